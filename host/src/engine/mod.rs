@@ -1,0 +1,1 @@
+//! Requests: batching, the paged KV cache, sampling, scheduling.

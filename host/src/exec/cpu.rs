@@ -1,0 +1,1 @@
+//! The CPU executor: every operation in f32.

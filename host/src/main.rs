@@ -1,0 +1,2 @@
+//! halfwarp
+fn main() {}

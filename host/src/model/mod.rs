@@ -1,0 +1,1 @@
+//! Configurations of model families, and the one decoder that turns a configuration into a plan.

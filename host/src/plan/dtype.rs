@@ -1,0 +1,62 @@
+//! How the elements of a tensor are stored.
+
+/// An element type or a block format; the names are safetensors' and GGUF's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types, missing_docs)]
+pub enum Dtype {
+    F32,
+    F16,
+    BF16,
+    U32,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+}
+
+impl Dtype {
+    /// Elements in one block; 1 for a plain element type.
+    pub const fn block_elems(self) -> usize {
+        match self {
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::U32 => 1,
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 => 32,
+            Dtype::Q2_K | Dtype::Q3_K | Dtype::Q4_K | Dtype::Q5_K | Dtype::Q6_K => 256,
+        }
+    }
+
+    /// Bytes of one block (of one element for a plain element type).
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Dtype::F32 | Dtype::U32 => 4,
+            Dtype::F16 | Dtype::BF16 => 2,
+            Dtype::Q4_0 => 18,
+            Dtype::Q4_1 => 20,
+            Dtype::Q5_0 => 22,
+            Dtype::Q5_1 => 24,
+            Dtype::Q8_0 => 34,
+            Dtype::Q2_K => 84,
+            Dtype::Q3_K => 110,
+            Dtype::Q4_K => 144,
+            Dtype::Q5_K => 176,
+            Dtype::Q6_K => 210,
+        }
+    }
+
+    /// Bytes of `elems` elements, or `None` where they are no whole number of blocks or the product overflows.
+    pub fn bytes(self, elems: usize) -> Option<usize> {
+        elems.is_multiple_of(self.block_elems()).then_some(())?;
+        (elems / self.block_elems()).checked_mul(self.block_bytes())
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(self, f)
+    }
+}

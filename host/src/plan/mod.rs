@@ -1,0 +1,83 @@
+//! The plan: a model as a list of typed operations with shapes.
+//!
+//! An executor runs it; the memory budget, the profile and the comparison of precisions are questions asked of it.
+//! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds ([`Bounds`]).
+
+mod dtype;
+mod kv;
+mod op;
+mod step;
+mod tensor;
+
+pub use dtype::Dtype;
+pub use kv::{KvLayout, PAGE_SIZE};
+pub use op::{Attention, Op};
+pub use step::{StepInputs, StepLayout};
+pub use tensor::{
+    Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId, WeightPart,
+};
+
+/// Upper bounds of one step; the sizes of a real step stand in its [`StepInputs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bounds {
+    /// Rows of the batch: new tokens of all sequences together.
+    pub max_tokens: usize,
+    /// Sequences in the batch.
+    pub max_seqs: usize,
+    /// New tokens of one sequence; 1 in a decode step.
+    pub max_q_len: usize,
+    /// Rows for which logits are computed.
+    pub max_logit_rows: usize,
+    /// Cached positions of one sequence, its new tokens included: the context.
+    pub max_kv_len: usize,
+}
+
+impl Bounds {
+    /// Pages of one sequence: the width of the block table.
+    pub fn max_pages_per_seq(&self) -> usize {
+        self.max_kv_len.div_ceil(PAGE_SIZE)
+    }
+}
+
+/// A model as operations, in the order in which they run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Upper bounds that every shape is computed from.
+    pub bounds: Bounds,
+    /// Activations, indexed by [`TensorId`].
+    pub tensors: Vec<Tensor>,
+    /// Weights, indexed by [`WeightId`]; the same for every `bounds` of one model.
+    pub weights: Vec<Weight>,
+    /// Tables computed on the host, indexed by [`ConstantId`]; the same for every `bounds` of one model.
+    pub constants: Vec<Constant>,
+    /// Layout and size of the paged KV cache.
+    pub kv: KvLayout,
+    /// Operations, in order.
+    pub ops: Vec<Op>,
+    /// Logits, `[logit_rows, vocab_size]` f32.
+    pub logits: View,
+    /// Index of the largest logit of each row, `[logit_rows, 1]` u32.
+    pub next_tokens: View,
+}
+
+impl Plan {
+    /// The activation behind `id`.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.0]
+    }
+
+    /// The weight behind `id`.
+    pub fn weight(&self, id: WeightId) -> &Weight {
+        &self.weights[id.0]
+    }
+
+    /// The constant behind `id`.
+    pub fn constant(&self, id: ConstantId) -> &Constant {
+        &self.constants[id.0]
+    }
+
+    /// Where each step input stands in the step buffer.
+    pub fn step_layout(&self) -> StepLayout {
+        StepLayout::new(&self.bounds)
+    }
+}

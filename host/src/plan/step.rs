@@ -1,0 +1,171 @@
+//! What changes from step to step, in one buffer.
+
+use super::{Bounds, PAGE_SIZE};
+
+/// Where each step input starts in the step buffer, in `u32` elements.
+///
+/// The buffer begins with `num_tokens`, `num_seqs`, `num_logit_rows` and one unused element; each array that follows
+/// starts at a multiple of four elements and has the length of its upper bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLayout {
+    /// `[max_tokens]`.
+    pub token_ids: usize,
+    /// `[max_tokens]`.
+    pub positions: usize,
+    /// `[max_tokens]`: slot of the cache that the token's K and V go to.
+    pub slot_mapping: usize,
+    /// `[max_tokens]`: the sequence that each token belongs to.
+    pub seq_ids: usize,
+    /// `[max_seqs + 1]`: first token of each sequence, and the number of tokens.
+    pub cu_seqlens_q: usize,
+    /// `[max_seqs]`: cached positions of each sequence, its new tokens included.
+    pub kv_lens: usize,
+    /// `[max_logit_rows]`: tokens whose logits are wanted.
+    pub logit_rows: usize,
+    /// `[max_seqs, max_pages_per_seq]`.
+    pub block_table: usize,
+    /// Length of the whole buffer.
+    pub len: usize,
+}
+
+impl StepLayout {
+    /// Element of the buffer that holds the number of tokens.
+    pub const NUM_TOKENS: usize = 0;
+    /// Element of the buffer that holds the number of sequences.
+    pub const NUM_SEQS: usize = 1;
+    /// Element of the buffer that holds the number of logit rows.
+    pub const NUM_LOGIT_ROWS: usize = 2;
+
+    /// The layout for `bounds`.
+    pub fn new(bounds: &Bounds) -> Self {
+        let mut next = 4;
+        let mut place = |len: usize| {
+            let start = next;
+            next += len.next_multiple_of(4);
+            start
+        };
+        let token_ids = place(bounds.max_tokens);
+        let positions = place(bounds.max_tokens);
+        let slot_mapping = place(bounds.max_tokens);
+        let seq_ids = place(bounds.max_tokens);
+        let cu_seqlens_q = place(bounds.max_seqs + 1);
+        let kv_lens = place(bounds.max_seqs);
+        let logit_rows = place(bounds.max_logit_rows);
+        let block_table = place(bounds.max_seqs * bounds.max_pages_per_seq());
+        StepLayout {
+            token_ids,
+            positions,
+            slot_mapping,
+            seq_ids,
+            cu_seqlens_q,
+            kv_lens,
+            logit_rows,
+            block_table,
+            len: next,
+        }
+    }
+}
+
+/// The inputs of one step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepInputs {
+    /// `[num_tokens]`: new tokens, sequence after sequence.
+    pub token_ids: Vec<u32>,
+    /// `[num_tokens]`: position of each token in its sequence.
+    pub positions: Vec<u32>,
+    /// `[num_tokens]`: slot of the cache that the token's K and V go to.
+    pub slot_mapping: Vec<u32>,
+    /// `[num_seqs + 1]`: first token of each sequence, and the number of tokens.
+    pub cu_seqlens_q: Vec<u32>,
+    /// `[num_seqs]`: cached positions of each sequence, its new tokens included.
+    pub kv_lens: Vec<u32>,
+    /// `[num_seqs]` block tables, each as long as its sequence needs.
+    pub block_tables: Vec<Vec<u32>>,
+    /// `[num_logit_rows]`: tokens whose logits are wanted.
+    pub logit_rows: Vec<u32>,
+}
+
+impl StepInputs {
+    /// An empty step, to push sequences on.
+    pub fn new() -> Self {
+        StepInputs { cu_seqlens_q: vec![0], ..Default::default() }
+    }
+
+    /// New tokens in the step.
+    pub fn num_tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// Sequences in the step.
+    pub fn num_seqs(&self) -> usize {
+        self.kv_lens.len()
+    }
+
+    /// Adds a sequence that has `past_len` positions in the cache: its new tokens, its pages (enough for
+    /// `past_len + tokens.len()` positions) and which of its new tokens want logits.
+    ///
+    /// # Panics
+    /// If the pages are too few or a logit row is not one of the new tokens: the engine's fault, never the user's.
+    pub fn push_sequence(
+        &mut self,
+        tokens: &[u32],
+        past_len: usize,
+        pages: &[u32],
+        logits: std::ops::Range<usize>,
+    ) {
+        let kv_len = past_len + tokens.len();
+        assert!(pages.len() * PAGE_SIZE >= kv_len, "{} pages for {kv_len} positions", pages.len());
+        assert!(logits.end <= tokens.len(), "logits of {logits:?} in {} tokens", tokens.len());
+        let first = self.num_tokens();
+        self.token_ids.extend_from_slice(tokens);
+        for position in past_len..kv_len {
+            self.positions.push(position as u32);
+            self.slot_mapping.push(
+                pages[position / PAGE_SIZE] * PAGE_SIZE as u32 + (position % PAGE_SIZE) as u32,
+            );
+        }
+        self.cu_seqlens_q.push(self.token_ids.len() as u32);
+        self.kv_lens.push(kv_len as u32);
+        self.block_tables.push(pages[..kv_len.div_ceil(PAGE_SIZE)].to_vec());
+        self.logit_rows.extend(logits.map(|row| (first + row) as u32));
+    }
+
+    /// Whether every count is within `bounds`.
+    pub fn fits(&self, bounds: &Bounds) -> bool {
+        let max_q_len =
+            self.cu_seqlens_q.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0) as usize;
+        let max_kv_len = self.kv_lens.iter().copied().max().unwrap_or(0) as usize;
+        self.num_tokens() <= bounds.max_tokens
+            && self.num_seqs() <= bounds.max_seqs
+            && max_q_len <= bounds.max_q_len
+            && self.logit_rows.len() <= bounds.max_logit_rows
+            && max_kv_len <= bounds.max_kv_len
+    }
+
+    /// Writes the step into `buffer` as `layout` says (made for `bounds`). Rows of tokens past `num_tokens` are left
+    /// as they are: no operation reads them.
+    ///
+    /// # Panics
+    /// If the step does not fit `bounds`.
+    pub fn write(&self, layout: &StepLayout, bounds: &Bounds, buffer: &mut [u32]) {
+        assert!(self.fits(bounds), "a step beyond its plan's bounds");
+        buffer[StepLayout::NUM_TOKENS] = self.num_tokens() as u32;
+        buffer[StepLayout::NUM_SEQS] = self.num_seqs() as u32;
+        buffer[StepLayout::NUM_LOGIT_ROWS] = self.logit_rows.len() as u32;
+        let mut put = |start: usize, values: &[u32]| {
+            buffer[start..start + values.len()].copy_from_slice(values)
+        };
+        put(layout.token_ids, &self.token_ids);
+        put(layout.positions, &self.positions);
+        put(layout.slot_mapping, &self.slot_mapping);
+        put(layout.cu_seqlens_q, &self.cu_seqlens_q);
+        put(layout.kv_lens, &self.kv_lens);
+        put(layout.logit_rows, &self.logit_rows);
+        for (seq, pages) in self.block_tables.iter().enumerate() {
+            put(layout.block_table + seq * bounds.max_pages_per_seq(), pages);
+            let (first, end) =
+                (self.cu_seqlens_q[seq] as usize, self.cu_seqlens_q[seq + 1] as usize);
+            put(layout.seq_ids + first, &vec![seq as u32; end - first]);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What operations read and write: activations, weights, constants.
+
+use super::Dtype;
+
+/// Index of an activation in [`Plan::tensors`](super::Plan::tensors).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorId(pub usize);
+
+/// Index of a weight in [`Plan::weights`](super::Plan::weights).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WeightId(pub usize);
+
+/// Index of a constant in [`Plan::constants`](super::Plan::constants).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConstantId(pub usize);
+
+/// Which count of the step inputs gives the rows of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// One row a token: `num_tokens`.
+    Tokens,
+    /// One row for each position whose logits are wanted: `num_logit_rows`.
+    Logits,
+}
+
+/// An activation: `[rows, width]`, row-major.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// What it holds, for profiles and errors.
+    pub name: String,
+    /// What counts its rows.
+    pub rows: Rows,
+    /// Elements of a row.
+    pub width: usize,
+    /// Element type.
+    pub dtype: Dtype,
+}
+
+/// Columns `start .. start + width` of an activation; its row stride is the activation's width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    /// The activation.
+    pub tensor: TensorId,
+    /// First column.
+    pub start: usize,
+    /// Number of columns.
+    pub width: usize,
+}
+
+impl View {
+    /// Columns `start .. start + width` of this view.
+    ///
+    /// # Panics
+    /// If they are not all inside the view: a plan is built by code, never from a file's numbers unchecked.
+    pub fn columns(self, start: usize, width: usize) -> View {
+        assert!(start + width <= self.width, "columns {start}+{width} of a view of {}", self.width);
+        View { tensor: self.tensor, start: self.start + start, width }
+    }
+}
+
+/// A weight as operations read it: `[rows, cols]` row-major (`cols` alone for a vector: `rows == 1`), packed from
+/// parts of the checkpoint stacked along the rows.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// Name in the plan, such as `layers.3.qkv`.
+    pub name: String,
+    /// Rows (outputs of a linear layer; vocabulary of an embedding; 1 for a vector).
+    pub rows: usize,
+    /// Columns (inputs of a linear layer; length of a vector).
+    pub cols: usize,
+    /// How the executor keeps it.
+    pub storage: Dtype,
+    /// The checkpoint's tensors that it is made of, from the first row on.
+    pub parts: Vec<WeightPart>,
+}
+
+impl Weight {
+    /// Bytes in the executor's memory.
+    pub fn bytes(&self) -> usize {
+        self.storage
+            .bytes(self.rows * self.cols)
+            .expect("storage blocks divide a row: checked when the plan is made")
+    }
+}
+
+/// One tensor of the checkpoint inside a [`Weight`].
+#[derive(Clone, Debug)]
+pub struct WeightPart {
+    /// The checkpoint's name, such as `model.layers.3.self_attn.q_proj.weight` or `blk.3.attn_q.weight`.
+    pub source: String,
+    /// Rows that it contributes; for a vector, elements.
+    pub rows: usize,
+    /// What has to be done to its rows.
+    pub transform: PartTransform,
+}
+
+/// How rows of a checkpoint's tensor become rows of a packed weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartTransform {
+    /// As they stand.
+    None,
+    /// GGUF of the `llama` architecture stores the rows of Q and K for interleaved RoPE (pairs `2i, 2i + 1`); they
+    /// go back to halves (`i, i + head_dim / 2`), head by head.
+    UnpermuteRope {
+        /// Heads of this tensor.
+        num_heads: usize,
+    },
+}
+
+/// A table computed on the host when the model is opened, `[rows, cols]` f32.
+#[derive(Clone, Debug)]
+pub struct Constant {
+    /// Name, such as `rope`.
+    pub name: String,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Row-major data; shared between the plans of one model.
+    pub data: std::sync::Arc<[f32]>,
+}

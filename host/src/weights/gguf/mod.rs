@@ -1,0 +1,5 @@
+//! GGUF v2 and v3.
+
+mod metadata;
+
+pub use metadata::{Metadata, Value};

@@ -1,0 +1,3 @@
+//! Checkpoints on disk: Hugging Face directories (safetensors) and GGUF files, memory-mapped.
+
+pub mod gguf;
