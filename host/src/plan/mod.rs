@@ -3,14 +3,18 @@
 //! An executor runs it; the memory budget, the profile and the comparison of precisions are questions asked of it.
 //! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds ([`Bounds`]).
 
+mod cost;
 mod dtype;
 mod kv;
+mod memory;
 mod op;
 mod step;
 mod tensor;
 
+pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
 pub use kv::{KvLayout, PAGE_SIZE};
+pub use memory::{ArenaLayout, BudgetError, MemoryBudget};
 pub use op::{Attention, Op};
 pub use step::{StepInputs, StepLayout};
 pub use tensor::{

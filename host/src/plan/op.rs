@@ -107,3 +107,47 @@ pub struct Attention {
     /// Sliding window, in positions.
     pub window: Option<usize>,
 }
+
+impl Op {
+    /// Activations that it reads.
+    pub fn reads(&self) -> Vec<View> {
+        match *self {
+            Op::Embedding { .. } => vec![],
+            Op::RmsNorm { x, .. }
+            | Op::Rope { x, .. }
+            | Op::GatherRows { x, .. }
+            | Op::Argmax { x, .. } => {
+                vec![x]
+            }
+            Op::Linear { x, residual, .. } => [x].into_iter().chain(residual).collect(),
+            Op::KvAppend { k, v, .. } => vec![k, v],
+            Op::Attention(Attention { q, .. }) => vec![q],
+            Op::SiluMul { gate, up, .. } => vec![gate, up],
+        }
+    }
+
+    /// Activations that it writes.
+    pub fn writes(&self) -> Vec<View> {
+        match *self {
+            Op::Embedding { out, .. }
+            | Op::RmsNorm { out, .. }
+            | Op::Linear { out, .. }
+            | Op::SiluMul { out, .. }
+            | Op::GatherRows { out, .. }
+            | Op::Argmax { out, .. }
+            | Op::Attention(Attention { out, .. }) => vec![out],
+            Op::Rope { x, .. } => vec![x],
+            Op::KvAppend { .. } => vec![],
+        }
+    }
+
+    /// Weights that it reads.
+    pub fn weights(&self) -> Vec<WeightId> {
+        match *self {
+            Op::Embedding { table, .. } => vec![table],
+            Op::RmsNorm { weight, .. } => vec![weight],
+            Op::Linear { weight, bias, .. } => [weight].into_iter().chain(bias).collect(),
+            _ => vec![],
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! What a step must move and compute: bytes and operations, from the plan and the real sizes of the step.
+
+use super::{Op, Plan, Rows, StepInputs, View};
+
+/// The sizes of a real step that its cost depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepShape {
+    /// New tokens.
+    pub num_tokens: usize,
+    /// Rows whose logits are computed.
+    pub num_logit_rows: usize,
+    /// Cached positions of all sequences together, each counted once.
+    pub kv_positions: usize,
+    /// Pairs of a new token and a position that it attends to.
+    pub attended_pairs: usize,
+}
+
+impl StepShape {
+    /// The shape of `inputs`, with causal attention over all cached positions.
+    pub fn of(inputs: &StepInputs) -> Self {
+        StepShape {
+            num_tokens: inputs.num_tokens(),
+            num_logit_rows: inputs.logit_rows.len(),
+            kv_positions: inputs.kv_lens.iter().map(|&len| len as usize).sum(),
+            attended_pairs: inputs.positions.iter().map(|&position| position as usize + 1).sum(),
+        }
+    }
+}
+
+/// Bytes and floating-point operations; each input read once, each output written once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Bytes read from device memory.
+    pub read_bytes: usize,
+    /// Bytes written to device memory.
+    pub written_bytes: usize,
+    /// Floating-point operations; a multiply-add is two.
+    pub flops: usize,
+}
+
+impl std::ops::Add for Cost {
+    type Output = Cost;
+
+    fn add(self, other: Cost) -> Cost {
+        Cost {
+            read_bytes: self.read_bytes + other.read_bytes,
+            written_bytes: self.written_bytes + other.written_bytes,
+            flops: self.flops + other.flops,
+        }
+    }
+}
+
+impl Plan {
+    /// The cost of a whole step. A sliding window is not subtracted: this is an upper bound there.
+    pub fn cost(&self, shape: &StepShape) -> Cost {
+        self.ops
+            .iter()
+            .map(|op| self.op_cost(op, shape))
+            .fold(Cost::default(), |sum, cost| sum + cost)
+    }
+
+    /// The cost of one operation of this plan.
+    pub fn op_cost(&self, op: &Op, shape: &StepShape) -> Cost {
+        let bytes = |view: View| {
+            self.view_elems(view, shape) * self.tensor(view.tensor).dtype.block_bytes()
+        };
+        let mut cost = Cost {
+            read_bytes: op.reads().into_iter().map(bytes).sum(),
+            written_bytes: op.writes().into_iter().map(bytes).sum(),
+            flops: 0,
+        };
+        for weight in op.weights() {
+            let weight = self.weight(weight);
+            cost.read_bytes += match op {
+                Op::Embedding { .. } => weight.bytes() / weight.rows * shape.num_tokens,
+                _ => weight.bytes(),
+            };
+        }
+        let kv_row_bytes = self.kv.bytes_per_position() / self.kv.num_layers.max(1);
+        match op {
+            Op::Embedding { .. } | Op::GatherRows { .. } | Op::Argmax { .. } => {}
+            Op::KvAppend { .. } => cost.written_bytes += kv_row_bytes * shape.num_tokens,
+            Op::RmsNorm { x, .. } => cost.flops = 4 * self.view_elems(*x, shape),
+            Op::Rope { x, .. } => cost.flops = 3 * self.view_elems(*x, shape),
+            Op::SiluMul { out, .. } => cost.flops = 5 * self.view_elems(*out, shape),
+            Op::Linear { weight, out, .. } => {
+                cost.flops = 2 * self.view_elems(*out, shape) * self.weight(*weight).cols;
+            }
+            Op::Attention(attention) => {
+                cost.read_bytes += kv_row_bytes * shape.kv_positions;
+                cost.flops = 4 * shape.attended_pairs * attention.num_heads * attention.head_dim;
+            }
+        }
+        cost
+    }
+
+    fn view_elems(&self, view: View, shape: &StepShape) -> usize {
+        let rows = match self.tensor(view.tensor).rows {
+            Rows::Tokens => shape.num_tokens,
+            Rows::Logits => shape.num_logit_rows,
+        };
+        rows * view.width
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Attention, Bounds, Dtype, KvLayout, Tensor, TensorId, Weight, WeightId};
+
+    /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads.
+    fn plan() -> Plan {
+        let tensor = |name: &str, width| Tensor {
+            name: name.to_owned(),
+            rows: Rows::Tokens,
+            width,
+            dtype: Dtype::F32,
+        };
+        let view = |id, width| View { tensor: TensorId(id), start: 0, width };
+        let attention = Attention {
+            layer: 0,
+            q: view(1, 16),
+            out: view(2, 16),
+            num_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 4,
+            softmax_scale: 0.5,
+            window: None,
+        };
+        let linear = Op::Linear {
+            x: view(0, 8),
+            weight: WeightId(0),
+            bias: None,
+            residual: None,
+            out: view(1, 16),
+        };
+        Plan {
+            bounds: Bounds {
+                max_tokens: 4,
+                max_seqs: 1,
+                max_q_len: 4,
+                max_logit_rows: 1,
+                max_kv_len: 64,
+            },
+            tensors: vec![tensor("x", 8), tensor("q", 16), tensor("out", 16)],
+            weights: vec![Weight {
+                name: "w".to_owned(),
+                rows: 16,
+                cols: 8,
+                storage: Dtype::F16,
+                parts: vec![],
+            }],
+            constants: vec![],
+            kv: KvLayout {
+                num_layers: 1,
+                num_kv_heads: 2,
+                head_dim: 4,
+                num_pages: 1,
+                dtype: Dtype::F32,
+            },
+            ops: vec![linear, Op::Attention(attention)],
+            logits: view(2, 16),
+            next_tokens: view(2, 1),
+        }
+    }
+
+    #[test]
+    fn a_linear_layer_reads_its_weight_once() {
+        let shape = StepShape { num_tokens: 3, ..Default::default() };
+        let plan = plan();
+        let cost = plan.op_cost(&plan.ops[0], &shape);
+        let expected = Cost {
+            read_bytes: 3 * 8 * 4 + 16 * 8 * 2,
+            written_bytes: 3 * 16 * 4,
+            flops: 2 * 3 * 16 * 8,
+        };
+        assert_eq!(cost, expected);
+    }
+
+    #[test]
+    fn attention_counts_causal_pairs() {
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&[1, 2, 3], 2, &[0], 2..3);
+        let shape = StepShape::of(&inputs);
+        assert_eq!((shape.kv_positions, shape.attended_pairs), (5, 3 + 4 + 5));
+        let plan = plan();
+        let cost = plan.op_cost(&plan.ops[1], &shape);
+        assert_eq!(cost.flops, 4 * 12 * 4 * 4); // q.k and p.v: two multiply-adds a pair, head and column
+        assert_eq!(cost.read_bytes, 3 * 16 * 4 + 5 * 2 * 2 * 4 * 4); // q, and K and V of 2 heads of 4
+        assert_eq!(cost.written_bytes, 3 * 16 * 4);
+    }
+}

@@ -1,0 +1,301 @@
+//! The memory that a plan needs: where its activations lie, and the whole budget.
+
+use super::{Plan, Rows, StepLayout, TensorId};
+
+/// Activations start at multiples of this many bytes.
+const ALIGN_BYTES: usize = 256;
+
+/// Where each activation lies in one arena: those that are never alive together share memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArenaLayout {
+    offsets: Vec<usize>,
+    bytes: usize,
+}
+
+impl ArenaLayout {
+    /// Lays out the activations of `plan`. An activation lives from the first operation that touches it to the last;
+    /// the plan's outputs live to the end.
+    pub fn new(plan: &Plan) -> Self {
+        let lives = lifetimes(plan);
+        let sizes: Vec<usize> = plan.tensors.iter().map(|t| plan.tensor_bytes(t)).collect();
+        let mut order: Vec<usize> = (0..sizes.len()).filter(|&t| lives[t].is_some()).collect();
+        order.sort_by_key(|&t| (std::cmp::Reverse(sizes[t]), t));
+
+        let mut offsets = vec![0; sizes.len()];
+        let mut placed: Vec<usize> = Vec::new();
+        let mut bytes = 0;
+        for t in order {
+            // Neighbours alive at the same time, in order of address; the first gap that is large enough is ours.
+            let mut busy: Vec<_> = placed
+                .iter()
+                .filter(|&&other| overlaps(lives[t], lives[other]))
+                .map(|&other| (offsets[other], offsets[other] + sizes[other]))
+                .collect();
+            busy.sort_unstable();
+            let mut start = 0;
+            for (from, to) in busy {
+                if start + sizes[t] <= from {
+                    break;
+                }
+                start = start.max(to.next_multiple_of(ALIGN_BYTES));
+            }
+            offsets[t] = start;
+            bytes = bytes.max(start + sizes[t]);
+            placed.push(t);
+        }
+        ArenaLayout { offsets, bytes: bytes.next_multiple_of(ALIGN_BYTES) }
+    }
+
+    /// First byte of `tensor` in the arena; a multiple of 256.
+    pub fn offset(&self, tensor: TensorId) -> usize {
+        self.offsets[tensor.0]
+    }
+
+    /// Bytes of the arena.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// First and last operation that touch each activation.
+fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.tensors.len()];
+    for (index, op) in plan.ops.iter().enumerate() {
+        for view in op.reads().into_iter().chain(op.writes()) {
+            let life = lives[view.tensor.0].get_or_insert((index, index));
+            life.1 = index;
+        }
+    }
+    for output in [plan.logits, plan.next_tokens] {
+        if let Some(life) = &mut lives[output.tensor.0] {
+            life.1 = plan.ops.len();
+        }
+    }
+    lives
+}
+
+fn overlaps(a: Option<(usize, usize)>, b: Option<(usize, usize)>) -> bool {
+    matches!((a, b), (Some((a0, a1)), Some((b0, b1))) if a0 <= b1 && b0 <= a1)
+}
+
+impl Plan {
+    /// Bytes of an activation at the plan's upper bounds.
+    fn tensor_bytes(&self, tensor: &super::Tensor) -> usize {
+        let rows = match tensor.rows {
+            Rows::Tokens => self.bounds.max_tokens,
+            Rows::Logits => self.bounds.max_logit_rows,
+        };
+        rows * tensor.width * tensor.dtype.block_bytes()
+    }
+
+    /// The memory that an executor needs to run this plan.
+    pub fn memory(&self) -> MemoryBudget {
+        MemoryBudget {
+            weight_bytes: self.weights.iter().map(super::Weight::bytes).sum(),
+            kv_bytes: self.kv.bytes(),
+            activation_bytes: ArenaLayout::new(self).bytes(),
+            buffer_bytes: self.constants.iter().map(|c| c.data.len() * 4).sum::<usize>()
+                + StepLayout::new(&self.bounds).len * 4,
+            max_kv_len: self.bounds.max_kv_len,
+        }
+    }
+}
+
+/// Bytes that a model takes while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryBudget {
+    /// Weights, as the executor stores them.
+    pub weight_bytes: usize,
+    /// The KV cache.
+    pub kv_bytes: usize,
+    /// Activations of the largest step.
+    pub activation_bytes: usize,
+    /// Step inputs and tables.
+    pub buffer_bytes: usize,
+    /// The context that the cache was sized for.
+    pub max_kv_len: usize,
+}
+
+impl MemoryBudget {
+    /// All of it.
+    pub fn total_bytes(&self) -> usize {
+        self.weight_bytes + self.kv_bytes + self.activation_bytes + self.buffer_bytes
+    }
+
+    /// Whether all of it fits into `free_bytes` of `device`.
+    ///
+    /// # Errors
+    /// [`BudgetError`]: by how much it does not, and what context would fit.
+    pub fn check(&self, device: &str, free_bytes: usize) -> Result<(), BudgetError> {
+        let needed_bytes = self.total_bytes();
+        if needed_bytes <= free_bytes {
+            return Ok(());
+        }
+        // The cache grows with the context; the rest is (all but) independent of it.
+        let left = free_bytes.saturating_sub(needed_bytes - self.kv_bytes);
+        let fits = (left as u128 * self.max_kv_len as u128 / self.kv_bytes.max(1) as u128) as usize;
+        Err(BudgetError {
+            device: device.to_owned(),
+            budget: *self,
+            short_bytes: needed_bytes - free_bytes,
+            free_bytes,
+            context_that_fits: fits / super::PAGE_SIZE * super::PAGE_SIZE,
+        })
+    }
+}
+
+impl std::fmt::Display for MemoryBudget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} (weights {}, KV cache of {} positions {}, activations {}, buffers {})",
+            Gib(self.total_bytes()),
+            Gib(self.weight_bytes),
+            self.max_kv_len,
+            Gib(self.kv_bytes),
+            Gib(self.activation_bytes),
+            Gib(self.buffer_bytes),
+        )
+    }
+}
+
+/// A model that does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BudgetError {
+    /// The device.
+    pub device: String,
+    /// What is needed.
+    pub budget: MemoryBudget,
+    /// Bytes that are missing.
+    pub short_bytes: usize,
+    /// Bytes that are free.
+    pub free_bytes: usize,
+    /// The longest context that would fit, in positions; 0 if not even the weights do.
+    pub context_that_fits: usize,
+}
+
+impl std::error::Error for BudgetError {}
+
+impl std::fmt::Display for BudgetError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(
+            f,
+            "the model needs {}: {} more than the {} free on {}",
+            self.budget,
+            Gib(self.short_bytes),
+            Gib(self.free_bytes),
+            self.device
+        )?;
+        match self.context_that_fits {
+            0 => write!(f, "no context would fit: choose a smaller model or another device"),
+            context => write!(f, "a context of {context} would fit: -c {context}"),
+        }
+    }
+}
+
+/// Bytes, printed in GiB, or in MiB under a tenth of one.
+struct Gib(usize);
+
+impl std::fmt::Display for Gib {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gib = self.0 as f64 / (1u64 << 30) as f64;
+        if gib < 0.1 { write!(f, "{:.1} MiB", gib * 1024.0) } else { write!(f, "{gib:.2} GiB") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Bounds, Dtype, KvLayout, Op, Tensor, View};
+
+    /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
+    fn chain(widths: &[usize]) -> Plan {
+        let bounds =
+            Bounds { max_tokens: 8, max_seqs: 1, max_q_len: 8, max_logit_rows: 1, max_kv_len: 128 };
+        let tensor = |(i, &width): (usize, &usize)| Tensor {
+            name: format!("t{i}"),
+            rows: Rows::Tokens,
+            width,
+            dtype: Dtype::F32,
+        };
+        let view = |i: usize| View { tensor: TensorId(i), start: 0, width: widths[i] };
+        let kv = KvLayout {
+            num_layers: 2,
+            num_kv_heads: 2,
+            head_dim: 64,
+            num_pages: 2,
+            dtype: Dtype::F32,
+        };
+        Plan {
+            bounds,
+            tensors: widths.iter().enumerate().map(tensor).collect(),
+            weights: vec![],
+            constants: vec![],
+            kv,
+            ops: (1..widths.len())
+                .map(|i| Op::SiluMul { gate: view(i - 1), up: view(i - 1), out: view(i) })
+                .collect(),
+            logits: view(widths.len() - 1),
+            next_tokens: view(widths.len() - 1),
+        }
+    }
+
+    #[test]
+    fn tensors_alive_together_do_not_overlap() {
+        let plan = chain(&[100, 7, 300, 300, 20, 1, 64]);
+        let arena = ArenaLayout::new(&plan);
+        let span = |i: usize| {
+            let start = arena.offset(TensorId(i));
+            start..start + plan.tensor_bytes(&plan.tensors[i])
+        };
+        for i in 1..plan.tensors.len() {
+            let (a, b) = (span(i - 1), span(i));
+            assert!(a.end <= b.start || b.end <= a.start, "{a:?} and {b:?} are alive together");
+            assert!(b.end <= arena.bytes() && b.start % ALIGN_BYTES == 0);
+        }
+    }
+
+    #[test]
+    fn memory_is_reused() {
+        // Of a chain of equal tensors only two are alive at a time.
+        let plan = chain(&[64; 10]);
+        assert_eq!(ArenaLayout::new(&plan).bytes(), 2 * 8 * 64 * 4);
+    }
+
+    #[test]
+    fn an_output_lives_to_the_end() {
+        let mut plan = chain(&[64; 4]);
+        plan.logits = View { tensor: TensorId(1), start: 0, width: 64 };
+        let arena = ArenaLayout::new(&plan);
+        assert_ne!(arena.offset(TensorId(1)), arena.offset(TensorId(3)));
+        assert_eq!(arena.bytes(), 3 * 8 * 64 * 4);
+    }
+
+    #[test]
+    fn a_budget_says_what_context_fits() {
+        let budget = MemoryBudget {
+            weight_bytes: 1000,
+            kv_bytes: 4096,
+            activation_bytes: 20,
+            buffer_bytes: 4,
+            max_kv_len: 4096,
+        };
+        assert!(budget.check("gpu", 5120).is_ok());
+        let error = budget.check("gpu", 3000).unwrap_err();
+        assert_eq!(error.short_bytes, 2120);
+        assert_eq!(error.context_that_fits, 1920); // 1976 bytes are left, a byte a position, in pages of 64
+        assert_eq!(error.to_string().lines().count(), 2);
+        assert_eq!(budget.check("gpu", 500).unwrap_err().context_that_fits, 0);
+    }
+
+    #[test]
+    fn cache_bytes_come_from_the_layout() {
+        // SPEC row D: a layer of 8192 positions takes 8 MiB in Qwen2.5-0.5B and 192 MiB in Phi-3 Mini, in f32.
+        let layer = |num_kv_heads, head_dim| {
+            let num_pages = 8192 / crate::plan::PAGE_SIZE;
+            KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages, dtype: Dtype::F32 }.bytes()
+        };
+        assert_eq!(layer(2, 64), 8 << 20);
+        assert_eq!(layer(32, 96), 192 << 20);
+    }
+}
