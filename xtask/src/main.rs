@@ -1,2 +1,62 @@
-//! xtask
-fn main() {}
+//! `cargo xtask`: everything that is done to this repository besides `cargo build`.
+
+mod process;
+mod ptxas;
+mod random_model;
+mod setup;
+
+use anyhow::Result;
+use std::{env, ffi::OsString, process::ExitCode};
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+  setup                   fetch what is missing: Rust's library source and the default model
+  demo                    set up, build, and let the default model answer
+  test [ARGS]             set up and run all tests; ARGS go to `cargo test`
+  ptxas                   assemble every kernel for every target; spills, stack and warnings fail
+  random-model NAME OUT   write a Hugging Face directory with random weights: ";
+
+fn main() -> ExitCode {
+    process::note_interrupts();
+    let args: Vec<OsString> = env::args_os().skip(1).collect();
+    match dispatch(&args) {
+        Ok(code) => code,
+        Err(_) if process::interrupted() => {
+            eprintln!("interrupted");
+            ExitCode::from(130)
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(args: &[OsString]) -> Result<ExitCode> {
+    let words: Vec<&str> = args.iter().map(|arg| arg.to_str().unwrap_or_default()).collect();
+    match words[..] {
+        ["setup"] => setup::run()?,
+        ["demo"] => demo()?,
+        ["test", ..] => {
+            setup::run()?;
+            process::show(process::cargo()?.args(["test", "--workspace"]).args(&args[1..]))?;
+        }
+        ["ptxas"] => ptxas::run()?,
+        ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
+        _ => {
+            eprintln!("{USAGE}{}", random_model::names());
+            return Ok(ExitCode::from(2));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// From a fresh clone to text, on whatever device is there.
+fn demo() -> Result<()> {
+    const PROMPT: &str = "In two sentences: why is the sky blue?";
+    setup::run()?;
+    process::show(process::cargo()?.args(["build", "--release", "--package", "halfwarp"]))?;
+    eprintln!("\n$ halfwarp generate --chat -p {PROMPT:?}");
+    let run = ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
+    process::show(process::cargo()?.args(run).args(["generate", "--chat", "-p", PROMPT]))
+}

@@ -1,0 +1,118 @@
+//! Running other programs, and being interrupted while they run.
+
+use anyhow::{Context, Result, bail};
+use std::{
+    env, io,
+    path::{Path, PathBuf, absolute},
+    process::{Command, Output, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// From now on Ctrl-C ends the program that is running, not this one: it cleans up first.
+pub fn note_interrupts() {
+    let noted = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
+    noted.expect("no other handler is set");
+}
+
+/// Whether Ctrl-C was pressed.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// An error if Ctrl-C was pressed.
+///
+/// # Errors
+/// "interrupted".
+pub fn check_interrupt() -> Result<()> {
+    if interrupted() {
+        bail!("interrupted");
+    }
+    Ok(())
+}
+
+/// The root of the repository.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a directory of the repository")
+}
+
+/// cargo, in the repository's root, with the cache where this program sees it.
+///
+/// # Errors
+/// If there is no place for the cache.
+pub fn cargo() -> Result<Command> {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(repository()).env("HALFWARP_CACHE", cache_dir()?);
+    Ok(cargo)
+}
+
+/// The cache, whatever directory the programs that are started run in.
+///
+/// # Errors
+/// If there is no place for it.
+pub fn cache_dir() -> Result<PathBuf> {
+    Ok(absolute(model_cache::cache_dir()?)?)
+}
+
+/// Runs a command that tells the user itself how it goes.
+///
+/// # Errors
+/// If it cannot be started or fails.
+pub fn show(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| cannot_start(command))?;
+    check_interrupt()?;
+    if !status.success() {
+        bail!("{} failed ({status})", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs a command, with its progress on stderr; if it fails, its own last word is the error.
+///
+/// # Errors
+/// If it cannot be started or fails.
+pub fn progress(command: &mut Command) -> Result<()> {
+    command.stdout(Stdio::from(io::stderr())).stderr(Stdio::piped());
+    output(command).map(drop)
+}
+
+/// What a command printed.
+pub struct Printed {
+    /// On its standard output.
+    pub stdout: String,
+    /// On its standard error.
+    pub stderr: String,
+}
+
+/// Runs a command and returns what it printed.
+///
+/// # Errors
+/// If it cannot be started or fails.
+pub fn capture(command: &mut Command) -> Result<Printed> {
+    let output = output(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Printed { stdout: text(output.stdout), stderr: text(output.stderr) })
+}
+
+fn output(command: &mut Command) -> Result<Output> {
+    let child = command.stdin(Stdio::null()).spawn().with_context(|| cannot_start(command))?;
+    let output = child.wait_with_output()?;
+    check_interrupt()?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let last = stderr.lines().rev().find(|line| !line.trim().is_empty());
+        let why = last.map_or_else(|| output.status.to_string(), |line| line.trim().to_owned());
+        bail!("{why}\n  in: {}", shown(command));
+    }
+    Ok(output)
+}
+
+fn cannot_start(command: &Command) -> String {
+    format!("cannot start {}", command.get_program().to_string_lossy())
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}

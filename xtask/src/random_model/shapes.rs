@@ -1,0 +1,96 @@
+//! Names and shapes of the tensors of real checkpoints.
+
+/// A checkpoint to imitate: its `config.json`, and what in it shapes the tensors.
+pub struct Shapes {
+    /// What the command line calls it.
+    pub name: &'static str,
+    /// The real `config.json`, but for the weights' type.
+    pub config: &'static str,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_layers: usize,
+    q_dim: usize,
+    kv_dim: usize,
+    vocab_size: usize,
+    /// Phi-3's `qkv_proj` and `gate_up_proj`; else five projections, with a bias on Q, K and V, as Qwen2 has them.
+    fused: bool,
+    /// No `lm_head`: the embedding serves.
+    tied: bool,
+}
+
+/// What can be imitated.
+pub const MODELS: &[Shapes] = &[
+    Shapes {
+        name: "qwen2.5-0.5b",
+        config: include_str!("qwen2.5-0.5b.json"),
+        hidden_size: 896,
+        intermediate_size: 4864,
+        num_layers: 24,
+        q_dim: 14 * 64,
+        kv_dim: 2 * 64,
+        vocab_size: 151936,
+        fused: false,
+        tied: true,
+    },
+    Shapes {
+        name: "phi-3-mini",
+        config: include_str!("phi-3-mini.json"),
+        hidden_size: 3072,
+        intermediate_size: 8192,
+        num_layers: 32,
+        q_dim: 32 * 96,
+        kv_dim: 32 * 96,
+        vocab_size: 32064,
+        fused: true,
+        tied: false,
+    },
+];
+
+impl Shapes {
+    /// Every tensor of the checkpoint with its shape, outermost dimension first.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let hidden = self.hidden_size;
+        let mut tensors =
+            vec![("model.embed_tokens.weight".to_owned(), vec![self.vocab_size, hidden])];
+        for layer in 0..self.num_layers {
+            let mut push = |name: &str, shape: &[usize]| {
+                tensors.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
+            };
+            push("input_layernorm.weight", &[hidden]);
+            push("post_attention_layernorm.weight", &[hidden]);
+            push("self_attn.o_proj.weight", &[hidden, self.q_dim]);
+            push("mlp.down_proj.weight", &[hidden, self.intermediate_size]);
+            if self.fused {
+                push("self_attn.qkv_proj.weight", &[self.q_dim + 2 * self.kv_dim, hidden]);
+                push("mlp.gate_up_proj.weight", &[2 * self.intermediate_size, hidden]);
+                continue;
+            }
+            for (name, rows) in [("q", self.q_dim), ("k", self.kv_dim), ("v", self.kv_dim)] {
+                push(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
+                push(&format!("self_attn.{name}_proj.bias"), &[rows]);
+            }
+            push("mlp.gate_proj.weight", &[self.intermediate_size, hidden]);
+            push("mlp.up_proj.weight", &[self.intermediate_size, hidden]);
+        }
+        tensors.push(("model.norm.weight".to_owned(), vec![hidden]));
+        if !self.tied {
+            tensors.push(("lm_head.weight".to_owned(), vec![self.vocab_size, hidden]));
+        }
+        tensors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parameter counts are those of the real checkpoints' `model.safetensors.index.json` / model card.
+    #[test]
+    fn shapes_have_the_real_number_of_parameters() {
+        let count = |shapes: &Shapes| -> usize {
+            shapes.tensors().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+        };
+        assert_eq!(count(&MODELS[0]), 494_032_768);
+        assert_eq!(count(&MODELS[1]), 3_821_079_552);
+    }
+}
