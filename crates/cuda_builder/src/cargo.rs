@@ -1,0 +1,188 @@
+//! The nested cargo: compiles a device crate for the GPU, undisturbed by the cargo that runs the build script.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::{Arch, BuildError};
+
+const TARGET: &str = "nvptx64-nvidia-cuda";
+
+/// Version of the PTX text. 8.0 is the first that knows `sm_90a`; the driver has to be for CUDA 12.0 or newer.
+const PTX_FEATURE: &str = "ptx80";
+
+/// The files and directories that the PTX of the crate in `crate_dir` depends on: its own, those of its path
+/// dependencies, and the file that names the toolchain.
+pub fn inputs(crate_dir: &Path) -> Result<Vec<PathBuf>, BuildError> {
+    let output = run(nested_cargo(crate_dir).args([
+        "tree",
+        "--locked",
+        "--prefix=none",
+        "--edges=normal,build",
+        "--target=all",
+        "--format={p}",
+    ]))?;
+    if !output.status.success() {
+        return Err(BuildError::Io {
+            what: format!("cargo tree in {}", crate_dir.display()),
+            error: std::io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()),
+        });
+    }
+    let mut crate_dirs: Vec<PathBuf> =
+        String::from_utf8_lossy(&output.stdout).lines().filter_map(path_of_package).collect();
+    crate_dirs.sort();
+    crate_dirs.dedup();
+    let mut inputs = Vec::new();
+    for dir in crate_dirs {
+        inputs.extend(
+            ["src", "Cargo.toml", "build.rs"]
+                .map(|name| dir.join(name))
+                .into_iter()
+                .filter(|path| path.exists()),
+        );
+    }
+    inputs.extend(toolchain_file(crate_dir));
+    Ok(inputs)
+}
+
+/// The directory in a line such as `cuda_std v0.1.0 (/home/me/halfwarp/crates/cuda_std)`; `None` for a package of a
+/// registry. A procedural macro has `(proc-macro)` in between, a package listed before has ` (*)` behind.
+fn path_of_package(line: &str) -> Option<PathBuf> {
+    let line = line.strip_suffix(" (*)").unwrap_or(line);
+    let (_, path) = line.split_once(" (/")?;
+    Some(Path::new("/").join(path.strip_suffix(')')?))
+}
+
+fn toolchain_file(crate_dir: &Path) -> Option<PathBuf> {
+    let crate_dir = crate_dir.canonicalize().ok()?;
+    crate_dir.ancestors().map(|dir| dir.join("rust-toolchain.toml")).find(|path| path.is_file())
+}
+
+/// Compiles the crate as one whole program and returns its PTX. `library` is the source of `core`.
+pub fn compile(crate_dir: &Path, arch: Arch, library: &Path) -> Result<String, BuildError> {
+    let target_dir = target_dir(arch);
+    let rustflags = [
+        &format!("-Ctarget-cpu={}", arch.target()),
+        &format!("-Ctarget-feature=+{PTX_FEATURE}"),
+        // The PTX is what rustc emits as assembly; the link that follows is nothing but `true`.
+        "-Zunstable-options",
+        "-Clinker=true",
+        "-Clinker-flavor=llbc",
+    ]
+    .join("\x1f");
+    let output = run(nested_cargo(crate_dir)
+        .args(["rustc", "--release", "--lib", "--crate-type=cdylib", "--locked"])
+        .args(["-Zbuild-std=core", "--target", TARGET])
+        .args(["--config", "profile.release.lto='fat'"])
+        .args(["--config", "profile.release.codegen-units=1"])
+        .args(["--config", "profile.release.panic='abort'"])
+        .args(["--config", "profile.release.debug=0"])
+        .arg("--target-dir")
+        .arg(&target_dir)
+        .args(["--", "--emit=asm"])
+        .env("CARGO_BUILD_BUILD_DIR", &target_dir)
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("__CARGO_TESTS_ONLY_SRC_ROOT", library))?;
+    if !output.status.success() {
+        return Err(BuildError::Compile {
+            target: arch.target(),
+            output: String::from_utf8_lossy(&output.stderr).trim_end().to_owned(),
+        });
+    }
+    let path = assembly_path(&target_dir, crate_dir)?;
+    std::fs::read_to_string(&path).map_err(|error| BuildError::io(&path, error))
+}
+
+/// Where rustc writes the PTX: the crate is named as its directory.
+fn assembly_path(target_dir: &Path, crate_dir: &Path) -> Result<PathBuf, BuildError> {
+    let crate_dir = crate_dir.canonicalize().map_err(|error| BuildError::io(crate_dir, error))?;
+    let name = crate_dir.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
+    Ok(target_dir.join(TARGET).join("release/deps").join(name).with_extension("s"))
+}
+
+/// One directory for each target, shared by all profiles of the outer build, so that `core` is compiled once: in the
+/// outer target directory, which is the one above `OUT_DIR` that cargo has tagged.
+fn target_dir(arch: Arch) -> PathBuf {
+    let out_dir = env::var_os("OUT_DIR").map_or_else(env::temp_dir, PathBuf::from);
+    let outer = out_dir.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
+    outer.unwrap_or(&out_dir).join("cuda-builder").join(arch.target())
+}
+
+/// A cargo in `crate_dir` without what the outer cargo, clippy or rust-analyzer have put into the environment for
+/// build scripts; the same cargo, rustc, registry and network settings.
+fn nested_cargo(crate_dir: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(crate_dir);
+    for (name, _) in env::vars_os().filter(|(name, _)| is_of_the_outer_build(name)) {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn is_of_the_outer_build(name: &OsString) -> bool {
+    const KEPT: [&str; 5] =
+        ["CARGO_HOME", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTRIES_", "CARGO_REGISTRY_"];
+    const NAMES: [&str; 14] = [
+        "RUSTFLAGS",
+        "RUSTDOCFLAGS",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "RUSTC_LINKER",
+        "CLIPPY_ARGS",
+        "CLIPPY_CONF_DIR",
+        "MAKEFLAGS",
+        "MFLAGS",
+        "OUT_DIR",
+        "TARGET",
+        "PROFILE",
+        "OPT_LEVEL",
+        "DEBUG",
+    ];
+    let name = name.to_string_lossy();
+    let of_cargo = name.starts_with("CARGO") && !KEPT.iter().any(|kept| name.starts_with(kept));
+    of_cargo || name.starts_with("__CARGO") || NAMES.contains(&name.as_ref())
+}
+
+fn run(command: &mut Command) -> Result<Output, BuildError> {
+    command.output().map_err(|error| BuildError::Io {
+        what: command.get_program().to_string_lossy().into_owned(),
+        error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_lines_of_cargo_tree() {
+        let path = |line| path_of_package(line).map(|path| path.to_string_lossy().into_owned());
+        assert_eq!(path("cuda_std v0.1.0 (/a b/cuda_std)").as_deref(), Some("/a b/cuda_std"));
+        assert_eq!(path("m v0.1.0 (proc-macro) (/w/m)").as_deref(), Some("/w/m"));
+        assert_eq!(path("m v0.1.0 (/w (old)/m) (*)").as_deref(), Some("/w (old)/m"));
+        assert_eq!(path("syn v2.0.119"), None);
+        assert_eq!(path("syn v2.0.119 (*)"), None);
+        assert_eq!(path("zeroize_derive v1.4.2 (proc-macro)"), None);
+    }
+
+    #[test]
+    fn forgets_the_outer_build_alone() {
+        let forgotten = |name: &str| is_of_the_outer_build(&name.into());
+        for name in [
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_TARGET_DIR",
+            "CARGO_MANIFEST_DIR",
+            "CARGO_MAKEFLAGS",
+            "CARGO_BUILD_TARGET",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "RUSTFLAGS",
+        ] {
+            assert!(forgotten(name), "{name}");
+        }
+        for name in ["CARGO_HOME", "CARGO_NET_OFFLINE", "PATH", "RUSTUP_TOOLCHAIN", "RUSTC"] {
+            assert!(!forgotten(name), "{name}");
+        }
+    }
+}
