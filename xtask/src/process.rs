@@ -101,11 +101,16 @@ fn output(command: &mut Command) -> Result<Output> {
     check_interrupt()?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
-        let last = stderr.lines().rev().find(|line| !line.trim().is_empty());
-        let why = last.map_or_else(|| output.status.to_string(), |line| line.trim().to_owned());
+        let why = cause(&stderr).map_or_else(|| output.status.to_string(), str::to_owned);
         bail!("{why}\n  in: {}", shown(command));
     }
     Ok(output)
+}
+
+/// The line that says why a program failed: the one about a full disk, else the last.
+fn cause(stderr: &str) -> Option<&str> {
+    let lines = || stderr.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines().find(|line| line.contains("No space left on device")).or_else(|| lines().last())
 }
 
 fn cannot_start(command: &Command) -> String {

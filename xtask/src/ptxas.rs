@@ -8,6 +8,7 @@ use crate::{
     setup::{Cache, wheel},
 };
 use anyhow::{Context, Result, bail};
+use cuda_builder::Arch;
 use std::{
     collections::BTreeSet,
     fs,
@@ -17,7 +18,7 @@ use std::{
 
 const PACKAGE: &str = "nvidia-cuda-nvcc";
 const VERSION: &str = "13.0.88";
-const TARGETS: &[&str] = &["sm_80", "sm_90a"];
+const TARGETS: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
 
 /// Assembles every module for every target and reports every fault.
 pub fn run() -> Result<()> {
@@ -27,7 +28,7 @@ pub fn run() -> Result<()> {
     let list = process::capture(halfwarp()?.arg("list"))?.stdout;
     let modules = modules(&list);
     let mut faults = Vec::new();
-    for target in TARGETS {
+    for target in TARGETS.map(Arch::target) {
         for module in &modules {
             let show = ["show", module, "--target", target];
             let text = process::capture(halfwarp()?.args(show))?.stdout;
@@ -80,7 +81,7 @@ fn modules(list: &str) -> BTreeSet<&str> {
 fn assemble(ptxas: &Path, ptx: &Path, target: &str) -> Result<String> {
     let cubin = ptx.with_extension("cubin");
     let mut command = Command::new(ptxas);
-    command.arg("-v").arg(format!("-arch={target}")).arg(ptx).arg("-o").arg(cubin);
+    command.args(["-v", "-arch", target]).arg(ptx).arg("-o").arg(cubin);
     Ok(process::capture(&mut command)?.stderr)
 }
 

@@ -26,10 +26,7 @@ fn fetch(cache: &Cache) -> Result<()> {
     if may_download && add_component().is_ok() {
         return Ok(());
     }
-    fetch_debian(cache).context(
-        "neither rustup's component rust-src nor Debian's package can be had\n  \
-         `rustup component add rust-src` mends it where rustup may download\n  ",
-    )
+    fetch_debian(cache)
 }
 
 fn add_component() -> Result<()> {
@@ -43,8 +40,11 @@ fn add_component() -> Result<()> {
 /// Unpacks the library from Debian's package of rustc's release to the place where [`find`] looks.
 fn fetch_debian(cache: &Cache) -> Result<()> {
     let release = rustc_release()?;
+    let source = Source::of_this_machine().context(
+        "this machine's apt, if it has one, knows no Debian\n  \
+         the other way: rustup component add rust-src",
+    )?;
     eprintln!("library source: fetching Debian's rust-src {release} (45 MB)");
-    let source = Source::of_this_machine().context("this machine has no Debian package source")?;
     let work = cache.work_dir()?;
     let dir = work.path();
     for name in ["lists/partial", "cache/archives/partial", "package"] {
