@@ -110,7 +110,7 @@ fn output(command: &mut Command) -> Result<Output> {
 /// The line that says why a program failed: the one about a full disk, else the last.
 fn cause(stderr: &str) -> Option<&str> {
     let lines = || stderr.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines().find(|line| line.contains("No space left on device")).or_else(|| lines().last())
+    lines().find(|line| line.contains("No space left on device")).or_else(|| lines().next_back())
 }
 
 fn cannot_start(command: &Command) -> String {
