@@ -1,0 +1,92 @@
+//! How a command ends when it does not end well.
+
+use halfwarp::{EngineError, ModelError, TextError, exec::ExecError};
+use std::{error::Error, fmt, process::ExitCode};
+
+/// Why a command ended before it was done.
+#[derive(Debug)]
+pub enum Failure {
+    /// What the user gave is wrong: exit code 2.
+    Input(String),
+    /// The machine cannot do it: exit code 1.
+    Environment(String),
+    /// Ctrl-C: exit code 130.
+    Interrupted,
+    /// Nobody reads the output any more, as in `halfwarp ... | head -1`: no fault.
+    OutputClosed,
+}
+
+impl Failure {
+    /// Tells the user, and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        match self {
+            Failure::Input(message) => {
+                eprintln!("error: {}", two_lines(message));
+                ExitCode::from(2)
+            }
+            Failure::Environment(message) => {
+                eprintln!("error: {}", two_lines(message));
+                ExitCode::FAILURE
+            }
+            Failure::Interrupted => ExitCode::from(super::interrupt::EXIT_CODE),
+            Failure::OutputClosed => ExitCode::SUCCESS,
+        }
+    }
+
+    /// A failure to write to `what`: its reader has gone, or the machine is at fault.
+    pub fn output(what: impl fmt::Display, error: &std::io::Error) -> Failure {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Failure::OutputClosed,
+            _ => Failure::Environment(format!("cannot write to {what}: {error}")),
+        }
+    }
+
+    fn from_library(error: &(dyn Error + 'static)) -> Failure {
+        let chain = std::iter::successors(Some(error), |error| error.source());
+        let environment = chain.filter_map(|error| error.downcast_ref()).any(|error| {
+            matches!(error, ExecError::OutOfMemory { .. } | ExecError::Driver { .. })
+        });
+        match environment {
+            true => Failure::Environment(error.to_string()),
+            false => Failure::Input(error.to_string()),
+        }
+    }
+}
+
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        Failure::from_library(&error)
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        Failure::from_library(&error)
+    }
+}
+
+impl From<TextError> for Failure {
+    fn from(error: TextError) -> Self {
+        Failure::from_library(&error)
+    }
+}
+
+/// At most two lines and no control characters: parts of a message may come from a hostile file.
+fn two_lines(message: &str) -> String {
+    let printable = |text: &str| text.replace(char::is_control, " ");
+    match message.trim().split_once('\n') {
+        Some((first, rest)) => format!("{}\n{}", printable(first), printable(rest)),
+        None => printable(message.trim()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_has_two_lines_at_most_and_no_escape_sequences() {
+        assert_eq!(two_lines("what\nwhat to do\n"), "what\nwhat to do");
+        assert_eq!(two_lines("tensor \x1b[2J\r is bad\na\nb"), "tensor  [2J  is bad\na b");
+    }
+}

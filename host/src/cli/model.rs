@@ -1,0 +1,94 @@
+//! Which model, and on what.
+
+use super::{failure::Failure, terminal};
+use clap::ValueEnum;
+use halfwarp::{Device, Engine, EngineOptions, Model};
+use model_cache::{DEFAULT, FetchedModel, MODELS};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The arguments that name a model.
+#[derive(clap::Args)]
+pub struct ModelArgs {
+    /// A Hugging Face directory, a .gguf file, or the name of a fetched model [default: the fetched one]
+    #[arg(short, long)]
+    model: Option<String>,
+}
+
+/// The arguments that say how a model runs.
+#[derive(clap::Args)]
+pub struct EngineArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Positions that a sequence can have [default: what the model was made for, if it fits]
+    #[arg(short, long = "ctx-size", value_name = "CTX")]
+    pub context: Option<usize>,
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: Device,
+    /// What the model computes in
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    dtype: Dtype,
+}
+
+/// A type to compute in.
+#[derive(Clone, Copy, ValueEnum)]
+enum Dtype {
+    F32,
+}
+
+impl ModelArgs {
+    /// Opens the model: its configuration, its tokenizer, and where its weights are.
+    pub fn open(&self) -> Result<Arc<Model>, Failure> {
+        Ok(Arc::new(Model::open(self.path()?)?))
+    }
+
+    fn path(&self) -> Result<PathBuf, Failure> {
+        let name = match &self.model {
+            Some(name) if Path::new(name).exists() => return Ok(name.into()),
+            Some(name) => name,
+            None => DEFAULT.name,
+        };
+        let Some(model) = FetchedModel::named(name) else {
+            let known: Vec<_> = MODELS.iter().map(|model| model.name).collect();
+            return Err(Failure::Input(format!(
+                "{name}: no such directory or file\nthe models to fetch are: {}",
+                known.join(", ")
+            )));
+        };
+        let cache = model_cache::cache_dir().map_err(|error| Failure::Input(error.to_string()))?;
+        let path = model.path(&cache);
+        if !path.exists() {
+            return Err(Failure::Input(format!(
+                "{name} is not in {}\nto fetch it: cargo xtask setup",
+                cache.display()
+            )));
+        }
+        Ok(path)
+    }
+}
+
+impl EngineArgs {
+    /// Puts `model` on the device, with a progress bar where there is a terminal.
+    pub fn engine(&self, model: &Arc<Model>) -> Result<Engine, Failure> {
+        self.engine_with(model, self.context)
+    }
+
+    /// As [`EngineArgs::engine`], with `context` positions a sequence, or as many as fit.
+    pub fn engine_with(
+        &self,
+        model: &Arc<Model>,
+        context: Option<usize>,
+    ) -> Result<Engine, Failure> {
+        let Dtype::F32 = self.dtype;
+        let options = EngineOptions {
+            device: self.device,
+            context,
+            on_load: Some(terminal::loading_bar()),
+            ..EngineOptions::default()
+        };
+        Ok(Engine::new(Arc::clone(model), options)?)
+    }
+}

@@ -1,0 +1,90 @@
+//! `halfwarp perplexity`.
+
+use super::{
+    failure::Failure,
+    interrupt,
+    model::EngineArgs,
+    prompt::{encode, text},
+    terminal,
+};
+use halfwarp::Engine;
+use rayon::prelude::*;
+use std::{fs, path::PathBuf};
+
+/// A window, unless `-c` says another: enough context, and logits that fit everywhere.
+const DEFAULT_WINDOW: usize = 2048;
+
+/// Arguments of `halfwarp perplexity`.
+///
+/// The text is cut into windows of CTX tokens that do not overlap; in each, every token but the first is predicted
+/// from those before it (Hugging Face's measure with stride = window). llama.cpp scores the second half of its
+/// windows only, so its figures are lower.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// The text, UTF-8
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Prints the mean negative log-likelihood of a token, in nats, and its exponential.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let model = args.engine.model.open()?;
+    let input = fs::read_to_string(&args.file).map_err(|error| {
+        Failure::Input(format!("cannot read {}: {error}", args.file.display()))
+    })?;
+    let tokens = encode(text(&model)?, &input, true)?;
+    if tokens.len() < 2 {
+        return Err(Failure::Input("the text is one token: nothing is predicted".to_owned()));
+    }
+    let max = model.config().max_position_embeddings;
+    let window = args.engine.context.unwrap_or(DEFAULT_WINDOW.min(max));
+    let mut engine = args.engine.engine_with(&model, Some(window))?;
+    let (nll, count) = interrupt::polled(|| total_nll(&mut engine, &tokens, window))?;
+    let mean = nll / count as f64;
+    terminal::print(&format!(
+        "mean NLL {mean:.6} over {count} tokens\nperplexity {:.4}\n",
+        mean.exp()
+    ))
+}
+
+/// The sum over all predicted tokens, and their number.
+fn total_nll(engine: &mut Engine, tokens: &[u32], window: usize) -> Result<(f64, usize), Failure> {
+    let (mut total, mut count) = (0.0, 0);
+    for window in tokens.chunks(window).filter(|window| window.len() > 1) {
+        let logits = engine.logits(window)?;
+        let vocab_size = logits.len() / window.len();
+        let rows = logits.par_chunks(vocab_size).zip(&window[1..]);
+        total += rows.map(|(row, &target)| nll(row, target)).sum::<f64>();
+        count += window.len() - 1;
+        eprintln!("{count} of {} tokens: perplexity {:.4}", tokens.len(), (total / count as f64).exp());
+        if interrupt::requested() {
+            return Err(Failure::Interrupted);
+        }
+    }
+    Ok((total, count))
+}
+
+/// `log(sum(exp(row))) - row[target]`.
+fn nll(row: &[f32], target: u32) -> f64 {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max).into();
+    let sum: f64 = row.iter().map(|&logit| (f64::from(logit) - max).exp()).sum();
+    max + sum.ln() - f64::from(row[target as usize])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nll_is_minus_the_log_of_the_softmax() {
+        let row = [1.0, 2.0, 3.0f32];
+        let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+        for (target, &logit) in row.iter().enumerate() {
+            let oracle = -(f64::from(logit).exp() / sum).ln();
+            assert!((nll(&row, target as u32) - oracle).abs() < 1e-12);
+        }
+        assert!(nll(&[1e4, 0.0], 0) < 1e-12, "large logits do not overflow");
+    }
+}
