@@ -1,1 +1,163 @@
-//! cuda_loader
+//! libcuda opened at run time.
+//!
+//! `cust` and `cust_raw` declare the functions of the CUDA driver API and expect a linker to find them. This crate
+//! defines all of them as jumps into a table that [`load`] fills from `libcuda.so.1`. A program therefore builds on a
+//! machine without CUDA, and starts on one without a driver; until [`load`] has succeeded every function returns
+//! `CUDA_ERROR_NOT_INITIALIZED`.
+//!
+//! Linux on x86-64 and aarch64.
+
+mod symbols;
+mod trampolines;
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt;
+use std::sync::OnceLock;
+
+/// The driver's library.
+const LIBRARY: &CStr = c"libcuda.so.1";
+
+/// The oldest driver that knows PTX 8.0, the version that the kernels are compiled to.
+const MIN_VERSION: Version = Version { major: 12, minor: 0 };
+
+/// A version of CUDA, as a driver reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// 13 of 13.0.
+    pub major: u32,
+    /// 0 of 13.0.
+    pub minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The loaded driver.
+#[derive(Clone, Copy, Debug)]
+pub struct Driver {
+    version: Version,
+}
+
+impl Driver {
+    /// The newest CUDA that the driver serves.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+}
+
+/// Why there is no driver to call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The library is not there, or does not load.
+    #[error("no NVIDIA driver found ({0}); install one, or use the CPU")]
+    Missing(String),
+    /// The library is there, but is no CUDA driver.
+    #[error("libcuda.so.1 is no CUDA driver: {0}; reinstall the NVIDIA driver, or use the CPU")]
+    NotADriver(String),
+    /// The driver is older than what the kernels need.
+    #[error(
+        "the NVIDIA driver is for CUDA {found}, the kernels need {MIN_VERSION} or newer; update it, or use the CPU"
+    )]
+    TooOld {
+        /// What it serves.
+        found: Version,
+    },
+}
+
+/// Loads the driver, once; later calls, from any thread, return what the first one found.
+///
+/// # Errors
+/// - [`LoadError::Missing`] on a machine without a driver;
+/// - [`LoadError::NotADriver`] if the library lacks the function that reports its version;
+/// - [`LoadError::TooOld`] for a driver before CUDA 12.0.
+pub fn load() -> Result<&'static Driver, LoadError> {
+    static DRIVER: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
+    DRIVER.get_or_init(|| load_library(LIBRARY)).as_ref().map_err(LoadError::clone)
+}
+
+fn load_library(path: &CStr) -> Result<Driver, LoadError> {
+    // SAFETY: `path` ends in a zero byte. The library's constructors run; it is NVIDIA's, and stays loaded.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        return Err(LoadError::Missing(dl_error()));
+    }
+    // SAFETY: `library` is an open handle and the name ends in a zero byte.
+    let find = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
+    let version = version(find(c"cuDriverGetVersion"))?;
+    if version < MIN_VERSION {
+        return Err(LoadError::TooOld { found: version });
+    }
+    trampolines::fill(find);
+    Ok(Driver { version })
+}
+
+/// Asks `cuDriverGetVersion`, which works before `cuInit`.
+fn version(get_version: *mut c_void) -> Result<Version, LoadError> {
+    if get_version.is_null() {
+        return Err(LoadError::NotADriver(dl_error()));
+    }
+    let mut number: c_int = 0;
+    // SAFETY: this is the signature of `cuDriverGetVersion` in every release, and `number` outlives the call.
+    let code = unsafe {
+        let get_version: extern "C" fn(*mut c_int) -> c_int = std::mem::transmute(get_version);
+        get_version(&mut number)
+    };
+    match u32::try_from(number) {
+        Ok(number) if code == 0 => Ok(Version { major: number / 1000, minor: number % 1000 / 10 }),
+        _ => Err(LoadError::NotADriver(format!("cuDriverGetVersion returned {code}"))),
+    }
+}
+
+/// The dynamic loader's last word in this thread.
+fn dl_error() -> String {
+    // SAFETY: `dlerror` returns null or a string that stays until the thread's next call of the loader.
+    unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            return "no reason given".to_owned();
+        }
+        CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_it() {
+        let error = load_library(c"libcuda-is-not-here.so.1").unwrap_err();
+        assert!(matches!(&error, LoadError::Missing(why) if why.contains("libcuda-is-not-here")));
+        assert!(error.to_string().starts_with("no NVIDIA driver found"), "{error}");
+    }
+
+    #[test]
+    fn another_library_is_no_driver() {
+        let error = load_library(c"libm.so.6").unwrap_err();
+        assert!(
+            matches!(&error, LoadError::NotADriver(why) if why.contains("cuDriverGetVersion")),
+            "{error}"
+        );
+    }
+
+    extern "C" fn cuda_11_4(version: *mut c_int) -> c_int {
+        // SAFETY: `version()` passes a variable of its own.
+        unsafe { *version = 11_040 };
+        0
+    }
+
+    extern "C" fn fails(_: *mut c_int) -> c_int {
+        999
+    }
+
+    #[test]
+    fn versions_are_read_and_compared() {
+        let old = version(cuda_11_4 as *mut c_void).unwrap();
+        assert_eq!((old.to_string().as_str(), old < MIN_VERSION), ("11.4", true));
+        let error = version(fails as *mut c_void).unwrap_err();
+        assert_eq!(error, LoadError::NotADriver("cuDriverGetVersion returned 999".to_owned()));
+    }
+}
