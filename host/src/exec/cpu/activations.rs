@@ -1,40 +1,24 @@
 //! Activations of a step: one arena, and views of rows and columns in it.
 
-use crate::plan::{Plan, Rows as RowCount, StepInputs, View};
+use crate::plan::{ArenaLayout, Dtype, Plan, Rows as RowCount, StepInputs, View};
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// Elements of an elementwise operation from which on it pays to fork.
 const MIN_PARALLEL_ELEMS: usize = 1 << 14;
 
-/// Where each activation of a plan starts in the arena.
-pub struct Placement {
-    starts: Vec<usize>,
-    /// Elements of the arena that the plan needs.
-    pub len: usize,
+const ELEM_BYTES: usize = Dtype::F32.block_bytes();
+
+/// Elements of the arena of `layout`.
+pub fn arena_elems(layout: &ArenaLayout) -> usize {
+    layout.bytes() / ELEM_BYTES
 }
 
-impl Placement {
-    pub fn new(plan: &Plan) -> Self {
-        let mut len = 0;
-        let starts = plan.tensors.iter().map(|tensor| {
-            let max_rows = match tensor.rows {
-                RowCount::Tokens => plan.bounds.max_tokens,
-                RowCount::Logits => plan.bounds.max_logit_rows,
-            };
-            let start = len;
-            len += max_rows * tensor.width;
-            start
-        });
-        Placement { starts: starts.collect(), len }
-    }
-}
-
-/// Where the activations of one step stand: a plan's placement, and the step's numbers of rows.
+/// Where the activations of one step stand: a plan's arena, and the step's numbers of rows.
 #[derive(Clone, Copy)]
 struct Shape<'a> {
     plan: &'a Plan,
-    placement: &'a Placement,
+    layout: &'a ArenaLayout,
     num_tokens: usize,
     num_logit_rows: usize,
 }
@@ -49,7 +33,7 @@ impl Shape<'_> {
             RowCount::Tokens => self.num_tokens,
             RowCount::Logits => self.num_logit_rows,
         };
-        let start = self.placement.starts[view.tensor.0];
+        let start = self.layout.offset(view.tensor) / ELEM_BYTES;
         start..start + rows * self.stride(view)
     }
 }
@@ -65,16 +49,16 @@ impl<'a> Frame<'a> {
     /// shows.
     pub fn new(
         plan: &'a Plan,
-        placement: &'a Placement,
+        layout: &'a ArenaLayout,
         inputs: &StepInputs,
         arena: &'a mut [f32],
     ) -> Self {
-        let arena = &mut arena[..placement.len];
+        let arena = &mut arena[..arena_elems(layout)];
         if cfg!(debug_assertions) {
             arena.fill(f32::NAN);
         }
         let (num_tokens, num_logit_rows) = (inputs.num_tokens(), inputs.logit_rows.len());
-        Frame { shape: Shape { plan, placement, num_tokens, num_logit_rows }, arena }
+        Frame { shape: Shape { plan, layout, num_tokens, num_logit_rows }, arena }
     }
 
     /// The rows of `view`.

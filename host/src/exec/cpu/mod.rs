@@ -10,10 +10,10 @@ mod kv;
 mod linear;
 mod ops;
 
-use self::activations::{Frame, Placement};
+use self::activations::{Frame, arena_elems};
 use self::kv::KvCache;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
-use crate::plan::{Dtype, Op, Plan, StepInputs, Weight};
+use crate::plan::{ArenaLayout, Dtype, Op, Plan, StepInputs, Weight};
 use rayon::prelude::*;
 
 /// Runs plans on the CPU in f32.
@@ -21,7 +21,7 @@ pub struct CpuExecutor {
     weights: Vec<Vec<f32>>,
     kv: KvCache,
     arena: Vec<f32>,
-    prepared: Vec<(Plan, Placement)>,
+    prepared: Vec<(Plan, ArenaLayout)>,
 }
 
 impl CpuExecutor {
@@ -50,11 +50,10 @@ impl Executor for CpuExecutor {
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
-        let placement = Placement::new(plan);
-        if placement.len > self.arena.len() {
-            self.arena.resize(placement.len, 0.0);
-        }
-        self.prepared.push((plan.clone(), placement));
+        let layout = ArenaLayout::new(plan);
+        let arena_elems = arena_elems(&layout).max(self.arena.len());
+        self.arena.resize(arena_elems, 0.0);
+        self.prepared.push((plan.clone(), layout));
         Ok(PreparedPlan(self.prepared.len() - 1))
     }
 
@@ -64,7 +63,7 @@ impl Executor for CpuExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let (plan, placement) = self
+        let (plan, layout) = self
             .prepared
             .get(plan.0)
             .ok_or_else(|| ExecError::Step(format!("no plan {} was prepared", plan.0)))?;
@@ -75,7 +74,7 @@ impl Executor for CpuExecutor {
             want,
             weights: &self.weights,
             kv: &mut self.kv,
-            frame: Frame::new(plan, placement, inputs, &mut self.arena),
+            frame: Frame::new(plan, layout, inputs, &mut self.arena),
             output: StepOutput::default(),
         };
         // Inside the pool from start to end: a fork then costs a push on a local queue, not a wake-up.
