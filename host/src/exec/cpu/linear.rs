@@ -8,10 +8,13 @@ use super::activations::{Rows, RowsMut};
 use super::dot::dots;
 use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
 
-/// Rows up to which inner products are faster than a matrix product, which packs the weight first.
-const MAX_DOT_ROWS: usize = 8;
-/// Rows that share one read of a weight row: their partial sums fill the vector registers.
-const DOT_ROWS: usize = 4;
+/// Rows up to which inner products are faster than a matrix product, which packs the weight first (at 64 rows of
+/// SmolLM2's shapes they take the same time).
+const MAX_DOT_ROWS: usize = 32;
+/// Least `n` and `k` of a matrix product: below, nalgebra takes a path that reads strided views out of bounds.
+const MIN_PRODUCT_DIM: usize = 6;
+/// Rows that share one read of a weight row. With four, the compiler spills the partial sums.
+const DOT_ROWS: usize = 2;
 /// Weight elements in the block of one task: half of a core's L2 cache.
 const BLOCK_ELEMS: usize = 1 << 17;
 /// Least weight rows in the block of one task of a matrix product, which packs `x` anew for each.
@@ -34,9 +37,9 @@ pub fn linear(x: Rows, weight: &[f32], accumulate: bool, out: &mut RowsMut) {
 /// Divides the weight's rows over tasks until one task has a block of them.
 fn divide(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
     let (n, k) = (out.nrows(), x.width());
-    let few_rows = x.len() <= MAX_DOT_ROWS;
-    let block_n = if few_rows { BLOCK_ELEMS / k } else { (BLOCK_ELEMS / k).max(MIN_PRODUCT_ROWS) };
-    if n > block_n.max(1) {
+    let by_dots = x.len() <= MAX_DOT_ROWS || n.min(k) < MIN_PRODUCT_DIM;
+    let min_block_n = if by_dots { 1 } else { MIN_PRODUCT_ROWS };
+    if n > (BLOCK_ELEMS / k).max(min_block_n) {
         let middle = (n / 2).next_multiple_of(8).min(n - 1);
         let (weight_low, weight_high) = weight.split_at(middle * k);
         let (low, high) = out.rows_range_pair_mut(..middle, middle..);
@@ -44,7 +47,7 @@ fn divide(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
             || divide(x, weight_low, accumulate, low),
             || divide(x, weight_high, accumulate, high),
         );
-    } else if few_rows {
+    } else if by_dots {
         inner_products(x, weight, accumulate, out);
     } else {
         let beta = if accumulate { 1.0 } else { 0.0 };
@@ -57,11 +60,10 @@ fn divide(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
 
 fn inner_products(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
     for first in (0..x.len()).step_by(DOT_ROWS) {
-        match x.len() - first {
-            1 => dot_rows::<1>(x, first, weight, accumulate, &mut out),
-            2 => dot_rows::<2>(x, first, weight, accumulate, &mut out),
-            3 => dot_rows::<3>(x, first, weight, accumulate, &mut out),
-            _ => dot_rows::<DOT_ROWS>(x, first, weight, accumulate, &mut out),
+        if first + DOT_ROWS <= x.len() {
+            dot_rows::<DOT_ROWS>(x, first, weight, accumulate, &mut out);
+        } else {
+            dot_rows::<1>(x, first, weight, accumulate, &mut out);
         }
     }
 }
@@ -80,5 +82,57 @@ fn dot_rows<const M: usize>(
             let out = &mut out[(n, first + m)];
             *out = if accumulate { *out + value } else { value };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, random};
+    use super::*;
+
+    fn oracle(x: &[f32], weight: &[f32], k: usize, start: &[f32]) -> Vec<f64> {
+        let n = weight.len() / k;
+        let product = |t: usize, n: usize| -> f64 {
+            let (x, w) = (&x[t * k..][..k], &weight[n * k..][..k]);
+            x.iter().zip(w).map(|(&x, &w)| x as f64 * w as f64).sum()
+        };
+        let rows = x.len() / k;
+        let outputs = (0..rows).flat_map(|t| (0..n).map(move |n| (t, n)));
+        outputs.map(|(t, i)| start[t * n + i] as f64 + product(t, i)).collect()
+    }
+
+    /// One row, pairs and an odd one, both sides of the matrix product; widths around the vector and the task block.
+    #[test]
+    fn linear_matches_oracle() {
+        for rows in [0, 1, 2, 3, MAX_DOT_ROWS, MAX_DOT_ROWS + 1, 70] {
+            for (n, k) in [(1, 1), (5, 15), (7, 16), (96, 17), (256, 128), (193, 1536), (3, 70_000)]
+            {
+                let (x, weight) = (random(1, rows * k), random(2, n * k));
+                for accumulate in [false, true] {
+                    let start = if accumulate { random(3, rows * n) } else { vec![0.0; rows * n] };
+                    let mut out = if accumulate { start.clone() } else { vec![f32::NAN; rows * n] };
+                    let mut out_rows = RowsMut::dense(&mut out, n);
+                    linear(Rows::dense(&x, k), &weight, accumulate, &mut out_rows);
+                    let wanted = oracle(&x, &weight, k, &start);
+                    let case = format!("{rows} rows, [{n}, {k}], accumulate {accumulate}");
+                    assert_close(&out, &wanted, 1e-5, &case);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_whatever_other_rows_there_are() {
+        let (n, k) = (192, 576);
+        let (x, weight) = (random(1, MAX_DOT_ROWS * k), random(2, n * k));
+        let run = |rows: std::ops::Range<usize>| {
+            let mut out = vec![f32::NAN; rows.len() * n];
+            let x = Rows::dense(&x[rows.start * k..rows.end * k], k);
+            linear(x, &weight, false, &mut RowsMut::dense(&mut out, n));
+            out
+        };
+        let alone: Vec<f32> = (0..MAX_DOT_ROWS).flat_map(|row| run(row..row + 1)).collect();
+        assert_eq!(run(0..MAX_DOT_ROWS), alone);
+        assert_eq!(run(0..7), alone[..7 * n]);
     }
 }

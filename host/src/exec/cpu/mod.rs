@@ -9,6 +9,8 @@ mod dot;
 mod kv;
 mod linear;
 mod ops;
+#[cfg(test)]
+mod testing;
 
 use self::activations::{Frame, arena_elems};
 use self::kv::KvCache;
