@@ -1,6 +1,7 @@
 //! Executors: what runs a plan. The CPU in f32, and CUDA; one trait, one suite of tests.
 
 pub mod cpu;
+mod inputs;
 
 use crate::plan::{Plan, StepInputs, Weight};
 

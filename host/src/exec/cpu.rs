@@ -1,1 +1,0 @@
-//! The CPU executor: every operation in f32.

@@ -1,0 +1,138 @@
+//! `out[t, n] = sum_k x[t, k] * weight[n, k]`.
+//!
+//! A few rows are bound by reading the weights: inner products over blocks of weight rows, each block read once for all
+//! rows. More rows are a matrix product, in nalgebra's kernels. Either way the weight's rows are divided over the
+//! threads, so that each of its elements is read by one of them.
+
+use super::activations::{Rows, RowsMut};
+use super::dot::dots;
+use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
+
+/// Rows up to which inner products are faster than a matrix product, which packs the weight first (at 64 rows of
+/// SmolLM2's shapes they take the same time).
+const MAX_DOT_ROWS: usize = 32;
+/// Least `n` and `k` of a matrix product: below, nalgebra takes a path that reads strided views out of bounds.
+const MIN_PRODUCT_DIM: usize = 6;
+/// Rows that share one read of a weight row. With four, the compiler spills the partial sums.
+const DOT_ROWS: usize = 2;
+/// Weight elements in the block of one task: half of a core's L2 cache.
+const BLOCK_ELEMS: usize = 1 << 17;
+/// Least weight rows in the block of one task of a matrix product, which packs `x` anew for each.
+const MIN_PRODUCT_ROWS: usize = 96;
+
+/// `out` transposed, `[n, rows]`: what can be divided by rows of the weight.
+type Transposed<'a> = DMatrixViewMut<'a, f32, Dyn, Dyn>;
+
+/// Computes `out = x * weight^T`, or adds it to `out` where `accumulate`. `weight` is `[out.width(), x width]`.
+pub fn linear(x: Rows, weight: &[f32], accumulate: bool, out: &mut RowsMut) {
+    let (rows, n) = (out.len(), out.width());
+    if rows == 0 {
+        return;
+    }
+    let (data, stride) = out.strided();
+    let out = DMatrixViewMut::from_slice_with_strides_mut(data, n, rows, 1, stride);
+    divide(x, weight, accumulate, out);
+}
+
+/// Divides the weight's rows over tasks until one task has a block of them.
+fn divide(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
+    let (n, k) = (out.nrows(), x.width());
+    let by_dots = x.len() <= MAX_DOT_ROWS || n.min(k) < MIN_PRODUCT_DIM;
+    let min_block_n = if by_dots { 1 } else { MIN_PRODUCT_ROWS };
+    if n > (BLOCK_ELEMS / k).max(min_block_n) {
+        let middle = (n / 2).next_multiple_of(8).min(n - 1);
+        let (weight_low, weight_high) = weight.split_at(middle * k);
+        let (low, high) = out.rows_range_pair_mut(..middle, middle..);
+        rayon::join(
+            || divide(x, weight_low, accumulate, low),
+            || divide(x, weight_high, accumulate, high),
+        );
+    } else if by_dots {
+        inner_products(x, weight, accumulate, out);
+    } else {
+        let beta = if accumulate { 1.0 } else { 0.0 };
+        let weight = DMatrixView::from_slice_with_strides(weight, n, k, k, 1);
+        let (data, stride) = x.strided();
+        let x_transposed = DMatrixView::from_slice_with_strides(data, k, x.len(), 1, stride);
+        out.gemm(1.0, &weight, &x_transposed, beta);
+    }
+}
+
+fn inner_products(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
+    for first in (0..x.len()).step_by(DOT_ROWS) {
+        if first + DOT_ROWS <= x.len() {
+            dot_rows::<DOT_ROWS>(x, first, weight, accumulate, &mut out);
+        } else {
+            dot_rows::<1>(x, first, weight, accumulate, &mut out);
+        }
+    }
+}
+
+/// Rows `first .. first + M` of `x` with every row of `weight`.
+fn dot_rows<const M: usize>(
+    x: Rows,
+    first: usize,
+    weight: &[f32],
+    accumulate: bool,
+    out: &mut Transposed,
+) {
+    let x_rows: [&[f32]; M] = std::array::from_fn(|m| x.row(first + m));
+    for (n, weight_row) in weight.chunks_exact(x.width()).enumerate() {
+        for (m, value) in dots(weight_row, x_rows).into_iter().enumerate() {
+            let out = &mut out[(n, first + m)];
+            *out = if accumulate { *out + value } else { value };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, random};
+    use super::*;
+
+    fn oracle(x: &[f32], weight: &[f32], k: usize, start: &[f32]) -> Vec<f64> {
+        let n = weight.len() / k;
+        let product = |t: usize, n: usize| -> f64 {
+            let (x, w) = (&x[t * k..][..k], &weight[n * k..][..k]);
+            x.iter().zip(w).map(|(&x, &w)| x as f64 * w as f64).sum()
+        };
+        let rows = x.len() / k;
+        let outputs = (0..rows).flat_map(|t| (0..n).map(move |n| (t, n)));
+        outputs.map(|(t, i)| start[t * n + i] as f64 + product(t, i)).collect()
+    }
+
+    /// One row, pairs and an odd one, both sides of the matrix product; widths around the vector and the task block.
+    #[test]
+    fn linear_matches_oracle() {
+        for rows in [0, 1, 2, 3, MAX_DOT_ROWS, MAX_DOT_ROWS + 1, 70] {
+            for (n, k) in [(1, 1), (5, 15), (7, 16), (96, 17), (256, 128), (193, 1536), (3, 70_000)]
+            {
+                let (x, weight) = (random(1, rows * k), random(2, n * k));
+                for accumulate in [false, true] {
+                    let start = if accumulate { random(3, rows * n) } else { vec![0.0; rows * n] };
+                    let mut out = if accumulate { start.clone() } else { vec![f32::NAN; rows * n] };
+                    let mut out_rows = RowsMut::dense(&mut out, n);
+                    linear(Rows::dense(&x, k), &weight, accumulate, &mut out_rows);
+                    let wanted = oracle(&x, &weight, k, &start);
+                    let case = format!("{rows} rows, [{n}, {k}], accumulate {accumulate}");
+                    assert_close(&out, &wanted, 1e-5, &case);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_whatever_other_rows_there_are() {
+        let (n, k) = (192, 576);
+        let (x, weight) = (random(1, MAX_DOT_ROWS * k), random(2, n * k));
+        let run = |rows: std::ops::Range<usize>| {
+            let mut out = vec![f32::NAN; rows.len() * n];
+            let x = Rows::dense(&x[rows.start * k..rows.end * k], k);
+            linear(x, &weight, false, &mut RowsMut::dense(&mut out, n));
+            out
+        };
+        let alone: Vec<f32> = (0..MAX_DOT_ROWS).flat_map(|row| run(row..row + 1)).collect();
+        assert_eq!(run(0..MAX_DOT_ROWS), alone);
+        assert_eq!(run(0..7), alone[..7 * n]);
+    }
+}

@@ -1,0 +1,75 @@
+//! What every executor checks before a step: that its inputs stay inside the plan and the cache.
+
+use super::ExecError;
+use crate::plan::{Op, PAGE_SIZE, Plan, StepInputs};
+
+/// Checks `inputs` against the bounds, the vocabulary, the position tables and the cache of `plan`.
+///
+/// # Errors
+/// [`ExecError::Step`], naming the first value that is out of bounds.
+pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
+    shapes(inputs)?;
+    if !inputs.fits(&plan.bounds) {
+        let (tokens, seqs) = (inputs.num_tokens(), inputs.num_seqs());
+        return step_error(format!(
+            "{tokens} tokens in {seqs} sequences, {} logit rows: beyond {:?}",
+            inputs.logit_rows.len(),
+            plan.bounds
+        ));
+    }
+    for op in &plan.ops {
+        match *op {
+            Op::Embedding { table, .. } => {
+                below("token id", &inputs.token_ids, plan.weight(table).rows)?;
+            }
+            Op::Rope { table, .. } => {
+                below("position", &inputs.positions, plan.constant(table).rows)?;
+            }
+            _ => {}
+        }
+    }
+    below("slot", &inputs.slot_mapping, plan.kv.num_pages * PAGE_SIZE)?;
+    below("logit row", &inputs.logit_rows, inputs.num_tokens())?;
+    inputs.block_tables.iter().try_for_each(|pages| below("page", pages, plan.kv.num_pages))
+}
+
+/// Whether the lengths of the arrays agree with each other.
+fn shapes(inputs: &StepInputs) -> Result<(), ExecError> {
+    let (tokens, seqs) = (inputs.num_tokens(), inputs.num_seqs());
+    let cu_seqlens_q = &inputs.cu_seqlens_q;
+    if inputs.positions.len() != tokens || inputs.slot_mapping.len() != tokens {
+        return step_error(format!("positions or slots are not those of {tokens} tokens"));
+    }
+    if cu_seqlens_q.len() != seqs + 1
+        || cu_seqlens_q[0] != 0
+        || cu_seqlens_q[seqs] as usize != tokens
+        || !cu_seqlens_q.is_sorted()
+    {
+        return step_error(format!("cu_seqlens_q does not divide {tokens} tokens in {seqs}"));
+    }
+    if inputs.block_tables.len() != seqs {
+        return step_error(format!("{} block tables for {seqs}", inputs.block_tables.len()));
+    }
+    for (seq, pages) in inputs.block_tables.iter().enumerate() {
+        let kv_len = inputs.kv_lens[seq] as usize;
+        let q_len = (cu_seqlens_q[seq + 1] - cu_seqlens_q[seq]) as usize;
+        if kv_len < q_len || pages.len() != kv_len.div_ceil(PAGE_SIZE) {
+            return step_error(format!(
+                "sequence {seq}: {q_len} new tokens, {kv_len} positions, {} pages",
+                pages.len()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn below(what: &str, values: &[u32], bound: usize) -> Result<(), ExecError> {
+    match values.iter().find(|&&value| value as usize >= bound) {
+        Some(value) => step_error(format!("{what} {value} is not below {bound}")),
+        None => Ok(()),
+    }
+}
+
+fn step_error<T>(message: String) -> Result<T, ExecError> {
+    Err(ExecError::Step(message))
+}
