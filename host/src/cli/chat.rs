@@ -30,7 +30,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // A model that cannot chat says so before its weights are loaded.
     render(&model, &[&messages[..], &[message("user", "Hello")]].concat())?;
     let mut engine = args.engine.engine(&model)?;
-    eprintln!("{}\nCtrl-C stops an answer, Ctrl-D ends", engine.describe());
+    eprintln!("{}\nCtrl-C stops an answer, Ctrl-D ends", engine.describe_device());
 
     let terminal_fault = |error| Failure::Environment(format!("cannot read a line: {error}"));
     let mut editor = DefaultEditor::new().map_err(terminal_fault)?;

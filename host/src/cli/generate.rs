@@ -58,7 +58,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let model = args.engine.model.open()?;
     let prompt = args.prompt.chat_token_ids(&args.chat, &model)?;
     let mut engine = args.engine.engine(&model)?;
-    eprintln!("{}", engine.describe());
     let stop_tokens = if args.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() };
     let request = Request {
         prompt,
@@ -83,7 +82,7 @@ fn stream(model: &Model, engine: &mut Engine, request: Request) -> Result<(), Fa
         }
         None => stream_ids(engine, request)?,
     };
-    generation.timings.print();
+    generation.timings.print(engine);
     Ok(())
 }
 
@@ -107,8 +106,10 @@ fn json(model: &Model, engine: &mut Engine, request: Request) -> Result<(), Fail
         tokens: &generation.tokens,
         text: model.text().map(|text| text.tokenizer.decode(&generation.tokens, true)),
         finish_reason: match generation.finish {
-            FinishReason::Stop => "stop",
+            FinishReason::StopToken => "stop",
             FinishReason::Length => "length",
+            FinishReason::ContextFull => "context_full",
+            FinishReason::Cancelled => "cancelled",
         },
         seed,
         timings: generation.timings,

@@ -86,9 +86,8 @@ impl EngineArgs {
         let options = EngineOptions {
             device: self.device,
             context,
-            on_load: Some(terminal::loading_bar()),
             ..EngineOptions::default()
         };
-        Ok(Engine::new(Arc::clone(model), options)?)
+        Ok(Engine::with_progress(Arc::clone(model), options, terminal::loading_bar())?)
     }
 }

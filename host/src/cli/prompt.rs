@@ -56,7 +56,7 @@ pub fn opening(system: Option<&str>) -> Vec<Message> {
 
 /// One turn of a conversation.
 pub fn message(role: &str, content: &str) -> Message {
-    Message { role: role.to_owned(), content: content.to_owned() }
+    Message::new(role, content)
 }
 
 /// The token ids of a conversation, up to where the assistant's answer begins.

@@ -48,11 +48,12 @@ impl Timings {
         }
     }
 
-    /// Prints the speeds on stderr.
-    pub fn print(&self) {
+    /// Prints the speeds on stderr, and what they were reached on.
+    pub fn print(&self, engine: &Engine) {
         eprintln!(
-            "prompt: {} tokens, first token after {:.1} ms ({:.1} tok/s)\n\
+            "{}\nprompt: {} tokens, first token after {:.1} ms ({:.1} tok/s)\n\
              decode: {} tokens, {:.1} tok/s",
+            engine.describe_device(),
             self.prompt_n,
             self.prompt_ms,
             self.prompt_per_second,

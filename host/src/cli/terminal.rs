@@ -5,17 +5,17 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, Write};
 
 /// A bar for the weights, in bytes done and bytes in all; nothing is drawn where stderr is no terminal.
-pub fn loading_bar() -> Box<dyn Fn(usize, usize) + Send + Sync> {
+pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("loading {wide_bar} {bytes}/{total_bytes}");
     bar.set_style(style.expect("the template is well-formed"));
-    Box::new(move |done, total| {
+    move |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
         if done >= total {
             bar.finish_and_clear();
         }
-    })
+    }
 }
 
 /// Writes `text` to stdout at once.

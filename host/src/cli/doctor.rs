@@ -1,0 +1,71 @@
+//! `halfwarp doctor`.
+
+use super::{failure::Failure, terminal};
+use halfwarp::{
+    Device,
+    exec::cuda::{self, DeviceInfo},
+    ptx::TARGETS,
+};
+use std::fmt::Write;
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Prints what was found on this machine; under what is missing stands what to do about it.
+pub fn run() -> Result<(), Failure> {
+    let mut report = String::new();
+    let mut line = |what: &str, found: &str| {
+        let found = found.replace('\n', "\n         ");
+        writeln!(report, "{what:<8} {found}").expect("a String takes everything");
+    };
+    match cuda::driver_version() {
+        Ok(version) => line("driver", &format!("CUDA {version}")),
+        Err(error) => line("driver", &error.to_string()),
+    }
+    match cuda::devices() {
+        Ok(devices) if devices.is_empty() => line("GPU", "none: models run on the CPU"),
+        Ok(devices) => {
+            for device in &devices {
+                line(&format!("cuda:{}", device.ordinal), &gpu(device));
+            }
+        }
+        Err(error) => line("GPU", &format!("{error}\nnone can be used: models run on the CPU")),
+    }
+    line("CPU", &cpu());
+    let targets: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
+    let num_kernels = TARGETS[0].kernels().count();
+    line("kernels", &format!("{num_kernels}, as PTX for {}", targets.join(" and ")));
+    match model_cache::cache_dir() {
+        Ok(cache) => {
+            line("cache", &cache.display().to_string());
+            for model in model_cache::MODELS {
+                let is_there = model.path(&cache).exists();
+                let found = if is_there { "is there" } else { "is not there: cargo xtask setup" };
+                line("model", &format!("{} {found}", model.name));
+            }
+        }
+        Err(error) => line("cache", &error.to_string()),
+    }
+    terminal::print(&report)
+}
+
+fn gpu(device: &DeviceInfo) -> String {
+    let kernels = match device.target {
+        Some(target) => format!("runs the {} kernels", target.name),
+        None => "too old for the kernels, which need 8.0".to_owned(),
+    };
+    format!(
+        "{}, compute capability {}, {:.1} GiB, {} SMs: {kernels}",
+        device.name,
+        device.capability,
+        device.memory_bytes as f64 / GIB,
+        device.num_sms
+    )
+}
+
+fn cpu() -> String {
+    let threads = rayon::current_num_threads();
+    match Device::Cpu.free_memory() {
+        Ok(Some((_, free))) => format!("{threads} threads, {:.1} GiB free", free as f64 / GIB),
+        _ => format!("{threads} threads"),
+    }
+}
