@@ -3,6 +3,7 @@
 //! An executor runs it; the memory budget, the profile and the comparison of precisions are questions asked of it.
 //! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds ([`Bounds`]).
 
+mod builder;
 mod cost;
 mod dtype;
 mod kv;
@@ -11,6 +12,7 @@ mod op;
 mod step;
 mod tensor;
 
+pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
 pub use kv::{KvLayout, PAGE_SIZE};

@@ -1,1 +1,92 @@
 //! Text to tokens and back: tokenizers, chat templates, streaming.
+//!
+//! ```text
+//! messages -> ChatTemplate::render -> Tokenizer::encode -> token ids
+//! token id -> TextStream::push -> text, whole characters only
+//! ```
+
+mod detokenize;
+mod error;
+mod gguf;
+mod hf;
+mod merges;
+mod pre_tokenizer;
+mod stop;
+mod strftime;
+mod template;
+mod tokenizer;
+
+use std::path::Path;
+
+pub use detokenize::TextStream;
+pub use error::TextError;
+pub use template::{ChatTemplate, Message};
+pub use tokenizer::Tokenizer;
+
+use crate::weights::gguf::Metadata;
+
+/// What a checkpoint says about text: its tokenizer, its chat template and where an answer ends.
+#[derive(Debug)]
+pub struct Text {
+    /// Text to token ids and back.
+    pub tokenizer: Tokenizer,
+    /// How a conversation becomes a prompt; `None` for a base model.
+    pub chat_template: Option<ChatTemplate>,
+    /// Tokens that end a text: end of sequence, and the end of a turn in the chat template.
+    pub stop_tokens: Vec<u32>,
+}
+
+impl Text {
+    /// Reads `tokenizer.json` and what stands beside it in a Hugging Face directory; `None` if
+    /// the directory has no `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`TextError::Read`] and [`TextError::File`] for a file that can't be read or is malformed.
+    pub fn from_dir(dir: &Path) -> Result<Option<Self>, TextError> {
+        let Some(tokenizer) = hf::tokenizer(dir)? else { return Ok(None) };
+        let template = hf::chat_template(dir)?;
+        let stop_tokens = stop::from_dir(dir)?;
+        Ok(Some(Self::new(tokenizer, template, stop_tokens)))
+    }
+
+    /// Reads the tokenizer inside a GGUF file; `None` if it has none.
+    ///
+    /// # Errors
+    /// [`TextError::Metadata`] for a key that is missing or wrong, [`TextError::TokenizerModel`]
+    /// and [`TextError::PreTokenizer`] for a kind that is not known, [`TextError::Vocabulary`] for
+    /// tokens and merges that don't fit together.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Option<Self>, TextError> {
+        let Some(tokenizer) = gguf::tokenizer(metadata)? else { return Ok(None) };
+        let template = gguf::chat_template(metadata, &tokenizer)?;
+        let stop_tokens = stop::from_gguf(metadata)?;
+        Ok(Some(Self::new(tokenizer, template, stop_tokens)))
+    }
+
+    fn new(
+        tokenizer: Tokenizer,
+        chat_template: Option<ChatTemplate>,
+        mut stop_tokens: Vec<u32>,
+    ) -> Self {
+        let end_of_turn =
+            chat_template.as_ref().and_then(|template| stop::end_of_turn(template, &tokenizer));
+        stop_tokens.extend(end_of_turn.filter(|id| !stop_tokens.contains(id)));
+        Self { tokenizer, chat_template, stop_tokens }
+    }
+}
+
+/// The `eos_token_id` of a Hugging Face directory, from `generation_config.json`, else
+/// `config.json`; empty if neither names one.
+///
+/// # Errors
+/// [`TextError::Read`] and [`TextError::File`] for a file that can't be read or is malformed.
+pub fn stop_tokens_from_dir(dir: &Path) -> Result<Vec<u32>, TextError> {
+    stop::from_dir(dir)
+}
+
+/// The end-of-sequence, end-of-turn and end-of-message tokens that a GGUF file names.
+///
+/// # Errors
+/// [`TextError::Metadata`] for an id that is no token of the vocabulary.
+pub fn stop_tokens_from_gguf(metadata: &Metadata) -> Result<Vec<u32>, TextError> {
+    stop::from_gguf(metadata)
+}

@@ -1,0 +1,208 @@
+//! The normalised configuration of a model, whatever family and file it comes from.
+
+mod fields;
+mod gguf;
+mod hf;
+mod rope_hf;
+#[cfg(test)]
+mod tests;
+
+use super::rope::{Rope, RopeScaling};
+use crate::weights::WeightsError;
+use std::ops::RangeInclusive;
+
+/// A family of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    Phi3,
+}
+
+impl Family {
+    /// Every family, by the name that `model_type` and `general.architecture` have for it.
+    pub const ALL: [(&'static str, Family); 5] = [
+        ("llama", Family::Llama),
+        ("mistral", Family::Mistral),
+        ("qwen2", Family::Qwen2),
+        ("qwen3", Family::Qwen3),
+        ("phi3", Family::Phi3),
+    ];
+
+    /// The family called `name`.
+    ///
+    /// # Errors
+    /// [`ConfigError::UnknownFamily`].
+    pub fn from_name(name: &str) -> Result<Self, ConfigError> {
+        let known = Self::ALL.iter().find(|(known, _)| *known == name);
+        known.map(|(_, family)| *family).ok_or_else(|| ConfigError::UnknownFamily {
+            found: name.into(),
+            known: Self::ALL.map(|(known, _)| known).join(", "),
+        })
+    }
+}
+
+/// What a decoder needs to know of a model: checked, with every default filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The family.
+    pub family: Family,
+    /// Tokens of the vocabulary: rows of the embedding.
+    pub vocab_size: usize,
+    /// Elements of the residual stream.
+    pub hidden_size: usize,
+    /// Elements between gate/up and down.
+    pub intermediate_size: usize,
+    /// Query heads; a multiple of `num_kv_heads`.
+    pub num_heads: usize,
+    /// KV heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head: even, at most [`Config::MAX_HEAD_DIM`].
+    pub head_dim: usize,
+    /// The largest context.
+    pub max_position_embeddings: usize,
+    /// Added to the mean of squares in every norm.
+    pub rms_norm_eps: f32,
+    /// Whether the embedding is the output projection too.
+    pub tie_word_embeddings: bool,
+    /// Whether Q, K and V have a bias.
+    pub qkv_bias: bool,
+    /// Whether attention's output projection has a bias.
+    pub attention_out_bias: bool,
+    /// Whether gate, up and down have a bias.
+    pub mlp_bias: bool,
+    /// Whether each head of Q and K is normalised before RoPE.
+    pub qk_norm: bool,
+    /// The sliding window of each layer, in positions.
+    pub windows: Vec<Option<usize>>,
+    /// The rotary embedding.
+    pub rope: Rope,
+}
+
+impl Config {
+    /// The largest head that attention is built for.
+    pub const MAX_HEAD_DIM: usize = 256;
+
+    /// The largest context: positions beyond are no longer exact in f32.
+    pub const MAX_POSITIONS: usize = 1 << 24;
+
+    /// Layers.
+    pub fn num_layers(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Checks what single fields cannot show.
+    fn checked(self) -> Result<Self, ConfigError> {
+        let must = |right: bool, field: &str, value: String, expected: &str| {
+            if right { Ok(()) } else { Err(ConfigError::invalid(field, value, expected)) }
+        };
+        let Config { num_heads, num_kv_heads, head_dim, .. } = self;
+        must(
+            num_heads.is_multiple_of(num_kv_heads),
+            "num_key_value_heads",
+            num_kv_heads.to_string(),
+            &format!("it must divide the {num_heads} query heads"),
+        )?;
+        must(
+            head_dim.is_multiple_of(2) && (2..=Self::MAX_HEAD_DIM).contains(&head_dim),
+            "head_dim",
+            head_dim.to_string(),
+            "it must be even, from 2 to 256",
+        )?;
+        let rotary_dim = self.rope.rotary_dim;
+        must(
+            rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim),
+            "rotary dimensions",
+            rotary_dim.to_string(),
+            &format!("they must be even, from 2 to head_dim ({head_dim})"),
+        )?;
+        must(
+            rotary_dim == head_dim || self.family == Family::Phi3,
+            "rotary dimensions",
+            rotary_dim.to_string(),
+            &format!("this family rotates whole heads ({head_dim})"),
+        )?;
+        let factors: &[(&str, &[f32])] = match &self.rope.scaling {
+            RopeScaling::LongRope { short_factor, long_factor, .. } => {
+                &[("short_factor", short_factor), ("long_factor", long_factor)]
+            }
+            RopeScaling::Factors(factors) => &[("rope_freqs.weight", factors)],
+            _ => &[],
+        };
+        for (field, factors) in factors {
+            must(
+                factors.len() == rotary_dim / 2,
+                field,
+                format!("{} numbers", factors.len()),
+                &format!("{} are needed, half of the rotary dimensions", rotary_dim / 2),
+            )?;
+            if let Some(bad) = factors.iter().find(|f| !f.is_normal() || **f <= 0.0) {
+                must(false, field, bad.to_string(), "every factor must be positive")?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// What can be wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A field without a default is not there.
+    #[error("the configuration has no `{field}`")]
+    Missing {
+        /// Name of the field.
+        field: String,
+    },
+    /// A field has a value that no model can have, or that is not supported.
+    #[error("`{field}` is {value}: {expected}")]
+    Invalid {
+        /// Name of the field.
+        field: String,
+        /// What stands there.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// A family that has no decoder here.
+    #[error("unknown model family `{found}`; known are {known}")]
+    UnknownFamily {
+        /// What the file says.
+        found: String,
+        /// The known names.
+        known: String,
+    },
+    /// A tensor that belongs to the configuration could not be read.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+}
+
+impl ConfigError {
+    fn invalid(
+        field: impl Into<String>,
+        value: impl ToString,
+        expected: impl Into<String>,
+    ) -> Self {
+        // A hostile value may be of any length.
+        let value: String = value.to_string().chars().take(60).collect();
+        ConfigError::Invalid { field: field.into(), value, expected: expected.into() }
+    }
+}
+
+/// Bases of rotary frequencies: above 1, so that their logarithm is positive.
+const THETA: RangeInclusive<f64> = 1.000_001..=f32::MAX as f64;
+
+/// The range of each count that a file may give.
+mod range {
+    use std::ops::RangeInclusive;
+
+    pub const VOCAB_SIZE: RangeInclusive<usize> = 1..=1 << 24;
+    pub const HIDDEN_SIZE: RangeInclusive<usize> = 1..=1 << 17;
+    pub const INTERMEDIATE_SIZE: RangeInclusive<usize> = 1..=1 << 20;
+    pub const NUM_LAYERS: RangeInclusive<usize> = 1..=1 << 10;
+    pub const NUM_HEADS: RangeInclusive<usize> = 1..=1 << 12;
+    pub const HEAD_DIM: RangeInclusive<usize> = 2..=super::Config::MAX_HEAD_DIM;
+    pub const POSITIONS: RangeInclusive<usize> = 1..=super::Config::MAX_POSITIONS;
+}

@@ -1,0 +1,158 @@
+//! The rotary embedding in config.json, in the old spelling (`rope_theta`, `rope_scaling`) and the new one
+//! (`rope_parameters`, which may be nested by layer type).
+
+use super::fields::{Fields, POSITIVE};
+use super::{ConfigError, Family, THETA, range};
+use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
+use std::ops::RangeInclusive;
+
+const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// The rotary embedding that config.json describes.
+pub(super) fn rope(
+    config: &Fields,
+    family: Family,
+    head_dim: usize,
+    max_position_embeddings: usize,
+) -> Result<Rope, ConfigError> {
+    let parameters = match config.object("rope_scaling")? {
+        Some(scaling) if !scaling.is_empty() => Some(scaling),
+        _ => config.object("rope_parameters")?,
+    };
+    let reader =
+        |parameters| Reader { config, parameters, family, head_dim, max_position_embeddings };
+    let Some(parameters) = parameters else { return reader(None).rope() };
+
+    let mut by_layer_type = Vec::new();
+    for layer_type in LAYER_TYPES {
+        if let Some(nested) = parameters.object(layer_type)? {
+            by_layer_type.push(reader(Some(nested)).rope()?);
+        }
+    }
+    match by_layer_type.as_slice() {
+        [] => reader(Some(parameters)).rope(),
+        [rope, rest @ ..] if rest.iter().all(|other| other == rope) => Ok(rope.clone()),
+        _ => Err(parameters.invalid(
+            LAYER_TYPES[0],
+            "rotary embeddings that differ between layers are not supported",
+        )),
+    }
+}
+
+struct Reader<'a> {
+    config: &'a Fields<'a>,
+    parameters: Option<Fields<'a>>,
+    family: Family,
+    head_dim: usize,
+    max_position_embeddings: usize,
+}
+
+impl Reader<'_> {
+    fn rope(&self) -> Result<Rope, ConfigError> {
+        let theta = self.either("rope_theta", THETA)?.unwrap_or(10_000.0);
+        let part = self.either("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(1.0);
+        Ok(Rope {
+            theta,
+            rotary_dim: (self.head_dim as f64 * part) as usize,
+            scaling: self.scaling()?,
+        })
+    }
+
+    /// A number among the parameters or, failing that, at the top of the configuration.
+    fn either(&self, field: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ConfigError> {
+        let inner = self.parameters.map(|p| p.number(field, range.clone())).transpose()?.flatten();
+        if inner.is_some() { Ok(inner) } else { self.config.number(field, range) }
+    }
+
+    fn scaling(&self) -> Result<RopeScaling, ConfigError> {
+        let Some(p) = self.parameters else { return Ok(RopeScaling::None) };
+        let key = if p.has("rope_type") { "rope_type" } else { "type" };
+        let mut kind = p.text(key)?.unwrap_or_else(|| "default".into());
+        // Phi-3's first releases called LongRoPE `su`, some of them `yarn`.
+        if self.family == Family::Phi3 && (kind == "su" || kind == "yarn") {
+            kind = "longrope".into();
+        }
+        match kind.as_str() {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: p.required_number("factor", POSITIVE)? }),
+            "llama3" => self.llama3(&p),
+            "yarn" => self.yarn(&p),
+            "longrope" => self.longrope(&p),
+            _ => Err(p.invalid(key, "known are default, linear, llama3, yarn and longrope")),
+        }
+    }
+
+    fn llama3(&self, p: &Fields) -> Result<RopeScaling, ConfigError> {
+        let low_freq_factor = p.required_number("low_freq_factor", POSITIVE)?;
+        let high_freq_factor = p.required_number("high_freq_factor", POSITIVE)?;
+        if high_freq_factor <= low_freq_factor {
+            return Err(p.invalid("high_freq_factor", "it must be above low_freq_factor"));
+        }
+        Ok(RopeScaling::Llama3 {
+            factor: p.required_number("factor", POSITIVE)?,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings: self.original_max_position_embeddings(p)?,
+        })
+    }
+
+    fn yarn(&self, p: &Fields) -> Result<RopeScaling, ConfigError> {
+        let original_max_position_embeddings = self.original_max_position_embeddings(p)?;
+        let factor = match p.number("factor", POSITIVE)? {
+            Some(factor) => factor,
+            None => self.extension(original_max_position_embeddings),
+        };
+        let any = f64::from(f32::MIN)..=f64::from(f32::MAX);
+        let mscale = p.number("mscale", any.clone())?.unwrap_or(0.0);
+        let mscale_all_dim = p.number("mscale_all_dim", any)?.unwrap_or(0.0);
+        let attention_factor = p
+            .number("attention_factor", POSITIVE)?
+            .unwrap_or_else(|| yarn_attention_factor(factor, mscale, mscale_all_dim));
+        Ok(RopeScaling::Yarn {
+            factor,
+            attention_factor,
+            beta_fast: p.number("beta_fast", POSITIVE)?.unwrap_or(32.0),
+            beta_slow: p.number("beta_slow", POSITIVE)?.unwrap_or(1.0),
+            truncate: p.flag("truncate", true)?,
+            original_max_position_embeddings,
+        })
+    }
+
+    fn longrope(&self, p: &Fields) -> Result<RopeScaling, ConfigError> {
+        let original_max_position_embeddings = self.original_max_position_embeddings(p)?;
+        let attention_factor = match p.number("attention_factor", POSITIVE)? {
+            Some(attention_factor) => attention_factor,
+            None => {
+                let factor = p.number("factor", POSITIVE)?;
+                longrope_attention_factor(
+                    factor.unwrap_or_else(|| self.extension(original_max_position_embeddings)),
+                    original_max_position_embeddings,
+                )
+            }
+        };
+        Ok(RopeScaling::LongRope {
+            short_factor: p.required_numbers("short_factor")?,
+            long_factor: p.required_numbers("long_factor")?,
+            attention_factor,
+            original_max_position_embeddings,
+        })
+    }
+
+    /// The context of the training. At the top of the configuration it overrules the parameters; Phi-3's class has a
+    /// default for it there.
+    fn original_max_position_embeddings(&self, p: &Fields) -> Result<usize, ConfigError> {
+        const FIELD: &str = "original_max_position_embeddings";
+        let range = 2..=*range::POSITIONS.end();
+        let top = self.config.count(FIELD, range.clone())?;
+        let default = (self.family == Family::Phi3).then_some(4096);
+        Ok(match top.or(default) {
+            Some(original) => original,
+            None => p.count(FIELD, range)?.unwrap_or(self.max_position_embeddings),
+        })
+    }
+
+    /// By how much the context was extended.
+    fn extension(&self, original_max_position_embeddings: usize) -> f64 {
+        self.max_position_embeddings as f64 / original_max_position_embeddings as f64
+    }
+}

@@ -1,0 +1,89 @@
+//! Names of a family's tensors in a checkpoint, and what each packed weight is made of.
+
+use super::Family;
+
+/// Names in one kind of checkpoint. Those of a layer come behind `layers` and the layer's number; all of them take
+/// `.weight` or `.bias`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Names {
+    pub embedding: &'static str,
+    pub final_norm: &'static str,
+    pub lm_head: &'static str,
+    /// What stands before a layer's number.
+    pub layers: &'static str,
+    pub attention_norm: &'static str,
+    /// Q, K and V, stacked in this order by us or, where it is one name, already in the checkpoint.
+    pub qkv: &'static [&'static str],
+    pub q_norm: &'static str,
+    pub k_norm: &'static str,
+    pub attention_out: &'static str,
+    pub mlp_norm: &'static str,
+    /// Gate and up, stacked in this order by us or, where it is one name, already in the checkpoint.
+    pub gate_up: &'static [&'static str],
+    pub down: &'static str,
+    /// Whether the rows of Q and K stand as interleaved RoPE wants them.
+    pub interleaved_rope: bool,
+}
+
+impl Names {
+    /// The names that Hugging Face checkpoints of `family` use.
+    pub fn hugging_face(family: Family) -> &'static Names {
+        match family {
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => &HF,
+            Family::Phi3 => &HF_PHI3,
+        }
+    }
+
+    /// The names that GGUF files of `family` use.
+    pub fn gguf(family: Family) -> &'static Names {
+        match family {
+            Family::Llama | Family::Mistral => &GGUF_LLAMA,
+            Family::Qwen2 | Family::Qwen3 => &GGUF,
+            Family::Phi3 => &GGUF_PHI3,
+        }
+    }
+
+    /// The full name of `stem` in `layer`, less `.weight` or `.bias`.
+    pub fn in_layer(&self, layer: usize, stem: &str) -> String {
+        format!("{}{layer}.{stem}", self.layers)
+    }
+}
+
+const HF: Names = Names {
+    embedding: "model.embed_tokens",
+    final_norm: "model.norm",
+    lm_head: "lm_head",
+    layers: "model.layers.",
+    attention_norm: "input_layernorm",
+    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    q_norm: "self_attn.q_norm",
+    k_norm: "self_attn.k_norm",
+    attention_out: "self_attn.o_proj",
+    mlp_norm: "post_attention_layernorm",
+    gate_up: &["mlp.gate_proj", "mlp.up_proj"],
+    down: "mlp.down_proj",
+    interleaved_rope: false,
+};
+
+const HF_PHI3: Names = Names { qkv: &["self_attn.qkv_proj"], gate_up: &["mlp.gate_up_proj"], ..HF };
+
+const GGUF: Names = Names {
+    embedding: "token_embd",
+    final_norm: "output_norm",
+    lm_head: "output",
+    layers: "blk.",
+    attention_norm: "attn_norm",
+    qkv: &["attn_q", "attn_k", "attn_v"],
+    q_norm: "attn_q_norm",
+    k_norm: "attn_k_norm",
+    attention_out: "attn_output",
+    mlp_norm: "ffn_norm",
+    gate_up: &["ffn_gate", "ffn_up"],
+    down: "ffn_down",
+    interleaved_rope: false,
+};
+
+const GGUF_LLAMA: Names = Names { interleaved_rope: true, ..GGUF };
+
+/// `ffn_up` holds the gate's rows, then those of up.
+const GGUF_PHI3: Names = Names { qkv: &["attn_qkv"], gate_up: &["ffn_up"], ..GGUF };

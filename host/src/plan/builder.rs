@@ -1,0 +1,62 @@
+//! Building a plan operation by operation.
+
+use super::{
+    Bounds, Constant, ConstantId, Dtype, KvLayout, Op, Plan, Rows, Tensor, TensorId, View, Weight,
+    WeightId,
+};
+
+/// A plan that is being built: hands out the ids of what is added to it.
+#[derive(Debug, Default)]
+pub struct PlanBuilder {
+    tensors: Vec<Tensor>,
+    weights: Vec<Weight>,
+    constants: Vec<Constant>,
+    ops: Vec<Op>,
+}
+
+impl PlanBuilder {
+    /// An empty plan.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an activation; the view is all of its columns.
+    pub fn activation(
+        &mut self,
+        name: impl Into<String>,
+        rows: Rows,
+        width: usize,
+        dtype: Dtype,
+    ) -> View {
+        self.tensors.push(Tensor { name: name.into(), rows, width, dtype });
+        View { tensor: TensorId(self.tensors.len() - 1), start: 0, width }
+    }
+
+    /// Adds a weight.
+    pub fn weight(&mut self, weight: Weight) -> WeightId {
+        self.weights.push(weight);
+        WeightId(self.weights.len() - 1)
+    }
+
+    /// Adds a table.
+    pub fn constant(&mut self, constant: Constant) -> ConstantId {
+        self.constants.push(constant);
+        ConstantId(self.constants.len() - 1)
+    }
+
+    /// Adds an operation behind those that are there.
+    pub fn op(&mut self, op: Op) {
+        self.ops.push(op);
+    }
+
+    /// What counts the rows of `view`.
+    pub fn rows(&self, view: View) -> Rows {
+        self.tensors[view.tensor.0].rows
+    }
+
+    /// The plan, with its outputs.
+    pub fn finish(self, bounds: Bounds, kv: KvLayout, logits: View, next_tokens: View) -> Plan {
+        let PlanBuilder { tensors, weights, constants, ops } = self;
+        Plan { bounds, tensors, weights, constants, kv, ops, logits, next_tokens }
+    }
+}

@@ -1,0 +1,160 @@
+//! Token ids to text, a token at a time.
+
+use std::borrow::Cow;
+use std::str;
+
+use super::Tokenizer;
+
+/// How a vocabulary spells bytes; what a `decoder` of `tokenizer.json` undoes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// GPT-2's: each byte is a printable character.
+    ByteLevel,
+    /// SentencePiece's: `▁` is a space, `<0xE5>` is a byte.
+    SentencePiece {
+        /// A space was put before the text when it was encoded, and goes again.
+        strip_leading_space: bool,
+    },
+}
+
+impl Spelling {
+    /// The bytes that `token` stands for.
+    fn bytes(self, token: &str) -> Cow<'_, [u8]> {
+        match self {
+            Self::ByteLevel => match token.chars().map(byte_of_char).collect() {
+                Some(bytes) => Cow::Owned(bytes),
+                // An added token, which is spelt as it is.
+                None => Cow::Borrowed(token.as_bytes()),
+            },
+            Self::SentencePiece { .. } => match byte_token(token) {
+                Some(byte) => Cow::Owned(vec![byte]),
+                None if token.contains('▁') => Cow::Owned(token.replace('▁', " ").into_bytes()),
+                None => Cow::Borrowed(token.as_bytes()),
+            },
+        }
+    }
+}
+
+/// The byte that GPT-2 writes as `char`: printable Latin-1 characters are themselves, the other
+/// 68 bytes are counted up from U+0100.
+fn byte_of_char(char: char) -> Option<u8> {
+    let code = u32::from(char);
+    let byte = match code {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => code,
+        0x100..=0x120 => code - 0x100,
+        0x121..=0x142 => code - 0x121 + 0x7F,
+        0x143 => 0xAD,
+        _ => return None,
+    };
+    u8::try_from(byte).ok()
+}
+
+/// The byte of a SentencePiece byte token: `<0x0A>`.
+fn byte_token(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_byte.then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// Text from token ids as they come: [`push`](Self::push) returns whole characters only, and the
+/// parts put together are what [`Tokenizer::decode`] makes of all ids at once. Special tokens are
+/// left out. A token costs its own length, however long the text has become.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    skip_special: bool,
+    strip_space: bool,
+    /// The start of a character that is not complete; at most 3 bytes between calls.
+    pending: Vec<u8>,
+}
+
+impl<'a> TextStream<'a> {
+    /// A text of its own, such as an answer: the space that SentencePiece puts before the first
+    /// word is left out.
+    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self::with_special(tokenizer, true)
+    }
+
+    /// Text that goes on where another ended, such as a completion printed behind its prompt: a
+    /// leading space stays.
+    pub fn continuing(tokenizer: &'a Tokenizer) -> Self {
+        Self { strip_space: false, ..Self::new(tokenizer) }
+    }
+
+    pub(super) fn with_special(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
+        let strip_space =
+            matches!(tokenizer.spelling(), Spelling::SentencePiece { strip_leading_space: true });
+        Self { tokenizer, skip_special, strip_space, pending: Vec::new() }
+    }
+
+    /// Adds a token and returns the characters that it completes. An id outside the vocabulary
+    /// stands for nothing.
+    pub fn push(&mut self, id: u32) -> String {
+        let Some(token) = self.tokenizer.id_to_token(id) else { return String::new() };
+        if self.skip_special && self.tokenizer.is_special(&token) {
+            return String::new();
+        }
+        let bytes = self.tokenizer.spelling().bytes(&token);
+        let mut bytes: &[u8] = &bytes;
+        if self.strip_space && !bytes.is_empty() {
+            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+            self.strip_space = false;
+        }
+        self.pending.extend_from_slice(bytes);
+        self.take_complete()
+    }
+
+    /// Ends the text: what is left of a character that never became complete, as U+FFFD.
+    pub fn finish(self) -> String {
+        String::from_utf8_lossy(&self.pending).into_owned()
+    }
+
+    /// Takes the complete characters out of `pending`; bytes that begin no character become
+    /// U+FFFD, as `String::from_utf8_lossy` has it.
+    fn take_complete(&mut self) -> String {
+        let mut text = String::with_capacity(self.pending.len());
+        let mut incomplete = 0;
+        for chunk in self.pending.utf8_chunks() {
+            text.push_str(chunk.valid());
+            let invalid = chunk.invalid();
+            if str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none()) {
+                incomplete = invalid.len();
+            } else if !invalid.is_empty() {
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+        self.pending.drain(..self.pending.len() - incomplete);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of GPT-2's `bytes_to_unicode`.
+    #[test]
+    fn byte_level_alphabet_is_gpt2s() {
+        let printable: Vec<u32> = (0x21..=0x7E).chain(0xA1..=0xAC).chain(0xAE..=0xFF).collect();
+        let mut next = 0x100;
+        for byte in 0..=255u8 {
+            let code = if printable.contains(&byte.into()) {
+                byte.into()
+            } else {
+                next += 1;
+                next - 1
+            };
+            assert_eq!(char::from_u32(code).and_then(byte_of_char), Some(byte));
+        }
+        assert_eq!(byte_of_char(' '), None);
+        assert_eq!(char::from_u32(next).and_then(byte_of_char), None);
+    }
+
+    #[test]
+    fn byte_tokens() {
+        assert_eq!(byte_token("<0x0A>"), Some(0x0A));
+        for not_a_byte in ["<0x0>", "<0x+1>", "<0x00A>", "0x0A", "<0xGG>", "<0x€>"] {
+            assert_eq!(byte_token(not_a_byte), None, "{not_a_byte}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The tokenizer inside a GGUF file (`tokenizer.ggml.*`).
+
+use tokenizers::models::bpe::{Merges, Vocab};
+use tokenizers::normalizers::{Prepend, Replace, Sequence};
+use tokenizers::{AddedToken, NormalizerWrapper};
+
+use super::detokenize::Spelling;
+use super::error::{TextError, one_line};
+use super::merges::{self, Parts};
+use super::pre_tokenizer::Kind;
+use super::template::{ChatTemplate, SpecialTokens};
+use super::tokenizer::Tokenizer;
+use crate::weights::gguf::{Metadata, Value};
+
+const MODEL: &str = "tokenizer.ggml.model";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+
+/// The tokenizer of the file, if it has one.
+pub(super) fn tokenizer(metadata: &Metadata) -> Result<Option<Tokenizer>, TextError> {
+    match string(metadata, MODEL)? {
+        None | Some("none" | "no_vocab") => Ok(None),
+        Some("gpt2") => byte_level(metadata).map(Some),
+        Some("llama") => sentence_piece(metadata).map(Some),
+        Some(other) => Err(TextError::TokenizerModel(one_line(other))),
+    }
+}
+
+/// The chat template of the file, if it has one.
+pub(super) fn chat_template(
+    metadata: &Metadata,
+    tokenizer: &Tokenizer,
+) -> Result<Option<ChatTemplate>, TextError> {
+    let Some(source) = string(metadata, "tokenizer.chat_template")? else { return Ok(None) };
+    let text = |name| -> Result<Option<String>, TextError> {
+        Ok(special_id(metadata, name)?.and_then(|id| tokenizer.id_to_token(id)))
+    };
+    let special = SpecialTokens { bos_token: text("bos")?, eos_token: text("eos")? };
+    Ok(Some(ChatTemplate::new(source.to_owned(), special)))
+}
+
+/// `tokenizer.ggml.<name>_token_id`.
+pub(super) fn special_id(metadata: &Metadata, name: &str) -> Result<Option<u32>, TextError> {
+    let key = format!("tokenizer.ggml.{name}_token_id");
+    let Some(value) = metadata.get(&key) else { return Ok(None) };
+    let vocab_size = metadata.get_array(TOKENS).map_or(0, <[Value]>::len);
+    match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
+        Some(id) if (id as usize) < vocab_size => Ok(Some(id)),
+        _ => Err(wrong(&key, format!("is no id below the vocabulary's size {vocab_size}"))),
+    }
+}
+
+/// `gpt2`: byte-level BPE with its merges.
+fn byte_level(metadata: &Metadata) -> Result<Tokenizer, TextError> {
+    let kind = Kind::find(string(metadata, "tokenizer.ggml.pre")?.unwrap_or("default"))?;
+    let tokens = Tokens::read(metadata)?;
+    let parts = Parts {
+        vocab: tokens.vocab()?,
+        merges: merges(metadata)?,
+        ignore_merges: kind.ignore_merges,
+        ..Parts::default()
+    };
+    let mut tokenizer = tokenizers::Tokenizer::new(parts.build()?);
+    tokenizer.with_pre_tokenizer(Some(kind.build()?));
+    tokens.add_special(&mut tokenizer, |_| false)?;
+    let tokenizer = Tokenizer::new(tokenizer, Spelling::ByteLevel);
+    with_bos_eos(tokenizer, metadata, kind.add_bos, [None, None])
+}
+
+/// `llama`: SentencePiece's BPE, where a piece's score says when it is joined.
+fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TextError> {
+    let tokens = Tokens::read(metadata)?;
+    let vocab = tokens.vocab()?;
+    let pieces = tokens.scored_pieces(metadata)?;
+    let parts = Parts {
+        merges: merges::from_scores(&vocab, &pieces)?,
+        unk_token: tokens.first_of(TokenType::Unknown).map(str::to_owned),
+        fuse_unk: true,
+        byte_fallback: true,
+        vocab,
+        ..Parts::default()
+    };
+    let mut tokenizer = tokenizers::Tokenizer::new(parts.build()?);
+    let add_space_prefix = bool(metadata, "tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let mut steps: Vec<NormalizerWrapper> = Vec::new();
+    if add_space_prefix {
+        steps.push(Prepend::new("▁".to_owned()).into());
+    }
+    let library_error = |error| TextError::Vocabulary(one_line(error));
+    steps.push(Replace::new(" ", "▁").map_err(library_error)?.into());
+    tokenizer.with_normalizer(Some(Sequence::new(steps))).map_err(library_error)?;
+    // Phi-3's tokenizer.json has special tokens that take in the space behind them, and GGUF has
+    // no word for that.
+    let is_phi3 = string(metadata, "general.architecture")? == Some("phi3");
+    let takes_space = |token: &str| is_phi3 && !matches!(token, "<unk>" | "<s>" | "<|endoftext|>");
+    tokens.add_special(&mut tokenizer, takes_space)?;
+    let spelling = Spelling::SentencePiece { strip_leading_space: add_space_prefix };
+    let known = |id: u32| Some(id).filter(|&id| (id as usize) < tokens.0.len());
+    with_bos_eos(Tokenizer::new(tokenizer, spelling), metadata, true, [known(1), known(2)])
+}
+
+/// Lets `tokenizer` add the beginning and the end of sequence as the file says; where it doesn't,
+/// `add_bos` and the ids of `default` hold.
+fn with_bos_eos(
+    tokenizer: Tokenizer,
+    metadata: &Metadata,
+    add_bos: bool,
+    default: [Option<u32>; 2],
+) -> Result<Tokenizer, TextError> {
+    let id = |name: &str, add: bool, default: Option<u32>| {
+        if !bool(metadata, &format!("tokenizer.ggml.add_{name}_token"))?.unwrap_or(add) {
+            return Ok(None);
+        }
+        let id = special_id(metadata, name)?.or(default);
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        id.map(Some).ok_or_else(|| wrong(&key, "is missing, and texts need it".to_owned()))
+    };
+    let [bos, eos] = default;
+    Ok(tokenizer.with_bos_eos(id("bos", add_bos, bos)?, id("eos", false, eos)?))
+}
+
+/// What a token is for; llama.cpp's `llama_token_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TokenType {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Byte,
+}
+
+impl TokenType {
+    fn of(value: &Value) -> Option<Self> {
+        match value.as_u64()? {
+            2 => Some(Self::Unknown),
+            3 => Some(Self::Control),
+            4 => Some(Self::UserDefined),
+            6 => Some(Self::Byte),
+            // 1 is normal; 0 and 5, undefined and unused, are never looked for.
+            0..=5 => Some(Self::Normal),
+            _ => None,
+        }
+    }
+}
+
+/// The vocabulary: text and type by id.
+struct Tokens<'a>(Vec<(&'a str, TokenType)>);
+
+impl<'a> Tokens<'a> {
+    fn read(metadata: &'a Metadata) -> Result<Self, TextError> {
+        let texts =
+            array(metadata, TOKENS)?.ok_or_else(|| wrong(TOKENS, "is missing".to_owned()))?;
+        let types = array(metadata, TOKEN_TYPE)?;
+        if let Some(types) = types.filter(|types| types.len() != texts.len()) {
+            return Err(wrong_length(TOKEN_TYPE, types.len(), texts.len()));
+        }
+        let mut tokens = Vec::with_capacity(texts.len());
+        for (id, text) in texts.iter().enumerate() {
+            let Value::String(text) = text else {
+                return Err(wrong(TOKENS, format!("holds no string at {id}")));
+            };
+            let token_type = match types {
+                None => TokenType::Normal,
+                Some(types) => TokenType::of(&types[id])
+                    .ok_or_else(|| wrong(TOKEN_TYPE, format!("holds no token type at {id}")))?,
+            };
+            tokens.push((text.as_str(), token_type));
+        }
+        Ok(Self(tokens))
+    }
+
+    /// Token to id.
+    fn vocab(&self) -> Result<Vocab, TextError> {
+        let mut vocab = Vocab::with_capacity(self.0.len());
+        for (id, &(text, _)) in (0..).zip(&self.0) {
+            // No text leads to an empty token; some files have several.
+            let text = if text.is_empty() { format!("[EMPTY_{id}]") } else { text.to_owned() };
+            if let Some(first) = vocab.insert(text, id) {
+                return Err(wrong(TOKENS, format!("has the same token at {first} and {id}")));
+            }
+        }
+        Ok(vocab)
+    }
+
+    /// The pieces that merges lead to, with their scores.
+    fn scored_pieces(&self, metadata: &Metadata) -> Result<Vec<(&'a str, f32)>, TextError> {
+        let scores =
+            array(metadata, SCORES)?.ok_or_else(|| wrong(SCORES, "is missing".to_owned()))?;
+        if scores.len() != self.0.len() {
+            return Err(wrong_length(SCORES, scores.len(), self.0.len()));
+        }
+        let mut pieces = Vec::with_capacity(scores.len());
+        for (id, (&(text, token_type), score)) in self.0.iter().zip(scores).enumerate() {
+            let Value::F32(score) = *score else {
+                return Err(wrong(SCORES, format!("holds no f32 at {id}")));
+            };
+            if token_type == TokenType::Normal {
+                pieces.push((text, score));
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// The first token of a type.
+    fn first_of(&self, wanted: TokenType) -> Option<&'a str> {
+        self.0.iter().find(|(_, token_type)| *token_type == wanted).map(|&(text, _)| text)
+    }
+
+    /// Tells `tokenizer` which tokens are matched in a text before anything else: control tokens,
+    /// which are no text, and those that users defined. `takes_space` says which of them take the
+    /// spaces behind them in.
+    fn add_special(
+        &self,
+        tokenizer: &mut tokenizers::Tokenizer,
+        takes_space: impl Fn(&str) -> bool,
+    ) -> Result<(), TextError> {
+        let added = self.0.iter().filter_map(|&(text, token_type)| {
+            let special = match token_type {
+                TokenType::Unknown | TokenType::Control => true,
+                TokenType::UserDefined => false,
+                TokenType::Normal | TokenType::Byte => return None,
+            };
+            Some(AddedToken::from(text, special).normalized(false).rstrip(takes_space(text)))
+        });
+        tokenizer
+            .add_tokens(added)
+            .map_err(|error| TextError::Vocabulary(one_line(error)))
+            .map(drop)
+    }
+}
+
+/// `tokenizer.ggml.merges`: `left right`, where a token may begin with a space.
+fn merges(metadata: &Metadata) -> Result<Merges, TextError> {
+    let merges = array(metadata, MERGES)?.ok_or_else(|| wrong(MERGES, "is missing".to_owned()))?;
+    let split = |(index, merge): (usize, &Value)| {
+        let Value::String(merge) = merge else { return Err(index) };
+        let space = merge.bytes().skip(1).position(|byte| byte == b' ').ok_or(index)? + 1;
+        let (left, right) = merge.split_at(space);
+        Ok((left.to_owned(), right[1..].to_owned()))
+    };
+    let merges: Result<Merges, usize> = merges.iter().enumerate().map(split).collect();
+    merges.map_err(|index| wrong(MERGES, format!("holds no pair of tokens at {index}")))
+}
+
+fn string<'a>(metadata: &'a Metadata, key: &str) -> Result<Option<&'a str>, TextError> {
+    match metadata.get(key) {
+        None => Ok(None),
+        Some(Value::String(value)) => Ok(Some(value)),
+        Some(_) => Err(wrong(key, "is no string".to_owned())),
+    }
+}
+
+fn bool(metadata: &Metadata, key: &str) -> Result<Option<bool>, TextError> {
+    match metadata.get(key) {
+        None => Ok(None),
+        Some(Value::Bool(value)) => Ok(Some(*value)),
+        Some(_) => Err(wrong(key, "is no Boolean".to_owned())),
+    }
+}
+
+fn array<'a>(metadata: &'a Metadata, key: &str) -> Result<Option<&'a [Value]>, TextError> {
+    match metadata.get(key) {
+        None => Ok(None),
+        Some(Value::Array(values)) => Ok(Some(values)),
+        Some(_) => Err(wrong(key, "is no array".to_owned())),
+    }
+}
+
+fn wrong(key: &str, reason: String) -> TextError {
+    TextError::Metadata { key: key.to_owned(), reason }
+}
+
+fn wrong_length(key: &str, len: usize, num_tokens: usize) -> TextError {
+    wrong(key, format!("has {len} entries for {num_tokens} tokens"))
+}

@@ -1,0 +1,154 @@
+//! Chat templates: Jinja, with what transformers puts beside it.
+
+use std::fmt;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Kwargs;
+use minijinja::{Environment, Error, ErrorKind, Value, context};
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+use super::error::{TextError, one_line};
+use super::strftime::strftime_now;
+
+/// Instructions that a template may run: the longest real ones take some hundreds a message.
+const FUEL: u64 = 5_000_000;
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// `system`, `user` or `assistant`; a template may know others.
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message of `role`.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into() }
+    }
+
+    fn to_value(&self) -> Value {
+        context! { role => &self.role, content => &self.content }
+    }
+}
+
+/// The special tokens that a template names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SpecialTokens {
+    pub bos_token: Option<String>,
+    pub eos_token: Option<String>,
+}
+
+/// How a conversation becomes the prompt of a model: a Jinja template, run as transformers'
+/// `apply_chat_template` runs it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ChatTemplate {
+    source: String,
+    special: SpecialTokens,
+}
+
+impl ChatTemplate {
+    pub(super) fn new(source: String, special: SpecialTokens) -> Self {
+        Self { source, special }
+    }
+
+    /// The text of the prompt, to be encoded without adding special tokens.
+    /// `add_generation_prompt` opens the answer of the assistant.
+    ///
+    /// # Errors
+    /// [`TextError::Template`] if the template is malformed, refuses the messages
+    /// (`raise_exception`) or exceeds its limit of instructions.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
+        // A token that the model doesn't have stays undefined, as with transformers.
+        let token = |token: &Option<String>| token.as_ref().map_or(Value::UNDEFINED, Value::from);
+        let context = context! {
+            messages => messages.iter().map(Message::to_value).collect::<Value>(),
+            add_generation_prompt,
+            tools => (),
+            documents => (),
+            bos_token => token(&self.special.bos_token),
+            eos_token => token(&self.special.eos_token),
+        };
+        environment()
+            .and_then(|environment| environment.render_str(&self.source, context))
+            .map_err(|error| TextError::Template(one_line(error)))
+    }
+}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatTemplate").field("special", &self.special).finish_non_exhaustive()
+    }
+}
+
+fn environment() -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", |format: &str| strftime_now(format));
+    environment.add_filter("tojson", tojson);
+    environment.set_fuel(Some(FUEL));
+    environment.set_debug(false);
+    Ok(environment)
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// `json.dumps(value, ensure_ascii=False, indent=indent)`.
+fn tojson(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    if kwargs.get::<Option<bool>>("ensure_ascii")? == Some(true) {
+        let reason = "tojson(ensure_ascii=true) is not supported";
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    kwargs.assert_all_used()?;
+    let mut json = Vec::new();
+    let written = match indent.map(|indent| " ".repeat(indent.min(16))) {
+        Some(indent) => {
+            let formatter = PrettyFormatter::with_indent(indent.as_bytes());
+            value.serialize(&mut Serializer::with_formatter(&mut json, formatter))
+        }
+        None => value.serialize(&mut Serializer::with_formatter(&mut json, PythonFormatter)),
+    };
+    written
+        .map_err(|error| error.to_string())
+        .and_then(|()| String::from_utf8(json).map_err(|error| error.to_string()))
+        .map_err(|reason| Error::new(ErrorKind::BadSerialization, reason))
+}
+
+/// JSON with Python's separators: `", "` and `": "`.
+struct PythonFormatter;
+
+impl Formatter for PythonFormatter {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+    ) -> std::io::Result<()> {
+        writer.write_all(b": ")
+    }
+}

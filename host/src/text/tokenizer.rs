@@ -1,0 +1,81 @@
+//! Text to token ids, through Hugging Face's `tokenizers`.
+
+use std::fmt;
+
+use super::detokenize::{Spelling, TextStream};
+use super::error::{TextError, one_line};
+
+/// A tokenizer, from `tokenizer.json` or from the metadata of a GGUF file.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    spelling: Spelling,
+    /// Added before and behind a text with `add_special`, where `inner` has no rule of its own.
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+impl Tokenizer {
+    pub(super) fn new(inner: tokenizers::Tokenizer, spelling: Spelling) -> Self {
+        Self { inner, spelling, bos: None, eos: None }
+    }
+
+    pub(super) fn with_bos_eos(self, bos: Option<u32>, eos: Option<u32>) -> Self {
+        Self { bos, eos, ..self }
+    }
+
+    /// The token ids of `text`. Special tokens that are spelt out in it are parsed; `add_special`
+    /// adds those that the model wants around a text (usually the beginning of sequence), and is
+    /// `false` for what a chat template rendered, which spells them out itself.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`] if the vocabulary has no token for a part of the text.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        let encoding = self
+            .inner
+            .encode_fast(text, add_special)
+            .map_err(|error| TextError::Encode(one_line(error)))?;
+        let (bos, eos) = if add_special { (self.bos, self.eos) } else { (None, None) };
+        Ok(bos.into_iter().chain(encoding.get_ids().iter().copied()).chain(eos).collect())
+    }
+
+    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary
+    /// nothing. `skip_special` leaves special tokens out.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut stream = TextStream::with_special(self, skip_special);
+        let mut text: String = ids.iter().map(|&id| stream.push(id)).collect();
+        text.push_str(&stream.finish());
+        text
+    }
+
+    /// The id of a token, as the vocabulary spells it.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The token of an id, as the vocabulary spells it.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Number of tokens, those added to the model's vocabulary included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    pub(super) fn is_special(&self, token: &str) -> bool {
+        self.inner.get_added_vocabulary().is_special_token(token)
+    }
+
+    pub(super) fn spelling(&self) -> Spelling {
+        self.spelling
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("spelling", &self.spelling)
+            .finish_non_exhaustive()
+    }
+}

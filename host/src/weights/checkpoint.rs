@@ -1,0 +1,159 @@
+//! A checkpoint: a Hugging Face directory or a GGUF file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::gguf::{self, Gguf};
+use super::map::MappedFile;
+use super::{TensorEntry, TensorInfo, WeightsError, index, safetensors};
+
+/// Where a checkpoint comes from, with what describes its model.
+#[derive(Debug)]
+pub enum Origin {
+    /// A directory as `transformers` saves it.
+    HuggingFace {
+        /// The directory.
+        dir: PathBuf,
+        /// Its `config.json`.
+        config: serde_json::Value,
+    },
+    /// A GGUF file.
+    Gguf {
+        /// Its key-value part.
+        metadata: gguf::Metadata,
+    },
+}
+
+/// The tensors of a model on disk, memory-mapped.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// As the user gave it, for errors.
+    path: PathBuf,
+    origin: Origin,
+    files: Vec<MappedFile>,
+    tensors: BTreeMap<String, Located>,
+}
+
+/// A tensor in one of the files.
+#[derive(Debug)]
+struct Located {
+    file: usize,
+    info: TensorInfo,
+}
+
+impl Checkpoint {
+    /// Opens a Hugging Face directory (`config.json` with `model.safetensors` or `model.safetensors.index.json` and its
+    /// shards) or a GGUF file, and checks every header against its file. No weight is read yet.
+    ///
+    /// The files stay mapped: they must not be rewritten in place or cut while the checkpoint lives (replacing one by
+    /// a new file is fine).
+    ///
+    /// # Errors
+    /// A [`WeightsError`] that names the file and what is wrong with it.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
+        let path = path.as_ref();
+        if path.is_dir() { Self::open_dir(path) } else { Self::open_gguf(path) }
+    }
+
+    /// Where the checkpoint comes from.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// The path that it was opened from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tensor called `name`.
+    pub fn tensor(&self, name: &str) -> Option<TensorEntry<'_>> {
+        let (name, located) = self.tensors.get_key_value(name)?;
+        Some(self.entry(name, located))
+    }
+
+    /// All tensors, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorEntry<'_>> {
+        self.tensors.iter().map(|(name, located)| self.entry(name, located))
+    }
+
+    fn entry<'a>(&'a self, name: &'a str, located: &'a Located) -> TensorEntry<'a> {
+        let file = &self.files[located.file];
+        let TensorInfo { shape, dtype, range } = &located.info;
+        TensorEntry { name, shape, dtype, bytes: &file.bytes()[range.clone()], file: &file.path }
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, WeightsError> {
+        let file = MappedFile::open(path)?;
+        let Gguf { metadata, tensors } = gguf::parse(file.bytes())
+            .map_err(|source| WeightsError::Gguf { path: path.to_owned(), source })?;
+        let tensors =
+            tensors.into_iter().map(|(name, info)| (name, Located { file: 0, info })).collect();
+        Ok(Checkpoint {
+            path: path.to_owned(),
+            origin: Origin::Gguf { metadata },
+            files: vec![file],
+            tensors,
+        })
+    }
+
+    fn open_dir(dir: &Path) -> Result<Self, WeightsError> {
+        let single = dir.join("model.safetensors");
+        let index = dir.join("model.safetensors.index.json");
+        let (files, tensors) = if single.exists() {
+            let (file, tensors) = open_safetensors(&single)?;
+            let locate = |(name, info)| (name, Located { file: 0, info });
+            (vec![file], tensors.into_iter().map(locate).collect())
+        } else if index.exists() {
+            open_shards(dir, &index)?
+        } else {
+            return Err(WeightsError::NoModel { path: dir.to_owned() });
+        };
+        let config_path = dir.join("config.json");
+        let config = serde_json::from_slice(&read(&config_path)?)
+            .map_err(|source| WeightsError::Config { path: config_path, source })?;
+        let origin = Origin::HuggingFace { dir: dir.to_owned(), config };
+        Ok(Checkpoint { path: dir.to_owned(), origin, files, tensors })
+    }
+}
+
+/// Opens the shards that the index at `index_path` names, and finds each of its tensors in the shard it is placed in.
+fn open_shards(
+    dir: &Path,
+    index_path: &Path,
+) -> Result<(Vec<MappedFile>, BTreeMap<String, Located>), WeightsError> {
+    let weight_map = index::parse(&read(index_path)?)
+        .map_err(|source| WeightsError::Index { path: index_path.to_owned(), source })?;
+    let (mut files, mut headers) = (Vec::new(), Vec::new());
+    let mut opened = HashMap::new();
+    let mut tensors = BTreeMap::new();
+    for (tensor, shard) in weight_map {
+        let file = match opened.get(&shard) {
+            Some(&file) => file,
+            None => {
+                let (mapped, header) = open_safetensors(&dir.join(&shard))?;
+                files.push(mapped);
+                headers.push(header);
+                opened.insert(shard, files.len() - 1);
+                files.len() - 1
+            }
+        };
+        let Some(info) = headers[file].remove(&tensor) else {
+            return Err(WeightsError::NotInShard { shard: files[file].path.clone(), tensor });
+        };
+        tensors.insert(tensor, Located { file, info });
+    }
+    Ok((files, tensors))
+}
+
+fn open_safetensors(path: &Path) -> Result<(MappedFile, super::Tensors), WeightsError> {
+    let file = MappedFile::open(path)?;
+    let tensors = safetensors::parse(file.bytes())
+        .map_err(|source| WeightsError::Safetensors { path: path.to_owned(), source })?;
+    Ok((file, tensors))
+}
+
+/// The bytes of a small file.
+fn read(path: &Path) -> Result<Vec<u8>, WeightsError> {
+    fs::read(path).map_err(|source| WeightsError::Io { path: path.to_owned(), source })
+}

@@ -1,0 +1,151 @@
+//! What can be wrong with a checkpoint.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::gguf::GgufError;
+use super::index::IndexError;
+use super::safetensors::SafetensorsError;
+use super::{TensorDtype, shown};
+use crate::exec::ExecError;
+use crate::plan::Dtype;
+
+/// What can be wrong with a checkpoint: always with the file's path.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// A file or directory could not be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's word.
+        source: io::Error,
+    },
+    /// A pipe, device or directory where a file should be.
+    #[error("{}: not a regular file", path.display())]
+    NotAFile {
+        /// What was to be read.
+        path: PathBuf,
+    },
+    /// A directory without a model.
+    #[error(
+        "{}: holds neither model.safetensors nor model.safetensors.index.json; give a Hugging Face model directory, \
+         or the path of a .gguf file itself",
+        path.display()
+    )]
+    NoModel {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// `config.json` is no JSON.
+    #[error("{}: not valid JSON: {source}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// The parser's word.
+        source: serde_json::Error,
+    },
+    /// A safetensors file that is not as the format says.
+    #[error("{}: {source}", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: SafetensorsError,
+    },
+    /// A shard index that is not as the format says.
+    #[error("{}: {source}", path.display())]
+    Index {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: IndexError,
+    },
+    /// A GGUF file that is not as the format says.
+    #[error("{}: {source}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: GgufError,
+    },
+    /// The index places a tensor in a shard that lacks it.
+    #[error(
+        "{}: tensor {} is not in this shard, where model.safetensors.index.json places it: fetch the model again",
+        shard.display(), shown(tensor)
+    )]
+    NotInShard {
+        /// The shard.
+        shard: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor that the model needs is not there.
+    #[error("{}: tensor {} is missing", path.display(), shown(tensor))]
+    MissingTensor {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor has another shape than the configuration gives it.
+    #[error(
+        "{}: tensor {} has shape {shape:?}, the model's configuration makes it {expected:?}",
+        path.display(), shown(tensor)
+    )]
+    WrongShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape, outermost first.
+        shape: Vec<usize>,
+        /// The shape that would be right.
+        expected: Vec<usize>,
+    },
+    /// A needed tensor is stored in a type that halfwarp does not read.
+    #[error(
+        "{}: tensor {} is stored as {dtype}; halfwarp reads F32, F16, BF16 and, from GGUF, Q4_0, Q4_1, Q5_0, Q5_1, \
+         Q8_0 and Q2_K to Q6_K",
+        path.display(), shown(tensor)
+    )]
+    UnsupportedDtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// How it is stored.
+        dtype: TensorDtype,
+    },
+    /// The rows of a tensor are not whole heads whose halves can be put back for RoPE.
+    #[error(
+        "{}: tensor {} has {rows} rows of {dtype}, which are not {num_heads} heads of an even number of rows",
+        path.display(), shown(tensor)
+    )]
+    NotHeads {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its rows.
+        rows: usize,
+        /// How it is stored.
+        dtype: TensorDtype,
+        /// Heads that the configuration gives it.
+        num_heads: usize,
+    },
+    /// The plan wants a storage type that weights are not yet converted to.
+    #[error("weight {} is planned as {storage}; weights are held as F32", shown(weight))]
+    UnsupportedStorage {
+        /// The weight's name in the plan.
+        weight: String,
+        /// The type that the plan wants.
+        storage: Dtype,
+    },
+}
+
+impl From<WeightsError> for ExecError {
+    fn from(error: WeightsError) -> Self {
+        ExecError::Weights(error.to_string())
+    }
+}

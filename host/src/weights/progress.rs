@@ -1,0 +1,41 @@
+//! How far the weights are read.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::exec::{ExecError, WeightSource};
+use crate::plan::Weight;
+
+/// A [`WeightSource`] that reports after each weight how many bytes another one has given, of how many.
+///
+/// ```
+/// use halfwarp::exec::WeightSource;
+/// use halfwarp::plan::Plan;
+/// use halfwarp::weights::{Checkpoint, Progress};
+///
+/// fn with_percent<'a>(checkpoint: &'a Checkpoint, plan: &Plan) -> impl WeightSource + 'a {
+///     let total_bytes = plan.weights.iter().map(|weight| weight.bytes()).sum();
+///     Progress::new(checkpoint, total_bytes, |done, total| eprintln!("{} %", 100 * done / total))
+/// }
+/// ```
+pub struct Progress<'a, F> {
+    source: &'a dyn WeightSource,
+    total_bytes: usize,
+    done_bytes: AtomicUsize,
+    report: F,
+}
+
+impl<'a, F: Fn(usize, usize) + Sync> Progress<'a, F> {
+    /// Wraps `source`, which will give `total_bytes`; `report` is called with the bytes done and the total.
+    pub fn new(source: &'a dyn WeightSource, total_bytes: usize, report: F) -> Self {
+        Progress { source, total_bytes, done_bytes: AtomicUsize::new(0), report }
+    }
+}
+
+impl<F: Fn(usize, usize) + Sync> WeightSource for Progress<'_, F> {
+    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+        self.source.read(weight, out)?;
+        let done = self.done_bytes.fetch_add(out.len(), Ordering::Relaxed) + out.len();
+        (self.report)(done, self.total_bytes);
+        Ok(())
+    }
+}
