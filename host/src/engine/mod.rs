@@ -1,1 +1,231 @@
-//! Requests: batching, the paged KV cache, sampling, scheduling.
+//! The engine: requests in, tokens out.
+//!
+//! Requests are batched as they come (continuous batching), their keys and values live in a paged cache, and each has a
+//! sampler of its own. One request is a batch of one.
+
+mod buckets;
+mod error;
+mod generate;
+mod options;
+pub mod pages;
+mod request;
+mod sampler;
+mod scheduler;
+mod sequence;
+
+pub use error::EngineError;
+pub use options::EngineOptions;
+pub use request::{Event, EventKind, FinishReason, Generation, Request, RequestId};
+pub use sampler::{Sampling, SamplingError};
+
+use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
+use crate::model::Model;
+use crate::plan::{Bounds, PAGE_SIZE, StepInputs};
+use buckets::Buckets;
+use scheduler::{Entry, Scheduler};
+use sequence::Sequence;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Runs requests on a model.
+pub struct Engine {
+    model: Arc<Model>,
+    executor: Box<dyn Executor>,
+    buckets: Buckets,
+    num_pages: usize,
+    prepared: HashMap<Bounds, PreparedPlan>,
+    scheduler: Scheduler,
+    next_id: u64,
+    /// Events that no step has handed out yet.
+    events: VecDeque<Event>,
+}
+
+impl Engine {
+    /// Checks that the model fits into the device's memory, and loads its weights.
+    ///
+    /// # Errors
+    /// [`EngineError::Context`], [`EngineError::Memory`], [`EngineError::Model`], [`EngineError::Exec`].
+    pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
+        let context = options.context_for(model.config())?;
+        let max_seqs = options.max_seqs.max(1);
+        let buckets = Buckets { max_tokens: options.max_tokens.max(max_seqs), max_seqs, context };
+        let pages_per_seq = context.div_ceil(PAGE_SIZE);
+        let num_pages = match options.cache_positions {
+            Some(positions) => positions.div_ceil(PAGE_SIZE).max(pages_per_seq),
+            None => pages_per_seq * max_seqs,
+        };
+        let plan = model.plan(buckets.largest(), num_pages)?;
+        if let Some((device, free_bytes)) = options.device.free_memory()? {
+            plan.memory().check(&device, free_bytes)?;
+        }
+        let executor = exec::open(options.device, &plan, model.checkpoint())?;
+        Ok(Engine {
+            model,
+            executor,
+            buckets,
+            num_pages,
+            prepared: HashMap::new(),
+            scheduler: Scheduler::new(max_seqs, buckets.max_tokens, num_pages),
+            next_id: 0,
+            events: VecDeque::new(),
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Positions of a sequence, prompt and answer.
+    pub fn context(&self) -> usize {
+        self.buckets.context
+    }
+
+    /// Where it runs, in one line.
+    pub fn describe_device(&self) -> String {
+        self.executor.describe()
+    }
+
+    /// Queues a request. Its tokens come as events of the steps that follow.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`], [`EngineError::PromptTooLong`], [`EngineError::UnknownToken`],
+    /// [`EngineError::Sampling`].
+    pub fn add_request(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        self.check_tokens(&request.prompt)?;
+        request.sampling.check()?;
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        if request.max_new_tokens == Some(0) {
+            self.finish(id, FinishReason::Length);
+        } else {
+            self.scheduler.add(Sequence::new(id, request));
+        }
+        Ok(id)
+    }
+
+    /// Ends a request; its last event is [`FinishReason::Cancelled`]. Nothing happens if it has ended already.
+    pub fn cancel(&mut self, request: RequestId) {
+        if self.scheduler.remove(request) {
+            self.finish(request, FinishReason::Cancelled);
+        }
+    }
+
+    /// Whether there is something to do for [`Engine::step`].
+    pub fn has_work(&self) -> bool {
+        self.scheduler.has_work() || !self.events.is_empty()
+    }
+
+    /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there is room for.
+    ///
+    /// # Errors
+    /// [`EngineError::Sample`] for one request, which is removed; the events of the others come with the next step.
+    /// [`EngineError::Exec`] if the batch failed: nothing has changed.
+    pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
+        let entries = self.scheduler.schedule().entries;
+        if !entries.is_empty() {
+            let inputs = self.step_inputs(&entries);
+            let want = self.want(&entries);
+            let output = self.run(&inputs, want)?;
+            self.take_output(&entries, &output)?;
+        }
+        Ok(self.events.drain(..).collect())
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        let (context, vocab_size) = (self.buckets.context, self.model.config().vocab_size);
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if tokens.len() > context {
+            return Err(EngineError::PromptTooLong { prompt_len: tokens.len(), context });
+        }
+        let unknown = tokens.iter().position(|&token| token as usize >= vocab_size);
+        match unknown {
+            Some(index) => {
+                Err(EngineError::UnknownToken { token: tokens[index], index, vocab_size })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn finish(&mut self, request: RequestId, reason: FinishReason) {
+        self.events.push_back(Event { request, kind: EventKind::Finished(reason) });
+    }
+
+    fn step_inputs(&mut self, entries: &[Entry]) -> StepInputs {
+        let mut inputs = StepInputs::new();
+        for entry in entries {
+            let sequence = self.scheduler.running(entry.index);
+            let tokens = &sequence.pending()[..entry.num_tokens];
+            let logits = if entry.is_last { entry.num_tokens - 1..entry.num_tokens } else { 0..0 };
+            inputs.push_sequence(tokens, sequence.num_cached(), sequence.pages(), logits);
+        }
+        inputs
+    }
+
+    /// What the batch wants back: token ids where every sequence takes the largest logit, which the device finds.
+    fn want(&mut self, entries: &[Entry]) -> Want {
+        let mut want = Want::Nothing;
+        for entry in entries.iter().filter(|entry| entry.is_last) {
+            if !self.scheduler.running(entry.index).is_plain_greedy() {
+                return Want::Logits;
+            }
+            want = Want::NextTokens;
+        }
+        want
+    }
+
+    /// Runs `inputs` in the smallest plan that they fit, which is prepared when it is first needed.
+    fn run(&mut self, inputs: &StepInputs, want: Want) -> Result<StepOutput, EngineError> {
+        let bounds = self.buckets.bounds_for(inputs);
+        let plan = match self.prepared.get(&bounds) {
+            Some(&plan) => plan,
+            None => {
+                let plan = self.executor.prepare(&self.model.plan(bounds, self.num_pages)?)?;
+                self.prepared.insert(bounds, plan);
+                plan
+            }
+        };
+        Ok(self.executor.run(plan, inputs, want)?)
+    }
+
+    /// Samples the next tokens of the batch, and makes the events of it.
+    fn take_output(&mut self, entries: &[Entry], output: &StepOutput) -> Result<(), EngineError> {
+        let vocab_size = self.model.config().vocab_size;
+        let context = self.buckets.context;
+        let mut ended = Vec::new();
+        let mut failed = None;
+        let mut row = 0;
+        for entry in entries {
+            let sequence = self.scheduler.running(entry.index);
+            sequence.advance(entry.num_tokens);
+            if !entry.is_last {
+                continue;
+            }
+            let request = sequence.id();
+            let token = match output.next_tokens.get(row) {
+                Some(&token) => Ok(token),
+                None => sequence.sample(&output.logits[row * vocab_size..][..vocab_size]),
+            };
+            row += 1;
+            match token {
+                Ok(token) => {
+                    self.events.push_back(Event { request, kind: EventKind::Token(token) });
+                    if let Some(reason) = sequence.push(token, context) {
+                        self.finish(request, reason);
+                        ended.push(request);
+                    }
+                }
+                Err(source) => {
+                    ended.push(request);
+                    failed.get_or_insert(EngineError::Sample { request, source });
+                }
+            }
+        }
+        for request in ended {
+            self.scheduler.remove(request);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}

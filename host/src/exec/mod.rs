@@ -1,7 +1,10 @@
 //! Executors: what runs a plan. The CPU in f32, and CUDA; one trait, one suite of tests.
 
 pub mod cpu;
+mod device;
 mod inputs;
+
+pub use device::{Device, open};
 
 use crate::plan::{Plan, StepInputs, Weight};
 

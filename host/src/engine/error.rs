@@ -1,0 +1,65 @@
+//! What can go wrong in the engine.
+
+use super::{RequestId, SamplingError};
+use crate::exec::ExecError;
+use crate::model::ModelError;
+use crate::plan::BudgetError;
+
+/// What can go wrong in the engine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A context longer than the model allows.
+    #[error("a context of {asked} positions: the model allows at most {max}")]
+    Context {
+        /// Positions asked for.
+        asked: usize,
+        /// The model's `max_position_embeddings`.
+        max: usize,
+    },
+    /// A prompt with no token.
+    #[error("the prompt is empty: it needs at least one token")]
+    EmptyPrompt,
+    /// A prompt that is longer than the context.
+    #[error(
+        "the prompt has {prompt_len} tokens, the context {context}: shorten it, or ask for a longer context (-c)"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_len: usize,
+        /// Positions of the context.
+        context: usize,
+    },
+    /// A token id that the model does not have.
+    #[error("token id {token} (number {index} of the prompt): the vocabulary has {vocab_size}, 0 to {}", vocab_size - 1)]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// Where it stands.
+        index: usize,
+        /// Ids that the model has.
+        vocab_size: usize,
+    },
+    /// [`Engine::logits`](super::Engine::logits) found the cache taken by requests.
+    #[error("the cache is taken by requests: finish or cancel them first")]
+    CacheFull,
+    /// The model does not fit into the device's memory.
+    #[error(transparent)]
+    Memory(#[from] BudgetError),
+    /// A sampling value out of its range.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// No token could be chosen for a request; it is removed, the others go on.
+    #[error("{source}")]
+    Sample {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        source: SamplingError,
+    },
+    /// The model could not be planned.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The executor failed.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+}

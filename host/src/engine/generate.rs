@@ -1,0 +1,85 @@
+//! The two ways to use an engine in one call.
+
+use super::pages::PageTable;
+use super::{Engine, EngineError, Event, EventKind, Generation, Request, RequestId};
+use crate::exec::Want;
+use crate::plan::StepInputs;
+use std::ops::ControlFlow;
+
+impl Engine {
+    /// Runs one request to its end, beside those that are there already. `on_token` sees each token as it comes and can
+    /// break off.
+    ///
+    /// # Errors
+    /// Those of [`Engine::add_request`] and [`Engine::step`]; the request is removed.
+    pub fn generate(
+        &mut self,
+        request: Request,
+        on_token: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generation, EngineError> {
+        let id = self.add_request(request)?;
+        let mut events_of_others = Vec::new();
+        let generation = self.run_to_end(id, on_token, &mut events_of_others);
+        if generation.is_err() {
+            self.scheduler.remove(id);
+            self.events.retain(|event| event.request != id);
+        }
+        self.events.extend(events_of_others);
+        generation
+    }
+
+    fn run_to_end(
+        &mut self,
+        id: RequestId,
+        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+        events_of_others: &mut Vec<Event>,
+    ) -> Result<Generation, EngineError> {
+        let mut tokens = Vec::new();
+        loop {
+            let mut finished = None;
+            for event in self.step()? {
+                match event.kind {
+                    _ if event.request != id => events_of_others.push(event),
+                    EventKind::Finished(reason) => finished = Some(reason),
+                    EventKind::Token(token) => {
+                        tokens.push(token);
+                        if on_token(token).is_break() {
+                            self.cancel(id);
+                        }
+                    }
+                }
+            }
+            if let Some(finish_reason) = finished {
+                return Ok(Generation { tokens, finish_reason });
+            }
+        }
+    }
+
+    /// Logits of every position of `tokens`, `[tokens.len(), vocab_size]`.
+    ///
+    /// # Errors
+    /// Those of a prompt (see [`Engine::add_request`]), [`EngineError::CacheFull`], [`EngineError::Exec`].
+    pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        self.check_tokens(tokens)?;
+        let mut pages = PageTable::default();
+        if !pages.grow(self.scheduler.pages(), tokens.len()) {
+            return Err(EngineError::CacheFull);
+        }
+        let logits = self.logits_in(pages.pages(), tokens);
+        pages.truncate(self.scheduler.pages(), 0);
+        logits
+    }
+
+    /// [`Engine::logits`] with the cache in `pages`.
+    fn logits_in(&mut self, pages: &[u32], tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let mut logits = Vec::with_capacity(tokens.len() * self.model.config().vocab_size);
+        let mut past_len = 0;
+        for chunk in tokens.chunks(self.buckets.logit_chunk()) {
+            let mut inputs = StepInputs::new();
+            inputs.push_sequence(chunk, past_len, pages, 0..chunk.len());
+            logits.extend(self.run(&inputs, Want::Logits)?.logits);
+            past_len += chunk.len();
+        }
+        Ok(logits)
+    }
+}

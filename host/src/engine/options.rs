@@ -1,0 +1,48 @@
+//! How an engine is set up.
+
+use super::EngineError;
+use crate::exec::Device;
+use crate::model::Config;
+
+/// The context that is chosen when none is asked for, if the model allows it.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Where it runs.
+    pub device: Device,
+    /// Positions of a sequence, prompt and answer; `None` or 0: 4096, or what the model allows if that is less.
+    pub context: Option<usize>,
+    /// Sequences that run at once; more requests wait.
+    pub max_seqs: usize,
+    /// Tokens of a step: a longer prompt takes several.
+    pub max_tokens: usize,
+    /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts. With less, a
+    /// sequence may have to wait, or to give its place back and be computed again.
+    pub cache_positions: Option<usize>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            device: Device::Auto,
+            context: None,
+            max_seqs: 1,
+            max_tokens: 512,
+            cache_positions: None,
+        }
+    }
+}
+
+impl EngineOptions {
+    /// The context that is asked for, or the default.
+    pub(super) fn context_for(&self, config: &Config) -> Result<usize, EngineError> {
+        let max = config.max_position_embeddings;
+        match self.context {
+            None | Some(0) => Ok(max.min(DEFAULT_CONTEXT)),
+            Some(asked) if asked > max => Err(EngineError::Context { asked, max }),
+            Some(asked) => Ok(asked),
+        }
+    }
+}

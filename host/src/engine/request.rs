@@ -1,0 +1,61 @@
+//! What is asked of the engine, and what it answers.
+
+use super::Sampling;
+
+/// A request's name in the engine that it was added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(super) u64);
+
+/// A prompt to continue.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Token ids; at least one, at most as many as the context has positions.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; `None`: until a stop token or the end of the context.
+    pub max_new_tokens: Option<usize>,
+    /// How the next token is chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::model::Model::stop_tokens), or none to go
+    /// on regardless.
+    pub stop_tokens: Vec<u32>,
+}
+
+/// Something that happened to a request in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The request.
+    pub request: RequestId,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// What happened to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A token was generated; the stop token that ends a generation is one too.
+    Token(u32),
+    /// Nothing more will come.
+    Finished(FinishReason),
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The last token is one of [`Request::stop_tokens`].
+    StopToken,
+    /// [`Request::max_new_tokens`] were generated.
+    Length,
+    /// The context has no position left.
+    ContextFull,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// A finished generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generation {
+    /// The generated tokens, the stop token included.
+    pub tokens: Vec<u32>,
+    /// Why there are no more.
+    pub finish_reason: FinishReason,
+}
