@@ -37,6 +37,14 @@ impl<T> core::fmt::Debug for DevicePtr<T> {
     }
 }
 
+impl<T> PartialEq for DevicePtr<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl<T> Eq for DevicePtr<T> {}
+
 /// Grid, block and dynamic shared memory of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -46,6 +54,85 @@ pub struct Geometry {
     pub block: [u32; 3],
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
+}
+
+impl Geometry {
+    /// Largest grid in x, y, z; every CUDA device has these limits.
+    pub const MAX_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+
+    /// A grid of one-dimensional blocks, or `None` if it is empty: there is nothing to launch.
+    ///
+    /// # Errors
+    /// [`LaunchError::Grid`] if an axis of the grid is beyond [`Geometry::MAX_GRID`].
+    pub fn new(
+        grid: [usize; 3],
+        num_threads: usize,
+        shared_bytes: usize,
+    ) -> Result<Option<Self>, LaunchError> {
+        for (axis, (&blocks, &limit)) in grid.iter().zip(&Self::MAX_GRID).enumerate() {
+            if blocks > limit {
+                return Err(LaunchError::Grid { axis: ["x", "y", "z"][axis], blocks, limit });
+            }
+        }
+        if grid.contains(&0) {
+            return Ok(None);
+        }
+        Ok(Some(Geometry {
+            grid: grid.map(|blocks| blocks as u32),
+            block: [num_threads as u32, 1, 1],
+            shared_bytes: shared_bytes as u32,
+        }))
+    }
+}
+
+/// Why no launch can be made of an operation's shapes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LaunchError {
+    /// More blocks along an axis than a grid can have.
+    Grid {
+        /// `x`, `y` or `z`.
+        axis: &'static str,
+        /// Blocks that the shapes ask for.
+        blocks: usize,
+        /// Blocks that a grid can have.
+        limit: usize,
+    },
+    /// A size or stride that the kernel cannot take.
+    Shape {
+        /// Name of the size.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// What would be right.
+        expected: &'static str,
+    },
+}
+
+impl core::fmt::Display for LaunchError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            LaunchError::Grid { axis, blocks, limit } => {
+                write!(f, "a grid of {blocks} blocks in {axis}: at most {limit} can be launched")
+            }
+            LaunchError::Shape { what, value, expected } => {
+                write!(f, "{what} is {value}: expected {expected}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for LaunchError {}
+
+/// `value` as a kernel's argument.
+///
+/// # Errors
+/// [`LaunchError::Shape`] if it does not fit.
+pub fn arg_u32(what: &'static str, value: usize) -> Result<u32, LaunchError> {
+    u32::try_from(value).map_err(|_| LaunchError::Shape {
+        what,
+        value,
+        expected: "at most 4294967295",
+    })
 }
 
 /// One kernel launch: what `cuLaunchKernel` needs, by name.
@@ -61,4 +148,61 @@ pub struct Launch {
     pub args: Vec<u8>,
     /// Where each argument starts in `args`.
     pub arg_offsets: Vec<u32>,
+}
+
+impl Launch {
+    /// A launch without arguments yet.
+    pub fn new(symbol: &'static str, module: &'static str, geometry: Geometry) -> Self {
+        Launch { symbol, module, geometry, args: Vec::new(), arg_offsets: Vec::new() }
+    }
+
+    /// Adds the next argument, aligned to its size.
+    fn push(&mut self, bytes: &[u8]) {
+        self.args.resize(self.args.len().next_multiple_of(bytes.len()), 0);
+        self.arg_offsets.push(self.args.len() as u32);
+        self.args.extend_from_slice(bytes);
+    }
+}
+
+/// A type that a kernel can take as a parameter.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be a kernel's parameter",
+    label = "expected `Global<T>`, `GlobalMut<T>`, `u32`, `i32`, `u64` or `f32`"
+)]
+pub trait KernelArg {
+    /// What the launcher takes for it.
+    type Host;
+
+    /// Adds `value` to the arguments of `launch`.
+    fn push(launch: &mut Launch, value: Self::Host);
+}
+
+macro_rules! scalar_args {
+    ($($ty:ty),*) => {$(
+        impl KernelArg for $ty {
+            type Host = $ty;
+
+            fn push(launch: &mut Launch, value: $ty) {
+                launch.push(&value.to_le_bytes());
+            }
+        }
+    )*};
+}
+
+scalar_args!(u32, i32, u64, f32);
+
+impl<T> KernelArg for crate::Global<T> {
+    type Host = DevicePtr<T>;
+
+    fn push(launch: &mut Launch, value: DevicePtr<T>) {
+        launch.push(&value.0.to_le_bytes());
+    }
+}
+
+impl<T> KernelArg for crate::GlobalMut<T> {
+    type Host = DevicePtr<T>;
+
+    fn push(launch: &mut Launch, value: DevicePtr<T>) {
+        launch.push(&value.0.to_le_bytes());
+    }
 }

@@ -1,5 +1,49 @@
 //! The device's standard library: one function one PTX instruction, and thread, warp, shared memory and copies on top.
+//!
+//! Names are rust-cuda's where it has them. Kernels reach global and shared memory through the views [`Global`],
+//! [`GlobalMut`] and [`Shared`] alone, and hardware through the functions of this crate alone, so that a kernel is the
+//! same text on the device and on the host.
+//!
+//! ```ignore
+//! use cuda_std::prelude::*;
+//!
+//! #[kernel(launch_bounds(256, 1))]
+//! pub unsafe fn add_f32(len: u32, a: Global<f32>, b: Global<f32>, out: GlobalMut<f32>) {
+//!     let i = thread::index_1d();
+//!     if i < len {
+//!         // SAFETY: the launch gives three views of `len` elements.
+//!         unsafe { out.set(i as usize, a.get(i as usize) + b.get(i as usize)) };
+//!     }
+//! }
+//! ```
 #![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(asm_experimental_arch, core_float_math, link_llvm_intrinsics, stdarch_nvptx)
+)]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
+#[macro_use]
+mod instruction;
+
+pub mod cp_async;
+mod global;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch;
+pub mod math;
+pub mod prelude;
+pub mod shared;
+pub mod thread;
+pub mod warp;
+
+pub use cuda_std_macros::kernel;
+pub use global::{Global, GlobalMut};
+pub use shared::Shared;
+
+/// A panic on the device stops the kernel: `trap`.
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: `trap` has no operands; it ends the launch with an error.
+    unsafe { core::arch::nvptx::trap() }
+}

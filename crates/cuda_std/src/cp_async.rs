@@ -1,0 +1,75 @@
+//! Asynchronous copies from global to shared memory (SM 80). No lane waits for another.
+
+use crate::{Global, Shared};
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+
+/// Copies elements `src_index .. src_index + 4` of `src` to `dst_index ..` of `dst`, or writes four zeros and reads
+/// nothing if `keep` is false. CUDA C `__pipeline_memcpy_async` of 16 bytes.
+///
+/// # Safety
+/// 1. The elements are inside both views, and 16-byte aligned in both; in `src` only if `keep`.
+/// 2. No thread reads or writes them in `dst`, or writes them in `src`, until the copy is waited for.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn copy_v4(
+    dst: Shared<f32>,
+    dst_index: u32,
+    src: Global<f32>,
+    src_index: usize,
+    keep: bool,
+) {
+    let src = src.as_ptr().wrapping_add(src_index);
+    // SAFETY: the caller's promise.
+    unsafe { cp_async_16(dst.element(dst_index), src, if keep { 16 } else { 0 }) }
+}
+
+/// Copies element `src_index` of `src` to `dst_index` of `dst`, or writes a zero and reads nothing if `keep` is false.
+///
+/// # Safety
+/// 1. The element is inside both views; in `src` only if `keep`.
+/// 2. No thread reads or writes it in `dst`, or writes it in `src`, until the copy is waited for.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn copy(
+    dst: Shared<f32>,
+    dst_index: u32,
+    src: Global<f32>,
+    src_index: usize,
+    keep: bool,
+) {
+    let src = src.as_ptr().wrapping_add(src_index);
+    // SAFETY: the caller's promise.
+    unsafe { cp_async_4(dst.element(dst_index), src, if keep { 4 } else { 0 }) }
+}
+
+instruction! {
+    "cp.async.cg.shared.global 16" => unsafe fn cp_async_16(dst: u32, src: *const f32, bytes: u32) {
+        asm!("cp.async.cg.shared.global [{}], [{}], 16, {};",
+            in(reg32) dst, in(reg64) src, in(reg32) bytes, options(nostack, preserves_flags));
+    }
+
+    "cp.async.ca.shared.global 4" => unsafe fn cp_async_4(dst: u32, src: *const f32, bytes: u32) {
+        asm!("cp.async.ca.shared.global [{}], [{}], 4, {};",
+            in(reg32) dst, in(reg64) src, in(reg32) bytes, options(nostack, preserves_flags));
+    }
+
+    /// Closes a group: the thread's copies since the last one. CUDA C `__pipeline_commit`.
+    "cp.async.commit_group" => pub fn commit() {
+        asm!("cp.async.commit_group;", options(nostack, preserves_flags));
+    }
+}
+
+/// Waits until at most `PENDING` of the thread's newest groups are still under way; other threads see the copies after
+/// a barrier. PTX `cp.async.wait_group`, CUDA C `__pipeline_wait_prior`.
+#[inline(always)]
+#[track_caller]
+pub fn wait<const PENDING: u32>() {
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: an immediate operand, no registers.
+    unsafe {
+        asm!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags))
+    };
+    #[cfg(not(target_arch = "nvptx64"))]
+    crate::instruction::needs_emulator("cp.async.wait_group")
+}

@@ -1,0 +1,163 @@
+//! Views of shared memory.
+
+use core::marker::PhantomData;
+
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+
+pub use cuda_std_macros::shared_array;
+
+/// Shared memory of elements `T`, at a 32-bit address of the block's shared window.
+#[repr(transparent)]
+pub struct Shared<T> {
+    address: u32,
+    marker: PhantomData<*mut T>,
+}
+
+impl<T> Clone for Shared<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
+
+impl<T: Copy> Shared<T> {
+    /// The view at `address` of the shared window.
+    ///
+    /// # Safety
+    /// 1. `address` is aligned for `T` and inside the block's shared memory.
+    #[inline(always)]
+    pub unsafe fn from_address(address: u32) -> Self {
+        Shared { address, marker: PhantomData }
+    }
+
+    /// The view that starts `elems` elements on.
+    #[inline(always)]
+    #[must_use]
+    pub fn add(self, elems: u32) -> Self {
+        Shared { address: self.element(elems), marker: PhantomData }
+    }
+
+    /// Address of element `index`.
+    #[inline(always)]
+    pub(crate) fn element(self, index: u32) -> u32 {
+        self.address.wrapping_add(index.wrapping_mul(size_of::<T>() as u32))
+    }
+}
+
+impl Shared<f32> {
+    /// Element `index`.
+    ///
+    /// # Safety
+    /// 1. `index` is inside the memory that the view stands for.
+    /// 2. The element is written, and no thread writes it at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn get(self, index: u32) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { f32::from_bits(ld(self.element(index))) }
+    }
+
+    /// Elements `index .. index + 4`, 16-byte aligned.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the memory that the view stands for, and 16-byte aligned.
+    /// 2. They are written, and no thread writes them at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn get_v4(self, index: u32) -> [f32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { ld_v4(self.element(index)) }
+    }
+
+    /// Writes element `index`.
+    ///
+    /// # Safety
+    /// 1. `index` is inside the memory that the view stands for.
+    /// 2. No other thread reads or writes the element at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn set(self, index: u32, value: f32) {
+        // SAFETY: the caller's promise.
+        unsafe { st(self.element(index), value.to_bits()) }
+    }
+}
+
+impl Shared<u32> {
+    /// Element `index`.
+    ///
+    /// # Safety
+    /// As [`Shared::<f32>::get`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn get(self, index: u32) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { ld(self.element(index)) }
+    }
+
+    /// Writes element `index`.
+    ///
+    /// # Safety
+    /// As [`Shared::<f32>::set`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn set(self, index: u32, value: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { st(self.element(index), value) }
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+core::arch::global_asm!(".extern .shared .align 16 .b8 halfwarp_dynamic_shared[];");
+
+/// The block's dynamic shared memory, 16-byte aligned: as many bytes as the launch asked for, behind the
+/// [`shared_array!`]s. CUDA C `extern __shared__`.
+///
+/// # Safety
+/// 1. The kernel stays inside the bytes that its launch asks for.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn dynamic_shared_mem<T: Copy>() -> Shared<T> {
+    const { assert!(align_of::<T>() <= 16, "dynamic shared memory is 16-byte aligned") };
+    // SAFETY: the start of the block's own dynamic shared memory.
+    unsafe { Shared::from_address(dynamic_shared_address()) }
+}
+
+/// The [`shared_array!`] of this number on the host, where the emulator owns shared memory.
+#[cfg(not(target_arch = "nvptx64"))]
+#[doc(hidden)]
+#[track_caller]
+pub unsafe fn static_shared_mem<T: Copy>(_number: usize, _len: usize) -> Shared<T> {
+    crate::instruction::needs_emulator(".shared")
+}
+
+instruction! {
+    "mov.u32 %r, halfwarp_dynamic_shared" => fn dynamic_shared_address() -> u32 {
+        let address;
+        asm!("mov.u32 {}, halfwarp_dynamic_shared;", out(reg32) address,
+            options(pure, nomem, nostack, preserves_flags));
+        address
+    }
+
+    "ld.shared.b32" => unsafe fn ld(address: u32) -> u32 {
+        let value;
+        asm!("ld.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+        value
+    }
+
+    "ld.shared.v4.f32" => unsafe fn ld_v4(address: u32) -> [f32; 4] {
+        let (a, b, c, d);
+        asm!("ld.shared.v4.f32 {{{}, {}, {}, {}}}, [{}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+        [a, b, c, d]
+    }
+
+    "st.shared.b32" => unsafe fn st(address: u32, value: u32) {
+        asm!("st.shared.b32 [{}], {};", in(reg32) address, in(reg32) value,
+            options(nostack, preserves_flags));
+    }
+}
