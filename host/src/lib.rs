@@ -11,5 +11,6 @@ pub mod engine;
 pub mod exec;
 pub mod model;
 pub mod plan;
+pub mod ptx;
 pub mod text;
 pub mod weights;

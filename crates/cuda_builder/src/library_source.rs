@@ -72,14 +72,9 @@ pub fn find() -> Result<PathBuf, LibrarySourceError> {
         .ok_or(LibrarySourceError::Missing { release })
 }
 
-/// Where set-up unpacks Debian's package `rust-src` of `release`: below `$HALFWARP_CACHE`, or
-/// `$XDG_CACHE_HOME/halfwarp`, or `~/.cache/halfwarp`; `None` where none of these is set.
+/// Where set-up unpacks Debian's package `rust-src` of `release`; `None` where there is no place for a cache.
 pub fn unpack_dir(release: &str) -> Option<PathBuf> {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("HALFWARP_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("halfwarp")))
-        .or_else(|| set("HOME").map(|dir| dir.join(".cache/halfwarp")))?;
-    Some(cache.join(format!("rust-src-{release}")))
+    Some(model_cache::cache_dir().ok()?.join(format!("rust-src-{release}")))
 }
 
 /// Release of the rustc in use, such as `1.95.0`: cargo's for a build script, else the one on the path.
