@@ -5,7 +5,32 @@
 //!        -> logits -> engine -> token -> text -> stream
 //! ```
 //!
-//! A model is turned into a [`plan::Plan`] once, and everything else reads the plan.
+//! A model is turned into a [`Plan`] once, and everything else reads the plan.
+//!
+//! ```no_run
+//! use halfwarp::{Engine, EngineOptions, Model, Request, TextStream};
+//! use std::{ops::ControlFlow, sync::Arc};
+//!
+//! let model = Arc::new(Model::open("SmolLM2-135M-Instruct.Q4_1.gguf")?);
+//! let text = model.text().expect("this file has a tokenizer");
+//! let request = Request {
+//!     prompt: text.tokenizer.encode("The capital of France is", true)?,
+//!     max_new_tokens: Some(16),
+//!     stop_tokens: model.stop_tokens().to_vec(),
+//!     ..Request::default()
+//! };
+//!
+//! let mut engine = Engine::new(Arc::clone(&model), EngineOptions::default())?;
+//! let mut stream = TextStream::new(&text.tokenizer);
+//! engine.generate(request, |token| {
+//!     print!("{}", stream.push(token));
+//!     ControlFlow::Continue(())
+//! })?;
+//! println!("{}", stream.finish());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `examples/` of this crate holds three programs: streaming, logits, and two requests at once.
 
 pub mod engine;
 pub mod exec;
@@ -14,3 +39,13 @@ pub mod plan;
 pub mod ptx;
 pub mod text;
 pub mod weights;
+
+pub use engine::{
+    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation, Request,
+    RequestId, Sampling, SamplingError,
+};
+pub use exec::{Device, ExecError};
+pub use model::{Config, Model, ModelError};
+pub use plan::Plan;
+pub use text::{ChatTemplate, Message, Text, TextError, TextStream, Tokenizer};
+pub use weights::{Checkpoint, WeightsError};

@@ -51,7 +51,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         messages.push(message("user", &line));
         match answer(&model, &mut engine, &messages, args) {
             Ok(answer) => messages.push(message("assistant", &answer)),
-            Err(failure @ (Failure::Environment(_) | Failure::OutputClosed)) => return Err(failure),
+            Err(failure @ (Failure::Environment(_) | Failure::OutputClosed)) => {
+                return Err(failure);
+            }
             // A stopped answer or a conversation beyond the context costs this turn alone.
             Err(failure) => {
                 failure.report();

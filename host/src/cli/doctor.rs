@@ -18,17 +18,11 @@ pub fn run() -> Result<(), Failure> {
         writeln!(report, "{what:<8} {found}").expect("a String takes everything");
     };
     match cuda::driver_version() {
-        Ok(version) => line("driver", &format!("CUDA {version}")),
-        Err(error) => line("driver", &error.to_string()),
-    }
-    match cuda::devices() {
-        Ok(devices) if devices.is_empty() => line("GPU", "none: models run on the CPU"),
-        Ok(devices) => {
-            for device in &devices {
-                line(&format!("cuda:{}", device.ordinal), &gpu(device));
-            }
+        Ok(version) => {
+            line("driver", &format!("CUDA {version}"));
+            gpus(&mut line);
         }
-        Err(error) => line("GPU", &format!("{error}\nnone can be used: models run on the CPU")),
+        Err(error) => line("driver", &format!("{error}\nmodels run on the CPU")),
     }
     line("CPU", &cpu());
     let targets: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
@@ -46,6 +40,18 @@ pub fn run() -> Result<(), Failure> {
         Err(error) => line("cache", &error.to_string()),
     }
     terminal::print(&report)
+}
+
+fn gpus(line: &mut impl FnMut(&str, &str)) {
+    match cuda::devices() {
+        Ok(devices) if devices.is_empty() => line("GPU", "none: models run on the CPU"),
+        Ok(devices) => {
+            for device in &devices {
+                line(&format!("cuda:{}", device.ordinal), &gpu(device));
+            }
+        }
+        Err(error) => line("GPU", &format!("{error}\nmodels run on the CPU")),
+    }
 }
 
 fn gpu(device: &DeviceInfo) -> String {

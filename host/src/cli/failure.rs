@@ -42,10 +42,10 @@ impl Failure {
     }
 
     fn from_library(error: &(dyn Error + 'static)) -> Failure {
-        let chain = std::iter::successors(Some(error), |error| error.source());
-        let environment = chain.filter_map(|error| error.downcast_ref()).any(|error| {
-            matches!(error, ExecError::OutOfMemory { .. } | ExecError::Driver { .. })
-        });
+        let chain = std::iter::successors(Some(error), |&error| error.source());
+        let environment = chain
+            .filter_map(|error| error.downcast_ref())
+            .any(|error| matches!(error, ExecError::OutOfMemory { .. } | ExecError::Driver { .. }));
         match environment {
             true => Failure::Environment(error.to_string()),
             false => Failure::Input(error.to_string()),

@@ -59,12 +59,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let prompt = args.prompt.chat_token_ids(&args.chat, &model)?;
     let mut engine = args.engine.engine(&model)?;
     let stop_tokens = if args.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() };
-    let request = Request {
-        prompt,
-        max_new_tokens: args.n,
-        sampling: args.sampling.sampling(),
-        stop_tokens,
-    };
+    let request =
+        Request { prompt, max_new_tokens: args.n, sampling: args.sampling.sampling(), stop_tokens };
     match args.output_format {
         OutputFormat::Text => stream(&model, &mut engine, request),
         OutputFormat::Json => json(&model, &mut engine, request),
@@ -115,5 +111,7 @@ fn json(model: &Model, engine: &mut Engine, request: Request) -> Result<(), Fail
         timings: generation.timings,
     };
     let json = serde_json::to_string(&output).expect("numbers and strings are JSON");
-    terminal::print(&format!("{json}\n"))
+    terminal::print(&format!("{json}\n"))?;
+    generation.timings.print(engine);
+    Ok(())
 }

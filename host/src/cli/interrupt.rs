@@ -56,8 +56,7 @@ pub fn write_whole<E: std::fmt::Display>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), Failure> {
-    let fault =
-        |error: &dyn std::fmt::Display| format!("cannot write {}: {error}", path.display());
+    let fault = |error: &dyn std::fmt::Display| format!("cannot write {}: {error}", path.display());
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".partial-{}", process::id()));
     let partial = path.with_file_name(name);

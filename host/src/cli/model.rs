@@ -22,7 +22,7 @@ pub struct ModelArgs {
 pub struct EngineArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Positions that a sequence can have [default: what the model was made for, if it fits]
+    /// Positions that a sequence can have [default: 4096, or the model's if that is less]
     #[arg(short, long = "ctx-size", value_name = "CTX")]
     pub context: Option<usize>,
     /// auto, cpu, cuda or cuda:N
@@ -83,11 +83,7 @@ impl EngineArgs {
         context: Option<usize>,
     ) -> Result<Engine, Failure> {
         let Dtype::F32 = self.dtype;
-        let options = EngineOptions {
-            device: self.device,
-            context,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions { device: self.device, context, ..EngineOptions::default() };
         Ok(Engine::with_progress(Arc::clone(model), options, terminal::loading_bar())?)
     }
 }

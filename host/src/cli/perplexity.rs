@@ -31,9 +31,8 @@ pub struct Args {
 /// Prints the mean negative log-likelihood of a token, in nats, and its exponential.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let model = args.engine.model.open()?;
-    let input = fs::read_to_string(&args.file).map_err(|error| {
-        Failure::Input(format!("cannot read {}: {error}", args.file.display()))
-    })?;
+    let input = fs::read_to_string(&args.file)
+        .map_err(|error| Failure::Input(format!("cannot read {}: {error}", args.file.display())))?;
     let tokens = encode(text(&model)?, &input, true)?;
     if tokens.len() < 2 {
         return Err(Failure::Input("the text is one token: nothing is predicted".to_owned()));
@@ -58,7 +57,11 @@ fn total_nll(engine: &mut Engine, tokens: &[u32], window: usize) -> Result<(f64,
         let rows = logits.par_chunks(vocab_size).zip(&window[1..]);
         total += rows.map(|(row, &target)| nll(row, target)).sum::<f64>();
         count += window.len() - 1;
-        eprintln!("{count} of {} tokens: perplexity {:.4}", tokens.len(), (total / count as f64).exp());
+        eprintln!(
+            "{count} of {} tokens: perplexity {:.4}",
+            tokens.len(),
+            (total / count as f64).exp()
+        );
         if interrupt::requested() {
             return Err(Failure::Interrupted);
         }
@@ -68,7 +71,7 @@ fn total_nll(engine: &mut Engine, tokens: &[u32], window: usize) -> Result<(f64,
 
 /// `log(sum(exp(row))) - row[target]`.
 fn nll(row: &[f32], target: u32) -> f64 {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max).into();
+    let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = row.iter().map(|&logit| (f64::from(logit) - max).exp()).sum();
     max + sum.ln() - f64::from(row[target as usize])
 }

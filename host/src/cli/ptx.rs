@@ -30,7 +30,8 @@ pub fn run(command: &Command) -> Result<(), Failure> {
 
 /// One kernel a line; every target holds the same ones.
 fn list() -> String {
-    let mut table = format!("{:<32} {:<12} {:>7} {:>9}\n", "KERNEL", "MODULE", "THREADS", "BLOCKS/SM");
+    let mut table =
+        format!("{:<32} {:<12} {:>7} {:>9}\n", "KERNEL", "MODULE", "THREADS", "BLOCKS/SM");
     for (module, kernel) in TARGETS[0].kernels() {
         let (symbol, threads, blocks) = (kernel.symbol, kernel.max_threads, kernel.min_blocks);
         writeln!(table, "{symbol:<32} {:<12} {threads:>7} {blocks:>9}", module.name)

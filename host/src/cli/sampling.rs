@@ -1,7 +1,7 @@
 //! How the next token is chosen; names and defaults are llama.cpp's.
 
 use halfwarp::Sampling;
-use rand::Rng;
+use rand::RngExt;
 
 /// The arguments of sampling.
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ impl SamplingArgs {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repeat_penalty,
-            seed: self.seed.unwrap_or_else(|| rand::rng().random()),
+            seed: self.seed.unwrap_or_else(|| rand::rng().random::<u32>().into()),
         }
     }
 }

@@ -20,7 +20,8 @@ pub use sampler::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::Model;
-use crate::plan::{Bounds, PAGE_SIZE, StepInputs};
+use crate::plan::{Bounds, PAGE_SIZE, StepInputs, Weight};
+use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler};
 use sequence::Sequence;
@@ -46,6 +47,18 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Context`], [`EngineError::Memory`], [`EngineError::Model`], [`EngineError::Exec`].
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
+        Self::with_progress(model, options, |_, _| {})
+    }
+
+    /// As [`Engine::new`]; `report` is called after each weight with the bytes loaded and those of all weights.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_progress(
+        model: Arc<Model>,
+        options: EngineOptions,
+        report: impl Fn(usize, usize) + Sync,
+    ) -> Result<Self, EngineError> {
         let context = options.context_for(model.config())?;
         let max_seqs = options.max_seqs.max(1);
         let buckets = Buckets { max_tokens: options.max_tokens.max(max_seqs), max_seqs, context };
@@ -58,7 +71,9 @@ impl Engine {
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             plan.memory().check(&device, free_bytes)?;
         }
-        let executor = exec::open(options.device, &plan, model.checkpoint())?;
+        let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
+        let weights = Progress::new(model.checkpoint(), weights_bytes, report);
+        let executor = exec::open(options.device, &plan, &weights)?;
         Ok(Engine {
             model,
             executor,

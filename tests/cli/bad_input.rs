@@ -1,0 +1,157 @@
+//! Every bad input is one or two lines and exit code 2.
+
+use crate::support::{Copy, LLAMA, halfwarp, run, stderr};
+use serde_json::json;
+use std::{fs, path::Path, process::Output};
+
+/// Checks that the user is told `expected` in one or two lines, and that nothing else is printed.
+fn assert_refused(output: &Output, expected: &str) {
+    let error = stderr(output);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!((1..=2).contains(&error.lines().count()), "{error}");
+    assert!(error.contains(expected), "wanted {expected:?} in: {error}");
+    assert!(!error.contains("panicked"), "{error}");
+    assert!(output.stdout.is_empty(), "{:?}", output.stdout);
+}
+
+fn refuses(args: &[&str], expected: &str) {
+    assert_refused(&run(args), expected);
+}
+
+fn generate_refuses(model: &str, expected: &str) {
+    refuses(
+        &["generate", "--device", "cpu", "-m", model, "--tokens", "1,2,3", "-n", "1"],
+        expected,
+    );
+}
+
+#[test]
+fn rejects_wrong_arguments() {
+    refuses(&["generate", "-m", LLAMA], "--prompt");
+    refuses(&["generate", "-m", LLAMA, "--tokens", "1,x"], "--tokens");
+    refuses(&["generate", "-m", LLAMA, "--tokens", "-1"], "-1");
+    refuses(&["generate", "-m", LLAMA, "-p", "a", "--tokens", "1"], "cannot be used with");
+    refuses(&["generate", "-m", LLAMA, "-p", "a", "--system", "b"], "--chat");
+    refuses(&["generate", "--nonsense"], "--nonsense");
+    refuses(&["nonsense"], "nonsense");
+}
+
+#[test]
+fn rejects_sampling_values_out_of_range() {
+    let with = |flag: &str, value: &str, expected: &str| {
+        refuses(&["generate", "-m", LLAMA, "--tokens", "1", &format!("{flag}={value}")], expected);
+    };
+    with("--temp", "-1", "temperature");
+    with("--temp", "NaN", "temperature");
+    with("--top-p", "1.5", "top-p");
+    with("--min-p", "2", "min-p");
+    with("--repeat-penalty", "0", "repetition penalty");
+}
+
+#[test]
+fn rejects_a_device_that_is_not_there() {
+    let on = |device| ["generate", "-m", LLAMA, "--tokens", "1", "--device", device];
+    refuses(&on("gpu"), "gpu");
+    refuses(&on("cuda:99"), "");
+}
+
+#[test]
+fn rejects_prompts_that_the_model_cannot_take() {
+    let with = |extra: &[&str], expected: &str| {
+        refuses(&[&["generate", "--device", "cpu", "-m", LLAMA], extra].concat(), expected);
+    };
+    with(&["-p", "text"], "--tokens");
+    with(&["--chat", "-p", "text"], "tokenizer");
+    with(&["--tokens", "1,2,256"], "256");
+    with(&["--tokens", "1,2,3,4,5", "-c", "4"], "context");
+    with(&["--tokens", "1", "-c", "100000"], "100000");
+}
+
+#[test]
+fn rejects_models_that_are_not_there() {
+    generate_refuses("/no/such/model", "/no/such/model");
+    generate_refuses("no-such-name", "smollm2-135m-instruct");
+    let empty = tempfile::tempdir().unwrap();
+    generate_refuses(empty.path().to_str().unwrap(), "model.safetensors");
+    let fetch = halfwarp(&["generate", "-p", "text"]).env("HALFWARP_CACHE", empty.path()).output();
+    assert_refused(&fetch.unwrap(), "cargo xtask setup");
+}
+
+#[test]
+fn rejects_a_spoilt_configuration() {
+    let spoilt = Copy::new().config(|config| drop(config.remove("hidden_size")));
+    generate_refuses(spoilt.path(), "hidden_size");
+    let spoilt =
+        Copy::new().config(|config| drop(config.insert("model_type".into(), json!("mamba"))));
+    generate_refuses(spoilt.path(), "mamba");
+    let spoilt = Copy::new();
+    fs::write(spoilt.file("config.json"), "{").unwrap();
+    generate_refuses(spoilt.path(), "config.json");
+}
+
+#[test]
+fn rejects_spoilt_safetensors() {
+    let spoilt = Copy::new().weights(|bytes| bytes[..bytes.len() / 2].to_vec());
+    generate_refuses(spoilt.path(), "model.safetensors");
+    let spoilt = Copy::new().weights(|bytes| bytes[..4].to_vec());
+    generate_refuses(spoilt.path(), "model.safetensors");
+    let spoilt = Copy::new().weights(|mut bytes| {
+        bytes[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
+        bytes
+    });
+    generate_refuses(spoilt.path(), "model.safetensors");
+}
+
+#[test]
+fn rejects_hostile_headers() {
+    const NORM: &str = "model.norm.weight";
+    let with = |key: &str, value: serde_json::Value, expected: &str| {
+        let spoilt = Copy::new().header(|header| header[NORM][key] = value);
+        generate_refuses(spoilt.path(), expected);
+    };
+    with("data_offsets", json!([0, 256]), "");
+    with("data_offsets", json!([u64::MAX - 255, u64::MAX]), "");
+    with("shape", json!([1u64 << 60, 1u64 << 60]), "");
+    with("dtype", json!("I8"), "");
+    with("dtype", json!("X9"), "");
+    let missing = Copy::new().header(|header| {
+        let norm = header.remove(NORM).unwrap();
+        header.insert("renamed".into(), norm);
+    });
+    generate_refuses(missing.path(), NORM);
+    let reshaped = Copy::new().header(|header| header[NORM]["shape"] = json!([2, 64]));
+    generate_refuses(reshaped.path(), NORM);
+}
+
+#[test]
+fn rejects_spoilt_gguf() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let with = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        generate_refuses(path.to_str().unwrap(), "model.gguf");
+    };
+    let header = |tensors: u64, values: u64| {
+        [&b"GGUF"[..], &3u32.to_le_bytes(), &tensors.to_le_bytes(), &values.to_le_bytes()].concat()
+    };
+    with(b"");
+    with(b"no model at all, but a text of some length");
+    with(&header(1 << 60, 0));
+    with(&header(0, 1 << 60));
+    with(&header(0, 0));
+}
+
+#[test]
+fn logits_and_perplexity_name_the_file_that_is_wrong() {
+    let missing = "/no/such/directory/out.safetensors";
+    refuses(&["logits", "-m", LLAMA, "--tokens", "1", "-o", missing], "/no/such/directory");
+    let dir = Path::new(LLAMA).to_str().unwrap();
+    refuses(&["logits", "-m", LLAMA, "--tokens", "1", "-o", dir], "directory");
+    refuses(&["perplexity", "-m", LLAMA, "-f", "/no/such/text"], "/no/such/text");
+}
+
+#[test]
+fn ptx_names_what_there_is() {
+    refuses(&["ptx", "show", "no_such_kernel"], "halfwarp ptx list");
+    refuses(&["ptx", "show", "sampling", "--target", "sm_35"], "sm_90a");
+}

@@ -1,0 +1,170 @@
+//! What the commands print and write.
+
+use crate::support::{
+    LLAMA, f32s, generate_json, golden_ids, halfwarp, i32s, join, run, stderr, stdout,
+};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Stdio,
+};
+
+const SMOLLM2: &str = include_str!("../goldens/smollm2/expected.json");
+
+fn greedy(n: &str) -> Value {
+    let prompt = join(&golden_ids(LLAMA, "greedy_prompt"));
+    generate_json(&["-m", LLAMA, "--tokens", &prompt, "--temp", "0", "--ignore-eos", "-n", n])
+}
+
+#[test]
+fn generate_gives_the_goldens_greedy_tokens() {
+    let output = greedy("40");
+    let tokens: Vec<i64> = serde_json::from_value(output["tokens"].clone()).unwrap();
+    assert_eq!(tokens, golden_ids(LLAMA, "greedy_tokens"));
+}
+
+#[test]
+fn json_holds_what_was_asked_and_answered() {
+    let output = greedy("5");
+    let prompt: Vec<i64> = serde_json::from_value(output["prompt_tokens"].clone()).unwrap();
+    assert_eq!(prompt, golden_ids(LLAMA, "greedy_prompt"));
+    assert_eq!(output["tokens"].as_array().unwrap().len(), 5);
+    assert_eq!(output["text"], Value::Null, "the golden has no tokenizer");
+    assert_eq!(output["finish_reason"], "length");
+    for name in ["prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second"] {
+        assert!(output["timings"][name].as_f64().unwrap() > 0.0, "{name}");
+    }
+    assert_eq!(output["timings"]["prompt_n"], prompt.len());
+    assert_eq!(output["timings"]["predicted_n"], 5);
+}
+
+#[test]
+fn nothing_asked_is_nothing_generated() {
+    assert_eq!(greedy("0")["tokens"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn text_without_a_tokenizer_is_the_ids() {
+    let prompt = join(&golden_ids(LLAMA, "greedy_prompt"));
+    let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", &prompt];
+    let output = run(&[&args[..], &["--temp", "0", "--ignore-eos", "-n", "40"]].concat());
+    let expected = format!("{}\n", join(&golden_ids(LLAMA, "greedy_tokens")));
+    assert_eq!(String::from_utf8(output.stdout.clone()).unwrap(), expected);
+    assert!(stderr(&output).contains("tok/s"), "{}", stderr(&output));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text() {
+    let tokens = |seed| {
+        let sampling = ["--temp", "1", "--ignore-eos", "-n", "20", "--seed", seed];
+        generate_json(&[&["-m", LLAMA, "--tokens", "1,2,3"], &sampling[..]].concat())["tokens"]
+            .take()
+    };
+    let first = tokens("1");
+    assert_eq!(first, tokens("1"));
+    assert_ne!(first, tokens("2"));
+}
+
+#[test]
+fn logits_are_the_goldens() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.safetensors");
+    let ids = golden_ids(LLAMA, "input_ids");
+    let out_arg = out.to_str().unwrap();
+    stdout(&["logits", "--device", "cpu", "-m", LLAMA, "--tokens", &join(&ids), "-o", out_arg]);
+    let (got, want) =
+        (fs::read(&out).unwrap(), fs::read(Path::new(LLAMA).join("expected.safetensors")).unwrap());
+    let got = SafeTensors::deserialize(&got).unwrap();
+    let want = SafeTensors::deserialize(&want).unwrap();
+    let got_ids = got.tensor("input_ids").unwrap();
+    assert_eq!(got_ids.dtype(), safetensors::Dtype::I32);
+    assert_eq!(i32s(got_ids.data()).map(i64::from).collect::<Vec<_>>(), ids);
+    let (got, want) = (got.tensor("logits").unwrap(), want.tensor("logits").unwrap());
+    assert_eq!((got.dtype(), got.shape()), (want.dtype(), want.shape()));
+    let (got, want) = (f32s(got.data()), f32s(want.data()));
+    let norm = |values: &mut dyn Iterator<Item = f32>| -> f64 {
+        values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt()
+    };
+    let difference = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w));
+    let relative = difference / norm(&mut want.iter().copied());
+    assert!(relative < 1e-4, "{relative}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[test]
+fn ptx_list_names_what_ptx_show_shows() {
+    let list = stdout(&["ptx", "list"]);
+    let mut lines = list.lines();
+    assert!(lines.next().unwrap().starts_with("KERNEL"));
+    for line in lines {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        for target in ["sm_80", "sm_90a"] {
+            let entry = stdout(&["ptx", "show", words[0], "--target", target]);
+            assert!(entry.contains(&format!(".entry {}(", words[0])), "{entry}");
+            let module = stdout(&["ptx", "show", words[1], "--target", target]);
+            assert!(module.contains(&format!(".target {target}")) && module.contains(&entry));
+        }
+    }
+}
+
+#[test]
+fn doctor_says_what_is_there() {
+    let cache = tempfile::tempdir().unwrap();
+    let output = halfwarp(&["doctor"]).env("HALFWARP_CACHE", cache.path()).output().unwrap();
+    assert!(output.status.success());
+    let report = String::from_utf8(output.stdout).unwrap();
+    for what in ["driver", "CPU", "sm_90a", "cache", "cargo xtask setup"] {
+        assert!(report.contains(what), "wanted {what:?} in: {report}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "50"];
+    let output = halfwarp(&args).stdout(writer).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_the_machines_fault() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "50"];
+    let output = halfwarp(&args).stdout(Stdio::from(full)).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("stdout"), "{}", stderr(&output));
+}
+
+#[test]
+fn the_default_model_answers_as_the_golden() {
+    let expected: Value = serde_json::from_str(SMOLLM2).unwrap();
+    let chat = &expected["chats"][1];
+    let prompt = chat["prompt"].as_str().unwrap();
+    let output = generate_json(&["--chat", "-p", prompt, "--temp", "0", "-n", "48"]);
+    assert_eq!(output["prompt_tokens"], chat["prompt_tokens"]);
+    assert_eq!(output["tokens"], chat["greedy_tokens"]);
+    assert_eq!(output["text"], "The capital of France is Paris.");
+    assert_eq!(output["finish_reason"], "stop");
+}
+
+#[test]
+fn the_default_model_tokenizes_and_predicts_as_the_golden() {
+    let expected: Value = serde_json::from_str(SMOLLM2).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text.txt");
+    for text in expected["texts"].as_array().unwrap() {
+        let ids: Vec<i64> = serde_json::from_value(text["tokens"].clone()).unwrap();
+        let prompt = text["text"].as_str().unwrap();
+        assert_eq!(stdout(&["tokenize", "-p", prompt]), format!("{}\n", join(&ids)));
+        fs::write(&file, prompt).unwrap();
+        let report = stdout(&["perplexity", "--device", "cpu", "-f", file.to_str().unwrap()]);
+        let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
+        let golden = text["mean_nll"].as_f64().unwrap();
+        assert!((nll - golden).abs() < 1e-3, "{nll}, golden {golden}");
+    }
+}
