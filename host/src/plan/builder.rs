@@ -55,8 +55,15 @@ impl PlanBuilder {
     }
 
     /// The plan, with its outputs.
+    ///
+    /// # Panics
+    /// If its shapes do not agree ([`Plan::check`]): a plan is built by code, never from a file's numbers unchecked.
     pub fn finish(self, bounds: Bounds, kv: KvLayout, logits: View, next_tokens: View) -> Plan {
         let PlanBuilder { tensors, weights, constants, ops } = self;
-        Plan { bounds, tensors, weights, constants, kv, ops, logits, next_tokens }
+        let plan = Plan { bounds, tensors, weights, constants, kv, ops, logits, next_tokens };
+        if let Err(error) = plan.check() {
+            panic!("{error}");
+        }
+        plan
     }
 }

@@ -4,6 +4,7 @@
 //! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds ([`Bounds`]).
 
 mod builder;
+mod check;
 mod cost;
 mod dtype;
 mod kv;

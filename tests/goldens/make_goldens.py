@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Makes the goldens of the families and the kinds of RoPE: tiny models with random weights, and what transformers
+computes with them in float32.
+
+    python make_goldens.py [--out DIR] [NAME ..]        (torch, transformers 5.17)
+
+Writes DIR/NAME/{config.json, generation_config.json, model.safetensors, expected.safetensors} for every model below. The
+weights are drawn in float32 and rounded to float16, as they are saved; everything else, the frequencies of RoPE
+included, stays in float32.
+"""
+
+import argparse
+import json
+import pathlib
+
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+NUM_TOKENS = 100
+PROMPT_LEN = 20
+GREEDY_LEN = 40
+# A greedy token whose lead over the second is smaller could be lost to rounding: another seed then.
+MIN_MARGIN = 1e-3
+
+# Sizes that every model has unless it says otherwise.
+SIZES = dict(
+    vocab_size=128,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+def rope(rope_type, rope_theta=10000.0, **parameters):
+    return dict(rope_type=rope_type, rope_theta=rope_theta, **parameters)
+
+
+def longrope(**parameters):
+    short_factor = [1.0 + 0.05 * i for i in range(16)]
+    long_factor = [1.2 + 0.3 * i for i in range(16)]
+    return rope("longrope", short_factor=short_factor, long_factor=long_factor, **parameters)
+
+
+# Phi-3 needs heads of hidden_size / num_attention_heads: 32.
+PHI3 = dict(num_attention_heads=2, num_key_value_heads=1)
+
+MODELS = {
+    # Windows smaller than the sequence, on every layer and on some.
+    "mistral-window": MistralConfig(**SIZES, sliding_window=16),
+    "qwen2-window": Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=1
+    ),
+    # QK-norm; heads larger than hidden_size / num_attention_heads.
+    "qwen3": Qwen3Config(
+        **SIZES, head_dim=32, tie_word_embeddings=True, rope_parameters=rope("default", 1e6)
+    ),
+    # Seven query heads share a KV head.
+    "llama-group7": LlamaConfig(
+        **SIZES | dict(hidden_size=56, num_attention_heads=14),
+        head_dim=16,
+        tie_word_embeddings=True,
+    ),
+    "llama-bias": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    # Every way to stretch the context. The wavelengths of these heads reach from 6 to 20,000 positions.
+    "llama-linear": LlamaConfig(**SIZES, rope_parameters=rope("linear", factor=4.0)),
+    "llama-llama3": LlamaConfig(
+        **SIZES,
+        rope_parameters=rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "qwen2-yarn": Qwen2Config(
+        **SIZES, rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=128)
+    ),
+    # The whole context, and the sequence, within the training's ...
+    "phi3-longrope-short": Phi3Config(
+        **SIZES | PHI3 | dict(max_position_embeddings=128),
+        original_max_position_embeddings=128,
+        rope_parameters=longrope(factor=4.0),
+    ),
+    # ... and beyond it from the first prompt on.
+    "phi3-longrope-long": Phi3Config(
+        **SIZES | PHI3, original_max_position_embeddings=16, rope_parameters=longrope()
+    ),
+    "phi3-partial-rotary": Phi3Config(
+        **SIZES | PHI3, rope_parameters=rope("default", partial_rotary_factor=0.75)
+    ),
+}
+
+# Models whose config.json is written in the old spelling: `rope_theta` and `rope_scaling` with `type`.
+OLD_SPELLING = ["llama-linear", "phi3-longrope-long"]
+
+
+def random_model(config, seed):
+    """A model whose scores and logits spread widely enough for a wrong mask, head or angle to show."""
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                values = 1.0 + 0.1 * noise
+            elif name.endswith("bias"):
+                values = 0.3 * noise
+            elif "embed_tokens" in name:
+                values = 0.3 * noise
+            else:
+                values = 1.5 * noise / parameter.shape[1] ** 0.5
+            # Parameters alone: `model.half()` would round the frequencies of RoPE too.
+            parameter.copy_(values.half().float())
+    return model
+
+
+@torch.no_grad()
+def logits(model, tokens):
+    """Logits of every token, [tokens, vocab_size], with no cache."""
+    return model(tokens[None], use_cache=False).logits[0]
+
+
+def greedy(model, prompt):
+    """The most likely continuation and the smallest lead of a token over the second."""
+    tokens, margin = prompt, float("inf")
+    for _ in range(GREEDY_LEN):
+        top = logits(model, tokens)[-1].topk(2)
+        margin = min(margin, (top.values[0] - top.values[1]).item())
+        tokens = torch.cat([tokens, top.indices[:1]])
+    return tokens[len(prompt) :], margin
+
+
+def old_spelling(path):
+    config = json.loads(path.read_text())
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    config["rope_scaling"] = {"type": parameters.pop("rope_type")} | {
+        key: value
+        for key, value in parameters.items()
+        if key in ("factor", "short_factor", "long_factor")
+    }
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def make(name, config, out):
+    """Writes one model, and checks that what is on disk gives the logits that are written beside it."""
+    for seed in range(100):
+        model = random_model(config, seed)
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(3, config.vocab_size, (NUM_TOKENS,), generator=generator)
+        prompt = torch.randint(3, config.vocab_size, (PROMPT_LEN,), generator=generator)
+        continuation, margin = greedy(model, prompt)
+        if margin > MIN_MARGIN:
+            break
+    else:
+        raise SystemExit(f"{name}: no seed has a greedy margin over {MIN_MARGIN}")
+    want = logits(model, tokens)
+
+    out.mkdir(parents=True, exist_ok=True)
+    model.half().save_pretrained(out)
+    if name in OLD_SPELLING:
+        old_spelling(out / "config.json")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        out, dtype=torch.float32, attn_implementation="eager"
+    )
+    difference = (logits(loaded.eval(), tokens) - want).norm() / want.norm()
+    assert difference < 1e-6, f"{name}: reloaded, it is off by {difference}"
+    expected = dict(
+        input_ids=tokens.int(),
+        logits=want,
+        greedy_prompt=prompt.int(),
+        greedy_tokens=continuation.int(),
+    )
+    save_file(expected, out / "expected.safetensors")
+    num_bytes = sum(file.stat().st_size for file in out.iterdir())
+    print(f"{name}: seed {seed}, smallest greedy margin {margin:.3f}, {num_bytes} bytes")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these models")
+    args = parser.parse_args()
+    for name in args.names or MODELS:
+        make(name, MODELS[name], args.out / name)
+
+
+if __name__ == "__main__":
+    main()

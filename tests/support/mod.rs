@@ -1,0 +1,30 @@
+//! What integration tests and benches share: where the data is, and what there is to run on.
+
+use halfwarp::exec::Device;
+use std::path::{Path, PathBuf};
+
+/// The folder `tests`, also where the binary has been carried to another machine: `$HALFWARP_TEST_DATA`, else the
+/// repository's, else that of the current directory.
+pub fn data_dir() -> PathBuf {
+    if let Some(dir) = std::env::var_os("HALFWARP_TEST_DATA") {
+        return dir.into();
+    }
+    let in_repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
+    if in_repository.is_dir() { in_repository } else { "tests".into() }
+}
+
+/// SmolLM2-135M-Instruct in the model cache, if it was fetched.
+pub fn smollm2() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).map(PathBuf::from);
+    let cache = set("HALFWARP_CACHE")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("halfwarp")))
+        .or_else(|| Some(set("HOME")?.join(".cache/halfwarp")))?;
+    let file = cache.join("models/smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf");
+    file.is_file().then_some(file)
+}
+
+/// Every executor, by name, and whether this machine has it.
+pub fn devices() -> [(&'static str, Device, bool); 2] {
+    [("cpu", Device::Cpu), ("cuda", Device::Cuda(0))]
+        .map(|(name, device)| (name, device, device.free_memory().is_ok()))
+}
