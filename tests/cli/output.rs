@@ -1,7 +1,7 @@
 //! What the commands print and write.
 
 use crate::support::{
-    LLAMA, f32s, generate_json, golden_ids, halfwarp, i32s, join, run, stderr, stdout,
+    LLAMA, QWEN3, f32s, generate_json, golden_ids, halfwarp, i32s, join, run, stderr, stdout,
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -71,11 +71,11 @@ fn the_same_seed_gives_the_same_text() {
 fn logits_are_the_goldens() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out.safetensors");
-    let ids = golden_ids(LLAMA, "input_ids");
+    let ids = golden_ids(QWEN3, "input_ids");
     let out_arg = out.to_str().unwrap();
-    stdout(&["logits", "--device", "cpu", "-m", LLAMA, "--tokens", &join(&ids), "-o", out_arg]);
+    stdout(&["logits", "--device", "cpu", "-m", QWEN3, "--tokens", &join(&ids), "-o", out_arg]);
     let (got, want) =
-        (fs::read(&out).unwrap(), fs::read(Path::new(LLAMA).join("expected.safetensors")).unwrap());
+        (fs::read(&out).unwrap(), fs::read(Path::new(QWEN3).join("expected.safetensors")).unwrap());
     let got = SafeTensors::deserialize(&got).unwrap();
     let want = SafeTensors::deserialize(&want).unwrap();
     let got_ids = got.tensor("input_ids").unwrap();

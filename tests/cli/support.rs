@@ -9,9 +9,13 @@ use std::{
 };
 use tempfile::TempDir;
 
+/// With no tokenizer, as every golden.
 pub const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
 
-/// The binary, on the CPU unless the arguments say otherwise.
+/// Nothing about this one is rounded: its logits are held to 1e-4.
+pub const QWEN3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/qwen3");
+
+/// The binary.
 pub fn halfwarp(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_halfwarp"));
     command.args(args);

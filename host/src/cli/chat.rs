@@ -5,9 +5,9 @@ use super::{
     model::EngineArgs,
     prompt::{message, opening, render, text},
     sampling::SamplingArgs,
-    session, terminal,
+    session,
 };
-use halfwarp::{Engine, Message, Model, Request, TextStream};
+use halfwarp::{Engine, Message, Model, Request};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use std::path::PathBuf;
 
@@ -70,17 +70,14 @@ fn answer(
     messages: &[Message],
     args: &Args,
 ) -> Result<String, Failure> {
-    let tokenizer = &text(model)?.tokenizer;
     let request = Request {
         prompt: render(model, messages)?,
         max_new_tokens: None,
         sampling: args.sampling.sampling(),
         stop_tokens: model.stop_tokens().to_vec(),
     };
-    let mut stream = TextStream::new(tokenizer);
-    let result = session::generate(engine, request, |token| terminal::print(&stream.push(token)));
-    terminal::print(&format!("{}\n", stream.finish()))?;
-    Ok(tokenizer.decode(&result?.tokens, true))
+    let generation = session::stream(model, engine, request)?;
+    Ok(text(model)?.tokenizer.decode(&generation.tokens, true))
 }
 
 /// Where the lines are kept from one chat to the next.

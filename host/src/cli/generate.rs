@@ -9,7 +9,7 @@ use super::{
     terminal,
 };
 use clap::ValueEnum;
-use halfwarp::{Engine, FinishReason, Model, Request, TextStream};
+use halfwarp::{Engine, FinishReason, Model, Request};
 use serde::Serialize;
 
 /// Arguments of `halfwarp generate`.
@@ -62,39 +62,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let request =
         Request { prompt, max_new_tokens: args.n, sampling: args.sampling.sampling(), stop_tokens };
     match args.output_format {
-        OutputFormat::Text => stream(&model, &mut engine, request),
-        OutputFormat::Json => json(&model, &mut engine, request),
+        OutputFormat::Text => session::stream(&model, &mut engine, request)?,
+        OutputFormat::Json => json(&model, &mut engine, request)?,
     }
-}
-
-fn stream(model: &Model, engine: &mut Engine, request: Request) -> Result<(), Failure> {
-    let generation = match model.text() {
-        Some(text) => {
-            let mut stream = TextStream::new(&text.tokenizer);
-            let result =
-                session::generate(engine, request, |token| terminal::print(&stream.push(token)));
-            terminal::print(&format!("{}\n", stream.finish()))?;
-            result?
-        }
-        None => stream_ids(engine, request)?,
-    };
-    generation.timings.print(engine);
+    .timings
+    .print(&engine);
     Ok(())
 }
 
-/// Without a tokenizer: the ids, separated by commas.
-fn stream_ids(engine: &mut Engine, request: Request) -> Result<Generation, Failure> {
-    let mut separator = "";
-    let result = session::generate(engine, request, |token| {
-        terminal::print(&format!("{separator}{token}"))?;
-        separator = ",";
-        Ok(())
-    });
-    terminal::print("\n")?;
-    result
-}
-
-fn json(model: &Model, engine: &mut Engine, request: Request) -> Result<(), Failure> {
+/// All at the end, as one line.
+fn json(model: &Model, engine: &mut Engine, request: Request) -> Result<Generation, Failure> {
     let (prompt_tokens, seed) = (request.prompt.clone(), request.sampling.seed);
     let generation = session::generate(engine, request, |_| Ok(()))?;
     let output = Output {
@@ -112,6 +89,5 @@ fn json(model: &Model, engine: &mut Engine, request: Request) -> Result<(), Fail
     };
     let json = serde_json::to_string(&output).expect("numbers and strings are JSON");
     terminal::print(&format!("{json}\n"))?;
-    generation.timings.print(engine);
-    Ok(())
+    Ok(generation)
 }

@@ -1,8 +1,12 @@
 //! `halfwarp logits`.
 
 use super::{failure::Failure, interrupt, model::EngineArgs, prompt::PromptArgs};
-use safetensors::{Dtype, SafeTensorError, serialize_to_file, tensor::TensorView};
-use std::path::{Path, PathBuf};
+use serde_json::json;
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `halfwarp logits`.
 #[derive(clap::Args)]
@@ -38,11 +42,24 @@ fn check_output(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn write(path: &Path, input_ids: &[u32], logits: &[f32]) -> Result<(), SafeTensorError> {
+fn write(path: &Path, input_ids: &[u32], logits: &[f32]) -> io::Result<()> {
     let num_tokens = input_ids.len();
-    let shape = vec![num_tokens, logits.len() / num_tokens];
+    let (ids_end, logits_end) = (4 * num_tokens, 4 * (num_tokens + logits.len()));
+    let header = json!({
+        "input_ids": {"dtype": "I32", "shape": [num_tokens], "data_offsets": [0, ids_end]},
+        "logits": {
+            "dtype": "F32",
+            "shape": [num_tokens, logits.len() / num_tokens],
+            "data_offsets": [ids_end, logits_end],
+        },
+    })
+    .to_string();
+    // Padded with spaces, so that the data is aligned in a mapped file.
+    let len = header.len().next_multiple_of(8);
+    let mut file = File::create(path)?;
+    file.write_all(&(len as u64).to_le_bytes())?;
+    file.write_all(format!("{header:len$}").as_bytes())?;
     // Ids are far below 2^31: the bytes of a u32 are those of the i32.
-    let ids = TensorView::new(Dtype::I32, vec![num_tokens], bytemuck::cast_slice(input_ids))?;
-    let logits = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(logits))?;
-    serialize_to_file([("input_ids", ids), ("logits", logits)], None, path)
+    file.write_all(bytemuck::cast_slice(input_ids))?;
+    file.write_all(bytemuck::cast_slice(logits))
 }

@@ -1,7 +1,7 @@
 //! One request from its prompt to its last token, timed.
 
-use super::{failure::Failure, interrupt};
-use halfwarp::{Engine, EventKind, FinishReason, Request};
+use super::{failure::Failure, interrupt, terminal};
+use halfwarp::{Engine, EventKind, FinishReason, Model, Request, TextStream};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,26 @@ impl Timings {
             self.predicted_per_second
         );
     }
+}
+
+/// Runs `request` to its end, or until Ctrl-C, and streams what it brings to stdout as a line: text, or for a model
+/// with no tokenizer the ids.
+pub fn stream(model: &Model, engine: &mut Engine, request: Request) -> Result<Generation, Failure> {
+    let mut text = model.text().map(|text| TextStream::new(&text.tokenizer));
+    let mut separator = "";
+    let result = generate(engine, request, |token| {
+        let piece = match &mut text {
+            Some(text) => text.push(token),
+            None => format!("{separator}{token}"),
+        };
+        separator = ",";
+        terminal::print(&piece)
+    });
+    if matches!(result, Ok(_) | Err(Failure::Interrupted)) {
+        terminal::print(&text.map_or_else(String::new, |text| text.finish()))?;
+        terminal::print("\n")?;
+    }
+    result
 }
 
 /// Runs `request` to its end, or until Ctrl-C; each token goes to `on_token` as it comes.
