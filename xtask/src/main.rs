@@ -53,10 +53,16 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
 
 /// From a fresh clone to text, on whatever device is there.
 fn demo() -> Result<()> {
-    const PROMPT: &str = "In two sentences: why is the sky blue?";
+    const GENERATE: [&str; 6] =
+        ["generate", "--chat", "-n", "200", "-p", "In two sentences: why is the sky blue?"];
     setup::run()?;
     process::show(process::cargo()?.args(["build", "--release", "--package", "halfwarp"]))?;
-    eprintln!("\n$ halfwarp generate --chat -p {PROMPT:?}");
+    eprintln!("\n$ halfwarp {}", GENERATE.map(quoted).join(" "));
     let run = ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
-    process::show(process::cargo()?.args(run).args(["generate", "--chat", "-p", PROMPT]))
+    process::show(process::cargo()?.args(run).args(GENERATE))
+}
+
+/// A word as one would type it.
+fn quoted(word: &str) -> String {
+    if word.contains(' ') { format!("{word:?}") } else { word.to_owned() }
 }

@@ -21,6 +21,9 @@ pub struct Args {
     /// The system prompt
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
+    /// Tokens of an answer at most [default: until the model or the context ends it]
+    #[arg(short, long = "n-predict", visible_alias = "predict", value_name = "N")]
+    n: Option<usize>,
 }
 
 /// Reads a line, answers it, and so on until the input ends.
@@ -72,7 +75,7 @@ fn answer(
 ) -> Result<String, Failure> {
     let request = Request {
         prompt: render(model, messages)?,
-        max_new_tokens: None,
+        max_new_tokens: args.n,
         sampling: args.sampling.sampling(),
         stop_tokens: model.stop_tokens().to_vec(),
     };

@@ -76,7 +76,8 @@ fn parse() -> Result<Cli, Failure> {
 
 /// clap's message up to its usage, on one line, and where help is.
 fn mistake(message: &str) -> String {
-    let what = message.split("\n\nUsage:").next().unwrap_or_default();
-    let words: Vec<&str> = what.trim_start_matches("error: ").split_whitespace().collect();
+    let end = ["\n\nUsage:", "\n\nFor more"].iter().filter_map(|next| message.find(next)).min();
+    let what = message[..end.unwrap_or(message.len())].trim_start_matches("error: ");
+    let words: Vec<&str> = what.split_whitespace().collect();
     format!("{}\nhalfwarp COMMAND --help lists the arguments", words.join(" "))
 }
