@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use libtest_mimic::{Arguments, Trial};
 
+#[path = "text/chats.rs"]
+mod chats;
 #[path = "text/fixtures.rs"]
 mod fixtures;
 #[path = "text/smollm2.rs"]
@@ -17,7 +19,7 @@ mod tokenizers;
 fn main() {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> =
-        [tokenizers::trials(), smollm2::trials()].into_iter().flatten().collect();
+        [tokenizers::trials(), chats::trials(), smollm2::trials()].into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit();
 }
 
