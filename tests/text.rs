@@ -11,6 +11,8 @@ use libtest_mimic::{Arguments, Trial};
 mod chats;
 #[path = "text/fixtures.rs"]
 mod fixtures;
+#[path = "text/hostile.rs"]
+mod hostile;
 #[path = "text/smollm2.rs"]
 mod smollm2;
 #[path = "text/tokenizers.rs"]
@@ -19,7 +21,10 @@ mod tokenizers;
 fn main() {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> =
-        [tokenizers::trials(), chats::trials(), smollm2::trials()].into_iter().flatten().collect();
+        [tokenizers::trials(), chats::trials(), hostile::trials(), smollm2::trials()]
+            .into_iter()
+            .flatten()
+            .collect();
     libtest_mimic::run(&arguments, trials).exit();
 }
 
