@@ -10,8 +10,10 @@ use serde_json::json;
 use crate::fixtures::{self, metadata, read, string};
 use crate::trial;
 
-const TEMPLATES: [&str; 9] =
-    ["features", "llama2", "llama3", "llama3_1", "mistral", "phi3", "qwen2_5", "qwen3", "smollm2"];
+const TEMPLATES: [&str; 10] = [
+    "features", "python", "llama2", "llama3", "llama3_1", "mistral", "phi3", "qwen2_5", "qwen3",
+    "smollm2",
+];
 
 pub fn trials() -> Vec<Trial> {
     let oracle = TEMPLATES.into_iter().map(|name| {

@@ -12,22 +12,20 @@ use crate::fixtures::{ids, read};
 use crate::trial;
 
 pub fn trials() -> Vec<Trial> {
-    let tests: [(&str, fn(&Text)); 4] = [
-        ("smollm2::token_ids_match_golden", token_ids_match_golden),
-        ("smollm2::chats_match_golden", chats_match_golden),
-        ("smollm2::answers_stream", answers_stream),
-        ("smollm2::stops_at_the_end_of_a_turn", stops_at_the_end_of_a_turn),
-    ];
+    vec![
+        of_model("smollm2::token_ids_match_golden", token_ids_match_golden),
+        of_model("smollm2::chats_match_golden", chats_match_golden),
+        of_model("smollm2::answers_stream", answers_stream),
+        of_model("smollm2::stops_at_the_end_of_a_turn", stops_at_the_end_of_a_turn),
+    ]
+}
+
+/// A trial that needs the model.
+fn of_model(name: &str, test: fn(&Text)) -> Trial {
     let path = model_path();
-    tests
-        .into_iter()
-        .map(|(name, test)| {
-            let ignored = path.is_none();
-            let path = path.clone();
-            trial(name, move || test(&open(&path.expect("not run without the model"))))
-                .with_ignored_flag(ignored)
-        })
-        .collect()
+    let ignored = path.is_none();
+    let test = move || test(&open(&path.expect("not run without the model")));
+    trial(name, test).with_ignored_flag(ignored)
 }
 
 /// Where `cargo xtask` puts the model, if it is there.

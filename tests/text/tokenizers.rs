@@ -38,6 +38,7 @@ pub fn trials() -> Vec<Trial> {
             }),
             trial("tokenizers::sentencepiece_decodes", sentencepiece_decodes),
             trial("tokenizers::bos_and_eos_as_the_file_says", bos_and_eos_as_the_file_says),
+            trial("tokenizers::whole_words_before_merges", whole_words_before_merges),
             trial("tokenizers::phi3_special_tokens_take_space", phi3_special_tokens_take_space),
             trial("tokenizers::stream_is_decode_in_parts", stream_is_decode_in_parts),
             trial("tokenizers::stream_never_splits_a_character", stream_never_splits_a_character),
@@ -134,6 +135,23 @@ fn bos_and_eos_as_the_file_says() {
     assert_eq!(add("qwen2", "eos", true), [a, 7]);
     // SentencePiece's defaults: BOS is 1, and added.
     assert_eq!(encode(fixtures::sentencepiece())[0], 1);
+}
+
+/// Llama 3's and Tekken's vocabularies have words that no merge leads to.
+fn whole_words_before_merges() {
+    for (kind, is_whole) in [("llama-bpe", true), ("tekken", true), ("dbrx", false)] {
+        let mut metadata = fixtures::byte_level(kind);
+        let word = "qzjxv";
+        let new = [("tokens", fixtures::string(word)), ("token_type", Value::I32(1))];
+        for (key, value) in new {
+            let array = metadata.0.get_mut(&format!("tokenizer.ggml.{key}"));
+            let Some(Value::Array(values)) = array else { panic!("{key} is an array") };
+            values.push(value);
+        }
+        let tokenizer = fixtures::text(&metadata).tokenizer;
+        let ids = tokenizer.encode(word, false).expect("a text of tokens");
+        assert_eq!(ids.len() == 1, is_whole, "{kind}: {ids:?}");
+    }
 }
 
 fn phi3_special_tokens_take_space() {

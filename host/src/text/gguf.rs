@@ -38,7 +38,7 @@ pub(super) fn chat_template(
         Ok(special_id(metadata, name)?.and_then(|id| tokenizer.id_to_token(id)))
     };
     let special = SpecialTokens { bos_token: text("bos")?, eos_token: text("eos")? };
-    Ok(Some(ChatTemplate::new(source.to_owned(), special)))
+    Ok(Some(ChatTemplate::new(source, special)))
 }
 
 /// `tokenizer.ggml.<name>_token_id`.

@@ -38,7 +38,7 @@ pub(super) fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, TextErro
         bos_token: config.bos_token.map(TokenText::content),
         eos_token: config.eos_token.map(TokenText::content),
     };
-    Ok(source.map(|source| ChatTemplate::new(source, special)))
+    Ok(source.map(|source| ChatTemplate::new(&source, special)))
 }
 
 /// Reads a JSON file; `None` if it is not there.

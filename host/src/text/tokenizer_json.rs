@@ -42,12 +42,11 @@ const PRE_TOKENIZERS: &[&str] = &[
 
 /// The tokenizer that `bytes` describe.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tokenizer, TextError> {
-    if let Ok(ModelKind { model: Kind { kind: Some(kind) } }) = serde_json::from_slice(bytes)
-        && kind != "BPE"
-    {
-        return Err(unsupported("model", &kind));
-    }
-    let file: File = serde_json::from_slice(bytes).map_err(library_error)?;
+    let file: File =
+        serde_json::from_slice(bytes).map_err(|error| match serde_json::from_slice(bytes) {
+            Ok(ModelKind { model: Kind { kind } }) if kind != "BPE" => unsupported("model", &kind),
+            _ => library_error(error),
+        })?;
     file.build()
 }
 
@@ -74,6 +73,7 @@ struct FileToken {
     token: AddedToken,
 }
 
+/// What is read of a file whose model is of another kind.
 #[derive(serde::Deserialize)]
 struct ModelKind {
     model: Kind,
@@ -82,11 +82,13 @@ struct ModelKind {
 #[derive(serde::Deserialize)]
 struct Kind {
     #[serde(rename = "type")]
-    kind: Option<String>,
+    kind: String,
 }
 
 #[derive(serde::Deserialize)]
 struct Model {
+    #[serde(rename = "type")]
+    kind: Option<String>,
     vocab: Vocab,
     merges: Vec<Merge>,
     unk_token: Option<String>,
@@ -127,6 +129,9 @@ impl File {
 
 impl Model {
     fn parts(self) -> Result<Parts, TextError> {
+        if let Some(kind) = self.kind.filter(|kind| kind != "BPE") {
+            return Err(unsupported("model", &kind));
+        }
         let affixes = [
             ("continuing_subword_prefix", &self.continuing_subword_prefix),
             ("end_of_word_suffix", &self.end_of_word_suffix),
