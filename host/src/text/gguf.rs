@@ -116,7 +116,7 @@ fn added(
     }
     let id = special_id(metadata, name)?.or(default).ok_or_else(|| {
         let key = format!("tokenizer.ggml.{name}_token_id");
-        wrong(&key, format!("is missing, where add_{name}_token is set"))
+        wrong(&key, "is missing, and the tokenizer adds it to texts".to_owned())
     })?;
     Ok(vec![id])
 }

@@ -10,6 +10,7 @@ mod error;
 mod gguf;
 mod hf;
 mod merges;
+mod pipeline;
 mod pre_tokenizer;
 mod stop;
 mod strftime;
