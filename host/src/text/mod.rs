@@ -10,11 +10,13 @@ mod error;
 mod gguf;
 mod hf;
 mod merges;
+mod pipeline;
 mod pre_tokenizer;
 mod stop;
 mod strftime;
 mod template;
 mod tokenizer;
+mod tokenizer_json;
 
 use std::path::Path;
 

@@ -50,8 +50,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    pub(super) fn new(source: String, special: SpecialTokens) -> Self {
-        Self { source, special }
+    pub(super) fn new(source: &str, special: SpecialTokens) -> Self {
+        Self { source: join_continued_lines(&source.replace("\r\n", "\n")), special }
     }
 
     /// The text of the prompt, to be encoded without adding special tokens.
@@ -85,6 +85,33 @@ impl fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChatTemplate").field("special", &self.special).finish_non_exhaustive()
     }
+}
+
+/// Joins lines inside a tag's strings at a backslash, as Python's strings do and minijinja's don't.
+fn join_continued_lines(source: &str) -> String {
+    let mut joined = String::with_capacity(source.len());
+    let mut in_tag = false;
+    let mut open_quote = None;
+    let mut chars = source.chars().peekable();
+    while let Some(char) = chars.next() {
+        let next = chars.peek().copied();
+        match (open_quote, char, next) {
+            (Some(_), '\\', Some(escaped)) => {
+                chars.next();
+                if escaped != '\n' {
+                    joined.extend([char, escaped]);
+                }
+                continue;
+            }
+            (Some(quote), ..) if quote == char => open_quote = None,
+            (None, '\'' | '"', _) if in_tag => open_quote = Some(char),
+            (None, '{', Some('{' | '%')) => in_tag = true,
+            (None, '}' | '%', Some('}')) => in_tag = false,
+            _ => {}
+        }
+        joined.push(char);
+    }
+    joined
 }
 
 fn environment() -> Result<Environment<'static>, Error> {
