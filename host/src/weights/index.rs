@@ -34,7 +34,8 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Reads an index: the shard's file name of each tensor, every one a plain name inside the index's own directory.
+/// Reads an index: the shard's file name of each tensor, every one a plain name inside the index's
+/// own directory.
 ///
 /// # Errors
 /// Any [`IndexError`].

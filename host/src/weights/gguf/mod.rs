@@ -1,7 +1,7 @@
 //! GGUF v2 and v3, little-endian.
 //!
-//! `"GGUF"`, version u32, tensor count u64, key count u64; the key-value pairs; the tensor descriptions; then, at the
-//! next multiple of `general.alignment`, the data.
+//! `"GGUF"`, version u32, tensor count u64, key count u64; the key-value pairs; the tensor
+//! descriptions; then, at the next multiple of `general.alignment`, the data.
 //!
 //! Source: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
@@ -30,7 +30,8 @@ pub struct Gguf {
     pub tensors: Tensors,
 }
 
-/// Reads the metadata and the tensor descriptions of a GGUF file, and checks them against the file's length.
+/// Reads the metadata and the tensor descriptions of a GGUF file, and checks them against the
+/// file's length.
 ///
 /// # Errors
 /// Any [`GgufError`].
