@@ -78,8 +78,11 @@ pub enum GgufError {
     #[error("{0} stands twice")]
     Duplicate(String),
     /// `general.alignment` is not usable.
-    #[error("general.alignment should be a power of two as u32, it is {0}")]
-    Alignment(String),
+    #[error(
+        "general.alignment should be a power of two below 2^32, it is {}",
+        .0.map_or(String::from("no such number"), |stated| stated.to_string())
+    )]
+    Alignment(Option<u64>),
     /// More dimensions than ggml has.
     #[error("tensor {} has {num_dims} dimensions; GGUF has at most 4", shown(tensor))]
     NumDims {

@@ -14,7 +14,7 @@ mod value;
 pub use error::GgufError;
 pub use metadata::{Metadata, Value};
 
-use super::{Tensors, shown};
+use super::Tensors;
 use reader::Reader;
 use tensors::Description;
 
@@ -54,8 +54,12 @@ pub fn parse(bytes: &[u8]) -> Result<Gguf, GgufError> {
     }
     let alignment = match metadata.get("general.alignment") {
         None => DEFAULT_ALIGNMENT,
-        Some(&Value::U32(alignment)) if alignment.is_power_of_two() => alignment,
-        Some(other) => return Err(GgufError::Alignment(shown(&format!("{other:?}")))),
+        Some(value) => {
+            let stated = value.as_u64();
+            let alignment = stated.and_then(|stated| u32::try_from(stated).ok());
+            let alignment = alignment.filter(|alignment| alignment.is_power_of_two());
+            alignment.ok_or(GgufError::Alignment(stated))?
+        }
     };
     let mut descriptions = Vec::new();
     for index in 0..num_tensors {
