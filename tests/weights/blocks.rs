@@ -41,9 +41,10 @@ fn dequantize(type_id: u32, block: &[u8], elems: u64) -> Vec<f32> {
     checkpoint.read_f32("x").unwrap()
 }
 
-/// Levels of `bits` bits that repeat at no period of a block.
+/// Levels of `bits` bits in no order (Fibonacci hashing), so that no two groups are alike.
 fn levels(elems: usize, bits: u32) -> Vec<u8> {
-    (0..elems).map(|i| ((i * i + 3 * i) >> 2) as u8 & ((1 << bits) - 1)).collect()
+    let hashes = (0..elems as u32).map(|i| (i + 1).wrapping_mul(2654435769));
+    hashes.map(|hash| ((hash ^ hash >> 15) >> (32 - bits)) as u8).collect()
 }
 
 /// Nibbles of 32 levels, element `i` below element `i + 16`.

@@ -49,6 +49,9 @@ fn rejects_a_header_beyond_the_file() {
         let expected = length.to_string();
         assert_error!(parse(&bytes), SafetensorsError::HeaderLength { .. }, &expected);
     }
+    let mut long = vec![0; 100_000_009];
+    long[..8].copy_from_slice(&u64::to_le_bytes(100_000_001));
+    assert_error!(parse(&long), SafetensorsError::HeaderLength { .. }, "100 MB");
 }
 
 #[test]
