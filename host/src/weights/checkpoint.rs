@@ -43,11 +43,12 @@ struct Located {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory (`config.json` with `model.safetensors` or `model.safetensors.index.json` and its
-    /// shards) or a GGUF file, and checks every header against its file. No weight is read yet.
+    /// Opens a Hugging Face directory (`config.json` with `model.safetensors` or
+    /// `model.safetensors.index.json` and its shards) or a GGUF file, and checks every header
+    /// against its file. No weight is read yet.
     ///
-    /// The files stay mapped: they must not be rewritten in place or cut while the checkpoint lives (replacing one by
-    /// a new file is fine).
+    /// The files stay mapped: they must not be rewritten in place or cut while the checkpoint lives
+    /// (replacing one by a new file is fine).
     ///
     /// # Errors
     /// A [`WeightsError`] that names the file and what is wrong with it.
@@ -117,7 +118,8 @@ impl Checkpoint {
     }
 }
 
-/// Opens the shards that the index at `index_path` names, and finds each of its tensors in the shard it is placed in.
+/// Opens the shards that the index at `index_path` names, and finds each of its tensors in the
+/// shard it is placed in.
 fn open_shards(
     dir: &Path,
     index_path: &Path,

@@ -29,8 +29,8 @@ pub enum WeightsError {
     },
     /// A directory without a model.
     #[error(
-        "{}: holds neither model.safetensors nor model.safetensors.index.json; give a Hugging Face model directory, \
-         or the path of a .gguf file itself",
+        "{}: holds neither model.safetensors nor model.safetensors.index.json; give a Hugging \
+         Face model directory, or the path of a .gguf file itself",
         path.display()
     )]
     NoModel {
@@ -71,7 +71,8 @@ pub enum WeightsError {
     },
     /// The index places a tensor in a shard that lacks it.
     #[error(
-        "{}: tensor {} is not in this shard, where model.safetensors.index.json places it: fetch the model again",
+        "{}: tensor {} is not in this shard, where model.safetensors.index.json places it: fetch \
+         the model again",
         shard.display(), shown(tensor)
     )]
     NotInShard {
@@ -105,8 +106,8 @@ pub enum WeightsError {
     },
     /// A needed tensor is stored in a type that halfwarp does not read.
     #[error(
-        "{}: tensor {} is stored as {dtype}; halfwarp reads F32, F16, BF16 and, from GGUF, Q4_0, Q4_1, Q5_0, Q5_1, \
-         Q8_0 and Q2_K to Q6_K",
+        "{}: tensor {} is stored as {dtype}; halfwarp reads F32, F16, BF16 and, from GGUF, Q4_0, \
+         Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K",
         path.display(), shown(tensor)
     )]
     UnsupportedDtype {
@@ -119,7 +120,8 @@ pub enum WeightsError {
     },
     /// The rows of a tensor are not whole heads whose halves can be put back for RoPE.
     #[error(
-        "{}: tensor {} has {rows} rows of {dtype}, which are not {num_heads} heads of an even number of rows",
+        "{}: tensor {} has {rows} rows of {dtype}, which are not {num_heads} heads of an even \
+         number of rows",
         path.display(), shown(tensor)
     )]
     NotHeads {

@@ -22,8 +22,9 @@ impl MappedFile {
             return Err(WeightsError::NotAFile { path: path.to_owned() });
         }
         let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is private and read-only, and everything that reads it takes any bytes. What is left is a
-        // file that another process rewrites or cuts while it is mapped; `Checkpoint::open` forbids that to its caller.
+        // SAFETY: the map is private and read-only, and everything that reads it takes any bytes.
+        // What is left is a file that another process rewrites or cuts while it is mapped;
+        // `Checkpoint::open` forbids that to its caller.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Ok(MappedFile { path: path.to_owned(), map })
     }

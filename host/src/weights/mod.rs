@@ -1,7 +1,8 @@
 //! Checkpoints on disk: Hugging Face directories (safetensors) and GGUF files, memory-mapped.
 //!
-//! Everything here treats a file as hostile: a parser works on `&[u8]`, allocates nothing that the file's own bytes do
-//! not pay for, and returns a typed error that names the tensor, the value and what would be right.
+//! Everything here treats a file as hostile: a parser works on `&[u8]`, allocates nothing that the
+//! file's own bytes do not pay for, and returns a typed error that names the tensor, the value and
+//! what would be right.
 
 mod blocks;
 mod checkpoint;
@@ -14,13 +15,13 @@ mod progress;
 pub mod safetensors;
 mod tensor;
 
-pub use blocks::decoder;
 pub use checkpoint::{Checkpoint, Origin};
 pub use error::WeightsError;
 pub use progress::Progress;
 pub use tensor::{TensorDtype, TensorEntry, TensorInfo, Tensors};
 
-/// A name out of a file, for an error: quoted, control characters escaped, cut where it would fill the terminal.
+/// A name out of a file, for an error: quoted, control characters escaped, cut where it would fill
+/// the terminal.
 fn shown(name: &str) -> String {
     const MAX_CHARS: usize = 80;
     let cut = if name.chars().nth(MAX_CHARS).is_some() { ".." } else { "" };

@@ -1,4 +1,5 @@
-//! From the checkpoint's tensors to the weights of a plan: parts stacked, rows put in order, elements converted.
+//! From the checkpoint's tensors to the weights of a plan: parts stacked, rows put in order,
+//! elements converted.
 
 use rayon::prelude::*;
 
@@ -7,7 +8,8 @@ use super::{Checkpoint, TensorDtype, TensorEntry, WeightsError};
 use crate::exec::{ExecError, WeightSource};
 use crate::plan::{Dtype, PartTransform, Weight, WeightPart};
 
-/// Elements converted at a time: whole blocks of every format, few enough to stay in the first-level cache.
+/// Elements converted at a time: whole blocks of every format, few enough to stay in the
+/// first-level cache.
 const RUN_ELEMS: usize = 256;
 
 /// Least elements of a parallel task.
@@ -28,11 +30,13 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Checks that every part of `weight` is there, in a shape and a type that [`WeightSource::read`] can pack.
+    /// Checks that every part of `weight` is there, in a shape and a type that
+    /// [`WeightSource::read`] can pack.
     ///
     /// # Errors
-    /// [`WeightsError::MissingTensor`], [`WeightsError::WrongShape`], [`WeightsError::UnsupportedDtype`],
-    /// [`WeightsError::NotHeads`] or [`WeightsError::UnsupportedStorage`].
+    /// [`WeightsError::MissingTensor`], [`WeightsError::WrongShape`],
+    /// [`WeightsError::UnsupportedDtype`], [`WeightsError::NotHeads`] or
+    /// [`WeightsError::UnsupportedStorage`].
     pub fn check(&self, weight: &Weight) -> Result<(), WeightsError> {
         if weight.storage != Dtype::F32 {
             return Err(WeightsError::UnsupportedStorage {
@@ -121,8 +125,9 @@ fn is_vector(weight: &Weight) -> bool {
 
 /// Where GGUF of the `llama` architecture keeps row `row` of Q or K.
 ///
-/// The converter views a head's rows as `[2, head_dim / 2]` and swaps the two: halves `i, i + head_dim / 2` become
-/// neighbours `2i, 2i + 1`. Source: `permute` in llama.cpp's convert_hf_to_gguf.py.
+/// The converter views a head's rows as `[2, head_dim / 2]` and swaps the two: the halves' rows
+/// `i` and `i + head_dim / 2` become neighbours `2i` and `2i + 1`.
+/// Source: `permute` in llama.cpp's convert_hf_to_gguf.py.
 fn permuted_row(row: usize, head_dim: usize) -> usize {
     let (head, in_head) = (row / head_dim, row % head_dim);
     let (half, pair) = (in_head / (head_dim / 2), in_head % (head_dim / 2));
@@ -163,7 +168,7 @@ impl<'a> StoredRows<'a> {
             .enumerate()
             .for_each(|(row, out)| {
                 let stored = &self.bytes[source_row(row) * row_bytes..][..row_bytes];
-                // `out` may be aligned to single bytes, so values pass through an array of their own.
+                // `out` may be aligned to single bytes: values pass through their own array.
                 let mut values = [0.0f32; RUN_ELEMS];
                 let runs = stored.chunks(stored_bytes(RUN_ELEMS));
                 for (stored, out) in runs.zip(out.chunks_mut(RUN_ELEMS * F32_BYTES)) {

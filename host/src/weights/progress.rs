@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::exec::{ExecError, WeightSource};
 use crate::plan::Weight;
 
-/// A [`WeightSource`] that reports after each weight how many bytes another one has given, of how many.
+/// A [`WeightSource`] that reports after each weight how many bytes another one has given, of how
+/// many.
 ///
 /// ```
 /// use halfwarp::exec::WeightSource;
@@ -25,7 +26,8 @@ pub struct Progress<'a, F> {
 }
 
 impl<'a, F: Fn(usize, usize) + Sync> Progress<'a, F> {
-    /// Wraps `source`, which will give `total_bytes`; `report` is called with the bytes done and the total.
+    /// Wraps `source`, which will give `total_bytes`; `report` is called with the bytes done and
+    /// the total.
     pub fn new(source: &'a dyn WeightSource, total_bytes: usize, report: F) -> Self {
         Progress { source, total_bytes, done_bytes: AtomicUsize::new(0), report }
     }

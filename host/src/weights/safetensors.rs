@@ -1,8 +1,9 @@
 //! The header of a safetensors file.
 //!
-//! Eight bytes of header length, a JSON object from tensor names to type, shape and offsets, then the data, without
-//! holes. Read here and not by the `safetensors` crate: its errors name neither tensor nor value, a name that stands
-//! twice passes, and one tensor of an unknown type spoils the file.
+//! Eight bytes of header length, a JSON object from tensor names to type, shape and offsets, then
+//! the data, without holes. Read here and not by the `safetensors` crate: its errors name neither
+//! tensor nor value, a name that stands twice passes, and one tensor of an unknown type spoils the
+//! file.
 //!
 //! Source: <https://github.com/huggingface/safetensors#format>.
 
@@ -25,8 +26,8 @@ pub enum SafetensorsError {
     TooShort(usize),
     /// The header's length is beyond the file or the format's limit.
     #[error(
-        "the header should be {header_bytes} bytes, the file has {file_bytes} in all and a header at most 100 MB: \
-         no safetensors file, or truncated"
+        "the header should be {header_bytes} bytes, the file has {file_bytes} in all and a header \
+         at most 100 MB: no safetensors file, or truncated"
     )]
     HeaderLength {
         /// Length that the file states.
@@ -67,8 +68,8 @@ pub enum SafetensorsError {
     },
     /// Offsets that run backwards, overlap the tensor before, leave a hole, or lie beyond the file.
     #[error(
-        "tensor {} has its data at {start}..{end}; the data before it ends at {expected_start}, the file's at \
-         {data_bytes}: truncated or corrupt, fetch it again",
+        "tensor {} has its data at {start}..{end}; the data before it ends at {expected_start}, \
+         the file's at {data_bytes}: truncated or corrupt, fetch it again",
         shown(tensor)
     )]
     Offsets {

@@ -10,8 +10,8 @@ use crate::plan::Dtype;
 /// The tensors of one file, by name.
 pub type Tensors = BTreeMap<String, TensorInfo>;
 
-/// A tensor in its file. The parsers have checked that `range` lies in the file and, for a [`TensorDtype::Known`],
-/// that it is as long as shape and type make it.
+/// A tensor in its file. The parsers have checked that `range` lies in the file and, for a
+/// [`TensorDtype::Known`], that it is as long as shape and type make it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Dimensions, outermost first.

@@ -1,11 +1,12 @@
-//! The formats of 256 elements in groups of 16 or 32, each group with a scale of its own in a few bits.
+//! The formats of 256 elements in groups of 16 or 32, each with a scale of its own in a few bits.
 //!
-//! The low bits of `2 * k` groups share the same bytes at different shifts, so a format is written group by group: which
-//! bytes, which shift, which scale. `d` and `dmin` are f16.
+//! The low bits of `2 * k` groups share the same bytes at different shifts, so a format is written
+//! group by group: which bytes, which shift, which scale. `d` and `dmin` are f16.
 
 use super::{field, half_at};
 
-/// Scales and minima of 16 groups of 16 (nibbles each), two-bit elements, `d`, `dmin`: `d * scale * q - dmin * min`.
+/// Scales and minima of 16 groups (a nibble each), two-bit elements, `d`, `dmin`:
+/// `d * scale * q - dmin * min`.
 pub fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     let scales: &[u8; 16] = field(block, 0);
     let low_bits: &[u8; 64] = field(block, 16);
@@ -21,7 +22,8 @@ pub fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     }
 }
 
-/// 256 third bits, two-bit elements, 16 six-bit scales in 12 bytes, `d`: `d * (scale - 32) * (q - 4)`.
+/// 256 third bits, two-bit elements, six-bit scales of 16 groups, `d`:
+/// `d * (scale - 32) * (q - 4)`.
 pub fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     let high_bits: &[u8; 32] = field(block, 0);
     let low_bits: &[u8; 64] = field(block, 32);
@@ -41,7 +43,8 @@ pub fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     }
 }
 
-/// `d`, `dmin`, six-bit scales and minima of 8 groups of 32 in 12 bytes, nibbles: `d * scale * q - dmin * min`.
+/// `d`, `dmin`, six-bit scales and minima of 8 groups, nibbles:
+/// `d * scale * q - dmin * min`.
 pub fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     let nibbles: &[u8; 128] = field(block, 16);
@@ -71,7 +74,8 @@ pub fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     }
 }
 
-/// Nibbles, two more bits of each element, signed scales of 16 groups of 16, `d`: `d * scale * (q - 32)`.
+/// Nibbles, two more bits of each element, signed scales of 16 groups, `d`:
+/// `d * scale * (q - 32)`.
 pub fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let low_bits: &[u8; 128] = field(block, 0);
     let high_bits: &[u8; 64] = field(block, 128);
@@ -91,14 +95,15 @@ pub fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// Where the two bits of an element of group `group` of 16 stand: the first byte of the group's 16, and the shift. Each
-/// half of the block has 32 bytes, which four pairs of groups share.
+/// Where the two bits of an element of group `group` of 16 stand: the first byte of the group's 16,
+/// and the shift. Each half of the block has 32 bytes, which four pairs of groups share.
 fn two_bit_group(group: usize) -> (usize, usize) {
     let (half, in_half) = (group / 8, group % 8);
     (half * 32 + in_half % 2 * 16, 2 * (in_half / 2))
 }
 
-/// Scale and minimum of group `group` of eight: six bits each, the upper two of groups 4 to 7 in the bytes of 0 to 3.
+/// Scale and minimum of group `group` of eight: six bits each, the upper two of groups 4 to 7 in
+/// the bytes of 0 to 3.
 fn six_bit_scale_and_min(packed: &[u8; 12], group: usize) -> (f32, f32) {
     let (scale, min) = match group {
         0..4 => (packed[group] & 63, packed[group + 4] & 63),

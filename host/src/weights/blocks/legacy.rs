@@ -1,7 +1,8 @@
-//! The formats of 32 elements with one scale `d` (f16) and, where zero is no level, one minimum `m` (f16).
+//! The formats of 32 elements with one scale `d` (f16) and, where zero is no level, one minimum `m`
+//! (f16).
 //!
-//! Byte `i` of the 16 of nibbles holds element `i` (low) and element `i + 16` (high); bit `i` of `high_bits` belongs to
-//! element `i`.
+//! Byte `i` of the 16 of nibbles holds element `i` (low) and element `i + 16` (high); bit `i` of
+//! `high_bits` belongs to element `i`.
 
 use super::{field, half_at};
 

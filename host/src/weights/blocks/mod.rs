@@ -1,6 +1,7 @@
-//! Stored elements to f32, bit for bit as ggml converts them. One function a format, over one block.
+//! Stored elements to f32, bit for bit as ggml converts them: one function a format, over a block.
 //!
-//! Source: the `block_*` structures in ggml's ggml-common.h and `dequantize_row_*` in ggml-quants.c.
+//! Source: the `block_*` structures in ggml's ggml-common.h and `dequantize_row_*` in
+//! ggml-quants.c.
 
 mod k;
 mod legacy;

@@ -8,12 +8,14 @@ use crate::weights::shown;
 pub enum GgufError {
     /// Another kind of file.
     #[error(
-        "not a GGUF file (it does not begin with \"GGUF\"); give a .gguf file, or a Hugging Face model directory"
+        "not a GGUF file (it does not begin with \"GGUF\"); give a .gguf file, or a Hugging Face \
+         model directory"
     )]
     Magic,
     /// Written for big-endian machines.
     #[error(
-        "a big-endian GGUF file; halfwarp reads little-endian ones: convert it with gguf_convert_endian.py"
+        "a big-endian GGUF file; halfwarp reads little-endian ones: convert it with \
+         gguf_convert_endian.py"
     )]
     BigEndian,
     /// A version other than 2 and 3.
@@ -26,8 +28,8 @@ pub enum GgufError {
     Split(u64),
     /// The file ends too early.
     #[error(
-        "{reading} needs {needed_bytes} bytes at {offset}, the file has {left_bytes} more: truncated or corrupt, \
-         fetch it again"
+        "{reading} needs {needed_bytes} bytes at {offset}, the file has {left_bytes} more: \
+         truncated or corrupt, fetch it again"
     )]
     Truncated {
         /// What was being read.
@@ -39,7 +41,8 @@ pub enum GgufError {
         /// Bytes that were left.
         left_bytes: usize,
     },
-    /// A count that the rest of the file has no room for, or more array elements than any model has.
+    /// A count that the rest of the file has no room for, or more array elements than any model
+    /// has.
     #[error(
         "{reading} states a count of {count}; at most {limit} are possible: corrupt, fetch it again"
     )]
@@ -75,8 +78,11 @@ pub enum GgufError {
     #[error("{0} stands twice")]
     Duplicate(String),
     /// `general.alignment` is not usable.
-    #[error("general.alignment should be a power of two as u32, it is {0}")]
-    Alignment(String),
+    #[error(
+        "general.alignment should be a power of two below 2^32, it is {}",
+        .0.map_or(String::from("no such number"), |stated| stated.to_string())
+    )]
+    Alignment(Option<u64>),
     /// More dimensions than ggml has.
     #[error("tensor {} has {num_dims} dimensions; GGUF has at most 4", shown(tensor))]
     NumDims {
@@ -124,8 +130,8 @@ pub enum GgufError {
     },
     /// Data beyond the end of the file.
     #[error(
-        "tensor {} has {bytes} bytes of data at {offset}, the file has {data_bytes}: truncated or corrupt, fetch it \
-         again",
+        "tensor {} has {bytes} bytes of data at {offset}, the file has {data_bytes}: truncated or \
+         corrupt, fetch it again",
         shown(tensor)
     )]
     PastEnd {

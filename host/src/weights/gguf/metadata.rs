@@ -31,7 +31,8 @@ impl Metadata {
         self.0.get(key)
     }
 
-    /// `key` as an unsigned integer, whatever integer type it is stored in; `None` if absent, negative or no integer.
+    /// `key` as an unsigned integer, whatever integer type it is stored in; `None` if absent,
+    /// negative or no integer.
     pub fn get_u64(&self, key: &str) -> Option<u64> {
         self.get(key)?.as_u64()
     }

@@ -1,7 +1,7 @@
 //! GGUF v2 and v3, little-endian.
 //!
-//! `"GGUF"`, version u32, tensor count u64, key count u64; the key-value pairs; the tensor descriptions; then, at the
-//! next multiple of `general.alignment`, the data.
+//! `"GGUF"`, version u32, tensor count u64, key count u64; the key-value pairs; the tensor
+//! descriptions; then, at the next multiple of `general.alignment`, the data.
 //!
 //! Source: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
@@ -14,7 +14,7 @@ mod value;
 pub use error::GgufError;
 pub use metadata::{Metadata, Value};
 
-use super::{Tensors, shown};
+use super::Tensors;
 use reader::Reader;
 use tensors::Description;
 
@@ -30,7 +30,8 @@ pub struct Gguf {
     pub tensors: Tensors,
 }
 
-/// Reads the metadata and the tensor descriptions of a GGUF file, and checks them against the file's length.
+/// Reads the metadata and the tensor descriptions of a GGUF file, and checks them against the
+/// file's length.
 ///
 /// # Errors
 /// Any [`GgufError`].
@@ -53,8 +54,12 @@ pub fn parse(bytes: &[u8]) -> Result<Gguf, GgufError> {
     }
     let alignment = match metadata.get("general.alignment") {
         None => DEFAULT_ALIGNMENT,
-        Some(&Value::U32(alignment)) if alignment.is_power_of_two() => alignment,
-        Some(other) => return Err(GgufError::Alignment(shown(&format!("{other:?}")))),
+        Some(value) => {
+            let stated = value.as_u64();
+            let alignment = stated.and_then(|stated| u32::try_from(stated).ok());
+            let alignment = alignment.filter(|alignment| alignment.is_power_of_two());
+            alignment.ok_or(GgufError::Alignment(stated))?
+        }
     };
     let mut descriptions = Vec::new();
     for index in 0..num_tensors {

@@ -55,8 +55,8 @@ impl<'a> Reader<'a> {
         text.map(str::to_owned).map_err(|_| GgufError::Utf8 { reading: self.reading.clone() })
     }
 
-    /// A count of things that take at least `min_bytes` each, no more than the rest of the file has room for and no
-    /// more than `most`.
+    /// A count of things that take at least `min_bytes` each, no more than the rest of the file has
+    /// room for and no more than `most`.
     pub fn count(&mut self, min_bytes: usize, most: u64) -> Result<u64, GgufError> {
         let count = self.u64()?;
         let room = (self.bytes.len() - self.offset) / min_bytes;

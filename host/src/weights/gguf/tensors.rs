@@ -60,8 +60,8 @@ fn checked_shape(dims: &[u64]) -> Option<Vec<usize>> {
     (elems != 0).then_some(shape)
 }
 
-/// Places the tensors in the file, whose data part begins at the first multiple of `alignment` behind
-/// `descriptions_end`: aligned, inside, apart.
+/// Places the tensors in the file, whose data part begins at the first multiple of `alignment`
+/// behind `descriptions_end`: aligned, inside, apart.
 pub(super) fn place(
     mut descriptions: Vec<Description>,
     alignment: u32,

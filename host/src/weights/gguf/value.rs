@@ -7,9 +7,10 @@ use super::reader::Reader;
 use super::{GgufError, Metadata, Value};
 use crate::weights::shown;
 
-/// Elements of all arrays together. A vocabulary of a million tokens has four million (tokens, scores, types, merges);
-/// an element takes up to 32 times its bytes in the file, so this bounds what a hostile file can make us hold.
-const MAX_ARRAY_ELEMS: u64 = 1 << 24;
+/// Elements of all arrays together: a vocabulary of a million tokens has four million (tokens,
+/// scores, types, merges). An element takes up to 32 times its bytes in the file, so this bounds
+/// what a hostile file can make us hold.
+const MAX_ARRAY_ELEMS: u64 = 1 << 22;
 
 /// Fewest bytes of a pair: key length, type, a value of one byte.
 const MIN_PAIR_BYTES: usize = 8 + 4 + 1;

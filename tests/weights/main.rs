@@ -1,0 +1,8 @@
+//! Checkpoints: every format against an independent reading, every hostile file a typed error.
+
+mod blocks;
+mod files;
+mod gguf;
+mod goldens;
+mod pack;
+mod safetensors;
