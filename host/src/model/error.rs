@@ -3,7 +3,7 @@
 use super::config::ConfigError;
 use crate::text::TextError;
 use crate::weights::WeightsError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What can go wrong when a model is opened or planned.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum ModelError {
         /// The model.
         path: PathBuf,
         /// What is wrong.
-        source: ConfigError,
+        source: Box<ConfigError>,
     },
     /// The tokenizer or the chat template cannot be read.
     #[error(transparent)]
@@ -30,4 +30,15 @@ pub enum ModelError {
         /// The model's `max_position_embeddings`.
         max: usize,
     },
+}
+
+impl ModelError {
+    /// What is wrong with the configuration of the model at `path`.
+    pub(super) fn config(path: &Path, source: ConfigError) -> Self {
+        match source {
+            // It names the file already.
+            ConfigError::Weights(source) => ModelError::Weights(source),
+            source => ModelError::Config { path: path.to_owned(), source: Box::new(source) },
+        }
+    }
 }

@@ -41,7 +41,7 @@ impl Model {
     /// is no model's or not supported, [`ModelError::Text`] for a tokenizer that cannot be used.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(path)?;
-        let at_path = |source| ModelError::Config { path: checkpoint.path().to_owned(), source };
+        let at_path = |source| ModelError::config(checkpoint.path(), source);
         let (config, names, text, stop_tokens) = match checkpoint.origin() {
             Origin::HuggingFace { dir, config: json } => {
                 let config = Config::from_hf(json).map_err(at_path)?;

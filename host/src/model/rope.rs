@@ -209,3 +209,108 @@ pub(super) fn longrope_attention_factor(
     }
     (1.0 + factor.ln() / (original_max_position_embeddings as f64).ln()).sqrt()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compares frequencies with those of transformers 5.17 (`ROPE_INIT_FUNCTIONS`), given by index.
+    fn assert_frequencies(rope: &Rope, max_kv_len: usize, expected: &[(usize, f32)]) {
+        let got = rope.inv_freq(max_kv_len);
+        assert_eq!(got.len(), rope.rotary_dim / 2);
+        for &(i, want) in expected {
+            let error = (got[i] - want).abs() / want;
+            assert!(error < 5e-7, "{:?}: [{i}] is {}, not {want}", rope.scaling, got[i]);
+        }
+    }
+
+    #[test]
+    fn frequencies_match_transformers() {
+        let linear =
+            Rope { theta: 1e4, rotary_dim: 64, scaling: RopeScaling::Linear { factor: 4.0 } };
+        let expected = [(0, 0.25), (1, 0.18747355), (16, 0.0025), (31, 3.3338037e-5)];
+        assert_frequencies(&linear, 1, &expected);
+
+        let scaling = RopeScaling::Llama3 {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        };
+        let llama_3_2_1b = Rope { theta: 5e5, rotary_dim: 64, scaling };
+        let expected = [(1, 0.6636013), (14, 0.003211446), (15, 0.001290548), (16, 0.0004295567)];
+        assert_frequencies(&llama_3_2_1b, 1, &expected);
+        let expected = [(17, 9.708286e-5), (18, 1.9461639e-5), (31, 9.4183065e-8)];
+        assert_frequencies(&llama_3_2_1b, 1, &expected);
+    }
+
+    #[test]
+    fn yarn_matches_transformers() {
+        let yarn = |factor, beta_fast, beta_slow, truncate| Rope {
+            theta: 1e6,
+            rotary_dim: 128,
+            scaling: RopeScaling::Yarn {
+                factor,
+                attention_factor: 1.0,
+                beta_fast,
+                beta_slow,
+                truncate,
+                original_max_position_embeddings: 32768,
+            },
+        };
+        let expected = [(22, 0.008659643), (24, 0.0053753215), (36, 0.00017984115)];
+        assert_frequencies(&yarn(4.0, 32.0, 1.0, true), 1, &expected);
+        let expected = [(40, 4.4456985e-5), (41, 3.5825316e-5), (63, 3.1023444e-7)];
+        assert_frequencies(&yarn(4.0, 32.0, 1.0, true), 1, &expected);
+        let expected = [(24, 0.0056234132), (26, 0.0036517414), (36, 2.9317995e-5)];
+        assert_frequencies(&yarn(40.0, 16.0, 2.0, false), 1, &expected);
+        assert!((yarn_attention_factor(4.0, 0.0, 0.0) - 1.138629436111989).abs() < 1e-12);
+        assert!((yarn_attention_factor(40.0, 1.0, 0.707) - 1.0857263992561355).abs() < 1e-12);
+    }
+
+    #[test]
+    fn longrope_chooses_its_factors_by_the_context() {
+        let scaling = RopeScaling::LongRope {
+            short_factor: (0..48).map(|i| 1.0 + 0.02 * i as f32).collect(),
+            long_factor: (0..48).map(|i| 1.0 + 1.25 * i as f32).collect(),
+            attention_factor: longrope_attention_factor(32.0, 4096),
+            original_max_position_embeddings: 4096,
+        };
+        let phi3_128k = Rope { theta: 1e4, rotary_dim: 96, scaling };
+        let expected = [(1, 0.8092198), (24, 0.006756757), (47, 6.244987e-5)];
+        assert_frequencies(&phi3_128k, 4096, &expected);
+        let expected = [(1, 0.3668463), (24, 0.00032258066), (47, 2.0276611e-6)];
+        assert_frequencies(&phi3_128k, 4097, &expected);
+        // Angle 0: the cosine is the attention factor itself.
+        assert!((phi3_128k.table(1)[0] - 1.190238).abs() < 1e-6);
+        assert_eq!(phi3_128k.table(1)[48], 0.0);
+    }
+
+    #[test]
+    fn the_table_matches_transformers() {
+        let rope = Rope { theta: 1e4, rotary_dim: 64, scaling: RopeScaling::None };
+        let table = rope.table(2048);
+        assert_eq!(table.len(), 2048 * 64);
+        for (position, i, cos, sin) in [
+            (0, 9, 1.0, 0.0),
+            (1, 0, 0.54030234, 0.84147096),
+            (7, 5, -0.08904715, 0.9960274),
+            (2047, 0, 0.24971525, -0.9683193),
+            (2047, 31, 0.96297395, 0.26959443),
+        ] {
+            let row: &[f32] = &table[position * 64..][..64];
+            assert!((row[i] - cos).abs() < 2e-7, "cos[{position}, {i}] is {}", row[i]);
+            assert!((row[32 + i] - sin).abs() < 2e-7, "sin[{position}, {i}] is {}", row[32 + i]);
+        }
+        // 2047 * inv_freq[5] is 485.4 radians, of which an f32 holds 3e-5.
+        assert!((table[2047 * 64 + 5] - -0.04408674).abs() < 1e-4);
+    }
+
+    #[test]
+    fn factors_divide_frequencies() {
+        let plain = Rope { theta: 1e4, rotary_dim: 4, scaling: RopeScaling::None };
+        let scaling = RopeScaling::Factors(vec![1.0, 8.0]);
+        let [first, second] = plain.inv_freq(1)[..] else { panic!() };
+        assert_eq!(Rope { scaling, ..plain }.inv_freq(1), [first, second / 8.0]);
+    }
+}

@@ -197,13 +197,16 @@ mod tests {
         b.finish(BOUNDS, kv, logits, next_tokens)
     }
 
+    /// What the error has to say, and how the plan is spoiled.
+    type Fault = (&'static str, fn(&mut Plan));
+
     #[test]
     fn rejects_what_does_not_fit() {
         assert_eq!(plan().check(), Ok(()));
-        let faults: &[(&str, fn(&mut Plan))] = &[
+        let faults: &[Fault] = &[
             ("no part of an activation", |p| p.tensors[1].width = 15),
-            ("read before it is written", |p| drop(p.ops.remove(0))),
-            ("never written", |p| drop(p.ops.pop())),
+            ("read before it is written", |p| _ = p.ops.remove(0)),
+            ("never written", |p| _ = p.ops.pop()),
             ("weight `w`", |p| p.weights[2].parts[0].rows = 15),
             ("columns: 8 where 7", |p| p.weights[0].cols = 7),
             ("columns left over", |p| (p.weights[1].cols, p.weights[1].parts[0].rows) = (7, 7)),
@@ -214,7 +217,7 @@ mod tests {
             ("elements of the table", |p| p.constants[ConstantId(0).0].rows = 9),
             ("no layer 0", |p| p.kv.num_layers = 0),
             ("columns: 4 where 8", |p| p.kv.num_kv_heads = 2),
-            ("never appended", |p| drop(p.ops.remove(4))),
+            ("never appended", |p| _ = p.ops.remove(4)),
             ("rows: Logits where Tokens", |p| p.tensors[0].rows = Rows::Logits),
             ("element type", |p| p.tensors[4].dtype = Dtype::F32),
         ];

@@ -45,7 +45,8 @@ pub(super) fn chat_template(
 pub(super) fn special_id(metadata: &Metadata, name: &str) -> Result<Option<u32>, TextError> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     let Some(value) = metadata.get(&key) else { return Ok(None) };
-    let vocab_size = metadata.get_array(TOKENS).map_or(0, <[Value]>::len);
+    // A file without a tokenizer still names its end of sequence: any id will do there.
+    let vocab_size = metadata.get_array(TOKENS).map_or(1 << 32, <[Value]>::len);
     match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
         Some(id) if (id as usize) < vocab_size => Ok(Some(id)),
         _ => Err(wrong(&key, format!("is no id below the vocabulary's size {vocab_size}"))),
@@ -65,8 +66,9 @@ fn byte_level(metadata: &Metadata) -> Result<Tokenizer, TextError> {
     let mut tokenizer = tokenizers::Tokenizer::new(parts.build()?);
     tokenizer.with_pre_tokenizer(Some(kind.build()?));
     tokens.add_special(&mut tokenizer, |_| false)?;
-    let tokenizer = Tokenizer::new(tokenizer, Spelling::ByteLevel);
-    with_bos_eos(tokenizer, metadata, kind.add_bos, [None, None])
+    let bos = added(metadata, "bos", kind.add_bos, None)?;
+    let eos = added(metadata, "eos", false, None)?;
+    Ok(Tokenizer::new(tokenizer, Spelling::ByteLevel, bos, eos))
 }
 
 /// `llama`: SentencePiece's BPE, where a piece's score says when it is joined.
@@ -97,28 +99,27 @@ fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TextError> {
     let takes_space = |token: &str| is_phi3 && !matches!(token, "<unk>" | "<s>" | "<|endoftext|>");
     tokens.add_special(&mut tokenizer, takes_space)?;
     let spelling = Spelling::SentencePiece { strip_leading_space: add_space_prefix };
-    let known = |id: u32| Some(id).filter(|&id| (id as usize) < tokens.0.len());
-    with_bos_eos(Tokenizer::new(tokenizer, spelling), metadata, true, [known(1), known(2)])
+    let bos = added(metadata, "bos", true, Some(1))?;
+    let eos = added(metadata, "eos", false, Some(2))?;
+    Ok(Tokenizer::new(tokenizer, spelling, bos, eos))
 }
 
-/// Lets `tokenizer` add the beginning and the end of sequence as the file says; where it doesn't,
-/// `add_bos` and the ids of `default` hold.
-fn with_bos_eos(
-    tokenizer: Tokenizer,
+/// The token that is put before each text (`bos`) or behind it (`eos`), if the file wants that;
+/// `add` and `default` hold where the file doesn't say.
+fn added(
     metadata: &Metadata,
-    add_bos: bool,
-    default: [Option<u32>; 2],
-) -> Result<Tokenizer, TextError> {
-    let id = |name: &str, add: bool, default: Option<u32>| {
-        if !bool(metadata, &format!("tokenizer.ggml.add_{name}_token"))?.unwrap_or(add) {
-            return Ok(None);
-        }
-        let id = special_id(metadata, name)?.or(default);
+    name: &str,
+    add: bool,
+    default: Option<u32>,
+) -> Result<Vec<u32>, TextError> {
+    if !bool(metadata, &format!("tokenizer.ggml.add_{name}_token"))?.unwrap_or(add) {
+        return Ok(Vec::new());
+    }
+    let id = special_id(metadata, name)?.or(default).ok_or_else(|| {
         let key = format!("tokenizer.ggml.{name}_token_id");
-        id.map(Some).ok_or_else(|| wrong(&key, "is missing, and texts need it".to_owned()))
-    };
-    let [bos, eos] = default;
-    Ok(tokenizer.with_bos_eos(id("bos", add_bos, bos)?, id("eos", false, eos)?))
+        wrong(&key, format!("is missing, where add_{name}_token is set"))
+    })?;
+    Ok(vec![id])
 }
 
 /// What a token is for; llama.cpp's `llama_token_type`.

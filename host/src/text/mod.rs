@@ -15,6 +15,7 @@ mod stop;
 mod strftime;
 mod template;
 mod tokenizer;
+mod tokenizer_json;
 
 use std::path::Path;
 

@@ -9,18 +9,19 @@ use super::error::{TextError, one_line};
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
-    /// Added before and behind a text with `add_special`, where `inner` has no rule of its own.
-    bos: Option<u32>,
-    eos: Option<u32>,
+    /// What `add_special` adds before a text and behind it.
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
 }
 
 impl Tokenizer {
-    pub(super) fn new(inner: tokenizers::Tokenizer, spelling: Spelling) -> Self {
-        Self { inner, spelling, bos: None, eos: None }
-    }
-
-    pub(super) fn with_bos_eos(self, bos: Option<u32>, eos: Option<u32>) -> Self {
-        Self { bos, eos, ..self }
+    pub(super) fn new(
+        inner: tokenizers::Tokenizer,
+        spelling: Spelling,
+        prefix: Vec<u32>,
+        suffix: Vec<u32>,
+    ) -> Self {
+        Self { inner, spelling, prefix, suffix }
     }
 
     /// The token ids of `text`. Special tokens that are spelt out in it are parsed; `add_special`
@@ -32,10 +33,10 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
         let encoding = self
             .inner
-            .encode_fast(text, add_special)
+            .encode_fast(text, false)
             .map_err(|error| TextError::Encode(one_line(error)))?;
-        let (bos, eos) = if add_special { (self.bos, self.eos) } else { (None, None) };
-        Ok(bos.into_iter().chain(encoding.get_ids().iter().copied()).chain(eos).collect())
+        let ids = encoding.get_ids();
+        Ok(if add_special { [&self.prefix, ids, &self.suffix].concat() } else { ids.to_vec() })
     }
 
     /// The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary

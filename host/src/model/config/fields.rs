@@ -94,7 +94,10 @@ impl<'a> Fields<'a> {
         field: &str,
         range: RangeInclusive<f64>,
     ) -> Result<Option<f64>, ConfigError> {
-        let expected = || format!("a number from {:e} to {:e}", range.start(), range.end());
+        let expected = || match range == POSITIVE {
+            true => "a positive number".into(),
+            false => format!("a number from {} to {:e}", range.start(), range.end()),
+        };
         self.read(field, expected, |value| value.as_f64().filter(|number| range.contains(number)))
     }
 
@@ -168,7 +171,8 @@ fn from_gguf(value: &gguf::Value) -> Value {
         gguf::Value::F64(number) => float(*number),
         gguf::Value::Bool(flag) => Value::Bool(*flag),
         gguf::Value::String(text) => Value::String(text.clone()),
-        gguf::Value::Array(values) => Value::Array(values.iter().map(from_gguf).collect()),
+        // No field of a configuration is an array that is read: those of per-layer sizes are errors.
+        gguf::Value::Array(values) => Value::String(format!("array of {}", values.len())),
         integer => integer.as_u64().map_or_else(|| Value::from(-1), Value::from),
     }
 }

@@ -39,7 +39,7 @@ impl Family {
     pub fn from_name(name: &str) -> Result<Self, ConfigError> {
         let known = Self::ALL.iter().find(|(known, _)| *known == name);
         known.map(|(_, family)| *family).ok_or_else(|| ConfigError::UnknownFamily {
-            found: name.into(),
+            found: shown(name),
             known: Self::ALL.map(|(known, _)| known).join(", "),
         })
     }
@@ -185,10 +185,17 @@ impl ConfigError {
         value: impl ToString,
         expected: impl Into<String>,
     ) -> Self {
-        // A hostile value may be of any length.
-        let value: String = value.to_string().chars().take(60).collect();
-        ConfigError::Invalid { field: field.into(), value, expected: expected.into() }
+        let (field, value) = (field.into(), shown(&value.to_string()));
+        ConfigError::Invalid { field, value, expected: expected.into() }
     }
+}
+
+/// A value out of a file, for an error: cut where it would fill the terminal, control characters escaped.
+fn shown(value: &str) -> String {
+    const MAX_CHARS: usize = 60;
+    let cut = if value.chars().nth(MAX_CHARS).is_some() { ".." } else { "" };
+    let escaped = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.into() };
+    value.chars().take(MAX_CHARS).map(escaped).chain([cut.into()]).collect()
 }
 
 /// Bases of rotary frequencies: above 1, so that their logarithm is positive.

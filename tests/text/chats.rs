@@ -1,0 +1,150 @@
+//! Chat templates, against jinja2 as transformers sets it up; and where they come from.
+
+use std::fs;
+
+use halfwarp::text::{ChatTemplate, Message, Text, TextError};
+use halfwarp::weights::gguf::{Metadata, Value};
+use libtest_mimic::Trial;
+use serde_json::json;
+
+use crate::fixtures::{self, metadata, read, string};
+use crate::trial;
+
+const TEMPLATES: [&str; 9] =
+    ["features", "llama2", "llama3", "llama3_1", "mistral", "phi3", "qwen2_5", "qwen3", "smollm2"];
+
+pub fn trials() -> Vec<Trial> {
+    let oracle = TEMPLATES.into_iter().map(|name| {
+        trial(&format!("chats::template_matches_jinja2::{name}"), move || matches_jinja2(name))
+    });
+    oracle
+        .chain([
+            trial("chats::sources_in_a_directory", sources_in_a_directory),
+            trial("chats::end_of_turn_is_a_stop_token", end_of_turn_is_a_stop_token),
+            trial("chats::rejects_malformed_and_endless", rejects_malformed_and_endless),
+        ])
+        .collect()
+}
+
+fn template(source: &str) -> ChatTemplate {
+    let tokens = ["<s>", "</s>"].map(string).to_vec();
+    let metadata = metadata([
+        ("model", string("gpt2")),
+        ("tokens", Value::Array(tokens)),
+        ("merges", Value::Array(Vec::new())),
+        ("bos_token_id", Value::U32(0)),
+        ("eos_token_id", Value::U32(1)),
+    ]);
+    let mut metadata = metadata;
+    metadata.0.insert("tokenizer.chat_template".to_owned(), string(source));
+    fixtures::text(&metadata).chat_template.expect("a chat template")
+}
+
+fn matches_jinja2(name: &str) {
+    let path = crate::tests_dir().join(format!("fixtures/text/templates/{name}.jinja"));
+    let template = template(&fs::read_to_string(path).expect("a template"));
+    let cases = read("fixtures/text/chats.json");
+    let cases = cases.as_array().expect("cases").iter();
+    let cases: Vec<_> = cases.filter(|case| case["template"] == format!("{name}.jinja")).collect();
+    assert!(!cases.is_empty());
+    for case in cases {
+        let pairs: Vec<(String, String)> =
+            serde_json::from_value(case["messages"].clone()).expect("messages");
+        let messages: Vec<Message> =
+            pairs.into_iter().map(|(role, content)| Message::new(role, content)).collect();
+        let prompt = case["add_generation_prompt"].as_bool().expect("a Boolean");
+        match (template.render(&messages, prompt), case["rendered"].as_str()) {
+            (Ok(text), Some(expected)) => assert_eq!(text, expected, "{messages:?}"),
+            (Err(TextError::Template(reason)), None) => {
+                let expected = case["error"].as_str().expect("an error");
+                assert!(reason.contains(expected), "{reason:?} should say {expected:?}");
+            }
+            (rendered, expected) => panic!("{rendered:?}, where jinja2 has {expected:?}"),
+        }
+    }
+}
+
+fn sources_in_a_directory() {
+    let tokenizer = crate::tests_dir().join("fixtures/text/byte_level/tokenizer.json");
+    let dir = tempfile::tempdir().expect("a directory");
+    let open = || Text::from_dir(dir.path()).expect("good files");
+    assert!(open().is_none(), "no tokenizer.json");
+    fs::copy(tokenizer, dir.path().join("tokenizer.json")).expect("copied");
+    assert!(open().expect("a tokenizer").chat_template.is_none());
+
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect("written");
+    let render = || {
+        let template = open().expect("a tokenizer").chat_template.expect("a chat template");
+        template.render(&[Message::new("user", "u")], false).expect("a good template")
+    };
+    let config = json!({"chat_template": "{{ bos_token }}one", "bos_token": "<s>"});
+    write("tokenizer_config.json", &config.to_string());
+    assert_eq!(render(), "<s>one");
+    let config = json!({
+        "chat_template": [
+            {"name": "tool_use", "template": "tools"},
+            {"name": "default", "template": "{{ bos_token }}two{{ eos_token }}"},
+        ],
+        "bos_token": {"__type": "AddedToken", "content": "<b>", "lstrip": false},
+        "eos_token": null,
+    });
+    write("tokenizer_config.json", &config.to_string());
+    assert_eq!(render(), "<b>two");
+    write("chat_template.jinja", "{{ bos_token }}three\n");
+    assert_eq!(render(), "<b>three");
+}
+
+fn end_of_turn_is_a_stop_token() {
+    let mut metadata = fixtures::byte_level("qwen2");
+    let stop_tokens = |metadata: &Metadata| fixtures::text(metadata).stop_tokens;
+    assert_eq!(stop_tokens(&metadata), [0u32; 0]);
+    metadata.0.insert("tokenizer.ggml.eos_token_id".to_owned(), Value::U32(3));
+    metadata.0.insert("tokenizer.ggml.eot_token_id".to_owned(), Value::U32(4));
+    assert_eq!(stop_tokens(&metadata), [3, 4]);
+    let path = crate::tests_dir().join("fixtures/text/templates/qwen2_5.jinja");
+    let source = fs::read_to_string(path).expect("a template");
+    metadata.0.insert("tokenizer.chat_template".to_owned(), string(&source));
+    let end = fixtures::text(&metadata).tokenizer.token_to_id("<|im_end|>").expect("a token");
+    assert_eq!(stop_tokens(&metadata), [3, 4, end]);
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect("written");
+    let from_dir = || halfwarp::text::stop_tokens_from_dir(dir.path()).expect("good files");
+    assert_eq!(from_dir(), [0u32; 0]);
+    write("config.json", r#"{"eos_token_id": 5}"#);
+    assert_eq!(from_dir(), [5]);
+    write("generation_config.json", r#"{"eos_token_id": [7, 6]}"#);
+    assert_eq!(from_dir(), [7, 6]);
+    write("generation_config.json", r#"{"temperature": 0.6}"#);
+    assert_eq!(from_dir(), [5]);
+}
+
+fn rejects_malformed_and_endless() {
+    let nested = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
+    let nested_ifs = "{% if 1 %}".repeat(100_000);
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}\
+                   {{ a }}{% endfor %}{% endfor %}{% endfor %}";
+    for source in [
+        "{% if %}",
+        "{{ messages",
+        "{% endfor %}",
+        "{{ unknown_function() }}",
+        "{{ messages.nothing.at_all }}",
+        "{{ 'a'.no_such_method() }}",
+        "{% include 'other' %}",
+        "{{ strftime_now('%Q') }}",
+        "{{ raise_exception('first line\nsecond line') }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ 1 // 0 }}",
+        "{{ 'a' * 1000000000000 }}",
+        &format!("{{{{ {nested} }}}}"),
+        &nested_ifs,
+        endless,
+    ] {
+        let error = template(source).render(&[Message::new("user", "u")], true);
+        let Err(error) = error else { panic!("{source} renders") };
+        assert!(matches!(error, TextError::Template(_)));
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+        assert!(error.to_string().len() < 300, "{error}");
+    }
+}

@@ -1,0 +1,204 @@
+//! Token ids of texts in many scripts, and back.
+
+use halfwarp::text::{Text, TextStream, Tokenizer};
+use halfwarp::weights::gguf::Value;
+use libtest_mimic::Trial;
+
+use crate::fixtures::{self, ids, read, strings};
+use crate::trial;
+
+const KINDS: [&str; 10] = [
+    "default",
+    "gpt-2",
+    "smollm",
+    "llama-bpe",
+    "dbrx",
+    "qwen2",
+    "tekken",
+    "gpt-4o",
+    "deepseek-coder",
+    "deepseek-v3",
+];
+
+pub fn trials() -> Vec<Trial> {
+    let kinds = KINDS.into_iter().map(|kind| {
+        trial(&format!("tokenizers::gguf_byte_level_matches_oracle::{kind}"), move || {
+            byte_level_matches_oracle(kind);
+        })
+    });
+    kinds
+        .chain([
+            trial("tokenizers::byte_level_decodes", byte_level_decodes),
+            trial("tokenizers::json_byte_level_matches_oracle", json_byte_level_matches_oracle),
+            trial("tokenizers::gguf_sentencepiece_matches_oracle", || {
+                sentencepiece_matches_oracle(&fixtures::text(&fixtures::sentencepiece()).tokenizer);
+            }),
+            trial("tokenizers::json_sentencepiece_matches_oracle", || {
+                sentencepiece_matches_oracle(&from_fixture_dir("sentencepiece").tokenizer);
+            }),
+            trial("tokenizers::sentencepiece_decodes", sentencepiece_decodes),
+            trial("tokenizers::bos_and_eos_as_the_file_says", bos_and_eos_as_the_file_says),
+            trial("tokenizers::phi3_special_tokens_take_space", phi3_special_tokens_take_space),
+            trial("tokenizers::stream_is_decode_in_parts", stream_is_decode_in_parts),
+            trial("tokenizers::stream_never_splits_a_character", stream_never_splits_a_character),
+            trial("tokenizers::stream_cost_is_linear", stream_cost_is_linear),
+        ])
+        .collect()
+}
+
+fn from_fixture_dir(name: &str) -> Text {
+    let dir = crate::tests_dir().join("fixtures/text").join(name);
+    Text::from_dir(&dir).expect("good files").expect("a tokenizer")
+}
+
+#[track_caller]
+fn assert_encodes(tokenizer: &Tokenizer, text: &str, expected: &[u32]) {
+    let ids = tokenizer.encode(text, false).expect("every text has tokens");
+    let spelt = |ids: &[u32]| -> Vec<_> {
+        ids.iter().map(|&id| tokenizer.id_to_token(id).unwrap_or_default()).collect()
+    };
+    assert_eq!(spelt(&ids), spelt(expected), "text {text:?}");
+    assert_eq!(ids, expected, "text {text:?}");
+}
+
+fn byte_level_matches_oracle(kind: &str) {
+    let fixture = read("fixtures/text/bpe.json");
+    let tokenizer = fixtures::text(&fixtures::byte_level(kind)).tokenizer;
+    let expected = fixture["kinds"][kind].as_array().expect("ids of each text");
+    for (text, expected) in strings(&fixture["texts"]).iter().zip(expected) {
+        assert_encodes(&tokenizer, text, &ids(expected));
+    }
+}
+
+fn byte_level_decodes() {
+    let fixture = read("fixtures/text/bpe.json");
+    let tokenizer = fixtures::text(&fixtures::byte_level("qwen2")).tokenizer;
+    let all = fixture["kinds"]["qwen2"].as_array().expect("ids of each text");
+    for (i, (expected, text)) in all.iter().zip(strings(&fixture["texts"])).enumerate() {
+        let ids = ids(expected);
+        assert_eq!(tokenizer.decode(&ids, true), fixture["decoded"][i].as_str().expect("a text"));
+        assert_eq!(tokenizer.decode(&ids, false), text);
+    }
+    assert_eq!(tokenizer.decode(&[u32::MAX], false), "");
+}
+
+fn json_byte_level_matches_oracle() {
+    let fixture = read("fixtures/text/bpe.json");
+    let tokenizer = from_fixture_dir("byte_level").tokenizer;
+    let expected = fixture["kinds"]["llama-bpe"].as_array().expect("ids of each text");
+    let bos = tokenizer.token_to_id("<|endoftext|>").expect("a token of the fixture");
+    for (text, expected) in strings(&fixture["texts"]).iter().zip(expected) {
+        let expected = ids(expected);
+        assert_encodes(&tokenizer, text, &expected);
+        let with_bos: Vec<u32> = [bos].into_iter().chain(expected).collect();
+        assert_eq!(tokenizer.encode(text, true).expect("every text has tokens"), with_bos);
+        assert_eq!(tokenizer.decode(&with_bos, false), format!("<|endoftext|>{text}"));
+    }
+}
+
+fn sentencepiece_matches_oracle(tokenizer: &Tokenizer) {
+    let fixture = read("fixtures/text/sentencepiece.json");
+    for (texts, expected) in [("texts", "ids"), ("chat_texts", "chat_ids")] {
+        let expected = fixture[expected].as_array().expect("ids of each text");
+        for (text, expected) in strings(&fixture[texts]).iter().zip(expected) {
+            assert_encodes(tokenizer, text, &ids(expected));
+        }
+    }
+}
+
+fn sentencepiece_decodes() {
+    let fixture = read("fixtures/text/sentencepiece.json");
+    let tokenizer = fixtures::text(&fixtures::sentencepiece()).tokenizer;
+    let all = fixture["ids"].as_array().expect("ids of each text");
+    for (expected, text) in all.iter().zip(strings(&fixture["decoded"])) {
+        assert_eq!(tokenizer.decode(&ids(expected), false), text);
+    }
+    let [hello, world] = ["▁Hello", "▁world"].map(|word| tokenizer.encode(word, false));
+    let ids = [hello.expect("tokens"), world.expect("tokens")].concat();
+    assert_eq!(tokenizer.decode(&ids, true), " Hello  world");
+}
+
+fn bos_and_eos_as_the_file_says() {
+    let encode =
+        |metadata| fixtures::text(&metadata).tokenizer.encode("a", true).expect("a text of tokens");
+    let [a] = encode(fixtures::byte_level("qwen2"))[..] else { panic!("one token") };
+    assert_eq!(encode(fixtures::byte_level("llama-bpe")), [0, a], "its kind adds BOS");
+    let add = |kind: &str, name: &str, add| {
+        let mut metadata = fixtures::byte_level(kind);
+        metadata.0.insert(format!("tokenizer.ggml.add_{name}_token"), Value::Bool(add));
+        metadata.0.insert("tokenizer.ggml.eos_token_id".to_owned(), Value::U32(7));
+        encode(metadata)
+    };
+    assert_eq!(add("llama-bpe", "bos", false), [a]);
+    assert_eq!(add("qwen2", "bos", true), [0, a]);
+    assert_eq!(add("qwen2", "eos", true), [a, 7]);
+    // SentencePiece's defaults: BOS is 1, and added.
+    assert_eq!(encode(fixtures::sentencepiece())[0], 1);
+}
+
+fn phi3_special_tokens_take_space() {
+    let mut metadata = fixtures::sentencepiece();
+    metadata.0.insert("general.architecture".to_owned(), fixtures::string("phi3"));
+    let tokenizer = fixtures::text(&metadata).tokenizer;
+    let encode = |text| tokenizer.encode(text, false).expect("a text of tokens");
+    assert_eq!(encode("<|user|>\nHi<|end|>\n<|user|>"), encode("<|user|>Hi<|end|><|user|>"));
+    assert_ne!(encode("<s> Hi"), encode("<s>Hi"), "<s> takes none");
+}
+
+/// Every tokenizer of the fixtures, with the ids of its texts.
+fn tokenizers_and_ids() -> Vec<(Tokenizer, Vec<Vec<u32>>)> {
+    let byte_level = fixtures::text(&fixtures::byte_level("qwen2")).tokenizer;
+    let sentencepiece = fixtures::text(&fixtures::sentencepiece()).tokenizer;
+    let all = |fixture: &str, key: &str| -> Vec<Vec<u32>> {
+        let fixture = read(fixture);
+        fixture.pointer(key).and_then(|ids| ids.as_array()).expect("ids").iter().map(ids).collect()
+    };
+    vec![
+        (byte_level, all("fixtures/text/bpe.json", "/kinds/qwen2")),
+        (sentencepiece, all("fixtures/text/sentencepiece.json", "/ids")),
+    ]
+}
+
+fn stream_is_decode_in_parts() {
+    for (tokenizer, texts) in tokenizers_and_ids() {
+        for ids in texts {
+            let mut stream = TextStream::new(&tokenizer);
+            let mut text = String::new();
+            for &id in &ids {
+                let part = stream.push(id);
+                assert!(!part.contains('\u{FFFD}'), "{part:?}");
+                text += &part;
+            }
+            assert_eq!(stream.finish(), "", "each text is complete");
+            assert_eq!(text, tokenizer.decode(&ids, true));
+        }
+    }
+}
+
+fn stream_never_splits_a_character() {
+    let animals = "🦀🐍🪿";
+    for (tokenizer, _) in tokenizers_and_ids() {
+        let ids = tokenizer.encode(animals, false).expect("bytes at least");
+        assert!(ids.len() > animals.chars().count(), "characters take several tokens each");
+        let mut stream = TextStream::continuing(&tokenizer);
+        let parts: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
+        assert!(parts.iter().any(String::is_empty));
+        assert_eq!(parts.concat().trim_start(), animals);
+        assert_eq!(stream.finish(), "");
+
+        let mut cut = TextStream::new(&tokenizer);
+        let last_but_one = &ids[..ids.len() - 1];
+        let parts: String = last_but_one.iter().map(|&id| cut.push(id)).collect();
+        assert!(!parts.contains('\u{FFFD}'), "a character may still become complete");
+        assert_eq!(cut.finish(), "\u{FFFD}");
+    }
+}
+
+/// A token costs its own length: bytes that never make a character must not pile up either.
+fn stream_cost_is_linear() {
+    let tokenizer = fixtures::text(&fixtures::sentencepiece()).tokenizer;
+    let byte = tokenizer.token_to_id("<0xFF>").expect("a byte token");
+    let mut stream = TextStream::new(&tokenizer);
+    let text: String = (0..100_000).map(|_| stream.push(byte)).collect();
+    assert_eq!(text.chars().count() + stream.finish().chars().count(), 100_000);
+}
