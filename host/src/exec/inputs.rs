@@ -76,45 +76,8 @@ fn step_error<T>(message: String) -> Result<T, ExecError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::plan;
     use super::*;
-    use crate::plan::{
-        Bounds, Constant, Dtype, KvLayout, PartTransform, PlanBuilder, Rows, Weight, WeightPart,
-    };
-
-    /// A vocabulary of 10, positions to 99, a cache of 4 pages.
-    fn plan() -> Plan {
-        let bounds =
-            Bounds { max_tokens: 8, max_seqs: 2, max_q_len: 8, max_logit_rows: 2, max_kv_len: 100 };
-        let kv = KvLayout {
-            num_layers: 1,
-            num_kv_heads: 1,
-            head_dim: 4,
-            num_pages: 4,
-            dtype: Dtype::F32,
-        };
-        let mut plan = PlanBuilder::new();
-        let table = plan.weight(Weight {
-            name: "embedding".into(),
-            rows: 10,
-            cols: 4,
-            storage: Dtype::F32,
-            parts: vec![WeightPart {
-                source: "embedding".into(),
-                rows: 10,
-                transform: PartTransform::None,
-            }],
-        });
-        let data = vec![0.0; 400].into();
-        let rope = plan.constant(Constant { name: "rope".into(), rows: 100, cols: 4, data });
-        let x = plan.activation("x", Rows::Tokens, 4, Dtype::F32);
-        let last = plan.activation("last", Rows::Logits, 4, Dtype::F32);
-        let next = plan.activation("next", Rows::Logits, 1, Dtype::U32);
-        plan.op(Op::Embedding { table, out: x });
-        plan.op(Op::Rope { x, table: rope, head_dim: 4 });
-        plan.op(Op::GatherRows { x, out: last });
-        plan.op(Op::Argmax { x: last, out: next });
-        plan.finish(bounds, kv, last, next)
-    }
 
     fn inputs() -> StepInputs {
         let mut inputs = StepInputs::new();
