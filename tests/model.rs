@@ -5,7 +5,9 @@ use halfwarp::model::Model;
 use halfwarp::plan::{Attention, Bounds, Op, Plan, Rows, View, WeightId};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Runs a plan for one sequence from its first position, with no paging and no batching.
 struct Interpreter<'a> {
@@ -161,20 +163,24 @@ fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens")
 }
 
-/// Directories of goldens that hold a model.
-fn golden_models() -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(goldens()).unwrap().map(|entry| entry.unwrap().path());
-    let mut models: Vec<_> = entries.filter(|dir| dir.join("config.json").exists()).collect();
-    models.sort();
-    models
+/// Every golden's model, in each of its formats, and what is expected of it.
+fn golden_models() -> Vec<(PathBuf, PathBuf)> {
+    let in_dir = |dir: PathBuf| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let expected = |name: &OsStr| goldens().join(name).join("expected.safetensors");
+    let dirs = in_dir(goldens()).filter(|dir| dir.join("config.json").exists());
+    let files = in_dir(goldens().join("gguf"));
+    dirs.map(|dir| (expected(dir.file_name().unwrap()), dir))
+        .chain(files.map(|file| (expected(file.file_stem().unwrap()), file)))
+        .map(|(expected, model)| (model, expected))
+        .collect()
 }
 
 #[test]
 fn logits_match_transformers() {
     let models = golden_models();
-    assert!(models.len() >= 3, "goldens are missing: {models:?}");
-    for dir in models {
-        let file = std::fs::read(dir.join("expected.safetensors")).unwrap();
+    assert!(models.len() >= 19, "goldens are missing: {models:?}");
+    for (path, expected) in models {
+        let file = std::fs::read(expected).unwrap();
         let expected = SafeTensors::deserialize(&file).unwrap();
         let words = |name| -> Vec<[u8; 4]> {
             let data = expected.tensor(name).unwrap().data();
@@ -183,14 +189,15 @@ fn logits_match_transformers() {
         let tokens: Vec<u32> = words("input_ids").into_iter().map(u32::from_le_bytes).collect();
         let want: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
 
-        let model = Model::open(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        let model = Model::open(&path).unwrap_or_else(|error| panic!("{error}"));
         let mut plan = model.plan(bounds(tokens.len()), 2).unwrap();
-        if ROUNDED_FREQUENCIES.iter().any(|golden| dir.ends_with(golden)) {
+        if ROUNDED_FREQUENCIES.iter().any(|golden| path.ends_with(golden)) {
             round_frequencies(&model, &mut plan);
         }
         let error = relative_error(&Interpreter::logits(&model, &plan, &tokens), &want);
-        println!("{}: {error:.2e}", dir.display());
-        assert!(error < 1e-5, "{}: relative error {error:.2e}", dir.display());
+        println!("{}: {error:.2e}", path.display());
+        assert!(error < 1e-5, "{}: relative error {error:.2e}", path.display());
+        assert_eq!(model.stop_tokens(), [2]);
     }
 }
 
@@ -224,4 +231,64 @@ fn the_final_norm_runs_on_gathered_rows_only() {
     let behind = plan.ops.iter().skip_while(|op| !matches!(op, Op::GatherRows { .. })).skip(1);
     let reads: Vec<View> = behind.flat_map(|op| op.reads()).collect();
     assert!(reads.len() == 3 && reads.into_iter().all(of_logits));
+}
+
+#[test]
+fn plans_of_one_context_share_their_table() {
+    let model = Model::open(goldens().join("llama-gqa")).unwrap();
+    let table = |max_tokens| {
+        let bounds = Bounds { max_tokens, max_q_len: max_tokens, ..bounds(64) };
+        model.plan(bounds, 1).unwrap().constants[0].data.clone()
+    };
+    assert!(Arc::ptr_eq(&table(64), &table(1)));
+    assert_eq!(model.plan(bounds(65), 2).unwrap().constants[0].rows, 65);
+}
+
+#[test]
+fn a_context_beyond_the_model_is_an_error() {
+    let model = Model::open(goldens().join("llama-gqa")).unwrap();
+    for len in [0, 513, usize::MAX] {
+        let error = model.plan(bounds(len), 1).unwrap_err().to_string();
+        let expected = format!("a context of {len} positions: this model takes 1 to 512");
+        assert_eq!(error, expected);
+    }
+}
+
+/// What is wrong with golden `name` after `field` of its config.json was set to `value`.
+fn error_with(name: &str, field: &str, value: serde_json::Value) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in goldens().join(name).read_dir().unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    let path = dir.path().join("config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config[field] = value;
+    std::fs::write(path, config.to_string()).unwrap();
+    Model::open(dir.path()).unwrap_err().to_string()
+}
+
+#[test]
+fn rejects_a_checkpoint_that_its_configuration_does_not_fit() {
+    for (name, field, value, expected) in [
+        ("llama-gqa", "vocab_size", 255, "`model.embed_tokens.weight` has shape [256, 128]"),
+        ("llama-gqa", "intermediate_size", 353, "makes it [353, 128]"),
+        ("llama-gqa", "num_hidden_layers", 3, "`model.layers.2.input_layernorm.weight` is missing"),
+        ("llama-gqa", "head_dim", 32, "`model.layers.0.self_attn.q_proj.weight` has shape"),
+        ("phi3", "num_key_value_heads", 1, "`model.layers.0.self_attn.qkv_proj.weight` has shape"),
+        ("llama-gqa", "max_position_embeddings", 0, "`max_position_embeddings` is 0"),
+    ] {
+        let error = error_with(name, field, value.into());
+        assert!(error.contains(expected), "`{error}` does not say `{expected}`");
+    }
+    for (name, field, missing) in [
+        ("llama-gqa", "attention_bias", "`model.layers.0.self_attn.q_proj.bias`"),
+        ("llama-gqa", "mlp_bias", "`model.layers.0.mlp.gate_proj.bias`"),
+    ] {
+        let error = error_with(name, field, true.into());
+        assert!(error.contains(missing), "`{error}` does not say `{missing}`");
+    }
+    let untied = error_with("qwen3", "tie_word_embeddings", false.into());
+    assert!(untied.contains("`lm_head.weight` is missing"), "{untied}");
 }

@@ -1,5 +1,7 @@
 //! What integration tests and benches share: where the data is, and what there is to run on.
 
+#![allow(dead_code)] // each of them uses its part
+
 use halfwarp::exec::Device;
 use std::path::{Path, PathBuf};
 

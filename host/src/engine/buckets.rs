@@ -75,3 +75,62 @@ impl Buckets {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn step(q_lens: &[usize], all_logits: bool) -> StepInputs {
+        let mut inputs = StepInputs::new();
+        for &q_len in q_lens {
+            let logits = if all_logits { 0..q_len } else { q_len - 1..q_len };
+            inputs.push_sequence(&vec![0; q_len], 0, &[0; 64], logits);
+        }
+        inputs
+    }
+
+    #[test]
+    fn every_step_fits_and_few_plans_serve_all() {
+        for (max_tokens, max_seqs) in [(1, 1), (16, 16), (512, 1), (100, 7), (2000, 33)] {
+            let buckets = Buckets { max_tokens, max_seqs, context: 4096 };
+            let largest = buckets.largest();
+            let mut seen = HashSet::new();
+            let mut check = |inputs: &StepInputs| {
+                let bounds = buckets.bounds_for(inputs);
+                assert!(inputs.fits(&bounds), "{bounds:?}");
+                assert!(inputs.fits(&largest));
+                assert!(bounds.max_tokens <= largest.max_tokens);
+                assert!(bounds.max_seqs <= largest.max_seqs);
+                assert!(bounds.max_logit_rows <= largest.max_logit_rows);
+                seen.insert(bounds);
+            };
+            for seqs in 1..=max_seqs {
+                check(&step(&vec![1; seqs], false));
+            }
+            for tokens in 2..=max_tokens {
+                check(&step(&[tokens], false));
+                let seqs = max_seqs.min(tokens);
+                let mut q_lens = vec![1; seqs];
+                q_lens[0] += tokens - seqs;
+                check(&step(&q_lens, false));
+            }
+            for tokens in 1..=buckets.logit_chunk() {
+                check(&step(&[tokens], true));
+            }
+            assert!(seen.len() <= 16, "{} plans", seen.len());
+        }
+    }
+
+    #[test]
+    fn the_smallest_bucket_is_taken() {
+        let buckets = Buckets { max_tokens: 300, max_seqs: 6, context: 4096 };
+        let bounds = |q_lens: &[usize]| buckets.bounds_for(&step(q_lens, false));
+        assert_eq!((bounds(&[1]).max_tokens, bounds(&[1]).max_q_len), (1, 1));
+        assert_eq!(bounds(&[1; 3]).max_tokens, 4);
+        assert_eq!(bounds(&[1; 5]).max_seqs, 6);
+        assert_eq!(bounds(&[2]).max_tokens, 16);
+        assert_eq!(bounds(&[17, 1]).max_tokens, 32);
+        assert_eq!(bounds(&[257]).max_tokens, 300);
+    }
+}

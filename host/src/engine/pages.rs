@@ -80,3 +80,71 @@ impl PageTable {
         PageTable { pages }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    #[test]
+    fn a_table_grows_by_whole_pages_or_not_at_all() {
+        let mut allocator = PageAllocator::new(3);
+        let mut table = PageTable::default();
+        for (len, pages) in [(0, 0), (1, 1), (PAGE_SIZE, 1), (PAGE_SIZE + 1, 2), (5, 2)] {
+            assert!(table.grow(&mut allocator, len));
+            assert_eq!(table.pages().len(), pages, "{len} positions");
+        }
+        assert!(!table.grow(&mut allocator, 4 * PAGE_SIZE));
+        assert_eq!((table.pages().len(), allocator.num_free()), (2, 1));
+        for (len, pages) in [(PAGE_SIZE + 1, 2), (PAGE_SIZE, 1), (1000, 1), (0, 0)] {
+            table.truncate(&mut allocator, len);
+            assert_eq!(table.pages().len(), pages, "{len} positions");
+        }
+        assert_eq!(allocator.num_free(), 3);
+    }
+
+    #[test]
+    fn a_shared_page_is_free_when_the_last_gives_it_back() {
+        let mut allocator = PageAllocator::new(4);
+        let mut first = PageTable::default();
+        assert!(first.grow(&mut allocator, 3 * PAGE_SIZE));
+        let mut second = first.share(&mut allocator, 2 * PAGE_SIZE + 1);
+        assert_eq!(second.pages(), &first.pages()[..2]);
+        first.truncate(&mut allocator, 0);
+        assert_eq!(allocator.num_free(), 2);
+        second.truncate(&mut allocator, 0);
+        assert_eq!(allocator.num_free(), 4);
+    }
+
+    /// Random growth, truncation and sharing beside a count of who holds what.
+    #[test]
+    fn no_page_is_lost_or_given_twice() {
+        const NUM_PAGES: usize = 20;
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut allocator = PageAllocator::new(NUM_PAGES);
+        let mut tables: Vec<PageTable> = (0..5).map(|_| PageTable::default()).collect();
+        for _ in 0..5000 {
+            let (i, j) = (rng.random_range(0..5), rng.random_range(0..5));
+            let len = rng.random_range(0..10 * PAGE_SIZE);
+            match rng.random_range(0..3) {
+                0 => {
+                    let missing = len.div_ceil(PAGE_SIZE).saturating_sub(tables[i].pages.len());
+                    let fits = missing <= allocator.num_free();
+                    assert_eq!(tables[i].grow(&mut allocator, len), fits);
+                }
+                1 => tables[i].truncate(&mut allocator, len),
+                _ => {
+                    let len = len.min(tables[j].pages.len() * PAGE_SIZE);
+                    let shared = tables[j].share(&mut allocator, len);
+                    tables[i].truncate(&mut allocator, 0);
+                    tables[i] = shared;
+                }
+            }
+            let mut holders = [0; NUM_PAGES];
+            tables.iter().flat_map(|t| t.pages()).for_each(|&page| holders[page as usize] += 1);
+            assert_eq!(allocator.ref_counts, holders);
+            assert_eq!(allocator.num_free(), holders.iter().filter(|&&count| count == 0).count());
+        }
+    }
+}

@@ -128,3 +128,150 @@ impl Scheduler {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Request;
+    use crate::plan::PAGE_SIZE;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    const CONTEXT: usize = 4 * PAGE_SIZE;
+
+    fn add(scheduler: &mut Scheduler, id: u64, prompt_len: usize, max_new_tokens: usize) {
+        let request = Request {
+            prompt: vec![0; prompt_len],
+            max_new_tokens: Some(max_new_tokens),
+            ..Default::default()
+        };
+        scheduler.add(Sequence::new(RequestId(id), request));
+    }
+
+    /// Does what the engine does with a schedule, with a token from nowhere; returns who got one.
+    fn run(scheduler: &mut Scheduler, schedule: &Schedule) -> Vec<RequestId> {
+        let mut tokens_for = Vec::new();
+        let mut ended = Vec::new();
+        for entry in &schedule.entries {
+            let sequence = scheduler.running(entry.index);
+            sequence.advance(entry.num_tokens);
+            if entry.is_last {
+                tokens_for.push(sequence.id());
+                if sequence.push(0, CONTEXT).is_some() {
+                    ended.push(sequence.id());
+                }
+            }
+        }
+        ended.into_iter().for_each(|id| assert!(scheduler.remove(id)));
+        tokens_for
+    }
+
+    /// `(id, num_tokens, is_last)` of each entry.
+    fn batch(scheduler: &mut Scheduler, schedule: &Schedule) -> Vec<(u64, usize, bool)> {
+        let entry = |e: &Entry| (scheduler.running(e.index).id().0, e.num_tokens, e.is_last);
+        schedule.entries.iter().map(entry).collect()
+    }
+
+    #[test]
+    fn prompts_come_in_chunks_behind_decoding() {
+        let mut scheduler = Scheduler::new(4, 10, 100);
+        add(&mut scheduler, 0, 4, 9);
+        add(&mut scheduler, 1, 15, 9);
+        let mut batches = Vec::new();
+        for step in 0..4 {
+            if step == 2 {
+                add(&mut scheduler, 2, 1, 9);
+            }
+            let schedule = scheduler.schedule();
+            batches.push(batch(&mut scheduler, &schedule));
+            run(&mut scheduler, &schedule);
+        }
+        assert_eq!(batches[0], [(0, 4, true), (1, 6, false)]);
+        assert_eq!(batches[1], [(0, 1, true), (1, 9, true)]);
+        assert_eq!(batches[2], [(0, 1, true), (1, 1, true), (2, 1, true)]);
+        assert_eq!(batches[3], [(0, 1, true), (1, 1, true), (2, 1, true)]);
+    }
+
+    #[test]
+    fn no_more_sequences_run_than_allowed() {
+        let mut scheduler = Scheduler::new(2, 10, 100);
+        (0..3).for_each(|id| add(&mut scheduler, id, 2, 1 + id as usize));
+        let mut batches = Vec::new();
+        while scheduler.has_work() {
+            let schedule = scheduler.schedule();
+            batches.push(batch(&mut scheduler, &schedule));
+            run(&mut scheduler, &schedule);
+        }
+        assert_eq!(batches[0], [(0, 2, true), (1, 2, true)]);
+        assert_eq!(batches[1], [(1, 1, true), (2, 2, true)]);
+        assert_eq!(batches[2..], [[(2, 1, true)], [(2, 1, true)]]);
+    }
+
+    #[test]
+    fn the_youngest_gives_its_pages_to_an_older_one() {
+        // Two pages in all; both sequences fill theirs and need a second.
+        let mut scheduler = Scheduler::new(2, 200, 2);
+        add(&mut scheduler, 0, PAGE_SIZE, 3);
+        add(&mut scheduler, 1, PAGE_SIZE, 3);
+        let first = scheduler.schedule();
+        assert_eq!(first.entries.len(), 2);
+        run(&mut scheduler, &first);
+        let second = scheduler.schedule();
+        assert_eq!(batch(&mut scheduler, &second), [(0, 1, true)]);
+        assert_eq!(second.preempted, [RequestId(1)]);
+        run(&mut scheduler, &second);
+        run_to_end(&mut scheduler);
+    }
+
+    fn run_to_end(scheduler: &mut Scheduler) {
+        let num_pages = scheduler.pages.num_free()
+            + scheduler.running.iter().map(|sequence| sequence.pages().len()).sum::<usize>();
+        for _ in 0..10_000 {
+            let schedule = scheduler.schedule();
+            run(scheduler, &schedule);
+        }
+        assert!(!scheduler.has_work(), "a sequence starves");
+        assert_eq!(scheduler.pages.num_free(), num_pages);
+    }
+
+    /// Random arrivals and cancellations over a cache that is too small: no batch is beyond its bounds, no page is in
+    /// two sequences, and every request gets its tokens.
+    #[test]
+    fn every_request_is_served() {
+        for seed in 0..50 {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let (max_seqs, max_tokens) = (rng.random_range(1..6), rng.random_range(6..100));
+            let mut scheduler = Scheduler::new(max_seqs, max_tokens, rng.random_range(4..9));
+            let mut left = std::collections::BTreeMap::new();
+            for step in 0..400 {
+                if rng.random_bool(0.1) {
+                    let prompt_len = rng.random_range(1..=CONTEXT);
+                    let max_new_tokens = rng.random_range(1..100);
+                    add(&mut scheduler, step, prompt_len, max_new_tokens);
+                    left.insert(RequestId(step), max_new_tokens.min(CONTEXT + 1 - prompt_len));
+                }
+                if rng.random_bool(0.02)
+                    && let Some(&id) = left.keys().next()
+                {
+                    scheduler.remove(id);
+                    left.remove(&id);
+                }
+                let schedule = scheduler.schedule();
+                let tokens: usize = schedule.entries.iter().map(|entry| entry.num_tokens).sum();
+                assert!(tokens <= max_tokens && schedule.entries.len() <= max_seqs);
+                assert!(tokens > 0 || !scheduler.has_work(), "a step without work");
+                let mut pages: Vec<u32> =
+                    scheduler.running.iter().flat_map(|s| s.pages()).copied().collect();
+                let held = pages.len();
+                pages.sort_unstable();
+                pages.dedup();
+                assert_eq!(pages.len(), held, "a page in two sequences");
+                for id in run(&mut scheduler, &schedule) {
+                    *left.get_mut(&id).unwrap() -= 1;
+                }
+                left.retain(|_, left| *left > 0);
+            }
+            run_to_end(&mut scheduler);
+        }
+    }
+}

@@ -73,3 +73,49 @@ fn below(what: &str, values: &[u32], bound: usize) -> Result<(), ExecError> {
 fn step_error<T>(message: String) -> Result<T, ExecError> {
     Err(ExecError::Step(message))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::plan;
+    use super::*;
+
+    fn inputs() -> StepInputs {
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&[1, 2, 9], 0, &[0], 2..3);
+        inputs.push_sequence(&[3], 99, &[3, 2], 0..1);
+        inputs
+    }
+
+    #[test]
+    fn inputs_within_every_bound_pass() {
+        assert!(check(&plan(), &inputs()).is_ok());
+        assert!(check(&plan(), &StepInputs::new()).is_ok());
+    }
+
+    /// Each value and each length that is wrong is an error that names it, never a panic.
+    #[test]
+    fn inputs_beyond_a_bound_are_named() {
+        let spoil: [(&str, fn(&mut StepInputs)); 14] = [
+            ("token id 10", |inputs| inputs.token_ids[1] = 10),
+            ("position 100", |inputs| inputs.positions[3] = 100),
+            ("slot 256", |inputs| inputs.slot_mapping[0] = 256),
+            ("logit row 4", |inputs| inputs.logit_rows[0] = 4),
+            ("page 4", |inputs| inputs.block_tables[1][1] = 4),
+            ("positions or slots", |inputs| inputs.positions.truncate(3)),
+            ("positions or slots", |inputs| inputs.slot_mapping.push(0)),
+            ("cu_seqlens_q", |inputs| inputs.cu_seqlens_q[1] = 5),
+            ("cu_seqlens_q", |inputs| inputs.cu_seqlens_q.clear()),
+            ("cu_seqlens_q", |inputs| inputs.cu_seqlens_q[0] = 1),
+            ("1 block tables", |inputs| inputs.block_tables.truncate(1)),
+            ("sequence 0", |inputs| inputs.kv_lens[0] = 2),
+            ("sequence 1", |inputs| inputs.block_tables[1].truncate(1)),
+            ("4 tokens in 2 sequences", |inputs| inputs.logit_rows = vec![0; 3]),
+        ];
+        for (start, spoil) in spoil {
+            let mut inputs = inputs();
+            spoil(&mut inputs);
+            let message = check(&plan(), &inputs).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("step inputs: {start}")), "{message}");
+        }
+    }
+}

@@ -3,6 +3,8 @@
 pub mod cpu;
 mod device;
 mod inputs;
+#[cfg(test)]
+mod testing;
 
 pub use device::{Device, open};
 

@@ -22,6 +22,7 @@ impl Plan {
                 return Err(at(format!("`{}` is read before it is written", self.name(view))));
             }
             op.writes().into_iter().for_each(|view| written[view.tensor.0] = true);
+            self.check_in_place(op).map_err(at)?;
             self.check_op(op).map_err(at)?;
         }
         for output in [self.logits, self.next_tokens] {
@@ -38,6 +39,26 @@ impl Plan {
         let end = view.start + view.width;
         let inside = self.tensors.get(view.tensor.0).is_some_and(|tensor| end <= tensor.width);
         ensure(inside && view.width > 0, || format!("{view:?} is no part of an activation"))
+    }
+
+    /// An operation reads nothing of the activation that it writes, but for what [`Op`] allows: the same view.
+    fn check_in_place(&self, op: &Op) -> Result<(), String> {
+        let in_place = match *op {
+            Op::RmsNorm { x, .. } | Op::Rope { x, .. } => Some(x),
+            Op::Linear { residual, .. } => residual,
+            _ => None,
+        };
+        let allowed = |read: View, out: View| {
+            read.tensor != out.tensor || (in_place == Some(read) && read == out)
+        };
+        for out in op.writes() {
+            let reads = op.reads();
+            let clash = reads.into_iter().find(|&read| !allowed(read, out));
+            ensure(clash.is_none(), || {
+                format!("`{}` is read while it is written", self.name(out))
+            })?;
+        }
+        Ok(())
     }
 
     fn check_op(&self, op: &Op) -> Result<(), String> {
@@ -141,7 +162,9 @@ fn ensure(right: bool, error: impl FnOnce() -> String) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Bounds, ConstantId, KvLayout, PartTransform, PlanBuilder, WeightPart};
+    use super::super::{
+        Bounds, ConstantId, KvLayout, PartTransform, PlanBuilder, TensorId, WeightPart,
+    };
     use super::*;
 
     const BOUNDS: Bounds =
@@ -197,6 +220,11 @@ mod tests {
         b.finish(BOUNDS, kv, logits, next_tokens)
     }
 
+    /// Eight columns of an activation of [`plan`].
+    fn view(tensor: usize, start: usize) -> View {
+        View { tensor: TensorId(tensor), start, width: 8 }
+    }
+
     /// What the error has to say, and how the plan is spoiled.
     type Fault = (&'static str, fn(&mut Plan));
 
@@ -207,6 +235,15 @@ mod tests {
             ("no part of an activation", |p| p.tensors[1].width = 15),
             ("read before it is written", |p| _ = p.ops.remove(0)),
             ("never written", |p| _ = p.ops.pop()),
+            ("read while it is written", |p| {
+                let (gate, up) = (view(1, 0), view(1, 8));
+                p.ops[6] = Op::SiluMul { gate, up, out: gate };
+            }),
+            ("read while it is written", |p| {
+                p.ops[1] =
+                    Op::RmsNorm { x: view(1, 0), weight: WeightId(1), out: view(1, 8), eps: 0.0 };
+                p.ops.swap(1, 2);
+            }),
             ("weight `w`", |p| p.weights[2].parts[0].rows = 15),
             ("columns: 8 where 7", |p| p.weights[0].cols = 7),
             ("columns left over", |p| (p.weights[1].cols, p.weights[1].parts[0].rows) = (7, 7)),

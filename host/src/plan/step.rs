@@ -169,3 +169,66 @@ impl StepInputs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A prompt of three tokens, and a chunk of four behind 126 positions whose pages lie apart.
+    fn two_sequences() -> StepInputs {
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&[10, 11, 12], 0, &[5], 2..3);
+        inputs.push_sequence(&[20, 21, 22, 23], 126, &[9, 0, 7, 8], 0..4);
+        inputs
+    }
+
+    #[test]
+    fn sequences_are_laid_side_by_side() {
+        let inputs = two_sequences();
+        assert_eq!(inputs.token_ids, [10, 11, 12, 20, 21, 22, 23]);
+        assert_eq!(inputs.positions, [0, 1, 2, 126, 127, 128, 129]);
+        let slots = [5 * 64, 5 * 64 + 1, 5 * 64 + 2, 62, 63, 7 * 64, 7 * 64 + 1];
+        assert_eq!(inputs.slot_mapping, slots);
+        assert_eq!(inputs.cu_seqlens_q, [0, 3, 7]);
+        assert_eq!(inputs.kv_lens, [3, 130]);
+        assert_eq!(inputs.block_tables, [vec![5], vec![9, 0, 7]], "as long as the sequence needs");
+        assert_eq!(inputs.logit_rows, [2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn every_bound_is_checked() {
+        let inputs = two_sequences();
+        let bounds =
+            Bounds { max_tokens: 7, max_seqs: 2, max_q_len: 4, max_logit_rows: 5, max_kv_len: 130 };
+        assert!(inputs.fits(&bounds));
+        assert!(!inputs.fits(&Bounds { max_tokens: 6, ..bounds }));
+        assert!(!inputs.fits(&Bounds { max_seqs: 1, ..bounds }));
+        assert!(!inputs.fits(&Bounds { max_q_len: 3, ..bounds }));
+        assert!(!inputs.fits(&Bounds { max_logit_rows: 4, ..bounds }));
+        assert!(!inputs.fits(&Bounds { max_kv_len: 129, ..bounds }));
+        assert!(StepInputs::new().fits(&bounds));
+    }
+
+    #[test]
+    fn the_buffer_holds_each_array_at_its_place() {
+        let inputs = two_sequences();
+        let bounds =
+            Bounds { max_tokens: 9, max_seqs: 3, max_q_len: 9, max_logit_rows: 6, max_kv_len: 200 };
+        let layout = StepLayout::new(&bounds);
+        const UNTOUCHED: u32 = 0xdead;
+        let mut buffer = vec![UNTOUCHED; layout.len];
+        inputs.write(&layout, &bounds, &mut buffer);
+        assert_eq!(buffer[..3], [7, 2, 5], "num_tokens, num_seqs, num_logit_rows");
+        let at = |start: usize, len: usize| &buffer[start..start + len];
+        assert_eq!(at(layout.token_ids, 7), inputs.token_ids);
+        assert_eq!(at(layout.positions, 7), inputs.positions);
+        assert_eq!(at(layout.slot_mapping, 7), inputs.slot_mapping);
+        assert_eq!(at(layout.seq_ids, 7), [0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!(at(layout.cu_seqlens_q, 3), [0, 3, 7]);
+        assert_eq!(at(layout.kv_lens, 2), [3, 130]);
+        assert_eq!(at(layout.logit_rows, 5), inputs.logit_rows);
+        let table = [5, UNTOUCHED, UNTOUCHED, UNTOUCHED, 9, 0, 7, UNTOUCHED];
+        assert_eq!(at(layout.block_table, 8), table, "rows of max_pages_per_seq");
+        assert_eq!(at(layout.token_ids + 7, 2), [UNTOUCHED; 2], "rows past the last token");
+    }
+}

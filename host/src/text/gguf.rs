@@ -45,7 +45,8 @@ pub(super) fn chat_template(
 pub(super) fn special_id(metadata: &Metadata, name: &str) -> Result<Option<u32>, TextError> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     let Some(value) = metadata.get(&key) else { return Ok(None) };
-    let vocab_size = metadata.get_array(TOKENS).map_or(0, <[Value]>::len);
+    // A file without a tokenizer still names its end of sequence: any id will do there.
+    let vocab_size = metadata.get_array(TOKENS).map_or(1 << 32, <[Value]>::len);
     match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
         Some(id) if (id as usize) < vocab_size => Ok(Some(id)),
         _ => Err(wrong(&key, format!("is no id below the vocabulary's size {vocab_size}"))),

@@ -88,8 +88,8 @@ fn attend(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, random};
     use super::*;
+    use crate::exec::testing::{assert_close, random};
     use crate::plan::{Dtype, KvLayout, TensorId, View};
 
     /// Sequences of one step: new tokens, and positions that are in the cache before them.

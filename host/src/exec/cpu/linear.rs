@@ -87,8 +87,8 @@ fn dot_rows<const M: usize>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, random};
     use super::*;
+    use crate::exec::testing::{assert_close, random};
 
     fn oracle(x: &[f32], weight: &[f32], k: usize, start: &[f32]) -> Vec<f64> {
         let n = weight.len() / k;

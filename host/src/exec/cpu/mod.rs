@@ -9,8 +9,6 @@ mod dot;
 mod kv;
 mod linear;
 mod ops;
-#[cfg(test)]
-mod testing;
 
 use self::activations::{Frame, arena_elems};
 use self::kv::KvCache;
@@ -172,5 +170,77 @@ impl Step<'_> {
             self.output.logits = self.frame.rows(self.plan.logits).to_vec();
         }
         self.output
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::testing::plan;
+
+    /// Row `i` of a weight is all `i`.
+    struct Counting;
+
+    impl WeightSource for Counting {
+        fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+            for (row, out) in bytemuck::cast_slice_mut(out).chunks_mut(weight.cols).enumerate() {
+                out.fill(row as f32);
+            }
+            Ok(())
+        }
+    }
+
+    fn inputs() -> StepInputs {
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&[7, 3], 0, &[1], 0..2);
+        inputs
+    }
+
+    fn run(plan: &Plan, want: Want) -> StepOutput {
+        let mut executor = CpuExecutor::open(plan, &Counting).unwrap();
+        let prepared = executor.prepare(plan).unwrap();
+        executor.run(prepared, &inputs(), want).unwrap()
+    }
+
+    #[test]
+    fn a_step_brings_back_what_is_wanted() {
+        // The table of RoPE is zero, and so is all that comes from it.
+        let StepOutput { logits, next_tokens } = run(&plan(), Want::Logits);
+        assert_eq!((logits, next_tokens), (vec![0.0; 8], vec![]));
+        let mut plan = plan();
+        plan.ops.remove(1);
+        let StepOutput { logits, next_tokens } = run(&plan, Want::Logits);
+        assert_eq!((logits, next_tokens), ([[7.0; 4], [3.0; 4]].concat(), vec![]));
+        let StepOutput { logits, next_tokens } = run(&plan, Want::NextTokens);
+        assert_eq!((logits, next_tokens), (vec![], vec![0, 0]));
+        let StepOutput { logits, next_tokens } = run(&plan, Want::Nothing);
+        assert_eq!((logits, next_tokens), (vec![], vec![]));
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn what_no_operation_wrote_is_nan() {
+        let mut plan = plan();
+        plan.ops.remove(0);
+        assert!(run(&plan, Want::Logits).logits.iter().all(|logit| logit.is_nan()));
+    }
+
+    #[test]
+    fn rejects_storage_other_than_f32() {
+        let mut half_weight = plan();
+        half_weight.weights[0].storage = Dtype::F16;
+        let mut half_cache = plan();
+        half_cache.kv.dtype = Dtype::F16;
+        for (plan, start) in [(half_weight, "embedding: F16"), (half_cache, "KV cache: F16")] {
+            let message = CpuExecutor::open(&plan, &Counting).err().unwrap().to_string();
+            assert!(message.starts_with(start), "{message}");
+        }
+    }
+
+    #[test]
+    fn rejects_a_plan_that_was_not_prepared() {
+        let mut executor = CpuExecutor::open(&plan(), &Counting).unwrap();
+        let error = executor.run(PreparedPlan(0), &inputs(), Want::Nothing).err().unwrap();
+        assert_eq!(error.to_string(), "step inputs: no plan 0 was prepared");
     }
 }

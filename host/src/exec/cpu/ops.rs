@@ -71,8 +71,8 @@ pub fn argmax(x: Rows) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, random};
     use super::*;
+    use crate::exec::testing::{assert_close, random};
 
     #[test]
     fn embedding_and_gather_copy_rows() {

@@ -1,0 +1,54 @@
+//! What the tests of executors share.
+
+use crate::plan::{
+    Bounds, Constant, Dtype, KvLayout, Op, PartTransform, Plan, PlanBuilder, Rows, Weight,
+    WeightPart,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// `len` values in -1 .. 1.
+pub fn random(seed: u64, len: usize) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..len).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+/// Asserts that `got` is within `tolerance` of `wanted`, in units of the largest of `wanted`; no NaN passes.
+pub fn assert_close(got: &[f32], wanted: &[f64], tolerance: f64, case: &str) {
+    assert_eq!(got.len(), wanted.len(), "{case}");
+    let scale = wanted.iter().fold(1e-30, |max: f64, value| max.max(value.abs()));
+    for (index, (&got, &wanted)) in got.iter().zip(wanted).enumerate() {
+        let error = (got as f64 - wanted).abs() / scale;
+        assert!(error <= tolerance, "{case}, element {index}: got {got}, wanted {wanted}");
+    }
+}
+
+/// Embedding, RoPE, the rows of logits and their largest: a vocabulary of 10, positions to 99, a cache of 4 pages.
+pub fn plan() -> Plan {
+    let bounds =
+        Bounds { max_tokens: 8, max_seqs: 2, max_q_len: 8, max_logit_rows: 2, max_kv_len: 100 };
+    let kv =
+        KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 4, num_pages: 4, dtype: Dtype::F32 };
+    let mut plan = PlanBuilder::new();
+    let table = plan.weight(Weight {
+        name: "embedding".into(),
+        rows: 10,
+        cols: 4,
+        storage: Dtype::F32,
+        parts: vec![WeightPart {
+            source: "embedding".into(),
+            rows: 10,
+            transform: PartTransform::None,
+        }],
+    });
+    let data = vec![0.0; 400].into();
+    let rope = plan.constant(Constant { name: "rope".into(), rows: 100, cols: 4, data });
+    let x = plan.activation("x", Rows::Tokens, 4, Dtype::F32);
+    let last = plan.activation("last", Rows::Logits, 4, Dtype::F32);
+    let next = plan.activation("next", Rows::Logits, 1, Dtype::U32);
+    plan.op(Op::Embedding { table, out: x });
+    plan.op(Op::Rope { x, table: rope, head_dim: 4 });
+    plan.op(Op::GatherRows { x, out: last });
+    plan.op(Op::Argmax { x: last, out: next });
+    plan.finish(bounds, kv, last, next)
+}

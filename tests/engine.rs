@@ -1,0 +1,243 @@
+//! The engine on the CPU, with tiny models: whatever else is going on, a request gets what it gets alone.
+
+mod support;
+
+use halfwarp::engine::{
+    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation, Request,
+    RequestId, Sampling,
+};
+use halfwarp::exec::Device;
+use halfwarp::model::Model;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::{Arc, LazyLock};
+
+const VOCAB_SIZE: u32 = 256;
+
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
+    let dir = support::data_dir().join("goldens/llama-gqa");
+    Arc::new(Model::open(dir).unwrap_or_else(|error| panic!("{error}")))
+});
+
+fn options() -> EngineOptions {
+    EngineOptions { device: Device::Cpu, ..Default::default() }
+}
+
+fn engine(options: EngineOptions) -> Engine {
+    Engine::new(MODEL.clone(), options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn run(engine: &mut Engine, request: Request) -> Generation {
+    engine.generate(request, |_| ControlFlow::Continue(())).unwrap()
+}
+
+fn prompt(rng: &mut ChaCha8Rng, len: usize) -> Vec<u32> {
+    (0..len).map(|_| rng.random_range(0..VOCAB_SIZE)).collect()
+}
+
+fn greedy(prompt: Vec<u32>, max_new_tokens: usize) -> Request {
+    Request { prompt, max_new_tokens: Some(max_new_tokens), ..Default::default() }
+}
+
+/// A request of any kind: short and long prompts, greedy and drawn, with and without a stop token.
+fn random_request(rng: &mut ChaCha8Rng) -> Request {
+    let len =
+        if rng.random_bool(0.3) { rng.random_range(60..140) } else { rng.random_range(1..20) };
+    let sampling = match rng.random_range(0..3) {
+        0 => Sampling::default(),
+        1 => Sampling { repetition_penalty: 1.2, ..Default::default() },
+        _ => Sampling {
+            temperature: 0.9,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.02,
+            repetition_penalty: 1.1,
+            seed: rng.random(),
+        },
+    };
+    Request {
+        prompt: prompt(rng, len),
+        max_new_tokens: Some(rng.random_range(1..30)),
+        sampling,
+        stop_tokens: (0..rng.random_range(0..4)).map(|_| rng.random_range(0..VOCAB_SIZE)).collect(),
+    }
+}
+
+/// What has come of each request so far.
+#[derive(Default)]
+struct Answers(BTreeMap<RequestId, (Vec<u32>, Option<FinishReason>)>);
+
+impl Answers {
+    fn take(&mut self, events: Vec<Event>) {
+        for Event { request, kind } in events {
+            let (tokens, finished) = self.0.entry(request).or_default();
+            assert_eq!(*finished, None, "an event behind the last");
+            match kind {
+                EventKind::Token(token) => tokens.push(token),
+                EventKind::Finished(reason) => *finished = Some(reason),
+            }
+        }
+    }
+}
+
+#[test]
+fn any_interleaving_gives_each_request_what_it_gets_alone() {
+    let mut alone = engine(options());
+    for seed in 0..12 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut together = engine(EngineOptions {
+            context: Some(192),
+            max_seqs: rng.random_range(1..6),
+            max_tokens: [7, 32, 64, 512][rng.random_range(0..4)],
+            // From one context, where sequences push each other out, to room for all.
+            cache_positions: [Some(192), Some(320), None][rng.random_range(0..3)],
+            ..options()
+        });
+        let (mut requests, mut cancelled) = (BTreeMap::new(), Vec::new());
+        let mut answers = Answers::default();
+        while requests.len() < 12 || together.has_work() {
+            match rng.random_range(0..10) {
+                0..3 if requests.len() < 12 => {
+                    let request = random_request(&mut rng);
+                    requests.insert(together.add_request(request.clone()).unwrap(), request);
+                }
+                3 if rng.random_bool(0.2) && !requests.is_empty() => {
+                    let id = *requests.keys().nth(rng.random_range(0..requests.len())).unwrap();
+                    together.cancel(id);
+                    cancelled.push(id);
+                }
+                _ => answers.take(together.step().unwrap()),
+            }
+        }
+        for (id, request) in requests {
+            let (tokens, finish_reason) = answers.0.remove(&id).unwrap_or_default();
+            let wanted = run(&mut alone, request.clone());
+            if finish_reason == Some(FinishReason::Cancelled) {
+                assert!(cancelled.contains(&id));
+                assert!(wanted.tokens.starts_with(&tokens), "seed {seed}: {request:?}");
+            } else {
+                let got = Generation { tokens, finish_reason: finish_reason.unwrap() };
+                assert_eq!(got, wanted, "seed {seed}: {request:?}");
+            }
+        }
+        assert!(answers.0.is_empty());
+    }
+}
+
+#[test]
+fn a_prompt_in_chunks_is_the_whole_prompt() {
+    let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(1), 200);
+    let whole = engine(EngineOptions { max_tokens: 512, ..options() }).logits(&tokens).unwrap();
+    assert_eq!(whole.len(), tokens.len() * VOCAB_SIZE as usize);
+    let largest = whole.iter().fold(0.0f32, |max, logit| max.max(logit.abs()));
+    for max_tokens in [1, 3, 64, 65] {
+        let mut engine = engine(EngineOptions { max_tokens, ..options() });
+        let chunks = engine.logits(&tokens).unwrap();
+        assert_eq!(chunks.len(), whole.len());
+        for (index, (a, b)) in chunks.iter().zip(&whole).enumerate() {
+            let error = (a - b).abs() / largest;
+            assert!(error < 1e-5, "chunks of {max_tokens}, logit {index}: {a}, not {b}");
+        }
+        let last = whole[whole.len() - VOCAB_SIZE as usize..].iter().copied().enumerate();
+        let top = last.reduce(|a, b| if b.1 > a.1 { b } else { a }).unwrap().0 as u32;
+        assert_eq!(run(&mut engine, greedy(tokens.clone(), 1)).tokens, [top]);
+    }
+}
+
+#[test]
+fn logits_beside_requests_that_run() {
+    let mut engine = engine(EngineOptions { context: Some(128), max_seqs: 2, ..options() });
+    let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(2), 70);
+    let alone = engine.logits(&tokens).unwrap();
+    engine.add_request(greedy(vec![1, 2, 3], 100)).unwrap();
+    engine.step().unwrap();
+    assert_eq!(engine.logits(&tokens).unwrap(), alone);
+    engine.add_request(greedy(tokens.clone(), 10)).unwrap();
+    engine.step().unwrap();
+    assert!(matches!(engine.logits(&tokens), Err(EngineError::CacheFull)));
+}
+
+#[test]
+fn finish_reasons() {
+    let mut engine = engine(EngineOptions { context: Some(100), ..options() });
+    let free = run(&mut engine, greedy(vec![5, 6, 7], 20));
+    assert_eq!(free.finish_reason, FinishReason::Length);
+    assert_eq!(free.tokens.len(), 20);
+
+    let none = run(&mut engine, greedy(vec![5, 6, 7], 0));
+    assert_eq!(none, Generation { tokens: vec![], finish_reason: FinishReason::Length });
+
+    let stop = free.tokens[7];
+    let first = free.tokens.iter().position(|&token| token == stop).unwrap();
+    let request = Request { stop_tokens: vec![stop], ..greedy(vec![5, 6, 7], 20) };
+    let stopped = run(&mut engine, request);
+    assert_eq!(stopped.tokens, free.tokens[..=first], "the stop token comes last");
+    assert_eq!(stopped.finish_reason, FinishReason::StopToken);
+
+    // A prompt of the whole context leaves room for one answer, which need not be in the cache.
+    for prompt_len in [98, 100] {
+        let request = Request { max_new_tokens: None, ..greedy(vec![5; prompt_len], 0) };
+        let full = run(&mut engine, request);
+        assert_eq!(full.tokens.len(), 101 - prompt_len);
+        assert_eq!(full.finish_reason, FinishReason::ContextFull);
+    }
+
+    let mut seen = Vec::new();
+    let broken_off = engine
+        .generate(greedy(vec![5, 6, 7], 20), |token| {
+            seen.push(token);
+            if seen.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .unwrap();
+    assert_eq!(broken_off.tokens, free.tokens[..3]);
+    assert_eq!(broken_off.finish_reason, FinishReason::Cancelled);
+    assert!(!engine.has_work());
+}
+
+/// `generate` keeps what happens to other requests for the steps that follow.
+#[test]
+fn generate_beside_other_requests() {
+    let mut engine = engine(EngineOptions { max_seqs: 2, ..options() });
+    let wanted = run(&mut engine, greedy(vec![9, 8], 30));
+    let other = engine.add_request(greedy(vec![9, 8], 30)).unwrap();
+    let mine = run(&mut engine, greedy(vec![1, 2, 3], 10));
+    assert_eq!(mine.tokens.len(), 10);
+    let mut answers = Answers::default();
+    while engine.has_work() {
+        answers.take(engine.step().unwrap());
+    }
+    assert_eq!(answers.0[&other], (wanted.tokens, Some(FinishReason::Length)));
+}
+
+#[test]
+fn bad_requests_say_what_is_wrong() {
+    let mut small = engine(EngineOptions { context: Some(64), ..options() });
+    let sampling = Sampling { temperature: -1.0, ..Default::default() };
+    let bad = [
+        (greedy(vec![], 1), "the prompt is empty"),
+        (greedy(vec![1; 65], 1), "the prompt has 65 tokens, the context 64"),
+        (greedy(vec![1, 256], 1), "token id 256 (number 1 of the prompt): the vocabulary has 256"),
+        (Request { sampling, ..greedy(vec![1], 1) }, "temperature -1: it has to be 0 or more"),
+    ];
+    for (request, start) in bad {
+        let message = small.add_request(request).unwrap_err().to_string();
+        assert!(message.starts_with(start), "{message}");
+        assert!(message.lines().count() <= 2);
+    }
+    assert!(!small.has_work());
+    assert!(matches!(small.logits(&[]), Err(EngineError::EmptyPrompt)));
+    assert!(matches!(small.logits(&[u32::MAX]), Err(EngineError::UnknownToken { .. })));
+
+    let too_long = Engine::new(MODEL.clone(), EngineOptions { context: Some(513), ..options() });
+    let message = too_long.err().unwrap().to_string();
+    assert_eq!(message, "a context of 513 positions: the model allows at most 512");
+}
+
+#[test]
+fn the_default_context_is_the_models() {
+    for context in [None, Some(0)] {
+        assert_eq!(engine(EngineOptions { context, ..options() }).context(), 512);
+    }
+}

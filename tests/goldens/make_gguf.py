@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Turns some goldens into GGUF files, as llama.cpp's convert_hf_to_gguf.py does: names, permuted rows of Q and K,
+metadata, RoPE factors. Written with gguf-py, and so independent of this project.
+
+    python make_gguf.py        (gguf, numpy, safetensors; after make_goldens.py)
+
+Writes gguf/NAME.gguf; `expected.safetensors` of the golden holds for it too.
+"""
+
+import json
+import math
+import pathlib
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+HERE = pathlib.Path(__file__).parent
+NAMES = ["llama-bias", "llama-llama3", "qwen2-yarn", "qwen3", "phi3-longrope-long"]
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+}
+
+
+def permute(tensor, num_heads):
+    """Rows of Q and K for interleaved RoPE: `i, i + head_dim / 2` of each head become neighbours."""
+    halves = tensor.reshape(num_heads, 2, -1, *tensor.shape[1:])
+    return halves.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def llama3_factors(rope, head_dim):
+    """What divides each frequency, `rope_freqs.weight`."""
+    frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+    context = rope["original_max_position_embeddings"]
+    factors = []
+    for wavelength in 2 * math.pi / frequencies:
+        if wavelength < context / rope["high_freq_factor"]:
+            factors.append(1.0)
+        elif wavelength > context / rope["low_freq_factor"]:
+            factors.append(rope["factor"])
+        else:
+            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+            smooth = (context / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+def add_rope(writer, config, head_dim):
+    rope = config.get("rope_parameters") or config["rope_scaling"]
+    writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta")))
+    match rope.get("rope_type", rope.get("type")):
+        case "llama3":
+            writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_dim))
+        case "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        case "longrope":
+            original = config["original_max_position_embeddings"]
+            extension = config["max_position_embeddings"] / original
+            writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_rope_scaling_attn_factors(
+                math.sqrt(1 + math.log(extension) / math.log(original))
+            )
+            for kind in ("long", "short"):
+                factors = np.array(rope[f"{kind}_factor"], dtype=np.float32)
+                writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+
+
+def convert(name):
+    config = json.loads((HERE / name / "config.json").read_text())
+    family = config["model_type"]
+    num_heads, num_layers = config["num_attention_heads"], config["num_hidden_layers"]
+    num_kv_heads = config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+
+    (HERE / "gguf").mkdir(exist_ok=True)
+    writer = gguf.GGUFWriter(HERE / "gguf" / f"{name}.gguf", family)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(num_layers)
+    writer.add_head_count(num_heads)
+    writer.add_head_count_kv(num_kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    if family == "phi3":
+        writer.add_sliding_window(config["sliding_window"] or 0)
+    writer.add_eos_token_id(config["eos_token_id"])
+    add_rope(writer, config, head_dim)
+
+    names = gguf.get_tensor_name_map(ARCHITECTURES[family], num_layers)
+    for source, tensor in load_file(HERE / name / "model.safetensors").items():
+        if family == "llama" and "q_proj" in source:
+            tensor = permute(tensor, num_heads)
+        if family == "llama" and "k_proj" in source:
+            tensor = permute(tensor, num_kv_heads)
+        if tensor.ndim == 1:
+            tensor = tensor.astype(np.float32)
+        writer.add_tensor(names.get_name(source, try_suffixes=(".weight", ".bias")), tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    for name in NAMES:
+        convert(name)
