@@ -108,18 +108,20 @@ fn windows(
     default: Option<usize>,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let num_layers = fields.required_count("num_hidden_layers", range::NUM_LAYERS)?;
-    if family == Family::Llama {
-        return Ok(vec![None; num_layers]);
-    }
-    let mut window = fields.count("sliding_window", range::POSITIONS)?;
-    if !fields.has("sliding_window") {
-        window = default;
-    }
-    if matches!(family, Family::Mistral | Family::Phi3) {
+    let by_layer = matches!(family, Family::Qwen2 | Family::Qwen3);
+    let in_use = match family {
+        Family::Llama => false,
+        Family::Mistral | Family::Phi3 => true,
+        Family::Qwen2 | Family::Qwen3 => fields.flag("use_sliding_window", false)?,
+    };
+    // Left out, it is the class's default; null stands for no window.
+    let window = match fields.has("sliding_window") {
+        _ if !in_use => None,
+        true => fields.count("sliding_window", range::POSITIONS)?,
+        false => default,
+    };
+    if !by_layer {
         return Ok(vec![window; num_layers]);
-    }
-    if !fields.flag("use_sliding_window", false)? {
-        window = None;
     }
     let Some(layer_types) = fields.texts("layer_types")? else {
         let first = fields.count("max_window_layers", 0..=usize::MAX)?.unwrap_or(28);
