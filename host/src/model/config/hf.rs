@@ -56,11 +56,7 @@ impl Config {
         let hidden_size = fields.required_count("hidden_size", range::HIDDEN_SIZE)?;
         let head_dim = match fields.count("head_dim", range::HEAD_DIM)?.or(defaults.head_dim) {
             Some(head_dim) => head_dim,
-            None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
-            None => {
-                let expected = format!("it must divide the hidden size ({hidden_size})");
-                return Err(fields.invalid("num_attention_heads", expected));
-            }
+            None => fields.divide(hidden_size, "num_attention_heads", num_heads)?,
         };
         // Left out, it is the class's default; null stands for one KV head a query head.
         let num_kv_heads = match fields.count("num_key_value_heads", range::NUM_HEADS)? {
@@ -108,7 +104,6 @@ fn windows(
     default: Option<usize>,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let num_layers = fields.required_count("num_hidden_layers", range::NUM_LAYERS)?;
-    let by_layer = matches!(family, Family::Qwen2 | Family::Qwen3);
     let in_use = match family {
         Family::Llama => false,
         Family::Mistral | Family::Phi3 => true,
@@ -120,7 +115,7 @@ fn windows(
         true => fields.count("sliding_window", range::POSITIONS)?,
         false => default,
     };
-    if !by_layer {
+    if !matches!(family, Family::Qwen2 | Family::Qwen3) {
         return Ok(vec![window; num_layers]);
     }
     let Some(layer_types) = fields.texts("layer_types")? else {
