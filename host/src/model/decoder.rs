@@ -5,14 +5,14 @@
 
 use super::{Config, names::Names};
 use crate::plan::{
-    Attention, Bounds, Constant, Dtype, KvLayout, Op, PartTransform, Plan, PlanBuilder, Rows, View,
-    Weight, WeightId, WeightPart,
+    Attention, Bounds, Constant, ConstantId, Dtype, KvLayout, Op, PartTransform, Plan, PlanBuilder,
+    Rows, View, Weight, WeightId, WeightPart,
 };
 
 /// Makes the plan of the model that `config` describes, with weights of the checkpoint that `names` speaks of.
 pub(super) fn plan(
     config: &Config,
-    names: &'static Names,
+    names: &Names,
     rope: Constant,
     bounds: Bounds,
     num_pages: usize,
@@ -24,210 +24,193 @@ pub(super) fn plan(
         num_pages,
         dtype: Dtype::F32,
     };
-    Decoder { config, names, b: PlanBuilder::new() }.build(rope, bounds, kv)
+    let mut decoder = Decoder { config, names, builder: PlanBuilder::new() };
+    let rope = decoder.builder.constant(rope);
+    let (logits, next_tokens) = decoder.decode(rope);
+    decoder.builder.finish(bounds, kv, logits, next_tokens)
 }
 
 struct Decoder<'a> {
     config: &'a Config,
-    names: &'static Names,
-    b: PlanBuilder,
+    names: &'a Names,
+    builder: PlanBuilder,
 }
 
 impl Decoder<'_> {
-    fn build(mut self, rope: Constant, bounds: Bounds, kv: KvLayout) -> Plan {
+    /// All operations, from token ids to logits and the most likely tokens.
+    fn decode(&mut self, rope: ConstantId) -> (View, View) {
         let (config, names) = (self.config, self.names);
-        let rope = self.b.constant(rope);
-        let table =
-            self.matrix("embedding", names.embedding, config.vocab_size, config.hidden_size);
-        let hidden = self.b.activation("hidden", Rows::Tokens, config.hidden_size, Dtype::F32);
-        self.b.op(Op::Embedding { table, out: hidden });
+        let Config { vocab_size, hidden_size, .. } = *config;
+        let table = self.matrix("embedding", &[part(names.embedding, vocab_size)], hidden_size);
+        let hidden = self.activation("hidden", Rows::Tokens, hidden_size);
+        self.builder.op(Op::Embedding { table, out: hidden });
         for layer in 0..config.num_layers() {
-            let attended = self.attention(layer, hidden, |x| Op::Rope {
-                x,
-                table: rope,
-                head_dim: config.head_dim,
-            });
-            self.attention_out(layer, attended, hidden);
+            self.attention(layer, hidden, rope);
             self.mlp(layer, hidden);
         }
 
-        let last = self.b.activation("last_hidden", Rows::Logits, config.hidden_size, Dtype::F32);
-        self.b.op(Op::GatherRows { x: hidden, out: last });
-        let normed = self.norm("final_norm", names.final_norm, last);
-        let lm_head = if config.tie_word_embeddings {
+        let last = self.activation("last_hidden", Rows::Logits, hidden_size);
+        self.builder.op(Op::GatherRows { x: hidden, out: last });
+        let x = self.norm("final_norm", names.final_norm, last);
+        let weight = if config.tie_word_embeddings {
             table
         } else {
-            self.matrix("lm_head", names.lm_head, config.vocab_size, config.hidden_size)
+            self.matrix("lm_head", &[part(names.lm_head, vocab_size)], hidden_size)
         };
-        let logits = self.b.activation("logits", Rows::Logits, config.vocab_size, Dtype::F32);
-        self.b.op(Op::Linear {
-            x: normed,
-            weight: lm_head,
-            bias: None,
-            residual: None,
-            out: logits,
-        });
-        let next_tokens = self.b.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
-        self.b.op(Op::Argmax { x: logits, out: next_tokens });
-        self.b.finish(bounds, kv, logits, next_tokens)
+        let logits = self.activation("logits", Rows::Logits, vocab_size);
+        self.builder.op(Op::Linear { x, weight, bias: None, residual: None, out: logits });
+        let next_tokens = self.builder.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
+        self.builder.op(Op::Argmax { x: logits, out: next_tokens });
+        (logits, next_tokens)
     }
 
-    /// From the residual stream to the attention's output, `[tokens, num_heads * head_dim]`.
-    fn attention(&mut self, layer: usize, hidden: View, rope: impl Fn(View) -> Op) -> View {
+    /// `hidden += attention(norm(hidden))`.
+    fn attention(&mut self, layer: usize, hidden: View, rope: ConstantId) {
         let (config, names) = (self.config, self.names);
-        let head_dim = config.head_dim;
-        let (q_width, kv_width) = (config.num_heads * head_dim, config.num_kv_heads * head_dim);
-        let x = self.norm(
-            &format!("layers.{layer}.attention_norm"),
-            &names.in_layer(layer, names.attention_norm),
-            hidden,
-        );
-        let qkv = self.packed_linear(layer, "qkv", names.qkv, &self.qkv_rows(), config.qkv_bias, x);
+        let Config { num_heads, num_kv_heads, head_dim, .. } = *config;
+        let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
+        let label = |what: &str| format!("layers.{layer}.{what}");
+
+        let norm = names.in_layer(layer, names.attention_norm);
+        let x = self.norm(&label("attention_norm"), &norm, hidden);
+        let qkv = self.linear(&label("qkv"), &self.qkv_parts(layer), config.qkv_bias, x, None);
         let (q, k) = (qkv.columns(0, q_width), qkv.columns(q_width, kv_width));
         let v = qkv.columns(q_width + kv_width, kv_width);
         if config.qk_norm {
-            for (view, label, stem) in [(q, "q_norm", names.q_norm), (k, "k_norm", names.k_norm)] {
-                let source = names.in_layer(layer, stem);
-                let weight = self.vector(&format!("layers.{layer}.{label}"), &source, head_dim);
-                let eps = config.rms_norm_eps;
-                self.b.op(Op::RmsNorm { x: view, weight, out: view, eps });
+            for (x, what, name) in [(q, "q_norm", names.q_norm), (k, "k_norm", names.k_norm)] {
+                let name = part(names.in_layer(layer, name), head_dim);
+                let weight = self.vector(&label(what), &[name], "weight");
+                self.builder.op(Op::RmsNorm { x, weight, out: x, eps: config.rms_norm_eps });
             }
         }
-        self.b.op(rope(qkv.columns(0, q_width + kv_width)));
-        self.b.op(Op::KvAppend { layer, k, v });
-        let name = format!("layers.{layer}.attention");
-        let out = self.b.activation(name, Rows::Tokens, q_width, Dtype::F32);
-        self.b.op(Op::Attention(Attention {
+        let rotated = qkv.columns(0, q_width + kv_width);
+        self.builder.op(Op::Rope { x: rotated, table: rope, head_dim });
+        self.builder.op(Op::KvAppend { layer, k, v });
+        let out = self.activation(&label("attention"), Rows::Tokens, q_width);
+        self.builder.op(Op::Attention(Attention {
             layer,
             q,
             out,
-            num_heads: config.num_heads,
-            num_kv_heads: config.num_kv_heads,
+            num_heads,
+            num_kv_heads,
             head_dim,
             softmax_scale: (head_dim as f64).powf(-0.5) as f32,
             window: config.windows[layer],
         }));
-        out
+        let projection = part(names.in_layer(layer, names.attention_out), hidden.width);
+        let bias = config.attention_out_bias;
+        self.linear(&label("attention_out"), &[projection], bias, out, Some(hidden));
     }
 
-    fn attention_out(&mut self, layer: usize, attended: View, hidden: View) {
-        let source = self.names.in_layer(layer, self.names.attention_out);
-        let label = format!("layers.{layer}.attention_out");
-        self.linear_onto(&label, &source, self.config.attention_out_bias, attended, hidden);
-    }
-
+    /// `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`.
     fn mlp(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
         let width = config.intermediate_size;
-        let x = self.norm(
-            &format!("layers.{layer}.mlp_norm"),
-            &names.in_layer(layer, names.mlp_norm),
-            hidden,
-        );
-        let parts = [(width, PartTransform::None); 2];
-        let gate_up =
-            self.packed_linear(layer, "gate_up", names.gate_up, &parts, config.mlp_bias, x);
+        let label = |what: &str| format!("layers.{layer}.{what}");
+
+        let norm = names.in_layer(layer, names.mlp_norm);
+        let x = self.norm(&label("mlp_norm"), &norm, hidden);
+        let parts = self.stacked(layer, names.gate_up, &[(width, PartTransform::None); 2]);
+        let gate_up = self.linear(&label("gate_up"), &parts, config.mlp_bias, x, None);
         let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
-        let out =
-            self.b.activation(format!("layers.{layer}.gated"), Rows::Tokens, width, Dtype::F32);
-        self.b.op(Op::SiluMul { gate, up, out });
-        let source = names.in_layer(layer, names.down);
-        self.linear_onto(&format!("layers.{layer}.down"), &source, config.mlp_bias, out, hidden);
+        let out = self.activation(&label("gated"), Rows::Tokens, width);
+        self.builder.op(Op::SiluMul { gate, up, out });
+        let down = part(names.in_layer(layer, names.down), hidden.width);
+        self.linear(&label("down"), &[down], config.mlp_bias, out, Some(hidden));
     }
 
-    /// Rows of Q, K and V, and what has to be done to them.
-    fn qkv_rows(&self) -> [(usize, PartTransform); 3] {
-        let part = |num_heads: usize, rotated: bool| {
-            let transform = if rotated && self.names.interleaved_rope {
-                PartTransform::UnpermuteRope { num_heads }
-            } else {
-                PartTransform::None
-            };
-            (num_heads * self.config.head_dim, transform)
+    /// Q, K and V, stacked; the rows of Q and K in the order that RoPE by halves wants.
+    fn qkv_parts(&self, layer: usize) -> Vec<WeightPart> {
+        let Config { num_heads, num_kv_heads, head_dim, .. } = *self.config;
+        let rotated = |num_heads| match self.names.interleaved_rope {
+            true => PartTransform::UnpermuteRope { num_heads },
+            false => PartTransform::None,
         };
-        let (num_heads, num_kv_heads) = (self.config.num_heads, self.config.num_kv_heads);
-        [part(num_heads, true), part(num_kv_heads, true), part(num_kv_heads, false)]
+        let heads = [
+            (num_heads * head_dim, rotated(num_heads)),
+            (num_kv_heads * head_dim, rotated(num_kv_heads)),
+            (num_kv_heads * head_dim, PartTransform::None),
+        ];
+        self.stacked(layer, self.names.qkv, &heads)
     }
 
-    /// `norm(x)` with the weight of the checkpoint's `source`.
-    fn norm(&mut self, label: &str, source: &str, x: View) -> View {
-        let weight = self.vector(label, source, x.width);
-        let rows = self.b.rows(x);
-        let out = self.b.activation(label, rows, x.width, Dtype::F32);
-        self.b.op(Op::RmsNorm { x, weight, out, eps: self.config.rms_norm_eps });
-        out
-    }
-
-    /// A linear layer whose weight (and bias) is stacked from `stems`: one for each of `parts`, or one that holds
-    /// them all.
-    fn packed_linear(
-        &mut self,
+    /// Parts of so many rows each, called `names`; or, where that is one name, one part that holds them all.
+    fn stacked(
+        &self,
         layer: usize,
-        label: &str,
-        stems: &[&str],
+        names: &[&str],
         parts: &[(usize, PartTransform)],
-        bias: bool,
-        x: View,
-    ) -> View {
-        let width = parts.iter().map(|(rows, _)| rows).sum();
-        let whole = [(width, PartTransform::None)];
-        let parts = if stems.len() == 1 { &whole } else { parts };
-        let names = self.names;
-        let stacked = |suffix: &str| -> Vec<WeightPart> {
-            let part = |(stem, &(rows, transform)): (&&str, &(usize, PartTransform))| WeightPart {
-                source: format!("{}.{suffix}", names.in_layer(layer, stem)),
+    ) -> Vec<WeightPart> {
+        let in_layer = |name: &str| self.names.in_layer(layer, name);
+        if let [fused] = names {
+            return vec![part(in_layer(fused), parts.iter().map(|(rows, _)| rows).sum())];
+        }
+        let named = names.iter().zip(parts);
+        named
+            .map(|(name, &(rows, transform))| WeightPart {
+                source: in_layer(name),
                 rows,
                 transform,
-            };
-            stems.iter().zip(parts).map(part).collect()
-        };
-        let label = format!("layers.{layer}.{label}");
-        let weight = self.b.weight(Weight {
-            name: label.clone(),
-            rows: width,
-            cols: x.width,
-            storage: Dtype::F32,
-            parts: stacked("weight"),
-        });
-        let bias = bias.then(|| {
-            self.b.weight(Weight {
-                name: format!("{label}_bias"),
-                rows: 1,
-                cols: width,
-                storage: Dtype::F32,
-                parts: stacked("bias"),
             })
-        });
-        let out = self.b.activation(label, Rows::Tokens, width, Dtype::F32);
-        self.b.op(Op::Linear { x, weight, bias, residual: None, out });
+            .collect()
+    }
+
+    /// `x` through a linear layer stacked from `parts`: added onto `residual`, or to a new activation.
+    fn linear(
+        &mut self,
+        label: &str,
+        parts: &[WeightPart],
+        bias: bool,
+        x: View,
+        residual: Option<View>,
+    ) -> View {
+        let weight = self.matrix(label, parts, x.width);
+        let bias = bias.then(|| self.vector(&format!("{label}_bias"), parts, "bias"));
+        let out = residual.unwrap_or_else(|| self.activation(label, Rows::Tokens, num_rows(parts)));
+        self.builder.op(Op::Linear { x, weight, bias, residual, out });
         out
     }
 
-    /// `hidden += linear(x)`.
-    fn linear_onto(&mut self, label: &str, source: &str, bias: bool, x: View, hidden: View) {
-        let weight = self.matrix(label, source, hidden.width, x.width);
-        let bias = bias.then(|| {
-            let part = whole_part(format!("{source}.bias"), hidden.width);
-            self.b.weight(vector(format!("{label}_bias"), hidden.width, part))
-        });
-        self.b.op(Op::Linear { x, weight, bias, residual: Some(hidden), out: hidden });
+    /// `norm(x)`, with the weight called `name` in the checkpoint.
+    fn norm(&mut self, label: &str, name: &str, x: View) -> View {
+        let weight = self.vector(label, &[part(name, x.width)], "weight");
+        let out = self.activation(label, self.builder.rows(x), x.width);
+        self.builder.op(Op::RmsNorm { x, weight, out, eps: self.config.rms_norm_eps });
+        out
     }
 
-    fn matrix(&mut self, label: &str, source: &str, rows: usize, cols: usize) -> WeightId {
-        let parts = vec![whole_part(format!("{source}.weight"), rows)];
-        self.b.weight(Weight { name: label.into(), rows, cols, storage: Dtype::F32, parts })
+    fn activation(&mut self, label: &str, rows: Rows, width: usize) -> View {
+        self.builder.activation(label, rows, width, Dtype::F32)
     }
 
-    fn vector(&mut self, label: &str, source: &str, len: usize) -> WeightId {
-        let part = whole_part(format!("{source}.weight"), len);
-        self.b.weight(vector(label.into(), len, part))
+    fn matrix(&mut self, label: &str, parts: &[WeightPart], cols: usize) -> WeightId {
+        self.weight(label, num_rows(parts), cols, parts, "weight")
+    }
+
+    fn vector(&mut self, label: &str, parts: &[WeightPart], suffix: &str) -> WeightId {
+        self.weight(label, 1, num_rows(parts), parts, suffix)
+    }
+
+    fn weight(
+        &mut self,
+        label: &str,
+        rows: usize,
+        cols: usize,
+        parts: &[WeightPart],
+        suffix: &str,
+    ) -> WeightId {
+        let with_suffix =
+            |part: &WeightPart| WeightPart { source: format!("{}.{suffix}", part.source), ..*part };
+        let parts = parts.iter().map(with_suffix).collect();
+        self.builder.weight(Weight { name: label.into(), rows, cols, storage: Dtype::F32, parts })
     }
 }
 
-fn whole_part(source: String, rows: usize) -> WeightPart {
-    WeightPart { source, rows, transform: PartTransform::None }
+/// The whole of one tensor, `name` less its suffix.
+fn part(name: impl Into<String>, rows: usize) -> WeightPart {
+    WeightPart { source: name.into(), rows, transform: PartTransform::None }
 }
 
-fn vector(name: String, len: usize, part: WeightPart) -> Weight {
-    Weight { name, rows: 1, cols: len, storage: Dtype::F32, parts: vec![part] }
+fn num_rows(parts: &[WeightPart]) -> usize {
+    parts.iter().map(|part| part.rows).sum()
 }

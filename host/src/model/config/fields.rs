@@ -149,6 +149,19 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Elements of a head: the hidden size divided by `num_heads`, the value of `field`.
+    pub fn divide(
+        &self,
+        hidden_size: usize,
+        field: &str,
+        num_heads: usize,
+    ) -> Result<usize, ConfigError> {
+        if hidden_size.is_multiple_of(num_heads) {
+            return Ok(hidden_size / num_heads);
+        }
+        Err(self.invalid(field, format!("it must divide the hidden size ({hidden_size})")))
+    }
+
     /// An error about `field`: what stands there is not what is `expected`.
     pub fn invalid(&self, field: &str, expected: impl Into<String>) -> ConfigError {
         let value = self.get(field).unwrap_or(Value::Null);

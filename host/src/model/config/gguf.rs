@@ -48,11 +48,7 @@ impl Config {
         let hidden_size = fields.required_count("embedding_length", range::HIDDEN_SIZE)?;
         let head_dim = match fields.count("attention.key_length", range::HEAD_DIM)? {
             Some(head_dim) => head_dim,
-            None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
-            None => {
-                let expected = format!("it must divide the hidden size ({hidden_size})");
-                return Err(fields.invalid("attention.head_count", expected));
-            }
+            None => fields.divide(hidden_size, "attention.head_count", num_heads)?,
         };
         let value_length = fields.count("attention.value_length", range::HEAD_DIM)?;
         if value_length.is_some_and(|length| length != head_dim) {

@@ -56,11 +56,7 @@ impl Config {
         let hidden_size = fields.required_count("hidden_size", range::HIDDEN_SIZE)?;
         let head_dim = match fields.count("head_dim", range::HEAD_DIM)?.or(defaults.head_dim) {
             Some(head_dim) => head_dim,
-            None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
-            None => {
-                let expected = format!("it must divide the hidden size ({hidden_size})");
-                return Err(fields.invalid("num_attention_heads", expected));
-            }
+            None => fields.divide(hidden_size, "num_attention_heads", num_heads)?,
         };
         // Left out, it is the class's default; null stands for one KV head a query head.
         let num_kv_heads = match fields.count("num_key_value_heads", range::NUM_HEADS)? {
@@ -108,18 +104,19 @@ fn windows(
     default: Option<usize>,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let num_layers = fields.required_count("num_hidden_layers", range::NUM_LAYERS)?;
-    if family == Family::Llama {
-        return Ok(vec![None; num_layers]);
-    }
-    let mut window = fields.count("sliding_window", range::POSITIONS)?;
-    if !fields.has("sliding_window") {
-        window = default;
-    }
-    if matches!(family, Family::Mistral | Family::Phi3) {
+    let in_use = match family {
+        Family::Llama => false,
+        Family::Mistral | Family::Phi3 => true,
+        Family::Qwen2 | Family::Qwen3 => fields.flag("use_sliding_window", false)?,
+    };
+    // Left out, it is the class's default; null stands for no window.
+    let window = match fields.has("sliding_window") {
+        _ if !in_use => None,
+        true => fields.count("sliding_window", range::POSITIONS)?,
+        false => default,
+    };
+    if !matches!(family, Family::Qwen2 | Family::Qwen3) {
         return Ok(vec![window; num_layers]);
-    }
-    if !fields.flag("use_sliding_window", false)? {
-        window = None;
     }
     let Some(layer_types) = fields.texts("layer_types")? else {
         let first = fields.count("max_window_layers", 0..=usize::MAX)?.unwrap_or(28);
