@@ -5,7 +5,12 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
+pub mod gather_rows;
+pub mod kv_cache;
 pub mod rms_norm;
+pub mod rope;
+pub mod sampling;
+pub mod silu_mul;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod operand;

@@ -56,10 +56,11 @@ pub unsafe fn rms_norm_f32<const PER_WARP: bool>(
     } else {
         (thread::block_idx_x(), thread::thread_idx_x(), NUM_THREADS)
     };
-    let row = group / num_groups;
-    let column = (group % num_groups) * group_size;
-    // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds.
+    // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; no groups make no launch.
     unsafe {
+        core::hint::assert_unchecked(num_groups > 0);
+        let row = group / num_groups;
+        let column = (group % num_groups) * group_size;
         if row >= num_rows.get(0) {
             return;
         }
