@@ -6,6 +6,8 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod gather_rows;
+pub mod gemm;
+
 pub mod kv_cache;
 pub mod rms_norm;
 pub mod rope;

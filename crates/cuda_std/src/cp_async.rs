@@ -58,18 +58,28 @@ instruction! {
     "cp.async.commit_group" => pub fn commit() {
         asm!("cp.async.commit_group;", options(nostack, preserves_flags));
     }
+
+    "cp.async.wait_group 0" => fn wait_0() {
+        asm!("cp.async.wait_group 0;", options(nostack, preserves_flags));
+    }
+
+    "cp.async.wait_group 1" => fn wait_1() {
+        asm!("cp.async.wait_group 1;", options(nostack, preserves_flags));
+    }
+
+    "cp.async.wait_group 2" => fn wait_2() {
+        asm!("cp.async.wait_group 2;", options(nostack, preserves_flags));
+    }
 }
 
-/// Waits until at most `PENDING` of the thread's newest groups are still under way; other threads see the copies after
-/// a barrier. PTX `cp.async.wait_group`, CUDA C `__pipeline_wait_prior`.
+/// Waits until at most `pending` (a constant, 0 to 2) of the thread's newest groups are still under way; other threads see
+/// the copies after a barrier. PTX `cp.async.wait_group`, CUDA C `__pipeline_wait_prior`.
 #[inline(always)]
 #[track_caller]
-pub fn wait<const PENDING: u32>() {
-    #[cfg(target_arch = "nvptx64")]
-    // SAFETY: an immediate operand, no registers.
-    unsafe {
-        asm!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags))
-    };
-    #[cfg(not(target_arch = "nvptx64"))]
-    crate::instruction::needs_emulator("cp.async.wait_group")
+pub fn wait(pending: u32) {
+    match pending {
+        0 => wait_0(),
+        1 => wait_1(),
+        _ => wait_2(),
+    }
 }

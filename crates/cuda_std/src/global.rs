@@ -48,6 +48,13 @@ impl<T: Copy> Global<T> {
         Global(unsafe { self.0.add(elems) })
     }
 
+    /// The view that starts `elems` elements on, which may be outside of the memory as long as it is not accessed.
+    #[inline(always)]
+    #[must_use]
+    pub fn wrapping_add(self, elems: usize) -> Self {
+        Global(self.0.wrapping_add(elems))
+    }
+
     /// The address, for an asynchronous copy.
     #[inline(always)]
     pub(crate) fn as_ptr(self) -> *const T {

@@ -34,6 +34,7 @@ pub mod math;
 pub mod prelude;
 pub mod shared;
 pub mod thread;
+mod unroll;
 pub mod warp;
 
 pub use cuda_std_macros::kernel;

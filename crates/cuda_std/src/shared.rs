@@ -40,6 +40,13 @@ impl<T: Copy> Shared<T> {
         Shared { address: self.element(elems), marker: PhantomData }
     }
 
+    /// The view whose start has the bits of `elems` flipped: how a swizzled tile, aligned to a power of two, is walked.
+    #[inline(always)]
+    #[must_use]
+    pub fn xor(self, elems: u32) -> Self {
+        Shared { address: self.address ^ (elems * size_of::<T>() as u32), marker: PhantomData }
+    }
+
     /// Address of element `index`.
     #[inline(always)]
     pub(crate) fn element(self, index: u32) -> u32 {
@@ -70,6 +77,17 @@ impl Shared<f32> {
     pub unsafe fn get_v4(self, index: u32) -> [f32; 4] {
         // SAFETY: the caller's promise.
         unsafe { ld_v4(self.element(index)) }
+    }
+
+    /// Elements `INDEX .. INDEX + 4`, 16-byte aligned, the index part of the instruction: it takes no register.
+    ///
+    /// # Safety
+    /// As [`Shared::<f32>::get_v4`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn get_v4_at<const INDEX: u32>(self) -> [f32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { ld_v4_at::<INDEX>(self.address) }
     }
 
     /// Writes element `index`.
@@ -110,9 +128,9 @@ impl Shared<u32> {
 }
 
 #[cfg(target_arch = "nvptx64")]
-core::arch::global_asm!(".extern .shared .align 16 .b8 halfwarp_dynamic_shared[];");
+core::arch::global_asm!(".extern .shared .align 1024 .b8 halfwarp_dynamic_shared[];");
 
-/// The block's dynamic shared memory, 16-byte aligned: as many bytes as the launch asked for, behind the
+/// The block's dynamic shared memory, aligned to 1024 bytes: as many bytes as the launch asked for, behind the
 /// [`shared_array!`]s. CUDA C `extern __shared__`.
 ///
 /// # Safety
@@ -120,7 +138,7 @@ core::arch::global_asm!(".extern .shared .align 16 .b8 halfwarp_dynamic_shared[]
 #[inline(always)]
 #[track_caller]
 pub unsafe fn dynamic_shared_mem<T: Copy>() -> Shared<T> {
-    const { assert!(align_of::<T>() <= 16, "dynamic shared memory is 16-byte aligned") };
+    const { assert!(align_of::<T>() <= 1024, "dynamic shared memory is aligned to 1024 bytes") };
     // SAFETY: the start of the block's own dynamic shared memory.
     unsafe { Shared::from_address(dynamic_shared_address()) }
 }
@@ -159,5 +177,27 @@ instruction! {
     "st.shared.b32" => unsafe fn st(address: u32, value: u32) {
         asm!("st.shared.b32 [{}], {};", in(reg32) address, in(reg32) value,
             options(nostack, preserves_flags));
+    }
+}
+
+/// `ld.shared.v4.f32` with an immediate offset of `INDEX` elements.
+#[inline(always)]
+#[track_caller]
+unsafe fn ld_v4_at<const INDEX: u32>(address: u32) -> [f32; 4] {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let (a, b, c, d);
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("ld.shared.v4.f32 {{{}, {}, {}, {}}}, [{} + {}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+                const INDEX * 4, options(readonly, nostack, preserves_flags));
+        }
+        [a, b, c, d]
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let _ = address;
+        crate::instruction::needs_emulator("ld.shared.v4.f32")
     }
 }

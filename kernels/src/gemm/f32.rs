@@ -1,0 +1,334 @@
+//! GEMM in f32 on the FMA units: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`.
+//!
+//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out may be residual; f32; any
+//!           sizes. A and B are both K-major, as activations and weights lie.
+//! Launch    grid `(m / BLOCK_M, n / BLOCK_N, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages of A and B.
+//! Numerics  f32; each output is one chain of FMAs in the order of k, whatever the tile.
+//! Bound     FMA: `m * n * k` of them.
+//! Source    S. Gray, maxas SGEMM (lane pattern); CUTLASS (stages).
+//!
+//! Tiles stay K-major in shared memory, filled by `cp.async`: a transposition on the way would cost registers and four
+//! stores for each load. A fragment is four elements along k; `swizzle` keeps the 16-byte reads of a warp off each
+//! other's banks.
+
+use cuda_std::prelude::*;
+
+/// Columns of A and B in a stage.
+const BLOCK_K: u32 = 16;
+
+/// Elements of a fragment: 16 bytes along k.
+const FRAGMENT: u32 = 4;
+const FRAGMENTS: u32 = BLOCK_K / FRAGMENT;
+
+/// Lanes of a warp along m, and along n.
+const LANES_M: u32 = 8;
+const LANES_N: u32 = 4;
+
+/// Outputs of a thread along m. A warp has 64 rows.
+const THREAD_M: usize = 8;
+
+/// A tile configuration.
+pub trait Tile {
+    /// Warps of a block along m.
+    const WARPS_M: u32;
+    /// Warps of a block along n.
+    const WARPS_N: u32;
+    /// Outputs of a thread along n: rows of `Acc`.
+    const THREAD_N: usize;
+    /// Stages of A and B in shared memory.
+    const NUM_STAGES: u32;
+    /// Elements that one asynchronous copy moves: 4 where rows start at multiples of 16 bytes and k is a multiple of 4.
+    const COPY_ELEMS: u32;
+    /// Blocks that should fit on an SM.
+    const MIN_BLOCKS: u32;
+    /// A thread's outputs, `[THREAD_N, THREAD_M]`.
+    type Acc: Default + AsRef<[[f32; THREAD_M]]> + AsMut<[[f32; THREAD_M]]>;
+
+    /// Rows of A in a block.
+    const BLOCK_M: u32 = Self::WARPS_M * LANES_M * THREAD_M as u32;
+    /// Rows of B in a block.
+    const BLOCK_N: u32 = Self::WARPS_N * LANES_N * Self::THREAD_N as u32;
+    /// Threads of a block.
+    const NUM_THREADS: u32 = Self::WARPS_M * Self::WARPS_N * warp::WARP_SIZE;
+    /// Asynchronous copies of a row of a stage.
+    const COPIES_PER_ROW: u32 = BLOCK_K / Self::COPY_ELEMS;
+    /// Rows that the block's threads copy at once.
+    const ROWS_PER_COPY: u32 = Self::NUM_THREADS / Self::COPIES_PER_ROW;
+    /// Shared memory of a block.
+    const SHARED_BYTES: u32 = Self::NUM_STAGES * (Self::BLOCK_M + Self::BLOCK_N) * BLOCK_K * 4;
+}
+
+/// The tile for outputs that fill the GPU. Rejected: 128 x 128 with 8 x 8 outputs a thread and two blocks an SM, which
+/// spills at 128 registers and spends 16 % of its instructions beside the FMAs, where this one spends 7 %.
+pub struct Tile128x256;
+
+impl Tile for Tile128x256 {
+    const WARPS_M: u32 = 2;
+    const WARPS_N: u32 = 4;
+    const THREAD_N: usize = 16;
+    const NUM_STAGES: u32 = 2;
+    const COPY_ELEMS: u32 = FRAGMENT;
+    const MIN_BLOCKS: u32 = 1;
+    type Acc = [[f32; THREAD_M]; 16];
+}
+
+/// The tile for smaller outputs: eight times as many blocks.
+pub struct Tile64x64;
+
+impl Tile for Tile64x64 {
+    const WARPS_M: u32 = 1;
+    const WARPS_N: u32 = 4;
+    const THREAD_N: usize = 4;
+    const NUM_STAGES: u32 = 4;
+    const COPY_ELEMS: u32 = FRAGMENT;
+    const MIN_BLOCKS: u32 = 4;
+    type Acc = [[f32; THREAD_M]; 4];
+}
+
+/// `Tile64x64` for rows that start anywhere, copied element by element.
+pub struct Tile64x64Unaligned;
+
+impl Tile for Tile64x64Unaligned {
+    const WARPS_M: u32 = Tile64x64::WARPS_M;
+    const WARPS_N: u32 = Tile64x64::WARPS_N;
+    const THREAD_N: usize = Tile64x64::THREAD_N;
+    const NUM_STAGES: u32 = Tile64x64::NUM_STAGES;
+    const COPY_ELEMS: u32 = 1;
+    const MIN_BLOCKS: u32 = Tile64x64::MIN_BLOCKS;
+    type Acc = <Tile64x64 as Tile>::Acc;
+}
+
+// What a block may have without asking the driver for more.
+const _: () = assert!(Tile128x256::SHARED_BYTES <= 48 * 1024);
+const _: () = assert!(Tile64x64::SHARED_BYTES <= 48 * 1024);
+// Rows copied by one thread share their swizzle.
+const _: () = assert!(Tile64x64Unaligned::ROWS_PER_COPY.is_multiple_of(8));
+
+/// Where fragment `fragment` of row `row` lies in a tile `[rows, BLOCK_K]`. Eight consecutive rows fill the 32 banks once.
+#[inline(always)]
+fn swizzle(row: u32, fragment: u32) -> u32 {
+    row * BLOCK_K + (fragment ^ ((row >> 1) % FRAGMENTS)) * FRAGMENT
+}
+
+/// What a thread copies of A or B: one place in every `ROWS_PER_COPY`-th row.
+#[derive(Clone, Copy)]
+struct Copier {
+    /// The thread's first row and column of the block's tile, at k = 0.
+    gmem: Global<f32>,
+    row_stride: u32,
+    /// Rows that exist from the thread's first one on; those past them are zeros.
+    rows: u32,
+    /// Columns that exist from the thread's first one on.
+    k: u32,
+    /// Where its first element goes in a stage.
+    to: u32,
+}
+
+impl Copier {
+    /// The thread's part of rows `first_row ..` of a matrix of `rows` rows and `k` columns.
+    ///
+    /// # Safety
+    /// 1. `gmem` holds that many rows at `row_stride`; 16-byte aligned if `T::COPY_ELEMS` is 4.
+    #[inline(always)]
+    unsafe fn new<T: Tile>(
+        gmem: Global<f32>,
+        row_stride: u32,
+        first_row: u32,
+        rows: u32,
+        k: u32,
+    ) -> Self {
+        let thread = thread::thread_idx_x();
+        let (row, column) = (thread / T::COPIES_PER_ROW, thread % T::COPIES_PER_ROW * T::COPY_ELEMS);
+        let first_row = first_row + row;
+        Copier {
+            gmem: gmem.wrapping_add(first_row as usize * row_stride as usize + column as usize),
+            row_stride,
+            rows: rows.saturating_sub(first_row),
+            k: k.saturating_sub(column),
+            to: swizzle(row, column / FRAGMENT) + column % FRAGMENT,
+        }
+    }
+
+    /// Starts the copies of `block_rows` rows and columns `first_k .. first_k + BLOCK_K` to the stage at `smem`.
+    ///
+    /// # Safety
+    /// 1. `smem` holds `block_rows * BLOCK_K` elements that no thread reads until the copies are waited for.
+    #[inline(always)]
+    unsafe fn copy_tile<T: Tile>(self, smem: Shared<f32>, block_rows: u32, first_k: u32) {
+        let smem = smem.add(self.to);
+        for i in 0..block_rows / T::ROWS_PER_COPY {
+            let row = i * T::ROWS_PER_COPY;
+            let from = row as usize * self.row_stride as usize + first_k as usize;
+            let exists = row < self.rows && first_k < self.k;
+            // Rows a multiple of eight apart have the same swizzle.
+            let to = row * BLOCK_K;
+            // SAFETY: nothing is read where nothing exists; `to` is inside the stage.
+            unsafe {
+                if T::COPY_ELEMS == FRAGMENT {
+                    cp_async::copy_v4(smem, to, self.gmem, from, exists);
+                } else {
+                    cp_async::copy(smem, to, self.gmem, from, exists);
+                }
+            }
+        }
+    }
+}
+
+/// Where a thread's outputs lie in its block's: rows `m + LANES_M * i`, columns `n + LANES_N * j`.
+#[derive(Clone, Copy)]
+struct ThreadTile {
+    m: u32,
+    n: u32,
+}
+
+impl ThreadTile {
+    /// Each pair of lanes shares a row of A, and lanes two apart share a row of B, so that a 16-byte read of a half-warp
+    /// is one pass over the banks.
+    #[inline(always)]
+    fn of_this_thread<T: Tile>() -> Self {
+        let (lane_id, warp_idx) = (warp::lane_id(), warp::warp_idx());
+        let lane_m = (lane_id >> 1) % LANES_M;
+        let lane_n = (lane_id & 1) | (lane_id >> 4) << 1;
+        let (warp_m, warp_n) = (warp_idx % T::WARPS_M, warp_idx / T::WARPS_M);
+        ThreadTile {
+            m: warp_m * LANES_M * THREAD_M as u32 + lane_m,
+            n: warp_n * LANES_N * T::THREAD_N as u32 + lane_n,
+        }
+    }
+
+    /// Adds the product of four columns of A and B to `acc`; `smem_a` and `smem_b` start at the thread's first row, at its
+    /// fragment 0.
+    ///
+    /// # Safety
+    /// 1. The views are in tiles that are copied, and that no thread writes.
+    #[inline(always)]
+    unsafe fn multiply<T: Tile>(
+        smem_a: Shared<f32>,
+        smem_b: Shared<f32>,
+        fragment: u32,
+        acc: &mut T::Acc,
+    ) {
+        let acc = acc.as_mut();
+        let smem_a = smem_a.xor(fragment * FRAGMENT);
+        // Rows four apart differ in the upper bit of their swizzle.
+        let smem_b = [smem_b.xor(fragment * FRAGMENT), smem_b.xor((fragment ^ 2) * FRAGMENT)];
+        let mut a = [[0.0; FRAGMENT as usize]; THREAD_M];
+        // SAFETY: the rows are inside the block's tiles.
+        unsafe {
+            unroll!(i in 0..THREAD_M, {
+                a[i] = smem_a.get_v4_at::<{ LANES_M * BLOCK_K * i as u32 }>();
+            });
+            unroll!(j in 0..T::THREAD_N, {
+                let b = smem_b[j % 2].get_v4_at::<{ LANES_N * BLOCK_K * j as u32 }>();
+                for k in 0..FRAGMENT as usize {
+                    for i in 0..THREAD_M {
+                        acc[j][i] = math::fma(a[i][k], b[k], acc[j][i]);
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// One tile of the output a block.
+///
+/// # Safety
+/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at their strides; `bias` and `residual` are null
+///    or hold as much as `out` asks for.
+/// 2. `out` is `residual`, or overlaps nothing that is read.
+/// 3. Unless the tile is unaligned, rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
+#[kernel(
+    launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
+    instances(
+        gemm_f32_128x256 = <Tile128x256>,
+        gemm_f32_64x64 = <Tile64x64>,
+        gemm_f32_64x64_unaligned = <Tile64x64Unaligned>
+    )
+)]
+pub unsafe fn gemm_f32<T: Tile>(
+    m: Global<u32>,
+    n: u32,
+    k: u32,
+    a: Global<f32>,
+    a_stride: u32,
+    b: Global<f32>,
+    b_stride: u32,
+    bias: Global<f32>,
+    residual: Global<f32>,
+    residual_stride: u32,
+    out: GlobalMut<f32>,
+    out_stride: u32,
+) {
+    // SAFETY: `m` is one element.
+    let m = unsafe { m.get(0) };
+    let (block_m, block_n) = (thread::block_idx_x() * T::BLOCK_M, thread::block_idx_y() * T::BLOCK_N);
+    if block_m >= m {
+        return;
+    }
+    // SAFETY: `a` holds `m` rows and `b` holds `n`, aligned as the tile asks for.
+    let (a, b) = unsafe {
+        (
+            Copier::new::<T>(a, a_stride, block_m, m, k),
+            Copier::new::<T>(b, b_stride, block_n, n, k),
+        )
+    };
+    let tile = ThreadTile::of_this_thread::<T>();
+    let mut acc = T::Acc::default();
+
+    // 1. Mainloop. A stage is overwritten one barrier after its last read.
+    // SAFETY: the launch gives `SHARED_BYTES`; copies are waited for, and the barrier passed, before a stage is read.
+    unsafe {
+        let smem_a = dynamic_shared_mem::<f32>();
+        let smem_b = smem_a.add(T::NUM_STAGES * T::BLOCK_M * BLOCK_K);
+        let copy_stage = |stage_idx: u32, first_k: u32| {
+            let smem_a = smem_a.add(stage_idx * T::BLOCK_M * BLOCK_K);
+            let smem_b = smem_b.add(stage_idx * T::BLOCK_N * BLOCK_K);
+            a.copy_tile::<T>(smem_a, T::BLOCK_M, first_k);
+            b.copy_tile::<T>(smem_b, T::BLOCK_N, first_k);
+            cp_async::commit();
+        };
+        for stage_idx in 0..T::NUM_STAGES - 1 {
+            copy_stage(stage_idx, stage_idx * BLOCK_K);
+        }
+        let fragments_a = smem_a.add(swizzle(tile.m, 0));
+        let fragments_b = smem_b.add(swizzle(tile.n, 0));
+        let mut stage_idx = 0;
+        let mut first_k = 0;
+        while first_k < k {
+            cp_async::wait(T::NUM_STAGES - 2);
+            thread::sync_threads();
+            let free_stage = if stage_idx == 0 { T::NUM_STAGES } else { stage_idx } - 1;
+            copy_stage(free_stage, first_k + (T::NUM_STAGES - 1) * BLOCK_K);
+            let fragments_a = fragments_a.add(stage_idx * T::BLOCK_M * BLOCK_K);
+            let fragments_b = fragments_b.add(stage_idx * T::BLOCK_N * BLOCK_K);
+            unroll!(fragment in 0..FRAGMENTS as usize, {
+                ThreadTile::multiply::<T>(fragments_a, fragments_b, fragment as u32, &mut acc);
+            });
+            stage_idx = if stage_idx == T::NUM_STAGES - 1 { 0 } else { stage_idx + 1 };
+            first_k += BLOCK_K;
+        }
+    }
+
+    // 2. Epilogue.
+    let acc = acc.as_ref();
+    unroll!(j in 0..T::THREAD_N, {
+        let column = block_n + tile.n + LANES_N * j as u32;
+        for i in 0..THREAD_M {
+            let row = block_m + tile.m + LANES_M * i as u32;
+            if row < m && column < n {
+                let at = |stride: u32| row as usize * stride as usize + column as usize;
+                let mut sum = acc[j][i];
+                // SAFETY: row and column are inside, by the check.
+                unsafe {
+                    if !bias.is_null() {
+                        sum += bias.get(column as usize);
+                    }
+                    if !residual.is_null() {
+                        sum += residual.get(at(residual_stride));
+                    }
+                    out.set(at(out_stride), sum);
+                }
+            }
+        }
+    });
+}

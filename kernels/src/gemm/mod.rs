@@ -1,0 +1,3 @@
+//! Linear layers: `out = x * weight^T (+ bias) (+ residual)`.
+
+pub mod f32;
