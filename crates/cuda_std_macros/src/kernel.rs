@@ -225,6 +225,7 @@ fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family
     let types: Vec<_> = args.iter().map(|arg| arg.ty).collect();
     let symbols: Vec<_> = attributes.instances.iter().map(|instance| &instance.symbol).collect();
     let module_doc = format!("The typed launcher of [`{name}`](super::{name}()).");
+    let getters = const_getters(function, &attributes.instances);
     let (symbol, instance_param, symbol_value);
     if symbols.is_empty() {
         symbol = quote! {
@@ -243,6 +244,11 @@ fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family
             }
 
             impl Instance {
+                /// All instances, in the order of the kernel's list.
+                pub const ALL: &[Instance] = &[#(Instance::#symbols),*];
+
+                #getters
+
                 /// The PTX entry.
                 pub const fn symbol(self) -> &'static str {
                     match self {
@@ -277,4 +283,26 @@ fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family
             }
         }
     }
+}
+
+/// For each constant parameter of the kernel a method of `Instance`, of its name in lower case.
+fn const_getters(function: &ItemFn, instances: &[Instance]) -> TokenStream {
+    let params = function.sig.generics.params.iter().enumerate();
+    let getter = |(position, param): (usize, &GenericParam)| {
+        let GenericParam::Const(param) = param else { return TokenStream::new() };
+        let (name, ty) = (&param.ident, &param.ty);
+        let doc = format!("`{name}` of the instance.");
+        let getter = Ident::new(&name.to_string().to_lowercase(), name.span());
+        let symbols = instances.iter().map(|instance| &instance.symbol);
+        let values = instances.iter().map(|instance| &instance.args[position]);
+        quote! {
+            #[doc = #doc]
+            pub const fn #getter(self) -> #ty {
+                match self {
+                    #(Instance::#symbols => #values,)*
+                }
+            }
+        }
+    };
+    params.map(getter).collect()
 }

@@ -34,6 +34,7 @@ use proc_macro::TokenStream;
 /// ```
 ///
 /// Then the module holds `enum Instance`, one variant an instance, named by its symbol, and `launch` takes one first.
+/// `Instance::ALL` lists them; a constant parameter `COLUMNS` is read by `instance.columns()`.
 #[proc_macro_attribute]
 pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attr.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

@@ -1,0 +1,131 @@
+//! GEMM in f32 for few rows (decode): `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`, m at most 16.
+//!
+//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out may be residual; f32; k a
+//!           multiple of 4, rows of a and b at multiples of 16 bytes.
+//! Launch    grid `(n / columns a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a warp takes `COLUMNS` outputs of every row.
+//! Numerics  f32; a lane sums every 128th group of four along k, the lanes are summed as a tree: the same order for
+//!           whatever number of rows.
+//! Bound     memory: b is read once, `4 * n * k` bytes, 16 bytes a lane and load; a stays in L1.
+
+use cuda_std::prelude::*;
+
+/// Threads of a block.
+pub(super) const NUM_THREADS: u32 = 128;
+
+/// Warps of a block.
+pub(super) const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
+
+/// Elements that a warp reads of a row at once: 16 bytes a lane.
+const WARP_ELEMS: u32 = 4 * warp::WARP_SIZE;
+
+/// Adds the products of `STEPS` times four elements a lane, from element `first` of the rows on.
+///
+/// # Safety
+/// 1. `first + STEPS * WARP_ELEMS` is at most the length of the rows, for this lane.
+#[inline(always)]
+unsafe fn accumulate<const ROWS: usize, const COLUMNS: usize, const STEPS: usize>(
+    a: &[Global<f32>; ROWS],
+    b: &[Global<f32>; COLUMNS],
+    first: u32,
+    acc: &mut [[f32; COLUMNS]; ROWS],
+) {
+    let mut weights = [[[0.0; 4]; COLUMNS]; STEPS];
+    // SAFETY: the caller's promise.
+    unsafe {
+        unroll!(step in 0..STEPS, {
+            unroll!(column in 0..COLUMNS, {
+                let at = (first + step as u32 * WARP_ELEMS) as usize;
+                weights[step][column] = b[column].stream_v4(at);
+            });
+        });
+        unroll!(step in 0..STEPS, {
+            unroll!(row in 0..ROWS, {
+                let x = a[row].get_v4((first + step as u32 * WARP_ELEMS) as usize);
+                unroll!(column in 0..COLUMNS, {
+                    for k in 0..4 {
+                        acc[row][column] =
+                            math::fma(x[k], weights[step][column][k], acc[row][column]);
+                    }
+                });
+            });
+        });
+    }
+}
+
+/// `COLUMNS` outputs of up to `ROWS` rows a warp, with `STEPS * COLUMNS` loads of a lane in flight.
+///
+/// # Safety
+/// 1. `m` is one element, at most `ROWS`; `a` and `out` hold that many rows, `b` holds `n`, at their strides; `bias` and
+///    `residual` are null or hold as much as `out` asks for.
+/// 2. `out` is `residual`, or overlaps nothing that is read.
+/// 3. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
+#[kernel(
+    launch_bounds(NUM_THREADS, 3),
+    instances(
+        gemm_f32_small_m1 = <1, 1, 8>,
+        gemm_f32_small_m2 = <2, 2, 4>,
+        gemm_f32_small_m4 = <4, 2, 4>,
+        gemm_f32_small_m8 = <8, 4, 2>,
+        gemm_f32_small_m16 = <16, 4, 1>
+    )
+)]
+pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const STEPS: usize>(
+    m: Global<u32>,
+    n: u32,
+    k: u32,
+    a: Global<f32>,
+    a_stride: u32,
+    b: Global<f32>,
+    b_stride: u32,
+    bias: Global<f32>,
+    residual: Global<f32>,
+    residual_stride: u32,
+    out: GlobalMut<f32>,
+    out_stride: u32,
+) {
+    let lane_id = warp::lane_id();
+    let column = (thread::block_idx_x() * NUM_WARPS + warp::warp_idx()) * COLUMNS as u32;
+    // SAFETY: rows and columns past the last one read the last one's operands and write nothing; `first` stays under `k`.
+    unsafe {
+        let m = m.get(0);
+        if m == 0 || column >= n {
+            return;
+        }
+        let mut a_rows = [a; ROWS];
+        unroll!(i in 0..ROWS, {
+            a_rows[i] = a.add((i as u32).min(m - 1) as usize * a_stride as usize);
+        });
+        let mut b_rows = [b; COLUMNS];
+        unroll!(j in 0..COLUMNS, {
+            b_rows[j] = b.add((column + j as u32).min(n - 1) as usize * b_stride as usize);
+        });
+
+        let mut acc = [[0.0; COLUMNS]; ROWS];
+        let mut first = lane_id * 4;
+        while first + (STEPS as u32 - 1) * WARP_ELEMS < k {
+            accumulate::<ROWS, COLUMNS, STEPS>(&a_rows, &b_rows, first, &mut acc);
+            first += STEPS as u32 * WARP_ELEMS;
+        }
+        while first < k {
+            accumulate::<ROWS, COLUMNS, 1>(&a_rows, &b_rows, first, &mut acc);
+            first += WARP_ELEMS;
+        }
+
+        unroll!(i in 0..ROWS, {
+            unroll!(j in 0..COLUMNS, {
+                let mut sum = warp::reduce_add(acc[i][j]);
+                let (row, column) = (i as u32, column + j as u32);
+                if lane_id == 0 && row < m && column < n {
+                    let at = |stride: u32| row as usize * stride as usize + column as usize;
+                    if !bias.is_null() {
+                        sum += bias.get(column as usize);
+                    }
+                    if !residual.is_null() {
+                        sum += residual.get(at(residual_stride));
+                    }
+                    out.set(at(out_stride), sum);
+                }
+            });
+        });
+    }
+}

@@ -1,0 +1,126 @@
+//! Which kernel computes a linear layer, and its launch.
+
+use super::f32::{Tile, Tile64x64, Tile64x64Unaligned, Tile128x256, gemm_f32};
+use super::f32_small_m::{NUM_THREADS, NUM_WARPS, gemm_f32_small_m};
+use crate::Rows;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+
+/// Blocks from which on the large tile is used: as many as an H200 has SMs.
+const FULL_GPU_BLOCKS: usize = 132;
+
+/// Largest k and largest row stride of an operand: offsets inside a tile stay in a `u32`.
+const MAX_K: usize = i32::MAX as usize;
+
+/// A linear layer in f32.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    /// Upper bound of the rows.
+    pub max_rows: usize,
+    /// Columns of the output: rows of the weight.
+    pub n: usize,
+    /// Columns of the input and of the weight.
+    pub k: usize,
+}
+
+/// The operands of a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearOperands {
+    /// `[rows, k]`.
+    pub x: Rows<f32>,
+    /// `[n, k]`.
+    pub weight: Rows<f32>,
+    /// `[n]`.
+    pub bias: Option<DevicePtr<f32>>,
+    /// `[rows, n]`.
+    pub residual: Option<Rows<f32>>,
+    /// `[rows, n]`; may be the residual.
+    pub out: Rows<f32>,
+}
+
+/// The kernel that is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    SmallM(gemm_f32_small_m::Instance),
+    Tiled(gemm_f32::Instance),
+}
+
+impl Linear {
+    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no columns.
+    ///
+    /// Up to 16 rows stream the weight through the small-m kernel; more go by tiles, the large one if it fills a GPU.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for sizes beyond a grid or a `u32`.
+    pub fn launch(
+        &self,
+        num_rows: DevicePtr<u32>,
+        operands: &LinearOperands,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let LinearOperands { x, weight, bias, residual, out } = operands;
+        for (what, value) in [("k", self.k), ("n", self.n), ("row stride", x.row_stride), ("row stride", weight.row_stride)] {
+            if value > MAX_K {
+                return Err(LaunchError::Shape { what, value, expected: "at most 2147483647" });
+            }
+        }
+        let (n, k) = (self.n as u32, self.k as u32);
+        let (x_stride, weight_stride) = (x.stride_arg()?, weight.stride_arg()?);
+        let bias = bias.unwrap_or(DevicePtr::null());
+        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        let (residual_stride, out_stride) = (residual.stride_arg()?, out.stride_arg()?);
+        let choice = self.choose(operands);
+        let Some(geometry) = self.geometry(choice)? else { return Ok(None) };
+        Ok(Some(match choice {
+            Choice::SmallM(instance) => gemm_f32_small_m::launch(
+                instance, geometry, num_rows, n, k, x.ptr, x_stride, weight.ptr, weight_stride,
+                bias, residual.ptr, residual_stride, out.ptr, out_stride,
+            ),
+            Choice::Tiled(instance) => gemm_f32::launch(
+                instance, geometry, num_rows, n, k, x.ptr, x_stride, weight.ptr, weight_stride,
+                bias, residual.ptr, residual_stride, out.ptr, out_stride,
+            ),
+        }))
+    }
+
+    fn choose(&self, operands: &LinearOperands) -> Choice {
+        use gemm_f32::Instance;
+        let LinearOperands { x, weight, .. } = operands;
+        if !self.k.is_multiple_of(4) || !x.is_aligned() || !weight.is_aligned() {
+            return Choice::Tiled(Instance::gemm_f32_64x64_unaligned);
+        }
+        let mut small_m = gemm_f32_small_m::Instance::ALL.iter();
+        if let Some(&instance) = small_m.find(|small_m| self.max_rows <= small_m.rows()) {
+            return Choice::SmallM(instance);
+        }
+        let [blocks_m, blocks_n] = self.blocks::<Tile128x256>();
+        Choice::Tiled(if blocks_m.saturating_mul(blocks_n) >= FULL_GPU_BLOCKS {
+            Instance::gemm_f32_128x256
+        } else {
+            Instance::gemm_f32_64x64
+        })
+    }
+
+    /// Blocks of a tile in m and n.
+    fn blocks<T: Tile>(&self) -> [usize; 2] {
+        [self.max_rows.div_ceil(T::BLOCK_M as usize), self.n.div_ceil(T::BLOCK_N as usize)]
+    }
+
+    fn geometry(&self, choice: Choice) -> Result<Option<Geometry>, LaunchError> {
+        use gemm_f32::Instance as Tiled;
+        match choice {
+            Choice::SmallM(instance) => {
+                let blocks = self.n.div_ceil(NUM_WARPS as usize * instance.columns());
+                Geometry::new([blocks, self.max_rows.min(1), 1], NUM_THREADS as usize, 0)
+            }
+            Choice::Tiled(Tiled::gemm_f32_128x256) => self.tiled_geometry::<Tile128x256>(),
+            Choice::Tiled(Tiled::gemm_f32_64x64) => self.tiled_geometry::<Tile64x64>(),
+            Choice::Tiled(Tiled::gemm_f32_64x64_unaligned) => {
+                self.tiled_geometry::<Tile64x64Unaligned>()
+            }
+        }
+    }
+
+    fn tiled_geometry<T: Tile>(&self) -> Result<Option<Geometry>, LaunchError> {
+        let [blocks_m, blocks_n] = self.blocks::<T>();
+        Geometry::new([blocks_m, blocks_n, 1], T::NUM_THREADS as usize, T::SHARED_BYTES as usize)
+    }
+}
