@@ -6,6 +6,7 @@
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
 use kernels::gather_rows::GatherRows;
+use kernels::gemm::{Linear, LinearOperands};
 use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
@@ -13,7 +14,7 @@ use kernels::sampling::Argmax;
 use kernels::silu_mul::SiluMul;
 
 use super::ExecError;
-use crate::plan::{Dtype, Op, Plan, Rows, StepLayout, View, WeightId};
+use crate::plan::{Dtype, Op, Plan, Rows, StepLayout, View, Weight, WeightId};
 
 /// The cache of one layer: addresses of its pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,17 @@ impl Lowering<'_> {
                     self.view(out)?,
                 )
             }
+            Op::Linear { x, weight, bias, residual, out } => {
+                let Weight { rows: n, cols: k, .. } = *self.plan.weight(weight);
+                let operands = LinearOperands {
+                    x: self.view(x)?,
+                    weight: Operand::new(self.weight(weight)?, k),
+                    bias: bias.map(|bias| self.weight(bias)).transpose()?,
+                    residual: residual.map(|residual| self.view(residual)).transpose()?,
+                    out: self.view(out)?,
+                };
+                Linear { max_rows: self.max_rows(x), n, k }.launch(self.num_rows(x), &operands)
+            }
             Op::Rope { x, table, head_dim } => {
                 let rotary_dim = self.plan.constant(table).cols;
                 let num_heads = x.width / head_dim;
@@ -131,7 +143,7 @@ impl Lowering<'_> {
             }
             Op::Argmax { x, out } => Argmax { max_rows: self.max_rows(x), vocab_size: x.width }
                 .launch(self.num_rows(x), self.view(x)?, DevicePtr::new(self.address(out))),
-            Op::Linear { .. } | Op::Attention(_) => Ok(None),
+            Op::Attention(_) => Ok(None),
         }
         .map_err(unsupported)
     }
