@@ -109,6 +109,21 @@ pub struct Attention {
 }
 
 impl Op {
+    /// Its name, for profiles and errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embedding { .. } => "embedding",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Linear { .. } => "linear",
+            Op::Rope { .. } => "rope",
+            Op::KvAppend { .. } => "kv_append",
+            Op::Attention(_) => "attention",
+            Op::SiluMul { .. } => "silu_mul",
+            Op::GatherRows { .. } => "gather_rows",
+            Op::Argmax { .. } => "argmax",
+        }
+    }
+
     /// Activations that it reads.
     pub fn reads(&self) -> Vec<View> {
         match *self {

@@ -1,0 +1,224 @@
+//! CUDA devices: what is there, and which kernels each can run.
+
+use cust::CudaFlags;
+use cust::context::{Context, CurrentContext};
+use cust::device::{Device as CudaDevice, DeviceAttribute};
+use cust::error::CudaError;
+use cust::memory::mem_get_info;
+use cust::sys::CUresult;
+
+use crate::exec::ExecError;
+use crate::ptx::{self, Target};
+
+pub use cuda_loader::Version;
+
+/// The least compute capability that the kernels are compiled for.
+const MIN_CAPABILITY: Capability = Capability { major: 8, minor: 0 };
+
+/// A compute capability: 9.0 of an H200.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Capability {
+    /// 9 of 9.0.
+    pub major: u32,
+    /// 0 of 9.0.
+    pub minor: u32,
+}
+
+impl std::fmt::Display for Capability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl Capability {
+    /// The kernels for a device of this capability: `sm_90a` code runs on 9.0 alone, `sm_80` code on everything newer
+    /// through the driver's JIT. `None` below 8.0.
+    pub fn target(self) -> Option<&'static Target> {
+        let hopper = Capability { major: 9, minor: 0 };
+        match self {
+            _ if self == hopper => ptx::target("sm_90a"),
+            _ if self >= MIN_CAPABILITY => ptx::target("sm_80"),
+            _ => None,
+        }
+    }
+}
+
+/// What a device is.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Its number: `N` of `cuda:N`.
+    pub ordinal: usize,
+    /// The product's name.
+    pub name: String,
+    /// Its compute capability.
+    pub capability: Capability,
+    /// Its whole memory.
+    pub memory_bytes: usize,
+    /// Multiprocessors.
+    pub num_sms: usize,
+    /// The kernels that it runs, or `None` if its compute capability is too low.
+    pub target: Option<&'static Target>,
+}
+
+/// The newest CUDA that the driver serves.
+///
+/// # Errors
+/// [`ExecError::NoDevice`] without a driver, or with one that is too old.
+pub fn driver_version() -> Result<Version, ExecError> {
+    match cuda_loader::load() {
+        Ok(driver) => Ok(driver.version()),
+        Err(error) => Err(ExecError::NoDevice(error.to_string())),
+    }
+}
+
+/// A text that changes when the driver does: its release where the kernel module tells it, which is finer than the
+/// version of CUDA.
+pub(super) fn driver_name() -> Result<String, ExecError> {
+    let release = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    Ok(format!("{} {release}", driver_version()?))
+}
+
+/// All devices of this machine, in the driver's order; none on a machine that has a driver but no device.
+///
+/// # Errors
+/// [`ExecError::NoDevice`] without a driver, or with one that is too old; [`ExecError::Driver`] if it does not answer.
+pub fn devices() -> Result<Vec<DeviceInfo>, ExecError> {
+    driver_version()?;
+    match cust::init(CudaFlags::empty()) {
+        Err(CudaError::NoDevice) => return Ok(Vec::new()),
+        result => result.map_err(failed("cuInit"))?,
+    }
+    let count = CudaDevice::num_devices().map_err(failed("counting the devices"))?;
+    (0..count).map(info).collect()
+}
+
+fn info(ordinal: u32) -> Result<DeviceInfo, ExecError> {
+    let failed = failed("asking for a device's properties");
+    let device = CudaDevice::get_device(ordinal).map_err(failed)?;
+    let attribute = |attribute| -> Result<u32, ExecError> {
+        device.get_attribute(attribute).map(|value| value as u32).map_err(failed)
+    };
+    let capability = Capability {
+        major: attribute(DeviceAttribute::ComputeCapabilityMajor)?,
+        minor: attribute(DeviceAttribute::ComputeCapabilityMinor)?,
+    };
+    Ok(DeviceInfo {
+        ordinal: ordinal as usize,
+        name: device.name().map_err(failed)?,
+        capability,
+        memory_bytes: device.total_memory().map_err(failed)?,
+        num_sms: attribute(DeviceAttribute::MultiprocessorCount)? as usize,
+        target: capability.target(),
+    })
+}
+
+/// The first device that has kernels; `None` without a driver or a device.
+pub fn first_device() -> Option<usize> {
+    devices().ok()?.iter().position(|device| device.target.is_some())
+}
+
+/// The name of the device `cuda:<ordinal>`, and its free bytes.
+///
+/// # Errors
+/// [`ExecError::NoDevice`] if it is not there, or too old for the kernels; [`ExecError::Driver`].
+pub fn free_memory(ordinal: usize) -> Result<(String, usize), ExecError> {
+    let devices = devices()?;
+    let (device, _) = choose(&devices, ordinal)?;
+    // Making a device's context takes a tenth of a second, and whoever asks is about to open the device: the context is
+    // never given back, so that it is made once.
+    std::mem::forget(open_context(device)?);
+    let (free_bytes, _) = mem_get_info().map_err(failed("cuMemGetInfo"))?;
+    Ok((device.name.clone(), free_bytes))
+}
+
+/// The device `cuda:<ordinal>` of `devices`, and its kernels.
+pub(super) fn choose(
+    devices: &[DeviceInfo],
+    ordinal: usize,
+) -> Result<(&DeviceInfo, &'static Target), ExecError> {
+    let Some(device) = devices.get(ordinal) else {
+        let there = match devices.len() {
+            0 => "the driver finds no CUDA device".to_owned(),
+            1 => "this machine has one CUDA device, cuda:0".to_owned(),
+            count => format!("this machine has {count} CUDA devices, cuda:0 to cuda:{}", count - 1),
+        };
+        return Err(ExecError::NoDevice(format!("there is no device cuda:{ordinal}: {there}")));
+    };
+    let target = device.target.ok_or_else(|| {
+        ExecError::NoDevice(format!(
+            "cuda:{ordinal} ({}) has compute capability {}, the kernels need {MIN_CAPABILITY} or newer; use the CPU",
+            device.name, device.capability
+        ))
+    })?;
+    Ok((device, target))
+}
+
+/// The device's context, current in this thread.
+pub(super) fn open_context(device: &DeviceInfo) -> Result<Context, ExecError> {
+    let handle = CudaDevice::get_device(device.ordinal as u32).map_err(failed("cuDeviceGet"))?;
+    Context::new(handle).map_err(failed("opening the device"))
+}
+
+/// Makes `context` the one that driver calls of this thread act on.
+pub(super) fn make_current(context: &Context) -> Result<(), ExecError> {
+    CurrentContext::set_current(context).map_err(failed("cuCtxSetCurrent"))
+}
+
+/// Puts a name to what failed. Errors are printed by the name of their code: `CudaError` asks the driver for its text,
+/// and panics where there is none.
+pub(super) fn failed(call: &'static str) -> impl Fn(CudaError) -> ExecError + Copy {
+    move |error| ExecError::Driver { call: call.to_owned(), error: format!("{error:?}") }
+}
+
+/// The result of a call that `cust` has no face for.
+pub(super) fn check(call: &str, code: CUresult) -> Result<(), ExecError> {
+    match code {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        code => Err(ExecError::Driver { call: call.to_owned(), error: format!("{code:?}") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(ordinal: usize, major: u32, minor: u32) -> DeviceInfo {
+        let capability = Capability { major, minor };
+        DeviceInfo {
+            ordinal,
+            name: "Test".to_owned(),
+            capability,
+            memory_bytes: 1 << 30,
+            num_sms: 1,
+            target: capability.target(),
+        }
+    }
+
+    #[test]
+    fn hopper_alone_runs_sm_90a() {
+        let target = |major, minor| Capability { major, minor }.target().map(|target| target.name);
+        assert_eq!(target(9, 0), Some("sm_90a"));
+        for (major, minor) in [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)] {
+            assert_eq!(target(major, minor), Some("sm_80"), "{major}.{minor}");
+        }
+        assert_eq!(target(7, 5), None);
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_told_with_those_that_are() {
+        let error = |devices: &[DeviceInfo]| choose(devices, 2).unwrap_err().to_string();
+        assert_eq!(
+            error(&[device(0, 9, 0), device(1, 9, 0)]),
+            "there is no device cuda:2: this machine has 2 CUDA devices, cuda:0 to cuda:1"
+        );
+        assert!(error(&[device(0, 9, 0)]).ends_with("this machine has one CUDA device, cuda:0"));
+        assert!(error(&[]).ends_with("the driver finds no CUDA device"));
+    }
+
+    #[test]
+    fn a_low_capability_is_an_error_that_says_so() {
+        let error = choose(&[device(0, 7, 5)], 0).unwrap_err().to_string();
+        assert!(error.contains("compute capability 7.5, the kernels need 8.0"), "{error}");
+        assert_eq!(choose(&[device(0, 8, 6)], 0).unwrap().1.name, "sm_80");
+    }
+}

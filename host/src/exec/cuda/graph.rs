@@ -1,0 +1,142 @@
+//! A plan's launches as one CUDA graph.
+//!
+//! Kernels read the sizes of a step from the step buffer, and grids come from the plan's upper bounds: what is captured
+//! once stays right while sequences come, grow and go, and a step costs one call of the driver.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cust::stream::Stream;
+use cust::sys::{self, CUfunction, CUgraph, CUgraphExec, CUstreamCaptureMode};
+
+use super::device::check;
+use crate::exec::ExecError;
+use cuda_std::launch::Launch;
+
+/// An instantiated graph.
+pub struct Graph(CUgraphExec);
+
+// SAFETY: a graph is bound to no thread; the executor that owns it makes its context current before every call.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Captures `launches`, each with its function, in order.
+    ///
+    /// # Safety
+    /// 1. Each function is that of its launch, and its module outlives the graph.
+    /// 2. Every address among the arguments is of device memory that outlives the graph.
+    pub unsafe fn capture(
+        stream: &Stream,
+        launches: &[(CUfunction, Launch)],
+    ) -> Result<Self, ExecError> {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is live, and not capturing: every capture is ended below.
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(stream.as_inner(), mode)
+        })?;
+        let launched = launches.iter().try_for_each(|(function, launch)| {
+            // SAFETY: the caller's promise.
+            unsafe { add_launch(stream, *function, launch) }
+        });
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the stream is capturing.
+        let ended = check("cuStreamEndCapture", unsafe {
+            sys::cuStreamEndCapture(stream.as_inner(), &mut graph)
+        });
+        let instantiated = launched.and(ended).and_then(|()| instantiate(graph));
+        if !graph.is_null() {
+            // SAFETY: `graph` is one that was captured; what was instantiated from it does not need it.
+            check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })?;
+        }
+        instantiated
+    }
+
+    /// Starts the graph on `stream`.
+    pub fn launch(&self, stream: &Stream) -> Result<(), ExecError> {
+        // SAFETY: `capture`'s caller promised that all it refers to is still there.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.0, stream.as_inner()) })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: the graph is live, and the stream idle: every run waits for its end. An error has nobody to go to.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+    }
+}
+
+fn instantiate(graph: CUgraph) -> Result<Graph, ExecError> {
+    let mut executable = ptr::null_mut();
+    // SAFETY: `graph` was captured just now.
+    let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
+    check("cuGraphInstantiate", code)?;
+    Ok(Graph(executable))
+}
+
+/// Launches a kernel.
+///
+/// # Safety
+/// As [`Graph::capture`].
+unsafe fn add_launch(
+    stream: &Stream,
+    function: CUfunction,
+    launch: &Launch,
+) -> Result<(), ExecError> {
+    let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) =
+        (launch.geometry.grid, launch.geometry.block);
+    let mut arguments = argument_pointers(launch);
+    // SAFETY: the typed launcher packed the arguments as the kernel takes them; the driver copies them in this call.
+    let code = unsafe {
+        sys::cuLaunchKernel(
+            function,
+            grid_x,
+            grid_y,
+            grid_z,
+            block_x,
+            block_y,
+            block_z,
+            launch.geometry.shared_bytes,
+            stream.as_inner(),
+            arguments.as_mut_ptr(),
+            ptr::null_mut(),
+        )
+    };
+    check(&format!("launching {}", launch.symbol), code)
+}
+
+/// Where each argument stands, as `cuLaunchKernel` wants to know it. The driver reads there and does not write.
+fn argument_pointers(launch: &Launch) -> Vec<*mut c_void> {
+    let pointer = |&offset: &u32| launch.args[offset as usize..].as_ptr().cast_mut().cast();
+    launch.arg_offsets.iter().map(pointer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_std::launch::DevicePtr;
+    use kernels::Rows;
+    use kernels::rms_norm::RmsNorm;
+
+    #[test]
+    fn argument_pointers_lead_to_the_arguments() {
+        let rows = |address| Rows::new(DevicePtr::new(address), 576);
+        let op = RmsNorm { max_rows: 7, num_groups: 3, group_size: 192, eps: 1e-5 };
+        let launch = op
+            .launch(DevicePtr::new(16), rows(1 << 40), DevicePtr::new(3 << 32), rows(5))
+            .unwrap()
+            .unwrap();
+        let pointers = argument_pointers(&launch);
+        let word = |index: usize| -> u32 {
+            // SAFETY: an argument of at least four bytes stands there.
+            unsafe { pointers[index].cast::<u32>().read_unaligned() }
+        };
+        let long = |index: usize| -> u64 {
+            // SAFETY: a pointer stands there.
+            unsafe { pointers[index].cast::<u64>().read_unaligned() }
+        };
+        assert_eq!(pointers.len(), 9);
+        assert_eq!((long(0), word(1), word(2)), (16, 3, 192));
+        assert_eq!(f32::from_bits(word(3)), 1e-5);
+        assert_eq!((long(4), word(5), long(6), long(7), word(8)), (1 << 40, 576, 3 << 32, 5, 576));
+    }
+}

@@ -1,0 +1,160 @@
+//! Device memory: one allocation each for weights, cache, activations and step inputs, made when the executor is opened.
+
+use cust::memory::{
+    AsyncCopyDestination, CopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info,
+};
+use cust::stream::Stream;
+
+use super::device::{DeviceInfo, failed};
+use crate::exec::ExecError;
+use crate::exec::lower::{Addresses, KvPool};
+use crate::plan::{ArenaLayout, Plan, TensorId};
+
+/// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any alignment that a vector
+/// load or a tensor map asks for.
+const ALIGN_BYTES: usize = 256;
+
+/// One allocation. It starts as NaN (all bits set), so that a read of what was never written shows.
+pub struct Block(DeviceBuffer<u8>);
+
+impl Block {
+    pub fn allocate(device: &DeviceInfo, what: &str, bytes: usize) -> Result<Self, ExecError> {
+        let free_bytes = free_bytes()?;
+        if bytes > free_bytes {
+            return Err(ExecError::OutOfMemory {
+                device: device.name.clone(),
+                what: what.to_owned(),
+                needed_bytes: bytes,
+                free_bytes,
+            });
+        }
+        // SAFETY: the whole buffer is written right below.
+        let buffer = unsafe { DeviceBuffer::uninitialized(bytes) };
+        let mut buffer = buffer.map_err(failed("allocating device memory"))?;
+        if bytes > 0 {
+            buffer.set_8(0xFF).map_err(failed("clearing device memory"))?;
+        }
+        Ok(Block(buffer))
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn address(&self) -> u64 {
+        self.0.as_device_ptr().as_raw()
+    }
+
+    /// Copies `source` to `offset` and waits.
+    pub fn write(&mut self, offset: usize, source: &[u8]) -> Result<(), ExecError> {
+        let mut part = self.0.index(offset..offset + source.len());
+        part.copy_from(source).map_err(failed("copying to the device"))
+    }
+
+    /// Starts a copy of `source` to `offset`.
+    ///
+    /// # Safety
+    /// 1. `source` is pinned, and neither changed nor freed before the copy is done.
+    /// 2. Nothing else on the device uses the part that is written, but what `stream` orders.
+    pub unsafe fn write_async(
+        &mut self,
+        offset: usize,
+        source: &[u8],
+        stream: &Stream,
+    ) -> Result<(), ExecError> {
+        let mut part = self.0.index(offset..offset + source.len());
+        // SAFETY: the caller's promise.
+        unsafe { part.async_copy_from(source, stream) }.map_err(failed("copying to the device"))
+    }
+
+    /// Starts a copy from `offset` to `target`.
+    ///
+    /// # Safety
+    /// 1. `target` is pinned, and neither read, changed nor freed before the copy is done.
+    pub unsafe fn read_async(
+        &self,
+        offset: usize,
+        target: &mut [u8],
+        stream: &Stream,
+    ) -> Result<(), ExecError> {
+        let part = self.0.index(offset..offset + target.len());
+        // SAFETY: the caller's promise.
+        unsafe { part.async_copy_to(target, stream) }.map_err(failed("copying from the device"))
+    }
+}
+
+/// Free bytes of the current context's device.
+fn free_bytes() -> Result<usize, ExecError> {
+    mem_get_info().map(|(free_bytes, _)| free_bytes).map_err(failed("cuMemGetInfo"))
+}
+
+/// `len` elements of pinned host memory, which the device copies from and to by itself.
+pub fn pinned<T: DeviceCopy + Default>(len: usize) -> Result<LockedBuffer<T>, ExecError> {
+    LockedBuffer::new(&T::default(), len).map_err(failed("allocating pinned host memory"))
+}
+
+/// Where each weight, and behind them each table, lies in its allocation.
+pub struct ParameterLayout {
+    pub weights: Vec<usize>,
+    pub constants: Vec<usize>,
+    pub bytes: usize,
+}
+
+impl ParameterLayout {
+    pub fn new(plan: &Plan) -> Self {
+        let mut bytes = 0;
+        let mut place = |len: usize| {
+            let offset = bytes;
+            bytes = (offset + len).next_multiple_of(ALIGN_BYTES);
+            offset
+        };
+        let weights = plan.weights.iter().map(|weight| place(weight.bytes())).collect();
+        let constants =
+            plan.constants.iter().map(|constant| place(size_of_val(&*constant.data))).collect();
+        ParameterLayout { weights, constants, bytes }
+    }
+}
+
+/// All memory of an executor on the device.
+pub struct DeviceMemory {
+    pub parameters: Block,
+    pub layout: ParameterLayout,
+    pub kv: Block,
+    pub arena: Block,
+    pub step: Block,
+}
+
+impl DeviceMemory {
+    /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything is allocated.
+    pub fn allocate(device: &DeviceInfo, plan: &Plan) -> Result<Self, ExecError> {
+        let free_bytes = free_bytes()?;
+        plan.memory().check(&device.name, free_bytes)?;
+        let layout = ParameterLayout::new(plan);
+        let allocate = |what, bytes| Block::allocate(device, what, bytes);
+        Ok(DeviceMemory {
+            parameters: allocate("the weights", layout.bytes)?,
+            layout,
+            kv: allocate("the KV cache", plan.kv.bytes())?,
+            arena: allocate("the activations", ArenaLayout::new(plan).bytes())?,
+            step: allocate("the step inputs", plan.step_layout().len * size_of::<u32>())?,
+        })
+    }
+
+    /// Where everything that `plan` names lies, its activations as `arena` says.
+    pub fn addresses(&self, plan: &Plan, arena: &ArenaLayout) -> Addresses {
+        let parameter = |&offset: &usize| self.parameters.address() + offset as u64;
+        let pool_bytes = (plan.kv.pool_elems() * plan.kv.dtype.block_bytes()) as u64;
+        let pool = |index: usize| self.kv.address() + index as u64 * pool_bytes;
+        Addresses {
+            weights: self.layout.weights.iter().map(parameter).collect(),
+            constants: self.layout.constants.iter().map(parameter).collect(),
+            kv_pools: (0..plan.kv.num_layers)
+                .map(|layer| KvPool { k: pool(2 * layer), v: pool(2 * layer + 1) })
+                .collect(),
+            tensors: (0..plan.tensors.len())
+                .map(|tensor| self.arena.address() + arena.offset(TensorId(tensor)) as u64)
+                .collect(),
+            step: self.step.address(),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The CUDA executor: a plan's operations as launches of kernels written in Rust, replayed as one graph a step.
+
+mod cubin_cache;
+mod device;
+mod graph;
+mod memory;
+mod modules;
+mod upload;
+
+use cust::context::Context;
+use cust::memory::LockedBuffer;
+use cust::stream::{Stream, StreamFlags};
+
+use self::cubin_cache::CubinCache;
+use self::device::{failed, make_current};
+use self::graph::Graph;
+use self::memory::{DeviceMemory, pinned};
+use self::modules::Modules;
+use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs, lower};
+use crate::plan::{ArenaLayout, Plan, StepInputs, StepLayout, View};
+
+pub use self::device::{
+    Capability, DeviceInfo, Version, devices, driver_version, first_device, free_memory,
+};
+
+/// Runs plans on a CUDA device.
+///
+/// Fields are dropped in this order. Dropping the context before what was made in it is a segmentation fault.
+pub struct CudaExecutor {
+    prepared: Vec<Prepared>,
+    modules: Modules,
+    memory: DeviceMemory,
+    /// The step's inputs on their way to the device.
+    step_inputs: LockedBuffer<u32>,
+    /// The step's outputs on their way back; grows to the largest that was asked for.
+    step_outputs: LockedBuffer<u32>,
+    stream: Stream,
+    device: DeviceInfo,
+    context: Context,
+}
+
+/// A plan, and its launches as a graph.
+struct Prepared {
+    plan: Plan,
+    step_layout: StepLayout,
+    arena_layout: ArenaLayout,
+    graph: Graph,
+}
+
+impl CudaExecutor {
+    /// Opens the device `cuda:<ordinal>` and brings the weights of `plan` to it; `plan` has the largest bounds.
+    ///
+    /// # Errors
+    /// - [`ExecError::NoDevice`] without a driver or such a device, or if it is too old for the kernels;
+    /// - [`ExecError::Budget`] and [`ExecError::OutOfMemory`] if it has not enough free memory;
+    /// - [`ExecError::Weights`] from `weights`;
+    /// - [`ExecError::Driver`].
+    pub fn open(
+        ordinal: usize,
+        plan: &Plan,
+        weights: &dyn WeightSource,
+    ) -> Result<Self, ExecError> {
+        let devices = devices()?;
+        let (device, target) = device::choose(&devices, ordinal)?;
+        let device = device.clone();
+        let context = device::open_context(&device)?;
+        let stream = Stream::new(StreamFlags::DEFAULT, None).map_err(failed("making a stream"))?;
+        let mut memory = DeviceMemory::allocate(&device, plan)?;
+        upload::parameters(plan, weights, &mut memory, &stream)?;
+        let cache_dir = model_cache::cache_dir().ok().map(|dir| dir.join("cubin"));
+        let cache = CubinCache::new(cache_dir, device::driver_name()?, device.capability);
+        Ok(CudaExecutor {
+            prepared: Vec::new(),
+            modules: Modules::new(target, cache),
+            step_inputs: pinned(plan.step_layout().len)?,
+            step_outputs: pinned(0)?,
+            memory,
+            stream,
+            device,
+            context,
+        })
+    }
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        // What follows is dropped in this thread; where that fails, the driver frees everything with the context.
+        let _ = make_current(&self.context);
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn describe(&self) -> String {
+        let target = self.device.target.map_or("", |target| target.name);
+        format!("{} ({target})", self.device.name)
+    }
+
+    fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
+        make_current(&self.context)?;
+        let (step_layout, arena_layout) = (plan.step_layout(), ArenaLayout::new(plan));
+        let fits = arena_layout.bytes() <= self.memory.arena.bytes()
+            && step_layout.len * size_of::<u32>() <= self.memory.step.bytes();
+        if !fits || [plan.logits, plan.next_tokens].iter().any(|output| !is_whole(plan, output)) {
+            return Err(ExecError::Unsupported {
+                op: format!("a plan of {:?}", plan.bounds),
+                why: "bounds beyond those that the device was opened with, or outputs with gaps"
+                    .to_owned(),
+            });
+        }
+        let launches = lower::lower(plan, &self.memory.addresses(plan, &arena_layout))?;
+        self.modules.load(&self.context, &launches)?;
+        let launches = launches
+            .into_iter()
+            .map(|launch| Ok((self.modules.function(&launch)?, launch)))
+            .collect::<Result<Vec<_>, ExecError>>()?;
+        // SAFETY: modules and memory live as long as this executor, and are dropped after its graphs.
+        let graph = unsafe { Graph::capture(&self.stream, &launches) }?;
+        self.prepared.push(Prepared { plan: plan.clone(), step_layout, arena_layout, graph });
+        Ok(PreparedPlan(self.prepared.len() - 1))
+    }
+
+    fn run(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        want: Want,
+    ) -> Result<StepOutput, ExecError> {
+        let Some(Prepared { plan, step_layout, arena_layout, graph }) = self.prepared.get(plan.0)
+        else {
+            return Err(ExecError::Step(format!("no plan {} was prepared", plan.0)));
+        };
+        inputs::check(plan, inputs)?;
+        make_current(&self.context)?;
+
+        let output = match want {
+            Want::Nothing => None,
+            Want::NextTokens => Some(plan.next_tokens),
+            Want::Logits => Some(plan.logits),
+        };
+        let output_len = output.map_or(0, |output| inputs.logit_rows.len() * output.width);
+        if output_len > self.step_outputs.len() {
+            self.step_outputs = pinned(output_len)?;
+        }
+
+        let step_inputs = &mut self.step_inputs[..step_layout.len];
+        inputs.write(step_layout, &plan.bounds, step_inputs);
+        let step_inputs = bytemuck::cast_slice(step_inputs);
+        let step_outputs = bytemuck::cast_slice_mut(&mut self.step_outputs[..output_len]);
+        let stream = &self.stream;
+        // SAFETY: both buffers are pinned, and untouched until the synchronisation below, which comes in any case.
+        let started = unsafe { self.memory.step.write_async(0, step_inputs, stream) }
+            .and_then(|()| graph.launch(stream))
+            .and_then(|()| match output.filter(|_| output_len > 0) {
+                Some(output) => {
+                    let offset = arena_layout.offset(output.tensor);
+                    // SAFETY: as above.
+                    unsafe { self.memory.arena.read_async(offset, step_outputs, stream) }
+                }
+                None => Ok(()),
+            });
+        self.stream.synchronize().map_err(failed("running a step"))?;
+        started?;
+
+        let output = &self.step_outputs[..output_len];
+        Ok(match want {
+            Want::Nothing => StepOutput::default(),
+            Want::NextTokens => {
+                StepOutput { next_tokens: output.to_vec(), ..StepOutput::default() }
+            }
+            Want::Logits => StepOutput {
+                logits: bytemuck::cast_slice(output).to_vec(),
+                ..StepOutput::default()
+            },
+        })
+    }
+}
+
+/// Whether `view` is all columns of its activation, so that its rows lie without gaps.
+fn is_whole(plan: &Plan, view: &View) -> bool {
+    view.start == 0 && view.width == plan.tensor(view.tensor).width
+}

@@ -1,0 +1,198 @@
+//! From operations to launches: shared by the executors that run the kernels.
+//!
+//! What an operation needs from its kernel's launcher are addresses, strides and upper bounds of rows; grid, block and
+//! shared memory are the launcher's own.
+
+use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use kernels::Rows as Operand;
+use kernels::gather_rows::GatherRows;
+use kernels::gemm::{Linear, LinearOperands};
+use kernels::kv_cache::KvAppend;
+use kernels::rms_norm::RmsNorm;
+use kernels::rope::Rope;
+use kernels::sampling::Argmax;
+use kernels::silu_mul::SiluMul;
+
+use super::ExecError;
+use crate::plan::{Dtype, Op, Plan, Rows, StepLayout, View, Weight, WeightId};
+
+/// The cache of one layer: addresses of its pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPool {
+    /// Keys.
+    pub k: u64,
+    /// Values.
+    pub v: u64,
+}
+
+/// Where in device memory everything lies that a plan names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// By [`WeightId`].
+    pub weights: Vec<u64>,
+    /// By [`ConstantId`](crate::plan::ConstantId).
+    pub constants: Vec<u64>,
+    /// By layer.
+    pub kv_pools: Vec<KvPool>,
+    /// By [`TensorId`](crate::plan::TensorId).
+    pub tensors: Vec<u64>,
+    /// The step buffer, laid out as [`Plan::step_layout`] says.
+    pub step: u64,
+}
+
+/// The launches of `plan`, in order; an operation with nothing to compute has none.
+///
+/// # Errors
+/// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes.
+pub fn lower(plan: &Plan, addresses: &Addresses) -> Result<Vec<Launch>, ExecError> {
+    let lowering = Lowering { plan, addresses, step: plan.step_layout() };
+    let mut launches = Vec::new();
+    for op in &plan.ops {
+        launches.extend(lowering.op(op)?);
+    }
+    Ok(launches)
+}
+
+struct Lowering<'a> {
+    plan: &'a Plan,
+    addresses: &'a Addresses,
+    step: StepLayout,
+}
+
+impl Lowering<'_> {
+    fn op(&self, op: &Op) -> Result<Option<Launch>, ExecError> {
+        let unsupported = |why: LaunchError| ExecError::Unsupported {
+            op: op.name().to_owned(),
+            why: why.to_string(),
+        };
+        match *op {
+            Op::Embedding { table, out } => {
+                let width = self.plan.weight(table).cols;
+                let rows = Operand::new(self.weight(table)?, width);
+                GatherRows { max_rows: self.max_rows(out), width }.launch(
+                    self.num_rows(out),
+                    self.input(self.step.token_ids),
+                    rows,
+                    self.view(out)?,
+                )
+            }
+            Op::RmsNorm { x, weight, out, eps } => {
+                let group_size = self.plan.weight(weight).cols;
+                let num_groups = x.width / group_size;
+                RmsNorm { max_rows: self.max_rows(x), num_groups, group_size, eps }.launch(
+                    self.num_rows(x),
+                    self.view(x)?,
+                    self.weight(weight)?,
+                    self.view(out)?,
+                )
+            }
+            Op::Linear { x, weight, bias, residual, out } => {
+                let Weight { rows: n, cols: k, .. } = *self.plan.weight(weight);
+                let operands = LinearOperands {
+                    x: self.view(x)?,
+                    weight: Operand::new(self.weight(weight)?, k),
+                    bias: bias.map(|bias| self.weight(bias)).transpose()?,
+                    residual: residual.map(|residual| self.view(residual)).transpose()?,
+                    out: self.view(out)?,
+                };
+                Linear { max_rows: self.max_rows(x), n, k }.launch(self.num_rows(x), &operands)
+            }
+            Op::Rope { x, table, head_dim } => {
+                let rotary_dim = self.plan.constant(table).cols;
+                let num_heads = x.width / head_dim;
+                Rope { max_tokens: self.max_rows(x), num_heads, head_dim, rotary_dim }.launch(
+                    self.num_rows(x),
+                    self.input(self.step.positions),
+                    DevicePtr::new(self.addresses.constants[table.0]),
+                    self.view(x)?,
+                )
+            }
+            Op::KvAppend { layer, k, v } => {
+                let kv = &self.plan.kv;
+                self.f32("the KV cache", kv.dtype)?;
+                let pool = self.addresses.kv_pools[layer];
+                let append = KvAppend {
+                    max_tokens: self.max_rows(k),
+                    num_kv_heads: kv.num_kv_heads,
+                    head_dim: kv.head_dim,
+                };
+                append.launch(
+                    self.num_rows(k),
+                    self.input(self.step.slot_mapping),
+                    self.view(k)?,
+                    self.view(v)?,
+                    DevicePtr::new(pool.k),
+                    DevicePtr::new(pool.v),
+                )
+            }
+            Op::SiluMul { gate, up, out } => {
+                SiluMul { max_rows: self.max_rows(out), width: out.width }.launch(
+                    self.num_rows(out),
+                    self.view(gate)?,
+                    self.view(up)?,
+                    self.view(out)?,
+                )
+            }
+            Op::GatherRows { x, out } => {
+                GatherRows { max_rows: self.max_rows(out), width: out.width }.launch(
+                    self.num_rows(out),
+                    self.input(self.step.logit_rows),
+                    self.view(x)?,
+                    self.view(out)?,
+                )
+            }
+            Op::Argmax { x, out } => Argmax { max_rows: self.max_rows(x), vocab_size: x.width }
+                .launch(self.num_rows(x), self.view(x)?, DevicePtr::new(self.address(out))),
+            Op::Attention(_) => Ok(None),
+        }
+        .map_err(unsupported)
+    }
+
+    /// Rows that the activation behind `view` has at most.
+    fn max_rows(&self, view: View) -> usize {
+        match self.plan.tensor(view.tensor).rows {
+            Rows::Tokens => self.plan.bounds.max_tokens,
+            Rows::Logits => self.plan.bounds.max_logit_rows,
+        }
+    }
+
+    /// Where the device finds how many rows the activation behind `view` has in this step.
+    fn num_rows(&self, view: View) -> DevicePtr<u32> {
+        self.input(match self.plan.tensor(view.tensor).rows {
+            Rows::Tokens => StepLayout::NUM_TOKENS,
+            Rows::Logits => StepLayout::NUM_LOGIT_ROWS,
+        })
+    }
+
+    /// Element `index` of the step buffer.
+    fn input(&self, index: usize) -> DevicePtr<u32> {
+        DevicePtr::new(self.addresses.step).add(index)
+    }
+
+    /// Address of the first column of `view`, all of whose elements take four bytes.
+    fn address(&self, view: View) -> u64 {
+        self.addresses.tensors[view.tensor.0] + (view.start * size_of::<f32>()) as u64
+    }
+
+    fn view(&self, view: View) -> Result<Operand<f32>, ExecError> {
+        let tensor = self.plan.tensor(view.tensor);
+        self.f32(&tensor.name, tensor.dtype)?;
+        Ok(Operand::new(DevicePtr::new(self.address(view)), tensor.width))
+    }
+
+    fn weight(&self, id: WeightId) -> Result<DevicePtr<f32>, ExecError> {
+        let weight = self.plan.weight(id);
+        self.f32(&weight.name, weight.storage)?;
+        Ok(DevicePtr::new(self.addresses.weights[id.0]))
+    }
+
+    fn f32(&self, what: &str, dtype: Dtype) -> Result<(), ExecError> {
+        match dtype {
+            Dtype::F32 => Ok(()),
+            other => Err(ExecError::Unsupported {
+                op: what.to_owned(),
+                why: format!("{other} storage; the kernels take F32"),
+            }),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! KV cache append and attention: prefill, decode, prompts in pieces, batches, windows.
+
+use halfwarp::plan::{Attention, Bounds, Dtype, KvLayout, Op, PAGE_SIZE, StepInputs};
+
+use crate::harness::{Matrix, Setup, Step, check};
+use crate::{Open, Test, oracle};
+
+/// Query heads, KV heads, columns of a head: SmolLM2, Qwen2.5 with its group of 7, Phi-3 Mini, and odd ones.
+const HEADS: &[(usize, usize, usize)] =
+    &[(9, 3, 64), (14, 2, 64), (4, 4, 96), (8, 1, 128), (1, 1, 64), (5, 5, 80), (2, 1, 256)];
+
+/// A sequence: positions in the cache, and new tokens.
+type Sequence = (usize, usize);
+
+const BATCHES: &[(&str, &[Sequence])] = &[
+    ("decode_first", &[(0, 1)]),
+    ("decode_63", &[(62, 1)]),
+    ("decode_64", &[(63, 1)]),
+    ("decode_65", &[(64, 1)]),
+    ("decode_300", &[(299, 1)]),
+    ("decode_batch", &[(5, 1), (130, 1), (0, 1), (63, 1)]),
+    ("prefill_2", &[(0, 2)]),
+    ("prefill_63", &[(0, 63)]),
+    ("prefill_64", &[(0, 64)]),
+    ("prefill_65", &[(0, 65)]),
+    ("prefill_130", &[(0, 130)]),
+    ("second_piece", &[(100, 67)]),
+    ("mixed_batch", &[(70, 1), (0, 33), (64, 65), (3, 1)]),
+];
+
+const DECODE_BATCH: usize = 5;
+const MIXED_BATCH: usize = 12;
+
+/// Sliding windows, in positions.
+const WINDOWS: &[usize] = &[1, 5, 64, 100];
+
+pub fn tests() -> Vec<Test> {
+    let mut tests = Vec::new();
+    let mut add =
+        |batch: usize, heads: (usize, usize, usize), window: Option<usize>, scale: f32| {
+            let (name, sequences) = BATCHES[batch];
+            let (num_heads, num_kv_heads, head_dim) = heads;
+            let mut name = format!("{name}_{num_heads}x{num_kv_heads}x{head_dim}");
+            if let Some(window) = window {
+                name += &format!("_window_{window}");
+            }
+            if scale != 1.0 {
+                name += "_large_scores";
+            }
+            let softmax_scale = scale / (head_dim as f32).sqrt();
+            tests.push(Test::new(format!("attention::matches_oracle_{name}"), move |open| {
+                matches_oracle(open, sequences, heads, window, softmax_scale)
+            }));
+        };
+    for batch in 0..BATCHES.len() {
+        add(batch, HEADS[0], None, 1.0);
+        add(batch, HEADS[1], None, 1.0);
+    }
+    for &heads in &HEADS[2..] {
+        add(DECODE_BATCH, heads, None, 1.0);
+        add(MIXED_BATCH, heads, None, 1.0);
+    }
+    for &window in WINDOWS {
+        add(DECODE_BATCH, HEADS[1], Some(window), 1.0);
+        add(MIXED_BATCH, HEADS[1], Some(window), 1.0);
+    }
+    // Scores at which an exponential without the maximum taken off overflows.
+    add(DECODE_BATCH, HEADS[0], None, 100.0);
+    add(MIXED_BATCH, HEADS[0], None, 100.0);
+    tests
+}
+
+/// Fills the cache with what lies before the new tokens, in one step, and runs the new tokens in another.
+fn matches_oracle(
+    open: Open,
+    sequences: &[Sequence],
+    (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
+    window: Option<usize>,
+    softmax_scale: f32,
+) -> Result<(), String> {
+    let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
+    let num_rows: usize = sequences.iter().map(|(past_len, q_len)| past_len + q_len).sum();
+    let input = Matrix::random(1, num_rows, q_width + 2 * kv_width);
+    let max_kv_len = sequences.iter().map(|(past_len, q_len)| past_len + q_len).max().unwrap_or(1);
+    let kv = KvLayout {
+        num_layers: 2,
+        num_kv_heads,
+        head_dim,
+        num_pages: sequences.len() * max_kv_len.div_ceil(PAGE_SIZE) + 1,
+        dtype: Dtype::F32,
+    };
+    let op = |q, out| Attention {
+        layer: 1,
+        q,
+        out,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        softmax_scale,
+        window,
+    };
+    let build = |max_tokens: usize, max_q_len: usize| {
+        let mut setup = Setup::default();
+        let qkv = setup.input("input", &input);
+        let q = qkv.columns(0, q_width);
+        let (k, v) = (qkv.columns(q_width, kv_width), qkv.columns(q_width + kv_width, kv_width));
+        let out = setup.activation("out", q_width);
+        setup.plan.op(Op::KvAppend { layer: 1, k, v });
+        setup.plan.op(Op::Attention(op(q, out)));
+        let max_seqs = sequences.len() + 1;
+        let bounds =
+            Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows: max_tokens, max_kv_len };
+        setup.finish(bounds, kv, out)
+    };
+    let (prefill, weights) = build(num_rows, max_kv_len);
+    let (decode, _) = build(sequences.len() + 1, 1);
+    let is_decode = sequences.iter().all(|&(_, q_len)| q_len == 1);
+
+    let (mut past, mut new) = (StepInputs::new(), StepInputs::new());
+    let (mut past_expected, mut new_expected) = (Vec::new(), Vec::new());
+    let mut first = 0;
+    let mut free_pages = (0..kv.num_pages as u32).rev();
+    for &(past_len, q_len) in sequences {
+        let kv_len = past_len + q_len;
+        let pages: Vec<u32> = free_pages.by_ref().take(kv_len.div_ceil(PAGE_SIZE)).collect();
+        let tokens: Vec<u32> = (first..first + kv_len).map(|row| row as u32 + 1).collect();
+        let (past_tokens, new_tokens) = tokens.split_at(past_len);
+        let expected = |rows: std::ops::Range<usize>, kv_rows: std::ops::Range<usize>| {
+            let part = |rows, start, width| rows_of(&input, rows).columns(start..start + width);
+            let q = part(rows, 0, q_width);
+            let keys = part(kv_rows.clone(), q_width, kv_width);
+            let values = part(kv_rows, q_width + kv_width, kv_width);
+            // Only the operation's numbers are read here.
+            let view = decode.logits;
+            oracle::attention(&op(view, view), &q, &keys, &values)
+        };
+        let (middle, end) = (first + past_len, first + kv_len);
+        if past_len > 0 {
+            past.push_sequence(past_tokens, 0, &pages, 0..past_len);
+            past_expected.extend(expected(first..middle, first..middle));
+        }
+        new.push_sequence(new_tokens, past_len, &pages, 0..q_len);
+        new_expected.extend(expected(middle..end, first..end));
+        first = end;
+    }
+    let mut steps = Vec::new();
+    if past.num_tokens() > 0 {
+        steps.push(Step { plan: 0, inputs: past, expected: past_expected });
+    }
+    steps.push(Step { plan: usize::from(is_decode), inputs: new, expected: new_expected });
+    check(open, &[prefill, decode], &weights, &steps)
+}
+
+fn rows_of(matrix: &Matrix, rows: std::ops::Range<usize>) -> Matrix {
+    let data = matrix.data[rows.start * matrix.cols..rows.end * matrix.cols].to_vec();
+    Matrix { rows: rows.len(), cols: matrix.cols, data }
+}

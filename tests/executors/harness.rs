@@ -1,0 +1,205 @@
+//! Plans around one operation: rows go in as an embedding's table, and come out as logits.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use halfwarp::exec::{ExecError, PreparedPlan, Want, WeightSource};
+use halfwarp::plan::{
+    Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
+    View, Weight, WeightId, WeightPart,
+};
+
+use crate::Open;
+use crate::oracle::Approx;
+
+/// A row-major matrix.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    pub rows: usize,
+    pub cols: usize,
+    pub data: Vec<f32>,
+}
+
+impl Matrix {
+    /// Elements from -1 to 1, the same for the same seed and shape.
+    pub fn random(seed: u64, rows: usize, cols: usize) -> Self {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (rows * 31 + cols) as u64;
+        let data = (0..rows * cols).map(|_| {
+            // splitmix64
+            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        });
+        Matrix { rows, cols, data: data.collect() }
+    }
+
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.cols..][..self.cols]
+    }
+
+    pub fn columns(&self, columns: Range<usize>) -> Matrix {
+        let data = (0..self.rows).flat_map(|row| self.row(row)[columns.clone()].to_vec());
+        Matrix { rows: self.rows, cols: columns.len(), data: data.collect() }
+    }
+}
+
+/// Bounds for `num_tokens` tokens of one sequence, all of whose rows come out; `slack` rows more than that are planned.
+pub fn bounds(num_tokens: usize, slack: usize) -> Bounds {
+    let max_tokens = num_tokens + slack;
+    Bounds {
+        max_tokens,
+        max_seqs: 1,
+        max_q_len: max_tokens,
+        max_logit_rows: max_tokens,
+        max_kv_len: max_tokens.next_multiple_of(PAGE_SIZE),
+    }
+}
+
+/// A cache for operations that have none.
+pub fn smallest_kv(bounds: &Bounds) -> KvLayout {
+    KvLayout {
+        num_layers: 1,
+        num_kv_heads: 1,
+        head_dim: 1,
+        num_pages: bounds.max_pages_per_seq(),
+        dtype: Dtype::F32,
+    }
+}
+
+/// The weights of a plan, by name.
+#[derive(Default)]
+pub struct Weights(BTreeMap<String, Vec<f32>>);
+
+impl WeightSource for Weights {
+    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+        let values =
+            self.0.get(&weight.name).ok_or_else(|| ExecError::Weights(weight.name.clone()))?;
+        for (out, value) in out.chunks_exact_mut(4).zip(values) {
+            out.copy_from_slice(&value.to_ne_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// A plan that is being built around an operation.
+#[derive(Default)]
+pub struct Setup {
+    pub plan: PlanBuilder,
+    pub weights: Weights,
+}
+
+impl Setup {
+    /// A weight of these elements; a matrix of one row is a vector.
+    pub fn weight(&mut self, name: &str, matrix: &Matrix) -> WeightId {
+        self.weights.0.insert(name.to_owned(), matrix.data.clone());
+        let rows = if matrix.rows == 1 { matrix.cols } else { matrix.rows };
+        let part = WeightPart { source: name.to_owned(), rows, transform: PartTransform::None };
+        self.plan.weight(Weight {
+            name: name.to_owned(),
+            rows: matrix.rows,
+            cols: matrix.cols,
+            storage: Dtype::F32,
+            parts: vec![part],
+        })
+    }
+
+    /// An activation whose row of token `i + 1` is row `i` of `rows`. The tokens around them are NaN.
+    pub fn input(&mut self, name: &str, rows: &Matrix) -> View {
+        let nan = vec![f32::NAN; rows.cols];
+        let data = [nan.clone(), rows.data.clone(), nan].concat();
+        let table = self.weight(name, &Matrix { rows: rows.rows + 2, data, ..*rows });
+        let out = self.activation(name, rows.cols);
+        self.plan.op(Op::Embedding { table, out });
+        out
+    }
+
+    /// An activation with a row a token.
+    pub fn activation(&mut self, name: &str, width: usize) -> View {
+        self.plan.activation(name, Rows::Tokens, width, Dtype::F32)
+    }
+
+    /// The plan whose logits are the rows of `out`.
+    pub fn finish(mut self, bounds: Bounds, kv: KvLayout, out: View) -> (Plan, Weights) {
+        let logits = self.plan.activation("logits", Rows::Logits, out.width, Dtype::F32);
+        self.plan.op(Op::GatherRows { x: out, out: logits });
+        (finish_with_logits(self.plan, bounds, kv, logits), self.weights)
+    }
+}
+
+/// The plan of these logits.
+pub fn finish_with_logits(
+    mut plan: PlanBuilder,
+    bounds: Bounds,
+    kv: KvLayout,
+    logits: View,
+) -> Plan {
+    let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
+    plan.op(Op::Argmax { x: logits, out: next_tokens });
+    plan.finish(bounds, kv, logits, next_tokens)
+}
+
+/// A step of one sequence with rows `0 .. num_tokens` of the input, at positions from `past_len` on.
+pub fn one_sequence(num_tokens: usize, past_len: usize) -> StepInputs {
+    let tokens: Vec<u32> = (1..=num_tokens as u32).collect();
+    let pages: Vec<u32> = (0..(past_len + num_tokens).div_ceil(PAGE_SIZE) as u32).collect();
+    let mut inputs = StepInputs::new();
+    inputs.push_sequence(&tokens, past_len, &pages, 0..num_tokens);
+    inputs
+}
+
+/// A step, which of the plans it takes, and the logits that are right.
+pub struct Step {
+    pub plan: usize,
+    pub inputs: StepInputs,
+    pub expected: Vec<Approx>,
+}
+
+/// Opens an executor for the first plan, prepares all of them, runs the steps, and compares their logits; then again,
+/// which has to give the same bits.
+pub fn check(open: Open, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Result<(), String> {
+    let text = |error: ExecError| error.to_string();
+    let mut executor = open(&plans[0], weights).map_err(text)?;
+    let prepared: Vec<PreparedPlan> =
+        plans.iter().map(|plan| executor.prepare(plan)).collect::<Result<_, _>>().map_err(text)?;
+    let mut first_bits: Vec<Vec<u32>> = Vec::new();
+    for round in 0..2 {
+        for (index, step) in steps.iter().enumerate() {
+            let output =
+                executor.run(prepared[step.plan], &step.inputs, Want::Logits).map_err(text)?;
+            let width = plans[step.plan].logits.width;
+            matches_oracle(&output.logits, &step.expected, width)
+                .map_err(|error| format!("step {index}, round {round}: {error}"))?;
+            let bits: Vec<u32> = output.logits.iter().map(|value| value.to_bits()).collect();
+            match first_bits.get(index) {
+                None => first_bits.push(bits),
+                Some(first) if *first != bits => {
+                    return Err(format!("step {index}: other bits in the second round"));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// NaN and infinities stand at the same places, and everything else is within its tolerance.
+fn matches_oracle(got: &[f32], expected: &[Approx], width: usize) -> Result<(), String> {
+    if got.len() != expected.len() {
+        return Err(format!("{} elements, expected {}", got.len(), expected.len()));
+    }
+    let excess = |(got, expected): (&f32, &Approx)| expected.excess(*got);
+    let worst = got.iter().zip(expected).map(excess).enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
+    match worst {
+        Some((index, excess)) if excess > 1.0 => Err(format!(
+            "[{}, {}]: got {:e}, expected {:e} within {:e}: {excess:.1} times the tolerance",
+            index / width,
+            index % width,
+            got[index],
+            expected[index].value,
+            expected[index].tolerance,
+        )),
+        _ => Ok(()),
+    }
+}

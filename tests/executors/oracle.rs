@@ -1,0 +1,154 @@
+//! The operations in f64, as naively as they are defined.
+
+use halfwarp::plan::Attention;
+
+use crate::harness::Matrix;
+
+/// What a result in f32 may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Approx {
+    pub value: f64,
+    pub tolerance: f64,
+}
+
+impl Approx {
+    /// `value` within `ulps` roundings of numbers as large as `magnitude`.
+    pub fn new(value: f64, ulps: f64, magnitude: f64) -> Self {
+        let tolerance = ulps * f64::from(f32::EPSILON) * magnitude + f64::from(f32::MIN_POSITIVE);
+        Approx { value, tolerance }
+    }
+
+    /// Exactly `value`.
+    pub fn exactly(value: f32) -> Self {
+        Approx { value: f64::from(value), tolerance: 0.0 }
+    }
+
+    /// How many tolerances `got` is off: at most 1 is right.
+    pub fn excess(&self, got: f32) -> f64 {
+        let got = f64::from(got);
+        if got == self.value || (got.is_nan() && self.value.is_nan()) {
+            return 0.0;
+        }
+        let excess = (got - self.value).abs() / self.tolerance;
+        if excess.is_nan() { f64::INFINITY } else { excess }
+    }
+}
+
+/// Roundings that a sum of `len` elements may collect: as a random walk, with room.
+fn sum_ulps(len: usize) -> f64 {
+    2.0 * (len as f64).sqrt()
+}
+
+/// `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]`.
+pub fn rms_norm(x: &Matrix, weight: &[f32], eps: f32) -> Vec<Approx> {
+    let mut out = Vec::new();
+    for group in x.data.chunks(weight.len()) {
+        let sum: f64 = group.iter().map(|&x| f64::from(x).powi(2)).sum();
+        let scale = (sum / weight.len() as f64 + f64::from(eps)).sqrt().recip();
+        for (&x, &weight) in group.iter().zip(weight) {
+            let value = f64::from(x) * scale * f64::from(weight);
+            out.push(Approx::new(value, 8.0 + sum_ulps(group.len()), value.abs()));
+        }
+    }
+    out
+}
+
+/// `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`.
+pub fn linear(
+    x: &Matrix,
+    weight: &Matrix,
+    bias: Option<&[f32]>,
+    residual: Option<&Matrix>,
+) -> Vec<Approx> {
+    let mut out = Vec::new();
+    for t in 0..x.rows {
+        for n in 0..weight.rows {
+            let bias = bias.map_or(0.0, |bias| f64::from(bias[n]));
+            let residual = residual.map_or(0.0, |residual| f64::from(residual.row(t)[n]));
+            let (mut value, mut magnitude) = (bias + residual, bias.abs() + residual.abs());
+            for (&x, &weight) in x.row(t).iter().zip(weight.row(n)) {
+                let product = f64::from(x) * f64::from(weight);
+                value += product;
+                magnitude += product.abs();
+            }
+            out.push(Approx::new(value, 4.0 + sum_ulps(x.cols), magnitude));
+        }
+    }
+    out
+}
+
+/// Rotary embedding of each head's first `table.cols` columns, halves form; row `t` of `x` stands at `positions[t]`.
+pub fn rope(x: &Matrix, positions: &[u32], table: &Matrix, head_dim: usize) -> Vec<Approx> {
+    let mut out = Vec::new();
+    let half = table.cols / 2;
+    for (t, &position) in positions.iter().enumerate() {
+        let (cos, sin) = table.row(position as usize).split_at(half);
+        for head in x.row(t).chunks(head_dim) {
+            for i in 0..head_dim {
+                let (own, pair, sign, frequency) = match i {
+                    i if i < half => (i, i + half, -1.0, i),
+                    i if i < 2 * half => (i, i - half, 1.0, i - half),
+                    _ => {
+                        out.push(Approx::exactly(head[i]));
+                        continue;
+                    }
+                };
+                let a = f64::from(head[own]) * f64::from(cos[frequency]);
+                let b = f64::from(head[pair]) * f64::from(sin[frequency]) * sign;
+                out.push(Approx::new(a + b, 4.0, a.abs() + b.abs()));
+            }
+        }
+    }
+    out
+}
+
+/// `out = silu(gate) * up`.
+pub fn silu_mul(gate: &Matrix, up: &Matrix) -> Vec<Approx> {
+    let pairs = gate.data.iter().zip(&up.data);
+    pairs
+        .map(|(&gate, &up)| {
+            let (gate, up) = (f64::from(gate), f64::from(up));
+            let value = gate / (1.0 + (-gate).exp()) * up;
+            // The exponential's argument is rounded before it is taken: an error of |gate| roundings. Its reciprocal is
+            // 0 where it would be less than a normal number.
+            let mut expected = Approx::new(value, 8.0 + 2.0 * gate.abs(), value.abs());
+            expected.tolerance += (gate * up).abs() * 4.0 * f64::from(f32::MIN_POSITIVE);
+            expected
+        })
+        .collect()
+}
+
+/// Attention of the last `q.rows` positions of one sequence with these keys and values, `[kv_len, num_kv_heads, head_dim]`.
+pub fn attention(op: &Attention, q: &Matrix, keys: &Matrix, values: &Matrix) -> Vec<Approx> {
+    let Attention { num_heads, num_kv_heads, head_dim, .. } = *op;
+    let head = |matrix: &Matrix, row: usize, head: usize| -> Vec<f64> {
+        matrix.row(row)[head * head_dim..][..head_dim].iter().map(|&x| f64::from(x)).collect()
+    };
+    let mut out = Vec::new();
+    for t in 0..q.rows {
+        let end = keys.rows - q.rows + t + 1;
+        let visible = end - op.window.map_or(end, |window| window.min(end))..end;
+        for h in 0..num_heads {
+            let (query, kv_head) = (head(q, t, h), h / (num_heads / num_kv_heads));
+            let dot = |key: Vec<f64>| query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>();
+            let scores: Vec<f64> = visible
+                .clone()
+                .map(|row| dot(head(keys, row, kv_head)) * f64::from(op.softmax_scale))
+                .collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            let (mut result, mut magnitude) = (vec![0.0; head_dim], 0.0f64);
+            for (row, weight) in visible.clone().zip(&weights) {
+                for (out, value) in result.iter_mut().zip(head(values, row, kv_head)) {
+                    *out += weight / sum * value;
+                    magnitude = magnitude.max(value.abs());
+                }
+            }
+            let largest = scores.iter().fold(0.0f64, |largest, score| largest.max(score.abs()));
+            let ulps = 32.0 + 8.0 * largest * (head_dim as f64).sqrt();
+            out.extend(result.iter().map(|&value| Approx::new(value, ulps, magnitude)));
+        }
+    }
+    out
+}

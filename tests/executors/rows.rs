@@ -1,0 +1,100 @@
+//! Embedding, rows by index, argmax.
+
+use halfwarp::exec::{ExecError, Want};
+use halfwarp::plan::StepInputs;
+
+use crate::harness::{Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv};
+use crate::oracle::Approx;
+use crate::{Open, Test};
+
+/// Tokens, and columns.
+const ROW_SHAPES: &[(usize, usize)] =
+    &[(1, 1), (1, 576), (3, 7), (17, 896), (64, 255), (65, 256), (5, 257), (2, 3072)];
+
+/// Columns of a row of logits.
+const VOCAB_SIZES: &[usize] = &[1, 2, 31, 32, 33, 1023, 1024, 1025, 8193, 49_152, 151_936];
+
+pub fn tests() -> Vec<Test> {
+    let rows = ROW_SHAPES.iter().map(|&(rows, width)| {
+        Test::new(format!("embedding::brings_every_row_{rows}x{width}"), move |open| {
+            brings_every_row(open, rows, width)
+        })
+    });
+    let argmax = VOCAB_SIZES.iter().map(|&vocab_size| {
+        Test::new(format!("argmax::matches_oracle_{vocab_size}"), move |open| {
+            argmax_matches_oracle(open, vocab_size)
+        })
+    });
+    let picked = Test::new("gather_rows::brings_the_rows_that_are_wanted", brings_wanted_rows);
+    rows.chain(argmax).chain([picked]).collect()
+}
+
+fn brings_every_row(open: Open, rows: usize, width: usize) -> Result<(), String> {
+    let input = Matrix::random(1, rows, width);
+    let mut setup = Setup::default();
+    let out = setup.input("input", &input);
+    let bounds = bounds(rows, rows % 2 * 3);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
+    let expected = input.data.iter().map(|&x| Approx::exactly(x)).collect();
+    let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
+    check(open, &[plan], &weights, &[step])
+}
+
+/// Two sequences, of which the first wants one row and the second two.
+fn brings_wanted_rows(open: Open) -> Result<(), String> {
+    let input = Matrix::random(1, 5, 70);
+    let mut setup = Setup::default();
+    let out = setup.input("input", &input);
+    let mut bounds = bounds(5, 2);
+    bounds.max_seqs = 3;
+    let mut kv = smallest_kv(&bounds);
+    kv.num_pages = 2;
+    let (plan, weights) = setup.finish(bounds, kv, out);
+    let mut inputs = StepInputs::new();
+    inputs.push_sequence(&[5, 1], 0, &[1], 1..2);
+    inputs.push_sequence(&[3, 4, 2], 0, &[0], 1..3);
+    let wanted = [1, 4, 2].map(|token: usize| input.row(token - 1));
+    let expected = wanted.concat().into_iter().map(Approx::exactly).collect();
+    check(open, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
+}
+
+fn argmax_matches_oracle(open: Open, vocab_size: usize) -> Result<(), String> {
+    let mut input = Matrix::random(1, 6, vocab_size);
+    let middle = vocab_size / 2;
+    let row = |index: usize| index * vocab_size..(index + 1) * vocab_size;
+    // Row 1: the largest three times. Row 2: NaN all over. Row 3: NaN but for one. Row 4: all equal. Row 5: an infinity
+    // at the end, NaN in front of it.
+    for index in [vocab_size - 1, middle, vocab_size - 1 - vocab_size / 3] {
+        input.data[row(1)][index] = 2.0;
+    }
+    input.data[row(2)].fill(f32::NAN);
+    input.data[row(3)].fill(f32::NAN);
+    input.data[row(3)][middle] = f32::NEG_INFINITY;
+    input.data[row(4)].fill(-0.5);
+    input.data[row(5)][middle] = f32::NAN;
+    input.data[row(5)][vocab_size - 1] = f32::INFINITY;
+
+    let mut setup = Setup::default();
+    let out = setup.input("input", &input);
+    let bounds = bounds(6, 1);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
+    let run = || -> Result<Vec<u32>, ExecError> {
+        let mut executor = open(&plan, &weights)?;
+        let prepared = executor.prepare(&plan)?;
+        Ok(executor.run(prepared, &one_sequence(6, 0), Want::NextTokens)?.next_tokens)
+    };
+    let got = run().map_err(|error| error.to_string())?;
+    let expected: Vec<u32> = (0..6).map(|row| naive_argmax(input.row(row))).collect();
+    if got == expected { Ok(()) } else { Err(format!("got {got:?}, expected {expected:?}")) }
+}
+
+/// The smallest index of the largest element; NaN is smaller than everything.
+fn naive_argmax(row: &[f32]) -> u32 {
+    let mut best = 0;
+    for (index, &x) in row.iter().enumerate() {
+        if x > row[best] || (row[best].is_nan() && !x.is_nan()) {
+            best = index;
+        }
+    }
+    best as u32
+}
