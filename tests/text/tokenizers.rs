@@ -29,6 +29,7 @@ pub fn trials() -> Vec<Trial> {
     kinds
         .chain([
             trial("tokenizers::byte_level_decodes", byte_level_decodes),
+            trial("tokenizers::noise_decodes_and_streams", noise_decodes_and_streams),
             trial("tokenizers::json_byte_level_matches_oracle", json_byte_level_matches_oracle),
             trial("tokenizers::gguf_sentencepiece_matches_oracle", || {
                 sentencepiece_matches_oracle(&fixtures::text(&fixtures::sentencepiece()).tokenizer);
@@ -81,6 +82,20 @@ fn byte_level_decodes() {
         assert_eq!(tokenizer.decode(&ids, false), text);
     }
     assert_eq!(tokenizer.decode(&[u32::MAX], false), "");
+}
+
+/// Bytes that are no UTF-8, and characters that end early.
+fn noise_decodes_and_streams() {
+    let fixture = read("fixtures/text/bpe.json");
+    let tokenizer = fixtures::text(&fixtures::byte_level("qwen2")).tokenizer;
+    let noise = fixture["noise"].as_array().expect("ids");
+    for (noise, expected) in noise.iter().zip(strings(&fixture["noise_decoded"])) {
+        let ids = ids(noise);
+        assert_eq!(tokenizer.decode(&ids, true), expected);
+        let mut stream = TextStream::new(&tokenizer);
+        let streamed: String = ids.iter().map(|&id| stream.push(id)).collect();
+        assert_eq!(streamed + &stream.finish(), expected);
+    }
 }
 
 fn json_byte_level_matches_oracle() {

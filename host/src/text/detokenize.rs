@@ -114,10 +114,12 @@ impl<'a> TextStream<'a> {
     fn take_complete(&mut self) -> String {
         let mut text = String::with_capacity(self.pending.len());
         let mut incomplete = 0;
-        for chunk in self.pending.utf8_chunks() {
+        let mut chunks = self.pending.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
             text.push_str(chunk.valid());
             let invalid = chunk.invalid();
-            if str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none()) {
+            let may_go_on = || str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none());
+            if chunks.peek().is_none() && may_go_on() {
                 incomplete = invalid.len();
             } else if !invalid.is_empty() {
                 text.push(char::REPLACEMENT_CHARACTER);
