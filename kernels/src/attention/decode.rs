@@ -138,7 +138,7 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
             thread::sync_threads();
             copy_stage(stage_idx ^ 1, key + BLOCK_N);
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems + warp_key * CHUNK);
-            let mut scores = scores::<ROWS, 1, CHUNKS>(smem_q, block_rows, smem_k, lane);
+            let mut scores = scores::<ROWS, 1>(head_dim, smem_q, block_rows, smem_k, lane);
             let lane_key = key + warp_key + lane.n;
             for score in &mut scores {
                 let visible = first_visible <= lane_key && lane_key < end_key;

@@ -158,7 +158,8 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
         while key < end_key {
             cp_async::wait(1);
             thread::sync_threads();
-            let mut scores = scores::<ROWS, KEYS, CHUNKS>(
+            let mut scores = scores::<ROWS, KEYS>(
+                head_dim,
                 smem_q.offset(warp_row * CHUNK),
                 BLOCK_M,
                 smem_k,

@@ -147,7 +147,8 @@ pub(super) type Scores<const ROWS: usize, const KEYS: usize> = [[f32; KEYS]; ROW
 /// # Safety
 /// 1. Both tiles are copied, and no thread writes them.
 #[inline(always)]
-pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize, const CHUNKS: usize>(
+pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize>(
+    head_dim: u32,
     smem_q: Shared<f32>,
     q_rows: u32,
     smem_k: Shared<f32>,
@@ -156,7 +157,7 @@ pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize, const CHUNKS: 
     let mut scores = [[0.0; KEYS]; ROWS];
     let mut smem_q = smem_q.offset(lane.m * CHUNK + lane.m * FRAGMENT);
     let mut smem_k = smem_k.offset(lane.n * CHUNK + lane.n * FRAGMENT);
-    for _ in 0..CHUNKS {
+    for _ in 0..head_dim.div_ceil(CHUNK) {
         unroll!(fragment in 0..FRAGMENTS as usize, {
             // SAFETY: the fragment is inside the tiles' pieces.
             unsafe { add_fragment(smem_q, smem_k, fragment as u32, &mut scores) };
