@@ -1,8 +1,8 @@
 //! Argmax: `out[r]` is the smallest index of the largest `x[r, :]`; NaN is smaller than everything.
 //!
 //! Shapes    x `[num_rows, vocab_size]` with a row stride; out `[num_rows]` u32; f32.
-//! Launch    grid `(max_rows, 1, 1)`, block `(NUM_THREADS, 1, 1)`: a row of 152k logits is 149 loads a thread, several in
-//!           flight; more blocks a row would need a second pass.
+//! Launch    grid `(max_rows, 1, 1)`, block `(NUM_THREADS, 1, 1)`: a row of 152k logits is 149
+//!           loads a thread, several in flight; more blocks a row would need a second pass.
 //! Numerics  exact, the same whatever the order.
 //! Bound     memory: `4 * num_rows * vocab_size` bytes, from one SM a row.
 
@@ -63,7 +63,8 @@ impl Best {
 /// One row a block.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `x` holds that many rows of `vocab_size` (not 0) elements at its stride, `out` that many.
+/// 1. `num_rows` is one element; `x` holds that many rows of `vocab_size` (not 0) elements at its
+///    stride, `out` that many.
 #[kernel(launch_bounds(NUM_THREADS, 1))]
 pub unsafe fn argmax_f32(
     num_rows: Global<u32>,
@@ -73,8 +74,8 @@ pub unsafe fn argmax_f32(
     out: GlobalMut<u32>,
 ) {
     let row = thread::block_idx_x() as usize;
-    // SAFETY: `row` is inside by the check, columns by the loops' bounds. The arrays hold one element a warp; each is
-    // written before the barrier and only read behind it.
+    // SAFETY: `row` is inside by the check, columns by the loops' bounds. The arrays hold one
+    // element a warp; each is written before the barrier and only read behind it.
     unsafe {
         if row >= num_rows.get(0) as usize {
             return;

@@ -1,8 +1,9 @@
-//! The device's standard library: one function one PTX instruction, and thread, warp, shared memory and copies on top.
+//! The device's standard library: one function one PTX instruction, and thread, warp, shared memory
+//! and copies on top.
 //!
-//! Names are rust-cuda's where it has them. Kernels reach global and shared memory through the views [`Global`],
-//! [`GlobalMut`] and [`Shared`] alone, and hardware through the functions of this crate alone, so that a kernel is the
-//! same text on the device and on the host.
+//! Names are rust-cuda's where it has them. Kernels reach global and shared memory through the
+//! views [`Global`], [`GlobalMut`] and [`Shared`] alone, and hardware through the functions of this
+//! crate alone, so that a kernel is the same text on the device and on the host.
 //!
 //! ```ignore
 //! use cuda_std::prelude::*;

@@ -2,9 +2,10 @@
 
 /// `for i in 0..end`, written out; `end` is a constant, at most 16, and so is `i` in the body.
 ///
-/// An array of a thread lives in registers only if every index into it is a constant in the machine code. LLVM unrolls a
-/// loop with a small body by itself, one with a large body not. The compiler sees the body 16 times (4 times for a literal
-/// 4), so that it should be short, and call a function where it contains another `unroll!`.
+/// An array of a thread lives in registers only if every index into it is a constant in the machine
+/// code. LLVM unrolls a loop with a small body by itself, one with a large body not. The compiler
+/// sees the body 16 times (4 times for a literal 4), so that it should be short, and call a
+/// function where it contains another `unroll!`.
 ///
 /// ```
 /// let mut sums = [0; 4];

@@ -47,7 +47,8 @@ impl Parse for Attributes {
                     _ => {
                         return Err(Error::new(
                             name.span(),
-                            "expected `launch_bounds(max_threads)` or `launch_bounds(max_threads, min_blocks)`",
+                            "expected `launch_bounds(max_threads)` or \
+                             `launch_bounds(max_threads, min_blocks)`",
                         ));
                     }
                 };
@@ -68,7 +69,8 @@ impl Parse for Attributes {
         let (max_threads, min_blocks) = bounds.ok_or_else(|| {
             Error::new(
                 Span::call_site(),
-                "a kernel states its launch bounds: `#[kernel(launch_bounds(max_threads, min_blocks))]`",
+                "a kernel states its launch bounds: \
+                 `#[kernel(launch_bounds(max_threads, min_blocks))]`",
             )
         })?;
         Ok(Attributes { max_threads, min_blocks, instances })
@@ -109,7 +111,8 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
     if sig.unsafety.is_none() {
         return refuse(
             sig.fn_token.span(),
-            "a kernel is an `unsafe fn`: that its views are as long as it thinks is its launcher's promise",
+            "a kernel is an `unsafe fn`: \
+             that its views are as long as it thinks is its launcher's promise",
         );
     }
     if let syn::ReturnType::Type(_, ty) = &sig.output {
@@ -131,7 +134,8 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
     if num_generics > 0 && attributes.instances.is_empty() {
         return refuse(
             sig.generics.span(),
-            "a generic kernel lists its instances: `#[kernel(launch_bounds(..), instances(symbol = <..>))]`",
+            "a generic kernel lists its instances: \
+             `#[kernel(launch_bounds(..), instances(symbol = <..>))]`",
         );
     }
     for instance in &attributes.instances {
@@ -160,8 +164,8 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
         .collect()
 }
 
-/// The path component under `src` of the file that the kernel stands in: `src/gemm/f32.rs` gives `gemm`. A file outside
-/// of a `src` gives its own name.
+/// The path component under `src` of the file that the kernel stands in: `src/gemm/f32.rs` gives
+/// `gemm`. A file outside of a `src` gives its own name.
 fn family() -> String {
     let file = Span::call_site().unwrap().file();
     let path = file
@@ -171,7 +175,8 @@ fn family() -> String {
     component.strip_suffix(".rs").unwrap_or(component).to_owned()
 }
 
-/// The `ptx-kernel` entries, the facts for `cuda_builder`, and on both targets a check of the bounds.
+/// The `ptx-kernel` entries, the facts for `cuda_builder`, and on both targets a check of the
+/// bounds.
 fn entries(
     function: &ItemFn,
     args: &[Arg<'_>],
@@ -185,9 +190,11 @@ fn entries(
     let entry = |symbol: &Ident, generic_args: &[GenericArgument]| {
         let module = format_ident!("__entry_{symbol}");
         let fact = format!(
-            "// halfwarp.kernel symbol={symbol} module={family} maxntid={{maxntid}} minctapersm={{minctapersm}}"
+            "// halfwarp.kernel symbol={symbol} module={family} \
+             maxntid={{maxntid}} minctapersm={{minctapersm}}"
         );
-        // The bounds are written in terms of the kernel's generic parameters: here those are the instance's.
+        // The bounds are written in terms of the kernel's generic parameters: here those are the
+        // instance's.
         let bindings =
             function.sig.generics.params.iter().zip(generic_args).map(|(param, arg)| match param {
                 GenericParam::Type(param) => {
@@ -216,7 +223,8 @@ fn entries(
                 #[cfg(target_arch = "nvptx64")]
                 #[unsafe(no_mangle)]
                 unsafe extern "ptx-kernel" fn #symbol(#(#names: #types),*) {
-                    // SAFETY: the entry is the kernel: what it asks of its launch is the launch's to keep.
+                    // SAFETY: the entry is the kernel: what it asks of its launch is the launch's
+                    // to keep.
                     unsafe { super::#body::<#(#generic_args),*>(#(#names),*) }
                 }
             }

@@ -4,7 +4,8 @@ use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Numbers the arrays of a crate: PTX wants a name, and a declaration in an inlined function has none.
+/// Numbers the arrays of a crate: PTX wants a name, and a declaration in an inlined function has
+/// none.
 static NEXT_ARRAY: AtomicUsize = AtomicUsize::new(0);
 
 /// The declaration at the top of the PTX, and the view of its address.

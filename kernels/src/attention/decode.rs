@@ -1,12 +1,16 @@
-//! Attention decode in f32: the one new token of each sequence against its pages of the cache, split over the keys.
+//! Attention decode in f32: the one new token of each sequence against its pages of the cache,
+//! split over the keys.
 //!
-//! Shapes    q, out `[num_seqs, num_heads * head_dim]` with row strides; the cache as in prefill; partial results
-//!           `[max_seqs, num_heads, num_splits, head_dim]` and `[max_seqs, num_heads, num_splits, 2]`.
-//! Launch    splits: grid `(num_splits, num_kv_heads * groups of 4 * ROWS heads, max_seqs)`, block `(NUM_THREADS, 1, 1)`: the
-//!           query heads of a KV head are the rows of a tile, so that K and V are read once for all of them; each warp
-//!           takes eight keys of every 32. Then the combination: grid `(num_heads, max_seqs, 1)`.
-//! Numerics  f32, online softmax in base 2. Splits start at multiples of `split_len` keys, which depends on the plan's bounds
-//!           alone, so that a sequence's result does not depend on the batch.
+//! Shapes    q, out `[num_seqs, num_heads * head_dim]` with row strides; the cache as in prefill;
+//!           partial results `[max_seqs, num_heads, num_splits, head_dim]` and `[max_seqs,
+//!           num_heads, num_splits, 2]`.
+//! Launch    splits: grid `(num_splits, num_kv_heads * groups of 4 * ROWS heads, max_seqs)`, block
+//!           `(NUM_THREADS, 1, 1)`: the query heads of a KV head are the rows of a tile, so that K
+//!           and V are read once for all of them; each warp takes eight keys of every 32. Then the
+//!           combination: grid `(num_heads, max_seqs, 1)`.
+//! Numerics  f32, online softmax in base 2. Splits start at multiples of `split_len` keys, which
+//!           depends on the plan's bounds alone, so that a sequence's result does not depend on the
+//!           batch.
 //! Bound     memory: `8 * head_dim` bytes a key and KV head.
 //! Source    flash-decoding (T. Dao et al., 2023).
 
@@ -33,10 +37,12 @@ const _: () = assert!(NUM_WARPS * 16 * (CHUNK + 2) <= NUM_STAGES * 2 * BLOCK_N *
 /// One split of the keys of one sequence, for up to `4 * ROWS` of a KV head's query heads, a block.
 ///
 /// # Safety
-/// 1. The step inputs are those of one step with at most one new token a sequence, and every view holds what they ask for.
-/// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`; `window` is not 0, `split_len` a multiple of
-///    32, and `grid_dim_x` splits are enough for every sequence.
-/// 3. If `aligned` is not 0, `head_dim` and `q_stride` are multiples of 4 and the views 16-byte aligned.
+/// 1. The step inputs are those of one step with at most one new token a sequence, and every view
+///    holds what they ask for.
+/// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`; `window` is not 0,
+///    `split_len` a multiple of 32, and `grid_dim_x` splits are enough for every sequence.
+/// 3. If `aligned` is not 0, `head_dim` and `q_stride` are multiples of 4 and the views 16-byte
+///    aligned.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
     instances(
@@ -77,8 +83,9 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
     let block_rows = const { LANES_M * ROWS as u32 };
     let (split, seq) = (thread::block_idx_x(), thread::block_idx_z());
 
-    // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head .. first_head + heads`.
-    // SAFETY: step inputs of one step; launches have KV heads, and a multiple of query heads.
+    // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head ..
+    //    first_head + heads`. SAFETY: step inputs of one step; launches have KV heads, and a
+    //    multiple of query heads.
     let (token, kv_len) = unsafe {
         core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads);
         if seq >= num_seqs.get(0) {
@@ -108,8 +115,8 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
     let (lane, warp_idx) = (Lane::of_this_thread(), warp::warp_idx());
     let warp_key = warp_idx * LANES_N;
     let mut softmax = Softmax::<ROWS, CHUNKS>::new();
-    // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed, before it is read; a stage is
-    // overwritten one barrier after its last read.
+    // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
+    // before it is read; a stage is overwritten one barrier after its last read.
     unsafe {
         let pages = block_table.add(seq as usize * max_pages_per_seq as usize);
         let smem_q = dynamic_shared_mem::<f32>();
@@ -151,8 +158,8 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
             key += BLOCK_N;
         }
 
-        // 4. The warps' results go to shared memory: outputs `[NUM_WARPS, block_rows, CHUNKS * CHUNK]`, then maxima and
-        // sums `[NUM_WARPS, block_rows]` each.
+        // 4. The warps' results go to shared memory: outputs `[NUM_WARPS, block_rows, CHUNKS *
+        //    CHUNK]`, then maxima and sums `[NUM_WARPS, block_rows]` each.
         cp_async::wait(0);
         thread::sync_threads();
         let width = CHUNK * CHUNKS as u32;
@@ -208,7 +215,8 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
 /// The splits of one head of one sequence a block, combined in their order.
 ///
 /// # Safety
-/// 1. [`attention_decode_f32`] ran before with the same step inputs, `num_heads` as this grid's x, and splits.
+/// 1. [`attention_decode_f32()`] ran before with the same step inputs, `num_heads` as this grid's x,
+///    and splits.
 #[kernel(launch_bounds(NUM_THREADS, 1))]
 pub unsafe fn attention_combine_f32(
     num_seqs: Global<u32>,

@@ -77,7 +77,8 @@ impl Attention {
     /// The launch for any step, or `None` if there is nothing to compute.
     ///
     /// # Errors
-    /// [`LaunchError`] for head counts or a `head_dim` that the kernels do not take, and for sizes beyond a grid or a `u32`.
+    /// [`LaunchError`] for head counts or a `head_dim` that the kernels do not take, and for sizes
+    /// beyond a grid or a `u32`.
     pub fn prefill(
         &self,
         seqs: &SeqInputs,
@@ -121,8 +122,9 @@ impl Attention {
         }))
     }
 
-    /// The launches for a step with at most one new token a sequence, in order: the splits, and their combination; `None`
-    /// if there is nothing to compute. `workspace` holds [`Attention::decode_workspace_elems`] elements.
+    /// The launches for a step with at most one new token a sequence, in order: the splits, and
+    /// their combination; `None` if there is nothing to compute. `workspace` holds
+    /// [`Attention::decode_workspace_elems`] elements.
     ///
     /// # Errors
     /// As [`Attention::prefill`].

@@ -1,10 +1,12 @@
-//! Attention prefill in f32: causal softmax attention of each sequence's new tokens against its pages of the cache.
+//! Attention prefill in f32: causal softmax attention of each sequence's new tokens against its
+//! pages of the cache.
 //!
-//! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; pools
-//!           `[num_pages, num_kv_heads, PAGE_SIZE, head_dim]`; cu_seqlens_q `[num_seqs + 1]`; kv_lens `[num_seqs]`;
-//!           block_table `[num_seqs, max_pages_per_seq]`; head_dim at most `CHUNKS * 32`, smaller ones padded with zeros.
-//! Launch    grid `(tiles of BLOCK_M queries of a sequence, num_heads, 1)`, block `(NUM_THREADS, 1, 1)`; a warp takes 16
-//!           queries.
+//! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; pools `[num_pages,
+//!           num_kv_heads, PAGE_SIZE, head_dim]`; cu_seqlens_q `[num_seqs + 1]`; kv_lens
+//!           `[num_seqs]`; block_table `[num_seqs, max_pages_per_seq]`; head_dim at most `CHUNKS *
+//!           32`, smaller ones padded with zeros.
+//! Launch    grid `(tiles of BLOCK_M queries of a sequence, num_heads, 1)`, block `(NUM_THREADS, 1,
+//!           1)`; a warp takes 16 queries.
 //! Numerics  f32, online softmax in base 2; keys are visited in order, in tiles of 32.
 //! Bound     FMA: `2 * head_dim` a query, key and head.
 //! Source    arXiv:2205.14135; paged cache: arXiv:2309.06180.
@@ -42,7 +44,8 @@ struct QueryTile {
 }
 
 impl QueryTile {
-    /// The tile with number `tile` of all sequences', the last tile of a sequence, which has most keys, first.
+    /// The tile with number `tile` of all sequences', the last tile of a sequence, which has most
+    /// keys, first.
     ///
     /// # Safety
     /// 1. `num_seqs` is one element; `cu_seqlens_q` and `kv_lens` hold that many, and one more.
@@ -85,7 +88,8 @@ impl QueryTile {
 /// # Safety
 /// 1. The step inputs are those of one step, and every view holds what they ask for.
 /// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`, `window` is not 0.
-/// 3. If `aligned` is not 0, `head_dim` and `q_stride` are multiples of 4 and the views 16-byte aligned.
+/// 3. If `aligned` is not 0, `head_dim` and `q_stride` are multiples of 4 and the views 16-byte
+///    aligned.
 /// 4. `out` overlaps nothing that is read.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
@@ -133,8 +137,8 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
     let (lane, warp_idx) = (Lane::of_this_thread(), warp::warp_idx());
     let warp_row = warp_idx * MAX_WARP_ROWS;
     let mut softmax = Softmax::<ROWS, CHUNKS>::new();
-    // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed, before it is read, and a
-    // barrier is passed after its last read, before it is overwritten.
+    // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
+    // before it is read, and a barrier is passed after its last read, before it is overwritten.
     unsafe {
         let smem_q = dynamic_shared_mem::<f32>();
         let smem_k = smem_q.offset(BLOCK_M * CHUNK * CHUNKS as u32);

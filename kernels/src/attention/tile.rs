@@ -1,8 +1,9 @@
-//! What both attention kernels are made of: tiles of Q, K and V in shared memory, and a warp's online softmax over them.
+//! What both attention kernels are made of: tiles of Q, K and V in shared memory, and a warp's
+//! online softmax over them.
 //!
-//! A tile of `rows` rows holds its columns in `CHUNKS` pieces `[rows, CHUNK]`, 128 bytes a row, whose 16-byte fragments are
-//! swizzled by the row, so that eight rows at one fragment, or one row at eight fragments, fill the 32 banks once. Columns
-//! past `head_dim` are zeros.
+//! A tile of `rows` rows holds its columns in `CHUNKS` pieces `[rows, CHUNK]`, 128 bytes a row,
+//! whose 16-byte fragments are swizzled by the row, so that eight rows at one fragment, or one row
+//! at eight fragments, fill the 32 banks once. Columns past `head_dim` are zeros.
 //!
 //! Source    online softmax: arXiv:1805.02867, arXiv:2205.14135.
 
@@ -31,14 +32,15 @@ pub(super) const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 /// Most query rows of a warp.
 pub(super) const MAX_WARP_ROWS: u32 = 16;
 
-/// Elements from a row of probabilities to the next: four rows at eight keys fill the 32 banks once.
+/// Elements from a row of probabilities to the next: four rows at eight keys fill the 32 banks
+/// once.
 const P_STRIDE: u32 = BLOCK_N + 8;
 
 /// Elements of a warp's probabilities.
 pub(super) const P_ELEMS: u32 = MAX_WARP_ROWS * P_STRIDE;
 
-/// The lane's row, and its key or column, in its warp's tile: pairs of lanes share a key, lanes two apart a row, so that a
-/// 16-byte read of a half-warp is one pass over the banks.
+/// The lane's row, and its key or column, in its warp's tile: pairs of lanes share a key, lanes two
+/// apart a row, so that a 16-byte read of a half-warp is one pass over the banks.
 #[derive(Clone, Copy)]
 pub(super) struct Lane {
     pub m: u32,
@@ -69,10 +71,12 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The keys or values `first_key ..` of a sequence, up to `end_key`, of the page that holds them.
+    /// The keys or values `first_key ..` of a sequence, up to `end_key`, of the page that holds
+    /// them.
     ///
     /// # Safety
-    /// 1. `pages` is the sequence's row of the block table, for at least `end_key` positions; `pool` is a layer's pool.
+    /// 1. `pages` is the sequence's row of the block table, for at least `end_key` positions;
+    ///    `pool` is a layer's pool.
     #[inline(always)]
     pub unsafe fn cache(
         pool: Global<f32>,
@@ -98,8 +102,8 @@ impl Source {
     /// Starts the copies to a tile of `block_rows` rows, by all threads of the block.
     ///
     /// # Safety
-    /// 1. The rows and columns that exist are in `gmem`; `smem` holds the tile, which no thread reads until the copies are
-    ///    waited for.
+    /// 1. The rows and columns that exist are in `gmem`; `smem` holds the tile, which no thread
+    ///    reads until the copies are waited for.
     #[inline(always)]
     pub unsafe fn copy_to<const CHUNKS: usize>(self, smem: Shared<f32>, block_rows: u32) {
         let thread = thread::thread_idx_x();
@@ -141,8 +145,8 @@ pub(super) struct Cache {
 /// A lane's scores: rows `lane.m + LANES_M * i`, keys `lane.n + LANES_N * j`.
 pub(super) type Scores<const ROWS: usize, const KEYS: usize> = [[f32; KEYS]; ROWS];
 
-/// `Q K^T` of a warp's rows and keys. `smem_q` and `smem_k` start at the warp's first row and key, multiples of eight, of
-/// tiles of `q_rows` and `BLOCK_N` rows.
+/// `Q K^T` of a warp's rows and keys. `smem_q` and `smem_k` start at the warp's first row and key,
+/// multiples of eight, of tiles of `q_rows` and `BLOCK_N` rows.
 ///
 /// # Safety
 /// 1. Both tiles are copied, and no thread writes them.
@@ -217,8 +221,8 @@ fn row_sum(mut value: f32) -> f32 {
     value
 }
 
-/// The online softmax of a lane's rows `lane.m + LANES_M * i`, and their output so far, not yet divided by the sum: columns
-/// `CHUNK * c + FRAGMENT * lane.n ..`.
+/// The online softmax of a lane's rows `lane.m + LANES_M * i`, and their output so far, not yet
+/// divided by the sum: columns `CHUNK * c + FRAGMENT * lane.n ..`.
 pub(super) struct Softmax<const ROWS: usize, const CHUNKS: usize> {
     /// Largest score so far, times `log2(e)`.
     pub max: [f32; ROWS],
@@ -239,8 +243,8 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
         }
     }
 
-    /// Takes in the scores of the next keys (times `log2(e)`; minus infinity where masked), and leaves their probabilities
-    /// in `smem_p`, the warp's own.
+    /// Takes in the scores of the next keys (times `log2(e)`; minus infinity where masked), and
+    /// leaves their probabilities in `smem_p`, the warp's own.
     ///
     /// # Safety
     /// 1. `smem_p` holds `P_ELEMS` elements that only this warp uses.
@@ -272,7 +276,8 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
             max = math::max(max, *score);
         }
         let max = math::max(self.max[i], row_max(max));
-        // A row that has seen masked keys alone has no largest score: any finite number makes its terms 0.
+        // A row that has seen masked keys alone has no largest score: any finite number makes its
+        // terms 0.
         let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let correction = math::exp2_approx(self.max[i] - finite_max);
         self.max[i] = max;
@@ -290,8 +295,8 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
         probabilities
     }
 
-    /// Adds `P V` for the `LANES_N * KEYS` keys whose probabilities [`Softmax::update`] left; `smem_v` starts at the first
-    /// of them, a multiple of eight.
+    /// Adds `P V` for the `LANES_N * KEYS` keys whose probabilities [`Softmax::update`] left;
+    /// `smem_v` starts at the first of them, a multiple of eight.
     ///
     /// # Safety
     /// 1. The tile is copied, and no thread writes it.

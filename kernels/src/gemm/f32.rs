@@ -1,15 +1,18 @@
-//! GEMM in f32 on the FMA units: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`.
+//! GEMM in f32 on the FMA units: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m,
+//! n])`.
 //!
-//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out may be residual; f32; any
-//!           sizes. A and B are both K-major, as activations and weights lie.
-//! Launch    grid `(m / BLOCK_M, n / BLOCK_N, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages of A and B.
+//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out
+//!           may be residual; f32; any sizes. A and B are both K-major, as activations and weights
+//!           lie.
+//! Launch    grid `(m / BLOCK_M, n / BLOCK_N, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages
+//!           of A and B.
 //! Numerics  f32; each output is one chain of FMAs in the order of k, whatever the tile.
 //! Bound     FMA: `m * n * k` of them.
 //! Source    S. Gray, maxas SGEMM (lane pattern); CUTLASS (stages).
 //!
-//! Tiles stay K-major in shared memory, filled by `cp.async`: a transposition on the way would cost registers and four
-//! stores for each load. A fragment is four elements along k; `swizzle` keeps the 16-byte reads of a warp off each
-//! other's banks.
+//! Tiles stay K-major in shared memory, filled by `cp.async`: a transposition on the way would cost
+//! registers and four stores for each load. A fragment is four elements along k; `swizzle` keeps
+//! the 16-byte reads of a warp off each other's banks.
 
 use cuda_std::prelude::*;
 
@@ -37,7 +40,8 @@ pub trait Tile {
     const THREAD_N: usize;
     /// Stages of A and B in shared memory.
     const NUM_STAGES: u32;
-    /// Elements that one asynchronous copy moves: 4 where rows start at multiples of 16 bytes and k is a multiple of 4.
+    /// Elements that one asynchronous copy moves: 4 where rows start at multiples of 16 bytes and k
+    /// is a multiple of 4.
     const COPY_ELEMS: u32;
     /// Blocks that should fit on an SM.
     const MIN_BLOCKS: u32;
@@ -58,8 +62,9 @@ pub trait Tile {
     const SHARED_BYTES: u32 = Self::NUM_STAGES * (Self::BLOCK_M + Self::BLOCK_N) * BLOCK_K * 4;
 }
 
-/// The tile for outputs that fill the GPU. Rejected: 128 x 128 with 8 x 8 outputs a thread and two blocks an SM, which
-/// spills at 128 registers and spends 16 % of its instructions beside the FMAs, where this one spends 7 %.
+/// The tile for outputs that fill the GPU. Rejected: 128 x 128 with 8 x 8 outputs a thread and two
+/// blocks an SM, which spills at 128 registers and spends 16 % of its instructions beside the FMAs,
+/// where this one spends 7 %.
 pub struct Tile128x256;
 
 impl Tile for Tile128x256 {
@@ -104,7 +109,8 @@ const _: () = assert!(Tile64x64::SHARED_BYTES <= 48 * 1024);
 // Rows copied by one thread share their swizzle.
 const _: () = assert!(Tile64x64Unaligned::ROWS_PER_COPY.is_multiple_of(8));
 
-/// Where fragment `fragment` of row `row` lies in a tile `[rows, BLOCK_K]`. Eight consecutive rows fill the 32 banks once.
+/// Where fragment `fragment` of row `row` lies in a tile `[rows, BLOCK_K]`. Eight consecutive rows
+/// fill the 32 banks once.
 #[inline(always)]
 fn swizzle(row: u32, fragment: u32) -> u32 {
     row * BLOCK_K + (fragment ^ ((row >> 1) % FRAGMENTS)) * FRAGMENT
@@ -150,10 +156,12 @@ impl Copier {
         }
     }
 
-    /// Starts the copies of `block_rows` rows and columns `first_k .. first_k + BLOCK_K` to the stage at `smem`.
+    /// Starts the copies of `block_rows` rows and columns `first_k .. first_k + BLOCK_K` to the
+    /// stage at `smem`.
     ///
     /// # Safety
-    /// 1. `smem` holds `block_rows * BLOCK_K` elements that no thread reads until the copies are waited for.
+    /// 1. `smem` holds `block_rows * BLOCK_K` elements that no thread reads until the copies are
+    ///    waited for.
     #[inline(always)]
     unsafe fn copy_tile<T: Tile>(self, smem: Shared<f32>, block_rows: u32, first_k: u32) {
         let smem = smem.offset(self.to);
@@ -183,8 +191,8 @@ struct ThreadTile {
 }
 
 impl ThreadTile {
-    /// Each pair of lanes shares a row of A, and lanes two apart share a row of B, so that a 16-byte read of a half-warp
-    /// is one pass over the banks.
+    /// Each pair of lanes shares a row of A, and lanes two apart share a row of B, so that a
+    /// 16-byte read of a half-warp is one pass over the banks.
     #[inline(always)]
     fn of_this_thread<T: Tile>() -> Self {
         let (lane_id, warp_idx) = (warp::lane_id(), warp::warp_idx());
@@ -197,8 +205,8 @@ impl ThreadTile {
         }
     }
 
-    /// Adds the product of four columns of A and B to `acc`; `smem_a` and `smem_b` start at the thread's first row, at its
-    /// fragment 0.
+    /// Adds the product of four columns of A and B to `acc`; `smem_a` and `smem_b` start at the
+    /// thread's first row, at its fragment 0.
     ///
     /// # Safety
     /// 1. The views are in tiles that are copied, and that no thread writes.
@@ -234,10 +242,11 @@ impl ThreadTile {
 /// One tile of the output a block.
 ///
 /// # Safety
-/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at their strides; `bias` and `residual` are null
-///    or hold as much as `out` asks for.
+/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at their strides;
+///    `bias` and `residual` are null or hold as much as `out` asks for.
 /// 2. `out` is `residual`, or overlaps nothing that is read.
-/// 3. Unless the tile is unaligned, rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
+/// 3. Unless the tile is unaligned, rows of `a` and `b` start at multiples of 16 bytes, and `k` is
+///    a multiple of 4.
 #[kernel(
     launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
     instances(
@@ -274,8 +283,8 @@ pub unsafe fn gemm_f32<T: Tile>(
     let tile = ThreadTile::of_this_thread::<T>();
     let mut acc = T::Acc::default();
 
-    // 1. Mainloop. A stage is overwritten one barrier after its last read.
-    // SAFETY: the launch gives `SHARED_BYTES`; copies are waited for, and the barrier passed, before a stage is read.
+    // 1. Mainloop. A stage is overwritten one barrier after its last read. SAFETY: the launch gives
+    //    `SHARED_BYTES`; copies are waited for, and the barrier passed, before a stage is read.
     unsafe {
         let smem_a = dynamic_shared_mem::<f32>();
         let smem_b = smem_a.offset(T::NUM_STAGES * T::BLOCK_M * BLOCK_K);

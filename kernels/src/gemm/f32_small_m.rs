@@ -1,10 +1,12 @@
-//! GEMM in f32 for few rows (decode): `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`, m at most 16.
+//! GEMM in f32 for few rows (decode): `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+
+//! residual[m, n])`, m at most 16.
 //!
-//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out may be residual; f32; k a
-//!           multiple of 4, rows of a and b at multiples of 16 bytes.
-//! Launch    grid `(n / columns a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a warp takes `COLUMNS` outputs of every row.
-//! Numerics  f32; a lane sums every 128th group of four along k, the lanes are summed as a tree: the same order for
-//!           whatever number of rows.
+//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out
+//!           may be residual; f32; k a multiple of 4, rows of a and b at multiples of 16 bytes.
+//! Launch    grid `(n / columns a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a warp takes
+//!           `COLUMNS` outputs of every row.
+//! Numerics  f32; a lane sums every 128th group of four along k, the lanes are summed as a tree:
+//!           the same order for whatever number of rows.
 //! Bound     memory: b is read once, `4 * n * k` bytes, 16 bytes a lane and load; a stays in L1.
 
 use cuda_std::prelude::*;
@@ -69,8 +71,8 @@ unsafe fn accumulate_step<const ROWS: usize, const COLUMNS: usize>(
 /// `COLUMNS` outputs of up to `ROWS` rows a warp, with `STEPS * COLUMNS` loads of a lane in flight.
 ///
 /// # Safety
-/// 1. `m` is one element, at most `ROWS`; `a` and `out` hold that many rows, `b` holds `n`, at their strides; `bias` and
-///    `residual` are null or hold as much as `out` asks for.
+/// 1. `m` is one element, at most `ROWS`; `a` and `out` hold that many rows, `b` holds `n`, at
+///    their strides; `bias` and `residual` are null or hold as much as `out` asks for.
 /// 2. `out` is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
 #[kernel(
@@ -99,7 +101,8 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
 ) {
     let lane_id = warp::lane_id();
     let column = (thread::block_idx_x() * NUM_WARPS + warp::warp_idx()) * COLUMNS as u32;
-    // SAFETY: rows and columns past the last one read the last one's operands and write nothing; `first` stays under `k`.
+    // SAFETY: rows and columns past the last one read the last one's operands and write nothing;
+    // `first` stays under `k`.
     unsafe {
         let m = m.get(0);
         if m == 0 || column >= n {

@@ -45,9 +45,11 @@ enum Choice {
 }
 
 impl Linear {
-    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no columns.
+    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
+    /// columns.
     ///
-    /// Up to 16 rows stream the weight through the small-m kernel; more go by tiles, the large one if it fills a GPU.
+    /// Up to 16 rows stream the weight through the small-m kernel; more go by tiles, the large one
+    /// if it fills a GPU.
     ///
     /// # Errors
     /// [`LaunchError`] for sizes beyond a grid or a `u32`.
