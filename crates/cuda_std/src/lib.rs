@@ -5,7 +5,7 @@
 //! views [`Global`], [`GlobalMut`] and [`Shared`] alone, and hardware through the functions of this
 //! crate alone, so that a kernel is the same text on the device and on the host.
 //!
-//! ```ignore
+//! ```
 //! use cuda_std::prelude::*;
 //!
 //! #[kernel(launch_bounds(256, 1))]
@@ -16,6 +16,7 @@
 //!         unsafe { out.set(i as usize, a.get(i as usize) + b.get(i as usize)) };
 //!     }
 //! }
+//! # fn main() {}
 //! ```
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
