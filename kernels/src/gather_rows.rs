@@ -1,5 +1,5 @@
-//! Rows by index: `out[r, :] = x[indices[r], :]`. The embedding is this with the table and the token ids; the rows whose
-//! logits are wanted are it with the hidden states and `logit_rows`.
+//! Rows by index: `out[r, :] = x[indices[r], :]`. The embedding is this with the table and the
+//! token ids; the rows whose logits are wanted are it with the hidden states and `logit_rows`.
 //!
 //! Shapes    x `[*, width]`, out `[num_rows, width]` with row strides; indices `[num_rows]`; f32.
 //! Launch    grid `(max_rows, width / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
@@ -58,7 +58,8 @@ mod launcher {
     }
 
     impl GatherRows {
-        /// The launch, with `num_rows` the device's count of rows, or `None` if there is nothing to gather.
+        /// The launch, with `num_rows` the device's count of rows, or `None` if there is nothing to
+        /// gather.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.

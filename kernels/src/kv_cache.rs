@@ -1,8 +1,9 @@
 //! KV cache append: K and V of each new token go to its slot of a layer's paged pools.
 //!
-//! Shapes    k, v `[num_tokens, num_kv_heads * head_dim]` with row strides; pools
-//!           `[num_pages, num_kv_heads, PAGE_SIZE, head_dim]`; slot_mapping `[num_tokens]`; f32.
-//! Launch    grid `(max_tokens, num_kv_heads * head_dim / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
+//! Shapes    k, v `[num_tokens, num_kv_heads * head_dim]` with row strides; pools `[num_pages,
+//!           num_kv_heads, PAGE_SIZE, head_dim]`; slot_mapping `[num_tokens]`; f32.
+//! Launch    grid `(max_tokens, num_kv_heads * head_dim / NUM_THREADS, 1)`, block `(NUM_THREADS, 1,
+//!           1)`.
 //! Numerics  exact.
 //! Bound     memory: `16 * num_tokens * num_kv_heads * head_dim` bytes.
 
@@ -16,7 +17,13 @@ const NUM_THREADS: u32 = 256;
 
 /// First element, in a pool, of the row of `kv_head` at position `row` of `page`.
 #[inline(always)]
-pub(crate) fn row_start(page: u32, row: u32, kv_head: u32, num_kv_heads: u32, head_dim: u32) -> usize {
+pub(crate) fn row_start(
+    page: u32,
+    row: u32,
+    kv_head: u32,
+    num_kv_heads: u32,
+    head_dim: u32,
+) -> usize {
     let page_row = (page as usize * num_kv_heads as usize + kv_head as usize) * PAGE_SIZE as usize;
     (page_row + row as usize) * head_dim as usize
 }
@@ -24,7 +31,8 @@ pub(crate) fn row_start(page: u32, row: u32, kv_head: u32, num_kv_heads: u32, he
 /// One element of K and one of V a thread.
 ///
 /// # Safety
-/// 1. `num_tokens` is one element; `slot_mapping`, `k` and `v` hold that many; every slot is one of the pools', no two alike.
+/// 1. `num_tokens` is one element; `slot_mapping`, `k` and `v` hold that many; every slot is one of
+///    the pools', no two alike.
 /// 2. The pools overlap nothing that is read.
 #[kernel(launch_bounds(NUM_THREADS, 1))]
 pub unsafe fn kv_append_f32(
@@ -82,8 +90,8 @@ mod launcher {
     }
 
     impl KvAppend {
-        /// The launch, with `num_tokens` the device's count of tokens and the pools those of the layer, or `None` if
-        /// there is nothing to append.
+        /// The launch, with `num_tokens` the device's count of tokens and the pools those of the
+        /// layer, or `None` if there is nothing to append.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.

@@ -1,8 +1,10 @@
-//! RMSNorm over groups: `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]`.
+//! RMSNorm over groups: `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) *
+//! weight[i]`.
 //!
-//! Shapes    x, out `[num_rows, num_groups * group_size]` with row strides, out may be x; weight `[group_size]`; f32.
-//! Launch    grid `(max_rows * num_groups / groups a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a warp a group up to
-//!           `MAX_WARP_GROUP` elements, else the block a group.
+//! Shapes    x, out `[num_rows, num_groups * group_size]` with row strides, out may be x; weight
+//!           `[group_size]`; f32.
+//! Launch    grid `(max_rows * num_groups / groups a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a
+//!           warp a group up to `MAX_WARP_GROUP` elements, else the block a group.
 //! Numerics  f32, the sum of squares as a tree over threads.
 //! Bound     memory: `8 * num_rows * num_groups * group_size` bytes.
 //! Source    arXiv:1910.07467.
@@ -32,8 +34,8 @@ fn block_reduce_add(value: f32) -> f32 {
 /// `PER_WARP`: each warp takes a group; else each block takes one.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `x` and `out` hold that many rows of `num_groups * group_size` elements at their strides;
-///    `weight` holds `group_size` elements.
+/// 1. `num_rows` is one element; `x` and `out` hold that many rows of `num_groups * group_size`
+///    elements at their strides; `weight` holds `group_size` elements.
 /// 2. `out` is `x`, or they do not overlap.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
@@ -56,7 +58,8 @@ pub unsafe fn rms_norm_f32<const PER_WARP: bool>(
     } else {
         (thread::block_idx_x(), thread::thread_idx_x(), NUM_THREADS)
     };
-    // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; no groups make no launch.
+    // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; no groups
+    // make no launch.
     unsafe {
         core::hint::assert_unchecked(num_groups > 0);
         let row = group / num_groups;
@@ -98,7 +101,8 @@ mod launcher {
     /// Largest group that a warp takes alone: 32 elements a lane.
     const MAX_WARP_GROUP: usize = 1024;
 
-    /// RMSNorm over groups of columns: one group for a norm of the hidden state, one a head for QK-norm.
+    /// RMSNorm over groups of columns: one group for a norm of the hidden state, one a head for
+    /// QK-norm.
     #[derive(Clone, Copy, Debug)]
     pub struct RmsNorm {
         /// Upper bound of the rows.
@@ -112,7 +116,8 @@ mod launcher {
     }
 
     impl RmsNorm {
-        /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no columns.
+        /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows
+        /// or no columns.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.
@@ -135,8 +140,8 @@ mod launcher {
             let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, 0)?;
             Ok(geometry.filter(|_| group_size > 0).map(|geometry| {
                 rms_norm_f32::launch(
-                    instance, geometry, num_rows, num_groups, group_size, self.eps, x.ptr, x_stride,
-                    weight, out.ptr, out_stride,
+                    instance, geometry, num_rows, num_groups, group_size, self.eps, x.ptr,
+                    x_stride, weight, out.ptr, out_stride,
                 )
             }))
         }

@@ -1,9 +1,11 @@
-//! Rotary embedding in place, halves form: for `i < rotary_dim / 2`, with `c, s` the cosine and sine of the position,
-//! `(x[i], x[i + rotary_dim / 2]) = (x[i] * c - x[i + rotary_dim / 2] * s, x[i + rotary_dim / 2] * c + x[i] * s)`.
+//! Rotary embedding in place, halves form: for `i < rotary_dim / 2`, with `c, s` the cosine and
+//! sine of the position, `(x[i], x[i + rotary_dim / 2]) = (x[i] * c - x[i + rotary_dim / 2] * s,
+//! x[i + rotary_dim / 2] * c + x[i] * s)`.
 //!
-//! Shapes    x `[num_tokens, num_heads * head_dim]` with a row stride; positions `[num_tokens]`; table
-//!           `[max_positions, rotary_dim]`: the cosines of a position, then its sines; f32.
-//! Launch    grid `(max_tokens, num_heads * rotary_dim / 2 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
+//! Shapes    x `[num_tokens, num_heads * head_dim]` with a row stride; positions `[num_tokens]`;
+//!           table `[max_positions, rotary_dim]`: the cosines of a position, then its sines; f32.
+//! Launch    grid `(max_tokens, num_heads * rotary_dim / 2 / NUM_THREADS, 1)`, block `(NUM_THREADS,
+//!           1, 1)`.
 //! Numerics  f32; attention scaling is in the table.
 //! Bound     memory: `8 * num_tokens * num_heads * rotary_dim` bytes.
 //! Source    arXiv:2104.09864; transformers `rotate_half`.
@@ -16,7 +18,8 @@ const NUM_THREADS: u32 = 256;
 /// One pair of elements a thread.
 ///
 /// # Safety
-/// 1. `num_tokens` is one element; `positions` and `x` hold that many; every position is a row of `table`.
+/// 1. `num_tokens` is one element; `positions` and `x` hold that many; every position is a row of
+///    `table`.
 /// 2. `rotary_dim` is even and from 2 to `head_dim`.
 #[kernel(launch_bounds(NUM_THREADS, 1))]
 pub unsafe fn rope_f32(
@@ -72,10 +75,12 @@ mod launcher {
     }
 
     impl Rope {
-        /// The launch, with `num_tokens` the device's count of tokens, or `None` if there is nothing to rotate.
+        /// The launch, with `num_tokens` the device's count of tokens, or `None` if there is
+        /// nothing to rotate.
         ///
         /// # Errors
-        /// [`LaunchError`] for a `rotary_dim` that is odd or beyond `head_dim`, and for sizes beyond a grid or a `u32`.
+        /// [`LaunchError`] for a `rotary_dim` that is odd or beyond `head_dim`, and for sizes
+        /// beyond a grid or a `u32`.
         pub fn launch(
             &self,
             num_tokens: DevicePtr<u32>,

@@ -1,8 +1,8 @@
 //! Argmax: `out[r]` is the smallest index of the largest `x[r, :]`; NaN is smaller than everything.
 //!
 //! Shapes    x `[num_rows, vocab_size]` with a row stride; out `[num_rows]` u32; f32.
-//! Launch    grid `(max_rows, 1, 1)`, block `(NUM_THREADS, 1, 1)`: a row of 152k logits is 149 loads a thread, several in
-//!           flight; more blocks a row would need a second pass.
+//! Launch    grid `(max_rows, 1, 1)`, block `(NUM_THREADS, 1, 1)`: a row of 152k logits is 149
+//!           loads a thread, several in flight; more blocks a row would need a second pass.
 //! Numerics  exact, the same whatever the order.
 //! Bound     memory: `4 * num_rows * vocab_size` bytes, from one SM a row.
 
@@ -41,7 +41,8 @@ struct Best {
 impl Best {
     /// The better of two: the larger key, then the smaller index.
     fn or(self, other: Best) -> Best {
-        let other_wins = other.key > self.key || (other.key == self.key && other.index < self.index);
+        let other_wins =
+            other.key > self.key || (other.key == self.key && other.index < self.index);
         if other_wins { other } else { self }
     }
 
@@ -62,7 +63,8 @@ impl Best {
 /// One row a block.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `x` holds that many rows of `vocab_size` (not 0) elements at its stride, `out` that many.
+/// 1. `num_rows` is one element; `x` holds that many rows of `vocab_size` (not 0) elements at its
+///    stride, `out` that many.
 #[kernel(launch_bounds(NUM_THREADS, 1))]
 pub unsafe fn argmax_f32(
     num_rows: Global<u32>,
@@ -72,8 +74,8 @@ pub unsafe fn argmax_f32(
     out: GlobalMut<u32>,
 ) {
     let row = thread::block_idx_x() as usize;
-    // SAFETY: `row` is inside by the check, columns by the loops' bounds. The arrays hold one element a warp; each is
-    // written before the barrier and only read behind it.
+    // SAFETY: `row` is inside by the check, columns by the loops' bounds. The arrays hold one
+    // element a warp; each is written before the barrier and only read behind it.
     unsafe {
         if row >= num_rows.get(0) as usize {
             return;
@@ -156,9 +158,7 @@ mod launcher {
             let x_stride = x.stride_arg()?;
             let geometry = Geometry::new([self.max_rows, 1, 1], NUM_THREADS as usize, 0)?;
             Ok(geometry.map(|geometry| {
-                argmax_f32::launch(
-                    geometry, num_rows, self.vocab_size as u32, x.ptr, x_stride, out,
-                )
+                argmax_f32::launch(geometry, num_rows, self.vocab_size as u32, x.ptr, x_stride, out)
             }))
         }
     }

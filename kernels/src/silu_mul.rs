@@ -15,7 +15,8 @@ const NUM_THREADS: u32 = 256;
 /// One element a thread.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `gate`, `up` and `out` hold that many rows of `width` elements at their strides.
+/// 1. `num_rows` is one element; `gate`, `up` and `out` hold that many rows of `width` elements at
+///    their strides.
 /// 2. `out` is `gate`, is `up`, or overlaps neither.
 #[kernel(launch_bounds(NUM_THREADS, 1))]
 pub unsafe fn silu_mul_f32(
@@ -62,7 +63,8 @@ mod launcher {
     }
 
     impl SiluMul {
-        /// The launch, with `num_rows` the device's count of rows, or `None` if there is nothing to compute.
+        /// The launch, with `num_rows` the device's count of rows, or `None` if there is nothing to
+        /// compute.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.
@@ -80,7 +82,14 @@ mod launcher {
             let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
             Ok(geometry.map(|geometry| {
                 silu_mul_f32::launch(
-                    geometry, num_rows, width, gate.ptr, gate_stride, up.ptr, up_stride, out.ptr,
+                    geometry,
+                    num_rows,
+                    width,
+                    gate.ptr,
+                    gate_stride,
+                    up.ptr,
+                    up_stride,
+                    out.ptr,
                     out_stride,
                 )
             }))

@@ -4,12 +4,13 @@ use crate::{Global, Shared};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// Copies elements `src_index .. src_index + 4` of `src` to `dst_index ..` of `dst`, or writes four zeros and reads
-/// nothing if `keep` is false. CUDA C `__pipeline_memcpy_async` of 16 bytes.
+/// Copies elements `src_index .. src_index + 4` of `src` to `dst_index ..` of `dst`, or writes four
+/// zeros and reads nothing if `keep` is false. CUDA C `__pipeline_memcpy_async` of 16 bytes.
 ///
 /// # Safety
 /// 1. The elements are inside both views, and 16-byte aligned in both; in `src` only if `keep`.
-/// 2. No thread reads or writes them in `dst`, or writes them in `src`, until the copy is waited for.
+/// 2. No thread reads or writes them in `dst`, or writes them in `src`, until the copy is waited
+///    for.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn copy_v4(
@@ -24,7 +25,8 @@ pub unsafe fn copy_v4(
     unsafe { cp_async_16(dst.element(dst_index), src, if keep { 16 } else { 0 }) }
 }
 
-/// Copies element `src_index` of `src` to `dst_index` of `dst`, or writes a zero and reads nothing if `keep` is false.
+/// Copies element `src_index` of `src` to `dst_index` of `dst`, or writes a zero and reads nothing
+/// if `keep` is false.
 ///
 /// # Safety
 /// 1. The element is inside both views; in `src` only if `keep`.
@@ -72,8 +74,9 @@ instruction! {
     }
 }
 
-/// Waits until at most `pending` (a constant, 0 to 2) of the thread's newest groups are still under way; other threads see
-/// the copies after a barrier. PTX `cp.async.wait_group`, CUDA C `__pipeline_wait_prior`.
+/// Waits until at most `pending` (a constant, 0 to 2) of the thread's newest groups are still under
+/// way; other threads see the copies after a barrier. PTX `cp.async.wait_group`, CUDA C
+/// `__pipeline_wait_prior`.
 #[inline(always)]
 #[track_caller]
 pub fn wait(pending: u32) {

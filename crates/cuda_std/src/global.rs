@@ -5,11 +5,13 @@ use core::arch::asm;
 
 /// Read-only global memory of elements `T`: a kernel's parameter, `DevicePtr<T>` in its launcher.
 ///
-/// The view has no length: that every index is inside is what a launch promises, and what the emulator checks.
+/// The view has no length: that every index is inside is what a launch promises, and what the
+/// emulator checks.
 #[repr(transparent)]
 pub struct Global<T>(*const T);
 
-/// Global memory of elements `T` that is read and written: a kernel's parameter, `DevicePtr<T>` in its launcher.
+/// Global memory of elements `T` that is read and written: a kernel's parameter, `DevicePtr<T>` in
+/// its launcher.
 #[repr(transparent)]
 pub struct GlobalMut<T>(*mut T);
 
@@ -48,7 +50,8 @@ impl<T: Copy> Global<T> {
         Global(unsafe { self.0.add(elems) })
     }
 
-    /// The view that starts `elems` elements on, which may be outside of the memory as long as it is not accessed.
+    /// The view that starts `elems` elements on, which may be outside of the memory as long as it
+    /// is not accessed.
     #[inline(always)]
     #[must_use]
     pub fn wrapping_add(self, elems: usize) -> Self {
@@ -75,8 +78,8 @@ impl<T: Copy> Global<T> {
 }
 
 impl Global<f32> {
-    /// Elements `index .. index + 4` through the read-only cache, not kept in L1: for weights that are read once. CUDA C
-    /// `__ldcs` of a `float4`.
+    /// Elements `index .. index + 4` through the read-only cache, not kept in L1: for weights that
+    /// are read once. CUDA C `__ldg` of a `float4`.
     ///
     /// # Safety
     /// 1. The four elements are inside the memory that the view stands for, and 16-byte aligned.
@@ -142,7 +145,8 @@ impl<T: Copy> GlobalMut<T> {
 #[track_caller]
 unsafe fn load<T: Copy>(ptr: *const T) -> T {
     #[cfg(target_arch = "nvptx64")]
-    // SAFETY: the caller's promise. A plain load: LLVM sees that a kernel's parameter points to global memory.
+    // SAFETY: the caller's promise. A plain load: LLVM sees that a kernel's parameter points to
+    // global memory.
     return unsafe { *ptr };
     #[cfg(not(target_arch = "nvptx64"))]
     {

@@ -2,8 +2,9 @@
 
 /// Declares functions that are one PTX instruction each.
 ///
-/// `"mnemonic" => pub fn name(args) -> ret { device body }`: the device runs the body, which may use `asm!`; on the host
-/// the call goes to [`needs_emulator`]. The mnemonic is appended to the documentation.
+/// `"mnemonic" => pub fn name(args) -> ret { device body }`: the device runs the body, which may
+/// use `asm!`; on the host the call goes to [`needs_emulator`]. The mnemonic is appended to the
+/// documentation.
 macro_rules! instruction {
     () => {};
     (
@@ -30,7 +31,7 @@ macro_rules! instruction {
         #[track_caller]
         $($qualifier)* fn $name($($arg: $ty),*) $($ret)* {
             #[cfg(target_arch = "nvptx64")]
-            // SAFETY: one instruction; what it asks of its operands is the function's own `# Safety`, if it has one.
+            // SAFETY: one instruction; what it asks of its operands stands in the function's docs.
             #[allow(unused_unsafe)]
             unsafe {
                 $body

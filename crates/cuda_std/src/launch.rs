@@ -2,7 +2,8 @@
 
 use core::marker::PhantomData;
 
-/// An address in the memory of a device, of elements of type `T`; `0` is "none" where a kernel takes an optional one.
+/// An address in the memory of a device, of elements of type `T`; `0` is "none" where a kernel
+/// takes an optional one.
 #[repr(transparent)]
 pub struct DevicePtr<T>(pub u64, PhantomData<T>);
 

@@ -1,10 +1,11 @@
-//! The device's standard library: one function one PTX instruction, and thread, warp, shared memory and copies on top.
+//! The device's standard library: one function one PTX instruction, and thread, warp, shared memory
+//! and copies on top.
 //!
-//! Names are rust-cuda's where it has them. Kernels reach global and shared memory through the views [`Global`],
-//! [`GlobalMut`] and [`Shared`] alone, and hardware through the functions of this crate alone, so that a kernel is the
-//! same text on the device and on the host.
+//! Names are rust-cuda's where it has them. Kernels reach global and shared memory through the
+//! views [`Global`], [`GlobalMut`] and [`Shared`] alone, and hardware through the functions of this
+//! crate alone, so that a kernel is the same text on the device and on the host.
 //!
-//! ```ignore
+//! ```
 //! use cuda_std::prelude::*;
 //!
 //! #[kernel(launch_bounds(256, 1))]
@@ -15,6 +16,7 @@
 //!         unsafe { out.set(i as usize, a.get(i as usize) + b.get(i as usize)) };
 //!     }
 //! }
+//! # fn main() {}
 //! ```
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(

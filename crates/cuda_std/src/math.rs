@@ -4,7 +4,8 @@
 use core::arch::asm;
 
 instruction! {
-    /// `a * b + c`, rounded once. Rust never contracts a product and a sum by itself. CUDA C `fmaf`.
+    /// `a * b + c`, rounded once. Rust never contracts a product and a sum by itself. CUDA C
+    /// `fmaf`.
     "fma.rn.f32" => pub fn fma(a: f32, b: f32, c: f32) -> f32 {
         core::f32::math::mul_add(a, b, c)
     }
@@ -25,7 +26,8 @@ instruction! {
         result
     }
 
-    /// `2^x`, at most 2 ulp off; results under the smallest normal number are 0. CUDA C `exp2f` with fast maths.
+    /// `2^x`, at most 2 ulp off; results under the smallest normal number are 0. CUDA C `exp2f`
+    /// with fast maths.
     "ex2.approx.ftz.f32" => pub fn exp2_approx(x: f32) -> f32 {
         let result: f32;
         asm!("ex2.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -33,7 +35,7 @@ instruction! {
         result
     }
 
-    /// `1 / x`, at most 1 ulp off. CUDA C `__frcp_rn`, approximate.
+    /// `1 / x`, at most 1 ulp off. CUDA C `__fdividef(1, x)`.
     "rcp.approx.ftz.f32" => pub fn rcp_approx(x: f32) -> f32 {
         let result: f32;
         asm!("rcp.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,

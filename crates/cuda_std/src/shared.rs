@@ -36,11 +36,12 @@ impl<T: Copy> Shared<T> {
     /// The view that starts `elems` elements on.
     #[inline(always)]
     #[must_use]
-    pub fn add(self, elems: u32) -> Self {
+    pub fn offset(self, elems: u32) -> Self {
         Shared { address: self.element(elems), marker: PhantomData }
     }
 
-    /// The view whose start has the bits of `elems` flipped: how a swizzled tile, aligned to a power of two, is walked.
+    /// The view whose start has the bits of `elems` flipped: how a swizzled tile, aligned to a
+    /// power of two, is walked.
     #[inline(always)]
     #[must_use]
     pub fn xor(self, elems: u32) -> Self {
@@ -79,7 +80,8 @@ impl Shared<f32> {
         unsafe { ld_v4(self.element(index)) }
     }
 
-    /// Elements `INDEX .. INDEX + 4`, 16-byte aligned, the index part of the instruction: it takes no register.
+    /// Elements `INDEX .. INDEX + 4`, 16-byte aligned, the index part of the instruction: it takes
+    /// no register.
     ///
     /// # Safety
     /// As [`Shared::<f32>::get_v4`].
@@ -130,8 +132,8 @@ impl Shared<u32> {
 #[cfg(target_arch = "nvptx64")]
 core::arch::global_asm!(".extern .shared .align 1024 .b8 halfwarp_dynamic_shared[];");
 
-/// The block's dynamic shared memory, aligned to 1024 bytes: as many bytes as the launch asked for, behind the
-/// [`shared_array!`]s. CUDA C `extern __shared__`.
+/// The block's dynamic shared memory, aligned to 1024 bytes: as many bytes as the launch asked for,
+/// behind the [`shared_array!`]s. CUDA C `extern __shared__`.
 ///
 /// # Safety
 /// 1. The kernel stays inside the bytes that its launch asks for.

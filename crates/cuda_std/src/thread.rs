@@ -25,8 +25,9 @@ instruction! {
     /// Blocks of the grid, y. CUDA C `gridDim.y`.
     "mov.u32 %nctaid.y" => pub fn grid_dim_y() -> u32 { nvptx::_grid_dim_y() as u32 }
 
-    /// Waits for all threads of the block, and makes their writes to shared and global memory visible to each other.
-    /// Every thread of the block that has not exited calls it. CUDA C `__syncthreads`.
+    /// Waits for all threads of the block, and makes their writes to shared and global memory
+    /// visible to each other. Every thread of the block that has not exited calls it. CUDA C
+    /// `__syncthreads`.
     "bar.sync 0" => pub fn sync_threads() { nvptx::_syncthreads() }
 }
 

@@ -1,7 +1,7 @@
 //! What the 32 threads of a warp do together. All of them call these functions, converged.
 //!
-//! The device bodies are LLVM's intrinsics, not `asm!`: LLVM knows them to be convergent and moves no call of them into
-//! a branch.
+//! The device bodies are LLVM's intrinsics, not `asm!`: LLVM knows them to be convergent and moves
+//! no call of them into a branch.
 
 /// Threads of a warp.
 pub const WARP_SIZE: u32 = 32;
@@ -69,7 +69,8 @@ instruction! {
         shfl_idx_f32(FULL_MASK, value, lane, WHOLE_WARP)
     }
 
-    /// Waits for all lanes, and makes their writes to memory visible to each other. CUDA C `__syncwarp`.
+    /// Waits for all lanes, and makes their writes to memory visible to each other. CUDA C
+    /// `__syncwarp`.
     "bar.warp.sync" => pub fn sync_warp() {
         bar_warp_sync(FULL_MASK)
     }

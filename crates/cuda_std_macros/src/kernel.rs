@@ -47,7 +47,8 @@ impl Parse for Attributes {
                     _ => {
                         return Err(Error::new(
                             name.span(),
-                            "expected `launch_bounds(max_threads)` or `launch_bounds(max_threads, min_blocks)`",
+                            "expected `launch_bounds(max_threads)` or \
+                             `launch_bounds(max_threads, min_blocks)`",
                         ));
                     }
                 };
@@ -68,7 +69,8 @@ impl Parse for Attributes {
         let (max_threads, min_blocks) = bounds.ok_or_else(|| {
             Error::new(
                 Span::call_site(),
-                "a kernel states its launch bounds: `#[kernel(launch_bounds(max_threads, min_blocks))]`",
+                "a kernel states its launch bounds: \
+                 `#[kernel(launch_bounds(max_threads, min_blocks))]`",
             )
         })?;
         Ok(Attributes { max_threads, min_blocks, instances })
@@ -109,11 +111,15 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
     if sig.unsafety.is_none() {
         return refuse(
             sig.fn_token.span(),
-            "a kernel is an `unsafe fn`: that its views are as long as it thinks is its launcher's promise",
+            "a kernel is an `unsafe fn`: \
+             that its views are as long as it thinks is its launcher's promise",
         );
     }
     if let syn::ReturnType::Type(_, ty) = &sig.output {
-        return refuse(ty.span(), "a kernel returns nothing: it writes its results to a `GlobalMut`");
+        return refuse(
+            ty.span(),
+            "a kernel returns nothing: it writes its results to a `GlobalMut`",
+        );
     }
     if let Some(keyword) = sig.asyncness.map(|t| t.span()).or(sig.constness.map(|t| t.span())) {
         return refuse(keyword, "a kernel is neither `async` nor `const`");
@@ -128,7 +134,8 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
     if num_generics > 0 && attributes.instances.is_empty() {
         return refuse(
             sig.generics.span(),
-            "a generic kernel lists its instances: `#[kernel(launch_bounds(..), instances(symbol = <..>))]`",
+            "a generic kernel lists its instances: \
+             `#[kernel(launch_bounds(..), instances(symbol = <..>))]`",
         );
     }
     for instance in &attributes.instances {
@@ -157,20 +164,25 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
         .collect()
 }
 
-/// The path component under `src` of the file that the kernel stands in: `src/gemm/f32.rs` gives `gemm`. A file outside
-/// of a `src` gives its own name.
+/// The path component under `src` of the file that the kernel stands in: `src/gemm/f32.rs` gives
+/// `gemm`. A file outside of a `src` gives its own name.
 fn family() -> String {
     let file = Span::call_site().unwrap().file();
-    let path = file.rsplit_once("src/").map_or_else(
-        || file.rsplit('/').next().unwrap_or_default(),
-        |(_, under_src)| under_src,
-    );
+    let path = file
+        .rsplit_once("src/")
+        .map_or_else(|| file.rsplit('/').next().unwrap_or_default(), |(_, under_src)| under_src);
     let component = path.split('/').next().unwrap_or_default();
     component.strip_suffix(".rs").unwrap_or(component).to_owned()
 }
 
-/// The `ptx-kernel` entries and the facts for `cuda_builder`.
-fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family: &str) -> TokenStream {
+/// The `ptx-kernel` entries, the facts for `cuda_builder`, and on both targets a check of the
+/// bounds.
+fn entries(
+    function: &ItemFn,
+    args: &[Arg<'_>],
+    attributes: &Attributes,
+    family: &str,
+) -> TokenStream {
     let body = &function.sig.ident;
     let Attributes { max_threads, min_blocks, instances } = attributes;
     let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
@@ -178,11 +190,13 @@ fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family:
     let entry = |symbol: &Ident, generic_args: &[GenericArgument]| {
         let module = format_ident!("__entry_{symbol}");
         let fact = format!(
-            "// halfwarp.kernel symbol={symbol} module={family} maxntid={{maxntid}} minctapersm={{minctapersm}}"
+            "// halfwarp.kernel symbol={symbol} module={family} \
+             maxntid={{maxntid}} minctapersm={{minctapersm}}"
         );
-        // The bounds are written in terms of the kernel's generic parameters: here those are the instance's.
-        let bindings = function.sig.generics.params.iter().zip(generic_args).map(|(param, arg)| {
-            match param {
+        // The bounds are written in terms of the kernel's generic parameters: here those are the
+        // instance's.
+        let bindings =
+            function.sig.generics.params.iter().zip(generic_args).map(|(param, arg)| match param {
                 GenericParam::Type(param) => {
                     let name = &param.ident;
                     quote!(#[allow(dead_code)] type #name = #arg;)
@@ -192,20 +206,25 @@ fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family:
                     quote!(#[allow(dead_code)] const #name: #ty = #arg;)
                 }
                 GenericParam::Lifetime(_) => TokenStream::new(),
-            }
-        });
+            });
         quote! {
-            #[cfg(target_arch = "nvptx64")]
             mod #module {
                 #[allow(unused_imports)]
                 use super::*;
                 #(#bindings)*
+                const _: () = assert!(
+                    (#max_threads) >= 1 && (#max_threads) <= 1024 && (#min_blocks) >= 1,
+                    "launch bounds are 1 to 1024 threads and at least 1 block"
+                );
+                #[cfg(target_arch = "nvptx64")]
                 ::core::arch::global_asm!(
                     #fact, maxntid = const { #max_threads }, minctapersm = const { #min_blocks }
                 );
+                #[cfg(target_arch = "nvptx64")]
                 #[unsafe(no_mangle)]
                 unsafe extern "ptx-kernel" fn #symbol(#(#names: #types),*) {
-                    // SAFETY: the entry is the kernel: what it asks of its launch is the launch's to keep.
+                    // SAFETY: the entry is the kernel: what it asks of its launch is the launch's
+                    // to keep.
                     unsafe { super::#body::<#(#generic_args),*>(#(#names),*) }
                 }
             }
@@ -219,7 +238,12 @@ fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family:
 }
 
 /// The module of the kernel's name with its typed launcher.
-fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family: &str) -> TokenStream {
+fn launcher(
+    function: &ItemFn,
+    args: &[Arg<'_>],
+    attributes: &Attributes,
+    family: &str,
+) -> TokenStream {
     let (vis, name) = (&function.vis, &function.sig.ident);
     let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
     let types: Vec<_> = args.iter().map(|arg| arg.ty).collect();

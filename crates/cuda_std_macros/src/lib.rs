@@ -12,18 +12,19 @@ use proc_macro::TokenStream;
 /// pub unsafe fn add_f32(len: u32, a: Global<f32>, b: Global<f32>, out: GlobalMut<f32>) { .. }
 /// ```
 ///
-/// `launch_bounds(max_threads, min_blocks)` is CUDA C's `__launch_bounds__`: the most threads a block is launched with,
-/// and how many blocks should fit on an SM (1 if left out). Parameters are `Global<T>`, `GlobalMut<T>`, `u32`, `i32`, `u64`
-/// and `f32`; there is no return value.
+/// `launch_bounds(max_threads, min_blocks)` is CUDA C's `__launch_bounds__`: the most threads a
+/// block is launched with, and how many blocks should fit on an SM (1 if left out). Parameters are
+/// `Global<T>`, `GlobalMut<T>`, `u32`, `i32`, `u64` and `f32`; there is no return value.
 ///
-/// - On `nvptx64` the function becomes the PTX entry of its name, and its facts a comment in the PTX, for `cuda_builder`:
-///   `// halfwarp.kernel symbol=add_f32 module=<family> maxntid=256 minctapersm=1`. The family is the file or
-///   directory under `src` that the kernel stands in.
+/// - On `nvptx64` the function becomes the PTX entry of its name, and its facts a comment in the
+///   PTX, for `cuda_builder`: `// halfwarp.kernel symbol=add_f32 module=<family> maxntid=256
+///   minctapersm=1`. The family is the file or directory under `src` that the kernel stands in.
 /// - On the host the function stays as it is, and a module of the same name holds `SYMBOL` and
-///   `launch(geometry, args..) -> Launch`, in which `Global<T>` and `GlobalMut<T>` are `DevicePtr<T>`.
+///   `launch(geometry, args..) -> Launch`, in which `Global<T>` and `GlobalMut<T>` are
+///   `DevicePtr<T>`.
 ///
-/// A generic function lists its instances, each the symbol of an entry and its generic arguments; the bounds may depend on
-/// them:
+/// A generic function lists its instances, each the symbol of an entry and its generic arguments;
+/// the bounds may depend on them:
 ///
 /// ```ignore
 /// #[kernel(
@@ -33,18 +34,20 @@ use proc_macro::TokenStream;
 /// pub unsafe fn gemm_f32<T: Tile>(..) { .. }
 /// ```
 ///
-/// Then the module holds `enum Instance`, one variant an instance, named by its symbol, and `launch` takes one first.
-/// `Instance::ALL` lists them; a constant parameter `COLUMNS` is read by `instance.columns()`.
+/// Then the module holds `enum Instance`, one variant an instance, named by its symbol, and
+/// `launch` takes one first. `Instance::ALL` lists them; a constant parameter `COLUMNS` is read by
+/// `instance.columns()`.
 #[proc_macro_attribute]
 pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attr.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// `shared_array![f32; 32]`: a view of shared memory of the block's own, of a length known when the crate is compiled.
+/// `shared_array![f32; 32]`: a view of shared memory of the block's own, of a length known when the
+/// crate is compiled.
 ///
 /// # Safety
-/// The macro is called in an `unsafe` block: elements are uninitialised, and each expansion of the macro is *one* array,
-/// however often it is reached.
+/// The macro is called in an `unsafe` block: elements are uninitialised, and each expansion of the
+/// macro is *one* array, however often it is reached.
 #[proc_macro]
 pub fn shared_array(input: TokenStream) -> TokenStream {
     shared_array::expand(input.into()).unwrap_or_else(syn::Error::into_compile_error).into()

@@ -1,10 +1,12 @@
-//! Attention prefill in f32: causal softmax attention of each sequence's new tokens against its pages of the cache.
+//! Attention prefill in f32: causal softmax attention of each sequence's new tokens against its
+//! pages of the cache.
 //!
-//! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; pools
-//!           `[num_pages, num_kv_heads, PAGE_SIZE, head_dim]`; cu_seqlens_q `[num_seqs + 1]`; kv_lens `[num_seqs]`;
-//!           block_table `[num_seqs, max_pages_per_seq]`; head_dim at most `CHUNKS * 32`, smaller ones padded with zeros.
-//! Launch    grid `(tiles of BLOCK_M queries of a sequence, num_heads, 1)`, block `(NUM_THREADS, 1, 1)`; a warp takes 16
-//!           queries.
+//! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; pools `[num_pages,
+//!           num_kv_heads, PAGE_SIZE, head_dim]`; cu_seqlens_q `[num_seqs + 1]`; kv_lens
+//!           `[num_seqs]`; block_table `[num_seqs, max_pages_per_seq]`; head_dim at most `CHUNKS *
+//!           32`, smaller ones padded with zeros.
+//! Launch    grid `(tiles of BLOCK_M queries of a sequence, num_heads, 1)`, block `(NUM_THREADS, 1,
+//!           1)`; a warp takes 16 queries.
 //! Numerics  f32, online softmax in base 2; keys are visited in order, in tiles of 32.
 //! Bound     FMA: `2 * head_dim` a query, key and head.
 //! Source    arXiv:2205.14135; paged cache: arXiv:2309.06180.
@@ -24,6 +26,7 @@ const ROWS: usize = (MAX_WARP_ROWS / LANES_M) as usize;
 const KEYS: usize = (BLOCK_N / LANES_N) as usize;
 
 /// Shared memory of a block: Q, K, V, and the probabilities of each warp.
+#[cfg(not(target_arch = "nvptx64"))]
 pub(super) const fn shared_bytes(chunks: usize) -> usize {
     let rows = (BLOCK_M + 2 * BLOCK_N) as usize;
     4 * (rows * chunks * CHUNK as usize + (NUM_WARPS * P_ELEMS) as usize)
@@ -41,7 +44,8 @@ struct QueryTile {
 }
 
 impl QueryTile {
-    /// The tile with number `tile` of all sequences', the last tile of a sequence, which has most keys, first.
+    /// The tile with number `tile` of all sequences', the last tile of a sequence, which has most
+    /// keys, first.
     ///
     /// # Safety
     /// 1. `num_seqs` is one element; `cu_seqlens_q` and `kv_lens` hold that many, and one more.
@@ -84,7 +88,8 @@ impl QueryTile {
 /// # Safety
 /// 1. The step inputs are those of one step, and every view holds what they ask for.
 /// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`, `window` is not 0.
-/// 3. If `aligned` is not 0, `head_dim` and `q_stride` are multiples of 4 and the views 16-byte aligned.
+/// 3. If `aligned` is not 0, `head_dim` and `q_stride` are multiples of 4 and the views 16-byte
+///    aligned.
 /// 4. `out` overlaps nothing that is read.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
@@ -132,13 +137,13 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
     let (lane, warp_idx) = (Lane::of_this_thread(), warp::warp_idx());
     let warp_row = warp_idx * MAX_WARP_ROWS;
     let mut softmax = Softmax::<ROWS, CHUNKS>::new();
-    // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed, before it is read, and a
-    // barrier is passed after its last read, before it is overwritten.
+    // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
+    // before it is read, and a barrier is passed after its last read, before it is overwritten.
     unsafe {
         let smem_q = dynamic_shared_mem::<f32>();
-        let smem_k = smem_q.add(BLOCK_M * CHUNK * CHUNKS as u32);
-        let smem_v = smem_k.add(BLOCK_N * CHUNK * CHUNKS as u32);
-        let smem_p = smem_v.add(BLOCK_N * CHUNK * CHUNKS as u32).add(warp_idx * P_ELEMS);
+        let smem_k = smem_q.offset(BLOCK_M * CHUNK * CHUNKS as u32);
+        let smem_v = smem_k.offset(BLOCK_N * CHUNK * CHUNKS as u32);
+        let smem_p = smem_v.offset(BLOCK_N * CHUNK * CHUNKS as u32).offset(warp_idx * P_ELEMS);
         let copy = |pool: Global<f32>, key: u32, smem: Shared<f32>| {
             Source::cache(pool, pages, key, end_key, &cache).copy_to::<CHUNKS>(smem, BLOCK_N);
             cp_async::commit();
@@ -157,7 +162,13 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
         while key < end_key {
             cp_async::wait(1);
             thread::sync_threads();
-            let mut scores = scores::<ROWS, KEYS, CHUNKS>(smem_q.add(warp_row * CHUNK), BLOCK_M, smem_k, lane);
+            let mut scores = scores::<ROWS, KEYS>(
+                head_dim,
+                smem_q.offset(warp_row * CHUNK),
+                BLOCK_M,
+                smem_k,
+                lane,
+            );
             thread::sync_threads();
             copy(k_pool, key + BLOCK_N, smem_k);
             for i in 0..ROWS {
@@ -169,7 +180,7 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
                     scores[i][j] = if visible { score } else { f32::NEG_INFINITY };
                 }
             }
-            softmax.update::<KEYS>(scores, smem_p, lane);
+            softmax.update::<KEYS>(&scores, smem_p, lane);
             cp_async::wait(1);
             thread::sync_threads();
             softmax.accumulate::<KEYS>(smem_p, smem_v, lane);
@@ -184,14 +195,14 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
             let total = softmax.total(i);
             let scale = if total > 0.0 { math::rcp_approx(total) } else { 0.0 };
             let to = (first_token + row) as usize * out_stride as usize + (head * head_dim) as usize;
-            unroll!(chunk in 0..CHUNKS, {
-                for d in 0..4 {
-                    let column = CHUNK * chunk as u32 + 4 * lane.n + d;
+            for (chunk, values) in softmax.out[i].iter().enumerate() {
+                for (d, value) in values.iter().enumerate() {
+                    let column = CHUNK * chunk as u32 + 4 * lane.n + d as u32;
                     if row < queries && column < head_dim {
-                        out.set(to + column as usize, softmax.out[i][chunk][d as usize] * scale);
+                        out.set(to + column as usize, value * scale);
                     }
                 }
-            });
+            }
         });
     }
 }

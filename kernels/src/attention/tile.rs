@@ -1,8 +1,9 @@
-//! What both attention kernels are made of: tiles of Q, K and V in shared memory, and a warp's online softmax over them.
+//! What both attention kernels are made of: tiles of Q, K and V in shared memory, and a warp's
+//! online softmax over them.
 //!
-//! A tile of `rows` rows holds its columns in `CHUNKS` pieces `[rows, CHUNK]`, 128 bytes a row, whose 16-byte fragments are
-//! swizzled by the row, so that eight rows at one fragment, or one row at eight fragments, fill the 32 banks once. Columns
-//! past `head_dim` are zeros.
+//! A tile of `rows` rows holds its columns in `CHUNKS` pieces `[rows, CHUNK]`, 128 bytes a row,
+//! whose 16-byte fragments are swizzled by the row, so that eight rows at one fragment, or one row
+//! at eight fragments, fill the 32 banks once. Columns past `head_dim` are zeros.
 //!
 //! Source    online softmax: arXiv:1805.02867, arXiv:2205.14135.
 
@@ -31,14 +32,15 @@ pub(super) const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 /// Most query rows of a warp.
 pub(super) const MAX_WARP_ROWS: u32 = 16;
 
-/// Elements from a row of probabilities to the next: four rows at eight keys fill the 32 banks once.
+/// Elements from a row of probabilities to the next: four rows at eight keys fill the 32 banks
+/// once.
 const P_STRIDE: u32 = BLOCK_N + 8;
 
 /// Elements of a warp's probabilities.
 pub(super) const P_ELEMS: u32 = MAX_WARP_ROWS * P_STRIDE;
 
-/// The lane's row, and its key or column, in its warp's tile: pairs of lanes share a key, lanes two apart a row, so that a
-/// 16-byte read of a half-warp is one pass over the banks.
+/// The lane's row, and its key or column, in its warp's tile: pairs of lanes share a key, lanes two
+/// apart a row, so that a 16-byte read of a half-warp is one pass over the banks.
 #[derive(Clone, Copy)]
 pub(super) struct Lane {
     pub m: u32,
@@ -69,12 +71,20 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The keys or values `first_key ..` of a sequence, up to `end_key`, of the page that holds them.
+    /// The keys or values `first_key ..` of a sequence, up to `end_key`, of the page that holds
+    /// them.
     ///
     /// # Safety
-    /// 1. `pages` is the sequence's row of the block table, for at least `end_key` positions; `pool` is a layer's pool.
+    /// 1. `pages` is the sequence's row of the block table, for at least `end_key` positions;
+    ///    `pool` is a layer's pool.
     #[inline(always)]
-    pub unsafe fn cache(pool: Global<f32>, pages: Global<u32>, first_key: u32, end_key: u32, cache: &Cache) -> Self {
+    pub unsafe fn cache(
+        pool: Global<f32>,
+        pages: Global<u32>,
+        first_key: u32,
+        end_key: u32,
+        cache: &Cache,
+    ) -> Self {
         let Cache { num_kv_heads, kv_head, head_dim, aligned } = *cache;
         let exists = first_key < end_key;
         // SAFETY: the page is read only where the sequence has positions.
@@ -92,8 +102,8 @@ impl Source {
     /// Starts the copies to a tile of `block_rows` rows, by all threads of the block.
     ///
     /// # Safety
-    /// 1. The rows and columns that exist are in `gmem`; `smem` holds the tile, which no thread reads until the copies are
-    ///    waited for.
+    /// 1. The rows and columns that exist are in `gmem`; `smem` holds the tile, which no thread
+    ///    reads until the copies are waited for.
     #[inline(always)]
     pub unsafe fn copy_to<const CHUNKS: usize>(self, smem: Shared<f32>, block_rows: u32) {
         let thread = thread::thread_idx_x();
@@ -103,7 +113,8 @@ impl Source {
             while row < block_rows {
                 let column = chunk * CHUNK + fragment * FRAGMENT;
                 let from = row as usize * self.row_stride as usize + column as usize;
-                let to = (chunk * block_rows + row) * CHUNK + (fragment ^ row % FRAGMENTS) * FRAGMENT;
+                let to =
+                    (chunk * block_rows + row) * CHUNK + (fragment ^ (row % FRAGMENTS)) * FRAGMENT;
                 let columns = if row < self.rows { self.head_dim } else { 0 };
                 // SAFETY: nothing is read where nothing exists; `to` is inside the tile.
                 unsafe {
@@ -134,70 +145,84 @@ pub(super) struct Cache {
 /// A lane's scores: rows `lane.m + LANES_M * i`, keys `lane.n + LANES_N * j`.
 pub(super) type Scores<const ROWS: usize, const KEYS: usize> = [[f32; KEYS]; ROWS];
 
-/// `Q K^T` of a warp's rows and keys. `smem_q` and `smem_k` start at the warp's first row and key, multiples of eight, of
-/// tiles of `q_rows` and `BLOCK_N` rows.
+/// `Q K^T` of a warp's rows and keys. `smem_q` and `smem_k` start at the warp's first row and key,
+/// multiples of eight, of tiles of `q_rows` and `BLOCK_N` rows.
 ///
 /// # Safety
 /// 1. Both tiles are copied, and no thread writes them.
 #[inline(always)]
-pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize, const CHUNKS: usize>(
+pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize>(
+    head_dim: u32,
     smem_q: Shared<f32>,
     q_rows: u32,
     smem_k: Shared<f32>,
     lane: Lane,
 ) -> Scores<ROWS, KEYS> {
     let mut scores = [[0.0; KEYS]; ROWS];
-    let mut smem_q = smem_q.add(lane.m * CHUNK + lane.m * FRAGMENT);
-    let mut smem_k = smem_k.add(lane.n * CHUNK + lane.n * FRAGMENT);
-    for _ in 0..CHUNKS {
+    let mut smem_q = smem_q.offset(lane.m * CHUNK + lane.m * FRAGMENT);
+    let mut smem_k = smem_k.offset(lane.n * CHUNK + lane.n * FRAGMENT);
+    for _ in 0..head_dim.div_ceil(CHUNK) {
         unroll!(fragment in 0..FRAGMENTS as usize, {
-            // Rows four apart differ in the upper bit of their swizzle.
-            let q_even = smem_q.xor(fragment as u32 * FRAGMENT);
-            let q_odd = smem_q.xor((fragment as u32 ^ 4) * FRAGMENT);
-            let k_base = smem_k.xor(fragment as u32 * FRAGMENT);
-            let mut k = [[0.0; FRAGMENT as usize]; KEYS];
-            // SAFETY: the rows are inside the tiles.
-            unsafe {
-                unroll!(j in 0..KEYS, {
-                    k[j] = k_base.get_v4_at::<{ LANES_N * CHUNK * j as u32 }>();
-                });
-                unroll!(i in 0..ROWS, {
-                    let q = if i % 2 == 0 { q_even } else { q_odd };
-                    let q = q.get_v4_at::<{ LANES_M * CHUNK * i as u32 }>();
-                    for d in 0..FRAGMENT as usize {
-                        for j in 0..KEYS {
-                            scores[i][j] = math::fma(q[d], k[j][d], scores[i][j]);
-                        }
-                    }
-                });
-            }
+            // SAFETY: the fragment is inside the tiles' pieces.
+            unsafe { add_fragment(smem_q, smem_k, fragment as u32, &mut scores) };
         });
-        smem_q = smem_q.add(q_rows * CHUNK);
-        smem_k = smem_k.add(BLOCK_N * CHUNK);
+        smem_q = smem_q.offset(q_rows * CHUNK);
+        smem_k = smem_k.offset(BLOCK_N * CHUNK);
     }
     scores
+}
+
+/// Adds the product of four columns of Q and K to `scores`.
+///
+/// # Safety
+/// As [`scores`], which calls it with the lane's first row and key.
+#[inline(always)]
+unsafe fn add_fragment<const ROWS: usize, const KEYS: usize>(
+    smem_q: Shared<f32>,
+    smem_k: Shared<f32>,
+    fragment: u32,
+    scores: &mut Scores<ROWS, KEYS>,
+) {
+    // Rows four apart differ in the upper bit of their swizzle.
+    let smem_q = [smem_q.xor(fragment * FRAGMENT), smem_q.xor((fragment ^ 4) * FRAGMENT)];
+    let smem_k = smem_k.xor(fragment * FRAGMENT);
+    let mut k = [[0.0; FRAGMENT as usize]; KEYS];
+    // SAFETY: the rows are inside the tiles.
+    unsafe {
+        unroll!(j in 0..KEYS, {
+            k[j] = smem_k.get_v4_at::<{ LANES_N * CHUNK * j as u32 }>();
+        });
+        unroll!(i in 0..ROWS, {
+            let q = smem_q[i % 2].get_v4_at::<{ LANES_M * CHUNK * i as u32 }>();
+            for d in 0..FRAGMENT as usize {
+                for j in 0..KEYS {
+                    scores[i][j] = math::fma(q[d], k[j][d], scores[i][j]);
+                }
+            }
+        });
+    }
 }
 
 /// The largest `value` of the lanes that share a row.
 #[inline(always)]
 fn row_max(mut value: f32) -> f32 {
-    unroll!(bit in 1..4, {
+    for bit in 1..4 {
         value = math::max(value, warp::shuffle_xor(value, 1 << bit));
-    });
+    }
     value
 }
 
 /// The sum of `value` over the lanes that share a row.
 #[inline(always)]
 fn row_sum(mut value: f32) -> f32 {
-    unroll!(bit in 1..4, {
+    for bit in 1..4 {
         value += warp::shuffle_xor(value, 1 << bit);
-    });
+    }
     value
 }
 
-/// The online softmax of a lane's rows `lane.m + LANES_M * i`, and their output so far, not yet divided by the sum: columns
-/// `CHUNK * c + FRAGMENT * lane.n ..`.
+/// The online softmax of a lane's rows `lane.m + LANES_M * i`, and their output so far, not yet
+/// divided by the sum: columns `CHUNK * c + FRAGMENT * lane.n ..`.
 pub(super) struct Softmax<const ROWS: usize, const CHUNKS: usize> {
     /// Largest score so far, times `log2(e)`.
     pub max: [f32; ROWS],
@@ -218,79 +243,123 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
         }
     }
 
-    /// Takes in the scores of the next keys (times `log2(e)`; minus infinity where masked), and leaves their probabilities
-    /// in `smem_p`, the warp's own.
+    /// Takes in the scores of the next keys (times `log2(e)`; minus infinity where masked), and
+    /// leaves their probabilities in `smem_p`, the warp's own.
     ///
     /// # Safety
     /// 1. `smem_p` holds `P_ELEMS` elements that only this warp uses.
     #[inline(always)]
-    pub unsafe fn update<const KEYS: usize>(&mut self, mut scores: Scores<ROWS, KEYS>, smem_p: Shared<f32>, lane: Lane) {
+    pub unsafe fn update<const KEYS: usize>(
+        &mut self,
+        scores: &Scores<ROWS, KEYS>,
+        smem_p: Shared<f32>,
+        lane: Lane,
+    ) {
         // The probabilities of the keys before are read.
         warp::sync_warp();
         unroll!(i in 0..ROWS, {
-            let mut max = scores[i][0];
-            for j in 1..KEYS {
-                max = math::max(max, scores[i][j]);
-            }
-            let max = math::max(self.max[i], row_max(max));
-            // A row that has seen masked keys alone has no largest score: any finite number makes its terms 0.
-            let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
-            let correction = math::exp2_approx(self.max[i] - finite_max);
-            self.max[i] = max;
-            self.sum[i] *= correction;
-            for j in 0..KEYS {
-                scores[i][j] = math::exp2_approx(scores[i][j] - finite_max);
-                self.sum[i] += scores[i][j];
-            }
-            unroll!(chunk in 0..CHUNKS, {
-                for d in 0..FRAGMENT as usize {
-                    self.out[i][chunk][d] *= correction;
-                }
-            });
-            let row = smem_p.add((lane.m + LANES_M * i as u32) * P_STRIDE + lane.n);
+            let probabilities = self.update_row(i, &scores[i]);
+            let row = smem_p.offset((lane.m + LANES_M * i as u32) * P_STRIDE + lane.n);
             for j in 0..KEYS {
                 // SAFETY: the row is the warp's, the key under `LANES_N * KEYS`.
-                unsafe { row.set(LANES_N * j as u32, scores[i][j]) };
+                unsafe { row.set(LANES_N * j as u32, probabilities[j]) };
             }
         });
         warp::sync_warp();
     }
 
-    /// Adds `P V` for the `LANES_N * KEYS` keys whose probabilities [`Softmax::update`] left; `smem_v` starts at the first
-    /// of them, a multiple of eight.
+    /// Takes in the scores of row `i`; gives `exp2(score - max)`.
+    #[inline(always)]
+    fn update_row<const KEYS: usize>(&mut self, i: usize, scores: &[f32; KEYS]) -> [f32; KEYS] {
+        let mut max = scores[0];
+        for score in &scores[1..] {
+            max = math::max(max, *score);
+        }
+        let max = math::max(self.max[i], row_max(max));
+        // A row that has seen masked keys alone has no largest score: any finite number makes its
+        // terms 0.
+        let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let correction = math::exp2_approx(self.max[i] - finite_max);
+        self.max[i] = max;
+        self.sum[i] *= correction;
+        let mut probabilities = [0.0; KEYS];
+        for j in 0..KEYS {
+            probabilities[j] = math::exp2_approx(scores[j] - finite_max);
+            self.sum[i] += probabilities[j];
+        }
+        for chunk in 0..CHUNKS {
+            for d in 0..FRAGMENT as usize {
+                self.out[i][chunk][d] *= correction;
+            }
+        }
+        probabilities
+    }
+
+    /// Adds `P V` for the `LANES_N * KEYS` keys whose probabilities [`Softmax::update`] left;
+    /// `smem_v` starts at the first of them, a multiple of eight.
     ///
     /// # Safety
     /// 1. The tile is copied, and no thread writes it.
     #[inline(always)]
-    pub unsafe fn accumulate<const KEYS: usize>(&mut self, smem_p: Shared<f32>, smem_v: Shared<f32>, lane: Lane) {
-        let mut smem_p = smem_p.add(lane.m * P_STRIDE);
-        let mut smem_v = smem_v.add(lane.n * FRAGMENT);
+    pub unsafe fn accumulate<const KEYS: usize>(
+        &mut self,
+        smem_p: Shared<f32>,
+        smem_v: Shared<f32>,
+        lane: Lane,
+    ) {
+        let mut smem_p = smem_p.offset(lane.m * P_STRIDE);
+        let mut smem_v = smem_v.offset(lane.n * FRAGMENT);
         for _ in 0..KEYS {
-            // SAFETY: rows and keys are inside the tiles.
+            // SAFETY: eight keys are inside the tiles.
             unsafe {
-                unroll!(half in 0..2, {
-                    let mut p = [[0.0; FRAGMENT as usize]; ROWS];
-                    unroll!(i in 0..ROWS, {
-                        p[i] = smem_p.get_v4_at::<{ LANES_M * P_STRIDE * i as u32 + FRAGMENT * half as u32 }>();
-                    });
-                    unroll!(k in 0..FRAGMENT as usize, {
-                        const KEY: u32 = FRAGMENT * half as u32 + k as u32;
-                        let smem_v = smem_v.xor(KEY * FRAGMENT);
-                        unroll!(chunk in 0..CHUNKS, {
-                            let v = smem_v.get_v4_at::<{ (BLOCK_N * chunk as u32 + KEY) * CHUNK }>();
-                            for i in 0..ROWS {
-                                for d in 0..FRAGMENT as usize {
-                                    self.out[i][chunk][d] =
-                                        math::fma(p[i][k], v[d], self.out[i][chunk][d]);
-                                }
-                            }
-                        });
-                    });
-                });
+                self.accumulate_keys::<0>(smem_p, smem_v);
+                self.accumulate_keys::<FRAGMENT>(smem_p, smem_v);
             }
-            smem_p = smem_p.add(LANES_N);
-            smem_v = smem_v.add(LANES_N * CHUNK);
+            smem_p = smem_p.offset(LANES_N);
+            smem_v = smem_v.offset(LANES_N * CHUNK);
         }
+    }
+
+    /// Adds `P V` for four keys, `FIRST` (0 or 4) and the next.
+    ///
+    /// # Safety
+    /// As [`Softmax::accumulate`], which calls it with the lane's first row and column.
+    #[inline(always)]
+    unsafe fn accumulate_keys<const FIRST: u32>(
+        &mut self,
+        smem_p: Shared<f32>,
+        smem_v: Shared<f32>,
+    ) {
+        let smem_p = smem_p.offset(FIRST);
+        let mut p = [[0.0; FRAGMENT as usize]; ROWS];
+        // SAFETY: rows and keys are inside the tiles.
+        unsafe {
+            unroll!(i in 0..ROWS, {
+                p[i] = smem_p.get_v4_at::<{ LANES_M * P_STRIDE * i as u32 }>();
+            });
+            unroll!(k in 0..4, {
+                let key = FIRST + k as u32;
+                let smem_v = smem_v.xor(key * FRAGMENT).offset(key * CHUNK);
+                self.accumulate_key(smem_v, core::array::from_fn(|i| p[i][k]));
+            });
+        }
+    }
+
+    /// Adds `P V` for the key at `smem_v`, with a probability a row.
+    ///
+    /// # Safety
+    /// As [`Softmax::accumulate`].
+    #[inline(always)]
+    unsafe fn accumulate_key(&mut self, smem_v: Shared<f32>, p: [f32; ROWS]) {
+        unroll!(chunk in 0..CHUNKS, {
+            // SAFETY: the chunk is inside the tile.
+            let v = unsafe { smem_v.get_v4_at::<{ BLOCK_N * CHUNK * chunk as u32 }>() };
+            for i in 0..ROWS {
+                for d in 0..FRAGMENT as usize {
+                    self.out[i][chunk][d] = math::fma(p[i], v[d], self.out[i][chunk][d]);
+                }
+            }
+        });
     }
 
     /// The sum of row `i` over all keys.

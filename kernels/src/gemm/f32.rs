@@ -1,15 +1,18 @@
-//! GEMM in f32 on the FMA units: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`.
+//! GEMM in f32 on the FMA units: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m,
+//! n])`.
 //!
-//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out may be residual; f32; any
-//!           sizes. A and B are both K-major, as activations and weights lie.
-//! Launch    grid `(m / BLOCK_M, n / BLOCK_N, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages of A and B.
+//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out
+//!           may be residual; f32; any sizes. A and B are both K-major, as activations and weights
+//!           lie.
+//! Launch    grid `(m / BLOCK_M, n / BLOCK_N, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages
+//!           of A and B.
 //! Numerics  f32; each output is one chain of FMAs in the order of k, whatever the tile.
 //! Bound     FMA: `m * n * k` of them.
 //! Source    S. Gray, maxas SGEMM (lane pattern); CUTLASS (stages).
 //!
-//! Tiles stay K-major in shared memory, filled by `cp.async`: a transposition on the way would cost registers and four
-//! stores for each load. A fragment is four elements along k; `swizzle` keeps the 16-byte reads of a warp off each
-//! other's banks.
+//! Tiles stay K-major in shared memory, filled by `cp.async`: a transposition on the way would cost
+//! registers and four stores for each load. A fragment is four elements along k; `swizzle` keeps
+//! the 16-byte reads of a warp off each other's banks.
 
 use cuda_std::prelude::*;
 
@@ -37,7 +40,8 @@ pub trait Tile {
     const THREAD_N: usize;
     /// Stages of A and B in shared memory.
     const NUM_STAGES: u32;
-    /// Elements that one asynchronous copy moves: 4 where rows start at multiples of 16 bytes and k is a multiple of 4.
+    /// Elements that one asynchronous copy moves: 4 where rows start at multiples of 16 bytes and k
+    /// is a multiple of 4.
     const COPY_ELEMS: u32;
     /// Blocks that should fit on an SM.
     const MIN_BLOCKS: u32;
@@ -58,8 +62,9 @@ pub trait Tile {
     const SHARED_BYTES: u32 = Self::NUM_STAGES * (Self::BLOCK_M + Self::BLOCK_N) * BLOCK_K * 4;
 }
 
-/// The tile for outputs that fill the GPU. Rejected: 128 x 128 with 8 x 8 outputs a thread and two blocks an SM, which
-/// spills at 128 registers and spends 16 % of its instructions beside the FMAs, where this one spends 7 %.
+/// The tile for outputs that fill the GPU. Rejected: 128 x 128 with 8 x 8 outputs a thread and two
+/// blocks an SM, which spills at 128 registers and spends 16 % of its instructions beside the FMAs,
+/// where this one spends 7 %.
 pub struct Tile128x256;
 
 impl Tile for Tile128x256 {
@@ -104,7 +109,8 @@ const _: () = assert!(Tile64x64::SHARED_BYTES <= 48 * 1024);
 // Rows copied by one thread share their swizzle.
 const _: () = assert!(Tile64x64Unaligned::ROWS_PER_COPY.is_multiple_of(8));
 
-/// Where fragment `fragment` of row `row` lies in a tile `[rows, BLOCK_K]`. Eight consecutive rows fill the 32 banks once.
+/// Where fragment `fragment` of row `row` lies in a tile `[rows, BLOCK_K]`. Eight consecutive rows
+/// fill the 32 banks once.
 #[inline(always)]
 fn swizzle(row: u32, fragment: u32) -> u32 {
     row * BLOCK_K + (fragment ^ ((row >> 1) % FRAGMENTS)) * FRAGMENT
@@ -138,7 +144,8 @@ impl Copier {
         k: u32,
     ) -> Self {
         let thread = thread::thread_idx_x();
-        let (row, column) = (thread / T::COPIES_PER_ROW, thread % T::COPIES_PER_ROW * T::COPY_ELEMS);
+        let (row, column) =
+            (thread / T::COPIES_PER_ROW, thread % T::COPIES_PER_ROW * T::COPY_ELEMS);
         let first_row = first_row + row;
         Copier {
             gmem: gmem.wrapping_add(first_row as usize * row_stride as usize + column as usize),
@@ -149,13 +156,15 @@ impl Copier {
         }
     }
 
-    /// Starts the copies of `block_rows` rows and columns `first_k .. first_k + BLOCK_K` to the stage at `smem`.
+    /// Starts the copies of `block_rows` rows and columns `first_k .. first_k + BLOCK_K` to the
+    /// stage at `smem`.
     ///
     /// # Safety
-    /// 1. `smem` holds `block_rows * BLOCK_K` elements that no thread reads until the copies are waited for.
+    /// 1. `smem` holds `block_rows * BLOCK_K` elements that no thread reads until the copies are
+    ///    waited for.
     #[inline(always)]
     unsafe fn copy_tile<T: Tile>(self, smem: Shared<f32>, block_rows: u32, first_k: u32) {
-        let smem = smem.add(self.to);
+        let smem = smem.offset(self.to);
         for i in 0..block_rows / T::ROWS_PER_COPY {
             let row = i * T::ROWS_PER_COPY;
             let from = row as usize * self.row_stride as usize + first_k as usize;
@@ -182,8 +191,8 @@ struct ThreadTile {
 }
 
 impl ThreadTile {
-    /// Each pair of lanes shares a row of A, and lanes two apart share a row of B, so that a 16-byte read of a half-warp
-    /// is one pass over the banks.
+    /// Each pair of lanes shares a row of A, and lanes two apart share a row of B, so that a
+    /// 16-byte read of a half-warp is one pass over the banks.
     #[inline(always)]
     fn of_this_thread<T: Tile>() -> Self {
         let (lane_id, warp_idx) = (warp::lane_id(), warp::warp_idx());
@@ -196,8 +205,8 @@ impl ThreadTile {
         }
     }
 
-    /// Adds the product of four columns of A and B to `acc`; `smem_a` and `smem_b` start at the thread's first row, at its
-    /// fragment 0.
+    /// Adds the product of four columns of A and B to `acc`; `smem_a` and `smem_b` start at the
+    /// thread's first row, at its fragment 0.
     ///
     /// # Safety
     /// 1. The views are in tiles that are copied, and that no thread writes.
@@ -233,10 +242,11 @@ impl ThreadTile {
 /// One tile of the output a block.
 ///
 /// # Safety
-/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at their strides; `bias` and `residual` are null
-///    or hold as much as `out` asks for.
+/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at their strides;
+///    `bias` and `residual` are null or hold as much as `out` asks for.
 /// 2. `out` is `residual`, or overlaps nothing that is read.
-/// 3. Unless the tile is unaligned, rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
+/// 3. Unless the tile is unaligned, rows of `a` and `b` start at multiples of 16 bytes, and `k` is
+///    a multiple of 4.
 #[kernel(
     launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
     instances(
@@ -261,28 +271,26 @@ pub unsafe fn gemm_f32<T: Tile>(
 ) {
     // SAFETY: `m` is one element.
     let m = unsafe { m.get(0) };
-    let (block_m, block_n) = (thread::block_idx_x() * T::BLOCK_M, thread::block_idx_y() * T::BLOCK_N);
+    let (block_m, block_n) =
+        (thread::block_idx_x() * T::BLOCK_M, thread::block_idx_y() * T::BLOCK_N);
     if block_m >= m {
         return;
     }
     // SAFETY: `a` holds `m` rows and `b` holds `n`, aligned as the tile asks for.
     let (a, b) = unsafe {
-        (
-            Copier::new::<T>(a, a_stride, block_m, m, k),
-            Copier::new::<T>(b, b_stride, block_n, n, k),
-        )
+        (Copier::new::<T>(a, a_stride, block_m, m, k), Copier::new::<T>(b, b_stride, block_n, n, k))
     };
     let tile = ThreadTile::of_this_thread::<T>();
     let mut acc = T::Acc::default();
 
-    // 1. Mainloop. A stage is overwritten one barrier after its last read.
-    // SAFETY: the launch gives `SHARED_BYTES`; copies are waited for, and the barrier passed, before a stage is read.
+    // 1. Mainloop. A stage is overwritten one barrier after its last read. SAFETY: the launch gives
+    //    `SHARED_BYTES`; copies are waited for, and the barrier passed, before a stage is read.
     unsafe {
         let smem_a = dynamic_shared_mem::<f32>();
-        let smem_b = smem_a.add(T::NUM_STAGES * T::BLOCK_M * BLOCK_K);
+        let smem_b = smem_a.offset(T::NUM_STAGES * T::BLOCK_M * BLOCK_K);
         let copy_stage = |stage_idx: u32, first_k: u32| {
-            let smem_a = smem_a.add(stage_idx * T::BLOCK_M * BLOCK_K);
-            let smem_b = smem_b.add(stage_idx * T::BLOCK_N * BLOCK_K);
+            let smem_a = smem_a.offset(stage_idx * T::BLOCK_M * BLOCK_K);
+            let smem_b = smem_b.offset(stage_idx * T::BLOCK_N * BLOCK_K);
             a.copy_tile::<T>(smem_a, T::BLOCK_M, first_k);
             b.copy_tile::<T>(smem_b, T::BLOCK_N, first_k);
             cp_async::commit();
@@ -290,8 +298,8 @@ pub unsafe fn gemm_f32<T: Tile>(
         for stage_idx in 0..T::NUM_STAGES - 1 {
             copy_stage(stage_idx, stage_idx * BLOCK_K);
         }
-        let fragments_a = smem_a.add(swizzle(tile.m, 0));
-        let fragments_b = smem_b.add(swizzle(tile.n, 0));
+        let fragments_a = smem_a.offset(swizzle(tile.m, 0));
+        let fragments_b = smem_b.offset(swizzle(tile.n, 0));
         let mut stage_idx = 0;
         let mut first_k = 0;
         while first_k < k {
@@ -299,8 +307,8 @@ pub unsafe fn gemm_f32<T: Tile>(
             thread::sync_threads();
             let free_stage = if stage_idx == 0 { T::NUM_STAGES } else { stage_idx } - 1;
             copy_stage(free_stage, first_k + (T::NUM_STAGES - 1) * BLOCK_K);
-            let fragments_a = fragments_a.add(stage_idx * T::BLOCK_M * BLOCK_K);
-            let fragments_b = fragments_b.add(stage_idx * T::BLOCK_N * BLOCK_K);
+            let fragments_a = fragments_a.offset(stage_idx * T::BLOCK_M * BLOCK_K);
+            let fragments_b = fragments_b.offset(stage_idx * T::BLOCK_N * BLOCK_K);
             unroll!(fragment in 0..FRAGMENTS as usize, {
                 ThreadTile::multiply::<T>(fragments_a, fragments_b, fragment as u32, &mut acc);
             });

@@ -1,10 +1,12 @@
-//! GEMM in f32 for few rows (decode): `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`, m at most 16.
+//! GEMM in f32 for few rows (decode): `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+
+//! residual[m, n])`, m at most 16.
 //!
-//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out may be residual; f32; k a
-//!           multiple of 4, rows of a and b at multiples of 16 bytes.
-//! Launch    grid `(n / columns a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a warp takes `COLUMNS` outputs of every row.
-//! Numerics  f32; a lane sums every 128th group of four along k, the lanes are summed as a tree: the same order for
-//!           whatever number of rows.
+//! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out
+//!           may be residual; f32; k a multiple of 4, rows of a and b at multiples of 16 bytes.
+//! Launch    grid `(n / columns a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a warp takes
+//!           `COLUMNS` outputs of every row.
+//! Numerics  f32; a lane sums every 128th group of four along k, the lanes are summed as a tree:
+//!           the same order for whatever number of rows.
 //! Bound     memory: b is read once, `4 * n * k` bytes, 16 bytes a lane and load; a stays in L1.
 
 use cuda_std::prelude::*;
@@ -32,31 +34,45 @@ unsafe fn accumulate<const ROWS: usize, const COLUMNS: usize, const STEPS: usize
     let mut weights = [[[0.0; 4]; COLUMNS]; STEPS];
     // SAFETY: the caller's promise.
     unsafe {
-        unroll!(step in 0..STEPS, {
-            unroll!(column in 0..COLUMNS, {
+        for step in 0..STEPS {
+            for column in 0..COLUMNS {
                 let at = (first + step as u32 * WARP_ELEMS) as usize;
                 weights[step][column] = b[column].stream_v4(at);
-            });
-        });
+            }
+        }
         unroll!(step in 0..STEPS, {
-            unroll!(row in 0..ROWS, {
-                let x = a[row].get_v4((first + step as u32 * WARP_ELEMS) as usize);
-                unroll!(column in 0..COLUMNS, {
-                    for k in 0..4 {
-                        acc[row][column] =
-                            math::fma(x[k], weights[step][column][k], acc[row][column]);
-                    }
-                });
-            });
+            accumulate_step(a, &weights[step], (first + step as u32 * WARP_ELEMS) as usize, acc);
         });
     }
+}
+
+/// Adds the products of the four elements from `at` on of each row with `weights`.
+///
+/// # Safety
+/// 1. `at + 4` is at most the length of the rows.
+#[inline(always)]
+unsafe fn accumulate_step<const ROWS: usize, const COLUMNS: usize>(
+    a: &[Global<f32>; ROWS],
+    weights: &[[f32; 4]; COLUMNS],
+    at: usize,
+    acc: &mut [[f32; COLUMNS]; ROWS],
+) {
+    unroll!(row in 0..ROWS, {
+        // SAFETY: the caller's promise.
+        let x = unsafe { a[row].get_v4(at) };
+        for column in 0..COLUMNS {
+            for k in 0..4 {
+                acc[row][column] = math::fma(x[k], weights[column][k], acc[row][column]);
+            }
+        }
+    });
 }
 
 /// `COLUMNS` outputs of up to `ROWS` rows a warp, with `STEPS * COLUMNS` loads of a lane in flight.
 ///
 /// # Safety
-/// 1. `m` is one element, at most `ROWS`; `a` and `out` hold that many rows, `b` holds `n`, at their strides; `bias` and
-///    `residual` are null or hold as much as `out` asks for.
+/// 1. `m` is one element, at most `ROWS`; `a` and `out` hold that many rows, `b` holds `n`, at
+///    their strides; `bias` and `residual` are null or hold as much as `out` asks for.
 /// 2. `out` is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
 #[kernel(
@@ -85,7 +101,8 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
 ) {
     let lane_id = warp::lane_id();
     let column = (thread::block_idx_x() * NUM_WARPS + warp::warp_idx()) * COLUMNS as u32;
-    // SAFETY: rows and columns past the last one read the last one's operands and write nothing; `first` stays under `k`.
+    // SAFETY: rows and columns past the last one read the last one's operands and write nothing;
+    // `first` stays under `k`.
     unsafe {
         let m = m.get(0);
         if m == 0 || column >= n {
@@ -112,9 +129,10 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
         }
 
         unroll!(i in 0..ROWS, {
-            unroll!(j in 0..COLUMNS, {
-                let mut sum = warp::reduce_add(acc[i][j]);
-                let (row, column) = (i as u32, column + j as u32);
+            let row = i as u32;
+            for (j, value) in acc[i].iter().enumerate() {
+                let mut sum = warp::reduce_add(*value);
+                let column = column + j as u32;
                 if lane_id == 0 && row < m && column < n {
                     let at = |stride: u32| row as usize * stride as usize + column as usize;
                     if !bias.is_null() {
@@ -125,7 +143,7 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
                     }
                     out.set(at(out_stride), sum);
                 }
-            });
+            }
         });
     }
 }
