@@ -7,8 +7,10 @@ use halfwarp::plan::StepInputs;
 use crate::harness::{Matrix, Setup, bounds, one_sequence, smallest_kv};
 use crate::{Open, Test};
 
-/// Changes that make the inputs of a step wrong.
-const FAULTS: &[(&str, fn(&mut StepInputs))] = &[
+/// A change that makes the inputs of a step wrong, and its name.
+type Fault = (&'static str, fn(&mut StepInputs));
+
+const FAULTS: &[Fault] = &[
     ("a_token_beyond_the_vocabulary", |inputs| inputs.token_ids[1] = 6),
     ("a_slot_beyond_the_cache", |inputs| inputs.slot_mapping[0] = 64),
     ("a_page_beyond_the_cache", |inputs| inputs.block_tables[0][0] = 1),
