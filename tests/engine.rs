@@ -262,8 +262,9 @@ fn broken_weights_fail_each_request_by_itself() {
     let model = Arc::new(Model::open(dir.path()).unwrap());
     let mut engine = Engine::new(model, EngineOptions { max_seqs: 2, ..options() }).unwrap();
     let sampling = Sampling { temperature: 1.0, ..Default::default() };
-    let request = Request { sampling, ..greedy(vec![1, 2], 5) };
-    let ids = [(); 2].map(|()| engine.add_request(request.clone()).unwrap());
+    let drawn = Request { sampling, ..greedy(vec![1, 2], 5) };
+    let requests = [greedy(vec![1, 2], 5), drawn];
+    let ids = requests.clone().map(|request| engine.add_request(request).unwrap());
     for id in ids {
         let error = engine.step().unwrap_err();
         assert!(matches!(error, EngineError::Sample { request, .. } if request == id), "{error}");
@@ -271,8 +272,8 @@ fn broken_weights_fail_each_request_by_itself() {
         assert!(error.to_string().starts_with(start), "{error}");
     }
     assert!(!engine.has_work());
-    assert!(matches!(
-        engine.generate(request, |_| ControlFlow::Continue(())),
-        Err(EngineError::Sample { .. })
-    ));
+    for request in requests {
+        let failure = engine.generate(request, |_| ControlFlow::Continue(()));
+        assert!(matches!(failure, Err(EngineError::Sample { .. })), "{failure:?}");
+    }
 }

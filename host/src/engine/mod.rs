@@ -177,11 +177,11 @@ impl Engine {
         inputs
     }
 
-    /// What the batch wants back: token ids where every sequence takes the largest logit, which the device finds.
+    /// What the batch wants back.
     fn want(&mut self, entries: &[Entry]) -> Want {
         let mut want = Want::Nothing;
         for entry in entries.iter().filter(|entry| entry.is_last) {
-            if !self.scheduler.running(entry.index).is_plain_greedy() {
+            if self.scheduler.running(entry.index).needs_logits() {
                 return Want::Logits;
             }
             want = Want::NextTokens;
