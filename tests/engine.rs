@@ -10,6 +10,7 @@ use halfwarp::exec::Device;
 use halfwarp::model::Model;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock};
@@ -239,5 +240,40 @@ fn bad_requests_say_what_is_wrong() {
 fn the_default_context_is_the_models() {
     for context in [None, Some(0)] {
         assert_eq!(engine(EngineOptions { context, ..options() }).context(), 512);
+    }
+}
+
+/// A norm of NaN: every logit is one too.
+#[test]
+fn broken_weights_fail_each_request_by_itself() {
+    let golden = support::data_dir().join("goldens/llama-gqa");
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "generation_config.json"] {
+        std::fs::copy(golden.join(file), dir.path().join(file)).unwrap();
+    }
+    let mut bytes = std::fs::read(golden.join("model.safetensors")).unwrap();
+    let (header_len, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+    let (start, end) = metadata.info("model.norm.weight").unwrap().data_offsets;
+    for half in bytes[8 + header_len..][start..end].chunks_exact_mut(2) {
+        half.copy_from_slice(&0x7e00u16.to_le_bytes());
+    }
+    std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+
+    let model = Arc::new(Model::open(dir.path()).unwrap());
+    let mut engine = Engine::new(model, EngineOptions { max_seqs: 2, ..options() }).unwrap();
+    let sampling = Sampling { temperature: 1.0, ..Default::default() };
+    let drawn = Request { sampling, ..greedy(vec![1, 2], 5) };
+    let requests = [greedy(vec![1, 2], 5), drawn];
+    let ids = requests.clone().map(|request| engine.add_request(request).unwrap());
+    for id in ids {
+        let error = engine.step().unwrap_err();
+        assert!(matches!(error, EngineError::Sample { request, .. } if request == id), "{error}");
+        let start = "the model's logit of token 0 is NaN";
+        assert!(error.to_string().starts_with(start), "{error}");
+    }
+    assert!(!engine.has_work());
+    for request in requests {
+        let failure = engine.generate(request, |_| ControlFlow::Continue(()));
+        assert!(matches!(failure, Err(EngineError::Sample { .. })), "{failure:?}");
     }
 }

@@ -24,36 +24,43 @@ const MIN_MARGIN: f32 = 1e-3;
 const MAX_NLL_ERROR: f64 = 1e-3;
 
 fn main() {
-    let goldens = golden_dirs();
     let model = || support::smollm2().ok_or("SmolLM2 is not in the model cache");
-    let mut trials = vec![trial("smollm2::token_ids", move || Ok(smollm2_token_ids(&model()?)))];
+    let mut trials =
+        vec![trial("smollm2::token_ids".into(), model, |path| smollm2_token_ids(&path))];
     for (name, device, present) in support::devices() {
-        let there = move || if present { Ok(device) } else { Err("there is no such device") };
-        for dir in &goldens {
-            let golden = dir.file_name().unwrap().to_string_lossy();
-            let (path, name) = (dir.clone(), format!("{name}::{golden}"));
-            trials.push(trial(&format!("{name}::logits"), {
-                let path = path.clone();
-                move || Ok(golden_logits(&path, there()?))
+        let device = move || if present { Ok(device) } else { Err("there is no such device") };
+        for dir in golden_dirs() {
+            let golden = format!("{name}::{}", dir.file_name().unwrap().to_string_lossy());
+            let path = dir.clone();
+            trials.push(trial(format!("{golden}::logits"), device, move |device| {
+                golden_logits(&dir, device)
             }));
-            trials.push(trial(&format!("{name}::greedy"), move || {
-                Ok(golden_greedy(&path, there()?))
+            trials.push(trial(format!("{golden}::greedy"), device, move |device| {
+                golden_greedy(&path, device)
             }));
         }
-        trials.push(trial(&format!("{name}::smollm2::logits"), move || {
-            Ok(smollm2_logits(&model()?, there()?))
+        let both = move || Ok((model()?, device()?));
+        trials.push(trial(format!("{name}::smollm2::logits"), both, |(path, device)| {
+            smollm2_logits(&path, device)
         }));
-        trials.push(trial(&format!("{name}::smollm2::chats"), move || {
-            Ok(smollm2_chats(&model()?, there()?))
+        trials.push(trial(format!("{name}::smollm2::chats"), both, |(path, device)| {
+            smollm2_chats(&path, device)
         }));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-/// A test that asserts, or says what this machine lacks.
-fn trial(name: &str, run: impl FnOnce() -> Result<(), &'static str> + Send + 'static) -> Trial {
-    Trial::ignorable_test(name, || match run() {
-        Ok(()) => Ok(Completion::Completed),
+/// A test that `needs` something of this machine: ignored, with the reason, where that is missing.
+fn trial<T>(
+    name: String,
+    needs: impl FnOnce() -> Result<T, &'static str> + Send + 'static,
+    test: impl FnOnce(T) + Send + 'static,
+) -> Trial {
+    Trial::ignorable_test(name, || match needs() {
+        Ok(needed) => {
+            test(needed);
+            Ok(Completion::Completed)
+        }
         Err(lacking) => Ok(Completion::ignored_with(lacking)),
     })
 }

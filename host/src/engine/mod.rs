@@ -39,6 +39,8 @@ pub struct Engine {
     next_id: u64,
     /// Events that no step has handed out yet.
     events: VecDeque<Event>,
+    /// Failures of single requests, likewise.
+    failures: VecDeque<EngineError>,
 }
 
 impl Engine {
@@ -83,6 +85,7 @@ impl Engine {
             scheduler: Scheduler::new(max_seqs, buckets.max_tokens, num_pages),
             next_id: 0,
             events: VecDeque::new(),
+            failures: VecDeque::new(),
         })
     }
 
@@ -128,7 +131,7 @@ impl Engine {
 
     /// Whether there is something to do for [`Engine::step`].
     pub fn has_work(&self) -> bool {
-        self.scheduler.has_work() || !self.events.is_empty()
+        self.scheduler.has_work() || !self.events.is_empty() || !self.failures.is_empty()
     }
 
     /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there is room for.
@@ -137,14 +140,24 @@ impl Engine {
     /// [`EngineError::Sample`] for one request, which is removed; the events of the others come with the next step.
     /// [`EngineError::Exec`] if the batch failed: nothing has changed.
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
+        if self.failures.is_empty() {
+            self.run_batch()?;
+        }
+        match self.failures.pop_front() {
+            Some(failure) => Err(failure),
+            None => Ok(self.events.drain(..).collect()),
+        }
+    }
+
+    fn run_batch(&mut self) -> Result<(), EngineError> {
         let entries = self.scheduler.schedule().entries;
         if !entries.is_empty() {
             let inputs = self.step_inputs(&entries);
             let want = self.want(&entries);
             let output = self.run(&inputs, want)?;
-            self.take_output(&entries, &output)?;
+            self.take_output(&entries, &output);
         }
-        Ok(self.events.drain(..).collect())
+        Ok(())
     }
 
     fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
@@ -179,11 +192,11 @@ impl Engine {
         inputs
     }
 
-    /// What the batch wants back: token ids where every sequence takes the largest logit, which the device finds.
+    /// What the batch wants back.
     fn want(&mut self, entries: &[Entry]) -> Want {
         let mut want = Want::Nothing;
         for entry in entries.iter().filter(|entry| entry.is_last) {
-            if !self.scheduler.running(entry.index).is_plain_greedy() {
+            if self.scheduler.running(entry.index).needs_logits() {
                 return Want::Logits;
             }
             want = Want::NextTokens;
@@ -206,11 +219,10 @@ impl Engine {
     }
 
     /// Samples the next tokens of the batch, and makes the events of it.
-    fn take_output(&mut self, entries: &[Entry], output: &StepOutput) -> Result<(), EngineError> {
+    fn take_output(&mut self, entries: &[Entry], output: &StepOutput) {
         let vocab_size = self.model.config().vocab_size;
         let context = self.buckets.context;
         let mut ended = Vec::new();
-        let mut failed = None;
         let mut row = 0;
         for entry in entries {
             let sequence = self.scheduler.running(entry.index);
@@ -234,13 +246,12 @@ impl Engine {
                 }
                 Err(source) => {
                     ended.push(request);
-                    failed.get_or_insert(EngineError::Sample { request, source });
+                    self.failures.push_back(EngineError::Sample { request, source });
                 }
             }
         }
         for request in ended {
             self.scheduler.remove(request);
         }
-        failed.map_or(Ok(()), Err)
     }
 }

@@ -92,10 +92,13 @@ mod tests {
         assert!(check(&plan(), &StepInputs::new()).is_ok());
     }
 
+    /// How the error starts, and how the inputs are spoiled.
+    type Fault = (&'static str, fn(&mut StepInputs));
+
     /// Each value and each length that is wrong is an error that names it, never a panic.
     #[test]
     fn inputs_beyond_a_bound_are_named() {
-        let spoil: [(&str, fn(&mut StepInputs)); 14] = [
+        let faults: [Fault; 14] = [
             ("token id 10", |inputs| inputs.token_ids[1] = 10),
             ("position 100", |inputs| inputs.positions[3] = 100),
             ("slot 256", |inputs| inputs.slot_mapping[0] = 256),
@@ -111,7 +114,7 @@ mod tests {
             ("sequence 1", |inputs| inputs.block_tables[1].truncate(1)),
             ("4 tokens in 2 sequences", |inputs| inputs.logit_rows = vec![0; 3]),
         ];
-        for (start, spoil) in spoil {
+        for (start, spoil) in faults {
             let mut inputs = inputs();
             spoil(&mut inputs);
             let message = check(&plan(), &inputs).unwrap_err().to_string();

@@ -7,8 +7,7 @@ const LANES: usize = 16;
 /// a row's result is the same whatever other rows are computed with it.
 pub fn dots<const M: usize>(w: &[f32], x: [&[f32]; M]) -> [f32; M] {
     let (w_chunks, w_tail) = w.as_chunks::<LANES>();
-    let x = x.map(|x| x[..w.len()].as_chunks::<LANES>());
-    let x_chunks = x.map(|(chunks, _)| &chunks[..w_chunks.len()]);
+    let x_chunks = x.map(|x| &x.as_chunks::<LANES>().0[..w_chunks.len()]);
     let mut sums = [[0.0; LANES]; M];
     for (i, w) in w_chunks.iter().enumerate() {
         for (sums, x) in sums.iter_mut().zip(&x_chunks) {
@@ -17,25 +16,15 @@ pub fn dots<const M: usize>(w: &[f32], x: [&[f32]; M]) -> [f32; M] {
             }
         }
     }
-    std::array::from_fn(|m| {
-        let tail: f32 = w_tail.iter().zip(x[m].1).map(|(w, x)| w * x).sum();
-        sum(sums[m]) + tail
-    })
+    let mut dots = sums.map(|sums| sums.iter().sum::<f32>());
+    for (dot, x) in dots.iter_mut().zip(x) {
+        let x_tail = &x[w.len() - w_tail.len()..];
+        *dot += w_tail.iter().zip(x_tail).map(|(w, x)| w * x).sum::<f32>();
+    }
+    dots
 }
 
 /// Inner product of `a` and `b`, of one length.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     dots(a, [b])[0]
-}
-
-/// Pairwise sum of the lanes.
-fn sum(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
 }

@@ -8,54 +8,71 @@ use super::activations::{Rows, RowsMut};
 use super::dot::dots;
 use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
 
-/// Rows up to which inner products are faster than a matrix product, which packs the weight first (at 64 rows of
-/// SmolLM2's shapes they take the same time).
-const MAX_DOT_ROWS: usize = 32;
-/// Least `n` and `k` of a matrix product: below, nalgebra takes a path that reads strided views out of bounds.
-const MIN_PRODUCT_DIM: usize = 6;
+/// Rows up to which inner products are faster than a matrix product, which packs the weight first.
+const MAX_DOT_ROWS: usize = 64;
 /// Rows that share one read of a weight row. With four, the compiler spills the partial sums.
 const DOT_ROWS: usize = 2;
-/// Weight elements in the block of one task: half of a core's L2 cache.
-const BLOCK_ELEMS: usize = 1 << 17;
-/// Least weight rows in the block of one task of a matrix product, which packs `x` anew for each.
-const MIN_PRODUCT_ROWS: usize = 96;
+/// Weight elements in the block of inner products of one task: half of a core's L2 cache, for the next rows.
+const DOT_BLOCK_ELEMS: usize = 1 << 17;
+/// Least weight rows of one task of a matrix product, which packs `x` anew for each: as many as each thread can get,
+/// or 64.
+const MIN_PRODUCT_ROWS: usize = 64;
+/// Least `n` and `k` of a matrix product: below, nalgebra 0.35 takes a path that reads strided views out of bounds.
+const MIN_PRODUCT_DIM: usize = 6;
 
 /// `out` transposed, `[n, rows]`: what can be divided by rows of the weight.
 type Transposed<'a> = DMatrixViewMut<'a, f32, Dyn, Dyn>;
 
-/// Computes `out = x * weight^T`, or adds it to `out` where `accumulate`. `weight` is `[out.width(), x width]`.
+/// Computes `out` for some rows of the weight.
+type Multiply = fn(Rows, &[f32], bool, Transposed);
+
+/// Computes `out = x * weight^T`, or adds it to `out` where `accumulate`. `weight` is `[out.width(), x.width()]`.
 pub fn linear(x: Rows, weight: &[f32], accumulate: bool, out: &mut RowsMut) {
-    let (rows, n) = (out.len(), out.width());
+    let (rows, n, k) = (out.len(), out.width(), x.width());
     if rows == 0 {
         return;
     }
     let (data, stride) = out.strided();
     let out = DMatrixViewMut::from_slice_with_strides_mut(data, n, rows, 1, stride);
-    divide(x, weight, accumulate, out);
+    if rows <= MAX_DOT_ROWS || n.min(k) < MIN_PRODUCT_DIM {
+        let block_n = (DOT_BLOCK_ELEMS / k).max(1);
+        divide(block_n, inner_products, x, weight, accumulate, out);
+    } else {
+        let per_thread = n.div_ceil(rayon::current_num_threads()).next_multiple_of(8);
+        let block_n = per_thread.max(MIN_PRODUCT_ROWS);
+        divide(block_n, matrix_product, x, weight, accumulate, out);
+    }
 }
 
-/// Divides the weight's rows over tasks until one task has a block of them.
-fn divide(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
-    let (n, k) = (out.nrows(), x.width());
-    let by_dots = x.len() <= MAX_DOT_ROWS || n.min(k) < MIN_PRODUCT_DIM;
-    let min_block_n = if by_dots { 1 } else { MIN_PRODUCT_ROWS };
-    if n > (BLOCK_ELEMS / k).max(min_block_n) {
-        let middle = (n / 2).next_multiple_of(8).min(n - 1);
-        let (weight_low, weight_high) = weight.split_at(middle * k);
-        let (low, high) = out.rows_range_pair_mut(..middle, middle..);
-        rayon::join(
-            || divide(x, weight_low, accumulate, low),
-            || divide(x, weight_high, accumulate, high),
-        );
-    } else if by_dots {
-        inner_products(x, weight, accumulate, out);
-    } else {
-        let beta = if accumulate { 1.0 } else { 0.0 };
-        let weight = DMatrixView::from_slice_with_strides(weight, n, k, k, 1);
-        let (data, stride) = x.strided();
-        let x_transposed = DMatrixView::from_slice_with_strides(data, k, x.len(), 1, stride);
-        out.gemm(1.0, &weight, &x_transposed, beta);
+/// Halves the weight's rows until a task has at most `block_n` of them.
+fn divide(
+    block_n: usize,
+    multiply: Multiply,
+    x: Rows,
+    weight: &[f32],
+    accumulate: bool,
+    mut out: Transposed,
+) {
+    let n = out.nrows();
+    if n <= block_n {
+        return multiply(x, weight, accumulate, out);
     }
+    let middle = (n / 2).next_multiple_of(8).min(n - 1);
+    let (weight_low, weight_high) = weight.split_at(middle * x.width());
+    let (low, high) = out.rows_range_pair_mut(..middle, middle..);
+    rayon::join(
+        || divide(block_n, multiply, x, weight_low, accumulate, low),
+        || divide(block_n, multiply, x, weight_high, accumulate, high),
+    );
+}
+
+fn matrix_product(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
+    let (n, k) = (out.nrows(), x.width());
+    let beta = if accumulate { 1.0 } else { 0.0 };
+    let weight = DMatrixView::from_slice_with_strides(weight, n, k, k, 1);
+    let (data, stride) = x.strided();
+    let x_transposed = DMatrixView::from_slice_with_strides(data, k, x.len(), 1, stride);
+    out.gemm(1.0, &weight, &x_transposed, beta);
 }
 
 fn inner_products(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
