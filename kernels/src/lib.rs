@@ -5,6 +5,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
+pub mod attention;
 pub mod gather_rows;
 pub mod gemm;
 

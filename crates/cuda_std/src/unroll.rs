@@ -1,6 +1,6 @@
 //! Loops that must be written out.
 
-/// `for i in 0..len`, written out; `len` is a constant, at most 16, and so is `i` in the body.
+/// `for i in start..end`, written out; both are constants, `end` at most 16, and so is `i` in the body.
 ///
 /// An array of a thread lives in registers only if every index into it is a constant in the machine code. LLVM unrolls a
 /// loop with a small body by itself, one with a large body not.
@@ -14,27 +14,27 @@
 /// ```
 #[macro_export]
 macro_rules! unroll {
-    ($i:ident in 0..$len:expr, $body:block) => {
-        const { assert!($len <= 16, "`unroll!` writes out at most 16 rounds") };
-        $crate::unroll!(@step $i, 0, $len, $body);
-        $crate::unroll!(@step $i, 1, $len, $body);
-        $crate::unroll!(@step $i, 2, $len, $body);
-        $crate::unroll!(@step $i, 3, $len, $body);
-        $crate::unroll!(@step $i, 4, $len, $body);
-        $crate::unroll!(@step $i, 5, $len, $body);
-        $crate::unroll!(@step $i, 6, $len, $body);
-        $crate::unroll!(@step $i, 7, $len, $body);
-        $crate::unroll!(@step $i, 8, $len, $body);
-        $crate::unroll!(@step $i, 9, $len, $body);
-        $crate::unroll!(@step $i, 10, $len, $body);
-        $crate::unroll!(@step $i, 11, $len, $body);
-        $crate::unroll!(@step $i, 12, $len, $body);
-        $crate::unroll!(@step $i, 13, $len, $body);
-        $crate::unroll!(@step $i, 14, $len, $body);
-        $crate::unroll!(@step $i, 15, $len, $body);
+    ($i:ident in $start:literal..$end:expr, $body:block) => {
+        const { assert!($end <= 16, "`unroll!` writes out at most 16 rounds") };
+        $crate::unroll!(@step $i, 0, $start, $end, $body);
+        $crate::unroll!(@step $i, 1, $start, $end, $body);
+        $crate::unroll!(@step $i, 2, $start, $end, $body);
+        $crate::unroll!(@step $i, 3, $start, $end, $body);
+        $crate::unroll!(@step $i, 4, $start, $end, $body);
+        $crate::unroll!(@step $i, 5, $start, $end, $body);
+        $crate::unroll!(@step $i, 6, $start, $end, $body);
+        $crate::unroll!(@step $i, 7, $start, $end, $body);
+        $crate::unroll!(@step $i, 8, $start, $end, $body);
+        $crate::unroll!(@step $i, 9, $start, $end, $body);
+        $crate::unroll!(@step $i, 10, $start, $end, $body);
+        $crate::unroll!(@step $i, 11, $start, $end, $body);
+        $crate::unroll!(@step $i, 12, $start, $end, $body);
+        $crate::unroll!(@step $i, 13, $start, $end, $body);
+        $crate::unroll!(@step $i, 14, $start, $end, $body);
+        $crate::unroll!(@step $i, 15, $start, $end, $body);
     };
-    (@step $i:ident, $value:literal, $len:expr, $body:block) => {
-        if $value < $len {
+    (@step $i:ident, $value:literal, $start:literal, $end:expr, $body:block) => {
+        if $start <= $value && $value < $end {
             #[allow(non_upper_case_globals)]
             const $i: usize = $value;
             $body

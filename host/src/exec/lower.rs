@@ -196,3 +196,6 @@ impl Lowering<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

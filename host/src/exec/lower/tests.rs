@@ -1,0 +1,175 @@
+//! That each operation reaches its kernel, with the addresses, strides and counts of its views.
+
+use super::*;
+use crate::plan::{
+    Bounds, Constant, ConstantId, KvLayout, PartTransform, Tensor, TensorId, Weight, WeightPart,
+};
+
+const WIDTH: usize = 8;
+const STEP: u64 = 0x5000;
+const TENSORS: [u64; 3] = [0x10_0000, 0x20_0000, 0x30_0000];
+const WEIGHTS: [u64; 2] = [0x40_0000, 0x50_0000];
+
+/// A plan of `op` alone: activation 0 and 1 have rows of tokens, 2 of logits; weight 0 is `[8, 8]`, 1 a vector.
+fn plan(op: Op) -> Plan {
+    let tensor = |rows| Tensor { name: "t".to_owned(), rows, width: WIDTH, dtype: Dtype::F32 };
+    let weight = |rows| Weight {
+        name: format!("weight of {rows}"),
+        rows,
+        cols: WIDTH,
+        storage: Dtype::F32,
+        parts: vec![WeightPart { source: "w".to_owned(), rows, transform: PartTransform::None }],
+    };
+    let rope = Constant { name: "rope".to_owned(), rows: 64, cols: 4, data: vec![0.0; 256].into() };
+    Plan {
+        bounds: Bounds {
+            max_tokens: 40,
+            max_seqs: 2,
+            max_q_len: 40,
+            max_logit_rows: 3,
+            max_kv_len: 64,
+        },
+        tensors: vec![tensor(Rows::Tokens), tensor(Rows::Tokens), tensor(Rows::Logits)],
+        weights: vec![weight(WIDTH), weight(1)],
+        constants: vec![rope],
+        kv: KvLayout {
+            num_layers: 2,
+            num_kv_heads: 1,
+            head_dim: 4,
+            num_pages: 2,
+            dtype: Dtype::F32,
+        },
+        ops: vec![op],
+        logits: view(2),
+        next_tokens: view(2),
+    }
+}
+
+fn view(tensor: usize) -> View {
+    View { tensor: TensorId(tensor), start: 0, width: WIDTH }
+}
+
+fn addresses() -> Addresses {
+    Addresses {
+        weights: WEIGHTS.to_vec(),
+        constants: vec![0x60_0000],
+        kv_pools: vec![KvPool { k: 0x70_0000, v: 0x71_0000 }, KvPool { k: 0x72_0000, v: 0x73_0000 }],
+        tensors: TENSORS.to_vec(),
+        step: STEP,
+    }
+}
+
+fn launch(op: Op) -> Launch {
+    let mut launches = lower(&plan(op), &addresses()).unwrap();
+    assert_eq!(launches.len(), 1);
+    launches.remove(0)
+}
+
+/// The arguments that are addresses: those of eight bytes.
+fn pointers(launch: &Launch) -> Vec<u64> {
+    let ends = launch.arg_offsets[1..].iter().copied().chain([launch.args.len() as u32]);
+    let arguments = launch.arg_offsets.iter().copied().zip(ends);
+    arguments
+        .filter_map(|(start, end)| launch.args[start as usize..end as usize].first_chunk::<8>())
+        .map(|bytes| u64::from_le_bytes(*bytes))
+        .filter(|&value| value == 0 || (STEP..1 << 32).contains(&value))
+        .collect()
+}
+
+fn input(index: usize) -> u64 {
+    STEP + 4 * index as u64
+}
+
+const NUM_TOKENS: usize = StepLayout::NUM_TOKENS;
+const NUM_LOGIT_ROWS: usize = StepLayout::NUM_LOGIT_ROWS;
+
+#[test]
+fn views_become_addresses() {
+    let layout = plan(Op::GatherRows { x: view(0), out: view(2) }).step_layout();
+    let half = |tensor, start| View { start, width: 4, ..view(tensor) };
+    let (table, weight) = (WeightId(0), WeightId(1));
+    let [a, b, c] = TENSORS;
+    let cases = [
+        (
+            Op::Embedding { table, out: view(1) },
+            vec![input(NUM_TOKENS), input(layout.token_ids), WEIGHTS[0], b],
+        ),
+        (
+            Op::RmsNorm { x: view(0), weight, out: view(1), eps: 1e-5 },
+            vec![input(NUM_TOKENS), a, WEIGHTS[1], b],
+        ),
+        (
+            Op::RmsNorm { x: view(2), weight, out: view(2), eps: 1e-5 },
+            vec![input(NUM_LOGIT_ROWS), c, WEIGHTS[1], c],
+        ),
+        (
+            Op::Rope { x: half(0, 4), table: ConstantId(0), head_dim: 4 },
+            vec![input(NUM_TOKENS), input(layout.positions), 0x60_0000, a + 16],
+        ),
+        (
+            Op::KvAppend { layer: 1, k: half(0, 0), v: half(0, 4) },
+            vec![input(NUM_TOKENS), input(layout.slot_mapping), a, a + 16, 0x72_0000, 0x73_0000],
+        ),
+        (
+            Op::SiluMul { gate: half(0, 0), up: half(0, 4), out: half(1, 4) },
+            vec![input(NUM_TOKENS), a, a + 16, b + 16],
+        ),
+        (
+            Op::GatherRows { x: view(0), out: view(2) },
+            vec![input(NUM_LOGIT_ROWS), input(layout.logit_rows), a, c],
+        ),
+        (Op::Argmax { x: view(2), out: half(2, 3) }, vec![input(NUM_LOGIT_ROWS), c, c + 12]),
+    ];
+    for (op, expected) in cases {
+        let name = op.name();
+        assert_eq!(pointers(&launch(op)), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_linear_layer_takes_what_it_has() {
+    let linear = |bias, residual| Op::Linear {
+        x: view(0),
+        weight: WeightId(0),
+        bias,
+        residual,
+        out: view(1),
+    };
+    let [a, b, _] = TENSORS;
+    let plain = pointers(&launch(linear(None, None)));
+    assert_eq!(plain, [input(NUM_TOKENS), a, WEIGHTS[0], 0, 0, b]);
+    let both = pointers(&launch(linear(Some(WeightId(1)), Some(view(1)))));
+    assert_eq!(both, [input(NUM_TOKENS), a, WEIGHTS[0], WEIGHTS[1], b, b]);
+}
+
+#[test]
+fn storage_that_no_kernel_takes_is_an_error_that_names_it() {
+    let op = || Op::Embedding { table: WeightId(0), out: view(1) };
+    let mut weight = plan(op());
+    weight.weights[0].storage = Dtype::F16;
+    let error = lower(&weight, &addresses()).unwrap_err().to_string();
+    assert_eq!(error, "weight of 8: F16 storage; the kernels take F32");
+
+    let mut activation = plan(op());
+    activation.tensors[1].dtype = Dtype::BF16;
+    assert!(lower(&activation, &addresses()).is_err());
+
+    let mut cache = plan(Op::KvAppend { layer: 0, k: view(0), v: view(0) });
+    cache.kv.dtype = Dtype::F16;
+    let error = lower(&cache, &addresses()).unwrap_err().to_string();
+    assert_eq!(error, "the KV cache: F16 storage; the kernels take F32");
+}
+
+#[test]
+fn a_shape_that_no_kernel_takes_names_the_operation() {
+    let rope = || Op::Rope { x: view(0), table: ConstantId(0), head_dim: 2 };
+    let error = lower(&plan(rope()), &addresses()).unwrap_err().to_string();
+    assert!(error.starts_with("rope: rotary_dim is 4"), "{error}");
+}
+
+#[test]
+fn nothing_to_compute_is_no_launch() {
+    let mut empty = plan(Op::GatherRows { x: view(0), out: view(2) });
+    empty.bounds.max_logit_rows = 0;
+    assert_eq!(lower(&empty, &addresses()).unwrap(), []);
+}
