@@ -5,6 +5,7 @@
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
+use kernels::attention::{self, AttentionOperands, SeqInputs};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::{Linear, LinearOperands};
 use kernels::kv_cache::KvAppend;
@@ -14,7 +15,7 @@ use kernels::sampling::Argmax;
 use kernels::silu_mul::SiluMul;
 
 use super::ExecError;
-use crate::plan::{Dtype, Op, Plan, Rows, StepLayout, View, Weight, WeightId};
+use crate::plan::{Attention, Dtype, Op, Plan, Rows, StepLayout, View, Weight, WeightId};
 
 /// The cache of one layer: addresses of its pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub struct Addresses {
     pub tensors: Vec<u64>,
     /// The step buffer, laid out as [`Plan::step_layout`] says.
     pub step: u64,
+    /// What one operation needs for itself: [`workspace_bytes`] of it.
+    pub workspace: u64,
 }
 
 /// The launches of `plan`, in order; an operation with nothing to compute has none.
@@ -53,6 +56,34 @@ pub fn lower(plan: &Plan, addresses: &Addresses) -> Result<Vec<Launch>, ExecErro
     Ok(launches)
 }
 
+/// Bytes that an operation of `plan` needs at most for itself; the next one takes the same.
+pub fn workspace_bytes(plan: &Plan) -> usize {
+    let elems = |op: &Op| match op {
+        Op::Attention(op) if is_decode(plan) => launcher(plan, op).decode_workspace_elems(),
+        _ => 0,
+    };
+    plan.ops.iter().map(elems).max().unwrap_or(0) * size_of::<f32>()
+}
+
+/// Whether every sequence has at most one new token.
+fn is_decode(plan: &Plan) -> bool {
+    plan.bounds.max_q_len == 1
+}
+
+fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
+    attention::Attention {
+        max_tokens: plan.bounds.max_tokens,
+        max_seqs: plan.bounds.max_seqs,
+        max_kv_len: plan.bounds.max_kv_len,
+        max_pages_per_seq: plan.bounds.max_pages_per_seq(),
+        num_heads: op.num_heads,
+        num_kv_heads: op.num_kv_heads,
+        head_dim: op.head_dim,
+        softmax_scale: op.softmax_scale,
+        window: op.window,
+    }
+}
+
 struct Lowering<'a> {
     plan: &'a Plan,
     addresses: &'a Addresses,
@@ -60,12 +91,12 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    fn op(&self, op: &Op) -> Result<Option<Launch>, ExecError> {
+    fn op(&self, op: &Op) -> Result<Vec<Launch>, ExecError> {
         let unsupported = |why: LaunchError| ExecError::Unsupported {
             op: op.name().to_owned(),
             why: why.to_string(),
         };
-        match *op {
+        let launch = match *op {
             Op::Embedding { table, out } => {
                 let width = self.plan.weight(table).cols;
                 let rows = Operand::new(self.weight(table)?, width);
@@ -143,9 +174,38 @@ impl Lowering<'_> {
             }
             Op::Argmax { x, out } => Argmax { max_rows: self.max_rows(x), vocab_size: x.width }
                 .launch(self.num_rows(x), self.view(x)?, DevicePtr::new(self.address(out))),
-            Op::Attention(_) => Ok(None),
+            Op::Attention(ref attention) => {
+                let (seqs, operands) = (self.seqs(), self.attention_operands(attention)?);
+                let launcher = launcher(self.plan, attention);
+                if is_decode(self.plan) {
+                    let workspace = DevicePtr::new(self.addresses.workspace);
+                    let launches = launcher.decode(&seqs, &operands, workspace);
+                    return Ok(launches.map_err(unsupported)?.into_iter().flatten().collect());
+                }
+                launcher.prefill(&seqs, &operands)
+            }
+        };
+        Ok(launch.map_err(unsupported)?.into_iter().collect())
+    }
+
+    fn seqs(&self) -> SeqInputs {
+        SeqInputs {
+            num_seqs: self.input(StepLayout::NUM_SEQS),
+            cu_seqlens_q: self.input(self.step.cu_seqlens_q),
+            kv_lens: self.input(self.step.kv_lens),
+            block_table: self.input(self.step.block_table),
         }
-        .map_err(unsupported)
+    }
+
+    fn attention_operands(&self, op: &Attention) -> Result<AttentionOperands, ExecError> {
+        self.f32("the KV cache", self.plan.kv.dtype)?;
+        let pool = self.addresses.kv_pools[op.layer];
+        Ok(AttentionOperands {
+            q: self.view(op.q)?,
+            k_pool: DevicePtr::new(pool.k),
+            v_pool: DevicePtr::new(pool.v),
+            out: self.view(op.out)?,
+        })
     }
 
     /// Rows that the activation behind `view` has at most.

@@ -3,5 +3,11 @@
 //! Token `t` of sequence `s` stands at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])` and sees positions
 //! `0 ..= p`, with a window `w` only `p - w < j <= p`.
 
+pub mod decode;
 pub mod prefill;
 mod tile;
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod launcher;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use launcher::{Attention, AttentionOperands, SeqInputs};

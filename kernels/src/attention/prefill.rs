@@ -169,7 +169,7 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
                     scores[i][j] = if visible { score } else { f32::NEG_INFINITY };
                 }
             }
-            softmax.update::<KEYS>(scores, smem_p, lane);
+            softmax.update::<KEYS>(&scores, smem_p, lane);
             cp_async::wait(1);
             thread::sync_threads();
             softmax.accumulate::<KEYS>(smem_p, smem_v, lane);
@@ -184,14 +184,14 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
             let total = softmax.total(i);
             let scale = if total > 0.0 { math::rcp_approx(total) } else { 0.0 };
             let to = (first_token + row) as usize * out_stride as usize + (head * head_dim) as usize;
-            unroll!(chunk in 0..CHUNKS, {
-                for d in 0..4 {
-                    let column = CHUNK * chunk as u32 + 4 * lane.n + d;
+            for (chunk, values) in softmax.out[i].iter().enumerate() {
+                for (d, value) in values.iter().enumerate() {
+                    let column = CHUNK * chunk as u32 + 4 * lane.n + d as u32;
                     if row < queries && column < head_dim {
-                        out.set(to + column as usize, softmax.out[i][chunk][d as usize] * scale);
+                        out.set(to + column as usize, value * scale);
                     }
                 }
-            });
+            }
         });
     }
 }

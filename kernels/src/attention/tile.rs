@@ -151,26 +151,8 @@ pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize, const CHUNKS: 
     let mut smem_k = smem_k.add(lane.n * CHUNK + lane.n * FRAGMENT);
     for _ in 0..CHUNKS {
         unroll!(fragment in 0..FRAGMENTS as usize, {
-            // Rows four apart differ in the upper bit of their swizzle.
-            let q_even = smem_q.xor(fragment as u32 * FRAGMENT);
-            let q_odd = smem_q.xor((fragment as u32 ^ 4) * FRAGMENT);
-            let k_base = smem_k.xor(fragment as u32 * FRAGMENT);
-            let mut k = [[0.0; FRAGMENT as usize]; KEYS];
-            // SAFETY: the rows are inside the tiles.
-            unsafe {
-                unroll!(j in 0..KEYS, {
-                    k[j] = k_base.get_v4_at::<{ LANES_N * CHUNK * j as u32 }>();
-                });
-                unroll!(i in 0..ROWS, {
-                    let q = if i % 2 == 0 { q_even } else { q_odd };
-                    let q = q.get_v4_at::<{ LANES_M * CHUNK * i as u32 }>();
-                    for d in 0..FRAGMENT as usize {
-                        for j in 0..KEYS {
-                            scores[i][j] = math::fma(q[d], k[j][d], scores[i][j]);
-                        }
-                    }
-                });
-            }
+            // SAFETY: the fragment is inside the tiles' pieces.
+            unsafe { add_fragment(smem_q, smem_k, fragment as u32, &mut scores) };
         });
         smem_q = smem_q.add(q_rows * CHUNK);
         smem_k = smem_k.add(BLOCK_N * CHUNK);
@@ -178,21 +160,52 @@ pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize, const CHUNKS: 
     scores
 }
 
+/// Adds the product of four columns of Q and K to `scores`.
+///
+/// # Safety
+/// As [`scores`], which calls it with the lane's first row and key.
+#[inline(always)]
+unsafe fn add_fragment<const ROWS: usize, const KEYS: usize>(
+    smem_q: Shared<f32>,
+    smem_k: Shared<f32>,
+    fragment: u32,
+    scores: &mut Scores<ROWS, KEYS>,
+) {
+    // Rows four apart differ in the upper bit of their swizzle.
+    let smem_q = [smem_q.xor(fragment * FRAGMENT), smem_q.xor((fragment ^ 4) * FRAGMENT)];
+    let smem_k = smem_k.xor(fragment * FRAGMENT);
+    let mut k = [[0.0; FRAGMENT as usize]; KEYS];
+    // SAFETY: the rows are inside the tiles.
+    unsafe {
+        unroll!(j in 0..KEYS, {
+            k[j] = smem_k.get_v4_at::<{ LANES_N * CHUNK * j as u32 }>();
+        });
+        unroll!(i in 0..ROWS, {
+            let q = smem_q[i % 2].get_v4_at::<{ LANES_M * CHUNK * i as u32 }>();
+            for d in 0..FRAGMENT as usize {
+                for j in 0..KEYS {
+                    scores[i][j] = math::fma(q[d], k[j][d], scores[i][j]);
+                }
+            }
+        });
+    }
+}
+
 /// The largest `value` of the lanes that share a row.
 #[inline(always)]
 fn row_max(mut value: f32) -> f32 {
-    unroll!(bit in 1..4, {
+    for bit in 1..4 {
         value = math::max(value, warp::shuffle_xor(value, 1 << bit));
-    });
+    }
     value
 }
 
 /// The sum of `value` over the lanes that share a row.
 #[inline(always)]
 fn row_sum(mut value: f32) -> f32 {
-    unroll!(bit in 1..4, {
+    for bit in 1..4 {
         value += warp::shuffle_xor(value, 1 << bit);
-    });
+    }
     value
 }
 
@@ -224,36 +237,49 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
     /// # Safety
     /// 1. `smem_p` holds `P_ELEMS` elements that only this warp uses.
     #[inline(always)]
-    pub unsafe fn update<const KEYS: usize>(&mut self, mut scores: Scores<ROWS, KEYS>, smem_p: Shared<f32>, lane: Lane) {
+    pub unsafe fn update<const KEYS: usize>(
+        &mut self,
+        scores: &Scores<ROWS, KEYS>,
+        smem_p: Shared<f32>,
+        lane: Lane,
+    ) {
         // The probabilities of the keys before are read.
         warp::sync_warp();
         unroll!(i in 0..ROWS, {
-            let mut max = scores[i][0];
-            for j in 1..KEYS {
-                max = math::max(max, scores[i][j]);
-            }
-            let max = math::max(self.max[i], row_max(max));
-            // A row that has seen masked keys alone has no largest score: any finite number makes its terms 0.
-            let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
-            let correction = math::exp2_approx(self.max[i] - finite_max);
-            self.max[i] = max;
-            self.sum[i] *= correction;
-            for j in 0..KEYS {
-                scores[i][j] = math::exp2_approx(scores[i][j] - finite_max);
-                self.sum[i] += scores[i][j];
-            }
-            unroll!(chunk in 0..CHUNKS, {
-                for d in 0..FRAGMENT as usize {
-                    self.out[i][chunk][d] *= correction;
-                }
-            });
+            let probabilities = self.update_row(i, &scores[i]);
             let row = smem_p.add((lane.m + LANES_M * i as u32) * P_STRIDE + lane.n);
             for j in 0..KEYS {
                 // SAFETY: the row is the warp's, the key under `LANES_N * KEYS`.
-                unsafe { row.set(LANES_N * j as u32, scores[i][j]) };
+                unsafe { row.set(LANES_N * j as u32, probabilities[j]) };
             }
         });
         warp::sync_warp();
+    }
+
+    /// Takes in the scores of row `i`; gives `exp2(score - max)`.
+    #[inline(always)]
+    fn update_row<const KEYS: usize>(&mut self, i: usize, scores: &[f32; KEYS]) -> [f32; KEYS] {
+        let mut max = scores[0];
+        for score in &scores[1..] {
+            max = math::max(max, *score);
+        }
+        let max = math::max(self.max[i], row_max(max));
+        // A row that has seen masked keys alone has no largest score: any finite number makes its terms 0.
+        let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let correction = math::exp2_approx(self.max[i] - finite_max);
+        self.max[i] = max;
+        self.sum[i] *= correction;
+        let mut probabilities = [0.0; KEYS];
+        for j in 0..KEYS {
+            probabilities[j] = math::exp2_approx(scores[j] - finite_max);
+            self.sum[i] += probabilities[j];
+        }
+        for chunk in 0..CHUNKS {
+            for d in 0..FRAGMENT as usize {
+                self.out[i][chunk][d] *= correction;
+            }
+        }
+        probabilities
     }
 
     /// Adds `P V` for the `LANES_N * KEYS` keys whose probabilities [`Softmax::update`] left; `smem_v` starts at the first
@@ -262,35 +288,61 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
     /// # Safety
     /// 1. The tile is copied, and no thread writes it.
     #[inline(always)]
-    pub unsafe fn accumulate<const KEYS: usize>(&mut self, smem_p: Shared<f32>, smem_v: Shared<f32>, lane: Lane) {
+    pub unsafe fn accumulate<const KEYS: usize>(
+        &mut self,
+        smem_p: Shared<f32>,
+        smem_v: Shared<f32>,
+        lane: Lane,
+    ) {
         let mut smem_p = smem_p.add(lane.m * P_STRIDE);
         let mut smem_v = smem_v.add(lane.n * FRAGMENT);
         for _ in 0..KEYS {
-            // SAFETY: rows and keys are inside the tiles.
+            // SAFETY: eight keys are inside the tiles.
             unsafe {
-                unroll!(half in 0..2, {
-                    let mut p = [[0.0; FRAGMENT as usize]; ROWS];
-                    unroll!(i in 0..ROWS, {
-                        p[i] = smem_p.get_v4_at::<{ LANES_M * P_STRIDE * i as u32 + FRAGMENT * half as u32 }>();
-                    });
-                    unroll!(k in 0..FRAGMENT as usize, {
-                        const KEY: u32 = FRAGMENT * half as u32 + k as u32;
-                        let smem_v = smem_v.xor(KEY * FRAGMENT);
-                        unroll!(chunk in 0..CHUNKS, {
-                            let v = smem_v.get_v4_at::<{ (BLOCK_N * chunk as u32 + KEY) * CHUNK }>();
-                            for i in 0..ROWS {
-                                for d in 0..FRAGMENT as usize {
-                                    self.out[i][chunk][d] =
-                                        math::fma(p[i][k], v[d], self.out[i][chunk][d]);
-                                }
-                            }
-                        });
-                    });
-                });
+                self.accumulate_keys::<0>(smem_p, smem_v);
+                self.accumulate_keys::<FRAGMENT>(smem_p, smem_v);
             }
             smem_p = smem_p.add(LANES_N);
             smem_v = smem_v.add(LANES_N * CHUNK);
         }
+    }
+
+    /// Adds `P V` for four keys, `FIRST` (0 or 4) and the next.
+    ///
+    /// # Safety
+    /// As [`Softmax::accumulate`], which calls it with the lane's first row and column.
+    #[inline(always)]
+    unsafe fn accumulate_keys<const FIRST: u32>(&mut self, smem_p: Shared<f32>, smem_v: Shared<f32>) {
+        let smem_p = smem_p.add(FIRST);
+        let mut p = [[0.0; FRAGMENT as usize]; ROWS];
+        // SAFETY: rows and keys are inside the tiles.
+        unsafe {
+            unroll!(i in 0..ROWS, {
+                p[i] = smem_p.get_v4_at::<{ LANES_M * P_STRIDE * i as u32 }>();
+            });
+            unroll!(k in 0..4, {
+                let key = FIRST + k as u32;
+                let smem_v = smem_v.xor(key * FRAGMENT).add(key * CHUNK);
+                self.accumulate_key(smem_v, core::array::from_fn(|i| p[i][k]));
+            });
+        }
+    }
+
+    /// Adds `P V` for the key at `smem_v`, with a probability a row.
+    ///
+    /// # Safety
+    /// As [`Softmax::accumulate`].
+    #[inline(always)]
+    unsafe fn accumulate_key(&mut self, smem_v: Shared<f32>, p: [f32; ROWS]) {
+        unroll!(chunk in 0..CHUNKS, {
+            // SAFETY: the chunk is inside the tile.
+            let v = unsafe { smem_v.get_v4_at::<{ BLOCK_N * CHUNK * chunk as u32 }>() };
+            for i in 0..ROWS {
+                for d in 0..FRAGMENT as usize {
+                    self.out[i][chunk][d] = math::fma(p[i], v[d], self.out[i][chunk][d]);
+                }
+            }
+        });
     }
 
     /// The sum of row `i` over all keys.

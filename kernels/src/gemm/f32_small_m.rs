@@ -32,24 +32,38 @@ unsafe fn accumulate<const ROWS: usize, const COLUMNS: usize, const STEPS: usize
     let mut weights = [[[0.0; 4]; COLUMNS]; STEPS];
     // SAFETY: the caller's promise.
     unsafe {
-        unroll!(step in 0..STEPS, {
-            unroll!(column in 0..COLUMNS, {
+        for step in 0..STEPS {
+            for column in 0..COLUMNS {
                 let at = (first + step as u32 * WARP_ELEMS) as usize;
                 weights[step][column] = b[column].stream_v4(at);
-            });
-        });
+            }
+        }
         unroll!(step in 0..STEPS, {
-            unroll!(row in 0..ROWS, {
-                let x = a[row].get_v4((first + step as u32 * WARP_ELEMS) as usize);
-                unroll!(column in 0..COLUMNS, {
-                    for k in 0..4 {
-                        acc[row][column] =
-                            math::fma(x[k], weights[step][column][k], acc[row][column]);
-                    }
-                });
-            });
+            accumulate_step(a, &weights[step], (first + step as u32 * WARP_ELEMS) as usize, acc);
         });
     }
+}
+
+/// Adds the products of the four elements from `at` on of each row with `weights`.
+///
+/// # Safety
+/// 1. `at + 4` is at most the length of the rows.
+#[inline(always)]
+unsafe fn accumulate_step<const ROWS: usize, const COLUMNS: usize>(
+    a: &[Global<f32>; ROWS],
+    weights: &[[f32; 4]; COLUMNS],
+    at: usize,
+    acc: &mut [[f32; COLUMNS]; ROWS],
+) {
+    unroll!(row in 0..ROWS, {
+        // SAFETY: the caller's promise.
+        let x = unsafe { a[row].get_v4(at) };
+        for column in 0..COLUMNS {
+            for k in 0..4 {
+                acc[row][column] = math::fma(x[k], weights[column][k], acc[row][column]);
+            }
+        }
+    });
 }
 
 /// `COLUMNS` outputs of up to `ROWS` rows a warp, with `STEPS * COLUMNS` loads of a lane in flight.
@@ -112,9 +126,10 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
         }
 
         unroll!(i in 0..ROWS, {
-            unroll!(j in 0..COLUMNS, {
-                let mut sum = warp::reduce_add(acc[i][j]);
-                let (row, column) = (i as u32, column + j as u32);
+            let row = i as u32;
+            for (j, value) in acc[i].iter().enumerate() {
+                let mut sum = warp::reduce_add(*value);
+                let column = column + j as u32;
                 if lane_id == 0 && row < m && column < n {
                     let at = |stride: u32| row as usize * stride as usize + column as usize;
                     if !bias.is_null() {
@@ -125,7 +140,7 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
                     }
                     out.set(at(out_stride), sum);
                 }
-            });
+            }
         });
     }
 }

@@ -7,7 +7,7 @@ use cust::stream::Stream;
 
 use super::device::{DeviceInfo, failed};
 use crate::exec::ExecError;
-use crate::exec::lower::{Addresses, KvPool};
+use crate::exec::lower::{self, Addresses, KvPool};
 use crate::plan::{ArenaLayout, Plan, TensorId};
 
 /// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any alignment that a vector
@@ -122,6 +122,8 @@ pub struct DeviceMemory {
     pub kv: Block,
     pub arena: Block,
     pub step: Block,
+    /// What one operation needs for itself, at the end the largest. Those before it are what earlier plans refer to.
+    pub workspaces: Vec<Block>,
 }
 
 impl DeviceMemory {
@@ -137,7 +139,17 @@ impl DeviceMemory {
             kv: allocate("the KV cache", plan.kv.bytes())?,
             arena: allocate("the activations", ArenaLayout::new(plan).bytes())?,
             step: allocate("the step inputs", plan.step_layout().len * size_of::<u32>())?,
+            workspaces: Vec::new(),
         })
+    }
+
+    /// Sees to it that the last workspace is enough for `plan`.
+    pub fn grow_workspace(&mut self, device: &DeviceInfo, plan: &Plan) -> Result<(), ExecError> {
+        let bytes = lower::workspace_bytes(plan);
+        if self.workspaces.last().is_none_or(|workspace| workspace.bytes() < bytes) {
+            self.workspaces.push(Block::allocate(device, "the workspace", bytes)?);
+        }
+        Ok(())
     }
 
     /// Where everything that `plan` names lies, its activations as `arena` says.
@@ -155,6 +167,7 @@ impl DeviceMemory {
                 .map(|tensor| self.arena.address() + arena.offset(TensorId(tensor)) as u64)
                 .collect(),
             step: self.step.address(),
+            workspace: self.workspaces.last().map_or(0, Block::address),
         }
     }
 }

@@ -107,6 +107,7 @@ impl Executor for CudaExecutor {
                     .to_owned(),
             });
         }
+        self.memory.grow_workspace(&self.device, plan)?;
         let launches = lower::lower(plan, &self.memory.addresses(plan, &arena_layout))?;
         self.modules.load(&self.context, &launches)?;
         let launches = launches

@@ -6,9 +6,17 @@ use crate::plan::{
 };
 
 const WIDTH: usize = 8;
-const STEP: u64 = 0x5000;
-const TENSORS: [u64; 3] = [0x10_0000, 0x20_0000, 0x30_0000];
-const WEIGHTS: [u64; 2] = [0x40_0000, 0x50_0000];
+/// All addresses are above this, and all other arguments below.
+const MEMORY: u64 = 1 << 40;
+const STEP: u64 = MEMORY + 0x5000;
+const TENSORS: [u64; 3] = [MEMORY + 0x10_0000, MEMORY + 0x20_0000, MEMORY + 0x30_0000];
+const WEIGHTS: [u64; 2] = [MEMORY + 0x40_0000, MEMORY + 0x50_0000];
+const WORKSPACE: u64 = MEMORY + 0x6000;
+const ROPE: u64 = MEMORY + 0x60_0000;
+const POOLS: [KvPool; 2] = [
+    KvPool { k: MEMORY + 0x70_0000, v: MEMORY + 0x71_0000 },
+    KvPool { k: MEMORY + 0x72_0000, v: MEMORY + 0x73_0000 },
+];
 
 /// A plan of `op` alone: activation 0 and 1 have rows of tokens, 2 of logits; weight 0 is `[8, 8]`, 1 a vector.
 fn plan(op: Op) -> Plan {
@@ -52,10 +60,11 @@ fn view(tensor: usize) -> View {
 fn addresses() -> Addresses {
     Addresses {
         weights: WEIGHTS.to_vec(),
-        constants: vec![0x60_0000],
-        kv_pools: vec![KvPool { k: 0x70_0000, v: 0x71_0000 }, KvPool { k: 0x72_0000, v: 0x73_0000 }],
+        constants: vec![ROPE],
+        kv_pools: POOLS.to_vec(),
         tensors: TENSORS.to_vec(),
         step: STEP,
+        workspace: WORKSPACE,
     }
 }
 
@@ -65,19 +74,24 @@ fn launch(op: Op) -> Launch {
     launches.remove(0)
 }
 
-/// The arguments that are addresses: those of eight bytes.
+/// The arguments that are addresses.
 fn pointers(launch: &Launch) -> Vec<u64> {
     let ends = launch.arg_offsets[1..].iter().copied().chain([launch.args.len() as u32]);
     let arguments = launch.arg_offsets.iter().copied().zip(ends);
     arguments
         .filter_map(|(start, end)| launch.args[start as usize..end as usize].first_chunk::<8>())
         .map(|bytes| u64::from_le_bytes(*bytes))
-        .filter(|&value| value == 0 || (STEP..1 << 32).contains(&value))
+        .filter(|&value| value >= MEMORY)
         .collect()
 }
 
 fn input(index: usize) -> u64 {
     STEP + 4 * index as u64
+}
+
+/// What attention reads of the step.
+fn inputs_of(layout: &StepLayout) -> [u64; 4] {
+    [StepLayout::NUM_SEQS, layout.cu_seqlens_q, layout.kv_lens, layout.block_table].map(input)
 }
 
 const NUM_TOKENS: usize = StepLayout::NUM_TOKENS;
@@ -104,11 +118,11 @@ fn views_become_addresses() {
         ),
         (
             Op::Rope { x: half(0, 4), table: ConstantId(0), head_dim: 4 },
-            vec![input(NUM_TOKENS), input(layout.positions), 0x60_0000, a + 16],
+            vec![input(NUM_TOKENS), input(layout.positions), ROPE, a + 16],
         ),
         (
             Op::KvAppend { layer: 1, k: half(0, 0), v: half(0, 4) },
-            vec![input(NUM_TOKENS), input(layout.slot_mapping), a, a + 16, 0x72_0000, 0x73_0000],
+            vec![input(NUM_TOKENS), input(layout.slot_mapping), a, a + 16, POOLS[1].k, POOLS[1].v],
         ),
         (
             Op::SiluMul { gate: half(0, 0), up: half(0, 4), out: half(1, 4) },
@@ -137,9 +151,43 @@ fn a_linear_layer_takes_what_it_has() {
     };
     let [a, b, _] = TENSORS;
     let plain = pointers(&launch(linear(None, None)));
-    assert_eq!(plain, [input(NUM_TOKENS), a, WEIGHTS[0], 0, 0, b]);
+    assert_eq!(plain, [input(NUM_TOKENS), a, WEIGHTS[0], b]);
     let both = pointers(&launch(linear(Some(WeightId(1)), Some(view(1)))));
     assert_eq!(both, [input(NUM_TOKENS), a, WEIGHTS[0], WEIGHTS[1], b, b]);
+}
+
+#[test]
+fn attention_is_decode_where_every_sequence_has_one_token() {
+    let op = Op::Attention(Attention {
+        layer: 1,
+        q: view(0),
+        out: view(1),
+        num_heads: 2,
+        num_kv_heads: 1,
+        head_dim: 4,
+        softmax_scale: 0.5,
+        window: None,
+    });
+    let mut plan = plan(op);
+    let layout = plan.step_layout();
+    let inputs = inputs_of(&layout);
+    let [q, out, _] = TENSORS;
+    let pools = [POOLS[1].k, POOLS[1].v];
+    let launches = lower(&plan, &addresses()).unwrap();
+    assert_eq!(launches.len(), 1);
+    assert_eq!(pointers(&launches[0]), [&inputs[..], &[q], &pools, &[out]].concat());
+    assert_eq!(workspace_bytes(&plan), 0);
+
+    (plan.bounds.max_q_len, plan.bounds.max_tokens) = (1, 2);
+    let layout = plan.step_layout();
+    let launches = lower(&plan, &addresses()).unwrap();
+    assert_eq!(launches.len(), 2);
+    let (splits, combine) = (pointers(&launches[0]), pointers(&launches[1]));
+    assert_eq!(splits[..4], inputs_of(&layout));
+    assert_eq!(splits[4..7], [q, POOLS[1].k, POOLS[1].v]);
+    assert_eq!(combine.last(), Some(&out));
+    let workspace = WORKSPACE..WORKSPACE + workspace_bytes(&plan) as u64;
+    assert_eq!(splits[7..].iter().filter(|&address| workspace.contains(address)).count(), 2);
 }
 
 #[test]

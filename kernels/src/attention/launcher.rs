@@ -1,0 +1,255 @@
+//! The launches of attention, for both kernels.
+
+use super::decode::{self, attention_combine_f32, attention_decode_f32};
+use super::prefill::{self, BLOCK_M, attention_prefill_f32};
+use super::tile::{BLOCK_N, CHUNK, LANES_M, NUM_THREADS};
+use crate::Rows;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+
+/// Fewest keys of a split: under that the combination costs more than the split saves.
+const MIN_SPLIT_LEN: usize = 128;
+
+/// Most splits of a sequence.
+const MAX_SPLITS: usize = 64;
+
+/// Causal attention over the paged cache, in f32.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Upper bound of the tokens of a step.
+    pub max_tokens: usize,
+    /// Upper bound of the sequences.
+    pub max_seqs: usize,
+    /// Upper bound of a sequence's cached positions.
+    pub max_kv_len: usize,
+    /// Width of the block table.
+    pub max_pages_per_seq: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// KV heads; they divide the query heads.
+    pub num_kv_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Multiplies the scores before the softmax.
+    pub softmax_scale: f32,
+    /// Sliding window, in positions.
+    pub window: Option<usize>,
+}
+
+/// The step inputs that attention reads.
+#[derive(Clone, Copy, Debug)]
+pub struct SeqInputs {
+    /// One element: sequences in the step.
+    pub num_seqs: DevicePtr<u32>,
+    /// `[num_seqs + 1]`.
+    pub cu_seqlens_q: DevicePtr<u32>,
+    /// `[num_seqs]`.
+    pub kv_lens: DevicePtr<u32>,
+    /// `[num_seqs, max_pages_per_seq]`.
+    pub block_table: DevicePtr<u32>,
+}
+
+/// The operands of attention.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionOperands {
+    /// `[tokens, num_heads * head_dim]`.
+    pub q: Rows<f32>,
+    /// The layer's pool of keys.
+    pub k_pool: DevicePtr<f32>,
+    /// The layer's pool of values.
+    pub v_pool: DevicePtr<f32>,
+    /// `[tokens, num_heads * head_dim]`.
+    pub out: Rows<f32>,
+}
+
+/// The arguments that both kernels take, checked.
+struct Args {
+    max_pages_per_seq: u32,
+    q_stride: u32,
+    out_stride: u32,
+    num_heads: u32,
+    num_kv_heads: u32,
+    head_dim: u32,
+    aligned: u32,
+    window: u32,
+}
+
+impl Attention {
+    /// The launch for any step, or `None` if there is nothing to compute.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for head counts or a `head_dim` that the kernels do not take, and for sizes beyond a grid or a `u32`.
+    pub fn prefill(
+        &self,
+        seqs: &SeqInputs,
+        operands: &AttentionOperands,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let args = self.args(operands)?;
+        let mut instances = attention_prefill_f32::Instance::ALL.iter();
+        let Some(&instance) = instances.find(|instance| self.fits(instance.chunks())) else {
+            return Err(self.head_dim_error());
+        };
+        // Each sequence's last tile may be a part of one.
+        let tiles = match self.max_tokens.min(self.max_seqs) {
+            0 => 0,
+            seqs => (self.max_tokens - seqs) / BLOCK_M as usize + seqs,
+        };
+        let shared_bytes = prefill::shared_bytes(instance.chunks());
+        let geometry =
+            Geometry::new([tiles, self.num_heads, 1], NUM_THREADS as usize, shared_bytes)?;
+        Ok(geometry.map(|geometry| {
+            attention_prefill_f32::launch(
+                instance,
+                geometry,
+                seqs.num_seqs,
+                seqs.cu_seqlens_q,
+                seqs.kv_lens,
+                seqs.block_table,
+                args.max_pages_per_seq,
+                operands.q.ptr,
+                args.q_stride,
+                operands.k_pool,
+                operands.v_pool,
+                args.num_heads,
+                args.num_kv_heads,
+                args.head_dim,
+                args.aligned,
+                self.softmax_scale,
+                args.window,
+                operands.out.ptr,
+                args.out_stride,
+            )
+        }))
+    }
+
+    /// The launches for a step with at most one new token a sequence, in order: the splits, and their combination; `None`
+    /// if there is nothing to compute. `workspace` holds [`Attention::decode_workspace_elems`] elements.
+    ///
+    /// # Errors
+    /// As [`Attention::prefill`].
+    pub fn decode(
+        &self,
+        seqs: &SeqInputs,
+        operands: &AttentionOperands,
+        workspace: DevicePtr<f32>,
+    ) -> Result<Option<[Launch; 2]>, LaunchError> {
+        let args = self.args(operands)?;
+        let group = self.num_heads / self.num_kv_heads;
+        let most_rows = attention_decode_f32::Instance::ALL.iter().map(|i| i.rows()).max();
+        let rows = group.div_ceil(LANES_M as usize).min(most_rows.unwrap_or(1));
+        let mut instances = attention_decode_f32::Instance::ALL.iter();
+        let Some(&instance) =
+            instances.find(|instance| instance.rows() >= rows && self.fits(instance.chunks()))
+        else {
+            return Err(self.head_dim_error());
+        };
+        let (num_splits, split_len) = self.splits();
+        let split_len = arg_u32("split_len", split_len)?;
+        let blocks_per_group = group.div_ceil(LANES_M as usize * instance.rows());
+        let geometry = Geometry::new(
+            [num_splits, self.num_kv_heads * blocks_per_group, self.max_seqs],
+            NUM_THREADS as usize,
+            decode::shared_bytes(instance.rows(), instance.chunks()),
+        )?;
+        let combine_geometry =
+            Geometry::new([self.num_heads, self.max_seqs, 1], NUM_THREADS as usize, 0)?;
+        let (Some(geometry), Some(combine_geometry)) = (geometry, combine_geometry) else {
+            return Ok(None);
+        };
+        let partial_stats = workspace;
+        let partial_out = workspace.add(2 * self.max_seqs * self.num_heads * num_splits);
+        let splits = attention_decode_f32::launch(
+            instance,
+            geometry,
+            seqs.num_seqs,
+            seqs.cu_seqlens_q,
+            seqs.kv_lens,
+            seqs.block_table,
+            args.max_pages_per_seq,
+            operands.q.ptr,
+            args.q_stride,
+            operands.k_pool,
+            operands.v_pool,
+            args.num_heads,
+            args.num_kv_heads,
+            args.head_dim,
+            args.aligned,
+            self.softmax_scale,
+            args.window,
+            split_len,
+            partial_out,
+            partial_stats,
+        );
+        let combine = attention_combine_f32::launch(
+            combine_geometry,
+            seqs.num_seqs,
+            seqs.cu_seqlens_q,
+            seqs.kv_lens,
+            args.head_dim,
+            args.window,
+            split_len,
+            num_splits as u32,
+            partial_out,
+            partial_stats,
+            operands.out.ptr,
+            args.out_stride,
+        );
+        Ok(Some([splits, combine]))
+    }
+
+    /// f32 elements that [`Attention::decode`] needs for partial results.
+    pub fn decode_workspace_elems(&self) -> usize {
+        let (num_splits, _) = self.splits();
+        self.max_seqs * self.num_heads * num_splits * (self.head_dim + 2)
+    }
+
+    /// Splits of a sequence, and keys of each: from the bounds alone.
+    fn splits(&self) -> (usize, usize) {
+        let split_len = self.max_kv_len.div_ceil(MAX_SPLITS).max(MIN_SPLIT_LEN);
+        let split_len = split_len.next_multiple_of(BLOCK_N as usize);
+        (self.max_kv_len.div_ceil(split_len), split_len)
+    }
+
+    fn fits(&self, chunks: usize) -> bool {
+        self.head_dim <= chunks * CHUNK as usize
+    }
+
+    fn head_dim_error(&self) -> LaunchError {
+        LaunchError::Shape { what: "head_dim", value: self.head_dim, expected: "from 1 to 256" }
+    }
+
+    fn args(&self, operands: &AttentionOperands) -> Result<Args, LaunchError> {
+        if self.head_dim == 0 {
+            return Err(self.head_dim_error());
+        }
+        if self.num_kv_heads == 0
+            || self.num_heads == 0
+            || !self.num_heads.is_multiple_of(self.num_kv_heads)
+        {
+            return Err(LaunchError::Shape {
+                what: "num_kv_heads",
+                value: self.num_kv_heads,
+                expected: "a divisor of num_heads",
+            });
+        }
+        if self.window == Some(0) {
+            return Err(LaunchError::Shape { what: "window", value: 0, expected: "at least 1" });
+        }
+        arg_u32("max_kv_len", self.max_kv_len.saturating_add(2 * MIN_SPLIT_LEN))?;
+        arg_u32("row width", self.num_heads.saturating_mul(self.head_dim))?;
+        let aligned = self.head_dim.is_multiple_of(4)
+            && operands.q.is_aligned()
+            && operands.k_pool.0.is_multiple_of(16)
+            && operands.v_pool.0.is_multiple_of(16);
+        Ok(Args {
+            max_pages_per_seq: arg_u32("max_pages_per_seq", self.max_pages_per_seq)?,
+            q_stride: operands.q.stride_arg()?,
+            out_stride: operands.out.stride_arg()?,
+            num_heads: self.num_heads as u32,
+            num_kv_heads: self.num_kv_heads as u32,
+            head_dim: self.head_dim as u32,
+            aligned: aligned as u32,
+            // A window beyond every position is none.
+            window: self.window.map_or(u32::MAX, |window| window.min(u32::MAX as usize) as u32),
+        })
+    }
+}
