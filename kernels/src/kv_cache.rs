@@ -16,7 +16,13 @@ const NUM_THREADS: u32 = 256;
 
 /// First element, in a pool, of the row of `kv_head` at position `row` of `page`.
 #[inline(always)]
-pub(crate) fn row_start(page: u32, row: u32, kv_head: u32, num_kv_heads: u32, head_dim: u32) -> usize {
+pub(crate) fn row_start(
+    page: u32,
+    row: u32,
+    kv_head: u32,
+    num_kv_heads: u32,
+    head_dim: u32,
+) -> usize {
     let page_row = (page as usize * num_kv_heads as usize + kv_head as usize) * PAGE_SIZE as usize;
     (page_row + row as usize) * head_dim as usize
 }

@@ -4,6 +4,8 @@
 //! gives `Ok(None)` where there is nothing to compute.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
+// The tiles of a thread are matrices: rows and columns are clearer by index.
+#![allow(clippy::needless_range_loop)]
 
 pub mod attention;
 pub mod gather_rows;

@@ -135,8 +135,8 @@ mod launcher {
             let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, 0)?;
             Ok(geometry.filter(|_| group_size > 0).map(|geometry| {
                 rms_norm_f32::launch(
-                    instance, geometry, num_rows, num_groups, group_size, self.eps, x.ptr, x_stride,
-                    weight, out.ptr, out_stride,
+                    instance, geometry, num_rows, num_groups, group_size, self.eps, x.ptr,
+                    x_stride, weight, out.ptr, out_stride,
                 )
             }))
         }

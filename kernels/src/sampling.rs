@@ -41,7 +41,8 @@ struct Best {
 impl Best {
     /// The better of two: the larger key, then the smaller index.
     fn or(self, other: Best) -> Best {
-        let other_wins = other.key > self.key || (other.key == self.key && other.index < self.index);
+        let other_wins =
+            other.key > self.key || (other.key == self.key && other.index < self.index);
         if other_wins { other } else { self }
     }
 
@@ -156,9 +157,7 @@ mod launcher {
             let x_stride = x.stride_arg()?;
             let geometry = Geometry::new([self.max_rows, 1, 1], NUM_THREADS as usize, 0)?;
             Ok(geometry.map(|geometry| {
-                argmax_f32::launch(
-                    geometry, num_rows, self.vocab_size as u32, x.ptr, x_stride, out,
-                )
+                argmax_f32::launch(geometry, num_rows, self.vocab_size as u32, x.ptr, x_stride, out)
             }))
         }
     }

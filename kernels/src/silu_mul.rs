@@ -80,7 +80,14 @@ mod launcher {
             let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
             Ok(geometry.map(|geometry| {
                 silu_mul_f32::launch(
-                    geometry, num_rows, width, gate.ptr, gate_stride, up.ptr, up_stride, out.ptr,
+                    geometry,
+                    num_rows,
+                    width,
+                    gate.ptr,
+                    gate_stride,
+                    up.ptr,
+                    up_stride,
+                    out.ptr,
                     out_stride,
                 )
             }))

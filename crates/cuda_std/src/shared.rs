@@ -36,7 +36,7 @@ impl<T: Copy> Shared<T> {
     /// The view that starts `elems` elements on.
     #[inline(always)]
     #[must_use]
-    pub fn add(self, elems: u32) -> Self {
+    pub fn offset(self, elems: u32) -> Self {
         Shared { address: self.element(elems), marker: PhantomData }
     }
 

@@ -113,7 +113,10 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
         );
     }
     if let syn::ReturnType::Type(_, ty) = &sig.output {
-        return refuse(ty.span(), "a kernel returns nothing: it writes its results to a `GlobalMut`");
+        return refuse(
+            ty.span(),
+            "a kernel returns nothing: it writes its results to a `GlobalMut`",
+        );
     }
     if let Some(keyword) = sig.asyncness.map(|t| t.span()).or(sig.constness.map(|t| t.span())) {
         return refuse(keyword, "a kernel is neither `async` nor `const`");
@@ -161,16 +164,20 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
 /// of a `src` gives its own name.
 fn family() -> String {
     let file = Span::call_site().unwrap().file();
-    let path = file.rsplit_once("src/").map_or_else(
-        || file.rsplit('/').next().unwrap_or_default(),
-        |(_, under_src)| under_src,
-    );
+    let path = file
+        .rsplit_once("src/")
+        .map_or_else(|| file.rsplit('/').next().unwrap_or_default(), |(_, under_src)| under_src);
     let component = path.split('/').next().unwrap_or_default();
     component.strip_suffix(".rs").unwrap_or(component).to_owned()
 }
 
-/// The `ptx-kernel` entries and the facts for `cuda_builder`.
-fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family: &str) -> TokenStream {
+/// The `ptx-kernel` entries, the facts for `cuda_builder`, and on both targets a check of the bounds.
+fn entries(
+    function: &ItemFn,
+    args: &[Arg<'_>],
+    attributes: &Attributes,
+    family: &str,
+) -> TokenStream {
     let body = &function.sig.ident;
     let Attributes { max_threads, min_blocks, instances } = attributes;
     let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
@@ -181,8 +188,8 @@ fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family:
             "// halfwarp.kernel symbol={symbol} module={family} maxntid={{maxntid}} minctapersm={{minctapersm}}"
         );
         // The bounds are written in terms of the kernel's generic parameters: here those are the instance's.
-        let bindings = function.sig.generics.params.iter().zip(generic_args).map(|(param, arg)| {
-            match param {
+        let bindings =
+            function.sig.generics.params.iter().zip(generic_args).map(|(param, arg)| match param {
                 GenericParam::Type(param) => {
                     let name = &param.ident;
                     quote!(#[allow(dead_code)] type #name = #arg;)
@@ -192,17 +199,21 @@ fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family:
                     quote!(#[allow(dead_code)] const #name: #ty = #arg;)
                 }
                 GenericParam::Lifetime(_) => TokenStream::new(),
-            }
-        });
+            });
         quote! {
-            #[cfg(target_arch = "nvptx64")]
             mod #module {
                 #[allow(unused_imports)]
                 use super::*;
                 #(#bindings)*
+                const _: () = assert!(
+                    (#max_threads) >= 1 && (#max_threads) <= 1024 && (#min_blocks) >= 1,
+                    "launch bounds are 1 to 1024 threads and at least 1 block"
+                );
+                #[cfg(target_arch = "nvptx64")]
                 ::core::arch::global_asm!(
                     #fact, maxntid = const { #max_threads }, minctapersm = const { #min_blocks }
                 );
+                #[cfg(target_arch = "nvptx64")]
                 #[unsafe(no_mangle)]
                 unsafe extern "ptx-kernel" fn #symbol(#(#names: #types),*) {
                     // SAFETY: the entry is the kernel: what it asks of its launch is the launch's to keep.
@@ -219,7 +230,12 @@ fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family:
 }
 
 /// The module of the kernel's name with its typed launcher.
-fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes, family: &str) -> TokenStream {
+fn launcher(
+    function: &ItemFn,
+    args: &[Arg<'_>],
+    attributes: &Attributes,
+    family: &str,
+) -> TokenStream {
     let (vis, name) = (&function.vis, &function.sig.ident);
     let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
     let types: Vec<_> = args.iter().map(|arg| arg.ty).collect();

@@ -10,12 +10,14 @@ static NEXT_ARRAY: AtomicUsize = AtomicUsize::new(0);
 /// The declaration at the top of the PTX, and the view of its address.
 pub fn expand(input: TokenStream) -> syn::Result<TokenStream> {
     let syn::TypeArray { elem, len, .. } = syn::parse2(quote!([#input])).map_err(|error| {
-        syn::Error::new(error.span(), "expected `shared_array![type; length]`, as `shared_array![f32; 32]`")
+        syn::Error::new(
+            error.span(),
+            "expected `shared_array![type; length]`, as `shared_array![f32; 32]`",
+        )
     })?;
     let number = NEXT_ARRAY.fetch_add(1, Ordering::Relaxed);
     let module = format_ident!("__shared_array_{number}");
-    let declare =
-        format!(".shared .align 16 .b8 halfwarp_shared_{number}[{{bytes}}];");
+    let declare = format!(".shared .align 16 .b8 halfwarp_shared_{number}[{{bytes}}];");
     let address = format!("mov.u32 {{}}, halfwarp_shared_{number};");
     Ok(quote! {{
         #[cfg(target_arch = "nvptx64")]

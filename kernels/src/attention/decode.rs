@@ -11,8 +11,8 @@
 //! Source    flash-decoding (T. Dao et al., 2023).
 
 use super::tile::{
-    BLOCK_N, CHUNK, Cache, LANES_M, LANES_N, Lane, NUM_THREADS, NUM_WARPS, P_ELEMS, Softmax, Source,
-    scores,
+    BLOCK_N, CHUNK, Cache, LANES_M, LANES_N, Lane, NUM_THREADS, NUM_WARPS, P_ELEMS, Softmax,
+    Source, scores,
 };
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
@@ -21,6 +21,7 @@ use cuda_std::prelude::*;
 const NUM_STAGES: u32 = 2;
 
 /// Shared memory of a block: Q, the stages of K and V, and the probabilities of each warp.
+#[cfg(not(target_arch = "nvptx64"))]
 pub(super) const fn shared_bytes(rows: usize, chunks: usize) -> usize {
     let tile_rows = LANES_M as usize * rows + (NUM_STAGES * 2 * BLOCK_N) as usize;
     4 * (tile_rows * chunks * CHUNK as usize + (NUM_WARPS * P_ELEMS) as usize)
@@ -112,14 +113,14 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
     unsafe {
         let pages = block_table.add(seq as usize * max_pages_per_seq as usize);
         let smem_q = dynamic_shared_mem::<f32>();
-        let smem_kv = smem_q.add(block_rows * CHUNK * CHUNKS as u32);
+        let smem_kv = smem_q.offset(block_rows * CHUNK * CHUNKS as u32);
         let tile_elems = BLOCK_N * CHUNK * CHUNKS as u32;
-        let smem_p = smem_kv.add(NUM_STAGES * 2 * tile_elems).add(warp_idx * P_ELEMS);
+        let smem_p = smem_kv.offset(NUM_STAGES * 2 * tile_elems).offset(warp_idx * P_ELEMS);
         let copy_stage = |stage_idx: u32, key: u32| {
-            let smem_k = smem_kv.add(stage_idx * 2 * tile_elems);
+            let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
             Source::cache(k_pool, pages, key, end_key, &cache).copy_to::<CHUNKS>(smem_k, BLOCK_N);
             Source::cache(v_pool, pages, key, end_key, &cache)
-                .copy_to::<CHUNKS>(smem_k.add(tile_elems), BLOCK_N);
+                .copy_to::<CHUNKS>(smem_k.offset(tile_elems), BLOCK_N);
             cp_async::commit();
         };
 
@@ -136,8 +137,8 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
             cp_async::wait(0);
             thread::sync_threads();
             copy_stage(stage_idx ^ 1, key + BLOCK_N);
-            let smem_k = smem_kv.add(stage_idx * 2 * tile_elems + warp_key * CHUNK);
-            let mut scores = scores::<ROWS, 1, CHUNKS>(smem_q, block_rows, smem_k, lane);
+            let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems + warp_key * CHUNK);
+            let mut scores = scores::<ROWS, 1>(head_dim, smem_q, block_rows, smem_k, lane);
             let lane_key = key + warp_key + lane.n;
             for score in &mut scores {
                 let visible = first_visible <= lane_key && lane_key < end_key;
@@ -145,7 +146,7 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
                 score[0] = if visible { scaled } else { f32::NEG_INFINITY };
             }
             softmax.update::<1>(&scores, smem_p, lane);
-            softmax.accumulate::<1>(smem_p, smem_k.add(tile_elems), lane);
+            softmax.accumulate::<1>(smem_p, smem_k.offset(tile_elems), lane);
             stage_idx ^= 1;
             key += BLOCK_N;
         }
@@ -156,8 +157,8 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
         thread::sync_threads();
         let width = CHUNK * CHUNKS as u32;
         let smem_out = smem_kv;
-        let smem_max = smem_out.add(NUM_WARPS * block_rows * width);
-        let smem_sum = smem_max.add(NUM_WARPS * block_rows);
+        let smem_max = smem_out.offset(NUM_WARPS * block_rows * width);
+        let smem_sum = smem_max.offset(NUM_WARPS * block_rows);
         unroll!(i in 0..ROWS, {
             let row = warp_idx * block_rows + lane.m + LANES_M * i as u32;
             let total = softmax.total(i);
@@ -236,7 +237,8 @@ pub unsafe fn attention_combine_f32(
         let kv_len = kv_lens.get(seq as usize);
         let first = kv_len.saturating_sub(window) / split_len;
         let end = kv_len.div_ceil(split_len);
-        let row = (seq as usize * thread::grid_dim_x() as usize + head as usize) * num_splits as usize;
+        let row =
+            (seq as usize * thread::grid_dim_x() as usize + head as usize) * num_splits as usize;
 
         let mut max = f32::NEG_INFINITY;
         for split in first..end {

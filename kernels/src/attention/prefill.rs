@@ -24,6 +24,7 @@ const ROWS: usize = (MAX_WARP_ROWS / LANES_M) as usize;
 const KEYS: usize = (BLOCK_N / LANES_N) as usize;
 
 /// Shared memory of a block: Q, K, V, and the probabilities of each warp.
+#[cfg(not(target_arch = "nvptx64"))]
 pub(super) const fn shared_bytes(chunks: usize) -> usize {
     let rows = (BLOCK_M + 2 * BLOCK_N) as usize;
     4 * (rows * chunks * CHUNK as usize + (NUM_WARPS * P_ELEMS) as usize)
@@ -136,9 +137,9 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
     // barrier is passed after its last read, before it is overwritten.
     unsafe {
         let smem_q = dynamic_shared_mem::<f32>();
-        let smem_k = smem_q.add(BLOCK_M * CHUNK * CHUNKS as u32);
-        let smem_v = smem_k.add(BLOCK_N * CHUNK * CHUNKS as u32);
-        let smem_p = smem_v.add(BLOCK_N * CHUNK * CHUNKS as u32).add(warp_idx * P_ELEMS);
+        let smem_k = smem_q.offset(BLOCK_M * CHUNK * CHUNKS as u32);
+        let smem_v = smem_k.offset(BLOCK_N * CHUNK * CHUNKS as u32);
+        let smem_p = smem_v.offset(BLOCK_N * CHUNK * CHUNKS as u32).offset(warp_idx * P_ELEMS);
         let copy = |pool: Global<f32>, key: u32, smem: Shared<f32>| {
             Source::cache(pool, pages, key, end_key, &cache).copy_to::<CHUNKS>(smem, BLOCK_N);
             cp_async::commit();
@@ -157,7 +158,13 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
         while key < end_key {
             cp_async::wait(1);
             thread::sync_threads();
-            let mut scores = scores::<ROWS, KEYS, CHUNKS>(smem_q.add(warp_row * CHUNK), BLOCK_M, smem_k, lane);
+            let mut scores = scores::<ROWS, KEYS>(
+                head_dim,
+                smem_q.offset(warp_row * CHUNK),
+                BLOCK_M,
+                smem_k,
+                lane,
+            );
             thread::sync_threads();
             copy(k_pool, key + BLOCK_N, smem_k);
             for i in 0..ROWS {

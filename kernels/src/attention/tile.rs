@@ -74,7 +74,13 @@ impl Source {
     /// # Safety
     /// 1. `pages` is the sequence's row of the block table, for at least `end_key` positions; `pool` is a layer's pool.
     #[inline(always)]
-    pub unsafe fn cache(pool: Global<f32>, pages: Global<u32>, first_key: u32, end_key: u32, cache: &Cache) -> Self {
+    pub unsafe fn cache(
+        pool: Global<f32>,
+        pages: Global<u32>,
+        first_key: u32,
+        end_key: u32,
+        cache: &Cache,
+    ) -> Self {
         let Cache { num_kv_heads, kv_head, head_dim, aligned } = *cache;
         let exists = first_key < end_key;
         // SAFETY: the page is read only where the sequence has positions.
@@ -103,7 +109,8 @@ impl Source {
             while row < block_rows {
                 let column = chunk * CHUNK + fragment * FRAGMENT;
                 let from = row as usize * self.row_stride as usize + column as usize;
-                let to = (chunk * block_rows + row) * CHUNK + (fragment ^ row % FRAGMENTS) * FRAGMENT;
+                let to =
+                    (chunk * block_rows + row) * CHUNK + (fragment ^ (row % FRAGMENTS)) * FRAGMENT;
                 let columns = if row < self.rows { self.head_dim } else { 0 };
                 // SAFETY: nothing is read where nothing exists; `to` is inside the tile.
                 unsafe {
@@ -140,22 +147,23 @@ pub(super) type Scores<const ROWS: usize, const KEYS: usize> = [[f32; KEYS]; ROW
 /// # Safety
 /// 1. Both tiles are copied, and no thread writes them.
 #[inline(always)]
-pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize, const CHUNKS: usize>(
+pub(super) unsafe fn scores<const ROWS: usize, const KEYS: usize>(
+    head_dim: u32,
     smem_q: Shared<f32>,
     q_rows: u32,
     smem_k: Shared<f32>,
     lane: Lane,
 ) -> Scores<ROWS, KEYS> {
     let mut scores = [[0.0; KEYS]; ROWS];
-    let mut smem_q = smem_q.add(lane.m * CHUNK + lane.m * FRAGMENT);
-    let mut smem_k = smem_k.add(lane.n * CHUNK + lane.n * FRAGMENT);
-    for _ in 0..CHUNKS {
+    let mut smem_q = smem_q.offset(lane.m * CHUNK + lane.m * FRAGMENT);
+    let mut smem_k = smem_k.offset(lane.n * CHUNK + lane.n * FRAGMENT);
+    for _ in 0..head_dim.div_ceil(CHUNK) {
         unroll!(fragment in 0..FRAGMENTS as usize, {
             // SAFETY: the fragment is inside the tiles' pieces.
             unsafe { add_fragment(smem_q, smem_k, fragment as u32, &mut scores) };
         });
-        smem_q = smem_q.add(q_rows * CHUNK);
-        smem_k = smem_k.add(BLOCK_N * CHUNK);
+        smem_q = smem_q.offset(q_rows * CHUNK);
+        smem_k = smem_k.offset(BLOCK_N * CHUNK);
     }
     scores
 }
@@ -247,7 +255,7 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
         warp::sync_warp();
         unroll!(i in 0..ROWS, {
             let probabilities = self.update_row(i, &scores[i]);
-            let row = smem_p.add((lane.m + LANES_M * i as u32) * P_STRIDE + lane.n);
+            let row = smem_p.offset((lane.m + LANES_M * i as u32) * P_STRIDE + lane.n);
             for j in 0..KEYS {
                 // SAFETY: the row is the warp's, the key under `LANES_N * KEYS`.
                 unsafe { row.set(LANES_N * j as u32, probabilities[j]) };
@@ -294,16 +302,16 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
         smem_v: Shared<f32>,
         lane: Lane,
     ) {
-        let mut smem_p = smem_p.add(lane.m * P_STRIDE);
-        let mut smem_v = smem_v.add(lane.n * FRAGMENT);
+        let mut smem_p = smem_p.offset(lane.m * P_STRIDE);
+        let mut smem_v = smem_v.offset(lane.n * FRAGMENT);
         for _ in 0..KEYS {
             // SAFETY: eight keys are inside the tiles.
             unsafe {
                 self.accumulate_keys::<0>(smem_p, smem_v);
                 self.accumulate_keys::<FRAGMENT>(smem_p, smem_v);
             }
-            smem_p = smem_p.add(LANES_N);
-            smem_v = smem_v.add(LANES_N * CHUNK);
+            smem_p = smem_p.offset(LANES_N);
+            smem_v = smem_v.offset(LANES_N * CHUNK);
         }
     }
 
@@ -312,8 +320,12 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
     /// # Safety
     /// As [`Softmax::accumulate`], which calls it with the lane's first row and column.
     #[inline(always)]
-    unsafe fn accumulate_keys<const FIRST: u32>(&mut self, smem_p: Shared<f32>, smem_v: Shared<f32>) {
-        let smem_p = smem_p.add(FIRST);
+    unsafe fn accumulate_keys<const FIRST: u32>(
+        &mut self,
+        smem_p: Shared<f32>,
+        smem_v: Shared<f32>,
+    ) {
+        let smem_p = smem_p.offset(FIRST);
         let mut p = [[0.0; FRAGMENT as usize]; ROWS];
         // SAFETY: rows and keys are inside the tiles.
         unsafe {
@@ -322,7 +334,7 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
             });
             unroll!(k in 0..4, {
                 let key = FIRST + k as u32;
-                let smem_v = smem_v.xor(key * FRAGMENT).add(key * CHUNK);
+                let smem_v = smem_v.xor(key * FRAGMENT).offset(key * CHUNK);
                 self.accumulate_key(smem_v, core::array::from_fn(|i| p[i][k]));
             });
         }

@@ -138,7 +138,8 @@ impl Copier {
         k: u32,
     ) -> Self {
         let thread = thread::thread_idx_x();
-        let (row, column) = (thread / T::COPIES_PER_ROW, thread % T::COPIES_PER_ROW * T::COPY_ELEMS);
+        let (row, column) =
+            (thread / T::COPIES_PER_ROW, thread % T::COPIES_PER_ROW * T::COPY_ELEMS);
         let first_row = first_row + row;
         Copier {
             gmem: gmem.wrapping_add(first_row as usize * row_stride as usize + column as usize),
@@ -155,7 +156,7 @@ impl Copier {
     /// 1. `smem` holds `block_rows * BLOCK_K` elements that no thread reads until the copies are waited for.
     #[inline(always)]
     unsafe fn copy_tile<T: Tile>(self, smem: Shared<f32>, block_rows: u32, first_k: u32) {
-        let smem = smem.add(self.to);
+        let smem = smem.offset(self.to);
         for i in 0..block_rows / T::ROWS_PER_COPY {
             let row = i * T::ROWS_PER_COPY;
             let from = row as usize * self.row_stride as usize + first_k as usize;
@@ -261,16 +262,14 @@ pub unsafe fn gemm_f32<T: Tile>(
 ) {
     // SAFETY: `m` is one element.
     let m = unsafe { m.get(0) };
-    let (block_m, block_n) = (thread::block_idx_x() * T::BLOCK_M, thread::block_idx_y() * T::BLOCK_N);
+    let (block_m, block_n) =
+        (thread::block_idx_x() * T::BLOCK_M, thread::block_idx_y() * T::BLOCK_N);
     if block_m >= m {
         return;
     }
     // SAFETY: `a` holds `m` rows and `b` holds `n`, aligned as the tile asks for.
     let (a, b) = unsafe {
-        (
-            Copier::new::<T>(a, a_stride, block_m, m, k),
-            Copier::new::<T>(b, b_stride, block_n, n, k),
-        )
+        (Copier::new::<T>(a, a_stride, block_m, m, k), Copier::new::<T>(b, b_stride, block_n, n, k))
     };
     let tile = ThreadTile::of_this_thread::<T>();
     let mut acc = T::Acc::default();
@@ -279,10 +278,10 @@ pub unsafe fn gemm_f32<T: Tile>(
     // SAFETY: the launch gives `SHARED_BYTES`; copies are waited for, and the barrier passed, before a stage is read.
     unsafe {
         let smem_a = dynamic_shared_mem::<f32>();
-        let smem_b = smem_a.add(T::NUM_STAGES * T::BLOCK_M * BLOCK_K);
+        let smem_b = smem_a.offset(T::NUM_STAGES * T::BLOCK_M * BLOCK_K);
         let copy_stage = |stage_idx: u32, first_k: u32| {
-            let smem_a = smem_a.add(stage_idx * T::BLOCK_M * BLOCK_K);
-            let smem_b = smem_b.add(stage_idx * T::BLOCK_N * BLOCK_K);
+            let smem_a = smem_a.offset(stage_idx * T::BLOCK_M * BLOCK_K);
+            let smem_b = smem_b.offset(stage_idx * T::BLOCK_N * BLOCK_K);
             a.copy_tile::<T>(smem_a, T::BLOCK_M, first_k);
             b.copy_tile::<T>(smem_b, T::BLOCK_N, first_k);
             cp_async::commit();
@@ -290,8 +289,8 @@ pub unsafe fn gemm_f32<T: Tile>(
         for stage_idx in 0..T::NUM_STAGES - 1 {
             copy_stage(stage_idx, stage_idx * BLOCK_K);
         }
-        let fragments_a = smem_a.add(swizzle(tile.m, 0));
-        let fragments_b = smem_b.add(swizzle(tile.n, 0));
+        let fragments_a = smem_a.offset(swizzle(tile.m, 0));
+        let fragments_b = smem_b.offset(swizzle(tile.n, 0));
         let mut stage_idx = 0;
         let mut first_k = 0;
         while first_k < k {
@@ -299,8 +298,8 @@ pub unsafe fn gemm_f32<T: Tile>(
             thread::sync_threads();
             let free_stage = if stage_idx == 0 { T::NUM_STAGES } else { stage_idx } - 1;
             copy_stage(free_stage, first_k + (T::NUM_STAGES - 1) * BLOCK_K);
-            let fragments_a = fragments_a.add(stage_idx * T::BLOCK_M * BLOCK_K);
-            let fragments_b = fragments_b.add(stage_idx * T::BLOCK_N * BLOCK_K);
+            let fragments_a = fragments_a.offset(stage_idx * T::BLOCK_M * BLOCK_K);
+            let fragments_b = fragments_b.offset(stage_idx * T::BLOCK_N * BLOCK_K);
             unroll!(fragment in 0..FRAGMENTS as usize, {
                 ThreadTile::multiply::<T>(fragments_a, fragments_b, fragment as u32, &mut acc);
             });

@@ -57,7 +57,12 @@ impl Linear {
         operands: &LinearOperands,
     ) -> Result<Option<Launch>, LaunchError> {
         let LinearOperands { x, weight, bias, residual, out } = operands;
-        for (what, value) in [("k", self.k), ("n", self.n), ("row stride", x.row_stride), ("row stride", weight.row_stride)] {
+        for (what, value) in [
+            ("k", self.k),
+            ("n", self.n),
+            ("row stride", x.row_stride),
+            ("row stride", weight.row_stride),
+        ] {
             if value > MAX_K {
                 return Err(LaunchError::Shape { what, value, expected: "at most 2147483647" });
             }
@@ -71,12 +76,36 @@ impl Linear {
         let Some(geometry) = self.geometry(choice)? else { return Ok(None) };
         Ok(Some(match choice {
             Choice::SmallM(instance) => gemm_f32_small_m::launch(
-                instance, geometry, num_rows, n, k, x.ptr, x_stride, weight.ptr, weight_stride,
-                bias, residual.ptr, residual_stride, out.ptr, out_stride,
+                instance,
+                geometry,
+                num_rows,
+                n,
+                k,
+                x.ptr,
+                x_stride,
+                weight.ptr,
+                weight_stride,
+                bias,
+                residual.ptr,
+                residual_stride,
+                out.ptr,
+                out_stride,
             ),
             Choice::Tiled(instance) => gemm_f32::launch(
-                instance, geometry, num_rows, n, k, x.ptr, x_stride, weight.ptr, weight_stride,
-                bias, residual.ptr, residual_stride, out.ptr, out_stride,
+                instance,
+                geometry,
+                num_rows,
+                n,
+                k,
+                x.ptr,
+                x_stride,
+                weight.ptr,
+                weight_stride,
+                bias,
+                residual.ptr,
+                residual_stride,
+                out.ptr,
+                out_stride,
             ),
         }))
     }

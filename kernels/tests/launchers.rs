@@ -1,0 +1,240 @@
+//! Launch geometry of every launcher: odd shapes, nothing to do, limits.
+
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+use kernels::Rows;
+use kernels::attention::{Attention, AttentionOperands, SeqInputs};
+use kernels::gather_rows::GatherRows;
+use kernels::gemm::{Linear, LinearOperands};
+use kernels::kv_cache::KvAppend;
+use kernels::rms_norm::RmsNorm;
+use kernels::rope::Rope;
+use kernels::sampling::Argmax;
+use kernels::silu_mul::SiluMul;
+
+/// A device address that starts an allocation.
+fn ptr<T>(at: u64) -> DevicePtr<T> {
+    DevicePtr::new(at * 0x1000)
+}
+
+fn rows(row_stride: usize) -> Rows<f32> {
+    Rows::new(ptr(1), row_stride)
+}
+
+/// Symbol, grid, threads and shared memory of a launch that there must be.
+fn of(launch: Result<Option<Launch>, LaunchError>) -> (&'static str, [u32; 3], u32, u32) {
+    let launch = launch.expect("a right shape").expect("something to do");
+    let Geometry { grid, block, shared_bytes } = launch.geometry;
+    assert_eq!(block[1..], [1, 1]);
+    assert_eq!(launch.arg_offsets.first(), Some(&0));
+    (launch.symbol, grid, block[0], shared_bytes)
+}
+
+fn is_nothing(launch: Result<Option<Launch>, LaunchError>) -> bool {
+    launch == Ok(None)
+}
+
+#[test]
+fn rms_norm_takes_a_warp_or_a_block_a_group() {
+    let norm = |max_rows, num_groups, group_size| {
+        RmsNorm { max_rows, num_groups, group_size, eps: 1e-6 }.launch(
+            ptr(9),
+            rows(4096),
+            ptr(2),
+            rows(4096),
+        )
+    };
+    assert_eq!(of(norm(3, 7, 128)), ("rms_norm_f32_warp", [3, 1, 1], 256, 0));
+    assert_eq!(of(norm(3, 1, 1025)), ("rms_norm_f32_block", [3, 1, 1], 256, 0));
+    assert!(is_nothing(norm(0, 7, 128)));
+    assert!(is_nothing(norm(3, 0, 128)));
+    assert!(is_nothing(norm(3, 7, 0)));
+    assert!(matches!(
+        norm(usize::MAX, 2, 2048),
+        Err(LaunchError::Grid { axis: "x", blocks: usize::MAX, .. })
+    ));
+}
+
+#[test]
+fn elementwise_launches_cover_their_columns() {
+    let gather = |max_rows, width| {
+        GatherRows { max_rows, width }.launch(ptr(9), ptr(8), rows(width), rows(width))
+    };
+    assert_eq!(of(gather(5, 257)), ("gather_rows_f32", [5, 2, 1], 256, 0));
+    assert!(is_nothing(gather(0, 257)) && is_nothing(gather(5, 0)));
+    let too_wide = gather(1, 65_536 * 256);
+    assert!(matches!(
+        too_wide,
+        Err(LaunchError::Grid { axis: "y", blocks: 65_536, limit: 65_535 })
+    ));
+
+    let silu = |max_rows, width| {
+        SiluMul { max_rows, width }.launch(ptr(9), rows(width), rows(width), rows(width))
+    };
+    assert_eq!(of(silu(5, 4864)), ("silu_mul_f32", [5, 19, 1], 256, 0));
+    assert!(is_nothing(silu(0, 4864)));
+    let too_far = SiluMul { max_rows: 5, width: 8 }.launch(ptr(9), rows(1 << 32), rows(8), rows(8));
+    assert!(matches!(too_far, Err(LaunchError::Shape { what: "row stride", .. })));
+
+    let append = |max_tokens, num_kv_heads| {
+        KvAppend { max_tokens, num_kv_heads, head_dim: 80 }.launch(
+            ptr(9),
+            ptr(8),
+            rows(240),
+            rows(240),
+            ptr(2),
+            ptr(3),
+        )
+    };
+    assert_eq!(of(append(4, 3)), ("kv_append_f32", [4, 1, 1], 256, 0));
+    assert_eq!(of(append(4, 4)), ("kv_append_f32", [4, 2, 1], 256, 0));
+    assert!(is_nothing(append(0, 4)));
+}
+
+#[test]
+fn rope_takes_a_thread_a_pair() {
+    let rope = |max_tokens, rotary_dim| {
+        Rope { max_tokens, num_heads: 9, head_dim: 96, rotary_dim }.launch(
+            ptr(9),
+            ptr(8),
+            ptr(2),
+            rows(9 * 96),
+        )
+    };
+    assert_eq!(of(rope(7, 96)), ("rope_f32", [7, 2, 1], 256, 0));
+    assert!(is_nothing(rope(0, 96)) && is_nothing(rope(7, 0)));
+    for wrong in [97, 95] {
+        assert!(matches!(rope(7, wrong), Err(LaunchError::Shape { what: "rotary_dim", .. })));
+    }
+}
+
+#[test]
+fn argmax_takes_a_block_a_row() {
+    let argmax = |max_rows, vocab_size| {
+        Argmax { max_rows, vocab_size }.launch(ptr(9), rows(vocab_size), ptr(2))
+    };
+    assert_eq!(of(argmax(3, 151_936)), ("argmax_f32", [3, 1, 1], 1024, 0));
+    assert!(is_nothing(argmax(0, 151_936)));
+    assert!(matches!(argmax(3, 0), Err(LaunchError::Shape { what: "vocab_size", .. })));
+}
+
+fn linear(
+    max_rows: usize,
+    n: usize,
+    k: usize,
+    x: Rows<f32>,
+) -> Result<Option<Launch>, LaunchError> {
+    let operands = LinearOperands { x, weight: rows(k), bias: None, residual: None, out: rows(n) };
+    Linear { max_rows, n, k }.launch(ptr(9), &operands)
+}
+
+#[test]
+fn linear_chooses_by_shape() {
+    let of_shape = |max_rows, n, k| of(linear(max_rows, n, k, rows(k)));
+    assert_eq!(of_shape(1, 897, 896), ("gemm_f32_small_m1", [225, 1, 1], 128, 0));
+    assert_eq!(of_shape(3, 896, 896), ("gemm_f32_small_m4", [112, 1, 1], 128, 0));
+    assert_eq!(of_shape(16, 17, 896), ("gemm_f32_small_m16", [2, 1, 1], 128, 0));
+    assert_eq!(of_shape(17, 65, 64), ("gemm_f32_64x64", [1, 2, 1], 128, 32_768));
+    assert_eq!(of_shape(4096, 4096, 4096), ("gemm_f32_128x256", [32, 16, 1], 256, 49_152));
+    assert_eq!(of_shape(1, 64, 63), ("gemm_f32_64x64_unaligned", [1, 1, 1], 128, 32_768));
+    let shifted = Rows::new(ptr(1).add(1), 64);
+    assert_eq!(of(linear(1, 64, 64, shifted)).0, "gemm_f32_64x64_unaligned");
+    assert_eq!(of(linear(1, 64, 64, rows(65))).0, "gemm_f32_64x64_unaligned");
+}
+
+#[test]
+fn linear_without_rows_or_columns_is_nothing() {
+    for (max_rows, n, k) in [(0, 64, 64), (0, 64, 63), (1, 0, 64), (32, 0, 64)] {
+        assert!(is_nothing(linear(max_rows, n, k, rows(k))), "{max_rows} {n} {k}");
+    }
+    assert!(matches!(linear(1, 64, 1 << 31, rows(64)), Err(LaunchError::Shape { what: "k", .. })));
+}
+
+#[test]
+fn absent_operands_are_null() {
+    let launch = linear(1, 64, 64, rows(64)).unwrap().unwrap();
+    let bias = launch.arg_offsets[7] as usize;
+    assert_eq!(launch.args[bias..bias + 16], [0; 16]);
+}
+
+fn attention() -> Attention {
+    Attention {
+        max_tokens: 512,
+        max_seqs: 4,
+        max_kv_len: 8192,
+        max_pages_per_seq: 128,
+        num_heads: 14,
+        num_kv_heads: 2,
+        head_dim: 64,
+        softmax_scale: 0.125,
+        window: None,
+    }
+}
+
+const SEQS: SeqInputs = SeqInputs {
+    num_seqs: DevicePtr::new(0x9000),
+    cu_seqlens_q: DevicePtr::new(0x9100),
+    kv_lens: DevicePtr::new(0x9200),
+    block_table: DevicePtr::new(0x9300),
+};
+
+fn operands(attention: &Attention) -> AttentionOperands {
+    let width = attention.num_heads * attention.head_dim;
+    AttentionOperands { q: rows(width), k_pool: ptr(2), v_pool: ptr(3), out: rows(width) }
+}
+
+fn prefill(attention: Attention) -> Result<Option<Launch>, LaunchError> {
+    attention.prefill(&SEQS, &operands(&attention))
+}
+
+fn decode(attention: Attention) -> Result<Option<[Launch; 2]>, LaunchError> {
+    attention.decode(&SEQS, &operands(&attention), ptr(4))
+}
+
+#[test]
+fn prefill_has_tiles_for_any_cut_of_the_tokens() {
+    assert_eq!(of(prefill(attention())), ("attention_prefill_f32_d64", [11, 14, 1], 128, 43_008));
+    let head_dim = |head_dim| of(prefill(Attention { head_dim, ..attention() })).0;
+    assert_eq!(head_dim(2), "attention_prefill_f32_d64");
+    assert_eq!(head_dim(80), "attention_prefill_f32_d96");
+    assert_eq!(head_dim(128), "attention_prefill_f32_d128");
+    assert_eq!(head_dim(130), "attention_prefill_f32_d256");
+    assert!(is_nothing(prefill(Attention { max_tokens: 0, ..attention() })));
+    assert!(is_nothing(prefill(Attention { max_seqs: 0, ..attention() })));
+}
+
+#[test]
+fn decode_splits_by_bounds_and_groups_query_heads() {
+    let [splits, combine] = decode(attention()).unwrap().unwrap();
+    assert_eq!(of(Ok(Some(splits))).0, "attention_decode_f32_r8_d64");
+    assert_eq!(of(Ok(Some(combine))), ("attention_combine_f32", [14, 4, 1], 128, 0));
+    let grid = |attention| of(decode(attention).map(|pair| pair.map(|[splits, _]| splits))).1;
+    assert_eq!(grid(attention()), [64, 2, 4]);
+    assert_eq!(grid(Attention { max_kv_len: 129, ..attention() }), [2, 2, 4]);
+    assert_eq!(grid(Attention { num_heads: 34, ..attention() }), [64, 4, 4]);
+    assert_eq!(attention().decode_workspace_elems(), 4 * 14 * 64 * 66);
+    assert_eq!(decode(Attention { max_seqs: 0, ..attention() }), Ok(None));
+    assert_eq!(decode(Attention { max_kv_len: 0, ..attention() }), Ok(None));
+}
+
+#[test]
+fn attention_rejects_what_no_kernel_takes() {
+    for (wrong, field) in [
+        (Attention { head_dim: 0, ..attention() }, "head_dim"),
+        (Attention { head_dim: 258, ..attention() }, "head_dim"),
+        (Attention { num_kv_heads: 3, ..attention() }, "num_kv_heads"),
+        (Attention { num_kv_heads: 0, ..attention() }, "num_kv_heads"),
+        (Attention { window: Some(0), ..attention() }, "window"),
+        (Attention { max_kv_len: u32::MAX as usize, ..attention() }, "max_kv_len"),
+    ] {
+        assert!(matches!(prefill(wrong), Err(LaunchError::Shape { what, .. }) if what == field));
+        assert!(matches!(decode(wrong), Err(LaunchError::Shape { what, .. }) if what == field));
+    }
+    let many = decode(Attention { max_seqs: 65_536, ..attention() });
+    assert!(matches!(many, Err(LaunchError::Grid { axis: "z", .. })));
+}
+
+#[test]
+fn errors_are_one_line_and_name_the_value() {
+    let error = prefill(Attention { head_dim: 258, ..attention() }).unwrap_err();
+    assert_eq!(error.to_string(), "head_dim is 258: expected from 1 to 256");
+}
