@@ -17,11 +17,7 @@ pub fn data_dir() -> PathBuf {
 
 /// SmolLM2-135M-Instruct in the model cache, if it was fetched.
 pub fn smollm2() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).map(PathBuf::from);
-    let cache = set("HALFWARP_CACHE")
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("halfwarp")))
-        .or_else(|| Some(set("HOME")?.join(".cache/halfwarp")))?;
-    let file = cache.join("models/smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let file = model_cache::DEFAULT.path(&model_cache::cache_dir().ok()?);
     file.is_file().then_some(file)
 }
 

@@ -1,7 +1,7 @@
 //! How a command ends when it does not end well.
 
-use halfwarp::{EngineError, ModelError, TextError, exec::ExecError};
-use std::{error::Error, fmt, process::ExitCode};
+use halfwarp::{EngineError, ExecError, ModelError, TextError};
+use std::{fmt, process::ExitCode};
 
 /// Why a command ended before it was done.
 #[derive(Debug)]
@@ -40,34 +40,29 @@ impl Failure {
             _ => Failure::Environment(format!("cannot write to {what}: {error}")),
         }
     }
-
-    fn from_library(error: &(dyn Error + 'static)) -> Failure {
-        let chain = std::iter::successors(Some(error), |&error| error.source());
-        let environment = chain
-            .filter_map(|error| error.downcast_ref())
-            .any(|error| matches!(error, ExecError::OutOfMemory { .. } | ExecError::Driver { .. }));
-        match environment {
-            true => Failure::Environment(error.to_string()),
-            false => Failure::Input(error.to_string()),
-        }
-    }
 }
 
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
-        Failure::from_library(&error)
-    }
-}
-
-impl From<EngineError> for Failure {
-    fn from(error: EngineError) -> Self {
-        Failure::from_library(&error)
+        Failure::Input(error.to_string())
     }
 }
 
 impl From<TextError> for Failure {
     fn from(error: TextError) -> Self {
-        Failure::from_library(&error)
+        Failure::Input(error.to_string())
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Memory(_)
+            | EngineError::Exec(
+                ExecError::Budget(_) | ExecError::OutOfMemory { .. } | ExecError::Driver { .. },
+            ) => Failure::Environment(error.to_string()),
+            _ => Failure::Input(error.to_string()),
+        }
     }
 }
 
@@ -83,6 +78,14 @@ fn two_lines(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_driver_is_no_fault_of_the_users() {
+        let driver = ExecError::Driver { call: "cuInit".to_owned(), error: "999".to_owned() };
+        assert!(matches!(EngineError::from(driver).into(), Failure::Environment(_)));
+        let device = ExecError::NoDevice("there is no cuda:9".to_owned());
+        assert!(matches!(EngineError::from(device).into(), Failure::Input(_)));
+    }
 
     #[test]
     fn a_message_has_two_lines_at_most_and_no_escape_sequences() {

@@ -1,6 +1,7 @@
 //! Where a plan runs.
 
 use super::cpu::CpuExecutor;
+use super::cuda::{self, CudaExecutor};
 use super::{ExecError, Executor, WeightSource};
 use crate::plan::Plan;
 use std::str::FromStr;
@@ -38,11 +39,20 @@ impl Device {
     /// What it is called and how much of its memory is free; `None` where the system does not say.
     ///
     /// # Errors
-    /// [`ExecError::NoDevice`].
+    /// [`ExecError::NoDevice`], [`ExecError::Driver`].
     pub fn free_memory(self) -> Result<Option<(String, usize)>, ExecError> {
+        match self.cuda_ordinal() {
+            Some(ordinal) => cuda::free_memory(ordinal).map(Some),
+            None => Ok(available_bytes().map(|free| ("CPU".into(), free))),
+        }
+    }
+
+    /// The GPU that is meant; `None`: the CPU.
+    fn cuda_ordinal(self) -> Option<usize> {
         match self {
-            Device::Auto | Device::Cpu => Ok(available_bytes().map(|free| ("CPU".into(), free))),
-            Device::Cuda(ordinal) => Err(no_cuda(ordinal)),
+            Device::Auto => cuda::first_device(),
+            Device::Cpu => None,
+            Device::Cuda(ordinal) => Some(ordinal),
         }
     }
 }
@@ -56,14 +66,10 @@ pub fn open(
     plan: &Plan,
     weights: &dyn WeightSource,
 ) -> Result<Box<dyn Executor>, ExecError> {
-    match device {
-        Device::Auto | Device::Cpu => Ok(Box::new(CpuExecutor::open(plan, weights)?)),
-        Device::Cuda(ordinal) => Err(no_cuda(ordinal)),
-    }
-}
-
-fn no_cuda(ordinal: usize) -> ExecError {
-    ExecError::NoDevice(format!("cuda:{ordinal} is not there: choose --device cpu"))
+    Ok(match device.cuda_ordinal() {
+        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, plan, weights)?),
+        None => Box::new(CpuExecutor::open(plan, weights)?),
+    })
 }
 
 /// Memory that the system can hand out without swapping.

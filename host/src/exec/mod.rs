@@ -1,14 +1,16 @@
 //! Executors: what runs a plan. The CPU in f32, and CUDA; one trait, one suite of tests.
 
 pub mod cpu;
+pub mod cuda;
 mod device;
 mod inputs;
+pub mod lower;
 #[cfg(test)]
 mod testing;
 
 pub use device::{Device, open};
 
-use crate::plan::{Plan, StepInputs, Weight};
+use crate::plan::{BudgetError, Plan, StepInputs, Weight};
 
 /// Gives an executor the weights of a plan, packed and in the storage type that the plan says.
 pub trait WeightSource: Sync {
@@ -84,6 +86,9 @@ pub enum ExecError {
         /// Bytes that were free.
         free_bytes: usize,
     },
+    /// The plan does not fit into the device's memory.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
     /// The executor has no kernel for an operation of this shape or type.
     #[error("{op}: {why}")]
     Unsupported {
