@@ -15,10 +15,6 @@ use std::sync::Arc;
 
 /// Norm of the difference over norm.
 const MAX_LOGITS_ERROR: f64 = 1e-4;
-/// Goldens made by a model that was cast to f16 and back, the frequencies of RoPE with it: no checkpoint asks for that,
-/// and with exact frequencies transformers itself is up to 8.3e-4 away from them (see `tests/model.rs`).
-const ROUNDED_FREQUENCIES: [&str; 3] = ["llama-gqa", "phi3", "qwen2"];
-const MAX_ROUNDED_FREQUENCIES_ERROR: f64 = 1e-3;
 /// Logits closer than this may change places.
 const MIN_MARGIN: f32 = 1e-3;
 const MAX_NLL_ERROR: f64 = 1e-3;
@@ -101,9 +97,7 @@ fn golden_logits(dir: &Path, device: Device) {
     let got = engine(dir, device).logits(&expected(dir, "input_ids", u32::from_le_bytes)).unwrap();
     let wanted = expected(dir, "logits", f32::from_le_bytes);
     let error = relative_error(&got, &wanted);
-    let is_rounded = ROUNDED_FREQUENCIES.iter().any(|golden| dir.ends_with(golden));
-    let bound = if is_rounded { MAX_ROUNDED_FREQUENCIES_ERROR } else { MAX_LOGITS_ERROR };
-    assert!(error < bound, "relative error of the logits {error:.2e}");
+    assert!(error < MAX_LOGITS_ERROR, "relative error of the logits {error:.2e}");
 }
 
 /// `norm(got - wanted) / norm(wanted)`; NaN where a value is.

@@ -6,7 +6,8 @@ computes with them in float32.
 
 Writes DIR/NAME/{config.json, generation_config.json, model.safetensors, expected.safetensors} for every model below. The
 weights are drawn in float32 and rounded to float16, as they are saved; everything else, the frequencies of RoPE
-included, stays in float32.
+included, stays in float32. For the models that were given (GIVEN) it writes expected.safetensors alone, from the
+weights that are there and the inputs of given.safetensors.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import json
 import pathlib
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -105,6 +106,9 @@ MODELS = {
     ),
 }
 
+# Models that were not made here; their given.safetensors was computed with frequencies of RoPE rounded to float16.
+GIVEN = ["llama-gqa", "phi3", "qwen2"]
+
 # Models whose config.json is written in the old spelling: `rope_theta` and `rope_scaling` with `type`.
 OLD_SPELLING = ["llama-linear", "phi3-longrope-long"]
 
@@ -193,6 +197,20 @@ def make(name, config, out):
     print(f"{name}: seed {seed}, smallest greedy margin {margin:.3f}, {num_bytes} bytes")
 
 
+def restate(name, out):
+    """Writes what transformers computes in float32, frequencies of RoPE included, for a model that was given."""
+    given = load_file(out / "given.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(
+        out, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    want = logits(model, given["input_ids"].long())
+    continuation, margin = greedy(model, given["greedy_prompt"].long())
+    assert torch.equal(continuation.int(), given["greedy_tokens"]), name
+    save_file(given | dict(logits=want), out / "expected.safetensors")
+    difference = (given["logits"] - want).norm() / want.norm()
+    print(f"{name}: given logits differ by {difference:.2e}, smallest greedy margin {margin:.3f}")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -200,8 +218,11 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these models")
     args = parser.parse_args()
-    for name in args.names or MODELS:
-        make(name, MODELS[name], args.out / name)
+    for name in args.names or [*MODELS, *GIVEN]:
+        if name in GIVEN:
+            restate(name, args.out / name)
+        else:
+            make(name, MODELS[name], args.out / name)
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ pub fn silu_mul(gate: Rows, up: Rows, out: RowsMut) {
 /// The smallest index of the largest value of each row; NaN counts as smaller than everything.
 pub fn argmax(x: Rows) -> Vec<u32> {
     let largest = |row: &[f32]| {
-        let mut best = (0, f32::NEG_INFINITY);
+        let mut best = (0, f32::NAN);
         for (index, &value) in row.iter().enumerate() {
-            if value > best.1 {
+            if value > best.1 || (best.1.is_nan() && !value.is_nan()) {
                 best = (index as u32, value);
             }
         }

@@ -5,6 +5,7 @@ mod device;
 mod graph;
 mod memory;
 mod modules;
+mod timing;
 mod upload;
 
 use cust::context::Context;
