@@ -7,7 +7,7 @@ use crate::{
     process,
     setup::{Cache, wheel},
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use cuda_builder::Arch;
 use std::{
     collections::BTreeSet,
@@ -27,6 +27,7 @@ pub fn run() -> Result<()> {
     let work = cache.work_dir()?;
     let list = process::capture(halfwarp()?.arg("list"))?.stdout;
     let modules = modules(&list);
+    ensure!(!modules.is_empty(), "halfwarp ptx list names no module:\n{list}");
     let mut faults = Vec::new();
     for target in TARGETS.map(Arch::target) {
         for module in &modules {

@@ -81,3 +81,22 @@ fn remove_partial() {
 fn lock() -> std::sync::MutexGuard<'static, Option<PathBuf>> {
     PARTIAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_whole_or_untouched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        write_whole(&path, |partial| fs::write(partial, "first")).unwrap();
+        let failed = write_whole(&path, |partial| {
+            fs::write(partial, "sec")?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        });
+        assert!(matches!(failed, Err(Failure::Environment(_))));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the temporary file is gone");
+    }
+}
