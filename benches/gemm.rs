@@ -9,7 +9,8 @@
 use halfwarp::exec::cuda::CudaExecutor;
 use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want, WeightSource};
 use halfwarp::plan::{
-    Bounds, Dtype, KvLayout, Op, PAGE_SIZE, Plan, PlanBuilder, Rows, StepInputs, Weight,
+    Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
+    Weight, WeightPart,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -113,11 +114,11 @@ fn plan(m: usize, n: usize, k: usize, copies: usize, calls: usize) -> Plan {
     };
     let mut plan = PlanBuilder::new();
     let weight = |name: String, rows, cols| Weight {
+        parts: vec![WeightPart { source: name.clone(), rows, transform: PartTransform::None }],
         name,
         rows,
         cols,
         storage: Dtype::F32,
-        parts: Vec::new(),
     };
     let operands: Vec<_> = (0..copies)
         .map(|i| {

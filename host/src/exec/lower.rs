@@ -56,10 +56,11 @@ pub fn lower(plan: &Plan, addresses: &Addresses) -> Result<Vec<Launch>, ExecErro
     Ok(launches)
 }
 
-/// Bytes that an operation of `plan` needs at most for itself; the next one takes the same.
+/// Bytes that an operation needs at most for itself, the next one the same: of `plan`, and of every plan of its model
+/// with no larger bounds.
 pub fn workspace_bytes(plan: &Plan) -> usize {
     let elems = |op: &Op| match op {
-        Op::Attention(op) if is_decode(plan) => launcher(plan, op).decode_workspace_elems(),
+        Op::Attention(op) => launcher(plan, op).decode_workspace_elems(),
         _ => 0,
     };
     plan.ops.iter().map(elems).max().unwrap_or(0) * size_of::<f32>()

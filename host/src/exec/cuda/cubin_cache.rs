@@ -9,6 +9,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::Capability;
 use crate::ptx::Module;
@@ -59,7 +60,10 @@ fn write_atomically(path: &Path, cubin: &[u8]) -> io::Result<()> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }
-    let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+    // Others, in this process too, may be writing the same.
+    static WRITES: AtomicU64 = AtomicU64::new(0);
+    let write = WRITES.fetch_add(1, Ordering::Relaxed);
+    let unfinished = path.with_extension(format!("{}-{write}.tmp", std::process::id()));
     let write = || {
         let mut file = fs::File::create(&unfinished)?;
         file.write_all(MAGIC)?;

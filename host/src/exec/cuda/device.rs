@@ -1,5 +1,8 @@
 //! CUDA devices: what is there, and which kernels each can run.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use cust::CudaFlags;
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device as CudaDevice, DeviceAttribute};
@@ -124,9 +127,7 @@ pub fn first_device() -> Option<usize> {
 pub fn free_memory(ordinal: usize) -> Result<(String, usize), ExecError> {
     let devices = devices()?;
     let (device, _) = choose(&devices, ordinal)?;
-    // Making a device's context takes a tenth of a second, and whoever asks is about to open the device: the context is
-    // never given back, so that it is made once.
-    std::mem::forget(open_context(device)?);
+    open_context(device)?;
     let (free_bytes, _) = mem_get_info().map_err(failed("cuMemGetInfo"))?;
     Ok((device.name.clone(), free_bytes))
 }
@@ -153,10 +154,22 @@ pub(super) fn choose(
     Ok((device, target))
 }
 
-/// The device's context, current in this thread.
-pub(super) fn open_context(device: &DeviceInfo) -> Result<Context, ExecError> {
+/// The device's primary context, current in this thread.
+///
+/// It is made once, which takes a tenth of a second, and never given back: the driver tears a context down when its last
+/// owner is gone, and a thread that opens the device at that moment crashes.
+pub(super) fn open_context(device: &DeviceInfo) -> Result<&'static Context, ExecError> {
+    static CONTEXTS: Mutex<BTreeMap<usize, &'static Context>> = Mutex::new(BTreeMap::new());
+    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(context) = contexts.get(&device.ordinal) {
+        make_current(context)?;
+        return Ok(context);
+    }
     let handle = CudaDevice::get_device(device.ordinal as u32).map_err(failed("cuDeviceGet"))?;
-    Context::new(handle).map_err(failed("opening the device"))
+    let context = Context::new(handle).map_err(failed("opening the device"))?;
+    let context: &'static Context = Box::leak(Box::new(context));
+    contexts.insert(device.ordinal, context);
+    Ok(context)
 }
 
 /// Makes `context` the one that driver calls of this thread act on.

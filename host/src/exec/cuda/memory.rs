@@ -122,15 +122,17 @@ pub struct DeviceMemory {
     pub kv: Block,
     pub arena: Block,
     pub step: Block,
-    /// What one operation needs for itself, at the end the largest. Those before it are what earlier plans refer to.
-    pub workspaces: Vec<Block>,
+    /// What one operation needs for itself.
+    pub workspace: Block,
 }
 
 impl DeviceMemory {
     /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything is allocated.
     pub fn allocate(device: &DeviceInfo, plan: &Plan) -> Result<Self, ExecError> {
-        let free_bytes = free_bytes()?;
-        plan.memory().check(&device.name, free_bytes)?;
+        let workspace_bytes = lower::workspace_bytes(plan);
+        let mut budget = plan.memory();
+        budget.buffer_bytes += workspace_bytes;
+        budget.check(&device.name, free_bytes()?)?;
         let layout = ParameterLayout::new(plan);
         let allocate = |what, bytes| Block::allocate(device, what, bytes);
         Ok(DeviceMemory {
@@ -139,17 +141,8 @@ impl DeviceMemory {
             kv: allocate("the KV cache", plan.kv.bytes())?,
             arena: allocate("the activations", ArenaLayout::new(plan).bytes())?,
             step: allocate("the step inputs", plan.step_layout().len * size_of::<u32>())?,
-            workspaces: Vec::new(),
+            workspace: allocate("the workspace", workspace_bytes)?,
         })
-    }
-
-    /// Sees to it that the last workspace is enough for `plan`.
-    pub fn grow_workspace(&mut self, device: &DeviceInfo, plan: &Plan) -> Result<(), ExecError> {
-        let bytes = lower::workspace_bytes(plan);
-        if self.workspaces.last().is_none_or(|workspace| workspace.bytes() < bytes) {
-            self.workspaces.push(Block::allocate(device, "the workspace", bytes)?);
-        }
-        Ok(())
     }
 
     /// Where everything that `plan` names lies, its activations as `arena` says.
@@ -167,7 +160,7 @@ impl DeviceMemory {
                 .map(|tensor| self.arena.address() + arena.offset(TensorId(tensor)) as u64)
                 .collect(),
             step: self.step.address(),
-            workspace: self.workspaces.last().map_or(0, Block::address),
+            workspace: self.workspace.address(),
         }
     }
 }

@@ -26,7 +26,7 @@ pub use self::device::{
 
 /// Runs plans on a CUDA device.
 ///
-/// Fields are dropped in this order. Dropping the context before what was made in it is a segmentation fault.
+/// Fields are dropped in this order: graphs before the modules and the memory that they refer to, the stream last.
 pub struct CudaExecutor {
     prepared: Vec<Prepared>,
     modules: Modules,
@@ -37,7 +37,7 @@ pub struct CudaExecutor {
     step_outputs: LockedBuffer<u32>,
     stream: Stream,
     device: DeviceInfo,
-    context: Context,
+    context: &'static Context,
 }
 
 /// A plan, and its launches as a graph.
@@ -85,8 +85,8 @@ impl CudaExecutor {
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        // What follows is dropped in this thread; where that fails, the driver frees everything with the context.
-        let _ = make_current(&self.context);
+        // What follows is dropped in this thread; where this fails, so does freeing, and the process ends with it.
+        let _ = make_current(self.context);
     }
 }
 
@@ -97,10 +97,11 @@ impl Executor for CudaExecutor {
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
-        make_current(&self.context)?;
+        make_current(self.context)?;
         let (step_layout, arena_layout) = (plan.step_layout(), ArenaLayout::new(plan));
         let fits = arena_layout.bytes() <= self.memory.arena.bytes()
-            && step_layout.len * size_of::<u32>() <= self.memory.step.bytes();
+            && step_layout.len * size_of::<u32>() <= self.memory.step.bytes()
+            && lower::workspace_bytes(plan) <= self.memory.workspace.bytes();
         if !fits || [plan.logits, plan.next_tokens].iter().any(|output| !is_whole(plan, output)) {
             return Err(ExecError::Unsupported {
                 op: format!("a plan of {:?}", plan.bounds),
@@ -108,9 +109,8 @@ impl Executor for CudaExecutor {
                     .to_owned(),
             });
         }
-        self.memory.grow_workspace(&self.device, plan)?;
         let launches = lower::lower(plan, &self.memory.addresses(plan, &arena_layout))?;
-        self.modules.load(&self.context, &launches)?;
+        self.modules.load(self.context, &launches)?;
         let launches = launches
             .into_iter()
             .map(|launch| Ok((self.modules.function(&launch)?, launch)))
@@ -132,7 +132,7 @@ impl Executor for CudaExecutor {
             return Err(ExecError::Step(format!("no plan {} was prepared", plan.0)));
         };
         inputs::check(plan, inputs)?;
-        make_current(&self.context)?;
+        make_current(self.context)?;
 
         let output = match want {
             Want::Nothing => None,

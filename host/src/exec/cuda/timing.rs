@@ -16,7 +16,7 @@ impl CudaExecutor {
         let Some(Prepared { graph, .. }) = self.prepared.get(plan.0) else {
             return Err(ExecError::Step(format!("no plan {} was prepared", plan.0)));
         };
-        make_current(&self.context)?;
+        make_current(self.context)?;
         let event = || Event::new(EventFlags::DEFAULT).map_err(failed("making an event"));
         let (start, stop) = (event()?, event()?);
         let record = |event: &Event| event.record(&self.stream).map_err(failed("timing"));
