@@ -112,8 +112,9 @@ fn matches_oracle(
             Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows: max_tokens, max_kv_len };
         setup.finish(bounds, kv, out)
     };
-    let (prefill, weights) = build(num_rows, max_kv_len);
-    let (decode, _) = build(sequences.len() + 1, 1);
+    let decode_tokens = sequences.len() + 1;
+    let (prefill, weights) = build(num_rows.max(decode_tokens), max_kv_len);
+    let (decode, _) = build(decode_tokens, 1);
     let is_decode = sequences.iter().all(|&(_, q_len)| q_len == 1);
 
     let (mut past, mut new) = (StepInputs::new(), StepInputs::new());

@@ -1,8 +1,6 @@
 //! Device memory: one allocation each for weights, cache, activations and step inputs, made when the executor is opened.
 
-use cust::memory::{
-    AsyncCopyDestination, CopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info,
-};
+use cust::memory::{AsyncCopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info};
 use cust::stream::Stream;
 
 use super::device::{DeviceInfo, failed};
@@ -18,7 +16,13 @@ const ALIGN_BYTES: usize = 256;
 pub struct Block(DeviceBuffer<u8>);
 
 impl Block {
-    pub fn allocate(device: &DeviceInfo, what: &str, bytes: usize) -> Result<Self, ExecError> {
+    /// `bytes` of memory; `stream` clears them.
+    pub fn allocate(
+        device: &DeviceInfo,
+        what: &str,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<Self, ExecError> {
         let free_bytes = free_bytes()?;
         if bytes > free_bytes {
             return Err(ExecError::OutOfMemory {
@@ -32,7 +36,9 @@ impl Block {
         let buffer = unsafe { DeviceBuffer::uninitialized(bytes) };
         let mut buffer = buffer.map_err(failed("allocating device memory"))?;
         if bytes > 0 {
-            buffer.set_8(0xFF).map_err(failed("clearing device memory"))?;
+            // SAFETY: whatever uses the buffer is behind this on the same stream.
+            unsafe { buffer.set_8_async(0xFF, stream) }
+                .map_err(failed("clearing device memory"))?;
         }
         Ok(Block(buffer))
     }
@@ -45,16 +51,10 @@ impl Block {
         self.0.as_device_ptr().as_raw()
     }
 
-    /// Copies `source` to `offset` and waits.
-    pub fn write(&mut self, offset: usize, source: &[u8]) -> Result<(), ExecError> {
-        let mut part = self.0.index(offset..offset + source.len());
-        part.copy_from(source).map_err(failed("copying to the device"))
-    }
-
     /// Starts a copy of `source` to `offset`.
     ///
     /// # Safety
-    /// 1. `source` is pinned, and neither changed nor freed before the copy is done.
+    /// 1. `source` is neither changed nor freed before the copy is done.
     /// 2. Nothing else on the device uses the part that is written, but what `stream` orders.
     pub unsafe fn write_async(
         &mut self,
@@ -70,7 +70,7 @@ impl Block {
     /// Starts a copy from `offset` to `target`.
     ///
     /// # Safety
-    /// 1. `target` is pinned, and neither read, changed nor freed before the copy is done.
+    /// 1. `target` is neither read, changed nor freed before the copy is done.
     pub unsafe fn read_async(
         &self,
         offset: usize,
@@ -128,13 +128,13 @@ pub struct DeviceMemory {
 
 impl DeviceMemory {
     /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything is allocated.
-    pub fn allocate(device: &DeviceInfo, plan: &Plan) -> Result<Self, ExecError> {
+    pub fn allocate(device: &DeviceInfo, plan: &Plan, stream: &Stream) -> Result<Self, ExecError> {
         let workspace_bytes = lower::workspace_bytes(plan);
         let mut budget = plan.memory();
         budget.buffer_bytes += workspace_bytes;
         budget.check(&device.name, free_bytes()?)?;
         let layout = ParameterLayout::new(plan);
-        let allocate = |what, bytes| Block::allocate(device, what, bytes);
+        let allocate = |what, bytes| Block::allocate(device, what, bytes, stream);
         Ok(DeviceMemory {
             parameters: allocate("the weights", layout.bytes)?,
             layout,

@@ -65,8 +65,11 @@ impl CudaExecutor {
         let (device, target) = device::choose(&devices, ordinal)?;
         let device = device.clone();
         let context = device::open_context(&device)?;
-        let stream = Stream::new(StreamFlags::DEFAULT, None).map_err(failed("making a stream"))?;
-        let mut memory = DeviceMemory::allocate(&device, plan)?;
+        // All work of an executor is on its one stream, which waits for no other: a blocking stream could not be captured
+        // while another thread of the process uses the default stream.
+        let stream =
+            Stream::new(StreamFlags::NON_BLOCKING, None).map_err(failed("making a stream"))?;
+        let mut memory = DeviceMemory::allocate(&device, plan, &stream)?;
         upload::parameters(plan, weights, &mut memory, &stream)?;
         let cache_dir = model_cache::cache_dir().ok().map(|dir| dir.join("cubin"));
         let cache = CubinCache::new(cache_dir, device::driver_name()?, device.capability);

@@ -31,9 +31,15 @@ pub fn parameters(
     memory: &mut DeviceMemory,
     stream: &Stream,
 ) -> Result<(), ExecError> {
-    for (constant, &offset) in plan.constants.iter().zip(&memory.layout.constants) {
-        memory.parameters.write(offset, bytemuck::cast_slice(&constant.data))?;
-    }
+    let tables = plan.constants.iter().zip(&memory.layout.constants);
+    let uploaded = tables.map(|(constant, &offset)| {
+        let table = bytemuck::cast_slice(&constant.data);
+        // SAFETY: the plan outlives the copy, which is waited for below.
+        unsafe { memory.parameters.write_async(offset, table, stream) }
+    });
+    let uploaded: Result<(), ExecError> = uploaded.collect();
+    stream.synchronize().map_err(failed("uploading the tables"))?;
+    uploaded?;
     let sizes: Vec<usize> = plan.weights.iter().map(Weight::bytes).collect();
     let offsets = &memory.layout.weights;
     let batches = batches(offsets, &sizes);
