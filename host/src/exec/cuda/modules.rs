@@ -1,4 +1,5 @@
-//! Modules of machine code, one a kernel: loaded when a prepared plan first launches it, compiled if the cache has none.
+//! Modules of machine code, one a kernel: loaded when a plan is prepared that first launches it, compiled if the cache
+//! has none.
 //!
 //! The driver compiles a module whole, on the way from the first start to the first token, and a model launches few of
 //! the instances of a kernel.
