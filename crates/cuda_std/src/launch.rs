@@ -141,8 +141,6 @@ pub fn arg_u32(what: &'static str, value: usize) -> Result<u32, LaunchError> {
 pub struct Launch {
     /// The PTX entry.
     pub symbol: &'static str,
-    /// The module of PTX that holds the entry: the kernel's family.
-    pub module: &'static str,
     /// Grid, block, shared memory.
     pub geometry: Geometry,
     /// The arguments' bytes, each at its natural alignment.
@@ -153,8 +151,8 @@ pub struct Launch {
 
 impl Launch {
     /// A launch without arguments yet.
-    pub fn new(symbol: &'static str, module: &'static str, geometry: Geometry) -> Self {
-        Launch { symbol, module, geometry, args: Vec::new(), arg_offsets: Vec::new() }
+    pub fn new(symbol: &'static str, geometry: Geometry) -> Self {
+        Launch { symbol, geometry, args: Vec::new(), arg_offsets: Vec::new() }
     }
 
     /// Adds the next argument, aligned to its size.
