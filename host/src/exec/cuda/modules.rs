@@ -33,6 +33,8 @@ pub struct Modules {
 struct Loaded {
     kernel: &'static Kernel,
     module: Module,
+    /// Dynamic shared memory that a block may have: the most that any launch has asked for.
+    shared_bytes: u32,
 }
 
 impl Modules {
@@ -47,7 +49,8 @@ impl Modules {
         let load = |symbol| {
             let kernel = self.target.kernel(symbol).ok_or_else(|| no_kernel(symbol))?;
             make_current(context)?;
-            Ok((symbol, Loaded { kernel, module: load_or_compile(&self.cache, kernel)? }))
+            let module = load_or_compile(&self.cache, kernel)?;
+            Ok((symbol, Loaded { kernel, module, shared_bytes: DEFAULT_SHARED_BYTES }))
         };
         let new: Vec<_> = missing.map(load).collect::<Result<_, ExecError>>()?;
         self.loaded.extend(new);
@@ -55,9 +58,9 @@ impl Modules {
     }
 
     /// The function that `launch` names, ready for its shared memory. Its module lives as long as `self`.
-    pub fn function(&self, launch: &Launch) -> Result<CUfunction, ExecError> {
-        let Loaded { kernel, module } =
-            self.loaded.get(launch.symbol).ok_or_else(|| no_kernel(launch.symbol))?;
+    pub fn function(&mut self, launch: &Launch) -> Result<CUfunction, ExecError> {
+        let Loaded { kernel, module, shared_bytes } =
+            self.loaded.get_mut(launch.symbol).ok_or_else(|| no_kernel(launch.symbol))?;
         let num_threads: u32 = launch.geometry.block.iter().product();
         if num_threads > kernel.max_threads {
             return Err(ExecError::Unsupported {
@@ -67,13 +70,14 @@ impl Modules {
         }
         let function = module.get_function(launch.symbol).map_err(failed("cuModuleGetFunction"))?;
         let function = function.to_raw();
-        let shared_bytes = launch.geometry.shared_bytes;
-        if shared_bytes > DEFAULT_SHARED_BYTES {
+        let wanted_bytes = launch.geometry.shared_bytes;
+        if wanted_bytes > *shared_bytes {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: `function` is of a module that is loaded.
-            let code = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
-            check(&format!("{} bytes of shared memory for {}", shared_bytes, launch.symbol), code)?;
+            let code = unsafe { sys::cuFuncSetAttribute(function, attribute, wanted_bytes as i32) };
+            check(&format!("{wanted_bytes} bytes of shared memory for {}", launch.symbol), code)?;
+            *shared_bytes = wanted_bytes;
         }
         Ok(function)
     }
