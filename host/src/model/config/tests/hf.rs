@@ -223,6 +223,8 @@ fn rope_scaling_is_read_whole() {
 
     let partial = with(phi_3_mini_4k(), "partial_rotary_factor", json!(0.75));
     assert_eq!(read(&partial).rope.rotary_dim, 72);
+    let ignored = with(smollm2_135m(), "partial_rotary_factor", json!(0.5));
+    assert_eq!(read(&ignored).rope.rotary_dim, 64, "only Phi-3 reads it, or scaled frequencies");
 
     for (scaling, expected) in [
         (json!({"type": "dynamic", "factor": 2.0}), "`rope_scaling.type` is \"dynamic\""),
@@ -242,7 +244,8 @@ fn rope_scaling_is_read_whole() {
     };
     assert_error(&with_factors(vec![1.0; 47]), "`long_factor` is 47 numbers: 48 are needed");
     assert_error(&with_factors(vec![-1.0; 48]), "`long_factor` is -1");
-    assert_error(&with(smollm2_135m(), "partial_rotary_factor", json!(0.5)), "whole heads");
+    let partial = json!({"type": "linear", "factor": 2, "partial_rotary_factor": 0.5});
+    assert_error(&scaled(partial), "whole heads");
 }
 
 fn assert_error(json: &Value, expected: &str) {
