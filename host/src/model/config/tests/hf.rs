@@ -182,6 +182,15 @@ fn windows_come_from_layers() {
     let windows = read(&typed).windows;
     assert_eq!((windows[3], windows.iter().flatten().count()), (Some(32768), 1));
 
+    // transformers 5.17 loads Mistral with layer types as Ministral.
+    let mistral = with(mistral_7b_v0_3(), "sliding_window", json!(4096));
+    let mut layer_types = vec!["sliding_attention"; 32];
+    layer_types[3] = "full_attention";
+    let windows = read(&with(mistral, "layer_types", json!(layer_types))).windows;
+    assert_eq!((windows[3], windows.iter().flatten().count()), (None, 31));
+    let llama = with(llama_3_2_1b(), "layer_types", json!(["ignored"]));
+    assert_eq!(read(&llama).windows, [None; 16]);
+
     for (broken, expected) in [
         (with(typed.clone(), "use_sliding_window", json!(false)), "needs `sliding_window`"),
         (with(typed.clone(), "layer_types", json!(["full_attention"])), "24 layers are needed"),
