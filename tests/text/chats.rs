@@ -21,6 +21,7 @@ pub fn trials() -> Vec<Trial> {
     });
     oracle
         .chain([
+            trial("chats::generation_marks_are_transparent", generation_marks_are_transparent),
             trial("chats::sources_in_a_directory", sources_in_a_directory),
             trial("chats::end_of_turn_is_a_stop_token", end_of_turn_is_a_stop_token),
             trial("chats::rejects_malformed_and_endless", rejects_malformed_and_endless),
@@ -63,6 +64,21 @@ fn matches_jinja2(name: &str) {
             }
             (rendered, expected) => panic!("{rendered:?}, where jinja2 has {expected:?}"),
         }
+    }
+}
+
+/// What transformers 5.17 renders.
+fn generation_marks_are_transparent() {
+    for (source, expected) in [
+        ("[ {% generation %} {{ messages[0].content }} {% endgeneration %} ]", "[  u  ]"),
+        ("[ {%- generation -%} a {%- endgeneration -%} ]", "[a]"),
+        (
+            "{% if false %}{%generation%}a{%endgeneration%}{% endif %}{{ '{ % generation' }}",
+            "{ % generation",
+        ),
+    ] {
+        let rendered = template(source).render(&[Message::new("user", "u")], true);
+        assert_eq!(rendered.expect("a good template"), expected, "{source}");
     }
 }
 

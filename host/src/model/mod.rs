@@ -44,8 +44,9 @@ impl Model {
         let at_path = |source| ModelError::config(checkpoint.path(), source);
         let (config, names, text, stop_tokens) = match checkpoint.origin() {
             Origin::HuggingFace { dir, config: json } => {
-                let config = Config::from_hf(json).map_err(at_path)?;
-                let names = Names::hugging_face(config.family);
+                let mut config = Config::from_hf(json).map_err(at_path)?;
+                let names = Names::hugging_face(config.family, &checkpoint);
+                config.tie_word_embeddings &= !has_own_head(&checkpoint, names);
                 (config, names, Text::from_dir(dir)?, text::stop_tokens_from_dir(dir)?)
             }
             Origin::Gguf { metadata } => {
@@ -112,5 +113,17 @@ impl Model {
                 last.insert(Constant { name: "rope".into(), rows, cols, data }).clone()
             }
         }
+    }
+}
+
+/// Whether the checkpoint has an output projection that is not the embedding: transformers does not tie the two then,
+/// whatever config.json says.
+fn has_own_head(checkpoint: &Checkpoint, names: &Names) -> bool {
+    let tensor = |stem: &str| checkpoint.tensor(&format!("{stem}.weight"));
+    match (tensor(names.embedding), tensor(names.lm_head)) {
+        (Some(embedding), Some(head)) => {
+            (embedding.dtype, embedding.bytes) != (head.dtype, head.bytes)
+        }
+        _ => false,
     }
 }

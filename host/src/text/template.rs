@@ -51,7 +51,8 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     pub(super) fn new(source: &str, special: SpecialTokens) -> Self {
-        Self { source: join_continued_lines(&source.replace("\r\n", "\n")), special }
+        let source = join_continued_lines(&source.replace("\r\n", "\n"));
+        Self { source: without_generation_marks(&source), special }
     }
 
     /// The text of the prompt, to be encoded without adding special tokens.
@@ -112,6 +113,22 @@ fn join_continued_lines(source: &str) -> String {
         joined.push(char);
     }
     joined
+}
+
+/// Makes blocks that minijinja knows of `{% generation %}`, which marks for training what the assistant said.
+fn without_generation_marks(source: &str) -> String {
+    let mut tags = source.split("{%");
+    let mut unmarked = tags.next().unwrap_or_default().to_owned();
+    for tag in tags {
+        let statement = tag.split("%}").next().unwrap_or_default();
+        unmarked.push_str("{%");
+        match statement.trim_matches(|c: char| c.is_whitespace() || matches!(c, '+' | '-')) {
+            "generation" => unmarked.push_str(&tag.replacen("generation", "if true", 1)),
+            "endgeneration" => unmarked.push_str(&tag.replacen("endgeneration", "endif", 1)),
+            _ => unmarked.push_str(tag),
+        }
+    }
+    unmarked
 }
 
 fn environment() -> Result<Environment<'static>, Error> {
