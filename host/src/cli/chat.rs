@@ -31,8 +31,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let model = args.engine.model.open()?;
     let mut messages = opening(args.system.as_deref());
     // A model that cannot chat says so before its weights are loaded.
-    render(&model, &[&messages[..], &[message("user", "Hello")]].concat())?;
-    let mut engine = args.engine.engine(&model)?;
+    let hello = request(&model, &[&messages[..], &[message("user", "Hello")]].concat(), args)?;
+    let mut engine = args.engine.engine_for(&hello, &model)?;
     eprintln!("{}\nCtrl-C stops an answer, Ctrl-D ends", engine.describe_device());
 
     let terminal_fault = |error| Failure::Environment(format!("cannot read a line: {error}"));
@@ -73,14 +73,18 @@ fn answer(
     messages: &[Message],
     args: &Args,
 ) -> Result<String, Failure> {
-    let request = Request {
+    let generation = session::stream(model, engine, request(model, messages, args)?)?;
+    Ok(text(model)?.tokenizer.decode(&generation.tokens, true))
+}
+
+/// An answer to the last message.
+fn request(model: &Model, messages: &[Message], args: &Args) -> Result<Request, Failure> {
+    Ok(Request {
         prompt: render(model, messages)?,
         max_new_tokens: args.n,
         sampling: args.sampling.sampling(),
         stop_tokens: model.stop_tokens().to_vec(),
-    };
-    let generation = session::stream(model, engine, request)?;
-    Ok(text(model)?.tokenizer.decode(&generation.tokens, true))
+    })
 }
 
 /// Where the lines are kept from one chat to the next.

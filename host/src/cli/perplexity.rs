@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let max = model.config().max_position_embeddings;
     let window = args.engine.context.unwrap_or(DEFAULT_WINDOW.min(max));
-    let mut engine = args.engine.engine_with(&model, Some(window))?;
+    let mut engine = args.engine.engine(&model, Some(window))?;
     let (nll, count) = interrupt::polled(|| total_nll(&mut engine, &tokens, window))?;
     let mean = nll / count as f64;
     terminal::print(&format!(

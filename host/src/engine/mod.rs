@@ -110,8 +110,7 @@ impl Engine {
     /// [`EngineError::EmptyPrompt`], [`EngineError::PromptTooLong`], [`EngineError::UnknownToken`],
     /// [`EngineError::Sampling`].
     pub fn add_request(&mut self, request: Request) -> Result<RequestId, EngineError> {
-        self.check_tokens(&request.prompt)?;
-        request.sampling.check()?;
+        request.check(self.model.config().vocab_size, self.context())?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
         if request.max_new_tokens == Some(0) {
@@ -158,23 +157,6 @@ impl Engine {
             self.take_output(&entries, &output);
         }
         Ok(())
-    }
-
-    fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        let (context, vocab_size) = (self.buckets.context, self.model.config().vocab_size);
-        if tokens.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if tokens.len() > context {
-            return Err(EngineError::PromptTooLong { prompt_len: tokens.len(), context });
-        }
-        let unknown = tokens.iter().position(|&token| token as usize >= vocab_size);
-        match unknown {
-            Some(index) => {
-                Err(EngineError::UnknownToken { token: tokens[index], index, vocab_size })
-            }
-            None => Ok(()),
-        }
     }
 
     fn finish(&mut self, request: RequestId, reason: FinishReason) {

@@ -1,8 +1,8 @@
 //! How an engine is set up.
 
-use super::EngineError;
+use super::{EngineError, Request};
 use crate::exec::Device;
-use crate::model::Config;
+use crate::model::{Config, Model};
 
 /// The context that is chosen when none is asked for, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -36,6 +36,16 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// What [`Engine::add_request`](super::Engine::add_request) of an engine with these options will say of `request`:
+    /// to know before weights are loaded for it.
+    ///
+    /// # Errors
+    /// [`EngineError::Context`] and those of [`Engine::add_request`](super::Engine::add_request).
+    pub fn check_request(&self, model: &Model, request: &Request) -> Result<(), EngineError> {
+        let config = model.config();
+        request.check(config.vocab_size, self.context_for(config)?)
+    }
+
     /// The context that is asked for, or the default.
     pub(super) fn context_for(&self, config: &Config) -> Result<usize, EngineError> {
         let max = config.max_position_embeddings;
