@@ -3,7 +3,7 @@
 use crate::support::{Copy, LLAMA, halfwarp, run, stderr};
 use serde_json::json;
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -202,6 +202,15 @@ fn a_models_path_need_not_be_utf_8() {
     let missing = OsStr::from_bytes(b"/no/such/\xFF");
     let output = halfwarp(&["generate", "--tokens", "1", "-m"]).arg(missing).output().unwrap();
     assert_refused(&output, "no such directory or file");
+}
+
+#[test]
+fn chat_refuses_what_is_no_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("lines");
+    fs::write(&file, b"\xFF\n").unwrap();
+    let output = halfwarp(&["chat", "--device", "cpu"]).stdin(File::open(file).unwrap()).output();
+    assert_eq!(output.as_ref().unwrap().status.code(), Some(2), "{}", stderr(&output.unwrap()));
 }
 
 #[test]

@@ -5,11 +5,11 @@ use super::{
     model::EngineArgs,
     prompt::{message, opening, render, text},
     sampling::SamplingArgs,
-    session,
+    session, terminal,
 };
 use halfwarp::{Engine, Message, Model, Request};
 use rustyline::{DefaultEditor, error::ReadlineError};
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 /// Arguments of `halfwarp chat`.
 #[derive(clap::Args)]
@@ -33,7 +33,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // A model that cannot chat says so before its weights are loaded.
     let hello = request(&model, &[&messages[..], &[message("user", "Hello")]].concat(), args)?;
     let mut engine = args.engine.engine_for(&hello, &model)?;
-    eprintln!("{}\nCtrl-C stops an answer, Ctrl-D ends", engine.describe_device());
+    let device = engine.describe_device();
+    terminal::note(format_args!("{device}\nCtrl-C stops an answer, Ctrl-D ends"));
 
     let terminal_fault = |error| Failure::Environment(format!("cannot read a line: {error}"));
     let mut editor = DefaultEditor::new().map_err(terminal_fault)?;
@@ -48,6 +49,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Ok(line) => line,
             Err(ReadlineError::Eof) => return Ok(()),
             Err(ReadlineError::Interrupted) => return Err(Failure::Interrupted),
+            Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(Failure::Input(format!("cannot read a line: {error}")));
+            }
             Err(error) => return Err(terminal_fault(error)),
         };
         remember(&mut editor, &line, history.as_ref());

@@ -1,5 +1,6 @@
 //! How a command ends when it does not end well.
 
+use super::terminal;
 use halfwarp::{EngineError, ExecError, ModelError, TextError};
 use std::{fmt, process::ExitCode};
 
@@ -21,11 +22,11 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         match self {
             Failure::Input(message) => {
-                eprintln!("error: {}", two_lines(message));
+                terminal::note(format_args!("error: {}", two_lines(message)));
                 ExitCode::from(2)
             }
             Failure::Environment(message) => {
-                eprintln!("error: {}", two_lines(message));
+                terminal::note(format_args!("error: {}", two_lines(message)));
                 ExitCode::FAILURE
             }
             Failure::Interrupted => ExitCode::from(super::interrupt::EXIT_CODE),
