@@ -20,7 +20,7 @@ pub use sampler::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::Model;
-use crate::plan::{Bounds, PAGE_SIZE, StepInputs, Weight};
+use crate::plan::{Bounds, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler};
@@ -47,7 +47,7 @@ impl Engine {
     /// Checks that the model fits into the device's memory, and loads its weights.
     ///
     /// # Errors
-    /// [`EngineError::Context`], [`EngineError::Memory`], [`EngineError::Model`], [`EngineError::Exec`].
+    /// [`EngineError::Context`], [`EngineError::TooMany`], [`EngineError::Memory`], [`EngineError::Model`], [`EngineError::Exec`].
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
         Self::with_progress(model, options, |_, _| {})
     }
@@ -62,13 +62,9 @@ impl Engine {
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
         let context = options.context_for(model.config())?;
+        let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
         let buckets = Buckets { max_tokens: options.max_tokens.max(max_seqs), max_seqs, context };
-        let pages_per_seq = context.div_ceil(PAGE_SIZE);
-        let num_pages = match options.cache_positions {
-            Some(positions) => positions.div_ceil(PAGE_SIZE).max(pages_per_seq),
-            None => pages_per_seq * max_seqs,
-        };
         let plan = model.plan(buckets.largest(), num_pages)?;
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             plan.memory().check(&device, free_bytes)?;
