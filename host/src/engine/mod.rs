@@ -65,10 +65,11 @@ impl Engine {
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
         let buckets = Buckets { max_tokens: options.max_tokens.max(max_seqs), max_seqs, context };
-        let plan = model.plan(buckets.largest(), num_pages)?;
+        let bounds = buckets.largest();
         if let Some((device, free_bytes)) = options.device.free_memory()? {
-            plan.memory().check(&device, free_bytes)?;
+            model.memory(bounds, num_pages)?.check(&device, free_bytes)?;
         }
+        let plan = model.plan(bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
         let executor = exec::open(options.device, &plan, &weights)?;
