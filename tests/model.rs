@@ -234,6 +234,17 @@ fn bounds(len: usize) -> Bounds {
 }
 
 #[test]
+fn the_memory_is_that_of_the_plan() {
+    for golden in ["llama-gqa", "phi3-partial-rotary", "qwen2-window"] {
+        let model = Model::open(goldens().join(golden)).unwrap();
+        let bounds = Bounds { max_seqs: 3, max_kv_len: 200, ..bounds(32) };
+        let plan = model.plan(bounds, 12).unwrap();
+        assert_eq!(model.memory(bounds, 12).unwrap(), plan.memory(), "{golden}");
+        assert!(model.memory(Bounds { max_kv_len: 0, ..bounds }, 12).is_err());
+    }
+}
+
+#[test]
 fn the_final_norm_runs_on_gathered_rows_only() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
     let plan = model.plan(bounds(8), 1).unwrap();

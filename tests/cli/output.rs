@@ -140,6 +140,15 @@ fn a_full_disk_is_the_machines_fault() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn what_is_said_beside_the_output_need_not_be_read() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "1"];
+    let output = halfwarp(&args).stderr(Stdio::from(full)).output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
+}
+
+#[test]
 fn the_default_model_answers_as_the_golden() {
     let expected: Value = serde_json::from_str(SMOLLM2).unwrap();
     let chat = &expected["chats"][1];

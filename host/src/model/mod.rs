@@ -13,7 +13,7 @@ pub use config::{Config, ConfigError, Family};
 pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
 
-use crate::plan::{Bounds, Constant, Plan};
+use crate::plan::{Bounds, Constant, MemoryBudget, Plan, StepLayout};
 use crate::text::{self, Text};
 use crate::weights::{Checkpoint, Origin};
 use names::Names;
@@ -93,12 +93,28 @@ impl Model {
     /// # Errors
     /// [`ModelError::Context`] for no position, or more than the model takes.
     pub fn plan(&self, bounds: Bounds, num_pages: usize) -> Result<Plan, ModelError> {
-        let (asked, max) = (bounds.max_kv_len, self.config.max_position_embeddings);
-        if !(1..=max).contains(&asked) {
-            return Err(ModelError::Context { asked, max });
-        }
-        let rope = self.rope_table(asked);
+        self.check_context(bounds.max_kv_len)?;
+        let rope = self.rope_table(bounds.max_kv_len);
         Ok(decoder::plan(&self.config, self.names, rope, bounds, num_pages))
+    }
+
+    /// `self.plan(bounds, num_pages)?.memory()`, without the table of a context that may be too long for the memory.
+    ///
+    /// # Errors
+    /// As [`Model::plan`].
+    pub fn memory(&self, bounds: Bounds, num_pages: usize) -> Result<MemoryBudget, ModelError> {
+        self.check_context(bounds.max_kv_len)?;
+        let rope_len = bounds.max_kv_len * self.config.rope.rotary_dim;
+        Ok(MemoryBudget {
+            buffer_bytes: 4 * (rope_len + StepLayout::new(&bounds).len),
+            max_kv_len: bounds.max_kv_len,
+            ..self.plan(Bounds { max_kv_len: 1, ..bounds }, num_pages)?.memory()
+        })
+    }
+
+    fn check_context(&self, asked: usize) -> Result<(), ModelError> {
+        let max = self.config.max_position_embeddings;
+        if (1..=max).contains(&asked) { Ok(()) } else { Err(ModelError::Context { asked, max }) }
     }
 
     /// `[max_kv_len, rotary_dim]` cosines and sines.
