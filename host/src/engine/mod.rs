@@ -150,7 +150,7 @@ impl Engine {
     }
 
     fn run_batch(&mut self) -> Result<(), EngineError> {
-        let entries = self.scheduler.schedule().entries;
+        let entries = self.scheduler.schedule();
         if !entries.is_empty() {
             let inputs = self.step_inputs(&entries);
             let want = self.want(&entries);
