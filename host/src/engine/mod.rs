@@ -63,7 +63,9 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let context = options.context_for(model.config())?;
         let max_seqs = options.max_seqs.max(1);
-        let buckets = Buckets { max_tokens: options.max_tokens.max(max_seqs), max_seqs, context };
+        // No step is larger than all contexts together, however large a one is asked for.
+        let max_tokens = options.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
+        let buckets = Buckets { max_tokens, max_seqs, context };
         let pages_per_seq = context.div_ceil(PAGE_SIZE);
         let num_pages = match options.cache_positions {
             Some(positions) => positions.div_ceil(PAGE_SIZE).max(pages_per_seq),
