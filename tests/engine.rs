@@ -280,6 +280,13 @@ fn the_default_context_is_the_models() {
     }
 }
 
+#[test]
+fn a_step_is_no_larger_than_all_contexts_together() {
+    let large = EngineOptions { context: Some(8), max_tokens: usize::MAX, ..options() };
+    let mut engine = engine(large);
+    assert_eq!(run(&mut engine, greedy(vec![1, 2, 3], 2)).tokens.len(), 2);
+}
+
 /// A norm of NaN: every logit is one too.
 #[test]
 fn broken_weights_fail_each_request_by_itself() {

@@ -170,7 +170,9 @@ fn the_default_model_tokenizes_and_predicts_as_the_golden() {
         let prompt = text["text"].as_str().unwrap();
         assert_eq!(stdout(&["tokenize", "-p", prompt]), format!("{}\n", join(&ids)));
         fs::write(&file, prompt).unwrap();
-        let report = stdout(&["perplexity", "--device", "cpu", "-f", file.to_str().unwrap()]);
+        let file = file.to_str().unwrap();
+        // A window of 0 is the default one, as everywhere.
+        let report = stdout(&["perplexity", "--device", "cpu", "-f", file, "-c", "0"]);
         let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
         let golden = text["mean_nll"].as_f64().unwrap();
         assert!((nll - golden).abs() < 1e-3, "{nll}, golden {golden}");

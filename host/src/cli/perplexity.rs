@@ -37,7 +37,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Input("the text is one token: nothing is predicted".to_owned()));
     }
     let max = model.config().max_position_embeddings;
-    let window = args.engine.context.unwrap_or(DEFAULT_WINDOW.min(max));
+    let asked = args.engine.context.filter(|&window| window > 0);
+    let window = asked.unwrap_or(DEFAULT_WINDOW.min(max));
+    if window < 2 {
+        return Err(Failure::Input(
+            "in a window of one token nothing is predicted: -c 2".to_owned(),
+        ));
+    }
     let mut engine = args.engine.engine(&model, Some(window))?;
     let (nll, count) = total_nll(&mut engine, &tokens, window)?;
     let mean = nll / count as f64;

@@ -64,7 +64,9 @@ impl Engine {
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
-        let buckets = Buckets { max_tokens: options.max_tokens.max(max_seqs), max_seqs, context };
+        // No step is larger than all contexts together, however large a one is asked for.
+        let max_tokens = options.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
+        let buckets = Buckets { max_tokens, max_seqs, context };
         let bounds = buckets.largest();
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             model.memory(bounds, num_pages)?.check(&device, free_bytes)?;
@@ -146,7 +148,7 @@ impl Engine {
     }
 
     fn run_batch(&mut self) -> Result<(), EngineError> {
-        let entries = self.scheduler.schedule().entries;
+        let entries = self.scheduler.schedule();
         if !entries.is_empty() {
             let inputs = self.step_inputs(&entries);
             let want = self.want(&entries);
