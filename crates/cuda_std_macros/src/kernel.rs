@@ -250,7 +250,16 @@ fn launcher(
     let symbols: Vec<_> = attributes.instances.iter().map(|instance| &instance.symbol).collect();
     let module_doc = format!("The typed launcher of [`{name}`](super::{name}()).");
     let getters = const_getters(function, &attributes.instances);
-    let (symbol, instance_param, symbol_value);
+    let call = |generic_args: &[GenericArgument]| {
+        // SAFETY of what this expands to: what the kernel asks of its launch is the launch's to
+        // keep, and the emulator's to check.
+        quote!(unsafe {
+            super::#name::<#(#generic_args),*>(
+                #(<#types as ::cuda_std::launch::KernelArg>::emulated(#names)),*
+            )
+        })
+    };
+    let (symbol, instance_param, symbol_value, body);
     if symbols.is_empty() {
         symbol = quote! {
             /// The PTX entry.
@@ -258,6 +267,7 @@ fn launcher(
         };
         instance_param = TokenStream::new();
         symbol_value = quote!(SYMBOL);
+        body = call(&[]);
     } else {
         symbol = quote! {
             /// The instances of the kernel, each named by its PTX entry.
@@ -283,6 +293,10 @@ fn launcher(
         };
         instance_param = quote!(instance: Instance,);
         symbol_value = quote!(instance.symbol());
+        let calls = attributes.instances.iter().map(|instance| call(&instance.args));
+        body = quote!(match instance {
+            #(Instance::#symbols => #calls,)*
+        });
     }
     quote! {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -300,8 +314,12 @@ fn launcher(
                 geometry: ::cuda_std::launch::Geometry,
                 #(#names: <#types as ::cuda_std::launch::KernelArg>::Host),*
             ) -> ::cuda_std::launch::Launch {
+                // SAFETY: what the kernel asks of its launch is the launch's to keep, and the
+                // emulator's to check.
+                let body = ::cuda_std::launch::Body::new(move || #body);
                 #[allow(unused_mut)]
-                let mut launch = ::cuda_std::launch::Launch::new(#symbol_value, #family, geometry);
+                let mut launch =
+                    ::cuda_std::launch::Launch::new(#symbol_value, #family, geometry, body);
                 #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
                 launch
             }
