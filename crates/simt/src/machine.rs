@@ -237,7 +237,7 @@ impl Machine {
                 if span.len > 0 {
                     let Target { region, offset, observer, .. } =
                         self.target(span, copy.location)?;
-                    region.shadow.complete(offset, span.len, &observer);
+                    region.shadow.complete(offset, span.len, span.writes, &observer);
                 }
             }
         }

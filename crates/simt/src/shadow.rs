@@ -6,7 +6,6 @@
 //! threads happened to run.
 
 use crate::clock::Clock;
-use std::collections::BTreeMap;
 use std::panic::Location;
 
 /// The epoch of an asynchronous copy's accesses until the copy is waited for: ordered before
@@ -72,14 +71,14 @@ pub(crate) struct Conflict {
     pub earlier_writes: bool,
 }
 
-/// The reads of a word since its last write, the newest of each thread; those that are ordered
-/// before the next one are dropped.
+/// The reads of a word since its last write; those that are ordered before a later one may be
+/// missing, as what comes after the later one comes after them too.
 #[derive(Clone, Default)]
 enum Reads {
     #[default]
     None,
     One(Access),
-    Many(BTreeMap<u64, Access>),
+    Many(Vec<Access>),
 }
 
 impl Reads {
@@ -87,37 +86,33 @@ impl Reads {
         match self {
             Reads::None => *self = Reads::One(access),
             Reads::One(earlier) if observer.is_after(earlier) => *earlier = access,
-            Reads::One(earlier) => {
-                let mut all = BTreeMap::from([(earlier.thread, *earlier)]);
-                insert(&mut all, access);
-                *self = Reads::Many(all);
+            Reads::One(earlier) => *self = Reads::Many(vec![*earlier, access]),
+            Reads::Many(all) => {
+                if all.len() == all.capacity() {
+                    all.retain(|earlier| !observer.is_after(earlier));
+                    // At least half of the room is free then: a read costs the same, however many
+                    // there are.
+                    all.reserve(all.len().max(4));
+                }
+                all.push(access);
             }
-            Reads::Many(all) => insert(all, access),
         }
     }
 
-    fn find_unordered(&self, observer: &Observer<'_>) -> Option<&Access> {
+    /// Forgets all; keeps the room for many, which a word that many read once will need again.
+    fn clear(&mut self) {
         match self {
-            Reads::None => None,
-            Reads::One(earlier) => Some(earlier).filter(|earlier| !observer.is_after(earlier)),
-            Reads::Many(all) => all.values().find(|earlier| !observer.is_after(earlier)),
+            Reads::Many(all) => all.clear(),
+            _ => *self = Reads::None,
         }
     }
 
-    fn get_mut(&mut self, thread: u64) -> Option<&mut Access> {
+    fn all(&mut self) -> &mut [Access] {
         match self {
-            Reads::None => None,
-            Reads::One(access) => Some(access).filter(|access| access.thread == thread),
-            Reads::Many(all) => all.get_mut(&thread),
+            Reads::None => &mut [],
+            Reads::One(access) => std::slice::from_mut(access),
+            Reads::Many(all) => all,
         }
-    }
-}
-
-/// A pending read of the same thread stays: it is ordered before nothing.
-fn insert(all: &mut BTreeMap<u64, Access>, access: Access) {
-    let newest = all.entry(access.thread).or_insert(access);
-    if !newest.is_pending() {
-        *newest = access;
     }
 }
 
@@ -188,26 +183,26 @@ impl Shadow {
             if let Some(earlier) = cell.write.filter(|earlier| !observer.is_after(earlier)) {
                 return Err(Conflict { earlier, earlier_writes: true });
             }
-            if let Some(&earlier) = cell.reads.find_unordered(observer) {
+            let unordered = |earlier: &&mut Access| !observer.is_after(earlier);
+            if let Some(&mut earlier) = cell.reads.all().iter_mut().find(unordered) {
                 return Err(Conflict { earlier, earlier_writes: false });
             }
-            *cell = Cell { write: Some(access), reads: Reads::None };
+            cell.write = Some(access);
+            cell.reads.clear();
             Ok(())
         })
     }
 
-    /// The thread has waited for its asynchronous copy that reads or writes here: from now on its
-    /// access is one of this epoch.
-    pub fn complete(&mut self, start: usize, len: usize, observer: &Observer<'_>) {
+    /// The thread has waited for one of its asynchronous copies that reads or writes here: from now
+    /// on its access is one of this epoch.
+    pub fn complete(&mut self, start: usize, len: usize, writes: bool, observer: &Observer<'_>) {
         let done = observer.access(false);
-        let complete = |access: &mut Access| {
-            if access.thread == done.thread && access.is_pending() {
+        let is_it = |access: &&mut Access| access.thread == done.thread && access.is_pending();
+        let _: Result<(), Conflict> = self.each_cell(start, len, |cell| {
+            let accesses = if writes { cell.write.as_mut_slice() } else { cell.reads.all() };
+            if let Some(access) = accesses.iter_mut().find(is_it) {
                 access.epoch = done.epoch;
             }
-        };
-        let _: Result<(), Conflict> = self.each_cell(start, len, |cell| {
-            cell.write.as_mut().into_iter().for_each(complete);
-            cell.reads.get_mut(done.thread).into_iter().for_each(complete);
             Ok(())
         });
     }
