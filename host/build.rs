@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs, thread};
 
+use cuda_builder::ptx::Kernel;
 use cuda_builder::{Arch, BuildError, CudaBuilder, Ptx};
 
 const TARGETS: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
@@ -34,7 +35,7 @@ fn build() -> Result<(), BuildError> {
         .map_err(|error| BuildError::Io { what: path.display().to_string(), error })
 }
 
-/// Where the modules of a target lie.
+/// Where the texts of a target lie.
 fn dir(out_dir: &Path, arch: Arch) -> PathBuf {
     out_dir.join(arch.target())
 }
@@ -43,22 +44,14 @@ fn dir(out_dir: &Path, arch: Arch) -> PathBuf {
 fn table(out_dir: &Path, built: &[Ptx]) -> String {
     let mut rust = String::from("[\n");
     for ptx in built {
-        let _ = writeln!(rust, "Target {{ name: {:?}, modules: &[", ptx.arch.target());
-        for module in &ptx.modules {
-            let path = dir(out_dir, ptx.arch).join(&module.name).with_extension("ptx");
+        let _ = writeln!(rust, "Target {{ name: {:?}, kernels: &[", ptx.arch.target());
+        for Kernel { symbol, family, max_threads, min_blocks, .. } in &ptx.kernels {
+            let path = dir(out_dir, ptx.arch).join(symbol).with_extension("ptx");
             let _ = writeln!(
                 rust,
-                "    Module {{ name: {:?}, text: include_str!({path:?}), kernels: &[",
-                module.name
+                "    Kernel {{ symbol: {symbol:?}, family: {family:?}, max_threads: {max_threads}, \
+                 min_blocks: {min_blocks}, text: include_str!({path:?}) }},"
             );
-            for kernel in &module.kernels {
-                let _ = writeln!(
-                    rust,
-                    "        Kernel {{ symbol: {:?}, max_threads: {}, min_blocks: {} }},",
-                    kernel.symbol, kernel.max_threads, kernel.min_blocks
-                );
-            }
-            rust.push_str("    ] },\n");
         }
         rust.push_str("] },\n");
     }

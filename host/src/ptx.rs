@@ -2,8 +2,8 @@
 //!
 //! ```
 //! for target in halfwarp::ptx::TARGETS {
-//!     for (module, kernel) in target.kernels() {
-//!         println!("{}: {} in {}", target.name, kernel.symbol, module.name);
+//!     for kernel in target.kernels {
+//!         println!("{}: {} of {}", target.name, kernel.symbol, kernel.family);
 //!     }
 //! }
 //! ```
@@ -13,18 +13,7 @@
 pub struct Target {
     /// The target, as in PTX: `sm_90a`.
     pub name: &'static str,
-    /// One module for each family of kernels, by name.
-    pub modules: &'static [Module],
-}
-
-/// One family of kernels.
-#[derive(Clone, Copy, Debug)]
-pub struct Module {
-    /// The family, such as `gemm`.
-    pub name: &'static str,
-    /// Its PTX, complete.
-    pub text: &'static str,
-    /// Its kernels.
+    /// The kernels, by symbol; every target has the same ones.
     pub kernels: &'static [Kernel],
 }
 
@@ -33,10 +22,14 @@ pub struct Module {
 pub struct Kernel {
     /// The PTX entry.
     pub symbol: &'static str,
+    /// The file or directory of kernels that it stands in, such as `gemm`.
+    pub family: &'static str,
     /// Most threads of a block.
     pub max_threads: u32,
     /// Least resident blocks of a multiprocessor.
     pub min_blocks: u32,
+    /// Its PTX, complete: no other kernel is in it.
+    pub text: &'static str,
 }
 
 /// The targets that this program was built for.
@@ -48,28 +41,9 @@ pub fn target(name: &str) -> Option<&'static Target> {
 }
 
 impl Target {
-    /// The module of this family.
-    pub fn module(&self, name: &str) -> Option<&'static Module> {
-        self.modules.iter().find(|module| module.name == name)
-    }
-
-    /// Every kernel, with its module.
-    pub fn kernels(&self) -> impl Iterator<Item = (&'static Module, &'static Kernel)> {
-        self.modules.iter().flat_map(|module| module.kernels.iter().map(move |k| (module, k)))
-    }
-}
-
-impl Module {
-    /// The PTX of one entry: parameters, launch bounds and body.
-    pub fn entry(&self, symbol: &str) -> Option<&'static str> {
-        let (start, _) =
-            self.text.match_indices(".visible .entry ").find(|(start, directive)| {
-                self.text[start + directive.len()..]
-                    .strip_prefix(symbol)
-                    .is_some_and(|rest| rest.starts_with('('))
-            })?;
-        let text = &self.text[start..];
-        Some(text.split_inclusive("\n}").next().unwrap_or(text))
+    /// The kernel of this symbol.
+    pub fn kernel(&self, symbol: &str) -> Option<&'static Kernel> {
+        self.kernels.iter().find(|kernel| kernel.symbol == symbol)
     }
 }
 
@@ -79,38 +53,42 @@ mod tests {
 
     #[test]
     fn both_targets_hold_the_same_kernels() {
-        let symbols = |name| -> Vec<&str> {
-            target(name).unwrap().kernels().map(|(_, kernel)| kernel.symbol).collect()
+        let facts = |name| -> Vec<_> {
+            let kernels = target(name).unwrap().kernels.iter();
+            kernels.map(|k| (k.symbol, k.family, k.max_threads, k.min_blocks)).collect()
         };
-        assert!(!symbols("sm_80").is_empty());
-        assert_eq!(symbols("sm_80"), symbols("sm_90a"));
+        assert!(!facts("sm_80").is_empty());
+        assert_eq!(facts("sm_80"), facts("sm_90a"));
     }
 
     #[test]
-    fn every_kernel_has_its_entry_and_launch_bounds() {
-        for (module, kernel) in TARGETS.iter().flat_map(Target::kernels) {
-            let entry = module.entry(kernel.symbol).unwrap_or_else(|| panic!("{}", kernel.symbol));
-            let bounds = format!(".maxntid {}, 1, 1", kernel.max_threads);
-            assert!(entry.contains(&bounds), "{}: {bounds}", kernel.symbol);
-            assert!(entry.ends_with("\n}"), "{}", kernel.symbol);
-            assert_eq!(entry.matches(".entry").count(), 1, "{}", kernel.symbol);
-        }
-    }
-
-    #[test]
-    fn every_module_is_for_its_target() {
+    fn every_kernel_is_a_text_with_its_entry_alone() {
         for target in TARGETS {
-            for module in target.modules {
-                let directive = format!(".target {}\n", target.name);
-                assert!(module.text.contains(&directive), "{} {}", target.name, module.name);
+            for kernel in target.kernels {
+                let entry = format!(".visible .entry {}(", kernel.symbol);
+                let bounds = format!(
+                    ".maxntid {}, 1, 1\n.minnctapersm {}\n{{",
+                    kernel.max_threads, kernel.min_blocks
+                );
+                for part in [&format!(".target {}\n", target.name), &entry, &bounds] {
+                    assert!(
+                        kernel.text.contains(part),
+                        "{} {}: {part}",
+                        target.name,
+                        kernel.symbol
+                    );
+                }
+                assert_eq!(kernel.text.matches(".entry").count(), 1, "{}", kernel.symbol);
             }
         }
     }
 
     #[test]
-    fn an_unknown_entry_is_none() {
-        let module = target("sm_80").unwrap().modules[0];
-        assert!(module.entry("no_such_kernel").is_none());
-        assert!(module.entry("").is_none());
+    fn a_kernel_is_found_by_its_whole_symbol() {
+        let target = target("sm_80").unwrap();
+        assert_eq!(target.kernel("argmax_f32").unwrap().family, "sampling");
+        for symbol in ["argmax", "sampling", ""] {
+            assert!(target.kernel(symbol).is_none(), "{symbol}");
+        }
     }
 }

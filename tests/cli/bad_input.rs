@@ -153,5 +153,5 @@ fn logits_and_perplexity_name_the_file_that_is_wrong() {
 #[test]
 fn ptx_names_what_there_is() {
     refuses(&["ptx", "show", "no_such_kernel"], "halfwarp ptx list");
-    refuses(&["ptx", "show", "sampling", "--target", "sm_35"], "sm_90a");
+    refuses(&["ptx", "show", "argmax_f32", "--target", "sm_35"], "sm_90a");
 }

@@ -10,7 +10,6 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use cuda_builder::Arch;
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -20,25 +19,25 @@ const PACKAGE: &str = "nvidia-cuda-nvcc";
 const VERSION: &str = "13.0.88";
 const TARGETS: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
 
-/// Assembles every module for every target and reports every fault.
+/// Assembles every kernel for every target and reports every fault.
 pub fn run() -> Result<()> {
     let cache = Cache::open()?;
     let ptxas = provide(&cache).context("ptxas")?;
     let work = cache.work_dir()?;
     let list = process::capture(halfwarp()?.arg("list"))?.stdout;
-    let modules = modules(&list);
-    ensure!(!modules.is_empty(), "halfwarp ptx list names no module:\n{list}");
+    let kernels = kernels(&list);
+    ensure!(!kernels.is_empty(), "halfwarp ptx list names no kernel:\n{list}");
     let mut faults = Vec::new();
     for target in TARGETS.map(Arch::target) {
-        for module in &modules {
-            let show = ["show", module, "--target", target];
+        for kernel in &kernels {
+            let show = ["show", kernel, "--target", target];
             let text = process::capture(halfwarp()?.args(show))?.stdout;
-            let path = work.path().join(format!("{module}.{target}.ptx"));
+            let path = work.path().join(format!("{kernel}.{target}.ptx"));
             fs::write(&path, text)?;
             let report = assemble(&ptxas, &path, target)?;
             let found = check(&report);
-            eprintln!("{module} {target}: {}", if found.is_empty() { "ok" } else { "FAULTS" });
-            faults.extend(found.into_iter().map(|fault| format!("{module} {target}: {fault}")));
+            eprintln!("{kernel} {target}: {}", if found.is_empty() { "ok" } else { "FAULTS" });
+            faults.extend(found.into_iter().map(|fault| format!("{kernel} {target}: {fault}")));
         }
     }
     if !faults.is_empty() {
@@ -74,9 +73,9 @@ fn halfwarp() -> Result<Command> {
     Ok(cargo)
 }
 
-/// The modules in the output of `halfwarp ptx list`: its second column, after the line of titles.
-fn modules(list: &str) -> BTreeSet<&str> {
-    list.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect()
+/// The kernels in the output of `halfwarp ptx list`: its first column, after the line of titles.
+fn kernels(list: &str) -> Vec<&str> {
+    list.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect()
 }
 
 fn assemble(ptxas: &Path, ptx: &Path, target: &str) -> Result<String> {
@@ -130,9 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_the_second_column() {
-        let list = "KERNEL  MODULE  THREADS\ngemm_f32_a  gemm  256\ngemm_f32_b  gemm  128\n\
-            argmax_f32  sampling  256\n";
-        assert_eq!(modules(list).into_iter().collect::<Vec<_>>(), ["gemm", "sampling"]);
+    fn kernels_are_the_first_column() {
+        let list = "KERNEL  FAMILY  THREADS\ngemm_f32_a  gemm  256\nargmax_f32  sampling  256\n";
+        assert_eq!(kernels(list), ["gemm_f32_a", "argmax_f32"]);
     }
 }

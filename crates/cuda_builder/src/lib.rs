@@ -4,14 +4,14 @@
 //! use cuda_builder::{Arch, CudaBuilder};
 //!
 //! let ptx = CudaBuilder::new("../kernels").arch(Arch::Sm90a).copy_to("ptx/sm_90a").build()?;
-//! for module in &ptx.modules {
-//!     println!("{}: {} kernels", module.name, module.kernels.len());
+//! for kernel in &ptx.kernels {
+//!     println!("{}: {} bytes of PTX", kernel.symbol, kernel.text.len());
 //! }
 //! # Ok::<(), cuda_builder::BuildError>(())
 //! ```
 //!
-//! The face is that of rust-cuda's crate of the same name; what comes out is one PTX module for each family of
-//! kernels. `docs/toolchain.md` tells how and why.
+//! The face is that of rust-cuda's crate of the same name; what comes out is one PTX text for each kernel.
+//! `docs/toolchain.md` tells how and why.
 
 mod cargo;
 pub mod library_source;
@@ -20,7 +20,7 @@ pub mod ptx;
 use std::path::{Path, PathBuf};
 
 use library_source::LibrarySourceError;
-use ptx::{PtxError, PtxModule};
+use ptx::{Kernel, PtxError};
 
 /// A device target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,8 +46,8 @@ impl Arch {
 pub struct Ptx {
     /// The target.
     pub arch: Arch,
-    /// One module for each family of kernels, by name.
-    pub modules: Vec<PtxModule>,
+    /// Its kernels, by symbol.
+    pub kernels: Vec<Kernel>,
 }
 
 /// Builds one device crate for one target.
@@ -70,7 +70,7 @@ impl CudaBuilder {
         self
     }
 
-    /// Also writes each module to `dir`, as `<module>.ptx`.
+    /// Also writes the PTX of each kernel to `dir`, as `<symbol>.ptx`.
     pub fn copy_to(mut self, dir: impl AsRef<Path>) -> Self {
         self.copy_to = Some(dir.as_ref().to_owned());
         self
@@ -90,15 +90,16 @@ impl CudaBuilder {
             println!("cargo::rerun-if-changed={}", path.display());
         }
         let text = cargo::compile(&self.crate_dir, self.arch, &library)?;
-        let modules = ptx::split(&text)?;
+        let kernels = ptx::split(&text)?;
         if let Some(dir) = &self.copy_to {
             std::fs::create_dir_all(dir).map_err(|error| BuildError::io(dir, error))?;
-            for module in &modules {
-                let path = dir.join(&module.name).with_extension("ptx");
-                std::fs::write(&path, &module.ptx).map_err(|error| BuildError::io(&path, error))?;
+            for kernel in &kernels {
+                let path = dir.join(&kernel.symbol).with_extension("ptx");
+                std::fs::write(&path, &kernel.text)
+                    .map_err(|error| BuildError::io(&path, error))?;
             }
         }
-        Ok(Ptx { arch: self.arch, modules })
+        Ok(Ptx { arch: self.arch, kernels })
     }
 }
 

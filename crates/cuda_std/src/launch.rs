@@ -169,8 +169,6 @@ impl core::fmt::Debug for Body {
 pub struct Launch {
     /// The PTX entry.
     pub symbol: &'static str,
-    /// The module of PTX that holds the entry: the kernel's family.
-    pub module: &'static str,
     /// Grid, block, shared memory.
     pub geometry: Geometry,
     /// The arguments' bytes, each at its natural alignment.
@@ -183,8 +181,8 @@ pub struct Launch {
 
 impl Launch {
     /// A launch without arguments yet.
-    pub fn new(symbol: &'static str, module: &'static str, geometry: Geometry, body: Body) -> Self {
-        Launch { symbol, module, geometry, args: Vec::new(), arg_offsets: Vec::new(), body }
+    pub fn new(symbol: &'static str, geometry: Geometry, body: Body) -> Self {
+        Launch { symbol, geometry, args: Vec::new(), arg_offsets: Vec::new(), body }
     }
 
     /// Runs the launch on the emulator, where its pointers are addresses of `memory`; the order of

@@ -82,9 +82,8 @@ pub fn expand(attr: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let attributes: Attributes = syn::parse2(attr)?;
     let mut function: ItemFn = syn::parse2(item)?;
     let args = check(&function, &attributes)?;
-    let family = family();
-    let entries = entries(&function, &args, &attributes, &family);
-    let launcher = launcher(&function, &args, &attributes, &family);
+    let entries = entries(&function, &args, &attributes);
+    let launcher = launcher(&function, &args, &attributes);
     function.attrs.push(syn::parse_quote!(#[allow(clippy::too_many_arguments)]));
     function.attrs.push(syn::parse_quote!(#[inline(always)]));
     Ok(quote! {
@@ -177,20 +176,15 @@ fn family() -> String {
 
 /// The `ptx-kernel` entries, the facts for `cuda_builder`, and on both targets a check of the
 /// bounds.
-fn entries(
-    function: &ItemFn,
-    args: &[Arg<'_>],
-    attributes: &Attributes,
-    family: &str,
-) -> TokenStream {
-    let body = &function.sig.ident;
+fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> TokenStream {
+    let (body, family) = (&function.sig.ident, family());
     let Attributes { max_threads, min_blocks, instances } = attributes;
     let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
     let types: Vec<_> = args.iter().map(|arg| arg.ty).collect();
     let entry = |symbol: &Ident, generic_args: &[GenericArgument]| {
         let module = format_ident!("__entry_{symbol}");
         let fact = format!(
-            "// halfwarp.kernel symbol={symbol} module={family} \
+            "// halfwarp.kernel symbol={symbol} family={family} \
              maxntid={{maxntid}} minctapersm={{minctapersm}}"
         );
         // The bounds are written in terms of the kernel's generic parameters: here those are the
@@ -238,12 +232,7 @@ fn entries(
 }
 
 /// The module of the kernel's name with its typed launcher.
-fn launcher(
-    function: &ItemFn,
-    args: &[Arg<'_>],
-    attributes: &Attributes,
-    family: &str,
-) -> TokenStream {
+fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> TokenStream {
     let (vis, name) = (&function.vis, &function.sig.ident);
     let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
     let types: Vec<_> = args.iter().map(|arg| arg.ty).collect();
@@ -319,7 +308,7 @@ fn launcher(
                 let body = ::cuda_std::launch::Body::new(move || #body);
                 #[allow(unused_mut)]
                 let mut launch =
-                    ::cuda_std::launch::Launch::new(#symbol_value, #family, geometry, body);
+                    ::cuda_std::launch::Launch::new(#symbol_value, geometry, body);
                 #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
                 launch
             }

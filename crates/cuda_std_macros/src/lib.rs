@@ -17,7 +17,7 @@ use proc_macro::TokenStream;
 /// `Global<T>`, `GlobalMut<T>`, `u32`, `i32`, `u64` and `f32`; there is no return value.
 ///
 /// - On `nvptx64` the function becomes the PTX entry of its name, and its facts a comment in the
-///   PTX, for `cuda_builder`: `// halfwarp.kernel symbol=add_f32 module=<family> maxntid=256
+///   PTX, for `cuda_builder`: `// halfwarp.kernel symbol=add_f32 family=<family> maxntid=256
 ///   minctapersm=1`. The family is the file or directory under `src` that the kernel stands in.
 /// - On the host the function stays as it is, and a module of the same name holds `SYMBOL` and
 ///   `launch(geometry, args..) -> Launch`, in which `Global<T>` and `GlobalMut<T>` are

@@ -26,7 +26,7 @@ pub fn run() -> Result<(), Failure> {
     }
     line("CPU", &cpu());
     let targets: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
-    let num_kernels = TARGETS[0].kernels().count();
+    let num_kernels = TARGETS[0].kernels.len();
     line("kernels", &format!("{num_kernels}, as PTX for {}", targets.join(" and ")));
     match model_cache::cache_dir() {
         Ok(cache) => {

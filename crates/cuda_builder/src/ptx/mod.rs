@@ -1,9 +1,12 @@
-//! From the compiler's PTX to modules: launch bounds written, one module for each family of kernels.
+//! From the compiler's PTX to kernels: launch bounds written, one text for each entry.
+//!
+//! The driver compiles a text whole, so that a text with more than one entry would cost a model time for what it never
+//! launches.
 //!
 //! `#[kernel]` leaves a line for every entry in the PTX:
 //!
 //! ```text
-//! // halfwarp.kernel symbol=rms_norm_f32 module=rms_norm maxntid=256 minctapersm=1
+//! // halfwarp.kernel symbol=rms_norm_f32 family=rms_norm maxntid=256 minctapersm=1
 //! ```
 //!
 //! rustc has no launch bounds, so they are written here; without `.maxntid`, ptxas gives each thread the registers of a
@@ -18,33 +21,26 @@ use items::{Item, ItemKind};
 /// The word that a fact line starts with.
 const FACT: &str = "halfwarp.kernel ";
 
-/// PTX of one family of kernels.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PtxModule {
-    /// The family, such as `gemm`.
-    pub name: String,
-    /// The text, complete: header, entries, and what they refer to.
-    pub ptx: String,
-    /// Its entries, in the order of the text.
-    pub kernels: Vec<Kernel>,
-}
-
-/// An entry and its launch bounds.
+/// A kernel: its launch bounds, and a PTX text of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The PTX entry.
     pub symbol: String,
+    /// The file or directory of kernels that it stands in, such as `gemm`.
+    pub family: String,
     /// Most threads of a block (`.maxntid`).
     pub max_threads: u32,
     /// Least resident blocks of an SM (`.minnctapersm`).
     pub min_blocks: u32,
+    /// The text, complete: header, the entry, and what it refers to.
+    pub text: String,
 }
 
 /// How PTX and facts can disagree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PtxError {
     /// A fact line that does not read as one.
-    #[error("kernel fact `{0}`: expected symbol=, module=, maxntid= and minctapersm=")]
+    #[error("kernel fact `{0}`: expected symbol=, family=, maxntid= and minctapersm=")]
     Fact(String),
     /// Two kernels of one name.
     #[error("two kernels are named `{0}`")]
@@ -60,17 +56,18 @@ pub enum PtxError {
     Text(String),
 }
 
-/// A fact line: a kernel, and the family that it belongs to.
-struct Fact {
-    kernel: Kernel,
-    module: String,
+/// What a fact line says of its kernel.
+struct Fact<'a> {
+    family: &'a str,
+    max_threads: u32,
+    min_blocks: u32,
 }
 
-/// Splits the PTX of a device crate into one module for each family, with launch bounds written.
+/// Splits the PTX of a device crate into one text for each kernel, with launch bounds written; by symbol.
 ///
 /// # Errors
 /// [`PtxError`], where the text and the facts in it do not agree.
-pub fn split(text: &str) -> Result<Vec<PtxModule>, PtxError> {
+pub fn split(text: &str) -> Result<Vec<Kernel>, PtxError> {
     let facts = read_facts(text)?;
     let (header, items) = items::parse(text)?;
     let entries = || items.iter().filter(|item| item.kind == ItemKind::Entry);
@@ -81,21 +78,26 @@ pub fn split(text: &str) -> Result<Vec<PtxModule>, PtxError> {
     if let Some(symbol) = facts.keys().find(|symbol| !found.contains(**symbol)) {
         return Err(PtxError::NoEntry((*symbol).to_owned()));
     }
-    let mut families: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for entry in entries() {
-        families.entry(&facts[entry.name].module).or_default().push(entry.name);
+    // A name can stand for a declaration and its definition.
+    let mut by_name: HashMap<&str, Vec<&Item<'_>>> = HashMap::new();
+    for item in &items {
+        by_name.entry(item.name).or_default().push(item);
     }
-    Ok(families
-        .into_iter()
-        .map(|(name, symbols)| PtxModule {
-            name: name.to_owned(),
-            ptx: module_text(&header, &items, &symbols, &facts),
-            kernels: symbols.iter().map(|symbol| facts[symbol].kernel.clone()).collect(),
-        })
-        .collect())
+    let kernel = |(symbol, fact): (&str, Fact<'_>)| {
+        let reached = closure(&by_name, symbol);
+        let reached = items.iter().filter(|item| reached.contains(item.name));
+        Kernel {
+            symbol: symbol.to_owned(),
+            family: fact.family.to_owned(),
+            max_threads: fact.max_threads,
+            min_blocks: fact.min_blocks,
+            text: kernel_text(&header, reached, &fact),
+        }
+    };
+    Ok(facts.into_iter().map(kernel).collect())
 }
 
-fn read_facts(text: &str) -> Result<BTreeMap<&str, Fact>, PtxError> {
+fn read_facts(text: &str) -> Result<BTreeMap<&str, Fact<'_>>, PtxError> {
     let mut facts = BTreeMap::new();
     for line in text.lines() {
         let Some(fields) = line.trim().strip_prefix("//").map(str::trim) else { continue };
@@ -109,52 +111,45 @@ fn read_facts(text: &str) -> Result<BTreeMap<&str, Fact>, PtxError> {
     Ok(facts)
 }
 
-fn read_fact(fields: &str) -> Option<(&str, Fact)> {
+fn read_fact(fields: &str) -> Option<(&str, Fact<'_>)> {
     let fields: HashMap<&str, &str> =
         fields.split_whitespace().map(|field| field.split_once('=')).collect::<Option<_>>()?;
-    let symbol = *fields.get("symbol")?;
-    let kernel = Kernel {
-        symbol: symbol.to_owned(),
+    let fact = Fact {
+        family: fields.get("family")?,
         max_threads: fields.get("maxntid")?.parse().ok()?,
         min_blocks: fields.get("minctapersm")?.parse().ok()?,
     };
-    Some((symbol, Fact { kernel, module: (*fields.get("module")?).to_owned() }))
+    Some((fields.get("symbol")?, fact))
 }
 
-/// The text of one module: everything that `symbols` reach, in the order of the whole.
-fn module_text(
+/// `items`, one of them an entry, as a text with the entry's launch bounds.
+fn kernel_text<'a>(
     header: &str,
-    items: &[Item<'_>],
-    symbols: &[&str],
-    facts: &BTreeMap<&str, Fact>,
+    items: impl Iterator<Item = &'a Item<'a>>,
+    fact: &Fact<'_>,
 ) -> String {
-    let reached = closure(items, symbols);
     let mut text = header.to_owned();
-    for item in items.iter().filter(|item| reached.contains(item.name)) {
+    for item in items {
         text.push('\n');
-        match facts.get(item.name).filter(|_| item.kind == ItemKind::Entry) {
-            Some(fact) => {
+        match item.kind {
+            ItemKind::Entry => {
                 let (signature, body) = item.text.split_at(item.body_start);
                 text.push_str(signature.trim_end());
-                text.push_str(&format!("\n.maxntid {}, 1, 1\n", fact.kernel.max_threads));
-                text.push_str(&format!(".minnctapersm {}\n", fact.kernel.min_blocks));
+                text.push_str(&format!("\n.maxntid {}, 1, 1\n", fact.max_threads));
+                text.push_str(&format!(".minnctapersm {}\n", fact.min_blocks));
                 text.push_str(body);
             }
-            None => text.push_str(item.text),
+            ItemKind::Other => text.push_str(item.text),
         }
         text.push('\n');
     }
     text
 }
 
-/// The names that `symbols` refer to, themselves included. A name can stand for a declaration and its definition.
-fn closure<'a>(items: &[Item<'a>], symbols: &[&'a str]) -> HashSet<&'a str> {
-    let mut by_name: HashMap<&str, Vec<&Item<'a>>> = HashMap::new();
-    for item in items {
-        by_name.entry(item.name).or_default().push(item);
-    }
-    let mut reached: HashSet<&str> = symbols.iter().copied().collect();
-    let mut open: Vec<&str> = symbols.to_vec();
+/// The names that `symbol` refers to, itself included.
+fn closure<'a>(by_name: &HashMap<&'a str, Vec<&Item<'a>>>, symbol: &'a str) -> HashSet<&'a str> {
+    let mut reached = HashSet::from([symbol]);
+    let mut open = vec![symbol];
     while let Some(name) = open.pop() {
         for word in by_name[name].iter().flat_map(|item| items::words(item.text)) {
             if by_name.contains_key(word) && reached.insert(word) {

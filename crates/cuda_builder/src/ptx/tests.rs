@@ -10,9 +10,9 @@ const TEXT: &str = r#"//
 .target sm_90a
 .address_size 64
 
-// halfwarp.kernel symbol=add_f32 module=add maxntid=128 minctapersm=2
-// halfwarp.kernel symbol=gemm_f32_64x64 module=gemm maxntid=256 minctapersm=1
-// halfwarp.kernel symbol=gemm_f32_128x128 module=gemm maxntid=384 minctapersm=1
+// halfwarp.kernel symbol=add_f32 family=add maxntid=128 minctapersm=2
+// halfwarp.kernel symbol=gemm_f32_64x64 family=gemm maxntid=256 minctapersm=1
+// halfwarp.kernel symbol=gemm_f32_128x128 family=gemm maxntid=384 minctapersm=1
 .extern .shared .align 1024 .b8 dynamic_smem[];
 .extern .func vprintf(.param .b64 a, .param .b64 b);
 .global .align 4 .b8 _RNv5TABLE[8] = {0, 0, 128, 63, 0, 0, 0, 64};
@@ -51,68 +51,71 @@ const TEXT: &str = r#"//
 }
 "#;
 
-fn module<'a>(modules: &'a [PtxModule], name: &str) -> &'a PtxModule {
-    modules.iter().find(|module| module.name == name).unwrap()
+fn text<'a>(kernels: &'a [Kernel], symbol: &str) -> &'a str {
+    &kernels.iter().find(|kernel| kernel.symbol == symbol).unwrap().text
 }
 
 #[test]
-fn one_module_for_each_family() {
-    let modules = split(TEXT).unwrap();
-    let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
-    assert_eq!(names, ["add", "gemm"]);
-    let kernels = &module(&modules, "gemm").kernels;
-    assert_eq!(
-        kernels,
-        &[
-            Kernel { symbol: "gemm_f32_64x64".into(), max_threads: 256, min_blocks: 1 },
-            Kernel { symbol: "gemm_f32_128x128".into(), max_threads: 384, min_blocks: 1 },
-        ]
-    );
+fn one_text_for_each_kernel() {
+    let kernels = split(TEXT).unwrap();
+    let facts: Vec<_> = kernels
+        .iter()
+        .map(|kernel| (&*kernel.symbol, &*kernel.family, kernel.max_threads, kernel.min_blocks))
+        .collect();
+    let want = [
+        ("add_f32", "add", 128, 2),
+        ("gemm_f32_128x128", "gemm", 384, 1),
+        ("gemm_f32_64x64", "gemm", 256, 1),
+    ];
+    assert_eq!(facts, want);
+    for kernel in &kernels {
+        let entry = format!(".visible .entry {}(", kernel.symbol);
+        assert!(kernel.text.contains(&entry), "{}", kernel.text);
+        assert_eq!(kernel.text.matches(".entry").count(), 1, "{}", kernel.text);
+    }
 }
 
 #[test]
-fn a_module_holds_what_its_entries_reach_and_no_more() {
-    let modules = split(TEXT).unwrap();
-    let add = &module(&modules, "add").ptx;
+fn a_text_holds_what_its_entry_reaches_and_no_more() {
+    let kernels = split(TEXT).unwrap();
+    let add = text(&kernels, "add_f32");
     for name in ["_RNv6helper(", "_RNv5TABLE[8]", "pointers[1]", ".entry add_f32("] {
         assert_eq!(add.matches(name).count(), 1, "{name} in {add}");
     }
     for name in ["gemm_f32", "dynamic_smem", "vprintf"] {
         assert!(!add.contains(name), "{name} in {add}");
     }
-    let gemm = &module(&modules, "gemm").ptx;
+    let gemm = text(&kernels, "gemm_f32_64x64");
     assert!(gemm.contains(".extern .shared .align 1024 .b8 dynamic_smem[];"), "{gemm}");
     assert!(!gemm.contains(".global"), "{gemm}");
+    let gemm = text(&kernels, "gemm_f32_128x128");
+    assert!(!gemm.contains("dynamic_smem"), "another kernel of its family reaches it: {gemm}");
 }
 
 #[test]
-fn every_module_starts_with_the_header() {
-    for module in split(TEXT).unwrap() {
-        assert!(
-            module.ptx.starts_with(".version 8.0\n.target sm_90a\n.address_size 64\n"),
-            "{}",
-            module.ptx
-        );
+fn every_text_starts_with_the_header() {
+    for Kernel { text, .. } in split(TEXT).unwrap() {
+        assert!(text.starts_with(".version 8.0\n.target sm_90a\n.address_size 64\n"), "{text}");
     }
 }
 
 #[test]
 fn launch_bounds_stand_between_parameters_and_body() {
-    let modules = split(TEXT).unwrap();
-    let add = &module(&modules, "add").ptx;
-    assert!(
-        add.contains("add_f32_param_1\n)\n.maxntid 128, 1, 1\n.minnctapersm 2\n{\n\tcall.uni"),
-        "{add}"
-    );
-    let gemm = &module(&modules, "gemm").ptx;
-    assert!(gemm.contains("gemm_f32_64x64()\n.maxntid 256, 1, 1\n.minnctapersm 1\n{"), "{gemm}");
-    assert!(gemm.contains("gemm_f32_128x128()\n.maxntid 384, 1, 1\n.minnctapersm 1\n{"), "{gemm}");
+    let kernels = split(TEXT).unwrap();
+    for (symbol, bounds) in [
+        ("add_f32", "add_f32_param_1\n)\n.maxntid 128, 1, 1\n.minnctapersm 2\n{\n\tcall.uni"),
+        ("gemm_f32_64x64", "gemm_f32_64x64()\n.maxntid 256, 1, 1\n.minnctapersm 1\n{"),
+        ("gemm_f32_128x128", "gemm_f32_128x128()\n.maxntid 384, 1, 1\n.minnctapersm 1\n{"),
+    ] {
+        let text = text(&kernels, symbol);
+        assert!(text.contains(bounds), "{text}");
+    }
 }
 
 #[test]
 fn the_order_of_declarations_is_kept() {
-    let modules = split(TEXT).unwrap();
-    let add = &module(&modules, "add").ptx;
+    let kernels = split(TEXT).unwrap();
+    let add = text(&kernels, "add_f32");
     let at = |name: &str| add.find(name).unwrap();
     assert!(at("_RNv5TABLE[8]") < at("pointers[1]"));
     assert!(at("_RNv6helper(") < at(".entry add_f32("));
@@ -139,7 +142,7 @@ fn rejects_two_kernels_of_one_name() {
 #[test]
 fn rejects_a_broken_fact() {
     let text = TEXT.replace("maxntid=128", "maxntid=many");
-    let fact = "symbol=add_f32 module=add maxntid=many minctapersm=2";
+    let fact = "symbol=add_f32 family=add maxntid=many minctapersm=2";
     assert_eq!(split(&text), Err(PtxError::Fact(fact.into())));
 }
 

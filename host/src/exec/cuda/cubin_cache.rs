@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::Capability;
-use crate::ptx::Module;
+use crate::ptx::Kernel;
 
 const MAGIC: &[u8; 16] = b"halfwarp cubin 1";
 
@@ -30,27 +30,27 @@ impl CubinCache {
         CubinCache { dir, driver, capability }
     }
 
-    /// The machine code of `module`, if it is there and whole.
-    pub fn read(&self, module: &Module) -> Option<Vec<u8>> {
-        let file = fs::read(self.path(module)?).ok()?;
+    /// The machine code of `kernel`, if it is there and whole.
+    pub fn read(&self, kernel: &Kernel) -> Option<Vec<u8>> {
+        let file = fs::read(self.path(kernel)?).ok()?;
         let rest = file.strip_prefix(MAGIC)?;
         let (checksum, cubin) = rest.split_first_chunk::<8>()?;
         (u64::from_le_bytes(*checksum) == hash(cubin)).then(|| cubin.to_vec())
     }
 
-    /// Keeps the machine code of `module`. A disk that is full or read-only is no reason to fail: the code is compiled
+    /// Keeps the machine code of `kernel`. A disk that is full or read-only is no reason to fail: the code is compiled
     /// again at the next start.
-    pub fn write(&self, module: &Module, cubin: &[u8]) {
-        if let Some(path) = self.path(module) {
+    pub fn write(&self, kernel: &Kernel, cubin: &[u8]) {
+        if let Some(path) = self.path(kernel) {
             let _ = write_atomically(&path, cubin);
         }
     }
 
-    fn path(&self, module: &Module) -> Option<PathBuf> {
-        let key = hash(&(module.text, &self.driver, self.capability));
+    fn path(&self, kernel: &Kernel) -> Option<PathBuf> {
+        let key = hash(&(kernel.text, &self.driver, self.capability));
         let name = format!(
             "{}-sm{}{}-{key:016x}",
-            module.name, self.capability.major, self.capability.minor
+            kernel.symbol, self.capability.major, self.capability.minor
         );
         Some(self.dir.as_ref()?.join(name).with_extension("cubin"))
     }
@@ -88,7 +88,13 @@ fn hash(value: &(impl Hash + ?Sized)) -> u64 {
 mod tests {
     use super::*;
 
-    const MODULE: Module = Module { name: "gemm", text: ".version 8.0\n", kernels: &[] };
+    const KERNEL: Kernel = Kernel {
+        symbol: "gemm_f32",
+        family: "gemm",
+        max_threads: 256,
+        min_blocks: 1,
+        text: ".version 8.0\n",
+    };
     const CUBIN: &[u8] = b"\x7fELF and so on";
 
     fn cache(dir: &Path) -> CubinCache {
@@ -106,9 +112,9 @@ mod tests {
     fn what_was_written_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let cache = cache(&dir.path().join("made/when/needed"));
-        assert_eq!(cache.read(&MODULE), None);
-        cache.write(&MODULE, CUBIN);
-        assert_eq!(cache.read(&MODULE).as_deref(), Some(CUBIN));
+        assert_eq!(cache.read(&KERNEL), None);
+        cache.write(&KERNEL, CUBIN);
+        assert_eq!(cache.read(&KERNEL).as_deref(), Some(CUBIN));
         only_file(&dir.path().join("made/when/needed"));
     }
 
@@ -116,33 +122,33 @@ mod tests {
     fn another_ptx_driver_or_capability_is_another_file() {
         let dir = tempfile::tempdir().unwrap();
         let own = cache(dir.path());
-        own.write(&MODULE, CUBIN);
-        assert_eq!(own.read(&Module { text: ".version 8.1\n", ..MODULE }), None);
+        own.write(&KERNEL, CUBIN);
+        assert_eq!(own.read(&Kernel { text: ".version 8.1\n", ..KERNEL }), None);
         let driver = CubinCache { driver: "580.66".to_owned(), ..cache(dir.path()) };
-        assert_eq!(driver.read(&MODULE), None);
+        assert_eq!(driver.read(&KERNEL), None);
         let capability = Capability { major: 8, minor: 9 };
-        assert_eq!(CubinCache { capability, ..cache(dir.path()) }.read(&MODULE), None);
+        assert_eq!(CubinCache { capability, ..cache(dir.path()) }.read(&KERNEL), None);
     }
 
     #[test]
     fn a_corrupt_file_is_as_good_as_none() {
         let dir = tempfile::tempdir().unwrap();
         let cache = cache(dir.path());
-        cache.write(&MODULE, CUBIN);
+        cache.write(&KERNEL, CUBIN);
         let path = only_file(dir.path());
         let whole = fs::read(&path).unwrap();
         for len in 0..whole.len() {
             fs::write(&path, &whole[..len]).unwrap();
-            assert_eq!(cache.read(&MODULE), None, "cut to {len} bytes");
+            assert_eq!(cache.read(&KERNEL), None, "cut to {len} bytes");
         }
         for byte in 0..whole.len() {
             let mut flipped = whole.clone();
             flipped[byte] ^= 1;
             fs::write(&path, flipped).unwrap();
-            assert_eq!(cache.read(&MODULE), None, "byte {byte} flipped");
+            assert_eq!(cache.read(&KERNEL), None, "byte {byte} flipped");
         }
-        cache.write(&MODULE, CUBIN);
-        assert_eq!(cache.read(&MODULE).as_deref(), Some(CUBIN));
+        cache.write(&KERNEL, CUBIN);
+        assert_eq!(cache.read(&KERNEL).as_deref(), Some(CUBIN));
     }
 
     #[test]
@@ -151,7 +157,7 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
         let cache = cache(&file.join("below"));
-        cache.write(&MODULE, CUBIN);
-        assert_eq!(cache.read(&MODULE), None);
+        cache.write(&KERNEL, CUBIN);
+        assert_eq!(cache.read(&KERNEL), None);
     }
 }

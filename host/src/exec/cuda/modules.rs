@@ -1,28 +1,40 @@
-//! Modules of machine code: loaded when a prepared plan first needs them, compiled if the cache has none.
+//! Modules of machine code, one a kernel: loaded when a plan is prepared that first launches it, compiled if the cache
+//! has none.
+//!
+//! The driver compiles a module whole, on the way from the first start to the first token, and a model launches few of
+//! the instances of a kernel.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 use std::ptr;
 
 use cust::context::Context;
-use cust::module::Module as LoadedModule;
+use cust::module::Module;
 use cust::sys::{self, CUfunction, CUjit_option, CUjitInputType};
 use rayon::prelude::*;
 
 use super::cubin_cache::CubinCache;
 use super::device::{check, failed, make_current};
 use crate::exec::ExecError;
-use crate::ptx::{Module, Target};
+use crate::ptx::{Kernel, Target};
 use cuda_std::launch::Launch;
 
 /// Shared memory that a block gets without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
-/// The modules of a device.
+/// The kernels that a device was given, by symbol.
 pub struct Modules {
     target: &'static Target,
     cache: CubinCache,
-    loaded: BTreeMap<&'static str, LoadedModule>,
+    loaded: BTreeMap<&'static str, Loaded>,
+}
+
+/// A kernel, and the module of machine code that holds it alone.
+struct Loaded {
+    kernel: &'static Kernel,
+    module: Module,
+    /// Dynamic shared memory that a block may have: the most that any launch has asked for.
+    shared_bytes: u32,
 }
 
 impl Modules {
@@ -30,32 +42,25 @@ impl Modules {
         Modules { target, cache, loaded: BTreeMap::new() }
     }
 
-    /// Loads the modules of `launches` that are not there yet, compiling them side by side.
+    /// Loads the kernels of `launches` that are not there yet, compiling them side by side.
     pub fn load(&mut self, context: &Context, launches: &[Launch]) -> Result<(), ExecError> {
-        let mut missing = Vec::new();
-        for launch in launches {
-            let module = self.target.module(launch.module).ok_or_else(|| no_kernel(launch))?;
-            if !self.loaded.contains_key(module.name)
-                && missing.iter().all(|other: &&Module| other.name != module.name)
-            {
-                missing.push(module);
-            }
-        }
-        let load = |module: &&'static Module| {
+        let symbols: BTreeSet<&'static str> = launches.iter().map(|launch| launch.symbol).collect();
+        let missing = symbols.into_par_iter().filter(|symbol| !self.loaded.contains_key(symbol));
+        let load = |symbol| {
+            let kernel = self.target.kernel(symbol).ok_or_else(|| no_kernel(symbol))?;
             make_current(context)?;
-            Ok((module.name, load_or_compile(&self.cache, module)?))
+            let module = load_or_compile(&self.cache, kernel)?;
+            Ok((symbol, Loaded { kernel, module, shared_bytes: DEFAULT_SHARED_BYTES }))
         };
-        let new: Vec<_> = missing.par_iter().map(load).collect::<Result<_, ExecError>>()?;
+        let new: Vec<_> = missing.map(load).collect::<Result<_, ExecError>>()?;
         self.loaded.extend(new);
         Ok(())
     }
 
-    /// The function that `launch` names, ready for its shared memory. The module lives as long as `self`.
-    pub fn function(&self, launch: &Launch) -> Result<CUfunction, ExecError> {
-        let kernels = self.target.kernels();
-        let (_, kernel) = { kernels }
-            .find(|(module, kernel)| (module.name, kernel.symbol) == (launch.module, launch.symbol))
-            .ok_or_else(|| no_kernel(launch))?;
+    /// The function that `launch` names, ready for its shared memory. Its module lives as long as `self`.
+    pub fn function(&mut self, launch: &Launch) -> Result<CUfunction, ExecError> {
+        let Loaded { kernel, module, shared_bytes } =
+            self.loaded.get_mut(launch.symbol).ok_or_else(|| no_kernel(launch.symbol))?;
         let num_threads: u32 = launch.geometry.block.iter().product();
         if num_threads > kernel.max_threads {
             return Err(ExecError::Unsupported {
@@ -63,41 +68,41 @@ impl Modules {
                 why: format!("a block of {num_threads} threads: at most {}", kernel.max_threads),
             });
         }
-        let module = self.loaded.get(launch.module).ok_or_else(|| no_kernel(launch))?;
         let function = module.get_function(launch.symbol).map_err(failed("cuModuleGetFunction"))?;
         let function = function.to_raw();
-        let shared_bytes = launch.geometry.shared_bytes;
-        if shared_bytes > DEFAULT_SHARED_BYTES {
+        let wanted_bytes = launch.geometry.shared_bytes;
+        if wanted_bytes > *shared_bytes {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: `function` is of a module that is loaded.
-            let code = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
-            check(&format!("{} bytes of shared memory for {}", shared_bytes, launch.symbol), code)?;
+            let code = unsafe { sys::cuFuncSetAttribute(function, attribute, wanted_bytes as i32) };
+            check(&format!("{wanted_bytes} bytes of shared memory for {}", launch.symbol), code)?;
+            *shared_bytes = wanted_bytes;
         }
         Ok(function)
     }
 }
 
-fn no_kernel(launch: &Launch) -> ExecError {
+fn no_kernel(symbol: &str) -> ExecError {
     ExecError::Unsupported {
-        op: launch.symbol.to_owned(),
-        why: format!("there is no such kernel in the module `{}`", launch.module),
+        op: symbol.to_owned(),
+        why: "there is no such kernel in this program".to_owned(),
     }
 }
 
-fn load_or_compile(cache: &CubinCache, module: &Module) -> Result<LoadedModule, ExecError> {
-    if let Some(cubin) = cache.read(module)
-        && let Ok(loaded) = LoadedModule::from_cubin(cubin, &[])
+fn load_or_compile(cache: &CubinCache, kernel: &Kernel) -> Result<Module, ExecError> {
+    if let Some(cubin) = cache.read(kernel)
+        && let Ok(module) = Module::from_cubin(cubin, &[])
     {
-        return Ok(loaded);
+        return Ok(module);
     }
-    let cubin = compile(module)?;
-    cache.write(module, &cubin);
-    LoadedModule::from_cubin(cubin, &[]).map_err(failed("cuModuleLoadDataEx"))
+    let cubin = compile(kernel)?;
+    cache.write(kernel, &cubin);
+    Module::from_cubin(cubin, &[]).map_err(failed("cuModuleLoadDataEx"))
 }
 
 /// Has the driver compile PTX for the current context's device.
-fn compile(module: &Module) -> Result<Vec<u8>, ExecError> {
+fn compile(kernel: &Kernel) -> Result<Vec<u8>, ExecError> {
     let mut log = vec![0u8; 8192];
     let mut options =
         [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -108,7 +113,7 @@ fn compile(module: &Module) -> Result<Vec<u8>, ExecError> {
     let code =
         unsafe { sys::cuLinkCreate_v2(2, options.as_mut_ptr(), values.as_mut_ptr(), &mut state) };
     check("cuLinkCreate", code)?;
-    let result = link(state, module);
+    let result = link(state, kernel);
     // SAFETY: `state` is one that was created, and is not used again.
     check("cuLinkDestroy", unsafe { sys::cuLinkDestroy(state) })?;
     result.map_err(|error| match error {
@@ -121,16 +126,16 @@ fn compile(module: &Module) -> Result<Vec<u8>, ExecError> {
     })
 }
 
-fn link(state: sys::CUlinkState, module: &Module) -> Result<Vec<u8>, ExecError> {
+fn link(state: sys::CUlinkState, kernel: &Kernel) -> Result<Vec<u8>, ExecError> {
     let zero_ended = |text: &str| {
         CString::new(text).map_err(|_| ExecError::Driver {
-            call: format!("compiling `{}`", module.name),
+            call: format!("compiling `{}`", kernel.symbol),
             error: "a zero byte in the PTX".to_owned(),
         })
     };
-    let (text, name) = (zero_ended(module.text)?, zero_ended(module.name)?);
+    let (text, symbol) = (zero_ended(kernel.text)?, zero_ended(kernel.symbol)?);
     let text = text.as_bytes_with_nul();
-    // SAFETY: `state` is live; `text`, its zero byte included, and `name` outlive the call, and the driver does not
+    // SAFETY: `state` is live; `text`, its zero byte included, and `symbol` outlive the call, and the driver does not
     // write to `text`. No options.
     let code = unsafe {
         sys::cuLinkAddData_v2(
@@ -138,17 +143,17 @@ fn link(state: sys::CUlinkState, module: &Module) -> Result<Vec<u8>, ExecError> 
             CUjitInputType::CU_JIT_INPUT_PTX,
             text.as_ptr().cast_mut().cast(),
             text.len(),
-            name.as_ptr(),
+            symbol.as_ptr(),
             0,
             ptr::null_mut(),
             ptr::null_mut(),
         )
     };
-    check(&format!("compiling the kernels `{}`", module.name), code)?;
+    check(&format!("compiling the kernel `{}`", kernel.symbol), code)?;
     let (mut cubin, mut bytes) = (ptr::null_mut(), 0);
     // SAFETY: `state` is live.
     let code = unsafe { sys::cuLinkComplete(state, &mut cubin, &mut bytes) };
-    check(&format!("linking the kernels `{}`", module.name), code)?;
+    check(&format!("linking the kernel `{}`", kernel.symbol), code)?;
     // SAFETY: the driver's image is `bytes` long and lives until `state` is destroyed, after this copy.
     Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), bytes) }.to_vec())
 }
