@@ -13,17 +13,24 @@ use kernels::silu_mul::SiluMul;
 const MAX_ROWS: usize = 4;
 const NUM_ROWS: usize = 3;
 
-/// `rows` rows of `width` elements at a stride of `width + 3`; the rest is NaN.
+/// What stands behind the rows of an input: more than any element.
+const PAD: f32 = 7.0;
+
+/// `rows` rows of `width` elements at a stride of `width + 3`, and `PAD` between them.
 fn padded(rows: usize, width: usize, salt: u64) -> (Vec<f32>, usize) {
     let stride = width + 3;
     let mut values = random(rows * stride, salt);
-    values.chunks_mut(stride).for_each(|row| row[width..].fill(f32::NAN));
+    values.chunks_mut(stride).for_each(|row| row[width..].fill(PAD));
     (values, stride)
 }
 
-/// What `MAX_ROWS` rows of an output are of which only `NUM_ROWS` are to be written.
-fn expected(stride: usize, width: usize, value: impl Fn(usize, usize) -> f64) -> Vec<f64> {
-    let mut all = vec![f64::NAN; MAX_ROWS * stride];
+/// What rows of an output are, `rest` between them, and behind the first `NUM_ROWS`.
+fn expected(
+    (stride, width): (usize, usize),
+    rest: f32,
+    value: impl Fn(usize, usize) -> f64,
+) -> Vec<f64> {
+    let mut all = vec![f64::from(rest); MAX_ROWS * stride];
     for row in 0..NUM_ROWS {
         for column in 0..width {
             all[row * stride + column] = value(row, column);
@@ -44,7 +51,7 @@ fn gather_rows_matches_oracle() {
         let out = Rows::new(device.poisoned("out", MAX_ROWS * stride), stride);
         let gather = GatherRows { max_rows: MAX_ROWS, width };
         device.run(gather.launch(num_rows, indices_ptr, x_rows, out), seed);
-        let want = expected(stride, width, |row, column| {
+        let want = expected((stride, width), f32::NAN, |row, column| {
             f64::from(x[indices[row] as usize * stride + column])
         });
         assert_close("gather_rows", &device.read_f32(out.ptr, want.len()), &want, 0.0);
@@ -63,14 +70,14 @@ fn rms_norm_matches_oracle() {
             let num_rows = device.u32s("num_rows", &[NUM_ROWS as u32]);
             let weight_ptr = device.f32s("weight", &weight);
             let x_rows = Rows::new(device.f32s("x", &x), stride);
-            let out = if in_place {
-                x_rows
+            let (out, rest) = if in_place {
+                (x_rows, PAD)
             } else {
-                Rows::new(device.poisoned("out", MAX_ROWS * stride), stride)
+                (Rows::new(device.poisoned("out", MAX_ROWS * stride), stride), f32::NAN)
             };
             let norm = RmsNorm { max_rows: MAX_ROWS, num_groups, group_size, eps: 1e-5 };
             device.run(norm.launch(num_rows, x_rows, weight_ptr, out), seed);
-            let want = expected(stride, width, |row, column| {
+            let want = expected((stride, width), rest, |row, column| {
                 let group = row * stride + column / group_size * group_size;
                 let group = x[group..group + group_size].iter().map(|&x| f64::from(x));
                 let mean = group.map(|x| x * x).sum::<f64>() / group_size as f64;
@@ -101,7 +108,7 @@ fn rope_matches_oracle() {
             let rope = Rope { max_tokens: MAX_ROWS, num_heads, head_dim, rotary_dim };
             device.run(rope.launch(num_tokens, positions_ptr, table_ptr, rows), seed);
             let half = rotary_dim / 2;
-            let want = expected(stride, width, |row, column| {
+            let want = expected((stride, width), PAD, |row, column| {
                 let (at, i) = (row * stride + column, column % head_dim);
                 let x_at = |at: usize| f64::from(x[at]);
                 if i >= rotary_dim {
@@ -135,7 +142,7 @@ fn silu_mul_matches_oracle() {
         let out = Rows::new(device.poisoned("out", MAX_ROWS * stride), stride);
         let silu = SiluMul { max_rows: MAX_ROWS, width };
         device.run(silu.launch(num_rows, gate_rows, up_rows, out), seed);
-        let want = expected(stride, width, |row, column| {
+        let want = expected((stride, width), f32::NAN, |row, column| {
             let at = row * stride + column;
             let (gate, up) = (f64::from(gate[at]), f64::from(up[at]));
             gate / (1.0 + (-gate).exp()) * up
