@@ -1,5 +1,6 @@
 //! A block that is resident: its threads, its shared memory, and where they meet.
 
+use crate::banks::WarpAccesses;
 use crate::clock::{Clock, WARP_SIZE, join_block, join_warp};
 use crate::fault::{FaultKind, Waiting};
 use crate::geometry::{Geometry, MAX_SHARED_BYTES};
@@ -64,6 +65,8 @@ pub(crate) struct Block {
     arrays: Vec<((&'static str, usize), u64)>,
     meetings: Vec<Meeting>,
     live: usize,
+    /// By warp.
+    shared_accesses: Vec<WarpAccesses>,
 }
 
 impl Block {
@@ -81,7 +84,27 @@ impl Block {
             arrays: Vec::new(),
             meetings: Vec::new(),
             live: num_threads,
+            shared_accesses: (0..num_threads.div_ceil(WARP_SIZE))
+                .map(|_| Default::default())
+                .collect(),
         }
+    }
+
+    /// Thread `thread` accesses shared memory; gives the bank conflicts that are complete now.
+    pub fn count_conflicts(
+        &mut self,
+        thread: usize,
+        location: &'static Location<'static>,
+        bytes: (u64, usize),
+    ) -> u64 {
+        let (warp, lane) = (thread / WARP_SIZE, thread % WARP_SIZE);
+        let num_lanes = (self.threads.len() - warp * WARP_SIZE).min(WARP_SIZE);
+        self.shared_accesses[warp].note((lane, num_lanes), location, bytes)
+    }
+
+    /// The bank conflicts of accesses that only some lanes have made, at the block's end.
+    pub fn remaining_conflicts(&mut self) -> u64 {
+        self.shared_accesses.drain(..).map(WarpAccesses::finish).sum()
     }
 
     /// Address of dynamic shared memory.

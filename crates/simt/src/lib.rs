@@ -20,6 +20,7 @@
 //! assert_eq!(fault.by.unwrap().thread, [31, 0, 0]);
 //! ```
 
+mod banks;
 mod block;
 mod clock;
 pub mod device;

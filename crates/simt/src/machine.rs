@@ -38,6 +38,9 @@ pub struct Report {
     pub threads: u64,
     /// Loads and stores of global and of shared memory; an asynchronous copy is one.
     pub accesses: u64,
+    /// Passes over the banks of shared memory that loads and stores of a warp take beyond the
+    /// fewest that their words need.
+    pub bank_conflicts: u64,
 }
 
 /// A launch that runs.
@@ -161,9 +164,18 @@ impl Machine {
         Ok(Target { region, offset, observer, geometry, span })
     }
 
+    fn count(&mut self, span: Span, location: At) {
+        self.report.accesses += 1;
+        if span.space == Space::Shared {
+            let thread = self.current.1;
+            let bytes = (span.address, span.len);
+            self.report.bank_conflicts += self.block().count_conflicts(thread, location, bytes);
+        }
+    }
+
     /// Reads `out.len()` bytes.
     pub fn load(&mut self, span: Span, out: &mut [u8], location: At) -> Result<(), FaultKind> {
-        self.report.accesses += 1;
+        self.count(span, location);
         let mut target = self.target(span, location)?;
         target.note(false)?;
         out.copy_from_slice(target.bytes());
@@ -172,7 +184,7 @@ impl Machine {
 
     /// Writes `bytes`.
     pub fn store(&mut self, span: Span, bytes: &[u8], location: At) -> Result<(), FaultKind> {
-        self.report.accesses += 1;
+        self.count(span, location);
         let mut target = self.target(span, location)?;
         target.note(false)?;
         target.region.fill(target.offset, bytes);
@@ -224,6 +236,9 @@ impl Machine {
         let open_group = std::mem::take(&mut self.block().threads[thread].open_group);
         self.complete(open_group)?;
         let released = self.block().end_thread(thread);
+        if self.block().is_done() {
+            self.report.bank_conflicts += self.block().remaining_conflicts();
+        }
         self.runnable.extend(released.into_iter().map(|thread| (block, thread)));
         Ok(())
     }

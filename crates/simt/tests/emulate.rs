@@ -246,3 +246,41 @@ fn the_host_reads_and_writes_inside_of_buffers() {
     let error = memory.write(64, &[0]).unwrap_err();
     assert_eq!(error.to_string(), "1 bytes at 0x40: no buffer is there");
 }
+
+#[test]
+fn bank_conflicts_are_counted() {
+    // A warp's access of a word a lane, `stride` words apart, in two rounds of two warps.
+    let conflicts = |stride: u32, lanes: u32| {
+        let geometry = Geometry { grid: [1, 1, 1], block: [64, 1, 1], shared_bytes: 64 * 33 * 4 };
+        let body = move || {
+            let [i, ..] = device::thread_idx();
+            let row = u64::from(device::dynamic_shared() + 4 * i * stride);
+            for _ in 0..2 {
+                if i % 32 < lanes {
+                    device::store(Space::Shared, row, 4, &[0; 4]);
+                }
+                device::sync_threads();
+            }
+        };
+        let report =
+            simt::emulate("test", geometry, Arc::new(body), &mut Memory::new(), 1).unwrap();
+        report.bank_conflicts / 4
+    };
+    for (stride, lanes, want) in [(1, 32, 0), (2, 32, 1), (32, 32, 31), (33, 32, 0), (32, 5, 4)] {
+        assert_eq!(conflicts(stride, lanes), want, "stride {stride} of {lanes} lanes");
+    }
+    // The same word is read at once; 16 bytes a lane are four passes in any case.
+    let reads = |len: usize, stride: u64| {
+        let body = move || {
+            let [i, ..] = device::thread_idx();
+            let start = u64::from(device::dynamic_shared());
+            if i < 16 {
+                device::store(Space::Shared, start + 16 * u64::from(i), 16, &[0; 16]);
+            }
+            device::sync_threads();
+            device::load(Space::Shared, start + stride * u64::from(i % 16), 4, &mut vec![0; len]);
+        };
+        run((1, 32), &mut Memory::new(), 1, body).unwrap().bank_conflicts
+    };
+    assert_eq!((reads(4, 0), reads(16, 16), reads(16, 0)), (0, 0, 0));
+}
