@@ -140,7 +140,8 @@ fn check_prefill(step: &Step, seed: u64) {
     let mut inputs = step.inputs(seed);
     let want = step.oracle(&inputs);
     let launch = inputs.attention.prefill(&inputs.seqs, &inputs.operands);
-    inputs.device.run(launch, seed);
+    let report = inputs.device.run(launch, seed);
+    assert_eq!(report.bank_conflicts, 0, "prefill, head_dim {}", step.head_dim);
     let got = inputs.device.read_f32(inputs.operands.out.ptr, want.len());
     assert_close(&format!("prefill, head_dim {}", step.head_dim), &got, &want, 1e-5);
 }

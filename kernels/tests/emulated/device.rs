@@ -1,7 +1,7 @@
 //! Buffers, launches and comparison.
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
-use simt::{Init, Memory};
+use simt::{Init, Memory, Report};
 
 /// The orders that each case is run in.
 pub const SEEDS: std::ops::Range<u64> = 0..3;
@@ -29,11 +29,9 @@ impl Device {
     }
 
     /// Runs a launch that there must be.
-    pub fn run(&mut self, launch: Result<Option<Launch>, LaunchError>, seed: u64) {
+    pub fn run(&mut self, launch: Result<Option<Launch>, LaunchError>, seed: u64) -> Report {
         let launch = launch.expect("a right shape").expect("something to do");
-        if let Err(fault) = launch.emulate(&mut self.0, seed) {
-            panic!("seed {seed}: {fault}");
-        }
+        launch.emulate(&mut self.0, seed).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"))
     }
 
     /// `len` numbers.

@@ -36,7 +36,8 @@ fn check(case: &Case, seed: u64) {
     let launch = Linear { max_rows, n, k }.launch(rows_ptr, &operands);
     let name = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let name = format!("{name} of {num_rows} x {n} x {k}");
-    device.run(launch, seed);
+    let report = device.run(launch, seed);
+    assert_eq!(report.bank_conflicts, 0, "{name}");
     let want: Vec<f64> = (0..num_rows * n)
         .map(|at| {
             let (row, column) = (at / n, at % n);
