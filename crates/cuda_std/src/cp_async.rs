@@ -49,28 +49,40 @@ instruction! {
     "cp.async.cg.shared.global 16" => unsafe fn cp_async_16(dst: u32, src: *const f32, bytes: u32) {
         asm!("cp.async.cg.shared.global [{}], [{}], 16, {};",
             in(reg32) dst, in(reg64) src, in(reg32) bytes, options(nostack, preserves_flags));
+    } host {
+        simt::device::copy_async(dst, 16, src.addr() as u64, bytes as usize)
     }
 
     "cp.async.ca.shared.global 4" => unsafe fn cp_async_4(dst: u32, src: *const f32, bytes: u32) {
         asm!("cp.async.ca.shared.global [{}], [{}], 4, {};",
             in(reg32) dst, in(reg64) src, in(reg32) bytes, options(nostack, preserves_flags));
+    } host {
+        simt::device::copy_async(dst, 4, src.addr() as u64, bytes as usize)
     }
 
     /// Closes a group: the thread's copies since the last one. CUDA C `__pipeline_commit`.
     "cp.async.commit_group" => pub fn commit() {
         asm!("cp.async.commit_group;", options(nostack, preserves_flags));
+    } host {
+        simt::device::commit_group()
     }
 
     "cp.async.wait_group 0" => fn wait_0() {
         asm!("cp.async.wait_group 0;", options(nostack, preserves_flags));
+    } host {
+        simt::device::wait_group(0)
     }
 
     "cp.async.wait_group 1" => fn wait_1() {
         asm!("cp.async.wait_group 1;", options(nostack, preserves_flags));
+    } host {
+        simt::device::wait_group(1)
     }
 
     "cp.async.wait_group 2" => fn wait_2() {
         asm!("cp.async.wait_group 2;", options(nostack, preserves_flags));
+    } host {
+        simt::device::wait_group(2)
     }
 }
 

@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::Space;
 
 /// Read-only global memory of elements `T`: a kernel's parameter, `DevicePtr<T>` in its launcher.
 ///
@@ -24,6 +26,14 @@ impl<T> Clone for Global<T> {
 
 impl<T> Copy for Global<T> {}
 
+#[cfg(not(target_arch = "nvptx64"))]
+impl<T> Global<T> {
+    /// The view at an address of the emulator's memory.
+    pub(crate) fn from_address(address: u64) -> Self {
+        Global(core::ptr::without_provenance(address as usize))
+    }
+}
+
 impl<T> Clone for GlobalMut<T> {
     #[inline(always)]
     fn clone(&self) -> Self {
@@ -32,6 +42,14 @@ impl<T> Clone for GlobalMut<T> {
 }
 
 impl<T> Copy for GlobalMut<T> {}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl<T> GlobalMut<T> {
+    /// The view at an address of the emulator's memory.
+    pub(crate) fn from_address(address: u64) -> Self {
+        GlobalMut(core::ptr::without_provenance_mut(address as usize))
+    }
+}
 
 impl<T: Copy> Global<T> {
     /// Whether the launch gave no memory for this optional operand.
@@ -46,8 +64,12 @@ impl<T: Copy> Global<T> {
     /// 1. `elems` is inside the memory that the view stands for, or one past its end.
     #[inline(always)]
     pub unsafe fn add(self, elems: usize) -> Self {
+        #[cfg(target_arch = "nvptx64")]
         // SAFETY: the caller keeps `elems` inside.
-        Global(unsafe { self.0.add(elems) })
+        return Global(unsafe { self.0.add(elems) });
+        // The emulator's addresses are no pointers of the host: it checks them when they are used.
+        #[cfg(not(target_arch = "nvptx64"))]
+        Global(self.0.wrapping_add(elems))
     }
 
     /// The view that starts `elems` elements on, which may be outside of the memory as long as it
@@ -111,8 +133,12 @@ impl<T: Copy> GlobalMut<T> {
     /// 1. `elems` is inside the memory that the view stands for, or one past its end.
     #[inline(always)]
     pub unsafe fn add(self, elems: usize) -> Self {
+        #[cfg(target_arch = "nvptx64")]
         // SAFETY: the caller keeps `elems` inside.
-        GlobalMut(unsafe { self.0.add(elems) })
+        return GlobalMut(unsafe { self.0.add(elems) });
+        // As in `Global::add`.
+        #[cfg(not(target_arch = "nvptx64"))]
+        GlobalMut(self.0.wrapping_add(elems))
     }
 
     /// Element `index`. PTX `ld.global`.
@@ -149,9 +175,9 @@ unsafe fn load<T: Copy>(ptr: *const T) -> T {
     // global memory.
     return unsafe { *ptr };
     #[cfg(not(target_arch = "nvptx64"))]
-    {
-        let _ = ptr;
-        crate::instruction::needs_emulator("ld.global")
+    // SAFETY: the elements that a launch gives are of type `T`.
+    unsafe {
+        crate::emulated::load(Space::Global, ptr.addr() as u64, align_of::<T>())
     }
 }
 
@@ -165,9 +191,9 @@ unsafe fn store<T: Copy>(ptr: *mut T, value: T) {
         *ptr = value
     };
     #[cfg(not(target_arch = "nvptx64"))]
-    {
-        let _ = (ptr, value);
-        crate::instruction::needs_emulator("st.global")
+    // SAFETY: a kernel's elements are numbers: they have no padding.
+    unsafe {
+        crate::emulated::store(Space::Global, ptr.addr() as u64, align_of::<T>(), value)
     }
 }
 
@@ -178,6 +204,9 @@ instruction! {
             out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) ptr,
             options(readonly, nostack, preserves_flags));
         [a, b, c, d]
+    } host {
+        // SAFETY: any 16 bytes are four floats.
+        unsafe { crate::emulated::load(Space::Global, ptr.addr() as u64, 16) }
     }
 
     "ld.global.nc.L1::no_allocate.v4.f32" => unsafe fn ld_nc_stream_v4(ptr: *const f32) -> [f32; 4] {
@@ -186,5 +215,8 @@ instruction! {
             out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) ptr,
             options(pure, readonly, nostack, preserves_flags));
         [a, b, c, d]
+    } host {
+        // SAFETY: the caller's promise.
+        unsafe { ld_v4(ptr) }
     }
 }

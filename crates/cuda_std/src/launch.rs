@@ -1,6 +1,8 @@
 //! What a typed launcher makes: a launch, ready for an executor. Host only.
 
 use core::marker::PhantomData;
+use simt::{Fault, Memory, Report};
+use std::sync::Arc;
 
 /// An address in the memory of a device, of elements of type `T`; `0` is "none" where a kernel
 /// takes an optional one.
@@ -136,6 +138,32 @@ pub fn arg_u32(what: &'static str, value: usize) -> Result<u32, LaunchError> {
     })
 }
 
+/// The kernel's text with the launch's arguments: what each thread runs in the emulator. It follows
+/// from the symbol and the arguments, so that all are equal.
+#[derive(Clone)]
+pub struct Body(Arc<dyn Fn() + Send + Sync>);
+
+impl Body {
+    /// The body that calls the kernel.
+    pub fn new(kernel: impl Fn() + Send + Sync + 'static) -> Self {
+        Body(Arc::new(kernel))
+    }
+}
+
+impl PartialEq for Body {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Body {}
+
+impl core::fmt::Debug for Body {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Body")
+    }
+}
+
 /// One kernel launch: what `cuLaunchKernel` needs, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -147,12 +175,25 @@ pub struct Launch {
     pub args: Vec<u8>,
     /// Where each argument starts in `args`.
     pub arg_offsets: Vec<u32>,
+    /// For the emulator.
+    pub body: Body,
 }
 
 impl Launch {
     /// A launch without arguments yet.
-    pub fn new(symbol: &'static str, geometry: Geometry) -> Self {
-        Launch { symbol, geometry, args: Vec::new(), arg_offsets: Vec::new() }
+    pub fn new(symbol: &'static str, geometry: Geometry, body: Body) -> Self {
+        Launch { symbol, geometry, args: Vec::new(), arg_offsets: Vec::new(), body }
+    }
+
+    /// Runs the launch on the emulator, where its pointers are addresses of `memory`; the order of
+    /// what is concurrent is drawn from `seed`.
+    ///
+    /// # Errors
+    /// The first [`Fault`] of the kernel; also what a device refuses to launch.
+    pub fn emulate(&self, memory: &mut Memory, seed: u64) -> Result<Report, Fault> {
+        let Geometry { grid, block, shared_bytes } = self.geometry;
+        let geometry = simt::Geometry { grid, block, shared_bytes };
+        simt::emulate(self.symbol, geometry, self.body.0.clone(), memory, seed)
     }
 
     /// Adds the next argument, aligned to its size.
@@ -170,10 +211,13 @@ impl Launch {
 )]
 pub trait KernelArg {
     /// What the launcher takes for it.
-    type Host;
+    type Host: Copy + Send + Sync + 'static;
 
     /// Adds `value` to the arguments of `launch`.
     fn push(launch: &mut Launch, value: Self::Host);
+
+    /// What the kernel gets of `value` in the emulator.
+    fn emulated(value: Self::Host) -> Self;
 }
 
 macro_rules! scalar_args {
@@ -184,24 +228,36 @@ macro_rules! scalar_args {
             fn push(launch: &mut Launch, value: $ty) {
                 launch.push(&value.to_le_bytes());
             }
+
+            fn emulated(value: $ty) -> Self {
+                value
+            }
         }
     )*};
 }
 
 scalar_args!(u32, i32, u64, f32);
 
-impl<T> KernelArg for crate::Global<T> {
+impl<T: Send + Sync + 'static> KernelArg for crate::Global<T> {
     type Host = DevicePtr<T>;
 
     fn push(launch: &mut Launch, value: DevicePtr<T>) {
         launch.push(&value.0.to_le_bytes());
     }
+
+    fn emulated(value: DevicePtr<T>) -> Self {
+        crate::Global::from_address(value.0)
+    }
 }
 
-impl<T> KernelArg for crate::GlobalMut<T> {
+impl<T: Send + Sync + 'static> KernelArg for crate::GlobalMut<T> {
     type Host = DevicePtr<T>;
 
     fn push(launch: &mut Launch, value: DevicePtr<T>) {
         launch.push(&value.0.to_le_bytes());
+    }
+
+    fn emulated(value: DevicePtr<T>) -> Self {
+        crate::GlobalMut::from_address(value.0)
     }
 }

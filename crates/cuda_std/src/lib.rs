@@ -29,6 +29,8 @@
 mod instruction;
 
 pub mod cp_async;
+#[cfg(not(target_arch = "nvptx64"))]
+mod emulated;
 mod global;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch;

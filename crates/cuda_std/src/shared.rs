@@ -4,6 +4,8 @@ use core::marker::PhantomData;
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::Space;
 
 pub use cuda_std_macros::shared_array;
 
@@ -145,12 +147,18 @@ pub unsafe fn dynamic_shared_mem<T: Copy>() -> Shared<T> {
     unsafe { Shared::from_address(dynamic_shared_address()) }
 }
 
-/// The [`shared_array!`] of this number on the host, where the emulator owns shared memory.
+/// The [`shared_array!`] of this module and number, where the emulator owns shared memory.
 #[cfg(not(target_arch = "nvptx64"))]
 #[doc(hidden)]
 #[track_caller]
-pub unsafe fn static_shared_mem<T: Copy>(_number: usize, _len: usize) -> Shared<T> {
-    crate::instruction::needs_emulator(".shared")
+pub unsafe fn static_shared_mem<T: Copy>(
+    module: &'static str,
+    number: usize,
+    len: usize,
+) -> Shared<T> {
+    let bytes = len * size_of::<T>();
+    let address = simt::device::static_shared((module, number), bytes, align_of::<T>());
+    Shared { address, marker: PhantomData }
 }
 
 instruction! {
@@ -159,6 +167,8 @@ instruction! {
         asm!("mov.u32 {}, halfwarp_dynamic_shared;", out(reg32) address,
             options(pure, nomem, nostack, preserves_flags));
         address
+    } host {
+        simt::device::dynamic_shared()
     }
 
     "ld.shared.b32" => unsafe fn ld(address: u32) -> u32 {
@@ -166,6 +176,9 @@ instruction! {
         asm!("ld.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address,
             options(readonly, nostack, preserves_flags));
         value
+    } host {
+        // SAFETY: any four bytes are a `u32`.
+        unsafe { crate::emulated::load(Space::Shared, u64::from(address), 4) }
     }
 
     "ld.shared.v4.f32" => unsafe fn ld_v4(address: u32) -> [f32; 4] {
@@ -174,11 +187,17 @@ instruction! {
             out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
             options(readonly, nostack, preserves_flags));
         [a, b, c, d]
+    } host {
+        // SAFETY: any 16 bytes are four floats.
+        unsafe { crate::emulated::load(Space::Shared, u64::from(address), 16) }
     }
 
     "st.shared.b32" => unsafe fn st(address: u32, value: u32) {
         asm!("st.shared.b32 [{}], {};", in(reg32) address, in(reg32) value,
             options(nostack, preserves_flags));
+    } host {
+        // SAFETY: a `u32` is four bytes.
+        unsafe { crate::emulated::store(Space::Shared, u64::from(address), 4, value) }
     }
 }
 
@@ -198,8 +217,8 @@ unsafe fn ld_v4_at<const INDEX: u32>(address: u32) -> [f32; 4] {
         [a, b, c, d]
     }
     #[cfg(not(target_arch = "nvptx64"))]
-    {
-        let _ = address;
-        crate::instruction::needs_emulator("ld.shared.v4.f32")
+    // SAFETY: the caller's promise.
+    unsafe {
+        ld_v4(address.wrapping_add(INDEX * 4))
     }
 }

@@ -7,7 +7,6 @@
 pub const WARP_SIZE: u32 = 32;
 
 /// All lanes.
-#[cfg(target_arch = "nvptx64")]
 const FULL_MASK: u32 = u32::MAX;
 
 /// Segment and clamp operand of a shuffle over the whole warp.
@@ -58,22 +57,43 @@ pub fn shuffle_xor<T: Shuffle>(value: T, lane_mask: u32) -> T {
 instruction! {
     "shfl.sync.bfly.b32" => fn shuffle_xor_f32(value: f32, lane_mask: u32) -> f32 {
         shfl_bfly_f32(FULL_MASK, value, lane_mask, WHOLE_WARP)
+    } host {
+        f32::from_bits(shuffle("shfl.sync.bfly.b32", value.to_bits(), lane_id() ^ lane_mask))
     }
 
     "shfl.sync.bfly.b32" => fn shuffle_xor_u32(value: u32, lane_mask: u32) -> u32 {
         shfl_bfly_u32(FULL_MASK, value, lane_mask, WHOLE_WARP)
+    } host {
+        shuffle("shfl.sync.bfly.b32", value, lane_id() ^ lane_mask)
     }
 
     /// The value of lane `lane`. CUDA C `__shfl_sync`.
     "shfl.sync.idx.b32" => pub fn shuffle_idx(value: f32, lane: u32) -> f32 {
         shfl_idx_f32(FULL_MASK, value, lane, WHOLE_WARP)
+    } host {
+        f32::from_bits(shuffle("shfl.sync.idx.b32", value.to_bits(), lane))
     }
 
     /// Waits for all lanes, and makes their writes to memory visible to each other. CUDA C
     /// `__syncwarp`.
     "bar.warp.sync" => pub fn sync_warp() {
         bar_warp_sync(FULL_MASK)
+    } host {
+        simt::device::sync_warp(FULL_MASK)
     }
+}
+
+/// A shuffle over the whole warp: the value of lane `from`, modulo 32.
+#[cfg(not(target_arch = "nvptx64"))]
+#[track_caller]
+fn shuffle(mnemonic: &'static str, value: u32, from: u32) -> u32 {
+    // A lane brings its value, and the number of the lane whose value it wants.
+    let brought = u64::from(from % WARP_SIZE) << 32 | u64::from(value);
+    let got = simt::device::collective(mnemonic, FULL_MASK, brought, |lanes| {
+        let brought = *lanes;
+        lanes.iter_mut().for_each(|lane| *lane = brought[(*lane >> 32) as usize]);
+    });
+    got as u32
 }
 
 /// Index of the thread in its warp, of a one-dimensional block.

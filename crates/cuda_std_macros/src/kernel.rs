@@ -239,7 +239,16 @@ fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> Tok
     let symbols: Vec<_> = attributes.instances.iter().map(|instance| &instance.symbol).collect();
     let module_doc = format!("The typed launcher of [`{name}`](super::{name}()).");
     let getters = const_getters(function, &attributes.instances);
-    let (symbol, instance_param, symbol_value);
+    let call = |generic_args: &[GenericArgument]| {
+        // SAFETY of what this expands to: what the kernel asks of its launch is the launch's to
+        // keep, and the emulator's to check.
+        quote!(unsafe {
+            super::#name::<#(#generic_args),*>(
+                #(<#types as ::cuda_std::launch::KernelArg>::emulated(#names)),*
+            )
+        })
+    };
+    let (symbol, instance_param, symbol_value, body);
     if symbols.is_empty() {
         symbol = quote! {
             /// The PTX entry.
@@ -247,6 +256,7 @@ fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> Tok
         };
         instance_param = TokenStream::new();
         symbol_value = quote!(SYMBOL);
+        body = call(&[]);
     } else {
         symbol = quote! {
             /// The instances of the kernel, each named by its PTX entry.
@@ -272,6 +282,10 @@ fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> Tok
         };
         instance_param = quote!(instance: Instance,);
         symbol_value = quote!(instance.symbol());
+        let calls = attributes.instances.iter().map(|instance| call(&instance.args));
+        body = quote!(match instance {
+            #(Instance::#symbols => #calls,)*
+        });
     }
     quote! {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -290,7 +304,11 @@ fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> Tok
                 #(#names: <#types as ::cuda_std::launch::KernelArg>::Host),*
             ) -> ::cuda_std::launch::Launch {
                 #[allow(unused_mut)]
-                let mut launch = ::cuda_std::launch::Launch::new(#symbol_value, geometry);
+                let mut launch = ::cuda_std::launch::Launch::new(
+                    #symbol_value,
+                    geometry,
+                    ::cuda_std::launch::Body::new(move || #body),
+                );
                 #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
                 launch
             }

@@ -36,7 +36,9 @@ pub fn expand(input: TokenStream) -> syn::Result<TokenStream> {
             ::cuda_std::Shared::<#elem>::from_address(address)
         };
         #[cfg(not(target_arch = "nvptx64"))]
-        let array = ::cuda_std::shared::static_shared_mem::<#elem>(#number, #len);
+        let array = ::cuda_std::shared::static_shared_mem::<#elem>(
+            ::core::module_path!(), #number, #len
+        );
         array
     }})
 }

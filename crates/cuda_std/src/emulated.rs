@@ -1,0 +1,31 @@
+//! Loads and stores of the emulator, by type. Host only.
+
+use core::mem::MaybeUninit;
+use simt::{Space, device};
+
+/// One load of the width of `T`, from a multiple of `align`.
+///
+/// # Safety
+/// 1. Any bytes of its size are a `T`.
+#[track_caller]
+pub(crate) unsafe fn load<T: Copy>(space: Space, address: u64, align: usize) -> T {
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: the bytes of `value`, all of them zero.
+    let bytes =
+        unsafe { core::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+    device::load(space, address, align, bytes);
+    // SAFETY: the caller's promise.
+    unsafe { value.assume_init() }
+}
+
+/// One store of the width of `T`, to a multiple of `align`.
+///
+/// # Safety
+/// 1. `T` has no padding.
+#[track_caller]
+pub(crate) unsafe fn store<T: Copy>(space: Space, address: u64, align: usize, value: T) {
+    // SAFETY: the bytes of `value`, all of them initialised: the caller's promise.
+    let bytes =
+        unsafe { core::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
+    device::store(space, address, align, bytes);
+}

@@ -1,0 +1,149 @@
+//! What a thread of a kernel can do: called by the device's standard library, never by a kernel.
+//!
+//! # Panics
+//! Every function outside of a launch; and where a check fails, with a payload that ends the
+//! launch.
+
+use crate::SYNC_WARP;
+use crate::block::Point;
+use crate::clock::WARP_SIZE;
+use crate::fault::FaultKind;
+use crate::machine::{Machine, Space, Span};
+use crate::schedule::{ACTIVE, suspend};
+use std::panic::{Location, resume_unwind};
+
+/// Calls `f` with the launch that runs on this thread of the host.
+#[track_caller]
+fn with<R>(f: impl FnOnce(&mut Machine, &'static Location<'static>) -> Result<R, FaultKind>) -> R {
+    let location = Location::caller();
+    let result = ACTIVE.with_borrow_mut(|active| {
+        let machine = active.as_mut()?;
+        Some(f(machine, location).map_err(|kind| machine.fault(kind, location.to_string())))
+    });
+    match result {
+        Some(Ok(value)) => value,
+        Some(Err(fault)) => resume_unwind(Box::new(fault)),
+        None => {
+            panic!("an instruction was called outside of a launch: emulate the kernel's launch")
+        }
+    }
+}
+
+/// Index of the thread in its block.
+#[track_caller]
+pub fn thread_idx() -> [u32; 3] {
+    with(|machine, _| Ok(machine.geometry.thread_idx(machine.current.1)))
+}
+
+/// Index of the block in the grid.
+#[track_caller]
+pub fn block_idx() -> [u32; 3] {
+    with(|machine, _| Ok(machine.geometry.block_idx(machine.blocks[machine.current.0].index)))
+}
+
+/// Threads of a block.
+#[track_caller]
+pub fn block_dim() -> [u32; 3] {
+    with(|machine, _| Ok(machine.geometry.block))
+}
+
+/// Blocks of the grid.
+#[track_caller]
+pub fn grid_dim() -> [u32; 3] {
+    with(|machine, _| Ok(machine.geometry.grid))
+}
+
+/// Reads `out.len()` bytes at `address`, a multiple of `align`.
+#[track_caller]
+pub fn load(space: Space, address: u64, align: usize, out: &mut [u8]) {
+    let span = Span { space, address, len: out.len(), align, writes: false };
+    with(|machine, location| machine.load(span, out, location))
+}
+
+/// Writes `bytes` at `address`, a multiple of `align`.
+#[track_caller]
+pub fn store(space: Space, address: u64, align: usize, bytes: &[u8]) {
+    let span = Span { space, address, len: bytes.len(), align, writes: true };
+    with(|machine, location| machine.store(span, bytes, location))
+}
+
+/// Starts an asynchronous copy of `src_len` bytes of global memory to shared memory, filled up with
+/// zeros to `dst_len`; both addresses are multiples of the length there.
+#[track_caller]
+pub fn copy_async(dst: u32, dst_len: usize, src: u64, src_len: usize) {
+    with(|machine, location| {
+        machine.copy_async((u64::from(dst), dst_len), (src, src_len), location)
+    })
+}
+
+/// Closes the group of the thread's asynchronous copies.
+#[track_caller]
+pub fn commit_group() {
+    with(|machine, _| {
+        let thread = machine.current.1;
+        let thread = &mut machine.block().threads[thread];
+        let group = std::mem::take(&mut thread.open_group);
+        thread.groups.push_back(group);
+        Ok(())
+    })
+}
+
+/// Waits until at most `pending` of the thread's newest groups are under way.
+#[track_caller]
+pub fn wait_group(pending: usize) {
+    with(|machine, _| machine.wait_groups(pending))
+}
+
+/// Waits for all threads of the block that have not ended, and orders what they did before it
+/// before what they do behind it.
+#[track_caller]
+pub fn sync_threads() {
+    meet(|_| Point::Barrier, 0, |_| ());
+}
+
+/// Waits for the lanes `mask` of the warp, and orders what they did before it before what they do
+/// behind it.
+#[track_caller]
+pub fn sync_warp(mask: u32) {
+    collective(SYNC_WARP, mask, 0, |_| ());
+}
+
+/// Meets the lanes `mask` of the warp in `instruction`: `finish` turns what each lane brought into
+/// what it gets. It orders no memory accesses.
+#[track_caller]
+pub fn collective(
+    instruction: &'static str,
+    mask: u32,
+    value: u64,
+    finish: impl FnOnce(&mut [u64; WARP_SIZE]),
+) -> u64 {
+    let point = |thread| Point::Warp { warp: thread / WARP_SIZE, instruction, mask };
+    meet(point, value, finish)
+}
+
+#[track_caller]
+fn meet(
+    point: impl FnOnce(usize) -> Point,
+    value: u64,
+    finish: impl FnOnce(&mut [u64; WARP_SIZE]),
+) -> u64 {
+    let met = with(|machine, location| {
+        Ok(machine.meet(point(machine.current.1), value, location, finish))
+    });
+    met.unwrap_or_else(|| {
+        suspend();
+        with(|machine, _| Ok(machine.result()))
+    })
+}
+
+/// Address of the block's dynamic shared memory in the shared window, a multiple of 1024.
+#[track_caller]
+pub fn dynamic_shared() -> u32 {
+    with(|machine, _| Ok(machine.block().dynamic_start() as u32))
+}
+
+/// Address of the block's static array that is known by `key`: a module's path, and a number there.
+#[track_caller]
+pub fn static_shared(key: (&'static str, usize), bytes: usize, align: usize) -> u32 {
+    with(|machine, _| Ok(machine.block().array(key, bytes, align)? as u32))
+}

@@ -1,0 +1,174 @@
+//! What the emulator reports.
+
+use std::fmt;
+
+/// A fault of a kernel or of its launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The kernel's symbol.
+    pub kernel: String,
+    /// Who did it; nobody alone for a deadlock, and for what no launch can be made of.
+    pub by: Option<Party>,
+    /// What is wrong.
+    pub kind: FaultKind,
+}
+
+/// A thread, and where it is in the kernel's source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Party {
+    /// Index of the block in the grid.
+    pub block: [u32; 3],
+    /// Index of the thread in the block.
+    pub thread: [u32; 3],
+    /// File, line and column of the kernel.
+    pub location: String,
+}
+
+/// An access to memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryAccess {
+    /// Whether it writes.
+    pub writes: bool,
+    /// Bytes of it.
+    pub bytes: usize,
+    /// The buffer that it is in, or the one before the address; `None` if there is none.
+    pub buffer: Option<Place>,
+    /// The address, in global memory or in the block's shared window.
+    pub address: u64,
+}
+
+/// A place in a buffer, or behind its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The buffer's name.
+    pub name: String,
+    /// Bytes from its start.
+    pub offset: u64,
+    /// Bytes of the buffer.
+    pub len: usize,
+}
+
+/// Threads of a block that wait at the same place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// One of them.
+    pub first: Party,
+    /// How many they are.
+    pub threads: usize,
+    /// What they wait for.
+    pub what: String,
+}
+
+/// What is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// No launch can be made of this.
+    Launch(String),
+    /// An access outside of every buffer, or over the end of one.
+    OutOfBounds(Box<MemoryAccess>),
+    /// An address that is no multiple of what the access asks for.
+    Misaligned {
+        /// The access.
+        access: Box<MemoryAccess>,
+        /// What its address must be a multiple of.
+        align: usize,
+    },
+    /// A read of memory that nothing has written.
+    Uninitialised(Box<MemoryAccess>),
+    /// Two threads access the same bytes, one writes, and nothing orders the two.
+    Race {
+        /// The later access, of [`Fault::by`].
+        access: Box<MemoryAccess>,
+        /// The earlier one.
+        other: Box<Party>,
+        /// Whether that one writes.
+        other_writes: bool,
+    },
+    /// An access to bytes that an asynchronous copy still reads or writes.
+    AsyncCopy {
+        /// The access, of [`Fault::by`].
+        access: Box<MemoryAccess>,
+        /// The thread that started the copy, and where.
+        copy: Box<Party>,
+        /// Whether the copy writes the bytes.
+        copy_writes: bool,
+    },
+    /// No thread can go on.
+    Deadlock(Vec<Waiting>),
+    /// The kernel panicked: the message.
+    Panic(String),
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Party { block, thread, location } = self;
+        write!(f, "thread {thread:?} of block {block:?} at {location}")
+    }
+}
+
+impl fmt::Display for MemoryAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryAccess { writes, bytes, buffer, address } = self;
+        write!(f, "{} {bytes} bytes at ", if *writes { "writes" } else { "reads" })?;
+        match buffer {
+            Some(Place { name, offset, len }) => write!(f, "`{name}` + {offset} (of {len})"),
+            None if *address == 0 => f.write_str("a null pointer"),
+            None => write!(f, "{address:#x}, where no buffer is"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match &self.kind {
+            FaultKind::Launch(_) => "not a launch",
+            FaultKind::OutOfBounds(_) => "out of bounds",
+            FaultKind::Misaligned { .. } => "misaligned",
+            FaultKind::Uninitialised(_) => "uninitialised read",
+            FaultKind::Race { .. } => "race",
+            FaultKind::AsyncCopy { .. } => "asynchronous copy not waited for",
+            FaultKind::Deadlock(_) => "deadlock",
+            FaultKind::Panic(_) => "panic",
+        };
+        write!(f, "{name} in `{}`", self.kernel)?;
+        if let Some(by) = &self.by {
+            write!(f, "\n  {by}")?;
+        }
+        match &self.kind {
+            FaultKind::Launch(why) | FaultKind::Panic(why) => write!(f, ": {why}"),
+            FaultKind::OutOfBounds(access) | FaultKind::Uninitialised(access) => {
+                write!(f, "\n  {access}")
+            }
+            FaultKind::Misaligned { access, align } => {
+                write!(f, "\n  {access}: address {:#x} is no multiple of {align}", access.address)
+            }
+            FaultKind::Race { access, other, other_writes } => {
+                let verb = if *other_writes { "wrote" } else { "read" };
+                write!(f, "\n  {access}\n  {other} {verb} them; nothing orders the two")
+            }
+            FaultKind::AsyncCopy { access, copy, copy_writes } => {
+                let verb = if *copy_writes { "writes" } else { "reads" };
+                write!(f, "\n  {access}\n  {copy} started the copy that {verb} them")
+            }
+            FaultKind::Deadlock(waiting) => write_waiting(f, waiting),
+        }
+    }
+}
+
+/// The threads that wait, a few lines of them.
+fn write_waiting(f: &mut fmt::Formatter<'_>, waiting: &[Waiting]) -> fmt::Result {
+    const MOST_LINES: usize = 8;
+    for Waiting { first, threads, what } in waiting.iter().take(MOST_LINES) {
+        write!(f, "\n  {first}")?;
+        if *threads > 1 {
+            write!(f, " and {} more", threads - 1)?;
+        }
+        write!(f, ": {what}")?;
+    }
+    match waiting.len().saturating_sub(MOST_LINES) {
+        0 => Ok(()),
+        more => write!(f, "\n  and {more} more places"),
+    }
+}
+
+impl std::error::Error for Fault {}

@@ -1,0 +1,186 @@
+//! Memory: named buffers of bytes, at addresses that no other buffer is near.
+
+use crate::fault::Place;
+use crate::shadow::Shadow;
+
+/// Address of the first buffer.
+const FIRST_ADDRESS: u64 = 1 << 32;
+
+/// At least so many addresses behind a buffer belong to nobody.
+const GUARD_BYTES: u64 = 1 << 24;
+
+/// Every buffer starts at a multiple of this, as `cuMemAlloc`'s do.
+const ALIGN_BYTES: u64 = 256;
+
+/// What a byte is that nothing has written: four of them are a NaN.
+const POISON: u8 = 0xff;
+
+/// What a new buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Init<'a> {
+    /// Nothing: as many bytes as given, a fault to read before they are written.
+    Poisoned(usize),
+    /// These bytes.
+    Bytes(&'a [u8]),
+}
+
+/// Why the host cannot read or write there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryError {
+    address: u64,
+    bytes: usize,
+    near: Option<Place>,
+}
+
+impl std::fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let MemoryError { address, bytes, near } = self;
+        match near {
+            Some(Place { name, offset, len }) => {
+                write!(f, "{bytes} bytes at `{name}` + {offset}: the buffer has {len}")
+            }
+            None => write!(f, "{bytes} bytes at {address:#x}: no buffer is there"),
+        }
+    }
+}
+
+impl std::error::Error for MemoryError {}
+
+/// A piece of memory: a buffer, or an array of a block's shared memory.
+pub(crate) struct Region {
+    pub name: String,
+    pub start: u64,
+    pub bytes: Vec<u8>,
+    /// Whether the byte was written.
+    pub initialised: Vec<bool>,
+    pub shadow: Shadow,
+}
+
+impl Region {
+    pub fn poisoned(name: String, start: u64, len: usize) -> Self {
+        Region {
+            name,
+            start,
+            bytes: vec![POISON; len],
+            initialised: vec![false; len],
+            shadow: Shadow::default(),
+        }
+    }
+
+    /// Where `len` bytes at `address` start, if they are inside.
+    pub fn offset(&self, address: u64, len: usize) -> Option<usize> {
+        let offset = usize::try_from(address.checked_sub(self.start)?).ok()?;
+        (offset.checked_add(len)? <= self.bytes.len()).then_some(offset)
+    }
+
+    /// Writes `bytes` at `offset`.
+    pub fn fill(&mut self, offset: usize, bytes: &[u8]) {
+        self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
+        self.initialised[offset..offset + bytes.len()].fill(true);
+    }
+
+    pub fn place(&self, address: u64) -> Place {
+        Place { name: self.name.clone(), offset: address - self.start, len: self.bytes.len() }
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+}
+
+/// Regions in the order of their addresses.
+#[derive(Default)]
+pub(crate) struct Regions(Vec<Region>);
+
+impl Regions {
+    /// The region that an access at `address` is meant for: the last one that starts at or before
+    /// it.
+    pub fn at(&self, address: u64) -> Option<&Region> {
+        self.0.get(self.index(address)?)
+    }
+
+    /// [`Regions::at`], to be changed.
+    pub fn at_mut(&mut self, address: u64) -> Option<&mut Region> {
+        let index = self.index(address)?;
+        self.0.get_mut(index)
+    }
+
+    fn index(&self, address: u64) -> Option<usize> {
+        self.0.partition_point(|region| region.start <= address).checked_sub(1)
+    }
+
+    /// Adds a region behind all others.
+    pub fn push(&mut self, region: Region) {
+        self.0.push(region);
+    }
+
+    /// The end of the last one.
+    pub fn end(&self) -> Option<u64> {
+        self.0.last().map(Region::end)
+    }
+}
+
+/// A device's global memory.
+#[derive(Default)]
+pub struct Memory {
+    pub(crate) regions: Regions,
+}
+
+impl Memory {
+    /// No buffer.
+    pub fn new() -> Self {
+        Memory::default()
+    }
+
+    /// A new buffer; gives its address. The name stands in reports.
+    pub fn alloc(&mut self, name: impl Into<String>, init: Init<'_>) -> u64 {
+        let start = self
+            .regions
+            .end()
+            .map_or(FIRST_ADDRESS, |end| (end + GUARD_BYTES).next_multiple_of(ALIGN_BYTES));
+        let len = match init {
+            Init::Poisoned(len) => len,
+            Init::Bytes(bytes) => bytes.len(),
+        };
+        let mut region = Region::poisoned(name.into(), start, len);
+        if let Init::Bytes(bytes) = init {
+            region.bytes.copy_from_slice(bytes);
+            region.initialised.fill(true);
+        }
+        self.regions.push(region);
+        start
+    }
+
+    /// The bytes at `address`; those that nothing has written are 0xff.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if they are not inside of one buffer.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let error = |near| MemoryError { address, bytes: bytes.len(), near };
+        let region = self.regions.at(address).ok_or_else(|| error(None))?;
+        let offset = region
+            .offset(address, bytes.len())
+            .ok_or_else(|| error(Some(region.place(address))))?;
+        bytes.copy_from_slice(&region.bytes[offset..offset + bytes.len()]);
+        Ok(())
+    }
+
+    /// Writes `bytes` at `address`.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if they are not inside of one buffer.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        let error = |near| MemoryError { address, bytes: bytes.len(), near };
+        let region = self.regions.at_mut(address).ok_or_else(|| error(None))?;
+        let offset = region
+            .offset(address, bytes.len())
+            .ok_or_else(|| error(Some(region.place(address))))?;
+        region.fill(offset, bytes);
+        Ok(())
+    }
+
+    /// Forgets who accessed what: one launch is ordered before the next.
+    pub(crate) fn clear_shadow(&mut self) {
+        self.regions.0.iter_mut().for_each(|region| region.shadow.clear());
+    }
+}

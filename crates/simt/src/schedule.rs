@@ -1,0 +1,218 @@
+//! Threads as coroutines, run one after the other in an order drawn from a seed.
+
+use crate::block::Block;
+use crate::fault::{Fault, FaultKind};
+use crate::geometry::Geometry;
+use crate::machine::{Machine, Report};
+use crate::memory::Memory;
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, set_hook, take_hook};
+use std::ptr;
+use std::sync::{Arc, Once};
+
+/// Most threads that are resident at a time; a block is resident as a whole.
+const MAX_RESIDENT_THREADS: usize = 2048;
+
+/// Stack of a thread. Only what is touched takes memory; a kernel that needs more dies of a
+/// segmentation fault.
+const STACK_BYTES: usize = 256 * 1024;
+
+type Thread = Coroutine<(), (), (), DefaultStack>;
+
+thread_local! {
+    /// The launch that runs on this thread of the host.
+    pub(crate) static ACTIVE: RefCell<Option<Machine>> = const { RefCell::new(None) };
+    /// What suspends the coroutine that runs.
+    static YIELDER: Cell<*const Yielder<(), ()>> = const { Cell::new(ptr::null()) };
+    /// Whether a kernel's code runs.
+    static IN_KERNEL: Cell<bool> = const { Cell::new(false) };
+    /// The message of a kernel's panic, and where it was.
+    static PANIC: RefCell<Option<(String, String)>> = const { RefCell::new(None) };
+    /// Stacks of threads that have ended.
+    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A kernel with its arguments: what each thread runs.
+pub type Body = Arc<dyn Fn() + Send + Sync>;
+
+/// Runs a kernel, one thread of it at a time, in an order drawn from `seed`.
+///
+/// # Errors
+/// The first [`Fault`]; also what a device refuses to launch. Memory is as the threads left it.
+pub fn emulate(
+    kernel: &'static str,
+    geometry: Geometry,
+    body: Body,
+    memory: &mut Memory,
+    seed: u64,
+) -> Result<Report, Fault> {
+    let refuse = |why| Fault { kernel: kernel.to_owned(), by: None, kind: FaultKind::Launch(why) };
+    geometry.check().map_err(refuse)?;
+    if ACTIVE.with_borrow(Option::is_some) {
+        return Err(refuse("a kernel cannot launch another one".to_owned()));
+    }
+    catch_panics();
+    let machine = Machine::new(kernel, geometry, std::mem::take(memory), seed);
+    ACTIVE.set(Some(machine));
+    let mut scheduler = Scheduler { body, coroutines: Vec::new(), free: Vec::new(), next_block: 0 };
+    let result = scheduler.run();
+    // Without a launch: what unwinding the threads that still wait drops must call no instruction.
+    let machine = ACTIVE.take().expect("a launch is active until it ends");
+    drop(scheduler);
+    *memory = machine.memory;
+    memory.clear_shadow();
+    result.map(|()| machine.report)
+}
+
+/// Calls `f` with the launch that runs.
+fn with<R>(f: impl FnOnce(&mut Machine) -> R) -> R {
+    ACTIVE.with_borrow_mut(|active| f(active.as_mut().expect("a launch is active until it ends")))
+}
+
+struct Scheduler {
+    body: Body,
+    /// For each place of a resident block its threads that have not ended.
+    coroutines: Vec<Vec<Option<Thread>>>,
+    /// Places that a block has left.
+    free: Vec<usize>,
+    next_block: u64,
+}
+
+impl Scheduler {
+    fn run(&mut self) -> Result<(), Fault> {
+        let geometry = with(|machine| machine.geometry);
+        loop {
+            while self.next_block < geometry.num_blocks() && self.has_room(&geometry) {
+                self.start_block(&geometry)?;
+            }
+            let picked = with(|machine| {
+                let runnable = machine.runnable.len();
+                let index = (runnable > 0).then(|| machine.rng.below(runnable))?;
+                machine.current = machine.runnable.swap_remove(index);
+                Some(machine.current)
+            });
+            match picked {
+                Some((block, thread)) => self.resume(block, thread)?,
+                None if self.free.len() == self.coroutines.len() => return Ok(()),
+                None => {
+                    return Err(with(|machine| {
+                        machine.refuse(FaultKind::Deadlock(machine.waiting()))
+                    }));
+                }
+            }
+        }
+    }
+
+    /// Whether another block can be resident; one always can.
+    fn has_room(&self, geometry: &Geometry) -> bool {
+        let resident = self.coroutines.len() - self.free.len();
+        resident == 0 || (resident + 1) * geometry.threads_per_block() <= MAX_RESIDENT_THREADS
+    }
+
+    fn start_block(&mut self, geometry: &Geometry) -> Result<(), Fault> {
+        let block = Block::new(self.next_block, geometry);
+        self.next_block += 1;
+        let threads = geometry.threads_per_block();
+        let coroutines: io::Result<Vec<_>> =
+            (0..threads).map(|_| new_thread(self.body.clone()).map(Some)).collect();
+        let coroutines = coroutines.map_err(|error| {
+            let why = format!("no stack for a thread: {error}");
+            with(|machine| machine.refuse(FaultKind::Launch(why)))
+        })?;
+        with(|machine| {
+            let place = match self.free.pop() {
+                Some(place) => {
+                    machine.blocks[place] = block;
+                    self.coroutines[place] = coroutines;
+                    place
+                }
+                None => {
+                    machine.blocks.push(block);
+                    self.coroutines.push(coroutines);
+                    self.coroutines.len() - 1
+                }
+            };
+            machine.runnable.extend((0..threads).map(|thread| (place, thread)));
+            machine.report.threads += threads as u64;
+        });
+        Ok(())
+    }
+
+    /// Runs a thread until it waits or ends.
+    fn resume(&mut self, block: usize, thread: usize) -> Result<(), Fault> {
+        let coroutine = &mut self.coroutines[block][thread];
+        let running = coroutine.as_mut().expect("a thread that can go on has not ended");
+        IN_KERNEL.set(true);
+        let result = catch_unwind(AssertUnwindSafe(|| running.resume(())));
+        IN_KERNEL.set(false);
+        match result {
+            Ok(CoroutineResult::Yield(())) => Ok(()),
+            Ok(CoroutineResult::Return(())) => {
+                let stack = coroutine.take().map(Coroutine::into_stack);
+                STACKS.with_borrow_mut(|stacks| stacks.extend(stack));
+                with(|machine| {
+                    machine
+                        .end_thread()
+                        .map_err(|kind| machine.fault(kind, "its end".to_owned()))?;
+                    if machine.block().is_done() {
+                        self.free.push(block);
+                    }
+                    Ok(())
+                })
+            }
+            Err(payload) => Err(with(|machine| fault_of(machine, payload))),
+        }
+    }
+}
+
+/// The fault that a kernel's unwinding carries: a failed check, or a panic.
+fn fault_of(machine: &Machine, payload: Box<dyn Any + Send>) -> Fault {
+    match payload.downcast::<Fault>() {
+        Ok(fault) => *fault,
+        Err(_) => {
+            let (message, location) = PANIC.take().unwrap_or_default();
+            machine.fault(FaultKind::Panic(message), location)
+        }
+    }
+}
+
+fn new_thread(body: Body) -> io::Result<Thread> {
+    let stack = STACKS.with_borrow_mut(Vec::pop);
+    let stack = stack.map_or_else(|| DefaultStack::new(STACK_BYTES), Ok)?;
+    Ok(Coroutine::with_stack(stack, move |yielder, ()| {
+        YIELDER.set(yielder);
+        body();
+    }))
+}
+
+/// Lets other threads run, until what the thread waits for has happened.
+pub(crate) fn suspend() {
+    let yielder = YIELDER.get();
+    // SAFETY: instructions are called by a kernel's thread, while a launch is active: the pointer
+    // is that of the coroutine that runs, set when it started and after each time that it waited,
+    // and a coroutine outlives the code that runs on it.
+    unsafe { &*yielder }.suspend(());
+    YIELDER.set(yielder);
+}
+
+/// From now on a kernel's panic is noted, and not printed: it becomes a [`Fault`]. All others are
+/// printed as before.
+fn catch_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let previous = take_hook();
+        set_hook(Box::new(move |info| {
+            if IN_KERNEL.get() {
+                let message = info.payload_as_str().unwrap_or("a panic without a message");
+                let location = info.location().map(Location::to_string).unwrap_or_default();
+                PANIC.set(Some((message.to_owned(), location)));
+            } else {
+                previous(info);
+            }
+        }));
+    });
+}

@@ -1,0 +1,193 @@
+//! Attention, prefill and decode.
+
+use crate::device::{Device, SEEDS, assert_close, random};
+use cuda_std::launch::DevicePtr;
+use kernels::Rows;
+use kernels::attention::{Attention, AttentionOperands, SeqInputs};
+use kernels::kv_cache::PAGE_SIZE;
+
+const PAGE: usize = PAGE_SIZE as usize;
+
+/// A step: for each sequence its new tokens, and its positions with them.
+struct Step {
+    seqs: &'static [(usize, usize)],
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+}
+
+/// A step's inputs, on the host and on the device.
+struct Inputs {
+    device: Device,
+    attention: Attention,
+    q: Vec<f32>,
+    k_pool: Vec<f32>,
+    v_pool: Vec<f32>,
+    max_pages: usize,
+    block_table: Vec<u32>,
+    seqs: SeqInputs,
+    operands: AttentionOperands,
+}
+
+impl Step {
+    fn tokens(&self) -> usize {
+        self.seqs.iter().map(|(q_len, _)| q_len).sum()
+    }
+
+    fn inputs(&self, seed: u64) -> Inputs {
+        let &Step { seqs, num_heads, num_kv_heads, head_dim, window } = self;
+        let max_kv_len = seqs.iter().map(|(_, kv_len)| *kv_len).max().unwrap_or(0);
+        let max_pages = max_kv_len.div_ceil(PAGE);
+        let num_pages = seqs.len() * max_pages;
+        // Pages lie in descending order.
+        let block_table: Vec<u32> = (0..num_pages as u32).rev().collect();
+        let page_elems = num_kv_heads * PAGE * head_dim;
+        let width = num_heads * head_dim;
+        let q = random(self.tokens() * width, seed + 1);
+        // Positions that no sequence has are NaN.
+        let pool = |salt| {
+            let mut pool = random(num_pages * page_elems, salt);
+            for (seq, (_, kv_len)) in seqs.iter().enumerate() {
+                for position in *kv_len..max_pages * PAGE {
+                    let page = block_table[seq * max_pages + position / PAGE] as usize;
+                    for head in 0..num_kv_heads {
+                        let row = (page * num_kv_heads + head) * PAGE + position % PAGE;
+                        pool[row * head_dim..(row + 1) * head_dim].fill(f32::NAN);
+                    }
+                }
+            }
+            pool
+        };
+        let (k_pool, v_pool) = (pool(seed + 2), pool(seed + 3));
+        let mut cu_seqlens_q = vec![0];
+        for (q_len, _) in seqs {
+            cu_seqlens_q.push(cu_seqlens_q[cu_seqlens_q.len() - 1] + *q_len as u32);
+        }
+        let kv_lens: Vec<u32> = seqs.iter().map(|(_, kv_len)| *kv_len as u32).collect();
+        let mut device = Device::default();
+        let inputs = SeqInputs {
+            num_seqs: device.u32s("num_seqs", &[seqs.len() as u32]),
+            cu_seqlens_q: device.u32s("cu_seqlens_q", &cu_seqlens_q),
+            kv_lens: device.u32s("kv_lens", &kv_lens),
+            block_table: device.u32s("block_table", &block_table),
+        };
+        let operands = AttentionOperands {
+            q: Rows::new(device.f32s("q", &q), width),
+            k_pool: device.f32s("k_pool", &k_pool),
+            v_pool: device.f32s("v_pool", &v_pool),
+            out: Rows::new(device.poisoned("out", self.tokens() * width), width),
+        };
+        let attention = Attention {
+            max_tokens: self.tokens() + 1,
+            max_seqs: seqs.len() + 1,
+            max_kv_len,
+            max_pages_per_seq: max_pages,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            softmax_scale: 0.3,
+            window,
+        };
+        Inputs {
+            device,
+            attention,
+            q,
+            k_pool,
+            v_pool,
+            max_pages,
+            block_table,
+            seqs: inputs,
+            operands,
+        }
+    }
+
+    /// Softmax of the scaled scores of the positions that each token sees, times their values.
+    fn oracle(&self, inputs: &Inputs) -> Vec<f64> {
+        let &Step { num_heads, num_kv_heads, head_dim, window, .. } = self;
+        let mut out = Vec::new();
+        for (seq, &(q_len, kv_len)) in self.seqs.iter().enumerate() {
+            for position in kv_len - q_len..kv_len {
+                for head in 0..num_heads {
+                    let q = &inputs.q[out.len()..out.len() + head_dim];
+                    let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                    let row = |pool: &[f32], key: usize| -> Vec<f64> {
+                        let page = inputs.block_table[seq * inputs.max_pages + key / PAGE] as usize;
+                        let head = page * num_kv_heads + head / (num_heads / num_kv_heads);
+                        let row = (head * PAGE + key % PAGE) * head_dim;
+                        pool[row..row + head_dim].iter().map(|&x| f64::from(x)).collect()
+                    };
+                    let score = |key| -> f64 {
+                        let k = row(&inputs.k_pool, key);
+                        0.3 * q.iter().zip(k).map(|(&q, k)| f64::from(q) * k).sum::<f64>()
+                    };
+                    let weights: Vec<_> = (first..=position).map(|key| score(key).exp()).collect();
+                    let total: f64 = weights.iter().sum();
+                    let mut sums = vec![0.0; head_dim];
+                    for (key, weight) in (first..).zip(weights) {
+                        let v = row(&inputs.v_pool, key);
+                        sums.iter_mut().zip(v).for_each(|(sum, v)| *sum += weight / total * v);
+                    }
+                    out.extend(sums);
+                }
+            }
+        }
+        out
+    }
+}
+
+fn check_prefill(step: &Step, seed: u64) {
+    let mut inputs = step.inputs(seed);
+    let want = step.oracle(&inputs);
+    let launch = inputs.attention.prefill(&inputs.seqs, &inputs.operands);
+    let report = inputs.device.run(launch, seed);
+    assert_eq!(report.bank_conflicts, 0, "prefill, head_dim {}", step.head_dim);
+    let got = inputs.device.read_f32(inputs.operands.out.ptr, want.len());
+    assert_close(&format!("prefill, head_dim {}", step.head_dim), &got, &want, 1e-5);
+}
+
+fn check_decode(step: &Step, seed: u64) {
+    let mut inputs = step.inputs(seed);
+    let want = step.oracle(&inputs);
+    let elems = inputs.attention.decode_workspace_elems();
+    let workspace: DevicePtr<f32> = inputs.device.poisoned("workspace", elems);
+    let launches = inputs.attention.decode(&inputs.seqs, &inputs.operands, workspace);
+    let launches = launches.expect("a right shape").expect("something to do");
+    for launch in launches {
+        inputs.device.run(Ok(Some(launch)), seed);
+    }
+    let got = inputs.device.read_f32(inputs.operands.out.ptr, want.len());
+    assert_close(&format!("decode, head_dim {}", step.head_dim), &got, &want, 1e-5);
+}
+
+#[test]
+fn prefill_matches_oracle() {
+    let seqs: &[_] = &[(3, 3), (1, 70), (65, 67)];
+    for seed in SEEDS {
+        let step = Step { seqs, num_heads: 4, num_kv_heads: 2, head_dim: 20, window: None };
+        check_prefill(&step, seed);
+        check_prefill(&Step { head_dim: 7, window: Some(33), ..step }, seed);
+    }
+    for head_dim in [64, 96, 128, 256] {
+        let seqs = &[(5, 37)];
+        let step = Step { seqs, num_heads: 2, num_kv_heads: 1, head_dim, window: None };
+        check_prefill(&step, head_dim as u64);
+    }
+}
+
+#[test]
+fn decode_matches_oracle() {
+    for seed in SEEDS {
+        let seqs: &[_] = &[(1, 1), (0, 64), (1, 300)];
+        let step = Step { seqs, num_heads: 6, num_kv_heads: 2, head_dim: 20, window: None };
+        check_decode(&step, seed);
+        check_decode(&Step { head_dim: 7, window: Some(33), ..step }, seed);
+    }
+    // Every instance: 4, 8 and 16 rows of heads.
+    for (num_heads, head_dim) in
+        [3, 7, 16].into_iter().flat_map(|h| [64, 96, 128, 256].map(|d| (h, d)))
+    {
+        let seqs = &[(1, 35)];
+        check_decode(&Step { seqs, num_heads, num_kv_heads: 1, head_dim, window: None }, 1);
+    }
+}
