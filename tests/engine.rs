@@ -8,6 +8,7 @@ use halfwarp::engine::{
 };
 use halfwarp::exec::Device;
 use halfwarp::model::Model;
+use halfwarp::plan::PAGE_SIZE;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::SafeTensors;
@@ -237,10 +238,53 @@ fn bad_requests_say_what_is_wrong() {
 }
 
 #[test]
+fn what_has_ended_cannot_be_cancelled() {
+    let mut engine = engine(options());
+    let first = engine.add_request(greedy(vec![1, 2], 3)).unwrap();
+    engine.cancel(first);
+    engine.cancel(first);
+    let cancelled = Event { request: first, kind: EventKind::Finished(FinishReason::Cancelled) };
+    assert_eq!(engine.step().unwrap(), [cancelled]);
+    engine.cancel(first);
+    assert!(!engine.has_work());
+    assert_eq!(engine.step().unwrap(), []);
+    assert_eq!(run(&mut engine, greedy(vec![1, 2], 3)).tokens.len(), 3);
+}
+
+/// Nothing asked for is what one request needs; too much is an error before anything is allocated.
+#[test]
+fn sizes_at_their_ends() {
+    let none = EngineOptions { max_seqs: 0, max_tokens: 0, cache_positions: Some(0), ..options() };
+    let answer = run(&mut engine(none), greedy(vec![1, 2, 3], 5));
+    assert_eq!(answer, run(&mut engine(options()), greedy(vec![1, 2, 3], 5)));
+    let no_room = EngineOptions { max_tokens: u32::MAX as usize, ..options() };
+    let error = Engine::new(MODEL.clone(), no_room).err().unwrap();
+    assert!(matches!(error, EngineError::Memory(_)), "{error}");
+    for huge in [1 << 40, usize::MAX / PAGE_SIZE, usize::MAX] {
+        for options in [
+            EngineOptions { max_seqs: huge, ..options() },
+            EngineOptions { max_tokens: huge, ..options() },
+            EngineOptions { cache_positions: Some(huge), ..options() },
+        ] {
+            let asked = format!("{options:?}");
+            let error = Engine::new(MODEL.clone(), options).err().expect(&asked);
+            assert!(matches!(error, EngineError::TooMany { .. }), "{asked}: {error}");
+        }
+    }
+}
+
+#[test]
 fn the_default_context_is_the_models() {
     for context in [None, Some(0)] {
         assert_eq!(engine(EngineOptions { context, ..options() }).context(), 512);
     }
+}
+
+#[test]
+fn a_step_is_no_larger_than_all_contexts_together() {
+    let large = EngineOptions { context: Some(8), max_tokens: usize::MAX, ..options() };
+    let mut engine = engine(large);
+    assert_eq!(run(&mut engine, greedy(vec![1, 2, 3], 2)).tokens.len(), 2);
 }
 
 /// A norm of NaN: every logit is one too.

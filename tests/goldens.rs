@@ -7,11 +7,11 @@ use halfwarp::exec::Device;
 use halfwarp::model::Model;
 use halfwarp::text::{Message, Text};
 use libtest_mimic::{Arguments, Completion, Trial};
-use safetensors::SafeTensors;
 use serde::Deserialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use support::expected;
 
 /// Norm of the difference over norm.
 const MAX_LOGITS_ERROR: f64 = 1e-4;
@@ -83,14 +83,6 @@ fn generate(engine: &mut Engine, request: Request) -> Generation {
     engine
         .generate(request, |_| ControlFlow::Continue(()))
         .unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// Tensor `name` of a golden's `expected.safetensors`.
-fn expected<T>(dir: &Path, name: &str, from_le_bytes: impl Fn([u8; 4]) -> T) -> Vec<T> {
-    let bytes = std::fs::read(dir.join("expected.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let data = tensors.tensor(name).unwrap().data();
-    data.as_chunks().0.iter().map(|&bytes| from_le_bytes(bytes)).collect()
 }
 
 fn golden_logits(dir: &Path, device: Device) {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tempfile::TempDir;
 
 /// Runs a plan for one sequence from its first position, with no paging and no batching.
 struct Interpreter<'a> {
@@ -233,6 +234,17 @@ fn bounds(len: usize) -> Bounds {
 }
 
 #[test]
+fn the_memory_is_that_of_the_plan() {
+    for golden in ["llama-gqa", "phi3-partial-rotary", "qwen2-window"] {
+        let model = Model::open(goldens().join(golden)).unwrap();
+        let bounds = Bounds { max_seqs: 3, max_kv_len: 200, ..bounds(32) };
+        let plan = model.plan(bounds, 12).unwrap();
+        assert_eq!(model.memory(bounds, 12).unwrap(), plan.memory(), "{golden}");
+        assert!(model.memory(Bounds { max_kv_len: 0, ..bounds }, 12).is_err());
+    }
+}
+
+#[test]
 fn the_final_norm_runs_on_gathered_rows_only() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
     let plan = model.plan(bounds(8), 1).unwrap();
@@ -263,8 +275,8 @@ fn a_context_beyond_the_model_is_an_error() {
     }
 }
 
-/// What is wrong with golden `name` after `field` of its config.json was set to `value`.
-fn error_with(name: &str, field: &str, value: serde_json::Value) -> String {
+/// Golden `name` with `field` of its config.json set to `value`.
+fn changed(name: &str, field: &str, value: serde_json::Value) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in goldens().join(name).read_dir().unwrap() {
         let entry = entry.unwrap();
@@ -275,7 +287,38 @@ fn error_with(name: &str, field: &str, value: serde_json::Value) -> String {
         serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     config[field] = value;
     std::fs::write(path, config.to_string()).unwrap();
-    Model::open(dir.path()).unwrap_err().to_string()
+    dir
+}
+
+/// What is wrong with golden `name` after `field` of its config.json was set to `value`.
+fn error_with(name: &str, field: &str, value: serde_json::Value) -> String {
+    Model::open(changed(name, field, value).path()).unwrap_err().to_string()
+}
+
+/// transformers 5.17 warns and computes the same logits.
+#[test]
+fn an_output_projection_of_its_own_is_not_tied() {
+    let golden = goldens().join("llama-bias");
+    assert!(!Model::open(&golden).unwrap().config().tie_word_embeddings);
+    let dir = changed("llama-bias", "tie_word_embeddings", true.into());
+    let model = Model::open(dir.path()).unwrap();
+    check_logits(&model, &golden.join("expected.safetensors"), |_| ());
+}
+
+/// As Qwen3's embedding models are saved; transformers 5.17 loads them for generation all the same.
+#[test]
+fn names_may_lack_the_prefix_of_the_model() {
+    for name in ["llama-bias", "phi3-partial-rotary"] {
+        let dir = changed(name, "architectures", serde_json::Value::Null);
+        let path = dir.path().join("model.safetensors");
+        let file = std::fs::read(&path).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        let bare = tensors.iter().map(|(name, tensor)| (name.trim_start_matches("model."), tensor));
+        std::fs::remove_file(&path).unwrap();
+        safetensors::serialize_to_file(bare, None, &path).unwrap();
+        let model = Model::open(dir.path()).unwrap();
+        check_logits(&model, &goldens().join(name).join("expected.safetensors"), |_| ());
+    }
 }
 
 #[test]

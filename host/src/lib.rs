@@ -34,6 +34,7 @@
 
 pub mod engine;
 pub mod exec;
+mod files;
 pub mod model;
 pub mod plan;
 pub mod ptx;

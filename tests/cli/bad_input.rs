@@ -2,7 +2,11 @@
 
 use crate::support::{Copy, LLAMA, halfwarp, run, stderr};
 use serde_json::json;
-use std::{fs, path::Path, process::Output};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
 
 /// Checks that the user is told `expected` in one or two lines, and that nothing else is printed.
 fn assert_refused(output: &Output, expected: &str) {
@@ -146,8 +150,67 @@ fn logits_and_perplexity_name_the_file_that_is_wrong() {
     let missing = "/no/such/directory/out.safetensors";
     refuses(&["logits", "-m", LLAMA, "--tokens", "1", "-o", missing], "/no/such/directory");
     let dir = Path::new(LLAMA).to_str().unwrap();
-    refuses(&["logits", "-m", LLAMA, "--tokens", "1", "-o", dir], "directory");
+    refuses(&["logits", "-m", LLAMA, "--tokens", "1", "-o", dir], "not a regular file");
     refuses(&["perplexity", "-m", LLAMA, "-f", "/no/such/text"], "/no/such/text");
+}
+
+#[test]
+#[cfg(unix)]
+fn logits_replace_no_pipe() {
+    use std::os::unix::fs::FileTypeExt;
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = make_pipe(dir.path().join("out"));
+    let out = pipe.to_str().unwrap();
+    refuses(&["logits", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-o", out], "regular");
+    assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo(), "the pipe is gone");
+}
+
+#[test]
+#[cfg(unix)]
+fn waits_for_no_pipe_in_the_place_of_a_file() {
+    for name in ["config.json", "generation_config.json", "tokenizer.json"] {
+        let spoilt = Copy::new();
+        // Not there, or not needed any more.
+        let _ = fs::remove_file(spoilt.file(name));
+        make_pipe(spoilt.file(name));
+        generate_refuses(spoilt.path(), name);
+    }
+}
+
+#[cfg(unix)]
+fn make_pipe(path: PathBuf) -> PathBuf {
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    path
+}
+
+/// What is wrong with a request is said before the device is looked for and the weights are loaded.
+#[test]
+fn checks_a_request_before_the_device_is_opened() {
+    let with = |command: &str, extra: &[&str], expected: &str| {
+        refuses(&[&[command, "--device", "cuda:99", "-m", LLAMA], extra].concat(), expected);
+    };
+    with("generate", &["--tokens", "1,2,256"], "256");
+    with("generate", &["--tokens", "1,2,3", "-c", "2"], "context");
+    with("generate", &["--tokens", "1", "--temp=-1"], "temperature");
+    with("logits", &["--tokens", "1,2,256", "-o", "out.safetensors"], "256");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_models_path_need_not_be_utf_8() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+    let missing = OsStr::from_bytes(b"/no/such/\xFF");
+    let output = halfwarp(&["generate", "--tokens", "1", "-m"]).arg(missing).output().unwrap();
+    assert_refused(&output, "no such directory or file");
+}
+
+#[test]
+fn chat_refuses_what_is_no_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("lines");
+    fs::write(&file, b"\xFF\n").unwrap();
+    let output = halfwarp(&["chat", "--device", "cpu"]).stdin(File::open(file).unwrap()).output();
+    assert_eq!(output.as_ref().unwrap().status.code(), Some(2), "{}", stderr(&output.unwrap()));
 }
 
 #[test]

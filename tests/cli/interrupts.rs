@@ -68,3 +68,16 @@ fn logits_leave_nothing_half_written() {
     assert_eq!(exit_code(child), Some(130));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn perplexity_stops_in_the_middle_of_a_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text.txt");
+    fs::write(&file, "Once upon a time there was a kernel. ".repeat(1000)).unwrap();
+    let child = halfwarp(&["perplexity", "--device", "cpu", "-f"]).arg(&file).spawn().unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    interrupt(&child);
+    let start = Instant::now();
+    assert_eq!(exit_code(child), Some(130));
+    assert!(start.elapsed() < Duration::from_secs(3), "it waits: {:?}", start.elapsed());
+}

@@ -140,6 +140,15 @@ fn a_full_disk_is_the_machines_fault() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn what_is_said_beside_the_output_need_not_be_read() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "1"];
+    let output = halfwarp(&args).stderr(Stdio::from(full)).output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
+}
+
+#[test]
 fn the_default_model_answers_as_the_golden() {
     let expected: Value = serde_json::from_str(SMOLLM2).unwrap();
     let chat = &expected["chats"][1];
@@ -161,7 +170,9 @@ fn the_default_model_tokenizes_and_predicts_as_the_golden() {
         let prompt = text["text"].as_str().unwrap();
         assert_eq!(stdout(&["tokenize", "-p", prompt]), format!("{}\n", join(&ids)));
         fs::write(&file, prompt).unwrap();
-        let report = stdout(&["perplexity", "--device", "cpu", "-f", file.to_str().unwrap()]);
+        let file = file.to_str().unwrap();
+        // A window of 0 is the default one, as everywhere.
+        let report = stdout(&["perplexity", "--device", "cpu", "-f", file, "-c", "0"]);
         let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
         let golden = text["mean_nll"].as_f64().unwrap();
         assert!((nll - golden).abs() < 1e-3, "{nll}, golden {golden}");

@@ -185,7 +185,7 @@ pub fn check(open: Open, plans: &[Plan], weights: &Weights, steps: &[Step]) -> R
 }
 
 /// NaN and infinities stand at the same places, and everything else is within its tolerance.
-fn matches_oracle(got: &[f32], expected: &[Approx], width: usize) -> Result<(), String> {
+pub fn matches_oracle(got: &[f32], expected: &[Approx], width: usize) -> Result<(), String> {
     if got.len() != expected.len() {
         return Err(format!("{} elements, expected {}", got.len(), expected.len()));
     }

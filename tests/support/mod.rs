@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each of them uses its part
 
 use halfwarp::exec::Device;
+use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 
 /// The folder `tests`, also where the binary has been carried to another machine: `$HALFWARP_TEST_DATA`, else the
@@ -25,4 +26,12 @@ pub fn smollm2() -> Option<PathBuf> {
 pub fn devices() -> [(&'static str, Device, bool); 2] {
     [("cpu", Device::Cpu), ("cuda", Device::Cuda(0))]
         .map(|(name, device)| (name, device, device.free_memory().is_ok()))
+}
+
+/// Tensor `name` of a golden's `expected.safetensors`.
+pub fn expected<T>(dir: &Path, name: &str, from_le_bytes: impl Fn([u8; 4]) -> T) -> Vec<T> {
+    let bytes = std::fs::read(dir.join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let data = tensors.tensor(name).unwrap().data();
+    data.as_chunks().0.iter().map(|&bytes| from_le_bytes(bytes)).collect()
 }

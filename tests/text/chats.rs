@@ -21,9 +21,11 @@ pub fn trials() -> Vec<Trial> {
     });
     oracle
         .chain([
+            trial("chats::generation_marks_are_transparent", generation_marks_are_transparent),
             trial("chats::sources_in_a_directory", sources_in_a_directory),
             trial("chats::end_of_turn_is_a_stop_token", end_of_turn_is_a_stop_token),
             trial("chats::rejects_malformed_and_endless", rejects_malformed_and_endless),
+            trial("chats::nests_as_deep_as_it_is_long", nests_as_deep_as_it_is_long),
         ])
         .collect()
 }
@@ -63,6 +65,21 @@ fn matches_jinja2(name: &str) {
             }
             (rendered, expected) => panic!("{rendered:?}, where jinja2 has {expected:?}"),
         }
+    }
+}
+
+/// What transformers 5.17 renders.
+fn generation_marks_are_transparent() {
+    for (source, expected) in [
+        ("[ {% generation %} {{ messages[0].content }} {% endgeneration %} ]", "[  u  ]"),
+        ("[ {%- generation -%} a {%- endgeneration -%} ]", "[a]"),
+        (
+            "{% if false %}{%generation%}a{%endgeneration%}{% endif %}{{ '{ % generation' }}",
+            "{ % generation",
+        ),
+    ] {
+        let rendered = template(source).render(&[Message::new("user", "u")], true);
+        assert_eq!(rendered.expect("a good template"), expected, "{source}");
     }
 }
 
@@ -142,11 +159,25 @@ fn rejects_malformed_and_endless() {
         &format!("{{{{ {nested} }}}}"),
         &nested_ifs,
         endless,
+        "{% set x = 'a' * 1000000 %}{% for i in range(32) %}{{ x }}{% endfor %}",
+        &format!("{{{{ 1{} }}}}", "+1".repeat(100_000)),
     ] {
         let error = template(source).render(&[Message::new("user", "u")], true);
         let Err(error) = error else { panic!("{source} renders") };
         assert!(matches!(error, TextError::Template(_)));
         assert_eq!(error.to_string().lines().count(), 1, "{error}");
         assert!(error.to_string().len() < 300, "{error}");
+    }
+}
+
+/// minijinja's recursion, which it counts in some places only, fits the stack that it gets.
+fn nests_as_deep_as_it_is_long() {
+    for (nested, expected) in [
+        (format!("1{}", "+1".repeat(32_000)), "32001"),
+        (format!("{}1", "-".repeat(65_000)), "1"),
+        (format!("{}1", "not ".repeat(16_000)), "True"),
+    ] {
+        let rendered = template(&format!("{{{{ {nested} }}}}")).render(&[], false);
+        assert_eq!(rendered.expect("a number").to_lowercase(), expected.to_lowercase());
     }
 }

@@ -117,7 +117,8 @@ fn open_json(bytes: &[u8]) -> Result<Option<Text>, TextError> {
 fn tokenizer_json_is_rejected() {
     let good = fixtures::read("fixtures/text/byte_level/tokenizer.json");
     open_json(good.to_string().as_bytes()).expect("a good file").expect("a tokenizer");
-    let cases: [(&str, Json); 22] = [
+    let replace = |pattern: Json, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let cases: [(&str, Json); 26] = [
         ("/model", Json::Null),
         ("/model/type", json!("Unigram")),
         ("/model/vocab", json!([["a", 0.0]])),
@@ -139,6 +140,13 @@ fn tokenizer_json_is_rejected() {
             json!({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false}),
         ),
         ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"})),
+        ("/normalizer", replace(json!({"String": ""}), "")),
+        ("/normalizer", replace(json!({"String": "a"}), "aa")),
+        ("/normalizer", replace(json!({"Regex": "a*"}), "")),
+        (
+            "/normalizer",
+            json!({"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 40]}),
+        ),
         ("/decoder", json!({"type": "WordPiece"})),
         ("/decoder", Json::Null),
         ("/added_tokens/0/id", json!(77)),

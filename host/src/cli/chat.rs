@@ -5,11 +5,11 @@ use super::{
     model::EngineArgs,
     prompt::{message, opening, render, text},
     sampling::SamplingArgs,
-    session,
+    session, terminal,
 };
 use halfwarp::{Engine, Message, Model, Request};
 use rustyline::{DefaultEditor, error::ReadlineError};
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 /// Arguments of `halfwarp chat`.
 #[derive(clap::Args)]
@@ -31,9 +31,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let model = args.engine.model.open()?;
     let mut messages = opening(args.system.as_deref());
     // A model that cannot chat says so before its weights are loaded.
-    render(&model, &[&messages[..], &[message("user", "Hello")]].concat())?;
-    let mut engine = args.engine.engine(&model)?;
-    eprintln!("{}\nCtrl-C stops an answer, Ctrl-D ends", engine.describe_device());
+    let hello = request(&model, &[&messages[..], &[message("user", "Hello")]].concat(), args)?;
+    let mut engine = args.engine.engine_for(&hello, &model)?;
+    let device = engine.describe_device();
+    terminal::note(format_args!("{device}\nCtrl-C stops an answer, Ctrl-D ends"));
 
     let terminal_fault = |error| Failure::Environment(format!("cannot read a line: {error}"));
     let mut editor = DefaultEditor::new().map_err(terminal_fault)?;
@@ -48,6 +49,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Ok(line) => line,
             Err(ReadlineError::Eof) => return Ok(()),
             Err(ReadlineError::Interrupted) => return Err(Failure::Interrupted),
+            Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(Failure::Input(format!("cannot read a line: {error}")));
+            }
             Err(error) => return Err(terminal_fault(error)),
         };
         remember(&mut editor, &line, history.as_ref());
@@ -73,14 +77,18 @@ fn answer(
     messages: &[Message],
     args: &Args,
 ) -> Result<String, Failure> {
-    let request = Request {
+    let generation = session::stream(model, engine, request(model, messages, args)?)?;
+    Ok(text(model)?.tokenizer.decode(&generation.tokens, true))
+}
+
+/// An answer to the last message.
+fn request(model: &Model, messages: &[Message], args: &Args) -> Result<Request, Failure> {
+    Ok(Request {
         prompt: render(model, messages)?,
         max_new_tokens: args.n,
         sampling: args.sampling.sampling(),
         stop_tokens: model.stop_tokens().to_vec(),
-    };
-    let generation = session::stream(model, engine, request)?;
-    Ok(text(model)?.tokenizer.decode(&generation.tokens, true))
+    })
 }
 
 /// Where the lines are kept from one chat to the next.

@@ -1,5 +1,6 @@
 //! How a command ends when it does not end well.
 
+use super::terminal;
 use halfwarp::{EngineError, ExecError, ModelError, TextError};
 use std::{fmt, process::ExitCode};
 
@@ -21,11 +22,11 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         match self {
             Failure::Input(message) => {
-                eprintln!("error: {}", two_lines(message));
+                terminal::note(format_args!("error: {}", two_lines(message)));
                 ExitCode::from(2)
             }
             Failure::Environment(message) => {
-                eprintln!("error: {}", two_lines(message));
+                terminal::note(format_args!("error: {}", two_lines(message)));
                 ExitCode::FAILURE
             }
             Failure::Interrupted => ExitCode::from(super::interrupt::EXIT_CODE),
@@ -66,9 +67,13 @@ impl From<EngineError> for Failure {
     }
 }
 
-/// At most two lines and no control characters: parts of a message may come from a hostile file.
+/// Characters of a line at most: room for the longest path that a system has.
+const MAX_CHARS: usize = 5000;
+
+/// At most two lines of bounded length, and no control characters: parts of a message may come from a hostile file.
 fn two_lines(message: &str) -> String {
-    let printable = |text: &str| text.replace(char::is_control, " ");
+    let visible = |char: char| if char.is_control() { ' ' } else { char };
+    let printable = |text: &str| text.chars().take(MAX_CHARS).map(visible).collect::<String>();
     match message.trim().split_once('\n') {
         Some((first, rest)) => format!("{}\n{}", printable(first), printable(rest)),
         None => printable(message.trim()),
@@ -90,6 +95,7 @@ mod tests {
     #[test]
     fn a_message_has_two_lines_at_most_and_no_escape_sequences() {
         assert_eq!(two_lines("what\nwhat to do\n"), "what\nwhat to do");
+        assert_eq!(two_lines(&"é".repeat(1 << 20)), "é".repeat(MAX_CHARS));
         assert_eq!(two_lines("tensor \x1b[2J\r is bad\na\nb"), "tensor  [2J  is bad\na b");
     }
 }

@@ -57,10 +57,10 @@ struct Output<'a> {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let model = args.engine.model.open()?;
     let prompt = args.prompt.chat_token_ids(&args.chat, &model)?;
-    let mut engine = args.engine.engine(&model)?;
     let stop_tokens = if args.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() };
     let request =
         Request { prompt, max_new_tokens: args.n, sampling: args.sampling.sampling(), stop_tokens };
+    let mut engine = args.engine.engine_for(&request, &model)?;
     match args.output_format {
         OutputFormat::Text => session::stream(&model, &mut engine, request)?,
         OutputFormat::Json => json(&model, &mut engine, request)?,

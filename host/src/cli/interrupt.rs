@@ -3,7 +3,7 @@
 //! While a command [polls](polled), Ctrl-C asks it to stop; a second one, or one at any other time, ends the process
 //! at once, without the file that is being written.
 
-use super::failure::Failure;
+use super::{failure::Failure, terminal};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -72,7 +72,8 @@ fn remove_partial() {
     let Some(path) = lock().take() else { return };
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            eprintln!("warning: cannot remove {}: {error}", path.display());
+            let path = path.display();
+            terminal::note(format_args!("warning: cannot remove {path}: {error}"));
         }
         _ => {}
     }

@@ -1,6 +1,7 @@
 //! `halfwarp logits`.
 
 use super::{failure::Failure, interrupt, model::EngineArgs, prompt::PromptArgs};
+use halfwarp::Request;
 use serde_json::json;
 use std::{
     fs::File,
@@ -23,9 +24,10 @@ pub struct Args {
 /// Runs the prompt through the model once and writes what came out.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let model = args.engine.model.open()?;
-    let input_ids = args.prompt.token_ids(&model)?;
+    let request = Request { prompt: args.prompt.token_ids(&model)?, ..Request::default() };
     check_output(&args.output)?;
-    let mut engine = args.engine.engine(&model)?;
+    let mut engine = args.engine.engine_for(&request, &model)?;
+    let input_ids = request.prompt;
     let logits = engine.logits(&input_ids)?;
     interrupt::write_whole(&args.output, |path| write(path, &input_ids, &logits))
 }
@@ -36,8 +38,9 @@ fn check_output(path: &Path) -> Result<(), Failure> {
     if let Some(missing) = directory.filter(|dir| !dir.is_dir()) {
         return Err(Failure::Input(format!("{}: no such directory", missing.display())));
     }
-    if path.is_dir() {
-        return Err(Failure::Input(format!("{} is a directory, not a file", path.display())));
+    // A pipe or a device would be replaced by the file.
+    if path.metadata().is_ok_and(|existing| !existing.is_file()) {
+        return Err(Failure::Input(format!("{}: not a regular file", path.display())));
     }
     Ok(())
 }

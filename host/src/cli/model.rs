@@ -2,19 +2,16 @@
 
 use super::{failure::Failure, terminal};
 use clap::ValueEnum;
-use halfwarp::{Device, Engine, EngineOptions, Model};
+use halfwarp::{Device, Engine, EngineOptions, Model, Request};
 use model_cache::{DEFAULT, FetchedModel, MODELS};
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 /// The arguments that name a model.
 #[derive(clap::Args)]
 pub struct ModelArgs {
     /// A Hugging Face directory, a .gguf file, or the name of a fetched model [default: the fetched one]
     #[arg(short, long)]
-    model: Option<String>,
+    model: Option<PathBuf>,
 }
 
 /// The arguments that say how a model runs.
@@ -47,11 +44,11 @@ impl ModelArgs {
 
     fn path(&self) -> Result<PathBuf, Failure> {
         let name = match &self.model {
-            Some(name) if Path::new(name).exists() => return Ok(name.into()),
-            Some(name) => name,
-            None => DEFAULT.name,
+            Some(path) if path.exists() => return Ok(path.clone()),
+            Some(name) => name.to_string_lossy(),
+            None => DEFAULT.name.into(),
         };
-        let Some(model) = FetchedModel::named(name) else {
+        let Some(model) = FetchedModel::named(&name) else {
             let known: Vec<_> = MODELS.iter().map(|model| model.name).collect();
             return Err(Failure::Input(format!(
                 "{name}: no such directory or file\nthe models to fetch are: {}",
@@ -71,19 +68,20 @@ impl ModelArgs {
 }
 
 impl EngineArgs {
-    /// Puts `model` on the device, with a progress bar where there is a terminal.
-    pub fn engine(&self, model: &Arc<Model>) -> Result<Engine, Failure> {
-        self.engine_with(model, self.context)
+    /// Puts `model` on the device, if it can take `request`; with a progress bar where there is a terminal.
+    pub fn engine_for(&self, request: &Request, model: &Arc<Model>) -> Result<Engine, Failure> {
+        self.options(self.context).check_request(model, request)?;
+        self.engine(model, self.context)
     }
 
-    /// As [`EngineArgs::engine`], with `context` positions a sequence, or as many as fit.
-    pub fn engine_with(
-        &self,
-        model: &Arc<Model>,
-        context: Option<usize>,
-    ) -> Result<Engine, Failure> {
+    /// Puts `model` on the device, with `context` positions a sequence.
+    pub fn engine(&self, model: &Arc<Model>, context: Option<usize>) -> Result<Engine, Failure> {
+        let (model, options) = (Arc::clone(model), self.options(context));
+        Ok(Engine::with_progress(model, options, terminal::loading_bar())?)
+    }
+
+    fn options(&self, context: Option<usize>) -> EngineOptions {
         let Dtype::F32 = self.dtype;
-        let options = EngineOptions { device: self.device, context, ..EngineOptions::default() };
-        Ok(Engine::with_progress(Arc::clone(model), options, terminal::loading_bar())?)
+        EngineOptions { device: self.device, context, ..EngineOptions::default() }
     }
 }

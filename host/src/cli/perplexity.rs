@@ -2,7 +2,6 @@
 
 use super::{
     failure::Failure,
-    interrupt,
     model::EngineArgs,
     prompt::{encode, text},
     terminal,
@@ -38,9 +37,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Input("the text is one token: nothing is predicted".to_owned()));
     }
     let max = model.config().max_position_embeddings;
-    let window = args.engine.context.unwrap_or(DEFAULT_WINDOW.min(max));
-    let mut engine = args.engine.engine_with(&model, Some(window))?;
-    let (nll, count) = interrupt::polled(|| total_nll(&mut engine, &tokens, window))?;
+    let asked = args.engine.context.filter(|&window| window > 0);
+    let window = asked.unwrap_or(DEFAULT_WINDOW.min(max));
+    if window < 2 {
+        return Err(Failure::Input(
+            "in a window of one token nothing is predicted: -c 2".to_owned(),
+        ));
+    }
+    let mut engine = args.engine.engine(&model, Some(window))?;
+    let (nll, count) = total_nll(&mut engine, &tokens, window)?;
     let mean = nll / count as f64;
     terminal::print(&format!(
         "mean NLL {mean:.6} over {count} tokens\nperplexity {:.4}\n",
@@ -57,14 +62,11 @@ fn total_nll(engine: &mut Engine, tokens: &[u32], window: usize) -> Result<(f64,
         let rows = logits.par_chunks(vocab_size).zip(&window[1..]);
         total += rows.map(|(row, &target)| nll(row, target)).sum::<f64>();
         count += window.len() - 1;
-        eprintln!(
+        terminal::note(format_args!(
             "{count} of {} tokens: perplexity {:.4}",
             tokens.len(),
             (total / count as f64).exp()
-        );
-        if interrupt::requested() {
-            return Err(Failure::Interrupted);
-        }
+        ));
     }
     Ok((total, count))
 }

@@ -50,7 +50,7 @@ impl Timings {
 
     /// Prints the speeds on stderr, and what they were reached on.
     pub fn print(&self, engine: &Engine) {
-        eprintln!(
+        terminal::note(format_args!(
             "{}\nprompt: {} tokens, first token after {:.1} ms ({:.1} tok/s)\n\
              decode: {} tokens, {:.1} tok/s",
             engine.describe_device(),
@@ -59,7 +59,7 @@ impl Timings {
             self.prompt_per_second,
             self.predicted_n,
             self.predicted_per_second
-        );
+        ));
     }
 }
 

@@ -2,7 +2,10 @@
 
 use super::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{self, Write};
+use std::{
+    fmt,
+    io::{self, Write},
+};
 
 /// A bar for the weights, in bytes done and bytes in all; nothing is drawn where stderr is no terminal.
 pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
@@ -16,6 +19,11 @@ pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Writes `line` to stderr; a command does not fail because nobody can read what it says beside its output.
+pub fn note(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Writes `text` to stdout at once.

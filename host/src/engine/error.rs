@@ -16,6 +16,14 @@ pub enum EngineError {
         /// The model's `max_position_embeddings`.
         max: usize,
     },
+    /// A size of [`EngineOptions`](super::EngineOptions) that 32 bits do not hold.
+    #[error("{what}: {asked} is too many, at most {} are possible", u32::MAX)]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// What was asked for.
+        asked: usize,
+    },
     /// A prompt with no token.
     #[error("the prompt is empty: it needs at least one token")]
     EmptyPrompt,

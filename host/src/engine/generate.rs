@@ -1,6 +1,7 @@
 //! The two ways to use an engine in one call.
 
 use super::pages::PageTable;
+use super::request::check_prompt;
 use super::{Engine, EngineError, Event, EventKind, Generation, Request, RequestId};
 use crate::exec::Want;
 use crate::plan::StepInputs;
@@ -60,7 +61,7 @@ impl Engine {
     /// # Errors
     /// Those of a prompt (see [`Engine::add_request`]), [`EngineError::CacheFull`], [`EngineError::Exec`].
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
-        self.check_tokens(tokens)?;
+        check_prompt(tokens, self.model.config().vocab_size, self.context())?;
         let mut pages = PageTable::default();
         if !pages.grow(self.scheduler.pages(), tokens.len()) {
             return Err(EngineError::CacheFull);

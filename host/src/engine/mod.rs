@@ -20,7 +20,7 @@ pub use sampler::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::Model;
-use crate::plan::{Bounds, PAGE_SIZE, StepInputs, Weight};
+use crate::plan::{Bounds, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler};
@@ -47,7 +47,7 @@ impl Engine {
     /// Checks that the model fits into the device's memory, and loads its weights.
     ///
     /// # Errors
-    /// [`EngineError::Context`], [`EngineError::Memory`], [`EngineError::Model`], [`EngineError::Exec`].
+    /// [`EngineError::Context`], [`EngineError::TooMany`], [`EngineError::Memory`], [`EngineError::Model`], [`EngineError::Exec`].
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
         Self::with_progress(model, options, |_, _| {})
     }
@@ -62,17 +62,16 @@ impl Engine {
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
         let context = options.context_for(model.config())?;
+        let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
-        let buckets = Buckets { max_tokens: options.max_tokens.max(max_seqs), max_seqs, context };
-        let pages_per_seq = context.div_ceil(PAGE_SIZE);
-        let num_pages = match options.cache_positions {
-            Some(positions) => positions.div_ceil(PAGE_SIZE).max(pages_per_seq),
-            None => pages_per_seq * max_seqs,
-        };
-        let plan = model.plan(buckets.largest(), num_pages)?;
+        // No step is larger than all contexts together, however large a one is asked for.
+        let max_tokens = options.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
+        let buckets = Buckets { max_tokens, max_seqs, context };
+        let bounds = buckets.largest();
         if let Some((device, free_bytes)) = options.device.free_memory()? {
-            plan.memory().check(&device, free_bytes)?;
+            model.memory(bounds, num_pages)?.check(&device, free_bytes)?;
         }
+        let plan = model.plan(bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
         let executor = exec::open(options.device, &plan, &weights)?;
@@ -110,8 +109,7 @@ impl Engine {
     /// [`EngineError::EmptyPrompt`], [`EngineError::PromptTooLong`], [`EngineError::UnknownToken`],
     /// [`EngineError::Sampling`].
     pub fn add_request(&mut self, request: Request) -> Result<RequestId, EngineError> {
-        self.check_tokens(&request.prompt)?;
-        request.sampling.check()?;
+        request.check(self.model.config().vocab_size, self.context())?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
         if request.max_new_tokens == Some(0) {
@@ -150,7 +148,7 @@ impl Engine {
     }
 
     fn run_batch(&mut self) -> Result<(), EngineError> {
-        let entries = self.scheduler.schedule().entries;
+        let entries = self.scheduler.schedule();
         if !entries.is_empty() {
             let inputs = self.step_inputs(&entries);
             let want = self.want(&entries);
@@ -158,23 +156,6 @@ impl Engine {
             self.take_output(&entries, &output);
         }
         Ok(())
-    }
-
-    fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        let (context, vocab_size) = (self.buckets.context, self.model.config().vocab_size);
-        if tokens.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if tokens.len() > context {
-            return Err(EngineError::PromptTooLong { prompt_len: tokens.len(), context });
-        }
-        let unknown = tokens.iter().position(|&token| token as usize >= vocab_size);
-        match unknown {
-            Some(index) => {
-                Err(EngineError::UnknownToken { token: tokens[index], index, vocab_size })
-            }
-            None => Ok(()),
-        }
     }
 
     fn finish(&mut self, request: RequestId, reason: FinishReason) {

@@ -1,8 +1,9 @@
 //! How an engine is set up.
 
-use super::EngineError;
+use super::{EngineError, Request};
 use crate::exec::Device;
-use crate::model::Config;
+use crate::model::{Config, Model};
+use crate::plan::PAGE_SIZE;
 
 /// The context that is chosen when none is asked for, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -36,6 +37,34 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// What [`Engine::add_request`](super::Engine::add_request) of an engine with these options will say of `request`:
+    /// to know before weights are loaded for it.
+    ///
+    /// # Errors
+    /// [`EngineError::Context`] and those of [`Engine::add_request`](super::Engine::add_request).
+    pub fn check_request(&self, model: &Model, request: &Request) -> Result<(), EngineError> {
+        let config = model.config();
+        request.check(config.vocab_size, self.context_for(config)?)
+    }
+
+    /// Pages of the cache, for sequences of `context` positions. Sizes are held in 32 bits, as step inputs are: the
+    /// memory budget counts with no larger ones.
+    pub(super) fn num_pages(&self, context: usize) -> Result<usize, EngineError> {
+        let positions = match self.cache_positions {
+            Some(positions) => positions.max(context),
+            None => context.next_multiple_of(PAGE_SIZE).saturating_mul(self.max_seqs.max(1)),
+        };
+        let sizes = [
+            ("sequences", self.max_seqs),
+            ("tokens of a step", self.max_tokens),
+            ("positions of the cache", positions),
+        ];
+        match sizes.into_iter().find(|&(_, asked)| u32::try_from(asked).is_err()) {
+            Some((what, asked)) => Err(EngineError::TooMany { what, asked }),
+            None => Ok(positions.div_ceil(PAGE_SIZE)),
+        }
+    }
+
     /// The context that is asked for, or the default.
     pub(super) fn context_for(&self, config: &Config) -> Result<usize, EngineError> {
         let max = config.max_position_embeddings;

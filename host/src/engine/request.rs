@@ -1,6 +1,6 @@
 //! What is asked of the engine, and what it answers.
 
-use super::Sampling;
+use super::{EngineError, Sampling};
 
 /// A request's name in the engine that it was added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,6 +18,32 @@ pub struct Request {
     /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::model::Model::stop_tokens), or none to go
     /// on regardless.
     pub stop_tokens: Vec<u32>,
+}
+
+impl Request {
+    /// Whether a model with `vocab_size` tokens can take it in a context of `context` positions.
+    pub(super) fn check(&self, vocab_size: usize, context: usize) -> Result<(), EngineError> {
+        check_prompt(&self.prompt, vocab_size, context)?;
+        Ok(self.sampling.check()?)
+    }
+}
+
+/// The part of [`Request::check`] that is about the prompt.
+pub(super) fn check_prompt(
+    prompt: &[u32],
+    vocab_size: usize,
+    context: usize,
+) -> Result<(), EngineError> {
+    if prompt.is_empty() {
+        return Err(EngineError::EmptyPrompt);
+    }
+    if prompt.len() > context {
+        return Err(EngineError::PromptTooLong { prompt_len: prompt.len(), context });
+    }
+    match prompt.iter().position(|&token| token as usize >= vocab_size) {
+        Some(index) => Err(EngineError::UnknownToken { token: prompt[index], index, vocab_size }),
+        None => Ok(()),
+    }
 }
 
 /// Something that happened to a request in a step.

@@ -2,7 +2,7 @@
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
-use std::collections::BTreeSet;
+use std::cmp::Ordering;
 
 /// How the next token is chosen, in this order (llama.cpp's): repetition penalty, top-k, top-p, min-p, temperature, a
 /// draw. The default is greedy.
@@ -120,8 +120,8 @@ impl Sampler {
         if let Some((token, &logit)) = logits.iter().enumerate().find(broken) {
             return Err(SamplingError::NotFinite { token, logit });
         }
-        let penalised = penalise(logits, tokens, self.sampling.repetition_penalty);
-        let mut candidates: Vec<Candidate> = (0..).zip(penalised).collect();
+        let mut candidates: Vec<Candidate> = (0..).zip(logits.iter().copied()).collect();
+        penalise(&mut candidates, logits, tokens, self.sampling.repetition_penalty);
         candidates.retain(|candidate| candidate.1 > f32::NEG_INFINITY);
         let largest = candidates.iter().copied().reduce(|a, b| if b.1 > a.1 { b } else { a });
         let (token, max) = largest.ok_or(SamplingError::NoCandidate)?;
@@ -135,22 +135,12 @@ impl Sampler {
     /// Keeps the candidates that top-k, top-p and min-p allow; never none.
     fn truncate(&self, candidates: &mut Vec<Candidate>, max: f32) {
         let Sampling { top_k, top_p, min_p, .. } = self.sampling;
-        let descending = |a: &Candidate, b: &Candidate| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if top_k > 0 && top_k < candidates.len() {
             candidates.select_nth_unstable_by(top_k - 1, descending);
             candidates.truncate(top_k);
         }
         if top_p < 1.0 {
-            candidates.sort_unstable_by(descending);
-            let total: f64 = candidates.iter().map(|candidate| weight(candidate.1, max, 1.0)).sum();
-            let mut reached = 0.0;
-            let before = candidates.iter().take_while(|candidate| {
-                let open = reached < top_p as f64 * total;
-                reached += weight(candidate.1, max, 1.0);
-                open
-            });
-            let keep = before.count();
-            candidates.truncate(keep.max(1));
+            keep_nucleus(candidates, top_p as f64, max);
         }
         if min_p > 0.0 {
             candidates.retain(|candidate| weight(candidate.1, max, 1.0) >= min_p as f64);
@@ -177,15 +167,45 @@ fn weight(logit: f32, max: f32, temperature: f32) -> f64 {
     ((logit as f64 - max as f64) / temperature as f64).exp()
 }
 
-fn penalise(logits: &[f32], tokens: &[u32], penalty: f32) -> Vec<f32> {
-    let mut logits = logits.to_vec();
-    if penalty != 1.0 {
-        for token in tokens.iter().collect::<BTreeSet<_>>() {
-            let logit = &mut logits[*token as usize];
-            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+/// From the most probable candidate to the least; of equal ones, the smallest id first.
+fn descending(a: &Candidate, b: &Candidate) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// Keeps the most probable candidates that together reach `top_p`; at least one.
+///
+/// They are few as a rule, the vocabulary is not: only as many are put in order as it takes.
+fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64, max: f32) {
+    const FIRST: usize = 256;
+    let weight = |candidate: &Candidate| weight(candidate.1, max, 1.0);
+    let wanted = top_p * candidates.iter().map(weight).sum::<f64>();
+    let (mut reached, mut keep, mut ordered) = (0.0, 0, 0);
+    while keep < candidates.len() && (keep == 0 || reached < wanted) {
+        if keep == ordered {
+            let rest = &mut candidates[ordered..];
+            let next = rest.len().min(ordered.max(FIRST));
+            if next < rest.len() {
+                rest.select_nth_unstable_by(next, descending);
+            }
+            rest[..next].sort_unstable_by(descending);
+            ordered += next;
         }
+        reached += weight(&candidates[keep]);
+        keep += 1;
     }
-    logits
+    candidates.truncate(keep);
+}
+
+/// Applies the repetition penalty; `candidates` are the `logits` with their ids. A token that stands in `tokens` twice
+/// is penalised once.
+fn penalise(candidates: &mut [Candidate], logits: &[f32], tokens: &[u32], penalty: f32) {
+    if penalty == 1.0 {
+        return;
+    }
+    for &token in tokens {
+        let logit = logits[token as usize];
+        candidates[token as usize].1 = if logit > 0.0 { logit / penalty } else { logit * penalty };
+    }
 }
 
 #[cfg(test)]
@@ -263,6 +283,31 @@ mod tests {
                 let share = count as f64 / DRAWS as f64;
                 let is_close = (share - p).abs() <= 4.5 * sigma;
                 assert!(is_close, "{sampling:?}: token {token} drawn {share}, probability {p}");
+            }
+        }
+    }
+
+    /// Steep and flat distributions, over several rounds of ordering: what is kept is what a full sort keeps.
+    #[test]
+    fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
+        let mut rng = ChaCha12Rng::seed_from_u64(5);
+        for spread in [0.0f32, 0.1, 3.0, 30.0] {
+            let logits: Vec<f32> =
+                (0..3000).map(|_| rng.random_range(-1.0..=1.0) * spread).collect();
+            let mut sorted: Vec<Candidate> = (0..).zip(logits).collect();
+            let mut shuffled = sorted.clone();
+            shuffled.rotate_left(1234);
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let max = sorted[0].1;
+            let p: Vec<f64> = sorted.iter().map(|c| (c.1 as f64 - max as f64).exp()).collect();
+            for top_p in [0.0, 0.3, 0.9, 0.999] {
+                let reached =
+                    |n: usize| p[..n].iter().sum::<f64>() >= top_p * p.iter().sum::<f64>();
+                let wanted = (1..p.len()).find(|&n| reached(n)).unwrap_or(p.len());
+                let mut kept = shuffled.clone();
+                keep_nucleus(&mut kept, top_p, max);
+                assert!(kept.len().abs_diff(wanted) <= 1, "{} for {wanted}", kept.len());
+                assert_eq!(kept, sorted[..kept.len()], "spread {spread}, top_p {top_p}");
             }
         }
     }

@@ -15,15 +15,6 @@ pub struct Scheduler {
     running: Vec<Sequence>,
 }
 
-/// What a step has to do.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Schedule {
-    /// The batch.
-    pub entries: Vec<Entry>,
-    /// Sequences that lost their pages to older ones; they wait, and are computed again.
-    pub preempted: Vec<RequestId>,
-}
-
 /// One sequence of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -79,40 +70,40 @@ impl Scheduler {
     }
 
     /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is in a batch; when
-    /// one that decodes needs a page more and none is free, the youngest gives its pages back.
-    pub fn schedule(&mut self) -> Schedule {
-        let mut schedule = Schedule::default();
-        self.schedule_decoding(&mut schedule);
-        let mut tokens_left = self.max_tokens - schedule.entries.len();
+    /// one that decodes needs a page more and none is free, the youngest gives its pages back, waits, and is computed again.
+    pub fn schedule(&mut self) -> Vec<Entry> {
+        let mut batch = self.schedule_decoding();
+        let mut tokens_left = self.max_tokens - batch.len();
         let mut index = 0;
         while tokens_left > 0 && (index < self.running.len() || self.admit()) {
             let pending = self.running[index].pending().len();
             if pending > 1 || self.running[index].num_cached() == 0 {
                 let num_tokens = pending.min(tokens_left);
-                schedule.entries.push(Entry { index, num_tokens, is_last: num_tokens == pending });
+                batch.push(Entry { index, num_tokens, is_last: num_tokens == pending });
                 tokens_left -= num_tokens;
             }
             index += 1;
         }
-        schedule
+        batch
     }
 
     /// One token of each sequence whose prompt is in the cache.
-    fn schedule_decoding(&mut self, schedule: &mut Schedule) {
+    fn schedule_decoding(&mut self) -> Vec<Entry> {
+        let mut batch = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
             let sequence = &mut self.running[index];
             if sequence.num_cached() == 0 || sequence.pending().len() > 1 {
                 index += 1;
             } else if sequence.reserve(&mut self.pages) {
-                schedule.entries.push(Entry { index, num_tokens: 1, is_last: true });
+                batch.push(Entry { index, num_tokens: 1, is_last: true });
                 index += 1;
             } else if let Some(mut youngest) = self.running.pop() {
                 youngest.evict(&mut self.pages);
-                schedule.preempted.push(youngest.id());
                 self.waiting.push_front(youngest);
             }
         }
+        batch
     }
 
     /// Lets the first that waits run, if there is room.
@@ -148,11 +139,11 @@ mod tests {
         scheduler.add(Sequence::new(RequestId(id), request));
     }
 
-    /// Does what the engine does with a schedule, with a token from nowhere; returns who got one.
-    fn run(scheduler: &mut Scheduler, schedule: &Schedule) -> Vec<RequestId> {
+    /// Does what the engine does with a batch, with a token from nowhere; returns who got one.
+    fn run(scheduler: &mut Scheduler, batch: &[Entry]) -> Vec<RequestId> {
         let mut tokens_for = Vec::new();
         let mut ended = Vec::new();
-        for entry in &schedule.entries {
+        for entry in batch {
             let sequence = scheduler.running(entry.index);
             sequence.advance(entry.num_tokens);
             if entry.is_last {
@@ -167,9 +158,9 @@ mod tests {
     }
 
     /// `(id, num_tokens, is_last)` of each entry.
-    fn batch(scheduler: &mut Scheduler, schedule: &Schedule) -> Vec<(u64, usize, bool)> {
+    fn named(scheduler: &mut Scheduler, batch: &[Entry]) -> Vec<(u64, usize, bool)> {
         let entry = |e: &Entry| (scheduler.running(e.index).id().0, e.num_tokens, e.is_last);
-        schedule.entries.iter().map(entry).collect()
+        batch.iter().map(entry).collect()
     }
 
     #[test]
@@ -182,9 +173,9 @@ mod tests {
             if step == 2 {
                 add(&mut scheduler, 2, 1, 9);
             }
-            let schedule = scheduler.schedule();
-            batches.push(batch(&mut scheduler, &schedule));
-            run(&mut scheduler, &schedule);
+            let batch = scheduler.schedule();
+            batches.push(named(&mut scheduler, &batch));
+            run(&mut scheduler, &batch);
         }
         assert_eq!(batches[0], [(0, 4, true), (1, 6, false)]);
         assert_eq!(batches[1], [(0, 1, true), (1, 9, true)]);
@@ -198,9 +189,9 @@ mod tests {
         (0..3).for_each(|id| add(&mut scheduler, id, 2, 1 + id as usize));
         let mut batches = Vec::new();
         while scheduler.has_work() {
-            let schedule = scheduler.schedule();
-            batches.push(batch(&mut scheduler, &schedule));
-            run(&mut scheduler, &schedule);
+            let batch = scheduler.schedule();
+            batches.push(named(&mut scheduler, &batch));
+            run(&mut scheduler, &batch);
         }
         assert_eq!(batches[0], [(0, 2, true), (1, 2, true)]);
         assert_eq!(batches[1], [(1, 1, true), (2, 2, true)]);
@@ -214,11 +205,11 @@ mod tests {
         add(&mut scheduler, 0, PAGE_SIZE, 3);
         add(&mut scheduler, 1, PAGE_SIZE, 3);
         let first = scheduler.schedule();
-        assert_eq!(first.entries.len(), 2);
+        assert_eq!(first.len(), 2);
         run(&mut scheduler, &first);
         let second = scheduler.schedule();
-        assert_eq!(batch(&mut scheduler, &second), [(0, 1, true)]);
-        assert_eq!(second.preempted, [RequestId(1)]);
+        assert_eq!(named(&mut scheduler, &second), [(0, 1, true)]);
+        assert_eq!(scheduler.waiting.front().map(Sequence::id), Some(RequestId(1)));
         run(&mut scheduler, &second);
         run_to_end(&mut scheduler);
     }
@@ -227,8 +218,8 @@ mod tests {
         let num_pages = scheduler.pages.num_free()
             + scheduler.running.iter().map(|sequence| sequence.pages().len()).sum::<usize>();
         for _ in 0..10_000 {
-            let schedule = scheduler.schedule();
-            run(scheduler, &schedule);
+            let batch = scheduler.schedule();
+            run(scheduler, &batch);
         }
         assert!(!scheduler.has_work(), "a sequence starves");
         assert_eq!(scheduler.pages.num_free(), num_pages);
@@ -256,9 +247,9 @@ mod tests {
                     scheduler.remove(id);
                     left.remove(&id);
                 }
-                let schedule = scheduler.schedule();
-                let tokens: usize = schedule.entries.iter().map(|entry| entry.num_tokens).sum();
-                assert!(tokens <= max_tokens && schedule.entries.len() <= max_seqs);
+                let batch = scheduler.schedule();
+                let tokens: usize = batch.iter().map(|entry| entry.num_tokens).sum();
+                assert!(tokens <= max_tokens && batch.len() <= max_seqs);
                 assert!(tokens > 0 || !scheduler.has_work(), "a step without work");
                 let mut pages: Vec<u32> =
                     scheduler.running.iter().flat_map(|s| s.pages()).copied().collect();
@@ -266,7 +257,7 @@ mod tests {
                 pages.sort_unstable();
                 pages.dedup();
                 assert_eq!(pages.len(), held, "a page in two sequences");
-                for id in run(&mut scheduler, &schedule) {
+                for id in run(&mut scheduler, &batch) {
                     *left.get_mut(&id).unwrap() -= 1;
                 }
                 left.retain(|_, left| *left > 0);

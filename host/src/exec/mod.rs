@@ -4,7 +4,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod inputs;
-pub mod lower;
+mod lower;
 #[cfg(test)]
 mod testing;
 

@@ -13,7 +13,7 @@ pub use config::{Config, ConfigError, Family};
 pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
 
-use crate::plan::{Bounds, Constant, Plan};
+use crate::plan::{Bounds, Constant, MemoryBudget, Plan, StepLayout};
 use crate::text::{self, Text};
 use crate::weights::{Checkpoint, Origin};
 use names::Names;
@@ -44,8 +44,9 @@ impl Model {
         let at_path = |source| ModelError::config(checkpoint.path(), source);
         let (config, names, text, stop_tokens) = match checkpoint.origin() {
             Origin::HuggingFace { dir, config: json } => {
-                let config = Config::from_hf(json).map_err(at_path)?;
-                let names = Names::hugging_face(config.family);
+                let mut config = Config::from_hf(json).map_err(at_path)?;
+                let names = Names::hugging_face(config.family, &checkpoint);
+                config.tie_word_embeddings &= !has_own_head(&checkpoint, names);
                 (config, names, Text::from_dir(dir)?, text::stop_tokens_from_dir(dir)?)
             }
             Origin::Gguf { metadata } => {
@@ -92,12 +93,28 @@ impl Model {
     /// # Errors
     /// [`ModelError::Context`] for no position, or more than the model takes.
     pub fn plan(&self, bounds: Bounds, num_pages: usize) -> Result<Plan, ModelError> {
-        let (asked, max) = (bounds.max_kv_len, self.config.max_position_embeddings);
-        if !(1..=max).contains(&asked) {
-            return Err(ModelError::Context { asked, max });
-        }
-        let rope = self.rope_table(asked);
+        self.check_context(bounds.max_kv_len)?;
+        let rope = self.rope_table(bounds.max_kv_len);
         Ok(decoder::plan(&self.config, self.names, rope, bounds, num_pages))
+    }
+
+    /// `self.plan(bounds, num_pages)?.memory()`, without the table of a context that may be too long for the memory.
+    ///
+    /// # Errors
+    /// As [`Model::plan`].
+    pub fn memory(&self, bounds: Bounds, num_pages: usize) -> Result<MemoryBudget, ModelError> {
+        self.check_context(bounds.max_kv_len)?;
+        let rope_len = bounds.max_kv_len * self.config.rope.rotary_dim;
+        Ok(MemoryBudget {
+            buffer_bytes: 4 * (rope_len + StepLayout::new(&bounds).len),
+            max_kv_len: bounds.max_kv_len,
+            ..self.plan(Bounds { max_kv_len: 1, ..bounds }, num_pages)?.memory()
+        })
+    }
+
+    fn check_context(&self, asked: usize) -> Result<(), ModelError> {
+        let max = self.config.max_position_embeddings;
+        if (1..=max).contains(&asked) { Ok(()) } else { Err(ModelError::Context { asked, max }) }
     }
 
     /// `[max_kv_len, rotary_dim]` cosines and sines.
@@ -112,5 +129,17 @@ impl Model {
                 last.insert(Constant { name: "rope".into(), rows, cols, data }).clone()
             }
         }
+    }
+}
+
+/// Whether the checkpoint has an output projection that is not the embedding: transformers does not tie the two then,
+/// whatever config.json says.
+fn has_own_head(checkpoint: &Checkpoint, names: &Names) -> bool {
+    let tensor = |stem: &str| checkpoint.tensor(&format!("{stem}.weight"));
+    match (tensor(names.embedding), tensor(names.lm_head)) {
+        (Some(embedding), Some(head)) => {
+            (embedding.dtype, embedding.bytes) != (head.dtype, head.bytes)
+        }
+        _ => false,
     }
 }

@@ -1,6 +1,7 @@
 //! Names of a family's tensors in a checkpoint, and what each packed weight is made of.
 
 use super::Family;
+use crate::weights::Checkpoint;
 
 /// Names in one kind of checkpoint. Those of a layer come behind `layers` and the layer's number; all of them take
 /// `.weight` or `.bias`.
@@ -26,11 +27,15 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The names that Hugging Face checkpoints of `family` use.
-    pub fn hugging_face(family: Family) -> &'static Names {
-        match family {
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => &HF,
-            Family::Phi3 => &HF_PHI3,
+    /// The names that the Hugging Face checkpoint of a model of `family` uses.
+    pub fn hugging_face(family: Family, checkpoint: &Checkpoint) -> &'static Names {
+        // Saved from the decoder alone, as for embeddings, they do not begin with `model.`.
+        let is_bare = checkpoint.tensor("embed_tokens.weight").is_some();
+        match (family, is_bare) {
+            (Family::Phi3, false) => &HF_PHI3,
+            (Family::Phi3, true) => &HF_PHI3_BARE,
+            (_, false) => &HF,
+            (_, true) => &HF_BARE,
         }
     }
 
@@ -65,7 +70,12 @@ const HF: Names = Names {
     interleaved_rope: false,
 };
 
+const HF_BARE: Names =
+    Names { embedding: "embed_tokens", final_norm: "norm", layers: "layers.", ..HF };
+
 const HF_PHI3: Names = Names { qkv: &["self_attn.qkv_proj"], gate_up: &["mlp.gate_up_proj"], ..HF };
+
+const HF_PHI3_BARE: Names = Names { qkv: HF_PHI3.qkv, gate_up: HF_PHI3.gate_up, ..HF_BARE };
 
 const GGUF: Names = Names {
     embedding: "token_embd",

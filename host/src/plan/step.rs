@@ -152,9 +152,8 @@ impl StepInputs {
         buffer[StepLayout::NUM_TOKENS] = self.num_tokens() as u32;
         buffer[StepLayout::NUM_SEQS] = self.num_seqs() as u32;
         buffer[StepLayout::NUM_LOGIT_ROWS] = self.logit_rows.len() as u32;
-        let mut put = |start: usize, values: &[u32]| {
-            buffer[start..start + values.len()].copy_from_slice(values)
-        };
+        let mut put =
+            |start: usize, values: &[u32]| buffer[start..][..values.len()].copy_from_slice(values);
         put(layout.token_ids, &self.token_ids);
         put(layout.positions, &self.positions);
         put(layout.slot_mapping, &self.slot_mapping);
@@ -163,9 +162,10 @@ impl StepInputs {
         put(layout.logit_rows, &self.logit_rows);
         for (seq, pages) in self.block_tables.iter().enumerate() {
             put(layout.block_table + seq * bounds.max_pages_per_seq(), pages);
-            let (first, end) =
-                (self.cu_seqlens_q[seq] as usize, self.cu_seqlens_q[seq + 1] as usize);
-            put(layout.seq_ids + first, &vec![seq as u32; end - first]);
+        }
+        let seq_ids = &mut buffer[layout.seq_ids..][..self.num_tokens()];
+        for (seq, ends) in self.cu_seqlens_q.windows(2).enumerate() {
+            seq_ids[ends[0] as usize..ends[1] as usize].fill(seq as u32);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The text files of a Hugging Face directory: `tokenizer.json`, `tokenizer_config.json` and
 //! `chat_template.jinja`.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use super::error::{TextError, one_line};
 use super::template::{ChatTemplate, SpecialTokens};
 use super::tokenizer::Tokenizer;
 use super::tokenizer_json;
+use crate::files;
 
 /// The tokenizer of `tokenizer.json`, if there is one.
 pub(super) fn tokenizer(dir: &Path) -> Result<Option<Tokenizer>, TextError> {
@@ -50,7 +50,7 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, T
 }
 
 fn read(path: &Path) -> Result<Option<Vec<u8>>, TextError> {
-    match fs::read(path) {
+    match files::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TextError::Read { path: path.to_owned(), source }),

@@ -35,8 +35,14 @@ const PRE_TOKENIZERS: &[&str] = &[
     "WhitespaceSplit",
 ];
 
+/// Normalizers or pre-tokenizers in a row at most: some make a text longer by a factor.
+const MAX_STEPS: usize = 16;
+
 /// What is done to a text before it is cut into words.
 pub(super) fn normalizer(part: Json) -> Result<Option<NormalizerWrapper>, TextError> {
+    for replace in steps(&part).into_iter().filter(|step| kind(step) == "Replace") {
+        check_replace(replace)?;
+    }
     checked("normalizer", part, NORMALIZERS)
 }
 
@@ -54,13 +60,31 @@ fn checked<T: DeserializeOwned>(
     if part.is_null() {
         return Ok(None);
     }
-    for step in steps(&part) {
+    let steps = steps(&part);
+    if steps.len() > MAX_STEPS {
+        let reason = format!("its {what} has {} parts, over {MAX_STEPS}", steps.len());
+        return Err(TextError::Vocabulary(reason));
+    }
+    for step in steps {
         let kind = kind(step);
         if !allowed.contains(&kind) {
             return Err(unsupported(what, kind));
         }
     }
     serde_json::from_value(part).map(Some).map_err(library_error)
+}
+
+/// A text may not grow (twelve times `a` to `aaaaaaaaaa` are a terabyte), and the library panics on a pattern that
+/// matches nothing.
+fn check_replace(replace: &Json) -> Result<(), TextError> {
+    let num_chars = |text: &Json| text.as_str().map(|text| text.chars().count());
+    match (num_chars(&replace["pattern"]["String"]), num_chars(&replace["content"])) {
+        (Some(pattern), Some(content)) if pattern >= content.max(1) => Ok(()),
+        _ => Err(TextError::Vocabulary(
+            "a Replace normalizer that is not of a string by one as long or shorter is not supported"
+                .to_owned(),
+        )),
+    }
 }
 
 /// The parts that `part` is made of, itself included where it is a sequence of others.

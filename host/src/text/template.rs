@@ -1,6 +1,7 @@
 //! Chat templates: Jinja, with what transformers puts beside it.
 
-use std::fmt;
+use std::panic::resume_unwind;
+use std::{fmt, io, thread};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
@@ -13,6 +14,16 @@ use super::strftime::strftime_now;
 
 /// Instructions that a template may run: the longest real ones take some hundreds a message.
 const FUEL: u64 = 5_000_000;
+
+/// Bytes of a template at most: the longest real ones have 20,000.
+const MAX_SOURCE: usize = 1 << 16;
+
+/// Stack for the deepest nesting that a template of [`MAX_SOURCE`] bytes can have (`1-1-1-1...`), which minijinja
+/// follows by recursion. Only what is used is ever touched.
+const STACK: usize = 1 << 28;
+
+/// Bytes of a prompt at most: more than any context takes.
+const MAX_PROMPT: usize = 1 << 24;
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +54,9 @@ pub(super) struct SpecialTokens {
 
 /// How a conversation becomes the prompt of a model: a Jinja template, run as transformers'
 /// `apply_chat_template` runs it.
+///
+/// A template is a program by the author of the model. Its length, its instructions and the text that it writes are
+/// bounded, and it reaches neither files nor network; the memory of a string on the way (`x ~ x` doubles it) is not.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ChatTemplate {
     source: String,
@@ -51,7 +65,8 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     pub(super) fn new(source: &str, special: SpecialTokens) -> Self {
-        Self { source: join_continued_lines(&source.replace("\r\n", "\n")), special }
+        let source = join_continued_lines(&source.replace("\r\n", "\n"));
+        Self { source: without_generation_marks(&source), special }
     }
 
     /// The text of the prompt, to be encoded without adding special tokens.
@@ -75,9 +90,49 @@ impl ChatTemplate {
             bos_token => token(&self.special.bos_token),
             eos_token => token(&self.special.eos_token),
         };
-        environment()
-            .and_then(|environment| environment.render_str(&self.source, context))
-            .map_err(|error| TextError::Template(one_line(error)))
+        if self.source.len() > MAX_SOURCE {
+            let len = self.source.len();
+            return Err(TextError::Template(format!("{len} bytes, over {MAX_SOURCE}")));
+        }
+        let render = || self.run(context).map_err(|error| TextError::Template(one_line(error)));
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, render);
+            let thread = thread.map_err(|error| TextError::Template(one_line(error)))?;
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    }
+
+    fn run(&self, context: Value) -> Result<String, Error> {
+        let environment = environment()?;
+        let template = environment.template_from_str(&self.source)?;
+        let mut prompt = Prompt(Vec::new());
+        // Dropped here: what a template has made can be nested as deep as the template.
+        let rendered = template.render_captured_to(context, &mut prompt).map(drop);
+        rendered.map_err(|error| match error.kind() {
+            ErrorKind::WriteFailure => {
+                let reason = format!("it writes more than {} MiB", MAX_PROMPT >> 20);
+                Error::new(ErrorKind::WriteFailure, reason)
+            }
+            _ => error,
+        })?;
+        Ok(String::from_utf8_lossy(&prompt.0).into_owned())
+    }
+}
+
+/// What a template writes.
+struct Prompt(Vec<u8>);
+
+impl io::Write for Prompt {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        if self.0.len() + text.len() > MAX_PROMPT {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -112,6 +167,22 @@ fn join_continued_lines(source: &str) -> String {
         joined.push(char);
     }
     joined
+}
+
+/// Makes blocks that minijinja knows of `{% generation %}`, which marks for training what the assistant said.
+fn without_generation_marks(source: &str) -> String {
+    let mut tags = source.split("{%");
+    let mut unmarked = tags.next().unwrap_or_default().to_owned();
+    for tag in tags {
+        let statement = tag.split("%}").next().unwrap_or_default();
+        unmarked.push_str("{%");
+        match statement.trim_matches(|c: char| c.is_whitespace() || matches!(c, '+' | '-')) {
+            "generation" => unmarked.push_str(&tag.replacen("generation", "if true", 1)),
+            "endgeneration" => unmarked.push_str(&tag.replacen("endgeneration", "endif", 1)),
+            _ => unmarked.push_str(tag),
+        }
+    }
+    unmarked
 }
 
 fn environment() -> Result<Environment<'static>, Error> {

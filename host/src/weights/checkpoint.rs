@@ -1,12 +1,12 @@
 //! A checkpoint: a Hugging Face directory or a GGUF file.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::gguf::{self, Gguf};
 use super::map::MappedFile;
 use super::{TensorEntry, TensorInfo, WeightsError, index, safetensors};
+use crate::files;
 
 /// Where a checkpoint comes from, with what describes its model.
 #[derive(Debug)]
@@ -157,5 +157,5 @@ fn open_safetensors(path: &Path) -> Result<(MappedFile, super::Tensors), Weights
 
 /// The bytes of a small file.
 fn read(path: &Path) -> Result<Vec<u8>, WeightsError> {
-    fs::read(path).map_err(|source| WeightsError::Io { path: path.to_owned(), source })
+    files::read(path).map_err(|source| WeightsError::Io { path: path.to_owned(), source })
 }

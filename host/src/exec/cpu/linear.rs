@@ -1,24 +1,24 @@
 //! `out[t, n] = sum_k x[t, k] * weight[n, k]`.
 //!
-//! A few rows are bound by reading the weights: inner products over blocks of weight rows, each block read once for all
-//! rows. More rows are a matrix product, in nalgebra's kernels. Either way the weight's rows are divided over the
-//! threads, so that each of its elements is read by one of them.
+//! A few rows are bound by reading the weights: inner products over blocks of weight rows, each block read from memory
+//! once for all rows. More rows are a matrix product, in nalgebra's kernels. Either way the weight's rows are divided
+//! over the threads, so that each of its elements is read by one of them.
 
 use super::activations::{Rows, RowsMut};
-use super::dot::dots;
+use super::dot::dot;
 use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
 
-/// Rows up to which inner products are faster than a matrix product, which packs the weight first.
-const MAX_DOT_ROWS: usize = 64;
-/// Rows that share one read of a weight row. With four, the compiler spills the partial sums.
-const DOT_ROWS: usize = 2;
+/// Rows up to which inner products are faster than a matrix product, which packs the weight first: at 32 they take
+/// twice as long (`cargo bench --bench cpu -- linear`).
+const MAX_DOT_ROWS: usize = 16;
 /// Weight elements in the block of inner products of one task: half of a core's L2 cache, for the next rows.
 const DOT_BLOCK_ELEMS: usize = 1 << 17;
 /// Least weight rows of one task of a matrix product, which packs `x` anew for each: as many as each thread can get,
 /// or 64.
 const MIN_PRODUCT_ROWS: usize = 64;
-/// Least `n` and `k` of a matrix product: below, nalgebra 0.35 takes a path that reads strided views out of bounds.
+/// Least dimension of a matrix product: below, nalgebra 0.35 takes a path that reads strided views out of bounds.
 const MIN_PRODUCT_DIM: usize = 6;
+const _: () = assert!(MAX_DOT_ROWS >= MIN_PRODUCT_DIM);
 
 /// `out` transposed, `[n, rows]`: what can be divided by rows of the weight.
 type Transposed<'a> = DMatrixViewMut<'a, f32, Dyn, Dyn>;
@@ -76,27 +76,9 @@ fn matrix_product(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed
 }
 
 fn inner_products(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
-    for first in (0..x.len()).step_by(DOT_ROWS) {
-        if first + DOT_ROWS <= x.len() {
-            dot_rows::<DOT_ROWS>(x, first, weight, accumulate, &mut out);
-        } else {
-            dot_rows::<1>(x, first, weight, accumulate, &mut out);
-        }
-    }
-}
-
-/// Rows `first .. first + M` of `x` with every row of `weight`.
-fn dot_rows<const M: usize>(
-    x: Rows,
-    first: usize,
-    weight: &[f32],
-    accumulate: bool,
-    out: &mut Transposed,
-) {
-    let x_rows: [&[f32]; M] = std::array::from_fn(|m| x.row(first + m));
-    for (n, weight_row) in weight.chunks_exact(x.width()).enumerate() {
-        for (m, value) in dots(weight_row, x_rows).into_iter().enumerate() {
-            let out = &mut out[(n, first + m)];
+    for (t, x_row) in x.iter().enumerate() {
+        for (n, weight_row) in weight.chunks_exact(x.width()).enumerate() {
+            let (out, value) = (&mut out[(n, t)], dot(weight_row, x_row));
             *out = if accumulate { *out + value } else { value };
         }
     }
@@ -118,7 +100,7 @@ mod tests {
         outputs.map(|(t, i)| start[t * n + i] as f64 + product(t, i)).collect()
     }
 
-    /// One row, pairs and an odd one, both sides of the matrix product; widths around the vector and the task block.
+    /// None, one and a few rows, both sides of the matrix product; widths around the vector and the task block.
     #[test]
     fn linear_matches_oracle() {
         for rows in [0, 1, 2, 3, MAX_DOT_ROWS, MAX_DOT_ROWS + 1, 70] {

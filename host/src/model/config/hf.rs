@@ -115,11 +115,18 @@ fn windows(
         true => fields.count("sliding_window", range::POSITIONS)?,
         false => default,
     };
-    if !matches!(family, Family::Qwen2 | Family::Qwen3) {
-        return Ok(vec![window; num_layers]);
-    }
-    let Some(layer_types) = fields.texts("layer_types")? else {
-        let first = fields.count("max_window_layers", 0..=usize::MAX)?.unwrap_or(28);
+    // With this field transformers takes Mistral for Ministral, whose layers differ; Llama and Phi-3 do not read it.
+    let layer_types = match family {
+        Family::Llama | Family::Phi3 => None,
+        Family::Mistral | Family::Qwen2 | Family::Qwen3 => fields.texts("layer_types")?,
+    };
+    let Some(layer_types) = layer_types else {
+        let first = match family {
+            Family::Qwen2 | Family::Qwen3 => {
+                fields.count("max_window_layers", 0..=usize::MAX)?.unwrap_or(28)
+            }
+            _ => 0,
+        };
         return Ok((0..num_layers).map(|layer| window.filter(|_| layer >= first)).collect());
     };
     if layer_types.len() != num_layers {

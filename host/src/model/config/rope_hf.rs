@@ -50,12 +50,13 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn rope(&self) -> Result<Rope, ConfigError> {
         let theta = self.either("rope_theta", THETA)?.unwrap_or(10_000.0);
+        let scaling = self.scaling()?;
         let part = self.either("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(1.0);
-        Ok(Rope {
-            theta,
-            rotary_dim: (self.head_dim as f64 * part) as usize,
-            scaling: self.scaling()?,
-        })
+        // Unscaled frequencies are a matter of each family in transformers, and Phi-3 alone reads it for them.
+        let is_read = self.family == Family::Phi3 || scaling != RopeScaling::None;
+        let rotary_dim =
+            if is_read { (self.head_dim as f64 * part) as usize } else { self.head_dim };
+        Ok(Rope { theta, rotary_dim, scaling })
     }
 
     /// A number among the parameters or, failing that, at the top of the configuration.

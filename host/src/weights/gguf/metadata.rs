@@ -37,31 +37,6 @@ impl Metadata {
         self.get(key)?.as_u64()
     }
 
-    /// `key` as a float (F32 or F64).
-    pub fn get_f64(&self, key: &str) -> Option<f64> {
-        match *self.get(key)? {
-            Value::F32(value) => Some(value.into()),
-            Value::F64(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    /// `key` as a Boolean.
-    pub fn get_bool(&self, key: &str) -> Option<bool> {
-        match *self.get(key)? {
-            Value::Bool(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    /// `key` as a string.
-    pub fn get_str(&self, key: &str) -> Option<&str> {
-        match self.get(key)? {
-            Value::String(value) => Some(value),
-            _ => None,
-        }
-    }
-
     /// `key` as an array.
     pub fn get_array(&self, key: &str) -> Option<&[Value]> {
         match self.get(key)? {

@@ -182,6 +182,15 @@ fn windows_come_from_layers() {
     let windows = read(&typed).windows;
     assert_eq!((windows[3], windows.iter().flatten().count()), (Some(32768), 1));
 
+    // transformers 5.17 loads Mistral with layer types as Ministral.
+    let mistral = with(mistral_7b_v0_3(), "sliding_window", json!(4096));
+    let mut layer_types = vec!["sliding_attention"; 32];
+    layer_types[3] = "full_attention";
+    let windows = read(&with(mistral, "layer_types", json!(layer_types))).windows;
+    assert_eq!((windows[3], windows.iter().flatten().count()), (None, 31));
+    let llama = with(llama_3_2_1b(), "layer_types", json!(["ignored"]));
+    assert_eq!(read(&llama).windows, [None; 16]);
+
     for (broken, expected) in [
         (with(typed.clone(), "use_sliding_window", json!(false)), "needs `sliding_window`"),
         (with(typed.clone(), "layer_types", json!(["full_attention"])), "24 layers are needed"),
@@ -223,6 +232,8 @@ fn rope_scaling_is_read_whole() {
 
     let partial = with(phi_3_mini_4k(), "partial_rotary_factor", json!(0.75));
     assert_eq!(read(&partial).rope.rotary_dim, 72);
+    let ignored = with(smollm2_135m(), "partial_rotary_factor", json!(0.5));
+    assert_eq!(read(&ignored).rope.rotary_dim, 64, "only Phi-3 reads it, or scaled frequencies");
 
     for (scaling, expected) in [
         (json!({"type": "dynamic", "factor": 2.0}), "`rope_scaling.type` is \"dynamic\""),
@@ -242,7 +253,8 @@ fn rope_scaling_is_read_whole() {
     };
     assert_error(&with_factors(vec![1.0; 47]), "`long_factor` is 47 numbers: 48 are needed");
     assert_error(&with_factors(vec![-1.0; 48]), "`long_factor` is -1");
-    assert_error(&with(smollm2_135m(), "partial_rotary_factor", json!(0.5)), "whole heads");
+    let partial = json!({"type": "linear", "factor": 2, "partial_rotary_factor": 0.5});
+    assert_error(&scaled(partial), "whole heads");
 }
 
 fn assert_error(json: &Value, expected: &str) {
