@@ -303,12 +303,12 @@ fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> Tok
                 geometry: ::cuda_std::launch::Geometry,
                 #(#names: <#types as ::cuda_std::launch::KernelArg>::Host),*
             ) -> ::cuda_std::launch::Launch {
-                // SAFETY: what the kernel asks of its launch is the launch's to keep, and the
-                // emulator's to check.
-                let body = ::cuda_std::launch::Body::new(move || #body);
                 #[allow(unused_mut)]
-                let mut launch =
-                    ::cuda_std::launch::Launch::new(#symbol_value, geometry, body);
+                let mut launch = ::cuda_std::launch::Launch::new(
+                    #symbol_value,
+                    geometry,
+                    ::cuda_std::launch::Body::new(move || #body),
+                );
                 #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
                 launch
             }

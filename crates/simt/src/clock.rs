@@ -96,3 +96,28 @@ fn known_by_all(clocks: &[Clock], who: &[usize]) -> Vec<u32> {
     }
     known
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_block_pass_on_what_they_know() {
+        let mut clocks = Clock::start(96);
+        let epoch = clocks[0].own;
+        // 0 to 32, to 33, to 64, to 65, and to 1; each time by two threads alone.
+        join_block(&mut clocks, &[0, 32]);
+        join_warp(&mut clocks, &[32, 33]);
+        join_block(&mut clocks, &[33, 64]);
+        join_warp(&mut clocks, &[64, 65]);
+        join_block(&mut clocks, &[1, 64]);
+        for thread in [1, 32, 33, 64, 65] {
+            assert_eq!(clocks[thread].knows(thread, 0), epoch, "thread {thread}");
+        }
+        assert_eq!(clocks[34].knows(34, 0), 0);
+        // And what 0 does after that, nobody knows.
+        assert!(clocks[0].own > epoch);
+        // What 32 did before it met 33 is known to 65, what it has done since is not.
+        assert_eq!(clocks[65].knows(65, 32), clocks[32].own - 1);
+    }
+}

@@ -2,7 +2,7 @@
 
 use crate::block::{Block, Copy, Point};
 use crate::clock::WARP_SIZE;
-use crate::fault::{Fault, FaultKind, MemoryAccess, Party};
+use crate::fault::{Fault, FaultKind, MemoryAccess, Party, Waiting};
 use crate::geometry::Geometry;
 use crate::memory::{Memory, Region};
 use crate::rng::Rng;
@@ -128,11 +128,14 @@ impl Machine {
         Fault { kernel: self.kernel.to_owned(), by: Some(by), kind }
     }
 
-    /// No thread can go on.
-    pub fn deadlock(&self) -> Fault {
-        let waiting = self.blocks.iter().flat_map(|block| block.waiting(&self.geometry)).collect();
-        let kind = FaultKind::Deadlock(waiting);
+    /// The fault of nobody alone.
+    pub fn refuse(&self, kind: FaultKind) -> Fault {
         Fault { kernel: self.kernel.to_owned(), by: None, kind }
+    }
+
+    /// Who waits for what.
+    pub fn waiting(&self) -> Vec<Waiting> {
+        self.blocks.iter().flat_map(|block| block.waiting(&self.geometry)).collect()
     }
 
     pub fn block(&mut self) -> &mut Block {

@@ -9,6 +9,7 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, set_hook, take_hook};
 use std::ptr;
 use std::sync::{Arc, Once};
@@ -86,7 +87,7 @@ impl Scheduler {
         let geometry = with(|machine| machine.geometry);
         loop {
             while self.next_block < geometry.num_blocks() && self.has_room(&geometry) {
-                self.start_block(&geometry);
+                self.start_block(&geometry)?;
             }
             let picked = with(|machine| {
                 let runnable = machine.runnable.len();
@@ -97,7 +98,11 @@ impl Scheduler {
             match picked {
                 Some((block, thread)) => self.resume(block, thread)?,
                 None if self.free.len() == self.coroutines.len() => return Ok(()),
-                None => return Err(with(|machine| machine.deadlock())),
+                None => {
+                    return Err(with(|machine| {
+                        machine.refuse(FaultKind::Deadlock(machine.waiting()))
+                    }));
+                }
             }
         }
     }
@@ -108,11 +113,16 @@ impl Scheduler {
         resident == 0 || (resident + 1) * geometry.threads_per_block() <= MAX_RESIDENT_THREADS
     }
 
-    fn start_block(&mut self, geometry: &Geometry) {
+    fn start_block(&mut self, geometry: &Geometry) -> Result<(), Fault> {
         let block = Block::new(self.next_block, geometry);
         self.next_block += 1;
         let threads = geometry.threads_per_block();
-        let coroutines = (0..threads).map(|_| Some(new_thread(self.body.clone()))).collect();
+        let coroutines: io::Result<Vec<_>> =
+            (0..threads).map(|_| new_thread(self.body.clone()).map(Some)).collect();
+        let coroutines = coroutines.map_err(|error| {
+            let why = format!("no stack for a thread: {error}");
+            with(|machine| machine.refuse(FaultKind::Launch(why)))
+        })?;
         with(|machine| {
             let place = match self.free.pop() {
                 Some(place) => {
@@ -129,6 +139,7 @@ impl Scheduler {
             machine.runnable.extend((0..threads).map(|thread| (place, thread)));
             machine.report.threads += threads as u64;
         });
+        Ok(())
     }
 
     /// Runs a thread until it waits or ends.
@@ -169,15 +180,13 @@ fn fault_of(machine: &Machine, payload: Box<dyn Any + Send>) -> Fault {
     }
 }
 
-fn new_thread(body: Body) -> Thread {
+fn new_thread(body: Body) -> io::Result<Thread> {
     let stack = STACKS.with_borrow_mut(Vec::pop);
-    let stack = stack.unwrap_or_else(|| {
-        DefaultStack::new(STACK_BYTES).expect("address space for the stack of a thread")
-    });
-    Coroutine::with_stack(stack, move |yielder, ()| {
+    let stack = stack.map_or_else(|| DefaultStack::new(STACK_BYTES), Ok)?;
+    Ok(Coroutine::with_stack(stack, move |yielder, ()| {
         YIELDER.set(yielder);
         body();
-    })
+    }))
 }
 
 /// Lets other threads run, until what the thread waits for has happened.

@@ -112,6 +112,18 @@ fn knowledge_is_passed_on() {
         }
     });
     assert!(chain.iter().all(Option::is_none), "{chain:?}");
+    // Thread 5 has told its warp, and ends.
+    let ended = faults(|i| {
+        if i == 5 {
+            set(0, 5);
+        }
+        device::sync_warp(u32::MAX);
+        if i != 5 {
+            device::sync_threads();
+            assert_eq!(get(0), 5);
+        }
+    });
+    assert!(ended.iter().all(Option::is_none), "{ended:?}");
     // What lane 41 read is not known to be read by warp 0.
     let overwritten = faults(|i| {
         if i == 40 {
