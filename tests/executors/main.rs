@@ -12,6 +12,7 @@ mod rows;
 
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
+use halfwarp::exec::emulated::EmulatedExecutor;
 use halfwarp::exec::{ExecError, Executor, WeightSource};
 use halfwarp::plan::Plan;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -56,12 +57,16 @@ fn open_cuda(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor
     Ok(Box::new(CudaExecutor::open(cuda::first_device().unwrap_or(0), plan, weights)?))
 }
 
+fn open_emulated(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
+    Ok(Box::new(EmulatedExecutor::open(plan, weights)?))
+}
+
 fn main() {
     let arguments = Arguments::from_args();
     // Asked once, which also keeps the device's context from one test to the next.
     let has_cuda = cuda::first_device().is_some_and(|ordinal| cuda::free_memory(ordinal).is_ok());
-    let executors: [(&str, Open, bool); 2] =
-        [("cpu", open_cpu, true), ("cuda", open_cuda, has_cuda)];
+    let executors: [(&str, Open, bool); 3] =
+        [("cpu", open_cpu, true), ("cuda", open_cuda, has_cuda), ("emulated", open_emulated, true)];
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)
     })];
