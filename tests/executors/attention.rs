@@ -3,7 +3,7 @@
 use halfwarp::plan::{Attention, Bounds, Dtype, KvLayout, Op, PAGE_SIZE, StepInputs};
 
 use crate::harness::{Matrix, Setup, Step, check};
-use crate::{Open, Test, oracle};
+use crate::{Outcome, Subject, Test, oracle};
 
 /// Query heads, KV heads, columns of a head: SmolLM2, Qwen2.5 with its group of 7, Phi-3 Mini, and odd ones.
 const HEADS: &[(usize, usize, usize)] =
@@ -48,8 +48,8 @@ pub fn tests() -> Vec<Test> {
                 name += "_large_scores";
             }
             let softmax_scale = scale / (head_dim as f32).sqrt();
-            tests.push(Test::new(format!("attention::matches_oracle_{name}"), move |open| {
-                matches_oracle(open, sequences, heads, window, softmax_scale)
+            tests.push(Test::new(format!("attention::matches_oracle_{name}"), move |subject| {
+                matches_oracle(subject, sequences, heads, window, softmax_scale)
             }));
         };
     for batch in 0..BATCHES.len() {
@@ -72,12 +72,12 @@ pub fn tests() -> Vec<Test> {
 
 /// Fills the cache with what lies before the new tokens, in one step, and runs the new tokens in another.
 fn matches_oracle(
-    open: Open,
+    subject: Subject,
     sequences: &[Sequence],
     (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
     window: Option<usize>,
     softmax_scale: f32,
-) -> Result<(), String> {
+) -> Outcome {
     let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
     let num_rows: usize = sequences.iter().map(|(past_len, q_len)| past_len + q_len).sum();
     let input = Matrix::random(1, num_rows, q_width + 2 * kv_width);
@@ -149,7 +149,7 @@ fn matches_oracle(
         steps.push(Step { plan: 0, inputs: past, expected: past_expected });
     }
     steps.push(Step { plan: usize::from(is_decode), inputs: new, expected: new_expected });
-    check(open, &[prefill, decode], &weights, &steps)
+    check(subject, &[prefill, decode], &weights, &steps)
 }
 
 fn rows_of(matrix: &Matrix, rows: std::ops::Range<usize>) -> Matrix {

@@ -6,11 +6,12 @@ use std::ops::Range;
 use halfwarp::exec::{ExecError, PreparedPlan, Want, WeightSource};
 use halfwarp::plan::{
     Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
-    View, Weight, WeightId, WeightPart,
+    StepShape, View, Weight, WeightId, WeightPart,
 };
+use libtest_mimic::Completion;
 
-use crate::Open;
 use crate::oracle::Approx;
+use crate::{Outcome, Subject};
 
 /// A row-major matrix.
 #[derive(Clone, Debug)]
@@ -157,10 +158,17 @@ pub struct Step {
 }
 
 /// Opens an executor for the first plan, prepares all of them, runs the steps, and compares their logits; then again,
-/// which has to give the same bits.
-pub fn check(open: Open, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Result<(), String> {
+/// which has to give the same bits. A case with more operations than the subject can take is ignored.
+pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Outcome {
+    let flops = |step: &Step| plans[step.plan].cost(&StepShape::of(&step.inputs)).flops;
+    let flops: usize = steps.iter().map(flops).sum();
+    if flops > subject.max_flops {
+        let (name, max) = (subject.name, subject.max_flops);
+        let reason = format!("too large for {name}: {flops} operations, more than {max}");
+        return Ok(Completion::ignored_with(reason));
+    }
     let text = |error: ExecError| error.to_string();
-    let mut executor = open(&plans[0], weights).map_err(text)?;
+    let mut executor = (subject.open)(&plans[0], weights).map_err(text)?;
     let prepared: Vec<PreparedPlan> =
         plans.iter().map(|plan| executor.prepare(plan)).collect::<Result<_, _>>().map_err(text)?;
     let mut first_bits: Vec<Vec<u32>> = Vec::new();
@@ -181,7 +189,7 @@ pub fn check(open: Open, plans: &[Plan], weights: &Weights, steps: &[Step]) -> R
             }
         }
     }
-    Ok(())
+    Ok(Completion::Completed)
 }
 
 /// NaN and infinities stand at the same places, and everything else is within its tolerance.

@@ -25,7 +25,8 @@ impl FromStr for Device {
     type Err = ExecError;
 
     fn from_str(name: &str) -> Result<Self, ExecError> {
-        let unknown = || ExecError::NoDevice(format!("device {name:?}: auto, cpu, cuda, cuda:N or emulated"));
+        let unknown =
+            || ExecError::NoDevice(format!("device {name:?}: auto, cpu, cuda, cuda:N or emulated"));
         match name {
             "auto" => Ok(Device::Auto),
             "cpu" => Ok(Device::Cpu),
