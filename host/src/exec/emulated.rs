@@ -162,3 +162,54 @@ fn read_rows(
     }
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::testing::plan;
+    use simt::{Fault, FaultKind};
+
+    /// Every element is 1.
+    struct Ones;
+
+    impl WeightSource for Ones {
+        fn read(&self, _: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+            bytemuck::cast_slice_mut(out).fill(1.0f32);
+            Ok(())
+        }
+    }
+
+    fn inputs() -> StepInputs {
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&[7, 3], 0, &[1], 0..2);
+        inputs
+    }
+
+    #[test]
+    fn a_fault_names_the_activation() {
+        let mut plan = plan();
+        plan.ops.remove(0);
+        let mut executor = EmulatedExecutor::open(&plan, &Ones).unwrap();
+        let prepared = executor.prepare(&plan).unwrap();
+        let error = executor.run(prepared, &inputs(), Want::Logits).err();
+        let Some(ExecError::Fault(Fault { kind: FaultKind::Uninitialised(access), .. })) = &error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!(access.buffer.as_ref().unwrap().name, "x");
+    }
+
+    #[test]
+    fn a_step_finds_nothing_of_the_last_one() {
+        let plan = plan();
+        let mut executor = EmulatedExecutor::open(&plan, &Ones).unwrap();
+        let prepared = executor.prepare(&plan).unwrap();
+        executor.run(prepared, &inputs(), Want::Nothing).unwrap();
+        let EmulatedExecutor { memory, prepared, .. } = &mut executor;
+        let Prepared { plan, addresses, .. } = &prepared[0];
+        let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.logits, 1);
+        assert_ne!(rows(memory), [u32::MAX; 4]);
+        start_step(memory, plan, addresses, &inputs());
+        assert_eq!(rows(memory), [u32::MAX; 4]);
+    }
+}
