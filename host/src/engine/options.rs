@@ -54,11 +54,7 @@ impl EngineOptions {
             Some(positions) => positions.max(context),
             None => context.next_multiple_of(PAGE_SIZE).saturating_mul(self.max_seqs.max(1)),
         };
-        let sizes = [
-            ("sequences", self.max_seqs),
-            ("tokens of a step", self.max_tokens),
-            ("positions of the cache", positions),
-        ];
+        let sizes = [("sequences", self.max_seqs), ("positions of the cache", positions)];
         match sizes.into_iter().find(|&(_, asked)| u32::try_from(asked).is_err()) {
             Some((what, asked)) => Err(EngineError::TooMany { what, asked }),
             None => Ok(positions.div_ceil(PAGE_SIZE)),
