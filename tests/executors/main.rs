@@ -21,11 +21,14 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 /// The emulator needs about a second for so many floating-point operations, twice.
 const MAX_EMULATED_FLOPS: usize = 4_000_000;
 
+/// How an executor is opened.
+type Open = fn(&Plan, &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError>;
+
 /// An executor that is tested.
 #[derive(Clone, Copy)]
 struct Subject {
     name: &'static str,
-    open: fn(&Plan, &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError>,
+    open: Open,
     is_there: bool,
     /// Of all steps of a case together; cases with more are ignored.
     max_flops: usize,

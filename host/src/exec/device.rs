@@ -48,13 +48,12 @@ impl Device {
     pub fn free_memory(self) -> Result<Option<(String, usize)>, ExecError> {
         match self.cuda_ordinal() {
             Some(ordinal) => cuda::free_memory(ordinal).map(Some),
-            None => Ok(available_bytes().map(|free| ("CPU".into(), free / self.bytes_of_a_byte()))),
+            // The emulator keeps beside each byte whether it was written.
+            None if self == Device::Emulated => {
+                Ok(available_bytes().map(|free| ("emulator".into(), free / 2)))
+            }
+            None => Ok(available_bytes().map(|free| ("CPU".into(), free))),
         }
-    }
-
-    /// Bytes that one byte of the device's memory takes: the emulator keeps beside it whether it was written.
-    fn bytes_of_a_byte(self) -> usize {
-        if self == Device::Emulated { 2 } else { 1 }
     }
 
     /// The GPU that is meant; `None`: the CPU, or the emulator on it.
