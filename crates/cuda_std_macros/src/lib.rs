@@ -7,7 +7,7 @@ use proc_macro::TokenStream;
 
 /// Makes a kernel of an `unsafe fn`.
 ///
-/// ```ignore
+/// ```text
 /// #[kernel(launch_bounds(256, 1))]
 /// pub unsafe fn add_f32(len: u32, a: Global<f32>, b: Global<f32>, out: GlobalMut<f32>) { .. }
 /// ```
@@ -26,7 +26,7 @@ use proc_macro::TokenStream;
 /// A generic function lists its instances, each the symbol of an entry and its generic arguments;
 /// the bounds may depend on them:
 ///
-/// ```ignore
+/// ```text
 /// #[kernel(
 ///     launch_bounds(T::NUM_THREADS, 1),
 ///     instances(gemm_f32_128x128 = <Tile128>, gemm_f32_64x64 = <Tile64>)
