@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use halfwarp::exec::{ExecError, PreparedPlan, Want, WeightSource};
+use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want, WeightSource};
 use halfwarp::plan::{
     Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
     StepShape, View, Weight, WeightId, WeightPart,
@@ -11,7 +11,22 @@ use halfwarp::plan::{
 use libtest_mimic::Completion;
 
 use crate::oracle::Approx;
-use crate::{Outcome, Subject};
+
+/// How an executor is opened.
+pub type Open = fn(&Plan, &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError>;
+
+/// An executor that is tested.
+#[derive(Clone, Copy)]
+pub struct Subject {
+    pub name: &'static str,
+    pub open: Open,
+    pub is_there: bool,
+    /// Of all steps of a case together; cases with more are ignored.
+    pub max_flops: usize,
+}
+
+/// What came of a test, or what is wrong.
+pub type Outcome = Result<Completion, String>;
 
 /// A row-major matrix.
 #[derive(Clone, Debug)]

@@ -16,26 +16,11 @@ use halfwarp::exec::cuda::{self, CudaExecutor};
 use halfwarp::exec::emulated::EmulatedExecutor;
 use halfwarp::exec::{ExecError, Executor, WeightSource};
 use halfwarp::plan::Plan;
+use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 /// The emulator needs about a second for so many floating-point operations, twice.
-const MAX_EMULATED_FLOPS: usize = 4_000_000;
-
-/// How an executor is opened.
-type Open = fn(&Plan, &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError>;
-
-/// An executor that is tested.
-#[derive(Clone, Copy)]
-struct Subject {
-    name: &'static str,
-    open: Open,
-    is_there: bool,
-    /// Of all steps of a case together; cases with more are ignored.
-    max_flops: usize,
-}
-
-/// What came of a test, or what is wrong.
-type Outcome = Result<Completion, String>;
+const MAX_EMULATED_FLOPS: usize = 6_000_000;
 
 /// A test of any executor, by name.
 pub struct Test {
