@@ -19,7 +19,7 @@ const MAX_LOGITS_ERROR: f64 = 1e-4;
 const MIN_MARGIN: f32 = 1e-3;
 const MAX_NLL_ERROR: f64 = 1e-3;
 /// Greedy tokens that the emulator is asked for, of 40: one takes it up to half a second.
-const EMULATED_TOKENS: usize = 20;
+const EMULATED_TOKENS: usize = 12;
 
 fn main() {
     let model = || support::smollm2().ok_or("SmolLM2 is not in the model cache");
