@@ -18,7 +18,7 @@ mod support;
 
 use criterion::{Criterion, Throughput};
 use halfwarp::exec::cpu::CpuExecutor;
-use halfwarp::exec::{Device, ExecError, Executor, Want, WeightSource};
+use halfwarp::exec::{Device, Executor, Want, WeightSource};
 use halfwarp::plan::{
     Attention, Dtype, KvLayout, Op, PartTransform, Plan, StepInputs, StepShape, Weight, WeightPart,
 };
@@ -66,9 +66,6 @@ const FORMATS: [(&str, u32); 13] = [
 const DEQUANTIZED_BYTES: usize = 64 << 20;
 /// English that stays as it is.
 const TEXT: &str = include_str!("../LICENSE-APACHE");
-
-/// How an executor is opened, for the harness.
-type Open = fn(&Plan, &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError>;
 
 fn main() {
     let mut criterion = Criterion::default()

@@ -18,6 +18,8 @@ const MAX_LOGITS_ERROR: f64 = 1e-4;
 /// Logits closer than this may change places.
 const MIN_MARGIN: f32 = 1e-3;
 const MAX_NLL_ERROR: f64 = 1e-3;
+/// Greedy tokens that the emulator is asked for, of 40: one takes it up to half a second.
+const EMULATED_TOKENS: usize = 12;
 
 fn main() {
     let model = || support::smollm2().ok_or("SmolLM2 is not in the model cache");
@@ -35,7 +37,10 @@ fn main() {
                 golden_greedy(&path, device)
             }));
         }
-        let both = move || Ok((model()?, device()?));
+        let both = move || match device()? {
+            Device::Emulated => Err("SmolLM2 is too large for the emulator"),
+            device => Ok((model()?, device)),
+        };
         trials.push(trial(format!("{name}::smollm2::logits"), both, |(path, device)| {
             smollm2_logits(&path, device)
         }));
@@ -103,7 +108,10 @@ fn relative_error(got: &[f32], wanted: &[f32]) -> f64 {
 }
 
 fn golden_greedy(dir: &Path, device: Device) {
-    let wanted = expected(dir, "greedy_tokens", u32::from_le_bytes);
+    let mut wanted = expected(dir, "greedy_tokens", u32::from_le_bytes);
+    if device == Device::Emulated {
+        wanted.truncate(EMULATED_TOKENS);
+    }
     let request = Request {
         prompt: expected(dir, "greedy_prompt", u32::from_le_bytes),
         max_new_tokens: Some(wanted.len()),

@@ -56,6 +56,16 @@ fn text_without_a_tokenizer_is_the_ids() {
 }
 
 #[test]
+fn the_emulator_generates_too() {
+    let prompt = join(&golden_ids(QWEN3, "greedy_prompt"));
+    let args = ["generate", "--device", "emulated", "-m", QWEN3, "--tokens", &prompt];
+    let output = run(&[&args[..], &["--temp", "0", "--ignore-eos", "-n", "2"]].concat());
+    let expected = format!("{}\n", join(&golden_ids(QWEN3, "greedy_tokens")[..2]));
+    assert_eq!(String::from_utf8(output.stdout.clone()).unwrap(), expected);
+    assert!(stderr(&output).contains("emulator"), "{}", stderr(&output));
+}
+
+#[test]
 fn the_same_seed_gives_the_same_text() {
     let tokens = |seed| {
         let sampling = ["--temp", "1", "--ignore-eos", "-n", "20", "--seed", seed];

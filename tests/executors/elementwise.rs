@@ -3,7 +3,7 @@
 use halfwarp::plan::{Constant, Op};
 
 use crate::harness::{Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv};
-use crate::{Open, Test, oracle};
+use crate::{Outcome, Subject, Test, oracle};
 
 /// Tokens, heads, columns of a head, and those of them that are rotated.
 const ROPE_SHAPES: &[(usize, usize, usize, usize)] = &[
@@ -25,24 +25,24 @@ pub fn tests() -> Vec<Test> {
     let rope = ROPE_SHAPES.iter().map(|&(rows, num_heads, head_dim, rotary_dim)| {
         Test::new(
             format!("rope::matches_oracle_{rows}x{num_heads}x{head_dim}_rotary_{rotary_dim}"),
-            move |open| rope_matches_oracle(open, rows, num_heads, head_dim, rotary_dim),
+            move |subject| rope_matches_oracle(subject, rows, num_heads, head_dim, rotary_dim),
         )
     });
     let silu = SILU_SHAPES.iter().map(|&(rows, width)| {
-        Test::new(format!("silu_mul::matches_oracle_{rows}x{width}"), move |open| {
-            silu_mul_matches_oracle(open, rows, width)
+        Test::new(format!("silu_mul::matches_oracle_{rows}x{width}"), move |subject| {
+            silu_mul_matches_oracle(subject, rows, width)
         })
     });
     rope.chain(silu).collect()
 }
 
 fn rope_matches_oracle(
-    open: Open,
+    subject: Subject,
     rows: usize,
     num_heads: usize,
     head_dim: usize,
     rotary_dim: usize,
-) -> Result<(), String> {
+) -> Outcome {
     let past_len = 11;
     let width = num_heads * head_dim;
     // The columns of V behind Q and K stay as they are.
@@ -67,10 +67,10 @@ fn rope_matches_oracle(
         expected.extend_from_slice(rotated);
         expected.extend(input.row(row)[width..].iter().map(|&x| oracle::Approx::exactly(x)));
     }
-    check(open, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
+    check(subject, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
 }
 
-fn silu_mul_matches_oracle(open: Open, rows: usize, width: usize) -> Result<(), String> {
+fn silu_mul_matches_oracle(subject: Subject, rows: usize, width: usize) -> Outcome {
     let mut input = Matrix::random(1, rows, 2 * width);
     // Gates up to 10, and some at which the exponential overflows.
     input.data.iter_mut().for_each(|x| *x *= 10.0);
@@ -84,5 +84,5 @@ fn silu_mul_matches_oracle(open: Open, rows: usize, width: usize) -> Result<(), 
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let expected = oracle::silu_mul(&input.columns(0..width), &input.columns(width..2 * width));
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    check(open, &[plan], &weights, &[step])
+    check(subject, &[plan], &weights, &[step])
 }

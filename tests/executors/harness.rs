@@ -3,14 +3,30 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use halfwarp::exec::{ExecError, PreparedPlan, Want, WeightSource};
+use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want, WeightSource};
 use halfwarp::plan::{
     Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
-    View, Weight, WeightId, WeightPart,
+    StepShape, View, Weight, WeightId, WeightPart,
 };
+use libtest_mimic::Completion;
 
-use crate::Open;
 use crate::oracle::Approx;
+
+/// How an executor is opened.
+pub type Open = fn(&Plan, &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError>;
+
+/// An executor that is tested.
+#[derive(Clone, Copy)]
+pub struct Subject {
+    pub name: &'static str,
+    pub open: Open,
+    pub is_there: bool,
+    /// Of all steps of a case together; cases with more are ignored.
+    pub max_flops: usize,
+}
+
+/// What came of a test, or what is wrong.
+pub type Outcome = Result<Completion, String>;
 
 /// A row-major matrix.
 #[derive(Clone, Debug)]
@@ -157,10 +173,17 @@ pub struct Step {
 }
 
 /// Opens an executor for the first plan, prepares all of them, runs the steps, and compares their logits; then again,
-/// which has to give the same bits.
-pub fn check(open: Open, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Result<(), String> {
+/// which has to give the same bits. A case with more operations than the subject can take is ignored.
+pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Outcome {
+    let flops = |step: &Step| plans[step.plan].cost(&StepShape::of(&step.inputs)).flops;
+    let flops: usize = steps.iter().map(flops).sum();
+    if flops > subject.max_flops {
+        let (name, max) = (subject.name, subject.max_flops);
+        let reason = format!("too large for {name}: {flops} operations, more than {max}");
+        return Ok(Completion::ignored_with(reason));
+    }
     let text = |error: ExecError| error.to_string();
-    let mut executor = open(&plans[0], weights).map_err(text)?;
+    let mut executor = (subject.open)(&plans[0], weights).map_err(text)?;
     let prepared: Vec<PreparedPlan> =
         plans.iter().map(|plan| executor.prepare(plan)).collect::<Result<_, _>>().map_err(text)?;
     let mut first_bits: Vec<Vec<u32>> = Vec::new();
@@ -181,7 +204,7 @@ pub fn check(open: Open, plans: &[Plan], weights: &Weights, steps: &[Step]) -> R
             }
         }
     }
-    Ok(())
+    Ok(Completion::Completed)
 }
 
 /// NaN and infinities stand at the same places, and everything else is within its tolerance.

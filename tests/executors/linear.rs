@@ -5,7 +5,7 @@ use halfwarp::plan::{Dtype, Op, Rows};
 use crate::harness::{
     Matrix, Setup, Step, bounds, check, finish_with_logits, one_sequence, smallest_kv,
 };
-use crate::{Open, Test, oracle};
+use crate::{Outcome, Subject, Test, oracle};
 
 /// Rows of x: a decode step, a few sequences, and one less and more than each tile.
 const ROWS: &[usize] = &[1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200];
@@ -28,7 +28,7 @@ pub fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     let mut add = |m: usize, (k, n): (usize, usize), form: Form| {
         let name = format!("linear::matches_oracle_{m}x{n}x{k}_{form:?}").to_lowercase();
-        tests.push(Test::new(name, move |open| matches_oracle(open, m, k, n, form)));
+        tests.push(Test::new(name, move |subject| matches_oracle(subject, m, k, n, form)));
     };
     for &m in ROWS {
         for &widths in WIDTHS {
@@ -48,7 +48,7 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-fn matches_oracle(open: Open, m: usize, k: usize, n: usize, form: Form) -> Result<(), String> {
+fn matches_oracle(subject: Subject, m: usize, k: usize, n: usize, form: Form) -> Outcome {
     let has_bias = matches!(form, Form::Bias | Form::BiasAndResidualInPlace);
     let has_residual = matches!(form, Form::Residual | Form::BiasAndResidualInPlace);
     let (weight, bias) = (Matrix::random(1, n, k), Matrix::random(2, 1, n));
@@ -88,5 +88,5 @@ fn matches_oracle(open: Open, m: usize, k: usize, n: usize, form: Form) -> Resul
         has_residual.then(|| residual_rows.columns(margin..margin + n)).as_ref(),
     );
     let step = Step { plan: 0, inputs: one_sequence(m, 0), expected };
-    check(open, &[plan], &weights, &[step])
+    check(subject, &[plan], &weights, &[step])
 }

@@ -1,5 +1,6 @@
 //! One suite for all executors: every operation in small plans against an f64 oracle, under the names
-//! `<executor>::<operation>::<case>`. Without a device, each CUDA test is reported as ignored, by name.
+//! `<executor>::<operation>::<case>`. Without a device, each CUDA test is reported as ignored, by name, and so is what is
+//! too large for the emulator.
 
 mod attention;
 mod elementwise;
@@ -12,23 +13,25 @@ mod rows;
 
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
+use halfwarp::exec::emulated::EmulatedExecutor;
 use halfwarp::exec::{ExecError, Executor, WeightSource};
 use halfwarp::plan::Plan;
+use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// How an executor is opened.
-type Open = fn(&Plan, &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError>;
+/// The emulator needs about a second for so many floating-point operations, twice.
+const MAX_EMULATED_FLOPS: usize = 4_000_000;
 
 /// A test of any executor, by name.
 pub struct Test {
     name: String,
-    run: Box<dyn Fn(Open) -> Result<(), String> + Send + Sync>,
+    run: Box<dyn Fn(Subject) -> Outcome + Send + Sync>,
 }
 
 impl Test {
     fn new(
         name: impl Into<String>,
-        run: impl Fn(Open) -> Result<(), String> + Send + Sync + 'static,
+        run: impl Fn(Subject) -> Outcome + Send + Sync + 'static,
     ) -> Self {
         Test { name: name.into(), run: Box::new(run) }
     }
@@ -56,20 +59,26 @@ fn open_cuda(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor
     Ok(Box::new(CudaExecutor::open(cuda::first_device().unwrap_or(0), plan, weights)?))
 }
 
+fn open_emulated(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
+    Ok(Box::new(EmulatedExecutor::open(plan, weights)?))
+}
+
 fn main() {
     let arguments = Arguments::from_args();
     // Asked once, which also keeps the device's context from one test to the next.
     let has_cuda = cuda::first_device().is_some_and(|ordinal| cuda::free_memory(ordinal).is_ok());
-    let executors: [(&str, Open, bool); 2] =
-        [("cpu", open_cpu, true), ("cuda", open_cuda, has_cuda)];
+    let cpu = Subject { name: "cpu", open: open_cpu, is_there: true, max_flops: usize::MAX };
+    let cuda = Subject { name: "cuda", open: open_cuda, is_there: has_cuda, ..cpu };
+    let max_flops = MAX_EMULATED_FLOPS;
+    let emulated = Subject { name: "emulated", open: open_emulated, max_flops, ..cpu };
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)
     })];
-    for (executor, open, is_there) in executors {
+    for subject in [cpu, cuda, emulated] {
         for Test { name, run } in all_tests() {
-            let trial =
-                Trial::test(format!("{executor}::{name}"), move || run(open).map_err(Failed::from));
-            trials.push(trial.with_ignored_flag(!is_there));
+            let name = format!("{}::{name}", subject.name);
+            let trial = Trial::ignorable_test(name, move || run(subject).map_err(Failed::from));
+            trials.push(trial.with_ignored_flag(!subject.is_there));
         }
     }
     libtest_mimic::run(&arguments, trials).exit();

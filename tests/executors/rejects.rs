@@ -3,9 +3,10 @@
 use halfwarp::exec::cuda::CudaExecutor;
 use halfwarp::exec::{ExecError, PreparedPlan, Want};
 use halfwarp::plan::StepInputs;
+use libtest_mimic::Completion;
 
 use crate::harness::{Matrix, Setup, bounds, one_sequence, smallest_kv};
-use crate::{Open, Test};
+use crate::{Outcome, Subject, Test};
 
 /// A change that makes the inputs of a step wrong, and its name.
 type Fault = (&'static str, fn(&mut StepInputs));
@@ -24,23 +25,23 @@ pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = FAULTS
         .iter()
         .map(|&(name, fault)| {
-            Test::new(format!("run::rejects_{name}"), move |open| rejects(open, 0, fault))
+            Test::new(format!("run::rejects_{name}"), move |subject| rejects(subject, 0, fault))
         })
         .collect();
-    tests.push(Test::new("run::rejects_a_plan_that_was_not_prepared", |open| {
-        rejects(open, 1, |_| {})
+    tests.push(Test::new("run::rejects_a_plan_that_was_not_prepared", |subject| {
+        rejects(subject, 1, |_| {})
     }));
     tests
 }
 
 /// The executor refuses the faulty step, and runs a right one after it.
-fn rejects(open: Open, plan_index: usize, fault: fn(&mut StepInputs)) -> Result<(), String> {
+fn rejects(subject: Subject, plan_index: usize, fault: fn(&mut StepInputs)) -> Outcome {
     let input = Matrix::random(1, 4, 8);
     let mut setup = Setup::default();
     let out = setup.input("input", &input);
     let bounds = bounds(4, 0);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
-    let mut executor = open(&plan, &weights).map_err(|error| error.to_string())?;
+    let mut executor = (subject.open)(&plan, &weights).map_err(|error| error.to_string())?;
     let prepared = executor.prepare(&plan).map_err(|error| error.to_string())?;
     let mut faulty = one_sequence(4, 0);
     fault(&mut faulty);
@@ -50,7 +51,7 @@ fn rejects(open: Open, plan_index: usize, fault: fn(&mut StepInputs)) -> Result<
         Ok(_) => return Err("the step ran".to_owned()),
     }
     match executor.run(prepared, &one_sequence(4, 0), Want::Logits) {
-        Ok(output) if output.logits == input.data => Ok(()),
+        Ok(output) if output.logits == input.data => Ok(Completion::Completed),
         Ok(_) => Err("a right step gives wrong logits".to_owned()),
         Err(error) => Err(error.to_string()),
     }

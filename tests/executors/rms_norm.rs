@@ -3,7 +3,7 @@
 use halfwarp::plan::Op;
 
 use crate::harness::{Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv};
-use crate::{Open, Test, oracle};
+use crate::{Outcome, Subject, Test, oracle};
 
 /// Rows, groups, columns of a group.
 const SHAPES: &[(usize, usize, usize)] = &[
@@ -28,7 +28,7 @@ pub fn tests() -> Vec<Test> {
             let place = if in_place { "in_place" } else { "apart" };
             tests.push(Test::new(
                 format!("rms_norm::matches_oracle_{rows}x{groups}x{width}_{place}"),
-                move |open| matches_oracle(open, rows, groups, width, in_place),
+                move |subject| matches_oracle(subject, rows, groups, width, in_place),
             ));
         }
     }
@@ -36,12 +36,12 @@ pub fn tests() -> Vec<Test> {
 }
 
 fn matches_oracle(
-    open: Open,
+    subject: Subject,
     rows: usize,
     groups: usize,
     width: usize,
     in_place: bool,
-) -> Result<(), String> {
+) -> Outcome {
     let eps = 1e-5;
     // Three columns in front, so that the view starts inside its rows.
     let input = Matrix::random(1, rows, 3 + groups * width);
@@ -55,5 +55,5 @@ fn matches_oracle(
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let expected = oracle::rms_norm(&input.columns(3..3 + groups * width), &weight.data, eps);
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    check(open, &[plan], &weights, &[step])
+    check(subject, &[plan], &weights, &[step])
 }

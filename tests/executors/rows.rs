@@ -2,10 +2,11 @@
 
 use halfwarp::exec::{ExecError, Want};
 use halfwarp::plan::StepInputs;
+use libtest_mimic::Completion;
 
 use crate::harness::{Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv};
 use crate::oracle::Approx;
-use crate::{Open, Test};
+use crate::{Outcome, Subject, Test};
 
 /// Tokens, and columns.
 const ROW_SHAPES: &[(usize, usize)] =
@@ -16,20 +17,20 @@ const VOCAB_SIZES: &[usize] = &[1, 2, 31, 32, 33, 1023, 1024, 1025, 8193, 49_152
 
 pub fn tests() -> Vec<Test> {
     let rows = ROW_SHAPES.iter().map(|&(rows, width)| {
-        Test::new(format!("embedding::brings_every_row_{rows}x{width}"), move |open| {
-            brings_every_row(open, rows, width)
+        Test::new(format!("embedding::brings_every_row_{rows}x{width}"), move |subject| {
+            brings_every_row(subject, rows, width)
         })
     });
     let argmax = VOCAB_SIZES.iter().map(|&vocab_size| {
-        Test::new(format!("argmax::matches_oracle_{vocab_size}"), move |open| {
-            argmax_matches_oracle(open, vocab_size)
+        Test::new(format!("argmax::matches_oracle_{vocab_size}"), move |subject| {
+            argmax_matches_oracle(subject, vocab_size)
         })
     });
     let picked = Test::new("gather_rows::brings_the_rows_that_are_wanted", brings_wanted_rows);
     rows.chain(argmax).chain([picked]).collect()
 }
 
-fn brings_every_row(open: Open, rows: usize, width: usize) -> Result<(), String> {
+fn brings_every_row(subject: Subject, rows: usize, width: usize) -> Outcome {
     let input = Matrix::random(1, rows, width);
     let mut setup = Setup::default();
     let out = setup.input("input", &input);
@@ -37,11 +38,11 @@ fn brings_every_row(open: Open, rows: usize, width: usize) -> Result<(), String>
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let expected = input.data.iter().map(|&x| Approx::exactly(x)).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    check(open, &[plan], &weights, &[step])
+    check(subject, &[plan], &weights, &[step])
 }
 
 /// Two sequences, of which the first wants one row and the second two.
-fn brings_wanted_rows(open: Open) -> Result<(), String> {
+fn brings_wanted_rows(subject: Subject) -> Outcome {
     let input = Matrix::random(1, 5, 70);
     let mut setup = Setup::default();
     let out = setup.input("input", &input);
@@ -55,10 +56,10 @@ fn brings_wanted_rows(open: Open) -> Result<(), String> {
     inputs.push_sequence(&[3, 4, 2], 0, &[0], 1..3);
     let wanted = [1, 4, 2].map(|token: usize| input.row(token - 1));
     let expected = wanted.concat().into_iter().map(Approx::exactly).collect();
-    check(open, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
+    check(subject, &[plan], &weights, &[Step { plan: 0, inputs, expected }])
 }
 
-fn argmax_matches_oracle(open: Open, vocab_size: usize) -> Result<(), String> {
+fn argmax_matches_oracle(subject: Subject, vocab_size: usize) -> Outcome {
     let mut input = Matrix::random(1, 6, vocab_size);
     let middle = vocab_size / 2;
     let row = |index: usize| index * vocab_size..(index + 1) * vocab_size;
@@ -79,13 +80,16 @@ fn argmax_matches_oracle(open: Open, vocab_size: usize) -> Result<(), String> {
     let bounds = bounds(6, 1);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let run = || -> Result<Vec<u32>, ExecError> {
-        let mut executor = open(&plan, &weights)?;
+        let mut executor = (subject.open)(&plan, &weights)?;
         let prepared = executor.prepare(&plan)?;
         Ok(executor.run(prepared, &one_sequence(6, 0), Want::NextTokens)?.next_tokens)
     };
     let got = run().map_err(|error| error.to_string())?;
     let expected: Vec<u32> = (0..6).map(|row| naive_argmax(input.row(row))).collect();
-    if got == expected { Ok(()) } else { Err(format!("got {got:?}, expected {expected:?}")) }
+    if got != expected {
+        return Err(format!("got {got:?}, expected {expected:?}"));
+    }
+    Ok(Completion::Completed)
 }
 
 /// The smallest index of the largest element; NaN is smaller than everything.

@@ -23,8 +23,8 @@ pub fn smollm2() -> Option<PathBuf> {
 }
 
 /// Every executor, by name, and whether this machine has it.
-pub fn devices() -> [(&'static str, Device, bool); 2] {
-    [("cpu", Device::Cpu), ("cuda", Device::Cuda(0))]
+pub fn devices() -> [(&'static str, Device, bool); 3] {
+    [("cpu", Device::Cpu), ("cuda", Device::Cuda(0)), ("emulated", Device::Emulated)]
         .map(|(name, device)| (name, device, device.free_memory().is_ok()))
 }
 

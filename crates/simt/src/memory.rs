@@ -179,6 +179,19 @@ impl Memory {
         Ok(())
     }
 
+    /// Takes back all that was written to the buffer at `address`: it is as a new one that holds
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if no buffer is there.
+    pub fn poison(&mut self, address: u64) -> Result<(), MemoryError> {
+        let region = self.regions.at_mut(address);
+        let region = region.ok_or(MemoryError { address, bytes: 0, near: None })?;
+        region.bytes.fill(POISON);
+        region.initialised.fill(false);
+        Ok(())
+    }
+
     /// Forgets who accessed what: one launch is ordered before the next.
     pub(crate) fn clear_shadow(&mut self) {
         self.regions.0.iter_mut().for_each(|region| region.shadow.clear());

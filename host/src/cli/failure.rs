@@ -11,6 +11,8 @@ pub enum Failure {
     Input(String),
     /// The machine cannot do it: exit code 1.
     Environment(String),
+    /// The emulator found a fault of a kernel: exit code 1, with the whole report.
+    Kernel(String),
     /// Ctrl-C: exit code 130.
     Interrupted,
     /// Nobody reads the output any more, as in `halfwarp ... | head -1`: no fault.
@@ -27,6 +29,10 @@ impl Failure {
             }
             Failure::Environment(message) => {
                 terminal::note(format_args!("error: {}", two_lines(message)));
+                ExitCode::FAILURE
+            }
+            Failure::Kernel(report) => {
+                terminal::note(format_args!("error: {}", lines(report)));
                 ExitCode::FAILURE
             }
             Failure::Interrupted => ExitCode::from(super::interrupt::EXIT_CODE),
@@ -62,6 +68,7 @@ impl From<EngineError> for Failure {
             | EngineError::Exec(
                 ExecError::Budget(_) | ExecError::OutOfMemory { .. } | ExecError::Driver { .. },
             ) => Failure::Environment(error.to_string()),
+            EngineError::Exec(ExecError::Fault(fault)) => Failure::Kernel(fault.to_string()),
             _ => Failure::Input(error.to_string()),
         }
     }
@@ -72,12 +79,21 @@ const MAX_CHARS: usize = 5000;
 
 /// At most two lines of bounded length, and no control characters: parts of a message may come from a hostile file.
 fn two_lines(message: &str) -> String {
-    let visible = |char: char| if char.is_control() { ' ' } else { char };
-    let printable = |text: &str| text.chars().take(MAX_CHARS).map(visible).collect::<String>();
     match message.trim().split_once('\n') {
         Some((first, rest)) => format!("{}\n{}", printable(first), printable(rest)),
         None => printable(message.trim()),
     }
+}
+
+/// As many lines as `report` has, with no other control characters.
+fn lines(report: &str) -> String {
+    report.lines().map(printable).collect::<Vec<_>>().join("\n")
+}
+
+/// A line of bounded length with no control characters.
+fn printable(text: &str) -> String {
+    let visible = |char: char| if char.is_control() { ' ' } else { char };
+    text.chars().take(MAX_CHARS).map(visible).collect()
 }
 
 #[cfg(test)]
@@ -90,6 +106,15 @@ mod tests {
         assert!(matches!(EngineError::from(driver).into(), Failure::Environment(_)));
         let device = ExecError::NoDevice("there is no cuda:9".to_owned());
         assert!(matches!(EngineError::from(device).into(), Failure::Input(_)));
+    }
+
+    #[test]
+    fn a_kernels_fault_is_reported_whole() {
+        let kind = simt::FaultKind::Deadlock(Vec::new());
+        let fault = simt::Fault { kernel: "rope".to_owned(), by: None, kind };
+        let failure = EngineError::from(ExecError::from(fault)).into();
+        assert!(matches!(failure, Failure::Kernel(report) if report == "deadlock in `rope`"));
+        assert_eq!(lines("race\n  a\x1b[2J\n  b\n  c"), "race\n  a [2J\n  b\n  c");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct EngineArgs {
     /// Positions that a sequence can have [default: 4096, or the model's if that is less]
     #[arg(short, long = "ctx-size", value_name = "CTX")]
     pub context: Option<usize>,
-    /// auto, cpu, cuda or cuda:N
+    /// auto, cpu, cuda, cuda:N or emulated (the GPU's kernels on the CPU, checked: slow)
     #[arg(long, default_value = "auto")]
     device: Device,
     /// What the model computes in

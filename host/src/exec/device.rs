@@ -2,6 +2,7 @@
 
 use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
+use super::emulated::EmulatedExecutor;
 use super::{ExecError, Executor, WeightSource};
 use crate::plan::Plan;
 use std::str::FromStr;
@@ -16,17 +17,21 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of this number.
     Cuda(usize),
+    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU.
+    Emulated,
 }
 
 impl FromStr for Device {
     type Err = ExecError;
 
     fn from_str(name: &str) -> Result<Self, ExecError> {
-        let unknown = || ExecError::NoDevice(format!("device {name:?}: auto, cpu, cuda or cuda:N"));
+        let unknown =
+            || ExecError::NoDevice(format!("device {name:?}: auto, cpu, cuda, cuda:N or emulated"));
         match name {
             "auto" => Ok(Device::Auto),
             "cpu" => Ok(Device::Cpu),
             "cuda" => Ok(Device::Cuda(0)),
+            "emulated" => Ok(Device::Emulated),
             _ => {
                 let ordinal = name.strip_prefix("cuda:").ok_or_else(unknown)?;
                 ordinal.parse().map(Device::Cuda).map_err(|_| unknown())
@@ -43,15 +48,19 @@ impl Device {
     pub fn free_memory(self) -> Result<Option<(String, usize)>, ExecError> {
         match self.cuda_ordinal() {
             Some(ordinal) => cuda::free_memory(ordinal).map(Some),
+            // The emulator keeps beside each byte whether it was written.
+            None if self == Device::Emulated => {
+                Ok(available_bytes().map(|free| ("emulator".into(), free / 2)))
+            }
             None => Ok(available_bytes().map(|free| ("CPU".into(), free))),
         }
     }
 
-    /// The GPU that is meant; `None`: the CPU.
+    /// The GPU that is meant; `None`: the CPU, or the emulator on it.
     fn cuda_ordinal(self) -> Option<usize> {
         match self {
             Device::Auto => cuda::first_device(),
-            Device::Cpu => None,
+            Device::Cpu | Device::Emulated => None,
             Device::Cuda(ordinal) => Some(ordinal),
         }
     }
@@ -68,6 +77,7 @@ pub fn open(
 ) -> Result<Box<dyn Executor>, ExecError> {
     Ok(match device.cuda_ordinal() {
         Some(ordinal) => Box::new(CudaExecutor::open(ordinal, plan, weights)?),
+        None if device == Device::Emulated => Box::new(EmulatedExecutor::open(plan, weights)?),
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })
 }
@@ -91,6 +101,7 @@ mod tests {
         assert_eq!(device("cpu"), Some(Device::Cpu));
         assert_eq!(device("cuda"), Some(Device::Cuda(0)));
         assert_eq!(device("cuda:3"), Some(Device::Cuda(3)));
+        assert_eq!(device("emulated"), Some(Device::Emulated));
         for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "cuda3"] {
             assert_eq!(device(name), None, "{name:?}");
         }

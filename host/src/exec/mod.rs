@@ -1,8 +1,9 @@
-//! Executors: what runs a plan. The CPU in f32, and CUDA; one trait, one suite of tests.
+//! Executors: what runs a plan. The CPU in f32, CUDA, and CUDA's kernels emulated; one trait, one suite of tests.
 
 pub mod cpu;
 pub mod cuda;
 mod device;
+pub mod emulated;
 mod inputs;
 mod lower;
 #[cfg(test)]
@@ -59,7 +60,7 @@ pub trait Executor: Send {
     /// Runs one step and waits for it.
     ///
     /// # Errors
-    /// [`ExecError::Step`] for inputs beyond the plan's bounds or the cache, [`ExecError::Driver`].
+    /// [`ExecError::Step`] for inputs beyond the plan's bounds or the cache, [`ExecError::Driver`], [`ExecError::Fault`].
     fn run(
         &mut self,
         plan: PreparedPlan,
@@ -111,4 +112,7 @@ pub enum ExecError {
         /// The driver's word.
         error: String,
     },
+    /// The emulator found a fault of a kernel: its report, of several lines.
+    #[error(transparent)]
+    Fault(#[from] simt::Fault),
 }

@@ -1,0 +1,215 @@
+//! The emulated executor: the launches of the CUDA executor, run on the CPU with every access checked.
+//!
+//! It says whether kernels are right, where there is no GPU, and is slow. Each weight, table, pool of the cache,
+//! activation and step buffer is a buffer of its own, under the name that the plan gives it: a report names it, and an
+//! access that leaves it is found, which in an arena would reach its neighbour.
+
+use cuda_std::launch::Launch;
+use simt::{Init, Memory};
+
+use super::lower::{self, Addresses, KvPool};
+use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
+use crate::plan::{Plan, Rows, StepInputs, View, Weight};
+
+/// What a step input is that the step does not say: as an index it is out of every bound.
+const UNSET: u32 = u32::MAX;
+
+/// Runs plans on the emulator.
+pub struct EmulatedExecutor {
+    memory: Memory,
+    weights: Vec<u64>,
+    constants: Vec<u64>,
+    kv_pools: Vec<KvPool>,
+    prepared: Vec<Prepared>,
+    /// Launches that have run. Each one's number is its seed: all run in different orders, and every time in the same.
+    num_launches: u64,
+}
+
+/// A plan, and where the buffers of its own lie.
+struct Prepared {
+    plan: Plan,
+    addresses: Addresses,
+    launches: Vec<Launch>,
+}
+
+impl EmulatedExecutor {
+    /// Reads the weights of `plan` and makes room for its KV cache, which holds nothing.
+    ///
+    /// # Errors
+    /// [`ExecError::Weights`] from `weights`.
+    pub fn open(plan: &Plan, weights: &dyn WeightSource) -> Result<Self, ExecError> {
+        let mut memory = Memory::new();
+        let weights = plan.weights.iter().map(|weight| upload(&mut memory, weight, weights));
+        let weights = weights.collect::<Result<_, _>>()?;
+        let tables = plan.constants.iter();
+        let constants = tables
+            .map(|table| memory.alloc(&table.name, Init::Bytes(bytemuck::cast_slice(&table.data))))
+            .collect();
+        let pool_bytes = plan.kv.pool_elems() * plan.kv.dtype.block_bytes();
+        let mut pool = |name, layer| {
+            memory.alloc(format!("layers.{layer}.{name}"), Init::Poisoned(pool_bytes))
+        };
+        let kv_pools = (0..plan.kv.num_layers)
+            .map(|layer| KvPool { k: pool("k_cache", layer), v: pool("v_cache", layer) })
+            .collect();
+        Ok(EmulatedExecutor {
+            memory,
+            weights,
+            constants,
+            kv_pools,
+            prepared: Vec::new(),
+            num_launches: 0,
+        })
+    }
+}
+
+impl Executor for EmulatedExecutor {
+    fn describe(&self) -> String {
+        "emulator (sm_90a kernels on the CPU)".to_owned()
+    }
+
+    fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
+        let memory = &mut self.memory;
+        let mut alloc = |name: &str, bytes| memory.alloc(name, Init::Poisoned(bytes));
+        let tensors = plan.tensors.iter().map(|tensor| {
+            let rows = match tensor.rows {
+                Rows::Tokens => plan.bounds.max_tokens,
+                Rows::Logits => plan.bounds.max_logit_rows,
+            };
+            alloc(&tensor.name, rows * tensor.width * tensor.dtype.block_bytes())
+        });
+        let addresses = Addresses {
+            weights: self.weights.clone(),
+            constants: self.constants.clone(),
+            kv_pools: self.kv_pools.clone(),
+            tensors: tensors.collect(),
+            step: alloc("step inputs", plan.step_layout().len * size_of::<u32>()),
+            workspace: alloc("workspace", lower::workspace_bytes(plan)),
+        };
+        let launches = lower::lower(plan, &addresses)?;
+        self.prepared.push(Prepared { plan: plan.clone(), addresses, launches });
+        Ok(PreparedPlan(self.prepared.len() - 1))
+    }
+
+    fn run(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        want: Want,
+    ) -> Result<StepOutput, ExecError> {
+        let Some(Prepared { plan, addresses, launches }) = self.prepared.get(plan.0) else {
+            return Err(ExecError::Step(format!("no plan {} was prepared", plan.0)));
+        };
+        inputs::check(plan, inputs)?;
+        start_step(&mut self.memory, plan, addresses, inputs);
+        for launch in launches {
+            launch.emulate(&mut self.memory, self.num_launches)?;
+            self.num_launches += 1;
+        }
+        let rows = |view| read_rows(&self.memory, plan, addresses, view, inputs.logit_rows.len());
+        let mut output = StepOutput::default();
+        match want {
+            Want::Nothing => {}
+            Want::NextTokens => output.next_tokens = rows(plan.next_tokens),
+            Want::Logits => {
+                output.logits = rows(plan.logits).into_iter().map(f32::from_bits).collect();
+            }
+        }
+        Ok(output)
+    }
+}
+
+/// Reads a weight into a buffer of its own.
+fn upload(
+    memory: &mut Memory,
+    weight: &Weight,
+    source: &dyn WeightSource,
+) -> Result<u64, ExecError> {
+    // Words, so that the source may write elements and not bytes.
+    let mut words = vec![0u32; weight.bytes().div_ceil(size_of::<u32>())];
+    let bytes = &mut bytemuck::cast_slice_mut(&mut words)[..weight.bytes()];
+    source.read(weight, bytes)?;
+    Ok(memory.alloc(&weight.name, Init::Bytes(bytes)))
+}
+
+/// Takes back what the last step left in the activations, and brings the inputs of this one.
+fn start_step(memory: &mut Memory, plan: &Plan, addresses: &Addresses, inputs: &StepInputs) {
+    for &buffer in addresses.tensors.iter().chain([&addresses.workspace]) {
+        memory.poison(buffer).expect("a buffer that was allocated");
+    }
+    let layout = plan.step_layout();
+    let mut step = vec![UNSET; layout.len];
+    inputs.write(&layout, &plan.bounds, &mut step);
+    let written = memory.write(addresses.step, bytemuck::cast_slice(&step));
+    written.expect("a buffer of the layout's length");
+}
+
+/// The first `num_rows` rows of `view`, whose elements take four bytes.
+fn read_rows(
+    memory: &Memory,
+    plan: &Plan,
+    addresses: &Addresses,
+    view: View,
+    num_rows: usize,
+) -> Vec<u32> {
+    let row_width = plan.tensor(view.tensor).width;
+    let mut rows = vec![0; num_rows * view.width];
+    for (row, out) in rows.chunks_exact_mut(view.width).enumerate() {
+        let start = (row * row_width + view.start) * size_of::<u32>();
+        let address = addresses.tensors[view.tensor.0] + start as u64;
+        let read = memory.read(address, bytemuck::cast_slice_mut(out));
+        read.expect("rows within the plan's bounds, as the step's inputs are");
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::testing::plan;
+    use simt::{Fault, FaultKind};
+
+    /// Every element is 1.
+    struct Ones;
+
+    impl WeightSource for Ones {
+        fn read(&self, _: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+            bytemuck::cast_slice_mut(out).fill(1.0f32);
+            Ok(())
+        }
+    }
+
+    fn inputs() -> StepInputs {
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&[7, 3], 0, &[1], 0..2);
+        inputs
+    }
+
+    #[test]
+    fn a_fault_names_the_activation() {
+        let mut plan = plan();
+        plan.ops.remove(0);
+        let mut executor = EmulatedExecutor::open(&plan, &Ones).unwrap();
+        let prepared = executor.prepare(&plan).unwrap();
+        let error = executor.run(prepared, &inputs(), Want::Logits).err();
+        let Some(ExecError::Fault(Fault { kind: FaultKind::Uninitialised(access), .. })) = &error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!(access.buffer.as_ref().unwrap().name, "x");
+    }
+
+    #[test]
+    fn a_step_finds_nothing_of_the_last_one() {
+        let plan = plan();
+        let mut executor = EmulatedExecutor::open(&plan, &Ones).unwrap();
+        let prepared = executor.prepare(&plan).unwrap();
+        executor.run(prepared, &inputs(), Want::Nothing).unwrap();
+        let EmulatedExecutor { memory, prepared, .. } = &mut executor;
+        let Prepared { plan, addresses, .. } = &prepared[0];
+        let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.logits, 1);
+        assert_ne!(rows(memory), [u32::MAX; 4]);
+        start_step(memory, plan, addresses, &inputs());
+        assert_eq!(rows(memory), [u32::MAX; 4]);
+    }
+}
