@@ -88,12 +88,12 @@ instruction! {
 #[track_caller]
 fn shuffle(mnemonic: &'static str, value: u32, from: u32) -> u32 {
     // A lane brings its value, and the number of the lane whose value it wants.
-    let brought = u64::from(from % WARP_SIZE) << 32 | u64::from(value);
-    let got = simt::device::collective(mnemonic, FULL_MASK, brought, |lanes| {
+    let brought = [value, from % WARP_SIZE];
+    let [got, ..] = simt::device::collective(mnemonic, FULL_MASK, &brought, |lanes| {
         let brought = *lanes;
-        lanes.iter_mut().for_each(|lane| *lane = brought[(*lane >> 32) as usize]);
+        lanes.iter_mut().for_each(|lane| *lane = brought[lane[1] as usize]);
     });
-    got as u32
+    got
 }
 
 /// Index of the thread in its warp, of a one-dimensional block.

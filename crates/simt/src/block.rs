@@ -25,6 +25,9 @@ pub(crate) struct Copy {
     pub location: &'static Location<'static>,
 }
 
+/// What a lane brings to a collective, and what it gets.
+pub type Words = [u32; 12];
+
 /// A thread of a block.
 #[derive(Default)]
 pub(crate) struct Thread {
@@ -32,7 +35,7 @@ pub(crate) struct Thread {
     waits: Option<(Point, &'static Location<'static>)>,
     pub ended: bool,
     /// What the collective that it waited for gave it.
-    pub result: u64,
+    pub result: Words,
     /// Its asynchronous copies: the groups that it has closed, and the one that is open.
     pub groups: VecDeque<Vec<Copy>>,
     pub open_group: Vec<Copy>,
@@ -51,7 +54,7 @@ pub(crate) enum Point {
 struct Meeting {
     point: Point,
     arrived: Vec<usize>,
-    values: [u64; WARP_SIZE],
+    values: [Words; WARP_SIZE],
 }
 
 /// A resident block.
@@ -137,25 +140,25 @@ impl Block {
         Ok(start)
     }
 
-    /// Thread `thread` reaches `point` with `value`. If it is the last, `finish` turns what all
+    /// Thread `thread` reaches `point` with `words`. If it is the last, `finish` turns what all
     /// brought into what each gets; gives the threads that waited and go on, or `None` if `thread`
     /// has to wait itself.
     pub fn meet(
         &mut self,
         thread: usize,
         point: Point,
-        value: u64,
+        words: Words,
         location: &'static Location<'static>,
-        finish: impl FnOnce(&mut [u64; WARP_SIZE]),
+        finish: impl FnOnce(&mut [Words; WARP_SIZE]),
     ) -> Option<Vec<usize>> {
         let found = self.meetings.iter().position(|meeting| meeting.point == point);
         let meeting = found.unwrap_or_else(|| {
-            let values = [0; WARP_SIZE];
+            let values = [Words::default(); WARP_SIZE];
             self.meetings.push(Meeting { point, arrived: Vec::new(), values });
             self.meetings.len() - 1
         });
         self.meetings[meeting].arrived.push(thread);
-        self.meetings[meeting].values[thread % WARP_SIZE] = value;
+        self.meetings[meeting].values[thread % WARP_SIZE] = words;
         if self.meetings[meeting].arrived.len() < self.wanted(point) {
             self.threads[thread].waits = Some((point, location));
             return None;

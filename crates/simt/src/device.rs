@@ -6,6 +6,7 @@
 
 use crate::SYNC_WARP;
 use crate::block::Point;
+pub use crate::block::Words;
 use crate::clock::WARP_SIZE;
 use crate::fault::FaultKind;
 use crate::machine::{Machine, Space, Span};
@@ -98,37 +99,39 @@ pub fn wait_group(pending: usize) {
 /// before what they do behind it.
 #[track_caller]
 pub fn sync_threads() {
-    meet(|_| Point::Barrier, 0, |_| ());
+    meet(|_| Point::Barrier, Words::default(), |_| ());
 }
 
 /// Waits for the lanes `mask` of the warp, and orders what they did before it before what they do
 /// behind it.
 #[track_caller]
 pub fn sync_warp(mask: u32) {
-    collective(SYNC_WARP, mask, 0, |_| ());
+    collective(SYNC_WARP, mask, &[], |_| ());
 }
 
-/// Meets the lanes `mask` of the warp in `instruction`: `finish` turns what each lane brought into
-/// what it gets. It orders no memory accesses.
+/// Meets the lanes `mask` of the warp in `instruction`: `finish` turns the words that each lane
+/// brought, at most 12, into what it gets. It orders no memory accesses.
 #[track_caller]
 pub fn collective(
     instruction: &'static str,
     mask: u32,
-    value: u64,
-    finish: impl FnOnce(&mut [u64; WARP_SIZE]),
-) -> u64 {
+    brought: &[u32],
+    finish: impl FnOnce(&mut [Words; WARP_SIZE]),
+) -> Words {
     let point = |thread| Point::Warp { warp: thread / WARP_SIZE, instruction, mask };
-    meet(point, value, finish)
+    let mut words = Words::default();
+    words[..brought.len()].copy_from_slice(brought);
+    meet(point, words, finish)
 }
 
 #[track_caller]
 fn meet(
     point: impl FnOnce(usize) -> Point,
-    value: u64,
-    finish: impl FnOnce(&mut [u64; WARP_SIZE]),
-) -> u64 {
+    words: Words,
+    finish: impl FnOnce(&mut [Words; WARP_SIZE]),
+) -> Words {
     let met = with(|machine, location| {
-        Ok(machine.meet(point(machine.current.1), value, location, finish))
+        Ok(machine.meet(point(machine.current.1), words, location, finish))
     });
     met.unwrap_or_else(|| {
         suspend();

@@ -1,6 +1,6 @@
 //! The state of a launch that runs, and what each instruction does to it.
 
-use crate::block::{Block, Copy, Point};
+use crate::block::{Block, Copy, Point, Words};
 use crate::clock::WARP_SIZE;
 use crate::fault::{Fault, FaultKind, MemoryAccess, Party, Waiting};
 use crate::geometry::Geometry;
@@ -277,18 +277,18 @@ impl Machine {
     pub fn meet(
         &mut self,
         point: Point,
-        value: u64,
+        words: Words,
         location: At,
-        finish: impl FnOnce(&mut [u64; WARP_SIZE]),
-    ) -> Option<u64> {
+        finish: impl FnOnce(&mut [Words; WARP_SIZE]),
+    ) -> Option<Words> {
         let (block, thread) = self.current;
-        let released = self.block().meet(thread, point, value, location, finish)?;
+        let released = self.block().meet(thread, point, words, location, finish)?;
         self.runnable.extend(released.into_iter().map(|thread| (block, thread)));
         Some(self.result())
     }
 
     /// What the last collective gave to the thread that runs.
-    pub fn result(&mut self) -> u64 {
+    pub fn result(&mut self) -> Words {
         let thread = self.current.1;
         self.block().threads[thread].result
     }

@@ -69,10 +69,10 @@ fn a_warp_s_barrier_orders_its_own_lanes_alone() {
             }
             if i == reader {
                 // In the order of time, which alone orders nothing.
-                device::collective("vote", u32::MAX, 0, |_| ());
+                device::collective("vote", u32::MAX, &[], |_| ());
                 assert_eq!(get(0), 7);
             } else {
-                device::collective("vote", u32::MAX, 0, |_| ());
+                device::collective("vote", u32::MAX, &[], |_| ());
             }
         })
     };
