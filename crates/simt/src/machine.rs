@@ -18,6 +18,8 @@ pub enum Space {
     Global,
     /// The block's shared memory.
     Shared,
+    /// The shared memory of the cluster's blocks: an address of `map_shared`, or of the own block.
+    Cluster,
 }
 
 /// Bytes to be accessed.
@@ -149,7 +151,7 @@ impl Machine {
         let Block { index, clocks, shared, .. } = &mut self.blocks[block];
         let regions = match space {
             Space::Global => &mut self.memory.regions,
-            Space::Shared => shared,
+            Space::Shared | Space::Cluster => shared,
         };
         let access = |buffer| Box::new(MemoryAccess { writes, bytes: len, buffer, address });
         let Some(region) = regions.at_mut(address) else {

@@ -4,6 +4,20 @@
 //! Every function outside of a launch; and where a check fails, with a payload that ends the
 //! launch.
 
+mod atomic;
+mod barrier;
+mod bulk;
+mod cluster;
+mod mbarrier;
+mod wgmma;
+
+pub use atomic::*;
+pub use barrier::*;
+pub use bulk::*;
+pub use cluster::*;
+pub use mbarrier::*;
+pub use wgmma::*;
+
 use crate::SYNC_WARP;
 use crate::block::Point;
 pub use crate::block::Words;

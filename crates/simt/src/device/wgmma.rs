@@ -1,0 +1,83 @@
+//! Asynchronous matrix products of a warpgroup: `D[64, n] = A[64, k] * B[n, k]^T (+ D)`.
+
+/// What the operands' elements are; the accumulator's are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// f16, k = 16.
+    F16,
+    /// bf16, k = 16.
+    Bf16,
+    /// e4m3, k = 32.
+    E4m3,
+    /// e5m2, k = 32.
+    E5m2,
+}
+
+/// Where A is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperandA {
+    /// In shared memory: a matrix descriptor.
+    Shared(u64),
+    /// In registers: the thread's fragment.
+    Registers([u32; 4]),
+}
+
+/// One `wgmma.mma_async`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wgmma {
+    /// Elements of A.
+    pub a_element: Element,
+    /// Elements of B.
+    pub b_element: Element,
+    /// A.
+    pub a: OperandA,
+    /// B, a matrix descriptor.
+    pub b: u64,
+    /// Whether A lies with its rows together (`imm-trans-a`, MN-major); only of 16-bit elements.
+    pub a_mn_major: bool,
+    /// Whether B lies so (`imm-trans-b`).
+    pub b_mn_major: bool,
+    /// Whether what D holds is added (`scale-d`).
+    pub accumulate: bool,
+}
+
+/// A thread's part of accumulators that may be in flight: what the emulator keeps in the place of
+/// registers.
+#[derive(Clone, Debug, Default)]
+pub struct Fragment {
+    pub(crate) key: Option<u64>,
+}
+
+/// `wgmma.fence`: the thread's registers, `values`, may be accumulated to from now on.
+#[track_caller]
+pub fn wgmma_fence(values: &[f32]) -> Fragment {
+    let _ = values;
+    todo!()
+}
+
+/// `wgmma.mma_async`: all 128 threads of the warpgroup start the same product.
+#[track_caller]
+pub fn wgmma(op: &Wgmma, accumulator: &mut Fragment) {
+    let _ = (op, accumulator);
+    todo!()
+}
+
+/// `wgmma.commit_group`: closes the group of the products since the last one.
+#[track_caller]
+pub fn wgmma_commit_group() {
+    todo!()
+}
+
+/// `wgmma.wait_group`: waits until at most `pending` of the newest groups are under way.
+#[track_caller]
+pub fn wgmma_wait_group(pending: usize) {
+    let _ = pending;
+    todo!()
+}
+
+/// Reads an accumulator to `values`: a fault if a product with it is not waited for.
+#[track_caller]
+pub fn wgmma_read(accumulator: &Fragment, values: &mut [f32]) {
+    let _ = (accumulator, values);
+    todo!()
+}
