@@ -53,7 +53,7 @@ pub(crate) enum Step {
 const IDLE_STEPS_PER_THREAD: usize = 1000;
 
 /// So many times in a row a thread makes the same load before it is taken to wait for a change.
-const SAME_LOADS: u32 = 4096;
+const SAME_LOADS: u32 = 256;
 
 /// A copy lands in one of so many steps.
 const LANDS_ONCE_IN: usize = 64;

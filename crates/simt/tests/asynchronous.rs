@@ -1,0 +1,391 @@
+//! What synchronises threads of Hopper's kernels, and what goes on while they do: by kernels written
+//! as closures.
+
+use simt::device::{self, Order, Scope};
+use simt::{Fault, FaultKind, Geometry, Init, Memory, Space};
+use std::sync::Arc;
+
+const SEEDS: u64 = 50;
+
+/// Runs a launch of `blocks`, in clusters of `cluster`, of `threads` under every seed.
+#[track_caller]
+fn run(
+    (blocks, cluster, threads): (u32, u32, u32),
+    buffer: &[u8],
+    body: impl Fn(u64) + Copy + Send + Sync + 'static,
+) -> Vec<Result<Vec<u8>, Fault>> {
+    let geometry = Geometry {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        cluster: [cluster, 1, 1],
+        shared_bytes: 4096,
+    };
+    let one = |seed| {
+        let mut memory = Memory::new();
+        let address = memory.alloc("buffer", Init::Bytes(buffer));
+        simt::emulate("test", geometry, Arc::new(move || body(address)), &mut memory, seed)?;
+        let mut bytes = vec![0; buffer.len()];
+        memory.read(address, &mut bytes).unwrap();
+        Ok(bytes)
+    };
+    (0..SEEDS).map(one).collect()
+}
+
+#[track_caller]
+fn assert_right(results: &[Result<Vec<u8>, Fault>], expected: &[u8]) {
+    for (seed, result) in results.iter().enumerate() {
+        match result {
+            Ok(bytes) => assert_eq!(bytes, expected, "seed {seed}"),
+            Err(fault) => panic!("seed {seed}: {fault}"),
+        }
+    }
+}
+
+#[track_caller]
+fn assert_wrong(results: &[Result<Vec<u8>, Fault>], is_right: impl Fn(&FaultKind) -> bool) {
+    for (seed, result) in results.iter().enumerate() {
+        match result {
+            Ok(_) => panic!("seed {seed}: the fault was not found"),
+            Err(fault) => assert!(is_right(&fault.kind), "seed {seed}: {fault}"),
+        }
+    }
+}
+
+fn thread() -> u32 {
+    device::thread_idx()[0]
+}
+
+fn block() -> u32 {
+    device::block_idx()[0]
+}
+
+fn set(space: Space, address: u64, value: u32) {
+    device::store(space, address, 4, &value.to_le_bytes());
+}
+
+fn get(space: Space, address: u64) -> u32 {
+    let mut bytes = [0; 4];
+    device::load(space, address, 4, &mut bytes);
+    u32::from_le_bytes(bytes)
+}
+
+/// An address of dynamic shared memory.
+fn shared(offset: u32) -> u32 {
+    device::dynamic_shared() + offset
+}
+
+/// Adds `value` atomically.
+fn add(address: u64, value: u64, order: Order) -> u64 {
+    let point = (Space::Global, address);
+    device::atomic(point, 4, (order, Scope::Gpu), |old| Some(old + value))
+}
+
+fn read(address: u64, order: Order) -> u64 {
+    device::atomic((Space::Global, address), 4, (order, Scope::Gpu), |_| None)
+}
+
+/// The last of eight blocks to come sums up what all have written.
+fn last_block_sums(address: u64, order: Order, fenced: bool) {
+    set(Space::Global, address + 4 + 4 * u64::from(block()), block() + 1);
+    if fenced {
+        device::fence(Scope::Gpu);
+    }
+    if add(address, 1, order) == 7 {
+        if fenced {
+            device::fence(Scope::Gpu);
+        }
+        let sum: u32 = (0..8).map(|i| get(Space::Global, address + 4 + 4 * i)).sum();
+        set(Space::Global, address + 36, sum);
+    }
+}
+
+#[test]
+fn atomics_order_as_they_say() {
+    let buffer = [0; 40];
+    let mut expected = [0; 40];
+    for (i, word) in [8, 1, 2, 3, 4, 5, 6, 7, 8, 36].into_iter().enumerate() {
+        expected[4 * i] = word;
+    }
+    let (one, race) = ((8, 1, 1), |kind: &FaultKind| matches!(kind, FaultKind::Race { .. }));
+    assert_right(&run(one, &buffer, |a| last_block_sums(a, Order::AcqRel, false)), &expected);
+    assert_right(&run(one, &buffer, |a| last_block_sums(a, Order::Relaxed, true)), &expected);
+    assert_wrong(&run(one, &buffer, |a| last_block_sums(a, Order::Relaxed, false)), race);
+    assert_wrong(&run(one, &buffer, |a| last_block_sums(a, Order::Release, false)), race);
+    assert_wrong(&run(one, &buffer, |a| last_block_sums(a, Order::Acquire, false)), race);
+}
+
+#[test]
+fn a_block_waits_for_another_one_s_flag() {
+    let body = |address: u64| {
+        if block() == 0 {
+            while read(address, Order::Acquire) == 0 {}
+            set(Space::Global, address + 8, get(Space::Global, address + 4));
+        } else {
+            set(Space::Global, address + 4, 5);
+            add(address, 1, Order::Release);
+        }
+    };
+    assert_right(&run((2, 1, 1), &[0; 12], body), &[1, 0, 0, 0, 5, 0, 0, 0, 5, 0, 0, 0]);
+}
+
+#[test]
+fn who_waits_for_what_nobody_writes_is_found() {
+    let atomic = run((1, 1, 4), &[0; 4], |address| while read(address, Order::Relaxed) == 0 {});
+    assert_wrong(&atomic[..2], |kind| matches!(kind, FaultKind::Livelock(_)));
+    let plain = run((1, 1, 1), &[0; 4], |address| while get(Space::Global, address) == 0 {});
+    assert_wrong(&plain[..2], |kind| matches!(kind, FaultKind::Livelock(_)));
+}
+
+#[test]
+fn a_plain_and_an_atomic_access_race() {
+    let body = |address: u64| {
+        if block() == 0 {
+            add(address, 1, Order::AcqRel);
+        } else {
+            get(Space::Global, address);
+        }
+    };
+    let raced = run((2, 1, 1), &[0; 4], body);
+    assert_wrong(&raced, |kind| matches!(kind, FaultKind::Race { .. }));
+    let within_a_block = |address: u64| {
+        let point = (Space::Global, address);
+        device::atomic(point, 4, (Order::Relaxed, Scope::Block), |old| Some(old + 1));
+    };
+    assert_right(&run((1, 1, 8), &[0; 4], within_a_block), &[8, 0, 0, 0]);
+    let raced = run((2, 1, 1), &[0; 4], within_a_block);
+    assert_wrong(&raced, |kind| matches!(kind, FaultKind::Race { .. }));
+}
+
+/// Warp 0 writes for warp 1, which tells it through a second barrier that it has read.
+fn producer_and_consumer(address: u64, rounds: u32, releases: bool) {
+    let (i, cell) = (thread() % 32, u64::from(shared(4 * (thread() % 32))));
+    for round in 0..rounds {
+        if thread() < 32 {
+            if round > 0 && releases {
+                device::bar_sync(2, Some(64));
+            }
+            set(Space::Shared, cell, round + i);
+            device::bar_arrive(1, 64);
+        } else {
+            device::bar_sync(1, Some(64));
+            let neighbour = u64::from(shared(4 * ((i + 1) % 32)));
+            set(Space::Global, address + 4 * u64::from(i), get(Space::Shared, neighbour));
+            if round + 1 < rounds && releases {
+                device::bar_arrive(2, 64);
+            }
+        }
+    }
+}
+
+#[test]
+fn named_barriers_order_producers_and_consumers() {
+    let expected: Vec<u8> = (0..32).flat_map(|i: u32| (2 + (i + 1) % 32).to_le_bytes()).collect();
+    assert_right(&run((1, 1, 64), &[0; 128], |a| producer_and_consumer(a, 3, true)), &expected);
+    let early = run((1, 1, 64), &[0; 128], |a| producer_and_consumer(a, 3, false));
+    assert_wrong(&early, |kind| {
+        matches!(kind, FaultKind::Race { .. } | FaultKind::Invalid(_) | FaultKind::Uninitialised(_))
+    });
+    let uneven = run((1, 1, 64), &[], |_| device::bar_sync(1, Some(32 + thread() / 32 * 32)));
+    assert_wrong(&uneven, |kind| matches!(kind, FaultKind::Invalid(_) | FaultKind::Deadlock(_)));
+}
+
+/// A pipeline of two stages, filled by bulk copies: the sum of `tiles` tiles of 16 words.
+fn pipeline(address: u64, tiles: u32, expected_bytes: u32, parity_shift: u32, releases: bool) {
+    let (full, empty) = (|stage| shared(8 * stage), |stage| shared(64 + 8 * stage));
+    let tile = |stage| shared(1024 + 64 * stage);
+    if thread() == 0 {
+        for stage in 0..2 {
+            device::mbarrier_init(full(stage), 1);
+            device::mbarrier_init(empty(stage), 32);
+        }
+        device::fence_mbarrier_init();
+    }
+    device::bar_sync(0, None);
+    let wait = |barrier, parity| while !device::mbarrier_try_wait(barrier, parity) {};
+    if thread() == 32 {
+        for i in 0..tiles {
+            let (stage, phase) = (i % 2, i / 2);
+            if releases {
+                wait(empty(stage), (phase + 1) % 2);
+            }
+            device::mbarrier_expect_tx(full(stage), expected_bytes);
+            device::mbarrier_arrive(full(stage), 1);
+            device::bulk_load(tile(stage), address + 64 * u64::from(i), 64, full(stage), None);
+        }
+    } else if thread() < 32 {
+        let mut sum = 0;
+        for i in 0..tiles {
+            let (stage, phase) = (i % 2, i / 2);
+            wait(full(stage), (phase + parity_shift) % 2);
+            sum += get(Space::Shared, u64::from(tile(stage) + 4 * (thread() % 16)));
+            device::mbarrier_arrive(empty(stage), 1);
+        }
+        if thread() < 16 {
+            set(Space::Global, address + u64::from(64 * tiles + 4 * thread()), sum);
+        }
+    }
+}
+
+#[test]
+fn an_mbarrier_s_phases_order_copies_and_readers() {
+    const TILES: u32 = 5;
+    let words: Vec<u8> = (0..16 * TILES).flat_map(u32::to_le_bytes).chain([0; 64]).collect();
+    let sums = (0..16).map(|i| (0..TILES).map(|tile| 16 * tile + i).sum::<u32>());
+    let mut expected = words.clone();
+    expected[64 * TILES as usize..]
+        .copy_from_slice(&sums.flat_map(u32::to_le_bytes).collect::<Vec<_>>());
+    let run = |body: fn(u64)| run((1, 1, 64), &words, body);
+    assert_right(&run(|a| pipeline(a, TILES, 64, 0, true)), &expected);
+    let not_waited_for = |kind: &FaultKind| matches!(kind, FaultKind::NotWaitedFor { .. });
+    assert_wrong(&run(|a| pipeline(a, TILES, 64, 1, true)), |kind| {
+        not_waited_for(kind) || matches!(kind, FaultKind::Uninitialised(_))
+    });
+    // The producer overwrites what is still read, or copies to where a copy is under way; or it
+    // expects bytes in a phase whose copy is not there.
+    assert_wrong(&run(|a| pipeline(a, TILES, 64, 0, false)), |kind| {
+        not_waited_for(kind)
+            || matches!(
+                kind,
+                FaultKind::Race { .. } | FaultKind::Invalid(_) | FaultKind::Deadlock(_)
+            )
+    });
+    assert_wrong(&run(|a| pipeline(a, TILES, 80, 0, true)), |kind| {
+        matches!(kind, FaultKind::Deadlock(_))
+    });
+    assert_wrong(&run(|a| pipeline(a, TILES, 0, 0, true)), |kind| {
+        not_waited_for(kind) || matches!(kind, FaultKind::Invalid(_))
+    });
+}
+
+#[test]
+fn a_deadlock_tells_the_state_of_the_mbarrier() {
+    let results = run((1, 1, 32), &[], |_| {
+        if thread() == 0 {
+            device::mbarrier_init(shared(16), 2);
+            device::mbarrier_expect_tx(shared(16), 48);
+            device::mbarrier_arrive(shared(16), 1);
+            while !device::mbarrier_try_wait(shared(16), 0) {}
+        }
+    });
+    let report = results[0].as_ref().unwrap_err().to_string();
+    assert!(
+        report.ends_with(
+            "waits for phase parity 0 of the mbarrier at `dynamic shared memory` + 16: it is in \
+             phase 0 (parity 0), with 1 of 2 arrivals and 48 bytes missing"
+        ),
+        "{report}"
+    );
+}
+
+/// Writes a tile and stores it as one copy.
+fn store_tile(address: u64, fenced: bool, commits: bool, waits: bool) {
+    set(Space::Shared, u64::from(shared(4 * thread())), thread());
+    if fenced {
+        device::fence_proxy_async();
+    }
+    device::bar_sync(0, None);
+    if thread() == 0 {
+        device::bulk_store(address, shared(0), 128);
+        if commits {
+            device::bulk_commit_group();
+        }
+        if waits {
+            device::bulk_wait_group(0, true);
+        }
+    }
+}
+
+#[test]
+fn what_tma_reads_is_fenced_committed_and_waited_for() {
+    let expected: Vec<u8> = (0..32).flat_map(u32::to_le_bytes).collect();
+    let run = |body: fn(u64)| run((1, 1, 32), &[0; 128], body);
+    assert_right(&run(|a| store_tile(a, true, true, true)), &expected);
+    assert_wrong(&run(|a| store_tile(a, false, true, true)), |kind| {
+        matches!(kind, FaultKind::Unfenced { .. })
+    });
+    let ends_early =
+        |kind: &FaultKind| matches!(kind, FaultKind::Invalid(why) if why.contains("ends before"));
+    assert_wrong(&run(|a| store_tile(a, true, true, false)), ends_early);
+    assert_wrong(&run(|a| store_tile(a, true, false, true)), ends_early);
+}
+
+/// Each block of a cluster reads what its neighbour wrote.
+fn read_neighbour(address: u64, arrives: bool, stays: bool) {
+    let rank = device::cluster_rank();
+    set(Space::Shared, u64::from(shared(4 * thread())), 100 * block() + thread());
+    let barrier = || {
+        device::cluster_arrive(true);
+        device::cluster_wait();
+    };
+    if arrives {
+        barrier();
+    }
+    let peer = device::map_shared(shared(4 * thread()), rank ^ 1);
+    let value = get(Space::Cluster, u64::from(peer));
+    set(Space::Global, address + u64::from(4 * (4 * block() + thread())), value);
+    if stays {
+        barrier();
+    }
+}
+
+#[test]
+fn a_cluster_s_blocks_read_each_other_s_memory() {
+    let words = (0..4_u32).flat_map(|block| (0..4).map(move |i| 100 * (block ^ 1) + i));
+    let expected: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+    let run = |body: fn(u64)| run((4, 2, 4), &[0; 64], body);
+    assert_right(&run(|a| read_neighbour(a, true, true)), &expected);
+    assert_wrong(&run(|a| read_neighbour(a, false, true)), |kind| {
+        matches!(kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_))
+    });
+    // Under some seed a block has ended when its neighbour reads.
+    let ended = run(|a| read_neighbour(a, true, false));
+    let gone = |result: &Result<_, Fault>| matches!(result, Err(Fault { kind: FaultKind::Invalid(why), .. }) if why.contains("has ended"));
+    assert!(ended.iter().any(gone));
+}
+
+#[test]
+fn a_multicast_copy_reaches_every_block_of_its_mask() {
+    let body = |address: u64| {
+        if thread() == 0 {
+            device::mbarrier_init(shared(0), 1);
+            device::fence_mbarrier_init();
+            device::mbarrier_expect_tx(shared(0), 16);
+            device::mbarrier_arrive(shared(0), 1);
+        }
+        device::cluster_arrive(true);
+        device::cluster_wait();
+        if thread() == 0 && device::cluster_rank() == 1 {
+            device::bulk_load(shared(64), address, 16, shared(0), Some(0b11));
+        }
+        while !device::mbarrier_try_wait(shared(0), 0) {}
+        let value = get(Space::Shared, u64::from(shared(64)));
+        if thread() == 0 {
+            set(Space::Global, address + 16 + u64::from(4 * block()), value);
+        }
+    };
+    let mut buffer = [7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
+    buffer.extend([0; 8]);
+    let mut expected = buffer.clone();
+    expected[16] = 7;
+    expected[20] = 7;
+    assert_right(&run((2, 2, 32), &buffer, body), &expected);
+}
+
+#[test]
+fn registers_move_from_warpgroup_to_warpgroup() {
+    let moves = |less: u32, more: u32| {
+        move |_| {
+            if thread() < 128 {
+                device::set_max_registers(less, false);
+            } else {
+                device::set_max_registers(more, true);
+            }
+        }
+    };
+    // 65,536 registers for 384 threads are 168 each.
+    assert_right(&run((1, 1, 384), &[], moves(40, 232))[..3], &[]);
+    let results = run((1, 1, 384), &[], moves(40, 240));
+    assert_wrong(&results[..3], |kind| matches!(kind, FaultKind::Deadlock(_)));
+    let results = run((1, 1, 384), &[], moves(41, 232));
+    assert_wrong(&results[..3], |kind| matches!(kind, FaultKind::Invalid(_)));
+}
