@@ -28,14 +28,20 @@
 #[macro_use]
 mod instruction;
 
+pub mod barrier;
+pub mod cluster;
 pub mod cp_async;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
+pub mod fence;
 mod global;
+pub mod grid;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch;
 pub mod math;
+pub mod mbarrier;
 pub mod prelude;
+pub mod registers;
 pub mod shared;
 pub mod thread;
 mod unroll;
@@ -43,6 +49,7 @@ pub mod warp;
 
 pub use cuda_std_macros::kernel;
 pub use global::{Global, GlobalMut};
+pub use mbarrier::Mbarrier;
 pub use shared::Shared;
 
 /// A panic on the device stops the kernel: `trap`.
