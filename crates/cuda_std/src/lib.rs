@@ -29,6 +29,7 @@
 mod instruction;
 
 pub mod barrier;
+pub mod bulk;
 pub mod cluster;
 pub mod cp_async;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -43,6 +44,7 @@ pub mod mbarrier;
 pub mod prelude;
 pub mod registers;
 pub mod shared;
+pub mod tensor_map;
 pub mod thread;
 mod unroll;
 pub mod warp;
@@ -51,6 +53,7 @@ pub use cuda_std_macros::kernel;
 pub use global::{Global, GlobalMut};
 pub use mbarrier::Mbarrier;
 pub use shared::Shared;
+pub use tensor_map::TensorMap;
 
 /// A panic on the device stops the kernel: `trap`.
 #[cfg(target_arch = "nvptx64")]

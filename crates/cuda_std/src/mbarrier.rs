@@ -45,6 +45,12 @@ impl Mbarrier {
         PeerMbarrier(cluster::mapa(self.0, rank))
     }
 
+    /// Address in the shared window.
+    #[inline(always)]
+    pub(crate) fn address(self) -> u32 {
+        self.0
+    }
+
     instruction! {
         /// Makes the barrier, in its first phase, of `count` arrivals a phase (1 to 2^20 - 1).
         "mbarrier.init.shared::cta.b64" => pub fn init(self, count: u32) {
@@ -176,6 +182,12 @@ impl Mbarrier {
 pub struct PeerMbarrier(u32);
 
 impl PeerMbarrier {
+    /// Address in the cluster's shared window.
+    #[inline(always)]
+    pub(crate) fn address(self) -> u32 {
+        self.0
+    }
+
     instruction! {
         /// Arrives at it. The block has not ended before: a barrier of the cluster sees to that.
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _" => pub fn arrive(self) {
