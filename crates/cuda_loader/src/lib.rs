@@ -8,7 +8,10 @@
 //! Linux on x86-64 and aarch64.
 
 mod symbols;
+mod tensor_map;
 mod trampolines;
+
+pub use tensor_map::{EncodeError, TiledTensorMap};
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
@@ -39,12 +42,25 @@ impl fmt::Display for Version {
 #[derive(Clone, Copy, Debug)]
 pub struct Driver {
     version: Version,
+    /// Newer than what `cust` declares; `None` if the driver does not have it.
+    encode_tiled: Option<tensor_map::EncodeTiled>,
 }
 
 impl Driver {
     /// The newest CUDA that the driver serves.
     pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// The opaque tensor map that copies of boxes of this tensor take (`cuTensorMapEncodeTiled`). Its copy in
+    /// global memory lies at a multiple of 64.
+    ///
+    /// # Errors
+    /// - [`EncodeError::Unsupported`] if the driver knows no tensor maps;
+    /// - [`EncodeError::Shape`] if the slices are not as long as they have to be;
+    /// - [`EncodeError::Refused`] with the driver's code for what it does not take.
+    pub fn encode_tensor_map(&self, tensor: &TiledTensorMap<'_>) -> Result<[u8; 128], EncodeError> {
+        tensor.encode(self.encode_tiled.ok_or(EncodeError::Unsupported)?)
     }
 }
 
@@ -91,7 +107,7 @@ fn load_library(path: &CStr) -> Result<Driver, LoadError> {
         return Err(LoadError::TooOld { found: version });
     }
     trampolines::fill(find);
-    Ok(Driver { version })
+    Ok(Driver { version, encode_tiled: tensor_map::function(find(c"cuTensorMapEncodeTiled")) })
 }
 
 /// Asks `cuDriverGetVersion`, which works before `cuInit`.

@@ -207,7 +207,7 @@ impl Launch {
 /// A type that a kernel can take as a parameter.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a kernel's parameter",
-    label = "expected `Global<T>`, `GlobalMut<T>`, `u32`, `i32`, `u64` or `f32`"
+    label = "expected `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64` or `f32`"
 )]
 pub trait KernelArg {
     /// What the launcher takes for it.

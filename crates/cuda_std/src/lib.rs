@@ -28,22 +28,32 @@
 #[macro_use]
 mod instruction;
 
+pub mod barrier;
+pub mod bulk;
+pub mod cluster;
 pub mod cp_async;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
+pub mod fence;
 mod global;
+pub mod grid;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch;
 pub mod math;
+pub mod mbarrier;
 pub mod prelude;
+pub mod registers;
 pub mod shared;
+pub mod tensor_map;
 pub mod thread;
 mod unroll;
 pub mod warp;
 
 pub use cuda_std_macros::kernel;
 pub use global::{Global, GlobalMut};
+pub use mbarrier::Mbarrier;
 pub use shared::Shared;
+pub use tensor_map::TensorMap;
 
 /// A panic on the device stops the kernel: `trap`.
 #[cfg(target_arch = "nvptx64")]

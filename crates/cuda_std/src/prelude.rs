@@ -1,4 +1,6 @@
 //! What a kernel's file imports: `use cuda_std::prelude::*`.
 
 pub use crate::shared::{dynamic_shared_mem, shared_array};
-pub use crate::{Global, GlobalMut, Shared, cp_async, kernel, math, thread, unroll, warp};
+pub use crate::{Global, GlobalMut, Mbarrier, Shared, TensorMap};
+pub use crate::{barrier, bulk, cluster, cp_async, fence, grid, registers, thread, warp};
+pub use crate::{kernel, math, unroll};

@@ -11,6 +11,20 @@ instruction! {
         simt::device::thread_idx()[0]
     }
 
+    /// Index of the thread in its block, y. CUDA C `threadIdx.y`.
+    "mov.u32 %tid.y" => pub fn thread_idx_y() -> u32 {
+        nvptx::_thread_idx_y() as u32
+    } host {
+        simt::device::thread_idx()[1]
+    }
+
+    /// Index of the thread in its block, z. CUDA C `threadIdx.z`.
+    "mov.u32 %tid.z" => pub fn thread_idx_z() -> u32 {
+        nvptx::_thread_idx_z() as u32
+    } host {
+        simt::device::thread_idx()[2]
+    }
+
     /// Index of the block in the grid, x. CUDA C `blockIdx.x`.
     "mov.u32 %ctaid.x" => pub fn block_idx_x() -> u32 {
         nvptx::_block_idx_x() as u32
@@ -39,6 +53,20 @@ instruction! {
         simt::device::block_dim()[0]
     }
 
+    /// Threads of a block, y. CUDA C `blockDim.y`.
+    "mov.u32 %ntid.y" => pub fn block_dim_y() -> u32 {
+        nvptx::_block_dim_y() as u32
+    } host {
+        simt::device::block_dim()[1]
+    }
+
+    /// Threads of a block, z. CUDA C `blockDim.z`.
+    "mov.u32 %ntid.z" => pub fn block_dim_z() -> u32 {
+        nvptx::_block_dim_z() as u32
+    } host {
+        simt::device::block_dim()[2]
+    }
+
     /// Blocks of the grid, x. CUDA C `gridDim.x`.
     "mov.u32 %nctaid.x" => pub fn grid_dim_x() -> u32 {
         nvptx::_grid_dim_x() as u32
@@ -51,6 +79,13 @@ instruction! {
         nvptx::_grid_dim_y() as u32
     } host {
         simt::device::grid_dim()[1]
+    }
+
+    /// Blocks of the grid, z. CUDA C `gridDim.z`.
+    "mov.u32 %nctaid.z" => pub fn grid_dim_z() -> u32 {
+        nvptx::_grid_dim_z() as u32
+    } host {
+        simt::device::grid_dim()[2]
     }
 
     /// Waits for all threads of the block, and makes their writes to shared and global memory

@@ -1,0 +1,174 @@
+//! Views of the shared memory of a cluster's blocks.
+
+use super::mapa;
+use crate::Shared;
+use core::marker::PhantomData;
+
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::Space;
+
+/// Shared memory of elements `T` of a block of the cluster, at an address of the cluster's window.
+#[repr(transparent)]
+pub struct PeerShared<T> {
+    address: u32,
+    marker: PhantomData<*mut T>,
+}
+
+impl<T> Clone for PeerShared<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for PeerShared<T> {}
+
+/// What `shared` is in block `rank` of the cluster. PTX `mapa.shared::cluster.u32`, CUDA C
+/// `cluster.map_shared_rank`.
+#[inline(always)]
+#[track_caller]
+pub fn map_shared<T: Copy>(shared: Shared<T>, rank: u32) -> PeerShared<T> {
+    PeerShared { address: mapa(shared.element(0), rank), marker: PhantomData }
+}
+
+impl<T: Copy> PeerShared<T> {
+    /// The view that starts `elems` elements on.
+    #[inline(always)]
+    #[must_use]
+    pub fn offset(self, elems: u32) -> Self {
+        PeerShared { address: self.element(elems), marker: PhantomData }
+    }
+
+    /// Address of element `index`.
+    #[inline(always)]
+    pub(crate) fn element(self, index: u32) -> u32 {
+        self.address.wrapping_add(index.wrapping_mul(size_of::<T>() as u32))
+    }
+}
+
+/// A number of 32 bits.
+pub trait Word: Copy {
+    /// The number of these bits.
+    fn from_bits(bits: u32) -> Self;
+
+    /// Its bits.
+    fn to_bits(self) -> u32;
+}
+
+impl Word for u32 {
+    #[inline(always)]
+    fn from_bits(bits: u32) -> Self {
+        bits
+    }
+
+    #[inline(always)]
+    fn to_bits(self) -> u32 {
+        self
+    }
+}
+
+impl Word for f32 {
+    #[inline(always)]
+    fn from_bits(bits: u32) -> Self {
+        f32::from_bits(bits)
+    }
+
+    #[inline(always)]
+    fn to_bits(self) -> u32 {
+        f32::to_bits(self)
+    }
+}
+
+impl<T: Word> PeerShared<T> {
+    /// Element `index`.
+    ///
+    /// # Safety
+    /// 1. `index` is inside the memory that the view stands for, and its block has not ended.
+    /// 2. The element is written, and no thread writes it at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn get(self, index: u32) -> T {
+        // SAFETY: the caller's promise.
+        T::from_bits(unsafe { ld(self.element(index)) })
+    }
+
+    /// Elements `index .. index + 4`, 16-byte aligned.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the memory that the view stands for, and 16-byte aligned; its
+    ///    block has not ended.
+    /// 2. They are written, and no thread writes them at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn get_v4(self, index: u32) -> [T; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { ld_v4(self.element(index)) }.map(T::from_bits)
+    }
+
+    /// Writes element `index`.
+    ///
+    /// # Safety
+    /// 1. `index` is inside the memory that the view stands for, and its block has not ended.
+    /// 2. No other thread reads or writes the element at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn set(self, index: u32, value: T) {
+        // SAFETY: the caller's promise.
+        unsafe { st(self.element(index), value.to_bits()) }
+    }
+
+    /// Writes elements `index .. index + 4`, 16-byte aligned.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the memory that the view stands for, and 16-byte aligned; its
+    ///    block has not ended.
+    /// 2. No other thread reads or writes them at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn set_v4(self, index: u32, values: [T; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { st_v4(self.element(index), values.map(T::to_bits)) }
+    }
+}
+
+instruction! {
+    "ld.shared::cluster.b32" => unsafe fn ld(address: u32) -> u32 {
+        let value;
+        asm!("ld.shared::cluster.b32 {}, [{}];", out(reg32) value, in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+        value
+    } host {
+        // SAFETY: any four bytes are a `u32`.
+        unsafe { crate::emulated::load(Space::Cluster, u64::from(address), 4) }
+    }
+
+    "ld.shared::cluster.v4.b32" => unsafe fn ld_v4(address: u32) -> [u32; 4] {
+        let (a, b, c, d);
+        asm!("ld.shared::cluster.v4.b32 {{{}, {}, {}, {}}}, [{}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+        [a, b, c, d]
+    } host {
+        // SAFETY: any 16 bytes are four words.
+        unsafe { crate::emulated::load(Space::Cluster, u64::from(address), 16) }
+    }
+
+    "st.shared::cluster.b32" => unsafe fn st(address: u32, value: u32) {
+        asm!("st.shared::cluster.b32 [{}], {};", in(reg32) address, in(reg32) value,
+            options(nostack, preserves_flags));
+    } host {
+        // SAFETY: a `u32` is four bytes.
+        unsafe { crate::emulated::store(Space::Cluster, u64::from(address), 4, value) }
+    }
+
+    "st.shared::cluster.v4.b32" => unsafe fn st_v4(address: u32, value: [u32; 4]) {
+        asm!("st.shared::cluster.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg32) address,
+            in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3],
+            options(nostack, preserves_flags));
+    } host {
+        // SAFETY: four words are 16 bytes.
+        unsafe { crate::emulated::store(Space::Cluster, u64::from(address), 16, value) }
+    }
+}
