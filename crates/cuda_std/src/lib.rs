@@ -40,6 +40,7 @@ pub mod shared;
 pub mod thread;
 mod unroll;
 pub mod warp;
+pub mod wgmma;
 
 pub use cuda_std_macros::kernel;
 pub use global::{Global, GlobalMut};
