@@ -34,7 +34,7 @@ macro_rules! for_each {
 macro_rules! for_each_16_columns {
     ($n:literal, [$($i:literal)*], ($f:ident, $values:expr)) => {{
         let v = &$values;
-        $(if $i % 8 == 0 && $i + 8 <= REGS {
+        $(if $i % 8 == 0 && $i + 7 < REGS {
             $f($i / 8, [
                 v[$i], v[$i + 1], v[$i + 2], v[$i + 3], v[$i + 4], v[$i + 5], v[$i + 6], v[$i + 7],
             ]);

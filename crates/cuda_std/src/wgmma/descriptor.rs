@@ -98,7 +98,7 @@ impl<E: Element, M: Major<E>> MatrixDescriptor<E, M> {
     /// | | K-major | MN-major |
     /// | --- | --- | --- |
     /// | leading, no swizzle | from 16 bytes of k to the next | from 8 of k to the next 8 |
-    /// | leading, swizzle | not read | from one row's columns to the next row's |
+    /// | leading, swizzle | not read | from the columns of one row to the next |
     /// | stride, no swizzle | from 8 rows to the next 8 | from 16 bytes of columns to the next |
     /// | stride, swizzle | from 8 rows to the next 8 | from 8 of k to the next 8 |
     #[inline(always)]

@@ -1,5 +1,6 @@
 //! Accumulators that the tensor cores are writing.
 
+use super::MAX_PENDING;
 use super::accumulator::Accumulator;
 use super::descriptor::{Major, MatrixDescriptor};
 use super::element::Element;
@@ -19,11 +20,11 @@ pub struct InFlight<const REGS: usize> {
     registers: simt::device::Fragment,
 }
 
-/// A thread's part of an operand A of elements `E`, in registers: of 16-bit elements `[64, 16]`, two
-/// in a register, of 8-bit ones `[64, 32]`, four in a register, the lower k in the lower bits.
+/// A thread's part of an operand A of elements `E`, in registers: `[64, 16]` of 16-bit elements, two
+/// in a register, or `[64, 32]` of 8-bit ones, four in a register; the lowest k in the lowest bits.
 ///
-/// Register `i` of thread `t` holds elements of row `t / 32 * 16 + t % 32 / 4 + i % 2 * 8`; `t % 4`
-/// counts registers along k, and `i / 2` the halves of k.
+/// Register `i` of thread `t` holds elements of row `t % 128 / 32 * 16 + t % 32 / 4 + i % 2 * 8`,
+/// the first of them at k = `t % 4 * 2 + i / 2 * 8`, or `t % 4 * 4 + i / 2 * 16` of 8-bit elements.
 #[derive(Clone, Copy)]
 pub struct FragmentA<E> {
     registers: [u32; 4],
@@ -31,8 +32,7 @@ pub struct FragmentA<E> {
 }
 
 impl<E: Element> FragmentA<E> {
-    /// The fragment of these registers. It is made before the [`Accumulator::start`] whose product
-    /// reads it: a register that is written behind the fence is not ordered before the product.
+    /// The fragment of these registers, all of them written where this stands.
     #[inline(always)]
     pub fn new(registers: [u32; 4]) -> Self {
         #[cfg(target_arch = "nvptx64")]
@@ -115,7 +115,8 @@ impl<const REGS: usize> InFlight<REGS> {
     ///
     /// # Safety
     /// 1. What [`InFlight::mma`] asks, of B.
-    /// 2. `a` is made before this accumulator's [`Accumulator::start`].
+    /// 2. Between the making of `a` and this call stands an [`Accumulator::start`] or a
+    ///    [`fence`](super::fence).
     #[inline(always)]
     #[track_caller]
     pub unsafe fn mma_rs<E: Element, B: Major<E>>(
@@ -140,6 +141,7 @@ impl<const REGS: usize> InFlight<REGS> {
     #[inline(always)]
     #[track_caller]
     pub fn wait<const PENDING: u32>(self) -> Accumulator<REGS> {
+        const { assert!(PENDING <= MAX_PENDING) };
         #[cfg(target_arch = "nvptx64")]
         {
             let mut registers = self.registers;

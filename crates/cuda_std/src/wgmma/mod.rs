@@ -27,7 +27,13 @@
 //!
 //! To keep one group of products under way while the next is started, [`wait_group`] says which
 //! groups have been read, so that their operands may be overwritten, and the accumulator stays in
-//! flight; its own [`wait`](InFlight::wait) comes behind the loop.
+//! flight; its own [`wait`](InFlight::wait) comes behind the loop. Each round has its [`fence`] or
+//! [`Accumulator::start`] right before its products.
+//!
+//! Values live in registers only as long as LLVM sees constant indices, and ptxas keeps products
+//! asynchronous only as long as no register of one in flight is touched: it says otherwise by a
+//! warning C75xx. So the fragments of the next product are packed after the wait for the last one
+//! that reads such (C7513).
 
 #[macro_use]
 mod registers;
@@ -44,6 +50,9 @@ pub use in_flight::{FragmentA, InFlight};
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
+
+/// Most groups that a wait can leave under way.
+const MAX_PENDING: u32 = 7;
 
 instruction! {
     /// Orders what the thread wrote to registers before the products that read them: at the head of
@@ -71,7 +80,7 @@ instruction! {
 #[inline(always)]
 #[track_caller]
 pub fn wait_group<const PENDING: u32>() {
-    const { assert!(PENDING <= 7, "at most seven groups can be left under way") };
+    const { assert!(PENDING <= MAX_PENDING) };
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: it waits, and touches nothing.
     unsafe {
