@@ -48,6 +48,7 @@ pub mod tensor_map;
 pub mod thread;
 mod unroll;
 pub mod warp;
+pub mod wgmma;
 
 pub use cuda_std_macros::kernel;
 pub use global::{Global, GlobalMut};
