@@ -41,6 +41,8 @@ mod global;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch;
 pub mod math;
+pub mod matrix;
+pub mod mma;
 pub mod prelude;
 pub mod shared;
 pub mod thread;
