@@ -21,7 +21,13 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(asm_experimental_arch, core_float_math, link_llvm_intrinsics, stdarch_nvptx)
+    feature(
+        abi_unadjusted,
+        asm_experimental_arch,
+        core_float_math,
+        link_llvm_intrinsics,
+        stdarch_nvptx
+    )
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
@@ -40,7 +46,9 @@ pub mod grid;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch;
 pub mod math;
+pub mod matrix;
 pub mod mbarrier;
+pub mod mma;
 pub mod prelude;
 pub mod registers;
 pub mod shared;

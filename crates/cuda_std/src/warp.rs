@@ -1,49 +1,103 @@
-//! What the 32 threads of a warp do together. All of them call these functions, converged.
+//! What the 32 threads of a warp do together: every lane of the mask, or the whole warp where a
+//! function takes none, calls it converged.
 //!
 //! The device bodies are LLVM's intrinsics, not `asm!`: LLVM knows them to be convergent and moves
 //! no call of them into a branch.
 
+#[cfg(not(target_arch = "nvptx64"))]
+mod emulated;
+mod redux;
+
+use crate::thread::thread_idx_x;
+pub use redux::*;
+
 /// Threads of a warp.
 pub const WARP_SIZE: u32 = 32;
 
+/// Threads of a warpgroup: four warps, the first of which is a multiple of four (SM 90).
+pub const WARPGROUP_SIZE: u32 = 128;
+
 /// All lanes.
-const FULL_MASK: u32 = u32::MAX;
+pub const FULL_MASK: u32 = u32::MAX;
 
-/// Segment and clamp operand of a shuffle over the whole warp.
+/// Clamp of a shuffle over the whole warp: its last lane.
 #[cfg(target_arch = "nvptx64")]
-const WHOLE_WARP: u32 = 0x1f;
+const LAST_LANE: u32 = 31;
+
+/// A lane's mask, or its value, and a predicate: what some instructions give.
+#[cfg(target_arch = "nvptx64")]
+#[repr(C)]
+struct WithPredicate(u32, bool);
 
 #[cfg(target_arch = "nvptx64")]
-unsafe extern "C" {
-    #[link_name = "llvm.nvvm.shfl.sync.bfly.f32"]
-    fn shfl_bfly_f32(mask: u32, value: f32, lane_mask: u32, clamp: u32) -> f32;
+unsafe extern "unadjusted" {
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
-    fn shfl_bfly_u32(mask: u32, value: u32, lane_mask: u32, clamp: u32) -> u32;
-    #[link_name = "llvm.nvvm.shfl.sync.idx.f32"]
-    fn shfl_idx_f32(mask: u32, value: f32, lane: u32, clamp: u32) -> f32;
+    fn shfl_bfly(mask: u32, value: u32, lane_mask: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
+    fn shfl_idx(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
+    fn shfl_up(mask: u32, value: u32, delta: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.down.i32"]
+    fn shfl_down(mask: u32, value: u32, delta: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn bar_warp_sync(mask: u32);
+    #[link_name = "llvm.nvvm.vote.all.sync"]
+    fn vote_all_sync(mask: u32, predicate: bool) -> bool;
+    #[link_name = "llvm.nvvm.vote.any.sync"]
+    fn vote_any_sync(mask: u32, predicate: bool) -> bool;
+    #[link_name = "llvm.nvvm.vote.ballot.sync"]
+    fn vote_ballot_sync(mask: u32, predicate: bool) -> u32;
+    #[link_name = "llvm.nvvm.match.any.sync.i32"]
+    fn match_any_sync(mask: u32, value: u32) -> u32;
+    #[link_name = "llvm.nvvm.match.all.sync.i32p"]
+    fn match_all_sync(mask: u32, value: u32) -> WithPredicate;
+    #[link_name = "llvm.nvvm.elect.sync"]
+    fn elect_sync(mask: u32) -> WithPredicate;
+    #[link_name = "llvm.nvvm.activemask"]
+    fn activemask() -> u32;
 }
 
-/// A value that a shuffle can carry from lane to lane.
+/// Keeps a convergent `asm!` that follows it where it stands.
+///
+/// rustc's `asm!` is not convergent to LLVM: between two branches on the same condition it is
+/// copied into both of them, where half a warp runs each copy. Not so in one block with a call that
+/// is convergent; ptxas removes this one, whose result nobody reads.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+pub(crate) fn stay_converged() {
+    // SAFETY: a read of the lanes that run.
+    unsafe { activemask() };
+}
+
+/// A value that a shuffle can carry from lane to lane: a register of 32 bits.
 pub trait Shuffle: Copy {
-    /// See [`shuffle_xor`].
-    fn shuffle_xor(self, lane_mask: u32) -> Self;
+    /// The register.
+    fn to_word(self) -> u32;
+    /// The value in a register.
+    fn from_word(word: u32) -> Self;
 }
 
 impl Shuffle for f32 {
     #[inline(always)]
-    #[track_caller]
-    fn shuffle_xor(self, lane_mask: u32) -> Self {
-        shuffle_xor_f32(self, lane_mask)
+    fn to_word(self) -> u32 {
+        self.to_bits()
+    }
+
+    #[inline(always)]
+    fn from_word(word: u32) -> Self {
+        f32::from_bits(word)
     }
 }
 
 impl Shuffle for u32 {
     #[inline(always)]
-    #[track_caller]
-    fn shuffle_xor(self, lane_mask: u32) -> Self {
-        shuffle_xor_u32(self, lane_mask)
+    fn to_word(self) -> u32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_word(word: u32) -> Self {
+        word
     }
 }
 
@@ -51,27 +105,72 @@ impl Shuffle for u32 {
 #[inline(always)]
 #[track_caller]
 pub fn shuffle_xor<T: Shuffle>(value: T, lane_mask: u32) -> T {
-    value.shuffle_xor(lane_mask)
+    shuffle_xor_among(FULL_MASK, value, lane_mask)
+}
+
+/// [`shuffle_xor`] of the lanes `mask`, which holds the lane that is read.
+#[inline(always)]
+#[track_caller]
+pub fn shuffle_xor_among<T: Shuffle>(mask: u32, value: T, lane_mask: u32) -> T {
+    T::from_word(shuffle_xor_word(mask, value.to_word(), lane_mask))
+}
+
+/// The value of lane `lane`, modulo 32. CUDA C `__shfl_sync`.
+#[inline(always)]
+#[track_caller]
+pub fn shuffle_idx<T: Shuffle>(value: T, lane: u32) -> T {
+    shuffle_idx_among(FULL_MASK, value, lane)
+}
+
+/// [`shuffle_idx`] of the lanes `mask`, which holds the lane that is read.
+#[inline(always)]
+#[track_caller]
+pub fn shuffle_idx_among<T: Shuffle>(mask: u32, value: T, lane: u32) -> T {
+    T::from_word(shuffle_idx_word(mask, value.to_word(), lane))
+}
+
+/// The value of lane `lane_id - delta`, the own one if there is no such lane; `delta` is below 32.
+/// CUDA C `__shfl_up_sync`.
+#[inline(always)]
+#[track_caller]
+pub fn shuffle_up<T: Shuffle>(value: T, delta: u32) -> T {
+    T::from_word(shuffle_up_word(value.to_word(), delta))
+}
+
+/// The value of lane `lane_id + delta`, the own one if there is no such lane; `delta` is below 32.
+/// CUDA C `__shfl_down_sync`.
+#[inline(always)]
+#[track_caller]
+pub fn shuffle_down<T: Shuffle>(value: T, delta: u32) -> T {
+    T::from_word(shuffle_down_word(value.to_word(), delta))
 }
 
 instruction! {
-    "shfl.sync.bfly.b32" => fn shuffle_xor_f32(value: f32, lane_mask: u32) -> f32 {
-        shfl_bfly_f32(FULL_MASK, value, lane_mask, WHOLE_WARP)
+    "shfl.sync.bfly.b32" => fn shuffle_xor_word(mask: u32, value: u32, lane_mask: u32) -> u32 {
+        shfl_bfly(mask, value, lane_mask, LAST_LANE)
     } host {
-        f32::from_bits(shuffle("shfl.sync.bfly.b32", value.to_bits(), lane_id() ^ lane_mask))
+        emulated::shuffle("shfl.sync.bfly.b32", mask, value, lane_id() ^ lane_mask % WARP_SIZE)
     }
 
-    "shfl.sync.bfly.b32" => fn shuffle_xor_u32(value: u32, lane_mask: u32) -> u32 {
-        shfl_bfly_u32(FULL_MASK, value, lane_mask, WHOLE_WARP)
+    "shfl.sync.idx.b32" => fn shuffle_idx_word(mask: u32, value: u32, lane: u32) -> u32 {
+        shfl_idx(mask, value, lane, LAST_LANE)
     } host {
-        shuffle("shfl.sync.bfly.b32", value, lane_id() ^ lane_mask)
+        emulated::shuffle("shfl.sync.idx.b32", mask, value, lane % WARP_SIZE)
     }
 
-    /// The value of lane `lane`. CUDA C `__shfl_sync`.
-    "shfl.sync.idx.b32" => pub fn shuffle_idx(value: f32, lane: u32) -> f32 {
-        shfl_idx_f32(FULL_MASK, value, lane, WHOLE_WARP)
+    "shfl.sync.up.b32" => fn shuffle_up_word(value: u32, delta: u32) -> u32 {
+        shfl_up(FULL_MASK, value, delta, 0)
     } host {
-        f32::from_bits(shuffle("shfl.sync.idx.b32", value.to_bits(), lane))
+        let from = lane_id().checked_sub(delta % WARP_SIZE).unwrap_or(lane_id());
+        emulated::shuffle("shfl.sync.up.b32", FULL_MASK, value, from)
+    }
+
+    "shfl.sync.down.b32" => fn shuffle_down_word(value: u32, delta: u32) -> u32 {
+        shfl_down(FULL_MASK, value, delta, LAST_LANE)
+    } host {
+        let from = lane_id() + delta % WARP_SIZE;
+        let from = if from < WARP_SIZE { from } else { lane_id() };
+        emulated::shuffle("shfl.sync.down.b32", FULL_MASK, value, from)
     }
 
     /// Waits for all lanes, and makes their writes to memory visible to each other. CUDA C
@@ -81,33 +180,89 @@ instruction! {
     } host {
         simt::device::sync_warp(FULL_MASK)
     }
+
+    /// [`sync_warp`] of the lanes `mask`, which holds the own one.
+    "bar.warp.sync" => pub fn sync_lanes(mask: u32) {
+        bar_warp_sync(mask)
+    } host {
+        emulated::check_membership("bar.warp.sync", mask);
+        simt::device::sync_warp(mask)
+    }
+
+    /// Whether `predicate` holds in all lanes of `mask`. CUDA C `__all_sync`.
+    "vote.sync.all.pred" => pub fn vote_all(mask: u32, predicate: bool) -> bool {
+        vote_all_sync(mask, predicate)
+    } host {
+        emulated::ballot("vote.sync.all.pred", mask, predicate) == mask
+    }
+
+    /// Whether `predicate` holds in any lane of `mask`. CUDA C `__any_sync`.
+    "vote.sync.any.pred" => pub fn vote_any(mask: u32, predicate: bool) -> bool {
+        vote_any_sync(mask, predicate)
+    } host {
+        emulated::ballot("vote.sync.any.pred", mask, predicate) != 0
+    }
+
+    /// The lanes of `mask` in which `predicate` holds. CUDA C `__ballot_sync`.
+    "vote.sync.ballot.b32" => pub fn ballot(mask: u32, predicate: bool) -> u32 {
+        vote_ballot_sync(mask, predicate)
+    } host {
+        emulated::ballot("vote.sync.ballot.b32", mask, predicate)
+    }
+
+    /// The lanes of `mask` whose `value` is that of the own one. CUDA C `__match_any_sync`.
+    "match.any.sync.b32" => pub fn match_any(mask: u32, value: u32) -> u32 {
+        match_any_sync(mask, value)
+    } host {
+        emulated::match_any("match.any.sync.b32", mask, value)
+    }
+
+    /// Whether `value` is the same in all lanes of `mask`. CUDA C `__match_all_sync`.
+    "match.all.sync.b32" => pub fn match_all(mask: u32, value: u32) -> bool {
+        match_all_sync(mask, value).1
+    } host {
+        emulated::match_any("match.all.sync.b32", mask, value) == mask
+    }
+
+    /// True in one lane of `mask`, always the same one for the same mask (SM 90).
+    "elect.sync" => pub fn elect(mask: u32) -> bool {
+        elect_sync(mask).1
+    } host {
+        emulated::ballot("elect.sync", mask, true);
+        lane_id() == mask.trailing_zeros()
+    }
+
+    /// Lanes that run this instruction together with the own one. CUDA C `__activemask`.
+    ///
+    /// Only the own lane is certain to be among them, and is all that the emulator gives: of lanes
+    /// that took the same branch some may have run ahead.
+    "activemask.b32" => pub fn active_mask() -> u32 {
+        activemask()
+    } host {
+        1 << lane_id()
+    }
 }
 
-/// A shuffle over the whole warp: the value of lane `from`, modulo 32.
-#[cfg(not(target_arch = "nvptx64"))]
+/// The index of the warpgroup in its one-dimensional block, and known to ptxas to be the same in
+/// the whole warp: else it serialises `wgmma` (warning C7518).
+#[inline(always)]
 #[track_caller]
-fn shuffle(mnemonic: &'static str, value: u32, from: u32) -> u32 {
-    // A lane brings its value, and the number of the lane whose value it wants.
-    let brought = [value, from % WARP_SIZE];
-    let [got, ..] = simt::device::collective(mnemonic, FULL_MASK, &brought, |lanes| {
-        let brought = *lanes;
-        lanes.iter_mut().for_each(|lane| *lane = brought[lane[1] as usize]);
-    });
-    got
+pub fn warpgroup_idx() -> u32 {
+    shuffle_idx(thread_idx_x() / WARPGROUP_SIZE, 0)
 }
 
 /// Index of the thread in its warp, of a one-dimensional block.
 #[inline(always)]
 #[track_caller]
 pub fn lane_id() -> u32 {
-    crate::thread::thread_idx_x() % WARP_SIZE
+    thread_idx_x() % WARP_SIZE
 }
 
 /// Index of the warp in its one-dimensional block.
 #[inline(always)]
 #[track_caller]
 pub fn warp_idx() -> u32 {
-    crate::thread::thread_idx_x() / WARP_SIZE
+    thread_idx_x() / WARP_SIZE
 }
 
 /// The sum of `value` over the warp, in every lane: five shuffles.

@@ -1,0 +1,276 @@
+//! Products of small matrices on the tensor cores, a warp each: `D = A * B + C` with A `[16, k]`,
+//! B `[k, 8]`, C and D `[16, 8]`. The whole warp calls these functions, converged.
+//!
+//! # Fragments
+//! Each lane holds a part of each matrix, of `group = lane_id / 4` and `pair = lane_id % 4`. For
+//! elements of 16 bits, `k = 16`, two to a word, the first in the lower half:
+//!
+//! | | element | row | column |
+//! | --- | --- | --- | --- |
+//! | A | `i` in `0..8` | `group + 8 * (i / 2 % 2)` | `2 * pair + i % 2 + 8 * (i / 4)` |
+//! | B | `i` in `0..4` | `2 * pair + i % 2 + 8 * (i / 2)` | `group` |
+//! | C, D | `i` in `0..4` | `group + 8 * (i / 2)` | `2 * pair + i % 2` |
+//!
+//! So A is what [`crate::matrix::load_x4`] gives of its quarters `[0..8, 0..8]`, `[8..16, 0..8]`,
+//! `[0..8, 8..16]` and `[8..16, 8..16]`; B what `load_x2` gives of its halves stored by columns, and
+//! `load_x2_trans` of those stored by rows; and two accumulators side by side, rounded to 16 bits,
+//! are an A.
+//!
+//! # Numerics
+//! The products are exact, and subnormal operands count as they are. The emulator adds the products
+//! and C in f64 and rounds once, to nearest; a NaN is `0x7fffffff`, or `0x7fff` in f16.
+//!
+//! The ISA leaves order and rounding of the sum open. A tensor core takes, as far as measurements
+//! tell (arXiv:2403.00232, arXiv:2512.07004), one step of 16 products on SM 90 and two of 8 on SM 80.
+//! In a step the products and C, or the step's before, are aligned to the greatest exponent `e`
+//! among them; bits of no more weight than `2^(e - 24)` are cut off, and so is what an f32 has no
+//! room for in the sum, or it is rounded to nearest to f16. So a step is off by less than
+//! `2^(e - 23)` for each summand and a unit in the last place of the sum.
+//!
+//! # FP8
+//! `mma.m16n8k32` of e4m3 and e5m2 asks for PTX 8.4, and on SM 90 ptxas makes of it conversions to
+//! f16, which are exact, and two products of `k = 16`: convert by `cvt`, and call those.
+
+use core::marker::PhantomData;
+use half::{bf16, f16};
+
+#[cfg(target_arch = "nvptx64")]
+use crate::warp::stay_converged;
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+
+/// A lane's eight elements of A `[16, 16]`.
+pub struct FragmentA<T> {
+    words: [u32; 4],
+    elements: PhantomData<T>,
+}
+
+/// A lane's four elements of B `[16, 8]`.
+pub struct FragmentB<T> {
+    words: [u32; 2],
+    elements: PhantomData<T>,
+}
+
+macro_rules! fragment {
+    ($name:ident, $count:literal) => {
+        impl<T> $name<T> {
+            /// The fragment in these registers, two elements each.
+            #[inline(always)]
+            pub fn from_words(words: [u32; $count]) -> Self {
+                $name { words, elements: PhantomData }
+            }
+        }
+
+        impl<T> Clone for $name<T> {
+            #[inline(always)]
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<T> Copy for $name<T> {}
+    };
+}
+
+fragment!(FragmentA, 4);
+fragment!(FragmentB, 2);
+
+/// A lane's four elements of C or D `[16, 8]` in f32.
+pub type Accumulator = [f32; 4];
+
+/// A lane's four elements of C or D `[16, 8]` in f16, two to a word.
+pub type AccumulatorF16 = [u32; 2];
+
+/// An element of A and B with sums in f32: [`f16`] or [`bf16`].
+pub trait Multiplicand: Copy {
+    /// See [`m16n8k16`].
+    fn m16n8k16(a: FragmentA<Self>, b: FragmentB<Self>, c: Accumulator) -> Accumulator;
+}
+
+impl Multiplicand for f16 {
+    #[inline(always)]
+    #[track_caller]
+    fn m16n8k16(a: FragmentA<Self>, b: FragmentB<Self>, c: Accumulator) -> Accumulator {
+        m16n8k16_f32_f16(a, b, c)
+    }
+}
+
+impl Multiplicand for bf16 {
+    #[inline(always)]
+    #[track_caller]
+    fn m16n8k16(a: FragmentA<Self>, b: FragmentB<Self>, c: Accumulator) -> Accumulator {
+        m16n8k16_f32_bf16(a, b, c)
+    }
+}
+
+/// `a * b + c` in f32.
+#[inline(always)]
+#[track_caller]
+pub fn m16n8k16<T: Multiplicand>(a: FragmentA<T>, b: FragmentB<T>, c: Accumulator) -> Accumulator {
+    T::m16n8k16(a, b, c)
+}
+
+/// The instruction `$mnemonic` with an f32 accumulator.
+#[cfg(target_arch = "nvptx64")]
+macro_rules! mma_f32 {
+    ($mnemonic:literal, $a:ident, $b:ident, $c:ident) => {{
+        let (a, b) = ($a.words, $b.words);
+        let [mut d0, mut d1, mut d2, mut d3] = $c;
+        stay_converged();
+        asm!(concat!($mnemonic, " {{{d0}, {d1}, {d2}, {d3}}}, {{{a0}, {a1}, {a2}, {a3}}}, ",
+                "{{{b0}, {b1}}}, {{{d0}, {d1}, {d2}, {d3}}};"),
+            d0 = inout(reg32) d0, d1 = inout(reg32) d1, d2 = inout(reg32) d2, d3 = inout(reg32) d3,
+            a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+            b0 = in(reg32) b[0], b1 = in(reg32) b[1],
+            options(nomem, nostack, preserves_flags));
+        [d0, d1, d2, d3]
+    }};
+}
+
+instruction! {
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => fn m16n8k16_f32_f16(
+        a: FragmentA<f16>, b: FragmentB<f16>, c: Accumulator
+    ) -> Accumulator {
+        mma_f32!("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", a, b, c)
+    } host {
+        emulated::mma_f32("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", (a, b, c), |bits| {
+            f16::from_bits(bits).to_f64()
+        })
+    }
+
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => fn m16n8k16_f32_bf16(
+        a: FragmentA<bf16>, b: FragmentB<bf16>, c: Accumulator
+    ) -> Accumulator {
+        mma_f32!("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", a, b, c)
+    } host {
+        emulated::mma_f32("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", (a, b, c), |bits| {
+            bf16::from_bits(bits).to_f64()
+        })
+    }
+
+    /// `a * b + c` in f16: on most devices as fast as in f32, with half the registers.
+    "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16" => pub fn m16n8k16_f16(
+        a: FragmentA<f16>, b: FragmentB<f16>, c: AccumulatorF16
+    ) -> AccumulatorF16 {
+        let (a, b) = (a.words, b.words);
+        let [mut d0, mut d1] = c;
+        stay_converged();
+        asm!("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 \
+                {{{d0}, {d1}}}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {{{d0}, {d1}}};",
+            d0 = inout(reg32) d0, d1 = inout(reg32) d1,
+            a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+            b0 = in(reg32) b[0], b1 = in(reg32) b[1],
+            options(nomem, nostack, preserves_flags));
+        [d0, d1]
+    } host {
+        emulated::mma_f16("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", a, b, c)
+    }
+}
+
+/// The warp brings its fragments, and each lane gets its elements of the product.
+#[cfg(not(target_arch = "nvptx64"))]
+mod emulated {
+    use super::{Accumulator, AccumulatorF16, FragmentA, FragmentB};
+    use crate::warp::FULL_MASK;
+    use half::f16;
+    use simt::device::{Words, collective};
+
+    const K: usize = 16;
+
+    /// First words of A, B and C in what a lane brings.
+    const A: usize = 0;
+    const B: usize = 4;
+    const C: usize = 6;
+
+    /// Element `i` of the words from `first` on.
+    fn half(words: &Words, first: usize, i: usize) -> u16 {
+        (words[first + i / 2] >> (16 * (i % 2))) as u16
+    }
+
+    /// A `[16, k]` and B `[k, 8]` of what the lanes brought.
+    fn operands(lanes: &[Words; 32], decode: fn(u16) -> f64) -> ([[f64; K]; 16], [[f64; 8]; K]) {
+        let (mut a, mut b) = ([[0.0; K]; 16], [[0.0; 8]; K]);
+        for (lane, words) in lanes.iter().enumerate() {
+            let (group, pair) = (lane / 4, lane % 4);
+            for i in 0..8 {
+                let (row, column) = (group + 8 * (i / 2 % 2), 2 * pair + i % 2 + 8 * (i / 4));
+                a[row][column] = decode(half(words, A, i));
+            }
+            for i in 0..4 {
+                b[2 * pair + i % 2 + 8 * (i / 2)][group] = decode(half(words, B, i));
+            }
+        }
+        (a, b)
+    }
+
+    /// Puts D in the place of what the lanes brought: `c` reads element `i` of C, and `d` writes the
+    /// sum to that of D.
+    fn multiply(
+        lanes: &mut [Words; 32],
+        decode: fn(u16) -> f64,
+        c: impl Fn(&Words, usize) -> f64,
+        d: impl Fn(&mut Words, usize, f64),
+    ) {
+        let (a, b) = operands(lanes, decode);
+        for (lane, words) in lanes.iter_mut().enumerate() {
+            let brought = *words;
+            *words = Words::default();
+            for i in 0..4 {
+                let (row, column) = (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2);
+                let products = (0..K).map(|k| a[row][k] * b[k][column]);
+                d(words, i, products.fold(c(&brought, i), |sum, product| sum + product));
+            }
+        }
+    }
+
+    #[track_caller]
+    pub fn mma_f32<T>(
+        mnemonic: &'static str,
+        (a, b, c): (FragmentA<T>, FragmentB<T>, Accumulator),
+        decode: fn(u16) -> f64,
+    ) -> Accumulator {
+        let [a0, a1, a2, a3] = a.words;
+        let [b0, b1] = b.words;
+        let [c0, c1, c2, c3] = c.map(f32::to_bits);
+        let brought = [a0, a1, a2, a3, b0, b1, c0, c1, c2, c3];
+        let [d0, d1, d2, d3, ..] = collective(mnemonic, FULL_MASK, &brought, |lanes| {
+            let c = |words: &Words, i| f64::from(f32::from_bits(words[C + i]));
+            multiply(lanes, decode, c, |words, i, sum| words[i] = round_to_f32(sum));
+        });
+        [d0, d1, d2, d3].map(f32::from_bits)
+    }
+
+    #[track_caller]
+    pub fn mma_f16(
+        mnemonic: &'static str,
+        a: FragmentA<f16>,
+        b: FragmentB<f16>,
+        c: AccumulatorF16,
+    ) -> AccumulatorF16 {
+        let [a0, a1, a2, a3] = a.words;
+        let [b0, b1] = b.words;
+        let brought = [a0, a1, a2, a3, b0, b1, c[0], c[1]];
+        let [d0, d1, ..] = collective(mnemonic, FULL_MASK, &brought, |lanes| {
+            let decode = |bits| f16::from_bits(bits).to_f64();
+            let c = |words: &Words, i| decode(half(words, C, i));
+            multiply(lanes, decode, c, |words, i, sum| {
+                words[i / 2] |= u32::from(round_to_f16(sum)) << (16 * (i % 2));
+            });
+        });
+        [d0, d1]
+    }
+
+    fn round_to_f32(sum: f64) -> u32 {
+        if sum.is_nan() { 0x7fff_ffff } else { (sum as f32).to_bits() }
+    }
+
+    fn round_to_f16(sum: f64) -> u16 {
+        if sum.is_nan() {
+            return 0x7fff;
+        }
+        // `half` looks at the upper 32 bits alone: the last of them stands for all below.
+        let bits = sum.to_bits();
+        let sticky = u64::from(bits as u32 != 0) << 32;
+        f16::from_f64(f64::from_bits(bits & !0xffff_ffff | sticky)).to_bits()
+    }
+}

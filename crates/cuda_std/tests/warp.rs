@@ -1,0 +1,282 @@
+//! What the lanes of a warp do together, against what the ISA's pages say.
+
+use cuda_std::launch::{DevicePtr, Geometry, Launch};
+use cuda_std::prelude::*;
+use simt::{Fault, FaultKind, Init, Memory};
+use warp::{FULL_MASK, WARP_SIZE};
+
+/// Orders that each kernel is run in.
+const SEEDS: u64 = 10;
+
+/// Threads of a block: two warps, so that one is not the first.
+const THREADS: u32 = 2 * WARP_SIZE;
+
+/// Runs a launch with a value a thread; gives `RESULTS` words a thread.
+fn run<const RESULTS: usize>(
+    values: &[u32],
+    seed: u64,
+    launch: impl Fn(Geometry, DevicePtr<u32>, DevicePtr<u32>) -> Launch,
+) -> Result<Vec<[u32; RESULTS]>, Fault> {
+    let mut memory = Memory::new();
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let x = memory.alloc("x", Init::Bytes(&bytes));
+    let mut bytes = vec![0; THREADS as usize * RESULTS * 4];
+    let out = memory.alloc("out", Init::Poisoned(bytes.len()));
+    let geometry = Geometry { grid: [1; 3], block: [THREADS, 1, 1], shared_bytes: 0 };
+    launch(geometry, DevicePtr::new(x), DevicePtr::new(out)).emulate(&mut memory, seed)?;
+    memory.read(out, &mut bytes).unwrap();
+    let words: Vec<u32> =
+        bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    Ok(words.as_chunks::<RESULTS>().0.to_vec())
+}
+
+/// Values in which lanes repeat each other, of both signs.
+fn values() -> Vec<u32> {
+    (0..THREADS).map(|i| (i % 5).wrapping_mul(0x9e37_79b9) ^ i / 32).collect()
+}
+
+/// Writes a thread's results.
+fn set_all<const RESULTS: usize>(out: GlobalMut<u32>, results: [u32; RESULTS]) {
+    for (at, value) in results.into_iter().enumerate() {
+        // SAFETY: as many words a thread.
+        unsafe { out.set(thread::thread_idx_x() as usize * RESULTS + at, value) };
+    }
+}
+
+/// Every shuffle, by a lane or a distance that differs from lane to lane where it may.
+#[kernel(launch_bounds(THREADS))]
+unsafe fn shuffles(amount: u32, x: Global<u32>, out: GlobalMut<u32>) {
+    // SAFETY: a word a thread.
+    let value = unsafe { x.get(thread::thread_idx_x() as usize) };
+    let results = [
+        warp::shuffle_xor(value, amount),
+        warp::shuffle_idx(value, warp::lane_id() * amount),
+        warp::shuffle_up(value, amount),
+        warp::shuffle_down(value, amount),
+        warp::shuffle_up(f32::from_bits(value), warp::lane_id()).to_bits(),
+    ];
+    set_all(out, results);
+}
+
+#[test]
+fn shuffles_read_the_lane_that_the_isa_says() {
+    // Numbers that are no NaN, all different.
+    let values: Vec<u32> = (0..THREADS).map(|i| 1000 + i).collect();
+    for amount in 0..2 * WARP_SIZE {
+        let got =
+            run::<5>(&values, 1, |geometry, x, out| shuffles::launch(geometry, amount, x, out));
+        for (i, got) in got.unwrap().into_iter().enumerate() {
+            let (first, lane) = (i as i32 / 32 * 32, i as i32 % 32);
+            // Only five bits of the operand count; a lane outside of the warp is the own one.
+            let b = amount as i32 % 32;
+            let value_of =
+                |j: i32| values[(first + if (0..32).contains(&j) { j } else { lane }) as usize];
+            let want = [
+                value_of(lane ^ b),
+                value_of(lane * amount as i32 % 32),
+                value_of(lane - b),
+                value_of(lane + b),
+                value_of(0),
+            ];
+            assert_eq!(got, want, "thread {i}, amount {amount}");
+        }
+    }
+}
+
+/// The lanes of a mask, and all others, each by themselves: every collective.
+#[kernel(launch_bounds(THREADS))]
+unsafe fn collectives(mask: u32, x: Global<u32>, out: GlobalMut<u32>) {
+    // SAFETY: a word a thread.
+    let value = unsafe { x.get(thread::thread_idx_x() as usize) };
+    let lane_id = warp::lane_id();
+    let mask = if mask >> lane_id & 1 == 1 { mask } else { !mask };
+    let first = mask.trailing_zeros();
+    let results = [
+        warp::ballot(mask, value % 2 == 1),
+        u32::from(warp::vote_all(mask, value % 2 == 1)),
+        u32::from(warp::vote_any(mask, value % 2 == 1)),
+        u32::from(warp::vote_all(mask, lane_id < 40)),
+        warp::match_any(mask, value),
+        u32::from(warp::match_all(mask, value)),
+        u32::from(warp::match_all(mask, mask)),
+        warp::redux_add(mask, value),
+        warp::redux_min_u32(mask, value),
+        warp::redux_max_u32(mask, value),
+        warp::redux_min_i32(mask, value as i32) as u32,
+        warp::redux_max_i32(mask, value as i32) as u32,
+        warp::redux_and(mask, value),
+        warp::redux_or(mask, value),
+        warp::redux_xor(mask, value),
+        warp::shuffle_idx_among(mask, value, first),
+        warp::shuffle_xor_among(mask, value, 0),
+        u32::from(warp::elect(mask)),
+        warp::active_mask() & 1 << lane_id,
+    ];
+    set_all(out, results);
+}
+
+/// What a lane must get of the `values` of its warp.
+fn oracle(mask: u32, lane: usize, values: &[u32]) -> [u32; 17] {
+    let mask = if mask >> lane & 1 == 1 { mask } else { !mask };
+    let members: Vec<usize> = (0..32).filter(|lane| mask & 1 << lane != 0).collect();
+    let lanes_where = |holds: &dyn Fn(u32) -> bool| -> u32 {
+        members.iter().filter(|&&lane| holds(values[lane])).map(|lane| 1 << lane).sum()
+    };
+    let all: Vec<u32> = members.iter().map(|&lane| values[lane]).collect();
+    let signed: Vec<i32> = all.iter().map(|&value| value as i32).collect();
+    let odd = lanes_where(&|value| value % 2 == 1);
+    let equal = lanes_where(&|value| value == values[lane]);
+    [
+        odd,
+        u32::from(odd == mask),
+        u32::from(odd != 0),
+        1,
+        equal,
+        u32::from(equal == mask),
+        1,
+        all.iter().map(|&value| u64::from(value)).sum::<u64>() as u32,
+        *all.iter().min().unwrap(),
+        *all.iter().max().unwrap(),
+        *signed.iter().min().unwrap() as u32,
+        *signed.iter().max().unwrap() as u32,
+        all.iter().fold(u32::MAX, |a, b| a & b),
+        all.iter().fold(0, |a, b| a | b),
+        all.iter().fold(0, |a, b| a ^ b),
+        all[0],
+        values[lane],
+    ]
+}
+
+#[test]
+fn collectives_take_the_lanes_of_their_mask() {
+    let constant = vec![7; THREADS as usize];
+    for (values, mask) in [values(), constant].iter().flat_map(|values| {
+        [FULL_MASK, 1, 0xffff, 0x8000_0001, 0x5555_5555, 0x7fff_fffe].map(|mask| (values, mask))
+    }) {
+        for seed in 0..SEEDS {
+            let got = run::<19>(values, seed, |geometry, x, out| {
+                collectives::launch(geometry, mask, x, out)
+            });
+            let mut elected = [0; 2];
+            for (i, got) in got.unwrap().into_iter().enumerate() {
+                let lane = i % 32;
+                let want = oracle(mask, lane, &values[i - lane..i - lane + 32]);
+                assert_eq!(got[..17], want, "thread {i}, mask {mask:#x}, seed {seed}");
+                elected[i / 32] += got[17];
+                assert_eq!(got[18], 1 << lane, "a lane is active itself");
+            }
+            assert_eq!(elected, [if mask == FULL_MASK { 1 } else { 2 }; 2], "one leader a mask");
+        }
+    }
+}
+
+/// A broken use of a partial mask.
+#[kernel(
+    launch_bounds(THREADS),
+    instances(
+        reads_inside = <0>,
+        reads_outside = <1>,
+        calls_from_outside = <2>,
+        votes_from_outside = <3>,
+        syncs_from_outside = <4>
+    )
+)]
+unsafe fn masked<const WHAT: u32>(x: Global<u32>, out: GlobalMut<u32>) {
+    const MASK: u32 = 0x0000_ffff;
+    // SAFETY: a word a thread.
+    let value = unsafe { x.get(thread::thread_idx_x() as usize) };
+    let in_mask = warp::lane_id() < 16;
+    let got = match WHAT {
+        0 if in_mask => warp::shuffle_xor_among(MASK, value, 8),
+        1 if in_mask => warp::shuffle_xor_among(MASK, value, 16),
+        2 => warp::shuffle_idx_among(MASK, value, 3),
+        3 => warp::ballot(MASK, true),
+        4 => {
+            warp::sync_lanes(MASK);
+            0
+        }
+        _ => 0,
+    };
+    set_all(out, [got]);
+}
+
+#[test]
+fn what_the_isa_does_not_define_is_a_fault() {
+    use masked::Instance;
+    let run = |instance| {
+        run::<1>(&values(), 3, move |geometry, x, out| masked::launch(instance, geometry, x, out))
+    };
+    run(Instance::reads_inside).unwrap();
+    for (instance, what) in [
+        (Instance::reads_outside, " in shfl.sync.bfly.b32 for lanes 0x0000ffff"),
+        (Instance::calls_from_outside, " calls shfl.sync.idx.b32 for lanes 0x0000ffff"),
+        (Instance::votes_from_outside, " calls vote.sync.ballot.b32 for lanes 0x0000ffff"),
+        (Instance::syncs_from_outside, " calls bar.warp.sync for lanes 0x0000ffff"),
+    ] {
+        let fault = run(instance).unwrap_err();
+        assert!(
+            matches!(&fault.kind, FaultKind::Panic(message) if message.contains(what)),
+            "{fault}"
+        );
+        assert!(fault.by.unwrap().location.contains("tests/warp.rs:"), "{instance:?}");
+    }
+}
+
+/// Half the warp exchanges through memory, ordered by its own barrier.
+#[kernel(launch_bounds(THREADS), instances(ordered = <true>, unordered = <false>))]
+unsafe fn half_warp<const SYNC: bool>(x: Global<u32>, out: GlobalMut<u32>) {
+    let i = thread::thread_idx_x();
+    // SAFETY: a word a thread.
+    unsafe {
+        let smem = shared_array![u32; THREADS as usize];
+        smem.set(i, x.get(i as usize));
+        if warp::lane_id() < 16 {
+            if SYNC {
+                warp::sync_lanes(0xffff);
+            }
+            out.set(i as usize, smem.get(i ^ 15));
+        } else {
+            out.set(i as usize, smem.get(i));
+        }
+    }
+}
+
+#[test]
+fn a_barrier_of_some_lanes_orders_them() {
+    use half_warp::Instance;
+    let values = values();
+    for seed in 0..SEEDS {
+        let run = |instance| {
+            run::<1>(&values, seed, |geometry, x, out| {
+                half_warp::launch(instance, geometry, x, out)
+            })
+        };
+        for (i, [got]) in run(Instance::ordered).unwrap().into_iter().enumerate() {
+            assert_eq!(got, values[if i % 32 < 16 { i ^ 15 } else { i }]);
+        }
+        assert!(matches!(
+            run(Instance::unordered).unwrap_err().kind,
+            FaultKind::Race { .. } | FaultKind::Uninitialised(_)
+        ));
+    }
+}
+
+/// Which warpgroup a thread is in.
+#[kernel(launch_bounds(384))]
+unsafe fn warpgroups(out: GlobalMut<u32>) {
+    // SAFETY: a word a thread.
+    unsafe { out.set(thread::thread_idx_x() as usize, warp::warpgroup_idx()) };
+}
+
+#[test]
+fn a_warpgroup_is_128_threads() {
+    let mut memory = Memory::new();
+    let out = memory.alloc("out", Init::Poisoned(384 * 4));
+    let geometry = Geometry { grid: [1; 3], block: [384, 1, 1], shared_bytes: 0 };
+    warpgroups::launch(geometry, DevicePtr::new(out)).emulate(&mut memory, 1).unwrap();
+    let mut bytes = [0; 384 * 4];
+    memory.read(out, &mut bytes).unwrap();
+    for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
+        assert_eq!(u32::from_le_bytes(*word), i as u32 / 128);
+    }
+}
