@@ -29,6 +29,7 @@
 mod instruction;
 
 pub mod cp_async;
+mod element;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
 mod global;
@@ -42,6 +43,7 @@ mod unroll;
 pub mod warp;
 
 pub use cuda_std_macros::kernel;
+pub use element::Element;
 pub use global::{Global, GlobalMut};
 pub use shared::Shared;
 
