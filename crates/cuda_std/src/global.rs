@@ -1,9 +1,13 @@
 //! Views of global memory.
 
+use crate::element::{Element, assert_one_access};
 #[cfg(target_arch = "nvptx64")]
-use core::arch::asm;
+use {
+    crate::element::{load_vec, reinterpret, store_vec},
+    core::arch::asm,
+};
 #[cfg(not(target_arch = "nvptx64"))]
-use simt::Space;
+use {crate::emulated, simt::Space};
 
 /// Read-only global memory of elements `T`: a kernel's parameter, `DevicePtr<T>` in its launcher.
 ///
@@ -51,11 +55,24 @@ impl<T> GlobalMut<T> {
     }
 }
 
-impl<T: Copy> Global<T> {
+impl<T> Global<T> {
     /// Whether the launch gave no memory for this optional operand.
     #[inline(always)]
     pub fn is_null(self) -> bool {
         self.0.is_null()
+    }
+
+    /// The address in global memory.
+    #[inline(always)]
+    pub fn address(self) -> u64 {
+        self.0.addr() as u64
+    }
+
+    /// The same memory as elements `U`, for which it is to be aligned.
+    #[inline(always)]
+    #[must_use]
+    pub fn cast<U>(self) -> Global<U> {
+        Global(self.0.cast())
     }
 
     /// The view that starts `elems` elements on.
@@ -85,7 +102,9 @@ impl<T: Copy> Global<T> {
     pub(crate) fn as_ptr(self) -> *const T {
         self.0
     }
+}
 
+impl<T: Element> Global<T> {
     /// Element `index`. PTX `ld.global`.
     ///
     /// # Safety
@@ -97,40 +116,66 @@ impl<T: Copy> Global<T> {
         // SAFETY: the caller keeps `index` inside, and writers away.
         unsafe { load(self.0.wrapping_add(index)) }
     }
-}
 
-impl Global<f32> {
-    /// Elements `index .. index + 4` through the read-only cache, not kept in L1: for weights that
-    /// are read once. CUDA C `__ldg` of a `float4`.
+    /// Elements `index .. index + N`, 1 to 16 bytes. PTX `ld.global.v2.b32`, `ld.global.v4.b32`;
+    /// CUDA C: a `float4`, of f32.
     ///
     /// # Safety
-    /// 1. The four elements are inside the memory that the view stands for, and 16-byte aligned.
-    /// 2. No thread writes them while the kernel runs.
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn stream_v4(self, index: usize) -> [f32; 4] {
-        // SAFETY: the caller's promise.
-        unsafe { ld_nc_stream_v4(self.0.wrapping_add(index)) }
-    }
-
-    /// Elements `index .. index + 4`. CUDA C: a `float4`.
-    ///
-    /// # Safety
-    /// 1. The four elements are inside the memory that the view stands for, and 16-byte aligned.
+    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    ///    together.
     /// 2. No thread writes them at the same time.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn get_v4(self, index: usize) -> [f32; 4] {
+    pub unsafe fn get_vec<const N: usize>(self, index: usize) -> [T; N] {
         // SAFETY: the caller's promise.
-        unsafe { ld_v4(self.0.wrapping_add(index)) }
+        unsafe { ld(self.0.wrapping_add(index)) }
+    }
+
+    /// Elements `index .. index + N`, 1 to 16 bytes, through the read-only cache and not kept in
+    /// L1: for what is read once. PTX `ld.global.nc.L1::no_allocate`; CUDA C `__ldg`.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    ///    together.
+    /// 2. No thread writes them while the kernel runs.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn stream_vec<const N: usize>(self, index: usize) -> [T; N] {
+        // SAFETY: the caller's promise.
+        unsafe { ld_nc(self.0.wrapping_add(index)) }
+    }
+
+    /// As [`Global::stream_vec`], and 256 bytes are brought to L2: for weights that the grid reads
+    /// from end to end. PTX `ld.global.nc.L1::no_allocate.L2::256B`.
+    ///
+    /// # Safety
+    /// As [`Global::stream_vec`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn stream_vec_l2_256b<const N: usize>(self, index: usize) -> [T; N] {
+        // SAFETY: the caller's promise.
+        unsafe { ld_nc_l2_256b(self.0.wrapping_add(index)) }
     }
 }
 
-impl<T: Copy> GlobalMut<T> {
+impl<T> GlobalMut<T> {
     /// The address, for an asynchronous copy.
     #[inline(always)]
     pub(crate) fn as_ptr(self) -> *mut T {
         self.0
+    }
+
+    /// The address in global memory.
+    #[inline(always)]
+    pub fn address(self) -> u64 {
+        self.0.addr() as u64
+    }
+
+    /// The same memory as elements `U`, for which it is to be aligned.
+    #[inline(always)]
+    #[must_use]
+    pub fn cast<U>(self) -> GlobalMut<U> {
+        GlobalMut(self.0.cast())
     }
 
     /// The view that starts `elems` elements on.
@@ -146,7 +191,9 @@ impl<T: Copy> GlobalMut<T> {
         #[cfg(not(target_arch = "nvptx64"))]
         GlobalMut(self.0.wrapping_add(elems))
     }
+}
 
+impl<T: Element> GlobalMut<T> {
     /// Element `index`. PTX `ld.global`.
     ///
     /// # Safety
@@ -157,6 +204,19 @@ impl<T: Copy> GlobalMut<T> {
     pub unsafe fn get(self, index: usize) -> T {
         // SAFETY: the caller keeps `index` inside, and writers away.
         unsafe { load(self.0.wrapping_add(index)) }
+    }
+
+    /// Elements `index .. index + N`, 1 to 16 bytes. PTX `ld.global.v2.b32`, `ld.global.v4.b32`.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    ///    together.
+    /// 2. No other thread writes them at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn get_vec<const N: usize>(self, index: usize) -> [T; N] {
+        // SAFETY: the caller's promise.
+        unsafe { ld(self.0.wrapping_add(index)) }
     }
 
     /// Writes element `index`. PTX `st.global`.
@@ -170,59 +230,92 @@ impl<T: Copy> GlobalMut<T> {
         // SAFETY: the caller keeps `index` inside, and other threads away.
         unsafe { store(self.0.wrapping_add(index), value) }
     }
+
+    /// Writes elements `index .. index + N`, 1 to 16 bytes. PTX `st.global.v2.b32`,
+    /// `st.global.v4.b32`.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    ///    together.
+    /// 2. No other thread reads or writes them at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn set_vec<const N: usize>(self, index: usize, values: [T; N]) {
+        // SAFETY: the caller's promise.
+        unsafe { st(self.0.wrapping_add(index), values) }
+    }
 }
 
 /// One load of the width of `T`.
 #[inline(always)]
 #[track_caller]
-unsafe fn load<T: Copy>(ptr: *const T) -> T {
+unsafe fn load<T: Element>(ptr: *const T) -> T {
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise. A plain load: LLVM sees that a kernel's parameter points to
     // global memory.
     return unsafe { *ptr };
     #[cfg(not(target_arch = "nvptx64"))]
-    // SAFETY: the elements that a launch gives are of type `T`.
+    // SAFETY: any bits are an element.
     unsafe {
-        crate::emulated::load(Space::Global, ptr.addr() as u64, align_of::<T>())
+        emulated::load(Space::Global, ptr.addr() as u64, align_of::<T>())
     }
 }
 
 /// One store of the width of `T`.
 #[inline(always)]
 #[track_caller]
-unsafe fn store<T: Copy>(ptr: *mut T, value: T) {
+unsafe fn store<T: Element>(ptr: *mut T, value: T) {
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise.
     unsafe {
         *ptr = value
     };
     #[cfg(not(target_arch = "nvptx64"))]
-    // SAFETY: a kernel's elements are numbers: they have no padding.
+    // SAFETY: an element has no padding.
     unsafe {
-        crate::emulated::store(Space::Global, ptr.addr() as u64, align_of::<T>(), value)
+        emulated::store(Space::Global, ptr.addr() as u64, align_of::<T>(), value)
     }
 }
 
-instruction! {
-    "ld.global.v4.f32" => unsafe fn ld_v4(ptr: *const f32) -> [f32; 4] {
-        let (a, b, c, d);
-        asm!("ld.global.v4.f32 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) ptr,
-            options(readonly, nostack, preserves_flags));
-        [a, b, c, d]
-    } host {
-        // SAFETY: any 16 bytes are four floats.
-        unsafe { crate::emulated::load(Space::Global, ptr.addr() as u64, 16) }
-    }
+/// Declares loads of `N` elements by one instruction.
+macro_rules! vector_loads {
+    ($($name:ident = $mnemonic:literal, $($option:ident),*;)*) => {$(
+        #[inline(always)]
+        #[track_caller]
+        unsafe fn $name<T: Element, const N: usize>(ptr: *const T) -> [T; N] {
+            const { assert_one_access::<T, N>() };
+            #[cfg(target_arch = "nvptx64")]
+            // SAFETY: the caller's promise.
+            return unsafe { load_vec!($mnemonic, [reg64 ptr, 0], $($option),*) };
+            #[cfg(not(target_arch = "nvptx64"))]
+            // SAFETY: any bits are elements.
+            unsafe {
+                emulated::load(Space::Global, ptr.addr() as u64, size_of::<[T; N]>())
+            }
+        }
+    )*};
+}
 
-    "ld.global.nc.L1::no_allocate.v4.f32" => unsafe fn ld_nc_stream_v4(ptr: *const f32) -> [f32; 4] {
-        let (a, b, c, d);
-        asm!("ld.global.nc.L1::no_allocate.v4.f32 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) ptr,
-            options(pure, readonly, nostack, preserves_flags));
-        [a, b, c, d]
-    } host {
-        // SAFETY: the caller's promise.
-        unsafe { ld_v4(ptr) }
+vector_loads! {
+    ld = "ld.global", readonly, nostack, preserves_flags;
+    ld_nc = "ld.global.nc.L1::no_allocate", pure, readonly, nostack, preserves_flags;
+    ld_nc_l2_256b = "ld.global.nc.L1::no_allocate.L2::256B", pure, readonly, nostack,
+        preserves_flags;
+}
+
+/// One store of `N` elements.
+#[inline(always)]
+#[track_caller]
+unsafe fn st<T: Element, const N: usize>(ptr: *mut T, values: [T; N]) {
+    const { assert_one_access::<T, N>() };
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_vec!("st.global", [reg64 ptr], values)
+    };
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: elements have no padding.
+    unsafe {
+        emulated::store(Space::Global, ptr.addr() as u64, size_of::<[T; N]>(), values)
     }
 }

@@ -38,6 +38,7 @@ pub mod barrier;
 pub mod bulk;
 pub mod cluster;
 pub mod cp_async;
+mod element;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
 pub mod fence;
@@ -59,6 +60,7 @@ pub mod warp;
 pub mod wgmma;
 
 pub use cuda_std_macros::kernel;
+pub use element::Element;
 pub use global::{Global, GlobalMut};
 pub use mbarrier::Mbarrier;
 pub use shared::Shared;

@@ -2,10 +2,14 @@
 
 use core::marker::PhantomData;
 
+use crate::element::{Element, assert_one_access};
 #[cfg(target_arch = "nvptx64")]
-use core::arch::asm;
+use {
+    crate::element::{load_vec, reinterpret, store_vec},
+    core::arch::asm,
+};
 #[cfg(not(target_arch = "nvptx64"))]
-use simt::Space;
+use {crate::emulated, simt::Space};
 
 pub use cuda_std_macros::shared_array;
 
@@ -25,7 +29,7 @@ impl<T> Clone for Shared<T> {
 
 impl<T> Copy for Shared<T> {}
 
-impl<T: Copy> Shared<T> {
+impl<T> Shared<T> {
     /// The view at `address` of the shared window.
     ///
     /// # Safety
@@ -33,6 +37,19 @@ impl<T: Copy> Shared<T> {
     #[inline(always)]
     pub unsafe fn from_address(address: u32) -> Self {
         Shared { address, marker: PhantomData }
+    }
+
+    /// The address in the shared window.
+    #[inline(always)]
+    pub fn address(self) -> u32 {
+        self.address
+    }
+
+    /// The same memory as elements `U`, for which it is to be aligned.
+    #[inline(always)]
+    #[must_use]
+    pub fn cast<U>(self) -> Shared<U> {
+        Shared { address: self.address, marker: PhantomData }
     }
 
     /// The view that starts `elems` elements on.
@@ -57,77 +74,107 @@ impl<T: Copy> Shared<T> {
     }
 }
 
-impl Shared<f32> {
-    /// Element `index`.
+impl<T: Element> Shared<T> {
+    /// Element `index`. PTX `ld.shared`.
     ///
     /// # Safety
     /// 1. `index` is inside the memory that the view stands for.
     /// 2. The element is written, and no thread writes it at the same time.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn get(self, index: u32) -> f32 {
+    pub unsafe fn get(self, index: u32) -> T {
         // SAFETY: the caller's promise.
-        unsafe { f32::from_bits(ld(self.element(index))) }
+        let [value] = unsafe { self.get_vec(index) };
+        value
     }
 
-    /// Elements `index .. index + 4`, 16-byte aligned.
+    /// Elements `index .. index + N`, 1 to 16 bytes. PTX `ld.shared.v2.b32`, `ld.shared.v4.b32`.
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and 16-byte aligned.
+    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    ///    together.
     /// 2. They are written, and no thread writes them at the same time.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn get_v4(self, index: u32) -> [f32; 4] {
+    pub unsafe fn get_vec<const N: usize>(self, index: u32) -> [T; N] {
         // SAFETY: the caller's promise.
-        unsafe { ld_v4(self.element(index)) }
+        unsafe { ld::<T, 0, N>(self.element(index)) }
     }
 
-    /// Elements `INDEX .. INDEX + 4`, 16-byte aligned, the index part of the instruction: it takes
-    /// no register.
+    /// Elements `INDEX .. INDEX + N`, the index part of the instruction: it takes no register.
     ///
     /// # Safety
-    /// As [`Shared::<f32>::get_v4`].
+    /// As [`Shared::get_vec`].
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn get_v4_at<const INDEX: u32>(self) -> [f32; 4] {
+    pub unsafe fn get_vec_at<const INDEX: u32, const N: usize>(self) -> [T; N] {
         // SAFETY: the caller's promise.
-        unsafe { ld_v4_at::<INDEX>(self.address) }
+        unsafe { ld::<T, INDEX, N>(self.address) }
     }
 
-    /// Writes element `index`.
+    /// Writes element `index`. PTX `st.shared`.
     ///
     /// # Safety
     /// 1. `index` is inside the memory that the view stands for.
     /// 2. No other thread reads or writes the element at the same time.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn set(self, index: u32, value: f32) {
+    pub unsafe fn set(self, index: u32, value: T) {
         // SAFETY: the caller's promise.
-        unsafe { st(self.element(index), value.to_bits()) }
+        unsafe { self.set_vec(index, [value]) }
+    }
+
+    /// Writes elements `index .. index + N`, 1 to 16 bytes. PTX `st.shared.v2.b32`,
+    /// `st.shared.v4.b32`.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    ///    together.
+    /// 2. No other thread reads or writes them at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn set_vec<const N: usize>(self, index: u32, values: [T; N]) {
+        // SAFETY: the caller's promise.
+        unsafe { st(self.element(index), values) }
     }
 }
 
-impl Shared<u32> {
-    /// Element `index`.
-    ///
-    /// # Safety
-    /// As [`Shared::<f32>::get`].
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn get(self, index: u32) -> u32 {
-        // SAFETY: the caller's promise.
-        unsafe { ld(self.element(index)) }
+/// One load of `N` elements, at `address` and `INDEX` elements on.
+#[inline(always)]
+#[track_caller]
+unsafe fn ld<T: Element, const INDEX: u32, const N: usize>(address: u32) -> [T; N] {
+    const { assert_one_access::<T, N>() };
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: the caller's promise.
+    return unsafe {
+        load_vec!(
+            "ld.shared",
+            [reg32 address, INDEX as usize * size_of::<T>()],
+            readonly, nostack, preserves_flags
+        )
+    };
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let address = address.wrapping_add(INDEX.wrapping_mul(size_of::<T>() as u32));
+        // SAFETY: any bits are elements.
+        unsafe { emulated::load(Space::Shared, u64::from(address), size_of::<[T; N]>()) }
     }
+}
 
-    /// Writes element `index`.
-    ///
-    /// # Safety
-    /// As [`Shared::<f32>::set`].
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn set(self, index: u32, value: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { st(self.element(index), value) }
+/// One store of `N` elements.
+#[inline(always)]
+#[track_caller]
+unsafe fn st<T: Element, const N: usize>(address: u32, values: [T; N]) {
+    const { assert_one_access::<T, N>() };
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_vec!("st.shared", [reg32 address], values)
+    };
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: elements have no padding.
+    unsafe {
+        emulated::store(Space::Shared, u64::from(address), size_of::<[T; N]>(), values)
     }
 }
 
@@ -141,7 +188,7 @@ core::arch::global_asm!(".extern .shared .align 1024 .b8 halfwarp_dynamic_shared
 /// 1. The kernel stays inside the bytes that its launch asks for.
 #[inline(always)]
 #[track_caller]
-pub unsafe fn dynamic_shared_mem<T: Copy>() -> Shared<T> {
+pub unsafe fn dynamic_shared_mem<T>() -> Shared<T> {
     const { assert!(align_of::<T>() <= 1024, "dynamic shared memory is aligned to 1024 bytes") };
     // SAFETY: the start of the block's own dynamic shared memory.
     unsafe { Shared::from_address(dynamic_shared_address()) }
@@ -151,11 +198,7 @@ pub unsafe fn dynamic_shared_mem<T: Copy>() -> Shared<T> {
 #[cfg(not(target_arch = "nvptx64"))]
 #[doc(hidden)]
 #[track_caller]
-pub unsafe fn static_shared_mem<T: Copy>(
-    module: &'static str,
-    number: usize,
-    len: usize,
-) -> Shared<T> {
+pub unsafe fn static_shared_mem<T>(module: &'static str, number: usize, len: usize) -> Shared<T> {
     let bytes = len * size_of::<T>();
     let address = simt::device::static_shared((module, number), bytes, align_of::<T>());
     Shared { address, marker: PhantomData }
@@ -169,56 +212,5 @@ instruction! {
         address
     } host {
         simt::device::dynamic_shared()
-    }
-
-    "ld.shared.b32" => unsafe fn ld(address: u32) -> u32 {
-        let value;
-        asm!("ld.shared.b32 {}, [{}];", out(reg32) value, in(reg32) address,
-            options(readonly, nostack, preserves_flags));
-        value
-    } host {
-        // SAFETY: any four bytes are a `u32`.
-        unsafe { crate::emulated::load(Space::Shared, u64::from(address), 4) }
-    }
-
-    "ld.shared.v4.f32" => unsafe fn ld_v4(address: u32) -> [f32; 4] {
-        let (a, b, c, d);
-        asm!("ld.shared.v4.f32 {{{}, {}, {}, {}}}, [{}];",
-            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
-            options(readonly, nostack, preserves_flags));
-        [a, b, c, d]
-    } host {
-        // SAFETY: any 16 bytes are four floats.
-        unsafe { crate::emulated::load(Space::Shared, u64::from(address), 16) }
-    }
-
-    "st.shared.b32" => unsafe fn st(address: u32, value: u32) {
-        asm!("st.shared.b32 [{}], {};", in(reg32) address, in(reg32) value,
-            options(nostack, preserves_flags));
-    } host {
-        // SAFETY: a `u32` is four bytes.
-        unsafe { crate::emulated::store(Space::Shared, u64::from(address), 4, value) }
-    }
-}
-
-/// `ld.shared.v4.f32` with an immediate offset of `INDEX` elements.
-#[inline(always)]
-#[track_caller]
-unsafe fn ld_v4_at<const INDEX: u32>(address: u32) -> [f32; 4] {
-    #[cfg(target_arch = "nvptx64")]
-    {
-        let (a, b, c, d);
-        // SAFETY: the caller's promise.
-        unsafe {
-            asm!("ld.shared.v4.f32 {{{}, {}, {}, {}}}, [{} + {}];",
-                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
-                const INDEX * 4, options(readonly, nostack, preserves_flags));
-        }
-        [a, b, c, d]
-    }
-    #[cfg(not(target_arch = "nvptx64"))]
-    // SAFETY: the caller's promise.
-    unsafe {
-        ld_v4(address.wrapping_add(INDEX * 4))
     }
 }

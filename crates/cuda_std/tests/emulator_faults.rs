@@ -106,7 +106,7 @@ fn an_access_out_of_bounds_is_found() {
 unsafe fn read_v4_f32(first: u32, x: Global<f32>, out: GlobalMut<f32>) {
     if thread::thread_idx_x() == 5 {
         // SAFETY: `first + 4` elements.
-        unsafe { out.set(0, x.get_v4(first as usize)[3]) };
+        unsafe { out.set(0, x.get_vec::<4>(first as usize)[3]) };
     }
 }
 

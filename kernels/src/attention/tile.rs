@@ -190,10 +190,10 @@ unsafe fn add_fragment<const ROWS: usize, const KEYS: usize>(
     // SAFETY: the rows are inside the tiles.
     unsafe {
         unroll!(j in 0..KEYS, {
-            k[j] = smem_k.get_v4_at::<{ LANES_N * CHUNK * j as u32 }>();
+            k[j] = smem_k.get_vec_at::<{ LANES_N * CHUNK * j as u32 }, 4>();
         });
         unroll!(i in 0..ROWS, {
-            let q = smem_q[i % 2].get_v4_at::<{ LANES_M * CHUNK * i as u32 }>();
+            let q = smem_q[i % 2].get_vec_at::<{ LANES_M * CHUNK * i as u32 }, 4>();
             for d in 0..FRAGMENT as usize {
                 for j in 0..KEYS {
                     scores[i][j] = math::fma(q[d], k[j][d], scores[i][j]);
@@ -335,7 +335,7 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
         // SAFETY: rows and keys are inside the tiles.
         unsafe {
             unroll!(i in 0..ROWS, {
-                p[i] = smem_p.get_v4_at::<{ LANES_M * P_STRIDE * i as u32 }>();
+                p[i] = smem_p.get_vec_at::<{ LANES_M * P_STRIDE * i as u32 }, 4>();
             });
             unroll!(k in 0..4, {
                 let key = FIRST + k as u32;
@@ -353,7 +353,7 @@ impl<const ROWS: usize, const CHUNKS: usize> Softmax<ROWS, CHUNKS> {
     unsafe fn accumulate_key(&mut self, smem_v: Shared<f32>, p: [f32; ROWS]) {
         unroll!(chunk in 0..CHUNKS, {
             // SAFETY: the chunk is inside the tile.
-            let v = unsafe { smem_v.get_v4_at::<{ BLOCK_N * CHUNK * chunk as u32 }>() };
+            let v = unsafe { smem_v.get_vec_at::<{ BLOCK_N * CHUNK * chunk as u32 }, 4>() };
             for i in 0..ROWS {
                 for d in 0..FRAGMENT as usize {
                     self.out[i][chunk][d] = math::fma(p[i], v[d], self.out[i][chunk][d]);

@@ -225,10 +225,10 @@ impl ThreadTile {
         // SAFETY: the rows are inside the block's tiles.
         unsafe {
             unroll!(i in 0..THREAD_M, {
-                a[i] = smem_a.get_v4_at::<{ LANES_M * BLOCK_K * i as u32 }>();
+                a[i] = smem_a.get_vec_at::<{ LANES_M * BLOCK_K * i as u32 }, 4>();
             });
             unroll!(j in 0..T::THREAD_N, {
-                let b = smem_b[j % 2].get_v4_at::<{ LANES_N * BLOCK_K * j as u32 }>();
+                let b = smem_b[j % 2].get_vec_at::<{ LANES_N * BLOCK_K * j as u32 }, 4>();
                 for k in 0..FRAGMENT as usize {
                     for i in 0..THREAD_M {
                         acc[j][i] = math::fma(a[i][k], b[k], acc[j][i]);

@@ -37,7 +37,7 @@ unsafe fn accumulate<const ROWS: usize, const COLUMNS: usize, const STEPS: usize
         for step in 0..STEPS {
             for column in 0..COLUMNS {
                 let at = (first + step as u32 * WARP_ELEMS) as usize;
-                weights[step][column] = b[column].stream_v4(at);
+                weights[step][column] = b[column].stream_vec(at);
             }
         }
         unroll!(step in 0..STEPS, {
@@ -59,7 +59,7 @@ unsafe fn accumulate_step<const ROWS: usize, const COLUMNS: usize>(
 ) {
     unroll!(row in 0..ROWS, {
         // SAFETY: the caller's promise.
-        let x = unsafe { a[row].get_v4(at) };
+        let x = unsafe { a[row].get_vec::<4>(at) };
         for column in 0..COLUMNS {
             for k in 0..4 {
                 acc[row][column] = math::fma(x[k], weights[column][k], acc[row][column]);

@@ -1,0 +1,147 @@
+//! Views of global and shared memory: every element, every width, one access each.
+
+use cuda_std::Element;
+use cuda_std::launch::{DevicePtr, Geometry};
+use cuda_std::prelude::*;
+use half::{bf16, f16};
+use simt::{Fault, FaultKind, Init, Memory, Report};
+
+/// Bytes that one way through the views carries.
+const BYTES: usize = 64;
+
+const GEOMETRY: Geometry = Geometry { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 1024 };
+
+/// Copies [`BYTES`] in vectors of `N` elements `T`, through shared memory and back; with `SKEW`,
+/// the reads start that many elements on.
+#[kernel(
+    launch_bounds(1),
+    instances(
+        u8_1 = <u8, 1, 0>, u8_2 = <u8, 2, 0>, u8_4 = <u8, 4, 0>, u8_16 = <u8, 16, 0>,
+        u16_1 = <u16, 1, 0>, u16_8 = <u16, 8, 0>,
+        f16_1 = <f16, 1, 0>, f16_2 = <f16, 2, 0>, f16_4 = <f16, 4, 0>, f16_8 = <f16, 8, 0>,
+        bf16_1 = <bf16, 1, 0>, bf16_8 = <bf16, 8, 0>,
+        u32_1 = <u32, 1, 0>, u32_2 = <u32, 2, 0>, u32_4 = <u32, 4, 0>,
+        i32_1 = <i32, 1, 0>, i32_4 = <i32, 4, 0>,
+        f32_1 = <f32, 1, 0>, f32_2 = <f32, 2, 0>, f32_4 = <f32, 4, 0>,
+        u64_1 = <u64, 1, 0>, u64_2 = <u64, 2, 0>,
+        u8_2_skewed = <u8, 2, 1>, f16_2_skewed = <f16, 2, 1>, f16_4_skewed = <f16, 4, 2>,
+        f32_4_skewed = <f32, 4, 2>, u64_2_skewed = <u64, 2, 1>
+    )
+)]
+unsafe fn carry<T: Element, const N: usize, const SKEW: usize>(x: Global<u8>, out: GlobalMut<u8>) {
+    let (x, out) = (x.cast::<T>(), out.cast::<T>());
+    // SAFETY: `BYTES` in both buffers and twice in shared memory.
+    unsafe {
+        let smem = dynamic_shared_mem::<u8>().cast::<T>();
+        let second = smem.offset((BYTES / size_of::<T>()) as u32);
+        for start in (0..BYTES / size_of::<T>()).step_by(N) {
+            let at = start as u32;
+            let vector: [T; N] = match start / N % 4 {
+                0 => x.get_vec(start + SKEW),
+                1 => x.stream_vec(start + SKEW),
+                2 => x.stream_vec_l2_256b(start + SKEW),
+                _ => GlobalMut::get_vec(out, start),
+            };
+            smem.set_vec(at, vector);
+            second.set_vec(at, smem.offset(at).get_vec_at::<0, N>());
+            out.set_vec(start, second.get_vec::<N>(at));
+        }
+    }
+}
+
+fn pattern() -> Vec<u8> {
+    (0..BYTES as u32).map(|i| (i * 167 + 41) as u8).collect()
+}
+
+fn run(instance: carry::Instance) -> Result<(Report, Vec<u8>), Fault> {
+    let mut memory = Memory::new();
+    let x = memory.alloc("x", Init::Bytes(&pattern()));
+    // What is read from `out` itself goes the way back to where it was.
+    let out = memory.alloc("out", Init::Bytes(&pattern()));
+    let launch = carry::launch(instance, GEOMETRY, DevicePtr::new(x), DevicePtr::new(out));
+    let report = launch.emulate(&mut memory, 0)?;
+    let mut bytes = vec![0; BYTES];
+    memory.read(out, &mut bytes).unwrap();
+    Ok((report, bytes))
+}
+
+#[test]
+fn every_width_of_every_element_is_one_access() {
+    let instances = carry::Instance::ALL.iter().filter(|instance| instance.skew() == 0);
+    let mut vectors_of = Vec::new();
+    for &instance in instances {
+        let (report, bytes) = run(instance).unwrap();
+        assert_eq!(bytes, pattern(), "{instance:?}");
+        vectors_of.push((instance.symbol(), BYTES as u64 * 6 / report.accesses));
+    }
+    let want = [
+        ("u8_1", 1),
+        ("u8_2", 2),
+        ("u8_4", 4),
+        ("u8_16", 16),
+        ("u16_1", 2),
+        ("u16_8", 16),
+        ("f16_1", 2),
+        ("f16_2", 4),
+        ("f16_4", 8),
+        ("f16_8", 16),
+        ("bf16_1", 2),
+        ("bf16_8", 16),
+        ("u32_1", 4),
+        ("u32_2", 8),
+        ("u32_4", 16),
+        ("i32_1", 4),
+        ("i32_4", 16),
+        ("f32_1", 4),
+        ("f32_2", 8),
+        ("f32_4", 16),
+        ("u64_1", 8),
+        ("u64_2", 16),
+    ];
+    assert_eq!(vectors_of, want);
+}
+
+#[test]
+fn a_vector_is_aligned_to_its_size() {
+    for &instance in carry::Instance::ALL.iter().filter(|instance| instance.skew() > 0) {
+        let fault = run(instance).unwrap_err();
+        let FaultKind::Misaligned { align, .. } = fault.kind else { panic!("{fault}") };
+        let want = match instance.symbol() {
+            "u8_2_skewed" => 2,
+            "f16_2_skewed" => 4,
+            "f16_4_skewed" => 8,
+            _ => 16,
+        };
+        assert_eq!(align, want, "{instance:?}");
+    }
+}
+
+/// Writes single elements, and where views of them lie.
+#[kernel(launch_bounds(1))]
+unsafe fn addresses(x: Global<f16>, out: GlobalMut<u64>) {
+    // SAFETY: eight numbers, and 1024 bytes of shared memory.
+    unsafe {
+        let smem = dynamic_shared_mem::<f32>();
+        out.set(0, x.address());
+        out.set(1, x.add(3).address());
+        out.set(2, x.cast::<u64>().wrapping_add(2).address());
+        out.set(3, out.address());
+        out.set(4, u64::from(smem.address() % 1024));
+        out.set(5, u64::from(smem.offset(5).address() - smem.address()));
+        out.set(6, u64::from(smem.cast::<u8>().offset(5).address() - smem.address()));
+        out.set(7, u64::from(smem.cast::<f16>().xor(3).address() - smem.address()));
+    }
+}
+
+#[test]
+fn a_view_is_an_address_in_elements() {
+    let mut memory = Memory::new();
+    let x = memory.alloc("x", Init::Poisoned(64));
+    let out = memory.alloc("out", Init::Poisoned(64));
+    let launch = addresses::launch(GEOMETRY, DevicePtr::new(x), DevicePtr::new(out));
+    launch.emulate(&mut memory, 0).unwrap();
+    let mut bytes = [0; 64];
+    memory.read(out, &mut bytes).unwrap();
+    let got = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+    assert_eq!(got.collect::<Vec<_>>(), [x, x + 6, x + 16, out, 0, 20, 5, 6]);
+}
