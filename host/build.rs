@@ -45,12 +45,12 @@ fn table(out_dir: &Path, built: &[Ptx]) -> String {
     let mut rust = String::from("[\n");
     for ptx in built {
         let _ = writeln!(rust, "Target {{ name: {:?}, kernels: &[", ptx.arch.target());
-        for Kernel { symbol, family, max_threads, min_blocks, .. } in &ptx.kernels {
+        for Kernel { symbol, family, max_threads, min_blocks, cluster, .. } in &ptx.kernels {
             let path = dir(out_dir, ptx.arch).join(symbol).with_extension("ptx");
             let _ = writeln!(
                 rust,
                 "    Kernel {{ symbol: {symbol:?}, family: {family:?}, max_threads: {max_threads}, \
-                 min_blocks: {min_blocks}, text: include_str!({path:?}) }},"
+                 min_blocks: {min_blocks}, cluster: {cluster:?}, text: include_str!({path:?}) }},"
             );
         }
         rust.push_str("] },\n");
