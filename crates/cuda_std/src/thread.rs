@@ -59,7 +59,7 @@ instruction! {
     "bar.sync 0" => pub fn sync_threads() {
         nvptx::_syncthreads()
     } host {
-        simt::device::sync_threads()
+        simt::device::bar_sync(0, None)
     }
 }
 

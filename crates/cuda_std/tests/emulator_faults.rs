@@ -287,15 +287,15 @@ fn an_asynchronous_copy_that_is_not_waited_for_is_found() {
     let run = |instance| run_all(|x, out| async_copy_f32::launch(instance, geometry(1), x, out));
     assert_right(run(Instance::async_copy));
     let report = assert_wrong(run(Instance::async_copy_without_wait), |fault| {
-        matches!(fault.kind, FaultKind::AsyncCopy { copy_writes: true, .. })
+        matches!(fault.kind, FaultKind::NotWaitedFor { writes: true, .. })
     });
-    assert!(report.contains("asynchronous copy not waited for"), "{report}");
+    assert!(report.contains("asynchronous operation not waited for"), "{report}");
     assert_wrong(run(Instance::async_copy_without_barrier), |fault| {
         matches!(fault.kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_))
     });
     // A fast thread overwrites what a slow one still reads, or reads what a fast one overwrites.
     assert_wrong(run(Instance::async_copy_reused_too_early), |fault| {
-        matches!(fault.kind, FaultKind::Race { .. } | FaultKind::AsyncCopy { .. })
+        matches!(fault.kind, FaultKind::Race { .. } | FaultKind::NotWaitedFor { .. })
     });
 }
 
@@ -323,7 +323,7 @@ fn a_source_of_an_asynchronous_copy_overwritten_too_early_is_found() {
     let run = |instance| run_all(|x, _| async_source_f32::launch(instance, geometry(1), x, x));
     assert_right(run(Instance::source_kept));
     assert_wrong(run(Instance::source_overwritten), |fault| {
-        matches!(fault.kind, FaultKind::AsyncCopy { copy_writes: false, .. })
+        matches!(fault.kind, FaultKind::NotWaitedFor { writes: false, .. })
     });
 }
 

@@ -1,29 +1,26 @@
 //! A block that is resident: its threads, its shared memory, and where they meet.
 
-use crate::banks::WarpAccesses;
-use crate::clock::{Clock, WARP_SIZE, join_block, join_warp};
-use crate::fault::{FaultKind, Waiting};
-use crate::geometry::{Geometry, MAX_SHARED_BYTES};
-use crate::memory::{Region, Regions};
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::panic::Location;
+
+use crate::agent::{Agents, Groups};
+use crate::atomic::Fences;
+use crate::banks::WarpAccesses;
+use crate::barrier::{Barrier, NUM_BARRIERS};
+use crate::clock::{Clock, WARP_SIZE, join_warp};
+use crate::copy::Copy;
+use crate::fault::FaultKind;
+use crate::geometry::{Geometry, MAX_SHARED_BYTES};
+use crate::mbarrier::Mbarrier;
+use crate::memory::{Region, Regions};
+use crate::point::Point;
+use crate::product::Products;
 
 /// Where dynamic shared memory starts in the shared window; a multiple of 1024.
 const DYNAMIC_START: u64 = 1024;
 
 /// Addresses between two arrays that belong to neither.
 const GUARD_BYTES: u64 = 64;
-
-/// An asynchronous copy of one thread, from global to shared memory.
-pub(crate) struct Copy {
-    pub dst: u64,
-    pub dst_len: usize,
-    pub src: u64,
-    pub src_len: usize,
-    /// Whether the bytes are moved already.
-    pub moved: bool,
-    pub location: &'static Location<'static>,
-}
 
 /// What a lane brings to a collective, and what it gets.
 pub type Words = [u32; 12];
@@ -32,22 +29,23 @@ pub type Words = [u32; 12];
 #[derive(Default)]
 pub(crate) struct Thread {
     /// Where it waits.
-    waits: Option<(Point, &'static Location<'static>)>,
+    pub waits: Option<(Point, &'static Location<'static>)>,
     pub ended: bool,
     /// What the collective that it waited for gave it.
     pub result: Words,
-    /// Its asynchronous copies: the groups that it has closed, and the one that is open.
-    pub groups: VecDeque<Vec<Copy>>,
-    pub open_group: Vec<Copy>,
-}
-
-/// Something that several threads must reach before one of them goes on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Point {
-    /// `bar.sync 0`: every thread of the block that has not ended.
-    Barrier,
-    /// The lanes `mask` of a warp, in the same instruction.
-    Warp { warp: usize, instruction: &'static str, mask: u32 },
+    /// Its `cp.async` copies.
+    pub copies: Groups<Copy>,
+    /// Its bulk copies to global memory, by their numbers, and the newest group that has read its
+    /// source.
+    pub bulk: Groups<u64>,
+    pub bulk_read: u32,
+    /// The matrix products of its warpgroup.
+    pub products: Groups<()>,
+    pub products_done: u32,
+    pub fences: Fences,
+    /// Whether it has come to the cluster's barrier and not waited there.
+    pub cluster_arrived: bool,
+    pub registers: u32,
 }
 
 /// The threads that have reached a point, and what they brought.
@@ -62,12 +60,17 @@ pub(crate) struct Block {
     /// Its place among the blocks of the grid.
     pub index: u64,
     pub threads: Vec<Thread>,
-    pub clocks: Vec<Clock>,
+    pub agents: Agents,
     pub shared: Regions,
     /// The static arrays that a thread has reached: their keys, and addresses.
     arrays: Vec<((&'static str, usize), u64)>,
+    pub barriers: [Barrier; NUM_BARRIERS],
+    pub mbarriers: HashMap<u64, Mbarrier>,
+    /// By warpgroup.
+    pub products: Vec<Products>,
     meetings: Vec<Meeting>,
-    live: usize,
+    /// Threads that have not ended.
+    pub live: usize,
     /// By warp.
     shared_accesses: Vec<WarpAccesses>,
 }
@@ -79,12 +82,17 @@ impl Block {
         let name = "dynamic shared memory".to_owned();
         let bytes = geometry.shared_bytes as usize;
         shared.push(Region::poisoned(name, DYNAMIC_START, bytes));
+        let registers = crate::registers::at_start(num_threads);
+        let thread = || Thread { registers, ..Thread::default() };
         Block {
             index,
-            threads: (0..num_threads).map(|_| Thread::default()).collect(),
-            clocks: Clock::start(num_threads),
+            threads: (0..num_threads).map(|_| thread()).collect(),
+            agents: Agents::new(num_threads),
             shared,
             arrays: Vec::new(),
+            barriers: Default::default(),
+            mbarriers: HashMap::new(),
+            products: (0..num_threads / (4 * WARP_SIZE)).map(|_| Products::default()).collect(),
             meetings: Vec::new(),
             live: num_threads,
             shared_accesses: (0..num_threads.div_ceil(WARP_SIZE))
@@ -140,17 +148,16 @@ impl Block {
         Ok(start)
     }
 
-    /// Thread `thread` reaches `point` with `words`. If it is the last, `finish` turns what all
-    /// brought into what each gets; gives the threads that waited and go on, or `None` if `thread`
-    /// has to wait itself.
+    /// Thread `thread` reaches `point`, where `wanted` threads of a warp or a warpgroup meet, with
+    /// `words`. Gives all of them if it is the last, with what they brought; or else `None`: it has
+    /// to wait.
     pub fn meet(
         &mut self,
         thread: usize,
-        point: Point,
+        (point, wanted): (Point, usize),
         words: Words,
         location: &'static Location<'static>,
-        finish: impl FnOnce(&mut [Words; WARP_SIZE]),
-    ) -> Option<Vec<usize>> {
+    ) -> Option<(Vec<usize>, [Words; WARP_SIZE])> {
         let found = self.meetings.iter().position(|meeting| meeting.point == point);
         let meeting = found.unwrap_or_else(|| {
             let values = [Words::default(); WARP_SIZE];
@@ -159,106 +166,41 @@ impl Block {
         });
         self.meetings[meeting].arrived.push(thread);
         self.meetings[meeting].values[thread % WARP_SIZE] = words;
-        if self.meetings[meeting].arrived.len() < self.wanted(point) {
+        if self.meetings[meeting].arrived.len() < wanted {
             self.threads[thread].waits = Some((point, location));
             return None;
         }
-        let Meeting { mut arrived, mut values, .. } = self.meetings.swap_remove(meeting);
-        finish(&mut values);
-        for &thread in &arrived {
-            self.threads[thread].result = values[thread % WARP_SIZE];
-        }
-        self.release(&mut arrived, point);
-        arrived.retain(|&other| other != thread);
-        Some(arrived)
-    }
-
-    /// How many threads a point waits for.
-    fn wanted(&self, point: Point) -> usize {
-        match point {
-            Point::Barrier => self.live,
-            Point::Warp { mask, .. } => mask.count_ones() as usize,
-        }
-    }
-
-    /// The threads of a full meeting wait no longer, and know of each other if the point orders
-    /// memory.
-    fn release(&mut self, arrived: &mut [usize], point: Point) {
+        let Meeting { mut arrived, values, .. } = self.meetings.swap_remove(meeting);
         arrived.sort_unstable();
-        for &thread in arrived.iter() {
-            self.threads[thread].waits = None;
-        }
-        match point {
-            Point::Barrier => join_block(&mut self.clocks, arrived),
-            Point::Warp { instruction: crate::SYNC_WARP, .. } => {
-                join_warp(&mut self.clocks, arrived);
-            }
-            // A shuffle or a vote orders no memory accesses.
-            Point::Warp { .. } => {}
-        }
+        Some((arrived, values))
     }
 
-    /// Thread `thread` ends; gives the threads that waited for it alone at the barrier.
-    pub fn end_thread(&mut self, thread: usize) -> Vec<usize> {
+    /// The threads that have reached `point`.
+    pub fn arrived(&self, point: Point) -> &[usize] {
+        let found = self.meetings.iter().find(|meeting| meeting.point == point);
+        found.map_or(&[], |meeting| &meeting.arrived)
+    }
+
+    /// Thread `thread` ends; gives the threads that waited for it alone at a barrier.
+    pub fn end_thread(&mut self, thread: usize, clocks: &mut [Clock]) -> Vec<usize> {
         self.threads[thread].ended = true;
         self.live -= 1;
-        let full = |meeting: &Meeting| {
-            meeting.point == Point::Barrier && meeting.arrived.len() == self.live
-        };
-        let Some(barrier) = self.meetings.iter().position(full) else { return Vec::new() };
-        let mut arrived = self.meetings.swap_remove(barrier).arrived;
-        self.release(&mut arrived, Point::Barrier);
-        arrived
+        let live = self.live;
+        let completed =
+            self.barriers.iter_mut().filter_map(|barrier| barrier.complete(live, clocks));
+        completed.flatten().collect()
     }
 
     /// Whether all threads have ended.
     pub fn is_done(&self) -> bool {
         self.live == 0
     }
+}
 
-    /// Who waits for what, a place in the kernel a line.
-    pub fn waiting(&self, geometry: &Geometry) -> Vec<Waiting> {
-        let start = self.index * self.threads.len() as u64;
-        let mut places: Vec<(Point, &Location<'_>, Waiting)> = Vec::new();
-        for (index, thread) in self.threads.iter().enumerate() {
-            let Some((point, location)) = thread.waits else { continue };
-            let same = |place: &&mut (Point, &Location<'_>, Waiting)| {
-                place.0 == point && place.1 == location
-            };
-            if let Some((_, _, waiting)) = places.iter_mut().find(same) {
-                waiting.threads += 1;
-                continue;
-            }
-            let first = geometry.party(start + index as u64, location);
-            let waiting = Waiting { first, threads: 1, what: self.describe(point) };
-            places.push((point, location, waiting));
-        }
-        places.into_iter().map(|(_, _, waiting)| waiting).collect()
-    }
-
-    /// What a thread that waits at `point` waits for.
-    fn describe(&self, point: Point) -> String {
-        let arrived = self.meetings.iter().find(|meeting| meeting.point == point);
-        let arrived: &[usize] = arrived.map_or(&[], |meeting| &meeting.arrived);
-        match point {
-            Point::Barrier => format!(
-                "waits at bar.sync 0, which {} of the {} threads that have not ended have reached",
-                arrived.len(),
-                self.live
-            ),
-            Point::Warp { warp, instruction, mask } => {
-                let lane_of = |lane: usize| match self.threads.get(warp * WARP_SIZE + lane) {
-                    None => format!("{lane} (not in the block)"),
-                    Some(thread) if thread.ended => format!("{lane} (ended)"),
-                    Some(_) => lane.to_string(),
-                };
-                let missing: Vec<_> = (0..WARP_SIZE)
-                    .filter(|&lane| mask >> lane & 1 == 1)
-                    .filter(|&lane| !arrived.contains(&(warp * WARP_SIZE + lane)))
-                    .map(lane_of)
-                    .collect();
-                format!("waits in {instruction} for lanes {}", missing.join(", "))
-            }
-        }
+/// The lanes of a full meeting know of each other, if it was one that orders memory accesses: a
+/// shuffle or a vote does not.
+pub(crate) fn order_warp(instruction: &str, arrived: &[usize], clocks: &mut [Clock]) {
+    if instruction == crate::SYNC_WARP {
+        join_warp(clocks, arrived);
     }
 }

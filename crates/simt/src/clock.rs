@@ -1,74 +1,226 @@
 //! What a thread knows of the others: vector clocks.
 //!
-//! A thread counts its own epochs. It knows another thread's epoch `e` if something (a barrier, a
-//! warp's synchronisation) orders what that thread did up to `e` before what it does itself now.
-//! Knowledge of the block is shared by all threads that passed the same barrier, and that of the
-//! own warp lies on top, so that a barrier of `n` threads costs `n` and one of a warp 32.
+//! Whoever accesses memory counts its own epochs: a thread, and whoever copies or multiplies for it
+//! while it goes on (an *agent*, see [`crate::agent`]). A thread knows another's epoch `e` if
+//! something (a barrier, an mbarrier, an atomic operation) orders what that one did up to `e` before
+//! what the thread does itself now.
+//!
+//! Threads and agents of a block are its *components*. What a thread knows of its own block is
+//! shared by all threads that passed the same barrier, and that of the own warp lies on top, so that
+//! a barrier of `n` threads costs `n` and one of a warp 32.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Lanes of a warp.
 pub(crate) const WARP_SIZE: usize = 32;
 
+/// Epochs by component of one block; those behind the end are 0.
+type Row = Rc<[u32]>;
+
+/// Epochs of the components of blocks: the own one, and those that synchronised with it.
+#[derive(Clone)]
+pub(crate) struct Vector {
+    home: u64,
+    row: Row,
+    others: Option<Rc<BTreeMap<u64, Row>>>,
+}
+
+impl Vector {
+    /// Nothing, in block `home`.
+    pub fn new(home: u64) -> Self {
+        Vector { home, row: Rc::new([]), others: None }
+    }
+
+    /// The epoch of a component of a block.
+    pub fn get(&self, block: u64, component: usize) -> u32 {
+        let row = if block == self.home {
+            Some(&self.row)
+        } else {
+            self.others.as_ref().and_then(|others| others.get(&block))
+        };
+        row.and_then(|row| row.get(component)).copied().unwrap_or(0)
+    }
+
+    /// Knows of this component of the own block up to `epoch`.
+    pub fn raise(&mut self, component: usize, epoch: u32) {
+        if self.get(self.home, component) >= epoch {
+            return;
+        }
+        let mut row = self.row.to_vec();
+        row.resize(row.len().max(component + 1), 0);
+        row[component] = epoch;
+        self.row = row.into();
+    }
+
+    /// Knows what `other` knows too.
+    pub fn join(&mut self, other: &Vector) {
+        if self.home == other.home {
+            join_row(&mut self.row, &other.row);
+        } else {
+            self.join_other(other.home, &other.row);
+        }
+        let Some(others) = &other.others else { return };
+        if self.others.as_ref().is_some_and(|mine| Rc::ptr_eq(mine, others)) {
+            return;
+        }
+        for (&block, row) in others.iter() {
+            if block == self.home {
+                join_row(&mut self.row, row);
+            } else {
+                self.join_other(block, row);
+            }
+        }
+    }
+
+    fn join_other(&mut self, block: u64, row: &Row) {
+        if row.is_empty() {
+            return;
+        }
+        let others = Rc::make_mut(self.others.get_or_insert_default());
+        join_row(others.entry(block).or_insert_with(|| Rc::new([])), row);
+    }
+}
+
+/// The newer epoch of each component; shares a row where it can.
+fn join_row(mine: &mut Row, other: &Row) {
+    let is_in = |a: &[u32], b: &[u32]| a.len() <= b.len() && a.iter().zip(b).all(|(a, b)| a <= b);
+    if Rc::ptr_eq(mine, other) || is_in(other, mine) {
+        return;
+    }
+    if is_in(mine, other) {
+        *mine = other.clone();
+        return;
+    }
+    let (long, short) = if mine.len() < other.len() { (other, &*mine) } else { (&*mine, other) };
+    let mut row = long.to_vec();
+    row.iter_mut().zip(short.iter()).for_each(|(epoch, &other)| *epoch = other.max(*epoch));
+    *mine = row.into();
+}
+
+/// What is known, and what of it a proxy fence has made known to asynchronous accesses.
+#[derive(Clone)]
+pub(crate) struct Knowledge {
+    pub known: Vector,
+    pub fenced: Vector,
+}
+
+impl Knowledge {
+    /// Nothing, in block `home`.
+    pub fn new(home: u64) -> Self {
+        Knowledge { known: Vector::new(home), fenced: Vector::new(home) }
+    }
+
+    /// Knows what `other` knows too.
+    pub fn join(&mut self, other: &Knowledge) {
+        self.known.join(&other.known);
+        self.fenced.join(&other.fenced);
+    }
+}
+
 /// One thread's knowledge.
 #[derive(Clone)]
 pub(crate) struct Clock {
-    /// By thread of the block.
-    block: Rc<[u32]>,
-    /// By lane of the own warp; what is newer than in `block`.
+    knowledge: Knowledge,
+    /// By lane of the own warp; what is newer than in `knowledge.known`.
     warp: Rc<[u32; WARP_SIZE]>,
     /// The thread's own epoch.
     pub own: u32,
 }
 
 impl Clock {
-    /// The clocks of a block's threads at its start: nobody knows of anybody.
-    pub fn start(num_threads: usize) -> Vec<Clock> {
-        let block: Rc<[u32]> = vec![0; num_threads].into();
-        let warp = Rc::new([0; WARP_SIZE]);
-        vec![Clock { block, warp, own: 1 }; num_threads]
+    /// The clocks of the threads of block `home` at its start: nobody knows of anybody.
+    pub fn start(home: u64, num_threads: usize) -> Vec<Clock> {
+        let (knowledge, warp) = (Knowledge::new(home), Rc::new([0; WARP_SIZE]));
+        vec![Clock { knowledge, warp, own: 1 }; num_threads]
     }
 
-    /// The newest epoch of thread `other` of the block that is ordered before now; `me` is the
-    /// thread whose clock this is.
-    pub fn knows(&self, me: usize, other: usize) -> u32 {
-        let known = self.block[other];
-        if me / WARP_SIZE == other / WARP_SIZE {
-            known.max(self.warp[other % WARP_SIZE])
+    /// The newest epoch of a component that is ordered before now; `me` is the thread whose clock
+    /// this is.
+    pub fn knows(&self, me: usize, block: u64, component: usize) -> u32 {
+        let Knowledge { known, .. } = &self.knowledge;
+        let epoch = known.get(block, component);
+        if block == known.home && component / WARP_SIZE == me / WARP_SIZE {
+            epoch.max(self.warp[component % WARP_SIZE])
         } else {
-            known
+            epoch
         }
+    }
+
+    /// The same of what asynchronous accesses know.
+    pub fn knows_fenced(&self, block: u64, component: usize) -> u32 {
+        self.knowledge.fenced.get(block, component)
+    }
+
+    /// All that thread `me` knows and did, for others; what it does from now on is not part of it.
+    pub fn release(&mut self, me: usize) -> Knowledge {
+        let knowledge = Knowledge { known: self.flat(me), fenced: self.knowledge.fenced.clone() };
+        self.own += 1;
+        knowledge
+    }
+
+    /// Knows what others have released.
+    pub fn acquire(&mut self, knowledge: &Knowledge) {
+        self.knowledge.join(knowledge);
+    }
+
+    /// Knows what a component of the own block did up to `epoch`.
+    pub fn learn(&mut self, component: usize, epoch: u32) {
+        self.knowledge.known.raise(component, epoch);
+    }
+
+    /// A proxy fence: asynchronous accesses that come after it know what the thread knows.
+    pub fn fence_proxy(&mut self, me: usize) {
+        let known = self.flat(me);
+        self.knowledge.fenced.join(&known);
+        self.own += 1;
+    }
+
+    /// What is known with that of the warp and of the thread itself.
+    fn flat(&self, me: usize) -> Vector {
+        let known = &self.knowledge.known;
+        let first = me / WARP_SIZE * WARP_SIZE;
+        let mut row = known.row.to_vec();
+        row.resize(row.len().max(first + WARP_SIZE), 0);
+        let lanes = row[first..].iter_mut().zip(self.warp.iter());
+        lanes.for_each(|(known, &lane)| *known = lane.max(*known));
+        row[me] = row[me].max(self.own);
+        Vector { home: known.home, row: row.into(), others: known.others.clone() }
     }
 }
 
-/// Orders all that the threads `who` (ascending) did before all that they do from now on.
-pub(crate) fn join_block(clocks: &mut [Clock], who: &[usize]) {
-    let mut known = known_by_all(clocks, who);
+/// Orders all that the threads `who` (ascending) of a block did before, and `released`, before all
+/// that they do from now on.
+pub(crate) fn join_block(clocks: &mut [Clock], who: &[usize], released: Option<&Knowledge>) {
+    if who.is_empty() {
+        return;
+    }
+    let mut all = joined(clocks, who);
+    let mut row = all.known.row.to_vec();
+    row.resize(row.len().max(clocks.len().next_multiple_of(WARP_SIZE)), 0);
     for (i, &thread) in who.iter().enumerate() {
-        known[thread] = known[thread].max(clocks[thread].own);
+        row[thread] = row[thread].max(clocks[thread].own);
         let warp = &clocks[thread].warp;
         if i > 0 && Rc::ptr_eq(warp, &clocks[who[i - 1]].warp) {
             continue;
         }
-        let lanes = known[thread / WARP_SIZE * WARP_SIZE..].iter_mut();
+        let lanes = row[thread / WARP_SIZE * WARP_SIZE..].iter_mut();
         lanes.zip(warp.iter()).for_each(|(known, &lane)| *known = lane.max(*known));
     }
-    let block: Rc<[u32]> = known.into();
+    all.known.row = row.into();
+    if let Some(released) = released {
+        all.join(released);
+    }
     let warp = Rc::new([0; WARP_SIZE]);
     for &thread in who {
         let own = clocks[thread].own + 1;
-        clocks[thread] = Clock { block: block.clone(), warp: warp.clone(), own };
+        clocks[thread] = Clock { knowledge: all.clone(), warp: warp.clone(), own };
     }
 }
 
 /// As [`join_block`], for threads of one warp.
 pub(crate) fn join_warp(clocks: &mut [Clock], who: &[usize]) {
-    let block = &clocks[who[0]].block;
-    let block = if who.iter().all(|&thread| Rc::ptr_eq(block, &clocks[thread].block)) {
-        block.clone()
-    } else {
-        known_by_all(clocks, who).into()
-    };
+    let knowledge = joined(clocks, who);
     let mut warp = [0; WARP_SIZE];
     for &thread in who {
         let clock = &clocks[thread];
@@ -78,23 +230,15 @@ pub(crate) fn join_warp(clocks: &mut [Clock], who: &[usize]) {
     let warp = Rc::new(warp);
     for &thread in who {
         let own = clocks[thread].own + 1;
-        clocks[thread] = Clock { block: block.clone(), warp: warp.clone(), own };
+        clocks[thread] = Clock { knowledge: knowledge.clone(), warp: warp.clone(), own };
     }
 }
 
-/// The union of what the threads know of the block.
-fn known_by_all(clocks: &[Clock], who: &[usize]) -> Vec<u32> {
-    let mut known = clocks[who[0]].block.to_vec();
-    for pair in who.windows(2) {
-        let block = &clocks[pair[1]].block;
-        if !Rc::ptr_eq(block, &clocks[pair[0]].block) {
-            known
-                .iter_mut()
-                .zip(block.iter())
-                .for_each(|(known, &epoch)| *known = epoch.max(*known));
-        }
-    }
-    known
+/// The union of what the threads know, their warps' layers apart.
+fn joined(clocks: &[Clock], who: &[usize]) -> Knowledge {
+    let mut all = clocks[who[0]].knowledge.clone();
+    who[1..].iter().for_each(|&thread| all.join(&clocks[thread].knowledge));
+    all
 }
 
 #[cfg(test)]
@@ -103,21 +247,54 @@ mod tests {
 
     #[test]
     fn parts_of_a_block_pass_on_what_they_know() {
-        let mut clocks = Clock::start(96);
+        let mut clocks = Clock::start(0, 96);
         let epoch = clocks[0].own;
         // 0 to 32, to 33, to 64, to 65, and to 1; each time by two threads alone.
-        join_block(&mut clocks, &[0, 32]);
+        join_block(&mut clocks, &[0, 32], None);
         join_warp(&mut clocks, &[32, 33]);
-        join_block(&mut clocks, &[33, 64]);
+        join_block(&mut clocks, &[33, 64], None);
         join_warp(&mut clocks, &[64, 65]);
-        join_block(&mut clocks, &[1, 64]);
+        join_block(&mut clocks, &[1, 64], None);
         for thread in [1, 32, 33, 64, 65] {
-            assert_eq!(clocks[thread].knows(thread, 0), epoch, "thread {thread}");
+            assert_eq!(clocks[thread].knows(thread, 0, 0), epoch, "thread {thread}");
         }
-        assert_eq!(clocks[34].knows(34, 0), 0);
+        assert_eq!(clocks[34].knows(34, 0, 0), 0);
         // And what 0 does after that, nobody knows.
         assert!(clocks[0].own > epoch);
         // What 32 did before it met 33 is known to 65, what it has done since is not.
-        assert_eq!(clocks[65].knows(65, 32), clocks[32].own - 1);
+        assert_eq!(clocks[65].knows(65, 0, 32), clocks[32].own - 1);
+    }
+
+    #[test]
+    fn what_is_released_in_one_block_is_acquired_in_another() {
+        let (mut first, mut second) = (Clock::start(0, 32), Clock::start(1, 32));
+        join_warp(&mut first, &[3, 4]);
+        let (own, met) = (first[4].own, first[3].own - 1);
+        let released = first[4].release(4);
+        second[7].acquire(&released);
+        assert_eq!(second[7].knows(7, 0, 4), own);
+        assert_eq!(second[7].knows(7, 0, 3), met);
+        assert_eq!(second[7].knows_fenced(0, 4), 0);
+        assert!(first[4].own > own);
+        // And back again, through a third block.
+        let mut third = Clock::start(2, 32);
+        third[0].acquire(&second[7].release(7));
+        first[9].acquire(&third[0].release(0));
+        assert_eq!(first[9].knows(9, 0, 4), own);
+        assert_eq!(first[9].knows(9, 1, 7), 1);
+    }
+
+    #[test]
+    fn a_proxy_fence_passes_on_what_was_known_then() {
+        let mut clocks = Clock::start(0, 64);
+        let epoch = clocks[0].own;
+        join_block(&mut clocks, &[0, 40], None);
+        assert_eq!(clocks[40].knows_fenced(0, 0), 0);
+        clocks[40].fence_proxy(40);
+        assert_eq!(clocks[40].knows_fenced(0, 0), epoch);
+        let own = clocks[40].own;
+        assert_eq!(clocks[40].knows_fenced(0, 40), own - 1);
+        join_block(&mut clocks, &[40, 50], None);
+        assert_eq!(clocks[50].knows_fenced(0, 40), own - 1);
     }
 }

@@ -84,15 +84,28 @@ pub enum FaultKind {
         /// Whether that one writes.
         other_writes: bool,
     },
-    /// An access to bytes that an asynchronous copy still reads or writes.
-    AsyncCopy {
+    /// An access to bytes that an asynchronous operation still reads or writes: a copy, or a matrix
+    /// product.
+    NotWaitedFor {
         /// The access, of [`Fault::by`].
         access: Box<MemoryAccess>,
-        /// The thread that started the copy, and where.
-        copy: Box<Party>,
-        /// Whether the copy writes the bytes.
-        copy_writes: bool,
+        /// The thread that started the operation, and where.
+        started: Box<Party>,
+        /// Whether the operation writes the bytes.
+        writes: bool,
     },
+    /// An asynchronous access to bytes that were written by a load or store unit, with no
+    /// `fence.proxy.async` between the two.
+    Unfenced {
+        /// The access, of [`Fault::by`].
+        access: Box<MemoryAccess>,
+        /// Who wrote the bytes.
+        other: Box<Party>,
+    },
+    /// An instruction that cannot be run with these operands, or not now.
+    Invalid(String),
+    /// Threads that can go on wait in vain for what another one writes.
+    Livelock(Vec<Waiting>),
     /// No thread can go on.
     Deadlock(Vec<Waiting>),
     /// The kernel panicked: the message.
@@ -126,7 +139,10 @@ impl fmt::Display for Fault {
             FaultKind::Misaligned { .. } => "misaligned",
             FaultKind::Uninitialised(_) => "uninitialised read",
             FaultKind::Race { .. } => "race",
-            FaultKind::AsyncCopy { .. } => "asynchronous copy not waited for",
+            FaultKind::NotWaitedFor { .. } => "asynchronous operation not waited for",
+            FaultKind::Unfenced { .. } => "missing fence.proxy.async",
+            FaultKind::Invalid(_) => "invalid instruction",
+            FaultKind::Livelock(_) => "livelock",
             FaultKind::Deadlock(_) => "deadlock",
             FaultKind::Panic(_) => "panic",
         };
@@ -135,7 +151,9 @@ impl fmt::Display for Fault {
             write!(f, "\n  {by}")?;
         }
         match &self.kind {
-            FaultKind::Launch(why) | FaultKind::Panic(why) => write!(f, ": {why}"),
+            FaultKind::Launch(why) | FaultKind::Panic(why) | FaultKind::Invalid(why) => {
+                write!(f, ": {why}")
+            }
             FaultKind::OutOfBounds(access) | FaultKind::Uninitialised(access) => {
                 write!(f, "\n  {access}")
             }
@@ -146,11 +164,16 @@ impl fmt::Display for Fault {
                 let verb = if *other_writes { "wrote" } else { "read" };
                 write!(f, "\n  {access}\n  {other} {verb} them; nothing orders the two")
             }
-            FaultKind::AsyncCopy { access, copy, copy_writes } => {
-                let verb = if *copy_writes { "writes" } else { "reads" };
-                write!(f, "\n  {access}\n  {copy} started the copy that {verb} them")
+            FaultKind::NotWaitedFor { access, started, writes } => {
+                let verb = if *writes { "writes" } else { "reads" };
+                write!(f, "\n  {access}\n  {started} started what still {verb} them")
             }
-            FaultKind::Deadlock(waiting) => write_waiting(f, waiting),
+            FaultKind::Unfenced { access, other } => {
+                write!(f, "\n  {access}\n  {other} wrote them, with no proxy fence between the two")
+            }
+            FaultKind::Deadlock(waiting) | FaultKind::Livelock(waiting) => {
+                write_waiting(f, waiting)
+            }
         }
     }
 }

@@ -10,7 +10,8 @@
 //!
 //! let mut memory = Memory::new();
 //! let out = memory.alloc("out", Init::Poisoned(4 * 31));
-//! let geometry = Geometry { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+//! let (grid, block, cluster) = ([1, 1, 1], [32, 1, 1], [1, 1, 1]);
+//! let geometry = Geometry { grid, block, cluster, shared_bytes: 0 };
 //! let body = move || {
 //!     let [i, ..] = device::thread_idx();
 //!     device::store(Space::Global, out + 4 * u64::from(i), 4, &i.to_le_bytes());
@@ -20,17 +21,31 @@
 //! assert_eq!(fault.by.unwrap().thread, [31, 0, 0]);
 //! ```
 
+mod access;
+mod agent;
+mod atomic;
 mod banks;
+mod barrier;
 mod block;
+mod bulk;
 mod clock;
+mod cluster;
+mod copy;
 pub mod device;
 mod fault;
+mod flight;
 mod geometry;
 mod machine;
+mod mbarrier;
 mod memory;
+mod operand;
+mod point;
+mod product;
+mod registers;
 mod rng;
 mod schedule;
 mod shadow;
+mod tensor;
 
 pub use fault::{Fault, FaultKind, MemoryAccess, Party, Place, Waiting};
 pub use geometry::Geometry;

@@ -1,18 +1,23 @@
-//! The state of a launch that runs, and what each instruction does to it.
+//! The state of a launch that runs.
 
-use crate::block::{Block, Copy, Point, Words};
-use crate::clock::WARP_SIZE;
-use crate::fault::{Fault, FaultKind, MemoryAccess, Party, Waiting};
+use crate::atomic::Variables;
+use crate::block::{Block, Words, order_warp};
+use crate::clock::{Clock, WARP_SIZE};
+use crate::cluster::ClusterBarrier;
+use crate::fault::{Fault, FaultKind, Party, Waiting};
+use crate::flight::Flight;
 use crate::geometry::Geometry;
-use crate::memory::{Memory, Region};
+use crate::memory::Memory;
+use crate::point::Point;
+use crate::product::Fragments;
 use crate::rng::Rng;
-use crate::shadow::{Conflict, Observer};
+use std::collections::HashMap;
 use std::panic::Location;
 
-type At = &'static Location<'static>;
+pub(crate) type At = &'static Location<'static>;
 
 /// Which memory an address is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
     /// The device's memory.
     Global,
@@ -20,17 +25,6 @@ pub enum Space {
     Shared,
     /// The shared memory of the cluster's blocks: an address of `map_shared`, or of the own block.
     Cluster,
-}
-
-/// Bytes to be accessed.
-#[derive(Clone, Copy)]
-pub(crate) struct Span {
-    pub space: Space,
-    pub address: u64,
-    pub len: usize,
-    /// What the address must be a multiple of.
-    pub align: usize,
-    pub writes: bool,
 }
 
 /// What a launch did.
@@ -45,64 +39,54 @@ pub struct Report {
     pub bank_conflicts: u64,
 }
 
+/// What happens next.
+pub(crate) enum Step {
+    /// The thread goes on: the place of its block, and its number there.
+    Thread(usize, usize),
+    /// A copy has landed.
+    Landed,
+    /// No thread can go on.
+    Nothing,
+}
+
+/// So many times each thread may find that it has to wait on before it waits in vain.
+const IDLE_STEPS_PER_THREAD: usize = 1000;
+
+/// So many times in a row a thread makes the same load before it is taken to wait for a change.
+const SAME_LOADS: u32 = 4096;
+
+/// A copy lands in one of so many steps.
+const LANDS_ONCE_IN: usize = 64;
+
 /// A launch that runs.
 pub(crate) struct Machine {
     kernel: &'static str,
     pub geometry: Geometry,
     pub memory: Memory,
-    /// Resident blocks.
+    /// Resident blocks, each at its place.
     pub blocks: Vec<Block>,
-    /// Threads that can go on: block, as an index of `blocks`, and thread.
+    /// The clocks of their threads.
+    pub clocks: Vec<Vec<Clock>>,
+    /// By cluster, once a thread has come to its barrier.
+    pub cluster_barriers: HashMap<u64, ClusterBarrier>,
+    /// Bulk copies under way.
+    pub flights: Vec<Flight>,
+    pub num_flights: u64,
+    /// What atomic operations have released, by address.
+    pub variables: Variables,
+    /// Accumulators that products may be in flight to.
+    pub fragments: Fragments,
+    /// Threads that can go on: place of the block, and thread.
     pub runnable: Vec<(usize, usize)>,
     /// The thread that runs.
     pub current: (usize, usize),
     pub rng: Rng,
     pub report: Report,
-}
-
-/// Bytes that are accessed: where they are, and who accesses them.
-struct Target<'a> {
-    region: &'a mut Region,
-    offset: usize,
-    observer: Observer<'a>,
-    geometry: Geometry,
-    span: Span,
-}
-
-impl Target<'_> {
-    fn access(&self) -> Box<MemoryAccess> {
-        let Span { address, len, writes, .. } = self.span;
-        let buffer = Some(self.region.place(address));
-        Box::new(MemoryAccess { writes, bytes: len, buffer, address })
-    }
-
-    /// Checks the access against those before, and notes it.
-    fn note(&mut self, pending: bool) -> Result<(), FaultKind> {
-        let (shadow, len) = (&mut self.region.shadow, self.span.len);
-        let noted = if self.span.writes {
-            shadow.write(self.offset, len, &self.observer, pending)
-        } else {
-            shadow.read(self.offset, len, &self.observer, pending)
-        };
-        noted.map_err(|Conflict { earlier, earlier_writes }| {
-            let other = Box::new(self.geometry.party(earlier.thread, earlier.location));
-            let access = self.access();
-            if earlier.is_pending() {
-                FaultKind::AsyncCopy { access, copy: other, copy_writes: earlier_writes }
-            } else {
-                FaultKind::Race { access, other, other_writes: earlier_writes }
-            }
-        })?;
-        let bytes = self.offset..self.offset + len;
-        if !self.span.writes && self.region.initialised[bytes].contains(&false) {
-            return Err(FaultKind::Uninitialised(self.access()));
-        }
-        Ok(())
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.region.bytes[self.offset..self.offset + self.span.len]
-    }
+    /// Steps in a row of threads that only found out that they have to wait on.
+    pub idle_steps: usize,
+    /// The last load, and how often it was made in a row.
+    last_load: Option<(u64, At)>,
+    same_loads: u32,
 }
 
 impl Machine {
@@ -112,18 +96,65 @@ impl Machine {
             geometry,
             memory,
             blocks: Vec::new(),
+            clocks: Vec::new(),
+            cluster_barriers: HashMap::new(),
+            flights: Vec::new(),
+            num_flights: 0,
+            variables: Variables::default(),
+            fragments: Fragments::default(),
             runnable: Vec::new(),
             current: (0, 0),
             rng: Rng::new(seed),
             report: Report::default(),
+            idle_steps: 0,
+            last_load: None,
+            same_loads: 0,
         }
+    }
+
+    /// A block becomes resident at `place`.
+    pub fn start_block(&mut self, place: usize, index: u64) {
+        let threads = self.geometry.threads_per_block();
+        let (block, clocks) = (Block::new(index, &self.geometry), Clock::start(index, threads));
+        if place == self.blocks.len() {
+            self.blocks.push(block);
+            self.clocks.push(clocks);
+        } else {
+            self.blocks[place] = block;
+            self.clocks[place] = clocks;
+        }
+        self.runnable.extend((0..threads).map(|thread| (place, thread)));
+        self.report.threads += threads as u64;
+    }
+
+    /// What happens next, as the seed says: a thread goes on, or a copy lands.
+    pub fn pick(&mut self) -> Result<Step, Fault> {
+        let runnable = self.runnable.len();
+        if self.idle_steps > IDLE_STEPS_PER_THREAD * (runnable + 1) && self.flights.is_empty() {
+            return Err(self.refuse(FaultKind::Livelock(self.waiting())));
+        }
+        let lands =
+            !self.flights.is_empty() && (runnable == 0 || self.rng.below(LANDS_ONCE_IN) == 0);
+        if lands {
+            let landed = self.land_any();
+            landed.map_err(|kind| self.fault(kind, "the end of its copy".to_owned()))?;
+            return Ok(Step::Landed);
+        }
+        if runnable == 0 {
+            return Ok(Step::Nothing);
+        }
+        let index = self.rng.below(runnable);
+        self.current = self.runnable.swap_remove(index);
+        let (place, thread) = self.current;
+        self.blocks[place].threads[thread].waits = None;
+        Ok(Step::Thread(place, thread))
     }
 
     /// The fault of the thread that runs.
     pub fn fault(&self, kind: FaultKind, location: String) -> Fault {
-        let (block, thread) = self.current;
+        let (place, thread) = self.current;
         let by = Party {
-            block: self.geometry.block_idx(self.blocks[block].index),
+            block: self.geometry.block_idx(self.blocks[place].index),
             thread: self.geometry.thread_idx(thread),
             location,
         };
@@ -137,156 +168,137 @@ impl Machine {
 
     /// Who waits for what.
     pub fn waiting(&self) -> Vec<Waiting> {
-        self.blocks.iter().flat_map(|block| block.waiting(&self.geometry)).collect()
+        let of = |block: &Block| {
+            block.waiting(&self.geometry, |point| match point {
+                Point::Mbarrier { place, .. } => self.blocks[place].describe(point),
+                _ => block.describe(point),
+            })
+        };
+        self.blocks.iter().flat_map(of).collect()
     }
 
+    /// The block of the thread that runs.
     pub fn block(&mut self) -> &mut Block {
         &mut self.blocks[self.current.0]
     }
 
-    /// Checks where the bytes are, and that they can be accessed as one.
-    fn target(&mut self, span: Span, location: At) -> Result<Target<'_>, FaultKind> {
-        let Span { space, address, len, align, writes } = span;
-        let (geometry, (block, thread)) = (self.geometry, self.current);
-        let Block { index, clocks, shared, .. } = &mut self.blocks[block];
-        let regions = match space {
-            Space::Global => &mut self.memory.regions,
-            Space::Shared | Space::Cluster => shared,
-        };
-        let access = |buffer| Box::new(MemoryAccess { writes, bytes: len, buffer, address });
-        let Some(region) = regions.at_mut(address) else {
-            return Err(FaultKind::OutOfBounds(access(None)));
-        };
-        let Some(offset) = region.offset(address, len) else {
-            return Err(FaultKind::OutOfBounds(access(Some(region.place(address)))));
-        };
-        if !address.is_multiple_of(align as u64) {
-            let access = access(Some(region.place(address)));
-            return Err(FaultKind::Misaligned { access, align });
-        }
-        let block_start = *index * clocks.len() as u64;
-        let observer = Observer { block_start, thread, clocks, location };
-        Ok(Target { region, offset, observer, geometry, span })
+    /// The clock of the thread that runs.
+    pub fn clock(&mut self) -> &mut Clock {
+        let (place, thread) = self.current;
+        &mut self.clocks[place][thread]
     }
 
-    fn count(&mut self, span: Span, location: At) {
-        self.report.accesses += 1;
-        if span.space == Space::Shared {
-            let thread = self.current.1;
-            let bytes = (span.address, span.len);
-            self.report.bank_conflicts += self.block().count_conflicts(thread, location, bytes);
+    /// The place of a resident block that has not ended.
+    pub fn place_of(&self, index: u64) -> Option<usize> {
+        self.blocks.iter().position(|block| block.index == index && !block.is_done())
+    }
+
+    /// The thread that runs waits at `point`, until it is woken.
+    pub fn wait(&mut self, point: Point, location: At) {
+        let thread = self.current.1;
+        self.block().threads[thread].waits = Some((point, location));
+    }
+
+    /// Threads of a block can go on.
+    pub fn wake(&mut self, place: usize, threads: impl IntoIterator<Item = usize>) {
+        self.idle_steps = 0;
+        for thread in threads {
+            self.blocks[place].threads[thread].waits = None;
+            self.runnable.push((place, thread));
         }
     }
 
-    /// Reads `out.len()` bytes.
-    pub fn load(&mut self, span: Span, out: &mut [u8], location: At) -> Result<(), FaultKind> {
-        self.count(span, location);
-        let mut target = self.target(span, location)?;
-        target.note(false)?;
-        out.copy_from_slice(target.bytes());
-        Ok(())
+    /// The thread lets others run, though it could go on; `waits` if it has to see a change before
+    /// it gets further.
+    pub fn let_others_run(&mut self, waits: Option<(Point, At)>) {
+        let (place, thread) = self.current;
+        self.idle_steps += usize::from(waits.is_some());
+        self.blocks[place].threads[thread].waits = waits;
+        self.runnable.push((place, thread));
     }
 
-    /// Writes `bytes`.
-    pub fn store(&mut self, span: Span, bytes: &[u8], location: At) -> Result<(), FaultKind> {
-        self.count(span, location);
-        let mut target = self.target(span, location)?;
-        target.note(false)?;
-        target.region.fill(target.offset, bytes);
-        Ok(())
+    /// Notes a load; whether the thread has made the same one so often that it must be waiting for
+    /// what another thread writes: others have to run then.
+    pub fn spins(&mut self, address: u64, location: At) -> bool {
+        let same = self.last_load == Some((address, location));
+        self.last_load = Some((address, location));
+        self.same_loads = if same { self.same_loads + 1 } else { 0 };
+        let spins = self.same_loads == SAME_LOADS;
+        if spins {
+            self.same_loads = 0;
+            self.let_others_run(Some((Point::Load, location)));
+        }
+        spins
     }
 
-    /// Starts an asynchronous copy of `src_len` bytes, filled up with zeros to `dst_len`.
-    ///
-    /// The bytes are moved now or when the copy is waited for, as the seed says. That no thread can
-    /// tell is the rest: until then `dst` cannot be accessed and `src` cannot be written.
-    pub fn copy_async(
+    /// The thread comes to barrier `id`, where `wanted` threads meet (all, if `None`); whether it
+    /// can go on.
+    pub fn bar_sync(
         &mut self,
-        (dst, dst_len): (u64, usize),
-        (src, src_len): (u64, usize),
+        id: u32,
+        wanted: Option<u32>,
         location: At,
-    ) -> Result<(), FaultKind> {
-        self.report.accesses += 1;
-        if src_len > 0 {
-            self.target(source(src, src_len), location)?.note(true)?;
+    ) -> Result<bool, FaultKind> {
+        let (place, thread) = self.current;
+        check_barrier(id, wanted)?;
+        let wanted = wanted.map(|wanted| wanted as usize);
+        let block = &mut self.blocks[place];
+        block.barriers[id as usize].wait(thread, wanted).map_err(FaultKind::Invalid)?;
+        let woken = self.complete_barrier(id);
+        if woken.is_empty() {
+            self.wait(Point::Barrier(id), location);
         }
-        let mut target = self.target(destination(dst, dst_len), location)?;
-        target.note(true)?;
-        let offset = target.offset;
-        target.region.initialised[offset..offset + dst_len].fill(true);
-        let mut copy = Copy { dst, dst_len, src, src_len, moved: false, location };
-        if self.rng.flip() {
-            self.move_bytes(&copy)?;
-            copy.moved = true;
-        }
-        let thread = self.current.1;
-        self.block().threads[thread].open_group.push(copy);
+        let is_last = !woken.is_empty();
+        self.wake(place, woken.into_iter().filter(|&other| other != thread));
+        Ok(is_last)
+    }
+
+    /// The thread comes to barrier `id` of `wanted` threads, and goes on.
+    pub fn bar_arrive(&mut self, id: u32, wanted: u32) -> Result<(), FaultKind> {
+        let (place, thread) = self.current;
+        check_barrier(id, Some(wanted))?;
+        let knowledge = self.clock().release(thread);
+        let barrier = &mut self.blocks[place].barriers[id as usize];
+        barrier.arrive(knowledge, wanted as usize).map_err(FaultKind::Invalid)?;
+        let woken = self.complete_barrier(id);
+        self.wake(place, woken);
         Ok(())
     }
 
-    /// Waits until at most `pending` groups of the thread's copies are under way.
-    pub fn wait_groups(&mut self, pending: usize) -> Result<(), FaultKind> {
-        let thread = self.current.1;
-        while self.block().threads[thread].groups.len() > pending {
-            let group = self.block().threads[thread].groups.pop_front();
-            self.complete(group.unwrap_or_default())?;
-        }
-        Ok(())
+    /// The threads that wait at barrier `id`, if all have come.
+    fn complete_barrier(&mut self, id: u32) -> Vec<usize> {
+        let place = self.current.0;
+        let block = &mut self.blocks[place];
+        let live = block.live;
+        block.barriers[id as usize].complete(live, &mut self.clocks[place]).unwrap_or_default()
     }
 
-    /// The thread that runs ends, and with it its copies.
-    pub fn end_thread(&mut self) -> Result<(), FaultKind> {
-        self.wait_groups(0)?;
-        let (block, thread) = self.current;
-        let open_group = std::mem::take(&mut self.block().threads[thread].open_group);
-        self.complete(open_group)?;
-        let released = self.block().end_thread(thread);
-        if self.block().is_done() {
-            self.report.bank_conflicts += self.block().remaining_conflicts();
-        }
-        self.runnable.extend(released.into_iter().map(|thread| (block, thread)));
-        Ok(())
-    }
-
-    fn complete(&mut self, copies: Vec<Copy>) -> Result<(), FaultKind> {
-        for copy in copies {
-            if !copy.moved {
-                self.move_bytes(&copy)?;
-            }
-            for span in [destination(copy.dst, copy.dst_len), source(copy.src, copy.src_len)] {
-                if span.len > 0 {
-                    let Target { region, offset, observer, .. } =
-                        self.target(span, copy.location)?;
-                    region.shadow.complete(offset, span.len, span.writes, &observer);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn move_bytes(&mut self, copy: &Copy) -> Result<(), FaultKind> {
-        let mut bytes = vec![0; copy.dst_len];
-        if copy.src_len > 0 {
-            let target = self.target(source(copy.src, copy.src_len), copy.location)?;
-            bytes[..copy.src_len].copy_from_slice(target.bytes());
-        }
-        let target = self.target(destination(copy.dst, copy.dst_len), copy.location)?;
-        target.region.fill(target.offset, &bytes);
-        Ok(())
-    }
-
-    /// The thread reaches a point where others have to arrive; `None` if it has to wait for them.
-    pub fn meet(
+    /// The thread reaches a collective of its warp; `None` if it has to wait for other lanes.
+    pub fn meet_warp(
         &mut self,
-        point: Point,
+        (instruction, mask): (&'static str, u32),
         words: Words,
         location: At,
         finish: impl FnOnce(&mut [Words; WARP_SIZE]),
-    ) -> Option<Words> {
-        let (block, thread) = self.current;
-        let released = self.block().meet(thread, point, words, location, finish)?;
-        self.runnable.extend(released.into_iter().map(|thread| (block, thread)));
-        Some(self.result())
+    ) -> Result<Option<Words>, FaultKind> {
+        let (place, thread) = self.current;
+        if mask >> (thread % WARP_SIZE) & 1 == 0 {
+            return Err(FaultKind::Invalid(format!(
+                "{instruction} of lanes {mask:#010x}, which lane {} is not one of",
+                thread % WARP_SIZE
+            )));
+        }
+        let point = Point::Warp { warp: thread / WARP_SIZE, instruction, mask };
+        let meeting = (point, mask.count_ones() as usize);
+        let met = self.blocks[place].meet(thread, meeting, words, location);
+        let Some((arrived, mut values)) = met else { return Ok(None) };
+        finish(&mut values);
+        for &thread in &arrived {
+            self.blocks[place].threads[thread].result = values[thread % WARP_SIZE];
+        }
+        order_warp(instruction, &arrived, &mut self.clocks[place]);
+        self.wake(place, arrived.into_iter().filter(|&other| other != thread));
+        Ok(Some(values[thread % WARP_SIZE]))
     }
 
     /// What the last collective gave to the thread that runs.
@@ -294,12 +306,34 @@ impl Machine {
         let thread = self.current.1;
         self.block().threads[thread].result
     }
+
+    /// The thread that runs ends, and with it its copies.
+    pub fn end_thread(&mut self) -> Result<(), FaultKind> {
+        let (place, thread) = self.current;
+        self.end_copies()?;
+        self.check_bulk_reads()?;
+        let released = self.blocks[place].end_thread(thread, &mut self.clocks[place]);
+        self.wake(place, released);
+        self.end_of_cluster_thread();
+        if self.block().is_done() {
+            self.check_flights_to(place)?;
+            self.report.bank_conflicts += self.block().remaining_conflicts();
+        }
+        Ok(())
+    }
 }
 
-fn source(address: u64, len: usize) -> Span {
-    Span { space: Space::Global, address, len, align: len.max(1), writes: false }
-}
-
-fn destination(address: u64, len: usize) -> Span {
-    Span { space: Space::Shared, address, len, align: len, writes: true }
+fn check_barrier(id: u32, wanted: Option<u32>) -> Result<(), FaultKind> {
+    let num_barriers = crate::barrier::NUM_BARRIERS;
+    if id as usize >= num_barriers {
+        let why = format!("barrier {id}: a block has {num_barriers}");
+        return Err(FaultKind::Invalid(why));
+    }
+    match wanted {
+        Some(wanted) if wanted == 0 || !wanted.is_multiple_of(WARP_SIZE as u32) => {
+            let why = format!("a barrier of {wanted} threads: expected whole warps");
+            Err(FaultKind::Invalid(why))
+        }
+        _ => Ok(()),
+    }
 }

@@ -79,6 +79,12 @@ impl Region {
         self.initialised[offset..offset + bytes.len()].fill(true);
     }
 
+    /// Takes back what was written there.
+    pub fn poison(&mut self, at: std::ops::Range<usize>) {
+        self.bytes[at.clone()].fill(POISON);
+        self.initialised[at].fill(false);
+    }
+
     pub fn place(&self, address: u64) -> Place {
         Place { name: self.name.clone(), offset: address - self.start, len: self.bytes.len() }
     }
@@ -187,8 +193,7 @@ impl Memory {
     pub fn poison(&mut self, address: u64) -> Result<(), MemoryError> {
         let region = self.regions.at_mut(address);
         let region = region.ok_or(MemoryError { address, bytes: 0, near: None })?;
-        region.bytes.fill(POISON);
-        region.initialised.fill(false);
+        region.poison(0..region.bytes.len());
         Ok(())
     }
 

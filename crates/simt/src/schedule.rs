@@ -1,9 +1,8 @@
 //! Threads as coroutines, run one after the other in an order drawn from a seed.
 
-use crate::block::Block;
 use crate::fault::{Fault, FaultKind};
 use crate::geometry::Geometry;
-use crate::machine::{Machine, Report};
+use crate::machine::{Machine, Report, Step};
 use crate::memory::Memory;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -58,7 +57,8 @@ pub fn emulate(
     catch_panics();
     let machine = Machine::new(kernel, geometry, std::mem::take(memory), seed);
     ACTIVE.set(Some(machine));
-    let mut scheduler = Scheduler { body, coroutines: Vec::new(), free: Vec::new(), next_block: 0 };
+    let mut scheduler =
+        Scheduler { body, coroutines: Vec::new(), free: Vec::new(), next_cluster: 0 };
     let result = scheduler.run();
     // Without a launch: what unwinding the threads that still wait drops must call no instruction.
     let machine = ACTIVE.take().expect("a launch is active until it ends");
@@ -79,26 +79,21 @@ struct Scheduler {
     coroutines: Vec<Vec<Option<Thread>>>,
     /// Places that a block has left.
     free: Vec<usize>,
-    next_block: u64,
+    next_cluster: u64,
 }
 
 impl Scheduler {
     fn run(&mut self) -> Result<(), Fault> {
         let geometry = with(|machine| machine.geometry);
         loop {
-            while self.next_block < geometry.num_blocks() && self.has_room(&geometry) {
-                self.start_block(&geometry)?;
+            while self.next_cluster < geometry.num_clusters() && self.has_room(&geometry) {
+                self.start_cluster(&geometry)?;
             }
-            let picked = with(|machine| {
-                let runnable = machine.runnable.len();
-                let index = (runnable > 0).then(|| machine.rng.below(runnable))?;
-                machine.current = machine.runnable.swap_remove(index);
-                Some(machine.current)
-            });
-            match picked {
-                Some((block, thread)) => self.resume(block, thread)?,
-                None if self.free.len() == self.coroutines.len() => return Ok(()),
-                None => {
+            match with(|machine| machine.pick())? {
+                Step::Thread(place, thread) => self.resume(place, thread)?,
+                Step::Landed => (),
+                Step::Nothing if self.free.len() == self.coroutines.len() => return Ok(()),
+                Step::Nothing => {
                     return Err(with(|machine| {
                         machine.refuse(FaultKind::Deadlock(machine.waiting()))
                     }));
@@ -107,15 +102,22 @@ impl Scheduler {
         }
     }
 
-    /// Whether another block can be resident; one always can.
+    /// Whether another cluster can be resident; one always can.
     fn has_room(&self, geometry: &Geometry) -> bool {
         let resident = self.coroutines.len() - self.free.len();
-        resident == 0 || (resident + 1) * geometry.threads_per_block() <= MAX_RESIDENT_THREADS
+        let blocks = resident + geometry.blocks_per_cluster();
+        resident == 0 || blocks * geometry.threads_per_block() <= MAX_RESIDENT_THREADS
     }
 
-    fn start_block(&mut self, geometry: &Geometry) -> Result<(), Fault> {
-        let block = Block::new(self.next_block, geometry);
-        self.next_block += 1;
+    fn start_cluster(&mut self, geometry: &Geometry) -> Result<(), Fault> {
+        let cluster = self.next_cluster;
+        self.next_cluster += 1;
+        (0..geometry.blocks_per_cluster()).try_for_each(|rank| {
+            self.start_block(geometry.block_of_cluster(cluster, rank), geometry)
+        })
+    }
+
+    fn start_block(&mut self, index: u64, geometry: &Geometry) -> Result<(), Fault> {
         let threads = geometry.threads_per_block();
         let coroutines: io::Result<Vec<_>> =
             (0..threads).map(|_| new_thread(self.body.clone()).map(Some)).collect();
@@ -123,22 +125,13 @@ impl Scheduler {
             let why = format!("no stack for a thread: {error}");
             with(|machine| machine.refuse(FaultKind::Launch(why)))
         })?;
-        with(|machine| {
-            let place = match self.free.pop() {
-                Some(place) => {
-                    machine.blocks[place] = block;
-                    self.coroutines[place] = coroutines;
-                    place
-                }
-                None => {
-                    machine.blocks.push(block);
-                    self.coroutines.push(coroutines);
-                    self.coroutines.len() - 1
-                }
-            };
-            machine.runnable.extend((0..threads).map(|thread| (place, thread)));
-            machine.report.threads += threads as u64;
-        });
+        let place = self.free.pop().unwrap_or(self.coroutines.len());
+        if place == self.coroutines.len() {
+            self.coroutines.push(coroutines);
+        } else {
+            self.coroutines[place] = coroutines;
+        }
+        with(|machine| machine.start_block(place, index));
         Ok(())
     }
 

@@ -8,60 +8,137 @@
 use crate::clock::Clock;
 use std::panic::Location;
 
-/// The epoch of an asynchronous copy's accesses until the copy is waited for: ordered before
-/// nothing.
-const PENDING: u32 = u32::MAX;
-
 /// Bytes of memory that a page of cells covers.
 const PAGE_BYTES: usize = 1024;
+
+/// How memory is accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// A load or a store.
+    Plain,
+    /// An atomic operation: it races with no other one.
+    Atomic,
+    /// One that is atomic among the threads of a block alone.
+    AtomicInBlock,
+    /// A copy that goes on while the thread does (`cp.async`).
+    Copy,
+    /// The asynchronous proxy: bulk copies, TMA and `wgmma`.
+    Proxy,
+}
 
 /// One access.
 #[derive(Clone, Copy)]
 pub(crate) struct Access {
-    /// The thread, counted through the grid.
-    pub thread: u64,
-    /// The thread's epoch.
+    /// The component that makes it, a thread or an agent, and its block's place in the grid.
+    block: u32,
+    component: u32,
     epoch: u32,
+    /// The thread that makes it or has it made: its block, and its index there.
+    issuer: (u32, u16),
+    mode: Mode,
     pub location: &'static Location<'static>,
 }
 
 impl Access {
-    /// Whether it is one of an asynchronous copy that is not waited for.
-    pub fn is_pending(&self) -> bool {
-        self.epoch == PENDING
+    /// The thread that makes it or has it made: its block, and its index there.
+    pub fn issuer(&self) -> (u64, usize) {
+        (self.issuer.0.into(), self.issuer.1.into())
+    }
+
+    /// Whether it goes on while the thread does something else.
+    pub fn is_asynchronous(&self) -> bool {
+        matches!(self.mode, Mode::Copy | Mode::Proxy)
     }
 }
 
-/// The accessing thread, and what it knows.
+/// Who accesses memory, and what is known to be over then.
 #[derive(Clone, Copy)]
 pub(crate) struct Observer<'a> {
-    /// The block's first thread, counted through the grid.
-    pub block_start: u64,
-    /// The thread's index in its block.
+    /// The thread that makes the access, or has it made: its block, and its index there.
+    pub block: u64,
     pub thread: usize,
-    pub clocks: &'a [Clock],
+    /// The thread's.
+    pub clock: &'a Clock,
+    /// Who makes the access, if it is not the thread itself.
+    pub agent: Option<Agent>,
+    pub mode: Mode,
     pub location: &'static Location<'static>,
 }
 
+/// A component that is no thread, in one of its epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agent {
+    /// Its block, which may be another one than the thread's.
+    pub block: u64,
+    pub component: usize,
+    pub epoch: u32,
+}
+
+/// How an earlier access stands to one that is made now.
+enum Order {
+    Before,
+    /// It is, but for the proxy fence between the two.
+    BeforeInItsProxy,
+    Unordered,
+}
+
 impl Observer<'_> {
-    fn access(&self, pending: bool) -> Access {
+    fn access(&self) -> Access {
+        let own = Agent { block: self.block, component: self.thread, epoch: self.clock.own };
+        let Agent { block, component, epoch } = self.agent.unwrap_or(own);
+        // More than 2^32 blocks are never reached.
         Access {
-            thread: self.block_start + self.thread as u64,
-            epoch: if pending { PENDING } else { self.clocks[self.thread].own },
+            block: block as u32,
+            component: component as u32,
+            epoch,
+            issuer: (self.block as u32, self.thread as u16),
+            mode: self.mode,
             location: self.location,
         }
     }
 
-    /// Whether `earlier` is ordered before what the thread does now.
-    fn is_after(&self, earlier: &Access) -> bool {
-        if earlier.is_pending() {
-            return false;
+    /// How `earlier` stands to what is done now.
+    fn order(&self, earlier: &Access, earlier_writes: bool) -> Order {
+        let (block, component) = (u64::from(earlier.block), earlier.component as usize);
+        let is_own = block == self.block && component == self.thread;
+        if !is_own && self.clock.knows(self.thread, block, component) < earlier.epoch {
+            return Order::Unordered;
         }
-        let Some(other) = earlier.thread.checked_sub(self.block_start) else { return false };
-        let other = other as usize;
-        other == self.thread
-            || other < self.clocks.len()
-                && self.clocks[self.thread].knows(self.thread, other) >= earlier.epoch
+        let is_generic = !earlier.is_asynchronous();
+        let crosses = self.mode == Mode::Proxy && is_generic && earlier_writes;
+        if crosses && self.clock.knows_fenced(block, component) < earlier.epoch {
+            return Order::BeforeInItsProxy;
+        }
+        Order::Before
+    }
+
+    /// Whether `earlier`, a read, is ordered before what is done now.
+    fn is_after(&self, earlier: &Access) -> bool {
+        matches!(self.order(earlier, false), Order::Before)
+    }
+
+    /// Whether both are atomic, each for the other.
+    fn is_atomic_with(&self, earlier: &Access) -> bool {
+        match (self.mode, earlier.mode) {
+            (Mode::Atomic, Mode::Atomic) => true,
+            (Mode::Atomic | Mode::AtomicInBlock, Mode::Atomic | Mode::AtomicInBlock) => {
+                self.block == u64::from(earlier.block)
+            }
+            _ => false,
+        }
+    }
+
+    /// Finds what is wrong with an access after `earlier`.
+    fn check(&self, earlier: &Access, earlier_writes: bool) -> Result<(), Conflict> {
+        if self.is_atomic_with(earlier) {
+            return Ok(());
+        }
+        let unfenced = match self.order(earlier, earlier_writes) {
+            Order::Before => return Ok(()),
+            Order::BeforeInItsProxy => true,
+            Order::Unordered => false,
+        };
+        Err(Conflict { earlier: *earlier, earlier_writes, unfenced })
     }
 }
 
@@ -69,9 +146,11 @@ impl Observer<'_> {
 pub(crate) struct Conflict {
     pub earlier: Access,
     pub earlier_writes: bool,
+    /// Whether nothing but a proxy fence is missing.
+    pub unfenced: bool,
 }
 
-/// The reads of a word since its last write; those that are ordered before a later one may be
+/// The reads of a word (or its atomic writes) since its last write; those that are ordered before a later one may be
 /// missing, as what comes after the later one comes after them too.
 #[derive(Clone, Default)]
 enum Reads {
@@ -107,10 +186,10 @@ impl Reads {
         }
     }
 
-    fn all(&mut self) -> &mut [Access] {
+    fn all(&self) -> &[Access] {
         match self {
-            Reads::None => &mut [],
-            Reads::One(access) => std::slice::from_mut(access),
+            Reads::None => &[],
+            Reads::One(access) => std::slice::from_ref(access),
             Reads::Many(all) => all,
         }
     }
@@ -120,6 +199,38 @@ impl Reads {
 struct Cell {
     write: Option<Access>,
     reads: Reads,
+    /// The atomic writes since the last other one.
+    atomics: Reads,
+}
+
+impl Cell {
+    fn read(&mut self, access: Access, observer: &Observer<'_>) -> Result<(), Conflict> {
+        self.check_writes(observer)?;
+        self.reads.add(access, observer);
+        Ok(())
+    }
+
+    fn write(&mut self, access: Access, observer: &Observer<'_>) -> Result<(), Conflict> {
+        self.check_writes(observer)?;
+        for earlier in self.reads.all() {
+            observer.check(earlier, false)?;
+        }
+        if matches!(access.mode, Mode::Atomic | Mode::AtomicInBlock) {
+            self.atomics.add(access, observer);
+        } else {
+            self.write = Some(access);
+            self.reads.clear();
+            self.atomics.clear();
+        }
+        Ok(())
+    }
+
+    fn check_writes(&self, observer: &Observer<'_>) -> Result<(), Conflict> {
+        self.write
+            .iter()
+            .chain(self.atomics.all())
+            .try_for_each(|earlier| observer.check(earlier, true))
+    }
 }
 
 /// Cells of `PAGE_BYTES` bytes: one a word, or one a byte once an access is not of whole words.
@@ -152,59 +263,26 @@ impl Shadow {
         self.pages.clear();
     }
 
-    /// Notes a read of `len` bytes at `start`; `pending` if an asynchronous copy makes it.
+    /// Notes a read of `len` bytes at `start`.
     pub fn read(
         &mut self,
         start: usize,
         len: usize,
         observer: &Observer<'_>,
-        pending: bool,
     ) -> Result<(), Conflict> {
-        let access = observer.access(pending);
-        self.each_cell(start, len, |cell| {
-            if let Some(earlier) = cell.write.filter(|earlier| !observer.is_after(earlier)) {
-                return Err(Conflict { earlier, earlier_writes: true });
-            }
-            cell.reads.add(access, observer);
-            Ok(())
-        })
+        let access = observer.access();
+        self.each_cell(start, len, |cell| cell.read(access, observer))
     }
 
-    /// Notes a write of `len` bytes at `start`; `pending` if an asynchronous copy makes it.
+    /// Notes a write of `len` bytes at `start`.
     pub fn write(
         &mut self,
         start: usize,
         len: usize,
         observer: &Observer<'_>,
-        pending: bool,
     ) -> Result<(), Conflict> {
-        let access = observer.access(pending);
-        self.each_cell(start, len, |cell| {
-            if let Some(earlier) = cell.write.filter(|earlier| !observer.is_after(earlier)) {
-                return Err(Conflict { earlier, earlier_writes: true });
-            }
-            let unordered = |earlier: &&mut Access| !observer.is_after(earlier);
-            if let Some(&mut earlier) = cell.reads.all().iter_mut().find(unordered) {
-                return Err(Conflict { earlier, earlier_writes: false });
-            }
-            cell.write = Some(access);
-            cell.reads.clear();
-            Ok(())
-        })
-    }
-
-    /// The thread has waited for one of its asynchronous copies that reads or writes here: from now
-    /// on its access is one of this epoch.
-    pub fn complete(&mut self, start: usize, len: usize, writes: bool, observer: &Observer<'_>) {
-        let done = observer.access(false);
-        let is_it = |access: &&mut Access| access.thread == done.thread && access.is_pending();
-        let _: Result<(), Conflict> = self.each_cell(start, len, |cell| {
-            let accesses = if writes { cell.write.as_mut_slice() } else { cell.reads.all() };
-            if let Some(access) = accesses.iter_mut().find(is_it) {
-                access.epoch = done.epoch;
-            }
-            Ok(())
-        });
+        let access = observer.access();
+        self.each_cell(start, len, |cell| cell.write(access, observer))
     }
 
     /// Calls `f` with every cell of the bytes.

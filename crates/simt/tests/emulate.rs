@@ -11,7 +11,12 @@ fn run(
     seed: u64,
     body: impl Fn() + Send + Sync + 'static,
 ) -> Result<Report, Fault> {
-    let geometry = Geometry { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 256 };
+    let geometry = Geometry {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        cluster: [1; 3],
+        shared_bytes: 256,
+    };
     simt::emulate("test", geometry, Arc::new(body), memory, seed)
 }
 
@@ -101,7 +106,7 @@ fn knowledge_is_passed_on() {
             if i == 1 {
                 set(32 + round, get(round));
             }
-            device::sync_threads();
+            device::bar_sync(0, None);
             if i == 40 {
                 set(64 + round, get(round) + get(32 + round));
             }
@@ -119,7 +124,7 @@ fn knowledge_is_passed_on() {
         }
         device::sync_warp(u32::MAX);
         if i != 5 {
-            device::sync_threads();
+            device::bar_sync(0, None);
             assert_eq!(get(0), 5);
         }
     });
@@ -129,7 +134,7 @@ fn knowledge_is_passed_on() {
         if i == 40 {
             set(0, 5);
         }
-        device::sync_threads();
+        device::bar_sync(0, None);
         if i == 41 {
             get(0);
         }
@@ -149,7 +154,7 @@ fn a_launch_of_more_blocks_than_are_resident_ends() {
         let out = memory.alloc("out", Init::Poisoned((blocks * threads) as usize));
         let body = move || {
             let [i, ..] = device::thread_idx();
-            device::sync_threads();
+            device::bar_sync(0, None);
             let at = device::block_idx()[0] * device::block_dim()[0] + i;
             device::store(Space::Global, out + u64::from(at), 1, &[at as u8]);
         };
@@ -187,7 +192,7 @@ fn what_waiting_threads_hold_is_dropped_after_a_fault() {
     let body = move || {
         let _held = seen.clone();
         assert!(device::thread_idx()[0] != 5, "thread five");
-        device::sync_threads();
+        device::bar_sync(0, None);
     };
     let mut memory = Memory::new();
     let x = memory.alloc("x", Init::Bytes(&[9]));
@@ -263,7 +268,12 @@ fn the_host_reads_and_writes_inside_of_buffers() {
 fn bank_conflicts_are_counted() {
     // A warp's access of a word a lane, `stride` words apart, in two rounds of two warps.
     let conflicts = |stride: u32, lanes: u32| {
-        let geometry = Geometry { grid: [1, 1, 1], block: [64, 1, 1], shared_bytes: 64 * 33 * 4 };
+        let geometry = Geometry {
+            grid: [1, 1, 1],
+            block: [64, 1, 1],
+            cluster: [1; 3],
+            shared_bytes: 64 * 33 * 4,
+        };
         let body = move || {
             let [i, ..] = device::thread_idx();
             let row = u64::from(device::dynamic_shared() + 4 * i * stride);
@@ -271,7 +281,7 @@ fn bank_conflicts_are_counted() {
                 if i % 32 < lanes {
                     device::store(Space::Shared, row, 4, &[0; 4]);
                 }
-                device::sync_threads();
+                device::bar_sync(0, None);
             }
         };
         let report =
@@ -289,7 +299,7 @@ fn bank_conflicts_are_counted() {
             if i < 16 {
                 device::store(Space::Shared, start + 16 * u64::from(i), 16, &[0; 16]);
             }
-            device::sync_threads();
+            device::bar_sync(0, None);
             device::load(Space::Shared, start + stride * u64::from(i % 16), 4, &mut vec![0; len]);
         };
         run((1, 32), &mut Memory::new(), 1, body).unwrap().bank_conflicts

@@ -1,6 +1,9 @@
 //! Atomic operations and fences.
 
+use super::with;
 use crate::machine::Space;
+use crate::point::Point;
+use crate::schedule::suspend;
 
 /// What an atomic operation orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,29 +42,45 @@ pub fn atomic(
     (order, scope): (Order, Scope),
     update: impl FnOnce(u64) -> Option<u64>,
 ) -> u64 {
-    let _ = (space, address, len, order, scope);
-    let _ = update(0);
-    todo!()
+    let old = with(|machine, location| {
+        let mut changes = false;
+        let update = |old| {
+            let new = update(old);
+            changes = new.is_some_and(|new| new != old);
+            new
+        };
+        let old = machine.atomic((space, address), len, (order, scope), update, location)?;
+        machine.let_others_run((!changes).then_some((Point::Atomic, location)));
+        Ok(old)
+    });
+    suspend();
+    old
 }
 
 /// `fence.acq_rel`: orders what the thread did before it before what it writes atomically behind it,
 /// and what it read atomically before it before what it does behind it.
 #[track_caller]
 pub fn fence(scope: Scope) {
-    let _ = scope;
-    todo!()
+    with(|machine, _| {
+        machine.fence(scope);
+        Ok(())
+    });
 }
 
 /// `fence.proxy.async`: orders the thread's accesses, and those that it knows of, before
 /// asynchronous ones (of TMA and of `wgmma`) that come after it.
 #[track_caller]
 pub fn fence_proxy_async() {
-    todo!()
+    with(|machine, _| {
+        let thread = machine.current.1;
+        machine.clock().fence_proxy(thread);
+        Ok(())
+    });
 }
 
 /// `fence.mbarrier_init.release.cluster`: makes the thread's new mbarriers known to asynchronous
 /// copies.
 #[track_caller]
 pub fn fence_mbarrier_init() {
-    todo!()
+    fence_proxy_async();
 }

@@ -1,6 +1,9 @@
 //! Bulk copies and those of tensors (TMA): by the asynchronous proxy, in a block's bulk groups or
 //! ended by an mbarrier.
 
+use super::with;
+use crate::bulk::Destination;
+
 /// How a bulk store combines what it brings with what is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
@@ -17,23 +20,22 @@ pub enum Reduce {
 /// cluster whose bit is set, and to its mbarrier.
 #[track_caller]
 pub fn bulk_load(dst: u32, src: u64, bytes: u32, mbarrier: u32, multicast: Option<u16>) {
-    let _ = (dst, src, bytes, mbarrier, multicast);
-    todo!()
+    let to = Destination { address: dst, mbarrier, multicast };
+    with(|machine, location| machine.bulk_load(to, src, bytes, location));
 }
 
 /// `cp.async.bulk.global.shared::cta`: `bytes` from `src` to `dst`, part of the open bulk group.
 #[track_caller]
 pub fn bulk_store(dst: u64, src: u32, bytes: u32) {
-    let _ = (dst, src, bytes);
-    todo!()
+    with(|machine, location| machine.bulk_store(dst, src, bytes, location));
 }
 
 /// `cp.async.bulk.shared::cluster.shared::cta`: `bytes` from the own block's `src` to another
 /// block's `dst`, and then as many to the transaction count of that block's `mbarrier`.
 #[track_caller]
 pub fn bulk_copy_to_peer(dst: u32, src: u32, bytes: u32, mbarrier: u32) {
-    let _ = (dst, src, bytes, mbarrier);
-    todo!()
+    let to = Destination { address: dst, mbarrier, multicast: None };
+    with(|machine, location| machine.bulk_copy_to_peer(to, src, bytes, location));
 }
 
 /// `cp.async.bulk.tensor.shared::cluster.global.tile`: the box of the tensor map in global memory
@@ -41,28 +43,30 @@ pub fn bulk_copy_to_peer(dst: u32, src: u32, bytes: u32, mbarrier: u32) {
 /// tensor; else as [`bulk_load`].
 #[track_caller]
 pub fn tensor_load(dst: u32, map: u64, coords: &[i32], mbarrier: u32, multicast: Option<u16>) {
-    let _ = (dst, map, coords, mbarrier, multicast);
-    todo!()
+    let to = Destination { address: dst, mbarrier, multicast };
+    with(|machine, location| machine.tensor_load(to, map, coords, location));
 }
 
 /// `cp.async.bulk.tensor.global.shared::cta.tile`, with `reduce` `cp.reduce.async.bulk.tensor`: the
 /// box at `src` to the tensor, as far as it is inside; part of the open bulk group.
 #[track_caller]
 pub fn tensor_store(map: u64, coords: &[i32], src: u32, reduce: Option<Reduce>) {
-    let _ = (map, coords, src, reduce);
-    todo!()
+    with(|machine, location| machine.tensor_store(map, coords, src, reduce, location));
 }
 
 /// `cp.async.bulk.commit_group`: closes the thread's bulk group.
 #[track_caller]
 pub fn bulk_commit_group() {
-    todo!()
+    with(|machine, _| {
+        let thread = machine.current.1;
+        machine.block().threads[thread].bulk.commit();
+        Ok(())
+    });
 }
 
 /// `cp.async.bulk.wait_group`: waits until at most `pending` of the thread's newest bulk groups are
 /// under way; with `read_only` (`.read`) until all others have read their sources.
 #[track_caller]
 pub fn bulk_wait_group(pending: usize, read_only: bool) {
-    let _ = (pending, read_only);
-    todo!()
+    with(|machine, _| machine.wait_bulk(pending, read_only));
 }

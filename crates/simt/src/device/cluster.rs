@@ -1,43 +1,45 @@
 //! Clusters of blocks, and what belongs to a warp or a launch as a whole.
 
+use super::{wait_until, with};
+
 /// Index of the block in its cluster.
 #[track_caller]
 pub fn cluster_block_idx() -> [u32; 3] {
-    todo!()
+    with(|machine, _| {
+        Ok(machine.geometry.cluster_block_idx(machine.blocks[machine.current.0].index))
+    })
 }
 
 /// Blocks of a cluster.
 #[track_caller]
 pub fn cluster_dim() -> [u32; 3] {
-    todo!()
+    with(|machine, _| Ok(machine.geometry.cluster))
 }
 
 /// The block's number in its cluster (`%cluster_ctarank`).
 #[track_caller]
 pub fn cluster_rank() -> u32 {
-    todo!()
+    with(|machine, _| Ok(machine.geometry.cluster_rank(machine.blocks[machine.current.0].index)))
 }
 
 /// `mapa`: the address, for loads, stores and mbarriers of the cluster's window (`Space::Cluster`),
 /// of what `address` is in the block of number `rank`.
 #[track_caller]
 pub fn map_shared(address: u32, rank: u32) -> u32 {
-    let _ = (address, rank);
-    todo!()
+    with(|machine, _| machine.map_shared(address, rank))
 }
 
 /// `setmaxnreg`: the warp has `count` registers a thread from now on, more (`inc`) or fewer than
 /// before.
 #[track_caller]
 pub fn set_max_registers(count: u32, increase: bool) {
-    let _ = (count, increase);
-    todo!()
+    wait_until(|machine, location| machine.set_registers(count, increase, location));
 }
 
 /// `griddepcontrol.wait`: waits for the launches before.
 #[track_caller]
 pub fn wait_for_dependencies() {
-    todo!()
+    // One launch is over before the next one starts.
 }
 
 /// `griddepcontrol.launch_dependents`: the next launch may start.

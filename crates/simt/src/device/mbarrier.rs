@@ -2,33 +2,41 @@
 //!
 //! An address may be one of another block of the cluster where the instruction allows it.
 
+use super::{wait_until, with};
+use crate::machine::Space;
+use crate::schedule::suspend;
+
 /// `mbarrier.init`: a barrier of `count` arrivals at `address`, a multiple of 8.
 #[track_caller]
 pub fn mbarrier_init(address: u32, count: u32) {
-    let _ = (address, count);
-    todo!()
+    with(|machine, location| machine.mbarrier_init(address, count, location));
 }
 
 /// `mbarrier.inval`: there is no barrier at `address` any longer.
 #[track_caller]
 pub fn mbarrier_inval(address: u32) {
-    let _ = address;
-    todo!()
+    with(|machine, location| machine.mbarrier_inval(address, location));
 }
 
 /// `mbarrier.expect_tx`: the barrier's phase waits for `bytes` more.
 #[track_caller]
 pub fn mbarrier_expect_tx(address: u32, bytes: u32) {
-    let _ = (address, bytes);
-    todo!()
+    with(|machine, location| {
+        let id = machine.mbarrier(Space::Cluster, address, location)?;
+        machine.mbarrier_expect(id, bytes)
+    });
 }
 
 /// `mbarrier.arrive`: `count` arrivals, which order what the thread did before; gives the phase's
 /// token.
 #[track_caller]
 pub fn mbarrier_arrive(address: u32, count: u32) -> u64 {
-    let _ = (address, count);
-    todo!()
+    with(|machine, location| {
+        let id = machine.mbarrier(Space::Cluster, address, location)?;
+        let thread = machine.current.1;
+        let knowledge = machine.clock().release(thread);
+        machine.mbarrier_arrive(id, count, &knowledge)
+    })
 }
 
 /// `mbarrier.try_wait.parity`: waits for a while for the end of the phase of this parity, and tells
@@ -36,21 +44,51 @@ pub fn mbarrier_arrive(address: u32, count: u32) -> u64 {
 /// ended.
 #[track_caller]
 pub fn mbarrier_try_wait(address: u32, parity: u32) -> bool {
-    let _ = (address, parity);
-    todo!()
+    let mut gives_up = false;
+    let ended = with(|machine, location| {
+        let id = machine.mbarrier(Space::Shared, address, location)?;
+        // "For a while" may be no time at all.
+        gives_up = machine.rng.below(8) == 0;
+        machine.mbarrier_test(id, parity, !gives_up, location)
+    });
+    if ended {
+        return true;
+    }
+    suspend();
+    if !gives_up {
+        wait_until(|machine, location| {
+            let id = machine.mbarrier(Space::Shared, address, location)?;
+            machine.mbarrier_test(id, parity, true, location)
+        });
+    }
+    !gives_up
 }
 
 /// `mbarrier.test_wait.parity`: tells at once whether the phase of this parity has ended.
 #[track_caller]
 pub fn mbarrier_test_wait(address: u32, parity: u32) -> bool {
-    let _ = (address, parity);
-    todo!()
+    let ended = with(|machine, location| {
+        let id = machine.mbarrier(Space::Shared, address, location)?;
+        machine.mbarrier_test(id, parity, false, location)
+    });
+    if !ended {
+        suspend();
+    }
+    ended
 }
 
 /// `cp.async.mbarrier.arrive`: an arrival when all `cp.async` copies that the thread has started
 /// are done; with `counted`, one more is expected in this phase (the form without `.noinc`).
 #[track_caller]
 pub fn copy_async_arrive(address: u32, counted: bool) {
-    let _ = (address, counted);
-    todo!()
+    with(|machine, location| {
+        let id = machine.mbarrier(Space::Shared, address, location)?;
+        machine.end_copies()?;
+        if counted {
+            machine.mbarrier_expect_arrival(id);
+        }
+        let thread = machine.current.1;
+        let knowledge = machine.clock().release(thread);
+        machine.mbarrier_arrive(id, 1, &knowledge)
+    });
 }

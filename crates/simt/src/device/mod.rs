@@ -19,11 +19,11 @@ pub use mbarrier::*;
 pub use wgmma::*;
 
 use crate::SYNC_WARP;
-use crate::block::Point;
+use crate::access::Span;
 pub use crate::block::Words;
 use crate::clock::WARP_SIZE;
 use crate::fault::FaultKind;
-use crate::machine::{Machine, Space, Span};
+use crate::machine::{At, Machine, Space};
 use crate::schedule::{ACTIVE, suspend};
 use std::panic::{Location, resume_unwind};
 
@@ -68,17 +68,32 @@ pub fn grid_dim() -> [u32; 3] {
     with(|machine, _| Ok(machine.geometry.grid))
 }
 
+/// Calls `f` until it says that the thread can go on; each time that it does not, the thread waits
+/// to be woken.
+#[track_caller]
+fn wait_until(mut f: impl FnMut(&mut Machine, At) -> Result<bool, FaultKind>) {
+    while !with(&mut f) {
+        suspend();
+    }
+}
+
 /// Reads `out.len()` bytes at `address`, a multiple of `align`.
 #[track_caller]
 pub fn load(space: Space, address: u64, align: usize, out: &mut [u8]) {
-    let span = Span { space, address, len: out.len(), align, writes: false };
-    with(|machine, location| machine.load(span, out, location))
+    let span = Span::read(space, address, out.len(), align);
+    let spins = with(|machine, location| {
+        machine.load(span, out, location)?;
+        Ok(machine.spins(address, location))
+    });
+    if spins {
+        suspend();
+    }
 }
 
 /// Writes `bytes` at `address`, a multiple of `align`.
 #[track_caller]
 pub fn store(space: Space, address: u64, align: usize, bytes: &[u8]) {
-    let span = Span { space, address, len: bytes.len(), align, writes: true };
+    let span = Span::write(space, address, bytes.len(), align);
     with(|machine, location| machine.store(span, bytes, location))
 }
 
@@ -95,10 +110,7 @@ pub fn copy_async(dst: u32, dst_len: usize, src: u64, src_len: usize) {
 #[track_caller]
 pub fn commit_group() {
     with(|machine, _| {
-        let thread = machine.current.1;
-        let thread = &mut machine.block().threads[thread];
-        let group = std::mem::take(&mut thread.open_group);
-        thread.groups.push_back(group);
+        machine.commit_copies();
         Ok(())
     })
 }
@@ -106,14 +118,7 @@ pub fn commit_group() {
 /// Waits until at most `pending` of the thread's newest groups are under way.
 #[track_caller]
 pub fn wait_group(pending: usize) {
-    with(|machine, _| machine.wait_groups(pending))
-}
-
-/// Waits for all threads of the block that have not ended, and orders what they did before it
-/// before what they do behind it.
-#[track_caller]
-pub fn sync_threads() {
-    meet(|_| Point::Barrier, Words::default(), |_| ());
+    with(|machine, _| machine.wait_copies(pending))
 }
 
 /// Waits for the lanes `mask` of the warp, and orders what they did before it before what they do
@@ -132,21 +137,10 @@ pub fn collective(
     brought: &[u32],
     finish: impl FnOnce(&mut [Words; WARP_SIZE]),
 ) -> Words {
-    let point = |thread| Point::Warp { warp: thread / WARP_SIZE, instruction, mask };
     let mut words = Words::default();
     words[..brought.len()].copy_from_slice(brought);
-    meet(point, words, finish)
-}
-
-#[track_caller]
-fn meet(
-    point: impl FnOnce(usize) -> Point,
-    words: Words,
-    finish: impl FnOnce(&mut [Words; WARP_SIZE]),
-) -> Words {
-    let met = with(|machine, location| {
-        Ok(machine.meet(point(machine.current.1), words, location, finish))
-    });
+    let met =
+        with(|machine, location| machine.meet_warp((instruction, mask), words, location, finish));
     met.unwrap_or_else(|| {
         suspend();
         with(|machine, _| Ok(machine.result()))

@@ -1,5 +1,9 @@
 //! Asynchronous matrix products of a warpgroup: `D[64, n] = A[64, k] * B[n, k]^T (+ D)`.
 
+use super::with;
+use crate::fault::FaultKind;
+use crate::schedule::suspend;
+
 /// What the operands' elements are; the accumulator's are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
@@ -51,33 +55,41 @@ pub struct Fragment {
 /// `wgmma.fence`: the thread's registers, `values`, may be accumulated to from now on.
 #[track_caller]
 pub fn wgmma_fence(values: &[f32]) -> Fragment {
-    let _ = values;
-    todo!()
+    Fragment { key: Some(with(|machine, _| Ok(machine.start_fragment(values)))) }
 }
 
 /// `wgmma.mma_async`: all 128 threads of the warpgroup start the same product.
 #[track_caller]
 pub fn wgmma(op: &Wgmma, accumulator: &mut Fragment) {
-    let _ = (op, accumulator);
-    todo!()
+    let is_last = with(|machine, location| {
+        let Some(key) = accumulator.key else {
+            let why = "wgmma.mma_async before wgmma.fence has seen its accumulator";
+            return Err(FaultKind::Invalid(why.to_owned()));
+        };
+        machine.come_to_product(op, key, location)
+    });
+    if !is_last {
+        suspend();
+    }
 }
 
 /// `wgmma.commit_group`: closes the group of the products since the last one.
 #[track_caller]
 pub fn wgmma_commit_group() {
-    todo!()
+    with(|machine, _| {
+        machine.commit_products();
+        Ok(())
+    });
 }
 
 /// `wgmma.wait_group`: waits until at most `pending` of the newest groups are under way.
 #[track_caller]
 pub fn wgmma_wait_group(pending: usize) {
-    let _ = pending;
-    todo!()
+    with(|machine, _| machine.wait_products(pending));
 }
 
 /// Reads an accumulator to `values`: a fault if a product with it is not waited for.
 #[track_caller]
 pub fn wgmma_read(accumulator: &Fragment, values: &mut [f32]) {
-    let _ = (accumulator, values);
-    todo!()
+    with(|machine, _| accumulator.key.map_or(Ok(()), |key| machine.read_fragment(key, values)));
 }

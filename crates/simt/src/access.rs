@@ -1,0 +1,198 @@
+//! Accesses to memory, checked.
+
+use crate::clock::Clock;
+use crate::fault::{FaultKind, MemoryAccess, Party};
+use crate::geometry::Geometry;
+use crate::machine::{At, Machine, Space};
+use crate::memory::Region;
+use crate::shadow::{Agent, Conflict, Mode, Observer};
+
+/// Bytes to be accessed.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    pub space: Space,
+    pub address: u64,
+    pub len: usize,
+    /// What the address must be a multiple of.
+    pub align: usize,
+    pub writes: bool,
+}
+
+impl Span {
+    pub fn read(space: Space, address: u64, len: usize, align: usize) -> Self {
+        Span { space, address, len, align, writes: false }
+    }
+
+    pub fn write(space: Space, address: u64, len: usize, align: usize) -> Self {
+        Span { space, address, len, align, writes: true }
+    }
+}
+
+/// Who makes an access, for the thread that runs.
+#[derive(Clone, Copy)]
+pub(crate) struct By {
+    pub agent: Option<Agent>,
+    pub mode: Mode,
+    pub location: At,
+}
+
+impl By {
+    /// The thread itself.
+    pub fn thread(location: At) -> Self {
+        By { agent: None, mode: Mode::Plain, location }
+    }
+}
+
+/// Bytes that are accessed: where they are, and who accesses them.
+pub(crate) struct Target<'a> {
+    pub region: &'a mut Region,
+    pub offset: usize,
+    observer: Observer<'a>,
+    geometry: Geometry,
+    span: Span,
+}
+
+impl Target<'_> {
+    fn access(&self) -> Box<MemoryAccess> {
+        let Span { address, len, writes, .. } = self.span;
+        let buffer = Some(self.region.place(address));
+        Box::new(MemoryAccess { writes, bytes: len, buffer, address })
+    }
+
+    /// Checks the access against those before, and notes it.
+    pub fn note(&mut self) -> Result<(), FaultKind> {
+        let (shadow, len) = (&mut self.region.shadow, self.span.len);
+        let noted = if self.span.writes {
+            shadow.write(self.offset, len, &self.observer)
+        } else {
+            shadow.read(self.offset, len, &self.observer)
+        };
+        noted.map_err(|conflict| self.fault(&conflict))
+    }
+
+    /// Checks that every byte was written.
+    pub fn check_initialised(&self) -> Result<(), FaultKind> {
+        let bytes = self.offset..self.offset + self.span.len;
+        if self.region.initialised[bytes].contains(&false) {
+            return Err(FaultKind::Uninitialised(self.access()));
+        }
+        Ok(())
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.region.bytes[self.offset..self.offset + self.span.len]
+    }
+
+    pub fn fill(&mut self, bytes: &[u8]) {
+        self.region.fill(self.offset, bytes);
+    }
+
+    /// The bytes are as if nothing had written them.
+    pub fn poison(&mut self) {
+        self.region.poison(self.offset..self.offset + self.span.len);
+    }
+
+    fn fault(&self, conflict: &Conflict) -> FaultKind {
+        let &Conflict { earlier, earlier_writes, unfenced } = conflict;
+        let other: Box<Party> = Box::new(self.geometry.party(earlier.issuer(), earlier.location));
+        let access = self.access();
+        if unfenced {
+            FaultKind::Unfenced { access, other }
+        } else if earlier.is_asynchronous() {
+            FaultKind::NotWaitedFor { access, started: other, writes: earlier_writes }
+        } else {
+            FaultKind::Race { access, other, other_writes: earlier_writes }
+        }
+    }
+}
+
+impl Machine {
+    /// The place of the block that an address of shared memory is in, and the address there.
+    pub fn locate(&self, space: Space, address: u64) -> Result<(usize, u64), FaultKind> {
+        match space {
+            Space::Cluster => self.locate_in_cluster(address),
+            Space::Global | Space::Shared => Ok((self.current.0, address)),
+        }
+    }
+
+    /// Checks where the bytes are, and that they can be accessed as one.
+    pub fn target(&mut self, span: Span, by: By) -> Result<Target<'_>, FaultKind> {
+        let (place, address) = self.locate(span.space, span.address)?;
+        self.target_in(place, Span { address, ..span }, by)
+    }
+
+    /// The same for the shared memory of the block at `holder`, if it is shared memory.
+    pub fn target_in(
+        &mut self,
+        holder: usize,
+        span: Span,
+        by: By,
+    ) -> Result<Target<'_>, FaultKind> {
+        let Span { space, address, len, align, writes } = span;
+        let (geometry, (place, thread)) = (self.geometry, self.current);
+        let block = self.blocks[place].index;
+        let clock: &Clock = &self.clocks[place][thread];
+        let regions = match space {
+            Space::Global => &mut self.memory.regions,
+            Space::Shared | Space::Cluster => &mut self.blocks[holder].shared,
+        };
+        let access = |buffer| Box::new(MemoryAccess { writes, bytes: len, buffer, address });
+        let Some(region) = regions.at_mut(address) else {
+            return Err(FaultKind::OutOfBounds(access(None)));
+        };
+        let Some(offset) = region.offset(address, len) else {
+            return Err(FaultKind::OutOfBounds(access(Some(region.place(address)))));
+        };
+        if !address.is_multiple_of(align as u64) {
+            let access = access(Some(region.place(address)));
+            return Err(FaultKind::Misaligned { access, align });
+        }
+        let By { agent, mode, location } = by;
+        let observer = Observer { block, thread, clock, agent, mode, location };
+        Ok(Target { region, offset, observer, geometry, span })
+    }
+
+    /// The region that `address` is in, which an access has found before.
+    pub fn region(
+        &mut self,
+        place: usize,
+        space: Space,
+        address: u64,
+    ) -> Result<&mut Region, FaultKind> {
+        let regions = match space {
+            Space::Global => &mut self.memory.regions,
+            Space::Shared | Space::Cluster => &mut self.blocks[place].shared,
+        };
+        let gone = || FaultKind::Invalid(format!("there is no memory at {address:#x} any longer"));
+        regions.at_mut(address).ok_or_else(gone)
+    }
+
+    fn count(&mut self, span: Span, location: At) {
+        self.report.accesses += 1;
+        if span.space == Space::Shared {
+            let thread = self.current.1;
+            let bytes = (span.address, span.len);
+            self.report.bank_conflicts += self.block().count_conflicts(thread, location, bytes);
+        }
+    }
+
+    /// Reads `out.len()` bytes.
+    pub fn load(&mut self, span: Span, out: &mut [u8], location: At) -> Result<(), FaultKind> {
+        self.count(span, location);
+        let mut target = self.target(span, By::thread(location))?;
+        target.note()?;
+        target.check_initialised()?;
+        out.copy_from_slice(target.bytes());
+        Ok(())
+    }
+
+    /// Writes `bytes`.
+    pub fn store(&mut self, span: Span, bytes: &[u8], location: At) -> Result<(), FaultKind> {
+        self.count(span, location);
+        self.idle_steps = 0;
+        let mut target = self.target(span, By::thread(location))?;
+        target.note()?;
+        target.fill(bytes);
+        Ok(())
+    }
+}

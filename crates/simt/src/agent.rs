@@ -1,0 +1,108 @@
+//! Who accesses memory while a thread goes on: the agents of a block, each a component of its clocks.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::clock::WARP_SIZE;
+
+/// What an agent does, and for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    /// The `cp.async` copies of a thread.
+    Copies(usize),
+    /// The reads of a thread's bulk groups.
+    BulkReads(usize),
+    /// The writes of a thread's bulk groups.
+    BulkWrites(usize),
+    /// The copies that an mbarrier, at this address, counts the bytes of; its epochs are the
+    /// barrier's phases.
+    Bytes(u64),
+    /// The matrix products of a warpgroup.
+    Products(usize),
+}
+
+/// The agents of a block, numbered behind its threads.
+pub(crate) struct Agents {
+    first: usize,
+    numbers: HashMap<Role, usize>,
+}
+
+impl Agents {
+    pub fn new(num_threads: usize) -> Self {
+        // In no warp of the threads.
+        Agents { first: num_threads.next_multiple_of(WARP_SIZE), numbers: HashMap::new() }
+    }
+
+    /// The component that the agent is.
+    pub fn component(&mut self, role: Role) -> usize {
+        let next = self.first + self.numbers.len();
+        *self.numbers.entry(role).or_insert(next)
+    }
+}
+
+/// Asynchronous operations of a thread in groups: those that it has closed, and the one that is
+/// open. An agent's epoch is a group's number, from 1.
+pub(crate) struct Groups<T> {
+    closed: VecDeque<(u32, Vec<T>)>,
+    open: Vec<T>,
+    epoch: u32,
+}
+
+impl<T> Default for Groups<T> {
+    fn default() -> Self {
+        Groups { closed: VecDeque::new(), open: Vec::new(), epoch: 1 }
+    }
+}
+
+impl<T> Groups<T> {
+    /// The epoch of the open group.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// An operation of the open group.
+    pub fn push(&mut self, operation: T) {
+        self.open.push(operation);
+    }
+
+    /// Closes the open group, even if it is empty.
+    pub fn commit(&mut self) {
+        self.closed.push_back((self.epoch, std::mem::take(&mut self.open)));
+        self.epoch += 1;
+    }
+
+    /// Takes the groups that must be over when at most `pending` are under way: the newest epoch
+    /// among them, and their operations.
+    pub fn wait(&mut self, pending: usize) -> (u32, Vec<T>) {
+        let mut done = (0, Vec::new());
+        while self.closed.len() > pending {
+            let Some((epoch, operations)) = self.closed.pop_front() else { break };
+            done.0 = epoch;
+            done.1.extend(operations);
+        }
+        done
+    }
+
+    /// Takes all operations; those that follow are of a later epoch.
+    pub fn take(&mut self) -> (u32, Vec<T>) {
+        let epoch = self.epoch;
+        self.epoch += 1;
+        let (_, mut operations) = self.wait(0);
+        operations.append(&mut self.open);
+        (epoch, operations)
+    }
+
+    /// The operations of closed groups up to `epoch`, which stay.
+    pub fn up_to(&self, epoch: u32) -> impl Iterator<Item = &T> {
+        let closed = self.closed.iter().filter(move |(closed, _)| *closed <= epoch);
+        closed.flat_map(|(_, operations)| operations)
+    }
+
+    /// The epoch of the newest operation that is not waited for; 0 if there is none.
+    pub fn newest(&self) -> u32 {
+        if !self.open.is_empty() {
+            return self.epoch;
+        }
+        let used = self.closed.iter().rev().find(|(_, operations)| !operations.is_empty());
+        used.map_or(0, |(epoch, _)| *epoch)
+    }
+}

@@ -1,0 +1,125 @@
+//! Atomic operations and fences: what they order.
+
+use std::collections::HashMap;
+
+use crate::access::{By, Span};
+use crate::clock::Knowledge;
+use crate::device::{Order, Scope};
+use crate::fault::FaultKind;
+use crate::geometry::Geometry;
+use crate::machine::{At, Machine, Space};
+use crate::shadow::Mode;
+
+/// What was released at an address: of global memory, or of the shared memory of a block.
+pub(crate) type Variables = HashMap<(Option<u64>, u64), Vec<Released>>;
+
+/// What the threads of a block have released for those of a scope.
+pub(crate) struct Released {
+    block: u64,
+    scope: Scope,
+    knowledge: Knowledge,
+}
+
+/// What a thread's fence has made ready to be released, or atomic reads to be acquired.
+#[derive(Default)]
+pub(crate) struct Fences {
+    /// What the thread knew at its last fence, for its atomic writes; and the fence's scope.
+    released: Option<(Scope, Knowledge)>,
+    /// What a fence would let it know.
+    observed: Option<Knowledge>,
+}
+
+impl Scope {
+    /// Whether it holds for threads of both blocks.
+    fn includes(self, geometry: &Geometry, a: u64, b: u64) -> bool {
+        match self {
+            Scope::Block => a == b,
+            Scope::Cluster => geometry.cluster_of(a) == geometry.cluster_of(b),
+            Scope::Gpu | Scope::System => true,
+        }
+    }
+}
+
+impl Machine {
+    /// An atomic operation; gives what was there.
+    pub fn atomic(
+        &mut self,
+        (space, address): (Space, u64),
+        len: usize,
+        (order, scope): (Order, Scope),
+        update: impl FnOnce(u64) -> Option<u64>,
+        location: At,
+    ) -> Result<u64, FaultKind> {
+        self.report.accesses += 1;
+        let mode = if scope == Scope::Block { Mode::AtomicInBlock } else { Mode::Atomic };
+        let by = By { agent: None, mode, location };
+        let mut target = self.target(Span::read(space, address, len, len), by)?;
+        target.note()?;
+        target.check_initialised()?;
+        let mut bytes = [0; 8];
+        bytes[..len].copy_from_slice(target.bytes());
+        let old = u64::from_le_bytes(bytes);
+        let new = update(old);
+        if let Some(new) = new {
+            let mut target = self.target(Span::write(space, address, len, len), by)?;
+            target.note()?;
+            target.fill(&new.to_le_bytes()[..len]);
+            if new != old {
+                self.idle_steps = 0;
+            }
+        }
+        let (place, local) = self.locate(space, address)?;
+        let variable = ((space != Space::Global).then(|| self.blocks[place].index), local);
+        self.read_variable(variable, (order, scope));
+        if new.is_some() {
+            self.write_variable(variable, (order, scope));
+        }
+        Ok(old)
+    }
+
+    fn read_variable(&mut self, variable: (Option<u64>, u64), (order, scope): (Order, Scope)) {
+        let (place, thread) = self.current;
+        let (geometry, own) = (self.geometry, self.blocks[place].index);
+        for Released { block, scope: its, knowledge } in
+            self.variables.get(&variable).into_iter().flatten()
+        {
+            let synchronises =
+                its.includes(&geometry, *block, own) && scope.includes(&geometry, own, *block);
+            if !synchronises {
+                continue;
+            }
+            if matches!(order, Order::Acquire | Order::AcqRel) {
+                self.clocks[place][thread].acquire(knowledge);
+            } else {
+                let observed = &mut self.blocks[place].threads[thread].fences.observed;
+                observed.get_or_insert_with(|| Knowledge::new(own)).join(knowledge);
+            }
+        }
+    }
+
+    fn write_variable(&mut self, variable: (Option<u64>, u64), (order, scope): (Order, Scope)) {
+        let (place, thread) = self.current;
+        let block = self.blocks[place].index;
+        let released = if matches!(order, Order::Release | Order::AcqRel) {
+            Some((scope, self.clock().release(thread)))
+        } else {
+            self.blocks[place].threads[thread].fences.released.clone()
+        };
+        let Some((scope, knowledge)) = released else { return };
+        let all = self.variables.entry(variable).or_default();
+        match all.iter_mut().find(|released| (released.block, released.scope) == (block, scope)) {
+            Some(released) => released.knowledge.join(&knowledge),
+            None => all.push(Released { block, scope, knowledge }),
+        }
+    }
+
+    /// `fence.acq_rel`.
+    pub fn fence(&mut self, scope: Scope) {
+        let (place, thread) = self.current;
+        if let Some(observed) = self.blocks[place].threads[thread].fences.observed.take() {
+            self.clock().acquire(&observed);
+        }
+        let known = self.clock().release(thread);
+        self.blocks[place].threads[thread].fences.released = Some((scope, known));
+    }
+}

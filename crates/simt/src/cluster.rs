@@ -1,0 +1,135 @@
+//! Clusters: their blocks' shared memory, and their barrier.
+
+use crate::clock::Knowledge;
+use crate::fault::FaultKind;
+use crate::machine::{At, Machine};
+use crate::point::Point;
+
+/// Where the number of a block, plus one, stands in an address of the cluster's window.
+const RANK_SHIFT: u32 = 24;
+
+/// The barrier of a cluster's threads.
+#[derive(Default)]
+pub(crate) struct ClusterBarrier {
+    arrived: usize,
+    released: Option<Knowledge>,
+    /// Threads that wait: place of the block, and thread.
+    waiting: Vec<(usize, usize)>,
+    /// What the last phase released.
+    completed: Option<Knowledge>,
+}
+
+impl Machine {
+    /// The address, in the cluster's window, of what `address` is in the block of number `rank`.
+    pub fn map_shared(&mut self, address: u32, rank: u32) -> Result<u32, FaultKind> {
+        let blocks = self.geometry.blocks_per_cluster();
+        if rank as usize >= blocks {
+            let why = format!("block {rank} of a cluster of {blocks}");
+            return Err(FaultKind::Invalid(why));
+        }
+        Ok(address & ((1 << RANK_SHIFT) - 1) | (rank + 1) << RANK_SHIFT)
+    }
+
+    /// The place of the block that an address of the cluster's window is in, and the address there.
+    pub fn locate_in_cluster(&self, address: u64) -> Result<(usize, u64), FaultKind> {
+        let own = self.current.0;
+        match (address >> RANK_SHIFT) as usize {
+            0 => Ok((own, address)),
+            rank if rank <= self.geometry.blocks_per_cluster() => {
+                let place = self.place_in_cluster(rank - 1)?;
+                Ok((place, address & ((1 << RANK_SHIFT) - 1)))
+            }
+            _ => Err(FaultKind::Invalid(format!(
+                "{address:#x} is no address of the cluster's shared memory"
+            ))),
+        }
+    }
+
+    /// The place of the block of this number in the own cluster.
+    pub fn place_in_cluster(&self, rank: usize) -> Result<usize, FaultKind> {
+        let own = self.blocks[self.current.0].index;
+        let index = self.geometry.block_of_cluster(self.geometry.cluster_of(own), rank);
+        self.place_of(index).ok_or_else(|| {
+            FaultKind::Invalid(format!(
+                "the shared memory of block {:?}, which has ended",
+                self.geometry.block_idx(index)
+            ))
+        })
+    }
+
+    /// The thread comes to the cluster's barrier.
+    pub fn cluster_arrive(&mut self, release: bool) -> Result<(), FaultKind> {
+        let (place, thread) = self.current;
+        let own = &mut self.blocks[place].threads[thread];
+        if std::mem::replace(&mut own.cluster_arrived, true) {
+            let why = "barrier.cluster.arrive twice, with no barrier.cluster.wait between";
+            return Err(FaultKind::Invalid(why.to_owned()));
+        }
+        let knowledge = release.then(|| self.clock().release(thread));
+        let cluster = self.geometry.cluster_of(self.blocks[place].index);
+        let barrier = self.cluster_barriers.entry(cluster).or_default();
+        barrier.arrived += 1;
+        join(&mut barrier.released, knowledge.as_ref());
+        self.complete_cluster_barrier(cluster);
+        Ok(())
+    }
+
+    /// Whether all threads of the cluster have come to its barrier; the thread waits if not.
+    pub fn cluster_wait(&mut self, location: At) -> Result<bool, FaultKind> {
+        let (place, thread) = self.current;
+        let cluster = self.geometry.cluster_of(self.blocks[place].index);
+        if self.blocks[place].threads[thread].cluster_arrived {
+            // The phase that it came in goes on.
+            let barrier = self.cluster_barriers.entry(cluster).or_default();
+            barrier.waiting.push((place, thread));
+            self.wait(Point::Cluster, location);
+            return Ok(false);
+        }
+        let barrier = self.cluster_barriers.get(&cluster);
+        let Some(completed) = barrier.and_then(|barrier| barrier.completed.clone()) else {
+            let why = "barrier.cluster.wait with no barrier.cluster.arrive before it";
+            return Err(FaultKind::Invalid(why.to_owned()));
+        };
+        self.clock().acquire(&completed);
+        Ok(true)
+    }
+
+    /// A thread of the cluster has ended: others may have waited for it alone.
+    pub fn end_of_cluster_thread(&mut self) {
+        let cluster = self.geometry.cluster_of(self.blocks[self.current.0].index);
+        if self.cluster_barriers.contains_key(&cluster) {
+            self.complete_cluster_barrier(cluster);
+        }
+    }
+
+    fn complete_cluster_barrier(&mut self, cluster: u64) {
+        let ranks = 0..self.geometry.blocks_per_cluster();
+        let places: Vec<usize> = ranks
+            .filter_map(|rank| self.place_of(self.geometry.block_of_cluster(cluster, rank)))
+            .collect();
+        let live: usize = places.iter().map(|&place| self.blocks[place].live).sum();
+        let barrier = self.cluster_barriers.entry(cluster).or_default();
+        if barrier.arrived < live || live == 0 {
+            return;
+        }
+        barrier.arrived = 0;
+        let released = barrier.released.take();
+        join(&mut barrier.completed, released.as_ref());
+        let waiting = std::mem::take(&mut barrier.waiting);
+        for place in places {
+            let threads = &mut self.blocks[place].threads;
+            threads.iter_mut().for_each(|thread| thread.cluster_arrived = false);
+        }
+        for (place, thread) in waiting {
+            self.wake(place, [thread]);
+        }
+    }
+}
+
+fn join(all: &mut Option<Knowledge>, one: Option<&Knowledge>) {
+    match (all, one) {
+        (Some(all), Some(one)) => all.join(one),
+        (all @ None, Some(one)) => *all = Some(one.clone()),
+        (_, None) => {}
+    }
+}

@@ -1,0 +1,100 @@
+//! Where threads wait for each other, and who waits where.
+
+use std::panic::Location;
+
+use crate::block::Block;
+use crate::clock::WARP_SIZE;
+use crate::fault::Waiting;
+use crate::geometry::Geometry;
+
+/// Something that a thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Point {
+    /// `bar.sync` of this number.
+    Barrier(u32),
+    /// The lanes `mask` of a warp, in the same instruction.
+    Warp { warp: usize, instruction: &'static str, mask: u32 },
+    /// All threads of a warpgroup, in the same instruction.
+    Warpgroup { warpgroup: usize, instruction: &'static str },
+    /// The end of an mbarrier's phase: the place of its block, and its address there.
+    Mbarrier { place: usize, address: u64, parity: u32 },
+    /// The barrier of the cluster.
+    Cluster,
+    /// Registers that other warps have to give back.
+    Registers,
+    /// Another thread's write of what it has read atomically.
+    Atomic,
+    /// Another thread's write of what it reads again and again.
+    Load,
+}
+
+impl Block {
+    /// Who waits for what, a place in the kernel a line; `describe` tells of a point what is
+    /// missing.
+    pub fn waiting(&self, geometry: &Geometry, describe: impl Fn(Point) -> String) -> Vec<Waiting> {
+        let mut places: Vec<(Point, &Location<'_>, Waiting)> = Vec::new();
+        for (index, thread) in self.threads.iter().enumerate() {
+            let Some((point, location)) = thread.waits else { continue };
+            let same = |place: &&mut (Point, &Location<'_>, Waiting)| {
+                place.0 == point && place.1 == location
+            };
+            if let Some((_, _, waiting)) = places.iter_mut().find(same) {
+                waiting.threads += 1;
+                continue;
+            }
+            let first = geometry.party((self.index, index), location);
+            let waiting = Waiting { first, threads: 1, what: describe(point) };
+            places.push((point, location, waiting));
+        }
+        places.into_iter().map(|(_, _, waiting)| waiting).collect()
+    }
+
+    /// What a thread of the block that waits at `point` waits for.
+    pub fn describe(&self, point: Point) -> String {
+        match point {
+            Point::Barrier(id) => self.barriers[id as usize].describe(id, self.live),
+            Point::Warp { warp, instruction, mask } => {
+                let arrived = self.arrived(point);
+                let missing: Vec<_> = (0..WARP_SIZE)
+                    .filter(|&lane| mask >> lane & 1 == 1)
+                    .filter(|&lane| !arrived.contains(&(warp * WARP_SIZE + lane)))
+                    .map(|lane| self.lane(warp * WARP_SIZE + lane, lane))
+                    .collect();
+                format!("waits in {instruction} for lanes {}", missing.join(", "))
+            }
+            Point::Warpgroup { warpgroup, instruction } => {
+                let arrived = self.arrived(point);
+                let threads = warpgroup * 4 * WARP_SIZE..(warpgroup + 1) * 4 * WARP_SIZE;
+                let missing = threads.filter(|thread| !arrived.contains(thread));
+                let missing: Vec<_> = missing.map(|thread| self.lane(thread, thread)).collect();
+                let (few, more) = missing.split_at(missing.len().min(4));
+                let more = if more.is_empty() {
+                    String::new()
+                } else {
+                    format!(" and {} more", more.len())
+                };
+                format!("waits in {instruction} for threads {}{more}", few.join(", "))
+            }
+            Point::Mbarrier { address, parity, .. } => {
+                let state = self.mbarriers.get(&address);
+                let state = state.map_or_else(|| "there is none now".into(), |m| m.describe());
+                let place = self.shared.at(address).map(|region| region.place(address));
+                let place =
+                    place.map_or_else(String::new, |at| format!("`{}` + {}", at.name, at.offset));
+                format!("waits for phase parity {parity} of the mbarrier at {place}: {state}")
+            }
+            Point::Cluster => "waits at barrier.cluster".to_owned(),
+            Point::Registers => "waits in setmaxnreg for registers of other warps".to_owned(),
+            Point::Atomic => "reads atomically what nobody changes".to_owned(),
+            Point::Load => "reads memory that nobody changes".to_owned(),
+        }
+    }
+
+    fn lane(&self, thread: usize, number: usize) -> String {
+        match self.threads.get(thread) {
+            None => format!("{number} (not in the block)"),
+            Some(thread) if thread.ended => format!("{number} (ended)"),
+            Some(_) => number.to_string(),
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! `wgmma`: matrix products of a warpgroup, and the accumulators that they are in flight to.
+
+use std::collections::HashMap;
+
+use crate::access::{By, Span};
+use crate::agent::Role;
+use crate::clock::WARP_SIZE;
+use crate::device::{OperandA, Wgmma};
+use crate::fault::FaultKind;
+use crate::machine::{At, Machine, Space};
+use crate::operand::{Matrix, decode, fragment_element, k_of};
+use crate::point::Point;
+use crate::shadow::{Agent, Mode};
+
+/// Threads of a warpgroup.
+pub(crate) const WARPGROUP: usize = 4 * WARP_SIZE;
+
+/// Rows of a product: 16 for each warp.
+const M: usize = 64;
+
+/// What stands in the registers of accumulators until the products with them are waited for.
+#[derive(Default)]
+pub(crate) struct Fragments {
+    by_key: HashMap<u64, Fragment>,
+    next: u64,
+}
+
+/// One thread's part of an accumulator.
+struct Fragment {
+    values: Vec<f32>,
+    /// The group of the last product with it.
+    epoch: u32,
+}
+
+/// The products that a warpgroup has started.
+#[derive(Default)]
+pub(crate) struct Products {
+    /// What the threads that have come bring to the next one, by thread.
+    coming: Vec<(usize, Wgmma, u64)>,
+    /// Those that are not done: the products are done in their order.
+    started: Vec<Product>,
+}
+
+/// A product that all threads have started: of each thread its registers of A and its accumulator.
+struct Product {
+    op: Wgmma,
+    n: usize,
+    registers: Vec<[u32; 4]>,
+    keys: Vec<u64>,
+}
+
+impl Machine {
+    /// The thread's registers `values` become an accumulator; gives its key.
+    pub fn start_fragment(&mut self, values: &[f32]) -> u64 {
+        let fragments = &mut self.fragments;
+        fragments.next += 1;
+        let fragment = Fragment { values: values.to_vec(), epoch: 0 };
+        fragments.by_key.insert(fragments.next, fragment);
+        fragments.next
+    }
+
+    /// Reads an accumulator.
+    pub fn read_fragment(&mut self, key: u64, values: &mut [f32]) -> Result<(), FaultKind> {
+        let thread = self.current.1;
+        let done = self.block().threads[thread].products_done;
+        let fragment = &self.fragments.by_key[&key];
+        if fragment.epoch > done {
+            return Err(FaultKind::Invalid(
+                "an accumulator is read while a product is in flight to it: \
+                 wgmma.commit_group closes its group, wgmma.wait_group waits for it"
+                    .to_owned(),
+            ));
+        }
+        values.copy_from_slice(&fragment.values);
+        Ok(())
+    }
+
+    /// The thread comes to a product; whether all 128 have.
+    pub fn come_to_product(
+        &mut self,
+        op: &Wgmma,
+        key: u64,
+        location: At,
+    ) -> Result<bool, FaultKind> {
+        const INSTRUCTION: &str = "wgmma.mma_async";
+        let (place, thread) = self.current;
+        let warpgroup = thread / WARPGROUP;
+        let block = &mut self.blocks[place];
+        let Some(products) = block.products.get_mut(warpgroup) else {
+            let why = format!("{INSTRUCTION} in a warpgroup that has no 128 threads");
+            return Err(FaultKind::Invalid(why));
+        };
+        products.coming.push((thread, *op, key));
+        let point = Point::Warpgroup { warpgroup, instruction: INSTRUCTION };
+        let met = block.meet(thread, (point, WARPGROUP), Default::default(), location);
+        let Some((arrived, _)) = met else { return Ok(false) };
+        self.start_product(warpgroup, location)?;
+        self.wake(place, arrived.into_iter().filter(|&other| other != thread));
+        Ok(true)
+    }
+
+    fn start_product(&mut self, warpgroup: usize, location: At) -> Result<(), FaultKind> {
+        let product = self.gather(warpgroup)?;
+        self.note_operands(&product, warpgroup, location)?;
+        let place = self.current.0;
+        for (thread, key) in product.keys.iter().enumerate() {
+            let thread = &mut self.blocks[place].threads[warpgroup * WARPGROUP + thread];
+            let epoch = thread.products.epoch();
+            let fragment = self.fragments.by_key.get_mut(key).expect("`gather` has found it");
+            fragment.epoch = epoch;
+            thread.products.push(());
+        }
+        self.blocks[place].products[warpgroup].started.push(product);
+        if self.rng.flip() {
+            self.finish_products(warpgroup)?;
+        }
+        Ok(())
+    }
+
+    /// The product of which all threads have brought their part.
+    fn gather(&mut self, warpgroup: usize) -> Result<Product, FaultKind> {
+        let invalid = |why: &str| Err(FaultKind::Invalid(format!("wgmma.mma_async {why}")));
+        let place = self.current.0;
+        let mut coming = std::mem::take(&mut self.blocks[place].products[warpgroup].coming);
+        coming.sort_unstable_by_key(|&(thread, ..)| thread);
+        let op = coming[0].1;
+        let without_registers = |op: &Wgmma| match op.a {
+            OperandA::Shared(_) => *op,
+            OperandA::Registers(_) => Wgmma { a: OperandA::Registers([0; 4]), ..*op },
+        };
+        if coming.iter().any(|(_, other, _)| without_registers(other) != without_registers(&op)) {
+            return invalid("of different products in one warpgroup");
+        }
+        let registers = coming.iter().map(|(_, op, _)| match op.a {
+            OperandA::Registers(registers) => registers,
+            OperandA::Shared(_) => [0; 4],
+        });
+        let keys: Vec<u64> = coming.iter().map(|&(.., key)| key).collect();
+        let fragments = &self.fragments.by_key;
+        let n = fragments.get(&keys[0]).map_or(0, |fragment| fragment.values.len() * 2);
+        let is_n = |key| fragments.get(key).is_some_and(|other| other.values.len() * 2 == n);
+        if !n.is_multiple_of(8) || !(8..=256).contains(&n) || !keys.iter().all(is_n) {
+            return invalid("with an accumulator that has no 64 x n elements, n = 8, 16, .. 256");
+        }
+        if k_of(op.a_element) != k_of(op.b_element) {
+            return invalid("of elements of different sizes");
+        }
+        Ok(Product { op, n, registers: registers.collect(), keys })
+    }
+
+    /// Notes what the product reads: each warp its 16 rows of A, and all of B. A lane of each
+    /// speaks for the warp, whichever the seed says.
+    fn note_operands(
+        &mut self,
+        product: &Product,
+        warpgroup: usize,
+        location: At,
+    ) -> Result<(), FaultKind> {
+        let (place, running) = self.current;
+        let component = self.block().agents.component(Role::Products(warpgroup));
+        let (a, b) = product.matrices().map_err(FaultKind::Invalid)?;
+        for warp in 0..WARPGROUP / WARP_SIZE {
+            let thread = warpgroup * WARPGROUP + warp * WARP_SIZE + self.rng.below(WARP_SIZE);
+            let epoch = self.blocks[place].threads[thread].products.epoch();
+            let agent = Some(Agent { block: self.blocks[place].index, component, epoch });
+            let by = By { agent, mode: Mode::Proxy, location };
+            self.current.1 = thread;
+            if let Some(a) = &a {
+                self.note_rows(a, warp * 16..(warp + 1) * 16, by)?;
+            }
+            self.note_rows(&b, 0..product.n, by)?;
+        }
+        self.current.1 = running;
+        Ok(())
+    }
+
+    fn note_rows(
+        &mut self,
+        matrix: &Matrix,
+        rows: std::ops::Range<usize>,
+        by: By,
+    ) -> Result<(), FaultKind> {
+        for (address, len) in matrix.runs(rows) {
+            let mut target = self.target(Span::read(Space::Shared, address, len, 1), by)?;
+            target.note()?;
+            target.check_initialised()?;
+        }
+        Ok(())
+    }
+
+    /// Closes the group of the thread's products.
+    pub fn commit_products(&mut self) {
+        let thread = self.current.1;
+        self.block().threads[thread].products.commit();
+    }
+
+    /// Waits until at most `pending` of the newest groups are under way.
+    pub fn wait_products(&mut self, pending: usize) -> Result<(), FaultKind> {
+        let thread = self.current.1;
+        let warpgroup = thread / WARPGROUP;
+        let block = self.block();
+        let (epoch, _) = block.threads[thread].products.wait(pending);
+        if epoch == 0 {
+            return Ok(());
+        }
+        block.threads[thread].products_done = epoch;
+        let component = block.agents.component(Role::Products(warpgroup));
+        self.clock().learn(component, epoch);
+        self.finish_products(warpgroup)
+    }
+
+    /// Does all products that a warpgroup has started.
+    fn finish_products(&mut self, warpgroup: usize) -> Result<(), FaultKind> {
+        let place = self.current.0;
+        let started = std::mem::take(&mut self.blocks[place].products[warpgroup].started);
+        started.iter().try_for_each(|product| self.multiply(product, place))
+    }
+
+    fn multiply(&mut self, product: &Product, place: usize) -> Result<(), FaultKind> {
+        let (a, b) = product.matrices().map_err(FaultKind::Invalid)?;
+        let (k, n) = (k_of(product.op.a_element), product.n);
+        let a = match a {
+            Some(a) => self.elements(&a, place, M)?,
+            None => product.a_of_registers(),
+        };
+        let b = self.elements(&b, place, n)?;
+        for (thread, key) in product.keys.iter().enumerate() {
+            let Some(fragment) = self.fragments.by_key.get_mut(key) else { continue };
+            for (i, value) in fragment.values.iter_mut().enumerate() {
+                let row = thread / WARP_SIZE * 16 + thread % WARP_SIZE / 4 + i / 2 % 2 * 8;
+                let col = i / 4 * 8 + thread % 4 * 2 + i % 2;
+                let rows = a[row * k..][..k].iter().zip(&b[col * k..][..k]);
+                let sum: f64 = rows.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                let old = if product.op.accumulate { f64::from(*value) } else { 0.0 };
+                *value = (old + sum) as f32;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first `rows` rows of a matrix in shared memory.
+    fn elements(
+        &mut self,
+        matrix: &Matrix,
+        place: usize,
+        rows: usize,
+    ) -> Result<Vec<f32>, FaultKind> {
+        let k = k_of(matrix.element);
+        let mut elements = Vec::with_capacity(rows * k);
+        for (row, col) in (0..rows).flat_map(|row| (0..k).map(move |col| (row, col))) {
+            let address = matrix.address(row, col);
+            let region = self.region(place, Space::Shared, address)?;
+            let at = (address - region.start) as usize;
+            elements.push(decode(matrix.element, &region.bytes[at..]));
+        }
+        Ok(elements)
+    }
+}
+
+impl Product {
+    /// The operands in shared memory.
+    fn matrices(&self) -> Result<(Option<Matrix>, Matrix), String> {
+        let Wgmma { a, a_element, a_mn_major, b, b_element, b_mn_major, .. } = self.op;
+        let a = match a {
+            OperandA::Shared(descriptor) => Some(Matrix::new(descriptor, a_element, a_mn_major)?),
+            OperandA::Registers(_) => None,
+        };
+        Ok((a, Matrix::new(b, b_element, b_mn_major)?))
+    }
+
+    /// A, row by row, of the threads' registers.
+    fn a_of_registers(&self) -> Vec<f32> {
+        let k = k_of(self.op.a_element);
+        let mut elements = vec![0.0; M * k];
+        for (thread, registers) in self.registers.iter().enumerate() {
+            let bytes: Vec<u8> = registers.iter().flat_map(|word| word.to_le_bytes()).collect();
+            for i in 0..k / 2 {
+                let (row, col) = fragment_element(thread % WARP_SIZE, i, k);
+                let element = decode(self.op.a_element, &bytes[i * 32 / k..]);
+                elements[(thread / WARP_SIZE * 16 + row) * k + col] = element;
+            }
+        }
+        elements
+    }
+}
