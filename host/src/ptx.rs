@@ -8,12 +8,12 @@
 //! }
 //! ```
 
-/// All kernels, compiled for one device target.
+/// The kernels that were compiled for one device target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The target, as in PTX: `sm_90a`.
     pub name: &'static str,
-    /// The kernels, by symbol; every target has the same ones.
+    /// The kernels, by symbol.
     pub kernels: &'static [Kernel],
 }
 
@@ -28,6 +28,8 @@ pub struct Kernel {
     pub max_threads: u32,
     /// Least resident blocks of a multiprocessor.
     pub min_blocks: u32,
+    /// Blocks of a cluster in x, y, z, if it is launched in clusters.
+    pub cluster: Option<[u32; 3]>,
     /// Its PTX, complete: no other kernel is in it.
     pub text: &'static str,
 }
@@ -52,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_targets_hold_the_same_kernels() {
-        let facts = |name| -> Vec<_> {
-            let kernels = target(name).unwrap().kernels.iter();
-            kernels.map(|k| (k.symbol, k.family, k.max_threads, k.min_blocks)).collect()
-        };
-        assert!(!facts("sm_80").is_empty());
-        assert_eq!(facts("sm_80"), facts("sm_90a"));
+    fn the_newer_target_holds_the_kernels_of_the_older() {
+        let (older, newer) = (target("sm_80").unwrap(), target("sm_90a").unwrap());
+        assert!(!older.kernels.is_empty());
+        for kernel in older.kernels {
+            let facts = |k: &Kernel| (k.family, k.max_threads, k.min_blocks, k.cluster);
+            assert_eq!(newer.kernel(kernel.symbol).map(facts), Some(facts(kernel)));
+        }
     }
 
     #[test]
@@ -67,7 +69,7 @@ mod tests {
             for kernel in target.kernels {
                 let entry = format!(".visible .entry {}(", kernel.symbol);
                 let bounds = format!(
-                    ".maxntid {}, 1, 1\n.minnctapersm {}\n{{",
+                    ".maxntid {}, 1, 1\n.minnctapersm {}\n",
                     kernel.max_threads, kernel.min_blocks
                 );
                 for part in [&format!(".target {}\n", target.name), &entry, &bounds] {

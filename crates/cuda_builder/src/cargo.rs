@@ -12,9 +12,17 @@ const TARGET: &str = "nvptx64-nvidia-cuda";
 /// Version of the PTX text. 8.0 is the first that knows `sm_90a`; the driver has to be for CUDA 12.0 or newer.
 const PTX_FEATURE: &str = "ptx80";
 
-/// The files and directories that the PTX of the crate in `crate_dir` depends on: its own, those of its path
-/// dependencies, and the file that names the toolchain.
-pub fn inputs(crate_dir: &Path) -> Result<Vec<PathBuf>, BuildError> {
+/// A device crate, as cargo sees it.
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// The files and directories that its PTX depends on: its own, those of its path dependencies, and the file that
+    /// names the toolchain.
+    pub inputs: Vec<PathBuf>,
+}
+
+/// The crate in `crate_dir`.
+pub fn package(crate_dir: &Path) -> Result<Package, BuildError> {
     let output = run(nested_cargo(crate_dir).args([
         "tree",
         "--locked",
@@ -29,8 +37,9 @@ pub fn inputs(crate_dir: &Path) -> Result<Vec<PathBuf>, BuildError> {
             error: std::io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()),
         });
     }
-    let mut crate_dirs: Vec<PathBuf> =
-        String::from_utf8_lossy(&output.stdout).lines().filter_map(path_of_package).collect();
+    let tree = String::from_utf8_lossy(&output.stdout);
+    let name = tree.split(' ').next().unwrap_or_default().to_owned();
+    let mut crate_dirs: Vec<PathBuf> = tree.lines().filter_map(path_of_package).collect();
     crate_dirs.sort();
     crate_dirs.dedup();
     let mut inputs = Vec::new();
@@ -43,7 +52,7 @@ pub fn inputs(crate_dir: &Path) -> Result<Vec<PathBuf>, BuildError> {
         );
     }
     inputs.extend(toolchain_file(crate_dir));
-    Ok(inputs)
+    Ok(Package { name, inputs })
 }
 
 /// The directory in a line such as `cuda_std v0.1.0 (/home/me/halfwarp/crates/cuda_std)`; `None` for a package of a
@@ -59,8 +68,13 @@ fn toolchain_file(crate_dir: &Path) -> Option<PathBuf> {
     crate_dir.ancestors().map(|dir| dir.join("rust-toolchain.toml")).find(|path| path.is_file())
 }
 
-/// Compiles the crate as one whole program and returns its PTX. `library` is the source of `core`.
-pub fn compile(crate_dir: &Path, arch: Arch, library: &Path) -> Result<String, BuildError> {
+/// Compiles the crate `package` as one whole program and returns its PTX. `library` is the source of `core`.
+pub fn compile(
+    crate_dir: &Path,
+    package: &str,
+    arch: Arch,
+    library: &Path,
+) -> Result<String, BuildError> {
     let target_dir = target_dir(arch);
     let rustflags = [
         &format!("-Ctarget-cpu={}", arch.target()),
@@ -91,15 +105,14 @@ pub fn compile(crate_dir: &Path, arch: Arch, library: &Path) -> Result<String, B
             output: String::from_utf8_lossy(&output.stderr).trim_end().to_owned(),
         });
     }
-    let path = assembly_path(&target_dir, crate_dir)?;
+    let path = assembly_path(&target_dir, package);
     std::fs::read_to_string(&path).map_err(|error| BuildError::io(&path, error))
 }
 
-/// Where rustc writes the PTX: the crate is named as its directory.
-fn assembly_path(target_dir: &Path, crate_dir: &Path) -> Result<PathBuf, BuildError> {
-    let crate_dir = crate_dir.canonicalize().map_err(|error| BuildError::io(crate_dir, error))?;
-    let name = crate_dir.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
-    Ok(target_dir.join(TARGET).join("release/deps").join(name).with_extension("s"))
+/// Where rustc writes the PTX.
+fn assembly_path(target_dir: &Path, package: &str) -> PathBuf {
+    let file = format!("{}.s", package.replace('-', "_"));
+    target_dir.join(TARGET).join("release/deps").join(file)
 }
 
 /// One directory for each target, shared by all profiles of the outer build, so that `core` is compiled once: in the

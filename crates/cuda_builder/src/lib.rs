@@ -18,6 +18,8 @@ pub mod library_source;
 pub mod ptx;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{fs, io, thread};
 
 use library_source::LibrarySourceError;
 use ptx::{Kernel, PtxError};
@@ -32,12 +34,20 @@ pub enum Arch {
 }
 
 impl Arch {
+    /// All targets.
+    pub const ALL: [Arch; 2] = [Arch::Sm80, Arch::Sm90a];
+
     /// The name in PTX: `sm_80`.
     pub const fn target(self) -> &'static str {
         match self {
             Arch::Sm80 => "sm_80",
             Arch::Sm90a => "sm_90a",
         }
+    }
+
+    /// Where [`build_all`] writes the text of the kernel `symbol` for this target.
+    pub fn text_path(self, out_dir: &Path, symbol: &str) -> PathBuf {
+        text_path(&out_dir.join(self.target()), symbol)
     }
 }
 
@@ -70,7 +80,7 @@ impl CudaBuilder {
         self
     }
 
-    /// Also writes the PTX of each kernel to `dir`, as `<symbol>.ptx`.
+    /// Also writes the PTX of each kernel to `dir`, as `<symbol>.ptx`, and removes what an earlier build wrote.
     pub fn copy_to(mut self, dir: impl AsRef<Path>) -> Self {
         self.copy_to = Some(dir.as_ref().to_owned());
         self
@@ -86,21 +96,59 @@ impl CudaBuilder {
     pub fn build(self) -> Result<Ptx, BuildError> {
         println!("cargo::rerun-if-env-changed={}", library_source::VARIABLE);
         let library = library_source::find()?;
-        for path in cargo::inputs(&self.crate_dir)? {
+        let package = cargo::package(&self.crate_dir)?;
+        for path in &package.inputs {
             println!("cargo::rerun-if-changed={}", path.display());
         }
-        let text = cargo::compile(&self.crate_dir, self.arch, &library)?;
+        let text = cargo::compile(&self.crate_dir, &package.name, self.arch, &library)?;
         let kernels = ptx::split(&text)?;
         if let Some(dir) = &self.copy_to {
-            std::fs::create_dir_all(dir).map_err(|error| BuildError::io(dir, error))?;
-            for kernel in &kernels {
-                let path = dir.join(&kernel.symbol).with_extension("ptx");
-                std::fs::write(&path, &kernel.text)
-                    .map_err(|error| BuildError::io(&path, error))?;
-            }
+            write_texts(dir, &kernels).map_err(|error| BuildError::io(dir, error))?;
         }
         Ok(Ptx { arch: self.arch, kernels })
     }
+}
+
+/// Builds the crate in `crate_dir` for every target, side by side, and writes each kernel's text to
+/// [`Arch::text_path`].
+///
+/// # Errors
+/// As [`CudaBuilder::build`].
+pub fn build_all(crate_dir: &str, out_dir: &Path) -> Result<Vec<Ptx>, BuildError> {
+    let build = |arch: Arch| {
+        CudaBuilder::new(crate_dir).arch(arch).copy_to(out_dir.join(arch.target())).build()
+    };
+    thread::scope(|scope| {
+        let builds = Arch::ALL.map(|arch| scope.spawn(move || build(arch)));
+        builds.into_iter().map(|build| build.join().expect("a build does not panic")).collect()
+    })
+}
+
+/// Ends a build script: what went wrong becomes cargo's errors.
+pub fn finish(result: Result<(), BuildError>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error.to_string().lines().for_each(|line| println!("cargo::error={line}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn text_path(dir: &Path, symbol: &str) -> PathBuf {
+    dir.join(symbol).with_extension("ptx")
+}
+
+/// Makes the texts of `kernels` the only `.ptx` files of `dir`.
+fn write_texts(dir: &Path, kernels: &[Kernel]) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "ptx") {
+            fs::remove_file(path)?;
+        }
+    }
+    kernels.iter().try_for_each(|kernel| fs::write(text_path(dir, &kernel.symbol), &kernel.text))
 }
 
 /// Why there is no PTX.
@@ -133,5 +181,34 @@ pub enum BuildError {
 impl BuildError {
     fn io(path: &Path, error: std::io::Error) -> Self {
         BuildError::Io { what: path.display().to_string(), error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(symbol: &str) -> Kernel {
+        Kernel {
+            symbol: symbol.to_owned(),
+            family: "gemm".to_owned(),
+            max_threads: 32,
+            min_blocks: 1,
+            cluster: None,
+            text: format!(".entry {symbol}"),
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_is_no_more_leaves_no_text() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("notes.txt"), "").unwrap();
+        write_texts(dir.path(), &[kernel("a"), kernel("b")]).unwrap();
+        write_texts(dir.path(), &[kernel("b"), kernel("c")]).unwrap();
+        let entries = fs::read_dir(dir.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["b.ptx", "c.ptx", "notes.txt"]);
+        assert_eq!(fs::read_to_string(dir.path().join("c.ptx")).unwrap(), ".entry c");
     }
 }

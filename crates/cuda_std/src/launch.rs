@@ -171,6 +171,8 @@ pub struct Launch {
     pub symbol: &'static str,
     /// Grid, block, shared memory.
     pub geometry: Geometry,
+    /// Blocks of a cluster in x, y, z, as the kernel was compiled for.
+    pub cluster: [u32; 3],
     /// The arguments' bytes, each at its natural alignment.
     pub args: Vec<u8>,
     /// Where each argument starts in `args`.
@@ -182,7 +184,8 @@ pub struct Launch {
 impl Launch {
     /// A launch without arguments yet.
     pub fn new(symbol: &'static str, geometry: Geometry, body: Body) -> Self {
-        Launch { symbol, geometry, args: Vec::new(), arg_offsets: Vec::new(), body }
+        let (args, arg_offsets) = (Vec::new(), Vec::new());
+        Launch { symbol, geometry, cluster: [1, 1, 1], args, arg_offsets, body }
     }
 
     /// Runs the launch on the emulator, where its pointers are addresses of `memory`; the order of

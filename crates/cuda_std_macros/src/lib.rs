@@ -37,6 +37,17 @@ use proc_macro::TokenStream;
 /// Then the module holds `enum Instance`, one variant an instance, named by its symbol, and
 /// `launch` takes one first. `Instance::ALL` lists them; a constant parameter `COLUMNS` is read by
 /// `instance.columns()`.
+///
+/// Two more options, of which `cluster` needs `target`; the shape may depend on generic arguments:
+///
+/// ```text
+/// #[kernel(launch_bounds(384, 1), target(sm_90a), cluster(2, 1, 1))]
+/// ```
+///
+/// - `target(sm_90a)`: the entries are compiled for Hopper alone, instead of for every target. The
+///   host has launcher and function all the same, and the module's `TARGET` says so.
+/// - `cluster(x, y, z)`: the kernel is launched in clusters of so many blocks, 8 at most. CUDA C's
+///   `__cluster_dims__`; `Launch::cluster` holds the shape.
 #[proc_macro_attribute]
 pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attr.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

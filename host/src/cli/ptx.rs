@@ -3,7 +3,7 @@
 use super::{failure::Failure, terminal};
 use clap::Subcommand;
 use halfwarp::ptx::{Kernel, TARGETS};
-use std::fmt::Write;
+use std::collections::BTreeMap;
 
 /// The commands of `halfwarp ptx`.
 #[derive(Subcommand)]
@@ -28,15 +28,35 @@ pub fn run(command: &Command) -> Result<(), Failure> {
     }
 }
 
-/// One kernel a line; every target holds the same ones.
+/// One kernel a line.
 fn list() -> String {
-    let mut table =
-        format!("{:<32} {:<12} {:>7} {:>9}\n", "KERNEL", "FAMILY", "THREADS", "BLOCKS/SM");
-    for Kernel { symbol, family, max_threads, min_blocks, .. } in TARGETS[0].kernels {
-        writeln!(table, "{symbol:<32} {family:<12} {max_threads:>7} {min_blocks:>9}")
-            .expect("a String takes everything");
+    let kernels: BTreeMap<&str, &Kernel> = TARGETS
+        .iter()
+        .flat_map(|target| target.kernels)
+        .map(|kernel| (kernel.symbol, kernel))
+        .collect();
+    let mut table = row(["KERNEL", "FAMILY", "THREADS", "BLOCKS/SM", "CLUSTER", "TARGETS"]);
+    for (symbol, kernel) in kernels {
+        let cluster = kernel.cluster.map_or("-".to_owned(), |[x, y, z]| format!("{x}x{y}x{z}"));
+        let targets: Vec<_> = TARGETS
+            .iter()
+            .filter(|target| target.kernel(symbol).is_some())
+            .map(|target| target.name)
+            .collect();
+        table += &row([
+            symbol,
+            kernel.family,
+            &kernel.max_threads.to_string(),
+            &kernel.min_blocks.to_string(),
+            &cluster,
+            &targets.join(","),
+        ]);
     }
     table
+}
+
+fn row([kernel, family, threads, blocks, cluster, targets]: [&str; 6]) -> String {
+    format!("{kernel:<32} {family:<12} {threads:>7} {blocks:>9} {cluster:>7} {targets}\n")
 }
 
 fn show(symbol: &str, target_name: &str) -> Result<(), Failure> {
@@ -48,7 +68,8 @@ fn show(symbol: &str, target_name: &str) -> Result<(), Failure> {
     match target.kernel(symbol) {
         Some(kernel) => terminal::print(kernel.text),
         None => {
-            Err(Failure::Input(format!("no kernel {symbol}\nhalfwarp ptx list names them all")))
+            let why = format!("no kernel {symbol} for {target_name}");
+            Err(Failure::Input(format!("{why}\nhalfwarp ptx list names them all")))
         }
     }
 }

@@ -7,10 +7,11 @@
 //!
 //! ```text
 //! // halfwarp.kernel symbol=rms_norm_f32 family=rms_norm maxntid=256 minctapersm=1
+//! // halfwarp.kernel symbol=gemm_f16_256x128 family=gemm maxntid=384 minctapersm=1 cluster=2,1,1
 //! ```
 //!
-//! rustc has no launch bounds, so they are written here; without `.maxntid`, ptxas gives each thread the registers of a
-//! block of 1,024 and ignores `setmaxnreg`.
+//! rustc has no launch bounds and no clusters, so they are written here; without `.maxntid`, ptxas gives each thread the
+//! registers of a block of 1,024 and ignores `setmaxnreg`.
 
 mod items;
 
@@ -32,6 +33,8 @@ pub struct Kernel {
     pub max_threads: u32,
     /// Least resident blocks of an SM (`.minnctapersm`).
     pub min_blocks: u32,
+    /// Blocks of a cluster in x, y, z (`.reqnctapercluster`), if the kernel is launched in clusters.
+    pub cluster: Option<[u32; 3]>,
     /// The text, complete: header, the entry, and what it refers to.
     pub text: String,
 }
@@ -40,7 +43,9 @@ pub struct Kernel {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PtxError {
     /// A fact line that does not read as one.
-    #[error("kernel fact `{0}`: expected symbol=, family=, maxntid= and minctapersm=")]
+    #[error(
+        "kernel fact `{0}`: expected symbol=, family=, maxntid= and minctapersm=, and cluster=x,y,z if any"
+    )]
     Fact(String),
     /// Two kernels of one name.
     #[error("two kernels are named `{0}`")]
@@ -61,9 +66,10 @@ struct Fact<'a> {
     family: &'a str,
     max_threads: u32,
     min_blocks: u32,
+    cluster: Option<[u32; 3]>,
 }
 
-/// Splits the PTX of a device crate into one text for each kernel, with launch bounds written; by symbol.
+/// Splits the PTX of a device crate into one text for each kernel, with launch bounds and clusters written; by symbol.
 ///
 /// # Errors
 /// [`PtxError`], where the text and the facts in it do not agree.
@@ -91,6 +97,7 @@ pub fn split(text: &str) -> Result<Vec<Kernel>, PtxError> {
             family: fact.family.to_owned(),
             max_threads: fact.max_threads,
             min_blocks: fact.min_blocks,
+            cluster: fact.cluster,
             text: kernel_text(&header, reached, &fact),
         }
     };
@@ -114,12 +121,23 @@ fn read_facts(text: &str) -> Result<BTreeMap<&str, Fact<'_>>, PtxError> {
 fn read_fact(fields: &str) -> Option<(&str, Fact<'_>)> {
     let fields: HashMap<&str, &str> =
         fields.split_whitespace().map(|field| field.split_once('=')).collect::<Option<_>>()?;
+    let cluster = match fields.get("cluster") {
+        Some(shape) => Some(read_cluster(shape)?),
+        None => None,
+    };
     let fact = Fact {
         family: fields.get("family")?,
         max_threads: fields.get("maxntid")?.parse().ok()?,
         min_blocks: fields.get("minctapersm")?.parse().ok()?,
+        cluster,
     };
     Some((fields.get("symbol")?, fact))
+}
+
+/// `2,1,1`.
+fn read_cluster(shape: &str) -> Option<[u32; 3]> {
+    let blocks = shape.split(',').map(|blocks| blocks.parse().ok());
+    blocks.collect::<Option<Vec<u32>>>()?.try_into().ok()
 }
 
 /// `items`, one of them an entry, as a text with the entry's launch bounds.
@@ -137,6 +155,9 @@ fn kernel_text<'a>(
                 text.push_str(signature.trim_end());
                 text.push_str(&format!("\n.maxntid {}, 1, 1\n", fact.max_threads));
                 text.push_str(&format!(".minnctapersm {}\n", fact.min_blocks));
+                if let Some([x, y, z]) = fact.cluster {
+                    text.push_str(&format!(".explicitcluster\n.reqnctapercluster {x}, {y}, {z}\n"));
+                }
                 text.push_str(body);
             }
             ItemKind::Other => text.push_str(item.text),

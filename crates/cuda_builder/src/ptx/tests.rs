@@ -12,7 +12,7 @@ const TEXT: &str = r#"//
 
 // halfwarp.kernel symbol=add_f32 family=add maxntid=128 minctapersm=2
 // halfwarp.kernel symbol=gemm_f32_64x64 family=gemm maxntid=256 minctapersm=1
-// halfwarp.kernel symbol=gemm_f32_128x128 family=gemm maxntid=384 minctapersm=1
+// halfwarp.kernel symbol=gemm_f32_128x128 family=gemm maxntid=384 minctapersm=1 cluster=2,1,4
 .extern .shared .align 1024 .b8 dynamic_smem[];
 .extern .func vprintf(.param .b64 a, .param .b64 b);
 .global .align 4 .b8 _RNv5TABLE[8] = {0, 0, 128, 63, 0, 0, 0, 64};
@@ -60,12 +60,14 @@ fn one_text_for_each_kernel() {
     let kernels = split(TEXT).unwrap();
     let facts: Vec<_> = kernels
         .iter()
-        .map(|kernel| (&*kernel.symbol, &*kernel.family, kernel.max_threads, kernel.min_blocks))
+        .map(|Kernel { symbol, family, max_threads, min_blocks, cluster, .. }| {
+            (&**symbol, &**family, *max_threads, *min_blocks, *cluster)
+        })
         .collect();
     let want = [
-        ("add_f32", "add", 128, 2),
-        ("gemm_f32_128x128", "gemm", 384, 1),
-        ("gemm_f32_64x64", "gemm", 256, 1),
+        ("add_f32", "add", 128, 2, None),
+        ("gemm_f32_128x128", "gemm", 384, 1, Some([2, 1, 4])),
+        ("gemm_f32_64x64", "gemm", 256, 1, None),
     ];
     assert_eq!(facts, want);
     for kernel in &kernels {
@@ -105,7 +107,11 @@ fn launch_bounds_stand_between_parameters_and_body() {
     for (symbol, bounds) in [
         ("add_f32", "add_f32_param_1\n)\n.maxntid 128, 1, 1\n.minnctapersm 2\n{\n\tcall.uni"),
         ("gemm_f32_64x64", "gemm_f32_64x64()\n.maxntid 256, 1, 1\n.minnctapersm 1\n{"),
-        ("gemm_f32_128x128", "gemm_f32_128x128()\n.maxntid 384, 1, 1\n.minnctapersm 1\n{"),
+        (
+            "gemm_f32_128x128",
+            "gemm_f32_128x128()\n.maxntid 384, 1, 1\n.minnctapersm 1\n\
+             .explicitcluster\n.reqnctapercluster 2, 1, 4\n{",
+        ),
     ] {
         let text = text(&kernels, symbol);
         assert!(text.contains(bounds), "{text}");
@@ -144,6 +150,14 @@ fn rejects_a_broken_fact() {
     let text = TEXT.replace("maxntid=128", "maxntid=many");
     let fact = "symbol=add_f32 family=add maxntid=many minctapersm=2";
     assert_eq!(split(&text), Err(PtxError::Fact(fact.into())));
+}
+
+#[test]
+fn rejects_a_cluster_without_three_axes() {
+    for shape in ["2,1", "2,1,1,1", "2,,1", "", "x"] {
+        let text = TEXT.replace("cluster=2,1,4", &format!("cluster={shape}"));
+        assert!(matches!(split(&text), Err(PtxError::Fact(_))), "{shape}");
+    }
 }
 
 #[test]

@@ -93,6 +93,7 @@ mod tests {
         family: "gemm",
         max_threads: 256,
         min_blocks: 1,
+        cluster: None,
         text: ".version 8.0\n",
     };
     const CUBIN: &[u8] = b"\x7fELF and so on";

@@ -1,0 +1,71 @@
+//! `cp.async`: a matrix through shared memory, copied ahead in groups.
+
+use cuda_std::prelude::*;
+
+/// Threads of the block.
+pub const NUM_THREADS: u32 = 64;
+
+/// Elements of a tile: a copy of 16 bytes a thread.
+pub const TILE: u32 = 4 * NUM_THREADS;
+
+/// Tiles in shared memory.
+const NUM_STAGES: u32 = 3;
+
+/// Copies `x` to `out`, each tile reversed, by asynchronous copies of 16 bytes in even tiles and of
+/// 4 bytes in odd ones; what is past `len` is zero. `x` is `[len]`, `out` `[num_tiles, TILE]`.
+///
+/// # Safety
+/// 1. One block; `x` and `out` are that long, and `len` is a multiple of 4, at most
+///    `num_tiles * TILE`.
+#[kernel(launch_bounds(NUM_THREADS))]
+pub unsafe fn cp_async_f32(len: u32, num_tiles: u32, x: Global<f32>, out: GlobalMut<f32>) {
+    // SAFETY: a tile is read once its group is waited for, by the barrier in all threads, and
+    // overwritten behind the next barrier.
+    unsafe {
+        let tiles = shared_array![f32; (NUM_STAGES * TILE) as usize];
+        let mut tile = 0;
+        while tile < NUM_STAGES - 1 {
+            start_tile(tiles, tile, num_tiles, len, x);
+            tile += 1;
+        }
+        let mut tile = 0;
+        while tile < num_tiles {
+            cp_async::wait(NUM_STAGES - 2);
+            thread::sync_threads();
+            start_tile(tiles, tile + NUM_STAGES - 1, num_tiles, len, x);
+            let stage = tiles.offset(tile % NUM_STAGES * TILE);
+            let mut i = thread::thread_idx_x();
+            while i < TILE {
+                out.set((tile * TILE + i) as usize, stage.get(TILE - 1 - i));
+                i += NUM_THREADS;
+            }
+            tile += 1;
+        }
+    }
+}
+
+/// Starts the copies of `tile` as one group, an empty one past the last tile.
+///
+/// # Safety
+/// 1. The tile is inside `x` up to `len`, and nothing else accesses its stage.
+#[inline(always)]
+#[track_caller]
+unsafe fn start_tile(tiles: Shared<f32>, tile: u32, num_tiles: u32, len: u32, x: Global<f32>) {
+    let stage = tiles.offset(tile % NUM_STAGES * TILE);
+    let thread = thread::thread_idx_x();
+    // SAFETY: an element is kept only inside of `len`; the rest is the caller's promise.
+    unsafe {
+        if tile < num_tiles && tile.is_multiple_of(2) {
+            let (at, from) = (4 * thread, tile * TILE + 4 * thread);
+            cp_async::copy_v4(stage, at, x, from as usize, from < len);
+        } else if tile < num_tiles {
+            let mut at = thread;
+            while at < TILE {
+                let from = tile * TILE + at;
+                cp_async::copy(stage, at, x, from as usize, from < len);
+                at += NUM_THREADS;
+            }
+        }
+    }
+    cp_async::commit();
+}

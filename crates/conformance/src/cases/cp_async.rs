@@ -1,0 +1,24 @@
+//! A matrix through shared memory, by asynchronous copies.
+
+use conformance_kernels::cp_async::{NUM_THREADS, TILE, cp_async_f32};
+
+use crate::inputs::{blocks, random_words};
+use crate::{Buffer, Case, Want};
+
+const NUM_TILES: u32 = 7;
+
+/// The last tile is full for a part: the rest is zeros that nothing is read for.
+const LEN: u32 = NUM_TILES * TILE - 52;
+
+/// Copies of both widths, several groups under way.
+pub fn case() -> Case {
+    let x: Vec<u32> = random_words(3).take(LEN as usize).collect();
+    let mut wanted = x.clone();
+    wanted.resize((NUM_TILES * TILE) as usize, 0);
+    wanted.chunks_mut(TILE as usize).for_each(<[u32]>::reverse);
+    Case {
+        name: "cp_async",
+        buffers: vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))],
+        launch: |p| cp_async_f32::launch(blocks(1, NUM_THREADS), LEN, NUM_TILES, p.at(0), p.at(1)),
+    }
+}

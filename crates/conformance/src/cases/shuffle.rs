@@ -1,0 +1,27 @@
+//! Lanes that read each other.
+
+use conformance_kernels::shuffle::{NUM_VALUES, shuffle_b32};
+
+use crate::inputs::{blocks, random_words, special_f32s};
+use crate::{Buffer, Case, Want};
+
+const NUM_THREADS: u32 = 64;
+const NUM_BLOCKS: u32 = 2;
+
+/// Every lane mask and every lane, with words that are NaNs too: a shuffle keeps all bits.
+pub fn case() -> Case {
+    let words = special_f32s().into_iter().chain(random_words(1));
+    let x: Vec<u32> = words.take((NUM_BLOCKS * NUM_THREADS) as usize).collect();
+    let mut wanted = Vec::new();
+    for thread in 0..x.len() {
+        let (warp, lane) = (thread / 32 * 32, thread % 32);
+        wanted.extend((0..32).map(|mask| x[warp + (lane ^ mask)]));
+        wanted.extend((0..32).map(|from| x[warp + from]));
+    }
+    assert_eq!(wanted.len(), x.len() * NUM_VALUES as usize);
+    Case {
+        name: "shuffle",
+        buffers: vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))],
+        launch: |p| shuffle_b32::launch(blocks(NUM_BLOCKS, NUM_THREADS), p.at(0), p.at(1)),
+    }
+}

@@ -1,0 +1,170 @@
+//! A case on a GPU, through the driver's JIT.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cuda_loader::LoadError;
+use cuda_std::launch::{Geometry, Launch};
+use cust::CudaFlags;
+use cust::context::{Context, CurrentContext};
+use cust::device::{Device, DeviceAttribute};
+use cust::error::CudaError;
+use cust::memory::{CopyDestination, DeviceBuffer};
+use cust::module::Module;
+use cust::sys::{self, CUfunction, CUfunction_attribute, CUresult};
+
+use crate::{Buffer, Case, Pointers, ptx};
+
+/// Shared memory that a block gets without asking.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// The first GPU of this machine.
+pub struct Gpu {
+    context: Context,
+    /// The target whose kernels it runs.
+    target: &'static str,
+}
+
+/// What went wrong with a GPU.
+#[derive(Debug, thiserror::Error)]
+pub enum GpuError {
+    /// There is a driver that does not serve.
+    #[error(transparent)]
+    Load(LoadError),
+    /// A call of the driver failed.
+    #[error("{call}: {error}")]
+    Driver {
+        /// What was called, or done.
+        call: &'static str,
+        /// The driver's code, by name.
+        error: String,
+    },
+    /// The kernel was not compiled for this GPU.
+    #[error("{symbol} is not compiled for {target}")]
+    NoKernel {
+        /// The PTX entry.
+        symbol: &'static str,
+        /// What the GPU runs.
+        target: &'static str,
+    },
+}
+
+impl Gpu {
+    /// The first GPU; `None` on a machine without one, or with one from before SM 80.
+    ///
+    /// # Errors
+    /// - [`GpuError::Load`] if the driver is too old;
+    /// - [`GpuError::Driver`] if it does not answer.
+    pub fn open() -> Result<Option<Gpu>, GpuError> {
+        match cuda_loader::load() {
+            Err(LoadError::Missing(_)) => return Ok(None),
+            result => result.map_err(GpuError::Load)?,
+        };
+        match cust::init(CudaFlags::empty()) {
+            Err(CudaError::NoDevice) => return Ok(None),
+            result => result.map_err(failed("cuInit"))?,
+        }
+        let device = Device::get_device(0).map_err(failed("cuDeviceGet"))?;
+        let attribute =
+            |attribute| device.get_attribute(attribute).map_err(failed("cuDeviceGetAttribute"));
+        let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
+        let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+        let target = match (major, minor) {
+            (9, 0) => "sm_90a",
+            (8.., _) => "sm_80",
+            _ => return Ok(None),
+        };
+        let context = Context::new(device).map_err(failed("opening the device"))?;
+        Ok(Some(Gpu { context, target }))
+    }
+
+    /// Whether the kernel `symbol` was compiled for this GPU.
+    pub fn has_kernel(&self, symbol: &str) -> bool {
+        ptx::text(self.target, symbol).is_some()
+    }
+
+    /// Runs `case`; gives the outputs. What the kernel leaves unwritten is 0xff.
+    ///
+    /// # Errors
+    /// - [`GpuError::NoKernel`] if the kernel was not compiled for this GPU;
+    /// - [`GpuError::Driver`], also for what the kernel does wrong; the GPU is of no use behind it.
+    pub fn run(&self, case: &Case) -> Result<Vec<Vec<u8>>, GpuError> {
+        CurrentContext::set_current(&self.context).map_err(failed("cuCtxSetCurrent"))?;
+        let allocate = |buffer: &Buffer| match buffer {
+            Buffer::In(bytes) => DeviceBuffer::from_slice(bytes),
+            Buffer::Out(want) => DeviceBuffer::from_slice(&vec![0xff; want.num_bytes()]),
+        };
+        let memory: Vec<DeviceBuffer<u8>> = case
+            .buffers
+            .iter()
+            .map(|buffer| allocate(buffer).map_err(failed("allocating device memory")))
+            .collect::<Result<_, _>>()?;
+        let addresses = memory.iter().map(|buffer| buffer.as_device_ptr().as_raw());
+        let launch = (case.launch)(&Pointers(addresses.collect()));
+        let symbol = launch.symbol;
+        let text = ptx::text(self.target, symbol)
+            .ok_or(GpuError::NoKernel { symbol, target: self.target })?;
+        let module = Module::from_ptx(text, &[]).map_err(failed("compiling the kernel"))?;
+        let function = module.get_function(symbol).map_err(failed("cuModuleGetFunction"))?;
+        // SAFETY: the function is the launch's, and its pointers those of `memory`; both live until the kernel has ended.
+        unsafe { start(function.to_raw(), &launch) }?;
+        CurrentContext::synchronize().map_err(failed("running the kernel"))?;
+        let read = |(buffer, device): (&Buffer, &DeviceBuffer<u8>)| match buffer {
+            Buffer::In(_) => None,
+            Buffer::Out(want) => {
+                let mut bytes = vec![0; want.num_bytes()];
+                let copied = device.copy_to(&mut bytes).map_err(failed("copying from the device"));
+                Some(copied.map(|()| bytes))
+            }
+        };
+        case.buffers.iter().zip(&memory).filter_map(read).collect()
+    }
+}
+
+/// Starts the kernel on the default stream. A cluster's shape stands in the kernel's PTX.
+///
+/// # Safety
+/// 1. `function` is that of `launch`, and its module lives until the kernel has ended.
+/// 2. So does the memory at its addresses.
+unsafe fn start(function: CUfunction, launch: &Launch) -> Result<(), GpuError> {
+    let Geometry { grid, block, shared_bytes } = launch.geometry;
+    if shared_bytes > DEFAULT_SHARED_BYTES {
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the caller's promise.
+        let code = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
+        check("cuFuncSetAttribute", code)?;
+    }
+    let argument = |&offset: &u32| launch.args[offset as usize..].as_ptr().cast_mut().cast();
+    let mut arguments: Vec<*mut c_void> = launch.arg_offsets.iter().map(argument).collect();
+    // SAFETY: the caller's promise; the typed launcher packed the arguments as the kernel takes them, and the driver copies
+    // them in this call.
+    let code = unsafe {
+        sys::cuLaunchKernel(
+            function,
+            grid[0],
+            grid[1],
+            grid[2],
+            block[0],
+            block[1],
+            block[2],
+            shared_bytes,
+            ptr::null_mut(),
+            arguments.as_mut_ptr(),
+            ptr::null_mut(),
+        )
+    };
+    check("cuLaunchKernel", code)
+}
+
+/// Puts a name to what failed, and prints the error by the name of its code: `CudaError` would ask the driver for its text.
+fn failed(call: &'static str) -> impl Fn(CudaError) -> GpuError + Copy {
+    move |error| GpuError::Driver { call, error: format!("{error:?}") }
+}
+
+/// The result of a call that `cust` has no face for.
+fn check(call: &'static str, code: CUresult) -> Result<(), GpuError> {
+    match code {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        code => Err(GpuError::Driver { call, error: format!("{code:?}") }),
+    }
+}

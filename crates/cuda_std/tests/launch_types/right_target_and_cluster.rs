@@ -1,0 +1,32 @@
+#![deny(warnings)]
+
+use cuda_std::launch::{DevicePtr, Geometry};
+use cuda_std::prelude::*;
+
+#[kernel(
+    launch_bounds(64, 1),
+    target(sm_90a),
+    cluster(BLOCKS, ROWS.div_ceil(4), 1),
+    instances(rows_pair = <2, 4>, rows_quad = <4, 8>)
+)]
+unsafe fn rows<const BLOCKS: u32, const ROWS: u32>(out: GlobalMut<u32>) {
+    // SAFETY: an element a thread.
+    unsafe { out.set(thread::index_1d() as usize, ROWS) };
+}
+
+#[kernel(launch_bounds(64), cluster(2, 1, 1), target(sm_90a))]
+unsafe fn pair(_out: GlobalMut<u32>) {}
+
+#[kernel(launch_bounds(64))]
+unsafe fn everywhere(_out: GlobalMut<u32>) {}
+
+fn main() {
+    let geometry = Geometry { grid: [8, 8, 1], block: [64, 1, 1], shared_bytes: 0 };
+    let out = DevicePtr::new(256);
+    assert_eq!((rows::Instance::rows_pair.blocks(), rows::Instance::rows_quad.rows()), (2, 8));
+    assert_eq!(rows::launch(rows::Instance::rows_pair, geometry, out).cluster, [2, 1, 1]);
+    assert_eq!(rows::launch(rows::Instance::rows_quad, geometry, out).cluster, [4, 2, 1]);
+    assert_eq!(pair::launch(geometry, out).cluster, [2, 1, 1]);
+    assert_eq!(everywhere::launch(geometry, out).cluster, [1, 1, 1]);
+    assert_eq!((rows::TARGET, everywhere::TARGET), (Some("sm_90a"), None));
+}

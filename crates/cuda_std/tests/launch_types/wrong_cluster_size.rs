@@ -1,0 +1,6 @@
+use cuda_std::prelude::*;
+
+#[kernel(launch_bounds(64), target(sm_90a), cluster(4, 3, 1))]
+pub unsafe fn pair(_out: GlobalMut<u32>) {}
+
+fn main() {}

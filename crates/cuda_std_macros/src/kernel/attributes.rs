@@ -1,0 +1,111 @@
+//! What stands in the parentheses of `#[kernel(..)]`.
+
+use proc_macro2::Span;
+use syn::parse::{Parse, ParseBuffer, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::{Error, Expr, GenericArgument, Ident, Result, Token};
+
+/// The one target that a kernel can ask for; what runs on `sm_80` runs on every target.
+const SM_90A: &str = "sm_90a";
+
+/// The options of a kernel.
+pub struct Attributes {
+    pub max_threads: Expr,
+    pub min_blocks: Expr,
+    /// The one target that the kernel is compiled for; `None`: every one.
+    pub target: Option<&'static str>,
+    /// Blocks of a cluster in x, y, z.
+    pub cluster: Option<[Expr; 3]>,
+    pub instances: Vec<Instance>,
+}
+
+/// One entry of a generic kernel: `symbol = <args>`.
+pub struct Instance {
+    pub symbol: Ident,
+    pub args: Vec<GenericArgument>,
+}
+
+impl Parse for Instance {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let symbol = input.parse()?;
+        input.parse::<Token![=]>()?;
+        let args: syn::AngleBracketedGenericArguments = input.parse()?;
+        Ok(Instance { symbol, args: args.args.into_iter().collect() })
+    }
+}
+
+impl Parse for Attributes {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let (mut bounds, mut target, mut cluster) = (None, None, None);
+        let mut instances = Vec::new();
+        while !input.is_empty() {
+            let name: Ident = input.parse()?;
+            let content;
+            syn::parenthesized!(content in input);
+            match &*name.to_string() {
+                "launch_bounds" => bounds = Some(launch_bounds(&name, &content)?),
+                "target" => target = Some(self::target(&content)?),
+                "cluster" => cluster = Some((name.span(), self::cluster(&name, &content)?)),
+                "instances" => instances = list(&content)?,
+                other => {
+                    let why = format!(
+                        "unknown option `{other}`: `launch_bounds`, `target`, `cluster` and \
+                         `instances` are known"
+                    );
+                    return Err(Error::new(name.span(), why));
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        let (max_threads, min_blocks) = bounds.ok_or_else(|| {
+            Error::new(
+                Span::call_site(),
+                "a kernel states its launch bounds: \
+                 `#[kernel(launch_bounds(max_threads, min_blocks))]`",
+            )
+        })?;
+        if let (Some((span, _)), None) = (&cluster, target) {
+            let why = "only `sm_90a` has clusters: add `target(sm_90a)`";
+            return Err(Error::new(*span, why));
+        }
+        let cluster = cluster.map(|(_, cluster)| cluster);
+        Ok(Attributes { max_threads, min_blocks, target, cluster, instances })
+    }
+}
+
+/// What stands between commas.
+fn list<T: Parse>(content: &ParseBuffer<'_>) -> Result<Vec<T>> {
+    Ok(Punctuated::<T, Token![,]>::parse_terminated(content)?.into_iter().collect())
+}
+
+fn launch_bounds(name: &Ident, content: &ParseBuffer<'_>) -> Result<(Expr, Expr)> {
+    let mut args = list(content)?.into_iter();
+    match (args.next(), args.next(), args.next()) {
+        (Some(max_threads), min_blocks, None) => {
+            Ok((max_threads, min_blocks.unwrap_or_else(|| syn::parse_quote!(1))))
+        }
+        _ => Err(Error::new(
+            name.span(),
+            "expected `launch_bounds(max_threads)` or `launch_bounds(max_threads, min_blocks)`",
+        )),
+    }
+}
+
+fn target(content: &ParseBuffer<'_>) -> Result<&'static str> {
+    let target: Ident = content.parse()?;
+    if target == SM_90A && content.is_empty() {
+        Ok(SM_90A)
+    } else {
+        Err(Error::new(
+            target.span(),
+            "expected `target(sm_90a)`; without it every target is meant",
+        ))
+    }
+}
+
+fn cluster(name: &Ident, content: &ParseBuffer<'_>) -> Result<[Expr; 3]> {
+    <[Expr; 3]>::try_from(list(content)?)
+        .map_err(|_| Error::new(name.span(), "expected `cluster(x, y, z)`, in blocks"))
+}

@@ -1,0 +1,139 @@
+//! The device's side: the PTX entries of a kernel and the facts on them.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{format_ident, quote};
+use syn::{GenericArgument, GenericParam, Ident, ItemFn};
+
+use super::Arg;
+use super::attributes::{Attributes, Instance};
+
+/// The `ptx-kernel` entries, the facts for `cuda_builder`, and on both sides a check of the bounds.
+pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> TokenStream {
+    let family = family();
+    let entry = |symbol: &Ident, generic_args: &[GenericArgument]| {
+        let module = module(symbol);
+        let bindings = bindings(function, generic_args);
+        let bounds = bounds(attributes);
+        let facts = facts(symbol, &family, attributes);
+        let entry = device_entry(function, args, symbol, generic_args);
+        let is_device = is_device(attributes);
+        quote! {
+            mod #module {
+                #[allow(unused_imports)]
+                use super::*;
+                #bindings
+                #bounds
+                #[cfg(#is_device)]
+                #facts
+                #[cfg(#is_device)]
+                #entry
+            }
+        }
+    };
+    if attributes.instances.is_empty() {
+        entry(&function.sig.ident, &[])
+    } else {
+        let instances = attributes.instances.iter();
+        instances.map(|Instance { symbol, args }| entry(symbol, args)).collect()
+    }
+}
+
+/// The module that holds the entry `symbol`, and `__CLUSTER` if the kernel has clusters.
+pub fn module(symbol: &Ident) -> Ident {
+    format_ident!("__entry_{symbol}")
+}
+
+/// The path component under `src` of the file that the kernel stands in: `src/gemm/f32.rs` gives
+/// `gemm`. A file outside of a `src` gives its own name.
+fn family() -> String {
+    let file = Span::call_site().unwrap().file();
+    let path = file
+        .rsplit_once("src/")
+        .map_or_else(|| file.rsplit('/').next().unwrap_or_default(), |(_, under_src)| under_src);
+    let component = path.split('/').next().unwrap_or_default();
+    component.strip_suffix(".rs").unwrap_or(component).to_owned()
+}
+
+/// In which builds the entries exist. A later target's features include those of the ones before,
+/// `sm_90a` alone is nobody else's.
+fn is_device(attributes: &Attributes) -> TokenStream {
+    match attributes.target {
+        Some(target) => quote!(all(target_arch = "nvptx64", target_feature = #target)),
+        None => quote!(target_arch = "nvptx64"),
+    }
+}
+
+/// The kernel's generic parameters as items: the bounds are written in terms of them.
+fn bindings(function: &ItemFn, generic_args: &[GenericArgument]) -> TokenStream {
+    let binding = |(param, arg): (&GenericParam, &GenericArgument)| match param {
+        GenericParam::Type(param) => {
+            let name = &param.ident;
+            quote!(#[allow(dead_code)] type #name = #arg;)
+        }
+        GenericParam::Const(param) => {
+            let (name, ty) = (&param.ident, &param.ty);
+            quote!(#[allow(dead_code)] const #name: #ty = #arg;)
+        }
+        GenericParam::Lifetime(_) => TokenStream::new(),
+    };
+    function.sig.generics.params.iter().zip(generic_args).map(binding).collect()
+}
+
+/// The bounds, checked.
+fn bounds(attributes: &Attributes) -> TokenStream {
+    let Attributes { max_threads, min_blocks, cluster, .. } = attributes;
+    let cluster = cluster.as_ref().map(|shape| {
+        quote! {
+            pub(super) const __CLUSTER: [u32; 3] = [#(#shape),*];
+            const _: () = {
+                let [x, y, z] = __CLUSTER;
+                assert!(
+                    x >= 1 && x <= 8 && y >= 1 && y <= 8 && z >= 1 && z <= 8 && x * y * z <= 8,
+                    "a cluster is of 1 to 8 blocks"
+                );
+            };
+        }
+    });
+    quote! {
+        const _: () = assert!(
+            (#max_threads) >= 1 && (#max_threads) <= 1024 && (#min_blocks) >= 1,
+            "launch bounds are 1 to 1024 threads and at least 1 block"
+        );
+        #cluster
+    }
+}
+
+/// The comment in the PTX.
+fn facts(symbol: &Ident, family: &str, attributes: &Attributes) -> TokenStream {
+    let Attributes { max_threads, min_blocks, cluster, .. } = attributes;
+    let mut fact = format!(
+        "// halfwarp.kernel symbol={symbol} family={family} \
+         maxntid={{maxntid}} minctapersm={{minctapersm}}"
+    );
+    let mut values = quote!(maxntid = const { #max_threads }, minctapersm = const { #min_blocks });
+    if cluster.is_some() {
+        fact.push_str(" cluster={x},{y},{z}");
+        values.extend(quote! {
+            , x = const __CLUSTER[0], y = const __CLUSTER[1], z = const __CLUSTER[2]
+        });
+    }
+    quote!(::core::arch::global_asm!(#fact, #values);)
+}
+
+fn device_entry(
+    function: &ItemFn,
+    args: &[Arg<'_>],
+    symbol: &Ident,
+    generic_args: &[GenericArgument],
+) -> TokenStream {
+    let body = &function.sig.ident;
+    let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
+    let types = args.iter().map(|arg| arg.ty);
+    quote! {
+        #[unsafe(no_mangle)]
+        unsafe extern "ptx-kernel" fn #symbol(#(#names: #types),*) {
+            // SAFETY: the entry is the kernel: what it asks of its launch is the launch's to keep.
+            unsafe { super::#body::<#(#generic_args),*>(#(#names),*) }
+        }
+    }
+}

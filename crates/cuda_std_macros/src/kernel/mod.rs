@@ -1,0 +1,98 @@
+//! `#[kernel]`.
+
+mod attributes;
+mod entries;
+mod launcher;
+
+use proc_macro2::{Span, TokenStream};
+use quote::quote;
+use syn::spanned::Spanned;
+use syn::{Error, FnArg, Ident, ItemFn, Pat, Result};
+
+use attributes::Attributes;
+
+/// The function, its device entries and its host launcher.
+pub fn expand(attr: TokenStream, item: TokenStream) -> Result<TokenStream> {
+    let attributes: Attributes = syn::parse2(attr)?;
+    let mut function: ItemFn = syn::parse2(item)?;
+    let args = check(&function, &attributes)?;
+    let entries = entries::entries(&function, &args, &attributes);
+    let launcher = launcher::launcher(&function, &args, &attributes);
+    function.attrs.push(syn::parse_quote!(#[allow(clippy::too_many_arguments)]));
+    function.attrs.push(syn::parse_quote!(#[inline(always)]));
+    Ok(quote! {
+        #function
+        #entries
+        #launcher
+    })
+}
+
+/// A parameter of a kernel.
+struct Arg<'a> {
+    name: &'a Ident,
+    ty: &'a syn::Type,
+}
+
+/// An error at `span`.
+fn refuse<T>(span: Span, why: &str) -> Result<T> {
+    Err(Error::new(span, why))
+}
+
+/// Refuses what no PTX entry can be; gives the parameters.
+fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a>>> {
+    let sig = &function.sig;
+    if sig.unsafety.is_none() {
+        return refuse(
+            sig.fn_token.span(),
+            "a kernel is an `unsafe fn`: \
+             that its views are as long as it thinks is its launcher's promise",
+        );
+    }
+    if let syn::ReturnType::Type(_, ty) = &sig.output {
+        return refuse(
+            ty.span(),
+            "a kernel returns nothing: it writes its results to a `GlobalMut`",
+        );
+    }
+    if let Some(keyword) = sig.asyncness.map(|t| t.span()).or(sig.constness.map(|t| t.span())) {
+        return refuse(keyword, "a kernel is neither `async` nor `const`");
+    }
+    if let Some(abi) = &sig.abi {
+        return refuse(abi.span(), "`#[kernel]` sets the ABI of the entry itself");
+    }
+    if let Some(lifetime) = sig.generics.lifetimes().next() {
+        return refuse(lifetime.span(), "a kernel has no lifetimes: its views are plain pointers");
+    }
+    let num_generics = sig.generics.params.len();
+    if num_generics > 0 && attributes.instances.is_empty() {
+        return refuse(
+            sig.generics.span(),
+            "a generic kernel lists its instances: \
+             `#[kernel(launch_bounds(..), instances(symbol = <..>))]`",
+        );
+    }
+    for instance in &attributes.instances {
+        if instance.args.len() != num_generics {
+            return refuse(
+                instance.symbol.span(),
+                &format!(
+                    "`{}` has {} generic arguments, the kernel {num_generics} generic parameters",
+                    instance.symbol,
+                    instance.args.len()
+                ),
+            );
+        }
+    }
+    sig.inputs
+        .iter()
+        .map(|input| match input {
+            FnArg::Typed(arg) => match &*arg.pat {
+                Pat::Ident(pat) if pat.by_ref.is_none() && pat.subpat.is_none() => {
+                    Ok(Arg { name: &pat.ident, ty: &arg.ty })
+                }
+                other => refuse(other.span(), "a kernel's parameter is a plain name"),
+            },
+            FnArg::Receiver(receiver) => refuse(receiver.span(), "a kernel is no method"),
+        })
+        .collect()
+}
