@@ -195,7 +195,7 @@ impl Launch {
     /// The first [`Fault`] of the kernel; also what a device refuses to launch.
     pub fn emulate(&self, memory: &mut Memory, seed: u64) -> Result<Report, Fault> {
         let Geometry { grid, block, shared_bytes } = self.geometry;
-        let geometry = simt::Geometry { grid, block, cluster: [1, 1, 1], shared_bytes };
+        let geometry = simt::Geometry { grid, block, cluster: self.cluster, shared_bytes };
         simt::emulate(self.symbol, geometry, self.body.0.clone(), memory, seed)
     }
 
