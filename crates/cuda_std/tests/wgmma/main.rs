@@ -179,7 +179,7 @@ fn check<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
 fn check_widths<F: Float>() {
     fn check_width<F: Float, const REGS: usize>() {
         for a in [Some(Swizzle::B128), None] {
-            check::<F, KMajor, KMajor, REGS>((a, Swizzle::B128), (REGS % 16 == 0, false));
+            check::<F, KMajor, KMajor, REGS>((a, Swizzle::B128), (REGS.is_multiple_of(16), false));
         }
     }
     check_width::<F, 4>();
