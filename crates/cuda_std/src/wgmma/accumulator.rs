@@ -4,7 +4,7 @@ use super::in_flight::InFlight;
 
 /// A thread's part of a `[64, 2 * REGS]` accumulator of its warpgroup, in registers.
 ///
-/// Register `i` of thread `t` is element ([`row`]`(t, i)`, [`column`]`(t, i)`). `REGS` is 4, 8, 16,
+/// Register `i` of thread `t` is element (`row(t, i)`, `column(t, i)`). `REGS` is 4, 8, 16,
 /// 32, 48, 64, 96 or 128. No register can be indexed by a variable: use [`Accumulator::for_each`]
 /// and [`Accumulator::for_each_16_columns`], in which indices are constants.
 pub struct Accumulator<const REGS: usize> {

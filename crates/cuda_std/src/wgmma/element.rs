@@ -16,7 +16,7 @@ pub struct E4m3(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct E5m2(pub u8);
 
-/// What operands are made of: [`f16`] and [`bf16`] (k = 16), [`E4m3`] and [`E5m2`] (k = 32).
+/// What operands are made of: `f16` and `bf16` (k = 16), [`E4m3`] and [`E5m2`] (k = 32).
 pub trait Element: Copy {
     /// The emulator's name of the element.
     #[cfg(not(target_arch = "nvptx64"))]

@@ -31,9 +31,8 @@
 //! [`Accumulator::start`] right before its products.
 //!
 //! Values live in registers only as long as LLVM sees constant indices, and ptxas keeps products
-//! asynchronous only as long as no register of one in flight is touched: it says otherwise by a
-//! warning C75xx. So the fragments of the next product are packed after the wait for the last one
-//! that reads such (C7513).
+//! asynchronous only as long as no register of theirs is touched: it says otherwise by a warning
+//! C75xx. So a [`FragmentA`] is made when no product that reads one is under way (C7513).
 
 #[macro_use]
 mod registers;

@@ -15,7 +15,7 @@ use cuda_std::wgmma::{
 };
 use half::{bf16, f16};
 use layout::{Place, STEPS};
-use simt::{Fault, Init, Memory};
+use simt::{Fault, FaultKind, Init, Memory};
 
 const SWIZZLES: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
 
@@ -179,7 +179,7 @@ fn check<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
 fn check_widths<F: Float>() {
     fn check_width<F: Float, const REGS: usize>() {
         for a in [Some(Swizzle::B128), None] {
-            check::<F, KMajor, KMajor, REGS>((a, Swizzle::B128), (REGS % 16 == 0, false));
+            check::<F, KMajor, KMajor, REGS>((a, Swizzle::B128), (REGS.is_multiple_of(16), false));
         }
     }
     check_width::<F, 4>();
@@ -193,7 +193,6 @@ fn check_widths<F: Float>() {
 }
 
 #[test]
-#[ignore = "simt's wgmma is not there yet"]
 fn every_width() {
     check_widths::<f16>();
     check_widths::<bf16>();
@@ -213,7 +212,6 @@ fn check_swizzles<F: Float, A: Major<F>, B: Major<F>>() {
 }
 
 #[test]
-#[ignore = "simt's wgmma is not there yet"]
 fn every_layout_of_16_bits() {
     check_swizzles::<f16, KMajor, KMajor>();
     check_swizzles::<f16, KMajor, MnMajor>();
@@ -222,28 +220,25 @@ fn every_layout_of_16_bits() {
 }
 
 #[test]
-#[ignore = "simt's wgmma is not there yet"]
 fn every_layout_of_8_bits() {
     check_swizzles::<E4m3, KMajor, KMajor>();
     check_swizzles::<E5m2, KMajor, KMajor>();
 }
 
 #[test]
-#[ignore = "simt's wgmma is not there yet"]
 fn an_accumulator_stays_in_flight_over_rounds() {
     for a in [Some(Swizzle::B128), None] {
         check::<f16, KMajor, MnMajor, 64>((a, Swizzle::B128), (true, true));
     }
 }
 
-/// Product `step` of `case` alone, as a group.
-fn group(case: &Case, step: usize) -> InFlight<8> {
+/// Starts product `step` of `case` alone.
+fn start(case: &Case, step: usize) -> InFlight<8> {
     let a = descriptor::<f16, KMajor>(&case.a_place.expect("A in shared memory"), 0, step, 64);
     let b = descriptor::<f16, KMajor>(&case.b_place, case.b_start, step, 16);
     let mut d = Accumulator::zero().start();
     // SAFETY: the operands lie in shared memory and stay as they are.
     unsafe { d.mma(a, b, false) };
-    wgmma::commit();
     d
 }
 
@@ -253,12 +248,14 @@ fn small_case() -> Arc<Case> {
 }
 
 #[test]
-#[ignore = "simt's wgmma is not there yet"]
 fn two_accumulators_are_in_flight() {
     let case = small_case();
     let body = |case: &Case, out: GlobalMut<f32>| {
         fill(case);
-        let (older, younger) = (group(case, 0), group(case, 1));
+        let older = start(case, 0);
+        wgmma::commit();
+        let younger = start(case, 1);
+        wgmma::commit();
         let older = older.wait::<1>().values();
         let younger = younger.wait::<0>().values();
         for i in 0..8 {
@@ -283,12 +280,20 @@ fn two_accumulators_are_in_flight() {
 }
 
 #[test]
-#[ignore = "simt's wgmma is not there yet"]
 fn an_accumulator_in_flight_cannot_be_read() {
-    let body = |case: &Case, _: GlobalMut<f32>| {
+    let too_early = |case: &Case, _: GlobalMut<f32>| {
         fill(case);
-        let _ = group(case, 0).wait::<1>();
+        let d = start(case, 0);
+        wgmma::commit();
+        let _ = d.wait::<1>();
     };
-    let fault = emulate(&small_case(), 1, 0, body).unwrap_err();
-    assert!(fault.to_string().contains("wgmma"), "{fault}");
+    let not_committed = |case: &Case, _: GlobalMut<f32>| {
+        fill(case);
+        let _ = start(case, 0).wait::<0>();
+    };
+    for body in [too_early, not_committed as fn(&Case, GlobalMut<f32>)] {
+        let fault = emulate(&small_case(), 1, 0, body).unwrap_err();
+        let FaultKind::Invalid(why) = fault.kind else { panic!("{fault}") };
+        assert!(why.contains("an accumulator is read while a product is in flight"), "{why}");
+    }
 }
