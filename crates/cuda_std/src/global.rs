@@ -127,6 +127,12 @@ impl Global<f32> {
 }
 
 impl<T: Copy> GlobalMut<T> {
+    /// The address, for an asynchronous copy.
+    #[inline(always)]
+    pub(crate) fn as_ptr(self) -> *mut T {
+        self.0
+    }
+
     /// The view that starts `elems` elements on.
     ///
     /// # Safety

@@ -34,6 +34,7 @@
 #[macro_use]
 mod instruction;
 
+pub mod atomic;
 pub mod cp_async;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
