@@ -34,6 +34,7 @@
 #[macro_use]
 mod instruction;
 
+pub mod atomic;
 pub mod barrier;
 pub mod bulk;
 pub mod cluster;

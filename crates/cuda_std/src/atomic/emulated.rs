@@ -1,0 +1,89 @@
+//! Atomic operations on the host: the emulator's own, on the bits of a number.
+
+use super::{Order, Scope};
+use half::f16;
+use simt::{Space, device};
+
+impl From<Order> for device::Order {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Relaxed => device::Order::Relaxed,
+            Order::Acquire => device::Order::Acquire,
+            Order::Release => device::Order::Release,
+            Order::AcqRel => device::Order::AcqRel,
+        }
+    }
+}
+
+impl From<Scope> for device::Scope {
+    fn from(scope: Scope) -> Self {
+        match scope {
+            Scope::Block => device::Scope::Block,
+            Scope::Cluster => device::Scope::Cluster,
+            Scope::Gpu => device::Scope::Gpu,
+            Scope::System => device::Scope::System,
+        }
+    }
+}
+
+/// A number that is one register.
+pub(super) trait Word: Copy {
+    fn to_bits(self) -> u64;
+    fn from_bits(bits: u64) -> Self;
+}
+
+macro_rules! word {
+    ($($type:ty: $to_bits:expr, $from_bits:expr;)*) => { $(
+        impl Word for $type {
+            fn to_bits(self) -> u64 {
+                $to_bits(self)
+            }
+
+            fn from_bits(bits: u64) -> Self {
+                $from_bits(bits)
+            }
+        }
+    )* };
+}
+
+word! {
+    u32: u64::from, |bits| bits as u32;
+    i32: |value| u64::from(value as u32), |bits| bits as i32;
+    u64: |value| value, |bits| bits;
+    f32: |value| u64::from(f32::to_bits(value)), |bits| f32::from_bits(bits as u32);
+}
+
+/// One atomic operation: `new` gives what is written in the place of the old value, if anything.
+#[track_caller]
+pub(super) fn update<T: Word>(
+    place: (Space, u64),
+    (order, scope): (Order, Scope),
+    new: impl FnOnce(T) -> Option<T>,
+) -> T {
+    let new = |old| new(T::from_bits(old)).map(T::to_bits);
+    T::from_bits(device::atomic(place, size_of::<T>(), (order.into(), scope.into()), new))
+}
+
+/// A sum, whose NaN is the one NaN of the device.
+pub(super) fn add(old: f32, value: f32) -> f32 {
+    let sum = old + value;
+    if sum.is_nan() { f32::from_bits(0x7fff_ffff) } else { sum }
+}
+
+/// A sum that takes and gives subnormal numbers as zeros of their sign.
+pub(super) fn add_flushed(old: f32, value: f32) -> f32 {
+    let flush = |value: f32| if value.is_subnormal() { 0f32.copysign(value) } else { value };
+    flush(add(flush(old), flush(value)))
+}
+
+/// The sums of two pairs of halves.
+pub(super) fn add_f16x2(old: u32, values: u32) -> u32 {
+    let add = |shift: u32| {
+        let [a, b] = [old, values].map(|pair| f16::from_bits((pair >> shift) as u16).to_f32());
+        let sum = a + b;
+        // An f32 has more than twice the digits: the second rounding is no other than the only one.
+        let sum = if sum.is_nan() { 0x7fff } else { f16::from_f32(sum).to_bits() };
+        u32::from(sum) << shift
+    };
+    add(0) | add(16)
+}
