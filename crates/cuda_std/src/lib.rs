@@ -28,15 +28,20 @@
 #[macro_use]
 mod instruction;
 
+pub mod convert;
 pub mod cp_async;
 mod element;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
+mod fp8;
 mod global;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch;
 pub mod math;
+mod packed;
 pub mod prelude;
+#[cfg(not(target_arch = "nvptx64"))]
+mod rounding;
 pub mod shared;
 pub mod thread;
 mod unroll;
@@ -44,7 +49,9 @@ pub mod warp;
 
 pub use cuda_std_macros::kernel;
 pub use element::Element;
+pub use fp8::{E4m3, E5m2};
 pub use global::{Global, GlobalMut};
+pub use packed::{Bf16x2, E4m3x2, E5m2x2, F16x2};
 pub use shared::Shared;
 
 /// A panic on the device stops the kernel: `trap`.

@@ -8,7 +8,7 @@ use core::arch::asm;
 
 /// What an operation gives that has no number to give.
 #[cfg(not(target_arch = "nvptx64"))]
-const CANONICAL_NAN: u32 = 0x7fff_ffff;
+pub(crate) const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
 /// `.ftz`: a number under the smallest normal one is a zero of its sign.
 #[cfg(not(target_arch = "nvptx64"))]
