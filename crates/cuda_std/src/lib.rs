@@ -28,11 +28,13 @@
 #[macro_use]
 mod instruction;
 
+pub mod bf16x2;
 pub mod convert;
 pub mod cp_async;
 mod element;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
+pub mod f16x2;
 mod fp8;
 mod global;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -102,3 +102,29 @@ pub(crate) fn to_f16(x: f64, rounding: Rounding) -> f16 {
 pub(crate) fn to_bf16(x: f64, rounding: Rounding) -> bf16 {
     bf16::from_bits(BF16.round(x, rounding))
 }
+
+/// `a * b + c`, of which the product is exact, rounded to odd: what is lost leaves its mark in the
+/// last bit, so that rounding once more, to at most 51 bits, gives what one rounding gives.
+pub(crate) fn fma_to_odd([a, b, c]: [f64; 3]) -> f64 {
+    let product = a * b;
+    let sum = product + c;
+    let product_in_sum = sum - c;
+    let lost = (product - product_in_sum) + (c - (sum - product_in_sum));
+    if lost == 0.0 || !sum.is_finite() || sum.to_bits() & 1 == 1 {
+        sum
+    } else if lost > 0.0 {
+        sum.next_up()
+    } else {
+        sum.next_down()
+    }
+}
+
+/// The larger operand: of two zeros the positive one, the other one if one is NaN.
+pub(crate) fn max([a, b]: [f64; 2]) -> f64 {
+    if a == b && a.is_sign_negative() { b } else { a.max(b) }
+}
+
+/// The smaller operand: of two zeros the negative one, the other one if one is NaN.
+pub(crate) fn min([a, b]: [f64; 2]) -> f64 {
+    if a == b && b.is_sign_negative() { b } else { a.min(b) }
+}
