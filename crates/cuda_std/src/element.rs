@@ -1,5 +1,6 @@
 //! The elements of views, and their loads and stores.
 
+use crate::{Bf16x2, E4m3, E4m3x2, E5m2, E5m2x2, F16x2};
 use half::{bf16, f16};
 
 mod sealed {
@@ -16,7 +17,7 @@ macro_rules! elements {
     )*};
 }
 
-elements!(u8, u16, u32, u64, i32, f32, f16, bf16);
+elements!(u8, u16, u32, u64, i32, f32, f16, bf16, E4m3, E5m2, F16x2, Bf16x2, E4m3x2, E5m2x2);
 
 /// Refuses a vector that no one instruction loads or stores.
 pub(crate) const fn assert_one_access<T: Element, const N: usize>() {

@@ -36,13 +36,17 @@ mod instruction;
 
 pub mod atomic;
 pub mod barrier;
+pub mod bf16x2;
 pub mod bulk;
 pub mod cluster;
+pub mod convert;
 pub mod cp_async;
 mod element;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
+pub mod f16x2;
 pub mod fence;
+mod fp8;
 mod global;
 pub mod grid;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -51,8 +55,11 @@ pub mod math;
 pub mod matrix;
 pub mod mbarrier;
 pub mod mma;
+mod packed;
 pub mod prelude;
 pub mod registers;
+#[cfg(not(target_arch = "nvptx64"))]
+mod rounding;
 pub mod shared;
 pub mod tensor_map;
 pub mod thread;
@@ -62,8 +69,10 @@ pub mod wgmma;
 
 pub use cuda_std_macros::kernel;
 pub use element::Element;
+pub use fp8::{E4m3, E5m2};
 pub use global::{Global, GlobalMut};
 pub use mbarrier::Mbarrier;
+pub use packed::{Bf16x2, E4m3x2, E5m2x2, F16x2};
 pub use shared::Shared;
 pub use tensor_map::TensorMap;
 

@@ -3,12 +3,20 @@
 //! The emulator gives of an approximate function the exact result, rounded once: the device's is as
 //! far from it as the function's documentation says.
 
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::rounding;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
 /// What an operation gives that has no number to give.
 #[cfg(not(target_arch = "nvptx64"))]
-const CANONICAL_NAN: u32 = 0x7fff_ffff;
+pub(crate) const CANONICAL_NAN: u32 = 0x7fff_ffff;
+
+/// `x`, NaN as the device gives it.
+#[cfg(not(target_arch = "nvptx64"))]
+fn canonical(x: f32) -> f32 {
+    if x.is_nan() { f32::from_bits(CANONICAL_NAN) } else { x }
+}
 
 /// `.ftz`: a number under the smallest normal one is a zero of its sign.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -22,7 +30,7 @@ instruction! {
     "fma.rn.f32" => pub fn fma(a: f32, b: f32, c: f32) -> f32 {
         core::f32::math::mul_add(a, b, c)
     } host {
-        a.mul_add(b, c)
+        canonical(a.mul_add(b, c))
     }
 
     /// The larger operand; the other one if one is NaN. CUDA C `fmaxf`.
@@ -32,9 +40,7 @@ instruction! {
             options(pure, nomem, nostack, preserves_flags));
         result
     } host {
-        // Of two zeros the positive one is larger.
-        let larger = if a == b { f32::from_bits(a.to_bits() & b.to_bits()) } else { a.max(b) };
-        if larger.is_nan() { f32::from_bits(CANONICAL_NAN) } else { larger }
+        canonical(rounding::max([a, b].map(f64::from)) as f32)
     }
 
     /// The smaller operand; the other one if one is NaN. CUDA C `fminf`.
@@ -44,9 +50,7 @@ instruction! {
             options(pure, nomem, nostack, preserves_flags));
         result
     } host {
-        // Of two zeros the negative one is smaller.
-        let smaller = if a == b { f32::from_bits(a.to_bits() | b.to_bits()) } else { a.min(b) };
-        if smaller.is_nan() { f32::from_bits(CANONICAL_NAN) } else { smaller }
+        canonical(rounding::min([a, b].map(f64::from)) as f32)
     }
 
     /// `2^x`, at most 2 ulp off; results under the smallest normal number are 0. CUDA C `exp2f`
@@ -57,7 +61,7 @@ instruction! {
             options(pure, nomem, nostack, preserves_flags));
         result
     } host {
-        flush(f64::from(flush(x)).exp2() as f32)
+        canonical(flush(f64::from(flush(x)).exp2() as f32))
     }
 
     /// `1 / x`, at most 1 ulp off. CUDA C `__fdividef(1, x)`.
@@ -67,7 +71,7 @@ instruction! {
             options(pure, nomem, nostack, preserves_flags));
         result
     } host {
-        flush(1.0 / flush(x))
+        canonical(flush(1.0 / flush(x)))
     }
 
     /// `1 / sqrt(x)`, relative error at most 2^-22.9. CUDA C `rsqrtf`.
@@ -79,6 +83,104 @@ instruction! {
     } host {
         let x = flush(x);
         // The reciprocal keeps the sign of a zero, which the square root in f64 does too.
-        (1.0 / f64::from(x).sqrt()) as f32
+        canonical((1.0 / f64::from(x).sqrt()) as f32)
+    }
+
+    /// `sqrt(x)`, relative error at most 2^-23. CUDA C `sqrtf` with fast maths.
+    "sqrt.approx.ftz.f32" => pub fn sqrt_approx(x: f32) -> f32 {
+        let result: f32;
+        asm!("sqrt.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
+            options(pure, nomem, nostack, preserves_flags));
+        result
+    } host {
+        canonical(flush(x).sqrt())
+    }
+
+    /// The logarithm to base 2, at most 2^-22 off for `x` between 0.5 and 2, elsewhere with a
+    /// relative error of at most 2^-22. CUDA C `__log2f`.
+    "lg2.approx.ftz.f32" => pub fn log2_approx(x: f32) -> f32 {
+        let result: f32;
+        asm!("lg2.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
+            options(pure, nomem, nostack, preserves_flags));
+        result
+    } host {
+        canonical(flush(f64::from(flush(x)).log2() as f32))
+    }
+
+    /// The hyperbolic tangent, relative error at most 2^-11; subnormal numbers stay what they are.
+    /// CUDA C `__tanhf`.
+    "tanh.approx.f32" => pub fn tanh_approx(x: f32) -> f32 {
+        let result: f32;
+        asm!("tanh.approx.f32 {}, {};", out(reg32) result, in(reg32) x,
+            options(pure, nomem, nostack, preserves_flags));
+        result
+    } host {
+        canonical(f64::from(x).tanh() as f32)
+    }
+
+    /// The sine of `x` radians, at most 2^-20.5 off within 2 pi of 0, 2^-14.7 within 100 pi. CUDA C
+    /// `__sinf`.
+    "sin.approx.ftz.f32" => pub fn sin_approx(x: f32) -> f32 {
+        let result: f32;
+        asm!("sin.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
+            options(pure, nomem, nostack, preserves_flags));
+        result
+    } host {
+        canonical(flush(f64::from(flush(x)).sin() as f32))
+    }
+
+    /// The cosine of `x` radians, at most 2^-20.5 off within 2 pi of 0, 2^-14.7 within 100 pi. CUDA
+    /// C `__cosf`.
+    "cos.approx.ftz.f32" => pub fn cos_approx(x: f32) -> f32 {
+        let result: f32;
+        asm!("cos.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
+            options(pure, nomem, nostack, preserves_flags));
+        result
+    } host {
+        canonical(flush(f64::from(flush(x)).cos() as f32))
+    }
+
+    /// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7), the lowest by the lowest hexadecimal
+    /// digit of `selector`; a digit of 8 and more repeats the sign of byte `digit - 8`. CUDA C
+    /// `__byte_perm`.
+    "prmt.b32" => pub fn byte_perm(a: u32, b: u32, selector: u32) -> u32 {
+        let result: u32;
+        asm!("prmt.b32 {}, {}, {}, {};", out(reg32) result,
+            in(reg32) a, in(reg32) b, in(reg32) selector,
+            options(pure, nomem, nostack, preserves_flags));
+        result
+    } host {
+        let bytes = (u64::from(b) << 32 | u64::from(a)).to_le_bytes();
+        let pick = |digit: usize| {
+            let control = (selector >> (4 * digit)) as usize;
+            let byte = bytes[control & 7];
+            if control & 8 == 0 { byte } else { (byte as i8 >> 7) as u8 }
+        };
+        u32::from_le_bytes([pick(0), pick(1), pick(2), pick(3)])
+    }
+}
+
+/// Any function of three bits, in all bits at once: bit `4 * a + 2 * b + c` of `LUT`, so that
+/// `LUT` is the function of `0xf0`, `0xcc` and `0xaa`.
+///
+/// PTX `lop3.b32`.
+#[inline(always)]
+pub fn lop3<const LUT: u8>(a: u32, b: u32, c: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let result: u32;
+        // SAFETY: one instruction on registers.
+        unsafe {
+            asm!("lop3.b32 {}, {}, {}, {}, {};", out(reg32) result,
+                in(reg32) a, in(reg32) b, in(reg32) c, const LUT,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        result
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let bit = |word: u32, i: u32| (word >> i & 1) as u8;
+        let function = |i| u32::from(LUT >> (4 * bit(a, i) + 2 * bit(b, i) + bit(c, i)) & 1);
+        (0..32).fold(0, |result, i| result | function(i) << i)
     }
 }

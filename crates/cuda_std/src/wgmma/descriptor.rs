@@ -50,7 +50,8 @@ pub struct KMajor;
 /// The elements of a column of A, or of a row of B, lie together. 16-bit elements alone:
 ///
 /// ```compile_fail,E0277
-/// use cuda_std::wgmma::{E4m3, MatrixDescriptor, MnMajor, Swizzle};
+/// use cuda_std::E4m3;
+/// use cuda_std::wgmma::{MatrixDescriptor, MnMajor, Swizzle};
 ///
 /// fn v(tile: cuda_std::Shared<E4m3>) -> MatrixDescriptor<E4m3, MnMajor> {
 ///     MatrixDescriptor::new(tile, 16, 1024, Swizzle::B128)

@@ -2,19 +2,10 @@
 
 #[cfg(target_arch = "nvptx64")]
 use super::descriptor::Major;
+use crate::{E4m3, E5m2};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use half::{bf16, f16};
-
-/// An 8-bit float: 4 bits of exponent, 3 of mantissa, no infinity.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct E4m3(pub u8);
-
-/// An 8-bit float: 5 bits of exponent, 2 of mantissa.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct E5m2(pub u8);
 
 /// What operands are made of: `f16` and `bf16` (k = 16), [`E4m3`] and [`E5m2`] (k = 32).
 pub trait Element: Copy {

@@ -44,7 +44,7 @@ mod in_flight;
 
 pub use accumulator::{Accumulator, column, row};
 pub use descriptor::{KMajor, Major, MatrixDescriptor, MnMajor, Swizzle};
-pub use element::{E4m3, E5m2, Element};
+pub use element::Element;
 pub use in_flight::{FragmentA, InFlight};
 
 #[cfg(target_arch = "nvptx64")]

@@ -1,7 +1,8 @@
 //! A launch's operands, by the oracle's own arithmetic, and its result in f64.
 
 use crate::layout::{Place, STEPS, swizzled};
-use cuda_std::wgmma::{E4m3, E5m2, Element, FragmentA, Major, Swizzle};
+use cuda_std::wgmma::{Element, FragmentA, Major, Swizzle};
+use cuda_std::{E4m3, E5m2};
 use half::{bf16, f16};
 
 /// An element as sign, exponent and mantissa.

@@ -10,9 +10,10 @@ use case::{Case, Float};
 use cuda_std::launch::{Body, DevicePtr, Geometry, KernelArg, Launch};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{
-    self, Accumulator, E4m3, E5m2, FragmentA, InFlight, KMajor, Major, MatrixDescriptor, MnMajor,
-    Swizzle, column, row,
+    self, Accumulator, FragmentA, InFlight, KMajor, Major, MatrixDescriptor, MnMajor, Swizzle,
+    column, row,
 };
+use cuda_std::{E4m3, E5m2};
 use half::{bf16, f16};
 use layout::{Place, STEPS};
 use simt::{Fault, FaultKind, Init, Memory};

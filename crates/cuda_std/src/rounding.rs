@@ -1,0 +1,130 @@
+//! Numbers of 8 and 16 bits from exact ones, rounded once. Host only.
+
+use half::{bf16, f16};
+
+/// A binary format of at most 16 bits: sign, exponent, fraction.
+pub(crate) struct Format {
+    /// Bits of the fraction.
+    pub fraction_bits: u32,
+    /// Exponent of the smallest normal number.
+    pub min_exponent: i32,
+    /// Code of the largest finite number.
+    pub max: u16,
+    /// Code of the infinity, if there is one.
+    pub infinity: Option<u16>,
+    /// Code that the device gives for NaN.
+    pub nan: u16,
+    /// The sign's bit.
+    pub sign: u16,
+}
+
+/// binary16.
+pub(crate) const F16: Format = Format {
+    fraction_bits: 10,
+    min_exponent: -14,
+    max: 0x7bff,
+    infinity: Some(0x7c00),
+    nan: 0x7fff,
+    sign: 0x8000,
+};
+
+/// bfloat16.
+pub(crate) const BF16: Format = Format {
+    fraction_bits: 7,
+    min_exponent: -126,
+    max: 0x7f7f,
+    infinity: Some(0x7f80),
+    nan: 0x7fff,
+    sign: 0x8000,
+};
+
+/// What a number between two others becomes, and one beyond the largest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    /// `.rn`: the nearest, of two the even one; infinity beyond the largest.
+    Nearest,
+    /// `.rz`: the one nearer to zero; infinity only from infinity.
+    Zero,
+    /// `.rn.satfinite`: the nearest, at most the largest.
+    NearestFinite,
+}
+
+impl Format {
+    /// The code of `x`.
+    pub fn round(&self, x: f64, rounding: Rounding) -> u16 {
+        if x.is_nan() {
+            return self.nan;
+        }
+        let magnitude = x.abs();
+        let overflow = match (rounding, self.infinity) {
+            (Rounding::Nearest, Some(infinity)) => infinity,
+            (Rounding::Zero, Some(infinity)) if magnitude.is_infinite() => infinity,
+            _ => self.max,
+        };
+        // A number is `units` of the last place; a subnormal one has the exponent of a normal one.
+        let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(self.min_exponent);
+        let units = magnitude / power_of_two(exponent - self.fraction_bits as i32);
+        let units = match rounding {
+            Rounding::Zero => units.trunc(),
+            Rounding::Nearest | Rounding::NearestFinite => units.round_ties_even(),
+        };
+        // `units` has the leading one that the code has not: it counts the exponent up, and so does
+        // a carry.
+        let binade = ((exponent - self.min_exponent) as u64) << self.fraction_bits;
+        let code = binade.saturating_add(units as u64);
+        let code = if code > u64::from(self.max) { overflow } else { code as u16 };
+        if x.is_sign_negative() { code | self.sign } else { code }
+    }
+
+    /// The number of `code`, which is finite.
+    pub fn value(&self, code: u16) -> f64 {
+        let magnitude = code & !self.sign;
+        let fraction = magnitude & ((1 << self.fraction_bits) - 1);
+        let exponent_field = i32::from(magnitude >> self.fraction_bits);
+        let leading = u16::from(exponent_field > 0) << self.fraction_bits;
+        let exponent = self.min_exponent + (exponent_field - 1).max(0);
+        let units = f64::from(leading + fraction);
+        let value = units * power_of_two(exponent - self.fraction_bits as i32);
+        if code & self.sign != 0 { -value } else { value }
+    }
+}
+
+fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((1023 + exponent) as u64) << 52)
+}
+
+/// `x` as f16, NaN as the device's.
+pub(crate) fn to_f16(x: f64, rounding: Rounding) -> f16 {
+    f16::from_bits(F16.round(x, rounding))
+}
+
+/// `x` as bf16, NaN as the device's.
+pub(crate) fn to_bf16(x: f64, rounding: Rounding) -> bf16 {
+    bf16::from_bits(BF16.round(x, rounding))
+}
+
+/// `a * b + c`, of which the product is exact, rounded to odd: what is lost leaves its mark in the
+/// last bit, so that rounding once more, to at most 51 bits, gives what one rounding gives.
+pub(crate) fn fma_to_odd([a, b, c]: [f64; 3]) -> f64 {
+    let product = a * b;
+    let sum = product + c;
+    let product_in_sum = sum - c;
+    let lost = (product - product_in_sum) + (c - (sum - product_in_sum));
+    if lost == 0.0 || !sum.is_finite() || sum.to_bits() & 1 == 1 {
+        sum
+    } else if lost > 0.0 {
+        sum.next_up()
+    } else {
+        sum.next_down()
+    }
+}
+
+/// The larger operand: of two zeros the positive one, the other one if one is NaN.
+pub(crate) fn max([a, b]: [f64; 2]) -> f64 {
+    if a == b && a.is_sign_negative() { b } else { a.max(b) }
+}
+
+/// The smaller operand: of two zeros the negative one, the other one if one is NaN.
+pub(crate) fn min([a, b]: [f64; 2]) -> f64 {
+    if a == b && b.is_sign_negative() { b } else { a.min(b) }
+}
