@@ -13,7 +13,7 @@ usage: cargo xtask COMMAND
   setup                   fetch what is missing: Rust's library source and the default model
   demo                    set up, build, and let the default model answer
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
-  ptxas                   assemble every kernel for every target; spills, stack and warnings fail
+  ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   random-model NAME OUT   write a Hugging Face directory with random weights: ";
 
 fn main() -> ExitCode {
