@@ -1,11 +1,10 @@
-//! Bulk copies, and copies of boxes of tensors, against copies of one element at a time.
+//! Bulk copies, and the groups that end them.
 
 mod words;
 
 use cuda_std::bulk::CacheHint;
-use cuda_std::launch::{DevicePtr, Geometry, Launch};
+use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
 use simt::{Init, Memory};
 
 /// Orders that each kernel is run in.
@@ -14,8 +13,8 @@ const SEEDS: u64 = 8;
 /// Threads of a block.
 const THREADS: u32 = 32;
 
-fn geometry(blocks: u32) -> Geometry {
-    Geometry { grid: [blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 32 << 10 }
+fn geometry() -> Geometry {
+    Geometry { grid: [1, 1, 1], block: [THREADS, 1, 1], shared_bytes: 32 << 10 }
 }
 
 /// Copies `bytes` of `x` to shared memory, and all of that, 1,024 words that were 7, to `out`.
@@ -54,7 +53,7 @@ fn a_bulk_load_moves_its_bytes_alone() {
             let x: Vec<u32> = (0..4 + len as u32).map(|i| 1_000_000 + i).collect();
             let from = DevicePtr::new(words::alloc(&mut memory, "x", &x));
             let out = memory.alloc("out", Init::Poisoned(4096));
-            let launch = load_bytes::launch(geometry(1), 4 * len as u32, from, DevicePtr::new(out));
+            let launch = load_bytes::launch(geometry(), 4 * len as u32, from, DevicePtr::new(out));
             launch.emulate(&mut memory, seed).unwrap();
             let mut want = [7; 1024];
             want[8..8 + len].copy_from_slice(&x[4..]);
@@ -106,312 +105,10 @@ fn groups_of_bulk_stores_are_waited_for() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 96));
         let sum = memory.alloc("sum", Init::Poisoned(8));
-        let launch = store_rows::launch(geometry(1), DevicePtr::new(out), DevicePtr::new(sum));
+        let launch = store_rows::launch(geometry(), DevicePtr::new(out), DevicePtr::new(sum));
         launch.emulate(&mut memory, seed).unwrap();
         assert_eq!(words::read(&memory, out, 96), want);
         let sums = [want[..32].iter().sum(), want[32..].iter().sum::<u32>()];
         assert_eq!(words::read(&memory, sum, 2), sums);
-    }
-}
-
-/// How a kernel of [`boxes`] moves the box at `coords`.
-const LOAD: u32 = 0;
-const STORE: u32 = 1;
-const REDUCE_ADD: u32 = 2;
-
-/// Kernels that load a box of `bytes` to `words`, or store it or add it from there.
-macro_rules! boxes {
-    ($name:ident, [$($coord:ident),+], $load:ident, $store:ident, $add:ident) => {
-        #[kernel(launch_bounds(THREADS), instances($load = <0>, $store = <1>, $add = <2>))]
-        unsafe fn $name<const HOW: u32>(
-            bytes: u32,
-            map: TensorMap,
-            $($coord: i32,)+
-            words: GlobalMut<u32>
-        ) {
-            // SAFETY: a box of `bytes`, and a barrier.
-            unsafe {
-                let barrier = Mbarrier::new(shared_array![u64; 1]);
-                let smem: Shared<u32> = dynamic_shared_mem();
-                let lane = warp::lane_id();
-                map.prefetch();
-                if HOW == LOAD {
-                    if lane == 0 {
-                        barrier.init(1);
-                        fence::mbarrier_init();
-                    }
-                    thread::sync_threads();
-                    if lane == 0 {
-                        barrier.arrive_expect_tx(bytes);
-                        let hint = CacheHint::EvictLast;
-                        bulk::tensor_load(smem, map, [$($coord),+], barrier, hint);
-                    }
-                    barrier.wait(0);
-                }
-                let mut i = lane;
-                while i < bytes / 4 {
-                    if HOW == LOAD {
-                        words.set(i as usize, smem.get(i));
-                    } else {
-                        smem.set(i, words.get(i as usize));
-                    }
-                    i += THREADS;
-                }
-                if HOW != LOAD {
-                    fence::proxy_async_shared();
-                    thread::sync_threads();
-                    if lane == 0 {
-                        if HOW == STORE {
-                            bulk::tensor_store(map, [$($coord),+], smem);
-                        } else {
-                            bulk::tensor_reduce_add(map, [$($coord),+], smem);
-                        }
-                        bulk::commit_group();
-                        bulk::wait_group::<0>();
-                    }
-                }
-            }
-        }
-    };
-}
-
-boxes!(box_1d, [a], load_1d, store_1d, reduce_add_1d);
-boxes!(box_2d, [a, b], load_2d, store_2d, reduce_add_2d);
-boxes!(box_3d, [a, b, c], load_3d, store_3d, reduce_add_3d);
-boxes!(box_4d, [a, b, c, d], load_4d, store_4d, reduce_add_4d);
-
-/// The launch that moves the box at `at` between the tensor and `words`.
-fn launch(
-    how: u32,
-    blocks: u32,
-    map: TensorMapPtr,
-    spec: &TensorMapSpec,
-    at: &[i32],
-    words: u64,
-) -> Launch {
-    let (geometry, words) = (geometry(blocks), DevicePtr::new(words));
-    let bytes = spec.box_bytes() as u32;
-    macro_rules! launch {
-        ($name:ident, $load:ident, $store:ident, $add:ident, $($coord:expr),+) => {{
-            let instances = [$name::Instance::$load, $name::Instance::$store, $name::Instance::$add];
-            $name::launch(instances[how as usize], geometry, bytes, map, $($coord,)+ words)
-        }};
-    }
-    match *at {
-        [a] => launch!(box_1d, load_1d, store_1d, reduce_add_1d, a),
-        [a, b] => launch!(box_2d, load_2d, store_2d, reduce_add_2d, a, b),
-        [a, b, c] => launch!(box_3d, load_3d, store_3d, reduce_add_3d, a, b, c),
-        [a, b, c, d] => launch!(box_4d, load_4d, store_4d, reduce_add_4d, a, b, c, d),
-        _ => unreachable!("boxes of 1 to 4 dimensions"),
-    }
-}
-
-/// Where every element of the box at `at` is, in bytes: in shared memory, and in the tensor or `None`
-/// outside of it.
-fn elements(spec: &TensorMapSpec, at: &[i32]) -> Vec<(usize, Option<usize>)> {
-    let size = spec.element.size_bytes();
-    let mut index = vec![0; at.len()];
-    let mut elements = Vec::new();
-    for linear in 0..spec.box_dims.iter().product::<u32>() {
-        let mut rest = linear;
-        for (index, &dim) in index.iter_mut().zip(&spec.box_dims) {
-            *index = i64::from(rest % dim);
-            rest /= dim;
-        }
-        let mut global = Some(0);
-        for (axis, &index) in index.iter().enumerate() {
-            let stride = if axis == 0 { size } else { spec.strides_bytes[axis - 1] };
-            let place = index + i64::from(at[axis]);
-            let inside = (0..spec.dims[axis] as i64).contains(&place);
-            global = global.filter(|_| inside).map(|sum| sum + place as u64 * stride);
-        }
-        let shared = swizzled(spec.swizzle, u64::from(linear) * size);
-        elements.push((shared as usize, global.map(|offset| offset as usize)));
-    }
-    elements
-}
-
-/// Where a byte of a box is: of lines of 128 bytes, in eight chunks of 16, the chunks are exchanged.
-/// 128 bytes: by the line's number modulo 8; 64 bytes: the chunks of a half, modulo 4, which changes
-/// every 2 rows of 64 bytes; 32 bytes: those of a pair, modulo 2.
-fn swizzled(swizzle: Swizzle, offset: u64) -> u64 {
-    let (line, chunk, byte) = (offset / 128, offset / 16 % 8, offset % 16);
-    let chunk = match swizzle {
-        Swizzle::None => chunk,
-        Swizzle::B32 => chunk / 2 * 2 + (chunk + line) % 2,
-        Swizzle::B64 => chunk / 4 * 4 + ((chunk % 4) ^ (line % 4)),
-        Swizzle::B128 => chunk ^ (line % 8),
-    };
-    line * 128 + chunk * 16 + byte
-}
-
-/// Bytes that a tensor takes, from its first element to its last, and 32 more.
-fn tensor_bytes(spec: &TensorMapSpec) -> usize {
-    let outer = spec.strides_bytes.iter().zip(&spec.dims[1..]);
-    let last: u64 = outer.map(|(stride, dim)| stride * (dim - 1)).sum();
-    (last + spec.dims[0] * spec.element.size_bytes() + 32) as usize
-}
-
-fn spec(
-    element: Element,
-    swizzle: Swizzle,
-    dims: &[u64],
-    strides_bytes: &[u64],
-    box_dims: &[u32],
-) -> TensorMapSpec {
-    let (dims, strides_bytes, box_dims) =
-        (dims.to_vec(), strides_bytes.to_vec(), box_dims.to_vec());
-    TensorMapSpec { address: 0, element, dims, strides_bytes, box_dims, swizzle }
-}
-
-/// Boxes of every rank, element and swizzle, with the corners that they are moved at: inside, over
-/// each edge, and outside altogether.
-fn cases() -> Vec<(TensorMapSpec, Vec<Vec<i32>>)> {
-    use Element::*;
-    use Swizzle::{B32, B64, B128};
-    vec![
-        (
-            spec(F32, Swizzle::None, &[100], &[], &[32]),
-            vec![vec![0], vec![-3], vec![90], vec![100]],
-        ),
-        (spec(U8, Swizzle::None, &[300], &[], &[256]), vec![vec![17], vec![-255], vec![-256]]),
-        (
-            spec(F16, B128, &[200, 40], &[416], &[64, 32]),
-            vec![vec![0, 0], vec![64, 8], vec![150, 20], vec![-5, -7], vec![0, 40], vec![199, 39]],
-        ),
-        (spec(Bf16, B64, &[64, 33], &[128], &[32, 24]), vec![vec![32, 16], vec![33, 9]]),
-        (spec(U16, B32, &[48, 20], &[96], &[16, 20]), vec![vec![16, 0], vec![40, -2]]),
-        (
-            spec(U32, B128, &[32, 9, 5], &[144, 1312], &[32, 4, 3]),
-            vec![vec![0, 3, 1], vec![-16, 7, 3], vec![0, -4, 0]],
-        ),
-        // A dimension further out with the smaller stride: heads behind tokens.
-        (
-            spec(F16, B128, &[64, 10, 3, 2], &[384, 128, 3840], &[64, 8, 1, 2]),
-            vec![vec![0, 0, 2, 0], vec![0, 5, 1, 0], vec![-8, -1, 0, 1]],
-        ),
-        (spec(U64, B128, &[16, 3, 2, 2], &[128, 384, 768], &[16, 2, 2, 2]), vec![vec![0, 1, 0, 1]]),
-    ]
-}
-
-/// A buffer of the tensor, with these bytes, and one of its map.
-fn place(memory: &mut Memory, spec: &mut TensorMapSpec, bytes: &[u8]) -> TensorMapPtr {
-    spec.address = memory.alloc("tensor", Init::Bytes(bytes));
-    spec.check().unwrap();
-    TensorMapPtr(memory.alloc("map", Init::Bytes(&spec.emulated())))
-}
-
-/// Bytes of which no two neighbours are equal, none zero.
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
-    (0..len).map(|i| (1 + (i * 37 + i / 251 * 11 + seed) % 255) as u8).collect()
-}
-
-#[test]
-fn a_loaded_box_is_swizzled_and_zero_outside_of_the_tensor() {
-    for (mut spec, corners) in cases() {
-        let tensor = pattern(tensor_bytes(&spec), 0);
-        let size = spec.element.size_bytes() as usize;
-        for (at, seed) in corners.iter().flat_map(|at| (0..SEEDS).map(move |seed| (at, seed))) {
-            let mut memory = Memory::new();
-            let map = place(&mut memory, &mut spec, &tensor);
-            let out = memory.alloc("out", Init::Poisoned(spec.box_bytes() as usize));
-            launch(LOAD, 1, map, &spec, at, out).emulate(&mut memory, seed).unwrap();
-            let mut got = vec![0; spec.box_bytes() as usize];
-            memory.read(out, &mut got).unwrap();
-            let mut want = vec![0; got.len()];
-            for (shared, global) in elements(&spec, at) {
-                if let Some(global) = global {
-                    want[shared..shared + size].copy_from_slice(&tensor[global..global + size]);
-                }
-            }
-            assert_eq!(got, want, "{spec:?} at {at:?}");
-        }
-    }
-}
-
-#[test]
-fn a_stored_box_changes_what_is_inside_of_the_tensor_alone() {
-    for (mut spec, corners) in cases() {
-        let tensor = pattern(tensor_bytes(&spec), 0);
-        let source = pattern(spec.box_bytes() as usize, 100);
-        let size = spec.element.size_bytes() as usize;
-        for (at, seed) in corners.iter().flat_map(|at| (0..SEEDS).map(move |seed| (at, seed))) {
-            let mut memory = Memory::new();
-            let map = place(&mut memory, &mut spec, &tensor);
-            let from = memory.alloc("from", Init::Bytes(&source));
-            launch(STORE, 1, map, &spec, at, from).emulate(&mut memory, seed).unwrap();
-            let mut got = vec![0; tensor.len()];
-            memory.read(spec.address, &mut got).unwrap();
-            let mut want = tensor.clone();
-            for (shared, global) in elements(&spec, at) {
-                if let Some(global) = global {
-                    want[global..global + size].copy_from_slice(&source[shared..shared + size]);
-                }
-            }
-            assert_eq!(got, want, "{spec:?} at {at:?}");
-        }
-    }
-}
-
-/// Small whole numbers as elements: sums of them are exact in every type.
-fn numbers(element: Element, len: usize, seed: usize) -> Vec<u8> {
-    let number = |i: usize| (i * 7 + seed) % 30;
-    let bytes = |i: usize| -> Vec<u8> {
-        match element {
-            Element::F32 => (number(i) as f32).to_le_bytes().to_vec(),
-            Element::F16 => half::f16::from_f32(number(i) as f32).to_le_bytes().to_vec(),
-            Element::Bf16 => half::bf16::from_f32(number(i) as f32).to_le_bytes().to_vec(),
-            Element::U32 => (number(i) as u32).to_le_bytes().to_vec(),
-            other => unreachable!("{other:?} is not added"),
-        }
-    };
-    (0..len).flat_map(bytes).collect()
-}
-
-/// An element as a number.
-fn value(element: Element, bytes: &[u8]) -> f32 {
-    match element {
-        Element::F32 => f32::from_le_bytes(bytes.try_into().unwrap()),
-        Element::F16 => half::f16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
-        Element::Bf16 => half::bf16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
-        Element::U32 => u32::from_le_bytes(bytes.try_into().unwrap()) as f32,
-        other => unreachable!("{other:?} is not added"),
-    }
-}
-
-#[test]
-fn blocks_add_boxes_to_the_same_elements() {
-    const BLOCKS: u32 = 3;
-    let cases = [
-        (spec(Element::F32, Swizzle::None, &[100], &[], &[32]), vec![80]),
-        (spec(Element::F16, Swizzle::B128, &[72, 12], &[144], &[64, 8]), vec![16, -2]),
-        (spec(Element::Bf16, Swizzle::B64, &[32, 3, 4], &[64, 192], &[32, 2, 2]), vec![0, 2, 1]),
-        (
-            spec(Element::U32, Swizzle::B32, &[8, 2, 3, 2], &[32, 64, 192], &[8, 2, 2, 2]),
-            vec![0; 4],
-        ),
-    ];
-    for (mut spec, at) in cases {
-        let (element, size) = (spec.element, spec.element.size_bytes() as usize);
-        let tensor = numbers(element, tensor_bytes(&spec) / size, 0);
-        let source = numbers(element, spec.box_bytes() as usize / size, 3);
-        for seed in 0..SEEDS {
-            let mut memory = Memory::new();
-            let map = place(&mut memory, &mut spec, &tensor);
-            let from = memory.alloc("from", Init::Bytes(&source));
-            launch(REDUCE_ADD, BLOCKS, map, &spec, &at, from).emulate(&mut memory, seed).unwrap();
-            let mut got = vec![0; tensor.len()];
-            memory.read(spec.address, &mut got).unwrap();
-            let of = |bytes: &[u8], at: usize| value(element, &bytes[at..at + size]);
-            let mut want: Vec<f32> =
-                (0..tensor.len() / size).map(|i| of(&tensor, i * size)).collect();
-            for (shared, global) in elements(&spec, &at) {
-                if let Some(global) = global {
-                    want[global / size] += BLOCKS as f32 * of(&source, shared);
-                }
-            }
-            let got: Vec<f32> = (0..want.len()).map(|i| of(&got, i * size)).collect();
-            assert_eq!(got, want, "{spec:?}");
-        }
     }
 }
