@@ -81,7 +81,7 @@ pub type Accumulator = [f32; 4];
 /// A lane's four elements of C or D `[16, 8]` in f16, two to a word.
 pub type AccumulatorF16 = [u32; 2];
 
-/// An element of A and B with sums in f32: [`f16`] or [`bf16`].
+/// An element of A and B with sums in f32: `f16` or `bf16`.
 pub trait Multiplicand: Copy {
     /// See [`m16n8k16`].
     fn m16n8k16(a: FragmentA<Self>, b: FragmentB<Self>, c: Accumulator) -> Accumulator;

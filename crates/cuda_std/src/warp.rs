@@ -149,7 +149,7 @@ instruction! {
     "shfl.sync.bfly.b32" => fn shuffle_xor_word(mask: u32, value: u32, lane_mask: u32) -> u32 {
         shfl_bfly(mask, value, lane_mask, LAST_LANE)
     } host {
-        emulated::shuffle("shfl.sync.bfly.b32", mask, value, lane_id() ^ lane_mask % WARP_SIZE)
+        emulated::shuffle("shfl.sync.bfly.b32", mask, value, (lane_id() ^ lane_mask) % WARP_SIZE)
     }
 
     "shfl.sync.idx.b32" => fn shuffle_idx_word(mask: u32, value: u32, lane: u32) -> u32 {

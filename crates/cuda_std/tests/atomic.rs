@@ -213,7 +213,7 @@ unsafe fn floats(out: GlobalMut<f32>) {
             smem.set(0, out.get(1));
             smem.fetch_add(0, 1e-40, Order::Relaxed, Scope::Block);
             out.set(2, smem.get(0));
-            out.set(3, out.fetch_add(1, -1e-40, Order::Relaxed, Scope::Gpu));
+            out.set(3, out.fetch_add(1, -2e-40, Order::Relaxed, Scope::Gpu));
             out.fetch_add(4, f32::INFINITY, Order::Relaxed, Scope::Gpu);
             out.fetch_add(5, 0.25, Order::Relaxed, Scope::Gpu);
         }

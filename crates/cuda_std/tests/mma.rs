@@ -29,7 +29,7 @@ impl Problem {
         let mut state = seed;
         let mut number = || {
             let digits = bits(&mut state) as i64 % (1 << digits);
-            let sign = if bits(&mut state) % 2 == 0 { 1.0 } else { -1.0 };
+            let sign = if bits(&mut state) & 1 == 0 { 1.0 } else { -1.0 };
             sign * digits as f64 * 2f64.powi(bits(&mut state) as i32 % 16 - 18)
         };
         Problem {

@@ -32,7 +32,7 @@ fn run<const RESULTS: usize>(
 
 /// Values in which lanes repeat each other, of both signs.
 fn values() -> Vec<u32> {
-    (0..THREADS).map(|i| (i % 5).wrapping_mul(0x9e37_79b9) ^ i / 32).collect()
+    (0..THREADS).map(|i| (i % 5).wrapping_mul(0x9e37_79b9) ^ (i / 32)).collect()
 }
 
 /// Writes a thread's results.
