@@ -16,7 +16,7 @@ fn is_nearest(got: u16, exact: i128, value: impl Fn(u16) -> Option<i128>) -> boo
     let Some(distance) = value(got).map(|value| (value - exact).abs()) else { return false };
     [got.wrapping_sub(1), got + 1].into_iter().filter_map(value).all(|neighbour| {
         let other = (neighbour - exact).abs();
-        other > distance || other == distance && got % 2 == 0
+        other > distance || other == distance && got.is_multiple_of(2)
     })
 }
 

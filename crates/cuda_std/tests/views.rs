@@ -1,8 +1,8 @@
 //! Views of global and shared memory: every element, every width, one access each.
 
-use cuda_std::Element;
 use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
+use cuda_std::{Bf16x2, E4m3, E5m2x2, Element, F16x2};
 use half::{bf16, f16};
 use simt::{Fault, FaultKind, Init, Memory, Report};
 
@@ -24,6 +24,8 @@ const GEOMETRY: Geometry = Geometry { grid: [1, 1, 1], block: [1, 1, 1], shared_
         i32_1 = <i32, 1, 0>, i32_4 = <i32, 4, 0>,
         f32_1 = <f32, 1, 0>, f32_2 = <f32, 2, 0>, f32_4 = <f32, 4, 0>,
         u64_1 = <u64, 1, 0>, u64_2 = <u64, 2, 0>,
+        e4m3_16 = <E4m3, 16, 0>, e5m2x2_2 = <E5m2x2, 2, 0>, f16x2_1 = <F16x2, 1, 0>,
+        f16x2_4 = <F16x2, 4, 0>, bf16x2_2 = <Bf16x2, 2, 0>,
         u8_2_skewed = <u8, 2, 1>, f16_2_skewed = <f16, 2, 1>, f16_4_skewed = <f16, 4, 2>,
         f32_4_skewed = <f32, 4, 2>, u64_2_skewed = <u64, 2, 1>
     )
@@ -97,6 +99,11 @@ fn every_width_of_every_element_is_one_access() {
         ("f32_4", 16),
         ("u64_1", 8),
         ("u64_2", 16),
+        ("e4m3_16", 16),
+        ("e5m2x2_2", 4),
+        ("f16x2_1", 4),
+        ("f16x2_4", 16),
+        ("bf16x2_2", 8),
     ];
     assert_eq!(vectors_of, want);
 }
