@@ -1,6 +1,9 @@
 //! The sixteen barriers of a block (`bar.sync`, `bar.arrive`).
 
-use crate::clock::{Clock, Knowledge, join_block};
+use crate::clock::{Clock, Knowledge, WARP_SIZE, join_block};
+use crate::fault::FaultKind;
+use crate::machine::{At, Machine};
+use crate::point::Point;
 
 /// Barriers of a block.
 pub(crate) const NUM_BARRIERS: usize = 16;
@@ -80,5 +83,63 @@ impl Barrier {
                 format!("waits at bar.sync {id}, which {count} of {wanted} threads have reached")
             }
         }
+    }
+}
+
+impl Machine {
+    /// The thread comes to barrier `id`, where `wanted` threads meet (all, if `None`); whether it
+    /// can go on.
+    pub fn bar_sync(
+        &mut self,
+        id: u32,
+        wanted: Option<u32>,
+        location: At,
+    ) -> Result<bool, FaultKind> {
+        let (place, thread) = self.current;
+        check_barrier(id, wanted)?;
+        let wanted = wanted.map(|wanted| wanted as usize);
+        let block = &mut self.blocks[place];
+        block.barriers[id as usize].wait(thread, wanted).map_err(FaultKind::Invalid)?;
+        let woken = self.complete_barrier(id);
+        if woken.is_empty() {
+            self.wait(Point::Barrier(id), location);
+        }
+        let is_last = !woken.is_empty();
+        self.wake(place, woken.into_iter().filter(|&other| other != thread));
+        Ok(is_last)
+    }
+
+    /// The thread comes to barrier `id` of `wanted` threads, and goes on.
+    pub fn bar_arrive(&mut self, id: u32, wanted: u32) -> Result<(), FaultKind> {
+        let (place, thread) = self.current;
+        check_barrier(id, Some(wanted))?;
+        let knowledge = self.clock().release(thread);
+        let barrier = &mut self.blocks[place].barriers[id as usize];
+        barrier.arrive(knowledge, wanted as usize).map_err(FaultKind::Invalid)?;
+        let woken = self.complete_barrier(id);
+        self.wake(place, woken);
+        Ok(())
+    }
+
+    /// The threads that wait at barrier `id`, if all have come.
+    fn complete_barrier(&mut self, id: u32) -> Vec<usize> {
+        let place = self.current.0;
+        let block = &mut self.blocks[place];
+        let live = block.live;
+        block.barriers[id as usize].complete(live, &mut self.clocks[place]).unwrap_or_default()
+    }
+}
+
+fn check_barrier(id: u32, wanted: Option<u32>) -> Result<(), FaultKind> {
+    if id as usize >= NUM_BARRIERS {
+        let why = format!("barrier {id}: a block has {NUM_BARRIERS}");
+        return Err(FaultKind::Invalid(why));
+    }
+    match wanted {
+        Some(wanted) if wanted == 0 || !wanted.is_multiple_of(WARP_SIZE as u32) => {
+            let why = format!("a barrier of {wanted} threads: expected whole warps");
+            Err(FaultKind::Invalid(why))
+        }
+        _ => Ok(()),
     }
 }

@@ -231,48 +231,6 @@ impl Machine {
         spins
     }
 
-    /// The thread comes to barrier `id`, where `wanted` threads meet (all, if `None`); whether it
-    /// can go on.
-    pub fn bar_sync(
-        &mut self,
-        id: u32,
-        wanted: Option<u32>,
-        location: At,
-    ) -> Result<bool, FaultKind> {
-        let (place, thread) = self.current;
-        check_barrier(id, wanted)?;
-        let wanted = wanted.map(|wanted| wanted as usize);
-        let block = &mut self.blocks[place];
-        block.barriers[id as usize].wait(thread, wanted).map_err(FaultKind::Invalid)?;
-        let woken = self.complete_barrier(id);
-        if woken.is_empty() {
-            self.wait(Point::Barrier(id), location);
-        }
-        let is_last = !woken.is_empty();
-        self.wake(place, woken.into_iter().filter(|&other| other != thread));
-        Ok(is_last)
-    }
-
-    /// The thread comes to barrier `id` of `wanted` threads, and goes on.
-    pub fn bar_arrive(&mut self, id: u32, wanted: u32) -> Result<(), FaultKind> {
-        let (place, thread) = self.current;
-        check_barrier(id, Some(wanted))?;
-        let knowledge = self.clock().release(thread);
-        let barrier = &mut self.blocks[place].barriers[id as usize];
-        barrier.arrive(knowledge, wanted as usize).map_err(FaultKind::Invalid)?;
-        let woken = self.complete_barrier(id);
-        self.wake(place, woken);
-        Ok(())
-    }
-
-    /// The threads that wait at barrier `id`, if all have come.
-    fn complete_barrier(&mut self, id: u32) -> Vec<usize> {
-        let place = self.current.0;
-        let block = &mut self.blocks[place];
-        let live = block.live;
-        block.barriers[id as usize].complete(live, &mut self.clocks[place]).unwrap_or_default()
-    }
-
     /// The thread reaches a collective of its warp; `None` if it has to wait for other lanes.
     pub fn meet_warp(
         &mut self,
@@ -320,20 +278,5 @@ impl Machine {
             self.report.bank_conflicts += self.block().remaining_conflicts();
         }
         Ok(())
-    }
-}
-
-fn check_barrier(id: u32, wanted: Option<u32>) -> Result<(), FaultKind> {
-    let num_barriers = crate::barrier::NUM_BARRIERS;
-    if id as usize >= num_barriers {
-        let why = format!("barrier {id}: a block has {num_barriers}");
-        return Err(FaultKind::Invalid(why));
-    }
-    match wanted {
-        Some(wanted) if wanted == 0 || !wanted.is_multiple_of(WARP_SIZE as u32) => {
-            let why = format!("a barrier of {wanted} threads: expected whole warps");
-            Err(FaultKind::Invalid(why))
-        }
-        _ => Ok(()),
     }
 }
