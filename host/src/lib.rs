@@ -37,6 +37,7 @@ pub mod exec;
 mod files;
 pub mod model;
 pub mod plan;
+pub mod profile;
 pub mod ptx;
 pub mod text;
 pub mod weights;

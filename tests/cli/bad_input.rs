@@ -38,6 +38,9 @@ fn rejects_wrong_arguments() {
     refuses(&["generate", "-m", LLAMA, "-p", "a", "--system", "b"], "--chat");
     refuses(&["generate", "--nonsense"], "--nonsense");
     refuses(&["nonsense"], "nonsense");
+    refuses(&["bench", "kernels"], "--op");
+    refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,0,3"], "three numbers over 0");
+    refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,2"], "three numbers over 0");
 }
 
 #[test]

@@ -61,6 +61,12 @@ impl From<TextError> for Failure {
     }
 }
 
+impl From<ExecError> for Failure {
+    fn from(error: ExecError) -> Self {
+        EngineError::from(error).into()
+    }
+}
+
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         match error {

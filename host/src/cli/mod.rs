@@ -1,5 +1,6 @@
 //! The command line: a command a file.
 
+mod bench;
 mod chat;
 mod doctor;
 mod failure;
@@ -39,6 +40,9 @@ enum Command {
     Perplexity(perplexity::Args),
     /// Turn a text into token ids.
     Tokenize(tokenize::Args),
+    /// Time the GPU kernels.
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Look at the GPU kernels.
     #[command(subcommand)]
     Ptx(ptx::Command),
@@ -55,6 +59,7 @@ pub fn main() -> ExitCode {
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
+        Command::Bench(command) => bench::run(&command),
         Command::Ptx(command) => ptx::run(&command),
         Command::Doctor => doctor::run(),
     });

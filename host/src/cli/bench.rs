@@ -1,0 +1,101 @@
+//! `halfwarp bench`.
+
+use super::{failure::Failure, terminal};
+use clap::{Subcommand, ValueEnum};
+use halfwarp::exec::cuda;
+use halfwarp::plan::Dtype;
+use halfwarp::profile::gemm::{self, BenchError, Shape};
+use std::str::FromStr;
+
+/// The commands of `halfwarp bench`.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Time a kernel at the shapes of real models, each verified first.
+    Kernels(KernelsArgs),
+}
+
+/// Arguments of `halfwarp bench kernels`.
+#[derive(clap::Args)]
+pub struct KernelsArgs {
+    /// The operation
+    #[arg(long, value_enum)]
+    op: Op,
+    /// Type of the operands
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Type,
+    /// A shape instead of all: C[M, N] = A[M, K] * B[N, K]^T; again for more
+    #[arg(long = "shape", value_name = "M,N,K")]
+    shapes: Vec<ShapeArg>,
+    /// The GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu: usize,
+    /// Print a JSON object a line
+    #[arg(long)]
+    jsonl: bool,
+}
+
+/// Operations that can be timed.
+#[derive(Clone, Copy, ValueEnum)]
+enum Op {
+    /// Linear layers
+    Gemm,
+}
+
+/// Types of operands.
+#[derive(Clone, Copy, ValueEnum)]
+enum Type {
+    F32,
+}
+
+#[derive(Clone, Copy)]
+struct ShapeArg(Shape);
+
+impl FromStr for ShapeArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let sizes: Option<Vec<usize>> = text.split(',').map(|size| size.parse().ok()).collect();
+        match sizes.as_deref() {
+            Some(&[m, n, k]) if m > 0 && n > 0 && k > 0 => Ok(ShapeArg(Shape { m, n, k })),
+            _ => Err("expected three numbers over 0, such as 512,9728,896".to_owned()),
+        }
+    }
+}
+
+/// Prints what is asked for.
+pub fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Kernels(args) => kernels(args),
+    }
+}
+
+fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
+    cuda::free_memory(args.gpu)?;
+    let Op::Gemm = args.op;
+    let Type::F32 = args.dtype;
+    let given: Vec<Shape> = args.shapes.iter().map(|shape| shape.0).collect();
+    if !args.jsonl {
+        terminal::print(&format!(
+            "{:>6} {:>7} {:>6} {:>10} {:>8} {:>7} {:>9}\n",
+            "M", "N", "K", "us", "TFLOP/s", "GB/s", "error"
+        ))?;
+    }
+    for shape in if given.is_empty() { gemm::shapes() } else { given } {
+        let row = gemm::measure(args.gpu, shape, Dtype::F32).map_err(failure)?;
+        let line = if args.jsonl {
+            serde_json::json!(row).to_string()
+        } else {
+            let gemm::Row { m, n, k, us, tflops, gbs, error, .. } = row;
+            format!("{m:>6} {n:>7} {k:>6} {us:>10.2} {tflops:>8.1} {gbs:>7.0} {error:>9.1e}")
+        };
+        terminal::print(&(line + "\n"))?;
+    }
+    Ok(())
+}
+
+fn failure(error: BenchError) -> Failure {
+    match error {
+        BenchError::Exec(error) => error.into(),
+        wrong => Failure::Environment(wrong.to_string()),
+    }
+}

@@ -1,0 +1,262 @@
+//! GEMM on a GPU, timed as the peers are.
+//!
+//! The output of a call is verified first. Then the calls stand one after the other in one CUDA graph and rotate over
+//! enough copies of the weight and the input that memory is read and not the L2 cache; a time is the median of several
+//! timed replays, less that of the same graph with one call; inputs are random.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+use serde::Serialize;
+
+use crate::exec::cuda::CudaExecutor;
+use crate::exec::{ExecError, Executor, PreparedPlan, Want, WeightSource};
+use crate::plan::{
+    Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
+    View, Weight, WeightPart,
+};
+
+/// `C[m, n] = A[m, k] * B[n, k]^T`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows of the input: tokens.
+    pub m: usize,
+    /// Rows of the weight.
+    pub n: usize,
+    /// Columns of both.
+    pub k: usize,
+}
+
+/// Squares, and linear layers (QKV, attention output, gate and up, down) of Qwen2.5-0.5B, Phi-3 Mini and Llama-2 7B: of
+/// prompts, and of decoding with 1, 8 and 32 sequences.
+pub fn shapes() -> Vec<Shape> {
+    const SQUARES: [usize; 4] = [8192, 4096, 2048, 1000];
+    const QWEN: [[usize; 2]; 4] = [[1152, 896], [896, 896], [9728, 896], [896, 4864]];
+    const PHI: [[usize; 2]; 4] = [[9216, 3072], [3072, 3072], [16384, 3072], [3072, 8192]];
+    const LLAMA: [[usize; 2]; 4] = [[12288, 4096], [4096, 4096], [22016, 4096], [4096, 11008]];
+    const LOGITS: [[usize; 2]; 3] = [[151_936, 896], [32064, 3072], [32000, 4096]];
+    let rows = |m: usize, layers: &[[usize; 2]]| {
+        layers.iter().map(move |&[n, k]| Shape { m, n, k }).collect::<Vec<_>>()
+    };
+    let mut shapes: Vec<Shape> = SQUARES.map(|m| Shape { m, n: m, k: m }).to_vec();
+    for (m, layers) in [(512, QWEN), (2048, QWEN), (512, PHI), (2048, PHI), (512, LLAMA)] {
+        shapes.extend(rows(m, &layers));
+    }
+    for m in [1, 8, 32] {
+        shapes.extend([&QWEN[..], &PHI, &LLAMA, &LOGITS].map(|layers| rows(m, layers)).concat());
+    }
+    shapes
+}
+
+/// What was measured of one shape; the keys are those of the peers' rows.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// `gemm`.
+    pub op: &'static str,
+    /// `halfwarp`.
+    #[serde(rename = "impl")]
+    pub implementation: &'static str,
+    /// Type of the operands: `f32`, `f16`, `bf16`.
+    pub dtype: String,
+    /// Rows of the input.
+    pub m: usize,
+    /// Rows of the weight.
+    pub n: usize,
+    /// Columns of both.
+    pub k: usize,
+    /// Microseconds of a call: the median.
+    pub us: f64,
+    /// The least.
+    pub min_us: f64,
+    /// Operations over `us`, in 10^12 a second.
+    pub tflops: f64,
+    /// Bytes of input, weight and output, each moved once, over `us`, in 10^9 a second.
+    pub gbs: f64,
+    /// Norm of the difference over the norm of the reference, in f64, on a sample of outputs.
+    pub error: f64,
+    /// The device, and the PTX target that it runs.
+    pub gpu: String,
+}
+
+/// Why there is no row.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The plan cannot be run.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    /// The output is wrong: nothing is timed.
+    #[error("{shape:?}: relative error {error:e}, expected at most {bound:e}")]
+    Wrong {
+        /// The shape.
+        shape: Shape,
+        /// Norm of the difference over the norm of the reference.
+        error: f64,
+        /// What it may be.
+        bound: f64,
+    },
+}
+
+/// More than the L2 cache of any GPU of today.
+const L2_FLUSH_BYTES: usize = 256 << 20;
+const MAX_COPIES: usize = 48;
+const MIN_CALLS: usize = 8;
+const MIN_US: f64 = 20_000.0;
+const REPEATS: usize = 9;
+const SAMPLES: usize = 256;
+
+/// Measures a shape with operands of type `dtype` on the GPU of number `ordinal`.
+///
+/// # Errors
+/// [`BenchError`].
+pub fn measure(ordinal: usize, shape: Shape, dtype: Dtype) -> Result<Row, BenchError> {
+    let Shape { m, n, k } = shape;
+    let bytes = dtype.block_bytes() * (m * k + n * k + m * n);
+    let copies = L2_FLUSH_BYTES.div_ceil(bytes.max(1)).clamp(1, MAX_COPIES);
+    let calls = copies * (MIN_CALLS / copies).max(1);
+    let bench = Bench { shape, dtype, copies };
+    let (full, frame) = (bench.plan(calls + 1), bench.plan(1));
+    let mut gpu = CudaExecutor::open(ordinal, &full, &RandomWeights)?;
+    let prepared = [gpu.prepare(&full)?, gpu.prepare(&frame)?];
+
+    let mut inputs = StepInputs::new();
+    let pages: Vec<u32> = (0..m.div_ceil(PAGE_SIZE) as u32).collect();
+    let tokens: Vec<u32> = (0..m as u32).collect();
+    inputs.push_sequence(&tokens, 0, &pages, 0..m);
+    gpu.run(prepared[1], &inputs, Want::Nothing)?;
+    let got = gpu.run(prepared[0], &inputs, Want::Logits)?.logits;
+    let (error, bound) = (bench.sampled_error(&full, &got)?, bench.error_bound());
+    if error.is_nan() || error > bound {
+        return Err(BenchError::Wrong { shape, error, bound });
+    }
+
+    let times = [times_us(&mut gpu, prepared[0])?, times_us(&mut gpu, prepared[1])?];
+    let [us, min_us] = [REPEATS / 2, 0].map(|i| (times[0][i] - times[1][i]) / calls as f64);
+    Ok(Row {
+        op: "gemm",
+        implementation: "halfwarp",
+        dtype: dtype.to_string().to_lowercase(),
+        m,
+        n,
+        k,
+        us,
+        min_us,
+        tflops: 2.0 * (m * n * k) as f64 / us / 1e6,
+        gbs: bytes as f64 / us / 1e3,
+        error,
+        gpu: gpu.describe(),
+    })
+}
+
+/// Times of one replay, in microseconds, in ascending order.
+fn times_us(gpu: &mut CudaExecutor, plan: PreparedPlan) -> Result<Vec<f64>, ExecError> {
+    gpu.time_us(plan, 2)?;
+    let replays = (MIN_US / gpu.time_us(plan, 1)?).max(1.0) as usize;
+    let times = (0..REPEATS).map(|_| gpu.time_us(plan, replays));
+    let mut times = times.collect::<Result<Vec<f64>, ExecError>>()?;
+    times.sort_unstable_by(f64::total_cmp);
+    Ok(times)
+}
+
+/// Linear layers of one shape.
+struct Bench {
+    shape: Shape,
+    dtype: Dtype,
+    copies: usize,
+}
+
+impl Bench {
+    /// `calls` linear layers over the copies of input and weight; the inputs are rows of embeddings. The first call's
+    /// output comes out as logits.
+    fn plan(&self, calls: usize) -> Plan {
+        let Shape { m, n, .. } = self.shape;
+        let bounds = Bounds {
+            max_tokens: m,
+            max_seqs: 1,
+            max_q_len: m,
+            max_logit_rows: m,
+            max_kv_len: m.next_multiple_of(PAGE_SIZE),
+        };
+        let kv = KvLayout {
+            num_layers: 0,
+            num_kv_heads: 1,
+            head_dim: 1,
+            num_pages: bounds.max_pages_per_seq(),
+            dtype: self.dtype,
+        };
+        let mut plan = PlanBuilder::new();
+        let operands: Vec<_> =
+            (0..self.copies).map(|copy| self.operands(&mut plan, copy)).collect();
+        let outputs: Vec<View> = (0..self.copies)
+            .map(|copy| plan.activation(format!("c{copy}"), Rows::Tokens, n, self.dtype))
+            .collect();
+        let verified = plan.activation("verified", Rows::Tokens, n, Dtype::F32);
+        for call in 0..calls {
+            let (x, weight) = operands[call % self.copies];
+            let out = if call == 0 { verified } else { outputs[call % self.copies] };
+            plan.op(Op::Linear { x, weight, bias: None, residual: None, out });
+        }
+        let logits = plan.activation("logits", Rows::Logits, n, Dtype::F32);
+        plan.op(Op::GatherRows { x: verified, out: logits });
+        let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
+        plan.op(Op::Argmax { x: logits, out: next_tokens });
+        plan.finish(bounds, kv, logits, next_tokens)
+    }
+
+    /// An input and a weight. An input that is not f32 comes from a norm, which writes the type.
+    fn operands(&self, plan: &mut PlanBuilder, copy: usize) -> (View, crate::plan::WeightId) {
+        let Shape { m, n, k } = self.shape;
+        let table = plan.weight(weight(format!("a{copy}"), m, k, self.dtype));
+        let hidden = plan.activation(format!("hidden{copy}"), Rows::Tokens, k, Dtype::F32);
+        plan.op(Op::Embedding { table, out: hidden });
+        let weight = plan.weight(weight(format!("b{copy}"), n, k, self.dtype));
+        (hidden, weight)
+    }
+
+    fn error_bound(&self) -> f64 {
+        if self.dtype == Dtype::F32 { 1e-5 } else { 1e-3 }
+    }
+
+    /// Relative error of the first call's output on a sample of its elements.
+    fn sampled_error(&self, plan: &Plan, got: &[f32]) -> Result<f64, ExecError> {
+        let Shape { m, n, k } = self.shape;
+        let read = |weight: &Weight| {
+            let mut bytes = vec![0; weight.bytes()];
+            RandomWeights.read(weight, &mut bytes)?;
+            let values = bytes.as_chunks().0.iter().copied().map(f32::from_ne_bytes);
+            Ok::<Vec<f32>, ExecError>(values.collect())
+        };
+        let (a, b) = (read(&plan.weights[0])?, read(&plan.weights[1])?);
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        let (mut difference, mut norm) = (0.0, 0.0);
+        for _ in 0..SAMPLES {
+            let (row, column) = (random.random_range(0..m), random.random_range(0..n));
+            let pairs = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
+            let wanted: f64 = pairs.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            difference += (f64::from(got[row * n + column]) - wanted).powi(2);
+            norm += wanted.powi(2);
+        }
+        Ok((difference / norm).sqrt())
+    }
+}
+
+fn weight(name: String, rows: usize, cols: usize, storage: Dtype) -> Weight {
+    let parts = vec![WeightPart { source: name.clone(), rows, transform: PartTransform::None }];
+    Weight { name, parts, rows, cols, storage }
+}
+
+/// Numbers from -1 to 1, the same for the same name.
+struct RandomWeights;
+
+impl WeightSource for RandomWeights {
+    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+        let seed = weight.name.bytes().fold(0, |seed, byte| seed * 31 + u64::from(byte));
+        out.par_chunks_mut(1 << 20).enumerate().for_each(|(chunk, out)| {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            random.set_stream(chunk as u64);
+            for out in out.chunks_exact_mut(4) {
+                out.copy_from_slice(&random.random_range(-1.0f32..1.0).to_ne_bytes());
+            }
+        });
+        Ok(())
+    }
+}
