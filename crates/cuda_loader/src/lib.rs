@@ -7,6 +7,7 @@
 //!
 //! Linux on x86-64 and aarch64.
 
+pub mod cublas;
 mod symbols;
 mod tensor_map;
 mod trampolines;

@@ -1,0 +1,349 @@
+//! cuBLAS opened at run time: for comparison, and for those who want it instead of our own kernels.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+/// The library's names, newest first.
+const LIBRARIES: [&CStr; 2] = [c"libcublas.so.13", c"libcublas.so.12"];
+
+const OPERATION_NONE: c_int = 0;
+const OPERATION_TRANSPOSE: c_int = 1;
+/// `CUBLAS_GEMM_DEFAULT`: the library chooses.
+const DEFAULT_ALGORITHM: c_int = -1;
+
+/// Type of a matrix's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum DataType {
+    /// `CUDA_R_32F`.
+    F32 = 0,
+    /// `CUDA_R_16F`.
+    F16 = 2,
+    /// `CUDA_R_16BF`.
+    Bf16 = 14,
+}
+
+/// What products are accumulated in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum ComputeType {
+    /// `CUBLAS_COMPUTE_16F`: of f16 operands and an f16 output alone.
+    F16 = 64,
+    /// `CUBLAS_COMPUTE_32F`.
+    F32 = 68,
+}
+
+/// Row-major `c[m, n] = a[m, k] * b[n, k]^T (+ c)`, with elements between rows where the strides are larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmEx {
+    /// Rows of `a` and of `c`.
+    pub m: i32,
+    /// Rows of `b`, columns of `c`.
+    pub n: i32,
+    /// Columns of `a` and of `b`.
+    pub k: i32,
+    /// Address and row stride of `a`.
+    pub a: (u64, i32),
+    /// Address and row stride of `b`.
+    pub b: (u64, i32),
+    /// Address and row stride of `c`.
+    pub c: (u64, i32),
+    /// Type of `a` and `b`.
+    pub operands: DataType,
+    /// Type of `c`.
+    pub output: DataType,
+    /// What products are accumulated in.
+    pub compute: ComputeType,
+    /// Whether what `c` holds is added.
+    pub accumulate: bool,
+}
+
+/// Why cuBLAS cannot do it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CublasError {
+    /// The library is not there, or does not load.
+    #[error("no cuBLAS found ({0}); install libcublas 12 or 13, or use halfwarp's own GEMM")]
+    Missing(String),
+    /// The library lacks a function.
+    #[error("libcublas has no {0}; install libcublas 12 or 13, or use halfwarp's own GEMM")]
+    NotCublas(&'static str),
+    /// A call failed: its name, and the `cublasStatus_t`.
+    #[error("{call} failed with cuBLAS status {status}")]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// Its status.
+        status: c_int,
+    },
+}
+
+type Create = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
+type SetStream = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+type SetWorkspace = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
+/// Handle, operations on A and B, m, n, k, alpha, A with type and stride, B likewise, beta, C likewise, compute type,
+/// algorithm.
+type Gemm = unsafe extern "C" fn(
+    *mut c_void,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    *const c_void,
+    *const c_void,
+    c_int,
+    c_int,
+    *const c_void,
+    c_int,
+    c_int,
+    *const c_void,
+    *mut c_void,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+) -> c_int;
+
+/// The loaded functions.
+#[derive(Clone, Copy, Debug)]
+struct Functions {
+    create: Create,
+    destroy: Destroy,
+    set_stream: SetStream,
+    set_workspace: SetWorkspace,
+    gemm_ex: Gemm,
+}
+
+/// A cuBLAS handle of the context that was current when it was made.
+#[derive(Debug)]
+pub struct Cublas {
+    functions: Functions,
+    handle: *mut c_void,
+}
+
+// SAFETY: a handle may be used by any thread, by one at a time.
+unsafe impl Send for Cublas {}
+
+impl Cublas {
+    /// Bytes of workspace with which every algorithm of the library can be used on every GPU of today.
+    pub const WORKSPACE_BYTES: usize = 32 << 20;
+
+    /// A handle that works on `stream` (a `CUstream`) of the current context, with
+    /// [`Cublas::WORKSPACE_BYTES`] at `workspace`.
+    ///
+    /// # Safety
+    /// 1. A context is current in this thread, `stream` and `workspace` are of it, and live as long as the handle.
+    ///
+    /// # Errors
+    /// [`CublasError`].
+    pub unsafe fn new(stream: *mut c_void, workspace: u64) -> Result<Self, CublasError> {
+        let functions = load()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` outlives the call.
+        check("cublasCreate", unsafe { (functions.create)(&mut handle) })?;
+        let cublas = Cublas { functions, handle };
+        // SAFETY: the handle is live, and the caller promised the stream.
+        check("cublasSetStream", unsafe { (functions.set_stream)(handle, stream) })?;
+        // Setting the stream takes the workspace away: this comes second.
+        // SAFETY: the handle is live, and the caller promised the workspace.
+        check("cublasSetWorkspace", unsafe {
+            let workspace = workspace as usize as *mut c_void;
+            (functions.set_workspace)(handle, workspace, Self::WORKSPACE_BYTES)
+        })?;
+        Ok(cublas)
+    }
+
+    /// Starts `cublasGemmEx` on the handle's stream.
+    ///
+    /// # Safety
+    /// 1. The addresses are of device memory that holds the matrices until the stream has done the work.
+    ///
+    /// # Errors
+    /// [`CublasError::Call`].
+    pub unsafe fn gemm_ex(&self, gemm: &GemmEx) -> Result<(), CublasError> {
+        let &GemmEx { m, n, k, a, b, c, operands, output, compute, accumulate } = gemm;
+        // In the type that is computed in: 1 in f16 is 0x3c00.
+        let one = if compute == ComputeType::F16 { 0x3c00 } else { 1f32.to_bits() };
+        let beta = if accumulate { one } else { 0u32 };
+        let pointer = |address: u64| address as usize as *mut c_void;
+        // cuBLAS is column-major: `c` as it stands is `c^T[n, m] = b * a^T`, of `b^T[k, n]` and `a^T[k, m]`.
+        // SAFETY: the handle is live, both factors outlive the call, and the caller promised the rest.
+        let status = unsafe {
+            (self.functions.gemm_ex)(
+                self.handle,
+                OPERATION_TRANSPOSE,
+                OPERATION_NONE,
+                n,
+                m,
+                k,
+                (&raw const one).cast(),
+                pointer(b.0),
+                operands as c_int,
+                b.1,
+                pointer(a.0),
+                operands as c_int,
+                a.1,
+                (&raw const beta).cast(),
+                pointer(c.0),
+                output as c_int,
+                c.1,
+                compute as c_int,
+                DEFAULT_ALGORITHM,
+            )
+        };
+        check("cublasGemmEx", status)
+    }
+}
+
+impl Drop for Cublas {
+    fn drop(&mut self) {
+        // SAFETY: the handle is live. An error has nobody to go to.
+        let _ = unsafe { (self.functions.destroy)(self.handle) };
+    }
+}
+
+fn check(call: &'static str, status: c_int) -> Result<(), CublasError> {
+    if status == 0 { Ok(()) } else { Err(CublasError::Call { call, status }) }
+}
+
+/// Loads the library, once.
+fn load() -> Result<Functions, CublasError> {
+    static FUNCTIONS: OnceLock<Result<Functions, CublasError>> = OnceLock::new();
+    FUNCTIONS.get_or_init(|| load_first(&LIBRARIES)).clone()
+}
+
+fn load_first(names: &[&CStr]) -> Result<Functions, CublasError> {
+    let mut why = String::new();
+    for name in names {
+        // SAFETY: `name` ends in a zero byte. The library's constructors run; it is NVIDIA's, and stays loaded.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if !library.is_null() {
+            return functions(library);
+        }
+        why = super::dl_error();
+    }
+    Err(CublasError::Missing(why))
+}
+
+fn functions(library: *mut c_void) -> Result<Functions, CublasError> {
+    let find = |name: &'static CStr| {
+        // SAFETY: `library` is an open handle and the name ends in a zero byte.
+        let function = unsafe { libc::dlsym(library, name.as_ptr()) };
+        let missing = || CublasError::NotCublas(name.to_str().unwrap_or_default());
+        (!function.is_null()).then_some(function).ok_or_else(missing)
+    };
+    // SAFETY: the types are those of the functions since cuBLAS 11.
+    unsafe {
+        Ok(Functions {
+            create: std::mem::transmute::<*mut c_void, Create>(find(c"cublasCreate_v2")?),
+            destroy: std::mem::transmute::<*mut c_void, Destroy>(find(c"cublasDestroy_v2")?),
+            set_stream: std::mem::transmute::<*mut c_void, SetStream>(find(c"cublasSetStream_v2")?),
+            set_workspace: std::mem::transmute::<*mut c_void, SetWorkspace>(find(
+                c"cublasSetWorkspace_v2",
+            )?),
+            gemm_ex: std::mem::transmute::<*mut c_void, Gemm>(find(c"cublasGemmEx")?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_error_that_says_what_to_do() {
+        let error = load_first(&[c"libcublas-is-not-here.so"]).unwrap_err();
+        assert!(error.to_string().starts_with("no cuBLAS found (libcublas-is-not-here"), "{error}");
+    }
+
+    #[test]
+    fn another_library_is_no_cublas() {
+        let error = load_first(&[c"libm.so.6"]).unwrap_err();
+        assert_eq!(error, CublasError::NotCublas("cublasCreate_v2"));
+    }
+
+    /// m, n, k, the addresses of A, B and C, and the factors.
+    type Call = ([c_int; 3], [usize; 3], [u32; 2]);
+
+    /// What the last call of [`record`] got.
+    static CALL: std::sync::Mutex<Option<Call>> = std::sync::Mutex::new(None);
+
+    #[allow(clippy::too_many_arguments)]
+    unsafe extern "C" fn record(
+        _: *mut c_void,
+        _: c_int,
+        _: c_int,
+        m: c_int,
+        n: c_int,
+        k: c_int,
+        alpha: *const c_void,
+        a: *const c_void,
+        _: c_int,
+        _: c_int,
+        b: *const c_void,
+        _: c_int,
+        _: c_int,
+        beta: *const c_void,
+        c: *mut c_void,
+        _: c_int,
+        _: c_int,
+        _: c_int,
+        _: c_int,
+    ) -> c_int {
+        // SAFETY: `gemm_ex` passes two words.
+        let factors = unsafe { [*alpha.cast::<u32>(), *beta.cast::<u32>()] };
+        *CALL.lock().unwrap() = Some(([m, n, k], [a.addr(), b.addr(), c.addr()], factors));
+        13
+    }
+
+    unsafe extern "C" fn nothing(_: *mut c_void) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn no_handle(_: *mut *mut c_void) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn no_stream(_: *mut c_void, _: *mut c_void) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn no_workspace(_: *mut c_void, _: *mut c_void, _: usize) -> c_int {
+        0
+    }
+
+    #[test]
+    fn row_major_matrices_are_the_transposed_column_major_ones() {
+        let functions = Functions {
+            create: no_handle,
+            destroy: nothing,
+            set_stream: no_stream,
+            set_workspace: no_workspace,
+            gemm_ex: record,
+        };
+        let cublas = Cublas { functions, handle: ptr::null_mut() };
+        let gemm = GemmEx {
+            m: 2,
+            n: 3,
+            k: 4,
+            a: (64, 4),
+            b: (128, 4),
+            c: (256, 3),
+            operands: DataType::F16,
+            output: DataType::F16,
+            compute: ComputeType::F16,
+            accumulate: true,
+        };
+        // SAFETY: the function touches no matrix.
+        let error = unsafe { cublas.gemm_ex(&gemm) }.unwrap_err();
+        assert_eq!(error, CublasError::Call { call: "cublasGemmEx", status: 13 });
+        let call = CALL.lock().unwrap().take().unwrap();
+        assert_eq!(call, ([3, 2, 4], [128, 64, 256], [0x3c00, 0x3c00]));
+        let gemm = GemmEx { compute: ComputeType::F32, accumulate: false, ..gemm };
+        // SAFETY: as above.
+        let _ = unsafe { cublas.gemm_ex(&gemm) };
+        assert_eq!(CALL.lock().unwrap().take().unwrap().2, [0x3f80_0000, 0]);
+    }
+}
