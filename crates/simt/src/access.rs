@@ -94,8 +94,12 @@ impl Target<'_> {
 
     fn fault(&self, conflict: &Conflict) -> FaultKind {
         let &Conflict { earlier, earlier_writes, unfenced } = conflict;
-        let other: Box<Party> = Box::new(self.geometry.party(earlier.issuer(), earlier.location));
         let access = self.access();
+        if earlier.is_of_launch_before() {
+            let location = earlier.location.to_string();
+            return FaultKind::Dependency { access, location, writes: earlier_writes };
+        }
+        let other: Box<Party> = Box::new(self.geometry.party(earlier.issuer(), earlier.location));
         if unfenced {
             FaultKind::Unfenced { access, other }
         } else if earlier.is_asynchronous() {

@@ -169,6 +169,13 @@ impl Clock {
         self.knowledge.known.raise(component, epoch);
     }
 
+    /// Knows what a component of another block did up to `epoch`.
+    pub fn learn_of(&mut self, block: u64, component: usize, epoch: u32) {
+        let mut other = Vector::new(block);
+        other.raise(component, epoch);
+        self.knowledge.known.join(&other);
+    }
+
     /// A proxy fence: asynchronous accesses that come after it know what the thread knows.
     pub fn fence_proxy(&mut self, me: usize) {
         let known = self.flat(me);

@@ -102,6 +102,16 @@ pub enum FaultKind {
         /// Who wrote the bytes.
         other: Box<Party>,
     },
+    /// An access to bytes that the launch before may still read or write, with no
+    /// `griddepcontrol.wait` before it.
+    Dependency {
+        /// The access, of [`Fault::by`].
+        access: Box<MemoryAccess>,
+        /// Where the launch before accesses the bytes.
+        location: String,
+        /// Whether it writes them.
+        writes: bool,
+    },
     /// An instruction that cannot be run with these operands, or not now.
     Invalid(String),
     /// Threads that can go on wait in vain for what another one writes.
@@ -141,6 +151,7 @@ impl fmt::Display for Fault {
             FaultKind::Race { .. } => "race",
             FaultKind::NotWaitedFor { .. } => "asynchronous operation not waited for",
             FaultKind::Unfenced { .. } => "missing fence.proxy.async",
+            FaultKind::Dependency { .. } => "missing griddepcontrol.wait",
             FaultKind::Invalid(_) => "invalid instruction",
             FaultKind::Livelock(_) => "livelock",
             FaultKind::Deadlock(_) => "deadlock",
@@ -170,6 +181,10 @@ impl fmt::Display for Fault {
             }
             FaultKind::Unfenced { access, other } => {
                 write!(f, "\n  {access}\n  {other} wrote them, with no proxy fence between the two")
+            }
+            FaultKind::Dependency { access, location, writes } => {
+                let verb = if *writes { "writes" } else { "reads" };
+                write!(f, "\n  {access}\n  the launch before {verb} them at {location}")
             }
             FaultKind::Deadlock(waiting) | FaultKind::Livelock(waiting) => {
                 write_waiting(f, waiting)

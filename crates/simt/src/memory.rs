@@ -130,6 +130,8 @@ impl Regions {
 #[derive(Default)]
 pub struct Memory {
     pub(crate) regions: Regions,
+    /// Whether the next launch may start before the last one has ended.
+    overlaps: bool,
 }
 
 impl Memory {
@@ -197,8 +199,21 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets who accessed what: one launch is ordered before the next.
-    pub(crate) fn clear_shadow(&mut self) {
-        self.regions.0.iter_mut().for_each(|region| region.shadow.clear());
+    /// The next launch may start before the last one has ended (programmatic dependent launch): a
+    /// thread of it knows what that one did only once it has executed `griddepcontrol.wait`, or
+    /// has synchronised with one that has.
+    pub fn overlap_next_launch(&mut self) {
+        self.overlaps = true;
+    }
+
+    /// A launch starts: who accessed what before it is forgotten, as that is ordered before it, if
+    /// the two do not overlap.
+    pub(crate) fn start_launch(&mut self) {
+        let regions = self.regions.0.iter_mut();
+        if std::mem::take(&mut self.overlaps) {
+            regions.for_each(|region| region.shadow.seal());
+        } else {
+            regions.for_each(|region| region.shadow.clear());
+        }
     }
 }

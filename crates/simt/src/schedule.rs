@@ -55,6 +55,7 @@ pub fn emulate(
         return Err(refuse("a kernel cannot launch another one".to_owned()));
     }
     catch_panics();
+    memory.start_launch();
     let machine = Machine::new(kernel, geometry, std::mem::take(memory), seed);
     ACTIVE.set(Some(machine));
     let mut scheduler =
@@ -64,7 +65,6 @@ pub fn emulate(
     let machine = ACTIVE.take().expect("a launch is active until it ends");
     drop(scheduler);
     *memory = machine.memory;
-    memory.clear_shadow();
     result.map(|()| machine.report)
 }
 

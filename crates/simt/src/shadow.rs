@@ -39,7 +39,20 @@ pub(crate) struct Access {
     pub location: &'static Location<'static>,
 }
 
+/// The block of all accesses of the launch before, where that may not have ended.
+pub(crate) const LAUNCH_BEFORE: u64 = u32::MAX as u64;
+
 impl Access {
+    /// Whether the launch before made it.
+    pub fn is_of_launch_before(&self) -> bool {
+        u64::from(self.block) == LAUNCH_BEFORE
+    }
+
+    /// The same access, by the launch before.
+    fn of_launch_before(self) -> Self {
+        Access { block: LAUNCH_BEFORE as u32, component: 0, epoch: 1, mode: Mode::Plain, ..self }
+    }
+
     /// The thread that makes it or has it made: its block, and its index there.
     pub fn issuer(&self) -> (u64, usize) {
         (self.issuer.0.into(), self.issuer.1.into())
@@ -104,7 +117,7 @@ impl Observer<'_> {
         if !is_own && self.clock.knows(self.thread, block, component) < earlier.epoch {
             return Order::Unordered;
         }
-        let is_generic = !earlier.is_asynchronous();
+        let is_generic = !earlier.is_asynchronous() && !earlier.is_of_launch_before();
         let crosses = self.mode == Mode::Proxy && is_generic && earlier_writes;
         if crosses && self.clock.knows_fenced(block, component) < earlier.epoch {
             return Order::BeforeInItsProxy;
@@ -225,6 +238,15 @@ impl Cell {
         Ok(())
     }
 
+    /// All accesses become those of the launch before.
+    fn seal(&mut self) {
+        let written = self.write.or(self.atomics.all().first().copied());
+        let read = self.reads.all().first().copied();
+        self.write = written.map(Access::of_launch_before);
+        self.atomics = Reads::None;
+        self.reads = read.map_or(Reads::None, |read| Reads::One(read.of_launch_before()));
+    }
+
     fn check_writes(&self, observer: &Observer<'_>) -> Result<(), Conflict> {
         self.write
             .iter()
@@ -261,6 +283,12 @@ impl Shadow {
     /// Forgets all accesses.
     pub fn clear(&mut self) {
         self.pages.clear();
+    }
+
+    /// All accesses become those of the launch before.
+    pub fn seal(&mut self) {
+        let cells = self.pages.iter_mut().flatten().flat_map(|page| &mut page.cells);
+        cells.for_each(Cell::seal);
     }
 
     /// Notes a read of `len` bytes at `start`.

@@ -55,7 +55,7 @@ fn thread() -> u32 {
     device::thread_idx()[0]
 }
 
-fn block() -> u32 {
+fn block_idx() -> u32 {
     device::block_idx()[0]
 }
 
@@ -86,7 +86,7 @@ fn read(address: u64, order: Order) -> u64 {
 
 /// The last of eight blocks to come sums up what all have written.
 fn last_block_sums(address: u64, order: Order, fenced: bool) {
-    set(Space::Global, address + 4 + 4 * u64::from(block()), block() + 1);
+    set(Space::Global, address + 4 + 4 * u64::from(block_idx()), block_idx() + 1);
     if fenced {
         device::fence(Scope::Gpu);
     }
@@ -117,7 +117,7 @@ fn atomics_order_as_they_say() {
 #[test]
 fn a_block_waits_for_another_one_s_flag() {
     let body = |address: u64| {
-        if block() == 0 {
+        if block_idx() == 0 {
             while read(address, Order::Acquire) == 0 {}
             set(Space::Global, address + 8, get(Space::Global, address + 4));
         } else {
@@ -139,7 +139,7 @@ fn who_waits_for_what_nobody_writes_is_found() {
 #[test]
 fn a_plain_and_an_atomic_access_race() {
     let body = |address: u64| {
-        if block() == 0 {
+        if block_idx() == 0 {
             add(address, 1, Order::AcqRel);
         } else {
             get(Space::Global, address);
@@ -312,7 +312,7 @@ fn what_tma_reads_is_fenced_committed_and_waited_for() {
 /// Each block of a cluster reads what its neighbour wrote.
 fn read_neighbour(address: u64, arrives: bool, stays: bool) {
     let rank = device::cluster_rank();
-    set(Space::Shared, u64::from(shared(4 * thread())), 100 * block() + thread());
+    set(Space::Shared, u64::from(shared(4 * thread())), 100 * block_idx() + thread());
     let barrier = || {
         device::cluster_arrive(true);
         device::cluster_wait();
@@ -322,7 +322,7 @@ fn read_neighbour(address: u64, arrives: bool, stays: bool) {
     }
     let peer = device::map_shared(shared(4 * thread()), rank ^ 1);
     let value = get(Space::Cluster, u64::from(peer));
-    set(Space::Global, address + u64::from(4 * (4 * block() + thread())), value);
+    set(Space::Global, address + u64::from(4 * (4 * block_idx() + thread())), value);
     if stays {
         barrier();
     }
@@ -360,7 +360,7 @@ fn a_multicast_copy_reaches_every_block_of_its_mask() {
         while !device::mbarrier_try_wait(shared(0), 0) {}
         let value = get(Space::Shared, u64::from(shared(64)));
         if thread() == 0 {
-            set(Space::Global, address + 16 + u64::from(4 * block()), value);
+            set(Space::Global, address + 16 + u64::from(4 * block_idx()), value);
         }
     };
     let mut buffer = [7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
@@ -388,4 +388,39 @@ fn registers_move_from_warpgroup_to_warpgroup() {
     assert_wrong(&results[..3], |kind| matches!(kind, FaultKind::Deadlock(_)));
     let results = run((1, 1, 384), &[], moves(41, 232));
     assert_wrong(&results[..3], |kind| matches!(kind, FaultKind::Invalid(_)));
+}
+
+/// A launch writes what the next one reads, which may start before the first has ended.
+fn run_two(waits: fn(u32) -> bool, seed: u64) -> Result<(), Fault> {
+    let (grid, block, cluster) = ([2, 1, 1], [64, 1, 1], [1, 1, 1]);
+    let geometry = Geometry { grid, block, cluster, shared_bytes: 0 };
+    let mut memory = Memory::new();
+    let [from, to] = ["from", "to"].map(|name| memory.alloc(name, Init::Poisoned(512)));
+    let at = || u64::from(4 * (64 * block_idx() + thread()));
+    let first = move || set(Space::Global, from + at(), thread());
+    simt::emulate("first", geometry, Arc::new(first), &mut memory, seed)?;
+    memory.overlap_next_launch();
+    let second = move || {
+        if waits(thread()) {
+            device::wait_for_dependencies();
+        }
+        device::bar_sync(0, None);
+        set(Space::Global, to + at(), get(Space::Global, from + (at() ^ 256)));
+    };
+    simt::emulate("second", geometry, Arc::new(second), &mut memory, seed)?;
+    // What does not overlap is ordered.
+    let third = move || set(Space::Global, from + at(), get(Space::Global, to + at()));
+    simt::emulate("third", geometry, Arc::new(third), &mut memory, seed).map(|_| ())
+}
+
+#[test]
+fn an_overlapping_launch_waits_for_the_one_before() {
+    for seed in 0..SEEDS {
+        run_two(|_| true, seed).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+        // One thread waits for all that it synchronises with.
+        run_two(|thread| thread == 3, seed).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+        let fault = run_two(|_| false, seed).unwrap_err();
+        assert!(matches!(fault.kind, FaultKind::Dependency { writes: true, .. }), "{fault}");
+        assert!(fault.to_string().starts_with("missing griddepcontrol.wait in `second`"));
+    }
 }

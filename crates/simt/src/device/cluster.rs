@@ -1,6 +1,7 @@
 //! Clusters of blocks, and what belongs to a warp or a launch as a whole.
 
 use super::{wait_until, with};
+use crate::shadow::LAUNCH_BEFORE;
 
 /// Index of the block in its cluster.
 #[track_caller]
@@ -39,7 +40,10 @@ pub fn set_max_registers(count: u32, increase: bool) {
 /// `griddepcontrol.wait`: waits for the launches before.
 #[track_caller]
 pub fn wait_for_dependencies() {
-    // One launch is over before the next one starts.
+    with(|machine, _| {
+        machine.clock().learn_of(LAUNCH_BEFORE, 0, 1);
+        Ok(())
+    });
 }
 
 /// `griddepcontrol.launch_dependents`: the next launch may start.
