@@ -35,10 +35,8 @@ pub(crate) struct Thread {
     pub result: Words,
     /// Its `cp.async` copies.
     pub copies: Groups<Copy>,
-    /// Its bulk copies to global memory, by their numbers, and the newest group that has read its
-    /// source.
+    /// Its bulk copies to global memory, by their numbers.
     pub bulk: Groups<u64>,
-    pub bulk_read: u32,
     /// The matrix products of its warpgroup.
     pub products: Groups<()>,
     pub products_done: u32,
@@ -121,6 +119,12 @@ impl Block {
     /// Address of dynamic shared memory.
     pub fn dynamic_start(&self) -> u64 {
         DYNAMIC_START
+    }
+
+    /// Where in the block's shared memory an address is, for a report.
+    pub fn shared_place(&self, address: u64) -> String {
+        let place = self.shared.at(address).map(|region| region.place(address));
+        place.map_or_else(String::new, |place| place.to_string())
     }
 
     /// Address of a static array, which lies behind all others once a thread has reached it.

@@ -34,8 +34,8 @@ pub struct Report {
     pub threads: u64,
     /// Loads and stores of global and of shared memory; an asynchronous copy is one.
     pub accesses: u64,
-    /// Passes over the banks of shared memory that loads and stores of a warp take beyond the
-    /// fewest that their words need.
+    /// Passes over the banks of shared memory that loads and stores of a warp take beyond one for
+    /// all lanes (of 8 bytes for 16 lanes, of 16 bytes for 8).
     pub bank_conflicts: u64,
 }
 
@@ -289,6 +289,9 @@ impl Machine {
             )));
         }
         let point = Point::Warp { warp: thread / WARP_SIZE, instruction, mask };
+        if instruction.contains(".aligned") {
+            self.check_converged(point, instruction, location)?;
+        }
         let meeting = (point, mask.count_ones() as usize);
         let met = self.blocks[place].meet(thread, meeting, words, location);
         let Some((arrived, mut values)) = met else { return Ok(None) };
@@ -311,12 +314,11 @@ impl Machine {
     pub fn end_thread(&mut self) -> Result<(), FaultKind> {
         let (place, thread) = self.current;
         self.end_copies()?;
-        self.check_bulk_reads()?;
         let released = self.blocks[place].end_thread(thread, &mut self.clocks[place]);
         self.wake(place, released);
         self.end_of_cluster_thread();
         if self.block().is_done() {
-            self.check_flights_to(place)?;
+            self.check_end_of_block(place)?;
             self.report.bank_conflicts += self.block().remaining_conflicts();
         }
         Ok(())

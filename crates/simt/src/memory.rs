@@ -115,6 +115,11 @@ impl Regions {
         self.0.partition_point(|region| region.start <= address).checked_sub(1)
     }
 
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Region> {
+        self.0.iter()
+    }
+
     /// Adds a region behind all others.
     pub fn push(&mut self, region: Region) {
         self.0.push(region);
