@@ -121,12 +121,6 @@ impl Block {
         DYNAMIC_START
     }
 
-    /// Where in the block's shared memory an address is, for a report.
-    pub fn shared_place(&self, address: u64) -> String {
-        let place = self.shared.at(address).map(|region| region.place(address));
-        place.map_or_else(String::new, |place| place.to_string())
-    }
-
     /// Address of a static array, which lies behind all others once a thread has reached it.
     pub fn array(
         &mut self,

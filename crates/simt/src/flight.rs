@@ -8,7 +8,7 @@ use crate::access::{By, Span};
 use crate::agent::Role;
 use crate::clock::Knowledge;
 use crate::device::Reduce;
-use crate::fault::FaultKind;
+use crate::fault::{Fault, FaultKind};
 use crate::machine::{At, Machine, Space};
 use crate::mbarrier::Id;
 use crate::shadow::{Agent, Mode};
@@ -93,9 +93,11 @@ impl Machine {
     }
 
     /// Lands one of the copies under way, whichever the seed says.
-    pub fn land_any(&mut self) -> Result<(), FaultKind> {
+    pub fn land_any(&mut self) -> Result<(), Fault> {
         let index = self.rng.below(self.flights.len());
-        self.land_at(index)
+        let (_, location) = self.flights[index].by;
+        let landed = self.land_at(index);
+        landed.map_err(|kind| self.fault(kind, format!("{location}, at the end of its copy")))
     }
 
     fn land_at(&mut self, index: usize) -> Result<(), FaultKind> {
@@ -185,7 +187,7 @@ impl Machine {
             Some(flight) => Err(FaultKind::Invalid(format!(
                 "a phase of the mbarrier at {} ends while a copy that it counts is under way, \
                  whose bytes it does not expect; {} started it",
-                self.blocks[id.0].shared_place(id.1),
+                self.blocks[id.0].shared.describe(id.1),
                 self.party_of(flight)
             ))),
         }

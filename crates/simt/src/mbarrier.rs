@@ -121,7 +121,7 @@ impl Machine {
         if is_one && known.is_some_and(|mbarrier| mbarrier.count > 0) {
             return Ok(id);
         }
-        let at = self.blocks[id.0].shared_place(id.1);
+        let at = self.blocks[id.0].shared.describe(id.1);
         Err(FaultKind::Invalid(format!("there is no mbarrier at {at}: mbarrier.init makes one")))
     }
 
@@ -160,7 +160,7 @@ impl Machine {
     ) -> Result<u64, FaultKind> {
         let &mut Mbarrier { phase, pending, count: all, .. } = self.get(id);
         if count == 0 || count > pending {
-            let at = self.blocks[id.0].shared_place(id.1);
+            let at = self.blocks[id.0].shared.describe(id.1);
             return Err(FaultKind::Invalid(format!(
                 "{count} arrivals at the mbarrier at {at}, whose phase waits for {pending} of {all}"
             )));

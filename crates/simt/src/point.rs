@@ -23,10 +23,9 @@ pub(crate) enum Point {
     Cluster,
     /// Registers that other warps have to give back.
     Registers,
-    /// Another thread's write of what it has read atomically.
-    Atomic,
-    /// Another thread's write of what it reads again and again.
-    Load,
+    /// Another thread's write of what it reads again and again: of global memory, or of the shared
+    /// memory of the block at this place.
+    Change { place: Option<usize>, address: u64 },
 }
 
 impl Machine {
@@ -103,13 +102,12 @@ impl Block {
             Point::Mbarrier { address, parity, .. } => {
                 let state = self.mbarriers.get(&address);
                 let state = state.map_or_else(|| "there is none now".into(), |m| m.describe());
-                let at = self.shared_place(address);
+                let at = self.shared.describe(address);
                 format!("waits for phase parity {parity} of the mbarrier at {at}: {state}")
             }
             Point::Cluster => "waits at barrier.cluster".to_owned(),
             Point::Registers => "waits in setmaxnreg for registers of other warps".to_owned(),
-            Point::Atomic => "reads atomically what nobody changes".to_owned(),
-            Point::Load => "reads memory that nobody changes".to_owned(),
+            Point::Change { .. } => "waits for a change of memory".to_owned(),
         }
     }
 
