@@ -6,9 +6,6 @@ use cuda_std::prelude::*;
 use half::f16;
 use simt::{Fault, FaultKind, Init, Memory};
 
-/// Orders that each kernel is run in.
-const SEEDS: u64 = 20;
-
 /// Threads of a block.
 const THREADS: u32 = 48;
 
@@ -126,7 +123,7 @@ fn integers_of_all_threads_are_combined() {
     };
     let bytes = |words: [u32; 6]| words.map(u32::to_le_bytes).concat();
     let all = THREADS * BLOCKS;
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let got = run(&bytes(initial), seed, |geometry, out| {
             integers_u32::launch(geometry, DevicePtr::new(out))
         });
@@ -184,7 +181,7 @@ unsafe fn tickets(out: GlobalMut<u32>) {
 #[test]
 fn every_thread_gets_another_old_value() {
     let all = (THREADS * BLOCKS) as usize;
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let initial = [0, u32::MAX, 0].into_iter().chain(vec![0; 2 * all]);
         let initial: Vec<u8> = initial.flat_map(u32::to_le_bytes).collect();
         let got =
@@ -334,7 +331,7 @@ unsafe fn pass_message<const HOW: u32>(out: GlobalMut<u32>) {
 #[test]
 fn a_message_needs_release_and_acquire() {
     use pass_message::Instance;
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let run = |instance| {
             let initial = [0; 4 * (2 + BLOCKS as usize)];
             run(&initial, seed, |geometry, out| {
@@ -373,7 +370,7 @@ unsafe fn sum_of_blocks<const ORDERED: bool>(out: GlobalMut<u32>) {
 #[test]
 fn the_last_block_sees_what_all_wrote() {
     use sum_of_blocks::Instance;
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let run = |instance| {
             run(&[0; 4 * 5], seed, |geometry, out| {
                 sum_of_blocks::launch(instance, geometry, DevicePtr::new(out))

@@ -7,9 +7,6 @@ use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
 use simt::{FaultKind, Init, Memory};
 
-/// Orders that each kernel is run in.
-const SEEDS: u64 = 20;
-
 fn geometry(num_threads: u32) -> Geometry {
     Geometry { grid: [1, 1, 1], block: [num_threads, 1, 1], shared_bytes: 1024 }
 }
@@ -45,7 +42,7 @@ unsafe fn hand_over<const WAITS: bool>(out: GlobalMut<u32>) {
 #[test]
 fn named_barriers_order_those_who_come() {
     let want: Vec<u32> = (0..32).map(|i| 1031 - i).chain((0..64).map(|i| 2127 - i)).collect();
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 96));
         let launch = |instance| hand_over::launch(instance, geometry(128), DevicePtr::new(out));
@@ -96,7 +93,7 @@ unsafe fn ping_pong(out: GlobalMut<u32>) {
 #[test]
 fn two_warps_take_turns() {
     let want: Vec<u32> = (0..32).map(|lane| (0..8).fold(lane, |value, _| 2 * value + 1)).collect();
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 32));
         let launch = ping_pong::launch(geometry(64), DevicePtr::new(out));
@@ -126,7 +123,7 @@ unsafe fn places(out: GlobalMut<u32>) {
 
 #[test]
 fn registers_move_between_warpgroups() {
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 384));
         let geometry = Geometry { grid: [1, 1, 1], block: [96, 2, 2], shared_bytes: 0 };

@@ -7,9 +7,6 @@ use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
 use simt::{Init, Memory};
 
-/// Orders that each kernel is run in.
-const SEEDS: u64 = 8;
-
 /// Threads of a block.
 const THREADS: u32 = 32;
 
@@ -48,7 +45,7 @@ unsafe fn load_bytes(bytes: u32, x: Global<u32>, out: GlobalMut<u32>) {
 #[test]
 fn a_bulk_load_moves_its_bytes_alone() {
     for len in [4, 8, 252, 1016] {
-        for seed in 0..SEEDS {
+        for seed in simt::seeds() {
             let mut memory = Memory::new();
             let x: Vec<u32> = (0..4 + len as u32).map(|i| 1_000_000 + i).collect();
             let from = DevicePtr::new(words::alloc(&mut memory, "x", &x));
@@ -101,7 +98,7 @@ unsafe fn store_rows(out: GlobalMut<u32>, sum: GlobalMut<u32>) {
 #[test]
 fn groups_of_bulk_stores_are_waited_for() {
     let want: Vec<u32> = (0..3).flat_map(|row| (0..32).map(move |i| 100 * row + i)).collect();
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 96));
         let sum = memory.alloc("sum", Init::Poisoned(8));

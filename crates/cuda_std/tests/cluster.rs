@@ -9,9 +9,6 @@ use cuda_std::prelude::*;
 use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
 use simt::{FaultKind, Init, Memory};
 
-/// Orders that each kernel is run in.
-const SEEDS: u64 = 20;
-
 fn geometry(grid: [u32; 3]) -> Geometry {
     Geometry { grid, block: [32, 1, 1], shared_bytes: 8 << 10 }
 }
@@ -88,8 +85,7 @@ unsafe fn exchange<const BARRIER: bool, const SPLIT: bool>(out: GlobalMut<u32>) 
         for (at, value) in (0..).zip(values) {
             out.set((128 * rank + 32 * at + lane) as usize, value);
         }
-        cluster::arrive_relaxed();
-        cluster::wait();
+        cluster::sync();
     }
 }
 
@@ -104,7 +100,7 @@ fn blocks_exchange_through_shared_memory() {
         want.extend((0..32).map(|lane| 20_000 * before + 2 * (lane / 4 * 4) + 3));
         want.extend((0..32).map(|lane| 1000 * before + lane / 4 + 24));
     }
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 512));
         let launch =
@@ -212,7 +208,7 @@ fn a_multicast_brings_every_row_to_both_blocks() {
     let x: Vec<u32> = (0..32 * 2 * ROUNDS).map(|i| i * i).collect();
     for (instance, seed) in [Instance::multicast_bulk, Instance::multicast_tensor]
         .into_iter()
-        .flat_map(|instance| (0..SEEDS).map(move |seed| (instance, seed)))
+        .flat_map(|instance| simt::seeds().map(move |seed| (instance, seed)))
     {
         let mut memory = Memory::new();
         let from = words::alloc(&mut memory, "x", &x);
@@ -269,7 +265,7 @@ unsafe fn send(out: GlobalMut<u32>) {
 #[test]
 fn a_block_copies_to_another_ones_memory() {
     let want: Vec<u32> = (0..32).chain(100..132).collect();
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(256));
         let launch = send::launch(geometry([2, 1, 1]), DevicePtr::new(out));

@@ -5,9 +5,6 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::prelude::*;
 use simt::{Fault, FaultKind, Init, Memory};
 
-/// Orders that each kernel is run in.
-const SEEDS: u64 = 50;
-
 /// Threads of a block.
 const THREADS: u32 = 64;
 
@@ -24,7 +21,7 @@ fn run_all(launch: impl Fn(DevicePtr<f32>, DevicePtr<f32>) -> Launch) -> Vec<Res
         let out = memory.alloc("out", Init::Poisoned(4 * THREADS as usize));
         launch(DevicePtr::new(x), DevicePtr::new(out)).emulate(&mut memory, seed).map(|_| ())
     };
-    (0..SEEDS).map(run).collect()
+    simt::seeds().map(run).collect()
 }
 
 /// The right version passes under every seed.

@@ -8,9 +8,6 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::prelude::*;
 use simt::{Fault, FaultKind, Init, Memory};
 
-/// Orders that each kernel is run in.
-const SEEDS: u64 = 20;
-
 /// Runs the launch that `launch` makes of an output of `len` words, under every seed.
 fn outputs(len: usize, launch: impl Fn(DevicePtr<u32>) -> Launch) -> Vec<Result<Vec<u32>, Fault>> {
     let run = |seed| {
@@ -19,7 +16,7 @@ fn outputs(len: usize, launch: impl Fn(DevicePtr<u32>) -> Launch) -> Vec<Result<
         launch(DevicePtr::new(out)).emulate(&mut memory, seed)?;
         Ok(words::read(&memory, out, len))
     };
-    (0..SEEDS).map(run).collect()
+    simt::seeds().map(run).collect()
 }
 
 fn geometry(num_threads: u32) -> Geometry {
@@ -90,7 +87,7 @@ fn phases_end_when_all_bytes_have_come() {
     use transactions::Instance;
     let x: Vec<u32> = (100..116).collect();
     for instance in [Instance::late_copy, Instance::early_copy] {
-        for seed in 0..SEEDS {
+        for seed in simt::seeds() {
             let mut memory = Memory::new();
             let out = memory.alloc("out", Init::Poisoned(68));
             let from = words::alloc(&mut memory, "x", &x);
@@ -213,7 +210,7 @@ fn copies_of_threads_arrive() {
     let x: Vec<u32> = (0..64).map(|i| (i as f32 + 0.5).to_bits()).collect();
     let want: Vec<u32> = x.iter().rev().copied().collect();
     for instance in [Instance::cp_async_counted, Instance::cp_async_noinc] {
-        for seed in 0..SEEDS {
+        for seed in simt::seeds() {
             let mut memory = Memory::new();
             let out = memory.alloc("out", Init::Poisoned(256));
             let from = DevicePtr::new(words::alloc(&mut memory, "x", &x));

@@ -6,9 +6,6 @@ use cuda_std::prelude::*;
 use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
 use simt::{Init, Memory};
 
-/// Orders that each kernel is run in.
-const SEEDS: u64 = 8;
-
 /// Threads of a block.
 const THREADS: u32 = 32;
 
@@ -213,7 +210,7 @@ fn a_loaded_box_is_swizzled_and_zero_outside_of_the_tensor() {
     for (mut spec, corners) in cases() {
         let tensor = pattern(tensor_bytes(&spec), 0);
         let size = spec.element.size_bytes() as usize;
-        for (at, seed) in corners.iter().flat_map(|at| (0..SEEDS).map(move |seed| (at, seed))) {
+        for (at, seed) in corners.iter().flat_map(|at| simt::seeds().map(move |seed| (at, seed))) {
             let mut memory = Memory::new();
             let map = place(&mut memory, &mut spec, &tensor);
             let out = memory.alloc("out", Init::Poisoned(spec.box_bytes() as usize));
@@ -237,7 +234,7 @@ fn a_stored_box_changes_what_is_inside_of_the_tensor_alone() {
         let tensor = pattern(tensor_bytes(&spec), 0);
         let source = pattern(spec.box_bytes() as usize, 100);
         let size = spec.element.size_bytes() as usize;
-        for (at, seed) in corners.iter().flat_map(|at| (0..SEEDS).map(move |seed| (at, seed))) {
+        for (at, seed) in corners.iter().flat_map(|at| simt::seeds().map(move |seed| (at, seed))) {
             let mut memory = Memory::new();
             let map = place(&mut memory, &mut spec, &tensor);
             let from = memory.alloc("from", Init::Bytes(&source));
@@ -297,7 +294,7 @@ fn blocks_add_boxes_to_the_same_elements() {
         let (element, size) = (spec.element, spec.element.size_bytes() as usize);
         let tensor = numbers(element, tensor_bytes(&spec) / size, 0);
         let source = numbers(element, spec.box_bytes() as usize / size, 3);
-        for seed in 0..SEEDS {
+        for seed in simt::seeds() {
             let mut memory = Memory::new();
             let map = place(&mut memory, &mut spec, &tensor);
             let from = memory.alloc("from", Init::Bytes(&source));

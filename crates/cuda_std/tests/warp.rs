@@ -5,9 +5,6 @@ use cuda_std::prelude::*;
 use simt::{Fault, FaultKind, Init, Memory};
 use warp::{FULL_MASK, WARP_SIZE};
 
-/// Orders that each kernel is run in.
-const SEEDS: u64 = 10;
-
 /// Threads of a block: two warps, so that one is not the first.
 const THREADS: u32 = 2 * WARP_SIZE;
 
@@ -153,7 +150,7 @@ fn collectives_take_the_lanes_of_their_mask() {
     for (values, mask) in [values(), constant].iter().flat_map(|values| {
         [FULL_MASK, 1, 0xffff, 0x8000_0001, 0x5555_5555, 0x7fff_fffe].map(|mask| (values, mask))
     }) {
-        for seed in 0..SEEDS {
+        for seed in simt::seeds() {
             let got = run::<19>(values, seed, |geometry, x, out| {
                 collectives::launch(geometry, mask, x, out)
             });
@@ -245,7 +242,7 @@ unsafe fn half_warp<const SYNC: bool>(x: Global<u32>, out: GlobalMut<u32>) {
 fn a_barrier_of_some_lanes_orders_them() {
     use half_warp::Instance;
     let values = values();
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let run = |instance| {
             run::<1>(&values, seed, |geometry, x, out| {
                 half_warp::launch(instance, geometry, x, out)

@@ -171,6 +171,34 @@ impl Machine {
         regions.at_mut(address).ok_or_else(gone)
     }
 
+    /// A block must not end before all others are done with its shared memory: what goes on
+    /// asynchronously there, and threads of its cluster.
+    pub fn check_end_of_block(&self, place: usize) -> Result<(), FaultKind> {
+        let (block, clocks) = (&self.blocks[place], &self.clocks[place]);
+        let mut known = None;
+        for region in block.shared.iter() {
+            for (offset, access, writes) in region.shadow.accesses() {
+                let agent = access.agent();
+                let Agent { block: home, component, epoch } = agent;
+                let is_own = home == block.index && component < clocks.len();
+                // What one access has left in many words is looked at once.
+                if is_own || known == Some(agent) {
+                    continue;
+                }
+                let knows =
+                    |(thread, clock): (_, &Clock)| clock.knows(thread, home, component) >= epoch;
+                if !clocks.iter().enumerate().any(knows) {
+                    let place = Box::new(region.place(region.start + offset as u64));
+                    let other = self.geometry.party(access.issuer(), access.location);
+                    let other = Box::new(other);
+                    return Err(FaultKind::EndsEarly { place, other, writes });
+                }
+                known = Some(agent);
+            }
+        }
+        Ok(())
+    }
+
     fn count(&mut self, span: Span, location: At) {
         self.report.accesses += 1;
         if span.space == Space::Shared {

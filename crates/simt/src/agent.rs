@@ -96,13 +96,4 @@ impl<T> Groups<T> {
         let closed = self.closed.iter().filter(move |(closed, _)| *closed <= epoch);
         closed.flat_map(|(_, operations)| operations)
     }
-
-    /// The epoch of the newest operation that is not waited for; 0 if there is none.
-    pub fn newest(&self) -> u32 {
-        if !self.open.is_empty() {
-            return self.epoch;
-        }
-        let used = self.closed.iter().rev().find(|(_, operations)| !operations.is_empty());
-        used.map_or(0, |(epoch, _)| *epoch)
-    }
 }

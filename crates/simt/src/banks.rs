@@ -1,8 +1,10 @@
 //! Bank conflicts of shared memory, counted.
 //!
 //! Lanes run one after the other here: the accesses that a warp would make at once are those of the
-//! same place in the source, the n-th of each lane. Together they take as many passes as the bank
-//! with most different words; the fewest possible are their words by 32.
+//! same place in the source, the n-th of each lane. The hardware serves them in phases: all lanes of
+//! accesses of at most 4 bytes, 16 of 8 bytes, 8 of 16 bytes, as the rows of a matrix of `ldmatrix`
+//! and `stmatrix` are. A phase takes as many passes as the bank with most different words; one of
+//! them is needed in any case.
 
 use crate::clock::WARP_SIZE;
 use std::collections::VecDeque;
@@ -10,6 +12,15 @@ use std::panic::Location;
 
 /// Banks, each of four bytes.
 const NUM_BANKS: usize = 32;
+const BANK_BYTES: usize = 4;
+
+/// An access of one lane.
+#[derive(Clone, Copy)]
+struct Access {
+    lane: usize,
+    address: u64,
+    len: usize,
+}
 
 /// The shared accesses of a warp's lanes that are not yet counted.
 #[derive(Default)]
@@ -24,8 +35,8 @@ struct Site {
     visits: [usize; WARP_SIZE],
     /// Visits that all lanes have made.
     complete: usize,
-    /// For each visit since then the words that lanes have accessed, and how many lanes.
-    pending: VecDeque<(Vec<u64>, usize)>,
+    /// For each visit since then the accesses of lanes.
+    pending: VecDeque<Vec<Access>>,
 }
 
 impl WarpAccesses {
@@ -49,32 +60,47 @@ impl WarpAccesses {
         if visit == site.pending.len() {
             site.pending.push_back(Default::default());
         }
-        let (words, lanes) = &mut site.pending[visit];
-        words.extend(address / 4..(address + len as u64).div_ceil(4));
-        *lanes += 1;
+        let accesses = &mut site.pending[visit];
+        accesses.push(Access { lane, address, len });
         // Every lane's visits come in order: a complete one is the first.
-        if *lanes < num_lanes {
+        if accesses.len() < num_lanes {
             return 0;
         }
         site.complete += 1;
-        site.pending.pop_front().map_or(0, |(words, _)| conflicts(words))
+        site.pending.pop_front().map_or(0, |accesses| conflicts(&accesses))
     }
 
     /// The conflicts of what only some lanes have accessed.
     pub fn finish(self) -> u64 {
         let pending = self.sites.into_iter().flat_map(|site| site.pending);
-        pending.map(|(words, _)| conflicts(words)).sum()
+        pending.map(|accesses| conflicts(&accesses)).sum()
     }
 }
 
-/// Passes that these words take beyond the fewest.
-fn conflicts(mut words: Vec<u64>) -> u64 {
+/// Passes that these accesses take beyond one a phase.
+fn conflicts(accesses: &[Access]) -> u64 {
+    let widest = accesses.iter().map(|access| access.len).max().unwrap_or(0);
+    let lanes_per_phase = NUM_BANKS / widest.div_ceil(BANK_BYTES).clamp(1, NUM_BANKS);
+    (0..WARP_SIZE)
+        .step_by(lanes_per_phase)
+        .map(|first| {
+            let lanes = first..first + lanes_per_phase;
+            conflicts_of_phase(accesses.iter().filter(|access| lanes.contains(&access.lane)))
+        })
+        .sum()
+}
+
+/// Passes that these accesses take beyond one.
+fn conflicts_of_phase<'a>(accesses: impl Iterator<Item = &'a Access>) -> u64 {
+    let word = |address: u64| address / BANK_BYTES as u64;
+    let mut words: Vec<u64> = accesses
+        .flat_map(|access| word(access.address)..=word(access.address + access.len as u64 - 1))
+        .collect();
     words.sort_unstable();
     words.dedup();
-    let mut by_bank = [0; NUM_BANKS];
-    for word in &words {
-        by_bank[*word as usize % NUM_BANKS] += 1;
+    let mut by_bank = [0_u64; NUM_BANKS];
+    for word in words {
+        by_bank[word as usize % NUM_BANKS] += 1;
     }
-    let passes = by_bank.into_iter().max().unwrap_or(0);
-    passes - words.len().div_ceil(NUM_BANKS) as u64
+    by_bank.into_iter().max().unwrap_or(0).saturating_sub(1)
 }

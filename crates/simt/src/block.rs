@@ -35,10 +35,8 @@ pub(crate) struct Thread {
     pub result: Words,
     /// Its `cp.async` copies.
     pub copies: Groups<Copy>,
-    /// Its bulk copies to global memory, by their numbers, and the newest group that has read its
-    /// source.
+    /// Its bulk copies to global memory, by their numbers.
     pub bulk: Groups<u64>,
-    pub bulk_read: u32,
     /// The matrix products of its warpgroup.
     pub products: Groups<()>,
     pub products_done: u32,

@@ -112,6 +112,16 @@ pub enum FaultKind {
         /// Whether it writes them.
         writes: bool,
     },
+    /// A block ends before others are done with its shared memory: an asynchronous operation that
+    /// no thread of the block has waited for, or a thread of another block.
+    EndsEarly {
+        /// A place there.
+        place: Box<Place>,
+        /// The thread that accesses it or has it accessed, and where.
+        other: Box<Party>,
+        /// Whether that writes.
+        writes: bool,
+    },
     /// An instruction that cannot be run with these operands, or not now.
     Invalid(String),
     /// Threads that can go on wait in vain for what another one writes.
@@ -129,12 +139,19 @@ impl fmt::Display for Party {
     }
 }
 
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { name, offset, len } = self;
+        write!(f, "`{name}` + {offset} (of {len})")
+    }
+}
+
 impl fmt::Display for MemoryAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MemoryAccess { writes, bytes, buffer, address } = self;
         write!(f, "{} {bytes} bytes at ", if *writes { "writes" } else { "reads" })?;
         match buffer {
-            Some(Place { name, offset, len }) => write!(f, "`{name}` + {offset} (of {len})"),
+            Some(place) => place.fmt(f),
             None if *address == 0 => f.write_str("a null pointer"),
             None => write!(f, "{address:#x}, where no buffer is"),
         }
@@ -152,6 +169,7 @@ impl fmt::Display for Fault {
             FaultKind::NotWaitedFor { .. } => "asynchronous operation not waited for",
             FaultKind::Unfenced { .. } => "missing fence.proxy.async",
             FaultKind::Dependency { .. } => "missing griddepcontrol.wait",
+            FaultKind::EndsEarly { .. } => "block ends too early",
             FaultKind::Invalid(_) => "invalid instruction",
             FaultKind::Livelock(_) => "livelock",
             FaultKind::Deadlock(_) => "deadlock",
@@ -185,6 +203,11 @@ impl fmt::Display for Fault {
             FaultKind::Dependency { access, location, writes } => {
                 let verb = if *writes { "writes" } else { "reads" };
                 write!(f, "\n  {access}\n  the launch before {verb} them at {location}")
+            }
+            FaultKind::EndsEarly { place, other, writes } => {
+                let verb = if *writes { "writes" } else { "reads" };
+                write!(f, "\n  {place} is gone then")?;
+                write!(f, "\n  {other} {verb} it, or started what does; nothing orders the two")
             }
             FaultKind::Deadlock(waiting) | FaultKind::Livelock(waiting) => {
                 write_waiting(f, waiting)

@@ -8,7 +8,7 @@ use crate::access::{By, Span};
 use crate::agent::Role;
 use crate::clock::Knowledge;
 use crate::device::Reduce;
-use crate::fault::FaultKind;
+use crate::fault::{Fault, FaultKind};
 use crate::machine::{At, Machine, Space};
 use crate::mbarrier::Id;
 use crate::shadow::{Agent, Mode};
@@ -93,9 +93,11 @@ impl Machine {
     }
 
     /// Lands one of the copies under way, whichever the seed says.
-    pub fn land_any(&mut self) -> Result<(), FaultKind> {
+    pub fn land_any(&mut self) -> Result<(), Fault> {
         let index = self.rng.below(self.flights.len());
-        self.land_at(index)
+        let (_, location) = self.flights[index].by;
+        let landed = self.land_at(index);
+        landed.map_err(|kind| self.fault(kind, format!("{location}, at the end of its copy")))
     }
 
     fn land_at(&mut self, index: usize) -> Result<(), FaultKind> {
@@ -164,13 +166,11 @@ impl Machine {
         if read_only {
             let done = (bulk.epoch() - 1).saturating_sub(pending as u32);
             let flights: Vec<u64> = bulk.up_to(done).copied().collect();
-            block.threads[thread].bulk_read = done;
             flights.into_iter().try_for_each(|flight| self.land(flight))?;
             self.clock().learn(reads, done);
             return Ok(());
         }
         let (epoch, flights) = bulk.wait(pending);
-        block.threads[thread].bulk_read = block.threads[thread].bulk_read.max(epoch);
         for flight in flights {
             self.land(flight)?;
         }
@@ -179,41 +179,15 @@ impl Machine {
         Ok(())
     }
 
-    /// A thread must not end before its bulk copies have read their sources.
-    pub fn check_bulk_reads(&mut self) -> Result<(), FaultKind> {
-        let thread = self.current.1;
-        let thread = &self.block().threads[thread];
-        if thread.bulk.newest() <= thread.bulk_read {
-            return Ok(());
-        }
-        Err(FaultKind::Invalid(
-            "a thread ends before its bulk copies have read shared memory: \
-             cp.async.bulk.wait_group.read waits for that"
-                .to_owned(),
-        ))
-    }
-
-    /// A block must not end before the copies to its shared memory have landed.
-    pub fn check_flights_to(&self, place: usize) -> Result<(), FaultKind> {
-        let to_it =
-            |flight: &&Flight| flight.order.dst.1 != Space::Global && flight.order.dst.0 == place;
-        match self.flights.iter().find(to_it) {
-            None => Ok(()),
-            Some(flight) => Err(FaultKind::Invalid(format!(
-                "a block ends while a copy to its shared memory is under way; {} started it",
-                self.party_of(flight)
-            ))),
-        }
-    }
-
     /// A phase of an mbarrier must not end before the copies that it counts have landed.
     pub fn check_flights_of(&self, id: Id) -> Result<(), FaultKind> {
         let of_it = |flight: &&Flight| flight.signals.is_some_and(|(signalled, _)| signalled == id);
         match self.flights.iter().find(of_it) {
             None => Ok(()),
             Some(flight) => Err(FaultKind::Invalid(format!(
-                "an mbarrier's phase ends while a copy that it counts is under way, whose bytes \
-                 it does not expect; {} started it",
+                "a phase of the mbarrier at {} ends while a copy that it counts is under way, \
+                 whose bytes it does not expect; {} started it",
+                self.blocks[id.0].shared.describe(id.1),
                 self.party_of(flight)
             ))),
         }

@@ -24,7 +24,7 @@ const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_THREADS: u64 = 1024;
 
 /// Most blocks of a cluster that every device with clusters can run.
-const MAX_CLUSTER: u64 = 8;
+const MAX_CLUSTER: u32 = 8;
 
 /// Most shared memory of a block: an H200's.
 pub(crate) const MAX_SHARED_BYTES: u32 = 227 * 1024;
@@ -43,8 +43,8 @@ impl Geometry {
                 "a block of {block:?} threads: at most {MAX_THREADS} are possible"
             ));
         }
-        let blocks: u64 = cluster.iter().map(|&size| u64::from(size)).product();
-        if !(1..=MAX_CLUSTER).contains(&blocks) {
+        let blocks = cluster.iter().try_fold(1_u32, |blocks, &size| blocks.checked_mul(size));
+        if !blocks.is_some_and(|blocks| (1..=MAX_CLUSTER).contains(&blocks)) {
             return Err(format!(
                 "a cluster of {cluster:?} blocks: 1 to {MAX_CLUSTER} are possible"
             ));

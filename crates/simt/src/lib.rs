@@ -44,6 +44,7 @@ mod product;
 mod registers;
 mod rng;
 mod schedule;
+mod seeds;
 mod shadow;
 mod tensor;
 
@@ -52,6 +53,7 @@ pub use geometry::Geometry;
 pub use machine::{Report, Space};
 pub use memory::{Init, Memory, MemoryError};
 pub use schedule::{Body, emulate};
+pub use seeds::seeds;
 
 /// The one collective of a warp that orders memory accesses.
 const SYNC_WARP: &str = "bar.warp.sync";

@@ -121,8 +121,7 @@ impl Machine {
         if is_one && known.is_some_and(|mbarrier| mbarrier.count > 0) {
             return Ok(id);
         }
-        let place = self.blocks[id.0].shared.at(id.1).map(|region| region.place(id.1));
-        let at = place.map_or_else(String::new, |at| format!("`{}` + {}", at.name, at.offset));
+        let at = self.blocks[id.0].shared.describe(id.1);
         Err(FaultKind::Invalid(format!("there is no mbarrier at {at}: mbarrier.init makes one")))
     }
 
@@ -159,14 +158,14 @@ impl Machine {
         count: u32,
         knowledge: &Knowledge,
     ) -> Result<u64, FaultKind> {
-        let mbarrier = self.get(id);
-        let phase = mbarrier.phase;
-        if count == 0 || count > mbarrier.pending {
+        let &mut Mbarrier { phase, pending, count: all, .. } = self.get(id);
+        if count == 0 || count > pending {
+            let at = self.blocks[id.0].shared.describe(id.1);
             return Err(FaultKind::Invalid(format!(
-                "{count} arrivals at an mbarrier whose phase waits for {} of {}",
-                mbarrier.pending, mbarrier.count
+                "{count} arrivals at the mbarrier at {at}, whose phase waits for {pending} of {all}"
             )));
         }
+        let mbarrier = self.get(id);
         mbarrier.pending -= count;
         mbarrier.gathered.join(knowledge);
         self.complete_phase(id)?;

@@ -111,8 +111,19 @@ impl Regions {
         self.0.get_mut(index)
     }
 
+    /// Where an address is, for a report.
+    pub fn describe(&self, address: u64) -> String {
+        let region = self.at(address);
+        region.map_or_else(|| format!("{address:#x}"), |region| region.place(address).to_string())
+    }
+
     fn index(&self, address: u64) -> Option<usize> {
         self.0.partition_point(|region| region.start <= address).checked_sub(1)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Region> {
+        self.0.iter()
     }
 
     /// Adds a region behind all others.

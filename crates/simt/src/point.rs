@@ -4,8 +4,9 @@ use std::panic::Location;
 
 use crate::block::Block;
 use crate::clock::WARP_SIZE;
-use crate::fault::Waiting;
+use crate::fault::{FaultKind, Waiting};
 use crate::geometry::Geometry;
+use crate::machine::{At, Machine};
 
 /// Something that a thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,10 +23,33 @@ pub(crate) enum Point {
     Cluster,
     /// Registers that other warps have to give back.
     Registers,
-    /// Another thread's write of what it has read atomically.
-    Atomic,
-    /// Another thread's write of what it reads again and again.
-    Load,
+    /// Another thread's write of what it reads again and again: of global memory, or of the shared
+    /// memory of the block at this place.
+    Change { place: Option<usize>, address: u64 },
+}
+
+impl Machine {
+    /// The threads of a warp come to an `.aligned` instruction converged: nobody of the warp waits
+    /// at `point` who has come there from elsewhere in the kernel than the thread that runs.
+    pub fn check_converged(
+        &self,
+        point: Point,
+        instruction: &str,
+        location: At,
+    ) -> Result<(), FaultKind> {
+        let (place, thread) = self.current;
+        let block = &self.blocks[place];
+        let first = thread / WARP_SIZE * WARP_SIZE;
+        let warp = block.threads.iter().enumerate().skip(first).take(WARP_SIZE);
+        let mut waits = warp.filter_map(|(lane, thread)| Some((lane, thread.waits?)));
+        let apart = waits.find(|(_, (at, elsewhere))| *at == point && *elsewhere != location);
+        let Some((lane, (_, elsewhere))) = apart else { return Ok(()) };
+        let other = self.geometry.party((block.index, lane), elsewhere);
+        Err(FaultKind::Invalid(format!(
+            "{instruction} in divergent code: all threads of a warp come to it together; {other} \
+             waits at another one"
+        )))
+    }
 }
 
 impl Block {
@@ -78,15 +102,12 @@ impl Block {
             Point::Mbarrier { address, parity, .. } => {
                 let state = self.mbarriers.get(&address);
                 let state = state.map_or_else(|| "there is none now".into(), |m| m.describe());
-                let place = self.shared.at(address).map(|region| region.place(address));
-                let place =
-                    place.map_or_else(String::new, |at| format!("`{}` + {}", at.name, at.offset));
-                format!("waits for phase parity {parity} of the mbarrier at {place}: {state}")
+                let at = self.shared.describe(address);
+                format!("waits for phase parity {parity} of the mbarrier at {at}: {state}")
             }
             Point::Cluster => "waits at barrier.cluster".to_owned(),
             Point::Registers => "waits in setmaxnreg for registers of other warps".to_owned(),
-            Point::Atomic => "reads atomically what nobody changes".to_owned(),
-            Point::Load => "reads memory that nobody changes".to_owned(),
+            Point::Change { .. } => "waits for a change of memory".to_owned(),
         }
     }
 

@@ -28,8 +28,9 @@ pub(crate) struct Fragments {
 /// One thread's part of an accumulator.
 struct Fragment {
     values: Vec<f32>,
-    /// The group of the last product with it.
+    /// The group of the last product with it, and where that was started.
     epoch: u32,
+    started: Option<At>,
 }
 
 /// The products that a warpgroup has started.
@@ -54,7 +55,7 @@ impl Machine {
     pub fn start_fragment(&mut self, values: &[f32]) -> u64 {
         let fragments = &mut self.fragments;
         fragments.next += 1;
-        let fragment = Fragment { values: values.to_vec(), epoch: 0 };
+        let fragment = Fragment { values: values.to_vec(), epoch: 0, started: None };
         fragments.by_key.insert(fragments.next, fragment);
         fragments.next
     }
@@ -64,12 +65,11 @@ impl Machine {
         let thread = self.current.1;
         let done = self.block().threads[thread].products_done;
         let fragment = &self.fragments.by_key[&key];
-        if fragment.epoch > done {
-            return Err(FaultKind::Invalid(
-                "an accumulator is read while a product is in flight to it: \
-                 wgmma.commit_group closes its group, wgmma.wait_group waits for it"
-                    .to_owned(),
-            ));
+        if let Some(started) = fragment.started.filter(|_| fragment.epoch > done) {
+            return Err(FaultKind::Invalid(format!(
+                "an accumulator is read while a product is in flight to it, which was started at \
+                 {started}: wgmma.commit_group closes its group, wgmma.wait_group waits for it"
+            )));
         }
         values.copy_from_slice(&fragment.values);
         Ok(())
@@ -85,13 +85,14 @@ impl Machine {
         const INSTRUCTION: &str = "wgmma.mma_async";
         let (place, thread) = self.current;
         let warpgroup = thread / WARPGROUP;
+        let point = Point::Warpgroup { warpgroup, instruction: INSTRUCTION };
+        self.check_converged(point, INSTRUCTION, location)?;
         let block = &mut self.blocks[place];
         let Some(products) = block.products.get_mut(warpgroup) else {
             let why = format!("{INSTRUCTION} in a warpgroup that has no 128 threads");
             return Err(FaultKind::Invalid(why));
         };
         products.coming.push((thread, *op, key));
-        let point = Point::Warpgroup { warpgroup, instruction: INSTRUCTION };
         let met = block.meet(thread, (point, WARPGROUP), Default::default(), location);
         let Some((arrived, _)) = met else { return Ok(false) };
         self.start_product(warpgroup, location)?;
@@ -107,7 +108,7 @@ impl Machine {
             let thread = &mut self.blocks[place].threads[warpgroup * WARPGROUP + thread];
             let epoch = thread.products.epoch();
             let fragment = self.fragments.by_key.get_mut(key).expect("`gather` has found it");
-            fragment.epoch = epoch;
+            (fragment.epoch, fragment.started) = (epoch, Some(location));
             thread.products.push(());
         }
         self.blocks[place].products[warpgroup].started.push(product);

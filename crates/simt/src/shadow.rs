@@ -58,6 +58,12 @@ impl Access {
         (self.issuer.0.into(), self.issuer.1.into())
     }
 
+    /// Who makes it: a component of a block, in one of its epochs.
+    pub fn agent(&self) -> Agent {
+        let (block, component) = (self.block.into(), self.component as usize);
+        Agent { block, component, epoch: self.epoch }
+    }
+
     /// Whether it goes on while the thread does something else.
     pub fn is_asynchronous(&self) -> bool {
         matches!(self.mode, Mode::Copy | Mode::Proxy)
@@ -280,6 +286,22 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
+    /// The accesses that are noted: where, by whom, and whether it writes.
+    pub fn accesses(&self) -> impl Iterator<Item = (usize, &Access, bool)> {
+        let pages = self.pages.iter().enumerate();
+        let pages = pages.filter_map(|(number, page)| Some((number * PAGE_BYTES, page.as_ref()?)));
+        pages.flat_map(|(start, page)| {
+            let cells = page.cells.iter().enumerate();
+            cells.flat_map(move |(number, cell)| {
+                let writes =
+                    cell.write.iter().chain(cell.atomics.all()).map(|access| (access, true));
+                let reads = cell.reads.all().iter().map(|access| (access, false));
+                let at = start + number * page.bytes_per_cell;
+                writes.chain(reads).map(move |(access, writes)| (at, access, writes))
+            })
+        })
+    }
+
     /// Forgets all accesses.
     pub fn clear(&mut self) {
         self.pages.clear();

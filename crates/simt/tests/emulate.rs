@@ -3,8 +3,6 @@
 use simt::{Fault, FaultKind, Geometry, Init, Memory, Report, Space, device};
 use std::sync::{Arc, Mutex};
 
-const SEEDS: u64 = 50;
-
 fn run(
     (blocks, threads): (u32, u32),
     memory: &mut Memory,
@@ -26,7 +24,7 @@ fn faults(body: impl Fn(usize) + Copy + Send + Sync + 'static) -> Vec<Option<Fau
         let body = move || body(device::thread_idx()[0] as usize);
         run((1, 64), &mut Memory::new(), seed, body).err().map(|fault| fault.kind)
     };
-    (0..SEEDS).map(one).collect()
+    simt::seeds().map(one).collect()
 }
 
 fn is_race(kind: &Option<FaultKind>) -> bool {
@@ -196,7 +194,7 @@ fn what_waiting_threads_hold_is_dropped_after_a_fault() {
     };
     let mut memory = Memory::new();
     let x = memory.alloc("x", Init::Bytes(&[9]));
-    for seed in 0..SEEDS {
+    for seed in simt::seeds() {
         let fault = run((2, 64), &mut memory, seed, body.clone()).unwrap_err();
         assert_eq!(fault.kind, FaultKind::Panic("thread five".to_owned()));
         let location = fault.by.unwrap().location;
@@ -264,6 +262,26 @@ fn the_host_reads_and_writes_inside_of_buffers() {
     assert_eq!(error.to_string(), "1 bytes at 0x40: no buffer is there");
 }
 
+/// Two places in a kernel where a thread comes to the same instruction.
+const BARRIERS: [fn(); 2] = [|| device::bar_sync(0, None), || device::bar_sync(0, None)];
+const COLLECTIVES: [fn(&'static str); 2] = [
+    |instruction| _ = device::collective(instruction, u32::MAX, &[], |_| ()),
+    |instruction| _ = device::collective(instruction, u32::MAX, &[], |_| ()),
+];
+
+#[test]
+fn a_warp_comes_to_an_aligned_instruction_together() {
+    let divergent = |fault: &Option<FaultKind>| matches!(fault, Some(FaultKind::Invalid(why)) if why.contains("divergent"));
+    let by_warp = faults(|i| BARRIERS[i / 32]());
+    assert!(by_warp.iter().all(Option::is_none), "{by_warp:?}");
+    let by_lane = faults(|i| BARRIERS[i % 2]());
+    assert!(by_lane.iter().all(divergent), "{by_lane:?}");
+    let shuffle = faults(|i| COLLECTIVES[i % 2]("shfl.sync.bfly.b32"));
+    assert!(shuffle.iter().all(Option::is_none), "{shuffle:?}");
+    let product = faults(|i| COLLECTIVES[i % 2]("mma.sync.aligned.m16n8k16"));
+    assert!(product.iter().all(divergent), "{product:?}");
+}
+
 #[test]
 fn bank_conflicts_are_counted() {
     // A warp's access of a word a lane, `stride` words apart, in two rounds of two warps.
@@ -291,18 +309,37 @@ fn bank_conflicts_are_counted() {
     for (stride, lanes, want) in [(1, 32, 0), (2, 32, 1), (32, 32, 31), (33, 32, 0), (32, 5, 4)] {
         assert_eq!(conflicts(stride, lanes), want, "stride {stride} of {lanes} lanes");
     }
-    // The same word is read at once; 16 bytes a lane are four passes in any case.
-    let reads = |len: usize, stride: u64| {
+}
+
+#[test]
+fn wide_accesses_take_a_phase_for_a_part_of_the_lanes() {
+    // What a lane reads of 4 KiB: `len` bytes at `at(lane)`.
+    let conflicts = |len: usize, at: fn(u32) -> u32| {
+        let geometry =
+            Geometry { grid: [1, 1, 1], block: [32, 1, 1], cluster: [1; 3], shared_bytes: 4096 };
         let body = move || {
             let [i, ..] = device::thread_idx();
             let start = u64::from(device::dynamic_shared());
-            if i < 16 {
-                device::store(Space::Shared, start + 16 * u64::from(i), 16, &[0; 16]);
+            for row in 0..8 {
+                let address = start + u64::from(512 * row + 16 * i);
+                device::store(Space::Shared, address, 16, &[0; 16]);
             }
             device::bar_sync(0, None);
-            device::load(Space::Shared, start + stride * u64::from(i % 16), 4, &mut vec![0; len]);
+            device::load(Space::Shared, start + u64::from(at(i)), 4, &mut vec![0; len]);
         };
-        run((1, 32), &mut Memory::new(), 1, body).unwrap().bank_conflicts
+        let memory = &mut Memory::new();
+        simt::emulate("test", geometry, Arc::new(body), memory, 1).unwrap().bank_conflicts
     };
-    assert_eq!((reads(4, 0), reads(16, 16), reads(16, 0)), (0, 0, 0));
+    // One word for all; side by side.
+    for len in [1, 2, 4, 8, 16] {
+        assert_eq!(conflicts(len, |_| 0), 0);
+    }
+    assert_eq!((conflicts(8, |i| 8 * i), conflicts(16, |i| 16 * i)), (0, 0));
+    // Of 8 bytes 16 lanes are a phase: two of them in each bank, and half as many.
+    assert_eq!((conflicts(8, |i| 16 * i), conflicts(8, |i| 8 * (i % 16))), (2, 0));
+    // Of 16 bytes 8 lanes are one: the rows of a matrix, 128 bytes apart and 144.
+    assert_eq!(conflicts(16, |i| 128 * (i % 8) + 16 * (i / 8)), 4 * 7);
+    assert_eq!(conflicts(16, |i| 144 * (i % 8) + 16 * (i / 8)), 0);
+    // What one phase does not touch is no room for another: the lanes of each share four banks.
+    assert_eq!(conflicts(16, |i| 128 * (i % 4) + 16 * (i / 4)), 4 * 3);
 }

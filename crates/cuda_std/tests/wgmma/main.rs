@@ -269,7 +269,7 @@ fn two_accumulators_are_in_flight() {
             }
         }
     };
-    for seed in 0..4 {
+    for seed in simt::seeds() {
         let got = emulate(&case, 2048, seed, body).unwrap();
         for (at, got) in got.into_iter().enumerate() {
             let (step, row, column) = (at / 1024, at % 1024 / 16, at % 16);

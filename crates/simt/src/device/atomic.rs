@@ -2,7 +2,6 @@
 
 use super::with;
 use crate::machine::Space;
-use crate::point::Point;
 use crate::schedule::suspend;
 
 /// What an atomic operation orders.
@@ -50,7 +49,8 @@ pub fn atomic(
             new
         };
         let old = machine.atomic((space, address), len, (order, scope), update, location)?;
-        machine.let_others_run((!changes).then_some((Point::Atomic, location)));
+        let change = machine.change_at(space, address)?;
+        machine.let_others_run((!changes).then_some((change, location)));
         Ok(old)
     });
     suspend();

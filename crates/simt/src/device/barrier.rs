@@ -1,13 +1,17 @@
 //! Barriers of a block, named ones too, and of a cluster.
 
 use super::{wait_until, with};
+use crate::point::Point;
 use crate::schedule::suspend;
 
 /// `bar.sync`: waits until `num_threads` threads (of all that have not ended, if `None`) have come to
 /// barrier `id`, and orders what they did before it before what they do behind it.
 #[track_caller]
 pub fn bar_sync(id: u32, num_threads: Option<u32>) {
-    let is_last = with(|machine, location| machine.bar_sync(id, num_threads, location));
+    let is_last = with(|machine, location| {
+        machine.check_converged(Point::Barrier(id), "bar.sync", location)?;
+        machine.bar_sync(id, num_threads, location)
+    });
     if !is_last {
         suspend();
     }

@@ -83,7 +83,7 @@ pub fn load(space: Space, address: u64, align: usize, out: &mut [u8]) {
     let span = Span::read(space, address, out.len(), align);
     let spins = with(|machine, location| {
         machine.load(span, out, location)?;
-        Ok(machine.spins(address, location))
+        machine.spins((space, address), location)
     });
     if spins {
         suspend();
