@@ -16,6 +16,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod sampling;
 pub mod silu_mul;
+pub mod tile;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod operand;

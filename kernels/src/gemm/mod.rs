@@ -1,9 +1,14 @@
 //! Linear layers: `out = x * weight^T (+ bias) (+ residual)`.
 
+pub mod f16_sm90;
 pub mod f32;
 pub mod f32_small_m;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod linear;
 #[cfg(not(target_arch = "nvptx64"))]
+mod linear16;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use linear::{Linear, LinearOperands};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use linear16::{Gpu, Linear16, Linear16Operands, Out16, TILE_CONFIGS, Target, TileConfig};

@@ -4,7 +4,7 @@
 use super::descriptor::Major;
 use crate::{E4m3, E5m2};
 #[cfg(target_arch = "nvptx64")]
-use core::arch::asm;
+use {crate::warp::stay_converged, core::arch::asm};
 use half::{bf16, f16};
 
 /// What operands are made of: `f16` and `bf16` (k = 16), [`E4m3`] and [`E5m2`] (k = 32).
@@ -48,6 +48,7 @@ macro_rules! product {
     ) => {
         // SAFETY: the caller's promise.
         unsafe {
+            stay_converged();
             asm!(
                 "{{",
                 ".reg .pred accumulate;",
@@ -61,7 +62,7 @@ macro_rules! product {
                 accumulate = in(reg32) u32::from($accumulate),
                 $($operand)*
                 options(nostack, preserves_flags)
-            )
+            );
         }
     };
 }

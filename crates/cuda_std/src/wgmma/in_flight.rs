@@ -7,7 +7,7 @@ use super::element::Element;
 use core::marker::PhantomData;
 
 #[cfg(target_arch = "nvptx64")]
-use core::arch::asm;
+use {crate::warp::stay_converged, core::arch::asm};
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::device::{OperandA, Wgmma};
 
@@ -56,12 +56,13 @@ macro_rules! instruction_on {
     ($n:literal, [$($i:literal)*], ($registers:expr, $instruction:literal, $($operand:tt)*)) => {
         // SAFETY: it orders accesses of the registers, and changes none.
         unsafe {
+            stay_converged();
             asm!(
                 concat!($instruction, " //" $(, " {", $i, "}")*),
                 $(inout(reg32) $registers[$i],)*
                 $($operand)*
                 options(nostack, preserves_flags)
-            )
+            );
         }
     };
 }

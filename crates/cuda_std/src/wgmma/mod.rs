@@ -48,7 +48,7 @@ pub use element::Element;
 pub use in_flight::{FragmentA, InFlight};
 
 #[cfg(target_arch = "nvptx64")]
-use core::arch::asm;
+use {crate::warp::stay_converged, core::arch::asm};
 
 /// Most groups that a wait can leave under way.
 const MAX_PENDING: u32 = 7;
@@ -58,6 +58,7 @@ instruction! {
     /// each round of a loop that keeps an accumulator in flight (without it ptxas puts one there,
     /// C7519), and behind a [`FragmentA`] for such an accumulator. [`Accumulator::start`] is one.
     "wgmma.fence.sync.aligned" => pub fn fence() {
+        stay_converged();
         asm!("wgmma.fence.sync.aligned;", options(nostack, preserves_flags));
     } host {
         // A thread of the emulator has no registers that could be late.
@@ -65,6 +66,7 @@ instruction! {
 
     /// Closes a group: the warpgroup's products since the last one.
     "wgmma.commit_group.sync.aligned" => pub fn commit() {
+        stay_converged();
         asm!("wgmma.commit_group.sync.aligned;", options(nostack, preserves_flags));
     } host {
         simt::device::wgmma_commit_group()
@@ -83,6 +85,7 @@ pub fn wait_group<const PENDING: u32>() {
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: it waits, and touches nothing.
     unsafe {
+        stay_converged();
         asm!("wgmma.wait_group.sync.aligned {};", const PENDING,
             options(nostack, preserves_flags));
     }

@@ -1,0 +1,172 @@
+//! The two sides of the ring: copies of stages, and their products.
+
+use super::accumulators::Accumulators;
+use super::tiles::{BLOCK_K, NUM_CONSUMER_WARPS, ROW_BYTES, Tile};
+use crate::tile::element::Operand16;
+use crate::tile::pipeline::{Pipeline, Stage};
+use cuda_std::bulk::CacheHint;
+use cuda_std::prelude::*;
+use cuda_std::wgmma::{self, MatrixDescriptor, Swizzle};
+
+/// The ring of stages of A and B.
+#[derive(Clone, Copy)]
+pub(super) struct Mainloop<E> {
+    smem_a: Shared<E>,
+    smem_b: Shared<E>,
+    pipeline: Pipeline,
+    num_k_blocks: u32,
+}
+
+impl<E: Operand16> Mainloop<E> {
+    /// The ring at the start of `smem`, for `k` columns.
+    ///
+    /// # Safety
+    /// 1. `smem` is the block's, `T::SHARED_BYTES`, and aligned to 1024 bytes.
+    /// 2. One thread calls [`Mainloop::init`], and a barrier of the cluster follows.
+    #[inline(always)]
+    pub unsafe fn new<T: Tile>(smem: Shared<u8>, k: u32) -> Self {
+        let barriers = smem.offset(T::BARRIERS_AT).cast();
+        Mainloop {
+            smem_a: smem.cast(),
+            smem_b: smem.offset(T::NUM_STAGES * T::A_BYTES).cast(),
+            // SAFETY: the caller's promise.
+            pipeline: unsafe { Pipeline::new(barriers, T::NUM_STAGES) },
+            num_k_blocks: k.div_ceil(BLOCK_K),
+        }
+    }
+
+    /// Makes the barriers of the ring.
+    #[inline(always)]
+    #[track_caller]
+    pub fn init<T: Tile>(self) {
+        // Every block of the cluster writes to a stage, so that it is empty when all have read theirs.
+        self.pipeline.init(NUM_CONSUMER_WARPS * T::CLUSTER);
+    }
+
+    /// Loads the operands of a tile, whose first rows of A and B are `row_a` and `row_b`; gives the
+    /// stage behind them.
+    ///
+    /// # Safety
+    /// 1. One thread of the block calls this and [`Mainloop::finish`], for the same tiles as the
+    ///    consumers.
+    /// 2. `a` and `b` are maps of boxes of `BLOCK_K` columns, and of as many rows as a block loads.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn load_tile<T: Tile>(
+        self,
+        mut stage: Stage,
+        [a, b]: [TensorMap; 2],
+        [row_a, row_b]: [u32; 2],
+    ) -> Stage {
+        let mut k = 0;
+        for _ in 0..self.num_k_blocks {
+            self.pipeline.wait_empty(stage);
+            let full_barrier = self.pipeline.full_barrier(stage);
+            full_barrier.arrive_expect_tx(T::A_BYTES + T::B_BYTES);
+            let smem_a = self.smem_a.offset(stage.stage_idx * T::BLOCK_M * BLOCK_K);
+            let smem_b = self.smem_b.offset(stage.stage_idx * T::BLOCK_N * BLOCK_K);
+            // SAFETY: the stage is empty in all blocks that the copies write to.
+            unsafe {
+                load_rows(smem_a, a, [k, row_a], full_barrier, [T::BLOCK_M, T::CLUSTER_N]);
+                load_rows(smem_b, b, [k, row_b], full_barrier, [T::BLOCK_N, T::CLUSTER_M]);
+            }
+            k += BLOCK_K;
+            stage = self.pipeline.next(stage);
+        }
+        stage
+    }
+
+    /// Waits until nothing is written to the block's shared memory any longer; `stage` is behind the
+    /// last tile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn finish<T: Tile>(self, stage: Stage) {
+        if T::CLUSTER > 1 {
+            self.pipeline.drain(stage);
+        }
+    }
+
+    /// Multiplies the operands of a tile; gives the warpgroup's sums, and the stage behind them.
+    ///
+    /// # Safety
+    /// 1. All threads of the two consumer warpgroups call this, for the same tiles as the producer.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn multiply_tile<T: Tile>(
+        self,
+        mut stage: Stage,
+        [row_a, row_b]: [u32; 2],
+    ) -> (T::Acc, Stage) {
+        let a = MatrixDescriptor::k_major(self.smem_a, Swizzle::B128).advance(row_a * ROW_BYTES);
+        let b = MatrixDescriptor::k_major(self.smem_b, Swizzle::B128).advance(row_b * ROW_BYTES);
+        let mut acc = T::Acc::start();
+        let mut multiplied = stage;
+        for k_block in 0..self.num_k_blocks {
+            self.pipeline.wait_full(stage);
+            wgmma::fence();
+            let a = a.advance(stage.stage_idx * T::A_BYTES);
+            let b = b.advance(stage.stage_idx * T::B_BYTES);
+            // SAFETY: the stage is filled, and stays so until it is released.
+            unsafe { T::Acc::multiply(&mut acc, a, b) };
+            wgmma::commit();
+            // The products of this stage go on while those before are waited for.
+            wgmma::wait_group::<1>();
+            if k_block > 0 {
+                self.release::<T>(multiplied);
+            }
+            multiplied = stage;
+            stage = self.pipeline.next(stage);
+        }
+        let acc = T::Acc::wait(acc);
+        self.release::<T>(multiplied);
+        (acc, stage)
+    }
+
+    /// Tells all producers that write to the stage that the warp has read it.
+    #[inline(always)]
+    #[track_caller]
+    fn release<T: Tile>(self, stage: Stage) {
+        let empty_barrier = self.pipeline.empty_barrier(stage);
+        let lane_id = warp::lane_id();
+        if T::CLUSTER > 1 {
+            if lane_id < T::CLUSTER {
+                empty_barrier.peer(lane_id).arrive();
+            }
+        } else if lane_id == 0 {
+            empty_barrier.arrive();
+        }
+    }
+}
+
+/// Loads `block_rows` rows that `blocks` blocks share, each of which loads its part for all.
+///
+/// # Safety
+/// 1. `dst` is empty in all of the blocks.
+#[inline(always)]
+#[track_caller]
+unsafe fn load_rows<E: Operand16>(
+    dst: Shared<E>,
+    map: TensorMap,
+    [k, row]: [u32; 2],
+    full_barrier: Mbarrier,
+    [block_rows, blocks]: [u32; 2],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if blocks == 1 {
+            let hint = CacheHint::EvictNormal;
+            bulk::tensor_load(dst, map, [k as i32, row as i32], full_barrier, hint);
+        } else {
+            let rows = block_rows / blocks;
+            let first_row = cluster::block_rank() * rows;
+            bulk::tensor_load_multicast(
+                dst.offset(first_row * BLOCK_K),
+                map,
+                [k as i32, (row + first_row) as i32],
+                full_barrier,
+                (1 << blocks) - 1,
+                CacheHint::EvictNormal,
+            );
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! GEMM of 16-bit operands on Hopper's tensor cores: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n])
+//! (+ residual[m, n])`.
+//!
+//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major, as activations and weights lie, rows at
+//!           multiples of 16 bytes; bias `[n]` f32; residual `[m, n]` f32, for f32 outputs; out
+//!           `[m, n]`, f32 or the operands' type; any m and n.
+//! Launch    grid of at most as many blocks as the GPU has SMs, whole clusters; block
+//!           `(NUM_THREADS, 1, 1)`.
+//! Numerics  f32; an output is one chain of products of k = 16 in the order of k, whatever the tile;
+//!           one rounding at the store.
+//! Bound     tensor cores: `m * n * k` FMAs, 2,048 a clock and SM.
+//! Source    DeepGEMM (`sm90_bf16_gemm`); CUTLASS (persistent cooperative kernel).
+//!
+//! A block is persistent: it computes tile after tile. One thread of the third warpgroup fills a ring
+//! of stages by TMA; the other two warpgroups multiply, and store their sums while the ring is already
+//! being filled for the next tile. Blocks of a cluster load parts of what they share for each other.
+
+mod accumulators;
+mod epilogue;
+mod mainloop;
+mod tiles;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub(super) use epilogue::{STRIP as STORE_COLUMNS, WARP_ROWS as STORE_ROWS};
+pub use tiles::*;
+
+use crate::tile::element::Operand16;
+use crate::tile::pipeline::Stage;
+use crate::tile::scheduler::TileScheduler;
+use accumulators::Accumulators;
+use cuda_std::prelude::*;
+use epilogue::{Matrix, OutElement, Output, STAGING_BYTES, WARP_ROWS, WarpOutput};
+use half::{bf16, f16};
+use mainloop::Mainloop;
+
+/// Registers of the producer's threads, and of the consumers': as many in all as three warpgroups
+/// start with, 168 each.
+const PRODUCER_REGISTERS: u32 = 40;
+const CONSUMER_REGISTERS: u32 = 232;
+
+/// First row and first column of the block's outputs, tile by tile.
+#[inline(always)]
+fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
+    let rank = if T::CLUSTER > 1 { cluster::block_rank() } else { 0 };
+    let (rows, columns) = (T::CLUSTER_M * T::BLOCK_M, T::CLUSTER_N * T::BLOCK_N);
+    let tiles = [num_rows.div_ceil(rows), n.div_ceil(columns)];
+    let (worker, num_workers) =
+        (thread::block_idx_x() / T::CLUSTER, thread::grid_dim_x() / T::CLUSTER);
+    let first_row = rank % T::CLUSTER_M * T::BLOCK_M;
+    let first_column = rank / T::CLUSTER_M * T::BLOCK_N;
+    TileScheduler::new(tiles, T::GROUP_M / T::CLUSTER_M, worker, num_workers)
+        .map(move |[m, n]| [m * rows + first_row, n * columns + first_column])
+}
+
+/// Tiles of the output, a block as many as it comes to.
+///
+/// # Safety
+/// 1. `num_rows` is one element; `out` and `residual` hold that many rows of `n` columns at their
+///    strides, `bias` holds `n` elements; `bias` and `residual` may be null.
+/// 2. `a` and `b` are maps of the operands in boxes of `BLOCK_K` columns and `T::BLOCK_M /
+///    T::CLUSTER_N` or `T::BLOCK_N / T::CLUSTER_M` rows, `k > 0` columns in all, swizzled by 128 bytes;
+///    `out_map` of 16-bit outputs in boxes of 64 columns and 16 rows, swizzled so, if their rows start
+///    at multiples of 16 bytes.
+/// 3. `out` is `residual`, or overlaps nothing that is read.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    target(sm_90a),
+    cluster(T::CLUSTER, 1, 1),
+    instances(
+        gemm_f16_sm90_128x256 = <f16, f16, Tile128x256>,
+        gemm_f16_sm90_128x256_f32 = <f16, f32, Tile128x256>,
+        gemm_bf16_sm90_128x256 = <bf16, bf16, Tile128x256>,
+        gemm_bf16_sm90_128x256_f32 = <bf16, f32, Tile128x256>,
+        gemm_f16_sm90_128x256_pair = <f16, f16, Tile128x256Pair>,
+        gemm_f16_sm90_128x256_pair_f32 = <f16, f32, Tile128x256Pair>,
+        gemm_bf16_sm90_128x256_pair = <bf16, bf16, Tile128x256Pair>,
+        gemm_bf16_sm90_128x256_pair_f32 = <bf16, f32, Tile128x256Pair>,
+        gemm_f16_sm90_256x128 = <f16, f16, Tile256x128>,
+        gemm_f16_sm90_256x128_f32 = <f16, f32, Tile256x128>,
+        gemm_bf16_sm90_256x128 = <bf16, bf16, Tile256x128>,
+        gemm_bf16_sm90_256x128_f32 = <bf16, f32, Tile256x128>,
+        gemm_f16_sm90_256x128_pair = <f16, f16, Tile256x128Pair>,
+        gemm_f16_sm90_256x128_pair_f32 = <f16, f32, Tile256x128Pair>,
+        gemm_bf16_sm90_256x128_pair = <bf16, bf16, Tile256x128Pair>,
+        gemm_bf16_sm90_256x128_pair_f32 = <bf16, f32, Tile256x128Pair>,
+        gemm_f16_sm90_128x128 = <f16, f16, Tile128x128>,
+        gemm_f16_sm90_128x128_f32 = <f16, f32, Tile128x128>,
+        gemm_bf16_sm90_128x128 = <bf16, bf16, Tile128x128>,
+        gemm_bf16_sm90_128x128_f32 = <bf16, f32, Tile128x128>,
+        gemm_f16_sm90_64x128 = <f16, f16, Tile64x128>,
+        gemm_f16_sm90_64x128_f32 = <f16, f32, Tile64x128>,
+        gemm_bf16_sm90_64x128 = <bf16, bf16, Tile64x128>,
+        gemm_bf16_sm90_64x128_f32 = <bf16, f32, Tile64x128>
+    )
+)]
+pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
+    num_rows: Global<u32>,
+    n: u32,
+    k: u32,
+    a: TensorMap,
+    b: TensorMap,
+    bias: Global<f32>,
+    residual: Global<f32>,
+    residual_stride: u32,
+    out: GlobalMut<u8>,
+    out_stride: u32,
+    out_map: TensorMap,
+) {
+    const { T::IS_VALID };
+    // 1. Barriers. SAFETY: `num_rows` is one element, and the launch gives `T::SHARED_BYTES`.
+    let (num_rows, smem) = unsafe { (num_rows.get(0), dynamic_shared_mem::<u8>()) };
+    // SAFETY: one thread makes the barriers, and all wait for it.
+    let mainloop = unsafe { Mainloop::<E>::new::<T>(smem, k) };
+    if thread::thread_idx_x() == 0 {
+        mainloop.init::<T>();
+    }
+    if T::CLUSTER > 1 {
+        cluster::sync();
+    } else {
+        thread::sync_threads();
+    }
+    let tiles = block_tiles::<T>(num_rows, n);
+    let warpgroup_idx = warp::warpgroup_idx();
+    let mut stage = Stage::FIRST;
+
+    if warpgroup_idx == NUM_CONSUMERS {
+        // 2. The producer: one thread.
+        registers::decrease::<PRODUCER_REGISTERS>();
+        if thread::thread_idx_x() == NUM_CONSUMERS * warp::WARPGROUP_SIZE {
+            for [row, column] in tiles {
+                // SAFETY: the maps are those of the tile.
+                stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], [row, column]) };
+            }
+            mainloop.finish::<T>(stage);
+        }
+    } else {
+        // 3. The consumers: two warpgroups, each of which has its part of every tile.
+        registers::increase::<CONSUMER_REGISTERS>();
+        let warp_idx = warp::warp_idx();
+        let staging = smem.offset(T::STAGING_AT + warp_idx * STAGING_BYTES).cast();
+        let residual = Matrix { ptr: residual, row_stride: residual_stride };
+        let out = Matrix { ptr: out.cast(), row_stride: out_stride };
+        let output = Output { num_rows, n, bias, residual, out, out_map };
+        let mut output = WarpOutput::<O>::new(output, staging);
+        let warpgroup_row = warpgroup_idx % T::WARPGROUPS_M * T::Acc::ROWS;
+        let warpgroup_column = warpgroup_idx / T::WARPGROUPS_M * T::Acc::COLUMNS;
+        for [row, column] in tiles {
+            // SAFETY: both warpgroups take the producer's tiles; a warp stores its own rows.
+            unsafe {
+                let (acc, behind) =
+                    mainloop.multiply_tile::<T>(stage, [warpgroup_row, warpgroup_column]);
+                stage = behind;
+                let row = row + warpgroup_row + warp_idx % 4 * WARP_ROWS;
+                output.move_to(row, column + warpgroup_column);
+                acc.store(&mut output);
+            }
+        }
+        output.finish();
+    }
+}

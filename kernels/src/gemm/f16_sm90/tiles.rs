@@ -1,0 +1,100 @@
+//! Tile configurations.
+
+use super::accumulators::Accumulators;
+use super::epilogue::STAGING_BYTES;
+use crate::tile::pipeline::Pipeline;
+use cuda_std::prelude::*;
+use cuda_std::wgmma::Accumulator;
+
+/// Columns of A and B in a stage: rows of 128 bytes, what a swizzle permutes.
+pub(in crate::gemm) const BLOCK_K: u32 = 64;
+
+/// Warpgroups of a block that multiply; one more copies.
+pub(super) const NUM_CONSUMERS: u32 = 2;
+
+/// Warps of a block that multiply.
+pub(super) const NUM_CONSUMER_WARPS: u32 = NUM_CONSUMERS * 4;
+
+/// Threads of a block.
+pub(in crate::gemm) const NUM_THREADS: u32 = (NUM_CONSUMERS + 1) * warp::WARPGROUP_SIZE;
+
+/// Bytes of a stage's row.
+pub(super) const ROW_BYTES: u32 = BLOCK_K * 2;
+
+/// What a block can have.
+const MAX_SHARED_BYTES: u32 = 227 * 1024;
+
+/// A tile configuration.
+pub trait Tile {
+    /// Warpgroups one below the other; the others are side by side.
+    const WARPGROUPS_M: u32;
+    /// Outputs of a warpgroup.
+    type Acc: Accumulators;
+    /// Stages of A and B in shared memory.
+    const NUM_STAGES: u32;
+    /// Blocks of a cluster one below the other: they share their B.
+    const CLUSTER_M: u32 = 1;
+    /// Blocks of a cluster side by side: they share their A.
+    const CLUSTER_N: u32 = 1;
+    /// Rows of tiles that are computed together, for L2: see
+    /// [`TileScheduler`](crate::tile::scheduler::TileScheduler).
+    const GROUP_M: u32 = 16;
+
+    /// Rows of a block's outputs.
+    const BLOCK_M: u32 = Self::WARPGROUPS_M * Self::Acc::ROWS;
+    /// Columns of a block's outputs.
+    const BLOCK_N: u32 = NUM_CONSUMERS / Self::WARPGROUPS_M * Self::Acc::COLUMNS;
+    /// Blocks of a cluster.
+    const CLUSTER: u32 = Self::CLUSTER_M * Self::CLUSTER_N;
+    /// Bytes of A, and of B, in a stage.
+    const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
+    /// As [`Tile::A_BYTES`].
+    const B_BYTES: u32 = Self::BLOCK_N * ROW_BYTES;
+    /// Shared memory of a block: stages of A, stages of B, staging, barriers.
+    const SHARED_BYTES: u32 = Self::BARRIERS_AT + 8 * Pipeline::num_words(Self::NUM_STAGES);
+    /// Where staging starts.
+    const STAGING_AT: u32 = Self::NUM_STAGES * (Self::A_BYTES + Self::B_BYTES);
+    /// Where the barriers start.
+    const BARRIERS_AT: u32 = Self::STAGING_AT + NUM_CONSUMER_WARPS * STAGING_BYTES;
+    /// What every tile has to keep to; the kernel looks at it.
+    const IS_VALID: () = {
+        assert!(Self::WARPGROUPS_M == 1 || Self::WARPGROUPS_M == NUM_CONSUMERS);
+        assert!(Self::CLUSTER_M == 1 || Self::CLUSTER_N == 1, "one operand can be shared");
+        assert!(Self::BLOCK_M <= 256 && Self::BLOCK_N <= 256, "a box has at most 256 rows");
+        assert!(Self::SHARED_BYTES <= MAX_SHARED_BYTES);
+    };
+}
+
+/// Declares tiles: `name: warpgroups along m, products along m, registers, stages, options`.
+macro_rules! tiles {
+    ($(
+        $(#[$meta:meta])*
+        $name:ident: $warpgroups_m:literal, [Accumulator<$regs:literal>; $products:literal],
+        $stages:literal $(, $option:ident = $value:literal)*;
+    )*) => {$(
+        $(#[$meta])*
+        pub struct $name;
+
+        impl Tile for $name {
+            const WARPGROUPS_M: u32 = $warpgroups_m;
+            type Acc = [Accumulator<$regs>; $products];
+            const NUM_STAGES: u32 = $stages;
+            $(const $option: u32 = $value;)*
+        }
+    )*};
+}
+
+tiles! {
+    /// 128 x 256 outputs: a warpgroup has 64 x 256.
+    Tile128x256: 2, [Accumulator<128>; 1], 4;
+    /// [`Tile128x256`] in pairs one below the other, each of which loads half of B for both.
+    Tile128x256Pair: 2, [Accumulator<128>; 1], 4, CLUSTER_M = 2;
+    /// 256 x 128 outputs: a warpgroup has two products of 64 x 128, which read the same B.
+    Tile256x128: 2, [Accumulator<64>; 2], 4;
+    /// [`Tile256x128`] in pairs side by side, each of which loads half of A for both.
+    Tile256x128Pair: 2, [Accumulator<64>; 2], 4, CLUSTER_N = 2;
+    /// 128 x 128 outputs.
+    Tile128x128: 2, [Accumulator<64>; 1], 6;
+    /// 64 x 128 outputs, for few rows.
+    Tile64x128: 1, [Accumulator<32>; 1], 8;
+}
