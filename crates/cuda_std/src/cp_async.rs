@@ -1,11 +1,12 @@
 //! Asynchronous copies from global to shared memory (SM 80). No lane waits for another.
 
-use crate::{Global, Shared};
+use crate::{Element, Global, Shared};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// Copies elements `src_index .. src_index + 4` of `src` to `dst_index ..` of `dst`, or writes four
-/// zeros and reads nothing if `keep` is false. CUDA C `__pipeline_memcpy_async` of 16 bytes.
+/// Copies elements `src_index .. src_index + N` of `src` to `dst_index ..` of `dst`, 16 bytes past
+/// L1, or writes zeros and reads nothing if `keep` is false. CUDA C `__pipeline_memcpy_async` of 16
+/// bytes.
 ///
 /// # Safety
 /// 1. The elements are inside both views, and 16-byte aligned in both; in `src` only if `keep`.
@@ -13,16 +14,17 @@ use core::arch::asm;
 ///    for.
 #[inline(always)]
 #[track_caller]
-pub unsafe fn copy_v4(
-    dst: Shared<f32>,
+pub unsafe fn copy_vec<const N: usize, T: Element>(
+    dst: Shared<T>,
     dst_index: u32,
-    src: Global<f32>,
+    src: Global<T>,
     src_index: usize,
     keep: bool,
 ) {
+    const { assert!(size_of::<[T; N]>() == 16, "a copy of a vector is of 16 bytes") };
     let src = src.as_ptr().wrapping_add(src_index);
     // SAFETY: the caller's promise.
-    unsafe { cp_async_16(dst.element(dst_index), src, if keep { 16 } else { 0 }) }
+    unsafe { cp_async_16(dst.element(dst_index), src.cast(), if keep { 16 } else { 0 }) }
 }
 
 /// Copies element `src_index` of `src` to `dst_index` of `dst`, or writes a zero and reads nothing
@@ -46,7 +48,7 @@ pub unsafe fn copy(
 }
 
 instruction! {
-    "cp.async.cg.shared.global 16" => unsafe fn cp_async_16(dst: u32, src: *const f32, bytes: u32) {
+    "cp.async.cg.shared.global 16" => unsafe fn cp_async_16(dst: u32, src: *const u8, bytes: u32) {
         asm!("cp.async.cg.shared.global [{}], [{}], 16, {};",
             in(reg32) dst, in(reg64) src, in(reg32) bytes, options(nostack, preserves_flags));
     } host {
@@ -67,34 +69,26 @@ instruction! {
         simt::device::commit_group()
     }
 
-    "cp.async.wait_group 0" => fn wait_0() {
-        asm!("cp.async.wait_group 0;", options(nostack, preserves_flags));
+    "cp.async.wait_group" => fn wait_group<const PENDING: u32>() {
+        asm!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags));
     } host {
-        simt::device::wait_group(0)
-    }
-
-    "cp.async.wait_group 1" => fn wait_1() {
-        asm!("cp.async.wait_group 1;", options(nostack, preserves_flags));
-    } host {
-        simt::device::wait_group(1)
-    }
-
-    "cp.async.wait_group 2" => fn wait_2() {
-        asm!("cp.async.wait_group 2;", options(nostack, preserves_flags));
-    } host {
-        simt::device::wait_group(2)
+        simt::device::wait_group(PENDING as usize)
     }
 }
 
-/// Waits until at most `pending` (a constant, 0 to 2) of the thread's newest groups are still under
+/// Waits until at most `pending` (a constant, 0 to 6) of the thread's newest groups are still under
 /// way; other threads see the copies after a barrier. PTX `cp.async.wait_group`, CUDA C
 /// `__pipeline_wait_prior`.
 #[inline(always)]
 #[track_caller]
 pub fn wait(pending: u32) {
     match pending {
-        0 => wait_0(),
-        1 => wait_1(),
-        _ => wait_2(),
+        0 => wait_group::<0>(),
+        1 => wait_group::<1>(),
+        2 => wait_group::<2>(),
+        3 => wait_group::<3>(),
+        4 => wait_group::<4>(),
+        5 => wait_group::<5>(),
+        _ => wait_group::<6>(),
     }
 }

@@ -119,7 +119,7 @@ impl Source {
                 // SAFETY: nothing is read where nothing exists; `to` is inside the tile.
                 unsafe {
                     if self.aligned {
-                        cp_async::copy_v4(smem, to, self.gmem, from, column < columns);
+                        cp_async::copy_vec::<4, _>(smem, to, self.gmem, from, column < columns);
                     } else {
                         for i in 0..FRAGMENT {
                             let exists = column + i < columns;

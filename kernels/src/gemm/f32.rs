@@ -174,7 +174,7 @@ impl Copier {
             // SAFETY: nothing is read where nothing exists; `to` is inside the stage.
             unsafe {
                 if T::COPY_ELEMS == FRAGMENT {
-                    cp_async::copy_v4(smem, to, self.gmem, from, exists);
+                    cp_async::copy_vec::<4, _>(smem, to, self.gmem, from, exists);
                 } else {
                     cp_async::copy(smem, to, self.gmem, from, exists);
                 }
