@@ -1,41 +1,51 @@
 //! Rows by index: `out[r, :] = x[indices[r], :]`. The embedding is this with the table and the
 //! token ids; the rows whose logits are wanted are it with the hidden states and `logit_rows`.
 //!
-//! Shapes    x `[*, width]`, out `[num_rows, width]` with row strides; indices `[num_rows]`; f32.
-//! Launch    grid `(max_rows, width / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
+//! Shapes    x `[*, width]` f32, f16 or bf16, out `[num_rows, width]` f32, with row strides; indices
+//!           `[num_rows]`.
+//! Launch    grid `(max_rows, width / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
 //! Numerics  exact.
-//! Bound     memory: `8 * num_rows * width` bytes.
+//! Bound     memory: `8 * num_rows * width` bytes, or 6.
 
+use crate::element::{Columns, Number, VECTOR};
 use cuda_std::prelude::*;
+use half::{bf16, f16};
 
 /// Threads of a block.
-const NUM_THREADS: u32 = 256;
+const NUM_THREADS: u32 = 128;
 
-/// One element a thread.
+/// Eight elements `T` a thread.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `indices` and `out` hold that many; every index is a row of `x`.
+/// 1. `num_rows` is one element; `indices` and `out` hold that many; every index is a row of `x`,
+///    whose elements are `T`.
 /// 2. `out` overlaps nothing that is read.
-#[kernel(launch_bounds(NUM_THREADS, 1))]
-pub unsafe fn gather_rows_f32(
+/// 3. If `aligned` is not 0, the rows of `x` and `out` are 16-byte aligned.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    instances(gather_rows_f32 = <f32>, gather_rows_f16_f32 = <f16>, gather_rows_bf16_f32 = <bf16>)
+)]
+pub unsafe fn gather_rows<T: Number>(
     num_rows: Global<u32>,
     indices: Global<u32>,
     width: u32,
-    x: Global<f32>,
+    x: Global<()>,
     x_stride: u32,
     out: GlobalMut<f32>,
     out_stride: u32,
+    aligned: u32,
 ) {
     let row = thread::block_idx_x();
-    let column = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
+    let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
     // SAFETY: `row` and `column` are inside, by the check here.
     unsafe {
         if row >= num_rows.get(0) || column >= width {
             return;
         }
+        let columns = Columns::new(column, width, aligned != 0);
         let from = indices.get(row as usize) as usize * x_stride as usize;
         let to = row as usize * out_stride as usize;
-        out.set(to + column as usize, x.get(from + column as usize));
+        columns.store(out.add(to), columns.load(x.cast::<T>().add(from)));
     }
 }
 
@@ -44,8 +54,10 @@ pub use launcher::GatherRows;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
-    use super::{NUM_THREADS, gather_rows_f32};
+    use super::gather_rows::Instance;
+    use super::{NUM_THREADS, gather_rows};
     use crate::Rows;
+    use crate::element::{Dtype, Number, VECTOR};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
     /// Rows by index.
@@ -63,20 +75,35 @@ mod launcher {
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.
-        pub fn launch(
+        pub fn launch<T: Number>(
             &self,
             num_rows: DevicePtr<u32>,
             indices: DevicePtr<u32>,
-            x: Rows<f32>,
+            x: Rows<T>,
             out: Rows<f32>,
         ) -> Result<Option<Launch>, LaunchError> {
             let width = arg_u32("width", self.width)?;
             let (x_stride, out_stride) = (x.stride_arg()?, out.stride_arg()?);
-            let grid = [self.max_rows, self.width.div_ceil(NUM_THREADS as usize), 1];
-            let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
+            let blocks = self.width.div_ceil((VECTOR * NUM_THREADS) as usize);
+            let geometry = Geometry::new([self.max_rows, blocks, 1], NUM_THREADS as usize, 0)?;
+            let aligned = x.is_aligned() && out.is_aligned();
+            let instance = match T::DTYPE {
+                Dtype::F32 => Instance::gather_rows_f32,
+                Dtype::F16 => Instance::gather_rows_f16_f32,
+                Dtype::Bf16 => Instance::gather_rows_bf16_f32,
+            };
             Ok(geometry.map(|geometry| {
-                gather_rows_f32::launch(
-                    geometry, num_rows, indices, width, x.ptr, x_stride, out.ptr, out_stride,
+                gather_rows::launch(
+                    instance,
+                    geometry,
+                    num_rows,
+                    indices,
+                    width,
+                    x.untyped_ptr(),
+                    x_stride,
+                    out.ptr,
+                    out_stride,
+                    aligned.into(),
                 )
             }))
         }

@@ -8,6 +8,7 @@
 #![allow(clippy::needless_range_loop)]
 
 pub mod attention;
+pub mod element;
 pub mod gather_rows;
 pub mod gemm;
 

@@ -17,6 +17,11 @@ impl<T> Rows<T> {
         Rows { ptr, row_stride }
     }
 
+    /// Where the rows start, as the argument of a kernel whose instances tell the elements apart.
+    pub(crate) fn untyped_ptr(&self) -> DevicePtr<()> {
+        untyped(self.ptr)
+    }
+
     /// The stride as a kernel's argument.
     pub(crate) fn stride_arg(&self) -> Result<u32, LaunchError> {
         arg_u32("row stride", self.row_stride)
@@ -24,6 +29,16 @@ impl<T> Rows<T> {
 
     /// Whether each row starts at a multiple of 16 bytes.
     pub(crate) fn is_aligned(&self) -> bool {
-        self.ptr.0.is_multiple_of(16) && (self.row_stride * size_of::<T>()).is_multiple_of(16)
+        is_aligned(self.ptr) && (self.row_stride * size_of::<T>()).is_multiple_of(16)
     }
+}
+
+/// The pointer, as the argument of a kernel whose instances tell the elements apart.
+pub(crate) fn untyped<T>(ptr: DevicePtr<T>) -> DevicePtr<()> {
+    DevicePtr::new(ptr.0)
+}
+
+/// Whether vectors of 16 bytes can be loaded from `ptr` on.
+pub(crate) fn is_aligned<T>(ptr: DevicePtr<T>) -> bool {
+    ptr.0.is_multiple_of(16)
 }

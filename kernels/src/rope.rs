@@ -2,53 +2,70 @@
 //! sine of the position, `(x[i], x[i + rotary_dim / 2]) = (x[i] * c - x[i + rotary_dim / 2] * s,
 //! x[i + rotary_dim / 2] * c + x[i] * s)`.
 //!
-//! Shapes    x `[num_tokens, num_heads * head_dim]` with a row stride; positions `[num_tokens]`;
-//!           table `[max_positions, rotary_dim]`: the cosines of a position, then its sines; f32.
-//! Launch    grid `(max_tokens, num_heads * rotary_dim / 2 / NUM_THREADS, 1)`, block `(NUM_THREADS,
-//!           1, 1)`.
-//! Numerics  f32; attention scaling is in the table.
-//! Bound     memory: `8 * num_tokens * num_heads * rotary_dim` bytes.
+//! Shapes    x `[num_tokens, num_heads * head_dim]` with a row stride, f32, f16 or bf16; positions
+//!           `[num_tokens]`; table `[max_positions, rotary_dim]` f32: the cosines of a position, then
+//!           its sines.
+//! Launch    grid `(max_tokens, num_heads * pairs of a head / 8 / NUM_THREADS, 1)`, block
+//!           `(NUM_THREADS, 1, 1)`.
+//! Numerics  f32 inside, one rounding at the store; attention scaling is in the table.
+//! Bound     memory: two elements for each column that is rotated.
 //! Source    arXiv:2104.09864; transformers `rotate_half`.
 
+use crate::element::{Columns, Number, VECTOR};
 use cuda_std::prelude::*;
+use half::{bf16, f16};
 
 /// Threads of a block.
-const NUM_THREADS: u32 = 256;
+const NUM_THREADS: u32 = 128;
 
-/// One pair of elements a thread.
+/// Eight pairs of elements `E` a thread.
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; `positions` and `x` hold that many; every position is a row of
 ///    `table`.
 /// 2. `rotary_dim` is even and from 2 to `head_dim`.
-#[kernel(launch_bounds(NUM_THREADS, 1))]
-pub unsafe fn rope_f32(
+/// 3. If `aligned` is not 0, both halves of each head, of the cosines and of the sines are 16-byte
+///    aligned.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    instances(rope_f32 = <f32>, rope_f16 = <f16>, rope_bf16 = <bf16>)
+)]
+pub unsafe fn rope<E: Number>(
     num_tokens: Global<u32>,
     positions: Global<u32>,
     table: Global<f32>,
     rotary_dim: u32,
     num_heads: u32,
     head_dim: u32,
-    x: GlobalMut<f32>,
+    x: GlobalMut<()>,
     x_stride: u32,
+    aligned: u32,
 ) {
     let token = thread::block_idx_x();
-    let pair = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
+    let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
     let half = rotary_dim / 2;
-    // SAFETY: `half` is not 0, and token, head and pair are inside, by the check here.
+    // SAFETY: `half` is not 0, and token, head and pairs are inside, by the check here.
     unsafe {
-        core::hint::assert_unchecked(half > 0);
-        let (head, i) = (pair / half, (pair % half) as usize);
+        let vectors = half.div_ceil(VECTOR);
+        core::hint::assert_unchecked(vectors > 0);
+        let head = vector / vectors;
         if token >= num_tokens.get(0) || head >= num_heads {
             return;
         }
-        let half = half as usize;
-        let angles = table.add(positions.get(token as usize) as usize * rotary_dim as usize);
-        let (cos, sin) = (angles.get(i), angles.get(i + half));
-        let x = x.add(token as usize * x_stride as usize + (head * head_dim) as usize);
-        let (a, b) = (x.get(i), x.get(i + half));
-        x.set(i, math::fma(a, cos, -(b * sin)));
-        x.set(i + half, math::fma(b, cos, a * sin));
+        let columns = Columns::new(vector % vectors * VECTOR, half, aligned != 0);
+        let cos = table.add(positions.get(token as usize) as usize * rotary_dim as usize);
+        let (cos, sin) = (columns.load(cos), columns.load(cos.add(half as usize)));
+        let first = token as usize * x_stride as usize + (head * head_dim) as usize;
+        let first = x.cast::<E>().add(first);
+        let second = first.add(half as usize);
+        let mut a = columns.load(first.as_global());
+        let mut b = columns.load(second.as_global());
+        for i in 0..VECTOR as usize {
+            (a[i], b[i]) =
+                (math::fma(a[i], cos[i], -(b[i] * sin[i])), math::fma(b[i], cos[i], a[i] * sin[i]));
+        }
+        columns.store(first, a);
+        columns.store(second, b);
     }
 }
 
@@ -57,8 +74,11 @@ pub use launcher::Rope;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
-    use super::{NUM_THREADS, rope_f32};
+    use super::rope::Instance;
+    use super::{NUM_THREADS, rope};
     use crate::Rows;
+    use crate::element::{Dtype, Number, VECTOR};
+    use crate::operand::is_aligned;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
     /// Rotary embedding of the first `rotary_dim` columns of each head.
@@ -81,12 +101,12 @@ mod launcher {
         /// # Errors
         /// [`LaunchError`] for a `rotary_dim` that is odd or beyond `head_dim`, and for sizes
         /// beyond a grid or a `u32`.
-        pub fn launch(
+        pub fn launch<E: Number>(
             &self,
             num_tokens: DevicePtr<u32>,
             positions: DevicePtr<u32>,
             table: DevicePtr<f32>,
-            x: Rows<f32>,
+            x: Rows<E>,
         ) -> Result<Option<Launch>, LaunchError> {
             if self.rotary_dim > self.head_dim || !self.rotary_dim.is_multiple_of(2) {
                 return Err(LaunchError::Shape {
@@ -96,12 +116,22 @@ mod launcher {
                 });
             }
             arg_u32("row width", self.num_heads.saturating_mul(self.head_dim))?;
-            let pairs = self.num_heads * (self.rotary_dim / 2);
-            let grid = [self.max_tokens, pairs.div_ceil(NUM_THREADS as usize), 1];
+            let half = self.rotary_dim / 2;
+            let vectors = self.num_heads * half.div_ceil(VECTOR as usize);
+            let grid = [self.max_tokens, vectors.div_ceil(NUM_THREADS as usize), 1];
             let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
             let x_stride = x.stride_arg()?;
+            let aligned = [half, self.head_dim].iter().all(|n| n.is_multiple_of(VECTOR as usize))
+                && x.is_aligned()
+                && is_aligned(table);
+            let instance = match E::DTYPE {
+                Dtype::F32 => Instance::rope_f32,
+                Dtype::F16 => Instance::rope_f16,
+                Dtype::Bf16 => Instance::rope_bf16,
+            };
             Ok(geometry.map(|geometry| {
-                rope_f32::launch(
+                rope::launch(
+                    instance,
                     geometry,
                     num_tokens,
                     positions,
@@ -109,8 +139,9 @@ mod launcher {
                     self.rotary_dim as u32,
                     self.num_heads as u32,
                     self.head_dim as u32,
-                    x.ptr,
+                    x.untyped_ptr(),
                     x_stride,
+                    aligned.into(),
                 )
             }))
         }

@@ -1,46 +1,62 @@
 //! The gate of SwiGLU: `out[t, i] = silu(gate[t, i]) * up[t, i]`, `silu(x) = x / (1 + exp(-x))`.
 //!
-//! Shapes    gate, up, out `[num_rows, width]` with row strides; out may be gate or up; f32.
-//! Launch    grid `(max_rows, width / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
-//! Numerics  f32; the exponential and the reciprocal are approximate, within 3 ulp together.
-//! Bound     memory: `12 * num_rows * width` bytes.
+//! Shapes    gate, up, out `[num_rows, width]` with row strides, all f32, f16 or bf16; out may be
+//!           gate or up.
+//! Launch    grid `(max_rows, width / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
+//! Numerics  f32 inside; the exponential and the reciprocal are approximate, within 3 ulp together;
+//!           one rounding at the store. In f16 the result is at most 65,504, so that one product
+//!           that overflows does not make a whole row infinite; NaN stays.
+//! Bound     memory: three elements for each column.
 //! Source    arXiv:2002.05202.
 
+use crate::element::{Columns, Number, VECTOR};
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
+use half::{bf16, f16};
 
 /// Threads of a block.
-const NUM_THREADS: u32 = 256;
+const NUM_THREADS: u32 = 128;
 
-/// One element a thread.
+/// Eight elements `E` a thread.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `gate`, `up` and `out` hold that many rows of `width` elements at
-///    their strides.
+/// 1. `num_rows` is one element; `gate`, `up` and `out` hold that many rows of `width` elements `E`
+///    at their strides.
 /// 2. `out` is `gate`, is `up`, or overlaps neither.
-#[kernel(launch_bounds(NUM_THREADS, 1))]
-pub unsafe fn silu_mul_f32(
+/// 3. If `aligned` is not 0, all rows are 16-byte aligned.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    instances(silu_mul_f32 = <f32>, silu_mul_f16 = <f16>, silu_mul_bf16 = <bf16>)
+)]
+pub unsafe fn silu_mul<E: Number>(
     num_rows: Global<u32>,
     width: u32,
-    gate: Global<f32>,
+    gate: Global<()>,
     gate_stride: u32,
-    up: Global<f32>,
+    up: Global<()>,
     up_stride: u32,
-    out: GlobalMut<f32>,
+    out: GlobalMut<()>,
     out_stride: u32,
+    aligned: u32,
 ) {
     let row = thread::block_idx_x();
-    let column = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
+    let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
     // SAFETY: `row` and `column` are inside, by the check here.
     unsafe {
         if row >= num_rows.get(0) || column >= width {
             return;
         }
-        let at = |stride: u32| row as usize * stride as usize + column as usize;
-        let (gate, up) = (gate.get(at(gate_stride)), up.get(at(up_stride)));
-        // For a very negative gate the exponential is infinite and its reciprocal 0, as silu is.
-        let sigmoid = math::rcp_approx(1.0 + math::exp2_approx(-gate * LOG2_E));
-        out.set(at(out_stride), gate * sigmoid * up);
+        let columns = Columns::new(column, width, aligned != 0);
+        let start = |stride: u32| row as usize * stride as usize;
+        let gate = columns.load(gate.cast::<E>().add(start(gate_stride)));
+        let up = columns.load(up.cast::<E>().add(start(up_stride)));
+        let mut products = [0.0; VECTOR as usize];
+        for i in 0..VECTOR as usize {
+            // For a very negative gate the exponential is infinite and its reciprocal 0, as silu is.
+            let sigmoid = math::rcp_approx(1.0 + math::exp2_approx(-gate[i] * LOG2_E));
+            products[i] = (gate[i] * sigmoid * up[i]).clamp(-E::CLAMP, E::CLAMP);
+        }
+        columns.store(out.cast::<E>().add(start(out_stride)), products);
     }
 }
 
@@ -49,8 +65,10 @@ pub use launcher::SiluMul;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
-    use super::{NUM_THREADS, silu_mul_f32};
+    use super::silu_mul::Instance;
+    use super::{NUM_THREADS, silu_mul};
     use crate::Rows;
+    use crate::element::{Dtype, Number, VECTOR};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
     /// The gate of SwiGLU.
@@ -68,29 +86,37 @@ mod launcher {
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.
-        pub fn launch(
+        pub fn launch<E: Number>(
             &self,
             num_rows: DevicePtr<u32>,
-            gate: Rows<f32>,
-            up: Rows<f32>,
-            out: Rows<f32>,
+            gate: Rows<E>,
+            up: Rows<E>,
+            out: Rows<E>,
         ) -> Result<Option<Launch>, LaunchError> {
             let width = arg_u32("width", self.width)?;
             let (gate_stride, up_stride) = (gate.stride_arg()?, up.stride_arg()?);
             let out_stride = out.stride_arg()?;
-            let grid = [self.max_rows, self.width.div_ceil(NUM_THREADS as usize), 1];
-            let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
+            let blocks = self.width.div_ceil((VECTOR * NUM_THREADS) as usize);
+            let geometry = Geometry::new([self.max_rows, blocks, 1], NUM_THREADS as usize, 0)?;
+            let aligned = [gate, up, out].iter().all(Rows::is_aligned);
+            let instance = match E::DTYPE {
+                Dtype::F32 => Instance::silu_mul_f32,
+                Dtype::F16 => Instance::silu_mul_f16,
+                Dtype::Bf16 => Instance::silu_mul_bf16,
+            };
             Ok(geometry.map(|geometry| {
-                silu_mul_f32::launch(
+                silu_mul::launch(
+                    instance,
                     geometry,
                     num_rows,
                     width,
-                    gate.ptr,
+                    gate.untyped_ptr(),
                     gate_stride,
-                    up.ptr,
+                    up.untyped_ptr(),
                     up_stride,
-                    out.ptr,
+                    out.untyped_ptr(),
                     out_stride,
+                    aligned.into(),
                 )
             }))
         }

@@ -59,9 +59,9 @@ fn elementwise_launches_cover_their_columns() {
     let gather = |max_rows, width| {
         GatherRows { max_rows, width }.launch(ptr(9), ptr(8), rows(width), rows(width))
     };
-    assert_eq!(of(gather(5, 257)), ("gather_rows_f32", [5, 2, 1], 256, 0));
-    assert!(is_nothing(gather(0, 257)) && is_nothing(gather(5, 0)));
-    let too_wide = gather(1, 65_536 * 256);
+    assert_eq!(of(gather(5, 1025)), ("gather_rows_f32", [5, 2, 1], 128, 0));
+    assert!(is_nothing(gather(0, 1025)) && is_nothing(gather(5, 0)));
+    let too_wide = gather(1, 65_536 * 1024);
     assert!(matches!(
         too_wide,
         Err(LaunchError::Grid { axis: "y", blocks: 65_536, limit: 65_535 })
@@ -70,7 +70,7 @@ fn elementwise_launches_cover_their_columns() {
     let silu = |max_rows, width| {
         SiluMul { max_rows, width }.launch(ptr(9), rows(width), rows(width), rows(width))
     };
-    assert_eq!(of(silu(5, 4864)), ("silu_mul_f32", [5, 19, 1], 256, 0));
+    assert_eq!(of(silu(5, 4864)), ("silu_mul_f32", [5, 5, 1], 128, 0));
     assert!(is_nothing(silu(0, 4864)));
     let too_far = SiluMul { max_rows: 5, width: 8 }.launch(ptr(9), rows(1 << 32), rows(8), rows(8));
     assert!(matches!(too_far, Err(LaunchError::Shape { what: "row stride", .. })));
@@ -79,19 +79,19 @@ fn elementwise_launches_cover_their_columns() {
         KvAppend { max_tokens, num_kv_heads, head_dim: 80 }.launch(
             ptr(9),
             ptr(8),
-            rows(240),
-            rows(240),
+            rows(1040),
+            rows(1040),
             ptr(2),
             ptr(3),
         )
     };
-    assert_eq!(of(append(4, 3)), ("kv_append_f32", [4, 1, 1], 256, 0));
-    assert_eq!(of(append(4, 4)), ("kv_append_f32", [4, 2, 1], 256, 0));
+    assert_eq!(of(append(4, 3)), ("kv_append_f32", [4, 1, 1], 128, 0));
+    assert_eq!(of(append(4, 13)), ("kv_append_f32", [4, 2, 1], 128, 0));
     assert!(is_nothing(append(0, 4)));
 }
 
 #[test]
-fn rope_takes_a_thread_a_pair() {
+fn rope_takes_a_thread_eight_pairs() {
     let rope = |max_tokens, rotary_dim| {
         Rope { max_tokens, num_heads: 9, head_dim: 96, rotary_dim }.launch(
             ptr(9),
@@ -100,7 +100,7 @@ fn rope_takes_a_thread_a_pair() {
             rows(9 * 96),
         )
     };
-    assert_eq!(of(rope(7, 96)), ("rope_f32", [7, 2, 1], 256, 0));
+    assert_eq!(of(rope(7, 96)), ("rope_f32", [7, 1, 1], 128, 0));
     assert!(is_nothing(rope(0, 96)) && is_nothing(rope(7, 0)));
     for wrong in [98, 95] {
         assert!(matches!(rope(7, wrong), Err(LaunchError::Shape { what: "rotary_dim", .. })));

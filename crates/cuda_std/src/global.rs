@@ -159,6 +159,13 @@ impl<T: Element> Global<T> {
 }
 
 impl<T> GlobalMut<T> {
+    /// The view for reading: of what is rewritten in place.
+    #[inline(always)]
+    #[must_use]
+    pub fn as_global(self) -> Global<T> {
+        Global(self.0)
+    }
+
     /// The address, for an asynchronous copy.
     #[inline(always)]
     pub(crate) fn as_ptr(self) -> *mut T {

@@ -1,0 +1,254 @@
+//! The numbers that kernels store. All of them compute in f32, and round once, to nearest even, where
+//! they store 16 bits.
+
+use cuda_std::mma::Multiplicand;
+use cuda_std::prelude::*;
+use cuda_std::{Bf16x2, Element, F16x2};
+use half::{bf16, f16};
+
+/// Elements that a thread loads or stores together: 16 bytes of the smallest type.
+pub(crate) const VECTOR: u32 = 8;
+
+/// The stored types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// `f32`.
+    F32,
+    /// `half::f16`.
+    F16,
+    /// `half::bf16`.
+    Bf16,
+}
+
+/// What is loaded and what is stored by a kernel that may narrow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Narrowing {
+    /// The same type.
+    None(Dtype),
+    /// f32 is loaded, f16 stored.
+    F32ToF16,
+    /// f32 is loaded, bf16 stored.
+    F32ToBf16,
+}
+
+/// A stored number that kernels make of a loaded `T`: the same type, or a narrower one.
+pub trait NarrowedFrom<T> {
+    /// The pair of types.
+    const NARROWING: Narrowing;
+}
+
+/// A number in memory, which is an f32 in registers.
+pub trait Number: Element + NarrowedFrom<f32> + NarrowedFrom<Self> {
+    /// The type.
+    const DTYPE: Dtype;
+
+    /// Largest magnitude that an activation is clamped to, so that one overflow does not become an
+    /// infinity: 65,504 in f16; no clamp in the types with the exponents of f32.
+    const CLAMP: f32;
+
+    /// The number, exactly.
+    fn to_f32(self) -> f32;
+
+    /// The nearest number, of two the even one; NaN stays NaN.
+    fn from_f32(value: f32) -> Self;
+
+    /// Elements `index .. index + 8`, by loads of 16 bytes.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the view, and start at a multiple of 16 bytes.
+    /// 2. No other thread writes them at the same time.
+    unsafe fn load_vector(x: Global<Self>, index: usize) -> [f32; VECTOR as usize];
+
+    /// Writes elements `index .. index + 8`, by stores of 16 bytes.
+    ///
+    /// # Safety
+    /// 1. The elements are inside the view, and start at a multiple of 16 bytes.
+    /// 2. No other thread reads or writes them at the same time.
+    unsafe fn store_vector(out: GlobalMut<Self>, index: usize, values: [f32; VECTOR as usize]);
+}
+
+/// A number of 16 bits, an operand of the tensor cores.
+pub trait Half: Number + Multiplicand {
+    /// Two numbers as [`Number::from_f32`] in a register, the first in its lower half.
+    fn pack(lo: f32, hi: f32) -> u32;
+}
+
+impl NarrowedFrom<f32> for f16 {
+    const NARROWING: Narrowing = Narrowing::F32ToF16;
+}
+
+impl NarrowedFrom<f32> for bf16 {
+    const NARROWING: Narrowing = Narrowing::F32ToBf16;
+}
+
+macro_rules! not_narrowed {
+    ($($number:ty = $dtype:expr;)*) => {$(
+        impl NarrowedFrom<$number> for $number {
+            const NARROWING: Narrowing = Narrowing::None($dtype);
+        }
+    )*};
+}
+
+not_narrowed! {
+    f32 = Dtype::F32;
+    f16 = Dtype::F16;
+    bf16 = Dtype::Bf16;
+}
+
+impl Number for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+    const CLAMP: f32 = f32::INFINITY;
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> f32 {
+        value
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_vector(x: Global<f32>, index: usize) -> [f32; VECTOR as usize] {
+        // SAFETY: the caller's promise.
+        let ([a, b, c, d], [e, f, g, h]) = unsafe { (x.get_vec(index), x.get_vec(index + 4)) };
+        [a, b, c, d, e, f, g, h]
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_vector(out: GlobalMut<f32>, index: usize, values: [f32; VECTOR as usize]) {
+        let [a, b, c, d, e, f, g, h] = values;
+        // SAFETY: the caller's promise.
+        unsafe {
+            out.set_vec(index, [a, b, c, d]);
+            out.set_vec(index + 4, [e, f, g, h]);
+        }
+    }
+}
+
+macro_rules! halves {
+    ($($half:ident($dtype:expr), clamp $clamp:expr, $pair:ident:
+        $to_f32:path, $from_f32:path, $pair_from_f32:path;)*) => {$(
+        impl Number for $half {
+            const DTYPE: Dtype = $dtype;
+            const CLAMP: f32 = $clamp;
+
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                $to_f32(self)
+            }
+
+            #[inline(always)]
+            fn from_f32(value: f32) -> $half {
+                $from_f32(value)
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            unsafe fn load_vector(x: Global<$half>, index: usize) -> [f32; VECTOR as usize] {
+                // SAFETY: the caller's promise; `index` is even.
+                let [a, b, c, d]: [$pair; 4] = unsafe { x.cast().get_vec(index / 2) };
+                [a.lo(), a.hi(), b.lo(), b.hi(), c.lo(), c.hi(), d.lo(), d.hi()].map($to_f32)
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            unsafe fn store_vector(
+                out: GlobalMut<$half>,
+                index: usize,
+                values: [f32; VECTOR as usize],
+            ) {
+                let [a, b, c, d, e, f, g, h] = values;
+                let pairs = [(a, b), (c, d), (e, f), (g, h)].map(|(lo, hi)| $pair_from_f32(lo, hi));
+                // SAFETY: the caller's promise; `index` is even.
+                unsafe { out.cast::<$pair>().set_vec(index / 2, pairs) }
+            }
+        }
+
+        impl Half for $half {
+            #[inline(always)]
+            fn pack(lo: f32, hi: f32) -> u32 {
+                $pair_from_f32(lo, hi).to_bits()
+            }
+        }
+    )*};
+}
+
+halves! {
+    f16(Dtype::F16), clamp 65_504.0, F16x2:
+        convert::f16_to_f32, convert::f32_to_f16, convert::f32_to_f16x2;
+    bf16(Dtype::Bf16), clamp f32::INFINITY, Bf16x2:
+        convert::bf16_to_f32, convert::f32_to_bf16, convert::f32_to_bf16x2;
+}
+
+/// Up to eight columns of a row, which a thread takes at once.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns {
+    /// The first one.
+    first: usize,
+    /// How many the row has from there on, up to eight.
+    count: usize,
+    /// Whether there are eight, and 16-byte aligned.
+    is_vector: bool,
+}
+
+impl Columns {
+    /// Columns `first .. first + 8` of a row of `width`; `aligned` if the first one of every eight is
+    /// 16-byte aligned wherever they are loaded or stored.
+    #[inline(always)]
+    pub fn new(first: u32, width: u32, aligned: bool) -> Self {
+        let count = width.saturating_sub(first).min(VECTOR);
+        Columns {
+            first: first as usize,
+            count: count as usize,
+            is_vector: aligned && count == VECTOR,
+        }
+    }
+
+    /// The elements in `row`, zeros where it has none.
+    ///
+    /// # Safety
+    /// 1. `row` holds the width that the columns were made of, aligned if they say so.
+    /// 2. No other thread writes the elements at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn load<T: Number>(self, row: Global<T>) -> [f32; VECTOR as usize] {
+        // SAFETY: columns under `count` are in the row.
+        unsafe {
+            if self.is_vector {
+                return T::load_vector(row, self.first);
+            }
+            let mut values = [0.0; VECTOR as usize];
+            for (i, value) in values.iter_mut().enumerate() {
+                if i < self.count {
+                    *value = row.get(self.first + i).to_f32();
+                }
+            }
+            values
+        }
+    }
+
+    /// Writes the elements of `row`, where it has them.
+    ///
+    /// # Safety
+    /// 1. `row` holds the width that the columns were made of, aligned if they say so.
+    /// 2. No other thread reads or writes the elements at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store<T: Number>(self, row: GlobalMut<T>, values: [f32; VECTOR as usize]) {
+        // SAFETY: columns under `count` are in the row.
+        unsafe {
+            if self.is_vector {
+                return T::store_vector(row, self.first, values);
+            }
+            for (i, value) in values.into_iter().enumerate() {
+                if i < self.count {
+                    row.set(self.first + i, T::from_f32(value));
+                }
+            }
+        }
+    }
+}
