@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn argument_pointers_lead_to_the_arguments() {
-        let rows = |address| Rows::new(DevicePtr::new(address), 576);
+        let rows = |address| Rows::<f32>::new(DevicePtr::new(address), 576);
         let op = RmsNorm { max_rows: 7, num_groups: 3, group_size: 192, eps: 1e-5 };
         let launch = op
             .launch(DevicePtr::new(16), rows(1 << 40), DevicePtr::new(3 << 32), rows(5))
