@@ -1,5 +1,6 @@
 //! `cargo xtask`: everything that is done to this repository besides `cargo build`.
 
+mod emulate;
 mod process;
 mod ptxas;
 mod random_model;
@@ -13,6 +14,7 @@ usage: cargo xtask COMMAND
   setup                   fetch what is missing: Rust's library source and the default model
   demo                    set up, build, and let the default model answer
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
+  emulate --seeds N       run the emulator's tests under N seeds each
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   random-model NAME OUT   write a Hugging Face directory with random weights: ";
 
@@ -41,6 +43,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             setup::run()?;
             process::show(process::cargo()?.args(["test", "--workspace"]).args(&args[1..]))?;
         }
+        ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
         ["ptxas"] => ptxas::run()?,
         ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
         _ => {

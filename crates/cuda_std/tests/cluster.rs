@@ -117,6 +117,54 @@ fn blocks_exchange_through_shared_memory() {
     }
 }
 
+/// Block 1 comes to the barrier and ends; block 0 waits there for its own threads too.
+#[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 1))]
+unsafe fn arrive_and_end(out: GlobalMut<u32>) {
+    // SAFETY: 32 words.
+    unsafe {
+        let lane = warp::lane_id();
+        let smem: Shared<u32> = dynamic_shared_mem();
+        cluster::arrive_relaxed();
+        cluster::wait();
+        if cluster::block_rank() == 1 {
+            cluster::arrive();
+            return;
+        }
+        smem.set(lane, lane);
+        cluster::sync();
+        out.set(lane as usize, smem.get(31 - lane));
+    }
+}
+
+#[test]
+fn who_has_come_and_ended_is_not_counted_twice() {
+    let want: Vec<u32> = (0..32).rev().collect();
+    for seed in simt::seeds() {
+        let mut memory = Memory::new();
+        let out = memory.alloc("out", Init::Poisoned(128));
+        let launch = arrive_and_end::launch(geometry([2, 1, 1]), DevicePtr::new(out));
+        launch.emulate(&mut memory, seed).unwrap();
+        assert_eq!(words::read(&memory, out, 32), want);
+    }
+}
+
+/// Waits at the barrier once more than it has come there.
+#[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 1))]
+unsafe fn wait_twice() {
+    cluster::sync();
+    cluster::wait();
+}
+
+#[test]
+fn who_waits_has_come_before() {
+    for seed in simt::seeds() {
+        let launch = wait_twice::launch(geometry([2, 1, 1]));
+        let fault = launch.emulate(&mut Memory::new(), seed).unwrap_err();
+        let FaultKind::Invalid(why) = fault.kind else { panic!("seed {seed}: {fault}") };
+        assert!(why.contains("no barrier.cluster.arrive before it"), "{why}");
+    }
+}
+
 /// Floats go through the cluster's window as they are.
 #[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 1))]
 unsafe fn swap_f32(x: Global<f32>, out: GlobalMut<f32>) {

@@ -41,8 +41,8 @@ pub(crate) struct Thread {
     pub products: Groups<()>,
     pub products_done: u32,
     pub fences: Fences,
-    /// Whether it has come to the cluster's barrier and not waited there.
-    pub cluster_arrived: bool,
+    /// The phase of the cluster's barrier that it has come to and not waited for.
+    pub cluster_phase: Option<u32>,
     pub registers: u32,
 }
 

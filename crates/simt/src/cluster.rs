@@ -11,11 +11,13 @@ const RANK_SHIFT: u32 = 24;
 /// The barrier of a cluster's threads.
 #[derive(Default)]
 pub(crate) struct ClusterBarrier {
+    /// Phases that have ended.
+    phase: u32,
     arrived: usize,
     released: Option<Knowledge>,
     /// Threads that wait: place of the block, and thread.
     waiting: Vec<(usize, usize)>,
-    /// What the last phase released.
+    /// What the phases that have ended released.
     completed: Option<Knowledge>,
 }
 
@@ -60,8 +62,7 @@ impl Machine {
     /// The thread comes to the cluster's barrier.
     pub fn cluster_arrive(&mut self, release: bool) -> Result<(), FaultKind> {
         let (place, thread) = self.current;
-        let own = &mut self.blocks[place].threads[thread];
-        if std::mem::replace(&mut own.cluster_arrived, true) {
+        if self.blocks[place].threads[thread].cluster_phase.is_some() {
             let why = "barrier.cluster.arrive twice, with no barrier.cluster.wait between";
             return Err(FaultKind::Invalid(why.to_owned()));
         }
@@ -70,6 +71,7 @@ impl Machine {
         let barrier = self.cluster_barriers.entry(cluster).or_default();
         barrier.arrived += 1;
         join(&mut barrier.released, knowledge.as_ref());
+        self.blocks[place].threads[thread].cluster_phase = Some(barrier.phase);
         self.complete_cluster_barrier(cluster);
         Ok(())
     }
@@ -78,28 +80,34 @@ impl Machine {
     pub fn cluster_wait(&mut self, location: At) -> Result<bool, FaultKind> {
         let (place, thread) = self.current;
         let cluster = self.geometry.cluster_of(self.blocks[place].index);
-        if self.blocks[place].threads[thread].cluster_arrived {
-            // The phase that it came in goes on.
-            let barrier = self.cluster_barriers.entry(cluster).or_default();
+        let barrier = self.cluster_barriers.entry(cluster).or_default();
+        let Some(phase) = self.blocks[place].threads[thread].cluster_phase else {
+            let why = "barrier.cluster.wait with no barrier.cluster.arrive before it";
+            return Err(FaultKind::Invalid(why.to_owned()));
+        };
+        if phase == barrier.phase {
             barrier.waiting.push((place, thread));
             self.wait(Point::Cluster, location);
             return Ok(false);
         }
-        let barrier = self.cluster_barriers.get(&cluster);
-        let Some(completed) = barrier.and_then(|barrier| barrier.completed.clone()) else {
-            let why = "barrier.cluster.wait with no barrier.cluster.arrive before it";
-            return Err(FaultKind::Invalid(why.to_owned()));
-        };
-        self.clock().acquire(&completed);
+        let completed = barrier.completed.clone();
+        self.blocks[place].threads[thread].cluster_phase = None;
+        if let Some(completed) = completed {
+            self.clock().acquire(&completed);
+        }
         Ok(true)
     }
 
     /// A thread of the cluster has ended: others may have waited for it alone.
     pub fn end_of_cluster_thread(&mut self) {
-        let cluster = self.geometry.cluster_of(self.blocks[self.current.0].index);
-        if self.cluster_barriers.contains_key(&cluster) {
-            self.complete_cluster_barrier(cluster);
+        let (place, thread) = self.current;
+        let cluster = self.geometry.cluster_of(self.blocks[place].index);
+        let Some(barrier) = self.cluster_barriers.get_mut(&cluster) else { return };
+        if self.blocks[place].threads[thread].cluster_phase == Some(barrier.phase) {
+            // It counts no longer among those that have to come.
+            barrier.arrived -= 1;
         }
+        self.complete_cluster_barrier(cluster);
     }
 
     fn complete_cluster_barrier(&mut self, cluster: u64) {
@@ -112,14 +120,11 @@ impl Machine {
         if barrier.arrived < live || live == 0 {
             return;
         }
+        barrier.phase += 1;
         barrier.arrived = 0;
         let released = barrier.released.take();
         join(&mut barrier.completed, released.as_ref());
         let waiting = std::mem::take(&mut barrier.waiting);
-        for place in places {
-            let threads = &mut self.blocks[place].threads;
-            threads.iter_mut().for_each(|thread| thread.cluster_arrived = false);
-        }
         for (place, thread) in waiting {
             self.wake(place, [thread]);
         }

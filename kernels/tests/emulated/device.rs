@@ -3,8 +3,20 @@
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use simt::{Init, Memory, Report};
 
-/// The orders that each case is run in.
-pub const SEEDS: std::ops::Range<u64> = 0..3;
+/// The orders that each case is run in: [`simt::seeds`].
+pub const SEEDS: Seeds = Seeds(None);
+
+/// Seeds from 0 on.
+#[derive(Clone)]
+pub struct Seeds(Option<std::ops::Range<u64>>);
+
+impl Iterator for Seeds {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.0.get_or_insert_with(simt::seeds).next()
+    }
+}
 
 /// The emulator's memory.
 #[derive(Default)]

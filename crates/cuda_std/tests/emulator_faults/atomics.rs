@@ -1,0 +1,102 @@
+//! Blocks that add up parts through global memory: the last one to come to a counter (a semaphore of
+//! split-K) sums up what all have written.
+
+use cuda_std::atomic::{Order, Scope};
+use cuda_std::prelude::*;
+use simt::FaultKind;
+
+use crate::NO_FAULT;
+use crate::planted::{assert_found, assert_right, geometry, run};
+
+const THREADS: u32 = 32;
+const BLOCKS: u32 = 4;
+
+const FENCES: u32 = 1;
+const NO_FENCES: u32 = 2;
+const NO_RELEASE: u32 = 3;
+const NO_ACQUIRE: u32 = 4;
+const BLOCK_SCOPE: u32 = 5;
+const NO_BARRIER: u32 = 6;
+
+/// Sums up a number of each thread of each block.
+#[kernel(
+    launch_bounds(THREADS),
+    instances(
+        split = <NO_FAULT>,
+        split_by_fences = <FENCES>,
+        split_without_fences = <NO_FENCES>,
+        split_without_release = <NO_RELEASE>,
+        split_without_acquire = <NO_ACQUIRE>,
+        split_in_block_scope = <BLOCK_SCOPE>,
+        split_without_barrier = <NO_BARRIER>
+    )
+)]
+unsafe fn split_sum<const FAULT: u32>(
+    semaphore: GlobalMut<u32>,
+    parts: GlobalMut<f32>,
+    out: GlobalMut<f32>,
+) {
+    let i = thread::thread_idx_x();
+    let order = match FAULT {
+        FENCES | NO_FENCES => Order::Relaxed,
+        NO_RELEASE => Order::Acquire,
+        NO_ACQUIRE => Order::Release,
+        _ => Order::AcqRel,
+    };
+    let scope = if FAULT == BLOCK_SCOPE { Scope::Block } else { Scope::Gpu };
+    // SAFETY: a counter, a part of each thread, and its sums.
+    unsafe {
+        let is_last = shared_array![u32; 1];
+        parts.set(thread::index_1d() as usize, (i * thread::block_idx_x()) as f32);
+        if FAULT != NO_BARRIER {
+            thread::sync_threads();
+        }
+        if i == 0 {
+            if FAULT == FENCES {
+                atomic::fence(Scope::Gpu);
+            }
+            let before = semaphore.fetch_add(0, 1, order, scope);
+            if FAULT == FENCES {
+                atomic::fence(Scope::Gpu);
+            }
+            is_last.set(0, u32::from(before == BLOCKS - 1));
+        }
+        thread::sync_threads();
+        if is_last.get(0) == 1 {
+            let part = |block| parts.get((THREADS * block + i) as usize);
+            out.set(i as usize, (0..BLOCKS).map(part).sum());
+        }
+    }
+}
+
+#[test]
+fn a_semaphore_of_blocks() {
+    use split_sum::Instance;
+    let sum = |instance| {
+        run(move |device| {
+            let semaphore = device.zeros("semaphore", 1);
+            let parts = device.zeros("parts", (THREADS * BLOCKS) as usize);
+            split_sum::launch(instance, geometry(BLOCKS, THREADS), semaphore, parts, device.out(32))
+        })
+    };
+    for right in [Instance::split, Instance::split_by_fences] {
+        assert_right(&sum(right), |i| 6.0 * i as f32);
+    }
+    let is_race = |kind: &FaultKind| matches!(kind, FaultKind::Race { other_writes: true, .. });
+    for (instance, symbol) in [
+        (Instance::split_without_fences, "split_without_fences"),
+        (Instance::split_without_release, "split_without_release"),
+        (Instance::split_without_acquire, "split_without_acquire"),
+    ] {
+        let report = assert_found(&sum(instance), symbol, &["parts."], is_race);
+        assert!(report.contains("reads 4 bytes at `parts` + "), "{report}");
+    }
+    // Thread 0 tells what the others have not written yet.
+    let early = sum(Instance::split_without_barrier);
+    let is_race = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. });
+    assert_found(&early, "split_without_barrier", &["parts."], is_race);
+    // The counter itself is atomic for the threads of one block alone.
+    let scope = sum(Instance::split_in_block_scope);
+    let report = assert_found(&scope, "split_in_block_scope", &["semaphore.fetch_add("], is_race);
+    assert!(report.contains("`semaphore` + 0 (of 4)"), "{report}");
+}

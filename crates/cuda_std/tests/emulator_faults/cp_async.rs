@@ -1,0 +1,178 @@
+//! `cp.async`: waits that are missing or too weak, and memory that is used too early.
+
+use cuda_std::prelude::*;
+use simt::FaultKind;
+
+use crate::NO_FAULT;
+use crate::planted::{assert_found, assert_right, geometry, is_deadlock, is_unordered, run};
+
+const THREADS: u32 = 64;
+
+/// Tiles of an element a thread.
+const NUM_TILES: u32 = 4;
+
+const NO_WAIT: u32 = 1;
+const WAIT_OFF_BY_ONE: u32 = 2;
+const NO_BARRIER: u32 = 3;
+const NO_RELEASE: u32 = 4;
+
+fn is_not_waited_for(kind: &FaultKind) -> bool {
+    matches!(kind, FaultKind::NotWaitedFor { writes: true, .. })
+}
+
+/// Sums up the tiles, turned around, through two stages: the copy of one tile is under way while
+/// the one before is read.
+#[kernel(
+    launch_bounds(THREADS),
+    instances(
+        two_stages = <NO_FAULT>,
+        two_stages_without_wait = <NO_WAIT>,
+        two_stages_wait_off_by_one = <WAIT_OFF_BY_ONE>,
+        two_stages_without_barrier = <NO_BARRIER>,
+        two_stages_reused_too_early = <NO_RELEASE>
+    )
+)]
+unsafe fn sum_tiles_f32<const FAULT: u32>(x: Global<f32>, out: GlobalMut<f32>) {
+    let i = thread::thread_idx_x();
+    // SAFETY: two stages of 64 elements, four tiles.
+    unsafe {
+        let smem = dynamic_shared_mem::<f32>();
+        let copy = |tile: u32| {
+            let (to, from) = (tile % 2 * THREADS + i, (tile * THREADS + i) as usize);
+            cp_async::copy(smem, to, x, from, tile < NUM_TILES);
+            cp_async::commit();
+        };
+        copy(0);
+        let mut sum = 0.0;
+        for tile in 0..NUM_TILES {
+            copy(tile + 1);
+            match FAULT {
+                NO_WAIT => (),
+                WAIT_OFF_BY_ONE => cp_async::wait(2),
+                _ => cp_async::wait(1),
+            }
+            if FAULT != NO_BARRIER {
+                thread::sync_threads();
+            }
+            sum += smem.get(tile % 2 * THREADS + THREADS - 1 - i);
+            if FAULT != NO_RELEASE {
+                thread::sync_threads();
+            }
+        }
+        out.set(i as usize, sum);
+    }
+}
+
+#[test]
+fn copies_through_two_stages() {
+    use sum_tiles_f32::Instance;
+    let sum = |instance| {
+        run(move |device| {
+            let (x, out) = (device.numbers("x", 256), device.out(64));
+            sum_tiles_f32::launch(instance, geometry(1, THREADS), x, out)
+        })
+    };
+    assert_right(&sum(Instance::two_stages), |i| {
+        (0..NUM_TILES).map(|tile| (tile * THREADS + 63 - i as u32) as f32).sum()
+    });
+    let lines = ["cp_async::copy(", "smem.get("];
+    let missing = sum(Instance::two_stages_without_wait);
+    let report = assert_found(&missing, "two_stages_without_wait", &lines, is_not_waited_for);
+    assert!(report.contains("asynchronous operation not waited for"), "{report}");
+    assert!(report.contains("started what still writes them"), "{report}");
+    let weak = sum(Instance::two_stages_wait_off_by_one);
+    assert_found(&weak, "two_stages_wait_off_by_one", &lines, is_not_waited_for);
+    // A fast thread reads what a slow one has not copied yet, or copies over what it reads.
+    let unordered = |kind: &FaultKind| is_unordered(kind) || is_not_waited_for(kind);
+    let missing = sum(Instance::two_stages_without_barrier);
+    assert_found(&missing, "two_stages_without_barrier", &lines, unordered);
+    let early = sum(Instance::two_stages_reused_too_early);
+    assert_found(&early, "two_stages_reused_too_early", &lines, unordered);
+}
+
+/// Overwrites what an asynchronous copy reads, behind its wait or before.
+#[kernel(launch_bounds(THREADS), instances(source_kept = <true>, source_overwritten = <false>))]
+unsafe fn overwrite_f32<const WAIT: bool>(x: GlobalMut<f32>, x_again: Global<f32>) {
+    let i = thread::thread_idx_x();
+    // SAFETY: 64 elements, the same.
+    unsafe {
+        cp_async::copy(dynamic_shared_mem(), i, x_again, i as usize, true);
+        cp_async::commit();
+        // A newer group, that may be under way.
+        cp_async::copy(dynamic_shared_mem(), THREADS + i, x_again, i as usize, false);
+        cp_async::commit();
+        if WAIT {
+            cp_async::wait(1);
+        }
+        x.set(i as usize, 0.0);
+    }
+}
+
+#[test]
+fn a_source_that_is_overwritten() {
+    use overwrite_f32::Instance;
+    let overwrite = |instance| {
+        run(move |device| {
+            let x = device.numbers("x", 64);
+            overwrite_f32::launch(instance, geometry(1, THREADS), x, x)
+        })
+    };
+    assert_right(&overwrite(Instance::source_kept), |_| 0.0);
+    let early = overwrite(Instance::source_overwritten);
+    let lines = ["cp_async::copy(", "x.set("];
+    let report = assert_found(&early, "source_overwritten", &lines, |kind| {
+        matches!(kind, FaultKind::NotWaitedFor { writes: false, .. })
+    });
+    assert!(report.contains("started what still reads them"), "{report}");
+}
+
+const ARRIVES_ITSELF: u32 = 1;
+const NO_ARRIVAL: u32 = 2;
+
+/// Turns `x` around through copies that an mbarrier ends.
+#[kernel(
+    launch_bounds(THREADS),
+    instances(
+        copies_arrive = <NO_FAULT>,
+        copies_do_not_arrive = <ARRIVES_ITSELF>,
+        one_does_not_arrive = <NO_ARRIVAL>
+    )
+)]
+unsafe fn copies_arrive_f32<const FAULT: u32>(x: Global<f32>, out: GlobalMut<f32>) {
+    let i = thread::thread_idx_x();
+    // SAFETY: 64 elements each, and a barrier.
+    unsafe {
+        let full = Mbarrier::new(shared_array![u64; 1]);
+        let smem: Shared<f32> = dynamic_shared_mem();
+        if i == 0 {
+            full.init(THREADS);
+        }
+        thread::sync_threads();
+        cp_async::copy(smem, i, x, i as usize, true);
+        match FAULT {
+            ARRIVES_ITSELF => full.arrive(),
+            NO_ARRIVAL if i == 7 => (),
+            _ => full.arrive_cp_async_noinc(),
+        }
+        full.wait(0);
+        out.set(i as usize, smem.get(63 - i));
+    }
+}
+
+#[test]
+fn copies_that_an_mbarrier_ends() {
+    use copies_arrive_f32::Instance;
+    let copies = |instance| {
+        run(move |device| {
+            let (x, out) = (device.numbers("x", 64), device.out(64));
+            copies_arrive_f32::launch(instance, geometry(1, THREADS), x, out)
+        })
+    };
+    assert_right(&copies(Instance::copies_arrive), |i| 63.0 - i as f32);
+    let lines = ["cp_async::copy(", "smem.get("];
+    let itself = copies(Instance::copies_do_not_arrive);
+    assert_found(&itself, "copies_do_not_arrive", &lines, is_not_waited_for);
+    let missing = copies(Instance::one_does_not_arrive);
+    let report = assert_found(&missing, "one_does_not_arrive", &["full.wait("], is_deadlock);
+    assert!(report.contains("with 1 of 64 arrivals and 0 bytes missing"), "{report}");
+}

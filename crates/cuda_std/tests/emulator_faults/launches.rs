@@ -1,0 +1,83 @@
+//! Launches that no device takes, and panics: errors, and the test process goes on.
+
+use cuda_std::launch::{Geometry, Launch};
+use cuda_std::prelude::*;
+use simt::{FaultKind, Memory};
+
+use crate::planted::{assert_found, assert_right, geometry, run};
+
+#[kernel(launch_bounds(64))]
+unsafe fn nothing() {}
+
+#[kernel(launch_bounds(64), target(sm_90a), cluster(2, 1, 1))]
+unsafe fn nothing_in_pairs() {}
+
+/// The report of what a device refuses.
+#[track_caller]
+fn refused(launch: Launch) -> String {
+    let fault = launch.emulate(&mut Memory::new(), 0).unwrap_err();
+    assert!(matches!(fault.kind, FaultKind::Launch(_)), "{fault}");
+    fault.to_string()
+}
+
+#[test]
+fn shapes_that_no_device_takes() {
+    let right = geometry(2, 64);
+    for launch in [nothing::launch(right), nothing_in_pairs::launch(right)] {
+        launch.emulate(&mut Memory::new(), 0).unwrap();
+    }
+    let launch = |wrong: Geometry| refused(nothing::launch(wrong));
+    let report = launch(Geometry { grid: [1 << 31, 1, 1], ..right });
+    assert!(report.starts_with("not a launch in `nothing`: a grid of [2147483648, 1, 1]"));
+    launch(Geometry { grid: [1, 65_536, 1], ..right });
+    launch(Geometry { grid: [1, 0, 1], ..right });
+    launch(Geometry { block: [1024, 2, 1], ..right });
+    launch(Geometry { block: [1, 1, 65], ..right });
+    let report = launch(Geometry { shared_bytes: 227 * 1024 + 1, ..right });
+    let why = "232449 bytes of shared memory: a block has at most 232448";
+    assert!(report.ends_with(why), "{report}");
+    let report = refused(nothing_in_pairs::launch(Geometry { grid: [3, 1, 1], ..right }));
+    let why = "a grid of [3, 1, 1] is not made of clusters of [2, 1, 1]";
+    assert!(report.ends_with(why), "{report}");
+    let mut many = nothing::launch(right);
+    many.cluster = [u32::MAX; 3];
+    assert!(refused(many).contains("a cluster of "));
+}
+
+/// Asks for more static shared memory than a block has.
+#[kernel(launch_bounds(64))]
+unsafe fn large_array() {
+    // SAFETY: it is not accessed.
+    unsafe { shared_array![f32; 64 << 10] };
+}
+
+#[test]
+fn static_shared_memory_over_the_limit() {
+    let report = refused(large_array::launch(geometry(1, 64)));
+    assert!(report.contains("a static array of 262144 bytes"), "{report}");
+}
+
+/// Indexes an array by an argument.
+#[kernel(launch_bounds(64))]
+unsafe fn index(at: u32, out: GlobalMut<f32>) {
+    if thread::thread_idx_x() == 9 {
+        // SAFETY: an element.
+        unsafe { out.set(0, [0.0, 1.0, 2.0][at as usize]) };
+    }
+}
+
+#[test]
+fn a_panic() {
+    let index = |at| run(move |device| index::launch(geometry(1, 64), at, device.out(1)));
+    assert_right(&index(2), |_| 2.0);
+    let is_panic = |kind: &FaultKind| matches!(kind, FaultKind::Panic(_));
+    let report = assert_found(&index(3), "index", &["[at as usize]"], is_panic);
+    assert!(report.contains("thread [9, 0, 0]"), "{report}");
+    assert!(report.ends_with("the len is 3 but the index is 3"), "{report}");
+}
+
+#[test]
+#[should_panic(expected = "outside of a launch")]
+fn an_instruction_outside_of_a_launch() {
+    thread::sync_threads();
+}

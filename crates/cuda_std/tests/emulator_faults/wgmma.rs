@@ -1,0 +1,131 @@
+//! `wgmma`: fences, groups and waits that are missing, and operands that change too early.
+
+use cuda_std::prelude::*;
+use cuda_std::wgmma::{self, Accumulator, KMajor, MatrixDescriptor, Swizzle, column, row};
+use half::f16;
+use simt::FaultKind;
+
+use crate::NO_FAULT;
+use crate::planted::{assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
+
+/// Columns of D, and of each row of A and B: 128 bytes.
+const N: u32 = 8;
+const K: u32 = 64;
+const WORDS: u32 = K / 2;
+
+const NO_FENCE: u32 = 1;
+const NO_BARRIER: u32 = 2;
+const NO_COMMIT: u32 = 3;
+const WAIT_OFF_BY_ONE: u32 = 4;
+const OVERWRITTEN: u32 = 5;
+const LEFT_OUT: u32 = 6;
+const NEVER_WAITED: u32 = 7;
+
+/// What all elements of a row of A or of B are.
+fn value(row: u32) -> f16 {
+    f16::from_f32((row % 13) as f32)
+}
+
+/// `D[i, j] = 64 * value(i) * value(j)`, by the tensor cores.
+#[kernel(
+    launch_bounds(128),
+    target(sm_90a),
+    instances(
+        product = <NO_FAULT>,
+        product_without_fence = <NO_FENCE>,
+        product_without_barrier = <NO_BARRIER>,
+        product_without_commit = <NO_COMMIT>,
+        product_wait_off_by_one = <WAIT_OFF_BY_ONE>,
+        product_overwritten = <OVERWRITTEN>,
+        product_of_127_threads = <LEFT_OUT>,
+        product_never_waited_for = <NEVER_WAITED>
+    )
+)]
+unsafe fn multiply<const FAULT: u32>(out: GlobalMut<f32>) {
+    let t = thread::thread_idx_x();
+    // SAFETY: 64 rows of A and 8 of B, of 128 bytes; an element of the output each.
+    unsafe {
+        let smem: Shared<u32> = dynamic_shared_mem();
+        if t < 64 + N {
+            let element = u32::from(value(t % 64).to_bits());
+            for word in 0..WORDS {
+                smem.set(WORDS * t + word, element << 16 | element);
+            }
+        }
+        if FAULT != NO_FENCE {
+            fence::proxy_async_shared();
+        }
+        if FAULT != NO_BARRIER {
+            thread::sync_threads();
+        }
+        if FAULT == LEFT_OUT && t == 77 {
+            return;
+        }
+        let tile = |row: u32| -> MatrixDescriptor<f16, KMajor> {
+            MatrixDescriptor::k_major(smem.offset(WORDS * row).cast(), Swizzle::B128)
+        };
+        let (a, b) = (tile(0), tile(64));
+        let mut d = Accumulator::<4>::zero().start();
+        for step in 0..K / 16 {
+            d.mma(a.advance(32 * step), b.advance(32 * step), step > 0);
+        }
+        if FAULT != NO_COMMIT {
+            wgmma::commit();
+        }
+        if FAULT == OVERWRITTEN {
+            smem.set(t, 0);
+        }
+        if FAULT == NEVER_WAITED {
+            return;
+        }
+        let mut d = if FAULT == WAIT_OFF_BY_ONE { d.wait::<1>() } else { d.wait::<0>() };
+        d.for_each(|i, value| {
+            let at = row(t, i as u32) * N + column(t, i as u32);
+            out.set(at as usize, *value);
+        });
+    }
+}
+
+#[test]
+fn what_a_product_needs() {
+    use multiply::Instance;
+    let multiply = |instance| {
+        run(move |device| {
+            let mut geometry = geometry(1, 128);
+            geometry.shared_bytes = (64 + N) * 128;
+            multiply::launch(instance, geometry, device.out(64 * N as usize))
+        })
+    };
+    let factor = |row: usize| value(row as u32).to_f32();
+    assert_right(&multiply(Instance::product), |i| {
+        K as f32 * factor(i / N as usize) * factor(i % N as usize)
+    });
+    let lines = ["smem.set(", "d.mma("];
+    let unfenced = multiply(Instance::product_without_fence);
+    let is_unfenced = |kind: &FaultKind| matches!(kind, FaultKind::Unfenced { .. });
+    let report = assert_found(&unfenced, "product_without_fence", &lines, is_unfenced);
+    assert!(report.contains("reads 16 bytes at `dynamic shared memory` + "), "{report}");
+    let unordered = multiply(Instance::product_without_barrier);
+    let is_race = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. });
+    assert_found(&unordered, "product_without_barrier", &lines, is_race);
+    let in_flight = is_invalid("an accumulator is read while a product is in flight to it");
+    for (instance, symbol) in [
+        (Instance::product_without_commit, "product_without_commit"),
+        (Instance::product_wait_off_by_one, "product_wait_off_by_one"),
+    ] {
+        let report = assert_found(&multiply(instance), symbol, &["d.wait::<"], &in_flight);
+        assert!(report.contains("which was started at crates/cuda_std/tests/"), "{report}");
+    }
+    let overwritten = multiply(Instance::product_overwritten);
+    let report = assert_found(&overwritten, "product_overwritten", &lines, |kind| {
+        matches!(kind, FaultKind::NotWaitedFor { writes: false, .. })
+    });
+    assert!(report.contains("started what still reads them"), "{report}");
+    let left_out = multiply(Instance::product_of_127_threads);
+    let report = assert_found(&left_out, "product_of_127_threads", &["d.mma("], is_deadlock);
+    assert!(report.contains("waits in wgmma.mma_async for threads 77 (ended)"), "{report}");
+    let never = multiply(Instance::product_never_waited_for);
+    assert_found(&never, "product_never_waited_for", &["d.mma("], |kind| {
+        matches!(kind, FaultKind::EndsEarly { writes: false, .. })
+    });
+}
