@@ -1,17 +1,17 @@
 //! A kernel, its buffers, and what it should write.
 
 use cuda_std::launch::{DevicePtr, Launch};
+use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 
 use crate::Want;
 
 /// One run of one kernel.
 pub struct Case {
     /// The name of its tests.
-    pub name: &'static str,
+    pub name: String,
     /// The memory that it works on.
     pub buffers: Vec<Buffer>,
-    /// Its launch on the buffers.
-    pub launch: fn(&Pointers) -> Launch,
+    launch: Box<dyn Fn(&Pointers) -> Launch + Send + Sync>,
 }
 
 /// A piece of global memory, aligned to 256 bytes.
@@ -20,52 +20,107 @@ pub enum Buffer {
     In(Vec<u8>),
     /// What the kernel writes; nothing has written it before.
     Out(Want),
+    /// What the kernel reads and writes: these bytes before.
+    InOut(Vec<u8>, Want),
+    /// The tensor map of the buffer listed so many-th, which stands before it and takes the place
+    /// of the address in the spec.
+    TensorMap(usize, TensorMapSpec),
 }
 
 impl Buffer {
     /// An input of these words.
     pub fn words(words: &[u32]) -> Self {
-        Buffer::In(words.iter().flat_map(|word| word.to_le_bytes()).collect())
+        Buffer::In(bytes(words))
     }
 
-    /// Its length.
-    pub fn num_bytes(&self) -> usize {
+    /// Words that become others.
+    pub fn changed(before: &[u32], after: Vec<u32>) -> Self {
+        Buffer::InOut(bytes(before), Want::Words(after))
+    }
+
+    /// What it should hold behind the kernel, of one that the kernel writes.
+    pub fn want(&self) -> Option<&Want> {
         match self {
-            Buffer::In(bytes) => bytes.len(),
-            Buffer::Out(want) => want.num_bytes(),
+            Buffer::In(_) | Buffer::TensorMap(..) => None,
+            Buffer::Out(want) | Buffer::InOut(_, want) => Some(want),
         }
     }
 }
 
+fn bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
 /// The addresses of a case's buffers.
-pub struct Pointers(pub(crate) Vec<u64>);
+pub struct Pointers(Vec<u64>);
 
 impl Pointers {
+    /// Places the buffers in their order: `place` gives the address of each, of a tensor map with
+    /// the spec that it is made of.
+    pub(crate) fn of<E>(
+        buffers: &[Buffer],
+        mut place: impl FnMut(&Buffer, Option<TensorMapSpec>) -> Result<u64, E>,
+    ) -> Result<Self, E> {
+        let mut addresses: Vec<u64> = Vec::new();
+        for buffer in buffers {
+            let spec = match buffer {
+                Buffer::TensorMap(of, spec) => {
+                    Some(TensorMapSpec { address: addresses[*of], ..spec.clone() })
+                }
+                _ => None,
+            };
+            addresses.push(place(buffer, spec)?);
+        }
+        Ok(Pointers(addresses))
+    }
+
     /// The buffer listed `index`th, of elements `T`.
     pub fn at<T>(&self, index: usize) -> DevicePtr<T> {
         DevicePtr::new(self.0[index])
     }
+
+    /// The tensor map listed `index`th among the buffers.
+    pub fn map(&self, index: usize) -> TensorMapPtr {
+        TensorMapPtr(self.0[index])
+    }
+
+    /// The addresses, in the order of the buffers.
+    pub(crate) fn addresses(&self) -> &[u64] {
+        &self.0
+    }
 }
 
 impl Case {
+    /// The case `name`: a launch on buffers.
+    pub fn new(
+        name: impl Into<String>,
+        buffers: Vec<Buffer>,
+        launch: impl Fn(&Pointers) -> Launch + Send + Sync + 'static,
+    ) -> Self {
+        Case { name: name.into(), buffers, launch: Box::new(launch) }
+    }
+
+    /// Its launch on the buffers at `pointers`.
+    pub fn launch(&self, pointers: &Pointers) -> Launch {
+        (self.launch)(pointers)
+    }
+
     /// The PTX entry that it launches.
     pub fn symbol(&self) -> &'static str {
-        (self.launch)(&Pointers(vec![0; self.buffers.len()])).symbol
+        self.launch(&Pointers(vec![0; self.buffers.len()])).symbol
     }
 
     /// What the outputs, in their order, should be.
     pub fn wants(&self) -> impl Iterator<Item = &Want> {
-        self.buffers.iter().filter_map(|buffer| match buffer {
-            Buffer::In(_) => None,
-            Buffer::Out(want) => Some(want),
-        })
+        self.buffers.iter().filter_map(Buffer::want)
     }
 
-    /// Holds the outputs of a run against what the oracle says.
+    /// Holds the outputs of a run against what the oracle says; gives a line for every one that is
+    /// not fixed to the last bit: how far off it is at most.
     ///
     /// # Errors
     /// The first element that differs, with output, index, and both values.
-    pub fn check(&self, outputs: &[Vec<u8>]) -> Result<(), String> {
+    pub fn check(&self, outputs: &[Vec<u8>]) -> Result<Vec<String>, String> {
         Self::check_all(self.wants(), outputs)
     }
 
@@ -77,16 +132,18 @@ impl Case {
     pub fn compare(&self, outputs: &[Vec<u8>], peer: &[Vec<u8>]) -> Result<(), String> {
         let wants: Vec<Want> =
             self.wants().zip(peer).map(|(want, bytes)| want.with_values(bytes)).collect();
-        Self::check_all(wants.iter(), outputs)
+        Self::check_all(wants.iter(), outputs).map(|_| ())
     }
 
     fn check_all<'a>(
         wants: impl Iterator<Item = &'a Want>,
         outputs: &[Vec<u8>],
-    ) -> Result<(), String> {
+    ) -> Result<Vec<String>, String> {
+        let mut lines = Vec::new();
         for (index, (want, got)) in wants.zip(outputs).enumerate() {
-            want.check(got).map_err(|why| format!("output {index}, {why}"))?;
+            let name = |why| format!("output {index}, {why}");
+            lines.extend(want.check(got).map_err(name)?.into_iter().map(name));
         }
-        Ok(())
+        Ok(lines)
     }
 }

@@ -1,5 +1,7 @@
 //! A case on the emulator.
 
+use std::convert::Infallible;
+
 use simt::{Init, Memory};
 
 use crate::{Buffer, Case, Pointers};
@@ -10,19 +12,21 @@ use crate::{Buffer, Case, Pointers};
 /// The [`simt::Fault`] of the kernel, as text.
 pub fn emulate(case: &Case, seed: u64) -> Result<Vec<Vec<u8>>, String> {
     let mut memory = Memory::new();
-    let pointers = case.buffers.iter().enumerate().map(|(index, buffer)| {
+    let mut number = 0;
+    let Ok(pointers) = Pointers::of(&case.buffers, |buffer, spec| -> Result<u64, Infallible> {
+        let map = spec.map(|spec| spec.emulated()).unwrap_or([0; 128]);
         let init = match buffer {
-            Buffer::In(bytes) => Init::Bytes(bytes),
+            Buffer::In(bytes) | Buffer::InOut(bytes, _) => Init::Bytes(bytes),
             Buffer::Out(want) => Init::Poisoned(want.num_bytes()),
+            Buffer::TensorMap(..) => Init::Bytes(&map),
         };
-        memory.alloc(format!("buffer {index}"), init)
+        number += 1;
+        Ok(memory.alloc(format!("buffer {}", number - 1), init))
     });
-    let pointers = Pointers(pointers.collect());
-    let launch = (case.launch)(&pointers);
+    let launch = case.launch(&pointers);
     launch.emulate(&mut memory, seed).map_err(|fault| fault.to_string())?;
-    let outputs = case.buffers.iter().zip(&pointers.0).filter_map(|(buffer, &address)| {
-        let Buffer::Out(want) = buffer else { return None };
-        let mut bytes = vec![0; want.num_bytes()];
+    let outputs = case.buffers.iter().zip(pointers.addresses()).filter_map(|(buffer, &address)| {
+        let mut bytes = vec![0; buffer.want()?.num_bytes()];
         Some(memory.read(address, &mut bytes).map(|()| bytes).map_err(|error| error.to_string()))
     });
     outputs.collect()

@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use cuda_loader::LoadError;
+use cuda_loader::{Driver, EncodeError, LoadError, TiledTensorMap};
 use cuda_std::launch::{Geometry, Launch};
+use cuda_std::tensor_map::{TensorMapError, TensorMapSpec};
 use cust::CudaFlags;
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
@@ -20,6 +21,7 @@ const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 /// The first GPU of this machine.
 pub struct Gpu {
+    driver: &'static Driver,
     context: Context,
     /// The target whose kernels it runs.
     target: &'static str,
@@ -47,6 +49,17 @@ pub enum GpuError {
         /// What the GPU runs.
         target: &'static str,
     },
+    /// A tensor map cannot be made.
+    #[error("the tensor map of a {}-dimensional tensor: {why}", spec.dims.len())]
+    TensorMap {
+        /// What it was to be made of.
+        spec: Box<TensorMapSpec>,
+        /// What is wrong with it.
+        why: TensorMapError,
+    },
+    /// The driver makes no tensor map.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
 }
 
 impl Gpu {
@@ -56,7 +69,7 @@ impl Gpu {
     /// - [`GpuError::Load`] if the driver is too old;
     /// - [`GpuError::Driver`] if it does not answer.
     pub fn open() -> Result<Option<Gpu>, GpuError> {
-        match cuda_loader::load() {
+        let driver = match cuda_loader::load() {
             Err(LoadError::Missing(_)) => return Ok(None),
             result => result.map_err(GpuError::Load)?,
         };
@@ -75,7 +88,7 @@ impl Gpu {
             _ => return Ok(None),
         };
         let context = Context::new(device).map_err(failed("opening the device"))?;
-        Ok(Some(Gpu { context, target }))
+        Ok(Some(Gpu { driver, context, target }))
     }
 
     /// Whether the kernel `symbol` was compiled for this GPU.
@@ -87,20 +100,18 @@ impl Gpu {
     ///
     /// # Errors
     /// - [`GpuError::NoKernel`] if the kernel was not compiled for this GPU;
+    /// - [`GpuError::TensorMap`] and [`GpuError::Encode`] for a tensor map that cannot be made;
     /// - [`GpuError::Driver`], also for what the kernel does wrong; the GPU is of no use behind it.
     pub fn run(&self, case: &Case) -> Result<Vec<Vec<u8>>, GpuError> {
         CurrentContext::set_current(&self.context).map_err(failed("cuCtxSetCurrent"))?;
-        let allocate = |buffer: &Buffer| match buffer {
-            Buffer::In(bytes) => DeviceBuffer::from_slice(bytes),
-            Buffer::Out(want) => DeviceBuffer::from_slice(&vec![0xff; want.num_bytes()]),
-        };
-        let memory: Vec<DeviceBuffer<u8>> = case
-            .buffers
-            .iter()
-            .map(|buffer| allocate(buffer).map_err(failed("allocating device memory")))
-            .collect::<Result<_, _>>()?;
-        let addresses = memory.iter().map(|buffer| buffer.as_device_ptr().as_raw());
-        let launch = (case.launch)(&Pointers(addresses.collect()));
+        let mut memory: Vec<DeviceBuffer<u8>> = Vec::new();
+        let pointers = Pointers::of(&case.buffers, |buffer, spec| {
+            let device = self.upload(buffer, spec)?;
+            let address = device.as_device_ptr().as_raw();
+            memory.push(device);
+            Ok::<u64, GpuError>(address)
+        })?;
+        let launch = case.launch(&pointers);
         let symbol = launch.symbol;
         let text = ptx::text(self.target, symbol)
             .ok_or(GpuError::NoKernel { symbol, target: self.target })?;
@@ -109,15 +120,41 @@ impl Gpu {
         // SAFETY: the function is the launch's, and its pointers those of `memory`; both live until the kernel has ended.
         unsafe { start(function.to_raw(), &launch) }?;
         CurrentContext::synchronize().map_err(failed("running the kernel"))?;
-        let read = |(buffer, device): (&Buffer, &DeviceBuffer<u8>)| match buffer {
-            Buffer::In(_) => None,
-            Buffer::Out(want) => {
-                let mut bytes = vec![0; want.num_bytes()];
-                let copied = device.copy_to(&mut bytes).map_err(failed("copying from the device"));
-                Some(copied.map(|()| bytes))
-            }
+        let read = |(buffer, device): (&Buffer, &DeviceBuffer<u8>)| {
+            let mut bytes = vec![0; buffer.want()?.num_bytes()];
+            let copied = device.copy_to(&mut bytes).map_err(failed("copying from the device"));
+            Some(copied.map(|()| bytes))
         };
         case.buffers.iter().zip(&memory).filter_map(read).collect()
+    }
+
+    /// A buffer as it is before the kernel; of a tensor map with what it is made of. Allocations are aligned to 256
+    /// bytes, of which a tensor map needs 64.
+    fn upload(
+        &self,
+        buffer: &Buffer,
+        spec: Option<TensorMapSpec>,
+    ) -> Result<DeviceBuffer<u8>, GpuError> {
+        let uploaded = match (buffer, spec) {
+            (_, Some(spec)) => DeviceBuffer::from_slice(&self.encode(&spec)?),
+            (Buffer::In(bytes) | Buffer::InOut(bytes, _), None) => DeviceBuffer::from_slice(bytes),
+            (Buffer::Out(want), None) => DeviceBuffer::from_slice(&vec![0xff; want.num_bytes()]),
+            (Buffer::TensorMap(..), None) => unreachable!("a tensor map comes with its spec"),
+        };
+        uploaded.map_err(failed("allocating device memory"))
+    }
+
+    fn encode(&self, spec: &TensorMapSpec) -> Result<[u8; 128], GpuError> {
+        spec.check().map_err(|why| GpuError::TensorMap { spec: Box::new(spec.clone()), why })?;
+        let map = TiledTensorMap {
+            address: spec.address,
+            data_type: spec.element.driver_code(),
+            dims: &spec.dims,
+            strides_bytes: &spec.strides_bytes,
+            box_dims: &spec.box_dims,
+            swizzle: spec.swizzle as u32,
+        };
+        Ok(self.driver.encode_tensor_map(&map)?)
     }
 }
 

@@ -46,3 +46,15 @@ pub fn random_f32s(seed: u64, limit: f32) -> impl Iterator<Item = u32> {
 pub fn blocks(num_blocks: u32, num_threads: u32) -> Geometry {
     Geometry { grid: [num_blocks, 1, 1], block: [num_threads, 1, 1], shared_bytes: 0 }
 }
+
+/// Halves, or codes of other numbers of 16 bits, two to a word.
+pub fn words_of_halves(halves: &[u16]) -> Vec<u32> {
+    let (pairs, _) = halves.as_chunks::<2>();
+    pairs.iter().map(|&[low, high]| u32::from(low) | u32::from(high) << 16).collect()
+}
+
+/// Bytes, four to a word.
+pub fn words_of_bytes(bytes: &[u8]) -> Vec<u32> {
+    let (words, _) = bytes.as_chunks::<4>();
+    words.iter().map(|word| u32::from_le_bytes(*word)).collect()
+}

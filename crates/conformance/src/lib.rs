@@ -19,6 +19,9 @@ pub mod cases;
 mod emulator;
 mod gpu;
 mod inputs;
+mod numbers;
+mod operands;
+mod products;
 mod ptx;
 mod want;
 
@@ -26,4 +29,4 @@ pub use case::{Buffer, Case, Pointers};
 pub use emulator::emulate;
 pub use gpu::{Gpu, GpuError};
 pub use ptx::has_kernel;
-pub use want::{Tolerance, Want};
+pub use want::{Probe, Tolerance, Want};

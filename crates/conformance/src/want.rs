@@ -1,100 +1,218 @@
 //! What an output should be, and how far off it may be.
 
+use half::f16;
+
 /// What an output should be.
+///
+/// Where a NaN is wanted of a float any NaN is right, because the ISA leaves its bits open; a zero
+/// has the wanted sign.
 pub enum Want {
     /// These words, bit by bit.
     Words(Vec<u32>),
-    /// Floats of 32 bits near these values. Where a NaN is wanted any NaN is right, because the ISA
-    /// leaves its bits open; a zero has the wanted sign.
+    /// Floats of 32 bits near these values.
     F32(Vec<f64>, Tolerance),
+    /// Floats of 16 bits near these values, two to a word.
+    F16(Vec<f64>, Tolerance),
+    /// Floats of 32 bits that show what the hardware does where the ISA leaves it open.
+    Probes(Vec<Probe>),
 }
 
 /// How far a float may be from what is wanted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Tolerance {
     /// Floats between the wanted value, rounded to nearest, and the value; 0: that value alone.
     Ulps(u32),
     /// Distance in units of the wanted value.
     Relative(f64),
+    /// Distance, of each value its own.
+    Each(Vec<f64>),
+}
+
+/// A value that tells of the hardware.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// What is computed.
+    pub label: &'static str,
+    /// The exact result.
+    pub exact: f64,
+    /// How far off it may be; infinite: anything goes, a NaN too.
+    pub bound: f64,
+}
+
+/// An element of an output as a number, and its place among all numbers of its type in their order,
+/// zeros at 0.
+#[derive(Clone, Copy)]
+struct Number {
+    value: f64,
+    place: i32,
+}
+
+impl Number {
+    fn of_f32(x: f32) -> Self {
+        let magnitude = (x.to_bits() & i32::MAX as u32) as i32;
+        let place = if x.is_sign_negative() { -magnitude } else { magnitude };
+        Number { value: x.into(), place }
+    }
+
+    fn of_f16(x: f16) -> Self {
+        let magnitude = i32::from(x.to_bits() & i16::MAX as u16);
+        let place = if x.is_sign_negative() { -magnitude } else { magnitude };
+        Number { value: x.into(), place }
+    }
 }
 
 impl Want {
     /// Length of the output.
     pub fn num_bytes(&self) -> usize {
-        size_of::<u32>()
-            * match self {
-                Want::Words(words) => words.len(),
-                Want::F32(values, _) => values.len(),
-            }
+        match self {
+            Want::Words(words) => 4 * words.len(),
+            Want::F32(values, _) => 4 * values.len(),
+            Want::F16(values, _) => 2 * values.len(),
+            Want::Probes(probes) => 4 * probes.len(),
+        }
     }
 
     /// The same kind of output and bound around the values in `bytes`.
     pub(crate) fn with_values(&self, bytes: &[u8]) -> Want {
+        let values = || self.numbers(bytes).map(|number| number.value);
         match self {
             Want::Words(_) => Want::Words(words(bytes).collect()),
-            Want::F32(_, tolerance) => {
-                let values = words(bytes).map(|bits| f64::from(f32::from_bits(bits)));
-                Want::F32(values.collect(), *tolerance)
+            Want::F32(_, tolerance) => Want::F32(values().collect(), tolerance.clone()),
+            Want::F16(_, tolerance) => Want::F16(values().collect(), tolerance.clone()),
+            Want::Probes(probes) => {
+                let probes = probes.iter().zip(values());
+                Want::Probes(probes.map(|(p, exact)| Probe { exact, ..p.clone() }).collect())
             }
         }
     }
 
-    /// Holds an output against it.
+    /// Holds an output against it; gives what there is to tell of an output that is not fixed to the
+    /// last bit: the largest deviation, or every probe.
     ///
     /// # Errors
     /// The first element that differs.
-    pub fn check(&self, output: &[u8]) -> Result<(), String> {
+    pub fn check(&self, output: &[u8]) -> Result<Vec<String>, String> {
         if output.len() != self.num_bytes() {
             return Err(format!("{} bytes, not {}", output.len(), self.num_bytes()));
         }
         match self {
             Want::Words(wanted) => {
-                for (index, (got, &want)) in words(output).zip(wanted).enumerate() {
+                let pairs = words(output).zip(wanted).enumerate();
+                for (index, (got, &want)) in pairs {
                     if got != want {
                         return Err(format!("element {index}: {got:#010x}, not {want:#010x}"));
                     }
                 }
+                Ok(Vec::new())
             }
-            Want::F32(wanted, tolerance) => {
-                for (index, (got, &want)) in
-                    words(output).map(f32::from_bits).zip(wanted).enumerate()
-                {
-                    if !tolerance.admits(got, want) {
-                        let bits = got.to_bits();
-                        return Err(format!(
-                            "element {index}: {got:e} ({bits:#010x}), not {want:e} within {tolerance:?}"
-                        ));
-                    }
-                }
+            Want::F32(wanted, tolerance) | Want::F16(wanted, tolerance) => {
+                self.check_floats(output, wanted, tolerance)
+            }
+            Want::Probes(probes) => self.check_probes(output, probes),
+        }
+    }
+
+    fn check_floats(
+        &self,
+        output: &[u8],
+        wanted: &[f64],
+        tolerance: &Tolerance,
+    ) -> Result<Vec<String>, String> {
+        let mut largest = (0.0, None);
+        for (index, (got, &want)) in self.numbers(output).zip(wanted).enumerate() {
+            let share = tolerance.share(index, got, self.rounded(want), want);
+            let bound = tolerance.at(index);
+            if share > 1.0 {
+                return Err(format!(
+                    "element {index}: {:e}, not {want:e} within {bound}",
+                    got.value
+                ));
+            }
+            if share > largest.0 {
+                let line = format!(
+                    "off by at most {share:.3} of {bound} (element {index}: {:e} for {want:e})",
+                    got.value
+                );
+                largest = (share, Some(line));
             }
         }
-        Ok(())
+        Ok(largest.1.into_iter().collect())
+    }
+
+    fn check_probes(&self, output: &[u8], probes: &[Probe]) -> Result<Vec<String>, String> {
+        let mut lines = Vec::new();
+        for (got, Probe { label, exact, bound }) in self.numbers(output).zip(probes) {
+            let line = format!("{label}: {:e}, exactly {exact:e}", got.value);
+            if bound.is_finite() && ((got.value - exact).abs() > *bound || got.value.is_nan()) {
+                return Err(format!("{line}: not within {bound:e}"));
+            }
+            lines.push(line);
+        }
+        Ok(lines)
+    }
+
+    fn numbers(&self, bytes: &[u8]) -> impl Iterator<Item = Number> {
+        let is_f16 = matches!(self, Want::F16(..));
+        words(bytes).flat_map(move |word| {
+            let half = |bits: u32| Number::of_f16(f16::from_bits(bits as u16));
+            let (first, second) = if is_f16 {
+                (half(word), Some(half(word >> 16)))
+            } else {
+                (Number::of_f32(f32::from_bits(word)), None)
+            };
+            [Some(first), second].into_iter().flatten()
+        })
+    }
+
+    fn rounded(&self, value: f64) -> Number {
+        match self {
+            Want::F16(..) => Number::of_f16(f16::from_f32(value as f32)),
+            _ => Number::of_f32(value as f32),
+        }
     }
 }
 
 impl Tolerance {
-    fn admits(self, got: f32, want: f64) -> bool {
-        if got.is_nan() || want.is_nan() {
-            return got.is_nan() && want.is_nan();
+    /// The deviation in units of the tolerance: more than 1 is wrong.
+    fn share(&self, index: usize, got: Number, rounded: Number, want: f64) -> f64 {
+        const WRONG: f64 = f64::INFINITY;
+        let right_if = |is_right| if is_right { 0.0 } else { WRONG };
+        if got.value.is_nan() || want.is_nan() {
+            return right_if(got.value.is_nan() && want.is_nan());
         }
-        let rounded = want as f32;
-        if got == 0.0 && rounded == 0.0 {
-            return got.is_sign_negative() == rounded.is_sign_negative();
+        if got.value == 0.0 && rounded.value == 0.0 {
+            return right_if(got.value.is_sign_negative() == rounded.value.is_sign_negative());
         }
-        match self {
-            Tolerance::Ulps(ulps) => place(got).abs_diff(place(rounded)) <= ulps,
-            Tolerance::Relative(bound) => {
-                let error = (f64::from(got) - want).abs();
-                got == rounded || rounded.is_finite() && error <= bound * want.abs()
+        if got.value == want {
+            return 0.0;
+        }
+        let error = (got.value - want).abs();
+        let share = match self {
+            Tolerance::Ulps(0) => return right_if(got.place == rounded.place),
+            Tolerance::Ulps(ulps) => {
+                return f64::from(got.place.abs_diff(rounded.place)) / f64::from(*ulps);
             }
+            Tolerance::Relative(bound) => error / (bound * want.abs()),
+            Tolerance::Each(bounds) => error / bounds[index],
+        };
+        // No bound is closer than the nearest number; and behind the largest one there is none.
+        if got.value == rounded.value {
+            share.min(1.0)
+        } else if rounded.value.is_finite() {
+            share
+        } else {
+            WRONG
         }
     }
-}
 
-/// The float's place among all floats in their order, zeros at 0.
-fn place(x: f32) -> i32 {
-    let magnitude = (x.to_bits() & i32::MAX as u32) as i32;
-    if x.is_sign_negative() { -magnitude } else { magnitude }
+    /// The bound of element `index`, as text.
+    fn at(&self, index: usize) -> String {
+        match self {
+            Tolerance::Ulps(ulps) => format!("{ulps} ulp"),
+            Tolerance::Relative(bound) => format!("a relative {bound:e}"),
+            Tolerance::Each(bounds) => format!("{:e}", bounds[index]),
+        }
+    }
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
@@ -106,41 +224,68 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
 
+    fn admits(tolerance: &Tolerance, got: f32, want: f64) -> bool {
+        tolerance.share(0, Number::of_f32(got), Number::of_f32(want as f32), want) <= 1.0
+    }
+
     #[test]
     fn floats_are_counted_across_zero_and_to_infinity() {
-        let ulps = |n| Tolerance::Ulps(n);
+        let admits = |ulps, got, want| admits(&Tolerance::Ulps(ulps), got, want);
         let (tiny, one) = (f32::from_bits(1), 1.0f32);
-        assert!(ulps(0).admits(one, 1.0) && ulps(0).admits(one, 1.0 + 1e-9));
-        assert!(ulps(1).admits(one.next_up(), 1.0) && !ulps(0).admits(one.next_up(), 1.0));
-        assert!(ulps(2).admits(-tiny, f64::from(tiny)) && !ulps(1).admits(-tiny, f64::from(tiny)));
-        assert!(
-            ulps(1).admits(f32::MAX, f64::INFINITY) && !ulps(1).admits(f32::MIN, f64::INFINITY)
-        );
+        assert!(admits(0, one, 1.0) && admits(0, one, 1.0 + 1e-9));
+        assert!(admits(1, one.next_up(), 1.0) && !admits(0, one.next_up(), 1.0));
+        assert!(admits(2, -tiny, f64::from(tiny)) && !admits(1, -tiny, f64::from(tiny)));
+        assert!(admits(1, f32::MAX, f64::INFINITY) && !admits(1, f32::MIN, f64::INFINITY));
     }
 
     #[test]
     fn nans_and_signs_of_zero_are_wanted_or_wrong() {
-        for tolerance in [Tolerance::Ulps(9), Tolerance::Relative(9.0)] {
-            assert!(tolerance.admits(-f32::NAN, f64::NAN));
-            assert!(!tolerance.admits(f32::NAN, 1.0) && !tolerance.admits(1.0, f64::NAN));
-            assert!(tolerance.admits(-0.0, -0.0) && !tolerance.admits(-0.0, 0.0));
+        let all = [Tolerance::Ulps(9), Tolerance::Relative(9.0), Tolerance::Each(vec![9.0])];
+        for tolerance in all {
+            assert!(admits(&tolerance, -f32::NAN, f64::NAN));
+            assert!(!admits(&tolerance, f32::NAN, 1.0) && !admits(&tolerance, 1.0, f64::NAN));
+            assert!(admits(&tolerance, -0.0, -0.0) && !admits(&tolerance, -0.0, 0.0));
         }
     }
 
     #[test]
     fn relative_errors_are_of_the_wanted_value() {
-        let admits = |got, want| Tolerance::Relative(1e-3).admits(got, want);
+        let admits = |got, want| admits(&Tolerance::Relative(1e-3), got, want);
         assert!(admits(1000.5, 1000.0) && !admits(1002.0, 1000.0));
         assert!(admits(f32::INFINITY, f64::INFINITY) && !admits(f32::MAX, f64::INFINITY));
         assert!(!admits(f32::INFINITY, 1.0));
+        // Nothing is nearer to 1 + 2^-25 than 1.
+        assert!(super::tests::admits(&Tolerance::Relative(1e-9), 1.0, 1.0 + 2f64.powi(-25)));
     }
 
     #[test]
     fn the_first_difference_is_named() {
         let want = Want::Words(vec![1, 2, 3]);
-        assert_eq!(want.check(&[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]), Ok(()));
+        assert_eq!(want.check(&[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]), Ok(vec![]));
         let error = want.check(&[1, 0, 0, 0, 2, 0, 0, 1, 4, 0, 0, 0]).unwrap_err();
         assert_eq!(error, "element 1: 0x01000002, not 0x00000002");
         assert_eq!(want.check(&[1]).unwrap_err(), "1 bytes, not 12");
+    }
+
+    #[test]
+    fn the_largest_deviation_is_told() {
+        let want = Want::F16(vec![1.0, 2.0, 0.0, 4.0], Tolerance::Each(vec![0.5; 4]));
+        let output: Vec<u8> = [1.0, 2.25, 0.0, 3.9]
+            .into_iter()
+            .flat_map(|value| f16::from_f64(value).to_le_bytes())
+            .collect();
+        let lines = want.check(&output).unwrap();
+        assert_eq!(lines, ["off by at most 0.500 of 5e-1 (element 1: 2.25e0 for 2e0)"]);
+        let error = want.check(&output[..4]).unwrap_err();
+        assert_eq!(error, "4 bytes, not 8");
+    }
+
+    #[test]
+    fn probes_are_told_and_held_to_their_bounds() {
+        let probe = |bound| Probe { label: "1 + 1", exact: 2.0, bound };
+        let check = |bound, got: f32| Want::Probes(vec![probe(bound)]).check(&got.to_le_bytes());
+        assert_eq!(check(0.5, 2.25), Ok(vec!["1 + 1: 2.25e0, exactly 2e0".to_owned()]));
+        assert!(check(0.5, 3.0).is_err() && check(0.5, f32::NAN).is_err());
+        assert!(check(f64::INFINITY, f32::NAN).is_ok());
     }
 }

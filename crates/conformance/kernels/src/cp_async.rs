@@ -69,3 +69,54 @@ unsafe fn start_tile(tiles: Shared<f32>, tile: u32, num_tiles: u32, len: u32, x:
     }
     cp_async::commit();
 }
+
+/// Copies `x` to `out`, each tile reversed, with an mbarrier that the copies of all threads arrive
+/// at: on top of the thread's own arrival in `COUNTED`, else in its place. Both are
+/// `[num_tiles, TILE]`.
+///
+/// # Safety
+/// 1. One block; the views are that long.
+#[kernel(
+    launch_bounds(NUM_THREADS),
+    target(sm_90a),
+    instances(cp_async_mbarrier_counted = <true>, cp_async_mbarrier_noinc = <false>)
+)]
+pub unsafe fn cp_async_mbarrier<const COUNTED: bool>(
+    num_tiles: u32,
+    x: Global<f32>,
+    out: GlobalMut<f32>,
+) {
+    // SAFETY: a tile is read once its phase has ended, and overwritten behind the next barrier.
+    unsafe {
+        let smem = shared_array![f32; TILE as usize];
+        let barrier = Mbarrier::new(shared_array![u64; 1]);
+        let t = thread::thread_idx_x();
+        if t == 0 {
+            barrier.init(NUM_THREADS);
+        }
+        thread::sync_threads();
+        let mut tile = 0;
+        while tile < num_tiles {
+            let start = (tile * TILE) as usize;
+            let (low, high) = (4 * t, 4 * t + 2);
+            cp_async::copy(smem, low, x, start + low as usize, true);
+            cp_async::copy(smem, low + 1, x, start + low as usize + 1, true);
+            cp_async::copy(smem, high, x, start + high as usize, true);
+            cp_async::copy(smem, high + 1, x, start + high as usize + 1, true);
+            if COUNTED {
+                barrier.arrive_cp_async();
+                barrier.arrive();
+            } else {
+                barrier.arrive_cp_async_noinc();
+            }
+            barrier.wait(tile % 2);
+            let mut i = t;
+            while i < TILE {
+                out.set(start + i as usize, smem.get(TILE - 1 - i));
+                i += NUM_THREADS;
+            }
+            thread::sync_threads();
+            tile += 1;
+        }
+    }
+}

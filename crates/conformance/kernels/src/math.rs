@@ -48,3 +48,55 @@ pub unsafe fn math_approx_f32(
         rsqrt.set(i, math::rsqrt_approx(x));
     }
 }
+
+/// `sqrt(x)`, `log2(x)` and `tanh(x)` of `x`, sine and cosine of `angle`, approximate; all are
+/// `[len]`.
+///
+/// # Safety
+/// 1. The views hold an element a thread of the grid.
+#[kernel(launch_bounds(NUM_THREADS))]
+pub unsafe fn math_transcendental_f32(
+    x: Global<f32>,
+    angle: Global<f32>,
+    sqrt: GlobalMut<f32>,
+    log2: GlobalMut<f32>,
+    tanh: GlobalMut<f32>,
+    sin: GlobalMut<f32>,
+    cos: GlobalMut<f32>,
+) {
+    let i = thread::index_1d() as usize;
+    // SAFETY: an element a thread.
+    unsafe {
+        let (x, angle) = (x.get(i), angle.get(i));
+        sqrt.set(i, math::sqrt_approx(x));
+        log2.set(i, math::log2_approx(x));
+        tanh.set(i, math::tanh_approx(x));
+        sin.set(i, math::sin_approx(angle));
+        cos.set(i, math::cos_approx(angle));
+    }
+}
+
+/// Bytes of `a` and `b` picked by `c`, and two functions of the bits of all three; all are `[len]`.
+///
+/// # Safety
+/// 1. The views hold an element a thread of the grid.
+#[kernel(launch_bounds(NUM_THREADS))]
+pub unsafe fn math_bits_u32(
+    a: Global<u32>,
+    b: Global<u32>,
+    c: Global<u32>,
+    bytes: GlobalMut<u32>,
+    majority: GlobalMut<u32>,
+    choice: GlobalMut<u32>,
+) {
+    const MAJORITY: u8 = 0xf0 & 0xcc | 0xf0 & 0xaa | 0xcc & 0xaa;
+    const CHOICE: u8 = 0xf0 & 0xcc | !0xf0 & 0xaa;
+    let i = thread::index_1d() as usize;
+    // SAFETY: an element a thread.
+    unsafe {
+        let (a, b, c) = (a.get(i), b.get(i), c.get(i));
+        bytes.set(i, math::byte_perm(a, b, c));
+        majority.set(i, math::lop3::<MAJORITY>(a, b, c));
+        choice.set(i, math::lop3::<CHOICE>(a, b, c));
+    }
+}

@@ -31,3 +31,24 @@ pub unsafe fn shuffle_b32(x: Global<u32>, out: GlobalMut<u32>) {
         }
     }
 }
+
+/// Each lane writes what it gets from the lane `delta` below it and from the one `delta` above it,
+/// for every `delta`: `x` is `[num_threads]`, `out` `[num_threads, NUM_VALUES]`.
+///
+/// # Safety
+/// 1. `x` and `out` are that long, in whole warps.
+#[kernel(launch_bounds(64))]
+pub unsafe fn shuffle_up_down_b32(x: Global<u32>, out: GlobalMut<u32>) {
+    let i = thread::index_1d() as usize;
+    // SAFETY: an element and `NUM_VALUES` words a thread.
+    unsafe {
+        let word = x.get(i);
+        let mut delta = 0;
+        while delta < warp::WARP_SIZE {
+            let at = i * NUM_VALUES as usize + delta as usize;
+            out.set(at, warp::shuffle_up(word, delta));
+            out.set(at + warp::WARP_SIZE as usize, warp::shuffle_down(word, delta));
+            delta += 1;
+        }
+    }
+}

@@ -11,9 +11,7 @@ pub fn case() -> Case {
     let distance: u32 = (0..NUM_ROUNDS).map(|round| 37 * round + 1).sum();
     let mut wanted = x.clone();
     wanted.rotate_left((distance % NUM_THREADS) as usize);
-    Case {
-        name: "barrier",
-        buffers: vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))],
-        launch: |p| barrier_rotate_u32::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1)),
-    }
+    Case::new("barrier", vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))], |p| {
+        barrier_rotate_u32::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1))
+    })
 }

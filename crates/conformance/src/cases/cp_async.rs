@@ -1,6 +1,6 @@
 //! A matrix through shared memory, by asynchronous copies.
 
-use conformance_kernels::cp_async::{NUM_THREADS, TILE, cp_async_f32};
+use conformance_kernels::cp_async::{NUM_THREADS, TILE, cp_async_f32, cp_async_mbarrier};
 
 use crate::inputs::{blocks, random_words};
 use crate::{Buffer, Case, Want};
@@ -16,9 +16,22 @@ pub fn case() -> Case {
     let mut wanted = x.clone();
     wanted.resize((NUM_TILES * TILE) as usize, 0);
     wanted.chunks_mut(TILE as usize).for_each(<[u32]>::reverse);
-    Case {
-        name: "cp_async",
-        buffers: vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))],
-        launch: |p| cp_async_f32::launch(blocks(1, NUM_THREADS), LEN, NUM_TILES, p.at(0), p.at(1)),
-    }
+    Case::new("cp_async", vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))], |p| {
+        cp_async_f32::launch(blocks(1, NUM_THREADS), LEN, NUM_TILES, p.at(0), p.at(1))
+    })
+}
+
+/// An mbarrier that copies arrive at.
+pub fn with_mbarriers() -> [Case; 2] {
+    use cp_async_mbarrier::Instance;
+    [Instance::cp_async_mbarrier_counted, Instance::cp_async_mbarrier_noinc].map(|instance| {
+        let x: Vec<u32> = random_words(22).take((NUM_TILES * TILE) as usize).collect();
+        let mut wanted = x.clone();
+        wanted.chunks_mut(TILE as usize).for_each(<[u32]>::reverse);
+        let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
+        Case::new(instance.symbol(), buffers, move |p| {
+            let geometry = blocks(1, NUM_THREADS);
+            cp_async_mbarrier::launch(instance, geometry, NUM_TILES, p.at(0), p.at(1))
+        })
+    })
 }

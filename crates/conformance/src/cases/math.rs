@@ -1,9 +1,14 @@
 //! Arithmetic in f32, against exact arithmetic in f64 and on bits.
 
-use conformance_kernels::math::{NUM_THREADS, math_approx_f32, math_rounded_f32};
+use conformance_kernels::math::{
+    NUM_THREADS, math_approx_f32, math_bits_u32, math_rounded_f32, math_transcendental_f32,
+};
 
+use super::f16x2::tanh;
 use crate::inputs::{blocks, random_f32s, random_words, special_f32s};
+use crate::numbers;
 use crate::{Buffer, Case, Tolerance, Want};
+use std::f64::consts::{LN_2, TAU};
 
 /// What `max` and `min` give of two NaNs.
 const CANONICAL_NAN: u32 = 0x7fff_ffff;
@@ -23,10 +28,10 @@ pub fn rounded() -> Case {
     let wanted = |f: fn(u32, u32) -> u32| {
         Buffer::Out(Want::Words(triples.iter().map(|&[a, b, _]| f(a, b)).collect()))
     };
-    let fmas = triples.iter().map(|triple| fma(triple.map(f32::from_bits))).collect();
-    Case {
-        name: "math_rounded",
-        buffers: vec![
+    let fmas = triples.iter().map(|t| numbers::fma(t.map(|x| f32::from_bits(x).into()))).collect();
+    Case::new(
+        "math_rounded",
+        vec![
             Buffer::words(&column(0)),
             Buffer::words(&column(1)),
             Buffer::words(&column(2)),
@@ -34,12 +39,12 @@ pub fn rounded() -> Case {
             wanted(max),
             wanted(min),
         ],
-        launch: |p| {
+        |p| {
             let geometry = blocks(NUM_TRIPLES / NUM_THREADS, NUM_THREADS);
             let (a, b, c) = (p.at(0), p.at(1), p.at(2));
             math_rounded_f32::launch(geometry, a, b, c, p.at(3), p.at(4), p.at(5))
         },
-    }
+    )
 }
 
 /// Results that the ISA gives bounds for.
@@ -52,19 +57,93 @@ pub fn approximate() -> Case {
         let values = x.iter().map(|&bits| flush(f(flush(f64::from(f32::from_bits(bits))))));
         Buffer::Out(Want::F32(values.collect(), tolerance))
     };
-    Case {
-        name: "math_approximate",
-        buffers: vec![
+    Case::new(
+        "math_approximate",
+        vec![
             Buffer::words(&x),
             wanted(|x| 2f64.powf(x), Tolerance::Ulps(2)),
             wanted(|x| 1.0 / x, Tolerance::Ulps(1)),
             wanted(|x| 1.0 / x.sqrt(), Tolerance::Relative(2f64.powf(-22.9))),
         ],
-        launch: |p| {
+        |p| {
             let geometry = blocks(NUM_ARGUMENTS / NUM_THREADS, NUM_THREADS);
             math_approx_f32::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3))
         },
+    )
+}
+
+/// More results that the ISA gives bounds for; of sine and cosine within 100 pi of zero.
+pub fn transcendental() -> Case {
+    let len = NUM_ARGUMENTS as usize;
+    let mut x = special_f32s();
+    x.extend(random_words(8).take(len / 2));
+    x.extend(random_f32s(9, 4.0).take(len - x.len()));
+    let mut angles = special_f32s();
+    angles.retain(|&bits| !(314.0..f32::INFINITY).contains(&f32::from_bits(bits).abs()));
+    angles.extend(random_f32s(10, TAU as f32).take(len / 2));
+    angles.extend(random_f32s(11, 314.0).take(len - angles.len()));
+    let wanted = |x: &[u32], f: fn(f64) -> f64, bound: fn(f64) -> f64| {
+        let x = || x.iter().map(|&bits| f64::from(f32::from_bits(bits)));
+        let bounds = x().map(bound).collect();
+        Buffer::Out(Want::F32(x().map(f).collect(), Tolerance::Each(bounds)))
+    };
+    let of_angle = |angle: f64| 2f64.powf(if angle.abs() <= TAU { -20.5 } else { -14.7 });
+    let buffers = vec![
+        Buffer::words(&x),
+        Buffer::words(&angles),
+        wanted(&x, |x| flush(x).sqrt(), |x| 2f64.powi(-23) * x.abs().sqrt()),
+        wanted(&x, |x| flush(x).ln() / LN_2, log2_bound),
+        wanted(&x, tanh, |x| 2f64.powi(-11) * tanh(x).abs()),
+        wanted(&angles, |x| flush(x).sin(), of_angle),
+        wanted(&angles, |x| flush(x).cos(), of_angle),
+    ];
+    Case::new("math_transcendental", buffers, |p| {
+        let geometry = blocks(NUM_ARGUMENTS / NUM_THREADS, NUM_THREADS);
+        let (x, angle, sqrt, log2) = (p.at(0), p.at(1), p.at(2), p.at(3));
+        math_transcendental_f32::launch(geometry, x, angle, sqrt, log2, p.at(4), p.at(5), p.at(6))
+    })
+}
+
+/// Absolute near 1, relative elsewhere.
+fn log2_bound(x: f64) -> f64 {
+    let is_near = (0.5..=2.0).contains(&x);
+    2f64.powi(-22) * if is_near { 1.0 } else { (flush(x).ln() / LN_2).abs() }
+}
+
+/// Picked bytes, with every digit of a selector, and functions of bits.
+pub fn bits() -> Case {
+    let len = 8 * NUM_THREADS as usize;
+    let random = |seed| random_words(seed).take(len).collect::<Vec<u32>>();
+    let (a, b, c) = (random(12), random(13), random(14));
+    let wanted = |f: fn(u32, u32, u32) -> u32| {
+        let results = (0..len).map(|i| f(a[i], b[i], c[i]));
+        Buffer::Out(Want::Words(results.collect()))
+    };
+    let buffers = vec![
+        Buffer::words(&a),
+        Buffer::words(&b),
+        Buffer::words(&c),
+        wanted(picked_bytes),
+        wanted(|a, b, c| (a & b) | (b & c) | (c & a)),
+        wanted(|a, b, c| (b & a) | (c & !a)),
+    ];
+    Case::new("math_bits", buffers, move |p| {
+        let geometry = blocks(len as u32 / NUM_THREADS, NUM_THREADS);
+        math_bits_u32::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3), p.at(4), p.at(5))
+    })
+}
+
+/// A digit of the selector names one of eight bytes, or the eight times repeated sign of one.
+fn picked_bytes(a: u32, b: u32, selector: u32) -> u32 {
+    let mut result = 0;
+    for i in 0..4 {
+        let digit = selector >> (4 * i) & 15;
+        let word = if digit & 4 == 0 { a } else { b };
+        let byte = word >> (8 * (digit & 3)) & 0xff;
+        let byte = if digit < 8 { byte } else { byte / 128 * 0xff };
+        result += byte << (8 * i);
     }
+    result
 }
 
 fn triples() -> Vec<[u32; 3]> {
@@ -85,22 +164,6 @@ fn triples() -> Vec<[u32; 3]> {
     (0..rest / 2).for_each(|_| triple(&mut bits));
     (rest / 2..rest).for_each(|_| triple(&mut floats));
     triples
-}
-
-/// `a * b + c` such that rounding it to f32 rounds once: the sum in f64 is rounded to odd, which
-/// keeps what was lost as its last bit (Boldo and Melquiond, 2008).
-fn fma([a, b, c]: [f32; 3]) -> f64 {
-    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
-    let sum = product + c;
-    let rest = sum - product;
-    let lost = (product - (sum - rest)) + (c - rest);
-    if lost == 0.0 || !sum.is_finite() || sum.to_bits() % 2 == 1 {
-        sum
-    } else if (lost > 0.0) == (sum > 0.0) {
-        f64::from_bits(sum.to_bits() + 1)
-    } else {
-        f64::from_bits(sum.to_bits() - 1)
-    }
 }
 
 /// The larger one in the order of numbers, in which -0 is before +0; a number before a NaN.

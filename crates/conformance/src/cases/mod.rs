@@ -1,21 +1,71 @@
 //! All cases, one file an instruction group.
 
+mod atomic;
 mod barrier;
+mod bulk;
+mod cluster;
+mod convert;
 mod cp_async;
+mod f16x2;
+mod griddepcontrol;
 mod math;
+mod matrix;
+mod mbarrier;
+mod mma;
+mod named_barrier;
+mod ordering;
 mod registers;
+mod setmaxnreg;
 mod shuffle;
+mod tensor;
+mod vote;
+mod wgmma;
 
 use crate::Case;
 
 /// All cases, with their inputs and what they should give.
 pub fn all() -> Vec<Case> {
-    vec![
+    let mut cases = vec![
         registers::case(),
         shuffle::case(),
+        shuffle::up_and_down(),
+        vote::votes(),
+        vote::elections(),
         barrier::case(),
-        cp_async::case(),
+        named_barrier::case(),
+        ordering::semaphore(),
+        ordering::last_block(),
+        ordering::messages(),
         math::rounded(),
         math::approximate(),
-    ]
+        math::transcendental(),
+        math::bits(),
+        f16x2::f16_rounded(),
+        f16x2::f16_approximate(),
+        f16x2::bf16_rounded(),
+        convert::to_16_bits(),
+        convert::to_integers(),
+        convert::f16_to_f32(),
+        convert::to_fp8(),
+        convert::fp8_to_f16(),
+        matrix::load(),
+        matrix::store(),
+        cp_async::case(),
+        mbarrier::ring(),
+        mbarrier::phases(),
+        bulk::case(),
+        cluster::places(),
+        cluster::peers(),
+        cluster::arrivals(),
+        cluster::copies(),
+        cluster::tensors(),
+        setmaxnreg::case(),
+        griddepcontrol::case(),
+    ];
+    cases.extend(atomic::cases());
+    cases.extend(cp_async::with_mbarriers());
+    cases.extend(mma::cases());
+    cases.extend(tensor::cases());
+    cases.extend(wgmma::cases());
+    cases
 }

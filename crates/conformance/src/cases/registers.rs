@@ -22,9 +22,7 @@ pub fn case() -> Case {
             }
         }
     }
-    Case {
-        name: "registers",
-        buffers: vec![Buffer::Out(Want::Words(wanted))],
-        launch: |p| registers_u32::launch(GEOMETRY, p.at(0)),
-    }
+    Case::new("registers", vec![Buffer::Out(Want::Words(wanted))], |p| {
+        registers_u32::launch(GEOMETRY, p.at(0))
+    })
 }

@@ -1,6 +1,6 @@
 //! Lanes that read each other.
 
-use conformance_kernels::shuffle::{NUM_VALUES, shuffle_b32};
+use conformance_kernels::shuffle::{NUM_VALUES, shuffle_b32, shuffle_up_down_b32};
 
 use crate::inputs::{blocks, random_words, special_f32s};
 use crate::{Buffer, Case, Want};
@@ -19,9 +19,27 @@ pub fn case() -> Case {
         wanted.extend((0..32).map(|from| x[warp + from]));
     }
     assert_eq!(wanted.len(), x.len() * NUM_VALUES as usize);
-    Case {
-        name: "shuffle",
-        buffers: vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))],
-        launch: |p| shuffle_b32::launch(blocks(NUM_BLOCKS, NUM_THREADS), p.at(0), p.at(1)),
+    Case::new("shuffle", vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))], |p| {
+        shuffle_b32::launch(blocks(NUM_BLOCKS, NUM_THREADS), p.at(0), p.at(1))
+    })
+}
+
+/// Every distance: a lane that is not there gives the own word.
+pub fn up_and_down() -> Case {
+    let x: Vec<u32> = random_words(21).take((NUM_BLOCKS * NUM_THREADS) as usize).collect();
+    let mut wanted = Vec::new();
+    for thread in 0..x.len() {
+        let (warp, lane) = (thread / 32 * 32, thread % 32);
+        let own = x[thread];
+        wanted.extend((0..32).map(|delta| if delta > lane { own } else { x[thread - delta] }));
+        wanted.extend((0..32).map(
+            |delta| {
+                if lane + delta > 31 { own } else { x[warp + lane + delta] }
+            },
+        ));
     }
+    let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
+    Case::new("shuffle_up_down", buffers, |p| {
+        shuffle_up_down_b32::launch(blocks(NUM_BLOCKS, NUM_THREADS), p.at(0), p.at(1))
+    })
 }

@@ -1,0 +1,96 @@
+//! `mbarrier`: a ring of stages between two producers and two consumers, a warp each.
+
+use cuda_std::prelude::*;
+use cuda_std::warp::WARP_SIZE;
+
+/// Warps that fill stages, and as many that read them.
+pub const NUM_PRODUCERS: u32 = 2;
+
+/// Threads of the block.
+pub const NUM_THREADS: u32 = 2 * NUM_PRODUCERS * WARP_SIZE;
+
+/// Words of a stage: one a lane and producer.
+pub const STAGE: u32 = NUM_PRODUCERS * WARP_SIZE;
+
+/// Stages of the ring.
+const NUM_STAGES: u32 = 3;
+
+/// Each round both producers fill their half of a stage; consumer `c` reads lane `i ^ 1` of producer
+/// `1 - c`, and adds the round: `x` and `out` are `[num_rounds, NUM_PRODUCERS, 32]`.
+///
+/// # Safety
+/// 1. One block; the views are that long.
+#[kernel(launch_bounds(NUM_THREADS), target(sm_90a))]
+pub unsafe fn mbarrier_ring_u32(num_rounds: u32, x: Global<u32>, out: GlobalMut<u32>) {
+    // SAFETY: a stage is written between its barriers "empty" and "full", and read between "full" and
+    // "empty".
+    unsafe {
+        let full = Mbarrier::new(shared_array![u64; NUM_STAGES as usize]);
+        let empty = Mbarrier::new(shared_array![u64; NUM_STAGES as usize]);
+        let smem = shared_array![u32; (NUM_STAGES * STAGE) as usize];
+        if thread::thread_idx_x() == 0 {
+            let mut stage = 0;
+            while stage < NUM_STAGES {
+                full.offset(stage).init(NUM_PRODUCERS * WARP_SIZE);
+                // One lane of each consumer, twice.
+                empty.offset(stage).init(2 * NUM_PRODUCERS);
+                stage += 1;
+            }
+        }
+        thread::sync_threads();
+        let (warp_idx, lane) = (warp::warp_idx(), warp::lane_id());
+        let mut round = 0;
+        while round < num_rounds {
+            let (stage, parity) = (round % NUM_STAGES, round / NUM_STAGES % 2);
+            let (full, empty) = (full.offset(stage), empty.offset(stage));
+            let buffer = smem.offset(stage * STAGE);
+            let start = (round * STAGE) as usize;
+            if warp_idx < NUM_PRODUCERS {
+                let i = warp_idx * WARP_SIZE + lane;
+                empty.wait(parity ^ 1);
+                buffer.set(i, x.get(start + i as usize));
+                full.arrive();
+            } else {
+                let consumer = warp_idx - NUM_PRODUCERS;
+                let from = (NUM_PRODUCERS - 1 - consumer) * WARP_SIZE + (lane ^ 1);
+                while !full.try_wait(parity) {}
+                let word = buffer.get(from);
+                warp::sync_warp();
+                if lane == 0 {
+                    empty.arrive_count(2);
+                }
+                let i = consumer * WARP_SIZE + lane;
+                out.set(start + i as usize, word.wrapping_add(round));
+            }
+            round += 1;
+        }
+    }
+}
+
+/// One thread tells of both parities by `test_wait`, before each of six steps of arrivals at a
+/// barrier of three: `out` is `[6, 2]`.
+///
+/// # Safety
+/// 1. One thread; `out` is that long.
+#[kernel(launch_bounds(1), target(sm_90a))]
+pub unsafe fn mbarrier_phases(out: GlobalMut<u32>) {
+    // SAFETY: a barrier of the thread's own; two words a step.
+    unsafe {
+        let barrier = Mbarrier::new(shared_array![u64; 1]);
+        barrier.init(3);
+        let mut step = 0;
+        while step < 6 {
+            out.set(2 * step, u32::from(barrier.test_wait(0)));
+            out.set(2 * step + 1, u32::from(barrier.test_wait(1)));
+            match step {
+                0 => barrier.arrive(),
+                1 => barrier.arrive_count(2),
+                2 => barrier.arrive_count(3),
+                3 => barrier.arrive_count(2),
+                _ => barrier.arrive(),
+            }
+            step += 1;
+        }
+        barrier.inval();
+    }
+}

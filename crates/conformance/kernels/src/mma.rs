@@ -1,0 +1,85 @@
+//! `mma.sync.m16n8k16`: products on the tensor cores, a warp each.
+
+use cuda_std::mma::{self, FragmentA, FragmentB, Multiplicand};
+use cuda_std::{prelude::*, warp::WARP_SIZE};
+use half::{bf16, f16};
+
+/// Rows of A, C and D.
+pub const M: u32 = 16;
+
+/// Columns of B, C and D.
+pub const N: u32 = 8;
+
+/// Columns of A, rows of B.
+pub const K: u32 = 16;
+
+/// Words of a row of A, and of a column of B.
+const K_WORDS: u32 = K / 2;
+
+/// The fragments of the block's A, by rows, and B, by columns.
+///
+/// # Safety
+/// 1. `a` holds `M * K` elements a block, `b` `K * N`, two to a word.
+#[inline(always)]
+#[track_caller]
+unsafe fn fragments<T>(a: Global<u32>, b: Global<u32>) -> (FragmentA<T>, FragmentB<T>) {
+    let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
+    let (tile, column) = (thread::block_idx_x() * M, thread::block_idx_x() * N + group);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let a = |row, word: u32| a.get(((tile + group + row) * K_WORDS + pair + word) as usize);
+        let b = |word: u32| b.get((column * K_WORDS + pair + word) as usize);
+        let words = [a(0, 0), a(8, 0), a(0, 4), a(8, 4)];
+        (FragmentA::from_words(words), FragmentB::from_words([b(0), b(4)]))
+    }
+}
+
+/// `A * B + C` with sums in f32, a tile a block: `a` is `[num_tiles, M, K]`, `b`
+/// `[num_tiles, N, K]`, `c` `[num_tiles, M, N]`; `out` is `[num_tiles, M, num_columns]`, the first
+/// columns.
+///
+/// # Safety
+/// 1. One warp a block; the views are that long, and `num_columns` is at most `N`.
+#[kernel(launch_bounds(WARP_SIZE), instances(mma_f32_f16 = <f16>, mma_f32_bf16 = <bf16>))]
+pub unsafe fn mma_f32<T: Multiplicand>(
+    num_columns: u32,
+    a: Global<u32>,
+    b: Global<u32>,
+    c: Global<f32>,
+    out: GlobalMut<f32>,
+) {
+    let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
+    let row = thread::block_idx_x() * M + group;
+    // SAFETY: the elements of the block's tile that the lane's fragments hold.
+    unsafe {
+        let (a, b) = fragments::<T>(a, b);
+        let c = |row: u32| c.get_vec::<2>((row * N + 2 * pair) as usize);
+        let ([c0, c1], [c2, c3]) = (c(row), c(row + 8));
+        let [d0, d1, d2, d3] = mma::m16n8k16(a, b, [c0, c1, c2, c3]);
+        let elements = [(row, 0, d0), (row, 1, d1), (row + 8, 0, d2), (row + 8, 1, d3)];
+        for (row, odd, value) in elements {
+            let column = 2 * pair + odd;
+            if column < num_columns {
+                out.set((row * num_columns + column) as usize, value);
+            }
+        }
+    }
+}
+
+/// As [`mma_f32`] of f16 with sums in f16, all columns; `c` and `out` are two elements to a word.
+///
+/// # Safety
+/// 1. One warp a block; the views are that long.
+#[kernel(launch_bounds(WARP_SIZE))]
+pub unsafe fn mma_f16(a: Global<u32>, b: Global<u32>, c: Global<u32>, out: GlobalMut<u32>) {
+    let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
+    let row = thread::block_idx_x() * M + group;
+    let at = |row: u32| (row * (N / 2) + pair) as usize;
+    // SAFETY: the elements of the block's tile that the lane's fragments hold.
+    unsafe {
+        let (a, b) = fragments(a, b);
+        let [d0, d1] = mma::m16n8k16_f16(a, b, [c.get(at(row)), c.get(at(row + 8))]);
+        out.set(at(row), d0);
+        out.set(at(row + 8), d1);
+    }
+}

@@ -1,0 +1,197 @@
+//! Atomic operations: what one thread sees of its own, and what many add up to in any order.
+
+use conformance_kernels::atomic::*;
+use cuda_std::launch::{Geometry, Launch};
+
+use crate::inputs::{blocks, random_words, words_of_halves};
+use crate::{Buffer, Case, Pointers, Want};
+use half::f16;
+
+/// Blocks that contend.
+const NUM_BLOCKS: usize = 4;
+
+const THREADS: usize = NUM_THREADS as usize;
+const CELLS: usize = NUM_CELLS as usize;
+
+/// An integer type, in words of 64 bits: how many bits of them, and whether the last is a sign.
+#[derive(Clone, Copy)]
+struct Integer {
+    bits: u32,
+    signed: bool,
+}
+
+impl Integer {
+    /// The bits that the type has.
+    fn wrap(self, x: u64) -> u64 {
+        x & u64::MAX >> (64 - self.bits)
+    }
+
+    /// The value of the type's bits.
+    fn value(self, x: u64) -> i128 {
+        let sign = 1i128 << (self.bits - 1);
+        let x = i128::from(x);
+        if self.signed && x & sign != 0 { x - 2 * sign } else { x }
+    }
+
+    fn min(self, a: u64, b: u64) -> u64 {
+        if self.value(a) < self.value(b) { a } else { b }
+    }
+
+    fn max(self, a: u64, b: u64) -> u64 {
+        if self.value(a) > self.value(b) { a } else { b }
+    }
+
+    /// Random numbers of the type.
+    fn random(self, seed: u64) -> impl Iterator<Item = u64> {
+        let mut words = random_words(seed).map(u64::from);
+        std::iter::from_fn(move || Some(self.wrap(words.next()? << 32 | words.next()?)))
+    }
+
+    /// Numbers of the type as words of 32 bits.
+    fn words(self, values: &[u64]) -> Vec<u32> {
+        let halves = values.iter().flat_map(|&x| [x as u32, (x >> 32) as u32]);
+        if self.bits == 64 { halves.collect() } else { halves.step_by(2).collect() }
+    }
+}
+
+type Kernel = fn(Geometry, &Pointers) -> Launch;
+
+/// A launcher that takes the case's three buffers.
+macro_rules! kernel {
+    ($name:ident) => {
+        |geometry, p| $name::launch(geometry, p.at(0), p.at(1), p.at(2))
+    };
+}
+
+/// All cases.
+pub fn cases() -> Vec<Case> {
+    const U32: Integer = Integer { bits: 32, signed: false };
+    const I32: Integer = Integer { bits: 32, signed: true };
+    const U64: Integer = Integer { bits: 64, signed: false };
+    let sequences: [(&str, Integer, Kernel); 5] = [
+        ("atomic_global_u32", U32, kernel!(atomic_global_u32)),
+        ("atomic_global_i32", I32, kernel!(atomic_global_i32)),
+        ("atomic_global_u64", U64, kernel!(atomic_global_u64)),
+        ("atomic_shared_u32", U32, kernel!(atomic_shared_u32)),
+        ("atomic_shared_i32", I32, kernel!(atomic_shared_i32)),
+    ];
+    let contended: [(&str, Integer, bool, Kernel); 5] = [
+        ("atomic_global_contended_u32", U32, false, kernel!(atomic_global_contended_u32)),
+        ("atomic_global_contended_i32", I32, false, kernel!(atomic_global_contended_i32)),
+        ("atomic_global_contended_u64", U64, false, kernel!(atomic_global_contended_u64)),
+        ("atomic_shared_contended_u32", U32, true, kernel!(atomic_shared_contended_u32)),
+        ("atomic_shared_contended_i32", I32, true, kernel!(atomic_shared_contended_i32)),
+    ];
+    let sequences = sequences.map(|(name, integer, kernel)| sequence(name, integer, kernel));
+    let contended =
+        contended.map(|(name, integer, shared, kernel)| contend(name, integer, shared, kernel));
+    sequences.into_iter().chain(contended).chain([add_f32(), add_f16x2()]).collect()
+}
+
+/// Every operation on a cell of each thread's own: all old values are known.
+fn sequence(name: &'static str, integer: Integer, kernel: Kernel) -> Case {
+    let cells: Vec<u64> = integer.random(30).take(THREADS).collect();
+    let operands: Vec<u64> = integer.random(31).take(THREADS * NUM_OPERANDS as usize).collect();
+    let (mut after, mut old) = (Vec::new(), Vec::new());
+    for (&start, x) in cells.iter().zip(operands.chunks(NUM_OPERANDS as usize)) {
+        let mut seen = vec![start];
+        seen.push(integer.wrap(start.wrapping_add(x[0])));
+        seen.push(integer.min(seen[1], x[1]));
+        seen.push(integer.max(seen[2], x[2]));
+        seen.push(seen[3] & x[3]);
+        seen.push(seen[4] | x[4]);
+        seen.push(seen[5] ^ x[5]);
+        // The exchange succeeds, the next one does not.
+        seen.extend([x[6], x[7], x[7], x[0]]);
+        old.extend(seen);
+        after.push(x[1]);
+    }
+    let buffers = vec![
+        Buffer::changed(&integer.words(&cells), integer.words(&after)),
+        Buffer::words(&integer.words(&operands)),
+        Buffer::Out(Want::Words(integer.words(&old))),
+    ];
+    Case::new(name, buffers, move |p| kernel(blocks(1, NUM_THREADS), p))
+}
+
+/// All threads on the same cells, those of a block in shared memory.
+fn contend(name: &'static str, integer: Integer, shared: bool, kernel: Kernel) -> Case {
+    let x: Vec<u64> = integer.random(32).take(NUM_BLOCKS * THREADS).collect();
+    let groups = if shared { NUM_BLOCKS } else { 1 };
+    let before: Vec<u64> = (integer.random(33).take(groups * CELLS).enumerate())
+        .map(|(i, cell)| if i % CELLS == 7 { 0 } else { cell })
+        .collect();
+    let mut after = Vec::new();
+    for (cells, x) in before.chunks(CELLS).zip(x.chunks(x.len() / groups)) {
+        let all =
+            |at: usize, f: &dyn Fn(u64, u64) -> u64| x.iter().fold(cells[at], |a, &b| f(a, b));
+        after.extend([
+            integer.wrap(all(0, &|a, b| a.wrapping_add(b))),
+            all(1, &|a, b| integer.min(a, b)),
+            all(2, &|a, b| integer.max(a, b)),
+            all(3, &|a, b| a & (b | 1)),
+            all(4, &|a, b| a | b & 0x0f0f_0f0f),
+            all(5, &|a, b| a ^ b),
+            integer.wrap(all(6, &|a, b| a.wrapping_mul(b | 1))),
+            x.len() as u64,
+        ]);
+    }
+    let buffers = vec![
+        Buffer::words(&integer.words(&x)),
+        Buffer::changed(&integer.words(&before), integer.words(&after)),
+        Buffer::Out(Want::Words(vec![1; x.len()])),
+    ];
+    Case::new(name, buffers, move |p| kernel(blocks(NUM_BLOCKS as u32, NUM_THREADS), p))
+}
+
+/// Sums of eighths, which are exact in every order; and of subnormal numbers, which are zeros in
+/// global memory and numbers in shared memory.
+fn add_f32() -> Case {
+    let subnormal = f32::MIN_POSITIVE / 8.0;
+    let x: Vec<f32> = (random_words(34).take(THREADS).enumerate())
+        .map(|(i, word)| match i % CELLS {
+            7 => subnormal,
+            _ => (word % 4096) as f32 / 8.0 - 256.0,
+        })
+        .collect();
+    let start = 0.5f32;
+    let sum = |cell: usize| x.iter().skip(cell).step_by(CELLS).sum::<f32>();
+    let is_subnormal = |cell| cell == 7;
+    let before: Vec<u32> =
+        (0..CELLS).map(|cell| if is_subnormal(cell) { 0 } else { start.to_bits() }).collect();
+    let global = (0..CELLS).map(|cell| if is_subnormal(cell) { 0.0 } else { start + sum(cell) });
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+    let shared = bits((0..CELLS).map(sum).collect());
+    let buffers = vec![
+        Buffer::words(&bits(x.clone())),
+        Buffer::changed(&before, bits(global.collect())),
+        Buffer::Out(Want::Words(shared)),
+    ];
+    Case::new("atomic_add_f32", buffers, |p| {
+        atomic_add_f32::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1), p.at(2))
+    })
+}
+
+/// Sums of small whole numbers, and of subnormal ones, which are kept.
+fn add_f16x2() -> Case {
+    let x: Vec<f32> = (random_words(35).take(2 * THREADS).enumerate())
+        .map(|(i, word)| match i % (2 * CELLS) {
+            3 => 2f32.powi(-24),
+            _ => (word % 128) as f32 - 64.0,
+        })
+        .collect();
+    let sum = |cell: usize| x.iter().skip(cell).step_by(2 * CELLS).sum::<f32>();
+    let halves = |values: Vec<f32>| {
+        let halves: Vec<u16> = values.into_iter().map(|x| f16::from_f32(x).to_bits()).collect();
+        words_of_halves(&halves)
+    };
+    let sums: Vec<f32> = (0..2 * CELLS).map(sum).collect();
+    let buffers = vec![
+        Buffer::words(&halves(x.clone())),
+        Buffer::changed(&[0; CELLS], halves(sums.clone())),
+        Buffer::Out(Want::Words(halves(sums))),
+    ];
+    Case::new("atomic_add_f16x2", buffers, |p| {
+        atomic_add_f16x2::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1), p.at(2))
+    })
+}

@@ -1,0 +1,35 @@
+//! Words that go through a ring of stages, and phases counted out.
+
+use conformance_kernels::mbarrier::{
+    NUM_PRODUCERS, NUM_THREADS, STAGE, mbarrier_phases, mbarrier_ring_u32,
+};
+
+use crate::inputs::{blocks, random_words};
+use crate::{Buffer, Case, Want};
+
+/// Several times around the ring.
+const NUM_ROUNDS: u32 = 11;
+
+/// Several producers and consumers.
+pub fn ring() -> Case {
+    let x: Vec<u32> = random_words(23).take((NUM_ROUNDS * STAGE) as usize).collect();
+    let mut wanted = Vec::new();
+    for (round, stage) in (0..NUM_ROUNDS).zip(x.chunks(STAGE as usize)) {
+        for consumer in 0..NUM_PRODUCERS {
+            let warp = (NUM_PRODUCERS - 1 - consumer) as usize * 32;
+            wanted.extend((0..32).map(|lane| stage[warp + (lane ^ 1)].wrapping_add(round)));
+        }
+    }
+    let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
+    Case::new("mbarrier_ring", buffers, |p| {
+        mbarrier_ring_u32::launch(blocks(1, NUM_THREADS), NUM_ROUNDS, p.at(0), p.at(1))
+    })
+}
+
+/// A phase has ended as long as the next one has not.
+pub fn phases() -> Case {
+    let num_ended = [0u32, 0, 1, 2, 2, 3];
+    let wanted = num_ended.into_iter().flat_map(|ended| [ended % 2, 1 - ended % 2]);
+    let buffers = vec![Buffer::Out(Want::Words(wanted.collect()))];
+    Case::new("mbarrier_phases", buffers, |p| mbarrier_phases::launch(blocks(1, 1), p.at(0)))
+}

@@ -1,0 +1,130 @@
+//! Products of small matrices.
+
+use conformance_kernels::mma::{K, M, N, mma_f16, mma_f32};
+use cuda_std::launch::Geometry;
+
+use crate::inputs::{blocks, random_words, words_of_halves};
+use crate::numbers::{BF16, F16, Format, Rounding};
+use crate::products::{self, Draw, Element, Operand, SUMS_OF_16_BITS, Sum};
+use crate::{Buffer, Case, Tolerance, Want};
+
+/// Products, a block each.
+const NUM_TILES: u32 = 16;
+
+const ROWS: usize = M as usize;
+const COLUMNS: usize = N as usize;
+
+/// All cases.
+pub fn cases() -> Vec<Case> {
+    use mma_f32::Instance;
+    let (f16, bf16) = (Instance::mma_f32_f16, Instance::mma_f32_bf16);
+    vec![
+        sums_in_f32("mma_whole_f16", f16, F16, Draw::Whole),
+        sums_in_f32("mma_whole_bf16", bf16, BF16, Draw::Whole),
+        sums_in_f32("mma_any_f16", f16, F16, Draw::Any),
+        sums_in_f32("mma_any_bf16", bf16, BF16, Draw::Any),
+        probe("mma_probe_f16", f16, F16),
+        probe("mma_probe_bf16", bf16, BF16),
+        sums_in_f16("mma_whole_f16_in_f16", Draw::Whole),
+        sums_in_f16("mma_any_f16_in_f16", Draw::Any),
+    ]
+}
+
+/// A tile's operands, and C: whole numbers, or numbers with all of f32's bits.
+fn tile(format: Format, draw: Draw, seed: u64) -> (Operand, Operand, Vec<f64>) {
+    let k = K as usize;
+    let a = Operand::random(format, (ROWS, k), draw, seed);
+    let b = Operand::random(format, (COLUMNS, k), draw, seed + 1);
+    let c = random_words(seed + 2).take(ROWS * COLUMNS).map(|word| match draw {
+        Draw::Whole => f64::from(word % 64) - 32.0,
+        Draw::Any => f64::from((word as i32 as f32) * 2f32.powi(-27)),
+    });
+    let c = c.collect();
+    (a, b, c)
+}
+
+fn tiles(format: Format, draw: Draw) -> Vec<(Operand, Operand, Vec<f64>)> {
+    (0..NUM_TILES).map(|tile_idx| tile(format, draw, 70 + 3 * u64::from(tile_idx))).collect()
+}
+
+fn elements(tiles: &[(Operand, Operand, Vec<f64>)]) -> Vec<Element> {
+    tiles.iter().flat_map(|(a, b, c)| products::elements(a, b, c)).collect()
+}
+
+fn halves<'a>(operands: impl Iterator<Item = &'a Operand>) -> Buffer {
+    let codes: Vec<u16> = operands.flat_map(|operand| operand.codes.concat()).collect();
+    Buffer::words(&words_of_halves(&codes))
+}
+
+fn bits_of_f32(values: impl Iterator<Item = f64>) -> Vec<u32> {
+    values.map(|value| (value as f32).to_bits()).collect()
+}
+
+fn geometry(num_tiles: u32) -> Geometry {
+    blocks(num_tiles, 32)
+}
+
+fn sums_in_f32(
+    name: &'static str,
+    instance: mma_f32::Instance,
+    format: Format,
+    draw: Draw,
+) -> Case {
+    let tiles = tiles(format, draw);
+    let want = products::want(&elements(&tiles), draw);
+    let buffers = vec![
+        halves(tiles.iter().map(|(a, ..)| a)),
+        halves(tiles.iter().map(|(_, b, _)| b)),
+        Buffer::words(&bits_of_f32(tiles.iter().flat_map(|(.., c)| c.iter().copied()))),
+        Buffer::Out(want),
+    ];
+    Case::new(name, buffers, move |p| {
+        mma_f32::launch(instance, geometry(NUM_TILES), N, p.at(0), p.at(1), p.at(2), p.at(3))
+    })
+}
+
+/// How the tensor cores add.
+fn probe(name: &'static str, instance: mma_f32::Instance, format: Format) -> Case {
+    let (a, b, want) = products::probes(&SUMS_OF_16_BITS, format, K as usize, COLUMNS);
+    let before = |sum: &Sum| [sum.before; COLUMNS];
+    let buffers = vec![
+        halves([&a].into_iter()),
+        halves([&b].into_iter()),
+        Buffer::words(&bits_of_f32(SUMS_OF_16_BITS.iter().flat_map(before))),
+        Buffer::Out(want),
+    ];
+    Case::new(name, buffers, move |p| {
+        mma_f32::launch(instance, geometry(1), 1, p.at(0), p.at(1), p.at(2), p.at(3))
+    })
+}
+
+/// Sums in f16.
+fn sums_in_f16(name: &'static str, draw: Draw) -> Case {
+    let round = |value: f64| F16.round(value, Rounding::Nearest);
+    let mut tiles = tiles(F16, draw);
+    // C has no more bits than an f16.
+    let all = tiles.iter_mut().flat_map(|(.., c)| c);
+    all.for_each(|value| *value = F16.value(round(*value)));
+    let elements = elements(&tiles);
+    let exact = elements.iter().map(|element| element.exact);
+    let want = match draw {
+        Draw::Whole => {
+            let codes: Vec<u16> = exact.map(round).collect();
+            Want::Words(words_of_halves(&codes))
+        }
+        Draw::Any => {
+            let bounds = elements.iter().map(|element| element.bound_in_f16()).collect();
+            Want::F16(exact.collect(), Tolerance::Each(bounds))
+        }
+    };
+    let c: Vec<u16> = tiles.iter().flat_map(|(.., c)| c.iter().map(|&c| round(c))).collect();
+    let buffers = vec![
+        halves(tiles.iter().map(|(a, ..)| a)),
+        halves(tiles.iter().map(|(_, b, _)| b)),
+        Buffer::words(&words_of_halves(&c)),
+        Buffer::Out(want),
+    ];
+    Case::new(name, buffers, |p| {
+        mma_f16::launch(geometry(NUM_TILES), p.at(0), p.at(1), p.at(2), p.at(3))
+    })
+}

@@ -1,0 +1,54 @@
+//! Plain accesses of several blocks, in the order that atomic operations give them.
+
+use conformance_kernels::ordering::{
+    NUM_ROUNDS, NUM_THREADS, ordering_last_block, ordering_messages, ordering_semaphore,
+};
+
+use crate::inputs::{blocks, random_words};
+use crate::{Buffer, Case, Want};
+
+/// Blocks that take the lock, and that add up.
+const NUM_BLOCKS: u32 = 6;
+
+/// No update is lost between blocks.
+pub fn semaphore() -> Case {
+    let sum = NUM_ROUNDS * (1..=NUM_BLOCKS).sum::<u32>();
+    let buffers = vec![Buffer::changed(&[0], vec![0]), Buffer::changed(&[0], vec![sum])];
+    Case::new("ordering_semaphore", buffers, |p| {
+        ordering_semaphore::launch(blocks(NUM_BLOCKS, 1), p.at(0), p.at(1))
+    })
+}
+
+/// The last block sees the parts of all.
+pub fn last_block() -> Case {
+    let x: Vec<u32> = random_words(36).take((NUM_BLOCKS * NUM_THREADS) as usize).collect();
+    let parts: Vec<u32> = x.iter().map(|x| x.rotate_left(1)).collect();
+    let hash = parts.iter().fold(0u32, |sum, part| sum.wrapping_mul(3).wrapping_add(*part));
+    let buffers = vec![
+        Buffer::words(&x),
+        Buffer::Out(Want::Words(parts)),
+        Buffer::changed(&[0], vec![NUM_BLOCKS]),
+        Buffer::Out(Want::Words(vec![hash])),
+    ];
+    Case::new("ordering_last_block", buffers, |p| {
+        let geometry = blocks(NUM_BLOCKS, NUM_THREADS);
+        ordering_last_block::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3))
+    })
+}
+
+/// Every message arrives whole.
+pub fn messages() -> Case {
+    let num_words = (NUM_ROUNDS * NUM_THREADS) as usize;
+    let x: Vec<u32> = random_words(37).map(|word| word >> 1).take(num_words).collect();
+    let last = x[num_words - NUM_THREADS as usize..].to_vec();
+    let buffers = vec![
+        Buffer::words(&x),
+        Buffer::changed(&[0], vec![2 * NUM_ROUNDS]),
+        Buffer::Out(Want::Words(last)),
+        Buffer::Out(Want::Words(x.iter().map(|word| word + 1).collect())),
+    ];
+    Case::new("ordering_messages", buffers, |p| {
+        let geometry = blocks(2, NUM_THREADS);
+        ordering_messages::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3))
+    })
+}
