@@ -5,7 +5,7 @@
 
 use super::f16_sm90::gemm_f16_sm90::{self, Instance};
 use super::f16_sm90::{
-    BLOCK_K, NUM_THREADS, STORE_COLUMNS, STORE_ROWS, Tile, Tile64x128, Tile128x128, Tile128x256,
+    BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x128, Tile128x128, Tile128x256,
     Tile128x256Pair, Tile256x128, Tile256x128Pair,
 };
 use crate::Rows;
@@ -78,6 +78,7 @@ pub struct TileConfig {
     pub block: [usize; 2],
     /// Blocks of a cluster along rows and columns.
     pub cluster: [usize; 2],
+    num_threads: usize,
     shared_bytes: usize,
     /// By operands (f16, bf16) and outputs (16 bits, f32).
     instances: [[Instance; 2]; 2],
@@ -88,6 +89,7 @@ impl TileConfig {
         TileConfig {
             block: [T::BLOCK_M as usize, T::BLOCK_N as usize],
             cluster: [T::CLUSTER_M as usize, T::CLUSTER_N as usize],
+            num_threads: T::NUM_THREADS as usize,
             shared_bytes: T::SHARED_BYTES as usize,
             instances,
         }
@@ -123,7 +125,7 @@ const FMAS_PER_CLOCK: usize = 2048;
 const L2_BYTES_PER_CLOCK: usize = 48;
 
 /// All tile configurations; of those that should take as long the first one is chosen.
-pub const TILE_CONFIGS: [TileConfig; 6] = {
+pub const TILE_CONFIGS: [TileConfig; 7] = {
     use Instance::*;
     [
         TileConfig::of::<Tile128x256Pair>([
@@ -149,6 +151,10 @@ pub const TILE_CONFIGS: [TileConfig; 6] = {
         TileConfig::of::<Tile64x128>([
             [gemm_f16_sm90_64x128, gemm_f16_sm90_64x128_f32],
             [gemm_bf16_sm90_64x128, gemm_bf16_sm90_64x128_f32],
+        ]),
+        TileConfig::of::<Tile64x64>([
+            [gemm_f16_sm90_64x64, gemm_f16_sm90_64x64_f32],
+            [gemm_bf16_sm90_64x64, gemm_bf16_sm90_64x64_f32],
         ]),
     ]
 };
@@ -253,7 +259,7 @@ impl Linear16 {
         let blocks_per_cluster = config.blocks_per_cluster();
         let num_clusters = num_clusters.min((num_sms / blocks_per_cluster).max(1));
         let grid = [num_clusters * blocks_per_cluster, 1, 1];
-        let geometry = Geometry::new(grid, NUM_THREADS as usize, config.shared_bytes)?;
+        let geometry = Geometry::new(grid, config.num_threads, config.shared_bytes)?;
         let Some(geometry) = geometry else { return Ok(None) };
 
         let Linear16Operands { x, weight, bias, residual, out } = operands;
@@ -267,7 +273,7 @@ impl Linear16 {
             Out16::Half(out) => {
                 let is_aligned = out.is_aligned() && self.n.is_multiple_of(8);
                 let sizes = [self.max_rows, self.n];
-                let strip = [STORE_ROWS as usize, STORE_COLUMNS as usize];
+                let strip = [STRIP_ROWS as usize, STRIP_COLUMNS as usize];
                 let map = if is_aligned { maps(&map(out, sizes, strip)) } else { TensorMapPtr(0) };
                 (0, out.ptr.0, out.stride_arg()?, map)
             }

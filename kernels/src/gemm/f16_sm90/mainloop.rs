@@ -1,7 +1,7 @@
 //! The two sides of the ring: copies of stages, and their products.
 
 use super::accumulators::Accumulators;
-use super::tiles::{BLOCK_K, NUM_CONSUMER_WARPS, ROW_BYTES, Tile};
+use super::tiles::{BLOCK_K, ROW_BYTES, Tile};
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;
@@ -40,7 +40,7 @@ impl<E: Operand16> Mainloop<E> {
     #[track_caller]
     pub fn init<T: Tile>(self) {
         // Every block of the cluster writes to a stage, so that it is empty when all have read theirs.
-        self.pipeline.init(NUM_CONSUMER_WARPS * T::CLUSTER);
+        self.pipeline.init(T::NUM_CONSUMERS * 4 * T::CLUSTER);
     }
 
     /// Loads the operands of a tile, whose first rows of A and B are `row_a` and `row_b`; gives the

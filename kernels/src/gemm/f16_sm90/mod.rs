@@ -5,23 +5,22 @@
 //!           multiples of 16 bytes; bias `[n]` f32; residual `[m, n]` f32, for f32 outputs; out
 //!           `[m, n]`, f32 or the operands' type; any m and n.
 //! Launch    grid of at most as many blocks as the GPU has SMs, whole clusters; block
-//!           `(NUM_THREADS, 1, 1)`.
+//!           `(T::NUM_THREADS, 1, 1)`.
 //! Numerics  f32; an output is one chain of products of k = 16 in the order of k, whatever the tile;
 //!           one rounding at the store.
 //! Bound     tensor cores: `m * n * k` FMAs, 2,048 a clock and SM.
 //! Source    DeepGEMM (`sm90_bf16_gemm`); CUTLASS (persistent cooperative kernel).
 //!
-//! A block is persistent: it computes tile after tile. One thread of the third warpgroup fills a ring
-//! of stages by TMA; the other two warpgroups multiply, and store their sums while the ring is already
-//! being filled for the next tile. Blocks of a cluster load parts of what they share for each other.
+//! A block is persistent: it computes tile after tile. One thread of the last warpgroup fills a ring of
+//! stages by TMA; the others multiply, and store their sums while the ring is already being filled for
+//! the next tile. Blocks of a cluster load parts of what they share for each other.
 
 mod accumulators;
 mod epilogue;
 mod mainloop;
 mod tiles;
 
-#[cfg(not(target_arch = "nvptx64"))]
-pub(super) use epilogue::{STRIP as STORE_COLUMNS, WARP_ROWS as STORE_ROWS};
+pub(super) use epilogue::{STRIP_COLUMNS, STRIP_ROWS};
 pub use tiles::*;
 
 use crate::tile::element::Operand16;
@@ -29,12 +28,12 @@ use crate::tile::pipeline::Stage;
 use crate::tile::scheduler::TileScheduler;
 use accumulators::Accumulators;
 use cuda_std::prelude::*;
-use epilogue::{Matrix, OutElement, Output, STAGING_BYTES, WARP_ROWS, WarpOutput};
+use epilogue::{Matrix, OutElement, Output, STAGING_BYTES, WarpOutput};
 use half::{bf16, f16};
 use mainloop::Mainloop;
 
-/// Registers of the producer's threads, and of the consumers': as many in all as three warpgroups
-/// start with, 168 each.
+/// Registers of the producer's threads, and of two warpgroups of consumers: as many in all as three
+/// warpgroups start with, 168 each. One warpgroup of consumers has all that it can from the start.
 const PRODUCER_REGISTERS: u32 = 40;
 const CONSUMER_REGISTERS: u32 = 232;
 
@@ -63,7 +62,7 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
 ///    at multiples of 16 bytes.
 /// 3. `out` is `residual`, or overlaps nothing that is read.
 #[kernel(
-    launch_bounds(NUM_THREADS, 1),
+    launch_bounds(T::NUM_THREADS, 1),
     target(sm_90a),
     cluster(T::CLUSTER, 1, 1),
     instances(
@@ -90,7 +89,11 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
         gemm_f16_sm90_64x128 = <f16, f16, Tile64x128>,
         gemm_f16_sm90_64x128_f32 = <f16, f32, Tile64x128>,
         gemm_bf16_sm90_64x128 = <bf16, bf16, Tile64x128>,
-        gemm_bf16_sm90_64x128_f32 = <bf16, f32, Tile64x128>
+        gemm_bf16_sm90_64x128_f32 = <bf16, f32, Tile64x128>,
+        gemm_f16_sm90_64x64 = <f16, f16, Tile64x64>,
+        gemm_f16_sm90_64x64_f32 = <f16, f32, Tile64x64>,
+        gemm_bf16_sm90_64x64 = <bf16, bf16, Tile64x64>,
+        gemm_bf16_sm90_64x64_f32 = <bf16, f32, Tile64x64>
     )
 )]
 pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
@@ -123,10 +126,14 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
     let warpgroup_idx = warp::warpgroup_idx();
     let mut stage = Stage::FIRST;
 
-    if warpgroup_idx == NUM_CONSUMERS {
+    if warpgroup_idx == T::NUM_CONSUMERS {
         // 2. The producer: one thread.
-        registers::decrease::<PRODUCER_REGISTERS>();
-        if thread::thread_idx_x() == NUM_CONSUMERS * warp::WARPGROUP_SIZE {
+        if T::NUM_CONSUMERS == 2 {
+            registers::decrease::<PRODUCER_REGISTERS>();
+        }
+        if thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE {
+            a.prefetch();
+            b.prefetch();
             for [row, column] in tiles {
                 // SAFETY: the maps are those of the tile.
                 stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], [row, column]) };
@@ -134,8 +141,10 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
             mainloop.finish::<T>(stage);
         }
     } else {
-        // 3. The consumers: two warpgroups, each of which has its part of every tile.
-        registers::increase::<CONSUMER_REGISTERS>();
+        // 3. The consumers: each warpgroup has its part of every tile.
+        if T::NUM_CONSUMERS == 2 {
+            registers::increase::<CONSUMER_REGISTERS>();
+        }
         let warp_idx = warp::warp_idx();
         let staging = smem.offset(T::STAGING_AT + warp_idx * STAGING_BYTES).cast();
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
@@ -145,12 +154,12 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
         let warpgroup_row = warpgroup_idx % T::WARPGROUPS_M * T::Acc::ROWS;
         let warpgroup_column = warpgroup_idx / T::WARPGROUPS_M * T::Acc::COLUMNS;
         for [row, column] in tiles {
-            // SAFETY: both warpgroups take the producer's tiles; a warp stores its own rows.
+            // SAFETY: the consumers take the producer's tiles; a warp stores its own rows.
             unsafe {
                 let (acc, behind) =
                     mainloop.multiply_tile::<T>(stage, [warpgroup_row, warpgroup_column]);
                 stage = behind;
-                let row = row + warpgroup_row + warp_idx % 4 * WARP_ROWS;
+                let row = row + warpgroup_row + warp_idx % 4 * STRIP_ROWS;
                 output.move_to(row, column + warpgroup_column);
                 acc.store(&mut output);
             }

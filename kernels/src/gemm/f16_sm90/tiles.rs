@@ -9,15 +9,6 @@ use cuda_std::wgmma::Accumulator;
 /// Columns of A and B in a stage: rows of 128 bytes, what a swizzle permutes.
 pub(in crate::gemm) const BLOCK_K: u32 = 64;
 
-/// Warpgroups of a block that multiply; one more copies.
-pub(super) const NUM_CONSUMERS: u32 = 2;
-
-/// Warps of a block that multiply.
-pub(super) const NUM_CONSUMER_WARPS: u32 = NUM_CONSUMERS * 4;
-
-/// Threads of a block.
-pub(in crate::gemm) const NUM_THREADS: u32 = (NUM_CONSUMERS + 1) * warp::WARPGROUP_SIZE;
-
 /// Bytes of a stage's row.
 pub(super) const ROW_BYTES: u32 = BLOCK_K * 2;
 
@@ -26,8 +17,10 @@ const MAX_SHARED_BYTES: u32 = 227 * 1024;
 
 /// A tile configuration.
 pub trait Tile {
-    /// Warpgroups one below the other; the others are side by side.
+    /// Warpgroups that multiply, one below the other.
     const WARPGROUPS_M: u32;
+    /// The same, side by side.
+    const WARPGROUPS_N: u32;
     /// Outputs of a warpgroup.
     type Acc: Accumulators;
     /// Stages of A and B in shared memory.
@@ -43,7 +36,11 @@ pub trait Tile {
     /// Rows of a block's outputs.
     const BLOCK_M: u32 = Self::WARPGROUPS_M * Self::Acc::ROWS;
     /// Columns of a block's outputs.
-    const BLOCK_N: u32 = NUM_CONSUMERS / Self::WARPGROUPS_M * Self::Acc::COLUMNS;
+    const BLOCK_N: u32 = Self::WARPGROUPS_N * Self::Acc::COLUMNS;
+    /// Warpgroups that multiply. One more copies.
+    const NUM_CONSUMERS: u32 = Self::WARPGROUPS_M * Self::WARPGROUPS_N;
+    /// Threads of a block.
+    const NUM_THREADS: u32 = (Self::NUM_CONSUMERS + 1) * warp::WARPGROUP_SIZE;
     /// Blocks of a cluster.
     const CLUSTER: u32 = Self::CLUSTER_M * Self::CLUSTER_N;
     /// Bytes of A, and of B, in a stage.
@@ -55,29 +52,30 @@ pub trait Tile {
     /// Where staging starts.
     const STAGING_AT: u32 = Self::NUM_STAGES * (Self::A_BYTES + Self::B_BYTES);
     /// Where the barriers start.
-    const BARRIERS_AT: u32 = Self::STAGING_AT + NUM_CONSUMER_WARPS * STAGING_BYTES;
+    const BARRIERS_AT: u32 = Self::STAGING_AT + Self::NUM_CONSUMERS * 4 * STAGING_BYTES;
     /// What every tile has to keep to; the kernel looks at it.
     const IS_VALID: () = {
-        assert!(Self::WARPGROUPS_M == 1 || Self::WARPGROUPS_M == NUM_CONSUMERS);
+        assert!(Self::NUM_CONSUMERS <= 2, "more would have too few registers");
         assert!(Self::CLUSTER_M == 1 || Self::CLUSTER_N == 1, "one operand can be shared");
         assert!(Self::BLOCK_M <= 256 && Self::BLOCK_N <= 256, "a box has at most 256 rows");
         assert!(Self::SHARED_BYTES <= MAX_SHARED_BYTES);
     };
 }
 
-/// Declares tiles: `name: warpgroups along m, products along m, registers, stages, options`.
+/// Declares tiles: warpgroups `m x n`, the accumulators of each, stages, and what is not the default.
 macro_rules! tiles {
     ($(
         $(#[$meta:meta])*
-        $name:ident: $warpgroups_m:literal, [Accumulator<$regs:literal>; $products:literal],
-        $stages:literal $(, $option:ident = $value:literal)*;
+        $name:ident: $warpgroups_m:literal x $warpgroups_n:literal, $acc:ty, $stages:literal
+        $(, $option:ident = $value:literal)*;
     )*) => {$(
         $(#[$meta])*
         pub struct $name;
 
         impl Tile for $name {
             const WARPGROUPS_M: u32 = $warpgroups_m;
-            type Acc = [Accumulator<$regs>; $products];
+            const WARPGROUPS_N: u32 = $warpgroups_n;
+            type Acc = $acc;
             const NUM_STAGES: u32 = $stages;
             $(const $option: u32 = $value;)*
         }
@@ -86,15 +84,17 @@ macro_rules! tiles {
 
 tiles! {
     /// 128 x 256 outputs: a warpgroup has 64 x 256.
-    Tile128x256: 2, [Accumulator<128>; 1], 4;
+    Tile128x256: 2 x 1, [Accumulator<128>; 1], 4;
     /// [`Tile128x256`] in pairs one below the other, each of which loads half of B for both.
-    Tile128x256Pair: 2, [Accumulator<128>; 1], 4, CLUSTER_M = 2;
+    Tile128x256Pair: 2 x 1, [Accumulator<128>; 1], 4, CLUSTER_M = 2;
     /// 256 x 128 outputs: a warpgroup has two products of 64 x 128, which read the same B.
-    Tile256x128: 2, [Accumulator<64>; 2], 4;
+    Tile256x128: 2 x 1, [Accumulator<64>; 2], 4;
     /// [`Tile256x128`] in pairs side by side, each of which loads half of A for both.
-    Tile256x128Pair: 2, [Accumulator<64>; 2], 4, CLUSTER_N = 2;
+    Tile256x128Pair: 2 x 1, [Accumulator<64>; 2], 4, CLUSTER_N = 2;
     /// 128 x 128 outputs.
-    Tile128x128: 2, [Accumulator<64>; 1], 6;
+    Tile128x128: 2 x 1, [Accumulator<64>; 1], 6;
     /// 64 x 128 outputs, for few rows.
-    Tile64x128: 1, [Accumulator<32>; 1], 8;
+    Tile64x128: 1 x 2, [Accumulator<32>; 1], 8;
+    /// 64 x 64 outputs, for few rows and columns.
+    Tile64x64: 1 x 1, [Accumulator<32>; 1], 8;
 }

@@ -1,0 +1,172 @@
+//! A linear layer of 16-bit operands: its operands on the emulator, and what comes out.
+
+use crate::device::random;
+use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
+use kernels::Rows;
+use kernels::gemm::{Linear16Operands, Out16};
+use kernels::tile::element::Operand16;
+use simt::{Init, Memory};
+
+/// What stands behind the rows that exist, and in outputs before a launch.
+const STALE: u8 = 0xff;
+
+/// A linear layer in a launch for `max_rows`.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub num_rows: usize,
+    pub max_rows: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Elements that strides of the operands have more than their rows; a multiple of 8.
+    pub pad: usize,
+    /// The same of outputs and residual.
+    pub out_pad: usize,
+    pub with_bias: bool,
+    pub out: Out,
+    pub num_sms: usize,
+}
+
+/// What the outputs are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Out {
+    Half,
+    F32,
+    /// With a residual at another place.
+    Residual,
+    /// With a residual at the same place.
+    InPlace,
+}
+
+/// Elements of an operand, their bytes, and their values in f64.
+struct Matrix {
+    bytes: Vec<u8>,
+    values: Vec<f64>,
+}
+
+/// `rows` rows of which `num_rows` exist, `stride` elements apart.
+fn operand<E: Operand16>(rows: usize, num_rows: usize, stride: usize, salt: u64) -> Matrix {
+    let elements = random(rows * stride, salt).into_iter().map(E::narrow);
+    let values: Vec<f64> = elements.map(|element| f64::from(element.widen())).collect();
+    let mut bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|&value| (E::narrow_pair(value as f32, 0.0) as u16).to_le_bytes())
+        .collect();
+    bytes[2 * num_rows * stride..].fill(STALE);
+    Matrix { bytes, values }
+}
+
+fn f32s(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Operands of a case in the emulator's memory, and what its outputs should be.
+pub struct Setup<E> {
+    memory: Memory,
+    num_rows: DevicePtr<u32>,
+    operands: Linear16Operands<E>,
+    /// By row and column: the output, and the sum of all magnitudes in it.
+    want: Vec<[f64; 2]>,
+}
+
+impl<E: Operand16> Setup<E> {
+    pub fn new(case: &Case, salt: u64) -> Self {
+        let &Case { num_rows, max_rows, n, k, pad, out_pad, with_bias, out, .. } = case;
+        let (stride, out_stride) = (k + pad, n + out_pad);
+        let x = operand::<E>(max_rows, num_rows, stride, salt + 1);
+        let weight = operand::<E>(n, n, stride, salt + 2);
+        let (bias, residual) = (random(n, salt + 3), random(max_rows * out_stride, salt + 4));
+        let with_residual = matches!(out, Out::Residual | Out::InPlace);
+        let want = (0..num_rows * n).map(|at| {
+            let (row, column) = (at / n, at % n);
+            let a = &x.values[row * stride..][..k];
+            let b = &weight.values[column * stride..][..k];
+            let bias = if with_bias { f64::from(bias[column]) } else { 0.0 };
+            let at = row * out_stride + column;
+            let residual = if with_residual { f64::from(residual[at]) } else { 0.0 };
+            let sum: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+            let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
+            [sum + bias + residual, magnitude + bias.abs() + residual.abs()]
+        });
+        let want = want.collect();
+        let mut memory = Memory::new();
+        let mut rows = |name: &str, bytes: &[u8]| memory.alloc(name, Init::Bytes(bytes));
+        let x = Rows::new(DevicePtr::new(rows("x", &x.bytes)), stride);
+        let weight = Rows::new(DevicePtr::new(rows("weight", &weight.bytes)), stride);
+        let bias = with_bias.then(|| DevicePtr::new(rows("bias", &f32s(&bias))));
+        let residual = with_residual
+            .then(|| Rows::new(DevicePtr::new(rows("residual", &f32s(&residual))), out_stride));
+        let out_bytes = max_rows * out_stride * if out == Out::Half { 2 } else { 4 };
+        let out_ptr = rows("out", &vec![STALE; out_bytes]);
+        let out = match (out, residual) {
+            (Out::Half, _) => Out16::Half(Rows::new(DevicePtr::new(out_ptr), out_stride)),
+            (Out::InPlace, Some(residual)) => Out16::F32(residual),
+            _ => Out16::F32(Rows::new(DevicePtr::new(out_ptr), out_stride)),
+        };
+        let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
+        let operands = Linear16Operands { x, weight, bias, residual, out };
+        Setup { memory, num_rows, operands, want }
+    }
+
+    /// Runs the launch that `launch` makes; gives its symbol.
+    pub fn run(
+        &mut self,
+        seed: u64,
+        launch: impl FnOnce(
+            DevicePtr<u32>,
+            &Linear16Operands<E>,
+            &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
+        ) -> Result<Option<Launch>, LaunchError>,
+    ) -> &'static str {
+        let memory = &mut self.memory;
+        let mut maps = |spec: &TensorMapSpec| {
+            spec.check().expect("a tensor map");
+            TensorMapPtr(memory.alloc("map", Init::Bytes(&spec.emulated())))
+        };
+        let launch = launch(self.num_rows, &self.operands, &mut maps);
+        let launch = launch.expect("a right shape").expect("something to do");
+        launch
+            .emulate(&mut self.memory, seed)
+            .unwrap_or_else(|fault| panic!("{}, seed {seed}: {fault}", launch.symbol));
+        launch.symbol
+    }
+
+    /// The outputs of all rows, `None` for those that nothing has written.
+    pub fn outputs(&self, case: &Case) -> Vec<Option<f64>> {
+        let (address, stride, size) = match self.operands.out {
+            Out16::Half(out) => (out.ptr.0, out.row_stride, 2),
+            Out16::F32(out) => (out.ptr.0, out.row_stride, 4),
+        };
+        let mut bytes = vec![0; case.max_rows * stride * size];
+        self.memory.read(address, &mut bytes).expect("the output");
+        let element = |bytes: &[u8]| match *bytes {
+            [STALE, ..] if bytes.iter().all(|&byte| byte == STALE) => None,
+            [lo, hi] => Some(E::widen_pair(u32::from(u16::from_le_bytes([lo, hi])))[0].into()),
+            _ => Some(f32::from_le_bytes(bytes.try_into().expect("four bytes")).into()),
+        };
+        bytes.chunks(size).map(element).collect()
+    }
+}
+
+/// Fails where an output is wrong, or one is written that does not exist.
+pub fn assert_right<E: Operand16>(case: &Case, name: &str, setup: &Setup<E>) {
+    let stride = case.n + case.out_pad;
+    // Of the rounding to 11 or 8 bits at the end.
+    let unit = match case.out {
+        Out::Half if E::narrow(1.001).widen() == 1.0 => 2f64.powi(-8),
+        Out::Half => 2f64.powi(-11),
+        _ => 0.0,
+    };
+    for (at, got) in setup.outputs(case).into_iter().enumerate() {
+        let (row, column) = (at / stride, at % stride);
+        if row >= case.num_rows || column >= case.n {
+            let is_left = case.out == Out::InPlace || got.is_none();
+            assert!(is_left, "{name} of {case:?} has written [{row}, {column}]");
+            continue;
+        }
+        let [want, magnitude] = setup.want[row * case.n + column];
+        let bound = 1e-6 * magnitude + unit * want.abs() + 1e-7;
+        let is_close = got.is_some_and(|got| (got - want).abs() <= bound);
+        assert!(is_close, "{name} of {case:?}: [{row}, {column}] is {got:?}, not {want}");
+    }
+}
