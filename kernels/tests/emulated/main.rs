@@ -4,5 +4,6 @@
 mod attention;
 mod device;
 mod gemm;
+mod gemm16_sm80;
 mod gemm16_sm90;
 mod rows;

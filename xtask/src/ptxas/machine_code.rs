@@ -14,6 +14,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("gemm_f32_128x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_64x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_small", &["FFMA"]),
+    ("gemm_sm80_", &["LDGSTS", "LDSM", "HMMA"]),
     ("rms_norm_f32", &["FFMA", "MUFU.RSQ"]),
     ("silu_mul_f32", &["MUFU.EX2", "MUFU.RCP"]),
     // The kernels of `crates/conformance`.

@@ -1,0 +1,206 @@
+//! From a thread's sums to the output.
+
+use super::operand::Operand16;
+use super::tile::STEP;
+use super::warp_tile::Sums;
+use cuda_std::mma::Accumulator;
+use cuda_std::prelude::*;
+use cuda_std::{Element, warp};
+
+/// Consecutive outputs of a thread.
+const FOUR: usize = 4;
+
+/// An element of the output.
+pub trait Output: Element {
+    /// The nearest number, of two the even one.
+    fn from_f32(value: f32) -> Self;
+
+    /// Writes `values` to `index ..` of `out` by one store.
+    ///
+    /// # Safety
+    /// As [`GlobalMut::set_vec`].
+    unsafe fn set_four(out: GlobalMut<Self>, index: usize, values: [f32; FOUR]);
+}
+
+impl Output for f32 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn set_four(out: GlobalMut<Self>, index: usize, values: [f32; FOUR]) {
+        // SAFETY: the caller's promise.
+        unsafe { out.set_vec(index, values) }
+    }
+}
+
+impl<E: Operand16> Output for E {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        E::from_f32(value)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn set_four(out: GlobalMut<Self>, index: usize, [a, b, c, d]: [f32; FOUR]) {
+        let words = [E::pack(a, b), E::pack(c, d)];
+        // SAFETY: the caller's promise; two elements are a word.
+        unsafe { out.cast::<u32>().set_vec(index / 2, words) }
+    }
+}
+
+/// What becomes of the sums.
+#[derive(Clone, Copy)]
+pub struct Epilogue<O> {
+    /// Rows of the output.
+    pub m: u32,
+    /// Columns of the output.
+    pub n: u32,
+    /// `[n]`, or null.
+    pub bias: Global<f32>,
+    /// `[m, n]`, or null.
+    pub residual: Global<f32>,
+    /// Elements from a row of the residual to the next.
+    pub residual_stride: u32,
+    /// `[m, n]`.
+    pub out: GlobalMut<O>,
+    /// Elements from a row of the output to the next.
+    pub out_stride: u32,
+}
+
+impl<O: Output> Epilogue<O> {
+    /// Writes the outputs of a warp whose first one is `[first_row, first_column]`.
+    ///
+    /// # Safety
+    /// 1. The views are as long as `m` and `n` say, and no other thread accesses these outputs.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store<const M: usize, const N: usize>(
+        self,
+        (first_row, first_column): (u32, u32),
+        sums: &Sums<M, N>,
+    ) {
+        let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
+        let column = first_column + pair % 2 * 8 + pair / 2 * 4;
+        let is_vector = self.is_vector();
+        unroll!(j in 0..N, {
+            let column = column + j as u32 * STEP;
+            // SAFETY: the caller's promise.
+            unsafe { self.store_columns(first_row + group, column, &sums[j], is_vector) };
+        });
+    }
+
+    /// Writes the thread's outputs from column `column` on, in every eighth row from `row` on.
+    ///
+    /// # Safety
+    /// As [`Epilogue::store`].
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_columns<const M: usize>(
+        self,
+        row: u32,
+        column: u32,
+        sums: &[[Accumulator; 2]; M],
+        is_vector: bool,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bias = self.bias_of(column, is_vector);
+            unroll!(i in 0..M, {
+                let row = row + i as u32 * STEP;
+                let [[a, b, c, d], [e, f, g, h]] = sums[i];
+                let upper = add(gather_four([a, b], [e, f]), bias);
+                let lower = add(gather_four([c, d], [g, h]), bias);
+                self.store_four(row, column, upper, is_vector);
+                self.store_four(row + STEP / 2, column, lower, is_vector);
+            });
+        }
+    }
+
+    /// Whether four consecutive elements of every operand are one access.
+    #[inline(always)]
+    fn is_vector(self) -> bool {
+        let strides = self.n | self.out_stride | self.residual_stride;
+        let addresses = self.bias.address() | self.residual.address();
+        strides.is_multiple_of(FOUR as u32)
+            && addresses.is_multiple_of(16)
+            && self.out.address().is_multiple_of((FOUR * size_of::<O>()) as u64)
+    }
+
+    /// The bias of four columns; zeros where there is none.
+    ///
+    /// # Safety
+    /// As [`Epilogue::store`].
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn bias_of(self, column: u32, is_vector: bool) -> [f32; FOUR] {
+        let mut bias = [0.0; FOUR];
+        if !self.bias.is_null() {
+            // SAFETY: the columns are inside, by the checks.
+            unsafe {
+                if is_vector && column < self.n {
+                    bias = self.bias.get_vec(column as usize);
+                } else {
+                    for i in 0..FOUR {
+                        if column + (i as u32) < self.n {
+                            bias[i] = self.bias.get(column as usize + i);
+                        }
+                    }
+                }
+            }
+        }
+        bias
+    }
+
+    /// Adds the residual to four outputs of a row and writes them, those that exist.
+    ///
+    /// # Safety
+    /// As [`Epilogue::store`].
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_four(self, row: u32, column: u32, mut four: [f32; FOUR], is_vector: bool) {
+        if row >= self.m {
+            return;
+        }
+        let at = |stride: u32| row as usize * stride as usize + column as usize;
+        let (residual_at, out_at) = (at(self.residual_stride), at(self.out_stride));
+        // SAFETY: the caller's promise; row and columns are inside, by the checks.
+        unsafe {
+            if !is_vector {
+                for i in 0..FOUR {
+                    let mut value = four[i];
+                    if column + (i as u32) < self.n {
+                        if !self.residual.is_null() {
+                            value += self.residual.get(residual_at + i);
+                        }
+                        self.out.set(out_at + i, O::from_f32(value));
+                    }
+                }
+            } else if column < self.n {
+                if !self.residual.is_null() {
+                    four = add(four, self.residual.get_vec(residual_at));
+                }
+                O::set_four(self.out, out_at, four);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add([a, b, c, d]: [f32; FOUR], [e, f, g, h]: [f32; FOUR]) -> [f32; FOUR] {
+    [a + e, b + f, c + g, d + h]
+}
+
+/// Four consecutive outputs, of the left eight columns in even lanes, of the right ones in odd
+/// lanes, from two of each side: so the four lanes of a row fill sectors of 32 bytes.
+#[inline(always)]
+#[track_caller]
+fn gather_four(left: [f32; 2], right: [f32; 2]) -> [f32; FOUR] {
+    let is_odd = warp::lane_id() % 2 == 1;
+    let (kept, given) = if is_odd { (right, left) } else { (left, right) };
+    let taken = given.map(|value| warp::shuffle_xor(value, 1));
+    let ([a, b], [c, d]) = if is_odd { (taken, kept) } else { (kept, taken) };
+    [a, b, c, d]
+}

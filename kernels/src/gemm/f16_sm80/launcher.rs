@@ -1,0 +1,178 @@
+//! Which tile computes a linear layer, and its launch.
+
+use super::gemm_sm80;
+use super::operand::Operand16;
+use super::tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
+use crate::Rows;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+
+/// SMs of an H200.
+const NUM_SMS: usize = 132;
+
+/// Largest k: the columns of stages that are copied ahead stay in a `u32`.
+const MAX_K: usize = i32::MAX as usize;
+
+/// A linear layer of 16-bit operands.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear16 {
+    /// Upper bound of the rows.
+    pub max_rows: usize,
+    /// Columns of the output: rows of the weight.
+    pub n: usize,
+    /// Columns of the input and of the weight, a multiple of 8.
+    pub k: usize,
+}
+
+/// Where the output goes: rounded to the operands' type, or as it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Out16<E> {
+    /// Rounded to nearest even.
+    Half(Rows<E>),
+    /// In f32.
+    F32(Rows<f32>),
+}
+
+/// The operands of a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear16Operands<E> {
+    /// `[rows, k]`, rows at multiples of 16 bytes.
+    pub x: Rows<E>,
+    /// `[n, k]`, rows at multiples of 16 bytes.
+    pub weight: Rows<E>,
+    /// `[n]`.
+    pub bias: Option<DevicePtr<f32>>,
+    /// `[rows, n]`.
+    pub residual: Option<Rows<f32>>,
+    /// `[rows, n]`; may be the residual.
+    pub out: Out16<E>,
+}
+
+/// A tile configuration, on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The name in symbols.
+    pub name: &'static str,
+    /// Rows of a tile.
+    pub block_m: usize,
+    /// Columns of a tile.
+    pub block_n: usize,
+    num_threads: usize,
+    shared_bytes: usize,
+    /// Cycles of an SM for 16 columns of k of a tile, of the tensor cores or of shared memory.
+    cycles: usize,
+}
+
+impl Config {
+    /// All configurations, of equally good ones the first is taken.
+    pub const ALL: [Config; 3] = [
+        Config::of::<4, 4, Tile128x256>(),
+        Config::of::<4, 4, Tile128x128>(),
+        Config::of::<2, 2, Tile64x64>(),
+    ];
+
+    const fn of<const M: usize, const N: usize, T: Tile<M, N>>() -> Self {
+        // An A100 adds 1024 products a cycle, and its shared memory moves 128 bytes.
+        let products = T::BLOCK_M * T::BLOCK_N * 16 / 1024;
+        let copied = (T::BLOCK_M + T::BLOCK_N) * 32;
+        let loaded = T::NUM_WARPS * (T::WARP_M + T::WARP_N) * 32;
+        let moved = (copied + loaded) / 128;
+        Config {
+            name: T::NAME,
+            block_m: T::BLOCK_M as usize,
+            block_n: T::BLOCK_N as usize,
+            num_threads: T::NUM_THREADS as usize,
+            shared_bytes: T::SHARED_BYTES as usize,
+            cycles: if products > moved { products as usize } else { moved as usize },
+        }
+    }
+
+    /// The configuration under which the SM with most tiles is done first.
+    pub fn best_for(linear: &Linear16) -> &'static Config {
+        let cycles = |config: &&Config| {
+            config.num_tiles(linear).div_ceil(NUM_SMS).saturating_mul(config.cycles)
+        };
+        Self::ALL.iter().min_by_key(cycles).expect("there are configurations")
+    }
+
+    fn num_tiles(&self, Linear16 { max_rows, n, .. }: &Linear16) -> usize {
+        max_rows.div_ceil(self.block_m).saturating_mul(n.div_ceil(self.block_n))
+    }
+}
+
+/// The launch in the best configuration, with `num_rows` the device's count of rows, or `None` if
+/// there are no rows or no columns.
+///
+/// # Errors
+/// [`LaunchError`] for a k or rows of `x` or `weight` that are no multiples of 16 bytes, and for
+/// sizes beyond a grid or a `u32`.
+pub fn launch<E: Operand16>(
+    linear: &Linear16,
+    num_rows: DevicePtr<u32>,
+    operands: &Linear16Operands<E>,
+) -> Result<Option<Launch>, LaunchError> {
+    launch_with(Config::best_for(linear), linear, num_rows, operands)
+}
+
+/// As [`launch`], in this configuration.
+///
+/// # Errors
+/// As [`launch`].
+pub fn launch_with<E: Operand16>(
+    config: &Config,
+    linear: &Linear16,
+    num_rows: DevicePtr<u32>,
+    operands: &Linear16Operands<E>,
+) -> Result<Option<Launch>, LaunchError> {
+    let Linear16Operands { x, weight, bias, residual, out } = operands;
+    check(linear.k, [x, weight])?;
+    let (out_name, out_ptr, out_stride) = match out {
+        Out16::Half(rows) => (E::NAME, DevicePtr::new(rows.ptr.0), rows.stride_arg()?),
+        Out16::F32(rows) => ("f32", DevicePtr::new(rows.ptr.0), rows.stride_arg()?),
+    };
+    let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+    let symbol = format!("gemm_sm80_{}_{out_name}_{}", E::NAME, config.name);
+    let mut instances = gemm_sm80::Instance::ALL.iter();
+    let instance = instances.find(|instance| instance.symbol() == symbol);
+    let (n, k) = (arg_u32("n", linear.n)?, arg_u32("k", linear.k)?);
+    let (x_stride, weight_stride) = (x.stride_arg()?, weight.stride_arg()?);
+    let residual_stride = residual.stride_arg()?;
+    let grid = [config.num_tiles(linear), 1, 1];
+    let geometry = Geometry::new(grid, config.num_threads, config.shared_bytes)?;
+    Ok(geometry.map(|geometry| {
+        gemm_sm80::launch(
+            *instance.expect("a tile has an instance for every type"),
+            geometry,
+            num_rows,
+            n,
+            k,
+            DevicePtr::new(x.ptr.0),
+            x_stride,
+            DevicePtr::new(weight.ptr.0),
+            weight_stride,
+            bias.unwrap_or(DevicePtr::null()),
+            residual.ptr,
+            residual_stride,
+            out_ptr,
+            out_stride,
+        )
+    }))
+}
+
+/// Refuses what can't be copied by 16 bytes.
+fn check<E>(k: usize, rows: [&Rows<E>; 2]) -> Result<(), LaunchError> {
+    if k > MAX_K || !k.is_multiple_of(8) {
+        let expected = "a multiple of 8, at most 2147483647";
+        return Err(LaunchError::Shape { what: "k", value: k, expected });
+    }
+    for rows in rows {
+        if !rows.row_stride.is_multiple_of(8) {
+            let (what, expected) = ("row stride", "a multiple of 8");
+            return Err(LaunchError::Shape { what, value: rows.row_stride, expected });
+        }
+        if !rows.is_aligned() {
+            let (what, expected) = ("address of an operand", "a multiple of 16");
+            return Err(LaunchError::Shape { what, value: rows.ptr.0 as usize, expected });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! GEMM of 16-bit floats by `mma.sync`: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n])
+//! (+ residual[m, n])`.
+//!
+//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16; bias `[n]`, residual `[m, n]`, f32; out `[m, n]`,
+//!           f32 or as the operands, may be the residual. Row strides; k a multiple of 8, rows of a
+//!           and b at multiples of 16 bytes. A and B are both K-major, as activations and weights
+//!           lie.
+//! Launch    grid `(tiles of the output, 1, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages of
+//!           A and B.
+//! Numerics  exact products, summed by the tensor cores in f32, in the order of k; bias and residual
+//!           added in f32, one rounding at the store.
+//! Bound     tensor cores: `m * n * k` products and sums.
+//! Source    CUTLASS (multistage mainloop on SM 80); Triton (order of the tiles).
+
+pub mod copy;
+pub mod epilogue;
+#[cfg(not(target_arch = "nvptx64"))]
+mod launcher;
+pub mod mainloop;
+pub mod operand;
+pub mod tile;
+pub mod warp_tile;
+
+use copy::Copier;
+use cuda_std::prelude::*;
+use epilogue::{Epilogue, Output};
+use half::{bf16, f16};
+use operand::Operand16;
+use tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use launcher::{Config, Linear16, Linear16Operands, Out16, launch, launch_with};
+
+/// Rows of tiles that are walked together: blocks that run at the same time read few rows of A and
+/// of B, again and again out of L2.
+const GROUP_M: u32 = 8;
+
+/// Row and column, in tiles, of the tile that the block computes, or `None` if all are taken: down
+/// the columns of `GROUP_M` rows of tiles, then on to the next rows.
+#[inline(always)]
+#[track_caller]
+fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
+    let block_idx = thread::block_idx_x();
+    let first_m = block_idx / (GROUP_M * num_n).max(1) * GROUP_M;
+    if first_m >= num_m {
+        return None;
+    }
+    let group_m = (num_m - first_m).min(GROUP_M).max(1);
+    let in_group = block_idx - first_m * num_n;
+    let tile_n = in_group / group_m;
+    (tile_n < num_n).then_some((first_m + in_group % group_m, tile_n))
+}
+
+/// One tile of the output a block.
+///
+/// # Safety
+/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at their strides;
+///    `bias` and `residual` are null or hold as much as `out` asks for.
+/// 2. `a` and `b` hold elements `E`, `out` elements `O`.
+/// 3. `out` is `residual`, or overlaps nothing that is read.
+/// 4. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 8.
+#[kernel(
+    launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
+    instances(
+        gemm_sm80_f16_f16_128x256 = <4, 4, Tile128x256, f16, f16>,
+        gemm_sm80_f16_f16_128x128 = <4, 4, Tile128x128, f16, f16>,
+        gemm_sm80_f16_f16_64x64 = <2, 2, Tile64x64, f16, f16>,
+        gemm_sm80_f16_f32_128x256 = <4, 4, Tile128x256, f16, f32>,
+        gemm_sm80_f16_f32_128x128 = <4, 4, Tile128x128, f16, f32>,
+        gemm_sm80_f16_f32_64x64 = <2, 2, Tile64x64, f16, f32>,
+        gemm_sm80_bf16_bf16_128x256 = <4, 4, Tile128x256, bf16, bf16>,
+        gemm_sm80_bf16_bf16_128x128 = <4, 4, Tile128x128, bf16, bf16>,
+        gemm_sm80_bf16_bf16_64x64 = <2, 2, Tile64x64, bf16, bf16>,
+        gemm_sm80_bf16_f32_128x256 = <4, 4, Tile128x256, bf16, f32>,
+        gemm_sm80_bf16_f32_128x128 = <4, 4, Tile128x128, bf16, f32>,
+        gemm_sm80_bf16_f32_64x64 = <2, 2, Tile64x64, bf16, f32>
+    )
+)]
+pub unsafe fn gemm_sm80<const M: usize, const N: usize, T: Tile<M, N>, E: Operand16, O: Output>(
+    m: Global<u32>,
+    n: u32,
+    k: u32,
+    a: Global<u16>,
+    a_stride: u32,
+    b: Global<u16>,
+    b_stride: u32,
+    bias: Global<f32>,
+    residual: Global<f32>,
+    residual_stride: u32,
+    out: GlobalMut<u8>,
+    out_stride: u32,
+) {
+    // SAFETY: `m` is one element.
+    let m = unsafe { m.get(0) };
+    let tile = tile_of_block(m.div_ceil(T::BLOCK_M), n.div_ceil(T::BLOCK_N));
+    let Some((tile_m, tile_n)) = tile else { return };
+    let (block_m, block_n) = (tile_m * T::BLOCK_M, tile_n * T::BLOCK_N);
+    let a = Copier::new::<M, N, T>(a.cast::<E>(), a_stride, block_m, m, k);
+    let b = Copier::new::<M, N, T>(b.cast::<E>(), b_stride, block_n, n, k);
+    let (warp_m, warp_n) = warp_tile::origin::<M, N, T>();
+    let out = out.cast::<O>();
+    let epilogue = Epilogue { m, n, bias, residual, residual_stride, out, out_stride };
+    // SAFETY: the launch gives `SHARED_BYTES` and operands as promised; each output is one thread's.
+    unsafe {
+        let sums = mainloop::sums::<M, N, T, E>(dynamic_shared_mem(), a, b, k);
+        epilogue.store((block_m + warp_m, block_n + warp_n), &sums);
+    }
+}

@@ -1,0 +1,100 @@
+//! A warp's part of a block's tile: its fragments, and their products.
+
+use super::operand::Operand16;
+use super::tile::{STEP, Tile, swizzle};
+use cuda_std::mma::{self, Accumulator, FragmentA, FragmentB};
+use cuda_std::prelude::*;
+use cuda_std::{matrix, warp};
+
+/// A thread's sums, by columns of 16 x 16 outputs: of each those of the left and of the right eight
+/// columns.
+pub type Sums<const M: usize, const N: usize> = [[[Accumulator; 2]; M]; N];
+
+/// The warp's first row and column in the block's tile.
+#[inline(always)]
+pub fn origin<const M: usize, const N: usize, T: Tile<M, N>>() -> (u32, u32) {
+    let warp_idx = warp::warp_idx();
+    (warp_idx % T::WARPS_M * T::WARP_M, warp_idx / T::WARPS_M * T::WARP_N)
+}
+
+/// A warp's operands of 16 columns of k.
+#[derive(Clone, Copy)]
+pub struct Fragments<const M: usize, const N: usize, E> {
+    a: [FragmentA<E>; M],
+    b: [[FragmentB<E>; 2]; N],
+}
+
+impl<const M: usize, const N: usize, E: Operand16> Fragments<M, N, E> {
+    /// Adds the product to `sums`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn multiply(&self, sums: &mut Sums<M, N>) {
+        unroll!(i in 0..M, {
+            for j in 0..N {
+                for half in 0..2 {
+                    sums[j][i][half] =
+                        mma::m16n8k16(self.a[i], self.b[j][half], sums[j][i][half]);
+                }
+            }
+        });
+    }
+}
+
+/// Where a thread's rows of `ldmatrix` lie in the first stage of A and B.
+#[derive(Clone, Copy)]
+pub struct Reader<E> {
+    a: Shared<E>,
+    b: Shared<E>,
+}
+
+impl<E: Operand16> Reader<E> {
+    /// The thread's rows in the tiles of A and B that start at `smem_a` and `smem_b`.
+    #[inline(always)]
+    pub fn new<const M: usize, const N: usize, T: Tile<M, N>>(
+        smem_a: Shared<E>,
+        smem_b: Shared<E>,
+    ) -> Self {
+        let lane_id = warp::lane_id();
+        let (warp_m, warp_n) = origin::<M, N, T>();
+        // Matrices 0 and 1 are one above the other in A and side by side in B.
+        let a = swizzle(warp_m + lane_id % 16, lane_id / 16, T::BLOCK_K);
+        let b = swizzle(warp_n + lane_id % 8 + lane_id / 16 * 8, lane_id / 8 % 2, T::BLOCK_K);
+        Reader { a: smem_a.offset(a), b: smem_b.offset(b) }
+    }
+
+    /// The operands of step `step` of stage `stage_idx`.
+    ///
+    /// # Safety
+    /// 1. The stage is written, and no thread writes it at the same time.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn load<const M: usize, const N: usize, T: Tile<M, N>>(
+        self,
+        stage_idx: u32,
+        step: usize,
+    ) -> Fragments<M, N, E> {
+        let a = self.a.offset(stage_idx * T::BLOCK_M * T::BLOCK_K).xor(step as u32 * STEP);
+        let b = self.b.offset(stage_idx * T::BLOCK_N * T::BLOCK_K).xor(step as u32 * STEP);
+        let mut fragments = Fragments {
+            a: [FragmentA::from_words([0; 4]); M],
+            b: [[FragmentB::from_words([0; 2]); 2]; N],
+        };
+        // Rows a multiple of 16 apart share their swizzle. SAFETY: they are inside the tiles.
+        unsafe {
+            unroll!(i in 0..M, {
+                let row = i as u32 * STEP;
+                fragments.a[i] = FragmentA::from_words(matrix::load_x4(a.offset(row * T::BLOCK_K)));
+            });
+            unroll!(j in 0..N, {
+                let row = j as u32 * STEP;
+                let [left, right, more_left, more_right] =
+                    matrix::load_x4(b.offset(row * T::BLOCK_K));
+                fragments.b[j] = [
+                    FragmentB::from_words([left, right]),
+                    FragmentB::from_words([more_left, more_right]),
+                ];
+            });
+        }
+        fragments
+    }
+}
