@@ -4,4 +4,5 @@
 mod attention;
 mod device;
 mod gemm;
+mod kv_cache;
 mod rows;
