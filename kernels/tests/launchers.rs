@@ -1,8 +1,10 @@
 //! Launch geometry of every launcher: odd shapes, nothing to do, limits.
 
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+use half::{bf16, f16};
 use kernels::Rows;
-use kernels::attention::{Attention, AttentionOperands, SeqInputs};
+use kernels::attention::{Attention, AttentionElement, AttentionOperands, SeqInputs};
+use kernels::element::{NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::{Linear, LinearOperands};
 use kernels::kv_cache::KvAppend;
@@ -16,7 +18,7 @@ fn ptr<T>(at: u64) -> DevicePtr<T> {
     DevicePtr::new(at * 0x1000)
 }
 
-fn rows(row_stride: usize) -> Rows<f32> {
+fn rows<T>(row_stride: usize) -> Rows<T> {
     Rows::new(ptr(1), row_stride)
 }
 
@@ -38,9 +40,9 @@ fn rms_norm_takes_a_warp_or_a_block_a_group() {
     let norm = |max_rows, num_groups, group_size| {
         RmsNorm { max_rows, num_groups, group_size, eps: 1e-6 }.launch(
             ptr(9),
-            rows(4096),
+            rows::<f32>(4096),
             ptr(2),
-            rows(4096),
+            rows::<f32>(4096),
         )
     };
     assert_eq!(of(norm(3, 7, 128)), ("rms_norm_f32_warp", [3, 1, 1], 256, 0));
@@ -57,7 +59,7 @@ fn rms_norm_takes_a_warp_or_a_block_a_group() {
 #[test]
 fn elementwise_launches_cover_their_columns() {
     let gather = |max_rows, width| {
-        GatherRows { max_rows, width }.launch(ptr(9), ptr(8), rows(width), rows(width))
+        GatherRows { max_rows, width }.launch(ptr(9), ptr(8), rows::<f32>(width), rows(width))
     };
     assert_eq!(of(gather(5, 1025)), ("gather_rows_f32", [5, 2, 1], 128, 0));
     assert!(is_nothing(gather(0, 1025)) && is_nothing(gather(5, 0)));
@@ -68,18 +70,19 @@ fn elementwise_launches_cover_their_columns() {
     ));
 
     let silu = |max_rows, width| {
-        SiluMul { max_rows, width }.launch(ptr(9), rows(width), rows(width), rows(width))
+        SiluMul { max_rows, width }.launch(ptr(9), rows::<f32>(width), rows(width), rows(width))
     };
     assert_eq!(of(silu(5, 4864)), ("silu_mul_f32", [5, 5, 1], 128, 0));
     assert!(is_nothing(silu(0, 4864)));
-    let too_far = SiluMul { max_rows: 5, width: 8 }.launch(ptr(9), rows(1 << 32), rows(8), rows(8));
+    let too_far =
+        SiluMul { max_rows: 5, width: 8 }.launch(ptr(9), rows::<f32>(1 << 32), rows(8), rows(8));
     assert!(matches!(too_far, Err(LaunchError::Shape { what: "row stride", .. })));
 
     let append = |max_tokens, num_kv_heads| {
         KvAppend { max_tokens, num_kv_heads, head_dim: 80 }.launch(
             ptr(9),
             ptr(8),
-            rows(1040),
+            rows::<f32>(1040),
             rows(1040),
             ptr(2),
             ptr(3),
@@ -97,7 +100,7 @@ fn rope_takes_a_thread_eight_pairs() {
             ptr(9),
             ptr(8),
             ptr(2),
-            rows(9 * 96),
+            rows::<f32>(9 * 96),
         )
     };
     assert_eq!(of(rope(7, 96)), ("rope_f32", [7, 1, 1], 128, 0));
@@ -115,6 +118,43 @@ fn argmax_takes_a_block_a_row() {
     assert_eq!(of(argmax(3, 151_936)), ("argmax_f32", [3, 1, 1], 1024, 0));
     assert!(is_nothing(argmax(0, 151_936)));
     assert!(matches!(argmax(3, 0), Err(LaunchError::Shape { what: "vocab_size", .. })));
+}
+
+#[test]
+fn the_types_of_the_rows_name_the_kernel() {
+    fn norm<X: Number, Y: NarrowedFrom<X>>(group_size: usize) -> &'static str {
+        let norm = RmsNorm { max_rows: 1, num_groups: 1, group_size, eps: 1e-6 };
+        of(norm.launch(ptr(9), rows::<X>(4096), ptr(2), rows::<Y>(4096))).0
+    }
+    fn append<C: Number>(from_f32: bool) -> &'static str {
+        let append = KvAppend { max_tokens: 1, num_kv_heads: 1, head_dim: 64 };
+        let [k_pool, v_pool] = [ptr::<C>(2), ptr(3)];
+        of(if from_f32 {
+            append.launch_from_f32(ptr(9), ptr(8), rows(64), rows(64), k_pool, v_pool)
+        } else {
+            append.launch(ptr(9), ptr(8), rows(64), rows(64), k_pool, v_pool)
+        })
+        .0
+    }
+    fn others<E: Number>() -> [&'static str; 3] {
+        let gather = GatherRows { max_rows: 1, width: 64 };
+        let rope = Rope { max_tokens: 1, num_heads: 1, head_dim: 64, rotary_dim: 64 };
+        let silu = SiluMul { max_rows: 1, width: 64 };
+        [
+            of(gather.launch(ptr(9), ptr(8), rows::<E>(64), rows(64))).0,
+            of(rope.launch(ptr(9), ptr(8), ptr(2), rows::<E>(64))).0,
+            of(silu.launch(ptr(9), rows::<E>(64), rows(64), rows(64))).0,
+        ]
+    }
+    assert_eq!(others::<f16>(), ["gather_rows_f16_f32", "rope_f16", "silu_mul_f16"]);
+    assert_eq!(others::<bf16>(), ["gather_rows_bf16_f32", "rope_bf16", "silu_mul_bf16"]);
+    assert_eq!(norm::<f32, f16>(896), "rms_norm_f32_f16_warp");
+    assert_eq!(norm::<f32, bf16>(3072), "rms_norm_f32_bf16_block");
+    assert_eq!(norm::<f16, f16>(128), "rms_norm_f16_warp");
+    assert_eq!(norm::<bf16, bf16>(2048), "rms_norm_bf16_block");
+    assert_eq!([append::<f16>(false), append::<f16>(true)], ["kv_append_f16", "kv_append_f32_f16"]);
+    assert_eq!(append::<bf16>(false), "kv_append_bf16");
+    assert_eq!([append::<f32>(false), append::<f32>(true)], ["kv_append_f32"; 2]);
 }
 
 fn linear(
@@ -177,17 +217,17 @@ const SEQS: SeqInputs = SeqInputs {
     block_table: DevicePtr::new(0x9300),
 };
 
-fn operands(attention: &Attention) -> AttentionOperands {
+fn operands<E>(attention: &Attention) -> AttentionOperands<E> {
     let width = attention.num_heads * attention.head_dim;
     AttentionOperands { q: rows(width), k_pool: ptr(2), v_pool: ptr(3), out: rows(width) }
 }
 
 fn prefill(attention: Attention) -> Result<Option<Launch>, LaunchError> {
-    attention.prefill(&SEQS, &operands(&attention))
+    attention.prefill(&SEQS, &operands::<f32>(&attention))
 }
 
 fn decode(attention: Attention) -> Result<Option<[Launch; 2]>, LaunchError> {
-    attention.decode(&SEQS, &operands(&attention), ptr(4))
+    attention.decode(&SEQS, &operands::<f32>(&attention), ptr(4))
 }
 
 #[test]
@@ -214,6 +254,32 @@ fn decode_splits_by_bounds_and_groups_query_heads() {
     assert_eq!(attention().decode_workspace_elems(), 4 * 14 * 64 * 66);
     assert_eq!(decode(Attention { max_seqs: 0, ..attention() }), Ok(None));
     assert_eq!(decode(Attention { max_kv_len: 0, ..attention() }), Ok(None));
+}
+
+#[test]
+fn attention_in_16_bits_has_16_rows_and_half_the_bytes() {
+    fn launches<E: AttentionElement>(head_dim: usize) -> [(&'static str, [u32; 3], u32, u32); 3] {
+        let attention = Attention { head_dim, ..attention() };
+        let prefill = attention.prefill(&SEQS, &operands::<E>(&attention));
+        let decode = attention.decode(&SEQS, &operands::<E>(&attention), ptr(4));
+        let [splits, combine] = decode.unwrap().unwrap();
+        [of(prefill), of(Ok(Some(splits))), of(Ok(Some(combine)))]
+    }
+    assert_eq!(
+        launches::<f16>(64),
+        [
+            ("attention_prefill_f16_d64", [11, 14, 1], 128, 24_576),
+            ("attention_decode_f16_r16_d64", [64, 2, 4], 128, 34_816),
+            ("attention_combine_f16", [14, 4, 1], 128, 0),
+        ]
+    );
+    let symbols = |head_dim| launches::<bf16>(head_dim).map(|(symbol, ..)| symbol);
+    assert_eq!(symbols(72)[..2], ["attention_prefill_bf16_d96", "attention_decode_bf16_r16_d96"]);
+    assert_eq!(symbols(256)[2], "attention_combine_bf16");
+    let odd = Attention { head_dim: 84, ..attention() };
+    assert!(odd.prefill(&SEQS, &operands::<f32>(&odd)).is_ok());
+    let error = odd.prefill(&SEQS, &operands::<f16>(&odd)).unwrap_err();
+    assert!(error.to_string().starts_with("head_dim is 84: expected a multiple of 8"), "{error}");
 }
 
 #[test]

@@ -13,12 +13,15 @@ use crate::warp::stay_converged;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// `mnemonic, number of matrices, "registers" (words): name, instruction`.
+/// Bytes of an element.
+const ELEMENT_BYTES: u32 = 2;
+
+/// `mnemonic, number of matrices, "registers" (words): name, name with an index, instruction`.
 macro_rules! load {
     ($(
         $(#[$meta:meta])*
         $mnemonic:literal, $count:literal, $registers:literal ($($word:ident)+):
-        $name:ident, $instruction:ident;
+        $name:ident, $name_at:ident, $instruction:ident;
     )*) => { $(
         $(#[$meta])*
         #[doc = concat!("\n\nPTX `", $mnemonic, "`.")]
@@ -30,19 +33,33 @@ macro_rules! load {
         #[track_caller]
         pub unsafe fn $name<T: Copy>(row: Shared<T>) -> [u32; $count] {
             // SAFETY: the caller's promise.
-            unsafe { $instruction(row.element(0)) }
+            unsafe { $instruction::<0>(row.element(0)) }
+        }
+
+        #[doc = concat!("[`", stringify!($name), "`] of the rows that start `INDEX` elements on, the")]
+        /// index part of the instruction: it takes no register.
+        ///
+        /// # Safety
+        #[doc = concat!("As [`", stringify!($name), "`].")]
+        #[inline(always)]
+        #[track_caller]
+        pub unsafe fn $name_at<const INDEX: u32, T: Copy>(row: Shared<T>) -> [u32; $count] {
+            const { assert!(size_of::<T>() == ELEMENT_BYTES as usize, "elements of 16 bits") };
+            // SAFETY: the caller's promise.
+            unsafe { $instruction::<INDEX>(row.element(0)) }
         }
 
         instruction! {
-            $mnemonic => unsafe fn $instruction(row: u32) -> [u32; $count] {
+            $mnemonic => unsafe fn $instruction<const INDEX: u32>(row: u32) -> [u32; $count] {
                 $(let $word;)+
                 stay_converged();
-                asm!(concat!($mnemonic, " ", $registers, ", [{row}];"),
+                asm!(concat!($mnemonic, " ", $registers, ", [{row} + {offset}];"),
                     $($word = out(reg32) $word,)+ row = in(reg32) row,
+                    offset = const INDEX * ELEMENT_BYTES,
                     options(readonly, nostack, preserves_flags));
                 [$($word),+]
             } host {
-                emulated::load($mnemonic, row)
+                emulated::load($mnemonic, row.wrapping_add(INDEX * ELEMENT_BYTES))
             }
         }
     )* };
@@ -50,29 +67,31 @@ macro_rules! load {
 
 load! {
     /// The fragment of one matrix.
-    "ldmatrix.sync.aligned.m8n8.x1.shared.b16", 1, "{{{a}}}" (a): load_x1, ldmatrix_x1;
+    "ldmatrix.sync.aligned.m8n8.x1.shared.b16", 1, "{{{a}}}" (a):
+    load_x1, load_x1_at, ldmatrix_x1;
 
     /// The fragments of two matrices.
-    "ldmatrix.sync.aligned.m8n8.x2.shared.b16", 2, "{{{a}, {b}}}" (a b): load_x2, ldmatrix_x2;
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16", 2, "{{{a}, {b}}}" (a b):
+    load_x2, load_x2_at, ldmatrix_x2;
 
     /// The fragments of four matrices.
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d):
-    load_x4, ldmatrix_x4;
+    load_x4, load_x4_at, ldmatrix_x4;
 
     /// The fragment of one matrix, transposed.
     "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16", 1, "{{{a}}}" (a):
-    load_x1_trans, ldmatrix_x1_trans;
+    load_x1_trans, load_x1_trans_at, ldmatrix_x1_trans;
 
     /// The fragments of two matrices, each transposed.
     "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16", 2, "{{{a}, {b}}}" (a b):
-    load_x2_trans, ldmatrix_x2_trans;
+    load_x2_trans, load_x2_trans_at, ldmatrix_x2_trans;
 
     /// The fragments of four matrices, each transposed.
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d):
-    load_x4_trans, ldmatrix_x4_trans;
+    load_x4_trans, load_x4_trans_at, ldmatrix_x4_trans;
 }
 
-/// As [`load`].
+/// `mnemonic, number of matrices, "registers" (words): name, instruction`.
 macro_rules! store {
     ($(
         $(#[$meta:meta])*

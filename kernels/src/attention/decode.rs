@@ -1,75 +1,84 @@
-//! Attention decode in f32: the one new token of each sequence against its pages of the cache,
-//! split over the keys.
+//! Attention decode: the one new token of each sequence against its pages of the cache, split over
+//! the keys.
 //!
 //! Shapes    q, out `[num_seqs, num_heads * head_dim]` with row strides; the cache as in prefill;
-//!           partial results `[max_seqs, num_heads, num_splits, head_dim]` and `[max_seqs,
-//!           num_heads, num_splits, 2]`.
+//!           all f32, f16 or bf16; partial results, f32, `[max_seqs, num_heads, num_splits,
+//!           head_dim]` and `[max_seqs, num_heads, num_splits, 2]`.
 //! Launch    splits: grid `(num_splits, num_kv_heads * groups of 4 * ROWS heads, max_seqs)`, block
 //!           `(NUM_THREADS, 1, 1)`: the query heads of a KV head are the rows of a tile, so that K
-//!           and V are read once for all of them; each warp takes eight keys of every 32. Then the
-//!           combination: grid `(num_heads, max_seqs, 1)`.
-//! Numerics  f32, online softmax in base 2. Splits start at multiples of `split_len` keys, which
-//!           depends on the plan's bounds alone, so that a sequence's result does not depend on the
-//!           batch.
-//! Bound     memory: `8 * head_dim` bytes a key and KV head.
+//!           and V are read once for all of them; each warp takes a quarter of a tile's keys. Then
+//!           the combination: grid `(num_heads, max_seqs, 1)`.
+//! Numerics  as prefill; the output is rounded once. Splits start at multiples of `split_len` keys,
+//!           which depends on the plan's bounds alone, so that a sequence's result does not depend
+//!           on the batch.
+//! Bound     memory: `2 * head_dim` elements a key and KV head.
 //! Source    flash-decoding (T. Dao et al., 2023).
 
 use super::tile::{
-    BLOCK_N, CHUNK, Cache, LANES_M, LANES_N, Lane, NUM_THREADS, NUM_WARPS, P_ELEMS, Softmax,
-    Source, scores,
+    AttentionElement, CHUNK, Cache, NUM_THREADS, NUM_WARPS, ROW_UNIT, Source, WarpTile, is_aligned,
 };
+use crate::element::Number;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
+use half::{bf16, f16};
 
 /// Stages of K and V.
 const NUM_STAGES: u32 = 2;
 
-/// Shared memory of a block: Q, the stages of K and V, and the probabilities of each warp.
+/// Shared memory of a block: Q, the stages of K and V, and what each warp needs for itself.
 #[cfg(not(target_arch = "nvptx64"))]
-pub(super) const fn shared_bytes(rows: usize, chunks: usize) -> usize {
-    let tile_rows = LANES_M as usize * rows + (NUM_STAGES * 2 * BLOCK_N) as usize;
-    4 * (tile_rows * chunks * CHUNK as usize + (NUM_WARPS * P_ELEMS) as usize)
+pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, chunks: usize) -> usize {
+    // Neither depends on rows or columns.
+    let (block_n, scratch) = (E::Decode::<1, 1>::BLOCK_N, E::Decode::<1, 1>::SCRATCH);
+    let tile_rows = ROW_UNIT as usize * rows + (NUM_STAGES * 2 * block_n) as usize;
+    let elems = tile_rows * chunks * CHUNK as usize;
+    elems * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
 }
-
-// The warps' partial results and their statistics take the place of the stages.
-const _: () = assert!(NUM_WARPS * 16 * (CHUNK + 2) <= NUM_STAGES * 2 * BLOCK_N * CHUNK);
 
 /// One split of the keys of one sequence, for up to `4 * ROWS` of a KV head's query heads, a block.
 ///
 /// # Safety
 /// 1. The step inputs are those of one step with at most one new token a sequence, and every view
-///    holds what they ask for.
+///    holds what they ask for; `q` and the pools hold elements `E`.
 /// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`; `window` is not 0,
-///    `split_len` a multiple of 32, and `grid_dim_x` splits are enough for every sequence.
-/// 3. If `aligned` is not 0, `head_dim` and `q_stride` are multiples of 4 and the views 16-byte
-///    aligned.
+///    `split_len` a multiple of a tile's keys, and `grid_dim_x` splits are enough for every
+///    sequence.
+/// 3. If `aligned` is not 0, or in 16 bits, every head is 16-byte aligned in `q` and the pools.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
     instances(
-        attention_decode_f32_r4_d64 = <1, 2>,
-        attention_decode_f32_r4_d96 = <1, 3>,
-        attention_decode_f32_r4_d128 = <1, 4>,
-        attention_decode_f32_r4_d256 = <1, 8>,
-        attention_decode_f32_r8_d64 = <2, 2>,
-        attention_decode_f32_r8_d96 = <2, 3>,
-        attention_decode_f32_r8_d128 = <2, 4>,
-        attention_decode_f32_r8_d256 = <2, 8>,
-        attention_decode_f32_r16_d64 = <4, 2>,
-        attention_decode_f32_r16_d96 = <4, 3>,
-        attention_decode_f32_r16_d128 = <4, 4>,
-        attention_decode_f32_r16_d256 = <4, 8>
+        attention_decode_f32_r4_d64 = <f32, 1, 2>,
+        attention_decode_f32_r4_d96 = <f32, 1, 3>,
+        attention_decode_f32_r4_d128 = <f32, 1, 4>,
+        attention_decode_f32_r4_d256 = <f32, 1, 8>,
+        attention_decode_f32_r8_d64 = <f32, 2, 2>,
+        attention_decode_f32_r8_d96 = <f32, 2, 3>,
+        attention_decode_f32_r8_d128 = <f32, 2, 4>,
+        attention_decode_f32_r8_d256 = <f32, 2, 8>,
+        attention_decode_f32_r16_d64 = <f32, 4, 2>,
+        attention_decode_f32_r16_d96 = <f32, 4, 3>,
+        attention_decode_f32_r16_d128 = <f32, 4, 4>,
+        attention_decode_f32_r16_d256 = <f32, 4, 8>,
+        attention_decode_f16_r16_d64 = <f16, 4, 2>,
+        attention_decode_f16_r16_d96 = <f16, 4, 3>,
+        attention_decode_f16_r16_d128 = <f16, 4, 4>,
+        attention_decode_f16_r16_d256 = <f16, 4, 8>,
+        attention_decode_bf16_r16_d64 = <bf16, 4, 2>,
+        attention_decode_bf16_r16_d96 = <bf16, 4, 3>,
+        attention_decode_bf16_r16_d128 = <bf16, 4, 4>,
+        attention_decode_bf16_r16_d256 = <bf16, 4, 8>
     )
 )]
-pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
+pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHUNKS: usize>(
     num_seqs: Global<u32>,
     cu_seqlens_q: Global<u32>,
     kv_lens: Global<u32>,
     block_table: Global<u32>,
     max_pages_per_seq: u32,
-    q: Global<f32>,
+    q: Global<()>,
     q_stride: u32,
-    k_pool: Global<f32>,
-    v_pool: Global<f32>,
+    k_pool: Global<()>,
+    v_pool: Global<()>,
     num_heads: u32,
     num_kv_heads: u32,
     head_dim: u32,
@@ -80,7 +89,19 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
     partial_out: GlobalMut<f32>,
     partial_stats: GlobalMut<f32>,
 ) {
-    let block_rows = const { LANES_M * ROWS as u32 };
+    type Tile<E, const ROWS: usize, const CHUNKS: usize> =
+        <E as AttentionElement>::Decode<ROWS, CHUNKS>;
+    let (block_rows, width) = const {
+        // The warps' results and their statistics take the place of the stages.
+        let results = NUM_WARPS * Tile::<E, ROWS, CHUNKS>::ROWS * (CHUNK * CHUNKS as u32 + 2) * 4;
+        let stage_rows = NUM_STAGES * 2 * Tile::<E, ROWS, CHUNKS>::BLOCK_N;
+        let stages = stage_rows * CHUNK * CHUNKS as u32 * size_of::<E>() as u32;
+        assert!(results <= stages);
+        assert!(Tile::<E, ROWS, CHUNKS>::ROWS == ROW_UNIT * ROWS as u32);
+        assert!(Tile::<E, ROWS, CHUNKS>::KEYS * NUM_WARPS == Tile::<E, ROWS, CHUNKS>::BLOCK_N);
+        (Tile::<E, ROWS, CHUNKS>::ROWS, Tile::<E, ROWS, CHUNKS>::WIDTH)
+    };
+    let block_n = const { Tile::<E, ROWS, CHUNKS>::BLOCK_N };
     let (split, seq) = (thread::block_idx_x(), thread::block_idx_z());
 
     // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head ..
@@ -105,36 +126,41 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
     let heads = (group - group_block * block_rows).min(block_rows);
     let first_visible = kv_len.saturating_sub(window);
     let end_key = (split * split_len).saturating_add(split_len).min(kv_len);
-    let first_key = (split * split_len).max(first_visible / BLOCK_N * BLOCK_N);
+    let first_key = (split * split_len).max(first_visible / block_n * block_n);
     if first_key >= end_key {
         return;
     }
 
-    let aligned = aligned != 0;
+    let aligned = is_aligned::<E>(aligned);
     let cache = Cache { num_kv_heads, kv_head, head_dim, aligned };
-    let (lane, warp_idx) = (Lane::of_this_thread(), warp::warp_idx());
-    let warp_key = warp_idx * LANES_N;
-    let mut softmax = Softmax::<ROWS, CHUNKS>::new();
+    let warp_idx = warp::warp_idx();
+    let warp_key = warp_idx * Tile::<E, ROWS, CHUNKS>::KEYS;
+    let mut tile = Tile::<E, ROWS, CHUNKS>::new();
     // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
     // before it is read; a stage is overwritten one barrier after its last read.
     unsafe {
         let pages = block_table.add(seq as usize * max_pages_per_seq as usize);
-        let smem_q = dynamic_shared_mem::<f32>();
-        let smem_kv = smem_q.offset(block_rows * CHUNK * CHUNKS as u32);
-        let tile_elems = BLOCK_N * CHUNK * CHUNKS as u32;
-        let smem_p = smem_kv.offset(NUM_STAGES * 2 * tile_elems).offset(warp_idx * P_ELEMS);
+        let (k_pool, v_pool) = (k_pool.cast::<E>(), v_pool.cast::<E>());
+        let smem_q = dynamic_shared_mem::<E>();
+        let smem_kv = smem_q.offset(block_rows * width);
+        let tile_elems = block_n * width;
+        let scratch = smem_kv.offset(NUM_STAGES * 2 * tile_elems).cast();
+        let scratch = scratch.offset(warp_idx * Tile::<E, ROWS, CHUNKS>::SCRATCH);
         let copy_stage = |stage_idx: u32, key: u32| {
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
-            Source::cache(k_pool, pages, key, end_key, &cache).copy_to::<CHUNKS>(smem_k, BLOCK_N);
-            Source::cache(v_pool, pages, key, end_key, &cache)
-                .copy_to::<CHUNKS>(smem_k.offset(tile_elems), BLOCK_N);
+            let copy = |pool: Global<E>, smem: Shared<E>| {
+                Source::cache(pool, pages, key, end_key, &cache).copy_to(smem, block_n, width);
+            };
+            copy(k_pool, smem_k);
+            copy(v_pool, smem_k.offset(tile_elems));
             cp_async::commit();
         };
 
         // 2. Q and the first K and V are one group.
-        let gmem = q.add(token as usize * q_stride as usize + (first_head * head_dim) as usize);
+        let from = token as usize * q_stride as usize + (first_head * head_dim) as usize;
+        let gmem = q.cast::<E>().add(from);
         Source { gmem, row_stride: head_dim, rows: heads, head_dim, aligned }
-            .copy_to::<CHUNKS>(smem_q, block_rows);
+            .copy_to(smem_q, block_rows, width);
         copy_stage(0, first_key);
 
         // 3. Keys.
@@ -143,42 +169,33 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
         while key < end_key {
             cp_async::wait(0);
             thread::sync_threads();
-            copy_stage(stage_idx ^ 1, key + BLOCK_N);
+            copy_stage(stage_idx ^ 1, key + block_n);
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems + warp_key * CHUNK);
-            let mut scores = scores::<ROWS, 1>(head_dim, smem_q, block_rows, smem_k, lane);
-            let lane_key = key + warp_key + lane.n;
-            for score in &mut scores {
-                let visible = first_visible <= lane_key && lane_key < end_key;
-                let scaled = score[0] * (softmax_scale * LOG2_E);
-                score[0] = if visible { scaled } else { f32::NEG_INFINITY };
-            }
-            softmax.update::<1>(&scores, smem_p, lane);
-            softmax.accumulate::<1>(smem_p, smem_k.offset(tile_elems), lane);
+            let mut scores = tile.scores(head_dim, smem_q, block_rows, smem_k);
+            tile.mask(&mut scores, softmax_scale * LOG2_E, |_, warp_tile_key| {
+                let key = key + warp_key + warp_tile_key;
+                first_visible <= key && key < end_key
+            });
+            let probabilities = tile.update(&scores, scratch);
+            tile.accumulate(probabilities, scratch, smem_k.offset(tile_elems));
             stage_idx ^= 1;
-            key += BLOCK_N;
+            key += block_n;
         }
 
-        // 4. The warps' results go to shared memory: outputs `[NUM_WARPS, block_rows, CHUNKS *
-        //    CHUNK]`, then maxima and sums `[NUM_WARPS, block_rows]` each.
+        // 4. The warps' results go to shared memory: outputs `[NUM_WARPS, block_rows, width]`, then
+        //    maxima and sums `[NUM_WARPS, block_rows]` each.
         cp_async::wait(0);
         thread::sync_threads();
-        let width = CHUNK * CHUNKS as u32;
-        let smem_out = smem_kv;
+        let smem_out = smem_kv.cast::<f32>();
         let smem_max = smem_out.offset(NUM_WARPS * block_rows * width);
         let smem_sum = smem_max.offset(NUM_WARPS * block_rows);
-        unroll!(i in 0..ROWS, {
-            let row = warp_idx * block_rows + lane.m + LANES_M * i as u32;
-            let total = softmax.total(i);
-            if lane.n == 0 {
-                smem_max.set(row, softmax.max[i]);
-                smem_sum.set(row, total);
-            }
-            for (chunk, values) in softmax.out[i].iter().enumerate() {
-                for (d, value) in values.iter().enumerate() {
-                    let column = CHUNK * chunk as u32 + 4 * lane.n + d as u32;
-                    smem_out.set(row * width + column, *value);
-                }
-            }
+        let first_row = warp_idx * block_rows;
+        tile.for_each_row(|row, max, total| {
+            smem_max.set(first_row + row, max);
+            smem_sum.set(first_row + row, total);
+        });
+        tile.for_each_pair(|row, column, pair| {
+            smem_out.set_vec((first_row + row) * width + column, pair);
         });
         thread::sync_threads();
 
@@ -215,10 +232,17 @@ pub unsafe fn attention_decode_f32<const ROWS: usize, const CHUNKS: usize>(
 /// The splits of one head of one sequence a block, combined in their order.
 ///
 /// # Safety
-/// 1. [`attention_decode_f32()`] ran before with the same step inputs, `num_heads` as this grid's x,
-///    and splits.
-#[kernel(launch_bounds(NUM_THREADS, 1))]
-pub unsafe fn attention_combine_f32(
+/// 1. [`attention_decode()`] ran before with the same step inputs, `num_heads` as this grid's x,
+///    and splits; `out` holds elements `E`.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    instances(
+        attention_combine_f32 = <f32>,
+        attention_combine_f16 = <f16>,
+        attention_combine_bf16 = <bf16>
+    )
+)]
+pub unsafe fn attention_combine<E: Number>(
     num_seqs: Global<u32>,
     cu_seqlens_q: Global<u32>,
     kv_lens: Global<u32>,
@@ -228,7 +252,7 @@ pub unsafe fn attention_combine_f32(
     num_splits: u32,
     partial_out: Global<f32>,
     partial_stats: Global<f32>,
-    out: GlobalMut<f32>,
+    out: GlobalMut<()>,
     out_stride: u32,
 ) {
     let (head, seq) = (thread::block_idx_x(), thread::block_idx_y());
@@ -264,7 +288,7 @@ pub unsafe fn attention_combine_f32(
             }
             let scale = if sum > 0.0 { math::rcp_approx(sum) } else { 0.0 };
             let to = token as usize * out_stride as usize + (head * head_dim + column) as usize;
-            out.set(to, value * scale);
+            out.cast::<E>().set(to, E::from_f32(value * scale));
             column += NUM_THREADS;
         }
     }

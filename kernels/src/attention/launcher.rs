@@ -1,9 +1,12 @@
 //! The launches of attention, for both kernels.
 
-use super::decode::{self, attention_combine_f32, attention_decode_f32};
-use super::prefill::{self, BLOCK_M, attention_prefill_f32};
-use super::tile::{BLOCK_N, CHUNK, LANES_M, NUM_THREADS};
+use super::decode::{self, attention_combine, attention_decode};
+use super::prefill::{self, BLOCK_M, attention_prefill};
+use super::tile::{AttentionElement, CHUNK, NUM_THREADS, ROW_UNIT};
 use crate::Rows;
+use crate::element::Dtype;
+use crate::kv_cache::PAGE_SIZE;
+use crate::operand::{is_aligned, untyped};
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
 /// Fewest keys of a split: under that the combination costs more than the split saves.
@@ -12,7 +15,7 @@ const MIN_SPLIT_LEN: usize = 128;
 /// Most splits of a sequence.
 const MAX_SPLITS: usize = 64;
 
-/// Causal attention over the paged cache, in f32.
+/// Causal attention over the paged cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     /// Upper bound of the tokens of a step.
@@ -50,15 +53,15 @@ pub struct SeqInputs {
 
 /// The operands of attention.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionOperands {
+pub struct AttentionOperands<E = f32> {
     /// `[tokens, num_heads * head_dim]`.
-    pub q: Rows<f32>,
+    pub q: Rows<E>,
     /// The layer's pool of keys.
-    pub k_pool: DevicePtr<f32>,
+    pub k_pool: DevicePtr<E>,
     /// The layer's pool of values.
-    pub v_pool: DevicePtr<f32>,
+    pub v_pool: DevicePtr<E>,
     /// `[tokens, num_heads * head_dim]`.
-    pub out: Rows<f32>,
+    pub out: Rows<E>,
 }
 
 /// The arguments that both kernels take, checked.
@@ -79,14 +82,14 @@ impl Attention {
     /// # Errors
     /// [`LaunchError`] for head counts or a `head_dim` that the kernels do not take, and for sizes
     /// beyond a grid or a `u32`.
-    pub fn prefill(
+    pub fn prefill<E: AttentionElement>(
         &self,
         seqs: &SeqInputs,
-        operands: &AttentionOperands,
+        operands: &AttentionOperands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
-        let mut instances = attention_prefill_f32::Instance::ALL.iter();
-        let Some(&instance) = instances.find(|instance| self.fits(instance.chunks())) else {
+        let mut instances = prefill_instances(E::DTYPE).into_iter();
+        let Some(instance) = instances.find(|instance| self.fits(instance.chunks())) else {
             return Err(self.head_dim_error());
         };
         // Each sequence's last tile may be a part of one.
@@ -94,11 +97,11 @@ impl Attention {
             0 => 0,
             seqs => (self.max_tokens - seqs) / BLOCK_M as usize + seqs,
         };
-        let shared_bytes = prefill::shared_bytes(instance.chunks());
+        let shared_bytes = prefill::shared_bytes::<E>(instance.chunks());
         let geometry =
             Geometry::new([tiles, self.num_heads, 1], NUM_THREADS as usize, shared_bytes)?;
         Ok(geometry.map(|geometry| {
-            attention_prefill_f32::launch(
+            attention_prefill::launch(
                 instance,
                 geometry,
                 seqs.num_seqs,
@@ -106,17 +109,17 @@ impl Attention {
                 seqs.kv_lens,
                 seqs.block_table,
                 args.max_pages_per_seq,
-                operands.q.ptr,
+                operands.q.untyped_ptr(),
                 args.q_stride,
-                operands.k_pool,
-                operands.v_pool,
+                untyped(operands.k_pool),
+                untyped(operands.v_pool),
                 args.num_heads,
                 args.num_kv_heads,
                 args.head_dim,
                 args.aligned,
                 self.softmax_scale,
                 args.window,
-                operands.out.ptr,
+                operands.out.untyped_ptr(),
                 args.out_stride,
             )
         }))
@@ -128,29 +131,30 @@ impl Attention {
     ///
     /// # Errors
     /// As [`Attention::prefill`].
-    pub fn decode(
+    pub fn decode<E: AttentionElement>(
         &self,
         seqs: &SeqInputs,
-        operands: &AttentionOperands,
+        operands: &AttentionOperands<E>,
         workspace: DevicePtr<f32>,
     ) -> Result<Option<[Launch; 2]>, LaunchError> {
         let args = self.args(operands)?;
         let group = self.num_heads / self.num_kv_heads;
-        let most_rows = attention_decode_f32::Instance::ALL.iter().map(|i| i.rows()).max();
-        let rows = group.div_ceil(LANES_M as usize).min(most_rows.unwrap_or(1));
-        let mut instances = attention_decode_f32::Instance::ALL.iter();
-        let Some(&instance) =
-            instances.find(|instance| instance.rows() >= rows && self.fits(instance.chunks()))
+        let instances = decode_instances(E::DTYPE);
+        let most_rows = instances.iter().map(|instance| instance.rows()).max();
+        let rows = group.div_ceil(ROW_UNIT as usize).min(most_rows.unwrap_or(1));
+        let Some(&instance) = instances
+            .iter()
+            .find(|instance| instance.rows() >= rows && self.fits(instance.chunks()))
         else {
             return Err(self.head_dim_error());
         };
         let (num_splits, split_len) = self.splits();
         let split_len = arg_u32("split_len", split_len)?;
-        let blocks_per_group = group.div_ceil(LANES_M as usize * instance.rows());
+        let blocks_per_group = group.div_ceil(ROW_UNIT as usize * instance.rows());
         let geometry = Geometry::new(
             [num_splits, self.num_kv_heads * blocks_per_group, self.max_seqs],
             NUM_THREADS as usize,
-            decode::shared_bytes(instance.rows(), instance.chunks()),
+            decode::shared_bytes::<E>(instance.rows(), instance.chunks()),
         )?;
         let combine_geometry =
             Geometry::new([self.num_heads, self.max_seqs, 1], NUM_THREADS as usize, 0)?;
@@ -159,7 +163,7 @@ impl Attention {
         };
         let partial_stats = workspace;
         let partial_out = workspace.add(2 * self.max_seqs * self.num_heads * num_splits);
-        let splits = attention_decode_f32::launch(
+        let splits = attention_decode::launch(
             instance,
             geometry,
             seqs.num_seqs,
@@ -167,10 +171,10 @@ impl Attention {
             seqs.kv_lens,
             seqs.block_table,
             args.max_pages_per_seq,
-            operands.q.ptr,
+            operands.q.untyped_ptr(),
             args.q_stride,
-            operands.k_pool,
-            operands.v_pool,
+            untyped(operands.k_pool),
+            untyped(operands.v_pool),
             args.num_heads,
             args.num_kv_heads,
             args.head_dim,
@@ -181,7 +185,8 @@ impl Attention {
             partial_out,
             partial_stats,
         );
-        let combine = attention_combine_f32::launch(
+        let combine = attention_combine::launch(
+            combine_instance(E::DTYPE),
             combine_geometry,
             seqs.num_seqs,
             seqs.cu_seqlens_q,
@@ -192,7 +197,7 @@ impl Attention {
             num_splits as u32,
             partial_out,
             partial_stats,
-            operands.out.ptr,
+            operands.out.untyped_ptr(),
             args.out_stride,
         );
         Ok(Some([splits, combine]))
@@ -207,7 +212,7 @@ impl Attention {
     /// Splits of a sequence, and keys of each: from the bounds alone.
     fn splits(&self) -> (usize, usize) {
         let split_len = self.max_kv_len.div_ceil(MAX_SPLITS).max(MIN_SPLIT_LEN);
-        let split_len = split_len.next_multiple_of(BLOCK_N as usize);
+        let split_len = split_len.next_multiple_of(PAGE_SIZE as usize);
         (self.max_kv_len.div_ceil(split_len), split_len)
     }
 
@@ -219,7 +224,10 @@ impl Attention {
         LaunchError::Shape { what: "head_dim", value: self.head_dim, expected: "from 1 to 256" }
     }
 
-    fn args(&self, operands: &AttentionOperands) -> Result<Args, LaunchError> {
+    fn args<E: AttentionElement>(
+        &self,
+        operands: &AttentionOperands<E>,
+    ) -> Result<Args, LaunchError> {
         if self.head_dim == 0 {
             return Err(self.head_dim_error());
         }
@@ -238,10 +246,18 @@ impl Attention {
         }
         arg_u32("max_kv_len", self.max_kv_len.saturating_add(2 * MIN_SPLIT_LEN))?;
         arg_u32("row width", self.num_heads.saturating_mul(self.head_dim))?;
-        let aligned = self.head_dim.is_multiple_of(4)
+        let aligned = (self.head_dim * size_of::<E>()).is_multiple_of(16)
             && operands.q.is_aligned()
-            && operands.k_pool.0.is_multiple_of(16)
-            && operands.v_pool.0.is_multiple_of(16);
+            && operands.out.is_aligned()
+            && is_aligned(operands.k_pool)
+            && is_aligned(operands.v_pool);
+        if size_of::<E>() < size_of::<f32>() && !aligned {
+            return Err(LaunchError::Shape {
+                what: "head_dim",
+                value: self.head_dim,
+                expected: "a multiple of 8 in 16 bits, in rows and pools aligned to 16 bytes",
+            });
+        }
         Ok(Args {
             max_pages_per_seq: arg_u32("max_pages_per_seq", self.max_pages_per_seq)?,
             q_stride: operands.q.stride_arg()?,
@@ -249,9 +265,76 @@ impl Attention {
             num_heads: self.num_heads as u32,
             num_kv_heads: self.num_kv_heads as u32,
             head_dim: self.head_dim as u32,
-            aligned: aligned as u32,
+            aligned: aligned.into(),
             // A window beyond every position is none.
             window: self.window.map_or(u32::MAX, |window| window.min(u32::MAX as usize) as u32),
         })
+    }
+}
+
+/// For elements of `dtype`, the narrowest heads first.
+fn prefill_instances(dtype: Dtype) -> [attention_prefill::Instance; 4] {
+    use attention_prefill::Instance::*;
+    match dtype {
+        Dtype::F32 => [
+            attention_prefill_f32_d64,
+            attention_prefill_f32_d96,
+            attention_prefill_f32_d128,
+            attention_prefill_f32_d256,
+        ],
+        Dtype::F16 => [
+            attention_prefill_f16_d64,
+            attention_prefill_f16_d96,
+            attention_prefill_f16_d128,
+            attention_prefill_f16_d256,
+        ],
+        Dtype::Bf16 => [
+            attention_prefill_bf16_d64,
+            attention_prefill_bf16_d96,
+            attention_prefill_bf16_d128,
+            attention_prefill_bf16_d256,
+        ],
+    }
+}
+
+/// For elements of `dtype`, the fewest rows first, of those the narrowest heads.
+fn decode_instances(dtype: Dtype) -> &'static [attention_decode::Instance] {
+    use attention_decode::Instance::*;
+    match dtype {
+        Dtype::F32 => &[
+            attention_decode_f32_r4_d64,
+            attention_decode_f32_r4_d96,
+            attention_decode_f32_r4_d128,
+            attention_decode_f32_r4_d256,
+            attention_decode_f32_r8_d64,
+            attention_decode_f32_r8_d96,
+            attention_decode_f32_r8_d128,
+            attention_decode_f32_r8_d256,
+            attention_decode_f32_r16_d64,
+            attention_decode_f32_r16_d96,
+            attention_decode_f32_r16_d128,
+            attention_decode_f32_r16_d256,
+        ],
+        Dtype::F16 => &[
+            attention_decode_f16_r16_d64,
+            attention_decode_f16_r16_d96,
+            attention_decode_f16_r16_d128,
+            attention_decode_f16_r16_d256,
+        ],
+        Dtype::Bf16 => &[
+            attention_decode_bf16_r16_d64,
+            attention_decode_bf16_r16_d96,
+            attention_decode_bf16_r16_d128,
+            attention_decode_bf16_r16_d256,
+        ],
+    }
+}
+
+fn combine_instance(dtype: Dtype) -> attention_combine::Instance {
+    use attention_combine::Instance::*;
+    match dtype {
+        Dtype::F32 => attention_combine_f32,
+        Dtype::F16 => attention_combine_f16,
+        Dtype::Bf16 => attention_combine_bf16,
     }
 }

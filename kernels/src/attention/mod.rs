@@ -4,6 +4,8 @@
 //! and sees positions `0 ..= p`, with a window `w` only `p - w < j <= p`.
 
 pub mod decode;
+mod fma;
+mod mma;
 pub mod prefill;
 mod tile;
 
@@ -11,3 +13,4 @@ mod tile;
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Attention, AttentionOperands, SeqInputs};
+pub use tile::AttentionElement;

@@ -1,35 +1,35 @@
-//! Attention prefill in f32: causal softmax attention of each sequence's new tokens against its
-//! pages of the cache.
+//! Attention prefill: causal softmax attention of each sequence's new tokens against its pages of
+//! the cache.
 //!
 //! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; pools `[num_pages,
-//!           num_kv_heads, PAGE_SIZE, head_dim]`; cu_seqlens_q `[num_seqs + 1]`; kv_lens
-//!           `[num_seqs]`; block_table `[num_seqs, max_pages_per_seq]`; head_dim at most `CHUNKS *
-//!           32`, smaller ones padded with zeros.
+//!           num_kv_heads, PAGE_SIZE, head_dim]`; all f32, f16 or bf16; cu_seqlens_q
+//!           `[num_seqs + 1]`; kv_lens `[num_seqs]`; block_table `[num_seqs, max_pages_per_seq]`;
+//!           head_dim at most `CHUNKS * 32`, smaller ones padded with zeros.
 //! Launch    grid `(tiles of BLOCK_M queries of a sequence, num_heads, 1)`, block `(NUM_THREADS, 1,
 //!           1)`; a warp takes 16 queries.
-//! Numerics  f32, online softmax in base 2; keys are visited in order, in tiles of 32.
+//! Numerics  f32, online softmax in base 2; keys are visited in order, in tiles. In 16 bits the
+//!           products are the tensor cores', probabilities and output rounded.
 //! Bound     FMA: `2 * head_dim` a query, key and head.
 //! Source    arXiv:2205.14135; paged cache: arXiv:2309.06180.
 
 use super::tile::{
-    BLOCK_N, CHUNK, Cache, LANES_M, LANES_N, Lane, MAX_WARP_ROWS, NUM_THREADS, NUM_WARPS, P_ELEMS,
-    Softmax, Source, scores,
+    AttentionElement, CHUNK, Cache, NUM_THREADS, NUM_WARPS, Source, WarpTile, is_aligned,
 };
+use crate::element::Number;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
+use half::{bf16, f16};
 
-/// Queries of a block, and of a lane.
-pub(super) const BLOCK_M: u32 = NUM_WARPS * MAX_WARP_ROWS;
-const ROWS: usize = (MAX_WARP_ROWS / LANES_M) as usize;
+/// Queries of a block.
+pub(super) const BLOCK_M: u32 = 64;
 
-/// Keys of a lane.
-const KEYS: usize = (BLOCK_N / LANES_N) as usize;
-
-/// Shared memory of a block: Q, K, V, and the probabilities of each warp.
+/// Shared memory of a block: Q, K, V, and what each warp needs for itself.
 #[cfg(not(target_arch = "nvptx64"))]
-pub(super) const fn shared_bytes(chunks: usize) -> usize {
-    let rows = (BLOCK_M + 2 * BLOCK_N) as usize;
-    4 * (rows * chunks * CHUNK as usize + (NUM_WARPS * P_ELEMS) as usize)
+pub(super) const fn shared_bytes<E: AttentionElement>(chunks: usize) -> usize {
+    // Neither depends on the columns.
+    let (block_n, scratch) = (E::Prefill::<1>::BLOCK_N, E::Prefill::<1>::SCRATCH);
+    let elems = (BLOCK_M + 2 * block_n) * CHUNK;
+    elems as usize * chunks * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
 }
 
 /// The tile of queries that a block computes.
@@ -86,45 +86,61 @@ impl QueryTile {
 /// One tile of queries of one head a block.
 ///
 /// # Safety
-/// 1. The step inputs are those of one step, and every view holds what they ask for.
+/// 1. The step inputs are those of one step, and every view holds what they ask for; `q`, the pools
+///    and `out` hold elements `E`.
 /// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`, `window` is not 0.
-/// 3. If `aligned` is not 0, `head_dim` and `q_stride` are multiples of 4 and the views 16-byte
-///    aligned.
+/// 3. If `aligned` is not 0, or in 16 bits, every head is 16-byte aligned in `q`, the pools and `out`.
 /// 4. `out` overlaps nothing that is read.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
     instances(
-        attention_prefill_f32_d64 = <2>,
-        attention_prefill_f32_d96 = <3>,
-        attention_prefill_f32_d128 = <4>,
-        attention_prefill_f32_d256 = <8>
+        attention_prefill_f32_d64 = <f32, 2>,
+        attention_prefill_f32_d96 = <f32, 3>,
+        attention_prefill_f32_d128 = <f32, 4>,
+        attention_prefill_f32_d256 = <f32, 8>,
+        attention_prefill_f16_d64 = <f16, 2>,
+        attention_prefill_f16_d96 = <f16, 3>,
+        attention_prefill_f16_d128 = <f16, 4>,
+        attention_prefill_f16_d256 = <f16, 8>,
+        attention_prefill_bf16_d64 = <bf16, 2>,
+        attention_prefill_bf16_d96 = <bf16, 3>,
+        attention_prefill_bf16_d128 = <bf16, 4>,
+        attention_prefill_bf16_d256 = <bf16, 8>
     )
 )]
-pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
+pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
     num_seqs: Global<u32>,
     cu_seqlens_q: Global<u32>,
     kv_lens: Global<u32>,
     block_table: Global<u32>,
     max_pages_per_seq: u32,
-    q: Global<f32>,
+    q: Global<()>,
     q_stride: u32,
-    k_pool: Global<f32>,
-    v_pool: Global<f32>,
+    k_pool: Global<()>,
+    v_pool: Global<()>,
     num_heads: u32,
     num_kv_heads: u32,
     head_dim: u32,
     aligned: u32,
     softmax_scale: f32,
     window: u32,
-    out: GlobalMut<f32>,
+    out: GlobalMut<()>,
     out_stride: u32,
 ) {
+    type Tile<E, const CHUNKS: usize> = <E as AttentionElement>::Prefill<CHUNKS>;
+    let block_n = const {
+        assert!(Tile::<E, CHUNKS>::ROWS * NUM_WARPS == BLOCK_M);
+        assert!(Tile::<E, CHUNKS>::KEYS == Tile::<E, CHUNKS>::BLOCK_N);
+        Tile::<E, CHUNKS>::BLOCK_N
+    };
+    let width = const { Tile::<E, CHUNKS>::WIDTH };
+
     // 1. What this block computes.
     // SAFETY: step inputs of one step.
     let found = unsafe { QueryTile::find(thread::block_idx_x(), num_seqs, cu_seqlens_q, kv_lens) };
     let Some(QueryTile { seq, first_token, queries, first_position }) = found else { return };
     let head = thread::block_idx_y();
-    let aligned = aligned != 0;
+    let aligned = is_aligned::<E>(aligned);
     // SAFETY: launches have KV heads, and a multiple of query heads.
     unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
     let kv_head = head / (num_heads / num_kv_heads);
@@ -132,28 +148,30 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
     // SAFETY: the sequence's row of the table.
     let pages = unsafe { block_table.add(seq as usize * max_pages_per_seq as usize) };
     let end_key = first_position + queries;
-    let first_key = (first_position + 1).saturating_sub(window) / BLOCK_N * BLOCK_N;
+    let first_key = (first_position + 1).saturating_sub(window) / block_n * block_n;
 
-    let (lane, warp_idx) = (Lane::of_this_thread(), warp::warp_idx());
-    let warp_row = warp_idx * MAX_WARP_ROWS;
-    let mut softmax = Softmax::<ROWS, CHUNKS>::new();
+    let warp_idx = warp::warp_idx();
+    let warp_row = warp_idx * Tile::<E, CHUNKS>::ROWS;
+    let mut tile = Tile::<E, CHUNKS>::new();
     // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
     // before it is read, and a barrier is passed after its last read, before it is overwritten.
     unsafe {
-        let smem_q = dynamic_shared_mem::<f32>();
-        let smem_k = smem_q.offset(BLOCK_M * CHUNK * CHUNKS as u32);
-        let smem_v = smem_k.offset(BLOCK_N * CHUNK * CHUNKS as u32);
-        let smem_p = smem_v.offset(BLOCK_N * CHUNK * CHUNKS as u32).offset(warp_idx * P_ELEMS);
-        let copy = |pool: Global<f32>, key: u32, smem: Shared<f32>| {
-            Source::cache(pool, pages, key, end_key, &cache).copy_to::<CHUNKS>(smem, BLOCK_N);
+        let smem_q = dynamic_shared_mem::<E>();
+        let smem_k = smem_q.offset(BLOCK_M * width);
+        let smem_v = smem_k.offset(block_n * width);
+        let scratch = smem_v.offset(block_n * width).cast();
+        let scratch = scratch.offset(warp_idx * Tile::<E, CHUNKS>::SCRATCH);
+        let (k_pool, v_pool) = (k_pool.cast::<E>(), v_pool.cast::<E>());
+        let copy = |pool: Global<E>, key: u32, smem: Shared<E>| {
+            Source::cache(pool, pages, key, end_key, &cache).copy_to(smem, block_n, width);
             cp_async::commit();
         };
 
         // 2. Q and the first K are one group, the first V the next.
         let from = first_token as usize * q_stride as usize + (head * head_dim) as usize;
-        let gmem = q.add(from);
+        let gmem = q.cast::<E>().add(from);
         Source { gmem, row_stride: q_stride, rows: queries, head_dim, aligned }
-            .copy_to::<CHUNKS>(smem_q, BLOCK_M);
+            .copy_to(smem_q, BLOCK_M, width);
         copy(k_pool, first_key, smem_k);
         copy(v_pool, first_key, smem_v);
 
@@ -162,47 +180,57 @@ pub unsafe fn attention_prefill_f32<const CHUNKS: usize>(
         while key < end_key {
             cp_async::wait(1);
             thread::sync_threads();
-            let mut scores = scores::<ROWS, KEYS>(
-                head_dim,
-                smem_q.offset(warp_row * CHUNK),
-                BLOCK_M,
-                smem_k,
-                lane,
-            );
+            let smem_q = smem_q.offset(warp_row * CHUNK);
+            let mut scores = tile.scores(head_dim, smem_q, BLOCK_M, smem_k);
             thread::sync_threads();
-            copy(k_pool, key + BLOCK_N, smem_k);
-            for i in 0..ROWS {
-                let position = first_position + warp_row + lane.m + LANES_M * i as u32;
-                for j in 0..KEYS {
-                    let key = key + lane.n + LANES_N * j as u32;
-                    let visible = key <= position && position - key < window;
-                    let score = scores[i][j] * (softmax_scale * LOG2_E);
-                    scores[i][j] = if visible { score } else { f32::NEG_INFINITY };
-                }
-            }
-            softmax.update::<KEYS>(&scores, smem_p, lane);
+            copy(k_pool, key + block_n, smem_k);
+            tile.mask(&mut scores, softmax_scale * LOG2_E, |row, tile_key| {
+                let (position, key) = (first_position + warp_row + row, key + tile_key);
+                key <= position && position - key < window
+            });
+            let probabilities = tile.update(&scores, scratch);
             cp_async::wait(1);
             thread::sync_threads();
-            softmax.accumulate::<KEYS>(smem_p, smem_v, lane);
+            tile.accumulate(probabilities, scratch, smem_v);
             thread::sync_threads();
-            copy(v_pool, key + BLOCK_N, smem_v);
-            key += BLOCK_N;
+            copy(v_pool, key + block_n, smem_v);
+            key += block_n;
         }
 
         // 4. Output.
-        unroll!(i in 0..ROWS, {
-            let row = warp_row + lane.m + LANES_M * i as u32;
-            let total = softmax.total(i);
-            let scale = if total > 0.0 { math::rcp_approx(total) } else { 0.0 };
-            let to = (first_token + row) as usize * out_stride as usize + (head * head_dim) as usize;
-            for (chunk, values) in softmax.out[i].iter().enumerate() {
-                for (d, value) in values.iter().enumerate() {
-                    let column = CHUNK * chunk as u32 + 4 * lane.n + d as u32;
-                    if row < queries && column < head_dim {
-                        out.set(to + column as usize, value * scale);
-                    }
-                }
+        let out = out.cast::<E>().add((head * head_dim) as usize);
+        tile.normalize();
+        tile.for_each_pair(|row, column, pair| {
+            if warp_row + row < queries {
+                let token = (first_token + warp_row + row) as usize;
+                let row = out.add(token * out_stride as usize);
+                store_pair(row, column, head_dim, aligned, pair);
             }
         });
+    }
+}
+
+/// Writes columns `column`, an even one, and the next of a row of `head_dim`, where it has them.
+///
+/// # Safety
+/// 1. `row` holds `head_dim` elements, 16-byte aligned if `aligned`; no other thread writes those.
+#[inline(always)]
+unsafe fn store_pair<E: Number>(
+    row: GlobalMut<E>,
+    column: u32,
+    head_dim: u32,
+    aligned: bool,
+    pair: [f32; 2],
+) {
+    let pair = pair.map(E::from_f32);
+    // SAFETY: columns under `head_dim` are in the row.
+    unsafe {
+        if aligned && column < head_dim {
+            row.set_vec(column as usize, pair);
+        } else {
+            for (column, value) in (column..head_dim).zip(pair) {
+                row.set(column as usize, value);
+            }
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Attention, prefill and decode.
 
-use crate::device::{Device, SEEDS, assert_close, random};
+use crate::device::{Device, SEEDS, Stored, assert_stored, random_of};
 use cuda_std::launch::DevicePtr;
+use half::{bf16, f16};
 use kernels::Rows;
 use kernels::attention::{Attention, AttentionOperands, SeqInputs};
 use kernels::kv_cache::PAGE_SIZE;
@@ -18,7 +19,7 @@ struct Step {
 }
 
 /// A step's inputs, on the host and on the device.
-struct Inputs {
+struct Inputs<E> {
     device: Device,
     attention: Attention,
     q: Vec<f32>,
@@ -27,7 +28,7 @@ struct Inputs {
     max_pages: usize,
     block_table: Vec<u32>,
     seqs: SeqInputs,
-    operands: AttentionOperands,
+    operands: AttentionOperands<E>,
 }
 
 impl Step {
@@ -35,7 +36,8 @@ impl Step {
         self.seqs.iter().map(|(q_len, _)| q_len).sum()
     }
 
-    fn inputs(&self, seed: u64) -> Inputs {
+    /// Inputs that the step alone decides.
+    fn inputs<E: Stored>(&self) -> Inputs<E> {
         let &Step { seqs, num_heads, num_kv_heads, head_dim, window } = self;
         let max_kv_len = seqs.iter().map(|(_, kv_len)| *kv_len).max().unwrap_or(0);
         let max_pages = max_kv_len.div_ceil(PAGE);
@@ -44,10 +46,10 @@ impl Step {
         let block_table: Vec<u32> = (0..num_pages as u32).rev().collect();
         let page_elems = num_kv_heads * PAGE * head_dim;
         let width = num_heads * head_dim;
-        let q = random(self.tokens() * width, seed + 1);
+        let q = random_of::<E>(self.tokens() * width, 1);
         // Positions that no sequence has are NaN.
         let pool = |salt| {
-            let mut pool = random(num_pages * page_elems, salt);
+            let mut pool = random_of::<E>(num_pages * page_elems, salt);
             for (seq, (_, kv_len)) in seqs.iter().enumerate() {
                 for position in *kv_len..max_pages * PAGE {
                     let page = block_table[seq * max_pages + position / PAGE] as usize;
@@ -59,7 +61,7 @@ impl Step {
             }
             pool
         };
-        let (k_pool, v_pool) = (pool(seed + 2), pool(seed + 3));
+        let (k_pool, v_pool) = (pool(2), pool(3));
         let mut cu_seqlens_q = vec![0];
         for (q_len, _) in seqs {
             cu_seqlens_q.push(cu_seqlens_q[cu_seqlens_q.len() - 1] + *q_len as u32);
@@ -73,9 +75,9 @@ impl Step {
             block_table: device.u32s("block_table", &block_table),
         };
         let operands = AttentionOperands {
-            q: Rows::new(device.f32s("q", &q), width),
-            k_pool: device.f32s("k_pool", &k_pool),
-            v_pool: device.f32s("v_pool", &v_pool),
+            q: Rows::new(device.numbers("q", &q), width),
+            k_pool: device.numbers("k_pool", &k_pool),
+            v_pool: device.numbers("v_pool", &v_pool),
             out: Rows::new(device.poisoned("out", self.tokens() * width), width),
         };
         let attention = Attention {
@@ -103,7 +105,7 @@ impl Step {
     }
 
     /// Softmax of the scaled scores of the positions that each token sees, times their values.
-    fn oracle(&self, inputs: &Inputs) -> Vec<f64> {
+    fn oracle<E>(&self, inputs: &Inputs<E>) -> Vec<f64> {
         let &Step { num_heads, num_kv_heads, head_dim, window, .. } = self;
         let mut out = Vec::new();
         for (seq, &(q_len, kv_len)) in self.seqs.iter().enumerate() {
@@ -136,18 +138,25 @@ impl Step {
     }
 }
 
-fn check_prefill(step: &Step, seed: u64) {
-    let mut inputs = step.inputs(seed);
+/// The products and sums are f32's; in 16 bits each probability is rounded, and so is the output.
+fn assert_attends<E: Stored>(case: &str, got: &[f32], want: &[f64]) {
+    assert_stored::<E>(case, got, want, 1e-5 + E::ROUNDING);
+}
+
+fn check_prefill<E: Stored>(step: &Step, seed: u64) -> Vec<f32> {
+    let mut inputs = step.inputs::<E>();
     let want = step.oracle(&inputs);
     let launch = inputs.attention.prefill(&inputs.seqs, &inputs.operands);
     let report = inputs.device.run(launch, seed);
-    assert_eq!(report.bank_conflicts, 0, "prefill, head_dim {}", step.head_dim);
-    let got = inputs.device.read_f32(inputs.operands.out.ptr, want.len());
-    assert_close(&format!("prefill, head_dim {}", step.head_dim), &got, &want, 1e-5);
+    let case = format!("prefill, head_dim {}", step.head_dim);
+    assert_eq!(report.bank_conflicts, 0, "{case}");
+    let got = inputs.device.read(inputs.operands.out.ptr, want.len());
+    assert_attends::<E>(&case, &got, &want);
+    got
 }
 
-fn check_decode(step: &Step, seed: u64) {
-    let mut inputs = step.inputs(seed);
+fn check_decode<E: Stored>(step: &Step, seed: u64) -> Vec<f32> {
+    let mut inputs = step.inputs::<E>();
     let want = step.oracle(&inputs);
     let elems = inputs.attention.decode_workspace_elems();
     let workspace: DevicePtr<f32> = inputs.device.poisoned("workspace", elems);
@@ -156,22 +165,44 @@ fn check_decode(step: &Step, seed: u64) {
     for launch in launches {
         inputs.device.run(Ok(Some(launch)), seed);
     }
-    let got = inputs.device.read_f32(inputs.operands.out.ptr, want.len());
-    assert_close(&format!("decode, head_dim {}", step.head_dim), &got, &want, 1e-5);
+    let got = inputs.device.read(inputs.operands.out.ptr, want.len());
+    assert_attends::<E>(&format!("decode, head_dim {}", step.head_dim), &got, &want);
+    got
 }
+
+const HEAD_DIMS: [usize; 4] = [64, 96, 128, 256];
 
 #[test]
 fn prefill_matches_oracle() {
     let seqs: &[_] = &[(3, 3), (1, 70), (65, 67)];
     for seed in SEEDS {
         let step = Step { seqs, num_heads: 4, num_kv_heads: 2, head_dim: 20, window: None };
-        check_prefill(&step, seed);
-        check_prefill(&Step { head_dim: 7, window: Some(33), ..step }, seed);
+        check_prefill::<f32>(&step, seed);
+        check_prefill::<f32>(&Step { head_dim: 7, window: Some(33), ..step }, seed);
     }
-    for head_dim in [64, 96, 128, 256] {
+    for head_dim in HEAD_DIMS {
         let seqs = &[(5, 37)];
         let step = Step { seqs, num_heads: 2, num_kv_heads: 1, head_dim, window: None };
-        check_prefill(&step, head_dim as u64);
+        check_prefill::<f32>(&step, head_dim as u64);
+    }
+}
+
+#[test]
+fn prefill_in_16_bits_matches_oracle() {
+    let seqs: &[_] = &[(3, 3), (1, 70), (65, 67)];
+    let step = Step { seqs, num_heads: 4, num_kv_heads: 2, head_dim: 24, window: None };
+    for seed in SEEDS {
+        check_prefill::<f16>(&step, seed);
+        check_prefill::<bf16>(&Step { head_dim: 8, window: Some(33), ..step }, seed);
+    }
+    // Tiles of 64 queries and 64 keys, one less, and keys that came before.
+    check_prefill::<f16>(&Step { seqs: &[(63, 64), (64, 130)], ..step }, 0);
+    check_prefill::<f16>(&Step { window: Some(1), ..step }, 0);
+    for head_dim in HEAD_DIMS {
+        let seqs = &[(17, 81)];
+        let step = Step { seqs, num_heads: 7, num_kv_heads: 1, head_dim, window: None };
+        check_prefill::<f16>(&step, head_dim as u64);
+        check_prefill::<bf16>(&step, head_dim as u64);
     }
 }
 
@@ -180,14 +211,41 @@ fn decode_matches_oracle() {
     for seed in SEEDS {
         let seqs: &[_] = &[(1, 1), (0, 64), (1, 300)];
         let step = Step { seqs, num_heads: 6, num_kv_heads: 2, head_dim: 20, window: None };
-        check_decode(&step, seed);
-        check_decode(&Step { head_dim: 7, window: Some(33), ..step }, seed);
+        check_decode::<f32>(&step, seed);
+        check_decode::<f32>(&Step { head_dim: 7, window: Some(33), ..step }, seed);
     }
     // Every instance: 4, 8 and 16 rows of heads.
-    for (num_heads, head_dim) in
-        [3, 7, 16].into_iter().flat_map(|h| [64, 96, 128, 256].map(|d| (h, d)))
-    {
+    for (num_heads, head_dim) in [3, 7, 16].into_iter().flat_map(|h| HEAD_DIMS.map(|d| (h, d))) {
         let seqs = &[(1, 35)];
-        check_decode(&Step { seqs, num_heads, num_kv_heads: 1, head_dim, window: None }, 1);
+        check_decode::<f32>(&Step { seqs, num_heads, num_kv_heads: 1, head_dim, window: None }, 1);
+    }
+}
+
+#[test]
+fn decode_in_16_bits_matches_oracle() {
+    for seed in SEEDS {
+        let seqs: &[_] = &[(1, 1), (0, 64), (1, 300), (1, 64), (1, 129)];
+        let step = Step { seqs, num_heads: 6, num_kv_heads: 2, head_dim: 24, window: None };
+        check_decode::<f16>(&step, seed);
+        check_decode::<bf16>(&Step { head_dim: 8, window: Some(33), ..step }, seed);
+        check_decode::<f16>(&Step { head_dim: 16, window: Some(1), ..step }, seed);
+    }
+    // A head of its own, a group of 7, and one of two blocks.
+    for (num_heads, head_dim) in [1, 7, 19].into_iter().flat_map(|h| HEAD_DIMS.map(|d| (h, d))) {
+        let seqs = &[(1, 135)];
+        let step = Step { seqs, num_heads, num_kv_heads: 1, head_dim, window: None };
+        check_decode::<f16>(&step, 1);
+        check_decode::<bf16>(&step, 1);
+    }
+}
+
+#[test]
+fn attention_is_deterministic() {
+    let seqs = &[(1, 150), (1, 65)];
+    let step = Step { seqs, num_heads: 7, num_kv_heads: 1, head_dim: 64, window: None };
+    // The order of what is concurrent is another one.
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    for check in [check_prefill::<f16>, check_decode::<f16>] {
+        assert_eq!(bits(check(&step, 1)), bits(check(&step, 2)));
     }
 }

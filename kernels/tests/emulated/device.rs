@@ -1,6 +1,8 @@
 //! Buffers, launches and comparison.
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use half::{bf16, f16};
+use kernels::attention::AttentionElement;
 use simt::{Init, Memory, Report};
 
 /// The orders that each case is run in: [`simt::seeds`].
@@ -16,6 +18,47 @@ impl Iterator for Seeds {
     fn next(&mut self) -> Option<u64> {
         self.0.get_or_insert_with(simt::seeds).next()
     }
+}
+
+/// A number that kernels store, as the crate `half` has it.
+pub trait Stored: AttentionElement {
+    /// Relative error of a rounding, at most.
+    const ROUNDING: f64;
+
+    fn of(value: f32) -> Self;
+    fn value(self) -> f32;
+    fn bytes(self) -> Vec<u8>;
+    fn of_bytes(bytes: &[u8]) -> Self;
+}
+
+macro_rules! stored {
+    ($($number:ty: $rounding:expr, $of:expr, $value:expr;)*) => {$(
+        impl Stored for $number {
+            const ROUNDING: f64 = $rounding;
+
+            fn of(value: f32) -> Self {
+                $of(value)
+            }
+
+            fn value(self) -> f32 {
+                $value(self)
+            }
+
+            fn bytes(self) -> Vec<u8> {
+                self.to_le_bytes().to_vec()
+            }
+
+            fn of_bytes(bytes: &[u8]) -> Self {
+                Self::from_le_bytes(bytes.try_into().expect("the bytes of one number"))
+            }
+        }
+    )*};
+}
+
+stored! {
+    f32: 0.0, |value| value, |value| value;
+    f16: 1.0 / 2048.0, f16::from_f32, f16::to_f32;
+    bf16: 1.0 / 256.0, bf16::from_f32, bf16::to_f32;
 }
 
 /// The emulator's memory.
@@ -35,9 +78,15 @@ impl Device {
         DevicePtr::new(self.0.alloc(name, Init::Bytes(&bytes)))
     }
 
-    /// A buffer of `len` elements of four bytes that nothing has written: each is a NaN.
+    /// A buffer of these numbers, rounded.
+    pub fn numbers<T: Stored>(&mut self, name: &str, values: &[f32]) -> DevicePtr<T> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| T::of(*value).bytes()).collect();
+        DevicePtr::new(self.0.alloc(name, Init::Bytes(&bytes)))
+    }
+
+    /// A buffer of `len` elements that nothing has written: each float is a NaN.
     pub fn poisoned<T>(&mut self, name: &str, len: usize) -> DevicePtr<T> {
-        DevicePtr::new(self.0.alloc(name, Init::Poisoned(4 * len)))
+        DevicePtr::new(self.0.alloc(name, Init::Poisoned(size_of::<T>() * len)))
     }
 
     /// Runs a launch that there must be.
@@ -58,6 +107,13 @@ impl Device {
     pub fn read_f32(&self, ptr: DevicePtr<f32>, len: usize) -> Vec<f32> {
         let bits = self.read_u32(DevicePtr::new(ptr.0), len);
         bits.into_iter().map(f32::from_bits).collect()
+    }
+
+    /// `len` numbers, exactly.
+    pub fn read<T: Stored>(&self, ptr: DevicePtr<T>, len: usize) -> Vec<f32> {
+        let mut bytes = vec![0; size_of::<T>() * len];
+        self.0.read(ptr.0, &mut bytes).expect("a buffer of that length");
+        bytes.chunks_exact(size_of::<T>()).map(|bytes| T::of_bytes(bytes).value()).collect()
     }
 }
 
@@ -80,6 +136,25 @@ pub fn assert_close(case: &str, got: &[f32], want: &[f64], bound: f64) {
     assert_eq!(got.len(), want.len(), "{case}");
     for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
         let close = (f64::from(got) - want).abs() <= bound * (1.0 + want.abs());
+        assert!(
+            close || got.is_nan() && want.is_nan(),
+            "{case}: element {at} is {got}, not {want}"
+        );
+    }
+}
+
+/// [`random`], rounded to `T`.
+pub fn random_of<T: Stored>(len: usize, salt: u64) -> Vec<f32> {
+    random(len, salt).into_iter().map(|value| T::of(value).value()).collect()
+}
+
+/// As [`assert_close`], with the rounding of one store as a `T` on top.
+#[track_caller]
+pub fn assert_stored<T: Stored>(case: &str, got: &[f32], want: &[f64], bound: f64) {
+    assert_eq!(got.len(), want.len(), "{case}");
+    for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let off = (f64::from(got) - want).abs();
+        let close = off <= bound * (1.0 + want.abs()) + T::ROUNDING * want.abs();
         assert!(
             close || got.is_nan() && want.is_nan(),
             "{case}: element {at} is {got}, not {want}"

@@ -6,4 +6,5 @@ mod device;
 mod gemm;
 mod gemm16_sm80;
 mod gemm16_sm90;
+mod kv_cache;
 mod rows;

@@ -7,7 +7,11 @@ use std::collections::BTreeSet;
 
 /// The mnemonics that must be in the machine code of all kernels whose symbols start so.
 const EXPECTED: &[(&str, &[&str])] = &[
+    ("attention_decode_bf16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
+    ("attention_decode_f16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
     ("attention_decode_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
+    ("attention_prefill_bf16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
+    ("attention_prefill_f16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
     ("attention_prefill_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
     ("gemm_bf16_sm90", &["HGMMA", "UTMALDG"]),
     ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),

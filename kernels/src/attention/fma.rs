@@ -1,0 +1,315 @@
+//! A warp's tile by fused multiply-adds, of f32: a lane has rows `lane.m + LANES_M * i`, keys
+//! `lane.n + LANES_N * j` and columns `CHUNK * c + FRAGMENT * lane.n ..`; the probabilities go
+//! through the warp's own shared memory.
+
+use super::tile::{CHUNK, ROW_UNIT, WarpTile, fragment};
+use crate::kv_cache::PAGE_SIZE;
+use cuda_std::prelude::*;
+
+/// Keys in a tile of K or V.
+const BLOCK_N: u32 = 32;
+const _: () = assert!(PAGE_SIZE.is_multiple_of(BLOCK_N));
+
+/// Elements of a fragment: 16 bytes.
+const FRAGMENT: u32 = fragment::<f32>();
+const FRAGMENTS: u32 = CHUNK / FRAGMENT;
+
+/// Lanes of a warp along the query rows, and along the keys or output columns.
+const LANES_M: u32 = ROW_UNIT;
+const LANES_N: u32 = 8;
+
+/// Most query rows of a warp.
+const MAX_WARP_ROWS: u32 = 16;
+
+/// Elements from a row of probabilities to the next: four rows at eight keys fill the 32 banks
+/// once.
+const P_STRIDE: u32 = BLOCK_N + 8;
+
+/// Elements of a warp's probabilities.
+const P_ELEMS: u32 = MAX_WARP_ROWS * P_STRIDE;
+
+/// The lane's row, and its key or column, in its warp's tile: pairs of lanes share a key, lanes two
+/// apart a row, so that a 16-byte read of a half-warp is one pass over the banks.
+#[derive(Clone, Copy)]
+struct Lane {
+    m: u32,
+    n: u32,
+}
+
+impl Lane {
+    #[inline(always)]
+    fn of_this_thread() -> Self {
+        let lane_id = warp::lane_id();
+        Lane { m: (lane_id & 1) | (lane_id >> 4) << 1, n: (lane_id >> 1) % LANES_N }
+    }
+}
+
+/// A lane's scores: rows `lane.m + LANES_M * i`, keys `lane.n + LANES_N * j`.
+type Scores<const ROWS: usize, const KEYS: usize> = [[f32; KEYS]; ROWS];
+
+/// Adds the product of four columns of Q and K to `scores`.
+///
+/// # Safety
+/// As [`WarpTile::scores`], which calls it with the lane's first row and key.
+#[inline(always)]
+unsafe fn add_fragment<const ROWS: usize, const KEYS: usize>(
+    smem_q: Shared<f32>,
+    smem_k: Shared<f32>,
+    fragment: u32,
+    scores: &mut Scores<ROWS, KEYS>,
+) {
+    // Rows four apart differ in the upper bit of their swizzle.
+    let smem_q = [smem_q.xor(fragment * FRAGMENT), smem_q.xor((fragment ^ 4) * FRAGMENT)];
+    let smem_k = smem_k.xor(fragment * FRAGMENT);
+    let mut k = [[0.0; FRAGMENT as usize]; KEYS];
+    // SAFETY: the rows are inside the tiles.
+    unsafe {
+        unroll!(j in 0..KEYS, {
+            k[j] = smem_k.get_vec_at::<{ LANES_N * CHUNK * j as u32 }, 4>();
+        });
+        unroll!(i in 0..ROWS, {
+            let q = smem_q[i % 2].get_vec_at::<{ LANES_M * CHUNK * i as u32 }, 4>();
+            for d in 0..FRAGMENT as usize {
+                for j in 0..KEYS {
+                    scores[i][j] = math::fma(q[d], k[j][d], scores[i][j]);
+                }
+            }
+        });
+    }
+}
+
+/// The largest `value` of the lanes that share a row.
+#[inline(always)]
+fn row_max(mut value: f32) -> f32 {
+    for bit in 1..4 {
+        value = math::max(value, warp::shuffle_xor(value, 1 << bit));
+    }
+    value
+}
+
+/// The sum of `value` over the lanes that share a row.
+#[inline(always)]
+fn row_sum(mut value: f32) -> f32 {
+    for bit in 1..4 {
+        value += warp::shuffle_xor(value, 1 << bit);
+    }
+    value
+}
+
+/// `LANES_M * ROWS` rows of queries, `LANES_N * KEYS` keys at once, heads of up to `32 * CHUNKS`
+/// columns.
+pub struct FmaTile<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> {
+    lane: Lane,
+    /// Largest score so far, times `log2(e)`.
+    max: [f32; ROWS],
+    /// Sum of `exp2(score - max)` over the keys that this lane has seen.
+    sum: [f32; ROWS],
+    out: [[[f32; FRAGMENT as usize]; CHUNKS]; ROWS],
+}
+
+impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> FmaTile<ROWS, KEYS, CHUNKS> {
+    /// Takes in the scores of row `i`; gives `exp2(score - max)`.
+    #[inline(always)]
+    fn update_row(&mut self, i: usize, scores: &[f32; KEYS]) -> [f32; KEYS] {
+        let mut max = scores[0];
+        for score in &scores[1..] {
+            max = math::max(max, *score);
+        }
+        let max = math::max(self.max[i], row_max(max));
+        // A row that has seen masked keys alone has no largest score: any finite number makes its
+        // terms 0.
+        let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let correction = math::exp2_approx(self.max[i] - finite_max);
+        self.max[i] = max;
+        self.sum[i] *= correction;
+        let mut probabilities = [0.0; KEYS];
+        for j in 0..KEYS {
+            probabilities[j] = math::exp2_approx(scores[j] - finite_max);
+            self.sum[i] += probabilities[j];
+        }
+        self.scale_row(i, correction);
+        probabilities
+    }
+
+    #[inline(always)]
+    fn scale_row(&mut self, i: usize, factor: f32) {
+        unroll!(chunk in 0..CHUNKS, {
+            for value in &mut self.out[i][chunk] {
+                *value *= factor;
+            }
+        });
+    }
+
+    /// Adds `P V` for four keys, `FIRST` (0 or 4) and the next.
+    ///
+    /// # Safety
+    /// As [`WarpTile::accumulate`], which calls it with the lane's first row and column.
+    #[inline(always)]
+    unsafe fn accumulate_keys<const FIRST: u32>(
+        &mut self,
+        smem_p: Shared<f32>,
+        smem_v: Shared<f32>,
+    ) {
+        let smem_p = smem_p.offset(FIRST);
+        let mut p = [[0.0; FRAGMENT as usize]; ROWS];
+        // SAFETY: rows and keys are inside the tiles.
+        unsafe {
+            unroll!(i in 0..ROWS, {
+                p[i] = smem_p.get_vec_at::<{ LANES_M * P_STRIDE * i as u32 }, 4>();
+            });
+            unroll!(k in 0..4, {
+                let key = FIRST + k as u32;
+                let smem_v = smem_v.xor(key * FRAGMENT).offset(key * CHUNK);
+                self.accumulate_key(smem_v, core::array::from_fn(|i| p[i][k]));
+            });
+        }
+    }
+
+    /// Adds `P V` for the key at `smem_v`, with a probability a row.
+    ///
+    /// # Safety
+    /// As [`WarpTile::accumulate`].
+    #[inline(always)]
+    unsafe fn accumulate_key(&mut self, smem_v: Shared<f32>, p: [f32; ROWS]) {
+        unroll!(chunk in 0..CHUNKS, {
+            // SAFETY: the chunk is inside the tile.
+            let v = unsafe { smem_v.get_vec_at::<{ BLOCK_N * CHUNK * chunk as u32 }, 4>() };
+            for i in 0..ROWS {
+                for d in 0..FRAGMENT as usize {
+                    self.out[i][chunk][d] = math::fma(p[i], v[d], self.out[i][chunk][d]);
+                }
+            }
+        });
+    }
+}
+
+impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> WarpTile
+    for FmaTile<ROWS, KEYS, CHUNKS>
+{
+    type Element = f32;
+    type Scores = Scores<ROWS, KEYS>;
+    type Probabilities = ();
+
+    const ROWS: u32 = LANES_M * ROWS as u32;
+    const KEYS: u32 = LANES_N * KEYS as u32;
+    const BLOCK_N: u32 = BLOCK_N;
+    const WIDTH: u32 = CHUNK * CHUNKS as u32;
+    const SCRATCH: u32 = P_ELEMS;
+
+    #[inline(always)]
+    fn new() -> Self {
+        FmaTile {
+            lane: Lane::of_this_thread(),
+            max: [f32::NEG_INFINITY; ROWS],
+            sum: [0.0; ROWS],
+            out: [[[0.0; FRAGMENT as usize]; CHUNKS]; ROWS],
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scores(
+        &self,
+        head_dim: u32,
+        smem_q: Shared<f32>,
+        q_rows: u32,
+        smem_k: Shared<f32>,
+    ) -> Self::Scores {
+        let Lane { m, n } = self.lane;
+        let mut scores = [[0.0; KEYS]; ROWS];
+        let mut smem_q = smem_q.offset(m * CHUNK + m * FRAGMENT);
+        let mut smem_k = smem_k.offset(n * CHUNK + n * FRAGMENT);
+        for _ in 0..head_dim.div_ceil(CHUNK) {
+            unroll!(fragment in 0..FRAGMENTS as usize, {
+                // SAFETY: the fragment is inside the tiles' pieces.
+                unsafe { add_fragment(smem_q, smem_k, fragment as u32, &mut scores) };
+            });
+            smem_q = smem_q.offset(q_rows * CHUNK);
+            smem_k = smem_k.offset(BLOCK_N * CHUNK);
+        }
+        scores
+    }
+
+    #[inline(always)]
+    fn mask(&self, scores: &mut Self::Scores, scale: f32, visible: impl Fn(u32, u32) -> bool) {
+        for i in 0..ROWS {
+            for j in 0..KEYS {
+                let row = self.lane.m + LANES_M * i as u32;
+                let is_visible = visible(row, self.lane.n + LANES_N * j as u32);
+                let score = scores[i][j] * scale;
+                scores[i][j] = if is_visible { score } else { f32::NEG_INFINITY };
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn update(&mut self, scores: &Self::Scores, scratch: Shared<f32>) {
+        // The probabilities of the keys before are read.
+        warp::sync_warp();
+        unroll!(i in 0..ROWS, {
+            let probabilities = self.update_row(i, &scores[i]);
+            let row = self.lane.m + LANES_M * i as u32;
+            let row = scratch.offset(row * P_STRIDE + self.lane.n);
+            for j in 0..KEYS {
+                // SAFETY: the row is the warp's, the key under `LANES_N * KEYS`.
+                unsafe { row.set(LANES_N * j as u32, probabilities[j]) };
+            }
+        });
+        warp::sync_warp();
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate(&mut self, (): (), scratch: Shared<f32>, smem_v: Shared<f32>) {
+        let mut smem_p = scratch.offset(self.lane.m * P_STRIDE);
+        let mut smem_v = smem_v.offset(self.lane.n * FRAGMENT);
+        for _ in 0..KEYS {
+            // SAFETY: eight keys are inside the tiles.
+            unsafe {
+                self.accumulate_keys::<0>(smem_p, smem_v);
+                self.accumulate_keys::<FRAGMENT>(smem_p, smem_v);
+            }
+            smem_p = smem_p.offset(LANES_N);
+            smem_v = smem_v.offset(LANES_N * CHUNK);
+        }
+    }
+
+    #[inline(always)]
+    fn normalize(&mut self) {
+        unroll!(i in 0..ROWS, {
+            let total = row_sum(self.sum[i]);
+            self.scale_row(i, if total > 0.0 { math::rcp_approx(total) } else { 0.0 });
+        });
+    }
+
+    #[inline(always)]
+    fn for_each_row(&self, mut f: impl FnMut(u32, f32, f32)) {
+        unroll!(i in 0..ROWS, {
+            let total = row_sum(self.sum[i]);
+            if self.lane.n == 0 {
+                f(self.lane.m + LANES_M * i as u32, self.max[i], total);
+            }
+        });
+    }
+
+    #[inline(always)]
+    fn for_each_pair(&self, mut f: impl FnMut(u32, u32, [f32; 2])) {
+        unroll!(i in 0..ROWS, {
+            for_each_fragment(&self.out[i], |chunk, [a, b, c, d]| {
+                let row = self.lane.m + LANES_M * i as u32;
+                let column = CHUNK * chunk + FRAGMENT * self.lane.n;
+                f(row, column, [a, b]);
+                f(row, column + 2, [c, d]);
+            });
+        });
+    }
+}
+
+/// Calls `f` with each chunk and its values.
+#[inline(always)]
+fn for_each_fragment<const CHUNKS: usize>(
+    values: &[[f32; FRAGMENT as usize]; CHUNKS],
+    mut f: impl FnMut(u32, [f32; FRAGMENT as usize]),
+) {
+    unroll!(chunk in 0..CHUNKS, {
+        f(chunk as u32, values[chunk]);
+    });
+}
