@@ -3,6 +3,7 @@
 //! Only n and k decide in which order an output is summed over k: a row's outputs are the same
 //! whatever the number of rows beside it, and whatever the tile.
 
+use super::f16_sm80;
 use super::f16_sm90::gemm_f16_sm90::{self, Instance};
 use super::f16_sm90::{
     BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x128, Tile128x128, Tile128x256,
@@ -180,13 +181,8 @@ impl Linear16 {
         operands: &Linear16Operands<E>,
         maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
     ) -> Result<Option<Launch>, LaunchError> {
-        // The kernels for few rows, and those for sm_80, are chosen here.
         match gpu.target {
-            Target::Sm80 => Err(LaunchError::Shape {
-                what: "compute capability",
-                value: 80,
-                expected: "90: 16-bit linear layers have no kernel for others yet",
-            }),
+            Target::Sm80 => f16_sm80::launch(self, num_rows, operands),
             Target::Sm90a => {
                 let config = self.choose(gpu.num_sms);
                 self.launch_tiles(config, gpu.num_sms, num_rows, operands, maps)

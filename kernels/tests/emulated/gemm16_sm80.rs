@@ -4,8 +4,9 @@ use crate::device::{Device, SEEDS, random};
 use cuda_std::launch::{DevicePtr, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::gemm::f16_sm80::operand::Operand16;
-use kernels::gemm::f16_sm80::{Config, Linear16, Linear16Operands, Out16, launch, launch_with};
+use kernels::gemm::f16_sm80::{Config, launch, launch_with};
+use kernels::gemm::{Linear16, Linear16Operands, Out16};
+use kernels::tile::element::Operand16;
 
 /// Largest error before the output is rounded, as a part of `sum_k |a * b| + |bias| + |residual|`.
 const BOUND: f64 = 1e-5;

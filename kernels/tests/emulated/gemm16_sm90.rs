@@ -2,7 +2,7 @@
 
 mod case;
 
-use crate::device::SEEDS;
+use crate::device::{SEEDS, Stored};
 use case::{Case, Out, Setup, assert_right};
 use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::TensorMapPtr;
@@ -29,7 +29,7 @@ fn config(block: [usize; 2], cluster: [usize; 2]) -> &'static TileConfig {
     configs.find(|config| config.block == block && config.cluster == cluster).expect("a tile")
 }
 
-fn check_of<E: Operand16>(case: &Case, tile: &TileConfig, seed: u64) {
+fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     let mut setup = Setup::<E>::new(case, seed);
     let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
     let name = setup.run(seed, |num_rows, operands, maps| {

@@ -1,20 +1,18 @@
 //! From a thread's sums to the output.
 
-use super::operand::Operand16;
 use super::tile::STEP;
 use super::warp_tile::Sums;
+use crate::element::Number;
+use crate::tile::element::Operand16;
 use cuda_std::mma::Accumulator;
 use cuda_std::prelude::*;
-use cuda_std::{Element, warp};
+use cuda_std::warp;
 
 /// Consecutive outputs of a thread.
 const FOUR: usize = 4;
 
 /// An element of the output.
-pub trait Output: Element {
-    /// The nearest number, of two the even one.
-    fn from_f32(value: f32) -> Self;
-
+pub trait Output: Number {
     /// Writes `values` to `index ..` of `out` by one store.
     ///
     /// # Safety
@@ -24,11 +22,6 @@ pub trait Output: Element {
 
 impl Output for f32 {
     #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-
-    #[inline(always)]
     #[track_caller]
     unsafe fn set_four(out: GlobalMut<Self>, index: usize, values: [f32; FOUR]) {
         // SAFETY: the caller's promise.
@@ -37,11 +30,6 @@ impl Output for f32 {
 }
 
 impl<E: Operand16> Output for E {
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        E::from_f32(value)
-    }
-
     #[inline(always)]
     #[track_caller]
     unsafe fn set_four(out: GlobalMut<Self>, index: usize, [a, b, c, d]: [f32; FOUR]) {

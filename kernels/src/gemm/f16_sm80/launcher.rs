@@ -1,9 +1,11 @@
 //! Which tile computes a linear layer, and its launch.
 
 use super::gemm_sm80;
-use super::operand::Operand16;
 use super::tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
 use crate::Rows;
+use crate::element::Dtype;
+use crate::gemm::{Linear16, Linear16Operands, Out16};
+use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
 /// SMs of an H200.
@@ -11,41 +13,6 @@ const NUM_SMS: usize = 132;
 
 /// Largest k: the columns of stages that are copied ahead stay in a `u32`.
 const MAX_K: usize = i32::MAX as usize;
-
-/// A linear layer of 16-bit operands.
-#[derive(Clone, Copy, Debug)]
-pub struct Linear16 {
-    /// Upper bound of the rows.
-    pub max_rows: usize,
-    /// Columns of the output: rows of the weight.
-    pub n: usize,
-    /// Columns of the input and of the weight, a multiple of 8.
-    pub k: usize,
-}
-
-/// Where the output goes: rounded to the operands' type, or as it is.
-#[derive(Clone, Copy, Debug)]
-pub enum Out16<E> {
-    /// Rounded to nearest even.
-    Half(Rows<E>),
-    /// In f32.
-    F32(Rows<f32>),
-}
-
-/// The operands of a linear layer.
-#[derive(Clone, Copy, Debug)]
-pub struct Linear16Operands<E> {
-    /// `[rows, k]`, rows at multiples of 16 bytes.
-    pub x: Rows<E>,
-    /// `[n, k]`, rows at multiples of 16 bytes.
-    pub weight: Rows<E>,
-    /// `[n]`.
-    pub bias: Option<DevicePtr<f32>>,
-    /// `[rows, n]`.
-    pub residual: Option<Rows<f32>>,
-    /// `[rows, n]`; may be the residual.
-    pub out: Out16<E>,
-}
 
 /// A tile configuration, on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,12 +92,13 @@ pub fn launch_with<E: Operand16>(
 ) -> Result<Option<Launch>, LaunchError> {
     let Linear16Operands { x, weight, bias, residual, out } = operands;
     check(linear.k, [x, weight])?;
+    let name = if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" };
     let (out_name, out_ptr, out_stride) = match out {
-        Out16::Half(rows) => (E::NAME, DevicePtr::new(rows.ptr.0), rows.stride_arg()?),
+        Out16::Half(rows) => (name, DevicePtr::new(rows.ptr.0), rows.stride_arg()?),
         Out16::F32(rows) => ("f32", DevicePtr::new(rows.ptr.0), rows.stride_arg()?),
     };
     let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
-    let symbol = format!("gemm_sm80_{}_{out_name}_{}", E::NAME, config.name);
+    let symbol = format!("gemm_sm80_{name}_{out_name}_{}", config.name);
     let mut instances = gemm_sm80::Instance::ALL.iter();
     let instance = instances.find(|instance| instance.symbol() == symbol);
     let (n, k) = (arg_u32("n", linear.n)?, arg_u32("k", linear.k)?);

@@ -1,9 +1,9 @@
 //! The sums of a block's tile: stages are copied ahead, and fragments loaded a step ahead.
 
 use super::copy::Copier;
-use super::operand::Operand16;
 use super::tile::Tile;
 use super::warp_tile::{Reader, Sums};
+use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 
 /// The stage after `stage_idx`.

@@ -17,19 +17,18 @@ pub mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 pub mod mainloop;
-pub mod operand;
 pub mod tile;
 pub mod warp_tile;
 
+use crate::tile::element::Operand16;
 use copy::Copier;
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Output};
 use half::{bf16, f16};
-use operand::Operand16;
 use tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Config, Linear16, Linear16Operands, Out16, launch, launch_with};
+pub use launcher::{Config, launch, launch_with};
 
 /// Rows of tiles that are walked together: blocks that run at the same time read few rows of A and
 /// of B, again and again out of L2.

@@ -1,7 +1,7 @@
 //! A warp's part of a block's tile: its fragments, and their products.
 
-use super::operand::Operand16;
 use super::tile::{STEP, Tile, swizzle};
+use crate::tile::element::Operand16;
 use cuda_std::mma::{self, Accumulator, FragmentA, FragmentB};
 use cuda_std::prelude::*;
 use cuda_std::{matrix, warp};

@@ -1,6 +1,6 @@
 //! A linear layer of 16-bit operands: its operands on the emulator, and what comes out.
 
-use crate::device::random;
+use crate::device::{Stored, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows;
@@ -45,13 +45,15 @@ struct Matrix {
 }
 
 /// `rows` rows of which `num_rows` exist, `stride` elements apart.
-fn operand<E: Operand16>(rows: usize, num_rows: usize, stride: usize, salt: u64) -> Matrix {
-    let elements = random(rows * stride, salt).into_iter().map(E::narrow);
-    let values: Vec<f64> = elements.map(|element| f64::from(element.widen())).collect();
-    let mut bytes: Vec<u8> = values
-        .iter()
-        .flat_map(|&value| (E::narrow_pair(value as f32, 0.0) as u16).to_le_bytes())
-        .collect();
+fn operand<E: Operand16 + Stored>(
+    rows: usize,
+    num_rows: usize,
+    stride: usize,
+    salt: u64,
+) -> Matrix {
+    let elements = random(rows * stride, salt).into_iter().map(E::of);
+    let values: Vec<f64> = elements.map(|element| f64::from(element.value())).collect();
+    let mut bytes: Vec<u8> = values.iter().flat_map(|&value| E::of(value as f32).bytes()).collect();
     bytes[2 * num_rows * stride..].fill(STALE);
     Matrix { bytes, values }
 }
@@ -69,7 +71,7 @@ pub struct Setup<E> {
     want: Vec<[f64; 2]>,
 }
 
-impl<E: Operand16> Setup<E> {
+impl<E: Operand16 + Stored> Setup<E> {
     pub fn new(case: &Case, salt: u64) -> Self {
         let &Case { num_rows, max_rows, n, k, pad, out_pad, with_bias, out, .. } = case;
         let (stride, out_stride) = (k + pad, n + out_pad);
@@ -141,7 +143,7 @@ impl<E: Operand16> Setup<E> {
         self.memory.read(address, &mut bytes).expect("the output");
         let element = |bytes: &[u8]| match *bytes {
             [STALE, ..] if bytes.iter().all(|&byte| byte == STALE) => None,
-            [lo, hi] => Some(E::widen_pair(u32::from(u16::from_le_bytes([lo, hi])))[0].into()),
+            [lo, hi] => Some(E::of_bytes(&[lo, hi]).value().into()),
             _ => Some(f32::from_le_bytes(bytes.try_into().expect("four bytes")).into()),
         };
         bytes.chunks(size).map(element).collect()
@@ -149,11 +151,11 @@ impl<E: Operand16> Setup<E> {
 }
 
 /// Fails where an output is wrong, or one is written that does not exist.
-pub fn assert_right<E: Operand16>(case: &Case, name: &str, setup: &Setup<E>) {
+pub fn assert_right<E: Operand16 + Stored>(case: &Case, name: &str, setup: &Setup<E>) {
     let stride = case.n + case.out_pad;
     // Of the rounding to 11 or 8 bits at the end.
     let unit = match case.out {
-        Out::Half if E::narrow(1.001).widen() == 1.0 => 2f64.powi(-8),
+        Out::Half if E::of(1.001).value() == 1.0 => 2f64.powi(-8),
         Out::Half => 2f64.powi(-11),
         _ => 0.0,
     };

@@ -77,7 +77,7 @@ unsafe fn stage<E: Operand16, const REGS: usize, const STRIP: usize>(
         let word = |i: usize| {
             let [first, second] = bias[2 * j + i / 2];
             let at = STRIP * STRIP_REGS + 8 * j + 2 * i;
-            E::narrow_pair(sums[at] + first, sums[at + 1] + second)
+            E::pack(sums[at] + first, sums[at + 1] + second)
         };
         let words = [word(0), word(1), word(2), word(3)];
         // SAFETY: the caller's promise.
