@@ -44,7 +44,7 @@ fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
     if first_m >= num_m {
         return None;
     }
-    let group_m = (num_m - first_m).min(GROUP_M).max(1);
+    let group_m = (num_m - first_m).clamp(1, GROUP_M);
     let in_group = block_idx - first_m * num_n;
     let tile_n = in_group / group_m;
     (tile_n < num_n).then_some((first_m + in_group % group_m, tile_n))

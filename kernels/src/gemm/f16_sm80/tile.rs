@@ -98,5 +98,5 @@ const _: () = assert!(Tile64x64::SHARED_BYTES <= 99 * 1024);
 #[inline(always)]
 pub const fn swizzle(row: u32, chunk: u32, block_k: u32) -> u32 {
     let line = row * block_k / LINE;
-    row * block_k + (chunk ^ line % (block_k / CHUNK)) * CHUNK
+    row * block_k + (chunk ^ (line % (block_k / CHUNK))) * CHUNK
 }
