@@ -83,3 +83,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: `trap` has no operands; it ends the launch with an error.
     unsafe { core::arch::nvptx::trap() }
 }
+
+/// The program in the page on the emulator is run with this crate's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/emulator.md")]
+mod page_on_the_emulator {}

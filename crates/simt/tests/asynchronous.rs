@@ -268,8 +268,8 @@ fn a_deadlock_tells_the_state_of_the_mbarrier() {
     let report = results[0].as_ref().unwrap_err().to_string();
     assert!(
         report.ends_with(
-            "waits for phase parity 0 of the mbarrier at `dynamic shared memory` + 16 (of 4096): it \
-             is in phase 0 (parity 0), with 1 of 2 arrivals and 48 bytes missing"
+            "waits for phase parity 0 of the mbarrier at `dynamic shared memory` + 16 (of 4096): \
+             it is in phase 0 (parity 0), with 1 of 2 arrivals and 48 bytes missing"
         ),
         "{report}"
     );

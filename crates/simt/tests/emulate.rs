@@ -271,7 +271,10 @@ const COLLECTIVES: [fn(&'static str); 2] = [
 
 #[test]
 fn a_warp_comes_to_an_aligned_instruction_together() {
-    let divergent = |fault: &Option<FaultKind>| matches!(fault, Some(FaultKind::Invalid(why)) if why.contains("divergent"));
+    let divergent = |kind: &Option<FaultKind>| match kind {
+        Some(FaultKind::Invalid(why)) => why.contains("divergent"),
+        _ => false,
+    };
     let by_warp = faults(|i| BARRIERS[i / 32]());
     assert!(by_warp.iter().all(Option::is_none), "{by_warp:?}");
     let by_lane = faults(|i| BARRIERS[i % 2]());
