@@ -36,7 +36,7 @@ pub unsafe fn cluster_places(out: GlobalMut<u32>) {
 }
 
 /// Each block of a cluster writes its words of `x` to its own shared memory and reads those of every
-/// block, single and by four, then writes the sum to the next block, which gives it to `out`: both
+/// block from its own on, single and by four, then writes the sum to the next block, which gives it to `out`: both
 /// are `[num_blocks, 32]`.
 ///
 /// # Safety
@@ -44,26 +44,26 @@ pub unsafe fn cluster_places(out: GlobalMut<u32>) {
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
 pub unsafe fn cluster_peers_u32(x: Global<u32>, out: GlobalMut<u32>) {
     let (rank, lane) = (cluster::block_rank(), warp::lane_id());
-    let i = thread::index_1d() as usize;
+    let at = thread::index_1d() as usize;
     // SAFETY: the barriers of the cluster keep writes and reads apart, and every block alive.
     unsafe {
         let own = shared_array![u32; WARP_SIZE as usize];
         let sums = shared_array![u32; WARP_SIZE as usize];
-        own.set(lane, x.get(i));
+        own.set(lane, x.get(at));
         cluster::sync();
         let mut sum = 0u32;
-        let mut peer = 0;
-        while peer < CLUSTER {
-            let theirs = cluster::map_shared(own, peer);
+        let mut i = 0;
+        while i < CLUSTER {
+            let theirs = cluster::map_shared(own, (rank + i) % CLUSTER);
             let [a, b, c, d] = theirs.get_v4(lane / 4 * 4);
             let word = theirs.get(WARP_SIZE - 1 - lane);
             let all = a ^ b.rotate_left(1) ^ c.rotate_left(2) ^ d.rotate_left(3);
             sum = sum.rotate_left(5).wrapping_add(word).wrapping_add(all);
-            peer += 1;
+            i += 1;
         }
         cluster::map_shared(sums, (rank + 1) % CLUSTER).set(lane, sum);
         cluster::sync();
-        out.set(i, sums.get(lane));
+        out.set(at, sums.get(lane));
     }
 }
 

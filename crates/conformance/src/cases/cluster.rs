@@ -38,7 +38,8 @@ pub fn peers() -> Case {
     let mut wanted = vec![0; x.len()];
     for (cluster, words) in x.chunks(BLOCKS * 32).enumerate() {
         for (rank, lane) in (0..BLOCKS).flat_map(|rank| (0..32).map(move |lane| (rank, lane))) {
-            let sum = words.chunks(32).fold(0u32, |sum, theirs| {
+            let from_own_on = (0..BLOCKS).map(|i| &words[(rank + i) % BLOCKS * 32..][..32]);
+            let sum = from_own_on.fold(0u32, |sum, theirs| {
                 let four = &theirs[lane & !3..];
                 let all = (0..4).fold(0, |all, i| all ^ four[i].rotate_left(i as u32));
                 sum.rotate_left(5).wrapping_add(theirs[31 - lane]).wrapping_add(all)
