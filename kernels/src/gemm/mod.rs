@@ -1,5 +1,6 @@
 //! Linear layers: `out = x * weight^T (+ bias) (+ residual)`.
 
+pub mod f16_small_m;
 pub mod f32;
 pub mod f32_small_m;
 

@@ -23,6 +23,12 @@ impl Device {
         DevicePtr::new(self.0.alloc(name, Init::Bytes(&bytes)))
     }
 
+    /// A buffer of these 16-bit words.
+    pub fn u16s(&mut self, name: &str, values: &[u16]) -> DevicePtr<u16> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        DevicePtr::new(self.0.alloc(name, Init::Bytes(&bytes)))
+    }
+
     /// A buffer of `len` elements of four bytes that nothing has written: each is a NaN.
     pub fn poisoned<T>(&mut self, name: &str, len: usize) -> DevicePtr<T> {
         DevicePtr::new(self.0.alloc(name, Init::Poisoned(4 * len)))
@@ -40,6 +46,14 @@ impl Device {
         self.0.read(ptr.0, &mut bytes).expect("a buffer of that length");
         let (words, _) = bytes.as_chunks::<4>();
         words.iter().map(|word| u32::from_le_bytes(*word)).collect()
+    }
+
+    /// `len` 16-bit words.
+    pub fn read_u16(&self, ptr: DevicePtr<u16>, len: usize) -> Vec<u16> {
+        let mut bytes = vec![0; 2 * len];
+        self.0.read(ptr.0, &mut bytes).expect("a buffer of that length");
+        let (words, _) = bytes.as_chunks::<2>();
+        words.iter().map(|word| u16::from_le_bytes(*word)).collect()
     }
 
     /// `len` floats.

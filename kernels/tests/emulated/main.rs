@@ -4,4 +4,5 @@
 mod attention;
 mod device;
 mod gemm;
+mod gemm16_small_m;
 mod rows;
