@@ -93,8 +93,9 @@ impl<E: Half> Operands<E> {
         let stride = k + pad;
         let output = |at: usize| {
             let (row, column) = (at / n, at % n);
-            let product =
-                |i| self.x[row * stride + i].exact() * self.weight[column * stride + i].exact();
+            let product = |i: usize| {
+                self.x[row * stride + i].exact() * self.weight[column * stride + i].exact()
+            };
             let bias = if with_bias { f64::from(self.bias[column]) } else { 0.0 };
             let residual = if with_residual { f64::from(self.residual[at]) } else { 0.0 };
             (0..k).map(product).sum::<f64>() + bias + residual
@@ -156,7 +157,8 @@ fn instances<E: Half>() -> impl Iterator<Item = Instance> {
 
 #[test]
 fn every_count_of_rows_matches_oracle() {
-    for (at, num_rows) in [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64].into_iter().enumerate() {
+    for (at, num_rows) in [1_usize, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64].into_iter().enumerate()
+    {
         let max_rows = [num_rows, 64, num_rows.next_multiple_of(8)][at % 3];
         let (with_bias, with_residual) = (at % 2 == 0, at % 3 == 0);
         let case = Case { num_rows, max_rows, with_bias, with_residual, ..CASE };

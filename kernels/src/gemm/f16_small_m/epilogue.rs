@@ -150,12 +150,12 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize>
         let tile = self.block_column / TILE * tile_stride(TILES_M, TILES_N);
         let smem = smem.offset(tile + row * TILE + self.block_column % TILE);
         let mut sum = 0.0;
-        unroll!(quad in 0..WARPS / 4, {
-            let of_warp = |i| (4 * quad as u32 + i) * warp_stride(TILES_M, TILES_N);
+        for quad in 0..WARPS as u32 / 4 {
+            let of_warp = |i| (4 * quad + i) * warp_stride(TILES_M, TILES_N);
             // SAFETY: the caller's promise.
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| unsafe { smem.get(of_warp(i)) });
             sum += (a + b) + (c + d);
-        });
+        }
         sum
     }
 }
@@ -172,7 +172,7 @@ unsafe fn store_sums<const TILES_M: usize, const TILES_N: usize>(
     let smem = smem.offset(
         warp::warp_idx() * warp_stride(TILES_M, TILES_N) + lane_group() * TILE + 2 * lane_pair(),
     );
-    unroll!(tile_m in 0..TILES_M, {
+    for tile_m in 0..TILES_M {
         for tile_n in 0..TILES_N {
             let [c0, c1, c2, c3] = acc[tile_m / 2][tile_n];
             let sums = if tile_m % 2 == 0 { [c0, c1] } else { [c2, c3] };
@@ -180,5 +180,5 @@ unsafe fn store_sums<const TILES_M: usize, const TILES_N: usize>(
             // SAFETY: the caller's promise.
             unsafe { smem.set_vec(tile + tile_m as u32 * TILE * TILE, sums) };
         }
-    });
+    }
 }

@@ -121,7 +121,7 @@ pub unsafe fn load_stage<const TILES_N: usize, const WARPS: usize, const STAGE: 
     cursor: Cursor,
 ) -> Stage {
     let mut stage = [[0; LOAD_WORDS]; STAGE_LOADS];
-    unroll!(load in 0..STAGE_LOADS, {
+    unroll!(load in 0..4, {
         let offset = step_offset(WARPS, STAGE * stage_steps(TILES_N) + load / TILES_N);
         let words = cursor.words(weight, rows[load % TILES_N], offset);
         // SAFETY: inside the row, by the condition.
@@ -147,19 +147,20 @@ pub unsafe fn multiply_stage<
     stage: &Stage,
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
 ) {
-    unroll!(group in 0..stage_steps(TILES_N) / x_steps(TILES_M, TILES_N), {
-        let first = group * x_steps(TILES_M, TILES_N);
+    let num_steps = const { x_steps(TILES_M, TILES_N) };
+    unroll!(group in 0..4, {
+        let first = group * num_steps;
         let offset = |step| step_offset(WARPS, STAGE * stage_steps(TILES_N) + first + step);
-        if cursor.is_inside(offset(0)) {
+        if first < stage_steps(TILES_N) && cursor.is_inside(offset(0)) {
             let mut words = [[[0; LOAD_WORDS]; TILES_M]; 2];
-            unroll!(step in 0..x_steps(TILES_M, TILES_N), {
+            for step in 0..num_steps {
                 // SAFETY: the caller's promise.
                 words[step] = unsafe { load_x(x, cursor, offset(step)) };
-            });
-            unroll!(step in 0..x_steps(TILES_M, TILES_N), {
+            }
+            for step in 0..num_steps {
                 let weights = (first + step) * TILES_N;
                 multiply_step::<E, TILES_M, TILES_N>(&words[step], stage, weights, acc);
-            });
+            }
         }
     });
 }
@@ -191,8 +192,8 @@ fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
     first: usize,
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
 ) {
-    unroll!(half in 0..2, {
-        unroll!(pair in 0..TILES_M.div_ceil(2), {
+    for half in 0..2 {
+        for pair in 0..TILES_M.div_ceil(2) {
             let lower = x[2 * pair];
             let upper = if 2 * pair + 1 < TILES_M {
                 x[2 * pair + 1]
@@ -207,8 +208,8 @@ fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
                 let (a, b) = (FragmentA::<E>::from_words(a), FragmentB::from_words(b));
                 acc[pair][tile] = m16n8k16(a, b, acc[pair][tile]);
             }
-        });
-    });
+        }
+    }
 }
 
 /// Adds all products of the warp to `acc`, where `acc[i]` is of rows `16 * i` to `16 * i + 15`, and

@@ -101,10 +101,10 @@ pub unsafe fn gemm_16_small_m<
     unsafe {
         // 1. What no launch before this one writes.
         let mut weight_rows = [LaneRow::new(0, 0); TILES_N];
-        unroll!(tile in 0..TILES_N, {
+        for tile in 0..TILES_N {
             let row = block_n + tile as u32 * TILE + lane_group();
             weight_rows[tile] = LaneRow::new(row.min(n - 1), weight_stride);
-        });
+        }
         let weights = (weight, &weight_rows);
         let stages = [
             load_stage::<TILES_N, WARPS, 0>(weights, cursor),
@@ -120,10 +120,10 @@ pub unsafe fn gemm_16_small_m<
         }
         let residual = outputs.residual(num_rows, residual, residual_stride);
         let mut x_rows = [LaneRow::new(0, 0); TILES_M];
-        unroll!(tile in 0..TILES_M, {
+        for tile in 0..TILES_M {
             let row = tile as u32 * TILE + lane_group();
             x_rows[tile] = LaneRow::new(row.min(num_rows - 1), x_stride);
-        });
+        }
 
         // 3. Products, and their sum over the warps.
         let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
