@@ -131,6 +131,18 @@ impl<T: Element> Global<T> {
         unsafe { ld(self.0.wrapping_add(index)) }
     }
 
+    /// As [`Global::get_vec`] where `condition` holds, elsewhere zeros; 16 bytes. One instruction
+    /// under a predicate: nothing waits for the load, as it may where a branch goes around it.
+    ///
+    /// # Safety
+    /// As [`Global::get_vec`], where `condition` holds.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn get_vec_if<const N: usize>(self, index: usize, condition: bool) -> [T; N] {
+        // SAFETY: the caller's promise.
+        unsafe { ld_if(self.0.wrapping_add(index), condition) }
+    }
+
     /// Elements `index .. index + N`, 1 to 16 bytes, through the read-only cache and not kept in
     /// L1: for what is read once. PTX `ld.global.nc.L1::no_allocate`; CUDA C `__ldg`.
     ///
@@ -155,6 +167,22 @@ impl<T: Element> Global<T> {
     pub unsafe fn stream_vec_l2_256b<const N: usize>(self, index: usize) -> [T; N] {
         // SAFETY: the caller's promise.
         unsafe { ld_nc_l2_256b(self.0.wrapping_add(index)) }
+    }
+
+    /// As [`Global::stream_vec_l2_256b`] where `condition` holds, elsewhere zeros; 16 bytes. See
+    /// [`Global::get_vec_if`].
+    ///
+    /// # Safety
+    /// As [`Global::stream_vec`], where `condition` holds.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn stream_vec_l2_256b_if<const N: usize>(
+        self,
+        index: usize,
+        condition: bool,
+    ) -> [T; N] {
+        // SAFETY: the caller's promise.
+        unsafe { ld_nc_l2_256b_if(self.0.wrapping_add(index), condition) }
     }
 }
 
@@ -307,6 +335,44 @@ vector_loads! {
     ld = "ld.global", readonly, nostack, preserves_flags;
     ld_nc = "ld.global.nc.L1::no_allocate", pure, readonly, nostack, preserves_flags;
     ld_nc_l2_256b = "ld.global.nc.L1::no_allocate.L2::256B", pure, readonly, nostack,
+        preserves_flags;
+}
+
+/// Declares loads of 16 bytes under a predicate.
+macro_rules! conditional_loads {
+    ($($name:ident = $mnemonic:literal, $($option:ident),*;)*) => {$(
+        #[inline(always)]
+        #[track_caller]
+        unsafe fn $name<T: Element, const N: usize>(ptr: *const T, condition: bool) -> [T; N] {
+            const { assert!(size_of::<[T; N]>() == 16, "a conditional load is of 16 bytes") };
+            #[cfg(target_arch = "nvptx64")]
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (a, b, c, d): (u32, u32, u32, u32);
+                asm!("{{ .reg .pred p; setp.ne.b32 p, {condition}, 0;",
+                    "mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
+                    concat!("@p ", $mnemonic, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{ptr}]; }}"),
+                    a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+                    ptr = in(reg64) ptr, condition = in(reg32) u32::from(condition),
+                    options($($option),*));
+                reinterpret([a, b, c, d])
+            }
+            #[cfg(not(target_arch = "nvptx64"))]
+            // SAFETY: any bits are elements, zeros too.
+            unsafe {
+                if condition {
+                    emulated::load(Space::Global, ptr.addr() as u64, size_of::<[T; N]>())
+                } else {
+                    core::mem::zeroed()
+                }
+            }
+        }
+    )*};
+}
+
+conditional_loads! {
+    ld_if = "ld.global", readonly, nostack, preserves_flags;
+    ld_nc_l2_256b_if = "ld.global.nc.L1::no_allocate.L2::256B", pure, readonly, nostack,
         preserves_flags;
 }
 

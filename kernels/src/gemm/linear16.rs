@@ -9,6 +9,7 @@ use super::f16_sm90::{
     BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x128, Tile128x128, Tile128x256,
     Tile128x256Pair, Tile256x128, Tile256x128Pair,
 };
+use super::f16_small_m::SmallM16;
 use crate::Rows;
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
@@ -181,6 +182,10 @@ impl Linear16 {
         operands: &Linear16Operands<E>,
         maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
     ) -> Result<Option<Launch>, LaunchError> {
+        self.check(operands)?;
+        if self.max_rows <= SmallM16::MAX_ROWS {
+            return SmallM16(*self).launch(num_rows, operands);
+        }
         match gpu.target {
             Target::Sm80 => f16_sm80::launch(self, num_rows, operands),
             Target::Sm90a => {

@@ -2,6 +2,7 @@
 
 pub mod f16_sm80;
 pub mod f16_sm90;
+pub mod f16_small_m;
 pub mod f32;
 pub mod f32_small_m;
 

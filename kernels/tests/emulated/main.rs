@@ -6,5 +6,6 @@ mod device;
 mod gemm;
 mod gemm16_sm80;
 mod gemm16_sm90;
+mod gemm16_small_m;
 mod kv_cache;
 mod rows;

@@ -1,0 +1,184 @@
+//! The outputs of a block: its warps' sums meet in shared memory, and are added in their order.
+
+use super::mainloop::{TILE, lane_group, lane_pair};
+use crate::tile::element::Operand16;
+use cuda_std::mma::Accumulator;
+use cuda_std::prelude::*;
+
+/// Most outputs of a thread.
+const MAX_OUTPUTS: usize = 8;
+
+/// Sums of a warp in eight columns and all rows, and as many words more as put the columns of a row
+/// into banks of their own.
+const fn tile_stride(tiles_m: usize, tiles_n: usize) -> u32 {
+    tiles_m as u32 * TILE * TILE + (32 / tiles_n as u32) % 32
+}
+
+/// Sums of a warp.
+const fn warp_stride(tiles_m: usize, tiles_n: usize) -> u32 {
+    tiles_n as u32 * tile_stride(tiles_m, tiles_n)
+}
+
+/// Shared memory of a block.
+pub const fn shared_bytes(tiles_m: usize, tiles_n: usize, warps: usize) -> usize {
+    warps * warp_stride(tiles_m, tiles_n) as usize * size_of::<f32>()
+}
+
+/// Where outputs go: to `half`, or to `single` if there is one.
+pub struct Destination<E> {
+    pub half: GlobalMut<E>,
+    pub single: GlobalMut<f32>,
+    pub stride: u32,
+}
+
+/// The outputs of a thread: one column, a row in every `ROWS_APART`.
+pub struct Outputs<const TILES_M: usize, const TILES_N: usize, const WARPS: usize> {
+    /// The column in the block.
+    block_column: u32,
+    column: u32,
+    first_row: u32,
+    n: u32,
+}
+
+impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize>
+    Outputs<TILES_M, TILES_N, WARPS>
+{
+    const NUM_THREADS: u32 = WARPS as u32 * warp::WARP_SIZE;
+    const BLOCK_N: u32 = TILES_N as u32 * TILE;
+    const ROWS_APART: u32 = Self::NUM_THREADS / Self::BLOCK_N;
+    /// Outputs of a thread.
+    const NUM: usize = (TILES_M as u32 * TILE).div_ceil(Self::ROWS_APART) as usize;
+
+    /// The thread's outputs of `n` columns, those of the block from `block_n` on.
+    #[inline(always)]
+    pub fn new(block_n: u32, n: u32) -> Self {
+        const { assert!(Self::NUM <= MAX_OUTPUTS && WARPS.is_multiple_of(4)) };
+        let block_column = thread::thread_idx_x() % Self::BLOCK_N;
+        let first_row = thread::thread_idx_x() / Self::BLOCK_N;
+        Outputs { block_column, column: block_n + block_column, first_row, n }
+    }
+
+    /// The row of output `output`, if it is one of `num_rows` and of `n` columns.
+    #[inline(always)]
+    fn row(&self, output: usize, num_rows: u32) -> Option<u32> {
+        let row = self.first_row + output as u32 * Self::ROWS_APART;
+        (row < num_rows && self.column < self.n).then_some(row)
+    }
+
+    /// Element of the thread's column in `row`.
+    #[inline(always)]
+    fn element(&self, row: u32, stride: u32) -> usize {
+        row as usize * stride as usize + self.column as usize
+    }
+
+    /// The column's `bias`, 0 without one.
+    ///
+    /// # Safety
+    /// 1. `bias` is null or holds `n` elements.
+    #[inline(always)]
+    pub unsafe fn bias(&self, bias: Global<f32>) -> f32 {
+        if bias.is_null() || self.column >= self.n {
+            return 0.0;
+        }
+        // SAFETY: inside, by the check.
+        unsafe { bias.get(self.column as usize) }
+    }
+
+    /// The outputs' elements of `residual`, 0 without one.
+    ///
+    /// # Safety
+    /// 1. `residual` is null or holds `num_rows` rows of `n` elements.
+    #[inline(always)]
+    pub unsafe fn residual(
+        &self,
+        num_rows: u32,
+        residual: Global<f32>,
+        stride: u32,
+    ) -> [f32; MAX_OUTPUTS] {
+        let mut values = [0.0; MAX_OUTPUTS];
+        if !residual.is_null() {
+            unroll!(output in 0..Self::NUM, {
+                if let Some(row) = self.row(output, num_rows) {
+                    // SAFETY: row and column are inside.
+                    values[output] = unsafe { residual.get(self.element(row, stride)) };
+                }
+            });
+        }
+        values
+    }
+
+    /// Writes the sums of all warps' `acc`, plus `bias`, plus `residual`.
+    ///
+    /// # Safety
+    /// 1. The block has [`shared_bytes`]; all its threads call this, once.
+    /// 2. `out` holds `num_rows` rows of `n` elements, which no other block accesses.
+    #[inline(always)]
+    pub unsafe fn store<E: Operand16>(
+        &self,
+        num_rows: u32,
+        acc: &[[Accumulator; TILES_N]; TILES_M],
+        bias: f32,
+        residual: &[f32; MAX_OUTPUTS],
+        out: &Destination<E>,
+    ) {
+        // SAFETY: the launch gives the bytes; each lane writes what is its own, and all is read
+        // behind the barrier. Row and column are inside, by the check.
+        unsafe {
+            let smem = dynamic_shared_mem::<f32>();
+            store_sums::<TILES_M, TILES_N>(smem, acc);
+            thread::sync_threads();
+            unroll!(output in 0..Self::NUM, {
+                if let Some(row) = self.row(output, num_rows) {
+                    let value = self.sum(smem, row) + bias + residual[output];
+                    let at = self.element(row, out.stride);
+                    if out.single.address() == 0 {
+                        out.half.set(at, E::from_f32(value));
+                    } else {
+                        out.single.set(at, value);
+                    }
+                }
+            });
+        }
+    }
+
+    /// The sum over warps for the thread's column of `row`.
+    ///
+    /// # Safety
+    /// 1. `smem` holds what [`store_sums`] wrote for every warp.
+    #[inline(always)]
+    unsafe fn sum(&self, smem: Shared<f32>, row: u32) -> f32 {
+        let tile = self.block_column / TILE * tile_stride(TILES_M, TILES_N);
+        let smem = smem.offset(tile + row * TILE + self.block_column % TILE);
+        let mut sum = 0.0;
+        for quad in 0..WARPS as u32 / 4 {
+            let of_warp = |i| (4 * quad + i) * warp_stride(TILES_M, TILES_N);
+            // SAFETY: the caller's promise.
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| unsafe { smem.get(of_warp(i)) });
+            sum += (a + b) + (c + d);
+        }
+        sum
+    }
+}
+
+/// Writes the warp's sums: `[tile, row, column]`.
+///
+/// # Safety
+/// 1. `smem` has room for every warp's, and no other thread accesses this one's.
+#[inline(always)]
+unsafe fn store_sums<const TILES_M: usize, const TILES_N: usize>(
+    smem: Shared<f32>,
+    acc: &[[Accumulator; TILES_N]; TILES_M],
+) {
+    let smem = smem.offset(
+        warp::warp_idx() * warp_stride(TILES_M, TILES_N) + lane_group() * TILE + 2 * lane_pair(),
+    );
+    for tile_m in 0..TILES_M {
+        for tile_n in 0..TILES_N {
+            let [c0, c1, c2, c3] = acc[tile_m / 2][tile_n];
+            let sums = if tile_m % 2 == 0 { [c0, c1] } else { [c2, c3] };
+            let tile = tile_n as u32 * tile_stride(TILES_M, TILES_N);
+            // SAFETY: the caller's promise.
+            unsafe { smem.set_vec(tile + tile_m as u32 * TILE * TILE, sums) };
+        }
+    }
+}
