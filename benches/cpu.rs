@@ -20,7 +20,8 @@ use criterion::{Criterion, Throughput};
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Device, Executor, Want, WeightSource};
 use halfwarp::plan::{
-    Attention, Dtype, KvLayout, Op, PartTransform, Plan, StepInputs, StepShape, Weight, WeightPart,
+    Attention, Dtype, KvLayout, Op, PartTransform, Plan, Precision, StepInputs, StepShape, Weight,
+    WeightPart,
 };
 use halfwarp::{Checkpoint, Engine, EngineOptions, Model, Request};
 use harness::{Matrix, Setup, Weights, bounds, matches_oracle, one_sequence, smallest_kv};
@@ -87,7 +88,7 @@ fn linear(criterion: &mut Criterion) {
         for rows in ROWS {
             let input = Matrix::random(2, rows, k);
             let mut setup = Setup::default();
-            let (x, id) = (setup.input("x", &input), setup.weight("weight", &weight));
+            let (x, id) = (setup.input("x", &input), setup.matrix("weight", &weight));
             let out = setup.activation("out", n);
             setup.plan.op(Op::Linear { x, weight: id, bias: None, residual: None, out });
             let bounds = bounds(rows, 0);
@@ -125,7 +126,13 @@ fn attention(criterion: &mut Criterion) {
             let (plan, weights) = setup.finish(bounds, kv, op.out);
             let part = |start, width| input.columns(start..start + width);
             let (keys, values) = (part(q_width, kv_width), part(q_width + kv_width, kv_width));
-            let last = oracle::attention(&op, &last_row(&part(0, q_width)), &keys, &values);
+            let last = oracle::attention(
+                &op,
+                Precision::F32,
+                &last_row(&part(0, q_width)),
+                &keys,
+                &values,
+            );
             let past_len = kv_len - q_len;
             let mut new = one_sequence(q_len, past_len);
             new.token_ids = (past_len as u32 + 1..=kv_len as u32).collect();

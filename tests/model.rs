@@ -1,156 +1,17 @@
 //! Plans against transformers: every golden, through a naive interpreter of plans in f32.
 
-use halfwarp::exec::WeightSource;
+#[path = "model/interpreter.rs"]
+mod interpreter;
+
 use halfwarp::model::Model;
-use halfwarp::plan::{Attention, Bounds, Op, Plan, Rows, View, WeightId};
+use halfwarp::plan::{Bounds, Dtype, Op, Plan, Precision, Rows, View};
+use interpreter::Interpreter;
 use safetensors::SafeTensors;
-use std::collections::BTreeMap;
+use safetensors::tensor::TensorView;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
-
-/// Runs a plan for one sequence from its first position, with no paging and no batching.
-struct Interpreter<'a> {
-    plan: &'a Plan,
-    weights: Vec<Vec<f32>>,
-    tokens: &'a [u32],
-    tensors: Vec<Vec<f32>>,
-    /// K and V of each layer, `[tokens, num_kv_heads * head_dim]`.
-    cache: BTreeMap<usize, (Vec<f32>, Vec<f32>)>,
-}
-
-impl<'a> Interpreter<'a> {
-    /// Logits of every token, `[tokens, vocab_size]`.
-    fn logits(model: &Model, plan: &'a Plan, tokens: &'a [u32]) -> Vec<f32> {
-        let read = |weight| {
-            let mut bytes = vec![0; halfwarp::plan::Weight::bytes(weight)];
-            model.checkpoint().read(weight, &mut bytes).unwrap();
-            bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-        };
-        let weights = plan.weights.iter().map(read).collect();
-        // What nobody wrote poisons what is computed from it.
-        let tensors = plan.tensors.iter().map(|t| vec![f32::NAN; tokens.len() * t.width]).collect();
-        let mut run = Interpreter { plan, weights, tokens, tensors, cache: BTreeMap::new() };
-        plan.ops.iter().for_each(|op| run.op(op));
-        run.read(plan.logits)
-    }
-
-    fn read(&self, view: View) -> Vec<f32> {
-        let width = self.plan.tensor(view.tensor).width;
-        let rows = self.tensors[view.tensor.0].chunks(width);
-        rows.flat_map(|row| row[view.start..][..view.width].to_vec()).collect()
-    }
-
-    fn write(&mut self, view: View, data: &[f32]) {
-        let width = self.plan.tensor(view.tensor).width;
-        let rows = self.tensors[view.tensor.0].chunks_mut(width).zip(data.chunks(view.width));
-        rows.for_each(|(row, data)| row[view.start..][..view.width].copy_from_slice(data));
-    }
-
-    fn weight(&self, id: WeightId) -> &[f32] {
-        &self.weights[id.0]
-    }
-
-    fn op(&mut self, op: &Op) {
-        match *op {
-            Op::Embedding { table, out } => {
-                let table = self.weight(table);
-                let row = |&token: &u32| table[token as usize * out.width..][..out.width].to_vec();
-                let data: Vec<f32> = self.tokens.iter().flat_map(row).collect();
-                self.write(out, &data);
-            }
-            Op::RmsNorm { x, weight, out, eps } => {
-                let weight = self.weight(weight);
-                let norm = |group: &[f32]| -> Vec<f32> {
-                    let mean = group.iter().map(|x| x * x).sum::<f32>() / group.len() as f32;
-                    let scale = 1.0 / (mean + eps).sqrt();
-                    group.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
-                };
-                let data: Vec<f32> = self.read(x).chunks(weight.len()).flat_map(norm).collect();
-                self.write(out, &data);
-            }
-            Op::Linear { x, weight, bias, residual, out } => {
-                let weight = self.weight(weight);
-                let product = |row: &[f32]| -> Vec<f32> {
-                    let dot = |w: &[f32]| row.iter().zip(w).map(|(x, w)| x * w).sum();
-                    weight.chunks(x.width).map(dot).collect()
-                };
-                let mut data: Vec<f32> = self.read(x).chunks(x.width).flat_map(product).collect();
-                if let Some(bias) = bias {
-                    let bias = self.weight(bias).iter().cycle();
-                    data.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-                }
-                if let Some(residual) = residual {
-                    let residual = self.read(residual);
-                    data.iter_mut().zip(residual).for_each(|(y, r)| *y += r);
-                }
-                self.write(out, &data);
-            }
-            Op::Rope { x, table, head_dim } => {
-                let table = self.plan.constant(table);
-                let half = table.cols / 2;
-                let mut data = self.read(x);
-                for (position, row) in data.chunks_mut(x.width).enumerate() {
-                    let (cos, sin) =
-                        table.data[position * table.cols..][..table.cols].split_at(half);
-                    for head in row.chunks_mut(head_dim) {
-                        for i in 0..half {
-                            let (a, b) = (head[i], head[i + half]);
-                            head[i] = a * cos[i] - b * sin[i];
-                            head[i + half] = b * cos[i] + a * sin[i];
-                        }
-                    }
-                }
-                self.write(x, &data);
-            }
-            Op::KvAppend { layer, k, v } => {
-                let kv = (self.read(k), self.read(v));
-                self.cache.insert(layer, kv);
-            }
-            Op::Attention(attention) => {
-                let data = self.attention(&attention);
-                self.write(attention.out, &data);
-            }
-            Op::SiluMul { gate, up, out } => {
-                let (gate, up) = (self.read(gate), self.read(up));
-                let silu = |x: f32| x / (1.0 + (-x).exp());
-                let data: Vec<f32> = gate.iter().zip(up).map(|(g, u)| silu(*g) * u).collect();
-                self.write(out, &data);
-            }
-            Op::GatherRows { x, out } => {
-                let data = self.read(x);
-                self.write(out, &data);
-            }
-            Op::Argmax { .. } => {}
-        }
-    }
-
-    fn attention(&self, op: &Attention) -> Vec<f32> {
-        let (q, (k, v)) = (self.read(op.q), &self.cache[&op.layer]);
-        let (d, group) = (op.head_dim, op.num_heads / op.num_kv_heads);
-        let mut out = vec![0.0; q.len()];
-        for (t, out) in out.chunks_mut(op.num_heads * d).enumerate() {
-            let first = op.window.map_or(0, |window| (t + 1).saturating_sub(window));
-            for (head, out) in out.chunks_mut(d).enumerate() {
-                let q = &q[(t * op.num_heads + head) * d..][..d];
-                let row = |j: usize| (j * op.num_kv_heads + head / group) * d;
-                let score = |j: usize| -> f32 {
-                    let dot: f32 = q.iter().zip(&k[row(j)..]).map(|(q, k)| q * k).sum();
-                    dot * op.softmax_scale
-                };
-                let scores: Vec<f32> = (first..=t).map(score).collect();
-                let max = scores.iter().copied().fold(f32::MIN, f32::max);
-                let sum: f32 = scores.iter().map(|s| (s - max).exp()).sum();
-                for (j, score) in (first..=t).zip(scores) {
-                    let p = (score - max).exp() / sum;
-                    out.iter_mut().zip(&v[row(j)..]).for_each(|(o, v)| *o += p * v);
-                }
-            }
-        }
-        out
-    }
-}
 
 /// `|got - want| / |want|`.
 fn relative_error(got: &[f32], want: &[f32]) -> f64 {
@@ -209,7 +70,7 @@ fn check_logits(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) {
     };
     let tokens: Vec<u32> = words("input_ids").into_iter().map(u32::from_le_bytes).collect();
     let want: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
-    let mut plan = model.plan(bounds(tokens.len()), 2).unwrap();
+    let mut plan = model.plan(Precision::F32, bounds(tokens.len()), 2).unwrap();
     change(&mut plan);
     let error = relative_error(&Interpreter::logits(model, &plan, &tokens), &want);
     println!("{}: {error:.2e}", expected.display());
@@ -238,16 +99,91 @@ fn the_memory_is_that_of_the_plan() {
     for golden in ["llama-gqa", "phi3-partial-rotary", "qwen2-window"] {
         let model = Model::open(goldens().join(golden)).unwrap();
         let bounds = Bounds { max_seqs: 3, max_kv_len: 200, ..bounds(32) };
-        let plan = model.plan(bounds, 12).unwrap();
-        assert_eq!(model.memory(bounds, 12).unwrap(), plan.memory(), "{golden}");
-        assert!(model.memory(Bounds { max_kv_len: 0, ..bounds }, 12).is_err());
+        let plan = model.plan(Precision::F32, bounds, 12).unwrap();
+        assert_eq!(model.memory(Precision::F32, bounds, 12).unwrap(), plan.memory(), "{golden}");
+        assert!(model.memory(Precision::F32, Bounds { max_kv_len: 0, ..bounds }, 12).is_err());
+    }
+}
+
+/// What linear layers and attention read; the residual stream, logits, norms' weights and biases stay in f32.
+#[test]
+fn a_precision_is_in_the_plan() {
+    let operands =
+        ["attention_norm", "qkv", "attention", "mlp_norm", "gate_up", "gated", "final_norm"];
+    for golden in ["qwen2", "qwen3", "phi3", "llama-bias"] {
+        let model = Model::open(goldens().join(golden)).unwrap();
+        for precision in Precision::ALL {
+            let plan = model.plan(precision, bounds(8), 1).unwrap();
+            assert_eq!(plan.kv.dtype, precision.cache());
+            for tensor in &plan.tensors {
+                let wanted = match tensor.name.rsplit('.').next().unwrap() {
+                    "next_tokens" => Dtype::U32,
+                    name if operands.contains(&name) => precision.operand(),
+                    "hidden" | "last_hidden" | "logits" => Dtype::F32,
+                    name => panic!("{name}"),
+                };
+                assert_eq!(tensor.dtype, wanted, "{golden}, {}", tensor.name);
+            }
+            for weight in &plan.weights {
+                let wanted = if weight.rows == 1 { Dtype::F32 } else { precision.operand() };
+                assert_eq!(weight.storage, wanted, "{golden}, {}", weight.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_bits_are_exactly_half_of_the_cache() {
+    let model = Model::open(goldens().join("llama-gqa")).unwrap();
+    let memory =
+        |precision| model.memory(precision, Bounds { max_seqs: 3, ..bounds(500) }, 24).unwrap();
+    let full = memory(Precision::F32);
+    assert_eq!(full.kv_bytes, 2 * 2 * 24 * 64 * (2 * 64) * 4, "2 layers of 2 heads of 64");
+    for precision in [Precision::F16, Precision::BF16] {
+        let half = memory(precision);
+        assert_eq!(2 * half.kv_bytes, full.kv_bytes);
+        assert!(half.weight_bytes * 2 < full.weight_bytes * 101 / 100, "vectors are few");
+        assert!(half.activation_bytes < full.activation_bytes);
+    }
+}
+
+/// An intermediate size of 92: rows of 184 bytes.
+#[test]
+fn rows_that_cannot_be_aligned_are_an_error() {
+    let dir = changed("llama-bias", "intermediate_size", 92.into());
+    let path = dir.path().join("model.safetensors");
+    let file = std::fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let cut = |(name, tensor): (String, TensorView)| {
+        let shape: Vec<usize> =
+            tensor.shape().iter().map(|&n| if n == 96 { 92 } else { n }).collect();
+        let row_bytes = |shape: &[usize]| 2 * shape[shape.len() - 1];
+        let (stored, kept) = (row_bytes(tensor.shape()), row_bytes(&shape));
+        let rows = tensor.data().chunks(stored).flat_map(|row| row[..kept].to_vec());
+        let len = 2 * shape.iter().product::<usize>();
+        (name, tensor.dtype(), shape, rows.take(len).collect::<Vec<u8>>())
+    };
+    let cut: Vec<_> = tensors.tensors().into_iter().map(cut).collect();
+    let views = cut.iter().map(|(name, dtype, shape, data)| {
+        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    std::fs::remove_file(&path).unwrap();
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+    let model = Model::open(dir.path()).unwrap();
+    assert!(model.plan(Precision::F32, bounds(4), 1).is_ok());
+    for precision in [Precision::F16, Precision::BF16] {
+        let error = model.plan(precision, bounds(4), 1).unwrap_err().to_string();
+        let expected =
+            format!("intermediate size of 92: in {precision} it has to be a multiple of 8");
+        assert!(error.contains(&expected) && error.contains("--dtype f32"), "{error}");
+        assert!(model.memory(precision, bounds(4), 1).is_err());
     }
 }
 
 #[test]
 fn the_final_norm_runs_on_gathered_rows_only() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
-    let plan = model.plan(bounds(8), 1).unwrap();
+    let plan = model.plan(Precision::F32, bounds(8), 1).unwrap();
     let of_logits = |view: View| plan.tensor(view.tensor).rows == Rows::Logits;
     let behind = plan.ops.iter().skip_while(|op| !matches!(op, Op::GatherRows { .. })).skip(1);
     let reads: Vec<View> = behind.flat_map(|op| op.reads()).collect();
@@ -259,17 +195,17 @@ fn plans_of_one_context_share_their_table() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
     let table = |max_tokens| {
         let bounds = Bounds { max_tokens, max_q_len: max_tokens, ..bounds(64) };
-        model.plan(bounds, 1).unwrap().constants[0].data.clone()
+        model.plan(Precision::F32, bounds, 1).unwrap().constants[0].data.clone()
     };
     assert!(Arc::ptr_eq(&table(64), &table(1)));
-    assert_eq!(model.plan(bounds(65), 2).unwrap().constants[0].rows, 65);
+    assert_eq!(model.plan(Precision::F32, bounds(65), 2).unwrap().constants[0].rows, 65);
 }
 
 #[test]
 fn a_context_beyond_the_model_is_an_error() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
     for len in [0, 513, usize::MAX] {
-        let error = model.plan(bounds(len), 1).unwrap_err().to_string();
+        let error = model.plan(Precision::F32, bounds(len), 1).unwrap_err().to_string();
         let expected = format!("a context of {len} positions: this model takes 1 to 512");
         assert_eq!(error, expected);
     }

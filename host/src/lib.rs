@@ -48,6 +48,6 @@ pub use engine::{
 };
 pub use exec::{Device, ExecError};
 pub use model::{Config, Model, ModelError};
-pub use plan::Plan;
+pub use plan::{Plan, Precision};
 pub use text::{ChatTemplate, Message, Text, TextError, TextStream, Tokenizer};
 pub use weights::{Checkpoint, WeightsError};

@@ -63,6 +63,42 @@ fn rejects_a_device_that_is_not_there() {
 }
 
 #[test]
+fn rejects_types_that_nothing_computes_in() {
+    let with =
+        |dtype| ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "--dtype", dtype];
+    refuses(&with("f8"), "f32, f16, bf16");
+    refuses(&with("F16"), "'F16'");
+}
+
+/// 2^17 in the first weight of a layer that is stored in bf16: beyond f16, where a run in bf16 has room.
+#[test]
+fn rejects_weights_that_the_type_cannot_hold() {
+    const DOWN: &str = "model.layers.0.mlp.down_proj.weight";
+    let mut start = 0;
+    let spoilt = Copy::new().header(|header| {
+        header[DOWN]["dtype"] = json!("BF16");
+        start = header[DOWN]["data_offsets"][0].as_u64().unwrap() as usize;
+    });
+    let spoilt = spoilt.weights(|mut bytes| {
+        let header_len = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+        bytes[8 + header_len + start..][..2].copy_from_slice(&0x4800u16.to_le_bytes());
+        bytes
+    });
+    let with = |dtype| {
+        let args = ["generate", "--device", "cpu", "-m", spoilt.path(), "--tokens", "1", "-n", "1"];
+        run(&[&args[..], &["--dtype", dtype]].concat())
+    };
+    let refused = with("f16");
+    for part in [DOWN, "131072", "F16", "--dtype bf16"] {
+        assert_refused(&refused, part);
+    }
+    for dtype in ["bf16", "f32"] {
+        let output = with(dtype);
+        assert!(output.status.success(), "{dtype}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn rejects_prompts_that_the_model_cannot_take() {
     let with = |extra: &[&str], expected: &str| {
         refuses(&[&["generate", "--device", "cpu", "-m", LLAMA], extra].concat(), expected);

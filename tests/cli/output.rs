@@ -46,6 +46,18 @@ fn nothing_asked_is_nothing_generated() {
 }
 
 #[test]
+fn sixteen_bits_are_chosen_by_a_flag() {
+    let prompt = join(&golden_ids(QWEN3, "greedy_prompt"));
+    let wanted = golden_ids(QWEN3, "greedy_tokens");
+    for dtype in ["f32", "f16", "bf16"] {
+        let args = ["-m", QWEN3, "--tokens", &prompt, "--temp", "0", "--ignore-eos", "-n", "20"];
+        let output = generate_json(&[&args[..], &["--dtype", dtype]].concat());
+        let tokens: Vec<i64> = serde_json::from_value(output["tokens"].clone()).unwrap();
+        assert_eq!(tokens, wanted[..20], "{dtype}");
+    }
+}
+
+#[test]
 fn text_without_a_tokenizer_is_the_ids() {
     let prompt = join(&golden_ids(LLAMA, "greedy_prompt"));
     let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", &prompt];
@@ -79,11 +91,21 @@ fn the_same_seed_gives_the_same_text() {
 
 #[test]
 fn logits_are_the_goldens() {
+    // What each type is held to, and what it cannot be better than.
+    for (dtype, max, min) in [("f32", 1e-4, 0.0), ("f16", 1e-2, 1e-4), ("bf16", 6e-2, 2e-3)] {
+        let error = logits_error(dtype);
+        assert!((min..max).contains(&error), "{dtype}: {error}");
+    }
+}
+
+/// Norm of the difference over norm, of the golden's logits.
+fn logits_error(dtype: &str) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out.safetensors");
     let ids = golden_ids(QWEN3, "input_ids");
-    let out_arg = out.to_str().unwrap();
-    stdout(&["logits", "--device", "cpu", "-m", QWEN3, "--tokens", &join(&ids), "-o", out_arg]);
+    let (out_arg, tokens) = (out.to_str().unwrap(), join(&ids));
+    let args = ["logits", "--device", "cpu", "-m", QWEN3, "--tokens", &tokens, "-o", out_arg];
+    stdout(&[&args[..], &["--dtype", dtype]].concat());
     let (got, want) =
         (fs::read(&out).unwrap(), fs::read(Path::new(QWEN3).join("expected.safetensors")).unwrap());
     let got = SafeTensors::deserialize(&got).unwrap();
@@ -98,9 +120,8 @@ fn logits_are_the_goldens() {
         values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt()
     };
     let difference = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w));
-    let relative = difference / norm(&mut want.iter().copied());
-    assert!(relative < 1e-4, "{relative}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+    difference / norm(&mut want.iter().copied())
 }
 
 #[test]
@@ -186,5 +207,21 @@ fn the_default_model_tokenizes_and_predicts_as_the_golden() {
         let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
         let golden = text["mean_nll"].as_f64().unwrap();
         assert!((nll - golden).abs() < 1e-3, "{nll}, golden {golden}");
+    }
+}
+
+#[test]
+fn perplexity_in_16_bits_is_all_but_the_goldens() {
+    let expected: Value = serde_json::from_str(SMOLLM2).unwrap();
+    let text = &expected["texts"][2];
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text.txt");
+    fs::write(&file, text["text"].as_str().unwrap()).unwrap();
+    for (dtype, max) in [("f16", 1e-2), ("bf16", 5e-2)] {
+        let file = file.to_str().unwrap();
+        let report = stdout(&["perplexity", "--device", "cpu", "--dtype", dtype, "-f", file]);
+        let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
+        let golden = text["mean_nll"].as_f64().unwrap();
+        assert!((nll - golden).abs() < max, "{dtype}: {nll}, golden {golden}");
     }
 }

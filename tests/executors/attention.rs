@@ -1,8 +1,8 @@
 //! KV cache append and attention: prefill, decode, prompts in pieces, batches, windows.
 
-use halfwarp::plan::{Attention, Bounds, Dtype, KvLayout, Op, PAGE_SIZE, StepInputs};
+use halfwarp::plan::{Attention, Bounds, KvLayout, Op, PAGE_SIZE, Precision, StepInputs, View};
 
-use crate::harness::{Matrix, Setup, Step, check};
+use crate::harness::{HALVES, Matrix, Setup, Step, check, suffix};
 use crate::{Outcome, Subject, Test, oracle};
 
 /// Query heads, KV heads, columns of a head: SmolLM2, Qwen2.5 with its group of 7, Phi-3 Mini, and odd ones.
@@ -37,65 +37,83 @@ const MIXED_BATCH: usize = 12;
 /// Sliding windows, in positions.
 const WINDOWS: &[usize] = &[1, 5, 64, 100];
 
+/// What is computed, of which queries, keys and values.
+#[derive(Clone, Copy)]
+struct Case {
+    precision: Precision,
+    sequences: &'static [Sequence],
+    heads: (usize, usize, usize),
+    window: Option<usize>,
+    /// Multiplies the scores.
+    scale: f32,
+    /// Keys and values come to the cache in f32, whatever it holds.
+    f32_append: bool,
+}
+
 pub fn tests() -> Vec<Test> {
-    let mut tests = Vec::new();
-    let mut add =
-        |batch: usize, heads: (usize, usize, usize), window: Option<usize>, scale: f32| {
-            let (name, sequences) = BATCHES[batch];
-            let (num_heads, num_kv_heads, head_dim) = heads;
-            let mut name = format!("{name}_{num_heads}x{num_kv_heads}x{head_dim}");
-            if let Some(window) = window {
-                name += &format!("_window_{window}");
-            }
-            if scale != 1.0 {
-                name += "_large_scores";
-            }
-            let softmax_scale = scale / (head_dim as f32).sqrt();
-            tests.push(Test::new(format!("attention::matches_oracle_{name}"), move |subject| {
-                matches_oracle(subject, sequences, heads, window, softmax_scale)
-            }));
-        };
+    let case = |batch: usize, heads| Case {
+        precision: Precision::F32,
+        sequences: BATCHES[batch].1,
+        heads,
+        window: None,
+        scale: 1.0,
+        f32_append: false,
+    };
+    let mut cases = Vec::new();
     for batch in 0..BATCHES.len() {
-        add(batch, HEADS[0], None, 1.0);
-        add(batch, HEADS[1], None, 1.0);
-        add(batch, SMALL_HEADS, None, 1.0);
+        cases.extend([HEADS[0], HEADS[1], SMALL_HEADS].map(|heads| (batch, case(batch, heads))));
     }
-    for &heads in &HEADS[2..] {
-        add(DECODE_BATCH, heads, None, 1.0);
-        add(MIXED_BATCH, heads, None, 1.0);
+    for batch in [DECODE_BATCH, MIXED_BATCH] {
+        cases.extend(HEADS[2..].iter().map(|&heads| (batch, case(batch, heads))));
+        for &window in WINDOWS {
+            let windowed = |heads| Case { window: Some(window), ..case(batch, heads) };
+            cases.extend([HEADS[1], SMALL_HEADS].map(|heads| (batch, windowed(heads))));
+        }
+        // Scores at which an exponential without the maximum taken off overflows.
+        let large = |heads| Case { scale: 100.0, ..case(batch, heads) };
+        cases.extend([HEADS[0], SMALL_HEADS].map(|heads| (batch, large(heads))));
     }
-    for &window in WINDOWS {
-        for heads in [HEADS[1], SMALL_HEADS] {
-            add(DECODE_BATCH, heads, Some(window), 1.0);
-            add(MIXED_BATCH, heads, Some(window), 1.0);
+    let f32_cases = cases.clone();
+    for precision in HALVES {
+        cases.extend(f32_cases.iter().map(|&(batch, case)| (batch, Case { precision, ..case })));
+        for batch in [DECODE_BATCH, MIXED_BATCH] {
+            let case = Case { precision, f32_append: true, ..case(batch, SMALL_HEADS) };
+            cases.push((batch, case));
         }
     }
-    // Scores at which an exponential without the maximum taken off overflows.
-    for heads in [HEADS[0], SMALL_HEADS] {
-        add(DECODE_BATCH, heads, None, 100.0);
-        add(MIXED_BATCH, heads, None, 100.0);
-    }
-    tests
+    let test = |(batch, case): (usize, Case)| {
+        let (num_heads, num_kv_heads, head_dim) = case.heads;
+        let mut name = format!("{}_{num_heads}x{num_kv_heads}x{head_dim}", BATCHES[batch].0);
+        if let Some(window) = case.window {
+            name += &format!("_window_{window}");
+        }
+        if case.scale != 1.0 {
+            name += "_large_scores";
+        }
+        if case.f32_append {
+            name += "_append_from_f32";
+        }
+        let name = format!("attention::matches_oracle_{name}{}", suffix(case.precision));
+        Test::new(name, move |subject| matches_oracle(subject, &case))
+    };
+    cases.into_iter().map(test).collect()
 }
 
 /// Fills the cache with what lies before the new tokens, in one step, and runs the new tokens in another.
-fn matches_oracle(
-    subject: Subject,
-    sequences: &[Sequence],
-    (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
-    window: Option<usize>,
-    softmax_scale: f32,
-) -> Outcome {
+fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
+    let &Case { precision, sequences, heads, .. } = case;
+    let (num_heads, num_kv_heads, head_dim) = heads;
     let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
     let num_rows: usize = sequences.iter().map(|(past_len, q_len)| past_len + q_len).sum();
-    let input = Matrix::random(1, num_rows, q_width + 2 * kv_width);
+    let exact = Matrix::random(1, num_rows, q_width + 2 * kv_width);
+    let input = exact.clone().rounded(precision);
     let max_kv_len = sequences.iter().map(|(past_len, q_len)| past_len + q_len).max().unwrap_or(1);
     let kv = KvLayout {
         num_layers: 2,
         num_kv_heads,
         head_dim,
         num_pages: sequences.len() * max_kv_len.div_ceil(PAGE_SIZE) + 1,
-        dtype: Dtype::F32,
+        dtype: precision.cache(),
     };
     let op = |q, out| Attention {
         layer: 1,
@@ -104,17 +122,21 @@ fn matches_oracle(
         num_heads,
         num_kv_heads,
         head_dim,
-        softmax_scale,
-        window,
+        softmax_scale: case.scale / (head_dim as f32).sqrt(),
+        window: case.window,
     };
     let build = |max_tokens: usize, max_q_len: usize| {
-        let mut setup = Setup::default();
+        let mut setup = Setup::new(precision);
         let qkv = setup.input("input", &input);
-        let q = qkv.columns(0, q_width);
-        let (k, v) = (qkv.columns(q_width, kv_width), qkv.columns(q_width + kv_width, kv_width));
+        let kv_of =
+            |x: View| (x.columns(q_width, kv_width), x.columns(q_width + kv_width, kv_width));
+        let (k, v) = match case.f32_append {
+            true => kv_of(setup.f32_input("keys and values", &exact)),
+            false => kv_of(qkv),
+        };
         let out = setup.activation("out", q_width);
         setup.plan.op(Op::KvAppend { layer: 1, k, v });
-        setup.plan.op(Op::Attention(op(q, out)));
+        setup.plan.op(Op::Attention(op(qkv.columns(0, q_width), out)));
         let max_seqs = sequences.len() + 1;
         let bounds =
             Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows: max_tokens, max_kv_len };
@@ -141,7 +163,7 @@ fn matches_oracle(
             let values = part(kv_rows, q_width + kv_width, kv_width);
             // Only the operation's numbers are read here.
             let view = decode.logits;
-            oracle::attention(&op(view, view), &q, &keys, &values)
+            oracle::attention(&op(view, view), precision, &q, &keys, &values)
         };
         let (middle, end) = (first + past_len, first + kv_len);
         if past_len > 0 {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use half::{bf16, f16};
 use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want, WeightSource};
 use halfwarp::plan::{
-    Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
-    StepShape, View, Weight, WeightId, WeightPart,
+    Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Precision, Rows,
+    StepInputs, StepShape, View, Weight, WeightId, WeightPart,
 };
 use libtest_mimic::Completion;
 
@@ -21,6 +22,8 @@ pub struct Subject {
     pub name: &'static str,
     pub open: Open,
     pub is_there: bool,
+    /// Cases in others are ignored.
+    pub precisions: &'static [Precision],
     /// Of all steps of a case together; cases with more are ignored.
     pub max_flops: usize,
 }
@@ -51,6 +54,12 @@ impl Matrix {
         Matrix { rows, cols, data: data.collect() }
     }
 
+    /// Each element rounded to the operand's type.
+    pub fn rounded(mut self, precision: Precision) -> Self {
+        self.data.iter_mut().for_each(|x| *x = rounded(*x, precision.operand()));
+        self
+    }
+
     pub fn row(&self, row: usize) -> &[f32] {
         &self.data[row * self.cols..][..self.cols]
     }
@@ -60,6 +69,23 @@ impl Matrix {
         Matrix { rows: self.rows, cols: columns.len(), data: data.collect() }
     }
 }
+
+/// The nearest number of `dtype`, of two the even one.
+pub fn rounded(x: f32, dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F16 => f16::from_f32(x).to_f32(),
+        Dtype::BF16 => bf16::from_f32(x).to_f32(),
+        _ => x,
+    }
+}
+
+/// What a case's name ends in.
+pub fn suffix(precision: Precision) -> String {
+    if precision == Precision::F32 { String::new() } else { format!("_{precision}") }
+}
+
+/// The precisions of 16 bits.
+pub const HALVES: [Precision; 2] = [Precision::F16, Precision::BF16];
 
 /// Bounds for `num_tokens` tokens of one sequence, all of whose rows come out; `slack` rows more than that are planned.
 pub fn bounds(num_tokens: usize, slack: usize) -> Bounds {
@@ -92,8 +118,12 @@ impl WeightSource for Weights {
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
         let values =
             self.0.get(&weight.name).ok_or_else(|| ExecError::Weights(weight.name.clone()))?;
-        for (out, value) in out.chunks_exact_mut(4).zip(values) {
-            out.copy_from_slice(&value.to_ne_bytes());
+        for (out, &value) in out.chunks_exact_mut(weight.storage.block_bytes()).zip(values) {
+            match weight.storage {
+                Dtype::F16 => out.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
+                Dtype::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
+                _ => out.copy_from_slice(&value.to_ne_bytes()),
+            }
         }
         Ok(())
     }
@@ -104,11 +134,26 @@ impl WeightSource for Weights {
 pub struct Setup {
     pub plan: PlanBuilder,
     pub weights: Weights,
+    pub precision: Precision,
 }
 
 impl Setup {
+    pub fn new(precision: Precision) -> Self {
+        Setup { precision, ..Setup::default() }
+    }
+
+    /// A norm's weight or a bias, in f32.
+    pub fn vector(&mut self, name: &str, elements: &Matrix) -> WeightId {
+        self.weight(name, elements, Dtype::F32)
+    }
+
+    /// A linear layer's weight, in the operand's type.
+    pub fn matrix(&mut self, name: &str, elements: &Matrix) -> WeightId {
+        self.weight(name, elements, self.precision.operand())
+    }
+
     /// A weight of these elements; a matrix of one row is a vector.
-    pub fn weight(&mut self, name: &str, matrix: &Matrix) -> WeightId {
+    fn weight(&mut self, name: &str, matrix: &Matrix, storage: Dtype) -> WeightId {
         self.weights.0.insert(name.to_owned(), matrix.data.clone());
         let rows = if matrix.rows == 1 { matrix.cols } else { matrix.rows };
         let part = WeightPart { source: name.to_owned(), rows, transform: PartTransform::None };
@@ -116,24 +161,50 @@ impl Setup {
             name: name.to_owned(),
             rows: matrix.rows,
             cols: matrix.cols,
-            storage: Dtype::F32,
+            storage,
             parts: vec![part],
         })
     }
 
-    /// An activation whose row of token `i + 1` is row `i` of `rows`. The tokens around them are NaN.
+    /// An operand whose row of token `i + 1` is row `i` of `rows`, which are numbers of its type. The tokens around
+    /// them are NaN.
     pub fn input(&mut self, name: &str, rows: &Matrix) -> View {
+        let wide = self.f32_input(&format!("{name} in f32"), rows);
+        self.narrow(name, wide)
+    }
+
+    /// As [`Setup::input`], in f32 and of any numbers.
+    pub fn f32_input(&mut self, name: &str, rows: &Matrix) -> View {
+        self.embedding(name, rows, Dtype::F32)
+    }
+
+    /// As [`Setup::f32_input`], from a table that is kept as `storage`.
+    pub fn embedding(&mut self, name: &str, rows: &Matrix, storage: Dtype) -> View {
         let nan = vec![f32::NAN; rows.cols];
         let data = [nan.clone(), rows.data.clone(), nan].concat();
-        let table = self.weight(name, &Matrix { rows: rows.rows + 2, data, ..*rows });
-        let out = self.activation(name, rows.cols);
+        let table = self.weight(name, &Matrix { rows: rows.rows + 2, data, ..*rows }, storage);
+        let out = self.plan.activation(name, Rows::Tokens, rows.cols, Dtype::F32);
         self.plan.op(Op::Embedding { table, out });
         out
     }
 
-    /// An activation with a row a token.
+    /// The operand of the same elements as `x`, which is in f32: a norm whose `eps` outweighs every mean, and whose
+    /// weight is the root of that.
+    pub fn narrow(&mut self, name: &str, x: View) -> View {
+        if self.precision == Precision::F32 {
+            return x;
+        }
+        let root = Matrix { rows: 1, cols: x.width, data: vec![2f32.powi(50); x.width] };
+        let weight = self.vector(&format!("{name} rounded"), &root);
+        let (rows, dtype) = (self.plan.rows(x), self.precision.operand());
+        let out = self.plan.activation(name, rows, x.width, dtype);
+        self.plan.op(Op::RmsNorm { x, weight, out, eps: 2f32.powi(100) });
+        out
+    }
+
+    /// An operand with a row a token.
     pub fn activation(&mut self, name: &str, width: usize) -> View {
-        self.plan.activation(name, Rows::Tokens, width, Dtype::F32)
+        self.plan.activation(name, Rows::Tokens, width, self.precision.operand())
     }
 
     /// The plan whose logits are the rows of `out`.
@@ -173,8 +244,11 @@ pub struct Step {
 }
 
 /// Opens an executor for the first plan, prepares all of them, runs the steps, and compares their logits; then again,
-/// which has to give the same bits. A case with more operations than the subject can take is ignored.
+/// which has to give the same bits. A case in a precision or with more operations than the subject can take is ignored.
 pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Outcome {
+    if let Some(dtype) = plans.iter().find_map(|plan| missing(subject, plan)) {
+        return Ok(Completion::ignored_with(format!("{} has no {dtype} so far", subject.name)));
+    }
     let flops = |step: &Step| plans[step.plan].cost(&StepShape::of(&step.inputs)).flops;
     let flops: usize = steps.iter().map(flops).sum();
     if flops > subject.max_flops {
@@ -205,6 +279,18 @@ pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]
         }
     }
     Ok(Completion::Completed)
+}
+
+/// An element type of `plan` that the subject cannot take.
+fn missing(subject: Subject, plan: &Plan) -> Option<Dtype> {
+    let weights = plan.weights.iter().map(|weight| weight.storage);
+    let mut dtypes =
+        plan.tensors.iter().map(|tensor| tensor.dtype).chain(weights).chain([plan.kv.dtype]);
+    let has = |dtype| {
+        let mut precisions = subject.precisions.iter();
+        matches!(dtype, Dtype::F32 | Dtype::U32) || precisions.any(|p| p.operand() == dtype)
+    };
+    dtypes.find(|&dtype| !has(dtype))
 }
 
 /// NaN and infinities stand at the same places, and everything else is within its tolerance.

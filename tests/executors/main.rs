@@ -1,6 +1,6 @@
 //! One suite for all executors: every operation in small plans against an f64 oracle, under the names
 //! `<executor>::<operation>::<case>`. Without a device, each CUDA test is reported as ignored, by name, and so is what is
-//! too large for the emulator.
+//! too large for the emulator, or in a precision that an executor does not have.
 
 mod attention;
 mod elementwise;
@@ -15,7 +15,7 @@ use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
 use halfwarp::exec::emulated::EmulatedExecutor;
 use halfwarp::exec::{ExecError, Executor, WeightSource};
-use halfwarp::plan::Plan;
+use halfwarp::plan::{Plan, Precision};
 use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -67,10 +67,17 @@ fn main() {
     let arguments = Arguments::from_args();
     // Asked once, which also keeps the device's context from one test to the next.
     let has_cuda = cuda::first_device().is_some_and(|ordinal| cuda::free_memory(ordinal).is_ok());
-    let cpu = Subject { name: "cpu", open: open_cpu, is_there: true, max_flops: usize::MAX };
-    let cuda = Subject { name: "cuda", open: open_cuda, is_there: has_cuda, ..cpu };
+    let cpu = Subject {
+        name: "cpu",
+        open: open_cpu,
+        is_there: true,
+        precisions: &Precision::ALL,
+        max_flops: usize::MAX,
+    };
+    let in_f32 = Subject { precisions: &[Precision::F32], ..cpu };
+    let cuda = Subject { name: "cuda", open: open_cuda, is_there: has_cuda, ..in_f32 };
     let max_flops = MAX_EMULATED_FLOPS;
-    let emulated = Subject { name: "emulated", open: open_emulated, max_flops, ..cpu };
+    let emulated = Subject { name: "emulated", open: open_emulated, max_flops, ..in_f32 };
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)
     })];

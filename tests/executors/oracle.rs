@@ -1,6 +1,6 @@
 //! The operations in f64, as naively as they are defined.
 
-use halfwarp::plan::Attention;
+use halfwarp::plan::{Attention, Dtype, Precision};
 
 use crate::harness::Matrix;
 
@@ -23,6 +23,15 @@ impl Approx {
         Approx { value: f64::from(value), tolerance: 0.0 }
     }
 
+    /// The same, stored as an operand: rounded once more, if it is no number of that type by construction.
+    pub fn stored(mut self, precision: Precision) -> Self {
+        if self.tolerance > 0.0 {
+            let subnormal = if precision == Precision::F16 { 2f64.powi(-25) } else { 0.0 };
+            self.tolerance += self.value.abs() * half_ulp(precision) + subnormal;
+        }
+        self
+    }
+
     /// How many tolerances `got` is off: at most 1 is right.
     pub fn excess(&self, got: f32) -> f64 {
         let got = f64::from(got);
@@ -31,6 +40,15 @@ impl Approx {
         }
         let excess = (got - self.value).abs() / self.tolerance;
         if excess.is_nan() { f64::INFINITY } else { excess }
+    }
+}
+
+/// The most that rounding to the operand's type changes a number, relative to it; f32's own is in every tolerance.
+fn half_ulp(precision: Precision) -> f64 {
+    match precision.operand() {
+        Dtype::F16 => 2f64.powi(-11),
+        Dtype::BF16 => 2f64.powi(-8),
+        _ => 0.0,
     }
 }
 
@@ -102,13 +120,14 @@ pub fn rope(x: &Matrix, positions: &[u32], table: &Matrix, head_dim: usize) -> V
     out
 }
 
-/// `out = silu(gate) * up`.
-pub fn silu_mul(gate: &Matrix, up: &Matrix) -> Vec<Approx> {
+/// `out = silu(gate) * up`, in f16 no larger than its largest number.
+pub fn silu_mul(gate: &Matrix, up: &Matrix, precision: Precision) -> Vec<Approx> {
+    let max = if precision == Precision::F16 { 65504.0 } else { f64::INFINITY };
     let pairs = gate.data.iter().zip(&up.data);
     pairs
         .map(|(&gate, &up)| {
             let (gate, up) = (f64::from(gate), f64::from(up));
-            let value = gate / (1.0 + (-gate).exp()) * up;
+            let value = (gate / (1.0 + (-gate).exp()) * up).clamp(-max, max);
             // The exponential's argument is rounded before it is taken: an error of |gate| roundings. Its reciprocal is
             // 0 where it would be less than a normal number.
             let mut expected = Approx::new(value, 8.0 + 2.0 * gate.abs(), value.abs());
@@ -119,7 +138,14 @@ pub fn silu_mul(gate: &Matrix, up: &Matrix) -> Vec<Approx> {
 }
 
 /// Attention of the last `q.rows` positions of one sequence with these keys and values, `[kv_len, num_kv_heads, head_dim]`.
-pub fn attention(op: &Attention, q: &Matrix, keys: &Matrix, values: &Matrix) -> Vec<Approx> {
+/// Tensor cores take the softmax rounded to the operand's type.
+pub fn attention(
+    op: &Attention,
+    precision: Precision,
+    q: &Matrix,
+    keys: &Matrix,
+    values: &Matrix,
+) -> Vec<Approx> {
     let Attention { num_heads, num_kv_heads, head_dim, .. } = *op;
     let head = |matrix: &Matrix, row: usize, head: usize| -> Vec<f64> {
         matrix.row(row)[head * head_dim..][..head_dim].iter().map(|&x| f64::from(x)).collect()
@@ -147,7 +173,11 @@ pub fn attention(op: &Attention, q: &Matrix, keys: &Matrix, values: &Matrix) -> 
             }
             let largest = scores.iter().fold(0.0f64, |largest, score| largest.max(score.abs()));
             let ulps = 32.0 + 8.0 * largest * (head_dim as f64).sqrt();
-            out.extend(result.iter().map(|&value| Approx::new(value, ulps, magnitude)));
+            out.extend(result.iter().map(|&value| {
+                let mut expected = Approx::new(value, ulps, magnitude);
+                expected.tolerance += half_ulp(precision) * magnitude;
+                expected.stored(precision)
+            }));
         }
     }
     out

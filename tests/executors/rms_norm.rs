@@ -1,8 +1,10 @@
 //! RMSNorm over one group a row, and over heads.
 
-use halfwarp::plan::Op;
+use halfwarp::plan::{Op, Precision};
 
-use crate::harness::{Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv};
+use crate::harness::{
+    HALVES, Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv, suffix,
+};
 use crate::{Outcome, Subject, Test, oracle};
 
 /// Rows, groups, columns of a group.
@@ -21,15 +23,41 @@ const SHAPES: &[(usize, usize, usize)] = &[
     (65, 2, 256),
 ];
 
+/// Those of 16-bit elements, whose rows are aligned.
+const HALF_SHAPES: &[(usize, usize, usize)] =
+    &[(1, 1, 8), (1, 1, 576), (5, 1, 896), (2, 1, 1032), (9, 1, 3072), (4, 14, 64), (65, 2, 256)];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    Apart,
+    InPlace,
+    /// Of the residual stream.
+    FromF32,
+}
+
 pub fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
-    for &(rows, groups, width) in SHAPES {
-        for in_place in [false, true] {
-            let place = if in_place { "in_place" } else { "apart" };
-            tests.push(Test::new(
-                format!("rms_norm::matches_oracle_{rows}x{groups}x{width}_{place}"),
-                move |subject| matches_oracle(subject, rows, groups, width, in_place),
-            ));
+    let mut add = |precision: Precision, shape: (usize, usize, usize), form: Form| {
+        let (rows, groups, width) = shape;
+        let place = match form {
+            Form::Apart => "apart",
+            Form::InPlace => "in_place",
+            Form::FromF32 => "from_f32",
+        };
+        let name = format!("{rows}x{groups}x{width}_{place}{}", suffix(precision));
+        tests.push(Test::new(format!("rms_norm::matches_oracle_{name}"), move |subject| {
+            matches_oracle(subject, precision, shape, form)
+        }));
+    };
+    for &shape in SHAPES {
+        add(Precision::F32, shape, Form::InPlace);
+        add(Precision::F32, shape, Form::Apart);
+    }
+    for precision in HALVES {
+        for &shape in HALF_SHAPES {
+            for form in [Form::Apart, Form::InPlace, Form::FromF32] {
+                add(precision, shape, form);
+            }
         }
     }
     tests
@@ -37,23 +65,34 @@ pub fn tests() -> Vec<Test> {
 
 fn matches_oracle(
     subject: Subject,
-    rows: usize,
-    groups: usize,
-    width: usize,
-    in_place: bool,
+    precision: Precision,
+    (rows, groups, width): (usize, usize, usize),
+    form: Form,
 ) -> Outcome {
     let eps = 1e-5;
-    // Three columns in front, so that the view starts inside its rows.
-    let input = Matrix::random(1, rows, 3 + groups * width);
+    // Columns in front, so that the view starts inside its rows.
+    let margin = if precision == Precision::F32 { 3 } else { 8 };
+    let mut input = Matrix::random(1, rows, margin + groups * width);
+    if form == Form::FromF32 {
+        // In the first column more than f16 holds, as it comes in real models.
+        input.data.iter_mut().skip(margin).step_by(margin + groups * width).for_each(|x| *x *= 1e6);
+    } else {
+        input = input.rounded(precision);
+    }
     let weight = Matrix::random(2, 1, width);
-    let mut setup = Setup::default();
-    let x = setup.input("input", &input).columns(3, groups * width);
-    let out = if in_place { x } else { setup.activation("out", groups * width) };
-    let weight_id = setup.weight("weight", &weight);
+    let mut setup = Setup::new(precision);
+    let x = match form {
+        Form::FromF32 => setup.f32_input("input", &input),
+        _ => setup.input("input", &input),
+    };
+    let x = x.columns(margin, groups * width);
+    let out = if form == Form::InPlace { x } else { setup.activation("out", groups * width) };
+    let weight_id = setup.vector("weight", &weight);
     setup.plan.op(Op::RmsNorm { x, weight: weight_id, out, eps });
     let bounds = bounds(rows, rows % 2 * 3);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
-    let expected = oracle::rms_norm(&input.columns(3..3 + groups * width), &weight.data, eps);
+    let expected = oracle::rms_norm(&input.columns(margin..input.cols), &weight.data, eps);
+    let expected = expected.into_iter().map(|value| value.stored(precision)).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
     check(subject, &[plan], &weights, &[step])
 }

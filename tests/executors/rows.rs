@@ -1,10 +1,12 @@
 //! Embedding, rows by index, argmax.
 
 use halfwarp::exec::{ExecError, Want};
-use halfwarp::plan::StepInputs;
+use halfwarp::plan::{Precision, StepInputs};
 use libtest_mimic::Completion;
 
-use crate::harness::{Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv};
+use crate::harness::{
+    HALVES, Matrix, Setup, Step, bounds, check, one_sequence, smallest_kv, suffix,
+};
 use crate::oracle::Approx;
 use crate::{Outcome, Subject, Test};
 
@@ -12,14 +14,20 @@ use crate::{Outcome, Subject, Test};
 const ROW_SHAPES: &[(usize, usize)] =
     &[(1, 1), (1, 576), (3, 7), (17, 896), (64, 255), (65, 256), (5, 257), (2, 3072)];
 
+/// Those of 16-bit elements, whose rows are aligned.
+const HALF_ROW_SHAPES: &[(usize, usize)] = &[(1, 8), (1, 576), (17, 896), (65, 264), (2, 3072)];
+
 /// Columns of a row of logits.
 const VOCAB_SIZES: &[usize] = &[1, 2, 31, 32, 33, 1023, 1024, 1025, 8193, 49_152, 151_936];
 
 pub fn tests() -> Vec<Test> {
-    let rows = ROW_SHAPES.iter().map(|&(rows, width)| {
-        Test::new(format!("embedding::brings_every_row_{rows}x{width}"), move |subject| {
-            brings_every_row(subject, rows, width)
-        })
+    let f32_rows = ROW_SHAPES.iter().map(|&shape| (Precision::F32, shape));
+    let half_rows = HALVES
+        .into_iter()
+        .flat_map(|precision| HALF_ROW_SHAPES.iter().map(move |&shape| (precision, shape)));
+    let rows = f32_rows.chain(half_rows).map(|(precision, (rows, width))| {
+        let name = format!("embedding::brings_every_row_{rows}x{width}{}", suffix(precision));
+        Test::new(name, move |subject| brings_every_row(subject, precision, rows, width))
     });
     let argmax = VOCAB_SIZES.iter().map(|&vocab_size| {
         Test::new(format!("argmax::matches_oracle_{vocab_size}"), move |subject| {
@@ -30,10 +38,12 @@ pub fn tests() -> Vec<Test> {
     rows.chain(argmax).chain([picked]).collect()
 }
 
-fn brings_every_row(subject: Subject, rows: usize, width: usize) -> Outcome {
-    let input = Matrix::random(1, rows, width);
-    let mut setup = Setup::default();
-    let out = setup.input("input", &input);
+/// From a table of the operand's type, and through an activation of it.
+fn brings_every_row(subject: Subject, precision: Precision, rows: usize, width: usize) -> Outcome {
+    let input = Matrix::random(1, rows, width).rounded(precision);
+    let mut setup = Setup::new(precision);
+    let wide = setup.embedding("input", &input, precision.operand());
+    let out = setup.narrow("input as operand", wide);
     let bounds = bounds(rows, rows % 2 * 3);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let expected = input.data.iter().map(|&x| Approx::exactly(x)).collect();

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use crate::files::{Gguf, assert_error, f32_bytes, tests_dir};
+use half::{bf16, f16};
 use halfwarp::exec::{ExecError, WeightSource};
 use halfwarp::plan::{Dtype, PartTransform, Weight, WeightPart};
 use halfwarp::weights::{Checkpoint, Progress, WeightsError};
@@ -33,9 +34,18 @@ fn unpermuted(mut weight: Weight, num_heads: usize) -> Weight {
 fn read(source: &dyn WeightSource, weight: &Weight) -> Result<Vec<f32>, ExecError> {
     let mut bytes = vec![0xFF; weight.bytes() + 1];
     let start = if bytes.as_ptr().addr().is_multiple_of(2) { 1 } else { 0 };
-    source.read(weight, &mut bytes[start..start + weight.bytes()])?;
-    let read = bytes[start..].as_chunks().0;
-    Ok(read.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect())
+    let bytes = &mut bytes[start..start + weight.bytes()];
+    source.read(weight, bytes)?;
+    let halves = || bytes.as_chunks().0.iter();
+    Ok(match weight.storage {
+        Dtype::F16 => halves().map(|bytes| f16::from_ne_bytes(*bytes).to_f32()).collect(),
+        Dtype::BF16 => halves().map(|bytes| bf16::from_ne_bytes(*bytes).to_f32()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect(),
+    })
+}
+
+fn stored(storage: Dtype, weight: Weight) -> Weight {
+    Weight { storage, ..weight }
 }
 
 /// `q` `[2, 32]` in Q8_0, `k` `[3, 32]` in BF16, `v` `[1, 32]` in F32; vectors `a` `[2]` and `b`
@@ -80,6 +90,57 @@ fn large_weights_are_read_in_parallel() {
     assert!(read(&file.open(), &weight(rows, cols, &[("w", rows)])).unwrap() == values);
 }
 
+/// From blocks, bf16 and f32; rows put in order; elements of a vector.
+#[test]
+fn weights_are_rounded_to_what_the_plan_keeps() {
+    let (checkpoint, _) = checkpoint();
+    let thirds: Vec<f32> = (0..700 * 321).map(|i| i as f32 / 3.0 * 0.1).collect();
+    let large = Gguf::new().tensor("w", &[321, 700], F32, &f32_bytes(&thirds)).open();
+    let fixtures = Checkpoint::open(tests_dir().join("fixtures/blocks.gguf")).unwrap();
+    let rounded_f16 = |x: f32| f16::from_f32(x).to_f32();
+    let rounded_bf16 = |x: f32| bf16::from_f32(x).to_f32();
+    for (checkpoint, weight) in [
+        (&checkpoint, weight(6, 32, &[("q", 2), ("k", 3), ("v", 1)])),
+        (&checkpoint, weight(1, 5, &[("b", 3), ("a", 2)])),
+        (&large, weight(700, 321, &[("w", 700)])),
+        (&fixtures, unpermuted(weight(12, 5, &[("attn_q", 12)]), 2)),
+    ] {
+        let exact = read(checkpoint, &weight).unwrap();
+        for (storage, round) in
+            [(Dtype::F16, &rounded_f16 as &dyn Fn(f32) -> f32), (Dtype::BF16, &rounded_bf16)]
+        {
+            let half = stored(storage, weight.clone());
+            assert_eq!(half.bytes() * 2, weight.bytes());
+            checkpoint.check(&half).unwrap();
+            let wanted: Vec<f32> = exact.iter().map(|&x| round(x)).collect();
+            assert!(read(checkpoint, &half).unwrap() == wanted, "{storage}");
+        }
+    }
+    let thirds_f16 = read(&large, &stored(Dtype::F16, weight(700, 321, &[("w", 700)]))).unwrap();
+    assert!(thirds_f16 != thirds, "nothing was to be rounded");
+}
+
+/// An infinity that the file holds stays one.
+#[test]
+fn a_number_beyond_f16_is_an_error_that_suggests_bf16() {
+    let mut values = vec![1.0; 700 * 32];
+    (values[5], values[600 * 32], values[650 * 32]) = (f32::INFINITY, -70_000.0, 1e9);
+    let checkpoint = Gguf::new().tensor("up", &[32, 700], F32, &f32_bytes(&values)).open();
+    let up = weight(700, 32, &[("up", 700)]);
+    let half = stored(Dtype::F16, up.clone());
+    checkpoint.check(&half).unwrap();
+    let error = read(&checkpoint, &half).unwrap_err().to_string();
+    for part in ["model.gguf", "`up`", "-70000", "F16", "--dtype bf16"] {
+        assert!(error.contains(part), "`{error}` does not say `{part}`");
+    }
+    assert_eq!(read(&checkpoint, &stored(Dtype::BF16, up.clone())).unwrap()[5], f32::INFINITY);
+    values[0] = f32::MAX;
+    let checkpoint = Gguf::new().tensor("up", &[32, 700], F32, &f32_bytes(&values)).open();
+    let error = read(&checkpoint, &stored(Dtype::BF16, up.clone())).unwrap_err().to_string();
+    assert!(error.contains("BF16") && error.contains("--dtype f32"), "{error}");
+    assert!(read(&checkpoint, &up).unwrap() == values);
+}
+
 #[test]
 fn llama_rows_go_back_to_halves() {
     let fixtures = tests_dir().join("fixtures");
@@ -120,8 +181,8 @@ fn rejects_weights_that_the_checkpoint_cannot_give() {
         let heads = check(&unpermuted(weight(2, 32, &[("q", 2)]), num_heads));
         assert_error!(heads, WeightsError::NotHeads { .. }, "`q`", &num_heads.to_string());
     }
-    let half = Weight { storage: Dtype::F16, ..weight(2, 32, &[("q", 2)]) };
-    assert_error!(check(&half), WeightsError::UnsupportedStorage { .. }, "F16");
+    let blocks = Weight { storage: Dtype::Q8_0, ..weight(2, 32, &[("q", 2)]) };
+    assert_error!(check(&blocks), WeightsError::UnsupportedStorage { .. }, "Q8_0");
     let blocks = Gguf::new().tensor("b", &[32], Q8_0, &[0; 34]).open();
     let bias = blocks.check(&unpermuted(weight(1, 32, &[("b", 32)]), 2));
     assert_error!(bias, WeightsError::NotHeads { .. }, "Q8_0");

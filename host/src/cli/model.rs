@@ -2,7 +2,7 @@
 
 use super::{failure::Failure, terminal};
 use clap::ValueEnum;
-use halfwarp::{Device, Engine, EngineOptions, Model, Request};
+use halfwarp::{Device, Engine, EngineOptions, Model, Precision, Request};
 use model_cache::{DEFAULT, FetchedModel, MODELS};
 use std::{path::PathBuf, sync::Arc};
 
@@ -25,7 +25,7 @@ pub struct EngineArgs {
     /// auto, cpu, cuda, cuda:N or emulated (the GPU's kernels on the CPU, checked: slow)
     #[arg(long, default_value = "auto")]
     device: Device,
-    /// What the model computes in
+    /// What weights, KV cache and operands are kept in; sums, norms and softmax are in f32
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
 }
@@ -33,7 +33,22 @@ pub struct EngineArgs {
 /// A type to compute in.
 #[derive(Clone, Copy, ValueEnum)]
 enum Dtype {
+    /// The reference
     F32,
+    /// Half of the memory; weights up to 65504
+    F16,
+    /// Half of the memory; the range of f32, 8 significant bits
+    Bf16,
+}
+
+impl From<Dtype> for Precision {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Precision::F32,
+            Dtype::F16 => Precision::F16,
+            Dtype::Bf16 => Precision::BF16,
+        }
+    }
 }
 
 impl ModelArgs {
@@ -81,7 +96,7 @@ impl EngineArgs {
     }
 
     fn options(&self, context: Option<usize>) -> EngineOptions {
-        let Dtype::F32 = self.dtype;
-        EngineOptions { device: self.device, context, ..EngineOptions::default() }
+        let (device, precision) = (self.device, self.dtype.into());
+        EngineOptions { device, precision, context, ..EngineOptions::default() }
     }
 }

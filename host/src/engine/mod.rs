@@ -20,7 +20,7 @@ pub use sampler::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::Model;
-use crate::plan::{Bounds, StepInputs, Weight};
+use crate::plan::{Bounds, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler};
@@ -32,6 +32,7 @@ use std::sync::Arc;
 pub struct Engine {
     model: Arc<Model>,
     executor: Box<dyn Executor>,
+    precision: Precision,
     buckets: Buckets,
     num_pages: usize,
     prepared: HashMap<Bounds, PreparedPlan>,
@@ -67,17 +68,18 @@ impl Engine {
         // No step is larger than all contexts together, however large a one is asked for.
         let max_tokens = options.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
         let buckets = Buckets { max_tokens, max_seqs, context };
-        let bounds = buckets.largest();
+        let (precision, bounds) = (options.precision, buckets.largest());
         if let Some((device, free_bytes)) = options.device.free_memory()? {
-            model.memory(bounds, num_pages)?.check(&device, free_bytes)?;
+            model.memory(precision, bounds, num_pages)?.check(&device, free_bytes)?;
         }
-        let plan = model.plan(bounds, num_pages)?;
+        let plan = model.plan(precision, bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
         let executor = exec::open(options.device, &plan, &weights)?;
         Ok(Engine {
             model,
             executor,
+            precision,
             buckets,
             num_pages,
             prepared: HashMap::new(),
@@ -191,7 +193,8 @@ impl Engine {
         let plan = match self.prepared.get(&bounds) {
             Some(&plan) => plan,
             None => {
-                let plan = self.executor.prepare(&self.model.plan(bounds, self.num_pages)?)?;
+                let plan = self.model.plan(self.precision, bounds, self.num_pages)?;
+                let plan = self.executor.prepare(&plan)?;
                 self.prepared.insert(bounds, plan);
                 plan
             }

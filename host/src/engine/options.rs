@@ -3,7 +3,7 @@
 use super::{EngineError, Request};
 use crate::exec::Device;
 use crate::model::{Config, Model};
-use crate::plan::PAGE_SIZE;
+use crate::plan::{PAGE_SIZE, Precision};
 
 /// The context that is chosen when none is asked for, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -13,6 +13,8 @@ const DEFAULT_CONTEXT: usize = 4096;
 pub struct EngineOptions {
     /// Where it runs.
     pub device: Device,
+    /// What it computes in.
+    pub precision: Precision,
     /// Positions of a sequence, prompt and answer; `None` or 0: 4096, or what the model allows if that is less.
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
@@ -28,6 +30,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             device: Device::Auto,
+            precision: Precision::default(),
             context: None,
             max_seqs: 1,
             max_tokens: 512,

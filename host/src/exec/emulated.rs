@@ -7,9 +7,13 @@
 use cuda_std::launch::Launch;
 use simt::{Init, Memory};
 
-use super::lower::{self, Addresses, KvPool};
+use super::lower::{self, Addresses, KvPool, Target};
+use super::tensor_maps::TensorMaps;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
 use crate::plan::{Plan, Rows, StepInputs, View, Weight};
+
+/// The device that is emulated.
+const TARGET: Target = Target::Sm90a;
 
 /// What a step input is that the step does not say: as an index it is out of every bound.
 const UNSET: u32 = u32::MAX;
@@ -65,7 +69,7 @@ impl EmulatedExecutor {
 
 impl Executor for EmulatedExecutor {
     fn describe(&self) -> String {
-        "emulator (sm_90a kernels on the CPU)".to_owned()
+        format!("emulator ({} kernels on the CPU)", TARGET.name())
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
@@ -86,7 +90,11 @@ impl Executor for EmulatedExecutor {
             step: alloc("step inputs", plan.step_layout().len * size_of::<u32>()),
             workspace: alloc("workspace", lower::workspace_bytes(plan)),
         };
-        let launches = lower::lower(plan, &addresses)?;
+        let maps_address = alloc("tensor maps", TensorMaps::max_bytes(plan));
+        let mut maps = TensorMaps::new(plan, maps_address);
+        let launches = lower::lower(plan, &addresses, TARGET, &mut maps)?;
+        let encoded = maps.encoded(|spec| Ok(spec.emulated()))?;
+        memory.write(maps_address, &encoded).expect("a buffer for as many maps as there may be");
         self.prepared.push(Prepared { plan: plan.clone(), addresses, launches });
         Ok(PreparedPlan(self.prepared.len() - 1))
     }

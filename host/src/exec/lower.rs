@@ -4,6 +4,7 @@
 //! shared memory are the launcher's own.
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, SeqInputs};
 use kernels::gather_rows::GatherRows;
@@ -14,8 +15,30 @@ use kernels::rope::Rope;
 use kernels::sampling::Argmax;
 use kernels::silu_mul::SiluMul;
 
+mod halves;
+
 use super::ExecError;
+use super::tensor_maps::TensorMaps;
 use crate::plan::{Attention, Dtype, Op, Plan, Rows, StepLayout, View, Weight, WeightId};
+
+/// What code a device runs, beside that of every GPU from `sm_80` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// None.
+    Sm80,
+    /// That of Hopper: `wgmma`, TMA, clusters.
+    Sm90a,
+}
+
+impl Target {
+    /// The kernels for it, as [`ptx::target`](crate::ptx::target) knows them.
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Sm80 => "sm_80",
+            Target::Sm90a => "sm_90a",
+        }
+    }
+}
 
 /// The cache of one layer: addresses of its pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +66,19 @@ pub struct Addresses {
     pub workspace: u64,
 }
 
-/// The launches of `plan`, in order; an operation with nothing to compute has none.
+/// The launches of `plan` on a `target`, in order; an operation with nothing to compute has none. The tensor maps that
+/// they read get their places from `maps`.
 ///
 /// # Errors
 /// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes.
-pub fn lower(plan: &Plan, addresses: &Addresses) -> Result<Vec<Launch>, ExecError> {
-    let lowering = Lowering { plan, addresses, step: plan.step_layout() };
+pub fn lower(
+    plan: &Plan,
+    addresses: &Addresses,
+    target: Target,
+    maps: &mut TensorMaps,
+) -> Result<Vec<Launch>, ExecError> {
+    let (step, maps) = (plan.step_layout(), &mut |spec: &TensorMapSpec| maps.place(spec));
+    let mut lowering = Lowering { plan, addresses, step, target, maps };
     let mut launches = Vec::new();
     for op in &plan.ops {
         launches.extend(lowering.op(op)?);
@@ -89,10 +119,32 @@ struct Lowering<'a> {
     plan: &'a Plan,
     addresses: &'a Addresses,
     step: StepLayout,
+    #[expect(dead_code, reason = "for the kernels of 16-bit operands")]
+    target: Target,
+    #[expect(dead_code, reason = "for the kernels of 16-bit operands")]
+    maps: &'a mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
 }
 
 impl Lowering<'_> {
-    fn op(&self, op: &Op) -> Result<Vec<Launch>, ExecError> {
+    fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
+        match self.dtypes(op).into_iter().find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
+            Some(dtype) => self.halves_op(op, dtype),
+            None => self.f32_op(op),
+        }
+    }
+
+    /// The types of all that `op` reads and writes.
+    fn dtypes(&self, op: &Op) -> Vec<Dtype> {
+        let views = op.reads().into_iter().chain(op.writes()).map(|view| self.plan.dtype(view));
+        let weights = op.weights().into_iter().map(|id| self.plan.weight(id).storage);
+        let cache = match op {
+            Op::KvAppend { .. } | Op::Attention(_) => Some(self.plan.kv.dtype),
+            _ => None,
+        };
+        views.chain(weights).chain(cache).collect()
+    }
+
+    fn f32_op(&self, op: &Op) -> Result<Vec<Launch>, ExecError> {
         let unsupported = |why: LaunchError| ExecError::Unsupported {
             op: op.name().to_owned(),
             why: why.to_string(),

@@ -1,4 +1,4 @@
-//! Executors: what runs a plan. The CPU in f32, CUDA, and CUDA's kernels emulated; one trait, one suite of tests.
+//! Executors: what runs a plan. The CPU, CUDA, and CUDA's kernels emulated; one trait, one suite of tests.
 
 pub mod cpu;
 pub mod cuda;
@@ -6,6 +6,7 @@ mod device;
 pub mod emulated;
 mod inputs;
 mod lower;
+mod tensor_maps;
 #[cfg(test)]
 mod testing;
 

@@ -2,11 +2,14 @@
 //!
 //! Per layer: norm, packed QKV projection, QK-norm, RoPE, cache append, attention, output projection onto the
 //! residual stream; norm, packed gate and up projection, SiLU gate, down projection onto the residual stream.
+//!
+//! A [`Precision`] says what is stored in 16 bits: what linear layers and attention read. The residual stream, which
+//! grows from layer to layer, is in f32 and added to in f32 (docs/precision.md).
 
 use super::{Config, names::Names};
 use crate::plan::{
     Attention, Bounds, Constant, ConstantId, Dtype, KvLayout, Op, PartTransform, Plan, PlanBuilder,
-    Rows, View, Weight, WeightId, WeightPart,
+    Precision, Rows, View, Weight, WeightId, WeightPart,
 };
 
 /// Makes the plan of the model that `config` describes, with weights of the checkpoint that `names` speaks of.
@@ -14,6 +17,7 @@ pub(super) fn plan(
     config: &Config,
     names: &Names,
     rope: Constant,
+    precision: Precision,
     bounds: Bounds,
     num_pages: usize,
 ) -> Plan {
@@ -22,9 +26,9 @@ pub(super) fn plan(
         num_kv_heads: config.num_kv_heads,
         head_dim: config.head_dim,
         num_pages,
-        dtype: Dtype::F32,
+        dtype: precision.cache(),
     };
-    let mut decoder = Decoder { config, names, builder: PlanBuilder::new() };
+    let mut decoder = Decoder { config, names, precision, builder: PlanBuilder::new() };
     let rope = decoder.builder.constant(rope);
     let (logits, next_tokens) = decoder.decode(rope);
     decoder.builder.finish(bounds, kv, logits, next_tokens)
@@ -33,6 +37,7 @@ pub(super) fn plan(
 struct Decoder<'a> {
     config: &'a Config,
     names: &'a Names,
+    precision: Precision,
     builder: PlanBuilder,
 }
 
@@ -42,14 +47,15 @@ impl Decoder<'_> {
         let (config, names) = (self.config, self.names);
         let Config { vocab_size, hidden_size, .. } = *config;
         let table = self.matrix("embedding", &[part(names.embedding, vocab_size)], hidden_size);
-        let hidden = self.activation("hidden", Rows::Tokens, hidden_size);
+        let residual = self.precision.residual();
+        let hidden = self.builder.activation("hidden", Rows::Tokens, hidden_size, residual);
         self.builder.op(Op::Embedding { table, out: hidden });
         for layer in 0..config.num_layers() {
             self.attention(layer, hidden, rope);
             self.mlp(layer, hidden);
         }
 
-        let last = self.activation("last_hidden", Rows::Logits, hidden_size);
+        let last = self.builder.activation("last_hidden", Rows::Logits, hidden_size, residual);
         self.builder.op(Op::GatherRows { x: hidden, out: last });
         let x = self.norm("final_norm", names.final_norm, last);
         let weight = if config.tie_word_embeddings {
@@ -57,7 +63,7 @@ impl Decoder<'_> {
         } else {
             self.matrix("lm_head", &[part(names.lm_head, vocab_size)], hidden_size)
         };
-        let logits = self.activation("logits", Rows::Logits, vocab_size);
+        let logits = self.builder.activation("logits", Rows::Logits, vocab_size, Dtype::F32);
         self.builder.op(Op::Linear { x, weight, bias: None, residual: None, out: logits });
         let next_tokens = self.builder.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         self.builder.op(Op::Argmax { x: logits, out: next_tokens });
@@ -86,7 +92,7 @@ impl Decoder<'_> {
         let rotated = qkv.columns(0, q_width + kv_width);
         self.builder.op(Op::Rope { x: rotated, table: rope, head_dim });
         self.builder.op(Op::KvAppend { layer, k, v });
-        let out = self.activation(&label("attention"), Rows::Tokens, q_width);
+        let out = self.operand(&label("attention"), Rows::Tokens, q_width);
         self.builder.op(Op::Attention(Attention {
             layer,
             q,
@@ -113,7 +119,7 @@ impl Decoder<'_> {
         let parts = self.stacked(layer, names.gate_up, &[(width, PartTransform::None); 2]);
         let gate_up = self.linear(&label("gate_up"), &parts, config.mlp_bias, x, None);
         let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
-        let out = self.activation(&label("gated"), Rows::Tokens, width);
+        let out = self.operand(&label("gated"), Rows::Tokens, width);
         self.builder.op(Op::SiluMul { gate, up, out });
         let down = part(names.in_layer(layer, names.down), hidden.width);
         self.linear(&label("down"), &[down], config.mlp_bias, out, Some(hidden));
@@ -166,7 +172,7 @@ impl Decoder<'_> {
     ) -> View {
         let weight = self.matrix(label, parts, x.width);
         let bias = bias.then(|| self.vector(&format!("{label}_bias"), parts, "bias"));
-        let out = residual.unwrap_or_else(|| self.activation(label, Rows::Tokens, num_rows(parts)));
+        let out = residual.unwrap_or_else(|| self.operand(label, Rows::Tokens, num_rows(parts)));
         self.builder.op(Op::Linear { x, weight, bias, residual, out });
         out
     }
@@ -174,41 +180,40 @@ impl Decoder<'_> {
     /// `norm(x)`, with the weight called `name` in the checkpoint.
     fn norm(&mut self, label: &str, name: &str, x: View) -> View {
         let weight = self.vector(label, &[part(name, x.width)], "weight");
-        let out = self.activation(label, self.builder.rows(x), x.width);
+        let out = self.operand(label, self.builder.rows(x), x.width);
         self.builder.op(Op::RmsNorm { x, weight, out, eps: self.config.rms_norm_eps });
         out
     }
 
-    fn activation(&mut self, label: &str, rows: Rows, width: usize) -> View {
-        self.builder.activation(label, rows, width, Dtype::F32)
+    /// An activation that a linear layer, attention or the gate reads.
+    fn operand(&mut self, label: &str, rows: Rows, width: usize) -> View {
+        self.builder.activation(label, rows, width, self.precision.operand())
     }
 
     fn matrix(&mut self, label: &str, parts: &[WeightPart], cols: usize) -> WeightId {
-        self.weight(label, num_rows(parts), cols, parts, "weight")
+        let (name, parts) = (label.into(), with_suffix(parts, "weight"));
+        let storage = self.precision.operand();
+        self.builder.weight(Weight { name, rows: num_rows(&parts), cols, storage, parts })
     }
 
+    /// A norm's weight or a bias: a thousandth of a model, and kept in f32.
     fn vector(&mut self, label: &str, parts: &[WeightPart], suffix: &str) -> WeightId {
-        self.weight(label, 1, num_rows(parts), parts, suffix)
-    }
-
-    fn weight(
-        &mut self,
-        label: &str,
-        rows: usize,
-        cols: usize,
-        parts: &[WeightPart],
-        suffix: &str,
-    ) -> WeightId {
-        let with_suffix =
-            |part: &WeightPart| WeightPart { source: format!("{}.{suffix}", part.source), ..*part };
-        let parts = parts.iter().map(with_suffix).collect();
-        self.builder.weight(Weight { name: label.into(), rows, cols, storage: Dtype::F32, parts })
+        let (name, parts) = (label.into(), with_suffix(parts, suffix));
+        let (cols, storage) = (num_rows(&parts), Dtype::F32);
+        self.builder.weight(Weight { name, rows: 1, cols, storage, parts })
     }
 }
 
 /// The whole of one tensor, `name` less its suffix.
 fn part(name: impl Into<String>, rows: usize) -> WeightPart {
     WeightPart { source: name.into(), rows, transform: PartTransform::None }
+}
+
+/// Parts whose names end in `.suffix`.
+fn with_suffix(parts: &[WeightPart], suffix: &str) -> Vec<WeightPart> {
+    let named =
+        |part: &WeightPart| WeightPart { source: format!("{}.{suffix}", part.source), ..*part };
+    parts.iter().map(named).collect()
 }
 
 fn num_rows(parts: &[WeightPart]) -> usize {

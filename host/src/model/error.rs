@@ -1,6 +1,7 @@
 //! What can go wrong when a model is opened or planned.
 
 use super::config::ConfigError;
+use crate::plan::Precision;
 use crate::text::TextError;
 use crate::weights::WeightsError;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,21 @@ pub enum ModelError {
         asked: usize,
         /// The model's `max_position_embeddings`.
         max: usize,
+    },
+    /// A precision in whose elements the model's rows would not be aligned.
+    #[error(
+        "the model has a {what} of {size}: in {precision} it has to be a multiple of {multiple}\n\
+         it can be run in f32: --dtype f32"
+    )]
+    Unaligned {
+        /// Which of its sizes.
+        what: &'static str,
+        /// The size.
+        size: usize,
+        /// What it was to compute in.
+        precision: Precision,
+        /// Of what the size should be a multiple.
+        multiple: usize,
     },
 }
 

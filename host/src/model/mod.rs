@@ -13,7 +13,7 @@ pub use config::{Config, ConfigError, Family};
 pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
 
-use crate::plan::{Bounds, Constant, MemoryBudget, Plan, StepLayout};
+use crate::plan::{Bounds, Constant, MemoryBudget, Plan, Precision, StepLayout};
 use crate::text::{self, Text};
 use crate::weights::{Checkpoint, Origin};
 use names::Names;
@@ -61,7 +61,7 @@ impl Model {
         let model = Model { config, names, checkpoint, text, stop_tokens, rope_table };
         let bounds =
             Bounds { max_tokens: 1, max_seqs: 1, max_q_len: 1, max_logit_rows: 1, max_kv_len: 1 };
-        for weight in &model.plan(bounds, 1)?.weights {
+        for weight in &model.plan(Precision::F32, bounds, 1)?.weights {
             model.checkpoint.check(weight)?;
         }
         Ok(model)
@@ -87,34 +87,62 @@ impl Model {
         &self.stop_tokens
     }
 
-    /// The model as operations for steps of at most `bounds`, over a cache of `num_pages` pages. Weights and constants
-    /// are the same for all plans of one `bounds.max_kv_len`.
+    /// The model as operations in `precision` for steps of at most `bounds`, over a cache of `num_pages` pages. Weights
+    /// and constants are the same for all plans of one precision and `bounds.max_kv_len`.
     ///
     /// # Errors
-    /// [`ModelError::Context`] for no position, or more than the model takes.
-    pub fn plan(&self, bounds: Bounds, num_pages: usize) -> Result<Plan, ModelError> {
+    /// [`ModelError::Context`] for no position, or more than the model takes; [`ModelError::Unaligned`] for a model
+    /// whose rows have no place in 16 bits.
+    pub fn plan(
+        &self,
+        precision: Precision,
+        bounds: Bounds,
+        num_pages: usize,
+    ) -> Result<Plan, ModelError> {
         self.check_context(bounds.max_kv_len)?;
+        self.check_alignment(precision)?;
         let rope = self.rope_table(bounds.max_kv_len);
-        Ok(decoder::plan(&self.config, self.names, rope, bounds, num_pages))
+        Ok(decoder::plan(&self.config, self.names, rope, precision, bounds, num_pages))
     }
 
-    /// `self.plan(bounds, num_pages)?.memory()`, without the table of a context that may be too long for the memory.
+    /// `self.plan(precision, bounds, num_pages)?.memory()`, without the table of a context that may be too long for the
+    /// memory.
     ///
     /// # Errors
     /// As [`Model::plan`].
-    pub fn memory(&self, bounds: Bounds, num_pages: usize) -> Result<MemoryBudget, ModelError> {
+    pub fn memory(
+        &self,
+        precision: Precision,
+        bounds: Bounds,
+        num_pages: usize,
+    ) -> Result<MemoryBudget, ModelError> {
         self.check_context(bounds.max_kv_len)?;
         let rope_len = bounds.max_kv_len * self.config.rope.rotary_dim;
         Ok(MemoryBudget {
             buffer_bytes: 4 * (rope_len + StepLayout::new(&bounds).len),
             max_kv_len: bounds.max_kv_len,
-            ..self.plan(Bounds { max_kv_len: 1, ..bounds }, num_pages)?.memory()
+            ..self.plan(precision, Bounds { max_kv_len: 1, ..bounds }, num_pages)?.memory()
         })
     }
 
     fn check_context(&self, asked: usize) -> Result<(), ModelError> {
         let max = self.config.max_position_embeddings;
         if (1..=max).contains(&asked) { Ok(()) } else { Err(ModelError::Context { asked, max }) }
+    }
+
+    /// Whether the rows of every operand, and every head in it, start at multiples of 16 bytes.
+    fn check_alignment(&self, precision: Precision) -> Result<(), ModelError> {
+        let multiple = precision.operand().row_multiple();
+        let Config { hidden_size, intermediate_size, head_dim, .. } = self.config;
+        let sizes = [
+            ("hidden size", hidden_size),
+            ("intermediate size", intermediate_size),
+            ("head size", head_dim),
+        ];
+        match sizes.into_iter().find(|(_, size)| !size.is_multiple_of(multiple)) {
+            Some((what, size)) => Err(ModelError::Unaligned { what, size, precision, multiple }),
+            None => Ok(()),
+        }
     }
 
     /// `[max_kv_len, rotary_dim]` cosines and sines.

@@ -108,14 +108,10 @@ mod tests {
     use super::*;
     use crate::plan::{Attention, Bounds, Dtype, KvLayout, Tensor, TensorId, Weight, WeightId};
 
-    /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads.
-    fn plan() -> Plan {
-        let tensor = |name: &str, width| Tensor {
-            name: name.to_owned(),
-            rows: Rows::Tokens,
-            width,
-            dtype: Dtype::F32,
-        };
+    /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads, all of `dtype`.
+    fn plan(dtype: Dtype) -> Plan {
+        let tensor =
+            |name: &str, width| Tensor { name: name.to_owned(), rows: Rows::Tokens, width, dtype };
         let view = |id, width| View { tensor: TensorId(id), start: 0, width };
         let attention = Attention {
             layer: 0,
@@ -147,34 +143,33 @@ mod tests {
                 name: "w".to_owned(),
                 rows: 16,
                 cols: 8,
-                storage: Dtype::F16,
+                storage: dtype,
                 parts: vec![],
             }],
             constants: vec![],
-            kv: KvLayout {
-                num_layers: 1,
-                num_kv_heads: 2,
-                head_dim: 4,
-                num_pages: 1,
-                dtype: Dtype::F32,
-            },
+            kv: KvLayout { num_layers: 1, num_kv_heads: 2, head_dim: 4, num_pages: 1, dtype },
             ops: vec![linear, Op::Attention(attention)],
             logits: view(2, 16),
             next_tokens: view(2, 1),
         }
     }
 
+    /// Each type, and the bytes of an element.
+    const DTYPES: [(Dtype, usize); 3] = [(Dtype::F32, 4), (Dtype::F16, 2), (Dtype::BF16, 2)];
+
     #[test]
     fn a_linear_layer_reads_its_weight_once() {
         let shape = StepShape { num_tokens: 3, ..Default::default() };
-        let plan = plan();
-        let cost = plan.op_cost(&plan.ops[0], &shape);
-        let expected = Cost {
-            read_bytes: 3 * 8 * 4 + 16 * 8 * 2,
-            written_bytes: 3 * 16 * 4,
-            flops: 2 * 3 * 16 * 8,
-        };
-        assert_eq!(cost, expected);
+        for (dtype, bytes) in DTYPES {
+            let plan = plan(dtype);
+            let cost = plan.op_cost(&plan.ops[0], &shape);
+            let expected = Cost {
+                read_bytes: (3 * 8 + 16 * 8) * bytes,
+                written_bytes: 3 * 16 * bytes,
+                flops: 2 * 3 * 16 * 8,
+            };
+            assert_eq!(cost, expected, "{dtype}");
+        }
     }
 
     #[test]
@@ -183,10 +178,12 @@ mod tests {
         inputs.push_sequence(&[1, 2, 3], 2, &[0], 2..3);
         let shape = StepShape::of(&inputs);
         assert_eq!((shape.kv_positions, shape.attended_pairs), (5, 3 + 4 + 5));
-        let plan = plan();
-        let cost = plan.op_cost(&plan.ops[1], &shape);
-        assert_eq!(cost.flops, 4 * 12 * 4 * 4); // q.k and p.v: two multiply-adds a pair, head and column
-        assert_eq!(cost.read_bytes, 3 * 16 * 4 + 5 * 2 * 2 * 4 * 4); // q, and K and V of 2 heads of 4
-        assert_eq!(cost.written_bytes, 3 * 16 * 4);
+        for (dtype, bytes) in DTYPES {
+            let plan = plan(dtype);
+            let cost = plan.op_cost(&plan.ops[1], &shape);
+            assert_eq!(cost.flops, 4 * 12 * 4 * 4); // q.k and p.v: two multiply-adds a pair, head and column
+            assert_eq!(cost.read_bytes, (3 * 16 + 5 * 2 * 2 * 4) * bytes); // q, and K and V of 2 heads of 4
+            assert_eq!(cost.written_bytes, 3 * 16 * bytes);
+        }
     }
 }

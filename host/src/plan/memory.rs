@@ -290,12 +290,25 @@ mod tests {
 
     #[test]
     fn cache_bytes_come_from_the_layout() {
-        // SPEC row D: a layer of 8192 positions takes 8 MiB in Qwen2.5-0.5B and 192 MiB in Phi-3 Mini, in f32.
-        let layer = |num_kv_heads, head_dim| {
+        // A layer of 8192 positions in f32 and in 16 bits: Qwen2.5-0.5B, Phi-3 Mini.
+        let layer = |num_kv_heads, head_dim, dtype| {
             let num_pages = 8192 / crate::plan::PAGE_SIZE;
-            KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages, dtype: Dtype::F32 }.bytes()
+            KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages, dtype }.bytes()
         };
-        assert_eq!(layer(2, 64), 8 << 20);
-        assert_eq!(layer(32, 96), 192 << 20);
+        for (num_kv_heads, head_dim, mib) in [(2, 64, 8), (32, 96, 192)] {
+            assert_eq!(layer(num_kv_heads, head_dim, Dtype::F32), mib << 20);
+            for half in [Dtype::F16, Dtype::BF16] {
+                assert_eq!(layer(num_kv_heads, head_dim, half), mib << 19, "{half}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_activation_takes_what_its_elements_take() {
+        let mut plan = chain(&[64; 10]);
+        plan.tensors.iter_mut().step_by(2).for_each(|tensor| tensor.dtype = Dtype::F16);
+        assert_eq!(ArenaLayout::new(&plan).bytes(), 8 * 64 * (4 + 2));
+        plan.tensors.iter_mut().for_each(|tensor| tensor.dtype = Dtype::BF16);
+        assert_eq!(ArenaLayout::new(&plan).bytes(), 2 * 8 * 64 * 2);
     }
 }

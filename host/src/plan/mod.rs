@@ -7,18 +7,22 @@ mod builder;
 mod check;
 mod cost;
 mod dtype;
+mod error;
 mod kv;
 mod memory;
 mod op;
+mod precision;
 mod step;
 mod tensor;
 
 pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
+pub use error::PlanError;
 pub use kv::{KvLayout, PAGE_SIZE};
 pub use memory::{ArenaLayout, BudgetError, MemoryBudget};
 pub use op::{Attention, Op};
+pub use precision::Precision;
 pub use step::{StepInputs, StepLayout};
 pub use tensor::{
     Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId, WeightPart,
@@ -71,6 +75,11 @@ impl Plan {
     /// The activation behind `id`.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.0]
+    }
+
+    /// The element type of the activation behind `view`.
+    pub fn dtype(&self, view: View) -> Dtype {
+        self.tensor(view.tensor).dtype
     }
 
     /// The weight behind `id`.

@@ -136,14 +136,40 @@ pub enum WeightsError {
         /// Heads that the configuration gives it.
         num_heads: usize,
     },
-    /// The plan wants a storage type that weights are not yet converted to.
-    #[error("weight {} is planned as {storage}; weights are held as F32", shown(weight))]
+    /// A number that has no place in the type that the plan wants.
+    #[error(
+        "{}: tensor {} holds {value}, beyond what {storage} can hold\n{}",
+        path.display(), shown(tensor), wider(*storage)
+    )]
+    OutOfRange {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The number.
+        value: f32,
+        /// The type that the plan wants.
+        storage: Dtype,
+    },
+    /// The plan wants a storage type that weights are not converted to.
+    #[error(
+        "weight {} is planned as {storage}; weights are held as F32, F16 or BF16",
+        shown(weight)
+    )]
     UnsupportedStorage {
         /// The weight's name in the plan.
         weight: String,
         /// The type that the plan wants.
         storage: Dtype,
     },
+}
+
+/// What to do about a number beyond `storage`.
+fn wider(storage: Dtype) -> &'static str {
+    match storage {
+        Dtype::F16 => "run the model in bf16, which has the range of f32: --dtype bf16",
+        _ => "run the model in f32: --dtype f32",
+    }
 }
 
 impl From<WeightsError> for ExecError {

@@ -6,6 +6,7 @@
 
 mod blocks;
 mod checkpoint;
+mod encode;
 mod error;
 pub mod gguf;
 pub mod index;

@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use super::blocks::{Decoder, decoder};
+use super::encode::Encoder;
 use super::{Checkpoint, TensorDtype, TensorEntry, WeightsError};
 use crate::exec::{ExecError, WeightSource};
 use crate::plan::{Dtype, PartTransform, Weight, WeightPart};
@@ -15,8 +16,6 @@ const RUN_ELEMS: usize = 256;
 /// Least elements of a parallel task.
 const TASK_ELEMS: usize = 1 << 16;
 
-const F32_BYTES: usize = size_of::<f32>();
-
 impl Checkpoint {
     /// A whole tensor as f32, in its stored order.
     ///
@@ -26,7 +25,8 @@ impl Checkpoint {
         let entry = self.require(name)?;
         let rows = StoredRows::new(&entry, entry.shape.last().copied().unwrap_or(1))?;
         let mut values = vec![0.0f32; entry.shape.iter().product()];
-        rows.read(bytemuck::cast_slice_mut(&mut values), |row| row);
+        let f32 = Encoder::new(Dtype::F32).expect("weights are kept in f32");
+        rows.read(f32, bytemuck::cast_slice_mut(&mut values), |row| row)?;
         Ok(values)
     }
 
@@ -38,12 +38,7 @@ impl Checkpoint {
     /// [`WeightsError::UnsupportedDtype`], [`WeightsError::NotHeads`] or
     /// [`WeightsError::UnsupportedStorage`].
     pub fn check(&self, weight: &Weight) -> Result<(), WeightsError> {
-        if weight.storage != Dtype::F32 {
-            return Err(WeightsError::UnsupportedStorage {
-                weight: weight.name.clone(),
-                storage: weight.storage,
-            });
-        }
+        storage_encoder(weight)?;
         weight.parts.iter().try_for_each(|part| self.part_rows(weight, part).map(drop))
     }
 
@@ -98,24 +93,33 @@ impl WeightSource for Checkpoint {
     /// If `out` or the parts have not as many bytes as `weight`: a plan's fault, never a file's.
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
         self.check(weight)?;
+        let encoder = storage_encoder(weight)?;
         assert_eq!(out.len(), weight.bytes(), "bytes for weight {}", weight.name);
         let mut rest = out;
         for part in &weight.parts {
             let stored = self.part_rows(weight, part)?;
             let elems = part.rows * if is_vector(weight) { 1 } else { weight.cols };
-            let (out, behind) = rest.split_at_mut(elems * F32_BYTES);
+            let (out, behind) = rest.split_at_mut(elems * encoder.bytes());
             rest = behind;
             match part.transform {
-                PartTransform::None => stored.read(out, |row| row),
+                PartTransform::None => stored.read(encoder, out, |row| row),
                 PartTransform::UnpermuteRope { num_heads } => {
                     let head_dim = part.rows / num_heads;
-                    stored.read(out, |row| permuted_row(row, head_dim));
+                    stored.read(encoder, out, |row| permuted_row(row, head_dim))
                 }
-            }
+            }?;
         }
         assert!(rest.is_empty(), "the parts of weight {} leave rows unwritten", weight.name);
         Ok(())
     }
+}
+
+/// The conversion to what the plan keeps `weight` in.
+fn storage_encoder(weight: &Weight) -> Result<Encoder, WeightsError> {
+    Encoder::new(weight.storage).ok_or_else(|| WeightsError::UnsupportedStorage {
+        weight: weight.name.clone(),
+        storage: weight.storage,
+    })
 }
 
 /// Whether `weight` is a vector: the rows of its parts are then elements.
@@ -136,7 +140,7 @@ fn permuted_row(row: usize, head_dim: usize) -> usize {
 
 /// A tensor's stored data as rows of a type that can be decoded.
 struct StoredRows<'a> {
-    bytes: &'a [u8],
+    entry: TensorEntry<'a>,
     dtype: Dtype,
     decode: Decoder,
     row_elems: usize,
@@ -153,29 +157,53 @@ impl<'a> StoredRows<'a> {
             tensor: entry.name.to_owned(),
             dtype: entry.dtype.clone(),
         })?;
-        Ok(StoredRows { bytes: entry.bytes, dtype, decode, row_elems })
+        Ok(StoredRows { entry: *entry, dtype, decode, row_elems })
     }
 
-    /// Writes the rows to `out` as f32 in parallel: row `row` is the stored row `source_row(row)`.
-    fn read(&self, out: &mut [u8], source_row: impl Fn(usize) -> usize + Sync) {
+    /// Writes the rows to `out` as `encoder` makes them, in parallel: row `row` is the stored row `source_row(row)`.
+    fn read(
+        &self,
+        encoder: Encoder,
+        out: &mut [u8],
+        source_row: impl Fn(usize) -> usize + Sync,
+    ) -> Result<(), WeightsError> {
         if out.is_empty() {
-            return;
+            return Ok(());
         }
-        let stored_bytes = |elems| elems / self.dtype.block_elems() * self.dtype.block_bytes();
-        let row_bytes = stored_bytes(self.row_elems);
-        out.par_chunks_mut(self.row_elems * F32_BYTES)
+        let row_bytes = self.stored_bytes(self.row_elems);
+        let rows = out.par_chunks_mut(self.row_elems * encoder.bytes());
+        let beyond = rows
             .with_min_len(TASK_ELEMS.div_ceil(self.row_elems))
             .enumerate()
-            .for_each(|(row, out)| {
-                let stored = &self.bytes[source_row(row) * row_bytes..][..row_bytes];
-                // `out` may be aligned to single bytes: values pass through their own array.
-                let mut values = [0.0f32; RUN_ELEMS];
-                let runs = stored.chunks(stored_bytes(RUN_ELEMS));
-                for (stored, out) in runs.zip(out.chunks_mut(RUN_ELEMS * F32_BYTES)) {
-                    let values = &mut values[..out.len() / F32_BYTES];
-                    (self.decode)(stored, values);
-                    out.copy_from_slice(bytemuck::cast_slice(values));
-                }
+            .find_map_first(|(row, out)| {
+                let stored = &self.entry.bytes[source_row(row) * row_bytes..][..row_bytes];
+                self.read_row(encoder, stored, out).err()
             });
+        match beyond {
+            Some(value) => Err(WeightsError::OutOfRange {
+                path: self.entry.file.to_owned(),
+                tensor: self.entry.name.to_owned(),
+                value,
+                storage: encoder.dtype,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Converts one row; an error is a value that has no place in it.
+    fn read_row(&self, encoder: Encoder, stored: &[u8], out: &mut [u8]) -> Result<(), f32> {
+        // `out` may be aligned to single bytes: values pass through their own array.
+        let mut values = [0.0f32; RUN_ELEMS];
+        let runs = stored.chunks(self.stored_bytes(RUN_ELEMS));
+        for (stored, out) in runs.zip(out.chunks_mut(RUN_ELEMS * encoder.bytes())) {
+            let values = &mut values[..out.len() / encoder.bytes()];
+            (self.decode)(stored, values);
+            encoder.encode(values, out)?;
+        }
+        Ok(())
+    }
+
+    fn stored_bytes(&self, elems: usize) -> usize {
+        elems / self.dtype.block_elems() * self.dtype.block_bytes()
     }
 }

@@ -1,17 +1,19 @@
 //! Activations of a step: one arena, and views of rows and columns in it.
+//!
+//! Operations see f32. What is stored in 16 bits is widened when it is read, and rounded once when it is written.
 
+use super::elements::{Elements, ElementsMut, POISON, words};
 use crate::plan::{ArenaLayout, Dtype, Plan, Rows as RowCount, StepInputs, View};
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Elements of an elementwise operation from which on it pays to fork.
 const MIN_PARALLEL_ELEMS: usize = 1 << 14;
 
-const ELEM_BYTES: usize = Dtype::F32.block_bytes();
-
-/// Elements of the arena of `layout`.
-pub fn arena_elems(layout: &ArenaLayout) -> usize {
-    layout.bytes() / ELEM_BYTES
+/// Words of the arena of `layout`.
+pub fn arena_words(layout: &ArenaLayout) -> usize {
+    layout.bytes() / Dtype::F32.block_bytes()
 }
 
 /// Where the activations of one step stand: a plan's arena, and the step's numbers of rows.
@@ -28,13 +30,38 @@ impl Shape<'_> {
         self.plan.tensor(view.tensor).width
     }
 
-    fn range(&self, view: View) -> Range<usize> {
-        let rows = match self.plan.tensor(view.tensor).rows {
+    fn num_rows(&self, view: View) -> usize {
+        match self.plan.tensor(view.tensor).rows {
             RowCount::Tokens => self.num_tokens,
             RowCount::Logits => self.num_logit_rows,
-        };
-        let start = self.layout.offset(view.tensor) / ELEM_BYTES;
-        start..start + rows * self.stride(view)
+        }
+    }
+
+    /// Elements of the whole activation.
+    fn len(&self, view: View) -> usize {
+        self.num_rows(view) * self.stride(view)
+    }
+
+    /// The words of the arena that hold the whole activation.
+    fn words(&self, view: View) -> Range<usize> {
+        let start = self.layout.offset(view.tensor) / Dtype::F32.block_bytes();
+        start..start + words(self.plan.dtype(view), self.len(view))
+    }
+
+    /// The rows of `view`, in the words of its activation.
+    fn rows<'a>(&self, words: &'a [f32], view: View) -> Rows<'a> {
+        let View { start, width, .. } = view;
+        let stride = self.stride(view);
+        let stored = Elements::new(self.plan.dtype(view), words, self.len(view));
+        if let Elements::F32(data) = stored {
+            return Rows { data: Cow::Borrowed(data), stride, start, width };
+        }
+        let mut data = vec![0.0; self.num_rows(view) * width];
+        for (row, out) in data.chunks_exact_mut(width).enumerate() {
+            let first = row * stride + start;
+            stored.slice(first..first + width).widen_to(out);
+        }
+        Rows { data: Cow::Owned(data), stride: width, start: 0, width }
     }
 }
 
@@ -53,9 +80,9 @@ impl<'a> Frame<'a> {
         inputs: &StepInputs,
         arena: &'a mut [f32],
     ) -> Self {
-        let arena = &mut arena[..arena_elems(layout)];
+        let arena = &mut arena[..arena_words(layout)];
         if cfg!(debug_assertions) {
-            arena.fill(f32::NAN);
+            arena.fill(POISON);
         }
         let (num_tokens, num_logit_rows) = (inputs.num_tokens(), inputs.logit_rows.len());
         Frame { shape: Shape { plan, layout, num_tokens, num_logit_rows }, arena }
@@ -63,26 +90,43 @@ impl<'a> Frame<'a> {
 
     /// The rows of `view`.
     pub fn rows(&self, view: View) -> Rows<'_> {
-        Rows::new(&self.arena[self.shape.range(view)], self.shape.stride(view), view)
+        self.shape.rows(&self.arena[self.shape.words(view)], view)
     }
 
-    /// The rows of `view` to write to, and the other activations to read from.
-    pub fn write(&mut self, view: View) -> (RowsMut<'_>, Others<'_>) {
-        let range = self.shape.range(view);
+    /// Has `compute` write the rows of `out`, which begin as those of `from`, if there are such; it may read the other
+    /// activations.
+    pub fn write(&mut self, out: View, from: Option<View>, compute: impl FnOnce(RowsMut, &Others)) {
+        let shape = self.shape;
+        let dtype = shape.plan.dtype(out);
+        if dtype != Dtype::F32 {
+            let mut values = match from {
+                Some(from) => self.rows(from).to_vec(),
+                None => vec![POISON; shape.num_rows(out) * out.width],
+            };
+            let (stored, others) = self.split(out);
+            compute(RowsMut::dense(&mut values, out.width), &others);
+            let mut stored = ElementsMut::new(dtype, stored, shape.len(out));
+            for (row, values) in values.chunks_exact(out.width).enumerate() {
+                stored.narrow(row * shape.stride(out) + out.start, values);
+            }
+            return;
+        }
+        let (data, others) = self.split(out);
+        let (stride, start, width) = (shape.stride(out), out.start, out.width);
+        if let Some(from) = from.filter(|&from| from != out) {
+            let from = others.rows(from);
+            let rows = RowsMut { data: &mut *data, stride, start, width };
+            rows.for_each(|t, row| row.copy_from_slice(from.row(t)));
+        }
+        compute(RowsMut { data, stride, start, width }, &others);
+    }
+
+    /// The words of the activation of `out`, and those around them.
+    fn split(&mut self, out: View) -> (&mut [f32], Others<'_>) {
+        let range = self.shape.words(out);
         let (before, rest) = self.arena.split_at_mut(range.start);
         let (data, after) = rest.split_at_mut(range.len());
-        let rows =
-            RowsMut { data, stride: self.shape.stride(view), start: view.start, width: view.width };
-        (rows, Others { shape: self.shape, before, after, after_start: range.end })
-    }
-
-    /// Copies `x` to `out`; nothing where they are the same view.
-    pub fn copy(&mut self, x: View, out: View) {
-        if x != out {
-            let (out, others) = self.write(out);
-            let x = others.rows(x);
-            out.for_each(|t, row| row.copy_from_slice(x.row(t)));
-        }
+        (data, Others { shape: self.shape, before, after, after_start: range.end })
     }
 }
 
@@ -100,40 +144,35 @@ impl<'a> Others<'a> {
     /// # Panics
     /// If it lies in the activation that is being written: no operation allows that.
     pub fn rows(&self, view: View) -> Rows<'a> {
-        let range = self.shape.range(view);
-        let data = match range.start.checked_sub(self.after_start) {
+        let range = self.shape.words(view);
+        let words = match range.start.checked_sub(self.after_start) {
             Some(start) => &self.after[start..start + range.len()],
             None => &self.before[range],
         };
-        Rows::new(data, self.shape.stride(view), view)
+        self.shape.rows(words, view)
     }
 }
 
 /// Rows of columns `start .. start + width`, `stride` elements apart.
-#[derive(Clone, Copy)]
 pub struct Rows<'a> {
-    data: &'a [f32],
+    data: Cow<'a, [f32]>,
     stride: usize,
     start: usize,
     width: usize,
 }
 
 impl<'a> Rows<'a> {
-    fn new(data: &'a [f32], stride: usize, view: View) -> Self {
-        Rows { data, stride, start: view.start, width: view.width }
-    }
-
     /// Rows that are whole: `width` elements, one after the other.
     #[cfg(test)]
     pub fn dense(data: &'a [f32], width: usize) -> Self {
-        Rows { data, stride: width, start: 0, width }
+        Rows { data: Cow::Borrowed(data), stride: width, start: 0, width }
     }
 
     pub fn len(&self) -> usize {
         self.data.len() / self.stride
     }
 
-    pub fn row(&self, index: usize) -> &'a [f32] {
+    pub fn row(&self, index: usize) -> &[f32] {
         &self.data[index * self.stride + self.start..][..self.width]
     }
 
@@ -141,16 +180,16 @@ impl<'a> Rows<'a> {
         self.width
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &'a [f32]> {
+    pub fn iter(&self) -> impl Iterator<Item = &[f32]> {
         (0..self.len()).map(|index| self.row(index))
     }
 
     /// From the first element of the first row to the last of the last row, and the distance of two rows.
-    pub fn strided(&self) -> (&'a [f32], usize) {
+    pub fn strided(&self) -> (&[f32], usize) {
         (&self.data[self.start..], self.stride)
     }
 
-    pub fn to_vec(self) -> Vec<f32> {
+    pub fn to_vec(&self) -> Vec<f32> {
         self.iter().flatten().copied().collect()
     }
 }
@@ -164,7 +203,6 @@ pub struct RowsMut<'a> {
 }
 
 impl<'a> RowsMut<'a> {
-    #[cfg(test)]
     pub fn dense(data: &'a mut [f32], width: usize) -> Self {
         RowsMut { data, stride: width, start: 0, width }
     }

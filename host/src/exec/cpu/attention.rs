@@ -15,7 +15,7 @@ pub fn attention(
     attention: &Attention,
     inputs: &StepInputs,
     kv: &KvCache,
-    q: Rows,
+    q: &Rows,
     mut out: RowsMut,
 ) {
     let head_dim = attention.head_dim;
@@ -64,12 +64,13 @@ fn attend(
     for page_idx in start / PAGE_SIZE..end.div_ceil(PAGE_SIZE) {
         let first = page_idx * PAGE_SIZE;
         let rows = start.max(first) - first..end.min(first + PAGE_SIZE) - first;
-        let columns = rows.start * head_dim..rows.end * head_dim;
-        let (k, v) = kv.page(attention.layer, keys.pages[page_idx], kv_head);
-
         let mut scores = [0.0; PAGE_SIZE];
         let scores = &mut scores[..rows.len()];
-        for (score, k) in scores.iter_mut().zip(k[columns.clone()].chunks_exact(head_dim)) {
+        let [k, v] = kv
+            .page(attention.layer, keys.pages[page_idx], kv_head, rows)
+            .map(|elements| elements.widen());
+
+        for (score, k) in scores.iter_mut().zip(k.chunks_exact(head_dim)) {
             *score = dot(q, k) * attention.softmax_scale;
         }
         let new_max = scores.iter().copied().fold(max, f32::max);
@@ -77,7 +78,7 @@ fn attend(
         max = new_max;
         sum *= rescale;
         out.iter_mut().for_each(|out| *out *= rescale);
-        for (score, v) in scores.iter().zip(v[columns].chunks_exact(head_dim)) {
+        for (score, v) in scores.iter().zip(v.chunks_exact(head_dim)) {
             let p = (score - max).exp();
             sum += p;
             out.iter_mut().zip(v).for_each(|(out, v)| *out += p * v);
@@ -143,7 +144,7 @@ mod tests {
             let k = random(seed as u64, kv_len * kv_width);
             let v = random(seed as u64 + 100, kv_len * kv_width);
             let rows = (Rows::dense(&k, kv_width), Rows::dense(&v, kv_width));
-            kv.append(1, &appended.slot_mapping, rows.0, rows.1);
+            kv.append(1, &appended.slot_mapping, &rows.0, &rows.1);
             inputs.push_sequence(&vec![0; q_len], past_len, &pages, 0..0);
             for token in 0..q_len {
                 let row = random((seed * 1000 + token) as u64, num_heads * head_dim);
@@ -165,7 +166,7 @@ mod tests {
             window,
         };
         let mut out = vec![f32::NAN; q.len()];
-        attention(&op, &inputs, &kv, Rows::dense(&q, width), RowsMut::dense(&mut out, width));
+        attention(&op, &inputs, &kv, &Rows::dense(&q, width), RowsMut::dense(&mut out, width));
         assert_close(&out, &wanted, 1e-5, &format!("{:?}, window {window:?}", case.sequences));
     }
 

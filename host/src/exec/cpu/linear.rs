@@ -2,10 +2,11 @@
 //!
 //! A few rows are bound by reading the weights: inner products over blocks of weight rows, each block read from memory
 //! once for all rows. More rows are a matrix product, in nalgebra's kernels. Either way the weight's rows are divided
-//! over the threads, so that each of its elements is read by one of them.
+//! over the threads, so that each of its elements is read by one of them, and widened there if it has 16 bits.
 
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
+use super::elements::Elements;
 use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
 
 /// Rows up to which inner products are faster than a matrix product, which packs the weight first: at 32 they take
@@ -16,6 +17,8 @@ const DOT_BLOCK_ELEMS: usize = 1 << 17;
 /// Least weight rows of one task of a matrix product, which packs `x` anew for each: as many as each thread can get,
 /// or 64.
 const MIN_PRODUCT_ROWS: usize = 64;
+/// Weight rows of one task of a matrix product that have to be widened first: few enough to stay in a core's caches.
+const WIDENED_ROWS: usize = 256;
 /// Least dimension of a matrix product: below, nalgebra 0.35 takes a path that reads strided views out of bounds.
 const MIN_PRODUCT_DIM: usize = 6;
 const _: () = assert!(MAX_DOT_ROWS >= MIN_PRODUCT_DIM);
@@ -24,10 +27,10 @@ const _: () = assert!(MAX_DOT_ROWS >= MIN_PRODUCT_DIM);
 type Transposed<'a> = DMatrixViewMut<'a, f32, Dyn, Dyn>;
 
 /// Computes `out` for some rows of the weight.
-type Multiply = fn(Rows, &[f32], bool, Transposed);
+type Multiply = fn(&Rows, &[f32], bool, Transposed);
 
 /// Computes `out = x * weight^T`, or adds it to `out` where `accumulate`. `weight` is `[out.width(), x.width()]`.
-pub fn linear(x: Rows, weight: &[f32], accumulate: bool, out: &mut RowsMut) {
+pub fn linear(x: &Rows, weight: Elements, accumulate: bool, out: &mut RowsMut) {
     let (rows, n, k) = (out.len(), out.width(), x.width());
     if rows == 0 {
         return;
@@ -39,7 +42,10 @@ pub fn linear(x: Rows, weight: &[f32], accumulate: bool, out: &mut RowsMut) {
         divide(block_n, inner_products, x, weight, accumulate, out);
     } else {
         let per_thread = n.div_ceil(rayon::current_num_threads()).next_multiple_of(8);
-        let block_n = per_thread.max(MIN_PRODUCT_ROWS);
+        let block_n = match weight {
+            Elements::F32(_) => per_thread.max(MIN_PRODUCT_ROWS),
+            _ => WIDENED_ROWS,
+        };
         divide(block_n, matrix_product, x, weight, accumulate, out);
     }
 }
@@ -48,14 +54,14 @@ pub fn linear(x: Rows, weight: &[f32], accumulate: bool, out: &mut RowsMut) {
 fn divide(
     block_n: usize,
     multiply: Multiply,
-    x: Rows,
-    weight: &[f32],
+    x: &Rows,
+    weight: Elements,
     accumulate: bool,
     mut out: Transposed,
 ) {
     let n = out.nrows();
     if n <= block_n {
-        return multiply(x, weight, accumulate, out);
+        return multiply(x, &weight.widen(), accumulate, out);
     }
     let middle = (n / 2).next_multiple_of(8).min(n - 1);
     let (weight_low, weight_high) = weight.split_at(middle * x.width());
@@ -66,7 +72,7 @@ fn divide(
     );
 }
 
-fn matrix_product(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
+fn matrix_product(x: &Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
     let (n, k) = (out.nrows(), x.width());
     let beta = if accumulate { 1.0 } else { 0.0 };
     let weight = DMatrixView::from_slice_with_strides(weight, n, k, k, 1);
@@ -75,7 +81,7 @@ fn matrix_product(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed
     out.gemm(1.0, &weight, &x_transposed, beta);
 }
 
-fn inner_products(x: Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
+fn inner_products(x: &Rows, weight: &[f32], accumulate: bool, mut out: Transposed) {
     for (t, x_row) in x.iter().enumerate() {
         for (n, weight_row) in weight.chunks_exact(x.width()).enumerate() {
             let (out, value) = (&mut out[(n, t)], dot(weight_row, x_row));
@@ -111,7 +117,8 @@ mod tests {
                     let start = if accumulate { random(3, rows * n) } else { vec![0.0; rows * n] };
                     let mut out = if accumulate { start.clone() } else { vec![f32::NAN; rows * n] };
                     let mut out_rows = RowsMut::dense(&mut out, n);
-                    linear(Rows::dense(&x, k), &weight, accumulate, &mut out_rows);
+                    let stored = Elements::F32(&weight);
+                    linear(&Rows::dense(&x, k), stored, accumulate, &mut out_rows);
                     let wanted = oracle(&x, &weight, k, &start);
                     let case = format!("{rows} rows, [{n}, {k}], accumulate {accumulate}");
                     assert_close(&out, &wanted, 1e-5, &case);
@@ -127,7 +134,7 @@ mod tests {
         let run = |rows: std::ops::Range<usize>| {
             let mut out = vec![f32::NAN; rows.len() * n];
             let x = Rows::dense(&x[rows.start * k..rows.end * k], k);
-            linear(x, &weight, false, &mut RowsMut::dense(&mut out, n));
+            linear(&x, Elements::F32(&weight), false, &mut RowsMut::dense(&mut out, n));
             out
         };
         let alone: Vec<f32> = (0..MAX_DOT_ROWS).flat_map(|row| run(row..row + 1)).collect();

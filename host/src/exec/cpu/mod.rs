@@ -1,24 +1,28 @@
 //! The CPU executor: every operation in f32, on rayon's threads.
 //!
 //! It is the reference that the GPU executors are compared with, and what runs where no GPU is. Decoding is bound by
-//! reading the weights; a prompt is a matrix product.
+//! reading the weights; a prompt is a matrix product. What a plan stores in 16 bits is stored so here too: widened
+//! where it is read, rounded to nearest even where it is written, which is where the GPU's kernels do it.
 
 mod activations;
 mod attention;
 mod dot;
+mod elements;
 mod kv;
 mod linear;
 mod ops;
 
-use self::activations::{Frame, arena_elems};
+use self::activations::{Frame, arena_words};
+use self::elements::Buffer;
 use self::kv::KvCache;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
-use crate::plan::{ArenaLayout, Dtype, Op, Plan, StepInputs, Weight};
+use crate::plan::{ArenaLayout, Dtype, Op, Plan, StepInputs, Weight, WeightId};
+use half::f16;
 use rayon::prelude::*;
 
-/// Runs plans on the CPU in f32.
+/// Runs plans on the CPU, computing in f32.
 pub struct CpuExecutor {
-    weights: Vec<Vec<f32>>,
+    weights: Vec<Buffer>,
     kv: KvCache,
     arena: Vec<f32>,
     prepared: Vec<(Plan, ArenaLayout)>,
@@ -28,11 +32,9 @@ impl CpuExecutor {
     /// Reads the weights of `plan` and makes room for its KV cache.
     ///
     /// # Errors
-    /// [`ExecError::Unsupported`] for a storage other than f32, [`ExecError::Weights`] from `weights`.
+    /// [`ExecError::Unsupported`] for storage in blocks, [`ExecError::Weights`] from `weights`.
     pub fn open(plan: &Plan, weights: &dyn WeightSource) -> Result<Self, ExecError> {
-        if plan.kv.dtype != Dtype::F32 {
-            return Err(unsupported("KV cache", plan.kv.dtype));
-        }
+        elements::check("the KV cache", plan.kv.dtype)?;
         let weights = plan.weights.par_iter().map(|weight| read_weight(weight, weights));
         Ok(CpuExecutor {
             weights: weights.collect::<Result<_, _>>()?,
@@ -51,8 +53,8 @@ impl Executor for CpuExecutor {
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
         let layout = ArenaLayout::new(plan);
-        let arena_elems = arena_elems(&layout).max(self.arena.len());
-        self.arena.resize(arena_elems, 0.0);
+        let arena_words = arena_words(&layout).max(self.arena.len());
+        self.arena.resize(arena_words, 0.0);
         self.prepared.push((plan.clone(), layout));
         Ok(PreparedPlan(self.prepared.len() - 1))
     }
@@ -85,20 +87,11 @@ impl Executor for CpuExecutor {
     }
 }
 
-fn unsupported(what: &str, dtype: Dtype) -> ExecError {
-    ExecError::Unsupported {
-        op: what.to_string(),
-        why: format!("{dtype} storage; the CPU executor computes on f32"),
-    }
-}
-
-fn read_weight(weight: &Weight, source: &dyn WeightSource) -> Result<Vec<f32>, ExecError> {
-    if weight.storage != Dtype::F32 {
-        return Err(unsupported(&weight.name, weight.storage));
-    }
-    let mut values = vec![0.0; weight.rows * weight.cols];
-    source.read(weight, bytemuck::cast_slice_mut(&mut values))?;
-    Ok(values)
+fn read_weight(weight: &Weight, source: &dyn WeightSource) -> Result<Buffer, ExecError> {
+    elements::check(&weight.name, weight.storage)?;
+    let mut elements = Buffer::new(weight.storage, weight.rows * weight.cols, 0.0);
+    source.read(weight, elements.bytes_mut())?;
+    Ok(elements)
 }
 
 /// One step on its way through the operations.
@@ -106,7 +99,7 @@ struct Step<'a> {
     plan: &'a Plan,
     inputs: &'a StepInputs,
     want: Want,
-    weights: &'a [Vec<f32>],
+    weights: &'a [Buffer],
     kv: &'a mut KvCache,
     frame: Frame<'a>,
     output: StepOutput,
@@ -114,52 +107,45 @@ struct Step<'a> {
 
 impl Step<'_> {
     fn run(&mut self, op: &Op) {
-        let (weights, inputs, frame) = (self.weights, self.inputs, &mut self.frame);
+        let (plan, inputs, frame) = (self.plan, self.inputs, &mut self.frame);
+        let weight = |id: WeightId| self.weights[id.0].elements();
         match *op {
-            Op::Embedding { table, out } => {
-                let (out, _) = frame.write(out);
-                ops::embedding(&weights[table.0], &inputs.token_ids, out);
+            Op::Embedding { table, out } => frame.write(out, None, |out, _| {
+                ops::embedding(weight(table), &inputs.token_ids, out);
+            }),
+            Op::RmsNorm { x, weight: id, out, eps } => frame.write(out, Some(x), |out, _| {
+                ops::rms_norm(&weight(id).widen(), eps, out);
+            }),
+            Op::Linear { x, weight: id, bias, residual, out } => {
+                frame.write(out, residual, |mut out, others| {
+                    linear::linear(&others.rows(x), weight(id), residual.is_some(), &mut out);
+                    if let Some(bias) = bias {
+                        ops::add_bias(&weight(bias).widen(), out);
+                    }
+                });
             }
-            Op::RmsNorm { x, weight, out, eps } => {
-                frame.copy(x, out);
-                let (out, _) = frame.write(out);
-                ops::rms_norm(&weights[weight.0], eps, out);
-            }
-            Op::Linear { x, weight, bias, residual, out } => {
-                if let Some(residual) = residual {
-                    frame.copy(residual, out);
-                }
-                let (mut out, others) = frame.write(out);
-                let x = others.rows(x);
-                linear::linear(x, &weights[weight.0], residual.is_some(), &mut out);
-                if let Some(bias) = bias {
-                    ops::add_bias(&weights[bias.0], out);
-                }
-            }
-            Op::Rope { x, table, head_dim } => {
-                let table = self.plan.constant(table);
-                let (x, _) = frame.write(x);
-                ops::rope(table, &inputs.positions, head_dim, x);
-            }
+            Op::Rope { x, table, head_dim } => frame.write(x, Some(x), |x, _| {
+                ops::rope(plan.constant(table), &inputs.positions, head_dim, x);
+            }),
             Op::KvAppend { layer, k, v } => {
-                self.kv.append(layer, &inputs.slot_mapping, frame.rows(k), frame.rows(v));
+                self.kv.append(layer, &inputs.slot_mapping, &frame.rows(k), &frame.rows(v));
             }
-            Op::Attention(attention) => {
-                let (out, others) = frame.write(attention.out);
+            Op::Attention(attention) => frame.write(attention.out, None, |out, others| {
                 let q = others.rows(attention.q);
-                attention::attention(&attention, inputs, self.kv, q, out);
-            }
+                attention::attention(&attention, inputs, self.kv, &q, out);
+            }),
             Op::SiluMul { gate, up, out } => {
-                let (out, others) = frame.write(out);
-                ops::silu_mul(others.rows(gate), others.rows(up), out);
+                let max = largest(plan.dtype(out));
+                frame.write(out, None, |out, others| {
+                    ops::silu_mul(&others.rows(gate), &others.rows(up), max, out);
+                });
             }
-            Op::GatherRows { x, out } => {
-                let (out, others) = frame.write(out);
-                ops::gather_rows(others.rows(x), &inputs.logit_rows, out);
-            }
+            Op::GatherRows { x, out } => frame.write(out, None, |out, others| {
+                ops::gather_rows(&others.rows(x), &inputs.logit_rows, out);
+            }),
             Op::Argmax { x, .. } => {
                 if self.want == Want::NextTokens {
-                    self.output.next_tokens = ops::argmax(frame.rows(x));
+                    self.output.next_tokens = ops::argmax(&frame.rows(x));
                 }
             }
         }
@@ -171,6 +157,12 @@ impl Step<'_> {
         }
         self.output
     }
+}
+
+/// What a product of the gate is clamped to, so that one that overflows does not become an infinity: the types with
+/// the exponents of f32 need no clamp.
+fn largest(dtype: Dtype) -> f32 {
+    if dtype == Dtype::F16 { f16::MAX.to_f32() } else { f32::INFINITY }
 }
 
 #[cfg(test)]
@@ -226,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn rejects_storage_other_than_f32() {
-        let mut half_weight = plan();
-        half_weight.weights[0].storage = Dtype::F16;
-        let mut half_cache = plan();
-        half_cache.kv.dtype = Dtype::F16;
-        for (plan, start) in [(half_weight, "embedding: F16"), (half_cache, "KV cache: F16")] {
+    fn rejects_storage_in_blocks() {
+        let mut weight = plan();
+        weight.weights[0].storage = Dtype::Q8_0;
+        let mut cache = plan();
+        cache.kv.dtype = Dtype::Q4_0;
+        for (plan, start) in [(weight, "embedding: Q8_0"), (cache, "the KV cache: Q4_0")] {
             let message = CpuExecutor::open(&plan, &Counting).err().unwrap().to_string();
             assert!(message.starts_with(start), "{message}");
         }

@@ -2,16 +2,20 @@
 
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
+use super::elements::Elements;
 use crate::plan::Constant;
 
 /// `out[t, :] = table[token_ids[t], :]`.
-pub fn embedding(table: &[f32], token_ids: &[u32], out: RowsMut) {
+pub fn embedding(table: Elements, token_ids: &[u32], out: RowsMut) {
     let width = out.width();
-    out.for_each(|t, row| row.copy_from_slice(&table[token_ids[t] as usize * width..][..width]));
+    out.for_each(|t, row| {
+        let start = token_ids[t] as usize * width;
+        table.slice(start..start + width).widen_to(row);
+    });
 }
 
 /// `out[r, :] = x[indices[r], :]`.
-pub fn gather_rows(x: Rows, indices: &[u32], out: RowsMut) {
+pub fn gather_rows(x: &Rows, indices: &[u32], out: RowsMut) {
     out.for_each(|r, row| row.copy_from_slice(x.row(indices[r] as usize)));
 }
 
@@ -46,17 +50,17 @@ pub fn rope(table: &Constant, positions: &[u32], head_dim: usize, x: RowsMut) {
     });
 }
 
-/// `out = silu(gate) * up`.
-pub fn silu_mul(gate: Rows, up: Rows, out: RowsMut) {
+/// `out = silu(gate) * up`, no larger than `max`.
+pub fn silu_mul(gate: &Rows, up: &Rows, max: f32, out: RowsMut) {
     out.for_each(|t, row| {
         for ((out, gate), up) in row.iter_mut().zip(gate.row(t)).zip(up.row(t)) {
-            *out = gate / (1.0 + (-gate).exp()) * up;
+            *out = (gate / (1.0 + (-gate).exp()) * up).clamp(-max, max);
         }
     });
 }
 
 /// The smallest index of the largest value of each row; NaN counts as smaller than everything.
-pub fn argmax(x: Rows) -> Vec<u32> {
+pub fn argmax(x: &Rows) -> Vec<u32> {
     let largest = |row: &[f32]| {
         let mut best = (0, f32::NAN);
         for (index, &value) in row.iter().enumerate() {
@@ -78,11 +82,11 @@ mod tests {
     fn embedding_and_gather_copy_rows() {
         let table = random(1, 5 * 3);
         let mut out = vec![f32::NAN; 4 * 3];
-        embedding(&table, &[4, 0, 0, 2], RowsMut::dense(&mut out, 3));
+        embedding(Elements::F32(&table), &[4, 0, 0, 2], RowsMut::dense(&mut out, 3));
         let wanted = [&table[12..15], &table[..3], &table[..3], &table[6..9]].concat();
         assert_eq!(out, wanted);
         let mut last = vec![f32::NAN; 3];
-        gather_rows(Rows::dense(&out, 3), &[3], RowsMut::dense(&mut last, 3));
+        gather_rows(&Rows::dense(&out, 3), &[3], RowsMut::dense(&mut last, 3));
         assert_eq!(last, table[6..9]);
     }
 
@@ -139,11 +143,23 @@ mod tests {
         gate[..4].copy_from_slice(&[0.0, -200.0, 200.0, -0.0]);
         let up = random(2, 300);
         let mut out = vec![f32::NAN; 300];
-        silu_mul(Rows::dense(&gate, 100), Rows::dense(&up, 100), RowsMut::dense(&mut out, 100));
+        let rows = [&gate, &up].map(|data| Rows::dense(data, 100));
+        silu_mul(&rows[0], &rows[1], f32::INFINITY, RowsMut::dense(&mut out, 100));
         let silu = |x: f64| x / (1.0 + (-x).exp());
         let wanted: Vec<f64> =
             gate.iter().zip(&up).map(|(&g, &u)| silu(g as f64) * u as f64).collect();
         assert_close(&out, &wanted, 1e-6, "silu_mul");
+    }
+
+    #[test]
+    fn silu_mul_is_no_larger_than_asked() {
+        let (gate, up) =
+            ([300.0, 300.0, 300.0, f32::INFINITY, 1.0], [1.0, 300.0, -300.0, 2.0, f32::NAN]);
+        let mut out = [0.0; 5];
+        let rows = [&gate, &up].map(|data| Rows::dense(data, 5));
+        silu_mul(&rows[0], &rows[1], 65504.0, RowsMut::dense(&mut out, 5));
+        assert_eq!(out[..4], [300.0, 65504.0, -65504.0, 65504.0]);
+        assert!(out[4].is_nan());
     }
 
     #[test]
@@ -154,7 +170,7 @@ mod tests {
             [f32::NEG_INFINITY; 4],
             [f32::NAN; 4],
         ];
-        assert_eq!(argmax(Rows::dense(rows.as_flattened(), 4)), [1, 3, 0, 0]);
+        assert_eq!(argmax(&Rows::dense(rows.as_flattened(), 4)), [1, 3, 0, 0]);
     }
 
     #[test]

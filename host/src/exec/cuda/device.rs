@@ -10,7 +10,7 @@ use cust::error::CudaError;
 use cust::memory::mem_get_info;
 use cust::sys::CUresult;
 
-use crate::exec::ExecError;
+use crate::exec::{ExecError, lower};
 use crate::ptx::{self, Target};
 
 pub use cuda_loader::Version;
@@ -34,13 +34,18 @@ impl std::fmt::Display for Capability {
 }
 
 impl Capability {
-    /// The kernels for a device of this capability: `sm_90a` code runs on 9.0 alone, `sm_80` code on everything newer
-    /// through the driver's JIT. `None` below 8.0.
+    /// The kernels for a device of this capability. `None` below 8.0.
     pub fn target(self) -> Option<&'static Target> {
+        ptx::target(self.code()?.name())
+    }
+
+    /// What code a device of this capability runs: that of `sm_90a` on 9.0 alone, that of `sm_80` on everything newer
+    /// through the driver's JIT. `None` below 8.0.
+    pub(super) fn code(self) -> Option<lower::Target> {
         let hopper = Capability { major: 9, minor: 0 };
         match self {
-            _ if self == hopper => ptx::target("sm_90a"),
-            _ if self >= MIN_CAPABILITY => ptx::target("sm_80"),
+            _ if self == hopper => Some(lower::Target::Sm90a),
+            _ if self >= MIN_CAPABILITY => Some(lower::Target::Sm80),
             _ => None,
         }
     }
@@ -126,17 +131,17 @@ pub fn first_device() -> Option<usize> {
 /// [`ExecError::NoDevice`] if it is not there, or too old for the kernels; [`ExecError::Driver`].
 pub fn free_memory(ordinal: usize) -> Result<(String, usize), ExecError> {
     let devices = devices()?;
-    let (device, _) = choose(&devices, ordinal)?;
+    let (device, ..) = choose(&devices, ordinal)?;
     open_context(device)?;
     let (free_bytes, _) = mem_get_info().map_err(failed("cuMemGetInfo"))?;
     Ok((device.name.clone(), free_bytes))
 }
 
-/// The device `cuda:<ordinal>` of `devices`, and its kernels.
+/// The device `cuda:<ordinal>` of `devices`, its kernels, and what launches are made for.
 pub(super) fn choose(
     devices: &[DeviceInfo],
     ordinal: usize,
-) -> Result<(&DeviceInfo, &'static Target), ExecError> {
+) -> Result<(&DeviceInfo, &'static Target, lower::Target), ExecError> {
     let Some(device) = devices.get(ordinal) else {
         let there = match devices.len() {
             0 => "the driver finds no CUDA device".to_owned(),
@@ -145,13 +150,13 @@ pub(super) fn choose(
         };
         return Err(ExecError::NoDevice(format!("there is no device cuda:{ordinal}: {there}")));
     };
-    let target = device.target.ok_or_else(|| {
-        ExecError::NoDevice(format!(
+    let (Some(target), Some(code)) = (device.target, device.capability.code()) else {
+        return Err(ExecError::NoDevice(format!(
             "cuda:{ordinal} ({}) has compute capability {}, the kernels need {MIN_CAPABILITY} or newer; use the CPU",
             device.name, device.capability
-        ))
-    })?;
-    Ok((device, target))
+        )));
+    };
+    Ok((device, target, code))
 }
 
 /// The device's primary context, current in this thread.

@@ -5,6 +5,7 @@ mod device;
 mod graph;
 mod memory;
 mod modules;
+mod tensor_maps;
 mod timing;
 mod upload;
 
@@ -15,8 +16,9 @@ use cust::stream::{Stream, StreamFlags};
 use self::cubin_cache::CubinCache;
 use self::device::{failed, make_current};
 use self::graph::Graph;
-use self::memory::{DeviceMemory, pinned};
+use self::memory::{Block, DeviceMemory, pinned};
 use self::modules::Modules;
+use super::tensor_maps::TensorMaps;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs, lower};
 use crate::plan::{ArenaLayout, Plan, StepInputs, StepLayout, View};
 
@@ -37,15 +39,17 @@ pub struct CudaExecutor {
     step_outputs: LockedBuffer<u32>,
     stream: Stream,
     device: DeviceInfo,
+    target: lower::Target,
     context: &'static Context,
 }
 
-/// A plan, and its launches as a graph.
+/// A plan, and its launches as a graph, which reads the tensor maps.
 struct Prepared {
     plan: Plan,
     step_layout: StepLayout,
     arena_layout: ArenaLayout,
     graph: Graph,
+    _tensor_maps: Block,
 }
 
 impl CudaExecutor {
@@ -62,7 +66,7 @@ impl CudaExecutor {
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
         let devices = devices()?;
-        let (device, target) = device::choose(&devices, ordinal)?;
+        let (device, kernels, target) = device::choose(&devices, ordinal)?;
         let device = device.clone();
         let context = device::open_context(&device)?;
         // All work of an executor is on its one stream, which waits for no other: a blocking stream could not be captured
@@ -75,12 +79,13 @@ impl CudaExecutor {
         let cache = CubinCache::new(cache_dir, device::driver_name()?, device.capability);
         Ok(CudaExecutor {
             prepared: Vec::new(),
-            modules: Modules::new(target, cache),
+            modules: Modules::new(kernels, cache),
             step_inputs: pinned(plan.step_layout().len)?,
             step_outputs: pinned(0)?,
             memory,
             stream,
             device,
+            target,
             context,
         })
     }
@@ -95,8 +100,7 @@ impl Drop for CudaExecutor {
 
 impl Executor for CudaExecutor {
     fn describe(&self) -> String {
-        let target = self.device.target.map_or("", |target| target.name);
-        format!("{} ({target})", self.device.name)
+        format!("{} ({})", self.device.name, self.target.name())
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
@@ -112,7 +116,11 @@ impl Executor for CudaExecutor {
                     .to_owned(),
             });
         }
-        let launches = lower::lower(plan, &self.memory.addresses(plan, &arena_layout))?;
+        let mut map_block = tensor_maps::allocate(&self.device, plan, &self.stream)?;
+        let mut maps = TensorMaps::new(plan, map_block.address());
+        let addresses = self.memory.addresses(plan, &arena_layout);
+        let launches = lower::lower(plan, &addresses, self.target, &mut maps)?;
+        tensor_maps::upload(&maps, &mut map_block, &self.stream)?;
         self.modules.load(self.context, &launches)?;
         let launches = launches
             .into_iter()
@@ -120,7 +128,8 @@ impl Executor for CudaExecutor {
             .collect::<Result<Vec<_>, ExecError>>()?;
         // SAFETY: modules and memory live as long as this executor, and are dropped after its graphs.
         let graph = unsafe { Graph::capture(&self.stream, &launches) }?;
-        self.prepared.push(Prepared { plan: plan.clone(), step_layout, arena_layout, graph });
+        let (plan, _tensor_maps) = (plan.clone(), map_block);
+        self.prepared.push(Prepared { plan, step_layout, arena_layout, graph, _tensor_maps });
         Ok(PreparedPlan(self.prepared.len() - 1))
     }
 
@@ -130,7 +139,8 @@ impl Executor for CudaExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let Some(Prepared { plan, step_layout, arena_layout, graph }) = self.prepared.get(plan.0)
+        let Some(Prepared { plan, step_layout, arena_layout, graph, .. }) =
+            self.prepared.get(plan.0)
         else {
             return Err(ExecError::Step(format!("no plan {} was prepared", plan.0)));
         };

@@ -68,8 +68,16 @@ fn addresses() -> Addresses {
     }
 }
 
+/// The launches of `plan`; those in f32 take no tensor map.
+fn lowered(plan: &Plan) -> Result<Vec<Launch>, ExecError> {
+    let mut maps = TensorMaps::new(plan, MEMORY);
+    let launches = lower(plan, &addresses(), Target::Sm90a, &mut maps)?;
+    assert!(maps.encoded(|spec| Ok(spec.emulated()))?.is_empty());
+    Ok(launches)
+}
+
 fn launch(op: Op) -> Launch {
-    let mut launches = lower(&plan(op), &addresses()).unwrap();
+    let mut launches = lowered(&plan(op)).unwrap();
     assert_eq!(launches.len(), 1);
     launches.remove(0)
 }
@@ -173,14 +181,14 @@ fn attention_is_decode_where_every_sequence_has_one_token() {
     let inputs = inputs_of(&layout);
     let [q, out, _] = TENSORS;
     let pools = [POOLS[1].k, POOLS[1].v];
-    let launches = lower(&plan, &addresses()).unwrap();
+    let launches = lowered(&plan).unwrap();
     assert_eq!(launches.len(), 1);
     assert_eq!(pointers(&launches[0]), [&inputs[..], &[q], &pools, &[out]].concat());
     let workspace = WORKSPACE..WORKSPACE + workspace_bytes(&plan) as u64;
 
     (plan.bounds.max_q_len, plan.bounds.max_tokens) = (1, 2);
     let layout = plan.step_layout();
-    let launches = lower(&plan, &addresses()).unwrap();
+    let launches = lowered(&plan).unwrap();
     assert_eq!(launches.len(), 2);
     let (splits, combine) = (pointers(&launches[0]), pointers(&launches[1]));
     assert_eq!(splits[..4], inputs_of(&layout));
@@ -190,27 +198,36 @@ fn attention_is_decode_where_every_sequence_has_one_token() {
 }
 
 #[test]
-fn storage_that_no_kernel_takes_is_an_error_that_names_it() {
+fn sixteen_bits_are_an_error_that_names_the_operation() {
     let op = || Op::Embedding { table: WeightId(0), out: view(1) };
     let mut weight = plan(op());
     weight.weights[0].storage = Dtype::F16;
-    let error = lower(&weight, &addresses()).unwrap_err().to_string();
-    assert_eq!(error, "weight of 8: F16 storage; the kernels take F32");
-
     let mut activation = plan(op());
     activation.tensors[1].dtype = Dtype::BF16;
-    assert!(lower(&activation, &addresses()).is_err());
-
     let mut cache = plan(Op::KvAppend { layer: 0, k: view(0), v: view(0) });
     cache.kv.dtype = Dtype::F16;
-    let error = lower(&cache, &addresses()).unwrap_err().to_string();
-    assert_eq!(error, "the KV cache: F16 storage; the kernels take F32");
+    for (plan, expected) in [
+        (weight, "embedding: F16 plans run on the CPU only"),
+        (activation, "embedding: BF16 plans run on the CPU only"),
+        (cache, "kv_append: F16 plans run on the CPU only"),
+    ] {
+        let error = lowered(&plan).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+#[test]
+fn storage_in_blocks_is_an_error_that_names_the_weight() {
+    let mut plan = plan(Op::Embedding { table: WeightId(0), out: view(1) });
+    plan.weights[0].storage = Dtype::Q8_0;
+    let error = lowered(&plan).unwrap_err().to_string();
+    assert_eq!(error, "weight of 8: Q8_0 storage; the kernels take F32");
 }
 
 #[test]
 fn a_shape_that_no_kernel_takes_names_the_operation() {
     let rope = || Op::Rope { x: view(0), table: ConstantId(0), head_dim: 2 };
-    let error = lower(&plan(rope()), &addresses()).unwrap_err().to_string();
+    let error = lowered(&plan(rope())).unwrap_err().to_string();
     assert!(error.starts_with("rope: rotary_dim is 4"), "{error}");
 }
 
@@ -218,5 +235,5 @@ fn a_shape_that_no_kernel_takes_names_the_operation() {
 fn nothing_to_compute_is_no_launch() {
     let mut empty = plan(Op::GatherRows { x: view(0), out: view(2) });
     empty.bounds.max_logit_rows = 0;
-    assert_eq!(lower(&empty, &addresses()).unwrap(), []);
+    assert_eq!(lowered(&empty).unwrap(), []);
 }

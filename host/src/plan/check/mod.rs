@@ -1,14 +1,25 @@
-//! Whether the shapes of a plan agree.
+//! Whether the shapes and the element types of a plan agree.
 
-use super::{Attention, Constant, Dtype, Op, Plan, Rows, View, Weight, WeightId};
+mod dtypes;
+#[cfg(test)]
+mod tests;
+
+use super::{Attention, Constant, Op, Plan, PlanError, Rows, View, Weight, WeightId};
 
 impl Plan {
-    /// Checks that every operation's views, weights and tables have shapes that fit each other, and that it reads
-    /// nothing that was not written before.
+    /// Checks that every operation's views, weights and tables have shapes and element types that fit each other, and
+    /// that it reads nothing that was not written before.
     ///
     /// # Errors
-    /// The first thing that does not fit, with the operation.
-    pub fn check(&self) -> Result<(), String> {
+    /// The first [`PlanError`], which names the operation.
+    pub fn check(&self) -> Result<(), PlanError> {
+        self.check_shapes().map_err(PlanError::Shape)?;
+        self.check_storage()?;
+        let mut ops = self.ops.iter().enumerate();
+        ops.try_for_each(|(index, op)| self.check_dtypes(index, op))
+    }
+
+    fn check_shapes(&self) -> Result<(), String> {
         for weight in &self.weights {
             check_parts(weight)?;
         }
@@ -105,8 +116,7 @@ impl Plan {
             }
             Op::Argmax { x, out } => {
                 self.same_rows(x, out)?;
-                same("columns", out.width, 1)?;
-                same("element type", self.tensor(out.tensor).dtype, Dtype::U32)
+                same("columns", out.width, 1)
             }
         }
     }
@@ -158,111 +168,4 @@ fn same<T: PartialEq + std::fmt::Debug>(what: &str, got: T, wanted: T) -> Result
 
 fn ensure(right: bool, error: impl FnOnce() -> String) -> Result<(), String> {
     if right { Ok(()) } else { Err(error()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{
-        Bounds, ConstantId, KvLayout, PartTransform, PlanBuilder, TensorId, WeightPart,
-    };
-    use super::*;
-
-    const BOUNDS: Bounds =
-        Bounds { max_tokens: 4, max_seqs: 1, max_q_len: 4, max_logit_rows: 1, max_kv_len: 8 };
-
-    fn weight(b: &mut PlanBuilder, rows: usize, cols: usize) -> WeightId {
-        let part_rows = if rows == 1 { cols } else { rows };
-        let transform = PartTransform::None;
-        let parts = vec![WeightPart { source: "w".into(), rows: part_rows, transform }];
-        b.weight(Weight { name: "w".into(), rows, cols, storage: Dtype::F32, parts })
-    }
-
-    /// Every operation once, over 2 query heads and one KV head of 4 columns.
-    fn plan() -> Plan {
-        let mut b = PlanBuilder::new();
-        let kv = KvLayout {
-            num_layers: 1,
-            num_kv_heads: 1,
-            head_dim: 4,
-            num_pages: 1,
-            dtype: Dtype::F32,
-        };
-        let data = vec![0.0; 32].into();
-        let table = b.constant(Constant { name: "rope".into(), rows: 8, cols: 4, data });
-        let x = b.activation("x", Rows::Tokens, 8, Dtype::F32);
-        let qkv = b.activation("qkv", Rows::Tokens, 16, Dtype::F32);
-        let last = b.activation("last", Rows::Logits, 8, Dtype::F32);
-        let logits = b.activation("logits", Rows::Logits, 10, Dtype::F32);
-        let next_tokens = b.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
-        let (embedding, norm) = (weight(&mut b, 10, 8), weight(&mut b, 1, 8));
-        let (projection, bias) = (weight(&mut b, 16, 8), weight(&mut b, 1, 16));
-        let (q, k, v) = (qkv.columns(0, 8), qkv.columns(8, 4), qkv.columns(12, 4));
-        b.op(Op::Embedding { table: embedding, out: x });
-        b.op(Op::RmsNorm { x, weight: norm, out: x, eps: 1e-5 });
-        b.op(Op::Linear { x, weight: projection, bias: Some(bias), residual: None, out: qkv });
-        b.op(Op::Rope { x: qkv.columns(0, 12), table, head_dim: 4 });
-        b.op(Op::KvAppend { layer: 0, k, v });
-        b.op(Op::Attention(Attention {
-            layer: 0,
-            q,
-            out: x,
-            num_heads: 2,
-            num_kv_heads: 1,
-            head_dim: 4,
-            softmax_scale: 0.5,
-            window: None,
-        }));
-        b.op(Op::SiluMul { gate: q, up: qkv.columns(8, 8), out: x });
-        b.op(Op::GatherRows { x, out: last });
-        let (weight, bias, residual) = (embedding, None, None);
-        b.op(Op::Linear { x: last, weight, bias, residual, out: logits });
-        b.op(Op::Argmax { x: logits, out: next_tokens });
-        b.finish(BOUNDS, kv, logits, next_tokens)
-    }
-
-    /// Eight columns of an activation of [`plan`].
-    fn view(tensor: usize, start: usize) -> View {
-        View { tensor: TensorId(tensor), start, width: 8 }
-    }
-
-    /// What the error has to say, and how the plan is spoiled.
-    type Fault = (&'static str, fn(&mut Plan));
-
-    #[test]
-    fn rejects_what_does_not_fit() {
-        assert_eq!(plan().check(), Ok(()));
-        let faults: &[Fault] = &[
-            ("no part of an activation", |p| p.tensors[1].width = 15),
-            ("read before it is written", |p| _ = p.ops.remove(0)),
-            ("never written", |p| _ = p.ops.pop()),
-            ("read while it is written", |p| {
-                let (gate, up) = (view(1, 0), view(1, 8));
-                p.ops[6] = Op::SiluMul { gate, up, out: gate };
-            }),
-            ("read while it is written", |p| {
-                p.ops[1] =
-                    Op::RmsNorm { x: view(1, 0), weight: WeightId(1), out: view(1, 8), eps: 0.0 };
-                p.ops.swap(1, 2);
-            }),
-            ("weight `w`", |p| p.weights[2].parts[0].rows = 15),
-            ("columns: 8 where 7", |p| p.weights[0].cols = 7),
-            ("columns left over", |p| (p.weights[1].cols, p.weights[1].parts[0].rows) = (7, 7)),
-            ("rows of a vector", |p| p.weights[1].rows = 8),
-            ("biases", |p| (p.weights[3].cols, p.weights[3].parts[0].rows) = (15, 15)),
-            ("columns of out", |p| (p.weights[2].rows, p.weights[2].parts[0].rows) = (15, 15)),
-            ("positions of the table", |p| p.bounds.max_kv_len = 9),
-            ("elements of the table", |p| p.constants[ConstantId(0).0].rows = 9),
-            ("no layer 0", |p| p.kv.num_layers = 0),
-            ("columns: 4 where 8", |p| p.kv.num_kv_heads = 2),
-            ("never appended", |p| _ = p.ops.remove(4)),
-            ("rows: Logits where Tokens", |p| p.tensors[0].rows = Rows::Logits),
-            ("element type", |p| p.tensors[4].dtype = Dtype::F32),
-        ];
-        for (expected, fault) in faults {
-            let mut plan = plan();
-            fault(&mut plan);
-            let error = plan.check().expect_err(expected);
-            assert!(error.contains(expected), "`{error}` does not say `{expected}`");
-        }
-    }
 }

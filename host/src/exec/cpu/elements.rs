@@ -1,0 +1,176 @@
+//! Elements as they are stored, and as the f32 that is computed with.
+
+use crate::exec::ExecError;
+use crate::plan::Dtype;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::{bf16, f16};
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// NaN in every type: all bits set.
+pub const POISON: f32 = f32::from_bits(u32::MAX);
+
+const WORD_BYTES: usize = size_of::<f32>();
+
+/// Words of four bytes that hold `len` elements of `dtype`.
+pub fn words(dtype: Dtype, len: usize) -> usize {
+    (len * dtype.block_bytes()).div_ceil(WORD_BYTES)
+}
+
+/// Whether the executor holds elements of `dtype`; an error names `what` would be held.
+pub fn check(what: &str, dtype: Dtype) -> Result<(), ExecError> {
+    match dtype {
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 => Ok(()),
+        _ => Err(ExecError::Unsupported {
+            op: what.to_owned(),
+            why: format!("{dtype} storage; the CPU executor holds F32, F16 and BF16"),
+        }),
+    }
+}
+
+/// Elements of one type.
+pub struct Buffer {
+    dtype: Dtype,
+    len: usize,
+    words: Vec<f32>,
+}
+
+impl Buffer {
+    /// `len` elements, all of whose words are `word`.
+    pub fn new(dtype: Dtype, len: usize, word: f32) -> Self {
+        Buffer { dtype, len, words: vec![word; words(dtype, len)] }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let bytes = self.len * self.dtype.block_bytes();
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..bytes]
+    }
+
+    pub fn elements(&self) -> Elements<'_> {
+        Elements::new(self.dtype, &self.words, self.len)
+    }
+
+    pub fn elements_mut(&mut self) -> ElementsMut<'_> {
+        ElementsMut::new(self.dtype, &mut self.words, self.len)
+    }
+}
+
+/// Elements to read.
+#[derive(Clone, Copy)]
+pub enum Elements<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+}
+
+impl<'a> Elements<'a> {
+    /// The first `len` elements in `words`.
+    pub fn new(dtype: Dtype, words: &'a [f32], len: usize) -> Self {
+        let halves = || -> &'a [u16] { bytemuck::cast_slice(words) };
+        match dtype {
+            Dtype::F16 => Elements::F16(&halves().reinterpret_cast()[..len]),
+            Dtype::BF16 => Elements::BF16(&halves().reinterpret_cast()[..len]),
+            _ => Elements::F32(&words[..len]),
+        }
+    }
+
+    pub fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Elements::F32(values) => Elements::F32(&values[range]),
+            Elements::F16(values) => Elements::F16(&values[range]),
+            Elements::BF16(values) => Elements::BF16(&values[range]),
+        }
+    }
+
+    pub fn split_at(self, middle: usize) -> (Self, Self) {
+        (self.slice(0..middle), self.slice(middle..self.len()))
+    }
+
+    pub fn len(self) -> usize {
+        match self {
+            Elements::F32(values) => values.len(),
+            Elements::F16(values) => values.len(),
+            Elements::BF16(values) => values.len(),
+        }
+    }
+
+    /// Writes all of them to `out`, exactly.
+    pub fn widen_to(self, out: &mut [f32]) {
+        match self {
+            Elements::F32(values) => out.copy_from_slice(values),
+            Elements::F16(values) => values.convert_to_f32_slice(out),
+            Elements::BF16(values) => values.convert_to_f32_slice(out),
+        }
+    }
+
+    /// All of them as f32: where they stand if that is what they are.
+    pub fn widen(self) -> Cow<'a, [f32]> {
+        if let Elements::F32(values) = self {
+            return Cow::Borrowed(values);
+        }
+        let mut wide = vec![0.0; self.len()];
+        self.widen_to(&mut wide);
+        Cow::Owned(wide)
+    }
+}
+
+/// Elements to write.
+pub enum ElementsMut<'a> {
+    F32(&'a mut [f32]),
+    F16(&'a mut [f16]),
+    BF16(&'a mut [bf16]),
+}
+
+impl<'a> ElementsMut<'a> {
+    /// The first `len` elements in `words`.
+    pub fn new(dtype: Dtype, words: &'a mut [f32], len: usize) -> Self {
+        match dtype {
+            Dtype::F16 => ElementsMut::F16(&mut halves_mut(words).reinterpret_cast_mut()[..len]),
+            Dtype::BF16 => ElementsMut::BF16(&mut halves_mut(words).reinterpret_cast_mut()[..len]),
+            _ => ElementsMut::F32(&mut words[..len]),
+        }
+    }
+
+    /// Writes `values` from element `start` on, rounded to nearest even.
+    pub fn narrow(&mut self, start: usize, values: &[f32]) {
+        let range = start..start + values.len();
+        match self {
+            ElementsMut::F32(elements) => elements[range].copy_from_slice(values),
+            ElementsMut::F16(elements) => elements[range].convert_from_f32_slice(values),
+            ElementsMut::BF16(elements) => elements[range].convert_from_f32_slice(values),
+        }
+    }
+}
+
+fn halves_mut(words: &mut [f32]) -> &mut [u16] {
+    bytemuck::cast_slice_mut(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A third of the way to the next number, the middle (once to the lower number, once to the upper), beyond all.
+    #[test]
+    fn narrowing_rounds_to_nearest_even() {
+        for (dtype, ulp, largest) in
+            [(Dtype::F16, 1.0 / 1024.0, 65504.0), (Dtype::BF16, 1.0 / 128.0, f32::MAX)]
+        {
+            let values = [1.0 + ulp / 3.0, 1.0 + ulp / 2.0, 1.0 + 1.5 * ulp, largest * 2.0];
+            let mut buffer = Buffer::new(dtype, 6, 0.0);
+            buffer.elements_mut().narrow(1, &values);
+            let wanted = [0.0, 1.0, 1.0, 1.0 + 2.0 * ulp, f32::INFINITY, 0.0];
+            assert_eq!(*buffer.elements().widen(), wanted, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn a_buffer_is_as_long_as_its_elements() {
+        for (dtype, bytes) in [(Dtype::F32, 20), (Dtype::F16, 10), (Dtype::BF16, 10)] {
+            let mut buffer = Buffer::new(dtype, 5, POISON);
+            assert_eq!(buffer.bytes_mut().len(), bytes);
+            let wide = buffer.elements().widen().into_owned();
+            assert!(wide.len() == 5 && wide.iter().all(|value| value.is_nan()), "{dtype}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! That a plan which does not fit is refused, with what is wrong.
+
+use super::super::{
+    Bounds, ConstantId, Dtype, KvLayout, PartTransform, PlanBuilder, Precision, TensorId,
+    WeightPart,
+};
+use super::*;
+use Dtype::{BF16, F16, F32, U32};
+
+const BOUNDS: Bounds =
+    Bounds { max_tokens: 4, max_seqs: 1, max_q_len: 4, max_logit_rows: 1, max_kv_len: 8 };
+
+fn weight(b: &mut PlanBuilder, rows: usize, cols: usize, storage: Dtype) -> WeightId {
+    let part_rows = if rows == 1 { cols } else { rows };
+    let transform = PartTransform::None;
+    let parts = vec![WeightPart { source: "w".into(), rows: part_rows, transform }];
+    b.weight(Weight { name: "w".into(), rows, cols, storage, parts })
+}
+
+/// Every operation once, over 2 query heads and one KV head of 4 columns.
+fn plan() -> Plan {
+    let mut b = PlanBuilder::new();
+    let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 4, num_pages: 1, dtype: F32 };
+    let data = vec![0.0; 32].into();
+    let table = b.constant(Constant { name: "rope".into(), rows: 8, cols: 4, data });
+    let x = b.activation("x", Rows::Tokens, 8, F32);
+    let qkv = b.activation("qkv", Rows::Tokens, 16, F32);
+    let last = b.activation("last", Rows::Logits, 8, F32);
+    let logits = b.activation("logits", Rows::Logits, 10, F32);
+    let next_tokens = b.activation("next_tokens", Rows::Logits, 1, U32);
+    let (embedding, norm) = (weight(&mut b, 10, 8, F32), weight(&mut b, 1, 8, F32));
+    let (projection, bias) = (weight(&mut b, 16, 8, F32), weight(&mut b, 1, 16, F32));
+    let (q, k, v) = (qkv.columns(0, 8), qkv.columns(8, 4), qkv.columns(12, 4));
+    b.op(Op::Embedding { table: embedding, out: x });
+    b.op(Op::RmsNorm { x, weight: norm, out: x, eps: 1e-5 });
+    b.op(Op::Linear { x, weight: projection, bias: Some(bias), residual: None, out: qkv });
+    b.op(Op::Rope { x: qkv.columns(0, 12), table, head_dim: 4 });
+    b.op(Op::KvAppend { layer: 0, k, v });
+    b.op(Op::Attention(Attention {
+        layer: 0,
+        q,
+        out: x,
+        num_heads: 2,
+        num_kv_heads: 1,
+        head_dim: 4,
+        softmax_scale: 0.5,
+        window: None,
+    }));
+    b.op(Op::SiluMul { gate: q, up: qkv.columns(8, 8), out: x });
+    b.op(Op::GatherRows { x, out: last });
+    let (weight, bias, residual) = (embedding, None, None);
+    b.op(Op::Linear { x: last, weight, bias, residual, out: logits });
+    b.op(Op::Argmax { x: logits, out: next_tokens });
+    b.finish(BOUNDS, kv, logits, next_tokens)
+}
+
+/// Eight columns of an activation of [`plan`].
+fn view(tensor: usize, start: usize) -> View {
+    View { tensor: TensorId(tensor), start, width: 8 }
+}
+
+/// What the error has to say, and how the plan is spoiled.
+type Fault = (&'static str, fn(&mut Plan));
+
+#[test]
+fn rejects_what_does_not_fit() {
+    assert_eq!(plan().check(), Ok(()));
+    let faults: &[Fault] = &[
+        ("no part of an activation", |p| p.tensors[1].width = 15),
+        ("read before it is written", |p| _ = p.ops.remove(0)),
+        ("never written", |p| _ = p.ops.pop()),
+        ("read while it is written", |p| {
+            let (gate, up) = (view(1, 0), view(1, 8));
+            p.ops[6] = Op::SiluMul { gate, up, out: gate };
+        }),
+        ("read while it is written", |p| {
+            p.ops[1] =
+                Op::RmsNorm { x: view(1, 0), weight: WeightId(1), out: view(1, 8), eps: 0.0 };
+            p.ops.swap(1, 2);
+        }),
+        ("weight `w`", |p| p.weights[2].parts[0].rows = 15),
+        ("columns: 8 where 7", |p| p.weights[0].cols = 7),
+        ("columns left over", |p| (p.weights[1].cols, p.weights[1].parts[0].rows) = (7, 7)),
+        ("rows of a vector", |p| p.weights[1].rows = 8),
+        ("biases", |p| (p.weights[3].cols, p.weights[3].parts[0].rows) = (15, 15)),
+        ("columns of out", |p| (p.weights[2].rows, p.weights[2].parts[0].rows) = (15, 15)),
+        ("positions of the table", |p| p.bounds.max_kv_len = 9),
+        ("elements of the table", |p| p.constants[ConstantId(0).0].rows = 9),
+        ("no layer 0", |p| p.kv.num_layers = 0),
+        ("columns: 4 where 8", |p| p.kv.num_kv_heads = 2),
+        ("never appended", |p| _ = p.ops.remove(4)),
+        ("rows: Logits where Tokens", |p| p.tensors[0].rows = Rows::Logits),
+    ];
+    reject(plan, faults);
+}
+
+/// Each fault is an error that says what is expected of it.
+fn reject(plan: impl Fn() -> Plan, faults: &[Fault]) {
+    for (expected, fault) in faults {
+        let mut plan = plan();
+        fault(&mut plan);
+        let error = plan.check().expect_err(expected).to_string();
+        assert!(error.contains(expected), "`{error}` does not say `{expected}`");
+    }
+}
+
+/// Every operation as the decoder uses it: activations 0 (`hidden`), 5 (`last`) and 7 (`logits`) in f32, 8 (`next`) in
+/// u32, the others in the operand's type. Operations: 0 embedding, 1 norm, 2 linear, 3 rope, 4 append, 5 attention,
+/// 6 linear onto the residual, 7 gate, 8 gather, 9 norm, 10 linear, 11 argmax. Weights: 0 table, 1 norm, 2 qkv, 3 its
+/// bias, 4 projection.
+fn mixed(precision: Precision) -> Plan {
+    let mut b = PlanBuilder::new();
+    let (operand, dtype) = (precision.operand(), precision.cache());
+    let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, num_pages: 1, dtype };
+    let data = vec![0.0; 64].into();
+    let table = b.constant(Constant { name: "rope".into(), rows: 8, cols: 8, data });
+    let mut tokens = |name, width, dtype| b.activation(name, Rows::Tokens, width, dtype);
+    let hidden = tokens("hidden", 16, F32);
+    let x = tokens("x", 16, operand);
+    let qkv = tokens("qkv", 32, operand);
+    let attended = tokens("attended", 16, operand);
+    let gated = tokens("gated", 16, operand);
+    let last = b.activation("last", Rows::Logits, 16, F32);
+    let normed = b.activation("normed", Rows::Logits, 16, operand);
+    let logits = b.activation("logits", Rows::Logits, 10, F32);
+    let next_tokens = b.activation("next", Rows::Logits, 1, U32);
+    let (embedding, norm) = (weight(&mut b, 10, 16, operand), weight(&mut b, 1, 16, F32));
+    let (qkv_weight, bias) = (weight(&mut b, 32, 16, operand), weight(&mut b, 1, 32, F32));
+    let projection = weight(&mut b, 16, 16, operand);
+    let (q, k, v) = (qkv.columns(0, 16), qkv.columns(16, 8), qkv.columns(24, 8));
+    b.op(Op::Embedding { table: embedding, out: hidden });
+    b.op(Op::RmsNorm { x: hidden, weight: norm, out: x, eps: 1e-5 });
+    b.op(Op::Linear { x, weight: qkv_weight, bias: Some(bias), residual: None, out: qkv });
+    b.op(Op::Rope { x: qkv.columns(0, 24), table, head_dim: 8 });
+    b.op(Op::KvAppend { layer: 0, k, v });
+    b.op(Op::Attention(Attention {
+        layer: 0,
+        q,
+        out: attended,
+        num_heads: 2,
+        num_kv_heads: 1,
+        head_dim: 8,
+        softmax_scale: 0.5,
+        window: None,
+    }));
+    let (bias, residual) = (None, Some(hidden));
+    b.op(Op::Linear { x: attended, weight: projection, bias, residual, out: hidden });
+    b.op(Op::SiluMul { gate: q, up: qkv.columns(16, 16), out: gated });
+    b.op(Op::GatherRows { x: hidden, out: last });
+    b.op(Op::RmsNorm { x: last, weight: norm, out: normed, eps: 1e-5 });
+    b.op(Op::Linear { x: normed, weight: embedding, bias, residual: None, out: logits });
+    b.op(Op::Argmax { x: logits, out: next_tokens });
+    b.finish(BOUNDS, kv, logits, next_tokens)
+}
+
+#[test]
+fn rejects_element_types_that_do_not_fit() {
+    let faults: &[Fault] = &[
+        ("the plan: the KV cache is Q8_0, expected F32 or F16 or BF16", |p| {
+            p.kv.dtype = Dtype::Q8_0;
+        }),
+        ("the plan: logits is F16, expected F32", |p| {
+            (p.tensors[7].dtype, p.tensors[7].width) = (F16, 16);
+        }),
+        ("the plan: next_tokens is F32, expected U32", |p| p.tensors[8].dtype = F32),
+        ("operation 0, embedding: the table is U32", |p| p.weights[0].storage = U32),
+        ("operation 0, embedding: out is F16, expected F32", |p| p.tensors[0].dtype = F16),
+        ("operation 1, rms_norm: the weight is F16, expected F32", |p| {
+            p.weights[1].storage = F16;
+        }),
+        ("operation 1, rms_norm: out is U32", |p| p.tensors[1].dtype = U32),
+        ("operation 2, linear: the weight is F16, expected BF16", |p| p.tensors[1].dtype = BF16),
+        ("operation 2, linear: the weight is F32, expected F16", |p| p.weights[2].storage = F32),
+        ("operation 2, linear: the bias is BF16, expected F32", |p| p.weights[3].storage = BF16),
+        ("operation 2, linear: out is BF16, expected F16 or F32", |p| p.tensors[2].dtype = BF16),
+        ("operation 4, kv_append: k is F16, expected BF16 or F32", |p| p.kv.dtype = BF16),
+        ("operation 5, attention: out is F32, expected F16", |p| p.tensors[3].dtype = F32),
+        ("operation 6, linear: the residual is F16, expected F32", |p| {
+            let Op::Linear { residual, .. } = &mut p.ops[6] else { unreachable!() };
+            *residual = Some(View { width: 16, ..view(1, 0) });
+        }),
+        ("operation 7, silu_mul: out is F32, expected F16", |p| p.tensors[4].dtype = F32),
+        ("operation 8, gather_rows: out is BF16, expected F32", |p| p.tensors[5].dtype = BF16),
+        ("operation 12, silu_mul: the gate is U32, expected F32 or F16 or BF16", |p| {
+            let (gate, out) = (p.next_tokens, View { width: 1, ..view(5, 0) });
+            p.ops.push(Op::SiluMul { gate, up: gate, out });
+        }),
+    ];
+    reject(|| mixed(Precision::F16), faults);
+}
+
+#[test]
+fn every_precision_fits() {
+    for precision in Precision::ALL {
+        assert_eq!(mixed(precision).check(), Ok(()), "{precision}");
+    }
+    // A cache in 16 bits takes keys and values that are not rounded yet.
+    let mut narrowed = mixed(Precision::F32);
+    narrowed.kv.dtype = F16;
+    narrowed.ops.truncate(5);
+    narrowed.ops.extend(mixed(Precision::F32).ops.drain(8..));
+    assert_eq!(narrowed.check(), Ok(()));
+}
+
+#[test]
+fn rejects_rows_of_16_bit_elements_that_are_not_aligned() {
+    let faults: &[Fault] = &[
+        ("`the KV cache`: heads of 4 elements of F16, expected a multiple of 8", |p| {
+            (p.kv.num_kv_heads, p.kv.head_dim) = (2, 4);
+            p.ops.remove(5);
+            p.ops.remove(5);
+        }),
+        ("`gated`: rows of 20 elements", |p| p.tensors[4].width = 20),
+        ("`w`: rows of 12 elements", |p| {
+            p.weights[4].cols = 12;
+            p.ops.remove(6);
+        }),
+        ("`qkv`: columns in front of a view of 4 elements", |p| {
+            p.ops[7] = Op::SiluMul { gate: view(2, 4), up: view(2, 8), out: view(4, 0) };
+        }),
+    ];
+    reject(|| mixed(Precision::F16), faults);
+}

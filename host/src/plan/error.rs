@@ -1,0 +1,42 @@
+//! What can be wrong with a plan.
+
+use super::Dtype;
+
+/// What can be wrong with a plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// Shapes that do not fit each other, or something that is read before it is written.
+    #[error("{0}")]
+    Shape(String),
+    /// An element type that an operation does not take, or not together with the others.
+    #[error("{at}: {what} is {got}, expected {}", either(wanted))]
+    Dtype {
+        /// The operation, or the plan itself.
+        at: String,
+        /// What of it.
+        what: &'static str,
+        /// Its type.
+        got: Dtype,
+        /// The types that would be right.
+        wanted: Vec<Dtype>,
+    },
+    /// Rows of 16-bit elements that do not start at multiples of 16 bytes, as tensor cores want them.
+    #[error("`{name}`: {what} of {elems} elements of {dtype}, expected a multiple of {multiple}")]
+    Unaligned {
+        /// The activation, weight or cache.
+        name: String,
+        /// What is no multiple: a row, or the columns in front of a view.
+        what: &'static str,
+        /// Its elements.
+        elems: usize,
+        /// Their type.
+        dtype: Dtype,
+        /// Of what it should be a multiple.
+        multiple: usize,
+    },
+}
+
+/// `F16 or F32`.
+fn either(dtypes: &[Dtype]) -> String {
+    dtypes.iter().map(Dtype::to_string).collect::<Vec<_>>().join(" or ")
+}

@@ -1,0 +1,148 @@
+//! A naive interpreter of plans in f32.
+
+use halfwarp::exec::WeightSource;
+use halfwarp::model::Model;
+use halfwarp::plan::{Attention, Op, Plan, View, WeightId};
+use std::collections::BTreeMap;
+
+/// Runs a plan for one sequence from its first position, with no paging and no batching.
+pub struct Interpreter<'a> {
+    plan: &'a Plan,
+    weights: Vec<Vec<f32>>,
+    tokens: &'a [u32],
+    tensors: Vec<Vec<f32>>,
+    /// K and V of each layer, `[tokens, num_kv_heads * head_dim]`.
+    cache: BTreeMap<usize, (Vec<f32>, Vec<f32>)>,
+}
+
+impl<'a> Interpreter<'a> {
+    /// Logits of every token, `[tokens, vocab_size]`.
+    pub fn logits(model: &Model, plan: &'a Plan, tokens: &'a [u32]) -> Vec<f32> {
+        let read = |weight| {
+            let mut bytes = vec![0; halfwarp::plan::Weight::bytes(weight)];
+            model.checkpoint().read(weight, &mut bytes).unwrap();
+            bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+        };
+        let weights = plan.weights.iter().map(read).collect();
+        // What nobody wrote poisons what is computed from it.
+        let tensors = plan.tensors.iter().map(|t| vec![f32::NAN; tokens.len() * t.width]).collect();
+        let mut run = Interpreter { plan, weights, tokens, tensors, cache: BTreeMap::new() };
+        plan.ops.iter().for_each(|op| run.op(op));
+        run.read(plan.logits)
+    }
+
+    fn read(&self, view: View) -> Vec<f32> {
+        let width = self.plan.tensor(view.tensor).width;
+        let rows = self.tensors[view.tensor.0].chunks(width);
+        rows.flat_map(|row| row[view.start..][..view.width].to_vec()).collect()
+    }
+
+    fn write(&mut self, view: View, data: &[f32]) {
+        let width = self.plan.tensor(view.tensor).width;
+        let rows = self.tensors[view.tensor.0].chunks_mut(width).zip(data.chunks(view.width));
+        rows.for_each(|(row, data)| row[view.start..][..view.width].copy_from_slice(data));
+    }
+
+    fn weight(&self, id: WeightId) -> &[f32] {
+        &self.weights[id.0]
+    }
+
+    fn op(&mut self, op: &Op) {
+        match *op {
+            Op::Embedding { table, out } => {
+                let table = self.weight(table);
+                let row = |&token: &u32| table[token as usize * out.width..][..out.width].to_vec();
+                let data: Vec<f32> = self.tokens.iter().flat_map(row).collect();
+                self.write(out, &data);
+            }
+            Op::RmsNorm { x, weight, out, eps } => {
+                let weight = self.weight(weight);
+                let norm = |group: &[f32]| -> Vec<f32> {
+                    let mean = group.iter().map(|x| x * x).sum::<f32>() / group.len() as f32;
+                    let scale = 1.0 / (mean + eps).sqrt();
+                    group.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
+                };
+                let data: Vec<f32> = self.read(x).chunks(weight.len()).flat_map(norm).collect();
+                self.write(out, &data);
+            }
+            Op::Linear { x, weight, bias, residual, out } => {
+                let weight = self.weight(weight);
+                let product = |row: &[f32]| -> Vec<f32> {
+                    let dot = |w: &[f32]| row.iter().zip(w).map(|(x, w)| x * w).sum();
+                    weight.chunks(x.width).map(dot).collect()
+                };
+                let mut data: Vec<f32> = self.read(x).chunks(x.width).flat_map(product).collect();
+                if let Some(bias) = bias {
+                    let bias = self.weight(bias).iter().cycle();
+                    data.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                }
+                if let Some(residual) = residual {
+                    let residual = self.read(residual);
+                    data.iter_mut().zip(residual).for_each(|(y, r)| *y += r);
+                }
+                self.write(out, &data);
+            }
+            Op::Rope { x, table, head_dim } => {
+                let table = self.plan.constant(table);
+                let half = table.cols / 2;
+                let mut data = self.read(x);
+                for (position, row) in data.chunks_mut(x.width).enumerate() {
+                    let (cos, sin) =
+                        table.data[position * table.cols..][..table.cols].split_at(half);
+                    for head in row.chunks_mut(head_dim) {
+                        for i in 0..half {
+                            let (a, b) = (head[i], head[i + half]);
+                            head[i] = a * cos[i] - b * sin[i];
+                            head[i + half] = b * cos[i] + a * sin[i];
+                        }
+                    }
+                }
+                self.write(x, &data);
+            }
+            Op::KvAppend { layer, k, v } => {
+                let kv = (self.read(k), self.read(v));
+                self.cache.insert(layer, kv);
+            }
+            Op::Attention(attention) => {
+                let data = self.attention(&attention);
+                self.write(attention.out, &data);
+            }
+            Op::SiluMul { gate, up, out } => {
+                let (gate, up) = (self.read(gate), self.read(up));
+                let silu = |x: f32| x / (1.0 + (-x).exp());
+                let data: Vec<f32> = gate.iter().zip(up).map(|(g, u)| silu(*g) * u).collect();
+                self.write(out, &data);
+            }
+            Op::GatherRows { x, out } => {
+                let data = self.read(x);
+                self.write(out, &data);
+            }
+            Op::Argmax { .. } => {}
+        }
+    }
+
+    fn attention(&self, op: &Attention) -> Vec<f32> {
+        let (q, (k, v)) = (self.read(op.q), &self.cache[&op.layer]);
+        let (d, group) = (op.head_dim, op.num_heads / op.num_kv_heads);
+        let mut out = vec![0.0; q.len()];
+        for (t, out) in out.chunks_mut(op.num_heads * d).enumerate() {
+            let first = op.window.map_or(0, |window| (t + 1).saturating_sub(window));
+            for (head, out) in out.chunks_mut(d).enumerate() {
+                let q = &q[(t * op.num_heads + head) * d..][..d];
+                let row = |j: usize| (j * op.num_kv_heads + head / group) * d;
+                let score = |j: usize| -> f32 {
+                    let dot: f32 = q.iter().zip(&k[row(j)..]).map(|(q, k)| q * k).sum();
+                    dot * op.softmax_scale
+                };
+                let scores: Vec<f32> = (first..=t).map(score).collect();
+                let max = scores.iter().copied().fold(f32::MIN, f32::max);
+                let sum: f32 = scores.iter().map(|s| (s - max).exp()).sum();
+                for (j, score) in (first..=t).zip(scores) {
+                    let p = (score - max).exp() / sum;
+                    out.iter_mut().zip(&v[row(j)..]).for_each(|(o, v)| *o += p * v);
+                }
+            }
+        }
+        out
+    }
+}
