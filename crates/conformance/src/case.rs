@@ -55,21 +55,21 @@ fn bytes(words: &[u32]) -> Vec<u8> {
 pub struct Pointers(Vec<u64>);
 
 impl Pointers {
-    /// Places the buffers in their order: `place` gives the address of each, of a tensor map with
-    /// the spec that it is made of.
+    /// Places the buffers in their order: `place` gives the address of each, and finds the address
+    /// of the tensor in a tensor map.
     pub(crate) fn of<E>(
         buffers: &[Buffer],
-        mut place: impl FnMut(&Buffer, Option<TensorMapSpec>) -> Result<u64, E>,
+        mut place: impl FnMut(&Buffer) -> Result<u64, E>,
     ) -> Result<Self, E> {
         let mut addresses: Vec<u64> = Vec::new();
         for buffer in buffers {
-            let spec = match buffer {
-                Buffer::TensorMap(of, spec) => {
-                    Some(TensorMapSpec { address: addresses[*of], ..spec.clone() })
-                }
-                _ => None,
+            let address = if let Buffer::TensorMap(of, spec) = buffer {
+                let spec = TensorMapSpec { address: addresses[*of], ..spec.clone() };
+                place(&Buffer::TensorMap(*of, spec))
+            } else {
+                place(buffer)
             };
-            addresses.push(place(buffer, spec)?);
+            addresses.push(address?);
         }
         Ok(Pointers(addresses))
     }

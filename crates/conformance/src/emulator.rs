@@ -6,22 +6,20 @@ use simt::{Init, Memory};
 
 use crate::{Buffer, Case, Pointers};
 
-/// Runs `case` on the emulator, in the order of threads that follows from `seed`; gives the outputs.
+/// Runs `case` on the emulator, in the order of threads that follows from `seed`; gives the
+/// outputs.
 ///
 /// # Errors
 /// The [`simt::Fault`] of the kernel, as text.
 pub fn emulate(case: &Case, seed: u64) -> Result<Vec<Vec<u8>>, String> {
     let mut memory = Memory::new();
-    let mut number = 0;
-    let Ok(pointers) = Pointers::of(&case.buffers, |buffer, spec| -> Result<u64, Infallible> {
-        let map = spec.map(|spec| spec.emulated()).unwrap_or([0; 128]);
-        let init = match buffer {
-            Buffer::In(bytes) | Buffer::InOut(bytes, _) => Init::Bytes(bytes),
-            Buffer::Out(want) => Init::Poisoned(want.num_bytes()),
-            Buffer::TensorMap(..) => Init::Bytes(&map),
-        };
-        number += 1;
-        Ok(memory.alloc(format!("buffer {}", number - 1), init))
+    let Ok(pointers) = Pointers::of(&case.buffers, |buffer| -> Result<u64, Infallible> {
+        Ok(match buffer {
+            Buffer::In(bytes) => memory.alloc("input", Init::Bytes(bytes)),
+            Buffer::InOut(bytes, _) => memory.alloc("input and output", Init::Bytes(bytes)),
+            Buffer::Out(want) => memory.alloc("output", Init::Poisoned(want.num_bytes())),
+            Buffer::TensorMap(_, spec) => memory.alloc("map", Init::Bytes(&spec.emulated())),
+        })
     });
     let launch = case.launch(&pointers);
     launch.emulate(&mut memory, seed).map_err(|fault| fault.to_string())?;

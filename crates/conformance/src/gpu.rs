@@ -105,8 +105,8 @@ impl Gpu {
     pub fn run(&self, case: &Case) -> Result<Vec<Vec<u8>>, GpuError> {
         CurrentContext::set_current(&self.context).map_err(failed("cuCtxSetCurrent"))?;
         let mut memory: Vec<DeviceBuffer<u8>> = Vec::new();
-        let pointers = Pointers::of(&case.buffers, |buffer, spec| {
-            let device = self.upload(buffer, spec)?;
+        let pointers = Pointers::of(&case.buffers, |buffer| {
+            let device = self.upload(buffer)?;
             let address = device.as_device_ptr().as_raw();
             memory.push(device);
             Ok::<u64, GpuError>(address)
@@ -128,18 +128,12 @@ impl Gpu {
         case.buffers.iter().zip(&memory).filter_map(read).collect()
     }
 
-    /// A buffer as it is before the kernel; of a tensor map with what it is made of. Allocations are aligned to 256
-    /// bytes, of which a tensor map needs 64.
-    fn upload(
-        &self,
-        buffer: &Buffer,
-        spec: Option<TensorMapSpec>,
-    ) -> Result<DeviceBuffer<u8>, GpuError> {
-        let uploaded = match (buffer, spec) {
-            (_, Some(spec)) => DeviceBuffer::from_slice(&self.encode(&spec)?),
-            (Buffer::In(bytes) | Buffer::InOut(bytes, _), None) => DeviceBuffer::from_slice(bytes),
-            (Buffer::Out(want), None) => DeviceBuffer::from_slice(&vec![0xff; want.num_bytes()]),
-            (Buffer::TensorMap(..), None) => unreachable!("a tensor map comes with its spec"),
+    /// A buffer as it is before the kernel. Allocations are aligned to 256 bytes, of which a tensor map needs 64.
+    fn upload(&self, buffer: &Buffer) -> Result<DeviceBuffer<u8>, GpuError> {
+        let uploaded = match buffer {
+            Buffer::In(bytes) | Buffer::InOut(bytes, _) => DeviceBuffer::from_slice(bytes),
+            Buffer::Out(want) => DeviceBuffer::from_slice(&vec![0xff; want.num_bytes()]),
+            Buffer::TensorMap(_, spec) => DeviceBuffer::from_slice(&self.encode(spec)?),
         };
         uploaded.map_err(failed("allocating device memory"))
     }

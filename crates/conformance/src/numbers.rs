@@ -1,4 +1,5 @@
-//! Numbers of 8 and 16 bits for oracles: their values, and which of them is nearest.
+//! Numbers of 8 and 16 bits for oracles: their values, and which of them is nearest; and functions in
+//! f64 that oracles share.
 
 /// A binary format of at most 16 bits: sign, exponent, fraction.
 #[derive(Clone, Copy, Debug)]
@@ -115,8 +116,9 @@ impl Format {
     }
 }
 
-/// `a * b + c`, of which the product is exact, such that rounding it to at most 50 bits rounds once:
-/// the sum is rounded to odd, which keeps what was lost as its last bit (Boldo and Melquiond, 2008).
+/// `a * b + c`, of which the product is exact, such that rounding it to at most 50 bits rounds
+/// once: the sum is rounded to odd, which keeps what was lost as its last bit (Boldo and Melquiond,
+/// 2008).
 pub fn fma([a, b, c]: [f64; 3]) -> f64 {
     let product = a * b;
     let sum = product + c;
@@ -129,6 +131,12 @@ pub fn fma([a, b, c]: [f64; 3]) -> f64 {
     } else {
         f64::from_bits(sum.to_bits() - 1)
     }
+}
+
+/// `(e^2x - 1) / (e^2x + 1)`, for a positive `x` without overflow.
+pub fn tanh(x: f64) -> f64 {
+    let minus = (-2.0 * x.abs()).exp_m1();
+    (minus / (2.0 + minus)).abs().copysign(x)
 }
 
 /// 2 to the power of the exponent of `x`: the greatest power of two that is not above it.

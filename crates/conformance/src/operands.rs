@@ -71,8 +71,8 @@ impl Place {
     }
 }
 
-/// Of lines of 128 bytes, in eight chunks of 16, the chunks are exchanged: of 128 bytes by the line's
-/// number modulo 8, of 64 bytes those of a half by it modulo 4, of 32 bytes those of a pair.
+/// Of lines of 128 bytes, in eight chunks of 16, the chunks are exchanged: of 128 bytes by the
+/// line's number modulo 8, of 64 bytes those of a half by it modulo 4, of 32 bytes those of a pair.
 pub fn swizzled(byte: usize, swizzle: Swizzle) -> usize {
     let (line, chunk) = (byte / 128, byte / 16 % 8);
     let chunk = match swizzle {
@@ -84,8 +84,8 @@ pub fn swizzled(byte: usize, swizzle: Swizzle) -> usize {
     line * 128 + chunk * 16 + byte % 16
 }
 
-/// A's registers of all products, `[step, 128, 4]`: the figures "Register fragment layout for matrix
-/// A".
+/// A's registers of all products, `[step, 128, 4]`: the figures "Register fragment layout for
+/// matrix A".
 pub fn fragments(a: &Operand, size: usize) -> Vec<u32> {
     let packed = 4 / size;
     let k = 32 / size;

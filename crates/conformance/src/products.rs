@@ -58,8 +58,10 @@ impl Operand {
         Operand { format, codes }
     }
 
-    fn values(&self, mn: usize) -> impl Iterator<Item = f64> {
-        self.codes[mn].iter().map(|&code| self.format.value(code))
+    /// The numbers of the codes.
+    fn values(&self) -> Vec<Vec<f64>> {
+        let row = |codes: &Vec<u16>| codes.iter().map(|&code| self.format.value(code)).collect();
+        self.codes.iter().map(row).collect()
     }
 }
 
@@ -75,21 +77,19 @@ pub struct Element {
 }
 
 impl Element {
-    /// Element `[row, column]` of `A * B^T`, on top of `before`.
-    fn new(a: &Operand, b: &Operand, (row, column): (usize, usize), before: f64) -> Self {
-        let products = a.values(row).zip(b.values(column)).map(|(a, b)| a * b);
-        let summands: Vec<f64> = [before].into_iter().chain(products).collect();
-        let magnitude: f64 = summands.iter().map(|summand| summand.abs()).sum();
+    /// `before` and the products of a row of A and a column of B.
+    fn new(a: &[f64], b: &[f64], before: f64, format: Format) -> Self {
+        let summands = || [before].into_iter().chain(a.iter().zip(b).map(|(a, b)| a * b));
         Element {
-            exact: summands.iter().sum(),
-            binade: binade(magnitude),
-            num_summands: summands.len(),
-            format: a.format,
+            exact: summands().sum(),
+            binade: binade(summands().map(f64::abs).sum()),
+            num_summands: 1 + a.len(),
+            format,
         }
     }
 
-    /// How far off a sum in f32 may be: every summand loses less than `2^-23` of the binade, of 8-bit
-    /// elements `2^-12`, and so does every rounding, behind 8 products at the earliest.
+    /// How far off a sum in f32 may be: every summand loses less than `2^-23` of the binade, of
+    /// 8-bit elements `2^-12`, and so does every rounding, behind 8 products at the earliest.
     pub fn bound(self) -> f64 {
         let lost = if self.format.bits() == 16 { 2f64.powi(-23) } else { 2f64.powi(-12) };
         (self.num_summands + self.num_summands / 8) as f64 * lost * self.binade
@@ -103,9 +103,12 @@ impl Element {
 
 /// The elements of `A * B^T`, row by row, on top of `before`.
 pub fn elements(a: &Operand, b: &Operand, before: &[f64]) -> Vec<Element> {
-    let n = b.codes.len();
-    let places = (0..a.codes.len()).flat_map(|row| (0..n).map(move |column| (row, column)));
-    places.zip(before).map(|(place, &before)| Element::new(a, b, place, before)).collect()
+    let (rows, columns) = (a.values(), b.values());
+    let places = rows.iter().flat_map(|row| columns.iter().map(move |column| (row, column)));
+    places
+        .zip(before)
+        .map(|((row, column), &before)| Element::new(row, column, before, a.format))
+        .collect()
 }
 
 /// Elements in f32, to the last bit or within their bounds.
@@ -186,9 +189,12 @@ pub fn probes(sums: &[Sum], format: Format, k: usize, n: usize) -> (Operand, Ope
     };
     let a = Operand::of_values(format, sums.iter().map(row));
     let b = Operand::of_values(format, (0..n).map(|_| vec![1.0; k]));
-    let probes = sums.iter().enumerate().map(|(row, sum)| {
-        let element = Element::new(&a, &b, (row, 0), sum.before);
-        Probe { label: sum.label, exact: element.exact, bound: element.bound() }
+    let before: Vec<f64> = sums.iter().map(|sum| sum.before).collect();
+    let one_column = Operand { codes: vec![b.codes[0].clone()], ..b };
+    let probes = sums.iter().zip(elements(&a, &one_column, &before)).map(|(sum, element)| Probe {
+        label: sum.label,
+        exact: element.exact,
+        bound: element.bound(),
     });
     let want = Want::Probes(probes.collect());
     (a, b, want)

@@ -86,8 +86,8 @@ impl Want {
         }
     }
 
-    /// Holds an output against it; gives what there is to tell of an output that is not fixed to the
-    /// last bit: the largest deviation, or every probe.
+    /// Holds an output against it; gives what there is to tell of an output that is not fixed to
+    /// the last bit: the largest deviation, or every probe.
     ///
     /// # Errors
     /// The first element that differs.

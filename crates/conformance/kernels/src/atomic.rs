@@ -13,8 +13,8 @@ pub const NUM_OPERANDS: u32 = 8;
 /// Old values that a sequence gives.
 pub const NUM_OLD: u32 = 11;
 
-/// Cells that threads contend for: of a sum, a minimum, a maximum, an and, an or, an exclusive or, a
-/// product, and a count.
+/// Cells that threads contend for: of a sum, a minimum, a maximum, an and, an or, an exclusive or,
+/// a product, and a count.
 pub const NUM_CELLS: u32 = 8;
 
 /// The operations, one after the other, by the threads of a block on a cell each: `cell` at `i` is
@@ -74,8 +74,8 @@ macro_rules! global {
         /// Every operation on a cell a thread.
         ///
         /// # Safety
-        /// 1. One block; `cells` is `[NUM_THREADS]`, `operands` `[NUM_THREADS, NUM_OPERANDS]`, `old`
-        ///    `[NUM_THREADS, NUM_OLD]`.
+        /// 1. One block; `cells` is `[NUM_THREADS]`, `operands` `[NUM_THREADS, NUM_OPERANDS]`,
+        ///    `old` `[NUM_THREADS, NUM_OLD]`.
         #[kernel(launch_bounds(NUM_THREADS))]
         pub unsafe fn $sequence(
             cells: GlobalMut<$element>,
@@ -109,8 +109,8 @@ macro_rules! shared {
         /// Every operation on a cell a thread, which starts and ends in `cells`.
         ///
         /// # Safety
-        /// 1. One block; `cells` is `[NUM_THREADS]`, `operands` `[NUM_THREADS, NUM_OPERANDS]`, `old`
-        ///    `[NUM_THREADS, NUM_OLD]`.
+        /// 1. One block; `cells` is `[NUM_THREADS]`, `operands` `[NUM_THREADS, NUM_OPERANDS]`,
+        ///    `old` `[NUM_THREADS, NUM_OLD]`.
         #[kernel(launch_bounds(NUM_THREADS))]
         pub unsafe fn $sequence(
             cells: GlobalMut<$element>,

@@ -10,8 +10,8 @@ pub const NUM_VALUES: u32 = 7;
 /// Blocks of a cluster of the other kernels.
 pub const CLUSTER: u32 = 4;
 
-/// Every block writes where it is in its cluster: `out` is `[num_blocks, NUM_VALUES]`, blocks in the
-/// order of x, y, z.
+/// Every block writes where it is in its cluster: `out` is `[num_blocks, NUM_VALUES]`, blocks in
+/// the order of x, y, z.
 ///
 /// # Safety
 /// 1. One thread a block; `out` is that long.
@@ -35,9 +35,9 @@ pub unsafe fn cluster_places(out: GlobalMut<u32>) {
     }
 }
 
-/// Each block of a cluster writes its words of `x` to its own shared memory and reads those of every
-/// block from its own on, single and by four, then writes the sum to the next block, which gives it to `out`: both
-/// are `[num_blocks, 32]`.
+/// Each block of a cluster writes its words of `x` to its own shared memory and reads those of
+/// every block from its own on, single and by four, then writes the sum to the next block, which
+/// gives it to `out`: both are `[num_blocks, 32]`.
 ///
 /// # Safety
 /// 1. One warp a block; the views are that long.
@@ -67,8 +67,8 @@ pub unsafe fn cluster_peers_u32(x: Global<u32>, out: GlobalMut<u32>) {
     }
 }
 
-/// Each round the blocks of a cluster arrive at the mbarriers of all, and wait for their own, then for
-/// each other: `out` counts the rounds of each block.
+/// Each round the blocks of a cluster arrive at the mbarriers of all, and wait for their own, then
+/// for each other: `out` counts the rounds of each block.
 ///
 /// # Safety
 /// 1. One warp a block; `out` holds an element a block.
@@ -103,8 +103,8 @@ pub unsafe fn cluster_arrive(num_rounds: u32, out: GlobalMut<u32>) {
 /// Words that each block of [`cluster_copies_u32`] loads for all.
 pub const SLICE: u32 = 64;
 
-/// Each block of a cluster loads a slice of the cluster's words of `x` to all of them, then sends all
-/// that it has to the block behind it, which writes it to `out`: `x` is
+/// Each block of a cluster loads a slice of the cluster's words of `x` to all of them, then sends
+/// all that it has to the block behind it, which writes it to `out`: `x` is
 /// `[num_clusters, CLUSTER, SLICE]`, `out` `[num_blocks, CLUSTER, SLICE]`.
 ///
 /// # Safety
@@ -113,8 +113,8 @@ pub const SLICE: u32 = 64;
 pub unsafe fn cluster_copies_u32(x: Global<u32>, out: GlobalMut<u32>) {
     const NUM_BYTES: u32 = 4 * CLUSTER * SLICE;
     let (rank, lane) = (cluster::block_rank(), warp::lane_id());
-    // SAFETY: every block expects the bytes that come to it, before any block sends, and lives until
-    // all have come.
+    // SAFETY: every block expects the bytes that come to it, before any block sends, and lives
+    // until all have come.
     unsafe {
         let loaded = shared_array![u32; 2 * (CLUSTER * SLICE) as usize];
         let received = loaded.offset(CLUSTER * SLICE);
@@ -157,8 +157,8 @@ pub unsafe fn cluster_copies_u32(x: Global<u32>, out: GlobalMut<u32>) {
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
 pub unsafe fn cluster_tensor_u32(map: TensorMap, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: every block expects the bytes that come to it, before any block sends, and lives until
-    // all have come.
+    // SAFETY: every block expects the bytes that come to it, before any block sends, and lives
+    // until all have come.
     unsafe {
         let loaded: Shared<u32> = dynamic_shared_mem();
         let arrived = Mbarrier::new(shared_array![u64; 1]);

@@ -1,4 +1,5 @@
-//! Kernels of one instruction group each, small enough that an oracle of a few lines says what they write.
+//! Kernels of one instruction group each, small enough that an oracle of a few lines says what they
+//! write.
 //!
 //! Device code alone: inputs, launches and oracles are cases of the crate `conformance`.
 #![cfg_attr(target_arch = "nvptx64", no_std)]

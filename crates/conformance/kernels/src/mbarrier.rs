@@ -15,15 +15,15 @@ pub const STAGE: u32 = NUM_PRODUCERS * WARP_SIZE;
 /// Stages of the ring.
 const NUM_STAGES: u32 = 3;
 
-/// Each round both producers fill their half of a stage; consumer `c` reads lane `i ^ 1` of producer
-/// `1 - c`, and adds the round: `x` and `out` are `[num_rounds, NUM_PRODUCERS, 32]`.
+/// Each round both producers fill their half of a stage; consumer `c` reads lane `i ^ 1` of
+/// producer `1 - c`, and adds the round: `x` and `out` are `[num_rounds, NUM_PRODUCERS, 32]`.
 ///
 /// # Safety
 /// 1. One block; the views are that long.
 #[kernel(launch_bounds(NUM_THREADS), target(sm_90a))]
 pub unsafe fn mbarrier_ring_u32(num_rounds: u32, x: Global<u32>, out: GlobalMut<u32>) {
-    // SAFETY: a stage is written between its barriers "empty" and "full", and read between "full" and
-    // "empty".
+    // SAFETY: a stage is written between its barriers "empty" and "full", and read between "full"
+    // and "empty".
     unsafe {
         let full = Mbarrier::new(shared_array![u64; NUM_STAGES as usize]);
         let empty = Mbarrier::new(shared_array![u64; NUM_STAGES as usize]);

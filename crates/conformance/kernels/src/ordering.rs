@@ -30,8 +30,8 @@ pub unsafe fn ordering_semaphore(lock: GlobalMut<u32>, sum: GlobalMut<u32>) {
     }
 }
 
-/// Every thread writes its element, rotated by a bit, to `parts`; the last block that arrives at `arrived`
-/// adds up all of them, in their order.
+/// Every thread writes its element, rotated by a bit, to `parts`; the last block that arrives at
+/// `arrived` adds up all of them, in their order.
 ///
 /// # Safety
 /// 1. `x` and `parts` hold an element a thread; `arrived` is 0; `arrived` and `sum` are an element.

@@ -11,7 +11,8 @@ pub const NUM_VALUES: u32 = 16;
 
 /// `out[t] = sum_i (i + 1) * x[i, t]` for the threads of the last two warpgroups, which the first
 /// one gives registers to: all products are made before any is added up. `x` is
-/// `[NUM_VALUES, NUM_THREADS]`, `out` `[NUM_THREADS]`; threads of the first write their first value.
+/// `[NUM_VALUES, NUM_THREADS]`, `out` `[NUM_THREADS]`; threads of the first write their first
+/// value.
 ///
 /// # Safety
 /// 1. One block; the views are that long.

@@ -4,9 +4,8 @@ use conformance_kernels::math::{
     NUM_THREADS, math_approx_f32, math_bits_u32, math_rounded_f32, math_transcendental_f32,
 };
 
-use super::f16x2::tanh;
 use crate::inputs::{blocks, random_f32s, random_words, special_f32s};
-use crate::numbers;
+use crate::numbers::{self, tanh};
 use crate::{Buffer, Case, Tolerance, Want};
 use std::f64::consts::{LN_2, TAU};
 

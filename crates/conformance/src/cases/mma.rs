@@ -44,7 +44,18 @@ fn tile(format: Format, draw: Draw, seed: u64) -> (Operand, Operand, Vec<f64>) {
 }
 
 fn tiles(format: Format, draw: Draw) -> Vec<(Operand, Operand, Vec<f64>)> {
-    (0..NUM_TILES).map(|tile_idx| tile(format, draw, 70 + 3 * u64::from(tile_idx))).collect()
+    let mut tiles: Vec<_> =
+        (0..u64::from(NUM_TILES)).map(|seed| tile(format, draw, 70 + 3 * seed)).collect();
+    if draw == Draw::Whole {
+        let [infinity, nan] =
+            [f64::INFINITY, f64::NAN].map(|value| format.round(value, Rounding::Nearest));
+        // Of two infinities in a row some cancel.
+        for (mn, k, code) in [(3, 5, infinity), (3, 11, infinity), (4, 5, nan)] {
+            tiles[0].0.codes[mn][k] = code;
+            tiles[1].1.codes[mn][k] = code;
+        }
+    }
+    tiles
 }
 
 fn elements(tiles: &[(Operand, Operand, Vec<f64>)]) -> Vec<Element> {

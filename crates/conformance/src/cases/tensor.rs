@@ -81,6 +81,11 @@ pub fn cases() -> Vec<Case> {
     hows.into_iter().flat_map(|how| tasks().into_iter().map(move |task| task.case(how))).collect()
 }
 
+/// Small whole numbers, whose sums are exact in every type.
+fn numbers(len: usize, seed: usize) -> Vec<u32> {
+    (0..len).map(|i| 1 + ((i * 37 + i / 64 * 11 + seed) % 30) as u32).collect()
+}
+
 impl Task {
     /// Elements of the tensor's memory, with a line behind the last one.
     fn num_elements(&self) -> usize {
@@ -90,8 +95,8 @@ impl Task {
         ((last + self.spec.dims[0] * size).next_multiple_of(16) / size + 64) as usize
     }
 
-    /// Where the elements of the box at `corner` are: in shared memory and in the tensor's memory, the
-    /// latter `None` outside of the tensor.
+    /// Where the elements of the box at `corner` are: in shared memory and in the tensor's memory,
+    /// the latter `None` outside of the tensor.
     fn places(&self, corner: &[i32]) -> Vec<(usize, Option<usize>)> {
         let TensorMapSpec { element, dims, strides_bytes, box_dims, swizzle, .. } = &self.spec;
         let size = element.size_bytes();
@@ -114,11 +119,6 @@ impl Task {
             (shared / size as usize, global.map(|byte| (byte / size) as usize))
         };
         (0..box_dims.iter().product()).map(place).collect()
-    }
-
-    /// Small whole numbers, whose sums are exact in every type.
-    fn numbers(&self, len: usize, seed: usize) -> Vec<u32> {
-        (0..len).map(|i| 1 + ((i * 37 + i / 64 * 11 + seed) % 30) as u32).collect()
     }
 
     /// The numbers as elements.
@@ -162,11 +162,11 @@ impl Task {
     fn case(self, how: How) -> Case {
         let corners: Vec<u32> = self.corners.iter().flatten().map(|&at| at as u32).collect();
         let box_elements = self.spec.box_dims.iter().product::<u32>() as usize;
-        let mut tensor = self.numbers(self.num_elements(), 0);
+        let mut tensor = numbers(self.num_elements(), 0);
         let before = self.words(&tensor);
         let mut images = match how {
             How::Load => vec![0; self.corners.len() * box_elements],
-            How::Store | How::Add => self.numbers(self.corners.len() * box_elements, 7),
+            How::Store | How::Add => numbers(self.corners.len() * box_elements, 7),
         };
         for (corner, image) in self.corners.iter().zip(images.chunks_mut(box_elements)) {
             for (shared, global) in self.places(corner) {
