@@ -5,15 +5,16 @@
 //! access that leaves it is found, which in an arena would reach its neighbour.
 
 use cuda_std::launch::Launch;
+use kernels::gemm::Gpu;
 use simt::{Init, Memory};
 
-use super::lower::{self, Addresses, KvPool, Target};
+use super::lower::{self, Addresses, KvPool};
 use super::tensor_maps::TensorMaps;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
 use crate::plan::{Plan, Rows, StepInputs, View, Weight};
 
 /// The device that is emulated.
-const TARGET: Target = Target::Sm90a;
+const GPU: Gpu = Gpu::HOPPER;
 
 /// What a step input is that the step does not say: as an index it is out of every bound.
 const UNSET: u32 = u32::MAX;
@@ -69,7 +70,7 @@ impl EmulatedExecutor {
 
 impl Executor for EmulatedExecutor {
     fn describe(&self) -> String {
-        format!("emulator ({} kernels on the CPU)", TARGET.name())
+        format!("emulator ({} kernels on the CPU)", GPU.target.name())
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
@@ -92,7 +93,7 @@ impl Executor for EmulatedExecutor {
         };
         let maps_address = alloc("tensor maps", TensorMaps::max_bytes(plan));
         let mut maps = TensorMaps::new(plan, maps_address);
-        let launches = lower::lower(plan, &addresses, TARGET, &mut maps)?;
+        let launches = lower::lower(plan, &addresses, GPU, &mut maps)?;
         let encoded = maps.encoded(|spec| Ok(spec.emulated()))?;
         memory.write(maps_address, &encoded).expect("a buffer for as many maps as there may be");
         self.prepared.push(Prepared { plan: plan.clone(), addresses, launches });

@@ -8,37 +8,20 @@ use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, SeqInputs};
 use kernels::gather_rows::GatherRows;
-use kernels::gemm::{Linear, LinearOperands};
+use kernels::gemm::Gpu;
 use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::sampling::Argmax;
 use kernels::silu_mul::SiluMul;
 
-mod halves;
+mod element;
 
+use self::element::Stored;
 use super::ExecError;
 use super::tensor_maps::TensorMaps;
-use crate::plan::{Attention, Dtype, Op, Plan, Rows, StepLayout, View, Weight, WeightId};
-
-/// What code a device runs, beside that of every GPU from `sm_80` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// None.
-    Sm80,
-    /// That of Hopper: `wgmma`, TMA, clusters.
-    Sm90a,
-}
-
-impl Target {
-    /// The kernels for it, as [`ptx::target`](crate::ptx::target) knows them.
-    pub fn name(self) -> &'static str {
-        match self {
-            Target::Sm80 => "sm_80",
-            Target::Sm90a => "sm_90a",
-        }
-    }
-}
+use crate::plan::{Attention, Dtype, Op, Plan, Rows, StepLayout, View, WeightId};
+use half::{bf16, f16};
 
 /// The cache of one layer: addresses of its pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +49,7 @@ pub struct Addresses {
     pub workspace: u64,
 }
 
-/// The launches of `plan` on a `target`, in order; an operation with nothing to compute has none. The tensor maps that
+/// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none. The tensor maps that
 /// they read get their places from `maps`.
 ///
 /// # Errors
@@ -74,11 +57,11 @@ pub struct Addresses {
 pub fn lower(
     plan: &Plan,
     addresses: &Addresses,
-    target: Target,
+    gpu: Gpu,
     maps: &mut TensorMaps,
 ) -> Result<Vec<Launch>, ExecError> {
     let (step, maps) = (plan.step_layout(), &mut |spec: &TensorMapSpec| maps.place(spec));
-    let mut lowering = Lowering { plan, addresses, step, target, maps };
+    let mut lowering = Lowering { plan, addresses, step, gpu, maps };
     let mut launches = Vec::new();
     for op in &plan.ops {
         launches.extend(lowering.op(op)?);
@@ -119,17 +102,17 @@ struct Lowering<'a> {
     plan: &'a Plan,
     addresses: &'a Addresses,
     step: StepLayout,
-    #[expect(dead_code, reason = "for the kernels of 16-bit operands")]
-    target: Target,
-    #[expect(dead_code, reason = "for the kernels of 16-bit operands")]
+    gpu: Gpu,
     maps: &'a mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
 }
 
 impl Lowering<'_> {
+    /// By the type of its operands: the 16-bit one if there is one.
     fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
         match self.dtypes(op).into_iter().find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
-            Some(dtype) => self.halves_op(op, dtype),
-            None => self.f32_op(op),
+            Some(Dtype::F16) => self.op_of::<f16>(op),
+            Some(_) => self.op_of::<bf16>(op),
+            None => self.op_of::<f32>(op),
         }
     }
 
@@ -144,7 +127,8 @@ impl Lowering<'_> {
         views.chain(weights).chain(cache).collect()
     }
 
-    fn f32_op(&self, op: &Op) -> Result<Vec<Launch>, ExecError> {
+    /// An operation whose operands are of type `E`.
+    fn op_of<E: Stored>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
         let unsupported = |why: LaunchError| ExecError::Unsupported {
             op: op.name().to_owned(),
             why: why.to_string(),
@@ -152,7 +136,7 @@ impl Lowering<'_> {
         let launch = match *op {
             Op::Embedding { table, out } => {
                 let width = self.plan.weight(table).cols;
-                let rows = Operand::new(self.weight(table)?, width);
+                let rows = Operand::new(self.weight::<E>(table)?, width);
                 GatherRows { max_rows: self.max_rows(out), width }.launch(
                     self.num_rows(out),
                     self.input(self.step.token_ids),
@@ -163,23 +147,17 @@ impl Lowering<'_> {
             Op::RmsNorm { x, weight, out, eps } => {
                 let group_size = self.plan.weight(weight).cols;
                 let num_groups = x.width / group_size;
-                RmsNorm { max_rows: self.max_rows(x), num_groups, group_size, eps }.launch(
-                    self.num_rows(x),
-                    self.view(x)?,
-                    self.weight(weight)?,
-                    self.view(out)?,
-                )
+                let norm = RmsNorm { max_rows: self.max_rows(x), num_groups, group_size, eps };
+                let (num_rows, weight) = (self.num_rows(x), self.weight(weight)?);
+                if self.plan.dtype(x) == Dtype::F32 {
+                    norm.launch(num_rows, self.view::<f32>(x)?, weight, self.view::<E>(out)?)
+                } else {
+                    norm.launch(num_rows, self.view::<E>(x)?, weight, self.view::<E>(out)?)
+                }
             }
             Op::Linear { x, weight, bias, residual, out } => {
-                let Weight { rows: n, cols: k, .. } = *self.plan.weight(weight);
-                let operands = LinearOperands {
-                    x: self.view(x)?,
-                    weight: Operand::new(self.weight(weight)?, k),
-                    bias: bias.map(|bias| self.weight(bias)).transpose()?,
-                    residual: residual.map(|residual| self.view(residual)).transpose()?,
-                    out: self.view(out)?,
-                };
-                Linear { max_rows: self.max_rows(x), n, k }.launch(self.num_rows(x), &operands)
+                let linear = element::LinearOp { x, weight, bias, residual, out };
+                E::linear(self, &linear)?
             }
             Op::Rope { x, table, head_dim } => {
                 let rotary_dim = self.plan.constant(table).cols;
@@ -188,19 +166,19 @@ impl Lowering<'_> {
                     self.num_rows(x),
                     self.input(self.step.positions),
                     DevicePtr::new(self.addresses.constants[table.0]),
-                    self.view(x)?,
+                    self.view::<E>(x)?,
                 )
             }
             Op::KvAppend { layer, k, v } => {
                 let kv = &self.plan.kv;
-                self.f32("the KV cache", kv.dtype)?;
+                check_dtype::<E>("the KV cache", kv.dtype)?;
                 let pool = self.addresses.kv_pools[layer];
                 let append = KvAppend {
                     max_tokens: self.max_rows(k),
                     num_kv_heads: kv.num_kv_heads,
                     head_dim: kv.head_dim,
                 };
-                append.launch(
+                append.launch::<E>(
                     self.num_rows(k),
                     self.input(self.step.slot_mapping),
                     self.view(k)?,
@@ -210,7 +188,7 @@ impl Lowering<'_> {
                 )
             }
             Op::SiluMul { gate, up, out } => {
-                SiluMul { max_rows: self.max_rows(out), width: out.width }.launch(
+                SiluMul { max_rows: self.max_rows(out), width: out.width }.launch::<E>(
                     self.num_rows(out),
                     self.view(gate)?,
                     self.view(up)?,
@@ -218,17 +196,20 @@ impl Lowering<'_> {
                 )
             }
             Op::GatherRows { x, out } => {
-                GatherRows { max_rows: self.max_rows(out), width: out.width }.launch(
+                GatherRows { max_rows: self.max_rows(out), width: out.width }.launch::<E>(
                     self.num_rows(out),
                     self.input(self.step.logit_rows),
                     self.view(x)?,
                     self.view(out)?,
                 )
             }
-            Op::Argmax { x, out } => Argmax { max_rows: self.max_rows(x), vocab_size: x.width }
-                .launch(self.num_rows(x), self.view(x)?, DevicePtr::new(self.address(out))),
+            Op::Argmax { x, out } => {
+                let logits = self.view(x)?;
+                let argmax = Argmax { max_rows: self.max_rows(x), vocab_size: x.width };
+                argmax.launch(self.num_rows(x), logits, DevicePtr::new(self.address(out)))
+            }
             Op::Attention(ref attention) => {
-                let (seqs, operands) = (self.seqs(), self.attention_operands(attention)?);
+                let (seqs, operands) = (self.seqs(), self.attention_operands::<E>(attention)?);
                 let launcher = launcher(self.plan, attention);
                 if is_decode(self.plan) {
                     let workspace = DevicePtr::new(self.addresses.workspace);
@@ -250,8 +231,11 @@ impl Lowering<'_> {
         }
     }
 
-    fn attention_operands(&self, op: &Attention) -> Result<AttentionOperands, ExecError> {
-        self.f32("the KV cache", self.plan.kv.dtype)?;
+    fn attention_operands<E: Stored>(
+        &self,
+        op: &Attention,
+    ) -> Result<AttentionOperands<E>, ExecError> {
+        check_dtype::<E>("the KV cache", self.plan.kv.dtype)?;
         let pool = self.addresses.kv_pools[op.layer];
         Ok(AttentionOperands {
             q: self.view(op.q)?,
@@ -282,32 +266,34 @@ impl Lowering<'_> {
         DevicePtr::new(self.addresses.step).add(index)
     }
 
-    /// Address of the first column of `view`, all of whose elements take four bytes.
+    /// Address of the first column of `view`.
     fn address(&self, view: View) -> u64 {
-        self.addresses.tensors[view.tensor.0] + (view.start * size_of::<f32>()) as u64
+        let element_bytes = self.plan.dtype(view).block_bytes();
+        self.addresses.tensors[view.tensor.0] + (view.start * element_bytes) as u64
     }
 
-    fn view(&self, view: View) -> Result<Operand<f32>, ExecError> {
+    fn view<T: Stored>(&self, view: View) -> Result<Operand<T>, ExecError> {
         let tensor = self.plan.tensor(view.tensor);
-        self.f32(&tensor.name, tensor.dtype)?;
+        check_dtype::<T>(&tensor.name, tensor.dtype)?;
         Ok(Operand::new(DevicePtr::new(self.address(view)), tensor.width))
     }
 
-    fn weight(&self, id: WeightId) -> Result<DevicePtr<f32>, ExecError> {
+    fn weight<T: Stored>(&self, id: WeightId) -> Result<DevicePtr<T>, ExecError> {
         let weight = self.plan.weight(id);
-        self.f32(&weight.name, weight.storage)?;
+        check_dtype::<T>(&weight.name, weight.storage)?;
         Ok(DevicePtr::new(self.addresses.weights[id.0]))
     }
+}
 
-    fn f32(&self, what: &str, dtype: Dtype) -> Result<(), ExecError> {
-        match dtype {
-            Dtype::F32 => Ok(()),
-            other => Err(ExecError::Unsupported {
-                op: what.to_owned(),
-                why: format!("{other} storage; the kernels take F32"),
-            }),
-        }
+/// Refuses what is not stored as the kernel takes it.
+fn check_dtype<T: Stored>(what: &str, dtype: Dtype) -> Result<(), ExecError> {
+    if dtype == T::STORAGE {
+        return Ok(());
     }
+    Err(ExecError::Unsupported {
+        op: what.to_owned(),
+        why: format!("{dtype} storage; the kernel takes {}", T::STORAGE),
+    })
 }
 
 #[cfg(test)]

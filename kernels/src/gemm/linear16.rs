@@ -24,6 +24,16 @@ pub enum Target {
     Sm90a,
 }
 
+impl Target {
+    /// Its name in PTX.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Target::Sm80 => "sm_80",
+            Target::Sm90a => "sm_90a",
+        }
+    }
+}
+
 /// What a launch is to fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpu {

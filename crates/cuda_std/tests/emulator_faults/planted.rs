@@ -111,7 +111,8 @@ fn parties(fault: &Fault) -> Vec<&Party> {
         FaultKind::Launch(_) => (vec![], None),
         FaultKind::OutOfBounds(access)
         | FaultKind::Misaligned { access, .. }
-        | FaultKind::Uninitialised(access) => (vec![by.unwrap()], Some(access)),
+        | FaultKind::Uninitialised(access)
+        | FaultKind::Dependency { access, .. } => (vec![by.unwrap()], Some(access)),
         FaultKind::Race { access, other, .. }
         | FaultKind::NotWaitedFor { access, started: other, .. }
         | FaultKind::Unfenced { access, other } => (vec![by.unwrap(), &**other], Some(access)),

@@ -10,8 +10,9 @@ use cust::error::CudaError;
 use cust::memory::mem_get_info;
 use cust::sys::CUresult;
 
-use crate::exec::{ExecError, lower};
+use crate::exec::ExecError;
 use crate::ptx::{self, Target};
+use kernels::gemm::{self, Gpu};
 
 pub use cuda_loader::Version;
 
@@ -41,11 +42,11 @@ impl Capability {
 
     /// What code a device of this capability runs: that of `sm_90a` on 9.0 alone, that of `sm_80` on everything newer
     /// through the driver's JIT. `None` below 8.0.
-    pub(super) fn code(self) -> Option<lower::Target> {
+    fn code(self) -> Option<gemm::Target> {
         let hopper = Capability { major: 9, minor: 0 };
         match self {
-            _ if self == hopper => Some(lower::Target::Sm90a),
-            _ if self >= MIN_CAPABILITY => Some(lower::Target::Sm80),
+            _ if self == hopper => Some(gemm::Target::Sm90a),
+            _ if self >= MIN_CAPABILITY => Some(gemm::Target::Sm80),
             _ => None,
         }
     }
@@ -141,7 +142,7 @@ pub fn free_memory(ordinal: usize) -> Result<(String, usize), ExecError> {
 pub(super) fn choose(
     devices: &[DeviceInfo],
     ordinal: usize,
-) -> Result<(&DeviceInfo, &'static Target, lower::Target), ExecError> {
+) -> Result<(&DeviceInfo, &'static Target, Gpu), ExecError> {
     let Some(device) = devices.get(ordinal) else {
         let there = match devices.len() {
             0 => "the driver finds no CUDA device".to_owned(),
@@ -156,7 +157,7 @@ pub(super) fn choose(
             device.name, device.capability
         )));
     };
-    Ok((device, target, code))
+    Ok((device, target, Gpu { target: code, num_sms: device.num_sms }))
 }
 
 /// The device's primary context, current in this thread.

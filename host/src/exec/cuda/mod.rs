@@ -12,6 +12,7 @@ mod upload;
 use cust::context::Context;
 use cust::memory::LockedBuffer;
 use cust::stream::{Stream, StreamFlags};
+use kernels::gemm::Gpu;
 
 use self::cubin_cache::CubinCache;
 use self::device::{failed, make_current};
@@ -39,7 +40,7 @@ pub struct CudaExecutor {
     step_outputs: LockedBuffer<u32>,
     stream: Stream,
     device: DeviceInfo,
-    target: lower::Target,
+    gpu: Gpu,
     context: &'static Context,
 }
 
@@ -66,7 +67,7 @@ impl CudaExecutor {
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
         let devices = devices()?;
-        let (device, kernels, target) = device::choose(&devices, ordinal)?;
+        let (device, kernels, gpu) = device::choose(&devices, ordinal)?;
         let device = device.clone();
         let context = device::open_context(&device)?;
         // All work of an executor is on its one stream, which waits for no other: a blocking stream could not be captured
@@ -85,7 +86,7 @@ impl CudaExecutor {
             memory,
             stream,
             device,
-            target,
+            gpu,
             context,
         })
     }
@@ -100,7 +101,7 @@ impl Drop for CudaExecutor {
 
 impl Executor for CudaExecutor {
     fn describe(&self) -> String {
-        format!("{} ({})", self.device.name, self.target.name())
+        format!("{} ({})", self.device.name, self.gpu.target.name())
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
@@ -119,7 +120,7 @@ impl Executor for CudaExecutor {
         let mut map_block = tensor_maps::allocate(&self.device, plan, &self.stream)?;
         let mut maps = TensorMaps::new(plan, map_block.address());
         let addresses = self.memory.addresses(plan, &arena_layout);
-        let launches = lower::lower(plan, &addresses, self.target, &mut maps)?;
+        let launches = lower::lower(plan, &addresses, self.gpu, &mut maps)?;
         tensor_maps::upload(&maps, &mut map_block, &self.stream)?;
         self.modules.load(self.context, &launches)?;
         let launches = launches

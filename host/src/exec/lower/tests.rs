@@ -71,7 +71,7 @@ fn addresses() -> Addresses {
 /// The launches of `plan`; those in f32 take no tensor map.
 fn lowered(plan: &Plan) -> Result<Vec<Launch>, ExecError> {
     let mut maps = TensorMaps::new(plan, MEMORY);
-    let launches = lower(plan, &addresses(), Target::Sm90a, &mut maps)?;
+    let launches = lower(plan, &addresses(), Gpu::HOPPER, &mut maps)?;
     assert!(maps.encoded(|spec| Ok(spec.emulated()))?.is_empty());
     Ok(launches)
 }

@@ -1,0 +1,89 @@
+//! The types that tensors are stored in, and the linear layers of each.
+
+use cuda_std::launch::{Launch, LaunchError};
+use half::{bf16, f16};
+use kernels::Rows as Operand;
+use kernels::attention::AttentionElement;
+use kernels::gemm::{Linear, Linear16, Linear16Operands, LinearOperands, Out16};
+use kernels::tile::element::Operand16;
+
+use super::Lowering;
+use crate::exec::ExecError;
+use crate::plan::{Dtype, View, Weight, WeightId};
+
+/// [`Op::Linear`](crate::plan::Op::Linear).
+pub(super) struct LinearOp {
+    pub x: View,
+    pub weight: WeightId,
+    pub bias: Option<WeightId>,
+    pub residual: Option<View>,
+    pub out: View,
+}
+
+/// What a linear layer's launcher gives.
+type Launched = Result<Option<Launch>, LaunchError>;
+
+/// A type that tensors are stored in and kernels take.
+pub(super) trait Stored: AttentionElement {
+    /// Its name in the plan.
+    const STORAGE: Dtype;
+
+    /// The linear layer whose operands are of this type.
+    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError>;
+}
+
+impl Stored for f32 {
+    const STORAGE: Dtype = Dtype::F32;
+
+    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
+        let &LinearOp { x, weight, bias, residual, out } = op;
+        let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
+        let operands = LinearOperands {
+            x: lowering.view(x)?,
+            weight: Operand::new(lowering.weight(weight)?, k),
+            bias: bias.map(|bias| lowering.weight(bias)).transpose()?,
+            residual: residual.map(|residual| lowering.view(residual)).transpose()?,
+            out: lowering.view(out)?,
+        };
+        let linear = Linear { max_rows: lowering.max_rows(x), n, k };
+        Ok(linear.launch(lowering.num_rows(x), &operands))
+    }
+}
+
+impl Stored for f16 {
+    const STORAGE: Dtype = Dtype::F16;
+
+    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
+        linear16::<f16>(lowering, op)
+    }
+}
+
+impl Stored for bf16 {
+    const STORAGE: Dtype = Dtype::BF16;
+
+    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
+        linear16::<bf16>(lowering, op)
+    }
+}
+
+fn linear16<E: Stored + Operand16>(
+    lowering: &mut Lowering<'_>,
+    op: &LinearOp,
+) -> Result<Launched, ExecError> {
+    let &LinearOp { x, weight, bias, residual, out } = op;
+    let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
+    let operands = Linear16Operands::<E> {
+        x: lowering.view(x)?,
+        weight: Operand::new(lowering.weight(weight)?, k),
+        bias: bias.map(|bias| lowering.weight(bias)).transpose()?,
+        residual: residual.map(|residual| lowering.view(residual)).transpose()?,
+        out: if lowering.plan.dtype(out) == Dtype::F32 {
+            Out16::F32(lowering.view(out)?)
+        } else {
+            Out16::Half(lowering.view(out)?)
+        },
+    };
+    let linear = Linear16 { max_rows: lowering.max_rows(x), n, k };
+    let num_rows = lowering.num_rows(x);
+    Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
+}
