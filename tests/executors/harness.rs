@@ -22,8 +22,6 @@ pub struct Subject {
     pub name: &'static str,
     pub open: Open,
     pub is_there: bool,
-    /// Cases in others are ignored.
-    pub precisions: &'static [Precision],
     /// Of all steps of a case together; cases with more are ignored.
     pub max_flops: usize,
 }
@@ -276,18 +274,6 @@ pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]
         }
     }
     Ok(Completion::Completed)
-}
-
-/// An element type of `plan` that the subject cannot take.
-fn missing(subject: Subject, plan: &Plan) -> Option<Dtype> {
-    let weights = plan.weights.iter().map(|weight| weight.storage);
-    let mut dtypes =
-        plan.tensors.iter().map(|tensor| tensor.dtype).chain(weights).chain([plan.kv.dtype]);
-    let has = |dtype| {
-        let mut precisions = subject.precisions.iter();
-        matches!(dtype, Dtype::F32 | Dtype::U32) || precisions.any(|p| p.operand() == dtype)
-    };
-    dtypes.find(|&dtype| !has(dtype))
 }
 
 /// NaN and infinities stand at the same places, and everything else is within its tolerance.

@@ -16,8 +16,9 @@ const NUM_SMS: usize = 132;
 /// Columns up to which 16 warps share k: two blocks of eight columns an SM, that hold all its warps.
 const NARROW_N: usize = 2 * NUM_SMS * TILE as usize;
 
-/// Columns from which on a block of 8 rows takes 32 of them: two such blocks an SM.
-const WIDE_N: usize = 2 * NUM_SMS * 32;
+/// Columns from which on a block of 8 rows takes 32 of them: there are four blocks for each of the
+/// two places an SM has, so that the last ones leave little idle.
+const WIDE_N: usize = 4 * 2 * NUM_SMS * 32;
 
 /// A linear layer of few rows, in elements of 16 bits.
 #[derive(Clone, Copy, Debug)]

@@ -24,27 +24,40 @@ const STEP_K: u32 = 32;
 /// Elements of k that a warp takes at once: two steps, the 128 bytes of a cache line.
 const LINE_K: u32 = 2 * STEP_K;
 
-/// Loads of a lane in a stage. Two stages are under way: as many bytes as `2 * STAGE_LOADS * 16` a
-/// lane, 32 KiB for eight warps, which is what an SM's part of 4.4 TB/s needs at 900 ns.
-const STAGE_LOADS: usize = 4;
+/// Loads of weights that a lane has under way, [`NUM_LINES`](num_lines) lines of every tile: for
+/// eight warps 32 KiB, an SM's part of 4.4 TB/s for 980 ns. ptxas gives them one scoreboard: the
+/// first product waits for all, so that a ring of smaller stages would gain nothing.
+const LOADS: usize = 8;
 
-/// Steps of a stage, each a load of every tile.
-const fn stage_steps(tiles_n: usize) -> usize {
-    STAGE_LOADS / tiles_n
+/// Steps of a line.
+const STEPS: usize = (LINE_K / STEP_K) as usize;
+
+/// Most lines of a round.
+const MAX_LINES: usize = LOADS / STEPS;
+
+/// Lines of a round.
+const fn num_lines(tiles_n: usize) -> usize {
+    LOADS / STEPS / tiles_n
 }
 
-/// Steps whose x is loaded at once: the two of a line, if there are registers.
+/// Steps whose x is loaded at once: as many as there are registers for.
 const fn x_steps(tiles_m: usize, tiles_n: usize) -> usize {
-    if tiles_m <= 4 && stage_steps(tiles_n) >= 2 { 2 } else { 1 }
+    if tiles_m <= 4 && tiles_m * tiles_n <= 8 { STEPS } else { 1 }
 }
 
-/// Where a warp's step is in k, from its first one on. Its lines alternate with the other warps'.
-const fn step_offset(warps: usize, step: usize) -> u32 {
-    (step / 2 * warps) as u32 * LINE_K + (step % 2) as u32 * STEP_K
+/// Where a warp's line is in k, from its first one on: lines are dealt to the warps in turn.
+const fn line_offset(warps: usize, line: usize) -> u32 {
+    (line * warps) as u32 * LINE_K
 }
 
-/// The weights of a stage.
-type Stage = [[u32; LOAD_WORDS]; STAGE_LOADS];
+/// Eight elements of one row.
+type Load = [u32; LOAD_WORDS];
+
+/// The weights of a line.
+type Line<const TILES_N: usize> = [[Load; TILES_N]; STEPS];
+
+/// The weights of a round: [`num_lines`] of them.
+pub type Round<const TILES_N: usize> = [Line<TILES_N>; MAX_LINES];
 
 /// A lane's place along k.
 #[derive(Clone, Copy)]
@@ -111,85 +124,105 @@ pub fn lane_pair() -> u32 {
     warp::lane_id() % 4
 }
 
-/// The weights of stage `STAGE` from the cursor on, zero past the rows' ends.
+/// The weights of a round from the cursor on, zero past the rows' ends.
 ///
 /// # Safety
-/// 1. `rows` are rows of `weight`, of `k` elements, at multiples of 16 bytes.
+/// 1. `weights` are a matrix and rows of it, of `k` elements, at multiples of 16 bytes.
 #[inline(always)]
-pub unsafe fn load_stage<const TILES_N: usize, const WARPS: usize, const STAGE: usize>(
-    (weight, rows): (Global<u16>, &[LaneRow; TILES_N]),
+pub unsafe fn load_round<const TILES_N: usize, const WARPS: usize>(
+    weights: (Global<u16>, &[LaneRow; TILES_N]),
     cursor: Cursor,
-) -> Stage {
-    let mut stage = [[0; LOAD_WORDS]; STAGE_LOADS];
-    unroll!(load in 0..4, {
-        let offset = step_offset(WARPS, STAGE * stage_steps(TILES_N) + load / TILES_N);
-        let words = cursor.words(weight, rows[load % TILES_N], offset);
-        // SAFETY: inside the row, by the condition.
-        stage[load] = unsafe { words.stream_vec_l2_256b_if(0, cursor.has_load(offset)) };
-    });
-    stage
-}
-
-/// Adds the products of stage `STAGE` of the weights.
-///
-/// # Safety
-/// 1. `rows` are rows of `x`, of `k` elements, at multiples of 16 bytes.
-#[inline(always)]
-pub unsafe fn multiply_stage<
-    E: Operand16,
-    const TILES_M: usize,
-    const TILES_N: usize,
-    const WARPS: usize,
-    const STAGE: usize,
->(
-    x: (Global<u16>, &[LaneRow; TILES_M]),
-    cursor: Cursor,
-    stage: &Stage,
-    acc: &mut [[Accumulator; TILES_N]; TILES_M],
-) {
-    let num_steps = const { x_steps(TILES_M, TILES_N) };
-    unroll!(group in 0..4, {
-        let first = group * num_steps;
-        let offset = |step| step_offset(WARPS, STAGE * stage_steps(TILES_N) + first + step);
-        if first < stage_steps(TILES_N) && cursor.is_inside(offset(0)) {
-            let mut words = [[[0; LOAD_WORDS]; TILES_M]; 2];
-            for step in 0..num_steps {
-                // SAFETY: the caller's promise.
-                words[step] = unsafe { load_x(x, cursor, offset(step)) };
-            }
-            for step in 0..num_steps {
-                let weights = (first + step) * TILES_N;
-                multiply_step::<E, TILES_M, TILES_N>(&words[step], stage, weights, acc);
-            }
+) -> Round<TILES_N> {
+    let mut round = [[[[0; LOAD_WORDS]; TILES_N]; STEPS]; MAX_LINES];
+    unroll!(line in 0..4, {
+        if line < num_lines(TILES_N) {
+            // SAFETY: the caller's promise.
+            round[line] = unsafe { load_line(weights, cursor, line_offset(WARPS, line)) };
         }
     });
+    round
 }
 
-/// The lane's words of each row of x, `offset` elements from the cursor on, zero past the rows' end.
+/// The weights of the line that is `offset` elements on.
 ///
 /// # Safety
-/// As [`multiply_stage`].
+/// As [`load_round`].
+#[inline(always)]
+unsafe fn load_line<const TILES_N: usize>(
+    (weight, rows): (Global<u16>, &[LaneRow; TILES_N]),
+    cursor: Cursor,
+    offset: u32,
+) -> Line<TILES_N> {
+    let mut line = [[[0; LOAD_WORDS]; TILES_N]; STEPS];
+    unroll!(step in 0..4, {
+        if step < STEPS {
+            let offset = offset + step as u32 * STEP_K;
+            unroll!(tile in 0..4, {
+                if tile < TILES_N {
+                    let words = cursor.words(weight, rows[tile], offset);
+                    // SAFETY: inside the row, by the condition.
+                    line[step][tile] =
+                        unsafe { words.stream_vec_l2_256b_if(0, cursor.has_load(offset)) };
+                }
+            });
+        }
+    });
+    line
+}
+
+/// The lane's words of each row of x, `offset` elements on, zero past the rows' ends.
+///
+/// # Safety
+/// As [`load_round`], of `x`.
 #[inline(always)]
 unsafe fn load_x<const TILES_M: usize>(
     (x, rows): (Global<u16>, &[LaneRow; TILES_M]),
     cursor: Cursor,
     offset: u32,
-) -> [[u32; LOAD_WORDS]; TILES_M] {
-    let mut words = [[0; LOAD_WORDS]; TILES_M];
+) -> [Load; TILES_M] {
+    let mut loads = [[0; LOAD_WORDS]; TILES_M];
     unroll!(tile in 0..TILES_M, {
+        let words = cursor.words(x, rows[tile], offset);
         // SAFETY: inside the row, by the condition.
-        words[tile] =
-            unsafe { cursor.words(x, rows[tile], offset).get_vec_if(0, cursor.has_load(offset)) };
+        loads[tile] = unsafe { words.get_vec_if(0, cursor.has_load(offset)) };
     });
-    words
+    loads
 }
 
-/// Adds the products of a step, whose weights are `stage[first..]`.
+/// Adds the products of the line that is `offset` elements on.
+///
+/// # Safety
+/// As [`load_round`], of `x`.
+#[inline(always)]
+unsafe fn multiply_line<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
+    x: (Global<u16>, &[LaneRow; TILES_M]),
+    cursor: Cursor,
+    offset: u32,
+    line: &Line<TILES_N>,
+    acc: &mut [[Accumulator; TILES_N]; TILES_M],
+) {
+    let num_loaded = const { x_steps(TILES_M, TILES_N) };
+    unroll!(group in 0..4, {
+        let first = group * num_loaded;
+        let offset = |step| offset + step as u32 * STEP_K;
+        if first < STEPS && cursor.is_inside(offset(first)) {
+            let mut loads = [[[0; LOAD_WORDS]; TILES_M]; STEPS];
+            for step in 0..num_loaded {
+                // SAFETY: the caller's promise.
+                loads[step] = unsafe { load_x(x, cursor, offset(first + step)) };
+            }
+            for step in 0..num_loaded {
+                multiply_step::<E, TILES_M, TILES_N>(&loads[step], &line[first + step], acc);
+            }
+        }
+    });
+}
+
+/// Adds the products of a step.
 #[inline(always)]
 fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
-    x: &[[u32; LOAD_WORDS]; TILES_M],
-    stage: &Stage,
-    first: usize,
+    x: &[Load; TILES_M],
+    weights: &[Load; TILES_N],
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
 ) {
     for half in 0..2 {
@@ -203,8 +236,7 @@ fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
             };
             let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
             for tile in 0..TILES_N {
-                let weights = stage[first + tile];
-                let b = [weights[2 * half], weights[2 * half + 1]];
+                let b = [weights[tile][2 * half], weights[tile][2 * half + 1]];
                 let (a, b) = (FragmentA::<E>::from_words(a), FragmentB::from_words(b));
                 acc[pair][tile] = m16n8k16(a, b, acc[pair][tile]);
             }
@@ -212,11 +244,11 @@ fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
     }
 }
 
-/// Adds all products of the warp to `acc`, where `acc[i]` is of rows `16 * i` to `16 * i + 15`, and
-/// what the array has beyond that is left alone.
+/// Adds all products of the warp to `acc`, where `acc[i]` is of rows `16 * i` to `16 * i + 15`; what
+/// the array has beyond the rows of x is left alone.
 ///
 /// # Safety
-/// As [`load_stage`] of `weights`, and [`multiply_stage`] of `x`.
+/// As [`load_round`], of `x` too.
 #[inline(always)]
 pub unsafe fn multiply<
     E: Operand16,
@@ -227,18 +259,21 @@ pub unsafe fn multiply<
     x: (Global<u16>, &[LaneRow; TILES_M]),
     weights: (Global<u16>, &[LaneRow; TILES_N]),
     mut cursor: Cursor,
-    mut stages: [Stage; 2],
+    mut round: Round<TILES_N>,
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
 ) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        while cursor.is_inside(0) {
-            let here = cursor;
-            cursor.warp_k += step_offset(WARPS, 2 * stage_steps(TILES_N));
-            multiply_stage::<E, TILES_M, TILES_N, WARPS, 0>(x, here, &stages[0], acc);
-            stages[0] = load_stage::<TILES_N, WARPS, 0>(weights, cursor);
-            multiply_stage::<E, TILES_M, TILES_N, WARPS, 1>(x, here, &stages[1], acc);
-            stages[1] = load_stage::<TILES_N, WARPS, 1>(weights, cursor);
-        }
+    while cursor.is_inside(0) {
+        let here = cursor;
+        cursor.warp_k += line_offset(WARPS, num_lines(TILES_N));
+        unroll!(line in 0..4, {
+            let offset = line_offset(WARPS, line);
+            if line < num_lines(TILES_N) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    multiply_line::<E, _, _>(x, here, offset, &round[line], acc);
+                    round[line] = load_line(weights, cursor, offset);
+                }
+            }
+        });
     }
 }

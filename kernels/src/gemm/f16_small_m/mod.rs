@@ -1,4 +1,54 @@
-//! GEMM for few rows (decode) on the tensor cores.
+//! GEMM in f16 and bf16 for few rows (decode): `out[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
+//! (+ residual[m, n])`, m at most 64.
+//!
+//! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16; bias `[n]`, residual `[m, n]`, f32; out `[m,
+//!           n]`, f32 (it may be residual) or the operands' element; row strides; any n, k a
+//!           multiple of 8, rows of x and weight at multiples of 16 bytes.
+//! Launch    grid `(n / (8 * TILES_N), 1, 1)`, block `(32 * WARPS, 1, 1)`, the sums of all warps in
+//!           shared memory.
+//! Numerics  f32 accumulators of the tensor core, one rounding at the store. A warp sums every
+//!           `WARPS`-th line of 64 products in the order of k, warps are added in fours: the order
+//!           depends on n and k alone, so that a row has the same bits in whatever batch (m = 1 is
+//!           no kernel of its own: one with FMAs would differ, and be no faster, see below).
+//! Bound     memory: the weight is read once, `2 * n * k` bytes, and waits for nothing: the first
+//!           loads of a block are under way before it asks for its rows, or for the launch before.
+//!
+//! # Why tensor cores for one row
+//! At 4.4 TB/s an SM gets 512 bytes, a 16-byte load of a warp, in 26 cycles: 102 issue slots. FMAs
+//! need 8 conversions and 8 FMAs for them, and as many for each row more. `mma` takes f16 as it
+//! stands: two instructions for up to 16 rows, of which they use 16 of 102 slots of the tensor
+//! cores. x is A (16 rows, of which 8 may be idle) and the weight is B, since 8 columns a tile give
+//! small matrices twice the blocks that 16 would. Slots in the loop for 512 bytes, all included, as
+//! ptxas 13.0 makes it for sm_90a; all eight loads of a lane stand before the first product:
+//!
+//! | rows, columns of a block | registers | slots | loads of x | mma | warps an SM |
+//! | --- | --- | --- | --- | --- | --- |
+//! | 8, 8 | 64 | 20.8 | 1 | 2 | 32 |
+//! | 8, 32 | 94 | 12.9 | 0.25 | 2 | 16 |
+//! | 16, 8 | 84 | 25.6 | 2 | 2 | 16 |
+//! | 16, 32 | 106 | 15.0 | 0.5 | 2 | 16 |
+//! | 32, 8 | 114 | 42.4 | 4 | 4 | 16 |
+//! | 32, 32 | 126 | 23.9 | 1 | 4 | 16 |
+//! | 64, 8 | 128 | 76.4 | 8 | 8 | 16 |
+//! | 64, 32 | 206 | 46.0 | 2 | 8 | 8 |
+//!
+//! # Roofline of one row
+//! Not measured yet: the bytes at 4.4 TB/s, beside cuBLAS on an H200.
+//!
+//! | n, k | MB | us | cuBLAS, us | blocks |
+//! | --- | --- | --- | --- | --- |
+//! | 896, 896 | 1.6 | 0.36 | 4.8 | 112 of 16 warps, all loads at once |
+//! | 1152, 896 | 2.1 | 0.47 | 4.4 | 144 of 16 warps, all loads at once |
+//! | 896, 4864 | 8.7 | 2.0 | 7.8 | 112 of 16 warps, 64 KiB under way an SM |
+//! | 9728, 896 | 17.4 | 4.0 | 7.2 | 1216 of 8 warps, four an SM |
+//! | 3072, 3072 | 18.9 | 4.3 | 9.9 | 384 of 8 warps, three an SM |
+//! | 3072, 8192 | 50.3 | 11.4 | 18.0 | 384 of 8 warps, three an SM |
+//! | 9216, 3072 | 56.6 | 12.9 | 18.5 | 1152 of 8 warps, four an SM |
+//! | 16384, 3072 | 100.7 | 22.9 | 26.1 | 2048 of 8 warps, four an SM |
+//! | 151936, 896 | 272.3 | 61.9 | 67.6 | 4748 of 8 warps and 32 columns |
+//!
+//! From 16 rows on x counts too: a block reads all of it, through L1 and L2, `m / (8 * TILES_N)`
+//! times the bytes of its weights. That is why more rows take 32 columns early.
 
 mod epilogue;
 mod mainloop;
@@ -12,7 +62,7 @@ use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 use epilogue::{Destination, Outputs};
 use half::{bf16, f16};
-use mainloop::{Cursor, LaneRow, TILE, lane_group, load_stage, multiply};
+use mainloop::{Cursor, LaneRow, TILE, lane_group, load_round, multiply};
 
 /// Warps that an SM should hold: what their accumulators and rows of x leave room for.
 const fn warps_per_sm(tiles_m: usize, tiles_n: usize) -> usize {
@@ -29,7 +79,8 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
     if blocks == 0 { 1 } else { blocks as u32 }
 }
 
-/// Waits for the launches before, on devices that start one early.
+/// Waits for the launches before, where one can start before they have ended; the next one may
+/// start too, since it waits as well before it touches what this one does.
 #[inline(always)]
 fn wait_for_dependencies() {
     #[cfg(any(not(target_arch = "nvptx64"), target_feature = "sm_90a"))]
@@ -102,10 +153,7 @@ pub unsafe fn gemm_16_small_m<
             weight_rows[tile] = LaneRow::new(row.min(n - 1), weight_stride);
         }
         let weights = (weight, &weight_rows);
-        let stages = [
-            load_stage::<TILES_N, WARPS, 0>(weights, cursor),
-            load_stage::<TILES_N, WARPS, 1>(weights, cursor),
-        ];
+        let round = load_round::<TILES_N, WARPS>(weights, cursor);
         let bias = outputs.bias(bias);
 
         // 2. What they may.
@@ -123,7 +171,7 @@ pub unsafe fn gemm_16_small_m<
 
         // 3. Products, and their sum over the warps.
         let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
-        multiply::<E, TILES_M, TILES_N, WARPS>((x, &x_rows), weights, cursor, stages, &mut acc);
+        multiply::<E, TILES_M, TILES_N, WARPS>((x, &x_rows), weights, cursor, round, &mut acc);
         let out = Destination { half: out.cast::<E>(), single: out_f32, stride: out_stride };
         outputs.store(num_rows, &acc, bias, &residual, &out);
     }
