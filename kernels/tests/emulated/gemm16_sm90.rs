@@ -8,7 +8,8 @@ use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::TensorMapPtr;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::gemm::{Gpu, Linear16, Linear16Operands, Out16, TILE_CONFIGS, Target, TileConfig};
+use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
+use kernels::gemm::{Gpu, Linear16, Linear16Operands, Out16, Target};
 use kernels::tile::element::Operand16;
 
 /// A layer of whole tiles, a block each.
@@ -33,7 +34,7 @@ fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     let mut setup = Setup::<E>::new(case, seed);
     let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
     let name = setup.run(seed, |num_rows, operands, maps| {
-        linear.launch_tiles(tile, case.num_sms, num_rows, operands, maps)
+        tile.launch(&linear, case.num_sms, num_rows, operands, maps)
     });
     assert_right(case, name, &setup);
 }
@@ -168,9 +169,7 @@ fn outputs_do_not_depend_on_the_tile() {
     let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
     let outputs = TILE_CONFIGS.each_ref().map(|tile| {
         let mut setup = Setup::<f16>::new(&case, 7);
-        setup.run(2, |num_rows, operands, maps| {
-            linear.launch_tiles(tile, 2, num_rows, operands, maps)
-        });
+        setup.run(2, |num_rows, operands, maps| tile.launch(&linear, 2, num_rows, operands, maps));
         setup.outputs(&case)
     });
     assert!(outputs.iter().all(|other| *other == outputs[0]));
@@ -195,7 +194,8 @@ fn chosen_tiles_match_oracle() {
 #[test]
 fn chooses_by_shape() {
     let choice = |max_rows, n, k| {
-        let &TileConfig { block, cluster, .. } = Linear16 { max_rows, n, k }.choose(132);
+        let linear = Linear16 { max_rows, n, k };
+        let &TileConfig { block, cluster, .. } = TileConfig::fastest(&linear, 132);
         (block, cluster)
     };
     assert_eq!(choice(8192, 8192, 8192), ([128, 256], [2, 1]));

@@ -11,10 +11,10 @@ use cuda_std::Element;
 use cuda_std::prelude::*;
 
 /// Columns of a strip: rows of 128 bytes of 16-bit elements.
-pub(in crate::gemm) const STRIP_COLUMNS: u32 = 64;
+pub(super) const STRIP_COLUMNS: u32 = 64;
 
 /// Rows of a strip.
-pub(in crate::gemm) const STRIP_ROWS: u32 = 16;
+pub(super) const STRIP_ROWS: u32 = 16;
 
 /// Elements in shared memory for one strip.
 const STRIP_ELEMS: u32 = STRIP_ROWS * STRIP_COLUMNS;

@@ -17,10 +17,13 @@
 
 mod accumulators;
 mod epilogue;
+#[cfg(not(target_arch = "nvptx64"))]
+mod launcher;
 mod mainloop;
 mod tiles;
 
-pub(super) use epilogue::{STRIP_COLUMNS, STRIP_ROWS};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use launcher::{TILE_CONFIGS, TileConfig};
 pub use tiles::*;
 
 use crate::tile::element::Operand16;
@@ -28,7 +31,7 @@ use crate::tile::pipeline::Stage;
 use crate::tile::scheduler::TileScheduler;
 use accumulators::Accumulators;
 use cuda_std::prelude::*;
-use epilogue::{Matrix, OutElement, Output, STAGING_BYTES, WarpOutput};
+use epilogue::{Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput};
 use half::{bf16, f16};
 use mainloop::Mainloop;
 

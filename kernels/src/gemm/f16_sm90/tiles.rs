@@ -7,7 +7,7 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
 
 /// Columns of A and B in a stage: rows of 128 bytes, what a swizzle permutes.
-pub(in crate::gemm) const BLOCK_K: u32 = 64;
+pub(super) const BLOCK_K: u32 = 64;
 
 /// Bytes of a stage's row.
 pub(super) const ROW_BYTES: u32 = BLOCK_K * 2;
@@ -43,9 +43,9 @@ pub trait Tile {
     const NUM_THREADS: u32 = (Self::NUM_CONSUMERS + 1) * warp::WARPGROUP_SIZE;
     /// Blocks of a cluster.
     const CLUSTER: u32 = Self::CLUSTER_M * Self::CLUSTER_N;
-    /// Bytes of A, and of B, in a stage.
+    /// Bytes of A in a stage.
     const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
-    /// As [`Tile::A_BYTES`].
+    /// Bytes of B in a stage.
     const B_BYTES: u32 = Self::BLOCK_N * ROW_BYTES;
     /// Shared memory of a block: stages of A, stages of B, staging, barriers.
     const SHARED_BYTES: u32 = Self::BARRIERS_AT + 8 * Pipeline::num_words(Self::NUM_STAGES);

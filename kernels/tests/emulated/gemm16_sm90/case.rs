@@ -77,14 +77,16 @@ impl<E: Operand16 + Stored> Setup<E> {
         let (stride, out_stride) = (k + pad, n + out_pad);
         let x = operand::<E>(max_rows, num_rows, stride, salt + 1);
         let weight = operand::<E>(n, n, stride, salt + 2);
-        let (bias, residual) = (random(n, salt + 3), random(max_rows * out_stride, salt + 4));
+        // One more, so that no more than one of both has all rows at even multiples of 4 bytes.
+        let residual_stride = if out == Out::Residual { out_stride + 1 } else { out_stride };
+        let (bias, residual) = (random(n, salt + 3), random(max_rows * residual_stride, salt + 4));
         let with_residual = matches!(out, Out::Residual | Out::InPlace);
         let want = (0..num_rows * n).map(|at| {
             let (row, column) = (at / n, at % n);
             let a = &x.values[row * stride..][..k];
             let b = &weight.values[column * stride..][..k];
             let bias = if with_bias { f64::from(bias[column]) } else { 0.0 };
-            let at = row * out_stride + column;
+            let at = row * residual_stride + column;
             let residual = if with_residual { f64::from(residual[at]) } else { 0.0 };
             let sum: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
             let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
@@ -96,8 +98,9 @@ impl<E: Operand16 + Stored> Setup<E> {
         let x = Rows::new(DevicePtr::new(rows("x", &x.bytes)), stride);
         let weight = Rows::new(DevicePtr::new(rows("weight", &weight.bytes)), stride);
         let bias = with_bias.then(|| DevicePtr::new(rows("bias", &f32s(&bias))));
-        let residual = with_residual
-            .then(|| Rows::new(DevicePtr::new(rows("residual", &f32s(&residual))), out_stride));
+        let residual = with_residual.then(|| {
+            Rows::new(DevicePtr::new(rows("residual", &f32s(&residual))), residual_stride)
+        });
         let out_bytes = max_rows * out_stride * if out == Out::Half { 2 } else { 4 };
         let out_ptr = rows("out", &vec![STALE; out_bytes]);
         let out = match (out, residual) {

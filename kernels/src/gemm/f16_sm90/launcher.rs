@@ -1,0 +1,191 @@
+//! Which tiles compute a linear layer, and their launch.
+
+use super::gemm_f16_sm90::{self, Instance};
+use super::{
+    BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x128, Tile128x128, Tile128x256,
+    Tile128x256Pair, Tile256x128, Tile256x128Pair,
+};
+use crate::Rows;
+use crate::gemm::linear16::{Linear16, Linear16Operands, Out16};
+use crate::tile::element::Operand16;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
+
+/// FMAs of a multiprocessor's tensor cores.
+const FMAS_PER_CLOCK: usize = 2048;
+
+/// What a multiprocessor gets from L2 when all of them read: a guess, to be measured.
+const L2_BYTES_PER_CLOCK: usize = 48;
+
+/// All tile configurations; of those that should take as long the first one is chosen.
+pub const TILE_CONFIGS: [TileConfig; 7] = {
+    use Instance::*;
+    [
+        TileConfig::of::<Tile128x256Pair>([
+            [gemm_f16_sm90_128x256_pair, gemm_f16_sm90_128x256_pair_f32],
+            [gemm_bf16_sm90_128x256_pair, gemm_bf16_sm90_128x256_pair_f32],
+        ]),
+        TileConfig::of::<Tile256x128Pair>([
+            [gemm_f16_sm90_256x128_pair, gemm_f16_sm90_256x128_pair_f32],
+            [gemm_bf16_sm90_256x128_pair, gemm_bf16_sm90_256x128_pair_f32],
+        ]),
+        TileConfig::of::<Tile128x256>([
+            [gemm_f16_sm90_128x256, gemm_f16_sm90_128x256_f32],
+            [gemm_bf16_sm90_128x256, gemm_bf16_sm90_128x256_f32],
+        ]),
+        TileConfig::of::<Tile256x128>([
+            [gemm_f16_sm90_256x128, gemm_f16_sm90_256x128_f32],
+            [gemm_bf16_sm90_256x128, gemm_bf16_sm90_256x128_f32],
+        ]),
+        TileConfig::of::<Tile128x128>([
+            [gemm_f16_sm90_128x128, gemm_f16_sm90_128x128_f32],
+            [gemm_bf16_sm90_128x128, gemm_bf16_sm90_128x128_f32],
+        ]),
+        TileConfig::of::<Tile64x128>([
+            [gemm_f16_sm90_64x128, gemm_f16_sm90_64x128_f32],
+            [gemm_bf16_sm90_64x128, gemm_bf16_sm90_64x128_f32],
+        ]),
+        TileConfig::of::<Tile64x64>([
+            [gemm_f16_sm90_64x64, gemm_f16_sm90_64x64_f32],
+            [gemm_bf16_sm90_64x64, gemm_bf16_sm90_64x64_f32],
+        ]),
+    ]
+};
+
+/// A tile configuration, as far as a launch depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileConfig {
+    /// Rows and columns of a block's outputs.
+    pub block: [usize; 2],
+    /// Blocks of a cluster along rows and columns.
+    pub cluster: [usize; 2],
+    num_threads: usize,
+    shared_bytes: usize,
+    /// By operands (f16, bf16) and outputs (16 bits, f32).
+    instances: [[Instance; 2]; 2],
+}
+
+impl TileConfig {
+    const fn of<T: Tile>(instances: [[Instance; 2]; 2]) -> Self {
+        TileConfig {
+            block: [T::BLOCK_M as usize, T::BLOCK_N as usize],
+            cluster: [T::CLUSTER_M as usize, T::CLUSTER_N as usize],
+            num_threads: T::NUM_THREADS as usize,
+            shared_bytes: T::SHARED_BYTES as usize,
+            instances,
+        }
+    }
+
+    /// Rows and columns of tiles that a cluster computes at once.
+    fn clusters(&self, linear: &Linear16) -> [usize; 2] {
+        let [rows, columns] = [0, 1].map(|axis| self.block[axis] * self.cluster[axis]);
+        [linear.max_rows.div_ceil(rows), linear.n.div_ceil(columns)]
+    }
+
+    fn blocks_per_cluster(&self) -> usize {
+        self.cluster[0] * self.cluster[1]
+    }
+
+    /// Clusters that run at once, at least one.
+    fn workers(&self, num_sms: usize) -> usize {
+        (num_sms / self.blocks_per_cluster()).max(1)
+    }
+
+    /// The configuration that should be the fastest.
+    #[must_use]
+    pub fn fastest(linear: &Linear16, num_sms: usize) -> &'static TileConfig {
+        let configs = TILE_CONFIGS.iter();
+        configs.min_by_key(|config| config.clocks(linear, num_sms)).expect("there are some")
+    }
+
+    /// Clocks that `num_sms` multiprocessors take for a layer's blocks, each `BLOCK_K` columns.
+    fn clocks(&self, linear: &Linear16, num_sms: usize) -> usize {
+        let [block_m, block_n] = self.block;
+        let [cluster_m, cluster_n] = self.cluster;
+        let products = block_m * block_n * BLOCK_K as usize / FMAS_PER_CLOCK;
+        let loads =
+            (block_m / cluster_n + block_n / cluster_m) * 2 * BLOCK_K as usize / L2_BYTES_PER_CLOCK;
+        let [clusters_m, clusters_n] = self.clusters(linear);
+        let waves = clusters_m.saturating_mul(clusters_n).div_ceil(self.workers(num_sms));
+        waves.saturating_mul(products.max(loads))
+    }
+
+    /// The launch by this configuration: as [`Linear16::launch`] on sm_90a.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn launch<E: Operand16>(
+        &self,
+        linear: &Linear16,
+        num_sms: usize,
+        num_rows: DevicePtr<u32>,
+        operands: &Linear16Operands<E>,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
+    ) -> Result<Option<Launch>, LaunchError> {
+        linear.check(operands)?;
+        let Some(geometry) = self.geometry(linear, num_sms)? else { return Ok(None) };
+        let &Linear16 { max_rows, n, k } = linear;
+        let Linear16Operands { x, weight, bias, residual, out } = operands;
+        let [block_m, block_n] = self.block;
+        let [cluster_m, cluster_n] = self.cluster;
+        let a = maps(&map(x, [max_rows, k], [block_m / cluster_n, BLOCK_K as usize]));
+        let b = maps(&map(weight, [n, k], [block_n / cluster_m, BLOCK_K as usize]));
+        let (is_f32, out_ptr, out_stride, out_map) = match out {
+            Out16::F32(out) => (1, out.ptr.0, out.stride_arg()?, TensorMapPtr(0)),
+            Out16::Half(out) => {
+                let strip = [STRIP_ROWS as usize, STRIP_COLUMNS as usize];
+                let is_aligned = out.is_aligned() && n.is_multiple_of(8);
+                let map = if is_aligned {
+                    maps(&map(out, [max_rows, n], strip))
+                } else {
+                    TensorMapPtr(0)
+                };
+                (0, out.ptr.0, out.stride_arg()?, map)
+            }
+        };
+        let is_bf16 = usize::from(E::TENSOR_MAP == Element::Bf16);
+        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        Ok(Some(gemm_f16_sm90::launch(
+            self.instances[is_bf16][is_f32],
+            geometry,
+            num_rows,
+            n as u32,
+            k as u32,
+            a,
+            b,
+            bias.unwrap_or(DevicePtr::null()),
+            residual.ptr,
+            residual.stride_arg()?,
+            DevicePtr::new(out_ptr),
+            out_stride,
+            out_map,
+        )))
+    }
+
+    /// A cluster for every tile, as long as there are multiprocessors.
+    fn geometry(&self, linear: &Linear16, num_sms: usize) -> Result<Option<Geometry>, LaunchError> {
+        let [clusters_m, clusters_n] = self.clusters(linear);
+        let num_clusters = clusters_m.saturating_mul(clusters_n);
+        if num_clusters > Geometry::MAX_GRID[0] {
+            let (value, expected) = (num_clusters, "at most 2147483647");
+            return Err(LaunchError::Shape { what: "tiles", value, expected });
+        }
+        let num_clusters = num_clusters.min(self.workers(num_sms));
+        let grid = [num_clusters * self.blocks_per_cluster(), 1, 1];
+        Geometry::new(grid, self.num_threads, self.shared_bytes)
+    }
+}
+
+/// The map of a matrix of `[rows, columns]` in boxes of `[rows, columns]`.
+fn map<E: Operand16>(matrix: &Rows<E>, sizes: [usize; 2], box_sizes: [usize; 2]) -> TensorMapSpec {
+    let [rows, columns] = sizes.map(|size| size as u64);
+    let [box_rows, box_columns] = box_sizes.map(|size| size as u32);
+    TensorMapSpec {
+        address: matrix.ptr.0,
+        element: E::TENSOR_MAP,
+        dims: vec![columns, rows],
+        strides_bytes: vec![(matrix.row_stride * size_of::<E>()) as u64],
+        box_dims: vec![box_columns, box_rows],
+        swizzle: Swizzle::B128,
+    }
+}
