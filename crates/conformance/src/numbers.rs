@@ -1,5 +1,5 @@
-//! Numbers of 8 and 16 bits for oracles: their values, and which of them is nearest; and functions in
-//! f64 that oracles share.
+//! Numbers of 8 and 16 bits for oracles: their values, and which of them is nearest; and
+//! functions in f64 that oracles share.
 
 /// A binary format of at most 16 bits: sign, exponent, fraction.
 #[derive(Clone, Copy, Debug)]

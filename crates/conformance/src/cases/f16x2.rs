@@ -14,8 +14,8 @@ const NUM_TRIPLES: usize = 80 * NUM_THREADS as usize;
 const F16_SPECIAL: [u16; 9] = [0, 1, 0x03ff, 0x0400, 0x3c00, 0x3c01, 0x7bff, 0x7c00, 0x7e00];
 const BF16_SPECIAL: [u16; 9] = [0, 1, 0x007f, 0x0080, 0x3f80, 0x3f81, 0x7f7f, 0x7f80, 0x7fc0];
 
-/// Operands `a`, `b`, `c`: of special magnitudes, both signs, then random ones, of which every second
-/// triple is near `one`.
+/// Operands `a`, `b`, `c`: of special magnitudes, both signs, then random ones, of which every
+/// second triple is near `one`.
 fn operands(special: [u16; 9], one: u16) -> [Vec<u16>; 3] {
     let specials: Vec<u16> = special.into_iter().flat_map(|code| [code, code | 0x8000]).collect();
     let mut triples = Vec::new();
