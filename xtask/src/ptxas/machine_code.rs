@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 const EXPECTED: &[(&str, &[&str])] = &[
     ("attention_decode_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
     ("attention_prefill_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
-    ("gemm_bf16_small", &["HMMA", "LDG.E.NA.LTC256B.128"]),
-    ("gemm_f16_small", &["HMMA", "LDG.E.NA.LTC256B.128"]),
+    ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
+    ("gemm_f16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_f32_128x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_64x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_small", &["FFMA"]),
