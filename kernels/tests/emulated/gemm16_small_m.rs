@@ -241,6 +241,8 @@ fn rejects_rows_that_no_lane_can_load() {
         launch.map(|_| ()).unwrap_err().to_string()
     };
     assert_eq!(error(12, 16, 32), "k is 12: expected a multiple of 8");
+    let huge = 1 << 31;
+    assert_eq!(error(huge, huge, 32), "k is 2147483648: expected at most 2147483647");
     assert_eq!(error(8, 12, 32), "row stride of x is 12: expected rows at multiples of 16 bytes");
     assert_eq!(
         error(8, 16, 40),

@@ -20,6 +20,27 @@ const NARROW_N: usize = 2 * NUM_SMS * TILE as usize;
 /// two places an SM has, so that the last ones leave little idle.
 const WIDE_N: usize = 4 * 2 * NUM_SMS * 32;
 
+/// Largest k: offsets past its end stay in a `u32`.
+const MAX_K: usize = i32::MAX as usize;
+
+/// Most 16-byte loads of an operand: a lane counts them in a `u32`.
+const MAX_LOADS: usize = i32::MAX as usize;
+
+/// The name of `E` in symbols.
+fn name_of<E: Operand16>() -> &'static str {
+    if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" }
+}
+
+/// Whether the instance's operands are of `E`.
+fn is_of<E: Operand16>(instance: Instance) -> bool {
+    instance.symbol().split('_').nth(1) == Some(name_of::<E>())
+}
+
+/// Most rows of the instance.
+fn max_rows(instance: Instance) -> usize {
+    instance.tiles_m() * TILE as usize
+}
+
 /// A linear layer of few rows, in elements of 16 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallM16(pub Linear16);
@@ -42,10 +63,13 @@ impl SmallM16 {
         self.launch_instance(self.choose::<E>()?, num_rows, operands)
     }
 
-    /// The launch of an instance of `E` and at least `max_rows`: to compare them.
+    /// The launch of an instance of `E`: to compare them.
     ///
     /// # Errors
-    /// As [`SmallM16::launch`].
+    /// As [`SmallM16::launch`]; also for more rows than the instance has.
+    ///
+    /// # Panics
+    /// If the instance is of another element.
     pub fn launch_instance<E: Operand16>(
         &self,
         instance: Instance,
@@ -53,6 +77,11 @@ impl SmallM16 {
         operands: &Linear16Operands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
         let Linear16Operands { x, weight, bias, residual, out } = operands;
+        assert!(is_of::<E>(instance), "{} is not of {}", instance.symbol(), name_of::<E>());
+        if self.0.max_rows > max_rows(instance) {
+            let expected = "at most the instance's";
+            return Err(LaunchError::Shape { what: "rows", value: self.0.max_rows, expected });
+        }
         let x_stride = self.stride("row stride of x", x, self.0.max_rows)?;
         let weight_stride = self.stride("row stride of the weight", weight, self.0.n)?;
         let bias = bias.unwrap_or(DevicePtr::null());
@@ -91,15 +120,14 @@ impl SmallM16 {
         let is_wide =
             self.0.n > NARROW_N && (self.0.max_rows > TILE as usize || self.0.n >= WIDE_N);
         let tiles_n = if is_wide { 4 } else { 1 };
-        let name = if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" };
-        let mut instances = Instance::ALL.iter().filter(|instance| {
-            instance.symbol().split('_').nth(1) == Some(name)
+        let mut instances = Instance::ALL.iter().copied();
+        let instance = instances.find(|&instance| {
+            is_of::<E>(instance)
                 && instance.warps() == warps
                 && instance.tiles_n() == tiles_n
+                && self.0.max_rows <= max_rows(instance)
         });
-        let large_enough =
-            |instance: &&Instance| self.0.max_rows <= instance.tiles_m() * TILE as usize;
-        instances.find(large_enough).copied().ok_or(LaunchError::Shape {
+        instance.ok_or(LaunchError::Shape {
             what: "rows",
             value: self.0.max_rows,
             expected: "at most 64",
@@ -128,8 +156,11 @@ impl SmallM16 {
         if !rows.is_aligned() {
             return refuse(what, rows.row_stride, "rows at multiples of 16 bytes");
         }
+        if self.0.k > MAX_K {
+            return refuse("k", self.0.k, "at most 2147483647");
+        }
         let num_loads = num_rows.saturating_mul(rows.row_stride / LOAD_K as usize);
-        if num_loads > i32::MAX as usize {
+        if num_loads > MAX_LOADS {
             return refuse(what, rows.row_stride, "a matrix of at most 32 GiB");
         }
         rows.stride_arg()
