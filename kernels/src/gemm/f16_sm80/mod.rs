@@ -12,14 +12,14 @@
 //! Bound     tensor cores: `m * n * k` products and sums.
 //! Source    CUTLASS (multistage mainloop on SM 80); Triton (order of the tiles).
 
-pub mod copy;
+mod copy;
 pub mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
-pub mod mainloop;
+mod mainloop;
 pub mod operand;
 pub mod tile;
-pub mod warp_tile;
+mod warp_tile;
 
 use copy::Copier;
 use cuda_std::prelude::*;
@@ -45,7 +45,7 @@ fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
     if first_m >= num_m {
         return None;
     }
-    let group_m = (num_m - first_m).min(GROUP_M).max(1);
+    let group_m = (num_m - first_m).clamp(1, GROUP_M);
     let in_group = block_idx - first_m * num_n;
     let tile_n = in_group / group_m;
     (tile_n < num_n).then_some((first_m + in_group % group_m, tile_n))
