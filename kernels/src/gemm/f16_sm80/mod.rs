@@ -12,13 +12,13 @@
 //! Bound     tensor cores: `m * n * k` products and sums.
 //! Source    CUTLASS (multistage mainloop on SM 80); Triton (order of the tiles).
 
-pub mod copy;
+mod copy;
 pub mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
-pub mod mainloop;
+mod mainloop;
 pub mod tile;
-pub mod warp_tile;
+mod warp_tile;
 
 use crate::tile::element::Operand16;
 use copy::Copier;

@@ -13,9 +13,9 @@ const LINE: u32 = 64;
 
 /// A tile configuration; a warp has `M x N` tiles of 16 x 16 outputs.
 ///
-/// Of a warp's 64 x 64 outputs each operand read from shared memory feeds 64 products, of 64 x 32
-/// or 32 x 64 a third less: those warps saturate the 128 bytes a cycle of shared memory before a
-/// Hopper's `mma.sync`.
+/// A warp reads its operands from shared memory, 128 bytes a cycle of an SM: of 64 x 64 outputs each
+/// element read feeds 32 products, of 64 x 32 a third less. With eight such warps a tile of 128 x
+/// 128 would keep shared memory as busy as the tensor cores of an A100, and busier than a Hopper's.
 pub trait Tile<const M: usize, const N: usize> {
     /// The name in symbols.
     const NAME: &str;
