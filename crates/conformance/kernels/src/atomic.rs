@@ -190,7 +190,7 @@ pub unsafe fn atomic_add_f32(x: Global<f32>, global: GlobalMut<f32>, shared: Glo
     }
 }
 
-/// As [`atomic_add_f32`], two halves at once.
+/// As [`atomic_add_f32()`], two halves at once.
 ///
 /// # Safety
 /// 1. One block; `x` holds two elements a thread, `global` and `shared` `2 * NUM_CELLS`.

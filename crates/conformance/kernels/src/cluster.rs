@@ -100,7 +100,7 @@ pub unsafe fn cluster_arrive(num_rounds: u32, out: GlobalMut<u32>) {
     }
 }
 
-/// Words that each block of [`cluster_copies_u32`] loads for all.
+/// Words that each block of [`cluster_copies_u32()`] loads for all.
 pub const SLICE: u32 = 64;
 
 /// Each block of a cluster loads a slice of the cluster's words of `x` to all of them, then sends
@@ -149,8 +149,8 @@ pub unsafe fn cluster_copies_u32(x: Global<u32>, out: GlobalMut<u32>) {
     }
 }
 
-/// As the first half of [`cluster_copies_u32`], with boxes of a tensor `[num_blocks, SLICE]`: `out`
-/// is `[num_blocks, CLUSTER, SLICE]`.
+/// As the first half of [`cluster_copies_u32()`], with boxes of a tensor `[num_blocks, SLICE]`:
+/// `out` is `[num_blocks, CLUSTER, SLICE]`.
 ///
 /// # Safety
 /// 1. One warp a block; `map` has boxes of a row of `SLICE` words; `out` is that long.

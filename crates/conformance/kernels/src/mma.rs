@@ -66,7 +66,7 @@ pub unsafe fn mma_f32<T: Multiplicand>(
     }
 }
 
-/// As [`mma_f32`] of f16 with sums in f16, all columns; `c` and `out` are two elements to a word.
+/// As [`mma_f32()`] of f16 with sums in f16, all columns; `c` and `out` are two elements to a word.
 ///
 /// # Safety
 /// 1. One warp a block; the views are that long.

@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 /// Times that a block takes the lock, or sends a message.
 pub const NUM_ROUNDS: u32 = 5;
 
-/// Threads of a block of [`ordering_last_block`], and of [`ordering_messages`].
+/// Threads of a block of [`ordering_last_block()`], and of [`ordering_messages()`].
 pub const NUM_THREADS: u32 = 32;
 
 /// Every block adds its number plus 1 to `sum`, by plain accesses, `NUM_ROUNDS` times, each time

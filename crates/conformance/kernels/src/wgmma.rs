@@ -213,11 +213,11 @@ pub unsafe fn wgmma_shared<E: Element, A: Major<E>, B: Major<E>, const REGS: usi
     }
 }
 
-/// As [`wgmma_shared`], with A in registers: `fragments` is `[num_steps, 128, 4]`, and B lies at
+/// As [`wgmma_shared()`], with A in registers: `fragments` is `[num_steps, 128, 4]`, and B lies at
 /// the start of shared memory.
 ///
 /// # Safety
-/// As [`wgmma_shared`].
+/// As [`wgmma_shared()`].
 #[rustfmt::skip]
 #[kernel(
     launch_bounds(WARPGROUP_SIZE, 1),
