@@ -15,7 +15,7 @@ use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
 use halfwarp::exec::emulated::EmulatedExecutor;
 use halfwarp::exec::{ExecError, Executor, WeightSource};
-use halfwarp::plan::{Plan, Precision};
+use halfwarp::plan::Plan;
 use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
 
