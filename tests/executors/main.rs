@@ -67,10 +67,17 @@ fn main() {
     let arguments = Arguments::from_args();
     // Asked once, which also keeps the device's context from one test to the next.
     let has_cuda = cuda::first_device().is_some_and(|ordinal| cuda::free_memory(ordinal).is_ok());
-    let cpu = Subject { name: "cpu", open: open_cpu, is_there: true, max_flops: usize::MAX };
+    let cpu = Subject {
+        name: "cpu",
+        open: open_cpu,
+        is_there: true,
+        leaves_out_bf16: false,
+        max_flops: usize::MAX,
+    };
     let cuda = Subject { name: "cuda", open: open_cuda, is_there: has_cuda, ..cpu };
     let max_flops = MAX_EMULATED_FLOPS;
-    let emulated = Subject { name: "emulated", open: open_emulated, max_flops, ..cpu };
+    let emulated =
+        Subject { name: "emulated", open: open_emulated, leaves_out_bf16: true, max_flops, ..cpu };
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)
     })];

@@ -50,7 +50,7 @@ pub(crate) struct Thread {
 struct Meeting {
     point: Point,
     arrived: Vec<usize>,
-    values: [Words; WARP_SIZE],
+    values: Box<[Words; WARP_SIZE]>,
 }
 
 /// A resident block.
@@ -66,7 +66,8 @@ pub(crate) struct Block {
     pub mbarriers: HashMap<u64, Mbarrier>,
     /// By warpgroup.
     pub products: Vec<Products>,
-    meetings: Vec<Meeting>,
+    /// By warp; those of a warpgroup are its first one's.
+    meetings: Vec<Vec<Meeting>>,
     /// Threads that have not ended.
     pub live: usize,
     /// By warp.
@@ -91,7 +92,7 @@ impl Block {
             barriers: Default::default(),
             mbarriers: HashMap::new(),
             products: (0..num_threads / (4 * WARP_SIZE)).map(|_| Products::default()).collect(),
-            meetings: Vec::new(),
+            meetings: (0..num_threads.div_ceil(WARP_SIZE)).map(|_| Vec::new()).collect(),
             live: num_threads,
             shared_accesses: (0..num_threads.div_ceil(WARP_SIZE))
                 .map(|_| Default::default())
@@ -155,27 +156,30 @@ impl Block {
         (point, wanted): (Point, usize),
         words: Words,
         location: &'static Location<'static>,
-    ) -> Option<(Vec<usize>, [Words; WARP_SIZE])> {
-        let found = self.meetings.iter().position(|meeting| meeting.point == point);
-        let meeting = found.unwrap_or_else(|| {
-            let values = [Words::default(); WARP_SIZE];
-            self.meetings.push(Meeting { point, arrived: Vec::new(), values });
-            self.meetings.len() - 1
+    ) -> Option<(Vec<usize>, Box<[Words; WARP_SIZE]>)> {
+        let meetings = &mut self.meetings[point.first_warp()];
+        let found = meetings.iter().position(|meeting| meeting.point == point);
+        let index = found.unwrap_or_else(|| {
+            let arrived = Vec::with_capacity(wanted);
+            meetings.push(Meeting { point, arrived, values: Default::default() });
+            meetings.len() - 1
         });
-        self.meetings[meeting].arrived.push(thread);
-        self.meetings[meeting].values[thread % WARP_SIZE] = words;
-        if self.meetings[meeting].arrived.len() < wanted {
+        let meeting = &mut meetings[index];
+        meeting.arrived.push(thread);
+        meeting.values[thread % WARP_SIZE] = words;
+        if meeting.arrived.len() < wanted {
             self.threads[thread].waits = Some((point, location));
             return None;
         }
-        let Meeting { mut arrived, values, .. } = self.meetings.swap_remove(meeting);
+        let Meeting { mut arrived, values, .. } = meetings.swap_remove(index);
         arrived.sort_unstable();
         Some((arrived, values))
     }
 
     /// The threads that have reached `point`.
     pub fn arrived(&self, point: Point) -> &[usize] {
-        let found = self.meetings.iter().find(|meeting| meeting.point == point);
+        let mut meetings = self.meetings[point.first_warp()].iter();
+        let found = meetings.find(|meeting| meeting.point == point);
         found.map_or(&[], |meeting| &meeting.arrived)
     }
 

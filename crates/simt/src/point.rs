@@ -52,6 +52,17 @@ impl Machine {
     }
 }
 
+impl Point {
+    /// The first warp of those that meet there.
+    pub fn first_warp(self) -> usize {
+        match self {
+            Point::Warp { warp, .. } => warp,
+            Point::Warpgroup { warpgroup, .. } => 4 * warpgroup,
+            _ => 0,
+        }
+    }
+}
+
 impl Block {
     /// Who waits for what, a place in the kernel a line; `describe` tells of a point what is
     /// missing.

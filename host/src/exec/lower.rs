@@ -178,14 +178,15 @@ impl Lowering<'_> {
                     num_kv_heads: kv.num_kv_heads,
                     head_dim: kv.head_dim,
                 };
-                append.launch::<E>(
-                    self.num_rows(k),
-                    self.input(self.step.slot_mapping),
-                    self.view(k)?,
-                    self.view(v)?,
-                    DevicePtr::new(pool.k),
-                    DevicePtr::new(pool.v),
-                )
+                let (num_tokens, slots) = (self.num_rows(k), self.input(self.step.slot_mapping));
+                let (k_pool, v_pool) = (DevicePtr::<E>::new(pool.k), DevicePtr::new(pool.v));
+                if self.plan.dtype(k) == Dtype::F32 {
+                    let (k, v) = (self.view(k)?, self.view(v)?);
+                    append.launch_from_f32(num_tokens, slots, k, v, k_pool, v_pool)
+                } else {
+                    let (k, v) = (self.view(k)?, self.view(v)?);
+                    append.launch(num_tokens, slots, k, v, k_pool, v_pool)
+                }
             }
             Op::SiluMul { gate, up, out } => {
                 SiluMul { max_rows: self.max_rows(out), width: out.width }.launch::<E>(

@@ -3,9 +3,9 @@
 #[cfg(target_arch = "nvptx64")]
 use super::descriptor::Major;
 use crate::{E4m3, E5m2};
+use half::{bf16, f16};
 #[cfg(target_arch = "nvptx64")]
 use {crate::warp::stay_converged, core::arch::asm};
-use half::{bf16, f16};
 
 /// What operands are made of: `f16` and `bf16` (k = 16), [`E4m3`] and [`E5m2`] (k = 32).
 pub trait Element: Copy {

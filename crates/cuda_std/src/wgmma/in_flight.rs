@@ -6,10 +6,10 @@ use super::descriptor::{Major, MatrixDescriptor};
 use super::element::Element;
 use core::marker::PhantomData;
 
-#[cfg(target_arch = "nvptx64")]
-use {crate::warp::stay_converged, core::arch::asm};
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::device::{OperandA, Wgmma};
+#[cfg(target_arch = "nvptx64")]
+use {crate::warp::stay_converged, core::arch::asm};
 
 /// An [`Accumulator`] that products may be writing: its values come back by [`InFlight::wait`].
 #[must_use = "an accumulator in flight has to be waited for"]
