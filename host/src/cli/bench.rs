@@ -45,6 +45,8 @@ enum Op {
 #[derive(Clone, Copy, ValueEnum)]
 enum Type {
     F32,
+    F16,
+    Bf16,
 }
 
 #[derive(Clone, Copy)]
@@ -72,7 +74,11 @@ pub fn run(command: &Command) -> Result<(), Failure> {
 fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
     cuda::free_memory(args.gpu)?;
     let Op::Gemm = args.op;
-    let Type::F32 = args.dtype;
+    let dtype = match args.dtype {
+        Type::F32 => Dtype::F32,
+        Type::F16 => Dtype::F16,
+        Type::Bf16 => Dtype::BF16,
+    };
     let given: Vec<Shape> = args.shapes.iter().map(|shape| shape.0).collect();
     if !args.jsonl {
         terminal::print(&format!(
@@ -81,7 +87,7 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
         ))?;
     }
     for shape in if given.is_empty() { gemm::shapes() } else { given } {
-        let row = gemm::measure(args.gpu, shape, Dtype::F32).map_err(failure)?;
+        let row = gemm::measure(args.gpu, shape, dtype).map_err(failure)?;
         let line = if args.jsonl {
             serde_json::json!(row).to_string()
         } else {

@@ -13,8 +13,9 @@ use crate::exec::cuda::CudaExecutor;
 use crate::exec::{ExecError, Executor, PreparedPlan, Want, WeightSource};
 use crate::plan::{
     Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
-    View, Weight, WeightPart,
+    View, Weight, WeightId, WeightPart,
 };
+use half::{bf16, f16};
 
 /// `C[m, n] = A[m, k] * B[n, k]^T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +105,10 @@ const MIN_US: f64 = 20_000.0;
 const REPEATS: usize = 9;
 const SAMPLES: usize = 256;
 
+/// Norms, by the start of their weights' names; and what they add to the mean of squares.
+const ONES: &str = "ones";
+const EPS: f32 = 1e-6;
+
 /// Measures a shape with operands of type `dtype` on the GPU of number `ordinal`.
 ///
 /// # Errors
@@ -179,7 +184,8 @@ impl Bench {
         let kv = KvLayout {
             num_layers: 0,
             num_kv_heads: 1,
-            head_dim: 1,
+            // As any type can be stored.
+            head_dim: 8,
             num_pages: bounds.max_pages_per_seq(),
             dtype: self.dtype,
         };
@@ -202,14 +208,31 @@ impl Bench {
         plan.finish(bounds, kv, logits, next_tokens)
     }
 
-    /// An input and a weight. An input that is not f32 comes from a norm, which writes the type.
-    fn operands(&self, plan: &mut PlanBuilder, copy: usize) -> (View, crate::plan::WeightId) {
+    /// An input and a weight. An input of 16 bits comes from a norm, which rounds.
+    fn operands(&self, plan: &mut PlanBuilder, copy: usize) -> (View, WeightId) {
         let Shape { m, n, k } = self.shape;
-        let table = plan.weight(weight(format!("a{copy}"), m, k, self.dtype));
+        let table = plan.weight(weight(format!("a{copy}"), m, k, Dtype::F32));
+        let b = plan.weight(weight(format!("b{copy}"), n, k, self.dtype));
         let hidden = plan.activation(format!("hidden{copy}"), Rows::Tokens, k, Dtype::F32);
         plan.op(Op::Embedding { table, out: hidden });
-        let weight = plan.weight(weight(format!("b{copy}"), n, k, self.dtype));
-        (hidden, weight)
+        if self.dtype == Dtype::F32 {
+            return (hidden, b);
+        }
+        let ones = plan.weight(weight(format!("{ONES}{copy}"), 1, k, Dtype::F32));
+        let x = plan.activation(format!("x{copy}"), Rows::Tokens, k, self.dtype);
+        plan.op(Op::RmsNorm { x: hidden, weight: ones, out: x, eps: EPS });
+        (x, b)
+    }
+
+    /// What the norm makes of a row of the embedding.
+    fn input(&self, row: &[f32]) -> Vec<f64> {
+        if self.dtype == Dtype::F32 {
+            return row.iter().map(|&value| f64::from(value)).collect();
+        }
+        let squares: f64 = row.iter().map(|&value| f64::from(value).powi(2)).sum();
+        let scale = 1.0 / (squares / row.len() as f64 + f64::from(EPS)).sqrt();
+        let round = |value: f32| rounded((f64::from(value) * scale) as f32, self.dtype);
+        row.iter().map(|&value| f64::from(round(value))).collect()
     }
 
     fn error_bound(&self) -> f64 {
@@ -219,23 +242,40 @@ impl Bench {
     /// Relative error of the first call's output on a sample of its elements.
     fn sampled_error(&self, plan: &Plan, got: &[f32]) -> Result<f64, ExecError> {
         let Shape { m, n, k } = self.shape;
-        let read = |weight: &Weight| {
-            let mut bytes = vec![0; weight.bytes()];
-            RandomWeights.read(weight, &mut bytes)?;
-            let values = bytes.as_chunks().0.iter().copied().map(f32::from_ne_bytes);
-            Ok::<Vec<f32>, ExecError>(values.collect())
-        };
-        let (a, b) = (read(&plan.weights[0])?, read(&plan.weights[1])?);
+        let (a, b) = (values(&plan.weights[0])?, values(&plan.weights[1])?);
         let mut random = ChaCha8Rng::seed_from_u64(1);
         let (mut difference, mut norm) = (0.0, 0.0);
         for _ in 0..SAMPLES {
             let (row, column) = (random.random_range(0..m), random.random_range(0..n));
-            let pairs = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
-            let wanted: f64 = pairs.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            let x = self.input(&a[row * k..][..k]);
+            let pairs = x.iter().zip(&b[column * k..][..k]);
+            let wanted: f64 = pairs.map(|(&a, &b)| a * f64::from(b)).sum();
             difference += (f64::from(got[row * n + column]) - wanted).powi(2);
             norm += wanted.powi(2);
         }
         Ok((difference / norm).sqrt())
+    }
+}
+
+/// The numbers of a weight.
+fn values(weight: &Weight) -> Result<Vec<f32>, ExecError> {
+    let mut bytes = vec![0; weight.bytes()];
+    RandomWeights.read(weight, &mut bytes)?;
+    Ok(match weight.storage {
+        Dtype::F16 => bytes.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x).to_f32()).collect(),
+        Dtype::BF16 => {
+            bytes.as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x).to_f32()).collect()
+        }
+        _ => bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect(),
+    })
+}
+
+/// The nearest number that `dtype` has.
+fn rounded(value: f32, dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F16 => f16::from_f32(value).to_f32(),
+        Dtype::BF16 => bf16::from_f32(value).to_f32(),
+        _ => value,
     }
 }
 
@@ -244,19 +284,49 @@ fn weight(name: String, rows: usize, cols: usize, storage: Dtype) -> Weight {
     Weight { name, parts, rows, cols, storage }
 }
 
-/// Numbers from -1 to 1, the same for the same name.
+/// Numbers from -1 to 1, the same for the same name; ones for a norm.
 struct RandomWeights;
 
 impl WeightSource for RandomWeights {
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
         let seed = weight.name.bytes().fold(0, |seed, byte| seed * 31 + u64::from(byte));
+        let is_norm = weight.name.starts_with(ONES);
         out.par_chunks_mut(1 << 20).enumerate().for_each(|(chunk, out)| {
             let mut random = ChaCha8Rng::seed_from_u64(seed);
             random.set_stream(chunk as u64);
-            for out in out.chunks_exact_mut(4) {
-                out.copy_from_slice(&random.random_range(-1.0f32..1.0).to_ne_bytes());
+            let mut next = || if is_norm { 1.0 } else { random.random_range(-1.0f32..1.0) };
+            for out in out.chunks_exact_mut(weight.storage.block_bytes()) {
+                match weight.storage {
+                    Dtype::F16 => out.copy_from_slice(&f16::from_f32(next()).to_ne_bytes()),
+                    Dtype::BF16 => out.copy_from_slice(&bf16::from_f32(next()).to_ne_bytes()),
+                    _ => out.copy_from_slice(&next().to_ne_bytes()),
+                }
             }
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::cpu::CpuExecutor;
+
+    /// The plan that is timed on a GPU gives what is verified, and another input or weight does not.
+    #[test]
+    fn the_plan_computes_what_is_verified() {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+            let bench = Bench { shape: Shape { m: 3, n: 24, k: 40 }, dtype, copies: 2 };
+            let plan = bench.plan(4);
+            let mut cpu = CpuExecutor::open(&plan, &RandomWeights).unwrap();
+            let prepared = cpu.prepare(&plan).unwrap();
+            let mut inputs = StepInputs::new();
+            inputs.push_sequence(&[0, 1, 2], 0, &[0], 0..3);
+            let mut got = cpu.run(prepared, &inputs, Want::Logits).unwrap().logits;
+            let error = bench.sampled_error(&plan, &got).unwrap();
+            assert!(error <= bench.error_bound(), "{dtype}: {error:e}");
+            got.rotate_left(1);
+            assert!(bench.sampled_error(&plan, &got).unwrap() > 0.1, "{dtype}");
+        }
     }
 }

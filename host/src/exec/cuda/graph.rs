@@ -134,7 +134,7 @@ mod tests {
             // SAFETY: a pointer stands there.
             unsafe { pointers[index].cast::<u64>().read_unaligned() }
         };
-        assert_eq!(pointers.len(), 9);
+        assert_eq!(pointers.len(), 10);
         assert_eq!((long(0), word(1), word(2)), (16, 3, 192));
         assert_eq!(f32::from_bits(word(3)), 1e-5);
         assert_eq!((long(4), word(5), long(6), long(7), word(8)), (1 << 40, 576, 3 << 32, 5, 576));

@@ -68,11 +68,12 @@ fn addresses() -> Addresses {
     }
 }
 
-/// The launches of `plan`; those in f32 take no tensor map.
+/// The launches of `plan`; the GEMM of `sm_90a` alone takes tensor maps.
 fn lowered(plan: &Plan) -> Result<Vec<Launch>, ExecError> {
     let mut maps = TensorMaps::new(plan, MEMORY);
     let launches = lower(plan, &addresses(), Gpu::HOPPER, &mut maps)?;
-    assert!(maps.encoded(|spec| Ok(spec.emulated()))?.is_empty());
+    let takes_maps = launches.iter().any(|launch| launch.symbol.contains("_sm90"));
+    assert_eq!(!maps.encoded(|spec| Ok(spec.emulated()))?.is_empty(), takes_maps);
     Ok(launches)
 }
 
@@ -198,22 +199,42 @@ fn attention_is_decode_where_every_sequence_has_one_token() {
 }
 
 #[test]
-fn sixteen_bits_are_an_error_that_names_the_operation() {
-    let op = || Op::Embedding { table: WeightId(0), out: view(1) };
-    let mut weight = plan(op());
-    weight.weights[0].storage = Dtype::F16;
-    let mut activation = plan(op());
-    activation.tensors[1].dtype = Dtype::BF16;
-    let mut cache = plan(Op::KvAppend { layer: 0, k: view(0), v: view(0) });
-    cache.kv.dtype = Dtype::F16;
-    for (plan, expected) in [
-        (weight, "embedding: F16 plans run on the CPU only"),
-        (activation, "embedding: BF16 plans run on the CPU only"),
-        (cache, "kv_append: F16 plans run on the CPU only"),
-    ] {
-        let error = lowered(&plan).unwrap_err().to_string();
-        assert!(error.starts_with(expected), "{error}");
-    }
+fn sixteen_bits_reach_their_kernels() {
+    let symbols = |plan: &Plan| -> Vec<&str> {
+        lowered(plan).unwrap().iter().map(|launch| launch.symbol).collect()
+    };
+    let mut embedding = plan(Op::Embedding { table: WeightId(0), out: view(1) });
+    embedding.weights[0].storage = Dtype::F16;
+    assert_eq!(symbols(&embedding), ["gather_rows_f16_f32"]);
+
+    let linear = || {
+        let (x, out) = (view(0), view(1));
+        let mut plan = plan(Op::Linear { x, weight: WeightId(0), bias: None, residual: None, out });
+        plan.weights[0].storage = Dtype::BF16;
+        plan.tensors[0].dtype = Dtype::BF16;
+        plan
+    };
+    assert!(symbols(&linear())[0].starts_with("gemm_bf16_small_m"));
+    let mut prompt = linear();
+    prompt.bounds.max_tokens = 512;
+    assert!(
+        symbols(&prompt)[0].starts_with("gemm_bf16_sm90") && symbols(&prompt)[0].ends_with("f32")
+    );
+
+    // Rows of f32 are rounded when they are appended; the cache's own type is not.
+    let mut append = plan(Op::KvAppend { layer: 0, k: view(0), v: view(0) });
+    append.kv.dtype = Dtype::F16;
+    let from_f32 = symbols(&append)[0];
+    append.tensors[0].dtype = Dtype::F16;
+    assert_ne!(symbols(&append)[0], from_f32);
+}
+
+#[test]
+fn types_that_no_kernel_takes_together_are_an_error_that_names_one() {
+    let mut plan = plan(Op::Embedding { table: WeightId(0), out: view(1) });
+    plan.tensors[1].dtype = Dtype::BF16;
+    let error = lowered(&plan).unwrap_err().to_string();
+    assert_eq!(error, "weight of 8: F32 storage; the kernel takes BF16");
 }
 
 #[test]
@@ -221,7 +242,7 @@ fn storage_in_blocks_is_an_error_that_names_the_weight() {
     let mut plan = plan(Op::Embedding { table: WeightId(0), out: view(1) });
     plan.weights[0].storage = Dtype::Q8_0;
     let error = lowered(&plan).unwrap_err().to_string();
-    assert_eq!(error, "weight of 8: Q8_0 storage; the kernels take F32");
+    assert_eq!(error, "weight of 8: Q8_0 storage; the kernel takes F32");
 }
 
 #[test]
