@@ -3,7 +3,9 @@
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::attention::{Attention, AttentionElement, AttentionOperands, SeqInputs};
+use kernels::attention::{
+    Attention, AttentionElement, AttentionOperands, DecodeWorkspace, SeqInputs,
+};
 use kernels::element::{NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::{Linear, LinearOperands};
@@ -226,8 +228,12 @@ fn prefill(attention: Attention) -> Result<Option<Launch>, LaunchError> {
     attention.prefill(&SEQS, &operands::<f32>(&attention))
 }
 
-fn decode(attention: Attention) -> Result<Option<[Launch; 2]>, LaunchError> {
-    attention.decode(&SEQS, &operands::<f32>(&attention), ptr(4))
+fn workspace() -> DecodeWorkspace {
+    DecodeWorkspace { partials: ptr(4), counters: ptr(5) }
+}
+
+fn decode(attention: Attention) -> Result<Option<Launch>, LaunchError> {
+    attention.decode(&SEQS, &operands::<f32>(&attention), &workspace())
 }
 
 #[test]
@@ -243,39 +249,37 @@ fn prefill_has_tiles_for_any_cut_of_the_tokens() {
 }
 
 #[test]
-fn decode_splits_by_bounds_and_groups_query_heads() {
-    let [splits, combine] = decode(attention()).unwrap().unwrap();
-    assert_eq!(of(Ok(Some(splits))).0, "attention_decode_f32_r8_d64");
-    assert_eq!(of(Ok(Some(combine))), ("attention_combine_f32", [14, 4, 1], 128, 0));
-    let grid = |attention| of(decode(attention).map(|pair| pair.map(|[splits, _]| splits))).1;
-    assert_eq!(grid(attention()), [64, 2, 4]);
-    assert_eq!(grid(Attention { max_kv_len: 129, ..attention() }), [2, 2, 4]);
+fn decode_splits_by_model_and_groups_query_heads() {
+    assert_eq!(of(decode(attention())).0, "attention_decode_f32_r8_d64");
+    let grid = |attention| of(decode(attention)).1;
+    assert_eq!(grid(attention()), [128, 2, 4]);
+    assert_eq!(grid(Attention { max_kv_len: 129, ..attention() }), [3, 2, 4]);
     assert_eq!(grid(Attention { num_heads: 34, ..attention() }), [64, 4, 4]);
-    assert_eq!(attention().decode_workspace_elems(), 4 * 14 * 64 * 66);
+    let many = Attention { num_heads: 512, num_kv_heads: 512, ..attention() };
+    assert_eq!(grid(many), [1, 512, 4]);
+    assert_eq!(attention().num_partials::<f32>(), 4 * 14 * 128 * 66);
+    assert_eq!(attention().num_counters::<f32>(), 4 * 2);
     assert_eq!(decode(Attention { max_seqs: 0, ..attention() }), Ok(None));
     assert_eq!(decode(Attention { max_kv_len: 0, ..attention() }), Ok(None));
 }
 
 #[test]
 fn attention_in_16_bits_has_16_rows_and_half_the_bytes() {
-    fn launches<E: AttentionElement>(head_dim: usize) -> [(&'static str, [u32; 3], u32, u32); 3] {
+    fn launches<E: AttentionElement>(head_dim: usize) -> [(&'static str, [u32; 3], u32, u32); 2] {
         let attention = Attention { head_dim, ..attention() };
         let prefill = attention.prefill(&SEQS, &operands::<E>(&attention));
-        let decode = attention.decode(&SEQS, &operands::<E>(&attention), ptr(4));
-        let [splits, combine] = decode.unwrap().unwrap();
-        [of(prefill), of(Ok(Some(splits))), of(Ok(Some(combine)))]
+        let decode = attention.decode(&SEQS, &operands::<E>(&attention), &workspace());
+        [of(prefill), of(decode)]
     }
     assert_eq!(
         launches::<f16>(64),
         [
             ("attention_prefill_f16_d64", [11, 14, 1], 128, 24_576),
-            ("attention_decode_f16_r16_d64", [64, 2, 4], 128, 34_816),
-            ("attention_combine_f16", [14, 4, 1], 128, 0),
+            ("attention_decode_f16_r16_d64", [128, 2, 4], 128, 34_816),
         ]
     );
     let symbols = |head_dim| launches::<bf16>(head_dim).map(|(symbol, ..)| symbol);
-    assert_eq!(symbols(72)[..2], ["attention_prefill_bf16_d96", "attention_decode_bf16_r16_d96"]);
-    assert_eq!(symbols(256)[2], "attention_combine_bf16");
+    assert_eq!(symbols(72), ["attention_prefill_bf16_d96", "attention_decode_bf16_r16_d96"]);
     let odd = Attention { head_dim: 84, ..attention() };
     assert!(odd.prefill(&SEQS, &operands::<f32>(&odd)).is_ok());
     let error = odd.prefill(&SEQS, &operands::<f16>(&odd)).unwrap_err();

@@ -75,6 +75,8 @@ impl Executor for EmulatedExecutor {
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
         let memory = &mut self.memory;
+        let zeros = vec![0; lower::counter_bytes(plan)];
+        let counters = memory.alloc("counters", Init::Bytes(&zeros));
         let mut alloc = |name: &str, bytes| memory.alloc(name, Init::Poisoned(bytes));
         let tensors = plan.tensors.iter().map(|tensor| {
             let rows = match tensor.rows {
@@ -90,6 +92,7 @@ impl Executor for EmulatedExecutor {
             tensors: tensors.collect(),
             step: alloc("step inputs", plan.step_layout().len * size_of::<u32>()),
             workspace: alloc("workspace", lower::workspace_bytes(plan)),
+            counters,
         };
         let maps_address = alloc("tensor maps", TensorMaps::max_bytes(plan));
         let mut maps = TensorMaps::new(plan, maps_address);

@@ -6,7 +6,7 @@
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows as Operand;
-use kernels::attention::{self, AttentionOperands, SeqInputs};
+use kernels::attention::{self, AttentionOperands, DecodeWorkspace, SeqInputs};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::Gpu;
 use kernels::kv_cache::KvAppend;
@@ -47,6 +47,8 @@ pub struct Addresses {
     pub step: u64,
     /// What one operation needs for itself: [`workspace_bytes`] of it.
     pub workspace: u64,
+    /// What blocks of one operation count in: [`counter_bytes`] of it, zeros between operations.
+    pub counters: u64,
 }
 
 /// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none. The tensor maps that
@@ -72,11 +74,29 @@ pub fn lower(
 /// Bytes that an operation needs at most for itself, the next one the same: of `plan`, and of every plan of its model
 /// with no larger bounds.
 pub fn workspace_bytes(plan: &Plan) -> usize {
-    let elems = |op: &Op| match op {
-        Op::Attention(op) => launcher(plan, op).decode_workspace_elems(),
-        _ => 0,
+    let elems = |op: &Attention| match plan.kv.dtype {
+        Dtype::F16 => launcher(plan, op).num_partials::<f16>(),
+        Dtype::BF16 => launcher(plan, op).num_partials::<bf16>(),
+        _ => launcher(plan, op).num_partials::<f32>(),
     };
-    plan.ops.iter().map(elems).max().unwrap_or(0) * size_of::<f32>()
+    attentions(plan).map(elems).max().unwrap_or(0) * size_of::<f32>()
+}
+
+/// Bytes of counters that an operation needs at most, likewise.
+pub fn counter_bytes(plan: &Plan) -> usize {
+    let counters = |op: &Attention| match plan.kv.dtype {
+        Dtype::F16 => launcher(plan, op).num_counters::<f16>(),
+        Dtype::BF16 => launcher(plan, op).num_counters::<bf16>(),
+        _ => launcher(plan, op).num_counters::<f32>(),
+    };
+    attentions(plan).map(counters).max().unwrap_or(0) * size_of::<u32>()
+}
+
+fn attentions(plan: &Plan) -> impl Iterator<Item = &Attention> {
+    plan.ops.iter().filter_map(|op| match op {
+        Op::Attention(op) => Some(op),
+        _ => None,
+    })
 }
 
 /// Whether every sequence has at most one new token.
@@ -108,7 +128,7 @@ struct Lowering<'a> {
 
 impl Lowering<'_> {
     /// By the type of its operands: the 16-bit one if there is one.
-    fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
+    fn op(&mut self, op: &Op) -> Result<Option<Launch>, ExecError> {
         match self.dtypes(op).into_iter().find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
             Some(Dtype::F16) => self.op_of::<f16>(op),
             Some(_) => self.op_of::<bf16>(op),
@@ -128,7 +148,7 @@ impl Lowering<'_> {
     }
 
     /// An operation whose operands are of type `E`.
-    fn op_of<E: Stored>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
+    fn op_of<E: Stored>(&mut self, op: &Op) -> Result<Option<Launch>, ExecError> {
         let unsupported = |why: LaunchError| ExecError::Unsupported {
             op: op.name().to_owned(),
             why: why.to_string(),
@@ -213,14 +233,17 @@ impl Lowering<'_> {
                 let (seqs, operands) = (self.seqs(), self.attention_operands::<E>(attention)?);
                 let launcher = launcher(self.plan, attention);
                 if is_decode(self.plan) {
-                    let workspace = DevicePtr::new(self.addresses.workspace);
-                    let launches = launcher.decode(&seqs, &operands, workspace);
-                    return Ok(launches.map_err(unsupported)?.into_iter().flatten().collect());
+                    let workspace = DecodeWorkspace {
+                        partials: DevicePtr::new(self.addresses.workspace),
+                        counters: DevicePtr::new(self.addresses.counters),
+                    };
+                    launcher.decode(&seqs, &operands, &workspace)
+                } else {
+                    launcher.prefill(&seqs, &operands)
                 }
-                launcher.prefill(&seqs, &operands)
             }
         };
-        Ok(launch.map_err(unsupported)?.into_iter().collect())
+        launch.map_err(unsupported)
     }
 
     fn seqs(&self) -> SeqInputs {

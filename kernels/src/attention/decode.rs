@@ -2,23 +2,25 @@
 //! the keys.
 //!
 //! Shapes    q, out `[num_seqs, num_heads * head_dim]` with row strides; the cache as in prefill;
-//!           all f32, f16 or bf16; partial results, f32, `[max_seqs, num_heads, num_splits,
-//!           head_dim]` and `[max_seqs, num_heads, num_splits, 2]`.
-//! Launch    splits: grid `(num_splits, num_kv_heads * groups of 4 * ROWS heads, max_seqs)`, block
+//!           all f32, f16 or bf16; partial results, f32, `[max_seqs, num_heads, max_splits, width]`
+//!           and `[max_seqs, num_heads, max_splits, 2]`; counters `[max_seqs, grid_dim_y]`, zeros
+//!           before and after.
+//! Launch    grid `(max_splits, num_kv_heads * groups of 4 * ROWS heads, max_seqs)`, block
 //!           `(NUM_THREADS, 1, 1)`: the query heads of a KV head are the rows of a tile, so that K
-//!           and V are read once for all of them; each warp takes a quarter of a tile's keys. Then
-//!           the combination: grid `(num_heads, max_seqs, 1)`.
-//! Numerics  as prefill; the output is rounded once. Splits start at multiples of `split_len` keys,
-//!           which depends on the plan's bounds alone, so that a sequence's result does not depend
-//!           on the batch.
+//!           and V are read once for all of them; each warp takes a quarter of a tile's keys. The
+//!           last block of a sequence and group of heads combines the splits, in their order.
+//! Numerics  as prefill; the output is rounded once. How a sequence is split follows from its own
+//!           length, so that its result does not depend on the batch.
 //! Bound     memory: `2 * head_dim` elements a key and KV head.
 //! Source    flash-decoding (T. Dao et al., 2023).
 
+use super::combine::{FRAGMENT, Part, Splits, combine};
 use super::tile::{
     AttentionElement, CHUNK, Cache, NUM_THREADS, NUM_WARPS, ROW_UNIT, Source, WarpTile, is_aligned,
 };
-use crate::element::Number;
 use core::f32::consts::LOG2_E;
+use core::ops::Range;
+use cuda_std::atomic::{Order, Scope};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -40,10 +42,9 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, chunks: usize
 /// # Safety
 /// 1. The step inputs are those of one step with at most one new token a sequence, and every view
 ///    holds what they ask for; `q` and the pools hold elements `E`.
-/// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`; `window` is not 0,
-///    `split_len` a multiple of a tile's keys, and `grid_dim_x` splits are enough for every
-///    sequence.
+/// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`; `window` is not 0.
 /// 3. If `aligned` is not 0, or in 16 bits, every head is 16-byte aligned in `q` and the pools.
+/// 4. `counters` are zeros, and `partial_out` starts at a multiple of 16 bytes.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
     instances(
@@ -85,9 +86,11 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     aligned: u32,
     softmax_scale: f32,
     window: u32,
-    split_len: u32,
     partial_out: GlobalMut<f32>,
     partial_stats: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    out: GlobalMut<()>,
+    out_stride: u32,
 ) {
     type Tile<E, const ROWS: usize, const CHUNKS: usize> =
         <E as AttentionElement>::Decode<ROWS, CHUNKS>;
@@ -125,8 +128,8 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     let first_head = kv_head * group + group_block * block_rows;
     let heads = (group - group_block * block_rows).min(block_rows);
     let first_visible = kv_len.saturating_sub(window);
-    let end_key = (split * split_len).saturating_add(split_len).min(kv_len);
-    let first_key = (split * split_len).max(first_visible / block_n * block_n);
+    let splits = Splits::new(first_visible..kv_len, block_n, thread::grid_dim_x());
+    let Range { start: first_key, end: end_key } = splits.keys(split);
     if first_key >= end_key {
         return;
     }
@@ -199,97 +202,85 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
         });
         thread::sync_threads();
 
-        // 5. Their combination is the split's.
-        let mut i = thread::thread_idx_x();
-        while i < heads * width {
-            let (row, column) = (i / width, i % width);
-            let mut max = f32::NEG_INFINITY;
-            for warp in 0..NUM_WARPS {
-                max = math::max(max, smem_max.get(warp * block_rows + row));
-            }
-            let (mut sum, mut value) = (0.0, 0.0);
-            for warp in 0..NUM_WARPS {
+        // 5. Their combination is the split's, and the output if there is no other split.
+        let is_only = splits.count() == 1;
+        let first_partial =
+            (seq as usize * num_heads as usize + first_head as usize) * splits.max as usize;
+        let out = out.cast::<E>().add(token as usize * out_stride as usize);
+        let store = |row: u32, column: u32, part: Part| {
+            let to = ((first_head + row) * head_dim) as usize;
+            part.store(out.add(to), column, head_dim);
+        };
+        for_each_fragment(heads, width, |row, column| {
+            let part = combine(0..NUM_WARPS, |warp| {
                 let row = warp * block_rows + row;
-                // A split has a visible key, so that `max` is finite.
-                let weight = math::exp2_approx(smem_max.get(row) - max);
-                sum = math::fma(weight, smem_sum.get(row), sum);
-                value = math::fma(weight, smem_out.get(row * width + column), value);
+                let values = smem_out.get_vec(row * width + column);
+                Part { max: smem_max.get(row), sum: smem_sum.get(row), values }
+            });
+            if is_only {
+                store(row, column, part);
+                return;
             }
-            let head = seq as usize * num_heads as usize + (first_head + row) as usize;
-            let to = head * thread::grid_dim_x() as usize + split as usize;
-            if column < head_dim {
-                partial_out.set(to * head_dim as usize + column as usize, value);
-            }
+            let to = first_partial + row as usize * splits.max as usize + split as usize;
+            partial_out.set_vec(to * width as usize + column as usize, part.values);
             if column == 0 {
-                partial_stats.set(to * 2, max);
-                partial_stats.set(to * 2 + 1, sum);
+                partial_stats.set_vec(to * 2, [part.max, part.sum]);
             }
-            i += NUM_THREADS;
+        });
+        if is_only {
+            return;
         }
+
+        // 6. The last block that comes here combines the splits.
+        let counter = seq as usize * thread::grid_dim_y() as usize + thread::block_idx_y() as usize;
+        if !is_last(counters, counter, splits.count()) {
+            return;
+        }
+        for_each_fragment(heads, width, |row, column| {
+            let from = first_partial + row as usize * splits.max as usize;
+            let part = combine(0..splits.count(), |split| {
+                let from = from + split as usize;
+                let [max, sum] = partial_stats.get_vec(from * 2);
+                let values = partial_out.get_vec(from * width as usize + column as usize);
+                Part { max, sum, values }
+            });
+            store(row, column, part);
+        });
     }
 }
 
-/// The splits of one head of one sequence a block, combined in their order.
+/// Whether this block is the last of `count` that come here: it sees what they all have written.
+/// Leaves `counters` as it was.
 ///
 /// # Safety
-/// 1. [`attention_decode()`] ran before with the same step inputs, `num_heads` as this grid's x,
-///    and splits; `out` holds elements `E`.
-#[kernel(
-    launch_bounds(NUM_THREADS, 1),
-    instances(
-        attention_combine_f32 = <f32>,
-        attention_combine_f16 = <f16>,
-        attention_combine_bf16 = <bf16>
-    )
-)]
-pub unsafe fn attention_combine<E: Number>(
-    num_seqs: Global<u32>,
-    cu_seqlens_q: Global<u32>,
-    kv_lens: Global<u32>,
-    head_dim: u32,
-    window: u32,
-    split_len: u32,
-    num_splits: u32,
-    partial_out: Global<f32>,
-    partial_stats: Global<f32>,
-    out: GlobalMut<()>,
-    out_stride: u32,
-) {
-    let (head, seq) = (thread::block_idx_x(), thread::block_idx_y());
-    // SAFETY: splits from the first to the last with a visible key were written.
+/// 1. All threads of the block call this.
+/// 2. `counters` holds element `index`, a zero before the first of the blocks.
+#[inline(always)]
+unsafe fn is_last(counters: GlobalMut<u32>, index: usize, count: u32) -> bool {
+    // SAFETY: the element is inside; the flag is written before the barrier and read behind it.
     unsafe {
-        core::hint::assert_unchecked(split_len > 0);
-        if seq >= num_seqs.get(0) {
-            return;
-        }
-        let token = cu_seqlens_q.get(seq as usize);
-        if cu_seqlens_q.get(seq as usize + 1) == token {
-            return;
-        }
-        let kv_len = kv_lens.get(seq as usize);
-        let first = kv_len.saturating_sub(window) / split_len;
-        let end = kv_len.div_ceil(split_len);
-        let row =
-            (seq as usize * thread::grid_dim_x() as usize + head as usize) * num_splits as usize;
-
-        let mut max = f32::NEG_INFINITY;
-        for split in first..end {
-            max = math::max(max, partial_stats.get((row + split as usize) * 2));
-        }
-        let mut column = thread::thread_idx_x();
-        while column < head_dim {
-            let (mut sum, mut value) = (0.0, 0.0);
-            for split in first..end {
-                let from = row + split as usize;
-                let weight = math::exp2_approx(partial_stats.get(from * 2) - max);
-                sum = math::fma(weight, partial_stats.get(from * 2 + 1), sum);
-                let partial = partial_out.get(from * head_dim as usize + column as usize);
-                value = math::fma(weight, partial, value);
+        let flag = shared_array![u32; 1];
+        thread::sync_threads();
+        if thread::thread_idx_x() == 0 {
+            let before = counters.fetch_add(index, 1, Order::AcqRel, Scope::Gpu);
+            let is_last = before + 1 == count;
+            if is_last {
+                counters.store_relaxed(index, 0, Scope::Gpu);
             }
-            let scale = if sum > 0.0 { math::rcp_approx(sum) } else { 0.0 };
-            let to = token as usize * out_stride as usize + (head * head_dim + column) as usize;
-            out.cast::<E>().set(to, E::from_f32(value * scale));
-            column += NUM_THREADS;
+            flag.set(0, is_last.into());
         }
+        thread::sync_threads();
+        flag.get(0) != 0
+    }
+}
+
+/// Calls `f` with the row and first column of every fragment of `rows` rows of `width` columns that
+/// is this thread's.
+#[inline(always)]
+fn for_each_fragment(rows: u32, width: u32, f: impl Fn(u32, u32)) {
+    let mut i = thread::thread_idx_x() * FRAGMENT;
+    while i < rows * width {
+        f(i / width, i % width);
+        i += NUM_THREADS * FRAGMENT;
     }
 }

@@ -1,19 +1,19 @@
 //! The launches of attention, for both kernels.
 
-use super::decode::{self, attention_combine, attention_decode};
+use super::combine::{FRAGMENT, MIN_SPLIT_LEN};
+use super::decode::{self, attention_decode};
 use super::prefill::{self, BLOCK_M, attention_prefill};
 use super::tile::{AttentionElement, CHUNK, NUM_THREADS, ROW_UNIT};
 use crate::Rows;
 use crate::element::Dtype;
-use crate::kv_cache::PAGE_SIZE;
 use crate::operand::{is_aligned, untyped};
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-/// Fewest keys of a split: under that the combination costs more than the split saves.
-const MIN_SPLIT_LEN: usize = 128;
+/// Blocks that a long sequence is split into: all find a place at once, two an SM. A guess.
+const NUM_BLOCKS: usize = 256;
 
-/// Most splits of a sequence.
-const MAX_SPLITS: usize = 64;
+/// Most positions of a sequence: splits past its end stay in a `u32`.
+const MAX_KV_LEN: usize = 1 << 31;
 
 /// Causal attention over the paged cache.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +62,28 @@ pub struct AttentionOperands<E = f32> {
     pub v_pool: DevicePtr<E>,
     /// `[tokens, num_heads * head_dim]`.
     pub out: Rows<E>,
+}
+
+/// What decoding needs for itself, and leaves to the next launch as it was.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeWorkspace {
+    /// Room for [`Attention::num_partials`], at a multiple of 16 bytes.
+    pub partials: DevicePtr<f32>,
+    /// [`Attention::num_counters`] zeros.
+    pub counters: DevicePtr<u32>,
+}
+
+/// How decoding is split, from the model and the plan's bounds.
+struct Splits {
+    instance: attention_decode::Instance,
+    /// Blocks in y: KV heads, times groups of their query heads.
+    blocks_y: usize,
+    /// Most splits of a sequence.
+    max_splits: usize,
+    /// Elements for the splits' largest scores and sums.
+    stats_elems: usize,
+    /// Elements for their outputs.
+    out_elems: usize,
 }
 
 /// The arguments that both kernels take, checked.
@@ -125,9 +147,8 @@ impl Attention {
         }))
     }
 
-    /// The launches for a step with at most one new token a sequence, in order: the splits, and
-    /// their combination; `None` if there is nothing to compute. `workspace` holds
-    /// [`Attention::decode_workspace_elems`] elements.
+    /// The launch for a step with at most one new token a sequence, or `None` if there is nothing to
+    /// compute.
     ///
     /// # Errors
     /// As [`Attention::prefill`].
@@ -135,85 +156,77 @@ impl Attention {
         &self,
         seqs: &SeqInputs,
         operands: &AttentionOperands<E>,
-        workspace: DevicePtr<f32>,
-    ) -> Result<Option<[Launch; 2]>, LaunchError> {
+        workspace: &DecodeWorkspace,
+    ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
-        let group = self.num_heads / self.num_kv_heads;
-        let instances = decode_instances(E::DTYPE);
-        let most_rows = instances.iter().map(|instance| instance.rows()).max();
-        let rows = group.div_ceil(ROW_UNIT as usize).min(most_rows.unwrap_or(1));
-        let Some(&instance) = instances
-            .iter()
-            .find(|instance| instance.rows() >= rows && self.fits(instance.chunks()))
+        let Some(Splits { instance, blocks_y, max_splits, stats_elems, .. }) = self.splits::<E>()
         else {
             return Err(self.head_dim_error());
         };
-        let (num_splits, split_len) = self.splits();
-        let split_len = arg_u32("split_len", split_len)?;
-        let blocks_per_group = group.div_ceil(ROW_UNIT as usize * instance.rows());
         let geometry = Geometry::new(
-            [num_splits, self.num_kv_heads * blocks_per_group, self.max_seqs],
+            [max_splits, blocks_y, self.max_seqs],
             NUM_THREADS as usize,
             decode::shared_bytes::<E>(instance.rows(), instance.chunks()),
         )?;
-        let combine_geometry =
-            Geometry::new([self.num_heads, self.max_seqs, 1], NUM_THREADS as usize, 0)?;
-        let (Some(geometry), Some(combine_geometry)) = (geometry, combine_geometry) else {
-            return Ok(None);
-        };
-        let partial_stats = workspace;
-        let partial_out = workspace.add(2 * self.max_seqs * self.num_heads * num_splits);
-        let splits = attention_decode::launch(
-            instance,
-            geometry,
-            seqs.num_seqs,
-            seqs.cu_seqlens_q,
-            seqs.kv_lens,
-            seqs.block_table,
-            args.max_pages_per_seq,
-            operands.q.untyped_ptr(),
-            args.q_stride,
-            untyped(operands.k_pool),
-            untyped(operands.v_pool),
-            args.num_heads,
-            args.num_kv_heads,
-            args.head_dim,
-            args.aligned,
-            self.softmax_scale,
-            args.window,
-            split_len,
-            partial_out,
-            partial_stats,
-        );
-        let combine = attention_combine::launch(
-            combine_instance(E::DTYPE),
-            combine_geometry,
-            seqs.num_seqs,
-            seqs.cu_seqlens_q,
-            seqs.kv_lens,
-            args.head_dim,
-            args.window,
-            split_len,
-            num_splits as u32,
-            partial_out,
-            partial_stats,
-            operands.out.untyped_ptr(),
-            args.out_stride,
-        );
-        Ok(Some([splits, combine]))
+        Ok(geometry.map(|geometry| {
+            attention_decode::launch(
+                instance,
+                geometry,
+                seqs.num_seqs,
+                seqs.cu_seqlens_q,
+                seqs.kv_lens,
+                seqs.block_table,
+                args.max_pages_per_seq,
+                operands.q.untyped_ptr(),
+                args.q_stride,
+                untyped(operands.k_pool),
+                untyped(operands.v_pool),
+                args.num_heads,
+                args.num_kv_heads,
+                args.head_dim,
+                args.aligned,
+                self.softmax_scale,
+                args.window,
+                workspace.partials.add(stats_elems),
+                workspace.partials,
+                workspace.counters,
+                operands.out.untyped_ptr(),
+                args.out_stride,
+            )
+        }))
     }
 
     /// f32 elements that [`Attention::decode`] needs for partial results.
-    pub fn decode_workspace_elems(&self) -> usize {
-        let (num_splits, _) = self.splits();
-        self.max_seqs * self.num_heads * num_splits * (self.head_dim + 2)
+    pub fn num_partials<E: AttentionElement>(&self) -> usize {
+        self.splits::<E>().map_or(0, |splits| splits.stats_elems + splits.out_elems)
     }
 
-    /// Splits of a sequence, and keys of each: from the bounds alone.
-    fn splits(&self) -> (usize, usize) {
-        let split_len = self.max_kv_len.div_ceil(MAX_SPLITS).max(MIN_SPLIT_LEN);
-        let split_len = split_len.next_multiple_of(PAGE_SIZE as usize);
-        (self.max_kv_len.div_ceil(split_len), split_len)
+    /// Counters that [`Attention::decode`] needs.
+    pub fn num_counters<E: AttentionElement>(&self) -> usize {
+        self.splits::<E>().map_or(0, |splits| self.max_seqs * splits.blocks_y)
+    }
+
+    /// How decoding is split; `None` if there is no instance, or no head.
+    fn splits<E: AttentionElement>(&self) -> Option<Splits> {
+        let group = self.num_heads.checked_div(self.num_kv_heads)?;
+        let instances = decode_instances(E::DTYPE);
+        let most_rows = instances.iter().map(|instance| instance.rows()).max();
+        let rows = group.div_ceil(ROW_UNIT as usize).min(most_rows.unwrap_or(1));
+        let fits = |instance: &&attention_decode::Instance| {
+            instance.rows() >= rows && self.fits(instance.chunks())
+        };
+        let &instance = instances.iter().find(fits)?;
+        let blocks_y = self.num_kv_heads * group.div_ceil(ROW_UNIT as usize * instance.rows());
+        let most = self.max_kv_len.div_ceil(MIN_SPLIT_LEN as usize);
+        let max_splits = NUM_BLOCKS.checked_div(blocks_y)?.max(1).min(most);
+        let num_parts = self.max_seqs * self.num_heads * max_splits;
+        Some(Splits {
+            instance,
+            blocks_y,
+            max_splits,
+            stats_elems: (2 * num_parts).next_multiple_of(FRAGMENT as usize),
+            out_elems: num_parts * instance.chunks() * CHUNK as usize,
+        })
     }
 
     fn fits(&self, chunks: usize) -> bool {
@@ -244,7 +257,13 @@ impl Attention {
         if self.window == Some(0) {
             return Err(LaunchError::Shape { what: "window", value: 0, expected: "at least 1" });
         }
-        arg_u32("max_kv_len", self.max_kv_len.saturating_add(2 * MIN_SPLIT_LEN))?;
+        if self.max_kv_len > MAX_KV_LEN {
+            return Err(LaunchError::Shape {
+                what: "max_kv_len",
+                value: self.max_kv_len,
+                expected: "at most 2147483648",
+            });
+        }
         arg_u32("row width", self.num_heads.saturating_mul(self.head_dim))?;
         let aligned = (self.head_dim * size_of::<E>()).is_multiple_of(16)
             && operands.q.is_aligned()
@@ -327,14 +346,5 @@ fn decode_instances(dtype: Dtype) -> &'static [attention_decode::Instance] {
             attention_decode_bf16_r16_d128,
             attention_decode_bf16_r16_d256,
         ],
-    }
-}
-
-fn combine_instance(dtype: Dtype) -> attention_combine::Instance {
-    use attention_combine::Instance::*;
-    match dtype {
-        Dtype::F32 => attention_combine_f32,
-        Dtype::F16 => attention_combine_f16,
-        Dtype::Bf16 => attention_combine_bf16,
     }
 }

@@ -3,6 +3,7 @@
 //! Token `t` of sequence `s` stands at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`
 //! and sees positions `0 ..= p`, with a window `w` only `p - w < j <= p`.
 
+mod combine;
 pub mod decode;
 mod fma;
 mod mma;
@@ -12,5 +13,5 @@ mod tile;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Attention, AttentionOperands, SeqInputs};
+pub use launcher::{Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
 pub use tile::AttentionElement;

@@ -1,10 +1,9 @@
 //! Attention, prefill and decode.
 
 use crate::device::{Device, SEEDS, Stored, assert_stored, random_of};
-use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::attention::{Attention, AttentionOperands, SeqInputs};
+use kernels::attention::{Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
 use kernels::kv_cache::PAGE_SIZE;
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -158,13 +157,15 @@ fn check_prefill<E: Stored>(step: &Step, seed: u64) -> Vec<f32> {
 fn check_decode<E: Stored>(step: &Step, seed: u64) -> Vec<f32> {
     let mut inputs = step.inputs::<E>();
     let want = step.oracle(&inputs);
-    let elems = inputs.attention.decode_workspace_elems();
-    let workspace: DevicePtr<f32> = inputs.device.poisoned("workspace", elems);
-    let launches = inputs.attention.decode(&inputs.seqs, &inputs.operands, workspace);
-    let launches = launches.expect("a right shape").expect("something to do");
-    for launch in launches {
-        inputs.device.run(Ok(Some(launch)), seed);
-    }
+    let attention = inputs.attention;
+    let counters = vec![0; attention.num_counters::<E>()];
+    let workspace = DecodeWorkspace {
+        partials: inputs.device.poisoned("partials", attention.num_partials::<E>()),
+        counters: inputs.device.u32s("counters", &counters),
+    };
+    let launch = attention.decode(&inputs.seqs, &inputs.operands, &workspace);
+    inputs.device.run(launch, seed);
+    assert_eq!(inputs.device.read_u32(workspace.counters, counters.len()), counters);
     let got = inputs.device.read(inputs.operands.out.ptr, want.len());
     assert_attends::<E>(&format!("decode, head_dim {}", step.head_dim), &got, &want);
     got
@@ -219,6 +220,15 @@ fn decode_matches_oracle() {
         let seqs = &[(1, 35)];
         check_decode::<f32>(&Step { seqs, num_heads, num_kv_heads: 1, head_dim, window: None }, 1);
     }
+}
+
+#[test]
+fn decode_of_many_heads_has_splits_of_many_tiles() {
+    // 256 blocks are two splits of five tiles.
+    let seqs = &[(1, 300)];
+    let step = Step { seqs, num_heads: 128, num_kv_heads: 128, head_dim: 8, window: None };
+    check_decode::<f16>(&step, 1);
+    check_decode::<f16>(&Step { window: Some(200), ..step }, 1);
 }
 
 #[test]

@@ -12,15 +12,35 @@ use crate::plan::{ArenaLayout, Plan, TensorId};
 /// load or a tensor map asks for.
 const ALIGN_BYTES: usize = 256;
 
-/// One allocation. It starts as NaN (all bits set), so that a read of what was never written shows.
+/// One allocation.
 pub struct Block(DeviceBuffer<u8>);
 
 impl Block {
-    /// `bytes` of memory; `stream` clears them.
+    /// `bytes` of memory; `stream` makes NaN of them (all bits set), so that a read of what was never written shows.
     pub fn allocate(
         device: &DeviceInfo,
         what: &str,
         bytes: usize,
+        stream: &Stream,
+    ) -> Result<Self, ExecError> {
+        Block::filled(device, what, bytes, 0xFF, stream)
+    }
+
+    /// `bytes` zeros, as `stream` makes them.
+    pub fn zeroed(
+        device: &DeviceInfo,
+        what: &str,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<Self, ExecError> {
+        Block::filled(device, what, bytes, 0, stream)
+    }
+
+    fn filled(
+        device: &DeviceInfo,
+        what: &str,
+        bytes: usize,
+        value: u8,
         stream: &Stream,
     ) -> Result<Self, ExecError> {
         let free_bytes = free_bytes()?;
@@ -37,7 +57,7 @@ impl Block {
         let mut buffer = buffer.map_err(failed("allocating device memory"))?;
         if bytes > 0 {
             // SAFETY: whatever uses the buffer is behind this on the same stream.
-            unsafe { buffer.set_8_async(0xFF, stream) }
+            unsafe { buffer.set_8_async(value, stream) }
                 .map_err(failed("clearing device memory"))?;
         }
         Ok(Block(buffer))
@@ -124,14 +144,17 @@ pub struct DeviceMemory {
     pub step: Block,
     /// What one operation needs for itself.
     pub workspace: Block,
+    /// What blocks of one operation count in.
+    pub counters: Block,
 }
 
 impl DeviceMemory {
     /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything is allocated.
     pub fn allocate(device: &DeviceInfo, plan: &Plan, stream: &Stream) -> Result<Self, ExecError> {
-        let workspace_bytes = lower::workspace_bytes(plan);
+        let (workspace_bytes, counter_bytes) =
+            (lower::workspace_bytes(plan), lower::counter_bytes(plan));
         let mut budget = plan.memory();
-        budget.buffer_bytes += workspace_bytes;
+        budget.buffer_bytes += workspace_bytes + counter_bytes;
         budget.check(&device.name, free_bytes()?)?;
         let layout = ParameterLayout::new(plan);
         let allocate = |what, bytes| Block::allocate(device, what, bytes, stream);
@@ -142,6 +165,7 @@ impl DeviceMemory {
             arena: allocate("the activations", ArenaLayout::new(plan).bytes())?,
             step: allocate("the step inputs", plan.step_layout().len * size_of::<u32>())?,
             workspace: allocate("the workspace", workspace_bytes)?,
+            counters: Block::zeroed(device, "the counters", counter_bytes, stream)?,
         })
     }
 
@@ -161,6 +185,7 @@ impl DeviceMemory {
                 .collect(),
             step: self.step.address(),
             workspace: self.workspace.address(),
+            counters: self.counters.address(),
         }
     }
 }

@@ -109,7 +109,8 @@ impl Executor for CudaExecutor {
         let (step_layout, arena_layout) = (plan.step_layout(), ArenaLayout::new(plan));
         let fits = arena_layout.bytes() <= self.memory.arena.bytes()
             && step_layout.len * size_of::<u32>() <= self.memory.step.bytes()
-            && lower::workspace_bytes(plan) <= self.memory.workspace.bytes();
+            && lower::workspace_bytes(plan) <= self.memory.workspace.bytes()
+            && lower::counter_bytes(plan) <= self.memory.counters.bytes();
         if !fits || [plan.logits, plan.next_tokens].iter().any(|output| !is_whole(plan, output)) {
             return Err(ExecError::Unsupported {
                 op: format!("a plan of {:?}", plan.bounds),

@@ -12,6 +12,7 @@ const STEP: u64 = MEMORY + 0x5000;
 const TENSORS: [u64; 3] = [MEMORY + 0x10_0000, MEMORY + 0x20_0000, MEMORY + 0x30_0000];
 const WEIGHTS: [u64; 2] = [MEMORY + 0x40_0000, MEMORY + 0x50_0000];
 const WORKSPACE: u64 = MEMORY + 0x6000;
+const COUNTERS: u64 = MEMORY + 0x7000;
 const ROPE: u64 = MEMORY + 0x60_0000;
 const POOLS: [KvPool; 2] = [
     KvPool { k: MEMORY + 0x70_0000, v: MEMORY + 0x71_0000 },
@@ -65,6 +66,7 @@ fn addresses() -> Addresses {
         tensors: TENSORS.to_vec(),
         step: STEP,
         workspace: WORKSPACE,
+        counters: COUNTERS,
     }
 }
 
@@ -190,12 +192,13 @@ fn attention_is_decode_where_every_sequence_has_one_token() {
     (plan.bounds.max_q_len, plan.bounds.max_tokens) = (1, 2);
     let layout = plan.step_layout();
     let launches = lowered(&plan).unwrap();
-    assert_eq!(launches.len(), 2);
-    let (splits, combine) = (pointers(&launches[0]), pointers(&launches[1]));
-    assert_eq!(splits[..4], inputs_of(&layout));
-    assert_eq!(splits[4..7], [q, POOLS[1].k, POOLS[1].v]);
-    assert_eq!(combine.last(), Some(&out));
-    assert_eq!(splits[7..].iter().filter(|&address| workspace.contains(address)).count(), 2);
+    assert_eq!(launches.len(), 1);
+    let decode = pointers(&launches[0]);
+    assert_eq!(decode[..4], inputs_of(&layout));
+    assert_eq!(decode[4..7], [q, POOLS[1].k, POOLS[1].v]);
+    assert!(decode[7..9].iter().all(|address| workspace.contains(address)));
+    assert_eq!(decode[9..], [COUNTERS, out]);
+    assert_eq!(counter_bytes(&plan), 2 * size_of::<u32>());
 }
 
 #[test]

@@ -1,0 +1,102 @@
+//! How attention over many keys is split, and its parts are put together again.
+
+use super::tile::AttentionElement;
+use core::ops::Range;
+use cuda_std::prelude::*;
+
+/// Fewest keys of a split: under that the combination costs more than the split saves. A guess.
+pub(super) const MIN_SPLIT_LEN: u32 = 64;
+
+/// Columns that a thread combines at once: 16 bytes of f32.
+pub(super) const FRAGMENT: u32 = 4;
+
+/// The tiles of a sequence's keys in runs of the same length: they follow from the sequence alone.
+pub(super) struct Splits {
+    /// Most splits.
+    pub max: u32,
+    first_tile: u32,
+    end_key: u32,
+    /// Keys of a tile.
+    block_n: u32,
+    /// Tiles of a split.
+    tiles: u32,
+}
+
+impl Splits {
+    /// The visible keys of a sequence, at most `max` splits of tiles of `block_n`.
+    #[inline(always)]
+    pub fn new(visible: Range<u32>, block_n: u32, max: u32) -> Self {
+        let first_tile = visible.start / block_n;
+        let num_tiles = visible.end.div_ceil(block_n) - first_tile;
+        let tiles = num_tiles.div_ceil(max).max(MIN_SPLIT_LEN / block_n);
+        Splits { max, first_tile, end_key: visible.end, block_n, tiles }
+    }
+
+    /// The keys of `split`, from the start of a tile on; none past the last split.
+    #[inline(always)]
+    pub fn keys(&self, split: u32) -> Range<u32> {
+        // At most as many tiles as there are, and a split more, each.
+        let key = |split: u32| (self.first_tile + split * self.tiles) * self.block_n;
+        key(split)..key(split + 1).min(self.end_key)
+    }
+
+    /// Splits that have keys.
+    #[inline(always)]
+    pub fn count(&self) -> u32 {
+        let num_tiles = self.end_key.div_ceil(self.block_n) - self.first_tile;
+        num_tiles.div_ceil(self.tiles)
+    }
+}
+
+/// What attention to some of the keys gives, in [`FRAGMENT`] columns: `values / sum` is the result.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// The largest score, in powers of two.
+    pub max: f32,
+    /// The sum of the scores' exponentials over that of `max`.
+    pub sum: f32,
+    /// Values, weighted by the same.
+    pub values: [f32; FRAGMENT as usize],
+}
+
+impl Part {
+    /// Writes the result to the columns from `column` on, of those that a head has.
+    ///
+    /// # Safety
+    /// 1. `out` holds `head_dim` elements.
+    #[inline(always)]
+    pub unsafe fn store<E: AttentionElement>(
+        self,
+        out: GlobalMut<E>,
+        column: u32,
+        head_dim: u32,
+    ) {
+        let scale = if self.sum > 0.0 { math::rcp_approx(self.sum) } else { 0.0 };
+        for i in 0..FRAGMENT {
+            if column + i < head_dim {
+                let value = self.values[i as usize] * scale;
+                // SAFETY: inside, by the check.
+                unsafe { out.set((column + i) as usize, E::from_f32(value)) };
+            }
+        }
+    }
+}
+
+/// All `parts`, which `part` gives, in their order. One of them at least has seen a key.
+#[inline(always)]
+pub(super) fn combine(parts: Range<u32>, part: impl Fn(u32) -> Part) -> Part {
+    let mut max = f32::NEG_INFINITY;
+    for i in parts.clone() {
+        max = math::max(max, part(i).max);
+    }
+    let (mut sum, mut values) = (0.0, [0.0; FRAGMENT as usize]);
+    for i in parts {
+        let part = part(i);
+        let weight = math::exp2_approx(part.max - max);
+        sum = math::fma(weight, part.sum, sum);
+        for (value, of_part) in values.iter_mut().zip(part.values) {
+            *value = math::fma(weight, of_part, *value);
+        }
+    }
+    Part { max, sum, values }
+}
