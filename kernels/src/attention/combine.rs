@@ -14,12 +14,13 @@ pub(super) const FRAGMENT: u32 = 4;
 pub(super) struct Splits {
     /// Most splits.
     pub max: u32,
-    first_tile: u32,
+    /// Where the first tile with a visible key starts.
+    first_key: u32,
     end_key: u32,
-    /// Keys of a tile.
-    block_n: u32,
-    /// Tiles of a split.
-    tiles: u32,
+    /// Keys of a split.
+    split_len: u32,
+    /// Splits that have keys.
+    pub count: u32,
 }
 
 impl Splits {
@@ -28,23 +29,21 @@ impl Splits {
     pub fn new(visible: Range<u32>, block_n: u32, max: u32) -> Self {
         let first_tile = visible.start / block_n;
         let num_tiles = visible.end.div_ceil(block_n) - first_tile;
-        let tiles = num_tiles.div_ceil(max).max(MIN_SPLIT_LEN / block_n);
-        Splits { max, first_tile, end_key: visible.end, block_n, tiles }
+        let tiles = num_tiles.div_ceil(max.max(1)).max(MIN_SPLIT_LEN / block_n).max(1);
+        Splits {
+            max,
+            first_key: first_tile * block_n,
+            end_key: visible.end,
+            split_len: tiles * block_n,
+            count: num_tiles.div_ceil(tiles),
+        }
     }
 
     /// The keys of `split`, from the start of a tile on; none past the last split.
     #[inline(always)]
     pub fn keys(&self, split: u32) -> Range<u32> {
-        // At most as many tiles as there are, and a split more, each.
-        let key = |split: u32| (self.first_tile + split * self.tiles) * self.block_n;
+        let key = |split: u32| self.first_key + split * self.split_len;
         key(split)..key(split + 1).min(self.end_key)
-    }
-
-    /// Splits that have keys.
-    #[inline(always)]
-    pub fn count(&self) -> u32 {
-        let num_tiles = self.end_key.div_ceil(self.block_n) - self.first_tile;
-        num_tiles.div_ceil(self.tiles)
     }
 }
 

@@ -203,7 +203,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
         thread::sync_threads();
 
         // 5. Their combination is the split's, and the output if there is no other split.
-        let is_only = splits.count() == 1;
+        let is_only = splits.count == 1;
         let first_partial =
             (seq as usize * num_heads as usize + first_head as usize) * splits.max as usize;
         let out = out.cast::<E>().add(token as usize * out_stride as usize);
@@ -233,12 +233,12 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
 
         // 6. The last block that comes here combines the splits.
         let counter = seq as usize * thread::grid_dim_y() as usize + thread::block_idx_y() as usize;
-        if !is_last(counters, counter, splits.count()) {
+        if !is_last(counters, counter, splits.count) {
             return;
         }
         for_each_fragment(heads, width, |row, column| {
             let from = first_partial + row as usize * splits.max as usize;
-            let part = combine(0..splits.count(), |split| {
+            let part = combine(0..splits.count, |split| {
                 let from = from + split as usize;
                 let [max, sum] = partial_stats.get_vec(from * 2);
                 let values = partial_out.get_vec(from * width as usize + column as usize);
