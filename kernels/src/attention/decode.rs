@@ -46,6 +46,7 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, chunks: usize
 /// 3. If `aligned` is not 0, or in 16 bits, every head is 16-byte aligned in `q` and the pools.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
+    overlaps,
     instances(
         attention_decode_f32_r4_d64 = <f32, 1, 2>,
         attention_decode_f32_r4_d96 = <f32, 1, 3>,
@@ -103,6 +104,8 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     };
     let block_n = const { Tile::<E, ROWS, CHUNKS>::BLOCK_N };
     let (split, seq) = (thread::block_idx_x(), thread::block_idx_z());
+    grid::launch_dependents();
+    grid::wait_for_dependencies();
 
     // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head ..
     //    first_head + heads`. SAFETY: step inputs of one step; launches have KV heads, and a
@@ -236,6 +239,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
 ///    and splits; `out` holds elements `E`.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
+    overlaps,
     instances(
         attention_combine_f32 = <f32>,
         attention_combine_f16 = <f16>,
@@ -256,6 +260,8 @@ pub unsafe fn attention_combine<E: Number>(
     out_stride: u32,
 ) {
     let (head, seq) = (thread::block_idx_x(), thread::block_idx_y());
+    grid::launch_dependents();
+    grid::wait_for_dependencies();
     // SAFETY: splits from the first to the last with a visible key were written.
     unsafe {
         core::hint::assert_unchecked(split_len > 0);
