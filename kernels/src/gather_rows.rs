@@ -38,8 +38,8 @@ pub unsafe fn gather_rows<T: Number>(
 ) {
     let row = thread::block_idx_x();
     let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `row` and `column` are inside, by the check here.
     unsafe {
         if row >= num_rows.get(0) || column >= width {

@@ -64,8 +64,8 @@ pub unsafe fn kv_append<T: Number, C: Number>(
 ) {
     let token = thread::block_idx_x();
     let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: token, head and columns are inside, by the check here; a `head_dim` of 0 makes no
     // launch.
     unsafe {

@@ -74,8 +74,8 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
     } else {
         (thread::block_idx_x(), thread::thread_idx_x() * VECTOR, NUM_THREADS * VECTOR)
     };
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; no groups
     // make no launch.
     unsafe {

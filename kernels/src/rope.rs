@@ -45,8 +45,8 @@ pub unsafe fn rope<E: Number>(
     let token = thread::block_idx_x();
     let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
     let half = rotary_dim / 2;
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `half` is not 0, and token, head and pairs are inside, by the check here.
     unsafe {
         let vectors = half.div_ceil(VECTOR);

@@ -74,8 +74,8 @@ pub unsafe fn argmax_f32(
     out: GlobalMut<u32>,
 ) {
     let row = thread::block_idx_x() as usize;
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `row` is inside by the check, columns by the loops' bounds. The arrays hold one
     // element a warp; each is written before the barrier and only read behind it.
     unsafe {

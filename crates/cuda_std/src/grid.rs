@@ -13,6 +13,12 @@ unsafe extern "C" {
 instruction! {
     /// Lets the next launch start, once every block has said so or has ended. It says nothing of what
     /// the block has written: the next launch waits for the end of this one.
+    ///
+    /// Right behind [`wait_for_dependencies`], no more than one launch starts ahead. Measured on an
+    /// H200, decoding Qwen2.5-0.5B (random weights, f16 and f32, 512 tokens behind 64): 1,185 and 851
+    /// tokens a second; in front of it 1,170 and 838; nowhere 1,147 and 850; without overlap 1,057
+    /// and 806.
+    ///
     /// CUDA C `cudaTriggerProgrammaticLaunchCompletion`.
     "griddepcontrol.launch_dependents" => pub fn launch_dependents() {
         #[cfg(target_feature = "sm_90a")]

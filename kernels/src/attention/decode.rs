@@ -104,8 +104,8 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     };
     let block_n = const { Tile::<E, ROWS, CHUNKS>::BLOCK_N };
     let (split, seq) = (thread::block_idx_x(), thread::block_idx_z());
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
 
     // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head ..
     //    first_head + heads`. SAFETY: step inputs of one step; launches have KV heads, and a
@@ -260,8 +260,8 @@ pub unsafe fn attention_combine<E: Number>(
     out_stride: u32,
 ) {
     let (head, seq) = (thread::block_idx_x(), thread::block_idx_y());
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: splits from the first to the last with a visible key were written.
     unsafe {
         core::hint::assert_unchecked(split_len > 0);

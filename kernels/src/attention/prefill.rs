@@ -136,8 +136,8 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
     };
     let width = const { Tile::<E, CHUNKS>::WIDTH };
 
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
 
     // 1. What this block computes.
     // SAFETY: step inputs of one step.

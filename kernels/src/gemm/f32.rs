@@ -270,8 +270,8 @@ pub unsafe fn gemm_f32<T: Tile>(
     out: GlobalMut<f32>,
     out_stride: u32,
 ) {
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `m` is one element.
     let m = unsafe { m.get(0) };
     let (block_m, block_n) =

@@ -102,8 +102,8 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
 ) {
     let lane_id = warp::lane_id();
     let column = (thread::block_idx_x() * NUM_WARPS + warp::warp_idx()) * COLUMNS as u32;
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: rows and columns past the last one read the last one's operands and write nothing;
     // `first` stays under `k`.
     unsafe {

@@ -90,8 +90,8 @@ pub unsafe fn gemm_sm80<const M: usize, const N: usize, T: Tile<M, N>, E: Operan
     out: GlobalMut<u8>,
     out_stride: u32,
 ) {
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `m` is one element.
     let m = unsafe { m.get(0) };
     let tile = tile_of_block(m.div_ceil(T::BLOCK_M), n.div_ceil(T::BLOCK_N));

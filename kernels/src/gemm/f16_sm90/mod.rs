@@ -131,8 +131,8 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
     } else {
         thread::sync_threads();
     }
-    grid::launch_dependents();
     grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `num_rows` is one element.
     let num_rows = unsafe { num_rows.get(0) };
     let tiles = block_tiles::<T>(num_rows, n);

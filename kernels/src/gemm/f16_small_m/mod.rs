@@ -147,8 +147,8 @@ pub unsafe fn gemm_16_small_m<
         let bias = outputs.bias(bias);
 
         // 2. What they may.
-        grid::launch_dependents();
         grid::wait_for_dependencies();
+        grid::launch_dependents();
         let num_rows = num_rows.get(0);
         if num_rows == 0 {
             return;
