@@ -23,6 +23,7 @@ const NUM_THREADS: u32 = 128;
 /// 3. If `aligned` is not 0, the rows of `x` and `out` are 16-byte aligned.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
+    overlaps,
     instances(gather_rows_f32 = <f32>, gather_rows_f16_f32 = <f16>, gather_rows_bf16_f32 = <bf16>)
 )]
 pub unsafe fn gather_rows<T: Number>(
@@ -37,6 +38,8 @@ pub unsafe fn gather_rows<T: Number>(
 ) {
     let row = thread::block_idx_x();
     let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `row` and `column` are inside, by the check here.
     unsafe {
         if row >= num_rows.get(0) || column >= width {

@@ -40,6 +40,7 @@ pub(crate) fn row_start(
 /// 3. If `aligned` is not 0, each head is 16-byte aligned in `k` and `v`, and in the pools.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
+    overlaps,
     instances(
         kv_append_f32 = <f32, f32>,
         kv_append_f16 = <f16, f16>,
@@ -63,6 +64,8 @@ pub unsafe fn kv_append<T: Number, C: Number>(
 ) {
     let token = thread::block_idx_x();
     let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: token, head and columns are inside, by the check here; a `head_dim` of 0 makes no
     // launch.
     unsafe {

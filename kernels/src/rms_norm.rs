@@ -42,6 +42,7 @@ fn block_reduce_add(value: f32) -> f32 {
 /// 3. If `aligned` is not 0, each group is 16-byte aligned in `x` and in `out`, and so is `weight`.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
+    overlaps,
     instances(
         rms_norm_f32_warp = <f32, f32, true>,
         rms_norm_f32_block = <f32, f32, false>,
@@ -73,6 +74,8 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
     } else {
         (thread::block_idx_x(), thread::thread_idx_x() * VECTOR, NUM_THREADS * VECTOR)
     };
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; no groups
     // make no launch.
     unsafe {

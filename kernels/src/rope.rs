@@ -28,6 +28,7 @@ const NUM_THREADS: u32 = 128;
 ///    aligned.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
+    overlaps,
     instances(rope_f32 = <f32>, rope_f16 = <f16>, rope_bf16 = <bf16>)
 )]
 pub unsafe fn rope<E: Number>(
@@ -44,6 +45,8 @@ pub unsafe fn rope<E: Number>(
     let token = thread::block_idx_x();
     let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
     let half = rotary_dim / 2;
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `half` is not 0, and token, head and pairs are inside, by the check here.
     unsafe {
         let vectors = half.div_ceil(VECTOR);

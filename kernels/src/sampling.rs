@@ -65,7 +65,7 @@ impl Best {
 /// # Safety
 /// 1. `num_rows` is one element; `x` holds that many rows of `vocab_size` (not 0) elements at its
 ///    stride, `out` that many.
-#[kernel(launch_bounds(NUM_THREADS, 1))]
+#[kernel(launch_bounds(NUM_THREADS, 1), overlaps)]
 pub unsafe fn argmax_f32(
     num_rows: Global<u32>,
     vocab_size: u32,
@@ -74,6 +74,8 @@ pub unsafe fn argmax_f32(
     out: GlobalMut<u32>,
 ) {
     let row = thread::block_idx_x() as usize;
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `row` is inside by the check, columns by the loops' bounds. The arrays hold one
     // element a warp; each is written before the barrier and only read behind it.
     unsafe {

@@ -26,6 +26,7 @@ const NUM_THREADS: u32 = 128;
 /// 3. If `aligned` is not 0, all rows are 16-byte aligned.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
+    overlaps,
     instances(silu_mul_f32 = <f32>, silu_mul_f16 = <f16>, silu_mul_bf16 = <bf16>)
 )]
 pub unsafe fn silu_mul<E: Number>(
@@ -41,6 +42,8 @@ pub unsafe fn silu_mul<E: Number>(
 ) {
     let row = thread::block_idx_x();
     let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `row` and `column` are inside, by the check here.
     unsafe {
         if row >= num_rows.get(0) || column >= width {

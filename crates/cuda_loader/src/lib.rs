@@ -8,10 +8,12 @@
 //! Linux on x86-64 and aarch64.
 
 pub mod cublas;
+mod overlap;
 mod symbols;
 mod tensor_map;
 mod trampolines;
 
+pub use overlap::{LaunchRefused, LaunchShape, OverlappingLauncher};
 pub use tensor_map::{EncodeError, TiledTensorMap};
 
 use std::ffi::{CStr, c_int, c_void};
@@ -45,12 +47,19 @@ pub struct Driver {
     version: Version,
     /// Newer than what `cust` declares; `None` if the driver does not have it.
     encode_tiled: Option<tensor_map::EncodeTiled>,
+    overlapping_launcher: Option<OverlappingLauncher>,
 }
 
 impl Driver {
     /// The newest CUDA that the driver serves.
     pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// How to launch kernels that overlap with the one before (`cuLaunchKernelEx`); `None` before CUDA 12.3, whose
+    /// graphs do not keep that.
+    pub fn overlapping_launcher(&self) -> Option<OverlappingLauncher> {
+        self.overlapping_launcher
     }
 
     /// The opaque tensor map that copies of boxes of this tensor take (`cuTensorMapEncodeTiled`). Its copy in
@@ -108,7 +117,11 @@ fn load_library(path: &CStr) -> Result<Driver, LoadError> {
         return Err(LoadError::TooOld { found: version });
     }
     trampolines::fill(find);
-    Ok(Driver { version, encode_tiled: tensor_map::function(find(c"cuTensorMapEncodeTiled")) })
+    Ok(Driver {
+        version,
+        encode_tiled: tensor_map::function(find(c"cuTensorMapEncodeTiled")),
+        overlapping_launcher: OverlappingLauncher::new(find(c"cuLaunchKernelEx"), version),
+    })
 }
 
 /// Asks `cuDriverGetVersion`, which works before `cuInit`.

@@ -173,6 +173,8 @@ pub struct Launch {
     pub geometry: Geometry,
     /// Blocks of a cluster in x, y, z, as the kernel was compiled for.
     pub cluster: [u32; 3],
+    /// Whether it may start before the launch before it has ended: the kernel waits by itself.
+    pub overlaps: bool,
     /// The arguments' bytes, each at its natural alignment.
     pub args: Vec<u8>,
     /// Where each argument starts in `args`.
@@ -185,7 +187,8 @@ impl Launch {
     /// A launch without arguments yet.
     pub fn new(symbol: &'static str, geometry: Geometry, body: Body) -> Self {
         let (args, arg_offsets) = (Vec::new(), Vec::new());
-        Launch { symbol, geometry, cluster: [1, 1, 1], args, arg_offsets, body }
+        let (cluster, overlaps) = ([1, 1, 1], false);
+        Launch { symbol, geometry, cluster, overlaps, args, arg_offsets, body }
     }
 
     /// Runs the launch on the emulator, where its pointers are addresses of `memory`; the order of

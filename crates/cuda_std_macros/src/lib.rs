@@ -38,16 +38,20 @@ use proc_macro::TokenStream;
 /// `launch` takes one first. `Instance::ALL` lists them; a constant parameter `COLUMNS` is read by
 /// `instance.columns()`.
 ///
-/// Two more options, of which `cluster` needs `target`; the shape may depend on generic arguments:
+/// Three more options, of which `cluster` needs `target`; the shape may depend on generic arguments:
 ///
 /// ```text
-/// #[kernel(launch_bounds(384, 1), target(sm_90a), cluster(2, 1, 1))]
+/// #[kernel(launch_bounds(384, 1), target(sm_90a), cluster(2, 1, 1), overlaps)]
 /// ```
 ///
 /// - `target(sm_90a)`: the entries are compiled for Hopper alone, instead of for every target. The
 ///   host has launcher and function all the same, and the module's `TARGET` says so.
 /// - `cluster(x, y, z)`: the kernel is launched in clusters of so many blocks, 8 at most. CUDA C's
 ///   `__cluster_dims__`; `Launch::cluster` holds the shape.
+/// - `overlaps`: the kernel may start before the launch before it has ended. It calls
+///   `grid::wait_for_dependencies` before it reads or writes anything that a launch before may
+///   write or read, in every thread that does, and in every block in at least one.
+///   `Launch::overlaps` says so; a kernel without the option is never launched so.
 #[proc_macro_attribute]
 pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attr.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

@@ -70,6 +70,8 @@ pub(crate) struct Block {
     meetings: Vec<Vec<Meeting>>,
     /// Threads that have not ended.
     pub live: usize,
+    /// Whether a thread has waited for the launches before.
+    pub waited_for_launches: bool,
     /// By warp.
     shared_accesses: Vec<WarpAccesses>,
 }
@@ -94,6 +96,7 @@ impl Block {
             products: (0..num_threads / (4 * WARP_SIZE)).map(|_| Products::default()).collect(),
             meetings: (0..num_threads.div_ceil(WARP_SIZE)).map(|_| Vec::new()).collect(),
             live: num_threads,
+            waited_for_launches: false,
             shared_accesses: (0..num_threads.div_ceil(WARP_SIZE))
                 .map(|_| Default::default())
                 .collect(),

@@ -112,6 +112,10 @@ pub enum FaultKind {
         /// Whether it writes them.
         writes: bool,
     },
+    /// A block of a launch that overlaps with those before ends, and no thread of it has executed
+    /// `griddepcontrol.wait`: the launch may end before those before it have, which launches behind
+    /// it do not wait for.
+    NeverWaits,
     /// A block ends before others are done with its shared memory: an asynchronous operation that
     /// no thread of the block has waited for, or a thread of another block.
     EndsEarly {
@@ -168,7 +172,7 @@ impl fmt::Display for Fault {
             FaultKind::Race { .. } => "race",
             FaultKind::NotWaitedFor { .. } => "asynchronous operation not waited for",
             FaultKind::Unfenced { .. } => "missing fence.proxy.async",
-            FaultKind::Dependency { .. } => "missing griddepcontrol.wait",
+            FaultKind::Dependency { .. } | FaultKind::NeverWaits => "missing griddepcontrol.wait",
             FaultKind::EndsEarly { .. } => "block ends too early",
             FaultKind::Invalid(_) => "invalid instruction",
             FaultKind::Livelock(_) => "livelock",
@@ -204,6 +208,10 @@ impl fmt::Display for Fault {
                 let verb = if *writes { "writes" } else { "reads" };
                 write!(f, "\n  {access}\n  the launch before {verb} them at {location}")
             }
+            FaultKind::NeverWaits => f.write_str(
+                ": no thread of the block has waited; those launches may go on when this one has \
+                 ended, and the next waits for this one alone",
+            ),
             FaultKind::EndsEarly { place, other, writes } => {
                 let verb = if *writes { "writes" } else { "reads" };
                 write!(f, "\n  {place} is gone then")?;

@@ -65,6 +65,8 @@ const LANDS_ONCE_IN: usize = 64;
 pub(crate) struct Machine {
     kernel: &'static str,
     pub geometry: Geometry,
+    /// Whether the launch before may not have ended.
+    pub overlaps: bool,
     pub memory: Memory,
     /// Resident blocks, each at its place.
     pub blocks: Vec<Block>,
@@ -97,6 +99,7 @@ impl Machine {
         Machine {
             kernel,
             geometry,
+            overlaps: false,
             memory,
             blocks: Vec::new(),
             clocks: Vec::new(),
@@ -296,6 +299,9 @@ impl Machine {
         self.end_of_cluster_thread();
         if self.block().is_done() {
             self.check_end_of_block(place)?;
+            if self.overlaps && !self.block().waited_for_launches {
+                return Err(FaultKind::NeverWaits);
+            }
             self.report.bank_conflicts += self.block().remaining_conflicts();
         }
         Ok(())

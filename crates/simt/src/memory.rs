@@ -2,6 +2,7 @@
 
 use crate::fault::Place;
 use crate::shadow::Shadow;
+use std::panic::Location;
 
 /// Address of the first buffer.
 const FIRST_ADDRESS: u64 = 1 << 32;
@@ -211,20 +212,36 @@ impl Memory {
     }
 
     /// The next launch may start before the last one has ended (programmatic dependent launch): a
-    /// thread of it knows what that one did only once it has executed `griddepcontrol.wait`, or
-    /// has synchronised with one that has.
+    /// thread of it knows what that one did, and those before, only once it has executed
+    /// `griddepcontrol.wait`, or has synchronised with one that has; and every block has a thread
+    /// that does, as the launch could else end before those before it have.
     pub fn overlap_next_launch(&mut self) {
         self.overlaps = true;
     }
 
+    /// As if the last launch had written the buffer at `address`, at the caller's line: for one
+    /// launch alone that could overlap with others.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if no buffer is there.
+    #[track_caller]
+    pub fn assume_written(&mut self, address: u64) -> Result<(), MemoryError> {
+        let region = self.regions.at_mut(address);
+        let region = region.ok_or(MemoryError { address, bytes: 0, near: None })?;
+        region.shadow.assume_written(region.bytes.len(), Location::caller());
+        Ok(())
+    }
+
     /// A launch starts: who accessed what before it is forgotten, as that is ordered before it, if
-    /// the two do not overlap.
-    pub(crate) fn start_launch(&mut self) {
+    /// the two do not overlap. Whether they do.
+    pub(crate) fn start_launch(&mut self) -> bool {
+        let overlaps = std::mem::take(&mut self.overlaps);
         let regions = self.regions.0.iter_mut();
-        if std::mem::take(&mut self.overlaps) {
+        if overlaps {
             regions.for_each(|region| region.shadow.seal());
         } else {
             regions.for_each(|region| region.shadow.clear());
         }
+        overlaps
     }
 }

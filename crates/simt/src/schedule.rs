@@ -55,8 +55,9 @@ pub fn emulate(
         return Err(refuse("a kernel cannot launch another one".to_owned()));
     }
     catch_panics();
-    memory.start_launch();
-    let machine = Machine::new(kernel, geometry, std::mem::take(memory), seed);
+    let overlaps = memory.start_launch();
+    let mut machine = Machine::new(kernel, geometry, std::mem::take(memory), seed);
+    machine.overlaps = overlaps;
     ACTIVE.set(Some(machine));
     let mut scheduler =
         Scheduler { body, coroutines: Vec::new(), free: Vec::new(), next_cluster: 0 };

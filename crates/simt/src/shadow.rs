@@ -48,9 +48,15 @@ impl Access {
         u64::from(self.block) == LAUNCH_BEFORE
     }
 
+    /// One at `location`, by the launch before.
+    fn before(location: &'static Location<'static>) -> Self {
+        let (block, mode) = (LAUNCH_BEFORE as u32, Mode::Plain);
+        Access { block, component: 0, epoch: 1, issuer: (0, 0), mode, location }
+    }
+
     /// The same access, by the launch before.
     fn of_launch_before(self) -> Self {
-        Access { block: LAUNCH_BEFORE as u32, component: 0, epoch: 1, mode: Mode::Plain, ..self }
+        Access { issuer: self.issuer, ..Access::before(self.location) }
     }
 
     /// The thread that makes it or has it made: its block, and its index there.
@@ -311,6 +317,17 @@ impl Shadow {
     pub fn seal(&mut self) {
         let cells = self.pages.iter_mut().flatten().flat_map(|page| &mut page.cells);
         cells.for_each(Cell::seal);
+    }
+
+    /// The launch before has written all of `len` bytes.
+    pub fn assume_written(&mut self, len: usize, location: &'static Location<'static>) {
+        let write = Some(Access::before(location));
+        let page = || {
+            let mut page = Page::new();
+            page.cells.iter_mut().for_each(|cell| cell.write = write);
+            Some(Box::new(page))
+        };
+        self.pages = std::iter::repeat_with(page).take(len.div_ceil(PAGE_BYTES)).collect();
     }
 
     /// Notes a read of `len` bytes at `start`.

@@ -453,3 +453,64 @@ fn an_overlapping_launch_waits_for_the_one_before() {
         assert!(fault.to_string().starts_with("missing griddepcontrol.wait in `second`"));
     }
 }
+
+/// A launch writes what the third one reads; each may start before the one before it has ended, and
+/// the block of the second has a thread that waits for the first where `waits`.
+fn run_three(waits: fn(u32) -> bool, seed: u64) -> Result<(), Fault> {
+    let (grid, block, cluster) = ([2, 1, 1], [64, 1, 1], [1, 1, 1]);
+    let geometry = Geometry { grid, block, cluster, shared_bytes: 0 };
+    let mut memory = Memory::new();
+    let [from, to] = ["from", "to"].map(|name| memory.alloc(name, Init::Poisoned(512)));
+    let at = || u64::from(4 * (64 * block_idx() + thread()));
+    let first = move || set(Space::Global, from + at(), thread());
+    simt::emulate("first", geometry, Arc::new(first), &mut memory, seed)?;
+    memory.overlap_next_launch();
+    let second = move || {
+        if waits(block_idx()) && thread() == 9 {
+            device::wait_for_dependencies();
+        }
+    };
+    simt::emulate("second", geometry, Arc::new(second), &mut memory, seed)?;
+    memory.overlap_next_launch();
+    let third = move || {
+        device::wait_for_dependencies();
+        set(Space::Global, to + at(), get(Space::Global, from + (at() ^ 256)));
+    };
+    simt::emulate("third", geometry, Arc::new(third), &mut memory, seed).map(|_| ())
+}
+
+#[test]
+fn every_block_of_an_overlapping_launch_waits() {
+    for seed in simt::seeds() {
+        run_three(|_| true, seed).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+        let fault = run_three(|block| block == 0, seed).unwrap_err();
+        assert_eq!((&*fault.kernel, &fault.kind), ("second", &FaultKind::NeverWaits));
+        assert_eq!(fault.by.unwrap().block, [1, 0, 0]);
+    }
+}
+
+#[test]
+fn what_the_launch_before_is_assumed_to_have_written_is_waited_for() {
+    let geometry = Geometry { grid: [1; 3], block: [1; 3], cluster: [1; 3], shared_bytes: 0 };
+    for waits in [true, false] {
+        let mut memory = Memory::new();
+        let x = memory.alloc("x", Init::Bytes(&[7; 1028]));
+        memory.assume_written(x).unwrap();
+        memory.overlap_next_launch();
+        let reads_last = move || {
+            if waits {
+                device::wait_for_dependencies();
+            }
+            assert_eq!(get(Space::Global, x + 1024), 0x0707_0707);
+        };
+        let ran = simt::emulate("reads_last", geometry, Arc::new(reads_last), &mut memory, 0);
+        match ran {
+            Ok(_) => assert!(waits),
+            Err(fault) => {
+                assert!(!waits, "{fault}");
+                assert!(fault.to_string().contains("writes them at crates/simt/tests"), "{fault}");
+            }
+        }
+    }
+    assert!(Memory::new().assume_written(0).is_err());
+}

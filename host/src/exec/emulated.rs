@@ -114,7 +114,11 @@ impl Executor for EmulatedExecutor {
         };
         inputs::check(plan, inputs)?;
         start_step(&mut self.memory, plan, addresses, inputs);
-        for launch in launches {
+        for (index, launch) in launches.iter().enumerate() {
+            // As in the graph of the CUDA executor: the first one waits for the step's inputs.
+            if index > 0 && launch.overlaps {
+                self.memory.overlap_next_launch();
+            }
             launch.emulate(&mut self.memory, self.num_launches)?;
             self.num_launches += 1;
         }

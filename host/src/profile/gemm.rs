@@ -120,7 +120,7 @@ pub fn measure(ordinal: usize, shape: Shape, dtype: Dtype) -> Result<Row, BenchE
     let calls = copies * (MIN_CALLS / copies).max(1);
     let bench = Bench { shape, dtype, copies };
     let (full, frame) = (bench.plan(calls + 1), bench.plan(1));
-    let mut gpu = CudaExecutor::open(ordinal, &full, &RandomWeights)?;
+    let mut gpu = CudaExecutor::open(ordinal, &full, &RandomWeights)?.without_overlap();
     let prepared = [gpu.prepare(&full)?, gpu.prepare(&frame)?];
 
     let mut inputs = StepInputs::new();

@@ -47,6 +47,7 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, chunks: usize
 /// 4. `counters` are zeros, and `partial_out` starts at a multiple of 16 bytes.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
+    overlaps,
     instances(
         attention_decode_f32_r4_d64 = <f32, 1, 2>,
         attention_decode_f32_r4_d96 = <f32, 1, 3>,
@@ -106,6 +107,8 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     };
     let block_n = const { Tile::<E, ROWS, CHUNKS>::BLOCK_N };
     let (split, seq) = (thread::block_idx_x(), thread::block_idx_z());
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
 
     // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head ..
     //    first_head + heads`. SAFETY: step inputs of one step; launches have KV heads, and a

@@ -93,6 +93,7 @@ impl QueryTile {
 /// 4. `out` overlaps nothing that is read.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
+    overlaps,
     instances(
         attention_prefill_f32_d64 = <f32, 2>,
         attention_prefill_f32_d96 = <f32, 3>,
@@ -134,6 +135,9 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
         Tile::<E, CHUNKS>::BLOCK_N
     };
     let width = const { Tile::<E, CHUNKS>::WIDTH };
+
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
 
     // 1. What this block computes.
     // SAFETY: step inputs of one step.

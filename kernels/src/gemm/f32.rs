@@ -249,6 +249,7 @@ impl ThreadTile {
 ///    a multiple of 4.
 #[kernel(
     launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
+    overlaps,
     instances(
         gemm_f32_128x256 = <Tile128x256>,
         gemm_f32_64x64 = <Tile64x64>,
@@ -269,6 +270,8 @@ pub unsafe fn gemm_f32<T: Tile>(
     out: GlobalMut<f32>,
     out_stride: u32,
 ) {
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `m` is one element.
     let m = unsafe { m.get(0) };
     let (block_m, block_n) =

@@ -77,6 +77,7 @@ unsafe fn accumulate_step<const ROWS: usize, const COLUMNS: usize>(
 /// 3. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
 #[kernel(
     launch_bounds(NUM_THREADS, 3),
+    overlaps,
     instances(
         gemm_f32_small_m1 = <1, 1, 8>,
         gemm_f32_small_m2 = <2, 2, 4>,
@@ -101,6 +102,8 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
 ) {
     let lane_id = warp::lane_id();
     let column = (thread::block_idx_x() * NUM_WARPS + warp::warp_idx()) * COLUMNS as u32;
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: rows and columns past the last one read the last one's operands and write nothing;
     // `first` stays under `k`.
     unsafe {

@@ -3,7 +3,7 @@
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::attention::AttentionElement;
-use simt::{Init, Memory, Report};
+use simt::{Fault, Init, Memory, Report};
 
 /// The orders that each case is run in: [`simt::seeds`].
 pub const SEEDS: Seeds = Seeds(None);
@@ -61,44 +61,61 @@ stored! {
     bf16: 1.0 / 256.0, bf16::from_f32, bf16::to_f32;
 }
 
+/// The buffers that no launch of a step writes: kernels may read them before they wait for the
+/// launches before.
+const CONSTANTS: [&str; 3] = ["bias", "table", "weight"];
+
 /// The emulator's memory.
 #[derive(Default)]
-pub struct Device(Memory);
+pub struct Device {
+    memory: Memory,
+    /// The buffers that a launch before may have written.
+    activations: Vec<u64>,
+}
 
 impl Device {
+    fn alloc<T>(&mut self, name: &str, init: Init<'_>) -> DevicePtr<T> {
+        let address = self.memory.alloc(name, init);
+        if !CONSTANTS.contains(&name) {
+            self.activations.push(address);
+        }
+        DevicePtr::new(address)
+    }
+
     /// A buffer of these floats.
     pub fn f32s(&mut self, name: &str, values: &[f32]) -> DevicePtr<f32> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        DevicePtr::new(self.0.alloc(name, Init::Bytes(&bytes)))
+        self.alloc(name, Init::Bytes(&bytes))
     }
 
     /// A buffer of these numbers.
     pub fn u32s(&mut self, name: &str, values: &[u32]) -> DevicePtr<u32> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        DevicePtr::new(self.0.alloc(name, Init::Bytes(&bytes)))
+        self.alloc(name, Init::Bytes(&bytes))
     }
 
     /// A buffer of these numbers, rounded.
     pub fn numbers<T: Stored>(&mut self, name: &str, values: &[f32]) -> DevicePtr<T> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| T::of(*value).bytes()).collect();
-        DevicePtr::new(self.0.alloc(name, Init::Bytes(&bytes)))
+        self.alloc(name, Init::Bytes(&bytes))
     }
 
     /// A buffer of `len` elements that nothing has written: each float is a NaN.
     pub fn poisoned<T>(&mut self, name: &str, len: usize) -> DevicePtr<T> {
-        DevicePtr::new(self.0.alloc(name, Init::Poisoned(size_of::<T>() * len)))
+        self.alloc(name, Init::Poisoned(size_of::<T>() * len))
     }
 
-    /// Runs a launch that there must be.
+    /// Runs a launch that there must be, as one of a step, see [`emulate_overlapping`].
     pub fn run(&mut self, launch: Result<Option<Launch>, LaunchError>, seed: u64) -> Report {
         let launch = launch.expect("a right shape").expect("something to do");
-        launch.emulate(&mut self.0, seed).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"))
+        emulate_overlapping(&launch, &mut self.memory, &self.activations, seed)
+            .unwrap_or_else(|fault| panic!("seed {seed}: {fault}"))
     }
 
     /// `len` numbers.
     pub fn read_u32(&self, ptr: DevicePtr<u32>, len: usize) -> Vec<u32> {
         let mut bytes = vec![0; 4 * len];
-        self.0.read(ptr.0, &mut bytes).expect("a buffer of that length");
+        self.memory.read(ptr.0, &mut bytes).expect("a buffer of that length");
         let (words, _) = bytes.as_chunks::<4>();
         words.iter().map(|word| u32::from_le_bytes(*word)).collect()
     }
@@ -112,9 +129,25 @@ impl Device {
     /// `len` numbers, exactly.
     pub fn read<T: Stored>(&self, ptr: DevicePtr<T>, len: usize) -> Vec<f32> {
         let mut bytes = vec![0; size_of::<T>() * len];
-        self.0.read(ptr.0, &mut bytes).expect("a buffer of that length");
+        self.memory.read(ptr.0, &mut bytes).expect("a buffer of that length");
         bytes.chunks_exact(size_of::<T>()).map(|bytes| T::of_bytes(bytes).value()).collect()
     }
+}
+
+/// Runs a launch that starts before those before it have ended, as every kernel of a step must let
+/// it; they may have written all of `activations`.
+pub fn emulate_overlapping(
+    launch: &Launch,
+    memory: &mut Memory,
+    activations: &[u64],
+    seed: u64,
+) -> Result<Report, Fault> {
+    assert!(launch.overlaps, "{} does not wait for the launches before it", launch.symbol);
+    for &address in activations {
+        memory.assume_written(address).expect("a buffer");
+    }
+    memory.overlap_next_launch();
+    launch.emulate(memory, seed)
 }
 
 /// Floats from -1 to 1, other ones for another `salt`.

@@ -4,6 +4,7 @@ use cuda_std::launch::{Geometry, Launch};
 use cuda_std::prelude::*;
 use simt::{FaultKind, Memory};
 
+use crate::NO_FAULT;
 use crate::planted::{assert_found, assert_right, geometry, run};
 
 #[kernel(launch_bounds(64))]
@@ -80,4 +81,56 @@ fn a_panic() {
 #[should_panic(expected = "outside of a launch")]
 fn an_instruction_outside_of_a_launch() {
     thread::sync_threads();
+}
+
+/// `out[i] = x[63 - i]`, of a launch that may start before the one that wrote `x` has ended.
+#[kernel(
+    launch_bounds(64),
+    overlaps,
+    instances(
+        reverse = <NO_FAULT>,
+        reverse_before_the_wait = <READS_EARLY>,
+        reverse_without_wait = <NEVER_WAITS>
+    )
+)]
+unsafe fn reverse_f32<const FAULT: u32>(x: Global<f32>, out: GlobalMut<f32>) {
+    let i = thread::thread_idx_x() as usize;
+    grid::launch_dependents();
+    // SAFETY: the launch gives 64 elements each.
+    unsafe {
+        if FAULT == READS_EARLY {
+            out.set(i, x.get(63 - i)); // planted
+            grid::wait_for_dependencies();
+        }
+        if FAULT == NO_FAULT {
+            grid::wait_for_dependencies();
+            out.set(i, x.get(63 - i));
+        }
+    }
+}
+
+const READS_EARLY: u32 = 1;
+const NEVER_WAITS: u32 = 2;
+
+#[test]
+fn launches_that_overlap() {
+    let run = |instance| {
+        run(move |device| {
+            let x = device.numbers("x", 64);
+            device.overlap(&[x.0]);
+            reverse_f32::launch(instance, geometry(1, 64), x, device.out(64))
+        })
+    };
+    use reverse_f32::Instance;
+    assert_right(&run(Instance::reverse), |i| (63 - i) as f32);
+    let runs = run(Instance::reverse_before_the_wait);
+    let is_early = |kind: &FaultKind| matches!(kind, FaultKind::Dependency { writes: true, .. });
+    let report = assert_found(&runs, "reverse_before_the_wait", &["// planted"], is_early);
+    assert!(report.starts_with("missing griddepcontrol.wait in "), "{report}");
+    for run in run(Instance::reverse_without_wait) {
+        let fault = run.unwrap_err();
+        assert_eq!(fault.kind, FaultKind::NeverWaits);
+        let report = fault.to_string();
+        assert!(report.contains("at its end: no thread of the block has waited"), "{report}");
+    }
 }

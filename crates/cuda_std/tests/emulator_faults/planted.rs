@@ -38,6 +38,15 @@ impl Device {
         DevicePtr::new(address)
     }
 
+    /// The launch overlaps with one before, which may have written these buffers.
+    #[track_caller]
+    pub fn overlap(&mut self, written: &[u64]) {
+        for &address in written {
+            self.memory.assume_written(address).unwrap();
+        }
+        self.memory.overlap_next_launch();
+    }
+
     /// A tensor map.
     pub fn map(&mut self, spec: &TensorMapSpec) -> TensorMapPtr {
         spec.check().unwrap();
@@ -117,6 +126,7 @@ fn parties(fault: &Fault) -> Vec<&Party> {
         | FaultKind::NotWaitedFor { access, started: other, .. }
         | FaultKind::Unfenced { access, other } => (vec![by.unwrap(), &**other], Some(access)),
         // A block ends nowhere in the kernel.
+        FaultKind::NeverWaits => (vec![], None),
         FaultKind::EndsEarly { other, .. } => (vec![&**other], None),
         FaultKind::Livelock(waiting) | FaultKind::Deadlock(waiting) => {
             (waiting.iter().map(|waiting| &waiting.first).collect(), None)

@@ -20,6 +20,13 @@ unsafe fn pair(_out: GlobalMut<u32>) {}
 #[kernel(launch_bounds(64))]
 unsafe fn everywhere(_out: GlobalMut<u32>) {}
 
+#[kernel(launch_bounds(64), overlaps)]
+unsafe fn overlapping(out: GlobalMut<u32>) {
+    grid::wait_for_dependencies();
+    // SAFETY: an element a thread.
+    unsafe { out.set(thread::index_1d() as usize, 1) };
+}
+
 fn main() {
     let geometry = Geometry { grid: [8, 8, 1], block: [64, 1, 1], shared_bytes: 0 };
     let out = DevicePtr::new(256);
@@ -28,5 +35,6 @@ fn main() {
     assert_eq!(rows::launch(rows::Instance::rows_quad, geometry, out).cluster, [4, 2, 1]);
     assert_eq!(pair::launch(geometry, out).cluster, [2, 1, 1]);
     assert_eq!(everywhere::launch(geometry, out).cluster, [1, 1, 1]);
+    assert!(overlapping::launch(geometry, out).overlaps && !pair::launch(geometry, out).overlaps);
     assert_eq!((rows::TARGET, everywhere::TARGET), (Some("sm_90a"), None));
 }

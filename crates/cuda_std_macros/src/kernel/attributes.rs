@@ -16,6 +16,8 @@ pub struct Attributes {
     pub target: Option<&'static str>,
     /// Blocks of a cluster in x, y, z.
     pub cluster: Option<[Expr; 3]>,
+    /// Whether the kernel waits for the launches before it by itself.
+    pub overlaps: bool,
     pub instances: Vec<Instance>,
 }
 
@@ -37,20 +39,21 @@ impl Parse for Instance {
 impl Parse for Attributes {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let (mut bounds, mut target, mut cluster) = (None, None, None);
-        let mut instances = Vec::new();
+        let (mut overlaps, mut instances) = (false, Vec::new());
         while !input.is_empty() {
             let name: Ident = input.parse()?;
-            let content;
-            syn::parenthesized!(content in input);
             match &*name.to_string() {
-                "launch_bounds" => bounds = Some(launch_bounds(&name, &content)?),
-                "target" => target = Some(self::target(&content)?),
-                "cluster" => cluster = Some((name.span(), self::cluster(&name, &content)?)),
-                "instances" => instances = list(&content)?,
+                "launch_bounds" => bounds = Some(launch_bounds(&name, &arguments(input)?)?),
+                "target" => target = Some(self::target(&arguments(input)?)?),
+                "cluster" => {
+                    cluster = Some((name.span(), self::cluster(&name, &arguments(input)?)?));
+                }
+                "overlaps" => overlaps = true,
+                "instances" => instances = list(&arguments(input)?)?,
                 other => {
                     let why = format!(
-                        "unknown option `{other}`: `launch_bounds`, `target`, `cluster` and \
-                         `instances` are known"
+                        "unknown option `{other}`: `launch_bounds`, `target`, `cluster`, \
+                         `overlaps` and `instances` are known"
                     );
                     return Err(Error::new(name.span(), why));
                 }
@@ -71,8 +74,15 @@ impl Parse for Attributes {
             return Err(Error::new(*span, why));
         }
         let cluster = cluster.map(|(_, cluster)| cluster);
-        Ok(Attributes { max_threads, min_blocks, target, cluster, instances })
+        Ok(Attributes { max_threads, min_blocks, target, cluster, overlaps, instances })
     }
+}
+
+/// What stands in the parentheses behind an option.
+fn arguments<'a>(input: ParseStream<'a>) -> Result<ParseBuffer<'a>> {
+    let content;
+    syn::parenthesized!(content in input);
+    Ok(content)
 }
 
 /// What stands between commas.

@@ -31,6 +31,7 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
             )
         })
     });
+    let set_overlaps = attributes.overlaps.then(|| quote!(launch.overlaps = true;));
     let set_cluster = attributes.cluster.as_ref().map(|_| {
         let cluster = for_each_instance(function, attributes, |symbol, _| {
             let entry = entries::module(symbol);
@@ -65,6 +66,7 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
                     ::cuda_std::launch::Body::new(move || #body),
                 );
                 #set_cluster
+                #set_overlaps
                 #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
                 launch
             }

@@ -4,8 +4,8 @@ mod attributes;
 mod entries;
 mod launcher;
 
-use proc_macro2::{Span, TokenStream};
-use quote::quote;
+use proc_macro2::{Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote};
 use syn::spanned::Spanned;
 use syn::{Error, FnArg, Ident, ItemFn, Pat, Result};
 
@@ -38,6 +38,18 @@ fn refuse<T>(span: Span, why: &str) -> Result<T> {
     Err(Error::new(span, why))
 }
 
+/// Whether the kernel's text calls what an overlapping launch has to.
+fn waits(function: &ItemFn) -> bool {
+    fn names(tokens: TokenStream, name: &str) -> bool {
+        tokens.into_iter().any(|token| match token {
+            TokenTree::Ident(ident) => ident == name,
+            TokenTree::Group(group) => names(group.stream(), name),
+            _ => false,
+        })
+    }
+    names(function.block.to_token_stream(), "wait_for_dependencies")
+}
+
 /// Refuses what no PTX entry can be; gives the parameters.
 fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a>>> {
     let sig = &function.sig;
@@ -62,6 +74,13 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
     }
     if let Some(lifetime) = sig.generics.lifetimes().next() {
         return refuse(lifetime.span(), "a kernel has no lifetimes: its views are plain pointers");
+    }
+    if attributes.overlaps && !waits(function) {
+        return refuse(
+            sig.ident.span(),
+            "a kernel that `overlaps` calls `grid::wait_for_dependencies()` in every block, before \
+             it touches what other launches do",
+        );
     }
     let num_generics = sig.generics.params.len();
     if num_generics > 0 && attributes.instances.is_empty() {

@@ -41,7 +41,10 @@ pub fn set_max_registers(count: u32, increase: bool) {
 #[track_caller]
 pub fn wait_for_dependencies() {
     with(|machine, _| {
-        machine.clock().learn_of(LAUNCH_BEFORE, 0, 1);
+        if machine.overlaps {
+            machine.clock().learn_of(LAUNCH_BEFORE, 0, 1);
+            machine.block().waited_for_launches = true;
+        }
         Ok(())
     });
 }

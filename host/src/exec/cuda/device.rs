@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use cuda_loader::OverlappingLauncher;
 use cust::CudaFlags;
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device as CudaDevice, DeviceAttribute};
@@ -85,6 +86,13 @@ pub fn driver_version() -> Result<Version, ExecError> {
 pub(super) fn driver_name() -> Result<String, ExecError> {
     let release = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     Ok(format!("{} {release}", driver_version()?))
+}
+
+/// How kernels are launched on `gpu` that overlap with the launch before: where they are compiled to wait for it, and
+/// the driver can.
+pub(super) fn overlapping_launcher(gpu: Gpu) -> Result<Option<OverlappingLauncher>, ExecError> {
+    let driver = cuda_loader::load().map_err(|error| ExecError::NoDevice(error.to_string()))?;
+    Ok(driver.overlapping_launcher().filter(|_| gpu.target == gemm::Target::Sm90a))
 }
 
 /// All devices of this machine, in the driver's order; none on a machine that has a driver but no device.

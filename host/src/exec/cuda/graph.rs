@@ -2,16 +2,20 @@
 //!
 //! Kernels read the sizes of a step from the step buffer, and grids come from the plan's upper bounds: what is captured
 //! once stays right while sequences come, grow and go, and a step costs one call of the driver.
+//!
+//! A kernel that waits by itself for the launches before it starts while they still run, where device and driver can do
+//! that: its launch, the start of its blocks and what it does before it waits cost no time of their own.
 
 use std::ffi::c_void;
 use std::ptr;
 
+use cuda_loader::{LaunchShape, OverlappingLauncher};
 use cust::stream::Stream;
 use cust::sys::{self, CUfunction, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use super::device::check;
 use crate::exec::ExecError;
-use cuda_std::launch::Launch;
+use cuda_std::launch::{Geometry, Launch};
 
 /// An instantiated graph.
 pub struct Graph(CUgraphExec);
@@ -20,7 +24,7 @@ pub struct Graph(CUgraphExec);
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Captures `launches`, each with its function, in order.
+    /// Captures `launches`, each with its function, in order; those that overlap by `overlapping`, if there is one.
     ///
     /// # Safety
     /// 1. Each function is that of its launch, and its module outlives the graph.
@@ -28,15 +32,18 @@ impl Graph {
     pub unsafe fn capture(
         stream: &Stream,
         launches: &[(CUfunction, Launch)],
+        overlapping: Option<OverlappingLauncher>,
     ) -> Result<Self, ExecError> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live, and not capturing: every capture is ended below.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(stream.as_inner(), mode)
         })?;
-        let launched = launches.iter().try_for_each(|(function, launch)| {
+        // The first one waits for what the stream did before the graph: no kernel of it is there to overlap with.
+        let launched = launches.iter().enumerate().try_for_each(|(index, (function, launch))| {
+            let overlapping = overlapping.filter(|_| index > 0 && launch.overlaps);
             // SAFETY: the caller's promise.
-            unsafe { add_launch(stream, *function, launch) }
+            unsafe { add_launch(stream, *function, launch, overlapping) }
         });
         let mut graph: CUgraph = ptr::null_mut();
         // SAFETY: the stream is capturing.
@@ -73,7 +80,7 @@ fn instantiate(graph: CUgraph) -> Result<Graph, ExecError> {
     Ok(Graph(executable))
 }
 
-/// Launches a kernel.
+/// Launches a kernel; by `overlapping` if it may overlap with the one before.
 ///
 /// # Safety
 /// As [`Graph::capture`].
@@ -81,10 +88,20 @@ unsafe fn add_launch(
     stream: &Stream,
     function: CUfunction,
     launch: &Launch,
+    overlapping: Option<OverlappingLauncher>,
 ) -> Result<(), ExecError> {
+    let call = format!("launching {}", launch.symbol);
+    let mut arguments = argument_pointers(launch);
+    if let Some(launcher) = overlapping {
+        let Geometry { grid, block, shared_bytes } = launch.geometry;
+        let shape = LaunchShape { grid, block, shared_bytes };
+        let stream = stream.as_inner().cast();
+        // SAFETY: as below; the kernel declares that it waits for the launch before.
+        let launched = unsafe { launcher.launch(function.cast(), shape, stream, &arguments) };
+        return launched.map_err(|error| ExecError::Driver { call, error: error.to_string() });
+    }
     let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) =
         (launch.geometry.grid, launch.geometry.block);
-    let mut arguments = argument_pointers(launch);
     // SAFETY: the typed launcher packed the arguments as the kernel takes them; the driver copies them in this call.
     let code = unsafe {
         sys::cuLaunchKernel(
@@ -101,7 +118,7 @@ unsafe fn add_launch(
             ptr::null_mut(),
         )
     };
-    check(&format!("launching {}", launch.symbol), code)
+    check(&call, code)
 }
 
 /// Where each argument stands, as `cuLaunchKernel` wants to know it. The driver reads there and does not write.

@@ -9,6 +9,7 @@ mod tensor_maps;
 mod timing;
 mod upload;
 
+use cuda_loader::OverlappingLauncher;
 use cust::context::Context;
 use cust::memory::LockedBuffer;
 use cust::stream::{Stream, StreamFlags};
@@ -41,6 +42,8 @@ pub struct CudaExecutor {
     stream: Stream,
     device: DeviceInfo,
     gpu: Gpu,
+    /// How kernels are launched that overlap; `None` where device or driver cannot do it.
+    overlapping: Option<OverlappingLauncher>,
     context: &'static Context,
 }
 
@@ -87,8 +90,16 @@ impl CudaExecutor {
             stream,
             device,
             gpu,
+            overlapping: device::overlapping_launcher(gpu)?,
             context,
         })
+    }
+
+    /// The same device, on which each kernel of the plans prepared from now on starts when the one before it has ended.
+    #[must_use]
+    pub fn without_overlap(mut self) -> Self {
+        self.overlapping = None;
+        self
     }
 }
 
@@ -129,7 +140,7 @@ impl Executor for CudaExecutor {
             .map(|launch| Ok((self.modules.function(&launch)?, launch)))
             .collect::<Result<Vec<_>, ExecError>>()?;
         // SAFETY: modules and memory live as long as this executor, and are dropped after its graphs.
-        let graph = unsafe { Graph::capture(&self.stream, &launches) }?;
+        let graph = unsafe { Graph::capture(&self.stream, &launches, self.overlapping) }?;
         let (plan, _tensor_maps) = (plan.clone(), map_block);
         self.prepared.push(Prepared { plan, step_layout, arena_layout, graph, _tensor_maps });
         Ok(PreparedPlan(self.prepared.len() - 1))

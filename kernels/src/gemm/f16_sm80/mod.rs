@@ -60,6 +60,7 @@ fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
 /// 4. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 8.
 #[kernel(
     launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
+    overlaps,
     instances(
         gemm_sm80_f16_f16_128x256 = <4, 4, Tile128x256, f16, f16>,
         gemm_sm80_f16_f16_128x128 = <4, 4, Tile128x128, f16, f16>,
@@ -89,6 +90,8 @@ pub unsafe fn gemm_sm80<const M: usize, const N: usize, T: Tile<M, N>, E: Operan
     out: GlobalMut<u8>,
     out_stride: u32,
 ) {
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: `m` is one element.
     let m = unsafe { m.get(0) };
     let tile = tile_of_block(m.div_ceil(T::BLOCK_M), n.div_ceil(T::BLOCK_N));

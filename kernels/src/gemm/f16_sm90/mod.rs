@@ -68,6 +68,7 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
     launch_bounds(T::NUM_THREADS, 1),
     target(sm_90a),
     cluster(T::CLUSTER, 1, 1),
+    overlaps,
     instances(
         gemm_f16_sm90_128x256 = <f16, f16, Tile128x256>,
         gemm_f16_sm90_128x256_f32 = <f16, f32, Tile128x256>,
@@ -113,18 +114,27 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
     out_map: TensorMap,
 ) {
     const { T::IS_VALID };
-    // 1. Barriers. SAFETY: `num_rows` is one element, and the launch gives `T::SHARED_BYTES`.
-    let (num_rows, smem) = unsafe { (num_rows.get(0), dynamic_shared_mem::<u8>()) };
-    // SAFETY: one thread makes the barriers, and all wait for it.
+    // 1. Barriers, while the launch before goes on. SAFETY: the launch gives `T::SHARED_BYTES`; one
+    //    thread makes the barriers, and all wait for it.
+    let smem = unsafe { dynamic_shared_mem::<u8>() };
     let mainloop = unsafe { Mainloop::<E>::new::<T>(smem, k) };
+    let is_producer = thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE;
     if thread::thread_idx_x() == 0 {
         mainloop.init::<T>();
+    }
+    if is_producer {
+        a.prefetch();
+        b.prefetch();
     }
     if T::CLUSTER > 1 {
         cluster::sync();
     } else {
         thread::sync_threads();
     }
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
+    // SAFETY: `num_rows` is one element.
+    let num_rows = unsafe { num_rows.get(0) };
     let tiles = block_tiles::<T>(num_rows, n);
     let warpgroup_idx = warp::warpgroup_idx();
     let mut stage = Stage::FIRST;
@@ -134,9 +144,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
         if T::NUM_CONSUMERS == 2 {
             registers::decrease::<PRODUCER_REGISTERS>();
         }
-        if thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE {
-            a.prefetch();
-            b.prefetch();
+        if is_producer {
             for [row, column] in tiles {
                 // SAFETY: the maps are those of the tile.
                 stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], [row, column]) };

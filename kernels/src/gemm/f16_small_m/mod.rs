@@ -79,17 +79,6 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
     if blocks == 0 { 1 } else { blocks as u32 }
 }
 
-/// Waits for the launches before, where one can start before they have ended; the next one may
-/// start too, since it waits as well before it touches what this one does.
-#[inline(always)]
-fn wait_for_dependencies() {
-    #[cfg(any(not(target_arch = "nvptx64"), target_feature = "sm_90a"))]
-    {
-        grid::launch_dependents();
-        grid::wait_for_dependencies();
-    }
-}
-
 /// `8 * TILES_N` columns of up to `8 * TILES_M` rows a block, whose `WARPS` share k.
 ///
 /// # Safety
@@ -100,6 +89,7 @@ fn wait_for_dependencies() {
 /// 3. Rows of `x` and `weight` start at multiples of 16 bytes, and `k` is a multiple of 8.
 #[kernel(
     launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M, TILES_N, WARPS)),
+    overlaps,
     instances(
         gemm_f16_small_m8_n8_w16 = <f16, 1, 1, 16>,
         gemm_f16_small_m8_n8_w8 = <f16, 1, 1, 8>,
@@ -157,7 +147,8 @@ pub unsafe fn gemm_16_small_m<
         let bias = outputs.bias(bias);
 
         // 2. What they may.
-        wait_for_dependencies();
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
         let num_rows = num_rows.get(0);
         if num_rows == 0 {
             return;

@@ -1,6 +1,6 @@
 //! A linear layer of 16-bit operands: its operands on the emulator, and what comes out.
 
-use crate::device::{Stored, random};
+use crate::device::{Stored, emulate_overlapping, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows;
@@ -65,6 +65,8 @@ fn f32s(values: &[f32]) -> Vec<u8> {
 /// Operands of a case in the emulator's memory, and what its outputs should be.
 pub struct Setup<E> {
     memory: Memory,
+    /// The buffers that a launch before may have written.
+    activations: Vec<u64>,
     num_rows: DevicePtr<u32>,
     operands: Linear16Operands<E>,
     /// By row and column: the output, and the sum of all magnitudes in it.
@@ -110,7 +112,9 @@ impl<E: Operand16 + Stored> Setup<E> {
         };
         let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
         let operands = Linear16Operands { x, weight, bias, residual, out };
-        Setup { memory, num_rows, operands, want }
+        let mut activations = vec![x.ptr.0, out_ptr, num_rows.0];
+        activations.extend(residual.map(|residual| residual.ptr.0));
+        Setup { memory, activations, num_rows, operands, want }
     }
 
     /// Runs the launch that `launch` makes; gives its symbol.
@@ -130,8 +134,7 @@ impl<E: Operand16 + Stored> Setup<E> {
         };
         let launch = launch(self.num_rows, &self.operands, &mut maps);
         let launch = launch.expect("a right shape").expect("something to do");
-        launch
-            .emulate(&mut self.memory, seed)
+        emulate_overlapping(&launch, &mut self.memory, &self.activations, seed)
             .unwrap_or_else(|fault| panic!("{}, seed {seed}: {fault}", launch.symbol));
         launch.symbol
     }
