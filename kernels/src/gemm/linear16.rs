@@ -1,8 +1,8 @@
 //! Which kernel computes a linear layer of 16-bit operands, and its launch.
 //!
-//! Among the tiles of one target the order in which an output is summed over k is one: a row's
-//! outputs are the same whatever the number of rows beside it. The kernels for few rows sum in an
-//! order of their own, which n and k decide.
+//! Among the tiles of one target that do not split k the order in which an output is summed is one,
+//! and [`Summation::batch_invariant`] asks for those: a row's outputs are the same whatever the number
+//! of rows beside it. The kernels for few rows sum in an order of their own, which n and k decide.
 
 use super::f16_sm80;
 use super::f16_sm90::TileConfig;
@@ -45,7 +45,14 @@ impl Gpu {
     pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132 };
 }
 
-/// A linear layer of 16-bit operands, summed in f32.
+/// How the products of an output are summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summation {
+    /// Tiles sum in one order, whatever the number of rows: k is not split.
+    pub batch_invariant: bool,
+}
+
+/// A linear layer of 16-bit operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear16 {
     /// Upper bound of the rows.
@@ -54,6 +61,8 @@ pub struct Linear16 {
     pub n: usize,
     /// Columns of the input and of the weight.
     pub k: usize,
+    /// How products are summed.
+    pub summation: Summation,
 }
 
 /// The operands of a linear layer, with memory for `max_rows` rows.
@@ -87,6 +96,12 @@ const MAX_SIZE: usize = i32::MAX as usize - 512;
 const MAX_STRIDE: usize = (1 << 30) - 1;
 
 impl Linear16 {
+    /// A layer whose products are summed in f32, in whatever order is fast.
+    #[must_use]
+    pub fn new(max_rows: usize, n: usize, k: usize) -> Self {
+        Linear16 { max_rows, n, k, summation: Summation::default() }
+    }
+
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
     /// columns. `maps` keeps a tensor map on the device, and tells where.
     ///

@@ -137,7 +137,7 @@ fn run<E: Half>(
     let (x, weight) = (halves("x", &inputs.x), halves("weight", &inputs.weight));
     let bias = case.with_bias.then(|| device.f32s("bias", &inputs.bias));
     let operands = Linear16Operands { x, weight, bias, residual, out };
-    let launch = launch_with(config, &Linear16 { max_rows, n, k }, rows_ptr, &operands);
+    let launch = launch_with(config, &Linear16::new(max_rows, n, k), rows_ptr, &operands);
     let symbol = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let report = device.run(launch, seed);
     assert_eq!(report.bank_conflicts, 0, "{symbol} of {num_rows} x {n} x {k}");
@@ -284,7 +284,7 @@ fn the_order_of_threads_changes_no_bit() {
 
 #[test]
 fn tiles_are_chosen_by_shape() {
-    let of = |max_rows, n, k| Config::best_for(&Linear16 { max_rows, n, k }).name;
+    let of = |max_rows, n, k| Config::best_for(&Linear16::new(max_rows, n, k)).name;
     assert_eq!(of(8192, 8192, 8192), "128x256");
     assert_eq!(of(512, 16384, 3072), "128x256");
     assert_eq!(of(512, 9728, 896), "128x128");
@@ -298,7 +298,7 @@ fn a_launch_covers_its_tiles_or_is_refused() {
     let launch = |max_rows, n, k, x, weight| {
         let out = Out16::Half(rows(0x3000, n));
         let operands = Linear16Operands { x, weight, bias: None, residual: None, out };
-        launch(&Linear16 { max_rows, n, k }, DevicePtr::new(0x9000), &operands)
+        launch(&Linear16::new(max_rows, n, k), DevicePtr::new(0x9000), &operands)
     };
     let (x, weight) = (rows(0x1000, 64), rows(0x2000, 64));
     let right = launch(65, 130, 64, x, weight).unwrap().unwrap();

@@ -1,6 +1,7 @@
 //! Linear layers of 16-bit operands, by every tile of the kernels for sm_90a.
 
 mod case;
+mod split_k;
 
 use crate::device::{SEEDS, Stored};
 use case::{Case, Out, Setup, assert_right};
@@ -26,13 +27,13 @@ const WHOLE: Case = Case {
 };
 
 fn config(block: [usize; 2], cluster: [usize; 2]) -> &'static TileConfig {
-    let mut configs = TILE_CONFIGS.iter();
+    let mut configs = TILE_CONFIGS.iter().filter(|config| config.split_k == 1);
     configs.find(|config| config.block == block && config.cluster == cluster).expect("a tile")
 }
 
 fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     let mut setup = Setup::<E>::new(case, seed);
-    let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
+    let linear = Linear16::new(case.max_rows, case.n, case.k);
     let name = setup.run(seed, |num_rows, operands, maps| {
         tile.launch(&linear, case.num_sms, num_rows, operands, maps)
     });
@@ -162,16 +163,18 @@ fn no_rows_store_nothing() {
     }
 }
 
-/// An output is the same, to the bit, whatever the tile and the number of rows.
+/// An output is the same, to the bit, whatever the tile and the number of rows, if k is not split.
 #[test]
 fn outputs_do_not_depend_on_the_tile() {
     let case = Case { k: 200, n: 136, out: Out::Residual, with_bias: true, ..WHOLE };
-    let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
-    let outputs = TILE_CONFIGS.each_ref().map(|tile| {
+    let linear = Linear16::new(case.max_rows, case.n, case.k);
+    let tiles = TILE_CONFIGS.iter().filter(|tile| tile.split_k == 1);
+    let outputs = tiles.map(|tile| {
         let mut setup = Setup::<f16>::new(&case, 7);
         setup.run(2, |num_rows, operands, maps| tile.launch(&linear, 2, num_rows, operands, maps));
         setup.outputs(&case)
     });
+    let outputs: Vec<_> = outputs.collect();
     assert!(outputs.iter().all(|other| *other == outputs[0]));
 }
 
@@ -182,7 +185,7 @@ fn chosen_kernels_match_oracle() {
         [(33, 1152, 896, "gemm_bf16_small_m64_n8_w16"), (129, 1160, 64, "gemm_bf16_sm90_64x64")];
     for (num_rows, n, k, symbol) in cases {
         let case = Case { num_rows, max_rows: num_rows, n, k, with_bias: true, ..WHOLE };
-        let linear = Linear16 { max_rows: num_rows, n, k };
+        let linear = Linear16::new(num_rows, n, k);
         let mut setup = Setup::<bf16>::new(&case, 3);
         let name = setup.run(1, |num_rows, operands, maps| {
             linear.launch(Gpu::HOPPER, num_rows, operands, maps)
@@ -195,20 +198,25 @@ fn chosen_kernels_match_oracle() {
 #[test]
 fn chooses_by_shape() {
     let choice = |max_rows, n, k| {
-        let linear = Linear16 { max_rows, n, k };
-        let &TileConfig { block, cluster, .. } = TileConfig::fastest(&linear, 132);
-        (block, cluster)
+        let linear = Linear16::new(max_rows, n, k);
+        let &TileConfig { block, cluster, split_k, .. } = TileConfig::fastest(&linear, 132);
+        (block, cluster, split_k)
     };
-    assert_eq!(choice(8192, 8192, 8192), ([128, 256], [2, 1]));
-    assert_eq!(choice(512, 3072, 8192), ([128, 128], [1, 1]));
-    assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1]));
-    assert_eq!(choice(512, 896, 4864), ([64, 64], [1, 1]));
+    assert_eq!(choice(8192, 8192, 8192), ([128, 256], [2, 1], 1));
+    assert_eq!(choice(512, 3072, 3072), ([128, 128], [1, 1], 1));
+    assert_eq!(choice(512, 3072, 8192), ([128, 256], [1, 1], 2));
+    assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1], 1));
+    assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));
+    assert_eq!(choice(512, 896, 4864), ([128, 128], [1, 1], 4));
+    assert_eq!(choice(128, 3072, 8192), ([128, 128], [1, 1], 4));
+    assert_eq!(choice(128, 9216, 3072), ([128, 256], [1, 1], 2));
+    assert_eq!(choice(128, 896, 4864), ([64, 64], [1, 1], 4));
 }
 
 /// What no kernel can compute is refused, with what would be right.
 #[test]
 fn rejects_what_it_cannot_compute() {
-    let linear = |max_rows, n, k| Linear16 { max_rows, n, k };
+    let linear = |max_rows, n, k| Linear16::new(max_rows, n, k);
     let rows = |address, row_stride| Rows::<f16>::new(DevicePtr::new(address), row_stride);
     let f32_rows = Rows::new(DevicePtr::new(0x1000), 128);
     let operands = Linear16Operands {

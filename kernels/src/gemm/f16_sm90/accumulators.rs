@@ -1,6 +1,6 @@
 //! The outputs of a warpgroup while they are summed: registers.
 
-use super::epilogue::{OutElement, WarpOutput};
+use super::epilogue::{OutElement, STRIP_COLUMNS, STRIP_ELEMS, WarpOutput, split_k};
 use super::tiles::ROW_BYTES;
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
@@ -18,6 +18,8 @@ pub trait Accumulators: Sized {
     const ROWS: u32;
     /// Their columns.
     const COLUMNS: u32;
+    /// Strips of a warp.
+    const STRIPS: u32 = Self::ROWS / MMA_M * (Self::COLUMNS / STRIP_COLUMNS);
     /// The accumulators while products write them.
     type InFlight;
 
@@ -42,6 +44,12 @@ pub trait Accumulators: Sized {
     /// # Safety
     /// 1. The whole warp calls this, converged.
     unsafe fn store<O: OutElement>(self, out: &mut WarpOutput<O>);
+
+    /// Writes the warp's sums to `smem`, strip by strip.
+    ///
+    /// # Safety
+    /// 1. The whole warp calls this; `smem` has room for its strips, and nobody else accesses it.
+    unsafe fn lay_down(self, smem: Shared<f32>);
 }
 
 impl<const PRODUCTS: usize, const REGS: usize> Accumulators for [Accumulator<REGS>; PRODUCTS] {
@@ -86,6 +94,17 @@ impl<const PRODUCTS: usize, const REGS: usize> Accumulators for [Accumulator<REG
             unsafe { store_product(&sums[product], product as u32 * MMA_M, out) };
         });
     }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn lay_down(self, smem: Shared<f32>) {
+        let sums = self.map(Accumulator::values);
+        unroll!(product in 0..PRODUCTS, {
+            let smem = smem.offset(product as u32 * Self::STRIPS / PRODUCTS as u32 * STRIP_ELEMS);
+            // SAFETY: the caller's promise.
+            unsafe { lay_down_product(&sums[product], smem) };
+        });
+    }
 }
 
 /// Stores the warp's sums of one product.
@@ -102,6 +121,23 @@ unsafe fn store_product<O: OutElement, const REGS: usize>(
         if strip < REGS / 32 {
             // SAFETY: the caller's promise.
             unsafe { O::store_strip::<REGS, strip>(out, first_row, sums) };
+        }
+    });
+}
+
+/// Writes the warp's sums of one product to `smem`.
+///
+/// # Safety
+/// As [`Accumulators::lay_down`].
+#[inline(always)]
+#[track_caller]
+unsafe fn lay_down_product<const REGS: usize>(sums: &[f32; REGS], smem: Shared<f32>) {
+    unroll!(strip in 0..4, {
+        if strip < REGS / 32 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                split_k::lay_down::<REGS, strip>(smem.offset(strip as u32 * STRIP_ELEMS), sums)
+            };
         }
     });
 }

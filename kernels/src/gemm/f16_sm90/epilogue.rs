@@ -4,6 +4,7 @@
 //! columns: no warp waits for another.
 
 mod direct;
+pub(super) mod split_k;
 mod staged;
 
 use super::tiles::ROW_BYTES;
@@ -17,7 +18,7 @@ pub(super) const STRIP_COLUMNS: u32 = 64;
 pub(super) const STRIP_ROWS: u32 = 16;
 
 /// Elements in shared memory for one strip.
-const STRIP_ELEMS: u32 = STRIP_ROWS * STRIP_COLUMNS;
+pub(super) const STRIP_ELEMS: u32 = STRIP_ROWS * STRIP_COLUMNS;
 
 /// Shared memory of a warp.
 pub(super) const STAGING_BYTES: u32 = 2 * STRIP_ROWS * ROW_BYTES;
