@@ -203,7 +203,7 @@ fn chooses_by_shape() {
         (block, cluster, split_k)
     };
     assert_eq!(choice(8192, 8192, 8192), ([128, 256], [2, 1], 1));
-    assert_eq!(choice(512, 3072, 3072), ([128, 128], [1, 1], 1));
+    assert_eq!(choice(512, 9728, 896), ([128, 128], [1, 1], 1));
     assert_eq!(choice(512, 3072, 8192), ([128, 256], [1, 1], 2));
     assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1], 1));
     assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));

@@ -16,6 +16,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("gemm_bf16_sm90", &["HGMMA", "UTMALDG"]),
     ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),
+    ("gemm_f16_sm90_128x128_split", &["LD.E.128", "UCGABAR_ARV", "UCGABAR_WAIT"]),
     ("gemm_f16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_f32_128x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_64x", &["LDGSTS", "FFMA"]),

@@ -23,7 +23,6 @@ const WARP_VECTOR: u32 = warp::WARP_SIZE * VECTOR as u32;
 /// 2. `smem` has room for the sums of a block, is used for nothing else, and is accessed by nobody
 ///    else from here on.
 #[inline(always)]
-#[track_caller]
 pub unsafe fn store<T: Tile, O: OutElement>(
     acc: T::Acc,
     smem: Shared<f32>,
@@ -67,7 +66,6 @@ fn place<T: Tile>(strip_idx: u32) -> [u32; 2] {
 /// # Safety
 /// 1. The strip is at `smem` in every block; all have written theirs, and none has ended.
 #[inline(always)]
-#[track_caller]
 unsafe fn sum<T: Tile>(smem: Shared<f32>) -> [f32; STRIP_REGS] {
     let mut sums = [0.0; STRIP_REGS];
     for rank in 0..T::SPLIT_K {
@@ -88,7 +86,6 @@ unsafe fn sum<T: Tile>(smem: Shared<f32>) -> [f32; STRIP_REGS] {
 /// # Safety
 /// 1. The whole warp calls this; `smem` is the strip's, and nobody else accesses it.
 #[inline(always)]
-#[track_caller]
 pub unsafe fn lay_down<const REGS: usize, const STRIP: usize>(
     smem: Shared<f32>,
     sums: &[f32; REGS],
