@@ -8,6 +8,7 @@ use super::f16_sm80;
 use super::f16_sm90::TileConfig;
 use super::f16_small_m::SmallM16;
 use crate::Rows;
+use crate::element::Dtype;
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
@@ -45,9 +46,23 @@ impl Gpu {
     pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132 };
 }
 
+/// What products are summed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accumulate {
+    /// f32.
+    #[default]
+    F32,
+    /// f16, of f16 operands, in half the registers: by tiles, a sum is rounded to 11 bits every 16
+    /// products, and is infinite beyond 65504. GeForce GPUs multiply twice as fast so. The kernels
+    /// for few rows wait for memory, and sum in f32 all the same.
+    F16,
+}
+
 /// How the products of an output are summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summation {
+    /// What they are summed in.
+    pub accumulate: Accumulate,
     /// Tiles sum in one order, whatever the number of rows: k is not split.
     pub batch_invariant: bool,
 }
@@ -102,13 +117,17 @@ impl Linear16 {
         Linear16 { max_rows, n, k, summation: Summation::default() }
     }
 
+    /// Why there is no launch of bf16 operands that are to be summed in f16.
+    pub(super) const F16_SUMS_OF_BF16: LaunchError =
+        LaunchError::Shape { what: "bits of a sum", value: 16, expected: "32 of bf16 operands" };
+
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
     /// columns. `maps` keeps a tensor map on the device, and tells where.
     ///
     /// # Errors
     /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows do not start at
-    /// multiples of 16 bytes, a residual of 16-bit outputs, sizes beyond a grid or an `i32`, and a
-    /// device that has no kernel.
+    /// multiples of 16 bytes, a residual of 16-bit outputs, sums in f16 of bf16 operands, and sizes
+    /// beyond a grid or an `i32`.
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
@@ -140,6 +159,9 @@ impl Linear16 {
             if value > MAX_SIZE {
                 return error(what, value, "at most 2147483135");
             }
+        }
+        if E::DTYPE == Dtype::Bf16 && self.summation.accumulate == Accumulate::F16 {
+            return Err(Self::F16_SUMS_OF_BF16);
         }
         if self.k == 0 || !self.k.is_multiple_of(8) {
             return error("k", self.k, "a multiple of 8");

@@ -5,7 +5,7 @@ use cuda_std::launch::{DevicePtr, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm80::{Config, launch, launch_with};
-use kernels::gemm::{Linear16, Linear16Operands, Out16};
+use kernels::gemm::{Accumulate, Linear16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 
 /// Largest error before the output is rounded, as a part of `sum_k |a * b| + |bias| + |residual|`.
@@ -171,7 +171,12 @@ fn check_inputs<E: Half>(config: &Config, case: &Case, inputs: &Inputs<E>, seed:
         let (want, magnitude) = inputs.oracle(case, row, column);
         let unit = if case.to_f32 { 0.0 } else { E::UNIT };
         let error = (f64::from(got) - want).abs();
-        let close = error <= BOUND * magnitude + unit / 2.0 * want.abs();
+        // A sum in f16 is rounded to 11 bits every 16 products.
+        let bound = match config.accumulate {
+            Accumulate::F32 => BOUND,
+            Accumulate::F16 => k.div_ceil(16) as f64 * f16::UNIT,
+        };
+        let close = error <= bound * magnitude + unit / 2.0 * want.abs();
         let same = f64::from(got) == want || got.is_nan() && want.is_nan();
         assert!(same || want.is_finite() && close, "{place} is {got}, not {want}");
     }
@@ -189,6 +194,26 @@ fn tiles_match_oracle_at_their_edges() {
             check::<bf16>(config, &Case { out_pad: 3, ..case }, seed);
         }
     }
+}
+
+#[test]
+fn sums_in_f16_match_oracle() {
+    let config = &Config::IN_F16;
+    let (m, n) = (config.block_m, config.block_n);
+    for seed in SEEDS {
+        check::<f16>(config, &plain(m, n, 64), seed);
+        let case = Case { pad: 8, with_bias: true, ..plain(m + 1, n + 1, 1000) };
+        check::<f16>(config, &Case { with_residual: true, to_f32: true, ..case }, seed);
+        check::<f16>(config, &Case { out_pad: 3, ..case }, seed);
+    }
+    // 1024 + 1/2 is 1024 in f16, however often.
+    let case = Case { to_f32: true, ..plain(1, 1, 128) };
+    let mut inputs = Inputs::<f16>::random(&case, 0);
+    inputs.x.fill(f16::ONE);
+    inputs.weight.fill(f16::from_f32(0.5 / 16.0));
+    inputs.weight[..16].fill(f16::from_f32(64.0));
+    assert_eq!(run(config, &case, &inputs, 0).1, [1024.0]);
+    assert_eq!(run(&Config::ALL[1], &case, &inputs, 0).1, [1027.5]);
 }
 
 #[test]

@@ -3,14 +3,15 @@
 use super::gemm_f16_sm90::{self, Instance};
 use super::{
     BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x64Split4, Tile64x128, Tile128x128,
-    Tile128x128Split2, Tile128x128Split4, Tile128x256, Tile128x256Pair, Tile128x256Split2,
-    Tile256x128, Tile256x128Pair,
+    Tile128x128F16, Tile128x128Split2, Tile128x128Split4, Tile128x256, Tile128x256F16,
+    Tile128x256Pair, Tile128x256Split2, Tile256x128, Tile256x128Pair,
 };
 use crate::Rows;
-use crate::gemm::linear16::{Linear16, Linear16Operands, Out16};
+use crate::element::Dtype;
+use crate::gemm::linear16::{Accumulate, Linear16, Linear16Operands, Out16, Summation};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{Swizzle, TensorMapPtr, TensorMapSpec};
 
 /// FMAs of a multiprocessor's tensor cores.
 const FMAS_PER_CLOCK: usize = 2048;
@@ -27,53 +28,61 @@ const CLUSTER_BYTES_PER_CLOCK: usize = 14;
 const SPLIT_CLOCKS: usize = 1500;
 
 /// All tile configurations; of those that should take as long the first one is chosen.
-pub const TILE_CONFIGS: [TileConfig; 11] = {
+pub const TILE_CONFIGS: [TileConfig; 13] = {
     use Instance::*;
     [
-        TileConfig::of::<Tile128x256Pair>([
+        TileConfig::of::<Tile128x256Pair>(
             [gemm_f16_sm90_128x256_pair, gemm_f16_sm90_128x256_pair_f32],
-            [gemm_bf16_sm90_128x256_pair, gemm_bf16_sm90_128x256_pair_f32],
-        ]),
-        TileConfig::of::<Tile256x128Pair>([
+            Some([gemm_bf16_sm90_128x256_pair, gemm_bf16_sm90_128x256_pair_f32]),
+        ),
+        TileConfig::of::<Tile256x128Pair>(
             [gemm_f16_sm90_256x128_pair, gemm_f16_sm90_256x128_pair_f32],
-            [gemm_bf16_sm90_256x128_pair, gemm_bf16_sm90_256x128_pair_f32],
-        ]),
-        TileConfig::of::<Tile128x256>([
+            Some([gemm_bf16_sm90_256x128_pair, gemm_bf16_sm90_256x128_pair_f32]),
+        ),
+        TileConfig::of::<Tile128x256>(
             [gemm_f16_sm90_128x256, gemm_f16_sm90_128x256_f32],
-            [gemm_bf16_sm90_128x256, gemm_bf16_sm90_128x256_f32],
-        ]),
-        TileConfig::of::<Tile256x128>([
+            Some([gemm_bf16_sm90_128x256, gemm_bf16_sm90_128x256_f32]),
+        ),
+        TileConfig::of::<Tile256x128>(
             [gemm_f16_sm90_256x128, gemm_f16_sm90_256x128_f32],
-            [gemm_bf16_sm90_256x128, gemm_bf16_sm90_256x128_f32],
-        ]),
-        TileConfig::of::<Tile128x128>([
+            Some([gemm_bf16_sm90_256x128, gemm_bf16_sm90_256x128_f32]),
+        ),
+        TileConfig::of::<Tile128x128>(
             [gemm_f16_sm90_128x128, gemm_f16_sm90_128x128_f32],
-            [gemm_bf16_sm90_128x128, gemm_bf16_sm90_128x128_f32],
-        ]),
-        TileConfig::of::<Tile64x128>([
+            Some([gemm_bf16_sm90_128x128, gemm_bf16_sm90_128x128_f32]),
+        ),
+        TileConfig::of::<Tile64x128>(
             [gemm_f16_sm90_64x128, gemm_f16_sm90_64x128_f32],
-            [gemm_bf16_sm90_64x128, gemm_bf16_sm90_64x128_f32],
-        ]),
-        TileConfig::of::<Tile64x64>([
+            Some([gemm_bf16_sm90_64x128, gemm_bf16_sm90_64x128_f32]),
+        ),
+        TileConfig::of::<Tile64x64>(
             [gemm_f16_sm90_64x64, gemm_f16_sm90_64x64_f32],
-            [gemm_bf16_sm90_64x64, gemm_bf16_sm90_64x64_f32],
-        ]),
-        TileConfig::of::<Tile128x256Split2>([
+            Some([gemm_bf16_sm90_64x64, gemm_bf16_sm90_64x64_f32]),
+        ),
+        TileConfig::of::<Tile128x256Split2>(
             [gemm_f16_sm90_128x256_split2, gemm_f16_sm90_128x256_split2_f32],
-            [gemm_bf16_sm90_128x256_split2, gemm_bf16_sm90_128x256_split2_f32],
-        ]),
-        TileConfig::of::<Tile128x128Split2>([
+            Some([gemm_bf16_sm90_128x256_split2, gemm_bf16_sm90_128x256_split2_f32]),
+        ),
+        TileConfig::of::<Tile128x128Split2>(
             [gemm_f16_sm90_128x128_split2, gemm_f16_sm90_128x128_split2_f32],
-            [gemm_bf16_sm90_128x128_split2, gemm_bf16_sm90_128x128_split2_f32],
-        ]),
-        TileConfig::of::<Tile128x128Split4>([
+            Some([gemm_bf16_sm90_128x128_split2, gemm_bf16_sm90_128x128_split2_f32]),
+        ),
+        TileConfig::of::<Tile128x128Split4>(
             [gemm_f16_sm90_128x128_split4, gemm_f16_sm90_128x128_split4_f32],
-            [gemm_bf16_sm90_128x128_split4, gemm_bf16_sm90_128x128_split4_f32],
-        ]),
-        TileConfig::of::<Tile64x64Split4>([
+            Some([gemm_bf16_sm90_128x128_split4, gemm_bf16_sm90_128x128_split4_f32]),
+        ),
+        TileConfig::of::<Tile64x64Split4>(
             [gemm_f16_sm90_64x64_split4, gemm_f16_sm90_64x64_split4_f32],
-            [gemm_bf16_sm90_64x64_split4, gemm_bf16_sm90_64x64_split4_f32],
-        ]),
+            Some([gemm_bf16_sm90_64x64_split4, gemm_bf16_sm90_64x64_split4_f32]),
+        ),
+        TileConfig::of::<Tile128x256F16>(
+            [gemm_f16_sm90_128x256_in_f16, gemm_f16_sm90_128x256_in_f16_f32],
+            None,
+        ),
+        TileConfig::of::<Tile128x128F16>(
+            [gemm_f16_sm90_128x128_in_f16, gemm_f16_sm90_128x128_in_f16_f32],
+            None,
+        ),
     ]
 };
 
@@ -86,21 +95,27 @@ pub struct TileConfig {
     pub cluster: [usize; 2],
     /// Blocks of a cluster that share a tile's k.
     pub split_k: usize,
+    /// What products are summed in.
+    pub accumulate: Accumulate,
     num_threads: usize,
     shared_bytes: usize,
-    /// By operands (f16, bf16) and outputs (16 bits, f32).
-    instances: [[Instance; 2]; 2],
+    /// Of f16 operands, by outputs: 16 bits, f32.
+    of_f16: [Instance; 2],
+    /// The same of bf16 operands, which are summed in f32 alone.
+    of_bf16: Option<[Instance; 2]>,
 }
 
 impl TileConfig {
-    const fn of<T: Tile>(instances: [[Instance; 2]; 2]) -> Self {
+    const fn of<T: Tile>(of_f16: [Instance; 2], of_bf16: Option<[Instance; 2]>) -> Self {
         TileConfig {
             block: [T::BLOCK_M as usize, T::BLOCK_N as usize],
             cluster: [T::CLUSTER_M as usize, T::CLUSTER_N as usize],
             split_k: T::SPLIT_K as usize,
             num_threads: T::NUM_THREADS as usize,
+            accumulate: if of_bf16.is_some() { Accumulate::F32 } else { Accumulate::F16 },
             shared_bytes: T::SHARED_BYTES as usize,
-            instances,
+            of_f16,
+            of_bf16,
         }
     }
 
@@ -122,10 +137,11 @@ impl TileConfig {
     /// The configuration that should be the fastest, of those that sum as the layer asks for.
     #[must_use]
     pub fn fastest(linear: &Linear16, num_sms: usize) -> &'static TileConfig {
-        let allows = |config: &&TileConfig| {
-            config.split_k == 1 || !linear.summation.batch_invariant
+        let Summation { accumulate, batch_invariant } = linear.summation;
+        let sums_so = |config: &&TileConfig| {
+            config.accumulate == accumulate && (config.split_k == 1 || !batch_invariant)
         };
-        let configs = TILE_CONFIGS.iter().filter(allows);
+        let configs = TILE_CONFIGS.iter().filter(sums_so);
         configs.min_by_key(|config| config.clocks(linear, num_sms)).expect("there are some")
     }
 
@@ -158,10 +174,11 @@ impl TileConfig {
         SPLIT_CLOCKS + others / CLUSTER_BYTES_PER_CLOCK
     }
 
-    /// The launch by this configuration: as [`Linear16::launch`] on sm_90a.
+    /// The launch by this configuration: as [`Linear16::launch`] on sm_90a, whatever the layer asks of
+    /// its sums.
     ///
     /// # Errors
-    /// As there.
+    /// As there, and for bf16 operands where sums are f16.
     pub fn launch<E: Operand16>(
         &self,
         linear: &Linear16,
@@ -171,6 +188,8 @@ impl TileConfig {
         maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
     ) -> Result<Option<Launch>, LaunchError> {
         linear.check(operands)?;
+        let of_outputs = if E::DTYPE == Dtype::Bf16 { self.of_bf16 } else { Some(self.of_f16) };
+        let of_outputs = of_outputs.ok_or(Linear16::F16_SUMS_OF_BF16)?;
         let Some(geometry) = self.geometry(linear, num_sms)? else { return Ok(None) };
         let &Linear16 { max_rows, n, k, .. } = linear;
         let Linear16Operands { x, weight, bias, residual, out } = operands;
@@ -191,10 +210,9 @@ impl TileConfig {
                 (0, out.ptr.0, out.stride_arg()?, map)
             }
         };
-        let is_bf16 = usize::from(E::TENSOR_MAP == Element::Bf16);
         let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
         Ok(Some(gemm_f16_sm90::launch(
-            self.instances[is_bf16][is_f32],
+            of_outputs[is_f32],
             geometry,
             num_rows,
             n as u32,

@@ -1,6 +1,6 @@
 //! The two sides of the ring: copies of stages, and their products.
 
-use super::accumulators::Accumulators;
+use super::accumulators::{Accumulators, Multiply};
 use super::tiles::{BLOCK_K, ROW_BYTES, Tile};
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::{Pipeline, Stage};
@@ -96,7 +96,7 @@ impl<E: Operand16> Mainloop<E> {
     /// 1. All threads of the two consumer warpgroups call this, for the same tiles as the producer.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn multiply_tile<T: Tile>(
+    pub unsafe fn multiply_tile<T: Tile<Acc: Multiply<E>>>(
         self,
         mut stage: Stage,
         [row_a, row_b]: [u32; 2],

@@ -6,7 +6,7 @@
 //!           `[m, n]`, f32 or the operands' type; any m and n.
 //! Launch    grid of at most as many blocks as the GPU has SMs, whole clusters, or a cluster a tile
 //!           where k is split; block `(T::NUM_THREADS, 1, 1)`.
-//! Numerics  f32; an output is one chain of products of k = 16 in the order of k, whatever the tile,
+//! Numerics  f32, or f16 sums of f16 operands, rounded every k = 16; an output is one chain of products of k = 16 in the order of k, whatever the tile,
 //!           or, where k is split, the sum of such chains in their order; one rounding at the store.
 //! Bound     tensor cores: `m * n * k` FMAs, 2,048 a clock and SM.
 //! Source    DeepGEMM (`sm90_bf16_gemm`); CUTLASS (persistent cooperative kernel).
@@ -31,7 +31,7 @@ pub use tiles::*;
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::Stage;
 use crate::tile::scheduler::TileScheduler;
-use accumulators::Accumulators;
+use accumulators::{Accumulators, Multiply};
 use cuda_std::prelude::*;
 use epilogue::{
     Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput, split_k,
@@ -117,10 +117,14 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
         gemm_f16_sm90_64x64_split4 = <f16, f16, Tile64x64Split4>,
         gemm_f16_sm90_64x64_split4_f32 = <f16, f32, Tile64x64Split4>,
         gemm_bf16_sm90_64x64_split4 = <bf16, bf16, Tile64x64Split4>,
-        gemm_bf16_sm90_64x64_split4_f32 = <bf16, f32, Tile64x64Split4>
+        gemm_bf16_sm90_64x64_split4_f32 = <bf16, f32, Tile64x64Split4>,
+        gemm_f16_sm90_128x256_in_f16 = <f16, f16, Tile128x256F16>,
+        gemm_f16_sm90_128x256_in_f16_f32 = <f16, f32, Tile128x256F16>,
+        gemm_f16_sm90_128x128_in_f16 = <f16, f16, Tile128x128F16>,
+        gemm_f16_sm90_128x128_in_f16_f32 = <f16, f32, Tile128x128F16>
     )
 )]
-pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
+pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E>>>(
     num_rows: Global<u32>,
     n: u32,
     k: u32,
@@ -177,7 +181,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
         let out = Matrix { ptr: out.cast(), row_stride: out_stride };
         let output = Output { num_rows, n, bias, residual, out, out_map };
         let mut output = WarpOutput::<O>::new(output, staging);
-        let [warp_row, warp_column] = T::warp_origin(warp_idx);
+        let first_strip = warp_idx * T::Acc::STRIPS;
         let [warpgroup_row, warpgroup_column] = T::warp_origin(warp_idx / 4 * 4);
         for [row, column] in tiles {
             // SAFETY: the consumers take the producer's tiles; a warp stores its own rows.
@@ -186,8 +190,11 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
                     mainloop.multiply_tile::<T>(stage, [warpgroup_row, warpgroup_column]);
                 stage = behind;
                 if T::SPLIT_K == 1 {
-                    output.move_to(row + warp_row, column + warp_column);
-                    acc.store(&mut output);
+                    acc.for_each_strip(|strip, sums| {
+                        let [strip_row, strip_column] = T::strip_origin(first_strip + strip);
+                        let place = [row + strip_row, column + strip_column];
+                        O::store_strip(&mut output, place, &sums);
+                    });
                 } else {
                     // The sums are laid down where the stages were.
                     mainloop.finish(stage);

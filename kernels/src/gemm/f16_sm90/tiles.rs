@@ -5,6 +5,7 @@ use super::epilogue::{STAGING_BYTES, STRIP_ROWS};
 use crate::tile::pipeline::Pipeline;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
+use half::f16;
 
 /// Columns of A and B in a stage: rows of 128 bytes, what a swizzle permutes.
 pub(super) const BLOCK_K: u32 = 64;
@@ -75,6 +76,14 @@ pub trait Tile {
         let column = warpgroup_idx / Self::WARPGROUPS_M * Self::Acc::COLUMNS;
         [row + warp_idx % 4 * STRIP_ROWS, column]
     }
+
+    /// First row and column of a strip in its block's outputs: strips are numbered warp by warp.
+    #[inline(always)]
+    fn strip_origin(strip_idx: u32) -> [u32; 2] {
+        let [warp_row, warp_column] = Self::warp_origin(strip_idx / Self::Acc::STRIPS);
+        let [row, column] = Self::Acc::strip_origin(strip_idx % Self::Acc::STRIPS);
+        [warp_row + row, warp_column + column]
+    }
 }
 
 /// Declares tiles: warpgroups `m x n`, the accumulators of each, stages, and what is not the default.
@@ -120,4 +129,8 @@ tiles! {
     Tile128x128Split4: 2 x 1, [Accumulator<64>; 1], 6, SPLIT_K = 4;
     /// [`Tile64x64`] by four blocks.
     Tile64x64Split4: 1 x 1, [Accumulator<32>; 1], 8, SPLIT_K = 4;
+    /// [`Tile128x256`] summed in f16.
+    Tile128x256F16: 2 x 1, [Accumulator<64, f16>; 1], 4;
+    /// [`Tile128x128`] summed in f16.
+    Tile128x128F16: 2 x 1, [Accumulator<32, f16>; 1], 6;
 }

@@ -87,7 +87,7 @@ fn outputs_do_not_depend_on_the_order() {
 /// A layer whose outputs must not depend on the rows beside them gets no split.
 #[test]
 fn batch_invariant_layers_are_not_split() {
-    let summation = Summation { batch_invariant: true };
+    let summation = Summation { batch_invariant: true, ..Summation::default() };
     for max_rows in [65, 128, 512] {
         let linear = Linear16 { summation, ..Linear16::new(max_rows, 896, 4864) };
         assert_eq!(TileConfig::fastest(&linear, 132).split_k, 1);

@@ -4,7 +4,7 @@
 //! among the blocks of the cluster: each adds up its own from the shared memory of all, in the order
 //! of the blocks, and stores them. So an output has one order of summation, and needs no atomics.
 
-use super::{OutElement, STRIP_COLUMNS, STRIP_ELEMS, STRIP_REGS, STRIP_ROWS, WarpOutput};
+use super::{OutElement, STRIP_ELEMS, STRIP_REGS, WarpOutput};
 use crate::gemm::f16_sm90::accumulators::Accumulators;
 use crate::gemm::f16_sm90::tiles::Tile;
 use cuda_std::prelude::*;
@@ -29,36 +29,28 @@ pub unsafe fn store<T: Tile, O: OutElement>(
     [row, column]: [u32; 2],
     output: &mut WarpOutput<O>,
 ) {
-    let warp_elems = T::Acc::STRIPS * STRIP_ELEMS;
     let warp_idx = warp::warp_idx();
-    // SAFETY: a warp has a part of its own; behind the cluster's barrier all parts are written.
-    unsafe { acc.lay_down(smem.offset(warp_idx * warp_elems)) };
+    let warp_strips = smem.offset(warp_idx * T::Acc::STRIPS * STRIP_ELEMS);
+    // SAFETY: a warp has strips of its own.
+    acc.for_each_strip(|strip, sums| unsafe {
+        lay_down(warp_strips.offset(strip * STRIP_ELEMS), &sums);
+    });
     cluster::sync();
     let mut strip_idx = cluster::block_rank() + warp_idx * T::SPLIT_K;
     while strip_idx < T::NUM_CONSUMERS * 4 * T::Acc::STRIPS {
-        let [strip_row, strip_column] = place::<T>(strip_idx);
-        output.move_to(row + strip_row, column + strip_column);
-        if output.row < output.output.num_rows && output.column < output.output.n {
+        let [strip_row, strip_column] = T::strip_origin(strip_idx);
+        let place = [row + strip_row, column + strip_column];
+        if place[0] < output.output.num_rows && place[1] < output.output.n {
             // SAFETY: all blocks have written the strip, and none ends before the barrier below.
             unsafe {
                 let sums = sum::<T>(smem.offset(strip_idx * STRIP_ELEMS));
-                O::store_strip::<STRIP_REGS, 0>(output, 0, &sums);
+                O::store_strip(output, place, &sums);
             }
         }
         strip_idx += T::SPLIT_K * T::NUM_CONSUMERS * 4;
     }
     // A block must not end while others read its sums.
     cluster::sync();
-}
-
-/// First row and column of a strip in its tile.
-#[inline(always)]
-fn place<T: Tile>(strip_idx: u32) -> [u32; 2] {
-    let (warp_idx, strip) = (strip_idx / T::Acc::STRIPS, strip_idx % T::Acc::STRIPS);
-    let [row, column] = T::warp_origin(warp_idx);
-    let strips_across = T::Acc::COLUMNS / STRIP_COLUMNS;
-    let product_row = strip / strips_across * (4 * STRIP_ROWS);
-    [row + product_row, column + strip % strips_across * STRIP_COLUMNS]
 }
 
 /// The sums of a strip over all blocks of the cluster: the thread's part.
@@ -81,18 +73,15 @@ unsafe fn sum<T: Tile>(smem: Shared<f32>) -> [f32; STRIP_REGS] {
     sums
 }
 
-/// Writes a thread's part of a strip, number `STRIP` of an accumulator `sums`, to `smem`.
+/// Writes a thread's part of a strip to `smem`.
 ///
 /// # Safety
 /// 1. The whole warp calls this; `smem` is the strip's, and nobody else accesses it.
 #[inline(always)]
-pub unsafe fn lay_down<const REGS: usize, const STRIP: usize>(
-    smem: Shared<f32>,
-    sums: &[f32; REGS],
-) {
+unsafe fn lay_down(smem: Shared<f32>, sums: &[f32; STRIP_REGS]) {
     let smem = smem.offset(warp::lane_id() * VECTOR as u32);
     unroll!(i in 0..8, {
-        let at = STRIP * STRIP_REGS + i * VECTOR;
+        let at = i * VECTOR;
         let values = [sums[at], sums[at + 1], sums[at + 2], sums[at + 3]];
         // SAFETY: the caller's promise.
         unsafe { smem.set_vec(i as u32 * WARP_VECTOR, values) };
