@@ -95,7 +95,8 @@ impl Element {
         (self.num_summands + self.num_summands / 8) as f64 * lost * self.binade
     }
 
-    /// How far off a sum in f16 may be: in steps of at least 8 products, each of which rounds to nearest.
+    /// How far off a sum in f16 may be: in steps of at least 8 products, each of which rounds to
+    /// nearest.
     pub fn bound_in_f16(self) -> f64 {
         self.bound() + (self.num_summands / 8) as f64 * 2f64.powi(-11) * self.binade
     }

@@ -1,8 +1,9 @@
 //! Which kernel computes a linear layer of 16-bit operands, and its launch.
 //!
 //! Among the tiles of one target that do not split k the order in which an output is summed is one,
-//! and [`Summation::batch_invariant`] asks for those: a row's outputs are the same whatever the number
-//! of rows beside it. The kernels for few rows sum in an order of their own, which n and k decide.
+//! and [`Summation::batch_invariant`] asks for those: a row's outputs are the same whatever the
+//! number of rows beside it. The kernels for few rows sum in an order of their own, which n and k
+//! decide.
 
 use super::f16_sm80;
 use super::f16_sm90::TileConfig;

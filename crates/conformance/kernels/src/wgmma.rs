@@ -135,8 +135,8 @@ unsafe fn place_operands(num_words: u32, image: Global<u32>) {
 
 /// `D = before + A * B`, `num_steps` products; without `accumulate` the first one starts from zero.
 /// `image`, `[num_words]`, goes to shared memory: A at its start and B at `b_start` bytes, of
-/// [`Layout`]s. `before` is `[M, T::COLUMNS * REGS]`, `out` `[num_rows, num_columns]`, the first of the
-/// result.
+/// [`Layout`]s. `before` is `[M, T::COLUMNS * REGS]`, `out` `[num_rows, num_columns]`, the first of
+/// the result.
 ///
 /// # Safety
 /// 1. One warpgroup, with dynamic shared memory for the image, in which the operands lie; the views

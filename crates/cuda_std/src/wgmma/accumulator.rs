@@ -5,25 +5,25 @@ use super::sum::Sum;
 
 /// A thread's part of a `[64, T::COLUMNS * REGS]` accumulator of its warpgroup, in registers.
 ///
-/// Sum `i` of thread `t` is element (`row(t, i)`, `column(t, i)`): of f32 sums that is register `i`, of
-/// f16 ones a half of register `i / 2`. `REGS` is 4, 8, 16, 32, 48, 64, or of f32 96 or 128. No register
-/// can be indexed by a variable: use [`Accumulator::for_each`] and
+/// Sum `i` of thread `t` is element (`row(t, i)`, `column(t, i)`): of f32 sums that is register
+/// `i`, of f16 ones a half of register `i / 2`. `REGS` is 4, 8, 16, 32, 48, 64, or of f32 96 or
+/// 128. No register can be indexed by a variable: use [`Accumulator::for_each`] and
 /// [`Accumulator::for_each_16_columns`], in which indices are constants, or constant arguments of
 /// [`Accumulator::sum`].
 pub struct Accumulator<const REGS: usize, T: Sum = f32> {
     values: [T::Register; REGS],
 }
 
-/// Row of the accumulator that sum `register` of thread `thread` is in.
+/// Row of the accumulator that sum `i` of thread `thread` is in.
 #[inline(always)]
-pub const fn row(thread: u32, register: u32) -> u32 {
-    thread % 128 / 32 * 16 + thread % 32 / 4 + register / 2 % 2 * 8
+pub const fn row(thread: u32, i: u32) -> u32 {
+    thread % 128 / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8
 }
 
-/// Column of the accumulator that sum `register` of thread `thread` is in.
+/// Column of the accumulator that sum `i` of thread `thread` is in.
 #[inline(always)]
-pub const fn column(thread: u32, register: u32) -> u32 {
-    register / 4 * 8 + thread % 4 * 2 + register % 2
+pub const fn column(thread: u32, i: u32) -> u32 {
+    i / 4 * 8 + thread % 4 * 2 + i % 2
 }
 
 /// [`Accumulator::for_each`], written out.

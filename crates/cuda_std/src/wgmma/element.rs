@@ -41,9 +41,9 @@ pub trait Element: Copy {
     );
 }
 
-/// One `wgmma.mma_async` of `$n` columns, or `$wide` of f16 sums, on the registers `[$first $i..]` of
-/// `$d`: `$types` are its k and types, `$operands` what stands behind D in it, and `$operand` where that
-/// comes from.
+/// One `wgmma.mma_async` of `$n` columns, or `$wide` of f16 sums, on the registers `[$first $i..]`
+/// of `$d`: `$types` are its k and types, `$operands` what stands behind D in it, and `$operand`
+/// where that comes from.
 #[cfg(target_arch = "nvptx64")]
 macro_rules! product {
     ([$n:literal, $wide:literal], $registers:tt, (f32, $($args:tt)*)) => {
@@ -77,8 +77,8 @@ macro_rules! product {
     };
 }
 
-/// The two forms of the product of `$element` in sums of `$sum`. Behind `$types` stand their operands
-/// from `scale-d` on, and the transpositions in them.
+/// The two forms of the product of `$element` in sums of `$sum`. Behind `$types` stand their
+/// operands from `scale-d` on, and the transpositions in them.
 #[cfg(target_arch = "nvptx64")]
 macro_rules! products {
     (

@@ -7,10 +7,11 @@
 //! writing them. Its sums are f32, or f16 where the operands are.
 //!
 //! # Numerics
-//! The products are exact. The emulator adds those of one instruction and D in f64 and rounds once, to
-//! nearest, to f32 or f16. The ISA leaves order and rounding open; what tensor cores do is told in
-//! [`crate::mma`]: in a step of k = 16, or 32 of 8-bit elements, they align and cut off, and D is rounded
-//! behind each step. So f16 sums of `k` products are off by up to `k / 16` units in the last place.
+//! The products are exact. The emulator adds those of one instruction and D in f64 and rounds once,
+//! to nearest, to f32 or f16. The ISA leaves order and rounding open; what tensor cores do is told
+//! in [`crate::mma`]: in a step of k = 16, or 32 of 8-bit elements, they align and cut off, and D
+//! is rounded behind each step. So f16 sums of `k` products are off by up to `k / 16` units in the
+//! last place.
 //!
 //! ```
 //! use cuda_std::wgmma::{self, Accumulator, KMajor, MatrixDescriptor, Swizzle};

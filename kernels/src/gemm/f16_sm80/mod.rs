@@ -5,10 +5,10 @@
 //!           f32 or as the operands, may be the residual. Row strides; k a multiple of 8, rows of a
 //!           and b at multiples of 16 bytes. A and B are both K-major, as activations and weights
 //!           lie.
-//! Launch    grid `(tiles of the output, 1, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages of
-//!           A and B.
-//! Numerics  exact products, summed by the tensor cores in f32, or of f16 operands in f16, in the order
-//!           of k; bias and residual added in f32, one rounding at the store.
+//! Launch    grid `(tiles of the output, 1, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages
+//!           of A and B.
+//! Numerics  exact products, summed by the tensor cores in f32, or of f16 operands in f16, in the
+//!           order of k; bias and residual added in f32, one rounding at the store.
 //! Bound     tensor cores: `m * n * k` products and sums.
 //! Source    CUTLASS (multistage mainloop on SM 80); Triton (order of the tiles).
 
@@ -109,7 +109,8 @@ pub unsafe fn gemm_sm80<
     let (warp_m, warp_n) = warp_tile::origin::<M, N, T>();
     let out = out.cast::<O>();
     let epilogue = Epilogue { m, n, bias, residual, residual_stride, out, out_stride };
-    // SAFETY: the launch gives `SHARED_BYTES` and operands as promised; each output is one thread's.
+    // SAFETY: the launch gives `SHARED_BYTES` and operands as promised; each output is one
+    // thread's.
     unsafe {
         let sums = mainloop::sums::<M, N, T, E, S>(dynamic_shared_mem(), a, b, k);
         epilogue.store::<M, N, S>((block_m + warp_m, block_n + warp_n), &sums);

@@ -12,7 +12,8 @@ const MMA_M: u32 = 64;
 /// Bytes of a row that one product takes: 16 elements.
 const MMA_K_BYTES: u32 = 32;
 
-/// Accumulators of a warpgroup, one below the other. A warp has strips of 64 columns of 16 rows of each.
+/// Accumulators of a warpgroup, one below the other. A warp has strips of 64 columns of 16 rows of
+/// each.
 pub trait Accumulators: Sized {
     /// Their rows.
     const ROWS: u32;
@@ -31,8 +32,8 @@ pub trait Accumulators: Sized {
     /// Waits for all products.
     fn wait(acc: Self::InFlight) -> Self;
 
-    /// Calls `f` for every strip of the warp, written out: with its number, and the thread's sums of it,
-    /// register by register of an accumulator of 64 columns.
+    /// Calls `f` for every strip of the warp, written out: with its number, and the thread's sums
+    /// of it, register by register of an accumulator of 64 columns.
     fn for_each_strip(self, f: impl FnMut(u32, [f32; STRIP_REGS]));
 
     /// First row and column of a strip, from those of the warp's outputs on.

@@ -19,12 +19,12 @@ const FMAS_PER_CLOCK: usize = 2048;
 /// What a multiprocessor gets from L2 when all of them read: a guess, to be measured.
 const L2_BYTES_PER_CLOCK: usize = 48;
 
-/// What a block gets out of the shared memory of its cluster's others (arXiv:2402.13499: 3.3 TB/s on an
-/// H100): a guess for this pattern, to be measured.
+/// What a block gets out of the shared memory of its cluster's others (arXiv:2402.13499: 3.3 TB/s
+/// on an H100): a guess for this pattern, to be measured.
 const CLUSTER_BYTES_PER_CLOCK: usize = 14;
 
-/// What a split costs besides: two barriers of the cluster, and the sums' way through shared memory. A
-/// guess, to be measured.
+/// What a split costs besides: two barriers of the cluster, and the sums' way through shared
+/// memory. A guess, to be measured.
 const SPLIT_CLOCKS: usize = 1500;
 
 /// All tile configurations; of those that should take as long the first one is chosen.
@@ -174,8 +174,8 @@ impl TileConfig {
         SPLIT_CLOCKS + others / CLUSTER_BYTES_PER_CLOCK
     }
 
-    /// The launch by this configuration: as [`Linear16::launch`] on sm_90a, whatever the layer asks of
-    /// its sums.
+    /// The launch by this configuration: as [`Linear16::launch`] on sm_90a, whatever the layer asks
+    /// of its sums.
     ///
     /// # Errors
     /// As there, and for bf16 operands where sums are f16.

@@ -45,7 +45,8 @@ impl<E: Operand16> Mainloop<E> {
     #[inline(always)]
     #[track_caller]
     pub fn init<T: Tile>(self) {
-        // All blocks that load for each other write to a stage: it is empty when all have read theirs.
+        // All blocks that load for each other write to a stage: it is empty when all have read
+        // theirs.
         self.pipeline.init(T::NUM_CONSUMERS * 4 * T::CLUSTER_TILES);
     }
 
@@ -89,8 +90,8 @@ impl<E: Operand16> Mainloop<E> {
         self.pipeline.drain(stage);
     }
 
-    /// Multiplies the operands of a tile; gives the warpgroup's sums over the block's share of k, and
-    /// the stage behind them.
+    /// Multiplies the operands of a tile; gives the warpgroup's sums over the block's share of k,
+    /// and the stage behind them.
     ///
     /// # Safety
     /// 1. All threads of the two consumer warpgroups call this, for the same tiles as the producer.

@@ -1,21 +1,22 @@
-//! GEMM of 16-bit operands on Hopper's tensor cores: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n])
-//! (+ residual[m, n])`.
+//! GEMM of 16-bit operands on Hopper's tensor cores:
+//! `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`.
 //!
-//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major, as activations and weights lie, rows at
-//!           multiples of 16 bytes; bias `[n]` f32; residual `[m, n]` f32, for f32 outputs; out
-//!           `[m, n]`, f32 or the operands' type; any m and n.
+//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major, as activations and weights lie,
+//!           rows at multiples of 16 bytes; bias `[n]` f32; residual `[m, n]` f32, for f32 outputs;
+//!           out `[m, n]`, f32 or the operands' type; any m and n.
 //! Launch    grid of at most as many blocks as the GPU has SMs, whole clusters, or a cluster a tile
 //!           where k is split; block `(T::NUM_THREADS, 1, 1)`.
-//! Numerics  f32, or f16 sums of f16 operands, rounded every k = 16; an output is one chain of products of k = 16 in the order of k, whatever the tile,
-//!           or, where k is split, the sum of such chains in their order; one rounding at the store.
+//! Numerics  f32: an output is one chain of products of k = 16 in the order of k, whatever the
+//!           tile, or, where k is split, the sum of such chains in their order; or f16 of f16
+//!           operands, rounded behind each product; one rounding at the store.
 //! Bound     tensor cores: `m * n * k` FMAs, 2,048 a clock and SM.
 //! Source    DeepGEMM (`sm90_bf16_gemm`); CUTLASS (persistent cooperative kernel).
 //!
-//! A block is persistent: it computes tile after tile. One thread of the last warpgroup fills a ring of
-//! stages by TMA; the others multiply, and store their sums while the ring is already being filled for
-//! the next tile. Blocks of a cluster load parts of what they share for each other, or, where there
-//! are few tiles, multiply a share of k each of one tile, and add up their sums through distributed
-//! shared memory.
+//! A block is persistent: it computes tile after tile. One thread of the last warpgroup fills a
+//! ring of stages by TMA; the others multiply, and store their sums while the ring is already being
+//! filled for the next tile. Blocks of a cluster load parts of what they share for each other, or,
+//! where there are few tiles, multiply a share of k each of one tile, and add up their sums through
+//! distributed shared memory.
 
 mod accumulators;
 mod epilogue;
@@ -64,9 +65,9 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
 /// 1. `num_rows` is one element; `out` and `residual` hold that many rows of `n` columns at their
 ///    strides, `bias` holds `n` elements; `bias` and `residual` may be null.
 /// 2. `a` and `b` are maps of the operands in boxes of `BLOCK_K` columns and `T::BLOCK_M /
-///    T::CLUSTER_N` or `T::BLOCK_N / T::CLUSTER_M` rows, `k > 0` columns in all, swizzled by 128 bytes;
-///    `out_map` of 16-bit outputs in boxes of 64 columns and 16 rows, swizzled so, if their rows start
-///    at multiples of 16 bytes.
+///    T::CLUSTER_N` or `T::BLOCK_N / T::CLUSTER_M` rows, `k > 0` columns in all, swizzled by 128
+///    bytes; `out_map` of 16-bit outputs in boxes of 64 columns and 16 rows, swizzled so, if their
+///    rows start at multiples of 16 bytes.
 /// 3. A cluster has at most one tile where its blocks split k.
 /// 4. `out` is `residual`, or overlaps nothing that is read.
 #[kernel(

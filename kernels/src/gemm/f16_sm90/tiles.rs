@@ -86,7 +86,8 @@ pub trait Tile {
     }
 }
 
-/// Declares tiles: warpgroups `m x n`, the accumulators of each, stages, and what is not the default.
+/// Declares tiles: warpgroups `m x n`, the accumulators of each, stages, and what is not the
+/// default.
 macro_rules! tiles {
     ($(
         $(#[$meta:meta])*

@@ -63,7 +63,8 @@ fn many_split_tiles_match_oracle() {
     }
 }
 
-/// In every order of what is concurrent, and whatever the number of rows, an output has the same bits.
+/// In every order of what is concurrent, and whatever the number of rows, an output has the same
+/// bits.
 #[test]
 fn outputs_do_not_depend_on_the_order() {
     for tile in TILE_CONFIGS.iter().filter(|tile| tile.split_k > 1) {

@@ -1,8 +1,9 @@
 //! Outputs that the blocks of a cluster have each summed over their share of k.
 //!
 //! A block lays its sums down in its own shared memory, strip by strip. The strips are dealt out
-//! among the blocks of the cluster: each adds up its own from the shared memory of all, in the order
-//! of the blocks, and stores them. So an output has one order of summation, and needs no atomics.
+//! among the blocks of the cluster: each adds up its own from the shared memory of all, in the
+//! order of the blocks, and stores them. So an output has one order of summation, and needs no
+//! atomics.
 
 use super::{OutElement, STRIP_ELEMS, STRIP_REGS, WarpOutput};
 use crate::gemm::f16_sm90::accumulators::Accumulators;
@@ -15,7 +16,7 @@ const VECTOR: usize = 4;
 /// Sums of a warp that are written at once.
 const WARP_VECTOR: u32 = warp::WARP_SIZE * VECTOR as u32;
 
-/// Stores a tile of the cluster at `place`, its first row and column: `acc` are the warpgroup's sums
+/// Stores the cluster's tile, whose first row and column these are: `acc` are the warpgroup's sums
 /// over the block's share of k.
 ///
 /// # Safety
