@@ -95,9 +95,10 @@ impl Element {
         (self.num_summands + self.num_summands / 8) as f64 * lost * self.binade
     }
 
-    /// How far off a sum in f16 may be: in two steps, each of which rounds to nearest.
+    /// How far off a sum in f16 may be: in steps of at least 8 products, each of which rounds to
+    /// nearest.
     pub fn bound_in_f16(self) -> f64 {
-        self.bound() + 2.0 * 2f64.powi(-11) * self.binade
+        self.bound() + (self.num_summands / 8) as f64 * 2f64.powi(-11) * self.binade
     }
 }
 
@@ -116,6 +117,17 @@ pub fn want(elements: &[Element], draw: Draw) -> Want {
     let tolerance = match draw {
         Draw::Whole => Tolerance::Ulps(0),
         Draw::Any => Tolerance::Each(elements.iter().map(|element| element.bound()).collect()),
+    };
+    Want::F32(elements.iter().map(|element| element.exact).collect(), tolerance)
+}
+
+/// Sums in f16, as elements in f32, to the last bit or within their bounds.
+pub fn want_in_f16(elements: &[Element], draw: Draw) -> Want {
+    let tolerance = match draw {
+        Draw::Whole => Tolerance::Ulps(0),
+        Draw::Any => {
+            Tolerance::Each(elements.iter().map(|element| element.bound_in_f16()).collect())
+        }
     };
     Want::F32(elements.iter().map(|element| element.exact).collect(), tolerance)
 }

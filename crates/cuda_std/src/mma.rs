@@ -31,6 +31,7 @@
 //! `mma.m16n8k32` of e4m3 and e5m2 asks for PTX 8.4, and on SM 90 ptxas makes of it conversions to
 //! f16, which are exact, and two products of `k = 16`: convert by `cvt`, and call those.
 
+use crate::{F16x2, convert};
 use core::marker::PhantomData;
 use half::{bf16, f16};
 
@@ -100,6 +101,60 @@ impl Multiplicand for bf16 {
     #[track_caller]
     fn m16n8k16(a: FragmentA<Self>, b: FragmentB<Self>, c: Accumulator) -> Accumulator {
         m16n8k16_f32_bf16(a, b, c)
+    }
+}
+
+/// What products are summed in: `f32`, or, of products of `f16`, `f16`.
+pub trait Sum: Copy {
+    /// A lane's sums.
+    type Accumulator: Copy;
+    /// Zeros.
+    const ZERO: Self::Accumulator;
+
+    /// The lane's sums as f32.
+    fn to_f32(sums: Self::Accumulator) -> Accumulator;
+}
+
+/// What products of elements `T` can be summed in.
+pub trait SumOf<T>: Sum {
+    /// `a * b + c`.
+    fn m16n8k16(a: FragmentA<T>, b: FragmentB<T>, c: Self::Accumulator) -> Self::Accumulator;
+}
+
+impl Sum for f32 {
+    type Accumulator = Accumulator;
+    const ZERO: Accumulator = [0.0; 4];
+
+    #[inline(always)]
+    fn to_f32(sums: Accumulator) -> Accumulator {
+        sums
+    }
+}
+
+impl<T: Multiplicand> SumOf<T> for f32 {
+    #[inline(always)]
+    #[track_caller]
+    fn m16n8k16(a: FragmentA<T>, b: FragmentB<T>, c: Accumulator) -> Accumulator {
+        T::m16n8k16(a, b, c)
+    }
+}
+
+impl Sum for f16 {
+    type Accumulator = AccumulatorF16;
+    const ZERO: AccumulatorF16 = [0; 2];
+
+    #[inline(always)]
+    fn to_f32([upper, lower]: AccumulatorF16) -> Accumulator {
+        let [upper, lower] = [upper, lower].map(F16x2::from_bits);
+        [upper.lo(), upper.hi(), lower.lo(), lower.hi()].map(convert::f16_to_f32)
+    }
+}
+
+impl SumOf<f16> for f16 {
+    #[inline(always)]
+    #[track_caller]
+    fn m16n8k16(a: FragmentA<f16>, b: FragmentB<f16>, c: AccumulatorF16) -> AccumulatorF16 {
+        m16n8k16_f16(a, b, c)
     }
 }
 

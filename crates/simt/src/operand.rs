@@ -31,6 +31,13 @@ pub(crate) fn decode(element: Element, bytes: &[u8]) -> f32 {
     }
 }
 
+/// The nearest number that an f16 has, of two the even one.
+pub(crate) fn round_to_f16(x: f64) -> f32 {
+    // `half` looks at the upper 32 bits alone: the last of them stands for all below.
+    let sticky = u64::from(x.to_bits() as u32 != 0) << 32;
+    f16::from_f64(f64::from_bits(x.to_bits() & !0xffff_ffff | sticky)).to_f32()
+}
+
 /// OCP 8-bit floating point, E4M3: bias 7, no infinities, NaN where all bits but the sign are set.
 fn e4m3(bits: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));

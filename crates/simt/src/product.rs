@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use crate::access::{By, Span};
 use crate::agent::Role;
 use crate::clock::WARP_SIZE;
-use crate::device::{OperandA, Wgmma};
+use crate::device::{OperandA, Sum, Wgmma};
 use crate::fault::FaultKind;
 use crate::machine::{At, Machine, Space};
-use crate::operand::{Matrix, decode, fragment_element, k_of};
+use crate::operand::{Matrix, decode, fragment_element, k_of, round_to_f16};
 use crate::point::Point;
 use crate::shadow::{Agent, Mode};
 
@@ -233,7 +233,10 @@ impl Machine {
                 let rows = a[row * k..][..k].iter().zip(&b[col * k..][..k]);
                 let sum: f64 = rows.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                 let old = if product.op.accumulate { f64::from(*value) } else { 0.0 };
-                *value = (old + sum) as f32;
+                *value = match product.op.sum {
+                    Sum::F32 => (old + sum) as f32,
+                    Sum::F16 => round_to_f16(old + sum),
+                };
             }
         }
         Ok(())

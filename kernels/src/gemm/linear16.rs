@@ -1,13 +1,15 @@
 //! Which kernel computes a linear layer of 16-bit operands, and its launch.
 //!
-//! Among the tiles of one target the order in which an output is summed over k is one: a row's
-//! outputs are the same whatever the number of rows beside it. The kernels for few rows sum in an
-//! order of their own, which n and k decide.
+//! Among the tiles of one target that do not split k the order in which an output is summed is one,
+//! and [`Summation::batch_invariant`] asks for those: a row's outputs are the same whatever the
+//! number of rows beside it. The kernels for few rows sum in an order of their own, which n and k
+//! decide.
 
 use super::f16_sm80;
 use super::f16_sm90::TileConfig;
 use super::f16_small_m::SmallM16;
 use crate::Rows;
+use crate::element::Dtype;
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
@@ -45,7 +47,28 @@ impl Gpu {
     pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132 };
 }
 
-/// A linear layer of 16-bit operands, summed in f32.
+/// What products are summed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accumulate {
+    /// f32.
+    #[default]
+    F32,
+    /// f16, of f16 operands, in half the registers: by tiles, a sum is rounded to 11 bits every 16
+    /// products, and is infinite beyond 65504. GeForce GPUs multiply twice as fast so. The kernels
+    /// for few rows wait for memory, and sum in f32 all the same.
+    F16,
+}
+
+/// How the products of an output are summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summation {
+    /// What they are summed in.
+    pub accumulate: Accumulate,
+    /// Tiles sum in one order, whatever the number of rows: k is not split.
+    pub batch_invariant: bool,
+}
+
+/// A linear layer of 16-bit operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear16 {
     /// Upper bound of the rows.
@@ -54,6 +77,8 @@ pub struct Linear16 {
     pub n: usize,
     /// Columns of the input and of the weight.
     pub k: usize,
+    /// How products are summed.
+    pub summation: Summation,
 }
 
 /// The operands of a linear layer, with memory for `max_rows` rows.
@@ -87,13 +112,23 @@ const MAX_SIZE: usize = i32::MAX as usize - 512;
 const MAX_STRIDE: usize = (1 << 30) - 1;
 
 impl Linear16 {
+    /// A layer whose products are summed in f32, in whatever order is fast.
+    #[must_use]
+    pub fn new(max_rows: usize, n: usize, k: usize) -> Self {
+        Linear16 { max_rows, n, k, summation: Summation::default() }
+    }
+
+    /// Why there is no launch of bf16 operands that are to be summed in f16.
+    pub(super) const F16_SUMS_OF_BF16: LaunchError =
+        LaunchError::Shape { what: "bits of a sum", value: 16, expected: "32 of bf16 operands" };
+
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
     /// columns. `maps` keeps a tensor map on the device, and tells where.
     ///
     /// # Errors
     /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows do not start at
-    /// multiples of 16 bytes, a residual of 16-bit outputs, sizes beyond a grid or an `i32`, and a
-    /// device that has no kernel.
+    /// multiples of 16 bytes, a residual of 16-bit outputs, sums in f16 of bf16 operands, and sizes
+    /// beyond a grid or an `i32`.
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
@@ -125,6 +160,9 @@ impl Linear16 {
             if value > MAX_SIZE {
                 return error(what, value, "at most 2147483135");
             }
+        }
+        if E::DTYPE == Dtype::Bf16 && self.summation.accumulate == Accumulate::F16 {
+            return Err(Self::F16_SUMS_OF_BF16);
         }
         if self.k == 0 || !self.k.is_multiple_of(8) {
             return error("k", self.k, "a multiple of 8");

@@ -5,7 +5,7 @@ use cuda_std::launch::{DevicePtr, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm80::{Config, launch, launch_with};
-use kernels::gemm::{Linear16, Linear16Operands, Out16};
+use kernels::gemm::{Accumulate, Linear16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 
 /// Largest error before the output is rounded, as a part of `sum_k |a * b| + |bias| + |residual|`.
@@ -137,7 +137,7 @@ fn run<E: Half>(
     let (x, weight) = (halves("x", &inputs.x), halves("weight", &inputs.weight));
     let bias = case.with_bias.then(|| device.f32s("bias", &inputs.bias));
     let operands = Linear16Operands { x, weight, bias, residual, out };
-    let launch = launch_with(config, &Linear16 { max_rows, n, k }, rows_ptr, &operands);
+    let launch = launch_with(config, &Linear16::new(max_rows, n, k), rows_ptr, &operands);
     let symbol = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let report = device.run(launch, seed);
     assert_eq!(report.bank_conflicts, 0, "{symbol} of {num_rows} x {n} x {k}");
@@ -171,7 +171,12 @@ fn check_inputs<E: Half>(config: &Config, case: &Case, inputs: &Inputs<E>, seed:
         let (want, magnitude) = inputs.oracle(case, row, column);
         let unit = if case.to_f32 { 0.0 } else { E::UNIT };
         let error = (f64::from(got) - want).abs();
-        let close = error <= BOUND * magnitude + unit / 2.0 * want.abs();
+        // A sum in f16 is rounded to 11 bits every 16 products.
+        let bound = match config.accumulate {
+            Accumulate::F32 => BOUND,
+            Accumulate::F16 => k.div_ceil(16) as f64 * f16::UNIT,
+        };
+        let close = error <= bound * magnitude + unit / 2.0 * want.abs();
         let same = f64::from(got) == want || got.is_nan() && want.is_nan();
         assert!(same || want.is_finite() && close, "{place} is {got}, not {want}");
     }
@@ -189,6 +194,26 @@ fn tiles_match_oracle_at_their_edges() {
             check::<bf16>(config, &Case { out_pad: 3, ..case }, seed);
         }
     }
+}
+
+#[test]
+fn sums_in_f16_match_oracle() {
+    let config = &Config::IN_F16;
+    let (m, n) = (config.block_m, config.block_n);
+    for seed in SEEDS {
+        check::<f16>(config, &plain(m, n, 64), seed);
+        let case = Case { pad: 8, with_bias: true, ..plain(m + 1, n + 1, 1000) };
+        check::<f16>(config, &Case { with_residual: true, to_f32: true, ..case }, seed);
+        check::<f16>(config, &Case { out_pad: 3, ..case }, seed);
+    }
+    // 1024 + 1/2 is 1024 in f16, however often.
+    let case = Case { to_f32: true, ..plain(1, 1, 128) };
+    let mut inputs = Inputs::<f16>::random(&case, 0);
+    inputs.x.fill(f16::ONE);
+    inputs.weight.fill(f16::from_f32(0.5 / 16.0));
+    inputs.weight[..16].fill(f16::from_f32(64.0));
+    assert_eq!(run(config, &case, &inputs, 0).1, [1024.0]);
+    assert_eq!(run(&Config::ALL[1], &case, &inputs, 0).1, [1027.5]);
 }
 
 #[test]
@@ -284,7 +309,7 @@ fn the_order_of_threads_changes_no_bit() {
 
 #[test]
 fn tiles_are_chosen_by_shape() {
-    let of = |max_rows, n, k| Config::best_for(&Linear16 { max_rows, n, k }).name;
+    let of = |max_rows, n, k| Config::best_for(&Linear16::new(max_rows, n, k)).name;
     assert_eq!(of(8192, 8192, 8192), "128x256");
     assert_eq!(of(512, 16384, 3072), "128x256");
     assert_eq!(of(512, 9728, 896), "128x128");
@@ -298,7 +323,7 @@ fn a_launch_covers_its_tiles_or_is_refused() {
     let launch = |max_rows, n, k, x, weight| {
         let out = Out16::Half(rows(0x3000, n));
         let operands = Linear16Operands { x, weight, bias: None, residual: None, out };
-        launch(&Linear16 { max_rows, n, k }, DevicePtr::new(0x9000), &operands)
+        launch(&Linear16::new(max_rows, n, k), DevicePtr::new(0x9000), &operands)
     };
     let (x, weight) = (rows(0x1000, 64), rows(0x2000, 64));
     let right = launch(65, 130, 64, x, weight).unwrap().unwrap();

@@ -1,6 +1,7 @@
 //! Linear layers of 16-bit operands, by every tile of the kernels for sm_90a.
 
 mod case;
+mod split_k;
 
 use crate::device::{SEEDS, Stored};
 use case::{Case, Out, Setup, assert_right};
@@ -9,7 +10,7 @@ use cuda_std::tensor_map::TensorMapPtr;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
-use kernels::gemm::{Gpu, Linear16, Linear16Operands, Out16, Target};
+use kernels::gemm::{Accumulate, Gpu, Linear16, Linear16Operands, Out16, Summation, Target};
 use kernels::tile::element::Operand16;
 
 /// A layer of whole tiles, a block each.
@@ -23,26 +24,41 @@ const WHOLE: Case = Case {
     with_bias: false,
     out: Out::Half,
     num_sms: 132,
+    accumulate: Accumulate::F32,
 };
 
 fn config(block: [usize; 2], cluster: [usize; 2]) -> &'static TileConfig {
-    let mut configs = TILE_CONFIGS.iter();
+    let mut configs = TILE_CONFIGS.iter().filter(|config| is_in_order(config));
     configs.find(|config| config.block == block && config.cluster == cluster).expect("a tile")
+}
+
+/// Whether an output is summed in f32 in the order of k.
+fn is_in_order(config: &TileConfig) -> bool {
+    config.split_k == 1 && config.accumulate == Accumulate::F32
+}
+
+fn in_f16(block: [usize; 2]) -> &'static TileConfig {
+    let mut configs = TILE_CONFIGS.iter();
+    let is_it =
+        |config: &&TileConfig| config.block == block && config.accumulate == Accumulate::F16;
+    configs.find(is_it).expect("a tile")
 }
 
 fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     let mut setup = Setup::<E>::new(case, seed);
-    let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
+    let linear = Linear16::new(case.max_rows, case.n, case.k);
     let name = setup.run(seed, |num_rows, operands, maps| {
         tile.launch(&linear, case.num_sms, num_rows, operands, maps)
     });
-    assert_right(case, name, &setup);
+    assert_right(&Case { accumulate: tile.accumulate, ..*case }, name, &setup);
 }
 
-/// Runs a case by a tile, for f16 and for bf16.
+/// Runs a case by a tile, for f16 and, where it has sums in f32, for bf16.
 fn check(case: &Case, tile: &TileConfig, seed: u64) {
     check_of::<f16>(case, tile, seed);
-    check_of::<bf16>(case, tile, seed);
+    if tile.accumulate == Accumulate::F32 {
+        check_of::<bf16>(case, tile, seed);
+    }
 }
 
 /// Runs shapes around the edges of a tile, every kind of output among them.
@@ -115,6 +131,44 @@ fn tile_64x64_matches_oracle() {
     check_edges(config([64, 64], [1, 1]));
 }
 
+#[test]
+fn tiles_in_f16_match_oracle() {
+    for block in [[128, 256], [128, 128]] {
+        check_edges(in_f16(block));
+        // Long sums, of which the rounding can be seen.
+        check_of::<f16>(&Case { k: 1000, out: Out::F32, ..WHOLE }, in_f16(block), 1);
+    }
+}
+
+/// Of bf16 there is no sum in f16, and few rows are summed in f32.
+#[test]
+fn sums_in_f16_are_of_f16_tiles() {
+    let summation = Summation { accumulate: Accumulate::F16, ..Summation::default() };
+    let symbol = |target, max_rows| {
+        let linear = Linear16 { summation, ..Linear16::new(max_rows, 128, 128) };
+        let case = Case { num_rows: max_rows, max_rows, k: 128, ..WHOLE };
+        let gpu = Gpu { target, num_sms: 132 };
+        Setup::<f16>::new(&case, 1)
+            .run(1, |num_rows, operands, maps| linear.launch(gpu, num_rows, operands, maps))
+    };
+    assert_eq!(symbol(Target::Sm90a, 65), "gemm_f16_sm90_128x128_in_f16");
+    assert_eq!(symbol(Target::Sm80, 65), "gemm_sm80_f16_f16_128x128_in_f16");
+    assert!(symbol(Target::Sm90a, 64).starts_with("gemm_f16_small_m"));
+    for target in [Target::Sm90a, Target::Sm80] {
+        for max_rows in [64, 65] {
+            let linear = Linear16 { summation, ..Linear16::new(max_rows, 128, 128) };
+            let rows = Rows::<bf16>::new(DevicePtr::new(0x1000), 128);
+            let out = Out16::Half(rows);
+            let operands =
+                Linear16Operands { x: rows, weight: rows, bias: None, residual: None, out };
+            let gpu = Gpu { target, num_sms: 132 };
+            let launch =
+                linear.launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| TensorMapPtr(0x40));
+            assert!(matches!(launch, Err(LaunchError::Shape { what: "bits of a sum", .. })));
+        }
+    }
+}
+
 /// Blocks with several tiles each: stages and staging go round, and the last tiles are ragged.
 #[test]
 fn persistent_blocks_match_oracle() {
@@ -162,16 +216,18 @@ fn no_rows_store_nothing() {
     }
 }
 
-/// An output is the same, to the bit, whatever the tile and the number of rows.
+/// An output is the same, to the bit, whatever the tile and the number of rows, if k is not split.
 #[test]
 fn outputs_do_not_depend_on_the_tile() {
     let case = Case { k: 200, n: 136, out: Out::Residual, with_bias: true, ..WHOLE };
-    let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
-    let outputs = TILE_CONFIGS.each_ref().map(|tile| {
+    let linear = Linear16::new(case.max_rows, case.n, case.k);
+    let tiles = TILE_CONFIGS.iter().filter(|tile| is_in_order(tile));
+    let outputs = tiles.map(|tile| {
         let mut setup = Setup::<f16>::new(&case, 7);
         setup.run(2, |num_rows, operands, maps| tile.launch(&linear, 2, num_rows, operands, maps));
         setup.outputs(&case)
     });
+    let outputs: Vec<_> = outputs.collect();
     assert!(outputs.iter().all(|other| *other == outputs[0]));
 }
 
@@ -182,7 +238,7 @@ fn chosen_kernels_match_oracle() {
         [(33, 1152, 896, "gemm_bf16_small_m64_n8_w16"), (129, 1160, 64, "gemm_bf16_sm90_64x64")];
     for (num_rows, n, k, symbol) in cases {
         let case = Case { num_rows, max_rows: num_rows, n, k, with_bias: true, ..WHOLE };
-        let linear = Linear16 { max_rows: num_rows, n, k };
+        let linear = Linear16::new(num_rows, n, k);
         let mut setup = Setup::<bf16>::new(&case, 3);
         let name = setup.run(1, |num_rows, operands, maps| {
             linear.launch(Gpu::HOPPER, num_rows, operands, maps)
@@ -195,20 +251,25 @@ fn chosen_kernels_match_oracle() {
 #[test]
 fn chooses_by_shape() {
     let choice = |max_rows, n, k| {
-        let linear = Linear16 { max_rows, n, k };
-        let &TileConfig { block, cluster, .. } = TileConfig::fastest(&linear, 132);
-        (block, cluster)
+        let linear = Linear16::new(max_rows, n, k);
+        let &TileConfig { block, cluster, split_k, .. } = TileConfig::fastest(&linear, 132);
+        (block, cluster, split_k)
     };
-    assert_eq!(choice(8192, 8192, 8192), ([128, 256], [2, 1]));
-    assert_eq!(choice(512, 3072, 8192), ([128, 128], [1, 1]));
-    assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1]));
-    assert_eq!(choice(512, 896, 4864), ([64, 64], [1, 1]));
+    assert_eq!(choice(8192, 8192, 8192), ([128, 256], [2, 1], 1));
+    assert_eq!(choice(512, 9728, 896), ([128, 128], [1, 1], 1));
+    assert_eq!(choice(512, 3072, 8192), ([128, 256], [1, 1], 2));
+    assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1], 1));
+    assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));
+    assert_eq!(choice(512, 896, 4864), ([128, 128], [1, 1], 4));
+    assert_eq!(choice(128, 3072, 8192), ([128, 128], [1, 1], 4));
+    assert_eq!(choice(128, 9216, 3072), ([128, 256], [1, 1], 2));
+    assert_eq!(choice(128, 896, 4864), ([64, 64], [1, 1], 4));
 }
 
 /// What no kernel can compute is refused, with what would be right.
 #[test]
 fn rejects_what_it_cannot_compute() {
-    let linear = |max_rows, n, k| Linear16 { max_rows, n, k };
+    let linear = |max_rows, n, k| Linear16::new(max_rows, n, k);
     let rows = |address, row_stride| Rows::<f16>::new(DevicePtr::new(address), row_stride);
     let f32_rows = Rows::new(DevicePtr::new(0x1000), 128);
     let operands = Linear16Operands {

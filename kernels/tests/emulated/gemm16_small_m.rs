@@ -106,7 +106,7 @@ fn run<E: Half>(case: &Case, operands: &Operands<E>, seed: u64) -> Vec<f32> {
         Out16::Half(Rows::new(device.poisoned("out", num_rows * n), n))
     };
     let residual = residual.map(|residual| Rows::new(residual, n));
-    let linear = SmallM16(Linear16 { max_rows, n, k });
+    let linear = SmallM16(Linear16::new(max_rows, n, k));
     let operands = Linear16Operands { x, weight, bias, residual, out };
     let launch = match case.instance {
         Some(instance) => linear.launch_instance(instance, num_rows_ptr, &operands),
@@ -215,7 +215,7 @@ fn the_launchers_choice_depends_on_rows_and_columns() {
         let (x, weight) = (rows(16), rows(32));
         let operands = Linear16Operands { x, weight, bias: None, residual: None, out };
         let launch =
-            SmallM16(Linear16 { max_rows, n, k: 896 }).launch(DevicePtr::new(64), &operands);
+            SmallM16(Linear16::new(max_rows, n, 896)).launch(DevicePtr::new(64), &operands);
         launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
     };
     assert_eq!(symbol(1, 896), Ok("gemm_f16_small_m8_n8_w16"));
@@ -237,7 +237,7 @@ fn rejects_rows_that_no_lane_can_load() {
         let (x, weight) = (rows(16), rows(address));
         let operands = Linear16Operands { x, weight, bias: None, residual: None, out };
         let launch =
-            SmallM16(Linear16 { max_rows: 1, n: 8, k }).launch(DevicePtr::new(64), &operands);
+            SmallM16(Linear16::new(1, 8, k)).launch(DevicePtr::new(64), &operands);
         launch.map(|_| ()).unwrap_err().to_string()
     };
     assert_eq!(error(12, 16, 32), "k is 12: expected a multiple of 8");

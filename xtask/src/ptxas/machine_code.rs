@@ -16,11 +16,14 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("gemm_bf16_sm90", &["HGMMA", "UTMALDG"]),
     ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),
+    ("gemm_f16_sm90_128x128_in_f16", &["HGMMA.64x128x16.F16"]),
+    ("gemm_f16_sm90_128x128_split", &["LD.E.128", "UCGABAR_ARV", "UCGABAR_WAIT"]),
     ("gemm_f16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_f32_128x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_64x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_small", &["FFMA"]),
     ("gemm_sm80_", &["LDGSTS", "LDSM", "HMMA"]),
+    ("gemm_sm80_f16_f16_128x128_in_f16", &["HMMA.16816.F16"]),
     ("rms_norm_f32", &["FFMA", "MUFU.RSQ"]),
     ("silu_mul_f32", &["MUFU.EX2", "MUFU.RCP"]),
     // The kernels of `crates/conformance`.
@@ -67,6 +70,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("wgmma_bf16", &["HGMMA"]),
     ("wgmma_e", &["QGMMA"]),
     ("wgmma_f16", &["HGMMA"]),
+    ("wgmma_f16_in_f16_n128", &["HGMMA.64x128x16.F16"]),
     ("wgmma_registers", &["WARPGROUP.ARRIVE"]),
 ];
 

@@ -3,8 +3,8 @@
 use cuda_std::prelude::*;
 use cuda_std::warp::WARPGROUP_SIZE;
 use cuda_std::wgmma::{
-    self, Accumulator, Element, FragmentA, KMajor, Major, MatrixDescriptor, MnMajor, Swizzle,
-    column, row,
+    self, Accumulator, Element, FragmentA, KMajor, Major, MatrixDescriptor, MnMajor, Sum, SumOf,
+    Swizzle, column, row,
 };
 use cuda_std::{E4m3, E5m2};
 use half::{bf16, f16};
@@ -71,19 +71,22 @@ struct Task {
 }
 
 impl Task {
-    /// The accumulator before, `[M, 2 * REGS]`.
+    /// The accumulator before, `[M, T::COLUMNS * REGS]`.
     ///
     /// # Safety
     /// 1. `before` holds it.
     #[inline(always)]
     #[track_caller]
-    unsafe fn accumulator<const REGS: usize>(self) -> Accumulator<REGS> {
+    unsafe fn accumulator<T: Sum, const REGS: usize>(self) -> Accumulator<REGS, T> {
         let t = thread::thread_idx_x();
-        let mut accumulator = Accumulator::<REGS>::zero();
-        accumulator.for_each(|i, value| {
-            let at = row(t, i as u32) * (2 * REGS as u32) + column(t, i as u32);
-            // SAFETY: the caller's promise.
-            *value = unsafe { self.before.get(at as usize) };
+        let mut accumulator = Accumulator::zero();
+        accumulator.for_each(|i, register| {
+            *register = T::pack(|j| {
+                let i = (i * T::PER_REGISTER + j) as u32;
+                let at = row(t, i) * (T::COLUMNS * REGS) as u32 + column(t, i);
+                // SAFETY: the caller's promise.
+                unsafe { self.before.get(at as usize) }
+            });
         });
         accumulator
     }
@@ -94,13 +97,17 @@ impl Task {
     /// 1. `out` is `[num_rows, num_columns]`.
     #[inline(always)]
     #[track_caller]
-    unsafe fn store<const REGS: usize>(self, mut accumulator: Accumulator<REGS>) {
+    unsafe fn store<T: Sum, const REGS: usize>(self, mut accumulator: Accumulator<REGS, T>) {
         let t = thread::thread_idx_x();
-        accumulator.for_each(|i, value| {
-            let (row, column) = (row(t, i as u32), column(t, i as u32));
-            if row < self.num_rows && column < self.num_columns {
-                // SAFETY: an element of `out`, the thread's own.
-                unsafe { self.out.set((row * self.num_columns + column) as usize, *value) };
+        accumulator.for_each(|i, register| {
+            for j in 0..T::PER_REGISTER {
+                let i = (i * T::PER_REGISTER + j) as u32;
+                let (row, column) = (row(t, i), column(t, i));
+                if row < self.num_rows && column < self.num_columns {
+                    let at = (row * self.num_columns + column) as usize;
+                    // SAFETY: an element of `out`, the thread's own.
+                    unsafe { self.out.set(at, T::unpack(*register, j)) };
+                }
             }
         });
     }
@@ -128,8 +135,8 @@ unsafe fn place_operands(num_words: u32, image: Global<u32>) {
 
 /// `D = before + A * B`, `num_steps` products; without `accumulate` the first one starts from zero.
 /// `image`, `[num_words]`, goes to shared memory: A at its start and B at `b_start` bytes, of
-/// [`Layout`]s. `before` is `[M, 2 * REGS]`, `out` `[num_rows, num_columns]`, the first of the
-/// result.
+/// [`Layout`]s. `before` is `[M, T::COLUMNS * REGS]`, `out` `[num_rows, num_columns]`, the first of
+/// the result.
 ///
 /// # Safety
 /// 1. One warpgroup, with dynamic shared memory for the image, in which the operands lie; the views
@@ -139,47 +146,59 @@ unsafe fn place_operands(num_words: u32, image: Global<u32>) {
     launch_bounds(WARPGROUP_SIZE, 1),
     target(sm_90a),
     instances(
-        wgmma_f16_n8 = <f16, KMajor, KMajor, 4>,
-        wgmma_f16_n16 = <f16, KMajor, KMajor, 8>,
-        wgmma_f16_n32 = <f16, KMajor, KMajor, 16>,
-        wgmma_f16_n64 = <f16, KMajor, KMajor, 32>,
-        wgmma_f16_n96 = <f16, KMajor, KMajor, 48>,
-        wgmma_f16_n128 = <f16, KMajor, KMajor, 64>,
-        wgmma_f16_n192 = <f16, KMajor, KMajor, 96>,
-        wgmma_f16_n256 = <f16, KMajor, KMajor, 128>,
-        wgmma_bf16_n8 = <bf16, KMajor, KMajor, 4>,
-        wgmma_bf16_n16 = <bf16, KMajor, KMajor, 8>,
-        wgmma_bf16_n32 = <bf16, KMajor, KMajor, 16>,
-        wgmma_bf16_n64 = <bf16, KMajor, KMajor, 32>,
-        wgmma_bf16_n96 = <bf16, KMajor, KMajor, 48>,
-        wgmma_bf16_n128 = <bf16, KMajor, KMajor, 64>,
-        wgmma_bf16_n192 = <bf16, KMajor, KMajor, 96>,
-        wgmma_bf16_n256 = <bf16, KMajor, KMajor, 128>,
-        wgmma_e4m3_n8 = <E4m3, KMajor, KMajor, 4>,
-        wgmma_e4m3_n16 = <E4m3, KMajor, KMajor, 8>,
-        wgmma_e4m3_n32 = <E4m3, KMajor, KMajor, 16>,
-        wgmma_e4m3_n64 = <E4m3, KMajor, KMajor, 32>,
-        wgmma_e4m3_n96 = <E4m3, KMajor, KMajor, 48>,
-        wgmma_e4m3_n128 = <E4m3, KMajor, KMajor, 64>,
-        wgmma_e4m3_n192 = <E4m3, KMajor, KMajor, 96>,
-        wgmma_e4m3_n256 = <E4m3, KMajor, KMajor, 128>,
-        wgmma_e5m2_n8 = <E5m2, KMajor, KMajor, 4>,
-        wgmma_e5m2_n16 = <E5m2, KMajor, KMajor, 8>,
-        wgmma_e5m2_n32 = <E5m2, KMajor, KMajor, 16>,
-        wgmma_e5m2_n64 = <E5m2, KMajor, KMajor, 32>,
-        wgmma_e5m2_n96 = <E5m2, KMajor, KMajor, 48>,
-        wgmma_e5m2_n128 = <E5m2, KMajor, KMajor, 64>,
-        wgmma_e5m2_n192 = <E5m2, KMajor, KMajor, 96>,
-        wgmma_e5m2_n256 = <E5m2, KMajor, KMajor, 128>,
-        wgmma_f16_k_mn = <f16, KMajor, MnMajor, 64>,
-        wgmma_f16_mn_k = <f16, MnMajor, KMajor, 64>,
-        wgmma_f16_mn_mn = <f16, MnMajor, MnMajor, 64>,
-        wgmma_bf16_k_mn = <bf16, KMajor, MnMajor, 64>,
-        wgmma_bf16_mn_k = <bf16, MnMajor, KMajor, 64>,
-        wgmma_bf16_mn_mn = <bf16, MnMajor, MnMajor, 64>
+        wgmma_f16_n8 = <f16, KMajor, KMajor, f32, 4>,
+        wgmma_f16_n16 = <f16, KMajor, KMajor, f32, 8>,
+        wgmma_f16_n32 = <f16, KMajor, KMajor, f32, 16>,
+        wgmma_f16_n64 = <f16, KMajor, KMajor, f32, 32>,
+        wgmma_f16_n96 = <f16, KMajor, KMajor, f32, 48>,
+        wgmma_f16_n128 = <f16, KMajor, KMajor, f32, 64>,
+        wgmma_f16_n192 = <f16, KMajor, KMajor, f32, 96>,
+        wgmma_f16_n256 = <f16, KMajor, KMajor, f32, 128>,
+        wgmma_bf16_n8 = <bf16, KMajor, KMajor, f32, 4>,
+        wgmma_bf16_n16 = <bf16, KMajor, KMajor, f32, 8>,
+        wgmma_bf16_n32 = <bf16, KMajor, KMajor, f32, 16>,
+        wgmma_bf16_n64 = <bf16, KMajor, KMajor, f32, 32>,
+        wgmma_bf16_n96 = <bf16, KMajor, KMajor, f32, 48>,
+        wgmma_bf16_n128 = <bf16, KMajor, KMajor, f32, 64>,
+        wgmma_bf16_n192 = <bf16, KMajor, KMajor, f32, 96>,
+        wgmma_bf16_n256 = <bf16, KMajor, KMajor, f32, 128>,
+        wgmma_e4m3_n8 = <E4m3, KMajor, KMajor, f32, 4>,
+        wgmma_e4m3_n16 = <E4m3, KMajor, KMajor, f32, 8>,
+        wgmma_e4m3_n32 = <E4m3, KMajor, KMajor, f32, 16>,
+        wgmma_e4m3_n64 = <E4m3, KMajor, KMajor, f32, 32>,
+        wgmma_e4m3_n96 = <E4m3, KMajor, KMajor, f32, 48>,
+        wgmma_e4m3_n128 = <E4m3, KMajor, KMajor, f32, 64>,
+        wgmma_e4m3_n192 = <E4m3, KMajor, KMajor, f32, 96>,
+        wgmma_e4m3_n256 = <E4m3, KMajor, KMajor, f32, 128>,
+        wgmma_e5m2_n8 = <E5m2, KMajor, KMajor, f32, 4>,
+        wgmma_e5m2_n16 = <E5m2, KMajor, KMajor, f32, 8>,
+        wgmma_e5m2_n32 = <E5m2, KMajor, KMajor, f32, 16>,
+        wgmma_e5m2_n64 = <E5m2, KMajor, KMajor, f32, 32>,
+        wgmma_e5m2_n96 = <E5m2, KMajor, KMajor, f32, 48>,
+        wgmma_e5m2_n128 = <E5m2, KMajor, KMajor, f32, 64>,
+        wgmma_e5m2_n192 = <E5m2, KMajor, KMajor, f32, 96>,
+        wgmma_e5m2_n256 = <E5m2, KMajor, KMajor, f32, 128>,
+        wgmma_f16_k_mn = <f16, KMajor, MnMajor, f32, 64>,
+        wgmma_f16_mn_k = <f16, MnMajor, KMajor, f32, 64>,
+        wgmma_f16_mn_mn = <f16, MnMajor, MnMajor, f32, 64>,
+        wgmma_bf16_k_mn = <bf16, KMajor, MnMajor, f32, 64>,
+        wgmma_bf16_mn_k = <bf16, MnMajor, KMajor, f32, 64>,
+        wgmma_bf16_mn_mn = <bf16, MnMajor, MnMajor, f32, 64>,
+        wgmma_f16_in_f16_n16 = <f16, KMajor, KMajor, f16, 4>,
+        wgmma_f16_in_f16_n32 = <f16, KMajor, KMajor, f16, 8>,
+        wgmma_f16_in_f16_n64 = <f16, KMajor, KMajor, f16, 16>,
+        wgmma_f16_in_f16_n128 = <f16, KMajor, KMajor, f16, 32>,
+        wgmma_f16_in_f16_n192 = <f16, KMajor, KMajor, f16, 48>,
+        wgmma_f16_in_f16_n256 = <f16, KMajor, KMajor, f16, 64>
     )
 )]
-pub unsafe fn wgmma_shared<E: Element, A: Major<E>, B: Major<E>, const REGS: usize>(
+pub unsafe fn wgmma_shared<
+    E: Element,
+    A: Major<E>,
+    B: Major<E>,
+    T: SumOf<E>,
+    const REGS: usize,
+>(
     num_steps: u32,
     num_rows: u32,
     num_columns: u32,
@@ -199,7 +218,7 @@ pub unsafe fn wgmma_shared<E: Element, A: Major<E>, B: Major<E>, const REGS: usi
         place_operands(num_words, image);
         let a_tile = dynamic_shared_mem::<E>();
         let b_tile = dynamic_shared_mem::<E>().offset(b_start / size_of::<E>() as u32);
-        let mut d = task.accumulator::<REGS>().start();
+        let mut d = task.accumulator::<T, REGS>().start();
         let mut step = 0;
         while step < task.num_steps {
             let a = a_layout.descriptor::<E, A>(a_tile, step);
@@ -223,22 +242,23 @@ pub unsafe fn wgmma_shared<E: Element, A: Major<E>, B: Major<E>, const REGS: usi
     launch_bounds(WARPGROUP_SIZE, 1),
     target(sm_90a),
     instances(
-        wgmma_registers_f16_n8 = <f16, KMajor, 4>,
-        wgmma_registers_f16_n16 = <f16, KMajor, 8>,
-        wgmma_registers_f16_n32 = <f16, KMajor, 16>,
-        wgmma_registers_f16_n64 = <f16, KMajor, 32>,
-        wgmma_registers_f16_n96 = <f16, KMajor, 48>,
-        wgmma_registers_f16_n128 = <f16, KMajor, 64>,
-        wgmma_registers_f16_n192 = <f16, KMajor, 96>,
-        wgmma_registers_f16_n256 = <f16, KMajor, 128>,
-        wgmma_registers_f16_mn = <f16, MnMajor, 64>,
-        wgmma_registers_bf16_k = <bf16, KMajor, 64>,
-        wgmma_registers_bf16_mn = <bf16, MnMajor, 64>,
-        wgmma_registers_e4m3_k = <E4m3, KMajor, 64>,
-        wgmma_registers_e5m2_k = <E5m2, KMajor, 64>
+        wgmma_registers_f16_n8 = <f16, KMajor, f32, 4>,
+        wgmma_registers_f16_n16 = <f16, KMajor, f32, 8>,
+        wgmma_registers_f16_n32 = <f16, KMajor, f32, 16>,
+        wgmma_registers_f16_n64 = <f16, KMajor, f32, 32>,
+        wgmma_registers_f16_n96 = <f16, KMajor, f32, 48>,
+        wgmma_registers_f16_n128 = <f16, KMajor, f32, 64>,
+        wgmma_registers_f16_n192 = <f16, KMajor, f32, 96>,
+        wgmma_registers_f16_n256 = <f16, KMajor, f32, 128>,
+        wgmma_registers_f16_mn = <f16, MnMajor, f32, 64>,
+        wgmma_registers_bf16_k = <bf16, KMajor, f32, 64>,
+        wgmma_registers_bf16_mn = <bf16, MnMajor, f32, 64>,
+        wgmma_registers_e4m3_k = <E4m3, KMajor, f32, 64>,
+        wgmma_registers_e5m2_k = <E5m2, KMajor, f32, 64>,
+        wgmma_registers_f16_in_f16_k = <f16, KMajor, f16, 32>
     )
 )]
-pub unsafe fn wgmma_registers<E: Element, B: Major<E>, const REGS: usize>(
+pub unsafe fn wgmma_registers<E: Element, B: Major<E>, T: SumOf<E>, const REGS: usize>(
     num_steps: u32,
     num_rows: u32,
     num_columns: u32,
@@ -256,7 +276,7 @@ pub unsafe fn wgmma_registers<E: Element, B: Major<E>, const REGS: usize>(
     unsafe {
         place_operands(num_words, image);
         let tile = dynamic_shared_mem::<E>();
-        let mut d = task.accumulator::<REGS>().start();
+        let mut d = task.accumulator::<T, REGS>().start();
         let mut step = 0;
         while step < task.num_steps {
             let at = 4 * (step * WARPGROUP_SIZE + thread::thread_idx_x());

@@ -16,7 +16,8 @@ const SWIZZLES: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizz
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for &instance in wgmma_shared::Instance::ALL {
-        let (symbol, n) = (instance.symbol(), 2 * instance.regs());
+        let symbol = instance.symbol();
+        let n = columns(symbol, instance.regs());
         let product = Product::random(symbol, n);
         let Some((a_mn, b_mn)) = majors(symbol) else {
             let places = [Swizzle::B128; 2].map(|swizzle| Place { mn_major: false, swizzle });
@@ -34,8 +35,8 @@ pub fn cases() -> Vec<Case> {
         }));
     }
     for &instance in wgmma_registers::Instance::ALL {
-        let (symbol, n) = (instance.symbol(), 2 * instance.regs());
-        let product = Product::random(symbol, n);
+        let symbol = instance.symbol();
+        let product = Product::random(symbol, columns(symbol, instance.regs()));
         let mn_major = symbol.ends_with("_mn");
         let is_width = symbol.contains("_n");
         for swizzle in SWIZZLES {
@@ -90,6 +91,16 @@ fn elements(symbol: &str) -> (Format, usize) {
     (format, size)
 }
 
+/// Whether sums are f16, of which a register holds two.
+fn sums_in_f16(symbol: &str) -> bool {
+    symbol.contains("_in_f16")
+}
+
+/// Columns of the accumulator of so many registers.
+fn columns(symbol: &str, registers: usize) -> usize {
+    if sums_in_f16(symbol) { 4 * registers } else { 2 * registers }
+}
+
 /// A product that is to be launched.
 struct Product {
     name: String,
@@ -119,7 +130,9 @@ impl Product {
             let before: Vec<f64> = whole.take(M as usize * n).collect();
             let zeros = vec![0.0; before.len()];
             let start = if accumulate { &before } else { &zeros };
-            let want = products::want(&products::elements(&a, &b, start), draw);
+            let elements = products::elements(&a, &b, start);
+            let want = if sums_in_f16(symbol) { products::want_in_f16 } else { products::want };
+            let want = want(&elements, draw);
             let (num_rows, num_columns) = (M, n as u32);
             Product { name, a, b, places, before, accumulate, want, num_rows, num_columns }
         }

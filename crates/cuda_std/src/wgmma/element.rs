@@ -2,6 +2,9 @@
 
 #[cfg(target_arch = "nvptx64")]
 use super::descriptor::Major;
+#[cfg(target_arch = "nvptx64")]
+use super::sum::Sum;
+use super::sum::SumOf;
 use crate::{E4m3, E5m2};
 use half::{bf16, f16};
 #[cfg(target_arch = "nvptx64")]
@@ -38,13 +41,20 @@ pub trait Element: Copy {
     );
 }
 
-/// One `wgmma.mma_async` of `$n` columns on the registers `[$first $i..]` of `$d`: `$types` are its
-/// k and types, `$operands` what stands behind D in it, and `$operand` where that comes from.
+/// One `wgmma.mma_async` of `$n` columns, or `$wide` of f16 sums, on the registers `[$first $i..]`
+/// of `$d`: `$types` are its k and types, `$operands` what stands behind D in it, and `$operand`
+/// where that comes from.
 #[cfg(target_arch = "nvptx64")]
 macro_rules! product {
+    ([$n:literal, $wide:literal], $registers:tt, (f32, $($args:tt)*)) => {
+        product!(@ $n, $registers, $($args)*)
+    };
+    ([$n:literal, $wide:literal], $registers:tt, (f16, $($args:tt)*)) => {
+        product!(@ $wide, $registers, $($args)*)
+    };
     (
-        $n:literal, [$first:literal $($i:literal)*],
-        ($d:ident, $accumulate:ident, $types:literal, $operands:literal, $($operand:tt)*)
+        @ $n:literal, [$first:literal $($i:literal)*],
+        $d:ident, $accumulate:ident, $types:literal, $operands:literal, $($operand:tt)*
     ) => {
         // SAFETY: the caller's promise.
         unsafe {
@@ -67,54 +77,49 @@ macro_rules! product {
     };
 }
 
-/// The products of `$element`. Behind `$types` stand the operands of the two forms of the
-/// instruction from `scale-d` on, and the transpositions in them.
-macro_rules! element {
+/// The two forms of the product of `$element` in sums of `$sum`. Behind `$types` stand their
+/// operands from `scale-d` on, and the transpositions in them.
+#[cfg(target_arch = "nvptx64")]
+macro_rules! products {
     (
-        $element:ty, $emulated:ident, $types:literal,
+        $element:ty, $sum:tt, $types:literal,
         $ss:literal ($($ss_operand:tt)*), $rs:literal ($($rs_operand:tt)*)
     ) => {
-        impl Element for $element {
-            #[cfg(not(target_arch = "nvptx64"))]
-            const EMULATED: simt::device::Element = simt::device::Element::$emulated;
+        #[inline(always)]
+        unsafe fn mma<const REGS: usize, A: Major<$element>, B: Major<$element>>(
+            d: &mut [<$sum as Sum>::Register; REGS],
+            a: u64,
+            b: u64,
+            accumulate: bool,
+        ) {
+            match_registers!(REGS, product($sum,
+                d, accumulate, $types, $ss,
+                a = in(reg64) a, b = in(reg64) b, $($ss_operand)*
+            ))
+        }
 
-            #[cfg(target_arch = "nvptx64")]
-            #[inline(always)]
-            unsafe fn mma<const REGS: usize, A: Major<Self>, B: Major<Self>>(
-                d: &mut [f32; REGS],
-                a: u64,
-                b: u64,
-                accumulate: bool,
-            ) {
-                match_registers!(REGS, product(
-                    d, accumulate, $types, $ss,
-                    a = in(reg64) a, b = in(reg64) b, $($ss_operand)*
-                ))
-            }
-
-            #[cfg(target_arch = "nvptx64")]
-            #[inline(always)]
-            unsafe fn mma_rs<const REGS: usize, B: Major<Self>>(
-                d: &mut [f32; REGS],
-                [a0, a1, a2, a3]: [u32; 4],
-                b: u64,
-                accumulate: bool,
-            ) {
-                match_registers!(REGS, product(
-                    d, accumulate, $types, $rs,
-                    a0 = in(reg32) a0, a1 = in(reg32) a1, a2 = in(reg32) a2, a3 = in(reg32) a3,
-                    b = in(reg64) b, $($rs_operand)*
-                ))
-            }
+        #[inline(always)]
+        unsafe fn mma_rs<const REGS: usize, B: Major<$element>>(
+            d: &mut [<$sum as Sum>::Register; REGS],
+            [a0, a1, a2, a3]: [u32; 4],
+            b: u64,
+            accumulate: bool,
+        ) {
+            match_registers!(REGS, product($sum,
+                d, accumulate, $types, $rs,
+                a0 = in(reg32) a0, a1 = in(reg32) a1, a2 = in(reg32) a2, a3 = in(reg32) a3,
+                b = in(reg64) b, $($rs_operand)*
+            ))
         }
     };
 }
 
-/// Elements of 16 bits, whose operands in shared memory can be transposed.
-macro_rules! element_16 {
-    ($element:ty, $emulated:ident, $types:literal) => {
-        element!(
-            $element, $emulated, $types,
+/// The products of elements of 16 bits, whose operands in shared memory can be transposed.
+#[cfg(target_arch = "nvptx64")]
+macro_rules! products_16 {
+    ($element:ty, $sum:tt, $types:literal) => {
+        products!(
+            $element, $sum, $types,
             "{a}, {b}, accumulate, 1, 1, {transpose_a}, {transpose_b}" (
                 transpose_a = const A::TRANSPOSED as u32, transpose_b = const B::TRANSPOSED as u32,
             ),
@@ -125,12 +130,13 @@ macro_rules! element_16 {
     };
 }
 
-/// Elements of 8 bits.
-macro_rules! element_8 {
-    ($element:ty, $emulated:ident, $types:literal) => {
-        element!(
+/// The products of elements of 8 bits.
+#[cfg(target_arch = "nvptx64")]
+macro_rules! products_8 {
+    ($element:ty, $sum:tt, $types:literal) => {
+        products!(
             $element,
-            $emulated,
+            $sum,
             $types,
             "{a}, {b}, accumulate, 1, 1"(),
             "{{{a0}, {a1}, {a2}, {a3}}}, {b}, accumulate, 1, 1"()
@@ -138,7 +144,27 @@ macro_rules! element_8 {
     };
 }
 
-element_16!(f16, F16, "k16.f32.f16.f16");
-element_16!(bf16, Bf16, "k16.f32.bf16.bf16");
-element_8!(E4m3, E4m3, "k32.f32.e4m3.e4m3");
-element_8!(E5m2, E5m2, "k32.f32.e5m2.e5m2");
+/// Elements, and the macro that gives their products.
+macro_rules! elements {
+    ($($element:ty, $emulated:ident, $products:ident $types:literal;)*) => {$(
+        impl Element for $element {
+            #[cfg(not(target_arch = "nvptx64"))]
+            const EMULATED: simt::device::Element = simt::device::Element::$emulated;
+
+            #[cfg(target_arch = "nvptx64")]
+            $products!($element, f32, $types);
+        }
+    )*};
+}
+
+elements! {
+    f16, F16, products_16 "k16.f32.f16.f16";
+    bf16, Bf16, products_16 "k16.f32.bf16.bf16";
+    E4m3, E4m3, products_8 "k32.f32.e4m3.e4m3";
+    E5m2, E5m2, products_8 "k32.f32.e5m2.e5m2";
+}
+
+impl SumOf<f16> for f16 {
+    #[cfg(target_arch = "nvptx64")]
+    products_16!(f16, f16, "k16.f16.f16.f16");
+}

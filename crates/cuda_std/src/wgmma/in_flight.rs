@@ -4,20 +4,23 @@ use super::MAX_PENDING;
 use super::accumulator::Accumulator;
 use super::descriptor::{Major, MatrixDescriptor};
 use super::element::Element;
+use super::sum::{Sum, SumOf};
 use core::marker::PhantomData;
 
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::device::{OperandA, Wgmma};
-#[cfg(target_arch = "nvptx64")]
-use {crate::warp::stay_converged, core::arch::asm};
 
 /// An [`Accumulator`] that products may be writing: its values come back by [`InFlight::wait`].
 #[must_use = "an accumulator in flight has to be waited for"]
-pub struct InFlight<const REGS: usize> {
+pub struct InFlight<const REGS: usize, T: Sum = f32> {
     #[cfg(target_arch = "nvptx64")]
-    registers: [f32; REGS],
+    registers: [T::Register; REGS],
     #[cfg(not(target_arch = "nvptx64"))]
     registers: simt::device::Fragment,
+    #[cfg(not(target_arch = "nvptx64"))]
+    sum: PhantomData<T>,
 }
 
 /// A thread's part of an operand A of elements `E`, in registers: `[64, 16]` of 16-bit elements, two
@@ -49,37 +52,24 @@ impl<E: Element> FragmentA<E> {
     }
 }
 
-/// `$instruction` with all registers of `$registers` as operands that it may change: the compiler
-/// moves no access of them over it.
-#[cfg(target_arch = "nvptx64")]
-macro_rules! instruction_on {
-    ($n:literal, [$($i:literal)*], ($registers:expr, $instruction:literal, $($operand:tt)*)) => {
-        // SAFETY: it orders accesses of the registers, and changes none.
-        unsafe {
-            stay_converged();
-            asm!(
-                concat!($instruction, " //" $(, " {", $i, "}")*),
-                $(inout(reg32) $registers[$i],)*
-                $($operand)*
-                options(nostack, preserves_flags)
-            );
-        }
-    };
-}
-
-impl<const REGS: usize> InFlight<REGS> {
+impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
     /// See [`Accumulator::start`].
     #[inline(always)]
     #[track_caller]
-    pub(super) fn start(values: [f32; REGS]) -> Self {
+    pub(super) fn start(values: [T::Register; REGS]) -> Self {
         #[cfg(target_arch = "nvptx64")]
         {
             let mut registers = values;
-            match_registers!(REGS, instruction_on(registers, "wgmma.fence.sync.aligned;",));
+            T::fence(&mut registers);
             InFlight { registers }
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        InFlight { registers: simt::device::wgmma_fence(&values) }
+        {
+            let sums = |&register| (0..T::PER_REGISTER).map(move |i| T::unpack(register, i));
+            let sums: Vec<f32> = values.iter().flat_map(sums).collect();
+            let registers = simt::device::wgmma_fence(&sums);
+            InFlight { registers, sum: PhantomData }
+        }
     }
 
     /// Starts `D = A * B + D`, or `D = A * B` if not `accumulate`, both operands in shared memory.
@@ -100,11 +90,13 @@ impl<const REGS: usize> InFlight<REGS> {
         a: MatrixDescriptor<E, A>,
         b: MatrixDescriptor<E, B>,
         accumulate: bool,
-    ) {
+    ) where
+        T: SumOf<E>,
+    {
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: the caller's promise.
         unsafe {
-            E::mma::<REGS, A, B>(&mut self.registers, a.bits(), b.bits(), accumulate)
+            <T as SumOf<E>>::mma::<REGS, A, B>(&mut self.registers, a.bits(), b.bits(), accumulate)
         }
         #[cfg(not(target_arch = "nvptx64"))]
         self.emulate::<E, B>(OperandA::Shared(a.bits()), A::TRANSPOSED, b, accumulate)
@@ -125,11 +117,14 @@ impl<const REGS: usize> InFlight<REGS> {
         a: FragmentA<E>,
         b: MatrixDescriptor<E, B>,
         accumulate: bool,
-    ) {
+    ) where
+        T: SumOf<E>,
+    {
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: the caller's promise.
         unsafe {
-            E::mma_rs::<REGS, B>(&mut self.registers, a.registers, b.bits(), accumulate)
+            let d = &mut self.registers;
+            <T as SumOf<E>>::mma_rs::<REGS, B>(d, a.registers, b.bits(), accumulate)
         }
         #[cfg(not(target_arch = "nvptx64"))]
         self.emulate::<E, B>(OperandA::Registers(a.registers), false, b, accumulate)
@@ -141,22 +136,21 @@ impl<const REGS: usize> InFlight<REGS> {
     /// PTX `wgmma.wait_group.sync.aligned`.
     #[inline(always)]
     #[track_caller]
-    pub fn wait<const PENDING: u32>(self) -> Accumulator<REGS> {
+    pub fn wait<const PENDING: u32>(self) -> Accumulator<REGS, T> {
         const { assert!(PENDING <= MAX_PENDING) };
         #[cfg(target_arch = "nvptx64")]
         {
             let mut registers = self.registers;
-            match_registers!(REGS, instruction_on(
-                registers, "wgmma.wait_group.sync.aligned {pending};", pending = const PENDING,
-            ));
+            T::wait_group::<REGS, PENDING>(&mut registers);
             Accumulator::from_values(registers)
         }
         #[cfg(not(target_arch = "nvptx64"))]
         {
             super::wait_group::<PENDING>();
-            let mut values = [0.0; REGS];
-            simt::device::wgmma_read(&self.registers, &mut values);
-            Accumulator::from_values(values)
+            let mut sums = vec![0.0; REGS * T::PER_REGISTER];
+            simt::device::wgmma_read(&self.registers, &mut sums);
+            let register = |i| T::pack(|j| sums[i * T::PER_REGISTER + j]);
+            Accumulator::from_values(core::array::from_fn(register))
         }
     }
 
@@ -173,6 +167,7 @@ impl<const REGS: usize> InFlight<REGS> {
         let product = Wgmma {
             a_element: E::EMULATED,
             b_element: E::EMULATED,
+            sum: T::EMULATED,
             a,
             b: b.bits(),
             a_mn_major,

@@ -4,7 +4,14 @@
 //! every function here, converged. B lies in shared memory and is named by a [`MatrixDescriptor`];
 //! A likewise, or in registers as a [`FragmentA`]. D lies in registers: an [`Accumulator`], whose
 //! values can be read, or an [`InFlight`] one, whose values cannot, since the tensor cores are
-//! writing them.
+//! writing them. Its sums are f32, or f16 where the operands are.
+//!
+//! # Numerics
+//! The products are exact. The emulator adds those of one instruction and D in f64 and rounds once,
+//! to nearest, to f32 or f16. The ISA leaves order and rounding open; what tensor cores do is told
+//! in [`crate::mma`]: in a step of k = 16, or 32 of 8-bit elements, they align and cut off, and D
+//! is rounded behind each step. So f16 sums of `k` products are off by up to `k / 16` units in the
+//! last place.
 //!
 //! ```
 //! use cuda_std::wgmma::{self, Accumulator, KMajor, MatrixDescriptor, Swizzle};
@@ -41,11 +48,13 @@ mod accumulator;
 mod descriptor;
 mod element;
 mod in_flight;
+mod sum;
 
 pub use accumulator::{Accumulator, column, row};
 pub use descriptor::{KMajor, Major, MatrixDescriptor, MnMajor, Swizzle};
 pub use element::Element;
 pub use in_flight::{FragmentA, InFlight};
+pub use sum::{Sum, SumOf};
 
 #[cfg(target_arch = "nvptx64")]
 use {crate::warp::stay_converged, core::arch::asm};

@@ -93,6 +93,18 @@ impl Case {
         f64::from(before) + products.sum::<f64>()
     }
 
+    /// The same where the sum is rounded to f16 behind each product of `k` elements.
+    pub fn oracle_in_f16(&self, row: usize, column: usize, k: usize) -> f64 {
+        let before = if self.accumulate { f64::from(self.before[row][column]) } else { 0.0 };
+        let pairs: Vec<f64> =
+            self.a[row].iter().zip(&self.b[column]).map(|((_, a), (_, b))| a * b).collect();
+        // The sums are exact in f32, so that they are rounded once.
+        let add = |sum: f64, step: &[f64]| {
+            f64::from(f16::from_f32((sum + step.iter().sum::<f64>()) as f32))
+        };
+        pairs.chunks(k).fold(before, add)
+    }
+
     /// A's registers of a product: the figures "Register fragment layout for matrix A".
     pub fn fragment<F: Float>(&self, thread: usize, step: usize) -> FragmentA<F> {
         let packed = 4 / size_of::<F>();

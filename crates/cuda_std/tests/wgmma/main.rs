@@ -10,8 +10,8 @@ use case::{Case, Float};
 use cuda_std::launch::{Body, DevicePtr, Geometry, KernelArg, Launch};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{
-    self, Accumulator, FragmentA, InFlight, KMajor, Major, MatrixDescriptor, MnMajor, Swizzle,
-    column, row,
+    self, Accumulator, FragmentA, InFlight, KMajor, Major, MatrixDescriptor, MnMajor, SumOf,
+    Swizzle, column, row,
 };
 use cuda_std::{E4m3, E5m2};
 use half::{bf16, f16};
@@ -100,7 +100,7 @@ fn fill(case: &Case) {
 }
 
 /// What a thread of a case's kernel does.
-fn products<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
+fn products<F: Float, A: Major<F>, B: Major<F>, T: SumOf<F>, const REGS: usize>(
     case: &Case,
     out: GlobalMut<f32>,
 ) {
@@ -109,11 +109,13 @@ fn products<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
     let place = |i| (row(t, i as u32) as usize, column(t, i as u32) as usize);
     let fragments: [FragmentA<F>; STEPS] =
         std::array::from_fn(|step| case.fragment(t as usize, step));
-    let before = std::array::from_fn(|i| case.before[place(i).0][place(i).1]);
-    let mut d = Accumulator::<REGS>::from_values(before).start();
+    let n = T::COLUMNS * REGS;
+    let before = |i: usize| case.before[place(i).0][place(i).1];
+    let register = |i| T::pack(|j| before(i * T::PER_REGISTER + j));
+    let mut d = Accumulator::<REGS, T>::from_values(std::array::from_fn(register)).start();
     for (step, fragment) in fragments.into_iter().enumerate() {
         let accumulate = case.accumulate || step > 0;
-        let b = descriptor::<F, B>(&case.b_place, case.b_start, step, 2 * REGS);
+        let b = descriptor::<F, B>(&case.b_place, case.b_start, step, n);
         // SAFETY: the operands lie in shared memory and stay as they are.
         unsafe {
             match &case.a_place {
@@ -128,11 +130,12 @@ fn products<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
         }
     }
     wgmma::commit();
-    d.wait::<0>().for_each(|i, value| {
+    let sums = d.wait::<0>();
+    for i in 0..n / 2 {
         let (row, column) = place(i);
         // SAFETY: one number an element.
-        unsafe { out.set(row * 2 * REGS + column, *value) };
-    });
+        unsafe { out.set(row * n + column, sums.sum(i)) };
+    }
 }
 
 /// Launches one warpgroup that runs `body` on `case`, with room for `len` numbers: those.
@@ -162,7 +165,7 @@ fn check<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
 ) {
     let n = 2 * REGS;
     let case = Arc::new(Case::new::<F, A, B>(n, swizzles, (accumulate, rounds)));
-    let got = emulate(&case, 64 * n, REGS as u64, products::<F, A, B, REGS>).unwrap();
+    let got = emulate(&case, 64 * n, REGS as u64, products::<F, A, B, f32, REGS>).unwrap();
     for (at, got) in got.into_iter().enumerate() {
         let (row, column) = (at / n, at % n);
         assert_eq!(
@@ -174,6 +177,37 @@ fn check<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
             case.b_place,
         );
     }
+}
+
+/// Sums in f16: of `REGS` registers, rounded behind each product.
+fn check_in_f16<const REGS: usize>() {
+    let n = 4 * REGS;
+    for a in [Some(Swizzle::B128), None] {
+        let accumulate = REGS != 8;
+        let case = Case::new::<f16, KMajor, KMajor>(n, (a, Swizzle::B128), (accumulate, false));
+        let case = Arc::new(case);
+        let body = products::<f16, KMajor, KMajor, f16, REGS>;
+        let got = emulate(&case, 64 * n, REGS as u64, body).unwrap();
+        let mut rounded = 0;
+        for (at, got) in got.into_iter().enumerate() {
+            let (row, column) = (at / n, at % n);
+            let want = case.oracle_in_f16(row, column, 16);
+            assert_eq!(f64::from(got), want, "[{row}, {column}], n = {n}, A {a:?}");
+            rounded += usize::from(want != case.oracle(row, column));
+        }
+        // What D held before is so large that sums have to be rounded.
+        assert!(!accumulate || rounded > n, "{rounded} of {n} columns");
+    }
+}
+
+#[test]
+fn every_width_in_f16() {
+    check_in_f16::<4>();
+    check_in_f16::<8>();
+    check_in_f16::<16>();
+    check_in_f16::<32>();
+    check_in_f16::<48>();
+    check_in_f16::<64>();
 }
 
 /// Operand A in shared memory and in registers, with and without what D held.

@@ -4,7 +4,7 @@ use super::with;
 use crate::fault::FaultKind;
 use crate::schedule::suspend;
 
-/// What the operands' elements are; the accumulator's are f32.
+/// What the operands' elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// f16, k = 16.
@@ -15,6 +15,15 @@ pub enum Element {
     E4m3,
     /// e5m2, k = 32.
     E5m2,
+}
+
+/// What an accumulator's elements are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sum {
+    /// f32.
+    F32,
+    /// f16, of products of f16.
+    F16,
 }
 
 /// Where A is.
@@ -33,6 +42,8 @@ pub struct Wgmma {
     pub a_element: Element,
     /// Elements of B.
     pub b_element: Element,
+    /// Elements of D.
+    pub sum: Sum,
     /// A.
     pub a: OperandA,
     /// B, a matrix descriptor.

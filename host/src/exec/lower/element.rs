@@ -83,7 +83,7 @@ fn linear16<E: Stored + Operand16>(
             Out16::Half(lowering.view(out)?)
         },
     };
-    let linear = Linear16 { max_rows: lowering.max_rows(x), n, k };
+    let linear = Linear16::new(lowering.max_rows(x), n, k);
     let num_rows = lowering.num_rows(x);
     Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
 }

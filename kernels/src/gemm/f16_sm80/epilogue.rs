@@ -4,7 +4,7 @@ use super::tile::STEP;
 use super::warp_tile::Sums;
 use crate::element::Number;
 use crate::tile::element::Operand16;
-use cuda_std::mma::Accumulator;
+use cuda_std::mma::Sum;
 use cuda_std::prelude::*;
 use cuda_std::warp;
 
@@ -65,10 +65,10 @@ impl<O: Output> Epilogue<O> {
     /// 1. The views are as long as `m` and `n` say, and no other thread accesses these outputs.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn store<const M: usize, const N: usize>(
+    pub unsafe fn store<const M: usize, const N: usize, S: Sum>(
         self,
         (first_row, first_column): (u32, u32),
-        sums: &Sums<M, N>,
+        sums: &Sums<M, N, S>,
     ) {
         let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
         let column = first_column + pair % 2 * 8 + pair / 2 * 4;
@@ -76,7 +76,7 @@ impl<O: Output> Epilogue<O> {
         unroll!(j in 0..N, {
             let column = column + j as u32 * STEP;
             // SAFETY: the caller's promise.
-            unsafe { self.store_columns(first_row + group, column, &sums[j], is_vector) };
+            unsafe { self.store_columns::<M, S>(first_row + group, column, &sums[j], is_vector) };
         });
     }
 
@@ -86,11 +86,11 @@ impl<O: Output> Epilogue<O> {
     /// As [`Epilogue::store`].
     #[inline(always)]
     #[track_caller]
-    unsafe fn store_columns<const M: usize>(
+    unsafe fn store_columns<const M: usize, S: Sum>(
         self,
         row: u32,
         column: u32,
-        sums: &[[Accumulator; 2]; M],
+        sums: &[[S::Accumulator; 2]; M],
         is_vector: bool,
     ) {
         // SAFETY: the caller's promise.
@@ -98,7 +98,7 @@ impl<O: Output> Epilogue<O> {
             let bias = self.bias_of(column, is_vector);
             unroll!(i in 0..M, {
                 let row = row + i as u32 * STEP;
-                let [[a, b, c, d], [e, f, g, h]] = sums[i];
+                let [[a, b, c, d], [e, f, g, h]] = sums[i].map(S::to_f32);
                 let upper = add(gather_four([a, b], [e, f]), bias);
                 let lower = add(gather_four([c, d], [g, h]), bias);
                 self.store_four(row, column, upper, is_vector);

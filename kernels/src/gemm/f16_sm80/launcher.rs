@@ -4,7 +4,7 @@ use super::gemm_sm80;
 use super::tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
 use crate::Rows;
 use crate::element::Dtype;
-use crate::gemm::{Linear16, Linear16Operands, Out16};
+use crate::gemm::{Accumulate, Linear16, Linear16Operands, Out16};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -23,6 +23,8 @@ pub struct Config {
     pub block_m: usize,
     /// Columns of a tile.
     pub block_n: usize,
+    /// What products are summed in.
+    pub accumulate: Accumulate,
     num_threads: usize,
     shared_bytes: usize,
     /// Cycles of an SM for 16 columns of k of a tile, of the tensor cores or of shared memory.
@@ -30,12 +32,16 @@ pub struct Config {
 }
 
 impl Config {
-    /// All configurations, of equally good ones the first is taken.
+    /// All configurations with sums in f32; of equally good ones the first is taken.
     pub const ALL: [Config; 3] = [
         Config::of::<4, 4, Tile128x256>(),
         Config::of::<4, 4, Tile128x128>(),
         Config::of::<2, 2, Tile64x64>(),
     ];
+
+    /// The one with sums in f16, of f16 operands alone.
+    pub const IN_F16: Config =
+        Config { accumulate: Accumulate::F16, ..Config::of::<4, 4, Tile128x128>() };
 
     const fn of<const M: usize, const N: usize, T: Tile<M, N>>() -> Self {
         // An A100 adds 1024 products a cycle, and its shared memory moves 128 bytes.
@@ -47,18 +53,25 @@ impl Config {
             name: T::NAME,
             block_m: T::BLOCK_M as usize,
             block_n: T::BLOCK_N as usize,
+            accumulate: Accumulate::F32,
             num_threads: T::NUM_THREADS as usize,
             shared_bytes: T::SHARED_BYTES as usize,
             cycles: if products > moved { products as usize } else { moved as usize },
         }
     }
 
-    /// The configuration under which the SM with most tiles is done first.
+    /// The configuration under which the SM with most tiles is done first, of those that sum as the
+    /// layer asks for.
     pub fn best_for(linear: &Linear16) -> &'static Config {
         let cycles = |config: &&Config| {
             config.num_tiles(linear).div_ceil(NUM_SMS).saturating_mul(config.cycles)
         };
-        Self::ALL.iter().min_by_key(cycles).expect("there are configurations")
+        match linear.summation.accumulate {
+            Accumulate::F32 => {
+                Self::ALL.iter().min_by_key(cycles).expect("there are configurations")
+            }
+            Accumulate::F16 => &Self::IN_F16,
+        }
     }
 
     fn num_tiles(&self, Linear16 { max_rows, n, .. }: &Linear16) -> usize {
@@ -98,9 +111,11 @@ pub fn launch_with<E: Operand16>(
         Out16::F32(rows) => ("f32", DevicePtr::new(rows.ptr.0), rows.stride_arg()?),
     };
     let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
-    let symbol = format!("gemm_sm80_{name}_{out_name}_{}", config.name);
+    let sums = if config.accumulate == Accumulate::F16 { "_in_f16" } else { "" };
+    let symbol = format!("gemm_sm80_{name}_{out_name}_{}{sums}", config.name);
     let mut instances = gemm_sm80::Instance::ALL.iter();
     let instance = instances.find(|instance| instance.symbol() == symbol);
+    let instance = *instance.ok_or(Linear16::F16_SUMS_OF_BF16)?;
     let (n, k) = (arg_u32("n", linear.n)?, arg_u32("k", linear.k)?);
     let (x_stride, weight_stride) = (x.stride_arg()?, weight.stride_arg()?);
     let residual_stride = residual.stride_arg()?;
@@ -108,7 +123,7 @@ pub fn launch_with<E: Operand16>(
     let geometry = Geometry::new(grid, config.num_threads, config.shared_bytes)?;
     Ok(geometry.map(|geometry| {
         gemm_sm80::launch(
-            *instance.expect("a tile has an instance for every type"),
+            instance,
             geometry,
             num_rows,
             n,

@@ -4,6 +4,7 @@ use super::copy::Copier;
 use super::tile::Tile;
 use super::warp_tile::{Reader, Sums};
 use crate::tile::element::Operand16;
+use cuda_std::mma::SumOf;
 use cuda_std::prelude::*;
 
 /// The stage after `stage_idx`.
@@ -19,15 +20,15 @@ fn next(stage_idx: u32, num_stages: u32) -> u32 {
 /// 2. `a` and `b` are as [`Copier::copy_tile`] asks for.
 #[inline(always)]
 #[track_caller]
-pub unsafe fn sums<const M: usize, const N: usize, T: Tile<M, N>, E: Operand16>(
+pub unsafe fn sums<const M: usize, const N: usize, T: Tile<M, N>, E: Operand16, S: SumOf<E>>(
     smem: Shared<E>,
     a: Copier<E>,
     b: Copier<E>,
     k: u32,
-) -> Sums<M, N> {
+) -> Sums<M, N, S> {
     let (smem_a, smem_b) = (smem, smem.offset(T::NUM_STAGES * T::BLOCK_M * T::BLOCK_K));
     let reader = Reader::new::<M, N, T>(smem_a, smem_b);
-    let mut sums = [[[[0.0; 4]; 2]; M]; N];
+    let mut sums = [[[S::ZERO; 2]; M]; N];
     // A stage is overwritten behind the barrier that follows the last load of its fragments.
     // SAFETY: copies are waited for, and the barrier passed, before a stage is read.
     unsafe {
@@ -58,7 +59,7 @@ pub unsafe fn sums<const M: usize, const N: usize, T: Tile<M, N>, E: Operand16>(
                     copy_stage(free_stage, first_k + (T::NUM_STAGES - 1) * T::BLOCK_K);
                     free_stage = next(free_stage, T::NUM_STAGES);
                 }
-                fragments.multiply(&mut sums);
+                fragments.multiply::<S>(&mut sums);
                 fragments = ahead;
             });
             first_k += T::BLOCK_K;

@@ -5,10 +5,10 @@
 //!           f32 or as the operands, may be the residual. Row strides; k a multiple of 8, rows of a
 //!           and b at multiples of 16 bytes. A and B are both K-major, as activations and weights
 //!           lie.
-//! Launch    grid `(tiles of the output, 1, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages of
-//!           A and B.
-//! Numerics  exact products, summed by the tensor cores in f32, in the order of k; bias and residual
-//!           added in f32, one rounding at the store.
+//! Launch    grid `(tiles of the output, 1, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages
+//!           of A and B.
+//! Numerics  exact products, summed by the tensor cores in f32, or of f16 operands in f16, in the
+//!           order of k; bias and residual added in f32, one rounding at the store.
 //! Bound     tensor cores: `m * n * k` products and sums.
 //! Source    CUTLASS (multistage mainloop on SM 80); Triton (order of the tiles).
 
@@ -22,6 +22,7 @@ mod warp_tile;
 
 use crate::tile::element::Operand16;
 use copy::Copier;
+use cuda_std::mma::SumOf;
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Output};
 use half::{bf16, f16};
@@ -62,21 +63,30 @@ fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
     launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
     overlaps,
     instances(
-        gemm_sm80_f16_f16_128x256 = <4, 4, Tile128x256, f16, f16>,
-        gemm_sm80_f16_f16_128x128 = <4, 4, Tile128x128, f16, f16>,
-        gemm_sm80_f16_f16_64x64 = <2, 2, Tile64x64, f16, f16>,
-        gemm_sm80_f16_f32_128x256 = <4, 4, Tile128x256, f16, f32>,
-        gemm_sm80_f16_f32_128x128 = <4, 4, Tile128x128, f16, f32>,
-        gemm_sm80_f16_f32_64x64 = <2, 2, Tile64x64, f16, f32>,
-        gemm_sm80_bf16_bf16_128x256 = <4, 4, Tile128x256, bf16, bf16>,
-        gemm_sm80_bf16_bf16_128x128 = <4, 4, Tile128x128, bf16, bf16>,
-        gemm_sm80_bf16_bf16_64x64 = <2, 2, Tile64x64, bf16, bf16>,
-        gemm_sm80_bf16_f32_128x256 = <4, 4, Tile128x256, bf16, f32>,
-        gemm_sm80_bf16_f32_128x128 = <4, 4, Tile128x128, bf16, f32>,
-        gemm_sm80_bf16_f32_64x64 = <2, 2, Tile64x64, bf16, f32>
+        gemm_sm80_f16_f16_128x256 = <4, 4, Tile128x256, f16, f16, f32>,
+        gemm_sm80_f16_f16_128x128 = <4, 4, Tile128x128, f16, f16, f32>,
+        gemm_sm80_f16_f16_64x64 = <2, 2, Tile64x64, f16, f16, f32>,
+        gemm_sm80_f16_f32_128x256 = <4, 4, Tile128x256, f16, f32, f32>,
+        gemm_sm80_f16_f32_128x128 = <4, 4, Tile128x128, f16, f32, f32>,
+        gemm_sm80_f16_f32_64x64 = <2, 2, Tile64x64, f16, f32, f32>,
+        gemm_sm80_bf16_bf16_128x256 = <4, 4, Tile128x256, bf16, bf16, f32>,
+        gemm_sm80_bf16_bf16_128x128 = <4, 4, Tile128x128, bf16, bf16, f32>,
+        gemm_sm80_bf16_bf16_64x64 = <2, 2, Tile64x64, bf16, bf16, f32>,
+        gemm_sm80_bf16_f32_128x256 = <4, 4, Tile128x256, bf16, f32, f32>,
+        gemm_sm80_bf16_f32_128x128 = <4, 4, Tile128x128, bf16, f32, f32>,
+        gemm_sm80_bf16_f32_64x64 = <2, 2, Tile64x64, bf16, f32, f32>,
+        gemm_sm80_f16_f16_128x128_in_f16 = <4, 4, Tile128x128, f16, f16, f16>,
+        gemm_sm80_f16_f32_128x128_in_f16 = <4, 4, Tile128x128, f16, f32, f16>
     )
 )]
-pub unsafe fn gemm_sm80<const M: usize, const N: usize, T: Tile<M, N>, E: Operand16, O: Output>(
+pub unsafe fn gemm_sm80<
+    const M: usize,
+    const N: usize,
+    T: Tile<M, N>,
+    E: Operand16,
+    O: Output,
+    S: SumOf<E>,
+>(
     m: Global<u32>,
     n: u32,
     k: u32,
@@ -102,9 +112,10 @@ pub unsafe fn gemm_sm80<const M: usize, const N: usize, T: Tile<M, N>, E: Operan
     let (warp_m, warp_n) = warp_tile::origin::<M, N, T>();
     let out = out.cast::<O>();
     let epilogue = Epilogue { m, n, bias, residual, residual_stride, out, out_stride };
-    // SAFETY: the launch gives `SHARED_BYTES` and operands as promised; each output is one thread's.
+    // SAFETY: the launch gives `SHARED_BYTES` and operands as promised; each output is one
+    // thread's.
     unsafe {
-        let sums = mainloop::sums::<M, N, T, E>(dynamic_shared_mem(), a, b, k);
-        epilogue.store((block_m + warp_m, block_n + warp_n), &sums);
+        let sums = mainloop::sums::<M, N, T, E, S>(dynamic_shared_mem(), a, b, k);
+        epilogue.store::<M, N, S>((block_m + warp_m, block_n + warp_n), &sums);
     }
 }

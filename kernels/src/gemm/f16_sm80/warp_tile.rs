@@ -2,13 +2,13 @@
 
 use super::tile::{STEP, Tile, swizzle};
 use crate::tile::element::Operand16;
-use cuda_std::mma::{self, Accumulator, FragmentA, FragmentB};
+use cuda_std::mma::{FragmentA, FragmentB, Sum, SumOf};
 use cuda_std::prelude::*;
 use cuda_std::{matrix, warp};
 
 /// A thread's sums, by columns of 16 x 16 outputs: of each those of the left and of the right eight
 /// columns.
-pub type Sums<const M: usize, const N: usize> = [[[Accumulator; 2]; M]; N];
+pub type Sums<const M: usize, const N: usize, S> = [[[<S as Sum>::Accumulator; 2]; M]; N];
 
 /// The warp's first row and column in the block's tile.
 #[inline(always)]
@@ -28,12 +28,12 @@ impl<const M: usize, const N: usize, E: Operand16> Fragments<M, N, E> {
     /// Adds the product to `sums`.
     #[inline(always)]
     #[track_caller]
-    pub fn multiply(&self, sums: &mut Sums<M, N>) {
+    pub fn multiply<S: SumOf<E>>(&self, sums: &mut Sums<M, N, S>) {
         unroll!(i in 0..M, {
             for j in 0..N {
                 for half in 0..2 {
                     sums[j][i][half] =
-                        mma::m16n8k16(self.a[i], self.b[j][half], sums[j][i][half]);
+                        S::m16n8k16(self.a[i], self.b[j][half], sums[j][i][half]);
                 }
             }
         });

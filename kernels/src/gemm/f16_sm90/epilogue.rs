@@ -4,6 +4,7 @@
 //! columns: no warp waits for another.
 
 mod direct;
+pub(super) mod split_k;
 mod staged;
 
 use super::tiles::ROW_BYTES;
@@ -25,8 +26,8 @@ pub(super) const STAGING_BYTES: u32 = 2 * STRIP_ROWS * ROW_BYTES;
 /// Elements of 16 bits that one access moves.
 const CHUNK: u32 = 8;
 
-/// Registers of a strip.
-const STRIP_REGS: usize = 32;
+/// A thread's sums of a strip.
+pub(super) const STRIP_REGS: usize = 32;
 
 /// A matrix of the output's rows and columns in global memory.
 #[derive(Clone, Copy)]
@@ -68,22 +69,13 @@ pub struct WarpOutput<O> {
     staging: Shared<O>,
     /// Which one is next.
     buffer: u32,
-    /// The warp's first row and column of the tile.
-    row: u32,
-    column: u32,
 }
 
 impl<O> WarpOutput<O> {
     /// The output of a warp that has `STAGING_BYTES` at `staging`, a multiple of 1024.
     #[inline(always)]
     pub(super) fn new(output: Output<O>, staging: Shared<O>) -> Self {
-        WarpOutput { output, staging, buffer: 0, row: 0, column: 0 }
-    }
-
-    /// Goes to a tile in which the warp's first row and column are these.
-    #[inline(always)]
-    pub(super) fn move_to(&mut self, row: u32, column: u32) {
-        (self.row, self.column) = (row, column);
+        WarpOutput { output, staging, buffer: 0 }
     }
 
     /// Waits until the warp's shared memory is read: before its block ends.
@@ -118,15 +110,10 @@ impl<O> Output<O> {
 
 /// What outputs can be: f32, or the operands' type.
 pub trait OutElement: Element {
-    /// Stores columns `64 * STRIP ..` of a product whose rows begin `first_row` below the tile's:
-    /// `sums` are the thread's part of its accumulator.
+    /// Stores a strip whose first row and column are these: `sums` are the thread's part of it.
     ///
     /// # Safety
     /// 1. The whole warp calls this, converged.
     /// 2. The output is what the kernel asks for.
-    unsafe fn store_strip<const REGS: usize, const STRIP: usize>(
-        to: &mut WarpOutput<Self>,
-        first_row: u32,
-        sums: &[f32; REGS],
-    );
+    unsafe fn store_strip(to: &mut WarpOutput<Self>, place: [u32; 2], sums: &[f32; STRIP_REGS]);
 }

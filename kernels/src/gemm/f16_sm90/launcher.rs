@@ -2,14 +2,16 @@
 
 use super::gemm_f16_sm90::{self, Instance};
 use super::{
-    BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x128, Tile128x128, Tile128x256,
-    Tile128x256Pair, Tile256x128, Tile256x128Pair,
+    BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x64Split4, Tile64x128, Tile128x128,
+    Tile128x128F16, Tile128x128Split2, Tile128x128Split4, Tile128x256, Tile128x256F16,
+    Tile128x256Pair, Tile128x256Split2, Tile256x128, Tile256x128Pair,
 };
 use crate::Rows;
-use crate::gemm::linear16::{Linear16, Linear16Operands, Out16};
+use crate::element::Dtype;
+use crate::gemm::linear16::{Accumulate, Linear16, Linear16Operands, Out16, Summation};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{Swizzle, TensorMapPtr, TensorMapSpec};
 
 /// FMAs of a multiprocessor's tensor cores.
 const FMAS_PER_CLOCK: usize = 2048;
@@ -17,38 +19,70 @@ const FMAS_PER_CLOCK: usize = 2048;
 /// What a multiprocessor gets from L2 when all of them read: a guess, to be measured.
 const L2_BYTES_PER_CLOCK: usize = 48;
 
+/// What a block gets out of the shared memory of its cluster's others (arXiv:2402.13499: 3.3 TB/s
+/// on an H100): a guess for this pattern, to be measured.
+const CLUSTER_BYTES_PER_CLOCK: usize = 14;
+
+/// What a split costs besides: two barriers of the cluster, and the sums' way through shared
+/// memory. A guess, to be measured.
+const SPLIT_CLOCKS: usize = 1500;
+
 /// All tile configurations; of those that should take as long the first one is chosen.
-pub const TILE_CONFIGS: [TileConfig; 7] = {
+pub const TILE_CONFIGS: [TileConfig; 13] = {
     use Instance::*;
     [
-        TileConfig::of::<Tile128x256Pair>([
+        TileConfig::of::<Tile128x256Pair>(
             [gemm_f16_sm90_128x256_pair, gemm_f16_sm90_128x256_pair_f32],
-            [gemm_bf16_sm90_128x256_pair, gemm_bf16_sm90_128x256_pair_f32],
-        ]),
-        TileConfig::of::<Tile256x128Pair>([
+            Some([gemm_bf16_sm90_128x256_pair, gemm_bf16_sm90_128x256_pair_f32]),
+        ),
+        TileConfig::of::<Tile256x128Pair>(
             [gemm_f16_sm90_256x128_pair, gemm_f16_sm90_256x128_pair_f32],
-            [gemm_bf16_sm90_256x128_pair, gemm_bf16_sm90_256x128_pair_f32],
-        ]),
-        TileConfig::of::<Tile128x256>([
+            Some([gemm_bf16_sm90_256x128_pair, gemm_bf16_sm90_256x128_pair_f32]),
+        ),
+        TileConfig::of::<Tile128x256>(
             [gemm_f16_sm90_128x256, gemm_f16_sm90_128x256_f32],
-            [gemm_bf16_sm90_128x256, gemm_bf16_sm90_128x256_f32],
-        ]),
-        TileConfig::of::<Tile256x128>([
+            Some([gemm_bf16_sm90_128x256, gemm_bf16_sm90_128x256_f32]),
+        ),
+        TileConfig::of::<Tile256x128>(
             [gemm_f16_sm90_256x128, gemm_f16_sm90_256x128_f32],
-            [gemm_bf16_sm90_256x128, gemm_bf16_sm90_256x128_f32],
-        ]),
-        TileConfig::of::<Tile128x128>([
+            Some([gemm_bf16_sm90_256x128, gemm_bf16_sm90_256x128_f32]),
+        ),
+        TileConfig::of::<Tile128x128>(
             [gemm_f16_sm90_128x128, gemm_f16_sm90_128x128_f32],
-            [gemm_bf16_sm90_128x128, gemm_bf16_sm90_128x128_f32],
-        ]),
-        TileConfig::of::<Tile64x128>([
+            Some([gemm_bf16_sm90_128x128, gemm_bf16_sm90_128x128_f32]),
+        ),
+        TileConfig::of::<Tile64x128>(
             [gemm_f16_sm90_64x128, gemm_f16_sm90_64x128_f32],
-            [gemm_bf16_sm90_64x128, gemm_bf16_sm90_64x128_f32],
-        ]),
-        TileConfig::of::<Tile64x64>([
+            Some([gemm_bf16_sm90_64x128, gemm_bf16_sm90_64x128_f32]),
+        ),
+        TileConfig::of::<Tile64x64>(
             [gemm_f16_sm90_64x64, gemm_f16_sm90_64x64_f32],
-            [gemm_bf16_sm90_64x64, gemm_bf16_sm90_64x64_f32],
-        ]),
+            Some([gemm_bf16_sm90_64x64, gemm_bf16_sm90_64x64_f32]),
+        ),
+        TileConfig::of::<Tile128x256Split2>(
+            [gemm_f16_sm90_128x256_split2, gemm_f16_sm90_128x256_split2_f32],
+            Some([gemm_bf16_sm90_128x256_split2, gemm_bf16_sm90_128x256_split2_f32]),
+        ),
+        TileConfig::of::<Tile128x128Split2>(
+            [gemm_f16_sm90_128x128_split2, gemm_f16_sm90_128x128_split2_f32],
+            Some([gemm_bf16_sm90_128x128_split2, gemm_bf16_sm90_128x128_split2_f32]),
+        ),
+        TileConfig::of::<Tile128x128Split4>(
+            [gemm_f16_sm90_128x128_split4, gemm_f16_sm90_128x128_split4_f32],
+            Some([gemm_bf16_sm90_128x128_split4, gemm_bf16_sm90_128x128_split4_f32]),
+        ),
+        TileConfig::of::<Tile64x64Split4>(
+            [gemm_f16_sm90_64x64_split4, gemm_f16_sm90_64x64_split4_f32],
+            Some([gemm_bf16_sm90_64x64_split4, gemm_bf16_sm90_64x64_split4_f32]),
+        ),
+        TileConfig::of::<Tile128x256F16>(
+            [gemm_f16_sm90_128x256_in_f16, gemm_f16_sm90_128x256_in_f16_f32],
+            None,
+        ),
+        TileConfig::of::<Tile128x128F16>(
+            [gemm_f16_sm90_128x128_in_f16, gemm_f16_sm90_128x128_in_f16_f32],
+            None,
+        ),
     ]
 };
 
@@ -59,20 +93,29 @@ pub struct TileConfig {
     pub block: [usize; 2],
     /// Blocks of a cluster along rows and columns.
     pub cluster: [usize; 2],
+    /// Blocks of a cluster that share a tile's k.
+    pub split_k: usize,
+    /// What products are summed in.
+    pub accumulate: Accumulate,
     num_threads: usize,
     shared_bytes: usize,
-    /// By operands (f16, bf16) and outputs (16 bits, f32).
-    instances: [[Instance; 2]; 2],
+    /// Of f16 operands, by outputs: 16 bits, f32.
+    of_f16: [Instance; 2],
+    /// The same of bf16 operands, which are summed in f32 alone.
+    of_bf16: Option<[Instance; 2]>,
 }
 
 impl TileConfig {
-    const fn of<T: Tile>(instances: [[Instance; 2]; 2]) -> Self {
+    const fn of<T: Tile>(of_f16: [Instance; 2], of_bf16: Option<[Instance; 2]>) -> Self {
         TileConfig {
             block: [T::BLOCK_M as usize, T::BLOCK_N as usize],
             cluster: [T::CLUSTER_M as usize, T::CLUSTER_N as usize],
+            split_k: T::SPLIT_K as usize,
             num_threads: T::NUM_THREADS as usize,
+            accumulate: if of_bf16.is_some() { Accumulate::F32 } else { Accumulate::F16 },
             shared_bytes: T::SHARED_BYTES as usize,
-            instances,
+            of_f16,
+            of_bf16,
         }
     }
 
@@ -83,7 +126,7 @@ impl TileConfig {
     }
 
     fn blocks_per_cluster(&self) -> usize {
-        self.cluster[0] * self.cluster[1]
+        self.cluster[0] * self.cluster[1] * self.split_k
     }
 
     /// Clusters that run at once, at least one.
@@ -91,29 +134,51 @@ impl TileConfig {
         (num_sms / self.blocks_per_cluster()).max(1)
     }
 
-    /// The configuration that should be the fastest.
+    /// The configuration that should be the fastest, of those that sum as the layer asks for.
     #[must_use]
     pub fn fastest(linear: &Linear16, num_sms: usize) -> &'static TileConfig {
-        let configs = TILE_CONFIGS.iter();
+        let Summation { accumulate, batch_invariant } = linear.summation;
+        let sums_so = |config: &&TileConfig| {
+            config.accumulate == accumulate && (config.split_k == 1 || !batch_invariant)
+        };
+        let configs = TILE_CONFIGS.iter().filter(sums_so);
         configs.min_by_key(|config| config.clocks(linear, num_sms)).expect("there are some")
     }
 
-    /// Clocks that `num_sms` multiprocessors take for a layer's blocks, each `BLOCK_K` columns.
+    /// Clocks that `num_sms` multiprocessors take for a layer.
     fn clocks(&self, linear: &Linear16, num_sms: usize) -> usize {
+        let [clusters_m, clusters_n] = self.clusters(linear);
+        let waves = clusters_m.saturating_mul(clusters_n).div_ceil(self.workers(num_sms));
+        let k_blocks = linear.k.div_ceil(BLOCK_K as usize).div_ceil(self.split_k);
+        let tile = k_blocks.saturating_mul(self.stage_clocks()) + self.split_clocks();
+        waves.saturating_mul(tile)
+    }
+
+    /// Clocks of a tile's `BLOCK_K` columns.
+    fn stage_clocks(&self) -> usize {
         let [block_m, block_n] = self.block;
         let [cluster_m, cluster_n] = self.cluster;
         let products = block_m * block_n * BLOCK_K as usize / FMAS_PER_CLOCK;
         let loads =
             (block_m / cluster_n + block_n / cluster_m) * 2 * BLOCK_K as usize / L2_BYTES_PER_CLOCK;
-        let [clusters_m, clusters_n] = self.clusters(linear);
-        let waves = clusters_m.saturating_mul(clusters_n).div_ceil(self.workers(num_sms));
-        waves.saturating_mul(products.max(loads))
+        products.max(loads)
     }
 
-    /// The launch by this configuration: as [`Linear16::launch`] on sm_90a.
+    /// Clocks until a cluster's blocks have added up their sums.
+    fn split_clocks(&self) -> usize {
+        if self.split_k == 1 {
+            return 0;
+        }
+        let [block_m, block_n] = self.block;
+        let others = block_m * block_n * size_of::<f32>() * (self.split_k - 1) / self.split_k;
+        SPLIT_CLOCKS + others / CLUSTER_BYTES_PER_CLOCK
+    }
+
+    /// The launch by this configuration: as [`Linear16::launch`] on sm_90a, whatever the layer asks
+    /// of its sums.
     ///
     /// # Errors
-    /// As there.
+    /// As there, and for bf16 operands where sums are f16.
     pub fn launch<E: Operand16>(
         &self,
         linear: &Linear16,
@@ -123,8 +188,10 @@ impl TileConfig {
         maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
     ) -> Result<Option<Launch>, LaunchError> {
         linear.check(operands)?;
+        let of_outputs = if E::DTYPE == Dtype::Bf16 { self.of_bf16 } else { Some(self.of_f16) };
+        let of_outputs = of_outputs.ok_or(Linear16::F16_SUMS_OF_BF16)?;
         let Some(geometry) = self.geometry(linear, num_sms)? else { return Ok(None) };
-        let &Linear16 { max_rows, n, k } = linear;
+        let &Linear16 { max_rows, n, k, .. } = linear;
         let Linear16Operands { x, weight, bias, residual, out } = operands;
         let [block_m, block_n] = self.block;
         let [cluster_m, cluster_n] = self.cluster;
@@ -143,10 +210,9 @@ impl TileConfig {
                 (0, out.ptr.0, out.stride_arg()?, map)
             }
         };
-        let is_bf16 = usize::from(E::TENSOR_MAP == Element::Bf16);
         let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
         Ok(Some(gemm_f16_sm90::launch(
-            self.instances[is_bf16][is_f32],
+            of_outputs[is_f32],
             geometry,
             num_rows,
             n as u32,
@@ -162,7 +228,7 @@ impl TileConfig {
         )))
     }
 
-    /// A cluster for every tile, as long as there are multiprocessors.
+    /// A cluster for every tile; where k is not split, as long as there are multiprocessors.
     fn geometry(&self, linear: &Linear16, num_sms: usize) -> Result<Option<Geometry>, LaunchError> {
         let [clusters_m, clusters_n] = self.clusters(linear);
         let num_clusters = clusters_m.saturating_mul(clusters_n);
@@ -170,7 +236,8 @@ impl TileConfig {
             let (value, expected) = (num_clusters, "at most 2147483647");
             return Err(LaunchError::Shape { what: "tiles", value, expected });
         }
-        let num_clusters = num_clusters.min(self.workers(num_sms));
+        let num_clusters =
+            if self.split_k == 1 { num_clusters.min(self.workers(num_sms)) } else { num_clusters };
         let grid = [num_clusters * self.blocks_per_cluster(), 1, 1];
         Geometry::new(grid, self.num_threads, self.shared_bytes)
     }

@@ -1,6 +1,6 @@
 //! The two sides of the ring: copies of stages, and their products.
 
-use super::accumulators::Accumulators;
+use super::accumulators::{Accumulators, Multiply};
 use super::tiles::{BLOCK_K, ROW_BYTES, Tile};
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::{Pipeline, Stage};
@@ -14,6 +14,8 @@ pub(super) struct Mainloop<E> {
     smem_a: Shared<E>,
     smem_b: Shared<E>,
     pipeline: Pipeline,
+    /// The first column of the block's share of k.
+    first_k: u32,
     num_k_blocks: u32,
 }
 
@@ -26,12 +28,16 @@ impl<E: Operand16> Mainloop<E> {
     #[inline(always)]
     pub unsafe fn new<T: Tile>(smem: Shared<u8>, k: u32) -> Self {
         let barriers = smem.offset(T::BARRIERS_AT).cast();
+        let k_blocks = k.div_ceil(BLOCK_K);
+        let rank = if T::SPLIT_K > 1 { cluster::block_rank() } else { 0 };
+        let [first, end] = [rank, rank + 1].map(|rank| k_blocks * rank / T::SPLIT_K);
         Mainloop {
             smem_a: smem.cast(),
             smem_b: smem.offset(T::NUM_STAGES * T::A_BYTES).cast(),
             // SAFETY: the caller's promise.
             pipeline: unsafe { Pipeline::new(barriers, T::NUM_STAGES) },
-            num_k_blocks: k.div_ceil(BLOCK_K),
+            first_k: first * BLOCK_K,
+            num_k_blocks: end - first,
         }
     }
 
@@ -39,8 +45,9 @@ impl<E: Operand16> Mainloop<E> {
     #[inline(always)]
     #[track_caller]
     pub fn init<T: Tile>(self) {
-        // Every block of the cluster writes to a stage, so that it is empty when all have read theirs.
-        self.pipeline.init(T::NUM_CONSUMERS * 4 * T::CLUSTER);
+        // All blocks that load for each other write to a stage: it is empty when all have read
+        // theirs.
+        self.pipeline.init(T::NUM_CONSUMERS * 4 * T::CLUSTER_TILES);
     }
 
     /// Loads the operands of a tile, whose first rows of A and B are `row_a` and `row_b`; gives the
@@ -58,7 +65,7 @@ impl<E: Operand16> Mainloop<E> {
         [a, b]: [TensorMap; 2],
         [row_a, row_b]: [u32; 2],
     ) -> Stage {
-        let mut k = 0;
+        let mut k = self.first_k;
         for _ in 0..self.num_k_blocks {
             self.pipeline.wait_empty(stage);
             let full_barrier = self.pipeline.full_barrier(stage);
@@ -76,23 +83,21 @@ impl<E: Operand16> Mainloop<E> {
         stage
     }
 
-    /// Waits until nothing is written to the block's shared memory any longer; `stage` is behind the
-    /// last tile.
+    /// Waits until nothing reads or writes the stages any longer; `stage` is behind the last tile.
     #[inline(always)]
     #[track_caller]
-    pub fn finish<T: Tile>(self, stage: Stage) {
-        if T::CLUSTER > 1 {
-            self.pipeline.drain(stage);
-        }
+    pub fn finish(self, stage: Stage) {
+        self.pipeline.drain(stage);
     }
 
-    /// Multiplies the operands of a tile; gives the warpgroup's sums, and the stage behind them.
+    /// Multiplies the operands of a tile; gives the warpgroup's sums over the block's share of k,
+    /// and the stage behind them.
     ///
     /// # Safety
     /// 1. All threads of the two consumer warpgroups call this, for the same tiles as the producer.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn multiply_tile<T: Tile>(
+    pub unsafe fn multiply_tile<T: Tile<Acc: Multiply<E>>>(
         self,
         mut stage: Stage,
         [row_a, row_b]: [u32; 2],
@@ -118,7 +123,9 @@ impl<E: Operand16> Mainloop<E> {
             stage = self.pipeline.next(stage);
         }
         let acc = T::Acc::wait(acc);
-        self.release::<T>(multiplied);
+        if T::SPLIT_K == 1 || self.num_k_blocks > 0 {
+            self.release::<T>(multiplied);
+        }
         (acc, stage)
     }
 
@@ -128,8 +135,8 @@ impl<E: Operand16> Mainloop<E> {
     fn release<T: Tile>(self, stage: Stage) {
         let empty_barrier = self.pipeline.empty_barrier(stage);
         let lane_id = warp::lane_id();
-        if T::CLUSTER > 1 {
-            if lane_id < T::CLUSTER {
+        if T::CLUSTER_TILES > 1 {
+            if lane_id < T::CLUSTER_TILES {
                 empty_barrier.peer(lane_id).arrive();
             }
         } else if lane_id == 0 {

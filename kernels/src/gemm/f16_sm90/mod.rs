@@ -1,19 +1,22 @@
-//! GEMM of 16-bit operands on Hopper's tensor cores: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n])
-//! (+ residual[m, n])`.
+//! GEMM of 16-bit operands on Hopper's tensor cores:
+//! `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`.
 //!
-//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major, as activations and weights lie, rows at
-//!           multiples of 16 bytes; bias `[n]` f32; residual `[m, n]` f32, for f32 outputs; out
-//!           `[m, n]`, f32 or the operands' type; any m and n.
-//! Launch    grid of at most as many blocks as the GPU has SMs, whole clusters; block
-//!           `(T::NUM_THREADS, 1, 1)`.
-//! Numerics  f32; an output is one chain of products of k = 16 in the order of k, whatever the tile;
-//!           one rounding at the store.
+//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major, as activations and weights lie,
+//!           rows at multiples of 16 bytes; bias `[n]` f32; residual `[m, n]` f32, for f32 outputs;
+//!           out `[m, n]`, f32 or the operands' type; any m and n.
+//! Launch    grid of at most as many blocks as the GPU has SMs, whole clusters, or a cluster a tile
+//!           where k is split; block `(T::NUM_THREADS, 1, 1)`.
+//! Numerics  f32: an output is one chain of products of k = 16 in the order of k, whatever the
+//!           tile, or, where k is split, the sum of such chains in their order; or f16 of f16
+//!           operands, rounded behind each product; one rounding at the store.
 //! Bound     tensor cores: `m * n * k` FMAs, 2,048 a clock and SM.
 //! Source    DeepGEMM (`sm90_bf16_gemm`); CUTLASS (persistent cooperative kernel).
 //!
-//! A block is persistent: it computes tile after tile. One thread of the last warpgroup fills a ring of
-//! stages by TMA; the others multiply, and store their sums while the ring is already being filled for
-//! the next tile. Blocks of a cluster load parts of what they share for each other.
+//! A block is persistent: it computes tile after tile. One thread of the last warpgroup fills a
+//! ring of stages by TMA; the others multiply, and store their sums while the ring is already being
+//! filled for the next tile. Blocks of a cluster load parts of what they share for each other, or,
+//! where there are few tiles, multiply a share of k each of one tile, and add up their sums through
+//! distributed shared memory.
 
 mod accumulators;
 mod epilogue;
@@ -29,9 +32,11 @@ pub use tiles::*;
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::Stage;
 use crate::tile::scheduler::TileScheduler;
-use accumulators::Accumulators;
+use accumulators::{Accumulators, Multiply};
 use cuda_std::prelude::*;
-use epilogue::{Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput};
+use epilogue::{
+    Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput, split_k,
+};
 use half::{bf16, f16};
 use mainloop::Mainloop;
 
@@ -43,7 +48,7 @@ const CONSUMER_REGISTERS: u32 = 232;
 /// First row and first column of the block's outputs, tile by tile.
 #[inline(always)]
 fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
-    let rank = if T::CLUSTER > 1 { cluster::block_rank() } else { 0 };
+    let rank = if T::CLUSTER_TILES > 1 { cluster::block_rank() } else { 0 };
     let (rows, columns) = (T::CLUSTER_M * T::BLOCK_M, T::CLUSTER_N * T::BLOCK_N);
     let tiles = [num_rows.div_ceil(rows), n.div_ceil(columns)];
     let (worker, num_workers) =
@@ -60,10 +65,11 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
 /// 1. `num_rows` is one element; `out` and `residual` hold that many rows of `n` columns at their
 ///    strides, `bias` holds `n` elements; `bias` and `residual` may be null.
 /// 2. `a` and `b` are maps of the operands in boxes of `BLOCK_K` columns and `T::BLOCK_M /
-///    T::CLUSTER_N` or `T::BLOCK_N / T::CLUSTER_M` rows, `k > 0` columns in all, swizzled by 128 bytes;
-///    `out_map` of 16-bit outputs in boxes of 64 columns and 16 rows, swizzled so, if their rows start
-///    at multiples of 16 bytes.
-/// 3. `out` is `residual`, or overlaps nothing that is read.
+///    T::CLUSTER_N` or `T::BLOCK_N / T::CLUSTER_M` rows, `k > 0` columns in all, swizzled by 128
+///    bytes; `out_map` of 16-bit outputs in boxes of 64 columns and 16 rows, swizzled so, if their
+///    rows start at multiples of 16 bytes.
+/// 3. A cluster has at most one tile where its blocks split k.
+/// 4. `out` is `residual`, or overlaps nothing that is read.
 #[kernel(
     launch_bounds(T::NUM_THREADS, 1),
     target(sm_90a),
@@ -97,10 +103,30 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
         gemm_f16_sm90_64x64 = <f16, f16, Tile64x64>,
         gemm_f16_sm90_64x64_f32 = <f16, f32, Tile64x64>,
         gemm_bf16_sm90_64x64 = <bf16, bf16, Tile64x64>,
-        gemm_bf16_sm90_64x64_f32 = <bf16, f32, Tile64x64>
+        gemm_bf16_sm90_64x64_f32 = <bf16, f32, Tile64x64>,
+        gemm_f16_sm90_128x256_split2 = <f16, f16, Tile128x256Split2>,
+        gemm_f16_sm90_128x256_split2_f32 = <f16, f32, Tile128x256Split2>,
+        gemm_bf16_sm90_128x256_split2 = <bf16, bf16, Tile128x256Split2>,
+        gemm_bf16_sm90_128x256_split2_f32 = <bf16, f32, Tile128x256Split2>,
+        gemm_f16_sm90_128x128_split2 = <f16, f16, Tile128x128Split2>,
+        gemm_f16_sm90_128x128_split2_f32 = <f16, f32, Tile128x128Split2>,
+        gemm_bf16_sm90_128x128_split2 = <bf16, bf16, Tile128x128Split2>,
+        gemm_bf16_sm90_128x128_split2_f32 = <bf16, f32, Tile128x128Split2>,
+        gemm_f16_sm90_128x128_split4 = <f16, f16, Tile128x128Split4>,
+        gemm_f16_sm90_128x128_split4_f32 = <f16, f32, Tile128x128Split4>,
+        gemm_bf16_sm90_128x128_split4 = <bf16, bf16, Tile128x128Split4>,
+        gemm_bf16_sm90_128x128_split4_f32 = <bf16, f32, Tile128x128Split4>,
+        gemm_f16_sm90_64x64_split4 = <f16, f16, Tile64x64Split4>,
+        gemm_f16_sm90_64x64_split4_f32 = <f16, f32, Tile64x64Split4>,
+        gemm_bf16_sm90_64x64_split4 = <bf16, bf16, Tile64x64Split4>,
+        gemm_bf16_sm90_64x64_split4_f32 = <bf16, f32, Tile64x64Split4>,
+        gemm_f16_sm90_128x256_in_f16 = <f16, f16, Tile128x256F16>,
+        gemm_f16_sm90_128x256_in_f16_f32 = <f16, f32, Tile128x256F16>,
+        gemm_f16_sm90_128x128_in_f16 = <f16, f16, Tile128x128F16>,
+        gemm_f16_sm90_128x128_in_f16_f32 = <f16, f32, Tile128x128F16>
     )
 )]
-pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
+pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E>>>(
     num_rows: Global<u32>,
     n: u32,
     k: u32,
@@ -126,7 +152,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
         a.prefetch();
         b.prefetch();
     }
-    if T::CLUSTER > 1 {
+    if T::CLUSTER_TILES > 1 {
         cluster::sync();
     } else {
         thread::sync_threads();
@@ -149,7 +175,9 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
                 // SAFETY: the maps are those of the tile.
                 stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], [row, column]) };
             }
-            mainloop.finish::<T>(stage);
+            if T::CLUSTER_TILES > 1 {
+                mainloop.finish(stage);
+            }
         }
     } else {
         // 3. The consumers: each warpgroup has its part of every tile.
@@ -162,17 +190,25 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile>(
         let out = Matrix { ptr: out.cast(), row_stride: out_stride };
         let output = Output { num_rows, n, bias, residual, out, out_map };
         let mut output = WarpOutput::<O>::new(output, staging);
-        let warpgroup_row = warpgroup_idx % T::WARPGROUPS_M * T::Acc::ROWS;
-        let warpgroup_column = warpgroup_idx / T::WARPGROUPS_M * T::Acc::COLUMNS;
+        let first_strip = warp_idx * T::Acc::STRIPS;
+        let [warpgroup_row, warpgroup_column] = T::warp_origin(warp_idx / 4 * 4);
         for [row, column] in tiles {
             // SAFETY: the consumers take the producer's tiles; a warp stores its own rows.
             unsafe {
                 let (acc, behind) =
                     mainloop.multiply_tile::<T>(stage, [warpgroup_row, warpgroup_column]);
                 stage = behind;
-                let row = row + warpgroup_row + warp_idx % 4 * STRIP_ROWS;
-                output.move_to(row, column + warpgroup_column);
-                acc.store(&mut output);
+                if T::SPLIT_K == 1 {
+                    acc.for_each_strip(|strip, sums| {
+                        let [strip_row, strip_column] = T::strip_origin(first_strip + strip);
+                        let place = [row + strip_row, column + strip_column];
+                        O::store_strip(&mut output, place, &sums);
+                    });
+                } else {
+                    // The sums are laid down where the stages were.
+                    mainloop.finish(stage);
+                    split_k::store::<T, O>(acc, smem.cast(), [row, column], &mut output);
+                }
             }
         }
         output.finish();

@@ -1,10 +1,11 @@
 //! Tile configurations.
 
 use super::accumulators::Accumulators;
-use super::epilogue::STAGING_BYTES;
+use super::epilogue::{STAGING_BYTES, STRIP_ROWS};
 use crate::tile::pipeline::Pipeline;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
+use half::f16;
 
 /// Columns of A and B in a stage: rows of 128 bytes, what a swizzle permutes.
 pub(super) const BLOCK_K: u32 = 64;
@@ -29,6 +30,8 @@ pub trait Tile {
     const CLUSTER_M: u32 = 1;
     /// Blocks of a cluster side by side: they share their A.
     const CLUSTER_N: u32 = 1;
+    /// Blocks of a cluster that compute one tile together, each its share of k: for few tiles.
+    const SPLIT_K: u32 = 1;
     /// Rows of tiles that are computed together, for L2: see
     /// [`TileScheduler`](crate::tile::scheduler::TileScheduler).
     const GROUP_M: u32 = 16;
@@ -41,8 +44,10 @@ pub trait Tile {
     const NUM_CONSUMERS: u32 = Self::WARPGROUPS_M * Self::WARPGROUPS_N;
     /// Threads of a block.
     const NUM_THREADS: u32 = (Self::NUM_CONSUMERS + 1) * warp::WARPGROUP_SIZE;
+    /// Tiles of a cluster: its blocks load for each other, if there are more than one.
+    const CLUSTER_TILES: u32 = Self::CLUSTER_M * Self::CLUSTER_N;
     /// Blocks of a cluster.
-    const CLUSTER: u32 = Self::CLUSTER_M * Self::CLUSTER_N;
+    const CLUSTER: u32 = Self::CLUSTER_TILES * Self::SPLIT_K;
     /// Bytes of A in a stage.
     const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
     /// Bytes of B in a stage.
@@ -57,12 +62,32 @@ pub trait Tile {
     const IS_VALID: () = {
         assert!(Self::NUM_CONSUMERS <= 2, "more would have too few registers");
         assert!(Self::CLUSTER_M == 1 || Self::CLUSTER_N == 1, "one operand can be shared");
+        assert!(Self::CLUSTER_TILES == 1 || Self::SPLIT_K == 1, "a cluster is for one of both");
+        assert!(Self::SPLIT_K == 1 || Self::BLOCK_M * Self::BLOCK_N * 4 <= Self::STAGING_AT);
         assert!(Self::BLOCK_M <= 256 && Self::BLOCK_N <= 256, "a box has at most 256 rows");
         assert!(Self::SHARED_BYTES <= MAX_SHARED_BYTES);
     };
+
+    /// First row and column of a warp's outputs in its block's.
+    #[inline(always)]
+    fn warp_origin(warp_idx: u32) -> [u32; 2] {
+        let warpgroup_idx = warp_idx / 4;
+        let row = warpgroup_idx % Self::WARPGROUPS_M * Self::Acc::ROWS;
+        let column = warpgroup_idx / Self::WARPGROUPS_M * Self::Acc::COLUMNS;
+        [row + warp_idx % 4 * STRIP_ROWS, column]
+    }
+
+    /// First row and column of a strip in its block's outputs: strips are numbered warp by warp.
+    #[inline(always)]
+    fn strip_origin(strip_idx: u32) -> [u32; 2] {
+        let [warp_row, warp_column] = Self::warp_origin(strip_idx / Self::Acc::STRIPS);
+        let [row, column] = Self::Acc::strip_origin(strip_idx % Self::Acc::STRIPS);
+        [warp_row + row, warp_column + column]
+    }
 }
 
-/// Declares tiles: warpgroups `m x n`, the accumulators of each, stages, and what is not the default.
+/// Declares tiles: warpgroups `m x n`, the accumulators of each, stages, and what is not the
+/// default.
 macro_rules! tiles {
     ($(
         $(#[$meta:meta])*
@@ -97,4 +122,16 @@ tiles! {
     Tile64x128: 1 x 2, [Accumulator<32>; 1], 8;
     /// 64 x 64 outputs, for few rows and columns.
     Tile64x64: 1 x 1, [Accumulator<32>; 1], 8;
+    /// [`Tile128x256`] by two blocks.
+    Tile128x256Split2: 2 x 1, [Accumulator<128>; 1], 4, SPLIT_K = 2;
+    /// [`Tile128x128`] by two blocks.
+    Tile128x128Split2: 2 x 1, [Accumulator<64>; 1], 6, SPLIT_K = 2;
+    /// [`Tile128x128`] by four blocks.
+    Tile128x128Split4: 2 x 1, [Accumulator<64>; 1], 6, SPLIT_K = 4;
+    /// [`Tile64x64`] by four blocks.
+    Tile64x64Split4: 1 x 1, [Accumulator<32>; 1], 8, SPLIT_K = 4;
+    /// [`Tile128x256`] summed in f16.
+    Tile128x256F16: 2 x 1, [Accumulator<64, f16>; 1], 4;
+    /// [`Tile128x128`] summed in f16.
+    Tile128x128F16: 2 x 1, [Accumulator<32, f16>; 1], 6;
 }

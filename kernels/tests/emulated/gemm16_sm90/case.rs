@@ -4,7 +4,7 @@ use crate::device::{Stored, emulate_overlapping, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows;
-use kernels::gemm::{Linear16Operands, Out16};
+use kernels::gemm::{Accumulate, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 use simt::{Init, Memory};
 
@@ -25,6 +25,8 @@ pub struct Case {
     pub with_bias: bool,
     pub out: Out,
     pub num_sms: usize,
+    /// What the kernel under test sums in.
+    pub accumulate: Accumulate,
 }
 
 /// What the outputs are.
@@ -165,6 +167,11 @@ pub fn assert_right<E: Operand16 + Stored>(case: &Case, name: &str, setup: &Setu
         Out::Half => 2f64.powi(-11),
         _ => 0.0,
     };
+    // Of the magnitudes: an f16 sum is rounded to 11 bits every 16 products.
+    let sum_unit = match case.accumulate {
+        Accumulate::F32 => 1e-6,
+        Accumulate::F16 => case.k.div_ceil(16) as f64 * 2f64.powi(-11),
+    };
     for (at, got) in setup.outputs(case).into_iter().enumerate() {
         let (row, column) = (at / stride, at % stride);
         if row >= case.num_rows || column >= case.n {
@@ -173,7 +180,7 @@ pub fn assert_right<E: Operand16 + Stored>(case: &Case, name: &str, setup: &Setu
             continue;
         }
         let [want, magnitude] = setup.want[row * case.n + column];
-        let bound = 1e-6 * magnitude + unit * want.abs() + 1e-7;
+        let bound = sum_unit * magnitude + unit * want.abs() + 1e-7;
         let is_close = got.is_some_and(|got| (got - want).abs() <= bound);
         assert!(is_close, "{name} of {case:?}: [{row}, {column}] is {got:?}, not {want}");
     }

@@ -6,20 +6,19 @@ use cuda_std::prelude::*;
 impl OutElement for f32 {
     #[inline(always)]
     #[track_caller]
-    unsafe fn store_strip<const REGS: usize, const STRIP: usize>(
+    unsafe fn store_strip(
         to: &mut WarpOutput<Self>,
-        first_row: u32,
-        sums: &[f32; REGS],
+        [row, column]: [u32; 2],
+        sums: &[f32; STRIP_REGS],
     ) {
         let output = to.output;
-        let row = to.row + first_row + warp::lane_id() / 4;
-        let column = to.column + STRIP as u32 * STRIP_COLUMNS + warp::lane_id() % 4 * 2;
+        let (row, column) = (row + warp::lane_id() / 4, column + warp::lane_id() % 4 * 2);
         // Rows of the upper matrix of each pair, then of the lower one.
         unroll!(half in 0..2, {
             let row = row + half as u32 * 8;
             if row < output.num_rows {
                 // SAFETY: the row exists.
-                unsafe { store_row::<REGS, STRIP, { half }>(&output, row, column, sums) };
+                unsafe { store_row::<{ half }>(&output, row, column, sums) };
             }
         });
     }
@@ -31,16 +30,16 @@ impl OutElement for f32 {
 /// 1. The row exists, and the output is what the kernel asks for.
 #[inline(always)]
 #[track_caller]
-unsafe fn store_row<const REGS: usize, const STRIP: usize, const HALF: usize>(
+unsafe fn store_row<const HALF: usize>(
     output: &Output<f32>,
     row: u32,
     column: u32,
-    sums: &[f32; REGS],
+    sums: &[f32; STRIP_REGS],
 ) {
     let Output { residual, out, n, .. } = *output;
     // SAFETY: the caller's promise.
     let bias = unsafe { output.bias(column) };
-    let sum = |j: usize, i: usize| sums[STRIP * STRIP_REGS + 4 * j + 2 * HALF + i] + bias[j][i];
+    let sum = |j: usize, i: usize| sums[4 * j + 2 * HALF + i] + bias[j][i];
     let (from, to) = (residual.at(row, column), out.at(row, column));
     let is_paired = |address: u64, stride: u32| (address as u32 | (stride * 4)).is_multiple_of(8);
     let is_whole = column / STRIP_COLUMNS * STRIP_COLUMNS + STRIP_COLUMNS <= n;

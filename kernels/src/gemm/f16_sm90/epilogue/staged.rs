@@ -14,13 +14,12 @@ use cuda_std::prelude::*;
 impl<E: Operand16> OutElement for E {
     #[inline(always)]
     #[track_caller]
-    unsafe fn store_strip<const REGS: usize, const STRIP: usize>(
+    unsafe fn store_strip(
         to: &mut WarpOutput<Self>,
-        first_row: u32,
-        sums: &[f32; REGS],
+        [row, column]: [u32; 2],
+        sums: &[f32; STRIP_REGS],
     ) {
         let output = to.output;
-        let (row, column) = (to.row + first_row, to.column + STRIP as u32 * STRIP_COLUMNS);
         if row >= output.num_rows || column >= output.n {
             return;
         }
@@ -34,7 +33,7 @@ impl<E: Operand16> OutElement for E {
                 bulk::wait_group_read::<1>();
             }
             warp::sync_warp();
-            stage::<E, REGS, STRIP>(&output, smem, column, sums);
+            stage::<E>(&output, smem, column, sums);
             let alignment =
                 output.out.ptr.address() as u32 | ((output.out.row_stride | output.n) * 2);
             let is_aligned = alignment.is_multiple_of(16);
@@ -62,11 +61,11 @@ impl<E: Operand16> OutElement for E {
 /// 1. The whole warp calls this, converged; `smem` is a strip's that nobody else accesses.
 #[inline(always)]
 #[track_caller]
-unsafe fn stage<E: Operand16, const REGS: usize, const STRIP: usize>(
+unsafe fn stage<E: Operand16>(
     output: &Output<E>,
     smem: Shared<E>,
     column: u32,
-    sums: &[f32; REGS],
+    sums: &[f32; STRIP_REGS],
 ) {
     // The matrices of a `stmatrix`: rows 0 and 8 of one chunk of columns, then of the next one.
     let (row, chunk) = (warp::lane_id() % STRIP_ROWS, warp::lane_id() / STRIP_ROWS);
@@ -76,7 +75,7 @@ unsafe fn stage<E: Operand16, const REGS: usize, const STRIP: usize>(
     unroll!(j in 0..4, {
         let word = |i: usize| {
             let [first, second] = bias[2 * j + i / 2];
-            let at = STRIP * STRIP_REGS + 8 * j + 2 * i;
+            let at = 8 * j + 2 * i;
             E::pack(sums[at] + first, sums[at + 1] + second)
         };
         let words = [word(0), word(1), word(2), word(3)];

@@ -1,0 +1,60 @@
+//! Kernels with a planted fault, which are assembled before all others: a check that does not see its fault checks
+//! nothing.
+
+use super::{built::Kernel, faults, tools::Tools};
+use anyhow::{Result, ensure};
+use std::{fs, path::Path};
+
+/// A kernel and what there is to see in it.
+struct Planted {
+    /// The name under which the table of instructions has it.
+    symbol: &'static str,
+    ptx: &'static str,
+    /// A part of each fault.
+    faults: &'static [&'static str],
+}
+
+const PLANTED: [Planted; 5] = [
+    Planted {
+        symbol: "planted_stack",
+        ptx: include_str!("planted/stack.ptx"),
+        faults: &["planted_stack: 64 bytes stack frame, 0 bytes spill stores"],
+    },
+    Planted {
+        symbol: "planted_spill",
+        ptx: include_str!("planted/spill.ptx"),
+        faults: &["156 bytes spill stores, 156 bytes spill loads"],
+    },
+    Planted {
+        symbol: "planted_serialised",
+        ptx: include_str!("planted/serialised.ptx"),
+        faults: &["(C7517)"],
+    },
+    // The same with the instruction that is expected of such a name, and two that it lacks.
+    Planted {
+        symbol: "wgmma_f16_planted",
+        ptx: include_str!("planted/serialised.ptx"),
+        faults: &["(C7517)"],
+    },
+    Planted {
+        symbol: "gemm_sm80_planted",
+        ptx: include_str!("planted/serialised.ptx"),
+        faults: &["(C7517)", "no LDGSTS", "no LDSM", "no HMMA"],
+    },
+];
+
+/// Fails if a fault is not seen, or one that is not there.
+pub fn check(tools: &Tools, work: &Path) -> Result<()> {
+    for Planted { symbol, ptx, faults: planted } in PLANTED {
+        let path = work.join(format!("{symbol}.ptx"));
+        fs::write(&path, ptx)?;
+        let kernel = Kernel { symbol: symbol.to_owned(), target: "sm_90a", path };
+        let found = faults(tools, &kernel, work)?;
+        let pairs = || found.iter().zip(planted);
+        ensure!(
+            found.len() == planted.len() && pairs().all(|(found, part)| found.contains(part)),
+            "the checks of machine code do not work: planted in {symbol} were {planted:?}, found {found:?}"
+        );
+    }
+    Ok(())
+}
