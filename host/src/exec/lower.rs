@@ -1,4 +1,4 @@
-//! From operations to launches: shared by the executors that run the kernels.
+//! From operations to launches: shared by the executors that run the kernels. With cuBLAS a linear layer is a call of it.
 //!
 //! What an operation needs from its kernel's launcher are addresses, strides and upper bounds of rows; grid, block and
 //! shared memory are the launcher's own.
@@ -15,11 +15,13 @@ use kernels::rope::Rope;
 use kernels::sampling::Argmax;
 use kernels::silu_mul::SiluMul;
 
+mod cublas;
 mod element;
 
+pub use self::cublas::{Task, lower_with};
 use self::element::Stored;
-use super::ExecError;
 use super::tensor_maps::TensorMaps;
+use super::{ExecError, Gemm};
 use crate::plan::{Attention, Dtype, Op, Plan, Rows, StepLayout, View, WeightId};
 use half::{bf16, f16};
 
@@ -69,14 +71,23 @@ pub fn lower(
     Ok(launches)
 }
 
-/// Bytes that an operation needs at most for itself, the next one the same: of `plan`, and of every plan of its model
-/// with no larger bounds.
-pub fn workspace_bytes(plan: &Plan) -> usize {
-    let elems = |op: &Op| match op {
-        Op::Attention(op) => launcher(plan, op).decode_workspace_elems(),
+/// Bytes that an operation needs at most for itself, the next one the same: of `plan` with linear layers by `gemm`, and
+/// of every plan of its model with no larger bounds.
+pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
+    let bytes = |op: &Op| match op {
+        Op::Attention(op) => launcher(plan, op).decode_workspace_elems() * size_of::<f32>(),
+        Op::Linear { .. } => cublas::product_bytes(plan, op, gemm),
         _ => 0,
     };
-    plan.ops.iter().map(elems).max().unwrap_or(0) * size_of::<f32>()
+    plan.ops.iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Rows that the activation behind `view` has at most.
+fn max_rows(plan: &Plan, view: View) -> usize {
+    match plan.tensor(view.tensor).rows {
+        Rows::Tokens => plan.bounds.max_tokens,
+        Rows::Logits => plan.bounds.max_logit_rows,
+    }
 }
 
 /// Whether every sequence has at most one new token.
@@ -248,10 +259,7 @@ impl Lowering<'_> {
 
     /// Rows that the activation behind `view` has at most.
     fn max_rows(&self, view: View) -> usize {
-        match self.plan.tensor(view.tensor).rows {
-            Rows::Tokens => self.plan.bounds.max_tokens,
-            Rows::Logits => self.plan.bounds.max_logit_rows,
-        }
+        max_rows(self.plan, view)
     }
 
     /// Where the device finds how many rows the activation behind `view` has in this step.

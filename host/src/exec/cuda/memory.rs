@@ -3,9 +3,10 @@
 use cust::memory::{AsyncCopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info};
 use cust::stream::Stream;
 
+use super::cublas;
 use super::device::{DeviceInfo, failed};
-use crate::exec::ExecError;
 use crate::exec::lower::{self, Addresses, KvPool};
+use crate::exec::{ExecError, Gemm};
 use crate::plan::{ArenaLayout, Plan, TensorId};
 
 /// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any alignment that a vector
@@ -124,14 +125,23 @@ pub struct DeviceMemory {
     pub step: Block,
     /// What one operation needs for itself.
     pub workspace: Block,
+    /// What cuBLAS needs, if it is used.
+    pub cublas_workspace: Block,
 }
 
 impl DeviceMemory {
     /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything is allocated.
-    pub fn allocate(device: &DeviceInfo, plan: &Plan, stream: &Stream) -> Result<Self, ExecError> {
-        let workspace_bytes = lower::workspace_bytes(plan);
+    /// Linear layers are by `gemm`.
+    pub fn allocate(
+        device: &DeviceInfo,
+        gemm: Gemm,
+        plan: &Plan,
+        stream: &Stream,
+    ) -> Result<Self, ExecError> {
+        let workspace_bytes = lower::workspace_bytes(plan, gemm);
+        let cublas_bytes = cublas::workspace_bytes(gemm);
         let mut budget = plan.memory();
-        budget.buffer_bytes += workspace_bytes;
+        budget.buffer_bytes += workspace_bytes + cublas_bytes;
         budget.check(&device.name, free_bytes()?)?;
         let layout = ParameterLayout::new(plan);
         let allocate = |what, bytes| Block::allocate(device, what, bytes, stream);
@@ -142,6 +152,7 @@ impl DeviceMemory {
             arena: allocate("the activations", ArenaLayout::new(plan).bytes())?,
             step: allocate("the step inputs", plan.step_layout().len * size_of::<u32>())?,
             workspace: allocate("the workspace", workspace_bytes)?,
+            cublas_workspace: allocate("the workspace of cuBLAS", cublas_bytes)?,
         })
     }
 
