@@ -180,7 +180,7 @@ fn row_major_matrices_are_the_transposed_column_major_ones() {
         compute: 64,
         algorithm: -1,
     };
-    assert_eq!(of(&GEMM), [in_f16.clone()]);
+    assert_eq!(of(&GEMM), std::slice::from_ref(&in_f16));
 
     let [bf16, f32] = [DataType::Bf16, DataType::F32];
     let gemm = GemmEx {

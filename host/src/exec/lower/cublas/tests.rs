@@ -101,8 +101,11 @@ fn describe(task: &Task) -> String {
     }
 }
 
+/// GEMM, operands, output, whether there is a bias, residual; and the tasks.
+type Form = (Gemm, Dtype, Dtype, bool, Residual, &'static [&'static str]);
+
 /// Every form that a linear layer may have, and what it becomes.
-const FORMS: &[(Gemm, Dtype, Dtype, bool, Residual, &[&str])] = {
+const FORMS: &[Form] = {
     use Dtype::{BF16, F16, F32};
     use Gemm::{Cublas, CublasF16};
     use Residual::{InPlace, None, Other};
