@@ -8,7 +8,7 @@ use kernels::attention::{
 };
 use kernels::element::{NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
-use kernels::gemm::{Linear, LinearOperands};
+use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Linear, LinearOperands, OutputOf};
 use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
@@ -196,6 +196,40 @@ fn absent_operands_are_null() {
     let launch = linear(1, 64, 64, rows(64)).unwrap().unwrap();
     let bias = launch.arg_offsets[7] as usize;
     assert_eq!(launch.args[bias..bias + 16], [0; 16]);
+}
+
+#[test]
+fn the_epilogue_of_a_library_covers_its_columns() {
+    fn launch<P, E: OutputOf<P>>(
+        [max_rows, width, row_stride]: [usize; 3],
+    ) -> Result<Option<Launch>, LaunchError> {
+        let operands = GemmEpilogueOperands::<P, E> {
+            product: rows(row_stride),
+            bias: None,
+            residual: None,
+            out: rows(row_stride),
+        };
+        GemmEpilogue { max_rows, width }.launch(ptr(9), &operands)
+    }
+    let wide = [5, 1025, 1025];
+    assert_eq!(of(launch::<f32, f32>(wide)), ("gemm_epilogue_f32", [5, 2, 1], 128, 0));
+    let symbols = [launch::<f32, f16>, launch::<f32, bf16>, launch::<f16, f32>, launch::<f16, f16>];
+    assert_eq!(
+        symbols.map(|launch| of(launch(wide)).0),
+        [
+            "gemm_epilogue_f32_f16",
+            "gemm_epilogue_f32_bf16",
+            "gemm_epilogue_f16_f32",
+            "gemm_epilogue_f16"
+        ]
+    );
+    assert!(is_nothing(launch::<f32, f32>([0, 8, 8])) && is_nothing(launch::<f32, f32>([5, 0, 8])));
+    let error = launch::<f16, f32>([1, 8, 1 << 32]);
+    assert!(matches!(error, Err(LaunchError::Shape { what: "row stride", .. })));
+    let error = launch::<f16, f32>([1, 1 << 32, 8]);
+    assert!(matches!(error, Err(LaunchError::Shape { what: "width", .. })));
+    let error = launch::<f16, f32>([1, 65_536 * 1024, 8]);
+    assert!(matches!(error, Err(LaunchError::Grid { axis: "y", .. })));
 }
 
 fn attention() -> Attention {

@@ -70,6 +70,42 @@ fn rejects_types_that_nothing_computes_in() {
     refuses(&with("F16"), "'F16'");
 }
 
+/// cuBLAS is refused by name where it cannot be: nothing else takes its place.
+#[test]
+fn rejects_cublas_where_it_cannot_be() {
+    let with = |extra: &[&str], expected: &str| {
+        refuses(
+            &[&["generate", "-m", LLAMA, "--tokens", "1", "-n", "1"], extra].concat(),
+            expected,
+        );
+    };
+    with(&["--device", "cpu", "--gemm", "cublas"], "needs an NVIDIA GPU, and this runs on the CPU");
+    with(&["--device", "cpu", "--gemm", "cublas-f16"], "--device cuda, or leave --gemm out");
+    with(&["--device", "emulated", "--gemm", "cublas"], "runs on the emulator");
+    with(&["--device", "cuda:99", "--gemm", "cublas"], "");
+    with(&["--device", "cpu", "--gemm", "mkl"], "halfwarp, cublas, cublas-f16");
+    // What is wrong with the request is said before the device is looked for.
+    with(&["--device", "cuda:99", "--gemm", "cublas-f16"], "operands in F16, and these are in F32");
+    let bf16 = ["--device", "cuda:99", "--gemm", "cublas-f16", "--dtype", "bf16"];
+    with(&bf16, "use --dtype f16, or --gemm cublas");
+    refuses(
+        &["bench", "kernels", "--op", "gemm", "--dtype", "bf16", "--gemm", "cublas-f16"],
+        "use --dtype f16",
+    );
+    refuses(&["bench", "kernels", "--op", "gemm", "--gemm", "cublas", "--gpu", "99"], "");
+    for command in ["chat", "logits", "perplexity"] {
+        let output = run(&[command, "--help"]);
+        assert!(String::from_utf8(output.stdout).unwrap().contains("--gemm"), "{command}");
+    }
+}
+
+#[test]
+fn our_own_kernels_are_no_matter_of_the_device() {
+    let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "1"];
+    let output = run(&[&args[..], &["--gemm", "halfwarp"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
 /// 2^17 in the first weight of a layer that is stored in bf16: beyond f16, where a run in bf16 has room.
 #[test]
 fn rejects_weights_that_the_type_cannot_hold() {

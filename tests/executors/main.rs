@@ -1,5 +1,5 @@
 //! One suite for all executors: every operation in small plans against an f64 oracle, under the names
-//! `<executor>::<operation>::<case>`. Without a device, each CUDA test is reported as ignored, by name, and so is what is
+//! `<executor>::<operation>::<case>`; `cublas` is CUDA with linear layers by cuBLAS. Without a device, each CUDA test is reported as ignored, by name, and so is what is
 //! too large for the emulator, or in a precision that an executor does not have.
 
 mod attention;
@@ -14,7 +14,7 @@ mod rows;
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
 use halfwarp::exec::emulated::EmulatedExecutor;
-use halfwarp::exec::{ExecError, Executor, WeightSource};
+use halfwarp::exec::{ExecError, Executor, Gemm, WeightSource};
 use halfwarp::plan::Plan;
 use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -56,7 +56,13 @@ fn open_cpu(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>
 }
 
 fn open_cuda(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
-    Ok(Box::new(CudaExecutor::open(cuda::first_device().unwrap_or(0), plan, weights)?))
+    let ordinal = cuda::first_device().unwrap_or(0);
+    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Halfwarp, plan, weights)?))
+}
+
+fn open_cublas(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
+    let ordinal = cuda::first_device().unwrap_or(0);
+    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Cublas, plan, weights)?))
 }
 
 fn open_emulated(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
@@ -75,14 +81,22 @@ fn main() {
         max_flops: usize::MAX,
     };
     let cuda = Subject { name: "cuda", open: open_cuda, is_there: has_cuda, ..cpu };
+    let has_cublas = has_cuda && cuda::cublas_version().is_ok();
+    let cublas = Subject { name: "cublas", open: open_cublas, is_there: has_cublas, ..cpu };
     let max_flops = MAX_EMULATED_FLOPS;
     let emulated =
         Subject { name: "emulated", open: open_emulated, leaves_out_bf16: true, max_flops, ..cpu };
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)
     })];
-    for subject in [cpu, cuda, emulated] {
-        for Test { name, run } in all_tests() {
+    let suites = [
+        (cpu, all_tests()),
+        (cuda, all_tests()),
+        (emulated, all_tests()),
+        (cublas, linear::tests()),
+    ];
+    for (subject, tests) in suites {
+        for Test { name, run } in tests {
             let name = format!("{}::{name}", subject.name);
             let trial = Trial::ignorable_test(name, move || run(subject).map_err(Failed::from));
             trials.push(trial.with_ignored_flag(!subject.is_there));

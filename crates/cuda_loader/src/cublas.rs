@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
+use super::Version;
+
 /// The library's names, newest first.
 const LIBRARIES: [&CStr; 2] = [c"libcublas.so.13", c"libcublas.so.12"];
 
@@ -11,6 +13,8 @@ const OPERATION_NONE: c_int = 0;
 const OPERATION_TRANSPOSE: c_int = 1;
 /// `CUBLAS_GEMM_DEFAULT`: the library chooses.
 const DEFAULT_ALGORITHM: c_int = -1;
+const MAJOR_VERSION: c_int = 0;
+const MINOR_VERSION: c_int = 1;
 
 /// Type of a matrix's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,11 +66,13 @@ pub struct GemmEx {
 /// Why cuBLAS cannot do it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CublasError {
-    /// The library is not there, or does not load.
-    #[error("no cuBLAS found ({0}); install libcublas 12 or 13, or use halfwarp's own GEMM")]
+    /// None of the libraries is there, or none loads: the loader's word on each.
+    #[error(
+        "no cuBLAS found ({0})\ninstall libcublas 12 or 13, or name its folder in LD_LIBRARY_PATH, or use halfwarp's own GEMM"
+    )]
     Missing(String),
     /// The library lacks a function.
-    #[error("libcublas has no {0}; install libcublas 12 or 13, or use halfwarp's own GEMM")]
+    #[error("libcublas has no {0}\ninstall libcublas 12 or 13, or use halfwarp's own GEMM")]
     NotCublas(&'static str),
     /// A call failed: its name, and the `cublasStatus_t`.
     #[error("{call} failed with cuBLAS status {status}")]
@@ -80,6 +86,7 @@ pub enum CublasError {
 
 type Create = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
+type GetProperty = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type SetStream = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type SetWorkspace = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 /// Handle, operations on A and B, m, n, k, alpha, A with type and stride, B likewise, beta, C likewise, compute type,
@@ -111,6 +118,7 @@ type Gemm = unsafe extern "C" fn(
 struct Functions {
     create: Create,
     destroy: Destroy,
+    get_property: GetProperty,
     set_stream: SetStream,
     set_workspace: SetWorkspace,
     gemm_ex: Gemm,
@@ -139,7 +147,17 @@ impl Cublas {
     /// # Errors
     /// [`CublasError`].
     pub unsafe fn new(stream: *mut c_void, workspace: u64) -> Result<Self, CublasError> {
-        let functions = load()?;
+        // SAFETY: the caller's promise.
+        unsafe { Self::with(load()?, stream, workspace) }
+    }
+
+    /// # Safety
+    /// As [`Cublas::new`].
+    unsafe fn with(
+        functions: Functions,
+        stream: *mut c_void,
+        workspace: u64,
+    ) -> Result<Self, CublasError> {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
         check("cublasCreate", unsafe { (functions.create)(&mut handle) })?;
@@ -208,6 +226,24 @@ fn check(call: &'static str, status: c_int) -> Result<(), CublasError> {
     if status == 0 { Ok(()) } else { Err(CublasError::Call { call, status }) }
 }
 
+/// The version of the library, which is loaded for it.
+///
+/// # Errors
+/// [`CublasError`].
+pub fn version() -> Result<Version, CublasError> {
+    version_of(&load()?)
+}
+
+fn version_of(functions: &Functions) -> Result<Version, CublasError> {
+    let property = |which| {
+        let mut value = 0;
+        // SAFETY: `value` outlives the call.
+        check("cublasGetProperty", unsafe { (functions.get_property)(which, &mut value) })?;
+        Ok(value as u32)
+    };
+    Ok(Version { major: property(MAJOR_VERSION)?, minor: property(MINOR_VERSION)? })
+}
+
 /// Loads the library, once.
 fn load() -> Result<Functions, CublasError> {
     static FUNCTIONS: OnceLock<Result<Functions, CublasError>> = OnceLock::new();
@@ -215,16 +251,16 @@ fn load() -> Result<Functions, CublasError> {
 }
 
 fn load_first(names: &[&CStr]) -> Result<Functions, CublasError> {
-    let mut why = String::new();
+    let mut reasons = Vec::new();
     for name in names {
         // SAFETY: `name` ends in a zero byte. The library's constructors run; it is NVIDIA's, and stays loaded.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if !library.is_null() {
             return functions(library);
         }
-        why = super::dl_error();
+        reasons.push(super::dl_error());
     }
-    Err(CublasError::Missing(why))
+    Err(CublasError::Missing(reasons.join("; ")))
 }
 
 fn functions(library: *mut c_void) -> Result<Functions, CublasError> {
@@ -239,6 +275,9 @@ fn functions(library: *mut c_void) -> Result<Functions, CublasError> {
         Ok(Functions {
             create: std::mem::transmute::<*mut c_void, Create>(find(c"cublasCreate_v2")?),
             destroy: std::mem::transmute::<*mut c_void, Destroy>(find(c"cublasDestroy_v2")?),
+            get_property: std::mem::transmute::<*mut c_void, GetProperty>(find(
+                c"cublasGetProperty",
+            )?),
             set_stream: std::mem::transmute::<*mut c_void, SetStream>(find(c"cublasSetStream_v2")?),
             set_workspace: std::mem::transmute::<*mut c_void, SetWorkspace>(find(
                 c"cublasSetWorkspace_v2",
@@ -249,101 +288,4 @@ fn functions(library: *mut c_void) -> Result<Functions, CublasError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_missing_library_is_an_error_that_says_what_to_do() {
-        let error = load_first(&[c"libcublas-is-not-here.so"]).unwrap_err();
-        assert!(error.to_string().starts_with("no cuBLAS found (libcublas-is-not-here"), "{error}");
-    }
-
-    #[test]
-    fn another_library_is_no_cublas() {
-        let error = load_first(&[c"libm.so.6"]).unwrap_err();
-        assert_eq!(error, CublasError::NotCublas("cublasCreate_v2"));
-    }
-
-    /// m, n, k, the addresses of A, B and C, and the factors.
-    type Call = ([c_int; 3], [usize; 3], [u32; 2]);
-
-    /// What the last call of [`record`] got.
-    static CALL: std::sync::Mutex<Option<Call>> = std::sync::Mutex::new(None);
-
-    #[allow(clippy::too_many_arguments)]
-    unsafe extern "C" fn record(
-        _: *mut c_void,
-        _: c_int,
-        _: c_int,
-        m: c_int,
-        n: c_int,
-        k: c_int,
-        alpha: *const c_void,
-        a: *const c_void,
-        _: c_int,
-        _: c_int,
-        b: *const c_void,
-        _: c_int,
-        _: c_int,
-        beta: *const c_void,
-        c: *mut c_void,
-        _: c_int,
-        _: c_int,
-        _: c_int,
-        _: c_int,
-    ) -> c_int {
-        // SAFETY: `gemm_ex` passes two words.
-        let factors = unsafe { [*alpha.cast::<u32>(), *beta.cast::<u32>()] };
-        *CALL.lock().unwrap() = Some(([m, n, k], [a.addr(), b.addr(), c.addr()], factors));
-        13
-    }
-
-    unsafe extern "C" fn nothing(_: *mut c_void) -> c_int {
-        0
-    }
-
-    unsafe extern "C" fn no_handle(_: *mut *mut c_void) -> c_int {
-        0
-    }
-
-    unsafe extern "C" fn no_stream(_: *mut c_void, _: *mut c_void) -> c_int {
-        0
-    }
-
-    unsafe extern "C" fn no_workspace(_: *mut c_void, _: *mut c_void, _: usize) -> c_int {
-        0
-    }
-
-    #[test]
-    fn row_major_matrices_are_the_transposed_column_major_ones() {
-        let functions = Functions {
-            create: no_handle,
-            destroy: nothing,
-            set_stream: no_stream,
-            set_workspace: no_workspace,
-            gemm_ex: record,
-        };
-        let cublas = Cublas { functions, handle: ptr::null_mut() };
-        let gemm = GemmEx {
-            m: 2,
-            n: 3,
-            k: 4,
-            a: (64, 4),
-            b: (128, 4),
-            c: (256, 3),
-            operands: DataType::F16,
-            output: DataType::F16,
-            compute: ComputeType::F16,
-            accumulate: true,
-        };
-        // SAFETY: the function touches no matrix.
-        let error = unsafe { cublas.gemm_ex(&gemm) }.unwrap_err();
-        assert_eq!(error, CublasError::Call { call: "cublasGemmEx", status: 13 });
-        let call = CALL.lock().unwrap().take().unwrap();
-        assert_eq!(call, ([3, 2, 4], [128, 64, 256], [0x3c00, 0x3c00]));
-        let gemm = GemmEx { compute: ComputeType::F32, accumulate: false, ..gemm };
-        // SAFETY: as above.
-        let _ = unsafe { cublas.gemm_ex(&gemm) };
-        assert_eq!(CALL.lock().unwrap().take().unwrap().2, [0x3f80_0000, 0]);
-    }
-}
+mod tests;

@@ -1,10 +1,11 @@
 //! `halfwarp bench`.
 
-use super::{failure::Failure, terminal};
+use super::{failure::Failure, model::GemmArg, terminal};
 use clap::{Subcommand, ValueEnum};
+use halfwarp::Gemm;
 use halfwarp::exec::cuda;
 use halfwarp::plan::Dtype;
-use halfwarp::profile::gemm::{self, BenchError, Shape};
+use halfwarp::profile::gemm::{BenchError, Row, Shape, measure, shapes};
 use std::str::FromStr;
 
 /// The commands of `halfwarp bench`.
@@ -23,6 +24,9 @@ pub struct KernelsArgs {
     /// Type of the operands
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Type,
+    /// Who computes
+    #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
+    gemm: GemmArg,
     /// A shape instead of all: C[M, N] = A[M, K] * B[N, K]^T; again for more
     #[arg(long = "shape", value_name = "M,N,K")]
     shapes: Vec<ShapeArg>,
@@ -72,13 +76,15 @@ pub fn run(command: &Command) -> Result<(), Failure> {
 }
 
 fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
-    cuda::free_memory(args.gpu)?;
     let Op::Gemm = args.op;
+    let gemm = Gemm::from(args.gemm);
     let dtype = match args.dtype {
         Type::F32 => Dtype::F32,
         Type::F16 => Dtype::F16,
         Type::Bf16 => Dtype::BF16,
     };
+    gemm.compute_type(dtype)?;
+    cuda::free_memory(args.gpu)?;
     let given: Vec<Shape> = args.shapes.iter().map(|shape| shape.0).collect();
     if !args.jsonl {
         terminal::print(&format!(
@@ -86,12 +92,12 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
             "M", "N", "K", "us", "TFLOP/s", "GB/s", "error"
         ))?;
     }
-    for shape in if given.is_empty() { gemm::shapes() } else { given } {
-        let row = gemm::measure(args.gpu, shape, dtype).map_err(failure)?;
+    for shape in if given.is_empty() { shapes() } else { given } {
+        let row = measure(args.gpu, gemm, shape, dtype).map_err(failure)?;
         let line = if args.jsonl {
             serde_json::json!(row).to_string()
         } else {
-            let gemm::Row { m, n, k, us, tflops, gbs, error, .. } = row;
+            let Row { m, n, k, us, tflops, gbs, error, .. } = row;
             format!("{m:>6} {n:>7} {k:>6} {us:>10.2} {tflops:>8.1} {gbs:>7.0} {error:>9.1e}")
         };
         terminal::print(&(line + "\n"))?;

@@ -2,7 +2,7 @@
 
 use super::{failure::Failure, terminal};
 use clap::ValueEnum;
-use halfwarp::{Device, Engine, EngineOptions, Model, Precision, Request};
+use halfwarp::{Device, Engine, EngineOptions, Gemm, Model, Precision, Request};
 use model_cache::{DEFAULT, FetchedModel, MODELS};
 use std::{path::PathBuf, sync::Arc};
 
@@ -28,6 +28,30 @@ pub struct EngineArgs {
     /// What weights, KV cache and operands are kept in; sums, norms and softmax are in f32
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
+    /// Who computes linear layers on a GPU
+    #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
+    gemm: GemmArg,
+}
+
+/// Who computes linear layers.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum GemmArg {
+    /// The kernels of this program
+    Halfwarp,
+    /// NVIDIA's cuBLAS, where it is installed
+    Cublas,
+    /// cuBLAS with sums in f16, of f16 operands alone
+    CublasF16,
+}
+
+impl From<GemmArg> for Gemm {
+    fn from(gemm: GemmArg) -> Self {
+        match gemm {
+            GemmArg::Halfwarp => Gemm::Halfwarp,
+            GemmArg::Cublas => Gemm::Cublas,
+            GemmArg::CublasF16 => Gemm::CublasF16,
+        }
+    }
 }
 
 /// A type to compute in.
@@ -96,7 +120,7 @@ impl EngineArgs {
     }
 
     fn options(&self, context: Option<usize>) -> EngineOptions {
-        let (device, precision) = (self.device, self.dtype.into());
-        EngineOptions { device, precision, context, ..EngineOptions::default() }
+        let (device, precision, gemm) = (self.device, self.dtype.into(), self.gemm.into());
+        EngineOptions { device, precision, gemm, context, ..EngineOptions::default() }
     }
 }

@@ -62,6 +62,8 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
+        options.gemm.check_device(options.device)?;
+        options.gemm.compute_type(options.precision.operand())?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
@@ -75,7 +77,7 @@ impl Engine {
         let plan = model.plan(precision, bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
-        let executor = exec::open(options.device, &plan, &weights)?;
+        let executor = exec::open(options.device, options.gemm, &plan, &weights)?;
         Ok(Engine {
             model,
             executor,

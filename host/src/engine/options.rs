@@ -1,7 +1,7 @@
 //! How an engine is set up.
 
 use super::{EngineError, Request};
-use crate::exec::Device;
+use crate::exec::{Device, Gemm};
 use crate::model::{Config, Model};
 use crate::plan::{PAGE_SIZE, Precision};
 
@@ -15,6 +15,8 @@ pub struct EngineOptions {
     pub device: Device,
     /// What it computes in.
     pub precision: Precision,
+    /// Who computes linear layers on a GPU.
+    pub gemm: Gemm,
     /// Positions of a sequence, prompt and answer; `None` or 0: 4096, or what the model allows if that is less.
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
@@ -31,6 +33,7 @@ impl Default for EngineOptions {
         EngineOptions {
             device: Device::Auto,
             precision: Precision::default(),
+            gemm: Gemm::default(),
             context: None,
             max_seqs: 1,
             max_tokens: 512,

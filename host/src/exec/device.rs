@@ -3,7 +3,7 @@
 use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
 use super::emulated::EmulatedExecutor;
-use super::{ExecError, Executor, WeightSource};
+use super::{ExecError, Executor, Gemm, WeightSource};
 use crate::plan::Plan;
 use std::str::FromStr;
 
@@ -57,7 +57,7 @@ impl Device {
     }
 
     /// The GPU that is meant; `None`: the CPU, or the emulator on it.
-    fn cuda_ordinal(self) -> Option<usize> {
+    pub(super) fn cuda_ordinal(self) -> Option<usize> {
         match self {
             Device::Auto => cuda::first_device(),
             Device::Cpu | Device::Emulated => None,
@@ -66,17 +66,20 @@ impl Device {
     }
 }
 
-/// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared.
+/// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared. Linear layers are
+/// computed by `gemm`.
 ///
 /// # Errors
-/// [`ExecError::NoDevice`], and those of the executor.
+/// [`ExecError::NoDevice`], [`ExecError::Gemm`], and those of the executor.
 pub fn open(
     device: Device,
+    gemm: Gemm,
     plan: &Plan,
     weights: &dyn WeightSource,
 ) -> Result<Box<dyn Executor>, ExecError> {
+    gemm.check_device(device)?;
     Ok(match device.cuda_ordinal() {
-        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, plan, weights)?),
+        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, gemm, plan, weights)?),
         None if device == Device::Emulated => Box::new(EmulatedExecutor::open(plan, weights)?),
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })

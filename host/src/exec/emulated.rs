@@ -10,7 +10,7 @@ use simt::{Init, Memory};
 
 use super::lower::{self, Addresses, KvPool};
 use super::tensor_maps::TensorMaps;
-use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
+use super::{ExecError, Executor, Gemm, PreparedPlan, StepOutput, Want, WeightSource, inputs};
 use crate::plan::{Plan, Rows, StepInputs, View, Weight};
 
 /// The device that is emulated.
@@ -91,7 +91,7 @@ impl Executor for EmulatedExecutor {
             kv_pools: self.kv_pools.clone(),
             tensors: tensors.collect(),
             step: alloc("step inputs", plan.step_layout().len * size_of::<u32>()),
-            workspace: alloc("workspace", lower::workspace_bytes(plan)),
+            workspace: alloc("workspace", lower::workspace_bytes(plan, Gemm::Halfwarp)),
             counters,
         };
         let maps_address = alloc("tensor maps", TensorMaps::max_bytes(plan));

@@ -1,4 +1,4 @@
-//! From operations to launches: shared by the executors that run the kernels.
+//! From operations to launches: shared by the executors that run the kernels. With cuBLAS a linear layer is a call of it.
 //!
 //! What an operation needs from its kernel's launcher are addresses, strides and upper bounds of rows; grid, block and
 //! shared memory are the launcher's own.
@@ -15,11 +15,13 @@ use kernels::rope::Rope;
 use kernels::sampling::Argmax;
 use kernels::silu_mul::SiluMul;
 
+mod cublas;
 mod element;
 
+pub use self::cublas::{Task, lower_with};
 use self::element::Stored;
-use super::ExecError;
 use super::tensor_maps::TensorMaps;
+use super::{ExecError, Gemm};
 use crate::plan::{Attention, Dtype, Op, Plan, Rows, StepLayout, View, WeightId};
 use half::{bf16, f16};
 
@@ -71,32 +73,43 @@ pub fn lower(
     Ok(launches)
 }
 
-/// Bytes that an operation needs at most for itself, the next one the same: of `plan`, and of every plan of its model
-/// with no larger bounds.
-pub fn workspace_bytes(plan: &Plan) -> usize {
-    let elems = |op: &Attention| match plan.kv.dtype {
+/// Bytes that an operation needs at most for itself, the next one the same: of `plan` with linear layers by `gemm`, and
+/// of every plan of its model with no larger bounds.
+pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
+    let bytes = |op: &Op| match op {
+        Op::Attention(op) => partials(plan, op) * size_of::<f32>(),
+        Op::Linear { .. } => cublas::product_bytes(plan, op, gemm),
+        _ => 0,
+    };
+    plan.ops.iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Elements of f32 that decoding needs for partial results.
+fn partials(plan: &Plan, op: &Attention) -> usize {
+    match plan.kv.dtype {
         Dtype::F16 => launcher(plan, op).num_partials::<f16>(),
         Dtype::BF16 => launcher(plan, op).num_partials::<bf16>(),
         _ => launcher(plan, op).num_partials::<f32>(),
-    };
-    attentions(plan).map(elems).max().unwrap_or(0) * size_of::<f32>()
+    }
 }
 
 /// Bytes of counters that an operation needs at most, likewise.
 pub fn counter_bytes(plan: &Plan) -> usize {
-    let counters = |op: &Attention| match plan.kv.dtype {
-        Dtype::F16 => launcher(plan, op).num_counters::<f16>(),
-        Dtype::BF16 => launcher(plan, op).num_counters::<bf16>(),
-        _ => launcher(plan, op).num_counters::<f32>(),
+    let counters = |op: &Op| match (op, plan.kv.dtype) {
+        (Op::Attention(op), Dtype::F16) => launcher(plan, op).num_counters::<f16>(),
+        (Op::Attention(op), Dtype::BF16) => launcher(plan, op).num_counters::<bf16>(),
+        (Op::Attention(op), _) => launcher(plan, op).num_counters::<f32>(),
+        _ => 0,
     };
-    attentions(plan).map(counters).max().unwrap_or(0) * size_of::<u32>()
+    plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
 }
 
-fn attentions(plan: &Plan) -> impl Iterator<Item = &Attention> {
-    plan.ops.iter().filter_map(|op| match op {
-        Op::Attention(op) => Some(op),
-        _ => None,
-    })
+/// Rows that the activation behind `view` has at most.
+fn max_rows(plan: &Plan, view: View) -> usize {
+    match plan.tensor(view.tensor).rows {
+        Rows::Tokens => plan.bounds.max_tokens,
+        Rows::Logits => plan.bounds.max_logit_rows,
+    }
 }
 
 /// Whether every sequence has at most one new token.
@@ -271,10 +284,7 @@ impl Lowering<'_> {
 
     /// Rows that the activation behind `view` has at most.
     fn max_rows(&self, view: View) -> usize {
-        match self.plan.tensor(view.tensor).rows {
-            Rows::Tokens => self.plan.bounds.max_tokens,
-            Rows::Logits => self.plan.bounds.max_logit_rows,
-        }
+        max_rows(self.plan, view)
     }
 
     /// Where the device finds how many rows the activation behind `view` has in this step.

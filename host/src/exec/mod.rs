@@ -4,6 +4,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 pub mod emulated;
+mod gemm;
 mod inputs;
 mod lower;
 mod tensor_maps;
@@ -11,6 +12,7 @@ mod tensor_maps;
 mod testing;
 
 pub use device::{Device, open};
+pub use gemm::Gemm;
 
 use crate::plan::{BudgetError, Plan, StepInputs, Weight};
 
@@ -105,6 +107,9 @@ pub enum ExecError {
     /// The device that was asked for is not there.
     #[error("{0}")]
     NoDevice(String),
+    /// Linear layers cannot be computed by whom they were asked of: the GPU, the library or the operands are not right.
+    #[error("{0}")]
+    Gemm(String),
     /// The CUDA driver reported an error.
     #[error("CUDA: {call}: {error}")]
     Driver {

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::exec::cuda::CudaExecutor;
-use crate::exec::{ExecError, Executor, PreparedPlan, Want, WeightSource};
+use crate::exec::{ExecError, Executor, Gemm, PreparedPlan, Want, WeightSource};
 use crate::plan::{
     Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
     View, Weight, WeightId, WeightPart,
@@ -54,10 +54,10 @@ pub fn shapes() -> Vec<Shape> {
 pub struct Row {
     /// `gemm`.
     pub op: &'static str,
-    /// `halfwarp`.
+    /// `halfwarp` or `cublas`.
     #[serde(rename = "impl")]
     pub implementation: &'static str,
-    /// Type of the operands: `f32`, `f16`, `bf16`.
+    /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` where products are summed in f16.
     pub dtype: String,
     /// Rows of the input.
     pub m: usize,
@@ -109,18 +109,19 @@ const SAMPLES: usize = 256;
 const ONES: &str = "ones";
 const EPS: f32 = 1e-6;
 
-/// Measures a shape with operands of type `dtype` on the GPU of number `ordinal`.
+/// Measures a shape by `gemm` with operands of type `dtype` on the GPU of number `ordinal`.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn measure(ordinal: usize, shape: Shape, dtype: Dtype) -> Result<Row, BenchError> {
+pub fn measure(ordinal: usize, gemm: Gemm, shape: Shape, dtype: Dtype) -> Result<Row, BenchError> {
     let Shape { m, n, k } = shape;
     let bytes = dtype.block_bytes() * (m * k + n * k + m * n);
     let copies = L2_FLUSH_BYTES.div_ceil(bytes.max(1)).clamp(1, MAX_COPIES);
     let calls = copies * (MIN_CALLS / copies).max(1);
     let bench = Bench { shape, dtype, copies };
     let (full, frame) = (bench.plan(calls + 1), bench.plan(1));
-    let mut gpu = CudaExecutor::open(ordinal, &full, &RandomWeights)?.without_overlap();
+    let gpu = CudaExecutor::open(ordinal, gemm, &full, &RandomWeights)?;
+    let mut gpu = gpu.without_overlap();
     let prepared = [gpu.prepare(&full)?, gpu.prepare(&frame)?];
 
     let mut inputs = StepInputs::new();
@@ -129,7 +130,7 @@ pub fn measure(ordinal: usize, shape: Shape, dtype: Dtype) -> Result<Row, BenchE
     inputs.push_sequence(&tokens, 0, &pages, 0..m);
     gpu.run(prepared[1], &inputs, Want::Nothing)?;
     let got = gpu.run(prepared[0], &inputs, Want::Logits)?.logits;
-    let (error, bound) = (bench.sampled_error(&full, &got)?, bench.error_bound());
+    let (error, bound) = (bench.sampled_error(&full, &got)?, bench.error_bound(gemm));
     if error.is_nan() || error > bound {
         return Err(BenchError::Wrong { shape, error, bound });
     }
@@ -138,8 +139,11 @@ pub fn measure(ordinal: usize, shape: Shape, dtype: Dtype) -> Result<Row, BenchE
     let [us, min_us] = [REPEATS / 2, 0].map(|i| (times[0][i] - times[1][i]) / calls as f64);
     Ok(Row {
         op: "gemm",
-        implementation: "halfwarp",
-        dtype: dtype.to_string().to_lowercase(),
+        implementation: if gemm == Gemm::Halfwarp { "halfwarp" } else { "cublas" },
+        dtype: match gemm {
+            Gemm::CublasF16 => "f16_acc16".to_owned(),
+            Gemm::Halfwarp | Gemm::Cublas => dtype.to_string().to_lowercase(),
+        },
         m,
         n,
         k,
@@ -235,8 +239,14 @@ impl Bench {
         row.iter().map(|&value| f64::from(round(value))).collect()
     }
 
-    fn error_bound(&self) -> f64 {
-        if self.dtype == Dtype::F32 { 1e-5 } else { 1e-3 }
+    /// Of a sum in f16 every step of the tensor cores is rounded: half a unit of 2^-10 each, in all growing as the root
+    /// of their number, one for 16 of k.
+    fn error_bound(&self, gemm: Gemm) -> f64 {
+        match (gemm, self.dtype) {
+            (Gemm::CublasF16, _) => 1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt(),
+            (_, Dtype::F32) => 1e-5,
+            _ => 1e-3,
+        }
     }
 
     /// Relative error of the first call's output on a sample of its elements.
@@ -324,7 +334,7 @@ mod tests {
             inputs.push_sequence(&[0, 1, 2], 0, &[0], 0..3);
             let mut got = cpu.run(prepared, &inputs, Want::Logits).unwrap().logits;
             let error = bench.sampled_error(&plan, &got).unwrap();
-            assert!(error <= bench.error_bound(), "{dtype}: {error:e}");
+            assert!(error <= bench.error_bound(Gemm::Halfwarp), "{dtype}: {error:e}");
             got.rotate_left(1);
             assert!(bench.sampled_error(&plan, &got).unwrap() > 0.1, "{dtype}");
         }

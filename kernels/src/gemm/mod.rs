@@ -1,5 +1,6 @@
 //! Linear layers: `out = x * weight^T (+ bias) (+ residual)`.
 
+pub mod epilogue;
 pub mod f16_sm80;
 pub mod f16_sm90;
 pub mod f16_small_m;
@@ -10,6 +11,8 @@ pub mod f32_small_m;
 mod linear;
 #[cfg(not(target_arch = "nvptx64"))]
 mod linear16;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use epilogue::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use linear::{Linear, LinearOperands};
 #[cfg(not(target_arch = "nvptx64"))]

@@ -7,5 +7,6 @@ mod gemm;
 mod gemm16_sm80;
 mod gemm16_sm90;
 mod gemm16_small_m;
+mod gemm_epilogue;
 mod kv_cache;
 mod rows;

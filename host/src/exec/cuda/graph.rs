@@ -1,4 +1,4 @@
-//! A plan's launches as one CUDA graph.
+//! A plan's launches, and calls of cuBLAS, as one CUDA graph.
 //!
 //! Kernels read the sizes of a step from the step buffer, and grids come from the plan's upper bounds: what is captured
 //! once stays right while sequences come, grow and go, and a step costs one call of the driver.
@@ -9,13 +9,24 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use cuda_loader::cublas::{Cublas, GemmEx};
 use cuda_loader::{LaunchShape, OverlappingLauncher};
 use cust::stream::Stream;
 use cust::sys::{self, CUfunction, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
+use super::cublas::add_gemm;
 use super::device::check;
 use crate::exec::ExecError;
 use cuda_std::launch::{Geometry, Launch};
+
+/// What a graph is captured from.
+pub enum Node<'a> {
+    /// A kernel and its launch.
+    Launch(CUfunction, Launch),
+    /// A product, by a handle of the stream. Its kernels tell nobody when they could be overlapped: the launch behind it
+    /// starts when they have ended.
+    Gemm(&'a Cublas, GemmEx),
+}
 
 /// An instantiated graph.
 pub struct Graph(CUgraphExec);
@@ -24,26 +35,40 @@ pub struct Graph(CUgraphExec);
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Captures `launches`, each with its function, in order; those that overlap by `overlapping`, if there is one.
+    /// Captures `nodes`, in order; launches that overlap by `overlapping`, if there is one.
     ///
     /// # Safety
     /// 1. Each function is that of its launch, and its module outlives the graph.
-    /// 2. Every address among the arguments is of device memory that outlives the graph.
+    /// 2. Every address among the arguments is of device memory that outlives the graph, as do handles of cuBLAS.
     pub unsafe fn capture(
         stream: &Stream,
-        launches: &[(CUfunction, Launch)],
+        nodes: &[Node<'_>],
         overlapping: Option<OverlappingLauncher>,
     ) -> Result<Self, ExecError> {
+        // A driver older than CUDA 12.3 loads no kernel while a stream is captured: those of cuBLAS come with a first call.
+        // It computes numbers that nobody reads.
+        for node in nodes {
+            if let Node::Gemm(cublas, gemm) = node {
+                // SAFETY: the caller's promise.
+                unsafe { add_gemm(cublas, gemm) }?;
+            }
+        }
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live, and not capturing: every capture is ended below.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(stream.as_inner(), mode)
         })?;
-        // The first one waits for what the stream did before the graph: no kernel of it is there to overlap with.
-        let launched = launches.iter().enumerate().try_for_each(|(index, (function, launch))| {
-            let overlapping = overlapping.filter(|_| index > 0 && launch.overlaps);
-            // SAFETY: the caller's promise.
-            unsafe { add_launch(stream, *function, launch, overlapping) }
+        let launched = nodes.iter().enumerate().try_for_each(|(index, node)| match node {
+            Node::Launch(function, launch) => {
+                // One at the start, or behind a product, waits for what the stream did before: no kernel of ours is there
+                // to overlap with.
+                let follows = index > 0 && matches!(nodes[index - 1], Node::Launch(..));
+                let overlapping = overlapping.filter(|_| follows && launch.overlaps);
+                // SAFETY: the caller's promise.
+                unsafe { add_launch(stream, *function, launch, overlapping) }
+            }
+            // SAFETY: as above.
+            Node::Gemm(cublas, gemm) => unsafe { add_gemm(cublas, gemm) },
         });
         let mut graph: CUgraph = ptr::null_mut();
         // SAFETY: the stream is capturing.

@@ -3,9 +3,10 @@
 use cust::memory::{AsyncCopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info};
 use cust::stream::Stream;
 
+use super::cublas;
 use super::device::{DeviceInfo, failed};
-use crate::exec::ExecError;
 use crate::exec::lower::{self, Addresses, KvPool};
+use crate::exec::{ExecError, Gemm};
 use crate::plan::{ArenaLayout, Plan, TensorId};
 
 /// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any alignment that a vector
@@ -146,15 +147,24 @@ pub struct DeviceMemory {
     pub workspace: Block,
     /// What blocks of one operation count in.
     pub counters: Block,
+    /// What cuBLAS needs, if it is used.
+    pub cublas_workspace: Block,
 }
 
 impl DeviceMemory {
     /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything is allocated.
-    pub fn allocate(device: &DeviceInfo, plan: &Plan, stream: &Stream) -> Result<Self, ExecError> {
-        let (workspace_bytes, counter_bytes) =
-            (lower::workspace_bytes(plan), lower::counter_bytes(plan));
+    /// Linear layers are by `gemm`.
+    pub fn allocate(
+        device: &DeviceInfo,
+        gemm: Gemm,
+        plan: &Plan,
+        stream: &Stream,
+    ) -> Result<Self, ExecError> {
+        let workspace_bytes = lower::workspace_bytes(plan, gemm);
+        let (counter_bytes, cublas_bytes) =
+            (lower::counter_bytes(plan), cublas::workspace_bytes(gemm));
         let mut budget = plan.memory();
-        budget.buffer_bytes += workspace_bytes + counter_bytes;
+        budget.buffer_bytes += workspace_bytes + counter_bytes + cublas_bytes;
         budget.check(&device.name, free_bytes()?)?;
         let layout = ParameterLayout::new(plan);
         let allocate = |what, bytes| Block::allocate(device, what, bytes, stream);
@@ -166,6 +176,7 @@ impl DeviceMemory {
             step: allocate("the step inputs", plan.step_layout().len * size_of::<u32>())?,
             workspace: allocate("the workspace", workspace_bytes)?,
             counters: Block::zeroed(device, "the counters", counter_bytes, stream)?,
+            cublas_workspace: allocate("the workspace of cuBLAS", cublas_bytes)?,
         })
     }
 

@@ -1,6 +1,7 @@
 //! The CUDA executor: a plan's operations as launches of kernels written in Rust, replayed as one graph a step.
 
 mod cubin_cache;
+mod cublas;
 mod device;
 mod graph;
 mod memory;
@@ -10,6 +11,7 @@ mod timing;
 mod upload;
 
 use cuda_loader::OverlappingLauncher;
+use cuda_loader::cublas::Cublas;
 use cust::context::Context;
 use cust::memory::LockedBuffer;
 use cust::stream::{Stream, StreamFlags};
@@ -17,13 +19,15 @@ use kernels::gemm::Gpu;
 
 use self::cubin_cache::CubinCache;
 use self::device::{failed, make_current};
-use self::graph::Graph;
+use self::graph::{Graph, Node};
 use self::memory::{Block, DeviceMemory, pinned};
 use self::modules::Modules;
+use super::lower::{self, Task};
 use super::tensor_maps::TensorMaps;
-use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs, lower};
+use super::{ExecError, Executor, Gemm, PreparedPlan, StepOutput, Want, WeightSource, inputs};
 use crate::plan::{ArenaLayout, Plan, StepInputs, StepLayout, View};
 
+pub use self::cublas::cublas_version;
 pub use self::device::{
     Capability, DeviceInfo, Version, devices, driver_version, first_device, free_memory,
 };
@@ -33,6 +37,9 @@ pub use self::device::{
 /// Fields are dropped in this order: graphs before the modules and the memory that they refer to, the stream last.
 pub struct CudaExecutor {
     prepared: Vec<Prepared>,
+    gemm: Gemm,
+    /// Where `gemm` asks for it.
+    cublas: Option<Cublas>,
     modules: Modules,
     memory: DeviceMemory,
     /// The step's inputs on their way to the device.
@@ -57,15 +64,18 @@ struct Prepared {
 }
 
 impl CudaExecutor {
-    /// Opens the device `cuda:<ordinal>` and brings the weights of `plan` to it; `plan` has the largest bounds.
+    /// Opens the device `cuda:<ordinal>` and brings the weights of `plan` to it; `plan` has the largest bounds. Linear
+    /// layers are computed by `gemm`.
     ///
     /// # Errors
+    /// - [`ExecError::Gemm`] if `gemm` is cuBLAS, and it is not there;
     /// - [`ExecError::NoDevice`] without a driver or such a device, or if it is too old for the kernels;
     /// - [`ExecError::Budget`] and [`ExecError::OutOfMemory`] if it has not enough free memory;
     /// - [`ExecError::Weights`] from `weights`;
     /// - [`ExecError::Driver`].
     pub fn open(
         ordinal: usize,
+        gemm: Gemm,
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
@@ -77,12 +87,16 @@ impl CudaExecutor {
         // while another thread of the process uses the default stream.
         let stream =
             Stream::new(StreamFlags::NON_BLOCKING, None).map_err(failed("making a stream"))?;
-        let mut memory = DeviceMemory::allocate(&device, plan, &stream)?;
+        let mut memory = DeviceMemory::allocate(&device, gemm, plan, &stream)?;
+        // SAFETY: stream and workspace are dropped after the handle.
+        let cublas = unsafe { cublas::open(gemm, &stream, &memory.cublas_workspace) }?;
         upload::parameters(plan, weights, &mut memory, &stream)?;
         let cache_dir = model_cache::cache_dir().ok().map(|dir| dir.join("cubin"));
         let cache = CubinCache::new(cache_dir, device::driver_name()?, device.capability);
         Ok(CudaExecutor {
             prepared: Vec::new(),
+            gemm,
+            cublas,
             modules: Modules::new(kernels, cache),
             step_inputs: pinned(plan.step_layout().len)?,
             step_outputs: pinned(0)?,
@@ -112,7 +126,12 @@ impl Drop for CudaExecutor {
 
 impl Executor for CudaExecutor {
     fn describe(&self) -> String {
-        format!("{} ({})", self.device.name, self.gpu.target.name())
+        let Self { device, gpu, gemm, .. } = self;
+        let library = match (&self.cublas, cublas_version()) {
+            (Some(_), Ok(version)) => format!(", {gemm} {version}"),
+            _ => String::new(),
+        };
+        format!("{} ({}{library})", device.name, gpu.target.name())
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
@@ -120,7 +139,7 @@ impl Executor for CudaExecutor {
         let (step_layout, arena_layout) = (plan.step_layout(), ArenaLayout::new(plan));
         let fits = arena_layout.bytes() <= self.memory.arena.bytes()
             && step_layout.len * size_of::<u32>() <= self.memory.step.bytes()
-            && lower::workspace_bytes(plan) <= self.memory.workspace.bytes()
+            && lower::workspace_bytes(plan, self.gemm) <= self.memory.workspace.bytes()
             && lower::counter_bytes(plan) <= self.memory.counters.bytes();
         if !fits || [plan.logits, plan.next_tokens].iter().any(|output| !is_whole(plan, output)) {
             return Err(ExecError::Unsupported {
@@ -132,15 +151,17 @@ impl Executor for CudaExecutor {
         let mut map_block = tensor_maps::allocate(&self.device, plan, &self.stream)?;
         let mut maps = TensorMaps::new(plan, map_block.address());
         let addresses = self.memory.addresses(plan, &arena_layout);
-        let launches = lower::lower(plan, &addresses, self.gpu, &mut maps)?;
+        let tasks = lower::lower_with(self.gemm, plan, &addresses, self.gpu, &mut maps)?;
         tensor_maps::upload(&maps, &mut map_block, &self.stream)?;
-        self.modules.load(self.context, &launches)?;
-        let launches = launches
-            .into_iter()
-            .map(|launch| Ok((self.modules.function(&launch)?, launch)))
-            .collect::<Result<Vec<_>, ExecError>>()?;
+        self.modules.load(self.context, &tasks)?;
+        let cublas = self.cublas.as_ref();
+        let nodes = tasks.into_iter().map(|task| match task {
+            Task::Launch(launch) => Ok(Node::Launch(self.modules.function(&launch)?, launch)),
+            Task::Gemm(gemm) => Ok(Node::Gemm(cublas.expect("opened for its products"), gemm)),
+        });
+        let nodes = nodes.collect::<Result<Vec<_>, ExecError>>()?;
         // SAFETY: modules and memory live as long as this executor, and are dropped after its graphs.
-        let graph = unsafe { Graph::capture(&self.stream, &launches, self.overlapping) }?;
+        let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
         let (plan, _tensor_maps) = (plan.clone(), map_block);
         self.prepared.push(Prepared { plan, step_layout, arena_layout, graph, _tensor_maps });
         Ok(PreparedPlan(self.prepared.len() - 1))

@@ -16,6 +16,7 @@ use rayon::prelude::*;
 use super::cubin_cache::CubinCache;
 use super::device::{check, failed, make_current};
 use crate::exec::ExecError;
+use crate::exec::lower::Task;
 use crate::ptx::{Kernel, Target};
 use cuda_std::launch::Launch;
 
@@ -42,9 +43,13 @@ impl Modules {
         Modules { target, cache, loaded: BTreeMap::new() }
     }
 
-    /// Loads the kernels of `launches` that are not there yet, compiling them side by side.
-    pub fn load(&mut self, context: &Context, launches: &[Launch]) -> Result<(), ExecError> {
-        let symbols: BTreeSet<&'static str> = launches.iter().map(|launch| launch.symbol).collect();
+    /// Loads the kernels of `tasks` that are not there yet, compiling them side by side.
+    pub fn load(&mut self, context: &Context, tasks: &[Task]) -> Result<(), ExecError> {
+        let symbol = |task: &Task| match task {
+            Task::Launch(launch) => Some(launch.symbol),
+            Task::Gemm(_) => None,
+        };
+        let symbols: BTreeSet<&'static str> = tasks.iter().filter_map(symbol).collect();
         let missing = symbols.into_par_iter().filter(|symbol| !self.loaded.contains_key(symbol));
         let load = |symbol| {
             let kernel = self.target.kernel(symbol).ok_or_else(|| no_kernel(symbol))?;

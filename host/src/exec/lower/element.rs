@@ -12,6 +12,7 @@ use crate::exec::ExecError;
 use crate::plan::{Dtype, View, Weight, WeightId};
 
 /// [`Op::Linear`](crate::plan::Op::Linear).
+#[derive(Clone, Copy)]
 pub(super) struct LinearOp {
     pub x: View,
     pub weight: WeightId,

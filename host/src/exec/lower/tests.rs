@@ -187,7 +187,7 @@ fn attention_is_decode_where_every_sequence_has_one_token() {
     let launches = lowered(&plan).unwrap();
     assert_eq!(launches.len(), 1);
     assert_eq!(pointers(&launches[0]), [&inputs[..], &[q], &pools, &[out]].concat());
-    let workspace = WORKSPACE..WORKSPACE + workspace_bytes(&plan) as u64;
+    let workspace = WORKSPACE..WORKSPACE + workspace_bytes(&plan, Gemm::Halfwarp) as u64;
 
     (plan.bounds.max_q_len, plan.bounds.max_tokens) = (1, 2);
     let layout = plan.step_layout();

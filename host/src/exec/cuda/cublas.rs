@@ -1,0 +1,58 @@
+//! cuBLAS on an executor's stream.
+
+use cuda_loader::cublas::{self, Cublas, CublasError, GemmEx};
+use cust::stream::Stream;
+
+use super::Version;
+use super::memory::Block;
+use crate::exec::{ExecError, Gemm};
+
+/// The version of cuBLAS that is there.
+///
+/// # Errors
+/// [`ExecError::Gemm`] if there is none.
+pub fn cublas_version() -> Result<Version, ExecError> {
+    Ok(cublas::version()?)
+}
+
+/// Bytes that cuBLAS needs for itself, with linear layers by `gemm`.
+pub fn workspace_bytes(gemm: Gemm) -> usize {
+    if gemm == Gemm::Halfwarp { 0 } else { Cublas::WORKSPACE_BYTES }
+}
+
+/// A handle of the current context for the products of `gemm`, if they are cuBLAS's, on `stream` with `workspace`.
+///
+/// # Safety
+/// 1. `workspace` has [`workspace_bytes`], and lives with `stream` as long as the handle.
+pub unsafe fn open(
+    gemm: Gemm,
+    stream: &Stream,
+    workspace: &Block,
+) -> Result<Option<Cublas>, ExecError> {
+    if gemm == Gemm::Halfwarp {
+        return Ok(None);
+    }
+    // SAFETY: a stream is of the context that is current, as its owner's promise is.
+    Ok(Some(unsafe { Cublas::new(stream.as_inner().cast(), workspace.address()) }?))
+}
+
+/// Starts a product on the handle's stream, or captures it.
+///
+/// # Safety
+/// 1. The matrices are in device memory that lives until the work is done, in a graph as long as that.
+pub unsafe fn add_gemm(cublas: &Cublas, gemm: &GemmEx) -> Result<(), ExecError> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { cublas.gemm_ex(gemm) }?)
+}
+
+impl From<CublasError> for ExecError {
+    fn from(error: CublasError) -> Self {
+        match error {
+            CublasError::Call { call, status } => ExecError::Driver {
+                call: call.to_owned(),
+                error: format!("cuBLAS status {status}"),
+            },
+            missing => ExecError::Gemm(missing.to_string()),
+        }
+    }
+}
