@@ -8,4 +8,5 @@ mod gemm16_sm80;
 mod gemm16_sm90;
 mod gemm16_small_m;
 mod kv_cache;
+mod rope_append;
 mod rows;
