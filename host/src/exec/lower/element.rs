@@ -9,19 +9,10 @@ use kernels::tile::element::Operand16;
 
 use super::Lowering;
 use crate::exec::ExecError;
-use crate::plan::{Dtype, View, Weight, WeightId};
+use crate::plan::{self, Dtype, Op, Weight};
 
-/// [`Op::Linear`](crate::plan::Op::Linear).
-pub(super) struct LinearOp {
-    pub x: View,
-    pub weight: WeightId,
-    pub bias: Option<WeightId>,
-    pub residual: Option<View>,
-    pub out: View,
-}
-
-/// What a linear layer's launcher gives.
-type Launched = Result<Option<Launch>, LaunchError>;
+/// What a launcher gives.
+pub(super) type Launched = Result<Option<Launch>, LaunchError>;
 
 /// A type that tensors are stored in and kernels take.
 pub(super) trait Stored: AttentionElement {
@@ -29,14 +20,17 @@ pub(super) trait Stored: AttentionElement {
     const STORAGE: Dtype;
 
     /// The linear layer whose operands are of this type.
-    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError>;
+    fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError>;
 }
 
 impl Stored for f32 {
     const STORAGE: Dtype = Dtype::F32;
 
-    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
-        let &LinearOp { x, weight, bias, residual, out } = op;
+    fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
+        let &plan::Linear { x, norm, weight, bias, gated, residual, out } = op;
+        if norm.is_some() || gated {
+            return Err(no_fused_kernel(op, Self::STORAGE));
+        }
         let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
         let operands = LinearOperands {
             x: lowering.view(x)?,
@@ -53,7 +47,7 @@ impl Stored for f32 {
 impl Stored for f16 {
     const STORAGE: Dtype = Dtype::F16;
 
-    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
+    fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
         linear16::<f16>(lowering, op)
     }
 }
@@ -61,16 +55,19 @@ impl Stored for f16 {
 impl Stored for bf16 {
     const STORAGE: Dtype = Dtype::BF16;
 
-    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
+    fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
         linear16::<bf16>(lowering, op)
     }
 }
 
 fn linear16<E: Stored + Operand16>(
     lowering: &mut Lowering<'_>,
-    op: &LinearOp,
+    op: &plan::Linear,
 ) -> Result<Launched, ExecError> {
-    let &LinearOp { x, weight, bias, residual, out } = op;
+    let &plan::Linear { x, norm, weight, bias, gated, residual, out } = op;
+    if norm.is_some() || gated {
+        return Err(no_fused_kernel(op, E::STORAGE));
+    }
     let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
     let operands = Linear16Operands::<E> {
         x: lowering.view(x)?,
@@ -86,4 +83,12 @@ fn linear16<E: Stored + Operand16>(
     let linear = Linear16 { max_rows: lowering.max_rows(x), n, k };
     let num_rows = lowering.num_rows(x);
     Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
+}
+
+/// There is no kernel for a linear layer with a norm in front or a gate behind.
+fn no_fused_kernel(op: &plan::Linear, dtype: Dtype) -> ExecError {
+    ExecError::Unsupported {
+        op: Op::Linear(*op).name().to_owned(),
+        why: format!("operands of {dtype}, which no fused kernel takes"),
+    }
 }

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::plan::{
-    Bounds, Constant, ConstantId, KvLayout, PartTransform, Tensor, TensorId, Weight, WeightPart,
+    Bounds, Constant, ConstantId, KvLayout, Linear, PartTransform, Tensor, TensorId, Weight,
+    WeightPart,
 };
 
 const WIDTH: usize = 8;
@@ -151,12 +152,8 @@ fn views_become_addresses() {
 
 #[test]
 fn a_linear_layer_takes_what_it_has() {
-    let linear = |bias, residual| Op::Linear {
-        x: view(0),
-        weight: WeightId(0),
-        bias,
-        residual,
-        out: view(1),
+    let linear = |bias, residual| {
+        Op::Linear(Linear { bias, residual, ..Linear::new(view(0), WeightId(0), view(1)) })
     };
     let [a, b, _] = TENSORS;
     let plain = pointers(&launch(linear(None, None)));
@@ -208,8 +205,7 @@ fn sixteen_bits_reach_their_kernels() {
     assert_eq!(symbols(&embedding), ["gather_rows_f16_f32"]);
 
     let linear = || {
-        let (x, out) = (view(0), view(1));
-        let mut plan = plan(Op::Linear { x, weight: WeightId(0), bias: None, residual: None, out });
+        let mut plan = plan(Op::Linear(Linear::new(view(0), WeightId(0), view(1))));
         plan.weights[0].storage = Dtype::BF16;
         plan.tensors[0].dtype = Dtype::BF16;
         plan

@@ -33,7 +33,7 @@ fn plan() -> Plan {
     let (q, k, v) = (qkv.columns(0, 8), qkv.columns(8, 4), qkv.columns(12, 4));
     b.op(Op::Embedding { table: embedding, out: x });
     b.op(Op::RmsNorm { x, weight: norm, out: x, eps: 1e-5 });
-    b.op(Op::Linear { x, weight: projection, bias: Some(bias), residual: None, out: qkv });
+    b.op(Op::Linear(Linear { bias: Some(bias), ..Linear::new(x, projection, qkv) }));
     b.op(Op::Rope { x: qkv.columns(0, 12), table, head_dim: 4 });
     b.op(Op::KvAppend { layer: 0, k, v });
     b.op(Op::Attention(Attention {
@@ -48,8 +48,7 @@ fn plan() -> Plan {
     }));
     b.op(Op::SiluMul { gate: q, up: qkv.columns(8, 8), out: x });
     b.op(Op::GatherRows { x, out: last });
-    let (weight, bias, residual) = (embedding, None, None);
-    b.op(Op::Linear { x: last, weight, bias, residual, out: logits });
+    b.op(Op::Linear(Linear::new(last, embedding, logits)));
     b.op(Op::Argmax { x: logits, out: next_tokens });
     b.finish(BOUNDS, kv, logits, next_tokens)
 }
@@ -130,7 +129,7 @@ fn mixed(precision: Precision) -> Plan {
     let (q, k, v) = (qkv.columns(0, 16), qkv.columns(16, 8), qkv.columns(24, 8));
     b.op(Op::Embedding { table: embedding, out: hidden });
     b.op(Op::RmsNorm { x: hidden, weight: norm, out: x, eps: 1e-5 });
-    b.op(Op::Linear { x, weight: qkv_weight, bias: Some(bias), residual: None, out: qkv });
+    b.op(Op::Linear(Linear { bias: Some(bias), ..Linear::new(x, qkv_weight, qkv) }));
     b.op(Op::Rope { x: qkv.columns(0, 24), table, head_dim: 8 });
     b.op(Op::KvAppend { layer: 0, k, v });
     b.op(Op::Attention(Attention {
@@ -143,12 +142,12 @@ fn mixed(precision: Precision) -> Plan {
         softmax_scale: 0.5,
         window: None,
     }));
-    let (bias, residual) = (None, Some(hidden));
-    b.op(Op::Linear { x: attended, weight: projection, bias, residual, out: hidden });
+    let residual = Some(hidden);
+    b.op(Op::Linear(Linear { residual, ..Linear::new(attended, projection, hidden) }));
     b.op(Op::SiluMul { gate: q, up: qkv.columns(16, 16), out: gated });
     b.op(Op::GatherRows { x: hidden, out: last });
     b.op(Op::RmsNorm { x: last, weight: norm, out: normed, eps: 1e-5 });
-    b.op(Op::Linear { x: normed, weight: embedding, bias, residual: None, out: logits });
+    b.op(Op::Linear(Linear::new(normed, embedding, logits)));
     b.op(Op::Argmax { x: logits, out: next_tokens });
     b.finish(BOUNDS, kv, logits, next_tokens)
 }
@@ -176,8 +175,8 @@ fn rejects_element_types_that_do_not_fit() {
         ("operation 4, kv_append: k is F16, expected BF16 or F32", |p| p.kv.dtype = BF16),
         ("operation 5, attention: out is F32, expected F16", |p| p.tensors[3].dtype = F32),
         ("operation 6, linear: the residual is F16, expected F32", |p| {
-            let Op::Linear { residual, .. } = &mut p.ops[6] else { unreachable!() };
-            *residual = Some(View { width: 16, ..view(1, 0) });
+            let Op::Linear(linear) = &mut p.ops[6] else { unreachable!() };
+            linear.residual = Some(View { width: 16, ..view(1, 0) });
         }),
         ("operation 7, silu_mul: out is F32, expected F16", |p| p.tensors[4].dtype = F32),
         ("operation 8, gather_rows: out is BF16, expected F32", |p| p.tensors[5].dtype = BF16),
