@@ -5,7 +5,7 @@ use cuda_std::launch::{DevicePtr, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm80::{Config, launch, launch_with};
-use kernels::gemm::{Linear16, Linear16Operands, Out16};
+use kernels::gemm::{Input16, Linear16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 
 /// Largest error before the output is rounded, as a part of `sum_k |a * b| + |bias| + |residual|`.
@@ -136,8 +136,9 @@ fn run<E: Half>(
     };
     let (x, weight) = (halves("x", &inputs.x), halves("weight", &inputs.weight));
     let bias = case.with_bias.then(|| device.f32s("bias", &inputs.bias));
-    let operands = Linear16Operands { x, weight, bias, residual, out };
-    let launch = launch_with(config, &Linear16 { max_rows, n, k }, rows_ptr, &operands);
+    let operands = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
+    let launch =
+        launch_with(config, &Linear16 { max_rows, n, k, gated: false }, rows_ptr, &operands);
     let symbol = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let report = device.run(launch, seed);
     assert_eq!(report.bank_conflicts, 0, "{symbol} of {num_rows} x {n} x {k}");
@@ -284,7 +285,7 @@ fn the_order_of_threads_changes_no_bit() {
 
 #[test]
 fn tiles_are_chosen_by_shape() {
-    let of = |max_rows, n, k| Config::best_for(&Linear16 { max_rows, n, k }).name;
+    let of = |max_rows, n, k| Config::best_for(&Linear16 { max_rows, n, k, gated: false }).name;
     assert_eq!(of(8192, 8192, 8192), "128x256");
     assert_eq!(of(512, 16384, 3072), "128x256");
     assert_eq!(of(512, 9728, 896), "128x128");
@@ -297,8 +298,9 @@ fn a_launch_covers_its_tiles_or_is_refused() {
     let rows = |address, stride| Rows::<f16>::new(DevicePtr::new(address), stride);
     let launch = |max_rows, n, k, x, weight| {
         let out = Out16::Half(rows(0x3000, n));
-        let operands = Linear16Operands { x, weight, bias: None, residual: None, out };
-        launch(&Linear16 { max_rows, n, k }, DevicePtr::new(0x9000), &operands)
+        let operands =
+            Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
+        launch(&Linear16 { max_rows, n, k, gated: false }, DevicePtr::new(0x9000), &operands)
     };
     let (x, weight) = (rows(0x1000, 64), rows(0x2000, 64));
     let right = launch(65, 130, 64, x, weight).unwrap().unwrap();

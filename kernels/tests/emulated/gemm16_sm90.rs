@@ -9,7 +9,7 @@ use cuda_std::tensor_map::TensorMapPtr;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
-use kernels::gemm::{Gpu, Linear16, Linear16Operands, Out16, Target};
+use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use kernels::tile::element::Operand16;
 
 /// A layer of whole tiles, a block each.
@@ -32,7 +32,7 @@ fn config(block: [usize; 2], cluster: [usize; 2]) -> &'static TileConfig {
 
 fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     let mut setup = Setup::<E>::new(case, seed);
-    let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
+    let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k, gated: false };
     let name = setup.run(seed, |num_rows, operands, maps| {
         tile.launch(&linear, case.num_sms, num_rows, operands, maps)
     });
@@ -166,7 +166,7 @@ fn no_rows_store_nothing() {
 #[test]
 fn outputs_do_not_depend_on_the_tile() {
     let case = Case { k: 200, n: 136, out: Out::Residual, with_bias: true, ..WHOLE };
-    let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k };
+    let linear = Linear16 { max_rows: case.max_rows, n: case.n, k: case.k, gated: false };
     let outputs = TILE_CONFIGS.each_ref().map(|tile| {
         let mut setup = Setup::<f16>::new(&case, 7);
         setup.run(2, |num_rows, operands, maps| tile.launch(&linear, 2, num_rows, operands, maps));
@@ -182,7 +182,7 @@ fn chosen_kernels_match_oracle() {
         [(33, 1152, 896, "gemm_bf16_small_m64_n8_w16"), (129, 1160, 64, "gemm_bf16_sm90_64x64")];
     for (num_rows, n, k, symbol) in cases {
         let case = Case { num_rows, max_rows: num_rows, n, k, with_bias: true, ..WHOLE };
-        let linear = Linear16 { max_rows: num_rows, n, k };
+        let linear = Linear16 { max_rows: num_rows, n, k, gated: false };
         let mut setup = Setup::<bf16>::new(&case, 3);
         let name = setup.run(1, |num_rows, operands, maps| {
             linear.launch(Gpu::HOPPER, num_rows, operands, maps)
@@ -195,7 +195,7 @@ fn chosen_kernels_match_oracle() {
 #[test]
 fn chooses_by_shape() {
     let choice = |max_rows, n, k| {
-        let linear = Linear16 { max_rows, n, k };
+        let linear = Linear16 { max_rows, n, k, gated: false };
         let &TileConfig { block, cluster, .. } = TileConfig::fastest(&linear, 132);
         (block, cluster)
     };
@@ -208,11 +208,11 @@ fn chooses_by_shape() {
 /// What no kernel can compute is refused, with what would be right.
 #[test]
 fn rejects_what_it_cannot_compute() {
-    let linear = |max_rows, n, k| Linear16 { max_rows, n, k };
+    let linear = |max_rows, n, k| Linear16 { max_rows, n, k, gated: false };
     let rows = |address, row_stride| Rows::<f16>::new(DevicePtr::new(address), row_stride);
     let f32_rows = Rows::new(DevicePtr::new(0x1000), 128);
     let operands = Linear16Operands {
-        x: rows(0x1000, 128),
+        x: Input16::Half(rows(0x1000, 128)),
         weight: rows(0x2000, 128),
         bias: None,
         residual: None,
@@ -233,10 +233,11 @@ fn rejects_what_it_cannot_compute() {
     assert_eq!(refused(linear(64, 128, 0), operands), ("k", 0));
     assert_eq!(refused(linear(1 << 31, 8, 8), operands), ("rows", 1 << 31));
     assert_eq!(refused(linear(1 << 30, 1 << 30, 8), operands).0, "tiles");
+    let half = |address, row_stride| Input16::Half(rows(address, row_stride));
     let with = |x, out| Linear16Operands { x, out, ..operands };
     let (x, out) = (operands.x, operands.out);
-    assert_eq!(refused(right, with(rows(0x1000, 132), out)), ("row stride", 132));
-    assert_eq!(refused(right, with(rows(0x1008, 128), out)), ("address", 0x1008));
+    assert_eq!(refused(right, with(half(0x1000, 132), out)), ("row stride", 132));
+    assert_eq!(refused(right, with(half(0x1008, 128), out)), ("address", 0x1008));
     let far = Out16::Half(rows(0x3000, 1 << 30));
     assert_eq!(refused(right, with(x, far)), ("row stride", 1 << 30));
     let residual = Linear16Operands { residual: Some(f32_rows), ..operands };

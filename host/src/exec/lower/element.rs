@@ -4,7 +4,7 @@ use cuda_std::launch::{Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows as Operand;
 use kernels::attention::AttentionElement;
-use kernels::gemm::{Linear, Linear16, Linear16Operands, LinearOperands, Out16};
+use kernels::gemm::{Input16, Linear, Linear16, Linear16Operands, LinearOperands, Out16};
 use kernels::tile::element::Operand16;
 
 use super::Lowering;
@@ -70,7 +70,7 @@ fn linear16<E: Stored + Operand16>(
     }
     let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
     let operands = Linear16Operands::<E> {
-        x: lowering.view(x)?,
+        x: Input16::Half(lowering.view(x)?),
         weight: Operand::new(lowering.weight(weight)?, k),
         bias: bias.map(|bias| lowering.weight(bias)).transpose()?,
         residual: residual.map(|residual| lowering.view(residual)).transpose()?,
@@ -80,7 +80,7 @@ fn linear16<E: Stored + Operand16>(
             Out16::Half(lowering.view(out)?)
         },
     };
-    let linear = Linear16 { max_rows: lowering.max_rows(x), n, k };
+    let linear = Linear16 { max_rows: lowering.max_rows(x), n, k, gated: false };
     let num_rows = lowering.num_rows(x);
     Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
 }

@@ -4,7 +4,7 @@ use crate::device::{Stored, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows;
-use kernels::gemm::{Linear16Operands, Out16};
+use kernels::gemm::{Input16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 use simt::{Init, Memory};
 
@@ -109,7 +109,7 @@ impl<E: Operand16 + Stored> Setup<E> {
             _ => Out16::F32(Rows::new(DevicePtr::new(out_ptr), out_stride)),
         };
         let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
-        let operands = Linear16Operands { x, weight, bias, residual, out };
+        let operands = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
         Setup { memory, num_rows, operands, want }
     }
 
