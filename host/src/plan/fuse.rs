@@ -106,3 +106,6 @@ fn rotated_before(x: View, k: View) -> Option<View> {
     let width = x.width.checked_sub(k.width).filter(|&width| width > 0)?;
     (x.columns(width, k.width) == k).then(|| x.columns(0, width))
 }
+
+#[cfg(test)]
+mod tests;

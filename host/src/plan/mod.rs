@@ -15,6 +15,8 @@ mod op;
 mod precision;
 mod step;
 mod tensor;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};

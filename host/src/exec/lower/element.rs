@@ -9,7 +9,7 @@ use kernels::tile::element::Operand16;
 
 use super::Lowering;
 use crate::exec::ExecError;
-use crate::plan::{self, Dtype, Op, Weight};
+use crate::plan::{self, Dtype, Norm, Op, Weight};
 
 /// What a launcher gives.
 pub(super) type Launched = Result<Option<Launch>, LaunchError>;
@@ -29,7 +29,10 @@ impl Stored for f32 {
     fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
         let &plan::Linear { x, norm, weight, bias, gated, residual, out } = op;
         if norm.is_some() || gated {
-            return Err(no_fused_kernel(op, Self::STORAGE));
+            return Err(ExecError::Unsupported {
+                op: Op::Linear(*op).name().to_owned(),
+                why: "operands of F32, which no fused kernel takes".to_owned(),
+            });
         }
         let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
         let operands = LinearOperands {
@@ -65,12 +68,14 @@ fn linear16<E: Stored + Operand16>(
     op: &plan::Linear,
 ) -> Result<Launched, ExecError> {
     let &plan::Linear { x, norm, weight, bias, gated, residual, out } = op;
-    if norm.is_some() || gated {
-        return Err(no_fused_kernel(op, E::STORAGE));
-    }
-    let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
+    let k = lowering.plan.weight(weight).cols;
     let operands = Linear16Operands::<E> {
-        x: Input16::Half(lowering.view(x)?),
+        x: match norm {
+            Some(Norm { weight, eps }) => {
+                Input16::Normed { x: lowering.view(x)?, weight: lowering.weight(weight)?, eps }
+            }
+            None => Input16::Half(lowering.view(x)?),
+        },
         weight: Operand::new(lowering.weight(weight)?, k),
         bias: bias.map(|bias| lowering.weight(bias)).transpose()?,
         residual: residual.map(|residual| lowering.view(residual)).transpose()?,
@@ -80,15 +85,7 @@ fn linear16<E: Stored + Operand16>(
             Out16::Half(lowering.view(out)?)
         },
     };
-    let linear = Linear16 { max_rows: lowering.max_rows(x), n, k, gated: false };
+    let linear = Linear16 { max_rows: lowering.max_rows(x), n: out.width, k, gated };
     let num_rows = lowering.num_rows(x);
     Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
-}
-
-/// There is no kernel for a linear layer with a norm in front or a gate behind.
-fn no_fused_kernel(op: &plan::Linear, dtype: Dtype) -> ExecError {
-    ExecError::Unsupported {
-        op: Op::Linear(*op).name().to_owned(),
-        why: format!("operands of {dtype}, which no fused kernel takes"),
-    }
 }

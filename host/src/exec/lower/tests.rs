@@ -1,10 +1,12 @@
 //! That each operation reaches its kernel, with the addresses, strides and counts of its views.
 
 use super::*;
+use crate::plan::testing::Decoder;
 use crate::plan::{
-    Bounds, Constant, ConstantId, KvLayout, Linear, PartTransform, Tensor, TensorId, Weight,
-    WeightPart,
+    Bounds, Constant, ConstantId, KvLayout, Linear, Norm, PartTransform, Precision, RopeAppend,
+    Tensor, TensorId, Weight, WeightPart,
 };
+use kernels::gemm::Linear16;
 
 const WIDTH: usize = 8;
 /// All addresses are above this, and all other arguments below.
@@ -135,6 +137,27 @@ fn views_become_addresses() {
             vec![input(NUM_TOKENS), input(layout.slot_mapping), a, a + 16, POOLS[1].k, POOLS[1].v],
         ),
         (
+            Op::RopeAppend(RopeAppend {
+                layer: 1,
+                q: half(0, 4),
+                k: half(1, 0),
+                v: half(1, 4),
+                table: ConstantId(0),
+                head_dim: 4,
+            }),
+            vec![
+                input(NUM_TOKENS),
+                input(layout.positions),
+                input(layout.slot_mapping),
+                ROPE,
+                a + 16,
+                b,
+                b + 16,
+                POOLS[1].k,
+                POOLS[1].v,
+            ],
+        ),
+        (
             Op::SiluMul { gate: half(0, 0), up: half(0, 4), out: half(1, 4) },
             vec![input(NUM_TOKENS), a, a + 16, b + 16],
         ),
@@ -253,4 +276,45 @@ fn nothing_to_compute_is_no_launch() {
     let mut empty = plan(Op::GatherRows { x: view(0), out: view(2) });
     empty.bounds.max_logit_rows = 0;
     assert_eq!(lowered(&empty).unwrap(), []);
+}
+
+/// The symbols that a decoder's layer is launched by, in a plan of one of the buckets.
+fn layer_symbols(plan: &Plan) -> Vec<&'static str> {
+    let address = |index: usize| MEMORY + index as u64 * 0x1000_0000;
+    let addresses = Addresses {
+        weights: (0..plan.weights.len()).map(address).collect(),
+        constants: vec![ROPE],
+        kv_pools: POOLS[..1].to_vec(),
+        tensors: (0..plan.tensors.len()).map(address).collect(),
+        step: STEP,
+        workspace: WORKSPACE,
+    };
+    let mut maps = TensorMaps::new(plan, MEMORY);
+    let launches = lower(plan, &addresses, Gpu::HOPPER, &mut maps).unwrap();
+    let symbols = launches.iter().map(|launch| launch.symbol);
+    // Between the embedding, and the gather in front of the logits.
+    let is_gather = |symbol: &&str| symbol.starts_with("gather_rows");
+    symbols.skip(1).take_while(|symbol| !is_gather(symbol)).collect()
+}
+
+#[test]
+fn a_layer_of_a_decode_step_is_fused() {
+    let [qwen, _] = Decoder::REAL;
+    let num_launches = |decoder: Decoder, max_seqs: usize| {
+        let plan = decoder.plan(max_seqs, 1);
+        [layer_symbols(&plan).len(), layer_symbols(&fused(&plan)).len()]
+    };
+    let with_fused_linears = if Linear16::fuses(1, qwen.hidden_size) { 7 } else { 10 };
+    assert_eq!(num_launches(qwen, 1), [11, with_fused_linears]);
+    // More rows than fused linear layers have, and f32.
+    assert_eq!(num_launches(qwen, 32), [11, 10]);
+    assert_eq!(num_launches(Decoder { precision: Precision::F32, ..qwen }, 1), [11, 10]);
+}
+
+#[test]
+fn a_fused_linear_layer_of_f32_is_an_error_that_names_it() {
+    let norm = Some(Norm { weight: WeightId(1), eps: 1e-6 });
+    let linear = Linear { norm, ..Linear::new(view(0), WeightId(0), view(1)) };
+    let error = lowered(&plan(Op::Linear(linear))).unwrap_err().to_string();
+    assert_eq!(error, "norm_linear: operands of F32, which no fused kernel takes");
 }
