@@ -51,7 +51,9 @@
 //! times the bytes of its weights. That is why more rows take 32 columns early.
 
 mod epilogue;
+mod input;
 mod mainloop;
+mod normed;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
@@ -60,14 +62,16 @@ pub use launcher::SmallM16;
 
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
-use epilogue::{Destination, Outputs};
+use epilogue::{Destination, MAX_OUTPUTS, Outputs, num_sums};
 use half::{bf16, f16};
-use mainloop::{Cursor, LaneRow, TILE, lane_group, load_round, multiply};
+use input::GlobalRows;
+use mainloop::{Cursor, LaneRow, load_round, multiply};
+use normed::{Norm, Shape};
 
 /// Warps that an SM should hold: what their accumulators and rows of x leave room for.
 const fn warps_per_sm(tiles_m: usize, tiles_n: usize) -> usize {
     match (tiles_m, tiles_n) {
-        (1, 1) => 32,
+        (1, 1 | 2) => 32,
         (8, 2..) => 8,
         _ => 16,
     }
@@ -101,24 +105,34 @@ fn wait_for_dependencies() {
 #[kernel(
     launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M, TILES_N, WARPS)),
     instances(
-        gemm_f16_small_m8_n8_w16 = <f16, 1, 1, 16>,
-        gemm_f16_small_m8_n8_w8 = <f16, 1, 1, 8>,
-        gemm_f16_small_m8_n32_w8 = <f16, 1, 4, 8>,
-        gemm_f16_small_m16_n8_w16 = <f16, 2, 1, 16>,
-        gemm_f16_small_m16_n32_w8 = <f16, 2, 4, 8>,
-        gemm_f16_small_m32_n8_w16 = <f16, 4, 1, 16>,
-        gemm_f16_small_m32_n32_w8 = <f16, 4, 4, 8>,
-        gemm_f16_small_m64_n8_w16 = <f16, 8, 1, 16>,
-        gemm_f16_small_m64_n32_w8 = <f16, 8, 4, 8>,
-        gemm_bf16_small_m8_n8_w16 = <bf16, 1, 1, 16>,
-        gemm_bf16_small_m8_n8_w8 = <bf16, 1, 1, 8>,
-        gemm_bf16_small_m8_n32_w8 = <bf16, 1, 4, 8>,
-        gemm_bf16_small_m16_n8_w16 = <bf16, 2, 1, 16>,
-        gemm_bf16_small_m16_n32_w8 = <bf16, 2, 4, 8>,
-        gemm_bf16_small_m32_n8_w16 = <bf16, 4, 1, 16>,
-        gemm_bf16_small_m32_n32_w8 = <bf16, 4, 4, 8>,
-        gemm_bf16_small_m64_n8_w16 = <bf16, 8, 1, 16>,
-        gemm_bf16_small_m64_n32_w8 = <bf16, 8, 4, 8>
+        gemm_f16_small_m8_n8_w16 = <f16, 1, 1, 16, false, false>,
+        gemm_f16_small_m8_n8_w8 = <f16, 1, 1, 8, false, false>,
+        gemm_f16_small_m8_n32_w8 = <f16, 1, 4, 8, false, false>,
+        gemm_f16_small_m8_n8_w16_norm = <f16, 1, 1, 16, true, false>,
+        gemm_f16_small_m8_n8_w8_norm = <f16, 1, 1, 8, true, false>,
+        gemm_f16_small_m8_n32_w8_norm = <f16, 1, 4, 8, true, false>,
+        gemm_f16_small_m8_n8_w16_norm_silu = <f16, 1, 2, 16, true, true>,
+        gemm_f16_small_m8_n8_w8_norm_silu = <f16, 1, 2, 8, true, true>,
+        gemm_f16_small_m16_n8_w16 = <f16, 2, 1, 16, false, false>,
+        gemm_f16_small_m16_n32_w8 = <f16, 2, 4, 8, false, false>,
+        gemm_f16_small_m32_n8_w16 = <f16, 4, 1, 16, false, false>,
+        gemm_f16_small_m32_n32_w8 = <f16, 4, 4, 8, false, false>,
+        gemm_f16_small_m64_n8_w16 = <f16, 8, 1, 16, false, false>,
+        gemm_f16_small_m64_n32_w8 = <f16, 8, 4, 8, false, false>,
+        gemm_bf16_small_m8_n8_w16 = <bf16, 1, 1, 16, false, false>,
+        gemm_bf16_small_m8_n8_w8 = <bf16, 1, 1, 8, false, false>,
+        gemm_bf16_small_m8_n32_w8 = <bf16, 1, 4, 8, false, false>,
+        gemm_bf16_small_m8_n8_w16_norm = <bf16, 1, 1, 16, true, false>,
+        gemm_bf16_small_m8_n8_w8_norm = <bf16, 1, 1, 8, true, false>,
+        gemm_bf16_small_m8_n32_w8_norm = <bf16, 1, 4, 8, true, false>,
+        gemm_bf16_small_m8_n8_w16_norm_silu = <bf16, 1, 2, 16, true, true>,
+        gemm_bf16_small_m8_n8_w8_norm_silu = <bf16, 1, 2, 8, true, true>,
+        gemm_bf16_small_m16_n8_w16 = <bf16, 2, 1, 16, false, false>,
+        gemm_bf16_small_m16_n32_w8 = <bf16, 2, 4, 8, false, false>,
+        gemm_bf16_small_m32_n8_w16 = <bf16, 4, 1, 16, false, false>,
+        gemm_bf16_small_m32_n32_w8 = <bf16, 4, 4, 8, false, false>,
+        gemm_bf16_small_m64_n8_w16 = <bf16, 8, 1, 16, false, false>,
+        gemm_bf16_small_m64_n32_w8 = <bf16, 8, 4, 8, false, false>
     )
 )]
 pub unsafe fn gemm_16_small_m<
@@ -126,12 +140,17 @@ pub unsafe fn gemm_16_small_m<
     const TILES_M: usize,
     const TILES_N: usize,
     const WARPS: usize,
+    const NORMED: bool,
+    const GATED: bool,
 >(
     num_rows: Global<u32>,
     n: u32,
     k: u32,
-    x: Global<u16>,
+    x: Global<()>,
     x_stride: u32,
+    norm_weight: Global<f32>,
+    k_reciprocal: f32,
+    eps: f32,
     weight: Global<u16>,
     weight_stride: u32,
     bias: Global<f32>,
@@ -141,20 +160,24 @@ pub unsafe fn gemm_16_small_m<
     out_f32: GlobalMut<f32>,
     out_stride: u32,
 ) {
-    let block_n = thread::block_idx_x() * TILES_N as u32 * TILE;
-    let outputs = Outputs::<TILES_M, TILES_N, WARPS>::new(block_n, n);
+    let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(thread::block_idx_x(), n);
     let cursor = Cursor::new(k);
-    // SAFETY: rows past the last one are the last one, whose results nobody stores.
+    // SAFETY: rows past the last one are the last one, whose results nobody stores. The normed rows
+    // have their shared memory behind that of the sums.
     unsafe {
         // 1. What no launch before this one writes.
         let mut weight_rows = [LaneRow::new(0, 0); TILES_N];
         for tile in 0..TILES_N {
-            let row = block_n + tile as u32 * TILE + lane_group();
-            weight_rows[tile] = LaneRow::new(row.min(n - 1), weight_stride);
+            weight_rows[tile] = outputs.weight_row(tile, weight_stride);
         }
         let weights = (weight, &weight_rows);
         let round = load_round::<TILES_N, WARPS>(weights, cursor);
-        let bias = outputs.bias(bias);
+        let mut sums_bias = [0.0; 2];
+        if !GATED {
+            sums_bias = outputs.bias(bias);
+        }
+        let shape = Shape { k, reciprocal: k_reciprocal, eps };
+        let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, shape));
 
         // 2. What they may.
         wait_for_dependencies();
@@ -162,17 +185,27 @@ pub unsafe fn gemm_16_small_m<
         if num_rows == 0 {
             return;
         }
-        let residual = outputs.residual(num_rows, residual, residual_stride);
-        let mut x_rows = [LaneRow::new(0, 0); TILES_M];
-        for tile in 0..TILES_M {
-            let row = tile as u32 * TILE + lane_group();
-            x_rows[tile] = LaneRow::new(row.min(num_rows - 1), x_stride);
+        let mut added = [0.0; MAX_OUTPUTS];
+        if !NORMED {
+            added = outputs.residual(num_rows, residual, residual_stride);
         }
 
         // 3. Products, and their sum over the warps.
         let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
-        multiply::<E, TILES_M, TILES_N, WARPS>((x, &x_rows), weights, cursor, round, &mut acc);
+        if let Some(norm) = norm {
+            let smem = dynamic_shared_mem::<f32>();
+            let smem = smem.offset(num_sums(TILES_M, TILES_N, WARPS));
+            let x = norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, smem);
+            multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, round, &mut acc);
+        } else {
+            let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, num_rows);
+            multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, round, &mut acc);
+        }
+        if GATED {
+            // Few models have one: it is not worth registers.
+            sums_bias = outputs.bias(bias);
+        }
         let out = Destination { half: out.cast::<E>(), single: out_f32, stride: out_stride };
-        outputs.store(num_rows, &acc, bias, &residual, &out);
+        outputs.store(num_rows, &acc, sums_bias, &added, &out);
     }
 }
