@@ -1,11 +1,12 @@
-//! RMSNorm over groups: `out[t, g, i] = x[t, g, i] * weight[i] * rsqrt(mean_i(x[t, g, i]^2) + eps)`.
+//! RMSNorm over groups: `out[t, g, i] = x[t, g, i] * weight[i] * rsqrt(mean_i(x[t, g, i]^2) +
+//! eps)`.
 //!
 //! Shapes    x, out `[num_rows, num_groups * group_size]` with row strides, out may be x; weight
 //!           `[group_size]` f32; x and out are f32 or of 16 bits, out no wider.
 //! Launch    grid `(max_rows * num_groups / groups a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a
 //!           warp a group up to `MAX_WARP_GROUP` elements, else the block a group.
-//! Numerics  f32 inside; squares are summed as a tree over the lanes that hold a chunk of 256 columns,
-//!           and chunks in their order, whoever holds them; one rounding at the store.
+//! Numerics  f32 inside; squares are summed as a tree over the lanes that hold a chunk of 256
+//!           columns, and chunks in their order, whoever holds them; one rounding at the store.
 //! Bound     memory: an element of x and one of out for each column.
 //! Source    arXiv:1910.07467.
 
@@ -78,8 +79,8 @@ pub(crate) unsafe fn group_sum(chunk_sums: Shared<f32>, num_chunks: u32) -> f32 
     total
 }
 
-/// What weighted elements of a group are multiplied by, of its sum of squares and the `reciprocal` of
-/// its size.
+/// What weighted elements of a group are multiplied by, of its sum of squares and the `reciprocal`
+/// of its size.
 #[inline(always)]
 pub(crate) fn scale(sum: f32, reciprocal: f32, eps: f32) -> f32 {
     math::rsqrt_approx(math::fma(sum, reciprocal, eps))

@@ -1,15 +1,21 @@
 //! GEMM in f16 and bf16 for few rows (decode): `out[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
-//! (+ residual[m, n])`, m at most 64.
+//! (+ residual[m, n])`, m at most 64. Up to 8 rows x may be RMSNorm's output, made of the residual
+//! stream here (`_norm`), and of two such columns, gate's and up's, comes `silu(gate) * up`
+//! (`_norm_silu`).
 //!
 //! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16; bias `[n]`, residual `[m, n]`, f32; out `[m,
 //!           n]`, f32 (it may be residual) or the operands' element; row strides; any n, k a
-//!           multiple of 8, rows of x and weight at multiples of 16 bytes.
-//! Launch    grid `(n / (8 * TILES_N), 1, 1)`, block `(32 * WARPS, 1, 1)`, the sums of all warps in
-//!           shared memory.
+//!           multiple of 8, rows of x and weight at multiples of 16 bytes. Normed: x f32, the
+//!           norm's weight `[k]` f32, no residual. Gated: weight `[2 * n, k]` and bias `[2 * n]`,
+//!           gate's n rows and then up's, out in the operands' element.
+//! Launch    grid `(n / (8 * TILES_N), 1, 1)`, of gated ones twice as many, block `(32 * WARPS, 1,
+//!           1)`, the sums of all warps and the normed rows in shared memory.
 //! Numerics  f32 accumulators of the tensor core, one rounding at the store. A warp sums every
 //!           `WARPS`-th line of 64 products in the order of k, warps are added in fours: the order
 //!           depends on n and k alone, so that a row has the same bits in whatever batch (m = 1 is
-//!           no kernel of its own: one with FMAs would differ, and be no faster, see below).
+//!           no kernel of its own: one with FMAs would differ, and be no faster, see below). Fused
+//!           kernels have the bits of RmsNorm, this one and SiluMul in turn: what those store is
+//!           rounded here too.
 //! Bound     memory: the weight is read once, `2 * n * k` bytes, and waits for nothing: the first
 //!           loads of a block are under way before it asks for its rows, or for the launch before.
 //!
@@ -31,6 +37,23 @@
 //! | 32, 32 | 126 | 23.8 | 1 | 4 | 16 |
 //! | 64, 8 | 128 | 77.1 | 8 | 8 | 16 |
 //! | 64, 32 | 206 | 45.9 | 2 | 8 | 8 |
+//! | 8, 8, normed | 64 | 16.6 | 1, shared | 2 | 32 |
+//! | 8, 32, normed | 88 | 12.4 | 0.25, shared | 2 | 16 |
+//! | 8, 8 of gate and 8 of up, normed | 64 | 12.9 | 0.5, shared | 2 | 32 |
+//!
+//! # A norm in front
+//! Each block norms all rows, which L1 and L2 have, instead of waiting for a launch that does it.
+//! Its weights are under way meanwhile. At one row of 896 columns four warps have a chunk each, and
+//! between x and the first product stand eight FMAs, five shuffles, two barriers and `rsqrt`:
+//! predicted, not measured, 400 cycles, 0.25 us, where a launch costs over 1 us. With 8 rows a
+//! warp of eight has four chunks in turn: predicted 1 us. Blocks after the first ones of an SM hide
+//! it behind the loads of others. In the machine code the normed chunk waits for all weights of the
+//! first round, since ptxas has them share a scoreboard with those of the norm; those of a launch
+//! that starts early have come by then.
+//!
+//! A normed row takes `2 * k` bytes and up to 192 more: at one row k up to 8,192 leaves an SM the
+//! warps of the table, at 8 rows of 3,072 it has three blocks of eight. What takes more than 99 KiB,
+//! which every device gives a block, is not fused.
 //!
 //! # Roofline of one row
 //! Not measured yet: the bytes at 4.4 TB/s, beside cuBLAS on an H200.
@@ -160,6 +183,7 @@ pub unsafe fn gemm_16_small_m<
     out_f32: GlobalMut<f32>,
     out_stride: u32,
 ) {
+    const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
     let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(thread::block_idx_x(), n);
     let cursor = Cursor::new(k);
     // SAFETY: rows past the last one are the last one, whose results nobody stores. The normed rows

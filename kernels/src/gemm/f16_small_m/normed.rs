@@ -1,9 +1,10 @@
 //! Rows of x behind an RMSNorm: each block norms them all, into its shared memory.
 //!
-//! The warps take turns, a chunk of 256 columns of a row each. What a warp does first is laid out for
-//! one row, of which it rarely has more than a chunk: the norm's weights are loaded before the launch
-//! before has ended, and the chunk stays in registers while all warps' sums of squares meet. Of
-//! further turns x comes from L1 the second time.
+//! The warps take turns, a chunk of 256 columns of a row each. The first turn is laid out for one
+//! row, of which a warp rarely has more than a chunk: the norm's weights are on their way before the
+//! launch before has ended, and x stays in registers while all warps' sums of squares meet. Of further
+//! turns x comes from L1 the second time. Registers are what 32 warps an SM leave beside the weights
+//! of a round: of the norm's eight weights of a lane only the first one is kept.
 
 use super::input::Input;
 use super::mainloop::{Cursor, LINE_K, LOAD_WORDS, Load, TILE, lane_group, lane_pair};
@@ -17,7 +18,7 @@ const fn row_stride(k: u32) -> u32 {
     k.next_multiple_of(LINE_K) + LINE_K / 2
 }
 
-/// The logarithm of a row's turns: one for each chunk, and as many idle ones as make a power of two.
+/// The logarithm of a row's turns: one for each chunk, and idle ones that make a power of two.
 const fn row_shift(k: u32) -> u32 {
     num_chunks(k).next_power_of_two().trailing_zeros()
 }
@@ -90,7 +91,7 @@ impl<const WARPS: usize> Norm<WARPS> {
     /// What no launch before this one has to be waited for.
     ///
     /// # Safety
-    /// 1. `weight` holds `k` elements, at a multiple of 16 bytes; `k` is a multiple of eight, not 0.
+    /// 1. `weight` holds `k` elements, at a multiple of 16 bytes; `k` is a multiple of 8, not 0.
     #[inline(always)]
     pub unsafe fn new(weight: Global<f32>, shape: Shape) -> Self {
         let column = shape.column(Turn(warp::warp_idx())) as usize;
@@ -118,15 +119,15 @@ impl<const WARPS: usize> Norm<WARPS> {
         let rows = smem.offset(num_sums(shape.k)).cast::<u16>();
         let end = num_rows << row_shift(shape.k);
         let turn = |round| Turn(round * WARPS as u32 + warp::warp_idx());
-        // SAFETY: turns of rows under `num_rows` alone; each is one warp's, and what others wrote is
-        // read behind a barrier.
+        // SAFETY: turns of rows under `num_rows` alone; each is one warp's, and what others wrote
+        // is read behind a barrier.
         unsafe {
             let load_x = |turn: Turn| {
                 let row = x.wrapping_add(shape.row(turn) as usize * stride as usize);
                 shape.load(row, turn, turn.0 < end)
             };
-            // All warps have as many rounds, idle ones among them: shuffles need the whole warp. The
-            // first round comes last, since its chunk stays in registers.
+            // All warps have as many rounds: where a branch depended on the warp, ptxas would take
+            // shuffles for divergent. The first comes last: its chunk stays in registers.
             let num_rounds = end.div_ceil(WARPS as u32);
             let mut round = num_rounds;
             let mut values;
