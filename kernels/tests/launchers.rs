@@ -47,10 +47,14 @@ fn rms_norm_takes_a_warp_or_a_block_a_group() {
         )
     };
     assert_eq!(of(norm(3, 7, 128)), ("rms_norm_f32_warp", [3, 1, 1], 256, 0));
-    assert_eq!(of(norm(3, 1, 1025)), ("rms_norm_f32_block", [3, 1, 1], 256, 0));
+    assert_eq!(of(norm(3, 1, 1025)), ("rms_norm_f32_block", [3, 1, 1], 256, 32));
     assert!(is_nothing(norm(0, 7, 128)));
     assert!(is_nothing(norm(3, 0, 128)));
     assert!(is_nothing(norm(3, 7, 0)));
+    assert!(matches!(
+        norm(1, 1, (3 << 20) + 1),
+        Err(LaunchError::Shape { what: "group_size", .. })
+    ));
     assert!(matches!(
         norm(usize::MAX, 2, 2048),
         Err(LaunchError::Grid { axis: "x", blocks: usize::MAX, .. })

@@ -58,8 +58,8 @@ pub struct Linear16 {
     pub n: usize,
     /// Columns of the input and of the weight.
     pub k: usize,
-    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) makes it of
-    /// the outputs of a weight whose first `n` rows are gate's and whose last `n` are up's.
+    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) makes it
+    /// of the outputs of a weight whose first `n` rows are gate's and whose last `n` are up's.
     pub gated: bool,
 }
 

@@ -4,6 +4,7 @@
 mod attention;
 mod device;
 mod gemm;
+mod gemm16_fused;
 mod gemm16_sm80;
 mod gemm16_sm90;
 mod gemm16_small_m;
