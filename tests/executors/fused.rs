@@ -17,6 +17,9 @@ const ROWS: &[usize] = &[1, 2, 3, 7, 8, 9];
 /// Columns of x, and of out.
 const WIDTHS: &[(usize, usize)] = &[(8, 8), (64, 128), (72, 136), (896, 40)];
 
+/// Added to the mean of squares.
+const EPS: f32 = 1e-5;
+
 /// A linear layer with a norm in front.
 #[derive(Clone, Copy)]
 struct Layer {
@@ -82,46 +85,74 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// The operations one after the other; an executor that has a kernel for all of them runs that.
+impl Layer {
+    /// The operations one after the other, of these rows, with others in between or not; and the rows behind them.
+    fn plan(&self, x_rows: &Matrix, apart: bool) -> (Plan, Weights) {
+        let &Layer { precision, rows, k, n, gated, has_bias } = self;
+        let mut setup = Setup::new(precision);
+        let x = setup.f32_input("x", x_rows);
+        let [norm, bias] = self.vectors();
+        let norm = setup.vector("norm", &norm);
+        let weight = setup.matrix("weight", &self.weight());
+        let bias = has_bias.then(|| setup.vector("bias", &bias));
+        let operand = setup.activation("operand", k);
+        let sums = setup.activation("sums", self.weight().rows);
+        setup.plan.op(Op::RmsNorm { x, weight: norm, out: operand, eps: EPS });
+        let apart_from = |setup: &mut Setup, name: &str| {
+            if apart {
+                setup.f32_input(name, x_rows);
+            }
+        };
+        apart_from(&mut setup, "between norm and layer");
+        setup.plan.op(Op::Linear(Linear { bias, ..Linear::new(operand, weight, sums) }));
+        apart_from(&mut setup, "between layer and gate");
+        let out = if gated { setup.activation("out", n) } else { sums };
+        if gated {
+            let (gate, up) = (sums.columns(0, n), sums.columns(n, n));
+            setup.plan.op(Op::SiluMul { gate, up, out });
+        }
+        // As of the residual stream, the rows in front of the norm are read again.
+        let again = setup.plan.activation("x again", Rows::Logits, k, Dtype::F32);
+        setup.plan.op(Op::GatherRows { x, out: again });
+        let bounds = bounds(rows, 0);
+        setup.finish(bounds, smallest_kv(&bounds), out)
+    }
+
+    fn weight(&self) -> Matrix {
+        let rows = if self.gated { 2 * self.n } else { self.n };
+        Matrix::random(3, rows, self.k).rounded(self.precision)
+    }
+
+    /// The norm's weight, and the bias.
+    fn vectors(&self) -> [Matrix; 2] {
+        [Matrix::random(2, 1, self.k), Matrix::random(4, 1, self.weight().rows)]
+    }
+}
+
+/// Within the roundings in between; and to the bit what the operations give that no executor can fuse.
 fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     let &Layer { precision, rows, k, n, gated, has_bias } = layer;
-    let weight_rows = if gated { 2 * n } else { n };
     let x_rows = Matrix::random(1, rows, k);
-    let norm_weight = Matrix::random(2, 1, k);
-    let weight = Matrix::random(3, weight_rows, k).rounded(precision);
-    let bias = Matrix::random(4, 1, weight_rows);
-    let mut setup = Setup::new(precision);
-    let x = setup.f32_input("x", &x_rows);
-    let norm = setup.vector("norm", &norm_weight);
-    let weight_id = setup.matrix("weight", &weight);
-    let bias_id = has_bias.then(|| setup.vector("bias", &bias));
-    let operand = setup.activation("operand", k);
-    let sums = setup.activation("sums", weight_rows);
-    setup.plan.op(Op::RmsNorm { x, weight: norm, out: operand, eps: 1e-5 });
-    let linear = Linear { bias: bias_id, ..Linear::new(operand, weight_id, sums) };
-    setup.plan.op(Op::Linear(linear));
-    let out = if gated { setup.activation("out", n) } else { sums };
-    if gated {
-        let (gate, up) = (sums.columns(0, n), sums.columns(n, n));
-        setup.plan.op(Op::SiluMul { gate, up, out });
-    }
-    // As of the residual stream, the rows in front of the norm are read again.
-    let again = setup.plan.activation("x again", Rows::Logits, k, Dtype::F32);
-    setup.plan.op(Op::GatherRows { x, out: again });
-    let bounds = bounds(rows, 0);
-    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
-
     let stored = |values: Vec<oracle::Approx>| -> Vec<oracle::Approx> {
         values.into_iter().map(|value| value.stored(precision)).collect()
     };
-    let operand = stored(oracle::rms_norm(&x_rows, &norm_weight.data, 1e-5));
+    let [norm, bias] = layer.vectors();
+    let operand = stored(oracle::rms_norm(&x_rows, &norm.data, EPS));
     let bias = has_bias.then_some(&bias.data[..]);
-    let mut expected = stored(oracle::linear_of(&operand, k, &weight, bias));
+    let mut expected = stored(oracle::linear_of(&operand, k, &layer.weight(), bias));
     if gated {
         expected = stored(oracle::gated(&expected, n, precision));
     }
+    let (plan, weights) = layer.plan(&x_rows, false);
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
-    check(subject, &[plan], &weights, &[step])
+    if let ignored @ Completion::Ignored { .. } = check(subject, &[plan], &weights, &[step])? {
+        return Ok(ignored);
+    }
+    let bits = |apart| logits(subject, &layer.plan(&x_rows, apart), rows).map_err(text);
+    match bits(false)? == bits(true)? {
+        true => Ok(Completion::Completed),
+        false => Err("other bits than the operations apart".to_owned()),
+    }
 }
 
 /// Rows of Q, K and V, their heads as [`RopeShape`] has them.

@@ -6,7 +6,7 @@ use crate::plan::{
     Bounds, Constant, ConstantId, KvLayout, Linear, Norm, PartTransform, Precision, RopeAppend,
     Tensor, TensorId, Weight, WeightPart,
 };
-use kernels::gemm::Linear16;
+use kernels::gemm::MAX_FUSED_ROWS;
 
 const WIDTH: usize = 8;
 /// All addresses are above this, and all other arguments below.
@@ -299,16 +299,39 @@ fn layer_symbols(plan: &Plan) -> Vec<&'static str> {
 
 #[test]
 fn a_layer_of_a_decode_step_is_fused() {
-    let [qwen, _] = Decoder::REAL;
+    let [qwen, phi] = Decoder::REAL;
     let num_launches = |decoder: Decoder, max_seqs: usize| {
         let plan = decoder.plan(max_seqs, 1);
         [layer_symbols(&plan).len(), layer_symbols(&fused(&plan)).len()]
     };
-    let with_fused_linears = if Linear16::fuses(1, qwen.hidden_size) { 7 } else { 10 };
-    assert_eq!(num_launches(qwen, 1), [11, with_fused_linears]);
+    for decoder in [qwen, phi] {
+        for max_seqs in [1, MAX_FUSED_ROWS] {
+            assert_eq!(num_launches(decoder, max_seqs), [11, 7], "{decoder:?}");
+        }
+    }
     // More rows than fused linear layers have, and f32.
     assert_eq!(num_launches(qwen, 32), [11, 10]);
     assert_eq!(num_launches(Decoder { precision: Precision::F32, ..qwen }, 1), [11, 10]);
+}
+
+#[test]
+fn what_the_fused_kernels_do_not_take_is_not_fused() {
+    let num_fused = |change: fn(&mut Plan)| {
+        let mut plan = Decoder::SMALL.plan(1, 1);
+        change(&mut plan);
+        plan.ops.len() - fused(&plan).ops.len()
+    };
+    assert_eq!(num_fused(|_| {}), 4);
+    // A residual behind a norm, rows that are not aligned, and a gate without a norm.
+    assert_eq!(
+        num_fused(|plan| {
+            let Op::Linear(linear) = &mut plan.ops[2] else { panic!("{:?}", plan.ops[2]) };
+            linear.residual = Some(linear.out);
+        }),
+        3
+    );
+    assert_eq!(num_fused(|plan| plan.tensors[0].width += 2), 1);
+    assert_eq!(num_fused(|plan| _ = plan.ops.remove(7)), 2);
 }
 
 #[test]
