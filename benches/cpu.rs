@@ -20,8 +20,8 @@ use criterion::{Criterion, Throughput};
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Device, Executor, Want, WeightSource};
 use halfwarp::plan::{
-    Attention, Dtype, KvLayout, Op, PartTransform, Plan, Precision, StepInputs, StepShape, Weight,
-    WeightPart,
+    Attention, Dtype, KvLayout, Linear, Op, PartTransform, Plan, Precision, StepInputs, StepShape,
+    Weight, WeightPart,
 };
 use halfwarp::{Checkpoint, Engine, EngineOptions, Model, Request};
 use harness::{Matrix, Setup, Weights, bounds, matches_oracle, one_sequence, smallest_kv};
@@ -90,7 +90,7 @@ fn linear(criterion: &mut Criterion) {
             let mut setup = Setup::default();
             let (x, id) = (setup.input("x", &input), setup.matrix("weight", &weight));
             let out = setup.activation("out", n);
-            setup.plan.op(Op::Linear { x, weight: id, bias: None, residual: None, out });
+            setup.plan.op(Op::Linear(Linear::new(x, id, out)));
             let bounds = bounds(rows, 0);
             let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
             let last = oracle::linear(&last_row(&input), &weight, None, None);

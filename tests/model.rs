@@ -3,8 +3,10 @@
 #[path = "model/interpreter.rs"]
 mod interpreter;
 
+use halfwarp::exec::cpu::CpuExecutor;
+use halfwarp::exec::{Executor, Want};
 use halfwarp::model::Model;
-use halfwarp::plan::{Bounds, Dtype, Op, Plan, Precision, Rows, View};
+use halfwarp::plan::{Bounds, Dtype, Op, Plan, Precision, Rows, StepInputs, View};
 use interpreter::Interpreter;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -44,6 +46,7 @@ fn logits_match_transformers() {
     for (path, expected) in models {
         let model = Model::open(&path).unwrap_or_else(|error| panic!("{error}"));
         check_logits(&model, &expected, |_| ());
+        check_logits(&model, &expected, |plan| *plan = plan.fused(|_| true));
         assert_eq!(model.stop_tokens(), [2]);
     }
 }
@@ -128,6 +131,37 @@ fn a_precision_is_in_the_plan() {
                 let wanted = if weight.rows == 1 { Dtype::F32 } else { precision.operand() };
                 assert_eq!(weight.storage, wanted, "{golden}, {}", weight.name);
             }
+        }
+    }
+}
+
+/// The logits of a prompt and of a token behind it, on the CPU.
+fn cpu_logits(model: &Model, plan: &Plan) -> Vec<u32> {
+    let mut executor = CpuExecutor::open(plan, model.checkpoint()).unwrap();
+    let prepared = executor.prepare(plan).unwrap();
+    let mut logits = Vec::new();
+    for (tokens, past_len) in [(&[5, 9, 2, 11, 7][..], 0), (&[3], 5)] {
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(tokens, past_len, &[1], 0..tokens.len());
+        logits.extend(executor.run(prepared, &inputs, Want::Logits).unwrap().logits);
+    }
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn a_fused_plan_gives_the_same_bits() {
+    for (path, _) in golden_models() {
+        let model = Model::open(&path).unwrap();
+        for precision in Precision::ALL {
+            let Ok(plan) = model.plan(precision, Bounds { max_kv_len: 64, ..bounds(8) }, 2) else {
+                continue;
+            };
+            let fused = plan.fused(|_| true);
+            assert_eq!(fused.check(), Ok(()));
+            let per_layer = (plan.ops.len() - fused.ops.len()) / plan.kv.num_layers;
+            assert_eq!(per_layer, 4, "two norms, RoPE, and the gate");
+            let same = cpu_logits(&model, &fused) == cpu_logits(&model, &plan);
+            assert!(same, "{} in {precision}", path.display());
         }
     }
 }

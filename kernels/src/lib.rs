@@ -15,6 +15,7 @@ pub mod gemm;
 pub mod kv_cache;
 pub mod rms_norm;
 pub mod rope;
+pub mod rope_append;
 pub mod sampling;
 pub mod silu_mul;
 pub mod tile;

@@ -1,11 +1,12 @@
-//! RMSNorm over groups: `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) *
-//! weight[i]`.
+//! RMSNorm over groups: `out[t, g, i] = x[t, g, i] * weight[i] * rsqrt(mean_i(x[t, g, i]^2) +
+//! eps)`.
 //!
 //! Shapes    x, out `[num_rows, num_groups * group_size]` with row strides, out may be x; weight
 //!           `[group_size]` f32; x and out are f32 or of 16 bits, out no wider.
 //! Launch    grid `(max_rows * num_groups / groups a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a
 //!           warp a group up to `MAX_WARP_GROUP` elements, else the block a group.
-//! Numerics  f32 inside, the sum of squares as a tree over threads; one rounding at the store.
+//! Numerics  f32 inside; squares are summed as a tree over the lanes that hold a chunk of 256
+//!           columns, and chunks in their order, whoever holds them; one rounding at the store.
 //! Bound     memory: an element of x and one of out for each column.
 //! Source    arXiv:1910.07467.
 
@@ -19,18 +20,85 @@ const NUM_THREADS: u32 = 256;
 /// Warps of a block.
 const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 
-/// The sum of `value` over the block, in every thread.
-fn block_reduce_add(value: f32) -> f32 {
-    let sum = warp::reduce_add(value);
-    // SAFETY: one element a warp, written before the barrier and only read behind it.
-    unsafe {
-        let partials = shared_array![f32; NUM_WARPS as usize];
-        if warp::lane_id() == 0 {
-            partials.set(warp::warp_idx(), sum);
-        }
-        thread::sync_threads();
-        (0..NUM_WARPS).fold(0.0, |total, i| total + partials.get(i))
+/// Columns of a thread.
+pub(crate) type Vector = [f32; VECTOR as usize];
+
+/// Columns of a chunk: eight a lane.
+pub(crate) const CHUNK: u32 = warp::WARP_SIZE * VECTOR;
+
+/// Chunks that a warp loads at once.
+const BATCH: usize = 4;
+
+/// Chunks of a group, a multiple of four: those past its end add zeros.
+pub(crate) const fn num_chunks(group_size: u32) -> u32 {
+    group_size.div_ceil(4 * CHUNK) * 4
+}
+
+/// The lane's part of a chunk's sum of squares.
+#[inline(always)]
+fn lane_sum(values: &Vector) -> f32 {
+    let mut sum = 0.0;
+    for &value in values {
+        sum = math::fma(value, value, sum);
     }
+    sum
+}
+
+/// The sum of squares of a chunk, in every lane of the warp that has its `values`.
+#[inline(always)]
+pub(crate) fn chunk_sum(values: &Vector) -> f32 {
+    warp::reduce_add(lane_sum(values))
+}
+
+/// As [`chunk_sum`], of chunks of a group; those past its end have the sum 0.
+#[inline(always)]
+fn batch_sums(values: &[Vector; BATCH], group_size: u32) -> [f32; BATCH] {
+    if group_size <= CHUNK {
+        return [chunk_sum(&values[0]), 0.0, 0.0, 0.0];
+    }
+    // The shuffles of all of them side by side.
+    let lane_sums = [0, 1, 2, 3].map(|i| lane_sum(&values[i]));
+    lane_sums.map(warp::reduce_add)
+}
+
+/// The sum of squares of a group: that of its `num_chunks` chunks, in their order.
+///
+/// # Safety
+/// 1. `chunk_sums` holds them, as [`num_chunks`] counts them, at a multiple of 16 bytes.
+#[inline(always)]
+#[track_caller]
+pub(crate) unsafe fn group_sum(chunk_sums: Shared<f32>, num_chunks: u32) -> f32 {
+    let mut total = 0.0;
+    let mut chunk = 0;
+    while chunk < num_chunks {
+        // SAFETY: the caller's promise.
+        let sums: [f32; 4] = unsafe { chunk_sums.get_vec(chunk) };
+        total = sums.iter().fold(total, |total, sum| total + sum);
+        chunk += 4;
+    }
+    total
+}
+
+/// What weighted elements of a group are multiplied by, of its sum of squares and the `reciprocal`
+/// of its size.
+#[inline(always)]
+pub(crate) fn scale(sum: f32, reciprocal: f32, eps: f32) -> f32 {
+    math::rsqrt_approx(math::fma(sum, reciprocal, eps))
+}
+
+/// Elements of a group by their weights.
+#[inline(always)]
+pub(crate) fn weighted(mut values: Vector, weights: Vector) -> Vector {
+    for i in 0..VECTOR as usize {
+        values[i] *= weights[i];
+    }
+    values
+}
+
+/// Weighted elements of a group by its scale.
+#[inline(always)]
+pub(crate) fn scaled(weighted: Vector, scale: f32) -> Vector {
+    weighted.map(|value| value * scale)
 }
 
 /// From elements `X` to `Y`. `PER_WARP`: each warp takes a group; else each block takes one.
@@ -68,11 +136,10 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
     out_stride: u32,
     aligned: u32,
 ) {
-    let (group, first, step) = if PER_WARP {
-        let group = thread::block_idx_x() * NUM_WARPS + warp::warp_idx();
-        (group, warp::lane_id() * VECTOR, warp::WARP_SIZE * VECTOR)
+    let (group, first_chunk, step) = if PER_WARP {
+        (thread::block_idx_x() * NUM_WARPS + warp::warp_idx(), 0, 1)
     } else {
-        (thread::block_idx_x(), thread::thread_idx_x() * VECTOR, NUM_THREADS * VECTOR)
+        (thread::block_idx_x(), warp::warp_idx(), NUM_WARPS)
     };
     grid::wait_for_dependencies();
     grid::launch_dependents();
@@ -87,28 +154,44 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
         }
         let x = x.cast::<X>().add(row as usize * x_stride as usize + column as usize);
         let out = out.cast::<Y>().add(row as usize * out_stride as usize + column as usize);
-        let columns = |first| Columns::new(first, group_size, aligned != 0);
+        let columns = |chunk| {
+            let first = chunk * CHUNK + warp::lane_id() * VECTOR;
+            Columns::new(first, group_size, aligned != 0)
+        };
 
+        let num_chunks = num_chunks(group_size);
+        let chunk_sums = dynamic_shared_mem::<f32>();
         let mut sum = 0.0;
-        let mut i = first;
-        while i < group_size {
-            let values = columns(i).load(x);
-            for j in 0..VECTOR as usize {
-                sum = math::fma(values[j], values[j], sum);
+        let mut chunk = first_chunk;
+        while chunk < num_chunks {
+            let mut values = [[0.0; VECTOR as usize]; BATCH];
+            unroll!(i in 0..4, {
+                values[i] = columns(chunk + i as u32 * step).load(x);
+            });
+            let sums = batch_sums(&values, group_size);
+            if PER_WARP {
+                sum = sums.iter().fold(sum, |sum, chunk_sum| sum + chunk_sum);
+            } else if warp::lane_id() == 0 {
+                for i in 0..BATCH {
+                    let chunk = chunk + i as u32 * step;
+                    if chunk < num_chunks {
+                        chunk_sums.set(chunk, sums[i]);
+                    }
+                }
             }
-            i += step;
+            chunk += BATCH as u32 * step;
         }
-        let sum = if PER_WARP { warp::reduce_add(sum) } else { block_reduce_add(sum) };
-        let scale = math::rsqrt_approx(sum / group_size as f32 + eps);
+        if !PER_WARP {
+            thread::sync_threads();
+            sum = group_sum(chunk_sums, num_chunks);
+        }
+        let scale = scale(sum, 1.0 / group_size as f32, eps);
 
-        let mut i = first;
-        while i < group_size {
-            let (mut values, weights) = (columns(i).load(x), columns(i).load(weight));
-            for j in 0..VECTOR as usize {
-                values[j] = values[j] * scale * weights[j];
-            }
-            columns(i).store(out, values);
-            i += step;
+        let mut chunk = first_chunk;
+        while chunk * CHUNK < group_size {
+            let (values, weights) = (columns(chunk).load(x), columns(chunk).load(weight));
+            columns(chunk).store(out, scaled(weighted(values, weights), scale));
+            chunk += step;
         }
     }
 }
@@ -119,14 +202,17 @@ pub use launcher::RmsNorm;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
     use super::rms_norm::Instance;
-    use super::{NUM_THREADS, NUM_WARPS, rms_norm};
+    use super::{BATCH, CHUNK, NUM_THREADS, NUM_WARPS, num_chunks, rms_norm};
     use crate::Rows;
     use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VECTOR};
     use crate::operand::is_aligned;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-    /// Largest group that a warp takes alone: 32 elements a lane.
-    const MAX_WARP_GROUP: usize = 1024;
+    /// Largest group that a warp takes alone: one batch.
+    const MAX_WARP_GROUP: usize = BATCH * CHUNK as usize;
+
+    /// Largest group: the sums of its chunks take the shared memory that any block has.
+    const MAX_GROUP: usize = (48 << 10) / size_of::<f32>() * CHUNK as usize;
 
     /// RMSNorm over groups of columns: one group for a norm of the hidden state, one a head for
     /// QK-norm.
@@ -147,7 +233,7 @@ mod launcher {
         /// or no columns. `out` may be `x`.
         ///
         /// # Errors
-        /// [`LaunchError`] for sizes beyond a grid or a `u32`.
+        /// [`LaunchError`] for sizes beyond a grid or a `u32`, and groups of over 3 Mi columns.
         pub fn launch<X: Number, Y: NarrowedFrom<X>>(
             &self,
             num_rows: DevicePtr<u32>,
@@ -155,6 +241,10 @@ mod launcher {
             weight: DevicePtr<f32>,
             out: Rows<Y>,
         ) -> Result<Option<Launch>, LaunchError> {
+            if self.group_size > MAX_GROUP {
+                let (value, expected) = (self.group_size, "at most 3145728");
+                return Err(LaunchError::Shape { what: "group_size", value, expected });
+            }
             let per_warp = self.group_size <= MAX_WARP_GROUP;
             let groups_per_block = if per_warp { NUM_WARPS as usize } else { 1 };
             let blocks = self.max_rows.saturating_mul(self.num_groups).div_ceil(groups_per_block);
@@ -165,7 +255,9 @@ mod launcher {
                 && x.is_aligned()
                 && out.is_aligned()
                 && is_aligned(weight);
-            let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, 0)?;
+            let shared_bytes =
+                if per_warp { 0 } else { num_chunks(group_size) as usize * size_of::<f32>() };
+            let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
             Ok(geometry.filter(|_| group_size > 0).map(|geometry| {
                 rms_norm::launch(
                     instance(Y::NARROWING, per_warp),

@@ -56,19 +56,41 @@ pub unsafe fn rope<E: Number>(
             return;
         }
         let columns = Columns::new(vector % vectors * VECTOR, half, aligned != 0);
-        let cos = table.add(positions.get(token as usize) as usize * rotary_dim as usize);
-        let (cos, sin) = (columns.load(cos), columns.load(cos.add(half as usize)));
+        let angles = table.add(positions.get(token as usize) as usize * rotary_dim as usize);
         let first = token as usize * x_stride as usize + (head * head_dim) as usize;
         let first = x.cast::<E>().add(first);
         let second = first.add(half as usize);
-        let mut a = columns.load(first.as_global());
-        let mut b = columns.load(second.as_global());
+        let (a, b) = rotated(columns, half, angles, first.as_global());
+        columns.store(first, a);
+        columns.store(second, b);
+    }
+}
+
+/// The pairs `columns` of a head, rotated by the angles of a position: of each pair the first, and
+/// the second.
+///
+/// # Safety
+/// 1. `head` and `angles` hold `2 * half` elements; both halves of each are aligned if `columns` say
+///    so.
+/// 2. No other thread writes the pairs at the same time.
+#[inline(always)]
+#[track_caller]
+pub(crate) unsafe fn rotated<E: Number>(
+    columns: Columns,
+    half: u32,
+    angles: Global<f32>,
+    head: Global<E>,
+) -> ([f32; VECTOR as usize], [f32; VECTOR as usize]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (cos, sin) = (columns.load(angles), columns.load(angles.add(half as usize)));
+        let mut a = columns.load(head);
+        let mut b = columns.load(head.add(half as usize));
         for i in 0..VECTOR as usize {
             (a[i], b[i]) =
                 (math::fma(a[i], cos[i], -(b[i] * sin[i])), math::fma(b[i], cos[i], a[i] * sin[i]));
         }
-        columns.store(first, a);
-        columns.store(second, b);
+        (a, b)
     }
 }
 

@@ -17,6 +17,14 @@ use half::{bf16, f16};
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
 
+/// `silu(gate) * up`, at most the largest `E`.
+#[inline(always)]
+pub(crate) fn gated<E: Number>(gate: f32, up: f32) -> f32 {
+    // For a very negative gate the exponential is infinite and its reciprocal 0, as silu is.
+    let sigmoid = math::rcp_approx(1.0 + math::exp2_approx(-gate * LOG2_E));
+    (gate * sigmoid * up).clamp(-E::CLAMP, E::CLAMP)
+}
+
 /// Eight elements `E` a thread.
 ///
 /// # Safety
@@ -55,9 +63,7 @@ pub unsafe fn silu_mul<E: Number>(
         let up = columns.load(up.cast::<E>().add(start(up_stride)));
         let mut products = [0.0; VECTOR as usize];
         for i in 0..VECTOR as usize {
-            // For a very negative gate the exponential is infinite and its reciprocal 0, as silu is.
-            let sigmoid = math::rcp_approx(1.0 + math::exp2_approx(-gate[i] * LOG2_E));
-            products[i] = (gate[i] * sigmoid * up[i]).clamp(-E::CLAMP, E::CLAMP);
+            products[i] = gated::<E>(gate[i], up[i]);
         }
         columns.store(out.cast::<E>().add(start(out_stride)), products);
     }

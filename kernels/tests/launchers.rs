@@ -12,6 +12,7 @@ use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Linear, LinearOperands, 
 use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
+use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 use kernels::sampling::Argmax;
 use kernels::silu_mul::SiluMul;
 
@@ -48,10 +49,14 @@ fn rms_norm_takes_a_warp_or_a_block_a_group() {
         )
     };
     assert_eq!(of(norm(3, 7, 128)), ("rms_norm_f32_warp", [3, 1, 1], 256, 0));
-    assert_eq!(of(norm(3, 1, 1025)), ("rms_norm_f32_block", [3, 1, 1], 256, 0));
+    assert_eq!(of(norm(3, 1, 1025)), ("rms_norm_f32_block", [3, 1, 1], 256, 32));
     assert!(is_nothing(norm(0, 7, 128)));
     assert!(is_nothing(norm(3, 0, 128)));
     assert!(is_nothing(norm(3, 7, 0)));
+    assert!(matches!(
+        norm(1, 1, (3 << 20) + 1),
+        Err(LaunchError::Shape { what: "group_size", .. })
+    ));
     assert!(matches!(
         norm(usize::MAX, 2, 2048),
         Err(LaunchError::Grid { axis: "x", blocks: usize::MAX, .. })
@@ -110,6 +115,38 @@ fn rope_takes_a_thread_eight_pairs() {
     for wrong in [98, 95] {
         assert!(matches!(rope(7, wrong), Err(LaunchError::Shape { what: "rotary_dim", .. })));
     }
+}
+
+#[test]
+fn rope_append_takes_a_thread_a_vector() {
+    let append = |max_tokens, num_heads, rotary_dim| {
+        let append =
+            RopeAppend { max_tokens, num_heads, num_kv_heads: 2, head_dim: 64, rotary_dim };
+        append.launch(
+            ptr(9),
+            &RopeAppendOperands {
+                positions: ptr(8),
+                slot_mapping: ptr(7),
+                table: ptr(6),
+                q: rows::<f32>(18 * 64),
+                k: rows(18 * 64),
+                v: rows(18 * 64),
+                k_pool: ptr::<f16>(2),
+                v_pool: ptr(3),
+            },
+        )
+    };
+    // 16 heads of 4 vectors of pairs, and 2 of V of 8.
+    assert_eq!(of(append(7, 14, 64)), ("rope_append_f32_f16", [7, 1, 1], 128, 0));
+    assert_eq!(of(append(7, 27, 64)).1, [7, 2, 1]);
+    // 14 + 2 heads of a vector, and 2 of 6 of K and 8 of V.
+    assert_eq!(of(append(1, 14, 16)).1, [1, 1, 1]);
+    assert!(is_nothing(append(0, 14, 64)));
+    for wrong in [66, 63] {
+        assert!(matches!(append(7, 14, wrong), Err(LaunchError::Shape { what: "rotary_dim", .. })));
+    }
+    let wide = append(1, usize::MAX, 64);
+    assert!(matches!(wide, Err(LaunchError::Shape { what: "row width", .. })));
 }
 
 #[test]

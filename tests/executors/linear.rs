@@ -1,6 +1,6 @@
 //! Linear layers: every size of batch around the tiles, real and odd widths, bias and residual.
 
-use halfwarp::plan::{Dtype, Op, Precision, Rows};
+use halfwarp::plan::{Dtype, Linear, Op, Precision, Rows};
 
 use crate::harness::{
     HALVES, Matrix, Setup, Step, bounds, check, finish_with_logits, one_sequence, smallest_kv,
@@ -111,7 +111,8 @@ fn matches_oracle(
         (_, Some(_)) => f32_out(Rows::Tokens),
         (_, None) => setup.activation("out", n),
     };
-    setup.plan.op(Op::Linear { x, weight: weight_id, bias: bias_id, residual, out });
+    let linear = Linear { bias: bias_id, residual, ..Linear::new(x, weight_id, out) };
+    setup.plan.op(Op::Linear(linear));
     let bounds = bounds(m, m % 2 * 3);
     let kv = smallest_kv(&bounds);
     let (plan, weights) = match form {

@@ -4,6 +4,7 @@
 
 mod attention;
 mod elementwise;
+mod fused;
 mod harness;
 mod linear;
 mod oracle;
@@ -43,6 +44,7 @@ fn all_tests() -> Vec<Test> {
         rms_norm::tests(),
         linear::tests(),
         elementwise::tests(),
+        fused::tests(),
         attention::tests(),
         rejects::tests(),
     ]

@@ -95,6 +95,20 @@ pub fn linear(
     out
 }
 
+/// A linear layer of `x`, whose elements are within their tolerances.
+pub fn linear_of(x: &[Approx], cols: usize, weight: &Matrix, bias: Option<&[f32]>) -> Vec<Approx> {
+    let data = x.iter().map(|x| x.value as f32).collect();
+    let values = Matrix { rows: x.len() / cols, cols, data };
+    let mut out = linear(&values, weight, bias, None);
+    for (t, out) in out.chunks_mut(weight.rows).enumerate() {
+        for (n, out) in out.iter_mut().enumerate() {
+            let terms = x[t * cols..][..cols].iter().zip(weight.row(n));
+            out.tolerance += terms.map(|(x, &w)| x.tolerance * f64::from(w.abs())).sum::<f64>();
+        }
+    }
+    out
+}
+
 /// Rotary embedding of each head's first `table.cols` columns, halves form; row `t` of `x` stands at `positions[t]`.
 pub fn rope(x: &Matrix, positions: &[u32], table: &Matrix, head_dim: usize) -> Vec<Approx> {
     let mut out = Vec::new();
@@ -135,6 +149,28 @@ pub fn silu_mul(gate: &Matrix, up: &Matrix, precision: Precision) -> Vec<Approx>
             expected
         })
         .collect()
+}
+
+/// The gate of rows whose first half is gate's and whose second is up's, each element within its tolerance.
+pub fn gated(gate_up: &[Approx], width: usize, precision: Precision) -> Vec<Approx> {
+    let half = |start: usize| {
+        let rows = gate_up.chunks(2 * width);
+        let values = move |row: &[Approx]| row[start..start + width].to_vec();
+        rows.flat_map(values).collect::<Vec<Approx>>()
+    };
+    let matrix = |half: &[Approx]| {
+        let data: Vec<f32> = half.iter().map(|x| x.value as f32).collect();
+        Matrix { rows: data.len() / width, cols: width, data }
+    };
+    let (gate, up) = (half(0), half(width));
+    let mut out = silu_mul(&matrix(&gate), &matrix(&up), precision);
+    for ((out, gate), up) in out.iter_mut().zip(&gate).zip(&up) {
+        // silu is no steeper than 1.1, and no larger than its argument.
+        let (gate_off, up_off) = (gate.tolerance, up.tolerance);
+        out.tolerance +=
+            1.1 * gate_off * (up.value.abs() + up_off) + (gate.value.abs() + gate_off) * up_off;
+    }
+    out
 }
 
 /// Attention of the last `q.rows` positions of one sequence with these keys and values, `[kv_len, num_kv_heads, head_dim]`.

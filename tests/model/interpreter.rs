@@ -2,7 +2,7 @@
 
 use halfwarp::exec::WeightSource;
 use halfwarp::model::Model;
-use halfwarp::plan::{Attention, Op, Plan, View, WeightId};
+use halfwarp::plan::{Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View, WeightId};
 use std::collections::BTreeMap;
 
 /// Runs a plan for one sequence from its first position, with no paging and no batching.
@@ -56,61 +56,33 @@ impl<'a> Interpreter<'a> {
                 self.write(out, &data);
             }
             Op::RmsNorm { x, weight, out, eps } => {
-                let weight = self.weight(weight);
-                let norm = |group: &[f32]| -> Vec<f32> {
-                    let mean = group.iter().map(|x| x * x).sum::<f32>() / group.len() as f32;
-                    let scale = 1.0 / (mean + eps).sqrt();
-                    group.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
-                };
-                let data: Vec<f32> = self.read(x).chunks(weight.len()).flat_map(norm).collect();
+                let data = norm(self.read(x), self.weight(weight), eps);
                 self.write(out, &data);
             }
-            Op::Linear { x, weight, bias, residual, out } => {
-                let weight = self.weight(weight);
-                let product = |row: &[f32]| -> Vec<f32> {
-                    let dot = |w: &[f32]| row.iter().zip(w).map(|(x, w)| x * w).sum();
-                    weight.chunks(x.width).map(dot).collect()
-                };
-                let mut data: Vec<f32> = self.read(x).chunks(x.width).flat_map(product).collect();
-                if let Some(bias) = bias {
-                    let bias = self.weight(bias).iter().cycle();
-                    data.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-                }
-                if let Some(residual) = residual {
-                    let residual = self.read(residual);
-                    data.iter_mut().zip(residual).for_each(|(y, r)| *y += r);
-                }
-                self.write(out, &data);
+            Op::Linear(linear) => {
+                let data = self.linear(&linear);
+                self.write(linear.out, &data);
             }
             Op::Rope { x, table, head_dim } => {
-                let table = self.plan.constant(table);
-                let half = table.cols / 2;
-                let mut data = self.read(x);
-                for (position, row) in data.chunks_mut(x.width).enumerate() {
-                    let (cos, sin) =
-                        table.data[position * table.cols..][..table.cols].split_at(half);
-                    for head in row.chunks_mut(head_dim) {
-                        for i in 0..half {
-                            let (a, b) = (head[i], head[i + half]);
-                            head[i] = a * cos[i] - b * sin[i];
-                            head[i + half] = b * cos[i] + a * sin[i];
-                        }
-                    }
-                }
+                let data = self.rotated(x, table, head_dim);
                 self.write(x, &data);
             }
             Op::KvAppend { layer, k, v } => {
                 let kv = (self.read(k), self.read(v));
                 self.cache.insert(layer, kv);
             }
+            Op::RopeAppend(RopeAppend { layer, q, k, v, table, head_dim }) => {
+                let kv = (self.rotated(k, table, head_dim), self.read(v));
+                self.cache.insert(layer, kv);
+                let data = self.rotated(q, table, head_dim);
+                self.write(q, &data);
+            }
             Op::Attention(attention) => {
                 let data = self.attention(&attention);
                 self.write(attention.out, &data);
             }
             Op::SiluMul { gate, up, out } => {
-                let (gate, up) = (self.read(gate), self.read(up));
-                let silu = |x: f32| x / (1.0 + (-x).exp());
-                let data: Vec<f32> = gate.iter().zip(up).map(|(g, u)| silu(*g) * u).collect();
+                let data = gated(&self.read(gate), &self.read(up));
                 self.write(out, &data);
             }
             Op::GatherRows { x, out } => {
@@ -119,6 +91,49 @@ impl<'a> Interpreter<'a> {
             }
             Op::Argmax { .. } => {}
         }
+    }
+
+    fn linear(&self, op: &Linear) -> Vec<f32> {
+        let mut x = self.read(op.x);
+        if let Some(Norm { weight, eps }) = op.norm {
+            x = norm(x, self.weight(weight), eps);
+        }
+        let weight = self.weight(op.weight);
+        let product = |row: &[f32]| -> Vec<f32> {
+            let dot = |w: &[f32]| row.iter().zip(w).map(|(x, w)| x * w).sum();
+            weight.chunks(op.x.width).map(dot).collect()
+        };
+        let mut data: Vec<f32> = x.chunks(op.x.width).flat_map(product).collect();
+        if let Some(bias) = op.bias {
+            let bias = self.weight(bias).iter().cycle();
+            data.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        }
+        if op.gated {
+            let row = |row: &[f32]| gated(&row[..op.out.width], &row[op.out.width..]);
+            data = data.chunks(2 * op.out.width).flat_map(row).collect();
+        }
+        if let Some(residual) = op.residual {
+            let residual = self.read(residual);
+            data.iter_mut().zip(residual).for_each(|(y, r)| *y += r);
+        }
+        data
+    }
+
+    fn rotated(&self, x: View, table: ConstantId, head_dim: usize) -> Vec<f32> {
+        let table = self.plan.constant(table);
+        let half = table.cols / 2;
+        let mut data = self.read(x);
+        for (position, row) in data.chunks_mut(x.width).enumerate() {
+            let (cos, sin) = table.data[position * table.cols..][..table.cols].split_at(half);
+            for head in row.chunks_mut(head_dim) {
+                for i in 0..half {
+                    let (a, b) = (head[i], head[i + half]);
+                    head[i] = a * cos[i] - b * sin[i];
+                    head[i + half] = b * cos[i] + a * sin[i];
+                }
+            }
+        }
+        data
     }
 
     fn attention(&self, op: &Attention) -> Vec<f32> {
@@ -145,4 +160,18 @@ impl<'a> Interpreter<'a> {
         }
         out
     }
+}
+
+fn norm(x: Vec<f32>, weight: &[f32], eps: f32) -> Vec<f32> {
+    let group = |group: &[f32]| -> Vec<f32> {
+        let mean = group.iter().map(|x| x * x).sum::<f32>() / group.len() as f32;
+        let scale = 1.0 / (mean + eps).sqrt();
+        group.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
+    };
+    x.chunks(weight.len()).flat_map(group).collect()
+}
+
+fn gated(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    let silu = |x: f32| x / (1.0 + (-x).exp());
+    gate.iter().zip(up).map(|(g, u)| silu(*g) * u).collect()
 }

@@ -11,7 +11,7 @@ use simt::{Init, Memory};
 use super::lower::{self, Addresses, KvPool};
 use super::tensor_maps::TensorMaps;
 use super::{ExecError, Executor, Gemm, PreparedPlan, StepOutput, Want, WeightSource, inputs};
-use crate::plan::{Plan, Rows, StepInputs, View, Weight};
+use crate::plan::{Plan, StepInputs, View, Weight};
 
 /// The device that is emulated.
 const GPU: Gpu = Gpu::HOPPER;
@@ -74,32 +74,27 @@ impl Executor for EmulatedExecutor {
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
-        let memory = &mut self.memory;
-        let zeros = vec![0; lower::counter_bytes(plan)];
+        let (plan, memory) = (lower::fused(plan, Gemm::Halfwarp), &mut self.memory);
+        let zeros = vec![0; lower::counter_bytes(&plan)];
         let counters = memory.alloc("counters", Init::Bytes(&zeros));
         let mut alloc = |name: &str, bytes| memory.alloc(name, Init::Poisoned(bytes));
-        let tensors = plan.tensors.iter().map(|tensor| {
-            let rows = match tensor.rows {
-                Rows::Tokens => plan.bounds.max_tokens,
-                Rows::Logits => plan.bounds.max_logit_rows,
-            };
-            alloc(&tensor.name, rows * tensor.width * tensor.dtype.block_bytes())
-        });
+        let tensors =
+            plan.tensors.iter().map(|tensor| alloc(&tensor.name, plan.tensor_bytes(tensor)));
         let addresses = Addresses {
             weights: self.weights.clone(),
             constants: self.constants.clone(),
             kv_pools: self.kv_pools.clone(),
             tensors: tensors.collect(),
             step: alloc("step inputs", plan.step_layout().len * size_of::<u32>()),
-            workspace: alloc("workspace", lower::workspace_bytes(plan, Gemm::Halfwarp)),
+            workspace: alloc("workspace", lower::workspace_bytes(&plan, Gemm::Halfwarp)),
             counters,
         };
-        let maps_address = alloc("tensor maps", TensorMaps::max_bytes(plan));
-        let mut maps = TensorMaps::new(plan, maps_address);
-        let launches = lower::lower(plan, &addresses, GPU, &mut maps)?;
+        let maps_address = alloc("tensor maps", TensorMaps::max_bytes(&plan));
+        let mut maps = TensorMaps::new(&plan, maps_address);
+        let launches = lower::lower(&plan, &addresses, GPU, &mut maps)?;
         let encoded = maps.encoded(|spec| Ok(spec.emulated()))?;
         memory.write(maps_address, &encoded).expect("a buffer for as many maps as there may be");
-        self.prepared.push(Prepared { plan: plan.clone(), addresses, launches });
+        self.prepared.push(Prepared { plan, addresses, launches });
         Ok(PreparedPlan(self.prepared.len() - 1))
     }
 

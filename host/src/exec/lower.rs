@@ -9,14 +9,17 @@ use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, DecodeWorkspace, SeqInputs};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::Gpu;
-use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::sampling::Argmax;
 use kernels::silu_mul::SiluMul;
 
+mod append;
 mod cublas;
 mod element;
+mod fuse;
+
+pub use self::fuse::fused;
 
 pub use self::cublas::{Task, lower_with};
 use self::element::Stored;
@@ -104,14 +107,6 @@ pub fn counter_bytes(plan: &Plan) -> usize {
     plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
 }
 
-/// Rows that the activation behind `view` has at most.
-fn max_rows(plan: &Plan, view: View) -> usize {
-    match plan.tensor(view.tensor).rows {
-        Rows::Tokens => plan.bounds.max_tokens,
-        Rows::Logits => plan.bounds.max_logit_rows,
-    }
-}
-
 /// Whether every sequence has at most one new token.
 fn is_decode(plan: &Plan) -> bool {
     plan.bounds.max_q_len == 1
@@ -154,8 +149,8 @@ impl Lowering<'_> {
         let views = op.reads().into_iter().chain(op.writes()).map(|view| self.plan.dtype(view));
         let weights = op.weights().into_iter().map(|id| self.plan.weight(id).storage);
         let cache = match op {
-            Op::KvAppend { .. } | Op::Attention(_) => Some(self.plan.kv.dtype),
-            _ => None,
+            Op::Attention(_) => Some(self.plan.kv.dtype),
+            _ => op.appends_to().map(|_| self.plan.kv.dtype),
         };
         views.chain(weights).chain(cache).collect()
     }
@@ -188,10 +183,7 @@ impl Lowering<'_> {
                     norm.launch(num_rows, self.view::<E>(x)?, weight, self.view::<E>(out)?)
                 }
             }
-            Op::Linear { x, weight, bias, residual, out } => {
-                let linear = element::LinearOp { x, weight, bias, residual, out };
-                E::linear(self, &linear)?
-            }
+            Op::Linear(ref linear) => E::linear(self, linear)?,
             Op::Rope { x, table, head_dim } => {
                 let rotary_dim = self.plan.constant(table).cols;
                 let num_heads = x.width / head_dim;
@@ -202,25 +194,11 @@ impl Lowering<'_> {
                     self.view::<E>(x)?,
                 )
             }
-            Op::KvAppend { layer, k, v } => {
-                let kv = &self.plan.kv;
-                check_dtype::<E>("the KV cache", kv.dtype)?;
-                let pool = self.addresses.kv_pools[layer];
-                let append = KvAppend {
-                    max_tokens: self.max_rows(k),
-                    num_kv_heads: kv.num_kv_heads,
-                    head_dim: kv.head_dim,
-                };
-                let (num_tokens, slots) = (self.num_rows(k), self.input(self.step.slot_mapping));
-                let (k_pool, v_pool) = (DevicePtr::<E>::new(pool.k), DevicePtr::new(pool.v));
-                if self.plan.dtype(k) == Dtype::F32 {
-                    let (k, v) = (self.view(k)?, self.view(v)?);
-                    append.launch_from_f32(num_tokens, slots, k, v, k_pool, v_pool)
-                } else {
-                    let (k, v) = (self.view(k)?, self.view(v)?);
-                    append.launch(num_tokens, slots, k, v, k_pool, v_pool)
-                }
+            Op::KvAppend { layer, k, v } => self.kv_append::<E>(layer, k, v)?,
+            Op::RopeAppend(ref op) if self.plan.dtype(op.k) == Dtype::F32 => {
+                self.rope_append::<f32, E>(op)?
             }
+            Op::RopeAppend(ref op) => self.rope_append::<E, E>(op)?,
             Op::SiluMul { gate, up, out } => {
                 SiluMul { max_rows: self.max_rows(out), width: out.width }.launch::<E>(
                     self.num_rows(out),
@@ -272,19 +250,13 @@ impl Lowering<'_> {
         &self,
         op: &Attention,
     ) -> Result<AttentionOperands<E>, ExecError> {
-        check_dtype::<E>("the KV cache", self.plan.kv.dtype)?;
-        let pool = self.addresses.kv_pools[op.layer];
-        Ok(AttentionOperands {
-            q: self.view(op.q)?,
-            k_pool: DevicePtr::new(pool.k),
-            v_pool: DevicePtr::new(pool.v),
-            out: self.view(op.out)?,
-        })
+        let [k_pool, v_pool] = self.pools(op.layer)?;
+        Ok(AttentionOperands { q: self.view(op.q)?, k_pool, v_pool, out: self.view(op.out)? })
     }
 
     /// Rows that the activation behind `view` has at most.
     fn max_rows(&self, view: View) -> usize {
-        max_rows(self.plan, view)
+        self.plan.bounds.max_rows(self.plan.tensor(view.tensor).rows)
     }
 
     /// Where the device finds how many rows the activation behind `view` has in this step.

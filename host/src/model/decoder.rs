@@ -8,8 +8,8 @@
 
 use super::{Config, names::Names};
 use crate::plan::{
-    Attention, Bounds, Constant, ConstantId, Dtype, KvLayout, Op, PartTransform, Plan, PlanBuilder,
-    Precision, Rows, View, Weight, WeightId, WeightPart,
+    Attention, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear, Op, PartTransform, Plan,
+    PlanBuilder, Precision, Rows, View, Weight, WeightId, WeightPart,
 };
 
 /// Makes the plan of the model that `config` describes, with weights of the checkpoint that `names` speaks of.
@@ -64,7 +64,7 @@ impl Decoder<'_> {
             self.matrix("lm_head", &[part(names.lm_head, vocab_size)], hidden_size)
         };
         let logits = self.builder.activation("logits", Rows::Logits, vocab_size, Dtype::F32);
-        self.builder.op(Op::Linear { x, weight, bias: None, residual: None, out: logits });
+        self.builder.op(Op::Linear(Linear::new(x, weight, logits)));
         let next_tokens = self.builder.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         self.builder.op(Op::Argmax { x: logits, out: next_tokens });
         (logits, next_tokens)
@@ -173,7 +173,7 @@ impl Decoder<'_> {
         let weight = self.matrix(label, parts, x.width);
         let bias = bias.then(|| self.vector(&format!("{label}_bias"), parts, "bias"));
         let out = residual.unwrap_or_else(|| self.operand(label, Rows::Tokens, num_rows(parts)));
-        self.builder.op(Op::Linear { x, weight, bias, residual, out });
+        self.builder.op(Op::Linear(Linear { bias, residual, ..Linear::new(x, weight, out) }));
         out
     }
 

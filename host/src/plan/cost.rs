@@ -1,6 +1,13 @@
 //! What a step must move and compute: bytes and operations, from the plan and the real sizes of the step.
 
-use super::{Op, Plan, Rows, StepInputs, View};
+use super::{Linear, Op, Plan, RopeAppend, Rows, StepInputs, View};
+
+/// Operations of a norm for each element.
+const NORM_FLOPS: usize = 4;
+/// Operations of RoPE for each element.
+const ROPE_FLOPS: usize = 3;
+/// Operations of a gate for each product.
+const GATE_FLOPS: usize = 5;
 
 /// The sizes of a real step that its cost depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,21 +84,34 @@ impl Plan {
             };
         }
         let kv_row_bytes = self.kv.bytes_per_position() / self.kv.num_layers.max(1);
+        if op.appends_to().is_some() {
+            cost.written_bytes += kv_row_bytes * shape.num_tokens;
+        }
         match op {
-            Op::Embedding { .. } | Op::GatherRows { .. } | Op::Argmax { .. } => {}
-            Op::KvAppend { .. } => cost.written_bytes += kv_row_bytes * shape.num_tokens,
-            Op::RmsNorm { x, .. } => cost.flops = 4 * self.view_elems(*x, shape),
-            Op::Rope { x, .. } => cost.flops = 3 * self.view_elems(*x, shape),
-            Op::SiluMul { out, .. } => cost.flops = 5 * self.view_elems(*out, shape),
-            Op::Linear { weight, out, .. } => {
-                cost.flops = 2 * self.view_elems(*out, shape) * self.weight(*weight).cols;
+            Op::Embedding { .. }
+            | Op::KvAppend { .. }
+            | Op::GatherRows { .. }
+            | Op::Argmax { .. } => {}
+            Op::RmsNorm { x, .. } => cost.flops = NORM_FLOPS * self.view_elems(*x, shape),
+            Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
+            Op::RopeAppend(RopeAppend { q, k, .. }) => {
+                cost.flops = ROPE_FLOPS * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
             }
+            Op::SiluMul { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
+            Op::Linear(linear) => cost.flops = self.linear_flops(linear, shape),
             Op::Attention(attention) => {
                 cost.read_bytes += kv_row_bytes * shape.kv_positions;
                 cost.flops = 4 * shape.attended_pairs * attention.num_heads * attention.head_dim;
             }
         }
         cost
+    }
+
+    fn linear_flops(&self, op: &Linear, shape: &StepShape) -> usize {
+        let (inputs, outputs) = (self.view_elems(op.x, shape), self.view_elems(op.out, shape));
+        let norm = if op.norm.is_some() { NORM_FLOPS * inputs } else { 0 };
+        let gate = if op.gated { GATE_FLOPS * outputs } else { 0 };
+        norm + 2 * inputs * self.weight(op.weight).rows + gate
     }
 
     fn view_elems(&self, view: View, shape: &StepShape) -> usize {
@@ -123,13 +143,7 @@ mod tests {
             softmax_scale: 0.5,
             window: None,
         };
-        let linear = Op::Linear {
-            x: view(0, 8),
-            weight: WeightId(0),
-            bias: None,
-            residual: None,
-            out: view(1, 16),
-        };
+        let linear = Op::Linear(Linear::new(view(0, 8), WeightId(0), view(1, 16)));
         Plan {
             bounds: Bounds {
                 max_tokens: 4,

@@ -1,6 +1,6 @@
 //! The memory that a plan needs: where its activations lie, and the whole budget.
 
-use super::{Plan, Rows, StepLayout, TensorId};
+use super::{Plan, StepLayout, TensorId};
 
 /// Activations start at multiples of this many bytes.
 const ALIGN_BYTES: usize = 256;
@@ -16,20 +16,21 @@ impl ArenaLayout {
     /// Lays out the activations of `plan`. An activation lives from the first operation that touches it to the last;
     /// the plan's outputs live to the end.
     pub fn new(plan: &Plan) -> Self {
-        let lives = lifetimes(plan);
         let sizes: Vec<usize> = plan.tensors.iter().map(|t| plan.tensor_bytes(t)).collect();
-        let mut order: Vec<usize> = (0..sizes.len()).filter(|&t| lives[t].is_some()).collect();
-        order.sort_by_key(|&t| (std::cmp::Reverse(sizes[t]), t));
+        let lifetimes = lifetimes(plan).into_iter().enumerate();
+        let mut order: Vec<(usize, Lifetime)> =
+            lifetimes.filter_map(|(t, life)| Some((t, life?))).collect();
+        order.sort_by_key(|&(t, _)| (std::cmp::Reverse(sizes[t]), t));
 
         let mut offsets = vec![0; sizes.len()];
-        let mut placed: Vec<usize> = Vec::new();
+        let mut placed: Vec<(usize, Lifetime)> = Vec::new();
         let mut bytes = 0;
-        for t in order {
+        for (t, life) in order {
             // Neighbours alive at the same time, in order of address; the first gap that is large enough is ours.
             let mut busy: Vec<_> = placed
                 .iter()
-                .filter(|&&other| overlaps(lives[t], lives[other]))
-                .map(|&other| (offsets[other], offsets[other] + sizes[other]))
+                .filter(|(_, other)| life.overlaps(*other))
+                .map(|&(other, _)| (offsets[other], offsets[other] + sizes[other]))
                 .collect();
             busy.sort_unstable();
             let mut start = 0;
@@ -41,7 +42,7 @@ impl ArenaLayout {
             }
             offsets[t] = start;
             bytes = bytes.max(start + sizes[t]);
-            placed.push(t);
+            placed.push((t, life));
         }
         ArenaLayout { offsets, bytes: bytes.next_multiple_of(ALIGN_BYTES) }
     }
@@ -57,35 +58,40 @@ impl ArenaLayout {
     }
 }
 
-/// First and last operation that touch each activation.
-fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
-    let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.tensors.len()];
+/// The operations that touch an activation, from the first to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lifetime {
+    pub first: usize,
+    pub last: usize,
+}
+
+impl Lifetime {
+    fn overlaps(self, other: Lifetime) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+/// When each activation is alive, if it ever is; the outputs are so beyond the last operation.
+pub(super) fn lifetimes(plan: &Plan) -> Vec<Option<Lifetime>> {
+    let mut lifetimes: Vec<Option<Lifetime>> = vec![None; plan.tensors.len()];
     for (index, op) in plan.ops.iter().enumerate() {
         for view in op.reads().into_iter().chain(op.writes()) {
-            let life = lives[view.tensor.0].get_or_insert((index, index));
-            life.1 = index;
+            let life = &mut lifetimes[view.tensor.0];
+            life.get_or_insert(Lifetime { first: index, last: index }).last = index;
         }
     }
     for output in [plan.logits, plan.next_tokens] {
-        if let Some(life) = &mut lives[output.tensor.0] {
-            life.1 = plan.ops.len();
+        if let Some(life) = &mut lifetimes[output.tensor.0] {
+            life.last = plan.ops.len();
         }
     }
-    lives
-}
-
-fn overlaps(a: Option<(usize, usize)>, b: Option<(usize, usize)>) -> bool {
-    matches!((a, b), (Some((a0, a1)), Some((b0, b1))) if a0 <= b1 && b0 <= a1)
+    lifetimes
 }
 
 impl Plan {
     /// Bytes of an activation at the plan's upper bounds.
-    fn tensor_bytes(&self, tensor: &super::Tensor) -> usize {
-        let rows = match tensor.rows {
-            Rows::Tokens => self.bounds.max_tokens,
-            Rows::Logits => self.bounds.max_logit_rows,
-        };
-        rows * tensor.width * tensor.dtype.block_bytes()
+    pub(crate) fn tensor_bytes(&self, tensor: &super::Tensor) -> usize {
+        self.bounds.max_rows(tensor.rows) * tensor.width * tensor.dtype.block_bytes()
     }
 
     /// The memory that an executor needs to run this plan.
@@ -206,7 +212,7 @@ impl std::fmt::Display for Gib {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Bounds, Dtype, KvLayout, Op, Tensor, View};
+    use crate::plan::{Bounds, Dtype, KvLayout, Op, Rows, Tensor, View};
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {

@@ -8,12 +8,15 @@ mod check;
 mod cost;
 mod dtype;
 mod error;
+mod fuse;
 mod kv;
 mod memory;
 mod op;
 mod precision;
 mod step;
 mod tensor;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
@@ -21,7 +24,7 @@ pub use dtype::Dtype;
 pub use error::PlanError;
 pub use kv::{KvLayout, PAGE_SIZE};
 pub use memory::{ArenaLayout, BudgetError, MemoryBudget};
-pub use op::{Attention, Op};
+pub use op::{Attention, Linear, Norm, Op, RopeAppend};
 pub use precision::Precision;
 pub use step::{StepInputs, StepLayout};
 pub use tensor::{
@@ -47,6 +50,14 @@ impl Bounds {
     /// Pages of one sequence: the width of the block table.
     pub fn max_pages_per_seq(&self) -> usize {
         self.max_kv_len.div_ceil(PAGE_SIZE)
+    }
+
+    /// Rows of an activation.
+    pub fn max_rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.max_tokens,
+            Rows::Logits => self.max_logit_rows,
+        }
     }
 }
 

@@ -24,19 +24,8 @@ pub enum Op {
         /// Added to the mean of squares.
         eps: f32,
     },
-    /// `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`. `out` may be `residual`.
-    Linear {
-        /// `[rows, k]`.
-        x: View,
-        /// `[n, k]`.
-        weight: WeightId,
-        /// `[n]`.
-        bias: Option<WeightId>,
-        /// `[rows, n]`.
-        residual: Option<View>,
-        /// `[rows, n]`.
-        out: View,
-    },
+    /// A linear layer, and what may be fused with it.
+    Linear(Linear),
     /// Rotary embedding in place, of each head's first `rotary_dim` columns, halves form (`i` with `i + rotary_dim / 2`):
     /// `table[positions[t]]` holds `rotary_dim / 2` cosines, then as many sines (attention scaling included).
     Rope {
@@ -56,6 +45,8 @@ pub enum Op {
         /// `[tokens, num_kv_heads * head_dim]`.
         v: View,
     },
+    /// RoPE of Q and K and the append of K and V, fused.
+    RopeAppend(RopeAppend),
     /// Causal attention of each sequence's new tokens against its pages of the cache (their own keys included: the
     /// append comes first).
     Attention(Attention),
@@ -82,6 +73,63 @@ pub enum Op {
         /// `[logit_rows, 1]` u32.
         out: View,
     },
+}
+
+/// A linear layer: `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`. `out` may be `residual`.
+///
+/// With a norm in front, or a gate behind, it gives the same bits as [`Op::RmsNorm`], itself and [`Op::SiluMul`] one
+/// after the other: what would lie between them is rounded to the type of the weight, and stored nowhere.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Linear {
+    /// `[rows, k]`: of the weight's type; of f32, where a norm is in front.
+    pub x: View,
+    /// What `x` goes through first.
+    pub norm: Option<Norm>,
+    /// `[n, k]`.
+    pub weight: WeightId,
+    /// `[n]`.
+    pub bias: Option<WeightId>,
+    /// Whether the first half of the `n` sums is a gate for the second: `silu(gate) * up` are `n / 2` columns. Then
+    /// there is no residual.
+    pub gated: bool,
+    /// As `out`.
+    pub residual: Option<View>,
+    /// `[rows, n]`, or `[rows, n / 2]` behind a gate.
+    pub out: View,
+}
+
+impl Linear {
+    /// `out[t, n] = sum_k x[t, k] * weight[n, k]`.
+    pub const fn new(x: View, weight: WeightId, out: View) -> Self {
+        Linear { x, norm: None, weight, bias: None, gated: false, residual: None, out }
+    }
+}
+
+/// RMSNorm over whole rows, as in [`Op::RmsNorm`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// `[k]`.
+    pub weight: WeightId,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+/// [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`, to the same bits; but the rotated `k` goes to the
+/// cache alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeAppend {
+    /// Layer of the cache.
+    pub layer: usize,
+    /// `[tokens, num_heads * head_dim]`, rotated in place.
+    pub q: View,
+    /// `[tokens, num_kv_heads * head_dim]`; stays as it is.
+    pub k: View,
+    /// `[tokens, num_kv_heads * head_dim]`.
+    pub v: View,
+    /// `[max_positions, rotary_dim]`.
+    pub table: ConstantId,
+    /// Columns of a head.
+    pub head_dim: usize,
 }
 
 /// Causal attention over the paged cache.
@@ -114,9 +162,13 @@ impl Op {
         match self {
             Op::Embedding { .. } => "embedding",
             Op::RmsNorm { .. } => "rms_norm",
-            Op::Linear { .. } => "linear",
+            Op::Linear(Linear { norm: None, gated: false, .. }) => "linear",
+            Op::Linear(Linear { norm: Some(_), gated: false, .. }) => "norm_linear",
+            Op::Linear(Linear { norm: None, gated: true, .. }) => "linear_gate",
+            Op::Linear(Linear { norm: Some(_), gated: true, .. }) => "norm_linear_gate",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
+            Op::RopeAppend(_) => "rope_append",
             Op::Attention(_) => "attention",
             Op::SiluMul { .. } => "silu_mul",
             Op::GatherRows { .. } => "gather_rows",
@@ -134,8 +186,9 @@ impl Op {
             | Op::Argmax { x, .. } => {
                 vec![x]
             }
-            Op::Linear { x, residual, .. } => [x].into_iter().chain(residual).collect(),
+            Op::Linear(Linear { x, residual, .. }) => [x].into_iter().chain(residual).collect(),
             Op::KvAppend { k, v, .. } => vec![k, v],
+            Op::RopeAppend(RopeAppend { q, k, v, .. }) => vec![q, k, v],
             Op::Attention(Attention { q, .. }) => vec![q],
             Op::SiluMul { gate, up, .. } => vec![gate, up],
         }
@@ -146,12 +199,13 @@ impl Op {
         match *self {
             Op::Embedding { out, .. }
             | Op::RmsNorm { out, .. }
-            | Op::Linear { out, .. }
+            | Op::Linear(Linear { out, .. })
             | Op::SiluMul { out, .. }
             | Op::GatherRows { out, .. }
             | Op::Argmax { out, .. }
             | Op::Attention(Attention { out, .. }) => vec![out],
             Op::Rope { x, .. } => vec![x],
+            Op::RopeAppend(RopeAppend { q, .. }) => vec![q],
             Op::KvAppend { .. } => vec![],
         }
     }
@@ -161,8 +215,19 @@ impl Op {
         match *self {
             Op::Embedding { table, .. } => vec![table],
             Op::RmsNorm { weight, .. } => vec![weight],
-            Op::Linear { weight, bias, .. } => [weight].into_iter().chain(bias).collect(),
+            Op::Linear(Linear { norm, weight, bias, .. }) => {
+                let norm = norm.map(|norm| norm.weight);
+                norm.into_iter().chain([weight]).chain(bias).collect()
+            }
             _ => vec![],
+        }
+    }
+
+    /// The layer of the cache that it appends to.
+    pub fn appends_to(&self) -> Option<usize> {
+        match *self {
+            Op::KvAppend { layer, .. } | Op::RopeAppend(RopeAppend { layer, .. }) => Some(layer),
+            _ => None,
         }
     }
 }

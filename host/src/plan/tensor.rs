@@ -56,6 +56,13 @@ impl View {
         assert!(start + width <= self.width, "columns {start}+{width} of a view of {}", self.width);
         View { tensor: self.tensor, start: self.start + start, width }
     }
+
+    /// Whether any column is in both.
+    pub fn overlaps(self, other: View) -> bool {
+        self.tensor == other.tensor
+            && self.start < other.start + other.width
+            && other.start < self.start + self.width
+    }
 }
 
 /// A weight as operations read it: `[rows, cols]` row-major (`cols` alone for a vector: `rows == 1`), packed from

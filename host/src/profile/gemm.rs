@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::exec::cuda::CudaExecutor;
 use crate::exec::{ExecError, Executor, Gemm, PreparedPlan, Want, WeightSource};
 use crate::plan::{
-    Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows, StepInputs,
-    View, Weight, WeightId, WeightPart,
+    Bounds, Dtype, KvLayout, Linear, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows,
+    StepInputs, View, Weight, WeightId, WeightPart,
 };
 use half::{bf16, f16};
 
@@ -203,7 +203,7 @@ impl Bench {
         for call in 0..calls {
             let (x, weight) = operands[call % self.copies];
             let out = if call == 0 { verified } else { outputs[call % self.copies] };
-            plan.op(Op::Linear { x, weight, bias: None, residual: None, out });
+            plan.op(Op::Linear(Linear::new(x, weight, out)));
         }
         let logits = plan.activation("logits", Rows::Logits, n, Dtype::F32);
         plan.op(Op::GatherRows { x: verified, out: logits });

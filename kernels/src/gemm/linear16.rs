@@ -2,8 +2,9 @@
 //!
 //! Among the tiles of one target that do not split k the order in which an output is summed is one,
 //! and [`Summation::batch_invariant`] asks for those: a row's outputs are the same whatever the
-//! number of rows beside it. The kernels for few rows sum in an order of their own, which n and k
-//! decide.
+//! number of rows beside it. The kernels for few rows sum in an order of their own, which the
+//! weight's shape decides; they alone have an RMSNorm in front or a SwiGLU gate behind, with the
+//! bits of the operations one by one.
 
 use super::f16_sm80;
 use super::f16_sm90::TileConfig;
@@ -47,6 +48,9 @@ impl Gpu {
     pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132 };
 }
 
+/// Most rows of a layer with a norm in front or a gate behind.
+pub const MAX_FUSED_ROWS: usize = 8;
+
 /// What products are summed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accumulate {
@@ -73,27 +77,47 @@ pub struct Summation {
 pub struct Linear16 {
     /// Upper bound of the rows.
     pub max_rows: usize,
-    /// Columns of the output: rows of the weight.
+    /// Columns of the output: rows of the weight, or half of them under a gate.
     pub n: usize,
     /// Columns of the input and of the weight.
     pub k: usize,
     /// How products are summed.
     pub summation: Summation,
+    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) makes it
+    /// of the outputs of a weight whose first `n` rows are gate's and whose last `n` are up's.
+    pub gated: bool,
 }
 
 /// The operands of a linear layer, with memory for `max_rows` rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear16Operands<E> {
     /// `[max_rows, k]`.
-    pub x: Rows<E>,
-    /// `[n, k]`.
+    pub x: Input16<E>,
+    /// `[n, k]`; `[2 * n, k]` under a gate.
     pub weight: Rows<E>,
-    /// `[n]`.
+    /// `[n]`; `[2 * n]` under a gate.
     pub bias: Option<DevicePtr<f32>>,
     /// `[max_rows, n]`, of f32 outputs alone.
     pub residual: Option<Rows<f32>>,
-    /// `[max_rows, n]`.
+    /// `[max_rows, n]`; of 16 bits under a gate.
     pub out: Out16<E>,
+}
+
+/// Inputs of a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub enum Input16<E> {
+    /// As they are.
+    Half(Rows<E>),
+    /// Behind an RMSNorm, as [`RmsNorm`](crate::rms_norm::RmsNorm) stores them rounded to the
+    /// operands' type.
+    Normed {
+        /// What is normed.
+        x: Rows<f32>,
+        /// `[k]`.
+        weight: DevicePtr<f32>,
+        /// Added to the mean of squares.
+        eps: f32,
+    },
 }
 
 /// Outputs of a linear layer.
@@ -115,7 +139,7 @@ impl Linear16 {
     /// A layer whose products are summed in f32, in whatever order is fast.
     #[must_use]
     pub fn new(max_rows: usize, n: usize, k: usize) -> Self {
-        Linear16 { max_rows, n, k, summation: Summation::default() }
+        Linear16 { max_rows, n, k, summation: Summation::default(), gated: false }
     }
 
     /// Why there is no launch of bf16 operands that are to be summed in f16.
@@ -127,8 +151,9 @@ impl Linear16 {
     ///
     /// # Errors
     /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows do not start at
-    /// multiples of 16 bytes, a residual of 16-bit outputs, sums in f16 of bf16 operands, and sizes
-    /// beyond a grid or an `i32`.
+    /// multiples of 16 bytes, a residual of 16-bit outputs, sums in f16 of bf16 operands, sizes
+    /// beyond a grid or an `i32`, a norm or a gate where [`Linear16::fuses`] says no, a gate without
+    /// a norm, and one of f32 outputs.
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
@@ -149,45 +174,97 @@ impl Linear16 {
         }
     }
 
-    /// Whether tiles can compute this.
+    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns with a norm in
+    /// front, with or without a gate behind.
+    pub const fn fuses(max_rows: usize, k: usize) -> bool {
+        SmallM16::fuses(max_rows, k)
+    }
+
+    /// Rows of the weight: a gate takes two for each column of the output.
+    pub(super) const fn weight_rows(&self) -> usize {
+        if self.gated { self.n.saturating_mul(2) } else { self.n }
+    }
+
+    /// The input of a layer that has nothing fused to it.
+    pub(super) fn plain_input<E: Operand16>(
+        &self,
+        operands: &Linear16Operands<E>,
+    ) -> Result<Rows<E>, LaunchError> {
+        match operands.x {
+            Input16::Half(x) if !self.gated => Ok(x),
+            _ => Err(LaunchError::Shape {
+                what: "rows",
+                value: self.max_rows,
+                expected: "at most 8 of a fused layer",
+            }),
+        }
+    }
+
+    /// Whether a kernel can compute this.
     pub(super) fn check<E: Operand16>(
         &self,
         operands: &Linear16Operands<E>,
     ) -> Result<(), LaunchError> {
         let Linear16Operands { x, weight, residual, out, .. } = operands;
-        let error = |what, value, expected| Err(LaunchError::Shape { what, value, expected });
-        for (what, value) in [("rows", self.max_rows), ("n", self.n), ("k", self.k)] {
+        for (what, value) in [("rows", self.max_rows), ("n", self.weight_rows()), ("k", self.k)] {
             if value > MAX_SIZE {
-                return error(what, value, "at most 2147483135");
+                return refuse(what, value, "at most 2147483135");
             }
         }
         if E::DTYPE == Dtype::Bf16 && self.summation.accumulate == Accumulate::F16 {
             return Err(Self::F16_SUMS_OF_BF16);
         }
         if self.k == 0 || !self.k.is_multiple_of(8) {
-            return error("k", self.k, "a multiple of 8");
+            return refuse("k", self.k, "a multiple of 8");
         }
-        for rows in [x, weight] {
-            if !rows.row_stride.is_multiple_of(8) {
-                return error("row stride", rows.row_stride, "a multiple of 8");
+        check_rows(weight)?;
+        let x_stride = match x {
+            Input16::Half(x) => {
+                check_rows(x)?;
+                x.row_stride
             }
-            if !rows.ptr.0.is_multiple_of(16) {
-                return error("address", rows.ptr.0 as usize, "a multiple of 16");
+            Input16::Normed { x, weight, .. } => {
+                check_rows(x)?;
+                check_address(*weight)?;
+                x.row_stride
             }
-        }
+        };
         let out_stride = match out {
             Out16::Half(_) if residual.is_some() => {
-                return error("output bits", 16, "32 where a residual is added");
+                return refuse("output bits", 16, "32 where a residual is added");
+            }
+            Out16::F32(_) if self.gated => {
+                return refuse("output bits", 32, "16 behind a gate");
             }
             Out16::Half(out) => out.row_stride,
             Out16::F32(out) => out.row_stride,
         };
         let residual_stride = residual.map_or(0, |residual| residual.row_stride);
-        for stride in [x.row_stride, weight.row_stride, out_stride, residual_stride] {
+        for stride in [x_stride, weight.row_stride, out_stride, residual_stride] {
             if stride > MAX_STRIDE {
-                return error("row stride", stride, "at most 1073741823");
+                return refuse("row stride", stride, "at most 1073741823");
             }
         }
         Ok(())
     }
+}
+
+fn refuse(what: &'static str, value: usize, expected: &'static str) -> Result<(), LaunchError> {
+    Err(LaunchError::Shape { what, value, expected })
+}
+
+/// Refuses rows that do not all start at multiples of 16 bytes.
+fn check_rows<T>(rows: &Rows<T>) -> Result<(), LaunchError> {
+    if !(rows.row_stride * size_of::<T>()).is_multiple_of(16) {
+        let expected = if size_of::<T>() == 2 { "a multiple of 8" } else { "a multiple of 4" };
+        return refuse("row stride", rows.row_stride, expected);
+    }
+    check_address(rows.ptr)
+}
+
+fn check_address<T>(ptr: DevicePtr<T>) -> Result<(), LaunchError> {
+    if !ptr.0.is_multiple_of(16) {
+        return refuse("address", ptr.0 as usize, "a multiple of 16");
+    }
+    Ok(())
 }

@@ -16,4 +16,6 @@ pub use epilogue::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use linear::{Linear, LinearOperands};
 #[cfg(not(target_arch = "nvptx64"))]
-pub use linear16::{Accumulate, Gpu, Linear16, Linear16Operands, Out16, Summation, Target};
+pub use linear16::{
+    Accumulate, Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, Summation, Target,
+};

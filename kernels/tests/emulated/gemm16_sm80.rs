@@ -5,7 +5,7 @@ use cuda_std::launch::{DevicePtr, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm80::{Config, launch, launch_with};
-use kernels::gemm::{Accumulate, Linear16, Linear16Operands, Out16};
+use kernels::gemm::{Accumulate, Input16, Linear16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 
 /// Largest error before the output is rounded, as a part of `sum_k |a * b| + |bias| + |residual|`.
@@ -136,8 +136,9 @@ fn run<E: Half>(
     };
     let (x, weight) = (halves("x", &inputs.x), halves("weight", &inputs.weight));
     let bias = case.with_bias.then(|| device.f32s("bias", &inputs.bias));
-    let operands = Linear16Operands { x, weight, bias, residual, out };
-    let launch = launch_with(config, &Linear16::new(max_rows, n, k), rows_ptr, &operands);
+    let operands = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
+    let launch =
+        launch_with(config, &Linear16::new(max_rows, n, k), rows_ptr, &operands);
     let symbol = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let report = device.run(launch, seed);
     assert_eq!(report.bank_conflicts, 0, "{symbol} of {num_rows} x {n} x {k}");
@@ -322,7 +323,8 @@ fn a_launch_covers_its_tiles_or_is_refused() {
     let rows = |address, stride| Rows::<f16>::new(DevicePtr::new(address), stride);
     let launch = |max_rows, n, k, x, weight| {
         let out = Out16::Half(rows(0x3000, n));
-        let operands = Linear16Operands { x, weight, bias: None, residual: None, out };
+        let operands =
+            Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
         launch(&Linear16::new(max_rows, n, k), DevicePtr::new(0x9000), &operands)
     };
     let (x, weight) = (rows(0x1000, 64), rows(0x2000, 64));

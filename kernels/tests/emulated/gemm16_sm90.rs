@@ -10,7 +10,9 @@ use cuda_std::tensor_map::TensorMapPtr;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
-use kernels::gemm::{Accumulate, Gpu, Linear16, Linear16Operands, Out16, Summation, Target};
+use kernels::gemm::{
+    Accumulate, Gpu, Input16, Linear16, Linear16Operands, Out16, Summation, Target,
+};
 use kernels::tile::element::Operand16;
 
 /// A layer of whole tiles, a block each.
@@ -273,7 +275,7 @@ fn rejects_what_it_cannot_compute() {
     let rows = |address, row_stride| Rows::<f16>::new(DevicePtr::new(address), row_stride);
     let f32_rows = Rows::new(DevicePtr::new(0x1000), 128);
     let operands = Linear16Operands {
-        x: rows(0x1000, 128),
+        x: Input16::Half(rows(0x1000, 128)),
         weight: rows(0x2000, 128),
         bias: None,
         residual: None,
@@ -294,10 +296,11 @@ fn rejects_what_it_cannot_compute() {
     assert_eq!(refused(linear(64, 128, 0), operands), ("k", 0));
     assert_eq!(refused(linear(1 << 31, 8, 8), operands), ("rows", 1 << 31));
     assert_eq!(refused(linear(1 << 30, 1 << 30, 8), operands).0, "tiles");
+    let half = |address, row_stride| Input16::Half(rows(address, row_stride));
     let with = |x, out| Linear16Operands { x, out, ..operands };
     let (x, out) = (operands.x, operands.out);
-    assert_eq!(refused(right, with(rows(0x1000, 132), out)), ("row stride", 132));
-    assert_eq!(refused(right, with(rows(0x1008, 128), out)), ("address", 0x1008));
+    assert_eq!(refused(right, with(half(0x1000, 132), out)), ("row stride", 132));
+    assert_eq!(refused(right, with(half(0x1008, 128), out)), ("address", 0x1008));
     let far = Out16::Half(rows(0x3000, 1 << 30));
     assert_eq!(refused(right, with(x, far)), ("row stride", 1 << 30));
     let residual = Linear16Operands { residual: Some(f32_rows), ..operands };

@@ -4,9 +4,11 @@
 mod attention;
 mod device;
 mod gemm;
+mod gemm16_fused;
 mod gemm16_sm80;
 mod gemm16_sm90;
 mod gemm16_small_m;
 mod gemm_epilogue;
 mod kv_cache;
+mod rope_append;
 mod rows;

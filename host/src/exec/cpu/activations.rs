@@ -163,9 +163,14 @@ pub struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// Rows that are whole: `width` elements, one after the other.
-    #[cfg(test)]
     pub fn dense(data: &'a [f32], width: usize) -> Self {
         Rows { data: Cow::Borrowed(data), stride: width, start: 0, width }
+    }
+
+    /// Columns `start .. start + width` of them.
+    pub fn columns(&self, start: usize, width: usize) -> Rows<'_> {
+        let (data, start) = (Cow::Borrowed(&*self.data), self.start + start);
+        Rows { data, stride: self.stride, start, width }
     }
 
     pub fn len(&self) -> usize {

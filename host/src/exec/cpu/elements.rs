@@ -142,6 +142,13 @@ impl<'a> ElementsMut<'a> {
     }
 }
 
+/// Rounds each value to the nearest of `dtype`, as storing it does.
+pub fn round(dtype: Dtype, values: &mut [f32]) {
+    let mut stored = Buffer::new(dtype, values.len(), 0.0);
+    stored.elements_mut().narrow(0, values);
+    stored.elements().widen_to(values);
+}
+
 fn halves_mut(words: &mut [f32]) -> &mut [u16] {
     bytemuck::cast_slice_mut(words)
 }

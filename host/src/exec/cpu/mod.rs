@@ -12,11 +12,11 @@ mod kv;
 mod linear;
 mod ops;
 
-use self::activations::{Frame, arena_words};
-use self::elements::Buffer;
+use self::activations::{Frame, Rows, RowsMut, arena_words};
+use self::elements::{Buffer, Elements};
 use self::kv::KvCache;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
-use crate::plan::{ArenaLayout, Dtype, Op, Plan, StepInputs, Weight, WeightId};
+use crate::plan::{ArenaLayout, Dtype, Linear, Op, Plan, RopeAppend, StepInputs, Weight, WeightId};
 use half::f16;
 use rayon::prelude::*;
 
@@ -116,19 +116,23 @@ impl Step<'_> {
             Op::RmsNorm { x, weight: id, out, eps } => frame.write(out, Some(x), |out, _| {
                 ops::rms_norm(&weight(id).widen(), eps, out);
             }),
-            Op::Linear { x, weight: id, bias, residual, out } => {
-                frame.write(out, residual, |mut out, others| {
-                    linear::linear(&others.rows(x), weight(id), residual.is_some(), &mut out);
-                    if let Some(bias) = bias {
-                        ops::add_bias(&weight(bias).widen(), out);
-                    }
-                });
-            }
+            Op::Linear(ref op) => frame.write(op.out, op.residual, |out, others| {
+                linear_layer(op, plan.weight(op.weight).storage, weight, &others.rows(op.x), out);
+            }),
             Op::Rope { x, table, head_dim } => frame.write(x, Some(x), |x, _| {
                 ops::rope(plan.constant(table), &inputs.positions, head_dim, x);
             }),
             Op::KvAppend { layer, k, v } => {
                 self.kv.append(layer, &inputs.slot_mapping, &frame.rows(k), &frame.rows(v));
+            }
+            Op::RopeAppend(RopeAppend { layer, q, k, v, table, head_dim }) => {
+                let (table, positions) = (plan.constant(table), &inputs.positions);
+                let mut rotated = frame.rows(k).to_vec();
+                ops::rope(table, positions, head_dim, RowsMut::dense(&mut rotated, k.width));
+                elements::round(plan.dtype(k), &mut rotated);
+                let rotated = Rows::dense(&rotated, k.width);
+                self.kv.append(layer, &inputs.slot_mapping, &rotated, &frame.rows(v));
+                frame.write(q, Some(q), |q, _| ops::rope(table, positions, head_dim, q));
             }
             Op::Attention(attention) => frame.write(attention.out, None, |out, others| {
                 let q = others.rows(attention.q);
@@ -157,6 +161,42 @@ impl Step<'_> {
         }
         self.output
     }
+}
+
+/// A linear layer with what is fused with it. `out` begins as the residual, if there is one; between a norm, the sums
+/// and a gate, what is not stored is rounded to the type of the `operand` all the same.
+fn linear_layer<'a>(
+    op: &Linear,
+    operand: Dtype,
+    weight: impl Fn(WeightId) -> Elements<'a>,
+    x: &Rows,
+    out: RowsMut,
+) {
+    let sums = |x: &Rows, mut out: RowsMut| {
+        linear::linear(x, weight(op.weight), op.residual.is_some(), &mut out);
+        if let Some(bias) = op.bias {
+            ops::add_bias(&weight(bias).widen(), out);
+        }
+    };
+    let normed = op.norm.map(|norm| {
+        let mut normed = x.to_vec();
+        let rows = RowsMut::dense(&mut normed, x.width());
+        ops::rms_norm(&weight(norm.weight).widen(), norm.eps, rows);
+        elements::round(operand, &mut normed);
+        normed
+    });
+    let normed = normed.as_deref().map(|normed| Rows::dense(normed, x.width()));
+    let x = normed.as_ref().unwrap_or(x);
+    if !op.gated {
+        return sums(x, out);
+    }
+    let width = out.width();
+    let mut gate_up = vec![0.0; x.len() * 2 * width];
+    sums(x, RowsMut::dense(&mut gate_up, 2 * width));
+    elements::round(operand, &mut gate_up);
+    let gate_up = Rows::dense(&gate_up, 2 * width);
+    let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
+    ops::silu_mul(&gate, &up, largest(operand), out);
 }
 
 /// What a product of the gate is clamped to, so that one that overflows does not become an infinity: the types with

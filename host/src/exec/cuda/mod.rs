@@ -136,6 +136,7 @@ impl Executor for CudaExecutor {
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
         make_current(self.context)?;
+        let plan = &lower::fused(plan, self.gemm);
         let (step_layout, arena_layout) = (plan.step_layout(), ArenaLayout::new(plan));
         let fits = arena_layout.bytes() <= self.memory.arena.bytes()
             && step_layout.len * size_of::<u32>() <= self.memory.step.bytes()

@@ -9,11 +9,11 @@ use half::{bf16, f16};
 use kernels::Rows as Operand;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf};
 
-use super::element::{LinearOp, Stored};
-use super::{Addresses, Lowering, max_rows};
+use super::element::Stored;
+use super::{Addresses, Lowering};
 use crate::exec::tensor_maps::TensorMaps;
 use crate::exec::{ExecError, Gemm};
-use crate::plan::{Dtype, Op, Plan, Weight};
+use crate::plan::{Dtype, Linear, Op, Plan, Weight};
 use cuda_std::tensor_map::TensorMapSpec;
 
 /// A step of a plan's work on a device.
@@ -53,7 +53,7 @@ pub(super) fn product_bytes(plan: &Plan, op: &Op, gemm: Gemm) -> usize {
     match CublasLinear::of(plan, op, gemm) {
         Ok(Some(linear)) if linear.is_in_workspace() => {
             let stride = linear.workspace_stride(plan);
-            max_rows(plan, linear.op.out) * stride * linear.product.block_bytes()
+            plan.bounds.max_rows(plan.tensor(linear.op.out.tensor).rows) * stride * linear.product.block_bytes()
         }
         // What cannot be multiplied is refused when it is lowered.
         _ => 0,
@@ -62,7 +62,7 @@ pub(super) fn product_bytes(plan: &Plan, op: &Op, gemm: Gemm) -> usize {
 
 /// A linear layer, and how much of it cuBLAS does.
 struct CublasLinear {
-    op: LinearOp,
+    op: Linear,
     compute: ComputeType,
     /// Type of the product.
     product: Dtype,
@@ -80,17 +80,20 @@ impl CublasLinear {
     /// A product that is the output is stored as such. Another one is stored in the type that it was summed in, so that
     /// nothing is rounded twice.
     fn of(plan: &Plan, op: &Op, gemm: Gemm) -> Result<Option<Self>, ExecError> {
-        let &Op::Linear { x, weight, bias, residual, out: to } = op else { return Ok(None) };
+        let &Op::Linear(op) = op else { return Ok(None) };
+        let Linear { x, norm, bias, gated, residual, .. } = op;
         let Some(compute) = gemm.compute_type(plan.dtype(x))? else { return Ok(None) };
-        let out = plan.dtype(to);
-        let accumulate = compute == ComputeType::F32 && residual == Some(to);
+        if norm.is_some() || gated {
+            return Err(unsupported("a norm in front of it, or a gate behind".to_owned()));
+        }
+        let out = plan.dtype(op.out);
+        let accumulate = compute == ComputeType::F32 && residual == Some(op.out);
         let adds = bias.is_some() || residual.is_some() && !accumulate;
         let product = match compute {
             ComputeType::F16 => Dtype::F16,
             ComputeType::F32 if adds => Dtype::F32,
             ComputeType::F32 => out,
         };
-        let op = LinearOp { x, weight, bias, residual, out: to };
         Ok(Some(CublasLinear { op, compute, product, out, accumulate, adds }))
     }
 
@@ -106,7 +109,7 @@ impl CublasLinear {
 
 impl Lowering<'_> {
     fn cublas_linear(&self, linear: &CublasLinear) -> Result<Vec<Task>, ExecError> {
-        let LinearOp { x, weight, out, .. } = linear.op;
+        let Linear { x, weight, out, .. } = linear.op;
         let Weight { rows: n, cols: k, storage, ref name, .. } = *self.plan.weight(weight);
         let max_rows = self.max_rows(x);
         if max_rows == 0 || n == 0 {
@@ -162,7 +165,7 @@ impl Lowering<'_> {
         linear: &CublasLinear,
         (address, stride): (u64, usize),
     ) -> Result<Option<Launch>, ExecError> {
-        let LinearOp { bias, residual, out, .. } = linear.op;
+        let Linear { bias, residual, out, .. } = linear.op;
         let residual = residual.filter(|_| !linear.accumulate);
         let operands = GemmEpilogueOperands::<P, E> {
             product: Operand::new(DevicePtr::new(address), stride),

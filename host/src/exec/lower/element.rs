@@ -4,25 +4,15 @@ use cuda_std::launch::{Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows as Operand;
 use kernels::attention::AttentionElement;
-use kernels::gemm::{Linear, Linear16, Linear16Operands, LinearOperands, Out16};
+use kernels::gemm::{Input16, Linear, Linear16, Linear16Operands, LinearOperands, Out16};
 use kernels::tile::element::Operand16;
 
 use super::Lowering;
 use crate::exec::ExecError;
-use crate::plan::{Dtype, View, Weight, WeightId};
+use crate::plan::{self, Dtype, Norm, Op, Weight};
 
-/// [`Op::Linear`](crate::plan::Op::Linear).
-#[derive(Clone, Copy)]
-pub(super) struct LinearOp {
-    pub x: View,
-    pub weight: WeightId,
-    pub bias: Option<WeightId>,
-    pub residual: Option<View>,
-    pub out: View,
-}
-
-/// What a linear layer's launcher gives.
-type Launched = Result<Option<Launch>, LaunchError>;
+/// What a launcher gives.
+pub(super) type Launched = Result<Option<Launch>, LaunchError>;
 
 /// A type that tensors are stored in and kernels take.
 pub(super) trait Stored: AttentionElement {
@@ -30,14 +20,20 @@ pub(super) trait Stored: AttentionElement {
     const STORAGE: Dtype;
 
     /// The linear layer whose operands are of this type.
-    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError>;
+    fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError>;
 }
 
 impl Stored for f32 {
     const STORAGE: Dtype = Dtype::F32;
 
-    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
-        let &LinearOp { x, weight, bias, residual, out } = op;
+    fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
+        let &plan::Linear { x, norm, weight, bias, gated, residual, out } = op;
+        if norm.is_some() || gated {
+            return Err(ExecError::Unsupported {
+                op: Op::Linear(*op).name().to_owned(),
+                why: "operands of F32, which no fused kernel takes".to_owned(),
+            });
+        }
         let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
         let operands = LinearOperands {
             x: lowering.view(x)?,
@@ -54,7 +50,7 @@ impl Stored for f32 {
 impl Stored for f16 {
     const STORAGE: Dtype = Dtype::F16;
 
-    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
+    fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
         linear16::<f16>(lowering, op)
     }
 }
@@ -62,19 +58,24 @@ impl Stored for f16 {
 impl Stored for bf16 {
     const STORAGE: Dtype = Dtype::BF16;
 
-    fn linear(lowering: &mut Lowering<'_>, op: &LinearOp) -> Result<Launched, ExecError> {
+    fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
         linear16::<bf16>(lowering, op)
     }
 }
 
 fn linear16<E: Stored + Operand16>(
     lowering: &mut Lowering<'_>,
-    op: &LinearOp,
+    op: &plan::Linear,
 ) -> Result<Launched, ExecError> {
-    let &LinearOp { x, weight, bias, residual, out } = op;
-    let Weight { rows: n, cols: k, .. } = *lowering.plan.weight(weight);
+    let &plan::Linear { x, norm, weight, bias, gated, residual, out } = op;
+    let k = lowering.plan.weight(weight).cols;
     let operands = Linear16Operands::<E> {
-        x: lowering.view(x)?,
+        x: match norm {
+            Some(Norm { weight, eps }) => {
+                Input16::Normed { x: lowering.view(x)?, weight: lowering.weight(weight)?, eps }
+            }
+            None => Input16::Half(lowering.view(x)?),
+        },
         weight: Operand::new(lowering.weight(weight)?, k),
         bias: bias.map(|bias| lowering.weight(bias)).transpose()?,
         residual: residual.map(|residual| lowering.view(residual)).transpose()?,
@@ -84,7 +85,7 @@ fn linear16<E: Stored + Operand16>(
             Out16::Half(lowering.view(out)?)
         },
     };
-    let linear = Linear16::new(lowering.max_rows(x), n, k);
+    let linear = Linear16 { gated, ..Linear16::new(lowering.max_rows(x), out.width, k) };
     let num_rows = lowering.num_rows(x);
     Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
 }

@@ -1,9 +1,12 @@
 //! That each operation reaches its kernel, with the addresses, strides and counts of its views.
 
 use super::*;
+use crate::plan::testing::Decoder;
 use crate::plan::{
-    Bounds, Constant, ConstantId, KvLayout, PartTransform, Tensor, TensorId, Weight, WeightPart,
+    Bounds, Constant, ConstantId, KvLayout, Linear, Norm, PartTransform, Precision, RopeAppend,
+    Tensor, TensorId, Weight, WeightPart,
 };
+use kernels::gemm::MAX_FUSED_ROWS;
 
 const WIDTH: usize = 8;
 /// All addresses are above this, and all other arguments below.
@@ -136,6 +139,27 @@ fn views_become_addresses() {
             vec![input(NUM_TOKENS), input(layout.slot_mapping), a, a + 16, POOLS[1].k, POOLS[1].v],
         ),
         (
+            Op::RopeAppend(RopeAppend {
+                layer: 1,
+                q: half(0, 4),
+                k: half(1, 0),
+                v: half(1, 4),
+                table: ConstantId(0),
+                head_dim: 4,
+            }),
+            vec![
+                input(NUM_TOKENS),
+                input(layout.positions),
+                input(layout.slot_mapping),
+                ROPE,
+                a + 16,
+                b,
+                b + 16,
+                POOLS[1].k,
+                POOLS[1].v,
+            ],
+        ),
+        (
             Op::SiluMul { gate: half(0, 0), up: half(0, 4), out: half(1, 4) },
             vec![input(NUM_TOKENS), a, a + 16, b + 16],
         ),
@@ -153,12 +177,8 @@ fn views_become_addresses() {
 
 #[test]
 fn a_linear_layer_takes_what_it_has() {
-    let linear = |bias, residual| Op::Linear {
-        x: view(0),
-        weight: WeightId(0),
-        bias,
-        residual,
-        out: view(1),
+    let linear = |bias, residual| {
+        Op::Linear(Linear { bias, residual, ..Linear::new(view(0), WeightId(0), view(1)) })
     };
     let [a, b, _] = TENSORS;
     let plain = pointers(&launch(linear(None, None)));
@@ -211,8 +231,7 @@ fn sixteen_bits_reach_their_kernels() {
     assert_eq!(symbols(&embedding), ["gather_rows_f16_f32"]);
 
     let linear = || {
-        let (x, out) = (view(0), view(1));
-        let mut plan = plan(Op::Linear { x, weight: WeightId(0), bias: None, residual: None, out });
+        let mut plan = plan(Op::Linear(Linear::new(view(0), WeightId(0), view(1))));
         plan.weights[0].storage = Dtype::BF16;
         plan.tensors[0].dtype = Dtype::BF16;
         plan
@@ -260,4 +279,69 @@ fn nothing_to_compute_is_no_launch() {
     let mut empty = plan(Op::GatherRows { x: view(0), out: view(2) });
     empty.bounds.max_logit_rows = 0;
     assert_eq!(lowered(&empty).unwrap(), []);
+}
+
+/// The symbols that a decoder's layer is launched by, in a plan of one of the buckets.
+fn layer_symbols(plan: &Plan) -> Vec<&'static str> {
+    let address = |index: usize| MEMORY + index as u64 * 0x1000_0000;
+    let addresses = Addresses {
+        weights: (0..plan.weights.len()).map(address).collect(),
+        constants: vec![ROPE],
+        kv_pools: POOLS[..1].to_vec(),
+        tensors: (0..plan.tensors.len()).map(address).collect(),
+        step: STEP,
+        workspace: WORKSPACE,
+        counters: COUNTERS,
+    };
+    let mut maps = TensorMaps::new(plan, MEMORY);
+    let launches = lower(plan, &addresses, Gpu::HOPPER, &mut maps).unwrap();
+    let symbols = launches.iter().map(|launch| launch.symbol);
+    // Between the embedding, and the gather in front of the logits.
+    let is_gather = |symbol: &&str| symbol.starts_with("gather_rows");
+    symbols.skip(1).take_while(|symbol| !is_gather(symbol)).collect()
+}
+
+#[test]
+fn a_layer_of_a_decode_step_is_fused() {
+    let [qwen, phi] = Decoder::REAL;
+    let num_launches = |decoder: Decoder, max_seqs: usize| {
+        let plan = decoder.plan(max_seqs, 1);
+        [layer_symbols(&plan).len(), layer_symbols(&fused(&plan, Gemm::Halfwarp)).len()]
+    };
+    for decoder in [qwen, phi] {
+        for max_seqs in [1, MAX_FUSED_ROWS] {
+            assert_eq!(num_launches(decoder, max_seqs), [11, 7], "{decoder:?}");
+        }
+    }
+    // More rows than fused linear layers have, and f32.
+    assert_eq!(num_launches(qwen, 32), [11, 10]);
+    assert_eq!(num_launches(Decoder { precision: Precision::F32, ..qwen }, 1), [11, 10]);
+}
+
+#[test]
+fn what_the_fused_kernels_do_not_take_is_not_fused() {
+    let num_fused = |change: fn(&mut Plan)| {
+        let mut plan = Decoder::SMALL.plan(1, 1);
+        change(&mut plan);
+        plan.ops.len() - fused(&plan, Gemm::Halfwarp).ops.len()
+    };
+    assert_eq!(num_fused(|_| {}), 4);
+    // A residual behind a norm, rows that are not aligned, and a gate without a norm.
+    assert_eq!(
+        num_fused(|plan| {
+            let Op::Linear(linear) = &mut plan.ops[2] else { panic!("{:?}", plan.ops[2]) };
+            linear.residual = Some(linear.out);
+        }),
+        3
+    );
+    assert_eq!(num_fused(|plan| plan.tensors[0].width += 2), 1);
+    assert_eq!(num_fused(|plan| _ = plan.ops.remove(7)), 2);
+}
+
+#[test]
+fn a_fused_linear_layer_of_f32_is_an_error_that_names_it() {
+    let norm = Some(Norm { weight: WeightId(1), eps: 1e-6 });
+    let linear = Linear { norm, ..Linear::new(view(0), WeightId(0), view(1)) };
+    let error = lowered(&plan(Op::Linear(linear))).unwrap_err().to_string();
+    assert_eq!(error, "norm_linear: operands of F32, which no fused kernel takes");
 }

@@ -1,6 +1,6 @@
 //! Whether the element types of a plan agree, and rows of 16-bit elements are aligned.
 
-use super::super::{Attention, Dtype, Op, Plan, PlanError, View, Weight};
+use super::super::{Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend, View, Weight};
 
 /// Types that operations compute on.
 const FLOATS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
@@ -46,25 +46,17 @@ impl Plan {
                 let (any, same) = (FLOATS, [x]);
                 is("out", self.dtype(out), if x == Dtype::F32 { any } else { &same })
             }
-            Op::Linear { x, weight, bias, residual, out } => {
-                let x = self.dtype(x);
-                is("x", x, FLOATS)?;
-                is("the weight", self.weight(weight).storage, &[x])?;
-                if let Some(bias) = bias {
-                    is("the bias", self.weight(bias).storage, &[Dtype::F32])?;
-                }
-                match residual {
-                    Some(residual) => {
-                        is("the residual", self.dtype(residual), &[Dtype::F32])?;
-                        is("out", self.dtype(out), &[Dtype::F32])
-                    }
-                    None => is("out", self.dtype(out), &[x, Dtype::F32]),
-                }
-            }
+            Op::Linear(ref linear) => self.check_linear_dtypes(&at, linear),
             Op::Rope { x, .. } => is("x", self.dtype(x), FLOATS),
             Op::KvAppend { k, v, .. } => {
                 let k = self.dtype(k);
                 is("k", k, &[self.kv.dtype, Dtype::F32])?;
+                is("v", self.dtype(v), &[k])
+            }
+            Op::RopeAppend(RopeAppend { q, k, v, .. }) => {
+                let k = self.dtype(k);
+                is("k", k, &[self.kv.dtype, Dtype::F32])?;
+                is("q", self.dtype(q), &[k])?;
                 is("v", self.dtype(v), &[k])
             }
             Op::Attention(Attention { q, out, .. }) => {
@@ -81,6 +73,34 @@ impl Plan {
                 is("x", self.dtype(x), &[Dtype::F32])?;
                 is("out", self.dtype(out), &[Dtype::U32])
             }
+        }
+    }
+
+    fn check_linear_dtypes(&self, at: &str, op: &Linear) -> Result<(), PlanError> {
+        let is = |what, got, wanted: &[Dtype]| is(at, what, got, wanted);
+        let &Linear { x, norm, weight, bias, gated, residual, out } = op;
+        let vector = |what, id| is(what, self.weight(id).storage, &[Dtype::F32]);
+        let (x, weight) = (self.dtype(x), self.weight(weight).storage);
+        match norm {
+            Some(Norm { weight: norm, .. }) => {
+                is("x", x, &[Dtype::F32])?;
+                vector("the norm", norm)?;
+                is("the weight", weight, FLOATS)?;
+            }
+            None => {
+                is("x", x, FLOATS)?;
+                is("the weight", weight, &[x])?;
+            }
+        }
+        bias.map_or(Ok(()), |bias| vector("the bias", bias))?;
+        let out = self.dtype(out);
+        match residual {
+            Some(residual) => {
+                is("the residual", self.dtype(residual), &[Dtype::F32])?;
+                is("out", out, &[Dtype::F32])
+            }
+            None if gated => is("out", out, &[weight]),
+            None => is("out", out, &[weight, Dtype::F32]),
         }
     }
 }

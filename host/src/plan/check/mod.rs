@@ -4,7 +4,10 @@ mod dtypes;
 #[cfg(test)]
 mod tests;
 
-use super::{Attention, Constant, Op, Plan, PlanError, Rows, View, Weight, WeightId};
+use super::{
+    Attention, Constant, ConstantId, Linear, Op, Plan, PlanError, RopeAppend, Rows, View, Weight,
+    WeightId,
+};
 
 impl Plan {
     /// Checks that every operation's views, weights and tables have shapes and element types that fit each other, and
@@ -52,15 +55,19 @@ impl Plan {
         ensure(inside && view.width > 0, || format!("{view:?} is no part of an activation"))
     }
 
-    /// An operation reads nothing of the activation that it writes, but for what [`Op`] allows: the same view.
+    /// An operation reads nothing of the activation that it writes, but for what [`Op`] allows: the same view, and of
+    /// [`Op::RopeAppend`] other columns.
     fn check_in_place(&self, op: &Op) -> Result<(), String> {
         let in_place = match *op {
             Op::RmsNorm { x, .. } | Op::Rope { x, .. } => Some(x),
-            Op::Linear { residual, .. } => residual,
+            Op::RopeAppend(RopeAppend { q, .. }) => Some(q),
+            Op::Linear(Linear { x, residual, .. }) => residual.filter(|&residual| residual != x),
             _ => None,
         };
-        let allowed = |read: View, out: View| {
-            read.tensor != out.tensor || (in_place == Some(read) && read == out)
+        let allowed = |read: View, out: View| match op {
+            _ if read.tensor != out.tensor => true,
+            Op::RopeAppend(_) if !read.overlaps(out) => true,
+            _ => in_place == Some(read) && read == out,
         };
         for out in op.writes() {
             let reads = op.reads();
@@ -82,27 +89,13 @@ impl Plan {
                 self.same_shape(x, out)?;
                 same("columns left over", x.width % self.vector(weight)?, 0)
             }
-            Op::Linear { x, weight, bias, residual, out } => {
-                let weight = self.weight(weight);
-                self.same_rows(x, out)?;
-                same("columns of x", x.width, weight.cols)?;
-                same("columns of out", out.width, weight.rows)?;
-                bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
-                residual.map_or(Ok(()), |residual| self.same_shape(residual, out))
-            }
-            Op::Rope { x, table, head_dim } => {
-                let Constant { rows, cols, data, .. } = self.constant(table);
-                self.rows_are(x, Rows::Tokens)?;
-                same("columns left over", x.width % head_dim, 0)?;
-                same("elements of the table", data.len(), rows * cols)?;
-                ensure(*cols <= head_dim && cols % 2 == 0, || format!("{cols} rotary columns"))?;
-                same("positions of the table", *rows, self.bounds.max_kv_len)
-            }
-            Op::KvAppend { layer, k, v } => {
-                self.rows_are(k, Rows::Tokens)?;
-                self.same_shape(k, v)?;
-                same("columns", k.width, self.kv.num_kv_heads * self.kv.head_dim)?;
-                ensure(layer < self.kv.num_layers, || format!("no layer {layer} in the cache"))
+            Op::Linear(linear) => self.check_linear(&linear),
+            Op::Rope { x, table, head_dim } => self.check_rope(x, table, head_dim),
+            Op::KvAppend { layer, k, v } => self.check_append(layer, k, v),
+            Op::RopeAppend(RopeAppend { layer, q, k, v, table, head_dim }) => {
+                self.check_rope(q, table, head_dim)?;
+                self.check_append(layer, k, v)?;
+                same("columns of a head", head_dim, self.kv.head_dim)
             }
             Op::Attention(attention) => self.check_attention(&attention),
             Op::SiluMul { gate, up, out } => {
@@ -121,6 +114,35 @@ impl Plan {
         }
     }
 
+    fn check_linear(&self, op: &Linear) -> Result<(), String> {
+        let weight = self.weight(op.weight);
+        self.same_rows(op.x, op.out)?;
+        same("columns of x", op.x.width, weight.cols)?;
+        same("columns of out", op.out.width * if op.gated { 2 } else { 1 }, weight.rows)?;
+        if let Some(norm) = op.norm {
+            same("columns of the norm", self.vector(norm.weight)?, op.x.width)?;
+        }
+        op.bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
+        ensure(!op.gated || op.residual.is_none(), || "a residual behind a gate".into())?;
+        op.residual.map_or(Ok(()), |residual| self.same_shape(residual, op.out))
+    }
+
+    fn check_rope(&self, x: View, table: ConstantId, head_dim: usize) -> Result<(), String> {
+        let Constant { rows, cols, data, .. } = self.constant(table);
+        self.rows_are(x, Rows::Tokens)?;
+        same("columns left over", x.width % head_dim, 0)?;
+        same("elements of the table", data.len(), rows * cols)?;
+        ensure(*cols <= head_dim && cols % 2 == 0, || format!("{cols} rotary columns"))?;
+        same("positions of the table", *rows, self.bounds.max_kv_len)
+    }
+
+    fn check_append(&self, layer: usize, k: View, v: View) -> Result<(), String> {
+        self.rows_are(k, Rows::Tokens)?;
+        self.same_shape(k, v)?;
+        same("columns", k.width, self.kv.num_kv_heads * self.kv.head_dim)?;
+        ensure(layer < self.kv.num_layers, || format!("no layer {layer} in the cache"))
+    }
+
     fn check_attention(&self, op: &Attention) -> Result<(), String> {
         self.rows_are(op.q, Rows::Tokens)?;
         self.same_shape(op.q, op.out)?;
@@ -129,8 +151,7 @@ impl Plan {
         same("elements of a head", op.head_dim, self.kv.head_dim)?;
         same("query heads left over", op.num_heads % op.num_kv_heads, 0)?;
         ensure(op.window != Some(0), || "a window of no position".into())?;
-        let appended =
-            |other: &Op| matches!(other, Op::KvAppend { layer, .. } if *layer == op.layer);
+        let appended = |other: &Op| other.appends_to() == Some(op.layer);
         ensure(self.ops.iter().any(appended), || format!("layer {} is never appended", op.layer))
     }
 

@@ -1,5 +1,6 @@
 //! That a plan which does not fit is refused, with what is wrong.
 
+use super::super::testing::Decoder;
 use super::super::{
     Bounds, ConstantId, Dtype, KvLayout, PartTransform, PlanBuilder, Precision, TensorId,
     WeightPart,
@@ -33,7 +34,7 @@ fn plan() -> Plan {
     let (q, k, v) = (qkv.columns(0, 8), qkv.columns(8, 4), qkv.columns(12, 4));
     b.op(Op::Embedding { table: embedding, out: x });
     b.op(Op::RmsNorm { x, weight: norm, out: x, eps: 1e-5 });
-    b.op(Op::Linear { x, weight: projection, bias: Some(bias), residual: None, out: qkv });
+    b.op(Op::Linear(Linear { bias: Some(bias), ..Linear::new(x, projection, qkv) }));
     b.op(Op::Rope { x: qkv.columns(0, 12), table, head_dim: 4 });
     b.op(Op::KvAppend { layer: 0, k, v });
     b.op(Op::Attention(Attention {
@@ -48,8 +49,7 @@ fn plan() -> Plan {
     }));
     b.op(Op::SiluMul { gate: q, up: qkv.columns(8, 8), out: x });
     b.op(Op::GatherRows { x, out: last });
-    let (weight, bias, residual) = (embedding, None, None);
-    b.op(Op::Linear { x: last, weight, bias, residual, out: logits });
+    b.op(Op::Linear(Linear::new(last, embedding, logits)));
     b.op(Op::Argmax { x: logits, out: next_tokens });
     b.finish(BOUNDS, kv, logits, next_tokens)
 }
@@ -130,7 +130,7 @@ fn mixed(precision: Precision) -> Plan {
     let (q, k, v) = (qkv.columns(0, 16), qkv.columns(16, 8), qkv.columns(24, 8));
     b.op(Op::Embedding { table: embedding, out: hidden });
     b.op(Op::RmsNorm { x: hidden, weight: norm, out: x, eps: 1e-5 });
-    b.op(Op::Linear { x, weight: qkv_weight, bias: Some(bias), residual: None, out: qkv });
+    b.op(Op::Linear(Linear { bias: Some(bias), ..Linear::new(x, qkv_weight, qkv) }));
     b.op(Op::Rope { x: qkv.columns(0, 24), table, head_dim: 8 });
     b.op(Op::KvAppend { layer: 0, k, v });
     b.op(Op::Attention(Attention {
@@ -143,12 +143,12 @@ fn mixed(precision: Precision) -> Plan {
         softmax_scale: 0.5,
         window: None,
     }));
-    let (bias, residual) = (None, Some(hidden));
-    b.op(Op::Linear { x: attended, weight: projection, bias, residual, out: hidden });
+    let residual = Some(hidden);
+    b.op(Op::Linear(Linear { residual, ..Linear::new(attended, projection, hidden) }));
     b.op(Op::SiluMul { gate: q, up: qkv.columns(16, 16), out: gated });
     b.op(Op::GatherRows { x: hidden, out: last });
     b.op(Op::RmsNorm { x: last, weight: norm, out: normed, eps: 1e-5 });
-    b.op(Op::Linear { x: normed, weight: embedding, bias, residual: None, out: logits });
+    b.op(Op::Linear(Linear::new(normed, embedding, logits)));
     b.op(Op::Argmax { x: logits, out: next_tokens });
     b.finish(BOUNDS, kv, logits, next_tokens)
 }
@@ -176,8 +176,8 @@ fn rejects_element_types_that_do_not_fit() {
         ("operation 4, kv_append: k is F16, expected BF16 or F32", |p| p.kv.dtype = BF16),
         ("operation 5, attention: out is F32, expected F16", |p| p.tensors[3].dtype = F32),
         ("operation 6, linear: the residual is F16, expected F32", |p| {
-            let Op::Linear { residual, .. } = &mut p.ops[6] else { unreachable!() };
-            *residual = Some(View { width: 16, ..view(1, 0) });
+            let Op::Linear(linear) = &mut p.ops[6] else { unreachable!() };
+            linear.residual = Some(View { width: 16, ..view(1, 0) });
         }),
         ("operation 7, silu_mul: out is F32, expected F16", |p| p.tensors[4].dtype = F32),
         ("operation 8, gather_rows: out is BF16, expected F32", |p| p.tensors[5].dtype = BF16),
@@ -220,4 +220,42 @@ fn rejects_rows_of_16_bit_elements_that_are_not_aligned() {
         }),
     ];
     reject(|| mixed(Precision::F16), faults);
+}
+
+/// As [`Decoder::SMALL`] has them, fused: operations 1 norm and qkv, 2 RoPE and append, 5 norm, gate and up, and gate.
+#[test]
+fn rejects_fused_operations_that_do_not_fit() {
+    fn linear(plan: &mut Plan, index: usize) -> &mut Linear {
+        let Op::Linear(linear) = &mut plan.ops[index] else { unreachable!() };
+        linear
+    }
+    fn append(plan: &mut Plan) -> &mut RopeAppend {
+        let Op::RopeAppend(append) = &mut plan.ops[2] else { unreachable!() };
+        append
+    }
+    let faults: &[Fault] = &[
+        ("columns of the norm: 16 where 32", |p| {
+            (p.weights[1].cols, p.weights[1].parts[0].rows) = (16, 16);
+        }),
+        ("columns of out: 16 where 32", |p| linear(p, 5).out.width = 8),
+        ("a residual behind a gate", |p| {
+            linear(p, 5).residual = Some(View { width: 16, ..view(0, 0) });
+        }),
+        ("`hidden` is read while it is written", |p| {
+            let hidden = linear(p, 1).x;
+            (linear(p, 1).residual, linear(p, 1).out) = (Some(hidden), hidden);
+        }),
+        ("`qkv` is read while it is written", |p| append(p).q.start = 16),
+        ("columns of a head: 8 where 4", |p| (p.kv.num_kv_heads, p.kv.head_dim) = (4, 4)),
+        ("never appended", |p| _ = p.ops.remove(2)),
+        ("operation 5, norm_linear_gate: x is F16, expected F32", |p| {
+            linear(p, 5).x.tensor = TensorId(3);
+        }),
+        ("operation 5, norm_linear_gate: the norm is F16", |p| p.weights[5].storage = F16),
+        ("operation 5, norm_linear_gate: out is F32, expected F16", |p| {
+            p.tensors[6].dtype = F32;
+        }),
+        ("operation 2, rope_append: k is F16, expected BF16 or F32", |p| p.kv.dtype = BF16),
+    ];
+    reject(|| Decoder::SMALL.plan(4, 1).fused(|_| true), faults);
 }

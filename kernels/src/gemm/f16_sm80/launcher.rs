@@ -103,8 +103,9 @@ pub fn launch_with<E: Operand16>(
     num_rows: DevicePtr<u32>,
     operands: &Linear16Operands<E>,
 ) -> Result<Option<Launch>, LaunchError> {
-    let Linear16Operands { x, weight, bias, residual, out } = operands;
-    check(linear.k, [x, weight])?;
+    let x = linear.plain_input(operands)?;
+    let Linear16Operands { weight, bias, residual, out, .. } = operands;
+    check(linear.k, [&x, weight])?;
     let name = if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" };
     let (out_name, out_ptr, out_stride) = match out {
         Out16::Half(rows) => (name, DevicePtr::new(rows.ptr.0), rows.stride_arg()?),

@@ -192,10 +192,11 @@ impl TileConfig {
         let of_outputs = of_outputs.ok_or(Linear16::F16_SUMS_OF_BF16)?;
         let Some(geometry) = self.geometry(linear, num_sms)? else { return Ok(None) };
         let &Linear16 { max_rows, n, k, .. } = linear;
-        let Linear16Operands { x, weight, bias, residual, out } = operands;
+        let x = linear.plain_input(operands)?;
+        let Linear16Operands { weight, bias, residual, out, .. } = operands;
         let [block_m, block_n] = self.block;
         let [cluster_m, cluster_n] = self.cluster;
-        let a = maps(&map(x, [max_rows, k], [block_m / cluster_n, BLOCK_K as usize]));
+        let a = maps(&map(&x, [max_rows, k], [block_m / cluster_n, BLOCK_K as usize]));
         let b = maps(&map(weight, [n, k], [block_n / cluster_m, BLOCK_K as usize]));
         let (is_f32, out_ptr, out_stride, out_map) = match out {
             Out16::F32(out) => (1, out.ptr.0, out.stride_arg()?, TensorMapPtr(0)),

@@ -1,12 +1,13 @@
 //! The outputs of a block: its warps' sums meet in shared memory, and are added in their order.
 
-use super::mainloop::{TILE, lane_group, lane_pair};
+use super::mainloop::{LaneRow, TILE, lane_group, lane_pair};
+use crate::silu_mul::gated;
 use crate::tile::element::Operand16;
 use cuda_std::mma::Accumulator;
 use cuda_std::prelude::*;
 
 /// Most outputs of a thread.
-const MAX_OUTPUTS: usize = 8;
+pub const MAX_OUTPUTS: usize = 8;
 
 /// Sums of a warp in eight columns and all rows, and as many words more as put the columns of a row
 /// into banks of their own.
@@ -19,9 +20,9 @@ const fn warp_stride(tiles_m: usize, tiles_n: usize) -> u32 {
     tiles_n as u32 * tile_stride(tiles_m, tiles_n)
 }
 
-/// Shared memory of a block.
-pub const fn shared_bytes(tiles_m: usize, tiles_n: usize, warps: usize) -> usize {
-    warps * warp_stride(tiles_m, tiles_n) as usize * size_of::<f32>()
+/// Floats of shared memory: the sums of all warps, a multiple of 16 bytes.
+pub const fn num_sums(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
+    warps as u32 * warp_stride(tiles_m, tiles_n)
 }
 
 /// Where outputs go: to `half`, or to `single` if there is one.
@@ -31,8 +32,20 @@ pub struct Destination<E> {
     pub stride: u32,
 }
 
+/// Rows of the weight that make a column of the output: its own, or gate's and up's.
+pub const fn num_parts(gated: bool) -> usize {
+    1 + gated as usize
+}
+
 /// The outputs of a thread: one column, a row in every `ROWS_APART`.
-pub struct Outputs<const TILES_M: usize, const TILES_N: usize, const WARPS: usize> {
+pub struct Outputs<
+    const TILES_M: usize,
+    const TILES_N: usize,
+    const WARPS: usize,
+    const GATED: bool,
+> {
+    /// The block's first column.
+    block_n: u32,
     /// The column in the block.
     block_column: u32,
     column: u32,
@@ -40,22 +53,36 @@ pub struct Outputs<const TILES_M: usize, const TILES_N: usize, const WARPS: usiz
     n: u32,
 }
 
-impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize>
-    Outputs<TILES_M, TILES_N, WARPS>
+impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED: bool>
+    Outputs<TILES_M, TILES_N, WARPS, GATED>
 {
+    const PARTS: usize = num_parts(GATED);
+    /// Tiles of a part: gate's come first.
+    const PART_TILES: u32 = (TILES_N / Self::PARTS) as u32;
     const NUM_THREADS: u32 = WARPS as u32 * warp::WARP_SIZE;
-    const BLOCK_N: u32 = TILES_N as u32 * TILE;
+    const BLOCK_N: u32 = Self::PART_TILES * TILE;
     const ROWS_APART: u32 = Self::NUM_THREADS / Self::BLOCK_N;
     /// Outputs of a thread.
     const NUM: usize = (TILES_M as u32 * TILE).div_ceil(Self::ROWS_APART) as usize;
 
-    /// The thread's outputs of `n` columns, those of the block from `block_n` on.
+    /// The thread's outputs of `n` columns, those of block `block` of them.
     #[inline(always)]
-    pub fn new(block_n: u32, n: u32) -> Self {
+    pub fn new(block: u32, n: u32) -> Self {
         const { assert!(Self::NUM <= MAX_OUTPUTS && WARPS.is_multiple_of(4)) };
+        const { assert!(TILES_N.is_multiple_of(Self::PARTS)) };
+        let block_n = block * Self::BLOCK_N;
         let block_column = thread::thread_idx_x() % Self::BLOCK_N;
         let first_row = thread::thread_idx_x() / Self::BLOCK_N;
-        Outputs { block_column, column: block_n + block_column, first_row, n }
+        Outputs { block_n, block_column, column: block_n + block_column, first_row, n }
+    }
+
+    /// The lane's row of the weight in a tile, the last one where there is none, of rows `stride`
+    /// elements apart.
+    #[inline(always)]
+    pub fn weight_row(&self, tile: usize, stride: u32) -> LaneRow {
+        let (part, tile) = (tile as u32 / Self::PART_TILES, tile as u32 % Self::PART_TILES);
+        let column = self.block_n + tile * TILE + lane_group();
+        LaneRow::new(column.min(self.n - 1), stride).down(part * self.n, stride)
     }
 
     /// The row of output `output`, if it is one of `num_rows` and of `n` columns.
@@ -71,17 +98,21 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize>
         row as usize * stride as usize + self.column as usize
     }
 
-    /// The column's `bias`, 0 without one.
+    /// The column's `bias`, 0 without one; under a gate, that of gate and that of up.
     ///
     /// # Safety
-    /// 1. `bias` is null or holds `n` elements.
+    /// 1. `bias` is null or holds an element for each row of the weight.
     #[inline(always)]
-    pub unsafe fn bias(&self, bias: Global<f32>) -> f32 {
-        if bias.is_null() || self.column >= self.n {
-            return 0.0;
+    pub unsafe fn bias(&self, bias: Global<f32>) -> [f32; 2] {
+        let mut values = [0.0; 2];
+        if !bias.is_null() && self.column < self.n {
+            for part in 0..Self::PARTS {
+                let at = part as u32 * self.n + self.column;
+                // SAFETY: inside, by the check.
+                values[part] = unsafe { bias.get(at as usize) };
+            }
         }
-        // SAFETY: inside, by the check.
-        unsafe { bias.get(self.column as usize) }
+        values
     }
 
     /// The outputs' elements of `residual`, 0 without one.
@@ -107,17 +138,17 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize>
         values
     }
 
-    /// Writes the sums of all warps' `acc`, plus `bias`, plus `residual`.
+    /// Writes the sums of all warps' `acc`, plus `bias`, plus `residual`; or the gated ones.
     ///
     /// # Safety
-    /// 1. The block has [`shared_bytes`]; all its threads call this, once.
+    /// 1. The block has shared memory for [`num_sums`]; all its threads call this, once.
     /// 2. `out` holds `num_rows` rows of `n` elements, which no other block accesses.
     #[inline(always)]
     pub unsafe fn store<E: Operand16>(
         &self,
         num_rows: u32,
         acc: &[[Accumulator; TILES_N]; TILES_M],
-        bias: f32,
+        bias: [f32; 2],
         residual: &[f32; MAX_OUTPUTS],
         out: &Destination<E>,
     ) {
@@ -129,7 +160,14 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize>
             thread::sync_threads();
             unroll!(output in 0..Self::NUM, {
                 if let Some(row) = self.row(output, num_rows) {
-                    let value = self.sum(smem, row) + bias + residual[output];
+                    let value = if GATED {
+                        let [gate, up] = [0, 1].map(|part| {
+                            E::from_f32(self.sum(smem, part, row) + bias[part as usize]).to_f32()
+                        });
+                        gated::<E>(gate, up)
+                    } else {
+                        self.sum(smem, 0, row) + bias[0] + residual[output]
+                    };
                     let at = self.element(row, out.stride);
                     if out.single.address() == 0 {
                         out.half.set(at, E::from_f32(value));
@@ -141,13 +179,14 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize>
         }
     }
 
-    /// The sum over warps for the thread's column of `row`.
+    /// The sum over warps for the thread's column in `part`, of `row`.
     ///
     /// # Safety
     /// 1. `smem` holds what [`store_sums`] wrote for every warp.
     #[inline(always)]
-    unsafe fn sum(&self, smem: Shared<f32>, row: u32) -> f32 {
-        let tile = self.block_column / TILE * tile_stride(TILES_M, TILES_N);
+    unsafe fn sum(&self, smem: Shared<f32>, part: u32, row: u32) -> f32 {
+        let tile = part * Self::PART_TILES + self.block_column / TILE;
+        let tile = tile * tile_stride(TILES_M, TILES_N);
         let smem = smem.offset(tile + row * TILE + self.block_column % TILE);
         let mut sum = 0.0;
         for quad in 0..WARPS as u32 / 4 {

@@ -5,6 +5,7 @@
 //! columns `2 * pair` and `2 * pair + 8` are neighbours in memory, in both operands alike, so that
 //! the sum runs over the same products. `group` is the row of either.
 
+use super::input::Input;
 use crate::tile::element::Operand16;
 use cuda_std::mma::{Accumulator, FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
@@ -16,13 +17,13 @@ pub const TILE: u32 = 8;
 pub const LOAD_K: u32 = 8;
 
 /// Words of it.
-const LOAD_WORDS: usize = 4;
+pub const LOAD_WORDS: usize = 4;
 
 /// Elements of k in a step: the loads of four lanes, side by side in a row.
 const STEP_K: u32 = 32;
 
 /// Elements of k that a warp takes at once: two steps, the 128 bytes of a cache line.
-const LINE_K: u32 = 2 * STEP_K;
+pub const LINE_K: u32 = 2 * STEP_K;
 
 /// Loads of weights that a lane has under way, [`NUM_LINES`](num_lines) lines of every tile: for
 /// eight warps 32 KiB, an SM's part of 4.4 TB/s for 980 ns. ptxas gives them one scoreboard: the
@@ -51,7 +52,7 @@ const fn line_offset(warps: usize, line: usize) -> u32 {
 }
 
 /// Eight elements of one row.
-type Load = [u32; LOAD_WORDS];
+pub type Load = [u32; LOAD_WORDS];
 
 /// The weights of a line.
 type Line<const TILES_N: usize> = [[Load; TILES_N]; STEPS];
@@ -86,14 +87,20 @@ impl Cursor {
 
     /// Whether the lane has a load there.
     #[inline(always)]
-    fn has_load(&self, offset: u32) -> bool {
+    pub fn has_load(&self, offset: u32) -> bool {
         self.warp_k + offset < self.lane_end
+    }
+
+    /// The element `offset` on from the warp's line.
+    #[inline(always)]
+    pub fn element(&self, offset: u32) -> u32 {
+        self.warp_k + offset
     }
 
     /// The words of the lane's load, `offset` elements on in `row` of `matrix`; the constant is part
     /// of the instruction.
     #[inline(always)]
-    fn words(&self, matrix: Global<u16>, row: LaneRow, offset: u32) -> Global<u32> {
+    pub fn words(&self, matrix: Global<u16>, row: LaneRow, offset: u32) -> Global<u32> {
         let load = (row.0 + self.warp_k / LOAD_K) as usize;
         matrix.cast().wrapping_add(load * LOAD_WORDS).wrapping_add((offset / 2) as usize)
     }
@@ -109,6 +116,12 @@ impl LaneRow {
     #[inline(always)]
     pub fn new(row: u32, stride: u32) -> Self {
         LaneRow(row * (stride / LOAD_K) + lane_pair())
+    }
+
+    /// The lane's loads `rows` rows on.
+    #[inline(always)]
+    pub fn down(self, rows: u32, stride: u32) -> Self {
+        LaneRow(self.0 + rows * (stride / LOAD_K))
     }
 }
 
@@ -170,32 +183,10 @@ unsafe fn load_line<const TILES_N: usize>(
     line
 }
 
-/// The lane's words of each row of x, `offset` elements on, zero past the rows' ends.
-///
-/// # Safety
-/// As [`load_round`], of `x`.
-#[inline(always)]
-unsafe fn load_x<const TILES_M: usize>(
-    (x, rows): (Global<u16>, &[LaneRow; TILES_M]),
-    cursor: Cursor,
-    offset: u32,
-) -> [Load; TILES_M] {
-    let mut loads = [[0; LOAD_WORDS]; TILES_M];
-    unroll!(tile in 0..TILES_M, {
-        let words = cursor.words(x, rows[tile], offset);
-        // SAFETY: inside the row, by the condition.
-        loads[tile] = unsafe { words.get_vec_if(0, cursor.has_load(offset)) };
-    });
-    loads
-}
-
 /// Adds the products of the line that is `offset` elements on.
-///
-/// # Safety
-/// As [`load_round`], of `x`.
 #[inline(always)]
-unsafe fn multiply_line<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
-    x: (Global<u16>, &[LaneRow; TILES_M]),
+fn multiply_line<E: Operand16, X: Input<TILES_M>, const TILES_M: usize, const TILES_N: usize>(
+    x: &X,
     cursor: Cursor,
     offset: u32,
     line: &Line<TILES_N>,
@@ -208,8 +199,8 @@ unsafe fn multiply_line<E: Operand16, const TILES_M: usize, const TILES_N: usize
         if first < STEPS && cursor.is_inside(offset(first)) {
             let mut loads = [[[0; LOAD_WORDS]; TILES_M]; STEPS];
             for step in 0..num_loaded {
-                // SAFETY: the caller's promise.
-                loads[step] = unsafe { load_x(x, cursor, offset(first + step)) };
+                // SAFETY: the first of the steps is inside, and with it the line.
+                loads[step] = unsafe { x.load(cursor, offset(first + step)) };
             }
             for step in 0..num_loaded {
                 multiply_step::<E, TILES_M, TILES_N>(&loads[step], &line[first + step], acc);
@@ -248,15 +239,16 @@ fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
 /// the array has beyond the rows of x is left alone.
 ///
 /// # Safety
-/// As [`load_round`], of `x` too.
+/// As [`load_round`].
 #[inline(always)]
 pub unsafe fn multiply<
     E: Operand16,
+    X: Input<TILES_M>,
     const TILES_M: usize,
     const TILES_N: usize,
     const WARPS: usize,
 >(
-    x: (Global<u16>, &[LaneRow; TILES_M]),
+    x: &X,
     weights: (Global<u16>, &[LaneRow; TILES_N]),
     mut cursor: Cursor,
     mut round: Round<TILES_N>,
@@ -268,11 +260,9 @@ pub unsafe fn multiply<
         unroll!(line in 0..4, {
             let offset = line_offset(WARPS, line);
             if line < num_lines(TILES_N) {
+                multiply_line::<E, X, TILES_M, TILES_N>(x, here, offset, &round[line], acc);
                 // SAFETY: the caller's promise.
-                unsafe {
-                    multiply_line::<E, _, _>(x, here, offset, &round[line], acc);
-                    round[line] = load_line(weights, cursor, offset);
-                }
+                round[line] = unsafe { load_line(weights, cursor, offset) };
             }
         });
     }

@@ -1,15 +1,21 @@
 //! GEMM in f16 and bf16 for few rows (decode): `out[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
-//! (+ residual[m, n])`, m at most 64.
+//! (+ residual[m, n])`, m at most 64. Up to 8 rows x may be RMSNorm's output, made of the residual
+//! stream here (`_norm`), and of two such columns, gate's and up's, comes `silu(gate) * up`
+//! (`_norm_silu`).
 //!
 //! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16; bias `[n]`, residual `[m, n]`, f32; out `[m,
 //!           n]`, f32 (it may be residual) or the operands' element; row strides; any n, k a
-//!           multiple of 8, rows of x and weight at multiples of 16 bytes.
-//! Launch    grid `(n / (8 * TILES_N), 1, 1)`, block `(32 * WARPS, 1, 1)`, the sums of all warps in
-//!           shared memory.
+//!           multiple of 8, rows of x and weight at multiples of 16 bytes. Normed: x f32, the
+//!           norm's weight `[k]` f32, no residual. Gated: weight `[2 * n, k]` and bias `[2 * n]`,
+//!           gate's n rows and then up's, out in the operands' element.
+//! Launch    grid `(n / (8 * TILES_N), 1, 1)`, of gated ones twice as many, block `(32 * WARPS, 1,
+//!           1)`, the sums of all warps and the normed rows in shared memory.
 //! Numerics  f32 accumulators of the tensor core, one rounding at the store. A warp sums every
 //!           `WARPS`-th line of 64 products in the order of k, warps are added in fours: the order
 //!           depends on n and k alone, so that a row has the same bits in whatever batch (m = 1 is
-//!           no kernel of its own: one with FMAs would differ, and be no faster, see below).
+//!           no kernel of its own: one with FMAs would differ, and be no faster, see below). Fused
+//!           kernels have the bits of RmsNorm, this one and SiluMul in turn: what those store is
+//!           rounded here too.
 //! Bound     memory: the weight is read once, `2 * n * k` bytes, and waits for nothing: the first
 //!           loads of a block are under way before it asks for its rows, or for the launch before.
 //!
@@ -31,6 +37,23 @@
 //! | 32, 32 | 126 | 23.8 | 1 | 4 | 16 |
 //! | 64, 8 | 128 | 77.1 | 8 | 8 | 16 |
 //! | 64, 32 | 206 | 45.9 | 2 | 8 | 8 |
+//! | 8, 8, normed | 64 | 16.6 | 1, shared | 2 | 32 |
+//! | 8, 32, normed | 88 | 12.4 | 0.25, shared | 2 | 16 |
+//! | 8, 8 of gate and 8 of up, normed | 64 | 12.9 | 0.5, shared | 2 | 32 |
+//!
+//! # A norm in front
+//! Each block norms all rows, which L1 and L2 have, instead of waiting for a launch that does it.
+//! Its weights are under way meanwhile. At one row of 896 columns four warps have a chunk each, and
+//! between x and the first product stand eight FMAs, five shuffles, two barriers and `rsqrt`:
+//! predicted, not measured, 400 cycles, 0.25 us, where a launch costs over 1 us. With 8 rows a
+//! warp of eight has four chunks in turn: predicted 1 us. Blocks after the first ones of an SM hide
+//! it behind the loads of others. In the machine code the normed chunk waits for all weights of the
+//! first round, since ptxas has them share a scoreboard with those of the norm; those of a launch
+//! that starts early have come by then.
+//!
+//! A normed row takes `2 * k` bytes and up to 192 more: at one row k up to 8,192 leaves an SM the
+//! warps of the table, at 8 rows of 3,072 it has three blocks of eight. What takes more than 99 KiB,
+//! which every device gives a block, is not fused.
 //!
 //! # Roofline of one row
 //! Not measured yet: the bytes at 4.4 TB/s, beside cuBLAS on an H200.
@@ -51,7 +74,9 @@
 //! times the bytes of its weights. That is why more rows take 32 columns early.
 
 mod epilogue;
+mod input;
 mod mainloop;
+mod normed;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
@@ -60,14 +85,16 @@ pub use launcher::SmallM16;
 
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
-use epilogue::{Destination, Outputs};
+use epilogue::{Destination, MAX_OUTPUTS, Outputs, num_sums};
 use half::{bf16, f16};
-use mainloop::{Cursor, LaneRow, TILE, lane_group, load_round, multiply};
+use input::GlobalRows;
+use mainloop::{Cursor, LaneRow, load_round, multiply};
+use normed::{Norm, Shape};
 
 /// Warps that an SM should hold: what their accumulators and rows of x leave room for.
 const fn warps_per_sm(tiles_m: usize, tiles_n: usize) -> usize {
     match (tiles_m, tiles_n) {
-        (1, 1) => 32,
+        (1, 1 | 2) => 32,
         (8, 2..) => 8,
         _ => 16,
     }
@@ -91,24 +118,34 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
     launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M, TILES_N, WARPS)),
     overlaps,
     instances(
-        gemm_f16_small_m8_n8_w16 = <f16, 1, 1, 16>,
-        gemm_f16_small_m8_n8_w8 = <f16, 1, 1, 8>,
-        gemm_f16_small_m8_n32_w8 = <f16, 1, 4, 8>,
-        gemm_f16_small_m16_n8_w16 = <f16, 2, 1, 16>,
-        gemm_f16_small_m16_n32_w8 = <f16, 2, 4, 8>,
-        gemm_f16_small_m32_n8_w16 = <f16, 4, 1, 16>,
-        gemm_f16_small_m32_n32_w8 = <f16, 4, 4, 8>,
-        gemm_f16_small_m64_n8_w16 = <f16, 8, 1, 16>,
-        gemm_f16_small_m64_n32_w8 = <f16, 8, 4, 8>,
-        gemm_bf16_small_m8_n8_w16 = <bf16, 1, 1, 16>,
-        gemm_bf16_small_m8_n8_w8 = <bf16, 1, 1, 8>,
-        gemm_bf16_small_m8_n32_w8 = <bf16, 1, 4, 8>,
-        gemm_bf16_small_m16_n8_w16 = <bf16, 2, 1, 16>,
-        gemm_bf16_small_m16_n32_w8 = <bf16, 2, 4, 8>,
-        gemm_bf16_small_m32_n8_w16 = <bf16, 4, 1, 16>,
-        gemm_bf16_small_m32_n32_w8 = <bf16, 4, 4, 8>,
-        gemm_bf16_small_m64_n8_w16 = <bf16, 8, 1, 16>,
-        gemm_bf16_small_m64_n32_w8 = <bf16, 8, 4, 8>
+        gemm_f16_small_m8_n8_w16 = <f16, 1, 1, 16, false, false>,
+        gemm_f16_small_m8_n8_w8 = <f16, 1, 1, 8, false, false>,
+        gemm_f16_small_m8_n32_w8 = <f16, 1, 4, 8, false, false>,
+        gemm_f16_small_m8_n8_w16_norm = <f16, 1, 1, 16, true, false>,
+        gemm_f16_small_m8_n8_w8_norm = <f16, 1, 1, 8, true, false>,
+        gemm_f16_small_m8_n32_w8_norm = <f16, 1, 4, 8, true, false>,
+        gemm_f16_small_m8_n8_w16_norm_silu = <f16, 1, 2, 16, true, true>,
+        gemm_f16_small_m8_n8_w8_norm_silu = <f16, 1, 2, 8, true, true>,
+        gemm_f16_small_m16_n8_w16 = <f16, 2, 1, 16, false, false>,
+        gemm_f16_small_m16_n32_w8 = <f16, 2, 4, 8, false, false>,
+        gemm_f16_small_m32_n8_w16 = <f16, 4, 1, 16, false, false>,
+        gemm_f16_small_m32_n32_w8 = <f16, 4, 4, 8, false, false>,
+        gemm_f16_small_m64_n8_w16 = <f16, 8, 1, 16, false, false>,
+        gemm_f16_small_m64_n32_w8 = <f16, 8, 4, 8, false, false>,
+        gemm_bf16_small_m8_n8_w16 = <bf16, 1, 1, 16, false, false>,
+        gemm_bf16_small_m8_n8_w8 = <bf16, 1, 1, 8, false, false>,
+        gemm_bf16_small_m8_n32_w8 = <bf16, 1, 4, 8, false, false>,
+        gemm_bf16_small_m8_n8_w16_norm = <bf16, 1, 1, 16, true, false>,
+        gemm_bf16_small_m8_n8_w8_norm = <bf16, 1, 1, 8, true, false>,
+        gemm_bf16_small_m8_n32_w8_norm = <bf16, 1, 4, 8, true, false>,
+        gemm_bf16_small_m8_n8_w16_norm_silu = <bf16, 1, 2, 16, true, true>,
+        gemm_bf16_small_m8_n8_w8_norm_silu = <bf16, 1, 2, 8, true, true>,
+        gemm_bf16_small_m16_n8_w16 = <bf16, 2, 1, 16, false, false>,
+        gemm_bf16_small_m16_n32_w8 = <bf16, 2, 4, 8, false, false>,
+        gemm_bf16_small_m32_n8_w16 = <bf16, 4, 1, 16, false, false>,
+        gemm_bf16_small_m32_n32_w8 = <bf16, 4, 4, 8, false, false>,
+        gemm_bf16_small_m64_n8_w16 = <bf16, 8, 1, 16, false, false>,
+        gemm_bf16_small_m64_n32_w8 = <bf16, 8, 4, 8, false, false>
     )
 )]
 pub unsafe fn gemm_16_small_m<
@@ -116,12 +153,17 @@ pub unsafe fn gemm_16_small_m<
     const TILES_M: usize,
     const TILES_N: usize,
     const WARPS: usize,
+    const NORMED: bool,
+    const GATED: bool,
 >(
     num_rows: Global<u32>,
     n: u32,
     k: u32,
-    x: Global<u16>,
+    x: Global<()>,
     x_stride: u32,
+    norm_weight: Global<f32>,
+    k_reciprocal: f32,
+    eps: f32,
     weight: Global<u16>,
     weight_stride: u32,
     bias: Global<f32>,
@@ -131,20 +173,25 @@ pub unsafe fn gemm_16_small_m<
     out_f32: GlobalMut<f32>,
     out_stride: u32,
 ) {
-    let block_n = thread::block_idx_x() * TILES_N as u32 * TILE;
-    let outputs = Outputs::<TILES_M, TILES_N, WARPS>::new(block_n, n);
+    const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
+    let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(thread::block_idx_x(), n);
     let cursor = Cursor::new(k);
-    // SAFETY: rows past the last one are the last one, whose results nobody stores.
+    // SAFETY: rows past the last one are the last one, whose results nobody stores. The normed rows
+    // have their shared memory behind that of the sums.
     unsafe {
         // 1. What no launch before this one writes.
         let mut weight_rows = [LaneRow::new(0, 0); TILES_N];
         for tile in 0..TILES_N {
-            let row = block_n + tile as u32 * TILE + lane_group();
-            weight_rows[tile] = LaneRow::new(row.min(n - 1), weight_stride);
+            weight_rows[tile] = outputs.weight_row(tile, weight_stride);
         }
         let weights = (weight, &weight_rows);
         let round = load_round::<TILES_N, WARPS>(weights, cursor);
-        let bias = outputs.bias(bias);
+        let mut sums_bias = [0.0; 2];
+        if !GATED {
+            sums_bias = outputs.bias(bias);
+        }
+        let shape = Shape { k, reciprocal: k_reciprocal, eps };
+        let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, shape));
 
         // 2. What they may.
         grid::wait_for_dependencies();
@@ -153,17 +200,27 @@ pub unsafe fn gemm_16_small_m<
         if num_rows == 0 {
             return;
         }
-        let residual = outputs.residual(num_rows, residual, residual_stride);
-        let mut x_rows = [LaneRow::new(0, 0); TILES_M];
-        for tile in 0..TILES_M {
-            let row = tile as u32 * TILE + lane_group();
-            x_rows[tile] = LaneRow::new(row.min(num_rows - 1), x_stride);
+        let mut added = [0.0; MAX_OUTPUTS];
+        if !NORMED {
+            added = outputs.residual(num_rows, residual, residual_stride);
         }
 
         // 3. Products, and their sum over the warps.
         let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
-        multiply::<E, TILES_M, TILES_N, WARPS>((x, &x_rows), weights, cursor, round, &mut acc);
+        if let Some(norm) = norm {
+            let smem = dynamic_shared_mem::<f32>();
+            let smem = smem.offset(num_sums(TILES_M, TILES_N, WARPS));
+            let x = norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, smem);
+            multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, round, &mut acc);
+        } else {
+            let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, num_rows);
+            multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, round, &mut acc);
+        }
+        if GATED {
+            // Few models have one: it is not worth registers.
+            sums_bias = outputs.bias(bias);
+        }
         let out = Destination { half: out.cast::<E>(), single: out_f32, stride: out_stride };
-        outputs.store(num_rows, &acc, bias, &residual, &out);
+        outputs.store(num_rows, &acc, sums_bias, &added, &out);
     }
 }

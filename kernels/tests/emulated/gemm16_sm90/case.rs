@@ -4,7 +4,7 @@ use crate::device::{Stored, emulate_overlapping, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows;
-use kernels::gemm::{Accumulate, Linear16Operands, Out16};
+use kernels::gemm::{Accumulate, Input16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 use simt::{Init, Memory};
 
@@ -113,9 +113,9 @@ impl<E: Operand16 + Stored> Setup<E> {
             _ => Out16::F32(Rows::new(DevicePtr::new(out_ptr), out_stride)),
         };
         let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
-        let operands = Linear16Operands { x, weight, bias, residual, out };
-        let mut activations = vec![x.ptr.0, out_ptr, num_rows.0];
-        activations.extend(residual.map(|residual| residual.ptr.0));
+        let activations = [x.ptr.0, out_ptr, num_rows.0].into_iter();
+        let activations = activations.chain(residual.map(|residual| residual.ptr.0)).collect();
+        let operands = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
         Setup { memory, activations, num_rows, operands, want }
     }
 

@@ -79,7 +79,7 @@ fn plan(case: &Case) -> Plan {
             num_pages: 1,
             dtype: Dtype::F32,
         },
-        ops: vec![Op::Linear { x: view(0, K), weight: WeightId(0), bias, residual, out }],
+        ops: vec![Op::Linear(Linear { bias, residual, ..Linear::new(view(0, K), WeightId(0), out) })],
         logits: out,
         next_tokens: out,
     }

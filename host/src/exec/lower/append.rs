@@ -1,0 +1,70 @@
+//! What goes to the KV cache.
+
+use cuda_std::launch::DevicePtr;
+use kernels::element::NarrowedFrom;
+use kernels::kv_cache::KvAppend;
+use kernels::rope_append::{RopeAppend, RopeAppendOperands};
+
+use super::element::{Launched, Stored};
+use super::{Lowering, check_dtype};
+use crate::exec::ExecError;
+use crate::plan::{self, Dtype, View};
+
+impl Lowering<'_> {
+    /// [`Op::KvAppend`](plan::Op::KvAppend) to a cache of `C`.
+    pub(super) fn kv_append<C: Stored>(
+        &self,
+        layer: usize,
+        k: View,
+        v: View,
+    ) -> Result<Launched, ExecError> {
+        let [k_pool, v_pool] = self.pools::<C>(layer)?;
+        let append = KvAppend {
+            max_tokens: self.max_rows(k),
+            num_kv_heads: self.plan.kv.num_kv_heads,
+            head_dim: self.plan.kv.head_dim,
+        };
+        let (num_tokens, slots) = (self.num_rows(k), self.input(self.step.slot_mapping));
+        Ok(if self.plan.dtype(k) == Dtype::F32 {
+            let (k, v) = (self.view(k)?, self.view(v)?);
+            append.launch_from_f32(num_tokens, slots, k, v, k_pool, v_pool)
+        } else {
+            let (k, v) = (self.view(k)?, self.view(v)?);
+            append.launch(num_tokens, slots, k, v, k_pool, v_pool)
+        })
+    }
+
+    /// [`Op::RopeAppend`](plan::Op::RopeAppend) of elements `T` to a cache of `C`.
+    pub(super) fn rope_append<T: Stored, C: Stored + NarrowedFrom<T>>(
+        &self,
+        op: &plan::RopeAppend,
+    ) -> Result<Launched, ExecError> {
+        let &plan::RopeAppend { layer, q, k, v, table, head_dim } = op;
+        let [k_pool, v_pool] = self.pools::<C>(layer)?;
+        let append = RopeAppend {
+            max_tokens: self.max_rows(q),
+            num_heads: q.width / head_dim,
+            num_kv_heads: k.width / head_dim,
+            head_dim,
+            rotary_dim: self.plan.constant(table).cols,
+        };
+        let operands = RopeAppendOperands::<T, C> {
+            positions: self.input(self.step.positions),
+            slot_mapping: self.input(self.step.slot_mapping),
+            table: DevicePtr::new(self.addresses.constants[table.0]),
+            q: self.view(q)?,
+            k: self.view(k)?,
+            v: self.view(v)?,
+            k_pool,
+            v_pool,
+        };
+        Ok(append.launch(self.num_rows(q), &operands))
+    }
+
+    /// The K and the V pool of a layer.
+    pub(super) fn pools<C: Stored>(&self, layer: usize) -> Result<[DevicePtr<C>; 2], ExecError> {
+        check_dtype::<C>("the KV cache", self.plan.kv.dtype)?;
+        let pool = self.addresses.kv_pools[layer];
+        Ok([DevicePtr::new(pool.k), DevicePtr::new(pool.v)])
+    }
+}

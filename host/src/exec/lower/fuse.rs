@@ -1,0 +1,29 @@
+//! Which fused operations there are kernels for.
+
+use kernels::gemm::Linear16;
+
+use crate::exec::Gemm;
+use crate::plan::{Dtype, Linear, Op, Plan};
+
+/// Elements of f32 that are loaded together: rows start at multiples of them.
+const F32_VECTOR: usize = 4;
+
+/// `plan` with all fused that one kernel computes; linear layers are by `gemm`.
+pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
+    plan.fused(|op| match op {
+        Op::Linear(linear) => gemm == Gemm::Halfwarp && has_kernel(plan, linear),
+        _ => true,
+    })
+}
+
+/// There is one for a norm in front of a linear layer of 16-bit operands, with or without a gate behind.
+fn has_kernel(plan: &Plan, op: &Linear) -> bool {
+    let x = plan.tensor(op.x.tensor);
+    let is_half = matches!(plan.weight(op.weight).storage, Dtype::F16 | Dtype::BF16);
+    let is_aligned = [op.x.start, x.width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
+    is_half
+        && is_aligned
+        && op.norm.is_some()
+        && op.residual.is_none()
+        && Linear16::fuses(plan.bounds.max_rows(x.rows), op.x.width)
+}

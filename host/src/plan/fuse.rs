@@ -1,0 +1,111 @@
+//! The fusion pass: neighbouring operations of a plan that become one.
+//!
+//! | in front | behind | fused, and what is not stored any more |
+//! | --- | --- | --- |
+//! | norm of f32 rows | linear layer | [`Linear::norm`]: the operand |
+//! | linear layer | gate of its two halves | [`Linear::gated`]: gate and up |
+//! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
+//!
+//! A fused plan gives the bits of the one that it was made of, and takes no more memory: what is alive during a fused
+//! operation is no more than what was during one of its parts.
+
+use super::memory::{Lifetime, lifetimes};
+use super::{Dtype, Linear, Norm, Op, Plan, RopeAppend, View};
+
+impl Plan {
+    /// The same plan with neighbouring operations fused, wherever nobody else reads what lies between them and the
+    /// executor has a kernel: `takes` the fused operation. Its ids are those of this plan.
+    pub fn fused(&self, takes: impl Fn(&Op) -> bool) -> Plan {
+        let pass = Pass { plan: self, lifetimes: lifetimes(self) };
+        let mut ops: Vec<Op> = Vec::with_capacity(self.ops.len());
+        for (index, op) in self.ops.iter().enumerate() {
+            let pair = ops.last().and_then(|last| pass.pair(last, op, index));
+            match (pair.filter(&takes), ops.last_mut()) {
+                (Some(pair), Some(last)) => *last = pair,
+                _ => ops.push(op.clone()),
+            }
+        }
+        Plan { ops, ..self.clone() }
+    }
+}
+
+struct Pass<'a> {
+    plan: &'a Plan,
+    lifetimes: Vec<Option<Lifetime>>,
+}
+
+impl Pass<'_> {
+    /// What `first`, which may be fused already, and `second`, operation `index`, are together. They are neighbours:
+    /// nothing between them changes what either of them reads.
+    fn pair(&self, first: &Op, second: &Op, index: usize) -> Option<Op> {
+        match (first, second) {
+            (&Op::RmsNorm { x, weight, out, eps }, Op::Linear(linear)) if linear.x == out => {
+                self.norm_linear(x, Norm { weight, eps }, linear, index)
+            }
+            (Op::Linear(linear), &Op::SiluMul { gate, up, out }) => {
+                self.linear_gate(linear, [gate, up], out, index)
+            }
+            (&Op::Rope { x, table, head_dim }, &Op::KvAppend { layer, k, v }) => {
+                let q = rotated_before(x, k)?;
+                let op = RopeAppend { layer, q, k, v, table, head_dim };
+                self.rope_append(x, op, index)
+            }
+            _ => None,
+        }
+    }
+
+    /// The f32 rows that the norm reads have to be alive behind it in any case, as the residual stream is: they take
+    /// twice the memory of the operand that is not stored.
+    fn norm_linear(&self, x: View, norm: Norm, linear: &Linear, index: usize) -> Option<Op> {
+        let is_alive = self.lifetimes[x.tensor.0].is_some_and(|life| life.last >= index);
+        let fits = self.plan.dtype(x) == Dtype::F32
+            && self.plan.weight(norm.weight).cols == x.width
+            && x.tensor != linear.out.tensor
+            && is_alive
+            && self.is_passed_on(linear.x, index);
+        fits.then_some(Op::Linear(Linear { x, norm: Some(norm), ..*linear }))
+    }
+
+    fn linear_gate(
+        &self,
+        linear: &Linear,
+        halves: [View; 2],
+        out: View,
+        index: usize,
+    ) -> Option<Op> {
+        let (gate_up, width) = (linear.out, out.width);
+        let fits = gate_up.width == 2 * width
+            && halves == [gate_up.columns(0, width), gate_up.columns(width, width)]
+            && self.plan.dtype(gate_up) == self.plan.weight(linear.weight).storage
+            && linear.residual.is_none()
+            && out.tensor != linear.x.tensor
+            && self.is_passed_on(gate_up, index);
+        fits.then_some(Op::Linear(Linear { gated: true, out, ..*linear }))
+    }
+
+    /// The columns of K stay unrotated where they are: nobody may read them behind the append.
+    fn rope_append(&self, rotated: View, op: RopeAppend, index: usize) -> Option<Op> {
+        let outputs = [self.plan.logits, self.plan.next_tokens];
+        let mut later = self.plan.ops[index + 1..].iter().flat_map(Op::reads).chain(outputs);
+        let fits = op.head_dim == self.plan.kv.head_dim
+            && !op.v.overlaps(rotated)
+            && !later.any(|read| read.overlaps(op.k));
+        fits.then_some(Op::RopeAppend(op))
+    }
+
+    /// Whether all that happens to the activation of `view` is that the operation in front of operation `index` writes
+    /// it and this one reads it.
+    fn is_passed_on(&self, view: View, index: usize) -> bool {
+        let passed_on = Lifetime { first: index - 1, last: index };
+        self.lifetimes[view.tensor.0] == Some(passed_on)
+    }
+}
+
+/// The columns of `x` in front of `k`, where `k` is its last ones and not all.
+fn rotated_before(x: View, k: View) -> Option<View> {
+    let width = x.width.checked_sub(k.width).filter(|&width| width > 0)?;
+    (x.columns(width, k.width) == k).then(|| x.columns(0, width))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! What is fused, and what is not.
+
+use super::*;
+use crate::plan::testing::Decoder;
+use crate::plan::{Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId};
+
+fn names(plan: &Plan) -> Vec<&'static str> {
+    plan.ops.iter().map(Op::name).collect()
+}
+
+/// The names of the operations of a layer.
+fn layer(plan: &Plan) -> Vec<&'static str> {
+    let names = names(plan).into_iter();
+    names.skip(1).take_while(|&name| name != "gather_rows").collect()
+}
+
+#[test]
+fn a_layer_is_six_operations() {
+    for precision in Precision::ALL {
+        let plan = Decoder { precision, ..Decoder::SMALL }.plan(4, 1);
+        let fused = plan.fused(|_| true);
+        assert_eq!(fused.check(), Ok(()), "{precision}");
+        let expected =
+            ["norm_linear", "rope_append", "attention", "linear", "norm_linear_gate", "linear"];
+        assert_eq!(layer(&fused), expected, "{precision}");
+        // What the last norm reads ends there.
+        let last = ["gather_rows", "rms_norm", "linear", "argmax"];
+        assert_eq!(names(&fused)[7..], last, "{precision}");
+        assert_eq!(names(&fused.fused(|_| true)), names(&fused), "{precision}");
+    }
+}
+
+#[test]
+fn fused_operations_are_their_parts() {
+    let plan = Decoder::SMALL.plan(4, 1);
+    let fused = plan.fused(|_| true);
+    let view = |tensor: usize| {
+        let width = plan.tensors[tensor].width;
+        View { tensor: TensorId(tensor), start: 0, width }
+    };
+    let (Op::Linear(qkv), Op::Linear(gate_up)) = (&plan.ops[2], &plan.ops[8]) else { panic!() };
+    let norm = |weight| Some(Norm { weight: WeightId(weight), eps: 1e-6 });
+    assert_eq!(fused.ops[1], Op::Linear(Linear { x: view(0), norm: norm(1), ..*qkv }));
+    let gated = Linear { x: view(0), norm: norm(5), gated: true, out: view(6), ..*gate_up };
+    assert_eq!(fused.ops[5], Op::Linear(gated));
+    let (Op::KvAppend { layer, k, v }, Op::Rope { table, head_dim, .. }) =
+        (plan.ops[4].clone(), plan.ops[3].clone())
+    else {
+        panic!()
+    };
+    let q = view(2).columns(0, 32);
+    assert_eq!(fused.ops[2], Op::RopeAppend(RopeAppend { layer, q, k, v, table, head_dim }));
+}
+
+#[test]
+fn nothing_is_fused_that_no_kernel_takes() {
+    let plan = Decoder::SMALL.plan(4, 1);
+    assert_eq!(plan.fused(|_| false).ops, plan.ops);
+    let without_gate = plan.fused(|op| !matches!(op, Op::Linear(Linear { gated: true, .. })));
+    assert_eq!(layer(&without_gate)[4..6], ["norm_linear", "silu_mul"]);
+    let without_norm = plan.fused(|op| !matches!(op, Op::Linear(Linear { norm: Some(_), .. })));
+    assert_eq!(layer(&without_norm)[5..7], ["rms_norm", "linear_gate"]);
+}
+
+/// What is fused no more, and what was done to the plan.
+type Obstacle = (&'static str, fn(&mut Plan));
+
+/// An operation that reads 16 columns of an activation.
+fn reader(plan: &mut Plan, tensor: usize, start: usize) -> Op {
+    let dtype = plan.tensors[tensor].dtype;
+    plan.tensors.push(Tensor { name: "read".into(), rows: Rows::Tokens, width: 16, dtype });
+    let view = |tensor, start| View { tensor: TensorId(tensor), start, width: 16 };
+    let (x, out) = (view(tensor, start), view(plan.tensors.len() - 1, 0));
+    Op::SiluMul { gate: x, up: x, out }
+}
+
+fn linear(plan: &mut Plan, index: usize) -> &mut Linear {
+    let Op::Linear(linear) = &mut plan.ops[index] else { panic!("operation {index}") };
+    linear
+}
+
+fn view(tensor: usize, start: usize, width: usize) -> View {
+    View { tensor: TensorId(tensor), start, width }
+}
+
+const OBSTACLES: &[Obstacle] = &[
+    // A second reader, behind or in front; an output; another operation in between.
+    ("norm_linear", |p| {
+        let reader = reader(p, 1, 0);
+        p.ops.insert(5, reader);
+    }),
+    ("norm_linear", |p| {
+        let reader = reader(p, 1, 0);
+        p.ops.insert(2, reader);
+    }),
+    ("norm_linear", |p| p.logits = view(1, 0, 32)),
+    ("norm_linear", |p| {
+        let reader = reader(p, 0, 0);
+        p.ops.insert(2, reader);
+    }),
+    // Other columns than the norm's; several groups; a norm of 16 bits.
+    ("norm_linear", |p| {
+        p.tensors[1].width = 64;
+        linear(p, 2).x.start = 32;
+    }),
+    ("norm_linear", |p| (p.weights[1].cols, p.weights[1].parts[0].rows) = (16, 16)),
+    ("norm_linear", |p| p.tensors[0].dtype = Dtype::F16),
+    // What the norm reads is written by the linear layer.
+    ("norm_linear", |p| linear(p, 2).out = view(0, 0, 32)),
+    ("norm_linear_gate", |p| {
+        let reader = reader(p, 5, 16);
+        p.ops.insert(10, reader);
+    }),
+    ("norm_linear_gate", |p| p.next_tokens = view(5, 0, 1)),
+    ("norm_linear_gate", |p| {
+        let (gate, up) = (view(5, 16, 16), view(5, 0, 16));
+        p.ops[9] = Op::SiluMul { gate, up, out: view(6, 0, 16) };
+    }),
+    ("norm_linear_gate", |p| p.tensors[5].dtype = Dtype::F32),
+    ("linear_gate", |p| {
+        let (gate, up) = (view(5, 0, 16), view(5, 16, 16));
+        p.ops[9] = Op::SiluMul { gate, up, out: view(4, 0, 16) };
+    }),
+    // Columns of K that are read later; another place of K; V among the rotated; heads of another size.
+    ("rope_append", |p| {
+        let reader = reader(p, 2, 32);
+        p.ops.insert(6, reader);
+    }),
+    ("rope_append", |p| p.logits = view(2, 40, 8)),
+    ("rope_append", |p| {
+        p.ops[4] = Op::KvAppend { layer: 0, k: view(2, 48, 16), v: view(2, 32, 16) };
+    }),
+    ("rope_append", |p| {
+        p.ops[4] = Op::KvAppend { layer: 0, k: view(2, 32, 16), v: view(2, 16, 16) };
+    }),
+    ("rope_append", |p| p.kv.head_dim = 4),
+    ("rope_append", |p| {
+        let reader = reader(p, 0, 0);
+        p.ops.insert(4, reader);
+    }),
+];
+
+#[test]
+fn what_others_read_is_stored() {
+    for (index, (lost, obstacle)) in OBSTACLES.iter().enumerate() {
+        let mut plan = Decoder::SMALL.plan(4, 1);
+        obstacle(&mut plan);
+        let fused = plan.fused(|_| true);
+        assert!(!names(&fused).contains(lost), "obstacle {index}: {lost}");
+    }
+}
+
+#[test]
+fn what_is_not_stored_costs_no_bytes() {
+    let plan = Decoder::SMALL.plan(4, 1);
+    let shape = StepShape { num_tokens: 3, num_logit_rows: 2, ..Default::default() };
+    let Cost { read_bytes, written_bytes, flops } = plan.fused(|_| true).cost(&shape);
+    // The two norms' rows, gate and up, and the rotated K: each written and read once.
+    let bytes = 3 * (32 + 32 + 32 + 16) * 2;
+    let cost = Cost { read_bytes: read_bytes + bytes, written_bytes: written_bytes + bytes, flops };
+    assert_eq!(cost, plan.cost(&shape));
+}
+
+#[test]
+fn a_fused_plan_takes_no_more_memory() {
+    let precisions = Precision::ALL.into_iter();
+    let decoders = precisions.flat_map(|precision| {
+        [Decoder::SMALL, Decoder::REAL[0], Decoder::REAL[1]]
+            .map(|decoder| Decoder { precision, ..decoder })
+    });
+    for decoder in decoders {
+        for (max_tokens, max_q_len) in [(1, 1), (2, 1), (8, 1), (8, 8), (32, 1), (512, 512)] {
+            let plan = decoder.plan(max_tokens, max_q_len);
+            let bytes = |plan: &Plan| plan.memory().activation_bytes;
+            let (fused, unfused) = (bytes(&plan.fused(|_| true)), bytes(&plan));
+            assert!(fused <= unfused, "{decoder:?}, {max_tokens} tokens: {fused}, {unfused} bytes");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The rows of x, as the lanes take them.
+
+use super::mainloop::{Cursor, LOAD_WORDS, LaneRow, Load, TILE, lane_group};
+use cuda_std::prelude::*;
+
+/// Where the rows of x are.
+pub trait Input<const TILES_M: usize> {
+    /// The lane's words of each row of x, `offset` elements on, zero past the rows' ends.
+    ///
+    /// # Safety
+    /// 1. The warp has products there, by the cursor.
+    unsafe fn load(&self, cursor: Cursor, offset: u32) -> [Load; TILES_M];
+}
+
+/// Rows of x in global memory.
+pub struct GlobalRows<const TILES_M: usize> {
+    x: Global<u16>,
+    rows: [LaneRow; TILES_M],
+}
+
+impl<const TILES_M: usize> GlobalRows<TILES_M> {
+    /// The first `num_rows` rows of `x`; those past the last one are the last one.
+    ///
+    /// # Safety
+    /// 1. `x` holds as many rows of the cursors' `k` elements, at multiples of 16 bytes, and
+    ///    `num_rows` is not 0.
+    #[inline(always)]
+    pub unsafe fn new(x: Global<u16>, stride: u32, num_rows: u32) -> Self {
+        let mut rows = [LaneRow::new(0, 0); TILES_M];
+        for tile in 0..TILES_M {
+            let row = tile as u32 * TILE + lane_group();
+            rows[tile] = LaneRow::new(row.min(num_rows - 1), stride);
+        }
+        GlobalRows { x, rows }
+    }
+}
+
+impl<const TILES_M: usize> Input<TILES_M> for GlobalRows<TILES_M> {
+    #[inline(always)]
+    unsafe fn load(&self, cursor: Cursor, offset: u32) -> [Load; TILES_M] {
+        let mut loads = [[0; LOAD_WORDS]; TILES_M];
+        unroll!(tile in 0..TILES_M, {
+            let words = cursor.words(self.x, self.rows[tile], offset);
+            // SAFETY: inside the row, by the condition.
+            loads[tile] = unsafe { words.get_vec_if(0, cursor.has_load(offset)) };
+        });
+        loads
+    }
+}

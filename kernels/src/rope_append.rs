@@ -1,0 +1,265 @@
+//! Rotary embedding of Q in place, and of K on its way to the cache, with V beside it: [`rope`] and
+//! [`kv_append`] in one launch. The rotated K is stored in the cache alone.
+//!
+//! Shapes    q `[num_tokens, num_heads * head_dim]`, k, v `[num_tokens, num_kv_heads * head_dim]` with
+//!           row strides; pools, slot_mapping, positions and table as in the two.
+//! Launch    grid `(max_tokens, vectors of a token / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`: a
+//!           vector is eight pairs of a head of Q or K, or eight columns that are copied.
+//! Numerics  those of the two, to the bit: k is of the cache's type or f32, so that it is rounded once.
+//! Bound     memory: two elements for each column of Q, one of k and v, and one of the pools.
+//!
+//! [`rope`]: crate::rope
+//! [`kv_append`]: crate::kv_cache
+
+use crate::element::{Columns, Number, VECTOR};
+use crate::kv_cache::{PAGE_SIZE, row_start};
+use crate::rope::rotated;
+use cuda_std::prelude::*;
+use half::{bf16, f16};
+
+/// Threads of a block.
+const NUM_THREADS: u32 = 128;
+
+/// Eight pairs of Q or of K a thread, or eight columns of K that are not rotated, or of V; from `T`, in
+/// the pools `C`.
+///
+/// # Safety
+/// 1. `num_tokens` is one element; `positions`, `slot_mapping`, `q`, `k` and `v` hold that many; every
+///    position is a row of `table`, every slot one of the pools', no two alike; `q`, `k` and `v` hold
+///    elements `T`, the pools `C`.
+/// 2. `rotary_dim` is even and at most `head_dim`.
+/// 3. `q` and the pools overlap nothing else.
+/// 4. If `aligned` is not 0, each head is 16-byte aligned in `q`, `k`, `v` and the pools, and so is
+///    `table`.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    instances(
+        rope_append_f32 = <f32, f32>,
+        rope_append_f16 = <f16, f16>,
+        rope_append_bf16 = <bf16, bf16>,
+        rope_append_f32_f16 = <f32, f16>,
+        rope_append_f32_bf16 = <f32, bf16>
+    )
+)]
+pub unsafe fn rope_append<T: Number, C: Number>(
+    num_tokens: Global<u32>,
+    positions: Global<u32>,
+    slot_mapping: Global<u32>,
+    table: Global<f32>,
+    rotary_dim: u32,
+    num_heads: u32,
+    num_kv_heads: u32,
+    head_dim: u32,
+    q: GlobalMut<()>,
+    q_stride: u32,
+    k: Global<()>,
+    k_stride: u32,
+    v: Global<()>,
+    v_stride: u32,
+    k_pool: GlobalMut<()>,
+    v_pool: GlobalMut<()>,
+    aligned: u32,
+) {
+    let token = thread::block_idx_x() as usize;
+    let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
+    let half = rotary_dim / 2;
+    let vectors = Vectors::new(rotary_dim, head_dim);
+    let num_rotated = (num_heads + num_kv_heads) * vectors.pairs;
+    // SAFETY: the token is inside by the check here, heads and columns by those below; a token
+    // without vectors makes no launch.
+    unsafe {
+        if token >= num_tokens.get(0) as usize {
+            return;
+        }
+        let start = |stride: u32, head: u32| token * stride as usize + (head * head_dim) as usize;
+        let slot = slot_mapping.get(token);
+        let slot_start =
+            |head| row_start(slot / PAGE_SIZE, slot % PAGE_SIZE, head, num_kv_heads, head_dim);
+
+        // 1. Pairs of Q, then of K.
+        if vector < num_rotated {
+            core::hint::assert_unchecked(vectors.pairs > 0);
+            let (head, first) = (vector / vectors.pairs, vector % vectors.pairs * VECTOR);
+            let aligned = aligned != 0 && half.is_multiple_of(VECTOR);
+            let columns = Columns::new(first, half, aligned);
+            let angles = table.add(positions.get(token) as usize * rotary_dim as usize);
+            if head < num_heads {
+                let q = q.cast::<T>().add(start(q_stride, head));
+                let (a, b) = rotated(columns, half, angles, q.as_global());
+                columns.store(q, a);
+                columns.store(q.add(half as usize), b);
+            } else {
+                let head = head - num_heads;
+                let k = k.cast::<T>().add(start(k_stride, head));
+                let (a, b) = rotated(columns, half, angles, k);
+                let to = k_pool.cast::<C>().add(slot_start(head));
+                columns.store(to, a);
+                columns.store(to.add(half as usize), b);
+            }
+            return;
+        }
+
+        // 2. Of each KV head, the columns of K that are not rotated, then those of V.
+        let vector = vector - num_rotated;
+        let vectors_per_head = vectors.rest + vectors.head;
+        core::hint::assert_unchecked(vectors_per_head > 0);
+        let (head, vector) = (vector / vectors_per_head, vector % vectors_per_head);
+        if head >= num_kv_heads {
+            return;
+        }
+        if vector < vectors.rest {
+            let aligned = aligned != 0 && rotary_dim.is_multiple_of(VECTOR);
+            let columns = Columns::new(rotary_dim + vector * VECTOR, head_dim, aligned);
+            let values = columns.load(k.cast::<T>().add(start(k_stride, head)));
+            columns.store(k_pool.cast::<C>().add(slot_start(head)), values);
+        } else {
+            let first = (vector - vectors.rest) * VECTOR;
+            let columns = Columns::new(first, head_dim, aligned != 0);
+            let values = columns.load(v.cast::<T>().add(start(v_stride, head)));
+            columns.store(v_pool.cast::<C>().add(slot_start(head)), values);
+        }
+    }
+}
+
+/// How many vectors a head has, each a thread's.
+struct Vectors {
+    /// Of pairs that are rotated.
+    pairs: u32,
+    /// Of columns that are not.
+    rest: u32,
+    /// Of all columns.
+    head: u32,
+}
+
+impl Vectors {
+    #[inline(always)]
+    fn new(rotary_dim: u32, head_dim: u32) -> Self {
+        Vectors {
+            pairs: (rotary_dim / 2).div_ceil(VECTOR),
+            rest: (head_dim - rotary_dim).div_ceil(VECTOR),
+            head: head_dim.div_ceil(VECTOR),
+        }
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use launcher::{RopeAppend, RopeAppendOperands};
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod launcher {
+    use super::rope_append::Instance;
+    use super::{NUM_THREADS, Vectors, rope_append};
+    use crate::Rows;
+    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VECTOR};
+    use crate::operand::{is_aligned, untyped};
+    use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+
+    /// Rotary embedding of the first `rotary_dim` columns of each head of Q and K, and append of K and
+    /// V to a layer of the cache.
+    #[derive(Clone, Copy, Debug)]
+    pub struct RopeAppend {
+        /// Upper bound of the tokens.
+        pub max_tokens: usize,
+        /// Heads of Q.
+        pub num_heads: usize,
+        /// Heads of K and of V.
+        pub num_kv_heads: usize,
+        /// Columns of a head.
+        pub head_dim: usize,
+        /// Columns that are rotated: the width of the table.
+        pub rotary_dim: usize,
+    }
+
+    /// What is rotated and appended, and where to.
+    #[derive(Clone, Copy, Debug)]
+    pub struct RopeAppendOperands<T, C> {
+        /// Of each token, its row of `table`.
+        pub positions: DevicePtr<u32>,
+        /// Of each token, its slot of the pools.
+        pub slot_mapping: DevicePtr<u32>,
+        /// `[max_positions, rotary_dim]`: cosines, then sines.
+        pub table: DevicePtr<f32>,
+        /// `[max_tokens, num_heads * head_dim]`, rotated in place.
+        pub q: Rows<T>,
+        /// `[max_tokens, num_kv_heads * head_dim]`.
+        pub k: Rows<T>,
+        /// `[max_tokens, num_kv_heads * head_dim]`.
+        pub v: Rows<T>,
+        /// Keys of the layer.
+        pub k_pool: DevicePtr<C>,
+        /// Values of the layer.
+        pub v_pool: DevicePtr<C>,
+    }
+
+    impl RopeAppend {
+        /// The launch, with `num_tokens` the device's count of tokens, or `None` if there are none or
+        /// no columns.
+        ///
+        /// # Errors
+        /// [`LaunchError`] for a `rotary_dim` that is odd or beyond `head_dim`, and for sizes
+        /// beyond a grid or a `u32`.
+        pub fn launch<T: Number, C: NarrowedFrom<T>>(
+            &self,
+            num_tokens: DevicePtr<u32>,
+            operands: &RopeAppendOperands<T, C>,
+        ) -> Result<Option<Launch>, LaunchError> {
+            let RopeAppendOperands { q, k, v, k_pool, v_pool, table, .. } = *operands;
+            let geometry = self.geometry()?;
+            let [q_stride, k_stride, v_stride] =
+                [q.stride_arg()?, k.stride_arg()?, v.stride_arg()?];
+            let aligned = self.head_dim.is_multiple_of(VECTOR as usize)
+                && [q, k, v].iter().all(Rows::is_aligned)
+                && [k_pool, v_pool].into_iter().all(is_aligned)
+                && is_aligned(table);
+            let instance = match C::NARROWING {
+                Narrowing::None(Dtype::F32) => Instance::rope_append_f32,
+                Narrowing::None(Dtype::F16) => Instance::rope_append_f16,
+                Narrowing::None(Dtype::Bf16) => Instance::rope_append_bf16,
+                Narrowing::F32ToF16 => Instance::rope_append_f32_f16,
+                Narrowing::F32ToBf16 => Instance::rope_append_f32_bf16,
+            };
+            Ok(geometry.map(|geometry| {
+                rope_append::launch(
+                    instance,
+                    geometry,
+                    num_tokens,
+                    operands.positions,
+                    operands.slot_mapping,
+                    table,
+                    self.rotary_dim as u32,
+                    self.num_heads as u32,
+                    self.num_kv_heads as u32,
+                    self.head_dim as u32,
+                    q.untyped_ptr(),
+                    q_stride,
+                    k.untyped_ptr(),
+                    k_stride,
+                    v.untyped_ptr(),
+                    v_stride,
+                    untyped(k_pool),
+                    untyped(v_pool),
+                    aligned.into(),
+                )
+            }))
+        }
+
+        fn geometry(&self) -> Result<Option<Geometry>, LaunchError> {
+            let &RopeAppend { max_tokens, num_heads, num_kv_heads, head_dim, rotary_dim } = self;
+            if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
+                return Err(LaunchError::Shape {
+                    what: "rotary_dim",
+                    value: rotary_dim,
+                    expected: "an even number, at most head_dim",
+                });
+            }
+            // All columns of a token: no fewer than its vectors.
+            let num_all_heads = num_heads.saturating_add(num_kv_heads.saturating_mul(2));
+            arg_u32("row width", num_all_heads.max(1).saturating_mul(head_dim))?;
+            let Vectors { pairs, rest, head } = Vectors::new(rotary_dim as u32, head_dim as u32);
+            let [pairs, rest, head] = [pairs, rest, head].map(|vectors| vectors as usize);
+            let vectors = (num_heads + num_kv_heads) * pairs + num_kv_heads * (rest + head);
+            let grid = [max_tokens, vectors.div_ceil(NUM_THREADS as usize), 1];
+            Geometry::new(grid, NUM_THREADS as usize, 0)
+        }
+    }
+}

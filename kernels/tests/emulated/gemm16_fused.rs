@@ -1,0 +1,398 @@
+//! Linear layers of few rows with a norm in front, with and without a gate behind: against the same
+//! kernels one by one, bit by bit, and against an oracle.
+
+use crate::device::{Device, SEEDS, Stored, assert_close, random};
+use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use half::{bf16, f16};
+use kernels::Rows;
+use kernels::element::{Dtype, NarrowedFrom};
+use kernels::gemm::f16_small_m::SmallM16;
+use kernels::gemm::f16_small_m::gemm_16_small_m::Instance;
+use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, Target};
+use kernels::rms_norm::RmsNorm;
+use kernels::silu_mul::SiluMul;
+use kernels::tile::element::Operand16;
+
+/// Added to the mean of squares.
+const EPS: f32 = 1e-3;
+
+/// An element of operands.
+trait Half: Operand16 + Stored + NarrowedFrom<f32> {}
+
+impl<E: Operand16 + Stored + NarrowedFrom<f32>> Half for E {}
+
+/// A fused layer of `num_rows` rows in a launch for `max_rows`.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    num_rows: usize,
+    max_rows: usize,
+    n: usize,
+    k: usize,
+    gated: bool,
+    with_bias: bool,
+    to_f32: bool,
+    /// What the weight's elements, from -1 to 1, are multiplied by.
+    magnitude: f32,
+    /// The instance, where it is not the launcher's choice.
+    instance: Option<Instance>,
+}
+
+const NORMED: Case = Case {
+    num_rows: 1,
+    max_rows: 1,
+    n: 17,
+    k: 104,
+    gated: false,
+    with_bias: true,
+    to_f32: false,
+    magnitude: 1.0,
+    instance: None,
+};
+
+const GATED: Case = Case { gated: true, n: 13, magnitude: 0.25, ..NORMED };
+
+impl Case {
+    fn weight_rows(&self) -> usize {
+        if self.gated { 2 * self.n } else { self.n }
+    }
+
+    /// Elements from a row of x to the next.
+    fn x_stride(&self) -> usize {
+        self.k + 4
+    }
+
+    /// Elements from a row of the weight to the next.
+    fn weight_stride(&self) -> usize {
+        self.k + 8
+    }
+}
+
+/// The operands of a case, the rows of x the same for every count of rows.
+struct Operands {
+    x: Vec<f32>,
+    norm_weight: Vec<f32>,
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Operands {
+    fn new<E: Half>(case: &Case) -> Self {
+        let mut x = random(case.num_rows * case.x_stride(), 1);
+        // Between the rows stands what would show in a sum.
+        x.chunks_mut(case.x_stride()).for_each(|row| row[case.k..].fill(f32::INFINITY));
+        let weight = random(case.weight_rows() * case.weight_stride(), 3);
+        Operands {
+            x,
+            norm_weight: random(case.k, 2).into_iter().map(|value| 1.0 + value / 2.0).collect(),
+            weight: weight.into_iter().map(|w| E::of(case.magnitude * w).value()).collect(),
+            bias: random(case.weight_rows(), 4),
+        }
+    }
+
+    fn normed<E: Half>(&self, case: &Case) -> Vec<f64> {
+        let row = |row: usize| &self.x[row * case.x_stride()..][..case.k];
+        let normed = |row: &[f32]| -> Vec<f64> {
+            let squares: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum();
+            let scale = 1.0 / (squares / case.k as f64 + f64::from(EPS)).sqrt();
+            let weighted = row.iter().zip(&self.norm_weight);
+            let weighted = weighted.map(|(&x, &w)| f64::from(x) * scale * f64::from(w));
+            weighted.map(|value| f64::from(E::of(value as f32).value())).collect()
+        };
+        (0..case.num_rows).flat_map(|at| normed(row(at))).collect()
+    }
+
+    fn oracle<E: Half>(&self, case: &Case) -> Vec<f64> {
+        let normed = self.normed::<E>(case);
+        let sum = |row: usize, column: usize| {
+            let weight = &self.weight[column * case.weight_stride()..][..case.k];
+            let x = &normed[row * case.k..][..case.k];
+            let sum: f64 = x.iter().zip(weight).map(|(x, &w)| x * f64::from(w)).sum();
+            sum + if case.with_bias { f64::from(self.bias[column]) } else { 0.0 }
+        };
+        let output = |at: usize| {
+            let (row, column) = (at / case.n, at % case.n);
+            if !case.gated {
+                return sum(row, column);
+            }
+            let (gate, up) = (sum(row, column), sum(row, case.n + column));
+            gate / (1.0 + (-gate).exp()) * up
+        };
+        (0..case.num_rows * case.n).map(output).collect()
+    }
+}
+
+/// A case's operands on the emulator.
+struct Setup {
+    device: Device,
+    num_rows: DevicePtr<u32>,
+    x: Rows<f32>,
+    norm_weight: DevicePtr<f32>,
+    bias: Option<DevicePtr<f32>>,
+}
+
+impl Setup {
+    fn new(case: &Case, operands: &Operands) -> Self {
+        let mut device = Device::default();
+        let num_rows = device.u32s("num_rows", &[case.num_rows as u32]);
+        let x = Rows::new(device.f32s("x", &operands.x), case.x_stride());
+        let norm_weight = device.f32s("norm weight", &operands.norm_weight);
+        let bias = case.with_bias.then(|| device.f32s("bias", &operands.bias));
+        Setup { device, num_rows, x, norm_weight, bias }
+    }
+
+    fn weight<E: Half>(&mut self, case: &Case, operands: &Operands) -> Rows<E> {
+        let weight = self.device.numbers("weight", &operands.weight);
+        Rows::new(weight, case.weight_stride())
+    }
+
+    fn out<E: Half>(&mut self, case: &Case, n: usize) -> Out16<E> {
+        let len = case.num_rows * n;
+        if case.to_f32 {
+            Out16::F32(Rows::new(self.device.poisoned("out", len), n))
+        } else {
+            Out16::Half(Rows::new(self.device.poisoned("out", len), n))
+        }
+    }
+
+    /// Runs a launch, which has no bank conflicts.
+    fn run(&mut self, launch: Result<Option<Launch>, LaunchError>, seed: u64) {
+        let symbol = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
+        let report = self.device.run(launch, seed);
+        assert_eq!(report.bank_conflicts, 0, "{symbol}");
+    }
+
+    fn read<E: Half>(&self, case: &Case, out: Out16<E>) -> Vec<f32> {
+        let len = case.num_rows * case.n;
+        match out {
+            Out16::F32(rows) => self.device.read_f32(rows.ptr, len),
+            Out16::Half(rows) => self.device.read(rows.ptr, len),
+        }
+    }
+}
+
+/// The outputs of the fused kernel.
+fn fused<E: Half>(case: &Case, operands: &Operands, seed: u64) -> Vec<f32> {
+    let &Case { max_rows, n, k, gated, .. } = case;
+    let mut setup = Setup::new(case, operands);
+    let weight = setup.weight::<E>(case, operands);
+    let x = Input16::Normed { x: setup.x, weight: setup.norm_weight, eps: EPS };
+    let (bias, out) = (setup.bias, setup.out::<E>(case, n));
+    let operands = Linear16Operands { x, weight, bias, residual: None, out };
+    let linear = SmallM16(Linear16 { max_rows, n, k, gated });
+    let launch = match case.instance {
+        Some(instance) => linear.launch_instance(instance, setup.num_rows, &operands),
+        None => linear.launch(setup.num_rows, &operands),
+    };
+    setup.run(launch, seed);
+    setup.read(case, out)
+}
+
+/// The outputs of the kernels one by one.
+fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
+    let &Case { num_rows, max_rows, n, k, gated, .. } = case;
+    let mut setup = Setup::new(case, operands);
+    let (rows, weight) = (setup.num_rows, setup.weight::<E>(case, operands));
+    let normed = Rows::new(setup.device.poisoned::<E>("normed", num_rows * k), k);
+    let norm = RmsNorm { max_rows, num_groups: 1, group_size: k, eps: EPS };
+    setup.run(norm.launch(rows, setup.x, setup.norm_weight, normed), 0);
+
+    let columns = case.weight_rows();
+    let (x, bias, out) = (Input16::Half(normed), setup.bias, setup.out::<E>(case, columns));
+    let operands = Linear16Operands { x, weight, bias, residual: None, out };
+    let linear = SmallM16(Linear16::new(max_rows, columns, k));
+    let launch = match case.instance {
+        Some(instance) => linear.launch_instance(plain_instance::<E>(instance), rows, &operands),
+        None => linear.launch(rows, &operands),
+    };
+    setup.run(launch, 0);
+    let Out16::Half(gate) = out else { return setup.read(case, out) };
+    if !gated {
+        return setup.read(case, out);
+    }
+    let up = Rows::new(gate.ptr.add(n), gate.row_stride);
+    let out = Rows::new(setup.device.poisoned("out", num_rows * n), n);
+    setup.run(SiluMul { max_rows, width: n }.launch(rows, gate, up, out), 0);
+    setup.read(case, Out16::Half(out))
+}
+
+/// An instance that sums as `fused` does, with nothing fused.
+fn plain_instance<E: Half>(fused: Instance) -> Instance {
+    let mut plain = instances::<E>().filter(|instance| !instance.normed());
+    plain.find(|instance| instance.warps() == fused.warps()).expect("an instance of as many warps")
+}
+
+/// The instances of `E`.
+fn instances<E: Half>() -> impl Iterator<Item = Instance> {
+    let name = if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" };
+    let instances = Instance::ALL.iter().copied();
+    instances.filter(move |instance| instance.symbol().split('_').nth(1) == Some(name))
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Compares a case with the separate kernels and with the oracle.
+fn check<E: Half>(case: &Case, seed: u64) {
+    let operands = Operands::new::<E>(case);
+    let got = fused::<E>(case, &operands, seed);
+    assert_eq!(bits(&got), bits(&separate::<E>(case, &operands)), "{case:?}");
+    assert_close(&format!("{case:?}"), &got, &operands.oracle::<E>(case), 8.0 * E::ROUNDING);
+}
+
+#[test]
+fn norms_match_around_warps_and_lines() {
+    // A load, a line, a chunk, what four warps have, and a second round of warps.
+    for (at, k) in [8, 64, 72, 256, 264, 1016, 1024, 1032, 2056].into_iter().enumerate() {
+        let num_rows = [1, 8, 3][at % 3];
+        let case = Case { k, num_rows, max_rows: 8, to_f32: at % 2 == 0, ..NORMED };
+        check::<f16>(&case, at as u64);
+        check::<bf16>(&Case { with_bias: false, ..case }, at as u64);
+    }
+}
+
+#[test]
+fn gates_match_around_tiles() {
+    for (at, n) in [1, 7, 8, 9, 16, 17].into_iter().enumerate() {
+        let num_rows = [1, 8, 7][at % 3];
+        let case = Case { n, num_rows, max_rows: 8, k: 136, with_bias: at % 2 == 0, ..GATED };
+        check::<f16>(&case, at as u64);
+        check::<bf16>(&Case { k: 1032, ..case }, at as u64);
+    }
+}
+
+#[test]
+fn every_instance_matches_in_every_order() {
+    fn check_all<E: Half>() {
+        for instance in instances::<E>().filter(|instance| instance.normed()) {
+            let gated = instance.gated();
+            let (n, instance) = (33, Some(instance));
+            let base = if gated { GATED } else { NORMED };
+            for seed in SEEDS {
+                let case = Case { num_rows: 7, max_rows: 8, n, k: 1032, instance, ..base };
+                check::<E>(&case, seed);
+                check::<E>(&Case { num_rows: 1, max_rows: 1, k: 896, ..case }, seed);
+            }
+        }
+    }
+    check_all::<f16>();
+    check_all::<bf16>();
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others() {
+    for base in [NORMED, GATED] {
+        let case = Case { num_rows: 8, max_rows: 8, k: 1192, ..base };
+        let operands = Operands::new::<f16>(&case);
+        let of_all = fused::<f16>(&case, &operands, 1);
+        let alone = fused::<f16>(&Case { num_rows: 1, max_rows: 1, ..case }, &operands, 2);
+        assert_eq!(bits(&alone), bits(&of_all[..case.n]));
+    }
+}
+
+#[test]
+fn no_rows_write_nothing() {
+    for base in [NORMED, GATED] {
+        let rows = Operands::new::<f16>(&Case { num_rows: 1, ..base });
+        assert!(fused::<f16>(&Case { num_rows: 0, max_rows: 8, ..base }, &rows, 0).is_empty());
+    }
+}
+
+#[test]
+fn a_product_that_overflows_is_clamped_in_f16() {
+    let case = Case { num_rows: 2, max_rows: 2, n: 24, k: 512, magnitude: 40.0, ..GATED };
+    let operands = Operands::new::<f16>(&case);
+    let got = fused::<f16>(&case, &operands, 0);
+    assert!(got.iter().any(|value| value.abs() == 65_504.0), "{got:?}");
+    assert!(got.iter().all(|value| value.is_finite()), "{got:?}");
+    assert_eq!(bits(&got), bits(&separate::<f16>(&case, &operands)));
+    // In bf16 nothing overflows; gate and up that are infinite in f16 do as they do in SiluMul.
+    check::<bf16>(&case, 0);
+    let infinite = Case { magnitude: 40_000.0, ..case };
+    let operands = Operands::new::<f16>(&infinite);
+    let got = fused::<f16>(&infinite, &operands, 0);
+    assert_eq!(bits(&got), bits(&separate::<f16>(&infinite, &operands)));
+}
+
+/// The symbol of a launch, or why there is none.
+fn launch(
+    gpu: Gpu,
+    (max_rows, n, k, gated): (usize, usize, usize, bool),
+    change: impl FnOnce(&mut Linear16Operands<f16>),
+) -> Result<&'static str, String> {
+    let x = Rows::new(DevicePtr::new(16), k);
+    let (weight, half) = (Rows::new(DevicePtr::new(32), k), Rows::new(DevicePtr::new(48), n));
+    let x = Input16::Normed { x, weight: DevicePtr::new(80), eps: EPS };
+    let out = Out16::Half(half);
+    let mut operands = Linear16Operands { x, weight, bias: None, residual: None, out };
+    change(&mut operands);
+    let linear = Linear16 { max_rows, n, k, gated };
+    let launch = linear.launch(gpu, DevicePtr::new(64), &operands, &mut |_| unreachable!());
+    launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
+}
+
+#[test]
+fn the_launchers_choice_depends_on_the_weights_rows() {
+    let symbol = |max_rows, n, gated| launch(Gpu::HOPPER, (max_rows, n, 896, gated), |_| ());
+    assert_eq!(symbol(1, 1152, false), Ok("gemm_f16_small_m8_n8_w16_norm"));
+    assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_small_m8_n8_w8_norm"));
+    assert_eq!(symbol(1, 151_936, false), Ok("gemm_f16_small_m8_n32_w8_norm"));
+    assert_eq!(symbol(1, 1056, true), Ok("gemm_f16_small_m8_n8_w16_norm_silu"));
+    assert_eq!(symbol(8, 1057, true), Ok("gemm_f16_small_m8_n8_w8_norm_silu"));
+    assert_eq!(symbol(8, 22_016, true), Ok("gemm_f16_small_m8_n8_w8_norm_silu"));
+    assert_eq!(symbol(0, 896, false), Ok(""));
+    assert_eq!(symbol(1, 0, true), Ok(""));
+}
+
+#[test]
+fn rejects_what_is_not_fused() {
+    let shape = (8, 64, 896, false);
+    let gated = (8, 64, 896, true);
+    let error = |shape, change: fn(&mut Linear16Operands<f16>)| {
+        launch(Gpu::HOPPER, shape, change).unwrap_err()
+    };
+    let sm80 = Gpu { target: Target::Sm80, num_sms: 108 };
+    for (rows, fused) in [
+        (9, "rows is 9: expected at most 8 behind a norm"),
+        (65, "rows is 65: expected at most 8 of a fused layer"),
+    ] {
+        assert_eq!(error((rows, 64, 896, false), |_| ()), fused);
+        assert_eq!(launch(sm80, (rows, 64, 896, true), |_| ()), Err(fused.to_owned()));
+    }
+    assert_eq!(
+        error((8, 64, 8192, false), |_| ()),
+        "k is 8192: expected columns whose normed rows fit into shared memory"
+    );
+    let half = |operands: &mut Linear16Operands<f16>| operands.x = Input16::Half(operands.weight);
+    assert_eq!(
+        error(gated, half),
+        "input bits is 16: expected 32, which a norm takes, under a gate"
+    );
+    assert_eq!(
+        error(gated, |operands| operands.out = Out16::F32(Rows::new(DevicePtr::new(96), 64))),
+        "output bits is 32: expected 16 behind a gate"
+    );
+    let residual = |operands: &mut Linear16Operands<f16>| {
+        let rows = Rows::new(DevicePtr::new(96), 64);
+        (operands.out, operands.residual) = (Out16::F32(rows), Some(rows));
+    };
+    assert_eq!(error(shape, residual), "residuals is 1: expected none behind a norm");
+    let odd = |operands: &mut Linear16Operands<f16>| {
+        let x = Rows::new(DevicePtr::new(16), 898);
+        operands.x = Input16::Normed { x, weight: DevicePtr::new(80), eps: EPS };
+    };
+    assert_eq!(error(shape, odd), "row stride is 898: expected a multiple of 4");
+    let unaligned = |operands: &mut Linear16Operands<f16>| {
+        let x = Rows::new(DevicePtr::new(16), 896);
+        operands.x = Input16::Normed { x, weight: DevicePtr::new(84), eps: EPS };
+    };
+    assert_eq!(error(shape, unaligned), "address is 84: expected a multiple of 16");
+}
+
+#[test]
+fn what_fuses_is_what_shared_memory_holds() {
+    let fuses = Linear16::fuses;
+    assert!(fuses(MAX_FUSED_ROWS, 896) && fuses(MAX_FUSED_ROWS, 5120) && fuses(5, 8192));
+    assert!(!fuses(MAX_FUSED_ROWS + 1, 896) && !fuses(6, 8192) && !fuses(1, 0));
+    assert!(fuses(1, 32_768) && !fuses(1, 65_536) && !fuses(1, usize::MAX));
+}

@@ -1,0 +1,246 @@
+//! What executors may fuse: linear layers with a norm in front and a gate behind, and RoPE at the append.
+
+use halfwarp::exec::{ExecError, Want};
+use halfwarp::plan::{
+    Attention, Constant, Dtype, KvLayout, Linear, Op, Plan, Precision, RopeAppend, Rows,
+};
+use libtest_mimic::Completion;
+
+use crate::harness::{
+    HALVES, Matrix, Setup, Step, Weights, bounds, check, one_sequence, smallest_kv, suffix,
+};
+use crate::{Outcome, Subject, Test, oracle};
+
+/// Rows of x: as many as GPUs have fused kernels for, and one more.
+const ROWS: &[usize] = &[1, 2, 3, 7, 8, 9];
+
+/// Columns of x, and of out.
+const WIDTHS: &[(usize, usize)] = &[(8, 8), (64, 128), (72, 136), (896, 40)];
+
+/// Added to the mean of squares.
+const EPS: f32 = 1e-5;
+
+/// A linear layer with a norm in front.
+#[derive(Clone, Copy)]
+struct Layer {
+    precision: Precision,
+    rows: usize,
+    k: usize,
+    n: usize,
+    gated: bool,
+    has_bias: bool,
+}
+
+/// Tokens; heads of Q and of K, columns of a head, and those of them that are rotated.
+type RopeShape = (usize, (usize, usize, usize, usize));
+
+const ROPE_SHAPES: &[RopeShape] = &[
+    (1, (14, 2, 64, 64)),
+    (5, (3, 1, 80, 32)),
+    (17, (4, 4, 96, 72)),
+    (3, (2, 1, 6, 4)),
+    (2, (32, 8, 128, 128)),
+];
+
+/// Those of 16-bit elements, whose heads are aligned.
+const HALF_ROPE_SHAPES: &[RopeShape] =
+    &[(1, (14, 2, 64, 64)), (5, (3, 1, 80, 32)), (17, (4, 4, 96, 72)), (2, (32, 8, 128, 128))];
+
+pub fn tests() -> Vec<Test> {
+    let mut tests = Vec::new();
+    let mut add_linear = |layer: Layer| {
+        let Layer { precision, rows, k, n, gated, has_bias } = layer;
+        let form = if gated { "_gate" } else { "" };
+        let bias = if has_bias { "_bias" } else { "" };
+        let name = format!("norm_linear{form}::matches_oracle_{rows}x{n}x{k}{bias}");
+        tests.push(Test::new(name + &suffix(precision), move |subject| {
+            linear_matches_oracle(subject, &layer)
+        }));
+    };
+    for precision in Precision::ALL {
+        for &rows in ROWS {
+            for &(k, n) in WIDTHS {
+                for (gated, has_bias) in [(false, true), (true, false), (true, true)] {
+                    add_linear(Layer { precision, rows, k, n, gated, has_bias });
+                }
+            }
+        }
+    }
+    let mut add_rope = |precision: Precision, (rows, heads): RopeShape, f32_rows: bool| {
+        let (num_heads, num_kv_heads, head_dim, rotary_dim) = heads;
+        let from = if f32_rows { "_from_f32" } else { "" };
+        let name = format!(
+            "rope_append::is_rope_and_append_{rows}x{num_heads}x{num_kv_heads}x{head_dim}_rotary_{rotary_dim}{from}{}",
+            suffix(precision)
+        );
+        tests.push(Test::new(name, move |subject| {
+            is_rope_and_append(subject, &Rotated { precision, rows, heads, f32_rows })
+        }));
+    };
+    ROPE_SHAPES.iter().for_each(|&shape| add_rope(Precision::F32, shape, false));
+    for precision in HALVES {
+        HALF_ROPE_SHAPES.iter().for_each(|&shape| add_rope(precision, shape, false));
+        add_rope(precision, HALF_ROPE_SHAPES[1], true);
+    }
+    tests
+}
+
+impl Layer {
+    /// The operations one after the other, of these rows, with others in between or not; and the rows behind them.
+    fn plan(&self, x_rows: &Matrix, apart: bool) -> (Plan, Weights) {
+        let &Layer { precision, rows, k, n, gated, has_bias } = self;
+        let mut setup = Setup::new(precision);
+        let x = setup.f32_input("x", x_rows);
+        let [norm, bias] = self.vectors();
+        let norm = setup.vector("norm", &norm);
+        let weight = setup.matrix("weight", &self.weight());
+        let bias = has_bias.then(|| setup.vector("bias", &bias));
+        let operand = setup.activation("operand", k);
+        let sums = setup.activation("sums", self.weight().rows);
+        setup.plan.op(Op::RmsNorm { x, weight: norm, out: operand, eps: EPS });
+        let apart_from = |setup: &mut Setup, name: &str| {
+            if apart {
+                setup.f32_input(name, x_rows);
+            }
+        };
+        apart_from(&mut setup, "between norm and layer");
+        setup.plan.op(Op::Linear(Linear { bias, ..Linear::new(operand, weight, sums) }));
+        apart_from(&mut setup, "between layer and gate");
+        let out = if gated { setup.activation("out", n) } else { sums };
+        if gated {
+            let (gate, up) = (sums.columns(0, n), sums.columns(n, n));
+            setup.plan.op(Op::SiluMul { gate, up, out });
+        }
+        // As of the residual stream, the rows in front of the norm are read again.
+        let again = setup.plan.activation("x again", Rows::Logits, k, Dtype::F32);
+        setup.plan.op(Op::GatherRows { x, out: again });
+        let bounds = bounds(rows, 0);
+        setup.finish(bounds, smallest_kv(&bounds), out)
+    }
+
+    fn weight(&self) -> Matrix {
+        let rows = if self.gated { 2 * self.n } else { self.n };
+        Matrix::random(3, rows, self.k).rounded(self.precision)
+    }
+
+    /// The norm's weight, and the bias.
+    fn vectors(&self) -> [Matrix; 2] {
+        [Matrix::random(2, 1, self.k), Matrix::random(4, 1, self.weight().rows)]
+    }
+}
+
+/// Within the roundings in between; and to the bit what the operations give that no executor can fuse.
+fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
+    let &Layer { precision, rows, k, n, gated, has_bias } = layer;
+    let x_rows = Matrix::random(1, rows, k);
+    let stored = |values: Vec<oracle::Approx>| -> Vec<oracle::Approx> {
+        values.into_iter().map(|value| value.stored(precision)).collect()
+    };
+    let [norm, bias] = layer.vectors();
+    let operand = stored(oracle::rms_norm(&x_rows, &norm.data, EPS));
+    let bias = has_bias.then_some(&bias.data[..]);
+    let mut expected = stored(oracle::linear_of(&operand, k, &layer.weight(), bias));
+    if gated {
+        expected = stored(oracle::gated(&expected, n, precision));
+    }
+    let (plan, weights) = layer.plan(&x_rows, false);
+    let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
+    if let ignored @ Completion::Ignored { .. } = check(subject, &[plan], &weights, &[step])? {
+        return Ok(ignored);
+    }
+    let bits = |apart| logits(subject, &layer.plan(&x_rows, apart), rows).map_err(text);
+    match bits(false)? == bits(true)? {
+        true => Ok(Completion::Completed),
+        false => Err("other bits than the operations apart".to_owned()),
+    }
+}
+
+/// Rows of Q, K and V, their heads as [`RopeShape`] has them.
+struct Rotated {
+    precision: Precision,
+    rows: usize,
+    heads: (usize, usize, usize, usize),
+    /// Whether they are of f32, and rounded by the append.
+    f32_rows: bool,
+}
+
+impl Rotated {
+    /// A plan that rotates and appends, in one operation or in two, and what comes out: Q, or attention.
+    fn plan(&self, fused: bool, attends: bool) -> (Plan, Weights) {
+        let (num_heads, num_kv_heads, head_dim, rotary_dim) = self.heads;
+        let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
+        let input = Matrix::random(1, self.rows, q_width + 2 * kv_width).rounded(self.precision);
+        let bounds = bounds(self.rows, 1);
+        let table = Matrix::random(2, bounds.max_kv_len, rotary_dim);
+        let mut setup = Setup::new(self.precision);
+        let rows = setup.f32_input("rows", &input);
+        let operand = setup.narrow("operand", rows);
+        let qkv = if self.f32_rows { rows } else { operand };
+        let (q, k) = (qkv.columns(0, q_width), qkv.columns(q_width, kv_width));
+        let v = qkv.columns(q_width + kv_width, kv_width);
+        let table = setup.plan.constant(Constant {
+            name: "rope".to_owned(),
+            rows: table.rows,
+            cols: table.cols,
+            data: table.data.into(),
+        });
+        if fused {
+            let op = RopeAppend { layer: 0, q, k, v, table, head_dim };
+            setup.plan.op(Op::RopeAppend(op));
+        } else {
+            // With an operation in between, so that no executor fuses them.
+            let x = qkv.columns(0, q_width + kv_width);
+            setup.plan.op(Op::Rope { x, table, head_dim });
+            setup.f32_input("between", &input);
+            setup.plan.op(Op::KvAppend { layer: 0, k, v });
+        }
+        let out = setup.activation("out", q_width);
+        setup.plan.op(Op::Attention(Attention {
+            layer: 0,
+            // Rotated, unless K is still f32: then it is K and V that count.
+            q: operand.columns(0, q_width),
+            out,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            softmax_scale: 1.0,
+            window: None,
+        }));
+        let dtype = self.precision.cache();
+        let kv = KvLayout { num_kv_heads, head_dim, dtype, ..smallest_kv(&bounds) };
+        setup.finish(bounds, kv, if attends { out } else { q })
+    }
+}
+
+/// The rotated Q, and what attention makes of the cache, are those of the two operations, bit by bit.
+fn is_rope_and_append(subject: Subject, case: &Rotated) -> Outcome {
+    if subject.leaves_out_bf16 && case.precision == Precision::BF16 {
+        return Ok(Completion::ignored_with("as in f16, which runs"));
+    }
+    for attends in [false, true] {
+        let run = |fused| logits(subject, &case.plan(fused, attends), case.rows);
+        let (fused, parts) = (run(true), run(false));
+        let (fused, parts) = (fused.map_err(text)?, parts.map_err(text)?);
+        if fused.is_empty() || fused != parts {
+            let what = if attends { "attention" } else { "Q" };
+            return Err(format!("{what} is not that of RoPE, then append"));
+        }
+    }
+    Ok(Completion::Completed)
+}
+
+/// The bits of the logits of a step of one sequence, at positions from 0 on.
+fn logits(
+    subject: Subject,
+    (plan, weights): &(Plan, Weights),
+    rows: usize,
+) -> Result<Vec<u32>, ExecError> {
+    let mut executor = (subject.open)(plan, weights)?;
+    let prepared = executor.prepare(plan)?;
+    let output = executor.run(prepared, &one_sequence(rows, 0), Want::Logits)?;
+    Ok(output.logits.into_iter().map(f32::to_bits).collect())
+}
+
+fn text(error: ExecError) -> String {
+    error.to_string()
+}
