@@ -28,6 +28,9 @@ pub struct EngineArgs {
     /// What weights, KV cache and operands are kept in; sums, norms and softmax are in f32
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
+    /// The same logits, bit for bit, whatever else runs and however a prompt is cut into steps
+    #[arg(long)]
+    batch_invariant: bool,
 }
 
 /// A type to compute in.
@@ -97,6 +100,7 @@ impl EngineArgs {
 
     fn options(&self, context: Option<usize>) -> EngineOptions {
         let (device, precision) = (self.device, self.dtype.into());
-        EngineOptions { device, precision, context, ..EngineOptions::default() }
+        let batch_invariant = self.batch_invariant;
+        EngineOptions { device, precision, batch_invariant, context, ..EngineOptions::default() }
     }
 }

@@ -93,9 +93,9 @@ pub(super) fn combine(parts: Range<u32>, part: impl Fn(u32) -> Part) -> Part {
         let part = part(i);
         let weight = math::exp2_approx(part.max - max);
         sum = math::fma(weight, part.sum, sum);
-        for (value, of_part) in values.iter_mut().zip(part.values) {
-            *value = math::fma(weight, of_part, *value);
-        }
+        unroll!(column in 0..FRAGMENT as usize, {
+            values[column] = math::fma(weight, part.values[column], values[column]);
+        });
     }
     Part { max, sum, values }
 }

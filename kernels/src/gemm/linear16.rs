@@ -45,6 +45,19 @@ impl Gpu {
     pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132 };
 }
 
+/// In whose order a linear layer is summed over k. Among the kernels of either the weight's shape
+/// decides it, and the number of rows does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SumOrder {
+    /// That of the fastest kernel for so many rows.
+    #[default]
+    Fastest,
+    /// That of the kernels for few rows.
+    FewRows,
+    /// That of tiles.
+    Tiles,
+}
+
 /// A linear layer of 16-bit operands, summed in f32.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear16 {
@@ -97,12 +110,18 @@ impl Linear16 {
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
+        order: SumOrder,
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
         maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
-        if self.max_rows <= SmallM16::MAX_ROWS {
+        let has_few_rows = match order {
+            SumOrder::Fastest => self.max_rows <= SmallM16::MAX_ROWS,
+            SumOrder::FewRows => true,
+            SumOrder::Tiles => false,
+        };
+        if has_few_rows {
             return SmallM16(*self).launch(num_rows, operands);
         }
         match gpu.target {

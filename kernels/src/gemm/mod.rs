@@ -13,4 +13,4 @@ mod linear16;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use linear::{Linear, LinearOperands};
 #[cfg(not(target_arch = "nvptx64"))]
-pub use linear16::{Gpu, Linear16, Linear16Operands, Out16, Target};
+pub use linear16::{Gpu, Linear16, Linear16Operands, Out16, SumOrder, Target};

@@ -118,7 +118,8 @@ impl Step<'_> {
             }),
             Op::Linear { x, weight: id, bias, residual, out } => {
                 frame.write(out, residual, |mut out, others| {
-                    linear::linear(&others.rows(x), weight(id), residual.is_some(), &mut out);
+                    let (x, accumulate) = (others.rows(x), residual.is_some());
+                    linear::linear(&x, weight(id), accumulate, plan.batch_invariant, &mut out);
                     if let Some(bias) = bias {
                         ops::add_bias(&weight(bias).widen(), out);
                     }

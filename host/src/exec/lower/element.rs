@@ -7,7 +7,7 @@ use kernels::attention::AttentionElement;
 use kernels::gemm::{Linear, Linear16, Linear16Operands, LinearOperands, Out16};
 use kernels::tile::element::Operand16;
 
-use super::Lowering;
+use super::{Lowering, sum_order};
 use crate::exec::ExecError;
 use crate::plan::{Dtype, View, Weight, WeightId};
 
@@ -46,7 +46,7 @@ impl Stored for f32 {
             out: lowering.view(out)?,
         };
         let linear = Linear { max_rows: lowering.max_rows(x), n, k };
-        Ok(linear.launch(lowering.num_rows(x), &operands))
+        Ok(linear.launch(sum_order(lowering.plan), lowering.num_rows(x), &operands))
     }
 }
 
@@ -84,6 +84,6 @@ fn linear16<E: Stored + Operand16>(
         },
     };
     let linear = Linear16 { max_rows: lowering.max_rows(x), n, k };
-    let num_rows = lowering.num_rows(x);
-    Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
+    let (order, num_rows) = (sum_order(lowering.plan), lowering.num_rows(x));
+    Ok(linear.launch(lowering.gpu, order, num_rows, &operands, lowering.maps))
 }
