@@ -8,7 +8,9 @@ use kernels::attention::{
 };
 use kernels::element::{NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
-use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Linear, LinearOperands, OutputOf};
+use kernels::gemm::{
+    GemmEpilogue, GemmEpilogueOperands, Linear, LinearOperands, OutputOf, SumOrder,
+};
 use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
@@ -203,7 +205,7 @@ fn linear(
     x: Rows<f32>,
 ) -> Result<Option<Launch>, LaunchError> {
     let operands = LinearOperands { x, weight: rows(k), bias: None, residual: None, out: rows(n) };
-    Linear { max_rows, n, k }.launch(ptr(9), &operands)
+    Linear { max_rows, n, k }.launch(SumOrder::Fastest, ptr(9), &operands)
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub struct EngineArgs {
     /// Who computes linear layers on a GPU
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
+    /// The same logits, bit for bit, whatever else runs and however a prompt is cut into steps
+    #[arg(long)]
+    batch_invariant: bool,
 }
 
 /// Who computes linear layers.
@@ -121,6 +124,8 @@ impl EngineArgs {
 
     fn options(&self, context: Option<usize>) -> EngineOptions {
         let (device, precision, gemm) = (self.device, self.dtype.into(), self.gemm.into());
-        EngineOptions { device, precision, gemm, context, ..EngineOptions::default() }
+        let batch_invariant = self.batch_invariant;
+        let default = EngineOptions::default();
+        EngineOptions { device, precision, gemm, batch_invariant, context, ..default }
     }
 }

@@ -30,12 +30,13 @@ impl Buckets {
         self.max_tokens.min(MAX_LOGIT_CHUNK)
     }
 
-    /// Bounds for `inputs`: decoding by powers of two of sequences, prompts by powers of two of tokens.
-    pub fn bounds_for(&self, inputs: &StepInputs) -> Bounds {
+    /// Bounds for `inputs`: decoding by powers of two of sequences, prompts by powers of two of tokens. Whether
+    /// `is_prompt` matters for prompts of one token, that may decode.
+    pub fn bounds_for(&self, inputs: &StepInputs, is_prompt: bool) -> Bounds {
         let (num_tokens, num_seqs) = (inputs.num_tokens(), inputs.num_seqs());
         if inputs.logit_rows.len() > num_seqs {
             self.all_logits()
-        } else if num_tokens == num_seqs {
+        } else if num_tokens == num_seqs && !is_prompt {
             self.decode(num_seqs)
         } else {
             self.prompt(num_tokens)
@@ -58,7 +59,8 @@ impl Buckets {
         Bounds {
             max_tokens: tokens,
             max_seqs: self.max_seqs,
-            max_q_len: tokens,
+            // At least two: no plan that decodes.
+            max_q_len: tokens.max(2),
             max_logit_rows: self.max_seqs,
             max_kv_len: self.context,
         }
@@ -69,7 +71,7 @@ impl Buckets {
         Bounds {
             max_tokens: tokens,
             max_seqs: 1,
-            max_q_len: tokens,
+            max_q_len: tokens.max(2),
             max_logit_rows: tokens,
             max_kv_len: self.context,
         }
@@ -97,7 +99,7 @@ mod tests {
             let largest = buckets.largest();
             let mut seen = HashSet::new();
             let mut check = |inputs: &StepInputs| {
-                let bounds = buckets.bounds_for(inputs);
+                let bounds = buckets.bounds_for(inputs, false);
                 assert!(inputs.fits(&bounds), "{bounds:?}");
                 assert!(inputs.fits(&largest));
                 assert!(bounds.max_tokens <= largest.max_tokens);
@@ -125,12 +127,23 @@ mod tests {
     #[test]
     fn the_smallest_bucket_is_taken() {
         let buckets = Buckets { max_tokens: 300, max_seqs: 6, context: 4096 };
-        let bounds = |q_lens: &[usize]| buckets.bounds_for(&step(q_lens, false));
+        let bounds = |q_lens: &[usize]| buckets.bounds_for(&step(q_lens, false), false);
         assert_eq!((bounds(&[1]).max_tokens, bounds(&[1]).max_q_len), (1, 1));
         assert_eq!(bounds(&[1; 3]).max_tokens, 4);
         assert_eq!(bounds(&[1; 5]).max_seqs, 6);
         assert_eq!(bounds(&[2]).max_tokens, 16);
         assert_eq!(bounds(&[17, 1]).max_tokens, 32);
         assert_eq!(bounds(&[257]).max_tokens, 300);
+        let prompt = buckets.bounds_for(&step(&[1], false), true);
+        assert_eq!((prompt.max_tokens, prompt.max_q_len), (16, 16));
+    }
+
+    #[test]
+    fn a_prompt_of_one_token_has_no_plan_that_decodes() {
+        let buckets = Buckets { max_tokens: 1, max_seqs: 1, context: 64 };
+        for all_logits in [false, true] {
+            assert!(buckets.bounds_for(&step(&[1], all_logits), true).max_q_len > 1);
+        }
+        assert_eq!(buckets.bounds_for(&step(&[1], false), false).max_q_len, 1);
     }
 }

@@ -20,10 +20,10 @@ pub use sampler::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::Model;
-use crate::plan::{Bounds, Precision, StepInputs, Weight};
+use crate::plan::{Bounds, Plan, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
-use scheduler::{Entry, Scheduler};
+use scheduler::{Entry, Scheduler, Turns};
 use sequence::Sequence;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,6 +33,7 @@ pub struct Engine {
     model: Arc<Model>,
     executor: Box<dyn Executor>,
     precision: Precision,
+    batch_invariant: bool,
     buckets: Buckets,
     num_pages: usize,
     prepared: HashMap<Bounds, PreparedPlan>,
@@ -74,18 +75,21 @@ impl Engine {
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             model.memory(precision, bounds, num_pages)?.check(&device, free_bytes)?;
         }
-        let plan = model.plan(precision, bounds, num_pages)?;
+        let batch_invariant = options.batch_invariant;
+        let plan = Plan { batch_invariant, ..model.plan(precision, bounds, num_pages)? };
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
         let executor = exec::open(options.device, options.gemm, &plan, &weights)?;
+        let turns = if batch_invariant { Turns::Apart } else { Turns::Together };
         Ok(Engine {
             model,
             executor,
             precision,
+            batch_invariant,
             buckets,
             num_pages,
             prepared: HashMap::new(),
-            scheduler: Scheduler::new(max_seqs, buckets.max_tokens, num_pages),
+            scheduler: Scheduler::new(turns, max_seqs, buckets.max_tokens, num_pages),
             next_id: 0,
             events: VecDeque::new(),
             failures: VecDeque::new(),
@@ -153,10 +157,11 @@ impl Engine {
 
     fn run_batch(&mut self) -> Result<(), EngineError> {
         let entries = self.scheduler.schedule();
-        if !entries.is_empty() {
+        if let Some(first) = entries.first() {
+            let is_prompt = self.scheduler.prompt_len(first.index) > 0;
             let inputs = self.step_inputs(&entries);
             let want = self.want(&entries);
-            let output = self.run(&inputs, want)?;
+            let output = self.run(&inputs, is_prompt, want)?;
             self.take_output(&entries, &output);
         }
         Ok(())
@@ -190,12 +195,19 @@ impl Engine {
     }
 
     /// Runs `inputs` in the smallest plan that they fit, which is prepared when it is first needed.
-    fn run(&mut self, inputs: &StepInputs, want: Want) -> Result<StepOutput, EngineError> {
-        let bounds = self.buckets.bounds_for(inputs);
+    fn run(
+        &mut self,
+        inputs: &StepInputs,
+        is_prompt: bool,
+        want: Want,
+    ) -> Result<StepOutput, EngineError> {
+        let bounds = self.buckets.bounds_for(inputs, is_prompt && self.batch_invariant);
         let plan = match self.prepared.get(&bounds) {
             Some(&plan) => plan,
             None => {
+                let batch_invariant = self.batch_invariant;
                 let plan = self.model.plan(self.precision, bounds, self.num_pages)?;
+                let plan = Plan { batch_invariant, ..plan };
                 let plan = self.executor.prepare(&plan)?;
                 self.prepared.insert(bounds, plan);
                 plan

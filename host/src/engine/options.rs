@@ -17,6 +17,9 @@ pub struct EngineOptions {
     pub precision: Precision,
     /// Who computes linear layers on a GPU.
     pub gemm: Gemm,
+    /// Whether a request's logits are the same bits whatever runs beside it, and however its prompt is cut into steps.
+    /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones.
+    pub batch_invariant: bool,
     /// Positions of a sequence, prompt and answer; `None` or 0: 4096, or what the model allows if that is less.
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
@@ -34,6 +37,7 @@ impl Default for EngineOptions {
             device: Device::Auto,
             precision: Precision::default(),
             gemm: Gemm::default(),
+            batch_invariant: false,
             context: None,
             max_seqs: 1,
             max_tokens: 512,

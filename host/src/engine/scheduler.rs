@@ -7,12 +7,23 @@ use std::collections::VecDeque;
 /// Sequences that wait, and those that have pages in the cache.
 #[derive(Debug)]
 pub struct Scheduler {
+    turns: Turns,
     max_seqs: usize,
     max_tokens: usize,
     pages: PageAllocator,
     waiting: VecDeque<Sequence>,
     /// In the order in which they were admitted.
     running: Vec<Sequence>,
+}
+
+/// Which tokens share a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turns {
+    /// All.
+    Together,
+    /// Those of prompts, and when there are none generated ones; each is in the cache by the same kind of step, even
+    /// when it has to be computed again.
+    Apart,
 }
 
 /// One sequence of the batch.
@@ -28,8 +39,9 @@ pub struct Entry {
 
 impl Scheduler {
     /// Steps of at most `max_tokens` tokens of at most `max_seqs` sequences (`max_seqs <= max_tokens`).
-    pub fn new(max_seqs: usize, max_tokens: usize, num_pages: usize) -> Self {
+    pub fn new(turns: Turns, max_seqs: usize, max_tokens: usize, num_pages: usize) -> Self {
         Scheduler {
+            turns,
             max_seqs,
             max_tokens,
             pages: PageAllocator::new(num_pages),
@@ -72,14 +84,36 @@ impl Scheduler {
     /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is in a batch; when
     /// one that decodes needs a page more and none is free, the youngest gives its pages back, waits, and is computed again.
     pub fn schedule(&mut self) -> Vec<Entry> {
-        let mut batch = self.schedule_decoding();
+        match self.turns {
+            Turns::Together => {
+                let decoding = self.schedule_decoding();
+                self.schedule_prompts(decoding)
+            }
+            Turns::Apart => {
+                let prompts = self.schedule_prompts(Vec::new());
+                if prompts.is_empty() { self.schedule_decoding() } else { prompts }
+            }
+        }
+    }
+
+    /// Tokens of the sequence at `index` that a step may take together; none if it decodes.
+    pub fn prompt_len(&self, index: usize) -> usize {
+        let sequence = &self.running[index];
+        match self.turns {
+            Turns::Together if sequence.num_cached() > 0 && sequence.pending().len() == 1 => 0,
+            Turns::Together => sequence.pending().len(),
+            Turns::Apart => sequence.pending_prompt().len(),
+        }
+    }
+
+    /// Adds to `batch` as much of the prompts as there is room for.
+    fn schedule_prompts(&mut self, mut batch: Vec<Entry>) -> Vec<Entry> {
         let mut tokens_left = self.max_tokens - batch.len();
         let mut index = 0;
         while tokens_left > 0 && (index < self.running.len() || self.admit()) {
-            let pending = self.running[index].pending().len();
-            if pending > 1 || self.running[index].num_cached() == 0 {
-                let num_tokens = pending.min(tokens_left);
-                batch.push(Entry { index, num_tokens, is_last: num_tokens == pending });
+            let num_tokens = self.prompt_len(index).min(tokens_left);
+            if num_tokens > 0 {
+                batch.push(self.entry(index, num_tokens));
                 tokens_left -= num_tokens;
             }
             index += 1;
@@ -87,16 +121,19 @@ impl Scheduler {
         batch
     }
 
+    fn entry(&self, index: usize, num_tokens: usize) -> Entry {
+        Entry { index, num_tokens, is_last: num_tokens == self.running[index].pending().len() }
+    }
+
     /// One token of each sequence whose prompt is in the cache.
     fn schedule_decoding(&mut self) -> Vec<Entry> {
         let mut batch = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
-            let sequence = &mut self.running[index];
-            if sequence.num_cached() == 0 || sequence.pending().len() > 1 {
+            if self.prompt_len(index) > 0 {
                 index += 1;
-            } else if sequence.reserve(&mut self.pages) {
-                batch.push(Entry { index, num_tokens: 1, is_last: true });
+            } else if self.running[index].reserve(&mut self.pages) {
+                batch.push(self.entry(index, 1));
                 index += 1;
             } else if let Some(mut youngest) = self.running.pop() {
                 youngest.evict(&mut self.pages);
@@ -165,7 +202,7 @@ mod tests {
 
     #[test]
     fn prompts_come_in_chunks_behind_decoding() {
-        let mut scheduler = Scheduler::new(4, 10, 100);
+        let mut scheduler = Scheduler::new(Turns::Together, 4, 10, 100);
         add(&mut scheduler, 0, 4, 9);
         add(&mut scheduler, 1, 15, 9);
         let mut batches = Vec::new();
@@ -185,7 +222,7 @@ mod tests {
 
     #[test]
     fn no_more_sequences_run_than_allowed() {
-        let mut scheduler = Scheduler::new(2, 10, 100);
+        let mut scheduler = Scheduler::new(Turns::Together, 2, 10, 100);
         (0..3).for_each(|id| add(&mut scheduler, id, 2, 1 + id as usize));
         let mut batches = Vec::new();
         while scheduler.has_work() {
@@ -201,7 +238,7 @@ mod tests {
     #[test]
     fn the_youngest_gives_its_pages_to_an_older_one() {
         // Two pages in all; both sequences fill theirs and need a second.
-        let mut scheduler = Scheduler::new(2, 200, 2);
+        let mut scheduler = Scheduler::new(Turns::Together, 2, 200, 2);
         add(&mut scheduler, 0, PAGE_SIZE, 3);
         add(&mut scheduler, 1, PAGE_SIZE, 3);
         let first = scheduler.schedule();
@@ -229,10 +266,11 @@ mod tests {
     /// two sequences, and every request gets its tokens.
     #[test]
     fn every_request_is_served() {
-        for seed in 0..50 {
+        for seed in 0..100 {
+            let turns = if seed % 2 == 0 { Turns::Together } else { Turns::Apart };
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let (max_seqs, max_tokens) = (rng.random_range(1..6), rng.random_range(6..100));
-            let mut scheduler = Scheduler::new(max_seqs, max_tokens, rng.random_range(4..9));
+            let mut scheduler = Scheduler::new(turns, max_seqs, max_tokens, rng.random_range(4..9));
             let mut left = std::collections::BTreeMap::new();
             for step in 0..400 {
                 if rng.random_bool(0.1) {
@@ -250,6 +288,10 @@ mod tests {
                 let batch = scheduler.schedule();
                 let tokens: usize = batch.iter().map(|entry| entry.num_tokens).sum();
                 assert!(tokens <= max_tokens && batch.len() <= max_seqs);
+                if turns == Turns::Apart {
+                    let prompt = |entry: &Entry| scheduler.prompt_len(entry.index) > 0;
+                    assert!(batch.iter().all(prompt) || !batch.iter().any(prompt), "a mixed step");
+                }
                 assert!(tokens > 0 || !scheduler.has_work(), "a step without work");
                 let mut pages: Vec<u32> =
                     scheduler.running.iter().flat_map(|s| s.pages()).copied().collect();

@@ -44,6 +44,11 @@ impl Sequence {
         &self.tokens[self.num_cached..]
     }
 
+    /// Tokens of the prompt that are not in the cache yet.
+    pub fn pending_prompt(&self) -> &[u32] {
+        &self.tokens[self.num_cached.min(self.prompt_len)..self.prompt_len]
+    }
+
     /// Positions in the cache.
     pub fn num_cached(&self) -> usize {
         self.num_cached

@@ -8,7 +8,7 @@ use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, DecodeWorkspace, SeqInputs};
 use kernels::gather_rows::GatherRows;
-use kernels::gemm::Gpu;
+use kernels::gemm::{Gpu, SumOrder};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::sampling::Argmax;
@@ -107,9 +107,13 @@ pub fn counter_bytes(plan: &Plan) -> usize {
     plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
 }
 
-/// Whether every sequence has at most one new token.
-fn is_decode(plan: &Plan) -> bool {
-    plan.bounds.max_q_len == 1
+/// The order of the sums of linear layers: prompts and decoding each have one, where batches are to change nothing.
+fn sum_order(plan: &Plan) -> SumOrder {
+    match plan.batch_invariant {
+        false => SumOrder::Fastest,
+        true if plan.decodes() => SumOrder::FewRows,
+        true => SumOrder::Tiles,
+    }
 }
 
 fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
@@ -223,7 +227,7 @@ impl Lowering<'_> {
             Op::Attention(ref attention) => {
                 let (seqs, operands) = (self.seqs(), self.attention_operands::<E>(attention)?);
                 let launcher = launcher(self.plan, attention);
-                if is_decode(self.plan) {
+                if self.plan.decodes() {
                     let workspace = DecodeWorkspace {
                         partials: DevicePtr::new(self.addresses.workspace),
                         counters: DevicePtr::new(self.addresses.counters),

@@ -60,7 +60,17 @@ impl PlanBuilder {
     /// If its shapes do not agree ([`Plan::check`]): a plan is built by code, never from a file's numbers unchecked.
     pub fn finish(self, bounds: Bounds, kv: KvLayout, logits: View, next_tokens: View) -> Plan {
         let PlanBuilder { tensors, weights, constants, ops } = self;
-        let plan = Plan { bounds, tensors, weights, constants, kv, ops, logits, next_tokens };
+        let plan = Plan {
+            bounds,
+            tensors,
+            weights,
+            constants,
+            kv,
+            ops,
+            batch_invariant: false,
+            logits,
+            next_tokens,
+        };
         if let Err(error) = plan.check() {
             panic!("{error}");
         }

@@ -163,6 +163,7 @@ mod tests {
             constants: vec![],
             kv: KvLayout { num_layers: 1, num_kv_heads: 2, head_dim: 4, num_pages: 1, dtype },
             ops: vec![linear, Op::Attention(attention)],
+            batch_invariant: false,
             logits: view(2, 16),
             next_tokens: view(2, 1),
         }

@@ -241,6 +241,7 @@ mod tests {
             ops: (1..widths.len())
                 .map(|i| Op::SiluMul { gate: view(i - 1), up: view(i - 1), out: view(i) })
                 .collect(),
+            batch_invariant: false,
             logits: view(widths.len() - 1),
             next_tokens: view(widths.len() - 1),
         }

@@ -76,6 +76,9 @@ pub struct Plan {
     pub kv: KvLayout,
     /// Operations, in order.
     pub ops: Vec<Op>,
+    /// Whether a row of every activation has the same bits whatever the rows beside it, and whatever the bounds: all
+    /// plans that decode agree, and all that do not.
+    pub batch_invariant: bool,
     /// Logits, `[logit_rows, vocab_size]` f32.
     pub logits: View,
     /// Index of the largest logit of each row, `[logit_rows, 1]` u32.
@@ -83,6 +86,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether it decodes: no sequence has more than one new token.
+    pub fn decodes(&self) -> bool {
+        self.bounds.max_q_len == 1
+    }
+
     /// The activation behind `id`.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.0]

@@ -64,12 +64,7 @@ impl Part {
     /// # Safety
     /// 1. `out` holds `head_dim` elements.
     #[inline(always)]
-    pub unsafe fn store<E: AttentionElement>(
-        self,
-        out: GlobalMut<E>,
-        column: u32,
-        head_dim: u32,
-    ) {
+    pub unsafe fn store<E: AttentionElement>(self, out: GlobalMut<E>, column: u32, head_dim: u32) {
         let scale = if self.sum > 0.0 { math::rcp_approx(self.sum) } else { 0.0 };
         for i in 0..FRAGMENT {
             if column + i < head_dim {

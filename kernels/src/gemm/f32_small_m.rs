@@ -68,10 +68,10 @@ unsafe fn accumulate_step<const ROWS: usize, const COLUMNS: usize>(
     });
 }
 
-/// `COLUMNS` outputs of up to `ROWS` rows a warp, with `STEPS * COLUMNS` loads of a lane in flight.
+/// `COLUMNS` outputs of `ROWS` rows a warp, with `STEPS * COLUMNS` loads of a lane in flight.
 ///
 /// # Safety
-/// 1. `m` is one element, at most `ROWS`; `a` and `out` hold that many rows, `b` holds `n`, at
+/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at
 ///    their strides; `bias` and `residual` are null or hold as much as `out` asks for.
 /// 2. `out` is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
@@ -101,16 +101,19 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
     out_stride: u32,
 ) {
     let lane_id = warp::lane_id();
+    let first_row = thread::block_idx_y() * ROWS as u32;
     let column = (thread::block_idx_x() * NUM_WARPS + warp::warp_idx()) * COLUMNS as u32;
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: rows and columns past the last one read the last one's operands and write nothing;
     // `first` stays under `k`.
     unsafe {
-        let m = m.get(0);
+        let m = m.get(0).saturating_sub(first_row);
         if m == 0 || column >= n {
             return;
         }
+        let from = |stride: u32| first_row as usize * stride as usize;
+        let a = a.add(from(a_stride));
         let mut a_rows = [a; ROWS];
         unroll!(i in 0..ROWS, {
             a_rows[i] = a.add((i as u32).min(m - 1) as usize * a_stride as usize);
@@ -137,7 +140,7 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
                 let mut sum = warp::reduce_add(*value);
                 let column = column + j as u32;
                 if lane_id == 0 && row < m && column < n {
-                    let at = |stride: u32| row as usize * stride as usize + column as usize;
+                    let at = |stride| from(stride) + row as usize * stride as usize + column as usize;
                     if !bias.is_null() {
                         sum += bias.get(column as usize);
                     }

@@ -2,6 +2,7 @@
 
 use super::f32::{Tile, Tile64x64, Tile64x64Unaligned, Tile128x256, gemm_f32};
 use super::f32_small_m::{NUM_THREADS, NUM_WARPS, gemm_f32_small_m};
+use super::linear16::SumOrder;
 use crate::Rows;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 
@@ -48,13 +49,14 @@ impl Linear {
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
     /// columns.
     ///
-    /// Up to 16 rows stream the weight through the small-m kernel; more go by tiles, the large one
-    /// if it fills a GPU.
+    /// Up to 16 rows stream the weight through the small-m kernel, unless `order` asks for the other;
+    /// more go by tiles, the large one if it fills a GPU.
     ///
     /// # Errors
     /// [`LaunchError`] for sizes beyond a grid or a `u32`.
     pub fn launch(
         &self,
+        order: SumOrder,
         num_rows: DevicePtr<u32>,
         operands: &LinearOperands,
     ) -> Result<Option<Launch>, LaunchError> {
@@ -74,7 +76,7 @@ impl Linear {
         let bias = bias.unwrap_or(DevicePtr::null());
         let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
         let (residual_stride, out_stride) = (residual.stride_arg()?, out.stride_arg()?);
-        let choice = self.choose(operands);
+        let choice = self.choose(order, operands);
         let Some(geometry) = self.geometry(choice)? else { return Ok(None) };
         Ok(Some(match choice {
             Choice::SmallM(instance) => gemm_f32_small_m::launch(
@@ -112,15 +114,18 @@ impl Linear {
         }))
     }
 
-    fn choose(&self, operands: &LinearOperands) -> Choice {
+    fn choose(&self, order: SumOrder, operands: &LinearOperands) -> Choice {
         use gemm_f32::Instance;
+        use gemm_f32_small_m::Instance as SmallM;
         let LinearOperands { x, weight, .. } = operands;
         if !self.k.is_multiple_of(4) || !x.is_aligned() || !weight.is_aligned() {
             return Choice::Tiled(Instance::gemm_f32_64x64_unaligned);
         }
-        let mut small_m = gemm_f32_small_m::Instance::ALL.iter();
-        if let Some(&instance) = small_m.find(|small_m| self.max_rows <= small_m.rows()) {
-            return Choice::SmallM(instance);
+        let small_m = SmallM::ALL.iter().find(|small_m| self.max_rows <= small_m.rows());
+        match (order, small_m) {
+            (SumOrder::Tiles, _) | (SumOrder::Fastest, None) => {}
+            (_, Some(&instance)) => return Choice::SmallM(instance),
+            (SumOrder::FewRows, None) => return Choice::SmallM(SmallM::gemm_f32_small_m16),
         }
         let [blocks_m, blocks_n] = self.blocks::<Tile128x256>();
         Choice::Tiled(if blocks_m.saturating_mul(blocks_n) >= FULL_GPU_BLOCKS {
@@ -139,8 +144,9 @@ impl Linear {
         use gemm_f32::Instance as Tiled;
         match choice {
             Choice::SmallM(instance) => {
-                let blocks = self.n.div_ceil(NUM_WARPS as usize * instance.columns());
-                Geometry::new([blocks, self.max_rows.min(1), 1], NUM_THREADS as usize, 0)
+                let blocks_n = self.n.div_ceil(NUM_WARPS as usize * instance.columns());
+                let blocks_m = self.max_rows.div_ceil(instance.rows());
+                Geometry::new([blocks_n, blocks_m, 1], NUM_THREADS as usize, 0)
             }
             Choice::Tiled(Tiled::gemm_f32_128x256) => self.tiled_geometry::<Tile128x256>(),
             Choice::Tiled(Tiled::gemm_f32_64x64) => self.tiled_geometry::<Tile64x64>(),

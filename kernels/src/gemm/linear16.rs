@@ -1,9 +1,9 @@
 //! Which kernel computes a linear layer of 16-bit operands, and its launch.
 //!
 //! Among the tiles of one target that do not split k the order in which an output is summed is one,
-//! and [`Summation::batch_invariant`] asks for those: a row's outputs are the same whatever the
-//! number of rows beside it. The kernels for few rows sum in an order of their own, which the
-//! weight's shape decides; they alone have an RMSNorm in front or a SwiGLU gate behind, with the
+//! and [`SumOrder::Tiles`] asks for those: a row's outputs are the same whatever the number of rows
+//! beside it. The kernels for few rows sum in an order of their own, which the weight's shape
+//! decides; they alone have an RMSNorm in front or a SwiGLU gate behind, with the
 //! bits of the operations one by one.
 
 use super::f16_sm80;
@@ -63,13 +63,26 @@ pub enum Accumulate {
     F16,
 }
 
+/// In whose order a linear layer is summed over k. Among the kernels of either the weight's shape
+/// decides it, and the number of rows does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SumOrder {
+    /// That of the fastest kernel for so many rows.
+    #[default]
+    Fastest,
+    /// That of the kernels for few rows.
+    FewRows,
+    /// That of tiles that do not split k.
+    Tiles,
+}
+
 /// How the products of an output are summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summation {
     /// What they are summed in.
     pub accumulate: Accumulate,
-    /// Tiles sum in one order, whatever the number of rows: k is not split.
-    pub batch_invariant: bool,
+    /// In which order.
+    pub order: SumOrder,
 }
 
 /// A linear layer of 16-bit operands.
@@ -162,7 +175,12 @@ impl Linear16 {
         maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
-        if self.max_rows <= SmallM16::MAX_ROWS {
+        let has_few_rows = match self.summation.order {
+            SumOrder::Fastest => self.max_rows <= SmallM16::MAX_ROWS,
+            SumOrder::FewRows => true,
+            SumOrder::Tiles => false,
+        };
+        if has_few_rows {
             return SmallM16(*self).launch(num_rows, operands);
         }
         match gpu.target {

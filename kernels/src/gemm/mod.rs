@@ -17,5 +17,6 @@ pub use epilogue::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
 pub use linear::{Linear, LinearOperands};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use linear16::{
-    Accumulate, Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, Summation, Target,
+    Accumulate, Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, SumOrder,
+    Summation, Target,
 };

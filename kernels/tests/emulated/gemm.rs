@@ -2,7 +2,7 @@
 
 use crate::device::{Device, SEEDS, assert_close, random};
 use kernels::Rows;
-use kernels::gemm::{Linear, LinearOperands};
+use kernels::gemm::{Linear, LinearOperands, SumOrder};
 
 /// A linear layer of `num_rows` rows in a launch for `max_rows`.
 struct Case {
@@ -17,6 +17,11 @@ struct Case {
 }
 
 fn check(case: &Case, seed: u64) {
+    check_order(SumOrder::Fastest, case, seed);
+}
+
+/// The outputs, which are those of the oracle.
+fn check_order(order: SumOrder, case: &Case, seed: u64) -> Vec<f32> {
     let &Case { num_rows, max_rows, n, k, pad, with_bias, with_residual } = case;
     let stride = k + pad;
     let (x, weight) = (random(num_rows * stride, seed + 1), random(n * stride, seed + 2));
@@ -33,7 +38,7 @@ fn check(case: &Case, seed: u64) {
     // The residual's place is the output's, as the decoder has it.
     let out = operands.residual.unwrap_or(operands.out);
     let operands = LinearOperands { out, ..operands };
-    let launch = Linear { max_rows, n, k }.launch(rows_ptr, &operands);
+    let launch = Linear { max_rows, n, k }.launch(order, rows_ptr, &operands);
     let name = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let name = format!("{name} of {num_rows} x {n} x {k}");
     let report = device.run(launch, seed);
@@ -48,7 +53,9 @@ fn check(case: &Case, seed: u64) {
             products.sum::<f64>() + bias + residual
         })
         .collect();
-    assert_close(&name, &device.read_f32(out.ptr, num_rows * n), &want, 1e-5);
+    let got = device.read_f32(out.ptr, num_rows * n);
+    assert_close(&name, &got, &want, 1e-5);
+    got
 }
 
 #[test]
@@ -87,6 +94,23 @@ fn the_large_tile_matches_oracle() {
         with_residual: false,
     };
     check(&case, 1);
+}
+
+/// A kernel for few rows takes many in groups; a row is the same in the first place, alone, or among 35. Tiles sum in
+/// another order, also where rows are few.
+#[test]
+fn an_order_that_is_asked_for_is_kept() {
+    let (n, k, pad, with_bias, with_residual) = (9, 1156, 4, true, false);
+    let case = |rows| Case { num_rows: rows, max_rows: rows, n, k, pad, with_bias, with_residual };
+    let bits = |order, rows: usize| -> Vec<u32> {
+        check_order(order, &case(rows), 5).into_iter().map(f32::to_bits).collect()
+    };
+    for order in [SumOrder::FewRows, SumOrder::Tiles] {
+        let alone = bits(order, 1);
+        assert_eq!(bits(order, 35)[..n], alone, "{order:?}");
+        assert_eq!(bits(order, 7)[..n], alone, "{order:?}");
+    }
+    assert_ne!(bits(SumOrder::FewRows, 1), bits(SumOrder::Tiles, 1));
 }
 
 #[test]

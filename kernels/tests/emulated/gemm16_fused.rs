@@ -178,7 +178,7 @@ fn fused<E: Half>(case: &Case, operands: &Operands, seed: u64) -> Vec<f32> {
     let x = Input16::Normed { x: setup.x, weight: setup.norm_weight, eps: EPS };
     let (bias, out) = (setup.bias, setup.out::<E>(case, n));
     let operands = Linear16Operands { x, weight, bias, residual: None, out };
-    let linear = SmallM16(Linear16 { max_rows, n, k, gated });
+    let linear = SmallM16(Linear16 { gated, ..Linear16::new(max_rows, n, k) });
     let launch = match case.instance {
         Some(instance) => linear.launch_instance(instance, setup.num_rows, &operands),
         None => linear.launch(setup.num_rows, &operands),
@@ -326,7 +326,7 @@ fn launch(
     let out = Out16::Half(half);
     let mut operands = Linear16Operands { x, weight, bias: None, residual: None, out };
     change(&mut operands);
-    let linear = Linear16 { max_rows, n, k, gated };
+    let linear = Linear16 { gated, ..Linear16::new(max_rows, n, k) };
     let launch = linear.launch(gpu, DevicePtr::new(64), &operands, &mut |_| unreachable!());
     launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
 }

@@ -137,8 +137,7 @@ fn run<E: Half>(
     let (x, weight) = (halves("x", &inputs.x), halves("weight", &inputs.weight));
     let bias = case.with_bias.then(|| device.f32s("bias", &inputs.bias));
     let operands = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
-    let launch =
-        launch_with(config, &Linear16::new(max_rows, n, k), rows_ptr, &operands);
+    let launch = launch_with(config, &Linear16::new(max_rows, n, k), rows_ptr, &operands);
     let symbol = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let report = device.run(launch, seed);
     assert_eq!(report.bank_conflicts, 0, "{symbol} of {num_rows} x {n} x {k}");

@@ -161,8 +161,13 @@ fn sums_in_f16_are_of_f16_tiles() {
             let linear = Linear16 { summation, ..Linear16::new(max_rows, 128, 128) };
             let rows = Rows::<bf16>::new(DevicePtr::new(0x1000), 128);
             let out = Out16::Half(rows);
-            let operands =
-                Linear16Operands { x: rows, weight: rows, bias: None, residual: None, out };
+            let operands = Linear16Operands {
+                x: Input16::Half(rows),
+                weight: rows,
+                bias: None,
+                residual: None,
+                out,
+            };
             let gpu = Gpu { target, num_sms: 132 };
             let launch =
                 linear.launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| TensorMapPtr(0x40));

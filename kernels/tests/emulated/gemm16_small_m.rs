@@ -215,8 +215,8 @@ fn the_launchers_choice_depends_on_rows_and_columns() {
         let (x, weight) = (rows(16), rows(32));
         let operands =
             Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
-        let launch = SmallM16(Linear16::new(max_rows, n, 896))
-            .launch(DevicePtr::new(64), &operands);
+        let launch =
+            SmallM16(Linear16::new(max_rows, n, 896)).launch(DevicePtr::new(64), &operands);
         launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
     };
     assert_eq!(symbol(1, 896), Ok("gemm_f16_small_m8_n8_w16"));
@@ -238,8 +238,7 @@ fn rejects_rows_that_no_lane_can_load() {
         let (x, weight) = (rows(16), rows(address));
         let operands =
             Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
-        let launch = SmallM16(Linear16::new(1, 8, k))
-            .launch(DevicePtr::new(64), &operands);
+        let launch = SmallM16(Linear16::new(1, 8, k)).launch(DevicePtr::new(64), &operands);
         launch.map(|_| ()).unwrap_err().to_string()
     };
     assert_eq!(error(12, 16, 32), "k is 12: expected a multiple of 8");

@@ -117,7 +117,7 @@ impl Step<'_> {
                 ops::rms_norm(&weight(id).widen(), eps, out);
             }),
             Op::Linear(ref op) => frame.write(op.out, op.residual, |out, others| {
-                linear_layer(op, plan.weight(op.weight).storage, weight, &others.rows(op.x), out);
+                linear_layer(plan, op, weight, &others.rows(op.x), out);
             }),
             Op::Rope { x, table, head_dim } => frame.write(x, Some(x), |x, _| {
                 ops::rope(plan.constant(table), &inputs.positions, head_dim, x);
@@ -164,16 +164,18 @@ impl Step<'_> {
 }
 
 /// A linear layer with what is fused with it. `out` begins as the residual, if there is one; between a norm, the sums
-/// and a gate, what is not stored is rounded to the type of the `operand` all the same.
+/// and a gate, what is not stored is rounded to the type of the weight all the same.
 fn linear_layer<'a>(
+    plan: &Plan,
     op: &Linear,
-    operand: Dtype,
     weight: impl Fn(WeightId) -> Elements<'a>,
     x: &Rows,
     out: RowsMut,
 ) {
+    let operand = plan.weight(op.weight).storage;
     let sums = |x: &Rows, mut out: RowsMut| {
-        linear::linear(x, weight(op.weight), op.residual.is_some(), &mut out);
+        let accumulate = op.residual.is_some();
+        linear::linear(x, weight(op.weight), accumulate, plan.batch_invariant, &mut out);
         if let Some(bias) = op.bias {
             ops::add_bias(&weight(bias).widen(), out);
         }

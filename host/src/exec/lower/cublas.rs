@@ -53,7 +53,9 @@ pub(super) fn product_bytes(plan: &Plan, op: &Op, gemm: Gemm) -> usize {
     match CublasLinear::of(plan, op, gemm) {
         Ok(Some(linear)) if linear.is_in_workspace() => {
             let stride = linear.workspace_stride(plan);
-            plan.bounds.max_rows(plan.tensor(linear.op.out.tensor).rows) * stride * linear.product.block_bytes()
+            plan.bounds.max_rows(plan.tensor(linear.op.out.tensor).rows)
+                * stride
+                * linear.product.block_bytes()
         }
         // What cannot be multiplied is refused when it is lowered.
         _ => 0,

@@ -4,10 +4,12 @@ use cuda_std::launch::{Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows as Operand;
 use kernels::attention::AttentionElement;
-use kernels::gemm::{Input16, Linear, Linear16, Linear16Operands, LinearOperands, Out16};
+use kernels::gemm::{
+    Input16, Linear, Linear16, Linear16Operands, LinearOperands, Out16, Summation,
+};
 use kernels::tile::element::Operand16;
 
-use super::Lowering;
+use super::{Lowering, sum_order};
 use crate::exec::ExecError;
 use crate::plan::{self, Dtype, Norm, Op, Weight};
 
@@ -43,7 +45,7 @@ impl Stored for f32 {
             out: lowering.view(out)?,
         };
         let linear = Linear { max_rows: lowering.max_rows(x), n, k };
-        Ok(linear.launch(lowering.num_rows(x), &operands))
+        Ok(linear.launch(sum_order(lowering.plan), lowering.num_rows(x), &operands))
     }
 }
 
@@ -85,7 +87,9 @@ fn linear16<E: Stored + Operand16>(
             Out16::Half(lowering.view(out)?)
         },
     };
-    let linear = Linear16 { gated, ..Linear16::new(lowering.max_rows(x), out.width, k) };
+    let summation = Summation { order: sum_order(lowering.plan), ..Summation::default() };
+    let max_rows = lowering.max_rows(x);
+    let linear = Linear16 { max_rows, n: out.width, k, summation, gated };
     let num_rows = lowering.num_rows(x);
     Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
 }

@@ -1,7 +1,8 @@
 //! Which fused operations there are kernels for.
 
-use kernels::gemm::Linear16;
+use kernels::gemm::{Linear16, SumOrder};
 
+use super::sum_order;
 use crate::exec::Gemm;
 use crate::plan::{Dtype, Linear, Op, Plan};
 
@@ -23,6 +24,7 @@ fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     let is_aligned = [op.x.start, x.width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
     is_half
         && is_aligned
+        && sum_order(plan) != SumOrder::Tiles
         && op.norm.is_some()
         && op.residual.is_none()
         && Linear16::fuses(plan.bounds.max_rows(x.rows), op.x.width)

@@ -52,6 +52,7 @@ fn plan(op: Op) -> Plan {
             dtype: Dtype::F32,
         },
         ops: vec![op],
+        batch_invariant: false,
         logits: view(2),
         next_tokens: view(2),
     }

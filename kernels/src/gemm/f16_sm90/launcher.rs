@@ -8,7 +8,7 @@ use super::{
 };
 use crate::Rows;
 use crate::element::Dtype;
-use crate::gemm::linear16::{Accumulate, Linear16, Linear16Operands, Out16, Summation};
+use crate::gemm::linear16::{Accumulate, Linear16, Linear16Operands, Out16, SumOrder, Summation};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use cuda_std::tensor_map::{Swizzle, TensorMapPtr, TensorMapSpec};
@@ -137,9 +137,9 @@ impl TileConfig {
     /// The configuration that should be the fastest, of those that sum as the layer asks for.
     #[must_use]
     pub fn fastest(linear: &Linear16, num_sms: usize) -> &'static TileConfig {
-        let Summation { accumulate, batch_invariant } = linear.summation;
+        let Summation { accumulate, order } = linear.summation;
         let sums_so = |config: &&TileConfig| {
-            config.accumulate == accumulate && (config.split_k == 1 || !batch_invariant)
+            config.accumulate == accumulate && (config.split_k == 1 || order == SumOrder::Fastest)
         };
         let configs = TILE_CONFIGS.iter().filter(sums_so);
         configs.min_by_key(|config| config.clocks(linear, num_sms)).expect("there are some")

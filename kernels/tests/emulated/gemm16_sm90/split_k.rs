@@ -3,7 +3,7 @@
 use super::{Case, Out, SEEDS, Setup, WHOLE, check, check_edges, check_of};
 use half::f16;
 use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
-use kernels::gemm::{Linear16, Summation};
+use kernels::gemm::{Linear16, SumOrder, Summation};
 
 fn config(block: [usize; 2], split_k: usize) -> &'static TileConfig {
     let mut configs = TILE_CONFIGS.iter();
@@ -87,8 +87,8 @@ fn outputs_do_not_depend_on_the_order() {
 
 /// A layer whose outputs must not depend on the rows beside them gets no split.
 #[test]
-fn batch_invariant_layers_are_not_split() {
-    let summation = Summation { batch_invariant: true, ..Summation::default() };
+fn an_order_of_tiles_is_not_split() {
+    let summation = Summation { order: SumOrder::Tiles, ..Summation::default() };
     for max_rows in [65, 128, 512] {
         let linear = Linear16 { summation, ..Linear16::new(max_rows, 896, 4864) };
         assert_eq!(TileConfig::fastest(&linear, 132).split_k, 1);

@@ -64,6 +64,7 @@ fn plan(case: &Case) -> Plan {
         max_kv_len: 64,
     };
     Plan {
+        batch_invariant: false,
         bounds,
         tensors: vec![
             tensor("x", K, case.operands),
@@ -79,7 +80,11 @@ fn plan(case: &Case) -> Plan {
             num_pages: 1,
             dtype: Dtype::F32,
         },
-        ops: vec![Op::Linear(Linear { bias, residual, ..Linear::new(view(0, K), WeightId(0), out) })],
+        ops: vec![Op::Linear(Linear {
+            bias,
+            residual,
+            ..Linear::new(view(0, K), WeightId(0), out)
+        })],
         logits: out,
         next_tokens: out,
     }

@@ -1,0 +1,155 @@
+//! `batch_invariant`: a sequence's logits are the same bits alone, beside others, and with its prompt in chunks, on every
+//! executor.
+
+mod support;
+
+use halfwarp::exec::{self, Device, Executor, PreparedPlan, Want};
+use halfwarp::model::Model;
+use halfwarp::plan::{Bounds, PAGE_SIZE, Plan, Precision, StepInputs};
+use libtest_mimic::{Arguments, Completion, Trial};
+use std::collections::HashMap;
+
+/// Sequences that a step can have.
+const MAX_SEQS: usize = 40;
+/// Pages of a sequence: room for a prompt of more than a page, and its answer.
+const PAGES: usize = 2;
+/// The prompt of the sequence that is looked at: more rows than a kernel for few takes, more keys than a page has.
+const PROMPT_LEN: usize = 67;
+/// Tokens that follow it, one a step.
+const ANSWER: [u32; 2] = [17, 200];
+
+fn main() {
+    let mut trials = Vec::new();
+    for (name, device, present) in support::devices() {
+        for precision in [Precision::F32, Precision::F16] {
+            let mut add = |what: &str, test: fn(Device, Precision)| {
+                let name = format!("{name}_{precision}::{what}");
+                trials.push(Trial::ignorable_test(name, move || {
+                    if !present {
+                        return Ok(Completion::ignored_with("there is no such device"));
+                    }
+                    test(device, precision);
+                    Ok(Completion::Completed)
+                }));
+            };
+            add("in_a_batch", in_a_batch);
+            add("with_its_prompt_in_chunks", with_its_prompt_in_chunks);
+            add("without_it_bits_may_differ", without_it_bits_may_differ);
+        }
+    }
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+fn in_a_batch(device: Device, precision: Precision) {
+    let mut runner = Runner::new(device, precision, true);
+    let alone = runner.logits(&[PROMPT_LEN], 0);
+    assert_eq!(runner.logits(&[PROMPT_LEN], 31), alone);
+}
+
+fn with_its_prompt_in_chunks(device: Device, precision: Precision) {
+    let mut runner = Runner::new(device, precision, true);
+    let whole = runner.logits(&[PROMPT_LEN], 0);
+    for chunks in [[1, 66], [66, 1], [10, 57], [64, 3]] {
+        assert_eq!(runner.logits(&chunks, 0), whole, "{chunks:?}");
+    }
+}
+
+/// What the others assert is not so by itself.
+fn without_it_bits_may_differ(device: Device, precision: Precision) {
+    let mut runner = Runner::new(device, precision, false);
+    let whole = runner.logits(&[PROMPT_LEN], 0);
+    assert_ne!(runner.logits(&[10, 57], 31), whole);
+}
+
+/// A tiny model on a device.
+struct Runner {
+    model: Model,
+    executor: Box<dyn Executor>,
+    precision: Precision,
+    batch_invariant: bool,
+    prepared: HashMap<Bounds, PreparedPlan>,
+}
+
+impl Runner {
+    fn new(device: Device, precision: Precision, batch_invariant: bool) -> Self {
+        let dir = support::data_dir().join("goldens/llama-gqa");
+        let model = Model::open(dir).unwrap();
+        let bounds = bounds(PROMPT_LEN + MAX_SEQS, PROMPT_LEN);
+        let plan = plan(&model, precision, batch_invariant, bounds);
+        let executor = exec::open(device, &plan, model.checkpoint()).unwrap();
+        Runner { model, executor, precision, batch_invariant, prepared: HashMap::new() }
+    }
+
+    /// Bits of the logits behind the prompt, in `chunks`, and behind each token of the answer, with `others` beside it in
+    /// every step.
+    fn logits(&mut self, chunks: &[usize], others: usize) -> Vec<Vec<u32>> {
+        let tokens: Vec<u32> = (0..PROMPT_LEN as u32).map(|i| i * 37 % 256).chain(ANSWER).collect();
+        let (mut past_len, mut last) = (0, Vec::new());
+        for &len in chunks {
+            last = self.step(&tokens[past_len..past_len + len], past_len, others);
+            past_len += len;
+        }
+        let mut logits = vec![last];
+        for past_len in PROMPT_LEN..tokens.len() {
+            logits.push(self.decode(tokens[past_len], past_len, others));
+        }
+        logits
+    }
+
+    /// A step of a prompt, whose chunk it is, beside prompts of one token.
+    fn step(&mut self, chunk: &[u32], past_len: usize, others: usize) -> Vec<u32> {
+        let bounds = bounds(chunk.len() + others, chunk.len().max(2));
+        self.run(bounds, chunk, past_len, 0, others)
+    }
+
+    /// A step of one token a sequence.
+    fn decode(&mut self, token: u32, past_len: usize, others: usize) -> Vec<u32> {
+        self.run(bounds(1 + others, 1), &[token], past_len, past_len - PROMPT_LEN + 1, others)
+    }
+
+    /// The sequence stands behind half of `others`, which have `others_past` tokens each.
+    fn run(
+        &mut self,
+        bounds: Bounds,
+        chunk: &[u32],
+        past_len: usize,
+        others_past: usize,
+        others: usize,
+    ) -> Vec<u32> {
+        let mut inputs = StepInputs::new();
+        let place = others / 2;
+        for seq in 0..=others {
+            let first_page = (PAGES * seq) as u32;
+            let pages: Vec<u32> = (first_page..first_page + PAGES as u32).collect();
+            if seq == place {
+                inputs.push_sequence(chunk, past_len, &pages, chunk.len() - 1..chunk.len());
+            } else {
+                inputs.push_sequence(&[seq as u32], others_past, &pages, 0..1);
+            }
+        }
+        let plan = match self.prepared.get(&bounds) {
+            Some(&plan) => plan,
+            None => {
+                let plan = plan(&self.model, self.precision, self.batch_invariant, bounds);
+                let plan = self.executor.prepare(&plan).unwrap();
+                self.prepared.insert(bounds, plan);
+                plan
+            }
+        };
+        let output = self.executor.run(plan, &inputs, Want::Logits).unwrap();
+        let width = self.model.config().vocab_size;
+        output.logits[place * width..][..width].iter().map(|logit| logit.to_bits()).collect()
+    }
+}
+
+/// Bounds of a step, with no more room than it needs: a plan of its own for every size.
+fn bounds(max_tokens: usize, max_q_len: usize) -> Bounds {
+    let max_seqs = MAX_SEQS.min(max_tokens);
+    let max_kv_len = PAGES * PAGE_SIZE;
+    Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows: max_seqs, max_kv_len }
+}
+
+fn plan(model: &Model, precision: Precision, batch_invariant: bool, bounds: Bounds) -> Plan {
+    let plan = model.plan(precision, bounds, MAX_SEQS * PAGES).unwrap();
+    Plan { batch_invariant, ..plan }
+}
