@@ -117,6 +117,8 @@ const OBSTACLES: &[Obstacle] = &[
         p.ops[9] = Op::SiluMul { gate, up, out: view(6, 0, 16) };
     }),
     ("norm_linear_gate", |p| p.tensors[5].dtype = Dtype::F32),
+    ("norm_linear_gate", |p| (p.tensors[5].width, linear(p, 8).out.width) = (40, 40)),
+    ("norm_linear_gate", |p| linear(p, 8).residual = Some(view(2, 0, 32))),
     ("linear_gate", |p| {
         let (gate, up) = (view(5, 0, 16), view(5, 16, 16));
         p.ops[9] = Op::SiluMul { gate, up, out: view(4, 0, 16) };
@@ -128,7 +130,7 @@ const OBSTACLES: &[Obstacle] = &[
     }),
     ("rope_append", |p| p.logits = view(2, 40, 8)),
     ("rope_append", |p| {
-        p.ops[4] = Op::KvAppend { layer: 0, k: view(2, 48, 16), v: view(2, 32, 16) };
+        p.ops[4] = Op::KvAppend { layer: 0, k: view(2, 48, 16), v: view(1, 0, 16) };
     }),
     ("rope_append", |p| {
         p.ops[4] = Op::KvAppend { layer: 0, k: view(2, 32, 16), v: view(2, 16, 16) };
