@@ -3,7 +3,7 @@
 
 mod support;
 
-use halfwarp::exec::{self, Device, Executor, PreparedPlan, Want};
+use halfwarp::exec::{self, Device, Executor, Gemm, PreparedPlan, Want};
 use halfwarp::model::Model;
 use halfwarp::plan::{Bounds, PAGE_SIZE, Plan, Precision, StepInputs};
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -76,7 +76,7 @@ impl Runner {
         let model = Model::open(dir).unwrap();
         let bounds = bounds(PROMPT_LEN + MAX_SEQS, PROMPT_LEN);
         let plan = plan(&model, precision, batch_invariant, bounds);
-        let executor = exec::open(device, &plan, model.checkpoint()).unwrap();
+        let executor = exec::open(device, Gemm::Halfwarp, &plan, model.checkpoint()).unwrap();
         Runner { model, executor, precision, batch_invariant, prepared: HashMap::new() }
     }
 

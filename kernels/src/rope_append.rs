@@ -33,6 +33,7 @@ const NUM_THREADS: u32 = 128;
 ///    `table`.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
+    overlaps,
     instances(
         rope_append_f32 = <f32, f32>,
         rope_append_f16 = <f16, f16>,
@@ -65,6 +66,8 @@ pub unsafe fn rope_append<T: Number, C: Number>(
     let half = rotary_dim / 2;
     let vectors = Vectors::new(rotary_dim, head_dim);
     let num_rotated = (num_heads + num_kv_heads) * vectors.pairs;
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     // SAFETY: the token is inside by the check here, heads and columns by those below; a token
     // without vectors makes no launch.
     unsafe {
