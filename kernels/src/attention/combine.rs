@@ -76,12 +76,17 @@ impl Part {
     }
 }
 
-/// All `parts`, which `part` gives, in their order. One of them at least has seen a key.
+/// All `parts`, which `part` gives, in their order; `max_of` gives the largest score of one. One of
+/// them at least has seen a key.
 #[inline(always)]
-pub(super) fn combine(parts: Range<u32>, part: impl Fn(u32) -> Part) -> Part {
+pub(super) fn combine(
+    parts: Range<u32>,
+    max_of: impl Fn(u32) -> f32,
+    part: impl Fn(u32) -> Part,
+) -> Part {
     let mut max = f32::NEG_INFINITY;
     for i in parts.clone() {
-        max = math::max(max, part(i).max);
+        max = math::max(max, max_of(i));
     }
     let (mut sum, mut values) = (0.0, [0.0; FRAGMENT as usize]);
     for i in parts {

@@ -215,10 +215,11 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             part.store(out.add(to), column, head_dim);
         };
         for_each_fragment(heads, width, |row, column| {
-            let part = combine(0..NUM_WARPS, |warp| {
-                let row = warp * block_rows + row;
-                let values = smem_out.get_vec(row * width + column);
-                Part { max: smem_max.get(row), sum: smem_sum.get(row), values }
+            let row_of = |warp: u32| warp * block_rows + row;
+            let max_of = |warp| smem_max.get(row_of(warp));
+            let part = combine(0..NUM_WARPS, max_of, |warp| {
+                let values = smem_out.get_vec(row_of(warp) * width + column);
+                Part { max: max_of(warp), sum: smem_sum.get(row_of(warp)), values }
             });
             if is_only {
                 store(row, column, part);
@@ -236,12 +237,13 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
 
         // 6. The last block that comes here combines the splits.
         let counter = seq as usize * thread::grid_dim_y() as usize + thread::block_idx_y() as usize;
-        if !is_last(counters, counter, splits.count) {
+        if !is_last(counters, counter, splits.count, smem_q.cast()) {
             return;
         }
         for_each_fragment(heads, width, |row, column| {
             let from = first_partial + row as usize * splits.max as usize;
-            let part = combine(0..splits.count, |split| {
+            let max_of = |split| partial_stats.get((from + split as usize) * 2);
+            let part = combine(0..splits.count, max_of, |split| {
                 let from = from + split as usize;
                 let [max, sum] = partial_stats.get_vec(from * 2);
                 let values = partial_out.get_vec(from * width as usize + column as usize);
@@ -258,11 +260,11 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
 /// # Safety
 /// 1. All threads of the block call this.
 /// 2. `counters` holds element `index`, a zero before the first of the blocks.
+/// 3. `flag` is an element that nothing else uses.
 #[inline(always)]
-unsafe fn is_last(counters: GlobalMut<u32>, index: usize, count: u32) -> bool {
+unsafe fn is_last(counters: GlobalMut<u32>, index: usize, count: u32, flag: Shared<u32>) -> bool {
     // SAFETY: the element is inside; the flag is written before the barrier and read behind it.
     unsafe {
-        let flag = shared_array![u32; 1];
         thread::sync_threads();
         if thread::thread_idx_x() == 0 {
             let before = counters.fetch_add(index, 1, Order::AcqRel, Scope::Gpu);

@@ -16,7 +16,7 @@ const NUM_STAGES: u32 = 2;
 const TILE_BYTES: u32 = 4 * TILE;
 
 /// Dynamic shared memory: more than a block gets without asking.
-pub const SHARED_BYTES: u32 = 2 * NUM_STAGES * TILE_BYTES;
+pub const SHARED_BYTES: u32 = 2 * NUM_STAGES * TILE_BYTES + 8 * NUM_STAGES;
 
 /// Every word of `x`, the tile reversed, plus the tile's number: both are `[num_tiles, TILE]`.
 ///
@@ -28,9 +28,9 @@ pub unsafe fn bulk_reverse_u32(num_tiles: u32, x: Global<u32>, out: GlobalMut<u3
     // SAFETY: a tile is read once its bytes have come, and loaded again behind a barrier; one to be
     // stored is written once an older store has read it.
     unsafe {
-        let full = Mbarrier::new(shared_array![u64; NUM_STAGES as usize]);
         let loaded: Shared<u32> = dynamic_shared_mem();
         let stored = loaded.offset(NUM_STAGES * TILE);
+        let full = Mbarrier::new(stored.offset(NUM_STAGES * TILE).cast());
         if t == 0 {
             full.init(1);
             full.offset(1).init(1);

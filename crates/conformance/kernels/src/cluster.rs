@@ -161,7 +161,7 @@ pub unsafe fn cluster_tensor_u32(map: TensorMap, out: GlobalMut<u32>) {
     // until all have come.
     unsafe {
         let loaded: Shared<u32> = dynamic_shared_mem();
-        let arrived = Mbarrier::new(shared_array![u64; 1]);
+        let arrived = Mbarrier::new(loaded.offset(CLUSTER * SLICE).cast());
         if lane == 0 {
             arrived.init(1);
             fence::mbarrier_init();

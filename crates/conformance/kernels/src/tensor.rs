@@ -17,7 +17,7 @@ macro_rules! boxes {
         /// innermost first, `images` `[num_boxes, box_words]`.
         ///
         /// # Safety
-        /// 1. One warp a block, with dynamic shared memory for a box; the views are that long, and
+        /// 1. One warp a block, with dynamic shared memory for a box and an mbarrier; the views are that long, and
         ///    the map is of this rank and boxes of `box_words` words. Several blocks only add.
         #[kernel(
             launch_bounds(WARP_SIZE),
@@ -35,7 +35,7 @@ macro_rules! boxes {
             // SAFETY: the box in shared memory belongs to the threads or to the copy, in turn.
             unsafe {
                 let smem: Shared<u32> = dynamic_shared_mem();
-                let barrier = Mbarrier::new(shared_array![u64; 1]);
+                let barrier = Mbarrier::new(smem.offset(box_words).cast());
                 if lane == 0 {
                     map.prefetch();
                     barrier.init(1);

@@ -94,7 +94,7 @@ pub fn tensors() -> Case {
     let buffers =
         vec![Buffer::words(&x), Buffer::TensorMap(0, spec), Buffer::Out(Want::Words(repeated(&x)))];
     Case::new("cluster_tensor", buffers, |p| {
-        let geometry = Geometry { shared_bytes: 4 * CLUSTER * SLICE, ..geometry() };
+        let geometry = Geometry { shared_bytes: 4 * CLUSTER * SLICE + 8, ..geometry() };
         cluster_tensor_u32::launch(geometry, p.map(1), p.at(2))
     })
 }

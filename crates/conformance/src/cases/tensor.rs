@@ -137,8 +137,8 @@ impl Task {
     /// The launch of `how` on corners, tensor map and images.
     fn launch(&self, how: How) -> impl Fn(&Pointers) -> Launch + Send + Sync + 'static {
         let (rank, num_boxes) = (self.spec.dims.len(), self.corners.len() as u32);
-        let shared_bytes = self.spec.box_bytes() as u32;
-        let num_words = shared_bytes / 4;
+        let box_bytes = self.spec.box_bytes() as u32;
+        let (num_words, shared_bytes) = (box_bytes / 4, box_bytes + size_of::<u64>() as u32);
         let grid = [if how == How::Add { NUM_ADDING } else { 1 }, 1, 1];
         let geometry = Geometry { grid, block: [32, 1, 1], shared_bytes };
         move |p: &Pointers| {

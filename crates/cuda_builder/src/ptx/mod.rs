@@ -56,6 +56,12 @@ pub enum PtxError {
     /// A fact whose entry the compiler dropped.
     #[error("the kernel `{0}` has no entry in the PTX")]
     NoEntry(String),
+    /// Shared memory of both kinds in one kernel.
+    #[error(
+        "the kernel `{0}` has shared arrays and dynamic shared memory: a driver that links PTX puts the latter behind \
+         the former without its alignment; make a part of the dynamic memory the array"
+    )]
+    SharedMemory(String),
     /// Text that is no PTX.
     #[error("PTX, near `{0}`: a declaration without its end")]
     Text(String),
@@ -91,17 +97,21 @@ pub fn split(text: &str) -> Result<Vec<Kernel>, PtxError> {
     }
     let kernel = |(symbol, fact): (&str, Fact<'_>)| {
         let reached = closure(&by_name, symbol);
-        let reached = items.iter().filter(|item| reached.contains(item.name));
-        Kernel {
+        let reached = || items.iter().filter(|item| reached.contains(item.name));
+        let shared = |directive: &str| reached().any(|item| item.text.starts_with(directive));
+        if shared(".extern .shared") && shared(".shared") {
+            return Err(PtxError::SharedMemory(symbol.to_owned()));
+        }
+        Ok(Kernel {
             symbol: symbol.to_owned(),
             family: fact.family.to_owned(),
             max_threads: fact.max_threads,
             min_blocks: fact.min_blocks,
             cluster: fact.cluster,
-            text: kernel_text(&header, reached, &fact),
-        }
+            text: kernel_text(&header, reached(), &fact),
+        })
     };
-    Ok(facts.into_iter().map(kernel).collect())
+    facts.into_iter().map(kernel).collect()
 }
 
 fn read_facts(text: &str) -> Result<BTreeMap<&str, Fact<'_>>, PtxError> {

@@ -166,3 +166,12 @@ fn rejects_text_that_ends_in_a_body() {
     let near = ".visible .entry gemm_f32_128x128()";
     assert_eq!(split(text), Err(PtxError::Text(near.into())));
 }
+
+#[test]
+fn rejects_shared_memory_of_both_kinds() {
+    let array = ".shared .align 16 .b8 halfwarp_shared_0[8];\n.extern .func vprintf";
+    let both = TEXT.replacen(".extern .func vprintf", array, 1);
+    assert!(split(&both).is_ok(), "an array that no kernel with dynamic memory has");
+    let both = both.replace("// not _RNv5TABLE", "mov.u32 %r2, halfwarp_shared_0;");
+    assert_eq!(split(&both), Err(PtxError::SharedMemory("gemm_f32_64x64".to_owned())));
+}
