@@ -15,7 +15,7 @@ use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
-use kernels::sampling::Argmax;
+use kernels::sampling::{Argmax, ArgmaxWorkspace};
 use kernels::silu_mul::SiluMul;
 
 /// A device address that starts an allocation.
@@ -152,11 +152,15 @@ fn rope_append_takes_a_thread_a_vector() {
 }
 
 #[test]
-fn argmax_takes_a_block_a_row() {
+fn argmax_has_blocks_for_a_row() {
     let argmax = |max_rows, vocab_size| {
-        Argmax { max_rows, vocab_size }.launch(ptr(9), rows(vocab_size), ptr(2))
+        let workspace = ArgmaxWorkspace { partials: ptr(3), counters: ptr(4) };
+        Argmax { max_rows, vocab_size }.launch(ptr(9), rows(vocab_size), &workspace, ptr(2))
     };
-    assert_eq!(of(argmax(3, 151_936)), ("argmax_f32", [3, 1, 1], 1024, 0));
+    assert_eq!(of(argmax(3, 151_936)), ("argmax_f32", [3, 19, 1], 1024, 0));
+    assert_eq!(of(argmax(3, 8192)).1, [3, 1, 1]);
+    let argmax_of = Argmax { max_rows: 3, vocab_size: 151_936 };
+    assert_eq!((argmax_of.num_partials(), argmax_of.num_counters()), (114, 3));
     assert!(is_nothing(argmax(0, 151_936)));
     assert!(matches!(argmax(3, 0), Err(LaunchError::Shape { what: "vocab_size", .. })));
 }

@@ -43,6 +43,17 @@ impl Buckets {
         }
     }
 
+    /// The bounds of all steps of requests.
+    pub fn of_requests(&self) -> Vec<Bounds> {
+        let sizes = |most: usize| {
+            (0..usize::BITS).map(|log| 1 << log).take_while(move |&size| size / 2 < most)
+        };
+        let mut all: Vec<Bounds> = sizes(self.max_seqs).map(|seqs| self.decode(seqs)).collect();
+        all.extend(sizes(self.max_tokens).map(|tokens| self.prompt(tokens)));
+        all.dedup();
+        all
+    }
+
     fn decode(&self, num_seqs: usize) -> Bounds {
         let seqs = num_seqs.next_power_of_two().min(self.max_seqs);
         Bounds {
@@ -121,6 +132,21 @@ mod tests {
                 check(&step(&[tokens], true));
             }
             assert!(seen.len() <= 16, "{} plans", seen.len());
+        }
+    }
+
+    #[test]
+    fn every_step_of_a_request_is_in_a_bucket_that_is_known_before() {
+        for (max_tokens, max_seqs) in [(1, 1), (16, 16), (512, 1), (100, 7), (2000, 33)] {
+            let buckets = Buckets { max_tokens, max_seqs, context: 4096 };
+            let known: HashSet<Bounds> = buckets.of_requests().into_iter().collect();
+            for q_lens in (1..=max_seqs).map(|seqs| vec![1; seqs]) {
+                assert!(known.contains(&buckets.bounds_for(&step(&q_lens, false), false)));
+            }
+            for tokens in 1..=max_tokens {
+                assert!(known.contains(&buckets.bounds_for(&step(&[tokens], false), true)));
+            }
+            assert!(known.len() <= 16, "{} plans", known.len());
         }
     }
 

@@ -81,7 +81,7 @@ impl Engine {
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
         let executor = exec::open(options.device, options.gemm, &plan, &weights)?;
         let turns = if batch_invariant { Turns::Apart } else { Turns::Together };
-        Ok(Engine {
+        let mut engine = Engine {
             model,
             executor,
             precision,
@@ -93,7 +93,11 @@ impl Engine {
             next_id: 0,
             events: VecDeque::new(),
             failures: VecDeque::new(),
-        })
+        };
+        if engine.executor.prepares_ahead() {
+            engine.prepare_all()?;
+        }
+        Ok(engine)
     }
 
     /// The model.
@@ -202,18 +206,28 @@ impl Engine {
         want: Want,
     ) -> Result<StepOutput, EngineError> {
         let bounds = self.buckets.bounds_for(inputs, is_prompt && self.batch_invariant);
-        let plan = match self.prepared.get(&bounds) {
-            Some(&plan) => plan,
-            None => {
-                let batch_invariant = self.batch_invariant;
-                let plan = self.model.plan(self.precision, bounds, self.num_pages)?;
-                let plan = Plan { batch_invariant, ..plan };
-                let plan = self.executor.prepare(&plan)?;
-                self.prepared.insert(bounds, plan);
-                plan
-            }
-        };
+        let plan = self.prepare(bounds)?;
         Ok(self.executor.run(plan, inputs, want)?)
+    }
+
+    /// The plan for steps of `bounds`, ready to run.
+    fn prepare(&mut self, bounds: Bounds) -> Result<PreparedPlan, EngineError> {
+        if let Some(&plan) = self.prepared.get(&bounds) {
+            return Ok(plan);
+        }
+        let plan = self.model.plan(self.precision, bounds, self.num_pages)?;
+        let plan = Plan { batch_invariant: self.batch_invariant, ..plan };
+        let plan = self.executor.prepare(&plan)?;
+        self.prepared.insert(bounds, plan);
+        Ok(plan)
+    }
+
+    /// Prepares what requests run: the first one of a size need not wait for it.
+    fn prepare_all(&mut self) -> Result<(), EngineError> {
+        for bounds in self.buckets.of_requests() {
+            self.prepare(bounds)?;
+        }
+        Ok(())
     }
 
     /// Samples the next tokens of the batch, and makes the events of it.

@@ -11,7 +11,7 @@ use kernels::gather_rows::GatherRows;
 use kernels::gemm::{Gpu, SumOrder};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
-use kernels::sampling::Argmax;
+use kernels::sampling::{Argmax, ArgmaxWorkspace};
 use kernels::silu_mul::SiluMul;
 
 mod append;
@@ -81,7 +81,8 @@ pub fn lower(
 pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
     let bytes = |op: &Op| match op {
         Op::Attention(op) => partials(plan, op) * size_of::<f32>(),
-        Op::Linear { .. } => cublas::product_bytes(plan, op, gemm),
+        Op::Linear(_) => cublas::product_bytes(plan, op, gemm),
+        Op::Argmax { x, .. } => argmax(plan, *x).num_partials() * size_of::<u32>(),
         _ => 0,
     };
     plan.ops.iter().map(bytes).max().unwrap_or(0)
@@ -102,6 +103,7 @@ pub fn counter_bytes(plan: &Plan) -> usize {
         (Op::Attention(op), Dtype::F16) => launcher(plan, op).num_counters::<f16>(),
         (Op::Attention(op), Dtype::BF16) => launcher(plan, op).num_counters::<bf16>(),
         (Op::Attention(op), _) => launcher(plan, op).num_counters::<f32>(),
+        (Op::Argmax { x, .. }, _) => argmax(plan, *x).num_counters(),
         _ => 0,
     };
     plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
@@ -114,6 +116,11 @@ fn sum_order(plan: &Plan) -> SumOrder {
         true if plan.decodes() => SumOrder::FewRows,
         true => SumOrder::Tiles,
     }
+}
+
+fn argmax(plan: &Plan, x: View) -> Argmax {
+    let max_rows = plan.bounds.max_rows(plan.tensor(x.tensor).rows);
+    Argmax { max_rows, vocab_size: x.width }
 }
 
 fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
@@ -221,8 +228,12 @@ impl Lowering<'_> {
             }
             Op::Argmax { x, out } => {
                 let logits = self.view(x)?;
-                let argmax = Argmax { max_rows: self.max_rows(x), vocab_size: x.width };
-                argmax.launch(self.num_rows(x), logits, DevicePtr::new(self.address(out)))
+                let workspace = ArgmaxWorkspace {
+                    partials: DevicePtr::new(self.addresses.workspace),
+                    counters: DevicePtr::new(self.addresses.counters),
+                };
+                let out = DevicePtr::new(self.address(out));
+                argmax(self.plan, x).launch(self.num_rows(x), logits, &workspace, out)
             }
             Op::Attention(ref attention) => {
                 let (seqs, operands) = (self.seqs(), self.attention_operands::<E>(attention)?);

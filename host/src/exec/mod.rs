@@ -54,6 +54,11 @@ pub trait Executor: Send {
     /// One line for a person: `CPU, 2 threads` or `NVIDIA H200 (sm_90a)`.
     fn describe(&self) -> String;
 
+    /// Whether [`Executor::prepare`] takes long enough to be done before there is a request.
+    fn prepares_ahead(&self) -> bool {
+        false
+    }
+
     /// Makes `plan` ready to run: the weights, constants and cache are those that the executor was opened with.
     ///
     /// # Errors

@@ -18,9 +18,9 @@ use super::combine::{FRAGMENT, Part, Splits, combine};
 use super::tile::{
     AttentionElement, CHUNK, Cache, NUM_THREADS, NUM_WARPS, ROW_UNIT, Source, WarpTile, is_aligned,
 };
+use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
 use core::ops::Range;
-use cuda_std::atomic::{Order, Scope};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -40,8 +40,8 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, chunks: usize
 /// One split of the keys of one sequence, for up to `4 * ROWS` of a KV head's query heads, a block.
 ///
 /// # Safety
-/// 1. The step inputs are those of one step with at most one new token a sequence, and every view
-///    holds what they ask for; `q` and the pools hold elements `E`.
+/// 1. The step inputs are those of one step with at most one new token a sequence, with room for
+///    `grid_dim_z` sequences, and every view holds what they ask for; `q` and the pools hold elements `E`.
 /// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`; `window` is not 0.
 /// 3. If `aligned` is not 0, or in 16 bits, every head is 16-byte aligned in `q` and the pools.
 /// 4. `counters` are zeros, and `partial_out` starts at a multiple of 16 bytes.
@@ -115,14 +115,13 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     //    multiple of query heads.
     let (token, kv_len) = unsafe {
         core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads);
-        if seq >= num_seqs.get(0) {
+        // There is room for every sequence of the grid: one round trip instead of four.
+        let [token, next_token] = [seq, seq + 1].map(|seq| cu_seqlens_q.get(seq as usize));
+        let (num_seqs, kv_len) = (num_seqs.get(0), kv_lens.get(seq as usize));
+        if seq >= num_seqs || token == next_token {
             return;
         }
-        let token = cu_seqlens_q.get(seq as usize);
-        if cu_seqlens_q.get(seq as usize + 1) == token {
-            return;
-        }
-        (token, kv_lens.get(seq as usize))
+        (token, kv_len)
     };
     let group = num_heads / num_kv_heads;
     let blocks_per_group = group.div_ceil(block_rows);
@@ -251,31 +250,6 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             });
             store(row, column, part);
         });
-    }
-}
-
-/// Whether this block is the last of `count` that come here: it sees what they all have written.
-/// Leaves `counters` as it was.
-///
-/// # Safety
-/// 1. All threads of the block call this.
-/// 2. `counters` holds element `index`, a zero before the first of the blocks.
-/// 3. `flag` is an element that nothing else uses.
-#[inline(always)]
-unsafe fn is_last(counters: GlobalMut<u32>, index: usize, count: u32, flag: Shared<u32>) -> bool {
-    // SAFETY: the element is inside; the flag is written before the barrier and read behind it.
-    unsafe {
-        thread::sync_threads();
-        if thread::thread_idx_x() == 0 {
-            let before = counters.fetch_add(index, 1, Order::AcqRel, Scope::Gpu);
-            let is_last = before + 1 == count;
-            if is_last {
-                counters.store_relaxed(index, 0, Scope::Gpu);
-            }
-            flag.set(0, is_last.into());
-        }
-        thread::sync_threads();
-        flag.get(0) != 0
     }
 }
 

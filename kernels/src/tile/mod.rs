@@ -2,5 +2,6 @@
 //! copies fill and products empty, and the order of tiles.
 
 pub mod element;
+pub mod last_block;
 pub mod pipeline;
 pub mod scheduler;

@@ -65,7 +65,10 @@ impl Step {
         for (q_len, _) in seqs {
             cu_seqlens_q.push(cu_seqlens_q[cu_seqlens_q.len() - 1] + *q_len as u32);
         }
-        let kv_lens: Vec<u32> = seqs.iter().map(|(_, kv_len)| *kv_len as u32).collect();
+        let mut kv_lens: Vec<u32> = seqs.iter().map(|(_, kv_len)| *kv_len as u32).collect();
+        // There is room for one sequence more than there are.
+        cu_seqlens_q.push(u32::MAX);
+        kv_lens.push(u32::MAX);
         let mut device = Device::default();
         let inputs = SeqInputs {
             num_seqs: device.u32s("num_seqs", &[seqs.len() as u32]),

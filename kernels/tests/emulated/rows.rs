@@ -7,7 +7,7 @@ use kernels::element::NarrowedFrom;
 use kernels::gather_rows::GatherRows;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
-use kernels::sampling::Argmax;
+use kernels::sampling::{Argmax, ArgmaxWorkspace};
 use kernels::silu_mul::SiluMul;
 
 /// As many rows as a launch has room for, and how many there are.
@@ -216,7 +216,7 @@ fn silu_mul_matches_oracle() {
 
 #[test]
 fn argmax_matches_oracle() {
-    for vocab_size in [1, 31, 1025, 9000] {
+    for vocab_size in [1, 31, 1025, 8193, 20_000] {
         let mut device = Device::default();
         let (mut x, stride) = padded::<f32>(MAX_ROWS, vocab_size, 1);
         // The first of two equal ones; NaN never; a row of NaN.
@@ -227,7 +227,13 @@ fn argmax_matches_oracle() {
         let rows = Rows::new(device.f32s("x", &x), stride);
         let out = device.poisoned("out", NUM_ROWS);
         let argmax = Argmax { max_rows: NUM_ROWS, vocab_size };
-        device.run(argmax.launch(num_rows, rows, out), vocab_size as u64);
+        let counters = vec![0; argmax.num_counters()];
+        let workspace = ArgmaxWorkspace {
+            partials: device.poisoned("partials", argmax.num_partials()),
+            counters: device.u32s("counters", &counters),
+        };
+        device.run(argmax.launch(num_rows, rows, &workspace, out), vocab_size as u64);
+        assert_eq!(device.read_u32(workspace.counters, counters.len()), counters);
         let largest = |row: usize| {
             let row = &x[row * stride..row * stride + vocab_size];
             let max = row.iter().copied().fold(f32::NAN, f32::max);

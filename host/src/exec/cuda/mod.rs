@@ -134,6 +134,11 @@ impl Executor for CudaExecutor {
         format!("{} ({}{library})", device.name, gpu.target.name())
     }
 
+    /// Kernels are compiled or read from disk, and a graph is made of them.
+    fn prepares_ahead(&self) -> bool {
+        true
+    }
+
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
         make_current(self.context)?;
         let plan = &lower::fused(plan, self.gemm);

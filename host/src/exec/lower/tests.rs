@@ -168,7 +168,10 @@ fn views_become_addresses() {
             Op::GatherRows { x: view(0), out: view(2) },
             vec![input(NUM_LOGIT_ROWS), input(layout.logit_rows), a, c],
         ),
-        (Op::Argmax { x: view(2), out: half(2, 3) }, vec![input(NUM_LOGIT_ROWS), c, c + 12]),
+        (
+            Op::Argmax { x: view(2), out: half(2, 3) },
+            vec![input(NUM_LOGIT_ROWS), c, WORKSPACE, COUNTERS, c + 12],
+        ),
     ];
     for (op, expected) in cases {
         let name = op.name();

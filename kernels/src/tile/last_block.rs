@@ -1,0 +1,34 @@
+//! The last block that is done: it puts together what all have left in global memory.
+
+use cuda_std::atomic::{Order, Scope};
+use cuda_std::prelude::*;
+
+/// Whether this block is the last of `count` that come here: it sees what they all have written.
+/// Leaves `counters` as it was.
+///
+/// # Safety
+/// 1. All threads of the block call this.
+/// 2. `counters` holds element `index`, a zero before the first of the blocks.
+/// 3. `flag` is an element that nothing else uses.
+#[inline(always)]
+pub unsafe fn is_last(
+    counters: GlobalMut<u32>,
+    index: usize,
+    count: u32,
+    flag: Shared<u32>,
+) -> bool {
+    // SAFETY: the element is inside; the flag is written before the barrier and read behind it.
+    unsafe {
+        thread::sync_threads();
+        if thread::thread_idx_x() == 0 {
+            let before = counters.fetch_add(index, 1, Order::AcqRel, Scope::Gpu);
+            let is_last = before + 1 == count;
+            if is_last {
+                counters.store_relaxed(index, 0, Scope::Gpu);
+            }
+            flag.set(0, is_last.into());
+        }
+        thread::sync_threads();
+        flag.get(0) != 0
+    }
+}
