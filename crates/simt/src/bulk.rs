@@ -131,7 +131,9 @@ impl Machine {
         location: At,
     ) -> Result<(), FaultKind> {
         let map = self.tensor_map(map, location)?;
-        map.check(coords, src.into()).map_err(FaultKind::Invalid)?;
+        map.check(coords, src.into())
+            .and_then(|()| map.check_store(coords))
+            .map_err(FaultKind::Invalid)?;
         let pieces = map.store(coords, src.into());
         self.store_from(pieces, reduce.map(|reduce| (reduce, map.element)), location)
     }

@@ -125,7 +125,19 @@ impl TensorMap {
         (self.box_dims.iter().product::<u64>() * self.element.bytes() as u64) as u32
     }
 
-    /// Why the box cannot be copied to or from `shared`.
+    /// Why the box cannot be stored or added: an H200 takes no coordinate in front of the tensor
+    /// then, though the ISA does not say so.
+    pub fn check_store(&self, coords: &[i32]) -> Result<(), String> {
+        match coords.iter().find(|&&at| at < 0) {
+            Some(at) => {
+                Err(format!("a store of a tensor's box at coordinate {at}: expected 0 or more"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Why the box cannot be copied to or from `shared`. That a row of it starts at a multiple of 16
+    /// bytes is what an H200 asks for: another one is an illegal instruction.
     pub fn check(&self, coords: &[i32], shared: u64) -> Result<(), String> {
         let rank = self.dims.len();
         if coords.len() != rank {
@@ -138,6 +150,13 @@ impl TensorMap {
         if !shared.is_multiple_of(ALIGN) {
             return Err(format!(
                 "a tensor copy with the shared address {shared:#x}: expected a multiple of {ALIGN}"
+            ));
+        }
+        let first_byte = i64::from(coords[0]) * self.element.bytes() as i64;
+        if first_byte % 16 != 0 {
+            return Err(format!(
+                "a tensor copy from coordinate {}, byte {first_byte} of a row: expected a multiple of 16",
+                coords[0]
             ));
         }
         Ok(())

@@ -3,9 +3,20 @@
 use cuda_loader::cublas::{self, Cublas, CublasError, GemmEx};
 use cust::stream::Stream;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use super::Version;
 use super::memory::Block;
 use crate::exec::{ExecError, Gemm};
+
+/// Held while cuBLAS sets something up: it crashes where two threads of a process make handles, or capture its products,
+/// at the same time (cuBLAS 13).
+static SETUP: Mutex<()> = Mutex::new(());
+
+/// Keeps other threads from setting cuBLAS up while it lives.
+pub fn setup() -> MutexGuard<'static, ()> {
+    SETUP.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The version of cuBLAS that is there.
 ///
@@ -32,6 +43,7 @@ pub unsafe fn open(
     if gemm == Gemm::Halfwarp {
         return Ok(None);
     }
+    let _setup = setup();
     // SAFETY: a stream is of the context that is current, as its owner's promise is.
     Ok(Some(unsafe { Cublas::new(stream.as_inner().cast(), workspace.address()) }?))
 }

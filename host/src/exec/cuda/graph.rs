@@ -14,7 +14,7 @@ use cuda_loader::{LaunchShape, OverlappingLauncher};
 use cust::stream::Stream;
 use cust::sys::{self, CUfunction, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
-use super::cublas::add_gemm;
+use super::cublas::{self, add_gemm};
 use super::device::check;
 use crate::exec::ExecError;
 use cuda_std::launch::{Geometry, Launch};
@@ -45,6 +45,8 @@ impl Graph {
         nodes: &[Node<'_>],
         overlapping: Option<OverlappingLauncher>,
     ) -> Result<Self, ExecError> {
+        let has_gemm = nodes.iter().any(|node| matches!(node, Node::Gemm(..)));
+        let _setup = has_gemm.then(cublas::setup);
         // A driver older than CUDA 12.3 loads no kernel while a stream is captured: those of cuBLAS come with a first call.
         // It computes numbers that nobody reads.
         for node in nodes {

@@ -121,6 +121,9 @@ impl Drop for CudaExecutor {
     fn drop(&mut self) {
         // What follows is dropped in this thread; where this fails, so does freeing, and the process ends with it.
         let _ = make_current(self.context);
+        let _setup = self.cublas.as_ref().map(|_| cublas::setup());
+        self.prepared.clear();
+        self.cublas = None;
     }
 }
 
