@@ -63,7 +63,7 @@ stored! {
 
 /// The buffers that no launch of a step writes: kernels may read them before they wait for the
 /// launches before.
-const CONSTANTS: [&str; 3] = ["bias", "table", "weight"];
+const CONSTANTS: [&str; 4] = ["bias", "norm weight", "table", "weight"];
 
 /// The emulator's memory.
 #[derive(Default)]

@@ -335,7 +335,8 @@ fn launch(
 fn the_launchers_choice_depends_on_the_weights_rows() {
     let symbol = |max_rows, n, gated| launch(Gpu::HOPPER, (max_rows, n, 896, gated), |_| ());
     assert_eq!(symbol(1, 1152, false), Ok("gemm_f16_small_m8_n8_w16_norm"));
-    assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_small_m8_n8_w8_norm"));
+    assert_eq!(symbol(1, 3072, false), Ok("gemm_f16_small_m8_n8_w8_norm"));
+    assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_small_m8_n32_w8_norm"));
     assert_eq!(symbol(1, 151_936, false), Ok("gemm_f16_small_m8_n32_w8_norm"));
     assert_eq!(symbol(1, 1056, true), Ok("gemm_f16_small_m8_n8_w16_norm_silu"));
     assert_eq!(symbol(8, 1057, true), Ok("gemm_f16_small_m8_n8_w8_norm_silu"));

@@ -262,14 +262,18 @@ fn chooses_by_shape() {
         let &TileConfig { block, cluster, split_k, .. } = TileConfig::fastest(&linear, 132);
         (block, cluster, split_k)
     };
-    assert_eq!(choice(8192, 8192, 8192), ([128, 256], [2, 1], 1));
+    // The fastest of all on an H200, but for 128 rows, which were not measured.
+    assert_eq!(choice(8192, 8192, 8192), ([128, 256], [1, 1], 1));
+    assert_eq!(choice(2048, 3072, 3072), ([128, 128], [1, 1], 1));
+    assert_eq!(choice(512, 9216, 3072), ([128, 128], [1, 1], 1));
+    assert_eq!(choice(512, 16384, 3072), ([128, 256], [1, 1], 1));
     assert_eq!(choice(512, 9728, 896), ([128, 128], [1, 1], 1));
-    assert_eq!(choice(512, 3072, 8192), ([128, 256], [1, 1], 2));
+    assert_eq!(choice(512, 3072, 8192), ([128, 128], [1, 1], 1));
     assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1], 1));
     assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));
     assert_eq!(choice(512, 896, 4864), ([128, 128], [1, 1], 4));
     assert_eq!(choice(128, 3072, 8192), ([128, 128], [1, 1], 4));
-    assert_eq!(choice(128, 9216, 3072), ([128, 256], [1, 1], 2));
+    assert_eq!(choice(128, 9216, 3072), ([128, 128], [1, 1], 1));
     assert_eq!(choice(128, 896, 4864), ([64, 64], [1, 1], 4));
 }
 

@@ -221,7 +221,9 @@ fn the_launchers_choice_depends_on_rows_and_columns() {
     };
     assert_eq!(symbol(1, 896), Ok("gemm_f16_small_m8_n8_w16"));
     assert_eq!(symbol(9, 896), Ok("gemm_f16_small_m16_n8_w16"));
-    assert_eq!(symbol(8, 3072), Ok("gemm_f16_small_m8_n8_w8"));
+    assert_eq!(symbol(1, 3072), Ok("gemm_f16_small_m8_n8_w8"));
+    assert_eq!(symbol(8, 3072), Ok("gemm_f16_small_m8_n32_w8"));
+    assert_eq!(symbol(1, 16_384), Ok("gemm_f16_small_m8_n32_w8"));
     assert_eq!(symbol(9, 3072), Ok("gemm_f16_small_m16_n32_w8"));
     assert_eq!(symbol(8, 151_936), Ok("gemm_f16_small_m8_n32_w8"));
     assert_eq!(symbol(33, 151_936), Ok("gemm_f16_small_m64_n32_w8"));

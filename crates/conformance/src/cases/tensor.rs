@@ -165,8 +165,12 @@ impl Task {
     }
 
     /// Corners, tensor, tensor map, images; `None` if no box can be moved so: an H200 stores none
-    /// that starts in front of the tensor.
+    /// that starts in front of the tensor, and pieces of 16 bytes, also over the end of a row.
     fn case(mut self, how: How) -> Option<Case> {
+        let row_bytes = self.spec.dims[0] * self.spec.element.size_bytes();
+        if how != How::Load && !row_bytes.is_multiple_of(16) {
+            return None;
+        }
         self.corners.retain(|corner| how == How::Load || corner.iter().all(|&at| at >= 0));
         if self.corners.is_empty() {
             return None;

@@ -142,8 +142,10 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
     const { T::IS_VALID };
     // 1. Barriers, while the launch before goes on. SAFETY: the launch gives `T::SHARED_BYTES`; one
     //    thread makes the barriers, and all wait for it.
-    let smem = unsafe { dynamic_shared_mem::<u8>() };
-    let mainloop = unsafe { Mainloop::<E>::new::<T>(smem, k) };
+    let (smem, mainloop) = unsafe {
+        let smem = dynamic_shared_mem::<u8>();
+        (smem, Mainloop::<E>::new::<T>(smem, k))
+    };
     let is_producer = thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE;
     if thread::thread_idx_x() == 0 {
         mainloop.init::<T>();
