@@ -69,7 +69,7 @@ impl Best {
     }
 }
 
-/// [`BLOCK_COLUMNS`] of a row a block.
+/// `BLOCK_COLUMNS` of a row a block.
 ///
 /// # Safety
 /// 1. `num_rows` is one element; `x` holds that many rows of `vocab_size` (not 0) elements at its
