@@ -18,7 +18,8 @@ pub struct EngineOptions {
     /// Who computes linear layers on a GPU.
     pub gemm: Gemm,
     /// Whether a request's logits are the same bits whatever runs beside it, and however its prompt is cut into steps.
-    /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones.
+    /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones. In 16
+    /// bits a GPU decodes at most 64 sequences so, and a step of more is an error.
     pub batch_invariant: bool,
     /// Positions of a sequence, prompt and answer; `None` or 0: 4096, or what the model allows if that is less.
     pub context: Option<usize>,

@@ -9,7 +9,8 @@ use crate::{Mbarrier, Shared, TensorMap};
 ///
 /// # Safety
 /// 1. `map` is a tensor map of rank `RANK`, and its tensor is inside of its memory.
-/// 2. A box is inside of `dst`, which is 128-byte aligned.
+/// 2. A box is inside of `dst`, which is 128-byte aligned; the first of `coords` is a multiple of 16
+///    bytes (of an H200: another one is an illegal instruction).
 /// 3. No thread reads or writes `dst`, or writes the box in the tensor, until the phase of
 ///    `mbarrier` that expects its bytes has ended.
 #[inline(always)]
@@ -72,7 +73,8 @@ pub unsafe fn tensor_load_multicast<T: Copy, const RANK: usize>(
 ///
 /// # Safety
 /// 1. `map` is a tensor map of rank `RANK`, and its tensor is inside of its memory.
-/// 2. A box is inside of `src`, which is 128-byte aligned.
+/// 2. A box is inside of `src`, which is 128-byte aligned; no coordinate is negative, and the first
+///    is a multiple of 16 bytes (of an H200: an illegal instruction else).
 /// 3. No thread writes `src` until the group is waited for by
 ///    [`wait_group_read`](super::wait_group_read), or reads or writes the box in the tensor until it
 ///    is by [`wait_group`](super::wait_group).
