@@ -83,6 +83,9 @@ pub fn compile(
         "-Zunstable-options",
         "-Clinker=true",
         "-Clinker-flavor=llbc",
+        // It copies calls into both sides of a branch, also barriers, of which the threads of a warp
+        // must reach one and the same.
+        "-Zmir-enable-passes=-JumpThreading",
     ]
     .join("\x1f");
     let output = run(nested_cargo(crate_dir)
