@@ -66,6 +66,12 @@ pub unsafe fn rope<E: Number>(
     }
 }
 
+/// A pair, rotated by an angle: its cosine and its sine.
+#[inline(always)]
+pub(crate) fn rotate([a, b]: [f32; 2], [cos, sin]: [f32; 2]) -> [f32; 2] {
+    [math::fma(a, cos, -(b * sin)), math::fma(b, cos, a * sin)]
+}
+
 /// The pairs `columns` of a head, rotated by the angles of a position: of each pair the first, and
 /// the second.
 ///
@@ -87,8 +93,7 @@ pub(crate) unsafe fn rotated<E: Number>(
         let mut a = columns.load(head);
         let mut b = columns.load(head.add(half as usize));
         for i in 0..VECTOR as usize {
-            (a[i], b[i]) =
-                (math::fma(a[i], cos[i], -(b[i] * sin[i])), math::fma(b[i], cos[i], a[i] * sin[i]));
+            [a[i], b[i]] = rotate([a[i], b[i]], [cos[i], sin[i]]);
         }
         (a, b)
     }

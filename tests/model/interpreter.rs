@@ -2,7 +2,9 @@
 
 use halfwarp::exec::WeightSource;
 use halfwarp::model::Model;
-use halfwarp::plan::{Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View, WeightId};
+use halfwarp::plan::{
+    AppendAttention, Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View, WeightId,
+};
 use std::collections::BTreeMap;
 
 /// Runs a plan for one sequence from its first position, with no paging and no batching.
@@ -80,6 +82,10 @@ impl<'a> Interpreter<'a> {
             Op::Attention(attention) => {
                 let data = self.attention(&attention);
                 self.write(attention.out, &data);
+            }
+            Op::AppendAttention(AppendAttention { append, attention }) => {
+                self.op(&Op::RopeAppend(append));
+                self.op(&Op::Attention(attention));
             }
             Op::SiluMul { gate, up, out } => {
                 let data = gated(&self.read(gate), &self.read(up));

@@ -1,7 +1,7 @@
 //! What every executor checks before a step: that its inputs stay inside the plan and the cache.
 
 use super::ExecError;
-use crate::plan::{Op, PAGE_SIZE, Plan, RopeAppend, StepInputs};
+use crate::plan::{Op, PAGE_SIZE, Plan, StepInputs};
 
 /// Checks `inputs` against the bounds, the vocabulary, the position tables and the cache of `plan`.
 ///
@@ -22,10 +22,13 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
             Op::Embedding { table, .. } => {
                 below("token id", &inputs.token_ids, plan.weight(table).rows)?;
             }
-            Op::Rope { table, .. } | Op::RopeAppend(RopeAppend { table, .. }) => {
+            Op::Rope { table, .. } => {
                 below("position", &inputs.positions, plan.constant(table).rows)?;
             }
             _ => {}
+        }
+        if let Some(append) = op.rope_append() {
+            below("position", &inputs.positions, plan.constant(append.table).rows)?;
         }
     }
     below("slot", &inputs.slot_mapping, plan.kv.num_pages * PAGE_SIZE)?;

@@ -22,10 +22,12 @@ mod fuse;
 pub use self::fuse::fused;
 
 pub use self::cublas::{Task, lower_with};
-use self::element::Stored;
+use self::element::{Launched, Stored};
 use super::tensor_maps::TensorMaps;
 use super::{ExecError, Gemm};
-use crate::plan::{Attention, Dtype, Op, Plan, Rows, StepLayout, View, WeightId};
+use crate::plan::{
+    AppendAttention, Attention, Dtype, Op, Plan, RopeAppend, Rows, StepLayout, View, WeightId,
+};
 use half::{bf16, f16};
 
 /// The cache of one layer: addresses of its pools.
@@ -80,7 +82,9 @@ pub fn lower(
 /// of every plan of its model with no larger bounds.
 pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
     let bytes = |op: &Op| match op {
-        Op::Attention(op) => partials(plan, op) * size_of::<f32>(),
+        Op::Attention(op) | Op::AppendAttention(AppendAttention { attention: op, .. }) => {
+            partials(plan, op) * size_of::<f32>()
+        }
         Op::Linear(_) => cublas::product_bytes(plan, op, gemm),
         Op::Argmax { x, .. } => argmax(plan, *x).num_partials() * size_of::<u32>(),
         _ => 0,
@@ -99,11 +103,11 @@ fn partials(plan: &Plan, op: &Attention) -> usize {
 
 /// Bytes of counters that an operation needs at most, likewise.
 pub fn counter_bytes(plan: &Plan) -> usize {
-    let counters = |op: &Op| match (op, plan.kv.dtype) {
-        (Op::Attention(op), Dtype::F16) => launcher(plan, op).num_counters::<f16>(),
-        (Op::Attention(op), Dtype::BF16) => launcher(plan, op).num_counters::<bf16>(),
-        (Op::Attention(op), _) => launcher(plan, op).num_counters::<f32>(),
-        (Op::Argmax { x, .. }, _) => argmax(plan, *x).num_counters(),
+    let counters = |op: &Op| match (op.attention(), plan.kv.dtype, op) {
+        (Some(op), Dtype::F16, _) => launcher(plan, op).num_counters::<f16>(),
+        (Some(op), Dtype::BF16, _) => launcher(plan, op).num_counters::<bf16>(),
+        (Some(op), ..) => launcher(plan, op).num_counters::<f32>(),
+        (None, _, Op::Argmax { x, .. }) => argmax(plan, *x).num_counters(),
         _ => 0,
     };
     plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
@@ -235,21 +239,37 @@ impl Lowering<'_> {
                 let out = DevicePtr::new(self.address(out));
                 argmax(self.plan, x).launch(self.num_rows(x), logits, &workspace, out)
             }
+            Op::Attention(ref attention) if self.plan.decodes() => {
+                self.decode_attention::<E>(attention, None)?
+            }
             Op::Attention(ref attention) => {
-                let (seqs, operands) = (self.seqs(), self.attention_operands::<E>(attention)?);
-                let launcher = launcher(self.plan, attention);
-                if self.plan.decodes() {
-                    let workspace = DecodeWorkspace {
-                        partials: DevicePtr::new(self.addresses.workspace),
-                        counters: DevicePtr::new(self.addresses.counters),
-                    };
-                    launcher.decode(&seqs, &operands, &workspace)
-                } else {
-                    launcher.prefill(&seqs, &operands)
+                let operands = self.attention_operands::<E>(attention)?;
+                launcher(self.plan, attention).prefill(&self.seqs(), &operands)
+            }
+            Op::AppendAttention(AppendAttention { ref append, ref attention }) => {
+                if !self.plan.decodes() {
+                    let why = "prompts; it is for plans that decode".to_owned();
+                    return Err(ExecError::Unsupported { op: op.name().to_owned(), why });
                 }
+                self.decode_attention::<E>(attention, Some(append))?
             }
         };
         launch.map_err(unsupported)
+    }
+
+    fn decode_attention<E: Stored>(
+        &self,
+        op: &Attention,
+        append: Option<&RopeAppend>,
+    ) -> Result<Launched, ExecError> {
+        let operands = self.attention_operands::<E>(op)?;
+        let append = append.map(|append| self.append::<E>(append)).transpose()?;
+        let workspace = DecodeWorkspace {
+            partials: DevicePtr::new(self.addresses.workspace),
+            counters: DevicePtr::new(self.addresses.counters),
+        };
+        let launcher = launcher(self.plan, op);
+        Ok(launcher.decode(&self.seqs(), &operands, append.as_ref(), &workspace))
     }
 
     fn seqs(&self) -> SeqInputs {

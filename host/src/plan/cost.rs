@@ -1,6 +1,6 @@
 //! What a step must move and compute: bytes and operations, from the plan and the real sizes of the step.
 
-use super::{Linear, Op, Plan, RopeAppend, Rows, StepInputs, View};
+use super::{Attention, Linear, Op, Plan, RopeAppend, Rows, StepInputs, View};
 
 /// Operations of a norm for each element.
 const NORM_FLOPS: usize = 4;
@@ -94,15 +94,16 @@ impl Plan {
             | Op::Argmax { .. } => {}
             Op::RmsNorm { x, .. } => cost.flops = NORM_FLOPS * self.view_elems(*x, shape),
             Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
-            Op::RopeAppend(RopeAppend { q, k, .. }) => {
-                cost.flops = ROPE_FLOPS * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
-            }
+            Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}
             Op::SiluMul { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
             Op::Linear(linear) => cost.flops = self.linear_flops(linear, shape),
-            Op::Attention(attention) => {
-                cost.read_bytes += kv_row_bytes * shape.kv_positions;
-                cost.flops = 4 * shape.attended_pairs * attention.num_heads * attention.head_dim;
-            }
+        }
+        if let Some(RopeAppend { q, k, .. }) = op.rope_append() {
+            cost.flops += ROPE_FLOPS * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
+        }
+        if let Some(Attention { num_heads, head_dim, .. }) = op.attention() {
+            cost.read_bytes += kv_row_bytes * shape.kv_positions;
+            cost.flops += 4 * shape.attended_pairs * num_heads * head_dim;
         }
         cost
     }

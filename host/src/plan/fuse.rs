@@ -5,12 +5,13 @@
 //! | norm of f32 rows | linear layer | [`Linear::norm`]: the operand |
 //! | linear layer | gate of its two halves | [`Linear::gated`]: gate and up |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
+//! | that | attention | [`AppendAttention`]: the rotated Q |
 //!
 //! A fused plan gives the bits of the one that it was made of, and takes no more memory: what is alive during a fused
 //! operation is no more than what was during one of its parts.
 
 use super::memory::{Lifetime, lifetimes};
-use super::{Dtype, Linear, Norm, Op, Plan, RopeAppend, View};
+use super::{AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, RopeAppend, View};
 
 impl Plan {
     /// The same plan with neighbouring operations fused, wherever nobody else reads what lies between them and the
@@ -50,6 +51,9 @@ impl Pass<'_> {
                 let op = RopeAppend { layer, q, k, v, table, head_dim };
                 self.rope_append(x, op, index)
             }
+            (&Op::RopeAppend(append), &Op::Attention(attention)) => {
+                self.append_attention(append, attention, index)
+            }
             _ => None,
         }
     }
@@ -85,12 +89,32 @@ impl Pass<'_> {
 
     /// The columns of K stay unrotated where they are: nobody may read them behind the append.
     fn rope_append(&self, rotated: View, op: RopeAppend, index: usize) -> Option<Op> {
-        let outputs = [self.plan.logits, self.plan.next_tokens];
-        let mut later = self.plan.ops[index + 1..].iter().flat_map(Op::reads).chain(outputs);
         let fits = op.head_dim == self.plan.kv.head_dim
             && !op.v.overlaps(rotated)
-            && !later.any(|read| read.overlaps(op.k));
+            && !self.is_read_behind(index, op.k);
         fits.then_some(Op::RopeAppend(op))
+    }
+
+    /// Q stays unrotated where it is, likewise.
+    fn append_attention(
+        &self,
+        append: RopeAppend,
+        attention: Attention,
+        index: usize,
+    ) -> Option<Op> {
+        let fits = append.layer == attention.layer
+            && append.q == attention.q
+            && self.plan.dtype(append.q) == self.plan.kv.dtype
+            && [append.q, append.k, append.v].iter().all(|x| x.tensor != attention.out.tensor)
+            && !self.is_read_behind(index, append.q);
+        fits.then_some(Op::AppendAttention(AppendAttention { append, attention }))
+    }
+
+    /// Whether an operation behind operation `index`, or who runs the plan, reads any column of `view`.
+    fn is_read_behind(&self, index: usize, view: View) -> bool {
+        let outputs = [self.plan.logits, self.plan.next_tokens];
+        let mut later = self.plan.ops[index + 1..].iter().flat_map(Op::reads).chain(outputs);
+        later.any(|read| read.overlaps(view))
     }
 
     /// Whether all that happens to the activation of `view` is that the operation in front of operation `index` writes

@@ -24,7 +24,7 @@ pub use dtype::Dtype;
 pub use error::PlanError;
 pub use kv::{KvLayout, PAGE_SIZE};
 pub use memory::{ArenaLayout, BudgetError, MemoryBudget};
-pub use op::{Attention, Linear, Norm, Op, RopeAppend};
+pub use op::{AppendAttention, Attention, Linear, Norm, Op, RopeAppend};
 pub use precision::Precision;
 pub use step::{StepInputs, StepLayout};
 pub use tensor::{

@@ -50,6 +50,8 @@ pub enum Op {
     /// Causal attention of each sequence's new tokens against its pages of the cache (their own keys included: the
     /// append comes first).
     Attention(Attention),
+    /// RoPE and append of the new tokens, then their attention, fused.
+    AppendAttention(AppendAttention),
     /// `out = silu(gate) * up`.
     SiluMul {
         /// `[tokens, intermediate_size]`.
@@ -156,6 +158,15 @@ pub struct Attention {
     pub window: Option<usize>,
 }
 
+/// [`RopeAppend`], then [`Attention`] of its `q`, to the same bits; but `q` stays as it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AppendAttention {
+    /// Of the layer that is attended to.
+    pub append: RopeAppend,
+    /// Of what is appended.
+    pub attention: Attention,
+}
+
 impl Op {
     /// Its name, for profiles and errors.
     pub fn name(&self) -> &'static str {
@@ -170,6 +181,7 @@ impl Op {
             Op::KvAppend { .. } => "kv_append",
             Op::RopeAppend(_) => "rope_append",
             Op::Attention(_) => "attention",
+            Op::AppendAttention(_) => "append_attention",
             Op::SiluMul { .. } => "silu_mul",
             Op::GatherRows { .. } => "gather_rows",
             Op::Argmax { .. } => "argmax",
@@ -188,7 +200,10 @@ impl Op {
             }
             Op::Linear(Linear { x, residual, .. }) => [x].into_iter().chain(residual).collect(),
             Op::KvAppend { k, v, .. } => vec![k, v],
-            Op::RopeAppend(RopeAppend { q, k, v, .. }) => vec![q, k, v],
+            Op::RopeAppend(RopeAppend { q, k, v, .. })
+            | Op::AppendAttention(AppendAttention { append: RopeAppend { q, k, v, .. }, .. }) => {
+                vec![q, k, v]
+            }
             Op::Attention(Attention { q, .. }) => vec![q],
             Op::SiluMul { gate, up, .. } => vec![gate, up],
         }
@@ -203,7 +218,10 @@ impl Op {
             | Op::SiluMul { out, .. }
             | Op::GatherRows { out, .. }
             | Op::Argmax { out, .. }
-            | Op::Attention(Attention { out, .. }) => vec![out],
+            | Op::Attention(Attention { out, .. })
+            | Op::AppendAttention(AppendAttention { attention: Attention { out, .. }, .. }) => {
+                vec![out]
+            }
             Op::Rope { x, .. } => vec![x],
             Op::RopeAppend(RopeAppend { q, .. }) => vec![q],
             Op::KvAppend { .. } => vec![],
@@ -226,7 +244,25 @@ impl Op {
     /// The layer of the cache that it appends to.
     pub fn appends_to(&self) -> Option<usize> {
         match *self {
-            Op::KvAppend { layer, .. } | Op::RopeAppend(RopeAppend { layer, .. }) => Some(layer),
+            Op::KvAppend { layer, .. } => Some(layer),
+            _ => self.rope_append().map(|append| append.layer),
+        }
+    }
+
+    /// The rotary embedding and the append that it begins with.
+    pub fn rope_append(&self) -> Option<&RopeAppend> {
+        match self {
+            Op::RopeAppend(append)
+            | Op::AppendAttention(AppendAttention { append, .. }) => Some(append),
+            _ => None,
+        }
+    }
+
+    /// The attention that it ends with.
+    pub fn attention(&self) -> Option<&Attention> {
+        match self {
+            Op::Attention(attention)
+            | Op::AppendAttention(AppendAttention { attention, .. }) => Some(attention),
             _ => None,
         }
     }

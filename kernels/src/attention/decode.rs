@@ -1,8 +1,8 @@
 //! Attention decode: the one new token of each sequence against its pages of the cache, split over
-//! the keys.
+//! the keys. It may rotate the token's Q and K itself, and append its K and V to the cache.
 //!
 //! Shapes    q, out `[num_seqs, num_heads * head_dim]` with row strides; the cache as in prefill;
-//!           all f32, f16 or bf16; partial results, f32, `[max_seqs, num_heads, max_splits, width]`
+//!           k, v `[num_seqs, num_kv_heads * head_dim]`; all f32, f16 or bf16; table as in rope; partial results, f32, `[max_seqs, num_heads, max_splits, width]`
 //!           and `[max_seqs, num_heads, max_splits, 2]`; counters `[max_seqs, grid_dim_y]`, zeros
 //!           before and after.
 //! Launch    grid `(max_splits, num_kv_heads * groups of 4 * ROWS heads, max_seqs)`, block
@@ -10,14 +10,18 @@
 //!           and V are read once for all of them; each warp takes a quarter of a tile's keys. The
 //!           last block of a sequence and group of heads combines the splits, in their order.
 //! Numerics  as prefill; the output is rounded once. How a sequence is split follows from its own
-//!           length, so that its result does not depend on the batch.
-//! Bound     memory: `2 * head_dim` elements a key and KV head.
+//!           length, so that its result does not depend on the batch. A split's last tile is the
+//!           first, whoever appends. Fused, Q, K and V have the bits of rope_append.
+//! Bound     memory: `2 * head_dim` elements a key and KV head. Fused, the launch before writes
+//!           nothing of the cache: a block has its first tile under way before it waits for that.
 //! Source    flash-decoding (T. Dao et al., 2023).
 
 use super::combine::{FRAGMENT, Part, Splits, combine};
+use super::new_token::{NewRow, NewToken, Pair};
 use super::tile::{
     AttentionElement, CHUNK, Cache, NUM_THREADS, NUM_WARPS, ROW_UNIT, Source, WarpTile, is_aligned,
 };
+use crate::kv_cache::{PAGE_SIZE, row_start};
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
 use core::ops::Range;
@@ -45,6 +49,9 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, chunks: usize
 /// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`; `window` is not 0.
 /// 3. If `aligned` is not 0, or in 16 bits, every head is 16-byte aligned in `q` and the pools.
 /// 4. `counters` are zeros, and `partial_out` starts at a multiple of 16 bytes.
+/// 5. `table` is null, and the tokens' K and V are in the cache. Or it holds a row of `rotary_dim`, an
+///    even number, at most `head_dim`, for every position; then `k` and `v` hold the tokens', each slot
+///    is that of the sequence's last position, and the launch before writes nothing of the cache.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
     overlaps,
@@ -77,10 +84,18 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     kv_lens: Global<u32>,
     block_table: Global<u32>,
     max_pages_per_seq: u32,
+    positions: Global<u32>,
+    slot_mapping: Global<u32>,
+    table: Global<f32>,
+    rotary_dim: u32,
     q: Global<()>,
     q_stride: u32,
-    k_pool: Global<()>,
-    v_pool: Global<()>,
+    k: Global<()>,
+    k_stride: u32,
+    v: Global<()>,
+    v_stride: u32,
+    k_pool: GlobalMut<()>,
+    v_pool: GlobalMut<()>,
     num_heads: u32,
     num_kv_heads: u32,
     head_dim: u32,
@@ -107,8 +122,10 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     };
     let block_n = const { Tile::<E, ROWS, CHUNKS>::BLOCK_N };
     let (split, seq) = (thread::block_idx_x(), thread::block_idx_z());
-    grid::wait_for_dependencies();
-    grid::launch_dependents();
+    let appends = !table.is_null();
+    if !appends {
+        grid::wait_for_dependencies();
+    }
 
     // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head ..
     //    first_head + heads`. SAFETY: step inputs of one step; launches have KV heads, and a
@@ -118,10 +135,8 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
         // There is room for every sequence of the grid: one round trip instead of four.
         let [token, next_token] = [seq, seq + 1].map(|seq| cu_seqlens_q.get(seq as usize));
         let (num_seqs, kv_len) = (num_seqs.get(0), kv_lens.get(seq as usize));
-        if seq >= num_seqs || token == next_token {
-            return;
-        }
-        (token, kv_len)
+        let is_there = seq < num_seqs && token != next_token;
+        (token, if is_there { kv_len } else { 0 })
     };
     let group = num_heads / num_kv_heads;
     let blocks_per_group = group.div_ceil(block_rows);
@@ -133,6 +148,8 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     let splits = Splits::new(first_visible..kv_len, block_n, thread::grid_dim_x());
     let Range { start: first_key, end: end_key } = splits.keys(split);
     if first_key >= end_key {
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
         return;
     }
 
@@ -151,30 +168,64 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
         let tile_elems = block_n * width;
         let scratch = smem_kv.offset(NUM_STAGES * 2 * tile_elems).cast();
         let scratch = scratch.offset(warp_idx * Tile::<E, ROWS, CHUNKS>::SCRATCH);
+        let end_cached = end_key.min(if appends { kv_len - 1 } else { kv_len });
         let copy_stage = |stage_idx: u32, key: u32| {
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
-            let copy = |pool: Global<E>, smem: Shared<E>| {
-                Source::cache(pool, pages, key, end_key, &cache).copy_to(smem, block_n, width);
+            let copy = |pool: GlobalMut<E>, smem: Shared<E>| {
+                Source::cache(pool.as_global(), pages, key, end_cached, &cache)
+                    .copy_to(smem, block_n, width);
             };
             copy(k_pool, smem_k);
             copy(v_pool, smem_k.offset(tile_elems));
             cp_async::commit();
         };
 
-        // 2. Q and the first K and V are one group.
-        let from = token as usize * q_stride as usize + (first_head * head_dim) as usize;
-        let gmem = q.cast::<E>().add(from);
-        Source { gmem, row_stride: head_dim, rows: heads, head_dim, aligned }
+        // 2. Q and the first K and V are one group; a new token's rows are zeros until they are known.
+        let mut tiles_left = (end_key - first_key).div_ceil(block_n);
+        let mut key = first_key + (tiles_left - 1) * block_n;
+        let gmem = q.cast::<E>().add(token as usize * q_stride as usize);
+        let gmem = gmem.add((first_head * head_dim) as usize);
+        let rows = if appends { 0 } else { heads };
+        Source { gmem, row_stride: head_dim, rows, head_dim, aligned }
             .copy_to(smem_q, block_rows, width);
-        copy_stage(0, first_key);
-
-        // 3. Keys.
-        let mut stage_idx = 0;
-        let mut key = first_key;
-        while key < end_key {
+        copy_stage(0, key);
+        if appends {
+            let (position, slot) =
+                (positions.get(token as usize), slot_mapping.get(token as usize));
+            let angles = table.add(position as usize * rotary_dim as usize);
+            let pair = Pair::new(angles, rotary_dim, head_dim);
+            grid::wait_for_dependencies();
+            let new_row = |rows: Global<()>, stride: u32, pool: GlobalMut<E>, tile: Shared<E>| {
+                let from = rows.cast::<E>().add(token as usize * stride as usize);
+                let page_row = (slot / PAGE_SIZE, slot % PAGE_SIZE);
+                let to = row_start(page_row.0, page_row.1, kv_head, num_kv_heads, head_dim);
+                NewRow {
+                    from: from.add((kv_head * head_dim) as usize),
+                    tile,
+                    cache: (group_block == 0).then(|| pool.add(to)),
+                }
+            };
+            let smem_v = smem_kv.offset(tile_elems);
+            let kv = (end_key == kv_len).then(|| {
+                [new_row(k, k_stride, k_pool, smem_kv), new_row(v, v_stride, v_pool, smem_v)]
+            });
+            let key_row = kv_len - 1 - key;
+            let new = NewToken { q: gmem, heads, smem_q, block_rows, kv, key_row, block_n };
             cp_async::wait(0);
             thread::sync_threads();
-            copy_stage(stage_idx ^ 1, key + block_n);
+            new.store(&pair);
+        }
+        grid::launch_dependents();
+
+        // 3. Keys, the last ones first.
+        let mut stage_idx = 0;
+        while tiles_left > 0 {
+            tiles_left -= 1;
+            cp_async::wait(0);
+            thread::sync_threads();
+            if tiles_left > 0 {
+                copy_stage(stage_idx ^ 1, key - block_n);
+            }
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems + warp_key * CHUNK);
             let mut scores = tile.scores(head_dim, smem_q, block_rows, smem_k);
             tile.mask(&mut scores, softmax_scale * LOG2_E, |_, warp_tile_key| {
@@ -184,7 +235,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             let probabilities = tile.update(&scores, scratch);
             tile.accumulate(probabilities, scratch, smem_k.offset(tile_elems));
             stage_idx ^= 1;
-            key += block_n;
+            key = key.wrapping_sub(block_n);
         }
 
         // 4. The warps' results go to shared memory: outputs `[NUM_WARPS, block_rows, width]`, then

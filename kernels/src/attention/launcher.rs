@@ -64,6 +64,36 @@ pub struct AttentionOperands<E = f32> {
     pub out: Rows<E>,
 }
 
+/// What decoding rotates and appends before it attends: `q` is then as yet unrotated, and no launch
+/// right before writes to the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Append<E = f32> {
+    /// Of each token, its row of `table`.
+    pub positions: DevicePtr<u32>,
+    /// Of each token, its slot of the pools: that of its sequence's last position.
+    pub slot_mapping: DevicePtr<u32>,
+    /// `[max_positions, rotary_dim]`: cosines, then sines.
+    pub table: DevicePtr<f32>,
+    /// Columns of a head that are rotated: even.
+    pub rotary_dim: usize,
+    /// `[tokens, num_kv_heads * head_dim]`.
+    pub k: Rows<E>,
+    /// `[tokens, num_kv_heads * head_dim]`.
+    pub v: Rows<E>,
+}
+
+impl<E> Append<E> {
+    /// What says that there is nothing to append.
+    const NONE: Self = Append {
+        positions: DevicePtr::null(),
+        slot_mapping: DevicePtr::null(),
+        table: DevicePtr::null(),
+        rotary_dim: 0,
+        k: Rows::new(DevicePtr::null(), 0),
+        v: Rows::new(DevicePtr::null(), 0),
+    };
+}
+
 /// What decoding needs for itself, and leaves to the next launch as it was.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeWorkspace {
@@ -147,18 +177,29 @@ impl Attention {
         }))
     }
 
-    /// The launch for a step with at most one new token a sequence, or `None` if there is nothing to
-    /// compute.
+    /// The launch for a step with at most one new token a sequence, whose K and V are in the cache or
+    /// what is to `append`, or `None` if there is nothing to compute.
     ///
     /// # Errors
-    /// As [`Attention::prefill`].
+    /// As [`Attention::prefill`]; also for a `rotary_dim` that is odd or beyond `head_dim`.
     pub fn decode<E: AttentionElement>(
         &self,
         seqs: &SeqInputs,
         operands: &AttentionOperands<E>,
+        append: Option<&Append<E>>,
         workspace: &DecodeWorkspace,
     ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
+        let append = append.unwrap_or(&Append::NONE);
+        let Append { k, v, rotary_dim, .. } = append;
+        if *rotary_dim > self.head_dim || !rotary_dim.is_multiple_of(2) {
+            return Err(LaunchError::Shape {
+                what: "rotary_dim",
+                value: *rotary_dim,
+                expected: "an even number, at most head_dim",
+            });
+        }
+        let (k_stride, v_stride) = (k.stride_arg()?, v.stride_arg()?);
         let Some(Splits { instance, blocks_y, max_splits, stats_elems, .. }) = self.splits::<E>()
         else {
             return Err(self.head_dim_error());
@@ -177,8 +218,16 @@ impl Attention {
                 seqs.kv_lens,
                 seqs.block_table,
                 args.max_pages_per_seq,
+                append.positions,
+                append.slot_mapping,
+                append.table,
+                *rotary_dim as u32,
                 operands.q.untyped_ptr(),
                 args.q_stride,
+                k.untyped_ptr(),
+                k_stride,
+                v.untyped_ptr(),
+                v_stride,
                 untyped(operands.k_pool),
                 untyped(operands.v_pool),
                 args.num_heads,

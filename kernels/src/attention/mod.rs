@@ -7,11 +7,12 @@ mod combine;
 pub mod decode;
 mod fma;
 mod mma;
+mod new_token;
 pub mod prefill;
 mod tile;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
+pub use launcher::{Append, Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
 pub use tile::AttentionElement;

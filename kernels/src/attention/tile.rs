@@ -39,6 +39,14 @@ pub(super) fn swizzle<T>(row: u32) -> u32 {
     row / rows_per_pass % fragments::<T>()
 }
 
+/// Where `column` of `row` of a tile of `block_rows` rows stands.
+#[inline(always)]
+pub(super) fn place<T>(row: u32, column: u32, block_rows: u32) -> u32 {
+    let fragment_idx = column % CHUNK / fragment::<T>() ^ swizzle::<T>(row);
+    let piece_row = column / CHUNK * block_rows + row;
+    piece_row * CHUNK + fragment_idx * fragment::<T>() + column % fragment::<T>()
+}
+
 /// Whether fragments of `T` are 16-byte aligned and whole: those of 16 bits always, others if the
 /// launch says so.
 #[inline(always)]
@@ -219,8 +227,7 @@ impl<T: Number> Source<T> {
             while row < block_rows {
                 let column = chunk * CHUNK + fragment_idx * fragment::<T>();
                 let from = row as usize * self.row_stride as usize + column as usize;
-                let place = fragment_idx ^ swizzle::<T>(row);
-                let to = (chunk * block_rows + row) * CHUNK + place * fragment::<T>();
+                let to = place::<T>(row, column, block_rows);
                 let columns = if row < self.rows { self.head_dim } else { 0 };
                 // SAFETY: nothing is read where nothing exists; `to` is inside the tile.
                 unsafe {

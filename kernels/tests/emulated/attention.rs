@@ -1,10 +1,12 @@
 //! Attention, prefill and decode.
 
-use crate::device::{Device, SEEDS, Stored, assert_stored, random_of};
+use crate::device::{Device, SEEDS, Stored, assert_stored, random, random_of};
+use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::attention::{Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
+use kernels::attention::{Append, Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
 use kernels::kv_cache::PAGE_SIZE;
+use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
@@ -171,7 +173,7 @@ fn check_splits<E: Stored>(step: &Step, seed: u64, max_splits: u32) -> Vec<f32> 
         partials: inputs.device.poisoned("partials", attention.num_partials::<E>()),
         counters: inputs.device.u32s("counters", &counters),
     };
-    let launch = attention.decode(&inputs.seqs, &inputs.operands, &workspace);
+    let launch = attention.decode(&inputs.seqs, &inputs.operands, None, &workspace);
     let mut launch = launch.expect("a right shape").expect("something to do");
     launch.geometry.grid[0] = launch.geometry.grid[0].min(max_splits);
     inputs.device.run(Ok(Some(launch)), seed);
@@ -257,6 +259,88 @@ fn decode_in_16_bits_matches_oracle() {
         let step = Step { seqs, num_heads, num_kv_heads: 1, head_dim, window: None };
         check_decode::<f16>(&step, 1);
         check_decode::<bf16>(&step, 1);
+    }
+}
+
+/// What decoding leaves behind: its output, and both pools.
+type Outcome = (Vec<f32>, [Vec<f32>; 2]);
+
+/// Decoding of tokens whose K and V are still on their way: in one launch, or appended by one before.
+fn decode_new<E: Stored>(step: &Step, rotary_dim: usize, fused: bool, seed: u64) -> Outcome {
+    let &Step { seqs, num_heads, num_kv_heads, head_dim, .. } = step;
+    let mut inputs = step.inputs::<E>();
+    let (tokens, max_pages) = (step.tokens(), inputs.max_pages);
+    let last: Vec<_> = seqs.iter().enumerate().filter(|(_, (q_len, _))| *q_len == 1).collect();
+    let positions: Vec<u32> = last.iter().map(|(_, (_, kv_len))| *kv_len as u32 - 1).collect();
+    let slots: Vec<u32> = last
+        .iter()
+        .map(|(seq, (_, kv_len))| {
+            let page = inputs.block_table[seq * max_pages + (kv_len - 1) / PAGE];
+            page * PAGE_SIZE + (kv_len - 1) as u32 % PAGE_SIZE
+        })
+        .collect();
+    let width = (num_heads + 2 * num_kv_heads) * head_dim;
+    let device = &mut inputs.device;
+    let num_tokens = device.u32s("num_tokens", &[tokens as u32]);
+    let positions = device.u32s("positions", &positions);
+    let slot_mapping = device.u32s("slot_mapping", &slots);
+    let table = device.f32s("table", &random(inputs.attention.max_kv_len * rotary_dim, 5));
+    let qkv: DevicePtr<E> = device.numbers("qkv", &random_of::<E>(tokens * width, 6));
+    let rows = |column: usize| Rows::new(qkv.add(column), width);
+    let q = rows(0);
+    let (k, v) = (rows(num_heads * head_dim), rows((num_heads + num_kv_heads) * head_dim));
+    // The pools are the launch's own, if nobody has appended to them.
+    let names = if fused { ["own k_pool", "own v_pool"] } else { ["k_pool", "v_pool"] };
+    let pools = [(names[0], &inputs.k_pool), (names[1], &inputs.v_pool)];
+    let [k_pool, v_pool] = pools.map(|(name, pool)| device.numbers::<E>(name, pool));
+    let operands = AttentionOperands { q, k_pool, v_pool, ..inputs.operands };
+    let append = Append { positions, slot_mapping, table, rotary_dim, k, v };
+    if !fused {
+        let max_tokens = tokens + 1;
+        let launcher = RopeAppend { max_tokens, num_heads, num_kv_heads, head_dim, rotary_dim };
+        let operands =
+            RopeAppendOperands { positions, slot_mapping, table, q, k, v, k_pool, v_pool };
+        device.run(launcher.launch(num_tokens, &operands), seed);
+    }
+    let attention = inputs.attention;
+    let workspace = DecodeWorkspace {
+        partials: device.poisoned("partials", attention.num_partials::<E>()),
+        counters: device.u32s("counters", &vec![0; attention.num_counters::<E>()]),
+    };
+    let append = fused.then_some(&append);
+    device.run(attention.decode(&inputs.seqs, &operands, append, &workspace), seed);
+    let out = device.read(inputs.operands.out.ptr, tokens * num_heads * head_dim);
+    let pools = [(k_pool, &inputs.k_pool), (v_pool, &inputs.v_pool)];
+    (out, pools.map(|(pool, before)| device.read(pool, before.len())))
+}
+
+fn assert_appends<E: Stored>(step: &Step, rotary_dim: usize, seed: u64) {
+    let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let [fused, apart] = [true, false].map(|fused| decode_new::<E>(step, rotary_dim, fused, seed));
+    let case = format!("head_dim {}, rotary_dim {rotary_dim}", step.head_dim);
+    assert_eq!(bits(&fused.0), bits(&apart.0), "{case}: out");
+    assert!(fused.0.iter().all(|x| x.is_finite()), "{case}: out");
+    for (fused, apart) in fused.1.iter().zip(&apart.1) {
+        assert_eq!(bits(fused), bits(apart), "{case}: pool");
+    }
+}
+
+#[test]
+fn decode_appends_as_rope_append_does() {
+    for seed in SEEDS {
+        // First tokens; one that starts a page, and one that ends one; many splits.
+        let seqs: &[_] = &[(1, 1), (0, 64), (1, 300), (1, 64), (1, 129)];
+        let step = Step { seqs, num_heads: 6, num_kv_heads: 2, head_dim: 24, window: None };
+        assert_appends::<f16>(&step, 24, seed);
+        assert_appends::<bf16>(&Step { head_dim: 16, window: Some(33), ..step }, 10, seed);
+        assert_appends::<f32>(&Step { head_dim: 7, window: Some(1), ..step }, 4, seed);
+    }
+    // Widths of every instance; a group of two blocks, of which one appends.
+    for (num_heads, head_dim) in [1, 19].into_iter().flat_map(|h| HEAD_DIMS.map(|d| (h, d))) {
+        let seqs = &[(1, 70)];
+        let step = Step { seqs, num_heads, num_kv_heads: 1, head_dim, window: None };
+        assert_appends::<f16>(&step, head_dim, 1);
+        assert_appends::<f32>(&step, head_dim / 2, 1);
     }
 }
 

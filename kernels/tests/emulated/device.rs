@@ -61,9 +61,26 @@ stored! {
     bf16: 1.0 / 256.0, bf16::from_f32, bf16::to_f32;
 }
 
-/// The buffers that no launch of a step writes: kernels may read them before they wait for the
-/// launches before.
-const CONSTANTS: [&str; 4] = ["bias", "norm weight", "table", "weight"];
+/// The buffers that no launch of a step writes, or none but this one: kernels may read them before
+/// they wait for the launches before.
+const CONSTANTS: [&str; 16] = [
+    "bias",
+    "norm weight",
+    "table",
+    "weight",
+    "num_rows",
+    "num_tokens",
+    "num_seqs",
+    "positions",
+    "slot_mapping",
+    "token_ids",
+    "logit_rows",
+    "cu_seqlens_q",
+    "kv_lens",
+    "block_table",
+    "own k_pool",
+    "own v_pool",
+];
 
 /// The emulator's memory.
 #[derive(Default)]

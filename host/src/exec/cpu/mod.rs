@@ -16,7 +16,10 @@ use self::activations::{Frame, Rows, RowsMut, arena_words};
 use self::elements::{Buffer, Elements};
 use self::kv::KvCache;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
-use crate::plan::{ArenaLayout, Dtype, Linear, Op, Plan, RopeAppend, StepInputs, Weight, WeightId};
+use crate::plan::{
+    AppendAttention, ArenaLayout, Dtype, Linear, Op, Plan, RopeAppend, StepInputs, View, Weight,
+    WeightId,
+};
 use half::f16;
 use rayon::prelude::*;
 
@@ -125,14 +128,20 @@ impl Step<'_> {
             Op::KvAppend { layer, k, v } => {
                 self.kv.append(layer, &inputs.slot_mapping, &frame.rows(k), &frame.rows(v));
             }
-            Op::RopeAppend(RopeAppend { layer, q, k, v, table, head_dim }) => {
-                let (table, positions) = (plan.constant(table), &inputs.positions);
-                let mut rotated = frame.rows(k).to_vec();
-                ops::rope(table, positions, head_dim, RowsMut::dense(&mut rotated, k.width));
-                elements::round(plan.dtype(k), &mut rotated);
-                let rotated = Rows::dense(&rotated, k.width);
-                self.kv.append(layer, &inputs.slot_mapping, &rotated, &frame.rows(v));
-                frame.write(q, Some(q), |q, _| ops::rope(table, positions, head_dim, q));
+            Op::RopeAppend(ref append) => {
+                self.append(append);
+                let &RopeAppend { q, table, head_dim, .. } = append;
+                self.frame.write(q, Some(q), |q, _| {
+                    ops::rope(plan.constant(table), &inputs.positions, head_dim, q);
+                });
+            }
+            Op::AppendAttention(AppendAttention { ref append, ref attention }) => {
+                self.append(append);
+                let q = self.rotated(append.q, append);
+                let q = Rows::dense(&q, append.q.width);
+                self.frame.write(attention.out, None, |out, _| {
+                    attention::attention(attention, inputs, self.kv, &q, out);
+                });
             }
             Op::Attention(attention) => frame.write(attention.out, None, |out, others| {
                 let q = others.rows(attention.q);
@@ -153,6 +162,23 @@ impl Step<'_> {
                 }
             }
         }
+    }
+
+    /// Rotates K, and appends it with V.
+    fn append(&mut self, op: &RopeAppend) {
+        let rotated = self.rotated(op.k, op);
+        let rotated = Rows::dense(&rotated, op.k.width);
+        self.kv.append(op.layer, &self.inputs.slot_mapping, &rotated, &self.frame.rows(op.v));
+    }
+
+    /// The rows of Q or K of `op`, rotated and rounded as they are stored.
+    fn rotated(&self, x: View, op: &RopeAppend) -> Vec<f32> {
+        let table = self.plan.constant(op.table);
+        let mut rows = self.frame.rows(x).to_vec();
+        let rotated = RowsMut::dense(&mut rows, x.width);
+        ops::rope(table, &self.inputs.positions, op.head_dim, rotated);
+        elements::round(self.plan.dtype(x), &mut rows);
+        rows
     }
 
     fn finish(mut self) -> StepOutput {

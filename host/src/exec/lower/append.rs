@@ -1,6 +1,7 @@
 //! What goes to the KV cache.
 
 use cuda_std::launch::DevicePtr;
+use kernels::attention::Append;
 use kernels::element::NarrowedFrom;
 use kernels::kv_cache::KvAppend;
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
@@ -59,6 +60,18 @@ impl Lowering<'_> {
             v_pool,
         };
         Ok(append.launch(self.num_rows(q), &operands))
+    }
+
+    /// The part of [`Op::AppendAttention`](plan::Op::AppendAttention) that goes to a cache of `C`.
+    pub(super) fn append<C: Stored>(&self, op: &plan::RopeAppend) -> Result<Append<C>, ExecError> {
+        Ok(Append {
+            positions: self.input(self.step.positions),
+            slot_mapping: self.input(self.step.slot_mapping),
+            table: DevicePtr::new(self.addresses.constants[op.table.0]),
+            rotary_dim: self.plan.constant(op.table).cols,
+            k: self.view(op.k)?,
+            v: self.view(op.v)?,
+        })
     }
 
     /// The K and the V pool of a layer.

@@ -13,6 +13,8 @@ const F32_VECTOR: usize = 4;
 pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
     plan.fused(|op| match op {
         Op::Linear(linear) => gemm == Gemm::Halfwarp && has_kernel(plan, linear),
+        // A prompt's keys are many tiles' queries'.
+        Op::AppendAttention(_) => plan.decodes(),
         _ => true,
     })
 }

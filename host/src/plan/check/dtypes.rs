@@ -1,6 +1,6 @@
 //! Whether the element types of a plan agree, and rows of 16-bit elements are aligned.
 
-use super::super::{Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend, View, Weight};
+use super::super::{AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend, View, Weight};
 
 /// Types that operations compute on.
 const FLOATS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
@@ -52,6 +52,12 @@ impl Plan {
                 let k = self.dtype(k);
                 is("k", k, &[self.kv.dtype, Dtype::F32])?;
                 is("v", self.dtype(v), &[k])
+            }
+            Op::AppendAttention(AppendAttention { append, attention }) => {
+                is("k", self.dtype(append.k), &[self.kv.dtype])?;
+                is("v", self.dtype(append.v), &[self.kv.dtype])?;
+                is("q", self.dtype(append.q), &[self.kv.dtype])?;
+                is("out", self.dtype(attention.out), &[self.kv.dtype])
             }
             Op::RopeAppend(RopeAppend { q, k, v, .. }) => {
                 let k = self.dtype(k);

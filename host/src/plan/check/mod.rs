@@ -5,7 +5,7 @@ mod dtypes;
 mod tests;
 
 use super::{
-    Attention, Constant, ConstantId, Linear, Op, Plan, PlanError, RopeAppend, Rows, View, Weight,
+    AppendAttention, Attention, Constant, ConstantId, Linear, Op, Plan, PlanError, RopeAppend, Rows, View, Weight,
     WeightId,
 };
 
@@ -92,10 +92,11 @@ impl Plan {
             Op::Linear(linear) => self.check_linear(&linear),
             Op::Rope { x, table, head_dim } => self.check_rope(x, table, head_dim),
             Op::KvAppend { layer, k, v } => self.check_append(layer, k, v),
-            Op::RopeAppend(RopeAppend { layer, q, k, v, table, head_dim }) => {
-                self.check_rope(q, table, head_dim)?;
-                self.check_append(layer, k, v)?;
-                same("columns of a head", head_dim, self.kv.head_dim)
+            Op::RopeAppend(append) => self.check_rope_append(&append),
+            Op::AppendAttention(AppendAttention { append, attention }) => {
+                self.check_rope_append(&append)?;
+                self.check_attention(&attention)?;
+                same("what is attended", (attention.layer, attention.q), (append.layer, append.q))
             }
             Op::Attention(attention) => self.check_attention(&attention),
             Op::SiluMul { gate, up, out } => {
@@ -141,6 +142,13 @@ impl Plan {
         self.same_shape(k, v)?;
         same("columns", k.width, self.kv.num_kv_heads * self.kv.head_dim)?;
         ensure(layer < self.kv.num_layers, || format!("no layer {layer} in the cache"))
+    }
+
+    fn check_rope_append(&self, op: &RopeAppend) -> Result<(), String> {
+        let &RopeAppend { layer, q, k, v, table, head_dim } = op;
+        self.check_rope(q, table, head_dim)?;
+        self.check_append(layer, k, v)?;
+        same("columns of a head", head_dim, self.kv.head_dim)
     }
 
     fn check_attention(&self, op: &Attention) -> Result<(), String> {

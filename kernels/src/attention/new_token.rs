@@ -1,0 +1,180 @@
+//! The new token of a sequence on its way in: rotary embedding of its Q and K, which go to the tiles
+//! with its V, and the append of K and V to the cache. The bits are those of [`rope_append`].
+//!
+//! [`rope_append`]: crate::rope_append
+
+use super::tile::{NUM_THREADS, place};
+use crate::element::Number;
+use crate::rope::rotate;
+use cuda_std::prelude::*;
+
+/// Rows whose elements a thread has under way.
+const BATCH: usize = 4;
+
+/// Two columns of a head, a thread's in every row that it takes.
+pub(super) struct Pair {
+    columns: [u32; 2],
+    /// Cosine and sine; of columns that are not rotated they count for nothing.
+    angle: [f32; 2],
+    is_rotated: bool,
+    head_dim: u32,
+}
+
+impl Pair {
+    /// Threads of a row: a power of two, so that a thread has the same columns in all its rows.
+    #[inline(always)]
+    fn threads_of_row(head_dim: u32) -> u32 {
+        head_dim.div_ceil(2).next_power_of_two()
+    }
+
+    /// The thread's columns of heads of `head_dim`, whose first `rotary_dim` are rotated by `angles`.
+    ///
+    /// # Safety
+    /// 1. `angles` holds `rotary_dim` elements, an even number, at most `head_dim`.
+    #[inline(always)]
+    pub unsafe fn new(angles: Global<f32>, rotary_dim: u32, head_dim: u32) -> Self {
+        let pair = thread::thread_idx_x() % Self::threads_of_row(head_dim);
+        let half = rotary_dim / 2;
+        if pair < half {
+            let (cos, sin) = (pair as usize, (half + pair) as usize);
+            // SAFETY: inside, by the condition.
+            let angle = unsafe { [angles.get(cos), angles.get(sin)] };
+            return Pair { columns: [pair, half + pair], angle, is_rotated: true, head_dim };
+        }
+        let first = rotary_dim + pair - half;
+        let columns = [first, first + (head_dim - rotary_dim).div_ceil(2)];
+        // The first one's neighbour may have it for its second one.
+        let is_first = columns[0] < rotary_dim + (head_dim - rotary_dim).div_ceil(2);
+        let columns = if is_first { columns } else { [head_dim; 2] };
+        Pair { columns, angle: [1.0, 0.0], is_rotated: false, head_dim }
+    }
+
+    /// The two elements of `row`, zeros if it does not exist.
+    ///
+    /// # Safety
+    /// 1. `row` holds `head_dim` elements, if it exists.
+    #[inline(always)]
+    unsafe fn load<E: Number>(&self, row: Global<E>, exists: bool) -> [f32; 2] {
+        let mut values = [0.0; 2];
+        unroll!(i in 0..2, {
+            if exists && self.columns[i] < self.head_dim {
+                // SAFETY: inside, by the condition.
+                values[i] = unsafe { row.get(self.columns[i] as usize) }.to_f32();
+            }
+        });
+        values
+    }
+
+    #[inline(always)]
+    fn rotated(&self, values: [f32; 2]) -> [f32; 2] {
+        if self.is_rotated { rotate(values, self.angle) } else { values }
+    }
+
+    /// Calls `put` with the columns that exist, and their values.
+    #[inline(always)]
+    fn store<E: Number>(&self, values: [f32; 2], put: impl Fn(u32, E)) {
+        unroll!(i in 0..2, {
+            if self.columns[i] < self.head_dim {
+                put(self.columns[i], E::from_f32(values[i]));
+            }
+        });
+    }
+}
+
+/// Where the new key or value of a head goes: to a row of the tile, and to the cache.
+pub(super) struct NewRow<E> {
+    /// Of the activation.
+    pub from: Global<E>,
+    /// The tile, of `block_n` rows.
+    pub tile: Shared<E>,
+    /// In the cache, unless another block writes it.
+    pub cache: Option<GlobalMut<E>>,
+}
+
+/// A sequence's new token, as far as a block is concerned.
+pub(super) struct NewToken<E> {
+    /// The first of the block's heads, one after the other.
+    pub q: Global<E>,
+    pub heads: u32,
+    pub smem_q: Shared<E>,
+    /// Rows of the tile of Q.
+    pub block_rows: u32,
+    /// K and V, where the block has the token's key.
+    pub kv: Option<[NewRow<E>; 2]>,
+    /// The key's row of the tiles, and their rows.
+    pub key_row: u32,
+    pub block_n: u32,
+}
+
+impl<E: Number> NewToken<E> {
+    /// Writes the rows to the tiles and to the cache.
+    ///
+    /// # Safety
+    /// 1. All threads of the block call this; nobody else accesses what it writes before a barrier.
+    /// 2. Every row holds `head_dim` elements.
+    #[inline(always)]
+    pub unsafe fn store(&self, pair: &Pair) {
+        let threads_of_row = Pair::threads_of_row(pair.head_dim);
+        let row_step = NUM_THREADS / threads_of_row;
+        let num_rows = self.heads + if self.kv.is_some() { 2 } else { 0 };
+        let mut first = thread::thread_idx_x() / threads_of_row;
+        while first < num_rows {
+            let mut values = [[0.0; 2]; BATCH];
+            unroll!(i in 0..4, {
+                let row = first + i as u32 * row_step;
+                // SAFETY: inside, by the condition.
+                values[i] = unsafe { pair.load(self.source(row, pair.head_dim), row < num_rows) };
+            });
+            unroll!(i in 0..4, {
+                // SAFETY: the caller's promise; a row is one thread's for each pair.
+                unsafe { self.store_row(first + i as u32 * row_step, pair, values[i]) };
+            });
+            first += BATCH as u32 * row_step;
+        }
+    }
+
+    /// Row `row` of Q's, K's and V's.
+    #[inline(always)]
+    fn source(&self, row: u32, head_dim: u32) -> Global<E> {
+        match &self.kv {
+            Some([k, _]) if row == self.heads => k.from,
+            Some([_, v]) if row > self.heads => v.from,
+            _ => self.q.wrapping_add((row * head_dim) as usize),
+        }
+    }
+
+    /// # Safety
+    /// As [`NewToken::store`].
+    #[inline(always)]
+    unsafe fn store_row(&self, row: u32, pair: &Pair, values: [f32; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if row < self.heads {
+                pair.store(pair.rotated(values), |column, value| {
+                    self.smem_q.set(place::<E>(row, column, self.block_rows), value);
+                });
+            } else if let Some([k, v]) = &self.kv {
+                if row == self.heads {
+                    self.store_new(k, pair, pair.rotated(values));
+                } else if row == self.heads + 1 {
+                    self.store_new(v, pair, values);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`NewToken::store`].
+    #[inline(always)]
+    unsafe fn store_new(&self, new: &NewRow<E>, pair: &Pair, values: [f32; 2]) {
+        pair.store(values, |column, value: E| {
+            // SAFETY: the caller's promise.
+            unsafe {
+                new.tile.set(place::<E>(self.key_row, column, self.block_n), value);
+                if let Some(cache) = new.cache {
+                    cache.set(column as usize, value);
+                }
+            }
+        });
+    }
+}
