@@ -64,6 +64,8 @@ pub unsafe fn kv_append<T: Number, C: Number>(
 ) {
     let token = thread::block_idx_x();
     let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_tokens = unsafe { num_tokens.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: token, head and columns are inside, by the check here; a `head_dim` of 0 makes no
@@ -72,7 +74,7 @@ pub unsafe fn kv_append<T: Number, C: Number>(
         core::hint::assert_unchecked(head_dim > 0);
         let vectors = head_dim.div_ceil(VECTOR);
         let head = vector / vectors;
-        if token >= num_tokens.get(0) || head >= num_kv_heads {
+        if token >= num_tokens || head >= num_kv_heads {
             return;
         }
         let columns = Columns::new(vector % vectors * VECTOR, head_dim, aligned != 0);

@@ -141,6 +141,8 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
     } else {
         (thread::block_idx_x(), warp::warp_idx(), NUM_WARPS)
     };
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; no groups
@@ -149,7 +151,7 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
         core::hint::assert_unchecked(num_groups > 0);
         let row = group / num_groups;
         let column = (group % num_groups) * group_size;
-        if row >= num_rows.get(0) {
+        if row >= num_rows {
             return;
         }
         let x = x.cast::<X>().add(row as usize * x_stride as usize + column as usize);

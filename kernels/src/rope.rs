@@ -45,6 +45,8 @@ pub unsafe fn rope<E: Number>(
     let token = thread::block_idx_x();
     let vector = thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x();
     let half = rotary_dim / 2;
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_tokens = unsafe { num_tokens.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: `half` is not 0, and token, head and pairs are inside, by the check here.
@@ -52,7 +54,7 @@ pub unsafe fn rope<E: Number>(
         let vectors = half.div_ceil(VECTOR);
         core::hint::assert_unchecked(vectors > 0);
         let head = vector / vectors;
-        if token >= num_tokens.get(0) || head >= num_heads {
+        if token >= num_tokens || head >= num_heads {
             return;
         }
         let columns = Columns::new(vector % vectors * VECTOR, half, aligned != 0);

@@ -66,12 +66,14 @@ pub unsafe fn rope_append<T: Number, C: Number>(
     let half = rotary_dim / 2;
     let vectors = Vectors::new(rotary_dim, head_dim);
     let num_rotated = (num_heads + num_kv_heads) * vectors.pairs;
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_tokens = unsafe { num_tokens.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: the token is inside by the check here, heads and columns by those below; a token
     // without vectors makes no launch.
     unsafe {
-        if token >= num_tokens.get(0) as usize {
+        if token >= num_tokens as usize {
             return;
         }
         let start = |stride: u32, head: u32| token * stride as usize + (head * head_dim) as usize;

@@ -87,12 +87,14 @@ pub unsafe fn argmax_f32(
 ) {
     let row = thread::block_idx_x() as usize;
     let (block, num_blocks) = (thread::block_idx_y(), thread::grid_dim_y());
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: `row` is inside by the check, columns by the loops' bounds. The arrays hold one
     // element a warp; each is written before the barrier and only read behind it.
     unsafe {
-        if row >= num_rows.get(0) as usize {
+        if row >= num_rows as usize {
             return;
         }
         let x = x.add(row * x_stride as usize);

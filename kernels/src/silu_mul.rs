@@ -50,11 +50,13 @@ pub unsafe fn silu_mul<E: Number>(
 ) {
     let row = thread::block_idx_x();
     let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: `row` and `column` are inside, by the check here.
     unsafe {
-        if row >= num_rows.get(0) || column >= width {
+        if row >= num_rows || column >= width {
             return;
         }
         let columns = Columns::new(column, width, aligned != 0);

@@ -23,13 +23,26 @@ use half::{bf16, f16};
 /// Queries of a block.
 pub(super) const BLOCK_M: u32 = 64;
 
-/// Shared memory of a block: Q, K, V, and what each warp needs for itself.
-#[cfg(not(target_arch = "nvptx64"))]
-pub(super) const fn shared_bytes<E: AttentionElement>(chunks: usize) -> usize {
+/// Shared memory that a block may have on every device of the targets.
+const MAX_SHARED_BYTES: usize = 99 << 10;
+
+/// Shared memory of a block: Q, the stages of K and V, and what each warp needs for itself.
+const fn staged_bytes<E: AttentionElement>(chunks: usize, num_stages: u32) -> usize {
     // Neither depends on the columns.
     let (block_n, scratch) = (E::Prefill::<1>::BLOCK_N, E::Prefill::<1>::SCRATCH);
-    let elems = (BLOCK_M + 2 * block_n) * CHUNK;
+    let elems = (BLOCK_M + num_stages * 2 * block_n) * CHUNK;
     elems as usize * chunks * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
+}
+
+/// Stages of K and V: two, where there is room for them.
+const fn num_stages<E: AttentionElement>(chunks: usize) -> u32 {
+    if staged_bytes::<E>(chunks, 2) <= MAX_SHARED_BYTES { 2 } else { 1 }
+}
+
+/// Shared memory of a block.
+#[cfg(not(target_arch = "nvptx64"))]
+pub(super) const fn shared_bytes<E: AttentionElement>(chunks: usize) -> usize {
+    staged_bytes::<E>(chunks, num_stages::<E>(chunks))
 }
 
 /// The tile of queries that a block computes.
@@ -135,13 +148,13 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
         Tile::<E, CHUNKS>::BLOCK_N
     };
     let width = const { Tile::<E, CHUNKS>::WIDTH };
-
-    grid::wait_for_dependencies();
-    grid::launch_dependents();
+    let num_stages = const { num_stages::<E>(CHUNKS) };
 
     // 1. What this block computes.
-    // SAFETY: step inputs of one step.
+    // SAFETY: step inputs of one step, which no launch of it writes.
     let found = unsafe { QueryTile::find(thread::block_idx_x(), num_seqs, cu_seqlens_q, kv_lens) };
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
     let Some(QueryTile { seq, first_token, queries, first_position }) = found else { return };
     let head = thread::block_idx_y();
     let aligned = is_aligned::<E>(aligned);
@@ -161,43 +174,51 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
     // before it is read, and a barrier is passed after its last read, before it is overwritten.
     unsafe {
         let smem_q = dynamic_shared_mem::<E>();
-        let smem_k = smem_q.offset(BLOCK_M * width);
-        let smem_v = smem_k.offset(block_n * width);
-        let scratch = smem_v.offset(block_n * width).cast();
+        let smem_kv = smem_q.offset(BLOCK_M * width);
+        let tile_elems = block_n * width;
+        let scratch = smem_kv.offset(num_stages * 2 * tile_elems).cast();
         let scratch = scratch.offset(warp_idx * Tile::<E, CHUNKS>::SCRATCH);
         let (k_pool, v_pool) = (k_pool.cast::<E>(), v_pool.cast::<E>());
-        let copy = |pool: Global<E>, key: u32, smem: Shared<E>| {
-            Source::cache(pool, pages, key, end_key, &cache).copy_to(smem, block_n, width);
+        let copy_stage = |stage_idx: u32, key: u32| {
+            let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
+            let copy = |pool: Global<E>, smem: Shared<E>| {
+                Source::cache(pool, pages, key, end_key, &cache).copy_to(smem, block_n, width);
+            };
+            copy(k_pool, smem_k);
+            copy(v_pool, smem_k.offset(tile_elems));
             cp_async::commit();
         };
 
-        // 2. Q and the first K are one group, the first V the next.
+        // 2. Q and the first K and V are one group.
         let from = first_token as usize * q_stride as usize + (head * head_dim) as usize;
         let gmem = q.cast::<E>().add(from);
         Source { gmem, row_stride: q_stride, rows: queries, head_dim, aligned }
             .copy_to(smem_q, BLOCK_M, width);
-        copy(k_pool, first_key, smem_k);
-        copy(v_pool, first_key, smem_v);
+        copy_stage(0, first_key);
 
-        // 3. Keys. The next K arrives during the softmax and P V, the next V during Q K^T.
-        let mut key = first_key;
+        // 3. Keys. With a second stage, the next ones arrive during the products of these.
+        let smem_q = smem_q.offset(warp_row * CHUNK);
+        let (mut stage_idx, mut key) = (0, first_key);
         while key < end_key {
-            cp_async::wait(1);
+            cp_async::wait(0);
             thread::sync_threads();
-            let smem_q = smem_q.offset(warp_row * CHUNK);
+            let has_next = key + block_n < end_key;
+            if num_stages == 2 && has_next {
+                copy_stage(stage_idx ^ 1, key + block_n);
+            }
+            let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
             let mut scores = tile.scores(head_dim, smem_q, BLOCK_M, smem_k);
-            thread::sync_threads();
-            copy(k_pool, key + block_n, smem_k);
             tile.mask(&mut scores, softmax_scale * LOG2_E, |row, tile_key| {
                 let (position, key) = (first_position + warp_row + row, key + tile_key);
                 key <= position && position - key < window
             });
             let probabilities = tile.update(&scores, scratch);
-            cp_async::wait(1);
-            thread::sync_threads();
-            tile.accumulate(probabilities, scratch, smem_v);
-            thread::sync_threads();
-            copy(v_pool, key + block_n, smem_v);
+            tile.accumulate(probabilities, scratch, smem_k.offset(tile_elems));
+            if num_stages == 1 && has_next {
+                thread::sync_threads();
+                copy_stage(0, key + block_n);
+            }
+            stage_idx ^= num_stages - 1;
             key += block_n;
         }
 

@@ -270,10 +270,10 @@ pub unsafe fn gemm_f32<T: Tile>(
     out: GlobalMut<f32>,
     out_stride: u32,
 ) {
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let m = unsafe { m.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: `m` is one element.
-    let m = unsafe { m.get(0) };
     let (block_m, block_n) =
         (thread::block_idx_x() * T::BLOCK_M, thread::block_idx_y() * T::BLOCK_N);
     if block_m >= m {

@@ -222,40 +222,42 @@ fn rejects_rows_of_16_bit_elements_that_are_not_aligned() {
     reject(|| mixed(Precision::F16), faults);
 }
 
-/// As [`Decoder::SMALL`] has them, fused: operations 1 norm and qkv, 2 RoPE and append, 5 norm, gate and up, and gate.
+/// As [`Decoder::SMALL`] has them, fused: operations 1 norm and qkv, 2 RoPE, append and attention, 4 norm, gate and up, and
+/// gate.
 #[test]
 fn rejects_fused_operations_that_do_not_fit() {
     fn linear(plan: &mut Plan, index: usize) -> &mut Linear {
         let Op::Linear(linear) = &mut plan.ops[index] else { unreachable!() };
         linear
     }
-    fn append(plan: &mut Plan) -> &mut RopeAppend {
-        let Op::RopeAppend(append) = &mut plan.ops[2] else { unreachable!() };
-        append
+    fn attention(plan: &mut Plan) -> &mut AppendAttention {
+        let Op::AppendAttention(op) = &mut plan.ops[2] else { unreachable!() };
+        op
     }
     let faults: &[Fault] = &[
         ("columns of the norm: 16 where 32", |p| {
             (p.weights[1].cols, p.weights[1].parts[0].rows) = (16, 16);
         }),
-        ("columns of out: 16 where 32", |p| linear(p, 5).out.width = 8),
+        ("columns of out: 16 where 32", |p| linear(p, 4).out.width = 8),
         ("a residual behind a gate", |p| {
-            linear(p, 5).residual = Some(View { width: 16, ..view(0, 0) });
+            linear(p, 4).residual = Some(View { width: 16, ..view(0, 0) });
         }),
         ("`hidden` is read while it is written", |p| {
             let hidden = linear(p, 1).x;
             (linear(p, 1).residual, linear(p, 1).out) = (Some(hidden), hidden);
         }),
-        ("`qkv` is read while it is written", |p| append(p).q.start = 16),
+        ("what is attended", |p| attention(p).append.q.start = 16),
+        ("what is attended", |p| attention(p).attention.q.start = 8),
+        ("`qkv` is read while it is written", |p| attention(p).attention.out.tensor = TensorId(2)),
         ("columns of a head: 8 where 4", |p| (p.kv.num_kv_heads, p.kv.head_dim) = (4, 4)),
-        ("never appended", |p| _ = p.ops.remove(2)),
-        ("operation 5, norm_linear_gate: x is F16, expected F32", |p| {
-            linear(p, 5).x.tensor = TensorId(3);
+        ("operation 4, norm_linear_gate: x is F16, expected F32", |p| {
+            linear(p, 4).x.tensor = TensorId(3);
         }),
-        ("operation 5, norm_linear_gate: the norm is F16", |p| p.weights[5].storage = F16),
-        ("operation 5, norm_linear_gate: out is F32, expected F16", |p| {
+        ("operation 4, norm_linear_gate: the norm is F16", |p| p.weights[5].storage = F16),
+        ("operation 4, norm_linear_gate: out is F32, expected F16", |p| {
             p.tensors[6].dtype = F32;
         }),
-        ("operation 2, rope_append: k is F16, expected BF16 or F32", |p| p.kv.dtype = BF16),
+        ("operation 2, append_attention: k is F16, expected BF16", |p| p.kv.dtype = BF16),
     ];
     reject(|| Decoder::SMALL.plan(4, 1).fused(|_| true), faults);
 }

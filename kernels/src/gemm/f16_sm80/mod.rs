@@ -100,10 +100,10 @@ pub unsafe fn gemm_sm80<
     out: GlobalMut<u8>,
     out_stride: u32,
 ) {
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let m = unsafe { m.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: `m` is one element.
-    let m = unsafe { m.get(0) };
     let tile = tile_of_block(m.div_ceil(T::BLOCK_M), n.div_ceil(T::BLOCK_N));
     let Some((tile_m, tile_n)) = tile else { return };
     let (block_m, block_n) = (tile_m * T::BLOCK_M, tile_n * T::BLOCK_N);

@@ -194,11 +194,11 @@ pub unsafe fn gemm_16_small_m<
         }
         let shape = Shape { k, reciprocal: k_reciprocal, eps };
         let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, shape));
+        let num_rows = num_rows.get(0);
 
         // 2. What they may.
         grid::wait_for_dependencies();
         grid::launch_dependents();
-        let num_rows = num_rows.get(0);
         if num_rows == 0 {
             return;
         }
