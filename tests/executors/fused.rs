@@ -36,15 +36,22 @@ type RopeShape = (usize, (usize, usize, usize, usize));
 
 const ROPE_SHAPES: &[RopeShape] = &[
     (1, (14, 2, 64, 64)),
+    (1, (5, 1, 80, 32)),
     (5, (3, 1, 80, 32)),
     (17, (4, 4, 96, 72)),
+    (1, (2, 1, 7, 4)),
     (3, (2, 1, 6, 4)),
     (2, (32, 8, 128, 128)),
 ];
 
 /// Those of 16-bit elements, whose heads are aligned.
-const HALF_ROPE_SHAPES: &[RopeShape] =
-    &[(1, (14, 2, 64, 64)), (5, (3, 1, 80, 32)), (17, (4, 4, 96, 72)), (2, (32, 8, 128, 128))];
+const HALF_ROPE_SHAPES: &[RopeShape] = &[
+    (1, (14, 2, 64, 64)),
+    (5, (3, 1, 80, 32)),
+    (1, (5, 1, 80, 32)),
+    (17, (4, 4, 96, 72)),
+    (2, (32, 8, 128, 128)),
+];
 
 pub fn tests() -> Vec<Test> {
     let mut tests = Vec::new();

@@ -3,6 +3,14 @@
 #[cfg(target_arch = "nvptx64")]
 use core::arch::nvptx;
 
+// Not `nvptx::_syncthreads`: that goes by a name that LLVM no longer has, and takes for any other
+// function's, which may be copied into both sides of a branch, until it upgrades it.
+#[cfg(target_arch = "nvptx64")]
+unsafe extern "C" {
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
+    fn barrier_sync_all(id: u32);
+}
+
 instruction! {
     /// Index of the thread in its block, x. CUDA C `threadIdx.x`.
     "mov.u32 %tid.x" => pub fn thread_idx_x() -> u32 {
@@ -92,7 +100,7 @@ instruction! {
     /// visible to each other. Every thread of the block that has not exited calls it. CUDA C
     /// `__syncthreads`.
     "bar.sync 0" => pub fn sync_threads() {
-        nvptx::_syncthreads()
+        barrier_sync_all(0)
     } host {
         simt::device::bar_sync(0, None)
     }

@@ -125,6 +125,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     let appends = !table.is_null();
     if !appends {
         grid::wait_for_dependencies();
+        grid::launch_dependents();
     }
 
     // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head ..
@@ -195,6 +196,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             let angles = table.add(position as usize * rotary_dim as usize);
             let pair = Pair::new(angles, rotary_dim, head_dim);
             grid::wait_for_dependencies();
+            grid::launch_dependents();
             let new_row = |rows: Global<()>, stride: u32, pool: GlobalMut<E>, tile: Shared<E>| {
                 let from = rows.cast::<E>().add(token as usize * stride as usize);
                 let page_row = (slot / PAGE_SIZE, slot % PAGE_SIZE);
@@ -215,7 +217,6 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             thread::sync_threads();
             new.store(&pair);
         }
-        grid::launch_dependents();
 
         // 3. Keys, the last ones first.
         let mut stage_idx = 0;
