@@ -222,10 +222,12 @@ impl Engine {
         Ok(plan)
     }
 
-    /// Prepares what requests run: the first one of a size need not wait for it.
+    /// Prepares what requests run, and runs it: the first request of a size neither waits for that, nor for a graph on
+    /// its way to the device, nor for weights and kernels that nothing has touched.
     fn prepare_all(&mut self) -> Result<(), EngineError> {
         for bounds in self.buckets.of_requests() {
-            self.prepare(bounds)?;
+            let plan = self.prepare(bounds)?;
+            self.executor.run(plan, &buckets::warm_up(&bounds), Want::NextTokens)?;
         }
         Ok(())
     }
@@ -244,7 +246,7 @@ impl Engine {
             }
             let request = sequence.id();
             let token = match output.next_tokens.get(row) {
-                Some(&token) => Ok(token),
+                Some(&next) => sampler::greedy(next),
                 None => sequence.sample(&output.logits[row * vocab_size..][..vocab_size]),
             };
             row += 1;

@@ -1,5 +1,6 @@
 //! From logits to the next token.
 
+use crate::exec::NextToken;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 use std::cmp::Ordering;
@@ -77,17 +78,27 @@ pub enum SamplingError {
     },
     /// A logit is NaN or positive infinity.
     #[error(
-        "the model's logit of token {token} is {logit}: its weights or its arithmetic are broken"
+        "the model's logit of token {token} is NaN or inf: its weights or its arithmetic are broken"
     )]
     NotFinite {
         /// The first such token.
-        token: usize,
-        /// Its logit.
-        logit: f32,
+        token: u32,
     },
     /// Every logit is negative infinity.
     #[error("the model rules out every token: all logits are -inf")]
     NoCandidate,
+}
+
+/// The token that is simply that of the largest logit.
+///
+/// # Errors
+/// As [`Sampler::sample`].
+pub fn greedy(next: NextToken) -> Result<u32, SamplingError> {
+    match next {
+        NextToken::Token(token) => Ok(token),
+        NextToken::NotFinite(token) => Err(SamplingError::NotFinite { token }),
+        NextToken::NoCandidate => Err(SamplingError::NoCandidate),
+    }
 }
 
 /// Chooses the tokens of one sequence.
@@ -116,9 +127,9 @@ impl Sampler {
     /// # Errors
     /// [`SamplingError::NotFinite`], [`SamplingError::NoCandidate`].
     pub fn sample(&mut self, logits: &[f32], tokens: &[u32]) -> Result<u32, SamplingError> {
-        let broken = |&(_, &logit): &(usize, &f32)| logit.is_nan() || logit == f32::INFINITY;
-        if let Some((token, &logit)) = logits.iter().enumerate().find(broken) {
-            return Err(SamplingError::NotFinite { token, logit });
+        let broken = |&(_, &logit): &(u32, &f32)| logit.is_nan() || logit == f32::INFINITY;
+        if let Some((token, _)) = (0..).zip(logits).find(broken) {
+            return Err(SamplingError::NotFinite { token });
         }
         let mut candidates: Vec<Candidate> = (0..).zip(logits.iter().copied()).collect();
         penalise(&mut candidates, logits, tokens, self.sampling.repetition_penalty);
@@ -358,9 +369,9 @@ mod tests {
         for temperature in [0.0, 1.0] {
             let mut sampler = Sampler::new(Sampling { temperature, ..Default::default() });
             let nan = sampler.sample(&[0.0, f32::NAN, 1.0], &[]);
-            assert!(matches!(nan, Err(SamplingError::NotFinite { token: 1, .. })), "{nan:?}");
+            assert!(matches!(nan, Err(SamplingError::NotFinite { token: 1 })), "{nan:?}");
             let infinite = sampler.sample(&[0.0, 1.0, f32::INFINITY], &[]);
-            assert!(matches!(infinite, Err(SamplingError::NotFinite { token: 2, .. })));
+            assert!(matches!(infinite, Err(SamplingError::NotFinite { token: 2 })));
             assert_eq!(sampler.sample(&[NEG_INF; 4], &[]), Err(SamplingError::NoCandidate));
             assert_eq!(sampler.sample(&[NEG_INF, f32::MIN, NEG_INF], &[]), Ok(1));
             assert_eq!(sampler.sample(&[f32::MAX, f32::MIN], &[]), Ok(0));

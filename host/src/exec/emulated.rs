@@ -10,7 +10,9 @@ use simt::{Init, Memory};
 
 use super::lower::{self, Addresses, KvPool};
 use super::tensor_maps::TensorMaps;
-use super::{ExecError, Executor, Gemm, PreparedPlan, StepOutput, Want, WeightSource, inputs};
+use super::{
+    ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Want, WeightSource, inputs,
+};
 use crate::plan::{Plan, StepInputs, View, Weight};
 
 /// The device that is emulated.
@@ -121,7 +123,10 @@ impl Executor for EmulatedExecutor {
         let mut output = StepOutput::default();
         match want {
             Want::Nothing => {}
-            Want::NextTokens => output.next_tokens = rows(plan.next_tokens),
+            Want::NextTokens => {
+                let outputs = rows(plan.next_tokens).into_iter();
+                output.next_tokens = outputs.map(NextToken::of_output).collect();
+            }
             Want::Logits => {
                 output.logits = rows(plan.logits).into_iter().map(f32::from_bits).collect();
             }

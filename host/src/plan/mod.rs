@@ -81,7 +81,7 @@ pub struct Plan {
     pub batch_invariant: bool,
     /// Logits, `[logit_rows, vocab_size]` f32.
     pub logits: View,
-    /// Index of the largest logit of each row, `[logit_rows, 1]` u32.
+    /// Index of the largest logit of each row, or why there is none, `[logit_rows, 1]` u32.
     pub next_tokens: View,
 }
 
