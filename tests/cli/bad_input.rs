@@ -100,6 +100,19 @@ fn rejects_cublas_where_it_cannot_be() {
 }
 
 #[test]
+fn rejects_a_target_where_it_cannot_be() {
+    let generate = ["generate", "-m", LLAMA, "--tokens", "1", "-n", "1"];
+    let with = |extra: &[&str], expected: &str| refuses(&[&generate, extra].concat(), expected);
+    with(&["--device", "cpu", "--target", "sm_80"], "is for GPU kernels, and this runs on the CPU");
+    with(&["--target", "sm_70"], "sm_80, sm_90a");
+    let bench = ["bench", "kernels", "--op", "gemm", "--gpu", "99"];
+    let with = |extra: &[&str], expected: &str| refuses(&[&bench, extra].concat(), expected);
+    with(&["--target", "sm_80"], "");
+    with(&["--target", "sm_80", "--gemm", "cublas"], "leave one of them out");
+    with(&["--target", "90"], "sm_80, sm_90a");
+}
+
+#[test]
 fn our_own_kernels_are_no_matter_of_the_device() {
     let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "1"];
     let output = run(&[&args[..], &["--gemm", "halfwarp"]].concat());

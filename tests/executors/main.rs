@@ -59,16 +59,16 @@ fn open_cpu(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>
 
 fn open_cuda(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
     let ordinal = cuda::first_device().unwrap_or(0);
-    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Halfwarp, plan, weights)?))
+    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Halfwarp, None, plan, weights)?))
 }
 
 fn open_cublas(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
     let ordinal = cuda::first_device().unwrap_or(0);
-    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Cublas, plan, weights)?))
+    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Cublas, None, plan, weights)?))
 }
 
 fn open_emulated(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
-    Ok(Box::new(EmulatedExecutor::open(plan, weights)?))
+    Ok(Box::new(EmulatedExecutor::open(None, plan, weights)?))
 }
 
 fn main() {

@@ -64,6 +64,7 @@ impl Engine {
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
         options.gemm.check_device(options.device)?;
+        options.device.check_target(options.target)?;
         options.gemm.compute_type(options.precision.operand())?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
@@ -79,7 +80,7 @@ impl Engine {
         let plan = Plan { batch_invariant, ..model.plan(precision, bounds, num_pages)? };
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
-        let executor = exec::open(options.device, options.gemm, &plan, &weights)?;
+        let executor = exec::open(options.device, options.gemm, options.target, &plan, &weights)?;
         let turns = if batch_invariant { Turns::Apart } else { Turns::Together };
         let mut engine = Engine {
             model,

@@ -13,6 +13,7 @@ mod testing;
 
 pub use device::{Device, open};
 pub use gemm::Gemm;
+pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
 
 use crate::plan::{BudgetError, Plan, StepInputs, Weight};

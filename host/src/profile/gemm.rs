@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::exec::cuda::CudaExecutor;
-use crate::exec::{ExecError, Executor, Gemm, PreparedPlan, Want, WeightSource};
+use crate::exec::{ExecError, Executor, Gemm, PreparedPlan, Target, Want, WeightSource};
 use crate::plan::{
     Bounds, Dtype, KvLayout, Linear, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows,
     StepInputs, View, Weight, WeightId, WeightPart,
@@ -49,6 +49,38 @@ pub fn shapes() -> Vec<Shape> {
     shapes
 }
 
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject {
+    /// The number of the GPU.
+    pub gpu: usize,
+    /// Who computes.
+    pub gemm: Gemm,
+    /// What our kernels are compiled for; `None`: the newest that the GPU can run.
+    pub target: Option<Target>,
+    /// Type of the operands.
+    pub dtype: Dtype,
+}
+
+impl Subject {
+    /// Whether there can be such a measurement.
+    ///
+    /// # Errors
+    /// [`ExecError::Gemm`] for operands that cuBLAS does not sum so, and for a target of cuBLAS.
+    pub fn check(&self) -> Result<(), ExecError> {
+        self.gemm.compute_type(self.dtype)?;
+        match self.target {
+            Some(target) if self.gemm != Gemm::Halfwarp => Err(ExecError::Gemm(format!(
+                "--target {} is for the kernels of this program, and --gemm {} has kernels of its own\n\
+                 leave one of them out",
+                target.name(),
+                self.gemm
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// What was measured of one shape; the keys are those of the peers' rows.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -75,6 +107,9 @@ pub struct Row {
     pub gbs: f64,
     /// Norm of the difference over the norm of the reference, in f64, on a sample of outputs.
     pub error: f64,
+    /// What our kernels are compiled for; nothing is said of those of cuBLAS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<&'static str>,
     /// The device, and the PTX target that it runs.
     pub gpu: String,
 }
@@ -109,18 +144,20 @@ const SAMPLES: usize = 256;
 const ONES: &str = "ones";
 const EPS: f32 = 1e-6;
 
-/// Measures a shape by `gemm` with operands of type `dtype` on the GPU of number `ordinal`.
+/// Measures `subject` at a shape.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn measure(ordinal: usize, gemm: Gemm, shape: Shape, dtype: Dtype) -> Result<Row, BenchError> {
+pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
+    subject.check()?;
+    let &Subject { gpu: ordinal, gemm, target, dtype } = subject;
     let Shape { m, n, k } = shape;
     let bytes = dtype.block_bytes() * (m * k + n * k + m * n);
     let copies = L2_FLUSH_BYTES.div_ceil(bytes.max(1)).clamp(1, MAX_COPIES);
     let calls = copies * (MIN_CALLS / copies).max(1);
     let bench = Bench { shape, dtype, copies };
     let (full, frame) = (bench.plan(calls + 1), bench.plan(1));
-    let gpu = CudaExecutor::open(ordinal, gemm, &full, &RandomWeights)?;
+    let gpu = CudaExecutor::open(ordinal, gemm, target, &full, &RandomWeights)?;
     let mut gpu = gpu.without_overlap();
     let prepared = [gpu.prepare(&full)?, gpu.prepare(&frame)?];
 
@@ -152,6 +189,7 @@ pub fn measure(ordinal: usize, gemm: Gemm, shape: Shape, dtype: Dtype) -> Result
         tflops: 2.0 * (m * n * k) as f64 / us / 1e6,
         gbs: bytes as f64 / us / 1e3,
         error,
+        target: (gemm == Gemm::Halfwarp).then(|| gpu.target().name()),
         gpu: gpu.describe(),
     })
 }

@@ -224,7 +224,7 @@ fn next_token(row: &[f32]) -> NextToken {
     if max > f32::NEG_INFINITY { NextToken::Token(index) } else { NextToken::NoCandidate }
 }
 
-/// What is not finite at the end and in the middle of a row of numbers, all over it, and beside ruled-out tokens.
+/// Equal numbers, what is not finite among numbers and alone, and tokens that are ruled out.
 fn spoil(case: usize, row: &mut [f32]) {
     let last = row.len() - 1;
     match case {

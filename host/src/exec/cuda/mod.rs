@@ -26,7 +26,8 @@ use self::modules::Modules;
 use super::lower::{self, Task};
 use super::tensor_maps::TensorMaps;
 use super::{
-    ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Want, WeightSource, inputs,
+    ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
+    inputs,
 };
 use crate::plan::{ArenaLayout, Plan, StepInputs, StepLayout, View};
 
@@ -70,7 +71,7 @@ struct Prepared {
 
 impl CudaExecutor {
     /// Opens the device `cuda:<ordinal>` and brings the weights of `plan` to it; `plan` has the largest bounds. Linear
-    /// layers are computed by `gemm`.
+    /// layers are computed by `gemm`, everything else by the kernels for `target`, or for the newest that there can be.
     ///
     /// # Errors
     /// - [`ExecError::Gemm`] if `gemm` is cuBLAS, and it is not there;
@@ -81,11 +82,12 @@ impl CudaExecutor {
     pub fn open(
         ordinal: usize,
         gemm: Gemm,
+        target: Option<Target>,
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
         let devices = devices()?;
-        let (device, kernels, gpu) = device::choose(&devices, ordinal)?;
+        let (device, kernels, gpu) = device::choose(&devices, ordinal, target)?;
         let device = device.clone();
         let context = device::open_context(&device)?;
         // All work of an executor is on its one stream, which waits for no other: a blocking stream could not be captured
@@ -113,6 +115,12 @@ impl CudaExecutor {
             overlapping: device::overlapping_launcher(gpu)?,
             context,
         })
+    }
+
+    /// What its kernels are compiled for.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.gpu.target
     }
 
     /// The same device, on which each kernel of the plans prepared from now on starts when the one before it has ended.
