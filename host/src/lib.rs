@@ -48,6 +48,6 @@ pub use engine::{
 };
 pub use exec::{Device, ExecError, Gemm, Target};
 pub use model::{Config, Model, ModelError};
-pub use plan::{Plan, Precision};
+pub use plan::{Accumulate, Plan, Precision};
 pub use text::{ChatTemplate, Message, Text, TextError, TextStream, Tokenizer};
 pub use weights::{Checkpoint, WeightsError};

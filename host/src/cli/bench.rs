@@ -2,7 +2,7 @@
 
 use super::{
     failure::Failure,
-    model::{GemmArg, TargetArg},
+    model::{AccumulateArg, GemmArg, TargetArg},
     terminal,
 };
 use clap::{Subcommand, ValueEnum};
@@ -31,6 +31,9 @@ pub struct KernelsArgs {
     /// Who computes
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
+    /// What our kernels sum products of f16 in, where there are more than a few rows
+    #[arg(long, value_enum, default_value_t = AccumulateArg::F32)]
+    accumulate: AccumulateArg,
     /// Whose kernels to run [default: the newest that the GPU can run]
     #[arg(long, value_enum)]
     target: Option<TargetArg>,
@@ -90,7 +93,13 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
         Type::F16 => Dtype::F16,
         Type::Bf16 => Dtype::BF16,
     };
-    let subject = Subject { gpu: args.gpu, gemm, target: args.target.map(Target::from), dtype };
+    let subject = Subject {
+        gpu: args.gpu,
+        gemm,
+        accumulate: args.accumulate.into(),
+        target: args.target.map(Target::from),
+        dtype,
+    };
     subject.check()?;
     cuda::free_memory(args.gpu)?;
     let given: Vec<Shape> = args.shapes.iter().map(|shape| shape.0).collect();

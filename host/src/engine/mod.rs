@@ -20,7 +20,7 @@ pub use sampler::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::Model;
-use crate::plan::{Bounds, Plan, Precision, StepInputs, Weight};
+use crate::plan::{Accumulate, Bounds, Plan, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler, Turns};
@@ -34,6 +34,7 @@ pub struct Engine {
     executor: Box<dyn Executor>,
     precision: Precision,
     batch_invariant: bool,
+    accumulate: Accumulate,
     buckets: Buckets,
     num_pages: usize,
     prepared: HashMap<Bounds, PreparedPlan>,
@@ -65,7 +66,9 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         options.gemm.check_device(options.device)?;
         options.device.check_target(options.target)?;
-        options.gemm.compute_type(options.precision.operand())?;
+        let operand = options.precision.operand();
+        options.gemm.compute_type(operand)?;
+        options.gemm.check_accumulate(options.accumulate, operand, options.device)?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
@@ -76,8 +79,9 @@ impl Engine {
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             model.memory(precision, bounds, num_pages)?.check(&device, free_bytes)?;
         }
-        let batch_invariant = options.batch_invariant;
-        let plan = Plan { batch_invariant, ..model.plan(precision, bounds, num_pages)? };
+        let EngineOptions { batch_invariant, accumulate, .. } = options;
+        let plan = model.plan(precision, bounds, num_pages)?;
+        let plan = Plan { batch_invariant, accumulate, ..plan };
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
         let executor = exec::open(options.device, options.gemm, options.target, &plan, &weights)?;
@@ -87,6 +91,7 @@ impl Engine {
             executor,
             precision,
             batch_invariant,
+            accumulate,
             buckets,
             num_pages,
             prepared: HashMap::new(),
@@ -217,7 +222,8 @@ impl Engine {
             return Ok(plan);
         }
         let plan = self.model.plan(self.precision, bounds, self.num_pages)?;
-        let plan = Plan { batch_invariant: self.batch_invariant, ..plan };
+        let &mut Engine { batch_invariant, accumulate, .. } = self;
+        let plan = Plan { batch_invariant, accumulate, ..plan };
         let plan = self.executor.prepare(&plan)?;
         self.prepared.insert(bounds, plan);
         Ok(plan)
