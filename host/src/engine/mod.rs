@@ -10,13 +10,14 @@ mod options;
 pub mod pages;
 mod request;
 mod sampler;
+mod sampling;
 mod scheduler;
 mod sequence;
 
 pub use error::EngineError;
 pub use options::EngineOptions;
 pub use request::{Event, EventKind, FinishReason, Generation, Request, RequestId};
-pub use sampler::{Sampling, SamplingError};
+pub use sampling::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::Model;
