@@ -50,7 +50,8 @@ pub struct CudaExecutor {
     step_inputs: LockedBuffer<u32>,
     /// Logits on their way back; grows from one row to the most that were asked for.
     logits: LockedBuffer<f32>,
-    /// The argmax of each logit row, which its kernel writes here itself: a few words are no copy's worth.
+    /// The argmax of each logit row, which its kernel writes here itself: a few words are no copy's worth. Graphs hold its
+    /// address: it stays where it is.
     next_tokens: LockedBuffer<u32>,
     stream: Stream,
     device: DeviceInfo,
@@ -194,7 +195,7 @@ impl Executor for CudaExecutor {
     }
 
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the wait; logits are
-    /// copied in a fourth. Nothing is allocated on the way to a token that the device chooses.
+    /// copied in a fourth. Memory is page-locked for more than a row of them alone.
     fn run(
         &mut self,
         plan: PreparedPlan,
