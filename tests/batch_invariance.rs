@@ -76,7 +76,7 @@ impl Runner {
         let model = Model::open(dir).unwrap();
         let bounds = bounds(PROMPT_LEN + MAX_SEQS, PROMPT_LEN);
         let plan = plan(&model, precision, batch_invariant, bounds);
-        let executor = exec::open(device, Gemm::Halfwarp, &plan, model.checkpoint()).unwrap();
+        let executor = exec::open(device, Gemm::Halfwarp, None, &plan, model.checkpoint()).unwrap();
         Runner { model, executor, precision, batch_invariant, prepared: HashMap::new() }
     }
 

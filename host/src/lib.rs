@@ -46,8 +46,8 @@ pub use engine::{
     Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation, Request,
     RequestId, Sampling, SamplingError,
 };
-pub use exec::{Device, ExecError, Gemm};
+pub use exec::{Device, ExecError, Gemm, Target};
 pub use model::{Config, Model, ModelError};
-pub use plan::{Plan, Precision};
+pub use plan::{Accumulate, Plan, Precision};
 pub use text::{ChatTemplate, Message, Text, TextError, TextStream, Tokenizer};
 pub use weights::{Checkpoint, WeightsError};

@@ -1,4 +1,5 @@
-//! Argmax: `out[r]` is the smallest index of the largest `x[r, :]`; NaN is smaller than everything.
+//! Argmax: `out[r]` is the smallest index of the largest `x[r, :]`, or what keeps it from being a
+//! token: the first index of a NaN or a positive infinity, or that all are negative infinities.
 //!
 //! Shapes    x `[num_rows, vocab_size]` with a row stride; out `[num_rows]` u32; f32.
 //!           partial results `[max_rows, grid_dim_y, 2]` u32; counters `[max_rows]`, zeros before
@@ -24,12 +25,26 @@ const UNROLL: u32 = 8;
 /// Columns of a block.
 const BLOCK_COLUMNS: u32 = UNROLL * NUM_THREADS;
 
-/// A number that orders as the logits do: 0 for NaN, and from there up; equal for both zeros.
+/// Bit of an output that is no token: the index of the first logit that is NaN or infinite.
+const NOT_FINITE: u32 = 1 << 31;
+
+/// The output of a row of negative infinities.
+const NO_CANDIDATE: u32 = u32::MAX;
+
+/// Above that of every number: what is not finite is found even if it is not the largest.
+const NOT_FINITE_KEY: u32 = u32::MAX;
+
+/// Below that of every number.
+const NO_CANDIDATE_KEY: u32 = 0;
+
+/// A number that orders as the logits do; equal for both zeros.
 fn order_key(value: f32) -> u32 {
     // The sum turns -0.0 into 0.0.
     let bits = (value + 0.0).to_bits();
-    if value.is_nan() {
-        0
+    if value.is_nan() || value == f32::INFINITY {
+        NOT_FINITE_KEY
+    } else if value == f32::NEG_INFINITY {
+        NO_CANDIDATE_KEY
     } else if bits >> 31 == 1 {
         !bits
     } else {
@@ -46,7 +61,7 @@ struct Best {
 
 impl Best {
     /// Worse than every logit.
-    const NONE: Best = Best { key: 0, index: u32::MAX };
+    const NONE: Best = Best { key: NO_CANDIDATE_KEY, index: u32::MAX };
 
     /// The better of two: the larger key, then the smaller index.
     fn or(self, other: Best) -> Best {
@@ -66,6 +81,15 @@ impl Best {
             lane_mask /= 2;
         }
         self
+    }
+
+    /// What is said of the row that it is the best of.
+    fn output(self) -> u32 {
+        match self.key {
+            NO_CANDIDATE_KEY => NO_CANDIDATE,
+            NOT_FINITE_KEY => NOT_FINITE | self.index,
+            _ => self.index,
+        }
     }
 }
 
@@ -99,7 +123,7 @@ pub unsafe fn argmax_f32(
         }
         let x = x.add(row * x_stride as usize);
         let first = block * BLOCK_COLUMNS + thread::thread_idx_x();
-        let mut values = [f32::NAN; UNROLL as usize];
+        let mut values = [f32::NEG_INFINITY; UNROLL as usize];
         unroll!(step in 0..UNROLL as usize, {
             let column = first + step as u32 * NUM_THREADS;
             if column < vocab_size {
@@ -141,22 +165,46 @@ pub unsafe fn argmax_f32(
         }
         best = best.reduce_warp();
         if lane_id == 0 {
-            out.set(row, best.index);
+            out.set(row, best.output());
         }
     }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Argmax, ArgmaxWorkspace};
+pub use launcher::{Argmax, ArgmaxWorkspace, NextToken};
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
-    use super::{BLOCK_COLUMNS, NUM_THREADS, argmax_f32};
+    use super::{BLOCK_COLUMNS, NO_CANDIDATE, NOT_FINITE, NUM_THREADS, argmax_f32};
     use crate::Rows;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 
     /// Largest vocabulary: blocks of a row are a grid's y.
     const MAX_VOCAB_SIZE: usize = Geometry::MAX_GRID[1] * BLOCK_COLUMNS as usize;
+    const _: () = assert!(MAX_VOCAB_SIZE < NOT_FINITE as usize);
+
+    /// What argmax says of a row of logits.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum NextToken {
+        /// The smallest index of the largest logit.
+        Token(u32),
+        /// The smallest index of a logit that is NaN or positive infinity.
+        NotFinite(u32),
+        /// Every logit is negative infinity.
+        NoCandidate,
+    }
+
+    impl NextToken {
+        /// What an output of [`Argmax`] means.
+        #[must_use]
+        pub fn of_output(output: u32) -> Self {
+            match output {
+                NO_CANDIDATE => NextToken::NoCandidate,
+                _ if output & NOT_FINITE != 0 => NextToken::NotFinite(output & !NOT_FINITE),
+                _ => NextToken::Token(output),
+            }
+        }
+    }
 
     /// What the launch needs for itself, and leaves to the next one as it was.
     #[derive(Clone, Copy, Debug)]
@@ -167,7 +215,7 @@ mod launcher {
         pub counters: DevicePtr<u32>,
     }
 
-    /// Index of the largest element of each row.
+    /// Index of the largest element of each row: [`NextToken::of_output`] reads the outputs.
     #[derive(Clone, Copy, Debug)]
     pub struct Argmax {
         /// Upper bound of the rows.

@@ -100,6 +100,32 @@ fn rejects_cublas_where_it_cannot_be() {
 }
 
 #[test]
+fn rejects_sums_in_f16_where_they_cannot_be() {
+    let generate = ["generate", "-m", LLAMA, "--tokens", "1", "-n", "1", "--accumulate", "f16"];
+    let with = |extra: &[&str], expected: &str| refuses(&[&generate, extra].concat(), expected);
+    with(&["--device", "emulated"], "is for operands in F16, and these are in F32");
+    with(&["--device", "cuda:99", "--dtype", "bf16"], "use --dtype f16, or leave --accumulate out");
+    with(&["--device", "cpu", "--dtype", "f16"], "is for GPU kernels, and this runs on the CPU");
+    with(&["--device", "cuda:99", "--gemm", "cublas", "--dtype", "f16"], "use --gemm cublas-f16");
+    let bench = ["bench", "kernels", "--op", "gemm", "--accumulate"];
+    refuses(&[&bench[..], &["f16", "--dtype", "bf16"]].concat(), "these are in BF16");
+    refuses(&[&bench[..], &["bf16"]].concat(), "f32, f16");
+}
+
+#[test]
+fn rejects_a_target_where_it_cannot_be() {
+    let generate = ["generate", "-m", LLAMA, "--tokens", "1", "-n", "1"];
+    let with = |extra: &[&str], expected: &str| refuses(&[&generate, extra].concat(), expected);
+    with(&["--device", "cpu", "--target", "sm_80"], "is for GPU kernels, and this runs on the CPU");
+    with(&["--target", "sm_70"], "sm_80, sm_90a");
+    let bench = ["bench", "kernels", "--op", "gemm", "--gpu", "99"];
+    let with = |extra: &[&str], expected: &str| refuses(&[&bench, extra].concat(), expected);
+    with(&["--target", "sm_80"], "");
+    with(&["--target", "sm_80", "--gemm", "cublas"], "leave one of them out");
+    with(&["--target", "90"], "sm_80, sm_90a");
+}
+
+#[test]
 fn our_own_kernels_are_no_matter_of_the_device() {
     let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "1"];
     let output = run(&[&args[..], &["--gemm", "halfwarp"]].concat());

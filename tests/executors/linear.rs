@@ -1,6 +1,8 @@
 //! Linear layers: every size of batch around the tiles, real and odd widths, bias and residual.
 
-use halfwarp::plan::{Dtype, Linear, Op, Precision, Rows};
+use halfwarp::exec::{ExecError, Want};
+use halfwarp::plan::{Accumulate, Dtype, Linear, Op, Plan, Precision, Rows};
+use libtest_mimic::Completion;
 
 use crate::harness::{
     HALVES, Matrix, Setup, Step, bounds, check, finish_with_logits, one_sequence, smallest_kv,
@@ -66,7 +68,50 @@ pub fn tests() -> Vec<Test> {
             add(precision, m, (64, 131), Form::LogitRows);
         }
     }
+    for (m, n, k) in [(64, 24, 72), (65, 24, 72), (129, 24, 72), (65, 24, 896)] {
+        let name = format!("linear::sums_in_f16_{m}x{n}x{k}");
+        tests.push(Test::new(name, move |subject| sums_in_f16(subject, m, k, n)));
+    }
     tests
+}
+
+/// Rows that the kernels of a GPU sum in f32 whatever the plan says.
+const MAX_ROWS_IN_F32: usize = 64;
+
+/// Sums in f16 are near those in f32: where they are not computed so, they are the same.
+fn sums_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome {
+    let mut setup = Setup::new(Precision::F16);
+    let x = setup.input("x", &Matrix::random(1, m, k).rounded(Precision::F16));
+    let weight = setup.matrix("weight", &Matrix::random(2, n, k).rounded(Precision::F16));
+    let out = setup.activation("out", n);
+    setup.plan.op(Op::Linear(Linear::new(x, weight, out)));
+    let bounds = bounds(m, 0);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
+    let run = |accumulate| -> Result<Vec<f32>, ExecError> {
+        let plan = Plan { accumulate, ..plan.clone() };
+        let mut executor = (subject.open)(&plan, &weights)?;
+        let prepared = executor.prepare(&plan)?;
+        Ok(executor.run(prepared, &one_sequence(m, 0), Want::Logits)?.logits)
+    };
+    let [in_f32, in_f16] = [Accumulate::F32, Accumulate::F16].map(run);
+    let text = |error: ExecError| error.to_string();
+    let error = relative_error(&in_f16.map_err(text)?, &in_f32.map_err(text)?);
+    let is_in_f16 =
+        ["cuda", "cuda_sm_80", "emulated"].contains(&subject.name) && m > MAX_ROWS_IN_F32;
+    // Of each 16 products a sum is rounded to 11 bits, and the output is.
+    let bound = 1e-3 * (2.0 + k as f64 / 16.0).sqrt();
+    if (error > 0.0) != is_in_f16 || error.is_nan() || error > bound {
+        return Err(format!("relative error {error:e}, at most {bound:e}; in f16: {is_in_f16}"));
+    }
+    Ok(Completion::Completed)
+}
+
+/// `norm(got - wanted) / norm(wanted)`.
+fn relative_error(got: &[f32], wanted: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let pairs = got.iter().zip(wanted);
+    norm(&mut pairs.map(|(&got, &wanted)| f64::from(got) - f64::from(wanted)))
+        / norm(&mut wanted.iter().map(|&wanted| f64::from(wanted)))
 }
 
 fn matches_oracle(

@@ -1,6 +1,7 @@
 //! One suite for all executors: every operation in small plans against an f64 oracle, under the names
-//! `<executor>::<operation>::<case>`; `cublas` is CUDA with linear layers by cuBLAS. Without a device, each CUDA test is reported as ignored, by name, and so is what is
-//! too large for the emulator, or in a precision that an executor does not have.
+//! `<executor>::<operation>::<case>`; `cublas` is CUDA with linear layers by cuBLAS, `cuda_sm_80` CUDA with the kernels for
+//! sm_80. Without a device, each CUDA test is reported as ignored, by name, and so is what is too large for the emulator,
+//! or in a precision that an executor does not have.
 
 mod attention;
 mod elementwise;
@@ -15,7 +16,7 @@ mod rows;
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
 use halfwarp::exec::emulated::EmulatedExecutor;
-use halfwarp::exec::{ExecError, Executor, Gemm, WeightSource};
+use halfwarp::exec::{ExecError, Executor, Gemm, Target, WeightSource};
 use halfwarp::plan::Plan;
 use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -59,16 +60,21 @@ fn open_cpu(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>
 
 fn open_cuda(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
     let ordinal = cuda::first_device().unwrap_or(0);
-    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Halfwarp, plan, weights)?))
+    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Halfwarp, None, plan, weights)?))
+}
+
+fn open_sm_80(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
+    let ordinal = cuda::first_device().unwrap_or(0);
+    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Halfwarp, Some(Target::Sm80), plan, weights)?))
 }
 
 fn open_cublas(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
     let ordinal = cuda::first_device().unwrap_or(0);
-    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Cublas, plan, weights)?))
+    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Cublas, None, plan, weights)?))
 }
 
 fn open_emulated(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
-    Ok(Box::new(EmulatedExecutor::open(plan, weights)?))
+    Ok(Box::new(EmulatedExecutor::open(None, plan, weights)?))
 }
 
 fn main() {
@@ -83,6 +89,7 @@ fn main() {
         max_flops: usize::MAX,
     };
     let cuda = Subject { name: "cuda", open: open_cuda, is_there: has_cuda, ..cpu };
+    let sm_80 = Subject { name: "cuda_sm_80", open: open_sm_80, ..cuda };
     let has_cublas = has_cuda && cuda::cublas_version().is_ok();
     let cublas = Subject { name: "cublas", open: open_cublas, is_there: has_cublas, ..cpu };
     let max_flops = MAX_EMULATED_FLOPS;
@@ -94,6 +101,7 @@ fn main() {
     let suites = [
         (cpu, all_tests()),
         (cuda, all_tests()),
+        (sm_80, all_tests()),
         (emulated, all_tests()),
         (cublas, linear::tests()),
     ];

@@ -1,6 +1,6 @@
 //! Embedding, rows by index, argmax.
 
-use halfwarp::exec::{ExecError, Want};
+use halfwarp::exec::{ExecError, NextToken, Want};
 use halfwarp::plan::{Precision, StepInputs};
 use libtest_mimic::Completion;
 
@@ -70,45 +70,48 @@ fn brings_wanted_rows(subject: Subject) -> Outcome {
 }
 
 fn argmax_matches_oracle(subject: Subject, vocab_size: usize) -> Outcome {
-    let mut input = Matrix::random(1, 6, vocab_size);
+    let mut input = Matrix::random(1, 8, vocab_size);
     let middle = vocab_size / 2;
     let row = |index: usize| index * vocab_size..(index + 1) * vocab_size;
-    // Row 1: the largest three times. Row 2: NaN all over. Row 3: NaN but for one. Row 4: all equal. Row 5: an infinity
-    // at the end, NaN in front of it.
+    // Row 1: the largest three times. Row 2: NaN all over. Row 3: no token but one. Row 4: all equal. Row 5: an infinity
+    // at the end, NaN in front of it. Row 6: an infinity. Row 7: no token.
     for index in [vocab_size - 1, middle, vocab_size - 1 - vocab_size / 3] {
         input.data[row(1)][index] = 2.0;
     }
     input.data[row(2)].fill(f32::NAN);
-    input.data[row(3)].fill(f32::NAN);
-    input.data[row(3)][middle] = f32::NEG_INFINITY;
+    input.data[row(3)].fill(f32::NEG_INFINITY);
+    input.data[row(3)][middle] = f32::MIN;
     input.data[row(4)].fill(-0.5);
     input.data[row(5)][middle] = f32::NAN;
     input.data[row(5)][vocab_size - 1] = f32::INFINITY;
+    input.data[row(6)][middle] = f32::INFINITY;
+    input.data[row(7)].fill(f32::NEG_INFINITY);
 
     let mut setup = Setup::default();
     let out = setup.input("input", &input);
-    let bounds = bounds(6, 1);
+    let bounds = bounds(8, 1);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
-    let run = || -> Result<Vec<u32>, ExecError> {
+    let run = || -> Result<Vec<NextToken>, ExecError> {
         let mut executor = (subject.open)(&plan, &weights)?;
         let prepared = executor.prepare(&plan)?;
-        Ok(executor.run(prepared, &one_sequence(6, 0), Want::NextTokens)?.next_tokens)
+        Ok(executor.run(prepared, &one_sequence(8, 0), Want::NextTokens)?.next_tokens)
     };
     let got = run().map_err(|error| error.to_string())?;
-    let expected: Vec<u32> = (0..6).map(|row| naive_argmax(input.row(row))).collect();
+    let expected: Vec<NextToken> = (0..8).map(|row| naive_argmax(input.row(row))).collect();
     if got != expected {
         return Err(format!("got {got:?}, expected {expected:?}"));
     }
     Ok(Completion::Completed)
 }
 
-/// The smallest index of the largest element; NaN is smaller than everything.
-fn naive_argmax(row: &[f32]) -> u32 {
-    let mut best = 0;
-    for (index, &x) in row.iter().enumerate() {
-        if x > row[best] || (row[best].is_nan() && !x.is_nan()) {
-            best = index;
-        }
+/// The smallest index of the largest element, unless one is broken or none can be chosen.
+fn naive_argmax(row: &[f32]) -> NextToken {
+    if let Some(index) = row.iter().position(|&x| x.is_nan() || x == f32::INFINITY) {
+        return NextToken::NotFinite(index as u32);
     }
-    best as u32
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    match row.iter().position(|&x| x == max && x > f32::NEG_INFINITY) {
+        Some(index) => NextToken::Token(index as u32),
+        None => NextToken::NoCandidate,
+    }
 }

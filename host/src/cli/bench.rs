@@ -1,11 +1,15 @@
 //! `halfwarp bench`.
 
-use super::{failure::Failure, model::GemmArg, terminal};
+use super::{
+    failure::Failure,
+    model::{AccumulateArg, GemmArg, TargetArg},
+    terminal,
+};
 use clap::{Subcommand, ValueEnum};
-use halfwarp::Gemm;
 use halfwarp::exec::cuda;
 use halfwarp::plan::Dtype;
-use halfwarp::profile::gemm::{BenchError, Row, Shape, measure, shapes};
+use halfwarp::profile::gemm::{BenchError, Row, Shape, Subject, measure, shapes};
+use halfwarp::{Gemm, Target};
 use std::str::FromStr;
 
 /// The commands of `halfwarp bench`.
@@ -27,6 +31,12 @@ pub struct KernelsArgs {
     /// Who computes
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
+    /// What our kernels sum products of f16 in, where there are more than a few rows
+    #[arg(long, value_enum, default_value_t = AccumulateArg::F32)]
+    accumulate: AccumulateArg,
+    /// Whose kernels to run [default: the newest that the GPU can run]
+    #[arg(long, value_enum)]
+    target: Option<TargetArg>,
     /// A shape instead of all: C[M, N] = A[M, K] * B[N, K]^T; again for more
     #[arg(long = "shape", value_name = "M,N,K")]
     shapes: Vec<ShapeArg>,
@@ -83,7 +93,14 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
         Type::F16 => Dtype::F16,
         Type::Bf16 => Dtype::BF16,
     };
-    gemm.compute_type(dtype)?;
+    let subject = Subject {
+        gpu: args.gpu,
+        gemm,
+        accumulate: args.accumulate.into(),
+        target: args.target.map(Target::from),
+        dtype,
+    };
+    subject.check()?;
     cuda::free_memory(args.gpu)?;
     let given: Vec<Shape> = args.shapes.iter().map(|shape| shape.0).collect();
     if !args.jsonl {
@@ -93,7 +110,7 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
         ))?;
     }
     for shape in if given.is_empty() { shapes() } else { given } {
-        let row = measure(args.gpu, gemm, shape, dtype).map_err(failure)?;
+        let row = measure(&subject, shape).map_err(failure)?;
         let line = if args.jsonl {
             serde_json::json!(row).to_string()
         } else {

@@ -2,7 +2,9 @@
 
 use super::{failure::Failure, terminal};
 use clap::ValueEnum;
-use halfwarp::{Device, Engine, EngineOptions, Gemm, Model, Precision, Request};
+use halfwarp::{
+    Accumulate, Device, Engine, EngineOptions, Gemm, Model, Precision, Request, Target,
+};
 use model_cache::{DEFAULT, FetchedModel, MODELS};
 use std::{path::PathBuf, sync::Arc};
 
@@ -31,6 +33,12 @@ pub struct EngineArgs {
     /// Who computes linear layers on a GPU
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
+    /// What our kernels sum products of f16 in, where there are more than a few rows
+    #[arg(long, value_enum, default_value_t = AccumulateArg::F32)]
+    accumulate: AccumulateArg,
+    /// Whose kernels to run, on a GPU or emulated [default: the newest that the device can run]
+    #[arg(long, value_enum)]
+    target: Option<TargetArg>,
     /// The same logits, bit for bit, whatever else runs and however a prompt is cut into steps
     #[arg(long)]
     batch_invariant: bool,
@@ -53,6 +61,44 @@ impl From<GemmArg> for Gemm {
             GemmArg::Halfwarp => Gemm::Halfwarp,
             GemmArg::Cublas => Gemm::Cublas,
             GemmArg::CublasF16 => Gemm::CublasF16,
+        }
+    }
+}
+
+/// What products are summed in.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum AccumulateArg {
+    /// Exact products, sums of 24 bits
+    F32,
+    /// Sums of 11 bits up to 65504
+    F16,
+}
+
+impl From<AccumulateArg> for Accumulate {
+    fn from(accumulate: AccumulateArg) -> Self {
+        match accumulate {
+            AccumulateArg::F32 => Accumulate::F32,
+            AccumulateArg::F16 => Accumulate::F16,
+        }
+    }
+}
+
+/// What kernels are compiled for.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum TargetArg {
+    /// Compute capability 8.0 and newer
+    #[value(name = "sm_80")]
+    Sm80,
+    /// Compute capability 9.0: H100, H200
+    #[value(name = "sm_90a")]
+    Sm90a,
+}
+
+impl From<TargetArg> for Target {
+    fn from(target: TargetArg) -> Self {
+        match target {
+            TargetArg::Sm80 => Target::Sm80,
+            TargetArg::Sm90a => Target::Sm90a,
         }
     }
 }
@@ -124,8 +170,15 @@ impl EngineArgs {
 
     fn options(&self, context: Option<usize>) -> EngineOptions {
         let (device, precision, gemm) = (self.device, self.dtype.into(), self.gemm.into());
-        let batch_invariant = self.batch_invariant;
-        let default = EngineOptions::default();
-        EngineOptions { device, precision, gemm, batch_invariant, context, ..default }
+        EngineOptions {
+            device,
+            precision,
+            gemm,
+            accumulate: self.accumulate.into(),
+            target: self.target.map(Target::from),
+            batch_invariant: self.batch_invariant,
+            context,
+            ..EngineOptions::default()
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! For which sizes of step plans are prepared.
 
-use crate::plan::{Bounds, StepInputs};
+use crate::plan::{Bounds, PAGE_SIZE, StepInputs};
 
 /// Least token count of a prompt's plan.
 const MIN_PROMPT_TOKENS: usize = 16;
@@ -89,6 +89,16 @@ impl Buckets {
     }
 }
 
+/// A step of one sequence that is as large as one can be in a plan of `bounds`, in the first pages of a cache that
+/// nothing is in yet: what reads them later has written them before.
+pub fn warm_up(bounds: &Bounds) -> StepInputs {
+    let num_tokens = bounds.max_tokens.min(bounds.max_q_len).min(bounds.max_kv_len);
+    let pages: Vec<u32> = (0..num_tokens.div_ceil(PAGE_SIZE) as u32).collect();
+    let mut inputs = StepInputs::new();
+    inputs.push_sequence(&vec![0; num_tokens], 0, &pages, num_tokens - 1..num_tokens);
+    inputs
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,6 +157,23 @@ mod tests {
                 assert!(known.contains(&buckets.bounds_for(&step(&[tokens], false), true)));
             }
             assert!(known.len() <= 16, "{} plans", known.len());
+        }
+    }
+
+    #[test]
+    fn every_bucket_is_warmed_up_by_a_step_of_its_own() {
+        for (max_tokens, max_seqs, context) in
+            [(1, 1, 8), (512, 1, 64), (512, 1, 4096), (2000, 33, 70)]
+        {
+            let buckets = Buckets { max_tokens, max_seqs, context };
+            for bounds in buckets.of_requests() {
+                let inputs = warm_up(&bounds);
+                assert!(inputs.fits(&bounds), "{bounds:?}");
+                assert!(inputs.block_tables[0].len() <= context.div_ceil(PAGE_SIZE), "{bounds:?}");
+                let largest =
+                    if bounds.max_q_len == 1 { 1 } else { bounds.max_tokens.min(context) };
+                assert_eq!(inputs.num_tokens(), largest, "{bounds:?}");
+            }
         }
     }
 

@@ -10,17 +10,18 @@ mod options;
 pub mod pages;
 mod request;
 mod sampler;
+mod sampling;
 mod scheduler;
 mod sequence;
 
 pub use error::EngineError;
 pub use options::EngineOptions;
 pub use request::{Event, EventKind, FinishReason, Generation, Request, RequestId};
-pub use sampler::{Sampling, SamplingError};
+pub use sampling::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::Model;
-use crate::plan::{Bounds, Plan, Precision, StepInputs, Weight};
+use crate::plan::{Accumulate, Bounds, Plan, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler, Turns};
@@ -34,6 +35,7 @@ pub struct Engine {
     executor: Box<dyn Executor>,
     precision: Precision,
     batch_invariant: bool,
+    accumulate: Accumulate,
     buckets: Buckets,
     num_pages: usize,
     prepared: HashMap<Bounds, PreparedPlan>,
@@ -64,7 +66,10 @@ impl Engine {
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
         options.gemm.check_device(options.device)?;
-        options.gemm.compute_type(options.precision.operand())?;
+        options.device.check_target(options.target)?;
+        let operand = options.precision.operand();
+        options.gemm.compute_type(operand)?;
+        options.gemm.check_accumulate(options.accumulate, operand, options.device)?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
@@ -75,17 +80,19 @@ impl Engine {
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             model.memory(precision, bounds, num_pages)?.check(&device, free_bytes)?;
         }
-        let batch_invariant = options.batch_invariant;
-        let plan = Plan { batch_invariant, ..model.plan(precision, bounds, num_pages)? };
+        let EngineOptions { batch_invariant, accumulate, .. } = options;
+        let plan = model.plan(precision, bounds, num_pages)?;
+        let plan = Plan { batch_invariant, accumulate, ..plan };
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
-        let executor = exec::open(options.device, options.gemm, &plan, &weights)?;
+        let executor = exec::open(options.device, options.gemm, options.target, &plan, &weights)?;
         let turns = if batch_invariant { Turns::Apart } else { Turns::Together };
         let mut engine = Engine {
             model,
             executor,
             precision,
             batch_invariant,
+            accumulate,
             buckets,
             num_pages,
             prepared: HashMap::new(),
@@ -216,16 +223,19 @@ impl Engine {
             return Ok(plan);
         }
         let plan = self.model.plan(self.precision, bounds, self.num_pages)?;
-        let plan = Plan { batch_invariant: self.batch_invariant, ..plan };
+        let &mut Engine { batch_invariant, accumulate, .. } = self;
+        let plan = Plan { batch_invariant, accumulate, ..plan };
         let plan = self.executor.prepare(&plan)?;
         self.prepared.insert(bounds, plan);
         Ok(plan)
     }
 
-    /// Prepares what requests run: the first one of a size need not wait for it.
+    /// Prepares what requests run, and runs it: the first request of a size neither waits for that, nor for a graph on
+    /// its way to the device, nor for weights and kernels that nothing has touched.
     fn prepare_all(&mut self) -> Result<(), EngineError> {
         for bounds in self.buckets.of_requests() {
-            self.prepare(bounds)?;
+            let plan = self.prepare(bounds)?;
+            self.executor.run(plan, &buckets::warm_up(&bounds), Want::NextTokens)?;
         }
         Ok(())
     }
@@ -244,7 +254,7 @@ impl Engine {
             }
             let request = sequence.id();
             let token = match output.next_tokens.get(row) {
-                Some(&token) => Ok(token),
+                Some(&next) => sampler::greedy(next),
                 None => sequence.sample(&output.logits[row * vocab_size..][..vocab_size]),
             };
             row += 1;

@@ -1,9 +1,9 @@
 //! How an engine is set up.
 
 use super::{EngineError, Request};
-use crate::exec::{Device, Gemm};
+use crate::exec::{Device, Gemm, Target};
 use crate::model::{Config, Model};
-use crate::plan::{PAGE_SIZE, Precision};
+use crate::plan::{Accumulate, PAGE_SIZE, Precision};
 
 /// The context that is chosen when none is asked for, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -17,6 +17,10 @@ pub struct EngineOptions {
     pub precision: Precision,
     /// Who computes linear layers on a GPU.
     pub gemm: Gemm,
+    /// What our kernels sum products in: f16 of operands in f16 alone, and of more than a few rows.
+    pub accumulate: Accumulate,
+    /// Whose kernels run, on a GPU or emulated; `None`: those for the newest target that the device can run.
+    pub target: Option<Target>,
     /// Whether a request's logits are the same bits whatever runs beside it, and however its prompt is cut into steps.
     /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones. In 16
     /// bits a GPU decodes at most 64 sequences so, and a step of more is an error.
@@ -38,6 +42,8 @@ impl Default for EngineOptions {
             device: Device::Auto,
             precision: Precision::default(),
             gemm: Gemm::default(),
+            accumulate: Accumulate::default(),
+            target: None,
             batch_invariant: false,
             context: None,
             max_seqs: 1,

@@ -64,10 +64,9 @@ impl Sequence {
         self.sampler.sample(logits, &self.tokens)
     }
 
-    /// Whether the host has to see the logits. Where the next token is simply that of the largest, the device finds it;
-    /// but the logits of a request's first token are always looked at, because broken weights show there.
+    /// Whether the host has to see the logits: where the next token is simply that of the largest, the device finds it.
     pub fn needs_logits(&self) -> bool {
-        !self.sampler.is_plain_greedy() || self.tokens.len() == self.prompt_len
+        !self.sampler.is_plain_greedy()
     }
 
     /// Takes pages for all tokens; all that it needs or none.

@@ -3,7 +3,7 @@
 use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
 use super::emulated::EmulatedExecutor;
-use super::{ExecError, Executor, Gemm, WeightSource};
+use super::{ExecError, Executor, Gemm, Target, WeightSource};
 use crate::plan::Plan;
 use std::str::FromStr;
 
@@ -56,6 +56,23 @@ impl Device {
         }
     }
 
+    /// Whether kernels for `target` can be asked for there; which of them a GPU can run is known when it is opened.
+    ///
+    /// # Errors
+    /// [`ExecError::NoDevice`] for the CPU.
+    pub fn check_target(self, target: Option<Target>) -> Result<(), ExecError> {
+        match target {
+            Some(target) if self != Device::Emulated && self.cuda_ordinal().is_none() => {
+                Err(ExecError::NoDevice(format!(
+                    "--target {} is for GPU kernels, and this runs on the CPU\n\
+                     choose --device cuda or emulated, or leave --target out",
+                    target.name()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The GPU that is meant; `None`: the CPU, or the emulator on it.
     pub(super) fn cuda_ordinal(self) -> Option<usize> {
         match self {
@@ -66,21 +83,25 @@ impl Device {
     }
 }
 
-/// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared. Linear layers are
-/// computed by `gemm`.
+/// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared. On a GPU linear layers
+/// are computed by `gemm`, and kernels are those for `target`, or for the newest that it can run.
 ///
 /// # Errors
 /// [`ExecError::NoDevice`], [`ExecError::Gemm`], and those of the executor.
 pub fn open(
     device: Device,
     gemm: Gemm,
+    target: Option<Target>,
     plan: &Plan,
     weights: &dyn WeightSource,
 ) -> Result<Box<dyn Executor>, ExecError> {
     gemm.check_device(device)?;
+    device.check_target(target)?;
     Ok(match device.cuda_ordinal() {
-        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, gemm, plan, weights)?),
-        None if device == Device::Emulated => Box::new(EmulatedExecutor::open(plan, weights)?),
+        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, gemm, target, plan, weights)?),
+        None if device == Device::Emulated => {
+            Box::new(EmulatedExecutor::open(target, plan, weights)?)
+        }
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })
 }
@@ -96,6 +117,21 @@ fn available_bytes() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cpu_has_no_target() {
+        for target in [Target::Sm80, Target::Sm90a] {
+            for device in [Device::Emulated, Device::Cuda(0)] {
+                assert!(device.check_target(Some(target)).is_ok());
+            }
+            let error = Device::Cpu.check_target(Some(target)).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("--target {} is for GPU", target.name())),
+                "{error}"
+            );
+        }
+        assert!(Device::Cpu.check_target(None).is_ok());
+    }
 
     #[test]
     fn device_names() {

@@ -10,11 +10,11 @@ use simt::{Init, Memory};
 
 use super::lower::{self, Addresses, KvPool};
 use super::tensor_maps::TensorMaps;
-use super::{ExecError, Executor, Gemm, PreparedPlan, StepOutput, Want, WeightSource, inputs};
+use super::{
+    ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
+    inputs,
+};
 use crate::plan::{Plan, StepInputs, View, Weight};
-
-/// The device that is emulated.
-const GPU: Gpu = Gpu::HOPPER;
 
 /// What a step input is that the step does not say: as an index it is out of every bound.
 const UNSET: u32 = u32::MAX;
@@ -26,6 +26,8 @@ pub struct EmulatedExecutor {
     constants: Vec<u64>,
     kv_pools: Vec<KvPool>,
     prepared: Vec<Prepared>,
+    /// What is emulated.
+    gpu: Gpu,
     /// Launches that have run. Each one's number is its seed: all run in different orders, and every time in the same.
     num_launches: u64,
 }
@@ -38,11 +40,17 @@ struct Prepared {
 }
 
 impl EmulatedExecutor {
-    /// Reads the weights of `plan` and makes room for its KV cache, which holds nothing.
+    /// Reads the weights of `plan` and makes room for its KV cache, which holds nothing. The kernels are those for
+    /// `target`, or for the newest that there is.
     ///
     /// # Errors
     /// [`ExecError::Weights`] from `weights`.
-    pub fn open(plan: &Plan, weights: &dyn WeightSource) -> Result<Self, ExecError> {
+    pub fn open(
+        target: Option<Target>,
+        plan: &Plan,
+        weights: &dyn WeightSource,
+    ) -> Result<Self, ExecError> {
+        let hopper = Gpu::HOPPER;
         let mut memory = Memory::new();
         let weights = plan.weights.iter().map(|weight| upload(&mut memory, weight, weights));
         let weights = weights.collect::<Result<_, _>>()?;
@@ -63,6 +71,7 @@ impl EmulatedExecutor {
             constants,
             kv_pools,
             prepared: Vec::new(),
+            gpu: Gpu { target: target.unwrap_or(hopper.target), ..hopper },
             num_launches: 0,
         })
     }
@@ -70,7 +79,7 @@ impl EmulatedExecutor {
 
 impl Executor for EmulatedExecutor {
     fn describe(&self) -> String {
-        format!("emulator ({} kernels on the CPU)", GPU.target.name())
+        format!("emulator ({} kernels on the CPU)", self.gpu.target.name())
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
@@ -91,7 +100,7 @@ impl Executor for EmulatedExecutor {
         };
         let maps_address = alloc("tensor maps", TensorMaps::max_bytes(&plan));
         let mut maps = TensorMaps::new(&plan, maps_address);
-        let launches = lower::lower(&plan, &addresses, GPU, &mut maps)?;
+        let launches = lower::lower(&plan, &addresses, self.gpu, &mut maps)?;
         let encoded = maps.encoded(|spec| Ok(spec.emulated()))?;
         memory.write(maps_address, &encoded).expect("a buffer for as many maps as there may be");
         self.prepared.push(Prepared { plan, addresses, launches });
@@ -111,7 +120,7 @@ impl Executor for EmulatedExecutor {
         start_step(&mut self.memory, plan, addresses, inputs);
         for (index, launch) in launches.iter().enumerate() {
             // As in the graph of the CUDA executor: the first one waits for the step's inputs.
-            if index > 0 && launch.overlaps {
+            if index > 0 && launch.overlaps && self.gpu.target == Target::Sm90a {
                 self.memory.overlap_next_launch();
             }
             launch.emulate(&mut self.memory, self.num_launches)?;
@@ -121,7 +130,10 @@ impl Executor for EmulatedExecutor {
         let mut output = StepOutput::default();
         match want {
             Want::Nothing => {}
-            Want::NextTokens => output.next_tokens = rows(plan.next_tokens),
+            Want::NextTokens => {
+                let outputs = rows(plan.next_tokens).into_iter();
+                output.next_tokens = outputs.map(NextToken::of_output).collect();
+            }
             Want::Logits => {
                 output.logits = rows(plan.logits).into_iter().map(f32::from_bits).collect();
             }
@@ -200,7 +212,7 @@ mod tests {
     fn a_fault_names_the_activation() {
         let mut plan = plan();
         plan.ops.remove(0);
-        let mut executor = EmulatedExecutor::open(&plan, &Ones).unwrap();
+        let mut executor = EmulatedExecutor::open(None, &plan, &Ones).unwrap();
         let prepared = executor.prepare(&plan).unwrap();
         let error = executor.run(prepared, &inputs(), Want::Logits).err();
         let Some(ExecError::Fault(Fault { kind: FaultKind::Uninitialised(access), .. })) = &error
@@ -213,7 +225,7 @@ mod tests {
     #[test]
     fn a_step_finds_nothing_of_the_last_one() {
         let plan = plan();
-        let mut executor = EmulatedExecutor::open(&plan, &Ones).unwrap();
+        let mut executor = EmulatedExecutor::open(None, &plan, &Ones).unwrap();
         let prepared = executor.prepare(&plan).unwrap();
         executor.run(prepared, &inputs(), Want::Nothing).unwrap();
         let EmulatedExecutor { memory, prepared, .. } = &mut executor;

@@ -5,7 +5,7 @@ use std::fmt;
 use cuda_loader::cublas::ComputeType;
 
 use super::{Device, ExecError};
-use crate::plan::Dtype;
+use crate::plan::{Accumulate, Dtype};
 
 /// Who computes linear layers on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,6 +35,37 @@ impl Gemm {
                 Gemm::Cublas
             ))),
         }
+    }
+
+    /// Whether products of `operands` can be summed in `accumulate` where `device` is.
+    ///
+    /// # Errors
+    /// [`ExecError::Gemm`] for sums in f16 of other operands than f16, by cuBLAS, which [`Gemm::CublasF16`] asks for, and
+    /// on the CPU.
+    pub fn check_accumulate(
+        self,
+        accumulate: Accumulate,
+        operands: Dtype,
+        device: Device,
+    ) -> Result<(), ExecError> {
+        if accumulate == Accumulate::F32 {
+            return Ok(());
+        }
+        let has_kernels = device == Device::Emulated || device.cuda_ordinal().is_some();
+        let why = match operands {
+            _ if self != Gemm::Halfwarp => {
+                format!("is for the kernels of this program\nuse --gemm {}", Gemm::CublasF16)
+            }
+            Dtype::F16 if has_kernels => return Ok(()),
+            Dtype::F16 => "is for GPU kernels, and this runs on the CPU\n\
+                           choose --device cuda or emulated, or leave --accumulate out"
+                .to_owned(),
+            other => format!(
+                "is for operands in F16, and these are in {other}\n\
+                 use --dtype f16, or leave --accumulate out"
+            ),
+        };
+        Err(ExecError::Gemm(format!("--accumulate f16 {why}")))
     }
 
     /// Whether linear layers can be computed so where `device` is.
@@ -81,6 +112,27 @@ mod tests {
             error.starts_with("--gemm cublas-f16 is for operands in F16, and these"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn sums_in_f16_are_of_f16_by_our_kernels() {
+        let check = |gemm: Gemm, operands, device| {
+            gemm.check_accumulate(Accumulate::F32, operands, device).unwrap();
+            gemm.check_accumulate(Accumulate::F16, operands, device).map_err(|e| e.to_string())
+        };
+        let ours = |operands, device| check(Gemm::Halfwarp, operands, device);
+        assert_eq!(ours(Dtype::F16, Device::Emulated), Ok(()));
+        assert_eq!(ours(Dtype::F16, Device::Cuda(0)), Ok(()));
+        let refused = [
+            (ours(Dtype::F16, Device::Cpu), "this runs on the CPU"),
+            (ours(Dtype::BF16, Device::Emulated), "these are in BF16\nuse --dtype f16"),
+            (ours(Dtype::F32, Device::Cpu), "these are in F32"),
+            (check(Gemm::Cublas, Dtype::F16, Device::Cuda(0)), "use --gemm cublas-f16"),
+        ];
+        for (result, why) in refused {
+            let error = result.unwrap_err();
+            assert!(error.starts_with("--accumulate f16 is for") && error.contains(why), "{error}");
+        }
     }
 
     #[test]

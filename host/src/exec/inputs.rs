@@ -17,20 +17,21 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
             plan.bounds
         ));
     }
+    let (mut num_ids, mut num_positions) = (usize::MAX, usize::MAX);
     for op in &plan.ops {
         match *op {
-            Op::Embedding { table, .. } => {
-                below("token id", &inputs.token_ids, plan.weight(table).rows)?;
-            }
+            Op::Embedding { table, .. } => num_ids = num_ids.min(plan.weight(table).rows),
             Op::Rope { table, .. } => {
-                below("position", &inputs.positions, plan.constant(table).rows)?;
+                num_positions = num_positions.min(plan.constant(table).rows);
             }
             _ => {}
         }
         if let Some(append) = op.rope_append() {
-            below("position", &inputs.positions, plan.constant(append.table).rows)?;
+            num_positions = num_positions.min(plan.constant(append.table).rows);
         }
     }
+    below("token id", &inputs.token_ids, num_ids)?;
+    below("position", &inputs.positions, num_positions)?;
     below("slot", &inputs.slot_mapping, plan.kv.num_pages * PAGE_SIZE)?;
     below("logit row", &inputs.logit_rows, inputs.num_tokens())?;
     inputs.block_tables.iter().try_for_each(|pages| below("page", pages, plan.kv.num_pages))

@@ -13,6 +13,8 @@ mod testing;
 
 pub use device::{Device, open};
 pub use gemm::Gemm;
+pub use kernels::gemm::Target;
+pub use kernels::sampling::NextToken;
 
 use crate::plan::{BudgetError, Plan, StepInputs, Weight};
 
@@ -34,7 +36,7 @@ pub struct PreparedPlan(pub usize);
 pub enum Want {
     /// Nothing: the cache is filled.
     Nothing,
-    /// The index of the largest logit of each logit row.
+    /// The index of the largest logit of each logit row, or why there is none.
     NextTokens,
     /// All logits of each logit row.
     Logits,
@@ -44,7 +46,7 @@ pub enum Want {
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
     /// `[num_logit_rows]`, where [`Want::NextTokens`] was asked for.
-    pub next_tokens: Vec<u32>,
+    pub next_tokens: Vec<NextToken>,
     /// `[num_logit_rows, vocab_size]`, where [`Want::Logits`] was asked for.
     pub logits: Vec<f32>,
 }

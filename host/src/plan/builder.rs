@@ -1,8 +1,8 @@
 //! Building a plan operation by operation.
 
 use super::{
-    Bounds, Constant, ConstantId, Dtype, KvLayout, Op, Plan, Rows, Tensor, TensorId, View, Weight,
-    WeightId,
+    Accumulate, Bounds, Constant, ConstantId, Dtype, KvLayout, Op, Plan, Rows, Tensor, TensorId,
+    View, Weight, WeightId,
 };
 
 /// A plan that is being built: hands out the ids of what is added to it.
@@ -68,6 +68,7 @@ impl PlanBuilder {
             kv,
             ops,
             batch_invariant: false,
+            accumulate: Accumulate::F32,
             logits,
             next_tokens,
         };

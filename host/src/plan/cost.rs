@@ -127,7 +127,9 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Attention, Bounds, Dtype, KvLayout, Tensor, TensorId, Weight, WeightId};
+    use crate::plan::{
+        Accumulate, Attention, Bounds, Dtype, KvLayout, Tensor, TensorId, Weight, WeightId,
+    };
 
     /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads, all of `dtype`.
     fn plan(dtype: Dtype) -> Plan {
@@ -165,6 +167,7 @@ mod tests {
             kv: KvLayout { num_layers: 1, num_kv_heads: 2, head_dim: 4, num_pages: 1, dtype },
             ops: vec![linear, Op::Attention(attention)],
             batch_invariant: false,
+            accumulate: Accumulate::F32,
             logits: view(2, 16),
             next_tokens: view(2, 1),
         }

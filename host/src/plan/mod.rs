@@ -22,6 +22,7 @@ pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
 pub use error::PlanError;
+pub use kernels::gemm::Accumulate;
 pub use kv::{KvLayout, PAGE_SIZE};
 pub use memory::{ArenaLayout, BudgetError, MemoryBudget};
 pub use op::{AppendAttention, Attention, Linear, Norm, Op, RopeAppend};
@@ -79,9 +80,11 @@ pub struct Plan {
     /// Whether a row of every activation has the same bits whatever the rows beside it, and whatever the bounds: all
     /// plans that decode agree, and all that do not.
     pub batch_invariant: bool,
+    /// What linear layers are summed in on a GPU: f16 of operands in f16 alone, and of more than a few rows.
+    pub accumulate: Accumulate,
     /// Logits, `[logit_rows, vocab_size]` f32.
     pub logits: View,
-    /// Index of the largest logit of each row, `[logit_rows, 1]` u32.
+    /// Index of the largest logit of each row, or why there is none, `[logit_rows, 1]` u32.
     pub next_tokens: View,
 }
 

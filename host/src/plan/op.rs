@@ -68,7 +68,7 @@ pub enum Op {
         /// `[logit_rows, width]`.
         out: View,
     },
-    /// `out[r] =` the smallest index of the largest `x[r, :]`; NaN counts as smaller than everything.
+    /// `out[r] =` the smallest index of the largest `x[r, :]`, or why there is none: see [`NextToken`](crate::exec::NextToken).
     Argmax {
         /// `[logit_rows, vocab_size]`.
         x: View,

@@ -10,10 +10,10 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::exec::cuda::CudaExecutor;
-use crate::exec::{ExecError, Executor, Gemm, PreparedPlan, Want, WeightSource};
+use crate::exec::{Device, ExecError, Executor, Gemm, PreparedPlan, Target, Want, WeightSource};
 use crate::plan::{
-    Bounds, Dtype, KvLayout, Linear, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Rows,
-    StepInputs, View, Weight, WeightId, WeightPart,
+    Accumulate, Bounds, Dtype, KvLayout, Linear, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder,
+    Rows, StepInputs, View, Weight, WeightId, WeightPart,
 };
 use half::{bf16, f16};
 
@@ -49,6 +49,46 @@ pub fn shapes() -> Vec<Shape> {
     shapes
 }
 
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject {
+    /// The number of the GPU.
+    pub gpu: usize,
+    /// Who computes.
+    pub gemm: Gemm,
+    /// What our kernels sum products in, where there are more than a few rows.
+    pub accumulate: Accumulate,
+    /// What our kernels are compiled for; `None`: the newest that the GPU can run.
+    pub target: Option<Target>,
+    /// Type of the operands.
+    pub dtype: Dtype,
+}
+
+impl Subject {
+    /// Whether there can be such a measurement.
+    ///
+    /// # Errors
+    /// [`ExecError::Gemm`] for operands that are not summed so, and for a target of cuBLAS.
+    pub fn check(&self) -> Result<(), ExecError> {
+        self.gemm.compute_type(self.dtype)?;
+        self.gemm.check_accumulate(self.accumulate, self.dtype, Device::Cuda(self.gpu))?;
+        match self.target {
+            Some(target) if self.gemm != Gemm::Halfwarp => Err(ExecError::Gemm(format!(
+                "--target {} is for the kernels of this program, and --gemm {} has kernels of its own\n\
+                 leave one of them out",
+                target.name(),
+                self.gemm
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether products are summed in f16.
+    fn sums_in_f16(&self) -> bool {
+        self.gemm == Gemm::CublasF16 || self.accumulate == Accumulate::F16
+    }
+}
+
 /// What was measured of one shape; the keys are those of the peers' rows.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -75,6 +115,9 @@ pub struct Row {
     pub gbs: f64,
     /// Norm of the difference over the norm of the reference, in f64, on a sample of outputs.
     pub error: f64,
+    /// What our kernels are compiled for; nothing is said of those of cuBLAS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<&'static str>,
     /// The device, and the PTX target that it runs.
     pub gpu: String,
 }
@@ -109,18 +152,20 @@ const SAMPLES: usize = 256;
 const ONES: &str = "ones";
 const EPS: f32 = 1e-6;
 
-/// Measures a shape by `gemm` with operands of type `dtype` on the GPU of number `ordinal`.
+/// Measures `subject` at a shape.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn measure(ordinal: usize, gemm: Gemm, shape: Shape, dtype: Dtype) -> Result<Row, BenchError> {
+pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
+    subject.check()?;
+    let &Subject { gpu: ordinal, gemm, target, dtype, .. } = subject;
     let Shape { m, n, k } = shape;
     let bytes = dtype.block_bytes() * (m * k + n * k + m * n);
     let copies = L2_FLUSH_BYTES.div_ceil(bytes.max(1)).clamp(1, MAX_COPIES);
     let calls = copies * (MIN_CALLS / copies).max(1);
-    let bench = Bench { shape, dtype, copies };
+    let bench = Bench { shape, subject, copies };
     let (full, frame) = (bench.plan(calls + 1), bench.plan(1));
-    let gpu = CudaExecutor::open(ordinal, gemm, &full, &RandomWeights)?;
+    let gpu = CudaExecutor::open(ordinal, gemm, target, &full, &RandomWeights)?;
     let mut gpu = gpu.without_overlap();
     let prepared = [gpu.prepare(&full)?, gpu.prepare(&frame)?];
 
@@ -130,7 +175,7 @@ pub fn measure(ordinal: usize, gemm: Gemm, shape: Shape, dtype: Dtype) -> Result
     inputs.push_sequence(&tokens, 0, &pages, 0..m);
     gpu.run(prepared[1], &inputs, Want::Nothing)?;
     let got = gpu.run(prepared[0], &inputs, Want::Logits)?.logits;
-    let (error, bound) = (bench.sampled_error(&full, &got)?, bench.error_bound(gemm));
+    let (error, bound) = (bench.sampled_error(&full, &got)?, bench.error_bound());
     if error.is_nan() || error > bound {
         return Err(BenchError::Wrong { shape, error, bound });
     }
@@ -140,9 +185,9 @@ pub fn measure(ordinal: usize, gemm: Gemm, shape: Shape, dtype: Dtype) -> Result
     Ok(Row {
         op: "gemm",
         implementation: if gemm == Gemm::Halfwarp { "halfwarp" } else { "cublas" },
-        dtype: match gemm {
-            Gemm::CublasF16 => "f16_acc16".to_owned(),
-            Gemm::Halfwarp | Gemm::Cublas => dtype.to_string().to_lowercase(),
+        dtype: match subject.sums_in_f16() {
+            true => "f16_acc16".to_owned(),
+            false => dtype.to_string().to_lowercase(),
         },
         m,
         n,
@@ -152,6 +197,7 @@ pub fn measure(ordinal: usize, gemm: Gemm, shape: Shape, dtype: Dtype) -> Result
         tflops: 2.0 * (m * n * k) as f64 / us / 1e6,
         gbs: bytes as f64 / us / 1e3,
         error,
+        target: (gemm == Gemm::Halfwarp).then(|| gpu.target().name()),
         gpu: gpu.describe(),
     })
 }
@@ -167,13 +213,13 @@ fn times_us(gpu: &mut CudaExecutor, plan: PreparedPlan) -> Result<Vec<f64>, Exec
 }
 
 /// Linear layers of one shape.
-struct Bench {
+struct Bench<'a> {
     shape: Shape,
-    dtype: Dtype,
+    subject: &'a Subject,
     copies: usize,
 }
 
-impl Bench {
+impl Bench<'_> {
     /// `calls` linear layers over the copies of input and weight; the inputs are rows of embeddings. The first call's
     /// output comes out as logits.
     fn plan(&self, calls: usize) -> Plan {
@@ -191,13 +237,13 @@ impl Bench {
             // As any type can be stored.
             head_dim: 8,
             num_pages: bounds.max_pages_per_seq(),
-            dtype: self.dtype,
+            dtype: self.subject.dtype,
         };
         let mut plan = PlanBuilder::new();
         let operands: Vec<_> =
             (0..self.copies).map(|copy| self.operands(&mut plan, copy)).collect();
         let outputs: Vec<View> = (0..self.copies)
-            .map(|copy| plan.activation(format!("c{copy}"), Rows::Tokens, n, self.dtype))
+            .map(|copy| plan.activation(format!("c{copy}"), Rows::Tokens, n, self.subject.dtype))
             .collect();
         let verified = plan.activation("verified", Rows::Tokens, n, Dtype::F32);
         for call in 0..calls {
@@ -209,42 +255,43 @@ impl Bench {
         plan.op(Op::GatherRows { x: verified, out: logits });
         let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         plan.op(Op::Argmax { x: logits, out: next_tokens });
-        plan.finish(bounds, kv, logits, next_tokens)
+        let plan = plan.finish(bounds, kv, logits, next_tokens);
+        Plan { accumulate: self.subject.accumulate, ..plan }
     }
 
     /// An input and a weight. An input of 16 bits comes from a norm, which rounds.
     fn operands(&self, plan: &mut PlanBuilder, copy: usize) -> (View, WeightId) {
         let Shape { m, n, k } = self.shape;
         let table = plan.weight(weight(format!("a{copy}"), m, k, Dtype::F32));
-        let b = plan.weight(weight(format!("b{copy}"), n, k, self.dtype));
+        let b = plan.weight(weight(format!("b{copy}"), n, k, self.subject.dtype));
         let hidden = plan.activation(format!("hidden{copy}"), Rows::Tokens, k, Dtype::F32);
         plan.op(Op::Embedding { table, out: hidden });
-        if self.dtype == Dtype::F32 {
+        if self.subject.dtype == Dtype::F32 {
             return (hidden, b);
         }
         let ones = plan.weight(weight(format!("{ONES}{copy}"), 1, k, Dtype::F32));
-        let x = plan.activation(format!("x{copy}"), Rows::Tokens, k, self.dtype);
+        let x = plan.activation(format!("x{copy}"), Rows::Tokens, k, self.subject.dtype);
         plan.op(Op::RmsNorm { x: hidden, weight: ones, out: x, eps: EPS });
         (x, b)
     }
 
     /// What the norm makes of a row of the embedding.
     fn input(&self, row: &[f32]) -> Vec<f64> {
-        if self.dtype == Dtype::F32 {
+        if self.subject.dtype == Dtype::F32 {
             return row.iter().map(|&value| f64::from(value)).collect();
         }
         let squares: f64 = row.iter().map(|&value| f64::from(value).powi(2)).sum();
         let scale = 1.0 / (squares / row.len() as f64 + f64::from(EPS)).sqrt();
-        let round = |value: f32| rounded((f64::from(value) * scale) as f32, self.dtype);
+        let round = |value: f32| rounded((f64::from(value) * scale) as f32, self.subject.dtype);
         row.iter().map(|&value| f64::from(round(value))).collect()
     }
 
     /// Of a sum in f16 every step of the tensor cores is rounded: half a unit of 2^-10 each, in all growing as the root
     /// of their number, one for 16 of k.
-    fn error_bound(&self, gemm: Gemm) -> f64 {
-        match (gemm, self.dtype) {
-            (Gemm::CublasF16, _) => 1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt(),
-            (_, Dtype::F32) => 1e-5,
+    fn error_bound(&self) -> f64 {
+        match self.subject.dtype {
+            _ if self.subject.sums_in_f16() => 1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt(),
+            Dtype::F32 => 1e-5,
             _ => 1e-3,
         }
     }
@@ -326,7 +373,14 @@ mod tests {
     #[test]
     fn the_plan_computes_what_is_verified() {
         for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
-            let bench = Bench { shape: Shape { m: 3, n: 24, k: 40 }, dtype, copies: 2 };
+            let subject = Subject {
+                gpu: 0,
+                gemm: Gemm::Halfwarp,
+                accumulate: Accumulate::F32,
+                target: None,
+                dtype,
+            };
+            let bench = Bench { shape: Shape { m: 3, n: 24, k: 40 }, subject: &subject, copies: 2 };
             let plan = bench.plan(4);
             let mut cpu = CpuExecutor::open(&plan, &RandomWeights).unwrap();
             let prepared = cpu.prepare(&plan).unwrap();
@@ -334,7 +388,7 @@ mod tests {
             inputs.push_sequence(&[0, 1, 2], 0, &[0], 0..3);
             let mut got = cpu.run(prepared, &inputs, Want::Logits).unwrap().logits;
             let error = bench.sampled_error(&plan, &got).unwrap();
-            assert!(error <= bench.error_bound(Gemm::Halfwarp), "{dtype}: {error:e}");
+            assert!(error <= bench.error_bound(), "{dtype}: {error:e}");
             got.rotate_left(1);
             assert!(bench.sampled_error(&plan, &got).unwrap() > 0.1, "{dtype}");
         }

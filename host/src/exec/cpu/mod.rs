@@ -236,6 +236,7 @@ fn largest(dtype: Dtype) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::NextToken::Token;
     use crate::exec::testing::plan;
 
     /// Row `i` of a weight is all `i`.
@@ -272,7 +273,7 @@ mod tests {
         let StepOutput { logits, next_tokens } = run(&plan, Want::Logits);
         assert_eq!((logits, next_tokens), ([[7.0; 4], [3.0; 4]].concat(), vec![]));
         let StepOutput { logits, next_tokens } = run(&plan, Want::NextTokens);
-        assert_eq!((logits, next_tokens), (vec![], vec![0, 0]));
+        assert_eq!((logits, next_tokens), (vec![], vec![Token(0), Token(0)]));
         let StepOutput { logits, next_tokens } = run(&plan, Want::Nothing);
         assert_eq!((logits, next_tokens), (vec![], vec![]));
     }

@@ -3,6 +3,7 @@
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
 use super::elements::Elements;
+use crate::exec::NextToken;
 use crate::plan::Constant;
 
 /// `out[t, :] = table[token_ids[t], :]`.
@@ -59,13 +60,16 @@ pub fn silu_mul(gate: &Rows, up: &Rows, max: f32, out: RowsMut) {
     });
 }
 
-/// The smallest index of the largest value of each row; NaN counts as smaller than everything.
-pub fn argmax(x: &Rows) -> Vec<u32> {
+/// The smallest index of the largest value of each row, or why there is none.
+pub fn argmax(x: &Rows) -> Vec<NextToken> {
     let largest = |row: &[f32]| {
-        let mut best = (0, f32::NAN);
-        for (index, &value) in row.iter().enumerate() {
-            if value > best.1 || (best.1.is_nan() && !value.is_nan()) {
-                best = (index as u32, value);
+        let mut best = (NextToken::NoCandidate, f32::NEG_INFINITY);
+        for (index, &value) in (0..).zip(row) {
+            if value.is_nan() || value == f32::INFINITY {
+                return NextToken::NotFinite(index);
+            }
+            if value > best.1 {
+                best = (NextToken::Token(index), value);
             }
         }
         best.0
@@ -163,14 +167,17 @@ mod tests {
     }
 
     #[test]
-    fn argmax_takes_the_first_of_equals_and_passes_nan_over() {
+    fn argmax_takes_the_first_of_equals_and_names_what_is_not_finite() {
+        use NextToken::{NoCandidate, NotFinite, Token};
         let rows = [
             [1.0, 3.0, 3.0, 2.0],
-            [f32::NAN, -5.0, f32::NAN, -4.0],
+            [f32::NEG_INFINITY, -5.0, f32::MIN, -4.0],
             [f32::NEG_INFINITY; 4],
+            [9.0, 0.0, f32::INFINITY, f32::NAN],
             [f32::NAN; 4],
         ];
-        assert_eq!(argmax(&Rows::dense(rows.as_flattened(), 4)), [1, 3, 0, 0]);
+        let wanted = [Token(1), Token(3), NoCandidate, NotFinite(2), NotFinite(0)];
+        assert_eq!(argmax(&Rows::dense(rows.as_flattened(), 4)), wanted);
     }
 
     #[test]

@@ -140,16 +140,18 @@ pub fn first_device() -> Option<usize> {
 /// [`ExecError::NoDevice`] if it is not there, or too old for the kernels; [`ExecError::Driver`].
 pub fn free_memory(ordinal: usize) -> Result<(String, usize), ExecError> {
     let devices = devices()?;
-    let (device, ..) = choose(&devices, ordinal)?;
+    let (device, ..) = choose(&devices, ordinal, None)?;
     open_context(device)?;
     let (free_bytes, _) = mem_get_info().map_err(failed("cuMemGetInfo"))?;
     Ok((device.name.clone(), free_bytes))
 }
 
-/// The device `cuda:<ordinal>` of `devices`, its kernels, and what launches are made for.
+/// The device `cuda:<ordinal>` of `devices`, its kernels, and what launches are made for: `target`, or the newest that
+/// it can run.
 pub(super) fn choose(
     devices: &[DeviceInfo],
     ordinal: usize,
+    target: Option<gemm::Target>,
 ) -> Result<(&DeviceInfo, &'static Target, Gpu), ExecError> {
     let Some(device) = devices.get(ordinal) else {
         let there = match devices.len() {
@@ -159,13 +161,22 @@ pub(super) fn choose(
         };
         return Err(ExecError::NoDevice(format!("there is no device cuda:{ordinal}: {there}")));
     };
-    let (Some(target), Some(code)) = (device.target, device.capability.code()) else {
+    let Some(newest) = device.capability.code() else {
         return Err(ExecError::NoDevice(format!(
             "cuda:{ordinal} ({}) has compute capability {}, the kernels need {MIN_CAPABILITY} or newer; use the CPU",
             device.name, device.capability
         )));
     };
-    Ok((device, target, Gpu { target: code, num_sms: device.num_sms }))
+    let target = target.unwrap_or(newest);
+    if (target, newest) == (gemm::Target::Sm90a, gemm::Target::Sm80) {
+        return Err(ExecError::NoDevice(format!(
+            "cuda:{ordinal} ({}) has compute capability {}, which cannot run the kernels for sm_90a\n\
+             choose --target sm_80, or leave --target out",
+            device.name, device.capability
+        )));
+    }
+    let kernels = ptx::target(target.name()).expect("this program has the kernels of each target");
+    Ok((device, kernels, Gpu { target, num_sms: device.num_sms }))
 }
 
 /// The device's primary context, current in this thread.
@@ -233,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_is_told_with_those_that_are() {
-        let error = |devices: &[DeviceInfo]| choose(devices, 2).unwrap_err().to_string();
+        let error = |devices: &[DeviceInfo]| choose(devices, 2, None).unwrap_err().to_string();
         assert_eq!(
             error(&[device(0, 9, 0), device(1, 9, 0)]),
             "there is no device cuda:2: this machine has 2 CUDA devices, cuda:0 to cuda:1"
@@ -244,8 +255,32 @@ mod tests {
 
     #[test]
     fn a_low_capability_is_an_error_that_says_so() {
-        let error = choose(&[device(0, 7, 5)], 0).unwrap_err().to_string();
+        let error = choose(&[device(0, 7, 5)], 0, None).unwrap_err().to_string();
         assert!(error.contains("compute capability 7.5, the kernels need 8.0"), "{error}");
-        assert_eq!(choose(&[device(0, 8, 6)], 0).unwrap().1.name, "sm_80");
+        assert_eq!(choose(&[device(0, 8, 6)], 0, None).unwrap().1.name, "sm_80");
+    }
+
+    #[test]
+    fn older_kernels_run_on_a_newer_device_and_not_the_other_way() {
+        let chosen = |devices: &[DeviceInfo], target| {
+            choose(devices, 0, target)
+                .map(|(_, kernels, gpu)| (kernels.name, gpu.target.name()))
+                .map_err(|error| error.to_string())
+        };
+        let (sm_80, sm_90a) = (Some(gemm::Target::Sm80), Some(gemm::Target::Sm90a));
+        let hopper = [device(0, 9, 0)];
+        assert_eq!(chosen(&hopper, None), Ok(("sm_90a", "sm_90a")));
+        assert_eq!(chosen(&hopper, sm_90a), Ok(("sm_90a", "sm_90a")));
+        assert_eq!(chosen(&hopper, sm_80), Ok(("sm_80", "sm_80")));
+        for other in [device(0, 8, 0), device(0, 12, 0)] {
+            let capability = other.capability;
+            let devices = [other];
+            assert_eq!(chosen(&devices, sm_80), Ok(("sm_80", "sm_80")));
+            let error = chosen(&devices, sm_90a).unwrap_err();
+            let why =
+                format!("compute capability {capability}, which cannot run the kernels for sm_90a");
+            assert!(error.contains(&why), "{error}");
+        }
+        assert!(chosen(&[device(0, 7, 5)], sm_80).unwrap_err().contains("need 8.0"));
     }
 }

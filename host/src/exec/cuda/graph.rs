@@ -39,7 +39,8 @@ impl Graph {
     ///
     /// # Safety
     /// 1. Each function is that of its launch, and its module outlives the graph.
-    /// 2. Every address among the arguments is of device memory that outlives the graph, as do handles of cuBLAS.
+    /// 2. Every address among the arguments is of memory of the device, or pinned, that outlives the graph, as do handles
+    ///    of cuBLAS.
     pub unsafe fn capture(
         stream: &Stream,
         nodes: &[Node<'_>],

@@ -10,6 +10,7 @@ mod tensor_maps;
 mod timing;
 mod upload;
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use cuda_loader::OverlappingLauncher;
 use cuda_loader::cublas::Cublas;
 use cust::context::Context;
@@ -24,7 +25,10 @@ use self::memory::{Block, DeviceMemory, pinned};
 use self::modules::Modules;
 use super::lower::{self, Task};
 use super::tensor_maps::TensorMaps;
-use super::{ExecError, Executor, Gemm, PreparedPlan, StepOutput, Want, WeightSource, inputs};
+use super::{
+    ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
+    inputs,
+};
 use crate::plan::{ArenaLayout, Plan, StepInputs, StepLayout, View};
 
 pub use self::cublas::cublas_version;
@@ -44,8 +48,11 @@ pub struct CudaExecutor {
     memory: DeviceMemory,
     /// The step's inputs on their way to the device.
     step_inputs: LockedBuffer<u32>,
-    /// The step's outputs on their way back; grows to the largest that was asked for.
-    step_outputs: LockedBuffer<u32>,
+    /// Logits on their way back; grows from one row to the most that were asked for.
+    logits: LockedBuffer<f32>,
+    /// The argmax of each logit row, which its kernel writes here itself: a few words are no copy's worth. Graphs hold its
+    /// address: it stays where it is.
+    next_tokens: LockedBuffer<u32>,
     stream: Stream,
     device: DeviceInfo,
     gpu: Gpu,
@@ -65,7 +72,7 @@ struct Prepared {
 
 impl CudaExecutor {
     /// Opens the device `cuda:<ordinal>` and brings the weights of `plan` to it; `plan` has the largest bounds. Linear
-    /// layers are computed by `gemm`.
+    /// layers are computed by `gemm`, everything else by the kernels for `target`, or for the newest that there can be.
     ///
     /// # Errors
     /// - [`ExecError::Gemm`] if `gemm` is cuBLAS, and it is not there;
@@ -76,11 +83,12 @@ impl CudaExecutor {
     pub fn open(
         ordinal: usize,
         gemm: Gemm,
+        target: Option<Target>,
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
         let devices = devices()?;
-        let (device, kernels, gpu) = device::choose(&devices, ordinal)?;
+        let (device, kernels, gpu) = device::choose(&devices, ordinal, target)?;
         let device = device.clone();
         let context = device::open_context(&device)?;
         // All work of an executor is on its one stream, which waits for no other: a blocking stream could not be captured
@@ -99,7 +107,8 @@ impl CudaExecutor {
             cublas,
             modules: Modules::new(kernels, cache),
             step_inputs: pinned(plan.step_layout().len)?,
-            step_outputs: pinned(0)?,
+            logits: pinned(plan.logits.width)?,
+            next_tokens: pinned(next_tokens_len(plan))?,
             memory,
             stream,
             device,
@@ -107,6 +116,12 @@ impl CudaExecutor {
             overlapping: device::overlapping_launcher(gpu)?,
             context,
         })
+    }
+
+    /// What its kernels are compiled for.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.gpu.target
     }
 
     /// The same device, on which each kernel of the plans prepared from now on starts when the one before it has ended.
@@ -149,7 +164,8 @@ impl Executor for CudaExecutor {
         let fits = arena_layout.bytes() <= self.memory.arena.bytes()
             && step_layout.len * size_of::<u32>() <= self.memory.step.bytes()
             && lower::workspace_bytes(plan, self.gemm) <= self.memory.workspace.bytes()
-            && lower::counter_bytes(plan) <= self.memory.counters.bytes();
+            && lower::counter_bytes(plan) <= self.memory.counters.bytes()
+            && next_tokens_len(plan) <= self.next_tokens.len();
         if !fits || [plan.logits, plan.next_tokens].iter().any(|output| !is_whole(plan, output)) {
             return Err(ExecError::Unsupported {
                 op: format!("a plan of {:?}", plan.bounds),
@@ -159,7 +175,9 @@ impl Executor for CudaExecutor {
         }
         let mut map_block = tensor_maps::allocate(&self.device, plan, &self.stream)?;
         let mut maps = TensorMaps::new(plan, map_block.address());
-        let addresses = self.memory.addresses(plan, &arena_layout);
+        let mut addresses = self.memory.addresses(plan, &arena_layout);
+        // Pinned memory has one address for host and device.
+        addresses.tensors[plan.next_tokens.tensor.0] = self.next_tokens.as_ptr() as u64;
         let tasks = lower::lower_with(self.gemm, plan, &addresses, self.gpu, &mut maps)?;
         tensor_maps::upload(&maps, &mut map_block, &self.stream)?;
         self.modules.load(self.context, &tasks)?;
@@ -176,6 +194,8 @@ impl Executor for CudaExecutor {
         Ok(PreparedPlan(self.prepared.len() - 1))
     }
 
+    /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the wait; logits are
+    /// copied in a fourth. Memory is page-locked for more than a row of them alone.
     fn run(
         &mut self,
         plan: PreparedPlan,
@@ -190,47 +210,47 @@ impl Executor for CudaExecutor {
         inputs::check(plan, inputs)?;
         make_current(self.context)?;
 
-        let output = match want {
-            Want::Nothing => None,
-            Want::NextTokens => Some(plan.next_tokens),
-            Want::Logits => Some(plan.logits),
-        };
-        let output_len = output.map_or(0, |output| inputs.logit_rows.len() * output.width);
-        if output_len > self.step_outputs.len() {
-            self.step_outputs = pinned(output_len)?;
+        let num_rows = inputs.logit_rows.len();
+        let num_logits = if want == Want::Logits { num_rows * plan.logits.width } else { 0 };
+        if num_logits > self.logits.len() {
+            self.logits = pinned(num_logits)?;
         }
 
         let step_inputs = &mut self.step_inputs[..step_layout.len];
         inputs.write(step_layout, &plan.bounds, step_inputs);
-        let step_inputs = bytemuck::cast_slice(step_inputs);
-        let step_outputs = bytemuck::cast_slice_mut(&mut self.step_outputs[..output_len]);
+        let step_inputs = cast_slice(step_inputs);
+        let logits = &mut self.logits[..num_logits];
         let stream = &self.stream;
-        // SAFETY: both buffers are pinned, and untouched until the synchronisation below, which comes in any case.
+        // SAFETY: the buffers are pinned, and untouched until the synchronisation below, which comes in any case.
         let started = unsafe { self.memory.step.write_async(0, step_inputs, stream) }
             .and_then(|()| graph.launch(stream))
-            .and_then(|()| match output.filter(|_| output_len > 0) {
-                Some(output) => {
-                    let offset = arena_layout.offset(output.tensor);
-                    // SAFETY: as above.
-                    unsafe { self.memory.arena.read_async(offset, step_outputs, stream) }
+            .and_then(|()| {
+                if logits.is_empty() {
+                    return Ok(());
                 }
-                None => Ok(()),
+                let offset = arena_layout.offset(plan.logits.tensor);
+                // SAFETY: as above.
+                unsafe { self.memory.arena.read_async(offset, cast_slice_mut(logits), stream) }
             });
         self.stream.synchronize().map_err(failed("running a step"))?;
         started?;
 
-        let output = &self.step_outputs[..output_len];
-        Ok(match want {
-            Want::Nothing => StepOutput::default(),
+        let mut output = StepOutput::default();
+        match want {
+            Want::Nothing => {}
             Want::NextTokens => {
-                StepOutput { next_tokens: output.to_vec(), ..StepOutput::default() }
+                let outputs = self.next_tokens[..num_rows].iter();
+                output.next_tokens = outputs.copied().map(NextToken::of_output).collect();
             }
-            Want::Logits => StepOutput {
-                logits: bytemuck::cast_slice(output).to_vec(),
-                ..StepOutput::default()
-            },
-        })
+            Want::Logits => output.logits = self.logits[..num_logits].to_vec(),
+        }
+        Ok(output)
     }
+}
+
+/// Elements of [`Plan::next_tokens`].
+fn next_tokens_len(plan: &Plan) -> usize {
+    plan.bounds.max_rows(plan.tensor(plan.next_tokens.tensor).rows)
 }
 
 /// Whether `view` is all columns of its activation, so that its rows lie without gaps.

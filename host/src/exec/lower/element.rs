@@ -87,7 +87,8 @@ fn linear16<E: Stored + Operand16>(
             Out16::Half(lowering.view(out)?)
         },
     };
-    let summation = Summation { order: sum_order(lowering.plan), ..Summation::default() };
+    let plan = lowering.plan;
+    let summation = Summation { accumulate: plan.accumulate, order: sum_order(plan) };
     let max_rows = lowering.max_rows(x);
     let linear = Linear16 { max_rows, n: out.width, k, summation, gated };
     let num_rows = lowering.num_rows(x);

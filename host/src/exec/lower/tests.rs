@@ -3,8 +3,8 @@
 use super::*;
 use crate::plan::testing::Decoder;
 use crate::plan::{
-    Bounds, Constant, ConstantId, KvLayout, Linear, Norm, PartTransform, Precision, RopeAppend,
-    Tensor, TensorId, Weight, WeightPart,
+    Accumulate, Bounds, Constant, ConstantId, KvLayout, Linear, Norm, PartTransform, Precision,
+    RopeAppend, Tensor, TensorId, Weight, WeightPart,
 };
 use kernels::gemm::MAX_FUSED_ROWS;
 
@@ -53,6 +53,7 @@ fn plan(op: Op) -> Plan {
         },
         ops: vec![op],
         batch_invariant: false,
+        accumulate: Accumulate::F32,
         logits: view(2),
         next_tokens: view(2),
     }

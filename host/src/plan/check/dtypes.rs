@@ -1,6 +1,9 @@
 //! Whether the element types of a plan agree, and rows of 16-bit elements are aligned.
 
-use super::super::{AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend, View, Weight};
+use super::super::{
+    Accumulate, AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend,
+    View, Weight,
+};
 
 /// Types that operations compute on.
 const FLOATS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
@@ -97,6 +100,9 @@ impl Plan {
                 is("x", x, FLOATS)?;
                 is("the weight", weight, &[x])?;
             }
+        }
+        if self.accumulate == Accumulate::F16 {
+            is("the weight, of products summed in F16,", weight, &[Dtype::F16])?;
         }
         bias.map_or(Ok(()), |bias| vector("the bias", bias))?;
         let out = self.dtype(out);

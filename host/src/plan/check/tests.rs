@@ -2,8 +2,8 @@
 
 use super::super::testing::Decoder;
 use super::super::{
-    Bounds, ConstantId, Dtype, KvLayout, PartTransform, PlanBuilder, Precision, TensorId,
-    WeightPart,
+    Accumulate, Bounds, ConstantId, Dtype, KvLayout, PartTransform, PlanBuilder, Precision,
+    TensorId, WeightPart,
 };
 use super::*;
 use Dtype::{BF16, F16, F32, U32};
@@ -187,6 +187,17 @@ fn rejects_element_types_that_do_not_fit() {
         }),
     ];
     reject(|| mixed(Precision::F16), faults);
+}
+
+#[test]
+fn sums_in_f16_are_of_f16() {
+    let in_f16 = |precision| Plan { accumulate: Accumulate::F16, ..mixed(precision) }.check();
+    assert_eq!(in_f16(Precision::F16), Ok(()));
+    for (precision, stored) in [(Precision::F32, "F32"), (Precision::BF16, "BF16")] {
+        let why = format!("the weight, of products summed in F16, is {stored}, expected F16");
+        let error = in_f16(precision).unwrap_err().to_string();
+        assert!(error.ends_with(&why), "{error}");
+    }
 }
 
 #[test]

@@ -5,7 +5,8 @@ use super::*;
 use crate::exec::lower::workspace_bytes;
 use crate::exec::testing::random;
 use crate::plan::{
-    Bounds, KvLayout, PartTransform, Rows, StepLayout, Tensor, TensorId, View, WeightId, WeightPart,
+    Accumulate, Bounds, KvLayout, PartTransform, Rows, StepLayout, Tensor, TensorId, View,
+    WeightId, WeightPart,
 };
 use simt::{Init, Memory};
 
@@ -65,6 +66,7 @@ fn plan(case: &Case) -> Plan {
     };
     Plan {
         batch_invariant: false,
+        accumulate: Accumulate::F32,
         bounds,
         tensors: vec![
             tensor("x", K, case.operands),

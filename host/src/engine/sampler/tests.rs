@@ -1,0 +1,201 @@
+use super::*;
+
+const NEG_INF: f32 = f32::NEG_INFINITY;
+
+/// The probability of each token, step by step as the documentation of [`Sampling`] says, in f64.
+fn oracle(sampling: &Sampling, logits: &[f32], tokens: &[u32]) -> Vec<f64> {
+    let mut logits: Vec<f64> = logits.iter().map(|&logit| logit as f64).collect();
+    for (token, logit) in logits.iter_mut().enumerate() {
+        if tokens.contains(&(token as u32)) {
+            let penalty = sampling.repetition_penalty as f64;
+            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        }
+    }
+    let softmax = |kept: &[usize], temperature: f64| -> Vec<f64> {
+        let exp: Vec<f64> = kept.iter().map(|&t| (logits[t] / temperature).exp()).collect();
+        exp.iter().map(|e| e / exp.iter().sum::<f64>()).collect()
+    };
+    let mut kept: Vec<usize> = (0..logits.len()).collect();
+    kept.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    if sampling.top_k > 0 {
+        kept.truncate(sampling.top_k);
+    }
+    let p = softmax(&kept, 1.0);
+    let reached = |n: usize| p[..n].iter().sum::<f64>() >= sampling.top_p as f64;
+    kept.truncate((1..kept.len()).find(|&n| reached(n)).unwrap_or(kept.len()));
+    let p = softmax(&kept, 1.0);
+    let above = p.iter().take_while(|&&p_t| p_t >= sampling.min_p as f64 * p[0]).count();
+    kept.truncate(above);
+    let mut probabilities = vec![0.0; logits.len()];
+    for (&token, p) in kept.iter().zip(softmax(&kept, sampling.temperature as f64)) {
+        probabilities[token] = p;
+    }
+    probabilities
+}
+
+#[test]
+fn draws_follow_the_oracle() {
+    let logits = [1.0, -0.5, 2.0, 0.3, NEG_INF, 1.9, -3.0, 0.9];
+    let plain = Sampling { temperature: 1.0, ..Default::default() };
+    let cases = [
+        plain,
+        Sampling { temperature: 0.4, ..plain },
+        Sampling { temperature: 2.5, ..plain },
+        Sampling { top_k: 3, ..plain },
+        Sampling { top_k: 1, ..plain },
+        Sampling { top_k: 100, ..plain },
+        Sampling { top_p: 0.7, ..plain },
+        Sampling { top_p: 0.0, ..plain },
+        Sampling { min_p: 0.3, ..plain },
+        Sampling { min_p: 1.0, ..plain },
+        Sampling { repetition_penalty: 1.8, ..plain },
+        Sampling {
+            temperature: 0.8,
+            top_k: 5,
+            top_p: 0.95,
+            min_p: 0.1,
+            repetition_penalty: 1.1,
+            seed: 3,
+        },
+    ];
+    const DRAWS: usize = 20_000;
+    for sampling in cases {
+        let mut sampler = Sampler::new(sampling);
+        let mut counts = [0usize; 8];
+        for _ in 0..DRAWS {
+            counts[sampler.sample(&logits, &[2, 6, 2]).unwrap() as usize] += 1;
+        }
+        let wanted = oracle(&sampling, &logits, &[2, 6, 2]);
+        for (token, (&count, p)) in counts.iter().zip(wanted).enumerate() {
+            let sigma = (p * (1.0 - p) / DRAWS as f64).sqrt();
+            let share = count as f64 / DRAWS as f64;
+            let is_close = (share - p).abs() <= 4.5 * sigma;
+            assert!(is_close, "{sampling:?}: token {token} drawn {share}, probability {p}");
+        }
+    }
+}
+
+/// Steep and flat distributions, over several rounds of ordering: what is kept is what a full sort keeps.
+#[test]
+fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
+    let mut rng = ChaCha12Rng::seed_from_u64(5);
+    for spread in [0.0f32, 0.1, 3.0, 30.0] {
+        let logits: Vec<f32> = (0..3000).map(|_| rng.random_range(-1.0..=1.0) * spread).collect();
+        let mut sorted: Vec<Candidate> = (0..).zip(logits).collect();
+        let mut shuffled = sorted.clone();
+        shuffled.rotate_left(1234);
+        sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let max = sorted[0].1;
+        let p: Vec<f64> = sorted.iter().map(|c| (c.1 as f64 - max as f64).exp()).collect();
+        for top_p in [0.0, 0.3, 0.9, 0.999] {
+            let reached = |n: usize| p[..n].iter().sum::<f64>() >= top_p * p.iter().sum::<f64>();
+            let wanted = (1..p.len()).find(|&n| reached(n)).unwrap_or(p.len());
+            let mut kept = shuffled.clone();
+            keep_nucleus(&mut kept, top_p, max);
+            assert!(kept.len().abs_diff(wanted) <= 1, "{} for {wanted}", kept.len());
+            assert_eq!(kept, sorted[..kept.len()], "spread {spread}, top_p {top_p}");
+        }
+    }
+}
+
+/// Rising, falling, equal and random logits, some of them ruled out: what is kept is what a full sort keeps.
+#[test]
+fn the_largest_of_a_large_vocabulary_are_those_of_a_full_sort() {
+    let mut rng = ChaCha12Rng::seed_from_u64(6);
+    let coarse: Vec<f32> = (0..5000).map(|_| rng.random_range(0..100) as f32).collect();
+    let rising: Vec<f32> = (0..5000).map(|i| i as f32).collect();
+    let falling: Vec<f32> = rising.iter().rev().copied().collect();
+    let mut gaps = coarse.clone();
+    gaps.iter_mut().skip(1).step_by(2).for_each(|logit| *logit = NEG_INF);
+    for logits in [coarse, rising, falling, gaps, vec![1.0; 5000], vec![NEG_INF; 5000]] {
+        let mut sorted: Vec<Candidate> = (0..).zip(logits.iter().copied()).collect();
+        sorted.retain(|candidate| candidate.1 > NEG_INF);
+        sorted.sort_by(descending);
+        for count in [0, 1, 2, 31, 32, 33, 40, 2499, 2500, 4999, 5000, 6000] {
+            let mut kept = largest(&logits, count);
+            kept.sort_by(descending);
+            let wanted = if count == 0 { sorted.len() } else { count.min(sorted.len()) };
+            assert_eq!(kept, sorted[..wanted], "{count}");
+        }
+    }
+}
+
+/// The first draws of many seeds are spread like the draws of one.
+#[test]
+fn seeds_are_independent() {
+    let logits = [0.0, 1.0f32.ln(), 2.0f32.ln()];
+    let mut counts = [0usize; 3];
+    for seed in 0..4000 {
+        let sampling = Sampling { temperature: 1.0, seed, ..Default::default() };
+        counts[Sampler::new(sampling).sample(&logits, &[]).unwrap() as usize] += 1;
+    }
+    for (count, wanted) in counts.into_iter().zip([1000, 1000, 2000]) {
+        assert!(count.abs_diff(wanted) < 150, "{counts:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_draws_the_same_tokens() {
+    let logits: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
+    let draw = |seed| {
+        let sampling =
+            Sampling { temperature: 1.0, top_k: 50, top_p: 0.9, seed, ..Default::default() };
+        let mut sampler = Sampler::new(sampling);
+        (0..50).map(|_| sampler.sample(&logits, &[]).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(draw(7), draw(7));
+    assert_ne!(draw(7), draw(8));
+}
+
+#[test]
+fn greedy_takes_the_first_of_the_largest() {
+    let mut greedy = Sampler::new(Sampling::default());
+    assert!(greedy.is_plain_greedy());
+    assert_eq!(greedy.sample(&[0.0, 3.0, NEG_INF, 3.0], &[]), Ok(1));
+    assert_eq!(greedy.sample(&[NEG_INF, NEG_INF, -1e30], &[]), Ok(2));
+    assert_eq!(greedy.sample(&[-1.0, -0.0, 0.0], &[]), Ok(1));
+    let mut penalised = Sampler::new(Sampling { repetition_penalty: 2.0, ..Default::default() });
+    assert!(!penalised.is_plain_greedy());
+    assert_eq!(penalised.sample(&[2.0, 3.0], &[1, 1]), Ok(0), "3 / 2 < 2, however often");
+    assert_eq!(penalised.sample(&[-2.5, -2.0], &[1]), Ok(0), "-2 * 2 < -2.5");
+    assert_eq!(penalised.sample(&[NEG_INF, -2.0], &[0, 1]), Ok(1));
+}
+
+#[test]
+fn logits_that_mean_nothing_are_errors() {
+    for temperature in [0.0, 1.0] {
+        let mut sampler = Sampler::new(Sampling { temperature, ..Default::default() });
+        let nan = sampler.sample(&[0.0, f32::NAN, 1.0], &[]);
+        assert!(matches!(nan, Err(SamplingError::NotFinite { token: 1 })), "{nan:?}");
+        let infinite = sampler.sample(&[0.0, 1.0, f32::INFINITY], &[]);
+        assert!(matches!(infinite, Err(SamplingError::NotFinite { token: 2 })));
+        let mut late = vec![0.0; 3000];
+        late[2999] = f32::INFINITY;
+        late[2500] = f32::NAN;
+        let late = sampler.sample(&late, &[]);
+        assert_eq!(late, Err(SamplingError::NotFinite { token: 2500 }));
+        assert_eq!(sampler.sample(&[NEG_INF; 4], &[]), Err(SamplingError::NoCandidate));
+        assert_eq!(sampler.sample(&[NEG_INF, f32::MIN, NEG_INF], &[]), Ok(1));
+        assert_eq!(sampler.sample(&[f32::MAX, f32::MIN], &[]), Ok(0));
+    }
+}
+
+#[test]
+fn values_out_of_range_are_named() {
+    let good = Sampling::default();
+    assert_eq!(good.check(), Ok(()));
+    let bad = [
+        ("temperature", Sampling { temperature: -0.1, ..good }),
+        ("temperature", Sampling { temperature: f32::NAN, ..good }),
+        ("temperature", Sampling { temperature: f32::INFINITY, ..good }),
+        ("top-p", Sampling { top_p: -0.1, ..good }),
+        ("top-p", Sampling { top_p: 1.1, ..good }),
+        ("min-p", Sampling { min_p: -0.1, ..good }),
+        ("min-p", Sampling { min_p: f32::NAN, ..good }),
+        ("repetition penalty", Sampling { repetition_penalty: 0.0, ..good }),
+    ];
+    for (name, sampling) in bad {
+        let message = sampling.check().unwrap_err().to_string();
+        assert!(message.starts_with(name), "{message}");
+    }
+}
