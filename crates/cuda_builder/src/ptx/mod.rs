@@ -135,6 +135,8 @@ fn read_fact(fields: &str) -> Option<(&str, Fact<'_>)> {
         Some(shape) => Some(read_cluster(shape)?),
         None => None,
     };
+    // Blocks alone are no cluster: the GPU need not look for a place for several at once.
+    let cluster = cluster.filter(|&shape| shape != [1, 1, 1]);
     let fact = Fact {
         family: fields.get("family")?,
         max_threads: fields.get("maxntid")?.parse().ok()?,
