@@ -247,6 +247,7 @@ impl TileConfig {
             of_outputs[is_f32],
             geometry,
             num_rows,
+            max_rows as u32,
             n as u32,
             k as u32,
             a,

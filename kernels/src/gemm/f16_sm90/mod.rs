@@ -45,26 +45,55 @@ use mainloop::Mainloop;
 const PRODUCER_REGISTERS: u32 = 40;
 const CONSUMER_REGISTERS: u32 = 232;
 
+/// Tiles of a cluster, rows and columns of them.
+#[inline(always)]
+fn cluster_tiles<T: Tile>(rows: u32, n: u32) -> [u32; 2] {
+    [rows.div_ceil(T::CLUSTER_M * T::BLOCK_M), n.div_ceil(T::CLUSTER_N * T::BLOCK_N)]
+}
+
+/// Blocks, or clusters, that tiles are dealt out to.
+#[inline(always)]
+fn num_workers<T: Tile>() -> u32 {
+    thread::grid_dim_x() / T::CLUSTER
+}
+
+/// Rows whose tiles are dealt out. Where there are no more tiles than workers those are all that
+/// the launch is for: a block loads its operands while `num_rows` is still on its way.
+///
+/// # Safety
+/// 1. `num_rows` is one element.
+#[inline(always)]
+unsafe fn tiled_rows<T: Tile>(num_rows: Global<u32>, max_rows: u32, n: u32) -> u32 {
+    let [tiles_m, tiles_n] = cluster_tiles::<T>(max_rows, n);
+    if tiles_m * tiles_n <= num_workers::<T>() {
+        max_rows
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { num_rows.get(0) }
+    }
+}
+
 /// First row and first column of the block's outputs, tile by tile.
 #[inline(always)]
-fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
+fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
     let rank = if T::CLUSTER_TILES > 1 { cluster::block_rank() } else { 0 };
-    let (rows, columns) = (T::CLUSTER_M * T::BLOCK_M, T::CLUSTER_N * T::BLOCK_N);
-    let tiles = [num_rows.div_ceil(rows), n.div_ceil(columns)];
-    let (worker, num_workers) =
-        (thread::block_idx_x() / T::CLUSTER, thread::grid_dim_x() / T::CLUSTER);
     let first_row = rank % T::CLUSTER_M * T::BLOCK_M;
     let first_column = rank / T::CLUSTER_M * T::BLOCK_N;
-    TileScheduler::new(tiles, T::GROUP_M / T::CLUSTER_M, worker, num_workers)
-        .map(move |[m, n]| [m * rows + first_row, n * columns + first_column])
+    let worker = thread::block_idx_x() / T::CLUSTER;
+    let (tiles, group_m) = (cluster_tiles::<T>(rows, n), T::GROUP_M / T::CLUSTER_M);
+    TileScheduler::new(tiles, group_m, worker, num_workers::<T>()).map(move |[m, n]| {
+        let (row, column) = (m * T::CLUSTER_M * T::BLOCK_M, n * T::CLUSTER_N * T::BLOCK_N);
+        [row + first_row, column + first_column]
+    })
 }
 
 /// Tiles of the output, a block as many as it comes to.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `out` and `residual` hold that many rows of `n` columns at their
-///    strides, `bias` holds `n` elements; `bias` and `residual` may be null.
-/// 2. `a` and `b` are maps of the operands in boxes of `BLOCK_K` columns and `T::BLOCK_M /
+/// 1. `num_rows` is one element, at most `max_rows`, which no launch writes that this one overlaps;
+///    `out` and `residual` hold that many rows of `n` columns at their strides, `bias` holds `n`
+///    elements; `bias` and `residual` may be null.
+/// 2. `a`, of `max_rows` rows, and `b` are maps of the operands in boxes of `BLOCK_K` columns and `T::BLOCK_M /
 ///    T::CLUSTER_N` or `T::BLOCK_N / T::CLUSTER_M` rows, `k > 0` columns in all, swizzled by 128
 ///    bytes; `out_map` of 16-bit outputs in boxes of 64 columns and 16 rows, swizzled so, if their
 ///    rows start at multiples of 16 bytes.
@@ -128,6 +157,7 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
 )]
 pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E>>>(
     num_rows: Global<u32>,
+    max_rows: u32,
     n: u32,
     k: u32,
     a: TensorMap,
@@ -141,10 +171,12 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
 ) {
     const { T::IS_VALID };
     // 1. Barriers, while the launch before goes on. SAFETY: the launch gives `T::SHARED_BYTES`; one
-    //    thread makes the barriers, and all wait for it.
-    let (smem, mainloop) = unsafe {
+    //    thread makes the barriers, and all wait for it; `num_rows` is an element that no launch
+    //    writes.
+    let (tiled_rows, smem, mainloop) = unsafe {
         let smem = dynamic_shared_mem::<u8>();
-        (smem, Mainloop::<E>::new::<T>(smem, k))
+        let tiled_rows = tiled_rows::<T>(num_rows, max_rows, n);
+        (tiled_rows, smem, Mainloop::<E>::new::<T>(smem, k))
     };
     let is_producer = thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE;
     if thread::thread_idx_x() == 0 {
@@ -161,9 +193,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
     }
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: `num_rows` is one element.
-    let num_rows = unsafe { num_rows.get(0) };
-    let tiles = block_tiles::<T>(num_rows, n);
+    let tiles = block_tiles::<T>(tiled_rows, n);
     let warpgroup_idx = warp::warpgroup_idx();
     let mut stage = Stage::FIRST;
 
@@ -188,6 +218,8 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         }
         let warp_idx = warp::warp_idx();
         let staging = smem.offset(T::STAGING_AT + warp_idx * STAGING_BYTES).cast();
+        // SAFETY: `num_rows` is one element; it comes while the products go on.
+        let num_rows = unsafe { num_rows.get(0) };
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
         let out = Matrix { ptr: out.cast(), row_stride: out_stride };
         let output = Output { num_rows, n, bias, residual, out, out_map };
