@@ -6,7 +6,7 @@ mod words;
 use cuda_std::bulk::CacheHint;
 use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{Element, Swizzle, TensorMapSpec};
 use simt::{FaultKind, Init, Memory};
 
 fn geometry(grid: [u32; 3]) -> Geometry {
@@ -268,7 +268,7 @@ fn a_multicast_brings_every_row_to_both_blocks() {
             box_dims: vec![32, 1],
             swizzle: Swizzle::None,
         };
-        let map = TensorMapPtr(memory.alloc("map", Init::Bytes(&spec.emulated())));
+        let map = spec.emulated();
         let out = memory.alloc("out", Init::Poisoned(2 * 4 * x.len()));
         let (from, to) = (DevicePtr::new(from), DevicePtr::new(out));
         let launch = multicast::launch(instance, geometry([2, 1, 1]), from, map, to);

@@ -9,7 +9,6 @@ use kernels::gemm::Gpu;
 use simt::{Init, Memory};
 
 use super::lower::{self, Addresses, KvPool};
-use super::tensor_maps::TensorMaps;
 use super::{ExecError, Executor, Gemm, PreparedPlan, StepOutput, Want, WeightSource, inputs};
 use crate::plan::{Plan, StepInputs, View, Weight};
 
@@ -89,11 +88,7 @@ impl Executor for EmulatedExecutor {
             workspace: alloc("workspace", lower::workspace_bytes(&plan, Gemm::Halfwarp)),
             counters,
         };
-        let maps_address = alloc("tensor maps", TensorMaps::max_bytes(&plan));
-        let mut maps = TensorMaps::new(&plan, maps_address);
-        let launches = lower::lower(&plan, &addresses, GPU, &mut maps)?;
-        let encoded = maps.encoded(|spec| Ok(spec.emulated()))?;
-        memory.write(maps_address, &encoded).expect("a buffer for as many maps as there may be");
+        let launches = lower::lower(&plan, &addresses, GPU, |spec| Ok(spec.emulated()))?;
         self.prepared.push(Prepared { plan, addresses, launches });
         Ok(PreparedPlan(self.prepared.len() - 1))
     }

@@ -6,7 +6,7 @@ mod split_k;
 use crate::device::{SEEDS, Stored};
 use case::{Case, Out, Setup, assert_right};
 use cuda_std::launch::{DevicePtr, LaunchError};
-use cuda_std::tensor_map::TensorMapPtr;
+use cuda_std::tensor_map::EncodedTensorMap;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
@@ -169,8 +169,8 @@ fn sums_in_f16_are_of_f16_tiles() {
                 out,
             };
             let gpu = Gpu { target, num_sms: 132 };
-            let launch =
-                linear.launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| TensorMapPtr(0x40));
+            let launch = linear
+                .launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| EncodedTensorMap::NONE);
             assert!(matches!(launch, Err(LaunchError::Shape { what: "bits of a sum", .. })));
         }
     }
@@ -291,7 +291,7 @@ fn rejects_what_it_cannot_compute() {
         out: Out16::Half(rows(0x3000, 128)),
     };
     let launch = |gpu, linear: Linear16, operands| {
-        linear.launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| TensorMapPtr(0x40))
+        linear.launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| EncodedTensorMap::NONE)
     };
     let refused = |linear, operands| match launch(Gpu::HOPPER, linear, operands) {
         Err(LaunchError::Shape { what, value, .. }) => (what, value),

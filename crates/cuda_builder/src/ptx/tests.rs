@@ -153,6 +153,15 @@ fn rejects_a_broken_fact() {
 }
 
 #[test]
+fn tensor_maps_are_aligned_to_64_bytes() {
+    let parameter = "\t.param .align 16 .b8 add_f32_param_1[128]\n)";
+    let kernels = split(&TEXT.replace("\t.param .u32 add_f32_param_1\n)", parameter)).unwrap();
+    let add = text(&kernels, "add_f32");
+    assert!(add.contains("\t.param .align 64 .b8 add_f32_param_1[128]\n)\n.maxntid"), "{add}");
+    assert!(add.contains(".param .u64 .ptr .align 1 add_f32_param_0,"), "{add}");
+}
+
+#[test]
 fn a_block_alone_is_no_cluster() {
     for (shape, is_cluster) in [("1,1,1", false), ("1,2,1", true)] {
         let kernels = split(&TEXT.replace("cluster=2,1,4", &format!("cluster={shape}"))).unwrap();

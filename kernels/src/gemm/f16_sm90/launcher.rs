@@ -28,7 +28,7 @@ use crate::element::Dtype;
 use crate::gemm::linear16::{Accumulate, Linear16, Linear16Operands, Out16, SumOrder, Summation};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
-use cuda_std::tensor_map::{Swizzle, TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{EncodedTensorMap, Swizzle, TensorMapSpec};
 
 /// FMAs of a multiprocessor's tensor cores.
 const FMAS_PER_CLOCK: usize = 2048;
@@ -216,7 +216,7 @@ impl TileConfig {
         num_sms: usize,
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
-        maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
         linear.check(operands)?;
         let of_outputs = if E::DTYPE == Dtype::Bf16 { self.of_bf16 } else { Some(self.of_f16) };
@@ -230,14 +230,14 @@ impl TileConfig {
         let a = maps(&map(&x, [max_rows, k], [block_m / cluster_n, BLOCK_K as usize]));
         let b = maps(&map(weight, [n, k], [block_n / cluster_m, BLOCK_K as usize]));
         let (is_f32, out_ptr, out_stride, out_map) = match out {
-            Out16::F32(out) => (1, out.ptr.0, out.stride_arg()?, TensorMapPtr(0)),
+            Out16::F32(out) => (1, out.ptr.0, out.stride_arg()?, EncodedTensorMap::NONE),
             Out16::Half(out) => {
                 let strip = [STRIP_ROWS as usize, STRIP_COLUMNS as usize];
                 let is_aligned = out.is_aligned() && n.is_multiple_of(8);
                 let map = if is_aligned {
                     maps(&map(out, [max_rows, n], strip))
                 } else {
-                    TensorMapPtr(0)
+                    EncodedTensorMap::NONE
                 };
                 (0, out.ptr.0, out.stride_arg()?, map)
             }
