@@ -119,6 +119,11 @@ fn tile_256x128_pair_matches_oracle() {
 }
 
 #[test]
+fn tile_128x192_matches_oracle() {
+    check_edges(config([128, 192], [1, 1]));
+}
+
+#[test]
 fn tile_128x128_matches_oracle() {
     check_edges(config([128, 128], [1, 1]));
 }
@@ -126,6 +131,11 @@ fn tile_128x128_matches_oracle() {
 #[test]
 fn tile_64x128_matches_oracle() {
     check_edges(config([64, 128], [1, 1]));
+}
+
+#[test]
+fn tile_64x128_pair_matches_oracle() {
+    check_edges(config([64, 128], [2, 1]));
 }
 
 #[test]
@@ -262,14 +272,16 @@ fn chooses_by_shape() {
         let &TileConfig { block, cluster, split_k, .. } = TileConfig::fastest(&linear, 132);
         (block, cluster, split_k)
     };
-    // The fastest of all on an H200, but for 128 rows, which were not measured.
+    // The fastest of all on an H200, but for 128 rows, tiles of 128x192 and pairs of 64x128, which
+    // were not measured.
     assert_eq!(choice(8192, 8192, 8192), ([128, 256], [1, 1], 1));
     assert_eq!(choice(2048, 3072, 3072), ([128, 128], [1, 1], 1));
     assert_eq!(choice(512, 9216, 3072), ([128, 128], [1, 1], 1));
     assert_eq!(choice(512, 16384, 3072), ([128, 256], [1, 1], 1));
     assert_eq!(choice(512, 9728, 896), ([128, 128], [1, 1], 1));
     assert_eq!(choice(512, 3072, 8192), ([128, 128], [1, 1], 1));
-    assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1], 1));
+    assert_eq!(choice(512, 1152, 896), ([64, 128], [2, 1], 1));
+    assert_eq!(choice(2048, 1152, 896), ([128, 192], [1, 1], 1));
     assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));
     assert_eq!(choice(512, 896, 4864), ([128, 128], [1, 1], 4));
     assert_eq!(choice(128, 3072, 8192), ([128, 128], [1, 1], 4));

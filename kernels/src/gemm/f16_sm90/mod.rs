@@ -121,6 +121,10 @@ fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
         gemm_f16_sm90_256x128_pair_f32 = <f16, f32, Tile256x128Pair>,
         gemm_bf16_sm90_256x128_pair = <bf16, bf16, Tile256x128Pair>,
         gemm_bf16_sm90_256x128_pair_f32 = <bf16, f32, Tile256x128Pair>,
+        gemm_f16_sm90_128x192 = <f16, f16, Tile128x192>,
+        gemm_f16_sm90_128x192_f32 = <f16, f32, Tile128x192>,
+        gemm_bf16_sm90_128x192 = <bf16, bf16, Tile128x192>,
+        gemm_bf16_sm90_128x192_f32 = <bf16, f32, Tile128x192>,
         gemm_f16_sm90_128x128 = <f16, f16, Tile128x128>,
         gemm_f16_sm90_128x128_f32 = <f16, f32, Tile128x128>,
         gemm_bf16_sm90_128x128 = <bf16, bf16, Tile128x128>,
@@ -129,14 +133,14 @@ fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
         gemm_f16_sm90_64x128_f32 = <f16, f32, Tile64x128>,
         gemm_bf16_sm90_64x128 = <bf16, bf16, Tile64x128>,
         gemm_bf16_sm90_64x128_f32 = <bf16, f32, Tile64x128>,
+        gemm_f16_sm90_64x128_pair = <f16, f16, Tile64x128Pair>,
+        gemm_f16_sm90_64x128_pair_f32 = <f16, f32, Tile64x128Pair>,
+        gemm_bf16_sm90_64x128_pair = <bf16, bf16, Tile64x128Pair>,
+        gemm_bf16_sm90_64x128_pair_f32 = <bf16, f32, Tile64x128Pair>,
         gemm_f16_sm90_64x64 = <f16, f16, Tile64x64>,
         gemm_f16_sm90_64x64_f32 = <f16, f32, Tile64x64>,
         gemm_bf16_sm90_64x64 = <bf16, bf16, Tile64x64>,
         gemm_bf16_sm90_64x64_f32 = <bf16, f32, Tile64x64>,
-        gemm_f16_sm90_128x256_split2 = <f16, f16, Tile128x256Split2>,
-        gemm_f16_sm90_128x256_split2_f32 = <f16, f32, Tile128x256Split2>,
-        gemm_bf16_sm90_128x256_split2 = <bf16, bf16, Tile128x256Split2>,
-        gemm_bf16_sm90_128x256_split2_f32 = <bf16, f32, Tile128x256Split2>,
         gemm_f16_sm90_128x128_split2 = <f16, f16, Tile128x128Split2>,
         gemm_f16_sm90_128x128_split2_f32 = <f16, f32, Tile128x128Split2>,
         gemm_bf16_sm90_128x128_split2 = <bf16, bf16, Tile128x128Split2>,
@@ -186,6 +190,9 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         a.prefetch();
         b.prefetch();
     }
+    let mut tiles = block_tiles::<T>(tiled_rows, n);
+    // Its divisions are done while the other warps come to the barrier.
+    let mut tile = tiles.next();
     if T::CLUSTER_TILES > 1 {
         cluster::sync();
     } else {
@@ -193,7 +200,6 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
     }
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    let tiles = block_tiles::<T>(tiled_rows, n);
     let warpgroup_idx = warp::warpgroup_idx();
     let mut stage = Stage::FIRST;
 
@@ -203,9 +209,10 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
             registers::decrease::<PRODUCER_REGISTERS>();
         }
         if is_producer {
-            for [row, column] in tiles {
+            while let Some(origin) = tile {
                 // SAFETY: the maps are those of the tile.
-                stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], [row, column]) };
+                stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], origin) };
+                tile = tiles.next();
             }
             if T::CLUSTER_TILES > 1 {
                 mainloop.finish(stage);
@@ -223,10 +230,13 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
         let out = Matrix { ptr: out.cast(), row_stride: out_stride };
         let output = Output { num_rows, n, bias, residual, out, out_map };
+        if thread::thread_idx_x() == 0 {
+            O::prefetch(&output);
+        }
         let mut output = WarpOutput::<O>::new(output, staging);
         let first_strip = warp_idx * T::Acc::STRIPS;
         let [warpgroup_row, warpgroup_column] = T::warp_origin(warp_idx / 4 * 4);
-        for [row, column] in tiles {
+        while let Some([row, column]) = tile {
             // SAFETY: the consumers take the producer's tiles; a warp stores its own rows.
             unsafe {
                 let (acc, behind) =
@@ -244,6 +254,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
                     split_k::store::<T, O>(acc, smem.cast(), [row, column], &mut output);
                 }
             }
+            tile = tiles.next();
         }
         output.finish();
     }
