@@ -117,6 +117,55 @@ fn blocks_exchange_through_shared_memory() {
     }
 }
 
+/// Each of two blocks arrives at the mbarrier that the other one has made before a relaxed barrier.
+#[kernel(
+    launch_bounds(32),
+    target(sm_90a),
+    cluster(2, 1, 1),
+    instances(told_of_mbarriers = <true>, not_told_of_mbarriers = <false>)
+)]
+unsafe fn meet_at_mbarriers<const FENCED: bool>(out: GlobalMut<u32>) {
+    // SAFETY: an mbarrier a block, which ends behind the arrivals of the other one; 2 words.
+    unsafe {
+        let (rank, lane) = (cluster::block_rank(), warp::lane_id());
+        let barrier = Mbarrier::new(shared_array![u64; 1]);
+        if lane == 0 {
+            barrier.init(1);
+            if FENCED {
+                fence::mbarrier_init();
+            }
+        }
+        cluster::arrive_relaxed();
+        cluster::wait();
+        if lane == 0 {
+            barrier.peer(1 - rank).arrive();
+        }
+        barrier.wait(0);
+        cluster::sync();
+        if lane == 0 {
+            out.set(rank as usize, rank + 1);
+        }
+    }
+}
+
+#[test]
+fn a_relaxed_barrier_tells_of_mbarriers_behind_their_fence() {
+    use meet_at_mbarriers::Instance;
+    for seed in simt::seeds() {
+        let mut memory = Memory::new();
+        let out = memory.alloc("out", Init::Poisoned(8));
+        let mut meet = |instance| {
+            let launch =
+                meet_at_mbarriers::launch(instance, geometry([2, 1, 1]), DevicePtr::new(out));
+            launch.emulate(&mut memory, seed)
+        };
+        meet(Instance::told_of_mbarriers).unwrap();
+        let fault = meet(Instance::not_told_of_mbarriers).unwrap_err();
+        assert!(matches!(fault.kind, FaultKind::Race { .. }), "seed {seed}: {fault}");
+        assert_eq!(words::read(&memory, out, 2), [1, 2]);
+    }
+}
+
 /// Block 1 comes to the barrier and ends; block 0 waits there for its own threads too.
 #[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 1))]
 unsafe fn arrive_and_end(out: GlobalMut<u32>) {
