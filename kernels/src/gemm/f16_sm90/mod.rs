@@ -194,7 +194,9 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
     // Its divisions are done while the other warps come to the barrier.
     let mut tile = tiles.next();
     if T::CLUSTER_TILES > 1 {
-        cluster::sync();
+        // All that other blocks have to know are the barriers, and their fence tells that.
+        cluster::arrive_relaxed();
+        cluster::wait();
     } else {
         thread::sync_threads();
     }
