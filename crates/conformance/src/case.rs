@@ -1,7 +1,9 @@
 //! A kernel, its buffers, and what it should write.
 
+use std::convert::Infallible;
+
 use cuda_std::launch::{DevicePtr, Launch};
-use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 
 use crate::Want;
 
@@ -14,7 +16,7 @@ pub struct Case {
     launch: Box<dyn Fn(&Pointers) -> Launch + Send + Sync>,
 }
 
-/// A piece of global memory, aligned to 256 bytes.
+/// A piece of global memory, aligned to 256 bytes, or a tensor map.
 pub enum Buffer {
     /// What the kernel reads.
     In(Vec<u8>),
@@ -51,42 +53,55 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The addresses of a case's buffers.
-pub struct Pointers(Vec<u64>);
+/// What a launch takes for a case's buffers.
+pub struct Pointers(Vec<Placed>);
+
+enum Placed {
+    /// Of memory.
+    Address(u64),
+    Map(EncodedTensorMap),
+}
 
 impl Pointers {
-    /// Places the buffers in their order: `place` gives the address of each, and finds the address
-    /// of the tensor in a tensor map.
+    /// Places the buffers in their order: `place` gives the address of each that is memory, `encode`
+    /// makes the tensor maps.
     pub(crate) fn of<E>(
         buffers: &[Buffer],
         mut place: impl FnMut(&Buffer) -> Result<u64, E>,
+        encode: impl Fn(&TensorMapSpec) -> Result<EncodedTensorMap, E>,
     ) -> Result<Self, E> {
-        let mut addresses: Vec<u64> = Vec::new();
+        let mut pointers = Pointers(Vec::new());
         for buffer in buffers {
-            let address = if let Buffer::TensorMap(of, spec) = buffer {
-                let spec = TensorMapSpec { address: addresses[*of], ..spec.clone() };
-                place(&Buffer::TensorMap(*of, spec))
+            let placed = if let Buffer::TensorMap(of, spec) = buffer {
+                let address = pointers.address(*of);
+                Placed::Map(encode(&TensorMapSpec { address, ..spec.clone() })?)
             } else {
-                place(buffer)
+                Placed::Address(place(buffer)?)
             };
-            addresses.push(address?);
+            pointers.0.push(placed);
         }
-        Ok(Pointers(addresses))
+        Ok(pointers)
     }
 
     /// The buffer listed `index`th, of elements `T`.
     pub fn at<T>(&self, index: usize) -> DevicePtr<T> {
-        DevicePtr::new(self.0[index])
+        DevicePtr::new(self.address(index))
     }
 
     /// The tensor map listed `index`th among the buffers.
-    pub fn map(&self, index: usize) -> TensorMapPtr {
-        TensorMapPtr(self.0[index])
+    pub fn map(&self, index: usize) -> EncodedTensorMap {
+        match self.0[index] {
+            Placed::Map(map) => map,
+            Placed::Address(_) => panic!("buffer {index} is no tensor map"),
+        }
     }
 
-    /// The addresses, in the order of the buffers.
-    pub(crate) fn addresses(&self) -> &[u64] {
-        &self.0
+    /// The address of the buffer listed `index`th.
+    pub(crate) fn address(&self, index: usize) -> u64 {
+        match self.0[index] {
+            Placed::Address(address) => address,
+            Placed::Map(_) => panic!("buffer {index} is a tensor map"),
+        }
     }
 }
 
@@ -107,7 +122,9 @@ impl Case {
 
     /// The PTX entry that it launches.
     pub fn symbol(&self) -> &'static str {
-        self.launch(&Pointers(vec![0; self.buffers.len()])).symbol
+        let encode = |_: &TensorMapSpec| Ok(EncodedTensorMap::NONE);
+        let Ok(nowhere) = Pointers::of(&self.buffers, |_| Ok::<u64, Infallible>(0), encode);
+        self.launch(&nowhere).symbol
     }
 
     /// What the outputs, in their order, should be.

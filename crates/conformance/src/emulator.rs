@@ -13,19 +13,25 @@ use crate::{Buffer, Case, Pointers};
 /// The [`simt::Fault`] of the kernel, as text.
 pub fn emulate(case: &Case, seed: u64) -> Result<Vec<Vec<u8>>, String> {
     let mut memory = Memory::new();
-    let Ok(pointers) = Pointers::of(&case.buffers, |buffer| -> Result<u64, Infallible> {
+    let place = |buffer: &Buffer| -> Result<u64, Infallible> {
         Ok(match buffer {
             Buffer::In(bytes) => memory.alloc("input", Init::Bytes(bytes)),
             Buffer::InOut(bytes, _) => memory.alloc("input and output", Init::Bytes(bytes)),
             Buffer::Out(want) => memory.alloc("output", Init::Poisoned(want.num_bytes())),
-            Buffer::TensorMap(_, spec) => memory.alloc("map", Init::Bytes(&spec.emulated())),
+            Buffer::TensorMap(..) => unreachable!("tensor maps are no memory"),
         })
-    });
+    };
+    let Ok(pointers) = Pointers::of(&case.buffers, place, |spec| Ok(spec.emulated()));
     let launch = case.launch(&pointers);
     launch.emulate(&mut memory, seed).map_err(|fault| fault.to_string())?;
-    let outputs = case.buffers.iter().zip(pointers.addresses()).filter_map(|(buffer, &address)| {
+    let outputs = case.buffers.iter().enumerate().filter_map(|(index, buffer)| {
         let mut bytes = vec![0; buffer.want()?.num_bytes()];
-        Some(memory.read(address, &mut bytes).map(|()| bytes).map_err(|error| error.to_string()))
+        Some(
+            memory
+                .read(pointers.address(index), &mut bytes)
+                .map(|()| bytes)
+                .map_err(|error| error.to_string()),
+        )
     });
     outputs.collect()
 }

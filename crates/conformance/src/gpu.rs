@@ -5,7 +5,7 @@ use std::ptr;
 
 use cuda_loader::{Driver, EncodeError, LoadError, TiledTensorMap};
 use cuda_std::launch::{Geometry, Launch};
-use cuda_std::tensor_map::{TensorMapError, TensorMapSpec};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapError, TensorMapSpec};
 use cust::CudaFlags;
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
@@ -105,12 +105,13 @@ impl Gpu {
     pub fn run(&self, case: &Case) -> Result<Vec<Vec<u8>>, GpuError> {
         CurrentContext::set_current(&self.context).map_err(failed("cuCtxSetCurrent"))?;
         let mut memory: Vec<DeviceBuffer<u8>> = Vec::new();
-        let pointers = Pointers::of(&case.buffers, |buffer| {
-            let device = self.upload(buffer)?;
+        let place = |buffer: &Buffer| {
+            let device = Self::upload(buffer)?;
             let address = device.as_device_ptr().as_raw();
             memory.push(device);
             Ok::<u64, GpuError>(address)
-        })?;
+        };
+        let pointers = Pointers::of(&case.buffers, place, |spec| self.encode(spec))?;
         let launch = case.launch(&pointers);
         let symbol = launch.symbol;
         let text = ptx::text(self.target, symbol)
@@ -125,20 +126,21 @@ impl Gpu {
             let copied = device.copy_to(&mut bytes).map_err(failed("copying from the device"));
             Some(copied.map(|()| bytes))
         };
-        case.buffers.iter().zip(&memory).filter_map(read).collect()
+        let is_memory = |buffer: &&Buffer| !matches!(buffer, Buffer::TensorMap(..));
+        case.buffers.iter().filter(is_memory).zip(&memory).filter_map(read).collect()
     }
 
-    /// A buffer as it is before the kernel. Allocations are aligned to 256 bytes, of which a tensor map needs 64.
-    fn upload(&self, buffer: &Buffer) -> Result<DeviceBuffer<u8>, GpuError> {
+    /// A buffer as it is before the kernel.
+    fn upload(buffer: &Buffer) -> Result<DeviceBuffer<u8>, GpuError> {
         let uploaded = match buffer {
             Buffer::In(bytes) | Buffer::InOut(bytes, _) => DeviceBuffer::from_slice(bytes),
             Buffer::Out(want) => DeviceBuffer::from_slice(&vec![0xff; want.num_bytes()]),
-            Buffer::TensorMap(_, spec) => DeviceBuffer::from_slice(&self.encode(spec)?),
+            Buffer::TensorMap(..) => unreachable!("tensor maps are no memory"),
         };
         uploaded.map_err(failed("allocating device memory"))
     }
 
-    fn encode(&self, spec: &TensorMapSpec) -> Result<[u8; 128], GpuError> {
+    fn encode(&self, spec: &TensorMapSpec) -> Result<EncodedTensorMap, GpuError> {
         spec.check().map_err(|why| GpuError::TensorMap { spec: Box::new(spec.clone()), why })?;
         let map = TiledTensorMap {
             address: spec.address,
@@ -148,7 +150,7 @@ impl Gpu {
             box_dims: &spec.box_dims,
             swizzle: spec.swizzle as u32,
         };
-        Ok(self.driver.encode_tensor_map(&map)?)
+        Ok(EncodedTensorMap(self.driver.encode_tensor_map(&map)?))
     }
 }
 

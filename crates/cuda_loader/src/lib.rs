@@ -62,8 +62,8 @@ impl Driver {
         self.overlapping_launcher
     }
 
-    /// The opaque tensor map that copies of boxes of this tensor take (`cuTensorMapEncodeTiled`). Its copy in
-    /// global memory lies at a multiple of 64.
+    /// The opaque tensor map that copies of boxes of this tensor take (`cuTensorMapEncodeTiled`). Its copy
+    /// among a kernel's parameters, or in global memory, lies at a multiple of 64.
     ///
     /// # Errors
     /// - [`EncodeError::Unsupported`] if the driver knows no tensor maps;

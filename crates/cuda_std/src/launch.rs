@@ -204,7 +204,12 @@ impl Launch {
 
     /// Adds the next argument, aligned to its size.
     fn push(&mut self, bytes: &[u8]) {
-        self.args.resize(self.args.len().next_multiple_of(bytes.len()), 0);
+        self.push_aligned(bytes, bytes.len());
+    }
+
+    /// Adds the next argument.
+    pub(crate) fn push_aligned(&mut self, bytes: &[u8], align: usize) {
+        self.args.resize(self.args.len().next_multiple_of(align), 0);
         self.arg_offsets.push(self.args.len() as u32);
         self.args.extend_from_slice(bytes);
     }

@@ -56,6 +56,9 @@ pub mod matrix;
 pub mod mbarrier;
 pub mod mma;
 mod packed;
+#[cfg(target_arch = "nvptx64")]
+#[doc(hidden)]
+pub mod param;
 pub mod prelude;
 pub mod registers;
 #[cfg(not(target_arch = "nvptx64"))]

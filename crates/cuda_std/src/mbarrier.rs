@@ -190,9 +190,11 @@ impl PeerMbarrier {
 
     instruction! {
         /// Arrives at it. The block has not ended before: a barrier of the cluster sees to that.
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _" => pub fn arrive(self) {
-            asm!("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{}];",
-                in(reg32) self.0, options(nostack, preserves_flags));
+        // `.release.cluster` would be two fences of all memory before it, and waiting threads
+        // acquire no more than their block's either.
+        "mbarrier.arrive.shared::cluster.b64 _" => pub fn arrive(self) {
+            asm!("mbarrier.arrive.shared::cluster.b64 _, [{}];", in(reg32) self.0,
+                options(nostack, preserves_flags));
         } host {
             simt::device::mbarrier_arrive(self.0, 1);
         }

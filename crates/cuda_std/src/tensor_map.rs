@@ -9,19 +9,30 @@ mod spec;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use spec::{Element, Swizzle, TensorMapError, TensorMapSpec};
 
-/// A tensor map: a kernel's parameter, [`TensorMapPtr`] in its launcher.
+/// A tensor map: a kernel's parameter, [`EncodedTensorMap`] in its launcher.
 ///
-/// The map, 128 opaque bytes, lies in global memory and is passed by address: a parameter passed by
-/// value would be copied to local memory, where no copy can find it.
+/// The map itself is passed, 128 opaque bytes, as CUDA C's `const __grid_constant__ CUtensorMap`:
+/// copies find it among the launch's parameters, and need not fetch it from global memory before
+/// the first box. On the device this is its address there.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct TensorMap(u64);
+pub struct TensorMap(
+    #[cfg(target_arch = "nvptx64")] u64,
+    #[cfg(not(target_arch = "nvptx64"))] EncodedTensorMap,
+);
 
 impl TensorMap {
-    /// Address of the map.
+    /// What the instructions take: its address.
+    #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
-    pub(crate) fn address(self) -> u64 {
+    pub(crate) fn operand(&self) -> u64 {
         self.0
+    }
+
+    /// What the emulator's instructions take: its bytes.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub(crate) fn operand(&self) -> &[u8; 128] {
+        &self.0.0
     }
 
     instruction! {
@@ -35,28 +46,54 @@ impl TensorMap {
     }
 }
 
-/// Address of a tensor map in the memory of a device, a multiple of 64.
+/// The bytes of a map in an entry's list of parameters.
+// rustc aligns no parameter to more than 16 bytes: `cuda_builder` writes the 64 that copies ask for.
+#[cfg(target_arch = "nvptx64")]
+#[doc(hidden)]
+#[repr(C, align(16))]
+pub struct TensorMapBytes([u64; 16]);
+
+#[cfg(target_arch = "nvptx64")]
+impl crate::param::Param for TensorMap {
+    type Entry = TensorMapBytes;
+
+    #[inline(always)]
+    fn receive(_: TensorMapBytes, address: u64) -> Self {
+        TensorMap(address)
+    }
+}
+
+/// A tensor map as copies read it: encoded by the driver (`cuTensorMapEncodeTiled`), or by
+/// [`TensorMapSpec::emulated`].
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct TensorMapPtr(pub u64);
+pub struct EncodedTensorMap(pub [u8; 128]);
 
 #[cfg(not(target_arch = "nvptx64"))]
-impl core::fmt::Debug for TensorMapPtr {
+impl EncodedTensorMap {
+    /// No map at all, for an optional operand that is absent.
+    pub const NONE: Self = EncodedTensorMap([0; 128]);
+
+    /// What the address of a map is a multiple of.
+    const ALIGN: usize = 64;
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl core::fmt::Debug for EncodedTensorMap {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{:#x}", self.0)
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
 impl crate::launch::KernelArg for TensorMap {
-    type Host = TensorMapPtr;
+    type Host = EncodedTensorMap;
 
-    fn push(launch: &mut crate::launch::Launch, value: TensorMapPtr) {
-        u64::push(launch, value.0);
+    fn push(launch: &mut crate::launch::Launch, value: EncodedTensorMap) {
+        launch.push_aligned(&value.0, EncodedTensorMap::ALIGN);
     }
 
-    fn emulated(value: TensorMapPtr) -> Self {
-        TensorMap(value.0)
+    fn emulated(value: EncodedTensorMap) -> Self {
+        TensorMap(value)
     }
 }

@@ -6,7 +6,7 @@ mod words;
 use cuda_std::bulk::CacheHint;
 use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{Element, Swizzle, TensorMapSpec};
 use simt::{FaultKind, Init, Memory};
 
 fn geometry(grid: [u32; 3]) -> Geometry {
@@ -114,6 +114,55 @@ fn blocks_exchange_through_shared_memory() {
             matches!(fault.kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_)),
             "seed {seed}: {fault}"
         );
+    }
+}
+
+/// Each of two blocks arrives at the mbarrier that the other one has made before a relaxed barrier.
+#[kernel(
+    launch_bounds(32),
+    target(sm_90a),
+    cluster(2, 1, 1),
+    instances(told_of_mbarriers = <true>, not_told_of_mbarriers = <false>)
+)]
+unsafe fn meet_at_mbarriers<const FENCED: bool>(out: GlobalMut<u32>) {
+    // SAFETY: an mbarrier a block, which ends behind the arrivals of the other one; 2 words.
+    unsafe {
+        let (rank, lane) = (cluster::block_rank(), warp::lane_id());
+        let barrier = Mbarrier::new(shared_array![u64; 1]);
+        if lane == 0 {
+            barrier.init(1);
+            if FENCED {
+                fence::mbarrier_init();
+            }
+        }
+        cluster::arrive_relaxed();
+        cluster::wait();
+        if lane == 0 {
+            barrier.peer(1 - rank).arrive();
+        }
+        barrier.wait(0);
+        cluster::sync();
+        if lane == 0 {
+            out.set(rank as usize, rank + 1);
+        }
+    }
+}
+
+#[test]
+fn a_relaxed_barrier_tells_of_mbarriers_behind_their_fence() {
+    use meet_at_mbarriers::Instance;
+    for seed in simt::seeds() {
+        let mut memory = Memory::new();
+        let out = memory.alloc("out", Init::Poisoned(8));
+        let mut meet = |instance| {
+            let launch =
+                meet_at_mbarriers::launch(instance, geometry([2, 1, 1]), DevicePtr::new(out));
+            launch.emulate(&mut memory, seed)
+        };
+        meet(Instance::told_of_mbarriers).unwrap();
+        let fault = meet(Instance::not_told_of_mbarriers).unwrap_err();
+        assert!(matches!(fault.kind, FaultKind::Race { .. }), "seed {seed}: {fault}");
+        assert_eq!(words::read(&memory, out, 2), [1, 2]);
     }
 }
 
@@ -268,7 +317,7 @@ fn a_multicast_brings_every_row_to_both_blocks() {
             box_dims: vec![32, 1],
             swizzle: Swizzle::None,
         };
-        let map = TensorMapPtr(memory.alloc("map", Init::Bytes(&spec.emulated())));
+        let map = spec.emulated();
         let out = memory.alloc("out", Init::Poisoned(2 * 4 * x.len()));
         let (from, to) = (DevicePtr::new(from), DevicePtr::new(out));
         let launch = multicast::launch(instance, geometry([2, 1, 1]), from, map, to);

@@ -3,7 +3,7 @@
 use cuda_std::bulk::CacheHint;
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{Element, EncodedTensorMap, Swizzle, TensorMapSpec};
 use simt::{Init, Memory};
 
 /// Threads of a block.
@@ -83,7 +83,7 @@ boxes!(box_4d, [a, b, c, d], load_4d, store_4d, reduce_add_4d);
 fn launch(
     how: u32,
     blocks: u32,
-    map: TensorMapPtr,
+    map: EncodedTensorMap,
     spec: &TensorMapSpec,
     at: &[i32],
     words: u64,
@@ -193,11 +193,11 @@ fn cases() -> Vec<(TensorMapSpec, Vec<Vec<i32>>)> {
     ]
 }
 
-/// A buffer of the tensor, with these bytes, and one of its map.
-fn place(memory: &mut Memory, spec: &mut TensorMapSpec, bytes: &[u8]) -> TensorMapPtr {
+/// A buffer of the tensor, with these bytes; its map.
+fn place(memory: &mut Memory, spec: &mut TensorMapSpec, bytes: &[u8]) -> EncodedTensorMap {
     spec.address = memory.alloc("tensor", Init::Bytes(bytes));
     spec.check().unwrap();
-    TensorMapPtr(memory.alloc("map", Init::Bytes(&spec.emulated())))
+    spec.emulated()
 }
 
 /// Bytes of which no two neighbours are equal, none zero.

@@ -2,7 +2,7 @@
 
 use cuda_std::launch::{Geometry, KernelArg};
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapError, TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{Element, EncodedTensorMap, Swizzle, TensorMapError, TensorMapSpec};
 
 /// A matrix of f16, 100 rows of 4096, in boxes of 128 rows of 64.
 fn matrix() -> TensorMapSpec {
@@ -151,7 +151,7 @@ fn the_emulator_gets_every_field() {
         (112, &[1, 0, 0, 0]),
         (116, &[0; 12]),
     ];
-    let map = spec.emulated();
+    let EncodedTensorMap(map) = spec.emulated();
     let mut end = 0;
     for (at, bytes) in fields {
         assert_eq!((at, &map[at..at + bytes.len()]), (end, bytes));
@@ -174,13 +174,13 @@ fn elements_and_swizzles_have_their_numbers() {
     ];
     for (element, driver, emulator) in elements {
         let spec = TensorMapSpec { element, ..matrix() };
-        assert_eq!((element.driver_code(), spec.emulated()[16]), (driver, emulator));
+        assert_eq!((element.driver_code(), spec.emulated().0[16]), (driver, emulator));
     }
     for (number, swizzle) in
         [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128].into_iter().enumerate()
     {
         let spec = TensorMapSpec { swizzle, ..matrix() };
-        assert_eq!((swizzle as usize, spec.emulated()[18]), (number, number as u8));
+        assert_eq!((swizzle as usize, spec.emulated().0[18]), (number, number as u8));
     }
 }
 
@@ -190,13 +190,14 @@ unsafe fn prefetch(_rows: u32, map: TensorMap) {
 }
 
 #[test]
-fn a_kernel_takes_the_address_of_a_map() {
+fn a_kernel_takes_a_map_at_a_multiple_of_64() {
     let geometry = Geometry { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
-    let address = TensorMapPtr(0x7f12_3456_7840);
-    let launch = prefetch::launch(geometry, 7, address);
-    assert_eq!(launch.arg_offsets, [0, 8]);
-    assert_eq!(launch.args[8..], address.0.to_le_bytes());
-    assert_eq!(format!("{address:?}"), "0x7f1234567840");
-    let _: TensorMap = KernelArg::emulated(address);
+    let map = matrix().emulated();
+    let launch = prefetch::launch(geometry, 7, map);
+    assert_eq!(launch.arg_offsets, [0, 64]);
+    assert_eq!(launch.args[64..], map.0);
+    assert!(format!("{map:?}").starts_with("73696d742d6d6170"));
+    assert_ne!(map, EncodedTensorMap::NONE);
+    let _: TensorMap = KernelArg::emulated(map);
     launch.emulate(&mut simt::Memory::new(), 0).unwrap();
 }

@@ -14,7 +14,7 @@ use proc_macro::TokenStream;
 ///
 /// `launch_bounds(max_threads, min_blocks)` is CUDA C's `__launch_bounds__`: the most threads a
 /// block is launched with, and how many blocks should fit on an SM (1 if left out). Parameters are
-/// `Global<T>`, `GlobalMut<T>`, `u32`, `i32`, `u64` and `f32`; there is no return value.
+/// `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64` and `f32`; there is no return value.
 ///
 /// - On `nvptx64` the function becomes the PTX entry of its name, and its facts a comment in the
 ///   PTX, for `cuda_builder`: `// halfwarp.kernel symbol=add_f32 family=<family> maxntid=256

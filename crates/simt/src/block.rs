@@ -7,7 +7,7 @@ use crate::agent::{Agents, Groups};
 use crate::atomic::Fences;
 use crate::banks::WarpAccesses;
 use crate::barrier::{Barrier, NUM_BARRIERS};
-use crate::clock::{Clock, WARP_SIZE, join_warp};
+use crate::clock::{Clock, Knowledge, WARP_SIZE, join_warp};
 use crate::copy::Copy;
 use crate::fault::FaultKind;
 use crate::geometry::{Geometry, MAX_SHARED_BYTES};
@@ -41,6 +41,8 @@ pub(crate) struct Thread {
     pub products: Groups<()>,
     pub products_done: u32,
     pub fences: Fences,
+    /// What it has made known of its mbarriers, for those behind the cluster's barrier.
+    pub made_mbarriers: Option<Knowledge>,
     /// The phase of the cluster's barrier that it has come to and not waited for.
     pub cluster_phase: Option<u32>,
     pub registers: u32,

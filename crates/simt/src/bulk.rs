@@ -53,11 +53,11 @@ impl Machine {
     pub fn tensor_load(
         &mut self,
         to: Destination,
-        map: u64,
+        map: &[u8; TensorMap::BYTES],
         coords: &[i32],
         location: At,
     ) -> Result<(), FaultKind> {
-        let map = self.tensor_map(map, location)?;
+        let map = TensorMap::decode(map).map_err(FaultKind::Invalid)?;
         map.check(coords, u64::from(to.address)).map_err(FaultKind::Invalid)?;
         let pieces = |dst| map.load(coords, dst);
         self.load_to(to, (Space::Global, map.box_bytes()), pieces, location)
@@ -124,13 +124,13 @@ impl Machine {
     /// From shared memory to a tensor, in the open bulk group.
     pub fn tensor_store(
         &mut self,
-        map: u64,
+        map: &[u8; TensorMap::BYTES],
         coords: &[i32],
         src: u32,
         reduce: Option<Reduce>,
         location: At,
     ) -> Result<(), FaultKind> {
-        let map = self.tensor_map(map, location)?;
+        let map = TensorMap::decode(map).map_err(FaultKind::Invalid)?;
         map.check(coords, src.into())
             .and_then(|()| map.check_store(coords))
             .map_err(FaultKind::Invalid)?;
@@ -153,16 +153,6 @@ impl Machine {
         let number = self.start_flight(order, (reader, writer), None)?;
         self.blocks[place].threads[thread].bulk.push(number);
         Ok(())
-    }
-
-    fn tensor_map(&mut self, address: u64, location: At) -> Result<TensorMap, FaultKind> {
-        let mut bytes = [0; TensorMap::BYTES];
-        let span =
-            crate::access::Span::read(Space::Global, address, TensorMap::BYTES, TensorMap::ALIGN);
-        let mut target = self.target(span, By::thread(location))?;
-        target.note()?;
-        bytes.copy_from_slice(target.bytes());
-        TensorMap::decode(&bytes).map_err(FaultKind::Invalid)
     }
 }
 

@@ -66,7 +66,8 @@ impl Machine {
             let why = "barrier.cluster.arrive twice, with no barrier.cluster.wait between";
             return Err(FaultKind::Invalid(why.to_owned()));
         }
-        let knowledge = release.then(|| self.clock().release(thread));
+        let made_mbarriers = self.blocks[place].threads[thread].made_mbarriers.take();
+        let knowledge = if release { Some(self.clock().release(thread)) } else { made_mbarriers };
         let cluster = self.geometry.cluster_of(self.blocks[place].index);
         let barrier = self.cluster_barriers.entry(cluster).or_default();
         barrier.arrived += 1;

@@ -125,6 +125,16 @@ impl Machine {
         Err(FaultKind::Invalid(format!("there is no mbarrier at {at}: mbarrier.init makes one")))
     }
 
+    /// Makes the thread's new mbarriers known to asynchronous copies, and to threads behind the next
+    /// barrier of the cluster; with them all that it did, which no more than that is meant for.
+    pub fn fence_mbarrier_init(&mut self) {
+        let (place, thread) = self.current;
+        let clock = self.clock();
+        clock.fence_proxy(thread);
+        let knowledge = clock.release(thread);
+        self.blocks[place].threads[thread].made_mbarriers = Some(knowledge);
+    }
+
     fn get(&mut self, (place, address): Id) -> &mut Mbarrier {
         self.blocks[place].mbarriers.get_mut(&address).expect("`mbarrier` has found it")
     }

@@ -84,9 +84,8 @@ pub(crate) struct TensorMap {
 }
 
 impl TensorMap {
-    /// Bytes of a map in global memory, and what its address is a multiple of.
+    /// Bytes of a map.
     pub const BYTES: usize = 128;
-    pub const ALIGN: usize = 64;
 
     /// Reads the emulator's encoding.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, String> {

@@ -9,7 +9,6 @@ use kernels::gemm::Gpu;
 use simt::{Init, Memory};
 
 use super::lower::{self, Addresses, KvPool};
-use super::tensor_maps::TensorMaps;
 use super::{
     ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
     inputs,
@@ -98,11 +97,7 @@ impl Executor for EmulatedExecutor {
             workspace: alloc("workspace", lower::workspace_bytes(&plan, Gemm::Halfwarp)),
             counters,
         };
-        let maps_address = alloc("tensor maps", TensorMaps::max_bytes(&plan));
-        let mut maps = TensorMaps::new(&plan, maps_address);
-        let launches = lower::lower(&plan, &addresses, self.gpu, &mut maps)?;
-        let encoded = maps.encoded(|spec| Ok(spec.emulated()))?;
-        memory.write(maps_address, &encoded).expect("a buffer for as many maps as there may be");
+        let launches = lower::lower(&plan, &addresses, self.gpu, |spec| Ok(spec.emulated()))?;
         self.prepared.push(Prepared { plan, addresses, launches });
         Ok(PreparedPlan(self.prepared.len() - 1))
     }

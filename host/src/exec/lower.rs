@@ -4,7 +4,6 @@
 //! shared memory are the launcher's own.
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
-use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
 use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, DecodeWorkspace, SeqInputs};
 use kernels::gather_rows::GatherRows;
@@ -23,7 +22,7 @@ pub use self::fuse::fused;
 
 pub use self::cublas::{Task, lower_with};
 use self::element::{Launched, Stored};
-use super::tensor_maps::TensorMaps;
+use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};
 use crate::plan::{
     AppendAttention, Attention, Dtype, Op, Plan, RopeAppend, Rows, StepLayout, View, WeightId,
@@ -58,23 +57,23 @@ pub struct Addresses {
     pub counters: u64,
 }
 
-/// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none. The tensor maps that
-/// they read get their places from `maps`.
+/// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none. Their
+/// tensor maps are made by `encode`.
 ///
 /// # Errors
-/// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes.
+/// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes; those of `encode`.
 pub fn lower(
     plan: &Plan,
     addresses: &Addresses,
     gpu: Gpu,
-    maps: &mut TensorMaps,
+    encode: Encode,
 ) -> Result<Vec<Launch>, ExecError> {
-    let (step, maps) = (plan.step_layout(), &mut |spec: &TensorMapSpec| maps.place(spec));
-    let mut lowering = Lowering { plan, addresses, step, gpu, maps };
+    let mut lowering = Lowering::new(plan, addresses, gpu, encode);
     let mut launches = Vec::new();
     for op in &plan.ops {
         launches.extend(lowering.op(op)?);
     }
+    lowering.maps.finish()?;
     Ok(launches)
 }
 
@@ -146,10 +145,15 @@ struct Lowering<'a> {
     addresses: &'a Addresses,
     step: StepLayout,
     gpu: Gpu,
-    maps: &'a mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
+    maps: TensorMaps,
 }
 
-impl Lowering<'_> {
+impl<'a> Lowering<'a> {
+    fn new(plan: &'a Plan, addresses: &'a Addresses, gpu: Gpu, encode: Encode) -> Self {
+        let (step, maps) = (plan.step_layout(), TensorMaps::new(encode));
+        Lowering { plan, addresses, step, gpu, maps }
+    }
+
     /// By the type of its operands: the 16-bit one if there is one.
     fn op(&mut self, op: &Op) -> Result<Option<Launch>, ExecError> {
         match self.dtypes(op).into_iter().find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {

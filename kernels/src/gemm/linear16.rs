@@ -13,7 +13,7 @@ use crate::Rows;
 use crate::element::Dtype;
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
-use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 
 /// The kernels that a device can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +166,7 @@ impl Linear16 {
         LaunchError::Shape { what: "bits of a sum", value: 16, expected: "32 of bf16 operands" };
 
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
-    /// columns. `maps` keeps a tensor map on the device, and tells where.
+    /// columns. `maps` encodes tensor maps.
     ///
     /// # Errors
     /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows do not start at
@@ -178,7 +178,7 @@ impl Linear16 {
         gpu: Gpu,
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
-        maps: &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
         let has_few_rows = match self.summation.order {

@@ -6,7 +6,7 @@ mod split_k;
 use crate::device::{SEEDS, Stored};
 use case::{Case, Out, Setup, assert_right};
 use cuda_std::launch::{DevicePtr, LaunchError};
-use cuda_std::tensor_map::TensorMapPtr;
+use cuda_std::tensor_map::EncodedTensorMap;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
@@ -119,6 +119,11 @@ fn tile_256x128_pair_matches_oracle() {
 }
 
 #[test]
+fn tile_128x192_matches_oracle() {
+    check_edges(config([128, 192], [1, 1]));
+}
+
+#[test]
 fn tile_128x128_matches_oracle() {
     check_edges(config([128, 128], [1, 1]));
 }
@@ -126,6 +131,11 @@ fn tile_128x128_matches_oracle() {
 #[test]
 fn tile_64x128_matches_oracle() {
     check_edges(config([64, 128], [1, 1]));
+}
+
+#[test]
+fn tile_64x128_pair_matches_oracle() {
+    check_edges(config([64, 128], [2, 1]));
 }
 
 #[test]
@@ -169,8 +179,8 @@ fn sums_in_f16_are_of_f16_tiles() {
                 out,
             };
             let gpu = Gpu { target, num_sms: 132 };
-            let launch =
-                linear.launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| TensorMapPtr(0x40));
+            let launch = linear
+                .launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| EncodedTensorMap::NONE);
             assert!(matches!(launch, Err(LaunchError::Shape { what: "bits of a sum", .. })));
         }
     }
@@ -262,14 +272,16 @@ fn chooses_by_shape() {
         let &TileConfig { block, cluster, split_k, .. } = TileConfig::fastest(&linear, 132);
         (block, cluster, split_k)
     };
-    // The fastest of all on an H200, but for 128 rows, which were not measured.
+    // The fastest of all on an H200, but for 128 rows, tiles of 128x192 and pairs of 64x128, which
+    // were not measured.
     assert_eq!(choice(8192, 8192, 8192), ([128, 256], [1, 1], 1));
     assert_eq!(choice(2048, 3072, 3072), ([128, 128], [1, 1], 1));
     assert_eq!(choice(512, 9216, 3072), ([128, 128], [1, 1], 1));
     assert_eq!(choice(512, 16384, 3072), ([128, 256], [1, 1], 1));
     assert_eq!(choice(512, 9728, 896), ([128, 128], [1, 1], 1));
     assert_eq!(choice(512, 3072, 8192), ([128, 128], [1, 1], 1));
-    assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1], 1));
+    assert_eq!(choice(512, 1152, 896), ([64, 128], [2, 1], 1));
+    assert_eq!(choice(2048, 1152, 896), ([128, 192], [1, 1], 1));
     assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));
     assert_eq!(choice(512, 896, 4864), ([128, 128], [1, 1], 4));
     assert_eq!(choice(128, 3072, 8192), ([128, 128], [1, 1], 4));
@@ -291,7 +303,7 @@ fn rejects_what_it_cannot_compute() {
         out: Out16::Half(rows(0x3000, 128)),
     };
     let launch = |gpu, linear: Linear16, operands| {
-        linear.launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| TensorMapPtr(0x40))
+        linear.launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| EncodedTensorMap::NONE)
     };
     let refused = |linear, operands| match launch(Gpu::HOPPER, linear, operands) {
         Err(LaunchError::Shape { what, value, .. }) => (what, value),

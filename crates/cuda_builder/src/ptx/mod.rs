@@ -135,6 +135,8 @@ fn read_fact(fields: &str) -> Option<(&str, Fact<'_>)> {
         Some(shape) => Some(read_cluster(shape)?),
         None => None,
     };
+    // Blocks alone are no cluster: the GPU need not look for a place for several at once.
+    let cluster = cluster.filter(|&shape| shape != [1, 1, 1]);
     let fact = Fact {
         family: fields.get("family")?,
         max_threads: fields.get("maxntid")?.parse().ok()?,
@@ -162,7 +164,7 @@ fn kernel_text<'a>(
         match item.kind {
             ItemKind::Entry => {
                 let (signature, body) = item.text.split_at(item.body_start);
-                text.push_str(signature.trim_end());
+                text.push_str(&align_tensor_maps(signature.trim_end()));
                 text.push_str(&format!("\n.maxntid {}, 1, 1\n", fact.max_threads));
                 text.push_str(&format!(".minnctapersm {}\n", fact.min_blocks));
                 if let Some([x, y, z]) = fact.cluster {
@@ -175,6 +177,17 @@ fn kernel_text<'a>(
         text.push('\n');
     }
     text
+}
+
+/// `signature` with its tensor maps, the one kind of parameter of 128 bytes, at multiples of 64: there alone copies can
+/// read them, and rustc aligns no parameter to more than 16.
+fn align_tensor_maps(signature: &str) -> String {
+    let mut lines = signature.lines().map(|line| match line.contains("[128]") {
+        true => line.replace(".align 16 ", ".align 64 "),
+        false => line.to_owned(),
+    });
+    let first = lines.next().unwrap_or_default();
+    lines.fold(first, |text, line| text + "\n" + &line)
 }
 
 /// The names that `symbol` refers to, itself included.

@@ -153,6 +153,25 @@ fn rejects_a_broken_fact() {
 }
 
 #[test]
+fn tensor_maps_are_aligned_to_64_bytes() {
+    let parameter = "\t.param .align 16 .b8 add_f32_param_1[128]\n)";
+    let kernels = split(&TEXT.replace("\t.param .u32 add_f32_param_1\n)", parameter)).unwrap();
+    let add = text(&kernels, "add_f32");
+    assert!(add.contains("\t.param .align 64 .b8 add_f32_param_1[128]\n)\n.maxntid"), "{add}");
+    assert!(add.contains(".param .u64 .ptr .align 1 add_f32_param_0,"), "{add}");
+}
+
+#[test]
+fn a_block_alone_is_no_cluster() {
+    for (shape, is_cluster) in [("1,1,1", false), ("1,2,1", true)] {
+        let kernels = split(&TEXT.replace("cluster=2,1,4", &format!("cluster={shape}"))).unwrap();
+        let text = text(&kernels, "gemm_f32_128x128");
+        assert_eq!(text.contains(".reqnctapercluster"), is_cluster, "{text}");
+        assert_eq!(text.contains(".explicitcluster"), is_cluster, "{text}");
+    }
+}
+
+#[test]
 fn rejects_a_cluster_without_three_axes() {
     for shape in ["2,1", "2,1,1,1", "2,,1", "", "x"] {
         let text = TEXT.replace("cluster=2,1,4", &format!("cluster={shape}"));

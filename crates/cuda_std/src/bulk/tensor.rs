@@ -24,7 +24,7 @@ pub unsafe fn tensor_load<T: Copy, const RANK: usize>(
 ) where
     [i32; RANK]: Coords,
 {
-    let (dst, map, mbarrier) = (dst.element(0), map.address(), mbarrier.address());
+    let (dst, map, mbarrier) = (dst.element(0), map.operand(), mbarrier.address());
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise.
     unsafe {
@@ -54,7 +54,7 @@ pub unsafe fn tensor_load_multicast<T: Copy, const RANK: usize>(
 ) where
     [i32; RANK]: Coords,
 {
-    let (dst, map, mbarrier) = (dst.element(0), map.address(), mbarrier.address());
+    let (dst, map, mbarrier) = (dst.element(0), map.operand(), mbarrier.address());
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise.
     unsafe {
@@ -87,7 +87,7 @@ pub unsafe fn tensor_store<T: Copy, const RANK: usize>(
 ) where
     [i32; RANK]: Coords,
 {
-    let (map, src) = (map.address(), src.element(0));
+    let (map, src) = (map.operand(), src.element(0));
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise.
     unsafe {
@@ -111,7 +111,7 @@ pub unsafe fn tensor_reduce_add<T: Copy, const RANK: usize>(
 ) where
     [i32; RANK]: Coords,
 {
-    let (map, src) = (map.address(), src.element(0));
+    let (map, src) = (map.operand(), src.element(0));
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise.
     unsafe {

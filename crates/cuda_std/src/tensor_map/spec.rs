@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use super::EncodedTensorMap;
+
 /// Most dimensions of a tensor.
 const MAX_RANK: usize = 5;
 
@@ -267,7 +269,7 @@ impl TensorMapSpec {
     ///
     /// # Panics
     /// If [`TensorMapSpec::check`] refuses the number of dimensions.
-    pub fn emulated(&self) -> [u8; 128] {
+    pub fn emulated(&self) -> EncodedTensorMap {
         let mut map = [0; 128];
         map[0..8].copy_from_slice(b"simt-map");
         map[8..16].copy_from_slice(&self.address.to_le_bytes());
@@ -283,6 +285,6 @@ impl TensorMapSpec {
         for (outer, stride) in self.strides_bytes.iter().enumerate() {
             map[64 + 8 * outer..][..8].copy_from_slice(&stride.to_le_bytes());
         }
-        map
+        EncodedTensorMap(map)
     }
 }

@@ -1,6 +1,6 @@
 //! The device's side: the PTX entries of a kernel and the facts on them.
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Literal, Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::{GenericArgument, GenericParam, Ident, ItemFn};
 
@@ -128,10 +128,19 @@ fn device_entry(
 ) -> TokenStream {
     let body = &function.sig.ident;
     let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
-    let types = args.iter().map(|arg| arg.ty);
+    let types: Vec<_> = args.iter().map(|arg| arg.ty).collect();
+    let indices = (0..args.len()).map(Literal::usize_unsuffixed);
     quote! {
         #[unsafe(no_mangle)]
-        unsafe extern "ptx-kernel" fn #symbol(#(#names: #types),*) {
+        unsafe extern "ptx-kernel" fn #symbol(
+            #(#names: <#types as ::cuda_std::param::Param>::Entry),*
+        ) {
+            #(
+                let #names = <#types as ::cuda_std::param::Param>::receive(
+                    #names,
+                    ::cuda_std::param_address!(#symbol, #indices),
+                );
+            )*
             // SAFETY: the entry is the kernel: what it asks of its launch is the launch's to keep.
             unsafe { super::#body::<#(#generic_args),*>(#(#names),*) }
         }

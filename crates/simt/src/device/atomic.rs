@@ -79,8 +79,11 @@ pub fn fence_proxy_async() {
 }
 
 /// `fence.mbarrier_init.release.cluster`: makes the thread's new mbarriers known to asynchronous
-/// copies.
+/// copies, and to the threads of the cluster behind its barrier, a relaxed one too.
 #[track_caller]
 pub fn fence_mbarrier_init() {
-    fence_proxy_async();
+    with(|machine, _| {
+        machine.fence_mbarrier_init();
+        Ok(())
+    });
 }

@@ -38,11 +38,17 @@ pub fn bulk_copy_to_peer(dst: u32, src: u32, bytes: u32, mbarrier: u32) {
     with(|machine, location| machine.bulk_copy_to_peer(to, src, bytes, location));
 }
 
-/// `cp.async.bulk.tensor.shared::cluster.global.tile`: the box of the tensor map in global memory
-/// at `map` whose corner is `coords` (innermost first) to `dst`, zeros where it is outside of the
-/// tensor; else as [`bulk_load`].
+/// `cp.async.bulk.tensor.shared::cluster.global.tile`: the box of the tensor map `map` whose corner is
+/// `coords` (innermost first) to `dst`, zeros where it is outside of the tensor; else as
+/// [`bulk_load`].
 #[track_caller]
-pub fn tensor_load(dst: u32, map: u64, coords: &[i32], mbarrier: u32, multicast: Option<u16>) {
+pub fn tensor_load(
+    dst: u32,
+    map: &[u8; 128],
+    coords: &[i32],
+    mbarrier: u32,
+    multicast: Option<u16>,
+) {
     let to = Destination { address: dst, mbarrier, multicast };
     with(|machine, location| machine.tensor_load(to, map, coords, location));
 }
@@ -50,7 +56,7 @@ pub fn tensor_load(dst: u32, map: u64, coords: &[i32], mbarrier: u32, multicast:
 /// `cp.async.bulk.tensor.global.shared::cta.tile`, with `reduce` `cp.reduce.async.bulk.tensor`: the
 /// box at `src` to the tensor, as far as it is inside; part of the open bulk group.
 #[track_caller]
-pub fn tensor_store(map: u64, coords: &[i32], src: u32, reduce: Option<Reduce>) {
+pub fn tensor_store(map: &[u8; 128], coords: &[i32], src: u32, reduce: Option<Reduce>) {
     with(|machine, location| machine.tensor_store(map, coords, src, reduce, location));
 }
 

@@ -21,10 +21,9 @@ use kernels::gemm::Gpu;
 use self::cubin_cache::CubinCache;
 use self::device::{failed, make_current};
 use self::graph::{Graph, Node};
-use self::memory::{Block, DeviceMemory, pinned};
+use self::memory::{DeviceMemory, pinned};
 use self::modules::Modules;
 use super::lower::{self, Task};
-use super::tensor_maps::TensorMaps;
 use super::{
     ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
     inputs,
@@ -61,13 +60,12 @@ pub struct CudaExecutor {
     context: &'static Context,
 }
 
-/// A plan, and its launches as a graph, which reads the tensor maps.
+/// A plan, and its launches as a graph.
 struct Prepared {
     plan: Plan,
     step_layout: StepLayout,
     arena_layout: ArenaLayout,
     graph: Graph,
-    _tensor_maps: Block,
 }
 
 impl CudaExecutor {
@@ -173,13 +171,10 @@ impl Executor for CudaExecutor {
                     .to_owned(),
             });
         }
-        let mut map_block = tensor_maps::allocate(&self.device, plan, &self.stream)?;
-        let mut maps = TensorMaps::new(plan, map_block.address());
         let mut addresses = self.memory.addresses(plan, &arena_layout);
         // Pinned memory has one address for host and device.
         addresses.tensors[plan.next_tokens.tensor.0] = self.next_tokens.as_ptr() as u64;
-        let tasks = lower::lower_with(self.gemm, plan, &addresses, self.gpu, &mut maps)?;
-        tensor_maps::upload(&maps, &mut map_block, &self.stream)?;
+        let tasks = lower::lower_with(self.gemm, plan, &addresses, self.gpu, tensor_maps::encode)?;
         self.modules.load(self.context, &tasks)?;
         let cublas = self.cublas.as_ref();
         let nodes = tasks.into_iter().map(|task| match task {
@@ -189,8 +184,8 @@ impl Executor for CudaExecutor {
         let nodes = nodes.collect::<Result<Vec<_>, ExecError>>()?;
         // SAFETY: modules and memory live as long as this executor, and are dropped after its graphs.
         let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
-        let (plan, _tensor_maps) = (plan.clone(), map_block);
-        self.prepared.push(Prepared { plan, step_layout, arena_layout, graph, _tensor_maps });
+        let plan = plan.clone();
+        self.prepared.push(Prepared { plan, step_layout, arena_layout, graph });
         Ok(PreparedPlan(self.prepared.len() - 1))
     }
 

@@ -11,10 +11,9 @@ use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf};
 
 use super::element::Stored;
 use super::{Addresses, Lowering};
-use crate::exec::tensor_maps::TensorMaps;
+use crate::exec::tensor_maps::Encode;
 use crate::exec::{ExecError, Gemm};
 use crate::plan::{Dtype, Linear, Op, Plan, Weight};
-use cuda_std::tensor_map::TensorMapSpec;
 
 /// A step of a plan's work on a device.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,10 +33,9 @@ pub fn lower_with(
     plan: &Plan,
     addresses: &Addresses,
     gpu: Gpu,
-    maps: &mut TensorMaps,
+    encode: Encode,
 ) -> Result<Vec<Task>, ExecError> {
-    let (step, maps) = (plan.step_layout(), &mut |spec: &TensorMapSpec| maps.place(spec));
-    let mut lowering = Lowering { plan, addresses, step, gpu, maps };
+    let mut lowering = Lowering::new(plan, addresses, gpu, encode);
     let mut tasks = Vec::new();
     for op in &plan.ops {
         match CublasLinear::of(plan, op, gemm)? {
@@ -45,6 +43,7 @@ pub fn lower_with(
             None => tasks.extend(lowering.op(op)?.into_iter().map(Task::Launch)),
         }
     }
+    lowering.maps.finish()?;
     Ok(tasks)
 }
 

@@ -92,5 +92,6 @@ fn linear16<E: Stored + Operand16>(
     let max_rows = lowering.max_rows(x);
     let linear = Linear16 { max_rows, n: out.width, k, summation, gated };
     let num_rows = lowering.num_rows(x);
-    Ok(linear.launch(lowering.gpu, num_rows, &operands, lowering.maps))
+    let (gpu, maps) = (lowering.gpu, &mut lowering.maps);
+    Ok(linear.launch(gpu, num_rows, &operands, &mut |spec| maps.encode(spec)))
 }

@@ -87,6 +87,13 @@ impl<O> WarpOutput<O> {
 }
 
 impl<O> Output<O> {
+    /// Whether rows and columns are made of 16 bytes.
+    #[inline(always)]
+    fn is_aligned(&self) -> bool {
+        let strides = (self.out.row_stride | self.n) * size_of::<O>() as u32;
+        (self.out.ptr.address() as u32 | strides).is_multiple_of(16)
+    }
+
     /// The bias of the thread's columns of a strip: `column` and the one behind it, and those of
     /// every eight columns on. Columns that do not exist have that of the last one.
     ///
@@ -110,6 +117,9 @@ impl<O> Output<O> {
 
 /// What outputs can be: f32, or the operands' type.
 pub trait OutElement: Element {
+    /// Has come what stores of the output need, so that the first one need not wait for it.
+    fn prefetch(output: &Output<Self>);
+
     /// Stores a strip whose first row and column are these: `sums` are the thread's part of it.
     ///
     /// # Safety

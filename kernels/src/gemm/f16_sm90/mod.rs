@@ -45,26 +45,55 @@ use mainloop::Mainloop;
 const PRODUCER_REGISTERS: u32 = 40;
 const CONSUMER_REGISTERS: u32 = 232;
 
+/// Tiles of a cluster, rows and columns of them.
+#[inline(always)]
+fn cluster_tiles<T: Tile>(rows: u32, n: u32) -> [u32; 2] {
+    [rows.div_ceil(T::CLUSTER_M * T::BLOCK_M), n.div_ceil(T::CLUSTER_N * T::BLOCK_N)]
+}
+
+/// Blocks, or clusters, that tiles are dealt out to.
+#[inline(always)]
+fn num_workers<T: Tile>() -> u32 {
+    thread::grid_dim_x() / T::CLUSTER
+}
+
+/// Rows whose tiles are dealt out. Where there are no more tiles than workers those are all that
+/// the launch is for: a block loads its operands while `num_rows` is still on its way.
+///
+/// # Safety
+/// 1. `num_rows` is one element.
+#[inline(always)]
+unsafe fn tiled_rows<T: Tile>(num_rows: Global<u32>, max_rows: u32, n: u32) -> u32 {
+    let [tiles_m, tiles_n] = cluster_tiles::<T>(max_rows, n);
+    if tiles_m * tiles_n <= num_workers::<T>() {
+        max_rows
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { num_rows.get(0) }
+    }
+}
+
 /// First row and first column of the block's outputs, tile by tile.
 #[inline(always)]
-fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
+fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
     let rank = if T::CLUSTER_TILES > 1 { cluster::block_rank() } else { 0 };
-    let (rows, columns) = (T::CLUSTER_M * T::BLOCK_M, T::CLUSTER_N * T::BLOCK_N);
-    let tiles = [num_rows.div_ceil(rows), n.div_ceil(columns)];
-    let (worker, num_workers) =
-        (thread::block_idx_x() / T::CLUSTER, thread::grid_dim_x() / T::CLUSTER);
     let first_row = rank % T::CLUSTER_M * T::BLOCK_M;
     let first_column = rank / T::CLUSTER_M * T::BLOCK_N;
-    TileScheduler::new(tiles, T::GROUP_M / T::CLUSTER_M, worker, num_workers)
-        .map(move |[m, n]| [m * rows + first_row, n * columns + first_column])
+    let worker = thread::block_idx_x() / T::CLUSTER;
+    let (tiles, group_m) = (cluster_tiles::<T>(rows, n), T::GROUP_M / T::CLUSTER_M);
+    TileScheduler::new(tiles, group_m, worker, num_workers::<T>()).map(move |[m, n]| {
+        let (row, column) = (m * T::CLUSTER_M * T::BLOCK_M, n * T::CLUSTER_N * T::BLOCK_N);
+        [row + first_row, column + first_column]
+    })
 }
 
 /// Tiles of the output, a block as many as it comes to.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `out` and `residual` hold that many rows of `n` columns at their
-///    strides, `bias` holds `n` elements; `bias` and `residual` may be null.
-/// 2. `a` and `b` are maps of the operands in boxes of `BLOCK_K` columns and `T::BLOCK_M /
+/// 1. `num_rows` is one element, at most `max_rows`, which no launch writes that this one overlaps;
+///    `out` and `residual` hold that many rows of `n` columns at their strides, `bias` holds `n`
+///    elements; `bias` and `residual` may be null.
+/// 2. `a`, of `max_rows` rows, and `b` are maps of the operands in boxes of `BLOCK_K` columns and `T::BLOCK_M /
 ///    T::CLUSTER_N` or `T::BLOCK_N / T::CLUSTER_M` rows, `k > 0` columns in all, swizzled by 128
 ///    bytes; `out_map` of 16-bit outputs in boxes of 64 columns and 16 rows, swizzled so, if their
 ///    rows start at multiples of 16 bytes.
@@ -92,6 +121,10 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
         gemm_f16_sm90_256x128_pair_f32 = <f16, f32, Tile256x128Pair>,
         gemm_bf16_sm90_256x128_pair = <bf16, bf16, Tile256x128Pair>,
         gemm_bf16_sm90_256x128_pair_f32 = <bf16, f32, Tile256x128Pair>,
+        gemm_f16_sm90_128x192 = <f16, f16, Tile128x192>,
+        gemm_f16_sm90_128x192_f32 = <f16, f32, Tile128x192>,
+        gemm_bf16_sm90_128x192 = <bf16, bf16, Tile128x192>,
+        gemm_bf16_sm90_128x192_f32 = <bf16, f32, Tile128x192>,
         gemm_f16_sm90_128x128 = <f16, f16, Tile128x128>,
         gemm_f16_sm90_128x128_f32 = <f16, f32, Tile128x128>,
         gemm_bf16_sm90_128x128 = <bf16, bf16, Tile128x128>,
@@ -100,14 +133,14 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
         gemm_f16_sm90_64x128_f32 = <f16, f32, Tile64x128>,
         gemm_bf16_sm90_64x128 = <bf16, bf16, Tile64x128>,
         gemm_bf16_sm90_64x128_f32 = <bf16, f32, Tile64x128>,
+        gemm_f16_sm90_64x128_pair = <f16, f16, Tile64x128Pair>,
+        gemm_f16_sm90_64x128_pair_f32 = <f16, f32, Tile64x128Pair>,
+        gemm_bf16_sm90_64x128_pair = <bf16, bf16, Tile64x128Pair>,
+        gemm_bf16_sm90_64x128_pair_f32 = <bf16, f32, Tile64x128Pair>,
         gemm_f16_sm90_64x64 = <f16, f16, Tile64x64>,
         gemm_f16_sm90_64x64_f32 = <f16, f32, Tile64x64>,
         gemm_bf16_sm90_64x64 = <bf16, bf16, Tile64x64>,
         gemm_bf16_sm90_64x64_f32 = <bf16, f32, Tile64x64>,
-        gemm_f16_sm90_128x256_split2 = <f16, f16, Tile128x256Split2>,
-        gemm_f16_sm90_128x256_split2_f32 = <f16, f32, Tile128x256Split2>,
-        gemm_bf16_sm90_128x256_split2 = <bf16, bf16, Tile128x256Split2>,
-        gemm_bf16_sm90_128x256_split2_f32 = <bf16, f32, Tile128x256Split2>,
         gemm_f16_sm90_128x128_split2 = <f16, f16, Tile128x128Split2>,
         gemm_f16_sm90_128x128_split2_f32 = <f16, f32, Tile128x128Split2>,
         gemm_bf16_sm90_128x128_split2 = <bf16, bf16, Tile128x128Split2>,
@@ -128,6 +161,7 @@ fn block_tiles<T: Tile>(num_rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]>
 )]
 pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E>>>(
     num_rows: Global<u32>,
+    max_rows: u32,
     n: u32,
     k: u32,
     a: TensorMap,
@@ -141,10 +175,12 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
 ) {
     const { T::IS_VALID };
     // 1. Barriers, while the launch before goes on. SAFETY: the launch gives `T::SHARED_BYTES`; one
-    //    thread makes the barriers, and all wait for it.
-    let (smem, mainloop) = unsafe {
+    //    thread makes the barriers, and all wait for it; `num_rows` is an element that no launch
+    //    writes.
+    let (tiled_rows, smem, mainloop) = unsafe {
         let smem = dynamic_shared_mem::<u8>();
-        (smem, Mainloop::<E>::new::<T>(smem, k))
+        let tiled_rows = tiled_rows::<T>(num_rows, max_rows, n);
+        (tiled_rows, smem, Mainloop::<E>::new::<T>(smem, k))
     };
     let is_producer = thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE;
     if thread::thread_idx_x() == 0 {
@@ -154,16 +190,18 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         a.prefetch();
         b.prefetch();
     }
+    let mut tiles = block_tiles::<T>(tiled_rows, n);
+    // Its divisions are done while the other warps come to the barrier.
+    let mut tile = tiles.next();
     if T::CLUSTER_TILES > 1 {
-        cluster::sync();
+        // All that other blocks have to know are the barriers, and their fence tells that.
+        cluster::arrive_relaxed();
+        cluster::wait();
     } else {
         thread::sync_threads();
     }
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: `num_rows` is one element.
-    let num_rows = unsafe { num_rows.get(0) };
-    let tiles = block_tiles::<T>(num_rows, n);
     let warpgroup_idx = warp::warpgroup_idx();
     let mut stage = Stage::FIRST;
 
@@ -173,9 +211,10 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
             registers::decrease::<PRODUCER_REGISTERS>();
         }
         if is_producer {
-            for [row, column] in tiles {
+            while let Some(origin) = tile {
                 // SAFETY: the maps are those of the tile.
-                stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], [row, column]) };
+                stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], origin) };
+                tile = tiles.next();
             }
             if T::CLUSTER_TILES > 1 {
                 mainloop.finish(stage);
@@ -188,13 +227,18 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         }
         let warp_idx = warp::warp_idx();
         let staging = smem.offset(T::STAGING_AT + warp_idx * STAGING_BYTES).cast();
+        // SAFETY: `num_rows` is one element; it comes while the products go on.
+        let num_rows = unsafe { num_rows.get(0) };
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
         let out = Matrix { ptr: out.cast(), row_stride: out_stride };
         let output = Output { num_rows, n, bias, residual, out, out_map };
+        if thread::thread_idx_x() == 0 {
+            O::prefetch(&output);
+        }
         let mut output = WarpOutput::<O>::new(output, staging);
         let first_strip = warp_idx * T::Acc::STRIPS;
         let [warpgroup_row, warpgroup_column] = T::warp_origin(warp_idx / 4 * 4);
-        for [row, column] in tiles {
+        while let Some([row, column]) = tile {
             // SAFETY: the consumers take the producer's tiles; a warp stores its own rows.
             unsafe {
                 let (acc, behind) =
@@ -212,6 +256,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
                     split_k::store::<T, O>(acc, smem.cast(), [row, column], &mut output);
                 }
             }
+            tile = tiles.next();
         }
         output.finish();
     }

@@ -63,6 +63,10 @@ pub trait Tile {
         assert!(Self::NUM_CONSUMERS <= 2, "more would have too few registers");
         assert!(Self::CLUSTER_M == 1 || Self::CLUSTER_N == 1, "one operand can be shared");
         assert!(Self::CLUSTER_TILES == 1 || Self::SPLIT_K == 1, "a cluster is for one of both");
+        assert!(
+            Self::SPLIT_K == 1 || Self::Acc::STRIPS <= Self::SPLIT_K,
+            "a warp adds up one strip"
+        );
         assert!(Self::SPLIT_K == 1 || Self::BLOCK_M * Self::BLOCK_N * 4 <= Self::STAGING_AT);
         assert!(Self::BLOCK_M <= 256 && Self::BLOCK_N <= 256, "a box has at most 256 rows");
         assert!(Self::SHARED_BYTES <= MAX_SHARED_BYTES);
@@ -116,14 +120,16 @@ tiles! {
     Tile256x128: 2 x 1, [Accumulator<64>; 2], 4;
     /// [`Tile256x128`] in pairs side by side, each of which loads half of A for both.
     Tile256x128Pair: 2 x 1, [Accumulator<64>; 2], 4, CLUSTER_N = 2;
+    /// 128 x 192 outputs: a third fewer tiles than [`Tile128x128`] where n is divided by 192.
+    Tile128x192: 2 x 1, [Accumulator<96>; 1], 4;
     /// 128 x 128 outputs.
     Tile128x128: 2 x 1, [Accumulator<64>; 1], 6;
     /// 64 x 128 outputs, for few rows.
     Tile64x128: 1 x 2, [Accumulator<32>; 1], 8;
+    /// [`Tile64x128`] in pairs one below the other, each of which loads half of B for both.
+    Tile64x128Pair: 1 x 2, [Accumulator<32>; 1], 8, CLUSTER_M = 2;
     /// 64 x 64 outputs, for few rows and columns.
     Tile64x64: 1 x 1, [Accumulator<32>; 1], 8;
-    /// [`Tile128x256`] by two blocks.
-    Tile128x256Split2: 2 x 1, [Accumulator<128>; 1], 4, SPLIT_K = 2;
     /// [`Tile128x128`] by two blocks.
     Tile128x128Split2: 2 x 1, [Accumulator<64>; 1], 6, SPLIT_K = 2;
     /// [`Tile128x128`] by four blocks.

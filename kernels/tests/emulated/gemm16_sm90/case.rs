@@ -2,7 +2,7 @@
 
 use crate::device::{Stored, emulate_overlapping, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
-use cuda_std::tensor_map::{TensorMapPtr, TensorMapSpec};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use kernels::Rows;
 use kernels::gemm::{Accumulate, Input16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
@@ -113,6 +113,7 @@ impl<E: Operand16 + Stored> Setup<E> {
             _ => Out16::F32(Rows::new(DevicePtr::new(out_ptr), out_stride)),
         };
         let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
+        // No launch writes the number of rows.
         let activations = [x.ptr.0, out_ptr].into_iter();
         let activations = activations.chain(residual.map(|residual| residual.ptr.0)).collect();
         let operands = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
@@ -126,13 +127,12 @@ impl<E: Operand16 + Stored> Setup<E> {
         launch: impl FnOnce(
             DevicePtr<u32>,
             &Linear16Operands<E>,
-            &mut dyn FnMut(&TensorMapSpec) -> TensorMapPtr,
+            &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
         ) -> Result<Option<Launch>, LaunchError>,
     ) -> &'static str {
-        let memory = &mut self.memory;
         let mut maps = |spec: &TensorMapSpec| {
             spec.check().expect("a tensor map");
-            TensorMapPtr(memory.alloc("map", Init::Bytes(&spec.emulated())))
+            spec.emulated()
         };
         let launch = launch(self.num_rows, &self.operands, &mut maps);
         let launch = launch.expect("a right shape").expect("something to do");

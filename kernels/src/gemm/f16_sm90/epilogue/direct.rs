@@ -5,6 +5,9 @@ use cuda_std::prelude::*;
 
 impl OutElement for f32 {
     #[inline(always)]
+    fn prefetch(_: &Output<Self>) {}
+
+    #[inline(always)]
     #[track_caller]
     unsafe fn store_strip(
         to: &mut WarpOutput<Self>,

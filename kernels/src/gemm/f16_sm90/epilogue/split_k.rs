@@ -37,21 +37,24 @@ pub unsafe fn store<T: Tile, O: OutElement>(
         lay_down(warp_strips.offset(strip * STRIP_ELEMS), &sums);
     });
     cluster::sync();
-    let mut strip_idx = cluster::block_rank() + warp_idx * T::SPLIT_K;
-    while strip_idx < T::NUM_CONSUMERS * 4 * T::Acc::STRIPS {
-        let [strip_row, strip_column] = T::strip_origin(strip_idx);
-        let place = [row + strip_row, column + strip_column];
-        if place[0] < output.output.num_rows && place[1] < output.output.n {
-            // SAFETY: all blocks have written the strip, and none ends before the barrier below.
-            unsafe {
-                let sums = sum::<T>(smem.offset(strip_idx * STRIP_ELEMS));
-                O::store_strip(output, place, &sums);
-            }
-        }
-        strip_idx += T::SPLIT_K * T::NUM_CONSUMERS * 4;
+    let strip_idx = cluster::block_rank() + warp_idx * T::SPLIT_K;
+    let [strip_row, strip_column] = T::strip_origin(strip_idx);
+    let place = [row + strip_row, column + strip_column];
+    let exists = strip_idx < T::NUM_CONSUMERS * 4 * T::Acc::STRIPS
+        && place[0] < output.output.num_rows
+        && place[1] < output.output.n;
+    let mut sums = [0.0; STRIP_REGS];
+    if exists {
+        // SAFETY: all blocks have written the strip, and none ends before the barrier below.
+        sums = unsafe { sum::<T>(smem.offset(strip_idx * STRIP_ELEMS)) };
     }
-    // A block must not end while others read its sums.
-    cluster::sync();
+    // A block must not end while others read its sums. What they store then holds up no one.
+    cluster::arrive();
+    if exists {
+        // SAFETY: the caller's promise.
+        unsafe { O::store_strip(output, place, &sums) };
+    }
+    cluster::wait();
 }
 
 /// The sums of a strip over all blocks of the cluster: the thread's part.

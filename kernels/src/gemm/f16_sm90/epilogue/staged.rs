@@ -13,6 +13,13 @@ use cuda_std::prelude::*;
 
 impl<E: Operand16> OutElement for E {
     #[inline(always)]
+    fn prefetch(output: &Output<Self>) {
+        if output.is_aligned() {
+            output.out_map.prefetch();
+        }
+    }
+
+    #[inline(always)]
     #[track_caller]
     unsafe fn store_strip(
         to: &mut WarpOutput<Self>,
@@ -34,9 +41,7 @@ impl<E: Operand16> OutElement for E {
             }
             warp::sync_warp();
             stage::<E>(&output, smem, column, sums);
-            let alignment =
-                output.out.ptr.address() as u32 | ((output.out.row_stride | output.n) * 2);
-            let is_aligned = alignment.is_multiple_of(16);
+            let is_aligned = output.is_aligned();
             if is_aligned && row + STRIP_ROWS <= output.num_rows {
                 fence::proxy_async_shared();
                 warp::sync_warp();
