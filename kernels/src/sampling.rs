@@ -56,7 +56,6 @@ impl Best {
     }
 
     /// The best of the warp's lanes, in every lane.
-    #[inline(always)]
     fn reduce_warp(mut self) -> Best {
         let mut lane_mask = warp::WARP_SIZE / 2;
         while lane_mask > 0 {

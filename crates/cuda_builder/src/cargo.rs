@@ -86,11 +86,6 @@ pub fn compile(
         // It knows nothing of convergence, and copies barriers into both sides of a branch: rust-lang/rust
         // issue 137086.
         "-Zmir-enable-passes=-JumpThreading",
-        // Of itself rustc inlines what is `inline(always)`, as all that has a barrier in it must be, and leaves the
-        // rest to LLVM: with more, kernels that use all registers spill.
-        "-Zinline-mir-threshold=0",
-        "-Zinline-mir-hint-threshold=0",
-        "-Zinline-mir-forwarder-threshold=0",
     ]
     .join("\x1f");
     let output = run(nested_cargo(crate_dir)
