@@ -130,10 +130,11 @@ impl Machine {
         reduce: Option<Reduce>,
         location: At,
     ) -> Result<(), FaultKind> {
+        let name = self.memory.regions.describe(map);
         let map = self.tensor_map(map, location)?;
         map.check(coords, src.into())
             .and_then(|()| map.check_store(coords))
-            .map_err(FaultKind::Invalid)?;
+            .map_err(|why| FaultKind::Invalid(format!("{why}; by the tensor map {name}")))?;
         let pieces = map.store(coords, src.into());
         self.store_from(pieces, reduce.map(|reduce| (reduce, map.element)), location)
     }
