@@ -40,7 +40,7 @@ fn min_agreement(on: On) -> f64 {
 const MIN_MARGIN: f32 = 1e-3;
 const MAX_NLL_ERROR: f64 = 1e-3;
 /// Greedy tokens that the emulator is asked for, of 40: one takes it up to half a second.
-const EMULATED_TOKENS: usize = 12;
+const EMULATED_TOKENS: usize = 5;
 
 fn main() {
     let model = || support::smollm2().ok_or("SmolLM2 is not in the model cache");

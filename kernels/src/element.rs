@@ -3,7 +3,7 @@
 
 use cuda_std::mma::Multiplicand;
 use cuda_std::prelude::*;
-use cuda_std::{Bf16x2, Element, F16x2};
+use cuda_std::{Bf16x2, Element, F16x2, unroll};
 use half::{bf16, f16};
 
 /// Elements that a thread loads or stores together: 16 bytes of the smallest type.
@@ -222,11 +222,11 @@ impl Columns {
                 return T::load_vector(row, self.first);
             }
             let mut values = [0.0; VECTOR as usize];
-            for (i, value) in values.iter_mut().enumerate() {
+            unroll!(i in 0..VECTOR as usize, {
                 if i < self.count {
-                    *value = row.get(self.first + i).to_f32();
+                    values[i] = row.get(self.first + i).to_f32();
                 }
-            }
+            });
             values
         }
     }
@@ -244,11 +244,11 @@ impl Columns {
             if self.is_vector {
                 return T::store_vector(row, self.first, values);
             }
-            for (i, value) in values.into_iter().enumerate() {
+            unroll!(i in 0..VECTOR as usize, {
                 if i < self.count {
-                    row.set(self.first + i, T::from_f32(value));
+                    row.set(self.first + i, T::from_f32(values[i]));
                 }
-            }
+            });
         }
     }
 }

@@ -310,7 +310,7 @@ fn workspace() -> DecodeWorkspace {
 }
 
 fn decode(attention: Attention) -> Result<Option<Launch>, LaunchError> {
-    attention.decode(&SEQS, &operands::<f32>(&attention), &workspace())
+    attention.decode(&SEQS, &operands::<f32>(&attention), None, &workspace())
 }
 
 #[test]
@@ -345,7 +345,7 @@ fn attention_in_16_bits_has_16_rows_and_half_the_bytes() {
     fn launches<E: AttentionElement>(head_dim: usize) -> [(&'static str, [u32; 3], u32, u32); 2] {
         let attention = Attention { head_dim, ..attention() };
         let prefill = attention.prefill(&SEQS, &operands::<E>(&attention));
-        let decode = attention.decode(&SEQS, &operands::<E>(&attention), &workspace());
+        let decode = attention.decode(&SEQS, &operands::<E>(&attention), None, &workspace());
         [of(prefill), of(decode)]
     }
     assert_eq!(

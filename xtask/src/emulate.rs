@@ -9,39 +9,65 @@ use std::{
 
 use crate::process;
 
-/// The variable that tells tests how many seeds there are: `simt::seeds` reads it.
+/// The variables that tell tests how many seeds there are, and how many of them a case takes: `simt::seeds` reads them.
 const SEEDS_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS";
+const PER_CASE_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS_PER_CASE";
 
-/// All tests that run kernels on the emulator under these seeds: `cargo test`'s arguments.
-const SUITES: [&[&str]; 4] = [
-    &["--package", "simt"],
-    &["--package", "cuda_std"],
-    &["--package", "conformance", "--test", "conformance", "emulated::"],
-    &["--package", "kernels", "--test", "emulated"],
+/// Tests that run kernels on the emulator: `cargo test`'s arguments, and how many seeds a case takes at most.
+struct Suite {
+    arguments: &'static [&'static str],
+    seeds_per_case: Option<u64>,
+}
+
+impl Suite {
+    const fn of_all_seeds(arguments: &'static [&'static str]) -> Self {
+        Suite { arguments, seeds_per_case: None }
+    }
+}
+
+/// So many seeds a case of the kernels takes, which are large, at most.
+const SEEDS_PER_KERNEL_CASE: u64 = 40;
+
+const SUITES: [Suite; 4] = [
+    Suite::of_all_seeds(&["--package", "simt"]),
+    Suite::of_all_seeds(&["--package", "cuda_std"]),
+    Suite::of_all_seeds(&["--package", "conformance", "--test", "conformance", "emulated::"]),
+    Suite {
+        arguments: &["--package", "kernels", "--test", "emulated"],
+        seeds_per_case: Some(SEEDS_PER_KERNEL_CASE),
+    },
 ];
 
-/// Runs them under `seeds` seeds; prints how many they are, and how long they took.
+/// Runs all suites under `seeds` seeds; prints how many tests they are, and how long they took.
 ///
 /// # Errors
 /// If `seeds` is no positive number, or if a test fails.
 pub fn run(seeds: &str) -> Result<()> {
-    if !seeds.parse::<u64>().is_ok_and(|seeds| seeds > 0) {
+    let Some(seeds) = seeds.parse::<u64>().ok().filter(|&seeds| seeds > 0) else {
         bail!("--seeds {seeds}: expected a positive number");
-    }
+    };
     let start = Instant::now();
     let mut passed = 0;
-    for suite in SUITES {
+    for suite in &SUITES {
         passed += run_suite(suite, seeds)?;
     }
     let seconds = start.elapsed().as_secs();
-    println!("{passed} tests passed under {seeds} seeds each, in {seconds} s");
+    let of_kernels = match SEEDS_PER_KERNEL_CASE {
+        per_case if per_case < seeds => {
+            format!(", a case of `kernels` under {per_case} of them in turn")
+        }
+        _ => String::new(),
+    };
+    println!("{passed} tests passed under {seeds} seeds{of_kernels}, in {seconds} s");
     Ok(())
 }
 
 /// Runs one suite, with its output shown; gives how many tests have passed.
-fn run_suite(suite: &[&str], seeds: &str) -> Result<u64> {
+fn run_suite(suite: &Suite, seeds: u64) -> Result<u64> {
     let mut cargo = process::cargo()?;
-    cargo.arg("test").args(suite).env(SEEDS_VARIABLE, seeds).stdout(Stdio::piped());
+    cargo.arg("test").args(suite.arguments).stdout(Stdio::piped());
+    let per_case = suite.seeds_per_case.unwrap_or(seeds);
+    cargo.env(SEEDS_VARIABLE, seeds.to_string()).env(PER_CASE_VARIABLE, per_case.to_string());
     let mut tests = cargo.spawn().context("cannot start cargo")?;
     let stdout = tests.stdout.take().expect("it is piped");
     let mut passed = 0;
@@ -53,7 +79,7 @@ fn run_suite(suite: &[&str], seeds: &str) -> Result<u64> {
     let status = tests.wait()?;
     process::check_interrupt()?;
     if !status.success() {
-        bail!("cargo test {} failed ({status})", suite.join(" "));
+        bail!("cargo test {} failed ({status})", suite.arguments.join(" "));
     }
     Ok(passed)
 }

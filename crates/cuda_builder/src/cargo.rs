@@ -83,8 +83,8 @@ pub fn compile(
         "-Zunstable-options",
         "-Clinker=true",
         "-Clinker-flavor=llbc",
-        // It copies calls into both sides of a branch, also barriers, of which the threads of a warp
-        // must reach one and the same.
+        // It knows nothing of convergence, and copies barriers into both sides of a branch: rust-lang/rust
+        // issue 137086.
         "-Zmir-enable-passes=-JumpThreading",
     ]
     .join("\x1f");
@@ -95,6 +95,9 @@ pub fn compile(
         .args(["--config", "profile.release.codegen-units=1"])
         .args(["--config", "profile.release.panic='abort'"])
         .args(["--config", "profile.release.debug=0"])
+        // An incremental rustc inlines nothing itself: LLVM would see calls of functions around a barrier, which
+        // rustc does not mark convergent, and copy those into both sides of a branch.
+        .args(["--config", "profile.release.incremental=false"])
         .arg("--target-dir")
         .arg(&target_dir)
         .args(["--", "--emit=asm"])

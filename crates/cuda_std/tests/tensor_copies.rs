@@ -228,25 +228,33 @@ fn a_loaded_box_is_swizzled_and_zero_outside_of_the_tensor() {
     }
 }
 
-/// What no GPU takes either.
+/// What no GPU takes either, or what it does more than is asked for.
 #[test]
-fn rejects_rows_off_16_bytes_and_stores_in_front_of_the_tensor() {
-    let spec = spec(Element::F16, Swizzle::B128, &[200, 40], &[416], &[64, 32]);
-    let error = |how, at: [i32; 2]| {
-        let (mut spec, mut memory) = (spec.clone(), Memory::new());
+fn rejects_rows_off_16_bytes_and_stores_out_of_the_tensor() {
+    let spec = |width| spec(Element::F16, Swizzle::B128, &[width, 40], &[416], &[64, 32]);
+    let run = |how, width, at: [i32; 2]| {
+        let (mut spec, mut memory) = (spec(width), Memory::new());
         let tensor = pattern(tensor_bytes(&spec), 0);
         let map = place(&mut memory, &mut spec, &tensor);
         let image = memory.alloc("image", Init::Bytes(&pattern(spec.box_bytes() as usize, 1)));
-        let fault = launch(how, 1, map, &spec, &at, image).emulate(&mut memory, 0).unwrap_err();
-        fault.to_string()
+        launch(how, 1, map, &spec, &at, image).emulate(&mut memory, 0)
     };
+    let error = |how, width, at| run(how, width, at).unwrap_err().to_string();
     for how in [LOAD, STORE, REDUCE_ADD] {
-        let error = error(how, [33, 0]);
+        let error = error(how, 200, [33, 0]);
         assert!(error.contains("byte 66 of a row: expected a multiple of 16"), "{error}");
     }
     for (how, at) in [(STORE, [-8, 0]), (REDUCE_ADD, [0, -7])] {
-        let error = error(how, at);
-        assert!(error.contains("expected 0 or more"), "{error}");
+        let error = error(how, 200, at);
+        assert!(error.contains("expected 0 or more; of the tensor at"), "{error}");
+    }
+    for how in [STORE, REDUCE_ADD] {
+        let error = error(how, 203, [192, 0]);
+        assert!(error.contains("over the end of rows of 406 bytes"), "{error}");
+    }
+    // A load, and stores that end before the row does or behind it.
+    for (how, at) in [(LOAD, 192), (STORE, 136), (STORE, 208)] {
+        run(how, 203, [at, 0]).unwrap();
     }
 }
 

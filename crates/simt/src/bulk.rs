@@ -131,9 +131,10 @@ impl Machine {
         location: At,
     ) -> Result<(), FaultKind> {
         let map = TensorMap::decode(map).map_err(FaultKind::Invalid)?;
+        let tensor = self.memory.regions.describe(map.address);
         map.check(coords, src.into())
             .and_then(|()| map.check_store(coords))
-            .map_err(FaultKind::Invalid)?;
+            .map_err(|why| FaultKind::Invalid(format!("{why}; of the tensor at {tensor}")))?;
         let pieces = map.store(coords, src.into());
         self.store_from(pieces, reduce.map(|reduce| (reduce, map.element)), location)
     }

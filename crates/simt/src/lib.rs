@@ -41,6 +41,7 @@ mod memory;
 mod operand;
 mod point;
 mod product;
+mod ready;
 mod registers;
 mod rng;
 mod schedule;

@@ -10,6 +10,7 @@ use crate::geometry::Geometry;
 use crate::memory::Memory;
 use crate::point::Point;
 use crate::product::Fragments;
+use crate::ready::Ready;
 use crate::rng::Rng;
 use std::collections::HashMap;
 use std::panic::Location;
@@ -81,8 +82,7 @@ pub(crate) struct Machine {
     pub variables: Variables,
     /// Accumulators that products may be in flight to.
     pub fragments: Fragments,
-    /// Threads that can go on: place of the block, and thread.
-    pub runnable: Vec<(usize, usize)>,
+    ready: Ready,
     /// The thread that runs.
     pub current: (usize, usize),
     pub rng: Rng,
@@ -108,7 +108,7 @@ impl Machine {
             num_flights: 0,
             variables: Variables::default(),
             fragments: Fragments::default(),
-            runnable: Vec::new(),
+            ready: Ready::default(),
             current: (0, 0),
             rng: Rng::new(seed),
             report: Report::default(),
@@ -129,13 +129,13 @@ impl Machine {
             self.blocks[place] = block;
             self.clocks[place] = clocks;
         }
-        self.runnable.extend((0..threads).map(|thread| (place, thread)));
+        (0..threads).for_each(|thread| self.ready.push(place, thread));
         self.report.threads += threads as u64;
     }
 
     /// What happens next, as the seed says: a thread goes on, or a copy lands.
     pub fn pick(&mut self) -> Result<Step, Fault> {
-        let runnable = self.runnable.len();
+        let runnable = self.ready.len();
         if self.idle_steps > IDLE_STEPS_PER_THREAD * (runnable + 1) && self.flights.is_empty() {
             return Err(self.refuse(FaultKind::Livelock(self.waiting())));
         }
@@ -148,8 +148,7 @@ impl Machine {
         if runnable == 0 {
             return Ok(Step::Nothing);
         }
-        let index = self.rng.below(runnable);
-        self.current = self.runnable.swap_remove(index);
+        self.current = self.ready.take(&mut self.rng);
         let (place, thread) = self.current;
         self.blocks[place].threads[thread].waits = None;
         Ok(Step::Thread(place, thread))
@@ -214,7 +213,7 @@ impl Machine {
         self.idle_steps = 0;
         for thread in threads {
             self.blocks[place].threads[thread].waits = None;
-            self.runnable.push((place, thread));
+            self.ready.push(place, thread);
         }
     }
 
@@ -224,7 +223,7 @@ impl Machine {
         let (place, thread) = self.current;
         self.idle_steps += usize::from(waits.is_some());
         self.blocks[place].threads[thread].waits = waits;
-        self.runnable.push((place, thread));
+        self.ready.push_behind(place, thread);
     }
 
     /// A change of what is at an address.

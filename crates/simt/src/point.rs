@@ -42,8 +42,12 @@ impl Machine {
         let first = thread / WARP_SIZE * WARP_SIZE;
         let warp = block.threads.iter().enumerate().skip(first).take(WARP_SIZE);
         let mut waits = warp.filter_map(|(lane, thread)| Some((lane, thread.waits?)));
-        let apart = waits.find(|(_, (at, elsewhere))| *at == point && *elsewhere != location);
-        let Some((lane, (_, elsewhere))) = apart else { return Ok(()) };
+        // Those that wait there have all come from the same place, or the second had been refused.
+        let one = waits.find(|(_, (at, _))| *at == point);
+        let Some((lane, (_, elsewhere))) = one else { return Ok(()) };
+        if elsewhere == location {
+            return Ok(());
+        }
         let other = self.geometry.party((block.index, lane), elsewhere);
         Err(FaultKind::Invalid(format!(
             "{instruction} in divergent code: all threads of a warp come to it together; {other} \

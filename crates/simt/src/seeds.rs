@@ -2,6 +2,7 @@
 
 use std::env::{self, VarError};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The variable that says how many.
 const VARIABLE: &str = "HALFWARP_EMULATE_SEEDS";
@@ -9,17 +10,49 @@ const VARIABLE: &str = "HALFWARP_EMULATE_SEEDS";
 /// How many they are if it says nothing.
 const DEFAULT: u64 = 5;
 
-/// The seeds that a test runs a kernel under: 5 of them, or as many as the environment variable
-/// `HALFWARP_EMULATE_SEEDS` says.
+/// The variable that says how many of them one case is run under, if not under all.
+const PER_CASE_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS_PER_CASE";
+
+/// Cases that have asked for seeds.
+static CASES: AtomicU64 = AtomicU64::new(0);
+
+/// The seeds that a case of a test runs a kernel under: 5 of them, or as many as the environment
+/// variable `HALFWARP_EMULATE_SEEDS` says. `HALFWARP_EMULATE_SEEDS_PER_CASE` makes each case take
+/// so many of them, the next case the ones behind, so that all are taken in turn.
 ///
 /// # Panics
-/// If the variable holds no positive number.
+/// If a variable holds no positive number.
 pub fn seeds() -> Range<u64> {
-    match env::var(VARIABLE) {
-        Err(VarError::NotPresent) => 0..DEFAULT,
+    let seeds = number(VARIABLE).unwrap_or(DEFAULT);
+    let per_case = number(PER_CASE_VARIABLE).unwrap_or(seeds);
+    of_case(CASES.fetch_add(1, Ordering::Relaxed), seeds, per_case)
+}
+
+/// The positive number that an environment variable holds, if there is one.
+fn number(variable: &str) -> Option<u64> {
+    match env::var(variable) {
+        Err(VarError::NotPresent) => None,
         value => match value.as_deref().map(str::parse) {
-            Ok(Ok(seeds @ 1..)) => 0..seeds,
-            _ => panic!("{VARIABLE} is {value:?}: expected a positive number"),
+            Ok(Ok(number @ 1..)) => Some(number),
+            _ => panic!("{variable} is {value:?}: expected a positive number"),
         },
+    }
+}
+
+/// At most `per_case` of `seeds` seeds.
+fn of_case(case: u64, seeds: u64, per_case: u64) -> Range<u64> {
+    let start = case % seeds.div_ceil(per_case) * per_case;
+    start..seeds.min(start.saturating_add(per_case))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_take_all_seeds_in_turn() {
+        let taken = |seeds, per_case| (0..4).map(|case| of_case(case, seeds, per_case)).collect();
+        let taken: [Vec<_>; 3] = [taken(5, 5), taken(5, 2), taken(5, 9)];
+        assert_eq!(taken, [vec![0..5; 4], vec![0..2, 2..4, 4..5, 0..2], vec![0..5; 4]]);
     }
 }

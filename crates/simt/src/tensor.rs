@@ -73,7 +73,7 @@ impl Element {
 /// A tensor in global memory, and the box that is copied of it; innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorMap {
-    address: u64,
+    pub address: u64,
     pub element: Element,
     dims: Vec<u64>,
     /// Of each dimension; that of the innermost one is an element.
@@ -124,15 +124,25 @@ impl TensorMap {
         (self.box_dims.iter().product::<u64>() * self.element.bytes() as u64) as u32
     }
 
-    /// Why the box cannot be stored or added: an H200 takes no coordinate in front of the tensor
-    /// then, though the ISA does not say so.
+    /// Why the box cannot be stored or added, though the ISA does not say so: an H200 takes no
+    /// coordinate in front of the tensor then, and it writes pieces of 16 bytes, also over the end of
+    /// a row.
     pub fn check_store(&self, coords: &[i32]) -> Result<(), String> {
-        match coords.iter().find(|&&at| at < 0) {
-            Some(at) => {
-                Err(format!("a store of a tensor's box at coordinate {at}: expected 0 or more"))
-            }
-            None => Ok(()),
+        if let Some(at) = coords.iter().find(|&&at| at < 0) {
+            return Err(format!(
+                "a store of a tensor's box at coordinate {at}: expected 0 or more"
+            ));
         }
+        let (len, first) = (self.dims[0], coords[0] as u64);
+        let ends_inside = first < len && len < first + self.box_dims[0];
+        let row_bytes = len * self.element.bytes() as u64;
+        if ends_inside && !row_bytes.is_multiple_of(CHUNK) {
+            return Err(format!(
+                "a store of a tensor's box over the end of rows of {row_bytes} bytes, which writes \
+                 whole pieces of {CHUNK}: expected rows of such"
+            ));
+        }
+        Ok(())
     }
 
     /// Why the box cannot be copied to or from `shared`. That a row of it starts at a multiple of 16

@@ -1,9 +1,11 @@
 //! `cargo xtask ptxas`: NVIDIA's assembler on every kernel of the repository, for every target that it exists for.
 //!
-//! A kernel must use no stack, spill no register and draw none of the assembler's performance warnings (C75xx, such
-//! as a serialised `wgmma`), and its machine code must hold the instructions that it was written for. No GPU is needed. Each check has to see a fault that is planted for it first.
+//! A kernel must use no local memory and no stack, spill no register and draw none of the assembler's performance
+//! warnings (C75xx, such as a serialised `wgmma`), and its machine code must hold the instructions that it was written
+//! for. No GPU is needed. Each check has to see a fault that is planted for it first.
 
 mod built;
+mod local_memory;
 mod machine_code;
 mod planted;
 mod report;
@@ -12,7 +14,7 @@ mod tools;
 use crate::{process, setup::Cache};
 use anyhow::{Result, bail};
 use built::Kernel;
-use std::{collections::BTreeSet, path::Path, process::Command};
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
 use tools::Tools;
 
 /// Assembles every kernel for every target and reports every fault.
@@ -32,18 +34,19 @@ pub fn run() -> Result<()> {
     let symbols: BTreeSet<&str> = kernels.iter().map(|kernel| &*kernel.symbol).collect();
     all.extend(machine_code::stale_entries(&symbols));
     if !all.is_empty() {
-        bail!("faults in the kernels' machine code:\n  {}", all.join("\n  "));
+        bail!("faults in the kernels' code:\n  {}", all.join("\n  "));
     }
     Ok(())
 }
 
-/// What is wrong with the machine code of a kernel, which is made in the directory `work`.
+/// What is wrong with a kernel's PTX and with its machine code, which is made in the directory `work`.
 fn faults(tools: &Tools, kernel: &Kernel, work: &Path) -> Result<Vec<String>> {
     let Kernel { symbol, target, path } = kernel;
     let cubin = work.join(format!("{symbol}.{target}.cubin"));
     let mut assemble = Command::new(&tools.ptxas);
     assemble.args(["-v", "-arch", target]).arg(path).arg("-o").arg(&cubin);
     let mut faults = report::faults(&process::capture(&mut assemble)?.stderr);
+    faults.extend(local_memory::fault(&fs::read_to_string(path)?));
     let code = process::capture(Command::new(&tools.nvdisasm).arg(&cubin))?.stdout;
     faults.extend(machine_code::faults(symbol, &code));
     Ok(faults)

@@ -14,11 +14,19 @@ struct Planted {
     faults: &'static [&'static str],
 }
 
-const PLANTED: [Planted; 5] = [
+const PLANTED: [Planted; 6] = [
     Planted {
         symbol: "planted_stack",
         ptx: include_str!("planted/stack.ptx"),
-        faults: &["planted_stack: 64 bytes stack frame, 0 bytes spill stores"],
+        faults: &[
+            "planted_stack: 64 bytes stack frame, 0 bytes spill stores",
+            "local memory in the PTX: .local .align 4 .b8 array[64];",
+        ],
+    },
+    Planted {
+        symbol: "planted_local",
+        ptx: include_str!("planted/local.ptx"),
+        faults: &["local memory in the PTX: .local .align 4 .b8 array[8];"],
     },
     Planted {
         symbol: "planted_spill",
