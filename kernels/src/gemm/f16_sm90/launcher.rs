@@ -20,8 +20,8 @@
 
 use super::gemm_f16_sm90::{self, Instance};
 use super::{
-    BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x64Split4, Tile64x128,
-    Tile64x128Pair, Tile128x128, Tile128x128F16, Tile128x128Split2, Tile128x128Split4, Tile128x192,
+    BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x128, Tile64x128Pair,
+    Tile64x128Split2, Tile64x128Split4, Tile64x192, Tile64x256, Tile128x128, Tile128x128F16, Tile128x128Split2, Tile128x128Split4, Tile128x192,
     Tile128x256, Tile128x256F16, Tile128x256Pair, Tile256x128, Tile256x128Pair,
 };
 use crate::Rows;
@@ -61,7 +61,7 @@ const SPLIT_CLOCKS: usize = 1500;
 const TELLING_PERCENT: usize = 3;
 
 /// All tile configurations; of those that should take about as long the first one is chosen.
-pub const TILE_CONFIGS: [TileConfig; 14] = {
+pub const TILE_CONFIGS: [TileConfig; 17] = {
     use Instance::*;
     [
         TileConfig::of::<Tile128x256Pair>(
@@ -88,6 +88,14 @@ pub const TILE_CONFIGS: [TileConfig; 14] = {
             [gemm_f16_sm90_128x192, gemm_f16_sm90_128x192_f32],
             Some([gemm_bf16_sm90_128x192, gemm_bf16_sm90_128x192_f32]),
         ),
+        TileConfig::of::<Tile64x256>(
+            [gemm_f16_sm90_64x256, gemm_f16_sm90_64x256_f32],
+            Some([gemm_bf16_sm90_64x256, gemm_bf16_sm90_64x256_f32]),
+        ),
+        TileConfig::of::<Tile64x192>(
+            [gemm_f16_sm90_64x192, gemm_f16_sm90_64x192_f32],
+            Some([gemm_bf16_sm90_64x192, gemm_bf16_sm90_64x192_f32]),
+        ),
         TileConfig::of::<Tile64x128>(
             [gemm_f16_sm90_64x128, gemm_f16_sm90_64x128_f32],
             Some([gemm_bf16_sm90_64x128, gemm_bf16_sm90_64x128_f32]),
@@ -108,9 +116,13 @@ pub const TILE_CONFIGS: [TileConfig; 14] = {
             [gemm_f16_sm90_128x128_split4, gemm_f16_sm90_128x128_split4_f32],
             Some([gemm_bf16_sm90_128x128_split4, gemm_bf16_sm90_128x128_split4_f32]),
         ),
-        TileConfig::of::<Tile64x64Split4>(
-            [gemm_f16_sm90_64x64_split4, gemm_f16_sm90_64x64_split4_f32],
-            Some([gemm_bf16_sm90_64x64_split4, gemm_bf16_sm90_64x64_split4_f32]),
+        TileConfig::of::<Tile64x128Split2>(
+            [gemm_f16_sm90_64x128_split2, gemm_f16_sm90_64x128_split2_f32],
+            Some([gemm_bf16_sm90_64x128_split2, gemm_bf16_sm90_64x128_split2_f32]),
+        ),
+        TileConfig::of::<Tile64x128Split4>(
+            [gemm_f16_sm90_64x128_split4, gemm_f16_sm90_64x128_split4_f32],
+            Some([gemm_bf16_sm90_64x128_split4, gemm_bf16_sm90_64x128_split4_f32]),
         ),
         TileConfig::of::<Tile128x256F16>(
             [gemm_f16_sm90_128x256_in_f16, gemm_f16_sm90_128x256_in_f16_f32],

@@ -124,6 +124,10 @@ tiles! {
     Tile128x192: 2 x 1, [Accumulator<96>; 1], 4;
     /// 128 x 128 outputs.
     Tile128x128: 2 x 1, [Accumulator<64>; 1], 6;
+    /// 64 x 256 outputs, for few rows and many columns.
+    Tile64x256: 1 x 2, [Accumulator<64>; 1], 5;
+    /// 64 x 192 outputs, likewise.
+    Tile64x192: 1 x 1, [Accumulator<96>; 1], 6;
     /// 64 x 128 outputs, for few rows.
     Tile64x128: 1 x 2, [Accumulator<32>; 1], 8;
     /// [`Tile64x128`] in pairs one below the other, each of which loads half of B for both.
@@ -134,8 +138,10 @@ tiles! {
     Tile128x128Split2: 2 x 1, [Accumulator<64>; 1], 6, SPLIT_K = 2;
     /// [`Tile128x128`] by four blocks.
     Tile128x128Split4: 2 x 1, [Accumulator<64>; 1], 6, SPLIT_K = 4;
-    /// [`Tile64x64`] by four blocks.
-    Tile64x64Split4: 1 x 1, [Accumulator<32>; 1], 8, SPLIT_K = 4;
+    /// [`Tile64x128`] by two blocks.
+    Tile64x128Split2: 1 x 2, [Accumulator<32>; 1], 8, SPLIT_K = 2;
+    /// [`Tile64x128`] by four blocks.
+    Tile64x128Split4: 1 x 2, [Accumulator<32>; 1], 8, SPLIT_K = 4;
     /// [`Tile128x256`] summed in f16.
     Tile128x256F16: 2 x 1, [Accumulator<64, f16>; 1], 4;
     /// [`Tile128x128`] summed in f16.
