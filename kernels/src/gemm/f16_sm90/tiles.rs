@@ -125,7 +125,7 @@ tiles! {
     /// 128 x 128 outputs.
     Tile128x128: 2 x 1, [Accumulator<64>; 1], 6;
     /// 64 x 256 outputs, for few rows and many columns.
-    Tile64x256: 1 x 2, [Accumulator<64>; 1], 5;
+    Tile64x256: 1 x 2, [Accumulator<64>; 1], 4;
     /// 64 x 192 outputs, likewise.
     Tile64x192: 1 x 1, [Accumulator<96>; 1], 6;
     /// 64 x 128 outputs, for few rows.
