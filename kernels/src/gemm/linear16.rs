@@ -142,10 +142,11 @@ pub enum Out16<E> {
     F32(Rows<f32>),
 }
 
-/// Columns from which on tiles of sm_90a fill a GPU with more than [`MAX_STREAMED_ROWS`] rows.
-const TILES_N: usize = 8192;
+/// Elements of the weight from which on tiles of sm_90a fill a GPU with more than
+/// [`MAX_STREAMED_ROWS`] rows.
+const TILES_ELEMS: usize = 1 << 22;
 
-/// Rows of so many columns that the kernels for few rows still take.
+/// Rows of so large a weight that the kernels for few rows still take.
 const MAX_STREAMED_ROWS: usize = 16;
 
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
@@ -199,11 +200,11 @@ impl Linear16 {
     }
 
     /// Rows up to which the kernels for few rows are the fastest. They read x once for each block of
-    /// columns: on an H200 32 rows of 9216 x 3072 take 26.9 us, by tiles 19.2; 151936 x 896 95.9
-    /// and 68.9; but 3072 x 3072 11.1 and 12.3, 896 x 896 3.6 and 5.8.
+    /// columns: on an H200 32 rows of 22016 x 4096 take 63 us, by tiles 47; 3072 x 8192 25.6 and
+    /// 18.2; but 1152 x 896 5.0 and 6.3.
     fn most_few_rows(&self, target: Target) -> usize {
         match target {
-            Target::Sm90a if self.n >= TILES_N => MAX_STREAMED_ROWS,
+            Target::Sm90a if self.n.saturating_mul(self.k) >= TILES_ELEMS => MAX_STREAMED_ROWS,
             _ => SmallM16::MAX_ROWS,
         }
     }

@@ -66,6 +66,8 @@ pub struct DeviceInfo {
     pub memory_bytes: usize,
     /// Multiprocessors.
     pub num_sms: usize,
+    /// Most shared memory of a multiprocessor, of what it divides between that and L1.
+    pub sm_shared_bytes: u32,
     /// The kernels that it runs, or `None` if its compute capability is too low.
     pub target: Option<&'static Target>,
 }
@@ -125,6 +127,7 @@ fn info(ordinal: u32) -> Result<DeviceInfo, ExecError> {
         capability,
         memory_bytes: device.total_memory().map_err(failed)?,
         num_sms: attribute(DeviceAttribute::MultiprocessorCount)? as usize,
+        sm_shared_bytes: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor)?,
         target: capability.target(),
     })
 }
@@ -228,6 +231,7 @@ mod tests {
             capability,
             memory_bytes: 1 << 30,
             num_sms: 1,
+            sm_shared_bytes: 100 << 10,
             target: capability.target(),
         }
     }

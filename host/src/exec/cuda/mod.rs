@@ -103,7 +103,7 @@ impl CudaExecutor {
             prepared: Vec::new(),
             gemm,
             cublas,
-            modules: Modules::new(kernels, cache),
+            modules: Modules::new(kernels, cache, device.sm_shared_bytes),
             step_inputs: pinned(plan.step_layout().len)?,
             logits: pinned(plan.logits.width)?,
             next_tokens: pinned(next_tokens_len(plan))?,

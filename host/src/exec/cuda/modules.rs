@@ -23,10 +23,32 @@ use cuda_std::launch::Launch;
 /// Shared memory that a block gets without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
+/// Shared memory that the driver keeps for itself of each block.
+const RESERVED_BYTES: u32 = 1 << 10;
+
+/// Least share of a multiprocessor's memory, in per cent, that a kernel wants as shared memory.
+const LEAST_CARVEOUT: u32 = 25;
+
+/// How much of a multiprocessor's memory should be shared memory, in per cent of `most_bytes`, for a kernel whose
+/// blocks have `shared_bytes` each: two blocks'.
+///
+/// A multiprocessor divides its memory anew only when it is idle. Left to the driver, a product's blocks leave the blocks
+/// of attention behind it, which start early, room for one of them; and where most of the memory is shared, L1 has too
+/// little for loads under way. Measured on an H200 (random weights, f16, 128 tokens behind 512), Phi-3 Mini and
+/// Qwen2.5-0.5B: 317 and 1,660 tokens a second as the driver has it; 369 and 1,710 with 25 % for every kernel of the
+/// step, 385 and 1,688 with 50, 364 and 1,549 with 75, 288 and 1,370 with 100.
+fn carveout_percent(shared_bytes: u32, most_bytes: u32) -> u32 {
+    let two_blocks = 2 * (u64::from(shared_bytes) + u64::from(RESERVED_BYTES));
+    let percent = (100 * two_blocks).div_ceil(u64::from(most_bytes.max(1)));
+    (percent.min(100) as u32).max(LEAST_CARVEOUT)
+}
+
 /// The kernels that a device was given, by symbol.
 pub struct Modules {
     target: &'static Target,
     cache: CubinCache,
+    /// Most shared memory of a multiprocessor.
+    sm_shared_bytes: u32,
     loaded: BTreeMap<&'static str, Loaded>,
 }
 
@@ -39,8 +61,8 @@ struct Loaded {
 }
 
 impl Modules {
-    pub fn new(target: &'static Target, cache: CubinCache) -> Self {
-        Modules { target, cache, loaded: BTreeMap::new() }
+    pub fn new(target: &'static Target, cache: CubinCache, sm_shared_bytes: u32) -> Self {
+        Modules { target, cache, sm_shared_bytes, loaded: BTreeMap::new() }
     }
 
     /// Loads the kernels of `tasks` that are not there yet, compiling them side by side.
@@ -76,14 +98,21 @@ impl Modules {
         let function = module.get_function(launch.symbol).map_err(failed("cuModuleGetFunction"))?;
         let function = function.to_raw();
         let wanted_bytes = launch.geometry.shared_bytes;
+        let set = |attribute, value: u32, what: &str| {
+            // SAFETY: `function` is of a module that is loaded.
+            let code = unsafe { sys::cuFuncSetAttribute(function, attribute, value as i32) };
+            check(&format!("{value} {what} for {}", launch.symbol), code)
+        };
         if wanted_bytes > *shared_bytes {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: `function` is of a module that is loaded.
-            let code = unsafe { sys::cuFuncSetAttribute(function, attribute, wanted_bytes as i32) };
-            check(&format!("{wanted_bytes} bytes of shared memory for {}", launch.symbol), code)?;
+            set(attribute, wanted_bytes, "bytes of shared memory")?;
             *shared_bytes = wanted_bytes;
         }
+        let attribute =
+            sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        let carveout = carveout_percent(wanted_bytes, self.sm_shared_bytes);
+        set(attribute, carveout, "per cent of shared memory")?;
         Ok(function)
     }
 }
@@ -161,4 +190,18 @@ fn link(state: sys::CUlinkState, kernel: &Kernel) -> Result<Vec<u8>, ExecError> 
     check(&format!("linking the kernel `{}`", kernel.symbol), code)?;
     // SAFETY: the driver's image is `bytes` long and lives until `state` is destroyed, after this copy.
     Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), bytes) }.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_blocks_have_room() {
+        const H200: u32 = 228 << 10;
+        for (shared_bytes, percent) in [(0, 25), (9 << 10, 25), (52 << 10, 47), (200 << 10, 100)] {
+            assert_eq!(carveout_percent(shared_bytes, H200), percent, "{shared_bytes}");
+        }
+        assert_eq!(carveout_percent(u32::MAX, 0), 100);
+    }
 }

@@ -1,7 +1,7 @@
 //! Which tile computes a linear layer, and its launch.
 
 use super::gemm_sm80;
-use super::tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
+use super::tile::{Tile, Tile64x64, Tile128x96, Tile128x128, Tile128x256};
 use crate::Rows;
 use crate::element::Dtype;
 use crate::gemm::{Accumulate, Linear16, Linear16Operands, Out16};
@@ -33,9 +33,10 @@ pub struct Config {
 
 impl Config {
     /// All configurations with sums in f32; of equally good ones the first is taken.
-    pub const ALL: [Config; 3] = [
+    pub const ALL: [Config; 4] = [
         Config::of::<4, 4, Tile128x256>(),
         Config::of::<4, 4, Tile128x128>(),
+        Config::of::<4, 3, Tile128x96>(),
         Config::of::<2, 2, Tile64x64>(),
     ];
 
