@@ -315,7 +315,7 @@ fn decode(attention: Attention) -> Result<Option<Launch>, LaunchError> {
 
 #[test]
 fn prefill_has_tiles_for_any_cut_of_the_tokens() {
-    assert_eq!(of(prefill(attention())), ("attention_prefill_f32_d64", [11, 14, 1], 128, 43_008));
+    assert_eq!(of(prefill(attention())), ("attention_prefill_f32_d64", [11, 14, 1], 128, 59_392));
     let head_dim = |head_dim| of(prefill(Attention { head_dim, ..attention() })).0;
     assert_eq!(head_dim(2), "attention_prefill_f32_d64");
     assert_eq!(head_dim(80), "attention_prefill_f32_d96");
@@ -351,7 +351,7 @@ fn attention_in_16_bits_has_16_rows_and_half_the_bytes() {
     assert_eq!(
         launches::<f16>(64),
         [
-            ("attention_prefill_f16_d64", [11, 14, 1], 128, 24_576),
+            ("attention_prefill_f16_d64", [11, 14, 1], 128, 40_960),
             ("attention_decode_f16_r16_d64", [128, 2, 4], 128, 34_816),
         ]
     );
