@@ -197,7 +197,9 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
     };
     let is_producer = thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE;
     if thread::thread_idx_x() == 0 {
-        exchange.init::<T>();
+        if T::SPLIT_K > 1 {
+            exchange.init::<T>();
+        }
         mainloop.init::<T>();
     }
     if is_producer {

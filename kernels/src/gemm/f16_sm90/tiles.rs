@@ -52,8 +52,8 @@ pub trait Tile {
     const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
     /// Bytes of B in a stage.
     const B_BYTES: u32 = Self::BLOCK_N * ROW_BYTES;
-    /// Barriers for parts of sums: one a consumer warp.
-    const PARTS_BARRIERS: u32 = if Self::SPLIT_K == 1 { 0 } else { Self::NUM_CONSUMERS * 4 };
+    /// Barriers for parts of sums: two a consumer warp.
+    const PARTS_BARRIERS: u32 = if Self::SPLIT_K == 1 { 0 } else { Self::NUM_CONSUMERS * 8 };
     /// Shared memory of a block: stages of A, stages of B, staging, barriers.
     const SHARED_BYTES: u32 = Self::PARTS_BARRIERS_AT + 8 * Self::PARTS_BARRIERS;
     /// Where staging starts: of each warp, or, where k is split, of the parts of the sums that the

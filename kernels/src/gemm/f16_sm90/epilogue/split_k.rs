@@ -27,7 +27,7 @@ pub struct Exchange {
     sent: Shared<f32>,
     /// Strips of all blocks, for those that are dealt to this one.
     received: Shared<f32>,
-    /// One a consumer warp, for the parts of its strip.
+    /// One a consumer warp, for the parts of its strip; then one each for those that it has sent.
     barriers: Mbarrier,
 }
 
@@ -49,8 +49,9 @@ impl Exchange {
     #[inline(always)]
     #[track_caller]
     pub fn init<T: Tile>(self) {
-        for warp_idx in 0..T::PARTS_BARRIERS {
+        for warp_idx in 0..T::NUM_CONSUMERS * 4 {
             self.barriers.offset(warp_idx).init(1);
+            self.barriers.offset(T::NUM_CONSUMERS * 4 + warp_idx).init(T::Acc::STRIPS);
         }
     }
 
@@ -83,6 +84,7 @@ impl Exchange {
     ) {
         let (rank, warp_idx) = (cluster::block_rank(), warp::warp_idx());
         let barrier = self.barriers.offset(warp_idx);
+        let read_barrier = barrier.offset(T::NUM_CONSUMERS * 4);
         // The stages are read: the sums are laid down there.
         if T::NUM_CONSUMERS == 2 {
             barrier::sync::<1, { 2 * warp::WARPGROUP_SIZE }>();
@@ -91,13 +93,17 @@ impl Exchange {
         }
         acc.for_each_strip(|strip, sums| {
             let strip_idx = warp_idx * T::Acc::STRIPS + strip;
-            if exists(place::<T>(origin, strip_idx), &output.output) {
-                let to = dealt_to::<T>(strip_idx);
+            let to = dealt_to::<T>(strip_idx);
+            let exists = exists(place::<T>(origin, strip_idx), &output.output);
+            if warp::lane_id() == 0 && !(exists && to != rank) {
+                read_barrier.arrive();
+            }
+            if exists {
                 let received = self.parts::<T>(strip_idx).offset(rank * STRIP_ELEMS);
                 let sent = self.sent.offset(strip_idx * STRIP_ELEMS);
                 // SAFETY: a warp has strips of its own, and a block its part of each; the other
-                // block ends behind the barrier below, which its warp comes to when it has all
-                // parts.
+                // block does not end before it has all parts, and this one not before theirs are
+                // read.
                 unsafe {
                     if to == rank {
                         lay_down(received, &sums);
@@ -116,23 +122,22 @@ impl Exchange {
         let strip_idx = dealt_strip::<T>();
         let place = place::<T>(origin, strip_idx);
         let exists = dealt_exists::<T, O>(place, &output.output);
-        let mut sums = [0.0; STRIP_REGS];
         if exists {
             barrier.wait(0);
             let parts = self.parts::<T>(strip_idx);
             // SAFETY: the other blocks' parts have come, and the thread has written its own.
-            sums = unsafe { sum::<T>(parts) };
+            let sums = unsafe { sum::<T>(parts) };
+            let lane_id = warp::lane_id();
+            if lane_id < T::SPLIT_K && lane_id != rank {
+                read_barrier.peer(lane_id).arrive();
+            }
             // The strip goes to memory by way of where its parts were.
             output.staging = parts.cast();
-        }
-        // A block must not end while its parts are still copied. What others do with them holds up
-        // no one, and nothing of it has to be seen.
-        cluster::arrive_relaxed();
-        if exists {
             // SAFETY: the caller's promise.
             unsafe { O::store_strip(output, place, &sums) };
         }
-        cluster::wait();
+        // A block must not end while its parts are still copied.
+        read_barrier.wait(0);
     }
 
     /// Where the parts of a strip are received, in the order of the blocks.
