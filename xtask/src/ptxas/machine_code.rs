@@ -17,7 +17,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),
     ("gemm_f16_sm90_128x128_in_f16", &["HGMMA.64x128x16.F16"]),
-    ("gemm_f16_sm90_128x128_split", &["LD.E.128", "UCGABAR_ARV", "UCGABAR_WAIT"]),
+    ("gemm_f16_sm90_128x128_split", &["UBLKCP.S.S", "UCGABAR_ARV", "UCGABAR_WAIT"]),
     ("gemm_f16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_f32_128x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_64x", &["LDGSTS", "FFMA"]),

@@ -34,8 +34,9 @@ use crate::tile::pipeline::Stage;
 use crate::tile::scheduler::TileScheduler;
 use accumulators::{Accumulators, Multiply};
 use cuda_std::prelude::*;
+use epilogue::split_k::Exchange;
 use epilogue::{
-    Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput, split_k,
+    Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput,
 };
 use half::{bf16, f16};
 use mainloop::Mainloop;
@@ -189,13 +190,16 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
     // 1. Barriers, while the launch before goes on. SAFETY: the launch gives `T::SHARED_BYTES`; one
     //    thread makes the barriers, and all wait for it; `num_rows` is an element that no launch
     //    writes.
-    let (tiled_rows, smem, mainloop) = unsafe {
+    let (tiled_rows, smem, mainloop, exchange) = unsafe {
         let smem = dynamic_shared_mem::<u8>();
         let tiled_rows = tiled_rows::<T>(num_rows, max_rows, n);
-        (tiled_rows, smem, Mainloop::<E>::new::<T>(smem, k))
+        (tiled_rows, smem, Mainloop::<E>::new::<T>(smem, k), Exchange::new::<T>(smem))
     };
     let is_producer = thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE;
     if thread::thread_idx_x() == 0 {
+        if T::SPLIT_K > 1 {
+            exchange.init::<T>();
+        }
         mainloop.init::<T>();
     }
     if is_producer {
@@ -210,6 +214,10 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         cluster::arrive_relaxed();
         cluster::wait();
     } else {
+        if T::SPLIT_K > 1 {
+            // Other blocks tell the exchange's barriers, and wait for that behind the loads.
+            cluster::arrive_relaxed();
+        }
         thread::sync_threads();
     }
     grid::wait_for_dependencies();
@@ -232,6 +240,10 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
                 mainloop.finish(stage);
             }
         }
+        if T::SPLIT_K > 1 {
+            warp::sync_warp();
+            cluster::wait();
+        }
     } else {
         // 3. The consumers: each warpgroup has its part of every tile.
         if T::NUM_CONSUMERS == 2 {
@@ -250,7 +262,13 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         let mut output = WarpOutput::<O>::new(output, staging);
         let first_strip = warp_idx * T::Acc::STRIPS;
         let [warpgroup_row, warpgroup_column] = T::warp_origin(warp_idx / 4 * 4);
+        if T::SPLIT_K > 1 {
+            cluster::wait();
+        }
         while let Some([row, column]) = tile {
+            if T::SPLIT_K > 1 {
+                exchange.expect::<T, O>([row, column], &output);
+            }
             // SAFETY: the consumers take the producer's tiles; a warp stores its own rows.
             unsafe {
                 let (acc, behind) =
@@ -263,9 +281,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
                         O::store_strip(&mut output, place, &sums);
                     });
                 } else {
-                    // The sums are laid down where the stages were.
-                    mainloop.finish(stage);
-                    split_k::store::<T, O>(acc, smem.cast(), [row, column], &mut output);
+                    exchange.store::<T, O>(acc, [row, column], &mut output);
                 }
             }
             tile = tiles.next();

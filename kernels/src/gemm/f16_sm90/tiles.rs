@@ -52,19 +52,29 @@ pub trait Tile {
     const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
     /// Bytes of B in a stage.
     const B_BYTES: u32 = Self::BLOCK_N * ROW_BYTES;
+    /// Barriers for parts of sums: two a consumer warp.
+    const PARTS_BARRIERS: u32 = if Self::SPLIT_K == 1 { 0 } else { Self::NUM_CONSUMERS * 8 };
     /// Shared memory of a block: stages of A, stages of B, staging, barriers.
-    const SHARED_BYTES: u32 = Self::BARRIERS_AT + 8 * Pipeline::num_words(Self::NUM_STAGES);
-    /// Where staging starts.
+    const SHARED_BYTES: u32 = Self::PARTS_BARRIERS_AT + 8 * Self::PARTS_BARRIERS;
+    /// Where staging starts: of each warp, or, where k is split, of the parts of the sums that the
+    /// block adds up.
     const STAGING_AT: u32 = Self::NUM_STAGES * (Self::A_BYTES + Self::B_BYTES);
     /// Where the barriers start.
-    const BARRIERS_AT: u32 = Self::STAGING_AT + Self::NUM_CONSUMERS * 4 * STAGING_BYTES;
+    const BARRIERS_AT: u32 = Self::STAGING_AT
+        + if Self::SPLIT_K == 1 {
+            Self::NUM_CONSUMERS * 4 * STAGING_BYTES
+        } else {
+            Self::BLOCK_M * Self::BLOCK_N * 4
+        };
+    /// Where those for parts of sums start.
+    const PARTS_BARRIERS_AT: u32 = Self::BARRIERS_AT + 8 * Pipeline::num_words(Self::NUM_STAGES);
     /// What every tile has to keep to; the kernel looks at it.
     const IS_VALID: () = {
         assert!(Self::NUM_CONSUMERS <= 2, "more would have too few registers");
         assert!(Self::CLUSTER_M == 1 || Self::CLUSTER_N == 1, "one operand can be shared");
         assert!(Self::CLUSTER_TILES == 1 || Self::SPLIT_K == 1, "a cluster is for one of both");
         assert!(
-            Self::SPLIT_K == 1 || Self::Acc::STRIPS <= Self::SPLIT_K,
+            Self::SPLIT_K == 1 || Self::SPLIT_K.is_multiple_of(Self::Acc::STRIPS),
             "a warp adds up one strip"
         );
         assert!(Self::SPLIT_K == 1 || Self::BLOCK_M * Self::BLOCK_N * 4 <= Self::STAGING_AT);
@@ -135,9 +145,9 @@ tiles! {
     /// 64 x 64 outputs, for few rows and columns.
     Tile64x64: 1 x 1, [Accumulator<32>; 1], 8;
     /// [`Tile128x128`] by two blocks.
-    Tile128x128Split2: 2 x 1, [Accumulator<64>; 1], 6, SPLIT_K = 2;
+    Tile128x128Split2: 2 x 1, [Accumulator<64>; 1], 5, SPLIT_K = 2;
     /// [`Tile128x128`] by four blocks.
-    Tile128x128Split4: 2 x 1, [Accumulator<64>; 1], 6, SPLIT_K = 4;
+    Tile128x128Split4: 2 x 1, [Accumulator<64>; 1], 5, SPLIT_K = 4;
     /// [`Tile64x128`] by two blocks.
     Tile64x128Split2: 1 x 2, [Accumulator<32>; 1], 8, SPLIT_K = 2;
     /// [`Tile64x128`] by four blocks.

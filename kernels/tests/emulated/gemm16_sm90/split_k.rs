@@ -42,15 +42,21 @@ fn tile_128x128_split_4_matches_oracle() {
 }
 
 #[test]
-fn tile_64x64_split_4_matches_oracle() {
-    check_edges(config([64, 64], 4));
-    check_shares(config([64, 64], 4));
+fn tile_64x128_split_4_matches_oracle() {
+    check_edges(config([64, 128], 4));
+    check_shares(config([64, 128], 4));
+}
+
+#[test]
+fn tile_64x128_split_2_matches_oracle() {
+    check_edges(config([64, 128], 2));
+    check_shares(config([64, 128], 2));
 }
 
 /// Many clusters, more than have room at once.
 #[test]
 fn many_split_tiles_match_oracle() {
-    let tile = config([64, 64], 4);
+    let tile = config([64, 128], 4);
     let case = Case { num_rows: 200, max_rows: 400, n: 200, k: 392, num_sms: 1, ..WHOLE };
     for seed in SEEDS {
         check(&Case { out: Out::Residual, out_pad: 3, ..case }, tile, seed);
