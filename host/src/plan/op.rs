@@ -252,8 +252,9 @@ impl Op {
     /// The rotary embedding and the append that it begins with.
     pub fn rope_append(&self) -> Option<&RopeAppend> {
         match self {
-            Op::RopeAppend(append)
-            | Op::AppendAttention(AppendAttention { append, .. }) => Some(append),
+            Op::RopeAppend(append) | Op::AppendAttention(AppendAttention { append, .. }) => {
+                Some(append)
+            }
             _ => None,
         }
     }
@@ -261,8 +262,9 @@ impl Op {
     /// The attention that it ends with.
     pub fn attention(&self) -> Option<&Attention> {
         match self {
-            Op::Attention(attention)
-            | Op::AppendAttention(AppendAttention { attention, .. }) => Some(attention),
+            Op::Attention(attention) | Op::AppendAttention(AppendAttention { attention, .. }) => {
+                Some(attention)
+            }
             _ => None,
         }
     }

@@ -313,7 +313,7 @@ fn tiles_are_chosen_by_shape() {
     assert_eq!(of(8192, 8192, 8192), "128x256");
     assert_eq!(of(512, 16384, 3072), "128x256");
     assert_eq!(of(512, 9728, 896), "128x128");
-    assert_eq!(of(512, 9216, 3072), "128x96");
+    assert_eq!(of(512, 3072, 8192), "128x128");
     assert_eq!(of(512, 896, 4864), "64x64");
     assert_eq!(of(17, 896, 896), "64x64");
 }

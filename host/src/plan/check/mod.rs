@@ -5,8 +5,8 @@ mod dtypes;
 mod tests;
 
 use super::{
-    AppendAttention, Attention, Constant, ConstantId, Linear, Op, Plan, PlanError, RopeAppend, Rows, View, Weight,
-    WeightId,
+    AppendAttention, Attention, Constant, ConstantId, Linear, Op, Plan, PlanError, RopeAppend,
+    Rows, View, Weight, WeightId,
 };
 
 impl Plan {

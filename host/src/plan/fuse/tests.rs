@@ -42,8 +42,11 @@ fn fused_operations_are_their_parts() {
     assert_eq!(fused.ops[1], Op::Linear(Linear { x: view(0), norm: norm(1), ..*qkv }));
     let gated = Linear { x: view(0), norm: norm(5), gated: true, out: view(6), ..*gate_up };
     assert_eq!(fused.ops[4], Op::Linear(gated));
-    let (&Op::Rope { table, head_dim, .. }, &Op::KvAppend { layer, k, v }, &Op::Attention(attention)) =
-        (&plan.ops[3], &plan.ops[4], &plan.ops[5])
+    let (
+        &Op::Rope { table, head_dim, .. },
+        &Op::KvAppend { layer, k, v },
+        &Op::Attention(attention),
+    ) = (&plan.ops[3], &plan.ops[4], &plan.ops[5])
     else {
         panic!()
     };

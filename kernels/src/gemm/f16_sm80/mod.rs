@@ -26,7 +26,7 @@ use cuda_std::mma::SumOf;
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Output};
 use half::{bf16, f16};
-use tile::{Tile, Tile64x64, Tile128x96, Tile128x128, Tile128x256};
+use tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Config, launch, launch_with};
@@ -65,19 +65,15 @@ fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
     instances(
         gemm_sm80_f16_f16_128x256 = <4, 4, Tile128x256, f16, f16, f32>,
         gemm_sm80_f16_f16_128x128 = <4, 4, Tile128x128, f16, f16, f32>,
-        gemm_sm80_f16_f16_128x96 = <4, 3, Tile128x96, f16, f16, f32>,
         gemm_sm80_f16_f16_64x64 = <2, 2, Tile64x64, f16, f16, f32>,
         gemm_sm80_f16_f32_128x256 = <4, 4, Tile128x256, f16, f32, f32>,
         gemm_sm80_f16_f32_128x128 = <4, 4, Tile128x128, f16, f32, f32>,
-        gemm_sm80_f16_f32_128x96 = <4, 3, Tile128x96, f16, f32, f32>,
         gemm_sm80_f16_f32_64x64 = <2, 2, Tile64x64, f16, f32, f32>,
         gemm_sm80_bf16_bf16_128x256 = <4, 4, Tile128x256, bf16, bf16, f32>,
         gemm_sm80_bf16_bf16_128x128 = <4, 4, Tile128x128, bf16, bf16, f32>,
-        gemm_sm80_bf16_bf16_128x96 = <4, 3, Tile128x96, bf16, bf16, f32>,
         gemm_sm80_bf16_bf16_64x64 = <2, 2, Tile64x64, bf16, bf16, f32>,
         gemm_sm80_bf16_f32_128x256 = <4, 4, Tile128x256, bf16, f32, f32>,
         gemm_sm80_bf16_f32_128x128 = <4, 4, Tile128x128, bf16, f32, f32>,
-        gemm_sm80_bf16_f32_128x96 = <4, 3, Tile128x96, bf16, f32, f32>,
         gemm_sm80_bf16_f32_64x64 = <2, 2, Tile64x64, bf16, f32, f32>,
         gemm_sm80_f16_f16_128x128_in_f16 = <4, 4, Tile128x128, f16, f16, f16>,
         gemm_sm80_f16_f32_128x128_in_f16 = <4, 4, Tile128x128, f16, f32, f16>

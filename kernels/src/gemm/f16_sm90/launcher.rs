@@ -61,28 +61,25 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, Swizzle, TensorMapSpec};
 
 /// FMAs a clock of a multiprocessor's tensor cores: of their 2048, what a ring of stages leaves.
-const FMAS_PER_CLOCK: usize = 1700;
+const FMAS_PER_CLOCK: usize = 1800;
 
 /// What a multiprocessor gets from L2 when all of them read: of an H200, from what tiles of 64x64
 /// and 64x128 take of a stage at 4096 cubed.
-const L2_BYTES_PER_CLOCK: usize = 62;
+const L2_BYTES_PER_CLOCK: usize = 64;
 
 /// Outputs that a tile stores in a clock while nothing is multiplied.
 const OUTPUTS_PER_CLOCK: usize = 7;
-
-/// Per cent of a stage's clocks where a cluster's blocks load for each other.
-const MULTICAST_PERCENT: usize = 96;
 
 /// Clocks until a tile's first products, and behind its last ones.
 const TILE_CLOCKS: usize = 2500;
 
 /// What a block gets out of the shared memory of its cluster's others (arXiv:2402.13499: 3.3 TB/s
 /// on an H100).
-const CLUSTER_BYTES_PER_CLOCK: usize = 14;
+const CLUSTER_BYTES_PER_CLOCK: usize = 8;
 
 /// What a split costs besides: two barriers of the cluster, and the sums' way through shared
 /// memory.
-const SPLIT_CLOCKS: usize = 9000;
+const SPLIT_CLOCKS: usize = 4000;
 
 /// All tile configurations; of those that should take about as long the first one is chosen.
 pub const TILE_CONFIGS: [TileConfig; 17] = {
@@ -236,10 +233,7 @@ impl TileConfig {
         let products = block_m * block_n * BLOCK_K as usize / FMAS_PER_CLOCK;
         let loads =
             (block_m / cluster_n + block_n / cluster_m) * 2 * BLOCK_K as usize / L2_BYTES_PER_CLOCK;
-        match cluster_m * cluster_n {
-            1 => products.max(loads),
-            _ => products.max(loads) * MULTICAST_PERCENT / 100,
-        }
+        products.max(loads)
     }
 
     /// Clocks until a cluster's blocks have added up their sums.

@@ -35,9 +35,7 @@ use crate::tile::scheduler::TileScheduler;
 use accumulators::{Accumulators, Multiply};
 use cuda_std::prelude::*;
 use epilogue::split_k::Exchange;
-use epilogue::{
-    Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput,
-};
+use epilogue::{Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput};
 use half::{bf16, f16};
 use mainloop::Mainloop;
 
