@@ -42,7 +42,7 @@ pub(super) fn swizzle<T>(row: u32) -> u32 {
 /// Where `column` of `row` of a tile of `block_rows` rows stands.
 #[inline(always)]
 pub(super) fn place<T>(row: u32, column: u32, block_rows: u32) -> u32 {
-    let fragment_idx = column % CHUNK / fragment::<T>() ^ swizzle::<T>(row);
+    let fragment_idx = (column % CHUNK / fragment::<T>()) ^ swizzle::<T>(row);
     let piece_row = column / CHUNK * block_rows + row;
     piece_row * CHUNK + fragment_idx * fragment::<T>() + column % fragment::<T>()
 }
