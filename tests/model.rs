@@ -159,7 +159,7 @@ fn a_fused_plan_gives_the_same_bits() {
             let fused = plan.fused(|_| true);
             assert_eq!(fused.check(), Ok(()));
             let per_layer = (plan.ops.len() - fused.ops.len()) / plan.kv.num_layers;
-            assert_eq!(per_layer, 4, "two norms, RoPE, and the gate");
+            assert_eq!(per_layer, 5, "two norms, RoPE, append, and the gate");
             let same = cpu_logits(&model, &fused) == cpu_logits(&model, &plan);
             assert!(same, "{} in {precision}", path.display());
         }
