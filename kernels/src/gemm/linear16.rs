@@ -13,7 +13,7 @@ use crate::Rows;
 use crate::element::Dtype;
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
-use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use cuda_std::tensor_map::{EncodedTensorMap, Swizzle, TensorMapSpec};
 
 /// The kernels that a device can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,12 +142,14 @@ pub enum Out16<E> {
     F32(Rows<f32>),
 }
 
-/// Elements of the weight from which on tiles of sm_90a fill a GPU with more than
-/// [`MAX_STREAMED_ROWS`] rows.
-const TILES_ELEMS: usize = 1 << 22;
+/// Columns from which on tiles of sm_90a fill a GPU with more than [`MAX_FEW_ROWS`] rows.
+const TILES_N: usize = 9000;
 
-/// Rows of so large a weight that the kernels for few rows still take.
-const MAX_STREAMED_ROWS: usize = 16;
+/// Rows of so many columns that the kernels for few rows still take.
+const MAX_FEW_ROWS: usize = 16;
+
+/// Elements of a weight of fewer columns from which on tiles take what TMA does not stream.
+const TILES_ELEMS: usize = 1 << 22;
 
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
 const MAX_SIZE: usize = i32::MAX as usize - 512;
@@ -188,7 +190,7 @@ impl Linear16 {
             SumOrder::Tiles => false,
         };
         if has_few_rows {
-            return SmallM16(*self).launch(num_rows, operands);
+            return SmallM16(*self).launch(gpu, num_rows, operands, maps);
         }
         match gpu.target {
             Target::Sm80 => f16_sm80::launch(self, num_rows, operands),
@@ -200,11 +202,14 @@ impl Linear16 {
     }
 
     /// Rows up to which the kernels for few rows are the fastest. They read x once for each block of
-    /// columns: on an H200 32 rows of 22016 x 4096 take 63 us, by tiles 47; 3072 x 8192 25.6 and
-    /// 18.2; but 1152 x 896 5.0 and 6.3.
+    /// columns: on an H200 32 rows of 22016 x 4096 take 50 us, by tiles 47; 9216 x 3072 18.9 and 17.8;
+    /// but 4096 x 4096 11.6 and 17.0, 3072 x 8192 16.3 and 17.4. More than 32 they take without TMA.
     fn most_few_rows(&self, target: Target) -> usize {
         match target {
-            Target::Sm90a if self.n.saturating_mul(self.k) >= TILES_ELEMS => MAX_STREAMED_ROWS,
+            Target::Sm90a if self.n >= TILES_N => MAX_FEW_ROWS,
+            Target::Sm90a if self.n.saturating_mul(self.k) >= TILES_ELEMS => {
+                SmallM16::MAX_STREAMED_ROWS
+            }
             _ => SmallM16::MAX_ROWS,
         }
     }
@@ -281,6 +286,24 @@ impl Linear16 {
             }
         }
         Ok(())
+    }
+}
+
+/// The map of a matrix of `[rows, columns]` in boxes of `[rows, columns]`, swizzled by 128 bytes.
+pub(super) fn tensor_map<E: Operand16>(
+    matrix: &Rows<E>,
+    sizes: [usize; 2],
+    box_sizes: [usize; 2],
+) -> TensorMapSpec {
+    let [rows, columns] = sizes.map(|size| size as u64);
+    let [box_rows, box_columns] = box_sizes.map(|size| size as u32);
+    TensorMapSpec {
+        address: matrix.ptr.0,
+        element: E::TENSOR_MAP,
+        dims: vec![columns, rows],
+        strides_bytes: vec![(matrix.row_stride * size_of::<E>()) as u64],
+        box_dims: vec![box_columns, box_rows],
+        swizzle: Swizzle::B128,
     }
 }
 

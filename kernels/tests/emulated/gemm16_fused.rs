@@ -3,6 +3,7 @@
 
 use crate::device::{Device, SEEDS, Stored, assert_close, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::{Dtype, NarrowedFrom};
@@ -33,9 +34,14 @@ struct Case {
     to_f32: bool,
     /// What the weight's elements, from -1 to 1, are multiplied by.
     magnitude: f32,
+    /// On how many multiprocessors weights come by TMA, if they do.
+    streamed_on: Option<usize>,
     /// The instance, where it is not the launcher's choice.
     instance: Option<Instance>,
 }
+
+/// A GPU whose weights are loaded without TMA.
+const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108 };
 
 const NORMED: Case = Case {
     num_rows: 1,
@@ -46,6 +52,7 @@ const NORMED: Case = Case {
     with_bias: true,
     to_f32: false,
     magnitude: 1.0,
+    streamed_on: None,
     instance: None,
 };
 
@@ -179,9 +186,11 @@ fn fused<E: Half>(case: &Case, operands: &Operands, seed: u64) -> Vec<f32> {
     let (bias, out) = (setup.bias, setup.out::<E>(case, n));
     let operands = Linear16Operands { x, weight, bias, residual: None, out };
     let linear = SmallM16(Linear16 { gated, ..Linear16::new(max_rows, n, k) });
-    let launch = match case.instance {
-        Some(instance) => linear.launch_instance(instance, setup.num_rows, &operands),
-        None => linear.launch(setup.num_rows, &operands),
+    let (num_rows, maps) = (setup.num_rows, &mut TensorMapSpec::emulated);
+    let launch = match (case.instance, case.streamed_on) {
+        (Some(instance), _) => linear.launch_instance(instance, num_rows, &operands),
+        (_, Some(num_sms)) => linear.launch_streamed(num_sms, num_rows, &operands, maps),
+        _ => linear.launch(SM80, num_rows, &operands, maps),
     };
     setup.run(launch, seed);
     setup.read(case, out)
@@ -202,7 +211,7 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
     let linear = SmallM16(Linear16::new(max_rows, columns, k));
     let launch = match case.instance {
         Some(instance) => linear.launch_instance(plain_instance::<E>(instance), rows, &operands),
-        None => linear.launch(rows, &operands),
+        None => linear.launch(SM80, rows, &operands, &mut |_| unreachable!()),
     };
     setup.run(launch, 0);
     let Out16::Half(gate) = out else { return setup.read(case, out) };
@@ -280,6 +289,28 @@ fn every_instance_matches_in_every_order() {
 }
 
 #[test]
+fn streamed_weights_give_the_same_bits() {
+    fn check_all<E: Half>() {
+        for (at, seed) in SEEDS.enumerate() {
+            let num_rows = [1, 7, 8][at % 3];
+            let base = Case { num_rows, max_rows: 8, with_bias: at % 2 == 0, ..NORMED };
+            // A tile a block, and several of them.
+            for streamed_on in [Some(132), Some(2)] {
+                let base = Case { streamed_on, ..base };
+                // 16 warps, and 8.
+                check::<E>(&Case { n: 41, k: 1192, ..base }, seed);
+                check::<E>(&Case { n: 2117, k: 72, ..base }, seed);
+                let base = Case { gated: true, magnitude: 0.25, ..base };
+                check::<E>(&Case { n: 41, k: 1192, ..base }, seed);
+                check::<E>(&Case { n: 1061, k: 72, ..base }, seed);
+            }
+        }
+    }
+    check_all::<f16>();
+    check_all::<bf16>();
+}
+
+#[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
     for base in [NORMED, GATED] {
         let case = Case { num_rows: 8, max_rows: 8, k: 1192, ..base };
@@ -292,9 +323,11 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
 
 #[test]
 fn no_rows_write_nothing() {
-    for base in [NORMED, GATED] {
+    let cases = [NORMED, GATED].map(|base| [None, Some(2)].map(|streamed_on| (base, streamed_on)));
+    for (base, streamed_on) in cases.into_iter().flatten() {
         let rows = Operands::new::<f16>(&Case { num_rows: 1, ..base });
-        assert!(fused::<f16>(&Case { num_rows: 0, max_rows: 8, ..base }, &rows, 0).is_empty());
+        let case = Case { num_rows: 0, max_rows: 8, streamed_on, ..base };
+        assert!(fused::<f16>(&case, &rows, 0).is_empty());
     }
 }
 
@@ -327,13 +360,13 @@ fn launch(
     let mut operands = Linear16Operands { x, weight, bias: None, residual: None, out };
     change(&mut operands);
     let linear = Linear16 { gated, ..Linear16::new(max_rows, n, k) };
-    let launch = linear.launch(gpu, DevicePtr::new(64), &operands, &mut |_| unreachable!());
+    let launch = linear.launch(gpu, DevicePtr::new(64), &operands, &mut TensorMapSpec::emulated);
     launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
 }
 
 #[test]
 fn the_launchers_choice_depends_on_the_weights_rows() {
-    let symbol = |max_rows, n, gated| launch(Gpu::HOPPER, (max_rows, n, 896, gated), |_| ());
+    let symbol = |max_rows, n, gated| launch(SM80, (max_rows, n, 896, gated), |_| ());
     assert_eq!(symbol(1, 1152, false), Ok("gemm_f16_small_m8_n8_w16_norm"));
     assert_eq!(symbol(1, 3072, false), Ok("gemm_f16_small_m8_n8_w8_norm"));
     assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_small_m8_n32_w8_norm"));
@@ -343,6 +376,13 @@ fn the_launchers_choice_depends_on_the_weights_rows() {
     assert_eq!(symbol(8, 22_016, true), Ok("gemm_f16_small_m8_n8_w8_norm_silu"));
     assert_eq!(symbol(0, 896, false), Ok(""));
     assert_eq!(symbol(1, 0, true), Ok(""));
+    let symbol = |max_rows, n, gated| launch(Gpu::HOPPER, (max_rows, n, 896, gated), |_| ());
+    assert_eq!(symbol(1, 1152, false), Ok("gemm_f16_small_m8_n8_w16_norm"));
+    assert_eq!(symbol(1, 12_288, false), Ok("gemm_f16_streamed_m8_n32_w8_norm"));
+    assert_eq!(symbol(2, 1152, false), Ok("gemm_f16_streamed_m8_n16_w16_norm"));
+    assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_streamed_m8_n32_w8_norm"));
+    assert_eq!(symbol(2, 1056, true), Ok("gemm_f16_streamed_m8_n8_w16_norm_silu"));
+    assert_eq!(symbol(8, 1057, true), Ok("gemm_f16_streamed_m8_n16_w8_norm_silu"));
 }
 
 #[test]
@@ -352,13 +392,12 @@ fn rejects_what_is_not_fused() {
     let error = |shape, change: fn(&mut Linear16Operands<f16>)| {
         launch(Gpu::HOPPER, shape, change).unwrap_err()
     };
-    let sm80 = Gpu { target: Target::Sm80, num_sms: 108 };
     for (rows, fused) in [
         (9, "rows is 9: expected at most 8 behind a norm"),
         (65, "rows is 65: expected at most 8 of a fused layer"),
     ] {
         assert_eq!(error((rows, 64, 896, false), |_| ()), fused);
-        assert_eq!(launch(sm80, (rows, 64, 896, true), |_| ()), Err(fused.to_owned()));
+        assert_eq!(launch(SM80, (rows, 64, 896, true), |_| ()), Err(fused.to_owned()));
     }
     assert_eq!(
         error((8, 64, 8192, false), |_| ()),

@@ -1,6 +1,6 @@
 //! Linear layers of 16-bit operands, by every tile of the kernels for sm_90a.
 
-mod case;
+pub mod case;
 mod split_k;
 
 use crate::device::{SEEDS, Stored};
@@ -49,7 +49,7 @@ fn in_f16(block: [usize; 2]) -> &'static TileConfig {
 fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     let mut setup = Setup::<E>::new(case, seed);
     let linear = Linear16::new(case.max_rows, case.n, case.k);
-    let name = setup.run(seed, |num_rows, operands, maps| {
+    let (name, _) = setup.run(seed, |num_rows, operands, maps| {
         tile.launch(&linear, case.num_sms, num_rows, operands, maps)
     });
     assert_right(&Case { accumulate: tile.accumulate, ..*case }, name, &setup);
@@ -170,8 +170,10 @@ fn sums_in_f16_are_of_f16_tiles() {
         let linear = Linear16 { summation, ..Linear16::new(max_rows, 128, 128) };
         let case = Case { num_rows: max_rows, max_rows, k: 128, ..WHOLE };
         let gpu = Gpu { target, num_sms: 132 };
-        Setup::<f16>::new(&case, 1)
-            .run(1, |num_rows, operands, maps| linear.launch(gpu, num_rows, operands, maps))
+        let mut setup = Setup::<f16>::new(&case, 1);
+        let launch =
+            setup.run(1, |num_rows, operands, maps| linear.launch(gpu, num_rows, operands, maps));
+        launch.0
     };
     assert_eq!(symbol(Target::Sm90a, 65), "gemm_f16_sm90_128x128_in_f16");
     assert_eq!(symbol(Target::Sm80, 65), "gemm_sm80_f16_f16_128x128_in_f16");
@@ -267,7 +269,7 @@ fn chosen_kernels_match_oracle() {
         let case = Case { num_rows, max_rows: num_rows, n, k, with_bias: true, ..WHOLE };
         let linear = Linear16::new(num_rows, n, k);
         let mut setup = Setup::<bf16>::new(&case, 3);
-        let name = setup.run(1, |num_rows, operands, maps| {
+        let (name, _) = setup.run(1, |num_rows, operands, maps| {
             linear.launch(Gpu::HOPPER, num_rows, operands, maps)
         });
         assert_eq!(name, symbol);

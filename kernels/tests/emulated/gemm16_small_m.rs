@@ -7,13 +7,16 @@ use kernels::Rows;
 use kernels::element::Dtype;
 use kernels::gemm::f16_small_m::SmallM16;
 use kernels::gemm::f16_small_m::gemm_16_small_m::Instance;
-use kernels::gemm::{Input16, Linear16, Linear16Operands, Out16};
+use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use kernels::tile::element::Operand16;
 
 /// An element of operands.
 trait Half: Operand16 + Stored {}
 
 impl<E: Operand16 + Stored> Half for E {}
+
+/// A GPU whose weights are loaded without TMA.
+const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108 };
 
 /// The name in symbols.
 fn name_of<E: Half>() -> &'static str {
@@ -110,7 +113,7 @@ fn run<E: Half>(case: &Case, operands: &Operands<E>, seed: u64) -> Vec<f32> {
     let operands = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
     let launch = match case.instance {
         Some(instance) => linear.launch_instance(instance, num_rows_ptr, &operands),
-        None => linear.launch(num_rows_ptr, &operands),
+        None => linear.launch(SM80, num_rows_ptr, &operands, &mut |_| unreachable!()),
     };
     let report = device.run(launch, seed);
     assert_eq!(report.bank_conflicts, 0, "{case:?}");
@@ -215,8 +218,8 @@ fn the_launchers_choice_depends_on_rows_and_columns() {
         let (x, weight) = (rows(16), rows(32));
         let operands =
             Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
-        let launch =
-            SmallM16(Linear16::new(max_rows, n, 896)).launch(DevicePtr::new(64), &operands);
+        let linear = SmallM16(Linear16::new(max_rows, n, 896));
+        let launch = linear.launch(SM80, DevicePtr::new(64), &operands, &mut |_| unreachable!());
         launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
     };
     assert_eq!(symbol(1, 896), Ok("gemm_f16_small_m8_n8_w16"));
@@ -240,7 +243,8 @@ fn rejects_rows_that_no_lane_can_load() {
         let (x, weight) = (rows(16), rows(address));
         let operands =
             Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
-        let launch = SmallM16(Linear16::new(1, 8, k)).launch(DevicePtr::new(64), &operands);
+        let linear = SmallM16(Linear16::new(1, 8, k));
+        let launch = linear.launch(SM80, DevicePtr::new(64), &operands, &mut |_| unreachable!());
         launch.map(|_| ()).unwrap_err().to_string()
     };
     assert_eq!(error(12, 16, 32), "k is 12: expected a multiple of 8");

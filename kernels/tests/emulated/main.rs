@@ -8,6 +8,7 @@ mod gemm16_fused;
 mod gemm16_sm80;
 mod gemm16_sm90;
 mod gemm16_small_m;
+mod gemm16_streamed;
 mod gemm_epilogue;
 mod kv_cache;
 mod rope_append;

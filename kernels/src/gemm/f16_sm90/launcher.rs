@@ -55,10 +55,12 @@ use super::{
 };
 use crate::Rows;
 use crate::element::Dtype;
-use crate::gemm::linear16::{Accumulate, Linear16, Linear16Operands, Out16, SumOrder, Summation};
+use crate::gemm::linear16::{
+    Accumulate, Linear16, Linear16Operands, Out16, SumOrder, Summation, tensor_map,
+};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
-use cuda_std::tensor_map::{EncodedTensorMap, Swizzle, TensorMapSpec};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 
 /// FMAs a clock of a multiprocessor's tensor cores: of their 2048, what a ring of stages leaves.
 const FMAS_PER_CLOCK: usize = 1800;
@@ -268,15 +270,15 @@ impl TileConfig {
         let Linear16Operands { weight, bias, residual, out, .. } = operands;
         let [block_m, block_n] = self.block;
         let [cluster_m, cluster_n] = self.cluster;
-        let a = maps(&map(&x, [max_rows, k], [block_m / cluster_n, BLOCK_K as usize]));
-        let b = maps(&map(weight, [n, k], [block_n / cluster_m, BLOCK_K as usize]));
+        let a = maps(&tensor_map(&x, [max_rows, k], [block_m / cluster_n, BLOCK_K as usize]));
+        let b = maps(&tensor_map(weight, [n, k], [block_n / cluster_m, BLOCK_K as usize]));
         let (is_f32, out_ptr, out_stride, out_map) = match out {
             Out16::F32(out) => (1, out.ptr.0, out.stride_arg()?, EncodedTensorMap::NONE),
             Out16::Half(out) => {
                 let strip = [STRIP_ROWS as usize, STRIP_COLUMNS as usize];
                 let is_aligned = out.is_aligned() && n.is_multiple_of(8);
                 let map = if is_aligned {
-                    maps(&map(out, [max_rows, n], strip))
+                    maps(&tensor_map(out, [max_rows, n], strip))
                 } else {
                     EncodedTensorMap::NONE
                 };
@@ -314,19 +316,5 @@ impl TileConfig {
             if self.split_k == 1 { num_clusters.min(self.workers(num_sms)) } else { num_clusters };
         let grid = [num_clusters * self.blocks_per_cluster(), 1, 1];
         Geometry::new(grid, self.num_threads, self.shared_bytes)
-    }
-}
-
-/// The map of a matrix of `[rows, columns]` in boxes of `[rows, columns]`.
-fn map<E: Operand16>(matrix: &Rows<E>, sizes: [usize; 2], box_sizes: [usize; 2]) -> TensorMapSpec {
-    let [rows, columns] = sizes.map(|size| size as u64);
-    let [box_rows, box_columns] = box_sizes.map(|size| size as u32);
-    TensorMapSpec {
-        address: matrix.ptr.0,
-        element: E::TENSOR_MAP,
-        dims: vec![columns, rows],
-        strides_bytes: vec![(matrix.row_stride * size_of::<E>()) as u64],
-        box_dims: vec![box_columns, box_rows],
-        swizzle: Swizzle::B128,
     }
 }

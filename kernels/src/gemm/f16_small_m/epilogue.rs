@@ -1,6 +1,6 @@
 //! The outputs of a block: its warps' sums meet in shared memory, and are added in their order.
 
-use super::mainloop::{LaneRow, TILE, lane_group, lane_pair};
+use super::mainloop::{LaneRow, TILE, TileOrder, lane_group, lane_pair};
 use crate::silu_mul::gated;
 use crate::tile::element::Operand16;
 use cuda_std::mma::Accumulator;
@@ -37,6 +37,11 @@ pub const fn num_parts(gated: bool) -> usize {
     1 + gated as usize
 }
 
+/// Columns that a block has outputs of at once, at most.
+pub const fn max_columns(tiles_n: usize, gated: bool) -> u32 {
+    (tiles_n / num_parts(gated)) as u32 * TILE
+}
+
 /// The outputs of a thread: one column, a row in every `ROWS_APART`.
 pub struct Outputs<
     const TILES_M: usize,
@@ -44,13 +49,16 @@ pub struct Outputs<
     const WARPS: usize,
     const GATED: bool,
 > {
-    /// The block's first column.
+    /// First column of the weights' rows.
     block_n: u32,
-    /// The column in the block.
+    /// The column behind it.
     block_column: u32,
-    column: u32,
-    first_row: u32,
+    /// Where the columns end: those of the weights' rows, and all.
+    end: u32,
     n: u32,
+    first_row: u32,
+    /// How the lanes took the rows of x and of the weight.
+    orders: [TileOrder; 2],
 }
 
 impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED: bool>
@@ -60,20 +68,26 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     /// Tiles of a part: gate's come first.
     const PART_TILES: u32 = (TILES_N / Self::PARTS) as u32;
     const NUM_THREADS: u32 = WARPS as u32 * warp::WARP_SIZE;
-    const BLOCK_N: u32 = Self::PART_TILES * TILE;
     const ROWS_APART: u32 = Self::NUM_THREADS / Self::BLOCK_N;
     /// Outputs of a thread.
     const NUM: usize = (TILES_M as u32 * TILE).div_ceil(Self::ROWS_APART) as usize;
 
-    /// The thread's outputs of `n` columns, those of block `block` of them.
+    const BLOCK_N: u32 = max_columns(TILES_N, GATED);
+
+    /// The thread's outputs of `n` columns: of `width`, up to [`max_columns`], from `block_n` on.
     #[inline(always)]
-    pub fn new(block: u32, n: u32) -> Self {
+    pub fn new(block_n: u32, width: u32, n: u32, orders: [TileOrder; 2]) -> Self {
         const { assert!(Self::NUM <= MAX_OUTPUTS && WARPS.is_multiple_of(4)) };
         const { assert!(TILES_N.is_multiple_of(Self::PARTS)) };
-        let block_n = block * Self::BLOCK_N;
         let block_column = thread::thread_idx_x() % Self::BLOCK_N;
         let first_row = thread::thread_idx_x() / Self::BLOCK_N;
-        Outputs { block_n, block_column, column: block_n + block_column, first_row, n }
+        let end = n.min(block_n + width);
+        Outputs { block_n, block_column, end, n, first_row, orders }
+    }
+
+    #[inline(always)]
+    fn column(&self) -> u32 {
+        self.block_n + self.block_column
     }
 
     /// The lane's row of the weight in a tile, the last one where there is none, of rows `stride`
@@ -88,14 +102,16 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     /// The row of output `output`, if it is one of `num_rows` and of `n` columns.
     #[inline(always)]
     fn row(&self, output: usize, num_rows: u32) -> Option<u32> {
+        // By the lanes' groups, whose sums are in banks of their own.
         let row = self.first_row + output as u32 * Self::ROWS_APART;
-        (row < num_rows && self.column < self.n).then_some(row)
+        let row = row / TILE * TILE + self.orders[0].row_of(row % TILE);
+        (row < num_rows && self.column() < self.end).then_some(row)
     }
 
     /// Element of the thread's column in `row`.
     #[inline(always)]
     fn element(&self, row: u32, stride: u32) -> usize {
-        row as usize * stride as usize + self.column as usize
+        row as usize * stride as usize + self.column() as usize
     }
 
     /// The column's `bias`, 0 without one; under a gate, that of gate and that of up.
@@ -105,9 +121,9 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     #[inline(always)]
     pub unsafe fn bias(&self, bias: Global<f32>) -> [f32; 2] {
         let mut values = [0.0; 2];
-        if !bias.is_null() && self.column < self.n {
+        if !bias.is_null() && self.column() < self.end {
             for part in 0..Self::PARTS {
-                let at = part as u32 * self.n + self.column;
+                let at = part as u32 * self.n + self.column();
                 // SAFETY: inside, by the check.
                 values[part] = unsafe { bias.get(at as usize) };
             }
@@ -141,11 +157,13 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     /// Writes the sums of all warps' `acc`, plus `bias`, plus `residual`; or the gated ones.
     ///
     /// # Safety
-    /// 1. The block has shared memory for [`num_sums`]; all its threads call this, once.
+    /// 1. `smem` has room for [`num_sums`], which nobody uses since all threads have been behind a
+    ///    barrier; all of the block's threads call this.
     /// 2. `out` holds `num_rows` rows of `n` elements, which no other block accesses.
     #[inline(always)]
     pub unsafe fn store<E: Operand16>(
         &self,
+        smem: Shared<f32>,
         num_rows: u32,
         acc: &[[Accumulator; TILES_N]; TILES_M],
         bias: [f32; 2],
@@ -155,7 +173,6 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
         // SAFETY: the launch gives the bytes; each lane writes what is its own, and all is read
         // behind the barrier. Row and column are inside, by the check.
         unsafe {
-            let smem = dynamic_shared_mem::<f32>();
             store_sums::<TILES_M, TILES_N>(smem, acc);
             thread::sync_threads();
             unroll!(output in 0..Self::NUM, {
@@ -187,7 +204,9 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     unsafe fn sum(&self, smem: Shared<f32>, part: u32, row: u32) -> f32 {
         let tile = part * Self::PART_TILES + self.block_column / TILE;
         let tile = tile * tile_stride(TILES_M, TILES_N);
-        let smem = smem.offset(tile + row * TILE + self.block_column % TILE);
+        let [x, weight] = self.orders;
+        let row = row / TILE * TILE + x.group_of(row % TILE);
+        let smem = smem.offset(tile + row * TILE + weight.group_of(self.block_column % TILE));
         let mut sum = 0.0;
         for quad in 0..WARPS as u32 / 4 {
             let of_warp = |i| (4 * quad + i) * warp_stride(TILES_M, TILES_N);
@@ -199,7 +218,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     }
 }
 
-/// Writes the warp's sums: `[tile, row, column]`.
+/// Writes the warp's sums: `[tile, row, column]`, rows and columns of a tile by the lanes' groups.
 ///
 /// # Safety
 /// 1. `smem` has room for every warp's, and no other thread accesses this one's.

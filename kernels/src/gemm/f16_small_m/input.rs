@@ -1,7 +1,19 @@
 //! The rows of x, as the lanes take them.
 
-use super::mainloop::{Cursor, LOAD_WORDS, LaneRow, Load, TILE, lane_group};
+use super::mainloop::{Cursor, LINE_K, LOAD_K, LOAD_WORDS, LaneRow, Load, TILE};
+use super::mainloop::{lane_group, lane_pair};
 use cuda_std::prelude::*;
+
+/// Elements from a row in shared memory to the next: whole lines, and half a line more, for the two
+/// rows that 16-byte loads read at once to be in banks of their own.
+pub const fn row_stride(k: u32) -> u32 {
+    k.next_multiple_of(LINE_K) + LINE_K / 2
+}
+
+/// Shared memory of `num_rows` rows.
+pub const fn shared_bytes(num_rows: usize, k: u32) -> usize {
+    num_rows.saturating_mul(row_stride(k) as usize * size_of::<u16>())
+}
 
 /// Where the rows of x are.
 pub trait Input<const TILES_M: usize> {
@@ -44,6 +56,38 @@ impl<const TILES_M: usize> Input<TILES_M> for GlobalRows<TILES_M> {
             // SAFETY: inside the row, by the condition.
             loads[tile] = unsafe { words.get_vec_if(0, cursor.has_load(offset)) };
         });
+        loads
+    }
+}
+
+/// Rows of x in shared memory, zeros up to the end of k's last line.
+pub struct SharedRows<const TILES_M: usize> {
+    /// Where the lane's loads of each row start.
+    rows: [Shared<u16>; TILES_M],
+}
+
+impl<const TILES_M: usize> SharedRows<TILES_M> {
+    /// The first `num_rows` rows of `k` elements at `x`; those past the last one are the last one.
+    #[inline(always)]
+    pub fn new(x: Shared<u16>, k: u32, num_rows: u32) -> Self {
+        let mut rows = [x; TILES_M];
+        for tile in 0..TILES_M {
+            let row = (tile as u32 * TILE + lane_group()).min(num_rows - 1);
+            rows[tile] = x.offset(row * row_stride(k) + lane_pair() * LOAD_K);
+        }
+        SharedRows { rows }
+    }
+}
+
+impl<const TILES_M: usize> Input<TILES_M> for SharedRows<TILES_M> {
+    #[inline(always)]
+    unsafe fn load(&self, cursor: Cursor, offset: u32) -> [Load; TILES_M] {
+        let mut loads = [[0; LOAD_WORDS]; TILES_M];
+        for tile in 0..TILES_M {
+            let words = self.rows[tile].offset(cursor.element(offset)).cast::<u32>();
+            // SAFETY: products are in k's lines.
+            loads[tile] = unsafe { words.get_vec(0) };
+        }
         loads
     }
 }

@@ -1,15 +1,18 @@
 //! Which instance computes a linear layer of few rows, and its launch.
 
-use super::epilogue::{num_parts, num_sums};
+use super::epilogue::{max_columns, num_parts, num_sums};
 use super::gemm_16_small_m::{self, Instance};
-use super::mainloop::{LOAD_K, TILE};
-use super::normed;
+use super::gemm_16_streamed::{self, Instance as StreamedInstance};
+use super::mainloop::{LINE_K, LOAD_K, TILE};
+use super::{normed, ring};
 use crate::Rows;
 use crate::element::Dtype;
-use crate::gemm::{Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16};
+use crate::gemm::linear16::tensor_map;
+use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, Target};
 use crate::operand::is_aligned;
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use cuda_std::warp::WARP_SIZE;
 
 /// SMs of an H200.
@@ -32,6 +35,27 @@ const MAX_K: usize = i32::MAX as usize;
 /// Most 16-byte loads of an operand: a lane counts them in a `u32`.
 const MAX_LOADS: usize = i32::MAX as usize;
 
+/// Shared memory that a block may have on sm_90.
+const MAX_STREAMED_BYTES: usize = 227 << 10;
+
+/// Shared memory that the rings of a block fill, at least two stages: what an SM has under way. Alone
+/// on an H200 64 KiB are the fastest: deeper rings ask for more boxes before the first x, 8 rows of 896
+/// x 4864 take 5.2 us with 64 KiB, 5.8 with 96, 7.1 with 128; of large weights it is 2 %.
+const RING_BYTES: usize = 64 << 10;
+
+/// The same of a large weight: where a launch overlaps the one before, what is under way before that
+/// has ended counts. Phi-3 Mini has 403 tokens/s with 64 KiB, 438 with 128.
+const LARGE_RING_BYTES: usize = 128 << 10;
+
+/// Elements from which on a weight is large.
+const LARGE_WEIGHT: usize = 9 << 20;
+
+/// Rows of a weight whose loads keep an SM busy block after block.
+const MANY_ROWS: usize = 16_000;
+
+/// Most stages of a ring.
+const MAX_STAGES: usize = 8;
+
 /// Shared memory of a block: the sums, and behind them the normed rows of a `k`, if there are any.
 const fn shared_bytes(tiles: [usize; 2], warps: usize, normed: Option<(usize, u32)>) -> usize {
     let sums = num_sums(tiles[0], tiles[1], warps) as usize * size_of::<f32>();
@@ -46,15 +70,43 @@ fn name_of<E: Operand16>() -> &'static str {
     if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" }
 }
 
-/// Whether the instance's operands are of `E`.
-fn is_of<E: Operand16>(instance: Instance) -> bool {
-    instance.symbol().split('_').nth(1) == Some(name_of::<E>())
+/// What an instance computes.
+#[derive(Clone, Copy)]
+struct Shape {
+    symbol: &'static str,
+    tiles_m: usize,
+    tiles_n: usize,
+    warps: usize,
+    fused: (bool, bool),
 }
 
-/// Most rows of the instance.
-fn max_rows(instance: Instance) -> usize {
-    instance.tiles_m() * TILE as usize
+impl Shape {
+    fn is_of<E: Operand16>(&self) -> bool {
+        self.symbol.split('_').nth(1) == Some(name_of::<E>())
+    }
+
+    fn max_rows(&self) -> usize {
+        self.tiles_m * TILE as usize
+    }
 }
+
+macro_rules! shape_of {
+    ($($instance:ident),*) => {$(
+        impl From<$instance> for Shape {
+            fn from(instance: $instance) -> Self {
+                Shape {
+                    symbol: instance.symbol(),
+                    tiles_m: instance.tiles_m(),
+                    tiles_n: instance.tiles_n(),
+                    warps: instance.warps(),
+                    fused: (instance.normed(), instance.gated()),
+                }
+            }
+        }
+    )*};
+}
+
+shape_of!(Instance, StreamedInstance);
 
 fn is_normed<E>(operands: &Linear16Operands<E>) -> bool {
     matches!(operands.x, Input16::Normed { .. })
@@ -66,6 +118,42 @@ struct InputArgs {
     x_stride: u32,
     norm_weight: DevicePtr<f32>,
     eps: f32,
+}
+
+/// Where the outputs go.
+struct OutArgs {
+    half: DevicePtr<u16>,
+    single: DevicePtr<f32>,
+    stride: u32,
+}
+
+/// The arguments of both kernels.
+struct Args {
+    n: u32,
+    k: u32,
+    input: InputArgs,
+    weight_stride: u32,
+    bias: DevicePtr<f32>,
+    residual: DevicePtr<f32>,
+    residual_stride: u32,
+    out: OutArgs,
+}
+
+/// How columns are dealt to the blocks of a streamed launch.
+struct Tiles {
+    /// Of a tile.
+    columns: usize,
+    /// Tiles of a block, at most.
+    per_block: usize,
+    num_blocks: usize,
+}
+
+/// The shared memory of a streamed block.
+struct Rings {
+    num_stages: usize,
+    /// Floats from a tile's sums to those of the next one.
+    sums_apart: u32,
+    shared_bytes: usize,
 }
 
 fn refuse<T>(what: &'static str, value: usize, expected: &'static str) -> Result<T, LaunchError> {
@@ -80,6 +168,9 @@ impl SmallM16 {
     /// Most rows.
     pub const MAX_ROWS: usize = 64;
 
+    /// Most rows whose weights come by TMA, on sm_90.
+    pub const MAX_STREAMED_ROWS: usize = 32;
+
     /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns with a norm in
     /// front: its rows stand in shared memory. Up to 5,120 columns it takes all
     /// [`MAX_FUSED_ROWS`], of 8,192 five.
@@ -91,7 +182,7 @@ impl SmallM16 {
     }
 
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
-    /// columns.
+    /// columns. `maps` encodes tensor maps.
     ///
     /// # Errors
     /// [`LaunchError`] for more than [`SmallM16::MAX_ROWS`], rows of `x` or `weight` that do not
@@ -100,10 +191,30 @@ impl SmallM16 {
     /// of either.
     pub fn launch<E: Operand16>(
         &self,
+        gpu: Gpu,
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
-        self.launch_instance(self.choose(operands)?, num_rows, operands)
+        let is_streamed = gpu.target == Target::Sm90a && self.is_streamed();
+        if is_streamed {
+            self.launch_streamed(gpu.num_sms, num_rows, operands, maps)
+        } else {
+            let instance = self.choose(operands)?;
+            self.launch_instance(instance, num_rows, operands)
+        }
+    }
+
+    /// Whether the weight comes by TMA. One row of a small weight is better off without: its loads are
+    /// all under way in registers before a launch that overlaps the one before waits for x (on an H200
+    /// Qwen2.5-0.5B has 1,712 tokens/s so, and 1,480 with those of its plain layers by TMA), and so is
+    /// one of a wide weight, whose many blocks have no tiles to wait for (151936 x 896 64.7 and 66.9 us,
+    /// 32064 x 3072 47.2 and 49.4).
+    fn is_streamed(&self) -> bool {
+        let Linear16 { max_rows, k, .. } = self.0;
+        let weight_rows = self.0.weight_rows();
+        let is_large = weight_rows.saturating_mul(k) >= LARGE_WEIGHT && weight_rows < MANY_ROWS;
+        k > 0 && max_rows <= Self::MAX_STREAMED_ROWS && (max_rows > 1 || is_large)
     }
 
     /// The launch of an instance of `E`: to compare them.
@@ -119,28 +230,13 @@ impl SmallM16 {
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
-        assert!(is_of::<E>(instance), "{} is not of {}", instance.symbol(), name_of::<E>());
-        let fused = (is_normed(operands), self.0.gated);
-        assert!((instance.normed(), instance.gated()) == fused, "{}", instance.symbol());
-        if self.0.max_rows > max_rows(instance) {
-            return refuse("rows", self.0.max_rows, "at most the instance's");
-        }
-        let InputArgs { x, x_stride, norm_weight, eps } = self.input(operands)?;
-        let Linear16Operands { weight, bias, residual, out, .. } = operands;
-        if self.0.gated && matches!(out, Out16::F32(_)) {
-            return refuse("output bits", 32, "16 behind a gate");
-        }
-        let weight_stride =
-            self.stride("row stride of the weight", weight, self.0.weight_rows())?;
-        let bias = bias.unwrap_or(DevicePtr::null());
-        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
-        let (half, single, out_stride) = match out {
-            Out16::Half(rows) => (rows.ptr.0, DevicePtr::null(), rows.stride_arg()?),
-            Out16::F32(rows) => (0, rows.ptr, rows.stride_arg()?),
+        let shape = Shape::from(instance);
+        let Some(Args { n, k, input, weight_stride, bias, residual, residual_stride, out }) =
+            self.args(&shape, operands)?
+        else {
+            return Ok(None);
         };
-        let (n, k) = (arg_u32("n", self.0.n)?, arg_u32("k", self.0.k)?);
-        let residual_stride = residual.stride_arg()?;
-        let geometry = self.geometry(instance)?;
+        let geometry = self.geometry(&shape)?;
         Ok(geometry.map(|geometry| {
             gemm_16_small_m::launch(
                 instance,
@@ -148,31 +244,192 @@ impl SmallM16 {
                 num_rows,
                 n,
                 k,
-                x,
-                x_stride,
-                norm_weight,
+                input.x,
+                input.x_stride,
+                input.norm_weight,
                 1.0 / k as f32,
-                eps,
-                DevicePtr::new(weight.ptr.0),
+                input.eps,
+                DevicePtr::new(operands.weight.ptr.0),
                 weight_stride,
                 bias,
-                residual.ptr,
+                residual,
                 residual_stride,
-                DevicePtr::new(half),
-                single,
-                out_stride,
+                out.half,
+                out.single,
+                out.stride,
             )
         }))
     }
 
-    /// How many warps share k decides the order of the sums: it must not depend on the rows, nor on
-    /// what is fused.
+    /// The launch whose weights come by TMA, of up to [`SmallM16::MAX_STREAMED_ROWS`], on `num_sms`
+    /// multiprocessors of sm_90: to compare it.
+    ///
+    /// # Errors
+    /// As [`SmallM16::launch`].
+    pub fn launch_streamed<E: Operand16>(
+        &self,
+        num_sms: usize,
+        num_rows: DevicePtr<u32>,
+        operands: &Linear16Operands<E>,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let instance = self.choose_streamed(num_sms, operands)?;
+        let shape = Shape::from(instance);
+        let Some(Args { n, k, input, bias, residual, residual_stride, out, .. }) =
+            self.args(&shape, operands)?
+        else {
+            return Ok(None);
+        };
+        let Tiles { columns, per_block, num_blocks } = self.tiles(&shape, num_sms);
+        let Rings { num_stages, sums_apart, shared_bytes } =
+            self.rings(&shape, columns, per_block)?;
+        let Linear16 { max_rows, .. } = self.0;
+        let line = LINE_K as usize;
+        let sizes = [self.0.weight_rows(), self.0.k];
+        let weight = maps(&tensor_map(&operands.weight, sizes, [columns, line]));
+        let x_map = match operands.x {
+            Input16::Half(x) => maps(&tensor_map(&x, [max_rows, self.0.k], [max_rows, line])),
+            Input16::Normed { .. } => EncodedTensorMap::NONE,
+        };
+        let num_threads = shape.warps * WARP_SIZE as usize;
+        let geometry = Geometry::new([num_blocks, 1, 1], num_threads, shared_bytes)?;
+        Ok(geometry.map(|geometry| {
+            gemm_16_streamed::launch(
+                instance,
+                geometry,
+                num_rows,
+                max_rows as u32,
+                n,
+                k,
+                x_map,
+                DevicePtr::new(input.x.0),
+                input.x_stride,
+                input.norm_weight,
+                1.0 / k as f32,
+                input.eps,
+                weight,
+                columns as u32,
+                num_stages as u32,
+                sums_apart,
+                bias,
+                residual,
+                residual_stride,
+                out.half,
+                out.single,
+                out.stride,
+            )
+        }))
+    }
+
+    /// What both kernels take, or `None` if there are no outputs.
+    fn args<E: Operand16>(
+        &self,
+        shape: &Shape,
+        operands: &Linear16Operands<E>,
+    ) -> Result<Option<Args>, LaunchError> {
+        assert!(shape.is_of::<E>(), "{} is not of {}", shape.symbol, name_of::<E>());
+        let fused = (is_normed(operands), self.0.gated);
+        assert!(shape.fused == fused, "{}", shape.symbol);
+        if self.0.max_rows > shape.max_rows() {
+            return refuse("rows", self.0.max_rows, "at most the instance's");
+        }
+        let input = self.input(operands)?;
+        let Linear16Operands { weight, bias, residual, out, .. } = operands;
+        if self.0.gated && matches!(out, Out16::F32(_)) {
+            return refuse("output bits", 32, "16 behind a gate");
+        }
+        let weight_stride =
+            self.stride("row stride of the weight", weight, self.0.weight_rows())?;
+        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        let out = match out {
+            Out16::Half(rows) => OutArgs {
+                half: DevicePtr::new(rows.ptr.0),
+                single: DevicePtr::null(),
+                stride: rows.stride_arg()?,
+            },
+            Out16::F32(rows) => {
+                OutArgs { half: DevicePtr::null(), single: rows.ptr, stride: rows.stride_arg()? }
+            }
+        };
+        let args = Args {
+            n: arg_u32("n", self.0.n)?,
+            k: arg_u32("k", self.0.k)?,
+            input,
+            weight_stride,
+            bias: bias.unwrap_or(DevicePtr::null()),
+            residual: residual.ptr,
+            residual_stride: residual.stride_arg()?,
+            out,
+        };
+        Ok((self.0.max_rows > 0 && self.0.n > 0).then_some(args))
+    }
+
+    /// Tiles that leave all multiprocessors as many columns as possible.
+    fn tiles(&self, shape: &Shape, num_sms: usize) -> Tiles {
+        let max = max_columns(shape.tiles_n, shape.fused.1) as usize;
+        let per_block = self.0.n.div_ceil(num_sms * max);
+        let columns = self.0.n.div_ceil(num_sms * per_block);
+        Tiles { columns, per_block, num_blocks: self.0.n.div_ceil(columns).min(num_sms) }
+    }
+
+    /// Rings for tiles of `columns` columns.
+    fn rings(&self, shape: &Shape, columns: usize, per_block: usize) -> Result<Rings, LaunchError> {
+        let (normed, gated) = shape.fused;
+        let x_rows = if normed { 0 } else { self.0.max_rows };
+        let rows = ring::stage_rows((num_parts(gated) * columns + x_rows) as u32) as usize;
+        let stage_bytes = shape.warps * rows * LINE_K as usize * size_of::<u16>();
+        let num_sums = num_sums(shape.tiles_m, shape.tiles_n, shape.warps);
+        let sums_apart = if per_block > 1 { num_sums } else { 0 };
+        let row_bytes =
+            if normed { normed::shared_bytes(self.0.max_rows, self.0.k as u32) } else { 0 };
+        let others = (num_sums + sums_apart) as usize * size_of::<f32>() + row_bytes;
+        let others = others + shape.warps * MAX_STAGES * size_of::<u64>();
+        let room = MAX_STREAMED_BYTES.saturating_sub(others) / stage_bytes;
+        if room == 0 {
+            return refuse("k", self.0.k, "columns whose normed rows fit into shared memory");
+        }
+        let is_large = self.0.weight_rows().saturating_mul(self.0.k) >= LARGE_WEIGHT;
+        let ring_bytes = if is_large { LARGE_RING_BYTES } else { RING_BYTES };
+        let num_stages = (ring_bytes / stage_bytes).clamp(2, MAX_STAGES).min(room);
+        let num_lines = per_block * self.0.k.div_ceil(shape.warps * LINE_K as usize);
+        let num_stages = num_stages.min(num_lines);
+        let shared_bytes = num_stages * stage_bytes + others;
+        Ok(Rings { num_stages, sums_apart, shared_bytes })
+    }
+
+    /// The instances for the layer, of those of a kernel. How many warps share k decides the order
+    /// of the sums: it must not depend on the rows, nor on what is fused, nor on how the weight comes.
+    fn instances<E: Operand16, I: Copy + Into<Shape>>(
+        &self,
+        all: &[I],
+        operands: &Linear16Operands<E>,
+    ) -> Result<impl Iterator<Item = (I, Shape)>, LaunchError> {
+        let warps = if self.0.weight_rows() <= NARROW_N { 16 } else { 8 };
+        let fused = (is_normed(operands), self.0.gated);
+        if fused == (false, true) {
+            return refuse("input bits", 16, "32, which a norm takes, under a gate");
+        }
+        let max_rows = self.0.max_rows;
+        let all = all.iter().map(|&instance| (instance, instance.into()));
+        Ok(all.filter(move |(_, shape): &(I, Shape)| {
+            shape.is_of::<E>()
+                && shape.fused == fused
+                && shape.warps == warps
+                && max_rows <= shape.max_rows()
+        }))
+    }
+
+    fn too_many_rows<T, E>(&self, operands: &Linear16Operands<E>) -> Result<T, LaunchError> {
+        let is_normed = is_normed(operands);
+        let expected = if is_normed { "at most 8 behind a norm" } else { "at most 64" };
+        refuse("rows", self.0.max_rows, expected)
+    }
+
     fn choose<E: Operand16>(
         &self,
         operands: &Linear16Operands<E>,
     ) -> Result<Instance, LaunchError> {
         let weight_rows = self.0.weight_rows();
-        let warps = if weight_rows <= NARROW_N { 16 } else { 8 };
         let is_wide = weight_rows > NARROW_N && (self.0.max_rows > 1 || weight_rows >= WIDE_N);
         let tiles_n = match (self.0.gated, is_wide) {
             // 16 columns of gate and of up a block were slower: 1440 for 1462 tokens/s of Qwen2.5-0.5B.
@@ -180,20 +437,24 @@ impl SmallM16 {
             (false, true) => 4,
             (false, false) => 1,
         };
-        let fused = (is_normed(operands), self.0.gated);
-        if fused == (false, true) {
-            return refuse("input bits", 16, "32, which a norm takes, under a gate");
-        }
-        let mut instances = Instance::ALL.iter().copied();
-        let instance = instances.find(|&instance| {
-            is_of::<E>(instance)
-                && (instance.normed(), instance.gated()) == fused
-                && instance.warps() == warps
-                && instance.tiles_n() == tiles_n
-                && self.0.max_rows <= max_rows(instance)
-        });
-        let expected = if fused.0 { "at most 8 behind a norm" } else { "at most 64" };
-        instance.map_or_else(|| refuse("rows", self.0.max_rows, expected), Ok)
+        let mut instances = self.instances(Instance::ALL, operands)?;
+        let instance = instances.find(|(_, shape)| shape.tiles_n == tiles_n);
+        instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
+    }
+
+    fn choose_streamed<E: Operand16>(
+        &self,
+        num_sms: usize,
+        operands: &Linear16Operands<E>,
+    ) -> Result<StreamedInstance, LaunchError> {
+        let instances = self.instances(StreamedInstance::ALL, operands)?;
+        // As wide as a block's columns, or as wide as there are.
+        let waste = |shape: &Shape| {
+            let columns = max_columns(shape.tiles_n, shape.fused.1) as usize;
+            (self.0.n > num_sms * columns, columns.abs_diff(self.0.n.div_ceil(num_sms)))
+        };
+        let instance = instances.min_by_key(|(_, shape)| (shape.tiles_m, waste(shape)));
+        instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
     }
 
     fn input<E: Operand16>(
@@ -226,11 +487,11 @@ impl SmallM16 {
         }
     }
 
-    fn geometry(&self, instance: Instance) -> Result<Option<Geometry>, LaunchError> {
-        let (tiles_m, tiles_n, warps) = (instance.tiles_m(), instance.tiles_n(), instance.warps());
-        let block_n = tiles_n / num_parts(instance.gated()) * TILE as usize;
+    fn geometry(&self, shape: &Shape) -> Result<Option<Geometry>, LaunchError> {
+        let &Shape { tiles_m, tiles_n, warps, fused: (is_normed, is_gated), .. } = shape;
+        let block_n = max_columns(tiles_n, is_gated) as usize;
         let normed = (self.0.max_rows, arg_u32("k", self.0.k)?);
-        let normed = instance.normed().then_some(normed);
+        let normed = is_normed.then_some(normed);
         let shared_bytes = shared_bytes([tiles_m, tiles_n], warps, normed);
         let num_threads = warps * WARP_SIZE as usize;
         Geometry::new(

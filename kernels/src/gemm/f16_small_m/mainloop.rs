@@ -20,7 +20,7 @@ pub const LOAD_K: u32 = 8;
 pub const LOAD_WORDS: usize = 4;
 
 /// Elements of k in a step: the loads of four lanes, side by side in a row.
-const STEP_K: u32 = 32;
+pub const STEP_K: u32 = 32;
 
 /// Elements of k that a warp takes at once: two steps, the 128 bytes of a cache line.
 pub const LINE_K: u32 = 2 * STEP_K;
@@ -31,7 +31,7 @@ pub const LINE_K: u32 = 2 * STEP_K;
 const LOADS: usize = 8;
 
 /// Steps of a line.
-const STEPS: usize = (LINE_K / STEP_K) as usize;
+pub const STEPS: usize = (LINE_K / STEP_K) as usize;
 
 /// Most lines of a round.
 const MAX_LINES: usize = LOADS / STEPS;
@@ -81,8 +81,14 @@ impl Cursor {
 
     /// Whether the warp has products `offset` elements on.
     #[inline(always)]
-    fn is_inside(&self, offset: u32) -> bool {
+    pub fn is_inside(&self, offset: u32) -> bool {
         self.warp_k + offset < self.k
+    }
+
+    /// Goes on by `elems` elements.
+    #[inline(always)]
+    pub fn advance(&mut self, elems: u32) {
+        self.warp_k += elems;
     }
 
     /// Whether the lane has a load there.
@@ -125,7 +131,37 @@ impl LaneRow {
     }
 }
 
-/// The row of a tile that the lane loads.
+/// Which row of a tile a group of lanes takes.
+#[derive(Clone, Copy)]
+pub enum TileOrder {
+    /// As they lie: the first group the first one.
+    AsStored,
+    /// Rows 0, 4, 1, 5, 2, 6, 3, 7. Where 128-byte rows are swizzled, rows four apart have the same
+    /// loads in different halves of the banks, and 16-byte loads read two groups at once.
+    Swizzled,
+}
+
+impl TileOrder {
+    /// The row of group `group`.
+    #[inline(always)]
+    pub fn row_of(self, group: u32) -> u32 {
+        match self {
+            TileOrder::AsStored => group,
+            TileOrder::Swizzled => group / 2 + group % 2 * 4,
+        }
+    }
+
+    /// The group of row `row`.
+    #[inline(always)]
+    pub fn group_of(self, row: u32) -> u32 {
+        match self {
+            TileOrder::AsStored => row,
+            TileOrder::Swizzled => row % 4 * 2 + row / 4,
+        }
+    }
+}
+
+/// The lane's group: of four lanes that take a row of a tile.
 #[inline(always)]
 pub fn lane_group() -> u32 {
     warp::lane_id() / 4
@@ -211,7 +247,7 @@ fn multiply_line<E: Operand16, X: Input<TILES_M>, const TILES_M: usize, const TI
 
 /// Adds the products of a step.
 #[inline(always)]
-fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
+pub fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
     x: &[Load; TILES_M],
     weights: &[Load; TILES_N],
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
@@ -256,7 +292,7 @@ pub unsafe fn multiply<
 ) {
     while cursor.is_inside(0) {
         let here = cursor;
-        cursor.warp_k += line_offset(WARPS, num_lines(TILES_N));
+        cursor.advance(line_offset(WARPS, num_lines(TILES_N)));
         unroll!(line in 0..4, {
             let offset = line_offset(WARPS, line);
             if line < num_lines(TILES_N) {

@@ -79,18 +79,21 @@ mod epilogue;
 mod input;
 mod mainloop;
 mod normed;
+mod ring;
+mod streamed;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::SmallM16;
+pub use streamed::gemm_16_streamed;
 
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
-use epilogue::{Destination, MAX_OUTPUTS, Outputs, num_sums};
+use epilogue::{Destination, MAX_OUTPUTS, Outputs, max_columns, num_sums};
 use half::{bf16, f16};
 use input::GlobalRows;
-use mainloop::{Cursor, LaneRow, load_round, multiply};
+use mainloop::{Cursor, LaneRow, TileOrder, load_round, multiply};
 use normed::{Norm, Shape};
 
 /// Warps that an SM should hold: what their accumulators and rows of x leave room for.
@@ -176,7 +179,10 @@ pub unsafe fn gemm_16_small_m<
     out_stride: u32,
 ) {
     const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
-    let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(thread::block_idx_x(), n);
+    let width = max_columns(TILES_N, GATED);
+    let block_n = thread::block_idx_x() * width;
+    let orders = [TileOrder::AsStored; 2];
+    let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(block_n, width, n, orders);
     let cursor = Cursor::new(k);
     // SAFETY: rows past the last one are the last one, whose results nobody stores. The normed rows
     // have their shared memory behind that of the sums.
@@ -223,6 +229,6 @@ pub unsafe fn gemm_16_small_m<
             sums_bias = outputs.bias(bias);
         }
         let out = Destination { half: out.cast::<E>(), single: out_f32, stride: out_stride };
-        outputs.store(num_rows, &acc, sums_bias, &added, &out);
+        outputs.store(dynamic_shared_mem(), num_rows, &acc, sums_bias, &added, &out);
     }
 }

@@ -6,17 +6,11 @@
 //! turns x comes from L1 the second time. Registers are what 32 warps an SM leave beside the weights
 //! of a round: of the norm's eight weights of a lane only the first one is kept.
 
-use super::input::Input;
-use super::mainloop::{Cursor, LINE_K, LOAD_WORDS, Load, TILE, lane_group, lane_pair};
+use super::input::{self, SharedRows, row_stride};
+use super::mainloop::{LINE_K, TILE};
 use crate::element::{Half, VECTOR};
 use crate::rms_norm::{CHUNK, Vector, chunk_sum, group_sum, num_chunks, scale, scaled, weighted};
 use cuda_std::prelude::*;
-
-/// Elements from a row in shared memory to the next: whole lines, and half a line more, for the two
-/// rows that 16-byte loads read at once to be in banks of their own.
-const fn row_stride(k: u32) -> u32 {
-    k.next_multiple_of(LINE_K) + LINE_K / 2
-}
 
 /// The logarithm of a row's turns: one for each chunk, and idle ones that make a power of two.
 const fn row_shift(k: u32) -> u32 {
@@ -31,7 +25,7 @@ const fn num_sums(k: u32) -> u32 {
 /// Shared memory of a block's rows.
 pub const fn shared_bytes(max_rows: usize, k: u32) -> usize {
     let sums = num_sums(k) as usize * size_of::<f32>();
-    sums + max_rows.saturating_mul(row_stride(k) as usize * size_of::<u16>())
+    sums + input::shared_bytes(max_rows, k)
 }
 
 /// A turn of a warp: a chunk of a row.
@@ -153,7 +147,7 @@ impl<const WARPS: usize> Norm<WARPS> {
             }
             thread::sync_threads();
         }
-        SharedRows::new(rows, row_stride(shape.k), num_rows)
+        SharedRows::new(rows, shape.k, num_rows)
     }
 
     /// Writes the sum of squares of a turn's chunk.
@@ -194,36 +188,5 @@ impl<const WARPS: usize> Norm<WARPS> {
             let words = [E::pack(a, b), E::pack(c, d), E::pack(e, f), E::pack(g, h)];
             rows.offset(row * row_stride(k) + column).cast::<u32>().set_vec(0, words);
         }
-    }
-}
-
-/// Rows of x in shared memory, zeros up to the end of k's last line.
-pub struct SharedRows<const TILES_M: usize> {
-    /// Where the lane's loads of each row start.
-    rows: [Shared<u16>; TILES_M],
-}
-
-impl<const TILES_M: usize> SharedRows<TILES_M> {
-    #[inline(always)]
-    fn new(x: Shared<u16>, stride: u32, num_rows: u32) -> Self {
-        let mut rows = [x; TILES_M];
-        for tile in 0..TILES_M {
-            let row = (tile as u32 * TILE + lane_group()).min(num_rows - 1);
-            rows[tile] = x.offset(row * stride + lane_pair() * VECTOR);
-        }
-        SharedRows { rows }
-    }
-}
-
-impl<const TILES_M: usize> Input<TILES_M> for SharedRows<TILES_M> {
-    #[inline(always)]
-    unsafe fn load(&self, cursor: Cursor, offset: u32) -> [Load; TILES_M] {
-        let mut loads = [[0; LOAD_WORDS]; TILES_M];
-        for tile in 0..TILES_M {
-            let words = self.rows[tile].offset(cursor.element(offset)).cast::<u32>();
-            // SAFETY: products are in k's lines.
-            loads[tile] = unsafe { words.get_vec(0) };
-        }
-        loads
     }
 }

@@ -120,7 +120,7 @@ impl<E: Operand16 + Stored> Setup<E> {
         Setup { memory, activations, num_rows, operands, want }
     }
 
-    /// Runs the launch that `launch` makes; gives its symbol.
+    /// Runs the launch that `launch` makes; gives its symbol, and its bank conflicts.
     pub fn run(
         &mut self,
         seed: u64,
@@ -129,16 +129,16 @@ impl<E: Operand16 + Stored> Setup<E> {
             &Linear16Operands<E>,
             &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
         ) -> Result<Option<Launch>, LaunchError>,
-    ) -> &'static str {
+    ) -> (&'static str, u64) {
         let mut maps = |spec: &TensorMapSpec| {
             spec.check().expect("a tensor map");
             spec.emulated()
         };
         let launch = launch(self.num_rows, &self.operands, &mut maps);
         let launch = launch.expect("a right shape").expect("something to do");
-        emulate_overlapping(&launch, &mut self.memory, &self.activations, seed)
+        let report = emulate_overlapping(&launch, &mut self.memory, &self.activations, seed)
             .unwrap_or_else(|fault| panic!("{}, seed {seed}: {fault}", launch.symbol));
-        launch.symbol
+        (launch.symbol, report.bank_conflicts)
     }
 
     /// The outputs of all rows, `None` for those that nothing has written.

@@ -1,0 +1,166 @@
+//! GEMM of few rows on sm_90: as [`gemm_16_small_m`](super::gemm_16_small_m), with the bits of it,
+//! but the weight comes by TMA.
+//!
+//! Launch    grid of at most as many blocks as the GPU has SMs, block `(32 * WARPS, 1, 1)`; the rings,
+//!           the sums of all warps and the normed rows in shared memory.
+//! Bound     memory: the weight is read once, `2 * n * k` bytes.
+//!
+//! A block computes tile after tile of columns; the host makes tiles of as many columns as leave all
+//! SMs equal parts.
+
+use super::epilogue::{Destination, MAX_OUTPUTS, Outputs, num_parts, num_sums};
+use super::input::Input;
+use super::mainloop::{Cursor, LINE_K, STEP_K, STEPS, TileOrder, multiply_step};
+use super::normed::{Norm, Shape};
+use super::ring::{Boxes, LaneLoads, Ring};
+use crate::tile::element::Operand16;
+use cuda_std::prelude::*;
+use half::{bf16, f16};
+
+/// Blocks that should fit on an SM: this launch's and the next one's, whose weights are under way
+/// before this one has ended.
+const fn min_blocks(tiles_m: usize) -> u32 {
+    if tiles_m == 1 { 2 } else { 1 }
+}
+
+/// Tiles of up to `8 * TILES_N` columns of up to `8 * TILES_M` rows, a block as many as it comes to;
+/// its `WARPS` share k.
+///
+/// # Safety
+/// 1. `num_rows` is one element, at most `max_rows`, which is at most `8 * TILES_M`; the output holds
+///    that many rows at its stride; `bias` and `residual` are null or hold as much as the output asks
+///    for. The output is `out_f32`, or `out` if that is null.
+/// 2. `weight_map` is of the weight, in boxes of `tile_columns` rows and 64 columns, `x_map` of x,
+///    `max_rows` rows in boxes of as many and 64 columns, both swizzled by 128 bytes; where x is
+///    normed, it holds `max_rows` rows of `k` elements at multiples of 16 bytes.
+/// 3. The output is `residual`, or overlaps nothing that is read.
+/// 4. `sums_apart` is 0 if no block has more than one tile, or else [`num_sums`].
+#[kernel(
+    launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M)),
+    target(sm_90a),
+    overlaps,
+    instances(
+        gemm_f16_streamed_m8_n16_w16 = <f16, 1, 2, 16, false, false>,
+        gemm_f16_streamed_m8_n32_w8 = <f16, 1, 4, 8, false, false>,
+        gemm_f16_streamed_m8_n16_w16_norm = <f16, 1, 2, 16, true, false>,
+        gemm_f16_streamed_m8_n32_w8_norm = <f16, 1, 4, 8, true, false>,
+        gemm_f16_streamed_m8_n8_w16_norm_silu = <f16, 1, 2, 16, true, true>,
+        gemm_f16_streamed_m8_n16_w8_norm_silu = <f16, 1, 4, 8, true, true>,
+        gemm_f16_streamed_m16_n16_w16 = <f16, 2, 2, 16, false, false>,
+        gemm_f16_streamed_m16_n32_w8 = <f16, 2, 4, 8, false, false>,
+        gemm_f16_streamed_m32_n8_w16 = <f16, 4, 1, 16, false, false>,
+        gemm_f16_streamed_m32_n16_w16 = <f16, 4, 2, 16, false, false>,
+        gemm_f16_streamed_m32_n32_w8 = <f16, 4, 4, 8, false, false>,
+        gemm_bf16_streamed_m8_n16_w16 = <bf16, 1, 2, 16, false, false>,
+        gemm_bf16_streamed_m8_n32_w8 = <bf16, 1, 4, 8, false, false>,
+        gemm_bf16_streamed_m8_n16_w16_norm = <bf16, 1, 2, 16, true, false>,
+        gemm_bf16_streamed_m8_n32_w8_norm = <bf16, 1, 4, 8, true, false>,
+        gemm_bf16_streamed_m8_n8_w16_norm_silu = <bf16, 1, 2, 16, true, true>,
+        gemm_bf16_streamed_m8_n16_w8_norm_silu = <bf16, 1, 4, 8, true, true>,
+        gemm_bf16_streamed_m16_n16_w16 = <bf16, 2, 2, 16, false, false>,
+        gemm_bf16_streamed_m16_n32_w8 = <bf16, 2, 4, 8, false, false>,
+        gemm_bf16_streamed_m32_n8_w16 = <bf16, 4, 1, 16, false, false>,
+        gemm_bf16_streamed_m32_n16_w16 = <bf16, 4, 2, 16, false, false>,
+        gemm_bf16_streamed_m32_n32_w8 = <bf16, 4, 4, 8, false, false>
+    )
+)]
+pub unsafe fn gemm_16_streamed<
+    E: Operand16,
+    const TILES_M: usize,
+    const TILES_N: usize,
+    const WARPS: usize,
+    const NORMED: bool,
+    const GATED: bool,
+>(
+    num_rows: Global<u32>,
+    max_rows: u32,
+    n: u32,
+    k: u32,
+    x_map: TensorMap,
+    x: Global<f32>,
+    x_stride: u32,
+    norm_weight: Global<f32>,
+    k_reciprocal: f32,
+    eps: f32,
+    weight_map: TensorMap,
+    tile_columns: u32,
+    num_stages: u32,
+    sums_apart: u32,
+    bias: Global<f32>,
+    residual: Global<f32>,
+    residual_stride: u32,
+    out: GlobalMut<u16>,
+    out_f32: GlobalMut<f32>,
+    out_stride: u32,
+) {
+    const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
+    let boxes = Boxes {
+        weight: weight_map,
+        tile_columns,
+        num_parts: num_parts(GATED) as u32,
+        n,
+        x: x_map,
+        x_rows: if NORMED { 0 } else { max_rows },
+    };
+    // SAFETY: the launch gives shared memory for the rings, the barriers, the sums and the normed
+    // rows, in this order. Rows past the last one have results that nobody stores.
+    unsafe {
+        // 1. What no launch before this one writes.
+        let stages = dynamic_shared_mem::<u16>();
+        let barriers = stages.offset(Ring::<WARPS>::num_elems(&boxes, num_stages)).cast::<u64>();
+        let sums = barriers.offset(Ring::<WARPS>::num_words(num_stages)).cast::<f32>();
+        let mut ring = Ring::<WARPS>::new(boxes, k, stages, barriers, num_stages);
+        let started = ring.start();
+        let shape = Shape { k, reciprocal: k_reciprocal, eps };
+        let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, shape));
+        let num_rows = num_rows.get(0);
+
+        // 2. What they may.
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
+        ring.start_x(started);
+        let normed = norm.map(|norm| {
+            let smem = sums.offset(num_sums(TILES_M, TILES_N, WARPS) + sums_apart);
+            norm.rows::<E, TILES_M>((x, x_stride), num_rows.max(1), smem)
+        });
+
+        // 3. Tile after tile.
+        let loads = LaneLoads::<TILES_M, TILES_N>::new(&boxes);
+        let x_order = if NORMED { TileOrder::AsStored } else { TileOrder::Swizzled };
+        let out = Destination { half: out.cast::<E>(), single: out_f32, stride: out_stride };
+        let mut column = thread::block_idx_x() * tile_columns;
+        let mut buffer = 0;
+        while column < n {
+            let orders = [x_order, TileOrder::Swizzled];
+            let outputs =
+                Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(column, tile_columns, n, orders);
+            let bias = outputs.bias(bias);
+            let mut added = [0.0; MAX_OUTPUTS];
+            if !NORMED {
+                added = outputs.residual(num_rows, residual, residual_stride);
+            }
+            let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
+            let mut cursor = Cursor::new(k);
+            while cursor.is_inside(0) {
+                ring.wait();
+                unroll!(step in 0..4, {
+                    if step < STEPS {
+                        let x = match &normed {
+                            Some(rows) => rows.load(cursor, step as u32 * STEP_K),
+                            None => loads.x.map(|load| ring.load(load, step as u32)),
+                        };
+                        let weights = loads.weights.map(|load| ring.load(load, step as u32));
+                        multiply_step::<E, TILES_M, TILES_N>(&x, &weights, &mut acc);
+                    }
+                });
+                ring.release();
+                cursor.advance(WARPS as u32 * LINE_K);
+            }
+            // Sums of the tile before are read by slower warps meanwhile.
+            let sums = sums.offset(buffer * sums_apart);
+            outputs.store(sums, num_rows, &acc, bias, &added, &out);
+            buffer ^= 1;
+            column += thread::grid_dim_x() * tile_columns;
+        }
+    }
+}

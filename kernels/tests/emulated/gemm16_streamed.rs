@@ -1,0 +1,129 @@
+//! Linear layers of few rows in f16 and bf16, whose weights come by TMA: against an oracle, and bit
+//! by bit against the kernels that load them.
+
+use crate::device::{SEEDS, Stored};
+use crate::gemm16_sm90::case::{Case, Out, Setup, assert_right};
+use cuda_std::launch::DevicePtr;
+use cuda_std::tensor_map::TensorMapSpec;
+use half::{bf16, f16};
+use kernels::Rows;
+use kernels::gemm::f16_small_m::SmallM16;
+use kernels::gemm::{Accumulate, Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
+use kernels::tile::element::Operand16;
+
+const CASE: Case = Case {
+    num_rows: 1,
+    max_rows: 1,
+    n: 17,
+    k: 104,
+    pad: 8,
+    out_pad: 3,
+    with_bias: true,
+    out: Out::InPlace,
+    num_sms: 2,
+    accumulate: Accumulate::F32,
+};
+
+/// Columns that make blocks of 16 warps, and of 8.
+const COLUMNS: [usize; 2] = [41, 2117];
+
+/// Runs a case, with the weights by TMA or not; the outputs, and the kernel's name.
+fn run<E: Operand16 + Stored>(case: &Case, by_tma: bool, seed: u64) -> (Setup<E>, &'static str) {
+    let mut setup = Setup::<E>::new(case, 1);
+    let linear = SmallM16(Linear16::new(case.max_rows, case.n, case.k));
+    let gpu = Gpu { target: Target::Sm80, num_sms: case.num_sms };
+    let (name, conflicts) = setup.run(seed, |num_rows, operands, maps| {
+        if by_tma {
+            linear.launch_streamed(case.num_sms, num_rows, operands, maps)
+        } else {
+            linear.launch(gpu, num_rows, operands, maps)
+        }
+    });
+    assert_eq!(conflicts, 0, "{name} of {case:?}");
+    (setup, name)
+}
+
+/// Runs a case by either kernel.
+fn check<E: Operand16 + Stored>(case: &Case, seed: u64) {
+    let (streamed, name) = run::<E>(case, true, seed);
+    assert_right(case, name, &streamed);
+    let (loaded, _) = run::<E>(case, false, 0);
+    assert_eq!(streamed.outputs(case), loaded.outputs(case), "{case:?}");
+}
+
+#[test]
+fn every_count_of_rows_matches() {
+    for (at, num_rows) in [1_usize, 2, 3, 5, 7, 8, 9, 16, 17, 31, 32].into_iter().enumerate() {
+        for n in COLUMNS {
+            let max_rows = [num_rows, 32, num_rows.next_multiple_of(8)][at % 3];
+            let out = [Out::InPlace, Out::F32, Out::Residual][at % 3];
+            let case = Case { num_rows, max_rows, n, k: 72, out, num_sms: 40, ..CASE };
+            check::<f16>(&case, at as u64);
+            check::<bf16>(&Case { out: Out::Half, with_bias: at % 2 == 0, ..case }, at as u64);
+        }
+    }
+}
+
+#[test]
+fn every_count_of_columns_of_a_tile_matches() {
+    // With two multiprocessors tiles of up to 16 columns.
+    for n in 1..=33 {
+        check::<f16>(&Case { n, num_rows: 3, max_rows: 4, k: 40, ..CASE }, n as u64);
+    }
+}
+
+#[test]
+fn every_length_of_k_matches() {
+    // Around a load, a step, a line, the warps' lines, and all stages of a ring, twice.
+    for (at, k) in [8, 24, 32, 40, 64, 72, 1016, 1024, 1032, 2056, 17_416].into_iter().enumerate() {
+        check::<f16>(&Case { k, n: 5, num_rows: 2, max_rows: 8, ..CASE }, at as u64);
+    }
+}
+
+#[test]
+fn every_order_matches() {
+    for seed in SEEDS {
+        for (max_rows, n) in [(1, 41), (8, 2117), (16, 41), (16, 2117), (32, 41), (32, 2117)] {
+            // Of 2,117 columns a block has five tiles of two parts of k, on its third tour of the ring.
+            let case = Case { num_rows: max_rows, max_rows, n, k: 584, num_sms: 14, ..CASE };
+            check::<f16>(&case, seed);
+        }
+    }
+}
+
+#[test]
+fn no_rows_write_nothing() {
+    for n in COLUMNS {
+        let case = Case { num_rows: 0, max_rows: 8, n, out: Out::Half, ..CASE };
+        let (setup, _) = run::<f16>(&case, true, 1);
+        assert!(setup.outputs(&case).iter().all(Option::is_none));
+    }
+}
+
+#[test]
+fn the_launchers_choice_depends_on_rows_and_columns() {
+    let symbol = |max_rows, n| {
+        let rows = |address| Rows::new(DevicePtr::<f16>::new(address), 896);
+        let out = Out16::Half(rows(48));
+        let (x, weight) = (rows(16), rows(32));
+        let operands =
+            Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
+        let linear = SmallM16(Linear16::new(max_rows, n, 896));
+        let num_rows = DevicePtr::new(64);
+        let launch = linear.launch(Gpu::HOPPER, num_rows, &operands, &mut TensorMapSpec::emulated);
+        launch.expect("a right shape").map_or("", |launch| launch.symbol)
+    };
+    // One row of a small weight, or of a wide one, is not streamed.
+    assert_eq!(symbol(1, 896), "gemm_f16_small_m8_n8_w16");
+    assert_eq!(symbol(1, 12_288), "gemm_f16_streamed_m8_n32_w8");
+    assert_eq!(symbol(1, 151_936), "gemm_f16_small_m8_n32_w8");
+    assert_eq!(symbol(2, 896), "gemm_f16_streamed_m8_n16_w16");
+    assert_eq!(symbol(9, 896), "gemm_f16_streamed_m16_n16_w16");
+    assert_eq!(symbol(8, 3072), "gemm_f16_streamed_m8_n32_w8");
+    assert_eq!(symbol(32, 896), "gemm_f16_streamed_m32_n8_w16");
+    assert_eq!(symbol(32, 1152), "gemm_f16_streamed_m32_n16_w16");
+    assert_eq!(symbol(32, 151_936), "gemm_f16_streamed_m32_n32_w8");
+    assert_eq!(symbol(33, 896), "gemm_f16_small_m64_n8_w16");
+    assert_eq!(symbol(0, 896), "");
+    assert_eq!(symbol(4, 0), "");
+}
