@@ -243,7 +243,10 @@ mod emulated {
     }
 
     /// A `[16, k]` and B `[k, 8]` of what the lanes brought.
-    fn operands(lanes: &[Words; 32], decode: fn(u16) -> f64) -> ([[f64; K]; 16], [[f64; 8]; K]) {
+    fn operands(
+        lanes: &[Words; 32],
+        decode: impl Fn(u16) -> f64,
+    ) -> ([[f64; K]; 16], [[f64; 8]; K]) {
         let (mut a, mut b) = ([[0.0; K]; 16], [[0.0; 8]; K]);
         for (lane, words) in lanes.iter().enumerate() {
             let (group, pair) = (lane / 4, lane % 4);
@@ -262,18 +265,30 @@ mod emulated {
     /// sum to that of D.
     fn multiply(
         lanes: &mut [Words; 32],
-        decode: fn(u16) -> f64,
+        decode: impl Fn(u16) -> f64,
         c: impl Fn(&Words, usize) -> f64,
         d: impl Fn(&mut Words, usize, f64),
     ) {
         let (a, b) = operands(lanes, decode);
+        let place = |lane: usize, i: usize| (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2);
+        let mut sums = [[0.0; 8]; 16];
         for (lane, words) in lanes.iter_mut().enumerate() {
-            let brought = *words;
-            *words = Words::default();
             for i in 0..4 {
-                let (row, column) = (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2);
-                let products = (0..K).map(|k| a[row][k] * b[k][column]);
-                d(words, i, products.fold(c(&brought, i), |sum, product| sum + product));
+                let (row, column) = place(lane, i);
+                sums[row][column] = c(words, i);
+            }
+            *words = Words::default();
+        }
+        // A row at a time: the host's vector units do it at once.
+        for (sums, a) in sums.iter_mut().zip(&a) {
+            for (a, b) in a.iter().zip(&b) {
+                sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
+            }
+        }
+        for (lane, words) in lanes.iter_mut().enumerate() {
+            for i in 0..4 {
+                let (row, column) = place(lane, i);
+                d(words, i, sums[row][column]);
             }
         }
     }
@@ -282,7 +297,7 @@ mod emulated {
     pub fn mma_f32<T>(
         mnemonic: &'static str,
         (a, b, c): (FragmentA<T>, FragmentB<T>, Accumulator),
-        decode: fn(u16) -> f64,
+        decode: impl Fn(u16) -> f64,
     ) -> Accumulator {
         let [a0, a1, a2, a3] = a.words;
         let [b0, b1] = b.words;

@@ -26,6 +26,8 @@ struct Access {
 #[derive(Default)]
 pub(crate) struct WarpAccesses {
     sites: Vec<Site>,
+    /// Room for the accesses of a visit, of those that are counted.
+    spare: Vec<Vec<Access>>,
 }
 
 /// A place in the source that accesses shared memory.
@@ -58,7 +60,8 @@ impl WarpAccesses {
         let visit = site.visits[lane] - site.complete;
         site.visits[lane] += 1;
         if visit == site.pending.len() {
-            site.pending.push_back(Default::default());
+            let room = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(WARP_SIZE));
+            site.pending.push_back(room);
         }
         let accesses = &mut site.pending[visit];
         accesses.push(Access { lane, address, len });
@@ -67,7 +70,12 @@ impl WarpAccesses {
             return 0;
         }
         site.complete += 1;
-        site.pending.pop_front().map_or(0, |accesses| conflicts(&accesses))
+        site.pending.pop_front().map_or(0, |mut accesses| {
+            let passes = conflicts(&accesses);
+            accesses.clear();
+            self.spare.push(accesses);
+            passes
+        })
     }
 
     /// The conflicts of what only some lanes have accessed.
@@ -91,11 +99,17 @@ fn conflicts(accesses: &[Access]) -> u64 {
 }
 
 /// Passes that these accesses take beyond one.
-fn conflicts_of_phase<'a>(accesses: impl Iterator<Item = &'a Access>) -> u64 {
+fn conflicts_of_phase<'a>(accesses: impl Iterator<Item = &'a Access> + Clone) -> u64 {
     let word = |address: u64| address / BANK_BYTES as u64;
-    let mut words: Vec<u64> = accesses
-        .flat_map(|access| word(access.address)..=word(access.address + access.len as u64 - 1))
-        .collect();
+    let words = accesses
+        .flat_map(|access| word(access.address)..=word(access.address + access.len as u64 - 1));
+    // Most often no bank has two words: that needs no list of them.
+    let mut only_word = [None; NUM_BANKS];
+    let is_only = |word: u64| *only_word[word as usize % NUM_BANKS].get_or_insert(word) == word;
+    if words.clone().all(is_only) {
+        return 0;
+    }
+    let mut words: Vec<u64> = words.collect();
     words.sort_unstable();
     words.dedup();
     let mut by_bank = [0_u64; NUM_BANKS];

@@ -49,10 +49,47 @@ pub(crate) struct Thread {
 }
 
 /// The threads that have reached a point, and what they brought.
-struct Meeting {
+pub(crate) struct Meeting {
     point: Point,
-    arrived: Vec<usize>,
-    values: Box<[Words; WARP_SIZE]>,
+    pub arrived: Arrived,
+    pub values: Box<[Words; WARP_SIZE]>,
+}
+
+/// Threads of a warp or of a warpgroup.
+#[derive(Clone, Copy)]
+pub(crate) struct Arrived {
+    first: usize,
+    /// A bit a thread, from the first one on.
+    threads: u128,
+}
+
+impl Arrived {
+    /// Nobody, of those that meet at `point`.
+    fn none(point: Point) -> Self {
+        Arrived { first: point.first_warp() * WARP_SIZE, threads: 0 }
+    }
+
+    fn add(&mut self, thread: usize) {
+        self.threads |= 1 << (thread - self.first);
+    }
+
+    fn len(self) -> usize {
+        self.threads.count_ones() as usize
+    }
+
+    pub fn contains(self, thread: usize) -> bool {
+        self.iter().any(|arrived| arrived == thread)
+    }
+
+    /// All of them, ascending.
+    pub fn iter(self) -> impl Iterator<Item = usize> + Clone {
+        let mut threads = self.threads;
+        std::iter::from_fn(move || {
+            let thread = (threads != 0).then(|| self.first + threads.trailing_zeros() as usize)?;
+            threads &= threads - 1;
+            Some(thread)
+        })
+    }
 }
 
 /// A resident block.
@@ -70,8 +107,12 @@ pub(crate) struct Block {
     pub products: Vec<Products>,
     /// By warp; those of a warpgroup are its first one's.
     meetings: Vec<Vec<Meeting>>,
+    /// Meetings that are over, whose room others take.
+    spare_meetings: Vec<Meeting>,
     /// Threads that have not ended.
     pub live: usize,
+    /// Registers of all its threads.
+    pub registers: u32,
     /// Whether a thread has waited for the launches before.
     pub waited_for_launches: bool,
     /// By warp.
@@ -97,7 +138,9 @@ impl Block {
             mbarriers: HashMap::new(),
             products: (0..num_threads / (4 * WARP_SIZE)).map(|_| Products::default()).collect(),
             meetings: (0..num_threads.div_ceil(WARP_SIZE)).map(|_| Vec::new()).collect(),
+            spare_meetings: Vec::new(),
             live: num_threads,
+            registers: registers * num_threads as u32,
             waited_for_launches: false,
             shared_accesses: (0..num_threads.div_ceil(WARP_SIZE))
                 .map(|_| Default::default())
@@ -153,39 +196,43 @@ impl Block {
     }
 
     /// Thread `thread` reaches `point`, where `wanted` threads of a warp or a warpgroup meet, with
-    /// `words`. Gives all of them if it is the last, with what they brought; or else `None`: it has
-    /// to wait.
+    /// `words`. Gives the meeting if it is the last to come; or else `None`: it has to wait.
     pub fn meet(
         &mut self,
         thread: usize,
         (point, wanted): (Point, usize),
         words: Words,
         location: &'static Location<'static>,
-    ) -> Option<(Vec<usize>, Box<[Words; WARP_SIZE]>)> {
+    ) -> Option<Meeting> {
         let meetings = &mut self.meetings[point.first_warp()];
         let found = meetings.iter().position(|meeting| meeting.point == point);
         let index = found.unwrap_or_else(|| {
-            let arrived = Vec::with_capacity(wanted);
-            meetings.push(Meeting { point, arrived, values: Default::default() });
+            let spare = self.spare_meetings.pop();
+            let values = spare.map(|meeting| meeting.values).unwrap_or_default();
+            meetings.push(Meeting { point, arrived: Arrived::none(point), values });
             meetings.len() - 1
         });
         let meeting = &mut meetings[index];
-        meeting.arrived.push(thread);
+        meeting.arrived.add(thread);
         meeting.values[thread % WARP_SIZE] = words;
         if meeting.arrived.len() < wanted {
             self.threads[thread].waits = Some((point, location));
             return None;
         }
-        let Meeting { mut arrived, values, .. } = meetings.swap_remove(index);
-        arrived.sort_unstable();
-        Some((arrived, values))
+        Some(meetings.swap_remove(index))
+    }
+
+    /// What the threads of a meeting brought is needed no longer.
+    pub fn end_meeting(&mut self, mut meeting: Meeting) {
+        meeting.values.fill(Words::default());
+        self.spare_meetings.push(meeting);
     }
 
     /// The threads that have reached `point`.
-    pub fn arrived(&self, point: Point) -> &[usize] {
+    pub fn arrived(&self, point: Point) -> Arrived {
         let mut meetings = self.meetings[point.first_warp()].iter();
         let found = meetings.find(|meeting| meeting.point == point);
-        found.map_or(&[], |meeting| &meeting.arrived)
+        found.map_or(Arrived::none(point), |meeting| meeting.arrived)
     }
 
     /// Thread `thread` ends; gives the threads that waited for it alone at a barrier.
@@ -206,8 +253,8 @@ impl Block {
 
 /// The lanes of a full meeting know of each other, if it was one that orders memory accesses: a
 /// shuffle or a vote does not.
-pub(crate) fn order_warp(instruction: &str, arrived: &[usize], clocks: &mut [Clock]) {
+pub(crate) fn order_warp(instruction: &str, arrived: Arrived, clocks: &mut [Clock]) {
     if instruction == crate::SYNC_WARP {
-        join_warp(clocks, arrived);
+        join_warp(clocks, arrived.iter());
     }
 }

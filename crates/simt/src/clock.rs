@@ -121,7 +121,8 @@ impl Knowledge {
 /// One thread's knowledge.
 #[derive(Clone)]
 pub(crate) struct Clock {
-    knowledge: Knowledge,
+    /// Shared by those who met, as most know the same.
+    knowledge: Rc<Knowledge>,
     /// By lane of the own warp; what is newer than in `knowledge.known`.
     warp: Rc<[u32; WARP_SIZE]>,
     /// The thread's own epoch.
@@ -131,14 +132,14 @@ pub(crate) struct Clock {
 impl Clock {
     /// The clocks of the threads of block `home` at its start: nobody knows of anybody.
     pub fn start(home: u64, num_threads: usize) -> Vec<Clock> {
-        let (knowledge, warp) = (Knowledge::new(home), Rc::new([0; WARP_SIZE]));
+        let (knowledge, warp) = (Rc::new(Knowledge::new(home)), Rc::new([0; WARP_SIZE]));
         vec![Clock { knowledge, warp, own: 1 }; num_threads]
     }
 
     /// The newest epoch of a component that is ordered before now; `me` is the thread whose clock
     /// this is.
     pub fn knows(&self, me: usize, block: u64, component: usize) -> u32 {
-        let Knowledge { known, .. } = &self.knowledge;
+        let known = &self.knowledge.known;
         let epoch = known.get(block, component);
         if block == known.home && component / WARP_SIZE == me / WARP_SIZE {
             epoch.max(self.warp[component % WARP_SIZE])
@@ -161,25 +162,27 @@ impl Clock {
 
     /// Knows what others have released.
     pub fn acquire(&mut self, knowledge: &Knowledge) {
-        self.knowledge.join(knowledge);
+        Rc::make_mut(&mut self.knowledge).join(knowledge);
     }
 
     /// Knows what a component of the own block did up to `epoch`.
     pub fn learn(&mut self, component: usize, epoch: u32) {
-        self.knowledge.known.raise(component, epoch);
+        if self.knowledge.known.get(self.knowledge.known.home, component) < epoch {
+            Rc::make_mut(&mut self.knowledge).known.raise(component, epoch);
+        }
     }
 
     /// Knows what a component of another block did up to `epoch`.
     pub fn learn_of(&mut self, block: u64, component: usize, epoch: u32) {
         let mut other = Vector::new(block);
         other.raise(component, epoch);
-        self.knowledge.known.join(&other);
+        Rc::make_mut(&mut self.knowledge).known.join(&other);
     }
 
     /// A proxy fence: asynchronous accesses that come after it know what the thread knows.
     pub fn fence_proxy(&mut self, me: usize) {
         let known = self.flat(me);
-        self.knowledge.fenced.join(&known);
+        Rc::make_mut(&mut self.knowledge).fenced.join(&known);
         self.own += 1;
     }
 
@@ -202,7 +205,7 @@ pub(crate) fn join_block(clocks: &mut [Clock], who: &[usize], released: Option<&
     if who.is_empty() {
         return;
     }
-    let mut all = joined(clocks, who);
+    let mut all = Knowledge::clone(&joined(clocks, who.iter().copied()));
     let mut row = all.known.row.to_vec();
     row.resize(row.len().max(clocks.len().next_multiple_of(WARP_SIZE)), 0);
     for (i, &thread) in who.iter().enumerate() {
@@ -218,7 +221,7 @@ pub(crate) fn join_block(clocks: &mut [Clock], who: &[usize], released: Option<&
     if let Some(released) = released {
         all.join(released);
     }
-    let warp = Rc::new([0; WARP_SIZE]);
+    let (all, warp) = (Rc::new(all), Rc::new([0; WARP_SIZE]));
     for &thread in who {
         let own = clocks[thread].own + 1;
         clocks[thread] = Clock { knowledge: all.clone(), warp: warp.clone(), own };
@@ -226,25 +229,33 @@ pub(crate) fn join_block(clocks: &mut [Clock], who: &[usize], released: Option<&
 }
 
 /// As [`join_block`], for threads of one warp.
-pub(crate) fn join_warp(clocks: &mut [Clock], who: &[usize]) {
-    let knowledge = joined(clocks, who);
+pub(crate) fn join_warp(clocks: &mut [Clock], who: impl Iterator<Item = usize> + Clone) {
+    let knowledge = joined(clocks, who.clone());
     let mut warp = [0; WARP_SIZE];
-    for &thread in who {
+    for thread in who.clone() {
         let clock = &clocks[thread];
         warp.iter_mut().zip(clock.warp.iter()).for_each(|(known, &lane)| *known = lane.max(*known));
         warp[thread % WARP_SIZE] = warp[thread % WARP_SIZE].max(clock.own);
     }
     let warp = Rc::new(warp);
-    for &thread in who {
+    for thread in who {
         let own = clocks[thread].own + 1;
         clocks[thread] = Clock { knowledge: knowledge.clone(), warp: warp.clone(), own };
     }
 }
 
 /// The union of what the threads know, their warps' layers apart.
-fn joined(clocks: &[Clock], who: &[usize]) -> Knowledge {
-    let mut all = clocks[who[0]].knowledge.clone();
-    who[1..].iter().for_each(|&thread| all.join(&clocks[thread].knowledge));
+fn joined(clocks: &[Clock], mut who: impl Iterator<Item = usize>) -> Rc<Knowledge> {
+    let first = who.next().expect("threads that meet");
+    let mut all = clocks[first].knowledge.clone();
+    let mut last = &clocks[first].knowledge;
+    for thread in who {
+        let knowledge = &clocks[thread].knowledge;
+        if !Rc::ptr_eq(knowledge, last) {
+            Rc::make_mut(&mut all).join(knowledge);
+            last = knowledge;
+        }
+    }
     all
 }
 
@@ -258,9 +269,9 @@ mod tests {
         let epoch = clocks[0].own;
         // 0 to 32, to 33, to 64, to 65, and to 1; each time by two threads alone.
         join_block(&mut clocks, &[0, 32], None);
-        join_warp(&mut clocks, &[32, 33]);
+        join_warp(&mut clocks, [32, 33].into_iter());
         join_block(&mut clocks, &[33, 64], None);
-        join_warp(&mut clocks, &[64, 65]);
+        join_warp(&mut clocks, [64, 65].into_iter());
         join_block(&mut clocks, &[1, 64], None);
         for thread in [1, 32, 33, 64, 65] {
             assert_eq!(clocks[thread].knows(thread, 0, 0), epoch, "thread {thread}");
@@ -275,7 +286,7 @@ mod tests {
     #[test]
     fn what_is_released_in_one_block_is_acquired_in_another() {
         let (mut first, mut second) = (Clock::start(0, 32), Clock::start(1, 32));
-        join_warp(&mut first, &[3, 4]);
+        join_warp(&mut first, [3, 4].into_iter());
         let (own, met) = (first[4].own, first[3].own - 1);
         let released = first[4].release(4);
         second[7].acquire(&released);

@@ -47,6 +47,7 @@ mod rng;
 mod schedule;
 mod seeds;
 mod shadow;
+mod stack;
 mod tensor;
 
 pub use fault::{Fault, FaultKind, MemoryAccess, Party, Place, Waiting};

@@ -57,7 +57,7 @@ const IDLE_STEPS_PER_THREAD: usize = 1000;
 const SAME_LOADS: u32 = 256;
 
 /// What the names of instructions hold that a warp executes together.
-const ALIGNED: &[u8] = b".aligned";
+const ALIGNED: &[u8; 8] = b".aligned";
 
 /// A copy lands in one of so many steps.
 const LANDS_ONCE_IN: usize = 64;
@@ -268,19 +268,26 @@ impl Machine {
         }
         let point = Point::Warp { warp: thread / WARP_SIZE, instruction, mask };
         // Every lane of every collective comes here: the search of `str` takes longer to start.
-        if instruction.as_bytes().windows(ALIGNED.len()).any(|part| part == ALIGNED) {
+        if instruction
+            .as_bytes()
+            .windows(ALIGNED.len())
+            .any(|part| part.first_chunk() == Some(ALIGNED))
+        {
             self.check_converged(point, instruction, location)?;
         }
-        let meeting = (point, mask.count_ones() as usize);
-        let met = self.blocks[place].meet(thread, meeting, words, location);
-        let Some((arrived, mut values)) = met else { return Ok(None) };
-        finish(&mut values);
-        for &thread in &arrived {
-            self.blocks[place].threads[thread].result = values[thread % WARP_SIZE];
+        let wanted = (point, mask.count_ones() as usize);
+        let met = self.blocks[place].meet(thread, wanted, words, location);
+        let Some(mut meeting) = met else { return Ok(None) };
+        finish(&mut meeting.values);
+        let arrived = meeting.arrived;
+        let block = &mut self.blocks[place];
+        for thread in arrived.iter() {
+            block.threads[thread].result = meeting.values[thread % WARP_SIZE];
         }
-        order_warp(instruction, &arrived, &mut self.clocks[place]);
-        self.wake(place, arrived.into_iter().filter(|&other| other != thread));
-        Ok(Some(values[thread % WARP_SIZE]))
+        block.end_meeting(meeting);
+        order_warp(instruction, arrived, &mut self.clocks[place]);
+        self.wake(place, arrived.iter().filter(|&other| other != thread));
+        Ok(Some(self.result()))
     }
 
     /// What the last collective gave to the thread that runs.

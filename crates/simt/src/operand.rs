@@ -135,4 +135,10 @@ impl Matrix {
             rows.flat_map(|row| cores.map(|col| (self.address(row, col), LEN))).collect()
         }
     }
+
+    /// Row and column of element `i` of run `run`, of the runs of rows from 0 on.
+    pub fn element_of_run(&self, run: usize, i: usize) -> (usize, usize) {
+        let k = k_of(self.element);
+        if self.mn_major { (run / k * 8 + i, run % k) } else { (run / 2, run % 2 * (k / 2) + i) }
+    }
 }

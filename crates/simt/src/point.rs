@@ -45,7 +45,7 @@ impl Machine {
         // Those that wait there have all come from the same place, or the second had been refused.
         let one = waits.find(|(_, (at, _))| *at == point);
         let Some((lane, (_, elsewhere))) = one else { return Ok(()) };
-        if elsewhere == location {
+        if std::ptr::eq(elsewhere, location) || elsewhere == location {
             return Ok(());
         }
         let other = self.geometry.party((block.index, lane), elsewhere);
@@ -96,7 +96,7 @@ impl Block {
                 let arrived = self.arrived(point);
                 let missing: Vec<_> = (0..WARP_SIZE)
                     .filter(|&lane| mask >> lane & 1 == 1)
-                    .filter(|&lane| !arrived.contains(&(warp * WARP_SIZE + lane)))
+                    .filter(|&lane| !arrived.contains(warp * WARP_SIZE + lane))
                     .map(|lane| self.lane(warp * WARP_SIZE + lane, lane))
                     .collect();
                 format!("waits in {instruction} for lanes {}", missing.join(", "))
@@ -104,7 +104,7 @@ impl Block {
             Point::Warpgroup { warpgroup, instruction } => {
                 let arrived = self.arrived(point);
                 let threads = warpgroup * 4 * WARP_SIZE..(warpgroup + 1) * 4 * WARP_SIZE;
-                let missing = threads.filter(|thread| !arrived.contains(thread));
+                let missing = threads.filter(|thread| !arrived.contains(*thread));
                 let missing: Vec<_> = missing.map(|thread| self.lane(thread, thread)).collect();
                 let (few, more) = missing.split_at(missing.len().min(4));
                 let more = if more.is_empty() {

@@ -94,9 +94,11 @@ impl Machine {
         };
         products.coming.push((thread, *op, key));
         let met = block.meet(thread, (point, WARPGROUP), Default::default(), location);
-        let Some((arrived, _)) = met else { return Ok(false) };
+        let Some(meeting) = met else { return Ok(false) };
+        let arrived = meeting.arrived;
+        block.end_meeting(meeting);
         self.start_product(warpgroup, location)?;
-        self.wake(place, arrived.into_iter().filter(|&other| other != thread));
+        self.wake(place, arrived.iter().filter(|&other| other != thread));
         Ok(true)
     }
 
@@ -225,13 +227,13 @@ impl Machine {
             None => product.a_of_registers(),
         };
         let b = self.elements(&b, place, n)?;
+        let sums = sums_of_products((&a, &b), n, k);
         for (thread, key) in product.keys.iter().enumerate() {
             let Some(fragment) = self.fragments.by_key.get_mut(key) else { continue };
             for (i, value) in fragment.values.iter_mut().enumerate() {
                 let row = thread / WARP_SIZE * 16 + thread % WARP_SIZE / 4 + i / 2 % 2 * 8;
                 let col = i / 4 * 8 + thread % 4 * 2 + i % 2;
-                let rows = a[row * k..][..k].iter().zip(&b[col * k..][..k]);
-                let sum: f64 = rows.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                let sum = sums[row * n + col];
                 let old = if product.op.accumulate { f64::from(*value) } else { 0.0 };
                 *value = match product.op.sum {
                     Sum::F32 => (old + sum) as f32,
@@ -250,15 +252,35 @@ impl Machine {
         rows: usize,
     ) -> Result<Vec<f32>, FaultKind> {
         let k = k_of(matrix.element);
-        let mut elements = Vec::with_capacity(rows * k);
-        for (row, col) in (0..rows).flat_map(|row| (0..k).map(move |col| (row, col))) {
-            let address = matrix.address(row, col);
+        let mut elements = vec![0.0; rows * k];
+        for (i, (address, len)) in matrix.runs(0..rows).into_iter().enumerate() {
             let region = self.region(place, Space::Shared, address)?;
             let at = (address - region.start) as usize;
-            elements.push(decode(matrix.element, &region.bytes[at..]));
+            let bytes = region.bytes[at..at + len].chunks_exact(32 / k);
+            for (j, element) in bytes.enumerate() {
+                let (row, col) = matrix.element_of_run(i, j);
+                elements[row * k + col] = decode(matrix.element, element);
+            }
         }
         Ok(elements)
     }
+}
+
+/// `a[row, :] * b[col, :]` of each row and column, `[M, n]`, each summed in the order of `k`; whole
+/// rows at a time, which the host's vector units do at once.
+fn sums_of_products((a, b): (&[f32], &[f32]), n: usize, k: usize) -> Vec<f64> {
+    let mut columns = vec![0.0; k * n];
+    for (i, &element) in b.iter().enumerate() {
+        columns[i % k * n + i / k] = f64::from(element);
+    }
+    // Of nothing the sum is -0.0.
+    let mut sums = vec![-0.0; M * n];
+    for (sums, a) in sums.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
+        for (&a, b) in a.iter().zip(columns.chunks_exact(n)) {
+            sums.iter_mut().zip(b).for_each(|(sum, &b)| *sum += f64::from(a) * b);
+        }
+    }
+    sums
 }
 
 impl Product {

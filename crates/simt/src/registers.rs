@@ -39,12 +39,16 @@ impl Machine {
                  from 24 to 256, more to increase and fewer to decrease"
             )));
         }
-        let sum: u32 = block.threads.iter().map(|thread| thread.registers).sum();
-        if sum - old + count > at_start(block.threads.len()) * block.threads.len() as u32 {
+        let sum = block.registers - old + count;
+        if sum > at_start(block.threads.len()) * block.threads.len() as u32 {
             self.wait(Point::Registers, location);
             return Ok(false);
         }
+        block.registers = sum;
         block.threads[thread].registers = count;
+        if count >= old {
+            return Ok(true);
+        }
         let waits = |thread: &Thread| matches!(thread.waits, Some((Point::Registers, _)));
         let threads = block.threads.iter().enumerate();
         let waiting: Vec<usize> =

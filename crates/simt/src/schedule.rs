@@ -4,7 +4,7 @@ use crate::fault::{Fault, FaultKind};
 use crate::geometry::Geometry;
 use crate::machine::{Machine, Report, Step};
 use crate::memory::Memory;
-use corosensei::stack::DefaultStack;
+use crate::stack::ShiftedStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -16,11 +16,7 @@ use std::sync::{Arc, Once};
 /// Most threads that are resident at a time; a block is resident as a whole.
 const MAX_RESIDENT_THREADS: usize = 2048;
 
-/// Stack of a thread. Only what is touched takes memory; a kernel that needs more dies of a
-/// segmentation fault.
-const STACK_BYTES: usize = 256 * 1024;
-
-type Thread = Coroutine<(), (), (), DefaultStack>;
+type Thread = Coroutine<(), (), (), ShiftedStack>;
 
 thread_local! {
     /// The launch that runs on this thread of the host.
@@ -32,7 +28,9 @@ thread_local! {
     /// The message of a kernel's panic, and where it was.
     static PANIC: RefCell<Option<(String, String)>> = const { RefCell::new(None) };
     /// Stacks of threads that have ended.
-    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+    static STACKS: RefCell<Vec<ShiftedStack>> = const { RefCell::new(Vec::new()) };
+    /// Stacks that were made.
+    static NUM_STACKS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A kernel with its arguments: what each thread runs.
@@ -176,7 +174,8 @@ fn fault_of(machine: &Machine, payload: Box<dyn Any + Send>) -> Fault {
 
 fn new_thread(body: Body) -> io::Result<Thread> {
     let stack = STACKS.with_borrow_mut(Vec::pop);
-    let stack = stack.map_or_else(|| DefaultStack::new(STACK_BYTES), Ok)?;
+    let stack =
+        stack.map_or_else(|| ShiftedStack::new(NUM_STACKS.replace(NUM_STACKS.get() + 1)), Ok)?;
     Ok(Coroutine::with_stack(stack, move |yielder, ()| {
         YIELDER.set(yielder);
         body();

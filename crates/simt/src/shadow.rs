@@ -1,6 +1,6 @@
-//! Who accessed a word of memory last: how races are found.
+//! Who accessed a cell of memory last: how races are found.
 //!
-//! FastTrack (C. Flanagan, S. Freund, PLDI 2009): a word remembers its last write, and the reads
+//! FastTrack (C. Flanagan, S. Freund, PLDI 2009): a cell remembers its last write, and the reads
 //! since then, one a thread. An access that finds an earlier one of another thread, one of the two
 //! a write, with nothing that orders them, is a race: it is found whatever the order in which the
 //! threads happened to run.
@@ -175,7 +175,7 @@ pub(crate) struct Conflict {
     pub unfenced: bool,
 }
 
-/// The reads of a word (or its atomic writes) since its last write; those that are ordered before a later one may be
+/// The reads of a cell (or its atomic writes) since its last write; those that are ordered before a later one may be
 /// missing, as what comes after the later one comes after them too.
 #[derive(Clone, Default)]
 enum Reads {
@@ -203,7 +203,7 @@ impl Reads {
         }
     }
 
-    /// Forgets all; keeps the room for many, which a word that many read once will need again.
+    /// Forgets all; keeps the room for many, which a cell that many read once will need again.
     fn clear(&mut self) {
         match self {
             Reads::Many(all) => all.clear(),
@@ -267,21 +267,33 @@ impl Cell {
     }
 }
 
-/// Cells of `PAGE_BYTES` bytes: one a word, or one a byte once an access is not of whole words.
+/// Cells of `PAGE_BYTES` bytes, as large as they can be for every access to be of whole cells.
 struct Page {
     cells: Vec<Cell>,
-    bytes_per_cell: usize,
+    /// A power of two, by its exponent.
+    log_bytes_per_cell: u32,
 }
 
 impl Page {
-    fn new() -> Self {
-        Page { cells: vec![Cell::default(); PAGE_BYTES / 4], bytes_per_cell: 4 }
+    fn new(log_bytes_per_cell: u32) -> Self {
+        Page { cells: vec![Cell::default(); PAGE_BYTES >> log_bytes_per_cell], log_bytes_per_cell }
     }
 
-    fn refine(&mut self) {
-        let cells = std::mem::take(&mut self.cells);
-        self.cells = cells.into_iter().flat_map(|cell| std::iter::repeat_n(cell, 4)).collect();
-        self.bytes_per_cell = 1;
+    /// Divides every cell into such that are so small; what is known of it is known of each.
+    fn refine(&mut self, log_bytes_per_cell: u32) {
+        let parts = 1 << (self.log_bytes_per_cell - log_bytes_per_cell);
+        let cells = std::mem::take(&mut self.cells).into_iter();
+        self.cells = cells.flat_map(|cell| std::iter::repeat_n(cell, parts)).collect();
+        self.log_bytes_per_cell = log_bytes_per_cell;
+    }
+
+    /// The cells of the bytes from `start` to `end`.
+    fn cells(&mut self, start: usize, end: usize) -> &mut [Cell] {
+        let log_align = (start | end).trailing_zeros();
+        if log_align < self.log_bytes_per_cell {
+            self.refine(log_align);
+        }
+        &mut self.cells[start >> self.log_bytes_per_cell..end >> self.log_bytes_per_cell]
     }
 }
 
@@ -302,7 +314,7 @@ impl Shadow {
                 let writes =
                     cell.write.iter().chain(cell.atomics.all()).map(|access| (access, true));
                 let reads = cell.reads.all().iter().map(|access| (access, false));
-                let at = start + number * page.bytes_per_cell;
+                let at = start + (number << page.log_bytes_per_cell);
                 writes.chain(reads).map(move |(access, writes)| (at, access, writes))
             })
         })
@@ -323,7 +335,7 @@ impl Shadow {
     pub fn assume_written(&mut self, len: usize, location: &'static Location<'static>) {
         let write = Some(Access::before(location));
         let page = || {
-            let mut page = Page::new();
+            let mut page = Page::new(PAGE_BYTES.trailing_zeros());
             page.cells.iter_mut().for_each(|cell| cell.write = write);
             Some(Box::new(page))
         };
@@ -366,15 +378,12 @@ impl Shadow {
         let mut at = start;
         while at < end {
             let page_start = at / PAGE_BYTES * PAGE_BYTES;
-            let page_end = end.min(page_start + PAGE_BYTES);
-            let page = self.pages[at / PAGE_BYTES].get_or_insert_with(|| Box::new(Page::new()));
-            if page.bytes_per_cell > 1 && !(at.is_multiple_of(4) && page_end.is_multiple_of(4)) {
-                page.refine();
-            }
-            let cells = (at - page_start) / page.bytes_per_cell
-                ..(page_end - page_start) / page.bytes_per_cell;
-            page.cells[cells].iter_mut().try_for_each(&mut f)?;
-            at = page_end;
+            let (first, last) = (at - page_start, PAGE_BYTES.min(end - page_start));
+            let page = self.pages[at / PAGE_BYTES].get_or_insert_with(|| {
+                Box::new(Page::new((PAGE_BYTES | first | last).trailing_zeros()))
+            });
+            page.cells(first, last).iter_mut().try_for_each(&mut f)?;
+            at = page_start + last;
         }
         Ok(())
     }

@@ -55,10 +55,11 @@ fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     assert_right(&Case { accumulate: tile.accumulate, ..*case }, name, &setup);
 }
 
-/// Runs a case by a tile, for f16 and, where it has sums in f32, for bf16.
+/// Runs a case by a tile, for f16 and, where it has sums in f32, under one seed of five for bf16:
+/// the instances differ in what an element is, and in nothing that is concurrent.
 fn check(case: &Case, tile: &TileConfig, seed: u64) {
     check_of::<f16>(case, tile, seed);
-    if tile.accumulate == Accumulate::F32 {
+    if tile.accumulate == Accumulate::F32 && seed.is_multiple_of(5) {
         check_of::<bf16>(case, tile, seed);
     }
 }
