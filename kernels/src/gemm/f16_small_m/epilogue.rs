@@ -74,14 +74,14 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
 
     const BLOCK_N: u32 = max_columns(TILES_N, GATED);
 
-    /// The thread's outputs of `n` columns: of `width`, up to [`max_columns`], from `block_n` on.
+    /// The thread's outputs of `n` columns: of those from `block_n` on, up to [`max_columns`], below
+    /// `end`, which is at most `n`.
     #[inline(always)]
-    pub fn new(block_n: u32, width: u32, n: u32, orders: [TileOrder; 2]) -> Self {
+    pub fn new(block_n: u32, end: u32, n: u32, orders: [TileOrder; 2]) -> Self {
         const { assert!(Self::NUM <= MAX_OUTPUTS && WARPS.is_multiple_of(4)) };
         const { assert!(TILES_N.is_multiple_of(Self::PARTS)) };
         let block_column = thread::thread_idx_x() % Self::BLOCK_N;
         let first_row = thread::thread_idx_x() / Self::BLOCK_N;
-        let end = n.min(block_n + width);
         Outputs { block_n, block_column, end, n, first_row, orders }
     }
 

@@ -19,6 +19,9 @@
 //! Bound     memory: the weight is read once, `2 * n * k` bytes, and waits for nothing: the first
 //!           loads of a block are under way before it asks for its rows, or for the launch before.
 //!
+//! This kernel loads the weight into registers; of up to 32 rows on sm_90a it may come by TMA instead
+//! ([`gemm_16_streamed`]).
+//!
 //! # Why tensor cores for one row
 //! At 4.4 TB/s an SM gets 512 bytes, a 16-byte load of a warp, in 26 cycles: 102 issue slots. FMAs
 //! need 8 conversions and 8 FMAs for them, and as many for each row more. `mma` takes f16 as it
@@ -56,24 +59,28 @@
 //! which every device gives a block, is not fused.
 //!
 //! # Roofline of one row
-//! On an H200, medians of three runs beside cuBLAS, f16, nothing overlapped (`halfwarp bench kernels
-//! --op gemm --dtype f16`); the floor is the bytes at 4.4 TB/s:
+//! On an H200, medians beside cuBLAS in one run, f16, nothing overlapped (`halfwarp bench kernels --op
+//! gemm --dtype f16`), in us; the floor is the bytes at 4.4 TB/s. In brackets what is launched, see
+//! `SmallM16::launch` for why:
 //!
-//! | n, k | MB | floor, us | us | cuBLAS, us | blocks |
+//! | n, k | MB | floor | loaded | by TMA | cuBLAS |
 //! | --- | --- | --- | --- | --- | --- |
-//! | 896, 896 | 1.6 | 0.4 | 2.6 | 4.9 | 112 of 16 warps, all loads at once |
-//! | 1152, 896 | 2.1 | 0.5 | 3.0 | 4.5 | 144 of 16 warps, all loads at once |
-//! | 896, 4864 | 8.7 | 2.0 | 5.7 | 7.9 | 112 of 16 warps, 64 KiB under way an SM |
-//! | 9728, 896 | 17.4 | 4.0 | 7.0 | 7.2 | 304 of 8 warps and 32 columns |
-//! | 3072, 3072 | 18.9 | 4.3 | 8.0 | 10.0 | 384 of 8 warps, three an SM |
-//! | 3072, 8192 | 50.3 | 11.4 | 16.7 | 18.2 | 384 of 8 warps, three an SM |
-//! | 9216, 3072 | 56.6 | 12.9 | 17.5 | 19.1 | 1152 of 8 warps, four an SM |
-//! | 16384, 3072 | 100.7 | 22.9 | 25.1 | 25.7 | 512 of 8 warps and 32 columns |
-//! | 151936, 896 | 272.3 | 61.9 | 62.8 | 65.4 | 4748 of 8 warps and 32 columns |
+//! | 896, 896 | 1.6 | 0.4 | (2.5) | 2.6 | 5.5 |
+//! | 1152, 896 | 2.1 | 0.5 | (2.7) | 2.7 | 5.7 |
+//! | 896, 4864 | 8.7 | 2.0 | (5.7) | 5.2 | 9.2 |
+//! | 9728, 896 | 17.4 | 4.0 | (7.1) | 6.5 | 8.7 |
+//! | 3072, 3072 | 18.9 | 4.3 | 7.8 | (6.8) | 11.2 |
+//! | 4096, 4096 | 33.6 | 7.6 | 11.6 | (10.3) | 14.9 |
+//! | 3072, 8192 | 50.3 | 11.4 | 16.7 | (14.6) | 18.1 |
+//! | 9216, 3072 | 56.6 | 12.9 | 19.3 | (15.5) | 19.4 |
+//! | 12288, 4096 | 100.7 | 22.9 | 27.0 | (25.8) | 27.8 |
+//! | 16384, 3072 | 100.7 | 22.9 | (25.5) | 26.2 | 26.1 |
+//! | 22016, 4096 | 180.4 | 41.0 | (44.9) | 45.2 | 44.9 |
+//! | 151936, 896 | 272.3 | 61.9 | (64.7) | 66.9 | 67.5 |
 //!
 //! From 16 rows on x counts too: a block reads all of it, through L1 and L2, `m / (8 * TILES_N)`
 //! times the bytes of its weights. That is why more rows take 32 columns early, and tiles of
-//! `wgmma` where n is large: 32 rows of 151936 x 896 take 95.9 us here and 68.9 there.
+//! `wgmma` where n is large: 32 rows of 151936 x 896 take 77 us by TMA and 70 there.
 
 mod epilogue;
 mod input;
@@ -179,10 +186,9 @@ pub unsafe fn gemm_16_small_m<
     out_stride: u32,
 ) {
     const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
-    let width = max_columns(TILES_N, GATED);
-    let block_n = thread::block_idx_x() * width;
+    let block_n = thread::block_idx_x() * max_columns(TILES_N, GATED);
     let orders = [TileOrder::AsStored; 2];
-    let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(block_n, width, n, orders);
+    let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(block_n, n, n, orders);
     let cursor = Cursor::new(k);
     // SAFETY: rows past the last one are the last one, whose results nobody stores. The normed rows
     // have their shared memory behind that of the sums.

@@ -164,6 +164,14 @@ impl<const WARPS: usize> Ring<WARPS> {
         }
     }
 
+    /// Waits for what is under way, where nobody reads it: a block must not end before.
+    #[inline(always)]
+    pub fn drain(&self, StartedX { num_started, .. }: StartedX) {
+        for stage_idx in 0..num_started {
+            self.full_barrier.offset(stage_idx).wait(0);
+        }
+    }
+
     /// The warp's line behind `line`.
     #[inline(always)]
     fn behind(&self, line: Line) -> Line {
@@ -271,10 +279,8 @@ impl LaneLoad {
     #[inline(always)]
     fn new(first_row: u32, rows: u32, tile: u32) -> Self {
         let in_tile = TileOrder::Swizzled.row_of(lane_group());
-        let mut row = tile * TILE + in_tile;
-        for other in [in_tile, in_tile % 4, 0] {
-            row = if row < rows { row } else { other };
-        }
+        let or = |row: u32, other: u32| if row < rows { row } else { other };
+        let row = or(tile * TILE + in_tile, or(in_tile, or(in_tile % 4, 0)));
         let row = first_row + row;
         LaneLoad(row * LINE_K + (lane_pair() ^ (row % TILE)) * LOAD_K)
     }
@@ -289,13 +295,14 @@ pub struct LaneLoads<const TILES_M: usize, const TILES_N: usize> {
 }
 
 impl<const TILES_M: usize, const TILES_N: usize> LaneLoads<TILES_M, TILES_N> {
+    /// The loads where `num_rows` rows of x are written.
     #[inline(always)]
-    pub fn new(boxes: &Boxes) -> Self {
-        let &Boxes { tile_columns, num_parts, x_rows, .. } = boxes;
+    pub fn new(boxes: &Boxes, num_rows: u32) -> Self {
+        let &Boxes { tile_columns, num_parts, .. } = boxes;
         let part_tiles = TILES_N as u32 / num_parts;
         let (mut x, mut weights) = ([LaneLoad(0); TILES_M], [LaneLoad(0); TILES_N]);
         for tile in 0..TILES_M {
-            x[tile] = LaneLoad::new(boxes.first_x_row(), x_rows, tile as u32);
+            x[tile] = LaneLoad::new(boxes.first_x_row(), num_rows, tile as u32);
         }
         for tile in 0..TILES_N as u32 {
             let (part, in_part) = (tile / part_tiles, tile % part_tiles);
