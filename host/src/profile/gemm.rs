@@ -117,7 +117,7 @@ pub struct Row {
     pub error: f64,
     /// What our kernels are compiled for; nothing is said of those of cuBLAS.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<&'static str>,
+    pub config: Option<&'static str>,
     /// The device, and the PTX target that it runs.
     pub gpu: String,
 }
@@ -197,7 +197,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
         tflops: 2.0 * (m * n * k) as f64 / us / 1e6,
         gbs: bytes as f64 / us / 1e3,
         error,
-        target: (gemm == Gemm::Halfwarp).then(|| gpu.target().name()),
+        config: (gemm == Gemm::Halfwarp).then(|| gpu.target().name()),
         gpu: gpu.describe(),
     })
 }
