@@ -27,11 +27,19 @@
 //! room for in the sum, or it is rounded to nearest to f16. So a step is off by less than
 //! `2^(e - 23)` for each summand and a unit in the last place of the sum.
 //!
-//! # FP8
-//! `mma.m16n8k32` of e4m3 and e5m2 asks for PTX 8.4, and on SM 90 ptxas makes of it conversions to
-//! f16, which are exact, and two products of `k = 16`: convert by `cvt`, and call those.
+//! # Numbers of 8 bits
+//! e4m3 and e5m2, `k = 32`, four to a word, the first in the lowest byte:
+//!
+//! | | element | row | column |
+//! | --- | --- | --- | --- |
+//! | A | `i` in `0..16` | `group + 8 * (i / 4 % 2)` | `4 * pair + i % 4 + 16 * (i / 8)` |
+//! | B | `i` in `0..8` | `4 * pair + i % 4 + 16 * (i / 4)` | `group` |
+//!
+//! `mma.m16n8k32` of them asks for PTX 8.4, which drivers before CUDA 12.4 do not read, and on SM 90
+//! ptxas makes of it conversions to f16, which are exact, and two products of `k = 16`.
+//! [`m16n8k32`] is written so.
 
-use crate::{F16x2, convert};
+use crate::{E4m3, E4m3x2, E5m2, E5m2x2, F16x2, convert};
 use core::marker::PhantomData;
 use half::{bf16, f16};
 
@@ -40,13 +48,13 @@ use crate::warp::stay_converged;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// A lane's eight elements of A `[16, 16]`.
+/// A lane's eight elements of A `[16, 16]`, or 16 of 8 bits of A `[16, 32]`.
 pub struct FragmentA<T> {
     words: [u32; 4],
     elements: PhantomData<T>,
 }
 
-/// A lane's four elements of B `[16, 8]`.
+/// A lane's four elements of B `[16, 8]`, or eight of 8 bits of B `[32, 8]`.
 pub struct FragmentB<T> {
     words: [u32; 2],
     elements: PhantomData<T>,
@@ -55,7 +63,7 @@ pub struct FragmentB<T> {
 macro_rules! fragment {
     ($name:ident, $count:literal) => {
         impl<T> $name<T> {
-            /// The fragment in these registers, two elements each.
+            /// The fragment in these registers, two elements each, or four of 8 bits.
             #[inline(always)]
             pub fn from_words(words: [u32; $count]) -> Self {
                 $name { words, elements: PhantomData }
@@ -163,6 +171,49 @@ impl SumOf<f16> for f16 {
 #[track_caller]
 pub fn m16n8k16<T: Multiplicand>(a: FragmentA<T>, b: FragmentB<T>, c: Accumulator) -> Accumulator {
     T::m16n8k16(a, b, c)
+}
+
+/// An element of 8 bits of A and B: `E4m3` or `E5m2`.
+pub trait Multiplicand8: Copy {
+    /// Two of them, exactly.
+    fn pair_to_f16(codes: u16) -> F16x2;
+}
+
+impl Multiplicand8 for E4m3 {
+    #[inline(always)]
+    #[track_caller]
+    fn pair_to_f16(codes: u16) -> F16x2 {
+        convert::e4m3x2_to_f16x2(E4m3x2::from_bits(codes))
+    }
+}
+
+impl Multiplicand8 for E5m2 {
+    #[inline(always)]
+    #[track_caller]
+    fn pair_to_f16(codes: u16) -> F16x2 {
+        convert::e5m2x2_to_f16x2(E5m2x2::from_bits(codes))
+    }
+}
+
+/// `a * b + c` in f32 of numbers of 8 bits, A `[16, 32]` and B `[32, 8]`: the products of each half of
+/// k in one step, SM 89 and newer.
+#[inline(always)]
+#[track_caller]
+pub fn m16n8k32<T: Multiplicand8>(
+    a: FragmentA<T>,
+    b: FragmentB<T>,
+    mut c: Accumulator,
+) -> Accumulator {
+    let halves =
+        |word: u32| [word as u16, (word >> 16) as u16].map(|codes| T::pair_to_f16(codes).to_bits());
+    for half in 0..2 {
+        // What the fragments of f16 call columns `2 * pair` and `2 * pair + 8` are neighbours here, in
+        // both operands alike: the sum runs over the same products.
+        let ([a0, a2], [a1, a3]) = (halves(a.words[2 * half]), halves(a.words[2 * half + 1]));
+        let a = FragmentA::<f16>::from_words([a0, a1, a2, a3]);
+        c = m16n8k16(a, FragmentB::from_words(halves(b.words[half])), c);
+    }
+    c
 }
 
 /// The instruction `$mnemonic` with an f32 accumulator.

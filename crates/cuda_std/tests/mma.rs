@@ -3,7 +3,7 @@
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::mma::{self, FragmentA, FragmentB};
 use cuda_std::prelude::*;
-use cuda_std::{matrix, warp::WARP_SIZE};
+use cuda_std::{E4m3, E5m2, matrix, warp::WARP_SIZE};
 use half::{bf16, f16};
 use simt::{Init, Memory};
 
@@ -324,6 +324,77 @@ fn matrices_come_from_shared_memory() {
         for (i, got) in d.into_iter().map(f32::from_le_bytes).enumerate() {
             let want = problem.exact(i / 8, i % 8) as f32 * 2f32.powi(UNIT_EXPONENT);
             assert_eq!(got, want, "{instance:?}: row {}, column {}", i / 8, i % 8);
+        }
+    }
+}
+
+/// One product of 8-bit elements, k = 32, gathered as the ISA's formulas have them.
+#[kernel(launch_bounds(WARP_SIZE), instances(product_e4m3 = <E4m3>, product_e5m2 = <E5m2>))]
+unsafe fn product_of_8_bits<T: mma::Multiplicand8>(
+    a: Global<u8>,
+    b: Global<u8>,
+    c: Global<f32>,
+    d: GlobalMut<f32>,
+) {
+    let (group, thread) = ids();
+    // SAFETY: A `[16, 32]`, B `[32, 8]`, C and D `[16, 8]`.
+    unsafe {
+        let word = |element: &dyn Fn(usize) -> u8| u32::from_le_bytes([0, 1, 2, 3].map(element));
+        let words_a = [0, 4, 8, 12].map(|first| {
+            word(&|i| {
+                let i = first + i;
+                let row = if i < 4 || (8..12).contains(&i) { group } else { group + 8 };
+                let column = if i < 8 { thread * 4 + (i & 3) } else { thread * 4 + (i & 3) + 16 };
+                a.get(row * 32 + column)
+            })
+        });
+        let words_b = [0, 4].map(|first| {
+            word(&|i| {
+                let i = first + i;
+                let row = if i < 4 { thread * 4 + (i & 3) } else { thread * 4 + (i & 3) + 16 };
+                b.get(row * 8 + group)
+            })
+        });
+        let (a, b) = (FragmentA::<T>::from_words(words_a), FragmentB::from_words(words_b));
+        let sums = mma::m16n8k32(a, b, [0, 1, 2, 3].map(|i| c.get(place_c(i))));
+        sums.into_iter().enumerate().for_each(|(i, sum)| d.set(place_c(i), sum));
+    }
+}
+
+#[test]
+fn sums_of_8_bits_are_those_of_their_values() {
+    for seed in 0..10 {
+        let mut state = seed;
+        // Whole numbers to 8, which both formats have: sums that an f32 holds exactly.
+        let mut number = || (bits(&mut state) % 17) as i32 - 8;
+        let (a, b) = ([(); 16 * 32].map(|()| number()), [(); 32 * 8].map(|()| number()));
+        let c = [(); 128].map(|()| number());
+        let want: Vec<f32> = (0..128)
+            .map(|at| {
+                let product = |k: usize| a[at / 8 * 32 + k] * b[k * 8 + at % 8];
+                ((0..32).map(product).sum::<i32>() + c[at]) as f32
+            })
+            .collect();
+        let encodings: [(_, fn(i32) -> u8); 2] = [
+            (product_of_8_bits::Instance::product_e4m3, |x| E4m3::from_f32(x as f32).to_bits()),
+            (product_of_8_bits::Instance::product_e5m2, |x| E5m2::from_f32(x as f32).to_bits()),
+        ];
+        for (instance, encode) in encodings {
+            let codes = |values: &[i32]| values.iter().map(|&value| encode(value)).collect();
+            let c = c.iter().flat_map(|&value| (value as f32).to_le_bytes()).collect();
+            let d = run([codes(&a), codes(&b), c], |geometry, [a, b, c, d]| {
+                let [a, b] = [a, b].map(DevicePtr::new);
+                product_of_8_bits::launch(
+                    instance,
+                    geometry,
+                    a,
+                    b,
+                    DevicePtr::new(c),
+                    DevicePtr::new(d),
+                )
+            });
+            let got: Vec<f32> = d.into_iter().map(f32::from_le_bytes).collect();
+            assert_eq!(got, want, "{instance:?}");
         }
     }
 }

@@ -59,6 +59,8 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("mma_f16", &["HMMA.16816.F16"]),
     ("mma_f32_bf16", &["HMMA.16816.F32.BF16"]),
     ("mma_f32_f16", &["HMMA.16816.F32"]),
+    ("mma_fp8_e4m3", &["F2FP.F16.E4M3", "HMMA.16816.F32"]),
+    ("mma_fp8_e5m2", &["F2FP.F16.E5M2", "HMMA.16816.F32"]),
     ("named_barrier_", &["BAR.ARV", "BAR.SYNC"]),
     ("ordering_", &["MEMBAR", "CCTL"]),
     ("setmaxnreg_", &["USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"]),

@@ -1,7 +1,7 @@
-//! `mma.sync.m16n8k16`: products on the tensor cores, a warp each.
+//! `mma.sync.m16n8k16`, and of numbers of 8 bits m16n8k32: products on the tensor cores, a warp each.
 
-use cuda_std::mma::{self, FragmentA, FragmentB, Multiplicand};
-use cuda_std::{prelude::*, warp::WARP_SIZE};
+use cuda_std::mma::{self, Accumulator, FragmentA, FragmentB, Multiplicand, Multiplicand8};
+use cuda_std::{E4m3, E5m2, prelude::*, warp::WARP_SIZE};
 use half::{bf16, f16};
 
 /// Rows of A, C and D.
@@ -13,13 +13,17 @@ pub const N: u32 = 8;
 /// Columns of A, rows of B.
 pub const K: u32 = 16;
 
+/// The same of elements of 8 bits.
+pub const K_OF_8_BITS: u32 = 32;
+
 /// Words of a row of A, and of a column of B.
 const K_WORDS: u32 = K / 2;
 
 /// The fragments of the block's A, by rows, and B, by columns.
 ///
 /// # Safety
-/// 1. `a` holds `M * K` elements a block, `b` `K * N`, two to a word.
+/// 1. `a` holds `M * K` elements a block, `b` `K * N`, two to a word; or `M * K_OF_8_BITS` and
+///    `K_OF_8_BITS * N`, four to a word.
 #[inline(always)]
 #[track_caller]
 unsafe fn fragments<T>(a: Global<u32>, b: Global<u32>) -> (FragmentA<T>, FragmentB<T>) {
@@ -48,14 +52,56 @@ pub unsafe fn mma_f32<T: Multiplicand>(
     c: Global<f32>,
     out: GlobalMut<f32>,
 ) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (a, b) = fragments::<T>(a, b);
+        add_products(num_columns, c, out, |c| mma::m16n8k16(a, b, c));
+    }
+}
+
+/// As [`mma_f32()`] of numbers of 8 bits: `a` is `[num_tiles, M, K_OF_8_BITS]`, `b` `[num_tiles, N,
+/// K_OF_8_BITS]`.
+///
+/// # Safety
+/// 1. One warp a block; the views are that long, and `num_columns` is at most `N`.
+#[kernel(
+    launch_bounds(WARP_SIZE),
+    target(sm_90a),
+    instances(mma_fp8_e4m3 = <E4m3>, mma_fp8_e5m2 = <E5m2>)
+)]
+pub unsafe fn mma_fp8<T: Multiplicand8>(
+    num_columns: u32,
+    a: Global<u32>,
+    b: Global<u32>,
+    c: Global<f32>,
+    out: GlobalMut<f32>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (a, b) = fragments::<T>(a, b);
+        add_products(num_columns, c, out, |c| mma::m16n8k32(a, b, c));
+    }
+}
+
+/// Writes what `multiply` makes of the block's tile of C.
+///
+/// # Safety
+/// 1. `c` holds `M * N` elements a block, `out` `M * num_columns`.
+#[inline(always)]
+#[track_caller]
+unsafe fn add_products(
+    num_columns: u32,
+    c: Global<f32>,
+    out: GlobalMut<f32>,
+    multiply: impl FnOnce(Accumulator) -> Accumulator,
+) {
     let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
     let row = thread::block_idx_x() * M + group;
     // SAFETY: the elements of the block's tile that the lane's fragments hold.
     unsafe {
-        let (a, b) = fragments::<T>(a, b);
         let c = |row: u32| c.get_vec::<2>((row * N + 2 * pair) as usize);
         let ([c0, c1], [c2, c3]) = (c(row), c(row + 8));
-        let [d0, d1, d2, d3] = mma::m16n8k16(a, b, [c0, c1, c2, c3]);
+        let [d0, d1, d2, d3] = multiply([c0, c1, c2, c3]);
         let elements = [(row, 0, d0), (row, 1, d1), (row + 8, 0, d2), (row + 8, 1, d3)];
         for (row, odd, value) in elements {
             let column = 2 * pair + odd;

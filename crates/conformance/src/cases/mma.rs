@@ -1,10 +1,10 @@
 //! Products of small matrices.
 
-use conformance_kernels::mma::{K, M, N, mma_f16, mma_f32};
+use conformance_kernels::mma::{K, K_OF_8_BITS, M, N, mma_f16, mma_f32, mma_fp8};
 use cuda_std::launch::Geometry;
 
-use crate::inputs::{blocks, random_words, words_of_halves};
-use crate::numbers::{BF16, F16, Format, Rounding};
+use crate::inputs::{blocks, random_words, words_of_bytes, words_of_halves};
+use crate::numbers::{BF16, E4M3, E5M2, F16, Format, Rounding};
 use crate::products::{self, Draw, Element, Operand, SUMS_OF_16_BITS, Sum};
 use crate::{Buffer, Case, Tolerance, Want};
 
@@ -27,12 +27,16 @@ pub fn cases() -> Vec<Case> {
         probe("mma_probe_bf16", bf16, BF16),
         sums_in_f16("mma_whole_f16_in_f16", Draw::Whole),
         sums_in_f16("mma_any_f16_in_f16", Draw::Any),
+        sums_of_8_bits("mma_whole_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Whole),
+        sums_of_8_bits("mma_whole_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Whole),
+        sums_of_8_bits("mma_any_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Any),
+        sums_of_8_bits("mma_any_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Any),
     ]
 }
 
 /// A tile's operands, and C: whole numbers, or numbers with all of f32's bits.
-fn tile(format: Format, draw: Draw, seed: u64) -> (Operand, Operand, Vec<f64>) {
-    let k = K as usize;
+fn tile(format: Format, k: u32, draw: Draw, seed: u64) -> (Operand, Operand, Vec<f64>) {
+    let k = k as usize;
     let a = Operand::random(format, (ROWS, k), draw, seed);
     let b = Operand::random(format, (COLUMNS, k), draw, seed + 1);
     let c = random_words(seed + 2).take(ROWS * COLUMNS).map(|word| match draw {
@@ -45,7 +49,7 @@ fn tile(format: Format, draw: Draw, seed: u64) -> (Operand, Operand, Vec<f64>) {
 
 fn tiles(format: Format, draw: Draw) -> Vec<(Operand, Operand, Vec<f64>)> {
     let mut tiles: Vec<_> =
-        (0..u64::from(NUM_TILES)).map(|seed| tile(format, draw, 70 + 3 * seed)).collect();
+        (0..u64::from(NUM_TILES)).map(|seed| tile(format, K, draw, 70 + 3 * seed)).collect();
     if draw == Draw::Whole {
         let [infinity, nan] =
             [f64::INFINITY, f64::NAN].map(|value| format.round(value, Rounding::Nearest));
@@ -91,6 +95,32 @@ fn sums_in_f32(
     ];
     Case::new(name, buffers, move |p| {
         mma_f32::launch(instance, geometry(NUM_TILES), N, p.at(0), p.at(1), p.at(2), p.at(3))
+    })
+}
+
+/// Sums in f32 of products of 8-bit elements: two steps of 16 products of f16.
+fn sums_of_8_bits(
+    name: &'static str,
+    instance: mma_fp8::Instance,
+    format: Format,
+    draw: Draw,
+) -> Case {
+    let tiles: Vec<_> = (0..u64::from(NUM_TILES))
+        .map(|seed| tile(format, K_OF_8_BITS, draw, 170 + 3 * seed))
+        .collect();
+    let want = products::want(&elements(&tiles), draw);
+    let bytes = |operands: &mut dyn Iterator<Item = &Operand>| {
+        let codes = operands.flat_map(|operand| operand.codes.concat());
+        Buffer::words(&words_of_bytes(&codes.map(|code| code as u8).collect::<Vec<u8>>()))
+    };
+    let buffers = vec![
+        bytes(&mut tiles.iter().map(|(a, ..)| a)),
+        bytes(&mut tiles.iter().map(|(_, b, _)| b)),
+        Buffer::words(&bits_of_f32(tiles.iter().flat_map(|(.., c)| c.iter().copied()))),
+        Buffer::Out(want),
+    ];
+    Case::new(name, buffers, move |p| {
+        mma_fp8::launch(instance, geometry(NUM_TILES), N, p.at(0), p.at(1), p.at(2), p.at(3))
     })
 }
 
