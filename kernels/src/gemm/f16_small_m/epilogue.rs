@@ -10,19 +10,19 @@ use cuda_std::prelude::*;
 pub const MAX_OUTPUTS: usize = 8;
 
 /// Sums of a warp in eight columns and all rows, and as many words more as put the columns of a row
-/// into banks of their own.
-const fn tile_stride(tiles_m: usize, tiles_n: usize) -> u32 {
-    tiles_m as u32 * TILE * TILE + (32 / tiles_n as u32) % 32
+/// that a warp reads at once, `part_tiles` tiles, into banks of their own.
+const fn tile_stride(tiles_m: usize, part_tiles: usize) -> u32 {
+    tiles_m as u32 * TILE * TILE + (32 / part_tiles as u32) % 32
 }
 
 /// Sums of a warp.
-const fn warp_stride(tiles_m: usize, tiles_n: usize) -> u32 {
-    tiles_n as u32 * tile_stride(tiles_m, tiles_n)
+const fn warp_stride(tiles_m: usize, tiles_n: usize, gated: bool) -> u32 {
+    tiles_n as u32 * tile_stride(tiles_m, tiles_n / num_parts(gated))
 }
 
 /// Floats of shared memory: the sums of all warps, a multiple of 16 bytes.
-pub const fn num_sums(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
-    warps as u32 * warp_stride(tiles_m, tiles_n)
+pub const fn num_sums(tiles_m: usize, tiles_n: usize, gated: bool, warps: usize) -> u32 {
+    warps as u32 * warp_stride(tiles_m, tiles_n, gated)
 }
 
 /// Where outputs go: to `half`, or to `single` if there is one.
@@ -173,7 +173,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
         // SAFETY: the launch gives the bytes; each lane writes what is its own, and all is read
         // behind the barrier. Row and column are inside, by the check.
         unsafe {
-            store_sums::<TILES_M, TILES_N>(smem, acc);
+            store_sums::<TILES_M, TILES_N, GATED>(smem, acc);
             thread::sync_threads();
             unroll!(output in 0..Self::NUM, {
                 if let Some(row) = self.row(output, num_rows) {
@@ -203,13 +203,13 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     #[inline(always)]
     unsafe fn sum(&self, smem: Shared<f32>, part: u32, row: u32) -> f32 {
         let tile = part * Self::PART_TILES + self.block_column / TILE;
-        let tile = tile * tile_stride(TILES_M, TILES_N);
+        let tile = tile * tile_stride(TILES_M, Self::PART_TILES as usize);
         let [x, weight] = self.orders;
         let row = row / TILE * TILE + x.group_of(row % TILE);
         let smem = smem.offset(tile + row * TILE + weight.group_of(self.block_column % TILE));
         let mut sum = 0.0;
         for quad in 0..WARPS as u32 / 4 {
-            let of_warp = |i| (4 * quad + i) * warp_stride(TILES_M, TILES_N);
+            let of_warp = |i| (4 * quad + i) * warp_stride(TILES_M, TILES_N, GATED);
             // SAFETY: the caller's promise.
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| unsafe { smem.get(of_warp(i)) });
             sum += (a + b) + (c + d);
@@ -223,18 +223,20 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
 /// # Safety
 /// 1. `smem` has room for every warp's, and no other thread accesses this one's.
 #[inline(always)]
-unsafe fn store_sums<const TILES_M: usize, const TILES_N: usize>(
+unsafe fn store_sums<const TILES_M: usize, const TILES_N: usize, const GATED: bool>(
     smem: Shared<f32>,
     acc: &[[Accumulator; TILES_N]; TILES_M],
 ) {
     let smem = smem.offset(
-        warp::warp_idx() * warp_stride(TILES_M, TILES_N) + lane_group() * TILE + 2 * lane_pair(),
+        warp::warp_idx() * warp_stride(TILES_M, TILES_N, GATED)
+            + lane_group() * TILE
+            + 2 * lane_pair(),
     );
     for tile_m in 0..TILES_M {
         for tile_n in 0..TILES_N {
             let [c0, c1, c2, c3] = acc[tile_m / 2][tile_n];
             let sums = if tile_m % 2 == 0 { [c0, c1] } else { [c2, c3] };
-            let tile = tile_n as u32 * tile_stride(TILES_M, TILES_N);
+            let tile = tile_n as u32 * tile_stride(TILES_M, TILES_N / num_parts(GATED));
             // SAFETY: the caller's promise.
             unsafe { smem.set_vec(tile + tile_m as u32 * TILE * TILE, sums) };
         }

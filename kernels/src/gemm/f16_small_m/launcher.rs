@@ -57,8 +57,13 @@ const MANY_ROWS: usize = 16_000;
 const MAX_STAGES: usize = 8;
 
 /// Shared memory of a block: the sums, and behind them the normed rows of a `k`, if there are any.
-const fn shared_bytes(tiles: [usize; 2], warps: usize, normed: Option<(usize, u32)>) -> usize {
-    let sums = num_sums(tiles[0], tiles[1], warps) as usize * size_of::<f32>();
+const fn shared_bytes(
+    tiles: [usize; 2],
+    gated: bool,
+    warps: usize,
+    normed: Option<(usize, u32)>,
+) -> usize {
+    let sums = num_sums(tiles[0], tiles[1], gated, warps) as usize * size_of::<f32>();
     match normed {
         Some((max_rows, k)) => sums + normed::shared_bytes(max_rows, k),
         None => sums,
@@ -177,7 +182,7 @@ impl SmallM16 {
     pub const fn fuses(max_rows: usize, k: usize) -> bool {
         max_rows <= MAX_FUSED_ROWS && k > 0 && k <= MAX_K && {
             // Those of the instance that has most sums.
-            shared_bytes([1, 2], 16, Some((max_rows, k as u32))) <= MAX_SHARED_BYTES
+            shared_bytes([1, 4], false, 8, Some((max_rows, k as u32))) <= MAX_SHARED_BYTES
         }
     }
 
@@ -378,7 +383,7 @@ impl SmallM16 {
         let x_rows = if normed { 0 } else { self.0.max_rows };
         let rows = ring::stage_rows((num_parts(gated) * columns + x_rows) as u32) as usize;
         let stage_bytes = shape.warps * rows * LINE_K as usize * size_of::<u16>();
-        let num_sums = num_sums(shape.tiles_m, shape.tiles_n, shape.warps);
+        let num_sums = num_sums(shape.tiles_m, shape.tiles_n, gated, shape.warps);
         let sums_apart = if per_block > 1 { num_sums } else { 0 };
         let row_bytes =
             if normed { normed::shared_bytes(self.0.max_rows, self.0.k as u32) } else { 0 };
@@ -492,7 +497,7 @@ impl SmallM16 {
         let block_n = max_columns(tiles_n, is_gated) as usize;
         let normed = (self.0.max_rows, arg_u32("k", self.0.k)?);
         let normed = is_normed.then_some(normed);
-        let shared_bytes = shared_bytes([tiles_m, tiles_n], warps, normed);
+        let shared_bytes = shared_bytes([tiles_m, tiles_n], is_gated, warps, normed);
         let num_threads = warps * WARP_SIZE as usize;
         Geometry::new(
             [self.0.n.div_ceil(block_n), self.0.max_rows.min(1), 1],

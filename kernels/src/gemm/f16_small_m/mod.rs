@@ -223,7 +223,7 @@ pub unsafe fn gemm_16_small_m<
         let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
         if let Some(norm) = norm {
             let smem = dynamic_shared_mem::<f32>();
-            let smem = smem.offset(num_sums(TILES_M, TILES_N, WARPS));
+            let smem = smem.offset(num_sums(TILES_M, TILES_N, GATED, WARPS));
             let x = norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, smem);
             multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, round, &mut acc);
         } else {

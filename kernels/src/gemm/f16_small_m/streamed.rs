@@ -131,7 +131,7 @@ pub unsafe fn gemm_16_streamed<
             return;
         }
         let normed = norm.map(|norm| {
-            let smem = sums.offset(num_sums(TILES_M, TILES_N, WARPS) + sums_apart);
+            let smem = sums.offset(num_sums(TILES_M, TILES_N, GATED, WARPS) + sums_apart);
             norm.rows::<E, TILES_M>((x, x_stride), num_rows, smem)
         });
 
