@@ -375,12 +375,12 @@ fn sums_of_8_bits_are_those_of_their_values() {
                 ((0..32).map(product).sum::<i32>() + c[at]) as f32
             })
             .collect();
-        let encodings: [(_, fn(i32) -> u8); 2] = [
-            (product_of_8_bits::Instance::product_e4m3, |x| E4m3::from_f32(x as f32).to_bits()),
-            (product_of_8_bits::Instance::product_e5m2, |x| E5m2::from_f32(x as f32).to_bits()),
-        ];
-        for (instance, encode) in encodings {
-            let codes = |values: &[i32]| values.iter().map(|&value| encode(value)).collect();
+        for &instance in product_of_8_bits::Instance::ALL {
+            let encode = |&value: &i32| match instance {
+                product_of_8_bits::Instance::product_e4m3 => E4m3::from_f32(value as f32).to_bits(),
+                product_of_8_bits::Instance::product_e5m2 => E5m2::from_f32(value as f32).to_bits(),
+            };
+            let codes = |values: &[i32]| values.iter().map(encode).collect();
             let c = c.iter().flat_map(|&value| (value as f32).to_le_bytes()).collect();
             let d = run([codes(&a), codes(&b), c], |geometry, [a, b, c, d]| {
                 let [a, b] = [a, b].map(DevicePtr::new);
