@@ -41,7 +41,7 @@ const fn min_blocks(tiles_m: usize) -> u32 {
 ///    `max_rows` rows in boxes of as many and 64 columns, both swizzled by 128 bytes; where x is
 ///    normed, it holds `max_rows` rows of `k` elements at multiples of 16 bytes.
 /// 3. The output is `residual`, or overlaps nothing that is read.
-/// 4. `sums_apart` is 0 if no block has more than one tile, or else [`num_sums`].
+/// 4. `sums_apart` is 0 if no block has more than one tile, or else as many floats as its sums take.
 #[kernel(
     launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M)),
     target(sm_90a),
