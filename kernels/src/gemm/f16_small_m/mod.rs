@@ -20,7 +20,7 @@
 //!           loads of a block are under way before it asks for its rows, or for the launch before.
 //!
 //! This kernel loads the weight into registers; of up to 32 rows on sm_90a it may come by TMA instead
-//! ([`gemm_16_streamed`]).
+//! ([`gemm_16_streamed()`]).
 //!
 //! # Why tensor cores for one row
 //! At 4.4 TB/s an SM gets 512 bytes, a 16-byte load of a warp, in 26 cycles: 102 issue slots. FMAs
