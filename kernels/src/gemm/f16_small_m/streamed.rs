@@ -12,7 +12,7 @@
 //! Tried on an H200 and slower, in us of 896 x 896, one row and eight: x in shared memory by bulk copies,
 //! one a row, before the loop 3.2 and 4.1, by loads from global memory a line ahead 2.9 and 3.2; as it is,
 //! in the boxes of the lines, 2.5 and 2.6. One box has a fixed cost: with `cp.async.bulk` a row of 512
-//! bytes instead of boxes 9216 x 3072 takes 43, and boxes of 32 columns, which need no swizzle, 12 % more.
+//! bytes instead of boxes 9216 x 3072 takes 43, and boxes of 32 columns, which need no swizzle, 4 to 13 % more.
 //! Weights by `cp.async`, 16 bytes a lane: 9216 x 3072 18.2, by TMA 15.5.
 
 use super::epilogue::{Destination, MAX_OUTPUTS, Outputs, num_parts, num_sums};
