@@ -39,6 +39,8 @@ fn rejects_wrong_arguments() {
     refuses(&["generate", "--nonsense"], "--nonsense");
     refuses(&["nonsense"], "nonsense");
     refuses(&["bench", "kernels"], "--op");
+    refuses(&["bench", "decode", "-m", LLAMA, "--sequences", "0"], "--sequences");
+    refuses(&["bench", "decode", "-m", LLAMA, "--device", "cpu", "--ctx-size", "8"], "512 tokens");
     refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,0,3"], "three numbers over 0");
     refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,2"], "three numbers over 0");
 }

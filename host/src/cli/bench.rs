@@ -2,21 +2,43 @@
 
 use super::{
     failure::Failure,
-    model::{AccumulateArg, GemmArg, TargetArg},
+    model::{AccumulateArg, EngineArgs, GemmArg, TargetArg},
     terminal,
 };
 use clap::{Subcommand, ValueEnum};
 use halfwarp::exec::cuda;
 use halfwarp::plan::Dtype;
+use halfwarp::profile::decode::{self, Workload};
 use halfwarp::profile::gemm::{BenchError, Row, Shape, Subject, measure, shapes};
-use halfwarp::{Gemm, Target};
-use std::str::FromStr;
+use halfwarp::{EngineOptions, Gemm, Target};
+use std::{num::NonZeroUsize, str::FromStr};
 
 /// The commands of `halfwarp bench`.
 #[derive(Subcommand)]
 pub enum Command {
     /// Time a kernel at the shapes of real models, each verified first.
     Kernels(KernelsArgs),
+    /// Time the steps of a model that continues several prompts at once.
+    Decode(DecodeArgs),
+}
+
+/// Arguments of `halfwarp bench decode`.
+#[derive(clap::Args)]
+pub struct DecodeArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Sequences that decode together
+    #[arg(long, value_name = "N", default_value = "1")]
+    sequences: NonZeroUsize,
+    /// Tokens of each prompt
+    #[arg(long, value_name = "N", default_value = "512")]
+    prompt_tokens: NonZeroUsize,
+    /// Steps to time
+    #[arg(short, long = "n-predict", value_name = "N", default_value = "128")]
+    n: NonZeroUsize,
+    /// Print a JSON object
+    #[arg(long)]
+    jsonl: bool,
 }
 
 /// Arguments of `halfwarp bench kernels`.
@@ -82,7 +104,29 @@ impl FromStr for ShapeArg {
 pub fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Kernels(args) => kernels(args),
+        Command::Decode(args) => decode(args),
     }
+}
+
+fn decode(args: &DecodeArgs) -> Result<(), Failure> {
+    let [num_seqs, prompt_len, num_steps] =
+        [args.sequences, args.prompt_tokens, args.n].map(NonZeroUsize::get);
+    let workload = Workload { num_seqs, prompt_len, num_steps };
+    let needed = workload.context(EngineOptions::default().max_tokens);
+    let model = args.engine.model.open()?;
+    let context = args.engine.context.unwrap_or(needed);
+    let mut engine = args.engine.engine_of(&model, context, num_seqs)?;
+    let row = decode::measure(&mut engine, &workload)?;
+    let line = if args.jsonl {
+        serde_json::json!(row).to_string()
+    } else {
+        format!(
+            "{}\n{num_seqs} sequences behind {prompt_len} tokens each: {:.1} tok/s in all, a step {:.0} us \
+             (median of {})",
+            row.gpu, row.tok_per_s, row.us, row.steps
+        )
+    };
+    terminal::print(&(line + "\n"))
 }
 
 fn kernels(args: &KernelsArgs) -> Result<(), Failure> {

@@ -162,6 +162,17 @@ impl EngineArgs {
         self.engine(model, self.context)
     }
 
+    /// Puts `model` on the device, for as many sequences of `context` positions at once.
+    pub fn engine_of(
+        &self,
+        model: &Arc<Model>,
+        context: usize,
+        max_seqs: usize,
+    ) -> Result<Engine, Failure> {
+        let options = EngineOptions { max_seqs, ..self.options(Some(context)) };
+        Ok(Engine::with_progress(Arc::clone(model), options, terminal::loading_bar())?)
+    }
+
     /// Puts `model` on the device, with `context` positions a sequence.
     pub fn engine(&self, model: &Arc<Model>, context: Option<usize>) -> Result<Engine, Failure> {
         let (model, options) = (Arc::clone(model), self.options(context));
