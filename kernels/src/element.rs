@@ -71,6 +71,9 @@ pub trait Number: Element + NarrowedFrom<f32> + NarrowedFrom<Self> {
 pub trait Half: Number + Multiplicand {
     /// Two numbers as [`Number::from_f32`] in a register, the first in its lower half.
     fn pack(lo: f32, hi: f32) -> u32;
+
+    /// The two numbers of a register, exactly.
+    fn unpack(pair: u32) -> [f32; 2];
 }
 
 impl NarrowedFrom<f32> for f16 {
@@ -172,6 +175,12 @@ macro_rules! halves {
             #[inline(always)]
             fn pack(lo: f32, hi: f32) -> u32 {
                 $pair_from_f32(lo, hi).to_bits()
+            }
+
+            #[inline(always)]
+            fn unpack(pair: u32) -> [f32; 2] {
+                let pair = $pair::from_bits(pair);
+                [$to_f32(pair.lo()), $to_f32(pair.hi())]
             }
         }
     )*};

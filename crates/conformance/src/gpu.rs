@@ -149,6 +149,7 @@ impl Gpu {
             strides_bytes: &spec.strides_bytes,
             box_dims: &spec.box_dims,
             swizzle: spec.swizzle as u32,
+            l2_promotion: spec.l2_promotion as u32,
         };
         Ok(EncodedTensorMap(self.driver.encode_tensor_map(&map)?))
     }

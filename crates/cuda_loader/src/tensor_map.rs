@@ -7,8 +7,6 @@ const MAX_RANK: usize = 5;
 
 /// `CU_TENSOR_MAP_INTERLEAVE_NONE`.
 const INTERLEAVE_NONE: c_int = 0;
-/// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
-const L2_PROMOTION_256B: c_int = 3;
 /// `CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE`: what is outside of the tensor is zero.
 const OUTSIDE_IS_ZERO: c_int = 0;
 
@@ -41,7 +39,7 @@ pub(crate) fn function(address: *mut c_void) -> Option<EncodeTiled> {
 }
 
 /// A tensor in global memory, and the box of it that one copy moves: innermost dimension first, every element copied,
-/// nothing interleaved, zeros outside of the tensor, 256 bytes brought to L2 at a time.
+/// nothing interleaved, zeros outside of the tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct TiledTensorMap<'a> {
     /// Address of the tensor on the device.
@@ -56,6 +54,8 @@ pub struct TiledTensorMap<'a> {
     pub box_dims: &'a [u32],
     /// How the box lies in shared memory, a `CUtensorMapSwizzle`.
     pub swizzle: u32,
+    /// What comes to L2, a `CUtensorMapL2promotion`.
+    pub l2_promotion: u32,
 }
 
 /// Why there is no tensor map.
@@ -85,7 +85,15 @@ pub enum EncodeError {
 impl TiledTensorMap<'_> {
     /// Calls `encode_tiled`.
     pub(crate) fn encode(&self, encode_tiled: EncodeTiled) -> Result<[u8; 128], EncodeError> {
-        let TiledTensorMap { address, data_type, dims, strides_bytes, box_dims, swizzle } = *self;
+        let TiledTensorMap {
+            address,
+            data_type,
+            dims,
+            strides_bytes,
+            box_dims,
+            swizzle,
+            l2_promotion,
+        } = *self;
         let rank = dims.len();
         let (strides, box_rank) = (strides_bytes.len(), box_dims.len());
         if !(1..=MAX_RANK).contains(&rank) || strides != rank - 1 || box_rank != rank {
@@ -106,7 +114,7 @@ impl TiledTensorMap<'_> {
                 [1; MAX_RANK].as_ptr(),
                 INTERLEAVE_NONE,
                 swizzle as c_int,
-                L2_PROMOTION_256B,
+                l2_promotion as c_int,
                 OUTSIDE_IS_ZERO,
             )
         };
@@ -184,6 +192,7 @@ mod tests {
         strides_bytes: &[8192],
         box_dims: &[64, 128],
         swizzle: 3,
+        l2_promotion: 2,
     };
 
     #[test]
@@ -191,7 +200,7 @@ mod tests {
         let map = MATRIX.encode(writes_arguments).unwrap();
         let (words, _) = map.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let want = [6, 2, 0x7f00_0000_1000, 4096, 100, 8192, 64, 128, 1, 1, 0, 3, 3, 0, 0, 0];
+        let want = [6, 2, 0x7f00_0000_1000, 4096, 100, 8192, 64, 128, 1, 1, 0, 3, 2, 0, 0, 0];
         assert_eq!(words, want);
     }
 

@@ -157,32 +157,16 @@ impl<T: Element> Global<T> {
         unsafe { ld_nc(self.0.wrapping_add(index)) }
     }
 
-    /// As [`Global::stream_vec`], and 256 bytes are brought to L2: for weights that the grid reads
-    /// from end to end. PTX `ld.global.nc.L1::no_allocate.L2::256B`.
-    ///
-    /// # Safety
-    /// As [`Global::stream_vec`].
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn stream_vec_l2_256b<const N: usize>(self, index: usize) -> [T; N] {
-        // SAFETY: the caller's promise.
-        unsafe { ld_nc_l2_256b(self.0.wrapping_add(index)) }
-    }
-
-    /// As [`Global::stream_vec_l2_256b`] where `condition` holds, elsewhere zeros; 16 bytes. See
+    /// As [`Global::stream_vec`] where `condition` holds, elsewhere zeros; 16 bytes. See
     /// [`Global::get_vec_if`].
     ///
     /// # Safety
     /// As [`Global::stream_vec`], where `condition` holds.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn stream_vec_l2_256b_if<const N: usize>(
-        self,
-        index: usize,
-        condition: bool,
-    ) -> [T; N] {
+    pub unsafe fn stream_vec_if<const N: usize>(self, index: usize, condition: bool) -> [T; N] {
         // SAFETY: the caller's promise.
-        unsafe { ld_nc_l2_256b_if(self.0.wrapping_add(index), condition) }
+        unsafe { ld_nc_if(self.0.wrapping_add(index), condition) }
     }
 }
 
@@ -334,8 +318,6 @@ macro_rules! vector_loads {
 vector_loads! {
     ld = "ld.global", readonly, nostack, preserves_flags;
     ld_nc = "ld.global.nc.L1::no_allocate", pure, readonly, nostack, preserves_flags;
-    ld_nc_l2_256b = "ld.global.nc.L1::no_allocate.L2::256B", pure, readonly, nostack,
-        preserves_flags;
 }
 
 /// Declares loads of 16 bytes under a predicate.
@@ -372,8 +354,7 @@ macro_rules! conditional_loads {
 
 conditional_loads! {
     ld_if = "ld.global", readonly, nostack, preserves_flags;
-    ld_nc_l2_256b_if = "ld.global.nc.L1::no_allocate.L2::256B", pure, readonly, nostack,
-        preserves_flags;
+    ld_nc_if = "ld.global.nc.L1::no_allocate", pure, readonly, nostack, preserves_flags;
 }
 
 /// One store of `N` elements.

@@ -7,7 +7,7 @@ use core::arch::asm;
 mod spec;
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use spec::{Element, Swizzle, TensorMapError, TensorMapSpec};
+pub use spec::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 
 /// A tensor map: a kernel's parameter, [`EncodedTensorMap`] in its launcher.
 ///

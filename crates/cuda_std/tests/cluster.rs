@@ -6,7 +6,7 @@ mod words;
 use cuda_std::bulk::CacheHint;
 use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapSpec};
+use cuda_std::tensor_map::{Element, L2Promotion, Swizzle, TensorMapSpec};
 use simt::{FaultKind, Init, Memory};
 
 fn geometry(grid: [u32; 3]) -> Geometry {
@@ -316,6 +316,7 @@ fn a_multicast_brings_every_row_to_both_blocks() {
             strides_bytes: vec![128],
             box_dims: vec![32, 1],
             swizzle: Swizzle::None,
+            l2_promotion: L2Promotion::default(),
         };
         let map = spec.emulated();
         let out = memory.alloc("out", Init::Poisoned(2 * 4 * x.len()));

@@ -3,7 +3,7 @@
 use cuda_std::bulk::CacheHint;
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, EncodedTensorMap, Swizzle, TensorMapSpec};
+use cuda_std::tensor_map::{Element, EncodedTensorMap, L2Promotion, Swizzle, TensorMapSpec};
 use simt::{Init, Memory};
 
 /// Threads of a block.
@@ -160,7 +160,8 @@ fn spec(
 ) -> TensorMapSpec {
     let (dims, strides_bytes, box_dims) =
         (dims.to_vec(), strides_bytes.to_vec(), box_dims.to_vec());
-    TensorMapSpec { address: 0, element, dims, strides_bytes, box_dims, swizzle }
+    let l2_promotion = L2Promotion::default();
+    TensorMapSpec { address: 0, element, dims, strides_bytes, box_dims, swizzle, l2_promotion }
 }
 
 /// Boxes of every rank, element and swizzle, with the corners that they are moved at: inside, over

@@ -2,7 +2,9 @@
 
 use cuda_std::launch::{Geometry, KernelArg};
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, EncodedTensorMap, Swizzle, TensorMapError, TensorMapSpec};
+use cuda_std::tensor_map::{
+    Element, EncodedTensorMap, L2Promotion, Swizzle, TensorMapError, TensorMapSpec,
+};
 
 /// A matrix of f16, 100 rows of 4096, in boxes of 128 rows of 64.
 fn matrix() -> TensorMapSpec {
@@ -13,6 +15,7 @@ fn matrix() -> TensorMapSpec {
         strides_bytes: vec![8192],
         box_dims: vec![64, 128],
         swizzle: Swizzle::B128,
+        l2_promotion: L2Promotion::default(),
     }
 }
 

@@ -38,10 +38,9 @@ unsafe fn carry<T: Element, const N: usize, const SKEW: usize>(x: Global<u8>, ou
         let second = smem.offset((BYTES / size_of::<T>()) as u32);
         for start in (0..BYTES / size_of::<T>()).step_by(N) {
             let at = start as u32;
-            let vector: [T; N] = match start / N % 4 {
+            let vector: [T; N] = match start / N % 3 {
                 0 => x.get_vec(start + SKEW),
                 1 => x.stream_vec(start + SKEW),
-                2 => x.stream_vec_l2_256b(start + SKEW),
                 _ => GlobalMut::get_vec(out, start),
             };
             smem.set_vec(at, vector);
@@ -129,7 +128,7 @@ unsafe fn load_if(condition: u32, x: Global<u32>, out: GlobalMut<u32>) {
     // SAFETY: eight words in `x`, where there is something to load, and in `out`.
     unsafe {
         out.set_vec::<4>(0, x.get_vec_if(4, condition != 0));
-        out.set_vec::<4>(4, x.stream_vec_l2_256b_if(4, condition != 0));
+        out.set_vec::<4>(4, x.stream_vec_if(4, condition != 0));
     }
 }
 

@@ -43,7 +43,7 @@ impl TensorMaps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuda_std::tensor_map::{Element, Swizzle};
+    use cuda_std::tensor_map::{Element, L2Promotion, Swizzle};
 
     fn spec(address: u64) -> TensorMapSpec {
         TensorMapSpec {
@@ -53,6 +53,7 @@ mod tests {
             strides_bytes: vec![128],
             box_dims: vec![64, 64],
             swizzle: Swizzle::B128,
+            l2_promotion: L2Promotion::default(),
         }
     }
 

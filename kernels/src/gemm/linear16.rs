@@ -3,9 +3,11 @@
 //! Among the tiles of one target that do not split k the order in which an output is summed is one,
 //! and [`SumOrder::Tiles`] asks for those: a row's outputs are the same whatever the number of rows
 //! beside it. The kernels for few rows sum in an order of their own, which the weight's shape
-//! decides; they alone have an RMSNorm in front or a SwiGLU gate behind, with the
-//! bits of the operations one by one.
+//! decides, and [`SumOrder::FewRows`] asks for; with an RMSNorm in front or a SwiGLU gate behind they
+//! have the bits of the operations one by one. In any order one row has a kernel of its own
+//! ([`Gemv16`]), which may have a norm and a gate too.
 
+use super::f16_gemv::Gemv16;
 use super::f16_sm80;
 use super::f16_sm90::TileConfig;
 use super::f16_small_m::SmallM16;
@@ -13,7 +15,7 @@ use crate::Rows;
 use crate::element::Dtype;
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
-use cuda_std::tensor_map::{EncodedTensorMap, Swizzle, TensorMapSpec};
+use cuda_std::tensor_map::{EncodedTensorMap, L2Promotion, Swizzle, TensorMapSpec};
 
 /// The kernels that a device can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +124,7 @@ pub enum Input16<E> {
     /// As they are.
     Half(Rows<E>),
     /// Behind an RMSNorm, as [`RmsNorm`](crate::rms_norm::RmsNorm) stores them rounded to the
-    /// operands' type.
+    /// operands' type; [`Gemv16`] does not round them.
     Normed {
         /// What is normed.
         x: Rows<f32>,
@@ -184,6 +186,9 @@ impl Linear16 {
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
+        if self.summation.order == SumOrder::Fastest && self.max_rows <= 1 {
+            return Gemv16(*self).launch(num_rows, operands);
+        }
         let has_few_rows = match self.summation.order {
             SumOrder::Fastest => self.max_rows <= self.most_few_rows(gpu.target),
             SumOrder::FewRows => true,
@@ -259,6 +264,12 @@ impl Linear16 {
         }
         check_rows(weight)?;
         let x_stride = match x {
+            Input16::Half(_) if self.gated => {
+                return refuse("input bits", 16, "32, which a norm takes, under a gate");
+            }
+            Input16::Normed { .. } if residual.is_some() => {
+                return refuse("residuals", 1, "none behind a norm");
+            }
             Input16::Half(x) => {
                 check_rows(x)?;
                 x.row_stride
@@ -304,6 +315,7 @@ pub(super) fn tensor_map<E: Operand16>(
         strides_bytes: vec![(matrix.row_stride * size_of::<E>()) as u64],
         box_dims: vec![box_columns, box_rows],
         swizzle: Swizzle::B128,
+        l2_promotion: L2Promotion::B128,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Linear layers: `out = x * weight^T (+ bias) (+ residual)`.
 
 pub mod epilogue;
+pub mod f16_gemv;
 pub mod f16_sm80;
 pub mod f16_sm90;
 pub mod f16_small_m;

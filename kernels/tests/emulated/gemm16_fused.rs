@@ -7,9 +7,12 @@ use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::{Dtype, NarrowedFrom};
+use kernels::gemm::f16_gemv::Gemv16;
 use kernels::gemm::f16_small_m::SmallM16;
 use kernels::gemm::f16_small_m::gemm_16_small_m::Instance;
-use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, Target};
+use kernels::gemm::{
+    Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, SumOrder, Summation, Target,
+};
 use kernels::rms_norm::RmsNorm;
 use kernels::silu_mul::SiluMul;
 use kernels::tile::element::Operand16;
@@ -34,10 +37,20 @@ struct Case {
     to_f32: bool,
     /// What the weight's elements, from -1 to 1, are multiplied by.
     magnitude: f32,
-    /// On how many multiprocessors weights come by TMA, if they do.
-    streamed_on: Option<usize>,
-    /// The instance, where it is not the launcher's choice.
-    instance: Option<Instance>,
+    kernel: Kernel,
+}
+
+/// What computes a case.
+#[derive(Clone, Copy, Debug)]
+enum Kernel {
+    /// The launcher's choice of an instance that loads weights.
+    Chosen,
+    /// An instance.
+    Loading(Instance),
+    /// The kernel whose weights come by TMA, on so many multiprocessors.
+    Streamed(usize),
+    /// That for one row.
+    Gemv,
 }
 
 /// A GPU whose weights are loaded without TMA.
@@ -52,8 +65,7 @@ const NORMED: Case = Case {
     with_bias: true,
     to_f32: false,
     magnitude: 1.0,
-    streamed_on: None,
-    instance: None,
+    kernel: Kernel::Chosen,
 };
 
 const GATED: Case = Case { gated: true, n: 13, magnitude: 0.25, ..NORMED };
@@ -103,7 +115,9 @@ impl Operands {
             let scale = 1.0 / (squares / case.k as f64 + f64::from(EPS)).sqrt();
             let weighted = row.iter().zip(&self.norm_weight);
             let weighted = weighted.map(|(&x, &w)| f64::from(x) * scale * f64::from(w));
-            weighted.map(|value| f64::from(E::of(value as f32).value())).collect()
+            let rounded = |value: f64| f64::from(E::of(value as f32).value());
+            let is_rounded = !matches!(case.kernel, Kernel::Gemv);
+            weighted.map(|value| if is_rounded { rounded(value) } else { value }).collect()
         };
         (0..case.num_rows).flat_map(|at| normed(row(at))).collect()
     }
@@ -185,12 +199,14 @@ fn fused<E: Half>(case: &Case, operands: &Operands, seed: u64) -> Vec<f32> {
     let x = Input16::Normed { x: setup.x, weight: setup.norm_weight, eps: EPS };
     let (bias, out) = (setup.bias, setup.out::<E>(case, n));
     let operands = Linear16Operands { x, weight, bias, residual: None, out };
-    let linear = SmallM16(Linear16 { gated, ..Linear16::new(max_rows, n, k) });
+    let linear = Linear16 { gated, ..Linear16::new(max_rows, n, k) };
+    let small_m = SmallM16(linear);
     let (num_rows, maps) = (setup.num_rows, &mut TensorMapSpec::emulated);
-    let launch = match (case.instance, case.streamed_on) {
-        (Some(instance), _) => linear.launch_instance(instance, num_rows, &operands),
-        (_, Some(num_sms)) => linear.launch_streamed(num_sms, num_rows, &operands, maps),
-        _ => linear.launch(SM80, num_rows, &operands, maps),
+    let launch = match case.kernel {
+        Kernel::Chosen => small_m.launch(SM80, num_rows, &operands, maps),
+        Kernel::Loading(instance) => small_m.launch_instance(instance, num_rows, &operands),
+        Kernel::Streamed(num_sms) => small_m.launch_streamed(num_sms, num_rows, &operands, maps),
+        Kernel::Gemv => Gemv16(linear).launch(num_rows, &operands),
     };
     setup.run(launch, seed);
     setup.read(case, out)
@@ -209,9 +225,11 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
     let (x, bias, out) = (Input16::Half(normed), setup.bias, setup.out::<E>(case, columns));
     let operands = Linear16Operands { x, weight, bias, residual: None, out };
     let linear = SmallM16(Linear16::new(max_rows, columns, k));
-    let launch = match case.instance {
-        Some(instance) => linear.launch_instance(plain_instance::<E>(instance), rows, &operands),
-        None => linear.launch(SM80, rows, &operands, &mut |_| unreachable!()),
+    let launch = match case.kernel {
+        Kernel::Loading(instance) => {
+            linear.launch_instance(plain_instance::<E>(instance), rows, &operands)
+        }
+        _ => linear.launch(SM80, rows, &operands, &mut |_| unreachable!()),
     };
     setup.run(launch, 0);
     let Out16::Half(gate) = out else { return setup.read(case, out) };
@@ -245,7 +263,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn check<E: Half>(case: &Case, seed: u64) {
     let operands = Operands::new::<E>(case);
     let got = fused::<E>(case, &operands, seed);
-    assert_eq!(bits(&got), bits(&separate::<E>(case, &operands)), "{case:?}");
+    if !matches!(case.kernel, Kernel::Gemv) {
+        assert_eq!(bits(&got), bits(&separate::<E>(case, &operands)), "{case:?}");
+    }
     assert_close(&format!("{case:?}"), &got, &operands.oracle::<E>(case), 8.0 * E::ROUNDING);
 }
 
@@ -275,10 +295,10 @@ fn every_instance_matches_in_every_order() {
     fn check_all<E: Half>() {
         for instance in instances::<E>().filter(|instance| instance.normed()) {
             let gated = instance.gated();
-            let (n, instance) = (33, Some(instance));
+            let (n, kernel) = (33, Kernel::Loading(instance));
             let base = if gated { GATED } else { NORMED };
             for seed in SEEDS {
-                let case = Case { num_rows: 7, max_rows: 8, n, k: 1032, instance, ..base };
+                let case = Case { num_rows: 7, max_rows: 8, n, k: 1032, kernel, ..base };
                 check::<E>(&case, seed);
                 check::<E>(&Case { num_rows: 1, max_rows: 1, k: 896, ..case }, seed);
             }
@@ -295,8 +315,8 @@ fn streamed_weights_give_the_same_bits() {
             let num_rows = [1, 7, 8][at % 3];
             let base = Case { num_rows, max_rows: 8, with_bias: at % 2 == 0, ..NORMED };
             // A tile a block, and several of them.
-            for streamed_on in [Some(132), Some(2)] {
-                let base = Case { streamed_on, ..base };
+            for num_sms in [132, 2] {
+                let base = Case { kernel: Kernel::Streamed(num_sms), ..base };
                 // 16 warps, and 8.
                 check::<E>(&Case { n: 41, k: 1192, ..base }, seed);
                 check::<E>(&Case { n: 2117, k: 72, ..base }, seed);
@@ -305,6 +325,27 @@ fn streamed_weights_give_the_same_bits() {
                 check::<E>(&Case { n: 1061, k: 72, ..base }, seed);
             }
         }
+    }
+    check_all::<f16>();
+    check_all::<bf16>();
+}
+
+#[test]
+fn gemv_matches_the_oracle() {
+    fn check_all<E: Half>() {
+        // Around a load, a chunk, what two and four warps have at once, and rounds of a team.
+        let lengths = [8, 248, 264, 512, 520, 1024, 1032, 2056, 2560, 5128];
+        for (at, (k, seed)) in lengths.into_iter().zip(SEEDS.cycle()).enumerate() {
+            let with_bias = at % 2 == 0;
+            let base = Case { k, with_bias, kernel: Kernel::Gemv, ..NORMED };
+            // Columns of a part of a team, and of several blocks.
+            check::<E>(&Case { n: [1, 7, 9, 37][at % 4], to_f32: at % 3 == 0, ..base }, seed);
+            let base = Case { gated: true, magnitude: 0.25, ..base };
+            check::<E>(&Case { n: [19, 1, 4, 5][at % 4], ..base }, seed);
+        }
+        // More columns than those of few rows, whose teams have more members.
+        check::<E>(&Case { n: 4101, k: 776, kernel: Kernel::Gemv, ..NORMED }, 0);
+        check::<E>(&Case { n: 2051, k: 1064, kernel: Kernel::Gemv, ..GATED }, 0);
     }
     check_all::<f16>();
     check_all::<bf16>();
@@ -323,10 +364,11 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
 
 #[test]
 fn no_rows_write_nothing() {
-    let cases = [NORMED, GATED].map(|base| [None, Some(2)].map(|streamed_on| (base, streamed_on)));
-    for (base, streamed_on) in cases.into_iter().flatten() {
+    let kernels = [(Kernel::Chosen, 8), (Kernel::Streamed(2), 8), (Kernel::Gemv, 1)];
+    let cases = [NORMED, GATED].map(|base| kernels.map(|kernel| (base, kernel)));
+    for (base, (kernel, max_rows)) in cases.into_iter().flatten() {
         let rows = Operands::new::<f16>(&Case { num_rows: 1, ..base });
-        let case = Case { num_rows: 0, max_rows: 8, streamed_on, ..base };
+        let case = Case { num_rows: 0, max_rows, kernel, ..base };
         assert!(fused::<f16>(&case, &rows, 0).is_empty());
     }
 }
@@ -359,7 +401,10 @@ fn launch(
     let out = Out16::Half(half);
     let mut operands = Linear16Operands { x, weight, bias: None, residual: None, out };
     change(&mut operands);
-    let linear = Linear16 { gated, ..Linear16::new(max_rows, n, k) };
+    // In any order one row has a kernel of its own.
+    let order = if max_rows == 1 { SumOrder::FewRows } else { SumOrder::Fastest };
+    let summation = Summation { order, ..Summation::default() };
+    let linear = Linear16 { gated, summation, ..Linear16::new(max_rows, n, k) };
     let launch = linear.launch(gpu, DevicePtr::new(64), &operands, &mut TensorMapSpec::emulated);
     launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
 }

@@ -10,6 +10,7 @@ mod gemm16_sm90;
 mod gemm16_small_m;
 mod gemm16_streamed;
 mod gemm_epilogue;
+mod gemv16;
 mod kv_cache;
 mod rope_append;
 mod rows;

@@ -2,7 +2,7 @@
 
 use conformance_kernels::cluster::*;
 use cuda_std::launch::Geometry;
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapSpec};
+use cuda_std::tensor_map::{Element, L2Promotion, Swizzle, TensorMapSpec};
 
 use crate::inputs::{blocks, random_words};
 use crate::{Buffer, Case, Want};
@@ -90,6 +90,7 @@ pub fn tensors() -> Case {
         strides_bytes: vec![4 * u64::from(SLICE)],
         box_dims: vec![SLICE, 1],
         swizzle: Swizzle::None,
+        l2_promotion: L2Promotion::default(),
     };
     let buffers =
         vec![Buffer::words(&x), Buffer::TensorMap(0, spec), Buffer::Out(Want::Words(repeated(&x)))];

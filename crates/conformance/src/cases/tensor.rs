@@ -2,7 +2,7 @@
 
 use conformance_kernels::tensor::{tensor_1d, tensor_2d, tensor_3d, tensor_4d};
 use cuda_std::launch::{Geometry, Launch};
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapSpec};
+use cuda_std::tensor_map::{Element, L2Promotion, Swizzle, TensorMapSpec};
 use half::{bf16, f16};
 
 use crate::inputs::words_of_bytes;
@@ -35,7 +35,9 @@ fn task(
 ) -> Task {
     let (dims, strides_bytes) = (dims.to_vec(), strides_bytes.to_vec());
     let box_dims = box_dims.to_vec();
-    let spec = TensorMapSpec { address: 0, element, dims, strides_bytes, box_dims, swizzle };
+    let l2_promotion = L2Promotion::default();
+    let spec =
+        TensorMapSpec { address: 0, element, dims, strides_bytes, box_dims, swizzle, l2_promotion };
     Task { name, spec, corners: corners.iter().map(|corner| corner.to_vec()).collect() }
 }
 

@@ -97,6 +97,18 @@ impl Swizzle {
     }
 }
 
+/// How much of memory comes to L2 where a copy misses it; a number is the driver's
+/// (`CUtensorMapL2promotion`). The emulator has no caches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum L2Promotion {
+    /// The 128 bytes of a cache line.
+    #[default]
+    B128 = 2,
+    /// 256 bytes: for tensors whose lines are soon read side by side, by several blocks.
+    B256 = 3,
+}
+
 /// A tensor in global memory, and the box of it that one copy moves. Dimensions are listed innermost
 /// first. Nothing is interleaved, every element of the box is copied, and elements outside of the
 /// tensor are read as zeros.
@@ -116,6 +128,8 @@ pub struct TensorMapSpec {
     pub box_dims: Vec<u32>,
     /// How the box lies in shared memory.
     pub swizzle: Swizzle,
+    /// What comes to L2.
+    pub l2_promotion: L2Promotion,
 }
 
 /// What a tensor map cannot be made of.

@@ -2,7 +2,7 @@
 
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
-use cuda_std::tensor_map::{Element, Swizzle, TensorMapSpec};
+use cuda_std::tensor_map::{Element, L2Promotion, Swizzle, TensorMapSpec};
 use simt::FaultKind;
 
 use crate::NO_FAULT;
@@ -135,6 +135,7 @@ fn sums(instance: sum_tiles::Instance) -> Vec<Run> {
             strides_bytes: vec![row_bytes],
             box_dims: vec![COLUMNS, ROWS],
             swizzle: Swizzle::B128,
+            l2_promotion: L2Promotion::default(),
         };
         let map = device.map(&spec);
         sum_tiles::launch(instance, geometry(1, 64), map, device.out(32))

@@ -15,6 +15,7 @@ pub fn encode(spec: &TensorMapSpec) -> Result<EncodedTensorMap, ExecError> {
         strides_bytes: &spec.strides_bytes,
         box_dims: &spec.box_dims,
         swizzle: spec.swizzle as u32,
+        l2_promotion: spec.l2_promotion as u32,
     };
     let encoded = driver.encode_tensor_map(&tensor).map_err(|error| ExecError::Driver {
         call: format!("making a tensor map of {spec:?}"),

@@ -211,7 +211,7 @@ unsafe fn load_line<const TILES_N: usize>(
                     let words = cursor.words(weight, rows[tile], offset);
                     // SAFETY: inside the row, by the condition.
                     line[step][tile] =
-                        unsafe { words.stream_vec_l2_256b_if(0, cursor.has_load(offset)) };
+                        unsafe { words.stream_vec_if(0, cursor.has_load(offset)) };
                 }
             });
         }
