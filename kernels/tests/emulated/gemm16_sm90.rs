@@ -110,6 +110,16 @@ fn tile_64x256_matches_oracle() {
 }
 
 #[test]
+fn tile_128x144_matches_oracle() {
+    check_edges(config([128, 144], [1, 1]));
+}
+
+#[test]
+fn tile_64x72_matches_oracle() {
+    check_edges(config([64, 72], [1, 1]));
+}
+
+#[test]
 fn tile_64x192_matches_oracle() {
     check_edges(config([64, 192], [1, 1]));
 }
@@ -288,13 +298,13 @@ fn chooses_by_shape() {
     // Of these the fastest of all on an H200, or within a few per cent.
     assert_eq!(choice(8192, 8192, 8192), ([128, 192], [1, 1], 1));
     assert_eq!(choice(2048, 3072, 3072), ([128, 192], [1, 1], 1));
-    assert_eq!(choice(512, 9216, 3072), ([64, 192], [1, 1], 1));
+    assert_eq!(choice(512, 9216, 3072), ([128, 144], [1, 1], 1));
     assert_eq!(choice(512, 16384, 3072), ([128, 256], [2, 1], 1));
     assert_eq!(choice(512, 9728, 896), ([128, 192], [1, 1], 1));
     assert_eq!(choice(512, 3072, 8192), ([64, 192], [1, 1], 1));
-    assert_eq!(choice(512, 1152, 896), ([64, 128], [1, 1], 1));
+    assert_eq!(choice(512, 1152, 896), ([64, 72], [1, 1], 1));
     assert_eq!(choice(1000, 1000, 1000), ([64, 128], [2, 1], 1));
-    assert_eq!(choice(2048, 1152, 896), ([128, 192], [1, 1], 1));
+    assert_eq!(choice(2048, 1152, 896), ([128, 144], [1, 1], 1));
     assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));
     assert_eq!(choice(512, 896, 4864), ([64, 64], [1, 1], 1));
     assert_eq!(choice(128, 3072, 8192), ([128, 128], [1, 1], 4));

@@ -246,6 +246,7 @@ pub unsafe fn wgmma_shared<
         wgmma_registers_f16_n16 = <f16, KMajor, f32, 8>,
         wgmma_registers_f16_n32 = <f16, KMajor, f32, 16>,
         wgmma_registers_f16_n64 = <f16, KMajor, f32, 32>,
+        wgmma_registers_f16_n72 = <f16, KMajor, f32, 36>,
         wgmma_registers_f16_n96 = <f16, KMajor, f32, 48>,
         wgmma_registers_f16_n128 = <f16, KMajor, f32, 64>,
         wgmma_registers_f16_n192 = <f16, KMajor, f32, 96>,

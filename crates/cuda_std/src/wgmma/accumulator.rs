@@ -6,8 +6,8 @@ use super::sum::Sum;
 /// A thread's part of a `[64, T::COLUMNS * REGS]` accumulator of its warpgroup, in registers.
 ///
 /// Sum `i` of thread `t` is element (`row(t, i)`, `column(t, i)`): of f32 sums that is register
-/// `i`, of f16 ones a half of register `i / 2`. `REGS` is 4, 8, 16, 32, 48, 64, or of f32 96 or
-/// 128. No register can be indexed by a variable: use [`Accumulator::for_each`] and
+/// `i`, of f16 ones a half of register `i / 2`. `REGS` is 4, 8, 16, 32, 36, 48, 64, or of f32
+/// 72, 96 or 128. No register can be indexed by a variable: use [`Accumulator::for_each`] and
 /// [`Accumulator::for_each_16_columns`], in which indices are constants, or constant arguments of
 /// [`Accumulator::sum`].
 pub struct Accumulator<const REGS: usize, T: Sum = f32> {

@@ -20,7 +20,7 @@ pub trait Accumulators: Sized {
     /// Their columns.
     const COLUMNS: u32;
     /// Strips of a warp side by side.
-    const STRIPS_ACROSS: u32 = Self::COLUMNS / STRIP_COLUMNS;
+    const STRIPS_ACROSS: u32 = Self::COLUMNS.div_ceil(STRIP_COLUMNS);
     /// Strips of a warp.
     const STRIPS: u32 = Self::ROWS / MMA_M * Self::STRIPS_ACROSS;
     /// The accumulators while products write them.
@@ -33,8 +33,16 @@ pub trait Accumulators: Sized {
     fn wait(acc: Self::InFlight) -> Self;
 
     /// Calls `f` for every strip of the warp, written out: with its number, and the thread's sums
-    /// of it, register by register of an accumulator of 64 columns.
+    /// of it, register by register of an accumulator of 64 columns, of which
+    /// [`strip_columns`](Accumulators::strip_columns) exist.
     fn for_each_strip(self, f: impl FnMut(u32, [f32; STRIP_REGS]));
+
+    /// Columns of a strip: the last one across may have fewer.
+    #[inline(always)]
+    fn strip_columns(strip: u32) -> u32 {
+        let [_, column] = Self::strip_origin(strip);
+        STRIP_COLUMNS.min(Self::COLUMNS - column)
+    }
 
     /// First row and column of a strip, from those of the warp's outputs on.
     #[inline(always)]
@@ -112,13 +120,13 @@ fn product_strips<const REGS: usize, T: Sum>(
     mut f: impl FnMut(u32, [f32; STRIP_REGS]),
 ) {
     unroll!(strip in 0..4, {
-        if strip < REGS * T::COLUMNS / STRIP_COLUMNS as usize {
+        if strip < (REGS * T::COLUMNS).div_ceil(STRIP_COLUMNS as usize) {
             f(strip as u32, strip_sums(acc, strip));
         }
     });
 }
 
-/// The thread's sums of a strip of one product.
+/// The thread's sums of a strip of one product, zeros behind its last column.
 #[inline(always)]
 fn strip_sums<const REGS: usize, T: Sum>(
     acc: &Accumulator<REGS, T>,
@@ -127,7 +135,9 @@ fn strip_sums<const REGS: usize, T: Sum>(
     let mut sums = [0.0; STRIP_REGS];
     unroll!(pair in 0..16, {
         let at = STRIP_REGS * strip + 2 * pair;
-        [sums[2 * pair], sums[2 * pair + 1]] = [acc.sum(at), acc.sum(at + 1)];
+        if at < REGS * T::PER_REGISTER {
+            [sums[2 * pair], sums[2 * pair + 1]] = [acc.sum(at), acc.sum(at + 1)];
+        }
     });
     sums
 }

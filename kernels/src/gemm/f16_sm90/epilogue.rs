@@ -1,7 +1,7 @@
 //! From the sums in registers to memory: bias, residual, rounding.
 //!
 //! A warp has 16 rows of each product of its warpgroup, and stores them by itself in strips of 64
-//! columns: no warp waits for another.
+//! columns, or what is left of them: no warp waits for another.
 
 mod direct;
 pub(super) mod split_k;
@@ -120,10 +120,16 @@ pub trait OutElement: Element {
     /// Has come what stores of the output need, so that the first one need not wait for it.
     fn prefetch(output: &Output<Self>);
 
-    /// Stores a strip whose first row and column are these: `sums` are the thread's part of it.
+    /// Stores a strip whose first row and column are these, and that has `columns`, a multiple of
+    /// eight: `sums` are the thread's part of it.
     ///
     /// # Safety
     /// 1. The whole warp calls this, converged.
     /// 2. The output is what the kernel asks for.
-    unsafe fn store_strip(to: &mut WarpOutput<Self>, place: [u32; 2], sums: &[f32; STRIP_REGS]);
+    unsafe fn store_strip(
+        to: &mut WarpOutput<Self>,
+        place: [u32; 2],
+        columns: u32,
+        sums: &[f32; STRIP_REGS],
+    );
 }

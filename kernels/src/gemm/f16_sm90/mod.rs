@@ -124,6 +124,10 @@ fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
         gemm_f16_sm90_128x192_f32 = <f16, f32, Tile128x192>,
         gemm_bf16_sm90_128x192 = <bf16, bf16, Tile128x192>,
         gemm_bf16_sm90_128x192_f32 = <bf16, f32, Tile128x192>,
+        gemm_f16_sm90_128x144 = <f16, f16, Tile128x144>,
+        gemm_f16_sm90_128x144_f32 = <f16, f32, Tile128x144>,
+        gemm_bf16_sm90_128x144 = <bf16, bf16, Tile128x144>,
+        gemm_bf16_sm90_128x144_f32 = <bf16, f32, Tile128x144>,
         gemm_f16_sm90_128x128 = <f16, f16, Tile128x128>,
         gemm_f16_sm90_128x128_f32 = <f16, f32, Tile128x128>,
         gemm_bf16_sm90_128x128 = <bf16, bf16, Tile128x128>,
@@ -136,6 +140,10 @@ fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
         gemm_f16_sm90_64x128_pair_f32 = <f16, f32, Tile64x128Pair>,
         gemm_bf16_sm90_64x128_pair = <bf16, bf16, Tile64x128Pair>,
         gemm_bf16_sm90_64x128_pair_f32 = <bf16, f32, Tile64x128Pair>,
+        gemm_f16_sm90_64x72 = <f16, f16, Tile64x72>,
+        gemm_f16_sm90_64x72_f32 = <f16, f32, Tile64x72>,
+        gemm_bf16_sm90_64x72 = <bf16, bf16, Tile64x72>,
+        gemm_bf16_sm90_64x72_f32 = <bf16, f32, Tile64x72>,
         gemm_f16_sm90_64x64 = <f16, f16, Tile64x64>,
         gemm_f16_sm90_64x64_f32 = <f16, f32, Tile64x64>,
         gemm_bf16_sm90_64x64 = <bf16, bf16, Tile64x64>,
@@ -276,7 +284,8 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
                     acc.for_each_strip(|strip, sums| {
                         let [strip_row, strip_column] = T::strip_origin(first_strip + strip);
                         let place = [row + strip_row, column + strip_column];
-                        O::store_strip(&mut output, place, &sums);
+                        let columns = T::Acc::strip_columns(strip);
+                        O::store_strip(&mut output, place, columns, &sums);
                     });
                 } else {
                     exchange.store::<T, O>(acc, [row, column], &mut output);

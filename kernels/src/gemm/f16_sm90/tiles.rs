@@ -1,7 +1,7 @@
 //! Tile configurations.
 
 use super::accumulators::Accumulators;
-use super::epilogue::{STAGING_BYTES, STRIP_ROWS};
+use super::epilogue::{STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS};
 use crate::tile::pipeline::Pipeline;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
@@ -78,6 +78,10 @@ pub trait Tile {
             "a warp adds up one strip"
         );
         assert!(Self::SPLIT_K == 1 || Self::BLOCK_M * Self::BLOCK_N * 4 <= Self::STAGING_AT);
+        assert!(
+            Self::SPLIT_K == 1 || Self::Acc::COLUMNS.is_multiple_of(STRIP_COLUMNS),
+            "a strip that is sent has all its columns"
+        );
         assert!(Self::BLOCK_M <= 256 && Self::BLOCK_N <= 256, "a box has at most 256 rows");
         assert!(Self::SHARED_BYTES <= MAX_SHARED_BYTES);
     };
@@ -132,6 +136,8 @@ tiles! {
     Tile256x128Pair: 2 x 1, [Accumulator<64>; 2], 4, CLUSTER_N = 2;
     /// 128 x 192 outputs: a third fewer tiles than [`Tile128x128`] where n is divided by 192.
     Tile128x192: 2 x 1, [Accumulator<96>; 1], 4;
+    /// 128 x 144 outputs: 1152 columns are 8 of them.
+    Tile128x144: 2 x 1, [Accumulator<72>; 1], 5;
     /// 128 x 128 outputs.
     Tile128x128: 2 x 1, [Accumulator<64>; 1], 6;
     /// 64 x 256 outputs, for few rows and many columns.
@@ -142,6 +148,8 @@ tiles! {
     Tile64x128: 1 x 2, [Accumulator<32>; 1], 8;
     /// [`Tile64x128`] in pairs one below the other, each of which loads half of B for both.
     Tile64x128Pair: 1 x 2, [Accumulator<32>; 1], 8, CLUSTER_M = 2;
+    /// 64 x 72 outputs, for few rows: half of [`Tile128x144`].
+    Tile64x72: 1 x 1, [Accumulator<36>; 1], 10;
     /// 64 x 64 outputs, for few rows and columns.
     Tile64x64: 1 x 1, [Accumulator<32>; 1], 8;
     /// [`Tile128x128`] by two blocks.

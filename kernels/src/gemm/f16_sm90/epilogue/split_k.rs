@@ -6,7 +6,7 @@
 //! adds up what all have sent, in the order of the blocks, and stores it. So an output has one order
 //! of summation, and needs no atomics.
 
-use super::{OutElement, Output, STRIP_ELEMS, STRIP_REGS, WarpOutput};
+use super::{OutElement, Output, STRIP_COLUMNS, STRIP_ELEMS, STRIP_REGS, WarpOutput};
 use crate::gemm::f16_sm90::accumulators::Accumulators;
 use crate::gemm::f16_sm90::tiles::Tile;
 use cuda_std::prelude::*;
@@ -134,7 +134,7 @@ impl Exchange {
             // The strip goes to memory by way of where its parts were.
             output.staging = parts.cast();
             // SAFETY: the caller's promise.
-            unsafe { O::store_strip(output, place, &sums) };
+            unsafe { O::store_strip(output, place, STRIP_COLUMNS, &sums) };
         }
         // A block must not end while its parts are still copied.
         read_barrier.wait(0);

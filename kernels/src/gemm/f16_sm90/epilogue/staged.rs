@@ -1,8 +1,9 @@
 //! 16-bit outputs: through shared memory, two strips in turn.
 //!
 //! `stmatrix` writes the layout of a swizzled box, and a TMA store takes it from there, which the next
-//! strip does not wait for. A store has no bound of rows but the tensor's, `max_rows`: where fewer than
-//! 16 rows exist, or rows are not made of 16 bytes, the lanes copy what exists.
+//! strip does not wait for. A store has no bound of rows but the tensor's, `max_rows`, and a box has 64
+//! columns: where a strip has fewer, fewer than 16 rows exist, or rows are not made of 16 bytes, the
+//! lanes copy what exists.
 
 use super::{
     CHUNK, OutElement, Output, STRIP_COLUMNS, STRIP_ELEMS, STRIP_REGS, STRIP_ROWS, WarpOutput,
@@ -24,6 +25,7 @@ impl<E: Operand16> OutElement for E {
     unsafe fn store_strip(
         to: &mut WarpOutput<Self>,
         [row, column]: [u32; 2],
+        columns: u32,
         sums: &[f32; STRIP_REGS],
     ) {
         let output = to.output;
@@ -40,9 +42,9 @@ impl<E: Operand16> OutElement for E {
                 bulk::wait_group_read::<1>();
             }
             warp::sync_warp();
-            stage::<E>(&output, smem, column, sums);
+            stage::<E>(&output, smem, [column, columns], sums);
             let is_aligned = output.is_aligned();
-            if is_aligned && row + STRIP_ROWS <= output.num_rows {
+            if is_aligned && columns == STRIP_COLUMNS && row + STRIP_ROWS <= output.num_rows {
                 fence::proxy_async_shared();
                 warp::sync_warp();
                 if lane_id == 0 {
@@ -50,7 +52,7 @@ impl<E: Operand16> OutElement for E {
                 }
             } else {
                 warp::sync_warp();
-                copy_rows(&output, smem, row, column, is_aligned);
+                copy_rows(&output, smem, row, [column, columns], is_aligned);
             }
             // An empty group where the lanes copy: a group for each strip.
             if lane_id == 0 {
@@ -69,7 +71,7 @@ impl<E: Operand16> OutElement for E {
 unsafe fn stage<E: Operand16>(
     output: &Output<E>,
     smem: Shared<E>,
-    column: u32,
+    [column, columns]: [u32; 2],
     sums: &[f32; STRIP_REGS],
 ) {
     // The matrices of a `stmatrix`: rows 0 and 8 of one chunk of columns, then of the next one.
@@ -84,8 +86,10 @@ unsafe fn stage<E: Operand16>(
             E::pack(sums[at] + first, sums[at + 1] + second)
         };
         let words = [word(0), word(1), word(2), word(3)];
-        // SAFETY: the caller's promise.
-        unsafe { matrix::store_x4(smem.xor(2 * CHUNK * j as u32), words) };
+        if 2 * CHUNK * (j as u32) < columns {
+            // SAFETY: the caller's promise.
+            unsafe { matrix::store_x4(smem.xor(2 * CHUNK * j as u32), words) };
+        }
     });
 }
 
@@ -107,12 +111,12 @@ unsafe fn copy_rows<E: Operand16>(
     output: &Output<E>,
     smem: Shared<E>,
     first_row: u32,
-    first_column: u32,
+    [first_column, columns]: [u32; 2],
     is_aligned: bool,
 ) {
     // Elements of an access.
     let step = if is_aligned { CHUNK } else { 1 };
-    let num_columns = STRIP_COLUMNS.min(output.n - first_column);
+    let num_columns = columns.min(output.n - first_column);
     let num_rows = STRIP_ROWS.min(output.num_rows - first_row);
     let mut at = warp::lane_id() * step;
     while at < num_rows * STRIP_COLUMNS {
