@@ -210,7 +210,7 @@ impl SmallM16 {
         }
     }
 
-    /// Whether the weight comes by TMA. One row of a small weight is better off without: its loads are
+    /// Whether the weight comes by TMA. One row, if it comes here, of a small weight is better off without: its loads are
     /// all under way in registers before a launch that overlaps the one before waits for x (on an H200
     /// Qwen2.5-0.5B has 1,712 tokens/s so, and 1,480 with those of its plain layers by TMA), and so is
     /// one of a wide weight, whose many blocks have no tiles to wait for (151936 x 896 64.7 and 66.9 us,

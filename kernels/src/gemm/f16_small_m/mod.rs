@@ -59,6 +59,8 @@
 //! which every device gives a block, is not fused.
 //!
 //! # Roofline of one row
+//! Where its bits need not be those in a batch it has a kernel of its own, [`gemv_16()`](super::f16_gemv::gemv_16()).
+//!
 //! On an H200, medians beside cuBLAS in one run, f16, nothing overlapped (`halfwarp bench kernels --op
 //! gemm --dtype f16`), in us; the floor is the bytes at 4.4 TB/s. In brackets what is launched, see
 //! `SmallM16::launch` for why:
