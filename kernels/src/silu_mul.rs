@@ -17,6 +17,12 @@ use half::{bf16, f16};
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
 
+/// Rows of a linear layer's weight that make a column of its output: its own, or under a gate gate's
+/// and up's.
+pub(crate) const fn num_parts(gated: bool) -> usize {
+    1 + gated as usize
+}
+
 /// `silu(gate) * up`, at most the largest `E`.
 #[inline(always)]
 pub(crate) fn gated<E: Number>(gate: f32, up: f32) -> f32 {

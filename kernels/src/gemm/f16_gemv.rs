@@ -65,7 +65,7 @@
 
 use crate::element::VECTOR;
 use crate::rms_norm::scale;
-use crate::silu_mul::gated;
+use crate::silu_mul::{gated, num_parts};
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -78,11 +78,6 @@ const CHUNK: u32 = warp::WARP_SIZE * VECTOR;
 
 /// Eight elements of a row.
 type Load = [u32; VECTOR as usize / 2];
-
-/// Rows of the weight that make a column of the output: its own, or gate's and up's.
-const fn num_parts(gated: bool) -> usize {
-    1 + gated as usize
-}
 
 /// Sums of a warp: those of its rows of the weight, and of the squares of x.
 const fn num_sums(rows: usize, normed: bool) -> u32 {
@@ -344,9 +339,10 @@ pub use launcher::Gemv16;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
     use super::gemv_16::Instance;
-    use super::{CHUNK, MAX_MEMBERS, gemv_16, num_parts, num_sums};
+    use super::{CHUNK, MAX_MEMBERS, gemv_16, num_sums};
     use crate::element::Dtype;
     use crate::gemm::{Input16, Linear16, Linear16Operands, Out16};
+    use crate::silu_mul::num_parts;
     use crate::tile::element::Operand16;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
     use cuda_std::warp::WARP_SIZE;
@@ -436,8 +432,8 @@ mod launcher {
         /// Warps that share k: as many as have a row at once, or in a few rounds.
         fn num_members(&self, is_normed: bool) -> usize {
             let is_small = is_normed && self.0.weight_rows() < FEW_ROWS;
-            let num_parts = self.0.k.div_ceil(if is_small { MEMBER_K / 2 } else { MEMBER_K });
-            num_parts.div_ceil(num_parts.div_ceil(MAX_MEMBERS as usize).max(1)).max(1)
+            let num_spans = self.0.k.div_ceil(if is_small { MEMBER_K / 2 } else { MEMBER_K });
+            num_spans.div_ceil(num_spans.div_ceil(MAX_MEMBERS as usize).max(1)).max(1)
         }
     }
 

@@ -2,27 +2,14 @@
 //! by bit against the kernels that load them.
 
 use crate::device::{SEEDS, Stored};
-use crate::gemm16_sm90::case::{Case, Out, Setup, assert_right};
+use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right};
 use cuda_std::launch::DevicePtr;
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_small_m::SmallM16;
-use kernels::gemm::{Accumulate, Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
+use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use kernels::tile::element::Operand16;
-
-const CASE: Case = Case {
-    num_rows: 1,
-    max_rows: 1,
-    n: 17,
-    k: 104,
-    pad: 8,
-    out_pad: 3,
-    with_bias: true,
-    out: Out::InPlace,
-    num_sms: 2,
-    accumulate: Accumulate::F32,
-};
 
 /// Columns that make blocks of 16 warps, and of 8.
 const COLUMNS: [usize; 2] = [41, 2117];
@@ -57,7 +44,7 @@ fn every_count_of_rows_matches() {
         for n in COLUMNS {
             let max_rows = [num_rows, 32, num_rows.next_multiple_of(8)][at % 3];
             let out = [Out::InPlace, Out::F32, Out::Residual][at % 3];
-            let case = Case { num_rows, max_rows, n, k: 72, out, num_sms: 40, ..CASE };
+            let case = Case { num_rows, max_rows, n, k: 72, out, num_sms: 40, ..ONE_ROW };
             check::<f16>(&case, at as u64);
             check::<bf16>(&Case { out: Out::Half, with_bias: at % 2 == 0, ..case }, at as u64);
         }
@@ -68,7 +55,7 @@ fn every_count_of_rows_matches() {
 fn every_count_of_columns_of_a_tile_matches() {
     // With two multiprocessors tiles of up to 16 columns.
     for n in 1..=33 {
-        check::<f16>(&Case { n, num_rows: 3, max_rows: 4, k: 40, ..CASE }, n as u64);
+        check::<f16>(&Case { n, num_rows: 3, max_rows: 4, k: 40, ..ONE_ROW }, n as u64);
     }
 }
 
@@ -76,7 +63,7 @@ fn every_count_of_columns_of_a_tile_matches() {
 fn every_length_of_k_matches() {
     // Around a load, a step, a line, the warps' lines, and all stages of a ring, twice.
     for (at, k) in [8, 24, 32, 40, 64, 72, 1016, 1024, 1032, 2056, 17_416].into_iter().enumerate() {
-        check::<f16>(&Case { k, n: 5, num_rows: 2, max_rows: 8, ..CASE }, at as u64);
+        check::<f16>(&Case { k, n: 5, num_rows: 2, max_rows: 8, ..ONE_ROW }, at as u64);
     }
 }
 
@@ -85,7 +72,7 @@ fn every_order_matches() {
     for seed in SEEDS {
         for (max_rows, n) in [(1, 41), (8, 2117), (16, 41), (16, 2117), (32, 41), (32, 2117)] {
             // Of 2,117 columns a block has five tiles of two parts of k, on its third tour of the ring.
-            let case = Case { num_rows: max_rows, max_rows, n, k: 584, num_sms: 14, ..CASE };
+            let case = Case { num_rows: max_rows, max_rows, n, k: 584, num_sms: 14, ..ONE_ROW };
             check::<f16>(&case, seed);
         }
     }
@@ -94,7 +81,7 @@ fn every_order_matches() {
 #[test]
 fn no_rows_write_nothing() {
     for n in COLUMNS {
-        let case = Case { num_rows: 0, max_rows: 8, n, out: Out::Half, ..CASE };
+        let case = Case { num_rows: 0, max_rows: 8, n, out: Out::Half, ..ONE_ROW };
         let (setup, _) = run::<f16>(&case, true, 1);
         assert!(setup.outputs(&case).iter().all(Option::is_none));
     }

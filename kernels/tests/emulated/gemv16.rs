@@ -2,29 +2,14 @@
 //! `gemm16_fused`.
 
 use crate::device::{SEEDS, Stored};
-use crate::gemm16_sm90::case::{Case, Out, Setup, assert_right};
+use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right};
 use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::f16_gemv::Gemv16;
-use kernels::gemm::{
-    Accumulate, Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Summation,
-};
+use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Summation};
 use kernels::tile::element::Operand16;
-
-const CASE: Case = Case {
-    num_rows: 1,
-    max_rows: 1,
-    n: 17,
-    k: 104,
-    pad: 8,
-    out_pad: 3,
-    with_bias: true,
-    out: Out::InPlace,
-    num_sms: 132,
-    accumulate: Accumulate::F32,
-};
 
 /// Runs a case.
 fn run<E: Operand16 + Stored>(case: &Case, seed: u64) -> (Setup<E>, &'static str) {
@@ -48,7 +33,7 @@ fn every_length_of_k_matches() {
         [8, 248, 256, 264, 1024, 1032, 2048, 2056, 3080, 4104, 5120, 5128, 8192, 11_008, 17_416];
     for (at, (k, seed)) in lengths.into_iter().zip(SEEDS.cycle()).enumerate() {
         let out = [Out::InPlace, Out::F32, Out::Residual, Out::Half][at % 4];
-        let case = Case { k, n: 5, out, with_bias: at % 3 > 0, ..CASE };
+        let case = Case { k, n: 5, out, with_bias: at % 3 > 0, ..ONE_ROW };
         check::<f16>(&case, seed);
         check::<bf16>(&case, seed);
     }
@@ -58,7 +43,7 @@ fn every_length_of_k_matches() {
 fn every_count_of_columns_of_a_block_matches() {
     for (n, seed) in (1..=9).zip(SEEDS.cycle()) {
         for k in [40, 1600] {
-            check::<f16>(&Case { n, k, ..CASE }, seed);
+            check::<f16>(&Case { n, k, ..ONE_ROW }, seed);
         }
     }
 }
@@ -66,14 +51,14 @@ fn every_count_of_columns_of_a_block_matches() {
 #[test]
 fn every_order_matches() {
     for seed in SEEDS {
-        check::<f16>(&Case { n: 37, k: 4864, ..CASE }, seed);
-        check::<bf16>(&Case { n: 133, k: 896, out: Out::Half, ..CASE }, seed);
+        check::<f16>(&Case { n: 37, k: 4864, ..ONE_ROW }, seed);
+        check::<bf16>(&Case { n: 133, k: 896, out: Out::Half, ..ONE_ROW }, seed);
     }
 }
 
 #[test]
 fn no_rows_write_nothing() {
-    let case = Case { num_rows: 0, out: Out::Half, ..CASE };
+    let case = Case { num_rows: 0, out: Out::Half, ..ONE_ROW };
     let (setup, _) = run::<f16>(&case, 1);
     assert!(setup.outputs(&case).iter().all(Option::is_none));
 }

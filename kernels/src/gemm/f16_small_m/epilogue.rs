@@ -1,7 +1,7 @@
 //! The outputs of a block: its warps' sums meet in shared memory, and are added in their order.
 
 use super::mainloop::{LaneRow, TILE, TileOrder, lane_group, lane_pair};
-use crate::silu_mul::gated;
+use crate::silu_mul::{gated, num_parts};
 use crate::tile::element::Operand16;
 use cuda_std::mma::Accumulator;
 use cuda_std::prelude::*;
@@ -30,11 +30,6 @@ pub struct Destination<E> {
     pub half: GlobalMut<E>,
     pub single: GlobalMut<f32>,
     pub stride: u32,
-}
-
-/// Rows of the weight that make a column of the output: its own, or gate's and up's.
-pub const fn num_parts(gated: bool) -> usize {
-    1 + gated as usize
 }
 
 /// Columns that a block has outputs of at once, at most.

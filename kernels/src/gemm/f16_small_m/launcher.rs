@@ -1,6 +1,6 @@
 //! Which instance computes a linear layer of few rows, and its launch.
 
-use super::epilogue::{max_columns, num_parts, num_sums};
+use super::epilogue::{max_columns, num_sums};
 use super::gemm_16_small_m::{self, Instance};
 use super::gemm_16_streamed::{self, Instance as StreamedInstance};
 use super::mainloop::{LINE_K, LOAD_K, TILE};
@@ -10,6 +10,7 @@ use crate::element::Dtype;
 use crate::gemm::linear16::tensor_map;
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, Target};
 use crate::operand::is_aligned;
+use crate::silu_mul::num_parts;
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};

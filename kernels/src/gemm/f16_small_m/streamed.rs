@@ -15,11 +15,12 @@
 //! bytes instead of boxes 9216 x 3072 takes 43, and boxes of 32 columns, which need no swizzle, 4 to 13 % more.
 //! Weights by `cp.async`, 16 bytes a lane: 9216 x 3072 18.2, by TMA 15.5.
 
-use super::epilogue::{Destination, MAX_OUTPUTS, Outputs, num_parts, num_sums};
+use super::epilogue::{Destination, MAX_OUTPUTS, Outputs, num_sums};
 use super::input::Input;
 use super::mainloop::{Cursor, LINE_K, STEP_K, STEPS, TileOrder, multiply_step};
 use super::normed::{Norm, Shape};
 use super::ring::{Boxes, LaneLoads, Ring};
+use crate::silu_mul::num_parts;
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 use half::{bf16, f16};

@@ -29,6 +29,20 @@ pub struct Case {
     pub accumulate: Accumulate,
 }
 
+/// A layer of one row, with all that it can have.
+pub const ONE_ROW: Case = Case {
+    num_rows: 1,
+    max_rows: 1,
+    n: 17,
+    k: 104,
+    pad: 8,
+    out_pad: 3,
+    with_bias: true,
+    out: Out::InPlace,
+    num_sms: 2,
+    accumulate: Accumulate::F32,
+};
+
 /// What the outputs are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Out {
