@@ -24,8 +24,9 @@
 //! of `mma` lie, and half a line is as long on its way as a whole one: a grid that only reads 12288 x
 //! 4096 so takes 27.8 us, by 128 bytes of four rows 23.5, as the bytes lie 23.4; through TMA boxes of
 //! 128 bytes a row 25.5. So a warp reads rows as they lie, 2 KiB at once, and a team at once the whole
-//! row, up to 5,120 columns: rows of 8 KiB that are read chunk by chunk meet in the same channels, 26.1
-//! us. `L2::256B` costs 5 to 8 %: 32064 x 3072 47.8 and 44.1. The same read in CUDA C was no faster.
+//! row, up to 5,120 columns: rows of 8 KiB that are read part by part, all warps at the same part, are
+//! slower, 12288 x 4096 25.1 us for 23.5. `L2::256B` costs 5 to 9 %: 32064 x 3072 47.8 us for 44.1. The
+//! same kernel in CUDA C was no faster.
 //!
 //! # Roofline
 //! On an H200, beside cuBLAS in one run, f16, nothing overlapped (`halfwarp bench kernels --op gemm --dtype
