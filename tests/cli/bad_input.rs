@@ -40,7 +40,12 @@ fn rejects_wrong_arguments() {
     refuses(&["nonsense"], "nonsense");
     refuses(&["bench", "kernels"], "--op");
     refuses(&["bench", "decode", "-m", LLAMA, "--sequences", "0"], "--sequences");
-    refuses(&["bench", "decode", "-m", LLAMA, "--device", "cpu", "--ctx-size", "8"], "512 tokens");
+    let decode = ["bench", "decode", "-m", LLAMA, "--device", "cpu"];
+    let with = |extra: &[&str], expected: &str| refuses(&[&decode, extra].concat(), expected);
+    with(&["--ctx-size", "640"], "come to 643 positions");
+    with(&["--prompt-tokens", "18446744073709551615"], "18446744073709551615");
+    with(&["--sequences", "18446744073709551615"], "18446744073709551615");
+    with(&["-n", "9999999999"], "positions");
     refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,0,3"], "three numbers over 0");
     refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,2"], "three numbers over 0");
 }

@@ -114,15 +114,20 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
     let workload = Workload { num_seqs, prompt_len, num_steps };
     let needed = workload.context(EngineOptions::default().max_tokens);
     let model = args.engine.model.open()?;
-    let context = args.engine.context.unwrap_or(needed);
-    let mut engine = args.engine.engine_of(&model, context, num_seqs)?;
+    if let Some(context) = args.engine.context.filter(|&context| context < needed) {
+        return Err(Failure::Input(format!(
+            "--ctx-size {context}: these prompts and steps come to {needed} positions\n\
+             leave it out, or ask for fewer of them"
+        )));
+    }
+    let mut engine = args.engine.engine_of(&model, needed, num_seqs)?;
     let row = decode::measure(&mut engine, &workload)?;
     let line = if args.jsonl {
         serde_json::json!(row).to_string()
     } else {
         format!(
-            "{}\n{num_seqs} sequences behind {prompt_len} tokens each: {:.1} tok/s in all, a step {:.0} us \
-             (median of {})",
+            "{}\nbatch of {num_seqs} behind {prompt_len} tokens each: {:.1} tok/s in all, a step {:.0} us (median \
+             of {})",
             row.gpu, row.tok_per_s, row.us, row.steps
         )
     };

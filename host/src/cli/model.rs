@@ -162,7 +162,7 @@ impl EngineArgs {
         self.engine(model, self.context)
     }
 
-    /// Puts `model` on the device, for as many sequences of `context` positions at once.
+    /// Puts `model` on the device, for `max_seqs` sequences of `context` positions at once.
     pub fn engine_of(
         &self,
         model: &Arc<Model>,

@@ -21,9 +21,12 @@ impl Workload {
     /// Positions that a sequence comes to at most: the first ones decode while the prompts of others are read, of which
     /// a step takes `max_tokens` tokens.
     pub fn context(&self, max_tokens: usize) -> usize {
-        let prompt_steps =
-            self.num_seqs * self.prompt_len.div_ceil(max_tokens.max(1)) + self.num_seqs;
-        self.prompt_len + prompt_steps + self.num_steps + 1
+        let steps_of_prompt = self.prompt_len.div_ceil(max_tokens.max(1)).saturating_add(1);
+        let prompt_steps = self.num_seqs.saturating_mul(steps_of_prompt);
+        self.prompt_len
+            .saturating_add(prompt_steps)
+            .saturating_add(self.num_steps)
+            .saturating_add(1)
     }
 }
 
