@@ -62,6 +62,16 @@ struct Line {
     k: u32,
 }
 
+impl Line {
+    /// The warp's first one of `k` columns.
+    #[inline(always)]
+    fn first(boxes: &Boxes, k: u32) -> Self {
+        let first_k = warp::warp_idx() * LINE_K;
+        let column = if first_k < k { thread::block_idx_x() * boxes.tile_columns } else { boxes.n };
+        Line { column, k: first_k }
+    }
+}
+
 /// The ring of a warp, of `WARPS` that share k.
 pub struct Ring<const WARPS: usize> {
     boxes: Boxes,
@@ -102,8 +112,6 @@ impl<const WARPS: usize> Ring<WARPS> {
         num_stages: u32,
     ) -> Self {
         let first_stage = warp::warp_idx() * num_stages;
-        let first_k = warp::warp_idx() * LINE_K;
-        let column = if first_k < k { thread::block_idx_x() * boxes.tile_columns } else { boxes.n };
         Ring {
             boxes,
             k,
@@ -111,63 +119,68 @@ impl<const WARPS: usize> Ring<WARPS> {
             // SAFETY: the caller's promise; `start` makes the barriers.
             full_barrier: unsafe { Mbarrier::new(barriers.offset(first_stage)) },
             num_stages,
-            next: Line { column, k: first_k },
+            next: Line::first(&boxes, k),
             stage_idx: 0,
             phase: 0,
         }
     }
 
-    /// Makes the barriers, and asks for the weights of the first stages: nothing that a launch
-    /// before this one writes. Gives where x is to be asked for, by [`Ring::start_x`].
+    /// Makes the barriers, and asks for the weights of the first `num_ahead` stages, if there are as
+    /// many lines: nothing that a launch before this one writes. [`Ring::fill`] goes on.
     ///
     /// # Safety
-    /// 1. `boxes.weight` and `boxes.x` are maps of boxes as they say.
+    /// 1. `boxes.weight` and `boxes.x` are maps of boxes as they say, and there are at most as many
+    ///    stages as a warp has lanes.
     #[inline(always)]
-    pub unsafe fn start(&mut self) -> StartedX {
-        if warp::lane_id() == 0 {
-            if self.boxes.x_rows > 0 {
-                // Its boxes are asked for when others are waited for no longer.
-                self.boxes.x.prefetch();
-            }
-            for stage_idx in 0..self.num_stages {
-                self.full_barrier.offset(stage_idx).init(1);
-            }
+    pub unsafe fn start(&mut self, num_ahead: u32) {
+        // A lane a stage: a loop over them ptxas writes out 32 times, which costs more than all else here.
+        if warp::lane_id() < self.num_stages {
+            self.full_barrier.offset(warp::lane_id()).init(1);
             fence::mbarrier_init();
         }
-        let first = self.next;
-        let mut num_started = 0;
-        while num_started < self.num_stages && self.next.column < self.boxes.n {
-            if warp::lane_id() == 0 {
-                // SAFETY: nobody has used the stage.
-                unsafe { self.load_weights(num_started) };
-            }
-            self.next = self.behind(self.next);
-            num_started += 1;
-        }
         warp::sync_warp();
-        StartedX { first, num_started }
+        for stage_idx in 0..num_ahead {
+            if self.next.column < self.boxes.n {
+                if warp::lane_id() == 0 {
+                    // SAFETY: nobody has used the stage.
+                    unsafe { self.load_weights(stage_idx, self.next) };
+                }
+                self.next = self.behind(self.next);
+            }
+        }
     }
 
-    /// Asks for the rows of x that belong to the weights under way.
+    /// Asks for all else of the ring: stage by stage, x of the first `num_ahead`, and both of the
+    /// others. Gives the number of stages that are under way.
     ///
     /// # Safety
-    /// As [`Ring::start`], once behind it; what wrote x has ended.
+    /// As [`Ring::start`], once behind it with its `num_ahead`; what wrote x has ended.
     #[inline(always)]
-    pub unsafe fn start_x(&self, StartedX { first, num_started }: StartedX) {
-        if warp::lane_id() == 0 && self.boxes.x_rows > 0 {
-            let mut line = first;
-            for stage_idx in 0..num_started {
+    pub unsafe fn fill(&mut self, num_ahead: u32) -> u32 {
+        let mut line = Line::first(&self.boxes, self.k);
+        let mut stage_idx = 0;
+        while stage_idx < self.num_stages && line.column < self.boxes.n {
+            if warp::lane_id() == 0 {
                 // SAFETY: nobody has used the stage.
-                unsafe { self.load_x(stage_idx, line.k) };
-                line = self.behind(line);
+                unsafe {
+                    if stage_idx >= num_ahead {
+                        self.load_weights(stage_idx, line);
+                    }
+                    self.load_x(stage_idx, line);
+                }
             }
+            line = self.behind(line);
+            stage_idx += 1;
         }
+        self.next = line;
+        stage_idx
     }
 
-    /// Waits for what is under way, where nobody reads it: a block must not end before.
+    /// Waits for the first `num_stages`, which are under way, where nobody reads them: a block must
+    /// not end before.
     #[inline(always)]
-    pub fn drain(&self, StartedX { num_started, .. }: StartedX) {
-        for stage_idx in 0..num_started {
+    pub fn drain(&self, num_stages: u32) {
+        for stage_idx in 0..num_stages {
             self.full_barrier.offset(stage_idx).wait(0);
         }
     }
@@ -188,16 +201,15 @@ impl<const WARPS: usize> Ring<WARPS> {
         self.stages.offset(stage_idx * self.boxes.stage_elems())
     }
 
-    /// Asks for the weights of the next line.
+    /// Asks for the weights of `line`.
     ///
     /// # Safety
     /// 1. The stage is empty, and one lane calls this.
     #[inline(always)]
-    unsafe fn load_weights(&self, stage_idx: u32) {
+    unsafe fn load_weights(&self, stage_idx: u32, Line { column, k }: Line) {
         let Boxes { weight, tile_columns, num_parts, n, .. } = self.boxes;
         let full_barrier = self.full_barrier.offset(stage_idx);
         full_barrier.arrive_expect_tx(self.boxes.stage_bytes());
-        let Line { column, k } = self.next;
         for part in 0..num_parts {
             let rows = self.stage(stage_idx).offset(part * tile_columns * LINE_K);
             let origin = [k as i32, (column + part * n) as i32];
@@ -206,16 +218,20 @@ impl<const WARPS: usize> Ring<WARPS> {
         }
     }
 
-    /// Asks for x's columns from `k` on.
+    /// Asks for the columns of x that belong to `line`, if they come into the stages.
     ///
     /// # Safety
     /// 1. As [`Ring::load_weights`], and x is there.
     #[inline(always)]
-    unsafe fn load_x(&self, stage_idx: u32, k: u32) {
-        let rows = self.stage(stage_idx).offset(self.boxes.first_x_row() * LINE_K);
-        let (x, full_barrier) = (self.boxes.x, self.full_barrier.offset(stage_idx));
-        // SAFETY: the caller's promise. All blocks read x.
-        unsafe { bulk::tensor_load(rows, x, [k as i32, 0], full_barrier, CacheHint::EvictLast) };
+    unsafe fn load_x(&self, stage_idx: u32, Line { k, .. }: Line) {
+        if self.boxes.x_rows > 0 {
+            let rows = self.stage(stage_idx).offset(self.boxes.first_x_row() * LINE_K);
+            let (x, full_barrier) = (self.boxes.x, self.full_barrier.offset(stage_idx));
+            // SAFETY: the caller's promise. All blocks read x.
+            unsafe {
+                bulk::tensor_load(rows, x, [k as i32, 0], full_barrier, CacheHint::EvictLast);
+            }
+        }
     }
 
     /// Waits until the boxes of the next line have come.
@@ -235,10 +251,8 @@ impl<const WARPS: usize> Ring<WARPS> {
             if warp::lane_id() == 0 {
                 // SAFETY: all lanes are here: the stage is empty.
                 unsafe {
-                    self.load_weights(self.stage_idx);
-                    if self.boxes.x_rows > 0 {
-                        self.load_x(self.stage_idx, self.next.k);
-                    }
+                    self.load_weights(self.stage_idx, self.next);
+                    self.load_x(self.stage_idx, self.next);
                 }
             }
             self.next = self.behind(self.next);
@@ -259,13 +273,6 @@ impl<const WARPS: usize> Ring<WARPS> {
         // SAFETY: the caller's promise.
         unsafe { words.get_vec(0) }
     }
-}
-
-/// The first stages, whose x is not yet asked for.
-#[derive(Clone, Copy)]
-pub struct StartedX {
-    first: Line,
-    num_started: u32,
 }
 
 /// Where a lane's load of a box is in a stage, in elements.
