@@ -145,7 +145,7 @@ pub enum Out16<E> {
 }
 
 /// Columns from which on tiles of sm_90a fill a GPU with more than [`MAX_FEW_ROWS`] rows.
-const TILES_N: usize = 10_000;
+const TILES_N: usize = 20_000;
 
 /// Rows of so many columns that the kernels for few rows still take.
 const MAX_FEW_ROWS: usize = 16;
@@ -208,7 +208,7 @@ impl Linear16 {
 
     /// Rows up to which the kernels for few rows are the fastest. They read x once for each block of
     /// columns: on an H200 32 rows of 22016 x 4096 take 50 us, by tiles 47; but 9216 x 3072 17.8 and 19.0,
-    /// 9728 x 896 8.3 and 9.4, 4096 x 4096 11.1 and 17.0. More than 32 they take without TMA.
+    /// 9728 x 896 8.3 and 9.4, 16384 x 3072 26.2 and 26.7. More than 32 they take without TMA.
     fn most_few_rows(&self, target: Target) -> usize {
         match target {
             Target::Sm90a if self.n >= TILES_N => MAX_FEW_ROWS,

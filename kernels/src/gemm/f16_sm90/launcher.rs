@@ -334,13 +334,13 @@ impl TileConfig {
             max_rows as u32,
             n as u32,
             k as u32,
-            a,
-            b,
             bias.unwrap_or(DevicePtr::null()),
             residual.ptr,
             residual.stride_arg()?,
             DevicePtr::new(out_ptr),
             out_stride,
+            a,
+            b,
             out_map,
         )))
     }

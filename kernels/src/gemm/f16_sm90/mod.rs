@@ -183,13 +183,14 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
     max_rows: u32,
     n: u32,
     k: u32,
-    a: TensorMap,
-    b: TensorMap,
     bias: Global<f32>,
     residual: Global<f32>,
     residual_stride: u32,
     out: GlobalMut<u8>,
     out_stride: u32,
+    // Behind the others, which share few lines of the constant cache so.
+    a: TensorMap,
+    b: TensorMap,
     out_map: TensorMap,
 ) {
     const { T::IS_VALID };

@@ -125,25 +125,22 @@ impl<const WARPS: usize> Ring<WARPS> {
         }
     }
 
-    /// Makes the barriers, and asks for the weights of the first `num_ahead` stages, if there are as
-    /// many lines: nothing that a launch before this one writes. [`Ring::fill`] goes on.
+    /// Asks for the weights of the first `num_ahead` stages, if there are as many lines: nothing that a
+    /// launch before this one writes. [`Ring::fill`] goes on.
     ///
     /// # Safety
-    /// 1. `boxes.weight` and `boxes.x` are maps of boxes as they say, and there are at most as many
-    ///    stages as a warp has lanes.
+    /// 1. `boxes.weight` and `boxes.x` are maps of boxes as they say.
     #[inline(always)]
     pub unsafe fn start(&mut self, num_ahead: u32) {
-        // A lane a stage: a loop over them ptxas writes out 32 times, which costs more than all else here.
-        if warp::lane_id() < self.num_stages {
-            self.full_barrier.offset(warp::lane_id()).init(1);
-            fence::mbarrier_init();
+        if warp::lane_id() == 0 && self.boxes.x_rows > 0 {
+            // Its boxes are asked for when others are waited for no longer.
+            self.boxes.x.prefetch();
         }
-        warp::sync_warp();
         for stage_idx in 0..num_ahead {
             if self.next.column < self.boxes.n {
                 if warp::lane_id() == 0 {
-                    // SAFETY: nobody has used the stage.
-                    unsafe { self.load_weights(stage_idx, self.next) };
+                    // SAFETY: the caller's promise.
+                    unsafe { self.open(stage_idx, self.next) };
                 }
                 self.next = self.behind(self.next);
             }
@@ -161,10 +158,10 @@ impl<const WARPS: usize> Ring<WARPS> {
         let mut stage_idx = 0;
         while stage_idx < self.num_stages && line.column < self.boxes.n {
             if warp::lane_id() == 0 {
-                // SAFETY: nobody has used the stage.
+                // SAFETY: the caller's promise.
                 unsafe {
                     if stage_idx >= num_ahead {
-                        self.load_weights(stage_idx, line);
+                        self.open(stage_idx, line);
                     }
                     self.load_x(stage_idx, line);
                 }
@@ -173,7 +170,22 @@ impl<const WARPS: usize> Ring<WARPS> {
             stage_idx += 1;
         }
         self.next = line;
+        // The other lanes wait at the barriers.
+        warp::sync_warp();
         stage_idx
+    }
+
+    /// Makes the barrier of a stage, and asks for the weights of `line`, its first ones. A loop over the
+    /// barriers alone ptxas writes out 32 times: more instructions than all else of the kernel.
+    ///
+    /// # Safety
+    /// 1. As [`Ring::start`]; one lane calls this, once for the stage.
+    #[inline(always)]
+    unsafe fn open(&self, stage_idx: u32, line: Line) {
+        self.full_barrier.offset(stage_idx).init(1);
+        fence::mbarrier_init();
+        // SAFETY: nobody has used the stage.
+        unsafe { self.load_weights(stage_idx, line) };
     }
 
     /// Waits for the first `num_stages`, which are under way, where nobody reads them: a block must
