@@ -43,11 +43,13 @@ pub struct Gpu {
     pub target: Target,
     /// Its multiprocessors.
     pub num_sms: usize,
+    /// Whether kernels that overlap start before the launch in front of them has ended.
+    pub overlaps: bool,
 }
 
 impl Gpu {
     /// An H100 or H200.
-    pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132 };
+    pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132, overlaps: true };
 }
 
 /// Most rows of a layer with a norm in front or a gate behind.

@@ -54,7 +54,7 @@ enum Kernel {
 }
 
 /// A GPU whose weights are loaded without TMA.
-const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108 };
+const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false };
 
 const NORMED: Case = Case {
     num_rows: 1,
@@ -205,7 +205,10 @@ fn fused<E: Half>(case: &Case, operands: &Operands, seed: u64) -> Vec<f32> {
     let launch = match case.kernel {
         Kernel::Chosen => small_m.launch(SM80, num_rows, &operands, maps),
         Kernel::Loading(instance) => small_m.launch_instance(instance, num_rows, &operands),
-        Kernel::Streamed(num_sms) => small_m.launch_streamed(num_sms, num_rows, &operands, maps),
+        Kernel::Streamed(num_sms) => {
+            let gpu = Gpu { num_sms, ..Gpu::HOPPER };
+            small_m.launch_streamed(gpu, num_rows, &operands, maps)
+        }
         Kernel::Gemv => Gemv16(linear).launch(num_rows, &operands),
     };
     setup.run(launch, seed);

@@ -180,7 +180,7 @@ fn sums_in_f16_are_of_f16_tiles() {
     let symbol = |target, max_rows| {
         let linear = Linear16 { summation, ..Linear16::new(max_rows, 128, 128) };
         let case = Case { num_rows: max_rows, max_rows, k: 128, ..WHOLE };
-        let gpu = Gpu { target, num_sms: 132 };
+        let gpu = Gpu { target, ..Gpu::HOPPER };
         let mut setup = Setup::<f16>::new(&case, 1);
         let launch =
             setup.run(1, |num_rows, operands, maps| linear.launch(gpu, num_rows, operands, maps));
@@ -201,7 +201,7 @@ fn sums_in_f16_are_of_f16_tiles() {
                 residual: None,
                 out,
             };
-            let gpu = Gpu { target, num_sms: 132 };
+            let gpu = Gpu { target, ..Gpu::HOPPER };
             let launch = linear
                 .launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| EncodedTensorMap::NONE);
             assert!(matches!(launch, Err(LaunchError::Shape { what: "bits of a sum", .. })));
@@ -350,7 +350,7 @@ fn rejects_what_it_cannot_compute() {
     assert_eq!(refused(right, with(x, far)), ("row stride", 1 << 30));
     let residual = Linear16Operands { residual: Some(f32_rows), ..operands };
     assert_eq!(refused(right, residual).0, "output bits");
-    let sm80 = Gpu { target: Target::Sm80, num_sms: 108 };
+    let sm80 = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false };
     assert!(launch(sm80, right, operands).is_ok_and(|launch| launch.is_some()));
     assert!(launch(sm80, linear(64, 128, 100), operands).is_err());
 }

@@ -16,7 +16,7 @@ trait Half: Operand16 + Stored {}
 impl<E: Operand16 + Stored> Half for E {}
 
 /// A GPU whose weights are loaded without TMA.
-const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108 };
+const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false };
 
 /// The name in symbols.
 fn name_of<E: Half>() -> &'static str {

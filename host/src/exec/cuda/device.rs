@@ -179,7 +179,7 @@ pub(super) fn choose(
         )));
     }
     let kernels = ptx::target(target.name()).expect("this program has the kernels of each target");
-    Ok((device, kernels, Gpu { target, num_sms: device.num_sms }))
+    Ok((device, kernels, Gpu { target, num_sms: device.num_sms, overlaps: false }))
 }
 
 /// The device's primary context, current in this thread.

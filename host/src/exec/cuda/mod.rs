@@ -97,6 +97,7 @@ impl CudaExecutor {
         // SAFETY: stream and workspace are dropped after the handle.
         let cublas = unsafe { cublas::open(gemm, &stream, &memory.cublas_workspace) }?;
         upload::parameters(plan, weights, &mut memory, &stream)?;
+        let overlapping = device::overlapping_launcher(gpu)?;
         let cache_dir = model_cache::cache_dir().ok().map(|dir| dir.join("cubin"));
         let cache = CubinCache::new(cache_dir, device::driver_name()?, device.capability);
         Ok(CudaExecutor {
@@ -110,8 +111,8 @@ impl CudaExecutor {
             memory,
             stream,
             device,
-            gpu,
-            overlapping: device::overlapping_launcher(gpu)?,
+            gpu: Gpu { overlaps: overlapping.is_some(), ..gpu },
+            overlapping,
             context,
         })
     }
@@ -126,6 +127,7 @@ impl CudaExecutor {
     #[must_use]
     pub fn without_overlap(mut self) -> Self {
         self.overlapping = None;
+        self.gpu.overlaps = false;
         self
     }
 }

@@ -30,16 +30,6 @@ use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
-/// Stages of `num_stages` whose weights are asked for before x may be. TMA takes boxes in turn: x behind
-/// the weights of the whole ring comes last, and nothing is multiplied, nor more asked for, until then. So
-/// 8 rows of 3072 x 3072 take 6.8 us on an H200, with half of them ahead 6.4, 896 x 4864 5.1 and 4.7; 32 rows
-/// 8.1 and 7.3, 6.4 and 5.8. With x through registers, which does not wait for TMA, 896 x 896 2.9 instead of
-/// 2.5, by `cp.async` 32 rows of 3072 x 3072 8.7. Where launches overlap, what is ahead counts too: 8 sequences of
-/// Qwen2.5-0.5B have 10,540 tokens/s so, 10,820 with the whole ring ahead; 32 as many either way.
-const fn stages_ahead(num_stages: u32) -> u32 {
-    num_stages.div_ceil(2)
-}
-
 /// Blocks that should fit on an SM: this launch's and the next one's, whose weights are under way
 /// before this one has ended.
 const fn min_blocks(tiles_m: usize) -> u32 {
@@ -57,7 +47,8 @@ const fn min_blocks(tiles_m: usize) -> u32 {
 ///    `max_rows` rows in boxes of as many and 64 columns, both swizzled by 128 bytes; where x is
 ///    normed, it holds `max_rows` rows of `k` elements at multiples of 16 bytes.
 /// 3. The output is `residual`, or overlaps nothing that is read.
-/// 4. `sums_apart` is 0 if no block has more than one tile, or else as many floats as its sums take.
+/// 4. `num_ahead` is at most `num_stages`.
+/// 5. `sums_apart` is 0 if no block has more than one tile, or else as many floats as its sums take.
 #[kernel(
     launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M)),
     target(sm_90a),
@@ -101,6 +92,7 @@ pub unsafe fn gemm_16_streamed<
     k: u32,
     tile_columns: u32,
     num_stages: u32,
+    num_ahead: u32,
     sums_apart: u32,
     x: Global<f32>,
     x_stride: u32,
@@ -134,7 +126,6 @@ pub unsafe fn gemm_16_streamed<
         let barriers = stages.offset(Ring::<WARPS>::num_elems(&boxes, num_stages)).cast::<u64>();
         let sums = barriers.offset(Ring::<WARPS>::num_words(num_stages)).cast::<f32>();
         let mut ring = Ring::<WARPS>::new(boxes, k, stages, barriers, num_stages);
-        let num_ahead = if NORMED { num_stages } else { stages_ahead(num_stages) };
         ring.start(num_ahead);
         let shape = Shape { k, reciprocal: k_reciprocal, eps };
         let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, shape));
