@@ -150,7 +150,7 @@ pub fn free_memory(ordinal: usize) -> Result<(String, usize), ExecError> {
 }
 
 /// The device `cuda:<ordinal>` of `devices`, its kernels, and what launches are made for: `target`, or the newest that
-/// it can run.
+/// it can run. Whether they overlap is for [`overlapping_launcher`] to say.
 pub(super) fn choose(
     devices: &[DeviceInfo],
     ordinal: usize,

@@ -116,7 +116,7 @@ impl<const WARPS: usize> Ring<WARPS> {
             boxes,
             k,
             stages: stages.offset(first_stage * boxes.stage_elems()),
-            // SAFETY: the caller's promise; `start` makes the barriers.
+            // SAFETY: the caller's promise; `start` and `fill` make the barriers.
             full_barrier: unsafe { Mbarrier::new(barriers.offset(first_stage)) },
             num_stages,
             next: Line::first(&boxes, k),
