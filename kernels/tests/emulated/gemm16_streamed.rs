@@ -80,6 +80,20 @@ fn every_order_matches() {
 }
 
 #[test]
+fn every_width_of_tiles_matches() {
+    // Several tiles a block, whose sums take one place where tiles are wide, and one alone.
+    for (num_sms, tiles) in [(100, "n24"), (34, "n32"), (14, "n40"), (23, "n48")] {
+        let case = Case { num_rows: 31, max_rows: 32, n: 2117, k: 136, num_sms, ..ONE_ROW };
+        let (_, name) = run::<f16>(&case, true, 1);
+        assert_eq!(name, format!("gemm_f16_streamed_m32_{tiles}_w8"));
+        for seed in SEEDS {
+            check::<f16>(&case, seed);
+        }
+        check::<bf16>(&Case { out: Out::Residual, with_bias: true, ..case }, 1);
+    }
+}
+
+#[test]
 fn no_rows_write_nothing() {
     for n in COLUMNS {
         let case = Case { num_rows: 0, max_rows: 8, n, out: Out::Half, ..ONE_ROW };
@@ -105,19 +119,23 @@ fn the_launchers_choice_depends_on_rows_and_columns() {
     assert_eq!(symbol(1, 896), "gemm_f16_small_m8_n8_w16");
     assert_eq!(symbol(1, 12_288), "gemm_f16_streamed_m8_n32_w8");
     assert_eq!(symbol(1, 151_936), "gemm_f16_small_m8_n32_w8");
-    assert_eq!(symbol(2, 896), "gemm_f16_streamed_m8_n16_w16");
+    assert_eq!(symbol(2, 896), "gemm_f16_streamed_m8_n8_w16");
+    assert_eq!(symbol(8, 1152), "gemm_f16_streamed_m8_n16_w16");
     assert_eq!(symbol(9, 896), "gemm_f16_streamed_m16_n16_w16");
     assert_eq!(symbol(8, 3072), "gemm_f16_streamed_m8_n32_w8");
     assert_eq!(symbol(32, 896), "gemm_f16_streamed_m32_n8_w16");
     assert_eq!(symbol(32, 1152), "gemm_f16_streamed_m32_n16_w16");
-    assert_eq!(symbol(32, 151_936), "gemm_f16_streamed_m32_n32_w8");
+    assert_eq!(symbol(32, 3072), "gemm_f16_streamed_m32_n24_w8");
+    assert_eq!(symbol(32, 4096), "gemm_f16_streamed_m32_n32_w8");
+    assert_eq!(symbol(32, 9216), "gemm_f16_streamed_m32_n40_w8");
+    assert_eq!(symbol(32, 151_936), "gemm_f16_streamed_m32_n48_w8");
     assert_eq!(symbol(33, 896), "gemm_f16_small_m64_n8_w16");
     assert_eq!(symbol(0, 896), "");
     assert_eq!(symbol(4, 0), "");
 }
 
 #[test]
-fn more_than_16_rows_of_a_wide_weight_take_tiles() {
+fn more_than_32_rows_of_a_large_weight_take_tiles() {
     let symbol = |max_rows, n| {
         let rows = |address, stride| Rows::new(DevicePtr::<f16>::new(address), stride);
         let (x, out) = (Input16::Half(rows(16, 64)), Out16::Half(rows(48, n)));
@@ -128,7 +146,7 @@ fn more_than_16_rows_of_a_wide_weight_take_tiles() {
         let launch = linear.launch(Gpu::HOPPER, num_rows, &operands, &mut TensorMapSpec::emulated);
         launch.expect("a right shape").map_or("", |launch| launch.symbol)
     };
-    assert_eq!(symbol(32, 19_992), "gemm_f16_streamed_m32_n32_w8");
-    assert_eq!(symbol(16, 20_000), "gemm_f16_streamed_m16_n32_w8");
-    assert!(symbol(17, 20_000).starts_with("gemm_f16_sm90_"));
+    assert_eq!(symbol(32, 65_536), "gemm_f16_streamed_m32_n48_w8");
+    assert!(symbol(33, 65_536).starts_with("gemm_f16_sm90_"));
+    assert_eq!(symbol(33, 65_528), "gemm_f16_small_m64_n32_w8");
 }

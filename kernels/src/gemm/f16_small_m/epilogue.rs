@@ -12,7 +12,8 @@ pub const MAX_OUTPUTS: usize = 8;
 /// Sums of a warp in eight columns and all rows, and as many words more as put the columns of a row
 /// that a warp reads at once, `part_tiles` tiles, into banks of their own.
 const fn tile_stride(tiles_m: usize, part_tiles: usize) -> u32 {
-    tiles_m as u32 * TILE * TILE + (32 / part_tiles as u32) % 32
+    let at_once = if part_tiles > 2 { 4 } else { part_tiles as u32 };
+    tiles_m as u32 * TILE * TILE + (32 / at_once) % 32
 }
 
 /// Sums of a warp.
@@ -63,7 +64,9 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     /// Tiles of a part: gate's come first.
     const PART_TILES: u32 = (TILES_N / Self::PARTS) as u32;
     const NUM_THREADS: u32 = WARPS as u32 * warp::WARP_SIZE;
-    const ROWS_APART: u32 = Self::NUM_THREADS / Self::BLOCK_N;
+    /// Threads of a row: a power of two, of which the last ones may have no column.
+    const ROW_THREADS: u32 = Self::BLOCK_N.next_power_of_two();
+    const ROWS_APART: u32 = Self::NUM_THREADS / Self::ROW_THREADS;
     /// Outputs of a thread.
     const NUM: usize = (TILES_M as u32 * TILE).div_ceil(Self::ROWS_APART) as usize;
 
@@ -75,14 +78,20 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     pub fn new(block_n: u32, end: u32, n: u32, orders: [TileOrder; 2]) -> Self {
         const { assert!(Self::NUM <= MAX_OUTPUTS && WARPS.is_multiple_of(4)) };
         const { assert!(TILES_N.is_multiple_of(Self::PARTS)) };
-        let block_column = thread::thread_idx_x() % Self::BLOCK_N;
-        let first_row = thread::thread_idx_x() / Self::BLOCK_N;
+        let block_column = thread::thread_idx_x() % Self::ROW_THREADS;
+        let first_row = thread::thread_idx_x() / Self::ROW_THREADS;
         Outputs { block_n, block_column, end, n, first_row, orders }
     }
 
     #[inline(always)]
     fn column(&self) -> u32 {
         self.block_n + self.block_column
+    }
+
+    /// Whether the thread's column is one of the block's.
+    #[inline(always)]
+    fn has_column(&self) -> bool {
+        self.block_column < Self::BLOCK_N && self.column() < self.end
     }
 
     /// The lane's row of the weight in a tile, the last one where there is none, of rows `stride`
@@ -100,7 +109,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
         // By the lanes' groups, whose sums are in banks of their own.
         let row = self.first_row + output as u32 * Self::ROWS_APART;
         let row = row / TILE * TILE + self.orders[0].row_of(row % TILE);
-        (row < num_rows && self.column() < self.end).then_some(row)
+        (row < num_rows && self.has_column()).then_some(row)
     }
 
     /// Element of the thread's column in `row`.
@@ -116,7 +125,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     #[inline(always)]
     pub unsafe fn bias(&self, bias: Global<f32>) -> [f32; 2] {
         let mut values = [0.0; 2];
-        if !bias.is_null() && self.column() < self.end {
+        if !bias.is_null() && self.has_column() {
             for part in 0..Self::PARTS {
                 let at = part as u32 * self.n + self.column();
                 // SAFETY: inside, by the check.

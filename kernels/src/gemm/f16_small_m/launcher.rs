@@ -54,6 +54,22 @@ const LARGE_WEIGHT: usize = 9 << 20;
 /// Rows of a weight whose loads keep an SM busy block after block.
 const MANY_ROWS: usize = 16_000;
 
+/// What a tile costs besides its products, in the products of eight columns. On an H200 32 rows of, in us by
+/// tiles of up to 24, 32, 40, and 48 columns (in brackets what this chooses):
+///
+/// | n, k | 24 | 32 | 40 | 48 |
+/// | --- | --- | --- | --- | --- |
+/// | 3072, 3072 | (7.0) | 7.2 | 7.5 | 7.8 |
+/// | 4096, 4096 | 12.2 | (10.7) | 11.1 | 11.4 |
+/// | 9728, 896 | 8.7 | 8.6 | (7.5) | 8.2 |
+/// | 9216, 3072 | 16.8 | 17.4 | (16.4) | 16.9 |
+/// | 12288, 4096 | 27.9 | 27.1 | 27.7 | (27.2) |
+/// | 16384, 3072 | 28.4 | 26.3 | 27.1 | (26.8) |
+/// | 22016, 4096 | 46.9 | 46.5 | 45.4 | (45.6) |
+///
+/// and of 64, one warp with all of them, 28.5 of 16384 x 3072, 49.0 of 22016 x 4096; by two warps 27.2 and 47.2.
+const TILE_COST: usize = 3;
+
 /// Most stages of a ring.
 const MAX_STAGES: usize = 8;
 
@@ -157,7 +173,7 @@ struct Tiles {
 /// The shared memory of a streamed block.
 struct Rings {
     num_stages: usize,
-    /// Floats from a tile's sums to those of the next one.
+    /// Floats from a tile's sums to those of the next one; 0 if they take the same place.
     sums_apart: u32,
     shared_bytes: usize,
 }
@@ -388,8 +404,8 @@ impl SmallM16 {
     /// Tiles that leave all multiprocessors as many columns as possible.
     fn tiles(&self, shape: &Shape, num_sms: usize) -> Tiles {
         let max = max_columns(shape.tiles_n, shape.fused.1) as usize;
-        let per_block = self.0.n.div_ceil(num_sms * max);
-        let columns = self.0.n.div_ceil(num_sms * per_block);
+        let per_block = self.0.n.div_ceil(num_sms * max).max(1);
+        let columns = self.0.n.div_ceil(num_sms * per_block).max(1);
         Tiles { columns, per_block, num_blocks: self.0.n.div_ceil(columns).min(num_sms) }
     }
 
@@ -400,21 +416,26 @@ impl SmallM16 {
         let rows = ring::stage_rows((num_parts(gated) * columns + x_rows) as u32) as usize;
         let stage_bytes = shape.warps * rows * LINE_K as usize * size_of::<u16>();
         let num_sums = num_sums(shape.tiles_m, shape.tiles_n, gated, shape.warps);
-        let sums_apart = if per_block > 1 { num_sums } else { 0 };
         let row_bytes =
             if normed { normed::shared_bytes(self.0.max_rows, self.0.k as u32) } else { 0 };
-        let others = (num_sums + sums_apart) as usize * size_of::<f32>() + row_bytes;
-        let others = others + shape.warps * MAX_STAGES * size_of::<u64>();
-        let room = MAX_STREAMED_BYTES.saturating_sub(others) / stage_bytes;
-        if room == 0 {
+        let others = |num_sums: u32| {
+            let sums_bytes = num_sums as usize * size_of::<f32>();
+            sums_bytes + row_bytes + shape.warps * MAX_STAGES * size_of::<u64>()
+        };
+        let room = |num_sums| MAX_STREAMED_BYTES.saturating_sub(others(num_sums)) / stage_bytes;
+        if room(num_sums) == 0 {
             return refuse("k", self.0.k, "columns whose normed rows fit into shared memory");
         }
         let is_large = self.0.weight_rows().saturating_mul(self.0.k) >= LARGE_WEIGHT;
         let ring_bytes = if is_large { LARGE_RING_BYTES } else { RING_BYTES };
-        let num_stages = (ring_bytes / stage_bytes).clamp(2, MAX_STAGES).min(room);
+        let num_stages = (ring_bytes / stage_bytes).clamp(2, MAX_STAGES);
+        // A tile does not wait for the sums of the one before, if there is room for both.
+        let sums_apart =
+            if per_block > 1 && room(2 * num_sums) >= num_stages { num_sums } else { 0 };
+        let num_stages = num_stages.min(room(num_sums + sums_apart));
         let num_lines = per_block * self.0.k.div_ceil(shape.warps * LINE_K as usize);
         let num_stages = num_stages.min(num_lines);
-        let shared_bytes = num_stages * stage_bytes + others;
+        let shared_bytes = num_stages * stage_bytes + others(num_sums + sums_apart);
         Ok(Rings { num_stages, sums_apart, shared_bytes })
     }
 
@@ -469,12 +490,11 @@ impl SmallM16 {
         operands: &Linear16Operands<E>,
     ) -> Result<StreamedInstance, LaunchError> {
         let instances = self.instances(StreamedInstance::ALL, operands)?;
-        // As wide as a block's columns, or as wide as there are.
-        let waste = |shape: &Shape| {
-            let columns = max_columns(shape.tiles_n, shape.fused.1) as usize;
-            (self.0.n > num_sms * columns, columns.abs_diff(self.0.n.div_ceil(num_sms)))
+        let cost = |shape: &Shape| {
+            let eights = (max_columns(shape.tiles_n, shape.fused.1) / TILE) as usize;
+            self.tiles(shape, num_sms).per_block * (eights + TILE_COST)
         };
-        let instance = instances.min_by_key(|(_, shape)| (shape.tiles_m, waste(shape)));
+        let instance = instances.min_by_key(|(_, shape)| (shape.tiles_m, cost(shape)));
         instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
     }
 
