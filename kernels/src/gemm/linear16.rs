@@ -146,7 +146,13 @@ pub enum Out16<E> {
     F32(Rows<f32>),
 }
 
-/// Elements of a weight from which on tiles of sm_90a take what TMA does not stream.
+/// Columns from which on tiles of sm_90a fill a GPU with more than [`MAX_FEW_ROWS`] rows.
+const TILES_N: usize = 30_000;
+
+/// Rows of so many columns that the kernels for few rows still take.
+const MAX_FEW_ROWS: usize = 16;
+
+/// Elements of a weight of fewer columns from which on tiles take what TMA does not stream.
 const TILES_ELEMS: usize = 1 << 22;
 
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
@@ -203,10 +209,12 @@ impl Linear16 {
     }
 
     /// Rows up to which the kernels for few rows are the fastest. They read x once for each block of
-    /// columns, and more than 32 rows without TMA: on an H200 32 rows of 22016 x 4096 take 45.4 us, by tiles
-    /// 47; 9216 x 3072 16.4 and 17.8, 151936 x 896 67.7 and 68.6, 32000 x 4096 64.5 and 64.0.
+    /// columns: on an H200 32 rows of 151936 x 896 take 72.7 us, by tiles 69.5, 32000 x 4096 66.8 and 65.0;
+    /// but 22016 x 4096 46.3 and 46.5, 9216 x 3072 16.4 and 17.8, 9728 x 896 7.9 and 9.4. More than 32 they take
+    /// without TMA.
     fn most_few_rows(&self, target: Target) -> usize {
         match target {
+            Target::Sm90a if self.n >= TILES_N => MAX_FEW_ROWS,
             Target::Sm90a if self.n.saturating_mul(self.k) >= TILES_ELEMS => {
                 SmallM16::MAX_STREAMED_ROWS
             }

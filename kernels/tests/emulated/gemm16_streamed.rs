@@ -81,7 +81,7 @@ fn every_order_matches() {
 
 #[test]
 fn every_width_of_tiles_matches() {
-    // Several tiles a block, whose sums take one place where tiles are wide, and one alone.
+    // Several tiles a block, and one alone.
     for (num_sms, tiles) in [(100, "n24"), (34, "n32"), (14, "n40"), (23, "n48")] {
         let case = Case { num_rows: 31, max_rows: 32, n: 2117, k: 136, num_sms, ..ONE_ROW };
         let (_, name) = run::<f16>(&case, true, 1);
@@ -135,7 +135,7 @@ fn the_launchers_choice_depends_on_rows_and_columns() {
 }
 
 #[test]
-fn more_than_32_rows_of_a_large_weight_take_tiles() {
+fn more_than_16_rows_of_a_wide_weight_take_tiles() {
     let symbol = |max_rows, n| {
         let rows = |address, stride| Rows::new(DevicePtr::<f16>::new(address), stride);
         let (x, out) = (Input16::Half(rows(16, 64)), Out16::Half(rows(48, n)));
@@ -146,7 +146,7 @@ fn more_than_32_rows_of_a_large_weight_take_tiles() {
         let launch = linear.launch(Gpu::HOPPER, num_rows, &operands, &mut TensorMapSpec::emulated);
         launch.expect("a right shape").map_or("", |launch| launch.symbol)
     };
-    assert_eq!(symbol(32, 65_536), "gemm_f16_streamed_m32_n48_w8");
-    assert!(symbol(33, 65_536).starts_with("gemm_f16_sm90_"));
-    assert_eq!(symbol(33, 65_528), "gemm_f16_small_m64_n32_w8");
+    assert_eq!(symbol(32, 29_992), "gemm_f16_streamed_m32_n48_w8");
+    assert_eq!(symbol(16, 30_000), "gemm_f16_streamed_m16_n32_w8");
+    assert!(symbol(17, 30_000).starts_with("gemm_f16_sm90_"));
 }

@@ -54,21 +54,27 @@ const LARGE_WEIGHT: usize = 9 << 20;
 /// Rows of a weight whose loads keep an SM busy block after block.
 const MANY_ROWS: usize = 16_000;
 
-/// What a tile costs besides its products, in the products of eight columns. On an H200 32 rows of, in us by
-/// tiles of up to 24, 32, 40, and 48 columns (in brackets what this chooses):
+/// What a tile costs besides its products, in the products of eight columns. Of 32 rows on an H200, in us
+/// by tiles of up to so many columns (in brackets what this chooses):
 ///
 /// | n, k | 24 | 32 | 40 | 48 |
 /// | --- | --- | --- | --- | --- |
 /// | 3072, 3072 | (7.0) | 7.2 | 7.5 | 7.8 |
 /// | 4096, 4096 | 12.2 | (10.7) | 11.1 | 11.4 |
-/// | 9728, 896 | 8.7 | 8.6 | (7.5) | 8.2 |
+/// | 9728, 896 | 8.7 | 8.6 | (7.9) | 8.2 |
 /// | 9216, 3072 | 16.8 | 17.4 | (16.4) | 16.9 |
-/// | 12288, 4096 | 27.9 | 27.1 | 27.7 | (27.2) |
-/// | 16384, 3072 | 28.4 | 26.3 | 27.1 | (26.8) |
-/// | 22016, 4096 | 46.9 | 46.5 | 45.4 | (45.6) |
+/// | 12288, 4096 | 27.9 | 27.5 | 27.5 | (26.9) |
+/// | 16384, 3072 | 28.4 | (26.4) | 26.5 | 27.0 |
+/// | 22016, 4096 | 46.9 | 49.7 | 48.3 | (46.3) |
 ///
-/// and of 64, one warp with all of them, 28.5 of 16384 x 3072, 49.0 of 22016 x 4096; by two warps 27.2 and 47.2.
-const TILE_COST: usize = 3;
+/// and of 64, one warp with all of them, 28.5 of 16384 x 3072, 49.0 of 22016 x 4096. Tried besides, and no
+/// faster: two warps that share a line of the ring and divide its columns (3072 x 3072 7.5, 22016 x 4096
+/// 47.2); sums that are stored behind the first line of the next tile (7.4, 47.2); warps that add each
+/// other's sums as they end (of 8 rows 896 x 896 3.2 for 2.4, 22016 x 4096 45.4 for 43.3); room for the
+/// sums of two tiles (the same); three stages for two of 32 rows (the same); all sums of a thread loaded
+/// before the first is stored (22016 x 4096 46.8 for 46.6); a ring that starts at another line of k in
+/// each block (the same).
+const TILE_COST: usize = 2;
 
 /// Most stages of a ring.
 const MAX_STAGES: usize = 8;
@@ -173,8 +179,6 @@ struct Tiles {
 /// The shared memory of a streamed block.
 struct Rings {
     num_stages: usize,
-    /// Floats from a tile's sums to those of the next one; 0 if they take the same place.
-    sums_apart: u32,
     shared_bytes: usize,
 }
 
@@ -315,8 +319,7 @@ impl SmallM16 {
             return Ok(None);
         };
         let Tiles { columns, per_block, num_blocks } = self.tiles(&shape, gpu.num_sms);
-        let Rings { num_stages, sums_apart, shared_bytes } =
-            self.rings(&shape, columns, per_block)?;
+        let Rings { num_stages, shared_bytes } = self.rings(&shape, columns, per_block)?;
         let Linear16 { max_rows, .. } = self.0;
         let line = LINE_K as usize;
         let sizes = [self.0.weight_rows(), self.0.k];
@@ -340,7 +343,6 @@ impl SmallM16 {
                 columns as u32,
                 num_stages as u32,
                 num_ahead as u32,
-                sums_apart,
                 DevicePtr::new(input.x.0),
                 input.x_stride,
                 input.norm_weight,
@@ -418,25 +420,20 @@ impl SmallM16 {
         let num_sums = num_sums(shape.tiles_m, shape.tiles_n, gated, shape.warps);
         let row_bytes =
             if normed { normed::shared_bytes(self.0.max_rows, self.0.k as u32) } else { 0 };
-        let others = |num_sums: u32| {
-            let sums_bytes = num_sums as usize * size_of::<f32>();
-            sums_bytes + row_bytes + shape.warps * MAX_STAGES * size_of::<u64>()
-        };
-        let room = |num_sums| MAX_STREAMED_BYTES.saturating_sub(others(num_sums)) / stage_bytes;
-        if room(num_sums) == 0 {
+        let others = num_sums as usize * size_of::<f32>()
+            + row_bytes
+            + shape.warps * MAX_STAGES * size_of::<u64>();
+        let room = MAX_STREAMED_BYTES.saturating_sub(others) / stage_bytes;
+        if room == 0 {
             return refuse("k", self.0.k, "columns whose normed rows fit into shared memory");
         }
         let is_large = self.0.weight_rows().saturating_mul(self.0.k) >= LARGE_WEIGHT;
         let ring_bytes = if is_large { LARGE_RING_BYTES } else { RING_BYTES };
-        let num_stages = (ring_bytes / stage_bytes).clamp(2, MAX_STAGES);
-        // A tile does not wait for the sums of the one before, if there is room for both.
-        let sums_apart =
-            if per_block > 1 && room(2 * num_sums) >= num_stages { num_sums } else { 0 };
-        let num_stages = num_stages.min(room(num_sums + sums_apart));
+        let num_stages = (ring_bytes / stage_bytes).clamp(2, MAX_STAGES).min(room);
         let num_lines = per_block * self.0.k.div_ceil(shape.warps * LINE_K as usize);
         let num_stages = num_stages.min(num_lines);
-        let shared_bytes = num_stages * stage_bytes + others(num_sums + sums_apart);
-        Ok(Rings { num_stages, sums_apart, shared_bytes })
+        let shared_bytes = num_stages * stage_bytes + others;
+        Ok(Rings { num_stages, shared_bytes })
     }
 
     /// The instances for the layer, of those of a kernel. How many warps share k decides the order

@@ -19,6 +19,21 @@
 //! by a map with lines as a dimension, that four warps share 2.7, 6.6, 25.1; weights as `wgmma`'s B in blocks
 //! of a cluster that share k, x in shared memory throughout 3.6, 8.0, 26.8; weights loaded to registers as
 //! whole lines, for x that stays in registers 2.8, 7.1, 25.7. A grid that only reads the weights so: 2.0, 5.8, 24.0.
+//! As whole lines whose halves lanes then exchange by shuffles, in the same order of sums, 2.7, 8.1, 27.8. Boxes of
+//! two lines: the same as of one. Promotion to 256 bytes in L2: 2 to 5 % more; none at all, or x prefetched to L2: the
+//! same.
+//!
+//! Where the time goes, by kernels without a part, in us on one H200 (a kernel that ends at once takes 0.6, one
+//! that loads one word 1.2):
+//!
+//! | rows, n, k | all | no `mma` | no `mma`, x or weights read | no sums | only TMA | only TMA, weights alone |
+//! | --- | --- | --- | --- | --- | --- | --- |
+//! | 8, 896, 896 | 2.6 | 2.5 | 2.2 | 2.5 | 2.1 | 2.1 |
+//! | 8, 3072, 3072 | 6.5 | 6.3 | 6.1 | 6.4 | 5.9 | 6.0 |
+//! | 8, 12288, 4096 | 25.8 | 25.3 | 25.0 | 25.4 | 24.6 | 24.6 |
+//! | 32, 896, 896 | 2.9 | 2.7 | 2.5 | 2.7 | 2.3 | 2.1 |
+//! | 32, 3072, 3072 | 7.6 | 6.9 | 6.6 | 7.1 | 6.2 | 6.1 |
+//! | 32, 22016, 4096, tiles of 48 columns | 46.2 | 45.1 | 44.6 | 44.7 | 43.4 | 43.1 |
 
 use super::epilogue::{Destination, MAX_OUTPUTS, Outputs, num_sums};
 use super::input::Input;
@@ -55,7 +70,6 @@ const fn releases_early(tiles_m: usize, tiles_n: usize) -> bool {
 ///    normed, it holds `max_rows` rows of `k` elements at multiples of 16 bytes.
 /// 3. The output is `residual`, or overlaps nothing that is read.
 /// 4. `num_ahead` is at most `num_stages`.
-/// 5. `sums_apart` is 0, or as many floats as a tile's sums take: then there is room for two of them.
 #[kernel(
     launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M)),
     target(sm_90a),
@@ -108,7 +122,6 @@ pub unsafe fn gemm_16_streamed<
     tile_columns: u32,
     num_stages: u32,
     num_ahead: u32,
-    sums_apart: u32,
     x: Global<f32>,
     x_stride: u32,
     norm_weight: Global<f32>,
@@ -155,7 +168,7 @@ pub unsafe fn gemm_16_streamed<
             return;
         }
         let normed = norm.map(|norm| {
-            let smem = sums.offset(num_sums(TILES_M, TILES_N, GATED, WARPS) + sums_apart);
+            let smem = sums.offset(num_sums(TILES_M, TILES_N, GATED, WARPS));
             norm.rows::<E, TILES_M>((x, x_stride), num_rows, smem)
         });
 
@@ -164,7 +177,7 @@ pub unsafe fn gemm_16_streamed<
         let x_order = if NORMED { TileOrder::AsStored } else { TileOrder::Swizzled };
         let out = Destination { half: out.cast::<E>(), single: out_f32, stride: out_stride };
         let mut column = thread::block_idx_x() * tile_columns;
-        let (mut buffer, mut is_first) = (0, true);
+        let mut is_first = true;
         while column < n {
             let orders = [x_order, TileOrder::Swizzled];
             let end = n.min(column + tile_columns);
@@ -200,13 +213,12 @@ pub unsafe fn gemm_16_streamed<
                 }
                 cursor.advance(WARPS as u32 * LINE_K);
             }
-            // Slower warps may be reading the sums of the tile before.
-            if sums_apart == 0 && !is_first {
+            if !is_first {
+                // The sums of the tile before have been read.
                 thread::sync_threads();
             }
-            let sums = sums.offset(buffer * sums_apart);
             outputs.store(sums, num_rows, &acc, bias, &added, &out);
-            (buffer, is_first) = (buffer ^ 1, false);
+            is_first = false;
             column += thread::grid_dim_x() * tile_columns;
         }
     }
