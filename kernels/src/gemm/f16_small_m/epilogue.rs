@@ -64,7 +64,9 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     /// Tiles of a part: gate's come first.
     const PART_TILES: u32 = (TILES_N / Self::PARTS) as u32;
     const NUM_THREADS: u32 = WARPS as u32 * warp::WARP_SIZE;
-    /// Threads of a row: a power of two, of which the last ones may have no column.
+    /// Threads of a row: a power of two, of which the last ones may have no column. (Tried on an H200: 40 for
+    /// 40 columns, 32 rows of 9728 x 896 7.5 us for 8.0, but its reads share banks; two or four columns a
+    /// thread, 8.6, and 47.3 for 46.3 of 22016 x 4096.)
     const ROW_THREADS: u32 = Self::BLOCK_N.next_power_of_two();
     const ROWS_APART: u32 = Self::NUM_THREADS / Self::ROW_THREADS;
     /// Outputs of a thread.
