@@ -53,6 +53,13 @@ pub const fn stage_rows(rows: u32) -> u32 {
     rows.next_multiple_of(TILE)
 }
 
+/// Whether the lane is the one that asks for boxes. ptxas knows of an elected lane that it is one alone; of
+/// a lane by its number it does not, and writes a loop over lanes around each box and barrier.
+#[inline(always)]
+fn is_asker() -> bool {
+    warp::elect(warp::FULL_MASK)
+}
+
 /// A line of a tile.
 #[derive(Clone, Copy)]
 struct Line {
@@ -132,13 +139,13 @@ impl<const WARPS: usize> Ring<WARPS> {
     /// 1. `boxes.weight` and `boxes.x` are maps of boxes as they say.
     #[inline(always)]
     pub unsafe fn start(&mut self, num_ahead: u32) {
-        if warp::lane_id() == 0 && self.boxes.x_rows > 0 {
+        if self.boxes.x_rows > 0 && is_asker() {
             // Its boxes are asked for when others are waited for no longer.
             self.boxes.x.prefetch();
         }
         for stage_idx in 0..num_ahead {
             if self.next.column < self.boxes.n {
-                if warp::lane_id() == 0 {
+                if is_asker() {
                     // SAFETY: the caller's promise.
                     unsafe { self.open(stage_idx, self.next) };
                 }
@@ -157,7 +164,7 @@ impl<const WARPS: usize> Ring<WARPS> {
         let mut line = Line::first(&self.boxes, self.k);
         let mut stage_idx = 0;
         while stage_idx < self.num_stages && line.column < self.boxes.n {
-            if warp::lane_id() == 0 {
+            if is_asker() {
                 // SAFETY: the caller's promise.
                 unsafe {
                     if stage_idx >= num_ahead {
@@ -260,7 +267,7 @@ impl<const WARPS: usize> Ring<WARPS> {
     pub unsafe fn release(&mut self) {
         warp::sync_warp();
         if self.next.column < self.boxes.n {
-            if warp::lane_id() == 0 {
+            if is_asker() {
                 // SAFETY: all lanes are here: the stage is empty.
                 unsafe {
                     self.load_weights(self.stage_idx, self.next);
