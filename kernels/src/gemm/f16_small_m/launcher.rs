@@ -40,8 +40,8 @@ const MAX_LOADS: usize = i32::MAX as usize;
 const MAX_STREAMED_BYTES: usize = 227 << 10;
 
 /// Shared memory that the rings of a block fill, at least two stages: what an SM has under way. On an
-/// H200 8 rows of 896 x 4864 take 4.7 us with 64 KiB, 5.3 with 96, 6.2 with 128: TMA takes boxes in turn,
-/// and those of later stages delay the first ones of other warps.
+/// H200 8 rows of 896 x 4864 take 4.4 us with 64 KiB, 5.0 with 96, 6.3 with 128, and without x 4.3 and, with
+/// 128, 4.1: what is slow are boxes of x behind many others; why is not known.
 const RING_BYTES: usize = 64 << 10;
 
 /// The same of a large weight: where a launch overlaps the one before, what is under way before that
