@@ -53,11 +53,12 @@ pub const fn stage_rows(rows: u32) -> u32 {
     rows.next_multiple_of(TILE)
 }
 
-/// Whether the lane is the one that asks for boxes. ptxas knows of an elected lane that it is one alone; of
-/// a lane by its number it does not, and writes a loop over lanes around each box and barrier.
+/// Whether the lane is the one that asks for boxes. ptxas does not know that it is one alone, and writes a
+/// loop over lanes around each box and barrier; an elected lane (`elect.sync`) has none of these loops, and is
+/// no faster: on an H200 8 rows of 1152 x 896 take 2.65 us so and 2.70, 32 rows of 9728 x 896 8.44 and 8.08.
 #[inline(always)]
 fn is_asker() -> bool {
-    warp::elect(warp::FULL_MASK)
+    warp::lane_id() == 0
 }
 
 /// A line of a tile.
