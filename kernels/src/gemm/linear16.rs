@@ -3,13 +3,14 @@
 //! Among the tiles of one target that do not split k the order in which an output is summed is one,
 //! and [`SumOrder::Tiles`] asks for those: a row's outputs are the same whatever the number of rows
 //! beside it. The kernels for few rows sum in an order of their own, which the weight's shape
-//! decides, and [`SumOrder::FewRows`] asks for; with an RMSNorm in front or a SwiGLU gate behind they
+//! decides, and [`SumOrder::FewRows`] asks for, but [`Swapped16`]'s is that of tiles; with an RMSNorm in front or a SwiGLU gate behind they
 //! have the bits of the operations one by one. In any order one row has a kernel of its own
 //! ([`Gemv16`]), which may have a norm and a gate too.
 
 use super::f16_gemv::Gemv16;
 use super::f16_sm80;
 use super::f16_sm90::TileConfig;
+use super::f16_sm90::swapped::Swapped16;
 use super::f16_small_m::SmallM16;
 use crate::Rows;
 use crate::element::Dtype;
@@ -146,13 +147,23 @@ pub enum Out16<E> {
     F32(Rows<f32>),
 }
 
-/// Columns from which on tiles of sm_90a fill a GPU with more than [`MAX_FEW_ROWS`] rows.
-const TILES_N: usize = 30_000;
+/// Columns from which on operands are swapped whatever the rows, and rows of fewer columns that are
+/// streamed. On an H200, in us, streamed (32 rows of 30,000 columns and more: by tiles) and swapped:
+///
+/// | n, k | 8 rows | | 16 | | 32 | |
+/// | --- | --- | --- | --- | --- | --- | --- |
+/// | 9728, 896 | (6.1) | 6.4 | (6.7) | 6.8 | 8.1 | (6.9) |
+/// | 9216, 3072 | (14.8) | 15.3 | (15.5) | 15.7 | 16.3 | (15.6) |
+/// | 16384, 3072 | (24.7) | 24.9 | (25.2) | 25.4 | 26.2 | (25.7) |
+/// | 12288, 4096 | (24.6) | 24.9 | 26.6 | (25.8) | 26.8 | (25.6) |
+/// | 22016, 4096 | (42.6) | 43.0 | 44.1 | (43.8) | 45.4 | (44.1) |
+/// | 32064, 3072 | (45.7) | 47.6 | (46.5) | 47.8 | 50.5 | (48.0) |
+/// | 32000, 4096 | (62.0) | 62.3 | 63.1 | 63.1 | 65.4 | (63.3) |
+/// | 151936, 896 | 62.5 | (61.2) | 64.9 | (62.9) | 68.9 | (65.2) |
+const SWAPPED_N: usize = 100_000;
+const SWAPPED_ROWS: usize = 16;
 
-/// Rows of so many columns that the kernels for few rows still take.
-const MAX_FEW_ROWS: usize = 16;
-
-/// Elements of a weight of fewer columns from which on tiles take what TMA does not stream.
+/// Elements of a weight from which on tiles take what TMA does not stream.
 const TILES_ELEMS: usize = 1 << 22;
 
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
@@ -191,6 +202,9 @@ impl Linear16 {
         if self.summation.order == SumOrder::Fastest && self.max_rows <= 1 {
             return Gemv16(*self).launch(num_rows, operands);
         }
+        if gpu.target == Target::Sm90a && self.is_swapped(gpu.num_sms, operands) {
+            return Swapped16(*self).launch(gpu, num_rows, operands, maps);
+        }
         let has_few_rows = match self.summation.order {
             SumOrder::Fastest => self.max_rows <= self.most_few_rows(gpu.target),
             SumOrder::FewRows => true,
@@ -208,13 +222,21 @@ impl Linear16 {
         }
     }
 
-    /// Rows up to which the kernels for few rows are the fastest. They read x once for each block of
-    /// columns: on an H200 32 rows of 151936 x 896 take 72.7 us, by tiles 69.5, 32000 x 4096 66.8 and 65.0;
-    /// but 22016 x 4096 46.3 and 46.5, 9216 x 3072 16.4 and 17.8, 9728 x 896 7.9 and 9.4. More than 32 they take
-    /// without TMA.
+    /// Whether [`Swapped16`] is the fastest: few rows, and as many columns as fill all SMs with tiles of 64.
+    fn is_swapped<E>(&self, num_sms: usize, operands: &Linear16Operands<E>) -> bool {
+        let Summation { accumulate, order } = self.summation;
+        let sums_so = match order {
+            SumOrder::Fastest => self.n >= SWAPPED_N || self.max_rows > SWAPPED_ROWS,
+            SumOrder::FewRows => false,
+            SumOrder::Tiles => accumulate == Accumulate::F32,
+        };
+        let is_plain = matches!(operands.x, Input16::Half(_)) && !self.gated;
+        sums_so && is_plain && Swapped16(*self).fills(num_sms)
+    }
+
+    /// Rows up to which the kernels for few rows are the fastest; more than 32 they take without TMA.
     fn most_few_rows(&self, target: Target) -> usize {
         match target {
-            Target::Sm90a if self.n >= TILES_N => MAX_FEW_ROWS,
             Target::Sm90a if self.n.saturating_mul(self.k) >= TILES_ELEMS => {
                 SmallM16::MAX_STREAMED_ROWS
             }

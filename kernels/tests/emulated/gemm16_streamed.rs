@@ -133,20 +133,3 @@ fn the_launchers_choice_depends_on_rows_and_columns() {
     assert_eq!(symbol(0, 896), "");
     assert_eq!(symbol(4, 0), "");
 }
-
-#[test]
-fn more_than_16_rows_of_a_wide_weight_take_tiles() {
-    let symbol = |max_rows, n| {
-        let rows = |address, stride| Rows::new(DevicePtr::<f16>::new(address), stride);
-        let (x, out) = (Input16::Half(rows(16, 64)), Out16::Half(rows(48, n)));
-        let operands =
-            Linear16Operands { x, weight: rows(32, 64), bias: None, residual: None, out };
-        let linear = Linear16::new(max_rows, n, 64);
-        let num_rows = DevicePtr::new(64);
-        let launch = linear.launch(Gpu::HOPPER, num_rows, &operands, &mut TensorMapSpec::emulated);
-        launch.expect("a right shape").map_or("", |launch| launch.symbol)
-    };
-    assert_eq!(symbol(32, 29_992), "gemm_f16_streamed_m32_n48_w8");
-    assert_eq!(symbol(16, 30_000), "gemm_f16_streamed_m16_n32_w8");
-    assert!(symbol(17, 30_000).starts_with("gemm_f16_sm90_"));
-}

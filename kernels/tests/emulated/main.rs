@@ -9,6 +9,7 @@ mod gemm16_sm80;
 mod gemm16_sm90;
 mod gemm16_small_m;
 mod gemm16_streamed;
+mod gemm16_swapped;
 mod gemm_epilogue;
 mod gemv16;
 mod kv_cache;

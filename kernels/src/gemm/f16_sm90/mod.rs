@@ -23,6 +23,7 @@ mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 mod mainloop;
+pub mod swapped;
 mod tiles;
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -202,6 +203,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         let tiled_rows = tiled_rows::<T>(num_rows, max_rows, n);
         (tiled_rows, smem, Mainloop::<E>::new::<T>(smem, k), Exchange::new::<T>(smem))
     };
+    // Not an elected lane, of which ptxas knows that it is one: 512 x 1152 x 896 took 5.2 us, not 5.0.
     let is_producer = thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE;
     if thread::thread_idx_x() == 0 {
         if T::SPLIT_K > 1 {

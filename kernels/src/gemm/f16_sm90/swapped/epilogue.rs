@@ -1,0 +1,148 @@
+//! From the sums in registers to memory: a thread has two columns, eight apart, and of every eight rows of
+//! x two, one below the other.
+
+use crate::gemm::f16_sm90::accumulators::Accumulators;
+use crate::gemm::f16_sm90::epilogue::STRIP_REGS;
+use crate::tile::element::Operand16;
+use cuda_std::prelude::*;
+
+/// Where outputs go, and what is added to them.
+pub struct Outputs<E> {
+    /// Rows that exist.
+    pub num_rows: u32,
+    /// `[n]`, or null.
+    pub bias: Global<f32>,
+    /// `[num_rows, n]`, or null.
+    pub residual: Global<f32>,
+    pub residual_stride: u32,
+    /// `[num_rows, n]`.
+    pub half: GlobalMut<E>,
+    /// In place of `half`, if it is not null.
+    pub single: GlobalMut<f32>,
+    pub stride: u32,
+}
+
+/// Columns of a warpgroup.
+pub struct Columns {
+    /// The first one that it has sums of.
+    pub first: u32,
+    /// The first one that it stores, and the one behind the last.
+    pub start: u32,
+    pub end: u32,
+}
+
+/// The outputs of a thread.
+struct Cells {
+    columns: [u32; 2],
+    /// Whether they are stored.
+    has_column: [bool; 2],
+    first_row: u32,
+    num_rows: u32,
+}
+
+impl Cells {
+    #[inline(always)]
+    fn new(&Columns { first, start, end }: &Columns, num_rows: u32) -> Self {
+        let warp_idx = warp::warp_idx() % 4;
+        let column = first + warp_idx * 16 + warp::lane_id() / 4;
+        let columns = [column, column + 8];
+        let has_column = columns.map(|column| start <= column && column < end);
+        Cells { columns, has_column, first_row: warp::lane_id() % 4 * 2, num_rows }
+    }
+
+    /// Element of sum `i` in a matrix whose rows are `stride` apart, if it is stored.
+    #[inline(always)]
+    fn element(&self, i: usize, stride: u32) -> Option<usize> {
+        let (row, column) = (self.first_row + (i / 4 * 8 + i % 2) as u32, i / 2 % 2);
+        let is_inside = row < self.num_rows && self.has_column[column];
+        is_inside.then(|| row as usize * stride as usize + self.columns[column] as usize)
+    }
+}
+
+impl<E: Operand16> Outputs<E> {
+    /// Stores a warpgroup's sums of `columns`.
+    ///
+    /// # Safety
+    /// 1. The columns are inside, and no other warpgroup stores them; the outputs are what the kernel
+    ///    asks for.
+    #[inline(always)]
+    pub unsafe fn store<A: Accumulators>(&self, columns: &Columns, acc: A) {
+        let cells = Cells::new(columns, self.num_rows);
+        let mut bias = [0.0; 2];
+        let mut added = [0.0; STRIP_REGS];
+        // SAFETY: cells are inside.
+        unsafe {
+            for i in 0..2 {
+                if cells.has_column[i] && !self.bias.is_null() {
+                    bias[i] = self.bias.get(cells.columns[i] as usize);
+                }
+            }
+            // All loads come before the first store, which might be to the same memory.
+            if !self.residual.is_null() {
+                for_each_sum::<A>(|i| {
+                    if let Some(at) = cells.element(i, self.residual_stride) {
+                        added[i] = self.residual.get(at);
+                    }
+                });
+            }
+            acc.for_each_strip(|_, sums| {
+                let value = |i: usize| sums[i] + bias[i / 2 % 2] + added[i];
+                if self.single.address() != 0 {
+                    for_each_sum::<A>(|i| {
+                        if let Some(at) = cells.element(i, self.stride) {
+                            self.single.set(at, value(i));
+                        }
+                    });
+                } else if self.are_words(columns) {
+                    self.store_words::<A>(&cells, value);
+                } else {
+                    for_each_sum::<A>(|i| {
+                        if let Some(at) = cells.element(i, self.stride) {
+                            self.half.set(at, E::from_f32(value(i)));
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    /// Whether two 16-bit outputs of a row, the first in an even column, are a word, and exist both or not.
+    #[inline(always)]
+    fn are_words(&self, columns: &Columns) -> bool {
+        let bytes = (self.stride | columns.end) * size_of::<E>() as u32;
+        (self.half.address() as u32 | bytes).is_multiple_of(4)
+    }
+
+    /// Stores 16-bit outputs two by two: of its two rows a thread takes one, and has the neighbouring
+    /// column's output of that row for its own of the other.
+    ///
+    /// # Safety
+    /// 1. The whole warp calls this, converged, where outputs are words; cells are inside.
+    #[inline(always)]
+    unsafe fn store_words<A: Accumulators>(&self, cells: &Cells, value: impl Fn(usize) -> f32) {
+        let is_odd = warp::lane_id() / 4 % 2 == 1;
+        unroll!(pair in 0..16, {
+            if (pair as u32) < A::COLUMNS / 4 {
+                let (upper, lower) = (value(2 * pair), value(2 * pair + 1));
+                let got = warp::shuffle_xor(if is_odd { upper } else { lower }, 4);
+                let word = if is_odd { E::pack(got, lower) } else { E::pack(upper, got) };
+                if let Some(at) = cells.element(2 * pair + is_odd as usize, self.stride) {
+                    // SAFETY: the cell is inside. An odd column's word starts in the column before.
+                    unsafe { self.half.cast::<u32>().set(at / 2, word) };
+                }
+            }
+        });
+    }
+}
+
+/// Calls `f` with the number of each of a thread's sums, written out.
+#[inline(always)]
+fn for_each_sum<A: Accumulators>(mut f: impl FnMut(usize)) {
+    unroll!(rows in 0..8, {
+        if (rows as u32) < A::COLUMNS / 8 {
+            for i in 0..4 {
+                f(4 * rows + i);
+            }
+        }
+    });
+}
