@@ -76,6 +76,11 @@ const MANY_ROWS: usize = 16_000;
 /// each block (the same).
 const TILE_COST: usize = 2;
 
+/// Columns of a tile of up to 16 rows, where a block has several. On an H200 8 rows of 12288 x 4096 take 24.9
+/// us by four tiles of 24 columns a block, 25.8 by three of 32, 32000 x 4096 61.2 by nine of 27, 62.0 by eight
+/// of 31; but 9216 x 3072 15.1 by four of 18, 14.7 by three of 24.
+const SEVERAL_COLUMNS: usize = 28;
+
 /// Most stages of a ring.
 const MAX_STAGES: usize = 8;
 
@@ -406,7 +411,10 @@ impl SmallM16 {
     /// Tiles that leave all multiprocessors as many columns as possible.
     fn tiles(&self, shape: &Shape, num_sms: usize) -> Tiles {
         let max = max_columns(shape.tiles_n, shape.fused.1) as usize;
-        let per_block = self.0.n.div_ceil(num_sms * max).max(1);
+        let mut per_block = self.0.n.div_ceil(num_sms * max).max(1);
+        if per_block > 1 && shape.tiles_m <= 2 {
+            per_block = self.0.n.div_ceil(num_sms * max.min(SEVERAL_COLUMNS));
+        }
         let columns = self.0.n.div_ceil(num_sms * per_block).max(1);
         Tiles { columns, per_block, num_blocks: self.0.n.div_ceil(columns).min(num_sms) }
     }
