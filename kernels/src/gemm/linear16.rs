@@ -2,9 +2,9 @@
 //!
 //! Among the tiles of one target that do not split k the order in which an output is summed is one,
 //! and [`SumOrder::Tiles`] asks for those: a row's outputs are the same whatever the number of rows
-//! beside it. The kernels for few rows sum in an order of their own, which the weight's shape
-//! decides, and [`SumOrder::FewRows`] asks for, but [`Swapped16`]'s is that of tiles; with an RMSNorm in front or a SwiGLU gate behind they
-//! have the bits of the operations one by one. In any order one row has a kernel of its own
+//! beside it. [`Swapped16`], for few rows of many columns, has that order too. [`SmallM16`] sums in an
+//! order of its own, which the weight's shape decides, and [`SumOrder::FewRows`] asks for; with an
+//! RMSNorm in front or a SwiGLU gate behind it has the bits of the operations one by one. In any order one row has a kernel of its own
 //! ([`Gemv16`]), which may have a norm and a gate too.
 
 use super::f16_gemv::Gemv16;

@@ -12,7 +12,6 @@
 //! the last 64, of which it stores those that the first has not. No k is split, so no sums meet: what
 //! [`gemm_16_streamed`](mod@crate::gemm::f16_small_m::gemm_16_streamed) spends on that is little for few
 //! columns an SM, and much for many.
-
 //!
 //! # Prototypes
 //! In CUDA C, of 32 rows, in us on an H200; in brackets without products and stores, which TMA alone
@@ -20,7 +19,7 @@
 //! than rows that it reads (without x 14.4, 24.0, 43.2). On slower cards stages for all of the shared
 //! memory cost up to 2 % more than eight, one warpgroup with all columns 0.1 us more than two.
 //!
-//! | n, k | x is `wgmma`'s rows | swapped | stages of 36 to 64 columns | L2 promotion 256 B |
+//! | n, k | x is `wgmma`'s rows | swapped | tiles of 36 to 64 columns | L2 promotion 256 B |
 //! | --- | --- | --- | --- | --- |
 //! | 9728, 896 | 7.1 (6.4) | 6.6 (5.9) | 6.9 | 6.7 |
 //! | 9216, 3072 | 17.1 (16.2) | 15.5 (14.5) | 16.5 | 16.1 |
@@ -29,10 +28,13 @@
 //! | 22016, 4096 | 47.0 (44.5) | 42.5 (41.1) | | 44.7 |
 //! | 151936, 896 | 68.4 (66.7) | 65.1 (60.1) | | 67.3 |
 //!
-//! For few columns an SM one chain of products is too slow, whatever the loads: 24 columns of 3072 x
-//! 8192 17.5 (14.7), 8 of 896 x 4864 11.8 (9.0); streamed 15.0 and 5.6. 64 rows of x are slower than
-//! tiles (9216 x 3072 18.2 and 17.1, 151936 x 896 76.8 and 71.7). Outputs that are stored one by one and
-//! not in words: 151936 x 896 66.0 and 65.2.
+//! For few columns an SM one chain of products is too slow, whatever the loads: 24 columns of 3072 x 8192
+//! 17.5 (14.7), 8 of 896 x 4864 11.8 (9.0); four warpgroups that share k, each with a ring, 15.3 (14.2) and
+//! 7.7 (5.3); streamed 15.0 and 5.6.
+//!
+//! Of this kernel: 32000 x 4096 by three tiles of 88 columns a block 60.9, by two of 128 63.0, of 32064 x
+//! 3072 both 48.1; 151936 x 896 with five stages 66.7, with eight 64.8, and with outputs stored one by one,
+//! not in words, 0.9 more; 64 rows of x 76.8, by tiles 71.7.
 
 mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]
