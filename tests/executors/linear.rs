@@ -67,6 +67,13 @@ pub fn tests() -> Vec<Test> {
             }
             add(precision, m, (64, 131), Form::LogitRows);
         }
+        // Few rows, and columns enough for every multiprocessor.
+        for m in [17, 32] {
+            for form in [Form::Plain, Form::Bias, Form::Residual, Form::BiasAndResidualInPlace] {
+                add(precision, m, (72, 8456), form);
+            }
+            add(precision, m, (72, 8457), Form::LogitRows);
+        }
     }
     for (m, n, k) in [(64, 24, 72), (65, 24, 72), (129, 24, 72), (65, 24, 896)] {
         let name = format!("linear::sums_in_f16_{m}x{n}x{k}");

@@ -4,8 +4,8 @@
 //! and [`SumOrder::Tiles`] asks for those: a row's outputs are the same whatever the number of rows
 //! beside it. [`Swapped16`], for few rows of many columns, has that order too. [`SmallM16`] sums in an
 //! order of its own, which the weight's shape decides, and [`SumOrder::FewRows`] asks for; with an
-//! RMSNorm in front or a SwiGLU gate behind it has the bits of the operations one by one. In any order one row has a kernel of its own
-//! ([`Gemv16`]), which may have a norm and a gate too.
+//! RMSNorm in front or a SwiGLU gate behind it has the bits of the operations one by one. Where no order
+//! is asked for one row has a kernel of its own ([`Gemv16`]), which may have a norm and a gate too.
 
 use super::f16_gemv::Gemv16;
 use super::f16_sm80;

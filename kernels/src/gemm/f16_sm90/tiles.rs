@@ -14,7 +14,7 @@ pub(super) const BLOCK_K: u32 = 64;
 pub(super) const ROW_BYTES: u32 = BLOCK_K * 2;
 
 /// What a block can have.
-const MAX_SHARED_BYTES: u32 = 227 * 1024;
+pub(super) const MAX_SHARED_BYTES: u32 = 227 * 1024;
 
 /// A tile configuration.
 pub trait Tile {

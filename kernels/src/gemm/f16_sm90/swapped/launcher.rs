@@ -7,13 +7,11 @@ use super::{
 };
 use crate::Rows;
 use crate::element::Dtype;
+use crate::gemm::f16_sm90::tiles::MAX_SHARED_BYTES;
 use crate::gemm::linear16::{Gpu, Linear16, Linear16Operands, Out16, tensor_map};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
-
-/// Shared memory that a block may have on sm_90.
-const MAX_SHARED_BYTES: usize = 227 << 10;
 
 /// Most stages of a ring.
 const MAX_STAGES: usize = 8;
@@ -80,7 +78,7 @@ impl Swapped16 {
         let barrier_bytes = Pipeline::num_words(1) as usize * size_of::<u64>();
         let stage_bytes = (x_rows + columns) * ROW_BYTES as usize + barrier_bytes;
         let num_lines = k.div_ceil(BLOCK_K as usize);
-        let num_stages = (MAX_SHARED_BYTES / stage_bytes).min(MAX_STAGES).min(num_lines);
+        let num_stages = (MAX_SHARED_BYTES as usize / stage_bytes).min(MAX_STAGES).min(num_lines);
         let num_ahead = if gpu.overlaps { num_stages } else { 0 };
         let geometry =
             Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, num_stages * stage_bytes)?;
