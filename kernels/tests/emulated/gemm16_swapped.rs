@@ -61,7 +61,7 @@ fn every_count_of_rows_matches() {
 #[test]
 fn every_width_of_tiles_matches() {
     // Of 64 to 128 columns on two multiprocessors, the last one whole and not; and several tiles a block.
-    for n in [1, 63, 64, 65, 129, 144, 145, 199, 200, 255, 256, 257, 391, 600] {
+    for n in [1, 63, 64, 65, 129, 144, 145, 199, 200, 255, 256, 257, 274, 391, 600] {
         let case = Case { n, num_rows: 31, max_rows: 32, ..LAYER };
         check::<f16>(&case, n as u64);
         check::<f16>(&Case { out: Out::Half, out_pad: n % 2, ..case }, n as u64);
@@ -123,4 +123,29 @@ fn few_rows_of_many_columns_are_swapped() {
     assert!(tiles(Accumulate::F16).contains("_in_f16"));
     let symbol = symbol(32, 9728, SumOrder::FewRows, Accumulate::F32);
     assert_eq!(symbol, "gemm_f16_streamed_m32_n40_w8");
+}
+
+#[test]
+fn tiles_share_the_columns_evenly() {
+    // The box of the weight has the columns of a tile.
+    let columns = |n| {
+        let rows = |address, stride| Rows::new(DevicePtr::<f16>::new(address), stride);
+        let (x, out) = (Input16::Half(rows(16, 64)), Out16::Half(rows(48, n)));
+        let operands =
+            Linear16Operands { x, weight: rows(32, 64), bias: None, residual: None, out };
+        let mut columns = 0;
+        let mut maps = |spec: &TensorMapSpec| {
+            if spec.dims[1] == n as u64 {
+                columns = spec.box_dims[1];
+            }
+            spec.emulated()
+        };
+        let linear = Swapped16(Linear16::new(32, n, 64));
+        let launch = linear.launch(Gpu::HOPPER, DevicePtr::new(64), &operands, &mut maps);
+        assert!(launch.expect("a right shape").is_some());
+        columns
+    };
+    // One tile a block, in whole patterns of the swizzle; several, to the word.
+    assert_eq!([9728, 12_288, 16_384].map(columns), [80, 96, 128]);
+    assert_eq!([22_016, 32_064, 151_936].map(columns), [84, 122, 128]);
 }

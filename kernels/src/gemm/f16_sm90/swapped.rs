@@ -9,7 +9,7 @@
 //! A tile is all rows and 64 to 128 columns; the host makes tiles of as many columns as leave all SMs
 //! equal parts. One lane fills a ring of stages by TMA: 64 columns of k of x and of the tile's rows of
 //! the weight. Two warpgroups multiply: the first has the first 64 columns of the tile, the second
-//! the last 64, of which it stores those that the first has not. No k is split, so no sums meet: what
+//! the last 64 of the stage, of which it stores those that the first has not. No k is split, so no sums meet: what
 //! [`gemm_16_streamed`](mod@crate::gemm::f16_small_m::gemm_16_streamed) spends on that is little for few
 //! columns an SM, and much for many.
 //!
@@ -59,6 +59,9 @@ const WARPGROUP_COLUMNS: u32 = 64;
 /// Warpgroups that multiply.
 const NUM_CONSUMERS: u32 = 2;
 
+/// Rows of 128 bytes after which their swizzle is the same again.
+const SWIZZLE_ROWS: u32 = 8;
+
 /// Threads of a block: the last warp copies.
 const NUM_THREADS: u32 = NUM_CONSUMERS * warp::WARPGROUP_SIZE + warp::WARP_SIZE;
 
@@ -87,10 +90,16 @@ struct Ring<E> {
     pipeline: Pipeline,
     x: TensorMap,
     weight: TensorMap,
-    /// Rows of x, and of the weight, in a stage.
+    /// Rows of x, and of the weight, that come into a stage.
     x_rows: u32,
     tile_columns: u32,
     k: u32,
+}
+
+/// Rows of the weight that a stage has room for: whole patterns of the swizzle. The last ones may be no columns,
+/// and hold anything: nobody stores their sums.
+const fn stage_columns(tile_columns: u32) -> u32 {
+    tile_columns.next_multiple_of(SWIZZLE_ROWS)
 }
 
 impl<E: Operand16> Ring<E> {
@@ -112,7 +121,8 @@ impl<E: Operand16> Ring<E> {
     unsafe fn load_weight(&self, stage: Stage, line: Line) {
         let full_barrier = self.pipeline.full_barrier(stage);
         full_barrier.arrive_expect_tx((self.x_rows + self.tile_columns) * ROW_BYTES);
-        let rows = self.smem_weight.offset(stage.stage_idx * self.tile_columns * BLOCK_K);
+        let first_row = stage.stage_idx * stage_columns(self.tile_columns);
+        let rows = self.smem_weight.offset(first_row * BLOCK_K);
         let origin = [line.k as i32, line.column as i32];
         // SAFETY: the caller's promise. Weights are read once.
         unsafe {
@@ -154,7 +164,7 @@ impl<E: Operand16> Ring<E> {
         while k < self.k {
             self.pipeline.wait_full(stage);
             wgmma::fence();
-            let first_row = stage.stage_idx * self.tile_columns + first_column;
+            let first_row = stage.stage_idx * stage_columns(self.tile_columns) + first_column;
             let weight = weight.advance(first_row * ROW_BYTES);
             let x = x.advance(stage.stage_idx * self.x_rows * ROW_BYTES);
             // SAFETY: the stage is filled, and stays so until it is released.
@@ -190,7 +200,7 @@ impl<E: Operand16> Ring<E> {
 ///    the output holds that many rows of `n` columns at its stride; `bias` and `residual` are null or
 ///    hold as much. The output is `out_f32`, or `out` if that is null.
 /// 2. `x` is the map of at most `A::COLUMNS` rows in boxes of as many, `weight` of `n` rows in boxes
-///    of `tile_columns`, a multiple of 8 from 64 to 128, both of `k > 0` columns in boxes of 64,
+///    of `tile_columns`, a multiple of 2 from 64 to 128, both of `k > 0` columns in boxes of 64,
 ///    swizzled by 128 bytes.
 /// 3. The output is `residual`, or overlaps nothing that is read.
 /// 4. `num_ahead` is at most `num_stages`, and that at most the lines of a tile.
@@ -227,7 +237,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
     // SAFETY: the launch gives shared memory for the stages and the barriers.
     let smem_x = unsafe { dynamic_shared_mem::<E>() };
     let smem_weight = smem_x.offset(num_stages * A::COLUMNS * BLOCK_K);
-    let barriers = smem_weight.offset(num_stages * tile_columns * BLOCK_K).cast();
+    let barriers = smem_weight.offset(num_stages * stage_columns(tile_columns) * BLOCK_K).cast();
     let ring = Ring {
         smem_x,
         smem_weight,
@@ -288,7 +298,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         let (half, single, stride) = (out.cast::<E>(), out_f32, out_stride);
         let outputs = Outputs { num_rows, bias, residual, residual_stride, half, single, stride };
         let in_tile = warpgroup_idx * WARPGROUP_COLUMNS;
-        let first_column = in_tile.min(tile_columns - WARPGROUP_COLUMNS);
+        let first_column = in_tile.min(stage_columns(tile_columns) - WARPGROUP_COLUMNS);
         let (mut column, mut stage) = (first.column, Stage::FIRST);
         while column < n {
             // SAFETY: the consumers take the producer's tiles; columns are stored once, and inside.
