@@ -55,7 +55,9 @@ pub const fn stage_rows(rows: u32) -> u32 {
 
 /// Whether the lane is the one that asks for boxes. ptxas does not know that it is one alone, and writes a
 /// loop over lanes around each box and barrier; an elected lane (`elect.sync`) has none of these loops, and is
-/// no faster: on an H200 8 rows of 1152 x 896 take 2.65 us so and 2.70, 32 rows of 9728 x 896 8.44 and 8.08.
+/// no faster: on an H200 8 rows of 1152 x 896 take 2.65 us so and 2.70, 32 rows of 9728 x 896 8.44 and 8.08. (In CUDA C
+/// a warp's eight boxes and barriers are asked for in 800 cycles by lane 0, in 450 by an elected lane, as a loop, in 550
+/// and 250 written out; 16 barriers are made in 1,400 and 490.)
 #[inline(always)]
 fn is_asker() -> bool {
     warp::lane_id() == 0

@@ -21,7 +21,11 @@
 //! whole lines, for x that stays in registers 2.8, 7.1, 25.7. A grid that only reads the weights so: 2.0, 5.8, 24.0.
 //! As whole lines whose halves lanes then exchange by shuffles, in the same order of sums, 2.7, 8.1, 27.8. Boxes of
 //! two lines: the same as of one. Promotion to 256 bytes in L2: 2 to 5 % more; none at all, or x prefetched to L2: the
-//! same.
+//! same. As loads of four whole lines, the halves of a line by the rows of `mma` that eight rows of x leave idle, x
+//! loaded beside them: 2.3, 6.5, 25.2, but 9728 x 896 6.5 for 6.3, and 32 rows of 896 x 896 3.0 for 2.8.
+//!
+//! 32 rows split between two blocks, each with twice the columns, so that x is fewer bytes: 896 x 896 2.7 for 2.8,
+//! 1152 x 896 3.2 for 3.3, but 896 x 4864 5.9 for 5.6, and 17 rows of it 6.4 for 4.8.
 //!
 //! Where the time goes, by kernels without a part, in us on one H200 (a kernel that ends at once takes 0.6, one
 //! that loads one word 1.2):
