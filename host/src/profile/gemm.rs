@@ -169,10 +169,10 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
     let copies = L2_FLUSH_BYTES.div_ceil(bytes.max(1)).clamp(1, MAX_COPIES);
     let calls = copies * (MIN_CALLS / copies).max(1);
     let bench = Bench { shape, subject, copies };
-    let (full, frame) = (bench.plan(2 * calls + 1), bench.plan(calls + 1));
-    let gpu = CudaExecutor::open(ordinal, gemm, target, &full, &RandomWeights)?;
+    let (two_rounds, one_round) = (bench.plan(2 * calls + 1), bench.plan(calls + 1));
+    let gpu = CudaExecutor::open(ordinal, gemm, target, &two_rounds, &RandomWeights)?;
     let mut gpu = gpu.without_overlap();
-    let prepared = [gpu.prepare(&full)?, gpu.prepare(&frame)?];
+    let prepared = [gpu.prepare(&two_rounds)?, gpu.prepare(&one_round)?];
 
     let mut inputs = StepInputs::new();
     let pages: Vec<u32> = (0..m.div_ceil(PAGE_SIZE) as u32).collect();
@@ -180,7 +180,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
     inputs.push_sequence(&tokens, 0, &pages, 0..m);
     gpu.run(prepared[1], &inputs, Want::Nothing)?;
     let got = gpu.run(prepared[0], &inputs, Want::Logits)?.logits;
-    let (error, bound) = (bench.sampled_error(&full, &got)?, bench.error_bound());
+    let (error, bound) = (bench.sampled_error(&two_rounds, &got)?, bench.error_bound());
     if error.is_nan() || error > bound {
         return Err(BenchError::Wrong { shape, error, bound });
     }

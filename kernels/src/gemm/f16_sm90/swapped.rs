@@ -39,7 +39,7 @@
 //! Prototypes again, of 32 rows where nothing else is said, beside this kernel's in brackets:
 //!
 //! - k shared by the blocks of a cluster, which send their sums by `st.async` to the one that stores them:
-//!   8 rows of 896 x 896 3.7 (streamed 2.4), of 3072 x 3072 9.4 (6.4), 896 x 4864 7.4 (5.7). One block an SM,
+//!   896 x 4864 7.4 (streamed 5.7), 8 rows of 896 x 896 3.7 (2.4), of 3072 x 3072 9.4 (6.4). One block an SM,
 //!   an H200 holds 120 blocks in clusters of four and more, and what clusters hand over costs 0.8 us.
 //! - Weights by loads of 8 to 16 warps, which store them to the stages: 12288 x 4096 27.2 (26.1), 22016 x 4096
 //!   47.1 (44.5). The loads alone take 25.2 and 43.3, TMA alone 24.8 and 42.8.
