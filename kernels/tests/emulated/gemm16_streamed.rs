@@ -2,7 +2,7 @@
 //! by bit against the kernels that load them.
 
 use crate::device::{SEEDS, Stored};
-use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right};
+use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right, tile_columns};
 use cuda_std::launch::DevicePtr;
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
@@ -136,23 +136,10 @@ fn the_launchers_choice_depends_on_rows_and_columns() {
 
 #[test]
 fn several_tiles_of_a_block_are_narrow() {
-    // The box of the weight has the columns of a tile.
     let columns = |max_rows, n| {
-        let rows = |address, stride| Rows::new(DevicePtr::<f16>::new(address), stride);
-        let (x, out) = (Input16::Half(rows(16, 64)), Out16::Half(rows(48, n)));
-        let weight = rows(32, 64);
-        let operands = Linear16Operands { x, weight, bias: None, residual: None, out };
-        let mut columns = 0;
-        let mut maps = |spec: &TensorMapSpec| {
-            if spec.dims[1] == n as u64 {
-                columns = spec.box_dims[1];
-            }
-            spec.emulated()
-        };
         let linear = SmallM16(Linear16::new(max_rows, n, 64));
-        let launch = linear.launch_streamed(Gpu::HOPPER, DevicePtr::new(64), &operands, &mut maps);
-        launch.expect("a right shape").expect("something to do");
-        columns
+        let (gpu, num_rows) = (Gpu::HOPPER, DevicePtr::new(64));
+        tile_columns(n, |operands, maps| linear.launch_streamed(gpu, num_rows, operands, maps))
     };
     assert_eq!(columns(8, 4096), 32);
     assert_eq!(columns(8, 9216), 24);

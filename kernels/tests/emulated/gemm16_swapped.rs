@@ -2,7 +2,7 @@
 //! bit by bit against tiles.
 
 use crate::device::{SEEDS, Stored};
-use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right};
+use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right, tile_columns};
 use cuda_std::launch::DevicePtr;
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
@@ -127,23 +127,10 @@ fn few_rows_of_many_columns_are_swapped() {
 
 #[test]
 fn tiles_share_the_columns_evenly() {
-    // The box of the weight has the columns of a tile.
     let columns = |n| {
-        let rows = |address, stride| Rows::new(DevicePtr::<f16>::new(address), stride);
-        let (x, out) = (Input16::Half(rows(16, 64)), Out16::Half(rows(48, n)));
-        let operands =
-            Linear16Operands { x, weight: rows(32, 64), bias: None, residual: None, out };
-        let mut columns = 0;
-        let mut maps = |spec: &TensorMapSpec| {
-            if spec.dims[1] == n as u64 {
-                columns = spec.box_dims[1];
-            }
-            spec.emulated()
-        };
         let linear = Swapped16(Linear16::new(32, n, 64));
-        let launch = linear.launch(Gpu::HOPPER, DevicePtr::new(64), &operands, &mut maps);
-        assert!(launch.expect("a right shape").is_some());
-        columns
+        let num_rows = DevicePtr::new(64);
+        tile_columns(n, |operands, maps| linear.launch(Gpu::HOPPER, num_rows, operands, maps))
     };
     // One tile a block, in whole patterns of the swizzle; several, to the word.
     assert_eq!([9728, 12_288, 16_384].map(columns), [80, 96, 128]);

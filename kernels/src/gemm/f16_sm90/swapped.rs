@@ -36,18 +36,20 @@
 //! 3072 both 48.1; 151936 x 896 with five stages 66.7, with eight 64.8, and with outputs stored one by one,
 //! not in words, 0.9 more; 64 rows of x 76.8, by tiles 71.7.
 //!
-//! Prototypes again, of 32 rows where nothing else is said, beside this kernel's in brackets:
+//! Prototypes again, of 32 rows where nothing else is said, in brackets the kernel that runs, on the same
+//! card. (The prototypes' times are less those of a graph with one call, which finds some of its weight in L2:
+//! up to 3 % too short.)
 //!
 //! - k shared by the blocks of a cluster, which send their sums by `st.async` to the one that stores them:
-//!   896 x 4864 7.4 (streamed 5.7), 8 rows of 896 x 896 3.7 (2.4), of 3072 x 3072 9.4 (6.4). One block an SM,
-//!   an H200 holds 120 blocks in clusters of four and more, and what clusters hand over costs 0.8 us.
-//! - Weights by loads of 8 to 16 warps, which store them to the stages: 12288 x 4096 27.2 (26.1), 22016 x 4096
-//!   47.1 (44.5). The loads alone take 25.2 and 43.3, TMA alone 24.8 and 42.8.
-//! - Boxes of 512 bytes a row prefetched to L2 ahead of those of the ring: 22016 x 4096 51 (44.4).
-//! - The same: another first line of k in each block; several warps that ask for boxes; x in shared memory
-//!   throughout (151936 x 896: 1 % slower); two teams of warpgroups, of which one stores while the other
-//!   multiplies (what stores cost is their way to memory); outputs of one type an instance, 64 registers for
-//!   118 here.
+//!   896 x 4864 7.4 (5.8), 8 rows of 896 x 896 3.7 (2.5), of 3072 x 3072 9.4 (6.4). One block an SM, an H200
+//!   holds 120 blocks in clusters of four and more, and what clusters hand over costs 0.8 us.
+//! - Weights by loads of 16 warps, which store them to the stages: 12288 x 4096 27.2 (25.5), 22016 x 4096 47.1
+//!   (43.9). The loads of eight warps alone take 25.8 and 43.3.
+//! - Of 22016 x 4096 with boxes of 512 bytes a row prefetched to L2 ahead of those of the ring 51, without 44.4.
+//! - x in shared memory throughout: 9728 x 896 7.6 for 6.5, 151936 x 896 1 % more.
+//! - No faster, or up to 3 % slower: another first line of k in each block; several warps that ask for boxes;
+//!   two teams of warpgroups, of which one stores while the other multiplies. This kernel with outputs of one
+//!   type an instance, in 64 registers for 118: the same.
 
 mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -22,7 +22,7 @@
 //! As whole lines whose halves lanes then exchange by shuffles, in the same order of sums, 2.7, 8.1, 27.8. Boxes of
 //! two lines: the same as of one. Promotion to 256 bytes in L2: 2 to 5 % more; none at all, or x prefetched to L2: the
 //! same. As loads of four whole lines, the halves of a line by the rows of `mma` that eight rows of x leave idle, x
-//! loaded beside them: 2.3, 6.5, 25.2, but 9728 x 896 6.5 for 6.3, and 32 rows of 896 x 896 3.0 for 2.8.
+//! loaded beside them: 2.3, 6.5, 25.2, but 9728 x 896 6.5 for 6.3, and 32 rows of 896 x 896 3.1 for 2.9.
 //!
 //! 32 rows split between two blocks, each with twice the columns, so that x is fewer bytes: 896 x 896 2.7 for 2.8,
 //! 1152 x 896 3.2 for 3.3, but 896 x 4864 5.9 for 5.6, and 17 rows of it 6.4 for 4.8.

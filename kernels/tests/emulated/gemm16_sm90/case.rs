@@ -3,6 +3,7 @@
 use crate::device::{Stored, emulate_overlapping, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use half::f16;
 use kernels::Rows;
 use kernels::gemm::{Accumulate, Input16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
@@ -198,4 +199,26 @@ pub fn assert_right<E: Operand16 + Stored>(case: &Case, name: &str, setup: &Setu
         let is_close = got.is_some_and(|got| (got - want).abs() <= bound);
         assert!(is_close, "{name} of {case:?}: [{row}, {column}] is {got:?}, not {want}");
     }
+}
+
+/// Rows of the weight in a box of the launch of a layer of `n` columns: columns of a tile.
+pub fn tile_columns(
+    n: usize,
+    launch: impl FnOnce(
+        &Linear16Operands<f16>,
+        &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError>,
+) -> u32 {
+    let rows = |address, stride| Rows::new(DevicePtr::<f16>::new(address), stride);
+    let (x, weight, out) = (Input16::Half(rows(16, 64)), rows(32, 64), Out16::Half(rows(48, n)));
+    let operands = Linear16Operands { x, weight, bias: None, residual: None, out };
+    let mut columns = 0;
+    let launch = launch(&operands, &mut |spec: &TensorMapSpec| {
+        if spec.dims[1] == n as u64 {
+            columns = spec.box_dims[1];
+        }
+        spec.emulated()
+    });
+    launch.expect("a right shape").expect("something to do");
+    columns
 }
