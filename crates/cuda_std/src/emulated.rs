@@ -10,12 +10,27 @@ use simt::{Space, device};
 #[track_caller]
 pub(crate) unsafe fn load<T: Copy>(space: Space, address: u64, align: usize) -> T {
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: the bytes of `value`, all of them zero.
-    let bytes =
-        unsafe { core::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
-    device::load(space, address, align, bytes);
+    device::load(space, address, align, bytes_of(&mut value));
     // SAFETY: the caller's promise.
     unsafe { value.assume_init() }
+}
+
+/// As [`load`], of bytes that nobody may have written.
+///
+/// # Safety
+/// As [`load`].
+#[track_caller]
+pub(crate) unsafe fn speculate<T: Copy>(space: Space, address: u64, align: usize) -> T {
+    let mut value = MaybeUninit::<T>::zeroed();
+    device::speculate(space, address, align, bytes_of(&mut value));
+    // SAFETY: the caller's promise.
+    unsafe { value.assume_init() }
+}
+
+/// The bytes of a value that was zeroed.
+fn bytes_of<T>(value: &mut MaybeUninit<T>) -> &mut [u8] {
+    // SAFETY: the bytes of `value`, all of them zero.
+    unsafe { core::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) }
 }
 
 /// One store of the width of `T`, to a multiple of `align`.

@@ -143,8 +143,21 @@ impl<T: Element> Global<T> {
         unsafe { ld_if(self.0.wrapping_add(index), condition) }
     }
 
-    /// Elements `index .. index + N`, 1 to 16 bytes, through the read-only cache and not kept in
-    /// L1: for what is read once. PTX `ld.global.nc.L1::no_allocate`; CUDA C `__ldg`.
+    /// As [`Global::get_vec_if`], of elements that nobody may have written: a load that waits for nothing
+    /// that says which are. What it gives for those are any bits, and no output may depend on them.
+    ///
+    /// # Safety
+    /// As [`Global::get_vec_if`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn speculate_vec_if<const N: usize>(self, index: usize, condition: bool) -> [T; N] {
+        // SAFETY: the caller's promise.
+        unsafe { ld_speculative_if(self.0.wrapping_add(index), condition) }
+    }
+
+    /// Elements `index .. index + N`, 1 to 16 bytes, not kept in L1: for what is read once. PTX
+    /// `ld.global.L1::no_allocate`. (Not `.nc`: those ptxas moves behind
+    /// [`grid::wait_for_dependencies`](crate::grid::wait_for_dependencies), to wait for what they are to overlap.)
     ///
     /// # Safety
     /// 1. The elements are inside the memory that the view stands for, and aligned to their size
@@ -154,7 +167,7 @@ impl<T: Element> Global<T> {
     #[track_caller]
     pub unsafe fn stream_vec<const N: usize>(self, index: usize) -> [T; N] {
         // SAFETY: the caller's promise.
-        unsafe { ld_nc(self.0.wrapping_add(index)) }
+        unsafe { ld_stream(self.0.wrapping_add(index)) }
     }
 
     /// As [`Global::stream_vec`] where `condition` holds, elsewhere zeros; 16 bytes. See
@@ -166,7 +179,7 @@ impl<T: Element> Global<T> {
     #[track_caller]
     pub unsafe fn stream_vec_if<const N: usize>(self, index: usize, condition: bool) -> [T; N] {
         // SAFETY: the caller's promise.
-        unsafe { ld_nc_if(self.0.wrapping_add(index), condition) }
+        unsafe { ld_stream_if(self.0.wrapping_add(index), condition) }
     }
 }
 
@@ -317,12 +330,12 @@ macro_rules! vector_loads {
 
 vector_loads! {
     ld = "ld.global", readonly, nostack, preserves_flags;
-    ld_nc = "ld.global.nc.L1::no_allocate", pure, readonly, nostack, preserves_flags;
+    ld_stream = "ld.global.L1::no_allocate", pure, readonly, nostack, preserves_flags;
 }
 
 /// Declares loads of 16 bytes under a predicate.
 macro_rules! conditional_loads {
-    ($($name:ident = $mnemonic:literal, $($option:ident),*;)*) => {$(
+    ($($name:ident = $mnemonic:literal, $emulated:ident, $($option:ident),*;)*) => {$(
         #[inline(always)]
         #[track_caller]
         unsafe fn $name<T: Element, const N: usize>(ptr: *const T, condition: bool) -> [T; N] {
@@ -343,7 +356,7 @@ macro_rules! conditional_loads {
             // SAFETY: any bits are elements, zeros too.
             unsafe {
                 if condition {
-                    emulated::load(Space::Global, ptr.addr() as u64, size_of::<[T; N]>())
+                    emulated::$emulated(Space::Global, ptr.addr() as u64, size_of::<[T; N]>())
                 } else {
                     core::mem::zeroed()
                 }
@@ -353,8 +366,9 @@ macro_rules! conditional_loads {
 }
 
 conditional_loads! {
-    ld_if = "ld.global", readonly, nostack, preserves_flags;
-    ld_nc_if = "ld.global.nc.L1::no_allocate", pure, readonly, nostack, preserves_flags;
+    ld_if = "ld.global", load, readonly, nostack, preserves_flags;
+    ld_speculative_if = "ld.global", speculate, readonly, nostack, preserves_flags;
+    ld_stream_if = "ld.global.L1::no_allocate", load, pure, readonly, nostack, preserves_flags;
 }
 
 /// One store of `N` elements.

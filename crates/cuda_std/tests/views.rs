@@ -125,29 +125,56 @@ fn a_vector_is_aligned_to_its_size() {
 /// Loads words 4 to 7 of `x`, if `condition` is not 0.
 #[kernel(launch_bounds(1))]
 unsafe fn load_if(condition: u32, x: Global<u32>, out: GlobalMut<u32>) {
-    // SAFETY: eight words in `x`, where there is something to load, and in `out`.
+    // SAFETY: eight words in `x`, where there is something to load, and twelve in `out`.
     unsafe {
         out.set_vec::<4>(0, x.get_vec_if(4, condition != 0));
         out.set_vec::<4>(4, x.stream_vec_if(4, condition != 0));
+        out.set_vec::<4>(8, x.speculate_vec_if(4, condition != 0));
     }
 }
 
 #[test]
 fn a_conditional_load_reads_nothing_and_gives_zeros_where_it_must_not() {
     for (condition, words, want) in
-        [(1, 8, Some([4, 5, 6, 7, 4, 5, 6, 7])), (0, 4, Some([0; 8])), (1, 4, None)]
+        [(1, 8, Some([4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7])), (0, 4, Some([0; 12])), (1, 4, None)]
     {
         let mut memory = Memory::new();
         let x: Vec<u8> = (0..words).flat_map(u32::to_le_bytes).collect();
         let x = memory.alloc("x", Init::Bytes(&x));
-        let out = memory.alloc("out", Init::Poisoned(4 * 8));
+        let out = memory.alloc("out", Init::Poisoned(4 * 12));
         let launch = load_if::launch(GEOMETRY, condition, DevicePtr::new(x), DevicePtr::new(out));
         assert_eq!(launch.emulate(&mut memory, 0).is_ok(), want.is_some());
         if let Some(want) = want {
-            let mut bytes = [0; 4 * 8];
+            let mut bytes = [0; 4 * 12];
             memory.read(out, &mut bytes).unwrap();
             assert_eq!(bytes.as_chunks().0, want.map(u32::to_le_bytes));
         }
+    }
+}
+
+/// Loads four words of `x` that nobody need have written, and if it says so stores them.
+#[kernel(launch_bounds(1))]
+unsafe fn speculate(is_written: u32, x: Global<u32>, out: GlobalMut<u32>) {
+    // SAFETY: four words in both.
+    unsafe {
+        let words: [u32; 4] = x.speculate_vec_if(0, true);
+        if is_written != 0 {
+            out.set_vec(0, words);
+        }
+    }
+}
+
+#[test]
+fn a_speculative_load_reads_what_nobody_has_written_but_not_past_the_end() {
+    for (len, is_right) in [(16, true), (8, false)] {
+        let mut memory = Memory::new();
+        let x = memory.alloc("x", Init::Poisoned(len));
+        let out = memory.alloc("out", Init::Bytes(&[7; 16]));
+        let launch = speculate::launch(GEOMETRY, 0, DevicePtr::new(x), DevicePtr::new(out));
+        assert_eq!(launch.emulate(&mut memory, 0).is_ok(), is_right);
+        let mut bytes = [0; 16];
+        memory.read(out, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 16]);
     }
 }
 

@@ -210,12 +210,23 @@ impl Machine {
 
     /// Reads `out.len()` bytes.
     pub fn load(&mut self, span: Span, out: &mut [u8], location: At) -> Result<(), FaultKind> {
-        self.count(span, location);
-        let mut target = self.target(span, By::thread(location))?;
-        target.note()?;
+        let target = self.read(span, location)?;
         target.check_initialised()?;
         out.copy_from_slice(target.bytes());
         Ok(())
+    }
+
+    /// Reads `out.len()` bytes, written or not.
+    pub fn speculate(&mut self, span: Span, out: &mut [u8], location: At) -> Result<(), FaultKind> {
+        out.copy_from_slice(self.read(span, location)?.bytes());
+        Ok(())
+    }
+
+    fn read(&mut self, span: Span, location: At) -> Result<Target<'_>, FaultKind> {
+        self.count(span, location);
+        let mut target = self.target(span, By::thread(location))?;
+        target.note()?;
+        Ok(target)
     }
 
     /// Writes `bytes`.

@@ -129,37 +129,69 @@ struct Input {
 }
 
 impl Input {
-    /// The lane's eight columns from `column` on, zeros from `k` on, with the sum of their squares on
-    /// top of `squares`; if they are `NORMED`, by the norm's weights.
+    /// `CHUNKS` loads of the lane's columns from `column` on, zeros from `k` on; with the norm's weights, if
+    /// they are `NORMED`. Nobody may have written the row: a load that waited for the count of rows would
+    /// wait for the weights that are under way before it.
     ///
     /// # Safety
     /// 1. `x` and `weight` are as the kernel asks for; `column` is a multiple of 8.
     #[inline(always)]
-    unsafe fn load<E: Operand16, const NORMED: bool>(
+    unsafe fn load<const CHUNKS: usize, const NORMED: bool>(
         &self,
         column: u32,
+    ) -> [InputLoad; CHUNKS] {
+        let mut loads = [InputLoad::default(); CHUNKS];
+        unroll!(chunk in 0..4, {
+            if chunk < CHUNKS {
+                let column = column + chunk as u32 * CHUNK;
+                let (at, is_inside) = (column as usize, column < self.k);
+                // SAFETY: inside, by the condition.
+                unsafe {
+                    if NORMED {
+                        let load = |from: Global<f32>| {
+                            let from = from.wrapping_add(at);
+                            [0, 4].map(|at| from.speculate_vec_if(at, is_inside))
+                        };
+                        (loads[chunk].x, loads[chunk].weight) =
+                            (load(self.x.cast()), load(self.weight));
+                    } else {
+                        let x = self.x.cast::<u16>().wrapping_add(at).cast::<u32>();
+                        loads[chunk].half = x.speculate_vec_if(0, is_inside);
+                    }
+                }
+            }
+        });
+        loads
+    }
+}
+
+/// The lane's eight columns of x in a chunk.
+#[derive(Clone, Copy, Default)]
+struct InputLoad {
+    half: Load,
+    /// Of a norm, and its weights.
+    x: [[f32; 4]; 2],
+    weight: [[f32; 4]; 2],
+}
+
+impl InputLoad {
+    /// The values, with the sum of their squares on top of `squares`; if they are `NORMED`, by the norm's
+    /// weights.
+    #[inline(always)]
+    fn values<E: Operand16, const NORMED: bool>(
+        &self,
         squares: &mut f32,
     ) -> [f32; VECTOR as usize] {
-        let (at, is_inside) = (column as usize, column < self.k);
-        // SAFETY: inside, by the condition.
-        unsafe {
-            if !NORMED {
-                let x = self.x.cast::<u16>().wrapping_add(at).cast::<u32>();
-                return unpacked::<E>(x.get_vec_if(0, is_inside));
-            }
-            let load = |from: Global<f32>| -> [f32; VECTOR as usize] {
-                let from = from.wrapping_add(at);
-                let ([a, b, c, d], [e, f, g, h]) =
-                    (from.get_vec_if(0, is_inside), from.get_vec_if(4, is_inside));
-                [a, b, c, d, e, f, g, h]
-            };
-            let (mut x, weight) = (load(self.x.cast()), load(self.weight));
-            for i in 0..VECTOR as usize {
-                *squares = math::fma(x[i], x[i], *squares);
-                x[i] *= weight[i];
-            }
-            x
+        if !NORMED {
+            return unpacked::<E>(self.half);
         }
+        let flat = |[[a, b, c, d], [e, f, g, h]]: [[f32; 4]; 2]| [a, b, c, d, e, f, g, h];
+        let (mut x, weight) = (flat(self.x), flat(self.weight));
+        for i in 0..VECTOR as usize {
+            *squares = math::fma(x[i], x[i], *squares);
+            x[i] *= weight[i];
+        }
+        x
     }
 }
 
@@ -174,7 +206,7 @@ fn unpacked<E: Operand16>(load: Load) -> [f32; VECTOR as usize] {
 /// share k.
 ///
 /// # Safety
-/// 1. `num_rows` is one element, 0 or 1; x and the output hold as many rows, `weight` holds `n`, or
+/// 1. `num_rows` is one element, 0 or 1; x, `residual` and the output hold a row, `weight` holds `n`, or
 ///    twice as many under a gate, at its stride; `bias` and `residual` are null or hold as much as the
 ///    output asks for. The output is `out_f32`, or `out` if that is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
@@ -254,22 +286,19 @@ pub unsafe fn gemv_16<
     // 2. What they may.
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    if num_rows == 0 {
-        return;
-    }
+    let input = Input { x, weight: norm_weight, k };
+    // SAFETY: the caller's promise.
+    let mut inputs = unsafe { input.load::<CHUNKS, NORMED>(warp_k + lane_k) };
     let mut added = 0.0;
     if has_output && !residual.is_null() {
         // SAFETY: the column is inside.
         added = unsafe { residual.get(column as usize) };
     }
-    let input = Input { x, weight: norm_weight, k };
     let (mut sums, mut squares) = ([0.0; ROWS], 0.0);
     loop {
         unroll!(chunk in 0..4, {
             if chunk < CHUNKS {
-                let column = warp_k + lane_k + chunk as u32 * CHUNK;
-                // SAFETY: the caller's promise.
-                let x = unsafe { input.load::<E, NORMED>(column, &mut squares) };
+                let x = inputs[chunk].values::<E, NORMED>(&mut squares);
                 for row in 0..ROWS {
                     let weights = unpacked::<E>(loads[chunk][row]);
                     for i in 0..VECTOR as usize {
@@ -283,7 +312,10 @@ pub unsafe fn gemv_16<
             break;
         }
         // SAFETY: as above.
-        loads = unsafe { weights.load::<CHUNKS>(warp_k + lane_k, k) };
+        (loads, inputs) = unsafe {
+            let loads = weights.load::<CHUNKS>(warp_k + lane_k, k);
+            (loads, input.load::<CHUNKS, NORMED>(warp_k + lane_k))
+        };
     }
 
     // 3. Lane `i` gets sum `i` of the warp, and then of the team.
@@ -320,7 +352,7 @@ pub unsafe fn gemv_16<
         sum *= scale(warp::shuffle_idx(sum, ROWS as u32), k_reciprocal, eps);
     }
     let up = if GATED { warp::shuffle_down(sum, num_columns) } else { 0.0 };
-    if has_output {
+    if has_output && num_rows > 0 {
         let value =
             if GATED { gated::<E>(sum + bias[0], up + bias[1]) } else { sum + bias[0] + added };
         // SAFETY: the column is inside.

@@ -113,8 +113,20 @@ impl Device {
 
     /// A buffer of these numbers, rounded.
     pub fn numbers<T: Stored>(&mut self, name: &str, values: &[f32]) -> DevicePtr<T> {
+        self.partly_written(name, values, values.len())
+    }
+
+    /// A buffer of `len` elements, of which nothing has written those behind `values`.
+    pub fn partly_written<T: Stored>(
+        &mut self,
+        name: &str,
+        values: &[f32],
+        len: usize,
+    ) -> DevicePtr<T> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| T::of(*value).bytes()).collect();
-        self.alloc(name, Init::Bytes(&bytes))
+        let buffer = self.poisoned(name, len);
+        self.memory.write(buffer.0, &bytes).expect("a buffer that has room for the values");
+        buffer
     }
 
     /// A buffer of `len` elements that nothing has written: each float is a NaN.

@@ -155,7 +155,9 @@ impl Setup {
     fn new(case: &Case, operands: &Operands) -> Self {
         let mut device = Device::default();
         let num_rows = device.u32s("num_rows", &[case.num_rows as u32]);
-        let x = Rows::new(device.f32s("x", &operands.x), case.x_stride());
+        let stride = case.x_stride();
+        let written = &operands.x[..case.num_rows * stride];
+        let x = Rows::new(device.partly_written("x", written, case.max_rows * stride), stride);
         let norm_weight = device.f32s("norm weight", &operands.norm_weight);
         let bias = case.with_bias.then(|| device.f32s("bias", &operands.bias));
         Setup { device, num_rows, x, norm_weight, bias }
@@ -220,7 +222,7 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
     let &Case { num_rows, max_rows, n, k, gated, .. } = case;
     let mut setup = Setup::new(case, operands);
     let (rows, weight) = (setup.num_rows, setup.weight::<E>(case, operands));
-    let normed = Rows::new(setup.device.poisoned::<E>("normed", num_rows * k), k);
+    let normed = Rows::new(setup.device.poisoned::<E>("normed", max_rows * k), k);
     let norm = RmsNorm { max_rows, num_groups: 1, group_size: k, eps: EPS };
     setup.run(norm.launch(rows, setup.x, setup.norm_weight, normed), 0);
 

@@ -92,13 +92,15 @@ impl<E: Half> Operands<E> {
 fn run<E: Half>(case: &Case, operands: &Operands<E>, seed: u64) -> Vec<f32> {
     let &Case { num_rows, max_rows, n, k, pad, with_bias, with_residual, to_f32, .. } = case;
     let mut device = Device::default();
-    let halves = |device: &mut Device, name, values: &[E]| {
-        let values: Vec<f32> = values.iter().map(|value| value.value()).collect();
-        Rows::new(device.numbers::<E>(name, &values), k + pad)
+    let halves = |device: &mut Device, name, values: &[E], [written, rows]: [usize; 2]| {
+        let stride = k + pad;
+        let values = values[..written * stride].iter().map(|value| value.value());
+        let values: Vec<f32> = values.collect();
+        Rows::new(device.partly_written::<E>(name, &values, rows * stride), stride)
     };
     let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
-    let x = halves(&mut device, "x", &operands.x);
-    let weight = halves(&mut device, "weight", &operands.weight);
+    let x = halves(&mut device, "x", &operands.x, [num_rows, max_rows]);
+    let weight = halves(&mut device, "weight", &operands.weight, [n, n]);
     let bias = with_bias.then(|| device.f32s("bias", &operands.bias));
     let residual = with_residual.then(|| device.f32s("residual", &operands.residual));
     let out = if to_f32 {

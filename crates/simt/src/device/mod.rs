@@ -90,6 +90,13 @@ pub fn load(space: Space, address: u64, align: usize, out: &mut [u8]) {
     }
 }
 
+/// As [`load`], of bytes that nobody may have written: what those are is poison.
+#[track_caller]
+pub fn speculate(space: Space, address: u64, align: usize, out: &mut [u8]) {
+    let span = Span::read(space, address, out.len(), align);
+    with(|machine, location| machine.speculate(span, out, location))
+}
+
 /// Writes `bytes` at `address`, a multiple of `align`.
 #[track_caller]
 pub fn store(space: Space, address: u64, align: usize, bytes: &[u8]) {

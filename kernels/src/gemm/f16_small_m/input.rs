@@ -31,17 +31,18 @@ pub struct GlobalRows<const TILES_M: usize> {
 }
 
 impl<const TILES_M: usize> GlobalRows<TILES_M> {
-    /// The first `num_rows` rows of `x`; those past the last one are the last one.
+    /// The first `max_rows` rows of `x`, written or not: the loads of those that are would wait for the
+    /// count of them. Those past the last one are the last one.
     ///
     /// # Safety
     /// 1. `x` holds as many rows of the cursors' `k` elements, at multiples of 16 bytes, and
-    ///    `num_rows` is not 0.
+    ///    `max_rows` is not 0.
     #[inline(always)]
-    pub unsafe fn new(x: Global<u16>, stride: u32, num_rows: u32) -> Self {
+    pub unsafe fn new(x: Global<u16>, stride: u32, max_rows: u32) -> Self {
         let mut rows = [LaneRow::new(0, 0); TILES_M];
         for tile in 0..TILES_M {
             let row = tile as u32 * TILE + lane_group();
-            rows[tile] = LaneRow::new(row.min(num_rows - 1), stride);
+            rows[tile] = LaneRow::new(row.min(max_rows - 1), stride);
         }
         GlobalRows { x, rows }
     }
@@ -54,7 +55,7 @@ impl<const TILES_M: usize> Input<TILES_M> for GlobalRows<TILES_M> {
         unroll!(tile in 0..TILES_M, {
             let words = cursor.words(self.x, self.rows[tile], offset);
             // SAFETY: inside the row, by the condition.
-            loads[tile] = unsafe { words.get_vec_if(0, cursor.has_load(offset)) };
+            loads[tile] = unsafe { words.speculate_vec_if(0, cursor.has_load(offset)) };
         });
         loads
     }

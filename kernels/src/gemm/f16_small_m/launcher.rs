@@ -285,6 +285,7 @@ impl SmallM16 {
                 instance,
                 geometry,
                 num_rows,
+                self.0.max_rows as u32,
                 n,
                 k,
                 input.x,

@@ -123,8 +123,8 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
 /// `8 * TILES_N` columns of up to `8 * TILES_M` rows a block, whose `WARPS` share k.
 ///
 /// # Safety
-/// 1. `num_rows` is one element, at most `8 * TILES_M`; `x` and the output hold that many rows,
-///    `weight` holds `n`, at their strides; `bias` and `residual` are null or hold as much as the
+/// 1. `num_rows` is one element, at most `max_rows`, which is at most `8 * TILES_M` and not 0; `x` holds
+///    `max_rows` rows, the output `num_rows`, `weight` holds `n`, at their strides; `bias` and `residual` are null or hold as much as the
 ///    output asks for. The output is `out_f32`, or `out` if that is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `x` and `weight` start at multiples of 16 bytes, and `k` is a multiple of 8.
@@ -171,6 +171,7 @@ pub unsafe fn gemm_16_small_m<
     const GATED: bool,
 >(
     num_rows: Global<u32>,
+    max_rows: u32,
     n: u32,
     k: u32,
     x: Global<()>,
@@ -213,9 +214,6 @@ pub unsafe fn gemm_16_small_m<
         // 2. What they may.
         grid::wait_for_dependencies();
         grid::launch_dependents();
-        if num_rows == 0 {
-            return;
-        }
         let mut added = [0.0; MAX_OUTPUTS];
         if !NORMED {
             added = outputs.residual(num_rows, residual, residual_stride);
@@ -224,12 +222,15 @@ pub unsafe fn gemm_16_small_m<
         // 3. Products, and their sum over the warps.
         let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
         if let Some(norm) = norm {
+            if num_rows == 0 {
+                return;
+            }
             let smem = dynamic_shared_mem::<f32>();
             let smem = smem.offset(num_sums(TILES_M, TILES_N, GATED, WARPS));
             let x = norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, smem);
             multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, round, &mut acc);
         } else {
-            let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, num_rows);
+            let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, max_rows);
             multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, round, &mut acc);
         }
         if GATED {
