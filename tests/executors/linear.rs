@@ -74,6 +74,11 @@ pub fn tests() -> Vec<Test> {
             }
             add(precision, m, (72, 8457), Form::LogitRows);
         }
+        // And enough for two tiles of each.
+        for (m, k) in [(5, 1032), (8, 72), (32, 72)] {
+            add(precision, m, (k, 16_984), Form::Plain);
+            add(precision, m, (k, 16_984), Form::Bias);
+        }
     }
     for (m, n, k) in [(64, 24, 72), (65, 24, 72), (129, 24, 72), (65, 24, 896)] {
         let name = format!("linear::sums_in_f16_{m}x{n}x{k}");

@@ -112,7 +112,9 @@ fn few_rows_of_many_columns_are_swapped() {
     assert_eq!(fastest(32, 7392), "gemm_f16_streamed_m32_n32_w8");
     assert_eq!(fastest(32, 7393), "gemm_f16_swapped_m32");
     assert_eq!(fastest(17, 9728), "gemm_f16_swapped_m32");
-    assert_eq!(fastest(16, 9728), "gemm_f16_streamed_m16_n32_w8");
+    assert_eq!(fastest(9, 9728), "gemm_f16_swapped_m16");
+    assert_eq!(fastest(8, 9999), "gemm_f16_streamed_m8_n32_w8");
+    assert_eq!(fastest(8, 10_000), "gemm_f16_swapped_m8");
     assert_eq!(fastest(16, 151_936), "gemm_f16_swapped_m16");
     assert_eq!(fastest(2, 151_936), "gemm_f16_swapped_m8");
     assert_eq!(fastest(1, 151_936), "gemv_f16");

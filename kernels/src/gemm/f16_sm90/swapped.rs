@@ -60,6 +60,7 @@ pub use launcher::Swapped16;
 
 use super::accumulators::{Accumulators, Multiply};
 use super::tiles::{BLOCK_K, ROW_BYTES};
+use crate::tile::box_copy::{self, Team, Weight};
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;
@@ -82,6 +83,9 @@ const NUM_THREADS: u32 = NUM_CONSUMERS * warp::WARPGROUP_SIZE + warp::WARP_SIZE;
 
 /// The barrier at which consumers wait for those of the stages.
 const BARRIERS_ARE_MADE: u32 = 1;
+
+/// The barrier at which consumers wait for each other's copies.
+const COPIES_ARE_THERE: u32 = 2;
 
 /// The sums of a warpgroup of so many rows of x.
 type Rows8 = [Accumulator<4>; 1];
@@ -126,6 +130,31 @@ impl<E: Operand16> Ring<E> {
             return Line { k, ..line };
         }
         Line { column: line.column + thread::grid_dim_x() * self.tile_columns, k: 0 }
+    }
+
+    /// Says that x comes into the stage, whose weights the consumers copy.
+    #[inline(always)]
+    fn expect_x(&self, stage: Stage) {
+        self.pipeline.full_barrier(stage).arrive_expect_tx(self.x_rows * ROW_BYTES);
+    }
+
+    /// Starts the consumer's copies of the weights of the first `num_copied` lines, all of the first tile.
+    ///
+    /// # Safety
+    /// 1. Nobody has used the stages; all consumers call this.
+    #[inline(always)]
+    unsafe fn copy_weights(&self, weight: Weight, first: Line, num_copied: u32) {
+        let num_threads = NUM_CONSUMERS * warp::WARPGROUP_SIZE;
+        let team = Team { num_threads, thread: thread::thread_idx_x() };
+        for stage_idx in 0..num_copied {
+            let origin = [first.k + stage_idx * BLOCK_K, first.column];
+            let to = stage_idx * stage_columns(self.tile_columns);
+            // SAFETY: the caller's promise.
+            unsafe {
+                weight.copy_box(team, origin, self.tile_columns, self.smem_weight.cast(), to);
+            }
+        }
+        box_copy::end_copies();
     }
 
     /// Asks for the weights of `line`, which comes with x.
@@ -214,11 +243,11 @@ impl<E: Operand16> Ring<E> {
 /// 1. `num_rows` is one element, at most the rows of x, that no launch writes which this one overlaps;
 ///    the output holds that many rows of `n` columns at its stride; `bias` and `residual` are null or
 ///    hold as much. The output is `out_f32`, or `out` if that is null.
-/// 2. `x` is the map of at most `A::COLUMNS` rows in boxes of as many, `weight` of `n` rows in boxes
+/// 2. `x` is the map of at most `A::COLUMNS` rows in boxes of as many, `weight_map` of `weight`, `n` rows, in boxes
 ///    of `tile_columns`, a multiple of 2 from 64 to 128, both of `k > 0` columns in boxes of 64,
 ///    swizzled by 128 bytes.
 /// 3. The output is `residual`, or overlaps nothing that is read.
-/// 4. `num_ahead` is at most `num_stages`, and that at most the lines of a tile.
+/// 4. `num_copied` is at most `num_ahead`, that at most `num_stages`, and that at most the lines of a tile.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     target(sm_90a),
@@ -238,6 +267,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
     k: u32,
     tile_columns: u32,
     num_stages: u32,
+    num_copied: u32,
     num_ahead: u32,
     bias: Global<f32>,
     residual: Global<f32>,
@@ -245,9 +275,11 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
     out: GlobalMut<u16>,
     out_f32: GlobalMut<f32>,
     out_stride: u32,
+    weight: Global<u16>,
+    weight_stride: u32,
     // Behind the others, which share few lines of the constant cache so.
     x: TensorMap,
-    weight: TensorMap,
+    weight_map: TensorMap,
 ) {
     // SAFETY: the launch gives shared memory for the stages and the barriers.
     let smem_x = unsafe { dynamic_shared_mem::<E>() };
@@ -259,7 +291,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         // SAFETY: one thread makes the barriers, and all others wait for it.
         pipeline: unsafe { Pipeline::new(barriers, num_stages) },
         x,
-        weight,
+        weight: weight_map,
         x_rows: A::COLUMNS,
         tile_columns,
         k,
@@ -276,9 +308,13 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         if is_producer {
             ring.pipeline.init(NUM_CONSUMERS * 4);
             // What no launch before this one writes.
-            for _ in 0..num_ahead {
-                // SAFETY: nobody has used the stage.
-                unsafe { ring.load_weight(stage, line) };
+            for stage_idx in 0..num_ahead {
+                if stage_idx < num_copied {
+                    ring.expect_x(stage);
+                } else {
+                    // SAFETY: nobody has used the stage.
+                    unsafe { ring.load_weight(stage, line) };
+                }
                 line = ring.behind(line);
                 stage = ring.pipeline.next(stage);
             }
@@ -306,10 +342,16 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
             }
         }
     } else {
-        // 2. The consumers: each warpgroup has its columns of every tile.
+        // 2. The consumers: the first stages are theirs to fill, and each warpgroup has its columns of every
+        // tile.
+        let weight = Weight { elems: weight, stride: weight_stride, rows: n, k };
+        // SAFETY: the stages are empty.
+        unsafe { ring.copy_weights(weight, first, num_copied) };
         barrier::sync::<BARRIERS_ARE_MADE, NUM_THREADS>();
         grid::wait_for_dependencies();
         grid::launch_dependents();
+        box_copy::wait_for_copies();
+        barrier::sync::<COPIES_ARE_THERE, { NUM_CONSUMERS * warp::WARPGROUP_SIZE }>();
         let (half, single, stride) = (out.cast::<E>(), out_f32, out_stride);
         let outputs = Outputs { num_rows, bias, residual, residual_stride, half, single, stride };
         let in_tile = warpgroup_idx * WARPGROUP_COLUMNS;

@@ -319,7 +319,7 @@ impl SmallM16 {
     ) -> Result<Option<Launch>, LaunchError> {
         let instance = self.choose_streamed(gpu.num_sms, operands)?;
         let shape = Shape::from(instance);
-        let Some(Args { n, k, input, bias, residual, residual_stride, out, .. }) =
+        let Some(Args { n, k, input, weight_stride, bias, residual, residual_stride, out }) =
             self.args(&shape, operands)?
         else {
             return Ok(None);
@@ -336,6 +336,7 @@ impl SmallM16 {
         };
         let is_normed = is_normed(operands);
         let num_ahead = if is_normed { num_stages } else { stages_ahead(num_stages, gpu) };
+        let num_copied = self.copied_stages(&shape).min(num_ahead);
         let num_threads = shape.warps * WARP_SIZE as usize;
         let geometry = Geometry::new([num_blocks, 1, 1], num_threads, shared_bytes)?;
         Ok(geometry.map(|geometry| {
@@ -348,6 +349,7 @@ impl SmallM16 {
                 k,
                 columns as u32,
                 num_stages as u32,
+                num_copied as u32,
                 num_ahead as u32,
                 DevicePtr::new(input.x.0),
                 input.x_stride,
@@ -360,10 +362,22 @@ impl SmallM16 {
                 out.half,
                 out.single,
                 out.stride,
+                DevicePtr::new(operands.weight.ptr.0),
+                weight_stride,
                 x_map,
                 weight,
             )
         }))
+    }
+
+    /// Stages of a ring whose first weights the lanes copy, see [`box_copy`](crate::tile::box_copy): one, of up to
+    /// 16 rows where a warp has some lines of a tile. On an H200, without and with, in us: 8 rows of 12288 x 4096
+    /// 25.1 and 24.5, 16384 x 3072 24.5 and 23.5, 22016 x 4096 42.8 and 41.4, 3072 x 3072 6.29 and 6.22; but of
+    /// 9728 x 896, two lines, 5.9 and 6.1, of 896 x 4864, five, 4.5 and 4.6, and 32 rows of 3072 x 3072 7.0 and
+    /// 7.4, of 4096 x 11008 the same. Two stages are no better than one.
+    fn copied_stages(&self, shape: &Shape) -> usize {
+        let num_lines = self.0.k.div_ceil(shape.warps * LINE_K as usize);
+        usize::from(shape.tiles_m <= 2 && num_lines > 5)
     }
 
     /// What both kernels take, or `None` if there are no outputs.

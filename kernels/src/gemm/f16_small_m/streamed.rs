@@ -61,6 +61,7 @@ use super::mainloop::{Cursor, LINE_K, STEP_K, STEPS, TileOrder, multiply_step};
 use super::normed::{Norm, Shape};
 use super::ring::{Boxes, LaneLoads, Ring};
 use crate::silu_mul::num_parts;
+use crate::tile::box_copy::Weight;
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -85,11 +86,11 @@ const fn releases_early(tiles_m: usize, tiles_n: usize) -> bool {
 /// 1. `num_rows` is one element, at most `max_rows`, which is at most `8 * TILES_M`; the output holds
 ///    that many rows at its stride; `bias` and `residual` are null or hold as much as the output asks
 ///    for. The output is `out_f32`, or `out` if that is null.
-/// 2. `weight_map` is of the weight, in boxes of `tile_columns` rows and 64 columns, `x_map` of x,
+/// 2. `weight_map` is of `weight`, in boxes of `tile_columns` rows and 64 columns, `x_map` of x,
 ///    `max_rows` rows in boxes of as many and 64 columns, both swizzled by 128 bytes; where x is
 ///    normed, it holds `max_rows` rows of `k` elements at multiples of 16 bytes.
 /// 3. The output is `residual`, or overlaps nothing that is read.
-/// 4. `num_ahead` is at most `num_stages`.
+/// 4. `num_copied` is at most `num_ahead`, and that at most `num_stages`.
 #[kernel(
     launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M)),
     target(sm_90a),
@@ -141,6 +142,7 @@ pub unsafe fn gemm_16_streamed<
     k: u32,
     tile_columns: u32,
     num_stages: u32,
+    num_copied: u32,
     num_ahead: u32,
     x: Global<f32>,
     x_stride: u32,
@@ -154,14 +156,18 @@ pub unsafe fn gemm_16_streamed<
     out_f32: GlobalMut<f32>,
     out_stride: u32,
     // Behind the others, which share few lines of the constant cache so: 896 x 896 takes 1 % less.
+    weight: Global<u16>,
+    weight_stride: u32,
     x_map: TensorMap,
     weight_map: TensorMap,
 ) {
     const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
+    let num_parts = num_parts(GATED) as u32;
     let boxes = Boxes {
-        weight: weight_map,
+        weight: Weight { elems: weight, stride: weight_stride, rows: num_parts * n, k },
+        weight_map,
         tile_columns,
-        num_parts: num_parts(GATED) as u32,
+        num_parts,
         n,
         x: x_map,
         x_rows: if NORMED { 0 } else { max_rows },
@@ -174,7 +180,7 @@ pub unsafe fn gemm_16_streamed<
         let barriers = stages.offset(Ring::<WARPS>::num_elems(&boxes, num_stages)).cast::<u64>();
         let sums = barriers.offset(Ring::<WARPS>::num_words(num_stages)).cast::<f32>();
         let mut ring = Ring::<WARPS>::new(boxes, k, stages, barriers, num_stages);
-        ring.start(num_ahead);
+        ring.start(num_copied, num_ahead);
         let shape = Shape { k, reciprocal: k_reciprocal, eps };
         let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, shape));
         let num_rows = num_rows.get(0);
@@ -198,6 +204,7 @@ pub unsafe fn gemm_16_streamed<
         let out = Destination { half: out.cast::<E>(), single: out_f32, stride: out_stride };
         let mut column = thread::block_idx_x() * tile_columns;
         let mut is_first = true;
+        ring.wait_for_copies();
         while column < n {
             let orders = [x_order, TileOrder::Swizzled];
             let end = n.min(column + tile_columns);

@@ -16,6 +16,14 @@ use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 /// Most stages of a ring.
 const MAX_STAGES: usize = 8;
 
+/// Stages of the first tile whose weights the consumers copy, see [`box_copy`](crate::tile::box_copy): one for so
+/// many lines of k, up to so many. On an H200, in us by two of them, three, four, five: 32 rows of 9728 x 896, 14
+/// lines, (6.4) 6.7 7.0 7.3, 9216 x 3072, 48 lines, 15.1 14.9 (14.9) 15.4, 12288 x 4096 24.5 24.7 (24.2) 24.3,
+/// 16384 x 3072 24.1 23.9 (23.7) 24.2, 22016 x 4096 42.5 41.7 (41.5) 41.8, 32064 x 3072 44.8 44.6 (44.3) 44.8,
+/// 151936 x 896 (62.3) 63.3 63.5 64.2; and by none, on another card, 6.7, 16.1, 26.4, 26.3, 44.0, 47.1, 63.8.
+const LINES_A_COPY: usize = 7;
+const MAX_COPIED: usize = 4;
+
 /// Columns of a tile.
 const MIN_COLUMNS: usize = WARPGROUP_COLUMNS as usize;
 const MAX_COLUMNS: usize = 2 * MIN_COLUMNS;
@@ -83,7 +91,9 @@ impl Swapped16 {
         let stage_bytes = stage_rows * ROW_BYTES as usize + barrier_bytes;
         let num_lines = k.div_ceil(BLOCK_K as usize);
         let num_stages = (MAX_SHARED_BYTES as usize / stage_bytes).min(MAX_STAGES).min(num_lines);
-        let num_ahead = if gpu.overlaps { num_stages } else { 0 };
+        let num_copied = (num_lines / LINES_A_COPY).clamp(1, MAX_COPIED).min(num_stages);
+        // Without a launch before this one x is there at once: TMA takes the other stages with it.
+        let num_ahead = if gpu.overlaps { num_stages } else { num_copied };
         let geometry =
             Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, num_stages * stage_bytes)?;
         let line = BLOCK_K as usize;
@@ -95,6 +105,7 @@ impl Swapped16 {
         };
         let residual = operands.residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
         let residual_stride = residual.stride_arg()?;
+        let weight_stride = operands.weight.stride_arg()?;
         Ok(geometry.map(|geometry| {
             gemm_16_swapped::launch(
                 of_dtype[usize::from(E::DTYPE == Dtype::Bf16)],
@@ -104,6 +115,7 @@ impl Swapped16 {
                 k as u32,
                 columns as u32,
                 num_stages as u32,
+                num_copied as u32,
                 num_ahead as u32,
                 operands.bias.unwrap_or(DevicePtr::null()),
                 residual.ptr,
@@ -111,6 +123,8 @@ impl Swapped16 {
                 half,
                 single,
                 out_stride,
+                DevicePtr::new(operands.weight.ptr.0),
+                weight_stride,
                 x_map,
                 weight,
             )
