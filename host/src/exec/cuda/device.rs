@@ -1,7 +1,7 @@
 //! CUDA devices: what is there, and which kernels each can run.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_loader::OverlappingLauncher;
 use cust::CudaFlags;
@@ -9,6 +9,7 @@ use cust::context::{Context, CurrentContext};
 use cust::device::{Device as CudaDevice, DeviceAttribute};
 use cust::error::CudaError;
 use cust::memory::mem_get_info;
+use cust::stream::{Stream, StreamFlags};
 use cust::sys::CUresult;
 
 use crate::exec::ExecError;
@@ -203,6 +204,25 @@ pub(super) fn open_context(device: &DeviceInfo) -> Result<&'static Context, Exec
 /// Makes `context` the one that driver calls of this thread act on.
 pub(super) fn make_current(context: &Context) -> Result<(), ExecError> {
     CurrentContext::set_current(context).map_err(failed("cuCtxSetCurrent"))
+}
+
+/// A stream of device `ordinal` that no executor has; its context is current. It waits for no other: a blocking stream
+/// could not be captured while another thread of the process uses the default stream.
+///
+/// Executors hand their streams on: on an H200 a process that has made some of them, four in one case and eight in
+/// another, starts each kernel of a graph 0.17 us later from then on, though no two are there at a time.
+pub(super) fn open_stream(ordinal: usize) -> Result<Arc<Stream>, ExecError> {
+    static STREAMS: Mutex<Vec<(usize, Arc<Stream>)>> = Mutex::new(Vec::new());
+    let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_free =
+        |(of, stream): &&(usize, Arc<Stream>)| *of == ordinal && Arc::strong_count(stream) == 1;
+    if let Some((_, stream)) = streams.iter().find(is_free) {
+        return Ok(Arc::clone(stream));
+    }
+    let stream = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(failed("making a stream"))?;
+    let stream = Arc::new(stream);
+    streams.push((ordinal, Arc::clone(&stream)));
+    Ok(stream)
 }
 
 /// Puts a name to what failed. Errors are printed by the name of their code: `CudaError` asks the driver for its text,

@@ -10,12 +10,14 @@ mod tensor_maps;
 mod timing;
 mod upload;
 
+use std::sync::Arc;
+
 use bytemuck::{cast_slice, cast_slice_mut};
 use cuda_loader::OverlappingLauncher;
 use cuda_loader::cublas::Cublas;
 use cust::context::Context;
 use cust::memory::LockedBuffer;
-use cust::stream::{Stream, StreamFlags};
+use cust::stream::Stream;
 use kernels::gemm::Gpu;
 
 use self::cubin_cache::CubinCache;
@@ -52,7 +54,8 @@ pub struct CudaExecutor {
     /// The argmax of each logit row, which its kernel writes here itself: a few words are no copy's worth. Graphs hold its
     /// address: it stays where it is.
     next_tokens: LockedBuffer<u32>,
-    stream: Stream,
+    /// All work of the executor is on it.
+    stream: Arc<Stream>,
     device: DeviceInfo,
     gpu: Gpu,
     /// How kernels are launched that overlap; `None` where device or driver cannot do it.
@@ -89,10 +92,7 @@ impl CudaExecutor {
         let (device, kernels, gpu) = device::choose(&devices, ordinal, target)?;
         let device = device.clone();
         let context = device::open_context(&device)?;
-        // All work of an executor is on its one stream, which waits for no other: a blocking stream could not be captured
-        // while another thread of the process uses the default stream.
-        let stream =
-            Stream::new(StreamFlags::NON_BLOCKING, None).map_err(failed("making a stream"))?;
+        let stream = device::open_stream(ordinal)?;
         let mut memory = DeviceMemory::allocate(&device, gemm, plan, &stream)?;
         // SAFETY: stream and workspace are dropped after the handle.
         let cublas = unsafe { cublas::open(gemm, &stream, &memory.cublas_workspace) }?;
@@ -217,7 +217,7 @@ impl Executor for CudaExecutor {
         inputs.write(step_layout, &plan.bounds, step_inputs);
         let step_inputs = cast_slice(step_inputs);
         let logits = &mut self.logits[..num_logits];
-        let stream = &self.stream;
+        let stream: &Stream = &self.stream;
         // SAFETY: the buffers are pinned, and untouched until the synchronisation below, which comes in any case.
         let started = unsafe { self.memory.step.write_async(0, step_inputs, stream) }
             .and_then(|()| graph.launch(stream))
