@@ -5,7 +5,7 @@
 //! addresses, so that rows have their loads in other places by their number in the stage. One lane
 //! asks for the boxes of a stage, and for the next ones as soon as all lanes have read them. So a
 //! warp waits for nothing but its own bytes: there is no producer, and no barrier that tells it of
-//! an empty stage.
+//! an empty stage. The first weights the lanes may copy themselves, see [`box_copy`].
 
 use super::mainloop::{LINE_K, LOAD_K, Load, STEP_K, TILE, TileOrder};
 use super::mainloop::{lane_group, lane_pair};

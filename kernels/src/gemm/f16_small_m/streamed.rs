@@ -24,6 +24,9 @@
 //! same. As loads of four whole lines, the halves of a line by the rows of `mma` that eight rows of x leave idle, x
 //! loaded beside them: 2.3, 6.5, 25.2, but 9728 x 896 6.5 for 6.3, and 32 rows of 896 x 896 3.1 for 2.9.
 //!
+//! The first weights of a warp copied by its lanes (where that is done, see `SmallM16`): x of the same stage copied
+//! too, 8 rows of 896 x 896 2.6 us, 32 rows 3.6, by TMA 2.5 and 3.3, and weights as well by TMA 2.3 and 3.0.
+//!
 //! 32 rows split between two blocks, each with twice the columns, so that x is fewer bytes: 896 x 896 2.7 for 2.8,
 //! 1152 x 896 3.2 for 3.3, but 896 x 4864 5.9 for 5.6, and 17 rows of it 6.4 for 4.8.
 //!
