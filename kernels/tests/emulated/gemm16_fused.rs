@@ -336,6 +336,16 @@ fn streamed_weights_give_the_same_bits() {
 }
 
 #[test]
+fn streamed_weights_whose_first_boxes_lanes_copy_give_the_same_bits() {
+    // Six lines of k a warp.
+    let base = Case { num_rows: 3, max_rows: 4, n: 19, k: 5128, ..NORMED };
+    let gated = Case { gated: true, magnitude: 0.25, ..base };
+    for (case, num_sms) in [(base, 132), (base, 2), (gated, 132), (gated, 2)] {
+        check::<f16>(&Case { kernel: Kernel::Streamed(num_sms), ..case }, num_sms as u64);
+    }
+}
+
+#[test]
 fn gemv_matches_the_oracle() {
     fn check_all<E: Half>() {
         // Around a load, a chunk, what two and four warps have at once, and rounds of a team.
