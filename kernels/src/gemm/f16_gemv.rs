@@ -48,11 +48,12 @@
 //! | 22016, 4096 | 180.4 | 41.0 | 41.2 | (44.9) | 45.1 |
 //! | 151936, 896 | 272.3 | 61.9 | 61.8 | (63.4) | 67.6 |
 //!
-//! Where the time goes, by this kernel in CUDA C without a part, in us on one H200, x in L2. Loads of x behind a branch on
-//! the count of rows come late: L1, it seems, answers in the order of the loads, so that the count waits for weights that are
-//! under way, and x for those of other warps. Asked for beside the weights, with the count looked at last, x costs what it
-//! costs without a count. (In the last column the count is read past L1; of this kernel, which reads it through L1,
-//! 3072 x 3072 took 6.3 us so and takes 6.0, 12288 x 4096 24.3 and 24.0.)
+//! Where the time goes, by this kernel in CUDA C without a part, in us on one H200, x in L2. Loads of x
+//! behind a branch on the count of rows come late: L1, it seems, answers in the order of the loads, so that
+//! the count waits for weights that are under way, and x for those of other warps. Asked for beside the
+//! weights, with the count looked at last, x costs what it costs without a count. (In the last column the
+//! count is read past L1; of this kernel, which reads it through L1, 3072 x 3072 took 6.3 us so and takes
+//! 6.0, 12288 x 4096 24.3 and 24.0.)
 //!
 //! | n, k | reading only | no x, no count | no count, no sum of lanes | all | x behind the count |
 //! | --- | --- | --- | --- | --- | --- |
@@ -63,8 +64,9 @@
 //! | 22016, 4096 | 40.0 | 40.3 | 40.1 | 40.2 | 41.5 |
 //! | 151936, 896 | 59.8 | 60.0 | 59.8 | 59.6 | 61.7 |
 //!
-//! No faster: products by `mma`, whose diagonal holds the sums; two rows a warp, the second under way while the first is
-//! multiplied (four or eight: slower); blocks of eight warps. Two loads a warp, or registers for more blocks: 10 to 70 % slower.
+//! No faster: products by `mma`, whose diagonal holds the sums; two rows a warp, the second under way while
+//! the first is multiplied (four or eight: slower); blocks of eight warps. Two loads a warp, or registers for
+//! more blocks: 10 to 70 % slower.
 //!
 //! Rows of a warp and loads of each, prototypes in CUDA C in us: as x is, and normed, where x and the
 //! norm's weights are 64 bytes a lane for 16 of each row, so that several rows share them:

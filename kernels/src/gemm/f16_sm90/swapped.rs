@@ -6,10 +6,11 @@
 //!           stages and their barriers in shared memory.
 //! Bound     memory: the weight is read once, `2 * n * k` bytes.
 //!
-//! A tile is all rows and 64 to 128 columns; the host makes tiles of as many columns as leave all SMs
-//! equal parts. One lane fills a ring of stages by TMA: 64 columns of k of x and of the tile's rows of
-//! the weight; those of the first stages the others copy, see [`box_copy`]. Two warpgroups multiply: the first has the first 64 columns of the tile, the second
-//! the last 64 of the stage, of which it stores those that the first has not. No k is split, so no sums meet: what
+//! A tile is all rows and 64 to 128 columns; the host makes tiles of as many columns as leave all SMs equal
+//! parts. One lane fills a ring of stages by TMA: 64 columns of k of x and of the tile's rows of the weight;
+//! those of the first stages the others copy, see [`box_copy`]. Two warpgroups multiply: the first has the
+//! first 64 columns of the tile, the second the last 64 of the stage, of which it stores those that the first
+//! has not. No k is split, so no sums meet: what
 //! [`gemm_16_streamed`](mod@crate::gemm::f16_small_m::gemm_16_streamed) spends on that is little for few
 //! columns an SM, and much for many.
 //!
@@ -32,9 +33,9 @@
 //! 17.5 (14.7), 8 of 896 x 4864 11.8 (9.0); four warpgroups that share k, each with a ring, 15.3 (14.2) and
 //! 7.7 (5.3); streamed 15.0 and 5.6.
 //!
-//! Of this kernel, before threads copied the first boxes: 32000 x 4096 by three tiles of 88 columns a block 60.9, by two of 128 63.0, of 32064 x
-//! 3072 both 48.1; 151936 x 896 with five stages 66.7, with eight 64.8, and with outputs stored one by one,
-//! not in words, 0.9 more; 64 rows of x 76.8, by tiles 71.7.
+//! Of this kernel, before threads copied the first boxes: 32000 x 4096 by three tiles of 88 columns a block
+//! 60.9, by two of 128 63.0, of 32064 x 3072 both 48.1; 151936 x 896 with five stages 66.7, with eight 64.8,
+//! and with outputs stored one by one, not in words, 0.9 more; 64 rows of x 76.8, by tiles 71.7.
 //!
 //! Prototypes again, of 32 rows where nothing else is said, in brackets the kernel that runs, on the same
 //! card. (The prototypes' times are less those of a graph with one call, which finds some of its weight in L2:

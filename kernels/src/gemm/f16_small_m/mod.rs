@@ -124,8 +124,8 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
 ///
 /// # Safety
 /// 1. `num_rows` is one element, at most `max_rows`, which is at most `8 * TILES_M` and not 0; `x` holds
-///    `max_rows` rows, the output `num_rows`, `weight` holds `n`, at their strides; `bias` and `residual` are null or hold as much as the
-///    output asks for. The output is `out_f32`, or `out` if that is null.
+///    `max_rows` rows, the output `num_rows`, `weight` holds `n`, at their strides; `bias` and `residual`
+///    are null or hold as much as the output asks for. The output is `out_f32`, or `out` if that is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `x` and `weight` start at multiples of 16 bytes, and `k` is a multiple of 8.
 #[kernel(
