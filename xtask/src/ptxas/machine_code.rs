@@ -1,7 +1,8 @@
 //! Whether machine code holds the instructions that a kernel was written for.
 //!
 //! The compiler may turn an instruction that is meant into others that give the same result and lose what it was meant
-//! for: an asynchronous copy, a fused multiply-add, an approximate function.
+//! for: an asynchronous copy, a fused multiply-add, an approximate function. It may also move a load of weights, which is to
+//! be under way while a kernel waits for the launch before, behind that wait.
 
 use std::collections::BTreeSet;
 
@@ -15,17 +16,20 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("attention_prefill_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
     ("gemm_bf16_sm90", &["HGMMA", "UTMALDG"]),
     ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
-    ("gemm_bf16_streamed", &["HMMA", "UTMALDG.2D", "SYNCS.PHASECHK"]),
+    ("gemm_bf16_streamed", &["HMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
+    ("gemm_bf16_swapped", &["HGMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
     ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),
     ("gemm_f16_sm90_128x128_in_f16", &["HGMMA.64x128x16.F16"]),
     ("gemm_f16_sm90_128x128_split", &["UBLKCP.S.S", "UCGABAR_ARV", "UCGABAR_WAIT"]),
     ("gemm_f16_small", &["HMMA", "LDG.E.NA"]),
-    ("gemm_f16_streamed", &["HMMA", "UTMALDG.2D", "SYNCS.PHASECHK"]),
+    ("gemm_f16_streamed", &["HMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
+    ("gemm_f16_swapped", &["HGMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
     ("gemm_f32_128x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_64x", &["LDGSTS", "FFMA"]),
     ("gemm_f32_small", &["FFMA"]),
     ("gemm_sm80_", &["LDGSTS", "LDSM", "HMMA"]),
     ("gemm_sm80_f16_f16_128x128_in_f16", &["HMMA.16816.F16"]),
+    ("gemv_", &["LDG.E.NA"]),
     ("rms_norm_f32", &["FFMA", "MUFU.RSQ"]),
     ("silu_mul_f32", &["MUFU.EX2", "MUFU.RCP"]),
     // The kernels of `crates/conformance`.
@@ -78,7 +82,14 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("wgmma_registers", &["WARPGROUP.ARRIVE"]),
 ];
 
-/// What `code`, a disassembly of the kernel `symbol`, lacks.
+/// The wait for the launch before, and what starts the one behind: kernels have the first behind the other.
+const WAIT: &str = "ACQBULK";
+const START_NEXT: &str = "PREEXIT";
+
+/// A load of what is read once: weights, which no launch writes.
+const WEIGHT_LOAD: &str = "LDG.E.NA";
+
+/// What `code`, a disassembly of the kernel `symbol`, lacks, and what it has in a wrong place.
 pub fn faults(symbol: &str, code: &str) -> Vec<String> {
     let present: BTreeSet<&str> = code.lines().filter_map(instruction).collect();
     let is_there = |mnemonic: &str| {
@@ -88,11 +99,24 @@ pub fn faults(symbol: &str, code: &str) -> Vec<String> {
         })
     };
     let expected = EXPECTED.iter().filter(|(prefix, _)| symbol.starts_with(prefix));
-    expected
+    let mut faults: Vec<_> = expected
         .flat_map(|(_, mnemonics)| *mnemonics)
         .filter(|mnemonic| !is_there(mnemonic))
         .map(|mnemonic| format!("no {mnemonic} in the machine code"))
-        .collect()
+        .collect();
+    if has_late_weights(code) {
+        faults.push(format!("{WEIGHT_LOAD} behind {WAIT} in the machine code"));
+    }
+    faults
+}
+
+/// Whether weights are loaded between the wait for the launch before and the start of the next.
+fn has_late_weights(code: &str) -> bool {
+    let instructions = code.lines().filter_map(instruction);
+    let behind_wait = instructions.skip_while(|instruction| !instruction.starts_with(WAIT));
+    let mut behind_wait =
+        behind_wait.take_while(|instruction| !instruction.starts_with(START_NEXT));
+    behind_wait.any(|instruction| instruction.starts_with(WEIGHT_LOAD))
 }
 
 /// What the table expects of kernels that there are none of.
@@ -130,6 +154,19 @@ mod tests {
     fn a_mnemonic_that_is_missing_is_a_fault() {
         let without = CODE.replace("LDGSTS.E", "LDGSTSX.E");
         assert_eq!(faults("cp_async_f32", &without), ["no LDGSTS in the machine code"]);
+    }
+
+    #[test]
+    fn a_weight_behind_the_wait_is_a_fault() {
+        let code =
+            |mnemonics: [&str; 3]| mnemonics.map(|m| format!("/*0000*/ {m} R1 ;\n")).concat();
+        let late = code(["ACQBULK", "LDG.E.NA.128", "PREEXIT"]);
+        assert_eq!(faults("gemv_f16", &late), ["LDG.E.NA behind ACQBULK in the machine code"]);
+        for right in
+            [["LDG.E.NA.128", "ACQBULK", "PREEXIT"], ["ACQBULK", "PREEXIT", "LDG.E.NA.128"]]
+        {
+            assert!(faults("gemv_f16", &code(right)).is_empty());
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ struct Planted {
     faults: &'static [&'static str],
 }
 
-const PLANTED: [Planted; 6] = [
+const PLANTED: [Planted; 7] = [
     Planted {
         symbol: "planted_stack",
         ptx: include_str!("planted/stack.ptx"),
@@ -37,6 +37,11 @@ const PLANTED: [Planted; 6] = [
         symbol: "planted_serialised",
         ptx: include_str!("planted/serialised.ptx"),
         faults: &["(C7517)"],
+    },
+    Planted {
+        symbol: "gemv_planted",
+        ptx: include_str!("planted/late_load.ptx"),
+        faults: &["LDG.E.NA behind ACQBULK"],
     },
     // The same with the instruction that is expected of such a name, and two that it lacks.
     Planted {
