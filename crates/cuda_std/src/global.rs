@@ -143,6 +143,18 @@ impl<T: Element> Global<T> {
         unsafe { ld_if(self.0.wrapping_add(index), condition) }
     }
 
+    /// As [`Global::get`], of an element that nobody may have written; see [`Global::speculate_vec_if`].
+    ///
+    /// # Safety
+    /// As [`Global::get`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn speculate(self, index: usize) -> T {
+        // SAFETY: the caller's promise.
+        let [value] = unsafe { ld_speculative(self.0.wrapping_add(index)) };
+        value
+    }
+
     /// As [`Global::get_vec_if`], of elements that nobody may have written: a load that waits for nothing
     /// that says which are. What it gives for those are any bits, and no output may depend on them.
     ///
@@ -311,7 +323,7 @@ unsafe fn store<T: Element>(ptr: *mut T, value: T) {
 
 /// Declares loads of `N` elements by one instruction.
 macro_rules! vector_loads {
-    ($($name:ident = $mnemonic:literal, $($option:ident),*;)*) => {$(
+    ($($name:ident = $mnemonic:literal, $emulated:ident, $($option:ident),*;)*) => {$(
         #[inline(always)]
         #[track_caller]
         unsafe fn $name<T: Element, const N: usize>(ptr: *const T) -> [T; N] {
@@ -322,15 +334,16 @@ macro_rules! vector_loads {
             #[cfg(not(target_arch = "nvptx64"))]
             // SAFETY: any bits are elements.
             unsafe {
-                emulated::load(Space::Global, ptr.addr() as u64, size_of::<[T; N]>())
+                emulated::$emulated(Space::Global, ptr.addr() as u64, size_of::<[T; N]>())
             }
         }
     )*};
 }
 
 vector_loads! {
-    ld = "ld.global", readonly, nostack, preserves_flags;
-    ld_stream = "ld.global.L1::no_allocate", pure, readonly, nostack, preserves_flags;
+    ld = "ld.global", load, readonly, nostack, preserves_flags;
+    ld_speculative = "ld.global", speculate, readonly, nostack, preserves_flags;
+    ld_stream = "ld.global.L1::no_allocate", load, pure, readonly, nostack, preserves_flags;
 }
 
 /// Declares loads of 16 bytes under a predicate.

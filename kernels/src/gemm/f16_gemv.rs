@@ -312,7 +312,7 @@ pub unsafe fn gemv_16<
     let mut added = 0.0;
     if has_output && !residual.is_null() {
         // SAFETY: the column is inside.
-        added = unsafe { residual.get(column as usize) };
+        added = unsafe { residual.speculate(column as usize) };
     }
     let (mut sums, mut squares) = ([0.0; ROWS], 0.0);
     loop {

@@ -58,9 +58,11 @@ fn every_order_matches() {
 
 #[test]
 fn no_rows_write_nothing() {
-    let case = Case { num_rows: 0, out: Out::Half, ..ONE_ROW };
-    let (setup, _) = run::<f16>(&case, 1);
-    assert!(setup.outputs(&case).iter().all(Option::is_none));
+    for out in [Out::Half, Out::Residual] {
+        let case = Case { num_rows: 0, out, ..ONE_ROW };
+        let (setup, _) = run::<f16>(&case, 1);
+        assert!(setup.outputs(&case).iter().all(Option::is_none));
+    }
 }
 
 /// The symbol of a layer's launch, or why there is none.

@@ -117,17 +117,21 @@ impl<E: Operand16 + Stored> Setup<E> {
         let x = Rows::new(DevicePtr::new(rows("x", &x.bytes)), stride);
         let weight = Rows::new(DevicePtr::new(rows("weight", &weight.bytes)), stride);
         let bias = with_bias.then(|| DevicePtr::new(rows("bias", &f32s(&bias))));
-        let residual = with_residual.then(|| {
-            Rows::new(DevicePtr::new(rows("residual", &f32s(&residual))), residual_stride)
-        });
         let out_bytes = max_rows * out_stride * if out == Out::Half { 2 } else { 4 };
         let out_ptr = rows("out", &vec![STALE; out_bytes]);
+        let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
+        // Of the residual nothing has written the rows that do not exist.
+        let residual = with_residual.then(|| {
+            let address = memory.alloc("residual", Init::Poisoned(size_of_val(&residual[..])));
+            let written = f32s(&residual[..case.num_rows * residual_stride]);
+            memory.write(address, &written).expect("the residual");
+            Rows::new(DevicePtr::new(address), residual_stride)
+        });
         let out = match (out, residual) {
             (Out::Half, _) => Out16::Half(Rows::new(DevicePtr::new(out_ptr), out_stride)),
             (Out::InPlace, Some(residual)) => Out16::F32(residual),
             _ => Out16::F32(Rows::new(DevicePtr::new(out_ptr), out_stride)),
         };
-        let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
         // No launch writes the number of rows.
         let activations = [x.ptr.0, out_ptr].into_iter();
         let activations = activations.chain(residual.map(|residual| residual.ptr.0)).collect();
