@@ -17,6 +17,9 @@ const ROWS: &[usize] = &[1, 2, 3, 7, 8, 9];
 /// Columns of x, and of out.
 const WIDTHS: &[(usize, usize)] = &[(8, 8), (64, 128), (72, 136), (896, 40)];
 
+/// Wider ones, of 16-bit elements: a GPU's threads copy the first weights of either; of few columns and of many.
+const LONG_WIDTHS: &[(usize, usize)] = &[(5176, 40), (3080, 2120)];
+
 /// Added to the mean of squares.
 const EPS: f32 = 1e-5;
 
@@ -65,11 +68,17 @@ pub fn tests() -> Vec<Test> {
         }));
     };
     for precision in Precision::ALL {
+        let mut add = |rows, (k, n)| {
+            for (gated, has_bias) in [(false, true), (true, false), (true, true)] {
+                add_linear(Layer { precision, rows, k, n, gated, has_bias });
+            }
+        };
         for &rows in ROWS {
-            for &(k, n) in WIDTHS {
-                for (gated, has_bias) in [(false, true), (true, false), (true, true)] {
-                    add_linear(Layer { precision, rows, k, n, gated, has_bias });
-                }
+            WIDTHS.iter().for_each(|&widths| add(rows, widths));
+        }
+        if HALVES.contains(&precision) {
+            for rows in [1, 2, 8] {
+                LONG_WIDTHS.iter().for_each(|&widths| add(rows, widths));
             }
         }
     }

@@ -10,11 +10,11 @@
 //! Launch    grid `(n / columns a block, 1, 1)`, block `(32 * members * teams, 1, 1)`: a team of
 //!           warps shares the k of its columns; the sums of its members in shared memory.
 //! Numerics  f32 FMAs: a lane sums eight neighbours of every chunk of 256 columns of k that its
-//!           warp takes, lanes are summed as a tree, members in their order. The weighted x of a norm
-//!           is not rounded, and the sum is multiplied by the norm's scale; gate and up are not
-//!           rounded either. One rounding at the store. The order is not that of the kernels for
-//!           several rows, whose bits a row keeps in any batch: see
-//!           [`SumOrder`](super::SumOrder).
+//!           warp takes; to the first member's sums are added, lane by lane, those of the others, in
+//!           pairs; lanes are summed as a tree. The weighted x of a norm is not rounded, and the sum
+//!           is multiplied by the norm's scale; gate and up are not rounded either. One rounding at
+//!           the store. The order is not that of the kernels for several rows, whose bits a row
+//!           keeps in any batch: see [`SumOrder`](super::SumOrder).
 //! Bound     memory: the weight is read once, `2 * n * k` bytes. At 4.4 TB/s an SM gets the 512
 //!           bytes of a warp's load in 26 cycles: 102 issue slots, of which conversions and FMAs
 //!           take 16 and as many for x, shared by the warp's columns.
@@ -48,25 +48,34 @@
 //! | 22016, 4096 | 180.4 | 41.0 | 41.2 | (44.9) | 45.1 |
 //! | 151936, 896 | 272.3 | 61.9 | 61.8 | (63.4) | 67.6 |
 //!
-//! Where the time goes, by this kernel in CUDA C without a part, in us on one H200, x in L2. Loads of x
-//! behind a branch on the count of rows come late: L1, it seems, answers in the order of the loads, so that
-//! the count waits for weights that are under way, and x for those of other warps. Asked for beside the
-//! weights, with the count looked at last, x costs what it costs without a count. (In the last column the
-//! count is read past L1; of this kernel, which reads it through L1, 3072 x 3072 took 6.3 us so and takes
-//! 6.0, 12288 x 4096 24.3 and 24.0.)
+//! Where the time goes, by this kernel in CUDA C, in us on one H200: weights read as the bytes lie; by this
+//! kernel's grid, with x a constant; with x; with sums of lanes and members; with stores, which is all:
 //!
-//! | n, k | reading only | no x, no count | no count, no sum of lanes | all | x behind the count |
+//! | n, k | bytes | rows | and x | and sums | and stores |
 //! | --- | --- | --- | --- | --- | --- |
-//! | 896, 896 | 1.8 | 1.9 | 1.9 | 2.0 | 2.0 |
-//! | 896, 4864 | 3.4 | 3.7 | 3.5 | 3.8 | 4.1 |
-//! | 3072, 3072 | 5.6 | 5.9 | 5.7 | 5.9 | 6.7 |
-//! | 9216, 3072 | 13.6 | 13.9 | 13.6 | 13.9 | 14.9 |
-//! | 22016, 4096 | 40.0 | 40.3 | 40.1 | 40.2 | 41.5 |
-//! | 151936, 896 | 59.8 | 60.0 | 59.8 | 59.6 | 61.7 |
+//! | 896, 896 | 1.7 | 1.8 | 1.9 | 2.0 | 2.0 |
+//! | 896, 4864 | 3.3 | 3.4 | 3.6 | 3.9 | 3.9 |
+//! | 9728, 896 | 5.2 | 5.3 | 5.4 | 5.5 | 5.7 |
+//! | 3072, 3072 | 5.5 | 5.6 | 5.7 | 5.8 | 6.0 |
+//! | 4096, 4096 | 8.6 | 8.8 | 8.8 | 9.0 | 9.2 |
+//! | 3072, 8192 | 12.2 | 12.3 | 12.6 | 12.6 | 12.7 |
+//! | 22016, 4096 | 40.1 | 40.2 | 40.2 | 40.4 | 40.4 |
 //!
-//! No faster: products by `mma`, whose diagonal holds the sums; two rows a warp, the second under way while
-//! the first is multiplied (four or eight: slower); blocks of eight warps. Two loads a warp, or registers for
-//! more blocks: 10 to 70 % slower.
+//! The order of instructions decides as much. All warps start at once, and an instruction in front of their first
+//! loads is issued nine times by a scheduler: with bias, residual and count asked for behind those of x and not
+//! in front 9728 x 896 take 5.63 for 5.73, 896 x 4864 3.87 for 3.90. x's loads wait for no count of rows, which
+//! would come behind weights (3072 x 3072 6.3 for 6.0). And ptxas may put a conversion of the first weights
+//! between the loads of x, the rest of which then waits for weights: 9728 x 896 6.6 for 5.6, 3072 x 3072 6.8 for
+//! 5.9, 4096 x 4096 9.9 for 9.1; `cargo xtask ptxas` looks for that.
+//!
+//! No faster, in us without and with: products by `mma`, whose diagonal holds the sums; two rows a warp, the
+//! second under way while the first is multiplied (four or eight: slower); blocks of eight warps; a sum of its own
+//! for every chunk. Slower: lanes summed by `mma` in tf32 (9728 x 896 6.3, 6.5); eight lanes a row that sum a
+//! block's rows, so that 9728 x 896 store four columns at once (5.70, 5.64; but 896 x 896 2.04, 2.10); x copied to
+//! shared memory (4096 x 4096 9.1, 10.9); a warp for a row of any length, each row from another chunk on (4096 x
+//! 4096 9.1, 9.4; 3072 x 8192 12.6, 13.3); blocks of neighbouring columns at different times, as their stores go to
+//! one sector (22016 x 4096 40.3, 44.5); 48 registers for more blocks (4096 x 11008 21.5, 23.2); two loads a warp
+//! (10 to 70 %).
 //!
 //! Rows of a warp and loads of each, prototypes in CUDA C in us: as x is, and normed, where x and the
 //! norm's weights are 64 bytes a lane for 16 of each row, so that several rows share them:
@@ -91,7 +100,7 @@ use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
-/// Most members of a team, and warps of a block.
+/// Most members of a team.
 const MAX_MEMBERS: u32 = 5;
 
 /// Columns of k that a warp loads of a row at once: eight a lane.
@@ -103,6 +112,11 @@ type Load = [u32; VECTOR as usize / 2];
 /// Sums of a warp: those of its rows of the weight, and of the squares of x.
 const fn num_sums(rows: usize, normed: bool) -> u32 {
     rows as u32 + normed as u32
+}
+
+/// Most warps of a block.
+const fn max_warps(normed: bool) -> u32 {
+    if normed { MAX_MEMBERS } else { 6 }
 }
 
 /// Blocks that should fit on an SM.
@@ -222,6 +236,29 @@ fn unpacked<E: Operand16>(load: Load) -> [f32; VECTOR as usize] {
     [a, b, c, d, e, f, g, h]
 }
 
+/// What the lane has of sum `sum` in the other members of its team, all under way at once.
+///
+/// # Safety
+/// 1. `team_sums` are the lane's, `warp_sums` elements a member, and the other members have written theirs.
+#[inline(always)]
+unsafe fn sum_of_others(
+    team_sums: Shared<f32>,
+    warp_sums: u32,
+    num_members: u32,
+    sum: usize,
+) -> f32 {
+    let mut of_others = [0.0; MAX_MEMBERS as usize - 1];
+    unroll!(other in 0..4, {
+        let member = other as u32 + 1;
+        if member < num_members {
+            let at = member * warp_sums + sum as u32 * warp::WARP_SIZE;
+            // SAFETY: the caller's promise.
+            of_others[other] = unsafe { team_sums.get(at) };
+        }
+    });
+    (of_others[0] + of_others[1]) + (of_others[2] + of_others[3])
+}
+
 /// A warp computes `ROWS` rows of the weight at once, `CHUNKS` chunks of each; `num_members` warps
 /// share k.
 ///
@@ -232,10 +269,10 @@ fn unpacked<E: Operand16>(load: Load) -> [f32; VECTOR as usize] {
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. x, the norm's weight and rows of `weight` start at multiples of 16 bytes, and `k` is a multiple
 ///    of 8.
-/// 4. A block has `num_members` warps, or `num_members` is 1 or 2 and divides them; `team_shift` is so
-///    many bits as make the index of a warp that of its team, `block_columns` the columns of all teams.
+/// 4. A block has `num_members` warps for each team; `members_reciprocal` is 256 over as many, rounded up,
+///    and `block_columns` the columns of all teams.
 #[kernel(
-    launch_bounds(MAX_MEMBERS * warp::WARP_SIZE, min_blocks(NORMED)),
+    launch_bounds(max_warps(NORMED) * warp::WARP_SIZE, min_blocks(NORMED)),
     overlaps,
     instances(
         gemv_f16 = <f16, 1, 4, false, false>,
@@ -257,7 +294,7 @@ pub unsafe fn gemv_16<
     n: u32,
     k: u32,
     num_members: u32,
-    team_shift: u32,
+    members_reciprocal: u32,
     block_columns: u32,
     x: Global<()>,
     norm_weight: Global<f32>,
@@ -272,14 +309,12 @@ pub unsafe fn gemv_16<
 ) {
     let num_columns = const { (ROWS / num_parts(GATED)) as u32 };
     let (lane, warp_idx) = (warp::lane_id(), warp::warp_idx());
-    let team = warp_idx >> team_shift;
-    let member = warp_idx - (team << team_shift);
+    let team = (warp_idx * members_reciprocal) >> 8;
+    let member = warp_idx - team * num_members;
     let first_column = thread::block_idx_x() * block_columns + team * num_columns;
-    // The output of the lane, in the first member.
-    let column = first_column + lane;
-    let has_output = member == 0 && lane < num_columns && column < n;
 
-    // 1. What no launch before this one writes.
+    // 1. What no launch before this one writes. At the start of a launch all warps have to issue what stands
+    //    before these loads: nothing that they do not need.
     let mut weights = Weights { weight, rows: [0; ROWS] };
     for row in 0..ROWS as u32 {
         let (part, column) = (row / num_columns, first_column + row % num_columns);
@@ -290,18 +325,8 @@ pub unsafe fn gemv_16<
     let step = num_members * CHUNKS as u32 * CHUNK;
     let mut warp_k = member * CHUNKS as u32 * CHUNK;
     let lane_k = lane * VECTOR;
-    // SAFETY: loads are inside by their conditions; the bias has an element for each row of the
-    // weight.
-    let (mut loads, bias, num_rows) = unsafe {
-        let loads = weights.load::<CHUNKS>(warp_k + lane_k, k);
-        let mut biases = [0.0; 2];
-        if has_output && !bias.is_null() {
-            for part in 0..num_parts(GATED) {
-                biases[part] = bias.get((part as u32 * n + column) as usize);
-            }
-        }
-        (loads, biases, num_rows.get(0))
-    };
+    // SAFETY: loads are inside by their conditions.
+    let mut loads = unsafe { weights.load::<CHUNKS>(warp_k + lane_k, k) };
 
     // 2. What they may.
     grid::wait_for_dependencies();
@@ -309,11 +334,22 @@ pub unsafe fn gemv_16<
     let input = Input { x, weight: norm_weight, k };
     // SAFETY: the caller's promise.
     let mut inputs = unsafe { input.load::<CHUNKS, NORMED>(warp_k + lane_k) };
-    let mut added = 0.0;
-    if has_output && !residual.is_null() {
-        // SAFETY: the column is inside.
-        added = unsafe { residual.speculate(column as usize) };
-    }
+    // The output of the lane, in the first member.
+    let column = first_column + lane;
+    let has_output = member == 0 && lane < num_columns && column < n;
+    let (mut biases, mut added) = ([0.0; 2], 0.0);
+    // SAFETY: the column is inside, and the bias has an element for each row of the weight.
+    let num_rows = unsafe {
+        if has_output && !bias.is_null() {
+            for part in 0..num_parts(GATED) {
+                biases[part] = bias.get((part as u32 * n + column) as usize);
+            }
+        }
+        if has_output && !residual.is_null() {
+            added = residual.speculate(column as usize);
+        }
+        num_rows.get(0)
+    };
     let (mut sums, mut squares) = ([0.0; ROWS], 0.0);
     loop {
         unroll!(chunk in 0..4, {
@@ -338,43 +374,49 @@ pub unsafe fn gemv_16<
         };
     }
 
-    // 3. Lane `i` gets sum `i` of the warp, and then of the team.
+    // 3. A lane of the first member sums what it has in all members, and lane `i` gets sum `i` of all lanes.
+    if num_members > 1 {
+        let warp_sums = const { num_sums(ROWS, NORMED) * warp::WARP_SIZE };
+        // SAFETY: the launch gives every warp room for its sums; they are read behind the barrier.
+        unsafe {
+            let team_sums = dynamic_shared_mem::<f32>();
+            let team_sums = team_sums.offset(team * num_members * warp_sums + lane);
+            let own_sums = team_sums.offset(member * warp_sums);
+            if member > 0 {
+                for row in 0..ROWS {
+                    own_sums.set(row as u32 * warp::WARP_SIZE, sums[row]);
+                }
+                if NORMED {
+                    own_sums.set(ROWS as u32 * warp::WARP_SIZE, squares);
+                }
+            }
+            thread::sync_threads();
+            if member > 0 {
+                return;
+            }
+            for row in 0..ROWS {
+                sums[row] += sum_of_others(team_sums, warp_sums, num_members, row);
+            }
+            if NORMED {
+                squares += sum_of_others(team_sums, warp_sums, num_members, ROWS);
+            }
+        }
+    }
     let mut sum = 0.0;
     for row in 0..ROWS {
         let of_row = warp::reduce_add(sums[row]);
         sum = if lane == row as u32 { of_row } else { sum };
     }
     if NORMED {
-        let of_squares = warp::reduce_add(squares);
-        sum = if lane == ROWS as u32 { of_squares } else { sum };
-    }
-    if num_members > 1 {
-        let num_sums = const { num_sums(ROWS, NORMED) };
-        // SAFETY: the launch gives every warp room for its sums; they are read behind the barrier.
-        unsafe {
-            let team_sums = dynamic_shared_mem::<f32>();
-            let team_sums = team_sums.offset(team * num_members * num_sums + lane);
-            if lane < num_sums {
-                team_sums.set(member * num_sums, sum);
-            }
-            thread::sync_threads();
-            if member > 0 {
-                return;
-            }
-            if lane < num_sums {
-                for other in 1..num_members {
-                    sum += team_sums.get(other * num_sums);
-                }
-            }
-        }
-    }
-    if NORMED {
-        sum *= scale(warp::shuffle_idx(sum, ROWS as u32), k_reciprocal, eps);
+        sum *= scale(warp::reduce_add(squares), k_reciprocal, eps);
     }
     let up = if GATED { warp::shuffle_down(sum, num_columns) } else { 0.0 };
     if has_output && num_rows > 0 {
-        let value =
-            if GATED { gated::<E>(sum + bias[0], up + bias[1]) } else { sum + bias[0] + added };
+        let value = if GATED {
+            gated::<E>(sum + biases[0], up + biases[1])
+        } else {
+            sum + biases[0] + added
+        };
         // SAFETY: the column is inside.
         unsafe {
             if out_f32.address() == 0 {
@@ -392,7 +434,7 @@ pub use launcher::Gemv16;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
     use super::gemv_16::Instance;
-    use super::{CHUNK, MAX_MEMBERS, gemv_16, num_sums};
+    use super::{CHUNK, MAX_MEMBERS, gemv_16, max_warps, num_sums};
     use crate::element::Dtype;
     use crate::gemm::{Input16, Linear16, Linear16Operands, Out16};
     use crate::silu_mul::num_parts;
@@ -407,8 +449,26 @@ mod launcher {
     /// H200 1152 x 896 take 2.5 us so, and 2.9; 9728 x 896 6.1 and 5.9.
     const FEW_ROWS: usize = 4096;
 
-    /// Warps of a block whose teams have one or two.
-    const NUM_WARPS: usize = 4;
+    /// Most teams of a block. Those of three members are two, so that pairs of 16-bit outputs are stored by one
+    /// block: on an H200 3072 x 3072 take 5.9 us so, and 6.0.
+    const MAX_TEAMS: usize = 4;
+
+    /// 256 over the number of members, rounded up: a warp's index times that, over 256, is its team.
+    const RECIPROCALS: [u32; MAX_MEMBERS as usize + 1] = {
+        let mut reciprocals = [0; MAX_MEMBERS as usize + 1];
+        let mut members = 1;
+        while members <= MAX_MEMBERS {
+            let reciprocal = 256_u32.div_ceil(members);
+            let mut warp = 0;
+            while warp < max_warps(false) {
+                assert!((warp * reciprocal) >> 8 == warp / members);
+                warp += 1;
+            }
+            reciprocals[members as usize] = reciprocal;
+            members += 1;
+        }
+        reciprocals
+    };
 
     /// Shared memory that a block asks for at least. On an H200 whose multiprocessors have a quarter of
     /// their memory shared, blocks that ask for less are slower, as many as there are: 3072 x 3072 6.5 us
@@ -444,14 +504,14 @@ mod launcher {
             let is_normed = matches!(operands.x, Input16::Normed { .. });
             let instance = instance::<E>(is_normed, gated);
             let num_members = self.num_members(is_normed);
-            let num_teams = if num_members <= 2 { NUM_WARPS / num_members } else { 1 };
+            let num_teams = (max_warps(is_normed) as usize / num_members).min(MAX_TEAMS);
             let num_warps = num_members * num_teams;
-            let team_shift = if num_teams > 1 { num_members.ilog2() } else { MAX_MEMBERS };
             let block_columns = num_teams * instance.rows() / num_parts(gated);
-            let sums_bytes = num_sums(instance.rows(), is_normed) as usize * size_of::<f32>();
-            let shared_bytes = (num_warps * sums_bytes).max(LEAST_SHARED_BYTES);
+            let num_threads = num_warps * WARP_SIZE as usize;
+            let num_sums = num_sums(instance.rows(), is_normed) as usize * num_threads;
+            let shared_bytes = (num_sums * size_of::<f32>()).max(LEAST_SHARED_BYTES);
             let grid = [n.div_ceil(block_columns), max_rows, 1];
-            let geometry = Geometry::new(grid, num_warps * WARP_SIZE as usize, shared_bytes)?;
+            let geometry = Geometry::new(grid, num_threads, shared_bytes)?;
             let (out, out_f32) = match operands.out {
                 Out16::Half(out) => (DevicePtr::new(out.ptr.0), DevicePtr::null()),
                 Out16::F32(out) => (DevicePtr::null(), out.ptr),
@@ -466,7 +526,7 @@ mod launcher {
                     n,
                     k,
                     num_members as u32,
-                    team_shift,
+                    RECIPROCALS[num_members],
                     block_columns as u32,
                     DevicePtr::new(x),
                     norm_weight,

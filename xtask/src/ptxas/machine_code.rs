@@ -2,7 +2,8 @@
 //!
 //! The compiler may turn an instruction that is meant into others that give the same result and lose what it was meant
 //! for: an asynchronous copy, a fused multiply-add, an approximate function. It may also move a load of weights, which is to
-//! be under way while a kernel waits for the launch before, behind that wait.
+//! be under way while a kernel waits for the launch before, behind that wait; or what needs weights between the loads of
+//! what is multiplied by them, which then wait for the weights.
 
 use std::collections::BTreeSet;
 
@@ -89,6 +90,11 @@ const START_NEXT: &str = "PREEXIT";
 /// A load of what is read once: weights, which no launch writes.
 const WEIGHT_LOAD: &str = "LDG.E.NA";
 
+/// Kernels whose inputs are all to be under way before the first weight is converted, and how both look in them.
+const EARLY_INPUTS: &[&str] = &["gemv_f16", "gemv_planted_input"];
+const INPUT_LOAD: &str = "LDG.E.128";
+const CONVERSION: &str = "HADD2.F32";
+
 /// What `code`, a disassembly of the kernel `symbol`, lacks, and what it has in a wrong place.
 pub fn faults(symbol: &str, code: &str) -> Vec<String> {
     let present: BTreeSet<&str> = code.lines().filter_map(instruction).collect();
@@ -107,6 +113,9 @@ pub fn faults(symbol: &str, code: &str) -> Vec<String> {
     if has_late_weights(code) {
         faults.push(format!("{WEIGHT_LOAD} behind {WAIT} in the machine code"));
     }
+    if EARLY_INPUTS.contains(&symbol) && has_waiting_inputs(code) {
+        faults.push(format!("{INPUT_LOAD} behind {CONVERSION} in the machine code"));
+    }
     faults
 }
 
@@ -117,6 +126,16 @@ fn has_late_weights(code: &str) -> bool {
     let mut behind_wait =
         behind_wait.take_while(|instruction| !instruction.starts_with(START_NEXT));
     behind_wait.any(|instruction| instruction.starts_with(WEIGHT_LOAD))
+}
+
+/// Whether something is converted between the wait for the launch before and the last load of inputs in the straight
+/// line behind it.
+fn has_waiting_inputs(code: &str) -> bool {
+    let instructions = code.lines().filter_map(instruction);
+    let behind_wait = instructions.skip_while(|instruction| !instruction.starts_with(WAIT));
+    let line = behind_wait.take_while(|instruction| !instruction.starts_with('B'));
+    let mut behind_conversion = line.skip_while(|instruction| *instruction != CONVERSION);
+    behind_conversion.any(|instruction| instruction == INPUT_LOAD)
 }
 
 /// What the table expects of kernels that there are none of.
@@ -167,6 +186,25 @@ mod tests {
         {
             assert!(faults("gemv_f16", &code(right)).is_empty());
         }
+    }
+
+    #[test]
+    fn an_input_that_waits_for_a_weight_is_a_fault() {
+        let code = |mnemonics: [&str; 4]| {
+            let lines = ["LDG.E.NA.128", "ACQBULK"].into_iter().chain(mnemonics);
+            lines.map(|m| format!("/*0000*/ {m} R1 ;\n")).collect::<String>()
+        };
+        let late = code(["LDG.E.128", "HADD2.F32", "LDG.E.128", "BRA"]);
+        assert_eq!(faults("gemv_f16", &late), ["LDG.E.128 behind HADD2.F32 in the machine code"]);
+        for right in [
+            ["LDG.E.128", "LDG.E.128", "HADD2.F32", "BRA"],
+            // Another round of them.
+            ["LDG.E.128", "HADD2.F32", "BRA", "LDG.E.128"],
+        ] {
+            assert!(faults("gemv_f16", &code(right)).is_empty());
+        }
+        // What a norm makes has conversions of its own.
+        assert!(faults("gemv_f16_norm", &late).is_empty());
     }
 
     #[test]

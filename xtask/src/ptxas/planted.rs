@@ -14,7 +14,7 @@ struct Planted {
     faults: &'static [&'static str],
 }
 
-const PLANTED: [Planted; 7] = [
+const PLANTED: [Planted; 8] = [
     Planted {
         symbol: "planted_stack",
         ptx: include_str!("planted/stack.ptx"),
@@ -42,6 +42,11 @@ const PLANTED: [Planted; 7] = [
         symbol: "gemv_planted",
         ptx: include_str!("planted/late_load.ptx"),
         faults: &["LDG.E.NA behind ACQBULK"],
+    },
+    Planted {
+        symbol: "gemv_planted_input",
+        ptx: include_str!("planted/waiting_input.ptx"),
+        faults: &["LDG.E.128 behind HADD2.F32"],
     },
     // The same with the instruction that is expected of such a name, and two that it lacks.
     Planted {
