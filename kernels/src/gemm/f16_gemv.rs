@@ -77,8 +77,8 @@
 //! one sector (22016 x 4096 40.3, 44.5); 48 registers for more blocks (4096 x 11008 21.5, 23.2); two loads a warp
 //! (10 to 70 %).
 //!
-//! Rows of a warp, loads of each, and most members of a team, in CUDA C, in us: no other suits all shapes better, and
-//! none of them brings reading, by itself 5.2 and 5.5 us, closer to 9728 x 896 and 3072 x 3072:
+//! Rows of a warp, loads of each, and most members of a team, in CUDA C, in us. None suits all shapes better, and none
+//! takes 9728 x 896 or 3072 x 3072 nearer to the 5.2 and 5.5 us of reading alone:
 //!
 //! | n, k | 1, 4, 5 | 2, 4, 5 | 2, 2, 5 | 2, 2, 8 | 4, 2, 5 | 4, 1, 5 |
 //! | --- | --- | --- | --- | --- | --- | --- |
