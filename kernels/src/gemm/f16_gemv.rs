@@ -68,14 +68,15 @@
 //! between the loads of x, the rest of which then waits for weights: 9728 x 896 6.6 for 5.6, 3072 x 3072 6.8 for
 //! 5.9, 4096 x 4096 9.9 for 9.1; `cargo xtask ptxas` looks for that.
 //!
-//! No faster, in us without and with: products by `mma`, whose diagonal holds the sums; two rows a warp, the
-//! second under way while the first is multiplied (four or eight: slower); blocks of eight warps; a sum of its own
-//! for every chunk. Slower: lanes summed by `mma` in tf32 (9728 x 896 6.3, 6.5); eight lanes a row that sum a
-//! block's rows, so that 9728 x 896 store four columns at once (5.70, 5.64; but 896 x 896 2.04, 2.10); x copied to
-//! shared memory (4096 x 4096 9.1, 10.9); a warp for a row of any length, each row from another chunk on (4096 x
-//! 4096 9.1, 9.4; 3072 x 8192 12.6, 13.3); blocks of neighbouring columns at different times, as their stores go to
-//! one sector (22016 x 4096 40.3, 44.5); 48 registers for more blocks (4096 x 11008 21.5, 23.2); two loads a warp
-//! (10 to 70 %).
+//! No faster: a sum of its own for every chunk. Slower, in us without and with: products by `mma`, whose diagonal
+//! holds the sums (9728 x 896 5.7, 5.8; 3072 x 8192 12.7, 13.8); lanes summed by `mma` in tf32 (896 x 896 2.0, 2.2;
+//! 4096 x 4096 9.1, 9.2); x copied to shared memory (4096 x 4096 9.1, 10.8); eight lanes a row that sum a block's
+//! rows, so that 9728 x 896 store four columns at once (5.70, 5.64; but 896 x 896 2.04, 2.10); a warp for a row of
+//! any length, each row from another chunk on (4096 x 4096 9.1, 9.4; 3072 x 8192 12.6, 13.3); blocks of neighbouring
+//! columns at different times, as their stores go to one sector (22016 x 4096 40.3, 44.5); 48 registers for more
+//! blocks (4096 x 11008 21.5, 23.2); blocks of eight warps (3072 x 8192 12.7, 13.2); two loads a warp (up to 15 %).
+//! Two rows a warp, the second under way while the first is multiplied, were no faster in a kernel whose x may have
+//! waited for weights, and spill with these launch bounds.
 //!
 //! Rows of a warp, loads of each, and most members of a team, in CUDA C, in us. None suits all shapes better, and none
 //! takes 9728 x 896 or 3072 x 3072 nearer to the 5.2 and 5.5 us of reading alone:
