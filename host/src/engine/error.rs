@@ -7,6 +7,7 @@ use crate::plan::BudgetError;
 
 /// What can go wrong in the engine.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EngineError {
     /// A context longer than the model allows.
     #[error("a context of {asked} positions: the model allows at most {max}")]
