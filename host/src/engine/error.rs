@@ -30,7 +30,7 @@ pub enum EngineError {
     EmptyPrompt,
     /// A prompt that is longer than the context.
     #[error(
-        "the prompt has {prompt_len} tokens, the context {context}: shorten it, or ask for a longer context (-c)"
+        "the prompt has {prompt_len} tokens, the context {context}: shorten it, or ask for a longer context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.

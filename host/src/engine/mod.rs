@@ -20,7 +20,8 @@ pub use request::{Event, EventKind, FinishReason, Generation, Request, RequestId
 pub use sampling::{Sampling, SamplingError};
 
 use crate::Model;
-use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
+use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
+use crate::model::ModelError;
 use crate::plan::{Bounds, Numerics, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
@@ -63,11 +64,15 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        options.gemm.check_device(options.device)?;
+        options.gemm.check_device(options.device).map_err(ExecError::from)?;
         options.device.check_target(options.target)?;
         let operand = options.precision.operand();
-        options.gemm.compute_type(operand)?;
-        options.gemm.check_accumulate(options.accumulate, operand, options.device)?;
+        options.numerics().check().map_err(ModelError::from)?;
+        options.gemm.compute_type(operand).map_err(ExecError::from)?;
+        options
+            .gemm
+            .check_accumulate(options.accumulate, options.device)
+            .map_err(ExecError::from)?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
@@ -76,7 +81,8 @@ impl Engine {
         let buckets = Buckets { max_tokens, max_seqs, context };
         let (numerics, bounds) = (options.numerics(), buckets.largest());
         if let Some((device, free_bytes)) = options.device.free_memory()? {
-            model.memory(&numerics, bounds, num_pages)?.check(&device, free_bytes)?;
+            let memory = model.memory(&numerics, bounds, num_pages)?;
+            memory.check(&device, free_bytes, options.cache_size())?;
         }
         let plan = model.plan(&numerics, bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();

@@ -4,7 +4,7 @@ use super::{EngineError, Request};
 use crate::Model;
 use crate::exec::{Device, Gemm, Target};
 use crate::model::Config;
-use crate::plan::{Accumulate, Numerics, PAGE_SIZE, Precision};
+use crate::plan::{Accumulate, CacheSize, Numerics, PAGE_SIZE, Precision};
 
 /// The context that is chosen when none is asked for, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -69,6 +69,14 @@ impl EngineOptions {
     pub(super) fn numerics(&self) -> Numerics {
         let &EngineOptions { precision, accumulate, batch_invariant, .. } = self;
         Numerics { precision, accumulate, batch_invariant }
+    }
+
+    /// What decides the size of the cache.
+    pub(super) fn cache_size(&self) -> CacheSize {
+        match self.cache_positions {
+            Some(_) => CacheSize::Positions,
+            None => CacheSize::Contexts(self.max_seqs.max(1)),
+        }
     }
 
     /// Pages of the cache, for sequences of `context` positions. Sizes are held in 32 bits, as step inputs are: the
