@@ -6,7 +6,16 @@ use std::{fmt::Write, fs};
 
 /// What is shown: the words after `halfwarp`.
 const COMMANDS: [&[&str]; 2] = [
-    &["generate", "--chat", "-n", "80", "--temp", "0", "-p", "In two sentences: why is the sky blue?"],
+    &[
+        "generate",
+        "--chat",
+        "-n",
+        "80",
+        "--temp",
+        "0",
+        "-p",
+        "In two sentences: why is the sky blue?",
+    ],
     &["ptx", "show", "rms_norm_f16_warp"],
 ];
 /// Lines of one command's output; the rest is left out.
@@ -38,7 +47,8 @@ pub fn run() -> Result<()> {
             lines.push(Line::Output(String::new()));
         }
         lines.push(Line::Prompt(shell_line(words)));
-        let run = ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
+        let run =
+            ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
         let printed = process::capture(process::cargo()?.args(run).args(words))?;
         let text = printed.stdout + &printed.stderr;
         let wrapped: Vec<String> = text.lines().flat_map(wrap).collect();
@@ -67,7 +77,8 @@ fn wrap(line: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in line.replace('\t', "    ").split_inclusive(' ') {
         let last = lines.last_mut().expect("there is one from the start");
-        if !last.is_empty() && last.chars().count() + word.trim_end().chars().count() > MAX_COLUMNS {
+        if !last.is_empty() && last.chars().count() + word.trim_end().chars().count() > MAX_COLUMNS
+        {
             lines.push(word.to_owned());
         } else {
             last.push_str(word);
@@ -86,7 +97,8 @@ fn svg(lines: &[Line]) -> String {
     );
     for (dot, colour) in ["#ff5f57", "#febc2e", "#28c840"].into_iter().enumerate() {
         let x = MARGIN + 20 * dot;
-        writeln!(svg, "<circle cx=\"{x}\" cy=\"18\" r=\"6\" fill=\"{colour}\"/>").expect("a String");
+        writeln!(svg, "<circle cx=\"{x}\" cy=\"18\" r=\"6\" fill=\"{colour}\"/>")
+            .expect("a String");
     }
     writeln!(
         svg,

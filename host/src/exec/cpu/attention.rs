@@ -314,35 +314,68 @@ mod tests {
         }
     }
 
-    fn cpu() -> u64 { std::fs::read_dir("/proc/self/task").unwrap().map(|t| { let s = std::fs::read_to_string(t.unwrap().path().join("schedstat")).unwrap(); s.split(' ').next().unwrap().parse::<u64>().unwrap() }).sum() }
+    fn cpu() -> u64 {
+        std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .map(|t| {
+                let s = std::fs::read_to_string(t.unwrap().path().join("schedstat")).unwrap();
+                s.split(' ').next().unwrap().parse::<u64>().unwrap()
+            })
+            .sum()
+    }
     #[test]
     fn timing() {
-        for (len, dtype) in [(512, Dtype::F32), (512, Dtype::BF16), (512, Dtype::F16), (3395, Dtype::F32)] {
-        let (num_heads, num_kv_heads, head_dim) = (9, 3, 64);
-        let (width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
-        let np = len / 64 + 1;
-        let layout = KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages: np, dtype };
-        let pages: Vec<u32> = (0..np as u32).collect();
-        let mut kv = KvCache::new(layout);
-        let mut whole = StepInputs::new();
-        whole.push_sequence(&vec![0; len], 0, &pages, 0..0);
-        let (k, v) = (random(1, len * kv_width), random(2, len * kv_width));
-        let rows = (Rows::dense(&k, kv_width), Rows::dense(&v, kv_width));
-        kv.append(0, &whole.slot_mapping, &rows.0, &rows.1);
-        let q = random(3, len * width);
-        let view = View { tensor: TensorId(0), start: 0, width };
-        let op = Attention { layer: 0, q: view, out: view, num_heads, num_kv_heads, head_dim, softmax_scale: 0.125, window: None };
-        let mut out = vec![0.0; len * width];
-        let mut best = [f64::MAX; 2];
-        for _ in 0..7 {
-            for (i, kernel) in [Kernel::Decode, Kernel::Prefill].into_iter().enumerate() {
-                let start = cpu();
-                attention(&op, &whole, &kv, &Rows::dense(&q, width), RowsMut::dense(&mut out, width), kernel);
-                best[i] = best[i].min((cpu()-start) as f64 * 1e-9);
+        for (len, dtype) in
+            [(512, Dtype::F32), (512, Dtype::BF16), (512, Dtype::F16), (3395, Dtype::F32)]
+        {
+            let (num_heads, num_kv_heads, head_dim) = (9, 3, 64);
+            let (width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
+            let np = len / 64 + 1;
+            let layout = KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages: np, dtype };
+            let pages: Vec<u32> = (0..np as u32).collect();
+            let mut kv = KvCache::new(layout);
+            let mut whole = StepInputs::new();
+            whole.push_sequence(&vec![0; len], 0, &pages, 0..0);
+            let (k, v) = (random(1, len * kv_width), random(2, len * kv_width));
+            let rows = (Rows::dense(&k, kv_width), Rows::dense(&v, kv_width));
+            kv.append(0, &whole.slot_mapping, &rows.0, &rows.1);
+            let q = random(3, len * width);
+            let view = View { tensor: TensorId(0), start: 0, width };
+            let op = Attention {
+                layer: 0,
+                q: view,
+                out: view,
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                softmax_scale: 0.125,
+                window: None,
+            };
+            let mut out = vec![0.0; len * width];
+            let mut best = [f64::MAX; 2];
+            for _ in 0..7 {
+                for (i, kernel) in [Kernel::Decode, Kernel::Prefill].into_iter().enumerate() {
+                    let start = cpu();
+                    attention(
+                        &op,
+                        &whole,
+                        &kv,
+                        &Rows::dense(&q, width),
+                        RowsMut::dense(&mut out, width),
+                        kernel,
+                    );
+                    best[i] = best[i].min((cpu() - start) as f64 * 1e-9);
+                }
             }
-        }
-        let flop = 4.0 * 64.0 * 9.0 * (len * len) as f64 / 2.0;
-        println!("{len} {dtype}: {:.1} ms {:.1} ms, {:.1} and {:.1} GFLOP/s, {:.2}x", best[0]*1e3, best[1]*1e3, flop/best[0]/1e9, flop/best[1]/1e9, best[0]/best[1]);
+            let flop = 4.0 * 64.0 * 9.0 * (len * len) as f64 / 2.0;
+            println!(
+                "{len} {dtype}: {:.1} ms {:.1} ms, {:.1} and {:.1} GFLOP/s, {:.2}x",
+                best[0] * 1e3,
+                best[1] * 1e3,
+                flop / best[0] / 1e9,
+                flop / best[1] / 1e9,
+                best[0] / best[1]
+            );
         }
     }
 }
