@@ -12,7 +12,7 @@ mod tensor_maps;
 #[cfg(test)]
 mod testing;
 
-pub use device::{Device, open};
+pub use device::{Device, GpuOptions, default_cubin_dir, open};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
