@@ -5,6 +5,7 @@ pub mod cuda;
 mod device;
 pub mod emulated;
 mod gemm;
+mod host_memory;
 mod inputs;
 mod lower;
 mod prepared;
