@@ -2,9 +2,10 @@
 
 use super::{EngineError, Request};
 use crate::Model;
-use crate::exec::{Device, Gemm, Target};
+use crate::exec::{self, Device, Gemm, GpuOptions, Target};
 use crate::model::Config;
 use crate::plan::{Accumulate, CacheSize, Numerics, PAGE_SIZE, Precision};
+use std::path::PathBuf;
 
 /// The context that is chosen when none is asked for, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -35,6 +36,9 @@ pub struct EngineOptions {
     /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts. With less, a
     /// sequence may have to wait, or to give its place back and be computed again.
     pub cache_positions: Option<usize>,
+    /// Folder in which the machine code of a GPU's kernels is kept from start to start
+    /// ([`GpuOptions::cubin_dir`]); by default [`exec::default_cubin_dir`].
+    pub cubin_dir: Option<PathBuf>,
 }
 
 impl Default for EngineOptions {
@@ -50,6 +54,7 @@ impl Default for EngineOptions {
             max_seqs: 1,
             max_tokens: 512,
             cache_positions: None,
+            cubin_dir: exec::default_cubin_dir(),
         }
     }
 }
@@ -69,6 +74,12 @@ impl EngineOptions {
     pub(super) fn numerics(&self) -> Numerics {
         let &EngineOptions { precision, accumulate, batch_invariant, .. } = self;
         Numerics { precision, accumulate, batch_invariant }
+    }
+
+    /// Which kernels run on a GPU.
+    pub(super) fn gpu(&self) -> GpuOptions {
+        let &EngineOptions { gemm, target, ref cubin_dir, .. } = self;
+        GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() }
     }
 
     /// What decides the size of the cache.
