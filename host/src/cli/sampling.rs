@@ -36,6 +36,7 @@ impl SamplingArgs {
             min_p: self.min_p,
             repetition_penalty: self.repeat_penalty,
             seed: self.seed.unwrap_or_else(|| rand::rng().random::<u32>().into()),
+            ..Sampling::default()
         }
     }
 }

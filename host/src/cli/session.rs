@@ -1,7 +1,7 @@
 //! One request from its prompt to its last token, timed.
 
 use super::{failure::Failure, interrupt, terminal};
-use halfwarp::{Engine, EventKind, FinishReason, Model, Request, TextStream};
+use halfwarp::{Engine, EngineError, EventKind, FinishReason, Model, Request, TextStream};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -118,11 +118,13 @@ fn run(
                     tokens.push(token);
                     on_token(token)?;
                 }
+                EventKind::Failed(source) => return Err(EngineError::from(source).into()),
                 EventKind::Finished(finish) => {
                     let (prompt, predicted) = (first - start, last - first);
                     let timings = Timings::new(prompt_len, tokens.len(), prompt, predicted);
                     return Ok(Generation { tokens, finish, timings });
                 }
+                _ => {}
             }
         }
         if interrupt::requested() {

@@ -1,13 +1,15 @@
 //! The engine: requests in, tokens out.
 //!
 //! Requests are batched as they come (continuous batching), their keys and values live in a paged cache, and each has a
-//! sampler of its own. One request is a batch of one.
+//! sampler of its own. One request is a batch of one. A request that ended leaves its keys and values in the cache until
+//! others need the room: a later request with the same beginning, such as the next turn of a chat, starts from them.
 
 mod buckets;
 mod error;
 mod generate;
 mod options;
 pub mod pages;
+mod prefix;
 mod request;
 mod sampler;
 mod sampling;
@@ -16,7 +18,7 @@ mod sequence;
 
 pub use error::EngineError;
 pub use options::EngineOptions;
-pub use request::{Event, EventKind, FinishReason, Generation, Request, RequestId};
+pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
 
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
@@ -26,7 +28,7 @@ use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler, Turns};
 use sequence::Sequence;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Runs requests on a model.
@@ -42,9 +44,7 @@ pub struct Engine {
     scheduler: Scheduler,
     next_id: u64,
     /// Events that no step has handed out yet.
-    events: VecDeque<Event>,
-    /// Failures of single requests, likewise.
-    failures: VecDeque<EngineError>,
+    events: Vec<Event>,
 }
 
 impl Engine {
@@ -98,8 +98,7 @@ impl Engine {
             prepared: HashMap::new(),
             scheduler: Scheduler::new(turns, max_seqs, buckets.max_tokens, num_pages),
             next_id: 0,
-            events: VecDeque::new(),
-            failures: VecDeque::new(),
+            events: Vec::new(),
         };
         if engine.executor.prepares_ahead() {
             engine.prepare_all()?;
@@ -141,29 +140,30 @@ impl Engine {
 
     /// Ends a request; its last event is [`FinishReason::Cancelled`]. Nothing happens if it has ended already.
     pub fn cancel(&mut self, request: RequestId) {
-        if self.scheduler.remove(request) {
+        if self.scheduler.retire(request) {
             self.finish(request, FinishReason::Cancelled);
         }
     }
 
+    /// How much of a request's prompt has been computed; `None` once the request has ended. A step computes at most
+    /// [`EngineOptions::max_tokens`].
+    pub fn prompt_progress(&self, request: RequestId) -> Option<PromptProgress> {
+        self.scheduler.get(request).map(Sequence::progress)
+    }
+
     /// Whether there is something to do for [`Engine::step`].
     pub fn has_work(&self) -> bool {
-        self.scheduler.has_work() || !self.events.is_empty() || !self.failures.is_empty()
+        self.scheduler.has_work() || !self.events.is_empty()
     }
 
     /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there is room for.
     ///
     /// # Errors
-    /// [`EngineError::Sample`] for one request, which is removed; the events of the others come with the next step.
-    /// [`EngineError::Exec`] if the batch failed: nothing has changed.
+    /// [`EngineError::Exec`] if the batch failed: no request has changed. What concerns a single request is an event,
+    /// [`EventKind::Failed`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
-        if self.failures.is_empty() {
-            self.run_batch()?;
-        }
-        match self.failures.pop_front() {
-            Some(failure) => Err(failure),
-            None => Ok(self.events.drain(..).collect()),
-        }
+        self.run_batch()?;
+        Ok(std::mem::take(&mut self.events))
     }
 
     fn run_batch(&mut self) -> Result<(), EngineError> {
@@ -179,7 +179,7 @@ impl Engine {
     }
 
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
-        self.events.push_back(Event { request, kind: EventKind::Finished(reason) });
+        self.events.push(Event { request, kind: EventKind::Finished(reason) });
     }
 
     fn step_inputs(&mut self, entries: &[Entry]) -> StepInputs {
@@ -193,7 +193,7 @@ impl Engine {
         inputs
     }
 
-    /// What the batch wants back.
+    /// What the host needs from the batch.
     fn want(&mut self, entries: &[Entry]) -> Want {
         let mut want = Want::Nothing;
         for entry in entries.iter().filter(|entry| entry.is_last) {
@@ -230,8 +230,8 @@ impl Engine {
         Ok(plan)
     }
 
-    /// Prepares what requests run, and runs it: the first request of a size neither waits for that, nor for a graph on
-    /// its way to the device, nor for weights and kernels that nothing has touched.
+    /// Prepares and runs every size of step, so that the first request of a size waits neither for its plan nor for the
+    /// first use of graphs, kernels and weights.
     fn prepare_all(&mut self) -> Result<(), EngineError> {
         for bounds in self.buckets.of_requests() {
             let plan = self.prepare(bounds)?;
@@ -240,19 +240,22 @@ impl Engine {
         Ok(())
     }
 
-    /// Samples the next tokens of the batch, and makes the events of it.
+    /// Samples the next tokens of the batch, and queues its events.
     fn take_output(&mut self, entries: &[Entry], output: &StepOutput) {
         let vocab_size = self.model.config().vocab_size;
         let context = self.buckets.context;
-        let mut ended = Vec::new();
+        let (mut finished, mut failed) = (Vec::new(), Vec::new());
         let mut row = 0;
         for entry in entries {
             let sequence = self.scheduler.running(entry.index);
+            let request = sequence.id();
             sequence.advance(entry.num_tokens);
+            if let Some(cached_tokens) = sequence.start() {
+                self.events.push(Event { request, kind: EventKind::Started { cached_tokens } });
+            }
             if !entry.is_last {
                 continue;
             }
-            let request = sequence.id();
             let token = match output.next_tokens.get(row) {
                 Some(&next) => sampler::greedy(next),
                 None => sequence.sample(&output.logits[row * vocab_size..][..vocab_size]),
@@ -260,19 +263,22 @@ impl Engine {
             row += 1;
             match token {
                 Ok(token) => {
-                    self.events.push_back(Event { request, kind: EventKind::Token(token) });
+                    self.events.push(Event { request, kind: EventKind::Token(token) });
                     if let Some(reason) = sequence.push(token, context) {
                         self.finish(request, reason);
-                        ended.push(request);
+                        finished.push(request);
                     }
                 }
                 Err(source) => {
-                    ended.push(request);
-                    self.failures.push_back(EngineError::Sample { request, source });
+                    self.events.push(Event { request, kind: EventKind::Failed(source) });
+                    failed.push(request);
                 }
             }
         }
-        for request in ended {
+        for request in finished {
+            self.scheduler.retire(request);
+        }
+        for request in failed {
             self.scheduler.remove(request);
         }
     }
