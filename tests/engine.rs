@@ -2,12 +2,12 @@
 
 mod support;
 
+use halfwarp::Model;
 use halfwarp::engine::{
     Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation, Request,
     RequestId, Sampling,
 };
 use halfwarp::exec::Device;
-use halfwarp::model::Model;
 use halfwarp::plan::PAGE_SIZE;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

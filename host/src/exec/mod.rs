@@ -7,6 +7,7 @@ pub mod emulated;
 mod gemm;
 mod inputs;
 mod lower;
+mod prepared;
 mod tensor_maps;
 #[cfg(test)]
 mod testing;
@@ -15,21 +16,9 @@ pub use device::{Device, open};
 pub use gemm::Gemm;
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
+pub use prepared::PreparedPlan;
 
-use crate::plan::{BudgetError, Plan, StepInputs, Weight};
-
-/// Gives an executor the weights of a plan, packed and in the storage type that the plan says.
-pub trait WeightSource: Sync {
-    /// Writes `weight` to `out`, which is `weight.bytes()` long.
-    ///
-    /// # Errors
-    /// [`ExecError::Weights`] if the checkpoint lacks a part or it has another shape.
-    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError>;
-}
-
-/// A plan that an executor has prepared: which one, in the order of [`Executor::prepare`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PreparedPlan(pub usize);
+use crate::plan::{BudgetError, Plan, ReadWeightError, StepInputs, WeightSource};
 
 /// What a step brings back to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +70,11 @@ pub trait Executor: Send {
 
 /// What can go wrong in an executor.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ExecError {
     /// A weight could not be read.
-    #[error("{0}")]
-    Weights(String),
+    #[error(transparent)]
+    Weights(#[from] ReadWeightError),
     /// The device has not enough memory.
     #[error("out of memory on {device}: {what} needs {needed_bytes} bytes, {free_bytes} are free")]
     OutOfMemory {

@@ -212,7 +212,7 @@ impl std::fmt::Display for Gib {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Accumulate, Bounds, Dtype, KvLayout, Op, Rows, Tensor, View};
+    use crate::plan::{Bounds, Dtype, KvLayout, Numerics, Op, Rows, Tensor, View};
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {
@@ -241,8 +241,7 @@ mod tests {
             ops: (1..widths.len())
                 .map(|i| Op::SiluMul { gate: view(i - 1), up: view(i - 1), out: view(i) })
                 .collect(),
-            batch_invariant: false,
-            accumulate: Accumulate::F32,
+            numerics: Numerics::default(),
             logits: view(widths.len() - 1),
             next_tokens: view(widths.len() - 1),
         }

@@ -7,11 +7,11 @@ use super::gguf::GgufError;
 use super::index::IndexError;
 use super::safetensors::SafetensorsError;
 use super::{TensorDtype, shown};
-use crate::exec::ExecError;
-use crate::plan::Dtype;
+use crate::plan::{Dtype, ReadWeightError};
 
 /// What can be wrong with a checkpoint: always with the file's path.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WeightsError {
     /// A file or directory could not be read.
     #[error("{}: {source}", path.display())]
@@ -172,8 +172,8 @@ fn wider(storage: Dtype) -> &'static str {
     }
 }
 
-impl From<WeightsError> for ExecError {
+impl From<WeightsError> for ReadWeightError {
     fn from(error: WeightsError) -> Self {
-        ExecError::Weights(error.to_string())
+        ReadWeightError::new(error)
     }
 }

@@ -15,6 +15,7 @@ mod ops;
 use self::activations::{Frame, Rows, RowsMut, arena_words};
 use self::elements::{Buffer, Elements};
 use self::kv::KvCache;
+use super::prepared::Prepared;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
 use crate::plan::{
     AppendAttention, ArenaLayout, Dtype, Linear, Op, Plan, RopeAppend, StepInputs, View, Weight,
@@ -28,7 +29,7 @@ pub struct CpuExecutor {
     weights: Vec<Buffer>,
     kv: KvCache,
     arena: Vec<f32>,
-    prepared: Vec<(Plan, ArenaLayout)>,
+    prepared: Prepared<(Plan, ArenaLayout)>,
 }
 
 impl CpuExecutor {
@@ -43,7 +44,7 @@ impl CpuExecutor {
             weights: weights.collect::<Result<_, _>>()?,
             kv: KvCache::new(plan.kv),
             arena: Vec::new(),
-            prepared: Vec::new(),
+            prepared: Prepared::new(),
         })
     }
 }
@@ -58,8 +59,7 @@ impl Executor for CpuExecutor {
         let layout = ArenaLayout::new(plan);
         let arena_words = arena_words(&layout).max(self.arena.len());
         self.arena.resize(arena_words, 0.0);
-        self.prepared.push((plan.clone(), layout));
-        Ok(PreparedPlan(self.prepared.len() - 1))
+        Ok(self.prepared.push((plan.clone(), layout)))
     }
 
     fn run(
@@ -68,10 +68,7 @@ impl Executor for CpuExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let (plan, layout) = self
-            .prepared
-            .get(plan.0)
-            .ok_or_else(|| ExecError::Step(format!("no plan {} was prepared", plan.0)))?;
+        let (plan, layout) = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
         let mut step = Step {
             plan,
@@ -201,7 +198,7 @@ fn linear_layer<'a>(
     let operand = plan.weight(op.weight).storage;
     let sums = |x: &Rows, mut out: RowsMut| {
         let accumulate = op.residual.is_some();
-        linear::linear(x, weight(op.weight), accumulate, plan.batch_invariant, &mut out);
+        linear::linear(x, weight(op.weight), accumulate, plan.numerics().batch_invariant, &mut out);
         if let Some(bias) = op.bias {
             ops::add_bias(&weight(bias).widen(), out);
         }
@@ -238,12 +235,13 @@ mod tests {
     use super::*;
     use crate::exec::NextToken::Token;
     use crate::exec::testing::plan;
+    use crate::plan::ReadWeightError;
 
     /// Row `i` of a weight is all `i`.
     struct Counting;
 
     impl WeightSource for Counting {
-        fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+        fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
             for (row, out) in bytemuck::cast_slice_mut(out).chunks_mut(weight.cols).enumerate() {
                 out.fill(row as f32);
             }
@@ -296,12 +294,5 @@ mod tests {
             let message = CpuExecutor::open(&plan, &Counting).err().unwrap().to_string();
             assert!(message.starts_with(start), "{message}");
         }
-    }
-
-    #[test]
-    fn rejects_a_plan_that_was_not_prepared() {
-        let mut executor = CpuExecutor::open(&plan(), &Counting).unwrap();
-        let error = executor.run(PreparedPlan(0), &inputs(), Want::Nothing).err().unwrap();
-        assert_eq!(error.to_string(), "step inputs: no plan 0 was prepared");
     }
 }
