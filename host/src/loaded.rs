@@ -1,5 +1,7 @@
 //! A model with everything that comes with it: decoder, tokenizer, chat template, stop tokens.
 
+use crate::engine::{Request, Sampling};
+use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
 use crate::plan::{Bounds, MemoryBudget, Numerics, Plan};
 use crate::text::{self, Text, TextError};
@@ -12,6 +14,7 @@ pub struct Model {
     decoder: Decoder,
     text: Option<Text>,
     stop_tokens: Vec<u32>,
+    generation: GenerationConfig,
 }
 
 impl Model {
@@ -33,7 +36,8 @@ impl Model {
         };
         // The chat template may know one more: the end of its turns.
         let stop_tokens = text.as_ref().map_or(stop_tokens, |text| text.stop_tokens.clone());
-        Ok(Model { decoder, text, stop_tokens })
+        let generation = GenerationConfig::open(decoder.checkpoint().origin())?;
+        Ok(Model { decoder, text, stop_tokens, generation })
     }
 
     /// The decoder: what turns the model into plans.
@@ -59,6 +63,22 @@ impl Model {
     /// Tokens that end a generation; known for most models without a tokenizer too.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
+    }
+
+    /// The sampling values that the model comes with.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// A request to continue `prompt` as the model's authors mean it: with the model's sampling values, greedy where it
+    /// has none, and its stop tokens.
+    pub fn request(&self, prompt: Vec<u32>) -> Request {
+        Request {
+            prompt,
+            sampling: self.generation.sampling(Sampling::default()),
+            stop_tokens: self.stop_tokens.clone(),
+            ..Request::default()
+        }
     }
 
     /// [`Decoder::plan`].

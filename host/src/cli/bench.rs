@@ -112,7 +112,7 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
     let [num_seqs, prompt_len, num_steps] =
         [args.sequences, args.prompt_tokens, args.n].map(NonZeroUsize::get);
     let workload = Workload { num_seqs, prompt_len, num_steps };
-    let needed = workload.context(EngineOptions::default().max_tokens);
+    let needed = workload.context(EngineOptions::default().max_tokens.unwrap_or(512));
     let model = args.engine.model.open()?;
     if let Some(context) = args.engine.context.filter(|&context| context < needed) {
         return Err(Failure::Input(format!(

@@ -180,7 +180,8 @@ impl EngineArgs {
     }
 
     fn options(&self, context: Option<usize>) -> EngineOptions {
-        let (device, precision, gemm) = (self.device, self.dtype.into(), self.gemm.into());
+        let (device, precision, gemm) =
+            (self.device, Precision::from(self.dtype).into(), self.gemm.into());
         EngineOptions {
             device,
             precision,

@@ -9,6 +9,7 @@ mod error;
 mod generate;
 mod options;
 pub mod pages;
+mod precision;
 mod prefix;
 mod request;
 mod sampler;
@@ -18,12 +19,14 @@ mod sequence;
 
 pub use error::EngineError;
 pub use options::EngineOptions;
+pub use precision::PrecisionChoice;
 pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
+pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperature};
 
 use crate::Model;
 use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
-use crate::plan::{Bounds, Numerics, StepInputs, Weight};
+use crate::plan::{Bounds, Numerics, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler, Turns};
@@ -36,6 +39,7 @@ pub struct Engine {
     model: Arc<Model>,
     executor: Box<dyn Executor>,
     numerics: Numerics,
+    notes: Vec<String>,
     buckets: Buckets,
     num_pages: usize,
     prepared: HashMap<Bounds, PreparedPlan>,
@@ -63,18 +67,42 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
+        let (mut precision, mut notes) = precision::first(&options, &model)?;
+        loop {
+            match Self::open(&model, &options, precision, &report) {
+                Ok(engine) => return Ok(Engine { notes, ..engine }),
+                Err(error) => match precision::after(&options, precision, &error) {
+                    Some(wider) => {
+                        notes.push(precision::note(wider, precision, &error));
+                        precision = wider;
+                    }
+                    None => return Err(error),
+                },
+            }
+        }
+    }
+
+    fn open(
+        model: &Arc<Model>,
+        options: &EngineOptions,
+        precision: Precision,
+        report: impl Fn(usize, usize) + Sync,
+    ) -> Result<Self, EngineError> {
         options.gemm.check_device(options.device)?;
         options.device.check_target(options.target)?;
-        let operand = options.precision.operand();
+        let operand = precision.operand();
         options.gemm.compute_type(operand)?;
         options.gemm.check_accumulate(options.accumulate, operand, options.device)?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
-        // No step is larger than all contexts together, however large a one is asked for.
-        let max_tokens = options.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
+        let numerics = options.numerics(precision);
+        // No step is larger than all contexts together, whatever the options say.
+        let max_tokens = options
+            .max_tokens_for(num_weights(model)?)
+            .clamp(max_seqs, max_seqs.saturating_mul(context));
         let buckets = Buckets { max_tokens, max_seqs, context };
-        let (numerics, bounds) = (options.numerics(), buckets.largest());
+        let bounds = buckets.largest();
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             model.memory(&numerics, bounds, num_pages)?.check(&device, free_bytes)?;
         }
@@ -84,9 +112,10 @@ impl Engine {
         let executor = exec::open(options.device, options.gemm, options.target, &plan, &weights)?;
         let turns = if numerics.batch_invariant { Turns::Apart } else { Turns::Together };
         let mut engine = Engine {
-            model,
+            model: Arc::clone(model),
             executor,
             numerics,
+            notes: Vec::new(),
             buckets,
             num_pages,
             prepared: HashMap::new(),
@@ -108,6 +137,17 @@ impl Engine {
     /// Positions of a sequence, prompt and answer.
     pub fn context(&self) -> usize {
         self.buckets.context
+    }
+
+    /// What it computes in.
+    pub fn precision(&self) -> Precision {
+        self.numerics.precision
+    }
+
+    /// What a user should know about how the options were met, one line each: why another precision was chosen than
+    /// the usual one of the device.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Where it runs, in one line.
@@ -274,4 +314,12 @@ impl Engine {
             self.scheduler.remove(request);
         }
     }
+}
+
+/// Weights of the model.
+fn num_weights(model: &Model) -> Result<usize, EngineError> {
+    let bounds =
+        Bounds { max_tokens: 1, max_seqs: 1, max_q_len: 1, max_logit_rows: 1, max_kv_len: 1 };
+    let budget = model.memory(&Numerics::from(Precision::F32), bounds, 1)?;
+    Ok(budget.weight_bytes / size_of::<f32>())
 }

@@ -73,6 +73,11 @@ impl Device {
         }
     }
 
+    /// Whether the GPU's kernels run, on a GPU or emulated; else the CPU's.
+    pub(crate) fn runs_kernels(self) -> bool {
+        self == Device::Emulated || self.cuda_ordinal().is_some()
+    }
+
     /// The GPU that is meant; `None`: the CPU, or the emulator on it.
     pub(super) fn cuda_ordinal(self) -> Option<usize> {
         match self {
