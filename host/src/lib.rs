@@ -36,6 +36,7 @@ pub mod engine;
 pub mod exec;
 mod files;
 pub mod model;
+pub mod models;
 pub mod plan;
 pub mod profile;
 pub mod ptx;
