@@ -35,6 +35,7 @@ mod files;
 mod generation;
 mod loaded;
 pub mod model;
+pub mod models;
 pub mod plan;
 pub mod profile;
 pub mod ptx;
