@@ -1,7 +1,6 @@
-//! How a command ends when it does not end well.
+//! Why a command failed: what the user is told, and the exit code.
 
-use super::terminal;
-use halfwarp::{EngineError, ExecError, OpenError, TextError};
+use halfwarp::{EngineError, ExecError, OpenError, TextError, models::ResolveError};
 use std::{fmt, process::ExitCode};
 
 /// Why a command ended before it was done.
@@ -9,38 +8,40 @@ use std::{fmt, process::ExitCode};
 pub enum Failure {
     /// What the user gave is wrong: exit code 2.
     Input(String),
-    /// The machine cannot do it: exit code 1.
+    /// The machine cannot do it (no such device, no memory, disk full): exit code 1.
     Environment(String),
     /// The emulator found a fault of a kernel: exit code 1, with the whole report.
     Kernel(String),
     /// Ctrl-C: exit code 130.
     Interrupted,
-    /// Nobody reads the output any more, as in `halfwarp ... | head -1`: no fault.
+    /// The reader of the output has gone, as in `halfwarp ... | head -1`: exit code 0.
     OutputClosed,
 }
 
+/// The shell's code for a process ended by SIGINT.
+pub const INTERRUPTED: u8 = 130;
+
 impl Failure {
-    /// Tells the user, and gives the exit code.
-    pub fn report(&self) -> ExitCode {
+    /// What the user is told; nothing where the user knows, or nobody reads.
+    pub fn message(&self) -> Option<String> {
         match self {
-            Failure::Input(message) => {
-                terminal::note(format_args!("error: {}", two_lines(message)));
-                ExitCode::from(2)
-            }
-            Failure::Environment(message) => {
-                terminal::note(format_args!("error: {}", two_lines(message)));
-                ExitCode::FAILURE
-            }
-            Failure::Kernel(report) => {
-                terminal::note(format_args!("error: {}", lines(report)));
-                ExitCode::FAILURE
-            }
-            Failure::Interrupted => ExitCode::from(super::interrupt::EXIT_CODE),
+            Failure::Input(message) | Failure::Environment(message) => Some(two_lines(message)),
+            Failure::Kernel(report) => Some(lines(report)),
+            Failure::Interrupted | Failure::OutputClosed => None,
+        }
+    }
+
+    /// The exit code of the process.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Failure::Input(_) => ExitCode::from(2),
+            Failure::Environment(_) | Failure::Kernel(_) => ExitCode::FAILURE,
+            Failure::Interrupted => ExitCode::from(INTERRUPTED),
             Failure::OutputClosed => ExitCode::SUCCESS,
         }
     }
 
-    /// A failure to write to `what`: its reader has gone, or the machine is at fault.
+    /// A failed write to `what`: its reader has gone, or the machine is at fault.
     pub fn output(what: impl fmt::Display, error: &std::io::Error) -> Failure {
         match error.kind() {
             std::io::ErrorKind::BrokenPipe => Failure::OutputClosed,
@@ -51,6 +52,12 @@ impl Failure {
 
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
+        Failure::Input(error.to_string())
+    }
+}
+
+impl From<ResolveError> for Failure {
+    fn from(error: ResolveError) -> Self {
         Failure::Input(error.to_string())
     }
 }
@@ -72,7 +79,10 @@ impl From<EngineError> for Failure {
         match error {
             EngineError::Memory(_)
             | EngineError::Exec(
-                ExecError::Budget(_) | ExecError::OutOfMemory { .. } | ExecError::Driver { .. },
+                ExecError::Budget(_)
+                | ExecError::OutOfMemory { .. }
+                | ExecError::Driver { .. }
+                | ExecError::NoDevice(_),
             ) => Failure::Environment(error.to_string()),
             EngineError::Exec(ExecError::Fault(fault)) => Failure::Kernel(fault.to_string()),
             _ => Failure::Input(error.to_string()),
@@ -107,11 +117,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_is_no_fault_of_the_users() {
+    fn what_the_machine_lacks_is_no_mistake_of_the_user() {
         let driver = ExecError::Driver { call: "cuInit".to_owned(), error: "999".to_owned() };
         assert!(matches!(EngineError::from(driver).into(), Failure::Environment(_)));
         let device = ExecError::NoDevice("there is no cuda:9".to_owned());
-        assert!(matches!(EngineError::from(device).into(), Failure::Input(_)));
+        assert!(matches!(EngineError::from(device).into(), Failure::Environment(_)));
     }
 
     #[test]
