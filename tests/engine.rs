@@ -4,14 +4,14 @@ mod support;
 
 use halfwarp::Model;
 use halfwarp::engine::{
-    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation, Request,
-    RequestId, Sampling, SamplingError,
+    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation,
+    PrecisionChoice, Request, RequestId, Sampling, SamplingError,
 };
-use halfwarp::exec::Device;
+use halfwarp::exec::{Device, ExecError};
 use halfwarp::plan::{PAGE_SIZE, Precision};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock};
@@ -281,11 +281,87 @@ fn sizes_at_their_ends() {
     }
 }
 
+/// The model's context of 512 is below the default of 4096; with one above it, only 0 means the model's.
 #[test]
-fn the_default_context_is_the_models() {
+fn a_context_of_0_is_the_models() {
     for context in [None, Some(0)] {
         assert_eq!(engine(EngineOptions { context, ..options() }).context(), 512);
     }
+    let long = changed_model(|config| config["max_position_embeddings"] = 9000.into(), |_| ());
+    for (context, positions) in [(None, 4096), (Some(0), 9000), (Some(100), 100)] {
+        let engine = Engine::new(long.clone(), EngineOptions { context, ..options() }).unwrap();
+        assert_eq!(engine.context(), positions, "{context:?}");
+    }
+}
+
+/// f16 on the emulated GPU, but bf16 for a weight beyond f16, said in one line; f16 by name is an error then.
+#[test]
+fn the_precision_is_one_that_holds_the_weights() {
+    let auto = |device| EngineOptions { precision: PrecisionChoice::Auto, device, ..options() };
+    let usual = Engine::new(MODEL.clone(), auto(Device::Emulated)).unwrap();
+    assert_eq!((usual.precision(), usual.notes()), (Precision::F16, &[][..]));
+    let usual = Engine::new(MODEL.clone(), auto(Device::Cpu)).unwrap();
+    assert_eq!((usual.precision(), usual.notes()), (Precision::BF16, &[][..]));
+
+    let wide = changed_model(
+        |_| (),
+        |tensors| {
+            tensors.get_mut("model.layers.1.mlp.down_proj.weight").unwrap()[9] = 1e5;
+        },
+    );
+    let engine = Engine::new(wide.clone(), auto(Device::Emulated)).unwrap();
+    assert_eq!(engine.precision(), Precision::BF16);
+    let [note] = engine.notes() else { panic!("{:?}", engine.notes()) };
+    assert!(note.starts_with("computes in bf16 in place of f16: "), "{note}");
+    assert!(note.contains("down_proj.weight` holds 100000") && !note.contains('\n'), "{note}");
+    let exact = EngineOptions { precision: Precision::F16.into(), ..auto(Device::Emulated) };
+    let error = Engine::new(wide, exact).err().unwrap();
+    assert!(matches!(error, EngineError::Exec(ExecError::Weights(_))), "{error}");
+
+    let widest = changed_model(
+        |_| (),
+        |tensors| {
+            tensors.get_mut("model.layers.1.mlp.down_proj.weight").unwrap()[9] = f32::MAX;
+        },
+    );
+    for (device, num_notes) in [(Device::Emulated, 2), (Device::Cpu, 1)] {
+        let engine = Engine::new(widest.clone(), auto(device)).unwrap();
+        assert_eq!((engine.precision(), engine.notes().len()), (Precision::F32, num_notes));
+    }
+}
+
+/// The tiny model in f32, with changes of its config.json and its weights.
+fn changed_model(
+    change_config: impl FnOnce(&mut serde_json::Value),
+    change_tensors: impl FnOnce(&mut BTreeMap<String, Vec<f32>>),
+) -> Arc<Model> {
+    let golden = support::data_dir().join("goldens/llama-gqa");
+    let dir = tempfile::tempdir().unwrap();
+    let config = std::fs::read(golden.join("config.json")).unwrap();
+    let mut config = serde_json::from_slice(&config).unwrap();
+    change_config(&mut config);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+
+    let bytes = std::fs::read(golden.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let widen = |half: &[u8]| half::f16::from_le_bytes([half[0], half[1]]).to_f32();
+    let mut tensors: BTreeMap<String, Vec<f32>> = file
+        .iter()
+        .map(|(name, tensor)| (name.into(), tensor.data().chunks_exact(2).map(widen).collect()))
+        .collect();
+    change_tensors(&mut tensors);
+    let bytes_of = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let views: Vec<(&str, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, values)| {
+            (name.as_str(), file.tensor(name).unwrap().shape().to_vec(), bytes_of(values))
+        })
+        .collect();
+    let views = views.iter().map(|(name, shape, data)| {
+        (*name, TensorView::new(Dtype::F32, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &dir.path().join("model.safetensors")).unwrap();
+    Arc::new(Model::open(dir.path()).unwrap())
 }
 
 #[test]
@@ -401,7 +477,9 @@ fn what_a_cancelled_request_computed_is_reused() {
     let mut other = tokens.clone();
     other[30] ^= 1;
     assert_eq!(run(&mut engine, greedy(other, 5)).cached_tokens, 30);
-    assert_eq!(run(&mut engine, greedy(tokens, 5)).cached_tokens, 30);
+    // Of the other's 100 tokens less than a page: it keeps its pages, and nothing is reused.
+    assert_eq!(run(&mut engine, greedy(tokens.clone(), 5)).cached_tokens, 0);
+    assert_eq!(run(&mut engine, greedy(tokens, 5)).cached_tokens, 99);
 }
 
 /// Retained prefixes never keep a request from running, and `logits` takes their room too.

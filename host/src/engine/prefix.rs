@@ -11,6 +11,8 @@ use std::collections::{HashMap, VecDeque};
 pub struct Retained {
     /// The tokens; the one of position `i` at index `i`.
     pub tokens: Vec<u32>,
+    /// How many of them were a prompt, at most; the rest was generated.
+    pub prompt_len: usize,
     /// The pages of these tokens, and no others.
     pub pages: PageTable,
 }
@@ -31,23 +33,23 @@ impl PrefixCache {
 
     /// Pages for the longest common prefix of `tokens` with a retained sequence, and its length.
     ///
-    /// If the prefix is at least half of that sequence, its pages are handed over and the rest of it is dropped.
-    /// Otherwise, as for two chats with the same system prompt, the sequence stays, and the whole pages of the prefix
-    /// are shared.
+    /// If the prefix is at least half of that sequence, or all of its prompt, as when an answer is generated again, its
+    /// pages are handed over and the rest of it is dropped. Otherwise, as for two chats with the same system prompt, the
+    /// sequence stays, and the whole pages of the prefix are shared.
     pub fn take(&mut self, allocator: &mut PageAllocator, tokens: &[u32]) -> (PageTable, usize) {
         let lens = self.retained.iter().map(|retained| common_prefix(&retained.tokens, tokens));
         let longest = lens.enumerate().max_by_key(|&(index, len)| (len, index));
         let Some((index, len)) = longest.filter(|&(_, len)| len > 0) else {
             return Default::default();
         };
-        let retained = self.retained.remove(index);
-        let Some(Retained { tokens, mut pages }) = retained else { return Default::default() };
-        if 2 * len >= tokens.len() {
-            let len = pages.truncate_to_own(allocator, len);
-            (pages, len)
+        let Some(mut retained) = self.retained.remove(index) else { return Default::default() };
+        // The last token of a prompt is computed again for its logits.
+        if 2 * len >= retained.tokens.len() || len + 1 >= retained.prompt_len {
+            let len = retained.pages.truncate_to_own(allocator, len);
+            (retained.pages, len)
         } else {
-            let shared = pages.share(allocator, len);
-            self.retained.push_back(Retained { tokens, pages });
+            let shared = retained.pages.share(allocator, len);
+            self.retained.push_back(retained);
             let len = shared.whole_len();
             (shared, len)
         }
@@ -105,7 +107,7 @@ mod tests {
         let mut pages = PageTable::default();
         assert!(pages.grow(allocator, tokens.len()));
         let numbers = pages.pages().to_vec();
-        cache.insert(Retained { tokens: tokens.to_vec(), pages });
+        cache.insert(Retained { tokens: tokens.to_vec(), prompt_len: tokens.len(), pages });
         numbers
     }
 
@@ -140,9 +142,19 @@ mod tests {
         // Both hold the first page: it is not written to, so that only whole pages of it are handed over.
         let (all, len) = cache.take(&mut allocator, &tokens(0, 300));
         assert_eq!((all.pages(), len), (&held[..], 300));
-        cache.insert(Retained { tokens: tokens(0, 100), pages: all });
+        cache.insert(Retained { tokens: tokens(0, 300), prompt_len: 60, pages: all });
         let (part, len) = cache.take(&mut allocator, &tokens(0, 60));
         assert_eq!((part.pages(), len), (&[][..], 0), "60 tokens end within the shared page");
+    }
+
+    #[test]
+    fn another_answer_to_a_prompt_starts_after_the_prompt() {
+        let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
+        let mut pages = PageTable::default();
+        assert!(pages.grow(&mut allocator, 300));
+        cache.insert(Retained { tokens: tokens(0, 300), prompt_len: 80, pages });
+        let (pages, len) = cache.take(&mut allocator, &tokens(0, 79));
+        assert_eq!((pages.pages().len(), len, allocator.num_free()), (2, 79, 8));
     }
 
     #[test]

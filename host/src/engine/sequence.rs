@@ -144,7 +144,8 @@ impl Sequence {
         self.num_cached = 0;
         let mut pages = std::mem::take(&mut self.pages);
         pages.truncate(allocator, len);
-        prefixes.insert(Retained { tokens: self.tokens[..len].to_vec(), pages });
+        let (tokens, prompt_len) = (self.tokens[..len].to_vec(), self.prompt_len);
+        prefixes.insert(Retained { tokens, prompt_len, pages });
     }
 
     /// Gives back all pages and retains nothing.
