@@ -12,6 +12,7 @@ pub enum Failure {
     /// The machine cannot do it: exit code 1.
     Environment(String),
     /// The emulator found a fault of a kernel: exit code 1, with the whole report.
+    #[cfg(feature = "emulator")]
     Kernel(String),
     /// Ctrl-C: exit code 130.
     Interrupted,
@@ -31,6 +32,7 @@ impl Failure {
                 terminal::note(format_args!("error: {}", two_lines(message)));
                 ExitCode::FAILURE
             }
+            #[cfg(feature = "emulator")]
             Failure::Kernel(report) => {
                 terminal::note(format_args!("error: {}", lines(report)));
                 ExitCode::FAILURE
@@ -74,6 +76,7 @@ impl From<EngineError> for Failure {
             | EngineError::Exec(
                 ExecError::Budget(_) | ExecError::OutOfMemory { .. } | ExecError::Driver { .. },
             ) => Failure::Environment(error.to_string()),
+            #[cfg(feature = "emulator")]
             EngineError::Exec(ExecError::Fault(fault)) => Failure::Kernel(fault.to_string()),
             _ => Failure::Input(error.to_string()),
         }
@@ -92,6 +95,7 @@ fn two_lines(message: &str) -> String {
 }
 
 /// As many lines as `report` has, with no other control characters.
+#[cfg(feature = "emulator")]
 fn lines(report: &str) -> String {
     report.lines().map(printable).collect::<Vec<_>>().join("\n")
 }
@@ -115,6 +119,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "emulator")]
     fn a_kernels_fault_is_reported_whole() {
         let kind = simt::FaultKind::Deadlock(Vec::new());
         let fault = simt::Fault { kernel: "rope".to_owned(), by: None, kind };

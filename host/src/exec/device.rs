@@ -2,6 +2,7 @@
 
 use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
+#[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
 use super::{ExecError, Executor, Gemm, Target, WeightSource};
 use crate::plan::Plan;
@@ -17,7 +18,8 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of this number.
     Cuda(usize),
-    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU.
+    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU. Needs the crate's
+    /// feature `emulator`.
     Emulated,
 }
 
@@ -99,8 +101,14 @@ pub fn open(
     device.check_target(target)?;
     Ok(match device.cuda_ordinal() {
         Some(ordinal) => Box::new(CudaExecutor::open(ordinal, gemm, target, plan, weights)?),
+        #[cfg(feature = "emulator")]
         None if device == Device::Emulated => {
             Box::new(EmulatedExecutor::open(target, plan, weights)?)
+        }
+        #[cfg(not(feature = "emulator"))]
+        None if device == Device::Emulated => {
+            let why = "the emulator is not built in: build halfwarp with its feature `emulator`";
+            return Err(ExecError::NoDevice(why.to_owned()));
         }
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })
