@@ -18,10 +18,10 @@ mod support;
 
 use criterion::{Criterion, Throughput};
 use halfwarp::exec::cpu::CpuExecutor;
-use halfwarp::exec::{Device, Executor, Want, WeightSource};
+use halfwarp::exec::{Device, Executor, Want};
 use halfwarp::plan::{
     Attention, Dtype, KvLayout, Linear, Op, PartTransform, Plan, Precision, StepInputs, StepShape,
-    Weight, WeightPart,
+    Weight, WeightPart, WeightSource,
 };
 use halfwarp::{Checkpoint, Engine, EngineOptions, Model, Request};
 use harness::{Matrix, Setup, Weights, bounds, matches_oracle, one_sequence, smallest_kv};

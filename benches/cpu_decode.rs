@@ -6,10 +6,10 @@
 #[path = "../tests/support/mod.rs"]
 mod support;
 
+use halfwarp::Model;
 use halfwarp::engine::{Engine, EngineError, EngineOptions, Request};
 use halfwarp::exec::Device;
-use halfwarp::model::Model;
-use halfwarp::plan::{Bounds, PAGE_SIZE, Precision};
+use halfwarp::plan::{Bounds, Numerics, PAGE_SIZE};
 use rayon::prelude::*;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn weight_bytes(model: &Model) -> Result<usize, Box<dyn std::error::Error>> {
         max_logit_rows: 1,
         max_kv_len: PAGE_SIZE,
     };
-    Ok(model.plan(Precision::F32, bounds, 1)?.memory().weight_bytes)
+    Ok(model.plan(&Numerics::default(), bounds, 1)?.memory().weight_bytes)
 }
 
 /// An engine whose next steps decode one token each.

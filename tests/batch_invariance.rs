@@ -3,9 +3,9 @@
 
 mod support;
 
+use halfwarp::Model;
 use halfwarp::exec::{self, Device, Executor, Gemm, PreparedPlan, Want};
-use halfwarp::model::Model;
-use halfwarp::plan::{Bounds, PAGE_SIZE, Plan, Precision, StepInputs};
+use halfwarp::plan::{Bounds, Numerics, PAGE_SIZE, Plan, Precision, StepInputs};
 use libtest_mimic::{Arguments, Completion, Trial};
 use std::collections::HashMap;
 
@@ -150,6 +150,6 @@ fn bounds(max_tokens: usize, max_q_len: usize) -> Bounds {
 }
 
 fn plan(model: &Model, precision: Precision, batch_invariant: bool, bounds: Bounds) -> Plan {
-    let plan = model.plan(precision, bounds, MAX_SEQS * PAGES).unwrap();
-    Plan { batch_invariant, ..plan }
+    let numerics = Numerics { batch_invariant, ..precision.into() };
+    model.plan(&numerics, bounds, MAX_SEQS * PAGES).unwrap()
 }

@@ -3,9 +3,9 @@
 
 mod support;
 
+use halfwarp::Model;
 use halfwarp::engine::{Engine, EngineOptions, FinishReason, Generation, Request};
 use halfwarp::exec::{Device, Gemm, cuda};
-use halfwarp::model::Model;
 use halfwarp::plan::Precision;
 use halfwarp::text::{Message, Text};
 use libtest_mimic::{Arguments, Completion, Trial};

@@ -5,8 +5,10 @@ mod interpreter;
 
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Executor, Want};
-use halfwarp::model::Model;
-use halfwarp::plan::{Bounds, Dtype, Op, Plan, Precision, Rows, StepInputs, View};
+use halfwarp::plan::{
+    Accumulate, Bounds, Dtype, Numerics, Op, Plan, PlanError, Precision, Rows, StepInputs, View,
+};
+use halfwarp::{Decoder, Model, ModelError, OpenError};
 use interpreter::Interpreter;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -73,7 +75,7 @@ fn check_logits(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) {
     };
     let tokens: Vec<u32> = words("input_ids").into_iter().map(u32::from_le_bytes).collect();
     let want: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
-    let mut plan = model.plan(Precision::F32, bounds(tokens.len()), 2).unwrap();
+    let mut plan = model.plan(&Numerics::default(), bounds(tokens.len()), 2).unwrap();
     change(&mut plan);
     let error = relative_error(&Interpreter::logits(model, &plan, &tokens), &want);
     println!("{}: {error:.2e}", expected.display());
@@ -102,9 +104,15 @@ fn the_memory_is_that_of_the_plan() {
     for golden in ["llama-gqa", "phi3-partial-rotary", "qwen2-window"] {
         let model = Model::open(goldens().join(golden)).unwrap();
         let bounds = Bounds { max_seqs: 3, max_kv_len: 200, ..bounds(32) };
-        let plan = model.plan(Precision::F32, bounds, 12).unwrap();
-        assert_eq!(model.memory(Precision::F32, bounds, 12).unwrap(), plan.memory(), "{golden}");
-        assert!(model.memory(Precision::F32, Bounds { max_kv_len: 0, ..bounds }, 12).is_err());
+        let plan = model.plan(&Numerics::default(), bounds, 12).unwrap();
+        assert_eq!(
+            model.memory(&Numerics::default(), bounds, 12).unwrap(),
+            plan.memory(),
+            "{golden}"
+        );
+        assert!(
+            model.memory(&Numerics::default(), Bounds { max_kv_len: 0, ..bounds }, 12).is_err()
+        );
     }
 }
 
@@ -116,7 +124,7 @@ fn a_precision_is_in_the_plan() {
     for golden in ["qwen2", "qwen3", "phi3", "llama-bias"] {
         let model = Model::open(goldens().join(golden)).unwrap();
         for precision in Precision::ALL {
-            let plan = model.plan(precision, bounds(8), 1).unwrap();
+            let plan = model.plan(&precision.into(), bounds(8), 1).unwrap();
             assert_eq!(plan.kv.dtype, precision.cache());
             for tensor in &plan.tensors {
                 let wanted = match tensor.name.rsplit('.').next().unwrap() {
@@ -153,7 +161,8 @@ fn a_fused_plan_gives_the_same_bits() {
     for (path, _) in golden_models() {
         let model = Model::open(&path).unwrap();
         for precision in Precision::ALL {
-            let Ok(plan) = model.plan(precision, Bounds { max_kv_len: 64, ..bounds(8) }, 2) else {
+            let Ok(plan) = model.plan(&precision.into(), Bounds { max_kv_len: 64, ..bounds(8) }, 2)
+            else {
                 continue;
             };
             let fused = plan.fused(|_| true);
@@ -169,8 +178,9 @@ fn a_fused_plan_gives_the_same_bits() {
 #[test]
 fn sixteen_bits_are_exactly_half_of_the_cache() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
-    let memory =
-        |precision| model.memory(precision, Bounds { max_seqs: 3, ..bounds(500) }, 24).unwrap();
+    let memory = |precision: Precision| {
+        model.memory(&precision.into(), Bounds { max_seqs: 3, ..bounds(500) }, 24).unwrap()
+    };
     let full = memory(Precision::F32);
     assert_eq!(full.kv_bytes, 2 * 2 * 24 * 64 * (2 * 64) * 4, "2 layers of 2 heads of 64");
     for precision in [Precision::F16, Precision::BF16] {
@@ -204,20 +214,20 @@ fn rows_that_cannot_be_aligned_are_an_error() {
     std::fs::remove_file(&path).unwrap();
     safetensors::serialize_to_file(views, None, &path).unwrap();
     let model = Model::open(dir.path()).unwrap();
-    assert!(model.plan(Precision::F32, bounds(4), 1).is_ok());
+    assert!(model.plan(&Numerics::default(), bounds(4), 1).is_ok());
     for precision in [Precision::F16, Precision::BF16] {
-        let error = model.plan(precision, bounds(4), 1).unwrap_err().to_string();
+        let error = model.plan(&precision.into(), bounds(4), 1).unwrap_err().to_string();
         let expected =
             format!("intermediate size of 92: in {precision} it has to be a multiple of 8");
         assert!(error.contains(&expected) && error.contains("--dtype f32"), "{error}");
-        assert!(model.memory(precision, bounds(4), 1).is_err());
+        assert!(model.memory(&precision.into(), bounds(4), 1).is_err());
     }
 }
 
 #[test]
 fn the_final_norm_runs_on_gathered_rows_only() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
-    let plan = model.plan(Precision::F32, bounds(8), 1).unwrap();
+    let plan = model.plan(&Numerics::default(), bounds(8), 1).unwrap();
     let of_logits = |view: View| plan.tensor(view.tensor).rows == Rows::Logits;
     let behind = plan.ops.iter().skip_while(|op| !matches!(op, Op::GatherRows { .. })).skip(1);
     let reads: Vec<View> = behind.flat_map(|op| op.reads()).collect();
@@ -229,17 +239,17 @@ fn plans_of_one_context_share_their_table() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
     let table = |max_tokens| {
         let bounds = Bounds { max_tokens, max_q_len: max_tokens, ..bounds(64) };
-        model.plan(Precision::F32, bounds, 1).unwrap().constants[0].data.clone()
+        model.plan(&Numerics::default(), bounds, 1).unwrap().constants[0].data.clone()
     };
     assert!(Arc::ptr_eq(&table(64), &table(1)));
-    assert_eq!(model.plan(Precision::F32, bounds(65), 2).unwrap().constants[0].rows, 65);
+    assert_eq!(model.plan(&Numerics::default(), bounds(65), 2).unwrap().constants[0].rows, 65);
 }
 
 #[test]
 fn a_context_beyond_the_model_is_an_error() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
     for len in [0, 513, usize::MAX] {
-        let error = model.plan(Precision::F32, bounds(len), 1).unwrap_err().to_string();
+        let error = model.plan(&Numerics::default(), bounds(len), 1).unwrap_err().to_string();
         let expected = format!("a context of {len} positions: this model takes 1 to 512");
         assert_eq!(error, expected);
     }
@@ -313,4 +323,26 @@ fn rejects_a_checkpoint_that_its_configuration_does_not_fit() {
     }
     let untied = error_with("qwen3", "tie_word_embeddings", false.into());
     assert!(untied.contains("`lm_head.weight` is missing"), "{untied}");
+}
+
+#[test]
+fn a_plan_keeps_its_numerics_and_they_are_checked() {
+    let model = Model::open(goldens().join("llama-gqa")).unwrap();
+    let f16 =
+        Numerics { precision: Precision::F16, accumulate: Accumulate::F16, batch_invariant: true };
+    assert_eq!(*model.plan(&f16, bounds(4), 1).unwrap().numerics(), f16);
+    for precision in [Precision::F32, Precision::BF16] {
+        let numerics = Numerics { precision, ..f16 };
+        let refused = |error| matches!(error, ModelError::Plan(PlanError::Accumulate { .. }));
+        assert!(model.plan(&numerics, bounds(4), 1).is_err_and(refused), "{precision}");
+        assert!(model.memory(&numerics, bounds(4), 1).is_err_and(refused), "{precision}");
+    }
+}
+
+#[test]
+fn a_decoder_knows_no_tokenizer() {
+    let dir = changed("llama-gqa", "vocab_size", 256.into());
+    std::fs::write(dir.path().join("tokenizer.json"), "no tokenizer").unwrap();
+    assert!(matches!(Model::open(dir.path()), Err(OpenError::Text(_))));
+    assert!(Decoder::open(dir.path()).is_ok());
 }

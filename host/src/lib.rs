@@ -35,6 +35,7 @@
 pub mod engine;
 pub mod exec;
 mod files;
+mod loaded;
 pub mod model;
 pub mod models;
 pub mod plan;
@@ -48,7 +49,8 @@ pub use engine::{
     RequestId, Sampling, SamplingError,
 };
 pub use exec::{Device, ExecError, Gemm, Target};
-pub use model::{Config, Model, ModelError};
-pub use plan::{Accumulate, Plan, Precision};
+pub use loaded::{Model, OpenError};
+pub use model::{Config, Decoder, ModelError};
+pub use plan::{Accumulate, Numerics, Plan, PlanError, Precision};
 pub use text::{ChatTemplate, Message, Text, TextError, TextStream, Tokenizer};
 pub use weights::{Checkpoint, WeightsError};

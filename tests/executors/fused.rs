@@ -103,9 +103,10 @@ pub fn tests() -> Vec<Test> {
 
 impl Layer {
     /// The operations one after the other, of these rows, with others in between or not; and the rows behind them.
-    fn plan(&self, x_rows: &Matrix, apart: bool) -> (Plan, Weights) {
+    fn plan(&self, x_rows: &Matrix, apart: bool, batch_invariant: bool) -> (Plan, Weights) {
         let &Layer { precision, rows, k, n, gated, has_bias } = self;
         let mut setup = Setup::new(precision);
+        setup.numerics.batch_invariant = batch_invariant;
         let x = setup.f32_input("x", x_rows);
         let [norm, bias] = self.vectors();
         let norm = setup.vector("norm", &norm);
@@ -160,17 +161,13 @@ fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     if gated {
         expected = stored(oracle::gated(&expected, n, precision));
     }
-    let (plan, weights) = layer.plan(&x_rows, false);
+    let (plan, weights) = layer.plan(&x_rows, false, false);
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
     if let ignored @ Completion::Ignored { .. } = check(subject, &[plan], &weights, &[step])? {
         return Ok(ignored);
     }
     // One row has a kernel of its own, which rounds less, unless it is to have the bits that it has among others.
-    let bits = |apart| {
-        let (plan, weights) = layer.plan(&x_rows, apart);
-        let plan = Plan { batch_invariant: rows == 1, ..plan };
-        logits(subject, &(plan, weights), rows).map_err(text)
-    };
+    let bits = |apart| logits(subject, &layer.plan(&x_rows, apart, rows == 1), rows).map_err(text);
     match bits(false)? == bits(true)? {
         true => Ok(Completion::Completed),
         false => Err("other bits than the operations apart".to_owned()),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want, WeightSource};
+use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want};
 use halfwarp::plan::{
-    Bounds, Dtype, KvLayout, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Precision, Rows,
-    StepInputs, StepShape, View, Weight, WeightId, WeightPart,
+    Bounds, Dtype, KvLayout, Numerics, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Precision,
+    ReadWeightError, Rows, StepInputs, StepShape, View, Weight, WeightId, WeightPart, WeightSource,
 };
 use libtest_mimic::Completion;
 
@@ -116,9 +116,8 @@ pub fn smallest_kv(bounds: &Bounds) -> KvLayout {
 pub struct Weights(BTreeMap<String, Vec<f32>>);
 
 impl WeightSource for Weights {
-    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
-        let values =
-            self.0.get(&weight.name).ok_or_else(|| ExecError::Weights(weight.name.clone()))?;
+    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
+        let values = self.0.get(&weight.name).ok_or_else(|| ReadWeightError::new(&*weight.name))?;
         for (out, &value) in out.chunks_exact_mut(weight.storage.block_bytes()).zip(values) {
             match weight.storage {
                 Dtype::F16 => out.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
@@ -135,12 +134,12 @@ impl WeightSource for Weights {
 pub struct Setup {
     pub plan: PlanBuilder,
     pub weights: Weights,
-    pub precision: Precision,
+    pub numerics: Numerics,
 }
 
 impl Setup {
     pub fn new(precision: Precision) -> Self {
-        Setup { precision, ..Setup::default() }
+        Setup { numerics: precision.into(), ..Setup::default() }
     }
 
     /// A norm's weight or a bias, in f32.
@@ -150,7 +149,7 @@ impl Setup {
 
     /// A linear layer's weight, in the operand's type.
     pub fn matrix(&mut self, name: &str, elements: &Matrix) -> WeightId {
-        self.weight(name, elements, self.precision.operand())
+        self.weight(name, elements, self.numerics.precision.operand())
     }
 
     /// A weight of these elements; a matrix of one row is a vector.
@@ -192,12 +191,12 @@ impl Setup {
     /// The operand of the same elements as `x`, which is in f32: a norm whose `eps` outweighs every mean, and whose
     /// weight is the root of that.
     pub fn narrow(&mut self, name: &str, x: View) -> View {
-        if self.precision == Precision::F32 {
+        if self.numerics.precision == Precision::F32 {
             return x;
         }
         let root = Matrix { rows: 1, cols: x.width, data: vec![2f32.powi(50); x.width] };
         let weight = self.vector(&format!("{name} rounded"), &root);
-        let (rows, dtype) = (self.plan.rows(x), self.precision.operand());
+        let (rows, dtype) = (self.plan.rows(x), self.numerics.precision.operand());
         let out = self.plan.activation(name, rows, x.width, dtype);
         self.plan.op(Op::RmsNorm { x, weight, out, eps: 2f32.powi(100) });
         out
@@ -205,27 +204,28 @@ impl Setup {
 
     /// An operand with a row a token.
     pub fn activation(&mut self, name: &str, width: usize) -> View {
-        self.plan.activation(name, Rows::Tokens, width, self.precision.operand())
+        self.plan.activation(name, Rows::Tokens, width, self.numerics.precision.operand())
     }
 
     /// The plan whose logits are the rows of `out`.
     pub fn finish(mut self, bounds: Bounds, kv: KvLayout, out: View) -> (Plan, Weights) {
         let logits = self.plan.activation("logits", Rows::Logits, out.width, Dtype::F32);
         self.plan.op(Op::GatherRows { x: out, out: logits });
-        (finish_with_logits(self.plan, bounds, kv, logits), self.weights)
+        (finish_with_logits(self.plan, &self.numerics, bounds, kv, logits), self.weights)
     }
 }
 
 /// The plan of these logits.
 pub fn finish_with_logits(
     mut plan: PlanBuilder,
+    numerics: &Numerics,
     bounds: Bounds,
     kv: KvLayout,
     logits: View,
 ) -> Plan {
     let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
     plan.op(Op::Argmax { x: logits, out: next_tokens });
-    plan.finish(bounds, kv, logits, next_tokens)
+    plan.finish(numerics, bounds, kv, logits, next_tokens).expect("a plan that fits")
 }
 
 /// A step of one sequence with rows `0 .. num_tokens` of the input, at positions from `past_len` on.

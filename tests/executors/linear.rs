@@ -1,7 +1,7 @@
 //! Linear layers: every size of batch around the tiles, real and odd widths, bias and residual.
 
 use halfwarp::exec::{ExecError, Want};
-use halfwarp::plan::{Accumulate, Dtype, Linear, Op, Plan, Precision, Rows};
+use halfwarp::plan::{Accumulate, Dtype, Linear, Op, Precision, Rows};
 use libtest_mimic::Completion;
 
 use crate::harness::{
@@ -92,15 +92,15 @@ const MAX_ROWS_IN_F32: usize = 64;
 
 /// Sums in f16 are near those in f32: where they are not computed so, they are the same.
 fn sums_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome {
-    let mut setup = Setup::new(Precision::F16);
-    let x = setup.input("x", &Matrix::random(1, m, k).rounded(Precision::F16));
-    let weight = setup.matrix("weight", &Matrix::random(2, n, k).rounded(Precision::F16));
-    let out = setup.activation("out", n);
-    setup.plan.op(Op::Linear(Linear::new(x, weight, out)));
-    let bounds = bounds(m, 0);
-    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let run = |accumulate| -> Result<Vec<f32>, ExecError> {
-        let plan = Plan { accumulate, ..plan.clone() };
+        let mut setup = Setup::new(Precision::F16);
+        setup.numerics.accumulate = accumulate;
+        let x = setup.input("x", &Matrix::random(1, m, k).rounded(Precision::F16));
+        let weight = setup.matrix("weight", &Matrix::random(2, n, k).rounded(Precision::F16));
+        let out = setup.activation("out", n);
+        setup.plan.op(Op::Linear(Linear::new(x, weight, out)));
+        let bounds = bounds(m, 0);
+        let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
         let mut executor = (subject.open)(&plan, &weights)?;
         let prepared = executor.prepare(&plan)?;
         Ok(executor.run(prepared, &one_sequence(m, 0), Want::Logits)?.logits)
@@ -173,7 +173,9 @@ fn matches_oracle(
     let bounds = bounds(m, m % 2 * 3);
     let kv = smallest_kv(&bounds);
     let (plan, weights) = match form {
-        Form::LogitRows => (finish_with_logits(setup.plan, bounds, kv, out), setup.weights),
+        Form::LogitRows => {
+            (finish_with_logits(setup.plan, &setup.numerics, bounds, kv, out), setup.weights)
+        }
         _ => setup.finish(bounds, kv, out),
     };
     let mut expected = oracle::linear(

@@ -16,8 +16,8 @@ mod rows;
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
 use halfwarp::exec::emulated::EmulatedExecutor;
-use halfwarp::exec::{ExecError, Executor, Gemm, Target, WeightSource};
-use halfwarp::plan::Plan;
+use halfwarp::exec::{ExecError, Executor, Gemm, Target};
+use halfwarp::plan::{Plan, WeightSource};
 use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
 

@@ -1,11 +1,11 @@
 //! What an executor refuses, before it touches memory that is not the step's.
 
 use halfwarp::exec::cuda::CudaExecutor;
-use halfwarp::exec::{ExecError, Gemm, PreparedPlan, Want};
-use halfwarp::plan::StepInputs;
+use halfwarp::exec::{ExecError, Gemm, StepOutput, Want};
+use halfwarp::plan::{Plan, StepInputs};
 use libtest_mimic::Completion;
 
-use crate::harness::{Matrix, Setup, bounds, one_sequence, smallest_kv};
+use crate::harness::{Matrix, Setup, Weights, bounds, one_sequence, smallest_kv};
 use crate::{Outcome, Subject, Test};
 
 /// A change that makes the inputs of a step wrong, and its name.
@@ -25,36 +25,54 @@ pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = FAULTS
         .iter()
         .map(|&(name, fault)| {
-            Test::new(format!("run::rejects_{name}"), move |subject| rejects(subject, 0, fault))
+            Test::new(format!("run::rejects_{name}"), move |subject| rejects(subject, fault))
         })
         .collect();
-    tests.push(Test::new("run::rejects_a_plan_that_was_not_prepared", |subject| {
-        rejects(subject, 1, |_| {})
+    tests.push(Test::new("run::rejects_a_plan_of_another_executor", |subject| {
+        let (plan, weights) = plan();
+        let open = || (subject.open)(&plan, &weights).map_err(|error| error.to_string());
+        let (mut executor, mut other) = (open()?, open()?);
+        // Both have a first plan.
+        executor.prepare(&plan).map_err(|error| error.to_string())?;
+        let theirs = other.prepare(&plan).map_err(|error| error.to_string())?;
+        is_refused(executor.run(theirs, &one_sequence(4, 0), Want::Logits))
     }));
     tests
 }
 
 /// The executor refuses the faulty step, and runs a right one after it.
-fn rejects(subject: Subject, plan_index: usize, fault: fn(&mut StepInputs)) -> Outcome {
-    let input = Matrix::random(1, 4, 8);
-    let mut setup = Setup::default();
-    let out = setup.input("input", &input);
-    let bounds = bounds(4, 0);
-    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
+fn rejects(subject: Subject, fault: fn(&mut StepInputs)) -> Outcome {
+    let (plan, weights) = plan();
     let mut executor = (subject.open)(&plan, &weights).map_err(|error| error.to_string())?;
     let prepared = executor.prepare(&plan).map_err(|error| error.to_string())?;
     let mut faulty = one_sequence(4, 0);
     fault(&mut faulty);
-    match executor.run(PreparedPlan(plan_index), &faulty, Want::Logits) {
-        Err(ExecError::Step(_)) => {}
-        Err(other) => return Err(format!("expected an error of the step, got: {other}")),
-        Ok(_) => return Err("the step ran".to_owned()),
-    }
+    is_refused(executor.run(prepared, &faulty, Want::Logits))?;
     match executor.run(prepared, &one_sequence(4, 0), Want::Logits) {
-        Ok(output) if output.logits == input.data => Ok(Completion::Completed),
+        Ok(output) if output.logits == input().data => Ok(Completion::Completed),
         Ok(_) => Err("a right step gives wrong logits".to_owned()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+fn is_refused(step: Result<StepOutput, ExecError>) -> Outcome {
+    match step {
+        Err(ExecError::Step(_)) => Ok(Completion::Completed),
+        Err(other) => Err(format!("expected an error of the step, got: {other}")),
+        Ok(_) => Err("the step ran".to_owned()),
+    }
+}
+
+fn input() -> Matrix {
+    Matrix::random(1, 4, 8)
+}
+
+/// A plan whose logits are the rows of [`input`].
+fn plan() -> (Plan, Weights) {
+    let mut setup = Setup::default();
+    let out = setup.input("input", &input());
+    let bounds = bounds(4, 0);
+    setup.finish(bounds, smallest_kv(&bounds), out)
 }
 
 /// Without a device, or without one of that number, opening it is an error that says so.

@@ -1,9 +1,9 @@
 //! A naive interpreter of plans in f32.
 
-use halfwarp::exec::WeightSource;
-use halfwarp::model::Model;
+use halfwarp::Model;
 use halfwarp::plan::{
     AppendAttention, Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View, WeightId,
+    WeightSource,
 };
 use std::collections::BTreeMap;
 

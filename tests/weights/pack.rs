@@ -4,8 +4,7 @@ use std::sync::Mutex;
 
 use crate::files::{Gguf, assert_error, f32_bytes, tests_dir};
 use half::{bf16, f16};
-use halfwarp::exec::{ExecError, WeightSource};
-use halfwarp::plan::{Dtype, PartTransform, Weight, WeightPart};
+use halfwarp::plan::{Dtype, PartTransform, ReadWeightError, Weight, WeightPart, WeightSource};
 use halfwarp::weights::{Checkpoint, Progress, WeightsError};
 
 const F32: u32 = 0;
@@ -31,7 +30,7 @@ fn unpermuted(mut weight: Weight, num_heads: usize) -> Weight {
 }
 
 /// Reads `weight` into bytes that start at an odd address.
-fn read(source: &dyn WeightSource, weight: &Weight) -> Result<Vec<f32>, ExecError> {
+fn read(source: &dyn WeightSource, weight: &Weight) -> Result<Vec<f32>, ReadWeightError> {
     let mut bytes = vec![0xFF; weight.bytes() + 1];
     let start = if bytes.as_ptr().addr().is_multiple_of(2) { 1 } else { 0 };
     let bytes = &mut bytes[start..start + weight.bytes()];

@@ -7,7 +7,7 @@ use super::{
 };
 use clap::{Subcommand, ValueEnum};
 use halfwarp::exec::cuda;
-use halfwarp::plan::Dtype;
+use halfwarp::plan::Precision;
 use halfwarp::profile::decode::{self, Workload};
 use halfwarp::profile::gemm::{BenchError, Row, Shape, Subject, measure, shapes};
 use halfwarp::{EngineOptions, Gemm, Target};
@@ -137,19 +137,19 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
 fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
     let Op::Gemm = args.op;
     let gemm = Gemm::from(args.gemm);
-    let dtype = match args.dtype {
-        Type::F32 => Dtype::F32,
-        Type::F16 => Dtype::F16,
-        Type::Bf16 => Dtype::BF16,
+    let precision = match args.dtype {
+        Type::F32 => Precision::F32,
+        Type::F16 => Precision::F16,
+        Type::Bf16 => Precision::BF16,
     };
     let subject = Subject {
         gpu: args.gpu,
         gemm,
         accumulate: args.accumulate.into(),
         target: args.target.map(Target::from),
-        dtype,
+        precision,
     };
-    subject.check()?;
+    subject.check().map_err(failure)?;
     cuda::free_memory(args.gpu)?;
     let given: Vec<Shape> = args.shapes.iter().map(|shape| shape.0).collect();
     if !args.jsonl {
@@ -174,6 +174,7 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
 fn failure(error: BenchError) -> Failure {
     match error {
         BenchError::Exec(error) => error.into(),
+        BenchError::Plan(error) => Failure::Input(error.to_string()),
         wrong => Failure::Environment(wrong.to_string()),
     }
 }

@@ -1,7 +1,7 @@
 //! How a command ends when it does not end well.
 
 use super::terminal;
-use halfwarp::{EngineError, ExecError, ModelError, TextError};
+use halfwarp::{EngineError, ExecError, OpenError, TextError};
 use std::{fmt, process::ExitCode};
 
 /// Why a command ended before it was done.
@@ -51,8 +51,8 @@ impl Failure {
     }
 }
 
-impl From<ModelError> for Failure {
-    fn from(error: ModelError) -> Self {
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Self {
         Failure::Input(error.to_string())
     }
 }

@@ -7,6 +7,7 @@ use crate::plan::BudgetError;
 
 /// What can go wrong in the engine.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EngineError {
     /// A context longer than the model allows.
     #[error("a context of {asked} positions: the model allows at most {max}")]
@@ -29,7 +30,7 @@ pub enum EngineError {
     EmptyPrompt,
     /// A prompt that is longer than the context.
     #[error(
-        "the prompt has {prompt_len} tokens, the context {context}: shorten it, or ask for a longer context (-c)"
+        "the prompt has {prompt_len} tokens, the context {context}: shorten it, or ask for a longer context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.

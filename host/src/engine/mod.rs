@@ -19,9 +19,10 @@ pub use options::EngineOptions;
 pub use request::{Event, EventKind, FinishReason, Generation, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
 
-use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
-use crate::model::Model;
-use crate::plan::{Accumulate, Bounds, Plan, Precision, StepInputs, Weight};
+use crate::Model;
+use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
+use crate::model::ModelError;
+use crate::plan::{Bounds, Numerics, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler, Turns};
@@ -33,9 +34,7 @@ use std::sync::Arc;
 pub struct Engine {
     model: Arc<Model>,
     executor: Box<dyn Executor>,
-    precision: Precision,
-    batch_invariant: bool,
-    accumulate: Accumulate,
+    numerics: Numerics,
     buckets: Buckets,
     num_pages: usize,
     prepared: HashMap<Bounds, PreparedPlan>,
@@ -65,34 +64,35 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        options.gemm.check_device(options.device)?;
+        options.gemm.check_device(options.device).map_err(ExecError::from)?;
         options.device.check_target(options.target)?;
         let operand = options.precision.operand();
-        options.gemm.compute_type(operand)?;
-        options.gemm.check_accumulate(options.accumulate, operand, options.device)?;
+        options.numerics().check().map_err(ModelError::from)?;
+        options.gemm.compute_type(operand).map_err(ExecError::from)?;
+        options
+            .gemm
+            .check_accumulate(options.accumulate, options.device)
+            .map_err(ExecError::from)?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
         // No step is larger than all contexts together, however large a one is asked for.
         let max_tokens = options.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
         let buckets = Buckets { max_tokens, max_seqs, context };
-        let (precision, bounds) = (options.precision, buckets.largest());
+        let (numerics, bounds) = (options.numerics(), buckets.largest());
         if let Some((device, free_bytes)) = options.device.free_memory()? {
-            model.memory(precision, bounds, num_pages)?.check(&device, free_bytes)?;
+            let memory = model.memory(&numerics, bounds, num_pages)?;
+            memory.check(&device, free_bytes, options.cache_size())?;
         }
-        let EngineOptions { batch_invariant, accumulate, .. } = options;
-        let plan = model.plan(precision, bounds, num_pages)?;
-        let plan = Plan { batch_invariant, accumulate, ..plan };
+        let plan = model.plan(&numerics, bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
         let executor = exec::open(options.device, options.gemm, options.target, &plan, &weights)?;
-        let turns = if batch_invariant { Turns::Apart } else { Turns::Together };
+        let turns = if numerics.batch_invariant { Turns::Apart } else { Turns::Together };
         let mut engine = Engine {
             model,
             executor,
-            precision,
-            batch_invariant,
-            accumulate,
+            numerics,
             buckets,
             num_pages,
             prepared: HashMap::new(),
@@ -212,7 +212,7 @@ impl Engine {
         is_prompt: bool,
         want: Want,
     ) -> Result<StepOutput, EngineError> {
-        let bounds = self.buckets.bounds_for(inputs, is_prompt && self.batch_invariant);
+        let bounds = self.buckets.bounds_for(inputs, is_prompt && self.numerics.batch_invariant);
         let plan = self.prepare(bounds)?;
         Ok(self.executor.run(plan, inputs, want)?)
     }
@@ -222,9 +222,7 @@ impl Engine {
         if let Some(&plan) = self.prepared.get(&bounds) {
             return Ok(plan);
         }
-        let plan = self.model.plan(self.precision, bounds, self.num_pages)?;
-        let &mut Engine { batch_invariant, accumulate, .. } = self;
-        let plan = Plan { batch_invariant, accumulate, ..plan };
+        let plan = self.model.plan(&self.numerics, bounds, self.num_pages)?;
         let plan = self.executor.prepare(&plan)?;
         self.prepared.insert(bounds, plan);
         Ok(plan)

@@ -1,9 +1,10 @@
 //! How an engine is set up.
 
 use super::{EngineError, Request};
+use crate::Model;
 use crate::exec::{Device, Gemm, Target};
-use crate::model::{Config, Model};
-use crate::plan::{Accumulate, PAGE_SIZE, Precision};
+use crate::model::Config;
+use crate::plan::{Accumulate, CacheSize, Numerics, PAGE_SIZE, Precision};
 
 /// The context that is chosen when none is asked for, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -62,6 +63,20 @@ impl EngineOptions {
     pub fn check_request(&self, model: &Model, request: &Request) -> Result<(), EngineError> {
         let config = model.config();
         request.check(config.vocab_size, self.context_for(config)?)
+    }
+
+    /// How the model computes.
+    pub(super) fn numerics(&self) -> Numerics {
+        let &EngineOptions { precision, accumulate, batch_invariant, .. } = self;
+        Numerics { precision, accumulate, batch_invariant }
+    }
+
+    /// What decides the size of the cache.
+    pub(super) fn cache_size(&self) -> CacheSize {
+        match self.cache_positions {
+            Some(_) => CacheSize::Positions,
+            None => CacheSize::Contexts(self.max_seqs.max(1)),
+        }
     }
 
     /// Pages of the cache, for sequences of `context` positions. Sizes are held in 32 bits, as step inputs are: the

@@ -15,7 +15,7 @@ pub struct Request {
     pub max_new_tokens: Option<usize>,
     /// How the next token is chosen.
     pub sampling: Sampling,
-    /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::model::Model::stop_tokens), or none to go
+    /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::Model::stop_tokens), or none to go
     /// on regardless.
     pub stop_tokens: Vec<u32>,
 }

@@ -60,6 +60,7 @@ impl Sampling {
 
 /// Why no token can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SamplingError {
     /// A value of [`Sampling`] is out of its range.
     #[error("{name} {value}: it has to be {range}")]

@@ -61,15 +61,11 @@ impl Device {
     /// Whether kernels for `target` can be asked for there; which of them a GPU can run is known when it is opened.
     ///
     /// # Errors
-    /// [`ExecError::NoDevice`] for the CPU.
+    /// [`ExecError::TargetOnCpu`].
     pub fn check_target(self, target: Option<Target>) -> Result<(), ExecError> {
         match target {
             Some(target) if self != Device::Emulated && self.cuda_ordinal().is_none() => {
-                Err(ExecError::NoDevice(format!(
-                    "--target {} is for GPU kernels, and this runs on the CPU\n\
-                     choose --device cuda or emulated, or leave --target out",
-                    target.name()
-                )))
+                Err(ExecError::TargetOnCpu(target))
             }
             _ => Ok(()),
         }
@@ -133,10 +129,8 @@ mod tests {
                 assert!(device.check_target(Some(target)).is_ok());
             }
             let error = Device::Cpu.check_target(Some(target)).unwrap_err().to_string();
-            assert!(
-                error.starts_with(&format!("--target {} is for GPU", target.name())),
-                "{error}"
-            );
+            let expected = "is for GPU kernels, and this runs on the CPU";
+            assert_eq!(error, format!("the target {} {expected}", target.name()));
         }
         assert!(Device::Cpu.check_target(None).is_ok());
     }

@@ -9,6 +9,7 @@ use kernels::gemm::Gpu;
 use simt::{Init, Memory};
 
 use super::lower::{self, Addresses, KvPool};
+use super::prepared::Prepared;
 use super::{
     ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
     inputs,
@@ -24,7 +25,7 @@ pub struct EmulatedExecutor {
     weights: Vec<u64>,
     constants: Vec<u64>,
     kv_pools: Vec<KvPool>,
-    prepared: Vec<Prepared>,
+    prepared: Prepared<EmulatedPlan>,
     /// What is emulated.
     gpu: Gpu,
     /// Launches that have run. Each one's number is its seed: all run in different orders, and every time in the same.
@@ -32,7 +33,7 @@ pub struct EmulatedExecutor {
 }
 
 /// A plan, and where the buffers of its own lie.
-struct Prepared {
+struct EmulatedPlan {
     plan: Plan,
     addresses: Addresses,
     launches: Vec<Launch>,
@@ -69,7 +70,7 @@ impl EmulatedExecutor {
             weights,
             constants,
             kv_pools,
-            prepared: Vec::new(),
+            prepared: Prepared::new(),
             gpu: Gpu { target: target.unwrap_or(hopper.target), ..hopper },
             num_launches: 0,
         })
@@ -98,8 +99,7 @@ impl Executor for EmulatedExecutor {
             counters,
         };
         let launches = lower::lower(&plan, &addresses, self.gpu, |spec| Ok(spec.emulated()))?;
-        self.prepared.push(Prepared { plan, addresses, launches });
-        Ok(PreparedPlan(self.prepared.len() - 1))
+        Ok(self.prepared.push(EmulatedPlan { plan, addresses, launches }))
     }
 
     fn run(
@@ -108,9 +108,7 @@ impl Executor for EmulatedExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let Some(Prepared { plan, addresses, launches }) = self.prepared.get(plan.0) else {
-            return Err(ExecError::Step(format!("no plan {} was prepared", plan.0)));
-        };
+        let EmulatedPlan { plan, addresses, launches } = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
         start_step(&mut self.memory, plan, addresses, inputs);
         for (index, launch) in launches.iter().enumerate() {
@@ -185,13 +183,14 @@ fn read_rows(
 mod tests {
     use super::*;
     use crate::exec::testing::plan;
+    use crate::plan::ReadWeightError;
     use simt::{Fault, FaultKind};
 
     /// Every element is 1.
     struct Ones;
 
     impl WeightSource for Ones {
-        fn read(&self, _: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+        fn read(&self, _: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
             bytemuck::cast_slice_mut(out).fill(1.0f32);
             Ok(())
         }
@@ -221,10 +220,10 @@ mod tests {
     fn a_step_finds_nothing_of_the_last_one() {
         let plan = plan();
         let mut executor = EmulatedExecutor::open(None, &plan, &Ones).unwrap();
-        let prepared = executor.prepare(&plan).unwrap();
-        executor.run(prepared, &inputs(), Want::Nothing).unwrap();
+        let handle = executor.prepare(&plan).unwrap();
+        executor.run(handle, &inputs(), Want::Nothing).unwrap();
         let EmulatedExecutor { memory, prepared, .. } = &mut executor;
-        let Prepared { plan, addresses, .. } = &prepared[0];
+        let EmulatedPlan { plan, addresses, .. } = prepared.get(handle).unwrap();
         let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.logits, 1);
         assert_ne!(rows(memory), [u32::MAX; 4]);
         start_step(memory, plan, addresses, &inputs());

@@ -115,7 +115,7 @@ pub fn counter_bytes(plan: &Plan) -> usize {
 
 /// The order of the sums of linear layers: prompts and decoding each have one, where batches are to change nothing.
 fn sum_order(plan: &Plan) -> SumOrder {
-    match plan.batch_invariant {
+    match plan.numerics().batch_invariant {
         false => SumOrder::Fastest,
         true if plan.decodes() => SumOrder::FewRows,
         true => SumOrder::Tiles,

@@ -8,29 +8,18 @@ pub mod emulated;
 mod gemm;
 mod inputs;
 mod lower;
+mod prepared;
 mod tensor_maps;
 #[cfg(test)]
 mod testing;
 
 pub use device::{Device, open};
-pub use gemm::Gemm;
+pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
+pub use prepared::PreparedPlan;
 
-use crate::plan::{BudgetError, Plan, StepInputs, Weight};
-
-/// Gives an executor the weights of a plan, packed and in the storage type that the plan says.
-pub trait WeightSource: Sync {
-    /// Writes `weight` to `out`, which is `weight.bytes()` long.
-    ///
-    /// # Errors
-    /// [`ExecError::Weights`] if the checkpoint lacks a part or it has another shape.
-    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError>;
-}
-
-/// A plan that an executor has prepared: which one, in the order of [`Executor::prepare`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PreparedPlan(pub usize);
+use crate::plan::{BudgetError, Plan, ReadWeightError, StepInputs, WeightSource};
 
 /// What a step brings back to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +71,11 @@ pub trait Executor: Send {
 
 /// What can go wrong in an executor.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ExecError {
     /// A weight could not be read.
-    #[error("{0}")]
-    Weights(String),
+    #[error(transparent)]
+    Weights(#[from] ReadWeightError),
     /// The device has not enough memory.
     #[error("out of memory on {device}: {what} needs {needed_bytes} bytes, {free_bytes} are free")]
     OutOfMemory {
@@ -115,9 +105,12 @@ pub enum ExecError {
     /// The device that was asked for is not there.
     #[error("{0}")]
     NoDevice(String),
-    /// Linear layers cannot be computed by whom they were asked of: the GPU, the library or the operands are not right.
-    #[error("{0}")]
-    Gemm(String),
+    /// A target for GPU kernels, on the CPU.
+    #[error("the target {} is for GPU kernels, and this runs on the CPU", .0.name())]
+    TargetOnCpu(Target),
+    /// Linear layers cannot be computed by the kernels that were chosen.
+    #[error(transparent)]
+    Gemm(#[from] GemmError),
     /// The CUDA driver reported an error.
     #[error("CUDA: {call}: {error}")]
     Driver {

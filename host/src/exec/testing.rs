@@ -1,8 +1,8 @@
 //! What the tests of executors share.
 
 use crate::plan::{
-    Bounds, Constant, Dtype, KvLayout, Op, PartTransform, Plan, PlanBuilder, Rows, Weight,
-    WeightPart,
+    Bounds, Constant, Dtype, KvLayout, Numerics, Op, PartTransform, Plan, PlanBuilder, Rows,
+    Weight, WeightPart,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -50,5 +50,5 @@ pub fn plan() -> Plan {
     plan.op(Op::Rope { x, table: rope, head_dim: 4 });
     plan.op(Op::GatherRows { x, out: last });
     plan.op(Op::Argmax { x: last, out: next });
-    plan.finish(bounds, kv, last, next)
+    plan.finish(&Numerics::default(), bounds, kv, last, next).unwrap()
 }

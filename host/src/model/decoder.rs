@@ -8,8 +8,8 @@
 
 use super::{Config, names::Names};
 use crate::plan::{
-    Attention, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear, Op, PartTransform, Plan,
-    PlanBuilder, Precision, Rows, View, Weight, WeightId, WeightPart,
+    Attention, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear, Numerics, Op, PartTransform,
+    Plan, PlanBuilder, PlanError, Precision, Rows, View, Weight, WeightId, WeightPart,
 };
 
 /// Makes the plan of the model that `config` describes, with weights of the checkpoint that `names` speaks of.
@@ -17,10 +17,11 @@ pub(super) fn plan(
     config: &Config,
     names: &Names,
     rope: Constant,
-    precision: Precision,
+    numerics: &Numerics,
     bounds: Bounds,
     num_pages: usize,
-) -> Plan {
+) -> Result<Plan, PlanError> {
+    let precision = numerics.precision;
     let kv = KvLayout {
         num_layers: config.num_layers(),
         num_kv_heads: config.num_kv_heads,
@@ -28,20 +29,20 @@ pub(super) fn plan(
         num_pages,
         dtype: precision.cache(),
     };
-    let mut decoder = Decoder { config, names, precision, builder: PlanBuilder::new() };
-    let rope = decoder.builder.constant(rope);
-    let (logits, next_tokens) = decoder.decode(rope);
-    decoder.builder.finish(bounds, kv, logits, next_tokens)
+    let mut planner = Planner { config, names, precision, builder: PlanBuilder::new() };
+    let rope = planner.builder.constant(rope);
+    let (logits, next_tokens) = planner.decode(rope);
+    planner.builder.finish(numerics, bounds, kv, logits, next_tokens)
 }
 
-struct Decoder<'a> {
+struct Planner<'a> {
     config: &'a Config,
     names: &'a Names,
     precision: Precision,
     builder: PlanBuilder,
 }
 
-impl Decoder<'_> {
+impl Planner<'_> {
     /// All operations, from token ids to logits and the most likely tokens.
     fn decode(&mut self, rope: ConstantId) -> (View, View) {
         let (config, names) = (self.config, self.names);

@@ -1,13 +1,13 @@
 //! What can go wrong when a model is opened or planned.
 
 use super::config::ConfigError;
-use crate::plan::Precision;
-use crate::text::TextError;
+use crate::plan::{PlanError, Precision};
 use crate::weights::WeightsError;
 use std::path::{Path, PathBuf};
 
 /// What can go wrong when a model is opened or planned.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ModelError {
     /// The checkpoint cannot be read, or lacks what the configuration promises.
     #[error(transparent)]
@@ -20,9 +20,9 @@ pub enum ModelError {
         /// What is wrong.
         source: Box<ConfigError>,
     },
-    /// The tokenizer or the chat template cannot be read.
+    /// There is no plan with these numerics or of these shapes.
     #[error(transparent)]
-    Text(#[from] TextError),
+    Plan(#[from] PlanError),
     /// A plan for more positions than the model knows.
     #[error("a context of {asked} positions: this model takes 1 to {max}")]
     Context {
@@ -34,7 +34,7 @@ pub enum ModelError {
     /// A precision in whose elements the model's rows would not be aligned.
     #[error(
         "the model has a {what} of {size}: in {precision} it has to be a multiple of {multiple}\n\
-         it can be run in f32: --dtype f32"
+         it can be run in f32"
     )]
     Unaligned {
         /// Which of its sizes.

@@ -13,61 +13,55 @@ pub use config::{Config, ConfigError, Family};
 pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
 
-use crate::plan::{Bounds, Constant, MemoryBudget, Plan, Precision, StepLayout};
-use crate::text::{self, Text};
+use crate::plan::{Bounds, Constant, MemoryBudget, Numerics, Plan, Precision, StepLayout};
 use crate::weights::{Checkpoint, Origin};
 use names::Names;
 use std::path::Path;
 use std::sync::Mutex;
 
-/// A model on disk, ready to be planned: configuration, weights, tokenizer.
+/// A decoder on disk, ready to be planned: configuration and weights.
 #[derive(Debug)]
-pub struct Model {
+pub struct Decoder {
     config: Config,
     names: &'static Names,
     checkpoint: Checkpoint,
-    text: Option<Text>,
-    stop_tokens: Vec<u32>,
     /// The last table that was made: the plans of one engine share it.
     rope_table: Mutex<Option<Constant>>,
 }
 
-impl Model {
+impl Decoder {
     /// Opens a Hugging Face directory or a `.gguf` file, and checks that every weight of the model is there and has
-    /// the right shape. Weights are read when an executor asks for them.
+    /// the right shape. Weights are read when an executor loads them.
     ///
     /// # Errors
     /// [`ModelError::Weights`] for a damaged or incomplete checkpoint, [`ModelError::Config`] for a configuration that
-    /// is no model's or not supported, [`ModelError::Text`] for a tokenizer that cannot be used.
+    /// is no model's or not supported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(path)?;
         let at_path = |source| ModelError::config(checkpoint.path(), source);
-        let (config, names, text, stop_tokens) = match checkpoint.origin() {
-            Origin::HuggingFace { dir, config: json } => {
+        let (config, names) = match checkpoint.origin() {
+            Origin::HuggingFace { config: json, .. } => {
                 let mut config = Config::from_hf(json).map_err(at_path)?;
                 let names = Names::hugging_face(config.family, &checkpoint);
                 config.tie_word_embeddings &= !has_own_head(&checkpoint, names);
-                (config, names, Text::from_dir(dir)?, text::stop_tokens_from_dir(dir)?)
+                (config, names)
             }
             Origin::Gguf { metadata } => {
                 let config = Config::from_gguf(metadata, &checkpoint).map_err(at_path)?;
                 let names = Names::gguf(config.family);
-                (config, names, Text::from_gguf(metadata)?, text::stop_tokens_from_gguf(metadata)?)
+                (config, names)
             }
         };
-        // The chat template may know of one more: the end of its turns.
-        let stop_tokens = text.as_ref().map_or(stop_tokens, |text| text.stop_tokens.clone());
-        let rope_table = Mutex::new(None);
-        let model = Model { config, names, checkpoint, text, stop_tokens, rope_table };
+        let decoder = Decoder { config, names, checkpoint, rope_table: Mutex::new(None) };
         let bounds =
             Bounds { max_tokens: 1, max_seqs: 1, max_q_len: 1, max_logit_rows: 1, max_kv_len: 1 };
-        for weight in &model.plan(Precision::F32, bounds, 1)?.weights {
-            model.checkpoint.check(weight)?;
+        for weight in &decoder.plan(&Numerics::default(), bounds, 1)?.weights {
+            decoder.checkpoint.check(weight)?;
         }
-        Ok(model)
+        Ok(decoder)
     }
 
-    /// What the decoder knows of the model.
+    /// The model's sizes and switches.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -77,52 +71,48 @@ impl Model {
         &self.checkpoint
     }
 
-    /// The tokenizer and chat template, if the model comes with them.
-    pub fn text(&self) -> Option<&Text> {
-        self.text.as_ref()
-    }
-
-    /// Tokens that end a generation; known for most models without a tokenizer too.
-    pub fn stop_tokens(&self) -> &[u32] {
-        &self.stop_tokens
-    }
-
-    /// The model as operations in `precision` for steps of at most `bounds`, over a cache of `num_pages` pages. Weights
-    /// and constants are the same for all plans of one precision and `bounds.max_kv_len`.
+    /// The model as operations, computed as `numerics` says, for steps of at most `bounds`, over a cache of `num_pages`
+    /// pages. Weights and constants are the same for all plans of one precision and `bounds.max_kv_len`.
     ///
     /// # Errors
     /// [`ModelError::Context`] for no position, or more than the model takes; [`ModelError::Unaligned`] for a model
-    /// whose rows have no place in 16 bits.
+    /// whose rows cannot be aligned in 16 bits; [`ModelError::Plan`] for numerics whose parts do not fit each other.
     pub fn plan(
         &self,
-        precision: Precision,
+        numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.check_context(bounds.max_kv_len)?;
-        self.check_alignment(precision)?;
+        self.check(numerics, bounds)?;
         let rope = self.rope_table(bounds.max_kv_len);
-        Ok(decoder::plan(&self.config, self.names, rope, precision, bounds, num_pages))
+        Ok(decoder::plan(&self.config, self.names, rope, numerics, bounds, num_pages)?)
     }
 
-    /// `self.plan(precision, bounds, num_pages)?.memory()`, without the table of a context that may be too long for the
-    /// memory.
+    /// `self.plan(numerics, bounds, num_pages)?.memory()`, without making the RoPE table of a context that may be too
+    /// long for the memory.
     ///
     /// # Errors
-    /// As [`Model::plan`].
+    /// As [`Decoder::plan`].
     pub fn memory(
         &self,
-        precision: Precision,
+        numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<MemoryBudget, ModelError> {
-        self.check_context(bounds.max_kv_len)?;
+        self.check(numerics, bounds)?;
         let rope_len = bounds.max_kv_len * self.config.rope.rotary_dim;
         Ok(MemoryBudget {
             buffer_bytes: 4 * (rope_len + StepLayout::new(&bounds).len),
             max_kv_len: bounds.max_kv_len,
-            ..self.plan(precision, Bounds { max_kv_len: 1, ..bounds }, num_pages)?.memory()
+            ..self.plan(numerics, Bounds { max_kv_len: 1, ..bounds }, num_pages)?.memory()
         })
+    }
+
+    /// Whether there can be such a plan of this model.
+    fn check(&self, numerics: &Numerics, bounds: Bounds) -> Result<(), ModelError> {
+        numerics.check()?;
+        self.check_context(bounds.max_kv_len)?;
+        self.check_alignment(numerics.precision)
     }
 
     fn check_context(&self, asked: usize) -> Result<(), ModelError> {

@@ -1,8 +1,8 @@
 //! Building a plan operation by operation.
 
 use super::{
-    Accumulate, Bounds, Constant, ConstantId, Dtype, KvLayout, Op, Plan, Rows, Tensor, TensorId,
-    View, Weight, WeightId,
+    Bounds, Constant, ConstantId, Dtype, KvLayout, Numerics, Op, Plan, PlanError, Rows, Tensor,
+    TensorId, View, Weight, WeightId,
 };
 
 /// A plan that is being built: hands out the ids of what is added to it.
@@ -44,7 +44,7 @@ impl PlanBuilder {
         ConstantId(self.constants.len() - 1)
     }
 
-    /// Adds an operation behind those that are there.
+    /// Adds an operation after those that are there.
     pub fn op(&mut self, op: Op) {
         self.ops.push(op);
     }
@@ -54,27 +54,23 @@ impl PlanBuilder {
         self.tensors[view.tensor.0].rows
     }
 
-    /// The plan, with its outputs.
+    /// The plan, with its outputs, computed as `numerics` says.
     ///
-    /// # Panics
-    /// If its shapes do not agree ([`Plan::check`]): a plan is built by code, never from a file's numbers unchecked.
-    pub fn finish(self, bounds: Bounds, kv: KvLayout, logits: View, next_tokens: View) -> Plan {
+    /// # Errors
+    /// As [`Plan::check`].
+    pub fn finish(
+        self,
+        numerics: &Numerics,
+        bounds: Bounds,
+        kv: KvLayout,
+        logits: View,
+        next_tokens: View,
+    ) -> Result<Plan, PlanError> {
         let PlanBuilder { tensors, weights, constants, ops } = self;
-        let plan = Plan {
-            bounds,
-            tensors,
-            weights,
-            constants,
-            kv,
-            ops,
-            batch_invariant: false,
-            accumulate: Accumulate::F32,
-            logits,
-            next_tokens,
-        };
-        if let Err(error) = plan.check() {
-            panic!("{error}");
-        }
-        plan
+        let numerics = *numerics;
+        let plan =
+            Plan { bounds, tensors, weights, constants, kv, ops, logits, next_tokens, numerics };
+        plan.check()?;
+        Ok(plan)
     }
 }

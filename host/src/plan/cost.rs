@@ -128,7 +128,7 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::plan::{
-        Accumulate, Attention, Bounds, Dtype, KvLayout, Tensor, TensorId, Weight, WeightId,
+        Attention, Bounds, Dtype, KvLayout, Numerics, Tensor, TensorId, Weight, WeightId,
     };
 
     /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads, all of `dtype`.
@@ -166,8 +166,7 @@ mod tests {
             constants: vec![],
             kv: KvLayout { num_layers: 1, num_kv_heads: 2, head_dim: 4, num_pages: 1, dtype },
             ops: vec![linear, Op::Attention(attention)],
-            batch_invariant: false,
-            accumulate: Accumulate::F32,
+            numerics: Numerics::default(),
             logits: view(2, 16),
             next_tokens: view(2, 1),
         }

@@ -4,10 +4,17 @@ use super::Dtype;
 
 /// What can be wrong with a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// Shapes that do not fit each other, or something that is read before it is written.
     #[error("{0}")]
     Shape(String),
+    /// Accumulators in f16 of operands in another type.
+    #[error("accumulators in F16 need operands in F16, these are in {operand}: accumulate in F32")]
+    Accumulate {
+        /// Type of the operands.
+        operand: Dtype,
+    },
     /// An element type that an operation does not take, or not together with the others.
     #[error("{at}: {what} is {got}, expected {}", either(wanted))]
     Dtype {
@@ -25,7 +32,7 @@ pub enum PlanError {
     Unaligned {
         /// The activation, weight or cache.
         name: String,
-        /// What is no multiple: a row, or the columns in front of a view.
+        /// What is no multiple: a row, or the columns before a view.
         what: &'static str,
         /// Its elements.
         elems: usize,

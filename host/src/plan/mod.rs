@@ -11,8 +11,10 @@ mod error;
 mod fuse;
 mod kv;
 mod memory;
+mod numerics;
 mod op;
 mod precision;
+mod source;
 mod step;
 mod tensor;
 #[cfg(test)]
@@ -22,11 +24,12 @@ pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
 pub use error::PlanError;
-pub use kernels::gemm::Accumulate;
 pub use kv::{KvLayout, PAGE_SIZE};
-pub use memory::{ArenaLayout, BudgetError, MemoryBudget};
+pub use memory::{ArenaLayout, BudgetError, CacheSize, Fits, MemoryBudget};
+pub use numerics::{Accumulate, Numerics};
 pub use op::{AppendAttention, Attention, Linear, Norm, Op, RopeAppend};
 pub use precision::Precision;
+pub use source::{ReadWeightError, WeightSource};
 pub use step::{StepInputs, StepLayout};
 pub use tensor::{
     Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId, WeightPart,
@@ -77,18 +80,20 @@ pub struct Plan {
     pub kv: KvLayout,
     /// Operations, in order.
     pub ops: Vec<Op>,
-    /// Whether a row of every activation has the same bits whatever the rows beside it, and whatever the bounds: all
-    /// plans that decode agree, and all that do not.
-    pub batch_invariant: bool,
-    /// What linear layers are summed in on a GPU: f16 of operands in f16 alone, and of more than a few rows.
-    pub accumulate: Accumulate,
     /// Logits, `[logit_rows, vocab_size]` f32.
     pub logits: View,
     /// Index of the largest logit of each row, or why there is none, `[logit_rows, 1]` u32.
     pub next_tokens: View,
+    /// Only [`PlanBuilder::finish`] sets it, and checks the plan against it.
+    numerics: Numerics,
 }
 
 impl Plan {
+    /// How it computes.
+    pub fn numerics(&self) -> &Numerics {
+        &self.numerics
+    }
+
     /// Whether it decodes: no sequence has more than one new token.
     pub fn decodes(&self) -> bool {
         self.bounds.max_q_len == 1

@@ -1,9 +1,25 @@
 //! What the tests of plans and of what reads them share.
 
 use super::{
-    Attention, Bounds, Constant, Dtype, KvLayout, Linear, Op, PAGE_SIZE, PartTransform, Plan,
-    PlanBuilder, Precision, Rows, View, Weight, WeightId, WeightPart,
+    Attention, Bounds, Constant, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, PartTransform,
+    Plan, PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId, WeightPart,
 };
+
+/// A plan of no operation, for tests of what reads plans to fill: it is checked by nobody.
+pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
+    let output = View { tensor: TensorId(0), start: 0, width: 1 };
+    Plan {
+        bounds,
+        tensors: vec![],
+        weights: vec![],
+        constants: vec![],
+        kv,
+        ops: vec![],
+        logits: output,
+        next_tokens: output,
+        numerics: Numerics::default(),
+    }
+}
 
 /// A decoder of one layer.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +127,7 @@ impl Decoder {
         };
         let dtype = self.precision.cache();
         let kv = KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages: max_tokens, dtype };
-        std::mem::take(b).finish(bounds, kv, logits, next_tokens)
+        std::mem::take(b).finish(&self.precision.into(), bounds, kv, logits, next_tokens).unwrap()
     }
 
     fn operand(&self, b: &mut PlanBuilder, name: &str, rows: Rows, width: usize) -> View {

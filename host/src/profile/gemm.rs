@@ -15,10 +15,11 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::exec::cuda::CudaExecutor;
-use crate::exec::{Device, ExecError, Executor, Gemm, PreparedPlan, Target, Want, WeightSource};
+use crate::exec::{Device, ExecError, Executor, Gemm, GemmError, PreparedPlan, Target, Want};
 use crate::plan::{
-    Accumulate, Bounds, Dtype, KvLayout, Linear, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder,
-    Rows, StepInputs, View, Weight, WeightId, WeightPart,
+    Accumulate, Bounds, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, PartTransform, Plan,
+    PlanBuilder, PlanError, Precision, ReadWeightError, Rows, StepInputs, View, Weight, WeightId,
+    WeightPart, WeightSource,
 };
 use half::{bf16, f16};
 
@@ -66,26 +67,34 @@ pub struct Subject {
     /// What our kernels are compiled for; `None`: the newest that the GPU can run.
     pub target: Option<Target>,
     /// Type of the operands.
-    pub dtype: Dtype,
+    pub precision: Precision,
 }
 
 impl Subject {
     /// Whether there can be such a measurement.
     ///
     /// # Errors
-    /// [`ExecError::Gemm`] for operands that are not summed so, and for a target of cuBLAS.
-    pub fn check(&self) -> Result<(), ExecError> {
-        self.gemm.compute_type(self.dtype)?;
-        self.gemm.check_accumulate(self.accumulate, self.dtype, Device::Cuda(self.gpu))?;
-        match self.target {
-            Some(target) if self.gemm != Gemm::Halfwarp => Err(ExecError::Gemm(format!(
-                "--target {} is for the kernels of this program, and --gemm {} has kernels of its own\n\
-                 leave one of them out",
-                target.name(),
-                self.gemm
-            ))),
+    /// [`BenchError::Plan`], and [`ExecError::Gemm`] in [`BenchError::Exec`].
+    pub fn check(&self) -> Result<(), BenchError> {
+        let &Subject { gpu, gemm, accumulate, target, .. } = self;
+        self.numerics().check()?;
+        gemm.compute_type(self.dtype()).map_err(ExecError::from)?;
+        gemm.check_accumulate(accumulate, Device::Cuda(gpu)).map_err(ExecError::from)?;
+        match target {
+            Some(target) if gemm != Gemm::Halfwarp => {
+                Err(ExecError::from(GemmError::CublasTarget { gemm, target }).into())
+            }
             _ => Ok(()),
         }
+    }
+
+    fn numerics(&self) -> Numerics {
+        Numerics { accumulate: self.accumulate, ..self.precision.into() }
+    }
+
+    /// Type of the operands.
+    fn dtype(&self) -> Dtype {
+        self.precision.operand()
     }
 
     /// Whether products are summed in f16.
@@ -129,7 +138,11 @@ pub struct Row {
 
 /// Why there is no row.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum BenchError {
+    /// There is no plan of such linear layers.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// The plan cannot be run.
     #[error(transparent)]
     Exec(#[from] ExecError),
@@ -163,13 +176,14 @@ const EPS: f32 = 1e-6;
 /// [`BenchError`].
 pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
     subject.check()?;
-    let &Subject { gpu: ordinal, gemm, target, dtype, .. } = subject;
+    let &Subject { gpu: ordinal, gemm, target, .. } = subject;
+    let dtype = subject.dtype();
     let Shape { m, n, k } = shape;
     let bytes = dtype.block_bytes() * (m * k + n * k + m * n);
     let copies = L2_FLUSH_BYTES.div_ceil(bytes.max(1)).clamp(1, MAX_COPIES);
     let calls = copies * (MIN_CALLS / copies).max(1);
     let bench = Bench { shape, subject, copies };
-    let (two_rounds, one_round) = (bench.plan(2 * calls + 1), bench.plan(calls + 1));
+    let (two_rounds, one_round) = (bench.plan(2 * calls + 1)?, bench.plan(calls + 1)?);
     let gpu = CudaExecutor::open(ordinal, gemm, target, &two_rounds, &RandomWeights)?;
     let mut gpu = gpu.without_overlap();
     let prepared = [gpu.prepare(&two_rounds)?, gpu.prepare(&one_round)?];
@@ -228,7 +242,7 @@ impl Bench<'_> {
     /// `calls` linear layers over the copies of input and weight; the inputs are rows of embeddings. The first call's
     /// output comes out as logits, those of the others go to one place: so do the peers', whose allocator gives a call the
     /// memory that the one before has left.
-    fn plan(&self, calls: usize) -> Plan {
+    fn plan(&self, calls: usize) -> Result<Plan, PlanError> {
         let Shape { m, n, .. } = self.shape;
         let bounds = Bounds {
             max_tokens: m,
@@ -243,12 +257,12 @@ impl Bench<'_> {
             // As any type can be stored.
             head_dim: 8,
             num_pages: bounds.max_pages_per_seq(),
-            dtype: self.subject.dtype,
+            dtype: self.subject.dtype(),
         };
         let mut plan = PlanBuilder::new();
         let operands: Vec<_> =
             (0..self.copies).map(|copy| self.operands(&mut plan, copy)).collect();
-        let output = plan.activation("c", Rows::Tokens, n, self.subject.dtype);
+        let output = plan.activation("c", Rows::Tokens, n, self.subject.dtype());
         let verified = plan.activation("verified", Rows::Tokens, n, Dtype::F32);
         for call in 0..calls {
             let (x, weight) = operands[call % self.copies];
@@ -259,41 +273,40 @@ impl Bench<'_> {
         plan.op(Op::GatherRows { x: verified, out: logits });
         let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         plan.op(Op::Argmax { x: logits, out: next_tokens });
-        let plan = plan.finish(bounds, kv, logits, next_tokens);
-        Plan { accumulate: self.subject.accumulate, ..plan }
+        plan.finish(&self.subject.numerics(), bounds, kv, logits, next_tokens)
     }
 
     /// An input and a weight. An input of 16 bits comes from a norm, which rounds.
     fn operands(&self, plan: &mut PlanBuilder, copy: usize) -> (View, WeightId) {
         let Shape { m, n, k } = self.shape;
         let table = plan.weight(weight(format!("a{copy}"), m, k, Dtype::F32));
-        let b = plan.weight(weight(format!("b{copy}"), n, k, self.subject.dtype));
+        let b = plan.weight(weight(format!("b{copy}"), n, k, self.subject.dtype()));
         let hidden = plan.activation(format!("hidden{copy}"), Rows::Tokens, k, Dtype::F32);
         plan.op(Op::Embedding { table, out: hidden });
-        if self.subject.dtype == Dtype::F32 {
+        if self.subject.dtype() == Dtype::F32 {
             return (hidden, b);
         }
         let ones = plan.weight(weight(format!("{ONES}{copy}"), 1, k, Dtype::F32));
-        let x = plan.activation(format!("x{copy}"), Rows::Tokens, k, self.subject.dtype);
+        let x = plan.activation(format!("x{copy}"), Rows::Tokens, k, self.subject.dtype());
         plan.op(Op::RmsNorm { x: hidden, weight: ones, out: x, eps: EPS });
         (x, b)
     }
 
     /// What the norm makes of a row of the embedding.
     fn input(&self, row: &[f32]) -> Vec<f64> {
-        if self.subject.dtype == Dtype::F32 {
+        if self.subject.dtype() == Dtype::F32 {
             return row.iter().map(|&value| f64::from(value)).collect();
         }
         let squares: f64 = row.iter().map(|&value| f64::from(value).powi(2)).sum();
         let scale = 1.0 / (squares / row.len() as f64 + f64::from(EPS)).sqrt();
-        let round = |value: f32| rounded((f64::from(value) * scale) as f32, self.subject.dtype);
+        let round = |value: f32| rounded((f64::from(value) * scale) as f32, self.subject.dtype());
         row.iter().map(|&value| f64::from(round(value))).collect()
     }
 
     /// Of a sum in f16 every step of the tensor cores is rounded: half a unit of 2^-10 each, in all growing as the root
     /// of their number, one for 16 of k.
     fn error_bound(&self) -> f64 {
-        match self.subject.dtype {
+        match self.subject.dtype() {
             _ if self.subject.sums_in_f16() => 1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt(),
             Dtype::F32 => 1e-5,
             _ => 1e-3,
@@ -349,7 +362,7 @@ fn weight(name: String, rows: usize, cols: usize, storage: Dtype) -> Weight {
 struct RandomWeights;
 
 impl WeightSource for RandomWeights {
-    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
         let seed = weight.name.bytes().fold(0, |seed, byte| seed * 31 + u64::from(byte));
         let is_norm = weight.name.starts_with(ONES);
         out.par_chunks_mut(1 << 20).enumerate().for_each(|(chunk, out)| {
@@ -376,25 +389,25 @@ mod tests {
     /// The plan that is timed on a GPU gives what is verified, and another input or weight does not.
     #[test]
     fn the_plan_computes_what_is_verified() {
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+        for precision in Precision::ALL {
             let subject = Subject {
                 gpu: 0,
                 gemm: Gemm::Halfwarp,
                 accumulate: Accumulate::F32,
                 target: None,
-                dtype,
+                precision,
             };
             let bench = Bench { shape: Shape { m: 3, n: 24, k: 40 }, subject: &subject, copies: 2 };
-            let plan = bench.plan(4);
+            let plan = bench.plan(4).unwrap();
             let mut cpu = CpuExecutor::open(&plan, &RandomWeights).unwrap();
             let prepared = cpu.prepare(&plan).unwrap();
             let mut inputs = StepInputs::new();
             inputs.push_sequence(&[0, 1, 2], 0, &[0], 0..3);
             let mut got = cpu.run(prepared, &inputs, Want::Logits).unwrap().logits;
             let error = bench.sampled_error(&plan, &got).unwrap();
-            assert!(error <= bench.error_bound(), "{dtype}: {error:e}");
+            assert!(error <= bench.error_bound(), "{precision}: {error:e}");
             got.rotate_left(1);
-            assert!(bench.sampled_error(&plan, &got).unwrap() > 0.1, "{dtype}");
+            assert!(bench.sampled_error(&plan, &got).unwrap() > 0.1, "{precision}");
         }
     }
 }

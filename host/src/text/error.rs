@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// Why a tokenizer or a chat template can't be used; one line each.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TextError {
     /// A file is there but can't be read.
     #[error("cannot read {path}: {source}")]

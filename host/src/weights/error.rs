@@ -7,9 +7,8 @@ use super::gguf::GgufError;
 use super::index::IndexError;
 use super::safetensors::SafetensorsError;
 use super::{TensorDtype, shown};
-use crate::exec::ExecError;
 use crate::files::LFS_ADVICE;
-use crate::plan::Dtype;
+use crate::plan::{Dtype, ReadWeightError};
 
 /// What can be wrong with a checkpoint: always with the file's path.
 #[derive(Debug, thiserror::Error)]
@@ -175,13 +174,13 @@ pub enum WeightsError {
 /// What to do about a number beyond `storage`.
 fn wider(storage: Dtype) -> &'static str {
     match storage {
-        Dtype::F16 => "run the model in bf16, which has the range of f32: --dtype bf16",
-        _ => "run the model in f32: --dtype f32",
+        Dtype::F16 => "run the model in bf16, which has the range of f32",
+        _ => "run the model in f32",
     }
 }
 
-impl From<WeightsError> for ExecError {
+impl From<WeightsError> for ReadWeightError {
     fn from(error: WeightsError) -> Self {
-        ExecError::Weights(error.to_string())
+        ReadWeightError::new(error)
     }
 }

@@ -11,6 +11,7 @@ use super::shown;
 
 /// What can be wrong with an index.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum IndexError {
     /// No JSON, or no `weight_map` from names to file names.
     #[error("not an index with a \"weight_map\" of tensor and file names: {0}")]

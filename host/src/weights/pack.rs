@@ -6,8 +6,7 @@ use rayon::prelude::*;
 use super::blocks::{Decoder, decoder};
 use super::encode::Encoder;
 use super::{Checkpoint, TensorDtype, TensorEntry, WeightsError};
-use crate::exec::{ExecError, WeightSource};
-use crate::plan::{Dtype, PartTransform, Weight, WeightPart};
+use crate::plan::{Dtype, PartTransform, ReadWeightError, Weight, WeightPart, WeightSource};
 
 /// Elements converted at a time: whole blocks of every format, few enough to stay in the
 /// first-level cache.
@@ -91,7 +90,7 @@ impl Checkpoint {
 impl WeightSource for Checkpoint {
     /// # Panics
     /// If `out` or the parts have not as many bytes as `weight`: a plan's fault, never a file's.
-    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
         self.check(weight)?;
         let encoder = storage_encoder(weight)?;
         assert_eq!(out.len(), weight.bytes(), "bytes for weight {}", weight.name);

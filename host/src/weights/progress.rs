@@ -2,15 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::exec::{ExecError, WeightSource};
-use crate::plan::Weight;
+use crate::plan::{ReadWeightError, Weight, WeightSource};
 
 /// A [`WeightSource`] that reports after each weight how many bytes another one has given, of how
 /// many.
 ///
 /// ```
-/// use halfwarp::exec::WeightSource;
-/// use halfwarp::plan::Plan;
+/// use halfwarp::plan::{Plan, WeightSource};
 /// use halfwarp::weights::{Checkpoint, Progress};
 ///
 /// fn with_percent<'a>(checkpoint: &'a Checkpoint, plan: &Plan) -> impl WeightSource + 'a {
@@ -34,7 +32,7 @@ impl<'a, F: Fn(usize, usize) + Sync> Progress<'a, F> {
 }
 
 impl<F: Fn(usize, usize) + Sync> WeightSource for Progress<'_, F> {
-    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
         self.source.read(weight, out)?;
         let done = self.done_bytes.fetch_add(out.len(), Ordering::Relaxed) + out.len();
         (self.report)(done, self.total_bytes);

@@ -20,6 +20,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// What can be wrong with a safetensors file.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SafetensorsError {
     /// Fewer than the eight bytes of the header's length.
     #[error("{0} bytes are no safetensors file: fetch it again")]

@@ -8,6 +8,7 @@ mod activations;
 mod attention;
 mod dot;
 mod elements;
+mod exp;
 mod kv;
 mod linear;
 mod ops;
@@ -15,6 +16,7 @@ mod ops;
 use self::activations::{Frame, Rows, RowsMut, arena_words};
 use self::elements::{Buffer, Elements};
 use self::kv::KvCache;
+use super::prepared::Prepared;
 use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
 use crate::plan::{
     AppendAttention, ArenaLayout, Dtype, Linear, Op, Plan, RopeAppend, StepInputs, View, Weight,
@@ -28,7 +30,7 @@ pub struct CpuExecutor {
     weights: Vec<Buffer>,
     kv: KvCache,
     arena: Vec<f32>,
-    prepared: Vec<(Plan, ArenaLayout)>,
+    prepared: Prepared<(Plan, ArenaLayout)>,
 }
 
 impl CpuExecutor {
@@ -43,7 +45,7 @@ impl CpuExecutor {
             weights: weights.collect::<Result<_, _>>()?,
             kv: KvCache::new(plan.kv),
             arena: Vec::new(),
-            prepared: Vec::new(),
+            prepared: Prepared::new(),
         })
     }
 }
@@ -58,8 +60,7 @@ impl Executor for CpuExecutor {
         let layout = ArenaLayout::new(plan);
         let arena_words = arena_words(&layout).max(self.arena.len());
         self.arena.resize(arena_words, 0.0);
-        self.prepared.push((plan.clone(), layout));
-        Ok(PreparedPlan(self.prepared.len() - 1))
+        Ok(self.prepared.push((plan.clone(), layout)))
     }
 
     fn run(
@@ -68,10 +69,7 @@ impl Executor for CpuExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let (plan, layout) = self
-            .prepared
-            .get(plan.0)
-            .ok_or_else(|| ExecError::Step(format!("no plan {} was prepared", plan.0)))?;
+        let (plan, layout) = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
         let mut step = Step {
             plan,
@@ -112,6 +110,11 @@ impl Step<'_> {
     fn run(&mut self, op: &Op) {
         let (plan, inputs, frame) = (self.plan, self.inputs, &mut self.frame);
         let weight = |id: WeightId| self.weights[id.0].elements();
+        let kernel = match (plan.batch_invariant, plan.decodes()) {
+            (false, _) => attention::Kernel::Fastest,
+            (true, true) => attention::Kernel::Decode,
+            (true, false) => attention::Kernel::Prefill,
+        };
         match *op {
             Op::Embedding { table, out } => frame.write(out, None, |out, _| {
                 ops::embedding(weight(table), &inputs.token_ids, out);
@@ -140,12 +143,12 @@ impl Step<'_> {
                 let q = self.rotated(append.q, append);
                 let q = Rows::dense(&q, append.q.width);
                 self.frame.write(attention.out, None, |out, _| {
-                    attention::attention(attention, inputs, self.kv, &q, out);
+                    attention::attention(attention, inputs, self.kv, &q, out, kernel);
                 });
             }
             Op::Attention(attention) => frame.write(attention.out, None, |out, others| {
                 let q = others.rows(attention.q);
-                attention::attention(&attention, inputs, self.kv, &q, out);
+                attention::attention(&attention, inputs, self.kv, &q, out, kernel);
             }),
             Op::SiluMul { gate, up, out } => {
                 let max = largest(plan.dtype(out));
@@ -201,7 +204,7 @@ fn linear_layer<'a>(
     let operand = plan.weight(op.weight).storage;
     let sums = |x: &Rows, mut out: RowsMut| {
         let accumulate = op.residual.is_some();
-        linear::linear(x, weight(op.weight), accumulate, plan.batch_invariant, &mut out);
+        linear::linear(x, weight(op.weight), accumulate, plan.numerics().batch_invariant, &mut out);
         if let Some(bias) = op.bias {
             ops::add_bias(&weight(bias).widen(), out);
         }
@@ -238,12 +241,13 @@ mod tests {
     use super::*;
     use crate::exec::NextToken::Token;
     use crate::exec::testing::plan;
+    use crate::plan::ReadWeightError;
 
     /// Row `i` of a weight is all `i`.
     struct Counting;
 
     impl WeightSource for Counting {
-        fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ExecError> {
+        fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
             for (row, out) in bytemuck::cast_slice_mut(out).chunks_mut(weight.cols).enumerate() {
                 out.fill(row as f32);
             }
@@ -296,12 +300,5 @@ mod tests {
             let message = CpuExecutor::open(&plan, &Counting).err().unwrap().to_string();
             assert!(message.starts_with(start), "{message}");
         }
-    }
-
-    #[test]
-    fn rejects_a_plan_that_was_not_prepared() {
-        let mut executor = CpuExecutor::open(&plan(), &Counting).unwrap();
-        let error = executor.run(PreparedPlan(0), &inputs(), Want::Nothing).err().unwrap();
-        assert_eq!(error.to_string(), "step inputs: no plan 0 was prepared");
     }
 }

@@ -26,6 +26,7 @@ use self::graph::{Graph, Node};
 use self::memory::{DeviceMemory, pinned};
 use self::modules::Modules;
 use super::lower::{self, Task};
+use super::prepared::Prepared;
 use super::{
     ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
     inputs,
@@ -41,7 +42,7 @@ pub use self::device::{
 ///
 /// Fields are dropped in this order: graphs before the modules and the memory that they refer to, the stream last.
 pub struct CudaExecutor {
-    prepared: Vec<Prepared>,
+    prepared: Prepared<CudaPlan>,
     gemm: Gemm,
     /// Where `gemm` asks for it.
     cublas: Option<Cublas>,
@@ -64,7 +65,7 @@ pub struct CudaExecutor {
 }
 
 /// A plan, and its launches as a graph.
-struct Prepared {
+struct CudaPlan {
     plan: Plan,
     step_layout: StepLayout,
     arena_layout: ArenaLayout,
@@ -101,7 +102,7 @@ impl CudaExecutor {
         let cache_dir = model_cache::cache_dir().ok().map(|dir| dir.join("cubin"));
         let cache = CubinCache::new(cache_dir, device::driver_name()?, device.capability);
         Ok(CudaExecutor {
-            prepared: Vec::new(),
+            prepared: Prepared::new(),
             gemm,
             cublas,
             modules: Modules::new(kernels, cache, device.sm_shared_bytes),
@@ -187,8 +188,7 @@ impl Executor for CudaExecutor {
         // SAFETY: modules and memory live as long as this executor, and are dropped after its graphs.
         let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
         let plan = plan.clone();
-        self.prepared.push(Prepared { plan, step_layout, arena_layout, graph });
-        Ok(PreparedPlan(self.prepared.len() - 1))
+        Ok(self.prepared.push(CudaPlan { plan, step_layout, arena_layout, graph }))
     }
 
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the wait; logits are
@@ -199,11 +199,7 @@ impl Executor for CudaExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let Some(Prepared { plan, step_layout, arena_layout, graph, .. }) =
-            self.prepared.get(plan.0)
-        else {
-            return Err(ExecError::Step(format!("no plan {} was prepared", plan.0)));
-        };
+        let CudaPlan { plan, step_layout, arena_layout, graph } = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
         make_current(self.context)?;
 

@@ -3,7 +3,7 @@
 use cust::event::{Event, EventFlags};
 
 use super::device::{failed, make_current};
-use super::{CudaExecutor, Prepared};
+use super::{CudaExecutor, CudaPlan};
 use crate::exec::{ExecError, PreparedPlan};
 
 impl CudaExecutor {
@@ -13,9 +13,7 @@ impl CudaExecutor {
     /// # Errors
     /// [`ExecError::Step`] for a plan that was not prepared, [`ExecError::Driver`].
     pub fn time_us(&mut self, plan: PreparedPlan, replays: usize) -> Result<f64, ExecError> {
-        let Some(Prepared { graph, .. }) = self.prepared.get(plan.0) else {
-            return Err(ExecError::Step(format!("no plan {} was prepared", plan.0)));
-        };
+        let CudaPlan { graph, .. } = self.prepared.get(plan)?;
         make_current(self.context)?;
         let event = || Event::new(EventFlags::DEFAULT).map_err(failed("making an event"));
         let (start, stop) = (event()?, event()?);

@@ -105,7 +105,7 @@ fn read(
         position = offsets[weight] + size;
         buffer = rest;
     }
-    parts.into_par_iter().try_for_each(|(weight, out)| source.read(weight, out))
+    Ok(parts.into_par_iter().try_for_each(|(weight, out)| source.read(weight, out))?)
 }
 
 #[cfg(test)]

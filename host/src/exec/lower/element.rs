@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use kernels::Rows as Operand;
 use kernels::attention::AttentionElement;
 use kernels::gemm::{
-    Input16, Linear, Linear16, Linear16Operands, LinearOperands, Out16, Summation,
+    self, Input16, Linear, Linear16, Linear16Operands, LinearOperands, Out16, Summation,
 };
 use kernels::tile::element::Operand16;
 
@@ -88,7 +88,11 @@ fn linear16<E: Stored + Operand16>(
         },
     };
     let plan = lowering.plan;
-    let summation = Summation { accumulate: plan.accumulate, order: sum_order(plan) };
+    let accumulate = match plan.numerics().accumulate {
+        plan::Accumulate::F32 => gemm::Accumulate::F32,
+        plan::Accumulate::F16 => gemm::Accumulate::F16,
+    };
+    let summation = Summation { accumulate, order: sum_order(plan) };
     let max_rows = lowering.max_rows(x);
     let linear = Linear16 { max_rows, n: out.width, k, summation, gated };
     let num_rows = lowering.num_rows(x);

@@ -1,10 +1,10 @@
 //! That each operation reaches its kernel, with the addresses, strides and counts of its views.
 
 use super::*;
-use crate::plan::testing::Decoder;
+use crate::plan::testing::{self, Decoder};
 use crate::plan::{
-    Accumulate, Bounds, Constant, ConstantId, KvLayout, Linear, Norm, PartTransform, Precision,
-    RopeAppend, Tensor, TensorId, Weight, WeightPart,
+    Bounds, Constant, ConstantId, KvLayout, Linear, Norm, PartTransform, Precision, RopeAppend,
+    Tensor, TensorId, Weight, WeightPart,
 };
 use kernels::gemm::MAX_FUSED_ROWS;
 
@@ -33,30 +33,17 @@ fn plan(op: Op) -> Plan {
         parts: vec![WeightPart { source: "w".to_owned(), rows, transform: PartTransform::None }],
     };
     let rope = Constant { name: "rope".to_owned(), rows: 64, cols: 4, data: vec![0.0; 256].into() };
-    Plan {
-        bounds: Bounds {
-            max_tokens: 40,
-            max_seqs: 2,
-            max_q_len: 40,
-            max_logit_rows: 3,
-            max_kv_len: 64,
-        },
-        tensors: vec![tensor(Rows::Tokens), tensor(Rows::Tokens), tensor(Rows::Logits)],
-        weights: vec![weight(WIDTH), weight(1)],
-        constants: vec![rope],
-        kv: KvLayout {
-            num_layers: 2,
-            num_kv_heads: 1,
-            head_dim: 4,
-            num_pages: 2,
-            dtype: Dtype::F32,
-        },
-        ops: vec![op],
-        batch_invariant: false,
-        accumulate: Accumulate::F32,
-        logits: view(2),
-        next_tokens: view(2),
-    }
+    let bounds =
+        Bounds { max_tokens: 40, max_seqs: 2, max_q_len: 40, max_logit_rows: 3, max_kv_len: 64 };
+    let kv =
+        KvLayout { num_layers: 2, num_kv_heads: 1, head_dim: 4, num_pages: 2, dtype: Dtype::F32 };
+    let mut plan = testing::empty(bounds, kv);
+    plan.tensors = vec![tensor(Rows::Tokens), tensor(Rows::Tokens), tensor(Rows::Logits)];
+    plan.weights = vec![weight(WIDTH), weight(1)];
+    plan.constants = vec![rope];
+    plan.ops = vec![op];
+    (plan.logits, plan.next_tokens) = (view(2), view(2));
+    plan
 }
 
 fn view(tensor: usize) -> View {

@@ -149,6 +149,7 @@ impl Config {
 
 /// What can be wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// A field without a default is not there.
     #[error("the configuration has no `{field}`")]

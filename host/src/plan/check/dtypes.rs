@@ -1,8 +1,7 @@
 //! Whether the element types of a plan agree, and rows of 16-bit elements are aligned.
 
 use super::super::{
-    Accumulate, AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend,
-    View, Weight,
+    AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend, View, Weight,
 };
 
 /// Types that operations compute on.
@@ -29,7 +28,7 @@ impl Plan {
     pub(super) fn check_dtypes(&self, index: usize, op: &Op) -> Result<(), PlanError> {
         for View { tensor, start, .. } in op.reads().into_iter().chain(op.writes()) {
             let tensor = self.tensor(tensor);
-            aligned(&tensor.name, "columns in front of a view", start, tensor.dtype)?;
+            aligned(&tensor.name, "columns before a view", start, tensor.dtype)?;
         }
         let at = format!("operation {index}, {}", op.name());
         let is = |what, got, wanted: &[Dtype]| is(&at, what, got, wanted);
@@ -101,9 +100,7 @@ impl Plan {
                 is("the weight", weight, &[x])?;
             }
         }
-        if self.accumulate == Accumulate::F16 {
-            is("the weight, of products summed in F16,", weight, &[Dtype::F16])?;
-        }
+        is("the weight", weight, &[self.numerics.precision.operand()])?;
         bias.map_or(Ok(()), |bias| vector("the bias", bias))?;
         let out = self.dtype(out);
         match residual {

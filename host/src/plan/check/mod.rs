@@ -16,6 +16,7 @@ impl Plan {
     /// # Errors
     /// The first [`PlanError`], which names the operation.
     pub fn check(&self) -> Result<(), PlanError> {
+        self.numerics.check()?;
         self.check_shapes().map_err(PlanError::Shape)?;
         self.check_storage()?;
         let mut ops = self.ops.iter().enumerate();

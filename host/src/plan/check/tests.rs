@@ -2,8 +2,8 @@
 
 use super::super::testing::Decoder;
 use super::super::{
-    Accumulate, Bounds, ConstantId, Dtype, KvLayout, PartTransform, PlanBuilder, Precision,
-    TensorId, WeightPart,
+    Accumulate, Bounds, ConstantId, Dtype, KvLayout, Numerics, PartTransform, PlanBuilder,
+    Precision, TensorId, WeightPart,
 };
 use super::*;
 use Dtype::{BF16, F16, F32, U32};
@@ -51,7 +51,7 @@ fn plan() -> Plan {
     b.op(Op::GatherRows { x, out: last });
     b.op(Op::Linear(Linear::new(last, embedding, logits)));
     b.op(Op::Argmax { x: logits, out: next_tokens });
-    b.finish(BOUNDS, kv, logits, next_tokens)
+    b.finish(&Numerics::default(), BOUNDS, kv, logits, next_tokens).unwrap()
 }
 
 /// Eight columns of an activation of [`plan`].
@@ -150,7 +150,7 @@ fn mixed(precision: Precision) -> Plan {
     b.op(Op::RmsNorm { x: last, weight: norm, out: normed, eps: 1e-5 });
     b.op(Op::Linear(Linear::new(normed, embedding, logits)));
     b.op(Op::Argmax { x: logits, out: next_tokens });
-    b.finish(BOUNDS, kv, logits, next_tokens)
+    b.finish(&precision.into(), BOUNDS, kv, logits, next_tokens).unwrap()
 }
 
 #[test]
@@ -190,14 +190,25 @@ fn rejects_element_types_that_do_not_fit() {
 }
 
 #[test]
-fn sums_in_f16_are_of_f16() {
-    let in_f16 = |precision| Plan { accumulate: Accumulate::F16, ..mixed(precision) }.check();
+fn accumulators_in_f16_are_of_operands_in_f16() {
+    let in_f16 = |precision| {
+        let mut plan = mixed(precision);
+        plan.numerics.accumulate = Accumulate::F16;
+        plan.check()
+    };
     assert_eq!(in_f16(Precision::F16), Ok(()));
-    for (precision, stored) in [(Precision::F32, "F32"), (Precision::BF16, "BF16")] {
-        let why = format!("the weight, of products summed in F16, is {stored}, expected F16");
-        let error = in_f16(precision).unwrap_err().to_string();
-        assert!(error.ends_with(&why), "{error}");
+    for precision in [Precision::F32, Precision::BF16] {
+        let operand = precision.operand();
+        assert_eq!(in_f16(precision), Err(PlanError::Accumulate { operand }));
     }
+}
+
+#[test]
+fn weights_are_stored_in_the_precision_of_the_numerics() {
+    let mut plan = mixed(Precision::F16);
+    plan.numerics.precision = Precision::BF16;
+    let error = plan.check().unwrap_err().to_string();
+    assert_eq!(error, "operation 2, linear: the weight is F16, expected BF16");
 }
 
 #[test]
@@ -226,7 +237,7 @@ fn rejects_rows_of_16_bit_elements_that_are_not_aligned() {
             p.weights[4].cols = 12;
             p.ops.remove(6);
         }),
-        ("`qkv`: columns in front of a view of 4 elements", |p| {
+        ("`qkv`: columns before a view of 4 elements", |p| {
             p.ops[7] = Op::SiluMul { gate: view(2, 4), up: view(2, 8), out: view(4, 0) };
         }),
     ];

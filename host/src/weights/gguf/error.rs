@@ -5,6 +5,7 @@ use crate::weights::shown;
 
 /// What can be wrong with a GGUF file.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum GgufError {
     /// Another kind of file.
     #[error(

@@ -5,8 +5,8 @@ use super::*;
 use crate::exec::lower::workspace_bytes;
 use crate::exec::testing::random;
 use crate::plan::{
-    Accumulate, Bounds, KvLayout, PartTransform, Rows, StepLayout, Tensor, TensorId, View,
-    WeightId, WeightPart,
+    Bounds, KvLayout, PartTransform, Rows, StepLayout, Tensor, TensorId, View, WeightId,
+    WeightPart, testing,
 };
 use simt::{Init, Memory};
 
@@ -64,32 +64,19 @@ fn plan(case: &Case) -> Plan {
         max_logit_rows: 1,
         max_kv_len: 64,
     };
-    Plan {
-        batch_invariant: false,
-        accumulate: Accumulate::F32,
-        bounds,
-        tensors: vec![
-            tensor("x", K, case.operands),
-            tensor("out", N, case.out),
-            tensor("residual", N, Dtype::F32),
-        ],
-        weights: vec![weight("weight", N, K, case.operands), weight("bias", 1, N, Dtype::F32)],
-        constants: vec![],
-        kv: KvLayout {
-            num_layers: 0,
-            num_kv_heads: 1,
-            head_dim: 1,
-            num_pages: 1,
-            dtype: Dtype::F32,
-        },
-        ops: vec![Op::Linear(Linear {
-            bias,
-            residual,
-            ..Linear::new(view(0, K), WeightId(0), out)
-        })],
-        logits: out,
-        next_tokens: out,
-    }
+    let kv =
+        KvLayout { num_layers: 0, num_kv_heads: 1, head_dim: 1, num_pages: 1, dtype: Dtype::F32 };
+    let mut plan = testing::empty(bounds, kv);
+    plan.tensors = vec![
+        tensor("x", K, case.operands),
+        tensor("out", N, case.out),
+        tensor("residual", N, Dtype::F32),
+    ];
+    plan.weights = vec![weight("weight", N, K, case.operands), weight("bias", 1, N, Dtype::F32)];
+    let linear = Linear { bias, residual, ..Linear::new(view(0, K), WeightId(0), out) };
+    plan.ops = vec![Op::Linear(linear)];
+    (plan.logits, plan.next_tokens) = (out, out);
+    plan
 }
 
 fn tasks(case: &Case, plan: &Plan, addresses: &Addresses) -> Result<Vec<Task>, ExecError> {
@@ -194,7 +181,10 @@ fn rejects_what_cublas_does_not_take() {
         change(&mut plan);
         tasks(case, &plan, &addresses).unwrap_err().to_string()
     };
-    assert!(error(&case, &|_| {}).starts_with("--gemm cublas-f16 is for operands in F16"));
+    assert!(
+        error(&case, &|_| {})
+            .starts_with("cublas-f16 accumulates in f16, for operands in F16 alone")
+    );
     let case = Case { gemm: Gemm::Cublas, ..case };
     let stored = error(&case, &|plan| plan.weights[0].storage = Dtype::Q8_0);
     assert_eq!(stored, "linear by cuBLAS: `weight` is stored as Q8_0, x as BF16");
