@@ -3,6 +3,7 @@
 use crate::engine::{Request, Sampling};
 use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
+use crate::models::{self, ResolveError};
 use crate::plan::{Bounds, MemoryBudget, Numerics, Plan};
 use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
@@ -18,14 +19,15 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a Hugging Face directory or a `.gguf` file, and checks that every weight of the model is there and has
-    /// the right shape. Weights are read when an executor loads them.
+    /// Opens a Hugging Face directory, a `.gguf` file, a directory that holds one, or a fetched model by its name (see
+    /// [`models::resolve`]), and checks that every weight of the model is there and has the right shape. Weights are
+    /// read when an executor loads them.
     ///
     /// # Errors
-    /// [`OpenError::Model`] as of [`Decoder::open`], [`OpenError::Text`] for a tokenizer or a chat template that cannot
-    /// be used.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
-        let decoder = Decoder::open(path)?;
+    /// [`OpenError::Resolve`] as of [`models::resolve`], [`OpenError::Model`] as of [`Decoder::open`],
+    /// [`OpenError::Text`] for a tokenizer or a chat template that cannot be used.
+    pub fn open(model: impl AsRef<Path>) -> Result<Self, OpenError> {
+        let decoder = Decoder::open(models::resolve(model)?)?;
         let (text, stop_tokens) = match decoder.checkpoint().origin() {
             Origin::HuggingFace { dir, .. } => {
                 (Text::from_dir(dir)?, text::stop_tokens_from_dir(dir)?)
@@ -112,6 +114,9 @@ impl Model {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
+    /// There is no model of this path or name.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
     /// Configuration or weights cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),

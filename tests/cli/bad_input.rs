@@ -114,7 +114,8 @@ fn rejects_cublas_where_it_cannot_be() {
     ]);
     with(&["--device", "cpu", "--gemm", "mkl"], "halfwarp, cublas, cublas-f16");
     // What is wrong with the request is said before the device is looked for.
-    with(&["--device", "cuda:99", "--gemm", "cublas-f16"], "operands in F16, and these are in F32");
+    let f32 = ["--device", "cuda:99", "--gemm", "cublas-f16", "--dtype", "f32"];
+    with(&f32, "operands in F16 alone, and these are in F32");
     let bf16 = ["--device", "cuda:99", "--gemm", "cublas-f16", "--dtype", "bf16"];
     with(&bf16, "use --dtype f16, or --gemm cublas");
     refuses(
@@ -129,12 +130,12 @@ fn rejects_cublas_where_it_cannot_be() {
 }
 
 #[test]
-fn rejects_sums_in_f16_where_they_cannot_be() {
+fn rejects_accumulators_in_f16_where_they_cannot_be() {
     let generate = ["generate", "-m", LLAMA, "--tokens", "1", "-n", "1", "--accumulate", "f16"];
     let with = |extra: &[&str], expected: &str| refuses(&[&generate, extra].concat(), expected);
-    with(&["--device", "emulated"], "is for operands in F16, and these are in F32");
+    with(&["--device", "emulated", "--dtype", "f32"], "need operands in F16, these are in F32");
     with(&["--device", "cuda:99", "--dtype", "bf16"], "use --dtype f16, or leave --accumulate out");
-    with(&["--device", "cpu", "--dtype", "f16"], "is for GPU kernels, and this runs on the CPU");
+    with(&["--device", "cpu", "--dtype", "f16"], "--device cuda or emulated, or leave --acc");
     with(&["--device", "cuda:99", "--gemm", "cublas", "--dtype", "f16"], "use --gemm cublas-f16");
     let bench = ["bench", "kernels", "--op", "gemm", "--accumulate"];
     refuses(&[&bench[..], &["f16", "--dtype", "bf16"]].concat(), "these are in BF16");
@@ -146,11 +147,12 @@ fn rejects_a_target_where_it_cannot_be() {
     let generate = ["generate", "-m", LLAMA, "--tokens", "1", "-n", "1"];
     let with = |extra: &[&str], expected: &str| refuses(&[&generate, extra].concat(), expected);
     with(&["--device", "cpu", "--target", "sm_80"], "is for GPU kernels, and this runs on the CPU");
+    with(&["--device", "cpu", "--target", "sm_80"], "or leave --target out");
     with(&["--target", "sm_70"], "sm_80, sm_90a");
     let bench = ["bench", "kernels", "--op", "gemm", "--gpu", "99"];
     let with = |extra: &[&str], expected: &str| refuses(&[&bench, extra].concat(), expected);
     misses_gpu_99(&[&bench[..], &["--target", "sm_80"]].concat());
-    with(&["--target", "sm_80", "--gemm", "cublas"], "leave one of them out");
+    with(&["--target", "sm_80", "--gemm", "cublas"], "leave --target or --gemm out");
     with(&["--target", "90"], "sm_80, sm_90a");
 }
 

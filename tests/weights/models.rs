@@ -3,7 +3,7 @@
 use crate::files::{assert_error, open_dir, tests_dir};
 use halfwarp::models::{ResolveError, resolve};
 use halfwarp::weights::{Checkpoint, WeightsError};
-use halfwarp::{Text, TextError};
+use halfwarp::{Model, OpenError, Text, TextError};
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
@@ -41,6 +41,16 @@ fn a_directory_with_one_gguf_file_is_that_file() {
     let none = dir_of(&["README.md"]);
     assert_eq!(resolve(none.path()).unwrap(), none.path());
     assert_error!(Checkpoint::open(none.path()), WeightsError::NoModel { .. }, "a GGUF file");
+}
+
+#[test]
+fn a_model_is_opened_by_what_resolves() {
+    let dir = TempDir::new().unwrap();
+    let file = tests_dir().join("goldens/gguf/qwen3.gguf");
+    fs::copy(&file, dir.path().join("qwen3.gguf")).unwrap();
+    assert_eq!(Model::open(dir.path()).unwrap().config(), Model::open(&file).unwrap().config());
+    let unknown = Model::open("no-such-model").unwrap_err();
+    assert!(matches!(unknown, OpenError::Resolve(ResolveError::NotFound { .. })), "{unknown}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use halfwarp::exec::cuda;
 use halfwarp::plan::Precision;
 use halfwarp::profile::decode::{self, Workload};
 use halfwarp::profile::gemm::{BenchError, Row, Shape, Subject, measure, shapes};
-use halfwarp::{EngineOptions, Gemm, Target};
+use halfwarp::{EngineError, EngineOptions, Gemm, Target};
 use std::{num::NonZeroUsize, str::FromStr};
 
 /// The commands of `halfwarp bench`.
@@ -149,7 +149,7 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
         target: args.target.map(Target::from),
         precision,
     };
-    subject.check()?;
+    subject.check().map_err(failure)?;
     cuda::free_memory(args.gpu)?;
     let given: Vec<Shape> = args.shapes.iter().map(|shape| shape.0).collect();
     if !args.jsonl {
@@ -174,6 +174,7 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
 fn failure(error: BenchError) -> Failure {
     match error {
         BenchError::Exec(error) => error.into(),
+        BenchError::Plan(error) => EngineError::Model(error.into()).into(),
         wrong => Failure::Environment(wrong.to_string()),
     }
 }

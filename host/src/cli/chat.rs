@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Typed::Input(input) => match chat.take(input) {
                 Ok(()) => {}
                 // A message that is wrong costs this turn alone.
-                Err(failure @ (Failure::Input(_) | Failure::Kernel(_))) => {
+                Err(failure @ Failure::Input(_)) => {
                     terminal::report(&failure);
                 }
                 Err(failure) => return Err(failure),

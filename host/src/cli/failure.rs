@@ -1,6 +1,12 @@
 //! Why a command failed: what the user is told, and the exit code.
 
-use halfwarp::{EngineError, ExecError, OpenError, TextError, models::ResolveError};
+use halfwarp::{
+    EngineError, ExecError, ModelError, OpenError, PlanError, TextError, WeightsError,
+    exec::GemmError,
+    models::ResolveError,
+    plan::{BudgetError, Dtype, Fits},
+};
+use model_cache::FetchError;
 use std::{fmt, process::ExitCode};
 
 /// Why a command ended before it was done.
@@ -11,6 +17,7 @@ pub enum Failure {
     /// The machine cannot do it (no such device, no memory, disk full): exit code 1.
     Environment(String),
     /// The emulator found a fault of a kernel: exit code 1, with the whole report.
+    #[cfg(feature = "emulator")]
     Kernel(String),
     /// Ctrl-C: exit code 130.
     Interrupted,
@@ -26,6 +33,7 @@ impl Failure {
     pub fn message(&self) -> Option<String> {
         match self {
             Failure::Input(message) | Failure::Environment(message) => Some(two_lines(message)),
+            #[cfg(feature = "emulator")]
             Failure::Kernel(report) => Some(lines(report)),
             Failure::Interrupted | Failure::OutputClosed => None,
         }
@@ -35,7 +43,9 @@ impl Failure {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Input(_) => ExitCode::from(2),
-            Failure::Environment(_) | Failure::Kernel(_) => ExitCode::FAILURE,
+            Failure::Environment(_) => ExitCode::FAILURE,
+            #[cfg(feature = "emulator")]
+            Failure::Kernel(_) => ExitCode::FAILURE,
             Failure::Interrupted => ExitCode::from(INTERRUPTED),
             Failure::OutputClosed => ExitCode::SUCCESS,
         }
@@ -62,6 +72,12 @@ impl From<ResolveError> for Failure {
     }
 }
 
+impl From<FetchError> for Failure {
+    fn from(error: FetchError) -> Self {
+        Failure::Environment(error.to_string())
+    }
+}
+
 impl From<TextError> for Failure {
     fn from(error: TextError) -> Self {
         Failure::Input(error.to_string())
@@ -76,6 +92,12 @@ impl From<ExecError> for Failure {
 
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
+        let message = error.to_string();
+        // The library's advice names no options, ours does.
+        let message = match hint(&error) {
+            Some(hint) => format!("{}\n{hint}", message.lines().next().unwrap_or_default()),
+            None => message,
+        };
         match error {
             EngineError::Memory(_)
             | EngineError::Exec(
@@ -83,11 +105,55 @@ impl From<EngineError> for Failure {
                 | ExecError::OutOfMemory { .. }
                 | ExecError::Driver { .. }
                 | ExecError::NoDevice(_),
-            ) => Failure::Environment(error.to_string()),
-            EngineError::Exec(ExecError::Fault(fault)) => Failure::Kernel(fault.to_string()),
-            _ => Failure::Input(error.to_string()),
+            ) => Failure::Environment(message),
+            #[cfg(feature = "emulator")]
+            EngineError::Exec(ExecError::Fault(_)) => Failure::Kernel(message),
+            _ => Failure::Input(message),
         }
     }
+}
+
+/// The options that help against `error`.
+fn hint(error: &EngineError) -> Option<String> {
+    let hint = match error {
+        EngineError::PromptTooLong { .. } => {
+            "-c N makes the context longer, -c 0 as long as the model allows"
+        }
+        EngineError::Memory(BudgetError { fits: Fits::Context(len), .. })
+        | EngineError::Exec(ExecError::Budget(BudgetError { fits: Fits::Context(len), .. })) => {
+            return Some(format!("a context of {len} tokens would fit: -c {len}"));
+        }
+        EngineError::Model(ModelError::Unaligned { .. }) => "use --dtype f32",
+        EngineError::Model(ModelError::Plan(PlanError::Accumulate { .. })) => {
+            "use --dtype f16, or leave --accumulate out"
+        }
+        EngineError::Exec(ExecError::TargetOnCpu(_)) => {
+            "choose --device cuda or emulated, or leave --target out"
+        }
+        EngineError::Exec(ExecError::Gemm(error)) => match error {
+            GemmError::CublasOperands { .. } => {
+                "use --dtype f16, or --gemm cublas, which accumulates in f32"
+            }
+            GemmError::CublasAccumulate { .. } => {
+                "use --gemm cublas-f16, or leave --accumulate out"
+            }
+            GemmError::AccumulateOnCpu => {
+                "choose --device cuda or emulated, or leave --accumulate out"
+            }
+            GemmError::NoGpu { .. } => "choose a GPU with --device cuda, or leave --gemm out",
+            GemmError::CublasTarget { .. } => "leave --target or --gemm out",
+            _ => return None,
+        },
+        EngineError::Exec(ExecError::Weights(cause)) => match cause.downcast_ref()? {
+            WeightsError::OutOfRange { storage: Dtype::F16, .. } => {
+                "use --dtype bf16, which has the range of f32"
+            }
+            WeightsError::OutOfRange { .. } => "use --dtype f32",
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(hint.to_owned())
 }
 
 /// Characters of a line at most: room for the longest path that a system has.
@@ -102,6 +168,7 @@ fn two_lines(message: &str) -> String {
 }
 
 /// As many lines as `report` has, with no other control characters.
+#[cfg(feature = "emulator")]
 fn lines(report: &str) -> String {
     report.lines().map(printable).collect::<Vec<_>>().join("\n")
 }
@@ -125,6 +192,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "emulator")]
     fn a_kernels_fault_is_reported_whole() {
         let kind = simt::FaultKind::Deadlock(Vec::new());
         let fault = simt::Fault { kernel: "rope".to_owned(), by: None, kind };

@@ -5,6 +5,7 @@ mod chat;
 mod completions;
 mod doctor;
 mod failure;
+mod fetch;
 mod generate;
 mod interrupt;
 mod logits;
@@ -44,6 +45,8 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model.
     Chat(chat::Args),
+    /// Fetch a model into the cache.
+    Fetch(fetch::Args),
     /// Write the logits of every position of a text to a file.
     Logits(logits::Args),
     /// Measure how well a model predicts a text.
@@ -77,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Bench(command) => bench::run(&command),
         Command::Ptx(command) => ptx::run(&command),
         Command::Doctor => doctor::run(),
+        Command::Fetch(args) => fetch::run(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
         Command::Man(args) => completions::man(&args, Cli::command()),
     });

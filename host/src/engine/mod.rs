@@ -25,7 +25,8 @@ pub use sampling::{Sampling, SamplingError};
 pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperature};
 
 use crate::Model;
-use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
+use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
+use crate::model::ModelError;
 use crate::plan::{Bounds, Numerics, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
@@ -88,11 +89,15 @@ impl Engine {
         precision: Precision,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        options.gemm.check_device(options.device)?;
+        options.gemm.check_device(options.device).map_err(ExecError::from)?;
         options.device.check_target(options.target)?;
         let operand = precision.operand();
-        options.gemm.compute_type(operand)?;
-        options.gemm.check_accumulate(options.accumulate, operand, options.device)?;
+        options.numerics(precision).check().map_err(ModelError::from)?;
+        options.gemm.compute_type(operand).map_err(ExecError::from)?;
+        options
+            .gemm
+            .check_accumulate(options.accumulate, options.device)
+            .map_err(ExecError::from)?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
@@ -104,7 +109,8 @@ impl Engine {
         let buckets = Buckets { max_tokens, max_seqs, context };
         let bounds = buckets.largest();
         if let Some((device, free_bytes)) = options.device.free_memory()? {
-            model.memory(&numerics, bounds, num_pages)?.check(&device, free_bytes)?;
+            let memory = model.memory(&numerics, bounds, num_pages)?;
+            memory.check(&device, free_bytes, options.cache_size())?;
         }
         let plan = model.plan(&numerics, bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();

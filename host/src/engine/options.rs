@@ -4,7 +4,7 @@ use super::{EngineError, PrecisionChoice, Request};
 use crate::Model;
 use crate::exec::{Device, Gemm, Target};
 use crate::model::Config;
-use crate::plan::{Accumulate, Numerics, PAGE_SIZE, Precision};
+use crate::plan::{Accumulate, CacheSize, Numerics, PAGE_SIZE, Precision};
 
 /// The default context, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -77,6 +77,14 @@ impl EngineOptions {
     pub(super) fn numerics(&self, precision: Precision) -> Numerics {
         let &EngineOptions { accumulate, batch_invariant, .. } = self;
         Numerics { precision, accumulate, batch_invariant }
+    }
+
+    /// What decides the size of the cache.
+    pub(super) fn cache_size(&self) -> CacheSize {
+        match self.cache_positions {
+            Some(_) => CacheSize::Positions,
+            None => CacheSize::Contexts(self.max_seqs.max(1)),
+        }
     }
 
     /// Tokens of a step, of a model with `num_weights` weights.

@@ -2,6 +2,7 @@
 
 use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
+#[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
 use super::system_memory::available_bytes;
 use super::{ExecError, Executor, Gemm, Target, WeightSource};
@@ -18,7 +19,8 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of this number.
     Cuda(usize),
-    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU.
+    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU. Needs the crate's
+    /// feature `emulator`.
     Emulated,
 }
 
@@ -60,15 +62,11 @@ impl Device {
     /// Whether kernels for `target` can be asked for there; which of them a GPU can run is known when it is opened.
     ///
     /// # Errors
-    /// [`ExecError::NoDevice`] for the CPU.
+    /// [`ExecError::TargetOnCpu`].
     pub fn check_target(self, target: Option<Target>) -> Result<(), ExecError> {
         match target {
             Some(target) if self != Device::Emulated && self.cuda_ordinal().is_none() => {
-                Err(ExecError::NoDevice(format!(
-                    "--target {} is for GPU kernels, and this runs on the CPU\n\
-                     choose --device cuda or emulated, or leave --target out",
-                    target.name()
-                )))
+                Err(ExecError::TargetOnCpu(target))
             }
             _ => Ok(()),
         }
@@ -105,8 +103,14 @@ pub fn open(
     device.check_target(target)?;
     Ok(match device.cuda_ordinal() {
         Some(ordinal) => Box::new(CudaExecutor::open(ordinal, gemm, target, plan, weights)?),
+        #[cfg(feature = "emulator")]
         None if device == Device::Emulated => {
             Box::new(EmulatedExecutor::open(target, plan, weights)?)
+        }
+        #[cfg(not(feature = "emulator"))]
+        None if device == Device::Emulated => {
+            let why = "the emulator is not built in: build halfwarp with its feature `emulator`";
+            return Err(ExecError::NoDevice(why.to_owned()));
         }
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })
@@ -123,10 +127,8 @@ mod tests {
                 assert!(device.check_target(Some(target)).is_ok());
             }
             let error = Device::Cpu.check_target(Some(target)).unwrap_err().to_string();
-            assert!(
-                error.starts_with(&format!("--target {} is for GPU", target.name())),
-                "{error}"
-            );
+            let expected = "is for GPU kernels, and this runs on the CPU";
+            assert_eq!(error, format!("the target {} {expected}", target.name()));
         }
         assert!(Device::Cpu.check_target(None).is_ok());
     }

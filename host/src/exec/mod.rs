@@ -3,6 +3,7 @@
 pub mod cpu;
 pub mod cuda;
 mod device;
+#[cfg(feature = "emulator")]
 pub mod emulated;
 mod gemm;
 mod inputs;
@@ -14,7 +15,7 @@ mod tensor_maps;
 mod testing;
 
 pub use device::{Device, open};
-pub use gemm::Gemm;
+pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
 pub use prepared::PreparedPlan;
@@ -105,9 +106,12 @@ pub enum ExecError {
     /// The device that was asked for is not there.
     #[error("{0}")]
     NoDevice(String),
-    /// Linear layers cannot be computed by whom they were asked of: the GPU, the library or the operands are not right.
-    #[error("{0}")]
-    Gemm(String),
+    /// A target for GPU kernels, on the CPU.
+    #[error("the target {} is for GPU kernels, and this runs on the CPU", .0.name())]
+    TargetOnCpu(Target),
+    /// Linear layers cannot be computed by the kernels that were chosen.
+    #[error(transparent)]
+    Gemm(#[from] GemmError),
     /// The CUDA driver reported an error.
     #[error("CUDA: {call}: {error}")]
     Driver {
@@ -117,6 +121,7 @@ pub enum ExecError {
         error: String,
     },
     /// The emulator found a fault of a kernel: its report, of several lines.
+    #[cfg(feature = "emulator")]
     #[error(transparent)]
     Fault(#[from] simt::Fault),
 }

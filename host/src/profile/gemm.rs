@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::exec::cuda::CudaExecutor;
-use crate::exec::{Device, ExecError, Executor, Gemm, PreparedPlan, Target, Want};
+use crate::exec::{Device, ExecError, Executor, Gemm, GemmError, PreparedPlan, Target, Want};
 use crate::plan::{
     Accumulate, Bounds, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, PartTransform, Plan,
     PlanBuilder, PlanError, Precision, ReadWeightError, Rows, StepInputs, View, Weight, WeightId,
@@ -74,19 +74,22 @@ impl Subject {
     /// Whether there can be such a measurement.
     ///
     /// # Errors
-    /// [`ExecError::Gemm`] for operands that are not summed so, and for a target of cuBLAS.
-    pub fn check(&self) -> Result<(), ExecError> {
-        self.gemm.compute_type(self.dtype())?;
-        self.gemm.check_accumulate(self.accumulate, self.dtype(), Device::Cuda(self.gpu))?;
-        match self.target {
-            Some(target) if self.gemm != Gemm::Halfwarp => Err(ExecError::Gemm(format!(
-                "--target {} is for the kernels of this program, and --gemm {} has kernels of its own\n\
-                 leave one of them out",
-                target.name(),
-                self.gemm
-            ))),
+    /// [`BenchError::Plan`], and [`ExecError::Gemm`] in [`BenchError::Exec`].
+    pub fn check(&self) -> Result<(), BenchError> {
+        let &Subject { gpu, gemm, accumulate, target, .. } = self;
+        self.numerics().check()?;
+        gemm.compute_type(self.dtype()).map_err(ExecError::from)?;
+        gemm.check_accumulate(accumulate, Device::Cuda(gpu)).map_err(ExecError::from)?;
+        match target {
+            Some(target) if gemm != Gemm::Halfwarp => {
+                Err(ExecError::from(GemmError::CublasTarget { gemm, target }).into())
+            }
             _ => Ok(()),
         }
+    }
+
+    fn numerics(&self) -> Numerics {
+        Numerics { accumulate: self.accumulate, ..self.precision.into() }
     }
 
     /// Type of the operands.
@@ -270,9 +273,7 @@ impl Bench<'_> {
         plan.op(Op::GatherRows { x: verified, out: logits });
         let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         plan.op(Op::Argmax { x: logits, out: next_tokens });
-        let &Subject { precision, accumulate, .. } = self.subject;
-        let numerics = Numerics { accumulate, ..precision.into() };
-        plan.finish(&numerics, bounds, kv, logits, next_tokens)
+        plan.finish(&self.subject.numerics(), bounds, kv, logits, next_tokens)
     }
 
     /// An input and a weight. An input of 16 bits comes from a norm, which rounds.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Version;
 use super::memory::Block;
-use crate::exec::{ExecError, Gemm};
+use crate::exec::{ExecError, Gemm, GemmError};
 
 /// Held while cuBLAS sets something up: it crashes where two threads of a process make handles, or capture its products,
 /// at the same time (cuBLAS 13).
@@ -64,7 +64,7 @@ impl From<CublasError> for ExecError {
                 call: call.to_owned(),
                 error: format!("cuBLAS status {status}"),
             },
-            missing => ExecError::Gemm(missing.to_string()),
+            missing => GemmError::Library(missing.to_string()).into(),
         }
     }
 }
