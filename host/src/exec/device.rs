@@ -4,7 +4,6 @@ use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
 #[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
-use super::system_memory::available_bytes;
 use super::{ExecError, Executor, Gemm, Target, WeightSource};
 use crate::plan::Plan;
 use std::str::FromStr;
@@ -114,6 +113,14 @@ pub fn open(
         }
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })
+}
+
+/// Memory that the system can hand out without swapping.
+fn available_bytes() -> Option<usize> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 #[cfg(test)]

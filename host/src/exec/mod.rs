@@ -9,7 +9,6 @@ mod gemm;
 mod inputs;
 mod lower;
 mod prepared;
-mod system_memory;
 mod tensor_maps;
 #[cfg(test)]
 mod testing;
