@@ -115,7 +115,7 @@ impl Engine {
         let plan = model.plan(&numerics, bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
-        let executor = exec::open(options.device, options.gemm, options.target, &plan, &weights)?;
+        let executor = exec::open(options.device, &options.gpu(), &plan, &weights)?;
         let turns = if numerics.batch_invariant { Turns::Apart } else { Turns::Together };
         let mut engine = Engine {
             model: Arc::clone(model),

@@ -4,8 +4,10 @@ use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
 #[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
+use super::host_memory::available_bytes;
 use super::{ExecError, Executor, Gemm, Target, WeightSource};
 use crate::plan::Plan;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Where a plan runs.
@@ -86,25 +88,41 @@ impl Device {
     }
 }
 
-/// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared. On a GPU linear layers
-/// are computed by `gemm`, and kernels are those for `target`, or for the newest that it can run.
+/// Which kernels run on a GPU, and where their machine code is kept.
+#[derive(Clone, Debug, Default)]
+pub struct GpuOptions {
+    /// Whose kernels compute linear layers.
+    pub gemm: Gemm,
+    /// What halfwarp's kernels are compiled for; `None`: the newest target that the device can run.
+    pub target: Option<Target>,
+    /// Folder of the machine code that the driver compiles kernels to, so that the next start compiles nothing
+    /// ([`default_cubin_dir`]). `None`: it is not kept. What was not read for a month is removed.
+    pub cubin_dir: Option<PathBuf>,
+}
+
+/// `cubin` in halfwarp's cache (`$HALFWARP_CACHE`, `$XDG_CACHE_HOME/halfwarp` or `$HOME/.cache/halfwarp`); `None` if the
+/// environment names no such place.
+pub fn default_cubin_dir() -> Option<PathBuf> {
+    model_cache::cache_dir().ok().map(|dir| dir.join("cubin"))
+}
+
+/// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared.
 ///
 /// # Errors
 /// [`ExecError::NoDevice`], [`ExecError::Gemm`], and those of the executor.
 pub fn open(
     device: Device,
-    gemm: Gemm,
-    target: Option<Target>,
+    options: &GpuOptions,
     plan: &Plan,
     weights: &dyn WeightSource,
 ) -> Result<Box<dyn Executor>, ExecError> {
-    gemm.check_device(device)?;
-    device.check_target(target)?;
+    options.gemm.check_device(device)?;
+    device.check_target(options.target)?;
     Ok(match device.cuda_ordinal() {
-        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, gemm, target, plan, weights)?),
+        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, options, plan, weights)?),
         #[cfg(feature = "emulator")]
         None if device == Device::Emulated => {
-            Box::new(EmulatedExecutor::open(target, plan, weights)?)
+            Box::new(EmulatedExecutor::open(options.target, plan, weights)?)
         }
         #[cfg(not(feature = "emulator"))]
         None if device == Device::Emulated => {
@@ -113,14 +131,6 @@ pub fn open(
         }
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })
-}
-
-/// Memory that the system can hand out without swapping.
-fn available_bytes() -> Option<usize> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod device;
 #[cfg(feature = "emulator")]
 pub mod emulated;
 mod gemm;
+mod host_memory;
 mod inputs;
 mod lower;
 mod prepared;
@@ -13,7 +14,7 @@ mod tensor_maps;
 #[cfg(test)]
 mod testing;
 
-pub use device::{Device, open};
+pub use device::{Device, GpuOptions, default_cubin_dir, open};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
