@@ -110,7 +110,7 @@ impl Step<'_> {
     fn run(&mut self, op: &Op) {
         let (plan, inputs, frame) = (self.plan, self.inputs, &mut self.frame);
         let weight = |id: WeightId| self.weights[id.0].elements();
-        let kernel = match (plan.batch_invariant, plan.decodes()) {
+        let kernel = match (plan.numerics().batch_invariant, plan.decodes()) {
             (false, _) => attention::Kernel::Fastest,
             (true, true) => attention::Kernel::Decode,
             (true, false) => attention::Kernel::Prefill,

@@ -96,7 +96,7 @@ impl CudaExecutor {
         let stream = device::open_stream(ordinal)?;
         let mut memory = DeviceMemory::allocate(&device, gemm, plan, &stream)?;
         // SAFETY: stream and workspace are dropped after the handle.
-        let cublas = unsafe { cublas::open(gemm, &stream, &memory.cublas_workspace) }?;
+        let cublas = unsafe { cublas::open(gemm, &stream, memory.cublas_workspace.address()) }?;
         upload::parameters(plan, weights, &mut memory, &stream)?;
         let overlapping = device::overlapping_launcher(gpu)?;
         let cache_dir = model_cache::cache_dir().ok().map(|dir| dir.join("cubin"));

@@ -185,30 +185,3 @@ fn sum(values: &[f32]) -> f32 {
     }
     lanes.iter().sum()
 }
-
-#[cfg(test)]
-mod timing {
-    use super::*;
-    #[test]
-    fn timing_phases() {
-        let mut state = TileState::new(126, 64);
-        let q = vec![0.3; 126 * 64];
-        let k = vec![0.1; 64 * 64];
-        let mut best = [f64::MAX; 3];
-        for _ in 0..2000 {
-            let t0 = std::time::Instant::now();
-            state.scores(&q, &k);
-            let t1 = std::time::Instant::now();
-            for row in 0..126 {
-                state.softmax(row, 0..64);
-            }
-            let t2 = std::time::Instant::now();
-            state.accumulate(&k);
-            let t3 = std::time::Instant::now();
-            for (b, t) in best.iter_mut().zip([t1 - t0, t2 - t1, t3 - t2]) {
-                *b = b.min(t.as_secs_f64() * 1e6);
-            }
-        }
-        println!("us {best:?}");
-    }
-}
