@@ -34,6 +34,14 @@
 #[macro_use]
 mod instruction;
 
+// The host bodies of instructions call `simt`; without the emulator that is this crate's own stand-in.
+#[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
+extern crate self as simt;
+#[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
+mod no_emulator;
+#[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
+use no_emulator::{Space, device};
+
 pub mod atomic;
 pub mod barrier;
 pub mod bf16x2;

@@ -11,7 +11,7 @@ mod planted;
 mod report;
 mod tools;
 
-use crate::{process, setup::Cache};
+use crate::{process, setup};
 use anyhow::{Result, bail};
 use built::Kernel;
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
@@ -19,7 +19,7 @@ use tools::Tools;
 
 /// Assembles every kernel for every target and reports every fault.
 pub fn run() -> Result<()> {
-    let cache = Cache::open()?;
+    let cache = setup::open_cache()?;
     let tools = Tools::provide(&cache)?;
     let work = cache.work_dir()?;
     planted::check(&tools, work.path())?;

