@@ -1,5 +1,5 @@
 //! GEMV in f16 and bf16 (decode of one sequence): `out[n] = sum_k x[k] * weight[n, k] (+ bias[n])
-//! (+ residual[n])`. `_norm` instances apply RMSNorm to x first; `_norm_silu` instances also store
+//! (+ residual[n])`. `_norm` instances apply RMSNorm to x first; `_norm_silu` instances then store
 //! `silu(gate) * up` of a stacked weight.
 //!
 //! Shapes    x `[k]`, weight `[n, k]` with a row stride, f16 or bf16; bias, residual `[n]` f32; out
@@ -8,11 +8,11 @@
 //!           weight `[2 * n, k]` and bias `[2 * n]`, first gate, then up; out in 16 bits.
 //! Launch    grid `(n / block_n, 1, 1)`, block `(32 * num_slices * splits_per_block, 1, 1)`. k is
 //!           split: a warp takes one slice of k for `ROWS` rows of the weight, and the warps of a
-//!           split, which share these rows, add their partial acc in shared memory.
+//!           split, which share these rows, add their partial sums in shared memory.
 //! Numerics  f32 FMAs. A lane accumulates eight neighbours of every 256 elements that its warp
-//!           takes; slices are residual_value lane by lane, in pairs; lanes are reduced as a tree. The normed
-//!           x, gate and up are not rounded: one rounding, at the store. The order differs from that
-//!           of the small-batch kernels, see [`SumOrder`](super::SumOrder).
+//!           takes; slices are added lane by lane, in pairs; lanes are reduced as a tree. The
+//!           normed x, gate and up are not rounded: one rounding, at the store. The order differs
+//!           from that of the small-batch kernels, see [`SumOrder`](super::SumOrder).
 //! Bound     memory: the weight is read once, `2 * n * k` bytes.
 //!
 //! A warp reads contiguous bytes of a row, and a split a whole row of up to 5,120 elements at once.
@@ -23,7 +23,7 @@ mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::Gemv16;
 
-use crate::element::VECTOR;
+use crate::element::VEC_ELEMS;
 use crate::rms_norm::scale;
 use crate::silu_mul::{gated, num_parts};
 use crate::tile::element::Operand16;
@@ -33,11 +33,11 @@ use half::{bf16, f16};
 /// Most slices that k is split into: one warp each.
 const MAX_SLICES: u32 = 5;
 
-/// Elements along k that one load of a warp covers: `VECTOR` a lane.
-const K_PER_LOAD: u32 = warp::WARP_SIZE * VECTOR;
+/// Elements along k that one load of a warp covers: `VEC_ELEMS` a lane.
+const K_PER_LOAD: u32 = warp::WARP_SIZE * VEC_ELEMS;
 
 /// A lane's 16-byte load: eight elements along k.
-type Load = [u32; VECTOR as usize / 2];
+type Load = [u32; VEC_ELEMS as usize / 2];
 
 /// Partial sums of a lane: one a row of the weight and, for a norm, that of the squares of x.
 const fn num_partials(rows: usize, normed: bool) -> u32 {
@@ -68,14 +68,15 @@ impl<const ROWS: usize> Weights<ROWS> {
     /// 1. Rows hold `k` elements and are 16-byte aligned; `first_k` and `k` are multiples of 8.
     #[inline(always)]
     unsafe fn load<const LOADS: usize>(&self, first_k: u32, k: u32) -> [[Load; ROWS]; LOADS] {
-        let mut loads = [[[0; VECTOR as usize / 2]; ROWS]; LOADS];
+        let mut loads = [[[0; VEC_ELEMS as usize / 2]; ROWS]; LOADS];
         unroll!(load_idx in 0..4, {
             if load_idx < LOADS {
                 let k_idx = first_k + load_idx as u32 * K_PER_LOAD;
                 for row in 0..ROWS {
                     let words = self.weight.wrapping_add(self.rows[row] + k_idx as usize);
+                    let words = words.cast::<u32>();
                     // SAFETY: inside the row, by the condition.
-                    loads[load_idx][row] = unsafe { words.cast::<u32>().stream_vec_if(0, k_idx < k) };
+                    loads[load_idx][row] = unsafe { words.stream_vec_if(0, k_idx < k) };
                 }
             }
         });
@@ -107,15 +108,16 @@ impl Input {
                 let k_idx = first_k + load_idx as u32 * K_PER_LOAD;
                 let weights = self.norm_weight.wrapping_add(k_idx as usize);
                 // SAFETY: inside, by the condition.
-                loads[load_idx] = [0, 4].map(|at| unsafe { weights.get_vec_if(at, k_idx < self.k) });
+                loads[load_idx] =
+                    [0, 4].map(|at| unsafe { weights.get_vec_if(at, k_idx < self.k) });
             }
         });
         loads
     }
 
-    /// Issues `LOADS` loads of x, the lane's first at `first_k`; zeros from `k` on. They do not depend
-    /// on `num_rows`, so the row may be unwritten: the load of `num_rows` would complete only after
-    /// the weight's, which are issued before it.
+    /// Issues `LOADS` loads of x, the lane's first at `first_k`; zeros from `k` on. They do not
+    /// depend on `num_rows`, so the row may be unwritten: the load of `num_rows` would complete
+    /// only after the weight's, which are issued before it.
     ///
     /// # Safety
     /// 1. `x` is as the kernel requires; `first_k` is a multiple of 8.
@@ -153,20 +155,20 @@ struct InputLoad {
 }
 
 impl InputLoad {
-    /// The elements as f32. If `NORMED`, multiplied by the norm's weight; their squares are added to
-    /// `square_sum`.
+    /// The elements as f32. If `NORMED`, multiplied by the norm's weight; their squares are added
+    /// to `square_sum`.
     #[inline(always)]
     fn values<E: Operand16, const NORMED: bool>(
         &self,
         norm: [[f32; 4]; 2],
         square_sum: &mut f32,
-    ) -> [f32; VECTOR as usize] {
+    ) -> [f32; VEC_ELEMS as usize] {
         if !NORMED {
             return unpacked::<E>(self.x16);
         }
         let flat = |[[a, b, c, d], [e, f, g, h]]: [[f32; 4]; 2]| [a, b, c, d, e, f, g, h];
         let (mut x, norm) = (flat(self.x32), flat(norm));
-        for i in 0..VECTOR as usize {
+        for i in 0..VEC_ELEMS as usize {
             *square_sum = math::fma(x[i], x[i], *square_sum);
             x[i] *= norm[i];
         }
@@ -176,16 +178,17 @@ impl InputLoad {
 
 /// The elements of a load.
 #[inline(always)]
-fn unpacked<E: Operand16>(load: Load) -> [f32; VECTOR as usize] {
+fn unpacked<E: Operand16>(load: Load) -> [f32; VEC_ELEMS as usize] {
     let [[a, b], [c, d], [e, f], [g, h]] = load.map(E::unpack);
     [a, b, c, d, e, f, g, h]
 }
 
-/// Adds up partial sum `partial_idx` of this lane over slices 1, 2, ..; all loads are issued at once.
+/// Adds up partial sum `partial_idx` of this lane over slices 1, 2, ..; all loads are issued at
+/// once.
 ///
 /// # Safety
-/// 1. `split_partials` starts at the lane's partial sums of slice 0, `warp_partials` elements before those
-///    of slice 1; slices 1, 2, .. have written theirs.
+/// 1. `split_partials` starts at the lane's partial sums of slice 0, `warp_partials` elements
+///    before those of slice 1; slices 1, 2, .. have written theirs.
 #[inline(always)]
 unsafe fn reduce_other_slices(
     split_partials: Shared<f32>,
@@ -205,17 +208,17 @@ unsafe fn reduce_other_slices(
     (others[0] + others[1]) + (others[2] + others[3])
 }
 
-/// A warp takes one of `num_slices` slices of k for `ROWS` rows of the weight, with `LOADS` loads of each
-/// in flight.
+/// A warp takes one of `num_slices` slices of k for `ROWS` rows of the weight, with `LOADS` loads
+/// of each in flight.
 ///
 /// # Safety
-/// 1. `num_rows` is one element, 0 or 1. x, `residual` and the output hold one row; `weight` holds `n`
-///    rows at its stride, or `2 * n` if `GATED`, and `bias` as many elements. `bias` and `residual` may be
-///    null. The output is `out_f32`, or `out` if `out_f32` is null.
+/// 1. `num_rows` is one element, 0 or 1. x, `residual` and the output hold one row; `weight` holds
+///    `n` rows at its stride, or `2 * n` if `GATED`, and `bias` as many elements. `bias` and
+///    `residual` may be null. The output is `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. x, `norm_weight` and rows of `weight` are 16-byte aligned, and `k` is a multiple of 8.
-/// 4. A block has a multiple of `num_slices` warps; `slices_reciprocal` is 256 over `num_slices`, rounded
-///    up; `block_n` is the outputs of the block.
+/// 4. A block has a multiple of `num_slices` warps; `slices_reciprocal` is 256 over `num_slices`,
+///    rounded up; `block_n` is the outputs of the block.
 #[kernel(
     launch_bounds(max_warps(NORMED) * warp::WARP_SIZE, min_blocks(NORMED)),
     overlaps,
@@ -258,8 +261,8 @@ pub unsafe fn gemv_16<
     let slice_idx = warp_idx - split_idx * num_slices;
     let first_column = thread::block_idx_x() * block_n + split_idx * num_columns;
 
-    // 1. Before the previous launch has ended: loads of what it does not write. All warps start at once and
-    //    compete for issue slots, so only what these loads need comes before them.
+    // 1. Before the previous launch has ended: loads of what it does not write. All warps start at
+    //    once and compete for issue slots, so only what these loads need comes before them.
     let mut weights = Weights { weight, rows: [0; ROWS] };
     for row in 0..ROWS as u32 {
         let (part, column) = (row / num_columns, first_column + row % num_columns);
@@ -269,7 +272,7 @@ pub unsafe fn gemv_16<
     }
     let step = num_slices * LOADS as u32 * K_PER_LOAD;
     let mut warp_k = slice_idx * LOADS as u32 * K_PER_LOAD;
-    let lane_k = lane * VECTOR;
+    let lane_k = lane * VEC_ELEMS;
     let input = Input { x, norm_weight, k };
     // SAFETY: loads are inside by their conditions.
     let (mut loads, mut norms) = unsafe {
@@ -305,7 +308,7 @@ pub unsafe fn gemv_16<
                 let x = inputs[load_idx].values::<E, NORMED>(norms[load_idx], &mut square_sum);
                 for row in 0..ROWS {
                     let weights = unpacked::<E>(loads[load_idx][row]);
-                    for i in 0..VECTOR as usize {
+                    for i in 0..VEC_ELEMS as usize {
                         acc[row] = math::fma(x[i], weights[i], acc[row]);
                     }
                 }
@@ -323,11 +326,12 @@ pub unsafe fn gemv_16<
         };
     }
 
-    // 3. Reduction: slice 0 adds the partial sums of the other slices lane by lane, then reduces over lanes;
-    //    lane `i` keeps row `i`.
+    // 3. Reduction: slice 0 adds the partial sums of the other slices lane by lane, then reduces
+    //    over lanes; lane `i` keeps row `i`.
     if num_slices > 1 {
         let warp_partials = const { num_partials(ROWS, NORMED) * warp::WARP_SIZE };
-        // SAFETY: the launch gives every warp room for its partial sums; they are read after the barrier.
+        // SAFETY: the launch gives every warp room for its partial sums; they are read after the
+        // barrier.
         unsafe {
             let split_partials = dynamic_shared_mem::<f32>();
             let split_partials =
