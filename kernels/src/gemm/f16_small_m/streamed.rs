@@ -27,8 +27,8 @@ const fn min_blocks(tiles_m: usize) -> u32 {
     if tiles_m == 1 { 2 } else { 1 }
 }
 
-/// Whether a stage is released before its MMAs: where a warp has many of them, or few tiles
-/// (`docs/measurements/gemm_small_m.md`).
+/// Whether a stage is released before its MMAs: where these take long, or where there are few of
+/// them between two waits (`docs/measurements/gemm_small_m.md`).
 const fn releases_early(tiles_m: usize, tiles_n: usize) -> bool {
     tiles_m >= 4 || tiles_n == 1
 }
