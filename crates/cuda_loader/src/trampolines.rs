@@ -103,8 +103,14 @@ mod tests {
     }
 
     #[test]
+    fn calls_through_cust_raw_reach_the_table() {
+        assert_eq!(cust_raw::cuLaunchKernel as *const () as usize, cuLaunchKernel as usize);
+        assert_eq!(cust_raw::cuProfilerStop as *const () as usize, cuProfilerStop as usize);
+    }
+
+    #[test]
     fn the_names_are_those_of_cust_raw() {
-        let Some(source) = source_of_cust_raw() else { return };
+        let source = source_of_cust_raw();
         let declared: Vec<&str> = source
             .split("extern \"C\" {")
             .skip(1)
@@ -116,12 +122,19 @@ mod tests {
         assert_eq!(ours.len(), 353);
     }
 
-    fn source_of_cust_raw() -> Option<String> {
-        let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from).or_else(|| {
-            std::env::var_os("HOME").map(|home| std::path::Path::new(&home).join(".cargo"))
-        })?;
-        std::fs::read_dir(home.join("registry/src")).ok()?.flatten().find_map(|registry| {
-            std::fs::read_to_string(registry.path().join("cust_raw-0.11.3/src/cuda.rs")).ok()
-        })
+    /// The declarations of the `cust_raw` that this test is built with: a dev-dependency, so that cargo
+    /// has unpacked its source.
+    fn source_of_cust_raw() -> String {
+        let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from);
+        let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo"))).unwrap();
+        let registries = home.join("registry/src");
+        std::fs::read_dir(&registries)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .find_map(|registry| {
+                std::fs::read_to_string(registry.path().join("cust_raw-0.11.3/src/cuda.rs")).ok()
+            })
+            .unwrap_or_else(|| panic!("cust_raw 0.11.3 is not in {}", registries.display()))
     }
 }
