@@ -29,7 +29,7 @@ macro_rules! load {
         #[doc = ptx!($mnemonic)]
         ///
         /// # Safety
-        /// 1. The rows are in the memory that the view stands for, and 16-byte aligned.
+        /// 1. The rows are inside the memory of the view, and 16-byte aligned.
         /// 2. They are written, and no thread writes them at the same time.
         #[inline(always)]
         #[track_caller]
@@ -98,7 +98,7 @@ macro_rules! store {
         #[doc = ptx!($mnemonic)]
         ///
         /// # Safety
-        /// 1. The rows are in the memory that the view stands for, and 16-byte aligned.
+        /// 1. The rows are inside the memory of the view, and 16-byte aligned.
         /// 2. No two of them overlap, and no thread reads or writes them at the same time.
         #[inline(always)]
         #[track_caller]

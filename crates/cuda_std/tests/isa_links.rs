@@ -25,7 +25,7 @@ fn has_asm(body: &str) -> bool {
     body.match_indices("asm!(").any(|(at, _)| !body[at..].starts_with("asm!(\"//"))
 }
 
-/// The name behind `keyword`, if `line` declares such an item.
+/// The name after `keyword`, if `line` declares such an item.
 fn declared<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
     let qualifiers = line[..line.find(keyword)?].split("=>").last()?;
     let is_qualifier = |word: &str| {
