@@ -1,4 +1,4 @@
-//! NVIDIA's assembler and disassembler, out of packages of the Python index; they run without CUDA and without a GPU.
+//! NVIDIA's assembler and disassembler, from packages of the Python index; they need neither CUDA nor a GPU.
 
 use anyhow::{Context, Result};
 use model_cache::{Cache, wheel};
@@ -11,7 +11,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// The programs in the cache, fetched when they aren't there.
+    /// The programs in the cache, fetched if they are missing.
     pub fn provide(cache: &Cache) -> Result<Self> {
         Ok(Tools {
             ptxas: provide(cache, "ptxas", "nvidia-cuda-nvcc", "13.0.88").context("ptxas")?,
