@@ -13,7 +13,6 @@ use std::{
     fs::{self, File},
     io::Write,
     path::{Path, PathBuf, absolute},
-    process::Command,
 };
 
 /// Files of the repository that go into the archive.
@@ -21,7 +20,7 @@ const DOCUMENTS: [&str; 4] = ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "
 
 /// Builds the binary, and packs it with its documents; writes `SHA256SUMS` beside the archive.
 pub fn run() -> Result<()> {
-    let target = host_target()?;
+    let target = process::host_target()?;
     let target_dir = match env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => absolute(dir)?,
         None => process::repository().join("target"),
@@ -79,14 +78,6 @@ fn rustflags() -> Result<String> {
     let home = home.context("no CARGO_HOME and no home directory")?;
     let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
     Ok([remap(&home, "/cargo"), remap(process::repository(), "/halfwarp")].join("\x1f"))
-}
-
-/// What rustc compiles for.
-fn host_target() -> Result<String> {
-    let printed =
-        process::capture(Command::new("rustc").arg("-vV").current_dir(process::repository()))?;
-    let host = printed.stdout.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc -vV names no host")?.to_owned())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

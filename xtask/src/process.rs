@@ -55,6 +55,16 @@ pub fn cache_dir() -> Result<PathBuf> {
     Ok(absolute(model_cache::cache_dir()?)?)
 }
 
+/// What rustc compiles for on this machine, as `x86_64-unknown-linux-gnu`.
+///
+/// # Errors
+/// If rustc cannot be run.
+pub fn host_target() -> Result<String> {
+    let printed = capture(Command::new("rustc").arg("-vV").current_dir(repository()))?;
+    let host = printed.stdout.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc -vV names no host")?.to_owned())
+}
+
 /// Runs a command that tells the user itself how it goes.
 ///
 /// # Errors
