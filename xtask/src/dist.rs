@@ -12,7 +12,7 @@ use std::{
     env,
     fs::{self, File},
     io::Write,
-    path::{Path, PathBuf, absolute},
+    path::{Path, PathBuf},
 };
 
 /// Files of the repository that go into the archive.
@@ -21,10 +21,7 @@ const DOCUMENTS: [&str; 4] = ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "
 /// Builds the binary, and packs it with its documents; writes `SHA256SUMS` beside the archive.
 pub fn run() -> Result<()> {
     let target = process::host_target()?;
-    let target_dir = match env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => absolute(dir)?,
-        None => process::repository().join("target"),
-    };
+    let target_dir = process::target_dir()?;
     process::show(
         process::cargo()?
             .args(["build", "--locked", "--profile=dist", "--package=halfwarp", "--bin=halfwarp"])

@@ -9,7 +9,7 @@ use std::{
 
 use crate::process;
 
-/// The variables that tell tests how many seeds there are, and how many of them a case takes: `simt::seeds` reads them.
+/// The variables by which `simt::seeds` knows how many seeds there are, and how many of them a case takes.
 const SEEDS_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS";
 const PER_CASE_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS_PER_CASE";
 
@@ -41,7 +41,7 @@ const SUITES: [Suite; 4] = [
 /// Runs all suites under `seeds` seeds; prints how many tests they are, and how long they took.
 ///
 /// # Errors
-/// If `seeds` is no positive number, or if a test fails.
+/// If `seeds` is not a positive number, or if a test fails.
 pub fn run(seeds: &str) -> Result<()> {
     let Some(seeds) = seeds.parse::<u64>().ok().filter(|&seeds| seeds > 0) else {
         bail!("--seeds {seeds}: expected a positive number");
@@ -62,7 +62,7 @@ pub fn run(seeds: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs one suite, with its output shown; gives how many tests have passed.
+/// Runs one suite, showing its output, and returns how many tests passed.
 fn run_suite(suite: &Suite, seeds: u64) -> Result<u64> {
     let mut cargo = process::cargo()?;
     cargo.arg("test").args(suite.arguments).stdout(Stdio::piped());
