@@ -1,4 +1,4 @@
-//! Any bytes are a GGUF file or an error; where they are a file, every tensor lies in it.
+//! Any bytes are a GGUF file or an error; in a file, every tensor is inside it.
 #![no_main]
 
 use halfwarp::weights::{TensorDtype, gguf};

@@ -1,5 +1,4 @@
-//! Any bytes are an index or an error; where they are an index, no shard leads out of its
-//! directory.
+//! Any bytes are an index or an error; in an index, no shard is outside of its directory.
 #![no_main]
 
 use std::path::Path;

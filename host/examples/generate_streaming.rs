@@ -1,13 +1,17 @@
 //! Answers a question, token by token.
 //!
-//! `cargo run --release --example generate_streaming [MODEL]`, MODEL a directory or a `.gguf` file with a tokenizer; without it
-//! the model that `cargo xtask setup` fetches.
+//! `cargo run --release --example generate_streaming [MODEL]`, MODEL a directory, a `.gguf` file or a fetched model's
+//! name; by default the model that `cargo xtask setup` fetches.
 
-use halfwarp::{Engine, EngineOptions, Message, Model, Request, Sampling, TextStream};
-use std::{env, error::Error, io::Write, ops::ControlFlow, path::PathBuf, sync::Arc};
+use halfwarp::{Engine, EngineOptions, Message, Model, Request, Sampling, TextStream, models};
+use std::{env, error::Error, io::Write, ops::ControlFlow, sync::Arc};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let model = Arc::new(Model::open(model_path()?)?);
+    let model = match env::args_os().nth(1) {
+        Some(model) => Model::open(model)?,
+        None => Model::open(models::default_model()?)?,
+    };
+    let model = Arc::new(model);
     let text = model.text().ok_or("the model has no tokenizer")?;
     let template = text.chat_template.as_ref().ok_or("the model has no chat template")?;
 
@@ -30,11 +34,4 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     println!("{}\n({} tokens)", stream.finish(), generation.tokens.len());
     Ok(())
-}
-
-fn model_path() -> Result<PathBuf, Box<dyn Error>> {
-    match env::args_os().nth(1) {
-        Some(path) => Ok(path.into()),
-        None => Ok(model_cache::DEFAULT.path(&model_cache::cache_dir()?)),
-    }
 }

@@ -1,6 +1,7 @@
 //! What a model thinks comes next: the five most likely tokens after a few.
 //!
-//! `cargo run --release --example logits [MODEL]`, MODEL a directory or a `.gguf` file; without it a tiny one of the tests.
+//! `cargo run --release --example logits [MODEL]`, MODEL a directory, a `.gguf` file or a fetched model's name; by
+//! default a tiny model of the tests.
 
 use halfwarp::{Engine, EngineOptions, Model};
 use std::{env, error::Error, sync::Arc};

@@ -1,6 +1,7 @@
 //! Two requests at once: they share each step, and each gets what it would have got alone.
 //!
-//! `cargo run --release --example two_requests [MODEL]`, MODEL a directory or a `.gguf` file; without it a tiny one of the tests.
+//! `cargo run --release --example two_requests [MODEL]`, MODEL a directory, a `.gguf` file or a fetched model's name; by
+//! default a tiny model of the tests.
 
 use halfwarp::{Engine, EngineOptions, EventKind, Model, Request};
 use std::{env, error::Error, sync::Arc};

@@ -23,7 +23,7 @@ pub fn is_lfs_pointer(bytes: &[u8]) -> bool {
 /// Whether there is anything at `path`, be it a symbolic link to nothing.
 ///
 /// # Errors
-/// Where the system does not tell, for instance for lack of permission.
+/// If the system cannot tell, for instance for lack of permission.
 pub fn exists(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),

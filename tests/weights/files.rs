@@ -1,4 +1,4 @@
-//! Files to read, right ones and wrong ones.
+//! Builders of valid and invalid files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ pub fn tests_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests")
 }
 
-/// A GGUF file in parts, to be written as they are: wrong ones too.
+/// The parts of a GGUF file, written unchecked.
 #[derive(Clone)]
 pub struct Gguf {
     pub version: u32,
@@ -35,7 +35,7 @@ impl Gguf {
         }
     }
 
-    /// Adds a pair of metadata; `value` as it stands in the file.
+    /// Adds a pair of metadata; `value` as encoded in the file.
     pub fn pair(mut self, key: &str, type_id: u32, value: &[u8]) -> Self {
         self.num_pairs += 1;
         self.pairs.extend([&string(key), &type_id.to_le_bytes()[..], value].concat());
@@ -81,7 +81,7 @@ impl Gguf {
     }
 }
 
-/// A string as GGUF has it.
+/// A string as GGUF encodes it.
 pub fn string(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }

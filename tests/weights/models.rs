@@ -1,4 +1,4 @@
-//! Finding a model by its path, and what is said where there is none.
+//! Finding a model by its path, and the errors where there is none.
 
 use crate::files::{assert_error, open_dir, tests_dir};
 use halfwarp::models::{ResolveError, resolve};

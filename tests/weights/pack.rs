@@ -1,4 +1,4 @@
-//! Weights of a plan out of a checkpoint's tensors.
+//! Packing a checkpoint's tensors into a plan's weights.
 
 use std::sync::Mutex;
 

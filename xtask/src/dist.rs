@@ -12,8 +12,7 @@ use std::{
     env,
     fs::{self, File},
     io::Write,
-    path::{Path, PathBuf, absolute},
-    process::Command,
+    path::{Path, PathBuf},
 };
 
 /// Files of the repository that go into the archive.
@@ -21,11 +20,8 @@ const DOCUMENTS: [&str; 4] = ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "
 
 /// Builds the binary, and packs it with its documents; writes `SHA256SUMS` beside the archive.
 pub fn run() -> Result<()> {
-    let target = host_target()?;
-    let target_dir = match env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => absolute(dir)?,
-        None => process::repository().join("target"),
-    };
+    let target = process::host_target()?;
+    let target_dir = process::target_dir()?;
     process::show(
         process::cargo()?
             .args(["build", "--locked", "--profile=dist", "--package=halfwarp", "--bin=halfwarp"])
@@ -79,14 +75,6 @@ fn rustflags() -> Result<String> {
     let home = home.context("no CARGO_HOME and no home directory")?;
     let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
     Ok([remap(&home, "/cargo"), remap(process::repository(), "/halfwarp")].join("\x1f"))
-}
-
-/// What rustc compiles for.
-fn host_target() -> Result<String> {
-    let printed =
-        process::capture(Command::new("rustc").arg("-vV").current_dir(process::repository()))?;
-    let host = printed.stdout.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc -vV names no host")?.to_owned())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

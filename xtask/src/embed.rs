@@ -3,10 +3,7 @@
 use crate::process;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-};
+use std::{env, fs, path::Path, process::Command};
 
 /// The tiny model that it runs, with what `transformers` makes of it.
 const GOLDEN: &str = "tests/goldens/llama-gqa";
@@ -39,11 +36,12 @@ fn copy(dir: &Path) -> Result<()> {
 
 fn check(dir: &Path) -> Result<()> {
     let golden = Golden::read(&process::repository().join(GOLDEN))?;
+    let target_dir = process::target_dir()?;
     let mut cargo = process::cargo()?;
-    cargo.current_dir(dir).env("CARGO_TARGET_DIR", target_dir());
-    process::show(cargo.arg("build"))?;
-    let program = target_dir().join("debug/embed");
-    let mut example = std::process::Command::new(program);
+    cargo.current_dir(dir).env("CARGO_TARGET_DIR", &target_dir).arg("build");
+    // With the profile of the repository's own dependencies, those that its tests have built serve here too.
+    process::show(cargo.args(["--config", "profile.dev.package.'*'.debug=false"]))?;
+    let mut example = Command::new(target_dir.join("debug/embed"));
     example.arg(process::repository().join(GOLDEN));
     example.args(golden.prompt.iter().map(i32::to_string));
     let printed = process::capture(&mut example)?.stdout;
@@ -56,11 +54,6 @@ fn check(dir: &Path) -> Result<()> {
     );
     eprintln!("{printed}as it should be");
     Ok(())
-}
-
-/// Kept between runs, apart from the repository's own.
-fn target_dir() -> PathBuf {
-    process::repository().join("target/embed")
 }
 
 /// A greedy continuation by `transformers`.

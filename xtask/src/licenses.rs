@@ -45,8 +45,7 @@ struct Package {
 
 /// Fails on a package from elsewhere than crates.io, or under a licence that is not allowed.
 pub fn check() -> Result<()> {
-    let metadata = metadata(&[])?;
-    let packages = packages(&metadata)?;
+    let packages = packages(&metadata(&process::host_target()?)?)?;
     let faults: Vec<String> = packages.iter().filter_map(fault).collect();
     if !faults.is_empty() {
         bail!("{}", faults.join("\n  "));
@@ -77,7 +76,7 @@ fn is_allowed(license: &str) -> Result<bool, spdx::ParseError> {
 
 /// The licence texts of the packages that the binary for `target` is made of.
 pub fn texts(target: &str) -> Result<String> {
-    let metadata = metadata(&["--filter-platform", target])?;
+    let metadata = metadata(target)?;
     let shipped = shipped(&metadata)?;
     let mut by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in packages(&metadata)?.iter().filter(|package| shipped.contains(&package.id)) {
@@ -170,9 +169,11 @@ fn packages(metadata: &Value) -> Result<Vec<Package>> {
     Ok(packages)
 }
 
-fn metadata(args: &[&str]) -> Result<Value> {
+/// What cargo knows of the packages that builds for `target` use: those that it has downloaded to build here.
+fn metadata(target: &str) -> Result<Value> {
     let mut cargo = process::cargo()?;
-    cargo.args(["metadata", "--format-version=1", "--locked", "--offline"]).args(args);
+    cargo.args(["metadata", "--format-version=1", "--locked", "--offline"]);
+    cargo.args(["--filter-platform", target]);
     Ok(serde_json::from_str(&process::capture(&mut cargo)?.stdout)?)
 }
 

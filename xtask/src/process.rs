@@ -55,7 +55,28 @@ pub fn cache_dir() -> Result<PathBuf> {
     Ok(absolute(model_cache::cache_dir()?)?)
 }
 
-/// Runs a command that tells the user itself how it goes.
+/// Where cargo builds: `CARGO_TARGET_DIR`, else `target` in the repository.
+///
+/// # Errors
+/// If the current directory is unknown.
+pub fn target_dir() -> Result<PathBuf> {
+    Ok(match env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => absolute(dir)?,
+        None => repository().join("target"),
+    })
+}
+
+/// What rustc compiles for on this machine, as `x86_64-unknown-linux-gnu`.
+///
+/// # Errors
+/// If rustc cannot be run.
+pub fn host_target() -> Result<String> {
+    let printed = capture(Command::new("rustc").arg("-vV").current_dir(repository()))?;
+    let host = printed.stdout.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc -vV names no host")?.to_owned())
+}
+
+/// Runs a command that reports its own progress to the user.
 ///
 /// # Errors
 /// If it cannot be started or fails.

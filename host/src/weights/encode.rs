@@ -1,4 +1,4 @@
-//! f32 to the elements that an executor keeps, rounded to nearest even where they have 16 bits.
+//! f32 to an executor's storage types, rounded to nearest even for 16 bits.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -14,7 +14,7 @@ pub struct Encoder {
     pub dtype: Dtype,
     /// Converts values to as many elements.
     convert: fn(&[f32], &mut [u8]),
-    /// Least magnitude that becomes an infinity.
+    /// The smallest magnitude that rounds to infinity.
     overflow: f32,
 }
 
@@ -22,7 +22,7 @@ impl Encoder {
     /// The conversion to `dtype`, if it is one that weights are kept in.
     pub fn new(dtype: Dtype) -> Option<Self> {
         type Convert = fn(&[f32], &mut [u8]);
-        // Of a 16-bit type, the middle between its largest number and the next power of two: the tie goes up.
+        // For 16 bits, halfway between the largest finite number and the next power of two: the tie rounds up.
         let (convert, overflow): (Convert, f32) = match dtype {
             Dtype::F32 => {
                 (|values, out| out.copy_from_slice(bytemuck::cast_slice(values)), f32::INFINITY)

@@ -10,7 +10,7 @@ use super::{TensorDtype, shown};
 use crate::files::LFS_ADVICE;
 use crate::plan::{Dtype, ReadWeightError};
 
-/// What can be wrong with a checkpoint: always with the file's path.
+/// What can be wrong with a checkpoint; every variant names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
@@ -19,7 +19,7 @@ pub enum WeightsError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
     /// A pipe, device or directory where a file should be.
@@ -28,7 +28,7 @@ pub enum WeightsError {
         /// What was to be read.
         path: PathBuf,
     },
-    /// A Git LFS pointer, which stands for a file that was not downloaded.
+    /// A Git LFS pointer in the place of a file that was not downloaded.
     #[error("{}: {LFS_ADVICE}", path.display())]
     LfsPointer {
         /// The file.
@@ -44,15 +44,15 @@ pub enum WeightsError {
         /// The directory.
         path: PathBuf,
     },
-    /// `config.json` is no JSON.
+    /// `config.json` is not JSON.
     #[error("{}: not valid JSON: {source}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
-        /// The parser's word.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// A safetensors file that is not as the format says.
+    /// A malformed safetensors file.
     #[error("{}: {source}", path.display())]
     Safetensors {
         /// The file.
@@ -60,7 +60,7 @@ pub enum WeightsError {
         /// What is wrong.
         source: SafetensorsError,
     },
-    /// A shard index that is not as the format says.
+    /// A malformed shard index.
     #[error("{}: {source}", path.display())]
     Index {
         /// The file.
@@ -68,7 +68,7 @@ pub enum WeightsError {
         /// What is wrong.
         source: IndexError,
     },
-    /// A GGUF file that is not as the format says.
+    /// A malformed GGUF file.
     #[error("{}: {source}", path.display())]
     Gguf {
         /// The file.
@@ -96,7 +96,7 @@ pub enum WeightsError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor has another shape than the configuration gives it.
+    /// A tensor's shape is not the one that the configuration implies.
     #[error(
         "{}: tensor {} has shape {shape:?}, the model's configuration makes it {expected:?}",
         path.display(), shown(tensor)

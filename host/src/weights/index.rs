@@ -13,7 +13,7 @@ use super::shown;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// No JSON, or no `weight_map` from names to file names.
+    /// Not JSON, or without a `weight_map` from tensor names to file names.
     #[error("not an index with a \"weight_map\" of tensor and file names: {0}")]
     Json(#[from] serde_json::Error),
     /// A shard that is not a plain file name.

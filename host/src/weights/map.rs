@@ -1,4 +1,4 @@
-//! A file in memory.
+//! Memory-mapped files.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,7 @@
 //! Checkpoints on disk: Hugging Face directories (safetensors) and GGUF files, memory-mapped.
 //!
-//! Everything here treats a file as hostile: a parser works on `&[u8]`, allocates nothing that the
-//! file's own bytes do not pay for, and returns a typed error that names the tensor, the value and
-//! what would be right.
+//! Files are untrusted: a parser works on `&[u8]`, allocates at most in proportion to the file's own
+//! size, and returns a typed error that names the tensor, the value and what would be right.
 
 mod blocks;
 mod checkpoint;
@@ -22,8 +21,7 @@ pub use error::WeightsError;
 pub use progress::Progress;
 pub use tensor::{TensorDtype, TensorEntry, TensorInfo, Tensors};
 
-/// A name out of a file, for an error: quoted, control characters escaped, cut where it would fill
-/// the terminal.
+/// A name from a file, for an error: quoted, with control characters escaped, and truncated.
 pub(crate) fn shown(name: &str) -> String {
     const MAX_CHARS: usize = 80;
     let cut = if name.chars().nth(MAX_CHARS).is_some() { ".." } else { "" };

@@ -1,4 +1,4 @@
-//! From the checkpoint's tensors to the weights of a plan: parts stacked, rows put in order,
+//! Packing a checkpoint's tensors into the weights of a plan: parts are stacked, rows reordered and
 //! elements converted.
 
 use rayon::prelude::*;
@@ -12,7 +12,7 @@ use crate::plan::{Dtype, PartTransform, ReadWeightError, Weight, WeightPart, Wei
 /// first-level cache.
 const RUN_ELEMS: usize = 256;
 
-/// Least elements of a parallel task.
+/// A parallel task has at least this many elements.
 const TASK_ELEMS: usize = 1 << 16;
 
 impl Checkpoint {
@@ -98,8 +98,8 @@ impl WeightSource for Checkpoint {
         for part in &weight.parts {
             let stored = self.part_rows(weight, part)?;
             let elems = part.rows * if is_vector(weight) { 1 } else { weight.cols };
-            let (out, behind) = rest.split_at_mut(elems * encoder.bytes());
-            rest = behind;
+            let (out, after) = rest.split_at_mut(elems * encoder.bytes());
+            rest = after;
             match part.transform {
                 PartTransform::None => stored.read(encoder, out, |row| row),
                 PartTransform::UnpermuteRope { num_heads } => {
@@ -113,7 +113,7 @@ impl WeightSource for Checkpoint {
     }
 }
 
-/// The conversion to what the plan keeps `weight` in.
+/// The conversion to the storage type of `weight`.
 fn storage_encoder(weight: &Weight) -> Result<Encoder, WeightsError> {
     Encoder::new(weight.storage).ok_or_else(|| WeightsError::UnsupportedStorage {
         weight: weight.name.clone(),
@@ -191,7 +191,7 @@ impl<'a> StoredRows<'a> {
 
     /// Converts one row; an error is a value that has no place in it.
     fn read_row(&self, encoder: Encoder, stored: &[u8], out: &mut [u8]) -> Result<(), f32> {
-        // `out` may be aligned to single bytes: values pass through their own array.
+        // `out` may be unaligned: values pass through an aligned array.
         let mut values = [0.0f32; RUN_ELEMS];
         let runs = stored.chunks(self.stored_bytes(RUN_ELEMS));
         for (stored, out) in runs.zip(out.chunks_mut(RUN_ELEMS * encoder.bytes())) {

@@ -1,11 +1,11 @@
-//! How far the weights are read.
+//! Progress of reading weights.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::plan::{ReadWeightError, Weight, WeightSource};
 
-/// A [`WeightSource`] that reports after each weight how many bytes another one has given, of how
-/// many.
+/// A [`WeightSource`] that reads from another one, and reports after each weight how many bytes of
+/// the total have been read.
 ///
 /// ```
 /// use halfwarp::plan::{Plan, WeightSource};
@@ -24,7 +24,7 @@ pub struct Progress<'a, F> {
 }
 
 impl<'a, F: Fn(usize, usize) + Sync> Progress<'a, F> {
-    /// Wraps `source`, which will give `total_bytes`; `report` is called with the bytes done and
+    /// Wraps `source`, of which `total_bytes` will be read; `report` is called with the bytes done and
     /// the total.
     pub fn new(source: &'a dyn WeightSource, total_bytes: usize, report: F) -> Self {
         Progress { source, total_bytes, done_bytes: AtomicUsize::new(0), report }

@@ -1,9 +1,9 @@
 //! The header of a safetensors file.
 //!
 //! Eight bytes of header length, a JSON object from tensor names to type, shape and offsets, then
-//! the data, without holes. Read here and not by the `safetensors` crate: its errors name neither
-//! tensor nor value, a name that stands twice passes, and one tensor of an unknown type spoils the
-//! file.
+//! the data, without holes. The `safetensors` crate is not used: its errors name neither
+//! tensor nor value, it accepts a name that appears twice, and it rejects the whole file
+//! for one tensor of an unknown type.
 //!
 //! Source: <https://github.com/huggingface/safetensors#format>.
 
@@ -23,7 +23,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 #[non_exhaustive]
 pub enum SafetensorsError {
     /// Fewer than the eight bytes of the header's length.
-    #[error("{0} bytes are no safetensors file: fetch it again")]
+    #[error("{0} bytes are too few for a safetensors file: fetch it again")]
     TooShort(usize),
     /// The header's length is beyond the file or the format's limit.
     #[error(
@@ -36,11 +36,11 @@ pub enum SafetensorsError {
         /// Length of the file.
         file_bytes: usize,
     },
-    /// The header is no JSON object of tensors.
+    /// The header is not a JSON object of tensors.
     #[error("the header is not what safetensors says: {0}")]
     Header(#[from] serde_json::Error),
-    /// A name stands twice in the header.
-    #[error("tensor {} stands twice in the header", shown(.0))]
+    /// A name appears twice in the header.
+    #[error("tensor {} appears twice in the header", shown(.0))]
     Duplicate(String),
     /// Elements or bytes that no machine can count.
     #[error("tensor {} has shape {shape:?}, too large to be true", shown(tensor))]
@@ -67,7 +67,7 @@ pub enum SafetensorsError {
         /// Bytes that would be right.
         expected: usize,
     },
-    /// Offsets that run backwards, overlap the tensor before, leave a hole, or lie beyond the file.
+    /// Offsets that decrease, overlap the previous tensor, leave a gap, or exceed the file.
     #[error(
         "tensor {} has its data at {start}..{end}; the data before it ends at {expected_start}, \
          the file's at {data_bytes}: truncated or corrupt, fetch it again",
@@ -85,8 +85,8 @@ pub enum SafetensorsError {
         /// Bytes of data in the file.
         data_bytes: u64,
     },
-    /// Data behind the last tensor.
-    #[error("{0} bytes behind the last tensor belong to none: corrupt, fetch it again")]
+    /// Data after the last tensor.
+    #[error("{0} bytes after the last tensor belong to no tensor: corrupt, fetch it again")]
     TrailingBytes(u64),
 }
 
@@ -177,7 +177,7 @@ struct Entry {
     data_offsets: (u64, u64),
 }
 
-/// All entries of the header in the order of the file, so that a name that stands twice is seen.
+/// All entries of the header in the order of the file, so that a duplicate name is seen.
 struct Header(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Header {

@@ -1,4 +1,4 @@
-//! What a checkpoint says of a tensor.
+//! How a checkpoint describes a tensor.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::plan::Dtype;
 /// The tensors of one file, by name.
 pub type Tensors = BTreeMap<String, TensorInfo>;
 
-/// A tensor in its file. The parsers have checked that `range` lies in the file and, for a
+/// A tensor in its file. The parsers have checked that `range` is inside the file and, for a
 /// [`TensorDtype::Known`], that it is as long as shape and type make it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {

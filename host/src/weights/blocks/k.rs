@@ -95,7 +95,7 @@ pub fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// Where the two bits of an element of group `group` of 16 stand: the first byte of the group's 16,
+/// Where the two bits of an element of group `group` of 16 are: the first byte of the group's 16,
 /// and the shift. Each half of the block has 32 bytes, which four pairs of groups share.
 fn two_bit_group(group: usize) -> (usize, usize) {
     let (half, in_half) = (group / 8, group % 8);

@@ -62,7 +62,7 @@ fn f16_run(stored: &[u8], out: &mut [f32]) {
 
 /// The `N` bytes of a block from `start` on.
 fn field<const N: usize>(block: &[u8], start: usize) -> &[u8; N] {
-    block[start..].first_chunk().expect("a field lies inside its block")
+    block[start..].first_chunk().expect("a field is inside its block")
 }
 
 /// The f16 of a block at `start`, as f32.

@@ -7,7 +7,7 @@ use crate::weights::shown;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
-    /// Another kind of file.
+    /// Not a GGUF file.
     #[error(
         "not a GGUF file (it does not begin with \"GGUF\"); give a .gguf file, or a Hugging Face \
          model directory"
@@ -24,7 +24,7 @@ pub enum GgufError {
         "GGUF version {0}; halfwarp reads 2 and 3: convert the model again with a current llama.cpp"
     )]
     Version(u32),
-    /// One of several files.
+    /// One file of a split model.
     #[error("one of {0} files of a split model: merge them with `llama-gguf-split --merge`")]
     Split(u64),
     /// The file ends too early.
@@ -42,8 +42,7 @@ pub enum GgufError {
         /// Bytes that were left.
         left_bytes: usize,
     },
-    /// A count that the rest of the file has no room for, or more array elements than any model
-    /// has.
+    /// A count that exceeds what the rest of the file can hold, or the limit on array elements.
     #[error(
         "{reading} states a count of {count}; at most {limit} are possible: corrupt, fetch it again"
     )]
@@ -75,13 +74,13 @@ pub enum GgufError {
         /// What was being read.
         reading: String,
     },
-    /// A key or a tensor that stands twice.
-    #[error("{0} stands twice")]
+    /// A key or a tensor that appears twice.
+    #[error("{0} appears twice")]
     Duplicate(String),
     /// `general.alignment` is not usable.
     #[error(
         "general.alignment should be a power of two below 2^32, it is {}",
-        .0.map_or(String::from("no such number"), |stated| stated.to_string())
+        .0.map_or(String::from("not one"), |stated| stated.to_string())
     )]
     Alignment(Option<u64>),
     /// More dimensions than ggml has.
@@ -103,9 +102,9 @@ pub enum GgufError {
         /// Its shape, outermost first.
         shape: Vec<u64>,
     },
-    /// Rows that are no whole number of blocks.
+    /// Rows that are not a whole number of blocks.
     #[error(
-        "tensor {} of {dtype} has rows of {row_elems} elements, which are no whole blocks of {}",
+        "tensor {} of {dtype} has rows of {row_elems} elements, which is not a multiple of its block of {}",
         shown(tensor), dtype.block_elems()
     )]
     PartialBlock {
@@ -118,7 +117,7 @@ pub enum GgufError {
     },
     /// Data that does not start at a multiple of the alignment.
     #[error(
-        "tensor {} starts at {offset}, which is no multiple of the alignment {alignment}",
+        "tensor {} starts at {offset}, which is not a multiple of the alignment {alignment}",
         shown(tensor)
     )]
     Misaligned {

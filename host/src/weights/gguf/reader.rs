@@ -1,4 +1,4 @@
-//! Numbers and strings out of bytes, none of them trusted.
+//! Reading numbers and strings from untrusted bytes.
 
 use super::GgufError;
 

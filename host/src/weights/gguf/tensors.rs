@@ -20,7 +20,7 @@ impl Description {
     /// Fewest bytes of a description: name length, number of dimensions, type, offset.
     pub const MIN_BYTES: usize = 8 + 4 + 4 + 8;
 
-    /// Reads a description and checks it in itself.
+    /// Reads a description and checks what needs no other.
     pub fn read(reader: &mut Reader) -> Result<Self, GgufError> {
         let name = reader.string()?;
         reader.reading = format!("tensor {}", shown(&name));
@@ -53,7 +53,7 @@ impl Description {
     }
 }
 
-/// `dims` as a shape, if none is zero and their product can be counted.
+/// `dims` as a shape; `None` if one is zero or the number of elements overflows.
 fn checked_shape(dims: &[u64]) -> Option<Vec<usize>> {
     let shape: Vec<usize> = dims.iter().map(|&dim| dim.try_into().ok()).collect::<Option<_>>()?;
     let elems = shape.iter().try_fold(1usize, |elems, &dim| elems.checked_mul(dim))?;
@@ -61,14 +61,14 @@ fn checked_shape(dims: &[u64]) -> Option<Vec<usize>> {
 }
 
 /// Places the tensors in the file, whose data part begins at the first multiple of `alignment`
-/// behind `descriptions_end`: aligned, inside, apart.
+/// after `descriptions_end`, and checks that each is aligned, inside the file and disjoint from the others.
 pub(super) fn place(
     mut descriptions: Vec<Description>,
     alignment: u32,
     descriptions_end: usize,
     file_bytes: usize,
 ) -> Result<Tensors, GgufError> {
-    // A file that ends in the padding has no data; its start is then its end.
+    // A file that ends in the padding has no data: the data part is then empty, at the file's end.
     let data_start = descriptions_end.checked_next_multiple_of(alignment as usize);
     let data_start = data_start.unwrap_or(file_bytes).min(file_bytes);
     let data_bytes = file_bytes - data_start;
