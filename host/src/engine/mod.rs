@@ -29,6 +29,7 @@ use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
 use crate::plan::{Bounds, Numerics, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
+use precision::Attempts;
 use scheduler::{Entry, Scheduler, Turns};
 use sequence::Sequence;
 use std::collections::HashMap;
@@ -67,17 +68,11 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        let (mut precision, mut notes) = precision::first(&options, &model)?;
+        let mut attempts = Attempts::new(&options);
         loop {
-            match Self::open(&model, &options, precision, &report) {
-                Ok(engine) => return Ok(Engine { notes, ..engine }),
-                Err(error) => match precision::after(&options, precision, &error) {
-                    Some(wider) => {
-                        notes.push(precision::note(wider, precision, &error));
-                        precision = wider;
-                    }
-                    None => return Err(error),
-                },
+            match Self::open(&model, &options, attempts.precision, &report) {
+                Ok(engine) => return Ok(Engine { notes: attempts.notes, ..engine }),
+                Err(error) => attempts.next(&model, error)?,
             }
         }
     }
