@@ -4,7 +4,7 @@
 mod support;
 
 use halfwarp::Model;
-use halfwarp::exec::{self, Device, Executor, Gemm, PreparedPlan, Want};
+use halfwarp::exec::{self, Device, Executor, GpuOptions, PreparedPlan, Want};
 use halfwarp::plan::{Bounds, Numerics, PAGE_SIZE, Plan, Precision, StepInputs};
 use libtest_mimic::{Arguments, Completion, Trial};
 use std::collections::HashMap;
@@ -76,7 +76,8 @@ impl Runner {
         let model = Model::open(dir).unwrap();
         let bounds = bounds(PROMPT_LEN + MAX_SEQS, PROMPT_LEN);
         let plan = plan(&model, precision, batch_invariant, bounds);
-        let executor = exec::open(device, Gemm::Halfwarp, None, &plan, model.checkpoint()).unwrap();
+        let options = GpuOptions { cubin_dir: exec::default_cubin_dir(), ..Default::default() };
+        let executor = exec::open(device, &options, &plan, model.checkpoint()).unwrap();
         Runner { model, executor, precision, batch_invariant, prepared: HashMap::new() }
     }
 

@@ -16,7 +16,7 @@ mod rows;
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
 use halfwarp::exec::emulated::EmulatedExecutor;
-use halfwarp::exec::{ExecError, Executor, Gemm, Target};
+use halfwarp::exec::{ExecError, Executor, Gemm, GpuOptions, Target, default_cubin_dir};
 use halfwarp::plan::{Plan, WeightSource};
 use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -59,19 +59,28 @@ fn open_cpu(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>
     Ok(Box::new(CpuExecutor::open(plan, weights)?))
 }
 
+fn gpu_options(gemm: Gemm, target: Option<Target>) -> GpuOptions {
+    GpuOptions { gemm, target, cubin_dir: default_cubin_dir() }
+}
+
 fn open_cuda(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
     let ordinal = cuda::first_device().unwrap_or(0);
-    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Halfwarp, None, plan, weights)?))
+    Ok(Box::new(CudaExecutor::open(ordinal, &gpu_options(Gemm::Halfwarp, None), plan, weights)?))
 }
 
 fn open_sm_80(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
     let ordinal = cuda::first_device().unwrap_or(0);
-    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Halfwarp, Some(Target::Sm80), plan, weights)?))
+    Ok(Box::new(CudaExecutor::open(
+        ordinal,
+        &gpu_options(Gemm::Halfwarp, Some(Target::Sm80)),
+        plan,
+        weights,
+    )?))
 }
 
 fn open_cublas(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {
     let ordinal = cuda::first_device().unwrap_or(0);
-    Ok(Box::new(CudaExecutor::open(ordinal, Gemm::Cublas, None, plan, weights)?))
+    Ok(Box::new(CudaExecutor::open(ordinal, &gpu_options(Gemm::Cublas, None), plan, weights)?))
 }
 
 fn open_emulated(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {

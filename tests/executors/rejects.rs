@@ -1,7 +1,7 @@
 //! What an executor refuses, before it touches memory that is not the step's.
 
 use halfwarp::exec::cuda::CudaExecutor;
-use halfwarp::exec::{ExecError, Gemm, StepOutput, Want};
+use halfwarp::exec::{ExecError, GpuOptions, StepOutput, Want};
 use halfwarp::plan::{Plan, StepInputs};
 use libtest_mimic::Completion;
 
@@ -82,7 +82,7 @@ pub fn a_device_that_is_not_there() -> Result<(), String> {
     let out = setup.input("input", &input);
     let bounds = bounds(1, 0);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
-    match CudaExecutor::open(1_000_000, Gemm::default(), None, &plan, &weights) {
+    match CudaExecutor::open(1_000_000, &GpuOptions::default(), &plan, &weights) {
         Err(ExecError::NoDevice(why)) if !why.is_empty() => Ok(()),
         Err(other) => Err(format!("expected no device, got: {other}")),
         Ok(_) => Err("opened".to_owned()),

@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything that is done to this repository besides `cargo build`.
 
 mod emulate;
+mod picture;
 mod process;
 mod ptxas;
 mod random_model;
@@ -16,6 +17,7 @@ usage: cargo xtask COMMAND
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
   emulate --seeds N       run the emulator's tests under N seeds each
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
+  picture                 make the README's picture of a terminal: docs/images/terminal.svg
   random-model NAME OUT   write a Hugging Face directory with random weights: ";
 
 fn main() -> ExitCode {
@@ -44,6 +46,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             process::show(process::cargo()?.args(["test", "--workspace"]).args(&args[1..]))?;
         }
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
+        ["picture"] => picture::run()?,
         ["ptxas"] => ptxas::run()?,
         ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
         _ => {

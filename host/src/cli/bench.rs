@@ -6,7 +6,7 @@ use super::{
     terminal,
 };
 use clap::{Subcommand, ValueEnum};
-use halfwarp::exec::cuda;
+use halfwarp::exec::{cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::profile::decode::{self, Workload};
 use halfwarp::profile::gemm::{BenchError, Row, Shape, Subject, measure, shapes};
@@ -148,8 +148,9 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
         accumulate: args.accumulate.into(),
         target: args.target.map(Target::from),
         precision,
+        cubin_dir: default_cubin_dir(),
     };
-    subject.check()?;
+    subject.check().map_err(failure)?;
     cuda::free_memory(args.gpu)?;
     let given: Vec<Shape> = args.shapes.iter().map(|shape| shape.0).collect();
     if !args.jsonl {
@@ -174,6 +175,7 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
 fn failure(error: BenchError) -> Failure {
     match error {
         BenchError::Exec(error) => error.into(),
+        BenchError::Plan(error) => Failure::Input(error.to_string()),
         wrong => Failure::Environment(wrong.to_string()),
     }
 }

@@ -25,7 +25,8 @@ pub use sampling::{Sampling, SamplingError};
 pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperature};
 
 use crate::Model;
-use crate::exec::{self, Executor, PreparedPlan, StepOutput, Want};
+use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
+use crate::model::ModelError;
 use crate::plan::{Bounds, Numerics, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
@@ -83,15 +84,18 @@ impl Engine {
         precision: Precision,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        options.gemm.check_device(options.device)?;
+        options.gemm.check_device(options.device).map_err(ExecError::from)?;
         options.device.check_target(options.target)?;
-        let operand = precision.operand();
-        options.gemm.compute_type(operand)?;
-        options.gemm.check_accumulate(options.accumulate, operand, options.device)?;
+        let numerics = options.numerics(precision);
+        numerics.check().map_err(ModelError::from)?;
+        options.gemm.compute_type(precision.operand()).map_err(ExecError::from)?;
+        options
+            .gemm
+            .check_accumulate(options.accumulate, options.device)
+            .map_err(ExecError::from)?;
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
-        let numerics = options.numerics(precision);
         // No step is larger than all contexts together, whatever the options say.
         let max_tokens = options
             .max_tokens_for(num_weights(model)?)
@@ -99,12 +103,13 @@ impl Engine {
         let buckets = Buckets { max_tokens, max_seqs, context };
         let bounds = buckets.largest();
         if let Some((device, free_bytes)) = options.device.free_memory()? {
-            model.memory(&numerics, bounds, num_pages)?.check(&device, free_bytes)?;
+            let memory = model.memory(&numerics, bounds, num_pages)?;
+            memory.check(&device, free_bytes, options.cache_size())?;
         }
         let plan = model.plan(&numerics, bounds, num_pages)?;
         let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
         let weights = Progress::new(model.checkpoint(), weights_bytes, report);
-        let executor = exec::open(options.device, options.gemm, options.target, &plan, &weights)?;
+        let executor = exec::open(options.device, &options.gpu(), &plan, &weights)?;
         let turns = if numerics.batch_invariant { Turns::Apart } else { Turns::Together };
         let mut engine = Engine {
             model: Arc::clone(model),

@@ -2,9 +2,10 @@
 
 use super::{EngineError, PrecisionChoice, Request};
 use crate::Model;
-use crate::exec::{Device, Gemm, Target};
+use crate::exec::{self, Device, Gemm, GpuOptions, Target};
 use crate::model::Config;
-use crate::plan::{Accumulate, Numerics, PAGE_SIZE, Precision};
+use crate::plan::{Accumulate, CacheSize, Numerics, PAGE_SIZE, Precision};
+use std::path::PathBuf;
 
 /// The default context, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -44,6 +45,9 @@ pub struct EngineOptions {
     /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts. With less, a
     /// sequence may have to wait, or to give its place back and be computed again.
     pub cache_positions: Option<usize>,
+    /// Folder in which the machine code of a GPU's kernels is kept from start to start
+    /// ([`GpuOptions::cubin_dir`]); by default [`exec::default_cubin_dir`].
+    pub cubin_dir: Option<PathBuf>,
 }
 
 impl Default for EngineOptions {
@@ -59,6 +63,7 @@ impl Default for EngineOptions {
             max_seqs: 1,
             max_tokens: None,
             cache_positions: None,
+            cubin_dir: exec::default_cubin_dir(),
         }
     }
 }
@@ -86,6 +91,20 @@ impl EngineOptions {
             Some(max_tokens) => max_tokens,
             None if self.device.runs_kernels() => MAX_TOKENS,
             None => cpu_tokens(num_weights, rayon::current_num_threads()),
+        }
+    }
+
+    /// Which kernels run on a GPU.
+    pub(super) fn gpu(&self) -> GpuOptions {
+        let &EngineOptions { gemm, target, ref cubin_dir, .. } = self;
+        GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() }
+    }
+
+    /// What decides the size of the cache.
+    pub(super) fn cache_size(&self) -> CacheSize {
+        match self.cache_positions {
+            Some(_) => CacheSize::Positions,
+            None => CacheSize::Contexts(self.max_seqs.max(1)),
         }
     }
 

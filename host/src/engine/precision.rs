@@ -100,13 +100,13 @@ fn is_aligned(model: &Model, precision: Precision) -> bool {
 mod tests {
     use super::*;
     use crate::exec::Device;
-    use crate::plan::BudgetError;
+    use crate::plan::{BudgetError, CacheSize};
 
     fn no_memory(model: &Model) -> EngineError {
         let bounds =
             Bounds { max_tokens: 1, max_seqs: 1, max_q_len: 1, max_logit_rows: 1, max_kv_len: 1 };
         let budget = model.memory(&Numerics::default(), bounds, 1).unwrap();
-        let error: BudgetError = budget.check("CPU", 100).unwrap_err();
+        let error: BudgetError = budget.check("CPU", 100, CacheSize::Positions).unwrap_err();
         error.into()
     }
 

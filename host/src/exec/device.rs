@@ -3,8 +3,10 @@
 use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
 use super::emulated::EmulatedExecutor;
+use super::host_memory::available_bytes;
 use super::{ExecError, Executor, Gemm, Target, WeightSource};
 use crate::plan::Plan;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Where a plan runs.
@@ -59,15 +61,11 @@ impl Device {
     /// Whether kernels for `target` can be asked for there; which of them a GPU can run is known when it is opened.
     ///
     /// # Errors
-    /// [`ExecError::NoDevice`] for the CPU.
+    /// [`ExecError::TargetOnCpu`].
     pub fn check_target(self, target: Option<Target>) -> Result<(), ExecError> {
         match target {
             Some(target) if self != Device::Emulated && self.cuda_ordinal().is_none() => {
-                Err(ExecError::NoDevice(format!(
-                    "--target {} is for GPU kernels, and this runs on the CPU\n\
-                     choose --device cuda or emulated, or leave --target out",
-                    target.name()
-                )))
+                Err(ExecError::TargetOnCpu(target))
             }
             _ => Ok(()),
         }
@@ -88,35 +86,43 @@ impl Device {
     }
 }
 
-/// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared. On a GPU linear layers
-/// are computed by `gemm`, and kernels are those for `target`, or for the newest that it can run.
+/// Which kernels run on a GPU, and where their machine code is kept.
+#[derive(Clone, Debug, Default)]
+pub struct GpuOptions {
+    /// Whose kernels compute linear layers.
+    pub gemm: Gemm,
+    /// What halfwarp's kernels are compiled for; `None`: the newest target that the device can run.
+    pub target: Option<Target>,
+    /// Folder of the machine code that the driver compiles kernels to, so that the next start compiles nothing
+    /// ([`default_cubin_dir`]). `None`: it is not kept. What was not read for a month is removed.
+    pub cubin_dir: Option<PathBuf>,
+}
+
+/// `cubin` in halfwarp's cache (`$HALFWARP_CACHE`, `$XDG_CACHE_HOME/halfwarp` or `$HOME/.cache/halfwarp`); `None` if the
+/// environment names no such place.
+pub fn default_cubin_dir() -> Option<PathBuf> {
+    model_cache::cache_dir().ok().map(|dir| dir.join("cubin"))
+}
+
+/// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared.
 ///
 /// # Errors
 /// [`ExecError::NoDevice`], [`ExecError::Gemm`], and those of the executor.
 pub fn open(
     device: Device,
-    gemm: Gemm,
-    target: Option<Target>,
+    options: &GpuOptions,
     plan: &Plan,
     weights: &dyn WeightSource,
 ) -> Result<Box<dyn Executor>, ExecError> {
-    gemm.check_device(device)?;
-    device.check_target(target)?;
+    options.gemm.check_device(device)?;
+    device.check_target(options.target)?;
     Ok(match device.cuda_ordinal() {
-        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, gemm, target, plan, weights)?),
+        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, options, plan, weights)?),
         None if device == Device::Emulated => {
-            Box::new(EmulatedExecutor::open(target, plan, weights)?)
+            Box::new(EmulatedExecutor::open(options.target, plan, weights)?)
         }
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })
-}
-
-/// Memory that the system can hand out without swapping.
-fn available_bytes() -> Option<usize> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -130,10 +136,8 @@ mod tests {
                 assert!(device.check_target(Some(target)).is_ok());
             }
             let error = Device::Cpu.check_target(Some(target)).unwrap_err().to_string();
-            assert!(
-                error.starts_with(&format!("--target {} is for GPU", target.name())),
-                "{error}"
-            );
+            let expected = "is for GPU kernels, and this runs on the CPU";
+            assert_eq!(error, format!("the target {} {expected}", target.name()));
         }
         assert!(Device::Cpu.check_target(None).is_ok());
     }

@@ -1,87 +1,120 @@
-//! Who computes linear layers.
+//! Whose kernels compute linear layers.
 
 use std::fmt;
 
 use cuda_loader::cublas::ComputeType;
 
-use super::{Device, ExecError};
+use super::{Device, Target};
 use crate::plan::{Accumulate, Dtype};
 
-/// Who computes linear layers on a GPU.
+/// Whose kernels compute linear layers on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gemm {
-    /// The kernels of this program.
+    /// Those of this library.
     #[default]
     Halfwarp,
-    /// cuBLAS, which sums products in f32.
+    /// Those of cuBLAS, with accumulators in f32.
     Cublas,
-    /// cuBLAS, which sums products in f16: those of f16 operands alone.
+    /// Those of cuBLAS, with accumulators in f16: for operands in f16 alone.
     CublasF16,
 }
 
 impl Gemm {
-    /// What cuBLAS sums products of `operands` in; `None` where it is not asked.
+    /// The type of cuBLAS's accumulators for `operands`; `None` if the kernels are not those of cuBLAS.
     ///
     /// # Errors
-    /// [`ExecError::Gemm`] if cuBLAS cannot.
-    pub fn compute_type(self, operands: Dtype) -> Result<Option<ComputeType>, ExecError> {
+    /// [`GemmError::CublasOperands`].
+    pub fn compute_type(self, operands: Dtype) -> Result<Option<ComputeType>, GemmError> {
         match (self, operands) {
             (Gemm::Halfwarp, _) => Ok(None),
             (Gemm::Cublas, _) => Ok(Some(ComputeType::F32)),
             (Gemm::CublasF16, Dtype::F16) => Ok(Some(ComputeType::F16)),
-            (Gemm::CublasF16, _) => Err(ExecError::Gemm(format!(
-                "--gemm {self} is for operands in F16, and these are in {operands}\n\
-                 use --dtype f16, or --gemm {}, which sums in f32",
-                Gemm::Cublas
-            ))),
+            (Gemm::CublasF16, _) => Err(GemmError::CublasOperands { operands }),
         }
     }
 
-    /// Whether products of `operands` can be summed in `accumulate` where `device` is.
+    /// Whether accumulators can be of type `accumulate` on `device`.
     ///
     /// # Errors
-    /// [`ExecError::Gemm`] for sums in f16 of other operands than f16, by cuBLAS, which [`Gemm::CublasF16`] asks for, and
-    /// on the CPU.
-    pub fn check_accumulate(
-        self,
-        accumulate: Accumulate,
-        operands: Dtype,
-        device: Device,
-    ) -> Result<(), ExecError> {
-        if accumulate == Accumulate::F32 {
-            return Ok(());
-        }
+    /// For accumulators in f16: [`GemmError::CublasAccumulate`], and [`GemmError::AccumulateOnCpu`].
+    pub fn check_accumulate(self, accumulate: Accumulate, device: Device) -> Result<(), GemmError> {
         let has_kernels = device == Device::Emulated || device.cuda_ordinal().is_some();
-        let why = match operands {
-            _ if self != Gemm::Halfwarp => {
-                format!("is for the kernels of this program\nuse --gemm {}", Gemm::CublasF16)
+        match accumulate {
+            Accumulate::F32 => Ok(()),
+            Accumulate::F16 if self != Gemm::Halfwarp => {
+                Err(GemmError::CublasAccumulate { gemm: self })
             }
-            Dtype::F16 if has_kernels => return Ok(()),
-            Dtype::F16 => "is for GPU kernels, and this runs on the CPU\n\
-                           choose --device cuda or emulated, or leave --accumulate out"
-                .to_owned(),
-            other => format!(
-                "is for operands in F16, and these are in {other}\n\
-                 use --dtype f16, or leave --accumulate out"
-            ),
-        };
-        Err(ExecError::Gemm(format!("--accumulate f16 {why}")))
+            Accumulate::F16 if has_kernels => Ok(()),
+            Accumulate::F16 => Err(GemmError::AccumulateOnCpu),
+        }
     }
 
-    /// Whether linear layers can be computed so where `device` is.
+    /// Whether linear layers can be computed so on `device`.
     ///
     /// # Errors
-    /// [`ExecError::Gemm`] for cuBLAS where there is no GPU.
-    pub fn check_device(self, device: Device) -> Result<(), ExecError> {
+    /// [`GemmError::NoGpu`] for cuBLAS.
+    pub fn check_device(self, device: Device) -> Result<(), GemmError> {
         if self == Gemm::Halfwarp || device.cuda_ordinal().is_some() {
             return Ok(());
         }
         let runs_on = if device == Device::Emulated { "emulator" } else { "CPU" };
-        Err(ExecError::Gemm(format!(
-            "--gemm {self} needs an NVIDIA GPU, and this runs on the {runs_on}\n\
-             choose a GPU with --device cuda, or leave --gemm out"
-        )))
+        Err(GemmError::NoGpu { gemm: self, runs_on })
     }
+}
+
+/// Why linear layers cannot be computed as [`Gemm`] says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GemmError {
+    /// [`Gemm::CublasF16`] with other operands than f16.
+    #[error(
+        "{gemm} accumulates in f16, for operands in F16 alone, and these are in {operands}\n\
+         compute in f16, or accumulate in f32 with {}",
+        Gemm::Cublas,
+        gemm = Gemm::CublasF16
+    )]
+    CublasOperands {
+        /// Type of the operands.
+        operands: Dtype,
+    },
+    /// [`Accumulate::F16`] with kernels of cuBLAS.
+    #[error(
+        "accumulators in f16 are an option of halfwarp's kernels, and linear layers are by {gemm}\n\
+         choose {} instead, or leave the accumulators in f32",
+        Gemm::CublasF16
+    )]
+    CublasAccumulate {
+        /// Whose kernels were chosen.
+        gemm: Gemm,
+    },
+    /// [`Accumulate::F16`] on the CPU.
+    #[error(
+        "accumulators in f16 are an option of GPU kernels, and this runs on the CPU\n\
+         choose a GPU or the emulator, or leave the accumulators in f32"
+    )]
+    AccumulateOnCpu,
+    /// cuBLAS without a GPU.
+    #[error("{gemm} needs an NVIDIA GPU, and this runs on the {runs_on}")]
+    NoGpu {
+        /// Whose kernels were chosen.
+        gemm: Gemm,
+        /// `CPU` or `emulator`.
+        runs_on: &'static str,
+    },
+    /// A target for kernels of cuBLAS, which has its own.
+    #[error(
+        "the target {} is an option of halfwarp's kernels, and linear layers are by {gemm}",
+        target.name()
+    )]
+    CublasTarget {
+        /// Whose kernels were chosen.
+        gemm: Gemm,
+        /// The target.
+        target: Target,
+    },
+    /// cuBLAS cannot be loaded.
+    #[error("{0}")]
+    Library(String),
 }
 
 impl fmt::Display for Gemm {
@@ -99,49 +132,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cublas_sums_in_f32_or_in_the_type_of_f16_operands() {
-        let compute = |gemm: Gemm, operands| gemm.compute_type(operands).ok();
+    fn cublas_accumulates_in_f32_or_in_the_type_of_f16_operands() {
         for operands in [Dtype::F32, Dtype::F16, Dtype::BF16] {
-            assert_eq!(compute(Gemm::Halfwarp, operands), Some(None));
-            assert_eq!(compute(Gemm::Cublas, operands), Some(Some(ComputeType::F32)));
+            assert_eq!(Gemm::Halfwarp.compute_type(operands), Ok(None));
+            assert_eq!(Gemm::Cublas.compute_type(operands), Ok(Some(ComputeType::F32)));
         }
-        assert_eq!(compute(Gemm::CublasF16, Dtype::F16), Some(Some(ComputeType::F16)));
-        assert_eq!(compute(Gemm::CublasF16, Dtype::F32), None);
-        let error = Gemm::CublasF16.compute_type(Dtype::BF16).unwrap_err().to_string();
-        assert!(
-            error.starts_with("--gemm cublas-f16 is for operands in F16, and these"),
-            "{error}"
-        );
+        let in_f16 = |operands| Gemm::CublasF16.compute_type(operands);
+        assert_eq!(in_f16(Dtype::F16), Ok(Some(ComputeType::F16)));
+        for operands in [Dtype::F32, Dtype::BF16] {
+            assert_eq!(in_f16(operands), Err(GemmError::CublasOperands { operands }));
+        }
     }
 
     #[test]
-    fn sums_in_f16_are_of_f16_by_our_kernels() {
-        let check = |gemm: Gemm, operands, device| {
-            gemm.check_accumulate(Accumulate::F32, operands, device).unwrap();
-            gemm.check_accumulate(Accumulate::F16, operands, device).map_err(|e| e.to_string())
+    fn accumulators_in_f16_are_of_halfwarps_kernels() {
+        let check = |gemm: Gemm, device| {
+            gemm.check_accumulate(Accumulate::F32, device).unwrap();
+            gemm.check_accumulate(Accumulate::F16, device)
         };
-        let ours = |operands, device| check(Gemm::Halfwarp, operands, device);
-        assert_eq!(ours(Dtype::F16, Device::Emulated), Ok(()));
-        assert_eq!(ours(Dtype::F16, Device::Cuda(0)), Ok(()));
-        let refused = [
-            (ours(Dtype::F16, Device::Cpu), "this runs on the CPU"),
-            (ours(Dtype::BF16, Device::Emulated), "these are in BF16\nuse --dtype f16"),
-            (ours(Dtype::F32, Device::Cpu), "these are in F32"),
-            (check(Gemm::Cublas, Dtype::F16, Device::Cuda(0)), "use --gemm cublas-f16"),
-        ];
-        for (result, why) in refused {
-            let error = result.unwrap_err();
-            assert!(error.starts_with("--accumulate f16 is for") && error.contains(why), "{error}");
-        }
+        assert_eq!(check(Gemm::Halfwarp, Device::Emulated), Ok(()));
+        assert_eq!(check(Gemm::Halfwarp, Device::Cuda(0)), Ok(()));
+        assert_eq!(check(Gemm::Halfwarp, Device::Cpu), Err(GemmError::AccumulateOnCpu));
+        let gemm = Gemm::Cublas;
+        assert_eq!(check(gemm, Device::Cuda(0)), Err(GemmError::CublasAccumulate { gemm }));
     }
 
     #[test]
     fn cublas_is_refused_where_there_is_no_gpu() {
-        for device in [Device::Cpu, Device::Emulated] {
-            assert!(Gemm::Halfwarp.check_device(device).is_ok());
-            let error = Gemm::Cublas.check_device(device).unwrap_err();
-            assert!(matches!(&error, ExecError::Gemm(why) if why.contains("--device cuda")));
+        for (device, runs_on) in [(Device::Cpu, "CPU"), (Device::Emulated, "emulator")] {
+            assert_eq!(Gemm::Halfwarp.check_device(device), Ok(()));
+            let gemm = Gemm::Cublas;
+            assert_eq!(gemm.check_device(device), Err(GemmError::NoGpu { gemm, runs_on }));
         }
-        assert!(Gemm::Cublas.check_device(Device::Cuda(0)).is_ok());
+        assert_eq!(Gemm::Cublas.check_device(Device::Cuda(0)), Ok(()));
+    }
+
+    /// At most two lines each, and no option of a command line.
+    #[test]
+    fn errors_name_no_flags() {
+        let errors = [
+            GemmError::CublasOperands { operands: Dtype::BF16 },
+            GemmError::CublasAccumulate { gemm: Gemm::Cublas },
+            GemmError::AccumulateOnCpu,
+            GemmError::NoGpu { gemm: Gemm::Cublas, runs_on: "CPU" },
+            GemmError::CublasTarget { gemm: Gemm::Cublas, target: Target::Sm80 },
+        ];
+        for error in errors.map(|error| error.to_string()) {
+            assert!(!error.contains("--") && error.lines().count() <= 2, "{error}");
+        }
     }
 }

@@ -5,6 +5,7 @@ pub mod cuda;
 mod device;
 pub mod emulated;
 mod gemm;
+mod host_memory;
 mod inputs;
 mod lower;
 mod prepared;
@@ -12,8 +13,8 @@ mod tensor_maps;
 #[cfg(test)]
 mod testing;
 
-pub use device::{Device, open};
-pub use gemm::Gemm;
+pub use device::{Device, GpuOptions, default_cubin_dir, open};
+pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
 pub use prepared::PreparedPlan;
@@ -104,9 +105,12 @@ pub enum ExecError {
     /// The device that was asked for is not there.
     #[error("{0}")]
     NoDevice(String),
-    /// Linear layers cannot be computed by whom they were asked of: the GPU, the library or the operands are not right.
-    #[error("{0}")]
-    Gemm(String),
+    /// A target for GPU kernels, on the CPU.
+    #[error("the target {} is for GPU kernels, and this runs on the CPU", .0.name())]
+    TargetOnCpu(Target),
+    /// Linear layers cannot be computed by the kernels that were chosen.
+    #[error(transparent)]
+    Gemm(#[from] GemmError),
     /// The CUDA driver reported an error.
     #[error("CUDA: {call}: {error}")]
     Driver {

@@ -34,7 +34,7 @@ pub enum ModelError {
     /// A precision in whose elements the model's rows would not be aligned.
     #[error(
         "the model has a {what} of {size}: in {precision} it has to be a multiple of {multiple}\n\
-         it can be run in f32: --dtype f32"
+         it can be run in f32"
     )]
     Unaligned {
         /// Which of its sizes.

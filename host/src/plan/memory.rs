@@ -103,6 +103,7 @@ impl Plan {
             buffer_bytes: self.constants.iter().map(|c| c.data.len() * 4).sum::<usize>()
                 + StepLayout::new(&self.bounds).len * 4,
             max_kv_len: self.bounds.max_kv_len,
+            kv_positions: self.kv.num_pages * super::PAGE_SIZE,
         }
     }
 }
@@ -118,8 +119,19 @@ pub struct MemoryBudget {
     pub activation_bytes: usize,
     /// Step inputs and tables.
     pub buffer_bytes: usize,
-    /// The context that the cache was sized for.
+    /// Positions of one sequence: the context.
     pub max_kv_len: usize,
+    /// Positions of the KV cache, in whole pages.
+    pub kv_positions: usize,
+}
+
+/// What the KV cache was sized for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheSize {
+    /// The full contexts of so many sequences.
+    Contexts(usize),
+    /// A number of positions that was given.
+    Positions,
 }
 
 impl MemoryBudget {
@@ -131,21 +143,36 @@ impl MemoryBudget {
     /// Whether all of it fits into `free_bytes` of `device`.
     ///
     /// # Errors
-    /// [`BudgetError`]: by how much it does not, and what context would fit.
-    pub fn check(&self, device: &str, free_bytes: usize) -> Result<(), BudgetError> {
+    /// [`BudgetError`]: by how much it does not, and what cache or context would fit.
+    pub fn check(
+        &self,
+        device: &str,
+        free_bytes: usize,
+        cache: CacheSize,
+    ) -> Result<(), BudgetError> {
         let needed_bytes = self.total_bytes();
         if needed_bytes <= free_bytes {
             return Ok(());
         }
-        // The cache grows with the context; the rest is (all but) independent of it.
+        // The rest does not grow when the cache shrinks.
         let left = free_bytes.saturating_sub(needed_bytes - self.kv_bytes);
-        let fits = (left as u128 * self.max_kv_len as u128 / self.kv_bytes.max(1) as u128) as usize;
+        let pages = (self.kv_positions / super::PAGE_SIZE) as u128;
+        let pages_that_fit = (left as u128 * pages / self.kv_bytes.max(1) as u128) as usize;
         Err(BudgetError {
             device: device.to_owned(),
             budget: *self,
             short_bytes: needed_bytes - free_bytes,
             free_bytes,
-            context_that_fits: fits / super::PAGE_SIZE * super::PAGE_SIZE,
+            fits: match (cache, pages_that_fit * super::PAGE_SIZE) {
+                (CacheSize::Contexts(sequences), _) => {
+                    Fits::of_context(pages_that_fit / sequences.max(1) * super::PAGE_SIZE)
+                }
+                (CacheSize::Positions, 0) => Fits::Nothing,
+                (CacheSize::Positions, cache) if cache < self.max_kv_len => {
+                    Fits::ContextAndCache(cache)
+                }
+                (CacheSize::Positions, cache) => Fits::Cache(cache),
+            },
         })
     }
 }
@@ -157,7 +184,7 @@ impl std::fmt::Display for MemoryBudget {
             "{} (weights {}, KV cache of {} positions {}, activations {}, buffers {})",
             Gib(self.total_bytes()),
             Gib(self.weight_bytes),
-            self.max_kv_len,
+            self.kv_positions,
             Gib(self.kv_bytes),
             Gib(self.activation_bytes),
             Gib(self.buffer_bytes),
@@ -176,8 +203,28 @@ pub struct BudgetError {
     pub short_bytes: usize,
     /// Bytes that are free.
     pub free_bytes: usize,
-    /// The longest context that would fit, in positions; 0 if not even the weights do.
-    pub context_that_fits: usize,
+    /// What would fit.
+    pub fits: Fits,
+}
+
+/// What would fit into the memory, in positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fits {
+    /// No page of the cache: maybe not even the weights.
+    Nothing,
+    /// A context of so many.
+    Context(usize),
+    /// A KV cache of so many, the context as it is.
+    Cache(usize),
+    /// A KV cache of so many, which is shorter than the context: both have to be made so small.
+    ContextAndCache(usize),
+}
+
+impl Fits {
+    fn of_context(context: usize) -> Self {
+        if context == 0 { Fits::Nothing } else { Fits::Context(context) }
+    }
 }
 
 impl std::error::Error for BudgetError {}
@@ -192,9 +239,15 @@ impl std::fmt::Display for BudgetError {
             Gib(self.free_bytes),
             self.device
         )?;
-        match self.context_that_fits {
-            0 => write!(f, "no context would fit: choose a smaller model or another device"),
-            context => write!(f, "a context of {context} would fit: -c {context}"),
+        match self.fits {
+            Fits::Nothing => {
+                write!(f, "no context would fit: choose a smaller model or another device")
+            }
+            Fits::Context(len) => write!(f, "a context of {len} positions would fit"),
+            Fits::Cache(len) => write!(f, "a KV cache of {len} positions would fit"),
+            Fits::ContextAndCache(len) => {
+                write!(f, "a context and a KV cache of {len} positions would fit")
+            }
         }
     }
 }
@@ -278,21 +331,66 @@ mod tests {
         assert_eq!(arena.bytes(), 3 * 8 * 64 * 4);
     }
 
-    #[test]
-    fn a_budget_says_what_context_fits() {
-        let budget = MemoryBudget {
+    /// A cache of a byte a position.
+    fn budget(max_kv_len: usize, kv_positions: usize) -> MemoryBudget {
+        MemoryBudget {
             weight_bytes: 1000,
-            kv_bytes: 4096,
+            kv_bytes: kv_positions,
             activation_bytes: 20,
             buffer_bytes: 4,
-            max_kv_len: 4096,
-        };
-        assert!(budget.check("gpu", 5120).is_ok());
-        let error = budget.check("gpu", 3000).unwrap_err();
+            max_kv_len,
+            kv_positions,
+        }
+    }
+
+    #[test]
+    fn a_budget_says_what_context_fits() {
+        let cache = CacheSize::Contexts(1);
+        let budget = budget(4096, 4096);
+        assert!(budget.check("gpu", 5120, cache).is_ok());
+        let error = budget.check("gpu", 3000, cache).unwrap_err();
         assert_eq!(error.short_bytes, 2120);
-        assert_eq!(error.context_that_fits, 1920); // 1976 bytes are left, a byte a position, in pages of 64
+        assert_eq!(error.fits, Fits::Context(1920)); // 1976 bytes are left, in pages of 64
         assert_eq!(error.to_string().lines().count(), 2);
-        assert_eq!(budget.check("gpu", 500).unwrap_err().context_that_fits, 0);
+        assert_eq!(budget.check("gpu", 500, cache).unwrap_err().fits, Fits::Nothing);
+    }
+
+    /// What is said to fit does, and a page more does not.
+    #[test]
+    fn what_is_said_to_fit_fits() {
+        let page = crate::plan::PAGE_SIZE;
+        for free_bytes in (1000..6000).step_by(50) {
+            for (context, sequences) in [(512, 8), (100, 3)] {
+                let contexts = |context: usize| {
+                    let positions = context.next_multiple_of(page) * sequences;
+                    budget(context, positions).check("", free_bytes, CacheSize::Contexts(sequences))
+                };
+                match contexts(context).map_err(|error| error.fits) {
+                    Ok(()) => {}
+                    Err(Fits::Context(len)) => {
+                        assert!(contexts(len).is_ok() && contexts(len + 1).is_err(), "{len}");
+                    }
+                    Err(other) => assert!(other == Fits::Nothing && contexts(1).is_err()),
+                }
+            }
+            for (context, positions) in [(512, 8192), (4096, 4096), (64, 5000)] {
+                let given = |context: usize, positions: usize| {
+                    let positions = positions.max(context).next_multiple_of(page);
+                    budget(context, positions).check("", free_bytes, CacheSize::Positions)
+                };
+                match given(context, positions).map_err(|error| error.fits) {
+                    Ok(()) => {}
+                    Err(Fits::Cache(len)) => {
+                        assert!(given(context, len).is_ok(), "{len}");
+                        assert!(given(context, len + 1).is_err(), "{len}");
+                    }
+                    Err(Fits::ContextAndCache(len)) => {
+                        assert!(given(context, len).is_err() && given(len, len).is_ok(), "{len}");
+                    }
+                    Err(other) => assert!(other == Fits::Nothing && given(1, 1).is_err()),
+                }
+            }
+        }
     }
 
     #[test]

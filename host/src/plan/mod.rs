@@ -25,7 +25,7 @@ pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
 pub use error::PlanError;
 pub use kv::{KvLayout, PAGE_SIZE};
-pub use memory::{ArenaLayout, BudgetError, MemoryBudget};
+pub use memory::{ArenaLayout, BudgetError, CacheSize, Fits, MemoryBudget};
 pub use numerics::{Accumulate, Numerics};
 pub use op::{AppendAttention, Attention, Linear, Norm, Op, RopeAppend};
 pub use precision::Precision;

@@ -9,13 +9,17 @@
 //! What it takes to start a graph is in the peers' times and not in these: on an H200 0.4 to 2.3 us, of which each of
 //! 48 calls has 0.05 at most, each of five 0.5.
 
+use std::path::PathBuf;
+
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::exec::cuda::CudaExecutor;
-use crate::exec::{Device, ExecError, Executor, Gemm, PreparedPlan, Target, Want};
+use crate::exec::{
+    Device, ExecError, Executor, Gemm, GemmError, GpuOptions, PreparedPlan, Target, Want,
+};
 use crate::plan::{
     Accumulate, Bounds, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, PartTransform, Plan,
     PlanBuilder, PlanError, Precision, ReadWeightError, Rows, StepInputs, View, Weight, WeightId,
@@ -56,7 +60,7 @@ pub fn shapes() -> Vec<Shape> {
 }
 
 /// What is measured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Subject {
     /// The number of the GPU.
     pub gpu: usize,
@@ -68,25 +72,30 @@ pub struct Subject {
     pub target: Option<Target>,
     /// Type of the operands.
     pub precision: Precision,
+    /// As [`GpuOptions::cubin_dir`].
+    pub cubin_dir: Option<PathBuf>,
 }
 
 impl Subject {
     /// Whether there can be such a measurement.
     ///
     /// # Errors
-    /// [`ExecError::Gemm`] for operands that are not summed so, and for a target of cuBLAS.
-    pub fn check(&self) -> Result<(), ExecError> {
-        self.gemm.compute_type(self.dtype())?;
-        self.gemm.check_accumulate(self.accumulate, self.dtype(), Device::Cuda(self.gpu))?;
-        match self.target {
-            Some(target) if self.gemm != Gemm::Halfwarp => Err(ExecError::Gemm(format!(
-                "--target {} is for the kernels of this program, and --gemm {} has kernels of its own\n\
-                 leave one of them out",
-                target.name(),
-                self.gemm
-            ))),
+    /// [`BenchError::Plan`], and [`ExecError::Gemm`] in [`BenchError::Exec`].
+    pub fn check(&self) -> Result<(), BenchError> {
+        let &Subject { gpu, gemm, accumulate, target, .. } = self;
+        self.numerics().check()?;
+        gemm.compute_type(self.dtype()).map_err(ExecError::from)?;
+        gemm.check_accumulate(accumulate, Device::Cuda(gpu)).map_err(ExecError::from)?;
+        match target {
+            Some(target) if gemm != Gemm::Halfwarp => {
+                Err(ExecError::from(GemmError::CublasTarget { gemm, target }).into())
+            }
             _ => Ok(()),
         }
+    }
+
+    fn numerics(&self) -> Numerics {
+        Numerics { accumulate: self.accumulate, ..self.precision.into() }
     }
 
     /// Type of the operands.
@@ -173,7 +182,8 @@ const EPS: f32 = 1e-6;
 /// [`BenchError`].
 pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
     subject.check()?;
-    let &Subject { gpu: ordinal, gemm, target, .. } = subject;
+    let &Subject { gpu: ordinal, gemm, target, ref cubin_dir, .. } = subject;
+    let options = GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() };
     let dtype = subject.dtype();
     let Shape { m, n, k } = shape;
     let bytes = dtype.block_bytes() * (m * k + n * k + m * n);
@@ -181,7 +191,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
     let calls = copies * (MIN_CALLS / copies).max(1);
     let bench = Bench { shape, subject, copies };
     let (two_rounds, one_round) = (bench.plan(2 * calls + 1)?, bench.plan(calls + 1)?);
-    let gpu = CudaExecutor::open(ordinal, gemm, target, &two_rounds, &RandomWeights)?;
+    let gpu = CudaExecutor::open(ordinal, &options, &two_rounds, &RandomWeights)?;
     let mut gpu = gpu.without_overlap();
     let prepared = [gpu.prepare(&two_rounds)?, gpu.prepare(&one_round)?];
 
@@ -270,9 +280,7 @@ impl Bench<'_> {
         plan.op(Op::GatherRows { x: verified, out: logits });
         let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         plan.op(Op::Argmax { x: logits, out: next_tokens });
-        let &Subject { precision, accumulate, .. } = self.subject;
-        let numerics = Numerics { accumulate, ..precision.into() };
-        plan.finish(&numerics, bounds, kv, logits, next_tokens)
+        plan.finish(&self.subject.numerics(), bounds, kv, logits, next_tokens)
     }
 
     /// An input and a weight. An input of 16 bits comes from a norm, which rounds.
@@ -395,6 +403,7 @@ mod tests {
                 accumulate: Accumulate::F32,
                 target: None,
                 precision,
+                cubin_dir: None,
             };
             let bench = Bench { shape: Shape { m: 3, n: 24, k: 40 }, subject: &subject, copies: 2 };
             let plan = bench.plan(4).unwrap();

@@ -167,8 +167,8 @@ pub enum WeightsError {
 /// What to do about a number beyond `storage`.
 fn wider(storage: Dtype) -> &'static str {
     match storage {
-        Dtype::F16 => "run the model in bf16, which has the range of f32: --dtype bf16",
-        _ => "run the model in f32: --dtype f32",
+        Dtype::F16 => "run the model in bf16, which has the range of f32",
+        _ => "run the model in f32",
     }
 }
 

@@ -1,14 +1,30 @@
 //! Causal attention over the paged cache, with an online softmax: a page of keys at a time.
 
+mod prefill;
+
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
 use super::kv::KvCache;
 use crate::plan::{Attention, PAGE_SIZE, StepInputs};
+use prefill::QueryTile;
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// Multiply-adds of one task, below which it does not pay to fork.
 const MIN_TASK_WORK: usize = 1 << 14;
+/// Least number of a sequence's new tokens for which matrix products are faster than inner products.
+const MIN_PREFILL_TOKENS: usize = 4;
+
+/// Which of its two kernels attention runs.
+#[derive(Clone, Copy, Debug)]
+pub enum Kernel {
+    /// Inner products for a few tokens, matrix products for more.
+    Fastest,
+    /// Inner products: a step that decodes.
+    Decode,
+    /// Matrix products, whatever the number of tokens: a prompt whose bits do not depend on how it is cut.
+    Prefill,
+}
 
 /// Computes `attention`, in parallel over tokens and heads.
 pub fn attention(
@@ -17,18 +33,34 @@ pub fn attention(
     kv: &KvCache,
     q: &Rows,
     mut out: RowsMut,
+    kernel: Kernel,
 ) {
-    let head_dim = attention.head_dim;
-    let columns = attention.num_heads * head_dim;
-    let (data, stride) = out.strided();
-    data.par_chunks_mut(stride).enumerate().for_each(|(token, row)| {
-        let keys = visible_keys(attention, inputs, token);
-        let min_heads = MIN_TASK_WORK.div_ceil(2 * head_dim * keys.positions.len());
-        let heads = row[..columns].par_chunks_exact_mut(head_dim).with_min_len(min_heads);
-        heads.enumerate().for_each(|(head, out)| {
-            let q = &q.row(token)[head * head_dim..][..head_dim];
-            attend(attention, kv, &keys, head, q, out);
-        });
+    let (mut data, stride) = out.strided();
+    let mut tasks = Vec::new();
+    for seq in 0..inputs.kv_lens.len() {
+        let [first, end] = [seq, seq + 1].map(|seq| inputs.cu_seqlens_q[seq] as usize);
+        let is_prefill = attention.head_dim >= prefill::MIN_HEAD_DIM
+            && match kernel {
+                Kernel::Fastest => end - first >= MIN_PREFILL_TOKENS,
+                Kernel::Decode => false,
+                Kernel::Prefill => true,
+            };
+        let tile_tokens = if is_prefill { prefill::tile_tokens(attention) } else { 1 };
+        for token in (first..end).step_by(tile_tokens) {
+            let tokens = token..end.min(token + tile_tokens);
+            let (rows, rest) = data.split_at_mut((tokens.len() * stride).min(data.len()));
+            data = rest;
+            tasks.push((is_prefill, seq, tokens, rows));
+        }
+    }
+    tasks.into_par_iter().for_each(|(is_prefill, seq, tokens, rows)| {
+        let keys = visible_keys(attention, inputs, seq, tokens.start);
+        if is_prefill {
+            let tile = QueryTile { tokens, first: keys };
+            prefill_tile(attention, kv, &tile, q, rows, stride);
+        } else {
+            decode_row(attention, kv, &keys, q.row(tokens.start), rows);
+        }
     });
 }
 
@@ -39,12 +71,48 @@ struct Keys<'a> {
     pages: &'a [u32],
 }
 
-fn visible_keys<'a>(attention: &Attention, inputs: &'a StepInputs, token: usize) -> Keys<'a> {
-    let seq = inputs.cu_seqlens_q.partition_point(|&first| first as usize <= token) - 1;
+fn visible_keys<'a>(
+    attention: &Attention,
+    inputs: &'a StepInputs,
+    seq: usize,
+    token: usize,
+) -> Keys<'a> {
     let left = inputs.cu_seqlens_q[seq + 1] as usize - token;
     let end = inputs.kv_lens[seq] as usize + 1 - left;
     let start = attention.window.map_or(0, |window| end.saturating_sub(window));
     Keys { positions: start..end, pages: &inputs.block_tables[seq] }
+}
+
+/// All heads of a query tile. `rows` begins with the first token's output; the tokens' are `stride` apart.
+fn prefill_tile(
+    attention: &Attention,
+    kv: &KvCache,
+    tile: &QueryTile,
+    q: &Rows,
+    rows: &mut [f32],
+    stride: usize,
+) {
+    let kv_heads = 0..attention.num_kv_heads;
+    let heads: Vec<Vec<f32>> = kv_heads
+        .into_par_iter()
+        .map(|kv_head| prefill::attend(attention, kv, tile, kv_head, q))
+        .collect();
+    let width = attention.num_heads / attention.num_kv_heads * attention.head_dim;
+    for (token, row) in rows.chunks_mut(stride).enumerate() {
+        for (out, head) in row.chunks_exact_mut(width).zip(&heads) {
+            out.copy_from_slice(&head[token * width..][..width]);
+        }
+    }
+}
+
+/// All heads of one token.
+fn decode_row(attention: &Attention, kv: &KvCache, keys: &Keys, q: &[f32], row: &mut [f32]) {
+    let head_dim = attention.head_dim;
+    let min_heads = MIN_TASK_WORK.div_ceil(2 * head_dim * keys.positions.len());
+    let heads = row[..attention.num_heads * head_dim].par_chunks_exact_mut(head_dim);
+    heads.with_min_len(min_heads).enumerate().for_each(|(head, out)| {
+        attend(attention, kv, keys, head, &q[head * head_dim..][..head_dim], out);
+    });
 }
 
 /// One query of one head: `out = softmax(q K^T * softmax_scale) V`.
@@ -166,8 +234,13 @@ mod tests {
             window,
         };
         let mut out = vec![f32::NAN; q.len()];
-        attention(&op, &inputs, &kv, &Rows::dense(&q, width), RowsMut::dense(&mut out, width));
-        assert_close(&out, &wanted, 1e-5, &format!("{:?}, window {window:?}", case.sequences));
+        for kernel in [Kernel::Fastest, Kernel::Decode, Kernel::Prefill] {
+            out.fill(f32::NAN);
+            let (q, rows) = (Rows::dense(&q, width), RowsMut::dense(&mut out, width));
+            attention(&op, &inputs, &kv, &q, rows, kernel);
+            let case = format!("{:?}, window {window:?}, {kernel:?}", case.sequences);
+            assert_close(&out, &wanted, 1e-5, &case);
+        }
     }
 
     /// Lengths around a page; a prompt, a chunk of one and decoding side by side; groups of 1, 3 and 7 heads. The rest
@@ -188,6 +261,55 @@ mod tests {
                 for window in [None, Some(1), Some(64), Some(100)] {
                     check(&Case { sequences, num_heads, num_kv_heads, head_dim, window });
                 }
+            }
+        }
+    }
+
+    /// A prompt's rows have the same bits in one step and cut into steps of any length.
+    #[test]
+    fn a_prompt_has_the_same_bits_however_it_is_cut() {
+        const LEN: usize = 300;
+        let (num_heads, num_kv_heads, head_dim) = (6, 2, 32);
+        let (width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
+        let layout =
+            KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages: 5, dtype: Dtype::F16 };
+        let pages = [3, 0, 4, 1, 2];
+        let mut kv = KvCache::new(layout);
+        let mut whole = StepInputs::new();
+        whole.push_sequence(&[0; LEN], 0, &pages, 0..0);
+        let (k, v) = (random(1, LEN * kv_width), random(2, LEN * kv_width));
+        let rows = (Rows::dense(&k, kv_width), Rows::dense(&v, kv_width));
+        kv.append(0, &whole.slot_mapping, &rows.0, &rows.1);
+        let q = random(3, LEN * width);
+        for window in [None, Some(70)] {
+            let view = View { tensor: TensorId(0), start: 0, width };
+            let op = Attention {
+                layer: 0,
+                q: view,
+                out: view,
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                softmax_scale: 0.2,
+                window,
+            };
+            let run = |lengths: &[usize]| {
+                let (mut out, mut past_len) = (Vec::new(), 0);
+                for &len in lengths {
+                    let mut inputs = StepInputs::new();
+                    inputs.push_sequence(&vec![0; len], past_len, &pages, 0..0);
+                    let mut part = vec![f32::NAN; len * width];
+                    let q = Rows::dense(&q[past_len * width..][..len * width], width);
+                    let rows = RowsMut::dense(&mut part, width);
+                    attention(&op, &inputs, &kv, &q, rows, Kernel::Prefill);
+                    out.extend(part.iter().map(|value| value.to_bits()));
+                    past_len += len;
+                }
+                out
+            };
+            let wanted = run(&[LEN]);
+            for lengths in [&[1, 63, 64, 172][..], &[299, 1], &[5, 100, 1, 1, 193]] {
+                assert_eq!(run(lengths), wanted, "{lengths:?}, window {window:?}");
             }
         }
     }

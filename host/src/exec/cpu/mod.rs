@@ -8,6 +8,7 @@ mod activations;
 mod attention;
 mod dot;
 mod elements;
+mod exp;
 mod kv;
 mod linear;
 mod ops;
@@ -109,6 +110,11 @@ impl Step<'_> {
     fn run(&mut self, op: &Op) {
         let (plan, inputs, frame) = (self.plan, self.inputs, &mut self.frame);
         let weight = |id: WeightId| self.weights[id.0].elements();
+        let kernel = match (plan.numerics().batch_invariant, plan.decodes()) {
+            (false, _) => attention::Kernel::Fastest,
+            (true, true) => attention::Kernel::Decode,
+            (true, false) => attention::Kernel::Prefill,
+        };
         match *op {
             Op::Embedding { table, out } => frame.write(out, None, |out, _| {
                 ops::embedding(weight(table), &inputs.token_ids, out);
@@ -137,12 +143,12 @@ impl Step<'_> {
                 let q = self.rotated(append.q, append);
                 let q = Rows::dense(&q, append.q.width);
                 self.frame.write(attention.out, None, |out, _| {
-                    attention::attention(attention, inputs, self.kv, &q, out);
+                    attention::attention(attention, inputs, self.kv, &q, out, kernel);
                 });
             }
             Op::Attention(attention) => frame.write(attention.out, None, |out, others| {
                 let q = others.rows(attention.q);
-                attention::attention(&attention, inputs, self.kv, &q, out);
+                attention::attention(&attention, inputs, self.kv, &q, out, kernel);
             }),
             Op::SiluMul { gate, up, out } => {
                 let max = largest(plan.dtype(out));

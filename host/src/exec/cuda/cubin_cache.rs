@@ -3,16 +3,25 @@
 //! The driver has a cache of its own (`CUDA_CACHE_PATH`), but it is shared by all programs, evicts by size, and is
 //! switched off on some clusters; this one holds what this program needs, for as long as it needs it. A file is named by
 //! what its code depends on: the PTX, the driver, the compute capability. It is written beside its place and renamed, so
-//! that it is whole or absent, and it carries a checksum: what does not match is compiled again.
+//! that it is whole or absent, and it carries a checksum: what does not match is compiled again. A new PTX or driver
+//! leaves the files of the old one behind: what was not read for [`KEEP`] is removed.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use super::device::Capability;
 use crate::ptx::Kernel;
+
+/// How long a file stays that nobody reads.
+const KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How old a file's time of last use may get before a read renews it.
+const RENEW: Duration = Duration::from_secs(24 * 3600);
 
 const MAGIC: &[u8; 16] = b"halfwarp cubin 1";
 
@@ -22,26 +31,33 @@ pub struct CubinCache {
     dir: Option<PathBuf>,
     driver: String,
     capability: Capability,
+    /// One look at the folder an executor is enough, and only where something is compiled.
+    pruned: Once,
 }
 
 impl CubinCache {
     /// The cache in `dir` for `driver`, any text that changes when the driver does. Without a directory nothing is kept.
     pub fn new(dir: Option<PathBuf>, driver: String, capability: Capability) -> Self {
-        CubinCache { dir, driver, capability }
+        CubinCache { dir, driver, capability, pruned: Once::new() }
     }
 
     /// The machine code of `kernel`, if it is there and whole.
     pub fn read(&self, kernel: &Kernel) -> Option<Vec<u8>> {
-        let file = fs::read(self.path(kernel)?).ok()?;
+        let path = self.path(kernel)?;
+        let file = fs::read(&path).ok()?;
+        renew(&path);
         let rest = file.strip_prefix(MAGIC)?;
         let (checksum, cubin) = rest.split_first_chunk::<8>()?;
         (u64::from_le_bytes(*checksum) == hash(cubin)).then(|| cubin.to_vec())
     }
 
-    /// Keeps the machine code of `kernel`. A disk that is full or read-only is no reason to fail: the code is compiled
-    /// again at the next start.
+    /// Keeps the machine code of `kernel`, and removes what nobody reads any more. A disk that is full or read-only is no
+    /// reason to fail: the code is compiled again at the next start.
     pub fn write(&self, kernel: &Kernel, cubin: &[u8]) {
         if let Some(path) = self.path(kernel) {
+            self.pruned.call_once(|| {
+                let _ = prune(path.parent().unwrap_or(&path));
+            });
             let _ = write_atomically(&path, cubin);
         }
     }
@@ -54,6 +70,36 @@ impl CubinCache {
         );
         Some(self.dir.as_ref()?.join(name).with_extension("cubin"))
     }
+}
+
+/// Notes that the file at `path` is in use. Its time of modification says so: that of access is not kept on most disks.
+fn renew(path: &Path) {
+    if age(path).is_some_and(|age| age > RENEW)
+        && let Ok(file) = fs::File::options().append(true).open(path)
+    {
+        let _ = file.set_modified(SystemTime::now());
+    }
+}
+
+/// Removes the cache's files in `dir` that were not in use for [`KEEP`], and unfinished ones of processes that ended.
+fn prune(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let keep = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("cubin") => KEEP,
+            Some("tmp") => RENEW,
+            _ => continue,
+        };
+        if age(&path).is_some_and(|age| age > keep) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+    Ok(())
+}
+
+/// How long ago the file was written or renewed; `None` where the clock was set back since.
+fn age(path: &Path) -> Option<Duration> {
+    fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()
 }
 
 fn write_atomically(path: &Path, cubin: &[u8]) -> io::Result<()> {
@@ -129,6 +175,42 @@ mod tests {
         assert_eq!(driver.read(&KERNEL), None);
         let capability = Capability { major: 8, minor: 9 };
         assert_eq!(CubinCache { capability, ..cache(dir.path()) }.read(&KERNEL), None);
+    }
+
+    /// Makes the file look as if nobody had used it for so many days.
+    fn unused(path: &Path, days: u64) {
+        let file = fs::File::options().append(true).open(path).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(days * 24 * 3600)).unwrap();
+    }
+
+    #[test]
+    fn what_nobody_reads_for_a_month_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = |text| Kernel { text, ..KERNEL };
+        let [read, unread] = [".version 8.1\n", ".version 8.2\n"].map(other);
+        let file = |name: &str| dir.path().join(name);
+        let write = |kernel: &Kernel| {
+            cache(dir.path()).write(kernel, CUBIN);
+            cache(dir.path()).path(kernel).unwrap()
+        };
+        let (read_path, unread_path) = (write(&read), write(&unread));
+        for name in ["ours-0.tmp", "new-1.tmp", "not_ours.txt"] {
+            fs::write(file(name), "").unwrap();
+        }
+        unused(&read_path, 29);
+        unused(&unread_path, 31);
+        unused(&file("ours-0.tmp"), 2);
+        unused(&file("not_ours.txt"), 100);
+        assert!(cache(dir.path()).read(&read).is_some());
+        assert!(age(&read_path).unwrap() < RENEW, "a read says that the file is in use");
+
+        let new = write(&KERNEL);
+        for path in [new, read_path, file("new-1.tmp"), file("not_ours.txt")] {
+            assert!(path.exists(), "{} is gone", path.display());
+        }
+        for path in [unread_path, file("ours-0.tmp")] {
+            assert!(!path.exists(), "{} is there", path.display());
+        }
     }
 
     #[test]

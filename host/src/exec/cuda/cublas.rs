@@ -6,8 +6,7 @@ use cust::stream::Stream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Version;
-use super::memory::Block;
-use crate::exec::{ExecError, Gemm};
+use crate::exec::{ExecError, Gemm, GemmError};
 
 /// Held while cuBLAS sets something up: it crashes where two threads of a process make handles, or capture its products,
 /// at the same time (cuBLAS 13).
@@ -31,21 +30,21 @@ pub fn workspace_bytes(gemm: Gemm) -> usize {
     if gemm == Gemm::Halfwarp { 0 } else { Cublas::WORKSPACE_BYTES }
 }
 
-/// A handle of the current context for the products of `gemm`, if they are cuBLAS's, on `stream` with `workspace`.
+/// A handle of the current context on `stream`, if `gemm` is cuBLAS, with a workspace at this address of the device.
 ///
 /// # Safety
-/// 1. `workspace` has [`workspace_bytes`], and lives with `stream` as long as the handle.
+/// 1. The workspace has [`workspace_bytes`], and lives with `stream` as long as the handle.
 pub unsafe fn open(
     gemm: Gemm,
     stream: &Stream,
-    workspace: &Block,
+    workspace: u64,
 ) -> Result<Option<Cublas>, ExecError> {
     if gemm == Gemm::Halfwarp {
         return Ok(None);
     }
     let _setup = setup();
     // SAFETY: a stream is of the context that is current, as its owner's promise is.
-    Ok(Some(unsafe { Cublas::new(stream.as_inner().cast(), workspace.address()) }?))
+    Ok(Some(unsafe { Cublas::new(stream.as_inner().cast(), workspace) }?))
 }
 
 /// Starts a product on the handle's stream, or captures it.
@@ -64,7 +63,7 @@ impl From<CublasError> for ExecError {
                 call: call.to_owned(),
                 error: format!("cuBLAS status {status}"),
             },
-            missing => ExecError::Gemm(missing.to_string()),
+            missing => GemmError::Library(missing.to_string()).into(),
         }
     }
 }

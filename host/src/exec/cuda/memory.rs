@@ -7,7 +7,7 @@ use super::cublas;
 use super::device::{DeviceInfo, failed};
 use crate::exec::lower::{self, Addresses, KvPool};
 use crate::exec::{ExecError, Gemm};
-use crate::plan::{ArenaLayout, Plan, TensorId};
+use crate::plan::{ArenaLayout, CacheSize, Plan, TensorId};
 
 /// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any alignment that a vector
 /// load or a tensor map asks for.
@@ -165,7 +165,7 @@ impl DeviceMemory {
             (lower::counter_bytes(plan), cublas::workspace_bytes(gemm));
         let mut budget = plan.memory();
         budget.buffer_bytes += workspace_bytes + counter_bytes + cublas_bytes;
-        budget.check(&device.name, free_bytes()?)?;
+        budget.check(&device.name, free_bytes()?, CacheSize::Positions)?;
         let layout = ParameterLayout::new(plan);
         let allocate = |what, bytes| Block::allocate(device, what, bytes, stream);
         Ok(DeviceMemory {

@@ -28,8 +28,8 @@ use self::modules::Modules;
 use super::lower::{self, Task};
 use super::prepared::Prepared;
 use super::{
-    ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
-    inputs,
+    ExecError, Executor, Gemm, GpuOptions, NextToken, PreparedPlan, StepOutput, Target, Want,
+    WeightSource, inputs,
 };
 use crate::plan::{ArenaLayout, Plan, StepInputs, StepLayout, View};
 
@@ -73,8 +73,7 @@ struct CudaPlan {
 }
 
 impl CudaExecutor {
-    /// Opens the device `cuda:<ordinal>` and brings the weights of `plan` to it; `plan` has the largest bounds. Linear
-    /// layers are computed by `gemm`, everything else by the kernels for `target`, or for the newest that there can be.
+    /// Opens the device `cuda:<ordinal>` and copies the weights of `plan` to it; `plan` has the largest bounds.
     ///
     /// # Errors
     /// - [`ExecError::Gemm`] if `gemm` is cuBLAS, and it is not there;
@@ -84,11 +83,11 @@ impl CudaExecutor {
     /// - [`ExecError::Driver`].
     pub fn open(
         ordinal: usize,
-        gemm: Gemm,
-        target: Option<Target>,
+        options: &GpuOptions,
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
+        let &GpuOptions { gemm, target, ref cubin_dir } = options;
         let devices = devices()?;
         let (device, kernels, gpu) = device::choose(&devices, ordinal, target)?;
         let device = device.clone();
@@ -96,11 +95,10 @@ impl CudaExecutor {
         let stream = device::open_stream(ordinal)?;
         let mut memory = DeviceMemory::allocate(&device, gemm, plan, &stream)?;
         // SAFETY: stream and workspace are dropped after the handle.
-        let cublas = unsafe { cublas::open(gemm, &stream, &memory.cublas_workspace) }?;
+        let cublas = unsafe { cublas::open(gemm, &stream, memory.cublas_workspace.address()) }?;
         upload::parameters(plan, weights, &mut memory, &stream)?;
         let overlapping = device::overlapping_launcher(gpu)?;
-        let cache_dir = model_cache::cache_dir().ok().map(|dir| dir.join("cubin"));
-        let cache = CubinCache::new(cache_dir, device::driver_name()?, device.capability);
+        let cache = CubinCache::new(cubin_dir.clone(), device::driver_name()?, device.capability);
         Ok(CudaExecutor {
             prepared: Prepared::new(),
             gemm,

@@ -181,7 +181,10 @@ fn rejects_what_cublas_does_not_take() {
         change(&mut plan);
         tasks(case, &plan, &addresses).unwrap_err().to_string()
     };
-    assert!(error(&case, &|_| {}).starts_with("--gemm cublas-f16 is for operands in F16"));
+    assert!(
+        error(&case, &|_| {})
+            .starts_with("cublas-f16 accumulates in f16, for operands in F16 alone")
+    );
     let case = Case { gemm: Gemm::Cublas, ..case };
     let stored = error(&case, &|plan| plan.weights[0].storage = Dtype::Q8_0);
     assert_eq!(stored, "linear by cuBLAS: `weight` is stored as Q8_0, x as BF16");

@@ -1,0 +1,141 @@
+//! The README's terminal picture: real commands, run here, and what they printed, as an SVG.
+
+use crate::process;
+use anyhow::Result;
+use std::{fmt::Write, fs};
+
+/// What is shown: the words after `halfwarp`.
+const COMMANDS: [&[&str]; 2] = [
+    &[
+        "generate",
+        "--chat",
+        "-n",
+        "80",
+        "--temp",
+        "0",
+        "-p",
+        "In two sentences: why is the sky blue?",
+    ],
+    &["ptx", "show", "rms_norm_f16_warp"],
+];
+/// Lines of one command's output; the rest is left out.
+const MAX_LINES: usize = 12;
+const MAX_COLUMNS: usize = 96;
+
+const FONT_SIZE: usize = 14;
+const LINE_HEIGHT: usize = 20;
+/// Of a monospaced font of `FONT_SIZE`, in hundredths of a pixel.
+const COLUMN_WIDTH_PERCENT: usize = 843;
+const MARGIN: usize = 20;
+const TITLE_BAR: usize = 32;
+
+/// A line of the terminal.
+enum Line {
+    Prompt(String),
+    Output(String),
+}
+
+/// Writes `docs/images/terminal.svg`.
+///
+/// # Errors
+/// If a command fails or the file cannot be written.
+pub fn run() -> Result<()> {
+    process::show(process::cargo()?.args(["build", "--release", "--package", "halfwarp"]))?;
+    let mut lines = Vec::new();
+    for words in COMMANDS {
+        if !lines.is_empty() {
+            lines.push(Line::Output(String::new()));
+        }
+        lines.push(Line::Prompt(shell_line(words)));
+        let run =
+            ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
+        let printed = process::capture(process::cargo()?.args(run).args(words))?;
+        let text = printed.stdout + &printed.stderr;
+        let wrapped: Vec<String> = text.lines().flat_map(wrap).collect();
+        let is_cut = wrapped.len() > MAX_LINES;
+        lines.extend(wrapped.into_iter().take(MAX_LINES).map(Line::Output));
+        if is_cut {
+            lines.push(Line::Output("...".to_owned()));
+        }
+    }
+    let path = process::repository().join("docs/images/terminal.svg");
+    fs::write(&path, svg(&lines))?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
+}
+
+/// The command as one types it.
+fn shell_line(words: &[&str]) -> String {
+    let quoted = |word: &&str| {
+        if word.contains(' ') { format!("\"{word}\"") } else { (*word).to_owned() }
+    };
+    format!("halfwarp {}", words.iter().map(quoted).collect::<Vec<_>>().join(" "))
+}
+
+/// `line` in lines of at most `MAX_COLUMNS` characters, broken at spaces.
+fn wrap(line: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in line.replace('\t', "    ").split_inclusive(' ') {
+        let last = lines.last_mut().expect("there is one from the start");
+        if !last.is_empty() && last.chars().count() + word.trim_end().chars().count() > MAX_COLUMNS
+        {
+            lines.push(word.to_owned());
+        } else {
+            last.push_str(word);
+        }
+    }
+    lines
+}
+
+fn svg(lines: &[Line]) -> String {
+    let width = 2 * MARGIN + MAX_COLUMNS * COLUMN_WIDTH_PERCENT / 100;
+    let height = TITLE_BAR + 2 * MARGIN + lines.len() * LINE_HEIGHT;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"halfwarp in a terminal\">\n\
+         <rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#1b1f27\"/>\n"
+    );
+    for (dot, colour) in ["#ff5f57", "#febc2e", "#28c840"].into_iter().enumerate() {
+        let x = MARGIN + 20 * dot;
+        writeln!(svg, "<circle cx=\"{x}\" cy=\"18\" r=\"6\" fill=\"{colour}\"/>")
+            .expect("a String");
+    }
+    writeln!(
+        svg,
+        "<g font-family=\"ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace\" \
+         font-size=\"{FONT_SIZE}\" fill=\"#d7dce5\" xml:space=\"preserve\">"
+    )
+    .expect("a String");
+    for (index, line) in lines.iter().enumerate() {
+        let y = TITLE_BAR + MARGIN + index * LINE_HEIGHT;
+        let text = match line {
+            Line::Prompt(command) => format!(
+                "<tspan fill=\"#7ee787\">$</tspan> <tspan fill=\"#ffffff\" font-weight=\"bold\">{}</tspan>",
+                escaped(command)
+            ),
+            Line::Output(text) => escaped(text),
+        };
+        writeln!(svg, "<text x=\"{MARGIN}\" y=\"{y}\">{text}</text>").expect("a String");
+    }
+    svg + "</g>\n</svg>\n"
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_break_at_spaces_and_markup_is_text() {
+        let long = "word ".repeat(40);
+        let wrapped = wrap(&long);
+        assert!(wrapped.iter().all(|line| line.trim_end().chars().count() <= MAX_COLUMNS));
+        assert_eq!(wrapped.concat(), long);
+        assert_eq!(escaped("a <b> & c"), "a &lt;b&gt; &amp; c");
+        let picture = svg(&[Line::Prompt("halfwarp x".to_owned()), Line::Output("<y>".to_owned())]);
+        assert!(picture.contains("&lt;y&gt;") && picture.ends_with("</svg>\n"));
+    }
+}
