@@ -17,12 +17,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let question = Message::new("user", "What is the capital of France?");
     let prompt = text.tokenizer.encode(&template.render(&[question], true)?, false)?;
-    let request = Request {
-        prompt,
-        max_new_tokens: Some(64),
-        sampling: Sampling { temperature: 0.8, top_p: 0.95, seed: 1, ..Sampling::default() },
-        stop_tokens: model.stop_tokens().to_vec(),
-    };
+    // With the stop tokens and the sampling values that the model comes with, or else these.
+    let sampling = Sampling { temperature: 0.8, top_p: 0.95, seed: 1, ..Sampling::default() };
+    let sampling = model.generation_config().sampling(sampling);
+    let request = Request { max_new_tokens: Some(64), sampling, ..model.request(prompt) };
 
     let mut engine = Engine::new(Arc::clone(&model), EngineOptions::default())?;
     let mut stream = TextStream::new(&text.tokenizer);

@@ -239,7 +239,7 @@ mod tests {
             "generation_config.json: temperature -1 is ignored: it has to be 0 or more",
             "generation_config.json: top_k 2.5 is ignored: it has to be a whole number, 0 or more",
             "generation_config.json: top_p \"all\" is ignored: it has to be a number",
-            "generation_config.json: min_p 1e300 is ignored: it has to be 0 to 1",
+            "generation_config.json: min_p 1e+300 is ignored: it has to be 0 to 1",
         ];
         assert_eq!(config.ignored, wanted);
         for json in ["[]", "3", "{\"temperature\": null, \"do_sample\": [1]}"] {

@@ -21,7 +21,7 @@ pub fn ids(json: &Json) -> Vec<u32> {
     serde_json::from_value(json.clone()).expect("an array of token ids")
 }
 
-/// Metadata with the given keys behind `tokenizer.ggml.`.
+/// Metadata with the given keys, each after the prefix `tokenizer.ggml.`.
 pub fn metadata(entries: impl IntoIterator<Item = (&'static str, Value)>) -> Metadata {
     let entries = entries.into_iter();
     Metadata(entries.map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect())

@@ -42,6 +42,10 @@ pub fn trials() -> Vec<Trial> {
             trial("tokenizers::whole_words_before_merges", whole_words_before_merges),
             trial("tokenizers::phi3_special_tokens_take_space", phi3_special_tokens_take_space),
             trial("tokenizers::stream_is_decode_in_parts", stream_is_decode_in_parts),
+            trial(
+                "tokenizers::a_stream_ends_before_stop_strings",
+                a_stream_ends_before_stop_strings,
+            ),
             trial("tokenizers::stream_never_splits_a_character", stream_never_splits_a_character),
             trial("tokenizers::stream_cost_is_linear", stream_cost_is_linear),
         ])
@@ -204,6 +208,28 @@ fn stream_is_decode_in_parts() {
             }
             assert_eq!(stream.finish(), "", "each text is complete");
             assert_eq!(text, tokenizer.decode(&ids, true));
+        }
+    }
+}
+
+/// Stop strings cut out of the texts themselves: they begin and end within tokens.
+fn a_stream_ends_before_stop_strings() {
+    for (tokenizer, texts) in tokenizers_and_ids() {
+        for ids in texts {
+            let whole = tokenizer.decode(&ids, true);
+            let borders: Vec<usize> = whole.char_indices().map(|(index, _)| index).collect();
+            for window in borders.windows(4).step_by(7) {
+                let stop = &whole[window[0]..window[3]];
+                let mut stream = TextStream::new(&tokenizer).until([stop, "no such text"]);
+                let mut text = String::new();
+                for &id in &ids {
+                    text += &stream.push(id);
+                    assert_eq!(stream.flow().is_break(), stream.is_stopped());
+                }
+                assert!(stream.is_stopped(), "{stop:?}");
+                text += &stream.finish();
+                assert_eq!(text, whole[..whole.find(stop).expect("a part of the text")]);
+            }
         }
     }
 }

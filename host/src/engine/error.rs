@@ -12,7 +12,7 @@ pub enum EngineError {
     /// A context longer than the model allows.
     #[error("a context of {asked} positions: the model allows at most {max}")]
     Context {
-        /// Positions asked for.
+        /// Positions of the options.
         asked: usize,
         /// The model's `max_position_embeddings`.
         max: usize,
@@ -20,9 +20,9 @@ pub enum EngineError {
     /// A size of [`EngineOptions`](super::EngineOptions) that 32 bits do not hold.
     #[error("{what}: {asked} is too many, at most {} are possible", u32::MAX)]
     TooMany {
-        /// Of what.
+        /// What has this size.
         what: &'static str,
-        /// What was asked for.
+        /// The size.
         asked: usize,
     },
     /// A prompt with no token.

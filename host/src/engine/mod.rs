@@ -30,6 +30,7 @@ use crate::model::ModelError;
 use crate::plan::{Bounds, Numerics, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
+use precision::Attempts;
 use scheduler::{Entry, Scheduler, Turns};
 use sequence::Sequence;
 use std::collections::HashMap;
@@ -68,17 +69,11 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        let (mut precision, mut notes) = precision::first(&options, &model)?;
+        let mut attempts = Attempts::new(&options);
         loop {
-            match Self::open(&model, &options, precision, &report) {
-                Ok(engine) => return Ok(Engine { notes, ..engine }),
-                Err(error) => match precision::after(&options, precision, &error) {
-                    Some(wider) => {
-                        notes.push(precision::note(wider, precision, &error));
-                        precision = wider;
-                    }
-                    None => return Err(error),
-                },
+            match Self::open(&model, &options, attempts.precision, &report) {
+                Ok(engine) => return Ok(Engine { notes: attempts.notes, ..engine }),
+                Err(error) => attempts.next(&model, error)?,
             }
         }
     }
@@ -91,9 +86,9 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         options.gemm.check_device(options.device).map_err(ExecError::from)?;
         options.device.check_target(options.target)?;
-        let operand = precision.operand();
-        options.numerics(precision).check().map_err(ModelError::from)?;
-        options.gemm.compute_type(operand).map_err(ExecError::from)?;
+        let numerics = options.numerics(precision);
+        numerics.check().map_err(ModelError::from)?;
+        options.gemm.compute_type(precision.operand()).map_err(ExecError::from)?;
         options
             .gemm
             .check_accumulate(options.accumulate, options.device)
@@ -101,7 +96,6 @@ impl Engine {
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
-        let numerics = options.numerics(precision);
         // No step is larger than all contexts together, whatever the options say.
         let max_tokens = options
             .max_tokens_for(num_weights(model)?)

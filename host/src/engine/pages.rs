@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(allocator.num_free(), 4);
     }
 
-    /// Random growth, truncation and sharing beside a count of who holds what.
+    /// Random growth, truncation and sharing, compared with a count of the holders of each page.
     #[test]
     fn no_page_is_lost_or_given_twice() {
         const NUM_PAGES: usize = 20;

@@ -118,8 +118,8 @@ mod tests {
     #[test]
     fn the_longest_prefix_is_handed_over() {
         let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
-        let short = retain(&mut cache, &mut allocator, &tokens(0, 70));
         let long = retain(&mut cache, &mut allocator, &[tokens(0, 100), tokens(500, 50)].concat());
+        let short = retain(&mut cache, &mut allocator, &tokens(0, 70));
         let (mut pages, len) = cache.take(&mut allocator, &tokens(0, 200));
         assert_eq!((pages.pages(), len), (&long[..2], 100));
         assert_eq!(allocator.num_free(), 10 - 2 - 2, "the page of the rest is free");
@@ -142,7 +142,7 @@ mod tests {
         // Both hold the first page: it is not written to, so that only whole pages of it are handed over.
         let (all, len) = cache.take(&mut allocator, &tokens(0, 300));
         assert_eq!((all.pages(), len), (&held[..], 300));
-        cache.insert(Retained { tokens: tokens(0, 300), prompt_len: 60, pages: all });
+        cache.insert(Retained { tokens: tokens(0, 100), prompt_len: 100, pages: all });
         let (part, len) = cache.take(&mut allocator, &tokens(0, 60));
         assert_eq!((part.pages(), len), (&[][..], 0), "60 tokens end within the shared page");
     }

@@ -1,12 +1,13 @@
-//! What is asked of the engine, and what it answers.
+//! Requests to the engine, and the events and generations that it returns.
 
 use super::{EngineError, Sampling, SamplingError};
 
-/// A request's name in the engine that it was added to.
+/// Identifies a request in the engine that it was added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub(super) u64);
 
-/// A prompt to continue.
+/// A prompt to continue. [`Model::request`](crate::Model::request) makes one with the model's own sampling values and
+/// stop tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Token ids; at least one, at most as many as the context has positions.
@@ -15,8 +16,8 @@ pub struct Request {
     pub max_new_tokens: Option<usize>,
     /// How the next token is chosen.
     pub sampling: Sampling,
-    /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::Model::stop_tokens), or none to go
-    /// on regardless.
+    /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::Model::stop_tokens), or none to continue
+    /// after them.
     pub stop_tokens: Vec<u32>,
 }
 

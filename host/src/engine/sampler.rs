@@ -164,7 +164,7 @@ fn any(logits: &[f32], is_such: impl Fn(f32) -> bool) -> bool {
     logits.iter().fold(false, |any, &logit| any | is_such(logit))
 }
 
-/// Refuses logits of which one is NaN or positive infinity.
+/// Whether no logit is NaN or positive infinity.
 fn check(logits: &[f32]) -> Result<(), SamplingError> {
     let is_broken = |logit: f32| logit.is_nan() | (logit == f32::INFINITY);
     let Some(chunk) = logits.chunks(CHUNK).position(|chunk| any(chunk, is_broken)) else {

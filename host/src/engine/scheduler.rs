@@ -211,7 +211,7 @@ mod tests {
         scheduler.add(Sequence::new(RequestId(id), request));
     }
 
-    /// Does what the engine does with a batch, with a token from nowhere; returns who got one.
+    /// Advances a batch as the engine does, with 0 as each generated token; returns the requests that got one.
     fn run(scheduler: &mut Scheduler, batch: &[Entry]) -> Vec<RequestId> {
         let mut tokens_for = Vec::new();
         let mut ended = Vec::new();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_come_in_chunks_behind_decoding() {
+    fn prompts_come_in_chunks_after_decoding() {
         let mut scheduler = Scheduler::new(Turns::Together, 4, 10, 100);
         add(&mut scheduler, 0, 4, 9);
         add(&mut scheduler, 1, 15, 9);
@@ -299,7 +299,7 @@ mod tests {
     /// prompt.
     type Cache = HashMap<(u32, usize), (Vec<u32>, bool)>;
 
-    /// Writes what `batch` computes to `cache`, where every sequence has to find what it relies on.
+    /// Writes what `batch` computes to `cache`, and checks that every sequence finds its own tokens there.
     fn compute(scheduler: &Scheduler, batch: &[Entry], cache: &mut Cache) {
         for entry in batch {
             let sequence = &scheduler.running[entry.index];

@@ -19,7 +19,7 @@ pub(super) enum Spelling {
 }
 
 impl Spelling {
-    /// The bytes that `token` stands for.
+    /// The bytes of `token`.
     fn bytes(self, token: &str) -> Cow<'_, [u8]> {
         match self {
             Self::ByteLevel => match token.chars().map(byte_of_char).collect() {

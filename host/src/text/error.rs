@@ -40,7 +40,7 @@ pub enum TextError {
          with tokenizer.json"
     )]
     PreTokenizer {
-        /// The kind that the file asks for.
+        /// The kind that the file names.
         name: String,
         /// The kinds there are.
         known: String,
@@ -48,7 +48,7 @@ pub enum TextError {
     /// Tokens, merges and rules of a tokenizer don't fit together.
     #[error("tokenizer: {0}")]
     Vocabulary(String),
-    /// A text has a part that no token stands for.
+    /// No token covers a part of a text.
     #[error("text can't be tokenized: {0}")]
     Encode(String),
     /// A chat template is malformed, refuses the messages, or runs without end.

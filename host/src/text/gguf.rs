@@ -93,7 +93,7 @@ fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TextError> {
     let library_error = |error| TextError::Vocabulary(one_line(error));
     steps.push(Replace::new(" ", "▁").map_err(library_error)?.into());
     tokenizer.with_normalizer(Some(Sequence::new(steps))).map_err(library_error)?;
-    // Phi-3's tokenizer.json has special tokens that take in the space behind them, and GGUF has
+    // Phi-3's tokenizer.json has special tokens that take in the space after them, and GGUF has
     // no word for that.
     let is_phi3 = string(metadata, "general.architecture")? == Some("phi3");
     let takes_space = |token: &str| is_phi3 && !matches!(token, "<unk>" | "<s>" | "<|endoftext|>");
@@ -104,7 +104,7 @@ fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TextError> {
     Ok(Tokenizer::new(tokenizer, spelling, bos, eos))
 }
 
-/// The token that is put before each text (`bos`) or behind it (`eos`), if the file wants that;
+/// The token that is put before each text (`bos`) or after it (`eos`), if the file says so;
 /// `add` and `default` hold where the file doesn't say.
 fn added(
     metadata: &Metadata,
@@ -211,7 +211,7 @@ impl<'a> Tokens<'a> {
 
     /// Tells `tokenizer` which tokens are matched in a text before anything else: control tokens,
     /// which are no text, and those that users defined. `takes_space` says which of them take the
-    /// spaces behind them in.
+    /// spaces after them in.
     fn add_special(
         &self,
         tokenizer: &mut tokenizers::Tokenizer,

@@ -43,7 +43,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads `tokenizer.json` and what stands beside it in a Hugging Face directory; `None` if
+    /// Reads `tokenizer.json` and the text files beside it in a Hugging Face directory; `None` if
     /// the directory has no `tokenizer.json`.
     ///
     /// # Errors

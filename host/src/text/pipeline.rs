@@ -1,5 +1,5 @@
 //! The parts of `tokenizer.json` around its model: normalizer, pre-tokenizer, post-processor and
-//! decoder. Those that the supported families use are let through, the rest is a typed error.
+//! decoder. Those that the supported families use are accepted, any other is a typed error.
 
 use std::collections::HashMap;
 
@@ -100,7 +100,7 @@ fn kind(part: &Json) -> &str {
     part["type"].as_str().unwrap_or("null")
 }
 
-/// The ids that `post_processor` adds before and behind a text.
+/// The ids that `post_processor` adds before and after a text.
 pub(super) fn added_around(post_processor: &Json) -> Result<(Vec<u32>, Vec<u32>), TextError> {
     let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
     if post_processor.is_null() {
@@ -140,7 +140,7 @@ struct SpecialIds {
 }
 
 impl TemplateProcessing {
-    /// The ids before and behind the text `A`, which stands in the template once.
+    /// The ids before and after the text `A`, which the template names once.
     fn around(&self) -> Option<(Vec<u32>, Vec<u32>)> {
         let is_text = |piece: &Piece| matches!(piece, Piece::Sequence { id } if id == "A");
         let text = self.single.iter().position(is_text)?;
@@ -174,7 +174,7 @@ pub(super) fn spelling(decoder: &Json) -> Result<Spelling, TextError> {
     Ok(Spelling::SentencePiece { strip_leading_space })
 }
 
-/// A part is there, but of a kind that none of the supported families uses.
+/// A part of a kind that none of the supported families uses.
 pub(super) fn unsupported(what: &str, kind: &str) -> TextError {
     TextError::Vocabulary(format!("a {what} of type '{}' is not supported", one_line(kind)))
 }

@@ -2,7 +2,7 @@
 //! before byte-pair merges run inside each.
 //!
 //! The names and what they mean are llama.cpp's (`llama-vocab.cpp`); where the tokenizer.json
-//! that a kind stands for says it more exactly, the expression is from there.
+//! of a kind says it more exactly, the expression is from there.
 
 use tokenizers::PreTokenizerWrapper;
 use tokenizers::SplitDelimiterBehavior::Isolated;

@@ -1,5 +1,5 @@
 //! Where a text ends: the tokens that a checkpoint names, and the one that its chat template
-//! puts behind an answer.
+//! puts after an answer.
 
 use std::path::Path;
 
@@ -33,13 +33,13 @@ pub(super) fn from_gguf(metadata: &Metadata) -> Result<Vec<u32>, TextError> {
     Ok(ids)
 }
 
-/// The special token that `template` puts behind an answer, found by rendering one.
+/// The special token that `template` puts after an answer, found by rendering one.
 pub(super) fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
     const ANSWER: &str = "halfwarp-answer";
     let messages = [Message::new("user", "halfwarp-question"), Message::new("assistant", ANSWER)];
     let rendered = template.render(&messages, false).ok()?;
-    let (_, behind) = rendered.rsplit_once(ANSWER)?;
-    let id = *tokenizer.encode(behind.trim_start(), false).ok()?.first()?;
+    let (_, after) = rendered.rsplit_once(ANSWER)?;
+    let id = *tokenizer.encode(after.trim_start(), false).ok()?.first()?;
     tokenizer.is_special(&tokenizer.id_to_token(id)?).then_some(id)
 }
 

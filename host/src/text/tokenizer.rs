@@ -9,7 +9,7 @@ use super::error::{TextError, one_line};
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
-    /// What `add_special` adds before a text and behind it.
+    /// What `add_special` adds before and after a text.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
 }

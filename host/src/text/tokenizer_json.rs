@@ -1,7 +1,7 @@
 //! `tokenizer.json`, the serialised form of Hugging Face's `tokenizers`.
 //!
 //! The library reads its own files, but panics on hostile ones; so a file is taken apart here: the
-//! model goes through [`Parts`], what stands around it through [`pipeline`].
+//! model goes through [`Parts`], the parts around it through [`pipeline`].
 
 use std::fmt;
 
