@@ -214,7 +214,7 @@ impl Linear16 {
             return SmallM16(*self).launch(gpu, num_rows, operands, maps);
         }
         match gpu.target {
-            Target::Sm80 => f16_sm80::launch(self, num_rows, operands),
+            Target::Sm80 => f16_sm80::launch(self, gpu.num_sms, num_rows, operands),
             Target::Sm90a => {
                 let config = TileConfig::fastest(self, gpu.num_sms);
                 config.launch(self, gpu.num_sms, num_rows, operands, maps)

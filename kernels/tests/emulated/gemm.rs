@@ -2,7 +2,7 @@
 
 use crate::device::{Device, SEEDS, assert_close, random};
 use kernels::Rows;
-use kernels::gemm::{Linear, LinearOperands, SumOrder};
+use kernels::gemm::{Gpu, Linear, LinearOperands, SumOrder};
 
 /// A linear layer of `num_rows` rows in a launch for `max_rows`.
 struct Case {
@@ -38,7 +38,7 @@ fn check_order(order: SumOrder, case: &Case, seed: u64) -> Vec<f32> {
     // The residual's place is the output's, as the decoder has it.
     let out = operands.residual.unwrap_or(operands.out);
     let operands = LinearOperands { out, ..operands };
-    let launch = Linear { max_rows, n, k }.launch(order, rows_ptr, &operands);
+    let launch = Linear { max_rows, n, k }.launch(Gpu::HOPPER, order, rows_ptr, &operands);
     let name = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let name = format!("{name} of {num_rows} x {n} x {k}");
     let report = device.run(launch, seed);

@@ -17,8 +17,8 @@ use kernels::rms_norm::RmsNorm;
 use kernels::silu_mul::SiluMul;
 use kernels::tile::element::Operand16;
 
-/// Added to the mean of squares.
-const EPS: f32 = 1e-3;
+/// Added to the mean of squares, which is 1/3: a scale without it is a third too large.
+const EPS: f32 = 0.25;
 
 /// An element of operands.
 trait Half: Operand16 + Stored + NarrowedFrom<f32> {}
@@ -234,6 +234,10 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
         Kernel::Loading(instance) => {
             linear.launch_instance(plain_instance::<E>(instance), rows, &operands)
         }
+        // How many warps share k depends on the SMs.
+        Kernel::Streamed(num_sms) => {
+            linear.launch(Gpu { num_sms, ..SM80 }, rows, &operands, &mut |_| unreachable!())
+        }
         _ => linear.launch(SM80, rows, &operands, &mut |_| unreachable!()),
     };
     setup.run(launch, 0);
@@ -271,7 +275,10 @@ fn check<E: Half>(case: &Case, seed: u64) {
     if !matches!(case.kernel, Kernel::Gemv) {
         assert_eq!(bits(&got), bits(&separate::<E>(case, &operands)), "{case:?}");
     }
-    assert_close(&format!("{case:?}"), &got, &operands.oracle::<E>(case), 8.0 * E::ROUNDING);
+    // GEMV rounds nothing before the store.
+    let is_exact = matches!(case.kernel, Kernel::Gemv) && case.to_f32;
+    let bound = if is_exact { 1e-5 } else { 8.0 * E::ROUNDING };
+    assert_close(&format!("{case:?}"), &got, &operands.oracle::<E>(case), bound);
 }
 
 #[test]
@@ -319,10 +326,9 @@ fn streamed_weights_give_the_same_bits() {
         for (at, seed) in SEEDS.enumerate() {
             let num_rows = [1, 7, 8][at % 3];
             let base = Case { num_rows, max_rows: 8, with_bias: at % 2 == 0, ..NORMED };
-            // A tile a block, and several of them.
+            // A tile a block, by 16 warps and by 8; and several of them, which 8 have.
             for num_sms in [132, 2] {
                 let base = Case { kernel: Kernel::Streamed(num_sms), ..base };
-                // 16 warps, and 8.
                 check::<E>(&Case { n: 41, k: 1192, ..base }, seed);
                 check::<E>(&Case { n: 2117, k: 72, ..base }, seed);
                 let base = Case { gated: true, magnitude: 0.25, ..base };
@@ -424,25 +430,27 @@ fn launch(
     launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
 }
 
+/// What is fused, and the warps that share k, which decide the order of accumulation: these depend
+/// on the weight and the GPU, never on the rows of x.
 #[test]
-fn the_launchers_choice_depends_on_the_weights_rows() {
-    let symbol = |max_rows, n, gated| launch(SM80, (max_rows, n, 896, gated), |_| ());
-    assert_eq!(symbol(1, 1152, false), Ok("gemm_f16_small_m8_n8_w16_norm"));
-    assert_eq!(symbol(1, 3072, false), Ok("gemm_f16_small_m8_n8_w8_norm"));
-    assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_small_m8_n32_w8_norm"));
-    assert_eq!(symbol(1, 151_936, false), Ok("gemm_f16_small_m8_n32_w8_norm"));
-    assert_eq!(symbol(1, 1056, true), Ok("gemm_f16_small_m8_n8_w16_norm_silu"));
-    assert_eq!(symbol(8, 1057, true), Ok("gemm_f16_small_m8_n8_w8_norm_silu"));
-    assert_eq!(symbol(8, 22_016, true), Ok("gemm_f16_small_m8_n8_w8_norm_silu"));
-    assert_eq!(symbol(0, 896, false), Ok(""));
-    assert_eq!(symbol(1, 0, true), Ok(""));
-    let symbol = |max_rows, n, gated| launch(Gpu::HOPPER, (max_rows, n, 896, gated), |_| ());
-    assert_eq!(symbol(1, 1152, false), Ok("gemm_f16_small_m8_n8_w16_norm"));
-    assert_eq!(symbol(1, 12_288, false), Ok("gemm_f16_streamed_m8_n32_w8_norm"));
-    assert_eq!(symbol(2, 1152, false), Ok("gemm_f16_streamed_m8_n16_w16_norm"));
-    assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_streamed_m8_n32_w8_norm"));
-    assert_eq!(symbol(2, 1056, true), Ok("gemm_f16_streamed_m8_n8_w16_norm_silu"));
-    assert_eq!(symbol(8, 1057, true), Ok("gemm_f16_streamed_m8_n16_w8_norm_silu"));
+fn a_fused_layer_is_accumulated_as_its_weight_is() {
+    for (gpu, num_sms) in [(SM80, 28), (SM80, 108), (Gpu::HOPPER, 78), (Gpu::HOPPER, 132)] {
+        let gpu = Gpu { num_sms, ..gpu };
+        for (n, gated) in [40, 223, 225, 1056, 1057, 2112, 2113, 22_016]
+            .into_iter()
+            .flat_map(|n| [(n, false), (n, true)])
+        {
+            let weight_rows = if gated { 2 * n } else { n };
+            let warps = if weight_rows <= 16 * num_sms { "_w16_" } else { "_w8_" };
+            for max_rows in [1, 2, 8] {
+                let symbol = launch(gpu, (max_rows, n, 896, gated), |_| ()).expect("a right shape");
+                assert!(symbol.contains(warps), "{symbol} of {n} columns on {num_sms} SMs");
+                assert!(symbol.contains("_norm") && symbol.contains("_silu") == gated, "{symbol}");
+            }
+            assert_eq!(launch(gpu, (0, n, 896, gated), |_| ()), Ok(""));
+        }
+        assert_eq!(launch(gpu, (1, 0, 896, true), |_| ()), Ok(""));
+    }
 }
 
 #[test]

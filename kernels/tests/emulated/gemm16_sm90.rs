@@ -1,6 +1,7 @@
 //! Linear layers of 16-bit operands, by every tile of the kernels for sm_90a.
 
 pub mod case;
+mod select;
 mod split_k;
 
 use crate::device::{SEEDS, Stored};
@@ -186,9 +187,10 @@ fn sums_in_f16_are_of_f16_tiles() {
             setup.run(1, |num_rows, operands, maps| linear.launch(gpu, num_rows, operands, maps));
         launch.0
     };
-    assert_eq!(symbol(Target::Sm90a, 65), "gemm_f16_sm90_128x128_in_f16");
-    assert_eq!(symbol(Target::Sm80, 65), "gemm_sm80_f16_f16_128x128_in_f16");
-    assert!(symbol(Target::Sm90a, 64).starts_with("gemm_f16_small_m"));
+    for target in [Target::Sm90a, Target::Sm80] {
+        assert!(symbol(target, 65).contains("_in_f16"), "{}", symbol(target, 65));
+        assert!(!symbol(target, 64).contains("_in_f16"), "{}", symbol(target, 64));
+    }
     for target in [Target::Sm90a, Target::Sm80] {
         for max_rows in [64, 65] {
             let linear = Linear16 { summation, ..Linear16::new(max_rows, 128, 128) };
@@ -274,43 +276,15 @@ fn outputs_do_not_depend_on_the_tile() {
 /// By the kernels that are chosen: few rows have their own.
 #[test]
 fn chosen_kernels_match_oracle() {
-    let cases =
-        [(33, 1152, 896, "gemm_bf16_small_m64_n8_w16"), (129, 1160, 64, "gemm_bf16_sm90_64x64")];
-    for (num_rows, n, k, symbol) in cases {
+    for (num_rows, n, k) in [(33, 1152, 896), (129, 1160, 64)] {
         let case = Case { num_rows, max_rows: num_rows, n, k, with_bias: true, ..WHOLE };
         let linear = Linear16::new(num_rows, n, k);
         let mut setup = Setup::<bf16>::new(&case, 3);
         let (name, _) = setup.run(1, |num_rows, operands, maps| {
             linear.launch(Gpu::HOPPER, num_rows, operands, maps)
         });
-        assert_eq!(name, symbol);
         assert_right(&case, name, &setup);
     }
-}
-
-#[test]
-fn chooses_by_shape() {
-    let choice = |max_rows, n, k| {
-        let linear = Linear16::new(max_rows, n, k);
-        let &TileConfig { block, cluster, split_k, .. } = TileConfig::fastest(&linear, 132);
-        (block, cluster, split_k)
-    };
-    // Of these the fastest of all on an H200, or within a few per cent.
-    assert_eq!(choice(8192, 8192, 8192), ([128, 192], [1, 1], 1));
-    assert_eq!(choice(2048, 3072, 3072), ([128, 192], [1, 1], 1));
-    assert_eq!(choice(512, 9216, 3072), ([128, 144], [1, 1], 1));
-    assert_eq!(choice(512, 16384, 3072), ([128, 256], [2, 1], 1));
-    assert_eq!(choice(512, 9728, 896), ([128, 192], [1, 1], 1));
-    assert_eq!(choice(512, 3072, 8192), ([64, 192], [1, 1], 1));
-    assert_eq!(choice(512, 1152, 896), ([64, 72], [1, 1], 1));
-    assert_eq!(choice(1000, 1000, 1000), ([64, 128], [2, 1], 1));
-    assert_eq!(choice(2048, 1152, 896), ([128, 144], [1, 1], 1));
-    assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));
-    assert_eq!(choice(512, 896, 4864), ([64, 64], [1, 1], 1));
-    assert_eq!(choice(128, 3072, 8192), ([128, 128], [1, 1], 4));
-    assert_eq!(choice(128, 896, 4864), ([64, 128], [1, 1], 4));
-    assert_eq!(choice(32, 3072, 8192), ([64, 128], [1, 1], 4));
-    assert_eq!(choice(32, 22016, 4096), ([64, 192], [1, 1], 1));
 }
 
 /// What no kernel can compute is refused, with what would be right.

@@ -23,6 +23,8 @@ mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 mod mainloop;
+#[cfg(not(target_arch = "nvptx64"))]
+mod select;
 pub mod swapped;
 mod tiles;
 

@@ -15,11 +15,10 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use cuda_std::warp::WARP_SIZE;
 
-/// SMs of an H200.
-const NUM_SMS: usize = 132;
-
-/// Columns up to which 16 warps share k: two blocks of eight columns an SM, that hold all its warps.
-const NARROW_N: usize = 2 * NUM_SMS * TILE as usize;
+/// Rows of the weight up to which 16 warps share k: two blocks of eight columns for each SM.
+const fn narrow_n(num_sms: usize) -> usize {
+    2 * num_sms * TILE as usize
+}
 
 /// Rows of the weight from which on a block of one row of x takes 32 of them. On an H200, in us by
 /// 8 and by 32: 9216 x 3072 17.4 and 18.3; 9728 x 896 7.3 and 6.8; 12288 x 4096 29.5 and 27.3;
@@ -158,7 +157,7 @@ impl SmallM16 {
             self.launch_streamed(gpu, num_rows, operands, maps)
         } else {
             self.0.check(operands)?;
-            let instance = self.choose(operands)?;
+            let instance = self.choose(gpu.num_sms, operands)?;
             self.launch_instance(instance, num_rows, operands)
         }
     }
@@ -253,9 +252,10 @@ impl SmallM16 {
     fn instances<E: Operand16, I: Copy + Into<Shape>>(
         &self,
         all: &[I],
+        num_sms: usize,
         operands: &Linear16Operands<E>,
     ) -> impl Iterator<Item = (I, Shape)> {
-        let warps = if self.0.weight_rows() <= NARROW_N { 16 } else { 8 };
+        let warps = if self.0.weight_rows() <= narrow_n(num_sms) { 16 } else { 8 };
         let fused = (is_normed(operands), self.0.gated);
         let max_rows = self.0.max_rows;
         let all = all.iter().map(|&instance| (instance, instance.into()));
@@ -275,17 +275,19 @@ impl SmallM16 {
 
     fn choose<E: Operand16>(
         &self,
+        num_sms: usize,
         operands: &Linear16Operands<E>,
     ) -> Result<Instance, LaunchError> {
         let weight_rows = self.0.weight_rows();
-        let is_wide = weight_rows > NARROW_N && (self.0.max_rows > 1 || weight_rows >= WIDE_N);
+        let is_wide =
+            weight_rows > narrow_n(num_sms) && (self.0.max_rows > 1 || weight_rows >= WIDE_N);
         let tiles_n = match (self.0.gated, is_wide) {
             // 16 columns of gate and of up a block were slower: 1440 for 1462 tokens/s of Qwen2.5-0.5B.
             (true, _) => 2,
             (false, true) => 4,
             (false, false) => 1,
         };
-        let mut instances = self.instances(Instance::ALL, operands);
+        let mut instances = self.instances(Instance::ALL, num_sms, operands);
         let instance = instances.find(|(_, shape)| shape.tiles_n == tiles_n);
         instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
     }

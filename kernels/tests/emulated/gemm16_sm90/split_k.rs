@@ -2,8 +2,8 @@
 
 use super::{Case, Out, SEEDS, Setup, WHOLE, check, check_edges, check_of};
 use half::f16;
+use kernels::gemm::Linear16;
 use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
-use kernels::gemm::{Linear16, SumOrder, Summation};
 
 fn config(block: [usize; 2], split_k: usize) -> &'static TileConfig {
     let mut configs = TILE_CONFIGS.iter();
@@ -82,16 +82,5 @@ fn outputs_do_not_depend_on_the_order() {
         });
         let first = outputs.next().expect("a seed");
         assert!(outputs.all(|other| other == first));
-    }
-}
-
-/// A layer whose outputs must not depend on the rows beside them gets no split.
-#[test]
-fn an_order_of_tiles_is_not_split() {
-    let summation = Summation { order: SumOrder::Tiles, ..Summation::default() };
-    for max_rows in [65, 128] {
-        let linear = Linear16 { summation, ..Linear16::new(max_rows, 896, 4864) };
-        assert_eq!(TileConfig::fastest(&linear, 132).split_k, 1);
-        assert_ne!(TileConfig::fastest(&Linear16::new(max_rows, 896, 4864), 132).split_k, 1);
     }
 }

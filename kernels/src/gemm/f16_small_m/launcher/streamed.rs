@@ -185,7 +185,7 @@ impl SmallM16 {
         num_sms: usize,
         operands: &Linear16Operands<E>,
     ) -> Result<Instance, LaunchError> {
-        let instances = self.instances(Instance::ALL, operands);
+        let instances = self.instances(Instance::ALL, num_sms, operands);
         let cost = |shape: &Shape| {
             let eights = (max_columns(shape.tiles_n, shape.fused.1) / TILE) as usize;
             self.tiles(shape, num_sms).per_block * (eights + TILE_COST)
