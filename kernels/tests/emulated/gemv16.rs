@@ -85,12 +85,12 @@ fn launch(
 #[test]
 fn one_row_in_any_order_takes_it() {
     let symbol = |max_rows, order| launch(max_rows, order, |_, _| ()).expect("a right shape");
-    assert_eq!(symbol(1, SumOrder::Fastest), "gemv_f16");
+    let is_gemv = |max_rows, order| symbol(max_rows, order).starts_with("gemv");
+    assert!(is_gemv(1, SumOrder::Fastest));
     assert_eq!(symbol(0, SumOrder::Fastest), "");
-    assert_eq!(symbol(2, SumOrder::Fastest), "gemm_f16_streamed_m8_n8_w16");
+    assert!(!is_gemv(2, SumOrder::Fastest));
     // Rows that have the same bits in any batch do not.
-    assert_eq!(symbol(1, SumOrder::FewRows), "gemm_f16_small_m8_n8_w16");
-    assert_eq!(symbol(1, SumOrder::Tiles), "gemm_f16_sm90_64x64");
+    assert!(!is_gemv(1, SumOrder::FewRows) && !is_gemv(1, SumOrder::Tiles));
     let normed = |gated| {
         launch(1, SumOrder::Fastest, |linear, operands| {
             let x = Rows::new(DevicePtr::new(16), 896);
