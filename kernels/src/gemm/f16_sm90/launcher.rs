@@ -4,10 +4,10 @@
 
 use super::gemm_f16_sm90::{self, Instance};
 use super::{
-    BLOCK_K, STRIP_COLUMNS, STRIP_ROWS, Tile, Tile64x64, Tile64x72, Tile64x128, Tile64x128Pair,
+    BLOCK_K, SUBTILE_COLUMNS, SUBTILE_ROWS, Tile64x64, Tile64x72, Tile64x128, Tile64x128Pair,
     Tile64x128Split2, Tile64x128Split4, Tile64x192, Tile64x256, Tile128x128, Tile128x128F16,
     Tile128x128Split2, Tile128x128Split4, Tile128x144, Tile128x192, Tile128x256, Tile128x256F16,
-    Tile128x256Pair, Tile256x128, Tile256x128Pair,
+    Tile128x256Pair, Tile256x128, Tile256x128Pair, WgmmaTile,
 };
 use crate::Rows;
 use crate::element::Dtype;
@@ -127,7 +127,7 @@ fn promoted(spec: TensorMapSpec) -> TensorMapSpec {
 }
 
 impl TileConfig {
-    const fn of<T: Tile>(of_f16: [Instance; 2], of_bf16: Option<[Instance; 2]>) -> Self {
+    const fn of<T: WgmmaTile>(of_f16: [Instance; 2], of_bf16: Option<[Instance; 2]>) -> Self {
         TileConfig {
             block: [T::BLOCK_M as usize, T::BLOCK_N as usize],
             cluster: [T::CLUSTER_M as usize, T::CLUSTER_N as usize],
@@ -183,10 +183,10 @@ impl TileConfig {
         let (is_f32, out_ptr, out_stride, out_map) = match out {
             Out16::F32(out) => (1, out.ptr.0, out.stride_arg()?, EncodedTensorMap::NONE),
             Out16::Half(out) => {
-                let strip = [STRIP_ROWS as usize, STRIP_COLUMNS as usize];
+                let subtile = [SUBTILE_ROWS as usize, SUBTILE_COLUMNS as usize];
                 let is_aligned = out.is_aligned() && n.is_multiple_of(8);
                 let map = if is_aligned {
-                    maps(&tensor_map(out, [max_rows, n], strip))
+                    maps(&tensor_map(out, [max_rows, n], subtile))
                 } else {
                     EncodedTensorMap::NONE
                 };
