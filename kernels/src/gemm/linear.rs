@@ -123,7 +123,7 @@ impl Linear {
         match (order, small_m) {
             (SumOrder::Tiles, _) | (SumOrder::Fastest, None) => {}
             (_, Some(&instance)) => return Choice::SmallM(instance),
-            (SumOrder::FewRows, None) => return Choice::SmallM(SmallM::gemm_f32_small_m16),
+            (SumOrder::SmallBatch, None) => return Choice::SmallM(SmallM::gemm_f32_small_m16),
         }
         let [blocks_m, blocks_n] = self.blocks::<Tile128x256>();
         Choice::Tiled(if blocks_m.saturating_mul(blocks_n) >= num_sms {

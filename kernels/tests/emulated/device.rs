@@ -116,7 +116,7 @@ impl Device {
         self.partly_written(name, values, values.len())
     }
 
-    /// A buffer of `len` elements, of which nothing has written those behind `values`.
+    /// A buffer of `len` elements that starts with `values`; the rest is unwritten.
     pub fn partly_written<T: Stored>(
         &mut self,
         name: &str,

@@ -11,7 +11,7 @@ use kernels::tile::element::Operand16;
 /// Largest error before the output is rounded, as a part of `sum_k |a * b| + |bias| + |residual|`.
 const BOUND: f64 = 1e-5;
 
-/// What the tests ask of the operands' type.
+/// What the tests need to know of the operands' type.
 trait Half: Operand16 + Into<f64> {
     /// From 1 to the next number.
     const UNIT: f64;
@@ -61,7 +61,7 @@ fn plain(num_rows: usize, n: usize, k: usize) -> Case {
     Case { num_rows, max_rows, n, k, pad: 0, out_pad: 0, with_bias, with_residual, to_f32 }
 }
 
-/// The values of a case; what lies between rows is NaN.
+/// The values of a case; padding between rows is NaN.
 struct Inputs<E> {
     x: Vec<E>,
     weight: Vec<E>,
@@ -69,7 +69,7 @@ struct Inputs<E> {
     residual: Vec<f32>,
 }
 
-/// Rows of these values, with `pad` NaN behind each.
+/// Rows of these values, each followed by `pad` NaN.
 fn padded(values: &[f32], width: usize, pad: usize) -> Vec<f32> {
     let rows = values.chunks_exact(width);
     rows.flat_map(|row| [row, &vec![f32::NAN; pad]].concat()).collect()
@@ -117,7 +117,7 @@ fn words<E: Half>(values: &[E]) -> Vec<u32> {
     pairs.iter().map(|[a, b]| u32::from(a.bits()) | u32::from(b.bits()) << 16).collect()
 }
 
-/// Runs a case in a configuration; gives the symbol and the outputs, and what lies between rows.
+/// Runs a case in a configuration; returns the symbol and the outputs with their padding.
 fn run<E: Half>(
     config: &Config,
     case: &Case,
@@ -204,7 +204,7 @@ fn tiles_match_oracle_at_their_edges() {
 }
 
 #[test]
-fn sums_in_f16_match_oracle() {
+fn f16_accumulators_match_oracle() {
     let config = &Config::IN_F16;
     let (m, n) = (config.block_m, config.block_n);
     for seed in SEEDS {
@@ -278,7 +278,7 @@ fn no_rows_write_nothing() {
 }
 
 #[test]
-fn nan_and_infinity_stand_where_the_oracle_has_them() {
+fn nan_and_infinity_are_where_the_oracle_has_them() {
     for config in &Config::ALL {
         let case = Case { with_bias: true, with_residual: true, ..plain(20, 40, 48) };
         let mut inputs = Inputs::<f16>::random(&case, 7);

@@ -1,4 +1,4 @@
-//! Linear layers of few rows in f16 and bf16.
+//! Linear layers of small batches in f16 and bf16, by the kernels without TMA.
 
 use crate::device::{Device, SEEDS, Stored, assert_close, random};
 use cuda_std::launch::DevicePtr;
@@ -104,7 +104,7 @@ fn run<E: Half>(case: &Case, operands: &Operands<E>, seed: u64) -> Vec<f32> {
     let bias = with_bias.then(|| device.f32s("bias", &operands.bias));
     let residual = with_residual.then(|| device.f32s("residual", &operands.residual));
     let out = if to_f32 {
-        // The residual's place is the output's, as the decoder has it.
+        // The output overwrites the residual, as in the decoder.
         let out = residual.unwrap_or_else(|| device.poisoned("out", num_rows * n));
         Out16::F32(Rows::new(out, n))
     } else {
@@ -259,7 +259,7 @@ fn the_columns_of_a_block_are_near_the_fastest_measured() {
 }
 
 #[test]
-fn rejects_rows_that_no_lane_can_load() {
+fn rejects_rows_that_cannot_be_loaded() {
     let error = |n, k, stride, address| {
         let rows = |address| Rows::new(DevicePtr::<bf16>::new(address), stride);
         let out = Out16::F32(Rows::new(DevicePtr::new(48), n));

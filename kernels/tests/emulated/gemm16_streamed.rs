@@ -1,5 +1,5 @@
-//! Linear layers of few rows in f16 and bf16, whose weights come by TMA: against an oracle, and bit
-//! by bit against the kernels that load them.
+//! Linear layers of small batches whose weights are streamed by TMA: against an oracle, and bit by bit
+//! against the kernels without TMA.
 
 use crate::device::{SEEDS, Stored};
 use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right, tile_columns};
@@ -115,7 +115,7 @@ fn symbol(max_rows: usize, n: usize, k: usize) -> &'static str {
     launch.expect("a right shape").map_or("", |launch| launch.symbol)
 }
 
-/// Whether weights come by TMA changes no bit, because as many warps share k.
+/// Streaming weights by TMA changes no bit, because as many warps share k.
 #[test]
 fn the_warps_that_share_k_do_not_depend_on_the_rows() {
     for n in [896, 1152, 2112, 2113, 4096, 12_288, 151_936] {
@@ -149,8 +149,8 @@ fn widths_of_tiles_are_near_the_fastest_measured() {
     }
 }
 
-/// Where a block has several tiles of few rows they are narrow: measured on an H200, in us by their
-/// columns.
+/// Where a block has several tiles of a small batch they are narrow: measured on an H200, in us by
+/// their columns.
 #[test]
 fn several_tiles_of_a_block_are_narrow() {
     let columns = |max_rows, n| {

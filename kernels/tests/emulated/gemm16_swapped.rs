@@ -1,5 +1,5 @@
-//! Linear layers of few rows and many columns in f16 and bf16, operands swapped: against an oracle, and
-//! bit by bit against tiles.
+//! Linear layers of small batches and many columns, with swapped operands: against an oracle, and bit
+//! by bit against tiles.
 
 use crate::device::{SEEDS, Stored};
 use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right, tile_columns};
@@ -18,7 +18,7 @@ use kernels::tile::element::Operand16;
 fn run<E: Operand16 + Stored>(case: &Case, seed: u64) -> (Setup<E>, &'static str) {
     let mut setup = Setup::<E>::new(case, 1);
     let linear = Swapped16(Linear16::new(case.max_rows, case.n, case.k));
-    // Where launches overlap, weights are under way before x may be.
+    // Where launches overlap, loads of weights are issued before those of x.
     let gpu = Gpu { num_sms: case.num_sms, overlaps: seed.is_multiple_of(2), ..Gpu::HOPPER };
     let (name, conflicts) =
         setup.run(seed, |num_rows, operands, maps| linear.launch(gpu, num_rows, operands, maps));
@@ -71,7 +71,7 @@ fn every_width_of_tiles_matches() {
 
 #[test]
 fn every_length_of_k_matches() {
-    // Around a product, a stage, and all stages of a ring, twice.
+    // Around an MMA, a stage, and all stages twice.
     for (at, k) in [8, 16, 24, 64, 72, 512, 520, 1096].into_iter().enumerate() {
         check::<f16>(&Case { k, n: 300, ..LAYER }, at as u64);
     }
@@ -81,7 +81,7 @@ fn every_length_of_k_matches() {
 fn every_order_matches() {
     for seed in SEEDS {
         for max_rows in [8, 16, 32] {
-            // A block has three tiles of ten lines.
+            // A block has three tiles of ten blocks of k.
             let case = Case { num_rows: max_rows, max_rows, n: 600, k: 584, ..LAYER };
             check::<f16>(&case, seed);
             check::<bf16>(&Case { out: Out::Half, ..case }, seed);
@@ -121,13 +121,13 @@ fn the_choice_to_swap_is_near_the_fastest_measured_kernel() {
     }
 }
 
-/// The order of accumulation, and its type, that a layer asks for decide before speed does.
+/// The order of accumulation and the type of accumulators decide before speed does.
 #[test]
-fn what_a_layer_asks_for_is_kept_where_operands_may_be_swapped() {
+fn a_requested_summation_is_kept_where_operands_may_be_swapped() {
     let symbol = |m, order, accumulate| symbol([m, 9728, 896], Summation { order, accumulate });
     assert!(symbol(32, SumOrder::Tiles, Accumulate::F32).contains("_swapped_"));
     assert!(symbol(32, SumOrder::Tiles, Accumulate::F16).contains("_in_f16"));
-    assert!(symbol(32, SumOrder::FewRows, Accumulate::F32).contains("_streamed_"));
+    assert!(symbol(32, SumOrder::SmallBatch, Accumulate::F32).contains("_streamed_"));
     // More rows than there are instances for.
     assert!(!symbol(33, SumOrder::Fastest, Accumulate::F32).contains("_swapped_"));
 }

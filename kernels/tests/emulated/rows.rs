@@ -17,7 +17,7 @@ const NUM_ROWS: usize = 3;
 /// Added to the mean of squares, which is 1/3: a norm without it is far off.
 const EPS: f32 = 0.25;
 
-/// What stands behind the rows of an input: more than any element.
+/// Padding of the rows of an input: more than any element.
 const PAD: f32 = 7.0;
 
 /// Elements from a row of `width` to the next: a multiple of eight if `width` is one, so that both
@@ -34,7 +34,7 @@ fn padded<T: Stored>(rows: usize, width: usize, salt: u64) -> (Vec<f32>, usize) 
     (values, stride)
 }
 
-/// What rows of an output are, `rest` between them, and behind the first `NUM_ROWS`.
+/// The memory of an output: `rest` between rows, and after the first `NUM_ROWS`.
 fn expected(
     (stride, width): (usize, usize),
     rest: f32,

@@ -1,14 +1,14 @@
 //! The tile configurations of the GEMM for sm_80, the choice among them, and the launch.
 
 use super::gemm_sm80;
-use super::tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
+use super::tile::{MmaTile, Tile64x64, Tile128x128, Tile128x256};
 use crate::Rows;
 use crate::element::Dtype;
 use crate::gemm::{Accumulate, Linear16, Linear16Operands, Out16};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-/// Largest k: the columns of stages that are copied ahead stay in a `u32`.
+/// Largest k: the columns of the stages copied ahead fit in a `u32`.
 const MAX_K: usize = i32::MAX as usize;
 
 /// A tile configuration, on the host.
@@ -41,7 +41,7 @@ impl Config {
     pub const IN_F16: Config =
         Config { accumulate: Accumulate::F16, ..Config::of::<4, 4, Tile128x128>(301) };
 
-    const fn of<const M: usize, const N: usize, T: Tile<M, N>>(clocks: usize) -> Self {
+    const fn of<const M: usize, const N: usize, T: MmaTile<M, N>>(clocks: usize) -> Self {
         Config {
             name: T::NAME,
             block_m: T::BLOCK_M as usize,
@@ -107,11 +107,11 @@ pub fn launch_with<E: Operand16>(
         Out16::F32(rows) => ("f32", DevicePtr::new(rows.ptr.0), rows.stride_arg()?),
     };
     let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
-    let sums = if config.accumulate == Accumulate::F16 { "_in_f16" } else { "" };
-    let symbol = format!("gemm_sm80_{name}_{out_name}_{}{sums}", config.name);
+    let suffix = if config.accumulate == Accumulate::F16 { "_in_f16" } else { "" };
+    let symbol = format!("gemm_sm80_{name}_{out_name}_{}{suffix}", config.name);
     let mut instances = gemm_sm80::Instance::ALL.iter();
     let instance = instances.find(|instance| instance.symbol() == symbol);
-    let instance = *instance.ok_or(Linear16::F16_SUMS_OF_BF16)?;
+    let instance = *instance.ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
     let (n, k) = (arg_u32("n", linear.n)?, arg_u32("k", linear.k)?);
     let (x_stride, weight_stride) = (x.stride_arg()?, weight.stride_arg()?);
     let residual_stride = residual.stride_arg()?;
@@ -137,7 +137,7 @@ pub fn launch_with<E: Operand16>(
     }))
 }
 
-/// Refuses what can't be copied by 16 bytes.
+/// Refuses operands that `cp.async` cannot copy 16 bytes at a time.
 fn check<E>(k: usize, rows: [&Rows<E>; 2]) -> Result<(), LaunchError> {
     if k > MAX_K || !k.is_multiple_of(8) {
         let expected = "a multiple of 8, at most 2147483647";

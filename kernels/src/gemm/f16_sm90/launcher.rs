@@ -170,7 +170,7 @@ impl TileConfig {
     ) -> Result<Option<Launch>, LaunchError> {
         linear.check(operands)?;
         let of_outputs = if E::DTYPE == Dtype::Bf16 { self.of_bf16 } else { Some(self.of_f16) };
-        let of_outputs = of_outputs.ok_or(Linear16::F16_SUMS_OF_BF16)?;
+        let of_outputs = of_outputs.ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
         let Some(geometry) = self.geometry(linear, num_sms)? else { return Ok(None) };
         let &Linear16 { max_rows, n, k, .. } = linear;
         let x = linear.plain_input(operands)?;

@@ -269,7 +269,7 @@ impl SmallM16 {
 
     fn too_many_rows<T, E>(&self, operands: &Linear16Operands<E>) -> Result<T, LaunchError> {
         let is_normed = is_normed(operands);
-        let expected = if is_normed { "at most 8 behind a norm" } else { "at most 64" };
+        let expected = if is_normed { "at most 8 with a norm" } else { "at most 64" };
         refuse("rows", self.0.max_rows, expected)
     }
 

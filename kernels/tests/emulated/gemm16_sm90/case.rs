@@ -9,7 +9,7 @@ use kernels::gemm::{Accumulate, Input16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 use simt::{Init, Memory};
 
-/// What stands behind the rows that exist, and in outputs before a launch.
+/// The bytes of rows past the last one, and of outputs before a launch.
 const STALE: u8 = 0xff;
 
 /// A linear layer in a launch for `max_rows`.
@@ -19,18 +19,18 @@ pub struct Case {
     pub max_rows: usize,
     pub n: usize,
     pub k: usize,
-    /// Elements that strides of the operands have more than their rows; a multiple of 8.
+    /// Row strides of the operands, less their widths; a multiple of 8.
     pub pad: usize,
     /// The same of outputs and residual.
     pub out_pad: usize,
     pub with_bias: bool,
     pub out: Out,
     pub num_sms: usize,
-    /// What the kernel under test sums in.
+    /// The accumulators of the kernel under test.
     pub accumulate: Accumulate,
 }
 
-/// A layer of one row, with all that it can have.
+/// A layer of one row with bias, residual and padded strides.
 pub const ONE_ROW: Case = Case {
     num_rows: 1,
     max_rows: 1,
@@ -49,9 +49,9 @@ pub const ONE_ROW: Case = Case {
 pub enum Out {
     Half,
     F32,
-    /// With a residual at another place.
+    /// f32 with a residual.
     Residual,
-    /// With a residual at the same place.
+    /// f32 that overwrites the residual.
     InPlace,
 }
 
@@ -61,7 +61,7 @@ struct Matrix {
     values: Vec<f64>,
 }
 
-/// `rows` rows of which `num_rows` exist, `stride` elements apart.
+/// `rows` rows at a stride, of which the first `num_rows` exist.
 fn operand<E: Operand16 + Stored>(
     rows: usize,
     num_rows: usize,
@@ -113,7 +113,7 @@ impl<E: Operand16 + Stored> Setup<E> {
         let (stride, out_stride) = (k + pad, n + out_pad);
         let x = operand::<E>(max_rows, num_rows, stride, salt + 1);
         let weight = operand::<E>(n, n, stride, salt + 2);
-        // One more, so that no more than one of both has all rows at even multiples of 4 bytes.
+        // One more than that of the output, so that at most one of them is even.
         let residual_stride = if out == Out::Residual { out_stride + 1 } else { out_stride };
         let (bias, residual) = (random(n, salt + 3), random(max_rows * residual_stride, salt + 4));
         let with_residual = matches!(out, Out::Residual | Out::InPlace);
@@ -141,7 +141,7 @@ impl<E: Operand16 + Stored> Setup<E> {
         let out_bytes = max_rows * out_stride * if out == Out::Half { 2 } else { 4 };
         let out_ptr = rows("out", &vec![STALE; out_bytes]);
         let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
-        // Of the residual nothing has written the rows that do not exist.
+        // Rows of the residual past the last one are unwritten.
         let residual = with_residual.then(|| {
             let address = memory.alloc("residual", Init::Poisoned(size_of_val(&residual[..])));
             let written = f32s(&residual[..case.num_rows * residual_stride]);
@@ -201,7 +201,7 @@ impl<E: Operand16 + Stored> Setup<E> {
 /// Fails where an output is wrong, or one is written that does not exist.
 pub fn assert_right<E: Operand16 + Stored>(case: &Case, name: &str, setup: &Setup<E>) {
     let stride = case.n + case.out_pad;
-    // Of the rounding to 11 or 8 bits at the end.
+    // Half a unit in the last place of the stored output: 11 or 8 bits.
     let unit = match case.out {
         Out::Half if E::of(1.001).value() == 1.0 => 2f64.powi(-8),
         Out::Half => 2f64.powi(-11),
@@ -227,7 +227,7 @@ pub fn assert_right<E: Operand16 + Stored>(case: &Case, name: &str, setup: &Setu
     assert!(told_from_zero >= num_outputs * 9 / 10, "{told_from_zero} of {num_outputs}, {case:?}");
 }
 
-/// Rows of the weight in a box of the launch of a layer of `n` columns: columns of a tile.
+/// Columns of a tile in the launch of a layer of `n` columns: rows of the weight in a TMA box.
 pub fn tile_columns(
     n: usize,
     launch: impl FnOnce(

@@ -10,8 +10,8 @@ fn config(block: [usize; 2], split_k: usize) -> &'static TileConfig {
     configs.find(|config| config.block == block && config.split_k == split_k).expect("a tile")
 }
 
-/// k around the shares of the blocks: some have nothing to do, or one of them more than the others,
-/// or their stages go round.
+/// k around the shares of the blocks: some are empty, or one is larger than the others, or stages are
+/// reused.
 fn check_shares(tile: &TileConfig) {
     for seed in SEEDS {
         for num_k_blocks in [1, tile.split_k - 1, tile.split_k + 1, 9 * tile.split_k - 1] {
@@ -53,7 +53,7 @@ fn tile_64x128_split_2_matches_oracle() {
     check_shares(config([64, 128], 2));
 }
 
-/// Many clusters, more than have room at once.
+/// More clusters than run at once.
 #[test]
 fn many_split_tiles_match_oracle() {
     let tile = config([64, 128], 4);
