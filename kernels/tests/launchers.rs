@@ -9,7 +9,7 @@ use kernels::attention::{
 use kernels::element::{NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::{
-    GemmEpilogue, GemmEpilogueOperands, Linear, LinearOperands, OutputOf, SumOrder,
+    GemmEpilogue, GemmEpilogueOperands, Gpu, Linear, LinearOperands, OutputOf, SumOrder,
 };
 use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
@@ -209,7 +209,7 @@ fn linear(
     x: Rows<f32>,
 ) -> Result<Option<Launch>, LaunchError> {
     let operands = LinearOperands { x, weight: rows(k), bias: None, residual: None, out: rows(n) };
-    Linear { max_rows, n, k }.launch(SumOrder::Fastest, ptr(9), &operands)
+    Linear { max_rows, n, k }.launch(Gpu::HOPPER, SumOrder::Fastest, ptr(9), &operands)
 }
 
 #[test]
@@ -219,11 +219,38 @@ fn linear_chooses_by_shape() {
     assert_eq!(of_shape(3, 896, 896), ("gemm_f32_small_m4", [112, 1, 1], 128, 0));
     assert_eq!(of_shape(16, 17, 896), ("gemm_f32_small_m16", [2, 1, 1], 128, 0));
     assert_eq!(of_shape(17, 65, 64), ("gemm_f32_64x64", [1, 2, 1], 128, 32_768));
-    assert_eq!(of_shape(4096, 4096, 4096), ("gemm_f32_128x256", [32, 16, 1], 256, 49_152));
     assert_eq!(of_shape(1, 64, 63), ("gemm_f32_64x64_unaligned", [1, 1, 1], 128, 32_768));
     let shifted = Rows::new(ptr(1).add(1), 64);
     assert_eq!(of(linear(1, 64, 64, shifted)).0, "gemm_f32_64x64_unaligned");
     assert_eq!(of(linear(1, 64, 64, rows(65))).0, "gemm_f32_64x64_unaligned");
+}
+
+/// The large tile is taken where each SM of the GPU gets one of them, whatever GPU it is.
+#[test]
+fn a_linear_layer_takes_the_large_tile_where_it_fills_the_gpu() {
+    for num_sms in [1, 28, 82, 108, 132, 170] {
+        for (m, n) in [(17, 64), (300, 896), (512, 4096), (1024, 1024), (1100, 3072), (4096, 4096)]
+        {
+            let large = [num_tiles(m, 128), num_tiles(n, 256), 1];
+            let small = [num_tiles(m, 64), num_tiles(n, 64), 1];
+            let is_full = large[0] * large[1] >= num_sms;
+            let operands = LinearOperands {
+                x: rows(64),
+                weight: rows(64),
+                bias: None,
+                residual: None,
+                out: rows(n),
+            };
+            let gpu = Gpu { num_sms: num_sms as usize, ..Gpu::HOPPER };
+            let linear = Linear { max_rows: m, n, k: 64 };
+            let (_, grid, ..) = of(linear.launch(gpu, SumOrder::Fastest, ptr(9), &operands));
+            assert_eq!(grid, if is_full { large } else { small }, "{m} x {n} on {num_sms} SMs");
+        }
+    }
+}
+
+fn num_tiles(size: usize, tile: usize) -> u32 {
+    size.div_ceil(tile) as u32
 }
 
 #[test]

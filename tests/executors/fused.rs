@@ -20,8 +20,8 @@ const WIDTHS: &[(usize, usize)] = &[(8, 8), (64, 128), (72, 136), (896, 40)];
 /// Wider ones, of 16-bit elements: a GPU's threads copy the first weights of either; of few columns and of many.
 const LONG_WIDTHS: &[(usize, usize)] = &[(5176, 40), (3080, 2120)];
 
-/// Added to the mean of squares.
-const EPS: f32 = 1e-5;
+/// Added to the mean of squares, and as large, so that a norm without it fails.
+const EPS: f32 = 0.25;
 
 /// A linear layer with a norm in front.
 #[derive(Clone, Copy)]

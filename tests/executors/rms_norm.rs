@@ -69,7 +69,8 @@ fn matches_oracle(
     (rows, groups, width): (usize, usize, usize),
     form: Form,
 ) -> Outcome {
-    let eps = 1e-5;
+    // As large as the mean of squares, so that a norm without it fails.
+    let eps = 0.25;
     // Columns in front, so that the view starts inside its rows.
     let margin = if precision == Precision::F32 { 3 } else { 8 };
     let mut input = Matrix::random(1, rows, margin + groups * width);

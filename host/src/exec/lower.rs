@@ -117,7 +117,7 @@ pub fn counter_bytes(plan: &Plan) -> usize {
 fn sum_order(plan: &Plan) -> SumOrder {
     match plan.numerics().batch_invariant {
         false => SumOrder::Fastest,
-        true if plan.decodes() => SumOrder::FewRows,
+        true if plan.decodes() => SumOrder::SmallBatch,
         true => SumOrder::Tiles,
     }
 }

@@ -1,10 +1,10 @@
-//! What a library's GEMM leaves undone of a linear layer:
+//! The epilogue of a linear layer whose GEMM a library computes:
 //! `out[t, n] = product[t, n] (+ bias[n]) (+ residual[t, n])`.
 //!
 //! Shapes    product f32 or f16, residual f32, out f32, f16 or bf16, `[num_rows, width]` with row
 //!           strides; bias `[width]` f32; out may be product or residual.
 //! Launch    grid `(max_rows, width / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
-//! Numerics  sums in f32, one rounding at the store.
+//! Numerics  additions in f32, one rounding at the store.
 //! Bound     memory: an element of product, residual and out for each output.
 
 use crate::element::{Columns, Number, VEC_ELEMS as VECTOR};
@@ -14,11 +14,11 @@ use half::{bf16, f16};
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
 
-/// Eight outputs `E` of products `P` a thread.
+/// Eight outputs a thread, of type `E`, from a matrix product of type `P`.
 ///
 /// # Safety
 /// 1. `num_rows` is one element; `product` and `out` hold that many rows of `width` elements `P` and
-///    `E` at their strides; `bias` and `residual` are null or hold as much as `out` asks for.
+///    `E` at their strides; `bias` and `residual` are null or hold as much as `out`.
 /// 2. `out` is `product`, of the same type, or is `residual`, or overlaps nothing that is read.
 /// 3. If `aligned` is not 0, `bias` and all rows are 16-byte aligned.
 #[kernel(
@@ -57,21 +57,21 @@ pub unsafe fn gemm_epilogue<P: Number, E: Number>(
         }
         let columns = Columns::new(column, width, aligned != 0);
         let start = |stride: u32| row as usize * stride as usize;
-        let mut sums = columns.load(product.cast::<P>().add(start(product_stride)));
+        let mut values = columns.load(product.cast::<P>().add(start(product_stride)));
         if !bias.is_null() {
-            add(&mut sums, columns.load(bias));
+            add(&mut values, columns.load(bias));
         }
         if !residual.is_null() {
-            add(&mut sums, columns.load(residual.add(start(residual_stride))));
+            add(&mut values, columns.load(residual.add(start(residual_stride))));
         }
-        columns.store(out.cast::<E>().add(start(out_stride)), sums);
+        columns.store(out.cast::<E>().add(start(out_stride)), values);
     }
 }
 
 #[inline(always)]
-fn add(sums: &mut [f32; VECTOR as usize], terms: [f32; VECTOR as usize]) {
+fn add(values: &mut [f32; VECTOR as usize], terms: [f32; VECTOR as usize]) {
     for i in 0..VECTOR as usize {
-        sums[i] += terms[i];
+        values[i] += terms[i];
     }
 }
 
@@ -88,7 +88,7 @@ mod launcher {
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
     use half::{bf16, f16};
 
-    /// The rest of a linear layer behind its product.
+    /// The epilogue of a linear layer.
     #[derive(Clone, Copy, Debug)]
     pub struct GemmEpilogue {
         /// Upper bound of the rows.
@@ -97,7 +97,7 @@ mod launcher {
         pub width: usize,
     }
 
-    /// What there is of a linear layer when its product is there, with memory for `max_rows` rows.
+    /// The operands of [`GemmEpilogue`], with memory for `max_rows` rows.
     #[derive(Clone, Copy, Debug)]
     pub struct GemmEpilogueOperands<P, E> {
         /// `[max_rows, width]`.
@@ -110,9 +110,9 @@ mod launcher {
         pub out: Rows<E>,
     }
 
-    /// A number that is made of products of type `P`.
+    /// An output type of a matrix product of type `P`.
     pub trait OutputOf<P>: Number {
-        /// The instance for the two.
+        /// The instance for both types.
         #[doc(hidden)]
         const INSTANCE: Instance;
     }

@@ -1,13 +1,10 @@
-//! Which kernel computes a linear layer, and its launch.
+//! Which kernel computes a linear layer in f32, and its launch.
 
 use super::f32::{Tile, Tile64x64, Tile64x64Unaligned, Tile128x256, gemm_f32};
 use super::f32_small_m::{NUM_THREADS, NUM_WARPS, gemm_f32_small_m};
-use super::linear16::SumOrder;
+use super::linear16::{Gpu, SumOrder};
 use crate::Rows;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
-
-/// Blocks from which on the large tile is used: as many as an H200 has SMs.
-const FULL_GPU_BLOCKS: usize = 132;
 
 /// Largest k and largest row stride of an operand: offsets inside a tile stay in a `u32`.
 const MAX_K: usize = i32::MAX as usize;
@@ -46,16 +43,17 @@ enum Choice {
 }
 
 impl Linear {
-    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
-    /// columns.
+    /// The launch on `gpu`, with `num_rows` the device's count of rows, or `None` if there are no
+    /// rows or no columns.
     ///
-    /// Up to 16 rows stream the weight through the small-m kernel, unless `order` asks for the other;
-    /// more go by tiles, the large one if it fills a GPU.
+    /// Up to 16 rows take the small-batch kernel, unless `order` is that of the tiles. More take
+    /// tiles: the large one where there is one of them for every SM.
     ///
     /// # Errors
     /// [`LaunchError`] for sizes beyond a grid or a `u32`.
     pub fn launch(
         &self,
+        gpu: Gpu,
         order: SumOrder,
         num_rows: DevicePtr<u32>,
         operands: &LinearOperands,
@@ -76,7 +74,7 @@ impl Linear {
         let bias = bias.unwrap_or(DevicePtr::null());
         let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
         let (residual_stride, out_stride) = (residual.stride_arg()?, out.stride_arg()?);
-        let choice = self.choose(order, operands);
+        let choice = self.choose(gpu.num_sms, order, operands);
         let Some(geometry) = self.geometry(choice)? else { return Ok(None) };
         Ok(Some(match choice {
             Choice::SmallM(instance) => gemm_f32_small_m::launch(
@@ -114,7 +112,7 @@ impl Linear {
         }))
     }
 
-    fn choose(&self, order: SumOrder, operands: &LinearOperands) -> Choice {
+    fn choose(&self, num_sms: usize, order: SumOrder, operands: &LinearOperands) -> Choice {
         use gemm_f32::Instance;
         use gemm_f32_small_m::Instance as SmallM;
         let LinearOperands { x, weight, .. } = operands;
@@ -125,10 +123,10 @@ impl Linear {
         match (order, small_m) {
             (SumOrder::Tiles, _) | (SumOrder::Fastest, None) => {}
             (_, Some(&instance)) => return Choice::SmallM(instance),
-            (SumOrder::FewRows, None) => return Choice::SmallM(SmallM::gemm_f32_small_m16),
+            (SumOrder::SmallBatch, None) => return Choice::SmallM(SmallM::gemm_f32_small_m16),
         }
         let [blocks_m, blocks_n] = self.blocks::<Tile128x256>();
-        Choice::Tiled(if blocks_m.saturating_mul(blocks_n) >= FULL_GPU_BLOCKS {
+        Choice::Tiled(if blocks_m.saturating_mul(blocks_n) >= num_sms {
             Instance::gemm_f32_128x256
         } else {
             Instance::gemm_f32_64x64

@@ -1,11 +1,10 @@
 //! Which kernel computes a linear layer of 16-bit operands, and its launch.
 //!
-//! Among the tiles of one target that do not split k the order in which an output is summed is one,
-//! and [`SumOrder::Tiles`] asks for those: a row's outputs are the same whatever the number of rows
-//! beside it. [`Swapped16`], for few rows of many columns, has that order too. [`SmallM16`] sums in an
-//! order of its own, which the weight's shape decides, and [`SumOrder::FewRows`] asks for; with an
-//! RMSNorm in front or a SwiGLU gate behind it has the bits of the operations one by one. Where no order
-//! is asked for one row has a kernel of its own ([`Gemv16`]), which may have a norm and a gate too.
+//! Batch invariance: all tiles of a target that do not split k accumulate an output in one order,
+//! [`SumOrder::Tiles`], and so does [`Swapped16`]. [`SmallM16`] has an order of its own,
+//! [`SumOrder::SmallBatch`], which depends on the weight's shape and the GPU; with a fused RMSNorm or
+//! SwiGLU gate it gives the bits of the separate operations. In either order a row's outputs do not
+//! depend on the other rows. [`SumOrder::Fastest`] allows split-K, and [`Gemv16`] for one row.
 
 use super::f16_gemv::Gemv16;
 use super::f16_sm80;
@@ -37,14 +36,14 @@ impl Target {
     }
 }
 
-/// What a launch is to fill.
+/// The GPU that a launch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// The kernels that it can run.
     pub target: Target,
-    /// Its multiprocessors.
+    /// Its streaming multiprocessors (SMs).
     pub num_sms: usize,
-    /// Whether kernels that overlap start before the launch in front of them has ended.
+    /// Whether a launch may start before the previous one has ended (programmatic dependent launch).
     pub overlaps: bool,
 }
 
@@ -53,40 +52,40 @@ impl Gpu {
     pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132, overlaps: true };
 }
 
-/// Most rows of a layer with a norm in front or a gate behind.
+/// Most rows of a layer with a fused norm or gate.
 pub const MAX_FUSED_ROWS: usize = 8;
 
-/// What products are summed in.
+/// The type of the accumulators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accumulate {
     /// f32.
     #[default]
     F32,
-    /// f16, of f16 operands, in half the registers: by tiles, a sum is rounded to 11 bits every 16
-    /// products, and is infinite beyond 65504. GeForce GPUs multiply twice as fast so. The kernels
-    /// for few rows wait for memory, and sum in f32 all the same.
+    /// f16, for f16 operands only: in tiles an accumulator is rounded to 11 bits every 16 FMAs, and
+    /// overflows beyond 65504. It takes half the registers, and GeForce GPUs have twice the rate.
+    /// The small-batch kernels, which are bound by memory, accumulate in f32 all the same.
     F16,
 }
 
-/// In whose order a linear layer is summed over k. Among the kernels of either the weight's shape
-/// decides it, and the number of rows does not.
+/// The order of accumulation over k. All but [`SumOrder::Fastest`] depend on the weight's shape and
+/// the GPU, never on the number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SumOrder {
-    /// That of the fastest kernel for so many rows.
+    /// That of the fastest kernel for the number of rows.
     #[default]
     Fastest,
-    /// That of the kernels for few rows.
-    FewRows,
+    /// That of the small-batch kernels.
+    SmallBatch,
     /// That of tiles that do not split k.
     Tiles,
 }
 
-/// How the products of an output are summed.
+/// How an output is accumulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summation {
-    /// What they are summed in.
+    /// The type of the accumulators.
     pub accumulate: Accumulate,
-    /// In which order.
+    /// The order over k.
     pub order: SumOrder,
 }
 
@@ -95,14 +94,14 @@ pub struct Summation {
 pub struct Linear16 {
     /// Upper bound of the rows.
     pub max_rows: usize,
-    /// Columns of the output: rows of the weight, or half of them under a gate.
+    /// Columns of the output: rows of the weight, or half of them in a gated layer.
     pub n: usize,
     /// Columns of the input and of the weight.
     pub k: usize,
-    /// How products are summed.
+    /// How outputs are accumulated.
     pub summation: Summation,
-    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) makes it
-    /// of the outputs of a weight whose first `n` rows are gate's and whose last `n` are up's.
+    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes it;
+    /// the first `n` rows of the weight are those of the gate, the last `n` those of up.
     pub gated: bool,
 }
 
@@ -111,25 +110,25 @@ pub struct Linear16 {
 pub struct Linear16Operands<E> {
     /// `[max_rows, k]`.
     pub x: Input16<E>,
-    /// `[n, k]`; `[2 * n, k]` under a gate.
+    /// `[n, k]`; `[2 * n, k]` if gated.
     pub weight: Rows<E>,
-    /// `[n]`; `[2 * n]` under a gate.
+    /// `[n]`; `[2 * n]` if gated.
     pub bias: Option<DevicePtr<f32>>,
-    /// `[max_rows, n]`, of f32 outputs alone.
+    /// `[max_rows, n]`, for f32 outputs only.
     pub residual: Option<Rows<f32>>,
-    /// `[max_rows, n]`; of 16 bits under a gate.
+    /// `[max_rows, n]`; of 16 bits if gated.
     pub out: Out16<E>,
 }
 
-/// Inputs of a linear layer.
+/// The input of a linear layer.
 #[derive(Clone, Copy, Debug)]
 pub enum Input16<E> {
-    /// As they are.
+    /// Rows of 16-bit elements.
     Half(Rows<E>),
-    /// Behind an RMSNorm, as [`RmsNorm`](crate::rms_norm::RmsNorm) stores them rounded to the
-    /// operands' type; [`Gemv16`] does not round them.
+    /// Rows that a fused RMSNorm normalises and rounds to the operands' type, as
+    /// [`RmsNorm`](crate::rms_norm::RmsNorm) stores them; [`Gemv16`] does not round them.
     Normed {
-        /// What is normed.
+        /// The input of the norm.
         x: Rows<f32>,
         /// `[k]`.
         weight: DevicePtr<f32>,
@@ -138,32 +137,23 @@ pub enum Input16<E> {
     },
 }
 
-/// Outputs of a linear layer.
+/// The output of a linear layer.
 #[derive(Clone, Copy, Debug)]
 pub enum Out16<E> {
     /// Rounded to the operands' type.
     Half(Rows<E>),
-    /// As they are summed; may be the residual.
+    /// In f32; may be the residual.
     F32(Rows<f32>),
 }
 
-/// Columns from which on operands are swapped whatever the rows, and rows of fewer columns that are
-/// streamed. On an H200, in us, streamed and swapped (of 32 rows, and of 151936 columns, on another card):
-///
-/// | n, k | 8 rows | | 16 | | 32 | |
-/// | --- | --- | --- | --- | --- | --- | --- |
-/// | 9728, 896 | (6.2) | 6.1 | 6.5 | (6.3) | 8.1 | (6.7) |
-/// | 9216, 3072 | (14.4) | 14.9 | 14.8 | (15.0) | 16.3 | (14.9) |
-/// | 16384, 3072 | 23.9 | (24.0) | 25.2 | (24.3) | 26.2 | (23.7) |
-/// | 12288, 4096 | 24.8 | (24.1) | 25.2 | (24.4) | 26.8 | (24.2) |
-/// | 22016, 4096 | 42.3 | (42.0) | 43.7 | (42.5) | 45.4 | (41.5) |
-/// | 32064, 3072 | 45.6 | (45.3) | 46.3 | (45.5) | | (44.3) |
-/// | 32000, 4096 | 60.7 | (61.3) | 63.2 | (60.7) | | |
-/// | 151936, 896 | 62.5 | (60.6) | 64.9 | | | (62.3) |
+/// Columns from which on swapped operands are faster for any small batch.
+/// (Both constants: `docs/measurements/gemm_sm90_swapped.md`.)
 const SWAPPED_N: usize = 10_000;
+
+/// Rows beyond which they are faster for fewer columns too.
 const SWAPPED_ROWS: usize = 8;
 
-/// Elements of a weight from which on tiles take what TMA does not stream.
+/// Elements of a weight from which on tiles are faster than the small-batch kernel without TMA.
 const TILES_ELEMS: usize = 1 << 22;
 
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
@@ -173,24 +163,27 @@ const MAX_SIZE: usize = i32::MAX as usize - 512;
 const MAX_STRIDE: usize = (1 << 30) - 1;
 
 impl Linear16 {
-    /// A layer whose products are summed in f32, in whatever order is fast.
+    /// A layer that is accumulated in f32, in the fastest order.
     #[must_use]
     pub fn new(max_rows: usize, n: usize, k: usize) -> Self {
         Linear16 { max_rows, n, k, summation: Summation::default(), gated: false }
     }
 
-    /// Why there is no launch of bf16 operands that are to be summed in f16.
-    pub(super) const F16_SUMS_OF_BF16: LaunchError =
-        LaunchError::Shape { what: "bits of a sum", value: 16, expected: "32 of bf16 operands" };
+    /// The error of bf16 operands with f16 accumulators.
+    pub(super) const F16_ACCUMULATORS_OF_BF16: LaunchError = LaunchError::Shape {
+        what: "accumulator bits",
+        value: 16,
+        expected: "32 for bf16 operands",
+    };
 
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
     /// columns. `maps` encodes tensor maps.
     ///
     /// # Errors
-    /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows do not start at
-    /// multiples of 16 bytes, a residual of 16-bit outputs, sums in f16 of bf16 operands, sizes
-    /// beyond a grid or an `i32`, a norm or a gate where [`Linear16::fuses`] says no, a gate without
-    /// a norm, and one of f32 outputs.
+    /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows are not 16-byte aligned,
+    /// a residual with 16-bit outputs, f16 accumulators of bf16 operands, sizes beyond a grid or an
+    /// `i32`, a norm or a gate where [`Linear16::fuses`] is false, and a gate without a norm or with
+    /// f32 outputs.
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
@@ -205,16 +198,16 @@ impl Linear16 {
         if gpu.target == Target::Sm90a && self.is_swapped(gpu.num_sms, operands) {
             return Swapped16(*self).launch(gpu, num_rows, operands, maps);
         }
-        let has_few_rows = match self.summation.order {
-            SumOrder::Fastest => self.max_rows <= self.most_few_rows(gpu.target),
-            SumOrder::FewRows => true,
+        let is_small_batch = match self.summation.order {
+            SumOrder::Fastest => self.max_rows <= self.max_small_batch(gpu.target),
+            SumOrder::SmallBatch => true,
             SumOrder::Tiles => false,
         };
-        if has_few_rows {
+        if is_small_batch {
             return SmallM16(*self).launch(gpu, num_rows, operands, maps);
         }
         match gpu.target {
-            Target::Sm80 => f16_sm80::launch(self, num_rows, operands),
+            Target::Sm80 => f16_sm80::launch(self, gpu.num_sms, num_rows, operands),
             Target::Sm90a => {
                 let config = TileConfig::fastest(self, gpu.num_sms);
                 config.launch(self, gpu.num_sms, num_rows, operands, maps)
@@ -222,20 +215,21 @@ impl Linear16 {
         }
     }
 
-    /// Whether [`Swapped16`] is the fastest: few rows, and as many columns as fill all SMs with tiles of 64.
+    /// Whether [`Swapped16`] takes the layer: a small batch, and enough columns for every SM.
     fn is_swapped<E>(&self, num_sms: usize, operands: &Linear16Operands<E>) -> bool {
         let Summation { accumulate, order } = self.summation;
-        let sums_so = match order {
+        let is_allowed = match order {
             SumOrder::Fastest => self.n >= SWAPPED_N || self.max_rows > SWAPPED_ROWS,
-            SumOrder::FewRows => false,
+            SumOrder::SmallBatch => false,
             SumOrder::Tiles => accumulate == Accumulate::F32,
         };
         let is_plain = matches!(operands.x, Input16::Half(_)) && !self.gated;
-        sums_so && is_plain && Swapped16(*self).fills(num_sms)
+        is_allowed && is_plain && Swapped16(*self).fills(num_sms)
     }
 
-    /// Rows up to which the kernels for few rows are the fastest; more than 32 they take without TMA.
-    fn most_few_rows(&self, target: Target) -> usize {
+    /// Most rows for which the small-batch kernels are the fastest. More than 32 they compute without
+    /// TMA.
+    fn max_small_batch(&self, target: Target) -> usize {
         match target {
             Target::Sm90a if self.n.saturating_mul(self.k) >= TILES_ELEMS => {
                 SmallM16::MAX_STREAMED_ROWS
@@ -244,18 +238,18 @@ impl Linear16 {
         }
     }
 
-    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns with a norm in
-    /// front, with or without a gate behind.
+    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns with a fused norm,
+    /// gated or not.
     pub const fn fuses(max_rows: usize, k: usize) -> bool {
         SmallM16::fuses(max_rows, k)
     }
 
-    /// Rows of the weight: a gate takes two for each column of the output.
+    /// Rows of the weight: two for each column of a gated output.
     pub(super) const fn weight_rows(&self) -> usize {
         if self.gated { self.n.saturating_mul(2) } else { self.n }
     }
 
-    /// The input of a layer that has nothing fused to it.
+    /// The input of a layer without a fused norm or gate.
     pub(super) fn plain_input<E: Operand16>(
         &self,
         operands: &Linear16Operands<E>,
@@ -265,12 +259,12 @@ impl Linear16 {
             _ => Err(LaunchError::Shape {
                 what: "rows",
                 value: self.max_rows,
-                expected: "at most 8 of a fused layer",
+                expected: "at most 8 for a layer with a fused norm",
             }),
         }
     }
 
-    /// Whether a kernel can compute this.
+    /// Refuses what no kernel computes.
     pub(super) fn check<E: Operand16>(
         &self,
         operands: &Linear16Operands<E>,
@@ -282,7 +276,7 @@ impl Linear16 {
             }
         }
         if E::DTYPE == Dtype::Bf16 && self.summation.accumulate == Accumulate::F16 {
-            return Err(Self::F16_SUMS_OF_BF16);
+            return Err(Self::F16_ACCUMULATORS_OF_BF16);
         }
         if self.k == 0 || !self.k.is_multiple_of(8) {
             return refuse("k", self.k, "a multiple of 8");
@@ -290,10 +284,10 @@ impl Linear16 {
         check_rows(weight)?;
         let x_stride = match x {
             Input16::Half(_) if self.gated => {
-                return refuse("input bits", 16, "32, which a norm takes, under a gate");
+                return refuse("input bits", 16, "32, which a gated layer norms");
             }
             Input16::Normed { .. } if residual.is_some() => {
-                return refuse("residuals", 1, "none behind a norm");
+                return refuse("residuals", 1, "none for a layer with a fused norm");
             }
             Input16::Half(x) => {
                 check_rows(x)?;
@@ -310,7 +304,7 @@ impl Linear16 {
                 return refuse("output bits", 16, "32 where a residual is added");
             }
             Out16::F32(_) if self.gated => {
-                return refuse("output bits", 32, "16 behind a gate");
+                return refuse("output bits", 32, "16 for a gated layer");
             }
             Out16::Half(out) => out.row_stride,
             Out16::F32(out) => out.row_stride,
@@ -325,7 +319,7 @@ impl Linear16 {
     }
 }
 
-/// The map of a matrix of `[rows, columns]` in boxes of `[rows, columns]`, swizzled by 128 bytes.
+/// The tensor map of a matrix `[rows, columns]` in boxes `[rows, columns]`, with 128-byte swizzle.
 pub(super) fn tensor_map<E: Operand16>(
     matrix: &Rows<E>,
     sizes: [usize; 2],
@@ -348,7 +342,7 @@ fn refuse(what: &'static str, value: usize, expected: &'static str) -> Result<()
     Err(LaunchError::Shape { what, value, expected })
 }
 
-/// Refuses rows that do not all start at multiples of 16 bytes.
+/// Refuses rows that are not 16-byte aligned.
 fn check_rows<T>(rows: &Rows<T>) -> Result<(), LaunchError> {
     if !(rows.row_stride * size_of::<T>()).is_multiple_of(16) {
         let expected = if size_of::<T>() == 2 { "a multiple of 8" } else { "a multiple of 4" };

@@ -1,4 +1,5 @@
-//! Linear layers: `out = x * weight^T (+ bias) (+ residual)`.
+//! Linear layers: `out = x * weight^T (+ bias) (+ residual)`. One module a family of kernels;
+//! [`Linear`] (f32) and [`Linear16`] (16-bit operands) choose among them.
 
 pub mod epilogue;
 pub mod f16_gemv;

@@ -116,7 +116,7 @@ impl Device {
         self.partly_written(name, values, values.len())
     }
 
-    /// A buffer of `len` elements, of which nothing has written those behind `values`.
+    /// A buffer of `len` elements that starts with `values`; the rest is unwritten.
     pub fn partly_written<T: Stored>(
         &mut self,
         name: &str,
@@ -161,6 +161,20 @@ impl Device {
         self.memory.read(ptr.0, &mut bytes).expect("a buffer of that length");
         bytes.chunks_exact(size_of::<T>()).map(|bytes| T::of_bytes(bytes).value()).collect()
     }
+}
+
+/// Products that a tensor core adds to an f16 accumulator before it rounds it.
+const F16_ACCUMULATION_STEP: usize = 16;
+
+/// The most that an f16 accumulator of these products may be off: half a unit in the last place of
+/// each partial sum, which is rounded to 11 bits every 16 products, and a tenth more, since what is
+/// rounded is off already.
+pub fn f16_accumulation_bound(products: &[f64]) -> f64 {
+    let partial_sums = products.chunks(F16_ACCUMULATION_STEP).scan(0.0, |sum, products| {
+        *sum += products.iter().sum::<f64>();
+        Some(f64::abs(*sum))
+    });
+    1.1 * 2f64.powi(-11) * partial_sums.sum::<f64>() + 1e-7
 }
 
 /// Runs a launch that starts before those before it have ended, as every kernel of a step must let

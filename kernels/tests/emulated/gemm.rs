@@ -2,7 +2,7 @@
 
 use crate::device::{Device, SEEDS, assert_close, random};
 use kernels::Rows;
-use kernels::gemm::{Linear, LinearOperands, SumOrder};
+use kernels::gemm::{Gpu, Linear, LinearOperands, SumOrder};
 
 /// A linear layer of `num_rows` rows in a launch for `max_rows`.
 struct Case {
@@ -10,7 +10,7 @@ struct Case {
     max_rows: usize,
     n: usize,
     k: usize,
-    /// Elements that strides of the operands have more than their rows.
+    /// Row strides of the operands, less their widths.
     pad: usize,
     with_bias: bool,
     with_residual: bool,
@@ -20,7 +20,7 @@ fn check(case: &Case, seed: u64) {
     check_order(SumOrder::Fastest, case, seed);
 }
 
-/// The outputs, which are those of the oracle.
+/// Checks the outputs against the oracle, and returns them.
 fn check_order(order: SumOrder, case: &Case, seed: u64) -> Vec<f32> {
     let &Case { num_rows, max_rows, n, k, pad, with_bias, with_residual } = case;
     let stride = k + pad;
@@ -35,10 +35,10 @@ fn check_order(order: SumOrder, case: &Case, seed: u64) -> Vec<f32> {
         residual: with_residual.then(|| Rows::new(device.f32s("residual", &residual), n)),
         out: Rows::new(device.poisoned("out", num_rows * n), n),
     };
-    // The residual's place is the output's, as the decoder has it.
+    // The output overwrites the residual, as in the decoder.
     let out = operands.residual.unwrap_or(operands.out);
     let operands = LinearOperands { out, ..operands };
-    let launch = Linear { max_rows, n, k }.launch(order, rows_ptr, &operands);
+    let launch = Linear { max_rows, n, k }.launch(Gpu::HOPPER, order, rows_ptr, &operands);
     let name = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let name = format!("{name} of {num_rows} x {n} x {k}");
     let report = device.run(launch, seed);
@@ -83,7 +83,7 @@ fn tiles_match_oracle() {
 
 #[test]
 fn the_large_tile_matches_oracle() {
-    // Room for as many blocks as fill a GPU, of which four have rows.
+    // Enough blocks to fill a GPU, of which four have rows.
     let case = Case {
         num_rows: 130,
         max_rows: 128 * 66,
@@ -96,25 +96,25 @@ fn the_large_tile_matches_oracle() {
     check(&case, 1);
 }
 
-/// A kernel for few rows takes many in groups; a row is the same in the first place, alone, or among 35. Tiles sum in
-/// another order, also where rows are few.
+/// A row has the same bits alone and among 7 or 35: the small-batch kernel takes many rows in groups.
+/// Tiles accumulate in another order, whatever the number of rows.
 #[test]
-fn an_order_that_is_asked_for_is_kept() {
+fn a_requested_order_of_accumulation_is_kept() {
     let (n, k, pad, with_bias, with_residual) = (9, 260, 4, true, false);
     let case = |rows| Case { num_rows: rows, max_rows: rows, n, k, pad, with_bias, with_residual };
     let bits = |order, rows: usize| -> Vec<u32> {
         check_order(order, &case(rows), 5).into_iter().map(f32::to_bits).collect()
     };
-    for order in [SumOrder::FewRows, SumOrder::Tiles] {
+    for order in [SumOrder::SmallBatch, SumOrder::Tiles] {
         let alone = bits(order, 1);
         assert_eq!(bits(order, 35)[..n], alone, "{order:?}");
         assert_eq!(bits(order, 7)[..n], alone, "{order:?}");
     }
-    assert_ne!(bits(SumOrder::FewRows, 1), bits(SumOrder::Tiles, 1));
+    assert_ne!(bits(SumOrder::SmallBatch, 1), bits(SumOrder::Tiles, 1));
 }
 
 #[test]
-fn few_rows_match_oracle() {
+fn small_batches_match_oracle() {
     for (num_rows, max_rows) in [(1, 1), (2, 2), (3, 4), (5, 8), (16, 16)] {
         for (seed, k) in SEEDS.zip([4, 132, 1156]) {
             let n = 9;

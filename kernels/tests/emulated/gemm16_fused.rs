@@ -1,5 +1,5 @@
-//! Linear layers of few rows with a norm in front, with and without a gate behind: against the same
-//! kernels one by one, bit by bit, and against an oracle.
+//! Linear layers of small batches with a fused norm, gated and not: bit by bit against the separate
+//! kernels, and against an oracle.
 
 use crate::device::{Device, SEEDS, Stored, assert_close, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
@@ -17,8 +17,8 @@ use kernels::rms_norm::RmsNorm;
 use kernels::silu_mul::SiluMul;
 use kernels::tile::element::Operand16;
 
-/// Added to the mean of squares.
-const EPS: f32 = 1e-3;
+/// Added to the mean of squares, which is 1/3: a scale without it is a third too large.
+const EPS: f32 = 0.25;
 
 /// An element of operands.
 trait Half: Operand16 + Stored + NarrowedFrom<f32> {}
@@ -40,20 +40,20 @@ struct Case {
     kernel: Kernel,
 }
 
-/// What computes a case.
+/// The kernel of a case.
 #[derive(Clone, Copy, Debug)]
 enum Kernel {
-    /// The launcher's choice of an instance that loads weights.
+    /// The launcher's choice among the instances without TMA.
     Chosen,
-    /// An instance.
+    /// An instance without TMA.
     Loading(Instance),
-    /// The kernel whose weights come by TMA, on so many multiprocessors.
+    /// The kernel that streams weights by TMA, on so many SMs.
     Streamed(usize),
-    /// That for one row.
+    /// GEMV, for one row.
     Gemv,
 }
 
-/// A GPU whose weights are loaded without TMA.
+/// A GPU without TMA.
 const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false };
 
 const NORMED: Case = Case {
@@ -97,7 +97,7 @@ struct Operands {
 impl Operands {
     fn new<E: Half>(case: &Case) -> Self {
         let mut x = random(case.num_rows * case.x_stride(), 1);
-        // Between the rows stands what would show in a sum.
+        // Padding that would show in a sum.
         x.chunks_mut(case.x_stride()).for_each(|row| row[case.k..].fill(f32::INFINITY));
         let weight = random(case.weight_rows() * case.weight_stride(), 3);
         Operands {
@@ -234,6 +234,10 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
         Kernel::Loading(instance) => {
             linear.launch_instance(plain_instance::<E>(instance), rows, &operands)
         }
+        // How many warps share k depends on the SMs.
+        Kernel::Streamed(num_sms) => {
+            linear.launch(Gpu { num_sms, ..SM80 }, rows, &operands, &mut |_| unreachable!())
+        }
         _ => linear.launch(SM80, rows, &operands, &mut |_| unreachable!()),
     };
     setup.run(launch, 0);
@@ -247,7 +251,7 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
     setup.read(case, Out16::Half(out))
 }
 
-/// An instance that sums as `fused` does, with nothing fused.
+/// An instance without fusion in which as many warps share k as in `fused`.
 fn plain_instance<E: Half>(fused: Instance) -> Instance {
     let mut plain = instances::<E>().filter(|instance| !instance.normed());
     plain.find(|instance| instance.warps() == fused.warps()).expect("an instance of as many warps")
@@ -271,7 +275,10 @@ fn check<E: Half>(case: &Case, seed: u64) {
     if !matches!(case.kernel, Kernel::Gemv) {
         assert_eq!(bits(&got), bits(&separate::<E>(case, &operands)), "{case:?}");
     }
-    assert_close(&format!("{case:?}"), &got, &operands.oracle::<E>(case), 8.0 * E::ROUNDING);
+    // GEMV rounds nothing before the store.
+    let is_exact = matches!(case.kernel, Kernel::Gemv) && case.to_f32;
+    let bound = if is_exact { 1e-5 } else { 8.0 * E::ROUNDING };
+    assert_close(&format!("{case:?}"), &got, &operands.oracle::<E>(case), bound);
 }
 
 #[test]
@@ -319,10 +326,9 @@ fn streamed_weights_give_the_same_bits() {
         for (at, seed) in SEEDS.enumerate() {
             let num_rows = [1, 7, 8][at % 3];
             let base = Case { num_rows, max_rows: 8, with_bias: at % 2 == 0, ..NORMED };
-            // A tile a block, and several of them.
+            // A tile a block, by 16 warps and by 8; and several of them, which 8 have.
             for num_sms in [132, 2] {
                 let base = Case { kernel: Kernel::Streamed(num_sms), ..base };
-                // 16 warps, and 8.
                 check::<E>(&Case { n: 41, k: 1192, ..base }, seed);
                 check::<E>(&Case { n: 2117, k: 72, ..base }, seed);
                 let base = Case { gated: true, magnitude: 0.25, ..base };
@@ -348,17 +354,18 @@ fn streamed_weights_whose_first_boxes_lanes_copy_give_the_same_bits() {
 #[test]
 fn gemv_matches_the_oracle() {
     fn check_all<E: Half>() {
-        // Around a load, a chunk, what two and four warps have at once, and rounds of a team.
+        // Around a load, the k of a load of a warp, what two and four warps have in flight, and rounds
+        // of the warps that split k.
         let lengths = [8, 248, 264, 512, 520, 1024, 1032, 2056, 2560, 5128];
         for (at, (k, seed)) in lengths.into_iter().zip(SEEDS.cycle()).enumerate() {
             let with_bias = at % 2 == 0;
             let base = Case { k, with_bias, kernel: Kernel::Gemv, ..NORMED };
-            // Columns of a part of a team, and of several blocks.
+            // Columns of part of a block, and of several blocks.
             check::<E>(&Case { n: [1, 7, 9, 37][at % 4], to_f32: at % 3 == 0, ..base }, seed);
             let base = Case { gated: true, magnitude: 0.25, ..base };
             check::<E>(&Case { n: [19, 1, 4, 5][at % 4], ..base }, seed);
         }
-        // More columns than those of few rows, whose teams have more members.
+        // Many columns, of which fewer warps split k.
         check::<E>(&Case { n: 4101, k: 776, kernel: Kernel::Gemv, ..NORMED }, 0);
         check::<E>(&Case { n: 2051, k: 1064, kernel: Kernel::Gemv, ..GATED }, 0);
     }
@@ -417,32 +424,34 @@ fn launch(
     let mut operands = Linear16Operands { x, weight, bias: None, residual: None, out };
     change(&mut operands);
     // In any order one row has a kernel of its own.
-    let order = if max_rows == 1 { SumOrder::FewRows } else { SumOrder::Fastest };
+    let order = if max_rows == 1 { SumOrder::SmallBatch } else { SumOrder::Fastest };
     let summation = Summation { order, ..Summation::default() };
     let linear = Linear16 { gated, summation, ..Linear16::new(max_rows, n, k) };
     let launch = linear.launch(gpu, DevicePtr::new(64), &operands, &mut TensorMapSpec::emulated);
     launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
 }
 
+/// What is fused, and the warps that share k, which decide the order of accumulation: these depend
+/// on the weight and the GPU, never on the rows of x.
 #[test]
-fn the_launchers_choice_depends_on_the_weights_rows() {
-    let symbol = |max_rows, n, gated| launch(SM80, (max_rows, n, 896, gated), |_| ());
-    assert_eq!(symbol(1, 1152, false), Ok("gemm_f16_small_m8_n8_w16_norm"));
-    assert_eq!(symbol(1, 3072, false), Ok("gemm_f16_small_m8_n8_w8_norm"));
-    assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_small_m8_n32_w8_norm"));
-    assert_eq!(symbol(1, 151_936, false), Ok("gemm_f16_small_m8_n32_w8_norm"));
-    assert_eq!(symbol(1, 1056, true), Ok("gemm_f16_small_m8_n8_w16_norm_silu"));
-    assert_eq!(symbol(8, 1057, true), Ok("gemm_f16_small_m8_n8_w8_norm_silu"));
-    assert_eq!(symbol(8, 22_016, true), Ok("gemm_f16_small_m8_n8_w8_norm_silu"));
-    assert_eq!(symbol(0, 896, false), Ok(""));
-    assert_eq!(symbol(1, 0, true), Ok(""));
-    let symbol = |max_rows, n, gated| launch(Gpu::HOPPER, (max_rows, n, 896, gated), |_| ());
-    assert_eq!(symbol(1, 1152, false), Ok("gemm_f16_small_m8_n8_w16_norm"));
-    assert_eq!(symbol(1, 12_288, false), Ok("gemm_f16_streamed_m8_n32_w8_norm"));
-    assert_eq!(symbol(2, 1152, false), Ok("gemm_f16_streamed_m8_n16_w16_norm"));
-    assert_eq!(symbol(8, 3072, false), Ok("gemm_f16_streamed_m8_n32_w8_norm"));
-    assert_eq!(symbol(2, 1056, true), Ok("gemm_f16_streamed_m8_n8_w16_norm_silu"));
-    assert_eq!(symbol(8, 1057, true), Ok("gemm_f16_streamed_m8_n16_w8_norm_silu"));
+fn a_fused_layer_is_accumulated_as_its_weight_is() {
+    for (gpu, num_sms) in [(SM80, 28), (SM80, 108), (Gpu::HOPPER, 78), (Gpu::HOPPER, 132)] {
+        let gpu = Gpu { num_sms, ..gpu };
+        for (n, gated) in [40, 223, 225, 1056, 1057, 2112, 2113, 22_016]
+            .into_iter()
+            .flat_map(|n| [(n, false), (n, true)])
+        {
+            let weight_rows = if gated { 2 * n } else { n };
+            let warps = if weight_rows <= 16 * num_sms { "_w16_" } else { "_w8_" };
+            for max_rows in [1, 2, 8] {
+                let symbol = launch(gpu, (max_rows, n, 896, gated), |_| ()).expect("a right shape");
+                assert!(symbol.contains(warps), "{symbol} of {n} columns on {num_sms} SMs");
+                assert!(symbol.contains("_norm") && symbol.contains("_silu") == gated, "{symbol}");
+            }
+            assert_eq!(launch(gpu, (0, n, 896, gated), |_| ()), Ok(""));
+        }
+        assert_eq!(launch(gpu, (1, 0, 896, true), |_| ()), Ok(""));
+    }
 }
 
 #[test]
@@ -453,8 +462,8 @@ fn rejects_what_is_not_fused() {
         launch(Gpu::HOPPER, shape, change).unwrap_err()
     };
     for (rows, fused) in [
-        (9, "rows is 9: expected at most 8 behind a norm"),
-        (65, "rows is 65: expected at most 8 of a fused layer"),
+        (9, "rows is 9: expected at most 8 with a norm"),
+        (65, "rows is 65: expected at most 8 for a layer with a fused norm"),
     ] {
         assert_eq!(error((rows, 64, 896, false), |_| ()), fused);
         assert_eq!(launch(SM80, (rows, 64, 896, true), |_| ()), Err(fused.to_owned()));
@@ -464,19 +473,19 @@ fn rejects_what_is_not_fused() {
         "k is 8192: expected columns whose normed rows fit into shared memory"
     );
     let half = |operands: &mut Linear16Operands<f16>| operands.x = Input16::Half(operands.weight);
-    assert_eq!(
-        error(gated, half),
-        "input bits is 16: expected 32, which a norm takes, under a gate"
-    );
+    assert_eq!(error(gated, half), "input bits is 16: expected 32, which a gated layer norms");
     assert_eq!(
         error(gated, |operands| operands.out = Out16::F32(Rows::new(DevicePtr::new(96), 64))),
-        "output bits is 32: expected 16 behind a gate"
+        "output bits is 32: expected 16 for a gated layer"
     );
     let residual = |operands: &mut Linear16Operands<f16>| {
         let rows = Rows::new(DevicePtr::new(96), 64);
         (operands.out, operands.residual) = (Out16::F32(rows), Some(rows));
     };
-    assert_eq!(error(shape, residual), "residuals is 1: expected none behind a norm");
+    assert_eq!(
+        error(shape, residual),
+        "residuals is 1: expected none for a layer with a fused norm"
+    );
     let odd = |operands: &mut Linear16Operands<f16>| {
         let x = Rows::new(DevicePtr::new(16), 898);
         operands.x = Input16::Normed { x, weight: DevicePtr::new(80), eps: EPS };

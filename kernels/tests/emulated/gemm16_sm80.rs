@@ -1,6 +1,6 @@
 //! GEMM of 16-bit floats by `mma.sync`.
 
-use crate::device::{Device, SEEDS, random};
+use crate::device::{Device, SEEDS, f16_accumulation_bound, random};
 use cuda_std::launch::{DevicePtr, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
@@ -11,7 +11,7 @@ use kernels::tile::element::Operand16;
 /// Largest error before the output is rounded, as a part of `sum_k |a * b| + |bias| + |residual|`.
 const BOUND: f64 = 1e-5;
 
-/// What the tests ask of the operands' type.
+/// What the tests need to know of the operands' type.
 trait Half: Operand16 + Into<f64> {
     /// From 1 to the next number.
     const UNIT: f64;
@@ -61,7 +61,7 @@ fn plain(num_rows: usize, n: usize, k: usize) -> Case {
     Case { num_rows, max_rows, n, k, pad: 0, out_pad: 0, with_bias, with_residual, to_f32 }
 }
 
-/// The values of a case; what lies between rows is NaN.
+/// The values of a case; padding between rows is NaN.
 struct Inputs<E> {
     x: Vec<E>,
     weight: Vec<E>,
@@ -69,7 +69,7 @@ struct Inputs<E> {
     residual: Vec<f32>,
 }
 
-/// Rows of these values, with `pad` NaN behind each.
+/// Rows of these values, each followed by `pad` NaN.
 fn padded(values: &[f32], width: usize, pad: usize) -> Vec<f32> {
     let rows = values.chunks_exact(width);
     rows.flat_map(|row| [row, &vec![f32::NAN; pad]].concat()).collect()
@@ -90,18 +90,24 @@ impl<E: Half> Inputs<E> {
         }
     }
 
-    /// An output in f64, and the sum of the magnitudes that make it.
-    fn oracle(&self, case: &Case, row: usize, column: usize) -> (f64, f64) {
+    /// An output in f64, and the most that it may be off before it is rounded.
+    fn oracle(&self, case: &Case, accumulate: Accumulate, [row, column]: [usize; 2]) -> (f64, f64) {
         let stride = case.k + case.pad;
         let products = (0..case.k).map(|i| {
             let (a, b) = (self.x[row * stride + i], self.weight[column * stride + i]);
             a.into() * b.into()
         });
+        let products: Vec<f64> = products.collect();
+        let rounding = match accumulate {
+            Accumulate::F32 => 0.0,
+            Accumulate::F16 => f16_accumulation_bound(&products),
+        };
         let residual = self.residual[row * (case.n + case.out_pad) + column];
         let bias = case.with_bias.then(|| f64::from(self.bias[column]));
         let residual = case.with_residual.then(|| f64::from(residual));
-        let summands = products.chain(bias).chain(residual);
-        summands.fold((0.0, 0.0), |(sum, magnitude), value| (sum + value, magnitude + value.abs()))
+        let summands = products.into_iter().chain(bias).chain(residual);
+        summands
+            .fold((0.0, rounding), |(sum, bound), value| (sum + value, bound + BOUND * value.abs()))
     }
 }
 
@@ -111,7 +117,7 @@ fn words<E: Half>(values: &[E]) -> Vec<u32> {
     pairs.iter().map(|[a, b]| u32::from(a.bits()) | u32::from(b.bits()) << 16).collect()
 }
 
-/// Runs a case in a configuration; gives the symbol and the outputs, and what lies between rows.
+/// Runs a case in a configuration; returns the symbol and the outputs with their padding.
 fn run<E: Half>(
     config: &Config,
     case: &Case,
@@ -161,6 +167,7 @@ fn check<E: Half>(config: &Config, case: &Case, seed: u64) {
 fn check_inputs<E: Half>(config: &Config, case: &Case, inputs: &Inputs<E>, seed: u64) {
     let (symbol, got) = run(config, case, inputs, seed);
     let &Case { num_rows, n, k, out_pad, .. } = case;
+    let mut told_from_zero = 0;
     for (at, &got) in got.iter().enumerate() {
         let (row, column) = (at / (n + out_pad), at % (n + out_pad));
         let place = format!("{symbol} of {num_rows} x {n} x {k}, seed {seed}: [{row}, {column}]");
@@ -168,18 +175,18 @@ fn check_inputs<E: Half>(config: &Config, case: &Case, inputs: &Inputs<E>, seed:
             assert!(got.is_nan(), "{place} is between rows, and {got}");
             continue;
         }
-        let (want, magnitude) = inputs.oracle(case, row, column);
+        let (want, bound) = inputs.oracle(case, config.accumulate, [row, column]);
         let unit = if case.to_f32 { 0.0 } else { E::UNIT };
         let error = (f64::from(got) - want).abs();
-        // A sum in f16 is rounded to 11 bits every 16 products.
-        let bound = match config.accumulate {
-            Accumulate::F32 => BOUND,
-            Accumulate::F16 => k.div_ceil(16) as f64 * f16::UNIT,
-        };
-        let close = error <= bound * magnitude + unit / 2.0 * want.abs();
+        let bound = bound + unit / 2.0 * want.abs();
+        let close = error <= bound;
+        told_from_zero += usize::from(want.abs() > bound);
         let same = f64::from(got) == want || got.is_nan() && want.is_nan();
         assert!(same || want.is_finite() && close, "{place} is {got}, not {want}");
     }
+    // The bounds are of use: a kernel that writes zeros passes at few outputs.
+    let num_outputs = num_rows * n;
+    assert!(told_from_zero >= num_outputs * 4 / 5, "{symbol}: {told_from_zero} of {num_outputs}");
 }
 
 #[test]
@@ -197,7 +204,7 @@ fn tiles_match_oracle_at_their_edges() {
 }
 
 #[test]
-fn sums_in_f16_match_oracle() {
+fn f16_accumulators_match_oracle() {
     let config = &Config::IN_F16;
     let (m, n) = (config.block_m, config.block_n);
     for seed in SEEDS {
@@ -271,7 +278,7 @@ fn no_rows_write_nothing() {
 }
 
 #[test]
-fn nan_and_infinity_stand_where_the_oracle_has_them() {
+fn nan_and_infinity_are_where_the_oracle_has_them() {
     for config in &Config::ALL {
         let case = Case { with_bias: true, with_residual: true, ..plain(20, 40, 48) };
         let mut inputs = Inputs::<f16>::random(&case, 7);
@@ -307,15 +314,38 @@ fn the_order_of_threads_changes_no_bit() {
     }
 }
 
+/// Clocks of an SM for 16 columns of k of a tile, as `docs/measurements/gemm_sm80.md` records them.
+const CLOCKS: [([usize; 2], usize); 3] = [([128, 256], 530), ([128, 128], 301), ([64, 64], 110)];
+
+/// On GPUs from 28 SMs (GeForce RTX 3060) to 132 (H200) no other tile would be done earlier, where
+/// the SMs take tiles in turn.
 #[test]
-fn tiles_are_chosen_by_shape() {
-    let of = |max_rows, n, k| Config::best_for(&Linear16::new(max_rows, n, k)).name;
-    assert_eq!(of(8192, 8192, 8192), "128x256");
-    assert_eq!(of(512, 16384, 3072), "128x256");
-    assert_eq!(of(512, 9728, 896), "128x128");
-    assert_eq!(of(512, 3072, 8192), "128x128");
-    assert_eq!(of(512, 896, 4864), "64x64");
-    assert_eq!(of(17, 896, 896), "64x64");
+fn the_chosen_tile_is_done_first_on_every_gpu() {
+    for num_sms in [28, 46, 82, 108, 128, 132] {
+        for [m, n, k] in [
+            [65_usize, 896, 896],
+            [512, 896, 896],
+            [512, 896, 4864],
+            [512, 3072, 8192],
+            [512, 9728, 896],
+            [512, 16_384, 3072],
+            [2048, 2048, 2048],
+            [8192, 8192, 8192],
+        ] {
+            let clocks = |([block_m, block_n], clocks): ([usize; 2], usize)| {
+                (m.div_ceil(block_m) * n.div_ceil(block_n)).div_ceil(num_sms) * clocks
+            };
+            let chosen = Config::best_for(&Linear16::new(m, n, k), num_sms);
+            let of_chosen = CLOCKS.iter().find(|(b, _)| *b == [chosen.block_m, chosen.block_n]);
+            let least = CLOCKS.map(clocks).into_iter().min();
+            assert_eq!(
+                of_chosen.copied().map(clocks),
+                least,
+                "{} of {m} x {n} x {k} on {num_sms} SMs",
+                chosen.name
+            );
+        }
+    }
 }
 
 #[test]
@@ -325,7 +355,7 @@ fn a_launch_covers_its_tiles_or_is_refused() {
         let out = Out16::Half(rows(0x3000, n));
         let operands =
             Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
-        launch(&Linear16::new(max_rows, n, k), DevicePtr::new(0x9000), &operands)
+        launch(&Linear16::new(max_rows, n, k), 108, DevicePtr::new(0x9000), &operands)
     };
     let (x, weight) = (rows(0x1000, 64), rows(0x2000, 64));
     let right = launch(65, 130, 64, x, weight).unwrap().unwrap();

@@ -1,6 +1,7 @@
 //! Linear layers of 16-bit operands, by every tile of the kernels for sm_90a.
 
 pub mod case;
+mod select;
 mod split_k;
 
 use crate::device::{SEEDS, Stored};
@@ -34,7 +35,7 @@ fn config(block: [usize; 2], cluster: [usize; 2]) -> &'static TileConfig {
     configs.find(|config| config.block == block && config.cluster == cluster).expect("a tile")
 }
 
-/// Whether an output is summed in f32 in the order of k.
+/// Whether an output is accumulated in f32 in the order of k.
 fn is_in_order(config: &TileConfig) -> bool {
     config.split_k == 1 && config.accumulate == Accumulate::F32
 }
@@ -55,8 +56,8 @@ fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     assert_right(&Case { accumulate: tile.accumulate, ..*case }, name, &setup);
 }
 
-/// Runs a case by a tile, for f16 and, where it has sums in f32, under one seed of five for bf16:
-/// the instances differ in what an element is, and in nothing that is concurrent.
+/// Runs a case by a tile, for f16 and, with f32 accumulators, under one seed of five for bf16: the
+/// instances differ in the element type only, and in nothing that is concurrent.
 fn check(case: &Case, tile: &TileConfig, seed: u64) {
     check_of::<f16>(case, tile, seed);
     if tile.accumulate == Accumulate::F32 && seed.is_multiple_of(5) {
@@ -70,7 +71,7 @@ fn check_edges(tile: &TileConfig) {
     for seed in SEEDS {
         let one = Case { num_rows: block_m, max_rows: block_m, n: block_n, k: 64, ..WHOLE };
         check(&one, tile, seed);
-        // One more of everything, of the k of a second stage 8.
+        // One more of everything, and 8 columns of k in a second stage.
         let more = Case {
             num_rows: block_m + 1,
             max_rows: block_m + 9,
@@ -168,14 +169,14 @@ fn tile_64x64_matches_oracle() {
 fn tiles_in_f16_match_oracle() {
     for block in [[128, 256], [128, 128]] {
         check_edges(in_f16(block));
-        // Long sums, of which the rounding can be seen.
+        // A long k, so that the rounding of the accumulators shows.
         check_of::<f16>(&Case { k: 1000, out: Out::F32, ..WHOLE }, in_f16(block), 1);
     }
 }
 
-/// Of bf16 there is no sum in f16, and few rows are summed in f32.
+/// bf16 has no f16 accumulators, and small batches have f32 accumulators.
 #[test]
-fn sums_in_f16_are_of_f16_tiles() {
+fn f16_accumulators_are_those_of_f16_tiles() {
     let summation = Summation { accumulate: Accumulate::F16, ..Summation::default() };
     let symbol = |target, max_rows| {
         let linear = Linear16 { summation, ..Linear16::new(max_rows, 128, 128) };
@@ -186,9 +187,10 @@ fn sums_in_f16_are_of_f16_tiles() {
             setup.run(1, |num_rows, operands, maps| linear.launch(gpu, num_rows, operands, maps));
         launch.0
     };
-    assert_eq!(symbol(Target::Sm90a, 65), "gemm_f16_sm90_128x128_in_f16");
-    assert_eq!(symbol(Target::Sm80, 65), "gemm_sm80_f16_f16_128x128_in_f16");
-    assert!(symbol(Target::Sm90a, 64).starts_with("gemm_f16_small_m"));
+    for target in [Target::Sm90a, Target::Sm80] {
+        assert!(symbol(target, 65).contains("_in_f16"), "{}", symbol(target, 65));
+        assert!(!symbol(target, 64).contains("_in_f16"), "{}", symbol(target, 64));
+    }
     for target in [Target::Sm90a, Target::Sm80] {
         for max_rows in [64, 65] {
             let linear = Linear16 { summation, ..Linear16::new(max_rows, 128, 128) };
@@ -204,12 +206,12 @@ fn sums_in_f16_are_of_f16_tiles() {
             let gpu = Gpu { target, ..Gpu::HOPPER };
             let launch = linear
                 .launch(gpu, DevicePtr::new(0x100), &operands, &mut |_| EncodedTensorMap::NONE);
-            assert!(matches!(launch, Err(LaunchError::Shape { what: "bits of a sum", .. })));
+            assert!(matches!(launch, Err(LaunchError::Shape { what: "accumulator bits", .. })));
         }
     }
 }
 
-/// Blocks with several tiles each: stages and staging go round, and the last tiles are ragged.
+/// Blocks with several tiles each: stages and staging are reused, and the last tiles are ragged.
 #[test]
 fn persistent_blocks_match_oracle() {
     for tile in &TILE_CONFIGS {
@@ -231,8 +233,7 @@ fn persistent_blocks_match_oracle() {
     }
 }
 
-/// What the emulator was built for: a producer's warpgroup, a ring of stages that goes round, two
-/// consumers' warpgroups, tiles of 128 x 128.
+/// A producer warpgroup, stages that are reused, two consumer warpgroups, tiles of 128 x 128.
 #[test]
 fn issue_3_warp_specialised_tiles_match_oracle_in_every_order() {
     let case = Case { k: 640, num_sms: 1, ..WHOLE };
@@ -247,7 +248,7 @@ fn issue_3_a_block_of_128x128x256_matches_oracle() {
     check_of::<f16>(&Case { k: 256, num_sms: 1, ..WHOLE }, config([128, 128], [1, 1]), 0);
 }
 
-/// A launch for rows that there are none of stores nothing.
+/// A launch without rows stores nothing.
 #[test]
 fn no_rows_store_nothing() {
     for tile in &TILE_CONFIGS {
@@ -271,49 +272,21 @@ fn outputs_do_not_depend_on_the_tile() {
     assert!(outputs.iter().all(|other| *other == outputs[0]));
 }
 
-/// By the kernels that are chosen: few rows have their own.
+/// By the kernels that are chosen, among them a small-batch kernel.
 #[test]
 fn chosen_kernels_match_oracle() {
-    let cases =
-        [(33, 1152, 896, "gemm_bf16_small_m64_n8_w16"), (129, 1160, 64, "gemm_bf16_sm90_64x64")];
-    for (num_rows, n, k, symbol) in cases {
+    for (num_rows, n, k) in [(33, 1152, 896), (129, 1160, 64)] {
         let case = Case { num_rows, max_rows: num_rows, n, k, with_bias: true, ..WHOLE };
         let linear = Linear16::new(num_rows, n, k);
         let mut setup = Setup::<bf16>::new(&case, 3);
         let (name, _) = setup.run(1, |num_rows, operands, maps| {
             linear.launch(Gpu::HOPPER, num_rows, operands, maps)
         });
-        assert_eq!(name, symbol);
         assert_right(&case, name, &setup);
     }
 }
 
-#[test]
-fn chooses_by_shape() {
-    let choice = |max_rows, n, k| {
-        let linear = Linear16::new(max_rows, n, k);
-        let &TileConfig { block, cluster, split_k, .. } = TileConfig::fastest(&linear, 132);
-        (block, cluster, split_k)
-    };
-    // Of these the fastest of all on an H200, or within a few per cent.
-    assert_eq!(choice(8192, 8192, 8192), ([128, 192], [1, 1], 1));
-    assert_eq!(choice(2048, 3072, 3072), ([128, 192], [1, 1], 1));
-    assert_eq!(choice(512, 9216, 3072), ([128, 144], [1, 1], 1));
-    assert_eq!(choice(512, 16384, 3072), ([128, 256], [2, 1], 1));
-    assert_eq!(choice(512, 9728, 896), ([128, 192], [1, 1], 1));
-    assert_eq!(choice(512, 3072, 8192), ([64, 192], [1, 1], 1));
-    assert_eq!(choice(512, 1152, 896), ([64, 72], [1, 1], 1));
-    assert_eq!(choice(1000, 1000, 1000), ([64, 128], [2, 1], 1));
-    assert_eq!(choice(2048, 1152, 896), ([128, 144], [1, 1], 1));
-    assert_eq!(choice(512, 896, 896), ([64, 64], [1, 1], 1));
-    assert_eq!(choice(512, 896, 4864), ([64, 64], [1, 1], 1));
-    assert_eq!(choice(128, 3072, 8192), ([128, 128], [1, 1], 4));
-    assert_eq!(choice(128, 896, 4864), ([64, 128], [1, 1], 4));
-    assert_eq!(choice(32, 3072, 8192), ([64, 128], [1, 1], 4));
-    assert_eq!(choice(32, 22016, 4096), ([64, 192], [1, 1], 1));
-}
-
-/// What no kernel can compute is refused, with what would be right.
+/// What no kernel computes is refused.
 #[test]
 fn rejects_what_it_cannot_compute() {
     let linear = |max_rows, n, k| Linear16::new(max_rows, n, k);

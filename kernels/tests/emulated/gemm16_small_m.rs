@@ -1,4 +1,4 @@
-//! Linear layers of few rows in f16 and bf16.
+//! Linear layers of small batches in f16 and bf16, by the kernels without TMA.
 
 use crate::device::{Device, SEEDS, Stored, assert_close, random};
 use cuda_std::launch::DevicePtr;
@@ -104,7 +104,7 @@ fn run<E: Half>(case: &Case, operands: &Operands<E>, seed: u64) -> Vec<f32> {
     let bias = with_bias.then(|| device.f32s("bias", &operands.bias));
     let residual = with_residual.then(|| device.f32s("residual", &operands.residual));
     let out = if to_f32 {
-        // The residual's place is the output's, as the decoder has it.
+        // The output overwrites the residual, as in the decoder.
         let out = residual.unwrap_or_else(|| device.poisoned("out", num_rows * n));
         Out16::F32(Rows::new(out, n))
     } else {
@@ -214,33 +214,52 @@ fn the_order_of_threads_changes_no_bit() {
     assert!(runs.iter().all(|run| *run == runs[0]));
 }
 
+/// The symbol and the threads of a block of the launch on `num_sms` SMs, or why there is none.
+fn launch(num_sms: usize, max_rows: usize, n: usize) -> Result<(&'static str, u32), String> {
+    let rows = |address| Rows::new(DevicePtr::<f16>::new(address), 896);
+    let out = Out16::Half(rows(48));
+    let (x, weight) = (rows(16), rows(32));
+    let operands =
+        Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
+    let linear = SmallM16(Linear16::new(max_rows, n, 896));
+    let gpu = Gpu { num_sms, ..SM80 };
+    let launch = linear.launch(gpu, DevicePtr::new(64), &operands, &mut |_| unreachable!());
+    let launch = launch.map_err(|error| error.to_string())?;
+    Ok(launch.map_or(("", 0), |launch| (launch.symbol, launch.geometry.block[0])))
+}
+
+/// How many warps share k decides the order of accumulation: it depends on the weight and the GPU,
+/// never on the rows of x.
 #[test]
-fn the_launchers_choice_depends_on_rows_and_columns() {
-    let symbol = |max_rows, n| {
-        let rows = |address| Rows::new(DevicePtr::<f16>::new(address), 896);
-        let out = Out16::Half(rows(48));
-        let (x, weight) = (rows(16), rows(32));
-        let operands =
-            Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
-        let linear = SmallM16(Linear16::new(max_rows, n, 896));
-        let launch = linear.launch(SM80, DevicePtr::new(64), &operands, &mut |_| unreachable!());
-        launch.map(|launch| launch.map_or("", |launch| launch.symbol)).map_err(|e| e.to_string())
-    };
-    assert_eq!(symbol(1, 896), Ok("gemm_f16_small_m8_n8_w16"));
-    assert_eq!(symbol(9, 896), Ok("gemm_f16_small_m16_n8_w16"));
-    assert_eq!(symbol(1, 3072), Ok("gemm_f16_small_m8_n8_w8"));
-    assert_eq!(symbol(8, 3072), Ok("gemm_f16_small_m8_n32_w8"));
-    assert_eq!(symbol(1, 16_384), Ok("gemm_f16_small_m8_n32_w8"));
-    assert_eq!(symbol(9, 3072), Ok("gemm_f16_small_m16_n32_w8"));
-    assert_eq!(symbol(8, 151_936), Ok("gemm_f16_small_m8_n32_w8"));
-    assert_eq!(symbol(33, 151_936), Ok("gemm_f16_small_m64_n32_w8"));
-    assert_eq!(symbol(0, 896), Ok(""));
-    assert_eq!(symbol(4, 0), Ok(""));
-    assert_eq!(symbol(65, 896), Err("rows is 65: expected at most 64".to_owned()));
+fn the_warps_that_share_k_depend_on_the_weight_and_the_gpu() {
+    for num_sms in [28, 108, 132] {
+        for n in [8, 448, 449, 896, 1728, 1729, 2112, 2113, 151_936] {
+            let num_threads = if n <= 16 * num_sms { 512 } else { 256 };
+            for max_rows in [1, 2, 8, 9, 16, 17, 32, 33, 64] {
+                let (symbol, threads) = launch(num_sms, max_rows, n).expect("a right shape");
+                assert_eq!(threads, num_threads, "{symbol} of {n} columns on {num_sms} SMs");
+            }
+        }
+    }
+    assert_eq!(launch(108, 0, 896), Ok(("", 0)));
+    assert_eq!(launch(108, 4, 0), Ok(("", 0)));
+    assert_eq!(launch(108, 65, 896), Err("rows is 65: expected at most 64".to_owned()));
+}
+
+/// Columns of a block for one row, as measured on an H200 in us by 8 and by 32 columns.
+#[test]
+fn the_columns_of_a_block_are_near_the_fastest_measured() {
+    for (n, by_8, by_32) in
+        [(9216, 17.4, 18.3), (9728, 7.3, 6.8), (12_288, 29.5, 27.3), (32_064, 51.6, 46.4)]
+    {
+        let (symbol, _) = launch(132, 1, n).expect("a right shape");
+        let us: f64 = if symbol.contains("_n32_") { by_32 } else { by_8 };
+        assert!(us <= 1.02 * f64::min(by_8, by_32), "{symbol} of {n} columns takes {us} us");
+    }
 }
 
 #[test]
-fn rejects_rows_that_no_lane_can_load() {
+fn rejects_rows_that_cannot_be_loaded() {
     let error = |n, k, stride, address| {
         let rows = |address| Rows::new(DevicePtr::<bf16>::new(address), stride);
         let out = Out16::F32(Rows::new(DevicePtr::new(48), n));

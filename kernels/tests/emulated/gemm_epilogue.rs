@@ -1,4 +1,4 @@
-//! What a library's GEMM leaves undone of a linear layer.
+//! The epilogue of linear layers whose GEMM a library computes.
 
 use crate::device::{Device, SEEDS, Stored, assert_stored, random, random_of};
 use cuda_std::launch::DevicePtr;
@@ -12,7 +12,7 @@ const MAX_ROWS: usize = 4;
 /// A multiple of eight columns, and one less and more; a block's columns likewise.
 const WIDTHS: [usize; 7] = [1, 7, 8, 24, 1023, 1024, 1025];
 
-/// Whose place the outputs take.
+/// What the outputs overwrite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Own,
@@ -24,14 +24,15 @@ enum Place {
 struct Case {
     num_rows: usize,
     width: usize,
-    /// Elements that rows have behind their columns.
+    /// Row strides, less the width.
     pad: usize,
     with_bias: bool,
     with_residual: bool,
     place: Place,
 }
 
-/// Runs `case` with products `P` and outputs `E`, and compares all of the memory of the outputs.
+/// Runs `case` with a matrix product of type `P` and outputs of type `E`; compares all of the memory
+/// of the outputs.
 fn check<P: Stored, E: Stored + OutputOf<P>>(case: Case, seed: u64) {
     let Case { num_rows, width, pad, with_bias, with_residual, place } = case;
     let stride = width + pad;
@@ -72,7 +73,7 @@ fn check<P: Stored, E: Stored + OutputOf<P>>(case: Case, seed: u64) {
     assert_stored::<E>(&format!("{case:?}"), &device.read(out, want.len()), &want, 2e-7);
 }
 
-/// Every form of products `P` and outputs `E`, the bare conversion too.
+/// Every form of a matrix product `P` and outputs `E`, the bare conversion too.
 fn check_all<P: Stored, E: Stored + OutputOf<P>>(places: &[Place]) {
     for width in WIDTHS {
         for (pad, with_bias, with_residual) in
@@ -116,7 +117,7 @@ fn no_rows_write_nothing() {
     check::<f32, bf16>(Case { num_rows: MAX_ROWS, ..case }, 0);
 }
 
-/// The sum is rounded, and not its terms: beyond f16, and half a unit off in it.
+/// The sum is rounded, not its terms: terms beyond f16, and half a unit off in it.
 #[test]
 fn a_sum_is_rounded_once() {
     let mut device = Device::default();

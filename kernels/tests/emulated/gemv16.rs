@@ -1,5 +1,4 @@
-//! Linear layers of one row in f16 and bf16. Those with a norm are beside the others' in
-//! `gemm16_fused`.
+//! Linear layers of one row in f16 and bf16. Those with a fused norm are in `gemm16_fused`.
 
 use crate::device::{SEEDS, Stored};
 use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right};
@@ -28,7 +27,8 @@ fn check<E: Operand16 + Stored>(case: &Case, seed: u64) {
 
 #[test]
 fn every_length_of_k_matches() {
-    // Around a load, a chunk, what a warp has at once, a team of every size, and rounds of it.
+    // Around a load, the k of a load of a warp, what a warp has in flight, splits of k over every
+    // number of warps, and several rounds of them.
     let lengths =
         [8, 248, 256, 264, 1024, 1032, 2048, 2056, 3080, 4104, 5120, 5128, 8192, 11_008, 17_416];
     for (at, (k, seed)) in lengths.into_iter().zip(SEEDS.cycle()).enumerate() {
@@ -83,14 +83,14 @@ fn launch(
 }
 
 #[test]
-fn one_row_in_any_order_takes_it() {
+fn one_row_takes_gemv_where_any_order_is_allowed() {
     let symbol = |max_rows, order| launch(max_rows, order, |_, _| ()).expect("a right shape");
-    assert_eq!(symbol(1, SumOrder::Fastest), "gemv_f16");
+    let is_gemv = |max_rows, order| symbol(max_rows, order).starts_with("gemv");
+    assert!(is_gemv(1, SumOrder::Fastest));
     assert_eq!(symbol(0, SumOrder::Fastest), "");
-    assert_eq!(symbol(2, SumOrder::Fastest), "gemm_f16_streamed_m8_n8_w16");
+    assert!(!is_gemv(2, SumOrder::Fastest));
     // Rows that have the same bits in any batch do not.
-    assert_eq!(symbol(1, SumOrder::FewRows), "gemm_f16_small_m8_n8_w16");
-    assert_eq!(symbol(1, SumOrder::Tiles), "gemm_f16_sm90_64x64");
+    assert!(!is_gemv(1, SumOrder::SmallBatch) && !is_gemv(1, SumOrder::Tiles));
     let normed = |gated| {
         launch(1, SumOrder::Fastest, |linear, operands| {
             let x = Rows::new(DevicePtr::new(16), 896);
@@ -114,7 +114,7 @@ fn rejects_what_it_does_not_compute() {
     );
     assert_eq!(
         error(|linear, _| linear.gated = true),
-        "input bits is 16: expected 32, which a norm takes, under a gate"
+        "input bits is 16: expected 32, which a gated layer norms"
     );
     let two = Gemv16(Linear16::new(2, 8, 8));
     let rows = |address| Rows::new(DevicePtr::<f16>::new(address), 8);

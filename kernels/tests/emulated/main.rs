@@ -13,5 +13,6 @@ mod gemm16_swapped;
 mod gemm_epilogue;
 mod gemv16;
 mod kv_cache;
+mod recorded;
 mod rope_append;
 mod rows;

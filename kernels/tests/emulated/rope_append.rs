@@ -37,7 +37,7 @@ impl Case {
     /// Tokens of random elements, exact in `T`, for these slots.
     fn random<T: Stored>(shape: Shape, slots: &[u32], seed: u64) -> Self {
         let (num_heads, num_kv_heads, head_dim, rotary_dim) = shape;
-        // Eight columns in front of Q and behind V, or one: aligned, or not.
+        // Eight columns before Q and after V, or one: aligned, or not.
         let margin = if head_dim.is_multiple_of(8) { 16 } else { 2 };
         let stride = (num_heads + 2 * num_kv_heads) * head_dim + margin;
         let position = |token: usize| ((token * 7 + 3) % MAX_POSITIONS) as u32;

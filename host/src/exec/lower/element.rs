@@ -45,7 +45,8 @@ impl Stored for f32 {
             out: lowering.view(out)?,
         };
         let linear = Linear { max_rows: lowering.max_rows(x), n, k };
-        Ok(linear.launch(sum_order(lowering.plan), lowering.num_rows(x), &operands))
+        let (gpu, order) = (lowering.gpu, sum_order(lowering.plan));
+        Ok(linear.launch(gpu, order, lowering.num_rows(x), &operands))
     }
 }
 

@@ -1,29 +1,29 @@
-//! From a thread's sums to the output.
+//! The epilogue: bias, residual, rounding and the store of the accumulators.
 
 use super::tile::STEP;
-use super::warp_tile::Sums;
+use super::warp_tile::Accumulators;
 use crate::element::Number;
 use crate::tile::element::Operand16;
 use cuda_std::mma::Sum;
 use cuda_std::prelude::*;
 use cuda_std::warp;
 
-/// Consecutive outputs of a thread.
-const FOUR: usize = 4;
+/// Consecutive outputs that a thread stores at once.
+const OUT_VEC: usize = 4;
 
-/// An element of the output.
+/// The element type of an output.
 pub trait Output: Number {
     /// Writes `values` to `index ..` of `out` by one store.
     ///
     /// # Safety
     /// As [`GlobalMut::set_vec`].
-    unsafe fn set_four(out: GlobalMut<Self>, index: usize, values: [f32; FOUR]);
+    unsafe fn set_four(out: GlobalMut<Self>, index: usize, values: [f32; OUT_VEC]);
 }
 
 impl Output for f32 {
     #[inline(always)]
     #[track_caller]
-    unsafe fn set_four(out: GlobalMut<Self>, index: usize, values: [f32; FOUR]) {
+    unsafe fn set_four(out: GlobalMut<Self>, index: usize, values: [f32; OUT_VEC]) {
         // SAFETY: the caller's promise.
         unsafe { out.set_vec(index, values) }
     }
@@ -32,14 +32,14 @@ impl Output for f32 {
 impl<E: Operand16> Output for E {
     #[inline(always)]
     #[track_caller]
-    unsafe fn set_four(out: GlobalMut<Self>, index: usize, [a, b, c, d]: [f32; FOUR]) {
+    unsafe fn set_four(out: GlobalMut<Self>, index: usize, [a, b, c, d]: [f32; OUT_VEC]) {
         let words = [E::pack(a, b), E::pack(c, d)];
         // SAFETY: the caller's promise; two elements are a word.
         unsafe { out.cast::<u32>().set_vec(index / 2, words) }
     }
 }
 
-/// What becomes of the sums.
+/// The output, and what is added to the accumulators.
 #[derive(Clone, Copy)]
 pub struct Epilogue<O> {
     /// Rows of the output.
@@ -50,16 +50,16 @@ pub struct Epilogue<O> {
     pub bias: Global<f32>,
     /// `[m, n]`, or null.
     pub residual: Global<f32>,
-    /// Elements from a row of the residual to the next.
+    /// Row stride of the residual, in elements.
     pub residual_stride: u32,
     /// `[m, n]`.
     pub out: GlobalMut<O>,
-    /// Elements from a row of the output to the next.
+    /// Row stride of the output, in elements.
     pub out_stride: u32,
 }
 
 impl<O: Output> Epilogue<O> {
-    /// Writes the outputs of a warp whose first one is `[first_row, first_column]`.
+    /// Stores the outputs of a warp whose first row and column are given.
     ///
     /// # Safety
     /// 1. The views are as long as `m` and `n` say, and no other thread accesses these outputs.
@@ -68,7 +68,7 @@ impl<O: Output> Epilogue<O> {
     pub unsafe fn store<const M: usize, const N: usize, S: Sum>(
         self,
         (first_row, first_column): (u32, u32),
-        sums: &Sums<M, N, S>,
+        acc: &Accumulators<M, N, S>,
     ) {
         let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
         let column = first_column + pair % 2 * 8 + pair / 2 * 4;
@@ -76,11 +76,11 @@ impl<O: Output> Epilogue<O> {
         unroll!(j in 0..N, {
             let column = column + j as u32 * STEP;
             // SAFETY: the caller's promise.
-            unsafe { self.store_columns::<M, S>(first_row + group, column, &sums[j], is_vector) };
+            unsafe { self.store_columns::<M, S>(first_row + group, column, &acc[j], is_vector) };
         });
     }
 
-    /// Writes the thread's outputs from column `column` on, in every eighth row from `row` on.
+    /// Stores the thread's outputs of columns `column ..`, in every eighth row from `row` on.
     ///
     /// # Safety
     /// As [`Epilogue::store`].
@@ -90,7 +90,7 @@ impl<O: Output> Epilogue<O> {
         self,
         row: u32,
         column: u32,
-        sums: &[[S::Accumulator; 2]; M],
+        acc: &[[S::Accumulator; 2]; M],
         is_vector: bool,
     ) {
         // SAFETY: the caller's promise.
@@ -98,7 +98,7 @@ impl<O: Output> Epilogue<O> {
             let bias = self.bias_of(column, is_vector);
             unroll!(i in 0..M, {
                 let row = row + i as u32 * STEP;
-                let [[a, b, c, d], [e, f, g, h]] = sums[i].map(S::to_f32);
+                let [[a, b, c, d], [e, f, g, h]] = acc[i].map(S::to_f32);
                 let upper = add(gather_four([a, b], [e, f]), bias);
                 let lower = add(gather_four([c, d], [g, h]), bias);
                 self.store_four(row, column, upper, is_vector);
@@ -107,31 +107,31 @@ impl<O: Output> Epilogue<O> {
         }
     }
 
-    /// Whether four consecutive elements of every operand are one access.
+    /// Whether four consecutive elements of each operand are one aligned access.
     #[inline(always)]
     fn is_vector(self) -> bool {
         let strides = self.n | self.out_stride | self.residual_stride;
         let addresses = self.bias.address() | self.residual.address();
-        strides.is_multiple_of(FOUR as u32)
+        strides.is_multiple_of(OUT_VEC as u32)
             && addresses.is_multiple_of(16)
-            && self.out.address().is_multiple_of((FOUR * size_of::<O>()) as u64)
+            && self.out.address().is_multiple_of((OUT_VEC * size_of::<O>()) as u64)
     }
 
-    /// The bias of four columns; zeros where there is none.
+    /// The bias of four columns; zeros without a bias.
     ///
     /// # Safety
     /// As [`Epilogue::store`].
     #[inline(always)]
     #[track_caller]
-    unsafe fn bias_of(self, column: u32, is_vector: bool) -> [f32; FOUR] {
-        let mut bias = [0.0; FOUR];
+    unsafe fn bias_of(self, column: u32, is_vector: bool) -> [f32; OUT_VEC] {
+        let mut bias = [0.0; OUT_VEC];
         if !self.bias.is_null() {
             // SAFETY: the columns are inside, by the checks.
             unsafe {
                 if is_vector && column < self.n {
                     bias = self.bias.get_vec(column as usize);
                 } else {
-                    for i in 0..FOUR {
+                    for i in 0..OUT_VEC {
                         if column + (i as u32) < self.n {
                             bias[i] = self.bias.get(column as usize + i);
                         }
@@ -142,13 +142,13 @@ impl<O: Output> Epilogue<O> {
         bias
     }
 
-    /// Adds the residual to four outputs of a row and writes them, those that exist.
+    /// Adds the residual to four outputs of a row and stores those that are inside.
     ///
     /// # Safety
     /// As [`Epilogue::store`].
     #[inline(always)]
     #[track_caller]
-    unsafe fn store_four(self, row: u32, column: u32, mut four: [f32; FOUR], is_vector: bool) {
+    unsafe fn store_four(self, row: u32, column: u32, mut four: [f32; OUT_VEC], is_vector: bool) {
         if row >= self.m {
             return;
         }
@@ -157,7 +157,7 @@ impl<O: Output> Epilogue<O> {
         // SAFETY: the caller's promise; row and columns are inside, by the checks.
         unsafe {
             if !is_vector {
-                for i in 0..FOUR {
+                for i in 0..OUT_VEC {
                     let mut value = four[i];
                     if column + (i as u32) < self.n {
                         if !self.residual.is_null() {
@@ -177,15 +177,15 @@ impl<O: Output> Epilogue<O> {
 }
 
 #[inline(always)]
-fn add([a, b, c, d]: [f32; FOUR], [e, f, g, h]: [f32; FOUR]) -> [f32; FOUR] {
+fn add([a, b, c, d]: [f32; OUT_VEC], [e, f, g, h]: [f32; OUT_VEC]) -> [f32; OUT_VEC] {
     [a + e, b + f, c + g, d + h]
 }
 
-/// Four consecutive outputs, of the left eight columns in even lanes, of the right ones in odd
-/// lanes, from two of each side: so the four lanes of a row fill sectors of 32 bytes.
+/// Four consecutive outputs from two of the left and two of the right eight columns: even lanes get
+/// those of the left, odd lanes of the right ones. So the four lanes of a row fill 32-byte sectors.
 #[inline(always)]
 #[track_caller]
-fn gather_four(left: [f32; 2], right: [f32; 2]) -> [f32; FOUR] {
+fn gather_four(left: [f32; 2], right: [f32; 2]) -> [f32; OUT_VEC] {
     let is_odd = warp::lane_id() % 2 == 1;
     let (kept, given) = if is_odd { (right, left) } else { (left, right) };
     let taken = given.map(|value| warp::shuffle_xor(value, 1));

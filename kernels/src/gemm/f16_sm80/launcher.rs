@@ -1,17 +1,14 @@
-//! Which tile computes a linear layer, and its launch.
+//! The tile configurations of the GEMM for sm_80, the choice among them, and the launch.
 
 use super::gemm_sm80;
-use super::tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
+use super::tile::{MmaTile, Tile64x64, Tile128x128, Tile128x256};
 use crate::Rows;
 use crate::element::Dtype;
 use crate::gemm::{Accumulate, Linear16, Linear16Operands, Out16};
 use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-/// SMs of an H200.
-const NUM_SMS: usize = 132;
-
-/// Largest k: the columns of stages that are copied ahead stay in a `u32`.
+/// Largest k: the columns of the stages copied ahead fit in a `u32`.
 const MAX_K: usize = i32::MAX as usize;
 
 /// A tile configuration, on the host.
@@ -23,7 +20,7 @@ pub struct Config {
     pub block_m: usize,
     /// Columns of a tile.
     pub block_n: usize,
-    /// What products are summed in.
+    /// The type of the accumulators.
     pub accumulate: Accumulate,
     num_threads: usize,
     shared_bytes: usize,
@@ -32,19 +29,19 @@ pub struct Config {
 }
 
 impl Config {
-    /// All configurations with sums in f32, with the clocks that each took of an H200 at 4096 cubed;
-    /// of equally good ones the first is taken.
+    /// All configurations with f32 accumulators, with the clocks that each took on an H200 at 4096
+    /// cubed. Of equally good ones the first is taken.
     pub const ALL: [Config; 3] = [
         Config::of::<4, 4, Tile128x256>(530),
         Config::of::<4, 4, Tile128x128>(301),
         Config::of::<2, 2, Tile64x64>(110),
     ];
 
-    /// The one with sums in f16, of f16 operands alone.
+    /// The one with f16 accumulators, for f16 operands only.
     pub const IN_F16: Config =
         Config { accumulate: Accumulate::F16, ..Config::of::<4, 4, Tile128x128>(301) };
 
-    const fn of<const M: usize, const N: usize, T: Tile<M, N>>(clocks: usize) -> Self {
+    const fn of<const M: usize, const N: usize, T: MmaTile<M, N>>(clocks: usize) -> Self {
         Config {
             name: T::NAME,
             block_m: T::BLOCK_M as usize,
@@ -56,11 +53,12 @@ impl Config {
         }
     }
 
-    /// The configuration under which the SM with most tiles is done first, of those that sum as the
-    /// layer asks for.
-    pub fn best_for(linear: &Linear16) -> &'static Config {
+    /// The configuration under which the busiest of `num_sms` SMs ends first, of those with the
+    /// accumulators that the layer asks for.
+    pub fn best_for(linear: &Linear16, num_sms: usize) -> &'static Config {
         let clocks = |config: &&Config| {
-            config.num_tiles(linear).div_ceil(NUM_SMS).saturating_mul(config.clocks)
+            let waves = config.num_tiles(linear).div_ceil(num_sms);
+            waves.saturating_mul(config.clocks)
         };
         match linear.summation.accumulate {
             Accumulate::F32 => {
@@ -75,18 +73,19 @@ impl Config {
     }
 }
 
-/// The launch in the best configuration, with `num_rows` the device's count of rows, or `None` if
-/// there are no rows or no columns.
+/// The launch in the best configuration for `num_sms` SMs, with `num_rows` the device's count of
+/// rows, or `None` if there are no rows or no columns.
 ///
 /// # Errors
 /// [`LaunchError`] for a k or rows of `x` or `weight` that are no multiples of 16 bytes, and for
 /// sizes beyond a grid or a `u32`.
 pub fn launch<E: Operand16>(
     linear: &Linear16,
+    num_sms: usize,
     num_rows: DevicePtr<u32>,
     operands: &Linear16Operands<E>,
 ) -> Result<Option<Launch>, LaunchError> {
-    launch_with(Config::best_for(linear), linear, num_rows, operands)
+    launch_with(Config::best_for(linear, num_sms), linear, num_rows, operands)
 }
 
 /// As [`launch`], in this configuration.
@@ -108,11 +107,11 @@ pub fn launch_with<E: Operand16>(
         Out16::F32(rows) => ("f32", DevicePtr::new(rows.ptr.0), rows.stride_arg()?),
     };
     let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
-    let sums = if config.accumulate == Accumulate::F16 { "_in_f16" } else { "" };
-    let symbol = format!("gemm_sm80_{name}_{out_name}_{}{sums}", config.name);
+    let suffix = if config.accumulate == Accumulate::F16 { "_in_f16" } else { "" };
+    let symbol = format!("gemm_sm80_{name}_{out_name}_{}{suffix}", config.name);
     let mut instances = gemm_sm80::Instance::ALL.iter();
     let instance = instances.find(|instance| instance.symbol() == symbol);
-    let instance = *instance.ok_or(Linear16::F16_SUMS_OF_BF16)?;
+    let instance = *instance.ok_or(Linear16::F16_ACCUMULATORS_OF_BF16)?;
     let (n, k) = (arg_u32("n", linear.n)?, arg_u32("k", linear.k)?);
     let (x_stride, weight_stride) = (x.stride_arg()?, weight.stride_arg()?);
     let residual_stride = residual.stride_arg()?;
@@ -138,7 +137,7 @@ pub fn launch_with<E: Operand16>(
     }))
 }
 
-/// Refuses what can't be copied by 16 bytes.
+/// Refuses operands that `cp.async` cannot copy 16 bytes at a time.
 fn check<E>(k: usize, rows: [&Rows<E>; 2]) -> Result<(), LaunchError> {
     if k > MAX_K || !k.is_multiple_of(8) {
         let expected = "a multiple of 8, at most 2147483647";

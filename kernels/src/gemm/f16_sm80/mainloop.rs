@@ -1,8 +1,8 @@
-//! The sums of a block's tile: stages are copied ahead, and fragments loaded a step ahead.
+//! The multistage mainloop: stages are copied ahead, and fragments loaded one step ahead.
 
 use super::copy::Copier;
-use super::tile::Tile;
-use super::warp_tile::{Reader, Sums};
+use super::tile::MmaTile;
+use super::warp_tile::{Accumulators, Reader};
 use crate::tile::element::Operand16;
 use cuda_std::mma::SumOf;
 use cuda_std::prelude::*;
@@ -13,24 +13,30 @@ fn next(stage_idx: u32, num_stages: u32) -> u32 {
     if stage_idx == num_stages - 1 { 0 } else { stage_idx + 1 }
 }
 
-/// The products of the block's tiles of A and B, summed over `k`.
+/// The accumulators of the block's tile: A times B over `k`.
 ///
 /// # Safety
 /// 1. `smem` holds `T::SHARED_BYTES`, and nothing else accesses them.
-/// 2. `a` and `b` are as [`Copier::copy_tile`] asks for.
+/// 2. `a` and `b` are as [`Copier::copy_tile`] requires.
 #[inline(always)]
 #[track_caller]
-pub unsafe fn sums<const M: usize, const N: usize, T: Tile<M, N>, E: Operand16, S: SumOf<E>>(
+pub unsafe fn accumulate<
+    const M: usize,
+    const N: usize,
+    T: MmaTile<M, N>,
+    E: Operand16,
+    S: SumOf<E>,
+>(
     smem: Shared<E>,
     a: Copier<E>,
     b: Copier<E>,
     k: u32,
-) -> Sums<M, N, S> {
+) -> Accumulators<M, N, S> {
     let (smem_a, smem_b) = (smem, smem.offset(T::NUM_STAGES * T::BLOCK_M * T::BLOCK_K));
     let reader = Reader::new::<M, N, T>(smem_a, smem_b);
-    let mut sums = [[[S::ZERO; 2]; M]; N];
-    // A stage is overwritten behind the barrier that follows the last load of its fragments.
-    // SAFETY: copies are waited for, and the barrier passed, before a stage is read.
+    let mut acc = [[[S::ZERO; 2]; M]; N];
+    // A stage is overwritten after the barrier that follows the last load of its fragments.
+    // SAFETY: a stage is read after its copies are waited for and a barrier.
     unsafe {
         let copy_stage = |stage_idx: u32, first_k: u32| {
             let smem_a = smem_a.offset(stage_idx * T::BLOCK_M * T::BLOCK_K);
@@ -59,11 +65,11 @@ pub unsafe fn sums<const M: usize, const N: usize, T: Tile<M, N>, E: Operand16, 
                     copy_stage(free_stage, first_k + (T::NUM_STAGES - 1) * T::BLOCK_K);
                     free_stage = next(free_stage, T::NUM_STAGES);
                 }
-                fragments.multiply::<S>(&mut sums);
+                fragments.multiply::<S>(&mut acc);
                 fragments = ahead;
             });
             first_k += T::BLOCK_K;
         }
     }
-    sums
+    acc
 }

@@ -1,16 +1,17 @@
 //! GEMM of 16-bit floats by `mma.sync`: `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n])
 //! (+ residual[m, n])`.
 //!
-//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16; bias `[n]`, residual `[m, n]`, f32; out `[m, n]`,
-//!           f32 or as the operands, may be the residual. Row strides; k a multiple of 8, rows of a
-//!           and b at multiples of 16 bytes. A and B are both K-major, as activations and weights
-//!           lie.
+//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major; bias `[n]`, residual `[m, n]`, f32;
+//!           out `[m, n]`, f32 or the operands' type, may be the residual. Row strides; k a multiple
+//!           of 8, rows of a and b 16-byte aligned.
 //! Launch    grid `(tiles of the output, 1, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages
-//!           of A and B.
-//! Numerics  exact products, summed by the tensor cores in f32, or of f16 operands in f16, in the
-//!           order of k; bias and residual added in f32, one rounding at the store.
-//! Bound     tensor cores: `m * n * k` products and sums.
-//! Source    CUTLASS (multistage mainloop on SM 80); Triton (order of the tiles).
+//!           of A and B in shared memory.
+//! Numerics  f32 accumulators, or f16 ones of f16 operands; MMAs of k = 16 in the order of k; bias
+//!           and residual added in f32, one rounding at the store.
+//! Bound     tensor cores: `m * n * k` FMAs.
+//! Source    CUTLASS (multistage mainloop on SM 80); Triton (grouped order of tiles).
+//!
+//! Measurements: `docs/measurements/gemm_sm80.md`.
 
 mod copy;
 pub mod epilogue;
@@ -26,17 +27,17 @@ use cuda_std::mma::SumOf;
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Output};
 use half::{bf16, f16};
-use tile::{Tile, Tile64x64, Tile128x128, Tile128x256};
+use tile::{MmaTile, Tile64x64, Tile128x128, Tile128x256};
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Config, launch, launch_with};
 
-/// Rows of tiles that are walked together: blocks that run at the same time read few rows of A and
-/// of B, again and again out of L2.
+/// Rows of tiles of a group: blocks that run at the same time share few rows of A and B, which stay in
+/// L2.
 const GROUP_M: u32 = 8;
 
-/// Row and column, in tiles, of the tile that the block computes, or `None` if all are taken: down
-/// the columns of `GROUP_M` rows of tiles, then on to the next rows.
+/// Row and column, in tiles, of the block's tile, or `None` past the last one: tiles are numbered
+/// down the columns of a group of `GROUP_M` rows of tiles, then on to the next group.
 #[inline(always)]
 #[track_caller]
 fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
@@ -55,10 +56,10 @@ fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
 ///
 /// # Safety
 /// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at their strides;
-///    `bias` and `residual` are null or hold as much as `out` asks for.
+///    `bias` and `residual` are null or hold as much as `out`.
 /// 2. `a` and `b` hold elements `E`, `out` elements `O`.
 /// 3. `out` is `residual`, or overlaps nothing that is read.
-/// 4. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 8.
+/// 4. Rows of `a` and `b` are 16-byte aligned, and `k` is a multiple of 8.
 #[kernel(
     launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
     overlaps,
@@ -82,7 +83,7 @@ fn tile_of_block(num_m: u32, num_n: u32) -> Option<(u32, u32)> {
 pub unsafe fn gemm_sm80<
     const M: usize,
     const N: usize,
-    T: Tile<M, N>,
+    T: MmaTile<M, N>,
     E: Operand16,
     O: Output,
     S: SumOf<E>,
@@ -112,10 +113,10 @@ pub unsafe fn gemm_sm80<
     let (warp_m, warp_n) = warp_tile::origin::<M, N, T>();
     let out = out.cast::<O>();
     let epilogue = Epilogue { m, n, bias, residual, residual_stride, out, out_stride };
-    // SAFETY: the launch gives `SHARED_BYTES` and operands as promised; each output is one
-    // thread's.
+    // SAFETY: the launch gives `SHARED_BYTES` and the operands above; each output is stored by one
+    // thread.
     unsafe {
-        let sums = mainloop::sums::<M, N, T, E, S>(dynamic_shared_mem(), a, b, k);
-        epilogue.store::<M, N, S>((block_m + warp_m, block_n + warp_n), &sums);
+        let acc = mainloop::accumulate::<M, N, T, E, S>(dynamic_shared_mem(), a, b, k);
+        epilogue.store::<M, N, S>((block_m + warp_m, block_n + warp_n), &acc);
     }
 }

@@ -1,22 +1,20 @@
-//! Tile configurations, and how tiles lie in shared memory.
+//! Tile configurations of the GEMM for sm_80, and the swizzled layout of tiles in shared memory.
 
 use cuda_std::warp::WARP_SIZE;
 
-/// Rows, columns and depth of a step of a warp: one `ldmatrix.x4` is 16 x 16 elements.
+/// Rows, columns and k of a step of a warp: one `ldmatrix.x4` loads 16 x 16 elements.
 pub const STEP: u32 = 16;
 
-/// Elements of 16 bytes: of a row of a matrix of `ldmatrix`, and of an asynchronous copy.
-pub const CHUNK: u32 = 8;
+/// 16-bit elements of a 16-byte access: a row of an `ldmatrix` matrix, a `cp.async`.
+pub const VEC_ELEMS: u32 = 8;
 
-/// Elements that fill the 32 banks once.
-const LINE: u32 = 64;
+/// 16-bit elements that span all 32 banks once.
+const BANK_ROW_ELEMS: u32 = 64;
 
-/// A tile configuration; a warp has `M x N` tiles of 16 x 16 outputs.
+/// A tile configuration of the `mma.sync` mainloop; a warp has `M x N` MMA tiles of 16 x 16 outputs.
 ///
-/// A warp reads its operands from shared memory, 128 bytes a cycle of an SM: of 64 x 64 outputs each
-/// element read feeds 32 products, of 64 x 32 a third less. With eight such warps a tile of 128 x
-/// 128 would keep shared memory as busy as the tensor cores of an A100, and busier than a Hopper's.
-pub trait Tile<const M: usize, const N: usize> {
+/// Warps have 64 x 64 outputs in the large tiles: smaller ones are bound by reads of shared memory.
+pub trait MmaTile<const M: usize, const N: usize> {
     /// The name in symbols.
     const NAME: &str;
     /// Warps of a block along m.
@@ -27,7 +25,7 @@ pub trait Tile<const M: usize, const N: usize> {
     const BLOCK_K: u32;
     /// Stages of A and B in shared memory.
     const NUM_STAGES: u32;
-    /// Blocks that should fit on an SM.
+    /// Blocks an SM that the registers are limited for.
     const MIN_BLOCKS: u32;
 
     /// Rows of A of a warp.
@@ -49,10 +47,10 @@ pub trait Tile<const M: usize, const N: usize> {
         Self::NUM_STAGES * (Self::BLOCK_M + Self::BLOCK_N) * Self::BLOCK_K * 2;
 }
 
-/// The tile for outputs that fill the GPU.
+/// For outputs of enough tiles to fill the GPU.
 pub struct Tile128x256;
 
-impl Tile<4, 4> for Tile128x256 {
+impl MmaTile<4, 4> for Tile128x256 {
     const NAME: &str = "128x256";
     const WARPS_M: u32 = 2;
     const WARPS_N: u32 = 4;
@@ -61,12 +59,10 @@ impl Tile<4, 4> for Tile128x256 {
     const MIN_BLOCKS: u32 = 1;
 }
 
-/// Half the large tile, two blocks an SM. Rejected, on an H200 at 512 x 3072 x 8192, where an SM has
-/// one tile: eight warps of 64 x 32 outputs (95 us for 90), and tiles of 128x96 (85 us; but 2048 x
-/// 3072 x 8192 in 265 us for 250).
+/// Half of [`Tile128x256`], two blocks an SM. Rejected variants: `docs/measurements/gemm_sm80.md`.
 pub struct Tile128x128;
 
-impl Tile<4, 4> for Tile128x128 {
+impl MmaTile<4, 4> for Tile128x128 {
     const NAME: &str = "128x128";
     const WARPS_M: u32 = 2;
     const WARPS_N: u32 = 2;
@@ -75,10 +71,10 @@ impl Tile<4, 4> for Tile128x128 {
     const MIN_BLOCKS: u32 = 2;
 }
 
-/// The tile for outputs of few tiles.
+/// For outputs of few tiles.
 pub struct Tile64x64;
 
-impl Tile<2, 2> for Tile64x64 {
+impl MmaTile<2, 2> for Tile64x64 {
     const NAME: &str = "64x64";
     const WARPS_M: u32 = 2;
     const WARPS_N: u32 = 2;
@@ -87,18 +83,18 @@ impl Tile<2, 2> for Tile64x64 {
     const MIN_BLOCKS: u32 = 3;
 }
 
-// What a block may have on every device from SM 80 on.
+// The shared memory that a block may have on every device from sm_80 on.
 const _: () = assert!(Tile128x256::SHARED_BYTES <= 99 * 1024);
 const _: () = assert!(Tile128x128::SHARED_BYTES <= 99 * 1024);
 const _: () = assert!(Tile64x64::SHARED_BYTES <= 99 * 1024);
 
-/// Where chunk `chunk` of row `row` lies in a tile `[rows, block_k]`, in elements.
+/// Element offset of 16-byte vector `vec_idx` of a row in a tile `[rows, block_k]`.
 ///
-/// A chunk's place in its row is XORed with the index of the 128 bytes that the row lies in: eight
-/// rows at the same chunk, which `ldmatrix` reads at once, and eight chunks in the order of a copy
-/// are in different banks.
+/// The index of the vector is XORed with that of the 128 bytes which hold the row: the same vector of
+/// eight rows, which `ldmatrix` reads at once, and eight consecutive vectors, which are copied at
+/// once, are in different banks.
 #[inline(always)]
-pub const fn swizzle(row: u32, chunk: u32, block_k: u32) -> u32 {
-    let line = row * block_k / LINE;
-    row * block_k + (chunk ^ (line % (block_k / CHUNK))) * CHUNK
+pub const fn swizzle(row: u32, vec_idx: u32, block_k: u32) -> u32 {
+    let line = row * block_k / BANK_ROW_ELEMS;
+    row * block_k + (vec_idx ^ (line % (block_k / VEC_ELEMS))) * VEC_ELEMS
 }

@@ -1,23 +1,23 @@
-//! A warp's part of a block's tile: its fragments, and their products.
+//! A warp's part of a block's tile: its fragments and their MMAs.
 
-use super::tile::{STEP, Tile, swizzle};
+use super::tile::{MmaTile, STEP, swizzle};
 use crate::tile::element::Operand16;
 use cuda_std::mma::{FragmentA, FragmentB, Sum, SumOf};
 use cuda_std::prelude::*;
 use cuda_std::{matrix, warp};
 
-/// A thread's sums, by columns of 16 x 16 outputs: of each those of the left and of the right eight
-/// columns.
-pub type Sums<const M: usize, const N: usize, S> = [[[<S as Sum>::Accumulator; 2]; M]; N];
+/// A thread's accumulators by MMA tiles of 16 x 16 outputs, column by column: those of the left and of
+/// the right eight columns of each.
+pub type Accumulators<const M: usize, const N: usize, S> = [[[<S as Sum>::Accumulator; 2]; M]; N];
 
 /// The warp's first row and column in the block's tile.
 #[inline(always)]
-pub fn origin<const M: usize, const N: usize, T: Tile<M, N>>() -> (u32, u32) {
+pub fn origin<const M: usize, const N: usize, T: MmaTile<M, N>>() -> (u32, u32) {
     let warp_idx = warp::warp_idx();
     (warp_idx % T::WARPS_M * T::WARP_M, warp_idx / T::WARPS_M * T::WARP_N)
 }
 
-/// A warp's operands of 16 columns of k.
+/// A warp's operands for one step of 16 columns of k.
 #[derive(Clone, Copy)]
 pub struct Fragments<const M: usize, const N: usize, E> {
     a: [FragmentA<E>; M],
@@ -25,22 +25,22 @@ pub struct Fragments<const M: usize, const N: usize, E> {
 }
 
 impl<const M: usize, const N: usize, E: Operand16> Fragments<M, N, E> {
-    /// Adds the product to `sums`.
+    /// Issues the MMAs of the step.
     #[inline(always)]
     #[track_caller]
-    pub fn multiply<S: SumOf<E>>(&self, sums: &mut Sums<M, N, S>) {
+    pub fn multiply<S: SumOf<E>>(&self, acc: &mut Accumulators<M, N, S>) {
         unroll!(i in 0..M, {
             for j in 0..N {
                 for half in 0..2 {
-                    sums[j][i][half] =
-                        S::m16n8k16(self.a[i], self.b[j][half], sums[j][i][half]);
+                    acc[j][i][half] =
+                        S::m16n8k16(self.a[i], self.b[j][half], acc[j][i][half]);
                 }
             }
         });
     }
 }
 
-/// Where a thread's rows of `ldmatrix` lie in the first stage of A and B.
+/// A thread's addresses for `ldmatrix` in the first stage of A and B.
 #[derive(Clone, Copy)]
 pub struct Reader<E> {
     a: Shared<E>,
@@ -50,13 +50,13 @@ pub struct Reader<E> {
 impl<E: Operand16> Reader<E> {
     /// The thread's rows in the tiles of A and B that start at `smem_a` and `smem_b`.
     #[inline(always)]
-    pub fn new<const M: usize, const N: usize, T: Tile<M, N>>(
+    pub fn new<const M: usize, const N: usize, T: MmaTile<M, N>>(
         smem_a: Shared<E>,
         smem_b: Shared<E>,
     ) -> Self {
         let lane_id = warp::lane_id();
         let (warp_m, warp_n) = origin::<M, N, T>();
-        // Matrices 0 and 1 are one above the other in A and side by side in B.
+        // Matrices 0 and 1 follow each other along m in A, and along k in B.
         let a = swizzle(warp_m + lane_id % 16, lane_id / 16, T::BLOCK_K);
         let b = swizzle(warp_n + lane_id % 8 + lane_id / 16 * 8, lane_id / 8 % 2, T::BLOCK_K);
         Reader { a: smem_a.offset(a), b: smem_b.offset(b) }
@@ -68,7 +68,7 @@ impl<E: Operand16> Reader<E> {
     /// 1. The stage is written, and no thread writes it at the same time.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn load<const M: usize, const N: usize, T: Tile<M, N>>(
+    pub unsafe fn load<const M: usize, const N: usize, T: MmaTile<M, N>>(
         self,
         stage_idx: u32,
         step: usize,

@@ -1,62 +1,63 @@
-//! The outputs of a warpgroup while they are summed: registers.
+//! The accumulators of a warpgroup, in registers.
 
-use super::epilogue::{STRIP_COLUMNS, STRIP_REGS};
+use super::epilogue::{SUBTILE_COLUMNS, SUBTILE_REGS};
 use super::tiles::ROW_BYTES;
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{Accumulator, InFlight, KMajor, MatrixDescriptor, Sum, SumOf};
 
-/// Rows of a product.
+/// Rows of an MMA.
 const MMA_M: u32 = 64;
 
-/// Bytes of a row that one product takes: 16 elements.
+/// Bytes of a row of A or B that one MMA reads: 16 elements.
 const MMA_K_BYTES: u32 = 32;
 
-/// Accumulators of a warpgroup, one below the other. A warp has strips of 64 columns of 16 rows of
-/// each.
+/// The accumulators of a warpgroup: one or several MMAs along m.
+///
+/// A warp owns 16 rows of each MMA. The epilogue takes these in subtiles of 16 x 64.
 pub trait Accumulators: Sized {
-    /// Their rows.
+    /// Rows of all MMAs.
     const ROWS: u32;
-    /// Their columns.
+    /// Columns of an MMA.
     const COLUMNS: u32;
-    /// Strips of a warp side by side.
-    const STRIPS_ACROSS: u32 = Self::COLUMNS.div_ceil(STRIP_COLUMNS);
-    /// Strips of a warp.
-    const STRIPS: u32 = Self::ROWS / MMA_M * Self::STRIPS_ACROSS;
-    /// The accumulators while products write them.
+    /// Subtiles of a warp along n.
+    const SUBTILES_N: u32 = Self::COLUMNS.div_ceil(SUBTILE_COLUMNS);
+    /// Subtiles of a warp.
+    const NUM_SUBTILES: u32 = Self::ROWS / MMA_M * Self::SUBTILES_N;
+    /// The accumulators while MMAs are in flight.
     type InFlight;
 
-    /// Zeros, to which products can be added.
+    /// Accumulators of zeros, to which MMAs can be issued.
     fn start() -> Self::InFlight;
 
-    /// Waits for all products.
+    /// Waits for all MMAs.
     fn wait(acc: Self::InFlight) -> Self;
 
-    /// Calls `f` for every strip of the warp, written out: with its number, and the thread's sums
-    /// of it, register by register of an accumulator of 64 columns, of which
-    /// [`strip_columns`](Accumulators::strip_columns) exist.
-    fn for_each_strip(self, f: impl FnMut(u32, [f32; STRIP_REGS]));
+    /// Calls `f` for every subtile of the warp, unrolled: with its index, and the thread's values
+    /// in the register order of an accumulator of 64 columns, of which
+    /// [`subtile_columns`](Accumulators::subtile_columns) exist.
+    fn for_each_subtile(self, f: impl FnMut(u32, [f32; SUBTILE_REGS]));
 
-    /// Columns of a strip: the last one across may have fewer.
+    /// Columns of a subtile: the last one along n may have fewer than 64.
     #[inline(always)]
-    fn strip_columns(strip: u32) -> u32 {
-        let [_, column] = Self::strip_origin(strip);
-        STRIP_COLUMNS.min(Self::COLUMNS - column)
+    fn subtile_columns(subtile: u32) -> u32 {
+        let [_, column] = Self::subtile_origin(subtile);
+        SUBTILE_COLUMNS.min(Self::COLUMNS - column)
     }
 
-    /// First row and column of a strip, from those of the warp's outputs on.
+    /// First row and column of a subtile, relative to the warp's outputs.
     #[inline(always)]
-    fn strip_origin(strip: u32) -> [u32; 2] {
-        [strip / Self::STRIPS_ACROSS * MMA_M, strip % Self::STRIPS_ACROSS * STRIP_COLUMNS]
+    fn subtile_origin(subtile: u32) -> [u32; 2] {
+        [subtile / Self::SUBTILES_N * MMA_M, subtile % Self::SUBTILES_N * SUBTILE_COLUMNS]
     }
 }
 
-/// Accumulators that sum products of elements `E`.
+/// Accumulators of MMAs whose operands are `E`.
 pub trait Multiply<E>: Accumulators {
-    /// Starts to add the products of a stage, in which the warpgroup's rows begin at `a` and `b`.
+    /// Issues the MMAs of a stage, in which the warpgroup's rows begin at `a` and `b`.
     ///
     /// # Safety
-    /// 1. The stage is filled, and nothing overwrites it until the products are waited for.
+    /// 1. The stage is full, and nothing overwrites it until the MMAs are waited for.
     unsafe fn multiply(
         acc: &mut Self::InFlight,
         a: MatrixDescriptor<E, KMajor>,
@@ -64,17 +65,17 @@ pub trait Multiply<E>: Accumulators {
     );
 }
 
-impl<const PRODUCTS: usize, const REGS: usize, T: Sum> Accumulators
-    for [Accumulator<REGS, T>; PRODUCTS]
+impl<const NUM_MMAS: usize, const REGS: usize, T: Sum> Accumulators
+    for [Accumulator<REGS, T>; NUM_MMAS]
 {
-    const ROWS: u32 = MMA_M * PRODUCTS as u32;
+    const ROWS: u32 = MMA_M * NUM_MMAS as u32;
     const COLUMNS: u32 = (T::COLUMNS * REGS) as u32;
-    type InFlight = [InFlight<REGS, T>; PRODUCTS];
+    type InFlight = [InFlight<REGS, T>; NUM_MMAS];
 
     #[inline(always)]
     #[track_caller]
     fn start() -> Self::InFlight {
-        [(); PRODUCTS].map(|()| Accumulator::zero().start())
+        [(); NUM_MMAS].map(|()| Accumulator::zero().start())
     }
 
     #[inline(always)]
@@ -84,16 +85,16 @@ impl<const PRODUCTS: usize, const REGS: usize, T: Sum> Accumulators
     }
 
     #[inline(always)]
-    fn for_each_strip(self, mut f: impl FnMut(u32, [f32; STRIP_REGS])) {
-        unroll!(product in 0..PRODUCTS, {
-            let first = product as u32 * Self::STRIPS_ACROSS;
-            product_strips(&self[product], |strip, sums| f(first + strip, sums));
+    fn for_each_subtile(self, mut f: impl FnMut(u32, [f32; SUBTILE_REGS])) {
+        unroll!(mma in 0..NUM_MMAS, {
+            let first = mma as u32 * Self::SUBTILES_N;
+            mma_subtiles(&self[mma], |subtile, values| f(first + subtile, values));
         });
     }
 }
 
-impl<const PRODUCTS: usize, const REGS: usize, E: Operand16, T: SumOf<E>> Multiply<E>
-    for [Accumulator<REGS, T>; PRODUCTS]
+impl<const NUM_MMAS: usize, const REGS: usize, E: Operand16, T: SumOf<E>> Multiply<E>
+    for [Accumulator<REGS, T>; NUM_MMAS]
 {
     #[inline(always)]
     #[track_caller]
@@ -104,40 +105,40 @@ impl<const PRODUCTS: usize, const REGS: usize, E: Operand16, T: SumOf<E>> Multip
     ) {
         unroll!(k in 0..4, {
             let (a, b) = (a.advance(k as u32 * MMA_K_BYTES), b.advance(k as u32 * MMA_K_BYTES));
-            for product in 0..PRODUCTS {
-                let a = a.advance(product as u32 * MMA_M * ROW_BYTES);
+            for mma in 0..NUM_MMAS {
+                let a = a.advance(mma as u32 * MMA_M * ROW_BYTES);
                 // SAFETY: the caller's promise.
-                unsafe { acc[product].mma(a, b, true) };
+                unsafe { acc[mma].mma(a, b, true) };
             }
         });
     }
 }
 
-/// Calls `f` for the warp's strips of one product.
+/// Calls `f` for the warp's subtiles of one MMA.
 #[inline(always)]
-fn product_strips<const REGS: usize, T: Sum>(
+fn mma_subtiles<const REGS: usize, T: Sum>(
     acc: &Accumulator<REGS, T>,
-    mut f: impl FnMut(u32, [f32; STRIP_REGS]),
+    mut f: impl FnMut(u32, [f32; SUBTILE_REGS]),
 ) {
-    unroll!(strip in 0..4, {
-        if strip < (REGS * T::COLUMNS).div_ceil(STRIP_COLUMNS as usize) {
-            f(strip as u32, strip_sums(acc, strip));
+    unroll!(subtile in 0..4, {
+        if subtile < (REGS * T::COLUMNS).div_ceil(SUBTILE_COLUMNS as usize) {
+            f(subtile as u32, subtile_values(acc, subtile));
         }
     });
 }
 
-/// The thread's sums of a strip of one product, zeros behind its last column.
+/// The thread's values of a subtile of one MMA, zeros past its last column.
 #[inline(always)]
-fn strip_sums<const REGS: usize, T: Sum>(
+fn subtile_values<const REGS: usize, T: Sum>(
     acc: &Accumulator<REGS, T>,
-    strip: usize,
-) -> [f32; STRIP_REGS] {
-    let mut sums = [0.0; STRIP_REGS];
+    subtile: usize,
+) -> [f32; SUBTILE_REGS] {
+    let mut values = [0.0; SUBTILE_REGS];
     unroll!(pair in 0..16, {
-        let at = STRIP_REGS * strip + 2 * pair;
+        let at = SUBTILE_REGS * subtile + 2 * pair;
         if at < REGS * T::PER_REGISTER {
-            [sums[2 * pair], sums[2 * pair + 1]] = [acc.sum(at), acc.sum(at + 1)];
+            [values[2 * pair], values[2 * pair + 1]] = [acc.sum(at), acc.sum(at + 1)];
         }
     });
-    sums
+    values
 }

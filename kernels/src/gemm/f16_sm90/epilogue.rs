@@ -1,7 +1,7 @@
-//! From the sums in registers to memory: bias, residual, rounding.
+//! The epilogue: bias, residual, rounding and the store of the accumulators.
 //!
-//! A warp has 16 rows of each product of its warpgroup, and stores them by itself in strips of 64
-//! columns, or what is left of them: no warp waits for another.
+//! A warp owns 16 rows of each MMA of its warpgroup. It stores them on its own, in subtiles of up to
+//! 64 columns: no warp waits for another.
 
 mod direct;
 pub(super) mod split_k;
@@ -11,30 +11,30 @@ use super::tiles::ROW_BYTES;
 use cuda_std::Element;
 use cuda_std::prelude::*;
 
-/// Columns of a strip: rows of 128 bytes of 16-bit elements.
-pub(super) const STRIP_COLUMNS: u32 = 64;
+/// Columns of a subtile: 128 bytes of 16-bit elements.
+pub(super) const SUBTILE_COLUMNS: u32 = 64;
 
-/// Rows of a strip.
-pub(super) const STRIP_ROWS: u32 = 16;
+/// Rows of a subtile.
+pub(super) const SUBTILE_ROWS: u32 = 16;
 
-/// Elements in shared memory for one strip.
-const STRIP_ELEMS: u32 = STRIP_ROWS * STRIP_COLUMNS;
+/// Elements of a subtile.
+const SUBTILE_ELEMS: u32 = SUBTILE_ROWS * SUBTILE_COLUMNS;
 
-/// Shared memory of a warp.
-pub(super) const STAGING_BYTES: u32 = 2 * STRIP_ROWS * ROW_BYTES;
+/// Staging of a warp in shared memory: two subtiles of 16-bit elements.
+pub(super) const STAGING_BYTES: u32 = 2 * SUBTILE_ROWS * ROW_BYTES;
 
-/// Elements of 16 bits that one access moves.
-const CHUNK: u32 = 8;
+/// 16-bit elements of a 16-byte access.
+const VEC_ELEMS: u32 = 8;
 
-/// A thread's sums of a strip.
-pub(super) const STRIP_REGS: usize = 32;
+/// A thread's values of a subtile.
+pub(super) const SUBTILE_REGS: usize = 32;
 
-/// A matrix of the output's rows and columns in global memory.
+/// A matrix in global memory of the output's shape.
 #[derive(Clone, Copy)]
 pub struct Matrix<P> {
     /// Its first element.
     pub ptr: P,
-    /// Elements from a row to the next.
+    /// Row stride, in elements.
     pub row_stride: u32,
 }
 
@@ -45,7 +45,7 @@ impl<P> Matrix<P> {
     }
 }
 
-/// What the kernel's outputs are made of and where they go.
+/// The output, and what the epilogue adds to it.
 #[derive(Clone, Copy)]
 pub struct Output<O> {
     /// Rows that exist.
@@ -58,16 +58,16 @@ pub struct Output<O> {
     pub residual: Matrix<Global<f32>>,
     /// `[num_rows, n]`.
     pub out: Matrix<GlobalMut<O>>,
-    /// The same in boxes of a strip; not used if its rows start at no multiple of 16 bytes.
+    /// The same as a tensor map with boxes of a subtile; unused if rows are not 16-byte aligned.
     pub out_map: TensorMap,
 }
 
-/// Where a warp stores.
+/// The output of one warp.
 pub struct WarpOutput<O> {
     output: Output<O>,
-    /// Room for two strips.
+    /// Two buffers of a subtile.
     staging: Shared<O>,
-    /// Which one is next.
+    /// Index of the next buffer.
     buffer: u32,
 }
 
@@ -78,7 +78,7 @@ impl<O> WarpOutput<O> {
         WarpOutput { output, staging, buffer: 0 }
     }
 
-    /// Waits until the warp's shared memory is read: before its block ends.
+    /// Waits until TMA has read the warp's staging, which it must before the block ends.
     #[inline(always)]
     #[track_caller]
     pub(super) fn finish(&self) {
@@ -87,18 +87,18 @@ impl<O> WarpOutput<O> {
 }
 
 impl<O> Output<O> {
-    /// Whether rows and columns are made of 16 bytes.
+    /// Whether rows start and end at multiples of 16 bytes.
     #[inline(always)]
     fn is_aligned(&self) -> bool {
         let strides = (self.out.row_stride | self.n) * size_of::<O>() as u32;
         (self.out.ptr.address() as u32 | strides).is_multiple_of(16)
     }
 
-    /// The bias of the thread's columns of a strip: `column` and the one behind it, and those of
-    /// every eight columns on. Columns that do not exist have that of the last one.
+    /// The bias of the thread's columns of a subtile: `column`, `column + 1`, and the same in every
+    /// further group of eight. Columns past the last one get its bias.
     ///
     /// # Safety
-    /// 1. `bias` is what the kernel asks for, and `n > 0`.
+    /// 1. `bias` is as the kernel requires, and `n > 0`.
     #[inline(always)]
     #[track_caller]
     unsafe fn bias(&self, column: u32) -> [[f32; 2]; 8] {
@@ -106,7 +106,7 @@ impl<O> Output<O> {
         if !self.bias.is_null() {
             let at = |i: u32| (column + i).min(self.n - 1) as usize;
             unroll!(j in 0..8, {
-                let first = CHUNK * j as u32;
+                let first = VEC_ELEMS * j as u32;
                 // SAFETY: the columns are inside.
                 bias[j] = unsafe { [self.bias.get(at(first)), self.bias.get(at(first + 1))] };
             });
@@ -115,21 +115,21 @@ impl<O> Output<O> {
     }
 }
 
-/// What outputs can be: f32, or the operands' type.
+/// The element type of an output: f32, or the operands' type.
 pub trait OutElement: Element {
-    /// Has come what stores of the output need, so that the first one need not wait for it.
+    /// Prefetches the tensor map that stores need.
     fn prefetch(output: &Output<Self>);
 
-    /// Stores a strip whose first row and column are these, and that has `columns`, a multiple of
-    /// eight: `sums` are the thread's part of it.
+    /// Stores a subtile of `columns` columns, a multiple of eight, whose first row and column are
+    /// `origin`. `values` are the thread's.
     ///
     /// # Safety
     /// 1. The whole warp calls this, converged.
-    /// 2. The output is what the kernel asks for.
-    unsafe fn store_strip(
+    /// 2. The output is as the kernel requires.
+    unsafe fn store_subtile(
         to: &mut WarpOutput<Self>,
-        place: [u32; 2],
+        origin: [u32; 2],
         columns: u32,
-        sums: &[f32; STRIP_REGS],
+        values: &[f32; SUBTILE_REGS],
     );
 }

@@ -1,32 +1,32 @@
-//! The two sides of the ring: copies of stages, and their products.
+//! The mainloop: the producer loads stages of A and B by TMA, the consumers issue their MMAs.
 
 use super::accumulators::{Accumulators, Multiply};
-use super::tiles::{BLOCK_K, ROW_BYTES, Tile};
+use super::tiles::{BLOCK_K, ROW_BYTES, WgmmaTile};
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, MatrixDescriptor, Swizzle};
 
-/// The ring of stages of A and B.
+/// The stages of A and B, and the pipeline that hands them over.
 #[derive(Clone, Copy)]
 pub(super) struct Mainloop<E> {
     smem_a: Shared<E>,
     smem_b: Shared<E>,
     pipeline: Pipeline,
-    /// The first column of the block's share of k.
+    /// First column of the block's share of k.
     first_k: u32,
     num_k_blocks: u32,
 }
 
 impl<E: Operand16> Mainloop<E> {
-    /// The ring at the start of `smem`, for `k` columns.
+    /// The stages at the start of `smem`, for `k` columns.
     ///
     /// # Safety
     /// 1. `smem` is the block's, `T::SHARED_BYTES`, and aligned to 1024 bytes.
-    /// 2. One thread calls [`Mainloop::init`], and a barrier of the cluster follows.
+    /// 2. One thread calls [`Mainloop::init`], and a cluster barrier follows.
     #[inline(always)]
-    pub unsafe fn new<T: Tile>(smem: Shared<u8>, k: u32) -> Self {
+    pub unsafe fn new<T: WgmmaTile>(smem: Shared<u8>, k: u32) -> Self {
         let barriers = smem.offset(T::BARRIERS_AT).cast();
         let k_blocks = k.div_ceil(BLOCK_K);
         let rank = if T::SPLIT_K > 1 { cluster::block_rank() } else { 0 };
@@ -41,25 +41,25 @@ impl<E: Operand16> Mainloop<E> {
         }
     }
 
-    /// Makes the barriers of the ring.
+    /// Initialises the barriers of the pipeline.
     #[inline(always)]
     #[track_caller]
-    pub fn init<T: Tile>(self) {
-        // All blocks that load for each other write to a stage: it is empty when all have read
-        // theirs.
+    pub fn init<T: WgmmaTile>(self) {
+        // Blocks that multicast write to each other's stages: a stage is empty when the consumers of
+        // all of these blocks have read it.
         self.pipeline.init(T::NUM_CONSUMERS * 4 * T::CLUSTER_TILES);
     }
 
-    /// Loads the operands of a tile, whose first rows of A and B are `row_a` and `row_b`; gives the
-    /// stage behind them.
+    /// Loads the operands of a tile, whose first rows of A and B are `row_a` and `row_b`; returns the
+    /// next stage.
     ///
     /// # Safety
-    /// 1. One thread of the block calls this and [`Mainloop::finish`], for the same tiles as the
-    ///    consumers.
-    /// 2. `a` and `b` are maps of boxes of `BLOCK_K` columns, and of as many rows as a block loads.
+    /// 1. One thread of the block calls this, for the same tiles as the consumers, and then
+    ///    [`Mainloop::finish`].
+    /// 2. `a` and `b` are tensor maps with boxes of `BLOCK_K` columns and the rows that a block loads.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn load_tile<T: Tile>(
+    pub unsafe fn load_tile<T: WgmmaTile>(
         self,
         mut stage: Stage,
         [a, b]: [TensorMap; 2],
@@ -83,21 +83,21 @@ impl<E: Operand16> Mainloop<E> {
         stage
     }
 
-    /// Waits until nothing reads or writes the stages any longer; `stage` is behind the last tile.
+    /// Waits until nothing reads or writes the stages; `stage` is the one after the last tile.
     #[inline(always)]
     #[track_caller]
     pub fn finish(self, stage: Stage) {
         self.pipeline.drain(stage);
     }
 
-    /// Multiplies the operands of a tile; gives the warpgroup's sums over the block's share of k,
-    /// and the stage behind them.
+    /// Multiplies the operands of a tile; returns the warpgroup's accumulators over the block's share
+    /// of k, and the next stage.
     ///
     /// # Safety
     /// 1. All threads of the two consumer warpgroups call this, for the same tiles as the producer.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn multiply_tile<T: Tile<Acc: Multiply<E>>>(
+    pub unsafe fn multiply_tile<T: WgmmaTile<Acc: Multiply<E>>>(
         self,
         mut stage: Stage,
         [row_a, row_b]: [u32; 2],
@@ -105,34 +105,34 @@ impl<E: Operand16> Mainloop<E> {
         let a = MatrixDescriptor::k_major(self.smem_a, Swizzle::B128).advance(row_a * ROW_BYTES);
         let b = MatrixDescriptor::k_major(self.smem_b, Swizzle::B128).advance(row_b * ROW_BYTES);
         let mut acc = T::Acc::start();
-        let mut multiplied = stage;
+        let mut previous = stage;
         for k_block in 0..self.num_k_blocks {
             self.pipeline.wait_full(stage);
             wgmma::fence();
             let a = a.advance(stage.stage_idx * T::A_BYTES);
             let b = b.advance(stage.stage_idx * T::B_BYTES);
-            // SAFETY: the stage is filled, and stays so until it is released.
+            // SAFETY: the stage is full, and stays so until it is released.
             unsafe { T::Acc::multiply(&mut acc, a, b) };
             wgmma::commit();
-            // The products of this stage go on while those before are waited for.
+            // The MMAs of this stage are in flight while those of the previous one are waited for.
             wgmma::wait_group::<1>();
             if k_block > 0 {
-                self.release::<T>(multiplied);
+                self.release::<T>(previous);
             }
-            multiplied = stage;
+            previous = stage;
             stage = self.pipeline.next(stage);
         }
         let acc = T::Acc::wait(acc);
         if T::SPLIT_K == 1 || self.num_k_blocks > 0 {
-            self.release::<T>(multiplied);
+            self.release::<T>(previous);
         }
         (acc, stage)
     }
 
-    /// Tells all producers that write to the stage that the warp has read it.
+    /// Arrives, for the warp, on the empty barriers of all blocks that write to the stage.
     #[inline(always)]
     #[track_caller]
-    fn release<T: Tile>(self, stage: Stage) {
+    fn release<T: WgmmaTile>(self, stage: Stage) {
         let empty_barrier = self.pipeline.empty_barrier(stage);
         let lane_id = warp::lane_id();
         if T::CLUSTER_TILES > 1 {
@@ -145,10 +145,10 @@ impl<E: Operand16> Mainloop<E> {
     }
 }
 
-/// Loads `block_rows` rows that `blocks` blocks share, each of which loads its part for all.
+/// Loads `block_rows` rows; `blocks` blocks share them, and each multicasts its part to all.
 ///
 /// # Safety
-/// 1. `dst` is empty in all of the blocks.
+/// 1. `dst` is empty in all of these blocks.
 #[inline(always)]
 #[track_caller]
 unsafe fn load_rows<E: Operand16>(

@@ -1,28 +1,32 @@
 //! GEMM of 16-bit operands on Hopper's tensor cores:
 //! `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+ residual[m, n])`.
 //!
-//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major, as activations and weights lie,
-//!           rows at multiples of 16 bytes; bias `[n]` f32; residual `[m, n]` f32, for f32 outputs;
-//!           out `[m, n]`, f32 or the operands' type; any m and n.
-//! Launch    grid of at most as many blocks as the GPU has SMs, whole clusters, or a cluster a tile
-//!           where k is split; block `(T::NUM_THREADS, 1, 1)`.
-//! Numerics  f32: an output is one chain of products of k = 16 in the order of k, whatever the
-//!           tile, or, where k is split, the sum of such chains in their order; or f16 of f16
-//!           operands, rounded behind each product; one rounding at the store.
+//! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major, rows 16-byte aligned; bias `[n]`
+//!           f32; residual `[m, n]` f32, for f32 outputs only; out `[m, n]`, f32 or the operands'
+//!           type; any m and n.
+//! Launch    persistent: at most one block an SM, in whole clusters; with split-K one cluster a
+//!           tile. Block `(T::NUM_THREADS, 1, 1)`.
+//! Numerics  f32 accumulators, MMAs of k = 16 in the order of k whatever the tile; with split-K
+//!           the partial sums are added in the order of k. Or f16 accumulators of f16 operands,
+//!           rounded after each MMA. One rounding at the store.
 //! Bound     tensor cores: `m * n * k` FMAs, 2,048 a clock and SM.
 //! Source    DeepGEMM (`sm90_bf16_gemm`); CUTLASS (persistent cooperative kernel).
 //!
-//! A block is persistent: it computes tile after tile. One thread of the last warpgroup fills a
-//! ring of stages by TMA; the others multiply, and store their sums while the ring is already being
-//! filled for the next tile. Blocks of a cluster load parts of what they share for each other, or,
-//! where there are few tiles, multiply a share of k each of one tile, and add up their sums through
-//! distributed shared memory.
+//! Warp-specialised: one thread of the last warpgroup is the producer, which fills the stages by TMA;
+//! the other warpgroups are the consumers, which run the MMAs and the epilogue while the producer
+//! already fills stages for the next tile. The blocks of a cluster either multicast the operand that
+//! they share, or split the k of one tile and reduce their partial sums through distributed shared
+//! memory.
+//!
+//! Measurements: `docs/measurements/gemm_sm90.md`.
 
 mod accumulators;
 mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 mod mainloop;
+#[cfg(not(target_arch = "nvptx64"))]
+mod select;
 pub mod swapped;
 mod tiles;
 
@@ -36,34 +40,36 @@ use crate::tile::scheduler::TileScheduler;
 use accumulators::{Accumulators, Multiply};
 use cuda_std::prelude::*;
 use epilogue::split_k::Exchange;
-use epilogue::{Matrix, OutElement, Output, STAGING_BYTES, STRIP_COLUMNS, STRIP_ROWS, WarpOutput};
+use epilogue::{
+    Matrix, OutElement, Output, STAGING_BYTES, SUBTILE_COLUMNS, SUBTILE_ROWS, WarpOutput,
+};
 use half::{bf16, f16};
 use mainloop::Mainloop;
 
-/// Registers of the producer's threads, and of two warpgroups of consumers: as many in all as three
-/// warpgroups start with, 168 each. One warpgroup of consumers has all that it can from the start.
+/// Registers of a thread of the producer and of two consumer warpgroups: in all as many as three
+/// warpgroups start with, 168 a thread. A single consumer warpgroup starts with the most it can have.
 const PRODUCER_REGISTERS: u32 = 40;
 const CONSUMER_REGISTERS: u32 = 232;
 
-/// Tiles of a cluster, rows and columns of them.
+/// Number of cluster tiles along m and n.
 #[inline(always)]
-fn cluster_tiles<T: Tile>(rows: u32, n: u32) -> [u32; 2] {
+fn cluster_tiles<T: WgmmaTile>(rows: u32, n: u32) -> [u32; 2] {
     [rows.div_ceil(T::CLUSTER_M * T::BLOCK_M), n.div_ceil(T::CLUSTER_N * T::BLOCK_N)]
 }
 
-/// Blocks, or clusters, that tiles are dealt out to.
+/// Number of clusters, among which tiles are scheduled.
 #[inline(always)]
-fn num_workers<T: Tile>() -> u32 {
+fn num_workers<T: WgmmaTile>() -> u32 {
     thread::grid_dim_x() / T::CLUSTER
 }
 
-/// Rows whose tiles are dealt out. Where there are no more tiles than workers those are all that
-/// the launch is for: a block loads its operands while `num_rows` is still on its way.
+/// The rows whose tiles are scheduled: those that exist. Where there are no more tiles than workers
+/// it is `max_rows`, so that a block issues its loads while `num_rows` is still being read.
 ///
 /// # Safety
 /// 1. `num_rows` is one element.
 #[inline(always)]
-unsafe fn tiled_rows<T: Tile>(num_rows: Global<u32>, max_rows: u32, n: u32) -> u32 {
+unsafe fn tiled_rows<T: WgmmaTile>(num_rows: Global<u32>, max_rows: u32, n: u32) -> u32 {
     let [tiles_m, tiles_n] = cluster_tiles::<T>(max_rows, n);
     if tiles_m * tiles_n <= num_workers::<T>() {
         max_rows
@@ -73,9 +79,9 @@ unsafe fn tiled_rows<T: Tile>(num_rows: Global<u32>, max_rows: u32, n: u32) -> u
     }
 }
 
-/// First row and first column of the block's outputs, tile by tile.
+/// First row and column of each of the block's tiles.
 #[inline(always)]
-fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
+fn block_tiles<T: WgmmaTile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
     let rank = if T::CLUSTER_TILES > 1 { cluster::block_rank() } else { 0 };
     let first_row = rank % T::CLUSTER_M * T::BLOCK_M;
     let first_column = rank / T::CLUSTER_M * T::BLOCK_N;
@@ -87,17 +93,17 @@ fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
     })
 }
 
-/// Tiles of the output, a block as many as it comes to.
+/// The tiles of the output, scheduled among persistent blocks.
 ///
 /// # Safety
-/// 1. `num_rows` is one element, at most `max_rows`, which no launch writes that this one overlaps;
+/// 1. `num_rows` is one element, at most `max_rows`, written by no launch that this one overlaps.
 ///    `out` and `residual` hold that many rows of `n` columns at their strides, `bias` holds `n`
 ///    elements; `bias` and `residual` may be null.
-/// 2. `a`, of `max_rows` rows, and `b` are maps of the operands in boxes of `BLOCK_K` columns and `T::BLOCK_M /
-///    T::CLUSTER_N` or `T::BLOCK_N / T::CLUSTER_M` rows, `k > 0` columns in all, swizzled by 128
-///    bytes; `out_map` of 16-bit outputs in boxes of 64 columns and 16 rows, swizzled so, if their
-///    rows start at multiples of 16 bytes.
-/// 3. A cluster has at most one tile where its blocks split k.
+/// 2. `a`, of `max_rows` rows, and `b` are tensor maps of the operands, `k > 0` columns, 128-byte
+///    swizzle, with boxes of `BLOCK_K` columns and `T::BLOCK_M / T::CLUSTER_N` or `T::BLOCK_N /
+///    T::CLUSTER_M` rows. `out_map` is the tensor map of 16-bit outputs, 128-byte swizzle, with boxes
+///    of 64 columns and 16 rows, if their rows are 16-byte aligned.
+/// 3. With split-K a cluster has at most one tile.
 /// 4. `out` is `residual`, or overlaps nothing that is read.
 #[kernel(
     launch_bounds(T::NUM_THREADS, 1),
@@ -179,7 +185,7 @@ fn block_tiles<T: Tile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]> {
         gemm_f16_sm90_128x128_in_f16_f32 = <f16, f32, Tile128x128F16>
     )
 )]
-pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E>>>(
+pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: WgmmaTile<Acc: Multiply<E>>>(
     num_rows: Global<u32>,
     max_rows: u32,
     n: u32,
@@ -189,21 +195,21 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
     residual_stride: u32,
     out: GlobalMut<u8>,
     out_stride: u32,
-    // Behind the others, which share few lines of the constant cache so.
+    // Last, so that the other parameters share few lines of the constant cache.
     a: TensorMap,
     b: TensorMap,
     out_map: TensorMap,
 ) {
     const { T::IS_VALID };
-    // 1. Barriers, while the launch before goes on. SAFETY: the launch gives `T::SHARED_BYTES`; one
-    //    thread makes the barriers, and all wait for it; `num_rows` is an element that no launch
-    //    writes.
+    // 1. Barriers, while the previous launch still runs. SAFETY: the launch gives `T::SHARED_BYTES`;
+    //    one thread initialises the barriers, and all wait for it; `num_rows` is an element that no
+    //    launch writes.
     let (tiled_rows, smem, mainloop, exchange) = unsafe {
         let smem = dynamic_shared_mem::<u8>();
         let tiled_rows = tiled_rows::<T>(num_rows, max_rows, n);
         (tiled_rows, smem, Mainloop::<E>::new::<T>(smem, k), Exchange::new::<T>(smem))
     };
-    // Not an elected lane, of which ptxas knows that it is one: 512 x 1152 x 896 took 5.2 us, not 5.0.
+    // A fixed thread, not `elect.sync`, which is 4 % slower at 512 x 1152 x 896.
     let is_producer = thread::thread_idx_x() == T::NUM_CONSUMERS * warp::WARPGROUP_SIZE;
     if thread::thread_idx_x() == 0 {
         if T::SPLIT_K > 1 {
@@ -216,15 +222,15 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         b.prefetch();
     }
     let mut tiles = block_tiles::<T>(tiled_rows, n);
-    // Its divisions are done while the other warps come to the barrier.
+    // Before the barrier: its divisions take as long as the other warps take to arrive.
     let mut tile = tiles.next();
     if T::CLUSTER_TILES > 1 {
-        // All that other blocks have to know are the barriers, and their fence tells that.
+        // Relaxed: other blocks need to see the barriers only, which the fence of `init` orders.
         cluster::arrive_relaxed();
         cluster::wait();
     } else {
         if T::SPLIT_K > 1 {
-            // Other blocks tell the exchange's barriers, and wait for that behind the loads.
+            // Other blocks arrive on the barriers of the exchange: the wait follows the loads.
             cluster::arrive_relaxed();
         }
         thread::sync_threads();
@@ -241,7 +247,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
         }
         if is_producer {
             while let Some(origin) = tile {
-                // SAFETY: the maps are those of the tile.
+                // SAFETY: the tensor maps are those of this configuration.
                 stage = unsafe { mainloop.load_tile::<T>(stage, [a, b], origin) };
                 tile = tiles.next();
             }
@@ -254,13 +260,13 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
             cluster::wait();
         }
     } else {
-        // 3. The consumers: each warpgroup has its part of every tile.
+        // 3. The consumers: each warpgroup computes its part of every tile.
         if T::NUM_CONSUMERS == 2 {
             registers::increase::<CONSUMER_REGISTERS>();
         }
         let warp_idx = warp::warp_idx();
         let staging = smem.offset(T::STAGING_AT + warp_idx * STAGING_BYTES).cast();
-        // SAFETY: `num_rows` is one element; it comes while the products go on.
+        // SAFETY: `num_rows` is one element; the load overlaps the MMAs.
         let num_rows = unsafe { num_rows.get(0) };
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
         let out = Matrix { ptr: out.cast(), row_stride: out_stride };
@@ -269,7 +275,7 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
             O::prefetch(&output);
         }
         let mut output = WarpOutput::<O>::new(output, staging);
-        let first_strip = warp_idx * T::Acc::STRIPS;
+        let first_subtile = warp_idx * T::Acc::NUM_SUBTILES;
         let [warpgroup_row, warpgroup_column] = T::warp_origin(warp_idx / 4 * 4);
         if T::SPLIT_K > 1 {
             cluster::wait();
@@ -278,17 +284,18 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: Tile<Acc: Multiply<E
             if T::SPLIT_K > 1 {
                 exchange.expect::<T, O>([row, column], &output);
             }
-            // SAFETY: the consumers take the producer's tiles; a warp stores its own rows.
+            // SAFETY: the consumers run through the producer's tiles; a warp stores its own rows.
             unsafe {
-                let (acc, behind) =
+                let (acc, next_stage) =
                     mainloop.multiply_tile::<T>(stage, [warpgroup_row, warpgroup_column]);
-                stage = behind;
+                stage = next_stage;
                 if T::SPLIT_K == 1 {
-                    acc.for_each_strip(|strip, sums| {
-                        let [strip_row, strip_column] = T::strip_origin(first_strip + strip);
-                        let place = [row + strip_row, column + strip_column];
-                        let columns = T::Acc::strip_columns(strip);
-                        O::store_strip(&mut output, place, columns, &sums);
+                    acc.for_each_subtile(|subtile, values| {
+                        let [subtile_row, subtile_column] =
+                            T::subtile_origin(first_subtile + subtile);
+                        let origin = [row + subtile_row, column + subtile_column];
+                        let columns = T::Acc::subtile_columns(subtile);
+                        O::store_subtile(&mut output, origin, columns, &values);
                     });
                 } else {
                     exchange.store::<T, O>(acc, [row, column], &mut output);

@@ -1,56 +1,23 @@
-//! GEMM of few rows and many columns on Hopper's tensor cores, its operands swapped ("swap A/B"):
-//! the weight's rows are those of `wgmma`, 64 of them, and x's rows its columns, 8 to 32.
+//! GEMM of small batches and many columns on Hopper's tensor cores, with swapped operands ("swap
+//! A/B"): the weight's rows are the 64 rows of `wgmma`, the rows of x its 8 to 32 columns.
 //!
-//! Shapes, numerics    those of [`gemm_f16_sm90`](mod@super::gemm_f16_sm90), bit by bit.
-//! Launch    grid of at most as many blocks as the GPU has SMs, block `(NUM_THREADS, 1, 1)`; the
-//!           stages and their barriers in shared memory.
+//! Shapes    those of [`gemm_f16_sm90`](mod@super::gemm_f16_sm90), at most 32 rows.
+//! Launch    persistent: at most one block an SM, block `(NUM_THREADS, 1, 1)`; the stages and their
+//!           barriers in dynamic shared memory.
+//! Numerics  those of `gemm_f16_sm90` without split-K, bit by bit.
 //! Bound     memory: the weight is read once, `2 * n * k` bytes.
+//! Source    CUTLASS and DeepGEMM ("swap A/B").
 //!
-//! A tile is all rows and 64 to 128 columns; the host makes tiles of as many columns as leave all SMs equal
-//! parts. One lane fills a ring of stages by TMA: 64 columns of k of x and of the tile's rows of the weight;
-//! those of the first stages the others copy, see [`box_copy`]. Two warpgroups multiply: the first has the
-//! first 64 columns of the tile, the second the last 64 of the stage, of which it stores those that the first
-//! has not. No k is split, so no sums meet: what
-//! [`gemm_16_streamed`](mod@crate::gemm::f16_small_m::gemm_16_streamed) spends on that is little for few
-//! columns an SM, and much for many.
+//! A tile is all rows of x and 64 to 128 columns of the output; the host chooses the columns so that
+//! all SMs get equal shares. One producer lane fills the stages by TMA: 64 columns of k of x and of
+//! the tile's rows of the weight. The consumers copy the weights of the first stages themselves, see
+//! [`box_copy`]. Two consumer warpgroups: the first has the first 64 columns of the tile; the second
+//! the last 64 rows of the stage, of which it stores those that the first one does not. No warps
+//! split k, so there are no partial sums to reduce: that reduction is what makes
+//! [`gemm_16_streamed`](mod@crate::gemm::f16_small_m::gemm_16_streamed) slower where an SM has many
+//! columns.
 //!
-//! # Prototypes
-//! In CUDA C, of 32 rows, in us on an H200; in brackets without products and stores, which TMA alone
-//! takes. Where x is `wgmma`'s 64 rows, half of its box does not exist: zeros that TMA fills in cost more
-//! than rows that it reads (without x 14.4, 24.0, 43.2). On slower cards stages for all of the shared
-//! memory cost up to 2 % more than eight, one warpgroup with all columns 0.1 us more than two.
-//!
-//! | n, k | x is `wgmma`'s rows | swapped | tiles of 36 to 64 columns | L2 promotion 256 B |
-//! | --- | --- | --- | --- | --- |
-//! | 9728, 896 | 7.1 (6.4) | 6.6 (5.9) | 6.9 | 6.7 |
-//! | 9216, 3072 | 17.1 (16.2) | 15.5 (14.5) | 16.5 | 16.1 |
-//! | 12288, 4096 | 27.3 (26.2) | 24.9 (24.0) | | 26.1 |
-//! | 16384, 3072 | 27.4 (25.9) | 25.5 (24.7) | 25.0 | 26.6 |
-//! | 22016, 4096 | 47.0 (44.5) | 42.5 (41.1) | | 44.7 |
-//! | 151936, 896 | 68.4 (66.7) | 65.1 (60.1) | | 67.3 |
-//!
-//! For few columns an SM one chain of products is too slow, whatever the loads: 24 columns of 3072 x 8192
-//! 17.5 (14.7), 8 of 896 x 4864 11.8 (9.0); four warpgroups that share k, each with a ring, 15.3 (14.2) and
-//! 7.7 (5.3); streamed 15.0 and 5.6.
-//!
-//! Of this kernel, before threads copied the first boxes: 32000 x 4096 by three tiles of 88 columns a block
-//! 60.9, by two of 128 63.0, of 32064 x 3072 both 48.1; 151936 x 896 with five stages 66.7, with eight 64.8,
-//! and with outputs stored one by one, not in words, 0.9 more; 64 rows of x 76.8, by tiles 71.7.
-//!
-//! Prototypes again, of 32 rows where nothing else is said, in brackets the kernel that runs, on the same
-//! card. (The prototypes' times are less those of a graph with one call, which finds some of its weight in L2:
-//! up to 3 % too short.)
-//!
-//! - k shared by the blocks of a cluster, which send their sums by `st.async` to the one that stores them:
-//!   896 x 4864 7.4 (5.8), 8 rows of 896 x 896 3.7 (2.5), of 3072 x 3072 9.4 (6.4). One block an SM, an H200
-//!   holds 120 blocks in clusters of four and more, and what clusters hand over costs 0.8 us.
-//! - Weights by loads of 16 warps, which store them to the stages: 12288 x 4096 27.2 (25.5), 22016 x 4096 47.1
-//!   (43.9). The loads of eight warps alone take 25.8 and 43.3.
-//! - Of 22016 x 4096 with boxes of 512 bytes a row prefetched to L2 ahead of those of the ring 51, without 44.4.
-//! - x in shared memory throughout: 9728 x 896 7.6 for 6.5, 151936 x 896 1 % more.
-//! - No faster, or up to 3 % slower: another first line of k in each block; several warps that ask for boxes;
-//!   two teams of warpgroups, of which one stores while the other multiplies. This kernel with outputs of one
-//!   type an instance, in 64 registers for 118: the same.
+//! Measurements, prototypes and rejected variants: `docs/measurements/gemm_sm90_swapped.md`.
 
 mod epilogue;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -70,128 +37,129 @@ use cuda_std::wgmma::{self, Accumulator, MatrixDescriptor, Swizzle};
 use epilogue::{Columns, Outputs};
 use half::{bf16, f16};
 
-/// Columns of a warpgroup: rows of `wgmma`.
+/// Output columns of a warpgroup: the rows of `wgmma`.
 const WARPGROUP_COLUMNS: u32 = 64;
 
-/// Warpgroups that multiply.
+/// Consumer warpgroups.
 const NUM_CONSUMERS: u32 = 2;
 
-/// Rows of 128 bytes after which their swizzle is the same again.
+/// Period of the 128-byte swizzle, in rows.
 const SWIZZLE_ROWS: u32 = 8;
 
-/// Threads of a block: the last warp copies.
+/// Threads of a block: the last warp is the producer.
 const NUM_THREADS: u32 = NUM_CONSUMERS * warp::WARPGROUP_SIZE + warp::WARP_SIZE;
 
-/// The barrier at which consumers wait for those of the stages.
+/// The named barrier after which the pipeline's barriers are initialised.
 const BARRIERS_ARE_MADE: u32 = 1;
 
-/// The barrier at which consumers wait for each other's copies.
+/// The named barrier at which consumers wait for each other's copies.
 const COPIES_ARE_THERE: u32 = 2;
 
-/// The sums of a warpgroup of so many rows of x.
+// The accumulators of a warpgroup, by rows of x.
 type Rows8 = [Accumulator<4>; 1];
 type Rows16 = [Accumulator<8>; 1];
 type Rows32 = [Accumulator<16>; 1];
 
-/// 64 columns of k of a tile.
+/// A block of 64 columns of k of a tile.
 #[derive(Clone, Copy)]
-struct Line {
-    /// First column of the tile; there is no such line if it is `n` or more.
+struct KBlock {
+    /// First column of the tile; `n` or more past the last tile.
     column: u32,
-    /// First element along k.
+    /// First column of k.
     k: u32,
 }
 
-/// The ring of a block.
+/// The stages of a block.
 struct Ring<E> {
-    /// x of all stages, and behind it the tile's rows of the weight.
+    /// x of all stages, followed by the weights of all stages.
     smem_x: Shared<E>,
     smem_weight: Shared<E>,
     pipeline: Pipeline,
     x: TensorMap,
     weight: TensorMap,
-    /// Rows of x, and of the weight, that come into a stage.
+    /// Rows of x, and of the weight, that are loaded into a stage.
     x_rows: u32,
     tile_columns: u32,
     k: u32,
 }
 
-/// Rows of the weight that a stage has room for: whole patterns of the swizzle. The last ones may be no columns,
-/// and hold anything: nobody stores their sums.
+/// Rows of the weight that a stage has room for: whole periods of the swizzle. The last ones may not
+/// be loaded: their accumulators are not stored.
 const fn stage_columns(tile_columns: u32) -> u32 {
     tile_columns.next_multiple_of(SWIZZLE_ROWS)
 }
 
 impl<E: Operand16> Ring<E> {
-    /// The line behind `line`.
+    /// The block of k after this one: of the same tile, or the first of the next tile.
     #[inline(always)]
-    fn behind(&self, line: Line) -> Line {
-        let k = line.k + BLOCK_K;
+    fn next(&self, k_block: KBlock) -> KBlock {
+        let k = k_block.k + BLOCK_K;
         if k < self.k {
-            return Line { k, ..line };
+            return KBlock { k, ..k_block };
         }
-        Line { column: line.column + thread::grid_dim_x() * self.tile_columns, k: 0 }
+        KBlock { column: k_block.column + thread::grid_dim_x() * self.tile_columns, k: 0 }
     }
 
-    /// Says that x comes into the stage, whose weights the consumers copy.
+    /// Makes the stage's full barrier expect x alone: the consumers copy its weights.
     #[inline(always)]
     fn expect_x(&self, stage: Stage) {
         self.pipeline.full_barrier(stage).arrive_expect_tx(self.x_rows * ROW_BYTES);
     }
 
-    /// Starts the consumer's copies of the weights of the first `num_copied` lines, all of the first tile.
+    /// Issues the consumer's copies of the weights of the first `num_copied` blocks of k, all of the
+    /// first tile.
     ///
     /// # Safety
-    /// 1. Nobody has used the stages; all consumers call this.
+    /// 1. The stages are unused; all consumers call this.
     #[inline(always)]
-    unsafe fn copy_weights(&self, weight: Weight, first: Line, num_copied: u32) {
+    unsafe fn copy_weights(&self, weight: Weight, first: KBlock, num_copied: u32) {
         let num_threads = NUM_CONSUMERS * warp::WARPGROUP_SIZE;
-        let team = Team { num_threads, thread: thread::thread_idx_x() };
+        let threads = Team { num_threads, thread: thread::thread_idx_x() };
         for stage_idx in 0..num_copied {
             let origin = [first.k + stage_idx * BLOCK_K, first.column];
             let to = stage_idx * stage_columns(self.tile_columns);
             // SAFETY: the caller's promise.
             unsafe {
-                weight.copy_box(team, origin, self.tile_columns, self.smem_weight.cast(), to);
+                weight.copy_box(threads, origin, self.tile_columns, self.smem_weight.cast(), to);
             }
         }
         box_copy::end_copies();
     }
 
-    /// Asks for the weights of `line`, which comes with x.
+    /// Issues the load of the weights of `k_block`. The full barrier expects x too.
     ///
     /// # Safety
-    /// 1. The stage is empty; one thread calls this, and [`Ring::load_x`] behind it.
+    /// 1. The stage is empty; one thread calls this, and then [`Ring::load_x`].
     #[inline(always)]
-    unsafe fn load_weight(&self, stage: Stage, line: Line) {
+    unsafe fn load_weight(&self, stage: Stage, k_block: KBlock) {
         let full_barrier = self.pipeline.full_barrier(stage);
         full_barrier.arrive_expect_tx((self.x_rows + self.tile_columns) * ROW_BYTES);
         let first_row = stage.stage_idx * stage_columns(self.tile_columns);
         let rows = self.smem_weight.offset(first_row * BLOCK_K);
-        let origin = [line.k as i32, line.column as i32];
+        let origin = [k_block.k as i32, k_block.column as i32];
         // SAFETY: the caller's promise. Weights are read once.
         unsafe {
             bulk::tensor_load(rows, self.weight, origin, full_barrier, CacheHint::EvictFirst);
         }
     }
 
-    /// Asks for x of `line`.
+    /// Issues the load of x of `k_block`.
     ///
     /// # Safety
-    /// 1. As [`Ring::load_weight`], and x is there.
+    /// 1. As [`Ring::load_weight`], and x is written.
     #[inline(always)]
-    unsafe fn load_x(&self, stage: Stage, line: Line) {
+    unsafe fn load_x(&self, stage: Stage, k_block: KBlock) {
         let full_barrier = self.pipeline.full_barrier(stage);
         let rows = self.smem_x.offset(stage.stage_idx * self.x_rows * BLOCK_K);
         // SAFETY: the caller's promise. All blocks read x.
         unsafe {
             let hint = CacheHint::EvictLast;
-            bulk::tensor_load(rows, self.x, [line.k as i32, 0], full_barrier, hint);
+            bulk::tensor_load(rows, self.x, [k_block.k as i32, 0], full_barrier, hint);
         }
     }
 
-    /// The products of a tile whose first stage is `stage`, in the warpgroup's columns, from
-    /// `first_column` of the tile on; gives the stage behind them.
+    /// Multiplies a tile whose first stage is `stage`, for the warpgroup's columns from
+    /// `first_column` of the tile on; returns the accumulators and the next stage.
     ///
     /// # Safety
     /// 1. All threads of all consumers call this, for the same tiles as the producer.
@@ -204,7 +172,7 @@ impl<E: Operand16> Ring<E> {
         let weight = MatrixDescriptor::k_major(self.smem_weight, Swizzle::B128);
         let x = MatrixDescriptor::k_major(self.smem_x, Swizzle::B128);
         let mut acc = A::start();
-        let mut multiplied = stage;
+        let mut previous = stage;
         let mut k = 0;
         while k < self.k {
             self.pipeline.wait_full(stage);
@@ -212,24 +180,24 @@ impl<E: Operand16> Ring<E> {
             let first_row = stage.stage_idx * stage_columns(self.tile_columns) + first_column;
             let weight = weight.advance(first_row * ROW_BYTES);
             let x = x.advance(stage.stage_idx * self.x_rows * ROW_BYTES);
-            // SAFETY: the stage is filled, and stays so until it is released.
+            // SAFETY: the stage is full, and stays so until it is released.
             unsafe { A::multiply(&mut acc, weight, x) };
             wgmma::commit();
-            // The products of this stage go on while those before are waited for.
+            // The MMAs of this stage are in flight while those of the previous one are waited for.
             wgmma::wait_group::<1>();
             if k > 0 {
-                self.release(multiplied);
+                self.release(previous);
             }
-            multiplied = stage;
+            previous = stage;
             stage = self.pipeline.next(stage);
             k += BLOCK_K;
         }
         let acc = A::wait(acc);
-        self.release(multiplied);
+        self.release(previous);
         (acc, stage)
     }
 
-    /// Tells the producer that the warp has read the stage.
+    /// Arrives, for the warp, on the stage's empty barrier.
     #[inline(always)]
     fn release(&self, stage: Stage) {
         if warp::lane_id() == 0 {
@@ -238,17 +206,17 @@ impl<E: Operand16> Ring<E> {
     }
 }
 
-/// Tiles of `tile_columns` columns, a block as many as it comes to.
+/// Tiles of `tile_columns` columns, of which block `i` has every `grid`-th one from `i` on.
 ///
 /// # Safety
-/// 1. `num_rows` is one element, at most the rows of x, that no launch writes which this one overlaps;
+/// 1. `num_rows` is one element, at most the rows of x, written by no launch that this one overlaps;
 ///    the output holds that many rows of `n` columns at its stride; `bias` and `residual` are null or
 ///    hold as much. The output is `out_f32`, or `out` if that is null.
-/// 2. `x` is the map of at most `A::COLUMNS` rows in boxes of as many, `weight_map` of `weight`, `n` rows, in boxes
-///    of `tile_columns`, a multiple of 2 from 64 to 128, both of `k > 0` columns in boxes of 64,
-///    swizzled by 128 bytes.
+/// 2. `x` is the tensor map of at most `A::COLUMNS` rows in boxes of as many; `weight_map` that of
+///    `weight`, `n` rows in boxes of `tile_columns`, a multiple of 2 from 64 to 128; both of `k > 0`
+///    columns in boxes of 64, with 128-byte swizzle.
 /// 3. The output is `residual`, or overlaps nothing that is read.
-/// 4. `num_copied` is at most `num_ahead`, that at most `num_stages`, and that at most the lines of a tile.
+/// 4. `num_copied` <= `num_ahead` <= `num_stages` <= the blocks of k of a tile.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     target(sm_90a),
@@ -278,7 +246,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
     out_stride: u32,
     weight: Global<u16>,
     weight_stride: u32,
-    // Behind the others, which share few lines of the constant cache so.
+    // Last, so that the other parameters share few lines of the constant cache.
     x: TensorMap,
     weight_map: TensorMap,
 ) {
@@ -289,7 +257,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
     let ring = Ring {
         smem_x,
         smem_weight,
-        // SAFETY: one thread makes the barriers, and all others wait for it.
+        // SAFETY: one thread initialises the barriers, and all others wait for it.
         pipeline: unsafe { Pipeline::new(barriers, num_stages) },
         x,
         weight: weight_map,
@@ -297,7 +265,7 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         tile_columns,
         k,
     };
-    let first = Line { column: thread::block_idx_x() * tile_columns, k: 0 };
+    let first = KBlock { column: thread::block_idx_x() * tile_columns, k: 0 };
     // SAFETY: one element, that no launch writes.
     let num_rows = unsafe { num_rows.get(0) };
     let warpgroup_idx = warp::warpgroup_idx();
@@ -305,18 +273,18 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
     if warpgroup_idx == NUM_CONSUMERS {
         // 1. The producer: one lane.
         let is_producer = warp::lane_id() == 0;
-        let (mut line, mut stage) = (first, Stage::FIRST);
+        let (mut k_block, mut stage) = (first, Stage::FIRST);
         if is_producer {
             ring.pipeline.init(NUM_CONSUMERS * 4);
-            // What no launch before this one writes.
+            // Weights, which no previous launch writes, before the wait for it.
             for stage_idx in 0..num_ahead {
                 if stage_idx < num_copied {
                     ring.expect_x(stage);
                 } else {
-                    // SAFETY: nobody has used the stage.
-                    unsafe { ring.load_weight(stage, line) };
+                    // SAFETY: the stage is unused.
+                    unsafe { ring.load_weight(stage, k_block) };
                 }
-                line = ring.behind(line);
+                k_block = ring.next(k_block);
                 stage = ring.pipeline.next(stage);
             }
         }
@@ -325,26 +293,26 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         grid::wait_for_dependencies();
         grid::launch_dependents();
         if is_producer {
-            // SAFETY: the stages are empty, or have the weights of the same lines; x is there.
+            // SAFETY: the stages are empty, or hold the weights of the same blocks of k; x is written.
             unsafe {
-                let (mut x_line, mut x_stage) = (first, Stage::FIRST);
+                let (mut x_k_block, mut x_stage) = (first, Stage::FIRST);
                 for _ in 0..num_ahead {
-                    ring.load_x(x_stage, x_line);
-                    x_line = ring.behind(x_line);
+                    ring.load_x(x_stage, x_k_block);
+                    x_k_block = ring.next(x_k_block);
                     x_stage = ring.pipeline.next(x_stage);
                 }
-                while line.column < n {
+                while k_block.column < n {
                     ring.pipeline.wait_empty(stage);
-                    ring.load_weight(stage, line);
-                    ring.load_x(stage, line);
-                    line = ring.behind(line);
+                    ring.load_weight(stage, k_block);
+                    ring.load_x(stage, k_block);
+                    k_block = ring.next(k_block);
                     stage = ring.pipeline.next(stage);
                 }
             }
         }
     } else {
-        // 2. The consumers: the first stages are theirs to fill, and each warpgroup has its columns of every
-        // tile.
+        // 2. The consumers: they copy the weights of the first stages, then each warpgroup computes
+        //    its columns of every tile.
         let weight = Weight { elems: weight, stride: weight_stride, rows: n, k };
         // SAFETY: the stages are empty.
         unsafe { ring.copy_weights(weight, first, num_copied) };
@@ -359,10 +327,11 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         let first_column = in_tile.min(stage_columns(tile_columns) - WARPGROUP_COLUMNS);
         let (mut column, mut stage) = (first.column, Stage::FIRST);
         while column < n {
-            // SAFETY: the consumers take the producer's tiles; columns are stored once, and inside.
+            // SAFETY: the consumers run through the producer's tiles; each column is stored once, and
+            // is inside.
             unsafe {
-                let (acc, behind) = ring.multiply_tile::<A>(stage, first_column);
-                stage = behind;
+                let (acc, next_stage) = ring.multiply_tile::<A>(stage, first_column);
+                stage = next_stage;
                 let (first, start) = (column + first_column, column + in_tile);
                 outputs.store(&Columns { first, start, end: n.min(column + tile_columns) }, acc);
             }

@@ -15,11 +15,10 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use cuda_std::warp::WARP_SIZE;
 
-/// SMs of an H200.
-const NUM_SMS: usize = 132;
-
-/// Up to this many columns 16 warps split k: two blocks of eight columns an SM, which fill it.
-const NARROW_N: usize = 2 * NUM_SMS * TILE_MN as usize;
+/// Columns up to which 16 warps split k: two blocks of eight columns for each SM, which fill it.
+const fn narrow_n(num_sms: usize) -> usize {
+    2 * num_sms * TILE_MN as usize
+}
 
 /// From this many weight rows on, a block of one row of x takes 32 columns instead of 8
 /// (`docs/measurements/gemm_small_m.md`). For eight rows 32 are never slower.
@@ -158,7 +157,7 @@ impl SmallM16 {
             self.launch_streamed(gpu, num_rows, operands, maps)
         } else {
             self.0.check(operands)?;
-            let instance = self.choose(operands)?;
+            let instance = self.choose(gpu.num_sms, operands)?;
             self.launch_instance(instance, num_rows, operands)
         }
     }
@@ -254,9 +253,10 @@ impl SmallM16 {
     fn instances<E: Operand16, I: Copy + Into<InstanceParams>>(
         &self,
         all: &[I],
+        num_sms: usize,
         operands: &Linear16Operands<E>,
     ) -> impl Iterator<Item = (I, InstanceParams)> {
-        let warps = if self.0.weight_rows() <= NARROW_N { 16 } else { 8 };
+        let warps = if self.0.weight_rows() <= narrow_n(num_sms) { 16 } else { 8 };
         let fused = (is_normed(operands), self.0.gated);
         let max_rows = self.0.max_rows;
         let all = all.iter().map(|&instance| (instance, instance.into()));
@@ -276,17 +276,19 @@ impl SmallM16 {
 
     fn choose<E: Operand16>(
         &self,
+        num_sms: usize,
         operands: &Linear16Operands<E>,
     ) -> Result<Instance, LaunchError> {
         let weight_rows = self.0.weight_rows();
-        let is_wide = weight_rows > NARROW_N && (self.0.max_rows > 1 || weight_rows >= WIDE_N);
+        let is_wide =
+            weight_rows > narrow_n(num_sms) && (self.0.max_rows > 1 || weight_rows >= WIDE_N);
         let tiles_n = match (self.0.gated, is_wide) {
             // With a gate, 16 columns of gate and of up are slower than 8 and 8.
             (true, _) => 2,
             (false, true) => 4,
             (false, false) => 1,
         };
-        let mut instances = self.instances(Instance::ALL, operands);
+        let mut instances = self.instances(Instance::ALL, num_sms, operands);
         let instance = instances.find(|(_, params)| params.tiles_n == tiles_n);
         instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
     }

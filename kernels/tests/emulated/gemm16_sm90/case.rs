@@ -1,6 +1,6 @@
 //! A linear layer of 16-bit operands: its operands on the emulator, and what comes out.
 
-use crate::device::{Stored, emulate_overlapping, random};
+use crate::device::{Stored, emulate_overlapping, f16_accumulation_bound, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
@@ -9,7 +9,7 @@ use kernels::gemm::{Accumulate, Input16, Linear16Operands, Out16};
 use kernels::tile::element::Operand16;
 use simt::{Init, Memory};
 
-/// What stands behind the rows that exist, and in outputs before a launch.
+/// The bytes of rows past the last one, and of outputs before a launch.
 const STALE: u8 = 0xff;
 
 /// A linear layer in a launch for `max_rows`.
@@ -19,18 +19,18 @@ pub struct Case {
     pub max_rows: usize,
     pub n: usize,
     pub k: usize,
-    /// Elements that strides of the operands have more than their rows; a multiple of 8.
+    /// Row strides of the operands, less their widths; a multiple of 8.
     pub pad: usize,
     /// The same of outputs and residual.
     pub out_pad: usize,
     pub with_bias: bool,
     pub out: Out,
     pub num_sms: usize,
-    /// What the kernel under test sums in.
+    /// The accumulators of the kernel under test.
     pub accumulate: Accumulate,
 }
 
-/// A layer of one row, with all that it can have.
+/// A layer of one row with bias, residual and padded strides.
 pub const ONE_ROW: Case = Case {
     num_rows: 1,
     max_rows: 1,
@@ -49,9 +49,9 @@ pub const ONE_ROW: Case = Case {
 pub enum Out {
     Half,
     F32,
-    /// With a residual at another place.
+    /// f32 with a residual.
     Residual,
-    /// With a residual at the same place.
+    /// f32 that overwrites the residual.
     InPlace,
 }
 
@@ -61,7 +61,7 @@ struct Matrix {
     values: Vec<f64>,
 }
 
-/// `rows` rows of which `num_rows` exist, `stride` elements apart.
+/// `rows` rows at a stride, of which the first `num_rows` exist.
 fn operand<E: Operand16 + Stored>(
     rows: usize,
     num_rows: usize,
@@ -86,8 +86,25 @@ pub struct Setup<E> {
     activations: Vec<u64>,
     num_rows: DevicePtr<u32>,
     operands: Linear16Operands<E>,
-    /// By row and column: the output, and the sum of all magnitudes in it.
-    want: Vec<[f64; 2]>,
+    /// By row and column.
+    want: Vec<Want>,
+}
+
+/// What an output should be.
+struct Want {
+    value: f64,
+    /// Largest error before the output is rounded, by the type of the accumulator.
+    bound_f32: f64,
+    bound_f16: f64,
+}
+
+impl Want {
+    fn bound(&self, accumulate: Accumulate) -> f64 {
+        match accumulate {
+            Accumulate::F32 => self.bound_f32,
+            Accumulate::F16 => self.bound_f16 + self.bound_f32,
+        }
+    }
 }
 
 impl<E: Operand16 + Stored> Setup<E> {
@@ -96,7 +113,7 @@ impl<E: Operand16 + Stored> Setup<E> {
         let (stride, out_stride) = (k + pad, n + out_pad);
         let x = operand::<E>(max_rows, num_rows, stride, salt + 1);
         let weight = operand::<E>(n, n, stride, salt + 2);
-        // One more, so that no more than one of both has all rows at even multiples of 4 bytes.
+        // One more than that of the output, so that at most one of them is even.
         let residual_stride = if out == Out::Residual { out_stride + 1 } else { out_stride };
         let (bias, residual) = (random(n, salt + 3), random(max_rows * residual_stride, salt + 4));
         let with_residual = matches!(out, Out::Residual | Out::InPlace);
@@ -107,9 +124,13 @@ impl<E: Operand16 + Stored> Setup<E> {
             let bias = if with_bias { f64::from(bias[column]) } else { 0.0 };
             let at = row * residual_stride + column;
             let residual = if with_residual { f64::from(residual[at]) } else { 0.0 };
-            let sum: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
-            let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
-            [sum + bias + residual, magnitude + bias.abs() + residual.abs()]
+            let products: Vec<f64> = a.iter().zip(b).map(|(a, b)| a * b).collect();
+            let magnitude: f64 = products.iter().map(|product| product.abs()).sum();
+            Want {
+                value: products.iter().sum::<f64>() + bias + residual,
+                bound_f32: 1e-6 * (magnitude + bias.abs() + residual.abs()),
+                bound_f16: f16_accumulation_bound(&products),
+            }
         });
         let want = want.collect();
         let mut memory = Memory::new();
@@ -120,7 +141,7 @@ impl<E: Operand16 + Stored> Setup<E> {
         let out_bytes = max_rows * out_stride * if out == Out::Half { 2 } else { 4 };
         let out_ptr = rows("out", &vec![STALE; out_bytes]);
         let num_rows = DevicePtr::new(rows("num_rows", &(num_rows as u32).to_le_bytes()));
-        // Of the residual nothing has written the rows that do not exist.
+        // Rows of the residual past the last one are unwritten.
         let residual = with_residual.then(|| {
             let address = memory.alloc("residual", Init::Poisoned(size_of_val(&residual[..])));
             let written = f32s(&residual[..case.num_rows * residual_stride]);
@@ -180,17 +201,13 @@ impl<E: Operand16 + Stored> Setup<E> {
 /// Fails where an output is wrong, or one is written that does not exist.
 pub fn assert_right<E: Operand16 + Stored>(case: &Case, name: &str, setup: &Setup<E>) {
     let stride = case.n + case.out_pad;
-    // Of the rounding to 11 or 8 bits at the end.
+    // Half a unit in the last place of the stored output: 11 or 8 bits.
     let unit = match case.out {
         Out::Half if E::of(1.001).value() == 1.0 => 2f64.powi(-8),
         Out::Half => 2f64.powi(-11),
         _ => 0.0,
     };
-    // Of the magnitudes: an f16 sum is rounded to 11 bits every 16 products.
-    let sum_unit = match case.accumulate {
-        Accumulate::F32 => 1e-6,
-        Accumulate::F16 => case.k.div_ceil(16) as f64 * 2f64.powi(-11),
-    };
+    let mut told_from_zero = 0;
     for (at, got) in setup.outputs(case).into_iter().enumerate() {
         let (row, column) = (at / stride, at % stride);
         if row >= case.num_rows || column >= case.n {
@@ -198,14 +215,19 @@ pub fn assert_right<E: Operand16 + Stored>(case: &Case, name: &str, setup: &Setu
             assert!(is_left, "{name} of {case:?} has written [{row}, {column}]");
             continue;
         }
-        let [want, magnitude] = setup.want[row * case.n + column];
-        let bound = sum_unit * magnitude + unit * want.abs() + 1e-7;
+        let want = &setup.want[row * case.n + column];
+        let bound = want.bound(case.accumulate) + unit * want.value.abs() + 1e-7;
+        let want = want.value;
         let is_close = got.is_some_and(|got| (got - want).abs() <= bound);
         assert!(is_close, "{name} of {case:?}: [{row}, {column}] is {got:?}, not {want}");
+        told_from_zero += usize::from(want.abs() > bound);
     }
+    // The bounds are of use: a kernel that writes zeros passes at few outputs.
+    let num_outputs = case.num_rows * case.n;
+    assert!(told_from_zero >= num_outputs * 9 / 10, "{told_from_zero} of {num_outputs}, {case:?}");
 }
 
-/// Rows of the weight in a box of the launch of a layer of `n` columns: columns of a tile.
+/// Columns of a tile in the launch of a layer of `n` columns: rows of the weight in a TMA box.
 pub fn tile_columns(
     n: usize,
     launch: impl FnOnce(

@@ -2,16 +2,16 @@
 
 use super::{Case, Out, SEEDS, Setup, WHOLE, check, check_edges, check_of};
 use half::f16;
+use kernels::gemm::Linear16;
 use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
-use kernels::gemm::{Linear16, SumOrder, Summation};
 
 fn config(block: [usize; 2], split_k: usize) -> &'static TileConfig {
     let mut configs = TILE_CONFIGS.iter();
     configs.find(|config| config.block == block && config.split_k == split_k).expect("a tile")
 }
 
-/// k around the shares of the blocks: some have nothing to do, or one of them more than the others,
-/// or their stages go round.
+/// k around the shares of the blocks: some are empty, or one is larger than the others, or stages are
+/// reused.
 fn check_shares(tile: &TileConfig) {
     for seed in SEEDS {
         for num_k_blocks in [1, tile.split_k - 1, tile.split_k + 1, 9 * tile.split_k - 1] {
@@ -53,7 +53,7 @@ fn tile_64x128_split_2_matches_oracle() {
     check_shares(config([64, 128], 2));
 }
 
-/// Many clusters, more than have room at once.
+/// More clusters than run at once.
 #[test]
 fn many_split_tiles_match_oracle() {
     let tile = config([64, 128], 4);
@@ -82,16 +82,5 @@ fn outputs_do_not_depend_on_the_order() {
         });
         let first = outputs.next().expect("a seed");
         assert!(outputs.all(|other| other == first));
-    }
-}
-
-/// A layer whose outputs must not depend on the rows beside them gets no split.
-#[test]
-fn an_order_of_tiles_is_not_split() {
-    let summation = Summation { order: SumOrder::Tiles, ..Summation::default() };
-    for max_rows in [65, 128] {
-        let linear = Linear16 { summation, ..Linear16::new(max_rows, 896, 4864) };
-        assert_eq!(TileConfig::fastest(&linear, 132).split_k, 1);
-        assert_ne!(TileConfig::fastest(&Linear16::new(max_rows, 896, 4864), 132).split_k, 1);
     }
 }

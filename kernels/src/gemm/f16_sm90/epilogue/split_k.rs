@@ -1,82 +1,83 @@
-//! Outputs that the blocks of a cluster have each summed over their share of k.
+//! The epilogue of split-K: the blocks of a cluster reduce their partial sums through distributed
+//! shared memory.
 //!
-//! The strips are dealt out among the blocks of the cluster. A warp sends its sums of a strip to
-//! the shared memory of the block that the strip is dealt to, by a copy that tells a barrier there:
-//! no memory is fenced, and no load waits for another block's answer. The warp of the same number
-//! adds up what all have sent, in the order of the blocks, and stores it. So an output has one order
-//! of summation, and needs no atomics.
+//! Each block of the cluster owns a share of the subtiles. A warp sends its partial sums of a subtile
+//! to the shared memory of the owner, by a bulk copy that completes on an mbarrier there: no memory
+//! fence is needed, and no load waits for another block. In the owner the warp of the same index adds
+//! up the partial sums in the order of block ranks, and stores the result. So the order of
+//! accumulation is fixed, and there are no atomics.
 
-use super::{OutElement, Output, STRIP_COLUMNS, STRIP_ELEMS, STRIP_REGS, WarpOutput};
+use super::{OutElement, Output, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, WarpOutput};
 use crate::gemm::f16_sm90::accumulators::Accumulators;
-use crate::gemm::f16_sm90::tiles::Tile;
+use crate::gemm::f16_sm90::tiles::WgmmaTile;
 use cuda_std::prelude::*;
 
-/// Sums that one access moves: those of a thread that follow each other.
-const VECTOR: usize = 4;
+/// f32 values of a 16-byte access.
+const VEC_ELEMS: usize = 4;
 
-/// Sums of a warp that are written at once.
-const WARP_VECTOR: u32 = warp::WARP_SIZE * VECTOR as u32;
+/// Values that a warp writes by one access of each lane.
+const WARP_VEC_ELEMS: u32 = warp::WARP_SIZE * VEC_ELEMS as u32;
 
-/// Bytes of a strip's sums.
-const STRIP_BYTES: u32 = STRIP_ELEMS * 4;
+/// Bytes of the partial sums of a subtile.
+const SUBTILE_BYTES: u32 = SUBTILE_ELEMS * 4;
 
-/// The block's side of the exchange.
+/// A block's side of the exchange of partial sums.
 #[derive(Clone, Copy)]
 pub struct Exchange {
-    /// Where strips are copied from: the stages, once they are read.
+    /// Where subtiles are sent from: the stages of the mainloop, once they are read.
     sent: Shared<f32>,
-    /// Strips of all blocks, for those that are dealt to this one.
+    /// Partial sums of all blocks for the subtiles that this block owns.
     received: Shared<f32>,
-    /// One a consumer warp, for the parts of its strip; then one each for those that it has sent.
+    /// For each consumer warp one that completes when its subtile is received, then for each one
+    /// that completes when what it sent is read.
     barriers: Mbarrier,
 }
 
 impl Exchange {
-    /// That of the block whose shared memory starts at `smem`.
+    /// The exchange of the block whose shared memory starts at `smem`.
     ///
     /// # Safety
     /// 1. `smem` is the block's, `T::SHARED_BYTES`.
-    /// 2. One thread calls [`Exchange::init`]; a barrier of the cluster follows before
+    /// 2. One thread calls [`Exchange::init`]; a cluster barrier separates that from
     ///    [`Exchange::store`].
     #[inline(always)]
-    pub unsafe fn new<T: Tile>(smem: Shared<u8>) -> Self {
+    pub unsafe fn new<T: WgmmaTile>(smem: Shared<u8>) -> Self {
         // SAFETY: the caller's promise.
-        let barriers = unsafe { Mbarrier::new(smem.offset(T::PARTS_BARRIERS_AT).cast()) };
+        let barriers = unsafe { Mbarrier::new(smem.offset(T::PARTIALS_BARRIERS_AT).cast()) };
         Exchange { sent: smem.cast(), received: smem.offset(T::STAGING_AT).cast(), barriers }
     }
 
-    /// Makes the barriers; [`fence::mbarrier_init`] comes behind.
+    /// Initialises the barriers; [`fence::mbarrier_init`] follows.
     #[inline(always)]
     #[track_caller]
-    pub fn init<T: Tile>(self) {
+    pub fn init<T: WgmmaTile>(self) {
         for warp_idx in 0..T::NUM_CONSUMERS * 4 {
             self.barriers.offset(warp_idx).init(1);
-            self.barriers.offset(T::NUM_CONSUMERS * 4 + warp_idx).init(T::Acc::STRIPS);
+            self.barriers.offset(T::NUM_CONSUMERS * 4 + warp_idx).init(T::Acc::NUM_SUBTILES);
         }
     }
 
-    /// Has the warp's barrier expect the other blocks' parts of its strip in the tile whose first
-    /// row and column are `origin`.
+    /// Makes the warp's barrier expect the other blocks' partial sums of its subtile, in the tile
+    /// whose first row and column are `origin`.
     #[inline(always)]
     #[track_caller]
-    pub fn expect<T: Tile, O>(self, origin: [u32; 2], output: &WarpOutput<O>) {
-        let place = place::<T>(origin, dealt_strip::<T>());
-        if warp::lane_id() == 0 && dealt_exists::<T, O>(place, &output.output) {
+    pub fn expect<T: WgmmaTile, O>(self, origin: [u32; 2], output: &WarpOutput<O>) {
+        let at = origin_of::<T>(origin, owned_subtile::<T>());
+        if warp::lane_id() == 0 && owned_exists::<T, O>(at, &output.output) {
             let barrier = self.barriers.offset(warp::warp_idx());
-            barrier.arrive_expect_tx((T::SPLIT_K - 1) * STRIP_BYTES);
+            barrier.arrive_expect_tx((T::SPLIT_K - 1) * SUBTILE_BYTES);
         }
     }
 
-    /// Stores the cluster's tile whose first row and column are `origin`: `acc` are the warpgroup's
-    /// sums over the block's share of k.
+    /// Reduces and stores the cluster's tile whose first row and column are `origin`. `acc` are the
+    /// warpgroup's partial sums over the block's share of k.
     ///
     /// # Safety
-    /// 1. All consumers of the cluster's blocks call this and [`Exchange::expect`] before, each
-    ///    with its warp's `output`, for one tile.
-    /// 2. All stages that were filled have been waited for by each consumer, and none is filled
-    ///    again.
+    /// 1. All consumers of the cluster's blocks call [`Exchange::expect`] and then this, each with
+    ///    its warp's `output`, for one tile.
+    /// 2. Each consumer has waited for all stages, and none is filled again.
     #[inline(always)]
-    pub unsafe fn store<T: Tile, O: OutElement>(
+    pub unsafe fn store<T: WgmmaTile, O: OutElement>(
         self,
         acc: T::Acc,
         origin: [u32; 2],
@@ -85,135 +86,135 @@ impl Exchange {
         let (rank, warp_idx) = (cluster::block_rank(), warp::warp_idx());
         let barrier = self.barriers.offset(warp_idx);
         let read_barrier = barrier.offset(T::NUM_CONSUMERS * 4);
-        // The stages are read: the sums are laid down there.
+        // After this barrier all stages are read: their memory holds the partial sums to send.
         if T::NUM_CONSUMERS == 2 {
             barrier::sync::<1, { 2 * warp::WARPGROUP_SIZE }>();
         } else {
             barrier::sync::<1, { warp::WARPGROUP_SIZE }>();
         }
-        acc.for_each_strip(|strip, sums| {
-            let strip_idx = warp_idx * T::Acc::STRIPS + strip;
-            let to = dealt_to::<T>(strip_idx);
-            let exists = exists(place::<T>(origin, strip_idx), &output.output);
+        acc.for_each_subtile(|subtile, values| {
+            let subtile_idx = warp_idx * T::Acc::NUM_SUBTILES + subtile;
+            let to = owner::<T>(subtile_idx);
+            let exists = exists(origin_of::<T>(origin, subtile_idx), &output.output);
             if warp::lane_id() == 0 && !(exists && to != rank) {
                 read_barrier.arrive();
             }
             if exists {
-                let received = self.parts::<T>(strip_idx).offset(rank * STRIP_ELEMS);
-                let sent = self.sent.offset(strip_idx * STRIP_ELEMS);
-                // SAFETY: a warp has strips of its own, and a block its part of each; the other
-                // block does not end before it has all parts, and this one not before theirs are
-                // read.
+                let received = self.partials::<T>(subtile_idx).offset(rank * SUBTILE_ELEMS);
+                let sent = self.sent.offset(subtile_idx * SUBTILE_ELEMS);
+                // SAFETY: a warp writes its own subtiles, and a block its own partial sums of each.
+                // The owner does not end before it has received all of them, and this block not
+                // before they are read.
                 unsafe {
                     if to == rank {
-                        lay_down(received, &sums);
+                        store_partials(received, &values);
                     } else {
-                        lay_down(sent, &sums);
+                        store_partials(sent, &values);
                         fence::proxy_async_shared();
                         warp::sync_warp();
                         if warp::lane_id() == 0 {
                             let received = cluster::map_shared(received, to);
-                            bulk::copy_to_peer(received, sent, STRIP_BYTES, barrier.peer(to));
+                            bulk::copy_to_peer(received, sent, SUBTILE_BYTES, barrier.peer(to));
                         }
                     }
                 }
             }
         });
-        let strip_idx = dealt_strip::<T>();
-        let place = place::<T>(origin, strip_idx);
-        let exists = dealt_exists::<T, O>(place, &output.output);
+        let subtile_idx = owned_subtile::<T>();
+        let at = origin_of::<T>(origin, subtile_idx);
+        let exists = owned_exists::<T, O>(at, &output.output);
         if exists {
             barrier.wait(0);
-            let parts = self.parts::<T>(strip_idx);
-            // SAFETY: the other blocks' parts have come, and the thread has written its own.
-            let sums = unsafe { sum::<T>(parts) };
+            let partials = self.partials::<T>(subtile_idx);
+            // SAFETY: the other blocks' partial sums have arrived, and the thread wrote its own.
+            let values = unsafe { reduce::<T>(partials) };
             let lane_id = warp::lane_id();
             if lane_id < T::SPLIT_K && lane_id != rank {
                 read_barrier.peer(lane_id).arrive();
             }
-            // The strip goes to memory by way of where its parts were.
-            output.staging = parts.cast();
+            // The partial sums are read: their memory stages the output.
+            output.staging = partials.cast();
             // SAFETY: the caller's promise.
-            unsafe { O::store_strip(output, place, STRIP_COLUMNS, &sums) };
+            unsafe { O::store_subtile(output, at, SUBTILE_COLUMNS, &values) };
         }
-        // A block must not end while its parts are still copied.
+        // A block must not end while its partial sums are still copied.
         read_barrier.wait(0);
     }
 
-    /// Where the parts of a strip are received, in the order of the blocks.
+    /// Where the partial sums of a subtile are received, in the order of block ranks.
     #[inline(always)]
-    fn parts<T: Tile>(self, strip_idx: u32) -> Shared<f32> {
-        self.received.offset(strip_idx / T::SPLIT_K * T::SPLIT_K * STRIP_ELEMS)
+    fn partials<T: WgmmaTile>(self, subtile_idx: u32) -> Shared<f32> {
+        self.received.offset(subtile_idx / T::SPLIT_K * T::SPLIT_K * SUBTILE_ELEMS)
     }
 }
 
-/// The block that a strip is dealt to: of as many neighbours as there are blocks each has one. The
-/// next ones are shifted, so that those of few rows do not all come to the same blocks.
+/// Rank of the block that owns a subtile: `SPLIT_K` neighbouring subtiles have as many owners. The
+/// next ones are rotated, so that in small batches the subtiles with rows have different owners.
 #[inline(always)]
-fn dealt_to<T: Tile>(strip_idx: u32) -> u32 {
-    (strip_idx + strip_idx / T::SPLIT_K * (T::SPLIT_K / 2)) % T::SPLIT_K
+fn owner<T: WgmmaTile>(subtile_idx: u32) -> u32 {
+    (subtile_idx + subtile_idx / T::SPLIT_K * (T::SPLIT_K / 2)) % T::SPLIT_K
 }
 
-/// The strip that the warp adds up: one of those that it has a part of, or one that it has not, if
-/// none is dealt to its block.
+/// The subtile that the warp reduces, if the block owns one of the warp's; otherwise the index of a
+/// subtile that is not the warp's.
 #[inline(always)]
-fn dealt_strip<T: Tile>() -> u32 {
-    let first = warp::warp_idx() * T::Acc::STRIPS;
-    // The first one's block is so many before this one.
-    first + (cluster::block_rank() + T::SPLIT_K - dealt_to::<T>(first)) % T::SPLIT_K
+fn owned_subtile<T: WgmmaTile>() -> u32 {
+    let first = warp::warp_idx() * T::Acc::NUM_SUBTILES;
+    // The rank of this block minus that of the first subtile's owner.
+    first + (cluster::block_rank() + T::SPLIT_K - owner::<T>(first)) % T::SPLIT_K
 }
 
-/// First row and column of a strip in the tile at `origin`.
+/// First row and column of a subtile of the tile at `origin`.
 #[inline(always)]
-fn place<T: Tile>([row, column]: [u32; 2], strip_idx: u32) -> [u32; 2] {
-    let [strip_row, strip_column] = T::strip_origin(strip_idx);
-    [row + strip_row, column + strip_column]
+fn origin_of<T: WgmmaTile>([row, column]: [u32; 2], subtile_idx: u32) -> [u32; 2] {
+    let [subtile_row, subtile_column] = T::subtile_origin(subtile_idx);
+    [row + subtile_row, column + subtile_column]
 }
 
-/// Whether a strip at this place has outputs.
+/// Whether a subtile at this row and column has outputs.
 #[inline(always)]
 fn exists<O>([row, column]: [u32; 2], output: &Output<O>) -> bool {
     row < output.num_rows && column < output.n
 }
 
-/// Whether the strip that the warp adds up is there, and has outputs at this place.
+/// Whether there is a subtile that the warp reduces, and it has outputs at this row and column.
 #[inline(always)]
-fn dealt_exists<T: Tile, O>(place: [u32; 2], output: &Output<O>) -> bool {
-    let is_dealt = dealt_strip::<T>() / T::Acc::STRIPS == warp::warp_idx();
-    is_dealt && exists(place, output)
+fn owned_exists<T: WgmmaTile, O>(at: [u32; 2], output: &Output<O>) -> bool {
+    let is_own = owned_subtile::<T>() / T::Acc::NUM_SUBTILES == warp::warp_idx();
+    is_own && exists(at, output)
 }
 
-/// The sums of a strip over all blocks of the cluster, whose parts are at `parts`: the thread's.
+/// The thread's values of a subtile, summed over all blocks of the cluster.
 ///
 /// # Safety
-/// 1. All parts are written, and seen by the thread.
+/// 1. All partial sums at `partials` are written, and visible to the thread.
 #[inline(always)]
-unsafe fn sum<T: Tile>(parts: Shared<f32>) -> [f32; STRIP_REGS] {
-    let mut sums = [0.0; STRIP_REGS];
+unsafe fn reduce<T: WgmmaTile>(partials: Shared<f32>) -> [f32; SUBTILE_REGS] {
+    let mut values = [0.0; SUBTILE_REGS];
     for rank in 0..T::SPLIT_K {
-        let part = parts.offset(rank * STRIP_ELEMS + warp::lane_id() * VECTOR as u32);
+        let partial = partials.offset(rank * SUBTILE_ELEMS + warp::lane_id() * VEC_ELEMS as u32);
         unroll!(i in 0..8, {
             // SAFETY: the caller's promise.
-            let values: [f32; VECTOR] = unsafe { part.get_vec(i as u32 * WARP_VECTOR) };
-            for j in 0..VECTOR {
-                sums[i * VECTOR + j] += values[j];
+            let loaded: [f32; VEC_ELEMS] = unsafe { partial.get_vec(i as u32 * WARP_VEC_ELEMS) };
+            for j in 0..VEC_ELEMS {
+                values[i * VEC_ELEMS + j] += loaded[j];
             }
         });
     }
-    sums
+    values
 }
 
-/// Writes a thread's part of a strip to `smem`.
+/// Writes the thread's values of a subtile to `smem`.
 ///
 /// # Safety
-/// 1. The whole warp calls this; `smem` is the strip's, and nobody else accesses it.
+/// 1. The whole warp calls this; `smem` holds the subtile, and nothing else accesses it.
 #[inline(always)]
-unsafe fn lay_down(smem: Shared<f32>, sums: &[f32; STRIP_REGS]) {
-    let smem = smem.offset(warp::lane_id() * VECTOR as u32);
+unsafe fn store_partials(smem: Shared<f32>, values: &[f32; SUBTILE_REGS]) {
+    let smem = smem.offset(warp::lane_id() * VEC_ELEMS as u32);
     unroll!(i in 0..8, {
-        let at = i * VECTOR;
-        let values = [sums[at], sums[at + 1], sums[at + 2], sums[at + 3]];
+        let at = i * VEC_ELEMS;
+        let values = [values[at], values[at + 1], values[at + 2], values[at + 3]];
         // SAFETY: the caller's promise.
-        unsafe { smem.set_vec(i as u32 * WARP_VECTOR, values) };
+        unsafe { smem.set_vec(i as u32 * WARP_VEC_ELEMS, values) };
     });
 }

@@ -1,12 +1,12 @@
-//! From the sums in registers to memory: a thread has two columns, eight apart, and of every eight rows of
-//! x two, one below the other.
+//! The epilogue of swapped operands: a thread has two columns, eight apart, and two neighbouring
+//! rows of every eight rows of x.
 
 use crate::gemm::f16_sm90::accumulators::Accumulators;
-use crate::gemm::f16_sm90::epilogue::STRIP_REGS;
+use crate::gemm::f16_sm90::epilogue::SUBTILE_REGS;
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 
-/// Where outputs go, and what is added to them.
+/// The output, and what the epilogue adds to it.
 pub struct Outputs<E> {
     /// Rows that exist.
     pub num_rows: u32,
@@ -24,14 +24,14 @@ pub struct Outputs<E> {
 
 /// Columns of a warpgroup.
 pub struct Columns {
-    /// The first one that it has sums of.
+    /// The first one that it has accumulators of.
     pub first: u32,
-    /// The first one that it stores, and the one behind the last.
+    /// The first one that it stores, and the one after the last.
     pub start: u32,
     pub end: u32,
 }
 
-/// The outputs of a thread.
+/// The rows and columns of a thread's outputs.
 struct Cells {
     columns: [u32; 2],
     /// Whether they are stored.
@@ -50,7 +50,7 @@ impl Cells {
         Cells { columns, has_column, first_row: warp::lane_id() % 4 * 2, num_rows }
     }
 
-    /// Element of sum `i` in a matrix whose rows are `stride` apart, if it is stored.
+    /// Element of value `i` in a matrix whose rows are `stride` apart, if it is stored.
     #[inline(always)]
     fn element(&self, i: usize, stride: u32) -> Option<usize> {
         let (row, column) = (self.first_row + (i / 4 * 8 + i % 2) as u32, i / 2 % 2);
@@ -60,16 +60,16 @@ impl Cells {
 }
 
 impl<E: Operand16> Outputs<E> {
-    /// Stores a warpgroup's sums of `columns`.
+    /// Stores a warpgroup's accumulators of `columns`.
     ///
     /// # Safety
-    /// 1. The columns are inside, and no other warpgroup stores them; the outputs are what the kernel
-    ///    asks for.
+    /// 1. The columns are inside, and no other warpgroup stores them; the outputs are as the kernel
+    ///    requires.
     #[inline(always)]
     pub unsafe fn store<A: Accumulators>(&self, columns: &Columns, acc: A) {
         let cells = Cells::new(columns, self.num_rows);
         let mut bias = [0.0; 2];
-        let mut added = [0.0; STRIP_REGS];
+        let mut added = [0.0; SUBTILE_REGS];
         // SAFETY: cells are inside.
         unsafe {
             for i in 0..2 {
@@ -77,18 +77,18 @@ impl<E: Operand16> Outputs<E> {
                     bias[i] = self.bias.get(cells.columns[i] as usize);
                 }
             }
-            // All loads come before the first store, which might be to the same memory.
+            // The residual may be the output: all loads come before the first store.
             if !self.residual.is_null() {
-                for_each_sum::<A>(|i| {
+                for_each_value::<A>(|i| {
                     if let Some(at) = cells.element(i, self.residual_stride) {
                         added[i] = self.residual.get(at);
                     }
                 });
             }
-            acc.for_each_strip(|_, sums| {
-                let value = |i: usize| sums[i] + bias[i / 2 % 2] + added[i];
+            acc.for_each_subtile(|_, values| {
+                let value = |i: usize| values[i] + bias[i / 2 % 2] + added[i];
                 if self.single.address() != 0 {
-                    for_each_sum::<A>(|i| {
+                    for_each_value::<A>(|i| {
                         if let Some(at) = cells.element(i, self.stride) {
                             self.single.set(at, value(i));
                         }
@@ -96,7 +96,7 @@ impl<E: Operand16> Outputs<E> {
                 } else if self.are_words(columns) {
                     self.store_words::<A>(&cells, value);
                 } else {
-                    for_each_sum::<A>(|i| {
+                    for_each_value::<A>(|i| {
                         if let Some(at) = cells.element(i, self.stride) {
                             self.half.set(at, E::from_f32(value(i)));
                         }
@@ -106,15 +106,16 @@ impl<E: Operand16> Outputs<E> {
         }
     }
 
-    /// Whether two 16-bit outputs of a row, the first in an even column, are a word, and exist both or not.
+    /// Whether an even column's 16-bit output and the next one are an aligned word, and the end of the
+    /// columns splits none.
     #[inline(always)]
     fn are_words(&self, columns: &Columns) -> bool {
         let bytes = (self.stride | columns.end) * size_of::<E>() as u32;
         (self.half.address() as u32 | bytes).is_multiple_of(4)
     }
 
-    /// Stores 16-bit outputs two by two: of its two rows a thread takes one, and has the neighbouring
-    /// column's output of that row for its own of the other.
+    /// Stores 16-bit outputs as words: lanes of neighbouring columns exchange values, so that each has
+    /// both columns of one of its two rows.
     ///
     /// # Safety
     /// 1. The whole warp calls this, converged, where outputs are words; cells are inside.
@@ -127,7 +128,7 @@ impl<E: Operand16> Outputs<E> {
                 let got = warp::shuffle_xor(if is_odd { upper } else { lower }, 4);
                 let word = if is_odd { E::pack(got, lower) } else { E::pack(upper, got) };
                 if let Some(at) = cells.element(2 * pair + is_odd as usize, self.stride) {
-                    // SAFETY: the cell is inside. An odd column's word starts in the column before.
+                    // SAFETY: the cell is inside. An odd column's word starts at the even column.
                     unsafe { self.half.cast::<u32>().set(at / 2, word) };
                 }
             }
@@ -135,9 +136,9 @@ impl<E: Operand16> Outputs<E> {
     }
 }
 
-/// Calls `f` with the number of each of a thread's sums, written out.
+/// Calls `f` with the index of each of a thread's values, unrolled.
 #[inline(always)]
-fn for_each_sum<A: Accumulators>(mut f: impl FnMut(usize)) {
+fn for_each_value<A: Accumulators>(mut f: impl FnMut(usize)) {
     unroll!(rows in 0..8, {
         if (rows as u32) < A::COLUMNS / 8 {
             for i in 0..4 {

@@ -1,4 +1,4 @@
-//! The launch of few rows of many columns.
+//! The launch of the kernel with swapped operands.
 
 use super::gemm_16_swapped::{self, Instance};
 use super::{
@@ -13,22 +13,20 @@ use crate::tile::element::Operand16;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 
-/// Most stages of a ring.
+/// Most stages.
 const MAX_STAGES: usize = 8;
 
-/// Stages of the first tile whose weights the consumers copy, see [`box_copy`](crate::tile::box_copy): one for so
-/// many lines of k, up to so many. On an H200, in us by two of them, three, four, five: 32 rows of 9728 x 896, 14
-/// lines, (6.4) 6.7 7.0 7.3, 9216 x 3072, 48 lines, 15.1 14.9 (14.9) 15.4, 12288 x 4096 24.5 24.7 (24.2) 24.3,
-/// 16384 x 3072 24.1 23.9 (23.7) 24.2, 22016 x 4096 42.5 41.7 (41.5) 41.8, 32064 x 3072 44.8 44.6 (44.3) 44.8,
-/// 151936 x 896 (62.3) 63.3 63.5 64.2; and by none, on another card, 6.7, 16.1, 26.4, 26.3, 44.0, 47.1, 63.8.
-const LINES_A_COPY: usize = 7;
+/// The consumers copy the weights of one stage for every so many blocks of k, see
+/// [`box_copy`](crate::tile::box_copy), and of at most so many stages: the fastest counts measured
+/// (`docs/measurements/gemm_sm90_swapped.md`).
+const K_BLOCKS_PER_COPY: usize = 7;
 const MAX_COPIED: usize = 4;
 
 /// Columns of a tile.
 const MIN_COLUMNS: usize = WARPGROUP_COLUMNS as usize;
 const MAX_COLUMNS: usize = 2 * MIN_COLUMNS;
 
-/// The instances, by rows: of f16, of bf16.
+/// The instances by rows: for f16, for bf16.
 const INSTANCES: [(usize, [Instance; 2]); 3] = {
     use Instance::*;
     [
@@ -38,7 +36,7 @@ const INSTANCES: [(usize, [Instance; 2]); 3] = {
     ]
 };
 
-/// A linear layer of few rows and many columns, summed in the order of tiles.
+/// A linear layer of a small batch and many columns, accumulated in the order of tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct Swapped16(pub Linear16);
 
@@ -46,15 +44,14 @@ impl Swapped16 {
     /// Most rows.
     pub const MAX_ROWS: usize = 32;
 
-    /// Whether there are rows for this, and at least 56 columns for each multiprocessor.
+    /// Whether the batch is small enough, and there are more than 56 columns for each SM.
     pub const fn fills(&self, num_sms: usize) -> bool {
         self.0.max_rows <= Self::MAX_ROWS && self.0.n > num_sms * (MIN_COLUMNS - 8)
     }
 
-    /// Columns of a tile that leave all multiprocessors equal parts: even ones where a block has several tiles,
-    /// and otherwise a multiple of 8. On an H200 32 rows of 32064 x 3072 take 47.7 us by two tiles of 122 columns a
-    /// block, 48.9 by two of 128, 32000 x 4096 63.2 and 64.2, 22016 x 4096 44.5 by two of 84 and 44.7 by two of 88;
-    /// but 16384 x 3072 by one of 126 26.9, by one of 128 26.2 (prototypes).
+    /// Columns of a tile that give all SMs equal shares: an even number where a block has several
+    /// tiles, otherwise a multiple of 8. Two tiles of 122 columns are 2 % faster than two of 128, but
+    /// one tile of 126 is 3 % slower than one of 128.
     fn tile_columns(&self, num_sms: usize) -> usize {
         let num_tiles = self.0.n.div_ceil(num_sms * MAX_COLUMNS).max(1);
         let multiple = if num_tiles > 1 { 2 } else { SWIZZLE_ROWS as usize };
@@ -62,7 +59,8 @@ impl Swapped16 {
         columns.max(MIN_COLUMNS)
     }
 
-    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no columns.
+    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
+    /// columns.
     ///
     /// # Errors
     /// As [`Linear16::launch`]; also for more than [`Swapped16::MAX_ROWS`].
@@ -89,16 +87,17 @@ impl Swapped16 {
         let barrier_bytes = Pipeline::num_words(1) as usize * size_of::<u64>();
         let stage_rows = x_rows + stage_columns(columns as u32) as usize;
         let stage_bytes = stage_rows * ROW_BYTES as usize + barrier_bytes;
-        let num_lines = k.div_ceil(BLOCK_K as usize);
-        let num_stages = (MAX_SHARED_BYTES as usize / stage_bytes).min(MAX_STAGES).min(num_lines);
-        let num_copied = (num_lines / LINES_A_COPY).clamp(1, MAX_COPIED).min(num_stages);
-        // Without a launch before this one x is there at once: TMA takes the other stages with it.
+        let num_k_blocks = k.div_ceil(BLOCK_K as usize);
+        let num_stages =
+            (MAX_SHARED_BYTES as usize / stage_bytes).min(MAX_STAGES).min(num_k_blocks);
+        let num_copied = (num_k_blocks / K_BLOCKS_PER_COPY).clamp(1, MAX_COPIED).min(num_stages);
+        // Without overlap x is written already: only the stages that are copied precede its loads.
         let num_ahead = if gpu.overlaps { num_stages } else { num_copied };
         let geometry =
             Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, num_stages * stage_bytes)?;
-        let line = BLOCK_K as usize;
-        let x_map = maps(&tensor_map(&x, [max_rows, k], [x_rows, line]));
-        let weight = maps(&tensor_map(&operands.weight, [n, k], [columns, line]));
+        let block_k = BLOCK_K as usize;
+        let x_map = maps(&tensor_map(&x, [max_rows, k], [x_rows, block_k]));
+        let weight = maps(&tensor_map(&operands.weight, [n, k], [columns, block_k]));
         let (half, single, out_stride) = match operands.out {
             Out16::Half(out) => (DevicePtr::new(out.ptr.0), DevicePtr::null(), out.stride_arg()?),
             Out16::F32(out) => (DevicePtr::null(), out.ptr, out.stride_arg()?),

@@ -156,7 +156,7 @@ impl SmallM16 {
         num_sms: usize,
         operands: &Linear16Operands<E>,
     ) -> Result<Instance, LaunchError> {
-        let instances = self.instances(Instance::ALL, operands);
+        let instances = self.instances(Instance::ALL, num_sms, operands);
         let cost = |params: &InstanceParams| {
             let eights = (max_columns(params.tiles_n, params.fused.1) / TILE_MN) as usize;
             self.tiles(params, num_sms).per_block * (eights + TILE_COST)
