@@ -80,14 +80,16 @@ fn calls(body: &str, names: &BTreeSet<String>) -> bool {
     })
 }
 
-/// The names in lines `name = "mnemonic", ..`, which macros give to the functions that they declare.
+/// The names in lines `name = "mnemonic", ..`, which macros give to the functions that they
+/// declare.
 fn declared_by_macros(source: &str) -> impl Iterator<Item = String> {
     let names = source.lines().filter_map(|line| line.trim_start().split_once(" = \""));
     let is_name = |name: &&str| name.chars().all(|c| c.is_alphanumeric() || c == '_');
     names.map(|(name, _)| name).filter(is_name).map(str::to_string)
 }
 
-/// Names of the private functions and of the macros (`name!`) that execute PTX, `declared` among them.
+/// Names of the private functions and of the macros (`name!`) that execute PTX, `declared` among
+/// them.
 fn instructions(items: &[Item], declared: &BTreeSet<String>) -> BTreeSet<String> {
     let mut names = declared.clone();
     loop {
