@@ -114,7 +114,8 @@ instruction! {
     }
 }
 
-/// Waits for all threads of the cluster, whose writes are then visible to each other: [`arrive`] and
+/// Waits for all threads of the cluster, whose writes are then visible to each other: [`arrive`]
+/// and
 /// [`wait`]. CUDA C `cluster.sync()`.
 #[inline(always)]
 #[track_caller]
