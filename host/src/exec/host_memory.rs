@@ -4,8 +4,23 @@
 //! allow (containers, systemd, batch systems; versions 1 and 2), and its own limits (`ulimit -v`, `ulimit -d`).
 //! A process beyond the second is killed, and beyond the third its allocations fail: both are to be known before.
 
+use super::ExecError;
+use bytemuck::Zeroable;
 use std::fs;
 use std::path::Path;
+
+/// `len` zeros for `what` on `device`; pages that nobody touches take no memory.
+///
+/// # Errors
+/// [`ExecError::OutOfMemory`] where `vec![0; len]` would end the process.
+pub fn zeroed<T: Zeroable>(device: &str, what: &str, len: usize) -> Result<Vec<T>, ExecError> {
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| ExecError::OutOfMemory {
+        device: device.to_owned(),
+        what: what.to_owned(),
+        needed_bytes: len.saturating_mul(size_of::<T>()),
+        free_bytes: available_bytes().unwrap_or(0),
+    })
+}
 
 /// Bytes that can be allocated; `None` where the system does not say (`/proc` is Linux's).
 pub fn available_bytes() -> Option<usize> {
