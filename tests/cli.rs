@@ -1,7 +1,11 @@
 //! The real binary: what it prints, how it fails, and what it leaves behind.
 
+#[path = "cli/arguments.rs"]
+mod arguments;
 #[path = "cli/bad_input.rs"]
 mod bad_input;
+#[path = "cli/chat.rs"]
+mod chat;
 #[path = "cli/interrupts.rs"]
 mod interrupts;
 #[path = "cli/output.rs"]

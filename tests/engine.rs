@@ -1,17 +1,17 @@
-//! The engine on the CPU, with tiny models: whatever else is going on, a request gets what it gets alone.
+//! The engine on the CPU, with tiny models: whatever runs beside it, a request gets the tokens that it gets alone.
 
 mod support;
 
 use halfwarp::Model;
 use halfwarp::engine::{
-    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation, Request,
-    RequestId, Sampling,
+    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation,
+    PrecisionChoice, Request, RequestId, Sampling, SamplingError,
 };
-use halfwarp::exec::Device;
-use halfwarp::plan::{Fits, PAGE_SIZE};
+use halfwarp::exec::{Device, ExecError};
+use halfwarp::plan::{Fits, PAGE_SIZE, Precision};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock};
@@ -24,7 +24,7 @@ static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
 });
 
 fn options() -> EngineOptions {
-    EngineOptions { device: Device::Cpu, ..Default::default() }
+    EngineOptions { device: Device::Cpu, precision: Precision::F32.into(), ..Default::default() }
 }
 
 fn engine(options: EngineOptions) -> Engine {
@@ -56,6 +56,9 @@ fn random_request(rng: &mut ChaCha8Rng) -> Request {
             top_p: 0.95,
             min_p: 0.02,
             repetition_penalty: 1.1,
+            presence_penalty: 0.2,
+            frequency_penalty: -0.1,
+            logit_bias: vec![(rng.random_range(0..VOCAB_SIZE), 2.0)],
             seed: rng.random(),
         },
     };
@@ -75,10 +78,12 @@ impl Answers {
     fn take(&mut self, events: Vec<Event>) {
         for Event { request, kind } in events {
             let (tokens, finished) = self.0.entry(request).or_default();
-            assert_eq!(*finished, None, "an event behind the last");
+            assert_eq!(*finished, None, "an event after the last");
             match kind {
+                EventKind::Started { .. } => assert!(tokens.is_empty(), "it starts twice"),
                 EventKind::Token(token) => tokens.push(token),
                 EventKind::Finished(reason) => *finished = Some(reason),
+                other => panic!("{other:?}"),
             }
         }
     }
@@ -92,7 +97,7 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
         let mut together = engine(EngineOptions {
             context: Some(192),
             max_seqs: rng.random_range(1..6),
-            max_tokens: [7, 32, 64, 512][rng.random_range(0..4)],
+            max_tokens: Some([7, 32, 64, 512][rng.random_range(0..4)]),
             // From one context, where sequences push each other out, to room for all.
             cache_positions: [Some(192), Some(320), None][rng.random_range(0..3)],
             ..options()
@@ -120,8 +125,7 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
                 assert!(cancelled.contains(&id));
                 assert!(wanted.tokens.starts_with(&tokens), "seed {seed}: {request:?}");
             } else {
-                let got = Generation { tokens, finish_reason: finish_reason.unwrap() };
-                assert_eq!(got, wanted, "seed {seed}: {request:?}");
+                assert_eq!((&tokens, finish_reason), (&wanted.tokens, Some(wanted.finish_reason)));
             }
         }
         assert!(answers.0.is_empty());
@@ -131,11 +135,12 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
 #[test]
 fn a_prompt_in_chunks_is_the_whole_prompt() {
     let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(1), 200);
-    let whole = engine(EngineOptions { max_tokens: 512, ..options() }).logits(&tokens).unwrap();
+    let whole =
+        engine(EngineOptions { max_tokens: Some(512), ..options() }).logits(&tokens).unwrap();
     assert_eq!(whole.len(), tokens.len() * VOCAB_SIZE as usize);
     let largest = whole.iter().fold(0.0f32, |max, logit| max.max(logit.abs()));
     for max_tokens in [1, 3, 64, 65] {
-        let mut engine = engine(EngineOptions { max_tokens, ..options() });
+        let mut engine = engine(EngineOptions { max_tokens: Some(max_tokens), ..options() });
         let chunks = engine.logits(&tokens).unwrap();
         assert_eq!(chunks.len(), whole.len());
         for (index, (a, b)) in chunks.iter().zip(&whole).enumerate() {
@@ -169,7 +174,8 @@ fn finish_reasons() {
     assert_eq!(free.tokens.len(), 20);
 
     let none = run(&mut engine, greedy(vec![5, 6, 7], 0));
-    assert_eq!(none, Generation { tokens: vec![], finish_reason: FinishReason::Length });
+    let nothing = FinishReason::Length;
+    assert_eq!(none, Generation { tokens: vec![], finish_reason: nothing, cached_tokens: 0 });
 
     let stop = free.tokens[7];
     let first = free.tokens.iter().position(|&token| token == stop).unwrap();
@@ -217,11 +223,13 @@ fn generate_beside_other_requests() {
 fn bad_requests_say_what_is_wrong() {
     let mut small = engine(EngineOptions { context: Some(64), ..options() });
     let sampling = Sampling { temperature: -1.0, ..Default::default() };
+    let bias = Sampling { logit_bias: vec![(256, 1.0)], ..Default::default() };
     let bad = [
         (greedy(vec![], 1), "the prompt is empty"),
         (greedy(vec![1; 65], 1), "the prompt has 65 tokens, the context 64"),
         (greedy(vec![1, 256], 1), "token id 256 (number 1 of the prompt): the vocabulary has 256"),
         (Request { sampling, ..greedy(vec![1], 1) }, "temperature -1: it has to be 0 or more"),
+        (Request { sampling: bias, ..greedy(vec![1], 1) }, "logit bias of token 256: the vocab"),
     ];
     for (request, start) in bad {
         let message = small.add_request(request).unwrap_err().to_string();
@@ -251,10 +259,11 @@ fn what_has_ended_cannot_be_cancelled() {
     assert_eq!(run(&mut engine, greedy(vec![1, 2], 3)).tokens.len(), 3);
 }
 
-/// Nothing asked for is what one request needs; too much is an error before anything is allocated.
+/// Sizes of 0 are what one request needs; too much is an error before anything is allocated.
 #[test]
 fn sizes_at_their_ends() {
-    let none = EngineOptions { max_seqs: 0, max_tokens: 0, cache_positions: Some(0), ..options() };
+    let none =
+        EngineOptions { max_seqs: 0, max_tokens: Some(0), cache_positions: Some(0), ..options() };
     let answer = run(&mut engine(none), greedy(vec![1, 2, 3], 5));
     assert_eq!(answer, run(&mut engine(options()), greedy(vec![1, 2, 3], 5)));
     let no_room = EngineOptions { cache_positions: Some(u32::MAX as usize), ..options() };
@@ -276,16 +285,92 @@ fn sizes_at_their_ends() {
     }
 }
 
+/// The model's context of 512 is below the default of 4096; with one above it, only 0 means the model's.
 #[test]
-fn the_default_context_is_the_models() {
+fn a_context_of_0_is_the_models() {
     for context in [None, Some(0)] {
         assert_eq!(engine(EngineOptions { context, ..options() }).context(), 512);
     }
+    let long = changed_model(|config| config["max_position_embeddings"] = 9000.into(), |_| ());
+    for (context, positions) in [(None, 4096), (Some(0), 9000), (Some(100), 100)] {
+        let engine = Engine::new(long.clone(), EngineOptions { context, ..options() }).unwrap();
+        assert_eq!(engine.context(), positions, "{context:?}");
+    }
+}
+
+/// f16 on the emulated GPU, but bf16 for a weight beyond f16, said in one line; f16 by name is an error then.
+#[test]
+fn the_precision_is_one_that_holds_the_weights() {
+    let auto = |device| EngineOptions { precision: PrecisionChoice::Auto, device, ..options() };
+    let usual = Engine::new(MODEL.clone(), auto(Device::Emulated)).unwrap();
+    assert_eq!((usual.precision(), usual.notes()), (Precision::F16, &[][..]));
+    let usual = Engine::new(MODEL.clone(), auto(Device::Cpu)).unwrap();
+    assert_eq!((usual.precision(), usual.notes()), (Precision::BF16, &[][..]));
+
+    let wide = changed_model(
+        |_| (),
+        |tensors| {
+            tensors.get_mut("model.layers.1.mlp.down_proj.weight").unwrap()[9] = 1e5;
+        },
+    );
+    let engine = Engine::new(wide.clone(), auto(Device::Emulated)).unwrap();
+    assert_eq!(engine.precision(), Precision::BF16);
+    let [note] = engine.notes() else { panic!("{:?}", engine.notes()) };
+    assert!(note.starts_with("computes in bf16 in place of f16: "), "{note}");
+    assert!(note.contains("down_proj.weight` holds 100000") && !note.contains('\n'), "{note}");
+    let exact = EngineOptions { precision: Precision::F16.into(), ..auto(Device::Emulated) };
+    let error = Engine::new(wide, exact).err().unwrap();
+    assert!(matches!(error, EngineError::Exec(ExecError::Weights(_))), "{error}");
+
+    let widest = changed_model(
+        |_| (),
+        |tensors| {
+            tensors.get_mut("model.layers.1.mlp.down_proj.weight").unwrap()[9] = f32::MAX;
+        },
+    );
+    for (device, num_notes) in [(Device::Emulated, 2), (Device::Cpu, 1)] {
+        let engine = Engine::new(widest.clone(), auto(device)).unwrap();
+        assert_eq!((engine.precision(), engine.notes().len()), (Precision::F32, num_notes));
+    }
+}
+
+/// The tiny model in f32, with changes of its config.json and its weights.
+fn changed_model(
+    change_config: impl FnOnce(&mut serde_json::Value),
+    change_tensors: impl FnOnce(&mut BTreeMap<String, Vec<f32>>),
+) -> Arc<Model> {
+    let golden = support::data_dir().join("goldens/llama-gqa");
+    let dir = tempfile::tempdir().unwrap();
+    let config = std::fs::read(golden.join("config.json")).unwrap();
+    let mut config = serde_json::from_slice(&config).unwrap();
+    change_config(&mut config);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+
+    let bytes = std::fs::read(golden.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let widen = |half: &[u8]| half::f16::from_le_bytes([half[0], half[1]]).to_f32();
+    let mut tensors: BTreeMap<String, Vec<f32>> = file
+        .iter()
+        .map(|(name, tensor)| (name.into(), tensor.data().chunks_exact(2).map(widen).collect()))
+        .collect();
+    change_tensors(&mut tensors);
+    let bytes_of = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let views: Vec<(&str, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, values)| {
+            (name.as_str(), file.tensor(name).unwrap().shape().to_vec(), bytes_of(values))
+        })
+        .collect();
+    let views = views.iter().map(|(name, shape, data)| {
+        (*name, TensorView::new(Dtype::F32, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &dir.path().join("model.safetensors")).unwrap();
+    Arc::new(Model::open(dir.path()).unwrap())
 }
 
 #[test]
 fn a_step_is_no_larger_than_all_contexts_together() {
-    let large = EngineOptions { context: Some(8), max_tokens: usize::MAX, ..options() };
+    let large = EngineOptions { context: Some(8), max_tokens: Some(usize::MAX), ..options() };
     let mut engine = engine(large);
     assert_eq!(run(&mut engine, greedy(vec![1, 2, 3], 2)).tokens.len(), 2);
 }
@@ -312,15 +397,127 @@ fn broken_weights_fail_each_request_by_itself() {
     let drawn = Request { sampling, ..greedy(vec![1, 2], 5) };
     let requests = [greedy(vec![1, 2], 5), drawn];
     let ids = requests.clone().map(|request| engine.add_request(request).unwrap());
-    for id in ids {
-        let error = engine.step().unwrap_err();
-        assert!(matches!(error, EngineError::Sample { request, .. } if request == id), "{error}");
-        let start = "the model's logit of token 0 is NaN";
-        assert!(error.to_string().starts_with(start), "{error}");
+    let events = engine.step().unwrap();
+    for request in ids {
+        let failures = events.iter().filter(|event| event.request == request);
+        let failed = EventKind::Failed(SamplingError::NotFinite { token: 0 });
+        assert_eq!(failures.last(), Some(&Event { request, kind: failed }));
     }
     assert!(!engine.has_work());
     for request in requests {
-        let failure = engine.generate(request, |_| ControlFlow::Continue(()));
-        assert!(matches!(failure, Err(EngineError::Sample { .. })), "{failure:?}");
+        let failure = engine.generate(request, |_| ControlFlow::Continue(())).unwrap_err();
+        assert!(matches!(failure, EngineError::Sample { .. }), "{failure:?}");
+        let start = "the model's logit of token 0 is NaN";
+        assert!(failure.to_string().starts_with(start), "{failure}");
     }
+}
+
+/// A request whose logit bias rules out every token fails; the one that `generate` runs beside it does not.
+#[test]
+fn generate_goes_on_when_another_request_fails() {
+    let mut engine = engine(EngineOptions { max_seqs: 2, ..options() });
+    let wanted = run(&mut engine, greedy(vec![1, 2, 3], 10));
+    let sampling = Sampling {
+        logit_bias: (0..VOCAB_SIZE).map(|token| (token, f32::NEG_INFINITY)).collect(),
+        ..Default::default()
+    };
+    let doomed = Request { sampling, ..greedy(vec![9, 8], 30) };
+    let other = engine.add_request(doomed).unwrap();
+    assert_eq!(run(&mut engine, greedy(vec![1, 2, 3], 10)).tokens, wanted.tokens);
+    assert!(engine.has_work());
+    let kinds: Vec<EventKind> = engine
+        .step()
+        .unwrap()
+        .into_iter()
+        .map(|event| {
+            assert_eq!(event.request, other);
+            event.kind
+        })
+        .collect();
+    let started = EventKind::Started { cached_tokens: 0 };
+    assert_eq!(kinds, [started, EventKind::Failed(SamplingError::NoCandidate)]);
+    assert!(!engine.has_work());
+}
+
+/// The turns of a chat: each prompt is the one before with its answer and something new.
+#[test]
+fn a_turn_computes_only_what_is_new() {
+    let mut kept = engine(options());
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let mut conversation = prompt(&mut rng, 100);
+    let mut in_cache = 0;
+    for turn in 0..3 {
+        let request = greedy(conversation.clone(), 20);
+        let wanted = run(&mut engine(options()), request.clone());
+        assert_eq!(wanted.cached_tokens, 0);
+        let got = run(&mut kept, request.clone());
+        assert_eq!(got.tokens, wanted.tokens, "turn {turn}");
+        assert_eq!(got.cached_tokens, in_cache, "turn {turn}");
+        // The same again: all but the last token of the prompt, whose logits are wanted.
+        let again = run(&mut kept, request);
+        assert_eq!((again.tokens, again.cached_tokens), (wanted.tokens, conversation.len() - 1));
+        conversation.extend(&got.tokens);
+        // The last token of the answer was never computed.
+        in_cache = conversation.len() - 1;
+        conversation.extend(prompt(&mut rng, 7));
+    }
+}
+
+/// Of a cancelled request, what was computed is reused too; a prompt that turns off earlier takes what is common.
+#[test]
+fn what_a_cancelled_request_computed_is_reused() {
+    let mut engine = engine(EngineOptions { max_tokens: Some(16), ..options() });
+    let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(4), 100);
+    let id = engine.add_request(greedy(tokens.clone(), 5)).unwrap();
+    let progress = |engine: &Engine| engine.prompt_progress(id).map(|p| (p.done, p.total));
+    assert_eq!(progress(&engine), Some((0, 100)));
+    engine.step().unwrap();
+    assert_eq!(progress(&engine), Some((16, 100)));
+    (0..2).for_each(|_| drop(engine.step().unwrap()));
+    assert_eq!(progress(&engine), Some((48, 100)));
+    engine.cancel(id);
+    assert_eq!(progress(&engine), None);
+    engine.step().unwrap();
+    let mut other = tokens.clone();
+    other[30] ^= 1;
+    assert_eq!(run(&mut engine, greedy(other, 5)).cached_tokens, 30);
+    // Of the other's 100 tokens less than a page: it keeps its pages, and nothing is reused.
+    assert_eq!(run(&mut engine, greedy(tokens.clone(), 5)).cached_tokens, 0);
+    assert_eq!(run(&mut engine, greedy(tokens, 5)).cached_tokens, 99);
+}
+
+/// Retained prefixes never keep a request from running, and `logits` takes their room too.
+#[test]
+fn retained_prefixes_make_room() {
+    let context = 2 * PAGE_SIZE;
+    let mut engine = engine(EngineOptions { context: Some(context), max_seqs: 1, ..options() });
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let [first, second] = [(); 2].map(|()| prompt(&mut rng, PAGE_SIZE));
+    run(&mut engine, greedy(first.clone(), 1));
+    run(&mut engine, greedy(second.clone(), 1));
+    assert_eq!(run(&mut engine, greedy(first.clone(), 1)).cached_tokens, PAGE_SIZE - 1);
+    // The second is the oldest now: its page is the one that is needed.
+    let long = Request { max_new_tokens: Some(2), ..greedy(prompt(&mut rng, PAGE_SIZE), 2) };
+    run(&mut engine, long);
+    assert_eq!(run(&mut engine, greedy(second, 1)).cached_tokens, 0);
+    assert_eq!(engine.logits(&first).unwrap().len(), PAGE_SIZE * VOCAB_SIZE as usize);
+    let all = prompt(&mut rng, context);
+    assert_eq!(engine.logits(&all).unwrap().len(), context * VOCAB_SIZE as usize);
+    assert_eq!(run(&mut engine, greedy(first, 1)).cached_tokens, 0);
+}
+
+/// Batch invariant, a chat's second turn draws the same tokens as without the first: only positions of its prompt
+/// are reused, not those that decoding computed.
+#[test]
+fn batch_invariance_reuses_prompts_alone() {
+    let options = || EngineOptions { batch_invariant: true, ..options() };
+    let mut kept = engine(options());
+    let mut conversation = prompt(&mut ChaCha8Rng::seed_from_u64(6), 90);
+    let sampling = Sampling { temperature: 1.5, seed: 1, ..Default::default() };
+    let request = |prompt| Request { sampling: sampling.clone(), ..greedy(prompt, 30) };
+    let answer = run(&mut kept, request(conversation.clone()));
+    conversation.extend(&answer.tokens);
+    let second = run(&mut kept, request(conversation.clone()));
+    assert_eq!(second.cached_tokens, 90);
+    assert_eq!(second.tokens, run(&mut engine(options()), request(conversation)).tokens);
 }

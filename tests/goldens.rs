@@ -144,7 +144,7 @@ fn golden_dirs() -> Vec<PathBuf> {
 
 fn engine(path: &Path, On { device, precision, gemm }: On) -> Engine {
     let model = Model::open(path).unwrap_or_else(|error| panic!("{error}"));
-    let options = EngineOptions { device, precision, gemm, ..Default::default() };
+    let options = EngineOptions { device, precision: precision.into(), gemm, ..Default::default() };
     Engine::new(Arc::new(model), options).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -26,6 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             match event.kind {
                 EventKind::Token(token) => println!("{name:>6}: {token}"),
                 EventKind::Finished(reason) => println!("{name:>6}: finished ({reason:?})"),
+                other => println!("{name:>6}: {other:?}"),
             }
         }
     }

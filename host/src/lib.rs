@@ -9,22 +9,19 @@
 //!
 //! ```no_run
 //! use halfwarp::{Engine, EngineOptions, Model, Request, TextStream};
-//! use std::{ops::ControlFlow, sync::Arc};
+//! use std::sync::Arc;
 //!
 //! let model = Arc::new(Model::open("SmolLM2-135M-Instruct.Q4_1.gguf")?);
 //! let text = model.text().expect("this file has a tokenizer");
-//! let request = Request {
-//!     prompt: text.tokenizer.encode("The capital of France is", true)?,
-//!     max_new_tokens: Some(16),
-//!     stop_tokens: model.stop_tokens().to_vec(),
-//!     ..Request::default()
-//! };
+//! let prompt = text.tokenizer.encode("The capital of France is", true)?;
+//! // With the model's own sampling values and stop tokens.
+//! let request = Request { max_new_tokens: Some(16), ..model.request(prompt) };
 //!
 //! let mut engine = Engine::new(Arc::clone(&model), EngineOptions::default())?;
-//! let mut stream = TextStream::new(&text.tokenizer);
+//! let mut stream = TextStream::new(&text.tokenizer).until(["\n\n"]);
 //! engine.generate(request, |token| {
 //!     print!("{}", stream.push(token));
-//!     ControlFlow::Continue(())
+//!     stream.flow()
 //! })?;
 //! println!("{}", stream.finish());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -35,8 +32,10 @@
 pub mod engine;
 pub mod exec;
 mod files;
+mod generation;
 mod loaded;
 pub mod model;
+pub mod models;
 pub mod plan;
 pub mod profile;
 pub mod ptx;
@@ -44,12 +43,13 @@ pub mod text;
 pub mod weights;
 
 pub use engine::{
-    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation, Request,
-    RequestId, Sampling, SamplingError,
+    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation,
+    PrecisionChoice, PromptProgress, Request, RequestId, Sampling, SamplingError,
 };
 pub use exec::{Device, ExecError, Gemm, Target};
+pub use generation::GenerationConfig;
 pub use loaded::{Model, OpenError};
 pub use model::{Config, Decoder, ModelError};
 pub use plan::{Accumulate, Numerics, Plan, PlanError, Precision};
-pub use text::{ChatTemplate, Message, Text, TextError, TextStream, Tokenizer};
+pub use text::{ChatTemplate, Message, StopStrings, Text, TextError, TextStream, Tokenizer};
 pub use weights::{Checkpoint, WeightsError};

@@ -1,6 +1,9 @@
 //! A model with everything that comes with it: decoder, tokenizer, chat template, stop tokens.
 
+use crate::engine::{Request, Sampling};
+use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
+use crate::models::{self, ResolveError};
 use crate::plan::{Bounds, MemoryBudget, Numerics, Plan};
 use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
@@ -12,17 +15,19 @@ pub struct Model {
     decoder: Decoder,
     text: Option<Text>,
     stop_tokens: Vec<u32>,
+    generation: GenerationConfig,
 }
 
 impl Model {
-    /// Opens a Hugging Face directory or a `.gguf` file, and checks that every weight of the model is there and has
-    /// the right shape. Weights are read when an executor loads them.
+    /// Opens a Hugging Face directory, a `.gguf` file, a directory that holds one, or a fetched model by its name (see
+    /// [`models::resolve`]), and checks that every weight of the model is there and has the right shape. Weights are
+    /// read when an executor loads them.
     ///
     /// # Errors
-    /// [`OpenError::Model`] as of [`Decoder::open`], [`OpenError::Text`] for a tokenizer or a chat template that cannot
-    /// be used.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
-        let decoder = Decoder::open(path)?;
+    /// [`OpenError::Resolve`] as of [`models::resolve`], [`OpenError::Model`] as of [`Decoder::open`],
+    /// [`OpenError::Text`] for a tokenizer or a chat template that cannot be used.
+    pub fn open(model: impl AsRef<Path>) -> Result<Self, OpenError> {
+        let decoder = Decoder::open(models::resolve(model)?)?;
         let (text, stop_tokens) = match decoder.checkpoint().origin() {
             Origin::HuggingFace { dir, .. } => {
                 (Text::from_dir(dir)?, text::stop_tokens_from_dir(dir)?)
@@ -33,7 +38,8 @@ impl Model {
         };
         // The chat template may know one more: the end of its turns.
         let stop_tokens = text.as_ref().map_or(stop_tokens, |text| text.stop_tokens.clone());
-        Ok(Model { decoder, text, stop_tokens })
+        let generation = GenerationConfig::open(decoder.checkpoint().origin())?;
+        Ok(Model { decoder, text, stop_tokens, generation })
     }
 
     /// The decoder: what turns the model into plans.
@@ -59,6 +65,22 @@ impl Model {
     /// Tokens that end a generation; known for most models without a tokenizer too.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
+    }
+
+    /// The sampling values that the model comes with.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// A request to continue `prompt` as the model's authors mean it: with the model's sampling values, greedy where it
+    /// has none, and its stop tokens.
+    pub fn request(&self, prompt: Vec<u32>) -> Request {
+        Request {
+            prompt,
+            sampling: self.generation.sampling(Sampling::default()),
+            stop_tokens: self.stop_tokens.clone(),
+            ..Request::default()
+        }
     }
 
     /// [`Decoder::plan`].
@@ -92,6 +114,9 @@ impl Model {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
+    /// There is no model of this path or name.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
     /// Configuration or weights cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -1,13 +1,13 @@
-//! The numbers that kernels store. All of them compute in f32, and round once, to nearest even, where
-//! they store 16 bits.
+//! The element types that kernels load and store. All arithmetic is f32; a store to 16 bits rounds
+//! once, to nearest even.
 
 use cuda_std::mma::Multiplicand;
 use cuda_std::prelude::*;
 use cuda_std::{Bf16x2, Element, F16x2, unroll};
 use half::{bf16, f16};
 
-/// Elements that a thread loads or stores together: 16 bytes of the smallest type.
-pub(crate) const VECTOR: u32 = 8;
+/// Elements that a thread loads or stores at once: 16 bytes of a 16-bit type.
+pub(crate) const VEC_ELEMS: u32 = 8;
 
 /// The stored types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Dtype {
     Bf16,
 }
 
-/// What is loaded and what is stored by a kernel that may narrow.
+/// The loaded and the stored type of a kernel that may narrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Narrowing {
     /// The same type.
@@ -31,25 +31,25 @@ pub enum Narrowing {
     F32ToBf16,
 }
 
-/// A stored number that kernels make of a loaded `T`: the same type, or a narrower one.
+/// A type that kernels may store from a loaded `T`: the same, or a narrower one.
 pub trait NarrowedFrom<T> {
-    /// The pair of types.
+    /// The pair of types, as a value.
     const NARROWING: Narrowing;
 }
 
-/// A number in memory, which is an f32 in registers.
+/// An element type in memory; f32 in registers.
 pub trait Number: Element + NarrowedFrom<f32> + NarrowedFrom<Self> {
     /// The type.
     const DTYPE: Dtype;
 
-    /// Largest magnitude that an activation is clamped to, so that one overflow does not become an
-    /// infinity: 65,504 in f16; no clamp in the types with the exponents of f32.
+    /// Activations are clamped to this magnitude, so that one overflow does not make a row
+    /// infinite: 65,504 in f16, infinity (no clamp) in f32 and bf16.
     const CLAMP: f32;
 
-    /// The number, exactly.
+    /// The value, exactly.
     fn to_f32(self) -> f32;
 
-    /// The nearest number, of two the even one; NaN stays NaN.
+    /// Rounds to nearest, ties to even; NaN stays NaN.
     fn from_f32(value: f32) -> Self;
 
     /// Elements `index .. index + 8`, by loads of 16 bytes.
@@ -57,22 +57,22 @@ pub trait Number: Element + NarrowedFrom<f32> + NarrowedFrom<Self> {
     /// # Safety
     /// 1. The elements are inside the view, and start at a multiple of 16 bytes.
     /// 2. No other thread writes them at the same time.
-    unsafe fn load_vector(x: Global<Self>, index: usize) -> [f32; VECTOR as usize];
+    unsafe fn load_vector(x: Global<Self>, index: usize) -> [f32; VEC_ELEMS as usize];
 
     /// Writes elements `index .. index + 8`, by stores of 16 bytes.
     ///
     /// # Safety
     /// 1. The elements are inside the view, and start at a multiple of 16 bytes.
     /// 2. No other thread reads or writes them at the same time.
-    unsafe fn store_vector(out: GlobalMut<Self>, index: usize, values: [f32; VECTOR as usize]);
+    unsafe fn store_vector(out: GlobalMut<Self>, index: usize, values: [f32; VEC_ELEMS as usize]);
 }
 
-/// A number of 16 bits, an operand of the tensor cores.
+/// A 16-bit element type, which the tensor cores multiply.
 pub trait Half: Number + Multiplicand {
-    /// Two numbers as [`Number::from_f32`] in a register, the first in its lower half.
+    /// Two values, rounded as by [`Number::from_f32`], in a register; the first in its lower half.
     fn pack(lo: f32, hi: f32) -> u32;
 
-    /// The two numbers of a register, exactly.
+    /// The two values of a register, exactly.
     fn unpack(pair: u32) -> [f32; 2];
 }
 
@@ -114,7 +114,7 @@ impl Number for f32 {
 
     #[inline(always)]
     #[track_caller]
-    unsafe fn load_vector(x: Global<f32>, index: usize) -> [f32; VECTOR as usize] {
+    unsafe fn load_vector(x: Global<f32>, index: usize) -> [f32; VEC_ELEMS as usize] {
         // SAFETY: the caller's promise.
         let ([a, b, c, d], [e, f, g, h]) = unsafe { (x.get_vec(index), x.get_vec(index + 4)) };
         [a, b, c, d, e, f, g, h]
@@ -122,7 +122,7 @@ impl Number for f32 {
 
     #[inline(always)]
     #[track_caller]
-    unsafe fn store_vector(out: GlobalMut<f32>, index: usize, values: [f32; VECTOR as usize]) {
+    unsafe fn store_vector(out: GlobalMut<f32>, index: usize, values: [f32; VEC_ELEMS as usize]) {
         let [a, b, c, d, e, f, g, h] = values;
         // SAFETY: the caller's promise.
         unsafe {
@@ -151,7 +151,7 @@ macro_rules! halves {
 
             #[inline(always)]
             #[track_caller]
-            unsafe fn load_vector(x: Global<$half>, index: usize) -> [f32; VECTOR as usize] {
+            unsafe fn load_vector(x: Global<$half>, index: usize) -> [f32; VEC_ELEMS as usize] {
                 // SAFETY: the caller's promise; `index` is even.
                 let [a, b, c, d]: [$pair; 4] = unsafe { x.cast().get_vec(index / 2) };
                 [a.lo(), a.hi(), b.lo(), b.hi(), c.lo(), c.hi(), d.lo(), d.hi()].map($to_f32)
@@ -162,7 +162,7 @@ macro_rules! halves {
             unsafe fn store_vector(
                 out: GlobalMut<$half>,
                 index: usize,
-                values: [f32; VECTOR as usize],
+                values: [f32; VEC_ELEMS as usize],
             ) {
                 let [a, b, c, d, e, f, g, h] = values;
                 let pairs = [(a, b), (c, d), (e, f), (g, h)].map(|(lo, hi)| $pair_from_f32(lo, hi));
@@ -193,45 +193,45 @@ halves! {
         convert::bf16_to_f32, convert::f32_to_bf16, convert::f32_to_bf16x2;
 }
 
-/// Up to eight columns of a row, which a thread takes at once.
+/// Up to eight adjacent columns of a row, which a thread loads or stores at once.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
-    /// The first one.
+    /// Index of the first one.
     first: usize,
-    /// How many the row has from there on, up to eight.
+    /// How many of the eight are inside the row.
     count: usize,
-    /// Whether there are eight, and 16-byte aligned.
+    /// Whether all eight are, 16-byte aligned: one vector access.
     is_vector: bool,
 }
 
 impl Columns {
-    /// Columns `first .. first + 8` of a row of `width`; `aligned` if the first one of every eight is
-    /// 16-byte aligned wherever they are loaded or stored.
+    /// Columns `first .. first + 8` of a row of `width`. `aligned` says that every eighth column is
+    /// 16-byte aligned in all rows that are loaded or stored.
     #[inline(always)]
     pub fn new(first: u32, width: u32, aligned: bool) -> Self {
-        let count = width.saturating_sub(first).min(VECTOR);
+        let count = width.saturating_sub(first).min(VEC_ELEMS);
         Columns {
             first: first as usize,
             count: count as usize,
-            is_vector: aligned && count == VECTOR,
+            is_vector: aligned && count == VEC_ELEMS,
         }
     }
 
-    /// The elements in `row`, zeros where it has none.
+    /// Loads the elements of `row`; zeros past its end.
     ///
     /// # Safety
-    /// 1. `row` holds the width that the columns were made of, aligned if they say so.
+    /// 1. `row` holds the `width` given to [`Columns::new`], aligned if that said so.
     /// 2. No other thread writes the elements at the same time.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn load<T: Number>(self, row: Global<T>) -> [f32; VECTOR as usize] {
+    pub unsafe fn load<T: Number>(self, row: Global<T>) -> [f32; VEC_ELEMS as usize] {
         // SAFETY: columns under `count` are in the row.
         unsafe {
             if self.is_vector {
                 return T::load_vector(row, self.first);
             }
-            let mut values = [0.0; VECTOR as usize];
-            unroll!(i in 0..VECTOR as usize, {
+            let mut values = [0.0; VEC_ELEMS as usize];
+            unroll!(i in 0..VEC_ELEMS as usize, {
                 if i < self.count {
                     values[i] = row.get(self.first + i).to_f32();
                 }
@@ -240,20 +240,20 @@ impl Columns {
         }
     }
 
-    /// Writes the elements of `row`, where it has them.
+    /// Stores the elements that are inside `row`.
     ///
     /// # Safety
-    /// 1. `row` holds the width that the columns were made of, aligned if they say so.
+    /// 1. `row` holds the `width` given to [`Columns::new`], aligned if that said so.
     /// 2. No other thread reads or writes the elements at the same time.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn store<T: Number>(self, row: GlobalMut<T>, values: [f32; VECTOR as usize]) {
+    pub unsafe fn store<T: Number>(self, row: GlobalMut<T>, values: [f32; VEC_ELEMS as usize]) {
         // SAFETY: columns under `count` are in the row.
         unsafe {
             if self.is_vector {
                 return T::store_vector(row, self.first, values);
             }
-            unroll!(i in 0..VECTOR as usize, {
+            unroll!(i in 0..VEC_ELEMS as usize, {
                 if i < self.count {
                     row.set(self.first + i, T::from_f32(values[i]));
                 }

@@ -1,13 +1,13 @@
-//! Rows by index: `out[r, :] = x[indices[r], :]`. The embedding is this with the table and the
-//! token ids; the rows whose logits are wanted are it with the hidden states and `logit_rows`.
+//! Gather of rows: `out[r, :] = x[indices[r], :]`. It is the embedding, of the table by token ids,
+//! and selects the hidden states whose logits are wanted, by `logit_rows`.
 //!
-//! Shapes    x `[*, width]` f32, f16 or bf16, out `[num_rows, width]` f32, with row strides; indices
-//!           `[num_rows]`.
+//! Shapes    x `[*, width]` f32, f16 or bf16, out `[num_rows, width]` f32, with row strides;
+//!           indices `[num_rows]`.
 //! Launch    grid `(max_rows, width / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
 //! Numerics  exact.
-//! Bound     memory: `8 * num_rows * width` bytes, or 6.
+//! Bound     memory: `8 * num_rows * width` bytes from f32, 6 from 16 bits.
 
-use crate::element::{Columns, Number, VECTOR};
+use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -37,7 +37,7 @@ pub unsafe fn gather_rows<T: Number>(
     aligned: u32,
 ) {
     let row = thread::block_idx_x();
-    let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
+    let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VEC_ELEMS;
     // SAFETY: one element, a step input: no launch of the step writes it.
     let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
@@ -62,10 +62,10 @@ mod launcher {
     use super::gather_rows::Instance;
     use super::{NUM_THREADS, gather_rows};
     use crate::Rows;
-    use crate::element::{Dtype, Number, VECTOR};
+    use crate::element::{Dtype, Number, VEC_ELEMS};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-    /// Rows by index.
+    /// Gather of rows by index.
     #[derive(Clone, Copy, Debug)]
     pub struct GatherRows {
         /// Upper bound of the rows gathered.
@@ -75,8 +75,8 @@ mod launcher {
     }
 
     impl GatherRows {
-        /// The launch, with `num_rows` the device's count of rows, or `None` if there is nothing to
-        /// gather.
+        /// The launch, or `None` if there is nothing to gather. `num_rows` points to the row count
+        /// on the device.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.
@@ -89,7 +89,7 @@ mod launcher {
         ) -> Result<Option<Launch>, LaunchError> {
             let width = arg_u32("width", self.width)?;
             let (x_stride, out_stride) = (x.stride_arg()?, out.stride_arg()?);
-            let blocks = self.width.div_ceil((VECTOR * NUM_THREADS) as usize);
+            let blocks = self.width.div_ceil((VEC_ELEMS * NUM_THREADS) as usize);
             let geometry = Geometry::new([self.max_rows, blocks, 1], NUM_THREADS as usize, 0)?;
             let aligned = x.is_aligned() && out.is_aligned();
             let instance = match T::DTYPE {

@@ -3,12 +3,12 @@
 //! Shapes    k, v `[num_tokens, num_kv_heads * head_dim]` with row strides; pools `[num_pages,
 //!           num_kv_heads, PAGE_SIZE, head_dim]`; slot_mapping `[num_tokens]`; the pools are of the
 //!           type of k and v, or f16 or bf16 of f32.
-//! Launch    grid `(max_tokens, num_kv_heads * head_dim / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS,
-//!           1, 1)`.
-//! Numerics  exact, or rounded once to nearest even.
+//! Launch    grid `(max_tokens, num_kv_heads * head_dim / 8 / NUM_THREADS, 1)`, block
+//!           `(NUM_THREADS, 1, 1)`.
+//! Numerics  exact, or one rounding to nearest even where the pools are narrower.
 //! Bound     memory: two elements of k and v, and two of the pools, for each column.
 
-use crate::element::{Columns, Number, VECTOR};
+use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -18,7 +18,7 @@ pub const PAGE_SIZE: u32 = 64;
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
 
-/// First element, in a pool, of the row of `kv_head` at position `row` of `page`.
+/// Index in a pool of the first element of `kv_head` at position `row` of `page`.
 #[inline(always)]
 pub(crate) fn row_start(
     page: u32,
@@ -68,16 +68,16 @@ pub unsafe fn kv_append<T: Number, C: Number>(
     let num_tokens = unsafe { num_tokens.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: token, head and columns are inside, by the check here; a `head_dim` of 0 makes no
-    // launch.
+    // SAFETY: token, head and columns are inside, by the check here; there is no launch
+    // with a `head_dim` of 0.
     unsafe {
         core::hint::assert_unchecked(head_dim > 0);
-        let vectors = head_dim.div_ceil(VECTOR);
+        let vectors = head_dim.div_ceil(VEC_ELEMS);
         let head = vector / vectors;
         if token >= num_tokens || head >= num_kv_heads {
             return;
         }
-        let columns = Columns::new(vector % vectors * VECTOR, head_dim, aligned != 0);
+        let columns = Columns::new(vector % vectors * VEC_ELEMS, head_dim, aligned != 0);
         let slot = slot_mapping.get(token as usize);
         let to = row_start(slot / PAGE_SIZE, slot % PAGE_SIZE, head, num_kv_heads, head_dim);
         let from =
@@ -97,7 +97,7 @@ mod launcher {
     use super::kv_append::Instance;
     use super::{NUM_THREADS, kv_append};
     use crate::Rows;
-    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VECTOR};
+    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VEC_ELEMS};
     use crate::operand::{is_aligned, untyped};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -113,8 +113,8 @@ mod launcher {
     }
 
     impl KvAppend {
-        /// The launch, with `num_tokens` the device's count of tokens and the pools those of the
-        /// layer, or `None` if there is nothing to append.
+        /// The launch, or `None` if there is nothing to append. `num_tokens` points to the token
+        /// count on the device; the pools are those of the layer.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.
@@ -130,7 +130,7 @@ mod launcher {
             self.convert(num_tokens, slot_mapping, [k, v], [k_pool, v_pool])
         }
 
-        /// As [`KvAppend::launch`], of K and V that are still f32.
+        /// [`KvAppend::launch`] of K and V in f32.
         ///
         /// # Errors
         /// As [`KvAppend::launch`].
@@ -156,10 +156,10 @@ mod launcher {
             let width = self.num_kv_heads.saturating_mul(self.head_dim);
             arg_u32("row width", width)?;
             let (k_stride, v_stride) = (k.stride_arg()?, v.stride_arg()?);
-            let vectors = self.num_kv_heads * self.head_dim.div_ceil(VECTOR as usize);
+            let vectors = self.num_kv_heads * self.head_dim.div_ceil(VEC_ELEMS as usize);
             let grid = [self.max_tokens, vectors.div_ceil(NUM_THREADS as usize), 1];
             let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
-            let aligned = self.head_dim.is_multiple_of(VECTOR as usize)
+            let aligned = self.head_dim.is_multiple_of(VEC_ELEMS as usize)
                 && k.is_aligned()
                 && v.is_aligned()
                 && is_aligned(k_pool)

@@ -1,10 +1,11 @@
-//! The device code: built as PTX for the GPU, and for the host, where it is launched from.
+//! The GPU kernels and their launchers. The crate is built twice: as PTX for the GPU, and for the
+//! host, which launches the kernels on a GPU or on the emulator.
 //!
-//! One operation, one file: the formula, the kernel, and a launcher which derives the launch from
-//! shapes. A launcher gives `Ok(None)` where there is nothing to compute.
+//! One operation, one file: the formula, the kernel, and a launcher that derives the launch
+//! geometry from shapes. A launcher returns `Ok(None)` where there is nothing to compute.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
-// The tiles of a thread are matrices: rows and columns are clearer by index.
+// Register tiles are matrices: rows and columns are clearer by index.
 #![allow(clippy::needless_range_loop)]
 
 pub mod attention;

@@ -3,14 +3,14 @@
 //!
 //! Shapes    x, out `[num_rows, num_groups * group_size]` with row strides, out may be x; weight
 //!           `[group_size]` f32; x and out are f32 or of 16 bits, out no wider.
-//! Launch    grid `(max_rows * num_groups / groups a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a
-//!           warp a group up to `MAX_WARP_GROUP` elements, else the block a group.
-//! Numerics  f32 inside; squares are summed as a tree over the lanes that hold a chunk of 256
-//!           columns, and chunks in their order, whoever holds them; one rounding at the store.
+//! Launch    grid `(max_rows * num_groups / groups a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`;
+//!           one warp a group of up to `MAX_WARP_GROUP` elements, else one block a group.
+//! Numerics  f32 inside. Squares are summed as a tree within a segment of 256 columns, and segments
+//!           in order, whichever warp computes them; one rounding at the store.
 //! Bound     memory: an element of x and one of out for each column.
 //! Source    arXiv:1910.07467.
 
-use crate::element::{Columns, Number, VECTOR};
+use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -20,23 +20,23 @@ const NUM_THREADS: u32 = 256;
 /// Warps of a block.
 const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 
-/// Columns of a thread.
-pub(crate) type Vector = [f32; VECTOR as usize];
+/// The columns that a thread loads at once.
+pub(crate) type Vector = [f32; VEC_ELEMS as usize];
 
-/// Columns of a chunk: eight a lane.
-pub(crate) const CHUNK: u32 = warp::WARP_SIZE * VECTOR;
+/// Columns of a segment, which one load of a warp covers.
+pub(crate) const SEGMENT_ELEMS: u32 = warp::WARP_SIZE * VEC_ELEMS;
 
-/// Chunks that a warp loads at once.
+/// Segments that a warp loads at once.
 const BATCH: usize = 4;
 
-/// Chunks of a group, a multiple of four: those past its end add zeros.
-pub(crate) const fn num_chunks(group_size: u32) -> u32 {
-    group_size.div_ceil(4 * CHUNK) * 4
+/// Segments of a group, rounded up to a multiple of four; those past its end add zeros.
+pub(crate) const fn num_segments(group_size: u32) -> u32 {
+    group_size.div_ceil(4 * SEGMENT_ELEMS) * 4
 }
 
-/// The lane's part of a chunk's sum of squares.
+/// The sum of squares of a lane's columns.
 #[inline(always)]
-fn lane_sum(values: &Vector) -> f32 {
+fn lane_square_sum(values: &Vector) -> f32 {
     let mut sum = 0.0;
     for &value in values {
         sum = math::fma(value, value, sum);
@@ -44,64 +44,64 @@ fn lane_sum(values: &Vector) -> f32 {
     sum
 }
 
-/// The sum of squares of a chunk, in every lane of the warp that has its `values`.
+/// The sum of squares of a segment, in every lane of the warp that holds its `values`.
 #[inline(always)]
-pub(crate) fn chunk_sum(values: &Vector) -> f32 {
-    warp::reduce_add(lane_sum(values))
+pub(crate) fn segment_square_sum(values: &Vector) -> f32 {
+    warp::reduce_add(lane_square_sum(values))
 }
 
-/// As [`chunk_sum`], of chunks of a group; those past its end have the sum 0.
+/// [`segment_square_sum`] of several segments; 0 for those past the end of the group.
 #[inline(always)]
-fn batch_sums(values: &[Vector; BATCH], group_size: u32) -> [f32; BATCH] {
-    if group_size <= CHUNK {
-        return [chunk_sum(&values[0]), 0.0, 0.0, 0.0];
+fn batch_square_sums(values: &[Vector; BATCH], group_size: u32) -> [f32; BATCH] {
+    if group_size <= SEGMENT_ELEMS {
+        return [segment_square_sum(&values[0]), 0.0, 0.0, 0.0];
     }
-    // The shuffles of all of them side by side.
-    let lane_sums = [0, 1, 2, 3].map(|i| lane_sum(&values[i]));
-    lane_sums.map(warp::reduce_add)
+    // The shuffles of the segments interleave.
+    let lane_square_sums = [0, 1, 2, 3].map(|i| lane_square_sum(&values[i]));
+    lane_square_sums.map(warp::reduce_add)
 }
 
-/// The sum of squares of a group: that of its `num_chunks` chunks, in their order.
+/// The sum of squares of a group: its `num_segments` segments, added in order.
 ///
 /// # Safety
-/// 1. `chunk_sums` holds them, as [`num_chunks`] counts them, at a multiple of 16 bytes.
+/// 1. `square_sums` holds those of [`num_segments`] segments, 16-byte aligned.
 #[inline(always)]
 #[track_caller]
-pub(crate) unsafe fn group_sum(chunk_sums: Shared<f32>, num_chunks: u32) -> f32 {
+pub(crate) unsafe fn sum_segments(square_sums: Shared<f32>, num_segments: u32) -> f32 {
     let mut total = 0.0;
-    let mut chunk = 0;
-    while chunk < num_chunks {
+    let mut segment = 0;
+    while segment < num_segments {
         // SAFETY: the caller's promise.
-        let sums: [f32; 4] = unsafe { chunk_sums.get_vec(chunk) };
+        let sums: [f32; 4] = unsafe { square_sums.get_vec(segment) };
         total = sums.iter().fold(total, |total, sum| total + sum);
-        chunk += 4;
+        segment += 4;
     }
     total
 }
 
-/// What weighted elements of a group are multiplied by, of its sum of squares and the `reciprocal`
-/// of its size.
+/// The scale of a group, `rsqrt(mean + eps)`, from its sum of squares and the `reciprocal` of its
+/// size.
 #[inline(always)]
 pub(crate) fn scale(sum: f32, reciprocal: f32, eps: f32) -> f32 {
     math::rsqrt_approx(math::fma(sum, reciprocal, eps))
 }
 
-/// Elements of a group by their weights.
+/// Elements times their weights.
 #[inline(always)]
 pub(crate) fn weighted(mut values: Vector, weights: Vector) -> Vector {
-    for i in 0..VECTOR as usize {
+    for i in 0..VEC_ELEMS as usize {
         values[i] *= weights[i];
     }
     values
 }
 
-/// Weighted elements of a group by its scale.
+/// Weighted elements times the scale of their group.
 #[inline(always)]
 pub(crate) fn scaled(weighted: Vector, scale: f32) -> Vector {
     weighted.map(|value| value * scale)
 }
 
-/// From elements `X` to `Y`. `PER_WARP`: each warp takes a group; else each block takes one.
+/// From elements `X` to `Y`. If `PER_WARP`, each warp takes a group; else each block takes one.
 ///
 /// # Safety
 /// 1. `num_rows` is one element; `x` and `out` hold that many rows of `num_groups * group_size`
@@ -136,7 +136,7 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
     out_stride: u32,
     aligned: u32,
 ) {
-    let (group, first_chunk, step) = if PER_WARP {
+    let (group, first_segment, step) = if PER_WARP {
         (thread::block_idx_x() * NUM_WARPS + warp::warp_idx(), 0, 1)
     } else {
         (thread::block_idx_x(), warp::warp_idx(), NUM_WARPS)
@@ -145,8 +145,8 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
     let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; no groups
-    // make no launch.
+    // SAFETY: `row` and the columns are inside, by the check here and the loops' bounds; there
+    // is no launch without groups.
     unsafe {
         core::hint::assert_unchecked(num_groups > 0);
         let row = group / num_groups;
@@ -156,44 +156,44 @@ pub unsafe fn rms_norm<X: Number, Y: Number, const PER_WARP: bool>(
         }
         let x = x.cast::<X>().add(row as usize * x_stride as usize + column as usize);
         let out = out.cast::<Y>().add(row as usize * out_stride as usize + column as usize);
-        let columns = |chunk| {
-            let first = chunk * CHUNK + warp::lane_id() * VECTOR;
+        let columns = |segment| {
+            let first = segment * SEGMENT_ELEMS + warp::lane_id() * VEC_ELEMS;
             Columns::new(first, group_size, aligned != 0)
         };
 
-        let num_chunks = num_chunks(group_size);
-        let chunk_sums = dynamic_shared_mem::<f32>();
+        let num_segments = num_segments(group_size);
+        let square_sums = dynamic_shared_mem::<f32>();
         let mut sum = 0.0;
-        let mut chunk = first_chunk;
-        while chunk < num_chunks {
-            let mut values = [[0.0; VECTOR as usize]; BATCH];
+        let mut segment = first_segment;
+        while segment < num_segments {
+            let mut values = [[0.0; VEC_ELEMS as usize]; BATCH];
             unroll!(i in 0..4, {
-                values[i] = columns(chunk + i as u32 * step).load(x);
+                values[i] = columns(segment + i as u32 * step).load(x);
             });
-            let sums = batch_sums(&values, group_size);
+            let sums = batch_square_sums(&values, group_size);
             if PER_WARP {
-                sum = sums.iter().fold(sum, |sum, chunk_sum| sum + chunk_sum);
+                sum = sums.iter().fold(sum, |sum, square_sum| sum + square_sum);
             } else if warp::lane_id() == 0 {
                 for i in 0..BATCH {
-                    let chunk = chunk + i as u32 * step;
-                    if chunk < num_chunks {
-                        chunk_sums.set(chunk, sums[i]);
+                    let segment = segment + i as u32 * step;
+                    if segment < num_segments {
+                        square_sums.set(segment, sums[i]);
                     }
                 }
             }
-            chunk += BATCH as u32 * step;
+            segment += BATCH as u32 * step;
         }
         if !PER_WARP {
             thread::sync_threads();
-            sum = group_sum(chunk_sums, num_chunks);
+            sum = sum_segments(square_sums, num_segments);
         }
         let scale = scale(sum, 1.0 / group_size as f32, eps);
 
-        let mut chunk = first_chunk;
-        while chunk * CHUNK < group_size {
-            let (values, weights) = (columns(chunk).load(x), columns(chunk).load(weight));
-            columns(chunk).store(out, scaled(weighted(values, weights), scale));
-            chunk += step;
+        let mut segment = first_segment;
+        while segment * SEGMENT_ELEMS < group_size {
+            let (values, weights) = (columns(segment).load(x), columns(segment).load(weight));
+            columns(segment).store(out, scaled(weighted(values, weights), scale));
+            segment += step;
         }
     }
 }
@@ -204,17 +204,17 @@ pub use launcher::RmsNorm;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
     use super::rms_norm::Instance;
-    use super::{BATCH, CHUNK, NUM_THREADS, NUM_WARPS, num_chunks, rms_norm};
+    use super::{BATCH, NUM_THREADS, NUM_WARPS, SEGMENT_ELEMS, num_segments, rms_norm};
     use crate::Rows;
-    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VECTOR};
+    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VEC_ELEMS};
     use crate::operand::is_aligned;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-    /// Largest group that a warp takes alone: one batch.
-    const MAX_WARP_GROUP: usize = BATCH * CHUNK as usize;
+    /// Largest group of one warp: one batch.
+    const MAX_WARP_GROUP: usize = BATCH * SEGMENT_ELEMS as usize;
 
-    /// Largest group: the sums of its chunks take the shared memory that any block has.
-    const MAX_GROUP: usize = (48 << 10) / size_of::<f32>() * CHUNK as usize;
+    /// Largest group: the sums of squares of its segments must fit in 48 KiB of shared memory.
+    const MAX_GROUP: usize = (48 << 10) / size_of::<f32>() * SEGMENT_ELEMS as usize;
 
     /// RMSNorm over groups of columns: one group for a norm of the hidden state, one a head for
     /// QK-norm.
@@ -231,8 +231,8 @@ mod launcher {
     }
 
     impl RmsNorm {
-        /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows
-        /// or no columns. `out` may be `x`.
+        /// The launch, or `None` if there are no rows or no columns. `num_rows` points to the row
+        /// count on the device; `out` may be `x`.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`, and groups of over 3 Mi columns.
@@ -253,12 +253,12 @@ mod launcher {
             let (num_groups, group_size) =
                 (arg_u32("num_groups", self.num_groups)?, arg_u32("group_size", self.group_size)?);
             let (x_stride, out_stride) = (x.stride_arg()?, out.stride_arg()?);
-            let aligned = (num_groups == 1 || group_size.is_multiple_of(VECTOR))
+            let aligned = (num_groups == 1 || group_size.is_multiple_of(VEC_ELEMS))
                 && x.is_aligned()
                 && out.is_aligned()
                 && is_aligned(weight);
             let shared_bytes =
-                if per_warp { 0 } else { num_chunks(group_size) as usize * size_of::<f32>() };
+                if per_warp { 0 } else { num_segments(group_size) as usize * size_of::<f32>() };
             let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
             Ok(geometry.filter(|_| group_size > 0).map(|geometry| {
                 rms_norm::launch(

@@ -3,22 +3,22 @@
 //! x[i + rotary_dim / 2] * c + x[i] * s)`.
 //!
 //! Shapes    x `[num_tokens, num_heads * head_dim]` with a row stride, f32, f16 or bf16; positions
-//!           `[num_tokens]`; table `[max_positions, rotary_dim]` f32: the cosines of a position, then
-//!           its sines.
+//!           `[num_tokens]`; table `[max_positions, rotary_dim]` f32: the cosines of a position,
+//!           then its sines.
 //! Launch    grid `(max_tokens, num_heads * pairs of a head / 8 / NUM_THREADS, 1)`, block
 //!           `(NUM_THREADS, 1, 1)`.
-//! Numerics  f32 inside, one rounding at the store; attention scaling is in the table.
-//! Bound     memory: two elements for each column that is rotated.
+//! Numerics  f32 inside, one rounding at the store; the table includes attention scaling.
+//! Bound     memory: a load and a store for each rotated column.
 //! Source    arXiv:2104.09864; transformers `rotate_half`.
 
-use crate::element::{Columns, Number, VECTOR};
+use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
 
-/// Eight pairs of elements `E` a thread.
+/// A thread takes eight pairs of elements `E`.
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; `positions` and `x` hold that many; every position is a row of
@@ -51,13 +51,13 @@ pub unsafe fn rope<E: Number>(
     grid::launch_dependents();
     // SAFETY: `half` is not 0, and token, head and pairs are inside, by the check here.
     unsafe {
-        let vectors = half.div_ceil(VECTOR);
+        let vectors = half.div_ceil(VEC_ELEMS);
         core::hint::assert_unchecked(vectors > 0);
         let head = vector / vectors;
         if token >= num_tokens || head >= num_heads {
             return;
         }
-        let columns = Columns::new(vector % vectors * VECTOR, half, aligned != 0);
+        let columns = Columns::new(vector % vectors * VEC_ELEMS, half, aligned != 0);
         let angles = table.add(positions.get(token as usize) as usize * rotary_dim as usize);
         let first = token as usize * x_stride as usize + (head * head_dim) as usize;
         let first = x.cast::<E>().add(first);
@@ -68,18 +68,18 @@ pub unsafe fn rope<E: Number>(
     }
 }
 
-/// A pair, rotated by an angle: its cosine and its sine.
+/// A pair, rotated by the angle with this cosine and sine.
 #[inline(always)]
 pub(crate) fn rotate([a, b]: [f32; 2], [cos, sin]: [f32; 2]) -> [f32; 2] {
     [math::fma(a, cos, -(b * sin)), math::fma(b, cos, a * sin)]
 }
 
-/// The pairs `columns` of a head, rotated by the angles of a position: of each pair the first, and
-/// the second.
+/// The pairs `columns` of a head, rotated by the angles of a position: their first and their second
+/// elements.
 ///
 /// # Safety
-/// 1. `head` and `angles` hold `2 * half` elements; both halves of each are aligned if `columns` say
-///    so.
+/// 1. `head` and `angles` hold `2 * half` elements; both halves of each are aligned if `columns`
+///    is.
 /// 2. No other thread writes the pairs at the same time.
 #[inline(always)]
 #[track_caller]
@@ -88,13 +88,13 @@ pub(crate) unsafe fn rotated<E: Number>(
     half: u32,
     angles: Global<f32>,
     head: Global<E>,
-) -> ([f32; VECTOR as usize], [f32; VECTOR as usize]) {
+) -> ([f32; VEC_ELEMS as usize], [f32; VEC_ELEMS as usize]) {
     // SAFETY: the caller's promise.
     unsafe {
         let (cos, sin) = (columns.load(angles), columns.load(angles.add(half as usize)));
         let mut a = columns.load(head);
         let mut b = columns.load(head.add(half as usize));
-        for i in 0..VECTOR as usize {
+        for i in 0..VEC_ELEMS as usize {
             [a[i], b[i]] = rotate([a[i], b[i]], [cos[i], sin[i]]);
         }
         (a, b)
@@ -109,7 +109,7 @@ mod launcher {
     use super::rope::Instance;
     use super::{NUM_THREADS, rope};
     use crate::Rows;
-    use crate::element::{Dtype, Number, VECTOR};
+    use crate::element::{Dtype, Number, VEC_ELEMS};
     use crate::operand::is_aligned;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -127,8 +127,8 @@ mod launcher {
     }
 
     impl Rope {
-        /// The launch, with `num_tokens` the device's count of tokens, or `None` if there is
-        /// nothing to rotate.
+        /// The launch, or `None` if there is nothing to rotate. `num_tokens` points to the token
+        /// count on the device.
         ///
         /// # Errors
         /// [`LaunchError`] for a `rotary_dim` that is odd or beyond `head_dim`, and for sizes
@@ -149,13 +149,14 @@ mod launcher {
             }
             arg_u32("row width", self.num_heads.saturating_mul(self.head_dim))?;
             let half = self.rotary_dim / 2;
-            let vectors = self.num_heads * half.div_ceil(VECTOR as usize);
+            let vectors = self.num_heads * half.div_ceil(VEC_ELEMS as usize);
             let grid = [self.max_tokens, vectors.div_ceil(NUM_THREADS as usize), 1];
             let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
             let x_stride = x.stride_arg()?;
-            let aligned = [half, self.head_dim].iter().all(|n| n.is_multiple_of(VECTOR as usize))
-                && x.is_aligned()
-                && is_aligned(table);
+            let aligned =
+                [half, self.head_dim].iter().all(|n| n.is_multiple_of(VEC_ELEMS as usize))
+                    && x.is_aligned()
+                    && is_aligned(table);
             let instance = match E::DTYPE {
                 Dtype::F32 => Instance::rope_f32,
                 Dtype::F16 => Instance::rope_f16,

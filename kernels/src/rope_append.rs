@@ -1,17 +1,17 @@
-//! Rotary embedding of Q in place, and of K on its way to the cache, with V beside it: [`rope`] and
-//! [`kv_append`] in one launch. The rotated K is stored in the cache alone.
+//! Rotary embedding and KV cache append, [`rope`] and [`kv_append`] fused: Q is rotated in place,
+//! the rotated K and V go to the cache. The rotated K is stored nowhere else.
 //!
-//! Shapes    q `[num_tokens, num_heads * head_dim]`, k, v `[num_tokens, num_kv_heads * head_dim]` with
-//!           row strides; pools, slot_mapping, positions and table as in the two.
-//! Launch    grid `(max_tokens, vectors of a token / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`: a
-//!           vector is eight pairs of a head of Q or K, or eight columns that are copied.
-//! Numerics  those of the two, to the bit: k is of the cache's type or f32, so that it is rounded once.
-//! Bound     memory: two elements for each column of Q, one of k and v, and one of the pools.
+//! Shapes    q `[num_tokens, num_heads * head_dim]`, k, v `[num_tokens, num_kv_heads * head_dim]`
+//!           with row strides; pools, slot_mapping, positions and table as in those two.
+//! Launch    grid `(max_tokens, vectors of a token / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`;
+//!           a vector is eight pairs of a head of Q or K, or eight columns that are only copied.
+//! Numerics  bit-identical to the two: k is of the cache's type or f32, so it is rounded once.
+//! Bound     memory: a load and a store for each column of q, k and v.
 //!
 //! [`rope`]: crate::rope
 //! [`kv_append`]: crate::kv_cache
 
-use crate::element::{Columns, Number, VECTOR};
+use crate::element::{Columns, Number, VEC_ELEMS};
 use crate::kv_cache::{PAGE_SIZE, row_start};
 use crate::rope::rotated;
 use cuda_std::prelude::*;
@@ -20,13 +20,13 @@ use half::{bf16, f16};
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
 
-/// Eight pairs of Q or of K a thread, or eight columns of K that are not rotated, or of V; from `T`, in
-/// the pools `C`.
+/// A thread takes eight pairs of Q or K, or eight columns of K that are not rotated, or eight of V;
+/// from elements `T` to pools of `C`.
 ///
 /// # Safety
-/// 1. `num_tokens` is one element; `positions`, `slot_mapping`, `q`, `k` and `v` hold that many; every
-///    position is a row of `table`, every slot one of the pools', no two alike; `q`, `k` and `v` hold
-///    elements `T`, the pools `C`.
+/// 1. `num_tokens` is one element; `positions`, `slot_mapping`, `q`, `k` and `v` hold that many;
+///    every position is a row of `table`, every slot one of the pools', no two alike; `q`, `k` and
+///    `v` hold elements `T`, the pools `C`.
 /// 2. `rotary_dim` is even and at most `head_dim`.
 /// 3. `q` and the pools overlap nothing else.
 /// 4. If `aligned` is not 0, each head is 16-byte aligned in `q`, `k`, `v` and the pools, and so is
@@ -70,8 +70,8 @@ pub unsafe fn rope_append<T: Number, C: Number>(
     let num_tokens = unsafe { num_tokens.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: the token is inside by the check here, heads and columns by those below; a token
-    // without vectors makes no launch.
+    // SAFETY: the token is inside by the check here, heads and columns by those below; there
+    // is no launch for tokens without vectors.
     unsafe {
         if token >= num_tokens as usize {
             return;
@@ -84,8 +84,8 @@ pub unsafe fn rope_append<T: Number, C: Number>(
         // 1. Pairs of Q, then of K.
         if vector < num_rotated {
             core::hint::assert_unchecked(vectors.pairs > 0);
-            let (head, first) = (vector / vectors.pairs, vector % vectors.pairs * VECTOR);
-            let aligned = aligned != 0 && half.is_multiple_of(VECTOR);
+            let (head, first) = (vector / vectors.pairs, vector % vectors.pairs * VEC_ELEMS);
+            let aligned = aligned != 0 && half.is_multiple_of(VEC_ELEMS);
             let columns = Columns::new(first, half, aligned);
             let angles = table.add(positions.get(token) as usize * rotary_dim as usize);
             if head < num_heads {
@@ -104,7 +104,7 @@ pub unsafe fn rope_append<T: Number, C: Number>(
             return;
         }
 
-        // 2. Of each KV head, the columns of K that are not rotated, then those of V.
+        // 2. For each KV head the columns of K that are not rotated, then the columns of V.
         let vector = vector - num_rotated;
         let vectors_per_head = vectors.rest + vectors.head;
         core::hint::assert_unchecked(vectors_per_head > 0);
@@ -113,12 +113,12 @@ pub unsafe fn rope_append<T: Number, C: Number>(
             return;
         }
         if vector < vectors.rest {
-            let aligned = aligned != 0 && rotary_dim.is_multiple_of(VECTOR);
-            let columns = Columns::new(rotary_dim + vector * VECTOR, head_dim, aligned);
+            let aligned = aligned != 0 && rotary_dim.is_multiple_of(VEC_ELEMS);
+            let columns = Columns::new(rotary_dim + vector * VEC_ELEMS, head_dim, aligned);
             let values = columns.load(k.cast::<T>().add(start(k_stride, head)));
             columns.store(k_pool.cast::<C>().add(slot_start(head)), values);
         } else {
-            let first = (vector - vectors.rest) * VECTOR;
+            let first = (vector - vectors.rest) * VEC_ELEMS;
             let columns = Columns::new(first, head_dim, aligned != 0);
             let values = columns.load(v.cast::<T>().add(start(v_stride, head)));
             columns.store(v_pool.cast::<C>().add(slot_start(head)), values);
@@ -126,7 +126,7 @@ pub unsafe fn rope_append<T: Number, C: Number>(
     }
 }
 
-/// How many vectors a head has, each a thread's.
+/// Vectors of a head; a thread takes one.
 struct Vectors {
     /// Of pairs that are rotated.
     pairs: u32,
@@ -140,9 +140,9 @@ impl Vectors {
     #[inline(always)]
     fn new(rotary_dim: u32, head_dim: u32) -> Self {
         Vectors {
-            pairs: (rotary_dim / 2).div_ceil(VECTOR),
-            rest: (head_dim - rotary_dim).div_ceil(VECTOR),
-            head: head_dim.div_ceil(VECTOR),
+            pairs: (rotary_dim / 2).div_ceil(VEC_ELEMS),
+            rest: (head_dim - rotary_dim).div_ceil(VEC_ELEMS),
+            head: head_dim.div_ceil(VEC_ELEMS),
         }
     }
 }
@@ -155,12 +155,12 @@ mod launcher {
     use super::rope_append::Instance;
     use super::{NUM_THREADS, Vectors, rope_append};
     use crate::Rows;
-    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VECTOR};
+    use crate::element::{Dtype, NarrowedFrom, Narrowing, Number, VEC_ELEMS};
     use crate::operand::{is_aligned, untyped};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-    /// Rotary embedding of the first `rotary_dim` columns of each head of Q and K, and append of K and
-    /// V to a layer of the cache.
+    /// Rotary embedding of the first `rotary_dim` columns of each head of Q and K, and append of K
+    /// and V to a layer of the cache.
     #[derive(Clone, Copy, Debug)]
     pub struct RopeAppend {
         /// Upper bound of the tokens.
@@ -175,12 +175,12 @@ mod launcher {
         pub rotary_dim: usize,
     }
 
-    /// What is rotated and appended, and where to.
+    /// The operands of [`RopeAppend`].
     #[derive(Clone, Copy, Debug)]
     pub struct RopeAppendOperands<T, C> {
-        /// Of each token, its row of `table`.
+        /// `[num_tokens]`: the row of `table` of each token.
         pub positions: DevicePtr<u32>,
-        /// Of each token, its slot of the pools.
+        /// `[num_tokens]`: the slot of each token in the pools.
         pub slot_mapping: DevicePtr<u32>,
         /// `[max_positions, rotary_dim]`: cosines, then sines.
         pub table: DevicePtr<f32>,
@@ -197,8 +197,8 @@ mod launcher {
     }
 
     impl RopeAppend {
-        /// The launch, with `num_tokens` the device's count of tokens, or `None` if there are none or
-        /// no columns.
+        /// The launch, or `None` if there are no tokens or no columns. `num_tokens` points to the
+        /// token count on the device.
         ///
         /// # Errors
         /// [`LaunchError`] for a `rotary_dim` that is odd or beyond `head_dim`, and for sizes
@@ -212,7 +212,7 @@ mod launcher {
             let geometry = self.geometry()?;
             let [q_stride, k_stride, v_stride] =
                 [q.stride_arg()?, k.stride_arg()?, v.stride_arg()?];
-            let aligned = self.head_dim.is_multiple_of(VECTOR as usize)
+            let aligned = self.head_dim.is_multiple_of(VEC_ELEMS as usize)
                 && [q, k, v].iter().all(Rows::is_aligned)
                 && [k_pool, v_pool].into_iter().all(is_aligned)
                 && is_aligned(table);
@@ -257,7 +257,7 @@ mod launcher {
                     expected: "an even number, at most head_dim",
                 });
             }
-            // All columns of a token: no fewer than its vectors.
+            // The columns of a token, an upper bound of its vectors.
             let num_all_heads = num_heads.saturating_add(num_kv_heads.saturating_mul(2));
             arg_u32("row width", num_all_heads.max(1).saturating_mul(head_dim))?;
             let Vectors { pairs, rest, head } = Vectors::new(rotary_dim as u32, head_dim as u32);

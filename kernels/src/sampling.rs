@@ -1,12 +1,12 @@
-//! Argmax: `out[r]` is the smallest index of the largest `x[r, :]`, or what keeps it from being a
-//! token: the first index of a NaN or a positive infinity, or that all are negative infinities.
+//! Argmax: `out[r]` is the smallest index of the largest `x[r, :]`. A row with a NaN or a positive
+//! infinity, or of negative infinities alone, has no token: `out[r]` says so instead.
 //!
 //! Shapes    x `[num_rows, vocab_size]` with a row stride; out `[num_rows]` u32; f32.
-//!           partial results `[max_rows, grid_dim_y, 2]` u32; counters `[max_rows]`, zeros before
-//!           and after.
-//! Launch    grid `(max_rows, vocab_size / BLOCK_COLUMNS, 1)`, block `(NUM_THREADS, 1, 1)`: a block
-//!           has all its loads in flight at once; a row's last block finds the best of all.
-//! Numerics  exact, the same whatever the order.
+//!           Workspace: partial results `[max_rows, grid_dim_y, 2]` u32; counters `[max_rows]`,
+//!           zeros before and after.
+//! Launch    grid `(max_rows, vocab_size / BLOCK_COLUMNS, 1)`, block `(NUM_THREADS, 1, 1)`; a block
+//!           issues all its loads at once; the last block of a row to finish reduces the partials.
+//! Numerics  exact, independent of the order.
 //! Bound     memory: `4 * num_rows * vocab_size` bytes.
 
 use crate::tile::last_block::is_last;
@@ -15,7 +15,7 @@ use cuda_std::prelude::*;
 /// Threads of a block.
 const NUM_THREADS: u32 = 1024;
 
-/// Warps of a block: as many as a warp has lanes, so that one warp reduces their results.
+/// Warps of a block: one for each lane of the warp that reduces their results.
 const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 const _: () = assert!(NUM_WARPS == warp::WARP_SIZE);
 
@@ -25,21 +25,21 @@ const UNROLL: u32 = 8;
 /// Columns of a block.
 const BLOCK_COLUMNS: u32 = UNROLL * NUM_THREADS;
 
-/// Bit of an output that is no token: the index of the first logit that is NaN or infinite.
+/// Flag of an output: the other bits are the index of the first logit that is NaN or infinity.
 const NOT_FINITE: u32 = 1 << 31;
 
 /// The output of a row of negative infinities.
 const NO_CANDIDATE: u32 = u32::MAX;
 
-/// Above that of every number: what is not finite is found even if it is not the largest.
+/// Key of NaN and infinity: above every finite one, so that they are always found.
 const NOT_FINITE_KEY: u32 = u32::MAX;
 
-/// Below that of every number.
+/// Key of negative infinity: below every finite one.
 const NO_CANDIDATE_KEY: u32 = 0;
 
-/// A number that orders as the logits do; equal for both zeros.
+/// Maps a logit to an integer of the same order; both zeros are equal.
 fn order_key(value: f32) -> u32 {
-    // The sum turns -0.0 into 0.0.
+    // The addition turns -0.0 into 0.0.
     let bits = (value + 0.0).to_bits();
     if value.is_nan() || value == f32::INFINITY {
         NOT_FINITE_KEY
@@ -83,7 +83,7 @@ impl Best {
         self
     }
 
-    /// What is said of the row that it is the best of.
+    /// The output for the row that this is the best of.
     fn output(self) -> u32 {
         match self.key {
             NO_CANDIDATE_KEY => NO_CANDIDATE,
@@ -93,12 +93,13 @@ impl Best {
     }
 }
 
-/// `BLOCK_COLUMNS` of a row a block.
+/// A block takes `BLOCK_COLUMNS` columns of a row.
 ///
 /// # Safety
 /// 1. `num_rows` is one element; `x` holds that many rows of `vocab_size` (not 0) elements at its
-///    stride, `out` that many, `partials` as many of `2 * grid_dim_y`; `counters` are as many zeros.
-/// 2. The grid has the columns of a row, and no block without any.
+///    stride, `out` that many, `partials` as many of `2 * grid_dim_y`; `counters` are as many
+///    zeros.
+/// 2. The grid covers the columns of a row, and every block has at least one.
 #[kernel(launch_bounds(NUM_THREADS, 1), overlaps)]
 pub unsafe fn argmax_f32(
     num_rows: Global<u32>,
@@ -116,7 +117,7 @@ pub unsafe fn argmax_f32(
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: `row` is inside by the check, columns by the loops' bounds. The arrays hold one
-    // element a warp; each is written before the barrier and only read behind it.
+    // element a warp; each is written before the barrier and only read after it.
     unsafe {
         if row >= num_rows as usize {
             return;
@@ -179,11 +180,11 @@ mod launcher {
     use crate::Rows;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 
-    /// Largest vocabulary: blocks of a row are a grid's y.
+    /// Largest vocabulary: the blocks of a row are the grid's y dimension.
     const MAX_VOCAB_SIZE: usize = Geometry::MAX_GRID[1] * BLOCK_COLUMNS as usize;
     const _: () = assert!(MAX_VOCAB_SIZE < NOT_FINITE as usize);
 
-    /// What argmax says of a row of logits.
+    /// The result of argmax for a row of logits.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum NextToken {
         /// The smallest index of the largest logit.
@@ -195,7 +196,7 @@ mod launcher {
     }
 
     impl NextToken {
-        /// What an output of [`Argmax`] means.
+        /// Decodes an output of [`Argmax`].
         #[must_use]
         pub fn of_output(output: u32) -> Self {
             match output {
@@ -206,7 +207,7 @@ mod launcher {
         }
     }
 
-    /// What the launch needs for itself, and leaves to the next one as it was.
+    /// Workspace of the launch, which leaves it ready for the next one.
     #[derive(Clone, Copy, Debug)]
     pub struct ArgmaxWorkspace {
         /// Room for [`Argmax::num_partials`], at a multiple of 8 bytes.
@@ -225,7 +226,8 @@ mod launcher {
     }
 
     impl Argmax {
-        /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows.
+        /// The launch, or `None` if there are no rows. `num_rows` points to the row count on the
+        /// device.
         ///
         /// # Errors
         /// [`LaunchError`] for an empty row, and for sizes beyond a grid or a `u32`.
@@ -260,12 +262,12 @@ mod launcher {
             }))
         }
 
-        /// Elements of partial results.
+        /// `u32` elements of [`ArgmaxWorkspace::partials`].
         pub fn num_partials(&self) -> usize {
             2 * self.max_rows * self.blocks()
         }
 
-        /// Counters.
+        /// Elements of [`ArgmaxWorkspace::counters`].
         pub fn num_counters(&self) -> usize {
             self.max_rows
         }

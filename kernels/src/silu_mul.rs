@@ -1,15 +1,15 @@
-//! The gate of SwiGLU: `out[t, i] = silu(gate[t, i]) * up[t, i]`, `silu(x) = x / (1 + exp(-x))`.
+//! SwiGLU activation: `out[t, i] = silu(gate[t, i]) * up[t, i]`, `silu(x) = x / (1 + exp(-x))`.
 //!
 //! Shapes    gate, up, out `[num_rows, width]` with row strides, all f32, f16 or bf16; out may be
 //!           gate or up.
 //! Launch    grid `(max_rows, width / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
-//! Numerics  f32 inside; the exponential and the reciprocal are approximate, within 3 ulp together;
-//!           one rounding at the store. In f16 the result is at most 65,504, so that one product
-//!           that overflows does not make a whole row infinite; NaN stays.
-//! Bound     memory: three elements for each column.
+//! Numerics  f32 inside; exponential and reciprocal are approximate, within 3 ulp together; one
+//!           rounding at the store. In f16 the result is clamped to 65,504, so that one overflow
+//!           does not make a row infinite; NaN stays.
+//! Bound     memory: two loads and one store for each column.
 //! Source    arXiv:2002.05202.
 
-use crate::element::{Columns, Number, VECTOR};
+use crate::element::{Columns, Number, VEC_ELEMS};
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -17,13 +17,12 @@ use half::{bf16, f16};
 /// Threads of a block.
 const NUM_THREADS: u32 = 128;
 
-/// Rows of a linear layer's weight that make a column of its output: its own, or under a gate gate's
-/// and up's.
+/// Parts of a linear layer's weight: one, or gate and up, stacked, where the layer is gated.
 pub(crate) const fn num_parts(gated: bool) -> usize {
     1 + gated as usize
 }
 
-/// `silu(gate) * up`, at most the largest `E`.
+/// `silu(gate) * up`, clamped to [`Number::CLAMP`].
 #[inline(always)]
 pub(crate) fn gated<E: Number>(gate: f32, up: f32) -> f32 {
     // For a very negative gate the exponential is infinite and its reciprocal 0, as silu is.
@@ -55,7 +54,7 @@ pub unsafe fn silu_mul<E: Number>(
     aligned: u32,
 ) {
     let row = thread::block_idx_x();
-    let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
+    let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VEC_ELEMS;
     // SAFETY: one element, a step input: no launch of the step writes it.
     let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
@@ -69,11 +68,11 @@ pub unsafe fn silu_mul<E: Number>(
         let start = |stride: u32| row as usize * stride as usize;
         let gate = columns.load(gate.cast::<E>().add(start(gate_stride)));
         let up = columns.load(up.cast::<E>().add(start(up_stride)));
-        let mut products = [0.0; VECTOR as usize];
-        for i in 0..VECTOR as usize {
-            products[i] = gated::<E>(gate[i], up[i]);
+        let mut values = [0.0; VEC_ELEMS as usize];
+        for i in 0..VEC_ELEMS as usize {
+            values[i] = gated::<E>(gate[i], up[i]);
         }
-        columns.store(out.cast::<E>().add(start(out_stride)), products);
+        columns.store(out.cast::<E>().add(start(out_stride)), values);
     }
 }
 
@@ -85,10 +84,10 @@ mod launcher {
     use super::silu_mul::Instance;
     use super::{NUM_THREADS, silu_mul};
     use crate::Rows;
-    use crate::element::{Dtype, Number, VECTOR};
+    use crate::element::{Dtype, Number, VEC_ELEMS};
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-    /// The gate of SwiGLU.
+    /// SwiGLU activation.
     #[derive(Clone, Copy, Debug)]
     pub struct SiluMul {
         /// Upper bound of the rows.
@@ -98,8 +97,8 @@ mod launcher {
     }
 
     impl SiluMul {
-        /// The launch, with `num_rows` the device's count of rows, or `None` if there is nothing to
-        /// compute.
+        /// The launch, or `None` if there is nothing to compute. `num_rows` points to the row count
+        /// on the device.
         ///
         /// # Errors
         /// [`LaunchError`] for sizes beyond a grid or a `u32`.
@@ -113,7 +112,7 @@ mod launcher {
             let width = arg_u32("width", self.width)?;
             let (gate_stride, up_stride) = (gate.stride_arg()?, up.stride_arg()?);
             let out_stride = out.stride_arg()?;
-            let blocks = self.width.div_ceil((VECTOR * NUM_THREADS) as usize);
+            let blocks = self.width.div_ceil((VEC_ELEMS * NUM_THREADS) as usize);
             let geometry = Geometry::new([self.max_rows, blocks, 1], NUM_THREADS as usize, 0)?;
             let aligned = [gate, up, out].iter().all(Rows::is_aligned);
             let instance = match E::DTYPE {

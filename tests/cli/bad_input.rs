@@ -1,4 +1,4 @@
-//! Every bad input is one or two lines and exit code 2.
+//! Every bad input is refused in one or two lines: exit code 2 for what the user gave, 1 for what the machine lacks.
 
 use crate::support::{Copy, LLAMA, halfwarp, run, stderr};
 use serde_json::json;
@@ -10,16 +10,28 @@ use std::{
 
 /// Checks that the user is told `expected` in one or two lines, and that nothing else is printed.
 fn assert_refused(output: &Output, expected: &str) {
+    assert!(!expected.is_empty(), "an expectation that every message meets");
+    assert_ends(output, 2, &[expected]);
+}
+
+/// Checks the exit code, and that one or two lines hold one of `expected`.
+fn assert_ends(output: &Output, code: i32, expected: &[&str]) {
     let error = stderr(output);
-    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert_eq!(output.status.code(), Some(code), "{error}");
     assert!((1..=2).contains(&error.lines().count()), "{error}");
-    assert!(error.contains(expected), "wanted {expected:?} in: {error}");
+    let is_said = expected.iter().any(|&part| error.contains(part));
+    assert!(is_said, "wanted one of {expected:?} in: {error}");
     assert!(!error.contains("panicked"), "{error}");
     assert!(output.stdout.is_empty(), "{:?}", output.stdout);
 }
 
 fn refuses(args: &[&str], expected: &str) {
     assert_refused(&run(args), expected);
+}
+
+/// Checks that the machine is found to have no driver, or no such GPU.
+fn misses_gpu_99(args: &[&str]) {
+    assert_ends(&run(args), 1, &["no NVIDIA driver", "no device cuda:99"]);
 }
 
 fn generate_refuses(model: &str, expected: &str) {
@@ -31,7 +43,11 @@ fn generate_refuses(model: &str, expected: &str) {
 
 #[test]
 fn rejects_wrong_arguments() {
-    refuses(&["generate", "-m", LLAMA], "--prompt");
+    refuses(&["generate", "--stop", "", "-p", "a"], "--stop");
+    refuses(&["generate", "-n", "-2", "-p", "a"], "-1 for no limit");
+    refuses(&["generate", "-t", "0", "-p", "a"], "--threads");
+    refuses(&["generate", "--logit-bias", "1", "-p", "a"], "42=-1.5");
+    refuses(&["generate", "-f", "a", "-p", "b"], "cannot be used with");
     refuses(&["generate", "-m", LLAMA, "--tokens", "1,x"], "--tokens");
     refuses(&["generate", "-m", LLAMA, "--tokens", "-1"], "-1");
     refuses(&["generate", "-m", LLAMA, "-p", "a", "--tokens", "1"], "cannot be used with");
@@ -42,12 +58,12 @@ fn rejects_wrong_arguments() {
     refuses(&["bench", "decode", "-m", LLAMA, "--sequences", "0"], "--sequences");
     let decode = ["bench", "decode", "-m", LLAMA, "--device", "cpu"];
     let with = |extra: &[&str], expected: &str| refuses(&[&decode, extra].concat(), expected);
-    with(&["--ctx-size", "640"], "come to 643 positions");
+    with(&["--ctx-size", "640"], "need 643 positions");
     with(&["--prompt-tokens", "18446744073709551615"], "18446744073709551615");
     with(&["--sequences", "18446744073709551615"], "18446744073709551615");
     with(&["-n", "9999999999"], "positions");
-    refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,0,3"], "three numbers over 0");
-    refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,2"], "three numbers over 0");
+    refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,0,3"], "three numbers above 0");
+    refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,2"], "three numbers above 0");
 }
 
 #[test]
@@ -60,20 +76,24 @@ fn rejects_sampling_values_out_of_range() {
     with("--top-p", "1.5", "top-p");
     with("--min-p", "2", "min-p");
     with("--repeat-penalty", "0", "repetition penalty");
+    with("--presence-penalty", "3", "presence penalty");
+    with("--frequency-penalty", "-3", "frequency penalty");
+    with("--logit-bias", "1=200", "200");
+    with("--logit-bias", "256=1", "256");
 }
 
 #[test]
 fn rejects_a_device_that_is_not_there() {
     let on = |device| ["generate", "-m", LLAMA, "--tokens", "1", "--device", device];
-    refuses(&on("gpu"), "gpu");
-    refuses(&on("cuda:99"), "");
+    refuses(&on("gpu"), "auto, cpu, cuda, cuda:N or emulated");
+    misses_gpu_99(&on("cuda:99"));
 }
 
 #[test]
 fn rejects_types_that_nothing_computes_in() {
     let with =
         |dtype| ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "--dtype", dtype];
-    refuses(&with("f8"), "f32, f16, bf16");
+    refuses(&with("f8"), "auto, f32, f16, bf16");
     refuses(&with("F16"), "'F16'");
 }
 
@@ -89,17 +109,20 @@ fn rejects_cublas_where_it_cannot_be() {
     with(&["--device", "cpu", "--gemm", "cublas"], "needs an NVIDIA GPU, and this runs on the CPU");
     with(&["--device", "cpu", "--gemm", "cublas-f16"], "--device cuda, or leave --gemm out");
     with(&["--device", "emulated", "--gemm", "cublas"], "runs on the emulator");
-    with(&["--device", "cuda:99", "--gemm", "cublas"], "");
+    misses_gpu_99(&[
+        "generate", "-m", LLAMA, "--tokens", "1", "--device", "cuda:99", "--gemm", "cublas",
+    ]);
     with(&["--device", "cpu", "--gemm", "mkl"], "halfwarp, cublas, cublas-f16");
     // What is wrong with the request is said before the device is looked for.
-    with(&["--device", "cuda:99", "--gemm", "cublas-f16"], "operands in F16, and these are in F32");
+    let f32 = ["--device", "cuda:99", "--gemm", "cublas-f16", "--dtype", "f32"];
+    with(&f32, "operands in F16 alone, and these are in F32");
     let bf16 = ["--device", "cuda:99", "--gemm", "cublas-f16", "--dtype", "bf16"];
     with(&bf16, "use --dtype f16, or --gemm cublas");
     refuses(
         &["bench", "kernels", "--op", "gemm", "--dtype", "bf16", "--gemm", "cublas-f16"],
         "use --dtype f16",
     );
-    refuses(&["bench", "kernels", "--op", "gemm", "--gemm", "cublas", "--gpu", "99"], "");
+    misses_gpu_99(&["bench", "kernels", "--op", "gemm", "--gemm", "cublas", "--gpu", "99"]);
     for command in ["chat", "logits", "perplexity"] {
         let output = run(&[command, "--help"]);
         assert!(String::from_utf8(output.stdout).unwrap().contains("--gemm"), "{command}");
@@ -107,12 +130,12 @@ fn rejects_cublas_where_it_cannot_be() {
 }
 
 #[test]
-fn rejects_sums_in_f16_where_they_cannot_be() {
+fn rejects_accumulators_in_f16_where_they_cannot_be() {
     let generate = ["generate", "-m", LLAMA, "--tokens", "1", "-n", "1", "--accumulate", "f16"];
     let with = |extra: &[&str], expected: &str| refuses(&[&generate, extra].concat(), expected);
-    with(&["--device", "emulated"], "is for operands in F16, and these are in F32");
+    with(&["--device", "emulated", "--dtype", "f32"], "need operands in F16, these are in F32");
     with(&["--device", "cuda:99", "--dtype", "bf16"], "use --dtype f16, or leave --accumulate out");
-    with(&["--device", "cpu", "--dtype", "f16"], "is for GPU kernels, and this runs on the CPU");
+    with(&["--device", "cpu", "--dtype", "f16"], "--device cuda or emulated, or leave --acc");
     with(&["--device", "cuda:99", "--gemm", "cublas", "--dtype", "f16"], "use --gemm cublas-f16");
     let bench = ["bench", "kernels", "--op", "gemm", "--accumulate"];
     refuses(&[&bench[..], &["f16", "--dtype", "bf16"]].concat(), "these are in BF16");
@@ -124,11 +147,12 @@ fn rejects_a_target_where_it_cannot_be() {
     let generate = ["generate", "-m", LLAMA, "--tokens", "1", "-n", "1"];
     let with = |extra: &[&str], expected: &str| refuses(&[&generate, extra].concat(), expected);
     with(&["--device", "cpu", "--target", "sm_80"], "is for GPU kernels, and this runs on the CPU");
+    with(&["--device", "cpu", "--target", "sm_80"], "or leave --target out");
     with(&["--target", "sm_70"], "sm_80, sm_90a");
     let bench = ["bench", "kernels", "--op", "gemm", "--gpu", "99"];
     let with = |extra: &[&str], expected: &str| refuses(&[&bench, extra].concat(), expected);
-    with(&["--target", "sm_80"], "");
-    with(&["--target", "sm_80", "--gemm", "cublas"], "leave one of them out");
+    misses_gpu_99(&[&bench[..], &["--target", "sm_80"]].concat());
+    with(&["--target", "sm_80", "--gemm", "cublas"], "leave --target or --gemm out");
     with(&["--target", "90"], "sm_80, sm_90a");
 }
 
@@ -173,6 +197,7 @@ fn rejects_prompts_that_the_model_cannot_take() {
         refuses(&[&["generate", "--device", "cpu", "-m", LLAMA], extra].concat(), expected);
     };
     with(&["-p", "text"], "--tokens");
+    with(&["--tokens", "1", "--stop", "a"], "no tokenizer");
     with(&["--chat", "-p", "text"], "tokenizer");
     with(&["--tokens", "1,2,256"], "256");
     with(&["--tokens", "1,2,3,4,5", "-c", "4"], "context");
@@ -186,7 +211,18 @@ fn rejects_models_that_are_not_there() {
     let empty = tempfile::tempdir().unwrap();
     generate_refuses(empty.path().to_str().unwrap(), "model.safetensors");
     let fetch = halfwarp(&["generate", "-p", "text"]).env("HALFWARP_CACHE", empty.path()).output();
-    assert_refused(&fetch.unwrap(), "cargo xtask setup");
+    assert_refused(&fetch.unwrap(), "halfwarp fetch");
+    let output = halfwarp(&["fetch", "no-such-name"]).env("HALFWARP_CACHE", empty.path()).output();
+    assert_refused(&output.unwrap(), "smollm2-135m-instruct");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_model_that_cannot_be_reached_is_not_called_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("loop");
+    std::os::unix::fs::symlink(&path, &path).unwrap();
+    generate_refuses(path.to_str().unwrap(), "Too many levels of symbolic links");
 }
 
 #[test]
@@ -221,11 +257,11 @@ fn rejects_hostile_headers() {
         let spoilt = Copy::new().header(|header| header[NORM][key] = value);
         generate_refuses(spoilt.path(), expected);
     };
-    with("data_offsets", json!([0, 256]), "");
-    with("data_offsets", json!([u64::MAX - 255, u64::MAX]), "");
-    with("shape", json!([1u64 << 60, 1u64 << 60]), "");
-    with("dtype", json!("I8"), "");
-    with("dtype", json!("X9"), "");
+    with("data_offsets", json!([0, 256]), "the data before it ends at 256");
+    with("data_offsets", json!([u64::MAX - 255, u64::MAX]), "has its data at 18446744073709551360");
+    with("shape", json!([1u64 << 60, 1u64 << 60]), "`model.norm.weight` has shape");
+    with("dtype", json!("I8"), "is stored as I8");
+    with("dtype", json!("X9"), "is stored as X9");
     let missing = Copy::new().header(|header| {
         let norm = header.remove(NORM).unwrap();
         header.insert("renamed".into(), norm);
@@ -318,7 +354,9 @@ fn chat_refuses_what_is_no_text() {
     let file = dir.path().join("lines");
     fs::write(&file, b"\xFF\n").unwrap();
     let output = halfwarp(&["chat", "--device", "cpu"]).stdin(File::open(file).unwrap()).output();
-    assert_eq!(output.as_ref().unwrap().status.code(), Some(2), "{}", stderr(&output.unwrap()));
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("UTF-8"), "{}", stderr(&output));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::{
     fs::{self, File},
     path::Path,
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 const SMOLLM2: &str = include_str!("../goldens/smollm2/expected.json");
@@ -161,11 +161,13 @@ fn ptx_list_names_what_ptx_show_shows() {
 fn doctor_says_what_is_there() {
     let cache = tempfile::tempdir().unwrap();
     let output = halfwarp(&["doctor"]).env("HALFWARP_CACHE", cache.path()).output().unwrap();
-    assert!(output.status.success());
+    assert_eq!(output.status.code(), Some(1), "no model is there to run");
+    assert!(stderr(&output).contains("-m PATH"), "{}", stderr(&output));
     let report = String::from_utf8(output.stdout).unwrap();
-    for what in ["driver", "CPU", "sm_90a", "cache", "cargo xtask setup"] {
+    for what in ["driver", "CPU", "sm_90a", "cache", "halfwarp fetch"] {
         assert!(report.contains(what), "wanted {what:?} in: {report}");
     }
+    assert!(stdout(&["doctor"]).contains("smollm2-135m-instruct fetched"));
 }
 
 #[test]
@@ -186,6 +188,41 @@ fn a_full_disk_is_the_machines_fault() {
     let output = halfwarp(&args).stdout(Stdio::from(full)).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("stdout"), "{}", stderr(&output));
+}
+
+/// The kernel's signal for a file over the limit would end the process, and leave a part of the file.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_limit_on_file_sizes_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.safetensors");
+    let tokens = join(&[1; 100]);
+    let args = ["logits", "--device", "cpu", "-m", LLAMA, "--tokens", &tokens, "-o"];
+    let output = limited("ulimit -f 8", &args).arg(&out).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", output.status);
+    assert!(stderr(&output).contains("File too large"), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_limit_on_memory_is_the_machines_fault() {
+    for kib in ["250000", "450000", "650000"] {
+        let args = ["generate", "--device", "cpu", "--dtype", "f32", "-p", "Hello", "-n", "1"];
+        let output = limited(&format!("ulimit -v {kib}"), &args).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{kib}: {}", stderr(&output));
+        assert!(stderr(&output).contains("memory"), "{kib}: {}", stderr(&output));
+        assert!(stderr(&output).lines().count() <= 2, "{kib}: {}", stderr(&output));
+    }
+}
+
+/// The binary, run by a shell after `limit`.
+#[cfg(target_os = "linux")]
+fn limited(limit: &str, args: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{limit} && exec \"$0\" \"$@\"")]);
+    command.arg(env!("CARGO_BIN_EXE_halfwarp")).args(args);
+    command
 }
 
 #[test]
@@ -220,7 +257,7 @@ fn the_default_model_tokenizes_and_predicts_as_the_golden() {
         assert_eq!(stdout(&["tokenize", "-p", prompt]), format!("{}\n", join(&ids)));
         fs::write(&file, prompt).unwrap();
         let file = file.to_str().unwrap();
-        // A window of 0 is the default one, as everywhere.
+        // A window as long as the model's context.
         let report = stdout(&["perplexity", "--device", "cpu", "-f", file, "-c", "0"]);
         let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
         let golden = text["mean_nll"].as_f64().unwrap();

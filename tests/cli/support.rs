@@ -4,8 +4,9 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 use tempfile::TempDir;
 
@@ -25,6 +26,16 @@ pub fn halfwarp(args: &[&str]) -> Command {
 /// Runs the binary to its end.
 pub fn run(args: &[&str]) -> Output {
     halfwarp(args).output().unwrap()
+}
+
+/// Runs the binary to its end, with `input` piped in.
+pub fn with_stdin(args: &[&str], input: &str) -> Output {
+    let mut command = halfwarp(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // One that ends before it has read all of it closes the pipe.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
 }
 
 /// Runs the binary, which must succeed, and returns its stdout.

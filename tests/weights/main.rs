@@ -4,5 +4,6 @@ mod blocks;
 mod files;
 mod gguf;
 mod goldens;
+mod models;
 mod pack;
 mod safetensors;

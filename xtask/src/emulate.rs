@@ -1,4 +1,4 @@
-//! The emulator's tests, under as many seeds as one likes.
+//! `cargo xtask emulate`: the emulator's tests with a given number of seeds.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -9,11 +9,11 @@ use std::{
 
 use crate::process;
 
-/// The variables that tell tests how many seeds there are, and how many of them a case takes: `simt::seeds` reads them.
+/// Environment variables for `simt::seeds`: the number of seeds, and the number of seeds per case.
 const SEEDS_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS";
 const PER_CASE_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS_PER_CASE";
 
-/// Tests that run kernels on the emulator: `cargo test`'s arguments, and how many seeds a case takes at most.
+/// Tests that run kernels on the emulator: `cargo test`'s arguments, and the most seeds per case.
 struct Suite {
     arguments: &'static [&'static str],
     seeds_per_case: Option<u64>,
@@ -25,7 +25,7 @@ impl Suite {
     }
 }
 
-/// So many seeds a case of the kernels takes, which are large, at most.
+/// Most seeds per case of `kernels`, whose cases are large.
 const SEEDS_PER_KERNEL_CASE: u64 = 40;
 
 const SUITES: [Suite; 4] = [
@@ -38,10 +38,10 @@ const SUITES: [Suite; 4] = [
     },
 ];
 
-/// Runs all suites under `seeds` seeds; prints how many tests they are, and how long they took.
+/// Runs all suites with `seeds` seeds; prints the number of tests and the time.
 ///
 /// # Errors
-/// If `seeds` is no positive number, or if a test fails.
+/// If `seeds` is not a positive number, or if a test fails.
 pub fn run(seeds: &str) -> Result<()> {
     let Some(seeds) = seeds.parse::<u64>().ok().filter(|&seeds| seeds > 0) else {
         bail!("--seeds {seeds}: expected a positive number");
@@ -54,15 +54,15 @@ pub fn run(seeds: &str) -> Result<()> {
     let seconds = start.elapsed().as_secs();
     let of_kernels = match SEEDS_PER_KERNEL_CASE {
         per_case if per_case < seeds => {
-            format!(", a case of `kernels` under {per_case} of them in turn")
+            format!(", {per_case} of them per case of `kernels`")
         }
         _ => String::new(),
     };
-    println!("{passed} tests passed under {seeds} seeds{of_kernels}, in {seconds} s");
+    println!("{passed} tests passed with {seeds} seeds{of_kernels}, in {seconds} s");
     Ok(())
 }
 
-/// Runs one suite, with its output shown; gives how many tests have passed.
+/// Runs one suite and prints its output; returns the number of tests that passed.
 fn run_suite(suite: &Suite, seeds: u64) -> Result<u64> {
     let mut cargo = process::cargo()?;
     cargo.arg("test").args(suite.arguments).stdout(Stdio::piped());
@@ -84,7 +84,7 @@ fn run_suite(suite: &Suite, seeds: u64) -> Result<u64> {
     Ok(passed)
 }
 
-/// The tests that have passed, if it is the line that says so at the end of a test program.
+/// The number of passed tests, if `line` is the last line of a test program.
 fn passed_tests(line: &str) -> u64 {
     let count = line.strip_prefix("test result: ok. ").and_then(|rest| rest.split_once(" passed"));
     count.and_then(|(count, _)| count.parse().ok()).unwrap_or(0)

@@ -1,6 +1,9 @@
 //! `cargo xtask`: everything that is done to this repository besides `cargo build`.
 
+mod dist;
+mod embed;
 mod emulate;
+mod licenses;
 mod picture;
 mod process;
 mod ptxas;
@@ -15,6 +18,9 @@ usage: cargo xtask COMMAND
   setup                   fetch what is missing: Rust's library source and the default model
   demo                    set up, build, and let the default model answer
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
+  dist                    pack the binary with its licences and SHA256SUMS: target/archives
+  embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
+  licenses                every package comes from crates.io, under a licence that is allowed; without network
   emulate --seeds N       run the emulator's tests under N seeds each
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   picture                 make the README's picture of a terminal: docs/images/terminal.svg
@@ -45,7 +51,10 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             setup::run()?;
             process::show(process::cargo()?.args(["test", "--workspace"]).args(&args[1..]))?;
         }
+        ["dist"] => dist::run()?,
+        ["embed"] => embed::run()?,
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
+        ["licenses"] => licenses::check()?,
         ["picture"] => picture::run()?,
         ["ptxas"] => ptxas::run()?,
         ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,

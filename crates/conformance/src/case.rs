@@ -1,4 +1,4 @@
-//! A kernel, its buffers, and what it should write.
+//! A kernel, its buffers, and its expected outputs.
 
 use std::convert::Infallible;
 
@@ -11,21 +11,21 @@ use crate::Want;
 pub struct Case {
     /// The name of its tests.
     pub name: String,
-    /// The memory that it works on.
+    /// The buffers that it accesses.
     pub buffers: Vec<Buffer>,
     launch: Box<dyn Fn(&Pointers) -> Launch + Send + Sync>,
 }
 
-/// A piece of global memory, aligned to 256 bytes, or a tensor map.
+/// A buffer of global memory, aligned to 256 bytes, or a tensor map.
 pub enum Buffer {
-    /// What the kernel reads.
+    /// An input of the kernel.
     In(Vec<u8>),
-    /// What the kernel writes; nothing has written it before.
+    /// An output of the kernel, uninitialised.
     Out(Want),
-    /// What the kernel reads and writes: these bytes before.
+    /// Input and output of the kernel, with its initial bytes.
     InOut(Vec<u8>, Want),
-    /// The tensor map of the buffer listed so many-th, which stands before it and takes the place
-    /// of the address in the spec.
+    /// The tensor map of the buffer of this index, which precedes it in the list; its address replaces
+    /// the address in the specification.
     TensorMap(usize, TensorMapSpec),
 }
 
@@ -35,12 +35,12 @@ impl Buffer {
         Buffer::In(bytes(words))
     }
 
-    /// Words that become others.
+    /// Words that the kernel changes to other words.
     pub fn changed(before: &[u32], after: Vec<u32>) -> Self {
         Buffer::InOut(bytes(before), Want::Words(after))
     }
 
-    /// What it should hold behind the kernel, of one that the kernel writes.
+    /// The expected contents after the kernel, for an output.
     pub fn want(&self) -> Option<&Want> {
         match self {
             Buffer::In(_) | Buffer::TensorMap(..) => None,
@@ -53,18 +53,18 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// What a launch takes for a case's buffers.
+/// The launch arguments of a case's buffers.
 pub struct Pointers(Vec<Placed>);
 
 enum Placed {
-    /// Of memory.
+    /// Of a buffer of memory.
     Address(u64),
     Map(EncodedTensorMap),
 }
 
 impl Pointers {
-    /// Places the buffers in their order: `place` gives the address of each that is memory, `encode`
-    /// makes the tensor maps.
+    /// Places the buffers in order: `place` returns the address of each buffer of memory, `encode` encodes
+    /// the tensor maps.
     pub(crate) fn of<E>(
         buffers: &[Buffer],
         mut place: impl FnMut(&Buffer) -> Result<u64, E>,
@@ -83,20 +83,20 @@ impl Pointers {
         Ok(pointers)
     }
 
-    /// The buffer listed `index`th, of elements `T`.
+    /// Buffer `index`, of elements `T`.
     pub fn at<T>(&self, index: usize) -> DevicePtr<T> {
         DevicePtr::new(self.address(index))
     }
 
-    /// The tensor map listed `index`th among the buffers.
+    /// Buffer `index`, a tensor map.
     pub fn map(&self, index: usize) -> EncodedTensorMap {
         match self.0[index] {
             Placed::Map(map) => map,
-            Placed::Address(_) => panic!("buffer {index} is no tensor map"),
+            Placed::Address(_) => panic!("buffer {index} is not a tensor map"),
         }
     }
 
-    /// The address of the buffer listed `index`th.
+    /// The address of buffer `index`.
     pub(crate) fn address(&self, index: usize) -> u64 {
         match self.0[index] {
             Placed::Address(address) => address,
@@ -106,7 +106,7 @@ impl Pointers {
 }
 
 impl Case {
-    /// The case `name`: a launch on buffers.
+    /// The case `name`: a launch on `buffers`.
     pub fn new(
         name: impl Into<String>,
         buffers: Vec<Buffer>,
@@ -127,13 +127,13 @@ impl Case {
         self.launch(&nowhere).symbol
     }
 
-    /// What the outputs, in their order, should be.
+    /// The expected outputs, in order.
     pub fn wants(&self) -> impl Iterator<Item = &Want> {
         self.buffers.iter().filter_map(Buffer::want)
     }
 
-    /// Holds the outputs of a run against what the oracle says; gives a line for every one that is
-    /// not fixed to the last bit: how far off it is at most.
+    /// Compares the outputs of a run with the oracle's. Returns a line with the largest deviation for each
+    /// output that need not be bit-exact.
     ///
     /// # Errors
     /// The first element that differs, with output, index, and both values.
@@ -141,8 +141,8 @@ impl Case {
         Self::check_all(self.wants(), outputs)
     }
 
-    /// Holds the outputs of a run against those of another: bits where the ISA fixes them, else
-    /// within the bound that the oracle is held to.
+    /// Compares the outputs of a run with those of another: bit-exact where the ISA fixes the bits,
+    /// otherwise within the oracle's bound.
     ///
     /// # Errors
     /// As [`Case::check`].

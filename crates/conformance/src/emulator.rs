@@ -6,8 +6,7 @@ use simt::{Init, Memory};
 
 use crate::{Buffer, Case, Pointers};
 
-/// Runs `case` on the emulator, in the order of threads that follows from `seed`; gives the
-/// outputs.
+/// Runs `case` on the emulator with the schedule of `seed`; returns the outputs.
 ///
 /// # Errors
 /// The [`simt::Fault`] of the kernel, as text.
@@ -18,7 +17,7 @@ pub fn emulate(case: &Case, seed: u64) -> Result<Vec<Vec<u8>>, String> {
             Buffer::In(bytes) => memory.alloc("input", Init::Bytes(bytes)),
             Buffer::InOut(bytes, _) => memory.alloc("input and output", Init::Bytes(bytes)),
             Buffer::Out(want) => memory.alloc("output", Init::Poisoned(want.num_bytes())),
-            Buffer::TensorMap(..) => unreachable!("tensor maps are no memory"),
+            Buffer::TensorMap(..) => unreachable!("tensor maps are not memory"),
         })
     };
     let Ok(pointers) = Pointers::of(&case.buffers, place, |spec| Ok(spec.emulated()));

@@ -16,27 +16,27 @@ use cust::sys::{self, CUfunction, CUfunction_attribute, CUresult};
 
 use crate::{Buffer, Case, Pointers, ptx};
 
-/// Shared memory that a block gets without asking.
+/// Shared memory that a block has by default.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 /// The first GPU of this machine.
 pub struct Gpu {
     driver: &'static Driver,
     context: Context,
-    /// The target whose kernels it runs.
+    /// The target of the kernels that it runs.
     target: &'static str,
 }
 
-/// What went wrong with a GPU.
+/// An error of the GPU or its driver.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
-    /// There is a driver that does not serve.
+    /// The driver cannot be used.
     #[error(transparent)]
     Load(LoadError),
     /// A call of the driver failed.
     #[error("{call}: {error}")]
     Driver {
-        /// What was called, or done.
+        /// The call or the operation.
         call: &'static str,
         /// The driver's code, by name.
         error: String,
@@ -46,18 +46,18 @@ pub enum GpuError {
     NoKernel {
         /// The PTX entry.
         symbol: &'static str,
-        /// What the GPU runs.
+        /// The GPU's target.
         target: &'static str,
     },
-    /// A tensor map cannot be made.
+    /// A tensor map is invalid.
     #[error("the tensor map of a {}-dimensional tensor: {why}", spec.dims.len())]
     TensorMap {
-        /// What it was to be made of.
+        /// Its specification.
         spec: Box<TensorMapSpec>,
-        /// What is wrong with it.
+        /// What is invalid.
         why: TensorMapError,
     },
-    /// The driver makes no tensor map.
+    /// The driver rejects a tensor map.
     #[error(transparent)]
     Encode(#[from] EncodeError),
 }
@@ -67,7 +67,7 @@ impl Gpu {
     ///
     /// # Errors
     /// - [`GpuError::Load`] if the driver is too old;
-    /// - [`GpuError::Driver`] if it does not answer.
+    /// - [`GpuError::Driver`] if a call of the driver fails.
     pub fn open() -> Result<Option<Gpu>, GpuError> {
         let driver = match cuda_loader::load() {
             Err(LoadError::Missing(_)) => return Ok(None),
@@ -96,12 +96,12 @@ impl Gpu {
         ptx::text(self.target, symbol).is_some()
     }
 
-    /// Runs `case`; gives the outputs. What the kernel leaves unwritten is 0xff.
+    /// Runs `case`; returns the outputs. Bytes that the kernel does not write are 0xff.
     ///
     /// # Errors
     /// - [`GpuError::NoKernel`] if the kernel was not compiled for this GPU;
-    /// - [`GpuError::TensorMap`] and [`GpuError::Encode`] for a tensor map that cannot be made;
-    /// - [`GpuError::Driver`], also for what the kernel does wrong; the GPU is of no use behind it.
+    /// - [`GpuError::TensorMap`] and [`GpuError::Encode`] for an invalid tensor map;
+    /// - [`GpuError::Driver`], also for a fault of the kernel, after which the context is unusable.
     pub fn run(&self, case: &Case) -> Result<Vec<Vec<u8>>, GpuError> {
         CurrentContext::set_current(&self.context).map_err(failed("cuCtxSetCurrent"))?;
         let mut memory: Vec<DeviceBuffer<u8>> = Vec::new();
@@ -130,12 +130,12 @@ impl Gpu {
         case.buffers.iter().filter(is_memory).zip(&memory).filter_map(read).collect()
     }
 
-    /// A buffer as it is before the kernel.
+    /// The initial contents of a buffer.
     fn upload(buffer: &Buffer) -> Result<DeviceBuffer<u8>, GpuError> {
         let uploaded = match buffer {
             Buffer::In(bytes) | Buffer::InOut(bytes, _) => DeviceBuffer::from_slice(bytes),
             Buffer::Out(want) => DeviceBuffer::from_slice(&vec![0xff; want.num_bytes()]),
-            Buffer::TensorMap(..) => unreachable!("tensor maps are no memory"),
+            Buffer::TensorMap(..) => unreachable!("tensor maps are not memory"),
         };
         uploaded.map_err(failed("allocating device memory"))
     }
@@ -155,11 +155,11 @@ impl Gpu {
     }
 }
 
-/// Starts the kernel on the default stream. A cluster's shape stands in the kernel's PTX.
+/// Launches the kernel on the default stream. The cluster's shape is in the kernel's PTX.
 ///
 /// # Safety
-/// 1. `function` is that of `launch`, and its module lives until the kernel has ended.
-/// 2. So does the memory at its addresses.
+/// 1. `function` is the kernel of `launch`, and its module lives until the kernel has ended.
+/// 2. The memory at the launch's addresses lives until then.
 unsafe fn start(function: CUfunction, launch: &Launch) -> Result<(), GpuError> {
     let Geometry { grid, block, shared_bytes } = launch.geometry;
     if shared_bytes > DEFAULT_SHARED_BYTES {
@@ -190,12 +190,12 @@ unsafe fn start(function: CUfunction, launch: &Launch) -> Result<(), GpuError> {
     check("cuLaunchKernel", code)
 }
 
-/// Puts a name to what failed, and prints the error by the name of its code: `CudaError` would ask the driver for its text.
+/// Names the failed operation, and prints the error's code by name: `CudaError`'s text needs the driver.
 fn failed(call: &'static str) -> impl Fn(CudaError) -> GpuError + Copy {
     move |error| GpuError::Driver { call, error: format!("{error:?}") }
 }
 
-/// The result of a call that `cust` has no face for.
+/// The result of a call that `cust` does not wrap.
 fn check(call: &'static str, code: CUresult) -> Result<(), GpuError> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(()),

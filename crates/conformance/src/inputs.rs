@@ -1,8 +1,8 @@
-//! What several cases need: bit patterns, and geometries.
+//! Inputs and geometries that several cases share.
 
 use cuda_std::launch::Geometry;
 
-/// Every pattern of bits that a float treats in its own way, both signs: zeros, the ends of the
+/// Special values of f32, of both signs: zeros, the ends of the
 /// subnormal and of the normal numbers, small integers and their neighbours, infinities, NaNs.
 pub fn special_f32s() -> Vec<u32> {
     let magnitudes: [u32; 14] = [
@@ -24,7 +24,7 @@ pub fn special_f32s() -> Vec<u32> {
     magnitudes.into_iter().flat_map(|bits| [bits, bits | 0x8000_0000]).collect()
 }
 
-/// Random words, other ones for another `seed`.
+/// Random words, determined by `seed`.
 pub fn random_words(seed: u64) -> impl Iterator<Item = u32> {
     // SplitMix64.
     let mut state = seed;
@@ -42,12 +42,12 @@ pub fn random_f32s(seed: u64, limit: f32) -> impl Iterator<Item = u32> {
         .map(move |word| (limit * (word as f32 / (1u64 << 31) as f32 - 1.0)).to_bits())
 }
 
-/// A grid of blocks in x, with static shared memory alone.
+/// A grid of blocks in x, without dynamic shared memory.
 pub fn blocks(num_blocks: u32, num_threads: u32) -> Geometry {
     Geometry { grid: [num_blocks, 1, 1], block: [num_threads, 1, 1], shared_bytes: 0 }
 }
 
-/// Halves, or codes of other numbers of 16 bits, two to a word.
+/// f16, or codes of other 16-bit formats, two to a word.
 pub fn words_of_halves(halves: &[u16]) -> Vec<u32> {
     let (pairs, _) = halves.as_chunks::<2>();
     pairs.iter().map(|&[low, high]| u32::from(low) | u32::from(high) << 16).collect()

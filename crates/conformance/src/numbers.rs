@@ -1,12 +1,11 @@
-//! Numbers of 8 and 16 bits for oracles: their values, and which of them is nearest; and
-//! functions in f64 that oracles share.
+//! 8- and 16-bit formats for oracles: values and rounding; and functions in f64 that oracles share.
 
 /// A binary format of at most 16 bits: sign, exponent, fraction.
 #[derive(Clone, Copy, Debug)]
 pub struct Format {
     exponent_bits: u32,
     fraction_bits: u32,
-    /// Codes of finite numbers without a sign: what follows is infinity or NaN.
+    /// Number of finite codes without a sign: the codes after them are infinity or NaN.
     num_finite: u32,
     /// Whether there is an infinity.
     has_infinity: bool,
@@ -25,14 +24,14 @@ pub const E4M3: Format =
 pub const E5M2: Format =
     Format { exponent_bits: 5, fraction_bits: 2, num_finite: 0x7c, has_infinity: true };
 
-/// What a number becomes that the format has not.
+/// How a number that the format does not have is rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// `.rn`: the nearest, of two the one with an even code; infinity beyond the largest.
+    /// `.rn`: to nearest, ties to even codes; infinity beyond the largest number.
     Nearest,
-    /// `.rz`: the next one towards zero.
+    /// `.rz`: towards zero.
     Zero,
-    /// `.rn.satfinite`: the nearest, at most the largest.
+    /// `.rn.satfinite`: to nearest, ties to even codes, saturated to the largest number.
     NearestFinite,
 }
 
@@ -42,17 +41,17 @@ impl Format {
         1 + self.exponent_bits + self.fraction_bits
     }
 
-    /// Codes without a sign.
+    /// The sign bit, the number of codes without a sign.
     const fn sign(self) -> u32 {
         1 << (self.bits() - 1)
     }
 
-    /// All codes of finite numbers.
+    /// The codes of all finite numbers.
     pub fn finite(self) -> impl Iterator<Item = u16> {
         (0..self.num_finite).flat_map(move |code| [code as u16, (code | self.sign()) as u16])
     }
 
-    /// The number of `code`.
+    /// The value of `code`.
     pub fn value(self, code: u16) -> f64 {
         let code = u32::from(code);
         let (negative, code) = (code & self.sign() != 0, code & (self.sign() - 1));
@@ -66,7 +65,7 @@ impl Format {
         if negative { -magnitude } else { magnitude }
     }
 
-    /// The number of a code without a sign, as if the format went on without end.
+    /// The value of a code without a sign, as if the format had unlimited exponents.
     fn magnitude(self, code: u32) -> f64 {
         let bias = (1 << (self.exponent_bits - 1)) - 1;
         let (exponent, fraction) = (code >> self.fraction_bits, code % (1 << self.fraction_bits));
@@ -75,7 +74,7 @@ impl Format {
         f64::from(leading + fraction) * 2f64.powi(scale)
     }
 
-    /// The code of `x`; a NaN is all ones without a sign.
+    /// The code of `x`; NaN is all ones without a sign.
     pub fn round(self, x: f64, rounding: Rounding) -> u16 {
         if x.is_nan() {
             return (self.sign() - 1) as u16;
@@ -91,7 +90,7 @@ impl Format {
                 above = middle;
             }
         }
-        // Exact: two neighbours have few bits.
+        // Exact: adjacent numbers have few bits.
         let middle = (self.magnitude(low) + self.magnitude(low + 1)) / 2.0;
         let goes_up = magnitude > middle || magnitude == middle && low % 2 == 1;
         let code = match rounding {
@@ -104,8 +103,8 @@ impl Format {
         (sign | code) as u16
     }
 
-    /// The codes and the middles between them, as f32 numbers, and their neighbours: where rounding
-    /// turns; of the codes without a sign that `of` gives.
+    /// For the codes without a sign of `of`: their values and the midpoints between them, with the adjacent
+    /// f32 numbers, which is where rounding changes.
     pub fn turns(self, of: impl Iterator<Item = u16>) -> Vec<f32> {
         let near = |code: u16| {
             let low = self.magnitude(code.into());
@@ -116,9 +115,8 @@ impl Format {
     }
 }
 
-/// `a * b + c`, of which the product is exact, such that rounding it to at most 50 bits rounds
-/// once: the sum is rounded to odd, which keeps what was lost as its last bit (Boldo and Melquiond,
-/// 2008).
+/// `a * b + c` for operands whose product is exact, rounded to odd, so that rounding it again to at most 50
+/// bits equals rounding once (Boldo and Melquiond, 2008).
 pub fn fma([a, b, c]: [f64; 3]) -> f64 {
     let product = a * b;
     let sum = product + c;
@@ -139,7 +137,7 @@ pub fn tanh(x: f64) -> f64 {
     (minus / (2.0 + minus)).abs().copysign(x)
 }
 
-/// 2 to the power of the exponent of `x`: the greatest power of two that is not above it.
+/// The largest power of two that is not above `x`.
 pub fn binade(x: f64) -> f64 {
     if x == 0.0 { 0.0 } else { 2f64.powi(x.abs().log2().floor() as i32) }
 }

@@ -1,25 +1,25 @@
-//! Where the operands of `wgmma` lie in shared memory: the PTX ISA's "Shared Memory Matrix Layout",
-//! as tiles that TMA leaves.
+//! Layouts of the operands of `wgmma` in shared memory: the PTX ISA's "Shared Memory Matrix Layout", as
+//! tiles that TMA writes.
 
 use conformance_kernels::wgmma::Layout;
 use cuda_std::wgmma::Swizzle;
 
-use crate::products::Operand;
+use crate::mma_reference::Operand;
 
-/// Products of k that a tile has at most.
+/// Most MMAs along k in a tile.
 const MAX_STEPS: usize = 4;
 
-/// An operand's place in shared memory.
+/// An operand's layout in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Whether elements of a column of A, or a row of B, lie side by side.
+    /// Whether elements of a column of A, or a row of B, are contiguous.
     pub mn_major: bool,
-    /// How chunks of 16 bytes are exchanged.
+    /// The permutation of 16-byte chunks.
     pub swizzle: Swizzle,
 }
 
 impl Place {
-    /// Products that one tile holds: a K-major row is as wide as the swizzle's.
+    /// MMAs along k in one tile: a K-major row has the swizzle's width.
     pub fn num_steps(self) -> usize {
         match (self.mn_major, self.swizzle) {
             (false, Swizzle::B32 | Swizzle::B64) => self.swizzle.row_bytes() as usize / 32,
@@ -27,7 +27,7 @@ impl Place {
         }
     }
 
-    /// What a kernel is told of an operand of `mn` rows or columns, and of `k` elements.
+    /// The kernel's argument for an operand of `mn` rows or columns and `k` elements.
     pub fn layout(self, mn: usize, k: usize) -> Layout {
         let row_bytes = self.swizzle.row_bytes();
         let chunks_of_mn = 16 * mn as u32;
@@ -39,14 +39,14 @@ impl Place {
         Layout { swizzle: self.swizzle, leading_bytes, stride_bytes, advance_bytes }
     }
 
-    /// The byte of element `(mn, k)` of elements of `size` bytes, `num_mn` and `num_k` in all.
+    /// Byte offset of element `(mn, k)` of an operand of `num_mn` by `num_k` elements of `size` bytes.
     fn byte(self, (mn, k): (usize, usize), size: usize, (num_mn, num_k): (usize, usize)) -> usize {
         let row_bytes = self.swizzle.row_bytes() as usize;
-        // Along the dimension that is contiguous, and across.
+        // Along the contiguous dimension, and across it.
         let (along, across, num_across) =
             if self.mn_major { (mn * size, k, num_k) } else { (k * size, mn, num_mn) };
         if self.swizzle == Swizzle::None {
-            // Cores of 8 rows of 16 bytes, those of one k behind each other.
+            // Core matrices of 8 rows of 16 bytes; those of one k are consecutive.
             let core = if self.mn_major {
                 across / 8 * (num_mn / 8) + along / 16
             } else {
@@ -58,7 +58,7 @@ impl Place {
         swizzled(linear, self.swizzle)
     }
 
-    /// Writes an operand of elements of `size` bytes at `start` of `image`, which grows.
+    /// Writes an operand of elements of `size` bytes at `start` of `image`, which is extended.
     pub fn write(self, operand: &Operand, size: usize, start: usize, image: &mut Vec<u8>) {
         let all = (operand.codes.len(), operand.codes[0].len());
         for (mn, codes) in operand.codes.iter().enumerate() {
@@ -71,8 +71,8 @@ impl Place {
     }
 }
 
-/// Of lines of 128 bytes, in eight chunks of 16, the chunks are exchanged: of 128 bytes by the
-/// line's number modulo 8, of 64 bytes those of a half by it modulo 4, of 32 bytes those of a pair.
+/// Permutes the eight 16-byte chunks of each 128 bytes, by the index of the 128 bytes: for rows of 128
+/// bytes xored with it modulo 8, for 64 bytes modulo 4 within a half, for 32 bytes within a pair.
 pub fn swizzled(byte: usize, swizzle: Swizzle) -> usize {
     let (line, chunk) = (byte / 128, byte / 16 % 8);
     let chunk = match swizzle {
@@ -84,8 +84,7 @@ pub fn swizzled(byte: usize, swizzle: Swizzle) -> usize {
     line * 128 + chunk * 16 + byte % 16
 }
 
-/// A's registers of all products, `[step, 128, 4]`: the figures "Register fragment layout for
-/// matrix A".
+/// A's registers of all MMAs, `[step, 128, 4]`: the figures "Register fragment layout for matrix A".
 pub fn fragments(a: &Operand, size: usize) -> Vec<u32> {
     let packed = 4 / size;
     let k = 32 / size;

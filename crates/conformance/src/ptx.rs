@@ -1,4 +1,4 @@
-//! The kernels inside this program, as PTX.
+//! The PTX of the kernels, embedded in this program.
 
 /// Target, symbol and text of every kernel.
 static KERNELS: &[(&str, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/ptx_table.rs"));
@@ -18,9 +18,9 @@ pub fn has_kernel(symbol: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The threads that a barrier waits for must come to one and the same. These kernels branch
-    /// before a barrier and, on the same condition, behind it: a compiler that knows nothing of
-    /// convergence copies what is between into both sides, which hangs on a GPU.
+    /// All threads of a barrier must execute the same instruction. These kernels branch before a barrier
+    /// and, on the same condition, after it: a compiler that does not treat the barrier as convergent
+    /// duplicates it into both branches, which hangs on a GPU.
     #[test]
     fn barriers_are_not_copied_into_the_sides_of_a_branch() {
         for (target, symbol, barrier, written) in [

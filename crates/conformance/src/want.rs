@@ -1,46 +1,45 @@
-//! What an output should be, and how far off it may be.
+//! Expected outputs, and their tolerances.
 
 use half::f16;
 
-/// What an output should be.
+/// An expected output.
 ///
-/// Where a NaN is wanted of a float any NaN is right, because the ISA leaves its bits open; a zero
-/// has the wanted sign.
+/// An expected NaN matches any NaN, because the ISA leaves its bits open; a zero must have the expected
+/// sign.
 pub enum Want {
     /// These words, bit by bit.
     Words(Vec<u32>),
-    /// Floats of 32 bits near these values.
+    /// f32 near these values.
     F32(Vec<f64>, Tolerance),
-    /// Floats of 16 bits near these values, two to a word.
+    /// f16 near these values, two to a word.
     F16(Vec<f64>, Tolerance),
-    /// Floats of 32 bits that show what the hardware does where the ISA leaves it open.
+    /// f32 that show what the hardware does where the ISA leaves it open.
     Probes(Vec<Probe>),
 }
 
-/// How far a float may be from what is wanted.
+/// How far a float may be from the expected value.
 #[derive(Clone, Debug)]
 pub enum Tolerance {
-    /// Floats between the wanted value, rounded to nearest, and the value; 0: that value alone.
+    /// Distance in representable floats from the expected value rounded to nearest; 0 means equal.
     Ulps(u32),
-    /// Distance in units of the wanted value.
+    /// Relative distance.
     Relative(f64),
-    /// Distance, of each value its own.
+    /// Absolute distance, one per value.
     Each(Vec<f64>),
 }
 
-/// A value that tells of the hardware.
+/// A value that shows what the hardware does.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// What is computed.
     pub label: &'static str,
     /// The exact result.
     pub exact: f64,
-    /// How far off it may be; infinite: anything goes, a NaN too.
+    /// Largest absolute error; if infinite, any value passes, NaN included.
     pub bound: f64,
 }
 
-/// An element of an output as a number, and its place among all numbers of its type in their order,
-/// zeros at 0.
+/// An element of an output as a number, and its rank among the numbers of its type, zeros at 0.
 #[derive(Clone, Copy)]
 struct Number {
     value: f64,
@@ -72,7 +71,7 @@ impl Want {
         }
     }
 
-    /// The same kind of output and bound around the values in `bytes`.
+    /// The same kind of output and bound, with the values in `bytes`.
     pub(crate) fn with_values(&self, bytes: &[u8]) -> Want {
         let values = || self.numbers(bytes).map(|number| number.value);
         match self {
@@ -86,8 +85,8 @@ impl Want {
         }
     }
 
-    /// Holds an output against it; gives what there is to tell of an output that is not fixed to
-    /// the last bit: the largest deviation, or every probe.
+    /// Compares an output with it. For outputs that need not be bit-exact it returns a line with the largest
+    /// deviation, or one line per probe.
     ///
     /// # Errors
     /// The first element that differs.
@@ -173,7 +172,7 @@ impl Want {
 }
 
 impl Tolerance {
-    /// The deviation in units of the tolerance: more than 1 is wrong.
+    /// The deviation in units of the tolerance; more than 1 fails.
     fn share(&self, index: usize, got: Number, rounded: Number, want: f64) -> f64 {
         const WRONG: f64 = f64::INFINITY;
         let right_if = |is_right| if is_right { 0.0 } else { WRONG };
@@ -195,7 +194,7 @@ impl Tolerance {
             Tolerance::Relative(bound) => error / (bound * want.abs()),
             Tolerance::Each(bounds) => error / bounds[index],
         };
-        // No bound is closer than the nearest number; and behind the largest one there is none.
+        // The nearest representable number always passes, unless it is infinite.
         if got.value == rounded.value {
             share.min(1.0)
         } else if rounded.value.is_finite() {
@@ -254,7 +253,7 @@ mod tests {
         assert!(admits(1000.5, 1000.0) && !admits(1002.0, 1000.0));
         assert!(admits(f32::INFINITY, f64::INFINITY) && !admits(f32::MAX, f64::INFINITY));
         assert!(!admits(f32::INFINITY, 1.0));
-        // Nothing is nearer to 1 + 2^-25 than 1.
+        // The f32 nearest to 1 + 2^-25 is 1.
         assert!(super::tests::admits(&Tolerance::Relative(1e-9), 1.0, 1.0 + 2f64.powi(-25)));
     }
 

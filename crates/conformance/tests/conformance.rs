@@ -1,7 +1,7 @@
-//! Every case on the emulator and on a GPU, under the names `emulated::<case>` and `cuda::<case>`. Without a GPU, or on
-//! one that lacks the instructions, a case is reported as ignored, by name.
+//! Every case on the emulator and on a GPU, as `emulated::<case>` and `cuda::<case>`. Without a GPU, or on one that
+//! lacks the instructions, a case is reported as ignored, by name.
 //!
-//! Behind the results stands what the GPU gave where the ISA does not fix the bits: how far off it is at most.
+//! After the results come the GPU's largest deviations where the ISA does not fix the bits.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,10 +41,10 @@ fn main() {
     conclusion.exit();
 }
 
-/// The emulator against the oracle.
+/// Compares the emulator with the oracle.
 fn on_emulator(case: &Case) -> Result<(), String> {
     if !has_kernel(case.symbol()) {
-        return Err(format!("{} was compiled for no target", case.symbol()));
+        return Err(format!("{} was not compiled for any target", case.symbol()));
     }
     for seed in simt::seeds() {
         let outputs = emulate(case, seed).map_err(|fault| format!("seed {seed}: {fault}"))?;
@@ -53,7 +53,7 @@ fn on_emulator(case: &Case) -> Result<(), String> {
     Ok(())
 }
 
-/// The GPU against the emulator, and against the oracle; gives how far off it is from the latter.
+/// Compares the GPU with the emulator and with the oracle; returns its deviations from the oracle.
 fn on_gpu(case: &Case, gpu: &Gpu) -> Result<Vec<String>, String> {
     let outputs = gpu.run(case).map_err(|error| error.to_string())?;
     let emulated = emulate(case, 0)?;

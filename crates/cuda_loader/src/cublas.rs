@@ -1,4 +1,4 @@
-//! cuBLAS opened at run time: for comparison, and for those who want it instead of our own kernels.
+//! cuBLAS opened at run time: for comparison, and as an alternative to halfwarp's own kernels.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -11,7 +11,7 @@ const LIBRARIES: [&CStr; 2] = [c"libcublas.so.13", c"libcublas.so.12"];
 
 const OPERATION_NONE: c_int = 0;
 const OPERATION_TRANSPOSE: c_int = 1;
-/// `CUBLAS_GEMM_DEFAULT`: the library chooses.
+/// `CUBLAS_GEMM_DEFAULT`: the library selects the algorithm.
 const DEFAULT_ALGORITHM: c_int = -1;
 const MAJOR_VERSION: c_int = 0;
 const MINOR_VERSION: c_int = 1;
@@ -28,17 +28,17 @@ pub enum DataType {
     Bf16 = 14,
 }
 
-/// What products are accumulated in.
+/// Accumulator and scale type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum ComputeType {
-    /// `CUBLAS_COMPUTE_16F`: of f16 operands and an f16 output alone.
+    /// `CUBLAS_COMPUTE_16F`: for f16 operands and an f16 output only.
     F16 = 64,
     /// `CUBLAS_COMPUTE_32F`.
     F32 = 68,
 }
 
-/// Row-major `c[m, n] = a[m, k] * b[n, k]^T (+ c)`, with elements between rows where the strides are larger.
+/// Row-major `c[m, n] = a[m, k] * b[n, k]^T (+ c)`. Row strides are in elements and may exceed the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmEx {
     /// Rows of `a` and of `c`.
@@ -57,16 +57,16 @@ pub struct GemmEx {
     pub operands: DataType,
     /// Type of `c`.
     pub output: DataType,
-    /// What products are accumulated in.
+    /// Accumulator and scale type.
     pub compute: ComputeType,
-    /// Whether what `c` holds is added.
+    /// Whether `c` is accumulated into instead of overwritten.
     pub accumulate: bool,
 }
 
-/// Why cuBLAS cannot do it.
+/// Why a cuBLAS call is not possible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CublasError {
-    /// None of the libraries is there, or none loads: the loader's word on each.
+    /// No library was found, or none loads; the dynamic loader's reason for each.
     #[error(
         "no cuBLAS found ({0})\ninstall libcublas 12 or 13, or name its folder in LD_LIBRARY_PATH, or use halfwarp's own GEMM"
     )]
@@ -124,7 +124,7 @@ struct Functions {
     gemm_ex: Gemm,
 }
 
-/// A cuBLAS handle of the context that was current when it was made.
+/// A cuBLAS handle, of the context that was current at its creation.
 #[derive(Debug)]
 pub struct Cublas {
     functions: Functions,
@@ -135,14 +135,14 @@ pub struct Cublas {
 unsafe impl Send for Cublas {}
 
 impl Cublas {
-    /// Bytes of workspace with which every algorithm of the library can be used on every GPU of today.
+    /// Workspace with which all of the library's algorithms are available on today's GPUs.
     pub const WORKSPACE_BYTES: usize = 32 << 20;
 
     /// A handle that works on `stream` (a `CUstream`) of the current context, with
     /// [`Cublas::WORKSPACE_BYTES`] at `workspace`.
     ///
     /// # Safety
-    /// 1. A context is current in this thread, `stream` and `workspace` are of it, and live as long as the handle.
+    /// 1. A context is current in this thread; `stream` and `workspace` belong to it and outlive the handle.
     ///
     /// # Errors
     /// [`CublasError`].
@@ -164,7 +164,7 @@ impl Cublas {
         let cublas = Cublas { functions, handle };
         // SAFETY: the handle is live, and the caller promised the stream.
         check("cublasSetStream", unsafe { (functions.set_stream)(handle, stream) })?;
-        // Setting the stream takes the workspace away: this comes second.
+        // cublasSetStream resets the workspace, so that the workspace is set after it.
         // SAFETY: the handle is live, and the caller promised the workspace.
         check("cublasSetWorkspace", unsafe {
             let workspace = workspace as usize as *mut c_void;
@@ -173,21 +173,21 @@ impl Cublas {
         Ok(cublas)
     }
 
-    /// Starts `cublasGemmEx` on the handle's stream.
+    /// Enqueues `cublasGemmEx` on the handle's stream.
     ///
     /// # Safety
-    /// 1. The addresses are of device memory that holds the matrices until the stream has done the work.
+    /// 1. The addresses are of device memory that holds the matrices until the stream has completed the work.
     ///
     /// # Errors
     /// [`CublasError::Call`].
     pub unsafe fn gemm_ex(&self, gemm: &GemmEx) -> Result<(), CublasError> {
         let &GemmEx { m, n, k, a, b, c, operands, output, compute, accumulate } = gemm;
-        // In the type that is computed in: 1 in f16 is 0x3c00.
+        // alpha and beta have the compute type: 1 in f16 is 0x3c00.
         let one = if compute == ComputeType::F16 { 0x3c00 } else { 1f32.to_bits() };
         let beta = if accumulate { one } else { 0u32 };
         let pointer = |address: u64| address as usize as *mut c_void;
-        // cuBLAS is column-major: `c` as it stands is `c^T[n, m] = b * a^T`, of `b^T[k, n]` and `a^T[k, m]`.
-        // SAFETY: the handle is live, both factors outlive the call, and the caller promised the rest.
+        // cuBLAS is column-major: row-major `c` is its `c^T[n, m] = b * a^T`, from `b^T[k, n]` and `a^T[k, m]`.
+        // SAFETY: the handle is live, alpha and beta outlive the call, and the caller promised the rest.
         let status = unsafe {
             (self.functions.gemm_ex)(
                 self.handle,
@@ -217,7 +217,7 @@ impl Cublas {
 
 impl Drop for Cublas {
     fn drop(&mut self) {
-        // SAFETY: the handle is live. An error has nobody to go to.
+        // SAFETY: the handle is live. `drop` cannot report an error.
         let _ = unsafe { (self.functions.destroy)(self.handle) };
     }
 }
@@ -226,7 +226,7 @@ fn check(call: &'static str, status: c_int) -> Result<(), CublasError> {
     if status == 0 { Ok(()) } else { Err(CublasError::Call { call, status }) }
 }
 
-/// The version of the library, which is loaded for it.
+/// The version of the library, which this call loads.
 ///
 /// # Errors
 /// [`CublasError`].

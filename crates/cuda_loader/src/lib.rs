@@ -1,8 +1,8 @@
 //! libcuda opened at run time.
 //!
-//! `cust` and `cust_raw` declare the functions of the CUDA driver API and expect a linker to find them. This crate
-//! defines all of them as jumps into a table that [`load`] fills from `libcuda.so.1`. A program therefore builds on a
-//! machine without CUDA, and starts on one without a driver; until [`load`] has succeeded every function returns
+//! `cust` and `cust_raw` declare the functions of the CUDA driver API and expect the linker to find them. This crate
+//! defines all of them as jumps through a table that [`load`] fills from `libcuda.so.1`. So a program builds on a
+//! machine without CUDA and starts on one without a driver; until [`load`] succeeds, every function returns
 //! `CUDA_ERROR_NOT_INITIALIZED`.
 //!
 //! Linux on x86-64 and aarch64.
@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 /// The driver's library.
 const LIBRARY: &CStr = c"libcuda.so.1";
 
-/// The oldest driver that knows PTX 8.0, the version that the kernels are compiled to.
+/// The oldest driver that accepts PTX 8.0, the version of the kernels.
 const MIN_VERSION: Version = Version { major: 12, minor: 0 };
 
 /// A version of CUDA, as a driver reports it.
@@ -45,55 +45,55 @@ impl fmt::Display for Version {
 #[derive(Clone, Copy, Debug)]
 pub struct Driver {
     version: Version,
-    /// Newer than what `cust` declares; `None` if the driver does not have it.
+    /// Newer than the functions that `cust` declares; `None` if the driver lacks it.
     encode_tiled: Option<tensor_map::EncodeTiled>,
     overlapping_launcher: Option<OverlappingLauncher>,
 }
 
 impl Driver {
-    /// The newest CUDA that the driver serves.
+    /// The newest CUDA version that the driver supports.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// How to launch kernels that overlap with the one before (`cuLaunchKernelEx`); `None` before CUDA 12.3, whose
-    /// graphs do not keep that.
+    /// Launches with programmatic dependent launch (`cuLaunchKernelEx`); `None` before CUDA 12.3, whose graphs do not
+    /// preserve it.
     pub fn overlapping_launcher(&self) -> Option<OverlappingLauncher> {
         self.overlapping_launcher
     }
 
-    /// The opaque tensor map that copies of boxes of this tensor take (`cuTensorMapEncodeTiled`). Its copy
-    /// among a kernel's parameters, or in global memory, lies at a multiple of 64.
+    /// The opaque tensor map for TMA copies of boxes of this tensor (`cuTensorMapEncodeTiled`). A copy of it in a
+    /// kernel's parameters, or in global memory, is aligned to 64 bytes.
     ///
     /// # Errors
-    /// - [`EncodeError::Unsupported`] if the driver knows no tensor maps;
-    /// - [`EncodeError::Shape`] if the slices are not as long as they have to be;
-    /// - [`EncodeError::Refused`] with the driver's code for what it does not take.
+    /// - [`EncodeError::Unsupported`] if the driver has no tensor maps;
+    /// - [`EncodeError::Shape`] if the lengths of the slices do not agree;
+    /// - [`EncodeError::Refused`] with the driver's error code.
     pub fn encode_tensor_map(&self, tensor: &TiledTensorMap<'_>) -> Result<[u8; 128], EncodeError> {
         tensor.encode(self.encode_tiled.ok_or(EncodeError::Unsupported)?)
     }
 }
 
-/// Why there is no driver to call.
+/// Why no driver can be called.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// The library is not there, or does not load.
+    /// The library is not found, or does not load.
     #[error("no NVIDIA driver found ({0}); install one, or use the CPU")]
     Missing(String),
-    /// The library is there, but is no CUDA driver.
-    #[error("libcuda.so.1 is no CUDA driver: {0}; reinstall the NVIDIA driver, or use the CPU")]
+    /// The library is not a CUDA driver.
+    #[error("libcuda.so.1 is not a CUDA driver: {0}; reinstall the NVIDIA driver, or use the CPU")]
     NotADriver(String),
-    /// The driver is older than what the kernels need.
+    /// The driver is older than the kernels require.
     #[error(
         "the NVIDIA driver is for CUDA {found}, the kernels need {MIN_VERSION} or newer; update it, or use the CPU"
     )]
     TooOld {
-        /// What it serves.
+        /// The newest CUDA version that it supports.
         found: Version,
     },
 }
 
-/// Loads the driver, once; later calls, from any thread, return what the first one found.
+/// Loads the driver, once; later calls, from any thread, return the first call's result.
 ///
 /// # Errors
 /// - [`LoadError::Missing`] on a machine without a driver;
@@ -124,7 +124,7 @@ fn load_library(path: &CStr) -> Result<Driver, LoadError> {
     })
 }
 
-/// Asks `cuDriverGetVersion`, which works before `cuInit`.
+/// Calls `cuDriverGetVersion`, which works before `cuInit`.
 fn version(get_version: *mut c_void) -> Result<Version, LoadError> {
     if get_version.is_null() {
         return Err(LoadError::NotADriver(dl_error()));
@@ -141,7 +141,7 @@ fn version(get_version: *mut c_void) -> Result<Version, LoadError> {
     }
 }
 
-/// The dynamic loader's last word in this thread.
+/// The dynamic loader's last error in this thread.
 fn dl_error() -> String {
     // SAFETY: `dlerror` returns null or a string that stays until the thread's next call of the loader.
     unsafe {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn another_library_is_no_driver() {
+    fn another_library_is_not_a_driver() {
         let error = load_library(c"libm.so.6").unwrap_err();
         assert!(
             matches!(&error, LoadError::NotADriver(why) if why.contains("cuDriverGetVersion")),

@@ -1,17 +1,17 @@
-//! `cuLaunchKernelEx`, which `cust_raw` does not declare, for launches that overlap.
+//! Programmatic dependent launch, by `cuLaunchKernelEx`, which `cust_raw` does not declare.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 
 use crate::Version;
 
-/// The first CUDA whose graphs keep that a launch overlaps (programmatic edges).
+/// The first CUDA version whose graphs preserve programmatic dependent launch (programmatic edges).
 const FIRST_VERSION: Version = Version { major: 12, minor: 3 };
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
 
-/// The function: configuration, kernel, its parameters, and nothing.
+/// Configuration, kernel, its parameters, and null.
 type LaunchKernelEx = unsafe extern "C" fn(
     *const LaunchConfig,
     *mut c_void,
@@ -49,8 +49,8 @@ const _: () = {
     assert!(offset_of!(LaunchAttribute, value) == 8);
 };
 
-/// A driver's way to launch a kernel that may start before the one before it in its stream has ended
-/// (programmatic dependent launch), in a captured stream too.
+/// Launches a kernel that may start before the previous kernel of its stream has ended (programmatic dependent
+/// launch); also while the stream is captured.
 #[derive(Clone, Copy, Debug)]
 pub struct OverlappingLauncher(LaunchKernelEx);
 
@@ -65,13 +65,13 @@ pub struct LaunchShape {
     pub shared_bytes: u32,
 }
 
-/// The driver's code for a launch that it does not take, a `CUresult`.
+/// The driver's error code of a launch, a `CUresult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cuLaunchKernelEx returned {0}")]
 pub struct LaunchRefused(pub i32);
 
 impl OverlappingLauncher {
-    /// The one at what `dlsym` found, if the driver is new enough.
+    /// The launcher of the address from `dlsym`, if the driver is new enough.
     pub(crate) fn new(launch_kernel_ex: *mut c_void, version: Version) -> Option<Self> {
         if version < FIRST_VERSION {
             return None;
@@ -82,16 +82,15 @@ impl OverlappingLauncher {
             .map(OverlappingLauncher)
     }
 
-    /// Launches `kernel`, a `CUfunction`, in `stream`, a `CUstream`, where the operation before is the launch of another
-    /// kernel.
+    /// Launches `kernel`, a `CUfunction`, in `stream`, a `CUstream`, whose previous operation is a kernel launch.
     ///
     /// # Errors
     /// [`LaunchRefused`].
     ///
     /// # Safety
     /// 1. Kernel and stream are live, and of the current context.
-    /// 2. `parameters` point to as many values, of such types, as the kernel takes.
-    /// 3. What the kernel asks of its launch holds; it waits for the launch before by itself, in every block.
+    /// 2. `parameters` point to values of the number and types that the kernel takes.
+    /// 3. The kernel's own requirements hold; it waits for the previous launch itself, in every block.
     pub unsafe fn launch(
         self,
         kernel: *mut c_void,
@@ -126,7 +125,7 @@ impl OverlappingLauncher {
 mod tests {
     use super::*;
 
-    /// Stands for the driver's: checks every argument, reading the structures as `cuda.h` lays them out.
+    /// A fake of the driver's function: checks every argument, reading the structures by `cuda.h`'s layout.
     unsafe extern "C" fn checks_arguments(
         config: *const LaunchConfig,
         kernel: *mut c_void,
@@ -156,14 +155,14 @@ mod tests {
     const AT_12_3: Version = Version { major: 12, minor: 3 };
 
     #[test]
-    fn every_argument_comes_to_its_place() {
+    fn every_argument_is_passed_in_its_place() {
         let launcher = OverlappingLauncher::new(checks_arguments as *mut c_void, AT_12_3).unwrap();
         let mut parameter = 0x700u64;
         let parameters = [(&raw mut parameter).cast::<c_void>()];
         let [stream, kernel] = [0x500, 0x600].map(std::ptr::without_provenance_mut);
         let shape = LaunchShape { grid: [1, 2, 3], block: [4, 5, 6], shared_bytes: 7 };
         let launch = |shape| {
-            // SAFETY: the stand-in takes one parameter of 8 bytes, and uses neither stream nor kernel.
+            // SAFETY: the fake takes one parameter of 8 bytes, and uses neither stream nor kernel.
             unsafe { launcher.launch(kernel, shape, stream, &parameters) }
         };
         assert_eq!(launch(shape), Ok(()));
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_that_cannot_capture_it_have_none() {
+    fn drivers_that_cannot_capture_it_have_no_launcher() {
         let new = |address, minor| OverlappingLauncher::new(address, Version { minor, ..AT_12_3 });
         assert!(new(checks_arguments as *mut c_void, 2).is_none());
         assert!(new(std::ptr::null_mut(), 3).is_none());

@@ -1,6 +1,6 @@
 //! The functions of the driver API that `cust_raw` 0.11.3 declares, in its order.
 
-/// Hands all names to the macro `$then`.
+/// Calls the macro `$then` with all names.
 macro_rules! with_symbols {
     ($then:ident) => {
         $then! {

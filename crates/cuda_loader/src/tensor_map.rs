@@ -7,11 +7,11 @@ const MAX_RANK: usize = 5;
 
 /// `CU_TENSOR_MAP_INTERLEAVE_NONE`.
 const INTERLEAVE_NONE: c_int = 0;
-/// `CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE`: what is outside of the tensor is zero.
-const OUTSIDE_IS_ZERO: c_int = 0;
+/// `CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE`: out-of-bounds elements are zero.
+const OOB_FILL_NONE: c_int = 0;
 
-/// The function: map, data type, rank, address, dimensions, strides, box, element strides, interleave, swizzle, L2
-/// promotion, fill outside.
+/// Map, data type, rank, address, dimensions, strides, box, element strides, interleave, swizzle, L2
+/// promotion, out-of-bounds fill.
 pub(crate) type EncodeTiled = unsafe extern "C" fn(
     *mut OpaqueMap,
     c_int,
@@ -31,15 +31,14 @@ pub(crate) type EncodeTiled = unsafe extern "C" fn(
 #[repr(C, align(64))]
 pub(crate) struct OpaqueMap([u8; 128]);
 
-/// The function at what `dlsym` found.
+/// The function of the address from `dlsym`.
 pub(crate) fn function(address: *mut c_void) -> Option<EncodeTiled> {
-    // SAFETY: a null pointer is `None`; otherwise the type is that of `cuTensorMapEncodeTiled` since it came with
-    // CUDA 12.0.
+    // SAFETY: a null pointer is `None`; otherwise the type is that of `cuTensorMapEncodeTiled` since CUDA 12.0.
     unsafe { std::mem::transmute::<*mut c_void, Option<EncodeTiled>>(address) }
 }
 
-/// A tensor in global memory, and the box of it that one copy moves: innermost dimension first, every element copied,
-/// nothing interleaved, zeros outside of the tensor.
+/// A tensor in global memory and the box of it that one copy moves: dimensions innermost first, element strides of 1,
+/// no interleave, zeros out of bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct TiledTensorMap<'a> {
     /// Address of the tensor on the device.
@@ -52,19 +51,19 @@ pub struct TiledTensorMap<'a> {
     pub strides_bytes: &'a [u64],
     /// Elements of the box in each dimension.
     pub box_dims: &'a [u32],
-    /// How the box lies in shared memory, a `CUtensorMapSwizzle`.
+    /// Swizzle of the box in shared memory, a `CUtensorMapSwizzle`.
     pub swizzle: u32,
-    /// What comes to L2, a `CUtensorMapL2promotion`.
+    /// Size of an L2 fetch, a `CUtensorMapL2promotion`.
     pub l2_promotion: u32,
 }
 
-/// Why there is no tensor map.
+/// Why a tensor map was not encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// The driver has no such function.
     #[error("the NVIDIA driver has no cuTensorMapEncodeTiled; update it")]
     Unsupported,
-    /// The numbers of dimensions do not agree.
+    /// The ranks of dimensions, strides and box do not agree.
     #[error(
         "{rank} dimensions, {strides} strides and a box of {box_rank}: expected 1 to {MAX_RANK} dimensions, one \
          stride fewer, and a box of as many"
@@ -100,8 +99,8 @@ impl TiledTensorMap<'_> {
             return Err(EncodeError::Shape { rank, strides, box_rank });
         }
         let mut map = OpaqueMap([0; 128]);
-        // SAFETY: the function reads `rank` dimensions, of box and element strides too, and one stride fewer; it
-        // writes the map, which is aligned to 64 bytes. The address is the device's, and not read.
+        // SAFETY: the function reads `rank` dimensions, box dimensions and element strides, and one stride fewer;
+        // it writes the map, which is aligned to 64 bytes. It does not read the address, which is the device's.
         let code = unsafe {
             encode_tiled(
                 &mut map,
@@ -115,7 +114,7 @@ impl TiledTensorMap<'_> {
                 INTERLEAVE_NONE,
                 swizzle as c_int,
                 l2_promotion as c_int,
-                OUTSIDE_IS_ZERO,
+                OOB_FILL_NONE,
             )
         };
         match code {
@@ -129,7 +128,7 @@ impl TiledTensorMap<'_> {
 mod tests {
     use super::*;
 
-    /// Stands for the driver's: writes its arguments one after the other, in words of 8 bytes.
+    /// A fake of the driver's function: writes its arguments in order, in words of 8 bytes.
     unsafe extern "C" fn writes_arguments(
         map: *mut OpaqueMap,
         data_type: c_int,
@@ -196,7 +195,7 @@ mod tests {
     };
 
     #[test]
-    fn every_argument_comes_to_its_place() {
+    fn every_argument_is_passed_in_its_place() {
         let map = MATRIX.encode(writes_arguments).unwrap();
         let (words, _) = map.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_encoded_is_an_error() {
+    fn maps_that_cannot_be_encoded_are_errors() {
         assert_eq!(MATRIX.encode(refuses), Err(EncodeError::Refused(1)));
         let short = TiledTensorMap { strides_bytes: &[], ..MATRIX };
         let shape = EncodeError::Shape { rank: 2, strides: 0, box_rank: 2 };

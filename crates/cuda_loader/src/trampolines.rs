@@ -1,31 +1,31 @@
 //! One function for each name that `cust` links against: a jump through a table.
 //!
-//! Until the driver is loaded, every entry of the table is a function that returns `CUDA_ERROR_NOT_INITIALIZED`.
+//! Until the driver is loaded, all entries of the table return `CUDA_ERROR_NOT_INITIALIZED`.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::symbols::with_symbols;
 
-/// `CUDA_ERROR_NOT_INITIALIZED`: what every function returns while no driver is loaded.
+/// `CUDA_ERROR_NOT_INITIALIZED`: returned by every function while no driver is loaded.
 const NOT_INITIALIZED: c_int = 3;
-/// `CUDA_ERROR_NOT_SUPPORTED`: what a function returns that the loaded driver does not have.
+/// `CUDA_ERROR_NOT_SUPPORTED`: returned by functions that the loaded driver lacks.
 const NOT_SUPPORTED: c_int = 801;
 
-/// Stands in the table for every function while no driver is loaded. It looks at no argument, so that it can be
-/// called as any of them: on both architectures the caller cleans up.
+/// The entry of every function while no driver is loaded. It ignores its arguments, so that it can be called with any
+/// signature: on both architectures the caller cleans up.
 extern "C" fn no_driver() -> c_int {
     NOT_INITIALIZED
 }
 
-/// Stands in the table for a function that the driver does not have.
+/// The entry of a function that the driver lacks.
 extern "C" fn not_in_driver() -> c_int {
     NOT_SUPPORTED
 }
 
 macro_rules! define {
     ($($name:ident)*) => {
-        /// The place of each function in the table.
+        /// The index of each function in the table.
         #[allow(non_camel_case_types, clippy::enum_variant_names)]
         enum Slot { $($name),* }
 
@@ -69,11 +69,11 @@ macro_rules! define {
 
 with_symbols!(define);
 
-/// Where the trampolines jump to.
+/// The targets of the trampolines.
 static TABLE: [AtomicPtr<c_void>; NAMES.len()] =
     [const { AtomicPtr::new(no_driver as *mut c_void) }; NAMES.len()];
 
-/// Fills the table with what `find` knows of each name.
+/// Fills the table with the address that `find` returns for each name.
 pub fn fill(find: impl Fn(&CStr) -> *mut c_void) {
     for (name, entry) in NAMES.iter().zip(&TABLE) {
         let function = find(name);
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn each_function_jumps_to_its_own_entry() {
-        // SAFETY: the table holds functions of this file alone, which take nothing.
+        // SAFETY: the table holds functions of this file, which take no arguments.
         let call = || unsafe { [cuGetErrorString(), cuLaunchKernel(), cuProfilerStop()] };
         assert_eq!(call(), [NOT_INITIALIZED; 3]);
         fill(|name| match name.to_bytes() {
@@ -103,8 +103,20 @@ mod tests {
     }
 
     #[test]
+    fn calls_through_cust_raw_reach_the_table() {
+        assert_eq!(
+            cust_raw::cuLaunchKernel as *const () as usize,
+            cuLaunchKernel as *const () as usize
+        );
+        assert_eq!(
+            cust_raw::cuProfilerStop as *const () as usize,
+            cuProfilerStop as *const () as usize
+        );
+    }
+
+    #[test]
     fn the_names_are_those_of_cust_raw() {
-        let Some(source) = source_of_cust_raw() else { return };
+        let source = source_of_cust_raw();
         let declared: Vec<&str> = source
             .split("extern \"C\" {")
             .skip(1)
@@ -116,12 +128,19 @@ mod tests {
         assert_eq!(ours.len(), 353);
     }
 
-    fn source_of_cust_raw() -> Option<String> {
-        let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from).or_else(|| {
-            std::env::var_os("HOME").map(|home| std::path::Path::new(&home).join(".cargo"))
-        })?;
-        std::fs::read_dir(home.join("registry/src")).ok()?.flatten().find_map(|registry| {
-            std::fs::read_to_string(registry.path().join("cust_raw-0.11.3/src/cuda.rs")).ok()
-        })
+    /// The declarations of the `cust_raw` that this test is built with: a dev-dependency, so that cargo
+    /// has unpacked its source.
+    fn source_of_cust_raw() -> String {
+        let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from);
+        let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo"))).unwrap();
+        let registries = home.join("registry/src");
+        std::fs::read_dir(&registries)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .find_map(|registry| {
+                std::fs::read_to_string(registry.path().join("cust_raw-0.11.3/src/cuda.rs")).ok()
+            })
+            .unwrap_or_else(|| panic!("cust_raw 0.11.3 is not in {}", registries.display()))
     }
 }

@@ -1,14 +1,14 @@
-//! Atomic operations on elements of global and of shared memory, and what they order.
+//! Atomic operations on elements of global and shared memory, and fences.
 //!
-//! Names and orders are those of Rust's `std::sync::atomic`; a [`Scope`] tells which threads take
-//! part. Both are constants in a kernel: they are part of the instruction. An operation whose result
-//! is not used becomes a reduction, `red`.
+//! Names and memory orders are those of Rust's `std::sync::atomic`; a [`Scope`] says which threads
+//! take part. Order and scope are constants in a kernel, since the instruction encodes them. ptxas
+//! turns an operation whose result is unused into a reduction, `red`.
 //!
 //! ```
 //! use cuda_std::atomic::{Order, Scope};
 //! use cuda_std::prelude::*;
 //!
-//! /// Whether the own block is the last one that comes here, and may read what all have written.
+//! /// Whether this block is the last to arrive, and may read what all blocks have written.
 //! unsafe fn is_last_block(counter: GlobalMut<u32>) -> bool {
 //!     // SAFETY: one element, which nothing else uses.
 //!     let arrived = unsafe { counter.fetch_add(0, 1, Order::AcqRel, Scope::Gpu) };
@@ -19,29 +19,29 @@
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// What an atomic operation orders.
+/// The memory order of an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Nothing.
+    /// Atomic, without ordering other accesses.
     Relaxed,
-    /// What the thread does behind it comes after what was released at the address.
+    /// The thread's later accesses come after the accesses that were released at the address.
     Acquire,
-    /// What the thread did before it comes before what acquires it.
+    /// The thread's earlier accesses come before those of a thread that acquires the value.
     Release,
-    /// Both.
+    /// [`Order::Acquire`] and [`Order::Release`].
     AcqRel,
 }
 
-/// The threads among which an operation is atomic, and orders.
+/// The threads among which an operation is atomic and ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Those of the block. PTX `.cta`.
+    /// The block's threads, `.cta`.
     Block,
-    /// Those of the cluster (SM 90).
+    /// The cluster's threads, `.cluster` (SM 90).
     Cluster,
-    /// Those of the device.
+    /// The device's threads, `.gpu`.
     Gpu,
-    /// All, of other devices and of the host too. PTX `.sys`.
+    /// All threads, those of other devices and of the host included, `.sys`.
     System,
 }
 
@@ -58,26 +58,27 @@ macro_rules! with_scope {
     };
 }
 
-// Behind the macro that they use.
+// Declared after the macro that it uses.
 mod elements;
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
 
 instruction! {
-    /// Orders what the thread did before it, and knew of, before what it writes behind it, for the
-    /// threads of `scope`. CUDA C `__threadfence_block`, `__threadfence`, `__threadfence_system`.
+    /// Orders the accesses that the thread made or observed before the fence before its accesses after
+    /// it, for the threads of `scope`. CUDA C `__threadfence_block`, `__threadfence`,
+    /// `__threadfence_system`.
     "fence.acq_rel" => pub fn fence(scope: Scope) {
         with_scope!(scope, ["fence.acq_rel"], [";"], options(nostack, preserves_flags))
     } host {
         simt::device::fence(scope.into())
     }
 
-    /// Sleeps for at most twice `nanoseconds`, at most 1,000,000: between two looks at what another
-    /// thread writes. CUDA C `__nanosleep`.
+    /// Suspends the thread for up to twice `nanoseconds` (at most 1,000,000), for polling loops.
+    /// CUDA C `__nanosleep`.
     "nanosleep.u32" => pub fn nanosleep(nanoseconds: u32) {
         asm!("nanosleep.u32 {};", in(reg32) nanoseconds, options(nomem, nostack, preserves_flags));
     } host {
-        // The emulator has no time, and lets other threads run at every atomic operation.
+        // The emulator has no clock, and switches threads at every atomic operation.
         let _ = nanoseconds;
     }
 }

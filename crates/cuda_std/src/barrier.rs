@@ -1,8 +1,8 @@
-//! Named barriers: 16 a block, for a part of its warps. All threads of a warp call these functions,
-//! converged.
+//! Named barriers: 16 per block, each for a subset of its warps. All threads of a warp call these
+//! functions, converged.
 //!
-//! Barrier 0 is that of [`thread::sync_threads`](crate::thread::sync_threads). The number is a
-//! constant: one in a register has ptxas reserve all 16.
+//! Barrier 0 is the one of [`thread::sync_threads`](crate::thread::sync_threads). The number is a
+//! constant: for a number in a register ptxas reserves all 16.
 
 #[cfg(target_arch = "nvptx64")]
 unsafe extern "C" {
@@ -12,10 +12,10 @@ unsafe extern "C" {
     fn barrier_arrive(id: u32, num_threads: u32);
 }
 
-/// Barriers of a block.
+/// Named barriers of a block.
 const NUM_BARRIERS: u32 = 16;
 
-/// What the operands of a barrier have to be.
+/// Checks the operands of a barrier.
 const fn check(id: u32, num_threads: u32) {
     assert!(id < NUM_BARRIERS, "a block has 16 barriers");
     assert!(
@@ -27,8 +27,8 @@ const fn check(id: u32, num_threads: u32) {
 }
 
 instruction! {
-    /// Waits until `NUM_THREADS` threads (whole warps, this one among them) have come to barrier
-    /// `ID`, and makes what they wrote to shared and global memory visible to each other.
+    /// Waits until `NUM_THREADS` threads (whole warps, this one included) have arrived on barrier `ID`.
+    /// Their writes to shared and global memory are then visible to each other.
     "bar.sync ID, NUM_THREADS" => pub fn sync<const ID: u32, const NUM_THREADS: u32>() {
         const { check(ID, NUM_THREADS) };
         barrier_sync(ID, NUM_THREADS)
@@ -37,8 +37,8 @@ instruction! {
         simt::device::bar_sync(ID, Some(NUM_THREADS))
     }
 
-    /// Comes to barrier `ID` of `NUM_THREADS` threads, and goes on: what the thread wrote is visible
-    /// to those that wait at it in [`sync`].
+    /// Arrives on barrier `ID` of `NUM_THREADS` threads without waiting. The thread's writes are visible
+    /// to the threads that wait on it in [`sync`].
     "bar.arrive ID, NUM_THREADS" => pub fn arrive<const ID: u32, const NUM_THREADS: u32>() {
         const { check(ID, NUM_THREADS) };
         barrier_arrive(ID, NUM_THREADS)

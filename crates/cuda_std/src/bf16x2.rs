@@ -1,6 +1,6 @@
-//! Arithmetic of two bf16 at once, each rounded once. None needs the warp to be converged.
+//! Arithmetic on two bf16 at once, each result rounded once. The warp need not be converged.
 //!
-//! SM 80 has no sum and no product of its own: they are `fma(a, 1, b)` and `fma(a, b, -0)`.
+//! SM 80 has no `add.bf16x2` and no `mul.bf16x2`: use `fma(a, 1, b)` and `fma(a, b, -0)`.
 
 use crate::Bf16x2;
 
@@ -12,7 +12,7 @@ use {
     half::bf16,
 };
 
-/// `f` of both halves, exact in its argument, then rounded.
+/// `f` of both elements, in f64, rounded to the element type.
 #[cfg(not(target_arch = "nvptx64"))]
 fn each<const N: usize>(operands: [Bf16x2; N], f: impl Fn([f64; N]) -> f64) -> Bf16x2 {
     let half = |of: fn(Bf16x2) -> bf16| {
@@ -33,7 +33,7 @@ instruction! {
         each([a, b, c], rounding::fma_to_odd)
     }
 
-    /// The larger operands; the other one where one is NaN. CUDA C `__hmax2`.
+    /// The larger operands; if one operand is NaN, the other one. CUDA C `__hmax2`.
     "max.bf16x2" => pub fn max(a: Bf16x2, b: Bf16x2) -> Bf16x2 {
         let result: u32;
         asm!("max.bf16x2 {}, {}, {};", out(reg32) result,
@@ -44,7 +44,7 @@ instruction! {
         each([a, b], rounding::max)
     }
 
-    /// The smaller operands; the other one where one is NaN. CUDA C `__hmin2`.
+    /// The smaller operands; if one operand is NaN, the other one. CUDA C `__hmin2`.
     "min.bf16x2" => pub fn min(a: Bf16x2, b: Bf16x2) -> Bf16x2 {
         let result: u32;
         asm!("min.bf16x2 {}, {}, {};", out(reg32) result,

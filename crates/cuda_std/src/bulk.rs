@@ -1,9 +1,10 @@
-//! Bulk copies and copies of tensors (TMA, SM 90): one thread starts a copy of many bytes, which
-//! an mbarrier or a bulk group ends.
+//! Bulk copies and tensor copies (TMA, SM 90): one thread issues a copy of many bytes, which completes
+//! on an mbarrier or in a bulk group.
 //!
-//! They are of the asynchronous proxy: [`fence`](crate::fence) stands between a thread's own writes
-//! and a copy that reads them. A load is seen by those who wait for its mbarrier, which expects its
-//! bytes by [`Mbarrier::arrive_expect_tx`](Mbarrier); a store by those behind [`wait_group`].
+//! Copies access memory through the async proxy: a [`fence`](crate::fence) must order a thread's own
+//! writes before a copy that reads them. Loaded bytes are visible to threads that wait on the copy's
+//! mbarrier, which expects them by [`Mbarrier::arrive_expect_tx`](Mbarrier). Stored bytes are visible
+//! after [`wait_group`].
 
 mod tensor;
 
@@ -15,25 +16,27 @@ use crate::{Global, GlobalMut, Shared};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// How long L2 keeps what a copy loads: a policy of `createpolicy.fractional`, for all of the bytes.
+/// L2 eviction priority of the bytes that a copy loads: a policy of `createpolicy.fractional` for all
+/// of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum CacheHint {
-    /// As any other load.
+    /// The priority of any other load.
     EvictNormal = 0x1000_0000_0000_0000,
-    /// Not for long: bytes that are read once.
+    /// Evicted first: for bytes that are read once.
     EvictFirst = 0x12F0_0000_0000_0000,
-    /// As long as possible: bytes that many blocks read.
+    /// Evicted last: for bytes that many blocks read.
     EvictLast = 0x14F0_0000_0000_0000,
 }
 
-/// Copies `bytes` (a multiple of 16) from `src` to `dst`, and tells `mbarrier`. CUDA C
+/// Copies `bytes` (a multiple of 16) from `src` to `dst`, completing on `mbarrier`. CUDA C
 /// `cuda::device::memcpy_async_tx`.
+#[doc = ptx!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint")]
 ///
 /// # Safety
 /// 1. The bytes are inside both views, both 16-byte aligned.
 /// 2. No thread reads or writes them in `dst`, or writes them in `src`, until the phase of
-///    `mbarrier` that expects them has ended.
+///    `mbarrier` that expects them has completed.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load<T: Copy>(
@@ -47,11 +50,14 @@ pub unsafe fn load<T: Copy>(
     unsafe { bulk_load(dst.element(0), src.as_ptr().cast(), bytes, mbarrier.address(), hint) }
 }
 
-/// As [`load`], to the same place of every block of the cluster whose bit is set in `blocks`; each
-/// one's own `mbarrier` is told.
+/// [`load`] to the same address in every block of the cluster whose bit is set in `blocks`; the copy
+/// completes on each block's own `mbarrier`. CUDA C `cuda::ptx::cp_async_bulk`.
+#[doc = ptx!(
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+)]
 ///
 /// # Safety
-/// As [`load`], in each of the blocks, none of which has ended.
+/// As [`load`], in each of the blocks, none of which has exited.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_multicast<T: Copy>(
@@ -67,12 +73,14 @@ pub unsafe fn load_multicast<T: Copy>(
     unsafe { bulk_load_multicast(dst, src, bytes, mbarrier.address(), blocks, hint) }
 }
 
-/// Copies `bytes` (a multiple of 16) from `src` to `dst`, as part of the open bulk group.
+/// Copies `bytes` (a multiple of 16) from `src` to `dst`, in the thread's current bulk group. CUDA C
+/// `cuda::ptx::cp_async_bulk`.
+#[doc = ptx!("cp.async.bulk.global.shared::cta.bulk_group")]
 ///
 /// # Safety
 /// 1. The bytes are inside both views, both 16-byte aligned.
-/// 2. No thread writes them in `src` until its group is waited for by [`wait_group_read`], or reads
-///    or writes them in `dst` until it is by [`wait_group`].
+/// 2. No thread writes them in `src` until [`wait_group_read`] has waited for the group, or reads or
+///    writes them in `dst` until [`wait_group`] has.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn store<T: Copy>(dst: GlobalMut<T>, src: Shared<T>, bytes: u32) {
@@ -80,13 +88,14 @@ pub unsafe fn store<T: Copy>(dst: GlobalMut<T>, src: Shared<T>, bytes: u32) {
     unsafe { bulk_store(dst.as_ptr().cast(), src.element(0), bytes) }
 }
 
-/// Copies `bytes` (a multiple of 16) from `src` to `dst` in a block of the cluster, and tells
-/// `mbarrier` in the same block.
+/// Copies `bytes` (a multiple of 16) from `src` to `dst` in another block of the cluster, completing
+/// on `mbarrier` in that block. CUDA C `cuda::ptx::cp_async_bulk`.
+#[doc = ptx!("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes")]
 ///
 /// # Safety
-/// 1. The bytes are inside both views, both 16-byte aligned; the other block has not ended.
+/// 1. The bytes are inside both views, both 16-byte aligned; the other block has not exited.
 /// 2. No thread reads or writes them in `dst`, or writes them in `src`, until the phase of
-///    `mbarrier` that expects them has ended.
+///    `mbarrier` that expects them has completed.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn copy_to_peer<T: Copy>(
@@ -109,7 +118,7 @@ instruction! {
             in(reg64) hint as u64, options(nostack, preserves_flags)
         );
     } host {
-        // The hint changes how fast, and nothing else.
+        // The emulator has no caches.
         let _ = hint;
         simt::device::bulk_load(dst, src.addr() as u64, bytes, mbarrier, None)
     }
@@ -149,15 +158,16 @@ instruction! {
         simt::device::bulk_copy_to_peer(dst, src, bytes, mbarrier)
     }
 
-    /// Closes a bulk group: the thread's bulk stores since the last one.
+    /// Closes a bulk group: the thread's bulk stores since the last one. CUDA C
+    /// `cuda::ptx::cp_async_bulk_commit_group`.
     "cp.async.bulk.commit_group" => pub fn commit_group() {
         asm!("cp.async.bulk.commit_group;", options(nostack, preserves_flags));
     } host {
         simt::device::bulk_commit_group()
     }
 
-    /// Waits until at most `PENDING` of the thread's newest bulk groups are under way: the stores of
-    /// the others are done.
+    /// Waits until at most `PENDING` of the thread's newest bulk groups are pending; the stores of the
+    /// older groups are complete. CUDA C `cuda::ptx::cp_async_bulk_wait_group`.
     "cp.async.bulk.wait_group PENDING" => pub fn wait_group<const PENDING: u32>() {
         asm!("cp.async.bulk.wait_group {};", const PENDING, options(nostack, preserves_flags));
     } host {
@@ -165,7 +175,7 @@ instruction! {
     }
 
     /// Waits until all but at most `PENDING` of the thread's newest bulk groups have read their
-    /// sources, which can be written again.
+    /// sources, which may then be overwritten. CUDA C `cuda::ptx::cp_async_bulk_wait_group_read`.
     "cp.async.bulk.wait_group.read PENDING" => pub fn wait_group_read<const PENDING: u32>() {
         asm!("cp.async.bulk.wait_group.read {};", const PENDING, options(nostack, preserves_flags));
     } host {

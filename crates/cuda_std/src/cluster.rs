@@ -1,4 +1,4 @@
-//! Clusters: blocks that run at the same time and reach each other's shared memory (SM 90).
+//! Clusters: blocks that run at the same time and access each other's shared memory (SM 90).
 
 mod peer_shared;
 
@@ -53,51 +53,51 @@ instruction! {
         simt::device::cluster_block_idx()[2]
     }
 
-    /// Blocks of a cluster, x. CUDA C `cluster.dim_blocks().x`.
+    /// Number of blocks of the cluster, x. CUDA C `cluster.dim_blocks().x`.
     "mov.u32 %cluster_nctaid.x" => pub fn dim_x() -> u32 {
         cluster_nctaid_x()
     } host {
         simt::device::cluster_dim()[0]
     }
 
-    /// Blocks of a cluster, y. CUDA C `cluster.dim_blocks().y`.
+    /// Number of blocks of the cluster, y. CUDA C `cluster.dim_blocks().y`.
     "mov.u32 %cluster_nctaid.y" => pub fn dim_y() -> u32 {
         cluster_nctaid_y()
     } host {
         simt::device::cluster_dim()[1]
     }
 
-    /// Blocks of a cluster, z. CUDA C `cluster.dim_blocks().z`.
+    /// Number of blocks of the cluster, z. CUDA C `cluster.dim_blocks().z`.
     "mov.u32 %cluster_nctaid.z" => pub fn dim_z() -> u32 {
         cluster_nctaid_z()
     } host {
         simt::device::cluster_dim()[2]
     }
 
-    /// The block's number in its cluster. CUDA C `cluster.block_rank()`.
+    /// Rank of the block in its cluster. CUDA C `cluster.block_rank()`.
     "mov.u32 %cluster_ctarank" => pub fn block_rank() -> u32 {
         cluster_ctarank()
     } host {
         simt::device::cluster_rank()
     }
 
-    /// Comes to the cluster's barrier, and goes on: what the thread did before it is visible to
-    /// those behind [`wait`]. All threads of a warp, converged. CUDA C `cluster.barrier_arrive()`.
+    /// Arrives on the cluster's barrier without waiting. The thread's earlier writes are visible to
+    /// threads after their [`wait`]. CUDA C `cluster.barrier_arrive()`.
     "barrier.cluster.arrive.release.aligned" => pub fn arrive() {
         barrier_arrive()
     } host {
         simt::device::cluster_arrive(true)
     }
 
-    /// As [`arrive`], but orders no memory accesses.
+    /// [`arrive`] without ordering memory accesses. CUDA C `cuda::ptx::barrier_cluster_arrive`.
     "barrier.cluster.arrive.relaxed.aligned" => pub fn arrive_relaxed() {
         barrier_arrive_relaxed()
     } host {
         simt::device::cluster_arrive(false)
     }
 
-    /// Waits until all threads of the cluster have come to its barrier; each calls [`arrive`] or
-    /// [`arrive_relaxed`] before. All threads of a warp, converged. CUDA C `cluster.barrier_wait()`.
+    /// Waits until all threads of the cluster have arrived on its barrier; each calls [`arrive`] or
+    /// [`arrive_relaxed`] first. CUDA C `cluster.barrier_wait()`.
     "barrier.cluster.wait.acquire.aligned" => pub fn wait() {
         barrier_wait()
     } host {
@@ -114,8 +114,8 @@ instruction! {
     }
 }
 
-/// Waits for all threads of the cluster, and makes what they wrote visible to each other. CUDA C
-/// `cluster.sync()`.
+/// Waits for all threads of the cluster, whose writes are then visible to each other: [`arrive`] and
+/// [`wait`]. CUDA C `cluster.sync()`.
 #[inline(always)]
 #[track_caller]
 pub fn sync() {

@@ -1,7 +1,7 @@
-//! Conversions between kinds of numbers, one `cvt` each. None needs the warp to be converged.
+//! Conversions between number types, one `cvt` each. The warp need not be converged.
 //!
-//! NaN comes out as one code: `0x7fff` in 16 bits, `0x7f` in 8, `0x7fff_ffff` in f32.
-//! An integer becomes an f32 by Rust's `as`, which is one `cvt.rn`.
+//! NaN converts to the canonical NaN: `0x7fff` in 16 bits, `0x7f` in 8, `0x7fff_ffff` in f32.
+//! To convert an integer to f32 use Rust's `as`, which is one `cvt.rn`.
 
 use crate::{Bf16x2, E4m3x2, E5m2x2, F16x2};
 use half::{bf16, f16};
@@ -15,7 +15,7 @@ use {
     crate::{E4m3, E5m2},
 };
 
-/// The number, exactly, NaN with its payload. Needs no `cvt`: the upper half of an f32 is a bf16.
+/// Exact, and keeps a NaN's payload. A shift, not a `cvt`: the upper half of an f32 is a bf16.
 /// CUDA C `__bfloat162float`.
 #[inline(always)]
 pub const fn bf16_to_f32(x: bf16) -> f32 {
@@ -23,7 +23,7 @@ pub const fn bf16_to_f32(x: bf16) -> f32 {
 }
 
 instruction! {
-    /// The number, exactly. CUDA C `__half2float`.
+    /// Exact. CUDA C `__half2float`.
     "cvt.f32.f16" => pub fn f16_to_f32(x: f16) -> f32 {
         let result: f32;
         asm!("cvt.f32.f16 {}, {};", out(reg32) result, in(reg16) x.to_bits(),
@@ -33,7 +33,7 @@ instruction! {
         if x.is_nan() { f32::from_bits(CANONICAL_NAN) } else { x.to_f32() }
     }
 
-    /// The nearest f16, of two the even one; infinity from 65,520 on. CUDA C `__float2half_rn`.
+    /// Rounds to the nearest f16, ties to even; infinity from 65,520 on. CUDA C `__float2half_rn`.
     "cvt.rn.f16.f32" => pub fn f32_to_f16(x: f32) -> f16 {
         let result: u16;
         asm!("cvt.rn.f16.f32 {}, {};", out(reg16) result, in(reg32) x,
@@ -43,7 +43,7 @@ instruction! {
         to_f16(f64::from(x), Rounding::Nearest)
     }
 
-    /// The next f16 towards zero: a number beyond the largest becomes 65,504. CUDA C
+    /// Rounds to f16 towards zero; finite numbers beyond the largest f16 become 65,504. CUDA C
     /// `__float2half_rz`.
     "cvt.rz.f16.f32" => pub fn f32_to_f16_rz(x: f32) -> f16 {
         let result: u16;
@@ -54,7 +54,7 @@ instruction! {
         to_f16(f64::from(x), Rounding::Zero)
     }
 
-    /// The nearest bf16, of two the even one. CUDA C `__float2bfloat16_rn`.
+    /// Rounds to the nearest bf16, ties to even. CUDA C `__float2bfloat16_rn`.
     "cvt.rn.bf16.f32" => pub fn f32_to_bf16(x: f32) -> bf16 {
         let result: u16;
         asm!("cvt.rn.bf16.f32 {}, {};", out(reg16) result, in(reg32) x,
@@ -64,7 +64,7 @@ instruction! {
         to_bf16(f64::from(x), Rounding::Nearest)
     }
 
-    /// Two numbers as [`f32_to_f16`]. CUDA C `__floats2half2_rn`.
+    /// [`f32_to_f16`] of two numbers. CUDA C `__floats2half2_rn`.
     "cvt.rn.f16x2.f32" => pub fn f32_to_f16x2(lo: f32, hi: f32) -> F16x2 {
         let result: u32;
         asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(reg32) result, in(reg32) hi, in(reg32) lo,
@@ -74,7 +74,7 @@ instruction! {
         F16x2::new(f32_to_f16(lo), f32_to_f16(hi))
     }
 
-    /// Two numbers as [`f32_to_bf16`]. CUDA C `__floats2bfloat162_rn`.
+    /// [`f32_to_bf16`] of two numbers. CUDA C `__floats2bfloat162_rn`.
     "cvt.rn.bf16x2.f32" => pub fn f32_to_bf16x2(lo: f32, hi: f32) -> Bf16x2 {
         let result: u32;
         asm!("cvt.rn.bf16x2.f32 {}, {}, {};", out(reg32) result, in(reg32) hi, in(reg32) lo,
@@ -84,8 +84,8 @@ instruction! {
         Bf16x2::new(f32_to_bf16(lo), f32_to_bf16(hi))
     }
 
-    /// The two nearest e4m3, of two the even one, at most 448. CUDA C `__nv_cvt_float2_to_fp8x2`.
-    /// SM 90.
+    /// Rounds to the nearest e4m3, ties to even, saturated to 448. CUDA C
+    /// `__nv_cvt_float2_to_fp8x2`.
     "cvt.rn.satfinite.e4m3x2.f32" => pub fn f32_to_e4m3x2(lo: f32, hi: f32) -> E4m3x2 {
         let result: u16;
         asm!("cvt.rn.satfinite.e4m3x2.f32 {}, {}, {};",
@@ -96,8 +96,8 @@ instruction! {
         E4m3x2::new(E4m3::from_f32(lo), E4m3::from_f32(hi))
     }
 
-    /// The two nearest e5m2, of two the even one, at most 57,344. CUDA C
-    /// `__nv_cvt_float2_to_fp8x2`. SM 90.
+    /// Rounds to the nearest e5m2, ties to even, saturated to 57,344. CUDA C
+    /// `__nv_cvt_float2_to_fp8x2`.
     "cvt.rn.satfinite.e5m2x2.f32" => pub fn f32_to_e5m2x2(lo: f32, hi: f32) -> E5m2x2 {
         let result: u16;
         asm!("cvt.rn.satfinite.e5m2x2.f32 {}, {}, {};",
@@ -108,7 +108,7 @@ instruction! {
         E5m2x2::new(E5m2::from_f32(lo), E5m2::from_f32(hi))
     }
 
-    /// Two numbers, exactly. CUDA C `__nv_cvt_fp8x2_to_halfraw2`. SM 90.
+    /// Exact. CUDA C `__nv_cvt_fp8x2_to_halfraw2`.
     "cvt.rn.f16x2.e4m3x2" => pub fn e4m3x2_to_f16x2(x: E4m3x2) -> F16x2 {
         let result: u32;
         asm!("cvt.rn.f16x2.e4m3x2 {}, {};", out(reg32) result, in(reg16) x.to_bits(),
@@ -118,7 +118,7 @@ instruction! {
         f32_to_f16x2(x.lo().to_f32(), x.hi().to_f32())
     }
 
-    /// Two numbers, exactly. CUDA C `__nv_cvt_fp8x2_to_halfraw2`. SM 90.
+    /// Exact. CUDA C `__nv_cvt_fp8x2_to_halfraw2`.
     "cvt.rn.f16x2.e5m2x2" => pub fn e5m2x2_to_f16x2(x: E5m2x2) -> F16x2 {
         let result: u32;
         asm!("cvt.rn.f16x2.e5m2x2 {}, {};", out(reg32) result, in(reg16) x.to_bits(),
@@ -128,7 +128,7 @@ instruction! {
         f32_to_f16x2(x.lo().to_f32(), x.hi().to_f32())
     }
 
-    /// The nearest integer, of two the even one, saturated; 0 of NaN. CUDA C `__float2int_rn`.
+    /// Rounds to the nearest integer, ties to even, saturated; NaN becomes 0. CUDA C `__float2int_rn`.
     "cvt.rni.s32.f32" => pub fn f32_to_i32_rn(x: f32) -> i32 {
         let result: i32;
         asm!("cvt.rni.s32.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -138,7 +138,7 @@ instruction! {
         x.round_ties_even() as i32
     }
 
-    /// The integer part, saturated; 0 of NaN. CUDA C `__float2int_rz`.
+    /// Truncates to an integer, saturated; NaN becomes 0. CUDA C `__float2int_rz`.
     "cvt.rzi.s32.f32" => pub fn f32_to_i32_rz(x: f32) -> i32 {
         let result: i32;
         asm!("cvt.rzi.s32.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -148,7 +148,7 @@ instruction! {
         x as i32
     }
 
-    /// The nearest integer, of two the even one, saturated; 0 of NaN. CUDA C `__float2uint_rn`.
+    /// Rounds to the nearest integer, ties to even, saturated; NaN becomes 0. CUDA C `__float2uint_rn`.
     "cvt.rni.u32.f32" => pub fn f32_to_u32_rn(x: f32) -> u32 {
         let result: u32;
         asm!("cvt.rni.u32.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -158,7 +158,7 @@ instruction! {
         x.round_ties_even() as u32
     }
 
-    /// The integer part, saturated; 0 of NaN. CUDA C `__float2uint_rz`.
+    /// Truncates to an integer, saturated; NaN becomes 0. CUDA C `__float2uint_rz`.
     "cvt.rzi.u32.f32" => pub fn f32_to_u32_rz(x: f32) -> u32 {
         let result: u32;
         asm!("cvt.rzi.u32.f32 {}, {};", out(reg32) result, in(reg32) x,

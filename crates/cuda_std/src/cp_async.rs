@@ -1,17 +1,18 @@
-//! Asynchronous copies from global to shared memory (SM 80). No lane waits for another.
+//! Asynchronous copies from global to shared memory (SM 80). The warp need not be converged.
 
 use crate::{Element, Global, Shared};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// Copies elements `src_index .. src_index + N` of `src` to `dst_index ..` of `dst`, 16 bytes past
-/// L1, or writes zeros and reads nothing if `keep` is false. CUDA C `__pipeline_memcpy_async` of 16
-/// bytes.
+/// Copies elements `src_index .. src_index + N` of `src`, 16 bytes, to `dst_index ..` of `dst`,
+/// bypassing L1. If `keep` is false it writes zeros and reads nothing. CUDA C
+/// `__pipeline_memcpy_async` of 16 bytes.
+#[doc = ptx!("cp.async.cg.shared.global 16")]
 ///
 /// # Safety
 /// 1. The elements are inside both views, and 16-byte aligned in both; in `src` only if `keep`.
-/// 2. No thread reads or writes them in `dst`, or writes them in `src`, until the copy is waited
-///    for.
+/// 2. No thread reads or writes them in `dst`, or writes them in `src`, until [`wait`] has waited for
+///    the copy.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn copy_vec<const N: usize, T: Element>(
@@ -21,18 +22,20 @@ pub unsafe fn copy_vec<const N: usize, T: Element>(
     src_index: usize,
     keep: bool,
 ) {
-    const { assert!(size_of::<[T; N]>() == 16, "a copy of a vector is of 16 bytes") };
+    const { assert!(size_of::<[T; N]>() == 16, "a copy of a vector has 16 bytes") };
     let src = src.as_ptr().wrapping_add(src_index);
     // SAFETY: the caller's promise.
     unsafe { cp_async_16(dst.element(dst_index), src.cast(), if keep { 16 } else { 0 }) }
 }
 
-/// Copies element `src_index` of `src` to `dst_index` of `dst`, or writes a zero and reads nothing
-/// if `keep` is false.
+/// Copies element `src_index` of `src` to `dst_index` of `dst`. If `keep` is false it writes zero and
+/// reads nothing. CUDA C `__pipeline_memcpy_async` of 4 bytes.
+#[doc = ptx!("cp.async.ca.shared.global 4")]
 ///
 /// # Safety
 /// 1. The element is inside both views; in `src` only if `keep`.
-/// 2. No thread reads or writes it in `dst`, or writes it in `src`, until the copy is waited for.
+/// 2. No thread reads or writes it in `dst`, or writes it in `src`, until [`wait`] has waited for the
+///    copy.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn copy(
@@ -76,9 +79,9 @@ instruction! {
     }
 }
 
-/// Waits until at most `pending` (a constant, 0 to 6) of the thread's newest groups are still under
-/// way; other threads see the copies after a barrier. PTX `cp.async.wait_group`, CUDA C
-/// `__pipeline_wait_prior`.
+/// Waits until at most `pending` (a constant, 0 to 6) of the thread's newest groups are pending. The
+/// copies are visible to other threads after a barrier. CUDA C `__pipeline_wait_prior`.
+#[doc = ptx!("cp.async.wait_group")]
 #[inline(always)]
 #[track_caller]
 pub fn wait(pending: u32) {

@@ -7,7 +7,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A number of 1, 2, 4 or 8 bytes that a view can hold: it has no padding, and any bits are one.
+/// A number of 1, 2, 4 or 8 bytes that a view can hold: no padding, and every bit pattern is valid.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {}
 
 macro_rules! elements {
@@ -19,26 +19,26 @@ macro_rules! elements {
 
 elements!(u8, u16, u32, u64, i32, f32, f16, bf16, E4m3, E5m2, F16x2, Bf16x2, E4m3x2, E5m2x2);
 
-/// Refuses a vector that no one instruction loads or stores.
+/// Rejects a vector that no single instruction loads or stores.
 pub(crate) const fn assert_one_access<T: Element, const N: usize>() {
     assert!(
         matches!(size_of::<[T; N]>(), 1 | 2 | 4 | 8 | 16),
-        "one access is of 1, 2, 4, 8 or 16 bytes"
+        "one access has 1, 2, 4, 8 or 16 bytes"
     );
 }
 
-/// The bits of a vector as another one of the same size.
+/// Reinterprets the bits of a vector as another one of the same size.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub(crate) fn reinterpret<A: Element, const N: usize, B: Element, const M: usize>(
     a: [A; N],
 ) -> [B; M] {
     assert!(size_of::<[A; N]>() == size_of::<[B; M]>());
-    // SAFETY: as many bytes, and any bits are elements.
+    // SAFETY: the sizes are equal, and any bits are elements.
     unsafe { core::mem::transmute_copy(&a) }
 }
 
-/// One load of a `[T; N]` by `$ld`, at `address` and a constant `offset` in bytes.
+/// One load of a `[T; N]` by `$ld`, at `$address` plus the constant `$offset` in bytes.
 #[cfg(target_arch = "nvptx64")]
 macro_rules! load_vec {
     ($ld:literal, [$class:ident $address:expr, $offset:expr], $($option:ident),*) => {

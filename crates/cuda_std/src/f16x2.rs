@@ -1,4 +1,4 @@
-//! Arithmetic of two f16 at once, each rounded once. None needs the warp to be converged.
+//! Arithmetic on two f16 at once, each result rounded once. The warp need not be converged.
 
 use crate::F16x2;
 
@@ -10,7 +10,7 @@ use {
     half::f16,
 };
 
-/// `f` of both halves, exact in its argument, then rounded.
+/// `f` of both elements, in f64, rounded to the element type.
 #[cfg(not(target_arch = "nvptx64"))]
 fn each<const N: usize>(operands: [F16x2; N], f: impl Fn([f64; N]) -> f64) -> F16x2 {
     let half =
@@ -30,7 +30,7 @@ instruction! {
         each([a, b, c], rounding::fma_to_odd)
     }
 
-    /// `a + b`, never contracted with a product. CUDA C `__hadd2_rn`.
+    /// `a + b`, never contracted with a multiplication. CUDA C `__hadd2_rn`.
     "add.rn.f16x2" => pub fn add(a: F16x2, b: F16x2) -> F16x2 {
         let result: u32;
         asm!("add.rn.f16x2 {}, {}, {};", out(reg32) result,
@@ -41,7 +41,7 @@ instruction! {
         each([a, b], |[a, b]| a + b)
     }
 
-    /// `a - b`, never contracted with a product. CUDA C `__hsub2_rn`.
+    /// `a - b`, never contracted with a multiplication. CUDA C `__hsub2_rn`.
     "sub.rn.f16x2" => pub fn sub(a: F16x2, b: F16x2) -> F16x2 {
         let result: u32;
         asm!("sub.rn.f16x2 {}, {}, {};", out(reg32) result,
@@ -52,7 +52,7 @@ instruction! {
         each([a, b], |[a, b]| a - b)
     }
 
-    /// `a * b`, never contracted with a sum. CUDA C `__hmul2_rn`.
+    /// `a * b`, never contracted with an addition. CUDA C `__hmul2_rn`.
     "mul.rn.f16x2" => pub fn mul(a: F16x2, b: F16x2) -> F16x2 {
         let result: u32;
         asm!("mul.rn.f16x2 {}, {}, {};", out(reg32) result,
@@ -63,7 +63,7 @@ instruction! {
         each([a, b], |[a, b]| a * b)
     }
 
-    /// The larger operands; the other one where one is NaN. CUDA C `__hmax2`.
+    /// The larger operands; if one operand is NaN, the other one. CUDA C `__hmax2`.
     "max.f16x2" => pub fn max(a: F16x2, b: F16x2) -> F16x2 {
         let result: u32;
         asm!("max.f16x2 {}, {}, {};", out(reg32) result,
@@ -74,7 +74,7 @@ instruction! {
         each([a, b], rounding::max)
     }
 
-    /// The smaller operands; the other one where one is NaN. CUDA C `__hmin2`.
+    /// The smaller operands; if one operand is NaN, the other one. CUDA C `__hmin2`.
     "min.f16x2" => pub fn min(a: F16x2, b: F16x2) -> F16x2 {
         let result: u32;
         asm!("min.f16x2 {}, {}, {};", out(reg32) result,

@@ -1,6 +1,6 @@
-//! Numbers of 8 bits: the OCP 8-bit Floating Point Specification (OFP8), revision 1.0.
+//! 8-bit floating point: the OCP 8-bit Floating Point Specification (OFP8), revision 1.0.
 //!
-//! The device computes with neither: [`convert`](crate::convert) and matrix instructions take them.
+//! The device has no arithmetic on them: only conversions ([`convert`](crate::convert)) and MMAs.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::rounding::{Format, Rounding};
@@ -35,13 +35,13 @@ macro_rules! fp8 {
         impl $ty {
             const FORMAT: Format = $format;
 
-            /// The nearest number, of two the one with an even code, saturated to the largest; NaN
-            /// is the code `0x7f`. Host only.
+            /// Rounds to nearest, ties to even, saturated to the largest number; NaN becomes `0x7f`. Host
+            /// only.
             pub fn from_f32(x: f32) -> Self {
                 $ty(Self::FORMAT.round(f64::from(x), Rounding::NearestFinite) as u8)
             }
 
-            /// The number, exactly. Host only.
+            /// Exact. Host only.
             pub fn to_f32(self) -> f32 {
                 let code = u16::from(self.0);
                 let magnitude = code & !Self::FORMAT.sign;

@@ -11,13 +11,13 @@ use {crate::emulated, simt::Space};
 
 /// Read-only global memory of elements `T`: a kernel's parameter, `DevicePtr<T>` in its launcher.
 ///
-/// The view has no length: that every index is inside is what a launch promises, and what the
-/// emulator checks.
+/// The view has no length: the launch promises that every index is in bounds, and the emulator
+/// checks it.
 #[repr(transparent)]
 pub struct Global<T>(*const T);
 
-/// Global memory of elements `T` that is read and written: a kernel's parameter, `DevicePtr<T>` in
-/// its launcher.
+/// Readable and writable global memory of elements `T`: a kernel's parameter, `DevicePtr<T>` in its
+/// launcher.
 #[repr(transparent)]
 pub struct GlobalMut<T>(*mut T);
 
@@ -56,7 +56,7 @@ impl<T> GlobalMut<T> {
 }
 
 impl<T> Global<T> {
-    /// Whether the launch gave no memory for this optional operand.
+    /// Whether the launch passed a null pointer for an optional operand.
     #[inline(always)]
     pub fn is_null(self) -> bool {
         self.0.is_null()
@@ -68,7 +68,7 @@ impl<T> Global<T> {
         self.0.addr() as u64
     }
 
-    /// The same memory as elements `U`, for which it is to be aligned.
+    /// The same memory as elements `U`; the address must be aligned for them.
     #[inline(always)]
     #[must_use]
     pub fn cast<U>(self) -> Global<U> {
@@ -78,19 +78,19 @@ impl<T> Global<T> {
     /// The view that starts `elems` elements on.
     ///
     /// # Safety
-    /// 1. `elems` is inside the memory that the view stands for, or one past its end.
+    /// 1. `elems` is inside the memory of the view, or one past its end.
     #[inline(always)]
     pub unsafe fn add(self, elems: usize) -> Self {
         #[cfg(target_arch = "nvptx64")]
-        // SAFETY: the caller keeps `elems` inside.
+        // SAFETY: the caller's promise.
         return Global(unsafe { self.0.add(elems) });
-        // The emulator's addresses are no pointers of the host: it checks them when they are used.
+        // The emulator's addresses are not host pointers; it checks them at each access.
         #[cfg(not(target_arch = "nvptx64"))]
         Global(self.0.wrapping_add(elems))
     }
 
-    /// The view that starts `elems` elements on, which may be outside of the memory as long as it
-    /// is not accessed.
+    /// The view that starts `elems` elements on. It may start out of bounds if nothing accesses it
+    /// there.
     #[inline(always)]
     #[must_use]
     pub fn wrapping_add(self, elems: usize) -> Self {
@@ -105,23 +105,24 @@ impl<T> Global<T> {
 }
 
 impl<T: Element> Global<T> {
-    /// Element `index`. PTX `ld.global`.
+    /// Loads element `index`.
+    #[doc = ptx!("ld.global")]
     ///
     /// # Safety
-    /// 1. `index` is inside the memory that the view stands for.
+    /// 1. `index` is inside the memory of the view.
     /// 2. No thread writes the element at the same time.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn get(self, index: usize) -> T {
-        // SAFETY: the caller keeps `index` inside, and writers away.
+        // SAFETY: the caller's promise.
         unsafe { load(self.0.wrapping_add(index)) }
     }
 
-    /// Elements `index .. index + N`, 1 to 16 bytes. PTX `ld.global.v2.b32`, `ld.global.v4.b32`;
-    /// CUDA C: a `float4`, of f32.
+    /// Loads elements `index .. index + N`, 1 to 16 bytes. CUDA C: a load of a `float4`, for four f32.
+    #[doc = ptx!("ld.global" as "ld.global{.v2, .v4}.b32")]
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    /// 1. The elements are inside the memory of the view, and aligned to their size
     ///    together.
     /// 2. No thread writes them at the same time.
     #[inline(always)]
@@ -131,11 +132,12 @@ impl<T: Element> Global<T> {
         unsafe { ld(self.0.wrapping_add(index)) }
     }
 
-    /// As [`Global::get_vec`] where `condition` holds, elsewhere zeros; 16 bytes. One instruction
-    /// under a predicate: nothing waits for the load, as it may where a branch goes around it.
+    /// [`Global::get_vec`] of 16 bytes if `condition` holds, zeros otherwise. A predicated instruction,
+    /// so that ptxas need not wait for the load where control flow joins after a branch.
+    #[doc = ptx!("ld.global" as "@p ld.global.v4.b32")]
     ///
     /// # Safety
-    /// As [`Global::get_vec`], where `condition` holds.
+    /// As [`Global::get_vec`], if `condition` holds.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn get_vec_if<const N: usize>(self, index: usize, condition: bool) -> [T; N] {
@@ -143,7 +145,8 @@ impl<T: Element> Global<T> {
         unsafe { ld_if(self.0.wrapping_add(index), condition) }
     }
 
-    /// As [`Global::get`], of an element that nobody may have written; see [`Global::speculate_vec_if`].
+    /// [`Global::get`] of an element that may be uninitialised; see [`Global::speculate_vec_if`].
+    #[doc = ptx!("ld.global")]
     ///
     /// # Safety
     /// As [`Global::get`].
@@ -155,8 +158,10 @@ impl<T: Element> Global<T> {
         value
     }
 
-    /// As [`Global::get_vec_if`], of elements that nobody may have written: a load that waits for nothing
-    /// that says which are. What it gives for those are any bits, and no output may depend on them.
+    /// [`Global::get_vec_if`] of elements that may be uninitialised, so that the load can be issued
+    /// before the kernel knows which of them are valid. Invalid ones have unspecified bits, which no
+    /// output may depend on.
+    #[doc = ptx!("ld.global" as "@p ld.global.v4.b32")]
     ///
     /// # Safety
     /// As [`Global::get_vec_if`].
@@ -167,12 +172,13 @@ impl<T: Element> Global<T> {
         unsafe { ld_speculative_if(self.0.wrapping_add(index), condition) }
     }
 
-    /// Elements `index .. index + N`, 1 to 16 bytes, not kept in L1: for what is read once. PTX
-    /// `ld.global.L1::no_allocate`. (Not `.nc`: those ptxas moves behind
-    /// [`grid::wait_for_dependencies`](crate::grid::wait_for_dependencies), to wait for what they are to overlap.)
+    /// Loads elements `index .. index + N`, 1 to 16 bytes, without allocating them in L1: for data that
+    /// is read once. Not `.nc`: ptxas sinks such loads below
+    /// [`grid::wait_for_dependencies`](crate::grid::wait_for_dependencies), which they are to overlap.
+    #[doc = ptx!("ld.global.L1::no_allocate" as "ld.global.L1::no_allocate{.v2, .v4}.b32")]
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    /// 1. The elements are inside the memory of the view, and aligned to their size
     ///    together.
     /// 2. No thread writes them while the kernel runs.
     #[inline(always)]
@@ -182,11 +188,12 @@ impl<T: Element> Global<T> {
         unsafe { ld_stream(self.0.wrapping_add(index)) }
     }
 
-    /// As [`Global::stream_vec`] where `condition` holds, elsewhere zeros; 16 bytes. See
+    /// [`Global::stream_vec`] of 16 bytes if `condition` holds, zeros otherwise; see
     /// [`Global::get_vec_if`].
+    #[doc = ptx!("ld.global.L1::no_allocate" as "@p ld.global.L1::no_allocate.v4.b32")]
     ///
     /// # Safety
-    /// As [`Global::stream_vec`], where `condition` holds.
+    /// As [`Global::stream_vec`], if `condition` holds.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn stream_vec_if<const N: usize>(self, index: usize, condition: bool) -> [T; N] {
@@ -196,7 +203,7 @@ impl<T: Element> Global<T> {
 }
 
 impl<T> GlobalMut<T> {
-    /// The view for reading: of what is rewritten in place.
+    /// The same memory for reading, for kernels that work in place.
     #[inline(always)]
     #[must_use]
     pub fn as_global(self) -> Global<T> {
@@ -215,7 +222,7 @@ impl<T> GlobalMut<T> {
         self.0.addr() as u64
     }
 
-    /// The same memory as elements `U`, for which it is to be aligned.
+    /// The same memory as elements `U`; the address must be aligned for them.
     #[inline(always)]
     #[must_use]
     pub fn cast<U>(self) -> GlobalMut<U> {
@@ -225,11 +232,11 @@ impl<T> GlobalMut<T> {
     /// The view that starts `elems` elements on.
     ///
     /// # Safety
-    /// 1. `elems` is inside the memory that the view stands for, or one past its end.
+    /// 1. `elems` is inside the memory of the view, or one past its end.
     #[inline(always)]
     pub unsafe fn add(self, elems: usize) -> Self {
         #[cfg(target_arch = "nvptx64")]
-        // SAFETY: the caller keeps `elems` inside.
+        // SAFETY: the caller's promise.
         return GlobalMut(unsafe { self.0.add(elems) });
         // As in `Global::add`.
         #[cfg(not(target_arch = "nvptx64"))]
@@ -238,22 +245,24 @@ impl<T> GlobalMut<T> {
 }
 
 impl<T: Element> GlobalMut<T> {
-    /// Element `index`. PTX `ld.global`.
+    /// Loads element `index`.
+    #[doc = ptx!("ld.global")]
     ///
     /// # Safety
-    /// 1. `index` is inside the memory that the view stands for.
+    /// 1. `index` is inside the memory of the view.
     /// 2. No other thread writes the element at the same time.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn get(self, index: usize) -> T {
-        // SAFETY: the caller keeps `index` inside, and writers away.
+        // SAFETY: the caller's promise.
         unsafe { load(self.0.wrapping_add(index)) }
     }
 
-    /// Elements `index .. index + N`, 1 to 16 bytes. PTX `ld.global.v2.b32`, `ld.global.v4.b32`.
+    /// Loads elements `index .. index + N`, 1 to 16 bytes.
+    #[doc = ptx!("ld.global" as "ld.global{.v2, .v4}.b32")]
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    /// 1. The elements are inside the memory of the view, and aligned to their size
     ///    together.
     /// 2. No other thread writes them at the same time.
     #[inline(always)]
@@ -263,23 +272,24 @@ impl<T: Element> GlobalMut<T> {
         unsafe { ld(self.0.wrapping_add(index)) }
     }
 
-    /// Writes element `index`. PTX `st.global`.
+    /// Stores element `index`.
+    #[doc = ptx!("st.global")]
     ///
     /// # Safety
-    /// 1. `index` is inside the memory that the view stands for.
+    /// 1. `index` is inside the memory of the view.
     /// 2. No other thread reads or writes the element at the same time.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn set(self, index: usize, value: T) {
-        // SAFETY: the caller keeps `index` inside, and other threads away.
+        // SAFETY: the caller's promise.
         unsafe { store(self.0.wrapping_add(index), value) }
     }
 
-    /// Writes elements `index .. index + N`, 1 to 16 bytes. PTX `st.global.v2.b32`,
-    /// `st.global.v4.b32`.
+    /// Stores elements `index .. index + N`, 1 to 16 bytes.
+    #[doc = ptx!("st.global" as "st.global{.v2, .v4}.b32")]
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    /// 1. The elements are inside the memory of the view, and aligned to their size
     ///    together.
     /// 2. No other thread reads or writes them at the same time.
     #[inline(always)]
@@ -295,7 +305,7 @@ impl<T: Element> GlobalMut<T> {
 #[track_caller]
 unsafe fn load<T: Element>(ptr: *const T) -> T {
     #[cfg(target_arch = "nvptx64")]
-    // SAFETY: the caller's promise. A plain load: LLVM sees that a kernel's parameter points to
+    // SAFETY: the caller's promise. A plain load: LLVM infers that a kernel's parameter points to
     // global memory.
     return unsafe { *ptr };
     #[cfg(not(target_arch = "nvptx64"))]
@@ -346,13 +356,13 @@ vector_loads! {
     ld_stream = "ld.global.L1::no_allocate", load, pure, readonly, nostack, preserves_flags;
 }
 
-/// Declares loads of 16 bytes under a predicate.
+/// Declares predicated loads of 16 bytes.
 macro_rules! conditional_loads {
     ($($name:ident = $mnemonic:literal, $emulated:ident, $($option:ident),*;)*) => {$(
         #[inline(always)]
         #[track_caller]
         unsafe fn $name<T: Element, const N: usize>(ptr: *const T, condition: bool) -> [T; N] {
-            const { assert!(size_of::<[T; N]>() == 16, "a conditional load is of 16 bytes") };
+            const { assert!(size_of::<[T; N]>() == 16, "a conditional load has 16 bytes") };
             #[cfg(target_arch = "nvptx64")]
             // SAFETY: the caller's promise.
             unsafe {
@@ -366,7 +376,7 @@ macro_rules! conditional_loads {
                 reinterpret([a, b, c, d])
             }
             #[cfg(not(target_arch = "nvptx64"))]
-            // SAFETY: any bits are elements, zeros too.
+            // SAFETY: any bits are elements, zeros included.
             unsafe {
                 if condition {
                     emulated::$emulated(Space::Global, ptr.addr() as u64, size_of::<[T; N]>())

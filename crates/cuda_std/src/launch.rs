@@ -1,7 +1,9 @@
 //! What a typed launcher makes: a launch, ready for an executor. Host only.
 
 use core::marker::PhantomData;
+#[cfg(feature = "emulator")]
 use simt::{Fault, Memory, Report};
+#[cfg(feature = "emulator")]
 use std::sync::Arc;
 
 /// An address in the memory of a device, of elements of type `T`; `0` is "none" where a kernel
@@ -139,15 +141,44 @@ pub fn arg_u32(what: &'static str, value: usize) -> Result<u32, LaunchError> {
 }
 
 /// The kernel's text with the launch's arguments: what each thread runs in the emulator. It follows
-/// from the symbol and the arguments, so that all are equal.
+/// from the symbol and the arguments, so that all are equal. Without the feature `emulator` it is
+/// nothing, and the host compiles no instance of the kernel.
 #[derive(Clone)]
-pub struct Body(Arc<dyn Fn() + Send + Sync>);
+pub struct Body(#[cfg(feature = "emulator")] Arc<dyn Fn() + Send + Sync>);
 
 impl Body {
     /// The body that calls the kernel.
+    #[cfg(feature = "emulator")]
     pub fn new(kernel: impl Fn() + Send + Sync + 'static) -> Self {
         Body(Arc::new(kernel))
     }
+
+    /// No body.
+    #[cfg(not(feature = "emulator"))]
+    #[doc(hidden)]
+    pub fn none() -> Self {
+        Body()
+    }
+}
+
+/// For what `#[kernel]` expands to: the body that evaluates an expression, if there is an emulator.
+#[cfg(feature = "emulator")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! launch_body {
+    ($kernel:expr) => {
+        $crate::launch::Body::new(move || $kernel)
+    };
+}
+
+/// As above, without an emulator.
+#[cfg(not(feature = "emulator"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! launch_body {
+    ($kernel:expr) => {
+        $crate::launch::Body::none()
+    };
 }
 
 impl PartialEq for Body {
@@ -196,6 +227,7 @@ impl Launch {
     ///
     /// # Errors
     /// The first [`Fault`] of the kernel; also what a device refuses to launch.
+    #[cfg(feature = "emulator")]
     pub fn emulate(&self, memory: &mut Memory, seed: u64) -> Result<Report, Fault> {
         let Geometry { grid, block, shared_bytes } = self.geometry;
         let geometry = simt::Geometry { grid, block, cluster: self.cluster, shared_bytes };

@@ -1,9 +1,13 @@
-//! The device's standard library: one function one PTX instruction, and thread, warp, shared memory
+//! The device's standard library: one function per PTX instruction, and threads, warps, shared memory
 //! and copies on top.
 //!
-//! Names are rust-cuda's where it has them. Kernels reach global and shared memory through the
-//! views [`Global`], [`GlobalMut`] and [`Shared`] alone, and hardware through the functions of this
-//! crate alone, so that a kernel is the same text on the device and on the host.
+//! Names are rust-cuda's where it has them. Kernels access global and shared memory only through the
+//! views [`Global`], [`GlobalMut`] and [`Shared`], and hardware only through the functions of this
+//! crate, so that one source runs on the device and on the emulator.
+//!
+//! The documentation of an instruction ends in its PTX mnemonic, linked to the section of the PTX ISA,
+//! the least SM, and the threads that must be converged. If none are named, each thread may call it on
+//! its own; instructions that take a mask of lanes are called by all lanes of the mask.
 //!
 //! ```
 //! use cuda_std::prelude::*;
@@ -12,7 +16,7 @@
 //! pub unsafe fn add_f32(len: u32, a: Global<f32>, b: Global<f32>, out: GlobalMut<f32>) {
 //!     let i = thread::index_1d();
 //!     if i < len {
-//!         // SAFETY: the launch gives three views of `len` elements.
+//!         // SAFETY: the launch passes three views of `len` elements.
 //!         unsafe { out.set(i as usize, a.get(i as usize) + b.get(i as usize)) };
 //!     }
 //! }
@@ -32,7 +36,17 @@
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 #[macro_use]
+mod isa;
+#[macro_use]
 mod instruction;
+
+// The host bodies of instructions call `simt`; without the emulator that is this crate's own stand-in.
+#[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
+extern crate self as simt;
+#[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
+mod no_emulator;
+#[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
+use no_emulator::{Space, device};
 
 pub mod atomic;
 pub mod barrier;
@@ -79,15 +93,15 @@ pub use packed::{Bf16x2, E4m3x2, E5m2x2, F16x2};
 pub use shared::Shared;
 pub use tensor_map::TensorMap;
 
-/// A panic on the device stops the kernel: `trap`.
+/// A panic on the device ends the launch with an error: `trap`.
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: `trap` has no operands; it ends the launch with an error.
+    // SAFETY: `trap` has no operands.
     unsafe { core::arch::nvptx::trap() }
 }
 
-/// The program in the page on the emulator is run with this crate's tests.
+/// Runs the program of the emulator's page as a test of this crate.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/emulator.md")]
 mod page_on_the_emulator {}

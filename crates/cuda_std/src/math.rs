@@ -1,39 +1,39 @@
-//! Arithmetic of one instruction each. None needs the warp to be converged; each runs on every SM.
+//! Arithmetic, one instruction per function. The warp need not be converged.
 //!
-//! The emulator gives of an approximate function the exact result, rounded once: the device's is as
-//! far from it as the function's documentation says.
+//! The emulator computes approximate functions exactly and rounds once. The error bounds in the
+//! documentation are those of the device.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::rounding;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// What an operation gives that has no number to give.
+/// The NaN that the device's operations return.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
-/// `x`, NaN as the device gives it.
+/// `x` with NaN replaced by the device's canonical one.
 #[cfg(not(target_arch = "nvptx64"))]
 fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(CANONICAL_NAN) } else { x }
 }
 
-/// `.ftz`: a number under the smallest normal one is a zero of its sign.
+/// `.ftz`: flushes subnormal numbers to zeros of their sign.
 #[cfg(not(target_arch = "nvptx64"))]
 fn flush(x: f32) -> f32 {
     if x.is_subnormal() { 0.0_f32.copysign(x) } else { x }
 }
 
 instruction! {
-    /// `a * b + c`, rounded once. Rust never contracts a product and a sum by itself. CUDA C
-    /// `fmaf`.
+    /// `a * b + c`, rounded once. Rust never contracts a multiplication and an addition on its own.
+    /// CUDA C `fmaf`.
     "fma.rn.f32" => pub fn fma(a: f32, b: f32, c: f32) -> f32 {
         core::f32::math::mul_add(a, b, c)
     } host {
         canonical(a.mul_add(b, c))
     }
 
-    /// The larger operand; the other one if one is NaN. CUDA C `fmaxf`.
+    /// The larger operand; if one is NaN, the other one. CUDA C `fmaxf`.
     "max.f32" => pub fn max(a: f32, b: f32) -> f32 {
         let result: f32;
         asm!("max.f32 {}, {}, {};", out(reg32) result, in(reg32) a, in(reg32) b,
@@ -43,7 +43,7 @@ instruction! {
         canonical(rounding::max([a, b].map(f64::from)) as f32)
     }
 
-    /// The smaller operand; the other one if one is NaN. CUDA C `fminf`.
+    /// The smaller operand; if one is NaN, the other one. CUDA C `fminf`.
     "min.f32" => pub fn min(a: f32, b: f32) -> f32 {
         let result: f32;
         asm!("min.f32 {}, {}, {};", out(reg32) result, in(reg32) a, in(reg32) b,
@@ -53,8 +53,7 @@ instruction! {
         canonical(rounding::min([a, b].map(f64::from)) as f32)
     }
 
-    /// `2^x`, at most 2 ulp off; results under the smallest normal number are 0. CUDA C `exp2f`
-    /// with fast maths.
+    /// `2^x`, error at most 2 ulp; subnormal results are flushed to 0. CUDA C `exp2f` with fast maths.
     "ex2.approx.ftz.f32" => pub fn exp2_approx(x: f32) -> f32 {
         let result: f32;
         asm!("ex2.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -64,7 +63,7 @@ instruction! {
         canonical(flush(f64::from(flush(x)).exp2() as f32))
     }
 
-    /// `1 / x`, at most 1 ulp off. CUDA C `__fdividef(1, x)`.
+    /// `1 / x`, error at most 1 ulp. CUDA C `__fdividef(1, x)`.
     "rcp.approx.ftz.f32" => pub fn rcp_approx(x: f32) -> f32 {
         let result: f32;
         asm!("rcp.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -82,7 +81,7 @@ instruction! {
         result
     } host {
         let x = flush(x);
-        // The reciprocal keeps the sign of a zero, which the square root in f64 does too.
+        // The sign of a zero is kept, by the square root in f64 and by the reciprocal.
         canonical((1.0 / f64::from(x).sqrt()) as f32)
     }
 
@@ -96,8 +95,8 @@ instruction! {
         canonical(flush(x).sqrt())
     }
 
-    /// The logarithm to base 2, at most 2^-22 off for `x` between 0.5 and 2, elsewhere with a
-    /// relative error of at most 2^-22. CUDA C `__log2f`.
+    /// The logarithm to base 2, absolute error at most 2^-22 for `x` between 0.5 and 2, relative error
+    /// at most 2^-22 elsewhere. CUDA C `__log2f`.
     "lg2.approx.ftz.f32" => pub fn log2_approx(x: f32) -> f32 {
         let result: f32;
         asm!("lg2.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -107,7 +106,7 @@ instruction! {
         canonical(flush(f64::from(flush(x)).log2() as f32))
     }
 
-    /// The hyperbolic tangent, relative error at most 2^-11; subnormal numbers stay what they are.
+    /// The hyperbolic tangent, relative error at most 2^-11; subnormal numbers are kept.
     /// CUDA C `__tanhf`.
     "tanh.approx.f32" => pub fn tanh_approx(x: f32) -> f32 {
         let result: f32;
@@ -118,8 +117,8 @@ instruction! {
         canonical(f64::from(x).tanh() as f32)
     }
 
-    /// The sine of `x` radians, at most 2^-20.5 off within 2 pi of 0, 2^-14.7 within 100 pi. CUDA C
-    /// `__sinf`.
+    /// The sine of `x` radians, absolute error at most 2^-20.5 for `|x| <= 2 pi`, 2^-14.7 for
+    /// `|x| <= 100 pi`. CUDA C `__sinf`.
     "sin.approx.ftz.f32" => pub fn sin_approx(x: f32) -> f32 {
         let result: f32;
         asm!("sin.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -129,8 +128,8 @@ instruction! {
         canonical(flush(f64::from(flush(x)).sin() as f32))
     }
 
-    /// The cosine of `x` radians, at most 2^-20.5 off within 2 pi of 0, 2^-14.7 within 100 pi. CUDA
-    /// C `__cosf`.
+    /// The cosine of `x` radians, absolute error at most 2^-20.5 for `|x| <= 2 pi`, 2^-14.7 for
+    /// `|x| <= 100 pi`. CUDA C `__cosf`.
     "cos.approx.ftz.f32" => pub fn cos_approx(x: f32) -> f32 {
         let result: f32;
         asm!("cos.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -140,9 +139,9 @@ instruction! {
         canonical(flush(f64::from(flush(x)).cos() as f32))
     }
 
-    /// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7), the lowest by the lowest hexadecimal
-    /// digit of `selector`; a digit of 8 and more repeats the sign of byte `digit - 8`. CUDA C
-    /// `__byte_perm`.
+    /// Selects four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): hexadecimal digit `i` of
+    /// `selector` selects byte `i` of the result. A digit from 8 on replicates the sign of byte
+    /// `digit - 8`. CUDA C `__byte_perm`.
     "prmt.b32" => pub fn byte_perm(a: u32, b: u32, selector: u32) -> u32 {
         let result: u32;
         asm!("prmt.b32 {}, {}, {}, {};", out(reg32) result,
@@ -160,10 +159,9 @@ instruction! {
     }
 }
 
-/// Any function of three bits, in all bits at once: bit `4 * a + 2 * b + c` of `LUT`, so that
-/// `LUT` is the function of `0xf0`, `0xcc` and `0xaa`.
-///
-/// PTX `lop3.b32`.
+/// Any bitwise function of three operands: each result bit is bit `4 * a + 2 * b + c` of `LUT`, so
+/// that `LUT` is the function applied to `0xf0`, `0xcc` and `0xaa`.
+#[doc = ptx!("lop3.b32")]
 #[inline(always)]
 pub fn lop3<const LUT: u8>(a: u32, b: u32, c: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]

@@ -1,11 +1,13 @@
-//! Matrices of 8 x 8 elements of 16 bits between shared memory and the fragments of a warp: how the
-//! operands of [`crate::mma`] come into registers. The whole warp calls these functions, converged.
+//! `ldmatrix` and `stmatrix`: 8 x 8 matrices of 16-bit elements between shared memory and registers.
 //!
-//! A row is 16 bytes, anywhere in shared memory: lane `i` gives the address of row `i % 8` of matrix
-//! `i / 8`. Of one matrix lanes 0 to 7 give addresses, of two 0 to 15, of four all; those of the other
-//! lanes are not looked at. Word `j` of what a lane gets, or gives, is its part of matrix `j`: of lane
-//! `l` the elements `[l / 4, 2 * (l % 4)]` and `[l / 4, 2 * (l % 4) + 1]`, the latter in the upper
-//! half; in the transposed forms `[2 * (l % 4), l / 4]` and `[2 * (l % 4) + 1, l / 4]`.
+//! The results are the fragments that [`crate::mma`] takes. The whole warp calls these functions,
+//! converged.
+//!
+//! A row is 16 bytes, anywhere in shared memory. Lane `i` passes the address of row `i % 8` of matrix
+//! `i / 8`: lanes 0 to 7 for one matrix, 0 to 15 for two, all for four; the addresses of other lanes
+//! are ignored. Word `j` of a lane is its part of matrix `j`. Lane `l` holds the elements
+//! `[l / 4, 2 * (l % 4)]` and `[l / 4, 2 * (l % 4) + 1]`, the second in the upper half of the word; in
+//! the transposed forms `[2 * (l % 4), l / 4]` and `[2 * (l % 4) + 1, l / 4]`.
 
 use crate::Shared;
 #[cfg(target_arch = "nvptx64")]
@@ -16,18 +18,18 @@ use core::arch::asm;
 /// Bytes of an element.
 const ELEMENT_BYTES: u32 = 2;
 
-/// `mnemonic, number of matrices, "registers" (words): name, name with an index, instruction`.
+/// `mnemonic, number of matrices, "registers" (words), documentation: name, name with an index,
+/// instruction`.
 macro_rules! load {
     ($(
-        $(#[$meta:meta])*
-        $mnemonic:literal, $count:literal, $registers:literal ($($word:ident)+):
+        $mnemonic:tt, $count:literal, $registers:literal ($($word:ident)+), $doc:literal:
         $name:ident, $name_at:ident, $instruction:ident;
     )*) => { $(
-        $(#[$meta])*
-        #[doc = concat!("\n\nPTX `", $mnemonic, "`.")]
+        #[doc = $doc]
+        #[doc = ptx!($mnemonic)]
         ///
         /// # Safety
-        /// 1. The rows are in the memory that the view stands for, and 16-byte aligned.
+        /// 1. The rows are inside the memory of the view, and 16-byte aligned.
         /// 2. They are written, and no thread writes them at the same time.
         #[inline(always)]
         #[track_caller]
@@ -36,8 +38,9 @@ macro_rules! load {
             unsafe { $instruction::<0>(row.element(0)) }
         }
 
-        #[doc = concat!("[`", stringify!($name), "`] of the rows that start `INDEX` elements on, the")]
-        /// index part of the instruction: it takes no register.
+        #[doc = concat!("[`", stringify!($name), "`] of the rows that start `INDEX` elements on; the")]
+        /// index is an immediate of the instruction and takes no register.
+        #[doc = ptx!($mnemonic)]
         ///
         /// # Safety
         #[doc = concat!("As [`", stringify!($name), "`].")]
@@ -66,43 +69,36 @@ macro_rules! load {
 }
 
 load! {
-    /// The fragment of one matrix.
-    "ldmatrix.sync.aligned.m8n8.x1.shared.b16", 1, "{{{a}}}" (a):
-    load_x1, load_x1_at, ldmatrix_x1;
+    "ldmatrix.sync.aligned.m8n8.x1.shared.b16", 1, "{{{a}}}" (a),
+    "Loads one matrix.": load_x1, load_x1_at, ldmatrix_x1;
 
-    /// The fragments of two matrices.
-    "ldmatrix.sync.aligned.m8n8.x2.shared.b16", 2, "{{{a}, {b}}}" (a b):
-    load_x2, load_x2_at, ldmatrix_x2;
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16", 2, "{{{a}, {b}}}" (a b),
+    "Loads two matrices.": load_x2, load_x2_at, ldmatrix_x2;
 
-    /// The fragments of four matrices.
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d):
-    load_x4, load_x4_at, ldmatrix_x4;
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d),
+    "Loads four matrices.": load_x4, load_x4_at, ldmatrix_x4;
 
-    /// The fragment of one matrix, transposed.
-    "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16", 1, "{{{a}}}" (a):
-    load_x1_trans, load_x1_trans_at, ldmatrix_x1_trans;
+    "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16", 1, "{{{a}}}" (a),
+    "Loads one matrix, transposed.": load_x1_trans, load_x1_trans_at, ldmatrix_x1_trans;
 
-    /// The fragments of two matrices, each transposed.
-    "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16", 2, "{{{a}, {b}}}" (a b):
-    load_x2_trans, load_x2_trans_at, ldmatrix_x2_trans;
+    "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16", 2, "{{{a}, {b}}}" (a b),
+    "Loads two matrices, each transposed.": load_x2_trans, load_x2_trans_at, ldmatrix_x2_trans;
 
-    /// The fragments of four matrices, each transposed.
-    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d):
-    load_x4_trans, load_x4_trans_at, ldmatrix_x4_trans;
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d),
+    "Loads four matrices, each transposed.": load_x4_trans, load_x4_trans_at, ldmatrix_x4_trans;
 }
 
-/// `mnemonic, number of matrices, "registers" (words): name, instruction`.
+/// `mnemonic, number of matrices, "registers" (words), documentation: name, instruction`.
 macro_rules! store {
     ($(
-        $(#[$meta:meta])*
-        $mnemonic:literal, $count:literal, $registers:literal ($($word:ident)+):
+        $mnemonic:tt, $count:literal, $registers:literal ($($word:ident)+), $doc:literal:
         $name:ident, $instruction:ident;
     )*) => { $(
-        $(#[$meta])*
-        #[doc = concat!("\n\nPTX `", $mnemonic, "`.")]
+        #[doc = $doc]
+        #[doc = ptx!($mnemonic)]
         ///
         /// # Safety
-        /// 1. The rows are in the memory that the view stands for, and 16-byte aligned.
+        /// 1. The rows are inside the memory of the view, and 16-byte aligned.
         /// 2. No two of them overlap, and no thread reads or writes them at the same time.
         #[inline(always)]
         #[track_caller]
@@ -126,40 +122,37 @@ macro_rules! store {
 }
 
 store! {
-    /// Writes the rows of one matrix (SM 90).
-    "stmatrix.sync.aligned.m8n8.x1.shared.b16", 1, "{{{a}}}" (a): store_x1, stmatrix_x1;
+    "stmatrix.sync.aligned.m8n8.x1.shared.b16", 1, "{{{a}}}" (a),
+    "Stores one matrix.": store_x1, stmatrix_x1;
 
-    /// Writes the rows of two matrices (SM 90).
-    "stmatrix.sync.aligned.m8n8.x2.shared.b16", 2, "{{{a}, {b}}}" (a b): store_x2, stmatrix_x2;
+    "stmatrix.sync.aligned.m8n8.x2.shared.b16", 2, "{{{a}, {b}}}" (a b),
+    "Stores two matrices.": store_x2, stmatrix_x2;
 
-    /// Writes the rows of four matrices (SM 90).
-    "stmatrix.sync.aligned.m8n8.x4.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d):
-    store_x4, stmatrix_x4;
+    "stmatrix.sync.aligned.m8n8.x4.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d),
+    "Stores four matrices.": store_x4, stmatrix_x4;
 
-    /// Writes the rows of one matrix, from a transposed fragment (SM 90).
-    "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16", 1, "{{{a}}}" (a):
-    store_x1_trans, stmatrix_x1_trans;
+    "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16", 1, "{{{a}}}" (a),
+    "Stores one matrix from a transposed fragment.": store_x1_trans, stmatrix_x1_trans;
 
-    /// Writes the rows of two matrices, from transposed fragments (SM 90).
-    "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16", 2, "{{{a}, {b}}}" (a b):
-    store_x2_trans, stmatrix_x2_trans;
+    "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16", 2, "{{{a}, {b}}}" (a b),
+    "Stores two matrices from transposed fragments.": store_x2_trans, stmatrix_x2_trans;
 
-    /// Writes the rows of four matrices, from transposed fragments (SM 90).
-    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d):
-    store_x4_trans, stmatrix_x4_trans;
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d),
+    "Stores four matrices from transposed fragments.": store_x4_trans, stmatrix_x4_trans;
 }
 
-/// A lane accesses the row whose address it gives; then, or before, the warp exchanges words.
+/// Each lane accesses the row whose address it passes; the warp exchanges words after a load, before a
+/// store.
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated {
     use crate::warp::{FULL_MASK, lane_id};
     use simt::Space;
     use simt::device::{Words, collective};
 
-    /// Half of a word of a lane.
+    /// Half of a word of a lane: lane, word, half.
     type Half = (usize, usize, usize);
 
-    /// The elements of `count` matrices: where they are in the fragments, and in the rows.
+    /// The elements of `count` matrices: their place in the fragments, and their place in the rows.
     fn elements(count: usize, mnemonic: &str) -> impl Iterator<Item = (Half, Half)> {
         let trans = mnemonic.contains(".trans");
         (0..32 * count * 2).map(move |i| {
@@ -170,16 +163,16 @@ mod emulated {
         })
     }
 
-    /// Moves 16 bits each, from the first place to the second.
+    /// Applies `moves`, each of 16 bits from the first place to the second.
     fn exchange(lanes: &mut [Words; 32], moves: impl Iterator<Item = (Half, Half)>) {
-        let brought = std::mem::take(lanes);
+        let sources = std::mem::take(lanes);
         for ((lane, word, half), (to_lane, to_word, to_half)) in moves {
-            let bits = brought[lane][word] >> (16 * half) & 0xffff;
+            let bits = sources[lane][word] >> (16 * half) & 0xffff;
             lanes[to_lane][to_word] |= bits << (16 * to_half);
         }
     }
 
-    /// Whether the own lane gives an address.
+    /// Whether this lane passes an address.
     #[track_caller]
     fn has_row(count: usize) -> bool {
         (lane_id() as usize) < 8 * count

@@ -1,44 +1,44 @@
-//! mbarriers (SM 90): barriers in shared memory that count arrivals, and bytes of asynchronous
-//! copies.
+//! mbarriers: barriers in shared memory that count arrivals and the bytes of asynchronous copies.
 //!
-//! A phase ends when the arrivals that the barrier was made for have come, and with them all bytes
-//! that are expected; the next one begins at once. Phases are waited for by their parity: the first
-//! one has parity 0, and the phase before it, of parity 1, counts as ended. So a consumer starts
-//! with parity 0 on a full barrier, a producer with parity 1 on an empty one, and both flip it when
-//! they come back to the same stage.
+//! A phase completes when the expected number of arrivals and all expected bytes have arrived; the
+//! next phase begins at once. Threads wait for a phase by its parity. The first phase has parity 0;
+//! the phase before it, of parity 1, counts as complete. So a consumer starts with parity 0 on a full
+//! barrier, a producer with parity 1 on an empty barrier, and both flip the parity each time they
+//! return to a stage.
 
 use crate::{Shared, cluster};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// An mbarrier of the own block.
+/// An mbarrier in the shared memory of this block.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Mbarrier(u32);
 
 impl Mbarrier {
-    /// The barrier in the first element of `words`; those in the next ones are reached by
-    /// [`Mbarrier::offset`].
+    /// The barrier in the first element of `words`; [`Mbarrier::offset`] returns those in the elements
+    /// after it.
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and only the barriers'
-    ///    functions and asynchronous copies access them until [`Mbarrier::inval`].
-    /// 2. [`Mbarrier::init`] comes first, once, and is ordered before every other use: by a barrier
-    ///    of the block for its threads, by [`fence::mbarrier_init`](crate::fence::mbarrier_init)
-    ///    and a barrier of the cluster for other blocks and for asynchronous copies.
+    /// 1. The elements are inside the memory of the view, and only the barriers' functions and
+    ///    asynchronous copies access them until [`Mbarrier::inval`].
+    /// 2. [`Mbarrier::init`] is called first, once, and is ordered before every other use: for the
+    ///    block's threads by a barrier of the block; for other blocks and for asynchronous copies by
+    ///    [`fence::mbarrier_init`](crate::fence::mbarrier_init) and a barrier of the cluster.
     #[inline(always)]
     pub unsafe fn new(words: Shared<u64>) -> Self {
         Mbarrier(words.element(0))
     }
 
-    /// The barrier `stages` elements on.
+    /// The barrier `stages` elements after this one.
     #[inline(always)]
     #[must_use]
     pub fn offset(self, stages: u32) -> Self {
         Mbarrier(self.0.wrapping_add(stages.wrapping_mul(size_of::<u64>() as u32)))
     }
 
-    /// The same barrier of the cluster's block `rank`.
+    /// The same barrier in block `rank` of the cluster.
+    #[doc = ptx!("mapa.shared::cluster.u32")]
     #[inline(always)]
     #[track_caller]
     pub fn peer(self, rank: u32) -> PeerMbarrier {
@@ -52,7 +52,8 @@ impl Mbarrier {
     }
 
     instruction! {
-        /// Makes the barrier, in its first phase, of `count` arrivals a phase (1 to 2^20 - 1).
+        /// Initialises the barrier for `count` arrivals per phase (1 to 2^20 - 1). CUDA C
+        /// `cuda::ptx::mbarrier_init`.
         "mbarrier.init.shared::cta.b64" => pub fn init(self, count: u32) {
             asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(reg32) self.0, in(reg32) count,
                 options(nostack, preserves_flags));
@@ -60,7 +61,8 @@ impl Mbarrier {
             simt::device::mbarrier_init(self.0, count)
         }
 
-        /// Ends the barrier: its memory can be used for something else.
+        /// Invalidates the barrier, whose memory can then be reused. CUDA C
+        /// `cuda::ptx::mbarrier_inval`.
         "mbarrier.inval.shared::cta.b64" => pub fn inval(self) {
             asm!("mbarrier.inval.shared::cta.b64 [{}];", in(reg32) self.0,
                 options(nostack, preserves_flags));
@@ -68,8 +70,8 @@ impl Mbarrier {
             simt::device::mbarrier_inval(self.0)
         }
 
-        /// Arrives; what the thread did before is seen by the block's threads that wait for the
-        /// phase.
+        /// Arrives on the barrier. The thread's earlier writes are visible to the block's threads that
+        /// wait for the phase. CUDA C `cuda::ptx::mbarrier_arrive`.
         "mbarrier.arrive.shared::cta.b64 _" => pub fn arrive(self) {
             asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) self.0,
                 options(nostack, preserves_flags));
@@ -77,7 +79,7 @@ impl Mbarrier {
             simt::device::mbarrier_arrive(self.0, 1);
         }
 
-        /// Arrives `count` times at once; else as [`Mbarrier::arrive`].
+        /// [`Mbarrier::arrive`] that counts as `count` arrivals. CUDA C `cuda::ptx::mbarrier_arrive`.
         "mbarrier.arrive.shared::cta.b64 _, count" => pub fn arrive_count(self, count: u32) {
             asm!("mbarrier.arrive.shared::cta.b64 _, [{}], {};", in(reg32) self.0,
                 in(reg32) count, options(nostack, preserves_flags));
@@ -85,7 +87,8 @@ impl Mbarrier {
             simt::device::mbarrier_arrive(self.0, count);
         }
 
-        /// Has the phase wait for `bytes` more of asynchronous copies, and then arrives.
+        /// Adds `bytes` to what the phase expects of asynchronous copies, then arrives. CUDA C
+        /// `cuda::ptx::mbarrier_arrive_expect_tx`.
         "mbarrier.arrive.expect_tx.shared::cta.b64 _" => pub fn arrive_expect_tx(self, bytes: u32) {
             asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(reg32) self.0,
                 in(reg32) bytes, options(nostack, preserves_flags));
@@ -94,7 +97,8 @@ impl Mbarrier {
             simt::device::mbarrier_arrive(self.0, 1);
         }
 
-        /// Has the phase wait for `bytes` more of asynchronous copies, without an arrival.
+        /// Adds `bytes` to what the phase expects of asynchronous copies, without an arrival. CUDA C
+        /// `cuda::ptx::mbarrier_expect_tx`.
         "mbarrier.expect_tx.shared::cta.b64" => pub fn expect_tx(self, bytes: u32) {
             asm!("mbarrier.expect_tx.shared::cta.b64 [{}], {};", in(reg32) self.0,
                 in(reg32) bytes, options(nostack, preserves_flags));
@@ -102,8 +106,8 @@ impl Mbarrier {
             simt::device::mbarrier_expect_tx(self.0, bytes)
         }
 
-        /// Whether the phase of this parity (0 or 1) has ended; if not, the thread sleeps for a
-        /// while first.
+        /// Whether the phase of this parity (0 or 1) is complete; if it is not, the thread is suspended
+        /// for a time limit of the system first. CUDA C `cuda::ptx::mbarrier_try_wait_parity`.
         "mbarrier.try_wait.parity.shared::cta.b64" => pub fn try_wait(self, parity: u32) -> bool {
             let ended: u32;
             asm!(
@@ -120,7 +124,8 @@ impl Mbarrier {
             simt::device::mbarrier_try_wait(self.0, parity)
         }
 
-        /// Whether the phase of this parity (0 or 1) has ended, at once.
+        /// Whether the phase of this parity (0 or 1) is complete, without suspending the thread. CUDA C
+        /// `cuda::ptx::mbarrier_test_wait_parity`.
         "mbarrier.test_wait.parity.shared::cta.b64" => pub fn test_wait(self, parity: u32) -> bool {
             let ended: u32;
             asm!(
@@ -137,10 +142,10 @@ impl Mbarrier {
             simt::device::mbarrier_test_wait(self.0, parity)
         }
 
-        /// Waits for the end of the phase of this parity (0 or 1): what was done before its
-        /// arrivals, by threads of the block, and its copies are seen. What threads of other blocks
-        /// did takes a barrier of the cluster.
-        // In PTX a label is local to its braces.
+        /// Waits until the phase of this parity (0 or 1) is complete. Writes of the block's threads
+        /// before their arrivals, and the phase's copies, are then visible; writes of other blocks
+        /// need a barrier of the cluster.
+        // A PTX label is local to its braces.
         #[allow(named_asm_labels)]
         "mbarrier.try_wait.parity.shared::cta.b64, in a loop" => pub fn wait(self, parity: u32) {
             asm!(
@@ -156,8 +161,9 @@ impl Mbarrier {
             while !simt::device::mbarrier_try_wait(self.0, parity) {}
         }
 
-        /// Arrives when all `cp.async` copies that the thread has started are done, and has the
-        /// phase expect one arrival more: the count of [`Mbarrier::init`] does not include it.
+        /// Arrives once all `cp.async` copies that the thread has issued are complete, and adds one to
+        /// the arrivals that the phase expects: the count of [`Mbarrier::init`] excludes it. CUDA C
+        /// `cuda::ptx::cp_async_mbarrier_arrive`.
         "cp.async.mbarrier.arrive.shared::cta.b64" => pub fn arrive_cp_async(self) {
             asm!("cp.async.mbarrier.arrive.shared::cta.b64 [{}];", in(reg32) self.0,
                 options(nostack, preserves_flags));
@@ -165,8 +171,9 @@ impl Mbarrier {
             simt::device::copy_async_arrive(self.0, true)
         }
 
-        /// Arrives when all `cp.async` copies that the thread has started are done: one of the
-        /// arrivals that [`Mbarrier::init`] counts.
+        /// Arrives once all `cp.async` copies that the thread has issued are complete; the count of
+        /// [`Mbarrier::init`] includes this arrival. CUDA C
+        /// `cuda::ptx::cp_async_mbarrier_arrive_noinc`.
         "cp.async.mbarrier.arrive.noinc.shared::cta.b64" => pub fn arrive_cp_async_noinc(self) {
             asm!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];", in(reg32) self.0,
                 options(nostack, preserves_flags));
@@ -176,7 +183,7 @@ impl Mbarrier {
     }
 }
 
-/// An mbarrier of a block of the cluster, which only that block can wait for.
+/// An mbarrier of another block of the cluster. Only its own block can wait on it.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct PeerMbarrier(u32);
@@ -189,9 +196,10 @@ impl PeerMbarrier {
     }
 
     instruction! {
-        /// Arrives at it. The block has not ended before: a barrier of the cluster sees to that.
-        // `.release.cluster` would be two fences of all memory before it, and waiting threads
-        // acquire no more than their block's either.
+        /// Arrives on it. The block must not have exited, which a barrier of the cluster can ensure.
+        /// CUDA C `cuda::ptx::mbarrier_arrive`.
+        // `.release.cluster` would add two fences of all memory, and the waiting threads acquire at
+        // block scope only.
         "mbarrier.arrive.shared::cluster.b64 _" => pub fn arrive(self) {
             asm!("mbarrier.arrive.shared::cluster.b64 _, [{}];", in(reg32) self.0,
                 options(nostack, preserves_flags));

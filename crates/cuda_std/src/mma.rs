@@ -1,9 +1,9 @@
-//! Products of small matrices on the tensor cores, a warp each: `D = A * B + C` with A `[16, k]`,
-//! B `[k, 8]`, C and D `[16, 8]`. The whole warp calls these functions, converged.
+//! `mma.sync`, a warp-level MMA: `D = A * B + C` with A `[16, k]`, B `[k, 8]`, C and D `[16, 8]`. The
+//! whole warp calls these functions, converged. Numerics: [`m16n8k16`]; 8-bit elements: [`m16n8k32`].
 //!
 //! # Fragments
-//! Each lane holds a part of each matrix, of `group = lane_id / 4` and `pair = lane_id % 4`. For
-//! elements of 16 bits, `k = 16`, two to a word, the first in the lower half:
+//! Each lane holds a fragment of each matrix; `group = lane_id / 4`, `pair = lane_id % 4`. Elements of
+//! 16 bits, `k = 16`, are packed two to a word, the first in the lower half:
 //!
 //! | | element | row | column |
 //! | --- | --- | --- | --- |
@@ -11,33 +11,9 @@
 //! | B | `i` in `0..4` | `2 * pair + i % 2 + 8 * (i / 2)` | `group` |
 //! | C, D | `i` in `0..4` | `group + 8 * (i / 2)` | `2 * pair + i % 2` |
 //!
-//! So A is what [`crate::matrix::load_x4`] gives of its quarters `[0..8, 0..8]`, `[8..16, 0..8]`,
-//! `[0..8, 8..16]` and `[8..16, 8..16]`; B what `load_x2` gives of its halves stored by columns, and
-//! `load_x2_trans` of those stored by rows; and two accumulators side by side, rounded to 16 bits,
-//! are an A.
-//!
-//! # Numerics
-//! The products are exact, and subnormal operands count as they are. The emulator adds the products
-//! and C in f64 and rounds once, to nearest; a NaN is `0x7fffffff`, or `0x7fff` in f16.
-//!
-//! The ISA leaves order and rounding of the sum open. A tensor core takes, as far as measurements
-//! tell (arXiv:2403.00232, arXiv:2512.07004), one step of 16 products on SM 90 and two of 8 on SM 80.
-//! In a step the products and C, or the step's before, are aligned to the greatest exponent `e`
-//! among them; bits of no more weight than `2^(e - 24)` are cut off, and so is what an f32 has no
-//! room for in the sum, or it is rounded to nearest to f16. So a step is off by less than
-//! `2^(e - 23)` for each summand and a unit in the last place of the sum.
-//!
-//! # Numbers of 8 bits
-//! e4m3 and e5m2, `k = 32`, four to a word, the first in the lowest byte:
-//!
-//! | | element | row | column |
-//! | --- | --- | --- | --- |
-//! | A | `i` in `0..16` | `group + 8 * (i / 4 % 2)` | `4 * pair + i % 4 + 16 * (i / 8)` |
-//! | B | `i` in `0..8` | `4 * pair + i % 4 + 16 * (i / 4)` | `group` |
-//!
-//! `mma.m16n8k32` of them asks for PTX 8.4, which drivers before CUDA 12.4 do not read, and on SM 90
-//! ptxas makes of it conversions to f16, which are exact, and two products of `k = 16`.
-//! [`m16n8k32`] is written so.
+//! [`crate::matrix::load_x4`] of the quarters `[0..8, 0..8]`, `[8..16, 0..8]`, `[0..8, 8..16]` and
+//! `[8..16, 8..16]` yields A. `load_x2` yields B from its halves in column-major order,
+//! `load_x2_trans` in row-major order. Two accumulators side by side, rounded to 16 bits, are an A.
 
 use crate::{E4m3, E4m3x2, E5m2, E5m2x2, F16x2, convert};
 use core::marker::PhantomData;
@@ -48,13 +24,13 @@ use crate::warp::stay_converged;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// A lane's eight elements of A `[16, 16]`, or 16 of 8 bits of A `[16, 32]`.
+/// A lane's fragment of A: 8 elements of `[16, 16]`, or 16 elements of 8 bits of `[16, 32]`.
 pub struct FragmentA<T> {
     words: [u32; 4],
     elements: PhantomData<T>,
 }
 
-/// A lane's four elements of B `[16, 8]`, or eight of 8 bits of B `[32, 8]`.
+/// A lane's fragment of B: 4 elements of `[16, 8]`, or 8 elements of 8 bits of `[32, 8]`.
 pub struct FragmentB<T> {
     words: [u32; 2],
     elements: PhantomData<T>,
@@ -63,7 +39,7 @@ pub struct FragmentB<T> {
 macro_rules! fragment {
     ($name:ident, $count:literal) => {
         impl<T> $name<T> {
-            /// The fragment in these registers, two elements each, or four of 8 bits.
+            /// The fragment in these registers, each of two elements, or four of 8 bits.
             #[inline(always)]
             pub fn from_words(words: [u32; $count]) -> Self {
                 $name { words, elements: PhantomData }
@@ -84,15 +60,16 @@ macro_rules! fragment {
 fragment!(FragmentA, 4);
 fragment!(FragmentB, 2);
 
-/// A lane's four elements of C or D `[16, 8]` in f32.
+/// A lane's fragment of C or D `[16, 8]`: 4 elements in f32.
 pub type Accumulator = [f32; 4];
 
-/// A lane's four elements of C or D `[16, 8]` in f16, two to a word.
+/// A lane's fragment of C or D `[16, 8]`: 4 elements in f16, two to a word.
 pub type AccumulatorF16 = [u32; 2];
 
-/// An element of A and B with sums in f32: `f16` or `bf16`.
+/// An element of A and B that can be accumulated in f32: `f16` or `bf16`.
 pub trait Multiplicand: Copy {
     /// See [`m16n8k16`].
+    #[doc = ptx!("mma.sync.aligned.m16n8k16.row.col.f32.{f16.f16, bf16.bf16}.f32")]
     fn m16n8k16(a: FragmentA<Self>, b: FragmentB<Self>, c: Accumulator) -> Accumulator;
 }
 
@@ -112,18 +89,18 @@ impl Multiplicand for bf16 {
     }
 }
 
-/// What products are summed in: `f32`, or, of products of `f16`, `f16`.
+/// Element type of an accumulator: `f32`, or `f16` for operands of `f16`.
 pub trait Sum: Copy {
-    /// A lane's sums.
+    /// A lane's accumulator.
     type Accumulator: Copy;
-    /// Zeros.
+    /// An accumulator of zeros.
     const ZERO: Self::Accumulator;
 
-    /// The lane's sums as f32.
-    fn to_f32(sums: Self::Accumulator) -> Accumulator;
+    /// The lane's accumulator in f32.
+    fn to_f32(accumulator: Self::Accumulator) -> Accumulator;
 }
 
-/// What products of elements `T` can be summed in.
+/// Element type of an accumulator for operands of `T`.
 pub trait SumOf<T>: Sum {
     /// `a * b + c`.
     fn m16n8k16(a: FragmentA<T>, b: FragmentB<T>, c: Self::Accumulator) -> Self::Accumulator;
@@ -134,8 +111,8 @@ impl Sum for f32 {
     const ZERO: Accumulator = [0.0; 4];
 
     #[inline(always)]
-    fn to_f32(sums: Accumulator) -> Accumulator {
-        sums
+    fn to_f32(accumulator: Accumulator) -> Accumulator {
+        accumulator
     }
 }
 
@@ -166,16 +143,28 @@ impl SumOf<f16> for f16 {
     }
 }
 
-/// `a * b + c` in f32.
+/// `a * b + c`, accumulated in f32.
+#[doc = ptx!("mma.sync.aligned.m16n8k16.row.col.f32.{f16.f16, bf16.bf16}.f32")]
+///
+/// # Numerics
+/// Products are exact, and subnormal operands are not flushed. The emulator adds products and C in f64
+/// and rounds once, to nearest; NaN is `0x7fffffff`, or `0x7fff` in f16.
+///
+/// The ISA leaves the order and rounding of the accumulation open. According to measurements
+/// (arXiv:2403.00232, arXiv:2512.07004) a tensor core accumulates 16 products in one step on SM 90, and
+/// in two steps of 8 on SM 80. A step aligns its products and the accumulator to the largest exponent
+/// `e` among them and truncates bits of weight `2^(e - 24)` and less. It truncates the sum to f32, or
+/// rounds it to nearest in f16. The error of a step is less than `2^(e - 23)` per summand plus one unit
+/// in the last place of the sum.
 #[inline(always)]
 #[track_caller]
 pub fn m16n8k16<T: Multiplicand>(a: FragmentA<T>, b: FragmentB<T>, c: Accumulator) -> Accumulator {
     T::m16n8k16(a, b, c)
 }
 
-/// An element of 8 bits of A and B: `E4m3` or `E5m2`.
+/// An 8-bit element of A and B: `E4m3` or `E5m2`.
 pub trait Multiplicand8: Copy {
-    /// Two of them, exactly.
+    /// Converts two of them to f16, exactly.
     fn pair_to_f16(codes: u16) -> F16x2;
 }
 
@@ -195,8 +184,18 @@ impl Multiplicand8 for E5m2 {
     }
 }
 
-/// `a * b + c` in f32 of numbers of 8 bits, A `[16, 32]` and B `[32, 8]`: the products of each half of
-/// k in one step, SM 89 and newer.
+/// `a * b + c` of 8-bit elements, A `[16, 32]` and B `[32, 8]`, accumulated in f32; SM 89.
+#[doc = ptx!("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")]
+///
+/// Elements are packed four to a word, the first in the lowest byte:
+///
+/// | | element | row | column |
+/// | --- | --- | --- | --- |
+/// | A | `i` in `0..16` | `group + 8 * (i / 4 % 2)` | `4 * pair + i % 4 + 16 * (i / 8)` |
+/// | B | `i` in `0..8` | `4 * pair + i % 4 + 16 * (i / 4)` | `group` |
+///
+/// Each half of k is converted to f16, which is exact, and is one [`m16n8k16`]. On SM 90 ptxas compiles
+/// `mma.m16n8k32` to the same; that instruction needs PTX 8.4, which drivers before CUDA 12.4 reject.
 #[inline(always)]
 #[track_caller]
 pub fn m16n8k32<T: Multiplicand8>(
@@ -207,8 +206,8 @@ pub fn m16n8k32<T: Multiplicand8>(
     let halves =
         |word: u32| [word as u16, (word >> 16) as u16].map(|codes| T::pair_to_f16(codes).to_bits());
     for half in 0..2 {
-        // What the fragments of f16 call columns `2 * pair` and `2 * pair + 8` are neighbours here, in
-        // both operands alike: the sum runs over the same products.
+        // Columns `2 * pair` and `2 * pair + 8` of the f16 fragments are adjacent here, in both operands:
+        // the k index is permuted, and the products are the same.
         let ([a0, a2], [a1, a3]) = (halves(a.words[2 * half]), halves(a.words[2 * half + 1]));
         let a = FragmentA::<f16>::from_words([a0, a1, a2, a3]);
         c = m16n8k16(a, FragmentB::from_words(halves(b.words[half])), c);
@@ -254,7 +253,7 @@ instruction! {
         })
     }
 
-    /// `a * b + c` in f16: on most devices as fast as in f32, with half the registers.
+    /// `a * b + c`, accumulated in f16: on most devices as fast as f32, with half the registers.
     "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16" => pub fn m16n8k16_f16(
         a: FragmentA<f16>, b: FragmentB<f16>, c: AccumulatorF16
     ) -> AccumulatorF16 {
@@ -273,7 +272,7 @@ instruction! {
     }
 }
 
-/// The warp brings its fragments, and each lane gets its elements of the product.
+/// The warp's lanes exchange their fragments, and each computes its elements of D.
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated {
     use super::{Accumulator, AccumulatorF16, FragmentA, FragmentB};
@@ -283,7 +282,7 @@ mod emulated {
 
     const K: usize = 16;
 
-    /// First words of A, B and C in what a lane brings.
+    /// First words of A, B and C among the words of a lane.
     const A: usize = 0;
     const B: usize = 4;
     const C: usize = 6;
@@ -293,7 +292,7 @@ mod emulated {
         (words[first + i / 2] >> (16 * (i % 2))) as u16
     }
 
-    /// A `[16, k]` and B `[k, 8]` of what the lanes brought.
+    /// A `[16, k]` and B `[k, 8]` from the lanes' words.
     fn operands(
         lanes: &[Words; 32],
         decode: impl Fn(u16) -> f64,
@@ -312,8 +311,7 @@ mod emulated {
         (a, b)
     }
 
-    /// Puts D in the place of what the lanes brought: `c` reads element `i` of C, and `d` writes the
-    /// sum to that of D.
+    /// Replaces the lanes' words by D: `c` reads element `i` of C, and `d` writes element `i` of D.
     fn multiply(
         lanes: &mut [Words; 32],
         decode: impl Fn(u16) -> f64,
@@ -322,24 +320,24 @@ mod emulated {
     ) {
         let (a, b) = operands(lanes, decode);
         let place = |lane: usize, i: usize| (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2);
-        let mut sums = [[0.0; 8]; 16];
+        let mut acc = [[0.0; 8]; 16];
         for (lane, words) in lanes.iter_mut().enumerate() {
             for i in 0..4 {
                 let (row, column) = place(lane, i);
-                sums[row][column] = c(words, i);
+                acc[row][column] = c(words, i);
             }
             *words = Words::default();
         }
-        // A row at a time: the host's vector units do it at once.
-        for (sums, a) in sums.iter_mut().zip(&a) {
+        // Row by row, so that the compiler vectorises over the columns.
+        for (acc, a) in acc.iter_mut().zip(&a) {
             for (a, b) in a.iter().zip(&b) {
-                sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
+                acc.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
             }
         }
         for (lane, words) in lanes.iter_mut().enumerate() {
             for i in 0..4 {
                 let (row, column) = place(lane, i);
-                d(words, i, sums[row][column]);
+                d(words, i, acc[row][column]);
             }
         }
     }
@@ -353,8 +351,8 @@ mod emulated {
         let [a0, a1, a2, a3] = a.words;
         let [b0, b1] = b.words;
         let [c0, c1, c2, c3] = c.map(f32::to_bits);
-        let brought = [a0, a1, a2, a3, b0, b1, c0, c1, c2, c3];
-        let [d0, d1, d2, d3, ..] = collective(mnemonic, FULL_MASK, &brought, |lanes| {
+        let words = [a0, a1, a2, a3, b0, b1, c0, c1, c2, c3];
+        let [d0, d1, d2, d3, ..] = collective(mnemonic, FULL_MASK, &words, |lanes| {
             let c = |words: &Words, i| f64::from(f32::from_bits(words[C + i]));
             multiply(lanes, decode, c, |words, i, sum| words[i] = round_to_f32(sum));
         });
@@ -370,8 +368,8 @@ mod emulated {
     ) -> AccumulatorF16 {
         let [a0, a1, a2, a3] = a.words;
         let [b0, b1] = b.words;
-        let brought = [a0, a1, a2, a3, b0, b1, c[0], c[1]];
-        let [d0, d1, ..] = collective(mnemonic, FULL_MASK, &brought, |lanes| {
+        let words = [a0, a1, a2, a3, b0, b1, c[0], c[1]];
+        let [d0, d1, ..] = collective(mnemonic, FULL_MASK, &words, |lanes| {
             let decode = |bits| f16::from_bits(bits).to_f64();
             let c = |words: &Words, i| decode(half(words, C, i));
             multiply(lanes, decode, c, |words, i, sum| {
@@ -389,7 +387,7 @@ mod emulated {
         if sum.is_nan() {
             return 0x7fff;
         }
-        // `half` looks at the upper 32 bits alone: the last of them stands for all below.
+        // `half` reads the upper 32 bits only: the last of them becomes a sticky bit for the lower ones.
         let bits = sum.to_bits();
         let sticky = u64::from(bits as u32 != 0) << 32;
         f16::from_f64(f64::from_bits(bits & !0xffff_ffff | sticky)).to_bits()

@@ -1,4 +1,4 @@
-//! Two small numbers in one register.
+//! Packed pairs of 8- or 16-bit numbers.
 
 use crate::fp8::{E4m3, E5m2};
 use half::{bf16, f16};
@@ -11,7 +11,7 @@ macro_rules! pairs {
         pub struct $pair($word);
 
         impl $pair {
-            /// The pair; in memory `lo` comes first.
+            /// The pair; `lo` comes first in memory.
             #[inline(always)]
             pub const fn new(lo: $element, hi: $element) -> Self {
                 $pair(lo.to_bits() as $word | (hi.to_bits() as $word) << <$code>::BITS)
@@ -35,13 +35,13 @@ macro_rules! pairs {
                 $element::from_bits((self.0 >> <$code>::BITS) as $code)
             }
 
-            /// The pair in a register.
+            /// The pair of these bits.
             #[inline(always)]
             pub const fn from_bits(bits: $word) -> Self {
                 $pair(bits)
             }
 
-            /// The register.
+            /// The pair's bits.
             #[inline(always)]
             pub const fn to_bits(self) -> $word {
                 self.0
@@ -61,7 +61,7 @@ pairs! {
     E5m2x2(u16) of E5m2(u8);
 }
 
-/// A pair of 16-bit floats changes its signs by two bits of its register.
+/// Negates both 16-bit floats by flipping their sign bits.
 macro_rules! neg {
     ($($pair:ty),*) => {$(
         impl core::ops::Neg for $pair {

@@ -1,13 +1,13 @@
-//! How a PTX entry gets its parameters. Device only; `#[kernel]` writes what uses it.
+//! How a PTX entry receives its parameters. Device only; `#[kernel]` generates the uses.
 
 use crate::{Global, GlobalMut};
 
 /// A type that a kernel can take as a parameter.
 pub trait Param: Sized {
-    /// What stands in the entry's list of parameters.
+    /// Its type in the entry's parameter list.
     type Entry;
 
-    /// What the kernel gets: `address` is where the launch has left the parameter.
+    /// The value that the kernel receives; `address` is the generic address of the parameter.
     fn receive(entry: Self::Entry, address: u64) -> Self;
 }
 
@@ -26,14 +26,14 @@ macro_rules! by_value {
 
 by_value!(u32; i32; u64; f32; Global<T>, of T; GlobalMut<T>, of T;);
 
-/// The generic address of an entry's parameter `$index`, where the launch has left it. A Rust
-/// reference to it would be to a copy in local memory.
-// LLVM names the parameters so. Nothing is left of the two instructions where nobody asks.
+/// The generic address of an entry's parameter `$index`. A Rust reference to the parameter would
+/// point to a copy in local memory.
+// The name is LLVM's. The two instructions are removed if the result is unused.
 #[macro_export]
 macro_rules! param_address {
     ($symbol:ident, $index:literal) => {{
         let address: u64;
-        // SAFETY: an address is taken, and nothing read.
+        // SAFETY: it computes an address and accesses no memory.
         unsafe {
             ::core::arch::asm!(
                 concat!("mov.b64 {0}, ", stringify!($symbol), "_param_", $index, ";"),

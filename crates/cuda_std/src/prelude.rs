@@ -1,4 +1,4 @@
-//! What a kernel's file imports: `use cuda_std::prelude::*`.
+//! The imports of a kernel's file: `use cuda_std::prelude::*`.
 
 pub use crate::shared::{dynamic_shared_mem, shared_array};
 pub use crate::{Global, GlobalMut, Mbarrier, Shared, TensorMap};

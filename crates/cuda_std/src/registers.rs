@@ -1,5 +1,5 @@
-//! Registers that warpgroups hand to each other (SM 90a). All warps of a warpgroup call these
-//! functions, converged.
+//! Reallocation of registers between warpgroups (SM 90a). All warps of a warpgroup call these functions,
+//! converged.
 
 #[cfg(target_arch = "nvptx64")]
 unsafe extern "C" {
@@ -9,14 +9,14 @@ unsafe extern "C" {
     fn setmaxnreg_dec(count: u32);
 }
 
-/// What a count of registers has to be.
+/// Whether the instruction takes this count.
 const fn is_valid(count: u32) -> bool {
     count >= 24 && count <= 256 && count.is_multiple_of(8)
 }
 
 instruction! {
-    /// Takes registers from the block's pool, up to `COUNT` a thread (a multiple of 8, 24 to 256),
-    /// and waits until there are enough.
+    /// Raises the thread's registers to `COUNT` (a multiple of 8, 24 to 256), and waits until the block's
+    /// pool has enough. CUDA C `cuda::ptx::setmaxnreg_inc`.
     "setmaxnreg.inc.sync.aligned.u32" => pub fn increase<const COUNT: u32>() {
         const { assert!(is_valid(COUNT), "a multiple of 8, 24 to 256") };
         setmaxnreg_inc(COUNT)
@@ -25,8 +25,8 @@ instruction! {
         simt::device::set_max_registers(COUNT, true)
     }
 
-    /// Gives registers back to the block's pool, all but `COUNT` a thread (a multiple of 8, 24 to
-    /// 256).
+    /// Lowers the thread's registers to `COUNT` (a multiple of 8, 24 to 256), and returns the rest to the
+    /// block's pool. CUDA C `cuda::ptx::setmaxnreg_dec`.
     "setmaxnreg.dec.sync.aligned.u32" => pub fn decrease<const COUNT: u32>() {
         const { assert!(is_valid(COUNT), "a multiple of 8, 24 to 256") };
         setmaxnreg_dec(COUNT)

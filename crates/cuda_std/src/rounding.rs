@@ -1,4 +1,4 @@
-//! Numbers of 8 and 16 bits from exact ones, rounded once. Host only.
+//! Rounding of f64 to 8- and 16-bit formats. Host only.
 
 use half::{bf16, f16};
 
@@ -12,9 +12,9 @@ pub(crate) struct Format {
     pub max: u16,
     /// Code of the infinity, if there is one.
     pub infinity: Option<u16>,
-    /// Code that the device gives for NaN.
+    /// Code of the device's canonical NaN.
     pub nan: u16,
-    /// The sign's bit.
+    /// The sign bit.
     pub sign: u16,
 }
 
@@ -38,14 +38,14 @@ pub(crate) const BF16: Format = Format {
     sign: 0x8000,
 };
 
-/// What a number between two others becomes, and one beyond the largest.
+/// How a number that the format does not have is rounded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rounding {
-    /// `.rn`: the nearest, of two the even one; infinity beyond the largest.
+    /// `.rn`: to nearest, ties to even; infinity beyond the largest number.
     Nearest,
-    /// `.rz`: the one nearer to zero; infinity only from infinity.
+    /// `.rz`: towards zero; infinity only from infinity.
     Zero,
-    /// `.rn.satfinite`: the nearest, at most the largest.
+    /// `.rn.satfinite`: to nearest, ties to even, saturated to the largest number.
     NearestFinite,
 }
 
@@ -61,14 +61,14 @@ impl Format {
             (Rounding::Zero, Some(infinity)) if magnitude.is_infinite() => infinity,
             _ => self.max,
         };
-        // A number is `units` of the last place; a subnormal one has the exponent of a normal one.
+        // `units` is the number in units of its last place; subnormals have the smallest exponent.
         let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(self.min_exponent);
         let units = magnitude / power_of_two(exponent - self.fraction_bits as i32);
         let units = match rounding {
             Rounding::Zero => units.trunc(),
             Rounding::Nearest | Rounding::NearestFinite => units.round_ties_even(),
         };
-        // `units` has the leading one that the code has not: it counts the exponent up, and so does
+        // The leading one of `units` is implicit in the code: it increments the exponent field, as does
         // a carry.
         let binade = ((exponent - self.min_exponent) as u64) << self.fraction_bits;
         let code = binade.saturating_add(units as u64);
@@ -76,7 +76,7 @@ impl Format {
         if x.is_sign_negative() { code | self.sign } else { code }
     }
 
-    /// The number of `code`, which is finite.
+    /// The value of `code`, which is finite.
     pub fn value(&self, code: u16) -> f64 {
         let magnitude = code & !self.sign;
         let fraction = magnitude & ((1 << self.fraction_bits) - 1);
@@ -93,18 +93,18 @@ fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((1023 + exponent) as u64) << 52)
 }
 
-/// `x` as f16, NaN as the device's.
+/// `x` in f16; NaN becomes the device's.
 pub(crate) fn to_f16(x: f64, rounding: Rounding) -> f16 {
     f16::from_bits(F16.round(x, rounding))
 }
 
-/// `x` as bf16, NaN as the device's.
+/// `x` in bf16; NaN becomes the device's.
 pub(crate) fn to_bf16(x: f64, rounding: Rounding) -> bf16 {
     bf16::from_bits(BF16.round(x, rounding))
 }
 
-/// `a * b + c`, of which the product is exact, rounded to odd: what is lost leaves its mark in the
-/// last bit, so that rounding once more, to at most 51 bits, gives what one rounding gives.
+/// `a * b + c` rounded to odd, for operands whose product is exact: the last bit records that bits were
+/// lost, so that rounding again, to at most 51 bits, equals rounding once.
 pub(crate) fn fma_to_odd([a, b, c]: [f64; 3]) -> f64 {
     let product = a * b;
     let sum = product + c;
@@ -119,12 +119,12 @@ pub(crate) fn fma_to_odd([a, b, c]: [f64; 3]) -> f64 {
     }
 }
 
-/// The larger operand: of two zeros the positive one, the other one if one is NaN.
+/// The larger operand: of two zeros the positive one; if one operand is NaN, the other one.
 pub(crate) fn max([a, b]: [f64; 2]) -> f64 {
     if a == b && a.is_sign_negative() { b } else { a.max(b) }
 }
 
-/// The smaller operand: of two zeros the negative one, the other one if one is NaN.
+/// The smaller operand: of two zeros the negative one; if one operand is NaN, the other one.
 pub(crate) fn min([a, b]: [f64; 2]) -> f64 {
     if a == b && b.is_sign_negative() { b } else { a.min(b) }
 }

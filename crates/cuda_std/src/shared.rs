@@ -45,7 +45,7 @@ impl<T> Shared<T> {
         self.address
     }
 
-    /// The same memory as elements `U`, for which it is to be aligned.
+    /// The same memory as elements `U`; the address must be aligned for them.
     #[inline(always)]
     #[must_use]
     pub fn cast<U>(self) -> Shared<U> {
@@ -59,8 +59,8 @@ impl<T> Shared<T> {
         Shared { address: self.element(elems), marker: PhantomData }
     }
 
-    /// The view whose start has the bits of `elems` flipped: how a swizzled tile, aligned to a
-    /// power of two, is walked.
+    /// The view at this address xor `elems` elements: addresses a chunk of a swizzled tile that is
+    /// aligned to a power of two.
     #[inline(always)]
     #[must_use]
     pub fn xor(self, elems: u32) -> Self {
@@ -75,10 +75,11 @@ impl<T> Shared<T> {
 }
 
 impl<T: Element> Shared<T> {
-    /// Element `index`. PTX `ld.shared`.
+    /// Loads element `index`.
+    #[doc = ptx!("ld.shared")]
     ///
     /// # Safety
-    /// 1. `index` is inside the memory that the view stands for.
+    /// 1. `index` is inside the memory of the view.
     /// 2. The element is written, and no thread writes it at the same time.
     #[inline(always)]
     #[track_caller]
@@ -88,10 +89,11 @@ impl<T: Element> Shared<T> {
         value
     }
 
-    /// Elements `index .. index + N`, 1 to 16 bytes. PTX `ld.shared.v2.b32`, `ld.shared.v4.b32`.
+    /// Loads elements `index .. index + N`, 1 to 16 bytes.
+    #[doc = ptx!("ld.shared" as "ld.shared{.v2, .v4}.b32")]
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    /// 1. The elements are inside the memory of the view, and aligned to their size
     ///    together.
     /// 2. They are written, and no thread writes them at the same time.
     #[inline(always)]
@@ -101,7 +103,9 @@ impl<T: Element> Shared<T> {
         unsafe { ld::<T, 0, N>(self.element(index)) }
     }
 
-    /// Elements `INDEX .. INDEX + N`, the index part of the instruction: it takes no register.
+    /// Loads elements `INDEX .. INDEX + N`; the index is an immediate of the instruction and takes no
+    /// register.
+    #[doc = ptx!("ld.shared" as "ld.shared{.v2, .v4}.b32")]
     ///
     /// # Safety
     /// As [`Shared::get_vec`].
@@ -112,10 +116,11 @@ impl<T: Element> Shared<T> {
         unsafe { ld::<T, INDEX, N>(self.address) }
     }
 
-    /// Writes element `index`. PTX `st.shared`.
+    /// Stores element `index`.
+    #[doc = ptx!("st.shared")]
     ///
     /// # Safety
-    /// 1. `index` is inside the memory that the view stands for.
+    /// 1. `index` is inside the memory of the view.
     /// 2. No other thread reads or writes the element at the same time.
     #[inline(always)]
     #[track_caller]
@@ -124,11 +129,11 @@ impl<T: Element> Shared<T> {
         unsafe { self.set_vec(index, [value]) }
     }
 
-    /// Writes elements `index .. index + N`, 1 to 16 bytes. PTX `st.shared.v2.b32`,
-    /// `st.shared.v4.b32`.
+    /// Stores elements `index .. index + N`, 1 to 16 bytes.
+    #[doc = ptx!("st.shared" as "st.shared{.v2, .v4}.b32")]
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and aligned to their size
+    /// 1. The elements are inside the memory of the view, and aligned to their size
     ///    together.
     /// 2. No other thread reads or writes them at the same time.
     #[inline(always)]
@@ -139,7 +144,7 @@ impl<T: Element> Shared<T> {
     }
 }
 
-/// One load of `N` elements, at `address` and `INDEX` elements on.
+/// One load of `N` elements, `INDEX` elements after `address`.
 #[inline(always)]
 #[track_caller]
 unsafe fn ld<T: Element, const INDEX: u32, const N: usize>(address: u32) -> [T; N] {
@@ -181,20 +186,21 @@ unsafe fn st<T: Element, const N: usize>(address: u32, values: [T; N]) {
 #[cfg(target_arch = "nvptx64")]
 core::arch::global_asm!(".extern .shared .align 1024 .b8 halfwarp_dynamic_shared[];");
 
-/// The block's dynamic shared memory, aligned to 1024 bytes: as many bytes as the launch asked for,
-/// behind the [`shared_array!`]s. CUDA C `extern __shared__`.
+/// The block's dynamic shared memory, aligned to 1024 bytes. Its size is an argument of the launch; it
+/// follows the [`shared_array!`]s. CUDA C `extern __shared__`.
+#[doc = ptx!("mov.u32 %r, halfwarp_dynamic_shared")]
 ///
 /// # Safety
-/// 1. The kernel stays inside the bytes that its launch asks for.
+/// 1. The kernel stays within the size that its launch sets.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn dynamic_shared_mem<T>() -> Shared<T> {
     const { assert!(align_of::<T>() <= 1024, "dynamic shared memory is aligned to 1024 bytes") };
-    // SAFETY: the start of the block's own dynamic shared memory.
+    // SAFETY: the address of the block's dynamic shared memory.
     unsafe { Shared::from_address(dynamic_shared_address()) }
 }
 
-/// The [`shared_array!`] of this module and number, where the emulator owns shared memory.
+/// The [`shared_array!`] of this module and number, in the emulator's shared memory.
 #[cfg(not(target_arch = "nvptx64"))]
 #[doc(hidden)]
 #[track_caller]

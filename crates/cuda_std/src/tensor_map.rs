@@ -1,4 +1,4 @@
-//! Tensor maps: what a copy of a box of a tensor (TMA) has to know of the tensor and the box.
+//! Tensor maps: the descriptors of TMA copies, of a tensor and the box that one copy moves.
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
@@ -11,9 +11,9 @@ pub use spec::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 
 /// A tensor map: a kernel's parameter, [`EncodedTensorMap`] in its launcher.
 ///
-/// The map itself is passed, 128 opaque bytes, as CUDA C's `const __grid_constant__ CUtensorMap`:
-/// copies find it among the launch's parameters, and need not fetch it from global memory before
-/// the first box. On the device this is its address there.
+/// The 128 opaque bytes are passed by value, as CUDA C's `const __grid_constant__ CUtensorMap`: copies
+/// read them among the launch's parameters, without a fetch from global memory. On the device this
+/// type is their address.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct TensorMap(
@@ -22,22 +22,21 @@ pub struct TensorMap(
 );
 
 impl TensorMap {
-    /// What the instructions take: its address.
+    /// The instructions' operand: its address.
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     pub(crate) fn operand(&self) -> u64 {
         self.0
     }
 
-    /// What the emulator's instructions take: its bytes.
+    /// The emulator's operand: its bytes.
     #[cfg(not(target_arch = "nvptx64"))]
     pub(crate) fn operand(&self) -> &[u8; 128] {
         &self.0.0
     }
 
     instruction! {
-        /// Has the map come to the cache of the copies that use it: the first one need not wait for
-        /// it.
+        /// Prefetches the map into the descriptor cache, so that the first copy does not wait for it.
         "prefetch.tensormap" => pub fn prefetch(self) {
             asm!("prefetch.tensormap [{}];", in(reg64) self.0, options(nostack, preserves_flags));
         } host {
@@ -46,8 +45,8 @@ impl TensorMap {
     }
 }
 
-/// The bytes of a map in an entry's list of parameters.
-// rustc aligns no parameter to more than 16 bytes: `cuda_builder` writes the 64 that copies ask for.
+/// The bytes of a map in an entry's parameter list.
+// rustc aligns parameters to at most 16 bytes: `cuda_builder` raises it to the 64 that copies require.
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
 #[repr(C, align(16))]
@@ -63,7 +62,7 @@ impl crate::param::Param for TensorMap {
     }
 }
 
-/// A tensor map as copies read it: encoded by the driver (`cuTensorMapEncodeTiled`), or by
+/// An encoded tensor map: by the driver (`cuTensorMapEncodeTiled`), or by
 /// [`TensorMapSpec::emulated`].
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,10 +70,10 @@ pub struct EncodedTensorMap(pub [u8; 128]);
 
 #[cfg(not(target_arch = "nvptx64"))]
 impl EncodedTensorMap {
-    /// No map at all, for an optional operand that is absent.
+    /// No map, for an absent optional operand.
     pub const NONE: Self = EncodedTensorMap([0; 128]);
 
-    /// What the address of a map is a multiple of.
+    /// Alignment of a map's address.
     const ALIGN: usize = 64;
 }
 

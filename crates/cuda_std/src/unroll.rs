@@ -1,18 +1,18 @@
-//! Loops that must be written out.
+//! Full unrolling of loops.
 
-/// `for i in 0..end`, written out; `end` is a constant, at most 16, and so is `i` in the body.
+/// `for i in 0..end`, fully unrolled; `end` is a constant of at most 16, and `i` is a constant in the
+/// body.
 ///
-/// An array of a thread lives in registers only if every index into it is a constant in the machine
-/// code. LLVM unrolls a loop with a small body by itself, one with a large body not. The compiler
-/// sees the body 16 times (4 times for a literal 4), so that it should be short, and call a
-/// function where it contains another `unroll!`.
+/// A thread's array stays in registers only if every index into it is a constant in the machine code.
+/// LLVM unrolls small loop bodies on its own, but not large ones. The macro expands the body 16 times
+/// (4 times for a literal 4): keep it short, and move a nested `unroll!` into a function.
 ///
 /// ```
-/// let mut sums = [0; 4];
+/// let mut acc = [0; 4];
 /// cuda_std::unroll!(i in 0..4, {
-///     sums[i] += i;
+///     acc[i] += i;
 /// });
-/// assert_eq!(sums, [0, 1, 2, 3]);
+/// assert_eq!(acc, [0, 1, 2, 3]);
 /// ```
 #[macro_export]
 macro_rules! unroll {
@@ -23,7 +23,7 @@ macro_rules! unroll {
         $crate::unroll!(@step $i, 3, 4, $body);
     };
     ($i:ident in 0..$end:expr, $body:block) => {
-        const { assert!($end <= 16, "`unroll!` writes out at most 16 rounds") };
+        const { assert!($end <= 16, "`unroll!` expands at most 16 iterations") };
         $crate::unroll!(@step $i, 0, $end, $body);
         $crate::unroll!(@step $i, 1, $end, $body);
         $crate::unroll!(@step $i, 2, $end, $body);
@@ -42,7 +42,7 @@ macro_rules! unroll {
         $crate::unroll!(@step $i, 15, $end, $body);
     };
     (@step $i:ident, $value:literal, $end:expr, $body:block) => {
-        // Rounds past the end are never run: an index that is out of bounds there is none.
+        // Iterations past the end never run: their out-of-bounds indices are not accessed.
         #[allow(unconditional_panic, clippy::out_of_bounds_indexing)]
         {
             if $value < $end {

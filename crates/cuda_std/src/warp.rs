@@ -102,6 +102,7 @@ impl Shuffle for u32 {
 }
 
 /// The value of lane `lane_id ^ lane_mask`. CUDA C `__shfl_xor_sync`.
+#[doc = ptx!("shfl.sync.bfly.b32")]
 #[inline(always)]
 #[track_caller]
 pub fn shuffle_xor<T: Shuffle>(value: T, lane_mask: u32) -> T {
@@ -109,6 +110,7 @@ pub fn shuffle_xor<T: Shuffle>(value: T, lane_mask: u32) -> T {
 }
 
 /// [`shuffle_xor`] of the lanes `mask`, which holds the lane that is read.
+#[doc = ptx!("shfl.sync.bfly.b32")]
 #[inline(always)]
 #[track_caller]
 pub fn shuffle_xor_among<T: Shuffle>(mask: u32, value: T, lane_mask: u32) -> T {
@@ -116,6 +118,7 @@ pub fn shuffle_xor_among<T: Shuffle>(mask: u32, value: T, lane_mask: u32) -> T {
 }
 
 /// The value of lane `lane`, modulo 32. CUDA C `__shfl_sync`.
+#[doc = ptx!("shfl.sync.idx.b32")]
 #[inline(always)]
 #[track_caller]
 pub fn shuffle_idx<T: Shuffle>(value: T, lane: u32) -> T {
@@ -123,6 +126,7 @@ pub fn shuffle_idx<T: Shuffle>(value: T, lane: u32) -> T {
 }
 
 /// [`shuffle_idx`] of the lanes `mask`, which holds the lane that is read.
+#[doc = ptx!("shfl.sync.idx.b32")]
 #[inline(always)]
 #[track_caller]
 pub fn shuffle_idx_among<T: Shuffle>(mask: u32, value: T, lane: u32) -> T {
@@ -131,6 +135,7 @@ pub fn shuffle_idx_among<T: Shuffle>(mask: u32, value: T, lane: u32) -> T {
 
 /// The value of lane `lane_id - delta`, the own one if there is no such lane; `delta` is below 32.
 /// CUDA C `__shfl_up_sync`.
+#[doc = ptx!("shfl.sync.up.b32")]
 #[inline(always)]
 #[track_caller]
 pub fn shuffle_up<T: Shuffle>(value: T, delta: u32) -> T {
@@ -139,6 +144,7 @@ pub fn shuffle_up<T: Shuffle>(value: T, delta: u32) -> T {
 
 /// The value of lane `lane_id + delta`, the own one if there is no such lane; `delta` is below 32.
 /// CUDA C `__shfl_down_sync`.
+#[doc = ptx!("shfl.sync.down.b32")]
 #[inline(always)]
 #[track_caller]
 pub fn shuffle_down<T: Shuffle>(value: T, delta: u32) -> T {

@@ -1,4 +1,4 @@
-//! Atomic operations on the emulator: what they compute, whatever the order, and what they order.
+//! Atomic operations on the emulator: their results in any order, and the order that they impose.
 
 use cuda_std::atomic::{self, Order, Scope};
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
@@ -12,7 +12,7 @@ const THREADS: u32 = 48;
 /// Blocks of a grid.
 const BLOCKS: u32 = 3;
 
-/// Runs `launch` of an output that holds `initial`, under one seed.
+/// Runs `launch` on an output initialised to `initial`, with one seed.
 fn run(
     initial: &[u8],
     seed: u64,
@@ -31,13 +31,13 @@ fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// A number of the thread that is unlike its neighbours', with the sign bit of some.
+/// A number of the thread that differs from those of adjacent threads; some have the sign bit set.
 fn value_of(index: u32) -> u32 {
     index.wrapping_mul(0x9e37_79b9) ^ 0x55
 }
 
-/// Every integer operation on an element of its own, by threads that diverge: those of a number
-/// divisible by three take no part.
+/// Every integer operation on its own element, by divergent threads: those with an index divisible by three
+/// do not participate.
 macro_rules! every_operation {
     ($view:expr, $value:expr, $i:expr) => {{
         let (view, value) = ($view, $value);
@@ -73,7 +73,7 @@ unsafe fn integers_u64(out: GlobalMut<u64>) {
     unsafe { every_operation!(out, u64::from(value_of(i)) << 31, i) };
 }
 
-/// The same in shared memory; the first thread of block 0 brings and takes the elements.
+/// The same in shared memory; the first thread of block 0 loads and stores the elements.
 #[kernel(launch_bounds(THREADS), instances(shared_u32 = <false>, shared_i32 = <true>))]
 unsafe fn integers_in_shared<const SIGNED: bool>(out: GlobalMut<u32>) {
     let i = thread::thread_idx_x();
@@ -82,7 +82,7 @@ unsafe fn integers_in_shared<const SIGNED: bool>(out: GlobalMut<u32>) {
         let smem = dynamic_shared_mem::<u32>();
         let first = thread::block_idx_x() == 0 && i == 0;
         if i < 6 {
-            // Any number: only those of block 0 are looked at.
+            // Arbitrary: only the elements of block 0 are checked.
             smem.set(i, if thread::block_idx_x() == 0 { out.get(i as usize) } else { 0 });
         }
         thread::sync_threads();
@@ -158,8 +158,8 @@ fn integers_of_all_threads_are_combined() {
     }
 }
 
-/// Old values: of a counter to `1 ..`, of a place that all swap their number into, behind those; a
-/// second counter goes up by `compare_exchange`.
+/// Stores the old values of a counter, then those of an element that all threads swap their index into; a
+/// second counter is incremented by `compare_exchange`.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn tickets(out: GlobalMut<u32>) {
     let (i, all) = (thread::index_1d(), (THREADS * BLOCKS) as usize);
@@ -179,7 +179,7 @@ unsafe fn tickets(out: GlobalMut<u32>) {
 }
 
 #[test]
-fn every_thread_gets_another_old_value() {
+fn old_values_are_distinct() {
     let all = (THREADS * BLOCKS) as usize;
     for seed in simt::seeds() {
         let initial = [0, u32::MAX, 0].into_iter().chain(vec![0; 2 * all]);
@@ -191,14 +191,14 @@ fn every_thread_gets_another_old_value() {
         let (mut tickets, mut swapped) = (got[3..3 + all].to_vec(), got[3 + all..].to_vec());
         tickets.sort_unstable();
         assert_eq!(tickets, (0..all as u32).collect::<Vec<_>>());
-        // The one that is left there was nobody's old value.
+        // The value that remains is no thread's old value.
         swapped.push(got[1]);
         swapped.sort_unstable();
         assert_eq!(swapped, (0..all as u32).chain([u32::MAX]).collect::<Vec<_>>());
     }
 }
 
-/// Adds of floats: to the first element of global memory by all, to the others by one thread.
+/// Adds floats: to the first element of global memory by all threads, to the others by one thread.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn floats(out: GlobalMut<f32>) {
     let i = thread::index_1d();
@@ -225,14 +225,14 @@ fn floats_are_added() {
     let got = words(&got.unwrap());
     let all = (THREADS * BLOCKS) as f32;
     assert_eq!(f32::from_bits(got[0]), all * (all - 1.0) / 2.0 + 0.5);
-    // Global memory takes subnormal numbers as zeros, shared memory as they are.
+    // Subnormal numbers are flushed in global memory and kept in shared memory.
     assert_eq!(got[1], 0);
     assert_eq!(got[2], (1e-40f32 + 1e-40).to_bits());
     assert_eq!(got[3], 1e-40f32.to_bits());
     assert_eq!((got[4], f32::from_bits(got[5])), (0x7fff_ffff, 16777216.0));
 }
 
-/// Adds of pairs of halves, in global and in shared memory.
+/// Adds pairs of f16, in global and in shared memory.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn halves(out: GlobalMut<f16>) {
     let i = thread::index_1d();
@@ -241,7 +241,7 @@ unsafe fn halves(out: GlobalMut<f16>) {
     unsafe {
         out.fetch_add_x2(0, pair(1.0, -0.5), Order::Relaxed, Scope::Gpu);
         if i == 7 {
-            // A tie to even, and a number that is not; infinity; a subnormal sum.
+            // A tie and no tie; infinity; a subnormal sum.
             out.fetch_add_x2(2, pair(1.0, 3.0), Order::Relaxed, Scope::Gpu);
             let old = out.fetch_add_x2(
                 4,
@@ -261,7 +261,7 @@ unsafe fn halves(out: GlobalMut<f16>) {
 }
 
 #[test]
-fn halves_are_added_in_pairs() {
+fn f16_are_added_in_pairs() {
     let initial = [0.0, 0.0, 2048.0, 2048.0, f32::INFINITY, 2f32.powi(-24), 9.0, 9.0];
     let initial = initial.map(|value| f16::from_f32(value).to_le_bytes());
     let got =
@@ -283,7 +283,7 @@ const BY_NOTHING: u32 = 2;
 const BY_TOO_SMALL_A_SCOPE: u32 = 3;
 const BY_RELEASE_ALONE: u32 = 4;
 
-/// Block 0 writes a number; the others wait for a flag, and read it.
+/// Block 0 writes a number; the others wait for a flag and read the number.
 #[kernel(
     launch_bounds(THREADS),
     instances(
@@ -350,7 +350,7 @@ fn a_message_needs_release_and_acquire() {
     }
 }
 
-/// Every block writes a number; the last one to count itself adds them up.
+/// Every block writes a number; the last block to increment the counter adds them up.
 #[kernel(launch_bounds(THREADS), instances(last_block = <true>, last_block_unordered = <false>))]
 unsafe fn sum_of_blocks<const ORDERED: bool>(out: GlobalMut<u32>) {
     if thread::thread_idx_x() != 0 {
@@ -368,7 +368,7 @@ unsafe fn sum_of_blocks<const ORDERED: bool>(out: GlobalMut<u32>) {
 }
 
 #[test]
-fn the_last_block_sees_what_all_wrote() {
+fn the_last_block_sees_the_writes_of_all() {
     use sum_of_blocks::Instance;
     for seed in simt::seeds() {
         let run = |instance| {

@@ -1,5 +1,5 @@
-//! Named barriers and registers of warpgroups, and launches that overlap, against the PTX ISA's
-//! pages `bar`, `setmaxnreg` and `griddepcontrol`.
+//! Named barriers, register reallocation and programmatic dependent launch, against the PTX ISA's sections
+//! `bar`, `setmaxnreg` and `griddepcontrol`.
 
 mod words;
 
@@ -11,8 +11,8 @@ fn geometry(num_threads: u32) -> Geometry {
     Geometry { grid: [1, 1, 1], block: [num_threads, 1, 1], shared_bytes: 1024 }
 }
 
-/// Warp 0 writes, and arrives; warp 1 waits (without `WAITS` it does not), and reads. Warps 2 and 3
-/// meet at a barrier of their own meanwhile.
+/// Warp 0 writes and arrives; warp 1 waits (if `WAITS`) and reads. Warps 2 and 3 synchronise on another
+/// barrier meanwhile.
 #[kernel(launch_bounds(128), instances(named = <true>, named_without_wait = <false>))]
 unsafe fn hand_over<const WAITS: bool>(out: GlobalMut<u32>) {
     // SAFETY: 128 words each.
@@ -40,7 +40,7 @@ unsafe fn hand_over<const WAITS: bool>(out: GlobalMut<u32>) {
 }
 
 #[test]
-fn named_barriers_order_those_who_come() {
+fn named_barriers_order_their_threads() {
     let want: Vec<u32> = (0..32).map(|i| 1031 - i).chain((0..64).map(|i| 2127 - i)).collect();
     for seed in simt::seeds() {
         let mut memory = Memory::new();
@@ -58,8 +58,7 @@ fn named_barriers_order_those_who_come() {
     }
 }
 
-/// Two warps take turns at one slot: each waits for its own barrier, and calls the other at the
-/// other's.
+/// Two warps alternate on one slot: each waits on its own barrier and arrives on the other warp's.
 #[kernel(launch_bounds(64))]
 unsafe fn ping_pong(out: GlobalMut<u32>) {
     const ROUNDS: u32 = 8;
@@ -102,8 +101,8 @@ fn two_warps_take_turns() {
     }
 }
 
-/// A producer's warpgroup gives registers to two consumers'; the sum stays what 384 threads of 168
-/// have. Writes the place of each thread of a three-dimensional block.
+/// A producer warpgroup releases registers to two consumer warpgroups; the total remains that of 384 threads
+/// with 168 each. Writes the index of each thread of a three-dimensional block.
 #[kernel(launch_bounds(384))]
 unsafe fn places(out: GlobalMut<u32>) {
     let [x, y, z] = [thread::thread_idx_x(), thread::thread_idx_y(), thread::thread_idx_z()];
@@ -117,12 +116,12 @@ unsafe fn places(out: GlobalMut<u32>) {
         registers::increase::<232>();
     }
     grid::launch_dependents();
-    // SAFETY: a number a thread.
+    // SAFETY: one number per thread.
     unsafe { out.set(i as usize, dim_x * 100 + dim_y * 10 + dim_z + 1000 * thread::grid_dim_z()) };
 }
 
 #[test]
-fn registers_move_between_warpgroups() {
+fn registers_are_reallocated_between_warpgroups() {
     for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 384));

@@ -1,4 +1,4 @@
-//! Bulk copies, and the groups that end them.
+//! Bulk copies and bulk groups.
 
 mod words;
 
@@ -14,7 +14,7 @@ fn geometry() -> Geometry {
     Geometry { grid: [1, 1, 1], block: [THREADS, 1, 1], shared_bytes: 32 << 10 }
 }
 
-/// Copies `bytes` of `x` to shared memory, and all of that, 1,024 words that were 7, to `out`.
+/// Copies `bytes` of `x` to shared memory, 1,024 words initialised to 7, and all of these words to `out`.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn load_bytes(bytes: u32, x: Global<u32>, out: GlobalMut<u32>) {
     // SAFETY: `bytes` of `x` from word 4 on, to word 8 of 1,024; one barrier.
@@ -43,7 +43,7 @@ unsafe fn load_bytes(bytes: u32, x: Global<u32>, out: GlobalMut<u32>) {
 }
 
 #[test]
-fn a_bulk_load_moves_its_bytes_alone() {
+fn a_bulk_load_writes_only_its_bytes() {
     for len in [4, 8, 252, 1016] {
         for seed in simt::seeds() {
             let mut memory = Memory::new();
@@ -59,11 +59,11 @@ fn a_bulk_load_moves_its_bytes_alone() {
     }
 }
 
-/// Stores three rows of 32 words in groups of their own, the second while the first may be under
-/// way, the third from where the first came from; then adds up what is in `out`.
+/// Stores three rows of 32 words in separate groups, the second while the first may be pending, the third
+/// from the source of the first; then adds up `out`.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn store_rows(out: GlobalMut<u32>, sum: GlobalMut<u32>) {
-    // SAFETY: 32 words a row, three rows of `out`.
+    // SAFETY: 32 words per row, three rows of `out`.
     unsafe {
         let smem: Shared<u32> = dynamic_shared_mem();
         let lane = warp::lane_id();

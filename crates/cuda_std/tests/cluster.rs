@@ -1,5 +1,4 @@
-//! Clusters: their registers, their barrier, and shared memory of other blocks, against the PTX ISA's
-//! pages.
+//! Clusters: special registers, barrier, and shared memory of other blocks, against the PTX ISA.
 
 mod words;
 
@@ -13,7 +12,7 @@ fn geometry(grid: [u32; 3]) -> Geometry {
     Geometry { grid, block: [32, 1, 1], shared_bytes: 8 << 10 }
 }
 
-/// Writes by block: where it is in its cluster, the cluster's size, and the number of the block.
+/// Writes per block: its index in the cluster, the cluster's size, and the block's rank.
 #[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 2))]
 unsafe fn places(out: GlobalMut<u32>) {
     let values = [
@@ -30,14 +29,14 @@ unsafe fn places(out: GlobalMut<u32>) {
         + thread::block_idx_x();
     if thread::thread_idx_x() == 0 {
         for (at, value) in values.into_iter().enumerate() {
-            // SAFETY: seven numbers a block.
+            // SAFETY: seven numbers per block.
             unsafe { out.set(block as usize * 7 + at, value) };
         }
     }
 }
 
 #[test]
-fn blocks_know_their_place_in_the_cluster() {
+fn blocks_know_their_index_in_the_cluster() {
     let [x, y, z] = [4, 3, 2];
     let mut memory = Memory::new();
     let out = memory.alloc("out", Init::Poisoned(24 * 7 * 4));
@@ -49,9 +48,8 @@ fn blocks_know_their_place_in_the_cluster() {
     }
 }
 
-/// Every block writes to the next one's memory, and reads what the one before has left at its own
-/// place. `SPLIT` works between the two halves of the barrier in between; without `BARRIER` there is
-/// none.
+/// Every block writes to the next block's shared memory and reads what the previous block wrote to its own.
+/// `SPLIT` does work between arrive and wait of the barrier between them; without `BARRIER` there is none.
 #[kernel(
     launch_bounds(32),
     target(sm_90a),
@@ -59,7 +57,7 @@ fn blocks_know_their_place_in_the_cluster() {
     instances(ring = <true, false>, ring_split = <true, true>, ring_unordered = <false, false>)
 )]
 unsafe fn exchange<const BARRIER: bool, const SPLIT: bool>(out: GlobalMut<u32>) {
-    // SAFETY: 192 words of each block; the last barrier is behind all accesses of others.
+    // SAFETY: 192 words per block; the last barrier follows all remote accesses.
     unsafe {
         let (rank, lane) = (cluster::block_rank(), warp::lane_id());
         let smem: Shared<u32> = dynamic_shared_mem();
@@ -79,7 +77,7 @@ unsafe fn exchange<const BARRIER: bool, const SPLIT: bool>(out: GlobalMut<u32>) 
             cluster::sync();
         }
         let [a, _, _, d] = before.get_v4(64 + lane / 4 * 4);
-        // The block's own memory is in the cluster's window too.
+        // The block's own memory is in the cluster's window as well.
         let [e, f, g, h] = cluster::map_shared(smem, rank).get_v4(32 + lane / 4 * 4);
         let values = [smem.get(lane), before.get(64 + lane), a + d, e + f + g + h];
         for (at, value) in (0..).zip(values) {
@@ -117,7 +115,7 @@ fn blocks_exchange_through_shared_memory() {
     }
 }
 
-/// Each of two blocks arrives at the mbarrier that the other one has made before a relaxed barrier.
+/// Each of two blocks arrives on the mbarrier that the other block initialised before a relaxed barrier.
 #[kernel(
     launch_bounds(32),
     target(sm_90a),
@@ -125,7 +123,7 @@ fn blocks_exchange_through_shared_memory() {
     instances(told_of_mbarriers = <true>, not_told_of_mbarriers = <false>)
 )]
 unsafe fn meet_at_mbarriers<const FENCED: bool>(out: GlobalMut<u32>) {
-    // SAFETY: an mbarrier a block, which ends behind the arrivals of the other one; 2 words.
+    // SAFETY: one mbarrier per block, which exits after the other block's arrivals; 2 words.
     unsafe {
         let (rank, lane) = (cluster::block_rank(), warp::lane_id());
         let barrier = Mbarrier::new(shared_array![u64; 1]);
@@ -149,7 +147,7 @@ unsafe fn meet_at_mbarriers<const FENCED: bool>(out: GlobalMut<u32>) {
 }
 
 #[test]
-fn a_relaxed_barrier_tells_of_mbarriers_behind_their_fence() {
+fn a_relaxed_barrier_publishes_mbarriers_after_their_fence() {
     use meet_at_mbarriers::Instance;
     for seed in simt::seeds() {
         let mut memory = Memory::new();
@@ -166,7 +164,7 @@ fn a_relaxed_barrier_tells_of_mbarriers_behind_their_fence() {
     }
 }
 
-/// Block 1 comes to the barrier and ends; block 0 waits there for its own threads too.
+/// Block 1 arrives on the barrier and exits; block 0 waits for its own threads as well.
 #[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 1))]
 unsafe fn arrive_and_end(out: GlobalMut<u32>) {
     // SAFETY: 32 words.
@@ -186,7 +184,7 @@ unsafe fn arrive_and_end(out: GlobalMut<u32>) {
 }
 
 #[test]
-fn who_has_come_and_ended_is_not_counted_twice() {
+fn threads_that_arrived_and_exited_are_counted_once() {
     let want: Vec<u32> = (0..32).rev().collect();
     for seed in simt::seeds() {
         let mut memory = Memory::new();
@@ -197,7 +195,7 @@ fn who_has_come_and_ended_is_not_counted_twice() {
     }
 }
 
-/// Waits at the barrier once more than it has come there.
+/// Waits on the barrier once more than it arrives.
 #[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 1))]
 unsafe fn wait_twice() {
     cluster::sync();
@@ -205,7 +203,7 @@ unsafe fn wait_twice() {
 }
 
 #[test]
-fn who_waits_has_come_before() {
+fn a_wait_needs_an_arrival() {
     for seed in simt::seeds() {
         let launch = wait_twice::launch(geometry([2, 1, 1]));
         let fault = launch.emulate(&mut Memory::new(), seed).unwrap_err();
@@ -214,10 +212,10 @@ fn who_waits_has_come_before() {
     }
 }
 
-/// Floats go through the cluster's window as they are.
+/// Floats pass through the cluster's window unchanged.
 #[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 1))]
 unsafe fn swap_f32(x: Global<f32>, out: GlobalMut<f32>) {
-    // SAFETY: 64 elements each, 32 a block.
+    // SAFETY: 64 elements each, 32 per block.
     unsafe {
         let (rank, lane) = (cluster::block_rank(), warp::lane_id());
         let smem: Shared<f32> = dynamic_shared_mem();
@@ -240,12 +238,12 @@ fn floats_keep_their_bits() {
     assert_eq!((&got[..32], &got[32..]), (&x[32..], &x[..32]));
 }
 
-/// Stages of the pipeline of [`multicast`], and rounds that go through it.
+/// Stages of the pipeline of [`multicast`], and its iterations.
 const NUM_STAGES: u32 = 2;
 const ROUNDS: u32 = 5;
 
-/// Block `r` of two loads rows `2 * round + r` of 32 words to both blocks, when both have read what
-/// the stage held: as a bulk copy, or by a tensor map.
+/// Block `r` of two loads rows `2 * round + r` of 32 words to both blocks, once both have read the stage: as a
+/// bulk copy, or by a tensor map.
 #[kernel(
     launch_bounds(32),
     target(sm_90a),
@@ -254,7 +252,7 @@ const ROUNDS: u32 = 5;
 )]
 unsafe fn multicast<const TENSOR: bool>(x: Global<u32>, map: TensorMap, out: GlobalMut<u32>) {
     const BOTH: u16 = 0b11;
-    // SAFETY: 64 words and two barriers a stage, two rows a round.
+    // SAFETY: 64 words and two barriers per stage, two rows per round.
     unsafe {
         let (rank, lane) = (cluster::block_rank(), warp::lane_id());
         let full = Mbarrier::new(shared_array![u64; NUM_STAGES as usize]);
@@ -300,7 +298,7 @@ unsafe fn multicast<const TENSOR: bool>(x: Global<u32>, map: TensorMap, out: Glo
 }
 
 #[test]
-fn a_multicast_brings_every_row_to_both_blocks() {
+fn a_multicast_loads_every_row_to_both_blocks() {
     use multicast::Instance;
     let x: Vec<u32> = (0..32 * 2 * ROUNDS).map(|i| i * i).collect();
     for (instance, seed) in [Instance::multicast_bulk, Instance::multicast_tensor]
@@ -328,10 +326,10 @@ fn a_multicast_brings_every_row_to_both_blocks() {
     }
 }
 
-/// Block 0 sends 32 words of its shared memory to block 1, which waits for its own mbarrier.
+/// Block 0 copies 32 words of its shared memory to block 1, which waits on its own mbarrier.
 #[kernel(launch_bounds(32), target(sm_90a), cluster(2, 1, 1))]
 unsafe fn send(out: GlobalMut<u32>) {
-    // SAFETY: 64 words of each block, a barrier; the last barrier is behind the copy.
+    // SAFETY: 64 words per block, and a barrier; the last barrier follows the copy.
     unsafe {
         let (rank, lane) = (cluster::block_rank(), warp::lane_id());
         let barrier = Mbarrier::new(shared_array![u64; 1]);
@@ -361,7 +359,7 @@ unsafe fn send(out: GlobalMut<u32>) {
 }
 
 #[test]
-fn a_block_copies_to_another_ones_memory() {
+fn a_block_copies_to_another_blocks_memory() {
     let want: Vec<u32> = (0..32).chain(100..132).collect();
     for seed in simt::seeds() {
         let mut memory = Memory::new();

@@ -1,13 +1,13 @@
-//! Conversions against the crate `half`, and against every code of an 8-bit format.
+//! Conversions, against the crate `half` and against all codes of the 8-bit formats.
 
 use cuda_std::{Bf16x2, E4m3, E4m3x2, E5m2, E5m2x2, F16x2, convert};
 use half::{bf16, f16};
 
-/// What every instruction gives of NaN, in f32.
+/// The canonical NaN in f32.
 const NAN_F32: u32 = 0x7fff_ffff;
 
-/// Patterns of f32 of every kind: 2^22 bit patterns spread over all, and both signs of zero, of the
-/// subnormal numbers' ends, of infinity and of NaN.
+/// f32 of every kind: 2^22 bit patterns spread over all, and both signs of zero, of the smallest and largest
+/// subnormal numbers, of infinity and of NaN.
 fn patterns() -> impl Iterator<Item = f32> {
     let spread = (0..1_u32 << 22).map(|i| i.wrapping_mul(0x9e37_79b1).rotate_left(7) ^ i);
     let ends = [0, 1, 0x7f_ffff, 0x80_0000, 0x7f7f_ffff, 0x7f80_0000, 0x7f80_0001, 0x7fc0_0000];
@@ -15,13 +15,13 @@ fn patterns() -> impl Iterator<Item = f32> {
     spread.chain(ends).map(f32::from_bits)
 }
 
-/// A number, the two next to it, and the three of the other sign.
+/// A number, the two adjacent ones, and the three of the other sign.
 fn around(x: f32) -> [f32; 6] {
     let (down, up) = (x.next_down(), x.next_up());
     [down, x, up, -down, -x, -up]
 }
 
-/// Codes of f16 and the numbers halfway to the next: 65,520 is where infinity begins.
+/// Values of f16 and the midpoints to the next; numbers from 65,520 on round to infinity.
 fn f16_ties() -> impl Iterator<Item = f32> {
     (0..0x7c00).flat_map(|code| {
         let value = |code| f64::from(f16::from_bits(code).to_f32());
@@ -84,7 +84,7 @@ fn f32_to_bf16_rounds_to_the_nearest() {
     }
 }
 
-/// The values of a format's finite codes without sign, from the specification's formula.
+/// The values of a format's finite codes without sign, by the specification's formula.
 fn fp8_values(exponent_bits: u32, bias: i32, finite_codes: usize) -> Vec<f64> {
     let fraction_bits = 7 - exponent_bits;
     let value = |code: usize| {
@@ -106,7 +106,7 @@ fn e5m2_values() -> Vec<f64> {
     fp8_values(5, 15, 0x7c)
 }
 
-/// The code next to `x`, of two the even one, at most the largest.
+/// The code nearest to `x`, ties to even, saturated.
 fn nearest_code(values: &[f64], x: f32) -> u8 {
     if x.is_nan() {
         return 0x7f;
@@ -119,7 +119,7 @@ fn nearest_code(values: &[f64], x: f32) -> u8 {
     nearest as u8 | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// Numbers of a format, those halfway between two, and some of every kind.
+/// Values of a format, the midpoints between them, and f32 of every kind.
 fn fp8_inputs(values: &[f64]) -> impl Iterator<Item = f32> {
     let ties = values.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
     let numbers = values.iter().copied().chain(ties).map(|x| x as f32);
@@ -172,7 +172,7 @@ fn fp8_to_f16_is_exact() {
         let want = f16_of(E4m3::from_bits(code).to_f32());
         assert_eq!((got.lo().to_bits(), got.hi().to_bits()), (want, 0x7fff), "{code:#x}");
         let got = convert::e5m2x2_to_f16x2(E5m2x2::from_bits(0xfc00 | u16::from(code)));
-        // An f16 whose lower byte is zero.
+        // The e5m2 code is the upper byte of the f16.
         let want = if code & 0x7f > 0x7c { 0x7fff } else { u16::from(code) << 8 };
         assert_eq!((got.lo().to_bits(), got.hi().to_bits()), (want, 0xfc00), "{code:#x}");
     }
@@ -181,7 +181,7 @@ fn fp8_to_f16_is_exact() {
 #[test]
 fn f32_to_integers_saturate() {
     const TWO_31: f32 = 2_147_483_648.0;
-    // What is converted: to i32 and to u32, each to the nearest and towards zero.
+    // Input, then i32 and u32, each rounded to nearest and towards zero.
     let cases = [
         (0.5, 0, 0, 0, 0),
         (1.5, 2, 1, 2, 1),

@@ -11,8 +11,8 @@ const GROUPS: u32 = 8;
 /// Elements of a copy.
 const LEN: usize = 8;
 
-/// Copies a row a group, all but the last one; waits for all but `PENDING` groups, and writes the
-/// rows of those and of `TOO_MANY` more.
+/// Copies one row per group, except for the last row; waits for all but `PENDING` groups, and writes the rows
+/// of those that were waited for and of `TOO_MANY` more.
 #[kernel(
     launch_bounds(1),
     instances(
@@ -23,7 +23,7 @@ const LEN: usize = 8;
     )
 )]
 unsafe fn copies<const PENDING: u32, const TOO_MANY: u32>(x: Global<bf16>, out: GlobalMut<bf16>) {
-    // SAFETY: `GROUPS` rows of `LEN` elements; of the last one nothing is read.
+    // SAFETY: `GROUPS` rows of `LEN` elements; the last row is not read.
     unsafe {
         let smem = dynamic_shared_mem::<bf16>();
         for group in 0..GROUPS {
@@ -60,7 +60,7 @@ fn run(instance: copies::Instance, seed: u64) -> Result<Vec<u16>, Fault> {
 }
 
 #[test]
-fn groups_waited_for_are_there() {
+fn groups_that_were_waited_for_are_visible() {
     for &instance in copies::Instance::ALL.iter().filter(|instance| instance.too_many() == 0) {
         let pending = instance.pending();
         for seed in 0..10 {
@@ -74,9 +74,9 @@ fn groups_waited_for_are_there() {
 }
 
 #[test]
-fn groups_not_waited_for_are_not() {
+fn a_read_of_a_pending_group_is_a_fault() {
     for &instance in copies::Instance::ALL.iter().filter(|instance| instance.too_many() == 1) {
-        let fault = run(instance, 0).expect_err("a read of a group that is under way");
+        let fault = run(instance, 0).expect_err("a read of a pending group");
         assert!(
             matches!(fault.kind, FaultKind::NotWaitedFor { writes: true, .. }),
             "all but {}: {fault}",

@@ -1,10 +1,10 @@
-//! What instructions do on the emulator, against what their ISA pages say.
+//! Instructions on the emulator, against their sections of the PTX ISA.
 
 use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
 use simt::{Init, Memory};
 
-/// Writes by thread, block by block: place in the grid, then what shuffles give.
+/// Writes per thread, block by block: indices in the grid, then results of shuffles.
 #[kernel(launch_bounds(64))]
 unsafe fn probe(out: GlobalMut<u32>) {
     let i = thread::thread_idx_x();
@@ -24,7 +24,7 @@ unsafe fn probe(out: GlobalMut<u32>) {
     ];
     for (at, value) in values.into_iter().enumerate() {
         let row = (block * thread::block_dim_x() + i) as usize;
-        // SAFETY: nine numbers a thread.
+        // SAFETY: nine numbers per thread.
         unsafe { out.set(row * 9 + at, value) };
     }
 }
@@ -60,7 +60,7 @@ fn registers_and_shuffles() {
 
 #[test]
 fn arithmetic() {
-    // One rounding: the product alone would lose the last bit.
+    // One rounding: a rounded product would lose the last bit.
     let x = 1.0 + f32::EPSILON;
     assert_eq!(math::fma(x, x, -(1.0 + 2.0 * f32::EPSILON)), f32::EPSILON * f32::EPSILON);
     let bits = |value: f32| value.to_bits();

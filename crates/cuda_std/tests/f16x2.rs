@@ -1,17 +1,16 @@
-//! Arithmetic of pairs against exact integers, and approximate functions against f64.
+//! Packed arithmetic against exact integers, and approximate functions against f64.
 
 use cuda_std::{Bf16x2, F16x2, bf16x2, f16x2};
 use half::{bf16, f16};
 
-/// A finite number as a multiple of `2^-unit`, which it is.
+/// `x`, which is a multiple of `2^-unit`, as this multiple.
 fn multiple(x: f64, unit: i32) -> i128 {
     let scaled = x * 2.0_f64.powi(unit);
     assert_eq!(scaled.fract(), 0.0);
     scaled as i128
 }
 
-/// Whether `got` is the code next to `exact` of those whose values `value` gives, of two the even
-/// one. Zeros are equal.
+/// Whether `got` is the code whose `value` is nearest to `exact`, ties to even. Zeros are equal.
 fn is_nearest(got: u16, exact: i128, value: impl Fn(u16) -> Option<i128>) -> bool {
     let Some(distance) = value(got).map(|value| (value - exact).abs()) else { return false };
     [got.wrapping_sub(1), got + 1].into_iter().filter_map(value).all(|neighbour| {
@@ -20,14 +19,14 @@ fn is_nearest(got: u16, exact: i128, value: impl Fn(u16) -> Option<i128>) -> boo
     })
 }
 
-/// Multiples of 2^-48, as a sum of a product of two f16 and a third is one.
+/// The value as a multiple of 2^-48, as is the product of two f16 plus a third.
 fn f16_value(code: u16) -> Option<i128> {
     let x = f16::from_bits(code);
-    // What is halfway to the next binade and beyond is infinite: no neighbour of a finite number.
+    // Numbers from the midpoint to the next binade on are infinite, and not adjacent to a finite number.
     x.is_finite().then(|| multiple(x.to_f64(), 48))
 }
 
-/// Codes that look random, the same in every run.
+/// Pseudorandom codes, the same in every run.
 fn codes(seed: u32) -> impl Iterator<Item = u16> {
     (0_u32..).map(move |i| {
         let x = (i ^ seed).wrapping_mul(0x9e37_79b1);
@@ -44,7 +43,7 @@ fn f16x2_arithmetic_is_rounded_once() {
         if !(a.is_finite() && b.is_finite() && c.is_finite()) {
             continue;
         }
-        // The upper halves take the operands in another order, so that they are not the lower's.
+        // The upper halves take the operands in another order, so that they differ from the lower ones.
         let (x, y, z) = (F16x2::new(a, c), F16x2::new(b, a), F16x2::new(c, b));
         let value = |x: f16| multiple(x.to_f64(), 24);
         let (fma, add) = (f16x2::fma(x, y, z), f16x2::add(x, y));
@@ -79,8 +78,8 @@ fn bf16x2_fma_is_rounded_once() {
         let got = bf16x2::fma(Bf16x2::new(a, c), Bf16x2::new(b, b), Bf16x2::new(c, a));
         (got.lo(), got.hi())
     };
-    // 7 * 37 is halfway between 258 and 260, 9 * 29 between 260 and 262: the sum's tiny part decides,
-    // which no f64 holds beside it.
+    // 7 * 37 is halfway between 258 and 260, 9 * 29 between 260 and 262: the tiny addend decides, which an f64
+    // cannot hold together with the product.
     let tiny = bf16_of(2.0_f64.powi(-100));
     let zero = bf16::ZERO;
     for (a, b, below, tie, above) in
@@ -92,7 +91,7 @@ fn bf16x2_fma_is_rounded_once() {
         let got = [tiny, zero, -tiny].map(|c| fma(-a, b, c).0.to_f64());
         assert_eq!(got, [-below, -tie, -above]);
     }
-    // Exponents within 12 of 0: multiples of 2^-19, of which a product is one of 2^-38.
+    // Exponents within 12 of 0: multiples of 2^-19, whose products are multiples of 2^-38.
     let near_one = |code: u16| bf16::from_bits(code & 0x87ff | 0x3c00).to_f64();
     let value = |code: u16| {
         let x = bf16::from_bits(code);
@@ -102,7 +101,7 @@ fn bf16x2_fma_is_rounded_once() {
         let [a, b, c] = [a, b, c].map(near_one);
         let exact = multiple(a * b, 60) + multiple(c, 60);
         let (lo, _) = fma(bf16_of(a), bf16_of(b), bf16_of(c));
-        // Beside a result of zero are numbers that are multiples of less.
+        // The numbers adjacent to a result of zero are multiples of less.
         let of_code = |code| value(code).filter(|x| x.abs() > 1e-9).map(|x| multiple(x, 60));
         let right = if exact == 0 { lo == zero } else { is_nearest(lo.to_bits(), exact, of_code) };
         assert!(right, "fma({a}, {b}, {c}) gave {lo}");
@@ -110,7 +109,7 @@ fn bf16x2_fma_is_rounded_once() {
 }
 
 #[test]
-fn numbers_that_are_none_or_zero() {
+fn nans_infinities_and_zeros() {
     let f = |x: f32| F16x2::splat(f16::from_f32(x));
     let b = |x: f32| Bf16x2::splat(bf16::from_f32(x));
     const NAN: u32 = 0x7fff_7fff;

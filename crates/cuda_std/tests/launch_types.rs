@@ -1,4 +1,4 @@
-//! What a kernel and its launcher refuse to compile.
+//! Kernels and launches that must not compile.
 
 #[test]
 fn wrong_launches_and_kernels_do_not_compile() {

@@ -1,4 +1,4 @@
-//! `ldmatrix` and `stmatrix` on the emulator, element by element as the ISA's figures have them.
+//! `ldmatrix` and `stmatrix` on the emulator, element by element, against the ISA's figures.
 
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::prelude::*;
@@ -6,7 +6,7 @@ use cuda_std::{matrix, warp::WARP_SIZE};
 use half::f16;
 use simt::{Fault, FaultKind, Init, Memory};
 
-/// Rows of four matrices, in another order than their lanes, with gaps of 16 bytes.
+/// Rows of four matrices, in a different order from their lanes, with gaps of 16 bytes.
 const ROWS: u32 = 32;
 
 /// Elements from row to row.
@@ -19,7 +19,7 @@ fn row_of(lane: u32) -> u32 {
     (lane * 5 + 3) % ROWS * STRIDE
 }
 
-/// Runs a launch of one warp under some seeds; gives the words of the output.
+/// Runs a launch of one warp with several seeds; returns the words of the output.
 fn run(
     words: usize,
     launch: impl Fn(Geometry, DevicePtr<u32>) -> Launch,
@@ -43,8 +43,8 @@ fn element(lane: u32, column: u32) -> u32 {
     0x8000 | lane << 8 | column
 }
 
-/// Loads `COUNT` matrices and writes the words of each lane. Lanes whose addresses do not count give
-/// one that is outside of shared memory, and not aligned.
+/// Loads `COUNT` matrices and writes the words of each lane. Lanes whose addresses are ignored pass one that is
+/// out of bounds and misaligned.
 #[kernel(
     launch_bounds(WARP_SIZE),
     instances(
@@ -92,7 +92,7 @@ fn a_lane_gets_its_elements() {
         let got = run(4 * 32, |geometry, out| load::launch(instance, geometry, out)).unwrap();
         for thread in 0..32 {
             for matrix in 0..instance.count() as u32 {
-                // Row `thread / 4` goes to four threads, from left to right.
+                // Row `thread / 4` is distributed over four threads, from left to right.
                 let elements = [0, 1].map(|i| {
                     let (row, column) = (thread / 4, thread % 4 * 2 + i);
                     let (row, column) =
@@ -107,7 +107,7 @@ fn a_lane_gets_its_elements() {
     }
 }
 
-/// Writes `COUNT` matrices of fragments, and gives their rows.
+/// Stores `COUNT` matrices of fragments, and writes their rows.
 #[kernel(
     launch_bounds(WARP_SIZE),
     instances(
@@ -152,7 +152,7 @@ unsafe fn store<const COUNT: usize, const TRANS: bool>(out: GlobalMut<u32>) {
 }
 
 #[test]
-fn a_row_is_made_of_its_elements() {
+fn a_row_gets_its_elements() {
     for &instance in store::Instance::ALL {
         let got = run(4 * 32, |geometry, out| store::launch(instance, geometry, out)).unwrap();
         for lane in 0..8 * instance.count() as u32 {

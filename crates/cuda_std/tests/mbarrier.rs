@@ -1,5 +1,5 @@
-//! mbarriers, against the PTX ISA's chapter "Parallel Synchronization and Communication
-//! Instructions: mbarrier".
+//! mbarriers, against the PTX ISA's section "Parallel Synchronization and Communication Instructions:
+//! mbarrier".
 
 mod words;
 
@@ -8,7 +8,7 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::prelude::*;
 use simt::{Fault, FaultKind, Init, Memory};
 
-/// Runs the launch that `launch` makes of an output of `len` words, under every seed.
+/// Runs `launch` on an output of `len` words with every seed.
 fn outputs(len: usize, launch: impl Fn(DevicePtr<u32>) -> Launch) -> Vec<Result<Vec<u32>, Fault>> {
     let run = |seed| {
         let mut memory = Memory::new();
@@ -23,10 +23,10 @@ fn geometry(num_threads: u32) -> Geometry {
     Geometry { grid: [1, 1, 1], block: [num_threads, 1, 1], shared_bytes: 1024 }
 }
 
-/// One thread does all: what `test_wait` tells of both parities after each step.
+/// One thread: `test_wait` of both parities after each step.
 #[kernel(launch_bounds(1))]
 unsafe fn phases(out: GlobalMut<u32>) {
-    // SAFETY: a word of shared memory, and two numbers a step.
+    // SAFETY: a word of shared memory, and two numbers per step.
     unsafe {
         let barrier = Mbarrier::new(shared_array![u64; 3]).offset(2);
         barrier.init(3);
@@ -46,8 +46,8 @@ unsafe fn phases(out: GlobalMut<u32>) {
 }
 
 #[test]
-fn phases_end_when_all_have_arrived() {
-    // Phases that have ended before each step: the parity of the last one can be waited for.
+fn phases_complete_when_all_have_arrived() {
+    // Phases completed before each step: the parity of the last one can be waited for.
     let ended = [0, 0, 1, 2, 2, 3];
     let want: Vec<u32> = ended.iter().flat_map(|ended| [ended % 2, 1 - ended % 2]).collect();
     for got in outputs(12, |out| phases::launch(geometry(1), out)) {
@@ -55,8 +55,8 @@ fn phases_end_when_all_have_arrived() {
     }
 }
 
-/// What is told of the first phase while bytes are expected, and when they have come; `EARLY` if
-/// the copy starts before its bytes are expected.
+/// `test_wait` of the first phase while bytes are expected, and after they have arrived; `EARLY` if the copy
+/// is issued before its bytes are expected.
 #[kernel(launch_bounds(1), instances(late_copy = <false>, early_copy = <true>))]
 unsafe fn transactions<const EARLY: bool>(x: Global<u32>, out: GlobalMut<u32>) {
     // SAFETY: 16 words each, and a barrier.
@@ -83,7 +83,7 @@ unsafe fn transactions<const EARLY: bool>(x: Global<u32>, out: GlobalMut<u32>) {
 }
 
 #[test]
-fn phases_end_when_all_bytes_have_come() {
+fn phases_complete_when_all_bytes_have_arrived() {
     use transactions::Instance;
     let x: Vec<u32> = (100..116).collect();
     for instance in [Instance::late_copy, Instance::early_copy] {
@@ -100,12 +100,12 @@ fn phases_end_when_all_bytes_have_come() {
     }
 }
 
-/// Stages of the ring, and rounds that go through it.
+/// Stages of the circular buffer, and its iterations.
 const NUM_STAGES: u32 = 3;
 const ROUNDS: u32 = 11;
 
-/// Lanes of warp 0 hand numbers to those of warp 1 through a ring of stages, a number a lane and
-/// round. Without `FULL` the consumers, without `EMPTY` the producers do not wait for the others.
+/// Lanes of warp 0 pass numbers to those of warp 1 through a circular buffer of stages, one number per lane and
+/// round. Without `FULL` the consumers do not wait, without `EMPTY` the producers do not.
 #[kernel(
     launch_bounds(64),
     instances(
@@ -115,7 +115,7 @@ const ROUNDS: u32 = 11;
     )
 )]
 unsafe fn pass<const LANES: u32, const FULL: bool, const EMPTY: bool>(out: GlobalMut<u32>) {
-    // SAFETY: `LANES` words and two barriers a stage, `LANES` numbers a round.
+    // SAFETY: `LANES` words and two barriers per stage, `LANES` numbers per round.
     unsafe {
         let full = Mbarrier::new(shared_array![u64; NUM_STAGES as usize]);
         let empty = Mbarrier::new(shared_array![u64; NUM_STAGES as usize]);
@@ -145,7 +145,7 @@ unsafe fn pass<const LANES: u32, const FULL: bool, const EMPTY: bool>(out: Globa
                 if FULL {
                     full.wait(parity);
                 }
-                // Another lane's number: all of them have arrived.
+                // Another lane's number, since all of them have arrived.
                 let got = smem.get(slot ^ (LANES - 1));
                 empty.arrive();
                 out.set((LANES * round + lane) as usize, got);
@@ -155,7 +155,7 @@ unsafe fn pass<const LANES: u32, const FULL: bool, const EMPTY: bool>(out: Globa
 }
 
 #[test]
-fn a_ring_of_stages_passes_every_number() {
+fn a_circular_buffer_passes_every_number() {
     let want: Vec<u32> =
         (0..ROUNDS).flat_map(|round| (0..32).map(move |lane| 100 * round + 31 - lane)).collect();
     let launch = |out| pass::launch(pass::Instance::ring, geometry(64), out);
@@ -173,14 +173,14 @@ fn a_missing_wait_is_found() {
     for kind in kinds(pass::Instance::ring_reads_early) {
         assert!(matches!(kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_)), "{kind:?}");
     }
-    // A producer two phases ahead leaves the consumer waiting for a parity that has gone by.
+    // With a producer two phases ahead, the consumer waits for a parity that has passed.
     for kind in kinds(pass::Instance::ring_writes_early) {
         assert!(matches!(kind, FaultKind::Race { .. } | FaultKind::Deadlock(_)), "{kind:?}");
     }
 }
 
-/// All threads copy an element each by `cp.async` and read another's: `COUNTED` without `.noinc`,
-/// so that every thread arrives itself as well.
+/// Each thread copies an element by `cp.async` and reads another thread's: if `COUNTED`, without `.noinc`, so
+/// that every thread arrives itself as well.
 #[kernel(launch_bounds(64), instances(cp_async_counted = <true>, cp_async_noinc = <false>))]
 unsafe fn copies<const COUNTED: bool>(x: Global<f32>, out: GlobalMut<f32>) {
     // SAFETY: 64 elements each, and a barrier.
@@ -221,8 +221,8 @@ fn copies_of_threads_arrive() {
     }
 }
 
-/// A barrier gives its memory back, for numbers and for another barrier; `ARRIVE` is an arrival at
-/// what is none in between.
+/// The memory of an invalidated barrier is reused for numbers and for another barrier; `ARRIVE` is an arrival
+/// on it in between.
 #[kernel(launch_bounds(1), instances(reused = <false>, used_behind_its_end = <true>))]
 unsafe fn reuse<const ARRIVE: bool>(out: GlobalMut<u32>) {
     // SAFETY: one word of shared memory, which is a barrier from `init` to `inval`.

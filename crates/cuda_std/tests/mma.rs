@@ -1,4 +1,4 @@
-//! `mma.sync` on the emulator, against exact sums.
+//! `mma.sync` on the emulator, against exact results.
 
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::mma::{self, FragmentA, FragmentB};
@@ -7,7 +7,7 @@ use cuda_std::{E4m3, E5m2, matrix, warp::WARP_SIZE};
 use half::{bf16, f16};
 use simt::{Init, Memory};
 
-/// Numbers that are sums of these are exact in an `i128` that counts units of it.
+/// Exponent of the unit of exact results, which are counted in an `i128`.
 const UNIT_EXPONENT: i32 = -48;
 
 /// A `[16, 16]`, B `[16, 8]` and C `[16, 8]`, all row-major.
@@ -69,7 +69,7 @@ impl Element for bf16 {
     }
 }
 
-/// One product from memory, where the fragments are gathered as the ISA's formulas have them.
+/// One MMA from memory, with fragments gathered by the ISA's formulas.
 #[kernel(launch_bounds(WARP_SIZE), instances(product_f16 = <f16>, product_bf16 = <bf16>))]
 unsafe fn product<T: mma::Multiplicand>(
     a: Global<u16>,
@@ -181,7 +181,7 @@ fn multiply_in_f16(problem: &Problem) -> Vec<f16> {
 }
 
 #[test]
-fn sums_in_f32_are_rounded_once() {
+fn f32_accumulators_are_rounded_once() {
     let check = |instance, got: Vec<f32>, problem: &Problem| {
         for (i, got) in got.into_iter().enumerate() {
             // Rust rounds an integer to nearest.
@@ -199,7 +199,7 @@ fn sums_in_f32_are_rounded_once() {
     }
 }
 
-/// The f16 nearest to `units`, even if there are two: all are looked at.
+/// The f16 nearest to `units`, ties to even, by a search over all.
 fn nearest_f16(units: i128) -> f16 {
     let distance = |value: f16| {
         let value = (value.to_f64() * 2f64.powi(-UNIT_EXPONENT)) as i128;
@@ -215,7 +215,7 @@ fn nearest_f16(units: i128) -> f16 {
 }
 
 #[test]
-fn sums_in_f16_are_rounded_once() {
+fn f16_accumulators_are_rounded_once() {
     for seed in 0..4 {
         let mut problem = Problem::random(seed, 8);
         // A tie, and just above it: rounding to f32 or to 32 bits first would make ties of both.
@@ -259,7 +259,7 @@ fn infinities_nans_and_subnormals() {
     let got = multiply::<f16>(product::Instance::product_f16, &problem);
     let row = |row: usize| [got[row * 8], got[row * 8 + 7]];
     assert_eq!(row(0)[0], f32::INFINITY);
-    // Infinity times zero, and infinity less infinity.
+    // Infinity times zero, and infinity minus infinity.
     let nans = [row(0)[1], row(1)[0], row(1)[1], row(2)[0], row(5)[0]];
     assert_eq!(nans.map(f32::to_bits), [0x7fff_ffff; 5]);
     assert_eq!(row(3), [3.0 + 2f32.powi(-24), 3.0]);
@@ -271,8 +271,8 @@ fn infinities_nans_and_subnormals() {
     assert_eq!(in_f16[7].to_bits(), 0x7fff);
 }
 
-/// The product of a tile in shared memory, operands by `ldmatrix`: A row-major, B row-major through
-/// `.trans` or column-major without.
+/// The MMA of a tile in shared memory, operands by `ldmatrix`: A row-major, B row-major with `.trans` or
+/// column-major without.
 #[kernel(launch_bounds(WARP_SIZE), instances(b_by_rows = <true>, b_by_columns = <false>))]
 unsafe fn product_of_tiles<const B_BY_ROWS: bool>(
     a: Global<u16>,
@@ -312,7 +312,7 @@ unsafe fn product_of_tiles<const B_BY_ROWS: bool>(
 }
 
 #[test]
-fn matrices_come_from_shared_memory() {
+fn fragments_are_loaded_from_shared_memory() {
     let mut problem = Problem::random(9, 11);
     problem.c.fill(0.0);
     for &instance in product_of_tiles::Instance::ALL {
@@ -328,7 +328,7 @@ fn matrices_come_from_shared_memory() {
     }
 }
 
-/// One product of 8-bit elements, k = 32, gathered as the ISA's formulas have them.
+/// One MMA of 8-bit elements, k = 32, with fragments gathered by the ISA's formulas.
 #[kernel(launch_bounds(WARP_SIZE), instances(product_e4m3 = <E4m3>, product_e5m2 = <E5m2>))]
 unsafe fn product_of_8_bits<T: mma::Multiplicand8>(
     a: Global<u8>,
@@ -362,10 +362,10 @@ unsafe fn product_of_8_bits<T: mma::Multiplicand8>(
 }
 
 #[test]
-fn sums_of_8_bits_are_those_of_their_values() {
+fn elements_of_8_bits_are_multiplied_by_value() {
     for seed in 0..10 {
         let mut state = seed;
-        // Whole numbers to 8, which both formats have: sums that an f32 holds exactly.
+        // Integers up to 8, which both formats have: the sums are exact in f32.
         let mut number = || (bits(&mut state) % 17) as i32 - 8;
         let (a, b) = ([(); 16 * 32].map(|()| number()), [(); 32 * 8].map(|()| number()));
         let c = [(); 128].map(|()| number());

@@ -1,4 +1,4 @@
-//! Copies of boxes of tensors, against copies of one element at a time.
+//! TMA copies of boxes, against copies of one element at a time.
 
 use cuda_std::bulk::CacheHint;
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
@@ -18,7 +18,7 @@ const LOAD: u32 = 0;
 const STORE: u32 = 1;
 const REDUCE_ADD: u32 = 2;
 
-/// Kernels that load a box of `bytes` to `words`, or store it or add it from there.
+/// Kernels that load a box of `bytes` to `words`, or store or reduce it from there.
 macro_rules! boxes {
     ($name:ident, [$($coord:ident),+], $load:ident, $store:ident, $add:ident) => {
         #[kernel(launch_bounds(THREADS), instances($load = <0>, $store = <1>, $add = <2>))]
@@ -105,8 +105,7 @@ fn launch(
     }
 }
 
-/// Where every element of the box at `at` is, in bytes: in shared memory, and in the tensor or `None`
-/// outside of it.
+/// Byte offset of every element of the box at `at`: in shared memory, and in the tensor, `None` out of bounds.
 fn elements(spec: &TensorMapSpec, at: &[i32]) -> Vec<(usize, Option<usize>)> {
     let size = spec.element.size_bytes();
     let mut index = vec![0; at.len()];
@@ -130,9 +129,9 @@ fn elements(spec: &TensorMapSpec, at: &[i32]) -> Vec<(usize, Option<usize>)> {
     elements
 }
 
-/// Where a byte of a box is: of lines of 128 bytes, in eight chunks of 16, the chunks are exchanged.
-/// 128 bytes: by the line's number modulo 8; 64 bytes: the chunks of a half, modulo 4, which changes
-/// every 2 rows of 64 bytes; 32 bytes: those of a pair, modulo 2.
+/// Byte offset in shared memory: the eight 16-byte chunks of each 128 bytes are permuted by the index of the 128
+/// bytes. For rows of 128 bytes it is xored modulo 8; for 64 bytes modulo 4 within a half, which changes every
+/// 2 rows; for 32 bytes modulo 2 within a pair.
 fn swizzled(swizzle: Swizzle, offset: u64) -> u64 {
     let (line, chunk, byte) = (offset / 128, offset / 16 % 8, offset % 16);
     let chunk = match swizzle {
@@ -144,7 +143,7 @@ fn swizzled(swizzle: Swizzle, offset: u64) -> u64 {
     line * 128 + chunk * 16 + byte
 }
 
-/// Bytes that a tensor takes, from its first element to its last, and 32 more.
+/// Bytes of a tensor, from its first element to its last, and 32 more.
 fn tensor_bytes(spec: &TensorMapSpec) -> usize {
     let outer = spec.strides_bytes.iter().zip(&spec.dims[1..]);
     let last: u64 = outer.map(|(stride, dim)| stride * (dim - 1)).sum();
@@ -164,8 +163,7 @@ fn spec(
     TensorMapSpec { address: 0, element, dims, strides_bytes, box_dims, swizzle, l2_promotion }
 }
 
-/// Boxes of every rank, element and swizzle, with the corners that they are moved at: inside, over
-/// each edge, and outside altogether.
+/// Boxes of every rank, element and swizzle, with coordinates: inside, across each edge, and out of bounds.
 fn cases() -> Vec<(TensorMapSpec, Vec<Vec<i32>>)> {
     use Element::*;
     use Swizzle::{B32, B64, B128};
@@ -185,7 +183,7 @@ fn cases() -> Vec<(TensorMapSpec, Vec<Vec<i32>>)> {
             spec(U32, B128, &[32, 9, 5], &[144, 1312], &[32, 4, 3]),
             vec![vec![0, 3, 1], vec![-16, 7, 3], vec![0, -4, 0]],
         ),
-        // A dimension further out with the smaller stride: heads behind tokens.
+        // An outer dimension with a smaller stride: heads outside tokens.
         (
             spec(F16, B128, &[64, 10, 3, 2], &[384, 128, 3840], &[64, 8, 1, 2]),
             vec![vec![0, 0, 2, 0], vec![0, 5, 1, 0], vec![-8, -1, 0, 1]],
@@ -194,20 +192,20 @@ fn cases() -> Vec<(TensorMapSpec, Vec<Vec<i32>>)> {
     ]
 }
 
-/// A buffer of the tensor, with these bytes; its map.
+/// Allocates the tensor with these bytes; returns its map.
 fn place(memory: &mut Memory, spec: &mut TensorMapSpec, bytes: &[u8]) -> EncodedTensorMap {
     spec.address = memory.alloc("tensor", Init::Bytes(bytes));
     spec.check().unwrap();
     spec.emulated()
 }
 
-/// Bytes of which no two neighbours are equal, none zero.
+/// Nonzero bytes, no two adjacent ones equal.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (1 + (i * 37 + i / 251 * 11 + seed) % 255) as u8).collect()
 }
 
 #[test]
-fn a_loaded_box_is_swizzled_and_zero_outside_of_the_tensor() {
+fn a_loaded_box_is_swizzled_and_zero_out_of_bounds() {
     for (mut spec, corners) in cases() {
         let tensor = pattern(tensor_bytes(&spec), 0);
         let size = spec.element.size_bytes() as usize;
@@ -229,9 +227,9 @@ fn a_loaded_box_is_swizzled_and_zero_outside_of_the_tensor() {
     }
 }
 
-/// What no GPU takes either, or what it does more than is asked for.
+/// Coordinates that GPUs reject, or with which they write more than the box.
 #[test]
-fn rejects_rows_off_16_bytes_and_stores_out_of_the_tensor() {
+fn rejects_rows_off_16_bytes_and_stores_out_of_bounds() {
     let spec = |width| spec(Element::F16, Swizzle::B128, &[width, 40], &[416], &[64, 32]);
     let run = |how, width, at: [i32; 2]| {
         let (mut spec, mut memory) = (spec(width), Memory::new());
@@ -253,14 +251,14 @@ fn rejects_rows_off_16_bytes_and_stores_out_of_the_tensor() {
         let error = error(how, 203, [192, 0]);
         assert!(error.contains("over the end of rows of 406 bytes"), "{error}");
     }
-    // A load, and stores that end before the row does or behind it.
+    // A load, and stores that end before the row's end or after it.
     for (how, at) in [(LOAD, 192), (STORE, 136), (STORE, 208)] {
         run(how, 203, [at, 0]).unwrap();
     }
 }
 
 #[test]
-fn a_stored_box_changes_what_is_inside_of_the_tensor_alone() {
+fn a_stored_box_changes_only_elements_in_bounds() {
     for (mut spec, mut corners) in cases() {
         corners.retain(|at| at.iter().all(|&at| at >= 0));
         let tensor = pattern(tensor_bytes(&spec), 0);
@@ -284,7 +282,7 @@ fn a_stored_box_changes_what_is_inside_of_the_tensor_alone() {
     }
 }
 
-/// Small whole numbers as elements: sums of them are exact in every type.
+/// Small integers as elements, whose sums are exact in every type.
 fn numbers(element: Element, len: usize, seed: usize) -> Vec<u8> {
     let number = |i: usize| (i * 7 + seed) % 30;
     let bytes = |i: usize| -> Vec<u8> {
@@ -311,7 +309,7 @@ fn value(element: Element, bytes: &[u8]) -> f32 {
 }
 
 #[test]
-fn blocks_add_boxes_to_the_same_elements() {
+fn blocks_reduce_boxes_into_the_same_elements() {
     const BLOCKS: u32 = 3;
     let cases = [
         (spec(Element::F32, Swizzle::None, &[100], &[], &[32]), vec![80]),

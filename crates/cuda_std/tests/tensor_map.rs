@@ -1,4 +1,4 @@
-//! What the host says of a tensor map: what is refused, and what the emulator's copies read.
+//! Tensor map specifications: which are rejected, and their encoding for the emulator.
 
 use cuda_std::launch::{Geometry, KernelArg};
 use cuda_std::prelude::*;
@@ -19,7 +19,7 @@ fn matrix() -> TensorMapSpec {
     }
 }
 
-/// What `check` says of the matrix once `change` is done to it.
+/// `check` of the matrix after `change`.
 fn check(change: impl FnOnce(&mut TensorMapSpec)) -> Result<(), TensorMapError> {
     let mut spec = matrix();
     change(&mut spec);
@@ -27,7 +27,7 @@ fn check(change: impl FnOnce(&mut TensorMapSpec)) -> Result<(), TensorMapError> 
 }
 
 #[test]
-fn ranks_from_1_to_5_are_right() {
+fn ranks_from_1_to_5_are_accepted() {
     for rank in 0..7 {
         let spec = TensorMapSpec {
             dims: vec![64; rank],
@@ -110,7 +110,7 @@ fn rows_of_a_box_fit_the_swizzle() {
 }
 
 #[test]
-fn an_error_tells_the_value_and_what_would_be_right() {
+fn an_error_names_the_value_and_the_expected_values() {
     let error = check(|spec| spec.box_dims[0] = 72).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -163,9 +163,9 @@ fn the_emulator_gets_every_field() {
     assert_eq!(end, 128);
 }
 
-/// The numbers of `cuda.h`, and those that the emulator reads.
+/// The codes of `cuda.h`, and those of the emulator.
 #[test]
-fn elements_and_swizzles_have_their_numbers() {
+fn elements_and_swizzles_have_their_codes() {
     let elements = [
         (Element::U8, 0, 0),
         (Element::F16, 6, 1),
@@ -193,7 +193,7 @@ unsafe fn prefetch(_rows: u32, map: TensorMap) {
 }
 
 #[test]
-fn a_kernel_takes_a_map_at_a_multiple_of_64() {
+fn a_map_parameter_is_aligned_to_64_bytes() {
     let geometry = Geometry { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
     let map = matrix().emulated();
     let launch = prefetch::launch(geometry, 7, map);

@@ -1,4 +1,4 @@
-//! Views of global and shared memory: every element, every width, one access each.
+//! Views of global and shared memory: one access for every element type and width.
 
 use cuda_std::launch::{DevicePtr, Geometry};
 use cuda_std::prelude::*;
@@ -6,13 +6,13 @@ use cuda_std::{Bf16x2, E4m3, E5m2x2, Element, F16x2};
 use half::{bf16, f16};
 use simt::{Fault, FaultKind, Init, Memory, Report};
 
-/// Bytes that one way through the views carries.
+/// Bytes that one kernel copies.
 const BYTES: usize = 64;
 
 const GEOMETRY: Geometry = Geometry { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 1024 };
 
-/// Copies [`BYTES`] in vectors of `N` elements `T`, through shared memory and back; with `SKEW`,
-/// the reads start that many elements on.
+/// Copies [`BYTES`] in vectors of `N` elements `T`, through shared memory and back; the reads start `SKEW`
+/// elements on.
 #[kernel(
     launch_bounds(1),
     instances(
@@ -57,7 +57,7 @@ fn pattern() -> Vec<u8> {
 fn run(instance: carry::Instance) -> Result<(Report, Vec<u8>), Fault> {
     let mut memory = Memory::new();
     let x = memory.alloc("x", Init::Bytes(&pattern()));
-    // What is read from `out` itself goes the way back to where it was.
+    // Data read from `out` is copied back to where it was.
     let out = memory.alloc("out", Init::Bytes(&pattern()));
     let launch = carry::launch(instance, GEOMETRY, DevicePtr::new(x), DevicePtr::new(out));
     let report = launch.emulate(&mut memory, 0)?;
@@ -125,7 +125,7 @@ fn a_vector_is_aligned_to_its_size() {
 /// Loads words 4 to 7 of `x`, if `condition` is not 0.
 #[kernel(launch_bounds(1))]
 unsafe fn load_if(condition: u32, x: Global<u32>, out: GlobalMut<u32>) {
-    // SAFETY: eight words in `x`, where there is something to load, and twelve in `out`.
+    // SAFETY: eight words in `x`, if `condition` holds, and twelve in `out`.
     unsafe {
         out.set_vec::<4>(0, x.get_vec_if(4, condition != 0));
         out.set_vec::<4>(4, x.stream_vec_if(4, condition != 0));
@@ -134,7 +134,7 @@ unsafe fn load_if(condition: u32, x: Global<u32>, out: GlobalMut<u32>) {
 }
 
 #[test]
-fn a_conditional_load_reads_nothing_and_gives_zeros_where_it_must_not() {
+fn a_conditional_load_without_its_condition_reads_nothing_and_returns_zeros() {
     for (condition, words, want) in
         [(1, 8, Some([4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7])), (0, 4, Some([0; 12])), (1, 4, None)]
     {
@@ -152,7 +152,7 @@ fn a_conditional_load_reads_nothing_and_gives_zeros_where_it_must_not() {
     }
 }
 
-/// Loads four words of `x` that nobody need have written, and if it says so stores them.
+/// Loads four words of `x` that may be uninitialised, and stores them on request.
 #[kernel(launch_bounds(1))]
 unsafe fn speculate(is_written: u32, x: Global<u32>, out: GlobalMut<u32>) {
     // SAFETY: four words in both.
@@ -165,7 +165,7 @@ unsafe fn speculate(is_written: u32, x: Global<u32>, out: GlobalMut<u32>) {
 }
 
 #[test]
-fn a_speculative_load_reads_what_nobody_has_written_but_not_past_the_end() {
+fn a_speculative_load_reads_uninitialised_elements_but_not_past_the_end() {
     for (len, is_right) in [(16, true), (8, false)] {
         let mut memory = Memory::new();
         let x = memory.alloc("x", Init::Poisoned(len));
@@ -178,7 +178,7 @@ fn a_speculative_load_reads_what_nobody_has_written_but_not_past_the_end() {
     }
 }
 
-/// Writes single elements, and where views of them lie.
+/// Writes single elements, and the addresses of views.
 #[kernel(launch_bounds(1))]
 unsafe fn addresses(x: Global<f16>, out: GlobalMut<u64>) {
     // SAFETY: eight numbers, and 1024 bytes of shared memory.

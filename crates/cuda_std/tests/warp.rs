@@ -1,14 +1,14 @@
-//! What the lanes of a warp do together, against what the ISA's pages say.
+//! Warp-level instructions, against the PTX ISA.
 
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::prelude::*;
 use simt::{Fault, FaultKind, Init, Memory};
 use warp::{FULL_MASK, WARP_SIZE};
 
-/// Threads of a block: two warps, so that one is not the first.
+/// Threads of a block: two warps, so that one of them is not the first.
 const THREADS: u32 = 2 * WARP_SIZE;
 
-/// Runs a launch with a value a thread; gives `RESULTS` words a thread.
+/// Runs a launch with one value per thread; returns `RESULTS` words per thread.
 fn run<const RESULTS: usize>(
     values: &[u32],
     seed: u64,
@@ -27,7 +27,7 @@ fn run<const RESULTS: usize>(
     Ok(words.as_chunks::<RESULTS>().0.to_vec())
 }
 
-/// Values in which lanes repeat each other, of both signs.
+/// Values of both signs, with repetitions among the lanes.
 fn values() -> Vec<u32> {
     (0..THREADS).map(|i| (i % 5).wrapping_mul(0x9e37_79b9) ^ (i / 32)).collect()
 }
@@ -35,15 +35,15 @@ fn values() -> Vec<u32> {
 /// Writes a thread's results.
 fn set_all<const RESULTS: usize>(out: GlobalMut<u32>, results: [u32; RESULTS]) {
     for (at, value) in results.into_iter().enumerate() {
-        // SAFETY: as many words a thread.
+        // SAFETY: `RESULTS` words per thread.
         unsafe { out.set(thread::thread_idx_x() as usize * RESULTS + at, value) };
     }
 }
 
-/// Every shuffle, by a lane or a distance that differs from lane to lane where it may.
+/// Every shuffle, by a lane or a distance that differs between lanes where it may.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn shuffles(amount: u32, x: Global<u32>, out: GlobalMut<u32>) {
-    // SAFETY: a word a thread.
+    // SAFETY: one word per thread.
     let value = unsafe { x.get(thread::thread_idx_x() as usize) };
     let results = [
         warp::shuffle_xor(value, amount),
@@ -56,15 +56,15 @@ unsafe fn shuffles(amount: u32, x: Global<u32>, out: GlobalMut<u32>) {
 }
 
 #[test]
-fn shuffles_read_the_lane_that_the_isa_says() {
-    // Numbers that are no NaN, all different.
+fn shuffles_read_the_isas_lane() {
+    // Distinct numbers without NaN.
     let values: Vec<u32> = (0..THREADS).map(|i| 1000 + i).collect();
     for amount in 0..2 * WARP_SIZE {
         let got =
             run::<5>(&values, 1, |geometry, x, out| shuffles::launch(geometry, amount, x, out));
         for (i, got) in got.unwrap().into_iter().enumerate() {
             let (first, lane) = (i as i32 / 32 * 32, i as i32 % 32);
-            // Only five bits of the operand count; a lane outside of the warp is the own one.
+            // Only five bits of the operand count; for a lane out of range a lane reads its own value.
             let b = amount as i32 % 32;
             let value_of =
                 |j: i32| values[(first + if (0..32).contains(&j) { j } else { lane }) as usize];
@@ -80,10 +80,10 @@ fn shuffles_read_the_lane_that_the_isa_says() {
     }
 }
 
-/// The lanes of a mask, and all others, each by themselves: every collective.
+/// Every collective, by the lanes of a mask, and by all other lanes.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn collectives(mask: u32, x: Global<u32>, out: GlobalMut<u32>) {
-    // SAFETY: a word a thread.
+    // SAFETY: one word per thread.
     let value = unsafe { x.get(thread::thread_idx_x() as usize) };
     let lane_id = warp::lane_id();
     let mask = if mask >> lane_id & 1 == 1 { mask } else { !mask };
@@ -112,7 +112,7 @@ unsafe fn collectives(mask: u32, x: Global<u32>, out: GlobalMut<u32>) {
     set_all(out, results);
 }
 
-/// What a lane must get of the `values` of its warp.
+/// The expected results of a lane, from the `values` of its warp.
 fn oracle(mask: u32, lane: usize, values: &[u32]) -> [u32; 17] {
     let mask = if mask >> lane & 1 == 1 { mask } else { !mask };
     let members: Vec<usize> = (0..32).filter(|lane| mask & 1 << lane != 0).collect();
@@ -145,7 +145,7 @@ fn oracle(mask: u32, lane: usize, values: &[u32]) -> [u32; 17] {
 }
 
 #[test]
-fn collectives_take_the_lanes_of_their_mask() {
+fn collectives_are_of_the_lanes_of_their_mask() {
     let constant = vec![7; THREADS as usize];
     for (values, mask) in [values(), constant].iter().flat_map(|values| {
         [FULL_MASK, 1, 0xffff, 0x8000_0001, 0x5555_5555, 0x7fff_fffe].map(|mask| (values, mask))
@@ -162,7 +162,7 @@ fn collectives_take_the_lanes_of_their_mask() {
                 elected[i / 32] += got[17];
                 assert_eq!(got[18], 1 << lane, "a lane is active itself");
             }
-            assert_eq!(elected, [if mask == FULL_MASK { 1 } else { 2 }; 2], "one leader a mask");
+            assert_eq!(elected, [if mask == FULL_MASK { 1 } else { 2 }; 2], "one leader per mask");
         }
     }
 }
@@ -180,7 +180,7 @@ fn collectives_take_the_lanes_of_their_mask() {
 )]
 unsafe fn masked<const WHAT: u32>(x: Global<u32>, out: GlobalMut<u32>) {
     const MASK: u32 = 0x0000_ffff;
-    // SAFETY: a word a thread.
+    // SAFETY: one word per thread.
     let value = unsafe { x.get(thread::thread_idx_x() as usize) };
     let in_mask = warp::lane_id() < 16;
     let got = match WHAT {
@@ -198,7 +198,7 @@ unsafe fn masked<const WHAT: u32>(x: Global<u32>, out: GlobalMut<u32>) {
 }
 
 #[test]
-fn what_the_isa_does_not_define_is_a_fault() {
+fn undefined_behaviour_is_a_fault() {
     use masked::Instance;
     let run = |instance| {
         run::<1>(&values(), 3, move |geometry, x, out| masked::launch(instance, geometry, x, out))
@@ -223,7 +223,7 @@ fn what_the_isa_does_not_define_is_a_fault() {
 #[kernel(launch_bounds(THREADS), instances(ordered = <true>, unordered = <false>))]
 unsafe fn half_warp<const SYNC: bool>(x: Global<u32>, out: GlobalMut<u32>) {
     let i = thread::thread_idx_x();
-    // SAFETY: a word a thread.
+    // SAFETY: one word per thread.
     unsafe {
         let smem = shared_array![u32; THREADS as usize];
         smem.set(i, x.get(i as usize));
@@ -258,10 +258,10 @@ fn a_barrier_of_some_lanes_orders_them() {
     }
 }
 
-/// Which warpgroup a thread is in.
+/// Writes the warpgroup of each thread.
 #[kernel(launch_bounds(384))]
 unsafe fn warpgroups(out: GlobalMut<u32>) {
-    // SAFETY: a word a thread.
+    // SAFETY: one word per thread.
     unsafe { out.set(thread::thread_idx_x() as usize, warp::warpgroup_idx()) };
 }
 

@@ -4,11 +4,10 @@ use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Numbers the arrays of a crate: PTX wants a name, and a declaration in an inlined function has
-/// none.
+/// Numbers the arrays of a crate: a PTX declaration needs a unique name, also in an inlined function.
 static NEXT_ARRAY: AtomicUsize = AtomicUsize::new(0);
 
-/// The declaration at the top of the PTX, and the view of its address.
+/// The declaration at module level of the PTX, and the view at its address.
 pub fn expand(input: TokenStream) -> syn::Result<TokenStream> {
     let syn::TypeArray { elem, len, .. } = syn::parse2(quote!([#input])).map_err(|error| {
         syn::Error::new(

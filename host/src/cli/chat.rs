@@ -1,107 +1,185 @@
 //! `halfwarp chat`.
 
+mod conversation;
+mod input;
+
 use super::{
     failure::Failure,
     model::EngineArgs,
-    prompt::{message, opening, render, text},
+    prompt::render,
     sampling::SamplingArgs,
-    session, terminal,
+    session::{self, End},
+    terminal,
 };
-use halfwarp::{Engine, Message, Model, Request};
-use rustyline::{DefaultEditor, error::ReadlineError};
-use std::{io, path::PathBuf};
+use conversation::Conversation;
+use halfwarp::{Engine, Model};
+use input::{HELP, Input, Reader, Typed};
+use std::sync::Arc;
+
+const COMMANDS: &str = "\
+In the chat:
+  /help lists the commands: /clear, /regenerate, /system TEXT, /exit
+  \"\"\" starts and ends a message of several lines
+  Ctrl-C stops an answer, Ctrl-D ends the chat
+
+Examples:
+  halfwarp chat
+  halfwarp chat -m model.gguf --system \"Answer in one sentence.\"
+  halfwarp chat --temp 0 -c 0";
 
 /// Arguments of `halfwarp chat`.
 #[derive(clap::Args)]
+#[command(after_help = COMMANDS)]
 pub struct Args {
+    /// The system prompt
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
+    system: Option<String>,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// The system prompt
-    #[arg(long, value_name = "TEXT")]
-    system: Option<String>,
-    /// Tokens of an answer at most [default: until the model or the context ends it]
-    #[arg(short, long = "n-predict", visible_alias = "predict", value_name = "N")]
-    n: Option<usize>,
 }
 
-/// Reads a line, answers it, and so on until the input ends.
+/// Reads a message, answers it, and so on until the input ends.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let model = args.engine.model.open()?;
-    let mut messages = opening(args.system.as_deref());
-    // A model that cannot chat says so before its weights are loaded.
-    let hello = request(&model, &[&messages[..], &[message("user", "Hello")]].concat(), args)?;
-    let mut engine = args.engine.engine_for(&hello, &model)?;
-    let device = engine.describe_device();
-    terminal::note(format_args!("{device}\nCtrl-C stops an answer, Ctrl-D ends"));
-
-    let terminal_fault = |error| Failure::Environment(format!("cannot read a line: {error}"));
-    let mut editor = DefaultEditor::new().map_err(terminal_fault)?;
-    let history = history_file();
-    if let Some(history) = &history {
-        // There is none the first time.
-        let _ = editor.load_history(history);
-    }
+    let mut chat = Chat::open(args)?;
+    let device = chat.engine.describe_device();
+    terminal::note(format_args!("{device}\n/help lists the commands, Ctrl-D ends the chat"));
+    let mut reader = Reader::new()?;
+    let mut was_cleared = false;
     loop {
-        let line = match editor.readline("> ") {
-            Ok(line) if line.trim().is_empty() => continue,
-            Ok(line) => line,
-            Err(ReadlineError::Eof) => return Ok(()),
-            Err(ReadlineError::Interrupted) => return Err(Failure::Interrupted),
-            Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(Failure::Input(format!("cannot read a line: {error}")));
-            }
-            Err(error) => return Err(terminal_fault(error)),
-        };
-        remember(&mut editor, &line, history.as_ref());
-        messages.push(message("user", &line));
-        match answer(&model, &mut engine, &messages, args) {
-            Ok(answer) => messages.push(message("assistant", &answer)),
-            Err(failure @ (Failure::Environment(_) | Failure::OutputClosed)) => {
-                return Err(failure);
-            }
-            // A stopped answer or a conversation beyond the context costs this turn alone.
-            Err(failure) => {
-                failure.report();
-                messages.pop();
-            }
+        let typed = reader.read()?;
+        let is_cleared = matches!(typed, Typed::Cleared);
+        match typed {
+            Typed::End | Typed::Input(Input::Exit) => return Ok(()),
+            Typed::Cleared if was_cleared => return Err(Failure::Interrupted),
+            Typed::Cleared => terminal::note("Ctrl-C again ends the chat, and so does Ctrl-D"),
+            Typed::Mistake(mistake) => terminal::note(mistake),
+            Typed::Input(input) => match chat.take(input) {
+                Ok(()) => {}
+                // A message that is wrong costs this turn alone.
+                Err(failure @ Failure::Input(_)) => {
+                    terminal::report(&failure);
+                }
+                Err(failure) => return Err(failure),
+            },
         }
+        was_cleared = is_cleared;
     }
 }
 
-/// Streams the answer to the last message, and returns it.
-fn answer(
-    model: &Model,
-    engine: &mut Engine,
-    messages: &[Message],
-    args: &Args,
-) -> Result<String, Failure> {
-    let generation = session::stream(model, engine, request(model, messages, args)?)?;
-    Ok(text(model)?.tokenizer.decode(&generation.tokens, true))
+/// A model and what was said with it.
+struct Chat<'a> {
+    args: &'a Args,
+    model: Arc<Model>,
+    engine: Engine,
+    conversation: Conversation,
 }
 
-/// An answer to the last message.
-fn request(model: &Model, messages: &[Message], args: &Args) -> Result<Request, Failure> {
-    Ok(Request {
-        prompt: render(model, messages)?,
-        max_new_tokens: args.n,
-        sampling: args.sampling.sampling(),
-        stop_tokens: model.stop_tokens().to_vec(),
-    })
+impl<'a> Chat<'a> {
+    /// Loads the model. One that cannot chat says so before its weights are loaded.
+    fn open(args: &'a Args) -> Result<Self, Failure> {
+        let model = args.engine.open_model()?;
+        let conversation = Conversation::new(args.system.as_deref());
+        let mut hello = conversation.clone();
+        hello.ask("Hello");
+        let request = args.sampling.request(&model, render(&model, &hello.messages())?);
+        let engine = args.engine.engine_for(&request, &model)?;
+        Ok(Chat { args, model, engine, conversation })
+    }
+
+    /// Answers a message, or does what a command says.
+    fn take(&mut self, input: Input) -> Result<(), Failure> {
+        match input {
+            Input::Message(message) => {
+                self.conversation.ask(&message);
+                self.answer()?;
+            }
+            Input::Regenerate if self.conversation.regenerate() => {
+                self.answer()?;
+            }
+            Input::Regenerate => terminal::note("there is no question to answer again"),
+            Input::System(system) => self.conversation.set_system(system.as_deref()),
+            Input::Clear => self.conversation.clear(),
+            Input::Help => terminal::note(HELP),
+            Input::Exit => {}
+        }
+        Ok(())
+    }
+
+    /// Streams the answer to the last question, and adds it to the conversation. What was said before Ctrl-C counts.
+    fn answer(&mut self) -> Result<session::Timings, Failure> {
+        let prompt = self.fitting_prompt()?;
+        let request = self.args.sampling.request(&self.model, prompt);
+        let stop = &self.args.sampling.stop;
+        let generation =
+            session::generate(&self.model, &mut self.engine, request, stop, terminal::print)?;
+        terminal::print("\n")?;
+        let text = generation.text.unwrap_or_default();
+        match generation.end {
+            End::Interrupted if text.is_empty() => {
+                terminal::note("stopped before the answer began: /regenerate asks again");
+                return Ok(generation.timings);
+            }
+            End::ContextFull => terminal::note(format_args!(
+                "the context of {} tokens is full, the answer ends here: -c 0 makes it as long as \
+                 the model allows",
+                self.engine.context()
+            )),
+            End::Stop | End::Length | End::Interrupted => {}
+        }
+        self.conversation.answer(&text);
+        Ok(generation.timings)
+    }
+
+    /// The tokens of the conversation, with room for an answer. Where the context is full, the oldest turns go until half
+    /// of it is free: the turns that follow then find their prefix in the KV cache, up to the next time.
+    fn fitting_prompt(&mut self) -> Result<Vec<u32>, Failure> {
+        let context = self.engine.context();
+        let answer_len = self.args.sampling.limit().unwrap_or(context).min(context / 4);
+        let prompt = render(&self.model, &self.conversation.messages())?;
+        if prompt.len() + answer_len <= context {
+            return Ok(prompt);
+        }
+        let len = |messages: &[_]| render(&self.model, messages).map(|tokens| tokens.len());
+        match self.conversation.drop_oldest(context / 2, len)? {
+            0 => {}
+            num_dropped => terminal::note(format_args!(
+                "the context of {context} tokens is full: forgot the oldest {num_dropped} of the \
+                 questions and their answers"
+            )),
+        }
+        render(&self.model, &self.conversation.messages())
+    }
 }
 
-/// Where the lines are kept from one chat to the next.
-fn history_file() -> Option<PathBuf> {
-    let cache = model_cache::cache_dir().ok()?;
-    std::fs::create_dir_all(&cache).ok()?;
-    Some(cache.join("chat_history"))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
 
-/// A history that cannot be written must not end the chat.
-fn remember(editor: &mut DefaultEditor, line: &str, history: Option<&PathBuf>) {
-    let _ = editor.add_history_entry(line);
-    if let Some(history) = history {
-        let _ = editor.append_history(history);
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// The answers to `questions` of the default model, and how they were computed.
+    fn timings(questions: [&str; 2]) -> [session::Timings; 2] {
+        let line = ["chat", "--device", "cpu", "--dtype", "f32", "--temp", "0", "-n", "4"];
+        let args = Line::parse_from(line).args;
+        let mut chat = Chat::open(&args).unwrap();
+        questions.map(|question| {
+            chat.conversation.ask(question);
+            chat.answer().unwrap()
+        })
+    }
+
+    #[test]
+    fn a_turn_computes_only_what_the_last_one_did_not() {
+        let [first, second] = timings(["What is the capital of France?", "And of Spain?"]);
+        assert_eq!(first.cache_n, 0);
+        assert!(second.cache_n >= first.prompt_n, "{first:?} {second:?}");
+        assert!(second.prompt_n < first.prompt_n, "{first:?} {second:?}");
     }
 }

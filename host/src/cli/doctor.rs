@@ -8,9 +8,15 @@ use halfwarp::{
 };
 use std::fmt::Write;
 
+const NOTHING_RUNS: &str = "nothing runs without a model\n\
+                            halfwarp fetch gets one; -m PATH runs one of your own";
+
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Prints what was found on this machine; under what is missing stands what to do about it.
+/// Prints what was found on this machine, and what to do about what is missing. Without a model nothing can run.
+///
+/// # Errors
+/// [`Failure::Environment`] if the default model is not in the cache.
 pub fn run() -> Result<(), Failure> {
     let mut report = String::new();
     let mut line = |what: &str, found: &str| {
@@ -28,18 +34,29 @@ pub fn run() -> Result<(), Failure> {
     let targets: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
     let num_kernels = TARGETS[0].kernels.len();
     line("kernels", &format!("{num_kernels}, as PTX for {}", targets.join(" and ")));
-    match model_cache::cache_dir() {
-        Ok(cache) => {
-            line("cache", &cache.display().to_string());
-            for model in model_cache::MODELS {
-                let is_there = model.path(&cache).exists();
-                let found = if is_there { "is there" } else { "is not there: cargo xtask setup" };
-                line("model", &format!("{} {found}", model.name));
-            }
+    let is_ready = models(&mut line);
+    terminal::print(&report)?;
+    if is_ready { Ok(()) } else { Err(Failure::Environment(NOTHING_RUNS.to_owned())) }
+}
+
+/// Whether a model is in the cache.
+fn models(line: &mut impl FnMut(&str, &str)) -> bool {
+    let cache = match model_cache::cache_dir() {
+        Ok(cache) => cache,
+        Err(error) => {
+            line("cache", &error.to_string());
+            return false;
         }
-        Err(error) => line("cache", &error.to_string()),
+    };
+    line("cache", &cache.display().to_string());
+    let mut is_ready = false;
+    for model in model_cache::MODELS {
+        let is_fetched = model.path(&cache).is_file();
+        let found = if is_fetched { "fetched" } else { "not fetched: halfwarp fetch" };
+        line("model", &format!("{} {found}", model.name));
+        is_ready |= is_fetched;
     }
-    terminal::print(&report)
+    is_ready
 }
 
 fn gpus(line: &mut impl FnMut(&str, &str)) {

@@ -1,7 +1,12 @@
-//! How a command ends when it does not end well.
+//! Why a command failed: what the user is told, and the exit code.
 
-use super::terminal;
-use halfwarp::{EngineError, ExecError, OpenError, TextError};
+use halfwarp::{
+    EngineError, ExecError, ModelError, OpenError, PlanError, TextError, WeightsError,
+    exec::GemmError,
+    models::ResolveError,
+    plan::{BudgetError, Dtype, Fits},
+};
+use model_cache::FetchError;
 use std::{fmt, process::ExitCode};
 
 /// Why a command ended before it was done.
@@ -9,38 +14,44 @@ use std::{fmt, process::ExitCode};
 pub enum Failure {
     /// What the user gave is wrong: exit code 2.
     Input(String),
-    /// The machine cannot do it: exit code 1.
+    /// The machine cannot do it (no such device, no memory, disk full): exit code 1.
     Environment(String),
     /// The emulator found a fault of a kernel: exit code 1, with the whole report.
+    #[cfg(feature = "emulator")]
     Kernel(String),
     /// Ctrl-C: exit code 130.
     Interrupted,
-    /// Nobody reads the output any more, as in `halfwarp ... | head -1`: no fault.
+    /// The reader of the output has gone, as in `halfwarp ... | head -1`: exit code 0.
     OutputClosed,
 }
 
+/// The shell's code for a process ended by SIGINT.
+pub const INTERRUPTED: u8 = 130;
+
 impl Failure {
-    /// Tells the user, and gives the exit code.
-    pub fn report(&self) -> ExitCode {
+    /// What the user is told; nothing where the user knows, or nobody reads.
+    pub fn message(&self) -> Option<String> {
         match self {
-            Failure::Input(message) => {
-                terminal::note(format_args!("error: {}", two_lines(message)));
-                ExitCode::from(2)
-            }
-            Failure::Environment(message) => {
-                terminal::note(format_args!("error: {}", two_lines(message)));
-                ExitCode::FAILURE
-            }
-            Failure::Kernel(report) => {
-                terminal::note(format_args!("error: {}", lines(report)));
-                ExitCode::FAILURE
-            }
-            Failure::Interrupted => ExitCode::from(super::interrupt::EXIT_CODE),
+            Failure::Input(message) | Failure::Environment(message) => Some(two_lines(message)),
+            #[cfg(feature = "emulator")]
+            Failure::Kernel(report) => Some(lines(report)),
+            Failure::Interrupted | Failure::OutputClosed => None,
+        }
+    }
+
+    /// The exit code of the process.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Failure::Input(_) => ExitCode::from(2),
+            Failure::Environment(_) => ExitCode::FAILURE,
+            #[cfg(feature = "emulator")]
+            Failure::Kernel(_) => ExitCode::FAILURE,
+            Failure::Interrupted => ExitCode::from(INTERRUPTED),
             Failure::OutputClosed => ExitCode::SUCCESS,
         }
     }
 
-    /// A failure to write to `what`: its reader has gone, or the machine is at fault.
+    /// A failed write to `what`: its reader has gone, or the machine is at fault.
     pub fn output(what: impl fmt::Display, error: &std::io::Error) -> Failure {
         match error.kind() {
             std::io::ErrorKind::BrokenPipe => Failure::OutputClosed,
@@ -52,6 +63,18 @@ impl Failure {
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
         Failure::Input(error.to_string())
+    }
+}
+
+impl From<ResolveError> for Failure {
+    fn from(error: ResolveError) -> Self {
+        Failure::Input(error.to_string())
+    }
+}
+
+impl From<FetchError> for Failure {
+    fn from(error: FetchError) -> Self {
+        Failure::Environment(error.to_string())
     }
 }
 
@@ -69,15 +92,68 @@ impl From<ExecError> for Failure {
 
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
+        let message = error.to_string();
+        // The library's advice names no options, ours does.
+        let message = match hint(&error) {
+            Some(hint) => format!("{}\n{hint}", message.lines().next().unwrap_or_default()),
+            None => message,
+        };
         match error {
             EngineError::Memory(_)
             | EngineError::Exec(
-                ExecError::Budget(_) | ExecError::OutOfMemory { .. } | ExecError::Driver { .. },
-            ) => Failure::Environment(error.to_string()),
-            EngineError::Exec(ExecError::Fault(fault)) => Failure::Kernel(fault.to_string()),
-            _ => Failure::Input(error.to_string()),
+                ExecError::Budget(_)
+                | ExecError::OutOfMemory { .. }
+                | ExecError::Driver { .. }
+                | ExecError::NoDevice(_),
+            ) => Failure::Environment(message),
+            #[cfg(feature = "emulator")]
+            EngineError::Exec(ExecError::Fault(_)) => Failure::Kernel(message),
+            _ => Failure::Input(message),
         }
     }
+}
+
+/// The options that help against `error`.
+fn hint(error: &EngineError) -> Option<String> {
+    let hint = match error {
+        EngineError::PromptTooLong { .. } => {
+            "-c N makes the context longer, -c 0 as long as the model allows"
+        }
+        EngineError::Memory(BudgetError { fits: Fits::Context(len), .. })
+        | EngineError::Exec(ExecError::Budget(BudgetError { fits: Fits::Context(len), .. })) => {
+            return Some(format!("a context of {len} tokens would fit: -c {len}"));
+        }
+        EngineError::Model(ModelError::Unaligned { .. }) => "use --dtype f32",
+        EngineError::Model(ModelError::Plan(PlanError::Accumulate { .. })) => {
+            "use --dtype f16, or leave --accumulate out"
+        }
+        EngineError::Exec(ExecError::TargetOnCpu(_)) => {
+            "choose --device cuda or emulated, or leave --target out"
+        }
+        EngineError::Exec(ExecError::Gemm(error)) => match error {
+            GemmError::CublasOperands { .. } => {
+                "use --dtype f16, or --gemm cublas, which accumulates in f32"
+            }
+            GemmError::CublasAccumulate { .. } => {
+                "use --gemm cublas-f16, or leave --accumulate out"
+            }
+            GemmError::AccumulateOnCpu => {
+                "choose --device cuda or emulated, or leave --accumulate out"
+            }
+            GemmError::NoGpu { .. } => "choose a GPU with --device cuda, or leave --gemm out",
+            GemmError::CublasTarget { .. } => "leave --target or --gemm out",
+            _ => return None,
+        },
+        EngineError::Exec(ExecError::Weights(cause)) => match cause.downcast_ref()? {
+            WeightsError::OutOfRange { storage: Dtype::F16, .. } => {
+                "use --dtype bf16, which has the range of f32"
+            }
+            WeightsError::OutOfRange { .. } => "use --dtype f32",
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(hint.to_owned())
 }
 
 /// Characters of a line at most: room for the longest path that a system has.
@@ -92,6 +168,7 @@ fn two_lines(message: &str) -> String {
 }
 
 /// As many lines as `report` has, with no other control characters.
+#[cfg(feature = "emulator")]
 fn lines(report: &str) -> String {
     report.lines().map(printable).collect::<Vec<_>>().join("\n")
 }
@@ -107,14 +184,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_is_no_fault_of_the_users() {
+    fn what_the_machine_lacks_is_no_mistake_of_the_user() {
         let driver = ExecError::Driver { call: "cuInit".to_owned(), error: "999".to_owned() };
         assert!(matches!(EngineError::from(driver).into(), Failure::Environment(_)));
         let device = ExecError::NoDevice("there is no cuda:9".to_owned());
-        assert!(matches!(EngineError::from(device).into(), Failure::Input(_)));
+        assert!(matches!(EngineError::from(device).into(), Failure::Environment(_)));
     }
 
     #[test]
+    #[cfg(feature = "emulator")]
     fn a_kernels_fault_is_reported_whole() {
         let kind = simt::FaultKind::Deadlock(Vec::new());
         let fault = simt::Fault { kernel: "rope".to_owned(), by: None, kind };

@@ -5,32 +5,43 @@ use super::{
     model::EngineArgs,
     prompt::{ChatArgs, PromptArgs},
     sampling::SamplingArgs,
-    session::{self, Generation, Timings},
+    session::{self, End, Generation, Timings},
     terminal,
 };
 use clap::ValueEnum;
-use halfwarp::{Engine, FinishReason, Model, Request};
 use serde::Serialize;
+
+const EXAMPLES: &str = "\
+Examples:
+  halfwarp generate -p \"Once upon a time\" -n 100
+  halfwarp generate --chat -p \"Why is the sky blue?\"
+  halfwarp generate --chat -f question.txt --temp 0
+  echo \"The capital of France is\" | halfwarp generate -n 8
+  halfwarp generate -m model.gguf -p Hello --output-format json";
 
 /// Arguments of `halfwarp generate`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    #[command(flatten)]
-    engine: EngineArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
     chat: ChatArgs,
     #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
-    /// Tokens to generate at most [default: until the text or the context ends]
-    #[arg(short, long = "n-predict", visible_alias = "predict", value_name = "N")]
-    n: Option<usize>,
     /// Go on after an end-of-sequence token
-    #[arg(long)]
+    #[arg(long, help_heading = "Sampling")]
     ignore_eos: bool,
-    /// text as it is made, or json at the end
-    #[arg(long, value_enum, default_value_t = OutputFormat::Text, value_name = "FORMAT")]
+    /// Text as it is generated, or one line of JSON at the end
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = OutputFormat::Text,
+        value_name = "FORMAT",
+        help_heading = "Output"
+    )]
     output_format: OutputFormat,
 }
 
@@ -47,47 +58,43 @@ struct Output<'a> {
     /// The generated ids, a stop token included.
     tokens: &'a [u32],
     /// `null` for a model with no tokenizer.
-    text: Option<String>,
+    text: Option<&'a str>,
     finish_reason: &'static str,
     seed: u64,
     timings: Timings,
 }
 
-/// Generates, and streams what it generates to stdout.
+/// Generates, and streams the text to stdout.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let model = args.engine.model.open()?;
+    let model = args.engine.open_model()?;
     let prompt = args.prompt.chat_token_ids(&args.chat, &model)?;
-    let stop_tokens = if args.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() };
-    let request =
-        Request { prompt, max_new_tokens: args.n, sampling: args.sampling.sampling(), stop_tokens };
-    let mut engine = args.engine.engine_for(&request, &model)?;
-    match args.output_format {
-        OutputFormat::Text => session::stream(&model, &mut engine, request)?,
-        OutputFormat::Json => json(&model, &mut engine, request)?,
+    let mut request = args.sampling.request(&model, prompt);
+    if args.ignore_eos {
+        request.stop_tokens.clear();
     }
-    .timings
-    .print(&engine);
-    Ok(())
-}
-
-/// All at the end, as one line.
-fn json(model: &Model, engine: &mut Engine, request: Request) -> Result<Generation, Failure> {
+    let mut engine = args.engine.engine_for(&request, &model)?;
     let (prompt_tokens, seed) = (request.prompt.clone(), request.sampling.seed);
-    let generation = session::generate(engine, request, |_| Ok(()))?;
-    let output = Output {
-        prompt_tokens: &prompt_tokens,
-        tokens: &generation.tokens,
-        text: model.text().map(|text| text.tokenizer.decode(&generation.tokens, true)),
-        finish_reason: match generation.finish {
-            FinishReason::StopToken => "stop",
-            FinishReason::Length => "length",
-            FinishReason::ContextFull => "context_full",
-            FinishReason::Cancelled => "cancelled",
-        },
-        seed,
-        timings: generation.timings,
+    let is_text = matches!(args.output_format, OutputFormat::Text);
+    let stop = &args.sampling.stop;
+    let generation = session::generate(&model, &mut engine, request, stop, |text| {
+        if is_text { terminal::print(text) } else { Ok(()) }
+    })?;
+    if is_text {
+        terminal::print("\n")?;
+    }
+    let finish_reason = match generation.end {
+        End::Stop => "stop",
+        End::Length => "length",
+        End::ContextFull => "context_full",
+        End::Interrupted => return Err(Failure::Interrupted),
     };
-    let json = serde_json::to_string(&output).expect("numbers and strings are JSON");
-    terminal::print(&format!("{json}\n"))?;
-    Ok(generation)
+    if !is_text {
+        let Generation { tokens, text, timings, .. } = &generation;
+        let (prompt_tokens, text) = (&prompt_tokens[..], text.as_deref());
+        let output = Output { prompt_tokens, tokens, text, finish_reason, seed, timings: *timings };
+        let json = serde_json::to_string(&output).expect("numbers and strings are JSON");
+        terminal::print(&format!("{json}\n"))?;
+    }
+    generation.timings.print(&engine);
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! `halfwarp logits`.
 
-use super::{failure::Failure, interrupt, model::EngineArgs, prompt::PromptArgs};
+use super::{failure::Failure, model::EngineArgs, output_file, prompt::PromptArgs, terminal};
 use halfwarp::Request;
 use serde_json::json;
 use std::{
@@ -9,30 +9,50 @@ use std::{
     path::{Path, PathBuf},
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  halfwarp logits -p \"The capital of France is\" -o logits.safetensors
+  halfwarp logits -m model.gguf --tokens 1,2,3 --dtype f32 -o logits.safetensors";
+
 /// Arguments of `halfwarp logits`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    engine: EngineArgs,
-    #[command(flatten)]
     prompt: PromptArgs,
-    /// The safetensors file to write: `logits` f32 [num_tokens, vocab_size], `input_ids` i32
-    #[arg(short, long, value_name = "OUT")]
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// The safetensors file to write: logits f32 [num_tokens, vocab_size], input_ids i32 [num_tokens]
+    #[arg(
+        short,
+        long,
+        value_name = "OUT",
+        help_heading = "Output",
+        value_hint = clap::ValueHint::FilePath
+    )]
     output: PathBuf,
 }
 
-/// Runs the prompt through the model once and writes what came out.
+/// Runs the prompt through the model once, and writes the logits of every position.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let model = args.engine.model.open()?;
+    let model = args.engine.open_model()?;
     let request = Request { prompt: args.prompt.token_ids(&model)?, ..Request::default() };
     check_output(&args.output)?;
     let mut engine = args.engine.engine_for(&request, &model)?;
     let input_ids = request.prompt;
     let logits = engine.logits(&input_ids)?;
-    interrupt::write_whole(&args.output, |path| write(path, &input_ids, &logits))
+    output_file::write_whole(&args.output, |path| write(path, &input_ids, &logits))?;
+    let (output, num_tokens) = (&args.output, input_ids.len());
+    let bytes = output.metadata().map_or(0, |metadata| metadata.len());
+    terminal::note(format_args!(
+        "wrote {}: logits f32 [{num_tokens}, {}], input_ids i32 [{num_tokens}], {bytes} bytes",
+        output.display(),
+        logits.len() / num_tokens,
+    ));
+    Ok(())
 }
 
-/// Before the work, not after it: whether there can be a file `path`.
+/// Whether the file `path` can be written: checked before the work, not after it.
 fn check_output(path: &Path) -> Result<(), Failure> {
     let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     if let Some(missing) = directory.filter(|dir| !dir.is_dir()) {

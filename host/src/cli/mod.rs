@@ -1,13 +1,16 @@
-//! The command line: a command a file.
+//! The command line: one file per command.
 
 mod bench;
 mod chat;
+mod completions;
 mod doctor;
 mod failure;
+mod fetch;
 mod generate;
 mod interrupt;
 mod logits;
 mod model;
+mod output_file;
 mod perplexity;
 mod prompt;
 mod ptx;
@@ -16,13 +19,21 @@ mod session;
 mod terminal;
 mod tokenize;
 
-use clap::{Parser, Subcommand, error::ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use failure::Failure;
 use std::process::ExitCode;
 
-/// Runs large language models, with every GPU kernel written in Rust.
+const FIRST_STEPS: &str = "\
+First steps:
+  halfwarp fetch                                  fetch the default model, once
+  halfwarp generate -p \"Once upon a time\" -n 50
+  halfwarp chat
+
+halfwarp COMMAND --help explains a command and its options.";
+
+/// Runs large language models on NVIDIA GPUs and on the CPU, with every GPU kernel written in Rust.
 #[derive(Parser)]
-#[command(name = "halfwarp", version, max_term_width = 100)]
+#[command(name = "halfwarp", version, max_term_width = 100, after_help = FIRST_STEPS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -32,27 +43,34 @@ struct Cli {
 enum Command {
     /// Continue a prompt, or answer it with --chat.
     Generate(generate::Args),
-    /// Talk with a model; Ctrl-C stops an answer, Ctrl-D ends.
+    /// Talk with a model.
     Chat(chat::Args),
-    /// Write the logits of every position of a text.
+    /// Fetch a model into the cache.
+    Fetch(fetch::Args),
+    /// Write the logits of every position of a text to a file.
     Logits(logits::Args),
     /// Measure how well a model predicts a text.
     Perplexity(perplexity::Args),
-    /// Turn a text into token ids.
+    /// Turn a text into token ids, or token ids into a text.
     Tokenize(tokenize::Args),
-    /// Time the GPU kernels.
+    /// Time the GPU kernels, or the decoding of a model.
     #[command(subcommand)]
     Bench(bench::Command),
-    /// Look at the GPU kernels.
+    /// List or print the GPU kernels.
     #[command(subcommand)]
     Ptx(ptx::Command),
-    /// Say what was found on this machine, and what to do about what is missing.
+    /// Report GPU, CPU and models of this machine; the exit code is 1 if no model can run.
     Doctor,
+    /// Print the completions of a shell.
+    Completions(completions::CompletionsArgs),
+    /// Print the manual page.
+    Man(completions::ManArgs),
 }
 
 /// Parses the arguments, runs the command, and tells the user how it failed, if it did.
 pub fn main() -> ExitCode {
     interrupt::install();
+    output_file::install();
     let result = parse().and_then(|cli| match cli.command {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
@@ -62,10 +80,13 @@ pub fn main() -> ExitCode {
         Command::Bench(command) => bench::run(&command),
         Command::Ptx(command) => ptx::run(&command),
         Command::Doctor => doctor::run(),
+        Command::Fetch(args) => fetch::run(&args),
+        Command::Completions(args) => completions::completions(&args, Cli::command()),
+        Command::Man(args) => completions::man(&args, Cli::command()),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => terminal::report(&failure),
     }
 }
 
@@ -79,10 +100,10 @@ fn parse() -> Result<Cli, Failure> {
     })
 }
 
-/// clap's message up to its usage, on one line, and where help is.
+/// clap's message up to its usage, on one line, and where to find help.
 fn mistake(message: &str) -> String {
     let end = ["\n\nUsage:", "\n\nFor more"].iter().filter_map(|next| message.find(next)).min();
     let what = message[..end.unwrap_or(message.len())].trim_start_matches("error: ");
     let words: Vec<&str> = what.split_whitespace().collect();
-    format!("{}\nhalfwarp COMMAND --help lists the arguments", words.join(" "))
+    format!("{}\nhalfwarp COMMAND --help lists the options", words.join(" "))
 }

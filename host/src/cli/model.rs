@@ -1,57 +1,62 @@
-//! Which model, and on what.
+//! Which model runs, and on what.
 
 use super::{failure::Failure, terminal};
 use clap::ValueEnum;
 use halfwarp::{
-    Accumulate, Device, Engine, EngineOptions, Gemm, Model, Precision, Request, Target,
+    Accumulate, Device, Engine, EngineOptions, Gemm, Model, Precision, PrecisionChoice, Request,
+    Target, models,
 };
-use model_cache::{DEFAULT, FetchedModel, MODELS};
-use std::{path::PathBuf, sync::Arc};
+use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
 /// The arguments that name a model.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// A Hugging Face directory, a .gguf file, or the name of a fetched model [default: the fetched one]
-    #[arg(short, long)]
+    /// A Hugging Face directory, a .gguf file, or the name of a fetched model [default: smollm2-135m-instruct]
+    #[arg(short, long, value_hint = clap::ValueHint::AnyPath)]
     model: Option<PathBuf>,
 }
 
 /// The arguments that say how a model runs.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Device")]
 pub struct EngineArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    /// Positions that a sequence can have [default: 4096, or the model's if that is less]
-    #[arg(short, long = "ctx-size", value_name = "CTX")]
+    model: ModelArgs,
+    /// Tokens of the context, prompt and answer together; 0 for the model's own [default: 4096, or the model's if less]
+    #[arg(short, long = "ctx-size", value_name = "CTX", help_heading = "Model")]
     pub context: Option<usize>,
-    /// auto, cpu, cuda, cuda:N or emulated (the GPU's kernels on the CPU, checked: slow)
+    /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked: slow)
     #[arg(long, default_value = "auto")]
     device: Device,
-    /// What weights, KV cache and operands are kept in; sums, norms and softmax are in f32
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    /// Threads of the CPU [default: one for each core]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Type of weights, KV cache and operands; accumulators, norms and softmax are f32 in every type
+    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     dtype: Dtype,
-    /// Who computes linear layers on a GPU
+    /// Which GEMM kernels run the linear layers on a GPU
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
-    /// What our kernels sum products of f16 in, where there are more than a few rows
+    /// Accumulators of f16 GEMMs with more than 16 rows, on a GPU
     #[arg(long, value_enum, default_value_t = AccumulateArg::F32)]
     accumulate: AccumulateArg,
-    /// Whose kernels to run, on a GPU or emulated [default: the newest that the device can run]
+    /// Target of the GPU kernels [default: the newest that the device runs]
     #[arg(long, value_enum)]
     target: Option<TargetArg>,
-    /// The same logits, bit for bit, whatever else runs and however a prompt is cut into steps
+    /// The same logits, bit for bit, whatever else is in the batch and however a prompt is chunked
     #[arg(long)]
     batch_invariant: bool,
 }
 
-/// Who computes linear layers.
+/// Which GEMM kernels run the linear layers.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum GemmArg {
     /// The kernels of this program
     Halfwarp,
     /// NVIDIA's cuBLAS, where it is installed
     Cublas,
-    /// cuBLAS with sums in f16, of f16 operands alone
+    /// cuBLAS with f16 accumulators, for f16 operands only
     CublasF16,
 }
 
@@ -65,12 +70,12 @@ impl From<GemmArg> for Gemm {
     }
 }
 
-/// What products are summed in.
+/// Type of the accumulators.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum AccumulateArg {
-    /// Exact products, sums of 24 bits
+    /// Exact products, 24 significant bits
     F32,
-    /// Sums of 11 bits up to 65504
+    /// 11 significant bits, values up to 65504: faster, less exact
     F16,
 }
 
@@ -83,7 +88,7 @@ impl From<AccumulateArg> for Accumulate {
     }
 }
 
-/// What kernels are compiled for.
+/// A target of the GPU kernels.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum TargetArg {
     /// Compute capability 8.0 and newer
@@ -106,6 +111,8 @@ impl From<TargetArg> for Target {
 /// A type to compute in.
 #[derive(Clone, Copy, ValueEnum)]
 enum Dtype {
+    /// The fastest type that keeps the model's accuracy on the device
+    Auto,
     /// The reference
     F32,
     /// Half of the memory; weights up to 65504
@@ -114,77 +121,83 @@ enum Dtype {
     Bf16,
 }
 
-impl From<Dtype> for Precision {
+impl From<Dtype> for PrecisionChoice {
     fn from(dtype: Dtype) -> Self {
         match dtype {
-            Dtype::F32 => Precision::F32,
-            Dtype::F16 => Precision::F16,
-            Dtype::Bf16 => Precision::BF16,
+            Dtype::Auto => PrecisionChoice::Auto,
+            Dtype::F32 => Precision::F32.into(),
+            Dtype::F16 => Precision::F16.into(),
+            Dtype::Bf16 => Precision::BF16.into(),
         }
     }
 }
 
 impl ModelArgs {
     /// Opens the model: its configuration, its tokenizer, and where its weights are.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a model that is not found or cannot be used.
     pub fn open(&self) -> Result<Arc<Model>, Failure> {
-        Ok(Arc::new(Model::open(self.path()?)?))
-    }
-
-    fn path(&self) -> Result<PathBuf, Failure> {
-        let name = match &self.model {
-            Some(path) if path.exists() => return Ok(path.clone()),
-            Some(name) => name.to_string_lossy(),
-            None => DEFAULT.name.into(),
+        let path = match &self.model {
+            Some(model) => models::resolve(model)?,
+            None => models::default_model()?,
         };
-        let Some(model) = FetchedModel::named(&name) else {
-            let known: Vec<_> = MODELS.iter().map(|model| model.name).collect();
-            return Err(Failure::Input(format!(
-                "{name}: no such directory or file\nthe models to fetch are: {}",
-                known.join(", ")
-            )));
-        };
-        let cache = model_cache::cache_dir().map_err(|error| Failure::Input(error.to_string()))?;
-        let path = model.path(&cache);
-        if !path.exists() {
-            return Err(Failure::Input(format!(
-                "{name} is not in {}\nto fetch it: cargo xtask setup",
-                cache.display()
-            )));
-        }
-        Ok(path)
+        Ok(Arc::new(Model::open(path)?))
     }
 }
 
 impl EngineArgs {
-    /// Puts `model` on the device, if it can take `request`; with a progress bar where there is a terminal.
+    /// Starts the threads, and opens the model.
+    ///
+    /// # Errors
+    /// [`Failure::Environment`] if the system refuses the threads; [`Failure::Input`] as [`ModelArgs::open`].
+    pub fn open_model(&self) -> Result<Arc<Model>, Failure> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(self.threads.map_or(0, NonZeroUsize::get))
+            .build_global();
+        pool.map_err(|error| Failure::Environment(format!("cannot start threads: {error}")))?;
+        let model = self.model.open()?;
+        for ignored in &model.generation_config().ignored {
+            terminal::note(format_args!("warning: {ignored}"));
+        }
+        Ok(model)
+    }
+
+    /// Loads `model` on the device, if it can take `request`.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a request or options that are wrong, [`Failure::Environment`] for no memory or device.
     pub fn engine_for(&self, request: &Request, model: &Arc<Model>) -> Result<Engine, Failure> {
         self.options(self.context).check_request(model, request)?;
         self.engine(model, self.context)
     }
 
-    /// Puts `model` on the device, for `max_seqs` sequences of `context` positions at once.
+    /// Loads `model` for `max_seqs` sequences of `context` positions at once.
+    ///
+    /// # Errors
+    /// As [`EngineArgs::engine_for`].
     pub fn engine_of(
         &self,
         model: &Arc<Model>,
         context: usize,
         max_seqs: usize,
     ) -> Result<Engine, Failure> {
-        let options = EngineOptions { max_seqs, ..self.options(Some(context)) };
-        Ok(Engine::with_progress(Arc::clone(model), options, terminal::loading_bar())?)
+        load(model, EngineOptions { max_seqs, ..self.options(Some(context)) })
     }
 
-    /// Puts `model` on the device, with `context` positions a sequence.
+    /// Loads `model` for sequences of `context` positions.
+    ///
+    /// # Errors
+    /// As [`EngineArgs::engine_for`].
     pub fn engine(&self, model: &Arc<Model>, context: Option<usize>) -> Result<Engine, Failure> {
-        let (model, options) = (Arc::clone(model), self.options(context));
-        Ok(Engine::with_progress(model, options, terminal::loading_bar())?)
+        load(model, self.options(context))
     }
 
     fn options(&self, context: Option<usize>) -> EngineOptions {
-        let (device, precision, gemm) = (self.device, self.dtype.into(), self.gemm.into());
         EngineOptions {
-            device,
-            precision,
-            gemm,
+            device: self.device,
+            precision: self.dtype.into(),
+            gemm: self.gemm.into(),
             accumulate: self.accumulate.into(),
             target: self.target.map(Target::from),
             batch_invariant: self.batch_invariant,
@@ -192,4 +205,13 @@ impl EngineArgs {
             ..EngineOptions::default()
         }
     }
+}
+
+/// With a progress bar on stderr, and what the user should know about the result.
+fn load(model: &Arc<Model>, options: EngineOptions) -> Result<Engine, Failure> {
+    let engine = Engine::with_progress(Arc::clone(model), options, terminal::loading_bar())?;
+    for note in engine.notes() {
+        terminal::note(note);
+    }
+    Ok(engine)
 }

@@ -3,45 +3,61 @@
 use super::{
     failure::Failure,
     model::EngineArgs,
-    prompt::{encode, text},
+    prompt::{encode, read_text, text},
     terminal,
 };
 use halfwarp::Engine;
 use rayon::prelude::*;
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
-/// A window, unless `-c` says another: enough context, and logits that fit everywhere.
+/// Tokens of a window where `-c` is not given: enough context, and logits that fit into every memory.
 const DEFAULT_WINDOW: usize = 2048;
 
+const EXAMPLES: &str = "\
+The text is split into windows of CTX tokens (2048 by default) that do not overlap. Within a window every token
+but the first is predicted from those before it: Hugging Face's measure with stride = window. llama.cpp scores
+only the second half of its windows, so its figures are lower.
+
+Examples:
+  halfwarp perplexity -f text.txt
+  halfwarp perplexity -m model.gguf -f text.txt -c 512 --dtype f16";
+
 /// Arguments of `halfwarp perplexity`.
-///
-/// The text is cut into windows of CTX tokens that do not overlap; in each, every token but the first is predicted
-/// from those before it (Hugging Face's measure with stride = window). llama.cpp scores the second half of its
-/// windows only, so its figures are lower.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
-    /// The text, UTF-8
-    #[arg(short, long, value_name = "FILE")]
+    /// The text, in UTF-8
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        help_heading = "Prompt",
+        value_hint = clap::ValueHint::FilePath
+    )]
     file: PathBuf,
 }
 
 /// Prints the mean negative log-likelihood of a token, in nats, and its exponential.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let model = args.engine.model.open()?;
-    let input = fs::read_to_string(&args.file)
-        .map_err(|error| Failure::Input(format!("cannot read {}: {error}", args.file.display())))?;
+    let model = args.engine.open_model()?;
+    let input = read_text(&args.file)?;
     let tokens = encode(text(&model)?, &input, true)?;
     if tokens.len() < 2 {
-        return Err(Failure::Input("the text is one token: nothing is predicted".to_owned()));
+        return Err(Failure::Input(
+            "the text is a single token: there is nothing to predict".to_owned(),
+        ));
     }
     let max = model.config().max_position_embeddings;
-    let asked = args.engine.context.filter(|&window| window > 0);
-    let window = asked.unwrap_or(DEFAULT_WINDOW.min(max));
+    let window = match args.engine.context {
+        None => DEFAULT_WINDOW.min(max),
+        Some(0) => max,
+        Some(window) => window,
+    };
     if window < 2 {
         return Err(Failure::Input(
-            "in a window of one token nothing is predicted: -c 2".to_owned(),
+            "-c 1: a window of one token predicts nothing, it needs 2 or more".to_owned(),
         ));
     }
     let mut engine = args.engine.engine(&model, Some(window))?;

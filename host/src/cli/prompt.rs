@@ -1,75 +1,135 @@
-//! A prompt: text, a chat, or token ids.
+//! The prompt of a command: a text, a file, piped input, a chat, or token ids.
 
 use super::failure::Failure;
 use clap::ArgGroup;
 use halfwarp::{Message, Model, Text};
+use std::{
+    fs,
+    io::{self, IsTerminal, Read},
+    path::{Path, PathBuf},
+};
 
 /// The arguments that make a prompt.
 #[derive(clap::Args)]
-#[command(group = ArgGroup::new("prompt_kind").required(true).args(["prompt", "tokens"]))]
+#[command(group = ArgGroup::new("prompt_kind").args(["prompt", "file", "tokens"]))]
+#[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
-    /// The prompt
-    #[arg(short, long)]
+    /// The prompt; - reads it from stdin, as does piped input
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// Token ids instead of a text, such as 1,2,3; needs no tokenizer
+    /// A file that holds the prompt, in UTF-8
+    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: Option<PathBuf>,
+    /// Token ids in the place of a text, such as 1,2,3
     #[arg(long, value_delimiter = ',', value_name = "IDS")]
     tokens: Vec<u32>,
 }
 
 /// The arguments that make a prompt a conversation.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Prompt")]
 pub struct ChatArgs {
     /// Render the prompt with the model's chat template
     #[arg(long, conflicts_with = "tokens")]
     chat: bool,
     /// The system prompt of the chat
-    #[arg(long, requires = "chat", value_name = "TEXT")]
+    #[arg(long, requires = "chat", value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
 }
 
 impl PromptArgs {
+    /// The token ids of `--tokens`, where they are given.
+    pub fn given_tokens(&self) -> Option<&[u32]> {
+        (!self.tokens.is_empty()).then_some(&self.tokens)
+    }
+
     /// The prompt's token ids.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a prompt that is empty, cannot be read or is not UTF-8, or a model without a tokenizer.
     pub fn token_ids(&self, model: &Model) -> Result<Vec<u32>, Failure> {
-        match &self.prompt {
-            Some(prompt) => encode(text(model)?, prompt, true),
-            None => Ok(self.tokens.clone()),
+        match self.given_tokens() {
+            Some(tokens) => Ok(tokens.to_vec()),
+            None => encode(text(model)?, &self.text()?, true),
         }
     }
 
-    /// The token ids of the prompt as the user's turn of a chat, where one is asked for.
+    /// The token ids of the prompt, with `--chat` as the user's turn of a conversation.
+    ///
+    /// # Errors
+    /// As [`PromptArgs::token_ids`]; [`Failure::Input`] for a model without a chat template.
     pub fn chat_token_ids(&self, chat: &ChatArgs, model: &Model) -> Result<Vec<u32>, Failure> {
-        match &self.prompt {
-            Some(prompt) if chat.chat => {
-                let mut messages = opening(chat.system.as_deref());
-                messages.push(message("user", prompt));
-                render(model, &messages)
-            }
-            _ => self.token_ids(model),
+        if !chat.chat {
+            return self.token_ids(model);
         }
+        let system = chat.system.as_ref().map(|content| Message::new("system", content));
+        text(model)?;
+        let user = Message::new("user", self.text()?);
+        render(model, &system.into_iter().chain([user]).collect::<Vec<_>>())
+    }
+
+    /// The text of the prompt, without the newline at its end that editors and `echo` add.
+    fn text(&self) -> Result<String, Failure> {
+        let mut text = match (&self.prompt, &self.file) {
+            (Some(prompt), _) if prompt != "-" => return Ok(prompt.clone()),
+            (None, Some(file)) => read_text(file)?,
+            (None, None) if io::stdin().is_terminal() => {
+                return Err(no_prompt("no prompt is given"));
+            }
+            _ => match read_stdin()? {
+                text if text.is_empty() => return Err(no_prompt("the prompt on stdin is empty")),
+                text => text,
+            },
+        };
+        if text.ends_with('\n') {
+            text.pop();
+        }
+        Ok(text)
     }
 }
 
-/// The start of a conversation.
-pub fn opening(system: Option<&str>) -> Vec<Message> {
-    system.map(|content| message("system", content)).into_iter().collect()
+fn no_prompt(what: &str) -> Failure {
+    Failure::Input(format!("{what}\ngive one with -p TEXT or -f FILE, or pipe a text in"))
 }
 
-/// One turn of a conversation.
-pub fn message(role: &str, content: &str) -> Message {
-    Message::new(role, content)
+/// The UTF-8 text of `file`.
+///
+/// # Errors
+/// [`Failure::Input`] with the reason of the system.
+pub fn read_text(file: &Path) -> Result<String, Failure> {
+    fs::read_to_string(file)
+        .map_err(|error| Failure::Input(format!("cannot read {}: {error}", file.display())))
+}
+
+fn read_stdin() -> Result<String, Failure> {
+    let mut text = String::new();
+    match io::stdin().lock().read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(Failure::Input(format!("cannot read the prompt from stdin: {error}"))),
+    }
 }
 
 /// The token ids of a conversation, up to where the assistant's answer begins.
+///
+/// # Errors
+/// [`Failure::Input`] for a model without a chat template, or messages that its template refuses.
 pub fn render(model: &Model, messages: &[Message]) -> Result<Vec<u32>, Failure> {
     let text = text(model)?;
     let Some(template) = &text.chat_template else {
-        return Err(Failure::Input("this model has no chat template: leave out --chat".to_owned()));
+        return Err(Failure::Input(
+            "this model has no chat template: it continues texts, and was not trained to chat\n\
+             halfwarp generate without --chat"
+                .to_owned(),
+        ));
     };
     // The template writes the special tokens itself.
     encode(text, &template.render(messages, true)?, false)
 }
 
 /// The model's tokenizer and chat template.
+///
+/// # Errors
+/// [`Failure::Input`] for a model without a tokenizer.
 pub fn text(model: &Model) -> Result<&Text, Failure> {
     model.text().ok_or_else(|| {
         Failure::Input("this model has no tokenizer\ngive token ids: --tokens 1,2,3".to_owned())
@@ -77,10 +137,10 @@ pub fn text(model: &Model) -> Result<&Text, Failure> {
 }
 
 /// The token ids of `prompt`, with those that the tokenizer puts around a text if `add_special`.
+///
+/// # Errors
+/// [`Failure::Input`] for no token at all, or a text that the tokenizer cannot encode.
 pub fn encode(text: &Text, prompt: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
     let tokens = text.tokenizer.encode(prompt, add_special)?;
-    if tokens.is_empty() {
-        return Err(Failure::Input("the prompt is empty".to_owned()));
-    }
-    Ok(tokens)
+    if tokens.is_empty() { Err(no_prompt("the prompt is empty")) } else { Ok(tokens) }
 }

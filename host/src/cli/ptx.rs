@@ -20,7 +20,7 @@ pub enum Command {
     },
 }
 
-/// Prints what is asked for.
+/// Lists the kernels, or prints one.
 pub fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::List => terminal::print(&list()),
@@ -28,7 +28,7 @@ pub fn run(command: &Command) -> Result<(), Failure> {
     }
 }
 
-/// One kernel a line.
+/// One kernel per line.
 fn list() -> String {
     let kernels: BTreeMap<&str, &Kernel> = TARGETS
         .iter()

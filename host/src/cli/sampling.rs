@@ -1,41 +1,154 @@
-//! How the next token is chosen; names and defaults are llama.cpp's.
+//! How the next token is chosen, and when an answer ends. Names are llama.cpp's.
 
-use halfwarp::Sampling;
+use clap::builder::NonEmptyStringValueParser;
+use halfwarp::{Model, Request, Sampling};
 use rand::RngExt;
+use std::str::FromStr;
 
-/// The arguments of sampling.
+/// llama.cpp's defaults, for what neither a flag nor the model says.
+const DEFAULTS: Sampling = Sampling {
+    temperature: 0.8,
+    top_k: 40,
+    top_p: 0.95,
+    min_p: 0.05,
+    repetition_penalty: 1.0,
+    presence_penalty: 0.0,
+    frequency_penalty: 0.0,
+    logit_bias: Vec::new(),
+    seed: 0,
+};
+
+/// The arguments of sampling. Where none is given, the model's generation_config.json or GGUF metadata says the value.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Temperature; 0 takes the most likely token
-    #[arg(long, default_value_t = 0.8, value_name = "T")]
-    temp: f32,
-    /// Choose among the K most likely tokens; 0 for all
-    #[arg(long, default_value_t = 40, value_name = "K")]
-    top_k: usize,
-    /// Choose among the most likely tokens that together have probability P
-    #[arg(long, default_value_t = 0.95, value_name = "P")]
-    top_p: f32,
-    /// Choose among tokens at least P times as likely as the most likely one
-    #[arg(long, default_value_t = 0.05, value_name = "P")]
-    min_p: f32,
-    /// Make tokens less likely that have been seen; 1 is off
-    #[arg(long, default_value_t = 1.0, value_name = "X")]
-    repeat_penalty: f32,
-    /// The same seed gives the same text [default: another one each time]
+    /// Temperature; 0 always takes the most likely token [default: the model's, else 0.8]
+    #[arg(long, visible_alias = "temperature", value_name = "T", allow_negative_numbers = true)]
+    temp: Option<f32>,
+    /// Choose among the K most likely tokens; 0 for all [default: the model's, else 40]
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Choose among the most likely tokens that together have probability P [default: the model's, else 0.95]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f32>,
+    /// Choose among tokens at least P times as likely as the most likely one [default: the model's, else 0.05]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    min_p: Option<f32>,
+    /// Divide the logits of tokens in the prompt and the answer by X; 1 is off [default: the model's, else 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    repeat_penalty: Option<f32>,
+    /// Subtract X from the logit of each token that the answer has already, -2 to 2 [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+    /// Subtract X times the count of a token in the answer from its logit, -2 to 2 [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+    /// Add BIAS to the logit of token ID (-100 to 100, or -inf to forbid it); repeat it for more
+    #[arg(long, value_name = "ID=BIAS")]
+    logit_bias: Vec<LogitBias>,
+    /// The same seed gives the same text [default: a new one each time]
     #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
+    /// Tokens to generate at most; -1 for as many as the context holds [default: -1]
+    #[arg(
+        short,
+        long = "n-predict",
+        visible_alias = "predict",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    n: Option<Limit>,
+    /// End the answer before TEXT; repeat it for more
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
+    pub stop: Vec<String>,
 }
 
 impl SamplingArgs {
-    /// What the engine is asked for.
-    pub fn sampling(&self) -> Sampling {
-        Sampling {
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repeat_penalty,
+    /// A request that continues `prompt`: the flags, then the model's values, then llama.cpp's.
+    pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Request {
+        let default = model.generation_config().sampling(DEFAULTS);
+        let sampling = Sampling {
+            temperature: self.temp.unwrap_or(default.temperature),
+            top_k: self.top_k.unwrap_or(default.top_k),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
+            repetition_penalty: self.repeat_penalty.unwrap_or(default.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(default.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(default.frequency_penalty),
+            logit_bias: self.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
             seed: self.seed.unwrap_or_else(|| rand::rng().random::<u32>().into()),
+        };
+        let max_new_tokens = self.n.and_then(|limit| limit.0);
+        Request { max_new_tokens, sampling, ..model.request(prompt) }
+    }
+
+    /// Tokens of an answer at most, where there is a limit.
+    pub fn limit(&self) -> Option<usize> {
+        self.n.and_then(|limit| limit.0)
+    }
+}
+
+/// `--n-predict`: a number of tokens; none for -1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Limit(Option<usize>);
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("-1", _) => Ok(Limit(None)),
+            (_, Ok(limit)) => Ok(Limit(Some(limit))),
+            _ => Err("expected a number of tokens, or -1 for no limit".to_owned()),
+        }
+    }
+}
+
+/// `--logit-bias`: `ID=BIAS`, or llama.cpp's `ID+BIAS` and `ID-BIAS`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct LogitBias {
+    token: u32,
+    bias: f32,
+}
+
+impl FromStr for LogitBias {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let split = text.find(['=', '+', '-']).map(|at| text.split_at(at));
+        let parsed = split.and_then(|(id, bias)| {
+            let bias: f32 = bias.strip_prefix('=').unwrap_or(bias).parse().ok()?;
+            Some(LogitBias { token: id.parse().ok()?, bias })
+        });
+        parsed.ok_or_else(|| "expected a token id and a number, such as 42=-1.5".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bias_is_written_in_our_way_or_llama_cpps() {
+        let bias = |text: &str| text.parse::<LogitBias>().ok().map(|bias| (bias.token, bias.bias));
+        assert_eq!(bias("42=1.5"), Some((42, 1.5)));
+        assert_eq!(bias("42=-1.5"), Some((42, -1.5)));
+        assert_eq!(bias("42+1"), Some((42, 1.0)));
+        assert_eq!(bias("42-1"), Some((42, -1.0)));
+        assert_eq!(bias("42-inf"), Some((42, f32::NEG_INFINITY)));
+        for text in ["", "42", "=1", "42=", "42==1", "42=+-1", "x=1", "-1=2", "42=1,43=2"] {
+            assert_eq!(bias(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn minus_one_is_no_limit() {
+        let limit = |text: &str| text.parse::<Limit>().ok().map(|limit| limit.0);
+        assert_eq!(limit("-1"), Some(None));
+        assert_eq!(limit("0"), Some(Some(0)));
+        assert_eq!(limit("7"), Some(Some(7)));
+        for text in ["-2", "", "x", "1.5"] {
+            assert_eq!(limit(text), None, "{text:?}");
         }
     }
 }

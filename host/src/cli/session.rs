@@ -1,7 +1,13 @@
 //! One request from its prompt to its last token, timed.
 
-use super::{failure::Failure, interrupt, terminal};
-use halfwarp::{Engine, EventKind, FinishReason, Model, Request, TextStream};
+use super::{
+    failure::Failure,
+    interrupt,
+    terminal::{self, PromptBar},
+};
+use halfwarp::{
+    Engine, EngineError, EventKind, FinishReason, Model, Request, RequestId, TextStream,
+};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -9,46 +15,48 @@ use std::time::{Duration, Instant};
 pub struct Generation {
     /// The generated ids, a stop token included.
     pub tokens: Vec<u32>,
+    /// Their text, without special tokens and stop strings; `None` for a model with no tokenizer.
+    pub text: Option<String>,
     /// Why it ended.
-    pub finish: FinishReason,
+    pub end: End,
     /// How long it took.
     pub timings: Timings,
 }
 
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A stop token or a stop string.
+    Stop,
+    /// The limit of tokens.
+    Length,
+    /// No position is left in the context.
+    ContextFull,
+    /// Ctrl-C.
+    Interrupted,
+}
+
 /// Times of a request, under the names of llama.cpp's server.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Timings {
-    /// Tokens of the prompt.
+    /// Tokens of the prompt whose keys and values were in the cache already.
+    pub cache_n: usize,
+    /// Tokens of the prompt that were computed.
     pub prompt_n: usize,
     /// Milliseconds from the request to its first token (TTFT).
     pub prompt_ms: f64,
-    /// Tokens of the prompt in a second.
+    /// Tokens of the prompt computed per second.
     pub prompt_per_second: f64,
     /// Tokens generated.
     pub predicted_n: usize,
     /// Milliseconds from the first token to the last.
     pub predicted_ms: f64,
-    /// Tokens generated in a second after the first.
+    /// Tokens generated per second after the first.
     pub predicted_per_second: f64,
 }
 
 impl Timings {
-    fn new(prompt_n: usize, predicted_n: usize, prompt: Duration, predicted: Duration) -> Self {
-        let per_second = |count: usize, time: Duration| match time.as_secs_f64() {
-            0.0 => 0.0,
-            seconds => count as f64 / seconds,
-        };
-        Timings {
-            prompt_n,
-            prompt_ms: 1e3 * prompt.as_secs_f64(),
-            prompt_per_second: per_second(prompt_n, prompt),
-            predicted_n,
-            predicted_ms: 1e3 * predicted.as_secs_f64(),
-            predicted_per_second: per_second(predicted_n.saturating_sub(1), predicted),
-        }
-    }
-
-    /// Prints the speeds on stderr, and what they were reached on.
+    /// Prints the speeds on stderr, and the device that reached them.
     pub fn print(&self, engine: &Engine) {
         terminal::note(format_args!(
             "{}\nprompt: {} tokens, first token after {:.1} ms ({:.1} tok/s)\n\
@@ -63,70 +71,146 @@ impl Timings {
     }
 }
 
-/// Runs `request` to its end, or until Ctrl-C, and streams what it brings to stdout as a line: text, or for a model
-/// with no tokenizer the ids.
-pub fn stream(model: &Model, engine: &mut Engine, request: Request) -> Result<Generation, Failure> {
-    let mut text = model.text().map(|text| TextStream::new(&text.tokenizer));
-    let mut separator = "";
-    let result = generate(engine, request, |token| {
-        let piece = match &mut text {
-            Some(text) => text.push(token),
-            None => format!("{separator}{token}"),
-        };
-        separator = ",";
-        terminal::print(&piece)
-    });
-    if matches!(result, Ok(_) | Err(Failure::Interrupted)) {
-        terminal::print(&text.map_or_else(String::new, |text| text.finish()))?;
-        terminal::print("\n")?;
-    }
-    result
-}
-
-/// Runs `request` to its end, or until Ctrl-C; each token goes to `on_token` as it comes.
+/// Runs `request` until it ends, one of the strings `stop` comes, or Ctrl-C. `output` gets the text as it comes; for a
+/// model with no tokenizer the ids, separated by commas.
+///
+/// # Errors
+/// [`Failure::Input`] for a request that the engine refuses; those of [`Engine::step`] and of `output`.
 pub fn generate(
+    model: &Model,
     engine: &mut Engine,
     request: Request,
-    on_token: impl FnMut(u32) -> Result<(), Failure>,
+    stop: &[String],
+    output: impl FnMut(&str) -> Result<(), Failure>,
 ) -> Result<Generation, Failure> {
+    if model.text().is_none() && !stop.is_empty() {
+        return Err(Failure::Input(
+            "this model has no tokenizer: --stop has no text to look at".to_owned(),
+        ));
+    }
+    let text = model.text().map(|text| TextStream::new(&text.tokenizer).until(stop));
     let prompt_len = request.prompt.len();
     let start = Instant::now();
     let id = engine.add_request(request)?;
-    let result = interrupt::polled(|| run(engine, start, prompt_len, on_token));
-    if result.is_err() {
-        engine.cancel(id);
-    }
-    result
+    let mut run = Run {
+        id,
+        text,
+        output,
+        written: String::new(),
+        tokens: Vec::new(),
+        cached: 0,
+        start,
+        first: start,
+        last: start,
+    };
+    let end = interrupt::polled(|| run.to_end(engine)).and_then(|end| run.finish().map(|()| end));
+    // It may have ended by itself; then there is nothing to cancel.
+    engine.cancel(id);
+    let end = end?;
+    let timings = run.timings(prompt_len);
+    Ok(Generation { tokens: run.tokens, text: model.text().map(|_| run.written), end, timings })
 }
 
-fn run(
-    engine: &mut Engine,
+/// A request that runs.
+struct Run<'a, F> {
+    id: RequestId,
+    text: Option<TextStream<'a>>,
+    output: F,
+    /// What `output` got.
+    written: String,
+    tokens: Vec<u32>,
+    /// Tokens of the prompt that were in the cache.
+    cached: usize,
     start: Instant,
-    prompt_len: usize,
-    mut on_token: impl FnMut(u32) -> Result<(), Failure>,
-) -> Result<Generation, Failure> {
-    let mut tokens = Vec::new();
-    let (mut first, mut last) = (start, start);
-    loop {
-        for event in engine.step()? {
-            match event.kind {
-                EventKind::Token(token) => {
-                    last = Instant::now();
-                    if tokens.is_empty() {
-                        first = last;
+    first: Instant,
+    last: Instant,
+}
+
+impl<F: FnMut(&str) -> Result<(), Failure>> Run<'_, F> {
+    fn to_end(&mut self, engine: &mut Engine) -> Result<End, Failure> {
+        let (id, mut bar) = (self.id, PromptBar::new());
+        loop {
+            for event in engine.step()?.into_iter().filter(|event| event.request == id) {
+                match event.kind {
+                    EventKind::Started { cached_tokens } => self.cached = cached_tokens,
+                    EventKind::Token(token) => {
+                        bar.clear();
+                        self.token(token)?;
                     }
-                    tokens.push(token);
-                    on_token(token)?;
-                }
-                EventKind::Finished(finish) => {
-                    let (prompt, predicted) = (first - start, last - first);
-                    let timings = Timings::new(prompt_len, tokens.len(), prompt, predicted);
-                    return Ok(Generation { tokens, finish, timings });
+                    EventKind::Finished(reason) => return Ok(self.end(reason)),
+                    EventKind::Failed(source) => {
+                        return Err(EngineError::Sample { request: id, source }.into());
+                    }
+                    _ => {}
                 }
             }
+            if self.is_stopped() {
+                return Ok(End::Stop);
+            }
+            if interrupt::requested() {
+                return Ok(End::Interrupted);
+            }
+            if let Some(progress) = engine.prompt_progress(id) {
+                bar.update(progress.done, progress.total);
+            }
         }
-        if interrupt::requested() {
-            return Err(Failure::Interrupted);
+    }
+
+    fn token(&mut self, token: u32) -> Result<(), Failure> {
+        self.last = Instant::now();
+        if self.tokens.is_empty() {
+            self.first = self.last;
+        }
+        let separator = if self.tokens.is_empty() { "" } else { "," };
+        self.tokens.push(token);
+        let text = match &mut self.text {
+            Some(text) => text.push(token),
+            None => format!("{separator}{token}"),
+        };
+        self.write(&text)
+    }
+
+    /// Writes the characters that waited for more bytes, or could have begun a stop string.
+    fn finish(&mut self) -> Result<(), Failure> {
+        let rest = self.text.take().map_or_else(String::new, TextStream::finish);
+        self.write(&rest)
+    }
+
+    fn write(&mut self, text: &str) -> Result<(), Failure> {
+        self.written.push_str(text);
+        (self.output)(text)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.text.as_ref().is_some_and(TextStream::is_stopped)
+    }
+
+    /// A stop string in the last token counts before the limit that this token reached.
+    fn end(&self, reason: FinishReason) -> End {
+        match reason {
+            _ if self.is_stopped() => End::Stop,
+            FinishReason::StopToken => End::Stop,
+            FinishReason::Length => End::Length,
+            FinishReason::ContextFull => End::ContextFull,
+            FinishReason::Cancelled => End::Interrupted,
+        }
+    }
+
+    fn timings(&self, prompt_len: usize) -> Timings {
+        let per_second = |count: usize, time: Duration| match time.as_secs_f64() {
+            0.0 => 0.0,
+            seconds => count as f64 / seconds,
+        };
+        let (prompt, predicted) = (self.first - self.start, self.last - self.first);
+        let (prompt_n, predicted_n) = (prompt_len - self.cached, self.tokens.len());
+        Timings {
+            cache_n: self.cached,
+            prompt_n,
+            prompt_ms: 1e3 * prompt.as_secs_f64(),
+            prompt_per_second: per_second(prompt_n, prompt),
+            predicted_n,
+            predicted_ms: 1e3 * predicted.as_secs_f64(),
+            predicted_per_second: per_second(predicted_n.saturating_sub(1), predicted),
         }
     }
 }

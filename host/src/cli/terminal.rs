@@ -1,17 +1,21 @@
-//! What goes to the terminal beside the text: progress and speed, on stderr.
+//! Output: the result on stdout; progress, speed and errors on stderr.
 
 use super::failure::Failure;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::{
     fmt,
     io::{self, Write},
+    process::ExitCode,
+    time::{Duration, Instant},
 };
 
-/// A bar for the weights, in bytes done and bytes in all; nothing is drawn where stderr is no terminal.
+/// How long a prompt is computed before its progress is shown.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A progress bar for the weights, called with bytes done and bytes in total. Nothing is drawn where stderr is not a
+/// terminal.
 pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("loading {wide_bar} {bytes}/{total_bytes}");
-    bar.set_style(style.expect("the template is well-formed"));
+    let bar = bar("loading {wide_bar} {bytes}/{total_bytes}");
     move |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
@@ -21,15 +25,63 @@ pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
     }
 }
 
-/// Writes `line` to stderr; a command does not fail because nobody can read what it says beside its output.
+/// A progress bar for the tokens of a prompt, shown after a second where stderr is a terminal.
+pub struct PromptBar {
+    start: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl PromptBar {
+    /// A bar that is not drawn yet.
+    pub fn new() -> Self {
+        PromptBar { start: Instant::now(), bar: None }
+    }
+
+    /// Shows `done` of `total` tokens.
+    pub fn update(&mut self, done: usize, total: usize) {
+        if done >= total {
+            return self.clear();
+        }
+        if self.start.elapsed() >= PATIENCE {
+            let bar = self.bar.get_or_insert_with(|| bar("prompt {wide_bar} {pos}/{len} tokens"));
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+        }
+    }
+
+    /// Removes the bar from the screen, before text is written there.
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A bar that a failure or Ctrl-C removes from the screen too.
+fn bar(template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).expect("the template is well-formed");
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
+        .with_style(style)
+        .with_finish(ProgressFinish::AndClear)
+}
+
+/// Writes `line` to stderr. A failed write is ignored: the result on stdout does not depend on it.
 pub fn note(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Tells the user why a command failed, and returns the exit code.
+pub fn report(failure: &Failure) -> ExitCode {
+    if let Some(message) = failure.message() {
+        note(format_args!("error: {message}"));
+    }
+    failure.exit_code()
 }
 
 /// Writes `text` to stdout at once.
 ///
 /// # Errors
-/// [`Failure::OutputClosed`] if nobody reads it any more, [`Failure::Environment`].
+/// [`Failure::OutputClosed`] if its reader has gone, [`Failure::Environment`].
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout

@@ -30,7 +30,7 @@ pub enum EngineError {
     EmptyPrompt,
     /// A prompt that is longer than the context.
     #[error(
-        "the prompt has {prompt_len} tokens, the context {context}: shorten it, or ask for a longer context"
+        "the prompt has {prompt_len} tokens, the context {context}: shorten it, or choose a longer context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -43,13 +43,13 @@ pub enum EngineError {
     UnknownToken {
         /// The id.
         token: u32,
-        /// Where it stands.
+        /// Its index in the prompt.
         index: usize,
         /// Ids that the model has.
         vocab_size: usize,
     },
-    /// [`Engine::logits`](super::Engine::logits) found the cache taken by requests.
-    #[error("the cache is taken by requests: finish or cancel them first")]
+    /// Running requests hold the pages that [`Engine::logits`](super::Engine::logits) needs.
+    #[error("running requests hold the cache: finish or cancel them first")]
     CacheFull,
     /// The model does not fit into the device's memory.
     #[error(transparent)]
@@ -57,7 +57,7 @@ pub enum EngineError {
     /// A sampling value out of its range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// No token could be chosen for a request; it is removed, the others go on.
+    /// No token could be chosen for the request of [`Engine::generate`](super::Engine::generate).
     #[error("{source}")]
     Sample {
         /// The request.

@@ -1,6 +1,5 @@
 //! The two ways to use an engine in one call.
 
-use super::pages::PageTable;
 use super::request::check_prompt;
 use super::{Engine, EngineError, Event, EventKind, Generation, Request, RequestId};
 use crate::exec::Want;
@@ -8,11 +7,12 @@ use crate::plan::StepInputs;
 use std::ops::ControlFlow;
 
 impl Engine {
-    /// Runs one request to its end, beside those that are there already. `on_token` sees each token as it comes and can
-    /// break off.
+    /// Runs one request to its end, together with those that were added before; what happens to these is left for the
+    /// next [`Engine::step`]. `on_token` is called with each token and can end the generation.
     ///
     /// # Errors
-    /// Those of [`Engine::add_request`] and [`Engine::step`]; the request is removed.
+    /// Those of [`Engine::add_request`] and [`Engine::step`], and [`EngineError::Sample`] if no token can be chosen for
+    /// this request; it is removed.
     pub fn generate(
         &mut self,
         request: Request,
@@ -35,23 +35,32 @@ impl Engine {
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
         events_of_others: &mut Vec<Event>,
     ) -> Result<Generation, EngineError> {
-        let mut tokens = Vec::new();
+        let (mut tokens, mut cached_tokens) = (Vec::new(), 0);
         loop {
-            let mut finished = None;
+            let mut ended = None;
+            // All events are looked at, also those after the last one of this request.
             for event in self.step()? {
                 match event.kind {
                     _ if event.request != id => events_of_others.push(event),
-                    EventKind::Finished(reason) => finished = Some(reason),
+                    EventKind::Started { cached_tokens: cached } => cached_tokens = cached,
                     EventKind::Token(token) => {
                         tokens.push(token);
                         if on_token(token).is_break() {
                             self.cancel(id);
                         }
                     }
+                    EventKind::Finished(reason) => ended = Some(Ok(reason)),
+                    EventKind::Failed(source) => {
+                        ended = Some(Err(EngineError::Sample { request: id, source }));
+                    }
                 }
             }
-            if let Some(finish_reason) = finished {
-                return Ok(Generation { tokens, finish_reason });
+            if let Some(ended) = ended {
+                return ended.map(|finish_reason| Generation {
+                    tokens,
+                    finish_reason,
+                    cached_tokens,
+                });
             }
         }
     }
@@ -62,12 +71,9 @@ impl Engine {
     /// Those of a prompt (see [`Engine::add_request`]), [`EngineError::CacheFull`], [`EngineError::Exec`].
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         check_prompt(tokens, self.model.config().vocab_size, self.context())?;
-        let mut pages = PageTable::default();
-        if !pages.grow(self.scheduler.pages(), tokens.len()) {
-            return Err(EngineError::CacheFull);
-        }
+        let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
         let logits = self.logits_in(pages.pages(), tokens);
-        pages.truncate(self.scheduler.pages(), 0);
+        self.scheduler.give_back(pages);
         logits
     }
 

@@ -1,13 +1,16 @@
 //! The engine: requests in, tokens out.
 //!
 //! Requests are batched as they come (continuous batching), their keys and values live in a paged cache, and each has a
-//! sampler of its own. One request is a batch of one.
+//! sampler of its own. One request is a batch of one. A request that ended leaves its keys and values in the cache until
+//! others need the room: a later request with the same beginning, such as the next turn of a chat, starts from them.
 
 mod buckets;
 mod error;
 mod generate;
 mod options;
 pub mod pages;
+mod precision;
+mod prefix;
 mod request;
 mod sampler;
 mod sampling;
@@ -16,18 +19,20 @@ mod sequence;
 
 pub use error::EngineError;
 pub use options::EngineOptions;
-pub use request::{Event, EventKind, FinishReason, Generation, Request, RequestId};
+pub use precision::PrecisionChoice;
+pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
+pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperature};
 
 use crate::Model;
 use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::ModelError;
-use crate::plan::{Bounds, Numerics, StepInputs, Weight};
+use crate::plan::{Bounds, Numerics, Precision, StepInputs, Weight};
 use crate::weights::Progress;
 use buckets::Buckets;
 use scheduler::{Entry, Scheduler, Turns};
 use sequence::Sequence;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Runs requests on a model.
@@ -35,15 +40,14 @@ pub struct Engine {
     model: Arc<Model>,
     executor: Box<dyn Executor>,
     numerics: Numerics,
+    notes: Vec<String>,
     buckets: Buckets,
     num_pages: usize,
     prepared: HashMap<Bounds, PreparedPlan>,
     scheduler: Scheduler,
     next_id: u64,
     /// Events that no step has handed out yet.
-    events: VecDeque<Event>,
-    /// Failures of single requests, likewise.
-    failures: VecDeque<EngineError>,
+    events: Vec<Event>,
 }
 
 impl Engine {
@@ -64,10 +68,31 @@ impl Engine {
         options: EngineOptions,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
+        let (mut precision, mut notes) = precision::first(&options, &model)?;
+        loop {
+            match Self::open(&model, &options, precision, &report) {
+                Ok(engine) => return Ok(Engine { notes, ..engine }),
+                Err(error) => match precision::after(&options, precision, &error) {
+                    Some(wider) => {
+                        notes.push(precision::note(wider, precision, &error));
+                        precision = wider;
+                    }
+                    None => return Err(error),
+                },
+            }
+        }
+    }
+
+    fn open(
+        model: &Arc<Model>,
+        options: &EngineOptions,
+        precision: Precision,
+        report: impl Fn(usize, usize) + Sync,
+    ) -> Result<Self, EngineError> {
         options.gemm.check_device(options.device).map_err(ExecError::from)?;
         options.device.check_target(options.target)?;
-        let operand = options.precision.operand();
-        options.numerics().check().map_err(ModelError::from)?;
+        let operand = precision.operand();
+        options.numerics(precision).check().map_err(ModelError::from)?;
         options.gemm.compute_type(operand).map_err(ExecError::from)?;
         options
             .gemm
@@ -76,10 +101,13 @@ impl Engine {
         let context = options.context_for(model.config())?;
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
-        // No step is larger than all contexts together, however large a one is asked for.
-        let max_tokens = options.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
+        let numerics = options.numerics(precision);
+        // No step is larger than all contexts together, whatever the options say.
+        let max_tokens = options
+            .max_tokens_for(num_weights(model)?)
+            .clamp(max_seqs, max_seqs.saturating_mul(context));
         let buckets = Buckets { max_tokens, max_seqs, context };
-        let (numerics, bounds) = (options.numerics(), buckets.largest());
+        let bounds = buckets.largest();
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             let memory = model.memory(&numerics, bounds, num_pages)?;
             memory.check(&device, free_bytes, options.cache_size())?;
@@ -90,16 +118,16 @@ impl Engine {
         let executor = exec::open(options.device, &options.gpu(), &plan, &weights)?;
         let turns = if numerics.batch_invariant { Turns::Apart } else { Turns::Together };
         let mut engine = Engine {
-            model,
+            model: Arc::clone(model),
             executor,
             numerics,
+            notes: Vec::new(),
             buckets,
             num_pages,
             prepared: HashMap::new(),
             scheduler: Scheduler::new(turns, max_seqs, buckets.max_tokens, num_pages),
             next_id: 0,
-            events: VecDeque::new(),
-            failures: VecDeque::new(),
+            events: Vec::new(),
         };
         if engine.executor.prepares_ahead() {
             engine.prepare_all()?;
@@ -115,6 +143,17 @@ impl Engine {
     /// Positions of a sequence, prompt and answer.
     pub fn context(&self) -> usize {
         self.buckets.context
+    }
+
+    /// What it computes in.
+    pub fn precision(&self) -> Precision {
+        self.numerics.precision
+    }
+
+    /// What a user should know about how the options were met, one line each: why another precision was chosen than
+    /// the usual one of the device.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Where it runs, in one line.
@@ -141,29 +180,30 @@ impl Engine {
 
     /// Ends a request; its last event is [`FinishReason::Cancelled`]. Nothing happens if it has ended already.
     pub fn cancel(&mut self, request: RequestId) {
-        if self.scheduler.remove(request) {
+        if self.scheduler.retire(request) {
             self.finish(request, FinishReason::Cancelled);
         }
     }
 
+    /// How much of a request's prompt has been computed; `None` once the request has ended. A step computes at most
+    /// [`EngineOptions::max_tokens`].
+    pub fn prompt_progress(&self, request: RequestId) -> Option<PromptProgress> {
+        self.scheduler.get(request).map(Sequence::progress)
+    }
+
     /// Whether there is something to do for [`Engine::step`].
     pub fn has_work(&self) -> bool {
-        self.scheduler.has_work() || !self.events.is_empty() || !self.failures.is_empty()
+        self.scheduler.has_work() || !self.events.is_empty()
     }
 
     /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there is room for.
     ///
     /// # Errors
-    /// [`EngineError::Sample`] for one request, which is removed; the events of the others come with the next step.
-    /// [`EngineError::Exec`] if the batch failed: nothing has changed.
+    /// [`EngineError::Exec`] if the batch failed: no request has changed. What concerns a single request is an event,
+    /// [`EventKind::Failed`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
-        if self.failures.is_empty() {
-            self.run_batch()?;
-        }
-        match self.failures.pop_front() {
-            Some(failure) => Err(failure),
-            None => Ok(self.events.drain(..).collect()),
-        }
+        self.run_batch()?;
+        Ok(std::mem::take(&mut self.events))
     }
 
     fn run_batch(&mut self) -> Result<(), EngineError> {
@@ -179,7 +219,7 @@ impl Engine {
     }
 
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
-        self.events.push_back(Event { request, kind: EventKind::Finished(reason) });
+        self.events.push(Event { request, kind: EventKind::Finished(reason) });
     }
 
     fn step_inputs(&mut self, entries: &[Entry]) -> StepInputs {
@@ -193,7 +233,7 @@ impl Engine {
         inputs
     }
 
-    /// What the batch wants back.
+    /// What the host needs from the batch.
     fn want(&mut self, entries: &[Entry]) -> Want {
         let mut want = Want::Nothing;
         for entry in entries.iter().filter(|entry| entry.is_last) {
@@ -228,8 +268,8 @@ impl Engine {
         Ok(plan)
     }
 
-    /// Prepares what requests run, and runs it: the first request of a size neither waits for that, nor for a graph on
-    /// its way to the device, nor for weights and kernels that nothing has touched.
+    /// Prepares and runs every size of step, so that the first request of a size waits neither for its plan nor for the
+    /// first use of graphs, kernels and weights.
     fn prepare_all(&mut self) -> Result<(), EngineError> {
         for bounds in self.buckets.of_requests() {
             let plan = self.prepare(bounds)?;
@@ -238,19 +278,22 @@ impl Engine {
         Ok(())
     }
 
-    /// Samples the next tokens of the batch, and makes the events of it.
+    /// Samples the next tokens of the batch, and queues its events.
     fn take_output(&mut self, entries: &[Entry], output: &StepOutput) {
         let vocab_size = self.model.config().vocab_size;
         let context = self.buckets.context;
-        let mut ended = Vec::new();
+        let (mut finished, mut failed) = (Vec::new(), Vec::new());
         let mut row = 0;
         for entry in entries {
             let sequence = self.scheduler.running(entry.index);
+            let request = sequence.id();
             sequence.advance(entry.num_tokens);
+            if let Some(cached_tokens) = sequence.start() {
+                self.events.push(Event { request, kind: EventKind::Started { cached_tokens } });
+            }
             if !entry.is_last {
                 continue;
             }
-            let request = sequence.id();
             let token = match output.next_tokens.get(row) {
                 Some(&next) => sampler::greedy(next),
                 None => sequence.sample(&output.logits[row * vocab_size..][..vocab_size]),
@@ -258,20 +301,31 @@ impl Engine {
             row += 1;
             match token {
                 Ok(token) => {
-                    self.events.push_back(Event { request, kind: EventKind::Token(token) });
+                    self.events.push(Event { request, kind: EventKind::Token(token) });
                     if let Some(reason) = sequence.push(token, context) {
                         self.finish(request, reason);
-                        ended.push(request);
+                        finished.push(request);
                     }
                 }
                 Err(source) => {
-                    ended.push(request);
-                    self.failures.push_back(EngineError::Sample { request, source });
+                    self.events.push(Event { request, kind: EventKind::Failed(source) });
+                    failed.push(request);
                 }
             }
         }
-        for request in ended {
+        for request in finished {
+            self.scheduler.retire(request);
+        }
+        for request in failed {
             self.scheduler.remove(request);
         }
     }
+}
+
+/// Weights of the model.
+fn num_weights(model: &Model) -> Result<usize, EngineError> {
+    let bounds =
+        Bounds { max_tokens: 1, max_seqs: 1, max_q_len: 1, max_logit_rows: 1, max_kv_len: 1 };
+    let budget = model.memory(&Numerics::from(Precision::F32), bounds, 1)?;
+    Ok(budget.weight_bytes / size_of::<f32>())
 }

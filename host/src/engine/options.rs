@@ -1,38 +1,46 @@
 //! How an engine is set up.
 
-use super::{EngineError, Request};
+use super::{EngineError, PrecisionChoice, Request};
 use crate::Model;
 use crate::exec::{self, Device, Gemm, GpuOptions, Target};
 use crate::model::Config;
 use crate::plan::{Accumulate, CacheSize, Numerics, PAGE_SIZE, Precision};
 use std::path::PathBuf;
 
-/// The context that is chosen when none is asked for, if the model allows it.
+/// The default context, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
+/// The default tokens of a step at most, on every device.
+const MAX_TOKENS: usize = 512;
+/// The default tokens of a step at least: with fewer, reading the weights takes most of a step.
+const MIN_TOKENS: usize = 8;
+/// Operations in about a second of a CPU's thread, by which the default tokens of a step are chosen.
+const CPU_FLOP_PER_THREAD: f64 = 1e10;
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Where it runs.
     pub device: Device,
-    /// What it computes in.
-    pub precision: Precision,
-    /// Who computes linear layers on a GPU.
+    /// What it computes in; [`Engine::precision`](super::Engine::precision) is what was chosen.
+    pub precision: PrecisionChoice,
+    /// Whose kernels compute linear layers on a GPU.
     pub gemm: Gemm,
-    /// What our kernels sum products in: f16 of operands in f16 alone, and of more than a few rows.
+    /// Type of our kernels' accumulators: f16 only for operands in f16, and not in small-batch kernels (m <= 16).
     pub accumulate: Accumulate,
-    /// Whose kernels run, on a GPU or emulated; `None`: those for the newest target that the device can run.
+    /// Target of the kernels, on a GPU or emulated; `None`: the newest that the device can run.
     pub target: Option<Target>,
     /// Whether a request's logits are the same bits whatever runs beside it, and however its prompt is cut into steps.
     /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones. In 16
     /// bits a GPU decodes at most 64 sequences so, and a step of more is an error.
     pub batch_invariant: bool,
-    /// Positions of a sequence, prompt and answer; `None` or 0: 4096, or what the model allows if that is less.
+    /// Positions of a sequence, prompt and answer. `None`: 4096, or what the model allows if that is less; `Some(0)`:
+    /// what the model allows, however much memory that takes.
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
     pub max_seqs: usize,
-    /// Tokens of a step: a longer prompt takes several.
-    pub max_tokens: usize,
+    /// Tokens of a step: a longer prompt takes several. `None`: 512 on a GPU; on the CPU about what a second is enough
+    /// for, by the model's size and the number of threads, so that progress shows and a request can be cancelled.
+    pub max_tokens: Option<usize>,
     /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts. With less, a
     /// sequence may have to wait, or to give its place back and be computed again.
     pub cache_positions: Option<usize>,
@@ -45,14 +53,14 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             device: Device::Auto,
-            precision: Precision::default(),
+            precision: PrecisionChoice::default(),
             gemm: Gemm::default(),
             accumulate: Accumulate::default(),
             target: None,
             batch_invariant: false,
             context: None,
             max_seqs: 1,
-            max_tokens: 512,
+            max_tokens: None,
             cache_positions: None,
             cubin_dir: exec::default_cubin_dir(),
         }
@@ -60,8 +68,8 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// What [`Engine::add_request`](super::Engine::add_request) of an engine with these options will say of `request`:
-    /// to know before weights are loaded for it.
+    /// Whether [`Engine::add_request`](super::Engine::add_request) of an engine with these options would take `request`:
+    /// to know before the weights are loaded.
     ///
     /// # Errors
     /// [`EngineError::Context`] and those of [`Engine::add_request`](super::Engine::add_request).
@@ -70,9 +78,9 @@ impl EngineOptions {
         request.check(config.vocab_size, self.context_for(config)?)
     }
 
-    /// How the model computes.
-    pub(super) fn numerics(&self) -> Numerics {
-        let &EngineOptions { precision, accumulate, batch_invariant, .. } = self;
+    /// How the model computes in `precision`.
+    pub(super) fn numerics(&self, precision: Precision) -> Numerics {
+        let &EngineOptions { accumulate, batch_invariant, .. } = self;
         Numerics { precision, accumulate, batch_invariant }
     }
 
@@ -87,6 +95,15 @@ impl EngineOptions {
         match self.cache_positions {
             Some(_) => CacheSize::Positions,
             None => CacheSize::Contexts(self.max_seqs.max(1)),
+        }
+    }
+
+    /// Tokens of a step, of a model with `num_weights` weights.
+    pub(super) fn max_tokens_for(&self, num_weights: usize) -> usize {
+        match self.max_tokens {
+            Some(max_tokens) => max_tokens,
+            None if self.device.runs_kernels() => MAX_TOKENS,
+            None => cpu_tokens(num_weights, rayon::current_num_threads()),
         }
     }
 
@@ -108,9 +125,41 @@ impl EngineOptions {
     pub(super) fn context_for(&self, config: &Config) -> Result<usize, EngineError> {
         let max = config.max_position_embeddings;
         match self.context {
-            None | Some(0) => Ok(max.min(DEFAULT_CONTEXT)),
+            None => Ok(max.min(DEFAULT_CONTEXT)),
+            Some(0) => Ok(max),
             Some(asked) if asked > max => Err(EngineError::Context { asked, max }),
             Some(asked) => Ok(asked),
         }
+    }
+}
+
+/// A power of two of tokens that `num_threads` threads compute in about a second.
+fn cpu_tokens(num_weights: usize, num_threads: usize) -> usize {
+    let flop_per_token = 2.0 * num_weights.max(1) as f64;
+    let tokens = CPU_FLOP_PER_THREAD * num_threads as f64 / flop_per_token;
+    let tokens = (tokens as usize).clamp(MIN_TOKENS, MAX_TOKENS);
+    1 << tokens.ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_on_the_cpu_takes_about_a_second() {
+        for (num_weights, num_threads, tokens) in [
+            (135e6, 2, 64),
+            (494e6, 2, 16),
+            (7e9, 2, 8),
+            (7e9, 64, 32),
+            (135e6, 64, 512),
+            (0.0, 1, 512),
+        ] {
+            assert_eq!(cpu_tokens(num_weights as usize, num_threads), tokens, "{num_weights}");
+        }
+        let exact = EngineOptions { max_tokens: Some(7), ..Default::default() };
+        assert_eq!(exact.max_tokens_for(1 << 30), 7);
+        let gpu = EngineOptions { device: Device::Emulated, ..Default::default() };
+        assert_eq!(gpu.max_tokens_for(1 << 30), 512);
     }
 }

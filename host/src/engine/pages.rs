@@ -1,4 +1,4 @@
-//! Pages of the KV cache: who has which.
+//! Pages of the KV cache, and the table of pages of each sequence.
 
 use crate::plan::PAGE_SIZE;
 
@@ -22,6 +22,11 @@ impl PageAllocator {
     /// Pages that no sequence holds.
     pub fn num_free(&self) -> usize {
         self.free.len()
+    }
+
+    /// Sequences that hold `page`.
+    pub fn num_holders(&self, page: u32) -> usize {
+        self.ref_counts[page as usize] as usize
     }
 
     fn take(&mut self) -> Option<u32> {
@@ -55,10 +60,15 @@ impl PageTable {
         &self.pages
     }
 
+    /// Pages that [`PageTable::grow`] would take.
+    pub fn num_missing(&self, len: usize) -> usize {
+        len.div_ceil(PAGE_SIZE).saturating_sub(self.pages.len())
+    }
+
     /// Takes pages until there is room for `len` positions; all of them or, if too few are free, none.
     #[must_use]
     pub fn grow(&mut self, allocator: &mut PageAllocator, len: usize) -> bool {
-        let missing = len.div_ceil(PAGE_SIZE).saturating_sub(self.pages.len());
+        let missing = self.num_missing(len);
         if missing > allocator.num_free() {
             return false;
         }
@@ -66,14 +76,36 @@ impl PageTable {
         true
     }
 
-    /// Gives back the pages behind position `len`.
+    /// Positions that the pages have room for.
+    pub fn whole_len(&self) -> usize {
+        self.pages.len() * PAGE_SIZE
+    }
+
+    /// Gives back the last page.
+    pub fn pop(&mut self, allocator: &mut PageAllocator) {
+        self.pages.pop().into_iter().for_each(|page| allocator.release(page));
+    }
+
+    /// Truncates to `len` positions, or to the whole pages of them if another sequence holds the last page too: the
+    /// rest of that page is not free to be written. Returns the positions that are left.
+    pub fn truncate_to_own(&mut self, allocator: &mut PageAllocator, len: usize) -> usize {
+        self.truncate(allocator, len);
+        let is_shared = self.pages.last().is_some_and(|&page| allocator.num_holders(page) > 1);
+        if is_shared && len < self.whole_len() {
+            self.pop(allocator);
+            return self.whole_len();
+        }
+        len
+    }
+
+    /// Gives back the pages after position `len`.
     pub fn truncate(&mut self, allocator: &mut PageAllocator, len: usize) {
         let keep = len.div_ceil(PAGE_SIZE).min(self.pages.len());
         self.pages.drain(keep..).for_each(|page| allocator.release(page));
     }
 
-    /// The same pages for a second sequence that begins alike. Only whole pages are shared: both would write to a page
-    /// that is half full.
+    /// The pages of the first `len` positions for a second sequence. Only whole pages are shared: both sequences would
+    /// write to a page that is partly filled.
     pub fn share(&self, allocator: &mut PageAllocator, len: usize) -> PageTable {
         let pages = self.pages[..len / PAGE_SIZE].to_vec();
         pages.iter().for_each(|&page| allocator.retain(page));

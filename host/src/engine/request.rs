@@ -1,6 +1,6 @@
 //! What is asked of the engine, and what it answers.
 
-use super::{EngineError, Sampling};
+use super::{EngineError, Sampling, SamplingError};
 
 /// A request's name in the engine that it was added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,7 +24,7 @@ impl Request {
     /// Whether a model with `vocab_size` tokens can take it in a context of `context` positions.
     pub(super) fn check(&self, vocab_size: usize, context: usize) -> Result<(), EngineError> {
         check_prompt(&self.prompt, vocab_size, context)?;
-        Ok(self.sampling.check()?)
+        Ok(self.sampling.check(vocab_size)?)
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) fn check_prompt(
 }
 
 /// Something that happened to a request in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Event {
     /// The request.
     pub request: RequestId,
@@ -56,12 +56,20 @@ pub struct Event {
 }
 
 /// What happened to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum EventKind {
+    /// The request left the queue. It comes once, before the first token.
+    Started {
+        /// Leading tokens of the prompt whose keys and values were still in the cache.
+        cached_tokens: usize,
+    },
     /// A token was generated; the stop token that ends a generation is one too.
     Token(u32),
-    /// Nothing more will come.
+    /// The last event of a request.
     Finished(FinishReason),
+    /// The last event of a request for which no token could be chosen. Others are not affected.
+    Failed(SamplingError),
 }
 
 /// Why a generation ended.
@@ -84,4 +92,15 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Why there are no more.
     pub finish_reason: FinishReason,
+    /// Leading tokens of the prompt whose keys and values were still in the cache.
+    pub cached_tokens: usize,
+}
+
+/// How much of a prompt has been computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptProgress {
+    /// Tokens of the prompt whose keys and values are in the cache, those found there included.
+    pub done: usize,
+    /// Tokens of the prompt.
+    pub total: usize,
 }

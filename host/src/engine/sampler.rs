@@ -4,6 +4,7 @@ use super::sampling::{Sampling, SamplingError};
 use crate::exec::NextToken;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
 /// The token that is simply that of the largest logit.
@@ -31,27 +32,33 @@ type Candidate = (u32, f32);
 impl Sampler {
     /// A sampler at the beginning of its seed's numbers.
     pub fn new(sampling: Sampling) -> Self {
-        Sampler { sampling, rng: ChaCha12Rng::seed_from_u64(sampling.seed) }
+        let rng = ChaCha12Rng::seed_from_u64(sampling.seed);
+        Sampler { sampling, rng }
     }
 
     /// Whether the next token is simply that of the largest logit.
     pub fn is_plain_greedy(&self) -> bool {
-        self.sampling.temperature == 0.0 && self.sampling.repetition_penalty == 1.0
+        self.sampling.is_plain_greedy()
     }
 
-    /// The next token after `tokens`, the prompt and the answer so far. Draws one number, except when greedy.
+    /// The next token after `prompt` and the answer so far, `generated`. Draws one number, except when greedy.
     ///
     /// # Errors
     /// [`SamplingError::NotFinite`], [`SamplingError::NoCandidate`].
-    pub fn sample(&mut self, logits: &[f32], tokens: &[u32]) -> Result<u32, SamplingError> {
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        prompt: &[u32],
+        generated: &[u32],
+    ) -> Result<u32, SamplingError> {
         check(logits)?;
-        let Sampling { temperature, top_k, repetition_penalty, .. } = self.sampling;
-        let penalised;
-        let logits = if repetition_penalty == 1.0 {
-            logits
+        let Sampling { temperature, top_k, .. } = self.sampling;
+        let changed;
+        let logits = if self.sampling.changes_logits() {
+            changed = self.bias_and_penalise(logits, prompt, generated);
+            &changed
         } else {
-            penalised = penalise(logits, tokens, repetition_penalty);
-            &penalised
+            logits
         };
         let mut candidates = largest(logits, if temperature == 0.0 { 1 } else { top_k });
         let max = candidates.iter().map(|candidate| candidate.1).reduce(f32::max);
@@ -61,6 +68,32 @@ impl Sampler {
         }
         self.truncate(&mut candidates, max);
         Ok(self.draw(&candidates, max))
+    }
+
+    /// `logits` with the bias, and then the penalties of the tokens so far.
+    fn bias_and_penalise(&self, logits: &[f32], prompt: &[u32], generated: &[u32]) -> Vec<f32> {
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } =
+            self.sampling;
+        let mut biased = Cow::Borrowed(logits);
+        for &(token, bias) in &self.sampling.logit_bias {
+            biased.to_mut()[token as usize] += bias;
+        }
+        let repeated = |token: u32| {
+            let logit = biased[token as usize];
+            if logit > 0.0 {
+                (logit / repetition_penalty).min(f32::MAX)
+            } else {
+                logit * repetition_penalty
+            }
+        };
+        // The first two penalties count a token once: they are computed from `biased` each time.
+        let mut changed = biased.to_vec();
+        prompt.iter().for_each(|&token| changed[token as usize] = repeated(token));
+        for &token in generated {
+            changed[token as usize] = repeated(token) - presence_penalty;
+        }
+        generated.iter().for_each(|&token| changed[token as usize] -= frequency_penalty);
+        changed
     }
 
     /// Keeps the candidates that top-p and min-p allow; never none.
@@ -84,7 +117,7 @@ impl Sampler {
             left -= weight;
             left < 0.0
         });
-        // Rounding can leave a crumb behind the last: it belongs to it.
+        // Rounding can leave a remainder after the last candidate: it belongs to that one.
         drawn.map_or(candidates[candidates.len() - 1].0, |(candidate, _)| candidate.0)
     }
 }
@@ -101,7 +134,7 @@ fn descending(a: &Candidate, b: &Candidate) -> Ordering {
 
 /// Keeps the most probable candidates that together reach `top_p`; at least one.
 ///
-/// They are few as a rule, the vocabulary is not: only as many are put in order as it takes.
+/// As a rule they are few of a large vocabulary: only as many are sorted as it takes.
 fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64, max: f32) {
     const FIRST: usize = 256;
     let weight = |candidate: &Candidate| weight(candidate.1, max, 1.0);
@@ -123,11 +156,10 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64, max: f32) {
     candidates.truncate(keep);
 }
 
-/// Logits that are looked at together.
+/// Logits that are tested together.
 const CHUNK: usize = 256;
 
-/// Whether one of `logits` is such a one. All are looked at, which takes vector instructions; a search takes one after the
-/// other.
+/// Whether `is_such` holds for one of `logits`. There is no early exit, so that the loop is vectorised.
 fn any(logits: &[f32], is_such: impl Fn(f32) -> bool) -> bool {
     logits.iter().fold(false, |any, &logit| any | is_such(logit))
 }
@@ -138,17 +170,17 @@ fn check(logits: &[f32]) -> Result<(), SamplingError> {
     let Some(chunk) = logits.chunks(CHUNK).position(|chunk| any(chunk, is_broken)) else {
         return Ok(());
     };
-    let in_front = chunk * CHUNK;
-    let index = logits[in_front..].iter().position(|&logit| is_broken(logit)).unwrap_or_default();
-    Err(SamplingError::NotFinite { token: (in_front + index) as u32 })
+    let first = chunk * CHUNK;
+    let index = logits[first..].iter().position(|&logit| is_broken(logit)).unwrap_or_default();
+    Err(SamplingError::NotFinite { token: (first + index) as u32 })
 }
 
 /// The `count` largest of `logits`, or all for 0, but for those of negative infinity; of equal ones, those of the
 /// smallest ids.
 fn largest(logits: &[f32], count: usize) -> Vec<Candidate> {
     let count = if count == 0 { logits.len() } else { count };
-    // Room for some more than that: they are cut down seldom, and of a vocabulary nearly all are no larger than the least
-    // that is left then.
+    // With room for twice as many, the list is seldom cut down to `count`, and most logits of a vocabulary are below the
+    // least that it keeps then.
     let room = count.saturating_mul(2).max(64).min(logits.len());
     let mut kept: Vec<Candidate> = Vec::with_capacity(room);
     let mut least = f32::NEG_INFINITY;
@@ -177,16 +209,6 @@ fn keep_largest(candidates: &mut Vec<Candidate>, count: usize) -> f32 {
     let (_, &mut (_, least), _) = candidates.select_nth_unstable_by(count - 1, descending);
     candidates.truncate(count);
     least
-}
-
-/// `logits` with the repetition penalty. A token that stands in `tokens` twice is penalised once.
-fn penalise(logits: &[f32], tokens: &[u32], penalty: f32) -> Vec<f32> {
-    let mut penalised = logits.to_vec();
-    for &token in tokens {
-        let logit = logits[token as usize];
-        penalised[token as usize] = if logit > 0.0 { logit / penalty } else { logit * penalty };
-    }
-    penalised
 }
 
 #[cfg(test)]

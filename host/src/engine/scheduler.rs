@@ -1,16 +1,18 @@
-//! Which sequences a step works on: continuous batching, decoding first, long prompts in chunks.
+//! Which sequences share a step: continuous batching, decoding first, long prompts in chunks.
 
-use super::pages::PageAllocator;
+use super::pages::{PageAllocator, PageTable};
+use super::prefix::PrefixCache;
 use super::{RequestId, sequence::Sequence};
 use std::collections::VecDeque;
 
-/// Sequences that wait, and those that have pages in the cache.
+/// Sequences that wait, sequences that run, and the prefixes that those before them left in the cache.
 #[derive(Debug)]
 pub struct Scheduler {
     turns: Turns,
     max_seqs: usize,
     max_tokens: usize,
     pages: PageAllocator,
+    prefixes: PrefixCache,
     waiting: VecDeque<Sequence>,
     /// In the order in which they were admitted.
     running: Vec<Sequence>,
@@ -19,10 +21,10 @@ pub struct Scheduler {
 /// Which tokens share a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turns {
-    /// All.
+    /// All tokens.
     Together,
-    /// Those of prompts, and when there are none generated ones; each is in the cache by the same kind of step, even
-    /// when it has to be computed again.
+    /// Tokens of prompts, or if there are none generated tokens. A position is always computed by the same kind of
+    /// step, also when it is computed again.
     Apart,
 }
 
@@ -33,7 +35,7 @@ pub struct Entry {
     pub index: usize,
     /// Pending tokens that the step takes.
     pub num_tokens: usize,
-    /// Whether these are all: then the next token is sampled.
+    /// Whether these are all pending tokens: then the next token is sampled.
     pub is_last: bool,
 }
 
@@ -45,6 +47,7 @@ impl Scheduler {
             max_seqs,
             max_tokens,
             pages: PageAllocator::new(num_pages),
+            prefixes: PrefixCache::default(),
             waiting: VecDeque::new(),
             running: Vec::new(),
         }
@@ -55,9 +58,21 @@ impl Scheduler {
         !self.waiting.is_empty() || !self.running.is_empty()
     }
 
-    /// The pages of the cache.
-    pub fn pages(&mut self) -> &mut PageAllocator {
-        &mut self.pages
+    /// Pages for `len` positions, which retained sequences give up if need be; `None` if running sequences hold them.
+    pub fn take_pages(&mut self, len: usize) -> Option<PageTable> {
+        let mut table = PageTable::default();
+        let has_room = self.prefixes.make_room(&mut self.pages, table.num_missing(len));
+        (has_room && table.grow(&mut self.pages, len)).then_some(table)
+    }
+
+    /// Gives back what [`Scheduler::take_pages`] took.
+    pub fn give_back(&mut self, mut table: PageTable) {
+        table.truncate(&mut self.pages, 0);
+    }
+
+    /// A sequence that waits or runs.
+    pub fn get(&self, id: RequestId) -> Option<&Sequence> {
+        self.running.iter().chain(&self.waiting).find(|sequence| sequence.id() == id)
     }
 
     /// A running sequence.
@@ -65,24 +80,37 @@ impl Scheduler {
         &mut self.running[index]
     }
 
-    /// Adds a sequence behind those that wait.
+    /// Appends a sequence to those that wait.
     pub fn add(&mut self, sequence: Sequence) {
         self.waiting.push_back(sequence);
     }
 
     /// Removes a sequence and frees its pages; false if there is none of that name.
     pub fn remove(&mut self, id: RequestId) -> bool {
-        if let Some(index) = self.running.iter().position(|sequence| sequence.id() == id) {
-            self.running.remove(index).evict(&mut self.pages);
-            return true;
-        }
-        let waiting = self.waiting.len();
-        self.waiting.retain(|sequence| sequence.id() != id);
-        self.waiting.len() < waiting
+        let removed = self.take(id);
+        let is_removed = removed.is_some();
+        removed.into_iter().for_each(|mut sequence| sequence.evict(&mut self.pages));
+        is_removed
     }
 
-    /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is in a batch; when
-    /// one that decodes needs a page more and none is free, the youngest gives its pages back, waits, and is computed again.
+    /// Removes a sequence and retains what it has in the cache; false if there is none of that name.
+    pub fn retire(&mut self, id: RequestId) -> bool {
+        let Some(mut sequence) = self.take(id) else { return false };
+        sequence.retire(self.turns, &mut self.pages, &mut self.prefixes);
+        true
+    }
+
+    fn take(&mut self, id: RequestId) -> Option<Sequence> {
+        if let Some(index) = self.running.iter().position(|sequence| sequence.id() == id) {
+            return Some(self.running.remove(index));
+        }
+        let index = self.waiting.iter().position(|sequence| sequence.id() == id)?;
+        self.waiting.remove(index)
+    }
+
+    /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is in a batch. When
+    /// one that decodes needs another page and none is free, retained prefixes give theirs up. If there are none, the
+    /// youngest running sequence is preempted: it waits, and what of it is not retained is computed again.
     pub fn schedule(&mut self) -> Vec<Entry> {
         match self.turns {
             Turns::Together => {
@@ -109,9 +137,14 @@ impl Scheduler {
     /// Adds to `batch` as much of the prompts as there is room for.
     fn schedule_prompts(&mut self, mut batch: Vec<Entry>) -> Vec<Entry> {
         let mut tokens_left = self.max_tokens - batch.len();
+        let num_running = self.running.len();
         let mut index = 0;
         while tokens_left > 0 && (index < self.running.len() || self.admit()) {
-            let num_tokens = self.prompt_len(index).min(tokens_left);
+            let is_admitted = index >= num_running;
+            // All but one token of a sequence can be in the cache when it is admitted.
+            let pending =
+                if is_admitted { self.prompt_len(index).max(1) } else { self.prompt_len(index) };
+            let num_tokens = pending.min(tokens_left);
             if num_tokens > 0 {
                 batch.push(self.entry(index, num_tokens));
                 tokens_left -= num_tokens;
@@ -132,11 +165,11 @@ impl Scheduler {
         while index < self.running.len() {
             if self.prompt_len(index) > 0 {
                 index += 1;
-            } else if self.running[index].reserve(&mut self.pages) {
+            } else if self.running[index].reserve(&mut self.pages, &mut self.prefixes) {
                 batch.push(self.entry(index, 1));
                 index += 1;
             } else if let Some(mut youngest) = self.running.pop() {
-                youngest.evict(&mut self.pages);
+                youngest.retire(self.turns, &mut self.pages, &mut self.prefixes);
                 self.waiting.push_front(youngest);
             }
         }
@@ -149,7 +182,7 @@ impl Scheduler {
             return false;
         }
         let Some(first) = self.waiting.front_mut() else { return false };
-        if !first.reserve(&mut self.pages) {
+        if !first.admit(self.turns, &mut self.pages, &mut self.prefixes) {
             return false;
         }
         self.running.extend(self.waiting.pop_front());
@@ -164,15 +197,17 @@ mod tests {
     use crate::plan::PAGE_SIZE;
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
+    use std::collections::HashMap;
 
     const CONTEXT: usize = 4 * PAGE_SIZE;
 
     fn add(scheduler: &mut Scheduler, id: u64, prompt_len: usize, max_new_tokens: usize) {
-        let request = Request {
-            prompt: vec![0; prompt_len],
-            max_new_tokens: Some(max_new_tokens),
-            ..Default::default()
-        };
+        add_prompt(scheduler, id, vec![id as u32; prompt_len], max_new_tokens);
+    }
+
+    fn add_prompt(scheduler: &mut Scheduler, id: u64, prompt: Vec<u32>, max_new_tokens: usize) {
+        let request =
+            Request { prompt, max_new_tokens: Some(max_new_tokens), ..Default::default() };
         scheduler.add(Sequence::new(RequestId(id), request));
     }
 
@@ -190,7 +225,7 @@ mod tests {
                 }
             }
         }
-        ended.into_iter().for_each(|id| assert!(scheduler.remove(id)));
+        ended.into_iter().for_each(|id| assert!(scheduler.retire(id)));
         tokens_for
     }
 
@@ -248,41 +283,74 @@ mod tests {
         assert_eq!(named(&mut scheduler, &second), [(0, 1, true)]);
         assert_eq!(scheduler.waiting.front().map(Sequence::id), Some(RequestId(1)));
         run(&mut scheduler, &second);
-        run_to_end(&mut scheduler);
+        run_to_end(&mut scheduler, 2);
     }
 
-    fn run_to_end(scheduler: &mut Scheduler) {
-        let num_pages = scheduler.pages.num_free()
-            + scheduler.running.iter().map(|sequence| sequence.pages().len()).sum::<usize>();
+    fn run_to_end(scheduler: &mut Scheduler, num_pages: usize) {
         for _ in 0..10_000 {
             let batch = scheduler.schedule();
             run(scheduler, &batch);
         }
         assert!(!scheduler.has_work(), "a sequence starves");
-        assert_eq!(scheduler.pages.num_free(), num_pages);
+        assert!(scheduler.prefixes.has_room(&scheduler.pages, num_pages), "a page is lost");
     }
 
-    /// Random arrivals and cancellations over a cache that is too small: no batch is beyond its bounds, no page is in
-    /// two sequences, and every request gets its tokens.
+    /// What each slot of the cache holds: the tokens up to its position, and whether it was computed as part of a
+    /// prompt.
+    type Cache = HashMap<(u32, usize), (Vec<u32>, bool)>;
+
+    /// Writes what `batch` computes to `cache`, where every sequence has to find what it relies on.
+    fn compute(scheduler: &Scheduler, batch: &[Entry], cache: &mut Cache) {
+        for entry in batch {
+            let sequence = &scheduler.running[entry.index];
+            let num_cached = sequence.num_cached();
+            for position in num_cached..num_cached + entry.num_tokens {
+                let page = sequence.pages()[position / PAGE_SIZE];
+                assert_eq!(scheduler.pages.num_holders(page), 1, "a write to a shared page");
+                let tokens = sequence.tokens()[..=position].to_vec();
+                let is_prompt = position < sequence.progress().total;
+                cache.insert((page, position % PAGE_SIZE), (tokens, is_prompt));
+            }
+        }
+        for sequence in &scheduler.running {
+            for position in 0..sequence.num_cached() {
+                let slot = (sequence.pages()[position / PAGE_SIZE], position % PAGE_SIZE);
+                let (tokens, is_prompt) = &cache[&slot];
+                assert_eq!(tokens, &sequence.tokens()[..=position], "not this sequence's");
+                let wants_prompt = position < sequence.progress().total;
+                let any_kind = scheduler.turns == Turns::Together;
+                assert!(any_kind || *is_prompt == wants_prompt, "computed by the other kind");
+            }
+        }
+    }
+
+    /// Random arrivals and cancellations of prompts with common prefixes, over a cache that is too small: no batch is
+    /// beyond its bounds, every sequence finds its own keys and values, and every request gets its tokens.
     #[test]
     fn every_request_is_served() {
+        let mut num_reused = 0;
         for seed in 0..100 {
             let turns = if seed % 2 == 0 { Turns::Together } else { Turns::Apart };
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let (max_seqs, max_tokens) = (rng.random_range(1..6), rng.random_range(6..100));
-            let mut scheduler = Scheduler::new(turns, max_seqs, max_tokens, rng.random_range(4..9));
+            let num_pages = rng.random_range(4..9);
+            let mut scheduler = Scheduler::new(turns, max_seqs, max_tokens, num_pages);
             let mut left = std::collections::BTreeMap::new();
+            let mut cache = Cache::new();
             for step in 0..400 {
                 if rng.random_bool(0.1) {
                     let prompt_len = rng.random_range(1..=CONTEXT);
                     let max_new_tokens = rng.random_range(1..100);
-                    add(&mut scheduler, step, prompt_len, max_new_tokens);
+                    // Generated tokens are 0: a prompt may begin like another one and its answer.
+                    let mut prompt = vec![0; prompt_len];
+                    prompt[rng.random_range(0..prompt_len)] = rng.random_range(0..2);
+                    add_prompt(&mut scheduler, step, prompt, max_new_tokens);
                     left.insert(RequestId(step), max_new_tokens.min(CONTEXT + 1 - prompt_len));
                 }
                 if rng.random_bool(0.02)
                     && let Some(&id) = left.keys().next()
                 {
-                    scheduler.remove(id);
+                    scheduler.retire(id);
                     left.remove(&id);
                 }
                 let batch = scheduler.schedule();
@@ -293,18 +361,17 @@ mod tests {
                     assert!(batch.iter().all(prompt) || !batch.iter().any(prompt), "a mixed step");
                 }
                 assert!(tokens > 0 || !scheduler.has_work(), "a step without work");
-                let mut pages: Vec<u32> =
-                    scheduler.running.iter().flat_map(|s| s.pages()).copied().collect();
-                let held = pages.len();
-                pages.sort_unstable();
-                pages.dedup();
-                assert_eq!(pages.len(), held, "a page in two sequences");
+                compute(&scheduler, &batch, &mut cache);
+                for entry in &batch {
+                    num_reused += scheduler.running(entry.index).start().unwrap_or_default();
+                }
                 for id in run(&mut scheduler, &batch) {
                     *left.get_mut(&id).unwrap() -= 1;
                 }
                 left.retain(|_, left| *left > 0);
             }
-            run_to_end(&mut scheduler);
+            run_to_end(&mut scheduler, num_pages);
         }
+        assert!(num_reused > 10_000, "{num_reused} tokens were reused");
     }
 }

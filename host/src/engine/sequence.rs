@@ -1,10 +1,12 @@
-//! A request on its way: its tokens, its place in the cache, its sampler.
+//! A request in progress: its tokens, its place in the cache, its sampler.
 
 use super::pages::{PageAllocator, PageTable};
+use super::prefix::{PrefixCache, Retained};
 use super::sampler::Sampler;
-use super::{FinishReason, Request, RequestId, SamplingError};
+use super::scheduler::Turns;
+use super::{FinishReason, PromptProgress, Request, RequestId, SamplingError};
 
-/// A request on its way.
+/// A request in progress.
 #[derive(Debug)]
 pub struct Sequence {
     id: RequestId,
@@ -14,6 +16,10 @@ pub struct Sequence {
     /// Positions in the cache: the first of `tokens`.
     num_cached: usize,
     pages: PageTable,
+    /// Leading tokens of the prompt that were in the cache when the request left the queue; `None` before that.
+    reused: Option<usize>,
+    /// Whether [`Sequence::start`] has said so.
+    is_started: bool,
     sampler: Sampler,
     max_new_tokens: Option<usize>,
     stop_tokens: Vec<u32>,
@@ -28,6 +34,8 @@ impl Sequence {
             tokens: request.prompt,
             num_cached: 0,
             pages: PageTable::default(),
+            reused: None,
+            is_started: false,
             sampler: Sampler::new(request.sampling),
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
@@ -39,7 +47,13 @@ impl Sequence {
         self.id
     }
 
-    /// Tokens that are not in the cache yet; at least one, the last.
+    /// Prompt and generated tokens.
+    #[cfg(test)]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Tokens that are not in the cache yet; at least the last one.
     pub fn pending(&self) -> &[u32] {
         &self.tokens[self.num_cached..]
     }
@@ -61,21 +75,80 @@ impl Sequence {
 
     /// Chooses the next token.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
-        self.sampler.sample(logits, &self.tokens)
+        let (prompt, generated) = self.tokens.split_at(self.prompt_len);
+        self.sampler.sample(logits, prompt, generated)
     }
 
-    /// Whether the host has to see the logits: where the next token is simply that of the largest, the device finds it.
+    /// Whether the host needs the logits: if the next token is that of the largest logit, the device finds it.
     pub fn needs_logits(&self) -> bool {
         !self.sampler.is_plain_greedy()
     }
 
-    /// Takes pages for all tokens; all that it needs or none.
-    #[must_use]
-    pub fn reserve(&mut self, allocator: &mut PageAllocator) -> bool {
-        self.pages.grow(allocator, self.tokens.len())
+    /// How much of the prompt is in the cache.
+    pub fn progress(&self) -> PromptProgress {
+        let total = self.prompt_len;
+        PromptProgress { done: self.num_cached.min(total), total }
     }
 
-    /// Gives back all pages: everything has to be computed again.
+    /// The first time: leading tokens of the prompt that were in the cache when the request left the queue.
+    pub fn start(&mut self) -> Option<usize> {
+        if self.is_started {
+            return None;
+        }
+        self.is_started = true;
+        Some(self.reused.unwrap_or_default())
+    }
+
+    /// Takes pages for all tokens, which retained sequences give up if need be; all that it needs or none.
+    #[must_use]
+    pub fn reserve(&mut self, allocator: &mut PageAllocator, prefixes: &mut PrefixCache) -> bool {
+        let missing = self.pages.num_missing(self.tokens.len());
+        prefixes.make_room(allocator, missing) && self.pages.grow(allocator, self.tokens.len())
+    }
+
+    /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with the pages of a retained sequence that
+    /// has the same tokens. At least one token is left, whose logits are wanted.
+    #[must_use]
+    pub fn admit(
+        &mut self,
+        turns: Turns,
+        allocator: &mut PageAllocator,
+        prefixes: &mut PrefixCache,
+    ) -> bool {
+        let most = match turns {
+            Turns::Together => self.tokens.len(),
+            // Positions of generated tokens are in the cache by decoding alone.
+            Turns::Apart => self.prompt_len,
+        };
+        // Checked first, so that a sequence that has to wait takes nothing.
+        if !prefixes.has_room(allocator, self.pages.num_missing(self.tokens.len())) {
+            return false;
+        }
+        (self.pages, self.num_cached) = prefixes.take(allocator, &self.tokens[..most - 1]);
+        self.reused.get_or_insert(self.num_cached);
+        self.reserve(allocator, prefixes)
+    }
+
+    /// Gives all pages to the retained sequences: what these do not keep has to be computed again.
+    pub fn retire(
+        &mut self,
+        turns: Turns,
+        allocator: &mut PageAllocator,
+        prefixes: &mut PrefixCache,
+    ) {
+        let len = match turns {
+            Turns::Together => self.num_cached,
+            // Keys and values of generated tokens may have other bits than those of the same tokens in a prompt.
+            Turns::Apart => self.num_cached.min(self.prompt_len),
+        };
+        self.num_cached = 0;
+        let mut pages = std::mem::take(&mut self.pages);
+        pages.truncate(allocator, len);
+        let (tokens, prompt_len) = (self.tokens[..len].to_vec(), self.prompt_len);
+        prefixes.insert(Retained { tokens, prompt_len, pages });
+    }
+
+    /// Gives back all pages and retains nothing.
     pub fn evict(&mut self, allocator: &mut PageAllocator) {
         self.pages.truncate(allocator, 0);
         self.num_cached = 0;

@@ -2,6 +2,7 @@
 
 use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
+#[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
 use super::host_memory::available_bytes;
 use super::{ExecError, Executor, Gemm, Target, WeightSource};
@@ -19,7 +20,8 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of this number.
     Cuda(usize),
-    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU.
+    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU. Needs the crate's
+    /// feature `emulator`.
     Emulated,
 }
 
@@ -71,6 +73,11 @@ impl Device {
         }
     }
 
+    /// Whether the GPU's kernels run, on a GPU or emulated; else the CPU's.
+    pub(crate) fn runs_kernels(self) -> bool {
+        self == Device::Emulated || self.cuda_ordinal().is_some()
+    }
+
     /// The GPU that is meant; `None`: the CPU, or the emulator on it.
     pub(super) fn cuda_ordinal(self) -> Option<usize> {
         match self {
@@ -113,8 +120,14 @@ pub fn open(
     device.check_target(options.target)?;
     Ok(match device.cuda_ordinal() {
         Some(ordinal) => Box::new(CudaExecutor::open(ordinal, options, plan, weights)?),
+        #[cfg(feature = "emulator")]
         None if device == Device::Emulated => {
             Box::new(EmulatedExecutor::open(options.target, plan, weights)?)
+        }
+        #[cfg(not(feature = "emulator"))]
+        None if device == Device::Emulated => {
+            let why = "the emulator is not built in: build halfwarp with its feature `emulator`";
+            return Err(ExecError::NoDevice(why.to_owned()));
         }
         None => Box::new(CpuExecutor::open(plan, weights)?),
     })

@@ -62,6 +62,7 @@ pub struct Addresses {
 ///
 /// # Errors
 /// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes; those of `encode`.
+#[cfg(any(feature = "emulator", test))]
 pub fn lower(
     plan: &Plan,
     addresses: &Addresses,

@@ -3,6 +3,7 @@
 pub mod cpu;
 pub mod cuda;
 mod device;
+#[cfg(feature = "emulator")]
 pub mod emulated;
 mod gemm;
 mod host_memory;
@@ -120,6 +121,7 @@ pub enum ExecError {
         error: String,
     },
     /// The emulator found a fault of a kernel: its report, of several lines.
+    #[cfg(feature = "emulator")]
     #[error(transparent)]
     Fault(#[from] simt::Fault),
 }

@@ -22,4 +22,9 @@ impl ReadWeightError {
     pub fn new(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         ReadWeightError(error.into())
     }
+
+    /// The source's own error, if it is an `E`.
+    pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
+    }
 }

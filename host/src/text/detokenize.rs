@@ -1,9 +1,10 @@
 //! Token ids to text, a token at a time.
 
 use std::borrow::Cow;
+use std::ops::ControlFlow;
 use std::str;
 
-use super::Tokenizer;
+use super::{StopStrings, Tokenizer};
 
 /// How a vocabulary spells bytes; what a `decoder` of `tokenizer.json` undoes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +67,7 @@ pub struct TextStream<'a> {
     strip_space: bool,
     /// The start of a character that is not complete; at most 3 bytes between calls.
     pending: Vec<u8>,
+    stops: StopStrings,
 }
 
 impl<'a> TextStream<'a> {
@@ -75,8 +77,8 @@ impl<'a> TextStream<'a> {
         Self::with_special(tokenizer, true)
     }
 
-    /// Text that goes on where another ended, such as a completion printed behind its prompt: a
-    /// leading space stays.
+    /// Text that continues another, such as a completion printed after its prompt: a leading
+    /// space stays.
     pub fn continuing(tokenizer: &'a Tokenizer) -> Self {
         Self { strip_space: false, ..Self::new(tokenizer) }
     }
@@ -84,12 +86,35 @@ impl<'a> TextStream<'a> {
     pub(super) fn with_special(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
         let strip_space =
             matches!(tokenizer.spelling(), Spelling::SentencePiece { strip_leading_space: true });
-        Self { tokenizer, skip_special, strip_space, pending: Vec::new() }
+        let (pending, stops) = (Vec::new(), StopStrings::default());
+        Self { tokenizer, skip_special, strip_space, pending, stops }
+    }
+
+    /// Ends the text before the first of `stops` in it, wherever the borders of tokens are: text
+    /// that may be the start of one is held back. See [`StopStrings`].
+    pub fn until<S: Into<String>>(self, stops: impl IntoIterator<Item = S>) -> Self {
+        Self { stops: StopStrings::new(stops), ..self }
+    }
+
+    /// Whether a stop string has come; nothing is returned after it.
+    pub fn is_stopped(&self) -> bool {
+        self.stops.is_stopped()
+    }
+
+    /// What [`Engine::generate`](crate::Engine::generate) has to know after each token: to go on,
+    /// or to break off after a stop string.
+    pub fn flow(&self) -> ControlFlow<()> {
+        if self.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// Adds a token and returns the characters that it completes. An id outside the vocabulary
-    /// stands for nothing.
+    /// has no text.
     pub fn push(&mut self, id: u32) -> String {
+        let text = self.detokenize(id);
+        self.stops.push(&text)
+    }
+
+    fn detokenize(&mut self, id: u32) -> String {
         let Some(token) = self.tokenizer.id_to_token(id) else { return String::new() };
         if self.skip_special && self.tokenizer.is_special(&token) {
             return String::new();
@@ -104,9 +129,11 @@ impl<'a> TextStream<'a> {
         self.take_complete()
     }
 
-    /// Ends the text: what is left of a character that never became complete, as U+FFFD.
-    pub fn finish(self) -> String {
-        String::from_utf8_lossy(&self.pending).into_owned()
+    /// Ends the text: what was held back and is no stop string, and what is left of a character
+    /// that never became complete, as U+FFFD.
+    pub fn finish(mut self) -> String {
+        let text = self.stops.push(&String::from_utf8_lossy(&self.pending));
+        text + &self.stops.finish()
     }
 
     /// Takes the complete characters out of `pending`; bytes that begin no character become

@@ -57,7 +57,7 @@ pub enum TextError {
 }
 
 /// A message from a library or a file as one line of bounded length.
-pub(super) fn one_line(message: impl ToString) -> String {
+pub(crate) fn one_line(message: impl ToString) -> String {
     const MAX_CHARS: usize = 200;
     let message = message.to_string();
     let line = message.lines().next().unwrap_or_default();

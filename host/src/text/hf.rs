@@ -42,7 +42,7 @@ pub(super) fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, TextErro
 }
 
 /// Reads a JSON file; `None` if it is not there.
-pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TextError> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TextError> {
     let Some(bytes) = read(path)? else { return Ok(None) };
     serde_json::from_slice(&bytes)
         .map(Some)

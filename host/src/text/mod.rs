@@ -13,6 +13,7 @@ mod merges;
 mod pipeline;
 mod pre_tokenizer;
 mod stop;
+mod stop_strings;
 mod strftime;
 mod template;
 mod tokenizer;
@@ -22,6 +23,9 @@ use std::path::Path;
 
 pub use detokenize::TextStream;
 pub use error::TextError;
+pub(crate) use error::one_line;
+pub(crate) use hf::read_json;
+pub use stop_strings::StopStrings;
 pub use template::{ChatTemplate, Message};
 pub use tokenizer::Tokenizer;
 

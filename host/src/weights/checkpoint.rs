@@ -1,6 +1,7 @@
 //! A checkpoint: a Hugging Face directory or a GGUF file.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::gguf::{self, Gguf};
@@ -99,13 +100,15 @@ impl Checkpoint {
     }
 
     fn open_dir(dir: &Path) -> Result<Self, WeightsError> {
-        let single = dir.join("model.safetensors");
-        let index = dir.join("model.safetensors.index.json");
-        let (files, tensors) = if single.exists() {
+        let [single, index] = WEIGHT_FILES.map(|name| dir.join(name));
+        let exists = |path: &Path| {
+            files::exists(path).map_err(|source| WeightsError::Io { path: path.to_owned(), source })
+        };
+        let (files, tensors) = if exists(&single)? {
             let (file, tensors) = open_safetensors(&single)?;
             let locate = |(name, info)| (name, Located { file: 0, info });
             (vec![file], tensors.into_iter().map(locate).collect())
-        } else if index.exists() {
+        } else if exists(&index)? {
             open_shards(dir, &index)?
         } else {
             return Err(WeightsError::NoModel { path: dir.to_owned() });
@@ -116,6 +119,22 @@ impl Checkpoint {
         let origin = Origin::HuggingFace { dir: dir.to_owned(), config };
         Ok(Checkpoint { path: dir.to_owned(), origin, files, tensors })
     }
+}
+
+/// Where a Hugging Face directory has its weights: in one file, or in shards that an index names.
+const WEIGHT_FILES: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
+
+/// Whether `dir` holds safetensors files, so that [`Checkpoint::open`] takes it.
+///
+/// # Errors
+/// If the directory cannot be searched.
+pub(crate) fn is_hugging_face_dir(dir: &Path) -> io::Result<bool> {
+    for name in WEIGHT_FILES {
+        if files::exists(&dir.join(name))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Opens the shards that the index at `index_path` names, and finds each of its tensors in the

@@ -7,6 +7,7 @@ use super::gguf::GgufError;
 use super::index::IndexError;
 use super::safetensors::SafetensorsError;
 use super::{TensorDtype, shown};
+use crate::files::LFS_ADVICE;
 use crate::plan::{Dtype, ReadWeightError};
 
 /// What can be wrong with a checkpoint: always with the file's path.
@@ -27,10 +28,16 @@ pub enum WeightsError {
         /// What was to be read.
         path: PathBuf,
     },
+    /// A Git LFS pointer, which stands for a file that was not downloaded.
+    #[error("{}: {LFS_ADVICE}", path.display())]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
     /// A directory without a model.
     #[error(
         "{}: holds neither model.safetensors nor model.safetensors.index.json; give a Hugging \
-         Face model directory, or the path of a .gguf file itself",
+         Face model directory or a GGUF file",
         path.display()
     )]
     NoModel {

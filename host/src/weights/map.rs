@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use super::WeightsError;
+use crate::files;
 
 /// A regular file, mapped read-only.
 #[derive(Debug)]
@@ -26,6 +27,9 @@ impl MappedFile {
         // What is left is a file that another process rewrites or cuts while it is mapped;
         // `Checkpoint::open` forbids that to its caller.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        if files::is_lfs_pointer(&map) {
+            return Err(WeightsError::LfsPointer { path: path.to_owned() });
+        }
         Ok(MappedFile { path: path.to_owned(), map })
     }
 

@@ -16,6 +16,7 @@ mod progress;
 pub mod safetensors;
 mod tensor;
 
+pub(crate) use checkpoint::is_hugging_face_dir;
 pub use checkpoint::{Checkpoint, Origin};
 pub use error::WeightsError;
 pub use progress::Progress;
@@ -23,7 +24,7 @@ pub use tensor::{TensorDtype, TensorEntry, TensorInfo, Tensors};
 
 /// A name out of a file, for an error: quoted, control characters escaped, cut where it would fill
 /// the terminal.
-fn shown(name: &str) -> String {
+pub(crate) fn shown(name: &str) -> String {
     const MAX_CHARS: usize = 80;
     let cut = if name.chars().nth(MAX_CHARS).is_some() { ".." } else { "" };
     let name: String = name.chars().take(MAX_CHARS).flat_map(char::escape_debug).collect();

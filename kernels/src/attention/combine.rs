@@ -1,20 +1,21 @@
-//! How attention over many keys is split, and its parts are put together again.
+//! Split-KV: how the keys of a sequence are split, and how partial results are combined.
 
 use super::tile::AttentionElement;
 use core::ops::Range;
 use cuda_std::prelude::*;
 
-/// Fewest keys of a split: under that the combination costs more than the split saves. A guess.
+/// Fewest keys of a split: with fewer, combining costs more than splitting saves. Not measured.
 pub(super) const MIN_SPLIT_LEN: u32 = 64;
 
 /// Columns that a thread combines at once: 16 bytes of f32.
-pub(super) const FRAGMENT: u32 = 4;
+pub(super) const VEC_ELEMS: u32 = 4;
 
-/// The tiles of a sequence's keys in runs of the same length: they follow from the sequence alone.
+/// The splits of a sequence's keys: runs of tiles of equal length. They depend on this sequence
+/// alone.
 pub(super) struct Splits {
     /// Most splits.
     pub max: u32,
-    /// Where the first tile with a visible key starts.
+    /// Start of the first tile with a visible key.
     first_key: u32,
     end_key: u32,
     /// Keys of a split.
@@ -24,7 +25,7 @@ pub(super) struct Splits {
 }
 
 impl Splits {
-    /// The visible keys of a sequence, at most `max` splits of tiles of `block_n`.
+    /// Splits the visible keys of a sequence into at most `max` runs of tiles of `block_n`.
     #[inline(always)]
     pub fn new(visible: Range<u32>, block_n: u32, max: u32) -> Self {
         let first_tile = visible.start / block_n;
@@ -39,7 +40,7 @@ impl Splits {
         }
     }
 
-    /// The keys of `split`, from the start of a tile on; none past the last split.
+    /// The keys of `split`, which start at a tile; empty past the last split.
     #[inline(always)]
     pub fn keys(&self, split: u32) -> Range<u32> {
         let key = |split: u32| self.first_key + split * self.split_len;
@@ -47,26 +48,27 @@ impl Splits {
     }
 }
 
-/// What attention to some of the keys gives, in [`FRAGMENT`] columns: `values / sum` is the result.
+/// The partial result of attention over some of the keys, in [`VEC_ELEMS`] columns: `values / sum`
+/// is the output.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
-    /// The largest score, in powers of two.
+pub(super) struct PartialOut {
+    /// The largest score, times `log2(e)`.
     pub max: f32,
-    /// The sum of the scores' exponentials over that of `max`.
+    /// The sum of `exp2(score - max)`.
     pub sum: f32,
-    /// Values, weighted by the same.
-    pub values: [f32; FRAGMENT as usize],
+    /// The sum of `exp2(score - max) * v`.
+    pub values: [f32; VEC_ELEMS as usize],
 }
 
-impl Part {
-    /// Writes the result to the columns from `column` on, of those that a head has.
+impl PartialOut {
+    /// Stores the output from `column` on, up to `head_dim`.
     ///
     /// # Safety
     /// 1. `out` holds `head_dim` elements.
     #[inline(always)]
     pub unsafe fn store<E: AttentionElement>(self, out: GlobalMut<E>, column: u32, head_dim: u32) {
         let scale = if self.sum > 0.0 { math::rcp_approx(self.sum) } else { 0.0 };
-        for i in 0..FRAGMENT {
+        for i in 0..VEC_ELEMS {
             if column + i < head_dim {
                 let value = self.values[i as usize] * scale;
                 // SAFETY: inside, by the check.
@@ -76,26 +78,26 @@ impl Part {
     }
 }
 
-/// All `parts`, which `part` gives, in their order; `max_of` gives the largest score of one. One of
-/// them at least has seen a key.
+/// Combines partial results `partials`, in order. `partial` loads one, `max_score` only its largest
+/// score. At least one has seen a key.
 #[inline(always)]
 pub(super) fn combine(
-    parts: Range<u32>,
-    max_of: impl Fn(u32) -> f32,
-    part: impl Fn(u32) -> Part,
-) -> Part {
+    partials: Range<u32>,
+    max_score: impl Fn(u32) -> f32,
+    partial: impl Fn(u32) -> PartialOut,
+) -> PartialOut {
     let mut max = f32::NEG_INFINITY;
-    for i in parts.clone() {
-        max = math::max(max, max_of(i));
+    for i in partials.clone() {
+        max = math::max(max, max_score(i));
     }
-    let (mut sum, mut values) = (0.0, [0.0; FRAGMENT as usize]);
-    for i in parts {
-        let part = part(i);
-        let weight = math::exp2_approx(part.max - max);
-        sum = math::fma(weight, part.sum, sum);
-        unroll!(column in 0..FRAGMENT as usize, {
-            values[column] = math::fma(weight, part.values[column], values[column]);
+    let (mut sum, mut values) = (0.0, [0.0; VEC_ELEMS as usize]);
+    for i in partials {
+        let partial = partial(i);
+        let weight = math::exp2_approx(partial.max - max);
+        sum = math::fma(weight, partial.sum, sum);
+        unroll!(column in 0..VEC_ELEMS as usize, {
+            values[column] = math::fma(weight, partial.values[column], values[column]);
         });
     }
-    Part { max, sum, values }
+    PartialOut { max, sum, values }
 }

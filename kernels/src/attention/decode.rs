@@ -1,25 +1,27 @@
-//! Attention decode: the one new token of each sequence against its pages of the cache, split over
-//! the keys. It may rotate the token's Q and K itself, and append its K and V to the cache.
+//! Attention decode with split KV: the one new token of each sequence against its pages of the
+//! cache. Optionally fused with rotary embedding of the token's Q and K and the append of K and V.
 //!
 //! Shapes    q, out `[num_seqs, num_heads * head_dim]` with row strides; the cache as in prefill;
-//!           k, v `[num_seqs, num_kv_heads * head_dim]`; all f32, f16 or bf16; table as in rope; partial results, f32, `[max_seqs, num_heads, max_splits, width]`
-//!           and `[max_seqs, num_heads, max_splits, 2]`; counters `[max_seqs, grid_dim_y]`, zeros
-//!           before and after.
+//!           k, v `[num_seqs, num_kv_heads * head_dim]`; all f32, f16 or bf16; table as in rope.
+//!           Workspace: partial results `[max_seqs, num_heads, max_splits, width]` and `[max_seqs,
+//!           num_heads, max_splits, 2]` f32; counters `[max_seqs, grid_dim_y]`, zeros before and
+//!           after.
 //! Launch    grid `(max_splits, num_kv_heads * groups of 4 * ROWS heads, max_seqs)`, block
-//!           `(NUM_THREADS, 1, 1)`: the query heads of a KV head are the rows of a tile, so that K
-//!           and V are read once for all of them; each warp takes a quarter of a tile's keys. The
-//!           last block of a sequence and group of heads combines the splits, in their order.
-//! Numerics  as prefill; the output is rounded once. How a sequence is split follows from its own
-//!           length, so that its result does not depend on the batch. A split's last tile is the
-//!           first, whoever appends. Fused, Q, K and V have the bits of rope_append.
-//! Bound     memory: `2 * head_dim` elements a key and KV head. Fused, the launch before writes
-//!           nothing of the cache: a block has its first tile under way before it waits for that.
+//!           `(NUM_THREADS, 1, 1)`. The query heads of a KV head are the rows of a tile, so K and V
+//!           are read once for all of them; each warp takes a quarter of a tile's keys. The last
+//!           block of a sequence and head group to finish combines the splits, in order.
+//! Numerics  as prefill; one rounding, at the store. The splits depend on the sequence's own length
+//!           alone, so its result does not depend on the batch. A split starts with its last tile,
+//!           fused or not. Fused, Q, K and V have the bits of rope_append.
+//! Bound     memory: `2 * head_dim` elements a key and KV head. Fused, the previous launch writes
+//!           nothing to the cache, so a block loads its first tile before it waits for that launch.
 //! Source    flash-decoding (T. Dao et al., 2023).
 
-use super::combine::{FRAGMENT, Part, Splits, combine};
+use super::combine::{PartialOut, Splits, VEC_ELEMS, combine};
 use super::new_token::{NewRow, NewToken, Pair};
 use super::tile::{
-    AttentionElement, CHUNK, Cache, NUM_THREADS, NUM_WARPS, ROW_UNIT, Source, WarpTile, is_aligned,
+    AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, ROW_UNIT, Source, WarpTile,
+    is_aligned,
 };
 use crate::kv_cache::{PAGE_SIZE, row_start};
 use crate::tile::last_block::is_last;
@@ -28,30 +30,33 @@ use core::ops::Range;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
-/// Stages of K and V.
+/// Pipeline stages of K and V.
 const NUM_STAGES: u32 = 2;
 
-/// Shared memory of a block: Q, the stages of K and V, and what each warp needs for itself.
+/// Shared memory of a block: Q, the stages of K and V, and scratch space of the warps.
 #[cfg(not(target_arch = "nvptx64"))]
-pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, chunks: usize) -> usize {
+pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize) -> usize {
     // Neither depends on rows or columns.
     let (block_n, scratch) = (E::Decode::<1, 1>::BLOCK_N, E::Decode::<1, 1>::SCRATCH);
     let tile_rows = ROW_UNIT as usize * rows + (NUM_STAGES * 2 * block_n) as usize;
-    let elems = tile_rows * chunks * CHUNK as usize;
+    let elems = tile_rows * panels * PANEL_COLUMNS as usize;
     elems * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
 }
 
-/// One split of the keys of one sequence, for up to `4 * ROWS` of a KV head's query heads, a block.
+/// A block takes one split of a sequence's keys, for up to `4 * ROWS` query heads of a KV head.
 ///
 /// # Safety
-/// 1. The step inputs are those of one step with at most one new token a sequence, with room for
-///    `grid_dim_z` sequences, and every view holds what they ask for; `q` and the pools hold elements `E`.
-/// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`; `window` is not 0.
-/// 3. If `aligned` is not 0, or in 16 bits, every head is 16-byte aligned in `q` and the pools.
-/// 4. `counters` are zeros, and `partial_out` starts at a multiple of 16 bytes.
-/// 5. `table` is null, and the tokens' K and V are in the cache. Or it holds a row of `rotary_dim`, an
-///    even number, at most `head_dim`, for every position; then `k` and `v` hold the tokens', each slot
-///    is that of the sequence's last position, and the launch before writes nothing of the cache.
+/// 1. The step inputs are those of one step with at most one new token a sequence, and hold
+///    `grid_dim_z` sequences; every view covers what they refer to. `q` and the pools hold elements
+///    `E`.
+/// 2. `head_dim` is at most `32 * PANELS`; `num_kv_heads` divides `num_heads`; `window` is not 0.
+/// 3. If `aligned` is not 0, or `E` has 16 bits, every head is 16-byte aligned in `q` and the
+///    pools.
+/// 4. `counters` are zeros, and `partial_out` is 16-byte aligned.
+/// 5. Either `table` is null and the cache holds the tokens' K and V, or `table` holds a row of
+///    `rotary_dim` elements (even, at most `head_dim`) for every position, `k` and `v` hold the
+///    tokens' rows, each slot is that of the sequence's last position, and the previous launch
+///    writes nothing to the cache.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
     overlaps,
@@ -78,7 +83,7 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, chunks: usize
         attention_decode_bf16_r16_d256 = <bf16, 4, 8>
     )
 )]
-pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHUNKS: usize>(
+pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
     num_seqs: Global<u32>,
     cu_seqlens_q: Global<u32>,
     kv_lens: Global<u32>,
@@ -108,19 +113,20 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     out: GlobalMut<()>,
     out_stride: u32,
 ) {
-    type Tile<E, const ROWS: usize, const CHUNKS: usize> =
-        <E as AttentionElement>::Decode<ROWS, CHUNKS>;
+    type Tile<E, const ROWS: usize, const PANELS: usize> =
+        <E as AttentionElement>::Decode<ROWS, PANELS>;
     let (block_rows, width) = const {
-        // The warps' results and their statistics take the place of the stages.
-        let results = NUM_WARPS * Tile::<E, ROWS, CHUNKS>::ROWS * (CHUNK * CHUNKS as u32 + 2) * 4;
-        let stage_rows = NUM_STAGES * 2 * Tile::<E, ROWS, CHUNKS>::BLOCK_N;
-        let stages = stage_rows * CHUNK * CHUNKS as u32 * size_of::<E>() as u32;
+        // The warps' results and statistics reuse the memory of the stages.
+        let results =
+            NUM_WARPS * Tile::<E, ROWS, PANELS>::ROWS * (PANEL_COLUMNS * PANELS as u32 + 2) * 4;
+        let stage_rows = NUM_STAGES * 2 * Tile::<E, ROWS, PANELS>::BLOCK_N;
+        let stages = stage_rows * PANEL_COLUMNS * PANELS as u32 * size_of::<E>() as u32;
         assert!(results <= stages);
-        assert!(Tile::<E, ROWS, CHUNKS>::ROWS == ROW_UNIT * ROWS as u32);
-        assert!(Tile::<E, ROWS, CHUNKS>::KEYS * NUM_WARPS == Tile::<E, ROWS, CHUNKS>::BLOCK_N);
-        (Tile::<E, ROWS, CHUNKS>::ROWS, Tile::<E, ROWS, CHUNKS>::WIDTH)
+        assert!(Tile::<E, ROWS, PANELS>::ROWS == ROW_UNIT * ROWS as u32);
+        assert!(Tile::<E, ROWS, PANELS>::KEYS * NUM_WARPS == Tile::<E, ROWS, PANELS>::BLOCK_N);
+        (Tile::<E, ROWS, PANELS>::ROWS, Tile::<E, ROWS, PANELS>::WIDTH)
     };
-    let block_n = const { Tile::<E, ROWS, CHUNKS>::BLOCK_N };
+    let block_n = const { Tile::<E, ROWS, PANELS>::BLOCK_N };
     let (split, seq) = (thread::block_idx_x(), thread::block_idx_z());
     let appends = !table.is_null();
     if !appends {
@@ -128,12 +134,13 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
         grid::launch_dependents();
     }
 
-    // 1. What this block computes: keys `first_key .. end_key`, query heads `first_head ..
+    // 1. The block's work item: keys `first_key .. end_key`, query heads `first_head ..
     //    first_head + heads`. SAFETY: step inputs of one step; launches have KV heads, and a
     //    multiple of query heads.
     let (token, kv_len) = unsafe {
         core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads);
-        // There is room for every sequence of the grid: one round trip instead of four.
+        // All loads at once: the inputs hold every sequence of the grid, even those that do not
+        // exist.
         let [token, next_token] = [seq, seq + 1].map(|seq| cu_seqlens_q.get(seq as usize));
         let (num_seqs, kv_len) = (num_seqs.get(0), kv_lens.get(seq as usize));
         let is_there = seq < num_seqs && token != next_token;
@@ -157,8 +164,8 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
     let aligned = is_aligned::<E>(aligned);
     let cache = Cache { num_kv_heads, kv_head, head_dim, aligned };
     let warp_idx = warp::warp_idx();
-    let warp_key = warp_idx * Tile::<E, ROWS, CHUNKS>::KEYS;
-    let mut tile = Tile::<E, ROWS, CHUNKS>::new();
+    let warp_key = warp_idx * Tile::<E, ROWS, PANELS>::KEYS;
+    let mut tile = Tile::<E, ROWS, PANELS>::new();
     // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
     // before it is read; a stage is overwritten one barrier after its last read.
     unsafe {
@@ -168,7 +175,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
         let smem_kv = smem_q.offset(block_rows * width);
         let tile_elems = block_n * width;
         let scratch = smem_kv.offset(NUM_STAGES * 2 * tile_elems).cast();
-        let scratch = scratch.offset(warp_idx * Tile::<E, ROWS, CHUNKS>::SCRATCH);
+        let scratch = scratch.offset(warp_idx * Tile::<E, ROWS, PANELS>::SCRATCH);
         let end_cached = end_key.min(if appends { kv_len - 1 } else { kv_len });
         let copy_stage = |stage_idx: u32, key: u32| {
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
@@ -181,7 +188,8 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             cp_async::commit();
         };
 
-        // 2. Q and the first K and V are one group; a new token's rows are zeros until they are known.
+        // 2. Q and the first tile of K and V are one group of copies. With `appends` the
+        //    new token's rows are zeros at first and stored below.
         let mut tiles_left = (end_key - first_key).div_ceil(block_n);
         let mut key = first_key + (tiles_left - 1) * block_n;
         let gmem = q.cast::<E>().add(token as usize * q_stride as usize);
@@ -218,7 +226,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             new.store(&pair);
         }
 
-        // 3. Keys, the last ones first.
+        // 3. Main loop over tiles of keys, from last to first.
         let mut stage_idx = 0;
         while tiles_left > 0 {
             tiles_left -= 1;
@@ -227,7 +235,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             if tiles_left > 0 {
                 copy_stage(stage_idx ^ 1, key - block_n);
             }
-            let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems + warp_key * CHUNK);
+            let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems + warp_key * PANEL_COLUMNS);
             let mut scores = tile.scores(head_dim, smem_q, block_rows, smem_k);
             tile.mask(&mut scores, softmax_scale * LOG2_E, |_, warp_tile_key| {
                 let key = key + warp_key + warp_tile_key;
@@ -256,21 +264,22 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
         });
         thread::sync_threads();
 
-        // 5. Their combination is the split's, and the output if there is no other split.
+        // 5. The warps' results are combined: the split's partial result, or the output if it is
+        //    the only split.
         let is_only = splits.count == 1;
         let first_partial =
             (seq as usize * num_heads as usize + first_head as usize) * splits.max as usize;
         let out = out.cast::<E>().add(token as usize * out_stride as usize);
-        let store = |row: u32, column: u32, part: Part| {
+        let store = |row: u32, column: u32, part: PartialOut| {
             let to = ((first_head + row) * head_dim) as usize;
             part.store(out.add(to), column, head_dim);
         };
-        for_each_fragment(heads, width, |row, column| {
+        for_each_vec(heads, width, |row, column| {
             let row_of = |warp: u32| warp * block_rows + row;
-            let max_of = |warp| smem_max.get(row_of(warp));
-            let part = combine(0..NUM_WARPS, max_of, |warp| {
+            let max_score = |warp| smem_max.get(row_of(warp));
+            let part = combine(0..NUM_WARPS, max_score, |warp| {
                 let values = smem_out.get_vec(row_of(warp) * width + column);
-                Part { max: max_of(warp), sum: smem_sum.get(row_of(warp)), values }
+                PartialOut { max: max_score(warp), sum: smem_sum.get(row_of(warp)), values }
             });
             if is_only {
                 store(row, column, part);
@@ -286,32 +295,32 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const CHU
             return;
         }
 
-        // 6. The last block that comes here combines the splits.
+        // 6. The last block to get here combines the splits.
         let counter = seq as usize * thread::grid_dim_y() as usize + thread::block_idx_y() as usize;
         if !is_last(counters, counter, splits.count, smem_q.cast()) {
             return;
         }
-        for_each_fragment(heads, width, |row, column| {
+        for_each_vec(heads, width, |row, column| {
             let from = first_partial + row as usize * splits.max as usize;
-            let max_of = |split| partial_stats.get((from + split as usize) * 2);
-            let part = combine(0..splits.count, max_of, |split| {
+            let max_score = |split| partial_stats.get((from + split as usize) * 2);
+            let part = combine(0..splits.count, max_score, |split| {
                 let from = from + split as usize;
                 let [max, sum] = partial_stats.get_vec(from * 2);
                 let values = partial_out.get_vec(from * width as usize + column as usize);
-                Part { max, sum, values }
+                PartialOut { max, sum, values }
             });
             store(row, column, part);
         });
     }
 }
 
-/// Calls `f` with the row and first column of every fragment of `rows` rows of `width` columns that
-/// is this thread's.
+/// Calls `f` with row and first column of each of this thread's vectors of `rows` rows of `width`
+/// columns.
 #[inline(always)]
-fn for_each_fragment(rows: u32, width: u32, f: impl Fn(u32, u32)) {
-    let mut i = thread::thread_idx_x() * FRAGMENT;
+fn for_each_vec(rows: u32, width: u32, f: impl Fn(u32, u32)) {
+    let mut i = thread::thread_idx_x() * VEC_ELEMS;
     while i < rows * width {
         f(i / width, i % width);
-        i += NUM_THREADS * FRAGMENT;
+        i += NUM_THREADS * VEC_ELEMS;
     }
 }

@@ -1,8 +1,8 @@
-//! A warp's tile by fused multiply-adds, of f32: a lane has rows `lane.m + LANES_M * i`, keys
-//! `lane.n + LANES_N * j` and columns `CHUNK * c + FRAGMENT * lane.n ..`; the probabilities go
-//! through the warp's own shared memory.
+//! A warp's tile by FMAs in f32. A lane holds rows `lane.m + LANES_M * i`, keys `lane.n + LANES_N *
+//! j` and output columns `PANEL_COLUMNS * c + VEC_ELEMS * lane.n ..`; probabilities are exchanged
+//! through the warp's scratch space in shared memory.
 
-use super::tile::{CHUNK, ROW_UNIT, WarpTile, fragment};
+use super::tile::{PANEL_COLUMNS, ROW_UNIT, WarpTile, vec_elems};
 use crate::kv_cache::PAGE_SIZE;
 use cuda_std::prelude::*;
 
@@ -10,9 +10,9 @@ use cuda_std::prelude::*;
 const BLOCK_N: u32 = 32;
 const _: () = assert!(PAGE_SIZE.is_multiple_of(BLOCK_N));
 
-/// Elements of a fragment: 16 bytes.
-const FRAGMENT: u32 = fragment::<f32>();
-const FRAGMENTS: u32 = CHUNK / FRAGMENT;
+/// Elements of a 16-byte vector.
+const VEC_ELEMS: u32 = vec_elems::<f32>();
+const VECS_PER_PANEL_ROW: u32 = PANEL_COLUMNS / VEC_ELEMS;
 
 /// Lanes of a warp along the query rows, and along the keys or output columns.
 const LANES_M: u32 = ROW_UNIT;
@@ -21,15 +21,14 @@ const LANES_N: u32 = 8;
 /// Most query rows of a warp.
 const MAX_WARP_ROWS: u32 = 16;
 
-/// Elements from a row of probabilities to the next: four rows at eight keys fill the 32 banks
-/// once.
+/// Row stride of the probabilities: eight keys of each of four rows fill the 32 banks once.
 const P_STRIDE: u32 = BLOCK_N + 8;
 
-/// Elements of a warp's probabilities.
+/// Elements of a warp's probabilities in shared memory.
 const P_ELEMS: u32 = MAX_WARP_ROWS * P_STRIDE;
 
-/// The lane's row, and its key or column, in its warp's tile: pairs of lanes share a key, lanes two
-/// apart a row, so that a 16-byte read of a half-warp is one pass over the banks.
+/// The lane's row, and its key or output column, in the warp's tile. Pairs of lanes share a key,
+/// lanes two apart a row, so that a 16-byte load of a half-warp is one pass over the banks.
 #[derive(Clone, Copy)]
 struct Lane {
     m: u32,
@@ -47,29 +46,29 @@ impl Lane {
 /// A lane's scores: rows `lane.m + LANES_M * i`, keys `lane.n + LANES_N * j`.
 type Scores<const ROWS: usize, const KEYS: usize> = [[f32; KEYS]; ROWS];
 
-/// Adds the product of four columns of Q and K to `scores`.
+/// Accumulates four columns of `Q K^T` in `scores`.
 ///
 /// # Safety
 /// As [`WarpTile::scores`], which calls it with the lane's first row and key.
 #[inline(always)]
-unsafe fn add_fragment<const ROWS: usize, const KEYS: usize>(
+unsafe fn add_vec<const ROWS: usize, const KEYS: usize>(
     smem_q: Shared<f32>,
     smem_k: Shared<f32>,
-    fragment: u32,
+    vec_idx: u32,
     scores: &mut Scores<ROWS, KEYS>,
 ) {
     // Rows four apart differ in the upper bit of their swizzle.
-    let smem_q = [smem_q.xor(fragment * FRAGMENT), smem_q.xor((fragment ^ 4) * FRAGMENT)];
-    let smem_k = smem_k.xor(fragment * FRAGMENT);
-    let mut k = [[0.0; FRAGMENT as usize]; KEYS];
+    let smem_q = [smem_q.xor(vec_idx * VEC_ELEMS), smem_q.xor((vec_idx ^ 4) * VEC_ELEMS)];
+    let smem_k = smem_k.xor(vec_idx * VEC_ELEMS);
+    let mut k = [[0.0; VEC_ELEMS as usize]; KEYS];
     // SAFETY: the rows are inside the tiles.
     unsafe {
         unroll!(j in 0..KEYS, {
-            k[j] = smem_k.get_vec_at::<{ LANES_N * CHUNK * j as u32 }, 4>();
+            k[j] = smem_k.get_vec_at::<{ LANES_N * PANEL_COLUMNS * j as u32 }, 4>();
         });
         unroll!(i in 0..ROWS, {
-            let q = smem_q[i % 2].get_vec_at::<{ LANES_M * CHUNK * i as u32 }, 4>();
-            for d in 0..FRAGMENT as usize {
+            let q = smem_q[i % 2].get_vec_at::<{ LANES_M * PANEL_COLUMNS * i as u32 }, 4>();
+            for d in 0..VEC_ELEMS as usize {
                 for j in 0..KEYS {
                     scores[i][j] = math::fma(q[d], k[j][d], scores[i][j]);
                 }
@@ -96,19 +95,20 @@ fn row_sum(mut value: f32) -> f32 {
     value
 }
 
-/// `LANES_M * ROWS` rows of queries, `LANES_N * KEYS` keys at once, heads of up to `32 * CHUNKS`
+/// `LANES_M * ROWS` rows of queries, `LANES_N * KEYS` keys at once, heads of up to `32 * PANELS`
 /// columns.
-pub struct FmaTile<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> {
+pub struct FmaTile<const ROWS: usize, const KEYS: usize, const PANELS: usize> {
     lane: Lane,
     /// Largest score so far, times `log2(e)`.
     max: [f32; ROWS],
-    /// Sum of `exp2(score - max)` over the keys that this lane has seen.
+    /// Sum of `exp2(score - max)` over this lane's keys so far.
     sum: [f32; ROWS],
-    out: [[[f32; FRAGMENT as usize]; CHUNKS]; ROWS],
+    out: [[[f32; VEC_ELEMS as usize]; PANELS]; ROWS],
 }
 
-impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> FmaTile<ROWS, KEYS, CHUNKS> {
-    /// Takes in the scores of row `i`; gives `exp2(score - max)`.
+impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> FmaTile<ROWS, KEYS, PANELS> {
+    /// Online softmax of row `i`: rescales its state to the new maximum; returns `exp2(score -
+    /// max)`.
     #[inline(always)]
     fn update_row(&mut self, i: usize, scores: &[f32; KEYS]) -> [f32; KEYS] {
         let mut max = scores[0];
@@ -116,8 +116,8 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> FmaTile<ROWS, KE
             max = math::max(max, *score);
         }
         let max = math::max(self.max[i], row_max(max));
-        // A row that has seen masked keys alone has no largest score: any finite number makes its
-        // terms 0.
+        // The maximum of a row with masked keys alone is minus infinity; any finite one gives
+        // probabilities of 0.
         let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let correction = math::exp2_approx(self.max[i] - finite_max);
         self.max[i] = max;
@@ -133,8 +133,8 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> FmaTile<ROWS, KE
 
     #[inline(always)]
     fn scale_row(&mut self, i: usize, factor: f32) {
-        unroll!(chunk in 0..CHUNKS, {
-            for value in &mut self.out[i][chunk] {
+        unroll!(panel in 0..PANELS, {
+            for value in &mut self.out[i][panel] {
                 *value *= factor;
             }
         });
@@ -151,7 +151,7 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> FmaTile<ROWS, KE
         smem_v: Shared<f32>,
     ) {
         let smem_p = smem_p.offset(FIRST);
-        let mut p = [[0.0; FRAGMENT as usize]; ROWS];
+        let mut p = [[0.0; VEC_ELEMS as usize]; ROWS];
         // SAFETY: rows and keys are inside the tiles.
         unsafe {
             unroll!(i in 0..ROWS, {
@@ -159,7 +159,7 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> FmaTile<ROWS, KE
             });
             unroll!(k in 0..4, {
                 let key = FIRST + k as u32;
-                let smem_v = smem_v.xor(key * FRAGMENT).offset(key * CHUNK);
+                let smem_v = smem_v.xor(key * VEC_ELEMS).offset(key * PANEL_COLUMNS);
                 self.accumulate_key(smem_v, core::array::from_fn(|i| p[i][k]));
             });
         }
@@ -171,20 +171,20 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> FmaTile<ROWS, KE
     /// As [`WarpTile::accumulate`].
     #[inline(always)]
     unsafe fn accumulate_key(&mut self, smem_v: Shared<f32>, p: [f32; ROWS]) {
-        unroll!(chunk in 0..CHUNKS, {
-            // SAFETY: the chunk is inside the tile.
-            let v = unsafe { smem_v.get_vec_at::<{ BLOCK_N * CHUNK * chunk as u32 }, 4>() };
+        unroll!(panel in 0..PANELS, {
+            // SAFETY: the panel is inside the tile.
+            let v = unsafe { smem_v.get_vec_at::<{ BLOCK_N * PANEL_COLUMNS * panel as u32 }, 4>() };
             for i in 0..ROWS {
-                for d in 0..FRAGMENT as usize {
-                    self.out[i][chunk][d] = math::fma(p[i], v[d], self.out[i][chunk][d]);
+                for d in 0..VEC_ELEMS as usize {
+                    self.out[i][panel][d] = math::fma(p[i], v[d], self.out[i][panel][d]);
                 }
             }
         });
     }
 }
 
-impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> WarpTile
-    for FmaTile<ROWS, KEYS, CHUNKS>
+impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
+    for FmaTile<ROWS, KEYS, PANELS>
 {
     type Element = f32;
     type Scores = Scores<ROWS, KEYS>;
@@ -193,7 +193,7 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> WarpTile
     const ROWS: u32 = LANES_M * ROWS as u32;
     const KEYS: u32 = LANES_N * KEYS as u32;
     const BLOCK_N: u32 = BLOCK_N;
-    const WIDTH: u32 = CHUNK * CHUNKS as u32;
+    const WIDTH: u32 = PANEL_COLUMNS * PANELS as u32;
     const SCRATCH: u32 = P_ELEMS;
 
     #[inline(always)]
@@ -202,7 +202,7 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> WarpTile
             lane: Lane::of_this_thread(),
             max: [f32::NEG_INFINITY; ROWS],
             sum: [0.0; ROWS],
-            out: [[[0.0; FRAGMENT as usize]; CHUNKS]; ROWS],
+            out: [[[0.0; VEC_ELEMS as usize]; PANELS]; ROWS],
         }
     }
 
@@ -216,15 +216,15 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> WarpTile
     ) -> Self::Scores {
         let Lane { m, n } = self.lane;
         let mut scores = [[0.0; KEYS]; ROWS];
-        let mut smem_q = smem_q.offset(m * CHUNK + m * FRAGMENT);
-        let mut smem_k = smem_k.offset(n * CHUNK + n * FRAGMENT);
-        for _ in 0..head_dim.div_ceil(CHUNK) {
-            unroll!(fragment in 0..FRAGMENTS as usize, {
-                // SAFETY: the fragment is inside the tiles' pieces.
-                unsafe { add_fragment(smem_q, smem_k, fragment as u32, &mut scores) };
+        let mut smem_q = smem_q.offset(m * PANEL_COLUMNS + m * VEC_ELEMS);
+        let mut smem_k = smem_k.offset(n * PANEL_COLUMNS + n * VEC_ELEMS);
+        for _ in 0..head_dim.div_ceil(PANEL_COLUMNS) {
+            unroll!(vec_idx in 0..VECS_PER_PANEL_ROW as usize, {
+                // SAFETY: the vector is inside the tiles.
+                unsafe { add_vec(smem_q, smem_k, vec_idx as u32, &mut scores) };
             });
-            smem_q = smem_q.offset(q_rows * CHUNK);
-            smem_k = smem_k.offset(BLOCK_N * CHUNK);
+            smem_q = smem_q.offset(q_rows * PANEL_COLUMNS);
+            smem_k = smem_k.offset(BLOCK_N * PANEL_COLUMNS);
         }
         scores
     }
@@ -260,15 +260,15 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> WarpTile
     #[inline(always)]
     unsafe fn accumulate(&mut self, (): (), scratch: Shared<f32>, smem_v: Shared<f32>) {
         let mut smem_p = scratch.offset(self.lane.m * P_STRIDE);
-        let mut smem_v = smem_v.offset(self.lane.n * FRAGMENT);
+        let mut smem_v = smem_v.offset(self.lane.n * VEC_ELEMS);
         for _ in 0..KEYS {
             // SAFETY: eight keys are inside the tiles.
             unsafe {
                 self.accumulate_keys::<0>(smem_p, smem_v);
-                self.accumulate_keys::<FRAGMENT>(smem_p, smem_v);
+                self.accumulate_keys::<VEC_ELEMS>(smem_p, smem_v);
             }
             smem_p = smem_p.offset(LANES_N);
-            smem_v = smem_v.offset(LANES_N * CHUNK);
+            smem_v = smem_v.offset(LANES_N * PANEL_COLUMNS);
         }
     }
 
@@ -293,9 +293,9 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> WarpTile
     #[inline(always)]
     fn for_each_pair(&self, mut f: impl FnMut(u32, u32, [f32; 2])) {
         unroll!(i in 0..ROWS, {
-            for_each_fragment(&self.out[i], |chunk, [a, b, c, d]| {
+            for_each_vec(&self.out[i], |panel, [a, b, c, d]| {
                 let row = self.lane.m + LANES_M * i as u32;
-                let column = CHUNK * chunk + FRAGMENT * self.lane.n;
+                let column = PANEL_COLUMNS * panel + VEC_ELEMS * self.lane.n;
                 f(row, column, [a, b]);
                 f(row, column + 2, [c, d]);
             });
@@ -303,13 +303,13 @@ impl<const ROWS: usize, const KEYS: usize, const CHUNKS: usize> WarpTile
     }
 }
 
-/// Calls `f` with each chunk and its values.
+/// Calls `f` with each panel and its values.
 #[inline(always)]
-fn for_each_fragment<const CHUNKS: usize>(
-    values: &[[f32; FRAGMENT as usize]; CHUNKS],
-    mut f: impl FnMut(u32, [f32; FRAGMENT as usize]),
+fn for_each_vec<const PANELS: usize>(
+    values: &[[f32; VEC_ELEMS as usize]; PANELS],
+    mut f: impl FnMut(u32, [f32; VEC_ELEMS as usize]),
 ) {
-    unroll!(chunk in 0..CHUNKS, {
-        f(chunk as u32, values[chunk]);
+    unroll!(panel in 0..PANELS, {
+        f(panel as u32, values[panel]);
     });
 }

@@ -1,18 +1,18 @@
-//! The launches of attention, for both kernels.
+//! The launches of both attention kernels.
 
-use super::combine::{FRAGMENT, MIN_SPLIT_LEN};
+use super::combine::{MIN_SPLIT_LEN, VEC_ELEMS};
 use super::decode::{self, attention_decode};
 use super::prefill::{self, BLOCK_M, attention_prefill};
-use super::tile::{AttentionElement, CHUNK, NUM_THREADS, ROW_UNIT};
+use super::tile::{AttentionElement, NUM_THREADS, PANEL_COLUMNS, ROW_UNIT};
 use crate::Rows;
 use crate::element::Dtype;
 use crate::operand::{is_aligned, untyped};
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
-/// Blocks that a long sequence is split into: all find a place at once, two an SM. A guess.
+/// Most blocks that a sequence is split into: about two an SM, all resident at once. Not measured.
 const NUM_BLOCKS: usize = 256;
 
-/// Most positions of a sequence: splits past its end stay in a `u32`.
+/// Most positions of a sequence, so that indices past its end fit in a `u32`.
 const MAX_KV_LEN: usize = 1 << 31;
 
 /// Causal attention over the paged cache.
@@ -64,13 +64,13 @@ pub struct AttentionOperands<E = f32> {
     pub out: Rows<E>,
 }
 
-/// What decoding rotates and appends before it attends: `q` is then as yet unrotated, and no launch
-/// right before writes to the cache.
+/// The operands of a fused rotation and append: `q` is not rotated yet, and the previous launch
+/// does not write to the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Append<E = f32> {
-    /// Of each token, its row of `table`.
+    /// `[num_tokens]`: the row of `table` of each token.
     pub positions: DevicePtr<u32>,
-    /// Of each token, its slot of the pools: that of its sequence's last position.
+    /// `[num_tokens]`: the slot of each token in the pools, its sequence's last position.
     pub slot_mapping: DevicePtr<u32>,
     /// `[max_positions, rotary_dim]`: cosines, then sines.
     pub table: DevicePtr<f32>,
@@ -83,7 +83,7 @@ pub struct Append<E = f32> {
 }
 
 impl<E> Append<E> {
-    /// What says that there is nothing to append.
+    /// Nothing to append.
     const NONE: Self = Append {
         positions: DevicePtr::null(),
         slot_mapping: DevicePtr::null(),
@@ -94,25 +94,25 @@ impl<E> Append<E> {
     };
 }
 
-/// What decoding needs for itself, and leaves to the next launch as it was.
+/// Workspace of decode, which leaves it ready for the next launch.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeWorkspace {
-    /// Room for [`Attention::num_partials`], at a multiple of 16 bytes.
+    /// [`Attention::num_partials`] elements, 16-byte aligned.
     pub partials: DevicePtr<f32>,
     /// [`Attention::num_counters`] zeros.
     pub counters: DevicePtr<u32>,
 }
 
-/// How decoding is split, from the model and the plan's bounds.
+/// The splits of decode, from the model and the plan's bounds.
 struct Splits {
     instance: attention_decode::Instance,
-    /// Blocks in y: KV heads, times groups of their query heads.
+    /// Grid y: KV heads times groups of their query heads.
     blocks_y: usize,
     /// Most splits of a sequence.
     max_splits: usize,
-    /// Elements for the splits' largest scores and sums.
+    /// f32 elements for the splits' largest scores and row sums.
     stats_elems: usize,
-    /// Elements for their outputs.
+    /// f32 elements for the splits' outputs.
     out_elems: usize,
 }
 
@@ -129,7 +129,7 @@ struct Args {
 }
 
 impl Attention {
-    /// The launch for any step, or `None` if there is nothing to compute.
+    /// The launch of prefill, for any step, or `None` if there is nothing to compute.
     ///
     /// # Errors
     /// [`LaunchError`] for head counts or a `head_dim` that the kernels do not take, and for sizes
@@ -141,15 +141,15 @@ impl Attention {
     ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
         let mut instances = prefill_instances(E::DTYPE).into_iter();
-        let Some(instance) = instances.find(|instance| self.fits(instance.chunks())) else {
+        let Some(instance) = instances.find(|instance| self.fits(instance.panels())) else {
             return Err(self.head_dim_error());
         };
-        // Each sequence's last tile may be a part of one.
+        // The last tile of each sequence may be partial.
         let tiles = match self.max_tokens.min(self.max_seqs) {
             0 => 0,
             seqs => (self.max_tokens - seqs) / BLOCK_M as usize + seqs,
         };
-        let shared_bytes = prefill::shared_bytes::<E>(instance.chunks());
+        let shared_bytes = prefill::shared_bytes::<E>(instance.panels());
         let geometry =
             Geometry::new([tiles, self.num_heads, 1], NUM_THREADS as usize, shared_bytes)?;
         Ok(geometry.map(|geometry| {
@@ -177,8 +177,8 @@ impl Attention {
         }))
     }
 
-    /// The launch for a step with at most one new token a sequence, whose K and V are in the cache or
-    /// what is to `append`, or `None` if there is nothing to compute.
+    /// The launch of decode, for a step with at most one new token a sequence, or `None` if there
+    /// is nothing to compute. K and V of the new tokens are in the cache, or `append` says where.
     ///
     /// # Errors
     /// As [`Attention::prefill`]; also for a `rotary_dim` that is odd or beyond `head_dim`.
@@ -207,7 +207,7 @@ impl Attention {
         let geometry = Geometry::new(
             [max_splits, blocks_y, self.max_seqs],
             NUM_THREADS as usize,
-            decode::shared_bytes::<E>(instance.rows(), instance.chunks()),
+            decode::shared_bytes::<E>(instance.rows(), instance.panels()),
         )?;
         Ok(geometry.map(|geometry| {
             attention_decode::launch(
@@ -255,31 +255,31 @@ impl Attention {
         self.splits::<E>().map_or(0, |splits| self.max_seqs * splits.blocks_y)
     }
 
-    /// How decoding is split; `None` if there is no instance, or no head.
+    /// The splits of decode; `None` if there is no instance for the shapes, or no head.
     fn splits<E: AttentionElement>(&self) -> Option<Splits> {
         let group = self.num_heads.checked_div(self.num_kv_heads)?;
         let instances = decode_instances(E::DTYPE);
         let most_rows = instances.iter().map(|instance| instance.rows()).max();
         let rows = group.div_ceil(ROW_UNIT as usize).min(most_rows.unwrap_or(1));
         let fits = |instance: &&attention_decode::Instance| {
-            instance.rows() >= rows && self.fits(instance.chunks())
+            instance.rows() >= rows && self.fits(instance.panels())
         };
         let &instance = instances.iter().find(fits)?;
         let blocks_y = self.num_kv_heads * group.div_ceil(ROW_UNIT as usize * instance.rows());
         let most = self.max_kv_len.div_ceil(MIN_SPLIT_LEN as usize);
         let max_splits = NUM_BLOCKS.checked_div(blocks_y)?.max(1).min(most);
-        let num_parts = self.max_seqs * self.num_heads * max_splits;
+        let num_splits = self.max_seqs * self.num_heads * max_splits;
         Some(Splits {
             instance,
             blocks_y,
             max_splits,
-            stats_elems: (2 * num_parts).next_multiple_of(FRAGMENT as usize),
-            out_elems: num_parts * instance.chunks() * CHUNK as usize,
+            stats_elems: (2 * num_splits).next_multiple_of(VEC_ELEMS as usize),
+            out_elems: num_splits * instance.panels() * PANEL_COLUMNS as usize,
         })
     }
 
-    fn fits(&self, chunks: usize) -> bool {
-        self.head_dim <= chunks * CHUNK as usize
+    fn fits(&self, panels: usize) -> bool {
+        self.head_dim <= panels * PANEL_COLUMNS as usize
     }
 
     fn head_dim_error(&self) -> LaunchError {
@@ -334,13 +334,13 @@ impl Attention {
             num_kv_heads: self.num_kv_heads as u32,
             head_dim: self.head_dim as u32,
             aligned: aligned.into(),
-            // A window beyond every position is none.
+            // A larger window never masks.
             window: self.window.map_or(u32::MAX, |window| window.min(u32::MAX as usize) as u32),
         })
     }
 }
 
-/// For elements of `dtype`, the narrowest heads first.
+/// Instances for `dtype`, the narrowest heads first.
 fn prefill_instances(dtype: Dtype) -> [attention_prefill::Instance; 4] {
     use attention_prefill::Instance::*;
     match dtype {
@@ -365,7 +365,7 @@ fn prefill_instances(dtype: Dtype) -> [attention_prefill::Instance; 4] {
     }
 }
 
-/// For elements of `dtype`, the fewest rows first, of those the narrowest heads.
+/// Instances for `dtype`, the fewest rows first, then the narrowest heads.
 fn decode_instances(dtype: Dtype) -> &'static [attention_decode::Instance] {
     use attention_decode::Instance::*;
     match dtype {

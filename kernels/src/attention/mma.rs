@@ -1,10 +1,10 @@
-//! A warp's tile on the tensor cores, of f16 or bf16: `mma.m16n8k16` for `Q K^T` and `P V`, f32
-//! between them; the probabilities are rounded to the elements' type.
+//! A warp's tile on the tensor cores, in f16 or bf16: `mma.m16n8k16` for `Q K^T` and `P V`, softmax
+//! in f32 between them; probabilities are rounded to the element type.
 //!
-//! Lanes hold what [`cuda_std::mma`] says: of each 16 x 8 scores or outputs rows `group` and
-//! `group + 8`, columns `2 * pair` and the next.
+//! Fragment layouts are those of [`cuda_std::mma`]: of each 16 x 8 accumulator a lane holds rows
+//! `group` and `group + 8`, columns `2 * pair` and `2 * pair + 1`.
 
-use super::tile::{CHUNK, WarpTile, fragment, swizzle};
+use super::tile::{PANEL_COLUMNS, WarpTile, swizzle, vec_elems};
 use crate::element::Half;
 use crate::kv_cache::PAGE_SIZE;
 use core::marker::PhantomData;
@@ -18,39 +18,39 @@ const ROWS: u32 = 16;
 /// Keys in a tile of K or V: a page.
 const BLOCK_N: u32 = PAGE_SIZE;
 
-/// Keys, or columns, of one step of a product.
+/// Keys, or columns, of an MMA k-step.
 const STEP: u32 = 16;
 
-/// Steps in the columns of a piece.
-const CHUNK_STEPS: usize = (CHUNK / STEP) as usize;
+/// k-steps of a panel.
+const PANEL_STEPS: usize = (PANEL_COLUMNS / STEP) as usize;
 
-/// 16 rows against 16 columns: two accumulators.
+/// A 16 x 16 accumulator: two of 16 x 8.
 type Square = [Accumulator; 2];
 
-/// 16 rows of queries, `16 * KEY_STEPS` keys at once, heads of up to `32 * CHUNKS` columns.
-pub struct MmaTile<E, const KEY_STEPS: usize, const CHUNKS: usize> {
+/// 16 rows of queries, `16 * KEY_STEPS` keys at once, heads of up to `32 * PANELS` columns.
+pub struct MmaTile<E, const KEY_STEPS: usize, const PANELS: usize> {
     /// Largest score so far, times `log2(e)`, of rows `group` and `group + 8`.
     max: [f32; 2],
-    /// Sums of `exp2(score - max)` over the keys that this lane has seen.
+    /// Sums of `exp2(score - max)` over this lane's keys so far.
     sum: [f32; 2],
-    out: [[Square; CHUNK_STEPS]; CHUNKS],
+    out: [[Square; PANEL_STEPS]; PANELS],
     elements: PhantomData<E>,
 }
 
-/// The fragment `fragment_idx` of `row` of a tile.
+/// 16-byte vector `vec_idx` of `row`, in the first panel of a tile.
 #[inline(always)]
-fn at<E>(smem: Shared<E>, row: u32, fragment_idx: u32) -> Shared<E> {
-    smem.offset(row * CHUNK + (fragment_idx ^ swizzle::<E>(row)) * fragment::<E>())
+fn vec_at<E>(smem: Shared<E>, row: u32, vec_idx: u32) -> Shared<E> {
+    smem.offset(row * PANEL_COLUMNS + (vec_idx ^ swizzle::<E>(row)) * vec_elems::<E>())
 }
 
-/// The view at the next 16 columns of every two: `at` of a fragment two on.
+/// `smem`, a view from [`vec_at`], moved by `step` k-steps, 0 or 1, in the same panel.
 #[inline(always)]
 fn step_of<E>(smem: Shared<E>, step: usize) -> Shared<E> {
     smem.xor(STEP * step as u32)
 }
 
-/// Adds the products of fragments A and B to 16 columns of a result: `b` are the fragments of its
-/// columns `0 .. 8`, then `8 .. 16`.
+/// Two MMAs: accumulates A times 16 columns of B. `b` holds the fragments of columns `0 .. 8`, then
+/// of `8 .. 16`.
 #[inline(always)]
 fn multiply<E: Half>(a: FragmentA<E>, b: [u32; 4], [first, second]: &mut Square) {
     let [b0, b1, b2, b3] = b;
@@ -58,12 +58,12 @@ fn multiply<E: Half>(a: FragmentA<E>, b: [u32; 4], [first, second]: &mut Square)
     *second = m16n8k16(a, FragmentB::from_words([b2, b3]), *second);
 }
 
-/// First element of the keys of a step in a piece of K or V.
-const fn start_of(chunk: usize, step: usize) -> u32 {
-    (BLOCK_N * chunk as u32 + STEP * step as u32) * CHUNK
+/// Offset of the keys of k-step `step` in panel `panel` of K or V.
+const fn start_of(panel: usize, step: usize) -> u32 {
+    (BLOCK_N * panel as u32 + STEP * step as u32) * PANEL_COLUMNS
 }
 
-/// `f` of `value` over the four lanes that share a row.
+/// Reduces `value` by `f` over the four lanes that share a row.
 #[inline(always)]
 fn reduce_row(mut value: f32, f: fn(f32, f32) -> f32) -> f32 {
     for bit in 0..2 {
@@ -72,15 +72,16 @@ fn reduce_row(mut value: f32, f: fn(f32, f32) -> f32) -> f32 {
     value
 }
 
-/// The lane's group and pair.
+/// `groupID` and `threadID_in_group` of the lane, called `group` and `pair` here.
 #[inline(always)]
 fn lane() -> (u32, u32) {
     let lane_id = warp::lane_id();
     (lane_id / 4, lane_id % 4)
 }
 
-impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> MmaTile<E, KEY_STEPS, CHUNKS> {
-    /// Takes in the scores of row `group + 8 * row`; gives `exp2(score - max)` in their place.
+impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> MmaTile<E, KEY_STEPS, PANELS> {
+    /// Online softmax of row `group + 8 * row`: rescales its state to the new maximum and replaces
+    /// the scores by `exp2(score - max)`.
     #[inline(always)]
     fn update_row(&mut self, row: usize, scores: &mut [Square; KEY_STEPS]) {
         let mut max = f32::NEG_INFINITY;
@@ -88,8 +89,8 @@ impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> MmaTile<E, KEY_STEPS,
             max = math::max(max, math::max(score[2 * row], score[2 * row + 1]));
         }
         let max = math::max(self.max[row], reduce_row(max, math::max));
-        // A row that has seen masked keys alone has no largest score: any finite number makes its
-        // terms 0.
+        // The maximum of a row with masked keys alone is minus infinity; any finite one gives
+        // probabilities of 0.
         let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let correction = math::exp2_approx(self.max[row] - finite_max);
         self.max[row] = max;
@@ -106,8 +107,8 @@ impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> MmaTile<E, KEY_STEPS,
 
     #[inline(always)]
     fn scale_row(&mut self, row: usize, factor: f32) {
-        unroll!(chunk in 0..CHUNKS, {
-            for values in self.out[chunk].as_flattened_mut() {
+        unroll!(panel in 0..PANELS, {
+            for values in self.out[panel].as_flattened_mut() {
                 values[2 * row] *= factor;
                 values[2 * row + 1] *= factor;
             }
@@ -115,19 +116,19 @@ impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> MmaTile<E, KEY_STEPS,
     }
 }
 
-impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> WarpTile
-    for MmaTile<E, KEY_STEPS, CHUNKS>
+impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> WarpTile
+    for MmaTile<E, KEY_STEPS, PANELS>
 {
     type Element = E;
-    /// Of 16 keys, keys `0 .. 8` and `8 .. 16`.
+    /// A 16 x 16 accumulator for every 16 keys.
     type Scores = [Square; KEY_STEPS];
-    /// Fragments A of 16 keys each.
+    /// A fragment A for every 16 keys.
     type Probabilities = [[u32; 4]; KEY_STEPS];
 
     const ROWS: u32 = ROWS;
     const KEYS: u32 = STEP * KEY_STEPS as u32;
     const BLOCK_N: u32 = BLOCK_N;
-    const WIDTH: u32 = CHUNK * CHUNKS as u32;
+    const WIDTH: u32 = PANEL_COLUMNS * PANELS as u32;
     const SCRATCH: u32 = 0;
 
     #[inline(always)]
@@ -135,7 +136,7 @@ impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> WarpTile
         MmaTile {
             max: [f32::NEG_INFINITY; 2],
             sum: [0.0; 2],
-            out: [[[[0.0; 4]; 2]; CHUNK_STEPS]; CHUNKS],
+            out: [[[[0.0; 4]; 2]; PANEL_STEPS]; PANELS],
             elements: PhantomData,
         }
     }
@@ -149,20 +150,20 @@ impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> WarpTile
         smem_k: Shared<E>,
     ) -> Self::Scores {
         let lane_id = warp::lane_id();
-        // Matrices of Q: rows, then columns; of K: columns, then keys.
-        let q = at(smem_q, lane_id % 16, lane_id / 16);
-        let k = at(smem_k, lane_id % 8 + lane_id / 16 * 8, lane_id / 8 % 2);
+        // Order of the four 8 x 8 matrices: of Q rows, then columns; of K columns, then keys.
+        let q = vec_at(smem_q, lane_id % 16, lane_id / 16);
+        let k = vec_at(smem_k, lane_id % 8 + lane_id / 16 * 8, lane_id / 8 % 2);
         let mut scores = [[[0.0; 4]; 2]; KEY_STEPS];
-        unroll!(chunk in 0..CHUNKS, {
-            let q = q.offset(q_rows * CHUNK * chunk as u32);
-            for half in 0..CHUNK_STEPS {
+        unroll!(panel in 0..PANELS, {
+            let q = q.offset(q_rows * PANEL_COLUMNS * panel as u32);
+            for half in 0..PANEL_STEPS {
                 let (q, k) = (step_of(q, half), step_of(k, half));
                 // SAFETY: the fragments are inside the tiles.
                 let a = unsafe { FragmentA::<E>::from_words(load_x4(q)) };
                 unroll!(step in 0..4, {
                     if step < KEY_STEPS {
                         // SAFETY: as above.
-                        let b = unsafe { load_x4_at::<{ start_of(chunk, step) }, E>(k) };
+                        let b = unsafe { load_x4_at::<{ start_of(panel, step) }, E>(k) };
                         multiply(a, b, &mut scores[step]);
                     }
                 });
@@ -204,17 +205,17 @@ impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> WarpTile
         smem_v: Shared<E>,
     ) {
         let lane_id = warp::lane_id();
-        // Matrices of V: keys, then columns.
-        let v = at(smem_v, lane_id % 16, lane_id / 16);
-        unroll!(chunk in 0..CHUNKS, {
+        // Order of the four 8 x 8 matrices of V: keys, then columns.
+        let v = vec_at(smem_v, lane_id % 16, lane_id / 16);
+        unroll!(panel in 0..PANELS, {
             unroll!(step in 0..4, {
                 if step < KEY_STEPS {
                     let a = FragmentA::<E>::from_words(probabilities[step]);
-                    for half in 0..CHUNK_STEPS {
+                    for half in 0..PANEL_STEPS {
                         let v = step_of(v, half);
                         // SAFETY: the fragments are inside the tile.
-                        let b = unsafe { load_x4_trans_at::<{ start_of(chunk, step) }, E>(v) };
-                        multiply(a, b, &mut self.out[chunk][half]);
+                        let b = unsafe { load_x4_trans_at::<{ start_of(panel, step) }, E>(v) };
+                        multiply(a, b, &mut self.out[panel][half]);
                     }
                 }
             });
@@ -243,9 +244,9 @@ impl<E: Half, const KEY_STEPS: usize, const CHUNKS: usize> WarpTile
     #[inline(always)]
     fn for_each_pair(&self, mut f: impl FnMut(u32, u32, [f32; 2])) {
         let (group, pair) = lane();
-        unroll!(chunk in 0..CHUNKS, {
-            for (tile, &[a, b, c, d]) in self.out[chunk].as_flattened().iter().enumerate() {
-                let column = CHUNK * chunk as u32 + 8 * tile as u32 + 2 * pair;
+        unroll!(panel in 0..PANELS, {
+            for (tile, &[a, b, c, d]) in self.out[panel].as_flattened().iter().enumerate() {
+                let column = PANEL_COLUMNS * panel as u32 + 8 * tile as u32 + 2 * pair;
                 f(group, column, [a, b]);
                 f(group + 8, column, [c, d]);
             }

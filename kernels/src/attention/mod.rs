@@ -1,7 +1,7 @@
 //! Causal attention over the paged cache.
 //!
-//! Token `t` of sequence `s` stands at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`
-//! and sees positions `0 ..= p`, with a window `w` only `p - w < j <= p`.
+//! Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`
+//! and attends to positions `0 ..= p`, with a window `w` to `p - w < j <= p`.
 
 mod combine;
 pub mod decode;

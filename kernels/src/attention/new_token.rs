@@ -1,20 +1,21 @@
-//! The new token of a sequence on its way in: rotary embedding of its Q and K, which go to the tiles
-//! with its V, and the append of K and V to the cache. The bits are those of [`rope_append`].
+//! Fused append: rotary embedding of a new token's Q and K, which are stored to the tiles in shared
+//! memory with its V, and the append of K and V to the cache. The bits are those of
+//! [`rope_append`].
 //!
 //! [`rope_append`]: crate::rope_append
 
-use super::tile::{NUM_THREADS, place};
+use super::tile::{NUM_THREADS, tile_offset};
 use crate::element::Number;
 use crate::rope::rotate;
 use cuda_std::prelude::*;
 
-/// Rows whose elements a thread has under way.
+/// Rows that a thread loads at once.
 const BATCH: usize = 4;
 
-/// Two columns of a head, a thread's in every row that it takes.
+/// The two columns that a thread takes in each of its rows: a rotated pair, or two others.
 pub(super) struct Pair {
     columns: [u32; 2],
-    /// Cosine and sine; of columns that are not rotated they count for nothing.
+    /// Cosine and sine; unused unless `is_rotated`.
     angle: [f32; 2],
     is_rotated: bool,
     head_dim: u32,
@@ -27,7 +28,8 @@ impl Pair {
         head_dim.div_ceil(2).next_power_of_two()
     }
 
-    /// The thread's columns of heads of `head_dim`, whose first `rotary_dim` are rotated by `angles`.
+    /// The thread's columns of heads of `head_dim`, whose first `rotary_dim` are rotated by
+    /// `angles`.
     ///
     /// # Safety
     /// 1. `angles` holds `rotary_dim` elements, an even number, at most `head_dim`.
@@ -43,13 +45,13 @@ impl Pair {
         }
         let first = rotary_dim + pair - half;
         let columns = [first, first + (head_dim - rotary_dim).div_ceil(2)];
-        // The first one's neighbour may have it for its second one.
+        // Past the middle, columns belong to other threads as their second ones.
         let is_first = columns[0] < rotary_dim + (head_dim - rotary_dim).div_ceil(2);
         let columns = if is_first { columns } else { [head_dim; 2] };
         Pair { columns, angle: [1.0, 0.0], is_rotated: false, head_dim }
     }
 
-    /// The two elements of `row`, zeros if it does not exist.
+    /// Loads the two elements of `row`; zeros if it does not exist.
     ///
     /// # Safety
     /// 1. `row` holds `head_dim` elements, if it exists.
@@ -70,7 +72,7 @@ impl Pair {
         if self.is_rotated { rotate(values, self.angle) } else { values }
     }
 
-    /// Calls `put` with the columns that exist, and their values.
+    /// Calls `put` with the columns inside the head, and their values.
     #[inline(always)]
     fn store<E: Number>(&self, values: [f32; 2], put: impl Fn(u32, E)) {
         unroll!(i in 0..2, {
@@ -81,36 +83,36 @@ impl Pair {
     }
 }
 
-/// Where the new key or value of a head goes: to a row of the tile, and to the cache.
+/// Source and destinations of the new key or value of a head.
 pub(super) struct NewRow<E> {
-    /// Of the activation.
+    /// In the activations.
     pub from: Global<E>,
     /// The tile, of `block_n` rows.
     pub tile: Shared<E>,
-    /// In the cache, unless another block writes it.
+    /// In the cache, if this block appends it.
     pub cache: Option<GlobalMut<E>>,
 }
 
-/// A sequence's new token, as far as a block is concerned.
+/// The part of a sequence's new token that a block stores.
 pub(super) struct NewToken<E> {
-    /// The first of the block's heads, one after the other.
+    /// The block's query heads, contiguous.
     pub q: Global<E>,
     pub heads: u32,
     pub smem_q: Shared<E>,
     /// Rows of the tile of Q.
     pub block_rows: u32,
-    /// K and V, where the block has the token's key.
+    /// K and V, if the block's split has the token's key.
     pub kv: Option<[NewRow<E>; 2]>,
-    /// The key's row of the tiles, and their rows.
+    /// The key's row in the tiles of K and V, and the number of their rows.
     pub key_row: u32,
     pub block_n: u32,
 }
 
 impl<E: Number> NewToken<E> {
-    /// Writes the rows to the tiles and to the cache.
+    /// Stores the rows to the tiles and to the cache.
     ///
     /// # Safety
-    /// 1. All threads of the block call this; nobody else accesses what it writes before a barrier.
+    /// 1. All threads of the block call this; no other thread accesses what it writes before a barrier.
     /// 2. Every row holds `head_dim` elements.
     #[inline(always)]
     pub unsafe fn store(&self, pair: &Pair) {
@@ -133,7 +135,7 @@ impl<E: Number> NewToken<E> {
         }
     }
 
-    /// Row `row` of Q's, K's and V's.
+    /// Row `row` of: the query heads, K, V.
     #[inline(always)]
     fn source(&self, row: u32, head_dim: u32) -> Global<E> {
         match &self.kv {
@@ -151,7 +153,7 @@ impl<E: Number> NewToken<E> {
         unsafe {
             if row < self.heads {
                 pair.store(pair.rotated(values), |column, value| {
-                    self.smem_q.set(place::<E>(row, column, self.block_rows), value);
+                    self.smem_q.set(tile_offset::<E>(row, column, self.block_rows), value);
                 });
             } else if let Some([k, v]) = &self.kv {
                 if row == self.heads {
@@ -170,7 +172,7 @@ impl<E: Number> NewToken<E> {
         pair.store(values, |column, value: E| {
             // SAFETY: the caller's promise.
             unsafe {
-                new.tile.set(place::<E>(self.key_row, column, self.block_n), value);
+                new.tile.set(tile_offset::<E>(self.key_row, column, self.block_n), value);
                 if let Some(cache) = new.cache {
                     cache.set(column as usize, value);
                 }

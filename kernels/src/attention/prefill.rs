@@ -4,16 +4,16 @@
 //! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; pools `[num_pages,
 //!           num_kv_heads, PAGE_SIZE, head_dim]`; all f32, f16 or bf16; cu_seqlens_q
 //!           `[num_seqs + 1]`; kv_lens `[num_seqs]`; block_table `[num_seqs, max_pages_per_seq]`;
-//!           head_dim at most `CHUNKS * 32`, smaller ones padded with zeros.
+//!           head_dim at most `PANELS * 32`, smaller ones padded with zeros.
 //! Launch    grid `(tiles of BLOCK_M queries of a sequence, num_heads, 1)`, block `(NUM_THREADS, 1,
 //!           1)`; a warp takes 16 queries.
-//! Numerics  f32, online softmax in base 2; keys are visited in order, in tiles. In 16 bits the
-//!           products are the tensor cores', probabilities and output rounded.
-//! Bound     FMA: `2 * head_dim` a query, key and head.
+//! Numerics  f32, online softmax in base 2; tiles of keys in order. In 16 bits matrix products are
+//!           on the tensor cores; probabilities and output are rounded.
+//! Bound     compute: `2 * head_dim` FMAs a query, key and head.
 //! Source    arXiv:2205.14135; paged cache: arXiv:2309.06180.
 
 use super::tile::{
-    AttentionElement, CHUNK, Cache, NUM_THREADS, NUM_WARPS, Source, WarpTile, is_aligned,
+    AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, is_aligned,
 };
 use crate::element::Number;
 use core::f32::consts::LOG2_E;
@@ -23,45 +23,45 @@ use half::{bf16, f16};
 /// Queries of a block.
 pub(super) const BLOCK_M: u32 = 64;
 
-/// Shared memory that a block may have on every device of the targets.
+/// Most shared memory of a block on every device of the targets.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
-/// Shared memory of a block: Q, the stages of K and V, and what each warp needs for itself.
-const fn staged_bytes<E: AttentionElement>(chunks: usize, num_stages: u32) -> usize {
+/// Shared memory of a block: Q, the stages of K and V, and scratch space of the warps.
+const fn staged_bytes<E: AttentionElement>(panels: usize, num_stages: u32) -> usize {
     // Neither depends on the columns.
     let (block_n, scratch) = (E::Prefill::<1>::BLOCK_N, E::Prefill::<1>::SCRATCH);
-    let elems = (BLOCK_M + num_stages * 2 * block_n) * CHUNK;
-    elems as usize * chunks * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
+    let elems = (BLOCK_M + num_stages * 2 * block_n) * PANEL_COLUMNS;
+    elems as usize * panels * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
 }
 
-/// Stages of K and V: two, where there is room for them.
-const fn num_stages<E: AttentionElement>(chunks: usize) -> u32 {
-    if staged_bytes::<E>(chunks, 2) <= MAX_SHARED_BYTES { 2 } else { 1 }
+/// Pipeline stages of K and V: two where they fit.
+const fn num_stages<E: AttentionElement>(panels: usize) -> u32 {
+    if staged_bytes::<E>(panels, 2) <= MAX_SHARED_BYTES { 2 } else { 1 }
 }
 
 /// Shared memory of a block.
 #[cfg(not(target_arch = "nvptx64"))]
-pub(super) const fn shared_bytes<E: AttentionElement>(chunks: usize) -> usize {
-    staged_bytes::<E>(chunks, num_stages::<E>(chunks))
+pub(super) const fn shared_bytes<E: AttentionElement>(panels: usize) -> usize {
+    staged_bytes::<E>(panels, num_stages::<E>(panels))
 }
 
-/// The tile of queries that a block computes.
+/// The work item of a block: a tile of queries of one sequence.
 struct QueryTile {
     seq: u32,
-    /// Row of the batch of its first query.
+    /// Row of its first query in the batch.
     first_token: u32,
-    /// Queries of it that exist.
+    /// Queries in the tile.
     queries: u32,
     /// Position of its first query.
     first_position: u32,
 }
 
 impl QueryTile {
-    /// The tile with number `tile` of all sequences', the last tile of a sequence, which has most
-    /// keys, first.
+    /// Tile number `tile` of all sequences. Of a sequence the last tile, which has most keys, comes
+    /// first.
     ///
     /// # Safety
-    /// 1. `num_seqs` is one element; `cu_seqlens_q` and `kv_lens` hold that many, and one more.
+    /// 1. `num_seqs` is one element; `kv_lens` holds that many, `cu_seqlens_q` one more.
     #[inline(always)]
     unsafe fn find(
         mut tile: u32,
@@ -96,13 +96,14 @@ impl QueryTile {
     }
 }
 
-/// One tile of queries of one head a block.
+/// A block takes one tile of queries of one head.
 ///
 /// # Safety
-/// 1. The step inputs are those of one step, and every view holds what they ask for; `q`, the pools
-///    and `out` hold elements `E`.
-/// 2. `head_dim` is at most `32 * CHUNKS`; `num_kv_heads` divides `num_heads`, `window` is not 0.
-/// 3. If `aligned` is not 0, or in 16 bits, every head is 16-byte aligned in `q`, the pools and `out`.
+/// 1. The step inputs are those of one step, and every view covers what they refer to; `q`, the
+///    pools and `out` hold elements `E`.
+/// 2. `head_dim` is at most `32 * PANELS`; `num_kv_heads` divides `num_heads`, `window` is not 0.
+/// 3. If `aligned` is not 0, or `E` has 16 bits, every head is 16-byte aligned in `q`, the pools
+///    and `out`.
 /// 4. `out` overlaps nothing that is read.
 #[kernel(
     launch_bounds(NUM_THREADS, 2),
@@ -122,7 +123,7 @@ impl QueryTile {
         attention_prefill_bf16_d256 = <bf16, 8>
     )
 )]
-pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
+pub unsafe fn attention_prefill<E: AttentionElement, const PANELS: usize>(
     num_seqs: Global<u32>,
     cu_seqlens_q: Global<u32>,
     kv_lens: Global<u32>,
@@ -141,16 +142,16 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
     out: GlobalMut<()>,
     out_stride: u32,
 ) {
-    type Tile<E, const CHUNKS: usize> = <E as AttentionElement>::Prefill<CHUNKS>;
+    type Tile<E, const PANELS: usize> = <E as AttentionElement>::Prefill<PANELS>;
     let block_n = const {
-        assert!(Tile::<E, CHUNKS>::ROWS * NUM_WARPS == BLOCK_M);
-        assert!(Tile::<E, CHUNKS>::KEYS == Tile::<E, CHUNKS>::BLOCK_N);
-        Tile::<E, CHUNKS>::BLOCK_N
+        assert!(Tile::<E, PANELS>::ROWS * NUM_WARPS == BLOCK_M);
+        assert!(Tile::<E, PANELS>::KEYS == Tile::<E, PANELS>::BLOCK_N);
+        Tile::<E, PANELS>::BLOCK_N
     };
-    let width = const { Tile::<E, CHUNKS>::WIDTH };
-    let num_stages = const { num_stages::<E>(CHUNKS) };
+    let width = const { Tile::<E, PANELS>::WIDTH };
+    let num_stages = const { num_stages::<E>(PANELS) };
 
-    // 1. What this block computes.
+    // 1. The work item.
     // SAFETY: step inputs of one step, which no launch of it writes.
     let found = unsafe { QueryTile::find(thread::block_idx_x(), num_seqs, cu_seqlens_q, kv_lens) };
     grid::wait_for_dependencies();
@@ -168,8 +169,8 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
     let first_key = (first_position + 1).saturating_sub(window) / block_n * block_n;
 
     let warp_idx = warp::warp_idx();
-    let warp_row = warp_idx * Tile::<E, CHUNKS>::ROWS;
-    let mut tile = Tile::<E, CHUNKS>::new();
+    let warp_row = warp_idx * Tile::<E, PANELS>::ROWS;
+    let mut tile = Tile::<E, PANELS>::new();
     // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
     // before it is read, and a barrier is passed after its last read, before it is overwritten.
     unsafe {
@@ -177,7 +178,7 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
         let smem_kv = smem_q.offset(BLOCK_M * width);
         let tile_elems = block_n * width;
         let scratch = smem_kv.offset(num_stages * 2 * tile_elems).cast();
-        let scratch = scratch.offset(warp_idx * Tile::<E, CHUNKS>::SCRATCH);
+        let scratch = scratch.offset(warp_idx * Tile::<E, PANELS>::SCRATCH);
         let (k_pool, v_pool) = (k_pool.cast::<E>(), v_pool.cast::<E>());
         let copy_stage = |stage_idx: u32, key: u32| {
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
@@ -189,15 +190,16 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
             cp_async::commit();
         };
 
-        // 2. Q and the first K and V are one group.
+        // 2. Q and the first tile of K and V are one group of copies.
         let from = first_token as usize * q_stride as usize + (head * head_dim) as usize;
         let gmem = q.cast::<E>().add(from);
         Source { gmem, row_stride: q_stride, rows: queries, head_dim, aligned }
             .copy_to(smem_q, BLOCK_M, width);
         copy_stage(0, first_key);
 
-        // 3. Keys. With a second stage, the next ones arrive during the products of these.
-        let smem_q = smem_q.offset(warp_row * CHUNK);
+        // 3. Main loop over tiles of keys. With two stages the next tile is loaded during the MMAs
+        //    of this one.
+        let smem_q = smem_q.offset(warp_row * PANEL_COLUMNS);
         let (mut stage_idx, mut key) = (0, first_key);
         while key < end_key {
             cp_async::wait(0);
@@ -235,7 +237,7 @@ pub unsafe fn attention_prefill<E: AttentionElement, const CHUNKS: usize>(
     }
 }
 
-/// Writes columns `column`, an even one, and the next of a row of `head_dim`, where it has them.
+/// Stores columns `column`, an even number, and `column + 1` of a row, up to `head_dim`.
 ///
 /// # Safety
 /// 1. `row` holds `head_dim` elements, 16-byte aligned if `aligned`; no other thread writes those.

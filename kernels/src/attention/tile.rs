@@ -1,9 +1,9 @@
-//! What both attention kernels are made of: tiles of Q, K and V in shared memory, and a warp's
-//! online softmax over them.
+//! What both attention kernels share: tiles of Q, K and V in shared memory, and a warp's online
+//! softmax over them.
 //!
-//! A tile of `rows` rows holds its columns in pieces `[rows, CHUNK]`, whose 16-byte fragments are
-//! swizzled by the row, so that eight rows at one fragment fill the 32 banks once. Columns past
-//! `head_dim` are zeros.
+//! A tile of `rows` rows is stored as column panels `[rows, PANEL_COLUMNS]`. The 16-byte vectors of
+//! a row are swizzled by the row, so that eight rows at one column fill the 32 banks once. Columns
+//! past `head_dim` are zeros.
 
 use super::fma::FmaTile;
 use super::mma::MmaTile;
@@ -12,86 +12,86 @@ use crate::kv_cache::{PAGE_SIZE, row_start};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
-/// Columns of a piece of a tile.
-pub(super) const CHUNK: u32 = 32;
+/// Columns of a panel of a tile.
+pub(super) const PANEL_COLUMNS: u32 = 32;
 
 /// Threads and warps of a block.
 pub(super) const NUM_THREADS: u32 = 128;
 pub(super) const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 
-/// Rows of queries of a decode block for each of its kernel's `ROWS`.
+/// Query rows of a decode block are this many times its kernel's `ROWS`.
 pub(super) const ROW_UNIT: u32 = 4;
 
-/// Elements of a fragment: 16 bytes.
-pub(super) const fn fragment<T>() -> u32 {
+/// Elements of a 16-byte vector.
+pub(super) const fn vec_elems<T>() -> u32 {
     16 / size_of::<T>() as u32
 }
 
-/// Fragments of a row of a piece.
-const fn fragments<T>() -> u32 {
-    CHUNK / fragment::<T>()
+/// 16-byte vectors of a row of a panel.
+const fn vecs_per_panel_row<T>() -> u32 {
+    PANEL_COLUMNS / vec_elems::<T>()
 }
 
-/// Fragment `i` of `row` of a piece stands in the place `i ^ swizzle(row)`.
+/// Vector `i` of `row` of a panel is stored at index `i ^ swizzle(row)`.
 #[inline(always)]
 pub(super) fn swizzle<T>(row: u32) -> u32 {
-    let rows_per_pass = const { 8 / fragments::<T>() };
-    row / rows_per_pass % fragments::<T>()
+    let rows_per_pass = const { 8 / vecs_per_panel_row::<T>() };
+    row / rows_per_pass % vecs_per_panel_row::<T>()
 }
 
-/// Where `column` of `row` of a tile of `block_rows` rows stands.
+/// Offset of `column` of `row` in a tile of `block_rows` rows.
 #[inline(always)]
-pub(super) fn place<T>(row: u32, column: u32, block_rows: u32) -> u32 {
-    let fragment_idx = (column % CHUNK / fragment::<T>()) ^ swizzle::<T>(row);
-    let piece_row = column / CHUNK * block_rows + row;
-    piece_row * CHUNK + fragment_idx * fragment::<T>() + column % fragment::<T>()
+pub(super) fn tile_offset<T>(row: u32, column: u32, block_rows: u32) -> u32 {
+    let vec_idx = (column % PANEL_COLUMNS / vec_elems::<T>()) ^ swizzle::<T>(row);
+    let panel_row = column / PANEL_COLUMNS * block_rows + row;
+    panel_row * PANEL_COLUMNS + vec_idx * vec_elems::<T>() + column % vec_elems::<T>()
 }
 
-/// Whether fragments of `T` are 16-byte aligned and whole: those of 16 bits always, others if the
-/// launch says so.
+/// Whether all vectors of `T` are whole and 16-byte aligned: always in 16 bits, else if the launch
+/// says so.
 #[inline(always)]
 pub(super) fn is_aligned<T>(aligned: u32) -> bool {
     size_of::<T>() < size_of::<f32>() || aligned != 0
 }
 
-/// What Q, K, V and the output are stored as.
+/// The element type of Q, K, V and the output.
 pub trait AttentionElement: Number {
-    /// What a warp of a prefill block computes, with heads of up to `32 * CHUNKS` columns.
+    /// The warp tile of prefill, for heads of up to `32 * PANELS` columns.
     #[allow(private_bounds)]
-    type Prefill<const CHUNKS: usize>: WarpTile<Element = Self>;
+    type Prefill<const PANELS: usize>: WarpTile<Element = Self>;
 
-    /// What a warp of a decode block computes, for up to `4 * ROWS` query heads.
+    /// The warp tile of decode, for up to `4 * ROWS` query heads.
     #[allow(private_bounds)]
-    type Decode<const ROWS: usize, const CHUNKS: usize>: WarpTile<Element = Self>;
+    type Decode<const ROWS: usize, const PANELS: usize>: WarpTile<Element = Self>;
 }
 
 impl AttentionElement for f32 {
-    type Prefill<const CHUNKS: usize> = FmaTile<4, 4, CHUNKS>;
-    type Decode<const ROWS: usize, const CHUNKS: usize> = FmaTile<ROWS, 1, CHUNKS>;
+    type Prefill<const PANELS: usize> = FmaTile<4, 4, PANELS>;
+    type Decode<const ROWS: usize, const PANELS: usize> = FmaTile<ROWS, 1, PANELS>;
 }
 
 impl AttentionElement for f16 {
-    type Prefill<const CHUNKS: usize> = MmaTile<f16, 4, CHUNKS>;
-    type Decode<const ROWS: usize, const CHUNKS: usize> = MmaTile<f16, 1, CHUNKS>;
+    type Prefill<const PANELS: usize> = MmaTile<f16, 4, PANELS>;
+    type Decode<const ROWS: usize, const PANELS: usize> = MmaTile<f16, 1, PANELS>;
 }
 
 impl AttentionElement for bf16 {
-    type Prefill<const CHUNKS: usize> = MmaTile<bf16, 4, CHUNKS>;
-    type Decode<const ROWS: usize, const CHUNKS: usize> = MmaTile<bf16, 1, CHUNKS>;
+    type Prefill<const PANELS: usize> = MmaTile<bf16, 4, PANELS>;
+    type Decode<const ROWS: usize, const PANELS: usize> = MmaTile<bf16, 1, PANELS>;
 }
 
-/// A warp's rows of queries: their online softmax over the keys seen so far, and their output, not
-/// yet divided by the sum.
+/// A warp's query rows: their online softmax state over the keys so far, and their unnormalised
+/// output.
 ///
 /// Source    online softmax: arXiv:1805.02867, arXiv:2205.14135.
 pub(super) trait WarpTile: Sized {
-    /// What Q, K and V are stored as.
+    /// The element type of Q, K and V.
     type Element: Number;
 
     /// A lane's scores of the warp's rows and keys.
     type Scores;
 
-    /// What a lane keeps of the keys' probabilities.
+    /// A lane's probabilities, as far as they stay in registers.
     type Probabilities;
 
     /// Rows of the warp.
@@ -100,16 +100,16 @@ pub(super) trait WarpTile: Sized {
     /// Keys that the warp takes at once.
     const KEYS: u32;
 
-    /// Keys of a tile of K or V; a tile lies in one page.
+    /// Keys of a tile of K or V; a tile is inside one page.
     const BLOCK_N: u32;
 
-    /// Columns of the tiles: `head_dim`, and what it is padded to.
+    /// Columns of the tiles: `head_dim`, padded to whole panels.
     const WIDTH: u32;
 
-    /// Elements of shared memory that the warp needs for itself.
+    /// Elements of the warp's scratch space in shared memory.
     const SCRATCH: u32;
 
-    /// No key seen.
+    /// The state before any key.
     fn new() -> Self;
 
     /// `Q K^T` of the warp's rows and keys. `smem_q` and `smem_k` start at the warp's first row and
@@ -125,19 +125,19 @@ pub(super) trait WarpTile: Sized {
         smem_k: Shared<Self::Element>,
     ) -> Self::Scores;
 
-    /// Scales the scores, and makes those minus infinity whose row and key, counted from the warp's
-    /// first ones, are not visible.
+    /// Scales the scores, and sets those to minus infinity that are not `visible(row, key)`; both
+    /// count from the warp's first ones.
     fn mask(&self, scores: &mut Self::Scores, scale: f32, visible: impl Fn(u32, u32) -> bool);
 
-    /// Takes in the scores of the next keys, times `log2(e)`.
+    /// Online softmax with the scores of the next keys, which are scaled by `log2(e)`.
     ///
     /// # Safety
     /// 1. `scratch` holds `SCRATCH` elements that only this warp uses.
     unsafe fn update(&mut self, scores: &Self::Scores, scratch: Shared<f32>)
     -> Self::Probabilities;
 
-    /// Adds `P V` for the keys that [`WarpTile::update`] took in; `smem_v` starts at the first of
-    /// them, a multiple of eight.
+    /// Accumulates `P V` for the keys of the last [`WarpTile::update`]; `smem_v` starts at the
+    /// first of them, a multiple of eight.
     ///
     /// # Safety
     /// 1. The tile is copied, and no thread writes it.
@@ -149,24 +149,24 @@ pub(super) trait WarpTile: Sized {
         smem_v: Shared<Self::Element>,
     );
 
-    /// Divides the output by the sums; that of a row which has seen no key is zeros.
+    /// Divides the output by the row sums; rows without a visible key become zeros.
     fn normalize(&mut self);
 
-    /// Calls `f` with each row's number, largest score and sum, in one lane of the warp.
+    /// Calls `f` with the index, largest score and row sum of each row, in one lane of the warp.
     fn for_each_row(&self, f: impl FnMut(u32, f32, f32));
 
-    /// Calls `f` with row, column and value of each two neighbours in the output that the lane has.
+    /// Calls `f` with row, first column and values of each pair of adjacent outputs of the lane.
     fn for_each_pair(&self, f: impl FnMut(u32, u32, [f32; 2]));
 }
 
-/// Rows in global memory, to be copied to a tile.
+/// Rows in global memory, the source of a tile.
 #[derive(Clone, Copy)]
 pub(super) struct Source<T> {
     /// Column 0 of row 0.
     pub gmem: Global<T>,
-    /// Elements from a row to the next.
+    /// Row stride, in elements.
     pub row_stride: u32,
-    /// Rows that exist; those past them are zeros.
+    /// Rows that exist; further rows of the tile are zeros.
     pub rows: u32,
     /// Columns that exist.
     pub head_dim: u32,
@@ -174,7 +174,7 @@ pub(super) struct Source<T> {
     pub aligned: bool,
 }
 
-/// The layer's cache, and which head of it.
+/// A KV head of a layer's cache.
 #[derive(Clone, Copy)]
 pub(super) struct Cache {
     pub num_kv_heads: u32,
@@ -184,8 +184,7 @@ pub(super) struct Cache {
 }
 
 impl<T: Number> Source<T> {
-    /// The keys or values `first_key ..` of a sequence, up to `end_key`, of the page that holds
-    /// them.
+    /// Keys or values `first_key .. end_key` of a sequence, as far as they are in one page.
     ///
     /// # Safety
     /// 1. `pages` is the sequence's row of the block table, for at least `end_key` positions;
@@ -212,8 +211,8 @@ impl<T: Number> Source<T> {
         }
     }
 
-    /// Starts the copies to a tile of `block_rows` rows and `width` columns, by all threads of the
-    /// block.
+    /// Issues the copies to a tile of `block_rows` rows and `width` columns; all threads of the
+    /// block call this.
     ///
     /// # Safety
     /// 1. The rows and columns that exist are in `gmem`; `smem` holds the tile, which no thread
@@ -221,36 +220,34 @@ impl<T: Number> Source<T> {
     #[inline(always)]
     pub unsafe fn copy_to(self, smem: Shared<T>, block_rows: u32, width: u32) {
         let thread = thread::thread_idx_x();
-        let fragment_idx = thread % fragments::<T>();
-        for chunk in 0..width / CHUNK {
-            let mut row = thread / fragments::<T>();
+        let vec_idx = thread % vecs_per_panel_row::<T>();
+        for panel in 0..width / PANEL_COLUMNS {
+            let mut row = thread / vecs_per_panel_row::<T>();
             while row < block_rows {
-                let column = chunk * CHUNK + fragment_idx * fragment::<T>();
+                let column = panel * PANEL_COLUMNS + vec_idx * vec_elems::<T>();
                 let from = row as usize * self.row_stride as usize + column as usize;
-                let to = place::<T>(row, column, block_rows);
+                let to = tile_offset::<T>(row, column, block_rows);
                 let columns = if row < self.rows { self.head_dim } else { 0 };
                 // SAFETY: nothing is read where nothing exists; `to` is inside the tile.
-                unsafe {
-                    self.copy_fragment(smem.offset(to), from, columns.saturating_sub(column))
-                };
-                row += NUM_THREADS / fragments::<T>();
+                unsafe { self.copy_vec(smem.offset(to), from, columns.saturating_sub(column)) };
+                row += NUM_THREADS / vecs_per_panel_row::<T>();
             }
         }
     }
 
-    /// Copies a fragment, of which `columns` exist.
+    /// Issues the copy of a 16-byte vector, of which `columns` elements exist.
     ///
     /// # Safety
     /// As [`Source::copy_to`].
     #[inline(always)]
-    unsafe fn copy_fragment(self, smem: Shared<T>, from: usize, columns: u32) {
+    unsafe fn copy_vec(self, smem: Shared<T>, from: usize, columns: u32) {
         let gmem = self.gmem.wrapping_add(from);
         // SAFETY: the caller's promise.
         unsafe {
             if self.aligned {
                 cp_async::copy_vec::<4, f32>(smem.cast(), 0, gmem.cast(), 0, columns > 0);
             } else {
-                for i in 0..fragment::<T>() {
+                for i in 0..vec_elems::<T>() {
                     cp_async::copy(smem.cast(), i, gmem.cast(), i as usize, i < columns);
                 }
             }

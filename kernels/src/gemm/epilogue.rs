@@ -7,7 +7,7 @@
 //! Numerics  sums in f32, one rounding at the store.
 //! Bound     memory: an element of product, residual and out for each output.
 
-use crate::element::{Columns, Number, VECTOR};
+use crate::element::{Columns, Number, VEC_ELEMS as VECTOR};
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -83,7 +83,7 @@ mod launcher {
     use super::gemm_epilogue::Instance;
     use super::{NUM_THREADS, gemm_epilogue};
     use crate::Rows;
-    use crate::element::{Number, VECTOR};
+    use crate::element::{Number, VEC_ELEMS as VECTOR};
     use crate::operand::is_aligned;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
     use half::{bf16, f16};

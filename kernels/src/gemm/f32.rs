@@ -2,26 +2,26 @@
 //! n])`.
 //!
 //! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out
-//!           may be residual; f32; any sizes. A and B are both K-major, as activations and weights
-//!           lie.
-//! Launch    grid `(m / BLOCK_M, n / BLOCK_N, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages
-//!           of A and B.
-//! Numerics  f32; each output is one chain of FMAs in the order of k, whatever the tile.
-//! Bound     FMA: `m * n * k` of them.
+//!           may be residual; f32; any sizes. A and B are both K-major, like activations and
+//!           weights.
+//! Launch    grid `(m / BLOCK_M, n / BLOCK_N, 1)`, block `(NUM_THREADS, 1, 1)`; `NUM_STAGES`
+//!           pipeline stages of A and B.
+//! Numerics  f32; each output is one chain of FMAs in the order of k, for every tile.
+//! Bound     compute: `m * n * k` FMAs.
 //! Source    S. Gray, maxas SGEMM (lane pattern); CUTLASS (stages).
 //!
-//! Tiles stay K-major in shared memory, filled by `cp.async`: a transposition on the way would cost
-//! registers and four stores for each load. A fragment is four elements along k; `swizzle` keeps
-//! the 16-byte reads of a warp off each other's banks.
+//! Tiles stay K-major in shared memory, filled by `cp.async`: transposing them would cost registers
+//! and four stores a load. Threads read vectors of four elements along k, which `swizzle` spreads
+//! over the banks. Rejected tiles: `docs/measurements/gemm_f32.md`.
 
 use cuda_std::prelude::*;
 
 /// Columns of A and B in a stage.
 const BLOCK_K: u32 = 16;
 
-/// Elements of a fragment: 16 bytes along k.
-const FRAGMENT: u32 = 4;
-const FRAGMENTS: u32 = BLOCK_K / FRAGMENT;
+/// Elements of a 16-byte vector along k.
+const VEC_ELEMS: u32 = 4;
+const VECS_PER_ROW: u32 = BLOCK_K / VEC_ELEMS;
 
 /// Lanes of a warp along m, and along n.
 const LANES_M: u32 = 8;
@@ -40,8 +40,8 @@ pub trait Tile {
     const THREAD_N: usize;
     /// Stages of A and B in shared memory.
     const NUM_STAGES: u32;
-    /// Elements that one asynchronous copy moves: 4 where rows start at multiples of 16 bytes and k
-    /// is a multiple of 4.
+    /// Elements of one asynchronous copy: 4 where rows are 16-byte aligned and k is a multiple of
+    /// 4, else 1.
     const COPY_ELEMS: u32;
     /// Blocks that should fit on an SM.
     const MIN_BLOCKS: u32;
@@ -62,9 +62,7 @@ pub trait Tile {
     const SHARED_BYTES: u32 = Self::NUM_STAGES * (Self::BLOCK_M + Self::BLOCK_N) * BLOCK_K * 4;
 }
 
-/// The tile for outputs that fill the GPU. Rejected: 128 x 128 with 8 x 8 outputs a thread and two
-/// blocks an SM, which spills at 128 registers and spends 16 % of its instructions beside the FMAs,
-/// where this one spends 7 %.
+/// The tile for outputs that fill the GPU.
 pub struct Tile128x256;
 
 impl Tile for Tile128x256 {
@@ -72,7 +70,7 @@ impl Tile for Tile128x256 {
     const WARPS_N: u32 = 4;
     const THREAD_N: usize = 16;
     const NUM_STAGES: u32 = 2;
-    const COPY_ELEMS: u32 = FRAGMENT;
+    const COPY_ELEMS: u32 = VEC_ELEMS;
     const MIN_BLOCKS: u32 = 1;
     type Acc = [[f32; THREAD_M]; 16];
 }
@@ -85,12 +83,12 @@ impl Tile for Tile64x64 {
     const WARPS_N: u32 = 4;
     const THREAD_N: usize = 4;
     const NUM_STAGES: u32 = 4;
-    const COPY_ELEMS: u32 = FRAGMENT;
+    const COPY_ELEMS: u32 = VEC_ELEMS;
     const MIN_BLOCKS: u32 = 4;
     type Acc = [[f32; THREAD_M]; 4];
 }
 
-/// `Tile64x64` for rows that start anywhere, copied element by element.
+/// `Tile64x64` for unaligned rows, copied element by element.
 pub struct Tile64x64Unaligned;
 
 impl Tile for Tile64x64Unaligned {
@@ -103,35 +101,35 @@ impl Tile for Tile64x64Unaligned {
     type Acc = <Tile64x64 as Tile>::Acc;
 }
 
-// What a block may have without asking the driver for more.
+// The shared memory of a block that needs no attribute set by the driver.
 const _: () = assert!(Tile128x256::SHARED_BYTES <= 48 * 1024);
 const _: () = assert!(Tile64x64::SHARED_BYTES <= 48 * 1024);
-// Rows copied by one thread share their swizzle.
+// All rows that one thread copies have the same swizzle.
 const _: () = assert!(Tile64x64Unaligned::ROWS_PER_COPY.is_multiple_of(8));
 
-/// Where fragment `fragment` of row `row` lies in a tile `[rows, BLOCK_K]`. Eight consecutive rows
-/// fill the 32 banks once.
+/// Offset of vector `vec_idx` of row `row` in a tile `[rows, BLOCK_K]`. Eight consecutive rows fill
+/// the 32 banks once.
 #[inline(always)]
-fn swizzle(row: u32, fragment: u32) -> u32 {
-    row * BLOCK_K + (fragment ^ ((row >> 1) % FRAGMENTS)) * FRAGMENT
+fn swizzle(row: u32, vec_idx: u32) -> u32 {
+    row * BLOCK_K + (vec_idx ^ ((row >> 1) % VECS_PER_ROW)) * VEC_ELEMS
 }
 
-/// What a thread copies of A or B: one place in every `ROWS_PER_COPY`-th row.
+/// A thread's copies of A or B: the same columns of every `ROWS_PER_COPY`-th row.
 #[derive(Clone, Copy)]
 struct Copier {
-    /// The thread's first row and column of the block's tile, at k = 0.
+    /// The thread's first element of the block's tile, at k = 0.
     gmem: Global<f32>,
     row_stride: u32,
-    /// Rows that exist from the thread's first one on; those past them are zeros.
+    /// Rows from the thread's first one to the end; further rows are zeros.
     rows: u32,
-    /// Columns that exist from the thread's first one on.
+    /// Columns from the thread's first one to the end.
     k: u32,
-    /// Where its first element goes in a stage.
+    /// Offset of its first element in a stage.
     to: u32,
 }
 
 impl Copier {
-    /// The thread's part of rows `first_row ..` of a matrix of `rows` rows and `k` columns.
+    /// The thread's copies of rows `first_row ..` of a matrix of `rows` rows and `k` columns.
     ///
     /// # Safety
     /// 1. `gmem` holds that many rows at `row_stride`; 16-byte aligned if `T::COPY_ELEMS` is 4.
@@ -152,11 +150,11 @@ impl Copier {
             row_stride,
             rows: rows.saturating_sub(first_row),
             k: k.saturating_sub(column),
-            to: swizzle(row, column / FRAGMENT) + column % FRAGMENT,
+            to: swizzle(row, column / VEC_ELEMS) + column % VEC_ELEMS,
         }
     }
 
-    /// Starts the copies of `block_rows` rows and columns `first_k .. first_k + BLOCK_K` to the
+    /// Issues the copies of `block_rows` rows and columns `first_k .. first_k + BLOCK_K` to the
     /// stage at `smem`.
     ///
     /// # Safety
@@ -171,9 +169,9 @@ impl Copier {
             let exists = row < self.rows && first_k < self.k;
             // Rows a multiple of eight apart have the same swizzle.
             let to = row * BLOCK_K;
-            // SAFETY: nothing is read where nothing exists; `to` is inside the stage.
+            // SAFETY: only elements that exist are read; `to` is inside the stage.
             unsafe {
-                if T::COPY_ELEMS == FRAGMENT {
+                if T::COPY_ELEMS == VEC_ELEMS {
                     cp_async::copy_vec::<4, _>(smem, to, self.gmem, from, exists);
                 } else {
                     cp_async::copy(smem, to, self.gmem, from, exists);
@@ -183,7 +181,7 @@ impl Copier {
     }
 }
 
-/// Where a thread's outputs lie in its block's: rows `m + LANES_M * i`, columns `n + LANES_N * j`.
+/// A thread's outputs in its block's tile: rows `m + LANES_M * i`, columns `n + LANES_N * j`.
 #[derive(Clone, Copy)]
 struct ThreadTile {
     m: u32,
@@ -191,8 +189,8 @@ struct ThreadTile {
 }
 
 impl ThreadTile {
-    /// Each pair of lanes shares a row of A, and lanes two apart share a row of B, so that a
-    /// 16-byte read of a half-warp is one pass over the banks.
+    /// Pairs of lanes share a row of A, lanes two apart a row of B, so that a 16-byte load of a
+    /// half-warp is one pass over the banks.
     #[inline(always)]
     fn of_this_thread<T: Tile>() -> Self {
         let (lane_id, warp_idx) = (warp::lane_id(), warp::warp_idx());
@@ -205,23 +203,23 @@ impl ThreadTile {
         }
     }
 
-    /// Adds the product of four columns of A and B to `acc`; `smem_a` and `smem_b` start at the
-    /// thread's first row, at its fragment 0.
+    /// Accumulates four columns of A and B, vector `vec_idx`; `smem_a` and `smem_b` start at vector
+    /// 0 of the thread's first row.
     ///
     /// # Safety
-    /// 1. The views are in tiles that are copied, and that no thread writes.
+    /// 1. The views are in tiles whose copies have completed, and that no thread writes.
     #[inline(always)]
     unsafe fn multiply<T: Tile>(
         smem_a: Shared<f32>,
         smem_b: Shared<f32>,
-        fragment: u32,
+        vec_idx: u32,
         acc: &mut T::Acc,
     ) {
         let acc = acc.as_mut();
-        let smem_a = smem_a.xor(fragment * FRAGMENT);
+        let smem_a = smem_a.xor(vec_idx * VEC_ELEMS);
         // Rows four apart differ in the upper bit of their swizzle.
-        let smem_b = [smem_b.xor(fragment * FRAGMENT), smem_b.xor((fragment ^ 2) * FRAGMENT)];
-        let mut a = [[0.0; FRAGMENT as usize]; THREAD_M];
+        let smem_b = [smem_b.xor(vec_idx * VEC_ELEMS), smem_b.xor((vec_idx ^ 2) * VEC_ELEMS)];
+        let mut a = [[0.0; VEC_ELEMS as usize]; THREAD_M];
         // SAFETY: the rows are inside the block's tiles.
         unsafe {
             unroll!(i in 0..THREAD_M, {
@@ -229,7 +227,7 @@ impl ThreadTile {
             });
             unroll!(j in 0..T::THREAD_N, {
                 let b = smem_b[j % 2].get_vec_at::<{ LANES_N * BLOCK_K * j as u32 }, 4>();
-                for k in 0..FRAGMENT as usize {
+                for k in 0..VEC_ELEMS as usize {
                     for i in 0..THREAD_M {
                         acc[j][i] = math::fma(a[i][k], b[k], acc[j][i]);
                     }
@@ -239,14 +237,14 @@ impl ThreadTile {
     }
 }
 
-/// One tile of the output a block.
+/// A block computes one tile of the output.
 ///
 /// # Safety
-/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at their strides;
-///    `bias` and `residual` are null or hold as much as `out` asks for.
+/// 1. `m` is one element; `a`, `out` and `residual` hold that many rows, `b` holds `n`, at their
+///    strides; `bias` holds `n` elements; `bias` and `residual` may be null.
 /// 2. `out` is `residual`, or overlaps nothing that is read.
-/// 3. Unless the tile is unaligned, rows of `a` and `b` start at multiples of 16 bytes, and `k` is
-///    a multiple of 4.
+/// 3. Unless the tile is unaligned, rows of `a` and `b` are 16-byte aligned, and `k` is a multiple
+///    of 4.
 #[kernel(
     launch_bounds(T::NUM_THREADS, T::MIN_BLOCKS),
     overlaps,
@@ -279,15 +277,16 @@ pub unsafe fn gemm_f32<T: Tile>(
     if block_m >= m {
         return;
     }
-    // SAFETY: `a` holds `m` rows and `b` holds `n`, aligned as the tile asks for.
+    // SAFETY: `a` holds `m` rows and `b` holds `n`, aligned as the tile requires.
     let (a, b) = unsafe {
         (Copier::new::<T>(a, a_stride, block_m, m, k), Copier::new::<T>(b, b_stride, block_n, n, k))
     };
     let tile = ThreadTile::of_this_thread::<T>();
     let mut acc = T::Acc::default();
 
-    // 1. Mainloop. A stage is overwritten one barrier after its last read. SAFETY: the launch gives
-    //    `SHARED_BYTES`; copies are waited for, and the barrier passed, before a stage is read.
+    // 1. Main loop. A stage is overwritten one barrier after its last read. SAFETY: the launch
+    //    gives `SHARED_BYTES`; copies are waited for, and the barrier passed, before a stage is
+    //    read.
     unsafe {
         let smem_a = dynamic_shared_mem::<f32>();
         let smem_b = smem_a.offset(T::NUM_STAGES * T::BLOCK_M * BLOCK_K);
@@ -301,8 +300,8 @@ pub unsafe fn gemm_f32<T: Tile>(
         for stage_idx in 0..T::NUM_STAGES - 1 {
             copy_stage(stage_idx, stage_idx * BLOCK_K);
         }
-        let fragments_a = smem_a.offset(swizzle(tile.m, 0));
-        let fragments_b = smem_b.offset(swizzle(tile.n, 0));
+        let vecs_a = smem_a.offset(swizzle(tile.m, 0));
+        let vecs_b = smem_b.offset(swizzle(tile.n, 0));
         let mut stage_idx = 0;
         let mut first_k = 0;
         while first_k < k {
@@ -310,10 +309,10 @@ pub unsafe fn gemm_f32<T: Tile>(
             thread::sync_threads();
             let free_stage = if stage_idx == 0 { T::NUM_STAGES } else { stage_idx } - 1;
             copy_stage(free_stage, first_k + (T::NUM_STAGES - 1) * BLOCK_K);
-            let fragments_a = fragments_a.offset(stage_idx * T::BLOCK_M * BLOCK_K);
-            let fragments_b = fragments_b.offset(stage_idx * T::BLOCK_N * BLOCK_K);
-            unroll!(fragment in 0..FRAGMENTS as usize, {
-                ThreadTile::multiply::<T>(fragments_a, fragments_b, fragment as u32, &mut acc);
+            let vecs_a = vecs_a.offset(stage_idx * T::BLOCK_M * BLOCK_K);
+            let vecs_b = vecs_b.offset(stage_idx * T::BLOCK_N * BLOCK_K);
+            unroll!(vec_idx in 0..VECS_PER_ROW as usize, {
+                ThreadTile::multiply::<T>(vecs_a, vecs_b, vec_idx as u32, &mut acc);
             });
             stage_idx = if stage_idx == T::NUM_STAGES - 1 { 0 } else { stage_idx + 1 };
             first_k += BLOCK_K;
@@ -328,16 +327,16 @@ pub unsafe fn gemm_f32<T: Tile>(
             let row = block_m + tile.m + LANES_M * i as u32;
             if row < m && column < n {
                 let at = |stride: u32| row as usize * stride as usize + column as usize;
-                let mut sum = acc[j][i];
+                let mut value = acc[j][i];
                 // SAFETY: row and column are inside, by the check.
                 unsafe {
                     if !bias.is_null() {
-                        sum += bias.get(column as usize);
+                        value += bias.get(column as usize);
                     }
                     if !residual.is_null() {
-                        sum += residual.get(at(residual_stride));
+                        value += residual.get(at(residual_stride));
                     }
-                    out.set(at(out_stride), sum);
+                    out.set(at(out_stride), value);
                 }
             }
         }

@@ -1,13 +1,13 @@
-//! GEMM in f32 for few rows (decode): `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+
+//! Small-batch GEMM in f32 (decode): `out[m, n] = sum_k a[m, k] * b[n, k] (+ bias[n]) (+
 //! residual[m, n])`, m at most 16.
 //!
 //! Shapes    a `[m, k]`, b `[n, k]`, residual and out `[m, n]` with row strides, bias `[n]`; out
-//!           may be residual; f32; k a multiple of 4, rows of a and b at multiples of 16 bytes.
+//!           may be residual; f32; k a multiple of 4, rows of a and b 16-byte aligned.
 //! Launch    grid `(n / columns a block, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a warp takes
 //!           `COLUMNS` outputs of every row.
-//! Numerics  f32; a lane sums every 128th group of four along k, the lanes are summed as a tree:
-//!           the same order for whatever number of rows.
-//! Bound     memory: b is read once, `4 * n * k` bytes, 16 bytes a lane and load; a stays in L1.
+//! Numerics  f32; a lane accumulates four neighbours of every 128 along k, lanes are reduced as a
+//!           tree: the same order for any number of rows.
+//! Bound     memory: b is read once, `4 * n * k` bytes, by loads of 16 bytes a lane; a stays in L1.
 
 use cuda_std::prelude::*;
 
@@ -17,10 +17,10 @@ pub(super) const NUM_THREADS: u32 = 128;
 /// Warps of a block.
 pub(super) const NUM_WARPS: u32 = NUM_THREADS / warp::WARP_SIZE;
 
-/// Elements that a warp reads of a row at once: 16 bytes a lane.
+/// Elements of a row that one load of a warp covers: 16 bytes a lane.
 const WARP_ELEMS: u32 = 4 * warp::WARP_SIZE;
 
-/// Adds the products of `STEPS` times four elements a lane, from element `first` of the rows on.
+/// Accumulates `STEPS` loads of each row of b, the lane's first at element `first`.
 ///
 /// # Safety
 /// 1. `first + STEPS * WARP_ELEMS` is at most the length of the rows, for this lane.
@@ -46,7 +46,7 @@ unsafe fn accumulate<const ROWS: usize, const COLUMNS: usize, const STEPS: usize
     }
 }
 
-/// Adds the products of the four elements from `at` on of each row with `weights`.
+/// Accumulates elements `at .. at + 4` of each row of a times `weights`.
 ///
 /// # Safety
 /// 1. `at + 4` is at most the length of the rows.
@@ -71,10 +71,10 @@ unsafe fn accumulate_step<const ROWS: usize, const COLUMNS: usize>(
 /// `COLUMNS` outputs of `ROWS` rows a warp, with `STEPS * COLUMNS` loads of a lane in flight.
 ///
 /// # Safety
-/// 1. `m` is one element; `a` and `out` hold that many rows, `b` holds `n`, at
-///    their strides; `bias` and `residual` are null or hold as much as `out` asks for.
+/// 1. `m` is one element; `a`, `out` and `residual` hold that many rows, `b` holds `n`, at their
+///    strides; `bias` holds `n` elements; `bias` and `residual` may be null.
 /// 2. `out` is `residual`, or overlaps nothing that is read.
-/// 3. Rows of `a` and `b` start at multiples of 16 bytes, and `k` is a multiple of 4.
+/// 3. Rows of `a` and `b` are 16-byte aligned, and `k` is a multiple of 4.
 #[kernel(
     launch_bounds(NUM_THREADS, 3),
     overlaps,
@@ -105,8 +105,8 @@ pub unsafe fn gemm_f32_small_m<const ROWS: usize, const COLUMNS: usize, const ST
     let column = (thread::block_idx_x() * NUM_WARPS + warp::warp_idx()) * COLUMNS as u32;
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: rows and columns past the last one read the last one's operands and write nothing;
-    // `first` stays under `k`.
+    // SAFETY: rows and columns past the last one read the last one and store nothing; `first` stays
+    // below `k`.
     unsafe {
         let m = m.get(0).saturating_sub(first_row);
         if m == 0 || column >= n {

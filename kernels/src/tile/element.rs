@@ -1,4 +1,4 @@
-//! The elements of the tensor cores' operands.
+//! The element types of tensor core operands.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use cuda_std::tensor_map;
@@ -7,9 +7,9 @@ use half::{bf16, f16};
 
 use crate::element::Half;
 
-/// A number of 16 bits, an operand of every product of the tensor cores.
+/// A 16-bit element type that `mma` and `wgmma` multiply.
 pub trait Operand16: Half + wgmma::Element {
-    /// The element of tensor maps.
+    /// Its type in tensor maps.
     #[cfg(not(target_arch = "nvptx64"))]
     const TENSOR_MAP: tensor_map::Element;
 }

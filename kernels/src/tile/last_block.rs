@@ -1,14 +1,14 @@
-//! The last block that is done: it puts together what all have left in global memory.
+//! Which block finishes last: it combines the partial results of all blocks in global memory.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::prelude::*;
 
-/// Whether this block is the last of `count` that come here: it sees what they all have written.
-/// Leaves `counters` as it was.
+/// Whether this block is the last of `count` to call this; if so it sees what all of them have
+/// written. The counter is 0 again afterwards.
 ///
 /// # Safety
 /// 1. All threads of the block call this.
-/// 2. `counters` holds element `index`, a zero before the first of the blocks.
+/// 2. `counters` holds element `index`, which is 0 before the first block.
 /// 3. `flag` is an element that nothing else uses.
 #[inline(always)]
 pub unsafe fn is_last(
@@ -17,7 +17,7 @@ pub unsafe fn is_last(
     count: u32,
     flag: Shared<u32>,
 ) -> bool {
-    // SAFETY: the element is inside; the flag is written before the barrier and read behind it.
+    // SAFETY: the element is inside; the flag is written before the barrier and read after it.
     unsafe {
         thread::sync_threads();
         if thread::thread_idx_x() == 0 {

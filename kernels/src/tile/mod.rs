@@ -1,5 +1,5 @@
-//! What kernels that work on tiles of 16-bit operands share: their elements, the ring of stages that
-//! copies fill and products empty, boxes that threads copy into it, and the order of tiles.
+//! What tiled kernels share: element types, the pipeline of shared-memory stages, boxes that
+//! threads copy, the tile scheduler, and the last block of a reduction.
 
 pub mod box_copy;
 pub mod element;

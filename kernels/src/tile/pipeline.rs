@@ -1,12 +1,12 @@
-//! A ring of stages in shared memory: a producer fills them by asynchronous copies, consumers empty
-//! them.
+//! The pipeline of shared-memory stages between a producer, which fills them by asynchronous
+//! copies, and consumers, which read them.
 //!
-//! Every stage has two mbarriers. The phase of its full barrier ends when its bytes have come, that
-//! of its empty barrier when all consumers have read them.
+//! Every stage has two mbarriers: the full barrier completes when its bytes have arrived, the empty
+//! barrier when all consumers have released it.
 
 use cuda_std::prelude::*;
 
-/// The barriers of a ring.
+/// The barriers of a pipeline.
 #[derive(Clone, Copy)]
 pub struct Pipeline {
     full_barriers: Mbarrier,
@@ -15,17 +15,17 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Shared memory of the barriers, in elements of `u64`.
+    /// Shared memory of the barriers, in `u64`s.
     pub const fn num_words(num_stages: u32) -> u32 {
         2 * num_stages
     }
 
-    /// The ring whose barriers are in `words`.
+    /// The pipeline whose barriers are in `words`.
     ///
     /// # Safety
-    /// 1. `words` are [`Pipeline::num_words`] elements that belong to the barriers alone.
-    /// 2. One thread of the block calls [`Pipeline::init`], and a barrier of the block, or of its
-    ///    cluster, comes between that and any other use.
+    /// 1. `words` holds [`Pipeline::num_words`] elements, which nothing else uses.
+    /// 2. One thread of the block calls [`Pipeline::init`], and a barrier of the block or its
+    ///    cluster separates that from any other use.
     #[inline(always)]
     pub unsafe fn new(words: Shared<u64>, num_stages: u32) -> Self {
         // SAFETY: the caller's promise.
@@ -33,7 +33,7 @@ impl Pipeline {
         Pipeline { full_barriers, empty_barriers: full_barriers.offset(num_stages), num_stages }
     }
 
-    /// Makes the barriers: one producer arrives at a full barrier, and `num_consumers` arrive at an
+    /// Initialises the barriers: one arrival completes a full barrier, `num_consumers` arrivals an
     /// empty one.
     #[inline(always)]
     #[track_caller]
@@ -45,33 +45,33 @@ impl Pipeline {
         fence::mbarrier_init();
     }
 
-    /// The barrier that a producer tells of the stage's bytes, and consumers wait at.
+    /// The barrier that the producer arrives on with the stage's bytes, and consumers wait for.
     #[inline(always)]
     pub fn full_barrier(self, stage: Stage) -> Mbarrier {
         self.full_barriers.offset(stage.stage_idx)
     }
 
-    /// The barrier that consumers tell that they have read the stage.
+    /// The barrier that consumers arrive on when they have read the stage.
     #[inline(always)]
     pub fn empty_barrier(self, stage: Stage) -> Mbarrier {
         self.empty_barriers.offset(stage.stage_idx)
     }
 
-    /// Waits until the stage is filled.
+    /// Waits until the stage is full.
     #[inline(always)]
     #[track_caller]
     pub fn wait_full(self, stage: Stage) {
         self.full_barrier(stage).wait(stage.phase);
     }
 
-    /// Waits until the stage is empty: at once in the first round.
+    /// Waits until the stage is empty; returns at once in the first round.
     #[inline(always)]
     #[track_caller]
     pub fn wait_empty(self, stage: Stage) {
         self.empty_barrier(stage).wait(stage.phase ^ 1);
     }
 
-    /// The stage behind `stage`.
+    /// The stage after `stage`.
     #[inline(always)]
     #[must_use]
     pub fn next(self, stage: Stage) -> Stage {
@@ -82,8 +82,8 @@ impl Pipeline {
         }
     }
 
-    /// Waits until consumers have read every stage that was filled, where `stage` would be the next
-    /// one: before a block ends whose barriers other blocks of its cluster still tell.
+    /// Waits until consumers have released every stage; `stage` is the one that would be filled
+    /// next. A block must not exit while other blocks of its cluster still arrive on its barriers.
     #[inline(always)]
     #[track_caller]
     pub fn drain(self, mut stage: Stage) {
@@ -94,10 +94,10 @@ impl Pipeline {
     }
 }
 
-/// A place in the ring: the same sequence for the producer and for each consumer.
+/// A position in the pipeline: producer and consumers step through the same sequence.
 #[derive(Clone, Copy)]
 pub struct Stage {
-    /// Which stage it is.
+    /// Index of the stage.
     pub stage_idx: u32,
     /// Parity of the round.
     pub phase: u32,

@@ -1,9 +1,9 @@
-//! Which tiles a persistent block computes, and in which order.
+//! The tile scheduler of persistent kernels: which output tiles a block computes, in which order.
 
-/// The tiles of one worker, a block or a cluster, among all workers of a grid.
+/// Iterates over the tiles of one worker, a block or a cluster, of the grid.
 ///
-/// Tiles are numbered in groups of `group_m` rows of tiles, and inside a group by columns: what runs
-/// at the same time is nearly a square of tiles, whose operands stay in L2.
+/// Tiles are numbered in groups of `group_m` tile rows, column by column within a group, so that
+/// the tiles in flight form nearly a square and their operands stay in L2.
 #[derive(Clone, Copy)]
 pub struct TileScheduler {
     tiles_m: u32,
@@ -14,18 +14,17 @@ pub struct TileScheduler {
 }
 
 impl TileScheduler {
-    /// The tiles `worker`, `worker + num_workers`, ... of `[tiles_m, tiles_n]`, of which there are
-    /// less than 2^31.
+    /// Tiles `worker`, `worker + num_workers`, ... of `tiles_m * tiles_n`, which is below 2^31.
     #[inline(always)]
     pub fn new([tiles_m, tiles_n]: [u32; 2], group_m: u32, worker: u32, num_workers: u32) -> Self {
         TileScheduler { tiles_m, tiles_n, group_m, next: worker, num_workers }
     }
 
-    /// Where the tile of this number is: its row and its column.
+    /// Row and column of tile `tile_idx`.
     #[inline(always)]
     fn place(&self, tile_idx: u32) -> [u32; 2] {
         let group_tiles = self.group_m * self.tiles_n;
-        // Where there is a tile nothing is zero; `max` has the compiler see that.
+        // Never 0 where there is a tile; `max` tells the compiler.
         let group_idx = tile_idx / group_tiles.max(1);
         let first_m = group_idx * self.group_m;
         let rows = (self.tiles_m - first_m).min(self.group_m);
@@ -38,7 +37,7 @@ impl TileScheduler {
 impl Iterator for TileScheduler {
     type Item = [u32; 2];
 
-    /// The next tile: its row and its column.
+    /// Row and column of the next tile.
     #[inline(always)]
     fn next(&mut self) -> Option<[u32; 2]> {
         if self.next >= self.tiles_m * self.tiles_n {

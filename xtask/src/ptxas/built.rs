@@ -1,4 +1,4 @@
-//! The kernels as the packages embed them: the files that `cuda_builder` writes in their build scripts.
+//! The kernels that packages embed: the files that `cuda_builder` writes in their build scripts.
 
 use crate::process;
 use anyhow::{Context, Result, ensure};
@@ -21,7 +21,7 @@ pub struct Kernel {
     pub path: PathBuf,
 }
 
-/// Builds the packages; gives their kernels for every target, by package, target and symbol.
+/// Builds the packages; returns their kernels for every target, sorted by package, target and symbol.
 pub fn kernels() -> Result<Vec<Kernel>> {
     let mut cargo = process::cargo()?;
     cargo.args(["build", "--quiet", "--lib", "--message-format=json-render-diagnostics"]);
@@ -30,7 +30,7 @@ pub fn kernels() -> Result<Vec<Kernel>> {
     let mut kernels = Vec::new();
     for package in PACKAGES {
         let out_dir = out_dir(&messages, package)
-            .with_context(|| format!("cargo tells no output directory of {package}"))?;
+            .with_context(|| format!("cargo reports no output directory of {package}"))?;
         for target in Arch::ALL.map(Arch::target) {
             let paths = sorted_files(&out_dir.join(target))?;
             ensure!(!paths.is_empty(), "{package} has no kernel for {target}");
@@ -50,7 +50,7 @@ fn sorted_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Where the build script of `package` wrote, in cargo's messages: a line of JSON each.
+/// The output directory of the build script of `package`, from cargo's messages, one line of JSON each.
 fn out_dir(messages: &str, package: &str) -> Option<PathBuf> {
     let messages = messages.lines().filter_map(|line| line.parse::<serde_json::Value>().ok());
     messages
@@ -59,8 +59,8 @@ fn out_dir(messages: &str, package: &str) -> Option<PathBuf> {
         .and_then(|message| Some(message["out_dir"].as_str()?.into()))
 }
 
-/// The package in an identifier: `path+file:///w/host#halfwarp@0.1.0`, or `path+file:///w/conformance#0.1.0` where
-/// package and directory are of one name.
+/// The package in an identifier: `path+file:///w/host#halfwarp@0.1.0`, or `path+file:///w/conformance#0.1.0` if
+/// package and directory have the same name.
 fn name(package_id: &str) -> Option<&str> {
     let (url, version) = package_id.rsplit_once('#')?;
     match version.split_once('@') {

@@ -1,9 +1,9 @@
 //! Whether PTX uses local memory.
 //!
-//! The assembler may find registers for it after all, so that it reports no stack. But LLVM has compared addresses of
-//! local memory with null, where none is: a loop over the elements of an array lost an iteration.
+//! The assembler may still put it into registers and report no stack. But LLVM miscompiles code with local memory: by
+//! comparing its addresses with null it dropped an iteration of a loop over an array's elements.
 
-/// What is wrong with `ptx`: the first of the lines that use local memory.
+/// The fault of `ptx`: its first line that uses local memory.
 pub fn fault(ptx: &str) -> Option<String> {
     let is_local = |line: &&str| !line.starts_with("//") && line.contains(".local");
     let line = ptx.lines().map(str::trim).find(is_local)?;
@@ -28,7 +28,7 @@ mod tests {
     }
 
     #[test]
-    fn other_memory_is_none() {
+    fn other_memory_is_not_a_fault() {
         assert_eq!(fault("\tld.global.b32 \t%r1, [%rd1];\n\tst.shared.b32 \t[%r2], %r1;\n"), None);
     }
 }

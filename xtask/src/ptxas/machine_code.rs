@@ -1,13 +1,13 @@
-//! Whether machine code holds the instructions that a kernel was written for.
+//! Whether the machine code has the instructions that a kernel was written for.
 //!
-//! The compiler may turn an instruction that is meant into others that give the same result and lose what it was meant
-//! for: an asynchronous copy, a fused multiply-add, an approximate function. It may also move a load of weights, which is to
-//! be under way while a kernel waits for the launch before, behind that wait; or what needs weights between the loads of
-//! what is multiplied by them, which then wait for the weights.
+//! The compiler may replace an instruction by others with the same result but without its purpose: an asynchronous copy,
+//! a fused multiply-add, an approximate function. It may also move weight loads, which are to overlap the wait for the
+//! previous launch, after that wait; or move instructions that need weights between the loads of inputs, which then wait
+//! for the weights.
 
 use std::collections::BTreeSet;
 
-/// The mnemonics that must be in the machine code of all kernels whose symbols start so.
+/// Prefixes of kernels' symbols, and the mnemonics that their machine code must have.
 const EXPECTED: &[(&str, &[&str])] = &[
     ("attention_decode_bf16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
     ("attention_decode_f16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
@@ -83,19 +83,19 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("wgmma_registers", &["WARPGROUP.ARRIVE"]),
 ];
 
-/// The wait for the launch before, and what starts the one behind: kernels have the first behind the other.
+/// `griddepcontrol.wait` and `griddepcontrol.launch_dependents`, in this order in the kernels.
 const WAIT: &str = "ACQBULK";
 const START_NEXT: &str = "PREEXIT";
 
-/// A load of what is read once: weights, which no launch writes.
+/// A load without L1 allocation: of weights, which no launch writes.
 const WEIGHT_LOAD: &str = "LDG.E.NA";
 
-/// Kernels whose inputs are all to be under way before the first weight is converted, and how both look in them.
+/// Kernels that issue all loads of inputs before the first weight is converted, and the mnemonics of both.
 const EARLY_INPUTS: &[&str] = &["gemv_f16", "gemv_planted_input"];
 const INPUT_LOAD: &str = "LDG.E.128";
 const CONVERSION: &str = "HADD2.F32";
 
-/// What `code`, a disassembly of the kernel `symbol`, lacks, and what it has in a wrong place.
+/// Missing and misplaced instructions in `code`, a disassembly of the kernel `symbol`.
 pub fn faults(symbol: &str, code: &str) -> Vec<String> {
     let present: BTreeSet<&str> = code.lines().filter_map(instruction).collect();
     let is_there = |mnemonic: &str| {
@@ -111,34 +111,32 @@ pub fn faults(symbol: &str, code: &str) -> Vec<String> {
         .map(|mnemonic| format!("no {mnemonic} in the machine code"))
         .collect();
     if has_late_weights(code) {
-        faults.push(format!("{WEIGHT_LOAD} behind {WAIT} in the machine code"));
+        faults.push(format!("{WEIGHT_LOAD} after {WAIT} in the machine code"));
     }
     if EARLY_INPUTS.contains(&symbol) && has_waiting_inputs(code) {
-        faults.push(format!("{INPUT_LOAD} behind {CONVERSION} in the machine code"));
+        faults.push(format!("{INPUT_LOAD} after {CONVERSION} in the machine code"));
     }
     faults
 }
 
-/// Whether weights are loaded between the wait for the launch before and the start of the next.
+/// Whether weights are loaded between the wait for the previous launch and the trigger of the next.
 fn has_late_weights(code: &str) -> bool {
     let instructions = code.lines().filter_map(instruction);
-    let behind_wait = instructions.skip_while(|instruction| !instruction.starts_with(WAIT));
-    let mut behind_wait =
-        behind_wait.take_while(|instruction| !instruction.starts_with(START_NEXT));
-    behind_wait.any(|instruction| instruction.starts_with(WEIGHT_LOAD))
+    let after_wait = instructions.skip_while(|instruction| !instruction.starts_with(WAIT));
+    let mut after_wait = after_wait.take_while(|instruction| !instruction.starts_with(START_NEXT));
+    after_wait.any(|instruction| instruction.starts_with(WEIGHT_LOAD))
 }
 
-/// Whether something is converted between the wait for the launch before and the last load of inputs in the straight
-/// line behind it.
+/// Whether a conversion precedes the last load of inputs in the basic block after the wait for the previous launch.
 fn has_waiting_inputs(code: &str) -> bool {
     let instructions = code.lines().filter_map(instruction);
-    let behind_wait = instructions.skip_while(|instruction| !instruction.starts_with(WAIT));
-    let line = behind_wait.take_while(|instruction| !instruction.starts_with('B'));
-    let mut behind_conversion = line.skip_while(|instruction| *instruction != CONVERSION);
-    behind_conversion.any(|instruction| instruction == INPUT_LOAD)
+    let after_wait = instructions.skip_while(|instruction| !instruction.starts_with(WAIT));
+    let block = after_wait.take_while(|instruction| !instruction.starts_with('B'));
+    let mut after_conversion = block.skip_while(|instruction| *instruction != CONVERSION);
+    after_conversion.any(|instruction| instruction == INPUT_LOAD)
 }
 
-/// What the table expects of kernels that there are none of.
+/// Entries of the table that match no kernel.
 pub fn stale_entries(symbols: &BTreeSet<&str>) -> Vec<String> {
     let is_stale = |prefix: &str| !symbols.iter().any(|symbol| symbol.starts_with(prefix));
     let stale = EXPECTED.iter().filter(|(prefix, _)| is_stale(prefix));
@@ -162,7 +160,7 @@ mod tests {
         \x20       /*0010*/             @!P0  LDGSTS.E.BYPASS.128 [R9], desc[UR4][R2.64] ;\n";
 
     #[test]
-    fn instructions_are_found_behind_predicates_and_with_modifiers() {
+    fn instructions_are_found_after_predicates_and_with_modifiers() {
         let found: Vec<_> = CODE.lines().filter_map(instruction).collect();
         assert_eq!(found, ["LDC", "LDGSTS.E.BYPASS.128"]);
         assert!(faults("cp_async_f32", CODE).is_empty());
@@ -176,11 +174,11 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_behind_the_wait_is_a_fault() {
+    fn a_weight_load_after_the_wait_is_a_fault() {
         let code =
             |mnemonics: [&str; 3]| mnemonics.map(|m| format!("/*0000*/ {m} R1 ;\n")).concat();
         let late = code(["ACQBULK", "LDG.E.NA.128", "PREEXIT"]);
-        assert_eq!(faults("gemv_f16", &late), ["LDG.E.NA behind ACQBULK in the machine code"]);
+        assert_eq!(faults("gemv_f16", &late), ["LDG.E.NA after ACQBULK in the machine code"]);
         for right in
             [["LDG.E.NA.128", "ACQBULK", "PREEXIT"], ["ACQBULK", "PREEXIT", "LDG.E.NA.128"]]
         {
@@ -195,15 +193,15 @@ mod tests {
             lines.map(|m| format!("/*0000*/ {m} R1 ;\n")).collect::<String>()
         };
         let late = code(["LDG.E.128", "HADD2.F32", "LDG.E.128", "BRA"]);
-        assert_eq!(faults("gemv_f16", &late), ["LDG.E.128 behind HADD2.F32 in the machine code"]);
+        assert_eq!(faults("gemv_f16", &late), ["LDG.E.128 after HADD2.F32 in the machine code"]);
         for right in [
             ["LDG.E.128", "LDG.E.128", "HADD2.F32", "BRA"],
-            // Another round of them.
+            // The next iteration.
             ["LDG.E.128", "HADD2.F32", "BRA", "LDG.E.128"],
         ] {
             assert!(faults("gemv_f16", &code(right)).is_empty());
         }
-        // What a norm makes has conversions of its own.
+        // A fused norm has conversions of its own.
         assert!(faults("gemv_f16_norm", &late).is_empty());
     }
 

@@ -1,8 +1,8 @@
-//! `cargo xtask ptxas`: NVIDIA's assembler on every kernel of the repository, for every target that it exists for.
+//! `cargo xtask ptxas`: runs NVIDIA's assembler on every kernel of the repository, for each of its targets.
 //!
-//! A kernel must use no local memory and no stack, spill no register and draw none of the assembler's performance
-//! warnings (C75xx, such as a serialised `wgmma`), and its machine code must hold the instructions that it was written
-//! for. No GPU is needed. Each check has to see a fault that is planted for it first.
+//! A kernel must use no local memory and no stack, spill no registers and cause none of the assembler's performance
+//! warnings (C75xx, such as a serialised `wgmma`), and its machine code must have the instructions that it was written
+//! for. No GPU is needed. Each check must first detect a planted fault.
 
 mod built;
 mod local_memory;
@@ -11,7 +11,7 @@ mod planted;
 mod report;
 mod tools;
 
-use crate::{process, setup::Cache};
+use crate::{process, setup};
 use anyhow::{Result, bail};
 use built::Kernel;
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
@@ -19,7 +19,7 @@ use tools::Tools;
 
 /// Assembles every kernel for every target and reports every fault.
 pub fn run() -> Result<()> {
-    let cache = Cache::open()?;
+    let cache = setup::open_cache()?;
     let tools = Tools::provide(&cache)?;
     let work = cache.work_dir()?;
     planted::check(&tools, work.path())?;
@@ -39,7 +39,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with a kernel's PTX and with its machine code, which is made in the directory `work`.
+/// The faults of a kernel's PTX and of its machine code, which is written to the directory `work`.
 fn faults(tools: &Tools, kernel: &Kernel, work: &Path) -> Result<Vec<String>> {
     let Kernel { symbol, target, path } = kernel;
     let cubin = work.join(format!("{symbol}.{target}.cubin"));

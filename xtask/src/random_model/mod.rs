@@ -1,6 +1,6 @@
 //! `cargo xtask random-model`: a checkpoint with the shapes of a real model and random weights.
 //!
-//! For speed and memory on a machine that cannot fetch the real weights. Matrices and biases are normal with
+//! For measuring speed and memory on a machine that cannot fetch the real weights. Matrices and biases are normal with
 //! standard deviation 0.02 (transformers' `initializer_range`), norm weights 1; the same bytes on every machine.
 
 mod shapes;
@@ -21,7 +21,7 @@ use std::{
 const STD: f32 = 0.02;
 const BLOCK_BYTES: usize = 8 << 20;
 
-/// The names that [`run`] knows.
+/// The models that [`run`] knows.
 pub fn names() -> String {
     MODELS.iter().map(|shapes| shapes.name).collect::<Vec<_>>().join(", ")
 }
@@ -31,10 +31,10 @@ pub fn run(name: &str, out: &Path) -> Result<()> {
     let Some(shapes) = MODELS.iter().find(|shapes| shapes.name == name) else {
         bail!("no shapes for {name}\n  known: {}", names());
     };
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let partial = out.join("model.safetensors.partial");
     if let Err(error) = write_weights(shapes, &partial) {
-        // The error to report is the first one; what is left of the file only takes room.
+        // The first error is reported; removing the partial file is best effort.
         let _ = fs::remove_file(&partial);
         return Err(error.context(format!("cannot write {}", partial.display())));
     }
@@ -43,7 +43,7 @@ pub fn run(name: &str, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A run of elements of one tensor.
+/// A contiguous range of one tensor's elements.
 struct Block {
     file_offset: u64,
     bytes: usize,
@@ -91,7 +91,7 @@ fn header(tensors: &[(String, Vec<usize>)]) -> String {
             json,
             r#","{name}":{{"dtype":"F16","shape":{shape:?},"data_offsets":[{start},{end}]}}"#
         )
-        .expect("a String takes everything");
+        .expect("writing to a String does not fail");
         start = end;
     }
     json.push('}');
@@ -144,7 +144,7 @@ fn normals() -> Vec<[u8; 2]> {
         .collect()
 }
 
-/// Vigna's `splitmix64`: every seed gives a good stream at once.
+/// Vigna's `splitmix64`, which is well distributed from any seed.
 struct SplitMix64(u64);
 
 impl SplitMix64 {

@@ -1,10 +1,10 @@
 //! Names and shapes of the tensors of real checkpoints.
 
-/// A checkpoint to imitate: its `config.json`, and what in it shapes the tensors.
+/// A checkpoint to imitate: its `config.json`, and the sizes in it that determine the tensors.
 pub struct Shapes {
-    /// What the command line calls it.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// The real `config.json`, but for the weights' type.
+    /// The real `config.json`, except for the weights' type.
     pub config: &'static str,
     hidden_size: usize,
     intermediate_size: usize,
@@ -12,13 +12,14 @@ pub struct Shapes {
     q_dim: usize,
     kv_dim: usize,
     vocab_size: usize,
-    /// Phi-3's `qkv_proj` and `gate_up_proj`; else five projections, with a bias on Q, K and V, as Qwen2 has them.
+    /// Whether projections are fused, as Phi-3's `qkv_proj` and `gate_up_proj`; otherwise there are five, with biases on
+    /// Q, K and V, as in Qwen2.
     fused: bool,
-    /// No `lm_head`: the embedding serves.
+    /// Whether there is no `lm_head` and the embedding is used for it.
     tied: bool,
 }
 
-/// What can be imitated.
+/// The checkpoints that can be imitated.
 pub const MODELS: &[Shapes] = &[
     Shapes {
         name: "qwen2.5-0.5b",

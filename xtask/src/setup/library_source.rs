@@ -5,11 +5,11 @@
 
 mod apt_sources;
 
-use super::Cache;
 use crate::process;
 use anyhow::{Context, Result};
 use apt_sources::Source;
 use cuda_builder::library_source::{find, rustc_release, unpack_dir};
+use model_cache::Cache;
 use std::{env, fs, path::Path, process::Command};
 
 /// Finds the library source or fetches it.
@@ -67,7 +67,7 @@ fn fetch_debian(cache: &Cache) -> Result<()> {
         )?;
     }
     let target = unpack_dir(&release).context("there is no cache")?;
-    work.keep(&dir.join("kept"), &target)
+    Ok(work.keep(&dir.join("kept"), &target)?)
 }
 
 /// apt-get with its own source, lists and cache, all under `dir`.

@@ -1,4 +1,4 @@
-//! `atom` and `red` on global and shared memory: what one thread sees, and what many add up to.
+//! `atom` and `red` on global and shared memory: without contention, and with contention.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::prelude::*;
@@ -7,18 +7,16 @@ use half::f16;
 /// Threads of a block.
 pub const NUM_THREADS: u32 = 64;
 
-/// Operands of a thread's sequence of operations.
+/// Operands of one thread's sequence of operations.
 pub const NUM_OPERANDS: u32 = 8;
 
-/// Old values that a sequence gives.
+/// Old values that one sequence returns.
 pub const NUM_OLD: u32 = 11;
 
-/// Cells that threads contend for: of a sum, a minimum, a maximum, an and, an or, an exclusive or,
-/// a product, and a count.
+/// Cells that threads contend for: sum, minimum, maximum, and, or, exclusive or, product, count.
 pub const NUM_CELLS: u32 = 8;
 
-/// The operations, one after the other, by the threads of a block on a cell each: `cell` at `i` is
-/// the thread's own. `operands` is `[NUM_THREADS, NUM_OPERANDS]`, `old` `[NUM_THREADS, NUM_OLD]`.
+/// All operations in sequence, each thread of a block on its own cell: `cell` at `i`. `operands` is `[NUM_THREADS, NUM_OPERANDS]`, `old` `[NUM_THREADS, NUM_OLD]`.
 macro_rules! sequence {
     ($cells:ident[$i:expr], $operands:ident, $old:ident, $t:ident) => {{
         let operand = |k: u32| $operands.get(($t * NUM_OPERANDS + k) as usize);
@@ -44,8 +42,8 @@ macro_rules! sequence {
     }};
 }
 
-/// All threads at once on the same cells; `cell` 6 becomes the product, which takes a loop of
-/// exchanges, and cell 7 counts: the count before marks a place of `tickets`.
+/// All threads on the same cells. Cell 6 becomes the product, by a compare-and-exchange loop. Cell 7
+/// counts; the old count is an index into `tickets`.
 macro_rules! contend {
     ($cells:ident[$($index:tt)*], $x:expr, $tickets:ident, $first_ticket:expr) => {{
         let (order, scope, x) = (Order::Relaxed, Scope::Gpu, $x);
@@ -68,10 +66,10 @@ macro_rules! contend {
     }};
 }
 
-/// A kernel of each on global memory.
+/// Both kernels on global memory.
 macro_rules! global {
     ($element:ty, $sequence:ident, $contended:ident) => {
-        /// Every operation on a cell a thread.
+        /// Every operation, each thread on its own cell.
         ///
         /// # Safety
         /// 1. One block; `cells` is `[NUM_THREADS]`, `operands` `[NUM_THREADS, NUM_OPERANDS]`,
@@ -83,30 +81,30 @@ macro_rules! global {
             old: GlobalMut<$element>,
         ) {
             let t = thread::thread_idx_x();
-            // SAFETY: a cell a thread, and its operands and old values.
+            // SAFETY: one cell per thread, with its operands and old values.
             unsafe { sequence!(cells[t as usize], operands, old, t) }
         }
 
         /// Every thread of the grid on the same cells.
         ///
         /// # Safety
-        /// 1. `cells` is `[NUM_CELLS]`; `x` and `tickets` hold an element a thread.
+        /// 1. `cells` is `[NUM_CELLS]`; `x` and `tickets` hold one element per thread.
         #[kernel(launch_bounds(NUM_THREADS))]
         pub unsafe fn $contended(
             x: Global<$element>,
             cells: GlobalMut<$element>,
             tickets: GlobalMut<u32>,
         ) {
-            // SAFETY: an element a thread; the cells are accessed by atomic operations alone.
+            // SAFETY: one element per thread; the cells are accessed only by atomic operations.
             unsafe { contend!(cells[], x.get(thread::index_1d() as usize), tickets, 0) }
         }
     };
 }
 
-/// A kernel of each on shared memory.
+/// Both kernels on shared memory.
 macro_rules! shared {
     ($element:ty, $sequence:ident, $contended:ident) => {
-        /// Every operation on a cell a thread, which starts and ends in `cells`.
+        /// Every operation, each thread on its own cell, which is loaded from and stored to `cells`.
         ///
         /// # Safety
         /// 1. One block; `cells` is `[NUM_THREADS]`, `operands` `[NUM_THREADS, NUM_OPERANDS]`,
@@ -118,7 +116,7 @@ macro_rules! shared {
             old: GlobalMut<$element>,
         ) {
             let t = thread::thread_idx_x();
-            // SAFETY: a cell a thread, and its operands and old values.
+            // SAFETY: one cell per thread, with its operands and old values.
             unsafe {
                 let smem = shared_array![$element; NUM_THREADS as usize];
                 smem.set(t, cells.get(t as usize));
@@ -127,10 +125,10 @@ macro_rules! shared {
             }
         }
 
-        /// Every thread of a block on the block's cells, which start and end in `cells`.
+        /// All threads of a block on the block's cells, which are loaded from and stored to `cells`.
         ///
         /// # Safety
-        /// 1. `cells` is `[num_blocks, NUM_CELLS]`; `x` and `tickets` hold an element a thread.
+        /// 1. `cells` is `[num_blocks, NUM_CELLS]`; `x` and `tickets` hold one element per thread.
         #[kernel(launch_bounds(NUM_THREADS))]
         pub unsafe fn $contended(
             x: Global<$element>,
@@ -139,8 +137,8 @@ macro_rules! shared {
         ) {
             let t = thread::thread_idx_x();
             let own = (thread::block_idx_x() * NUM_CELLS + t) as usize;
-            // SAFETY: an element a thread; between the barriers the cells are accessed by atomic
-            // operations alone.
+            // SAFETY: one element per thread; between the barriers the cells are accessed only by
+            // atomic operations.
             unsafe {
                 let smem = shared_array![$element; NUM_CELLS as usize];
                 if t < NUM_CELLS {
@@ -164,16 +162,16 @@ global!(u64, atomic_global_u64, atomic_global_contended_u64);
 shared!(u32, atomic_shared_u32, atomic_shared_contended_u32);
 shared!(i32, atomic_shared_i32, atomic_shared_contended_i32);
 
-/// Every thread adds its element to cell `i % NUM_CELLS` of `global` and of the block's shared
-/// memory, which starts as zeros and ends in `shared`; both are `[NUM_CELLS]`.
+/// Every thread adds its element to cell `i % NUM_CELLS` of `global` and of the block's shared memory,
+/// which is initialised to zeros and stored to `shared`; both are `[NUM_CELLS]`.
 ///
 /// # Safety
-/// 1. One block; `x` holds an element a thread.
+/// 1. One block; `x` holds one element per thread.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn atomic_add_f32(x: Global<f32>, global: GlobalMut<f32>, shared: GlobalMut<f32>) {
     let t = thread::thread_idx_x();
-    // SAFETY: an element a thread; between the barriers the cells are accessed by atomic operations
-    // alone.
+    // SAFETY: one element per thread; between the barriers the cells are accessed only by atomic
+    // operations.
     unsafe {
         let smem = shared_array![f32; NUM_CELLS as usize];
         if t < NUM_CELLS {
@@ -190,15 +188,15 @@ pub unsafe fn atomic_add_f32(x: Global<f32>, global: GlobalMut<f32>, shared: Glo
     }
 }
 
-/// As [`atomic_add_f32()`], two halves at once.
+/// [`atomic_add_f32()`] with two f16 per operation.
 ///
 /// # Safety
-/// 1. One block; `x` holds two elements a thread, `global` and `shared` `2 * NUM_CELLS`.
+/// 1. One block; `x` holds two elements per thread, `global` and `shared` `2 * NUM_CELLS`.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn atomic_add_f16x2(x: Global<f16>, global: GlobalMut<f16>, shared: GlobalMut<f16>) {
     let t = thread::thread_idx_x();
-    // SAFETY: two elements a thread; between the barriers the cells are accessed by atomic
-    // operations alone.
+    // SAFETY: two elements per thread; between the barriers the cells are accessed only by atomic
+    // operations.
     unsafe {
         let smem = shared_array![f16; 2 * NUM_CELLS as usize];
         if t < NUM_CELLS {

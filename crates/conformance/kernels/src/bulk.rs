@@ -1,4 +1,4 @@
-//! `cp.async.bulk`: tiles through shared memory, loaded behind mbarriers and stored in bulk groups.
+//! `cp.async.bulk`: tiles through shared memory, loaded with mbarriers and stored in bulk groups.
 
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
@@ -9,24 +9,24 @@ pub const NUM_THREADS: u32 = 128;
 /// Words of a tile.
 pub const TILE: u32 = 6 << 10;
 
-/// Tiles that are loaded ahead, and tiles that wait to be stored.
+/// Stages of loaded tiles, and stages of tiles to store.
 const NUM_STAGES: u32 = 2;
 
 /// Bytes of a tile.
 const TILE_BYTES: u32 = 4 * TILE;
 
-/// Dynamic shared memory: more than a block gets without asking.
+/// Dynamic shared memory: more than the 48 KiB that a block has by default.
 pub const SHARED_BYTES: u32 = 2 * NUM_STAGES * TILE_BYTES + 8 * NUM_STAGES;
 
-/// Every word of `x`, the tile reversed, plus the tile's number: both are `[num_tiles, TILE]`.
+/// `x` with each tile reversed, plus the tile's index: `x` and `out` are `[num_tiles, TILE]`.
 ///
 /// # Safety
-/// 1. One block with `SHARED_BYTES` of dynamic shared memory; the views are that long.
+/// 1. One block with `SHARED_BYTES` of dynamic shared memory; the views have these lengths.
 #[kernel(launch_bounds(NUM_THREADS), target(sm_90a))]
 pub unsafe fn bulk_reverse_u32(num_tiles: u32, x: Global<u32>, out: GlobalMut<u32>) {
     let t = thread::thread_idx_x();
-    // SAFETY: a tile is read once its bytes have come, and loaded again behind a barrier; one to be
-    // stored is written once an older store has read it.
+    // SAFETY: a tile is read once its bytes have arrived, and its stage is reloaded after a barrier; a
+    // stage to store is written once its previous store has read it.
     unsafe {
         let loaded: Shared<u32> = dynamic_shared_mem();
         let stored = loaded.offset(NUM_STAGES * TILE);
@@ -67,7 +67,7 @@ pub unsafe fn bulk_reverse_u32(num_tiles: u32, x: Global<u32>, out: GlobalMut<u3
     }
 }
 
-/// Starts the load of `tile`, if there is one.
+/// Issues the load of `tile`, if it exists.
 ///
 /// # Safety
 /// 1. Its stage is not in use; `x` holds `num_tiles` tiles.

@@ -1,20 +1,20 @@
-//! Clusters: places, shared memory of other blocks, arrivals there, and multicast.
+//! Clusters: block indices, shared memory of other blocks, remote arrivals, and multicast.
 
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
 use cuda_std::warp::WARP_SIZE;
 
-/// Words that a block writes of its place.
+/// Words that a block writes of its index.
 pub const NUM_VALUES: u32 = 7;
 
-/// Blocks of a cluster of the other kernels.
+/// Blocks per cluster of the other kernels.
 pub const CLUSTER: u32 = 4;
 
-/// Every block writes where it is in its cluster: `out` is `[num_blocks, NUM_VALUES]`, blocks in
-/// the order of x, y, z.
+/// Every block writes its index in its cluster: `out` is `[num_blocks, NUM_VALUES]`, blocks in the order
+/// of x, y, z.
 ///
 /// # Safety
-/// 1. One thread a block; `out` is that long.
+/// 1. One thread per block; `out` has this length.
 #[kernel(launch_bounds(1), target(sm_90a), cluster(2, 1, 2))]
 pub unsafe fn cluster_places(out: GlobalMut<u32>) {
     let values: [u32; NUM_VALUES as usize] = [
@@ -35,17 +35,17 @@ pub unsafe fn cluster_places(out: GlobalMut<u32>) {
     }
 }
 
-/// Each block of a cluster writes its words of `x` to its own shared memory and reads those of
-/// every block from its own on, single and by four, then writes the sum to the next block, which
-/// gives it to `out`: both are `[num_blocks, 32]`.
+/// Each block of a cluster writes its words of `x` to its own shared memory, reads those of every block,
+/// starting with its own, one and four at a time, and writes the sum to the next block, which stores it
+/// to `out`: both are `[num_blocks, 32]`.
 ///
 /// # Safety
-/// 1. One warp a block; the views are that long.
+/// 1. One warp per block; the views have these lengths.
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
 pub unsafe fn cluster_peers_u32(x: Global<u32>, out: GlobalMut<u32>) {
     let (rank, lane) = (cluster::block_rank(), warp::lane_id());
     let at = thread::index_1d() as usize;
-    // SAFETY: the barriers of the cluster keep writes and reads apart, and every block alive.
+    // SAFETY: the cluster's barriers separate writes and reads, and keep every block alive.
     unsafe {
         let own = shared_array![u32; WARP_SIZE as usize];
         let sums = shared_array![u32; WARP_SIZE as usize];
@@ -67,16 +67,16 @@ pub unsafe fn cluster_peers_u32(x: Global<u32>, out: GlobalMut<u32>) {
     }
 }
 
-/// Each round the blocks of a cluster arrive at the mbarriers of all, and wait for their own, then
-/// for each other: `out` counts the rounds of each block.
+/// In each round the blocks of a cluster arrive on the mbarriers of all blocks, wait on their own, and
+/// synchronise: `out` counts the rounds of each block.
 ///
 /// # Safety
-/// 1. One warp a block; `out` holds an element a block.
+/// 1. One warp per block; `out` holds one element per block.
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
 pub unsafe fn cluster_arrive(num_rounds: u32, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: the barriers are made before any block of the cluster arrives, and none ends before
-    // all have arrived.
+    // SAFETY: the mbarriers are initialised before any block of the cluster arrives, and no block exits
+    // before all have arrived.
     unsafe {
         let barrier = Mbarrier::new(shared_array![u64; 1]);
         if lane == 0 {
@@ -90,7 +90,7 @@ pub unsafe fn cluster_arrive(num_rounds: u32, out: GlobalMut<u32>) {
                 barrier.peer(lane).arrive();
             }
             barrier.wait(round % 2);
-            // No block arrives for the next round at a barrier that is still in this one.
+            // No block may arrive for the next round on an mbarrier that is still in this round.
             cluster::sync();
             round += 1;
         }
@@ -100,21 +100,21 @@ pub unsafe fn cluster_arrive(num_rounds: u32, out: GlobalMut<u32>) {
     }
 }
 
-/// Words that each block of [`cluster_copies_u32()`] loads for all.
+/// Words that each block of [`cluster_copies_u32()`] multicasts.
 pub const SLICE: u32 = 64;
 
-/// Each block of a cluster loads a slice of the cluster's words of `x` to all of them, then sends
-/// all that it has to the block behind it, which writes it to `out`: `x` is
+/// Each block of a cluster multicasts a slice of the cluster's words of `x`, then copies all of the
+/// cluster's words to the next block, which stores them to `out`: `x` is
 /// `[num_clusters, CLUSTER, SLICE]`, `out` `[num_blocks, CLUSTER, SLICE]`.
 ///
 /// # Safety
-/// 1. One warp a block; the views are that long.
+/// 1. One warp per block; the views have these lengths.
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
 pub unsafe fn cluster_copies_u32(x: Global<u32>, out: GlobalMut<u32>) {
     const NUM_BYTES: u32 = 4 * CLUSTER * SLICE;
     let (rank, lane) = (cluster::block_rank(), warp::lane_id());
-    // SAFETY: every block expects the bytes that come to it, before any block sends, and lives
-    // until all have come.
+    // SAFETY: every block expects its incoming bytes before any block sends, and lives until all have
+    // arrived.
     unsafe {
         let loaded = shared_array![u32; 2 * (CLUSTER * SLICE) as usize];
         let received = loaded.offset(CLUSTER * SLICE);
@@ -149,16 +149,16 @@ pub unsafe fn cluster_copies_u32(x: Global<u32>, out: GlobalMut<u32>) {
     }
 }
 
-/// As the first half of [`cluster_copies_u32()`], with boxes of a tensor `[num_blocks, SLICE]`:
+/// The multicast of [`cluster_copies_u32()`] with boxes of a tensor `[num_blocks, SLICE]`:
 /// `out` is `[num_blocks, CLUSTER, SLICE]`.
 ///
 /// # Safety
-/// 1. One warp a block; `map` has boxes of a row of `SLICE` words; `out` is that long.
+/// 1. One warp per block; `map` has boxes of a row of `SLICE` words; `out` has this length.
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
 pub unsafe fn cluster_tensor_u32(map: TensorMap, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: every block expects the bytes that come to it, before any block sends, and lives
-    // until all have come.
+    // SAFETY: every block expects its incoming bytes before any block sends, and lives until all have
+    // arrived.
     unsafe {
         let loaded: Shared<u32> = dynamic_shared_mem();
         let arrived = Mbarrier::new(loaded.offset(CLUSTER * SLICE).cast());

@@ -1,26 +1,26 @@
-//! `cp.async`: a matrix through shared memory, copied ahead in groups.
+//! `cp.async`: a matrix through shared memory, prefetched in groups.
 
 use cuda_std::prelude::*;
 
 /// Threads of the block.
 pub const NUM_THREADS: u32 = 64;
 
-/// Elements of a tile: a copy of 16 bytes a thread.
+/// Elements of a tile: one copy of 16 bytes per thread.
 pub const TILE: u32 = 4 * NUM_THREADS;
 
-/// Tiles in shared memory.
+/// Stages in shared memory.
 const NUM_STAGES: u32 = 3;
 
 /// Copies `x` to `out`, each tile reversed, by asynchronous copies of 16 bytes in even tiles and of
-/// 4 bytes in odd ones; what is past `len` is zero. `x` is `[len]`, `out` `[num_tiles, TILE]`.
+/// 4 bytes in odd tiles; elements past `len` are zero. `x` is `[len]`, `out` `[num_tiles, TILE]`.
 ///
 /// # Safety
-/// 1. One block; `x` and `out` are that long, and `len` is a multiple of 4, at most
+/// 1. One block; `x` and `out` have these lengths, and `len` is a multiple of 4, at most
 ///    `num_tiles * TILE`.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn cp_async_f32(len: u32, num_tiles: u32, x: Global<f32>, out: GlobalMut<f32>) {
-    // SAFETY: a tile is read once its group is waited for, by the barrier in all threads, and
-    // overwritten behind the next barrier.
+    // SAFETY: a tile is read after all threads have waited for its group and a barrier, and overwritten
+    // after the next barrier.
     unsafe {
         let tiles = shared_array![f32; (NUM_STAGES * TILE) as usize];
         let mut tile = 0;
@@ -44,7 +44,7 @@ pub unsafe fn cp_async_f32(len: u32, num_tiles: u32, x: Global<f32>, out: Global
     }
 }
 
-/// Starts the copies of `tile` as one group, an empty one past the last tile.
+/// Issues the copies of `tile` as one group, an empty one past the last tile.
 ///
 /// # Safety
 /// 1. The tile is inside `x` up to `len`, and nothing else accesses its stage.
@@ -53,7 +53,7 @@ pub unsafe fn cp_async_f32(len: u32, num_tiles: u32, x: Global<f32>, out: Global
 unsafe fn start_tile(tiles: Shared<f32>, tile: u32, num_tiles: u32, len: u32, x: Global<f32>) {
     let stage = tiles.offset(tile % NUM_STAGES * TILE);
     let thread = thread::thread_idx_x();
-    // SAFETY: an element is kept only inside of `len`; the rest is the caller's promise.
+    // SAFETY: only elements below `len` are read; the rest is the caller's promise.
     unsafe {
         if tile < num_tiles && tile.is_multiple_of(2) {
             let (at, from) = (4 * thread, tile * TILE + 4 * thread);
@@ -70,12 +70,12 @@ unsafe fn start_tile(tiles: Shared<f32>, tile: u32, num_tiles: u32, len: u32, x:
     cp_async::commit();
 }
 
-/// Copies `x` to `out`, each tile reversed, with an mbarrier that the copies of all threads arrive
-/// at: on top of the thread's own arrival in `COUNTED`, else in its place. Both are
+/// Copies `x` to `out`, each tile reversed, with an mbarrier on which the copies of all threads arrive:
+/// in addition to the thread's own arrival if `COUNTED`, instead of it otherwise. Both are
 /// `[num_tiles, TILE]`.
 ///
 /// # Safety
-/// 1. One block; the views are that long.
+/// 1. One block; the views have these lengths.
 #[kernel(
     launch_bounds(NUM_THREADS),
     target(sm_90a),
@@ -86,7 +86,7 @@ pub unsafe fn cp_async_mbarrier<const COUNTED: bool>(
     x: Global<f32>,
     out: GlobalMut<f32>,
 ) {
-    // SAFETY: a tile is read once its phase has ended, and overwritten behind the next barrier.
+    // SAFETY: a tile is read once its phase is complete, and overwritten after the next barrier.
     unsafe {
         let smem = shared_array![f32; TILE as usize];
         let barrier = Mbarrier::new(shared_array![u64; 1]);

@@ -1,15 +1,15 @@
-//! Arithmetic of two f16 and of two bf16 at once, rounded and approximate.
+//! Packed arithmetic of f16 and bf16, rounded and approximate.
 
 use cuda_std::prelude::*;
 use cuda_std::{Bf16x2, F16x2};
 
-/// Threads of a block, a pair each.
+/// Threads of a block, one pair each.
 pub const NUM_THREADS: u32 = 256;
 
-/// `fma(a, b, c)`, sum, difference, product, maximum and minimum of `a` and `b`; all are `[len]`.
+/// `fma(a, b, c)`, and sum, difference, product, maximum and minimum of `a` and `b`; all are `[len]`.
 ///
 /// # Safety
-/// 1. The views hold an element a thread of the grid.
+/// 1. The views hold one element per thread of the grid.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn f16x2_rounded(
     a: Global<F16x2>,
@@ -23,7 +23,7 @@ pub unsafe fn f16x2_rounded(
     min: GlobalMut<F16x2>,
 ) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe {
         let (a, b, c) = (a.get(i), b.get(i), c.get(i));
         fma.set(i, f16x2::fma(a, b, c));
@@ -38,11 +38,11 @@ pub unsafe fn f16x2_rounded(
 /// `2^x` and `tanh(x)`, approximate; all are `[len]`.
 ///
 /// # Safety
-/// 1. The views hold an element a thread of the grid.
+/// 1. The views hold one element per thread of the grid.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn f16x2_approx(x: Global<F16x2>, exp2: GlobalMut<F16x2>, tanh: GlobalMut<F16x2>) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe {
         let x = x.get(i);
         exp2.set(i, f16x2::exp2_approx(x));
@@ -53,7 +53,7 @@ pub unsafe fn f16x2_approx(x: Global<F16x2>, exp2: GlobalMut<F16x2>, tanh: Globa
 /// `fma(a, b, c)`, maximum and minimum of `a` and `b`; all are `[len]`.
 ///
 /// # Safety
-/// 1. The views hold an element a thread of the grid.
+/// 1. The views hold one element per thread of the grid.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn bf16x2_rounded(
     a: Global<Bf16x2>,
@@ -64,7 +64,7 @@ pub unsafe fn bf16x2_rounded(
     min: GlobalMut<Bf16x2>,
 ) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe {
         let (a, b, c) = (a.get(i), b.get(i), c.get(i));
         fma.set(i, bf16x2::fma(a, b, c));

@@ -1,7 +1,6 @@
-//! Kernels of one instruction group each, small enough that an oracle of a few lines says what they
-//! write.
+//! One kernel per instruction group, small enough for an oracle of a few lines.
 //!
-//! Device code alone: inputs, launches and oracles are cases of the crate `conformance`.
+//! Device code only: inputs, launches and oracles are cases of the crate `conformance`.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 

@@ -2,13 +2,13 @@
 
 use cuda_std::prelude::*;
 
-/// Threads of a block, an element each.
+/// Threads of a block, one element each.
 pub const NUM_THREADS: u32 = 256;
 
 /// `fma(a, b, c)`, `max(a, b)` and `min(a, b)`; all are `[len]`.
 ///
 /// # Safety
-/// 1. The views hold an element a thread of the grid.
+/// 1. The views hold one element per thread of the grid.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn math_rounded_f32(
     a: Global<f32>,
@@ -19,7 +19,7 @@ pub unsafe fn math_rounded_f32(
     min: GlobalMut<f32>,
 ) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe {
         let (a, b, c) = (a.get(i), b.get(i), c.get(i));
         fma.set(i, math::fma(a, b, c));
@@ -31,7 +31,7 @@ pub unsafe fn math_rounded_f32(
 /// `2^x`, `1 / x` and `1 / sqrt(x)`, approximate; all are `[len]`.
 ///
 /// # Safety
-/// 1. The views hold an element a thread of the grid.
+/// 1. The views hold one element per thread of the grid.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn math_approx_f32(
     x: Global<f32>,
@@ -40,7 +40,7 @@ pub unsafe fn math_approx_f32(
     rsqrt: GlobalMut<f32>,
 ) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe {
         let x = x.get(i);
         exp2.set(i, math::exp2_approx(x));
@@ -53,7 +53,7 @@ pub unsafe fn math_approx_f32(
 /// `[len]`.
 ///
 /// # Safety
-/// 1. The views hold an element a thread of the grid.
+/// 1. The views hold one element per thread of the grid.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn math_transcendental_f32(
     x: Global<f32>,
@@ -65,7 +65,7 @@ pub unsafe fn math_transcendental_f32(
     cos: GlobalMut<f32>,
 ) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe {
         let (x, angle) = (x.get(i), angle.get(i));
         sqrt.set(i, math::sqrt_approx(x));
@@ -76,10 +76,10 @@ pub unsafe fn math_transcendental_f32(
     }
 }
 
-/// Bytes of `a` and `b` picked by `c`, and two functions of the bits of all three; all are `[len]`.
+/// Bytes of `a` and `b` selected by `c`, and two bitwise functions of all three; all are `[len]`.
 ///
 /// # Safety
-/// 1. The views hold an element a thread of the grid.
+/// 1. The views hold one element per thread of the grid.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn math_bits_u32(
     a: Global<u32>,
@@ -92,7 +92,7 @@ pub unsafe fn math_bits_u32(
     const MAJORITY: u8 = 0xf0 & 0xcc | 0xf0 & 0xaa | 0xcc & 0xaa;
     const CHOICE: u8 = 0xf0 & 0xcc | !0xf0 & 0xaa;
     let i = thread::index_1d() as usize;
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe {
         let (a, b, c) = (a.get(i), b.get(i), c.get(i));
         bytes.set(i, math::byte_perm(a, b, c));

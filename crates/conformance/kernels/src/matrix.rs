@@ -3,27 +3,27 @@
 use cuda_std::prelude::*;
 use cuda_std::{matrix, warp::WARP_SIZE};
 
-/// Words of a row of a matrix: 8 halves.
+/// Words of a row of a matrix: 8 elements of 16 bits.
 const ROW_WORDS: u32 = 4;
 
 /// Rows of four matrices.
 pub const NUM_ROWS: u32 = 32;
 
-/// Words that a lane gets, or gives: of one, two and four matrices, then of as many transposed.
+/// Words of a lane: one, two and four matrices, then one, two and four transposed matrices.
 pub const NUM_WORDS: u32 = 14;
 
-/// Rows that all of `stmatrix`'s forms write.
+/// Rows that all forms of `stmatrix` write.
 pub const NUM_STORED_ROWS: u32 = 2 * (8 + 16 + 32);
 
-/// Each lane gives the address of row `rows[lane]`, and writes what it gets by every form: `x` is
-/// `[NUM_ROWS, 8]` halves, `rows` `[32]`, `out` `[32, NUM_WORDS]`.
+/// Each lane passes the address of row `rows[lane]` and writes the result of every form: `x` is
+/// `[NUM_ROWS, 8]` of 16 bits, `rows` `[32]`, `out` `[32, NUM_WORDS]`.
 ///
 /// # Safety
-/// 1. One warp; the views are that long, and rows below `NUM_ROWS`.
+/// 1. One warp; the views have these lengths, and rows below `NUM_ROWS`.
 #[kernel(launch_bounds(WARP_SIZE))]
 pub unsafe fn matrix_load(x: Global<u32>, rows: Global<u32>, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: rows of shared memory that are written; `NUM_WORDS` words a lane.
+    // SAFETY: initialised rows of shared memory; `NUM_WORDS` words per lane.
     unsafe {
         let smem = shared_array![u32; (NUM_ROWS * ROW_WORDS) as usize];
         smem.set_vec(lane * ROW_WORDS, x.get_vec::<4>((lane * ROW_WORDS) as usize));
@@ -42,25 +42,25 @@ pub unsafe fn matrix_load(x: Global<u32>, rows: Global<u32>, out: GlobalMut<u32>
     }
 }
 
-/// The row of `count` that lane `lane` gives the address of.
+/// The row, of `count`, whose address lane `lane` passes.
 #[inline(always)]
 pub const fn stored_row(lane: u32, count: u32) -> u32 {
     (5 * lane + 3) % count
 }
 
-/// Each lane gives words to every form, which write rows behind each other, in the order of the
-/// words: `x` is `[32, NUM_WORDS]`, `out` `[NUM_STORED_ROWS, 8]` halves.
+/// Each lane passes its words to every form; the forms write consecutive rows: `x` is `[32, NUM_WORDS]`,
+/// `out` `[NUM_STORED_ROWS, 8]` of 16 bits.
 ///
 /// # Safety
-/// 1. One warp; the views are that long.
+/// 1. One warp; the views have these lengths.
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a))]
 pub unsafe fn matrix_store(x: Global<u32>, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
     let word = |at: u32| {
-        // SAFETY: `NUM_WORDS` words a lane.
+        // SAFETY: `NUM_WORDS` words per lane.
         unsafe { x.get((lane * NUM_WORDS + at) as usize) }
     };
-    // SAFETY: each form has rows of its own.
+    // SAFETY: each form writes its own rows.
     unsafe {
         let smem = shared_array![u32; (NUM_STORED_ROWS * ROW_WORDS) as usize];
         let row = |first: u32, count| smem.offset((first + stored_row(lane, count)) * ROW_WORDS);

@@ -1,25 +1,25 @@
-//! `mbarrier`: a ring of stages between two producers and two consumers, a warp each.
+//! `mbarrier`: a circular buffer of stages between two producer and two consumer warps.
 
 use cuda_std::prelude::*;
 use cuda_std::warp::WARP_SIZE;
 
-/// Warps that fill stages, and as many that read them.
+/// Producer warps, and consumer warps.
 pub const NUM_PRODUCERS: u32 = 2;
 
 /// Threads of the block.
 pub const NUM_THREADS: u32 = 2 * NUM_PRODUCERS * WARP_SIZE;
 
-/// Words of a stage: one a lane and producer.
+/// Words of a stage: one per lane and producer.
 pub const STAGE: u32 = NUM_PRODUCERS * WARP_SIZE;
 
-/// Stages of the ring.
+/// Stages of the circular buffer.
 const NUM_STAGES: u32 = 3;
 
-/// Each round both producers fill their half of a stage; consumer `c` reads lane `i ^ 1` of
-/// producer `1 - c`, and adds the round: `x` and `out` are `[num_rounds, NUM_PRODUCERS, 32]`.
+/// In each round both producers fill their half of a stage; consumer `c` reads lane `i ^ 1` of producer
+/// `1 - c` and adds the round: `x` and `out` are `[num_rounds, NUM_PRODUCERS, 32]`.
 ///
 /// # Safety
-/// 1. One block; the views are that long.
+/// 1. One block; the views have these lengths.
 #[kernel(launch_bounds(NUM_THREADS), target(sm_90a))]
 pub unsafe fn mbarrier_ring_u32(num_rounds: u32, x: Global<u32>, out: GlobalMut<u32>) {
     // SAFETY: a stage is written between its barriers "empty" and "full", and read between "full"
@@ -32,7 +32,7 @@ pub unsafe fn mbarrier_ring_u32(num_rounds: u32, x: Global<u32>, out: GlobalMut<
             let mut stage = 0;
             while stage < NUM_STAGES {
                 full.offset(stage).init(NUM_PRODUCERS * WARP_SIZE);
-                // One lane of each consumer, twice.
+                // One lane of each consumer arrives, twice.
                 empty.offset(stage).init(2 * NUM_PRODUCERS);
                 stage += 1;
             }
@@ -67,14 +67,14 @@ pub unsafe fn mbarrier_ring_u32(num_rounds: u32, x: Global<u32>, out: GlobalMut<
     }
 }
 
-/// One thread tells of both parities by `test_wait`, before each of six steps of arrivals at a
-/// barrier of three: `out` is `[6, 2]`.
+/// One thread writes `test_wait` of both parities before each of six steps of arrivals on a barrier of
+/// three arrivals: `out` is `[6, 2]`.
 ///
 /// # Safety
-/// 1. One thread; `out` is that long.
+/// 1. One thread; `out` has this length.
 #[kernel(launch_bounds(1), target(sm_90a))]
 pub unsafe fn mbarrier_phases(out: GlobalMut<u32>) {
-    // SAFETY: a barrier of the thread's own; two words a step.
+    // SAFETY: only this thread uses the barrier; two words per step.
     unsafe {
         let barrier = Mbarrier::new(shared_array![u64; 1]);
         barrier.init(3);

@@ -1,4 +1,4 @@
-//! `mma.sync.m16n8k16`, and of numbers of 8 bits m16n8k32: products on the tensor cores, a warp each.
+//! `mma.sync.m16n8k16`, and m16n8k32 of 8-bit elements: one MMA per warp.
 
 use cuda_std::mma::{self, Accumulator, FragmentA, FragmentB, Multiplicand, Multiplicand8};
 use cuda_std::{E4m3, E5m2, prelude::*, warp::WARP_SIZE};
@@ -13,7 +13,7 @@ pub const N: u32 = 8;
 /// Columns of A, rows of B.
 pub const K: u32 = 16;
 
-/// The same of elements of 8 bits.
+/// Columns of A, rows of B, of 8-bit elements.
 pub const K_OF_8_BITS: u32 = 32;
 
 /// Words of a row of A, and of a column of B.
@@ -22,7 +22,7 @@ const K_WORDS: u32 = K / 2;
 /// The fragments of the block's A, by rows, and B, by columns.
 ///
 /// # Safety
-/// 1. `a` holds `M * K` elements a block, `b` `K * N`, two to a word; or `M * K_OF_8_BITS` and
+/// 1. Per block, `a` holds `M * K` elements and `b` `K * N`, two to a word; or `M * K_OF_8_BITS` and
 ///    `K_OF_8_BITS * N`, four to a word.
 #[inline(always)]
 #[track_caller]
@@ -38,12 +38,12 @@ unsafe fn fragments<T>(a: Global<u32>, b: Global<u32>) -> (FragmentA<T>, Fragmen
     }
 }
 
-/// `A * B + C` with sums in f32, a tile a block: `a` is `[num_tiles, M, K]`, `b`
+/// `A * B + C` accumulated in f32, one tile per block: `a` is `[num_tiles, M, K]`, `b`
 /// `[num_tiles, N, K]`, `c` `[num_tiles, M, N]`; `out` is `[num_tiles, M, num_columns]`, the first
 /// columns.
 ///
 /// # Safety
-/// 1. One warp a block; the views are that long, and `num_columns` is at most `N`.
+/// 1. One warp per block; the views have these lengths, and `num_columns` is at most `N`.
 #[kernel(launch_bounds(WARP_SIZE), instances(mma_f32_f16 = <f16>, mma_f32_bf16 = <bf16>))]
 pub unsafe fn mma_f32<T: Multiplicand>(
     num_columns: u32,
@@ -59,11 +59,11 @@ pub unsafe fn mma_f32<T: Multiplicand>(
     }
 }
 
-/// As [`mma_f32()`] of numbers of 8 bits: `a` is `[num_tiles, M, K_OF_8_BITS]`, `b` `[num_tiles, N,
+/// [`mma_f32()`] of 8-bit elements: `a` is `[num_tiles, M, K_OF_8_BITS]`, `b` `[num_tiles, N,
 /// K_OF_8_BITS]`.
 ///
 /// # Safety
-/// 1. One warp a block; the views are that long, and `num_columns` is at most `N`.
+/// 1. One warp per block; the views have these lengths, and `num_columns` is at most `N`.
 #[kernel(
     launch_bounds(WARP_SIZE),
     target(sm_90a),
@@ -83,10 +83,10 @@ pub unsafe fn mma_fp8<T: Multiplicand8>(
     }
 }
 
-/// Writes what `multiply` makes of the block's tile of C.
+/// Writes `multiply` of the block's tile of C.
 ///
 /// # Safety
-/// 1. `c` holds `M * N` elements a block, `out` `M * num_columns`.
+/// 1. Per block, `c` holds `M * N` elements and `out` `M * num_columns`.
 #[inline(always)]
 #[track_caller]
 unsafe fn add_products(
@@ -97,7 +97,7 @@ unsafe fn add_products(
 ) {
     let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
     let row = thread::block_idx_x() * M + group;
-    // SAFETY: the elements of the block's tile that the lane's fragments hold.
+    // SAFETY: the elements of the block's tile that are in the lane's fragments.
     unsafe {
         let c = |row: u32| c.get_vec::<2>((row * N + 2 * pair) as usize);
         let ([c0, c1], [c2, c3]) = (c(row), c(row + 8));
@@ -112,16 +112,16 @@ unsafe fn add_products(
     }
 }
 
-/// As [`mma_f32()`] of f16 with sums in f16, all columns; `c` and `out` are two elements to a word.
+/// [`mma_f32()`] of f16, accumulated in f16, all columns; `c` and `out` have two elements per word.
 ///
 /// # Safety
-/// 1. One warp a block; the views are that long.
+/// 1. One warp per block; the views have these lengths.
 #[kernel(launch_bounds(WARP_SIZE))]
 pub unsafe fn mma_f16(a: Global<u32>, b: Global<u32>, c: Global<u32>, out: GlobalMut<u32>) {
     let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
     let row = thread::block_idx_x() * M + group;
     let at = |row: u32| (row * (N / 2) + pair) as usize;
-    // SAFETY: the elements of the block's tile that the lane's fragments hold.
+    // SAFETY: the elements of the block's tile that are in the lane's fragments.
     unsafe {
         let (a, b) = fragments(a, b);
         let [d0, d1] = mma::m16n8k16_f16(a, b, [c.get(at(row)), c.get(at(row + 8))]);

@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 
-/// Threads that fill, and as many that read.
+/// Producer threads, and consumer threads.
 pub const NUM_PRODUCERS: u32 = 64;
 
 /// Threads of the block.
@@ -15,15 +15,15 @@ pub const NUM_ROUNDS: u32 = 5;
 const FULL: [u32; 2] = [1, 2];
 const EMPTY: [u32; 2] = [3, 4];
 
-/// Every value of `x` goes through a buffer to the consumer at the mirrored place, doubled there:
+/// Every value of `x` passes through a buffer to the consumer at the mirrored index, which doubles it:
 /// `x` and `out` are `[NUM_ROUNDS, 2, NUM_PRODUCERS]`.
 ///
 /// # Safety
-/// 1. One block; the views are that long.
+/// 1. One block; the views have these lengths.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn named_barrier_u32(x: Global<u32>, out: GlobalMut<u32>) {
-    // SAFETY: a buffer belongs to the producers from its barrier "empty" to "full", then to the
-    // consumers.
+    // SAFETY: only producers access a buffer between its barriers "empty" and "full", and only consumers
+    // between "full" and "empty".
     unsafe {
         let smem = shared_array![u32; 2 * NUM_PRODUCERS as usize];
         let (first, second) = (smem, smem.offset(NUM_PRODUCERS));
@@ -54,7 +54,7 @@ pub unsafe fn named_barrier_u32(x: Global<u32>, out: GlobalMut<u32>) {
     }
 }
 
-/// Fills a buffer, once it is empty if it was ever full.
+/// Fills a buffer, after waiting until it is empty unless it was never full.
 ///
 /// # Safety
 /// 1. The producers call it; `x` holds `NUM_PRODUCERS` values from `at` on.
@@ -70,12 +70,12 @@ unsafe fn fill<const FULL: u32, const EMPTY: u32>(
     if was_full {
         barrier::sync::<EMPTY, NUM_THREADS>();
     }
-    // SAFETY: the buffer is empty, and the element the thread's own.
+    // SAFETY: the buffer is empty, and each thread writes its own element.
     unsafe { buffer.set(t, x.get(at + t as usize)) };
     barrier::arrive::<FULL, NUM_THREADS>();
 }
 
-/// Reads a buffer once it is full, and gives it back unless nothing fills it again.
+/// Reads a buffer once it is full, and arrives on "empty" if it is filled again.
 ///
 /// # Safety
 /// 1. The consumers call it; `out` has room for `NUM_PRODUCERS` values from `at` on.
@@ -89,7 +89,7 @@ unsafe fn drain<const FULL: u32, const EMPTY: u32>(
 ) {
     let t = thread::thread_idx_x() - NUM_PRODUCERS;
     barrier::sync::<FULL, NUM_THREADS>();
-    // SAFETY: the buffer is full; an element of `out` a thread.
+    // SAFETY: the buffer is full; one element of `out` per thread.
     unsafe { out.set(at + t as usize, 2 * buffer.get(NUM_PRODUCERS - 1 - t)) };
     if !is_last {
         barrier::arrive::<EMPTY, NUM_THREADS>();

@@ -1,4 +1,4 @@
-//! What atomic operations and fences order: plain accesses of several blocks.
+//! The order that atomic operations and fences impose on plain accesses of several blocks.
 
 use cuda_std::atomic::{self, Order, Scope};
 use cuda_std::prelude::*;
@@ -9,16 +9,16 @@ pub const NUM_ROUNDS: u32 = 5;
 /// Threads of a block of [`ordering_last_block()`], and of [`ordering_messages()`].
 pub const NUM_THREADS: u32 = 32;
 
-/// Every block adds its number plus 1 to `sum`, by plain accesses, `NUM_ROUNDS` times, each time
-/// behind a lock that `compare_exchange` takes with acquire and a store gives back with release.
+/// Every block adds its index plus 1 to `sum`, by plain accesses, `NUM_ROUNDS` times, each time holding
+/// a lock that `compare_exchange` takes with acquire and a store releases.
 ///
 /// # Safety
-/// 1. Blocks of one thread; `lock` is 0; `lock` and `sum` are an element.
+/// 1. Blocks of one thread; `lock` is 0; `lock` and `sum` are one element.
 #[kernel(launch_bounds(1))]
 pub unsafe fn ordering_semaphore(lock: GlobalMut<u32>, sum: GlobalMut<u32>) {
     let mut round = 0;
     while round < NUM_ROUNDS {
-        // SAFETY: `sum` is accessed with the lock alone.
+        // SAFETY: `sum` is accessed only while the lock is held.
         unsafe {
             while lock.compare_exchange(0, (0, 1), Order::Acquire, Scope::Gpu).is_err() {
                 atomic::nanosleep(100);
@@ -30,11 +30,11 @@ pub unsafe fn ordering_semaphore(lock: GlobalMut<u32>, sum: GlobalMut<u32>) {
     }
 }
 
-/// Every thread writes its element, rotated by a bit, to `parts`; the last block that arrives at
-/// `arrived` adds up all of them, in their order.
+/// Every thread writes its element, rotated by a bit, to `parts`; the last block that increments
+/// `arrived` adds up all of them, in order.
 ///
 /// # Safety
-/// 1. `x` and `parts` hold an element a thread; `arrived` is 0; `arrived` and `sum` are an element.
+/// 1. `x` and `parts` hold one element per thread; `arrived` is 0; `arrived` and `sum` are one element.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn ordering_last_block(
     x: Global<u32>,
@@ -43,7 +43,7 @@ pub unsafe fn ordering_last_block(
     sum: GlobalMut<u32>,
 ) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element a thread; the last block reads what all have released.
+    // SAFETY: one element per thread; the last block reads what all blocks have released.
     unsafe {
         parts.set(i, x.get(i).rotate_left(1));
         thread::sync_threads();
@@ -62,11 +62,11 @@ pub unsafe fn ordering_last_block(
     }
 }
 
-/// Block 0 sends `NUM_ROUNDS` messages of a word a thread to block 1, which adds `1` to each word:
+/// Block 0 sends `NUM_ROUNDS` messages of one word per thread to block 1, which adds `1` to each word:
 /// both order their plain accesses of `message` by fences around relaxed accesses of `turn`.
 ///
 /// # Safety
-/// 1. Two blocks; `turn` is an element, 0; `x` and `out` are `[NUM_ROUNDS, NUM_THREADS]`, `message`
+/// 1. Two blocks; `turn` is one element, 0; `x` and `out` are `[NUM_ROUNDS, NUM_THREADS]`, `message`
 ///    `[NUM_THREADS]`.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn ordering_messages(
@@ -79,7 +79,7 @@ pub unsafe fn ordering_messages(
     let mut round = 0;
     while round < NUM_ROUNDS {
         let at = round as usize * NUM_THREADS as usize + t;
-        // SAFETY: a block accesses the message in its turn alone.
+        // SAFETY: a block accesses the message only in its turn.
         unsafe {
             if t == 0 {
                 while turn.load_relaxed(0, Scope::Gpu) != 2 * round + block {

@@ -1,4 +1,4 @@
-//! Where a thread stands: `%tid`, `%ntid`, `%ctaid` and `%nctaid`.
+//! A thread's indices: `%tid`, `%ntid`, `%ctaid` and `%nctaid`.
 
 use cuda_std::prelude::*;
 
@@ -9,7 +9,7 @@ pub const NUM_VALUES: u32 = 7;
 /// `[num_blocks, num_threads, NUM_VALUES]`.
 ///
 /// # Safety
-/// 1. `out` holds `NUM_VALUES` words a thread of the grid.
+/// 1. `out` holds `NUM_VALUES` words per thread of the grid.
 #[kernel(launch_bounds(64))]
 pub unsafe fn registers_u32(out: GlobalMut<u32>) {
     let values: [u32; NUM_VALUES as usize] = [

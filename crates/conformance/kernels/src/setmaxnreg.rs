@@ -1,25 +1,24 @@
-//! `setmaxnreg`: warpgroups that hand registers to each other.
+//! `setmaxnreg`: reallocation of registers between warpgroups.
 
 use cuda_std::prelude::*;
 use cuda_std::warp::WARPGROUP_SIZE;
 
-/// Three warpgroups: the first gives registers to the other two.
+/// Three warpgroups: the first releases registers to the other two.
 pub const NUM_THREADS: u32 = 3 * WARPGROUP_SIZE;
 
 /// Values that a thread of the other warpgroups holds at once.
 pub const NUM_VALUES: u32 = 16;
 
-/// `out[t] = sum_i (i + 1) * x[i, t]` for the threads of the last two warpgroups, which the first
-/// one gives registers to: all products are made before any is added up. `x` is
-/// `[NUM_VALUES, NUM_THREADS]`, `out` `[NUM_THREADS]`; threads of the first write their first
-/// value.
+/// `out[t] = sum_i (i + 1) * x[i, t]` for the threads of the last two warpgroups, which get registers of
+/// the first: all products are computed before any is added. `x` is `[NUM_VALUES, NUM_THREADS]`, `out`
+/// `[NUM_THREADS]`; threads of the first warpgroup write their first value.
 ///
 /// # Safety
-/// 1. One block; the views are that long.
+/// 1. One block; the views have these lengths.
 #[kernel(launch_bounds(NUM_THREADS, 1), target(sm_90a))]
 pub unsafe fn setmaxnreg_u32(x: Global<u32>, out: GlobalMut<u32>) {
     let t = thread::thread_idx_x() as usize;
-    // SAFETY: a column and an element a thread.
+    // SAFETY: one column and one element per thread.
     unsafe {
         let value = |i: usize| x.get(i * NUM_THREADS as usize + t);
         if warp::warpgroup_idx() == 0 {

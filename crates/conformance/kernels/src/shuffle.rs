@@ -2,18 +2,18 @@
 
 use cuda_std::prelude::*;
 
-/// Words that a thread writes: a value by every lane mask, then one of every lane.
+/// Words that a thread writes: one value per lane mask, then one per lane.
 pub const NUM_VALUES: u32 = 2 * warp::WARP_SIZE;
 
-/// Each lane writes what it gets from lane `lane_id ^ mask` and from lane `mask`, for every mask:
+/// Each lane writes the value of lane `lane_id ^ mask` and of lane `mask`, for every mask:
 /// `x` is `[num_threads]`, `out` `[num_threads, NUM_VALUES]`.
 ///
 /// # Safety
-/// 1. `x` and `out` are that long, in whole warps.
+/// 1. `x` and `out` have these lengths, in whole warps.
 #[kernel(launch_bounds(64))]
 pub unsafe fn shuffle_b32(x: Global<u32>, out: GlobalMut<u32>) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element and `NUM_VALUES` words a thread.
+    // SAFETY: one element and `NUM_VALUES` words per thread.
     unsafe {
         let word = x.get(i);
         let value = f32::from_bits(word);
@@ -32,15 +32,14 @@ pub unsafe fn shuffle_b32(x: Global<u32>, out: GlobalMut<u32>) {
     }
 }
 
-/// Each lane writes what it gets from the lane `delta` below it and from the one `delta` above it,
-/// for every `delta`: `x` is `[num_threads]`, `out` `[num_threads, NUM_VALUES]`.
+/// Each lane writes the values of the lanes `delta` below and `delta` above it, for every `delta`: `x` is `[num_threads]`, `out` `[num_threads, NUM_VALUES]`.
 ///
 /// # Safety
-/// 1. `x` and `out` are that long, in whole warps.
+/// 1. `x` and `out` have these lengths, in whole warps.
 #[kernel(launch_bounds(64))]
 pub unsafe fn shuffle_up_down_b32(x: Global<u32>, out: GlobalMut<u32>) {
     let i = thread::index_1d() as usize;
-    // SAFETY: an element and `NUM_VALUES` words a thread.
+    // SAFETY: one element and `NUM_VALUES` words per thread.
     unsafe {
         let word = x.get(i);
         let mut delta = 0;

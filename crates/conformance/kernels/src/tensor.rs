@@ -1,4 +1,4 @@
-//! `cp.async.bulk.tensor`: boxes of tensors, loaded, stored and added.
+//! `cp.async.bulk.tensor`: boxes of tensors, loaded, stored and reduced.
 
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
@@ -9,16 +9,16 @@ const LOAD: u32 = 0;
 const STORE: u32 = 1;
 const ADD: u32 = 2;
 
-/// Kernels of a rank that load boxes to `images`, as they lie in shared memory, and that store and
-/// add them from there.
+/// Kernels of one rank that load boxes to `images`, in the layout of shared memory, and that store and
+/// reduce them from there.
 macro_rules! boxes {
     ($name:ident, $rank:literal [$($axis:literal)+], $load:ident, $store:ident, $add:ident) => {
-        /// Moves the boxes at `corners`, one after the other: `corners` is `[num_boxes, rank]`,
+        /// Moves the boxes at `corners` in sequence: `corners` is `[num_boxes, rank]`,
         /// innermost first, `images` `[num_boxes, box_words]`.
         ///
         /// # Safety
-        /// 1. One warp a block, with dynamic shared memory for a box and an mbarrier; the views are that long, and
-        ///    the map is of this rank and boxes of `box_words` words. Several blocks only add.
+        /// 1. One warp per block, with dynamic shared memory for a box and an mbarrier; the views have these lengths, and
+        ///    the map is of this rank and boxes of `box_words` words. Several blocks only reduce.
         #[kernel(
             launch_bounds(WARP_SIZE),
             target(sm_90a),
@@ -32,7 +32,7 @@ macro_rules! boxes {
             images: GlobalMut<u32>,
         ) {
             let lane = warp::lane_id();
-            // SAFETY: the box in shared memory belongs to the threads or to the copy, in turn.
+            // SAFETY: the box in shared memory is accessed alternately by the threads and by the copy.
             unsafe {
                 let smem: Shared<u32> = dynamic_shared_mem();
                 let barrier = Mbarrier::new(smem.offset(box_words).cast());
@@ -82,7 +82,7 @@ boxes!(tensor_2d, 2 [0 1], tensor_load_2d, tensor_store_2d, tensor_add_2d);
 boxes!(tensor_3d, 3 [0 1 2], tensor_load_3d, tensor_store_3d, tensor_add_3d);
 boxes!(tensor_4d, 4 [0 1 2 3], tensor_load_4d, tensor_store_4d, tensor_add_4d);
 
-/// Calls `f` for the lane's words of `num_words`.
+/// Calls `f` for the lane's share of `num_words` words.
 #[inline(always)]
 #[track_caller]
 fn copy(num_words: u32, f: impl Fn(u32)) {

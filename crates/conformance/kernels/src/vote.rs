@@ -1,20 +1,20 @@
-//! `vote.sync`, `match.sync`, `redux.sync` and `elect.sync`, of all lanes and of a part of them.
+//! `vote.sync`, `match.sync`, `redux.sync` and `elect.sync`, for all lanes and for subsets.
 
 use cuda_std::prelude::*;
 
-/// Words that a lane writes for a mask.
+/// Words that a lane writes per mask.
 pub const NUM_VALUES: u32 = 13;
 
-/// Every lane of each of `masks` votes by bit `i` of its word, matches by its third and its fourth
-/// byte, and reduces its whole word: `masks` is `[num_masks]`, `x` `[32]`, `out`
+/// The lanes of each of `masks` vote on bit `i` of their words, match their third and fourth bytes, and
+/// reduce their words: `masks` is `[num_masks]`, `x` `[32]`, `out`
 /// `[num_masks, 32, NUM_VALUES]`; lanes outside of a mask write nothing.
 ///
 /// # Safety
-/// 1. One warp; the views are that long.
+/// 1. One warp; the views have these lengths.
 #[kernel(launch_bounds(32))]
 pub unsafe fn vote_b32(num_masks: u32, masks: Global<u32>, x: Global<u32>, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: `NUM_VALUES` words a lane and mask; only the lanes of a mask come to its collectives.
+    // SAFETY: `NUM_VALUES` words per lane and mask; only the lanes of a mask call its collectives.
     unsafe {
         let word = x.get(lane as usize);
         let mut i = 0;
@@ -47,15 +47,15 @@ pub unsafe fn vote_b32(num_masks: u32, masks: Global<u32>, x: Global<u32>, out: 
     }
 }
 
-/// Every lane of each of `masks` writes how many lanes were elected, and whether a second election
-/// gave the same lane, one of the mask: `masks` is `[num_masks]`, `out` `[num_masks, 32, 2]`.
+/// The lanes of each of `masks` write how many lanes were elected, and whether a second election elected
+/// the same lane, one of the mask: `masks` is `[num_masks]`, `out` `[num_masks, 32, 2]`.
 ///
 /// # Safety
-/// 1. One warp; the views are that long.
+/// 1. One warp; the views have these lengths.
 #[kernel(launch_bounds(32), target(sm_90a))]
 pub unsafe fn vote_elect(num_masks: u32, masks: Global<u32>, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: two words a lane and mask; only the lanes of a mask come to its collectives.
+    // SAFETY: two words per lane and mask; only the lanes of a mask call its collectives.
     unsafe {
         let mut i = 0;
         while i < num_masks {

@@ -1,4 +1,4 @@
-//! `wgmma.mma_async`: products of a warpgroup, operands as the host lays them out.
+//! `wgmma.mma_async`, with operands in the layouts that the host prepares.
 
 use cuda_std::prelude::*;
 use cuda_std::warp::WARPGROUP_SIZE;
@@ -9,19 +9,19 @@ use cuda_std::wgmma::{
 use cuda_std::{E4m3, E5m2};
 use half::{bf16, f16};
 
-/// Rows of a product.
+/// Rows of an MMA.
 pub const M: u32 = 64;
 
-/// How an operand lies in shared memory.
+/// Layout of an operand in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// What its descriptor says.
+    /// Swizzle of its descriptor.
     pub swizzle: Swizzle,
     /// See [`MatrixDescriptor::new`].
     pub leading_bytes: u32,
     /// See [`MatrixDescriptor::new`].
     pub stride_bytes: u32,
-    /// From the start of a product's operand to that of the next one.
+    /// Bytes from one MMA's operand to the next MMA's.
     pub advance_bytes: u32,
 }
 
@@ -48,7 +48,7 @@ impl Layout {
         Layout { swizzle, leading_bytes, stride_bytes, advance_bytes }
     }
 
-    /// The operand of product `step` behind `tile`.
+    /// The operand of MMA `step` in `tile`.
     #[inline(always)]
     fn descriptor<E: Element, M: Major<E>>(
         self,
@@ -60,7 +60,7 @@ impl Layout {
     }
 }
 
-/// What both kernels are told: products, the part of the result that is stored, operands.
+/// Arguments of both kernels: number of MMAs, part of the result to store, operands.
 #[derive(Clone, Copy)]
 struct Task {
     num_steps: u32,
@@ -71,10 +71,10 @@ struct Task {
 }
 
 impl Task {
-    /// The accumulator before, `[M, T::COLUMNS * REGS]`.
+    /// The initial accumulator, `[M, T::COLUMNS * REGS]`.
     ///
     /// # Safety
-    /// 1. `before` holds it.
+    /// 1. `before` has this length.
     #[inline(always)]
     #[track_caller]
     unsafe fn accumulator<T: Sum, const REGS: usize>(self) -> Accumulator<REGS, T> {
@@ -91,7 +91,7 @@ impl Task {
         accumulator
     }
 
-    /// Writes the first rows and columns of the result.
+    /// Stores the first rows and columns of the result.
     ///
     /// # Safety
     /// 1. `out` is `[num_rows, num_columns]`.
@@ -105,7 +105,7 @@ impl Task {
                 let (row, column) = (row(t, i), column(t, i));
                 if row < self.num_rows && column < self.num_columns {
                     let at = (row * self.num_columns + column) as usize;
-                    // SAFETY: an element of `out`, the thread's own.
+                    // SAFETY: each thread stores its own elements of `out`.
                     unsafe { self.out.set(at, T::unpack(*register, j)) };
                 }
             }
@@ -113,14 +113,14 @@ impl Task {
     }
 }
 
-/// Copies the operands to shared memory, for products to read.
+/// Copies the operands to shared memory and makes them visible to the async proxy.
 ///
 /// # Safety
 /// 1. `image` holds `num_words`, and so does dynamic shared memory; all threads call it.
 #[inline(always)]
 #[track_caller]
 unsafe fn place_operands(num_words: u32, image: Global<u32>) {
-    // SAFETY: a word a thread.
+    // SAFETY: each thread copies its own words.
     unsafe {
         let smem: Shared<u32> = dynamic_shared_mem();
         let mut i = thread::thread_idx_x();
@@ -133,14 +133,14 @@ unsafe fn place_operands(num_words: u32, image: Global<u32>) {
     thread::sync_threads();
 }
 
-/// `D = before + A * B`, `num_steps` products; without `accumulate` the first one starts from zero.
-/// `image`, `[num_words]`, goes to shared memory: A at its start and B at `b_start` bytes, of
-/// [`Layout`]s. `before` is `[M, T::COLUMNS * REGS]`, `out` `[num_rows, num_columns]`, the first of
-/// the result.
+/// `D = before + A * B` by `num_steps` MMAs; without `accumulate` the first one starts from zero. `image`,
+/// `[num_words]`, is copied to shared memory: A at its start and B at `b_start` bytes, each of its
+/// [`Layout`]. `before` is `[M, T::COLUMNS * REGS]`, `out` `[num_rows, num_columns]`, the first rows and
+/// columns of the result.
 ///
 /// # Safety
-/// 1. One warpgroup, with dynamic shared memory for the image, in which the operands lie; the views
-///    are that long.
+/// 1. One warpgroup, with dynamic shared memory for the image, which contains the operands; the views
+///    have these lengths.
 #[rustfmt::skip]
 #[kernel(
     launch_bounds(WARPGROUP_SIZE, 1),
@@ -213,7 +213,7 @@ pub unsafe fn wgmma_shared<
 ) {
     let task = Task { num_steps, num_rows, num_columns, before, out };
     let (a_layout, b_layout) = (Layout::unpack(a_layout), Layout::unpack(b_layout));
-    // SAFETY: the operands are placed, and stay as they are; the products are waited for.
+    // SAFETY: the operands are in shared memory and not overwritten; the MMAs are waited for.
     unsafe {
         place_operands(num_words, image);
         let a_tile = dynamic_shared_mem::<E>();
@@ -232,8 +232,8 @@ pub unsafe fn wgmma_shared<
     }
 }
 
-/// As [`wgmma_shared()`], with A in registers: `fragments` is `[num_steps, 128, 4]`, and B lies at
-/// the start of shared memory.
+/// [`wgmma_shared()`] with A in registers: `fragments` is `[num_steps, 128, 4]`, and B is at the start of
+/// shared memory.
 ///
 /// # Safety
 /// As [`wgmma_shared()`].
@@ -273,7 +273,7 @@ pub unsafe fn wgmma_registers<E: Element, B: Major<E>, T: SumOf<E>, const REGS: 
 ) {
     let task = Task { num_steps, num_rows, num_columns, before, out };
     let b_layout = Layout::unpack(b_layout);
-    // SAFETY: B is placed, and stays as it is; the products are waited for.
+    // SAFETY: B is in shared memory and not overwritten; the MMAs are waited for.
     unsafe {
         place_operands(num_words, image);
         let tile = dynamic_shared_mem::<E>();

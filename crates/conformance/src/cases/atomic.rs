@@ -1,4 +1,4 @@
-//! Atomic operations: what one thread sees of its own, and what many add up to in any order.
+//! Atomic operations without contention, and with contention in any order.
 
 use conformance_kernels::atomic::*;
 use cuda_std::launch::{Geometry, Launch};
@@ -13,7 +13,7 @@ const NUM_BLOCKS: usize = 4;
 const THREADS: usize = NUM_THREADS as usize;
 const CELLS: usize = NUM_CELLS as usize;
 
-/// An integer type, in words of 64 bits: how many bits of them, and whether the last is a sign.
+/// An integer type in words of 64 bits: its number of bits, and whether it is signed.
 #[derive(Clone, Copy)]
 struct Integer {
     bits: u32,
@@ -21,7 +21,7 @@ struct Integer {
 }
 
 impl Integer {
-    /// The bits that the type has.
+    /// Mask of the type's bits.
     fn wrap(self, x: u64) -> u64 {
         x & u64::MAX >> (64 - self.bits)
     }
@@ -47,7 +47,7 @@ impl Integer {
         std::iter::from_fn(move || Some(self.wrap(words.next()? << 32 | words.next()?)))
     }
 
-    /// Numbers of the type as words of 32 bits.
+    /// Numbers of the type as 32-bit words.
     fn words(self, values: &[u64]) -> Vec<u32> {
         let halves = values.iter().flat_map(|&x| [x as u32, (x >> 32) as u32]);
         if self.bits == 64 { halves.collect() } else { halves.step_by(2).collect() }
@@ -88,7 +88,7 @@ pub fn cases() -> Vec<Case> {
     sequences.into_iter().chain(contended).chain([add_f32(), add_f16x2()]).collect()
 }
 
-/// Every operation on a cell of each thread's own: all old values are known.
+/// Every operation, each thread on its own cell: all old values are known.
 fn sequence(name: &'static str, integer: Integer, kernel: Kernel) -> Case {
     let cells: Vec<u64> = integer.random(30).take(THREADS).collect();
     let operands: Vec<u64> = integer.random(31).take(THREADS * NUM_OPERANDS as usize).collect();
@@ -101,7 +101,7 @@ fn sequence(name: &'static str, integer: Integer, kernel: Kernel) -> Case {
         seen.push(seen[3] & x[3]);
         seen.push(seen[4] | x[4]);
         seen.push(seen[5] ^ x[5]);
-        // The exchange succeeds, the next one does not.
+        // The first exchange succeeds, the second fails.
         seen.extend([x[6], x[7], x[7], x[0]]);
         old.extend(seen);
         after.push(x[1]);
@@ -114,7 +114,7 @@ fn sequence(name: &'static str, integer: Integer, kernel: Kernel) -> Case {
     Case::new(name, buffers, move |p| kernel(blocks(1, NUM_THREADS), p))
 }
 
-/// All threads on the same cells, those of a block in shared memory.
+/// All threads on the same cells; in shared memory those of each block.
 fn contend(name: &'static str, integer: Integer, shared: bool, kernel: Kernel) -> Case {
     let x: Vec<u64> = integer.random(32).take(NUM_BLOCKS * THREADS).collect();
     let groups = if shared { NUM_BLOCKS } else { 1 };
@@ -144,8 +144,8 @@ fn contend(name: &'static str, integer: Integer, shared: bool, kernel: Kernel) -
     Case::new(name, buffers, move |p| kernel(blocks(NUM_BLOCKS as u32, NUM_THREADS), p))
 }
 
-/// Sums of eighths, which are exact in every order; and of subnormal numbers, which are zeros in
-/// global memory and numbers in shared memory.
+/// Sums of multiples of 1/8, which are exact in every order, and of subnormal numbers, which are flushed
+/// in global memory and kept in shared memory.
 fn add_f32() -> Case {
     let subnormal = f32::MIN_POSITIVE / 8.0;
     let x: Vec<f32> = (random_words(34).take(THREADS).enumerate())
@@ -172,7 +172,7 @@ fn add_f32() -> Case {
     })
 }
 
-/// Sums of small whole numbers, and of subnormal ones, which are kept.
+/// Sums of small integers, and of subnormal numbers, which are kept.
 fn add_f16x2() -> Case {
     let x: Vec<f32> = (random_words(35).take(2 * THREADS).enumerate())
         .map(|(i, word)| match i % (2 * CELLS) {

@@ -5,7 +5,7 @@ use conformance_kernels::barrier::{NUM_ROUNDS, NUM_THREADS, barrier_rotate_u32};
 use crate::inputs::{blocks, random_words};
 use crate::{Buffer, Case, Want};
 
-/// A value arrives only if every round waits for all threads.
+/// The result is right only if every round waits for all threads.
 pub fn case() -> Case {
     let x: Vec<u32> = random_words(2).take(NUM_THREADS as usize).collect();
     let distance: u32 = (0..NUM_ROUNDS).map(|round| 37 * round + 1).sum();

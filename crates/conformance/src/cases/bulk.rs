@@ -1,4 +1,4 @@
-//! Tiles that bulk copies bring and take away.
+//! Tiles that bulk copies load and store.
 
 use conformance_kernels::bulk::{NUM_THREADS, SHARED_BYTES, TILE, bulk_reverse_u32};
 use cuda_std::launch::Geometry;
@@ -8,7 +8,7 @@ use crate::{Buffer, Case, Want};
 
 const NUM_TILES: u32 = 5;
 
-/// Loads and stores that overlap, in more shared memory than a block gets without asking.
+/// Overlapping loads and stores, in more shared memory than a block has by default.
 pub fn case() -> Case {
     let x: Vec<u32> = random_words(24).take((NUM_TILES * TILE) as usize).collect();
     let mut wanted = Vec::new();

@@ -1,4 +1,4 @@
-//! Blocks that reach each other.
+//! Blocks that access each other's shared memory.
 
 use conformance_kernels::cluster::*;
 use cuda_std::launch::Geometry;
@@ -7,12 +7,12 @@ use cuda_std::tensor_map::{Element, L2Promotion, Swizzle, TensorMapSpec};
 use crate::inputs::{blocks, random_words};
 use crate::{Buffer, Case, Want};
 
-/// Clusters of a launch.
+/// Clusters per launch.
 const NUM_CLUSTERS: usize = 3;
 
 const BLOCKS: usize = CLUSTER as usize;
 
-/// Places in a grid of clusters of 2 x 1 x 2 blocks.
+/// Block indices in a grid of clusters of 2 x 1 x 2 blocks.
 pub fn places() -> Case {
     const GRID: [u32; 3] = [4, 3, 2];
     let mut wanted = Vec::new();
@@ -32,7 +32,7 @@ fn geometry() -> Geometry {
     blocks((NUM_CLUSTERS * BLOCKS) as u32, 32)
 }
 
-/// Loads and stores in the shared memory of others.
+/// Loads and stores in the shared memory of other blocks.
 pub fn peers() -> Case {
     let x: Vec<u32> = random_words(90).take(NUM_CLUSTERS * BLOCKS * 32).collect();
     let mut wanted = vec![0; x.len()];
@@ -52,7 +52,7 @@ pub fn peers() -> Case {
     Case::new("cluster_peers", buffers, |p| cluster_peers_u32::launch(geometry(), p.at(0), p.at(1)))
 }
 
-/// Phases that blocks end for each other.
+/// Phases that blocks complete for each other.
 pub fn arrivals() -> Case {
     const NUM_ROUNDS: u32 = 6;
     let wanted = vec![NUM_ROUNDS; NUM_CLUSTERS * BLOCKS];
@@ -62,7 +62,7 @@ pub fn arrivals() -> Case {
     })
 }
 
-/// The words of each cluster, once for every block.
+/// The words of each cluster, repeated for each of its blocks.
 fn repeated(x: &[u32]) -> Vec<u32> {
     x.chunks(BLOCKS * SLICE as usize).flat_map(|words| words.repeat(BLOCKS)).collect()
 }

@@ -1,4 +1,4 @@
-//! Conversions, against a search for the nearest number.
+//! Conversions, with a search for the nearest number as oracle.
 
 use conformance_kernels::convert::*;
 
@@ -6,10 +6,10 @@ use crate::inputs::{blocks, random_words, special_f32s, words_of_halves};
 use crate::numbers::{BF16, E4M3, E5M2, F16, Format, Rounding};
 use crate::{Buffer, Case, Want};
 
-/// What an f16 that is a NaN becomes.
+/// The f32 that a NaN in f16 becomes.
 const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
-/// `x`, in an even number of blocks: the last number again and again.
+/// `x`, padded with its last number to an even number of blocks.
 fn in_blocks(mut x: Vec<f32>) -> (u32, Vec<f32>) {
     let num_blocks = x.len().div_ceil(2 * NUM_THREADS as usize) * 2;
     let last = *x.last().expect("there are inputs");
@@ -21,7 +21,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// The number that is second in a pair with `x`: another one, of the other sign.
+/// The second number of a pair with `x`: a different number of the other sign.
 fn second(x: &[f32]) -> Vec<f32> {
     x.iter().rev().map(|x| -x).collect()
 }
@@ -31,14 +31,14 @@ fn codes(format: Format, x: &[f32], rounding: Rounding) -> Vec<u16> {
     x.iter().map(|&x| format.round(x.into(), rounding)).collect()
 }
 
-/// The codes of `x` and `y`, side by side in a word of twice their bits.
+/// The codes of `x` and `y`, packed in a word of twice their bits.
 fn pairs(format: Format, x: &[f32], y: &[f32], rounding: Rounding) -> Vec<u32> {
     let (x, y) = (codes(format, x, rounding), codes(format, y, rounding));
     let pairs = x.into_iter().zip(y);
     pairs.map(|(x, y)| u32::from(x) | u32::from(y) << format.bits()).collect()
 }
 
-/// Where rounding turns, in a few binades, special and random numbers.
+/// Numbers where rounding changes, in a few binades; special numbers; random numbers.
 fn inputs_of_16_bits() -> (u32, Vec<f32>) {
     let of = |binades: &'static [u16], size: u16| {
         binades.iter().flat_map(move |binade| binade * size..(binade + 1) * size)
@@ -47,7 +47,7 @@ fn inputs_of_16_bits() -> (u32, Vec<f32>) {
     x.extend(BF16.turns(of(&[0, 1, 2, 112, 127, 128, 142, 253, 254], 1 << 7)));
     x.extend(special_f32s().into_iter().map(f32::from_bits));
     x.extend(random_words(40).take(4096).map(f32::from_bits));
-    // The other sign at every second place.
+    // Every second number has the other sign.
     x.iter_mut().step_by(2).for_each(|x| *x = -*x);
     in_blocks(x)
 }
@@ -112,7 +112,7 @@ pub fn to_integers() -> Case {
     })
 }
 
-/// Of two the even one.
+/// Ties round to even.
 fn nearest_integer(x: f64) -> f64 {
     let (low, part) = (x.floor(), x - x.floor());
     let goes_up = part > 0.5 || part == 0.5 && low % 2.0 != 0.0;
@@ -156,7 +156,7 @@ pub fn to_fp8() -> Case {
     })
 }
 
-/// Every e4m3 and e5m2, in both places of a pair.
+/// Every e4m3 and e5m2, in both halves of a pair.
 pub fn fp8_to_f16() -> Case {
     let codes: Vec<u16> = (0..256).map(|code| code | (code ^ 0x5a) << 8).collect();
     let halves = |format: Format| {

@@ -7,10 +7,10 @@ use crate::{Buffer, Case, Want};
 
 const NUM_TILES: u32 = 7;
 
-/// The last tile is full for a part: the rest is zeros that nothing is read for.
+/// The last tile is partial: the rest is zero-filled without a read.
 const LEN: u32 = NUM_TILES * TILE - 52;
 
-/// Copies of both widths, several groups under way.
+/// Copies of both widths, with several groups pending.
 pub fn case() -> Case {
     let x: Vec<u32> = random_words(3).take(LEN as usize).collect();
     let mut wanted = x.clone();
@@ -21,7 +21,7 @@ pub fn case() -> Case {
     })
 }
 
-/// An mbarrier that copies arrive at.
+/// An mbarrier on which copies arrive.
 pub fn with_mbarriers() -> [Case; 2] {
     use cp_async_mbarrier::Instance;
     [Instance::cp_async_mbarrier_counted, Instance::cp_async_mbarrier_noinc].map(|instance| {

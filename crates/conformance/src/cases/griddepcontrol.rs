@@ -1,11 +1,11 @@
-//! A launch that depends on none.
+//! A launch without dependencies.
 
 use conformance_kernels::griddepcontrol::{NUM_THREADS, griddepcontrol_u32};
 
 use crate::inputs::blocks;
 use crate::{Buffer, Case, Want};
 
-/// Nothing waits for ever.
+/// Neither instruction hangs.
 pub fn case() -> Case {
     const NUM_BLOCKS: u32 = 3;
     let x: Vec<u32> = (0..NUM_BLOCKS * NUM_THREADS).map(|i| 7 * i).collect();

@@ -1,4 +1,4 @@
-//! Arithmetic in f32, against exact arithmetic in f64 and on bits.
+//! Arithmetic in f32, with exact arithmetic in f64 and on bits as oracle.
 
 use conformance_kernels::math::{
     NUM_THREADS, math_approx_f32, math_bits_u32, math_rounded_f32, math_transcendental_f32,
@@ -9,18 +9,18 @@ use crate::numbers::{self, tanh};
 use crate::{Buffer, Case, Tolerance, Want};
 use std::f64::consts::{LN_2, TAU};
 
-/// What `max` and `min` give of two NaNs.
+/// `max` and `min` of two NaNs.
 const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
-/// Operands of the rounded results: every triple of the 28 special values, then triples of random
-/// bits, then of numbers near each other, which cancel.
+/// Operands of the rounded results: all triples of the 28 special values, then triples of random bits,
+/// then triples of close numbers, which cancel.
 const NUM_TRIPLES: u32 = 112 * NUM_THREADS;
 
-/// Arguments of the approximate results: special values, then random bits, then numbers whose power
-/// of two is in the range of f32 or just outside.
+/// Arguments of the approximate results: special values, random bits, and numbers whose `2^x` is in the
+/// range of f32 or just outside.
 const NUM_ARGUMENTS: u32 = 64 * NUM_THREADS;
 
-/// Results that the ISA fixes to the last bit.
+/// Results that the ISA defines to be bit-exact.
 pub fn rounded() -> Case {
     let triples = triples();
     let column = |at: usize| triples.iter().map(|triple| triple[at]).collect::<Vec<u32>>();
@@ -46,7 +46,7 @@ pub fn rounded() -> Case {
     )
 }
 
-/// Results that the ISA gives bounds for.
+/// Results with error bounds in the ISA.
 pub fn approximate() -> Case {
     let len = NUM_ARGUMENTS as usize;
     let mut x = special_f32s();
@@ -71,7 +71,7 @@ pub fn approximate() -> Case {
     )
 }
 
-/// More results that the ISA gives bounds for; of sine and cosine within 100 pi of zero.
+/// More results with error bounds in the ISA; sine and cosine for `|x| <= 100 pi`.
 pub fn transcendental() -> Case {
     let len = NUM_ARGUMENTS as usize;
     let mut x = special_f32s();
@@ -86,7 +86,7 @@ pub fn transcendental() -> Case {
         let bounds = x().map(bound).collect();
         Buffer::Out(Want::F32(x().map(f).collect(), Tolerance::Each(bounds)))
     };
-    // The ISA says 2^-20.5 up to a whole turn; an H200 is off by 2^-20.49 in one case of these.
+    // The ISA's bound is 2^-20.5 for `|x| <= 2 pi`; an H200 has an error of 2^-20.49 in one of these.
     let of_angle = |angle: f64| 2f64.powf(if angle.abs() <= TAU { -20.4 } else { -14.7 });
     let buffers = vec![
         Buffer::words(&x),
@@ -104,13 +104,13 @@ pub fn transcendental() -> Case {
     })
 }
 
-/// Absolute near 1, relative elsewhere.
+/// An absolute error near 1, a relative error elsewhere.
 fn log2_bound(x: f64) -> f64 {
     let is_near = (0.5..=2.0).contains(&x);
     2f64.powi(-22) * if is_near { 1.0 } else { (flush(x).ln() / LN_2).abs() }
 }
 
-/// Picked bytes, with every digit of a selector, and functions of bits.
+/// Byte selection with every selector digit, and bitwise functions.
 pub fn bits() -> Case {
     let len = 8 * NUM_THREADS as usize;
     let random = |seed| random_words(seed).take(len).collect::<Vec<u32>>();
@@ -133,7 +133,7 @@ pub fn bits() -> Case {
     })
 }
 
-/// A digit of the selector names one of eight bytes, or the eight times repeated sign of one.
+/// A digit of the selector names one of eight bytes, or its replicated sign.
 fn picked_bytes(a: u32, b: u32, selector: u32) -> u32 {
     let mut result = 0;
     for i in 0..4 {
@@ -166,12 +166,12 @@ fn triples() -> Vec<[u32; 3]> {
     triples
 }
 
-/// The larger one in the order of numbers, in which -0 is before +0; a number before a NaN.
+/// The larger operand, -0 before +0; if one operand is NaN, the other one.
 fn max(a: u32, b: u32) -> u32 {
     pick(a, b, order(a) >= order(b))
 }
 
-/// The smaller one, by the same rules.
+/// The smaller operand, by the same rules.
 fn min(a: u32, b: u32) -> u32 {
     pick(a, b, order(a) <= order(b))
 }
@@ -192,13 +192,13 @@ fn pick(a: u32, b: u32, is_a: bool) -> u32 {
     }
 }
 
-/// The place among all floats, -0 before +0.
+/// The rank among all floats, -0 before +0.
 fn order(bits: u32) -> i32 {
     let bits = bits as i32;
     if bits < 0 { bits ^ i32::MAX } else { bits }
 }
 
-/// `.ftz`: what is under the smallest normal f32 is a zero of its sign.
+/// `.ftz`: flushes subnormal numbers to zeros of their sign.
 fn flush(x: f64) -> f64 {
     let rounded = x as f32;
     if rounded.abs() < f32::MIN_POSITIVE { 0f64.copysign(x) } else { x }

@@ -1,4 +1,4 @@
-//! Matrices of 8 x 8 halves, element by element.
+//! Matrices of 8 x 8 elements of 16 bits, element by element.
 
 use conformance_kernels::matrix::{
     NUM_ROWS, NUM_STORED_ROWS, NUM_WORDS, matrix_load, matrix_store, stored_row,
@@ -7,11 +7,11 @@ use conformance_kernels::matrix::{
 use crate::inputs::{blocks, random_words, words_of_halves};
 use crate::{Buffer, Case, Want};
 
-/// The forms of both instructions: matrices, whether transposed, and the first of their words.
+/// The forms of both instructions: number of matrices, transposition, and index of the first word.
 const FORMS: [(usize, bool, usize); 6] =
     [(1, false, 0), (2, false, 1), (4, false, 3), (1, true, 7), (2, true, 8), (4, true, 10)];
 
-/// Row and column of the half `half` of a lane's word of a matrix: the figure of the ISA page.
+/// Row and column of half `half` of a lane's word of a matrix: the figure of the ISA page.
 fn place(lane: usize, half: usize, transposed: bool) -> (usize, usize) {
     let (row, column) = (lane / 4, lane % 4 * 2 + half);
     if transposed { (column, row) } else { (row, column) }
@@ -21,7 +21,7 @@ fn halves(seed: u64, len: usize) -> Vec<u16> {
     random_words(seed).map(|word| word as u16).take(len).collect()
 }
 
-/// Rows in any order in shared memory.
+/// Rows in arbitrary order in shared memory.
 pub fn load() -> Case {
     let x = halves(60, NUM_ROWS as usize * 8);
     let rows: Vec<u32> = (0..32).map(|lane| (13 * lane + 7) % NUM_ROWS).collect();
@@ -46,7 +46,7 @@ pub fn load() -> Case {
     })
 }
 
-/// Every element comes to its row, whichever lane names it.
+/// Every element is stored to its row, whichever lane passes the address.
 pub fn store() -> Case {
     let x = halves(61, 32 * NUM_WORDS as usize * 2);
     let mut wanted = vec![0; NUM_STORED_ROWS as usize * 8];

@@ -1,4 +1,4 @@
-//! Words that go through a ring of stages, and phases counted out.
+//! Words that pass through a circular buffer, and enumerated phases.
 
 use conformance_kernels::mbarrier::{
     NUM_PRODUCERS, NUM_THREADS, STAGE, mbarrier_phases, mbarrier_ring_u32,
@@ -7,7 +7,7 @@ use conformance_kernels::mbarrier::{
 use crate::inputs::{blocks, random_words};
 use crate::{Buffer, Case, Want};
 
-/// Several times around the ring.
+/// Several passes through the circular buffer.
 const NUM_ROUNDS: u32 = 11;
 
 /// Several producers and consumers.
@@ -26,7 +26,7 @@ pub fn ring() -> Case {
     })
 }
 
-/// A phase has ended as long as the next one has not.
+/// A phase counts as complete until the next one is.
 pub fn phases() -> Case {
     let num_ended = [0u32, 0, 1, 2, 2, 3];
     let wanted = num_ended.into_iter().flat_map(|ended| [ended % 2, 1 - ended % 2]);

@@ -1,14 +1,14 @@
-//! Products of small matrices.
+//! Warp-level MMAs.
 
 use conformance_kernels::mma::{K, K_OF_8_BITS, M, N, mma_f16, mma_f32, mma_fp8};
 use cuda_std::launch::Geometry;
 
 use crate::inputs::{blocks, random_words, words_of_bytes, words_of_halves};
+use crate::mma_reference::{self, Accumulation, Draw, Element, Operand, PROBES_OF_16_BITS};
 use crate::numbers::{BF16, E4M3, E5M2, F16, Format, Rounding};
-use crate::products::{self, Draw, Element, Operand, SUMS_OF_16_BITS, Sum};
 use crate::{Buffer, Case, Tolerance, Want};
 
-/// Products, a block each.
+/// MMAs, one per block.
 const NUM_TILES: u32 = 16;
 
 const ROWS: usize = M as usize;
@@ -19,22 +19,22 @@ pub fn cases() -> Vec<Case> {
     use mma_f32::Instance;
     let (f16, bf16) = (Instance::mma_f32_f16, Instance::mma_f32_bf16);
     vec![
-        sums_in_f32("mma_whole_f16", f16, F16, Draw::Whole),
-        sums_in_f32("mma_whole_bf16", bf16, BF16, Draw::Whole),
-        sums_in_f32("mma_any_f16", f16, F16, Draw::Any),
-        sums_in_f32("mma_any_bf16", bf16, BF16, Draw::Any),
+        accumulated_in_f32("mma_whole_f16", f16, F16, Draw::Whole),
+        accumulated_in_f32("mma_whole_bf16", bf16, BF16, Draw::Whole),
+        accumulated_in_f32("mma_any_f16", f16, F16, Draw::Any),
+        accumulated_in_f32("mma_any_bf16", bf16, BF16, Draw::Any),
         probe("mma_probe_f16", f16, F16),
         probe("mma_probe_bf16", bf16, BF16),
-        sums_in_f16("mma_whole_f16_in_f16", Draw::Whole),
-        sums_in_f16("mma_any_f16_in_f16", Draw::Any),
-        sums_of_8_bits("mma_whole_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Whole),
-        sums_of_8_bits("mma_whole_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Whole),
-        sums_of_8_bits("mma_any_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Any),
-        sums_of_8_bits("mma_any_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Any),
+        accumulated_in_f16("mma_whole_f16_in_f16", Draw::Whole),
+        accumulated_in_f16("mma_any_f16_in_f16", Draw::Any),
+        of_8_bit_elements("mma_whole_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Whole),
+        of_8_bit_elements("mma_whole_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Whole),
+        of_8_bit_elements("mma_any_e4m3", mma_fp8::Instance::mma_fp8_e4m3, E4M3, Draw::Any),
+        of_8_bit_elements("mma_any_e5m2", mma_fp8::Instance::mma_fp8_e5m2, E5M2, Draw::Any),
     ]
 }
 
-/// A tile's operands, and C: whole numbers, or numbers with all of f32's bits.
+/// A tile's operands, and C: integers, or numbers with all of f32's bits.
 fn tile(format: Format, k: u32, draw: Draw, seed: u64) -> (Operand, Operand, Vec<f64>) {
     let k = k as usize;
     let a = Operand::random(format, (ROWS, k), draw, seed);
@@ -53,7 +53,7 @@ fn tiles(format: Format, draw: Draw) -> Vec<(Operand, Operand, Vec<f64>)> {
     if draw == Draw::Whole {
         let [infinity, nan] =
             [f64::INFINITY, f64::NAN].map(|value| format.round(value, Rounding::Nearest));
-        // Of two infinities in a row some cancel.
+        // Some of the infinities in a row cancel.
         for (mn, k, code) in [(3, 5, infinity), (3, 11, infinity), (4, 5, nan)] {
             tiles[0].0.codes[mn][k] = code;
             tiles[1].1.codes[mn][k] = code;
@@ -63,7 +63,7 @@ fn tiles(format: Format, draw: Draw) -> Vec<(Operand, Operand, Vec<f64>)> {
 }
 
 fn elements(tiles: &[(Operand, Operand, Vec<f64>)]) -> Vec<Element> {
-    tiles.iter().flat_map(|(a, b, c)| products::elements(a, b, c)).collect()
+    tiles.iter().flat_map(|(a, b, c)| mma_reference::elements(a, b, c)).collect()
 }
 
 fn halves<'a>(operands: impl Iterator<Item = &'a Operand>) -> Buffer {
@@ -79,14 +79,14 @@ fn geometry(num_tiles: u32) -> Geometry {
     blocks(num_tiles, 32)
 }
 
-fn sums_in_f32(
+fn accumulated_in_f32(
     name: &'static str,
     instance: mma_f32::Instance,
     format: Format,
     draw: Draw,
 ) -> Case {
     let tiles = tiles(format, draw);
-    let want = products::want(&elements(&tiles), draw);
+    let want = mma_reference::want(&elements(&tiles), draw);
     let buffers = vec![
         halves(tiles.iter().map(|(a, ..)| a)),
         halves(tiles.iter().map(|(_, b, _)| b)),
@@ -98,8 +98,8 @@ fn sums_in_f32(
     })
 }
 
-/// Sums in f32 of products of 8-bit elements: two steps of 16 products of f16.
-fn sums_of_8_bits(
+/// 8-bit elements, accumulated in f32: two steps of 16 products in f16.
+fn of_8_bit_elements(
     name: &'static str,
     instance: mma_fp8::Instance,
     format: Format,
@@ -108,7 +108,7 @@ fn sums_of_8_bits(
     let tiles: Vec<_> = (0..u64::from(NUM_TILES))
         .map(|seed| tile(format, K_OF_8_BITS, draw, 170 + 3 * seed))
         .collect();
-    let want = products::want(&elements(&tiles), draw);
+    let want = mma_reference::want(&elements(&tiles), draw);
     let bytes = |operands: &mut dyn Iterator<Item = &Operand>| {
         let codes = operands.flat_map(|operand| operand.codes.concat());
         Buffer::words(&words_of_bytes(&codes.map(|code| code as u8).collect::<Vec<u8>>()))
@@ -124,14 +124,14 @@ fn sums_of_8_bits(
     })
 }
 
-/// How the tensor cores add.
+/// How the tensor cores accumulate.
 fn probe(name: &'static str, instance: mma_f32::Instance, format: Format) -> Case {
-    let (a, b, want) = products::probes(&SUMS_OF_16_BITS, format, K as usize, COLUMNS);
-    let before = |sum: &Sum| [sum.before; COLUMNS];
+    let (a, b, want) = mma_reference::probes(&PROBES_OF_16_BITS, format, K as usize, COLUMNS);
+    let before = |sum: &Accumulation| [sum.before; COLUMNS];
     let buffers = vec![
         halves([&a].into_iter()),
         halves([&b].into_iter()),
-        Buffer::words(&bits_of_f32(SUMS_OF_16_BITS.iter().flat_map(before))),
+        Buffer::words(&bits_of_f32(PROBES_OF_16_BITS.iter().flat_map(before))),
         Buffer::Out(want),
     ];
     Case::new(name, buffers, move |p| {
@@ -139,11 +139,11 @@ fn probe(name: &'static str, instance: mma_f32::Instance, format: Format) -> Cas
     })
 }
 
-/// Sums in f16.
-fn sums_in_f16(name: &'static str, draw: Draw) -> Case {
+/// Accumulation in f16.
+fn accumulated_in_f16(name: &'static str, draw: Draw) -> Case {
     let round = |value: f64| F16.round(value, Rounding::Nearest);
     let mut tiles = tiles(F16, draw);
-    // C has no more bits than an f16.
+    // C is representable in f16.
     let all = tiles.iter_mut().flat_map(|(.., c)| c);
     all.for_each(|value| *value = F16.value(round(*value)));
     let elements = elements(&tiles);

@@ -1,4 +1,4 @@
-//! All cases, one file an instruction group.
+//! All cases, one file per instruction group.
 
 mod atomic;
 mod barrier;
@@ -23,7 +23,7 @@ mod wgmma;
 
 use crate::Case;
 
-/// All cases, with their inputs and what they should give.
+/// All cases, with inputs and expected outputs.
 pub fn all() -> Vec<Case> {
     let mut cases = vec![
         registers::case(),

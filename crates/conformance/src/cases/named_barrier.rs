@@ -1,4 +1,4 @@
-//! Values that warps hand to others through two buffers.
+//! Values that producer warps pass to consumer warps through two buffers.
 
 use conformance_kernels::named_barrier::{
     NUM_PRODUCERS, NUM_ROUNDS, NUM_THREADS, named_barrier_u32,
@@ -7,7 +7,7 @@ use conformance_kernels::named_barrier::{
 use crate::inputs::{blocks, random_words};
 use crate::{Buffer, Case, Want};
 
-/// A value arrives only if both sides wait for each other.
+/// The result is right only if both sides wait for each other.
 pub fn case() -> Case {
     let len = (2 * NUM_ROUNDS * NUM_PRODUCERS) as usize;
     let x: Vec<u32> = random_words(25).map(|word| word >> 1).take(len).collect();

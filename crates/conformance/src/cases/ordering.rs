@@ -1,4 +1,4 @@
-//! Plain accesses of several blocks, in the order that atomic operations give them.
+//! Plain accesses of several blocks, ordered by atomic operations.
 
 use conformance_kernels::ordering::{
     NUM_ROUNDS, NUM_THREADS, ordering_last_block, ordering_messages, ordering_semaphore,
@@ -7,7 +7,7 @@ use conformance_kernels::ordering::{
 use crate::inputs::{blocks, random_words};
 use crate::{Buffer, Case, Want};
 
-/// Blocks that take the lock, and that add up.
+/// Blocks of the kernels.
 const NUM_BLOCKS: u32 = 6;
 
 /// No update is lost between blocks.
@@ -19,7 +19,7 @@ pub fn semaphore() -> Case {
     })
 }
 
-/// The last block sees the parts of all.
+/// The last block sees the values of all blocks.
 pub fn last_block() -> Case {
     let x: Vec<u32> = random_words(36).take((NUM_BLOCKS * NUM_THREADS) as usize).collect();
     let parts: Vec<u32> = x.iter().map(|x| x.rotate_left(1)).collect();
@@ -36,7 +36,7 @@ pub fn last_block() -> Case {
     })
 }
 
-/// Every message arrives whole.
+/// Every message arrives completely.
 pub fn messages() -> Case {
     let num_words = (NUM_ROUNDS * NUM_THREADS) as usize;
     let x: Vec<u32> = random_words(37).map(|word| word >> 1).take(num_words).collect();

@@ -1,4 +1,4 @@
-//! Places in a grid, counted out.
+//! Thread and block indices, enumerated.
 
 use conformance_kernels::registers::{NUM_VALUES, registers_u32};
 use cuda_std::launch::Geometry;
@@ -7,7 +7,7 @@ use crate::{Buffer, Case, Want};
 
 const GEOMETRY: Geometry = Geometry { grid: [3, 2, 4], block: [64, 1, 1], shared_bytes: 0 };
 
-/// Every thread of a grid of three dimensions.
+/// Every thread of a three-dimensional grid.
 pub fn case() -> Case {
     let Geometry { grid: [x, y, z], block: [num_threads, ..], .. } = GEOMETRY;
     let mut wanted = Vec::new();

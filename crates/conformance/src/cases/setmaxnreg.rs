@@ -5,7 +5,7 @@ use conformance_kernels::setmaxnreg::{NUM_THREADS, NUM_VALUES, setmaxnreg_u32};
 use crate::inputs::{blocks, random_words};
 use crate::{Buffer, Case, Want};
 
-/// The registers come over, and no value is lost.
+/// Registers are reallocated, and no value is lost.
 pub fn case() -> Case {
     let x: Vec<u32> = random_words(26).take((NUM_VALUES * NUM_THREADS) as usize).collect();
     let rows: Vec<&[u32]> = x.chunks(NUM_THREADS as usize).collect();

@@ -1,4 +1,4 @@
-//! Lanes that read each other.
+//! Lanes that read each other's values.
 
 use conformance_kernels::shuffle::{NUM_VALUES, shuffle_b32, shuffle_up_down_b32};
 
@@ -8,7 +8,7 @@ use crate::{Buffer, Case, Want};
 const NUM_THREADS: u32 = 64;
 const NUM_BLOCKS: u32 = 2;
 
-/// Every lane mask and every lane, with words that are NaNs too: a shuffle keeps all bits.
+/// Every lane mask and every lane, NaNs included: a shuffle preserves all bits.
 pub fn case() -> Case {
     let words = special_f32s().into_iter().chain(random_words(1));
     let x: Vec<u32> = words.take((NUM_BLOCKS * NUM_THREADS) as usize).collect();
@@ -24,7 +24,7 @@ pub fn case() -> Case {
     })
 }
 
-/// Every distance: a lane that is not there gives the own word.
+/// Every distance: out of range, a lane reads its own word.
 pub fn up_and_down() -> Case {
     let x: Vec<u32> = random_words(21).take((NUM_BLOCKS * NUM_THREADS) as usize).collect();
     let mut wanted = Vec::new();

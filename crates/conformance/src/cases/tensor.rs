@@ -1,4 +1,4 @@
-//! Boxes of tensors, moved one element at a time.
+//! Boxes of tensors, with an oracle that moves one element at a time.
 
 use conformance_kernels::tensor::{tensor_1d, tensor_2d, tensor_3d, tensor_4d};
 use cuda_std::launch::{Geometry, Launch};
@@ -9,10 +9,10 @@ use crate::inputs::words_of_bytes;
 use crate::operands::swizzled;
 use crate::{Buffer, Case, Pointers, Want};
 
-/// Blocks that add to the same elements.
+/// Blocks that reduce into the same elements.
 const NUM_ADDING: u32 = 3;
 
-/// What a kernel does with boxes.
+/// The operation on boxes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Load,
@@ -72,7 +72,7 @@ fn tasks() -> Vec<Task> {
         task("3d_bf16_none", (Bf16, None), (&[40, 5, 4], &[80, 400], &[8, 3, 2]), &[
             &[8, 1, 1], &[32, 3, 3], &[-8, -2, -1],
         ]),
-        // A dimension further out with the smaller stride: heads behind tokens.
+        // An outer dimension with a smaller stride: heads outside tokens.
         task("4d_f16_b128", (F16, B128), (&[64, 10, 3, 2], &[384, 128, 3840], &[64, 8, 1, 2]), &[
             &[0, 0, 2, 0], &[0, 5, 1, 0], &[-8, -1, 0, 1],
         ]),
@@ -89,13 +89,13 @@ pub fn cases() -> Vec<Case> {
     hows.into_iter().flat_map(cases).collect()
 }
 
-/// Small whole numbers, whose sums are exact in every type.
+/// Small integers, whose sums are exact in every type.
 fn numbers(len: usize, seed: usize) -> Vec<u32> {
     (0..len).map(|i| 1 + ((i * 37 + i / 64 * 11 + seed) % 30) as u32).collect()
 }
 
 impl Task {
-    /// Elements of the tensor's memory, with a line behind the last one.
+    /// Elements of the tensor's memory, with one row after the last.
     fn num_elements(&self) -> usize {
         let outer = self.spec.strides_bytes.iter().zip(&self.spec.dims[1..]);
         let last: u64 = outer.map(|(stride, dim)| stride * (dim - 1)).sum();
@@ -103,8 +103,8 @@ impl Task {
         ((last + self.spec.dims[0] * size).next_multiple_of(16) / size + 64) as usize
     }
 
-    /// Where the elements of the box at `corner` are: in shared memory and in the tensor's memory,
-    /// the latter `None` outside of the tensor.
+    /// Indices of the elements of the box at `corner`, in shared memory and in the tensor's memory; the
+    /// latter `None` out of bounds.
     fn places(&self, corner: &[i32]) -> Vec<(usize, Option<usize>)> {
         let TensorMapSpec { element, dims, strides_bytes, box_dims, swizzle, .. } = &self.spec;
         let size = element.size_bytes();
@@ -142,7 +142,7 @@ impl Task {
         words_of_bytes(&bytes.collect::<Vec<u8>>())
     }
 
-    /// The launch of `how` on corners, tensor map and images.
+    /// The launch of `how` with corners, tensor map and images.
     fn launch(&self, how: How) -> impl Fn(&Pointers) -> Launch + Send + Sync + 'static {
         let (rank, num_boxes) = (self.spec.dims.len(), self.corners.len() as u32);
         let box_bytes = self.spec.box_bytes() as u32;
@@ -166,8 +166,8 @@ impl Task {
         }
     }
 
-    /// Corners, tensor, tensor map, images; `None` if no box can be moved so: an H200 stores none
-    /// that starts in front of the tensor, and pieces of 16 bytes, also over the end of a row.
+    /// Corners, tensor, tensor map, images; `None` if no box can be moved this way: an H200 cannot store a box
+    /// with negative coordinates, and stores units of 16 bytes, even across the end of a row.
     fn case(mut self, how: How) -> Option<Case> {
         let row_bytes = self.spec.dims[0] * self.spec.element.size_bytes();
         if how != How::Load && !row_bytes.is_multiple_of(16) {

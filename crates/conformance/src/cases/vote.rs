@@ -8,11 +8,11 @@ use crate::{Buffer, Case, Want};
 /// All lanes, halves of the warp, every other lane, a few, one.
 const MASKS: [u32; 6] = [u32::MAX, 0xffff, 0xaaaa_aaaa, 0x8000_0111, 0x0001_0000, 0xffff_0000];
 
-/// What memory holds that nothing has written.
+/// Contents of unwritten memory.
 const UNWRITTEN: u32 = u32::MAX;
 
-/// Words whose bit 0 is set in all lanes and bit 1 in none, so that votes are unanimous; few values
-/// in byte 2, and one in byte 3 of the lower half of the warp.
+/// Words whose bit 0 is set in all lanes and bit 1 in none, for unanimous votes; few different values in
+/// byte 2, and one value in byte 3 of the lower half of the warp.
 pub fn votes() -> Case {
     let lanes = random_words(20).take(32).zip(0u32..);
     let words: Vec<u32> = lanes
@@ -38,14 +38,14 @@ pub fn votes() -> Case {
     })
 }
 
-/// What `lane` writes for the mask of number `i`.
+/// The words that `lane` writes for mask `i`.
 fn values(words: &[u32], mask: u32, i: usize, lane: usize) -> [u32; NUM_VALUES as usize] {
-    let members = || (0..32).filter(|member| mask >> member & 1 == 1);
+    let lanes = || (0..32).filter(|lane| mask >> lane & 1 == 1);
     let those = |is_one: &dyn Fn(u32) -> bool| {
-        members().filter(|&member| is_one(words[member])).fold(0, |set, member| set | 1 << member)
+        lanes().filter(|&lane| is_one(words[lane])).fold(0, |set, lane| set | 1 << lane)
     };
     let all = |of: &dyn Fn(u32, u32) -> u32| {
-        members().map(|member| words[member]).reduce(of).expect("the mask is not empty")
+        lanes().map(|lane| words[lane]).reduce(of).expect("the mask is not empty")
     };
     let ballot = those(&|word| word >> i & 1 == 1);
     let same_byte = |shift: u32| those(&|word| word >> shift & 0xff == words[lane] >> shift & 0xff);
@@ -66,13 +66,13 @@ fn values(words: &[u32], mask: u32, i: usize, lane: usize) -> [u32; NUM_VALUES a
     ]
 }
 
-/// One lane of the mask, whichever it is, and twice the same.
+/// Any one lane of the mask, and the same one twice.
 pub fn elections() -> Case {
     let mut wanted = Vec::new();
     for mask in MASKS {
         for lane in 0..32 {
-            let is_member = mask >> lane & 1 == 1;
-            wanted.extend([if is_member { 1 } else { UNWRITTEN }; 2]);
+            let in_mask = mask >> lane & 1 == 1;
+            wanted.extend([if in_mask { 1 } else { UNWRITTEN }; 2]);
         }
     }
     let buffers = vec![Buffer::words(&MASKS), Buffer::Out(Want::Words(wanted))];

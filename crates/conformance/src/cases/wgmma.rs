@@ -1,13 +1,15 @@
-//! Products of a warpgroup: every width, every layout, every type of elements.
+//! Warpgroup MMAs: every width, layout and element type.
 
 use conformance_kernels::wgmma::{M, wgmma_registers, wgmma_shared};
 use cuda_std::launch::Geometry;
 use cuda_std::wgmma::Swizzle;
 
 use crate::inputs::{random_words, words_of_bytes};
+use crate::mma_reference::{
+    self, Accumulation, Draw, Operand, PROBES_OF_8_BITS, PROBES_OF_16_BITS,
+};
 use crate::numbers::{BF16, E4M3, E5M2, F16, Format};
 use crate::operands::{Place, fragments};
-use crate::products::{self, Draw, Operand, SUMS_OF_8_BITS, SUMS_OF_16_BITS, Sum};
 use crate::{Buffer, Case, Want};
 
 const SWIZZLES: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
@@ -51,13 +53,13 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Which operands are MN-major, of the instances whose name says so.
+/// Which operands of an instance are MN-major, by its name.
 fn majors(symbol: &str) -> Option<(bool, bool)> {
     let majors = [("_k_mn", (false, true)), ("_mn_k", (true, false)), ("_mn_mn", (true, true))];
     majors.into_iter().find(|(suffix, _)| symbol.ends_with(suffix)).map(|(_, majors)| majors)
 }
 
-/// Every swizzle of B, with the same and with the next one of A.
+/// Every swizzle of B, with the same and with the next swizzle of A.
 fn layouts(
     symbol: &str,
     (a_mn, b_mn): (bool, bool),
@@ -81,7 +83,7 @@ fn label(swizzle: Swizzle) -> &'static str {
     }
 }
 
-/// The type of the elements, and its size in bytes.
+/// The element type and its size in bytes.
 fn elements(symbol: &str) -> (Format, usize) {
     let types = [("_bf16", BF16, 2), ("_f16", F16, 2), ("_e4m3", E4M3, 1), ("_e5m2", E5M2, 1)];
     let (_, format, size) = types
@@ -91,23 +93,23 @@ fn elements(symbol: &str) -> (Format, usize) {
     (format, size)
 }
 
-/// Whether sums are f16, of which a register holds two.
-fn sums_in_f16(symbol: &str) -> bool {
+/// Whether the accumulator is f16, two values per register.
+fn accumulates_in_f16(symbol: &str) -> bool {
     symbol.contains("_in_f16")
 }
 
-/// Columns of the accumulator of so many registers.
+/// Columns of an accumulator with this number of registers.
 fn columns(symbol: &str, registers: usize) -> usize {
-    if sums_in_f16(symbol) { 4 * registers } else { 2 * registers }
+    if accumulates_in_f16(symbol) { 4 * registers } else { 2 * registers }
 }
 
-/// A product that is to be launched.
+/// A matrix product to launch.
 struct Product {
     name: String,
     a: Operand,
     b: Operand,
     places: [Place; 2],
-    /// The accumulator before, row by row.
+    /// The initial accumulator, row by row.
     before: Vec<f64>,
     accumulate: bool,
     want: Want,
@@ -116,7 +118,7 @@ struct Product {
 }
 
 impl Product {
-    /// What makes products of random operands with `n` columns.
+    /// A product of random operands with `n` columns.
     fn random(symbol: &'static str, n: usize) -> impl Fn(String, [Place; 2], Draw) -> Product {
         move |name, places, draw| {
             let (format, size) = elements(symbol);
@@ -124,14 +126,18 @@ impl Product {
             let k = num_steps * 32 / size;
             let a = Operand::random(format, (M as usize, k), draw, 80 + n as u64);
             let b = Operand::random(format, (n, k), draw, 81 + n as u64);
-            // Without it the first product starts from zero, whatever was there.
+            // Without it the first MMA starts from zero and ignores the accumulator.
             let accumulate = n.is_multiple_of(32);
             let whole = random_words(82).map(|word| f64::from(word % 64) - 32.0);
             let before: Vec<f64> = whole.take(M as usize * n).collect();
             let zeros = vec![0.0; before.len()];
             let start = if accumulate { &before } else { &zeros };
-            let elements = products::elements(&a, &b, start);
-            let want = if sums_in_f16(symbol) { products::want_in_f16 } else { products::want };
+            let elements = mma_reference::elements(&a, &b, start);
+            let want = if accumulates_in_f16(symbol) {
+                mma_reference::want_in_f16
+            } else {
+                mma_reference::want
+            };
             let want = want(&elements, draw);
             let (num_rows, num_columns) = (M, n as u32);
             Product { name, a, b, places, before, accumulate, want, num_rows, num_columns }
@@ -207,19 +213,19 @@ impl Product {
     }
 }
 
-/// The image's words, and a block that has room for it.
+/// The image's words, and a geometry with shared memory for it.
 fn in_shared_memory(mut image: Vec<u8>) -> (Vec<u32>, Geometry) {
     image.resize(image.len().next_multiple_of(4), 0);
     let shared_bytes = image.len() as u32;
     (words_of_bytes(&image), Geometry { grid: [1; 3], block: [128, 1, 1], shared_bytes })
 }
 
-/// How the tensor cores add, with both operands in shared memory.
+/// How the tensor cores accumulate, with both operands in shared memory.
 fn probes() -> [Case; 2] {
     use wgmma_shared::Instance;
-    let probe = |name: &str, instance: Instance, sums: &[Sum], k| {
+    let probe = |name: &str, instance: Instance, sums: &[Accumulation], k| {
         let (n, (format, _)) = (2 * instance.regs(), elements(instance.symbol()));
-        let (mut a, b, want) = products::probes(sums, format, k, n);
+        let (mut a, b, want) = mma_reference::probes(sums, format, k, n);
         a.codes.resize(M as usize, vec![0; k]);
         let mut before: Vec<f64> = sums.iter().flat_map(|sum| vec![sum.before; n]).collect();
         before.resize(M as usize * n, 0.0);
@@ -230,7 +236,7 @@ fn probes() -> [Case; 2] {
             .shared(instance)
     };
     [
-        probe("wgmma_probe_f16", Instance::wgmma_f16_n8, &SUMS_OF_16_BITS, 16),
-        probe("wgmma_probe_e4m3", Instance::wgmma_e4m3_n8, &SUMS_OF_8_BITS, 32),
+        probe("wgmma_probe_f16", Instance::wgmma_f16_n8, &PROBES_OF_16_BITS, 16),
+        probe("wgmma_probe_e4m3", Instance::wgmma_e4m3_n8, &PROBES_OF_8_BITS, 32),
     ]
 }

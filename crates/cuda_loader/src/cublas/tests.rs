@@ -1,10 +1,10 @@
-//! Errors of loading, and what a stand-in for the library gets.
+//! Errors of loading, and the arguments that a fake library receives.
 
 use super::*;
 use std::cell::RefCell;
 
 #[test]
-fn a_missing_library_is_an_error_that_names_what_was_tried() {
+fn the_error_for_a_missing_library_names_the_candidates() {
     let error = load_first(&[c"libcublas-is-not-here.so.2", c"libcublas-is-not-here.so.1"]);
     let error = error.unwrap_err().to_string();
     assert!(error.starts_with("no cuBLAS found (libcublas-is-not-here.so.2: "), "{error}");
@@ -12,7 +12,7 @@ fn a_missing_library_is_an_error_that_names_what_was_tried() {
 }
 
 #[test]
-fn another_library_is_no_cublas() {
+fn another_library_is_not_cublas() {
     let error = load_first(&[c"libm.so.6"]).unwrap_err();
     assert_eq!(error, CublasError::NotCublas("cublasCreate_v2"));
 }
@@ -21,7 +21,7 @@ const HANDLE: usize = 0x1000;
 const STREAM: usize = 0x2000;
 const WORKSPACE: u64 = 0x3000;
 
-/// What the stand-in was asked for.
+/// A call that the fake library received.
 #[derive(Clone, Debug, PartialEq)]
 enum Call {
     Create,
@@ -127,12 +127,12 @@ unsafe extern "C" fn gemm_ex(
     STATUSES.with_borrow(|statuses| statuses[1])
 }
 
-const STAND_IN: Functions =
+const FAKE: Functions =
     Functions { create, destroy, get_property, set_stream, set_workspace, gemm_ex };
 
 fn open() -> Result<Cublas, CublasError> {
-    // SAFETY: the stand-in touches neither.
-    unsafe { Cublas::with(STAND_IN, ptr::without_provenance_mut(STREAM), WORKSPACE) }
+    // SAFETY: the fake accesses neither.
+    unsafe { Cublas::with(FAKE, ptr::without_provenance_mut(STREAM), WORKSPACE) }
 }
 
 const GEMM: GemmEx = GemmEx {
@@ -149,14 +149,14 @@ const GEMM: GemmEx = GemmEx {
 };
 
 #[test]
-fn a_handle_has_its_workspace_set_behind_its_stream() {
+fn the_workspace_is_set_after_the_stream() {
     drop(open().unwrap());
     let workspace = Call::SetWorkspace(WORKSPACE as usize, 32 << 20);
     assert_eq!(calls(), [Call::Create, Call::SetStream(STREAM), workspace, Call::Destroy]);
 }
 
 #[test]
-fn a_handle_that_cannot_be_set_up_is_given_back() {
+fn a_handle_that_cannot_be_set_up_is_destroyed() {
     STATUSES.with_borrow_mut(|statuses| statuses[0] = 1);
     let error = open().unwrap_err();
     assert_eq!(error, CublasError::Call { call: "cublasSetStream", status: 1 });
@@ -168,7 +168,7 @@ fn row_major_matrices_are_the_transposed_column_major_ones() {
     let cublas = open().unwrap();
     let of = |gemm: &GemmEx| {
         calls();
-        // SAFETY: the stand-in touches no matrix.
+        // SAFETY: the fake accesses no matrix.
         unsafe { cublas.gemm_ex(gemm) }.unwrap();
         calls()
     };
@@ -206,12 +206,12 @@ fn row_major_matrices_are_the_transposed_column_major_ones() {
 fn a_call_that_fails_is_named_with_its_status() {
     let cublas = open().unwrap();
     STATUSES.with_borrow_mut(|statuses| statuses[1] = 15);
-    // SAFETY: the stand-in touches no matrix.
+    // SAFETY: the fake accesses no matrix.
     let error = unsafe { cublas.gemm_ex(&GEMM) }.unwrap_err();
     assert_eq!(error.to_string(), "cublasGemmEx failed with cuBLAS status 15");
 }
 
 #[test]
 fn the_version_is_that_of_the_library() {
-    assert_eq!(version_of(&STAND_IN).unwrap().to_string(), "13.1");
+    assert_eq!(version_of(&FAKE).unwrap().to_string(), "13.1");
 }

@@ -1,4 +1,4 @@
-//! The operations, as methods of the views.
+//! Atomic operations as methods of the views.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use super::emulated;
@@ -23,7 +23,7 @@ macro_rules! atom {
     };
 }
 
-/// Methods that write what `update` makes of the old value and `value`, and give the old value.
+/// Methods that replace the old value with `update(old, value)` and return the old value.
 macro_rules! read_modify_write {
     (
         $view:ident<$element:ty>[$index:ty], $space:ident $suffix:literal,
@@ -31,12 +31,12 @@ macro_rules! read_modify_write {
         $($(#[$meta:meta])* $name:ident $operation:literal $type:literal $update:expr;)+
     ) => { impl $view<$element> { $(
         $(#[$meta])*
-        #[doc = concat!("\n\nPTX `atom", $suffix, $operation, $type, "`.")]
+        #[doc = ptx!("atom" as "atom", $suffix, $operation, $type)]
         ///
         /// # Safety
-        /// 1. `index` is inside the memory that the view stands for.
+        /// 1. `index` is inside the memory of the view.
         /// 2. Threads that access the element at the same time do so by atomic operations of a scope
-        ///    that holds them all.
+        ///    that includes all of them.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $name(
@@ -66,7 +66,7 @@ macro_rules! read_modify_write {
     )+ } };
 }
 
-/// Reads and writes of a word, and its exchange if it is the expected one.
+/// Loads, stores and compare-and-exchange of a word.
 macro_rules! words {
     (
         $view:ident<$element:ty>[$index:ty], $space:ident $suffix:literal,
@@ -74,36 +74,36 @@ macro_rules! words {
     ) => {
         impl $view<$element> {
             load!(
-                /// Element `index`, ordered with nothing.
+                /// Loads element `index` without ordering other accesses.
                 load_relaxed, "ld.relaxed", Relaxed,
                 $element, $index, $space $suffix, $address_register $register, $type
             );
             load!(
-                /// Element `index`; what the thread does behind it comes after what was released
-                /// there.
+                /// Loads element `index`; the thread's later accesses come after those that were
+                /// released there.
                 load_acquire, "ld.acquire", Acquire,
                 $element, $index, $space $suffix, $address_register $register, $type
             );
             store!(
-                /// Writes element `index`, ordered with nothing.
+                /// Stores element `index` without ordering other accesses.
                 store_relaxed, "st.relaxed", Relaxed,
                 $element, $index, $space $suffix, $address_register $register, $type
             );
             store!(
-                /// Writes element `index`; what the thread did before it comes before what acquires
-                /// it.
+                /// Stores element `index`; the thread's earlier accesses come before those of a thread
+                /// that acquires the value.
                 store_release, "st.release", Release,
                 $element, $index, $space $suffix, $address_register $register, $type
             );
 
-            /// Writes `new` to element `index` if it is `current`; the old value, as an error if it
-            /// is another one. CUDA C `atomicCAS`.
-            #[doc = concat!("\n\nPTX `atom", $suffix, ".cas", $type, "`.")]
+            /// Replaces element `index` by `new` if it equals `current`, and returns the old value.
+            /// CUDA C `atomicCAS`.
+            #[doc = ptx!("atom" as "atom", $suffix, ".cas", $type)]
             ///
             /// # Safety
-            /// 1. `index` is inside the memory that the view stands for.
+            /// 1. `index` is inside the memory of the view.
             /// 2. Threads that access the element at the same time do so by atomic operations of a
-            ///    scope that holds them all.
+            ///    scope that includes all of them.
             ///
             /// # Errors
             /// The old value if it is not `current`.
@@ -143,16 +143,16 @@ macro_rules! words {
 
 macro_rules! load {
     (
-        $(#[$meta:meta])* $name:ident, $instruction:literal, $order:ident, $element:ty, $index:ty,
+        $(#[$meta:meta])* $name:ident, $instruction:tt, $order:ident, $element:ty, $index:ty,
         $space:ident $suffix:literal, $address_register:ident $register:ident, $type:literal
     ) => {
         $(#[$meta])*
-        #[doc = concat!("\n\nPTX `", $instruction, $suffix, $type, "`.")]
+        #[doc = ptx!($instruction as $instruction, $suffix, $type)]
         ///
         /// # Safety
-        /// 1. `index` is inside the memory that the view stands for.
+        /// 1. `index` is inside the memory of the view.
         /// 2. Threads that write the element at the same time do so by atomic operations of a scope
-        ///    that holds them all.
+        ///    that includes all of them.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $name(self, index: $index, scope: Scope) -> $element {
@@ -176,16 +176,16 @@ macro_rules! load {
 
 macro_rules! store {
     (
-        $(#[$meta:meta])* $name:ident, $instruction:literal, $order:ident, $element:ty, $index:ty,
+        $(#[$meta:meta])* $name:ident, $instruction:tt, $order:ident, $element:ty, $index:ty,
         $space:ident $suffix:literal, $address_register:ident $register:ident, $type:literal
     ) => {
         $(#[$meta])*
-        #[doc = concat!("\n\nPTX `", $instruction, $suffix, $type, "`.")]
+        #[doc = ptx!($instruction as $instruction, $suffix, $type)]
         ///
         /// # Safety
-        /// 1. `index` is inside the memory that the view stands for.
+        /// 1. `index` is inside the memory of the view.
         /// 2. Threads that access the element at the same time do so by atomic operations of a scope
-        ///    that holds them all.
+        ///    that includes all of them.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $name(self, index: $index, value: $element, scope: Scope) {
@@ -207,7 +207,7 @@ macro_rules! store {
     };
 }
 
-/// Everything on an integer.
+/// All atomic operations of an integer.
 macro_rules! integers {
     (
         $view:ident<$element:ty>[$index:ty], $space:ident $suffix:literal,
@@ -215,22 +215,22 @@ macro_rules! integers {
     ) => {
         read_modify_write! {
             $view<$element>[$index], $space $suffix, $address_register $register;
-            /// Adds `value` to element `index`, wrapping around; the old value. CUDA C `atomicAdd`.
+            /// Adds `value` to element `index`, wrapping around, and returns the old value. CUDA C `atomicAdd`.
             fetch_add ".add" $arithmetic <$element>::wrapping_add;
-            /// Writes the lesser of element `index` and `value`; the old value. CUDA C `atomicMin`.
+            /// Stores the minimum of element `index` and `value`, and returns the old value. CUDA C `atomicMin`.
             fetch_min ".min" $arithmetic <$element>::min;
-            /// Writes the greater of element `index` and `value`; the old value. CUDA C `atomicMax`.
+            /// Stores the maximum of element `index` and `value`, and returns the old value. CUDA C `atomicMax`.
             fetch_max ".max" $arithmetic <$element>::max;
-            /// Writes the bitwise and of element `index` and `value`; the old value. CUDA C
+            /// Stores the bitwise and of element `index` and `value`, and returns the old value. CUDA C
             /// `atomicAnd`.
             fetch_and ".and" $bits |old: $element, value: $element| old & value;
-            /// Writes the bitwise or of element `index` and `value`; the old value. CUDA C
+            /// Stores the bitwise or of element `index` and `value`, and returns the old value. CUDA C
             /// `atomicOr`.
             fetch_or ".or" $bits |old: $element, value: $element| old | value;
-            /// Writes the bitwise exclusive or of element `index` and `value`; the old value. CUDA C
+            /// Stores the bitwise exclusive or of element `index` and `value`, and returns the old value. CUDA C
             /// `atomicXor`.
             fetch_xor ".xor" $bits |old: $element, value: $element| old ^ value;
-            /// Writes `value` to element `index`; the old value. CUDA C `atomicExch`.
+            /// Stores `value` in element `index` and returns the old value. CUDA C `atomicExch`.
             swap ".exch" $bits |_: $element, value: $element| value;
         }
         words!($view<$element>[$index], $space $suffix, $address_register $register; $bits);
@@ -245,32 +245,33 @@ integers!(Shared<i32>[u32], Shared ".shared", reg32 reg32; ".s32" ".b32");
 
 read_modify_write! {
     GlobalMut<f32>[usize], Global ".global", reg64 reg32;
-    /// Adds `value` to element `index`, rounded to nearest, subnormal numbers as zero; the old value.
-    /// CUDA C `atomicAdd`.
+    /// Adds `value` to element `index`, rounded to nearest, subnormal numbers flushed to zero, and
+    /// returns the old value. CUDA C `atomicAdd`.
     fetch_add ".add" ".f32" emulated::add_flushed;
 }
 
 read_modify_write! {
     Shared<f32>[u32], Shared ".shared", reg32 reg32;
-    /// Adds `value` to element `index`, rounded to nearest; the old value. CUDA C `atomicAdd`.
+    /// Adds `value` to element `index`, rounded to nearest, and returns the old value. CUDA C
+    /// `atomicAdd`.
     fetch_add ".add" ".f32" emulated::add;
 }
 
-/// [`fetch_add`](Self::fetch_add) of two halves, each by itself.
+/// [`fetch_add`](Self::fetch_add) of two f16.
 macro_rules! add_f16x2 {
     ($view:ident<f16>[$index:ty], $space:ident $suffix:literal, $address_register:ident) => {
         impl $view<f16> {
-            /// Adds `values` to the elements `index` and `index + 1`, which are 4-byte aligned, each
-            /// rounded to nearest, subnormal numbers kept; the old values. CUDA C `atomicAdd` of a
-            /// `__half2`.
+            /// Adds `values` to the elements `index` and `index + 1`, which are 4-byte aligned, and
+            /// returns the old values. Each sum is rounded to nearest, subnormal numbers are kept.
+            /// CUDA C `atomicAdd` of a `__half2`.
             ///
-            /// The two elements are atomic each by itself.
-            #[doc = concat!("\n\nPTX `atom", $suffix, ".add.noftz.f16x2`.")]
+            /// Each element is updated atomically, not the pair.
+            #[doc = ptx!("atom" as "atom", $suffix, ".add.noftz.f16x2")]
             ///
             /// # Safety
-            /// 1. The elements are inside the memory that the view stands for, and 4-byte aligned.
+            /// 1. The elements are inside the memory of the view, and 4-byte aligned.
             /// 2. Threads that access them at the same time do so by atomic operations of a scope
-            ///    that holds them all.
+            ///    that includes all of them.
             #[inline(always)]
             #[track_caller]
             pub unsafe fn fetch_add_x2(

@@ -1,4 +1,4 @@
-//! Atomic operations on the host: the emulator's own, on the bits of a number.
+//! Atomic operations on the host, by the emulator's atomic accesses of 32 and 64 bits.
 
 use super::{Order, Scope};
 use half::f16;
@@ -26,7 +26,7 @@ impl From<Scope> for device::Scope {
     }
 }
 
-/// A number that is one register.
+/// A number that fits one register.
 pub(super) trait Word: Copy {
     fn to_bits(self) -> u64;
     fn from_bits(bits: u64) -> Self;
@@ -53,7 +53,7 @@ word! {
     f32: |value| u64::from(f32::to_bits(value)), |bits| f32::from_bits(bits as u32);
 }
 
-/// One atomic operation: `new` gives what is written in the place of the old value, if anything.
+/// One atomic operation: `new` returns the value that replaces the old one, if any.
 #[track_caller]
 pub(super) fn update<T: Word>(
     place: (Space, u64),
@@ -64,24 +64,24 @@ pub(super) fn update<T: Word>(
     T::from_bits(device::atomic(place, size_of::<T>(), (order.into(), scope.into()), new))
 }
 
-/// A sum, whose NaN is the one NaN of the device.
+/// The sum; NaN is the device's canonical NaN.
 pub(super) fn add(old: f32, value: f32) -> f32 {
     let sum = old + value;
     if sum.is_nan() { f32::from_bits(0x7fff_ffff) } else { sum }
 }
 
-/// A sum that takes and gives subnormal numbers as zeros of their sign.
+/// The sum with subnormal operands and results flushed to zeros of their sign.
 pub(super) fn add_flushed(old: f32, value: f32) -> f32 {
     let flush = |value: f32| if value.is_subnormal() { 0f32.copysign(value) } else { value };
     flush(add(flush(old), flush(value)))
 }
 
-/// The sums of two pairs of halves.
+/// The sums of two pairs of f16.
 pub(super) fn add_f16x2(old: u32, values: u32) -> u32 {
     let add = |shift: u32| {
         let [a, b] = [old, values].map(|pair| f16::from_bits((pair >> shift) as u16).to_f32());
         let sum = a + b;
-        // An f32 has more than twice the digits: the second rounding is no other than the only one.
+        // f32 has more than twice the digits of f16, so that rounding twice equals rounding once.
         let sum = if sum.is_nan() { 0x7fff } else { f16::from_f32(sum).to_bits() };
         u32::from(sum) << shift
     };

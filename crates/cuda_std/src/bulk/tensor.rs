@@ -1,18 +1,21 @@
-//! Copies of a box of a tensor, by its tensor map.
+//! TMA copies of a box of a tensor, by its tensor map.
 
 use super::CacheHint;
 use crate::{Mbarrier, Shared, TensorMap};
 
-/// Copies the box of `map` whose corner is `coords` (innermost first, in elements) to `dst`, and
-/// tells `mbarrier` of as many bytes as a whole box has; what is outside of the tensor becomes zero.
-/// PTX `cp.async.bulk.tensor.{1..4}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes`.
+/// Copies the box of `map` at `coords` (innermost first, in elements) to `dst`, completing on
+/// `mbarrier` with the bytes of a whole box; elements out of bounds are zero. CUDA C
+/// `cuda::ptx::cp_async_bulk_tensor`.
+#[doc = ptx!(
+    "cp.async.bulk.tensor.{1..4}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+)]
 ///
 /// # Safety
-/// 1. `map` is a tensor map of rank `RANK`, and its tensor is inside of its memory.
-/// 2. A box is inside of `dst`, which is 128-byte aligned; the first of `coords` is a multiple of 16
-///    bytes (of an H200: another one is an illegal instruction).
+/// 1. `map` is a tensor map of rank `RANK`, and its tensor is inside allocated memory.
+/// 2. `dst` has room for a box and is 128-byte aligned; the first of `coords` is a multiple of 16
+///    bytes (otherwise an H200 reports an illegal instruction).
 /// 3. No thread reads or writes `dst`, or writes the box in the tensor, until the phase of
-///    `mbarrier` that expects its bytes has ended.
+///    `mbarrier` that expects its bytes has completed.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn tensor_load<T: Copy, const RANK: usize>(
@@ -37,11 +40,14 @@ pub unsafe fn tensor_load<T: Copy, const RANK: usize>(
     }
 }
 
-/// As [`tensor_load`], to the same place of every block of the cluster whose bit is set in `blocks`;
-/// each one's own `mbarrier` is told. PTX `.multicast::cluster`.
+/// [`tensor_load`] to the same address in every block of the cluster whose bit is set in `blocks`; the
+/// copy completes on each block's own `mbarrier`. CUDA C `cuda::ptx::cp_async_bulk_tensor`.
+#[doc = ptx!(
+    "cp.async.bulk.tensor.{1..4}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+)]
 ///
 /// # Safety
-/// As [`tensor_load`], in each of the blocks, none of which has ended.
+/// As [`tensor_load`], in each of the blocks, none of which has exited.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn tensor_load_multicast<T: Copy, const RANK: usize>(
@@ -67,17 +73,17 @@ pub unsafe fn tensor_load_multicast<T: Copy, const RANK: usize>(
     }
 }
 
-/// Copies a box from `src` to the box of `map` whose corner is `coords` (innermost first, in
-/// elements), as far as that is inside of the tensor; part of the open bulk group. PTX
-/// `cp.async.bulk.tensor.{1..4}d.global.shared::cta.tile.bulk_group`.
+/// Copies a box from `src` to the box of `map` at `coords` (innermost first, in elements), in the
+/// thread's current bulk group; elements out of bounds are not written. CUDA C
+/// `cuda::ptx::cp_async_bulk_tensor`.
+#[doc = ptx!("cp.async.bulk.tensor.{1..4}d.global.shared::cta.tile.bulk_group")]
 ///
 /// # Safety
-/// 1. `map` is a tensor map of rank `RANK`, and its tensor is inside of its memory.
-/// 2. A box is inside of `src`, which is 128-byte aligned; no coordinate is negative, and the first
-///    is a multiple of 16 bytes (of an H200: an illegal instruction else).
-/// 3. No thread writes `src` until the group is waited for by
-///    [`wait_group_read`](super::wait_group_read), or reads or writes the box in the tensor until it
-///    is by [`wait_group`](super::wait_group).
+/// 1. `map` is a tensor map of rank `RANK`, and its tensor is inside allocated memory.
+/// 2. `src` holds a box and is 128-byte aligned; no coordinate is negative, and the first is a
+///    multiple of 16 bytes (otherwise an H200 reports an illegal instruction).
+/// 3. No thread writes `src` until [`wait_group_read`](super::wait_group_read) has waited for the
+///    group, or reads or writes the box in the tensor until [`wait_group`](super::wait_group) has.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn tensor_store<T: Copy, const RANK: usize>(
@@ -97,11 +103,12 @@ pub unsafe fn tensor_store<T: Copy, const RANK: usize>(
     simt::device::tensor_store(map, &coords, src, None)
 }
 
-/// As [`tensor_store`], but adds to the tensor's elements, each addition atomic. PTX
-/// `cp.reduce.async.bulk.tensor.{1..4}d.global.shared::cta.add.tile.bulk_group`.
+/// [`tensor_store`] that adds to the tensor's elements, each addition atomic. CUDA C
+/// `cuda::ptx::cp_reduce_async_bulk_tensor`.
+#[doc = ptx!("cp.reduce.async.bulk.tensor.{1..4}d.global.shared::cta.add.tile.bulk_group")]
 ///
 /// # Safety
-/// As [`tensor_store`]; other additions to the same elements may be under way.
+/// As [`tensor_store`]; other additions to the same elements may be pending.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn tensor_reduce_add<T: Copy, const RANK: usize>(
@@ -125,7 +132,7 @@ pub unsafe fn tensor_reduce_add<T: Copy, const RANK: usize>(
 #[cfg(not(target_arch = "nvptx64"))]
 pub trait Coords {}
 
-/// The coordinates of an element: 1 to 4 of them, and the instructions that take so many.
+/// The coordinates of an element, 1 to 4 of them, and the instructions of that rank.
 #[cfg(target_arch = "nvptx64")]
 pub trait Coords {
     unsafe fn load(self, dst: u32, map: u64, mbarrier: u32, hint: u64);
@@ -139,7 +146,7 @@ macro_rules! coords {
         #[cfg(not(target_arch = "nvptx64"))]
         impl Coords for [i32; $rank] {}
 
-        // SAFETY of every block: one instruction, whose operands the caller answers for.
+        // SAFETY of every block: one instruction on operands that the caller vouches for.
         #[cfg(target_arch = "nvptx64")]
         impl Coords for [i32; $rank] {
             #[inline(always)]

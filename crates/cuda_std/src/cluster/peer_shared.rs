@@ -1,4 +1,4 @@
-//! Views of the shared memory of a cluster's blocks.
+//! Views of the shared memory of the cluster's other blocks (distributed shared memory).
 
 use super::mapa;
 use crate::Shared;
@@ -9,7 +9,8 @@ use core::arch::asm;
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::Space;
 
-/// Shared memory of elements `T` of a block of the cluster, at an address of the cluster's window.
+/// Shared memory of elements `T` in a block of the cluster, at an address of the `shared::cluster`
+/// window.
 #[repr(transparent)]
 pub struct PeerShared<T> {
     address: u32,
@@ -25,8 +26,8 @@ impl<T> Clone for PeerShared<T> {
 
 impl<T> Copy for PeerShared<T> {}
 
-/// What `shared` is in block `rank` of the cluster. PTX `mapa.shared::cluster.u32`, CUDA C
-/// `cluster.map_shared_rank`.
+/// Maps `shared` to the same memory in block `rank` of the cluster. CUDA C `cluster.map_shared_rank`.
+#[doc = ptx!("mapa.shared::cluster.u32")]
 #[inline(always)]
 #[track_caller]
 pub fn map_shared<T: Copy>(shared: Shared<T>, rank: u32) -> PeerShared<T> {
@@ -82,10 +83,11 @@ impl Word for f32 {
 }
 
 impl<T: Word> PeerShared<T> {
-    /// Element `index`.
+    /// Loads element `index`.
+    #[doc = ptx!("ld.shared::cluster.b32")]
     ///
     /// # Safety
-    /// 1. `index` is inside the memory that the view stands for, and its block has not ended.
+    /// 1. `index` is inside the memory of the view, and its block has not exited.
     /// 2. The element is written, and no thread writes it at the same time.
     #[inline(always)]
     #[track_caller]
@@ -94,11 +96,12 @@ impl<T: Word> PeerShared<T> {
         T::from_bits(unsafe { ld(self.element(index)) })
     }
 
-    /// Elements `index .. index + 4`, 16-byte aligned.
+    /// Loads elements `index .. index + 4`, 16-byte aligned.
+    #[doc = ptx!("ld.shared::cluster.v4.b32")]
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and 16-byte aligned; its
-    ///    block has not ended.
+    /// 1. The elements are inside the memory of the view, and 16-byte aligned; its block has not
+    ///    exited.
     /// 2. They are written, and no thread writes them at the same time.
     #[inline(always)]
     #[track_caller]
@@ -107,10 +110,11 @@ impl<T: Word> PeerShared<T> {
         unsafe { ld_v4(self.element(index)) }.map(T::from_bits)
     }
 
-    /// Writes element `index`.
+    /// Stores element `index`.
+    #[doc = ptx!("st.shared::cluster.b32")]
     ///
     /// # Safety
-    /// 1. `index` is inside the memory that the view stands for, and its block has not ended.
+    /// 1. `index` is inside the memory of the view, and its block has not exited.
     /// 2. No other thread reads or writes the element at the same time.
     #[inline(always)]
     #[track_caller]
@@ -119,11 +123,12 @@ impl<T: Word> PeerShared<T> {
         unsafe { st(self.element(index), value.to_bits()) }
     }
 
-    /// Writes elements `index .. index + 4`, 16-byte aligned.
+    /// Stores elements `index .. index + 4`, 16-byte aligned.
+    #[doc = ptx!("st.shared::cluster.v4.b32")]
     ///
     /// # Safety
-    /// 1. The elements are inside the memory that the view stands for, and 16-byte aligned; its
-    ///    block has not ended.
+    /// 1. The elements are inside the memory of the view, and 16-byte aligned; its block has not
+    ///    exited.
     /// 2. No other thread reads or writes them at the same time.
     #[inline(always)]
     #[track_caller]

@@ -1,4 +1,4 @@
-//! What the host says of a tensor map. Host only.
+//! The host's description of a tensor map. Host only.
 
 use core::fmt;
 
@@ -10,7 +10,7 @@ const MAX_RANK: usize = 5;
 /// Most elements of a box in a dimension.
 const MAX_BOX_DIM: u32 = 256;
 
-/// What addresses, strides and the innermost rows of a box are multiples of.
+/// Addresses, strides and the innermost rows of a box are multiples of this.
 const ALIGN_BYTES: u64 = 16;
 
 /// Type of a tensor's elements.
@@ -70,18 +70,19 @@ impl Element {
     }
 }
 
-/// How the 16-byte chunks of a box's rows are exchanged in shared memory, so that a column of chunks
-/// is spread over the banks; a number is the driver's (`CUtensorMapSwizzle`) and the emulator's.
+/// How the 16-byte chunks of a box's rows are permuted in shared memory, so that a column of chunks is
+/// spread over the banks. Discriminants are those of the driver (`CUtensorMapSwizzle`) and the
+/// emulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Swizzle {
-    /// Not at all.
+    /// No swizzle.
     None = 0,
-    /// Bit 4 of an address becomes bit 4 ^ bit 7.
+    /// Address bit 4 is xored with bit 7.
     B32 = 1,
-    /// Bits 4 and 5 become those ^ bits 7 and 8.
+    /// Address bits 4 and 5 are xored with bits 7 and 8.
     B64 = 2,
-    /// Bits 4 to 6 become those ^ bits 7 to 9.
+    /// Address bits 4 to 6 are xored with bits 7 to 9.
     B128 = 3,
 }
 
@@ -97,21 +98,20 @@ impl Swizzle {
     }
 }
 
-/// How much of memory comes to L2 where a copy misses it; a number is the driver's
-/// (`CUtensorMapL2promotion`). The emulator has no caches.
+/// Size of an L2 fetch when a copy misses. Discriminants are the driver's (`CUtensorMapL2promotion`);
+/// the emulator has no caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum L2Promotion {
-    /// The 128 bytes of a cache line.
+    /// 128 bytes, a cache line.
     #[default]
     B128 = 2,
-    /// 256 bytes: for tensors whose lines are soon read side by side, by several blocks.
+    /// 256 bytes: for tensors of which several blocks soon read adjacent cache lines.
     B256 = 3,
 }
 
-/// A tensor in global memory, and the box of it that one copy moves. Dimensions are listed innermost
-/// first. Nothing is interleaved, every element of the box is copied, and elements outside of the
-/// tensor are read as zeros.
+/// A tensor in global memory and the box of it that one copy moves, dimensions innermost first. There is
+/// no interleave, element strides are 1, and out-of-bounds elements are read as zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMapSpec {
     /// Address of the tensor, a multiple of 16.
@@ -126,20 +126,20 @@ pub struct TensorMapSpec {
     /// Elements of the box in each dimension, 1 to 256; the innermost ones are a multiple of 16
     /// bytes, and no more than the swizzle has room for.
     pub box_dims: Vec<u32>,
-    /// How the box lies in shared memory.
+    /// Swizzle of the box in shared memory.
     pub swizzle: Swizzle,
-    /// What comes to L2.
+    /// Size of an L2 fetch.
     pub l2_promotion: L2Promotion,
 }
 
-/// What a tensor map cannot be made of.
+/// Why a tensor map cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorMapError {
     /// The number of dimensions.
     Rank(usize),
     /// The number of strides.
     NumStrides {
-        /// Strides that are given.
+        /// Strides of the specification.
         given: usize,
         /// Dimensions of the tensor.
         rank: usize,
@@ -178,7 +178,7 @@ pub enum TensorMapError {
     BoxRow {
         /// Its size.
         bytes: u64,
-        /// How the box is to be swizzled.
+        /// Swizzle of the box.
         swizzle: Swizzle,
     },
 }
@@ -228,10 +228,10 @@ impl fmt::Display for TensorMapError {
 impl core::error::Error for TensorMapError {}
 
 impl TensorMapSpec {
-    /// Whether the driver makes a tensor map of it (`cuTensorMapEncodeTiled`).
+    /// Checks the limits of the driver's `cuTensorMapEncodeTiled`.
     ///
     /// # Errors
-    /// The first [`TensorMapError`]; each names a field, its value and what would be right.
+    /// The first [`TensorMapError`], which names the field, its value and the expected values.
     pub fn check(&self) -> Result<(), TensorMapError> {
         let rank = self.dims.len();
         if !(1..=MAX_RANK).contains(&rank) {
@@ -273,16 +273,16 @@ impl TensorMapSpec {
         Ok(())
     }
 
-    /// Bytes of a box: what an mbarrier has to expect of a load.
+    /// Bytes of a box, which the mbarrier of a load expects.
     pub fn box_bytes(&self) -> u64 {
         self.box_dims.iter().map(|&elems| u64::from(elems)).product::<u64>()
             * self.element.size_bytes()
     }
 
-    /// The map as the emulator's copies read it, in place of the driver's opaque one.
+    /// The map in the emulator's encoding, in place of the driver's opaque one.
     ///
     /// # Panics
-    /// If [`TensorMapSpec::check`] refuses the number of dimensions.
+    /// If [`TensorMapSpec::check`] rejects the number of dimensions.
     pub fn emulated(&self) -> EncodedTensorMap {
         let mut map = [0; 128];
         map[0..8].copy_from_slice(b"simt-map");

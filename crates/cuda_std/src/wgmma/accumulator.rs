@@ -1,39 +1,39 @@
-//! Accumulators whose values can be read.
+//! Accumulators whose values can be read: no MMA is writing them.
 
 use super::in_flight::InFlight;
 use super::sum::Sum;
 
-/// A thread's part of a `[64, T::COLUMNS * REGS]` accumulator of its warpgroup, in registers.
+/// A thread's fragment of its warpgroup's `[64, T::COLUMNS * REGS]` accumulator, in registers.
 ///
-/// Sum `i` of thread `t` is element (`row(t, i)`, `column(t, i)`): of f32 sums that is register
-/// `i`, of f16 ones a half of register `i / 2`. `REGS` is 4, 8, 16, 32, 36, 48, 64, or of f32
-/// 72, 96 or 128. No register can be indexed by a variable: use [`Accumulator::for_each`] and
-/// [`Accumulator::for_each_16_columns`], in which indices are constants, or constant arguments of
+/// Value `i` of thread `t` is element (`row(t, i)`, `column(t, i)`). In f32 it is register `i`, in f16
+/// a half of register `i / 2`. `REGS` is 4, 8, 16, 32, 36, 48 or 64, and in f32 also 72, 96 or 128.
+/// Registers cannot be indexed by a variable: use [`Accumulator::for_each`] and
+/// [`Accumulator::for_each_16_columns`], in which indices are constants, or pass constants to
 /// [`Accumulator::sum`].
 pub struct Accumulator<const REGS: usize, T: Sum = f32> {
     values: [T::Register; REGS],
 }
 
-/// Row of the accumulator that sum `i` of thread `thread` is in.
+/// Row of value `i` of thread `thread` in the accumulator.
 #[inline(always)]
 pub const fn row(thread: u32, i: u32) -> u32 {
     thread % 128 / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8
 }
 
-/// Column of the accumulator that sum `i` of thread `thread` is in.
+/// Column of value `i` of thread `thread` in the accumulator.
 #[inline(always)]
 pub const fn column(thread: u32, i: u32) -> u32 {
     i / 4 * 8 + thread % 4 * 2 + i % 2
 }
 
-/// [`Accumulator::for_each`], written out.
+/// [`Accumulator::for_each`], unrolled.
 macro_rules! for_each {
     ($n:tt, [$($i:literal)*], ($f:ident, $values:expr)) => {{
         $($f($i, &mut $values[$i]);)*
     }};
 }
 
-/// [`Accumulator::for_each_16_columns`], written out.
+/// [`Accumulator::for_each_16_columns`], unrolled.
 macro_rules! for_each_16_columns {
     ($n:tt, [$($i:literal)*], ($f:ident, $values:expr)) => {{
         let v = &$values;
@@ -46,13 +46,13 @@ macro_rules! for_each_16_columns {
 }
 
 impl<const REGS: usize, T: Sum> Accumulator<REGS, T> {
-    /// All zeros.
+    /// An accumulator of zeros.
     #[inline(always)]
     pub fn zero() -> Self {
         Accumulator::from_values([T::ZERO; REGS])
     }
 
-    /// The accumulator of these registers.
+    /// The accumulator in these registers.
     #[inline(always)]
     pub fn from_values(values: [T::Register; REGS]) -> Self {
         const { has_instruction(REGS, T::COLUMNS) };
@@ -65,24 +65,24 @@ impl<const REGS: usize, T: Sum> Accumulator<REGS, T> {
         self.values
     }
 
-    /// The thread's sum `i`, which is a constant where the function is called.
+    /// The thread's value `i`, which must be a constant at the call.
     #[inline(always)]
     pub fn sum(&self, i: usize) -> f32 {
         T::unpack(self.values[i / T::PER_REGISTER], i % T::PER_REGISTER)
     }
 
-    /// Calls `f` with the number and the value of each register, written out: the number is a
-    /// constant in `f`. Keep `f` short.
+    /// Calls `f` with the index and the value of each register, unrolled: the index is a constant in
+    /// `f`. Keep `f` short.
     #[inline(always)]
     #[track_caller]
     pub fn for_each(&mut self, mut f: impl FnMut(usize, &mut T::Register)) {
         match_registers!(REGS, for_each(f, self.values))
     }
 
-    /// Hands the registers to the tensor cores: from here until [`InFlight::wait`] they cannot be
-    /// read. What the thread wrote to registers before is ordered before the products.
-    ///
-    /// PTX `wgmma.fence.sync.aligned`.
+    /// Passes the registers to the tensor cores: they cannot be read until [`InFlight::wait`]. The
+    /// thread's earlier writes to registers are ordered before the MMAs. CUTLASS
+    /// `warpgroup_arrive`.
+    #[doc = ptx!("wgmma.fence.sync.aligned")]
     #[inline(always)]
     #[track_caller]
     pub fn start(self) -> InFlight<REGS, T> {
@@ -91,19 +91,19 @@ impl<const REGS: usize, T: Sum> Accumulator<REGS, T> {
 }
 
 impl<const REGS: usize> Accumulator<REGS> {
-    /// Calls `f` for every 16 columns with their number and their eight registers, written out as
-    /// [`Accumulator::for_each`] is. Packed in pairs they are the [`FragmentA`] of a product whose
-    /// k are these columns, and the four matrices of a `stmatrix`.
+    /// Calls `f` for each 16 columns with their index and their eight registers, unrolled as
+    /// [`Accumulator::for_each`]. Packed in pairs, the registers are the [`FragmentA`] of an MMA over
+    /// these columns as k, and the four matrices of a `stmatrix`.
     ///
     /// [`FragmentA`]: super::FragmentA
     #[inline(always)]
     #[track_caller]
     pub fn for_each_16_columns(&self, mut f: impl FnMut(usize, [f32; 8])) {
-        const { assert!(REGS >= 8, "an accumulator of 8 columns has no 16") };
+        const { assert!(REGS >= 8, "an accumulator of 8 columns has no 16 columns") };
         match_registers!(REGS, for_each_16_columns(f, self.values))
     }
 
-    /// Multiplies the thread's two rows, `t % 32 / 4` and the one 8 below it in the warp's 16, by
+    /// Multiplies the thread's two rows, `t % 32 / 4` and `t % 32 / 4 + 8` of the warp's 16, by
     /// `factors`.
     #[inline(always)]
     pub fn scale_rows(&mut self, factors: [f32; 2]) {
@@ -111,9 +111,9 @@ impl<const REGS: usize> Accumulator<REGS> {
     }
 }
 
-/// Refuses a number of registers that no product has.
+/// Rejects a number of registers that no MMA has.
 const fn has_instruction(registers: usize, columns: usize) {
-    assert!(registers * columns <= 256, "a product has at most 256 columns");
+    assert!(registers * columns <= 256, "an MMA has at most 256 columns");
     macro_rules! nothing {
         ($n:tt, $registers:tt, ()) => {
             ()

@@ -1,4 +1,4 @@
-//! Matrix descriptors: where an operand lies in shared memory, and how.
+//! Matrix descriptors: address and layout of an operand in shared memory.
 //!
 //! Source: PTX ISA, "Shared Memory Matrix Layout" and "Matrix Descriptor Format" of `wgmma`.
 
@@ -7,12 +7,12 @@ use crate::Shared;
 use core::marker::PhantomData;
 use half::{bf16, f16};
 
-/// How the 16-byte chunks of an operand's rows are permuted, as TMA's mode of the same name leaves
-/// them: bits 4 to 6 of a byte's address (4 and 5 for rows of 64 bytes, 4 for 32) are xored with as
-/// many bits from bit 7 on.
+/// How the 16-byte chunks of an operand's rows are permuted, as by TMA's swizzle of the same name: bits 4
+/// to 6 of a byte's address (4 and 5 for rows of 64 bytes, 4 for 32) are xored with as many bits from
+/// bit 7 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swizzle {
-    /// Not at all: core matrices of 8 rows of 16 bytes.
+    /// No swizzle: core matrices of 8 rows of 16 bytes.
     None = 0,
     /// Rows of 128 bytes, a pattern of 1024 bytes.
     B128 = 1,
@@ -44,10 +44,10 @@ pub trait Major<E>: sealed::Sealed {
     const TRANSPOSED: bool;
 }
 
-/// The elements of a row of A, or of a column of B, lie together.
+/// K-major: the elements of a row of A, or of a column of B, are contiguous.
 pub struct KMajor;
 
-/// The elements of a column of A, or of a row of B, lie together. 16-bit elements alone:
+/// MN-major: the elements of a column of A, or of a row of B, are contiguous. 16-bit elements only:
 ///
 /// ```compile_fail,E0277
 /// use cuda_std::E4m3;
@@ -93,13 +93,13 @@ impl<E, M> Clone for MatrixDescriptor<E, M> {
 impl<E, M> Copy for MatrixDescriptor<E, M> {}
 
 impl<E: Element, M: Major<E>> MatrixDescriptor<E, M> {
-    /// The operand at `tile`, whose swizzle pattern starts at a multiple of its size in shared
-    /// memory (1024, 512 or 256 bytes). `leading_bytes` and `stride_bytes` are multiples of 16:
+    /// The operand at `tile`, whose swizzle pattern is aligned to its size (1024, 512 or 256 bytes).
+    /// `leading_bytes` and `stride_bytes` are multiples of 16:
     ///
     /// | | K-major | MN-major |
     /// | --- | --- | --- |
     /// | leading, no swizzle | from 16 bytes of k to the next | from 8 of k to the next 8 |
-    /// | leading, swizzle | not read | from the columns of one row to the next |
+    /// | leading, swizzle | ignored | from the columns of one row to the next |
     /// | stride, no swizzle | from 8 rows to the next 8 | from 16 bytes of columns to the next |
     /// | stride, swizzle | from 8 rows to the next 8 | from 8 of k to the next 8 |
     #[inline(always)]
@@ -109,19 +109,19 @@ impl<E: Element, M: Major<E>> MatrixDescriptor<E, M> {
         MatrixDescriptor { bits: u64::from(high) << 32 | u64::from(low), marker: PhantomData }
     }
 
-    /// The operand that starts `bytes` on, a multiple of 16: the next of k, or the next stage.
+    /// The operand `bytes` further on, a multiple of 16: the next k step, or the next stage.
     ///
-    /// In a K-major tile the next product is 32 bytes on, inside the swizzled row; in an MN-major
-    /// one it is as many rows on as the product has k.
+    /// The next k step is 32 bytes further in a K-major tile, inside the swizzled row, and k rows further
+    /// in an MN-major tile.
     #[inline(always)]
     #[must_use]
     pub fn advance(self, bytes: u32) -> Self {
-        // No address of shared memory carries out of the field: 32 bits are enough.
+        // An address of shared memory does not overflow the field: adding to the low word is enough.
         let low = (self.bits as u32).wrapping_add(bytes >> 4);
         MatrixDescriptor { bits: self.bits >> 32 << 32 | u64::from(low), marker: PhantomData }
     }
 
-    /// The descriptor as the instruction takes it.
+    /// The instruction's operand.
     #[inline(always)]
     pub const fn bits(self) -> u64 {
         self.bits
@@ -129,11 +129,11 @@ impl<E: Element, M: Major<E>> MatrixDescriptor<E, M> {
 }
 
 impl<E: Element> MatrixDescriptor<E, KMajor> {
-    /// A tile of rows of `swizzle.row_bytes()` bytes of k, as TMA leaves a box of that width. The
-    /// rows of more k are the next tile.
+    /// A tile whose rows have `swizzle.row_bytes()` bytes of k, as TMA writes a box of that width. The
+    /// following k are in the next tile.
     #[inline(always)]
     pub fn k_major(tile: Shared<E>, swizzle: Swizzle) -> Self {
-        // The leading offset is not read; the ISA page assumes one unit.
+        // The leading offset is ignored; the ISA page assumes 1.
         MatrixDescriptor::new(tile, 16, 8 * swizzle.row_bytes(), swizzle)
     }
 }
@@ -142,8 +142,8 @@ impl<E: Element> MatrixDescriptor<E, MnMajor>
 where
     MnMajor: Major<E>,
 {
-    /// A tile of a row for each k, of `swizzle.row_bytes()` bytes of columns, as TMA leaves a box of
-    /// that width: V of attention. The next columns are `leading_bytes` on.
+    /// A tile with one row per k, each of `swizzle.row_bytes()` bytes of columns, as TMA writes a box of
+    /// that width: V of attention. The next columns are `leading_bytes` further.
     #[inline(always)]
     pub fn mn_major(tile: Shared<E>, leading_bytes: u32, swizzle: Swizzle) -> Self {
         MatrixDescriptor::new(tile, leading_bytes, 8 * swizzle.row_bytes(), swizzle)

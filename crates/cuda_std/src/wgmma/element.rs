@@ -1,4 +1,4 @@
-//! Elements of operands, and the products of each.
+//! Elements of operands, and their MMA instructions.
 
 #[cfg(target_arch = "nvptx64")]
 use super::descriptor::Major;
@@ -10,13 +10,13 @@ use half::{bf16, f16};
 #[cfg(target_arch = "nvptx64")]
 use {crate::warp::stay_converged, core::arch::asm};
 
-/// What operands are made of: `f16` and `bf16` (k = 16), [`E4m3`] and [`E5m2`] (k = 32).
+/// Element of an operand: `f16` and `bf16` (k = 16), [`E4m3`] and [`E5m2`] (k = 32).
 pub trait Element: Copy {
-    /// The emulator's name of the element.
+    /// The element in the emulator's types.
     #[cfg(not(target_arch = "nvptx64"))]
     const EMULATED: simt::device::Element;
 
-    /// The product of [`InFlight::mma`](super::InFlight::mma).
+    /// The instruction of [`InFlight::mma`](super::InFlight::mma).
     ///
     /// # Safety
     /// As there.
@@ -28,7 +28,7 @@ pub trait Element: Copy {
         accumulate: bool,
     );
 
-    /// The product of [`InFlight::mma_rs`](super::InFlight::mma_rs).
+    /// The instruction of [`InFlight::mma_rs`](super::InFlight::mma_rs).
     ///
     /// # Safety
     /// As there.
@@ -41,16 +41,16 @@ pub trait Element: Copy {
     );
 }
 
-/// One `wgmma.mma_async` of `$n` columns, or `$wide` of f16 sums, on the registers `[$first $i..]`
-/// of `$d`: `$types` are its k and types, `$operands` what stands behind D in it, and `$operand`
-/// where that comes from.
+/// One `wgmma.mma_async` of `$n` columns, or `$wide` with f16 accumulators, on the registers
+/// `[$first $i..]` of `$d`. `$types` are its k and types, `$operands` the operands after D, and
+/// `$operand` their values.
 #[cfg(target_arch = "nvptx64")]
-macro_rules! product {
+macro_rules! wgmma {
     ([$n:literal, $wide:literal], $registers:tt, (f32, $($args:tt)*)) => {
-        product!(@ $n, $registers, $($args)*)
+        wgmma!(@ $n, $registers, $($args)*)
     };
     ([$n:literal, $wide:literal], $registers:tt, (f16, $($args:tt)*)) => {
-        product!(@ $wide, $registers, $($args)*)
+        wgmma!(@ $wide, $registers, $($args)*)
     };
     (
         @ $n:literal, [$first:literal $($i:literal)*],
@@ -77,10 +77,10 @@ macro_rules! product {
     };
 }
 
-/// The two forms of the product of `$element` in sums of `$sum`. Behind `$types` stand their
-/// operands from `scale-d` on, and the transpositions in them.
+/// `mma` and `mma_rs` of `$element`, accumulated in `$sum`. For each form, `$types` is followed by its
+/// operands and by the values of the transpositions among them.
 #[cfg(target_arch = "nvptx64")]
-macro_rules! products {
+macro_rules! mmas {
     (
         $element:ty, $sum:tt, $types:literal,
         $ss:literal ($($ss_operand:tt)*), $rs:literal ($($rs_operand:tt)*)
@@ -92,7 +92,7 @@ macro_rules! products {
             b: u64,
             accumulate: bool,
         ) {
-            match_registers!(REGS, product($sum,
+            match_registers!(REGS, wgmma($sum,
                 d, accumulate, $types, $ss,
                 a = in(reg64) a, b = in(reg64) b, $($ss_operand)*
             ))
@@ -105,7 +105,7 @@ macro_rules! products {
             b: u64,
             accumulate: bool,
         ) {
-            match_registers!(REGS, product($sum,
+            match_registers!(REGS, wgmma($sum,
                 d, accumulate, $types, $rs,
                 a0 = in(reg32) a0, a1 = in(reg32) a1, a2 = in(reg32) a2, a3 = in(reg32) a3,
                 b = in(reg64) b, $($rs_operand)*
@@ -114,11 +114,11 @@ macro_rules! products {
     };
 }
 
-/// The products of elements of 16 bits, whose operands in shared memory can be transposed.
+/// MMAs of 16-bit elements, whose operands in shared memory can be transposed.
 #[cfg(target_arch = "nvptx64")]
-macro_rules! products_16 {
+macro_rules! mmas_16 {
     ($element:ty, $sum:tt, $types:literal) => {
-        products!(
+        mmas!(
             $element, $sum, $types,
             "{a}, {b}, accumulate, 1, 1, {transpose_a}, {transpose_b}" (
                 transpose_a = const A::TRANSPOSED as u32, transpose_b = const B::TRANSPOSED as u32,
@@ -130,11 +130,11 @@ macro_rules! products_16 {
     };
 }
 
-/// The products of elements of 8 bits.
+/// MMAs of 8-bit elements.
 #[cfg(target_arch = "nvptx64")]
-macro_rules! products_8 {
+macro_rules! mmas_8 {
     ($element:ty, $sum:tt, $types:literal) => {
-        products!(
+        mmas!(
             $element,
             $sum,
             $types,
@@ -144,27 +144,27 @@ macro_rules! products_8 {
     };
 }
 
-/// Elements, and the macro that gives their products.
+/// Elements, and the macro that defines their MMAs.
 macro_rules! elements {
-    ($($element:ty, $emulated:ident, $products:ident $types:literal;)*) => {$(
+    ($($element:ty, $emulated:ident, $mmas:ident $types:literal;)*) => {$(
         impl Element for $element {
             #[cfg(not(target_arch = "nvptx64"))]
             const EMULATED: simt::device::Element = simt::device::Element::$emulated;
 
             #[cfg(target_arch = "nvptx64")]
-            $products!($element, f32, $types);
+            $mmas!($element, f32, $types);
         }
     )*};
 }
 
 elements! {
-    f16, F16, products_16 "k16.f32.f16.f16";
-    bf16, Bf16, products_16 "k16.f32.bf16.bf16";
-    E4m3, E4m3, products_8 "k32.f32.e4m3.e4m3";
-    E5m2, E5m2, products_8 "k32.f32.e5m2.e5m2";
+    f16, F16, mmas_16 "k16.f32.f16.f16";
+    bf16, Bf16, mmas_16 "k16.f32.bf16.bf16";
+    E4m3, E4m3, mmas_8 "k32.f32.e4m3.e4m3";
+    E5m2, E5m2, mmas_8 "k32.f32.e5m2.e5m2";
 }
 
 impl SumOf<f16> for f16 {
     #[cfg(target_arch = "nvptx64")]
-    products_16!(f16, f16, "k16.f16.f16.f16");
+    mmas_16!(f16, f16, "k16.f16.f16.f16");
 }

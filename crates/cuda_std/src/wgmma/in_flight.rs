@@ -1,4 +1,4 @@
-//! Accumulators that the tensor cores are writing.
+//! Accumulators that the tensor cores may be writing.
 
 use super::MAX_PENDING;
 use super::accumulator::Accumulator;
@@ -12,8 +12,24 @@ use core::arch::asm;
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::device::{OperandA, Wgmma};
 
-/// An [`Accumulator`] that products may be writing: its values come back by [`InFlight::wait`].
-#[must_use = "an accumulator in flight has to be waited for"]
+/// An [`Accumulator`] that MMAs may be writing; [`InFlight::wait`] returns its values.
+///
+/// # Pipelining
+/// To keep one group of MMAs pending while the next is issued, leave the accumulator in flight:
+/// [`wait_group`](super::wait_group) waits until a stage's operands may be overwritten, and
+/// [`InFlight::wait`] follows the loop. Each iteration executes a [`fence`](super::fence) or
+/// [`Accumulator::start`] right before its MMAs.
+///
+/// Values stay in registers only if all indices are constants to LLVM. ptxas serialises the MMAs, with
+/// a warning C75xx, if other instructions access their registers while they are pending; so create a
+/// [`FragmentA`] when no MMA that reads one is pending (C7513).
+///
+/// # Numerics
+/// Products are exact. The emulator adds the products of one instruction and D in f64 and rounds once,
+/// to nearest, to f32 or f16. Tensor cores align and truncate in steps of k = 16, or 32 for 8-bit
+/// elements, and round D after each step: see [`crate::mma::m16n8k16`]. So f16 accumulators over k have
+/// an error of up to `k / 16` units in the last place.
+#[must_use = "an accumulator in flight must be waited for"]
 pub struct InFlight<const REGS: usize, T: Sum = f32> {
     #[cfg(target_arch = "nvptx64")]
     registers: [T::Register; REGS],
@@ -23,8 +39,8 @@ pub struct InFlight<const REGS: usize, T: Sum = f32> {
     sum: PhantomData<T>,
 }
 
-/// A thread's part of an operand A of elements `E`, in registers: `[64, 16]` of 16-bit elements, two
-/// in a register, or `[64, 32]` of 8-bit ones, four in a register; the lowest k in the lowest bits.
+/// A thread's fragment of an operand A of elements `E`, in registers: `[64, 16]` of 16-bit elements, two
+/// per register, or `[64, 32]` of 8-bit elements, four per register, the lowest k in the lowest bits.
 ///
 /// Register `i` of thread `t` holds elements of row `t % 128 / 32 * 16 + t % 32 / 4 + i % 2 * 8`,
 /// the first of them at k = `t % 4 * 2 + i / 2 * 8`, or `t % 4 * 4 + i / 2 * 16` of 8-bit elements.
@@ -35,13 +51,14 @@ pub struct FragmentA<E> {
 }
 
 impl<E: Element> FragmentA<E> {
-    /// The fragment of these registers, all of them written where this stands.
+    /// The fragment in these registers, which are computed before this call.
     #[inline(always)]
     pub fn new(registers: [u32; 4]) -> Self {
         #[cfg(target_arch = "nvptx64")]
         let registers = {
             let [mut a0, mut a1, mut a2, mut a3] = registers;
-            // SAFETY: no instruction; it keeps the compiler from computing the registers later.
+            // SAFETY: a comment, no instruction; it keeps the compiler from computing the registers
+            // later.
             unsafe {
                 asm!("// {} {} {} {}", inout(reg32) a0, inout(reg32) a1, inout(reg32) a2,
                     inout(reg32) a3, options(nostack, preserves_flags));
@@ -65,24 +82,23 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
         }
         #[cfg(not(target_arch = "nvptx64"))]
         {
-            let sums = |&register| (0..T::PER_REGISTER).map(move |i| T::unpack(register, i));
-            let sums: Vec<f32> = values.iter().flat_map(sums).collect();
-            let registers = simt::device::wgmma_fence(&sums);
+            let unpack = |&register| (0..T::PER_REGISTER).map(move |i| T::unpack(register, i));
+            let values: Vec<f32> = values.iter().flat_map(unpack).collect();
+            let registers = simt::device::wgmma_fence(&values);
             InFlight { registers, sum: PhantomData }
         }
     }
 
-    /// Starts `D = A * B + D`, or `D = A * B` if not `accumulate`, both operands in shared memory.
-    ///
-    /// PTX `wgmma.mma_async.sync.aligned`.
+    /// Issues `D = A * B + D`, or `D = A * B` if not `accumulate`, both operands in shared memory.
+    #[doc = ptx!("wgmma.mma_async.sync.aligned")]
     ///
     /// # Safety
-    /// 1. The operands lie where the descriptors say, inside the block's shared memory, written; what
-    ///    threads wrote is followed by a proxy fence and a barrier.
-    /// 2. No one writes them until a [`wait_group`](super::wait_group) or [`InFlight::wait`] that
-    ///    leaves no group of the product under way.
-    /// 3. [`commit`](super::commit) closes the product's group before this accumulator is waited for,
-    ///    and it is waited for before it is dropped.
+    /// 1. The operands that the descriptors name are inside the block's shared memory and initialised; a
+    ///    proxy fence and a barrier follow what threads wrote there.
+    /// 2. Nothing writes the operands until a [`wait_group`](super::wait_group) or [`InFlight::wait`] has
+    ///    waited for the MMA's group.
+    /// 3. [`commit`](super::commit) closes the MMA's group before this accumulator is waited for, and it
+    ///    is waited for before it is dropped.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn mma<E: Element, A: Major<E>, B: Major<E>>(
@@ -102,14 +118,13 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
         self.emulate::<E, B>(OperandA::Shared(a.bits()), A::TRANSPOSED, b, accumulate)
     }
 
-    /// As [`InFlight::mma`], with A in registers (the field's "RS").
-    ///
-    /// PTX `wgmma.mma_async.sync.aligned`.
+    /// [`InFlight::mma`] with A in registers ("RS").
+    #[doc = ptx!("wgmma.mma_async.sync.aligned")]
     ///
     /// # Safety
-    /// 1. What [`InFlight::mma`] asks, of B.
-    /// 2. Between the making of `a` and this call stands an [`Accumulator::start`] or a
-    ///    [`fence`](super::fence).
+    /// 1. The requirements of [`InFlight::mma`], for B.
+    /// 2. An [`Accumulator::start`] or a [`fence`](super::fence) is executed between
+    ///    [`FragmentA::new`] and this call.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn mma_rs<E: Element, B: Major<E>>(
@@ -130,10 +145,9 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
         self.emulate::<E, B>(OperandA::Registers(a.registers), false, b, accumulate)
     }
 
-    /// Waits until at most `PENDING` of the newest groups are under way, none of them with a product
-    /// of this accumulator, which the emulator checks, and gives its values.
-    ///
-    /// PTX `wgmma.wait_group.sync.aligned`.
+    /// Waits until at most `PENDING` of the newest groups are pending, and returns the accumulator. None
+    /// of the pending groups may have an MMA of it, which the emulator checks.
+    #[doc = ptx!("wgmma.wait_group.sync.aligned")]
     #[inline(always)]
     #[track_caller]
     pub fn wait<const PENDING: u32>(self) -> Accumulator<REGS, T> {
@@ -147,14 +161,14 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
         #[cfg(not(target_arch = "nvptx64"))]
         {
             super::wait_group::<PENDING>();
-            let mut sums = vec![0.0; REGS * T::PER_REGISTER];
-            simt::device::wgmma_read(&self.registers, &mut sums);
-            let register = |i| T::pack(|j| sums[i * T::PER_REGISTER + j]);
+            let mut values = vec![0.0; REGS * T::PER_REGISTER];
+            simt::device::wgmma_read(&self.registers, &mut values);
+            let register = |i| T::pack(|j| values[i * T::PER_REGISTER + j]);
             Accumulator::from_values(core::array::from_fn(register))
         }
     }
 
-    /// The product on the emulator.
+    /// The MMA on the emulator.
     #[cfg(not(target_arch = "nvptx64"))]
     #[track_caller]
     fn emulate<E: Element, B: Major<E>>(
@@ -164,7 +178,7 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
         b: MatrixDescriptor<E, B>,
         accumulate: bool,
     ) {
-        let product = Wgmma {
+        let mma = Wgmma {
             a_element: E::EMULATED,
             b_element: E::EMULATED,
             sum: T::EMULATED,
@@ -174,6 +188,6 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
             b_mn_major: B::TRANSPOSED,
             accumulate,
         };
-        simt::device::wgmma(&product, &mut self.registers);
+        simt::device::wgmma(&mma, &mut self.registers);
     }
 }

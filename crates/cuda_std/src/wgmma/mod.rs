@@ -1,17 +1,10 @@
-//! Asynchronous matrix products of a warpgroup (SM 90a): `D[64, n] = A[64, k] * B[k, n] (+ D)`.
+//! `wgmma`, the asynchronous MMA of a warpgroup (SM 90a): `D[64, n] = A[64, k] * B[k, n] (+ D)`.
 //!
-//! A warpgroup is four warps, 128 threads, the first of them a multiple of 128; all of them call
-//! every function here, converged. B lies in shared memory and is named by a [`MatrixDescriptor`];
-//! A likewise, or in registers as a [`FragmentA`]. D lies in registers: an [`Accumulator`], whose
-//! values can be read, or an [`InFlight`] one, whose values cannot, since the tensor cores are
-//! writing them. Its sums are f32, or f16 where the operands are.
-//!
-//! # Numerics
-//! The products are exact. The emulator adds those of one instruction and D in f64 and rounds once,
-//! to nearest, to f32 or f16. The ISA leaves order and rounding open; what tensor cores do is told
-//! in [`crate::mma`]: in a step of k = 16, or 32 of 8-bit elements, they align and cut off, and D
-//! is rounded behind each step. So f16 sums of `k` products are off by up to `k / 16` units in the
-//! last place.
+//! A warpgroup is four warps, 128 threads, whose first warp is a multiple of four; all of its threads
+//! call every function here, converged. B is in shared memory, named by a [`MatrixDescriptor`]; A
+//! likewise, or in registers as a [`FragmentA`]. D is in registers, in f32, or in f16 for operands of
+//! f16: an [`Accumulator`], whose values can be read, or an [`InFlight`] accumulator, which the tensor
+//! cores may be writing. Numerics, pipelining and ptxas's warnings: [`InFlight`].
 //!
 //! ```
 //! use cuda_std::wgmma::{self, Accumulator, KMajor, MatrixDescriptor, Swizzle};
@@ -24,22 +17,13 @@
 //!     let b = MatrixDescriptor::k_major(b, Swizzle::B128);
 //!     let mut d = Accumulator::zero().start();
 //!     for k in 0..4 {
-//!         // SAFETY: the caller's tiles stay as they are; the product is committed and waited for.
+//!         // SAFETY: the caller does not write the tiles; the MMAs are committed and waited for.
 //!         unsafe { d.mma(a.advance(k * 32), b.advance(k * 32), k > 0) };
 //!     }
 //!     wgmma::commit();
 //!     d.wait::<0>()
 //! }
 //! ```
-//!
-//! To keep one group of products under way while the next is started, [`wait_group`] says which
-//! groups have been read, so that their operands may be overwritten, and the accumulator stays in
-//! flight; its own [`wait`](InFlight::wait) comes behind the loop. Each round has its [`fence`] or
-//! [`Accumulator::start`] right before its products.
-//!
-//! Values live in registers only as long as LLVM sees constant indices, and ptxas keeps products
-//! asynchronous only as long as no register of theirs is touched: it says otherwise by a warning
-//! C75xx. So a [`FragmentA`] is made when no product that reads one is under way (C7513).
 
 #[macro_use]
 mod registers;
@@ -59,13 +43,14 @@ pub use sum::{Sum, SumOf};
 #[cfg(target_arch = "nvptx64")]
 use {crate::warp::stay_converged, core::arch::asm};
 
-/// Most groups that a wait can leave under way.
+/// Most groups that a wait can leave pending.
 const MAX_PENDING: u32 = 7;
 
 instruction! {
-    /// Orders what the thread wrote to registers before the products that read them: at the head of
-    /// each round of a loop that keeps an accumulator in flight (without it ptxas puts one there,
-    /// C7519), and behind a [`FragmentA`] for such an accumulator. [`Accumulator::start`] is one.
+    /// Orders the thread's writes to registers before the MMAs that read them. Needed at the start of
+    /// each iteration of a loop that keeps an accumulator in flight (ptxas inserts a missing one,
+    /// C7519), and after [`FragmentA::new`] for such an accumulator. [`Accumulator::start`] is one.
+    /// CUTLASS `warpgroup_arrive`.
     "wgmma.fence.sync.aligned" => pub fn fence() {
         stay_converged();
         asm!("wgmma.fence.sync.aligned;", options(nostack, preserves_flags));
@@ -73,7 +58,7 @@ instruction! {
         // A thread of the emulator has no registers that could be late.
     }
 
-    /// Closes a group: the warpgroup's products since the last one.
+    /// Closes a group: the warpgroup's MMAs since the last one. CUTLASS `warpgroup_commit_batch`.
     "wgmma.commit_group.sync.aligned" => pub fn commit() {
         stay_converged();
         asm!("wgmma.commit_group.sync.aligned;", options(nostack, preserves_flags));
@@ -82,17 +67,16 @@ instruction! {
     }
 }
 
-/// Waits until at most `PENDING` of the newest groups are under way: what older ones read from
-/// shared memory may be overwritten. Their accumulators are read after their own
-/// [`wait`](InFlight::wait).
-///
-/// PTX `wgmma.wait_group.sync.aligned`.
+/// Waits until at most `PENDING` of the newest groups are pending: the operands of older groups may
+/// then be overwritten. Their accumulators can be read after their own [`wait`](InFlight::wait).
+/// CUTLASS `warpgroup_wait`.
+#[doc = ptx!("wgmma.wait_group.sync.aligned")]
 #[inline(always)]
 #[track_caller]
 pub fn wait_group<const PENDING: u32>() {
     const { assert!(PENDING <= MAX_PENDING) };
     #[cfg(target_arch = "nvptx64")]
-    // SAFETY: it waits, and touches nothing.
+    // SAFETY: it has no register operands.
     unsafe {
         stay_converged();
         asm!("wgmma.wait_group.sync.aligned {};", const PENDING,

@@ -1,9 +1,8 @@
-//! The registers of an accumulator by number: what is written out because no register can be
-//! indexed.
+//! The registers of an accumulator, listed because registers cannot be indexed.
 
-/// `$callback!([n, wide], [registers], $args)` for the accumulator of `$count` registers: `n` are
-/// its columns if a register holds one sum, `wide` if it holds two, `[registers]` the numbers of
-/// its registers. A new width is one more line here.
+/// `$callback!([n, wide], [registers], $args)` for the accumulator of `$count` registers: `n` is its
+/// number of columns if a register holds one value, `wide` if it holds two, `[registers]` are the
+/// indices of its registers. A new width is one more line here.
 #[rustfmt::skip]
 macro_rules! match_registers {
     ($count:ident, $callback:ident $args:tt) => {
@@ -46,7 +45,7 @@ macro_rules! match_registers {
                 87 88 89 90 91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106 107 108 109 110
                 111 112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127
             ], $args),
-            _ => panic!("no accumulator has so many registers: half or a quarter of its columns"),
+            _ => panic!("an accumulator has a half or a quarter as many registers as columns"),
         }
     };
 }

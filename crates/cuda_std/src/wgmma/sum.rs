@@ -1,4 +1,4 @@
-//! What products are summed in.
+//! Element types of accumulators.
 
 use super::element::Element;
 use crate::{F16x2, convert};
@@ -13,28 +13,28 @@ mod sealed {
     impl Sealed for half::f16 {}
 }
 
-/// What products are summed in: `f32`, or, of products of `f16`, `f16` in half the registers.
+/// Element type of an accumulator: `f32`, or `f16` for operands of `f16`, in half the registers.
 pub trait Sum: Copy + sealed::Sealed {
-    /// A register of an accumulator: one sum, or two that stand side by side.
+    /// A register of an accumulator: one value, or two of adjacent columns.
     type Register: Copy;
     /// A register of zeros.
     const ZERO: Self::Register;
-    /// Sums of a register.
+    /// Values per register.
     const PER_REGISTER: usize;
-    /// Columns of an accumulator by its registers.
+    /// Columns of an accumulator per register.
     const COLUMNS: usize = 2 * Self::PER_REGISTER;
 
-    /// The register of the sums `sum(0)` and, if it holds two, `sum(1)`, rounded to nearest.
-    fn pack(sum: impl Fn(usize) -> f32) -> Self::Register;
+    /// The register of `value(0)` and, if it holds two values, `value(1)`, rounded to nearest.
+    fn pack(value: impl Fn(usize) -> f32) -> Self::Register;
 
-    /// Sum `i` of a register.
+    /// Value `i` of a register.
     fn unpack(register: Self::Register, i: usize) -> f32;
 
-    /// The emulator's name of it.
+    /// The type in the emulator's types.
     #[cfg(not(target_arch = "nvptx64"))]
     const EMULATED: simt::device::Sum;
 
-    /// `wgmma.fence`, which no access of the registers is moved over.
+    /// `wgmma.fence`; the compiler moves no access of the registers across it.
     #[cfg(target_arch = "nvptx64")]
     fn fence<const REGS: usize>(registers: &mut [Self::Register; REGS]);
 
@@ -43,9 +43,9 @@ pub trait Sum: Copy + sealed::Sealed {
     fn wait_group<const REGS: usize, const PENDING: u32>(registers: &mut [Self::Register; REGS]);
 }
 
-/// What products of elements `E` can be summed in.
+/// Element type of an accumulator for operands of elements `E`.
 pub trait SumOf<E>: Sum {
-    /// The product of [`InFlight::mma`](super::InFlight::mma).
+    /// The instruction of [`InFlight::mma`](super::InFlight::mma).
     ///
     /// # Safety
     /// As there.
@@ -57,7 +57,7 @@ pub trait SumOf<E>: Sum {
         accumulate: bool,
     );
 
-    /// The product of [`InFlight::mma_rs`](super::InFlight::mma_rs).
+    /// The instruction of [`InFlight::mma_rs`](super::InFlight::mma_rs).
     ///
     /// # Safety
     /// As there.
@@ -96,12 +96,12 @@ impl<E: Element> SumOf<E> for f32 {
     }
 }
 
-/// `$instruction` with all registers of `$registers` as operands that it may change: the compiler
-/// moves no access of them over it.
+/// `$instruction` with all of `$registers` as in-out operands, so that the compiler moves no access of
+/// them across it.
 #[cfg(target_arch = "nvptx64")]
 macro_rules! instruction_on {
     ($n:tt, [$($i:literal)*], ($registers:expr, $instruction:literal, $($operand:tt)*)) => {
-        // SAFETY: it orders accesses of the registers, and changes none.
+        // SAFETY: it orders accesses of the registers, and writes none.
         unsafe {
             stay_converged();
             asm!(
@@ -114,11 +114,11 @@ macro_rules! instruction_on {
     };
 }
 
-/// `$sum`s in registers of `$register`, `$per_register` each.
+/// Accumulators of `$sum`, `$per_register` values in each `$register`.
 macro_rules! sum {
     (
         $sum:ty, $emulated:ident, $register:ty = $zero:expr, $per_register:literal,
-        |$sums:ident| $pack:expr, |$from:ident, $i:ident| $unpack:expr
+        |$value:ident| $pack:expr, |$from:ident, $i:ident| $unpack:expr
     ) => {
         impl Sum for $sum {
             type Register = $register;
@@ -128,7 +128,7 @@ macro_rules! sum {
             const EMULATED: simt::device::Sum = simt::device::Sum::$emulated;
 
             #[inline(always)]
-            fn pack($sums: impl Fn(usize) -> f32) -> $register {
+            fn pack($value: impl Fn(usize) -> f32) -> $register {
                 $pack
             }
 
@@ -156,8 +156,15 @@ macro_rules! sum {
     };
 }
 
-sum!(f32, F32, f32 = 0.0, 1, |sum| sum(0), |register, _i| register);
-sum!(f16, F16, u32 = 0, 2, |sum| convert::f32_to_f16x2(sum(0), sum(1)).to_bits(), |register, i| {
-    let pair = F16x2::from_bits(register);
-    convert::f16_to_f32(if i == 0 { pair.lo() } else { pair.hi() })
-});
+sum!(f32, F32, f32 = 0.0, 1, |value| value(0), |register, _i| register);
+sum!(
+    f16,
+    F16,
+    u32 = 0,
+    2,
+    |value| convert::f32_to_f16x2(value(0), value(1)).to_bits(),
+    |register, i| {
+        let pair = F16x2::from_bits(register);
+        convert::f16_to_f32(if i == 0 { pair.lo() } else { pair.hi() })
+    }
+);

@@ -10,7 +10,7 @@ use cuda_std::prelude::*;
     instances(rows_pair = <2, 4>, rows_quad = <4, 8>)
 )]
 unsafe fn rows<const BLOCKS: u32, const ROWS: u32>(out: GlobalMut<u32>) {
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe { out.set(thread::index_1d() as usize, ROWS) };
 }
 
@@ -23,7 +23,7 @@ unsafe fn everywhere(_out: GlobalMut<u32>) {}
 #[kernel(launch_bounds(64), overlaps)]
 unsafe fn overlapping(out: GlobalMut<u32>) {
     grid::wait_for_dependencies();
-    // SAFETY: an element a thread.
+    // SAFETY: one element per thread.
     unsafe { out.set(thread::index_1d() as usize, 1) };
 }
 

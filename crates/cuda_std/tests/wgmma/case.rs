@@ -1,4 +1,4 @@
-//! A launch's operands, by the oracle's own arithmetic, and its result in f64.
+//! A launch's operands, with the oracle's own arithmetic, and its result in f64.
 
 use crate::layout::{Place, STEPS, swizzled};
 use cuda_std::wgmma::{Element, FragmentA, Major, Swizzle};
@@ -25,7 +25,7 @@ floats! { f16: 5, 10; bf16: 8, 7; E4m3: 4, 3; E5m2: 5, 2; }
 /// An operand: bits and value of element `[mn][k]`.
 pub type Matrix = Vec<Vec<(u32, f64)>>;
 
-/// Numbers of two bits of mantissa between 0.5 and 3.5: sums of their products are exact in f32.
+/// Numbers from 0.5 to 3.5 with two bits of mantissa: sums of their products are exact in f32.
 fn draw<F: Float>(mn: usize, random: &mut u64) -> Matrix {
     let mut element = || {
         *random ^= *random << 13;
@@ -42,18 +42,18 @@ fn draw<F: Float>(mn: usize, random: &mut u64) -> Matrix {
     (0..mn).map(|_| (0..k).map(|_| element()).collect()).collect()
 }
 
-/// One launch: `STEPS` products into one accumulator.
+/// One launch: `STEPS` MMAs with one accumulator.
 pub struct Case {
     pub a: Matrix,
-    /// `None` if A lies in registers.
+    /// `None` if A is in registers.
     pub a_place: Option<Place>,
     pub b: Matrix,
     pub b_place: Place,
     pub b_start: u32,
-    /// The accumulator before, `[row][column]`.
+    /// The initial accumulator, `[row][column]`.
     pub before: Vec<Vec<f32>>,
     pub accumulate: bool,
-    /// Whether each product is a group, one of which stays under way.
+    /// Whether each MMA is its own group, one of which stays pending.
     pub rounds: bool,
     /// The words of the block's shared memory.
     pub shared: Vec<u32>,
@@ -70,7 +70,7 @@ impl Case {
         let (a, b) = (draw::<F>(64, &mut random), draw::<F>(n, &mut random));
         let a_place = a_swizzle.map(|swizzle| Place::dense(A::TRANSPOSED, swizzle, 64, k, size));
         let b_place = Place::dense(B::TRANSPOSED, b_swizzle, n, k, size);
-        // What no operand covers is NaN in every type.
+        // Memory outside of the operands is NaN in every type.
         let mut bytes = Vec::new();
         if let Some(place) = &a_place {
             place.write::<F>(&a, 0, &mut bytes);
@@ -93,7 +93,7 @@ impl Case {
         f64::from(before) + products.sum::<f64>()
     }
 
-    /// The same where the sum is rounded to f16 behind each product of `k` elements.
+    /// The element if the accumulator is rounded to f16 after each MMA of `k` elements.
     pub fn oracle_in_f16(&self, row: usize, column: usize, k: usize) -> f64 {
         let before = if self.accumulate { f64::from(self.before[row][column]) } else { 0.0 };
         let pairs: Vec<f64> =
@@ -105,7 +105,7 @@ impl Case {
         pairs.chunks(k).fold(before, add)
     }
 
-    /// A's registers of a product: the figures "Register fragment layout for matrix A".
+    /// A's registers of an MMA: the figures "Register fragment layout for matrix A".
     pub fn fragment<F: Float>(&self, thread: usize, step: usize) -> FragmentA<F> {
         let packed = 4 / size_of::<F>();
         FragmentA::new(std::array::from_fn(|i| {

@@ -1,9 +1,8 @@
-//! Where operands lie in shared memory: the PTX ISA's "Shared Memory Matrix Layout", written down
-//! once more.
+//! Layouts of operands in shared memory: an independent version of the PTX ISA's "Shared Memory Matrix Layout".
 
 use cuda_std::wgmma::Swizzle;
 
-/// Products of k that a tile holds.
+/// MMAs along k in a tile.
 pub const STEPS: usize = 4;
 /// The offset of coordinate `i` in a CuTe layout of one mode, as the ISA page writes them.
 fn cute<const MODES: usize>(i: usize, shape: [usize; MODES], stride: [usize; MODES]) -> usize {
@@ -33,7 +32,7 @@ fn swizzle_bits(swizzle: Swizzle) -> u32 {
     }
 }
 
-/// An operand's place: what a descriptor says, in bytes.
+/// An operand's layout, as in its descriptor, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub mn_major: bool,
@@ -46,8 +45,8 @@ pub struct Place {
 const MANY: usize = 1 << 10;
 
 impl Place {
-    /// The byte of element `(mn, k)` behind the start, before the swizzle: the table "Canonical
-    /// Layouts", elements of `size` bytes.
+    /// Byte offset of element `(mn, k)` before the swizzle, for elements of `size` bytes: the table "Canonical
+    /// Layouts".
     pub fn canonical(&self, mn: usize, k: usize, size: usize) -> usize {
         let t = 16 / size;
         let (lbo, sbo) = (self.leading / size, self.stride / size);
@@ -77,8 +76,8 @@ impl Place {
         Place { mn_major, swizzle, leading, stride }
     }
 
-    /// Where product `step` of `k` starts in such a tile; the rows of a K-major swizzle are as wide
-    /// as their pattern, and what is beyond is the next tile.
+    /// Byte offset of MMA `step` of `k` in such a tile; the rows of a K-major swizzle have the width of their
+    /// pattern, and further k are in the next tile.
     pub fn start(&self, step: usize, mn: usize, k: usize) -> usize {
         let row_bytes = 16 << swizzle_bits(self.swizzle);
         match (self.mn_major, self.swizzle) {
@@ -92,7 +91,7 @@ impl Place {
 #[test]
 fn canonical_layouts_are_the_isa_pages_examples() {
     let place = |mn_major, swizzle, leading, stride| Place { mn_major, swizzle, leading, stride };
-    // Of tf32: each "exact layout", with the offsets that stand in its table.
+    // tf32: each "exact layout", with the offsets of its table.
     let k_none = place(false, Swizzle::None, 64 * 4, 32 * 4);
     let k_32 = place(false, Swizzle::B32, 16, 64 * 4);
     for (mn, k) in (0..16).flat_map(|mn| (0..8).map(move |k| (mn, k))) {
@@ -101,7 +100,7 @@ fn canonical_layouts_are_the_isa_pages_examples() {
         let exact = cute(mn, [8, 2], [8, 64]) + cute(k, [4, 4], [1, 4]);
         assert_eq!(k_32.canonical(mn, k, 4), exact * 4);
     }
-    // Of bf16.
+    // bf16.
     let mn_none = place(true, Swizzle::None, 128 * 2, 64 * 2);
     let mn_32 = place(true, Swizzle::B32, 128 * 2, 256 * 2);
     let mn_64 = place(true, Swizzle::B64, 256 * 2, 512 * 2);
@@ -117,11 +116,11 @@ fn canonical_layouts_are_the_isa_pages_examples() {
 
 #[test]
 fn swizzles_are_the_isa_pages_figures() {
-    // Row 3, k = 17 of f16: chunk 2 of the row lies where chunk 2 ^ 3 would.
+    // Row 3, k = 17 of f16: chunk 2 of the row is stored as chunk 2 ^ 3.
     assert_eq!(swizzled(3 * 128 + 34, Swizzle::B128), 3 * 128 + 16 + 2);
-    // Row 3 of 64 bytes is in line 1: chunk 2 of the row goes to chunk 3.
+    // Row 3 of 64 bytes is in the second 128 bytes: chunk 2 of the row is stored as chunk 3.
     assert_eq!(swizzled(3 * 64 + 34, Swizzle::B64), 3 * 64 + 48 + 2);
-    // Row 5 of 32 bytes is in line 1: chunk 1 goes to chunk 0.
+    // Row 5 of 32 bytes is in the second 128 bytes: chunk 1 is stored as chunk 0.
     assert_eq!(swizzled(5 * 32 + 18, Swizzle::B32), 5 * 32 + 2);
     assert_eq!(swizzled(5 * 32 + 18, Swizzle::None), 5 * 32 + 18);
 }

@@ -1,5 +1,5 @@
-//! `wgmma` against what the PTX ISA says: where operands lie in shared memory ("Shared Memory Matrix
-//! Layout"), which register is which element ("Register Fragments"), what is computed.
+//! `wgmma` against the PTX ISA: layouts of operands ("Shared Memory Matrix Layout"), elements of registers
+//! ("Register Fragments"), and results.
 
 mod case;
 mod layout;
@@ -49,12 +49,12 @@ fn every_register_is_one_element() {
     assert_eq!((row(0, 0), column(0, 0)), (0, 0));
     assert_eq!((row(5, 3), column(5, 3)), (9, 3));
     assert_eq!((row(127, 6), column(127, 6)), (63, 14));
-    // The second warpgroup holds another accumulator.
+    // The second warpgroup has another accumulator.
     assert_eq!((row(133, 3), column(133, 3)), (9, 3));
 }
 
 #[test]
-fn registers_are_written_out_in_order() {
+fn registers_are_listed_in_order() {
     let numbers: [f32; 48] = std::array::from_fn(|i| i as f32);
     let mut accumulator = Accumulator::from_values(numbers);
     let mut next = 0;
@@ -72,7 +72,7 @@ fn registers_are_written_out_in_order() {
     assert_eq!(got[..8], [0.0, 2.0, -2.0, -3.0, 8.0, 10.0, -6.0, -7.0]);
 }
 
-/// The operand at `place` behind `start`, for product `step`.
+/// The operand of MMA `step`, with the layout `place` at offset `start`.
 fn descriptor<F: Float, M: Major<F>>(
     place: &Place,
     start: u32,
@@ -80,15 +80,15 @@ fn descriptor<F: Float, M: Major<F>>(
     mn: usize,
 ) -> MatrixDescriptor<F, M> {
     let size = size_of::<F>();
-    // SAFETY: the operand lies there.
+    // SAFETY: the operand is at this address.
     let tile = unsafe { dynamic_shared_mem::<F>() }.offset(start / size as u32);
     MatrixDescriptor::new(tile, place.leading as u32, place.stride as u32, place.swizzle)
         .advance(place.start(step, mn, 32 / size) as u32)
 }
 
-/// Writes `case.shared` to shared memory, for products to read.
+/// Writes `case.shared` to shared memory, visible to `wgmma`.
 fn fill(case: &Case) {
-    // SAFETY: the launch has so many bytes of shared memory; each thread writes its own words.
+    // SAFETY: the launch has that much shared memory; each thread writes its own words.
     unsafe {
         let shared: Shared<u32> = dynamic_shared_mem();
         for i in (thread::thread_idx_x() as usize..case.shared.len()).step_by(128) {
@@ -99,8 +99,8 @@ fn fill(case: &Case) {
     thread::sync_threads();
 }
 
-/// What a thread of a case's kernel does.
-fn products<F: Float, A: Major<F>, B: Major<F>, T: SumOf<F>, const REGS: usize>(
+/// The body of a case's kernel.
+fn mmas<F: Float, A: Major<F>, B: Major<F>, T: SumOf<F>, const REGS: usize>(
     case: &Case,
     out: GlobalMut<f32>,
 ) {
@@ -116,7 +116,7 @@ fn products<F: Float, A: Major<F>, B: Major<F>, T: SumOf<F>, const REGS: usize>(
     for (step, fragment) in fragments.into_iter().enumerate() {
         let accumulate = case.accumulate || step > 0;
         let b = descriptor::<F, B>(&case.b_place, case.b_start, step, n);
-        // SAFETY: the operands lie in shared memory and stay as they are.
+        // SAFETY: the operands are in shared memory and not overwritten.
         unsafe {
             match &case.a_place {
                 Some(a) => d.mma(descriptor::<F, A>(a, 0, step, 64), b, accumulate),
@@ -133,12 +133,12 @@ fn products<F: Float, A: Major<F>, B: Major<F>, T: SumOf<F>, const REGS: usize>(
     let sums = d.wait::<0>();
     for i in 0..n / 2 {
         let (row, column) = place(i);
-        // SAFETY: one number an element.
+        // SAFETY: one number per element.
         unsafe { out.set(row * n + column, sums.sum(i)) };
     }
 }
 
-/// Launches one warpgroup that runs `body` on `case`, with room for `len` numbers: those.
+/// Launches one warpgroup that runs `body` on `case`; returns its output of `len` numbers.
 fn emulate(
     case: &Arc<Case>,
     len: usize,
@@ -158,14 +158,14 @@ fn emulate(
     Ok(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
 }
 
-/// One product of `REGS` accumulator registers against the oracle, exactly.
+/// Compares one MMA of `REGS` accumulator registers with the oracle, exactly.
 fn check<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
     swizzles: (Option<Swizzle>, Swizzle),
     (accumulate, rounds): (bool, bool),
 ) {
     let n = 2 * REGS;
     let case = Arc::new(Case::new::<F, A, B>(n, swizzles, (accumulate, rounds)));
-    let got = emulate(&case, 64 * n, REGS as u64, products::<F, A, B, f32, REGS>).unwrap();
+    let got = emulate(&case, 64 * n, REGS as u64, mmas::<F, A, B, f32, REGS>).unwrap();
     for (at, got) in got.into_iter().enumerate() {
         let (row, column) = (at / n, at % n);
         assert_eq!(
@@ -179,14 +179,14 @@ fn check<F: Float, A: Major<F>, B: Major<F>, const REGS: usize>(
     }
 }
 
-/// Sums in f16: of `REGS` registers, rounded behind each product.
+/// Accumulators of `REGS` registers in f16, rounded after each MMA.
 fn check_in_f16<const REGS: usize>() {
     let n = 4 * REGS;
     for a in [Some(Swizzle::B128), None] {
         let accumulate = REGS != 8;
         let case = Case::new::<f16, KMajor, KMajor>(n, (a, Swizzle::B128), (accumulate, false));
         let case = Arc::new(case);
-        let body = products::<f16, KMajor, KMajor, f16, REGS>;
+        let body = mmas::<f16, KMajor, KMajor, f16, REGS>;
         let got = emulate(&case, 64 * n, REGS as u64, body).unwrap();
         let mut rounded = 0;
         for (at, got) in got.into_iter().enumerate() {
@@ -195,7 +195,7 @@ fn check_in_f16<const REGS: usize>() {
             assert_eq!(f64::from(got), want, "[{row}, {column}], n = {n}, A {a:?}");
             rounded += usize::from(want != case.oracle(row, column));
         }
-        // What D held before is so large that sums have to be rounded.
+        // The initial D is so large that sums must be rounded.
         assert!(!accumulate || rounded > n, "{rounded} of {n} columns");
     }
 }
@@ -210,7 +210,7 @@ fn every_width_in_f16() {
     check_in_f16::<64>();
 }
 
-/// Operand A in shared memory and in registers, with and without what D held.
+/// Operand A in shared memory and in registers, with and without an initial D.
 fn check_widths<F: Float>() {
     fn check_width<F: Float, const REGS: usize>() {
         for a in [Some(Swizzle::B128), None] {
@@ -241,7 +241,7 @@ fn check_swizzles<F: Float, A: Major<F>, B: Major<F>>() {
         for a in SWIZZLES.map(Some).into_iter().chain([None]) {
             check::<F, A, B, 16>((a, b), (true, false));
         }
-        // Of 128 columns a row of every swizzle holds a part.
+        // 128 columns need several rows of every swizzle.
         check::<F, A, B, 64>((Some(b), b), (false, false));
     }
 }
@@ -261,18 +261,18 @@ fn every_layout_of_8_bits() {
 }
 
 #[test]
-fn an_accumulator_stays_in_flight_over_rounds() {
+fn an_accumulator_stays_in_flight_over_iterations() {
     for a in [Some(Swizzle::B128), None] {
         check::<f16, KMajor, MnMajor, 64>((a, Swizzle::B128), (true, true));
     }
 }
 
-/// Starts product `step` of `case` alone.
+/// Issues MMA `step` of `case` on its own accumulator.
 fn start(case: &Case, step: usize) -> InFlight<8> {
     let a = descriptor::<f16, KMajor>(&case.a_place.expect("A in shared memory"), 0, step, 64);
     let b = descriptor::<f16, KMajor>(&case.b_place, case.b_start, step, 16);
     let mut d = Accumulator::zero().start();
-    // SAFETY: the operands lie in shared memory and stay as they are.
+    // SAFETY: the operands are in shared memory and not overwritten.
     unsafe { d.mma(a, b, false) };
     d
 }
@@ -296,7 +296,7 @@ fn two_accumulators_are_in_flight() {
         for i in 0..8 {
             let t = thread::thread_idx_x();
             let at = (row(t, i) * 16 + column(t, i)) as usize;
-            // SAFETY: two numbers an element.
+            // SAFETY: two numbers per element.
             unsafe {
                 out.set(at, older[i as usize]);
                 out.set(1024 + at, younger[i as usize]);

@@ -1,10 +1,10 @@
-//! Buffers as numbers.
-// Not every test needs both.
+//! Buffers of words.
+// Not every test uses both functions.
 #![allow(dead_code)]
 
 use simt::{Init, Memory};
 
-/// A new buffer of these words; gives its address.
+/// Allocates a buffer of these words; returns its address.
 pub fn alloc(memory: &mut Memory, name: &str, words: &[u32]) -> u64 {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     memory.alloc(name, Init::Bytes(&bytes))

@@ -1,22 +1,22 @@
-//! What stands in the parentheses of `#[kernel(..)]`.
+//! The options of `#[kernel(..)]`.
 
 use proc_macro2::Span;
 use syn::parse::{Parse, ParseBuffer, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Error, Expr, GenericArgument, Ident, Result, Token};
 
-/// The one target that a kernel can ask for; what runs on `sm_80` runs on every target.
+/// The only target that a kernel can name; kernels for `sm_80` run on every target.
 const SM_90A: &str = "sm_90a";
 
 /// The options of a kernel.
 pub struct Attributes {
     pub max_threads: Expr,
     pub min_blocks: Expr,
-    /// The one target that the kernel is compiled for; `None`: every one.
+    /// The only target that the kernel is compiled for; `None` for all.
     pub target: Option<&'static str>,
     /// Blocks of a cluster in x, y, z.
     pub cluster: Option<[Expr; 3]>,
-    /// Whether the kernel waits for the launches before it by itself.
+    /// Whether the kernel itself waits for the previous launches.
     pub overlaps: bool,
     pub instances: Vec<Instance>,
 }
@@ -78,14 +78,14 @@ impl Parse for Attributes {
     }
 }
 
-/// What stands in the parentheses behind an option.
+/// The arguments in parentheses after an option.
 fn arguments<'a>(input: ParseStream<'a>) -> Result<ParseBuffer<'a>> {
     let content;
     syn::parenthesized!(content in input);
     Ok(content)
 }
 
-/// What stands between commas.
+/// A comma-separated list.
 fn list<T: Parse>(content: &ParseBuffer<'_>) -> Result<Vec<T>> {
     Ok(Punctuated::<T, Token![,]>::parse_terminated(content)?.into_iter().collect())
 }

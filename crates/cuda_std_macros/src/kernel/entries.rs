@@ -1,4 +1,4 @@
-//! The device's side: the PTX entries of a kernel and the facts on them.
+//! The device's side: the PTX entries of a kernel and their attributes for `cuda_builder`.
 
 use proc_macro2::{Literal, Span, TokenStream};
 use quote::{format_ident, quote};
@@ -7,7 +7,8 @@ use syn::{GenericArgument, GenericParam, Ident, ItemFn};
 use super::Arg;
 use super::attributes::{Attributes, Instance};
 
-/// The `ptx-kernel` entries, the facts for `cuda_builder`, and on both sides a check of the bounds.
+/// The `ptx-kernel` entries, their attributes for `cuda_builder`, and a check of the bounds for host and
+/// device.
 pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> TokenStream {
     let family = family();
     let entry = |symbol: &Ident, generic_args: &[GenericArgument]| {
@@ -43,8 +44,8 @@ pub fn module(symbol: &Ident) -> Ident {
     format_ident!("__entry_{symbol}")
 }
 
-/// The path component under `src` of the file that the kernel stands in: `src/gemm/f32.rs` gives
-/// `gemm`. A file outside of a `src` gives its own name.
+/// The path component under `src` of the kernel's file: `gemm` for `src/gemm/f32.rs`. For a file outside
+/// of a `src`, the file's name.
 fn family() -> String {
     let file = Span::call_site().unwrap().file();
     let path = file
@@ -54,8 +55,8 @@ fn family() -> String {
     component.strip_suffix(".rs").unwrap_or(component).to_owned()
 }
 
-/// In which builds the entries exist. A later target's features include those of the ones before,
-/// `sm_90a` alone is nobody else's.
+/// The builds that have the entries. A target's features include those of earlier targets; `sm_90a` is a
+/// feature of its own target only.
 fn is_device(attributes: &Attributes) -> TokenStream {
     match attributes.target {
         Some(target) => quote!(all(target_arch = "nvptx64", target_feature = #target)),
@@ -63,7 +64,7 @@ fn is_device(attributes: &Attributes) -> TokenStream {
     }
 }
 
-/// The kernel's generic parameters as items: the bounds are written in terms of them.
+/// The kernel's generic parameters as items, which the bounds may name.
 fn bindings(function: &ItemFn, generic_args: &[GenericArgument]) -> TokenStream {
     let binding = |(param, arg): (&GenericParam, &GenericArgument)| match param {
         GenericParam::Type(param) => {
@@ -103,7 +104,7 @@ fn bounds(attributes: &Attributes) -> TokenStream {
     }
 }
 
-/// The comment in the PTX.
+/// The comment in the PTX, which `cuda_builder` reads.
 fn facts(symbol: &Ident, family: &str, attributes: &Attributes) -> TokenStream {
     let Attributes { max_threads, min_blocks, cluster, .. } = attributes;
     let mut fact = format!(
@@ -141,7 +142,7 @@ fn device_entry(
                     ::cuda_std::param_address!(#symbol, #indices),
                 );
             )*
-            // SAFETY: the entry is the kernel: what it asks of its launch is the launch's to keep.
+            // SAFETY: the entry is the kernel; the launch keeps the kernel's requirements.
             unsafe { super::#body::<#(#generic_args),*>(#(#names),*) }
         }
     }

@@ -23,8 +23,8 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
     let instance_param = is_generic.then(|| quote!(instance: Instance,));
     let symbol = if is_generic { quote!(instance.symbol()) } else { quote!(SYMBOL) };
     let body = for_each_instance(function, attributes, |_, generic_args| {
-        // SAFETY of what this expands to: what the kernel asks of its launch is the launch's to
-        // keep, and the emulator's to check.
+        // SAFETY of the expansion: the launch keeps the kernel's requirements, and the emulator checks
+        // them.
         quote!(unsafe {
             super::#name::<#(#generic_args),*>(
                 #(<#types as ::cuda_std::launch::KernelArg>::emulated(#names)),*
@@ -48,7 +48,7 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
 
             #symbols
 
-            /// The one device target that the kernel is compiled for; `None`: every one.
+            /// The only device target that the kernel is compiled for; `None` for all.
             #[allow(dead_code)]
             pub const TARGET: Option<&str> = #target;
 
@@ -63,7 +63,7 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
                 let mut launch = ::cuda_std::launch::Launch::new(
                     #symbol,
                     geometry,
-                    ::cuda_std::launch::Body::new(move || #body),
+                    ::cuda_std::launch_body!(#body),
                 );
                 #set_cluster
                 #set_overlaps
@@ -74,7 +74,7 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
     }
 }
 
-/// `value` of the kernel's one entry, or of the one that `instance` names.
+/// `value` of the kernel's entry, or of the entry of `instance`.
 fn for_each_instance(
     function: &ItemFn,
     attributes: &Attributes,
@@ -88,7 +88,7 @@ fn for_each_instance(
     quote!(match instance { #(Instance::#symbols => #values,)* })
 }
 
-/// `SYMBOL`, or `Instance` of a generic kernel.
+/// `SYMBOL`, or `Instance` for a generic kernel.
 fn symbols(function: &ItemFn, attributes: &Attributes) -> TokenStream {
     let name = &function.sig.ident;
     if attributes.instances.is_empty() {
@@ -123,7 +123,7 @@ fn symbols(function: &ItemFn, attributes: &Attributes) -> TokenStream {
     }
 }
 
-/// For each constant parameter of the kernel a method of `Instance`, of its name in lower case.
+/// For each constant parameter of the kernel, a method of `Instance` of its name in lower case.
 fn const_getters(function: &ItemFn, instances: &[Instance]) -> TokenStream {
     let params = function.sig.generics.params.iter().enumerate();
     let getter = |(position, param): (usize, &GenericParam)| {

@@ -38,7 +38,7 @@ fn refuse<T>(span: Span, why: &str) -> Result<T> {
     Err(Error::new(span, why))
 }
 
-/// Whether the kernel's text calls what an overlapping launch has to.
+/// Whether the kernel's source calls `wait_for_dependencies`, as an overlapping launch must.
 fn waits(function: &ItemFn) -> bool {
     fn names(tokens: TokenStream, name: &str) -> bool {
         tokens.into_iter().any(|token| match token {
@@ -50,14 +50,14 @@ fn waits(function: &ItemFn) -> bool {
     names(function.block.to_token_stream(), "wait_for_dependencies")
 }
 
-/// Refuses what no PTX entry can be; gives the parameters.
+/// Rejects functions that cannot be a PTX entry; returns the parameters.
 fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a>>> {
     let sig = &function.sig;
     if sig.unsafety.is_none() {
         return refuse(
             sig.fn_token.span(),
             "a kernel is an `unsafe fn`: \
-             that its views are as long as it thinks is its launcher's promise",
+             its launcher promises that its views are long enough",
         );
     }
     if let syn::ReturnType::Type(_, ty) = &sig.output {
@@ -73,13 +73,16 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
         return refuse(abi.span(), "`#[kernel]` sets the ABI of the entry itself");
     }
     if let Some(lifetime) = sig.generics.lifetimes().next() {
-        return refuse(lifetime.span(), "a kernel has no lifetimes: its views are plain pointers");
+        return refuse(
+            lifetime.span(),
+            "a kernel has no lifetime parameters: its views are pointers",
+        );
     }
     if attributes.overlaps && !waits(function) {
         return refuse(
             sig.ident.span(),
             "a kernel that `overlaps` calls `grid::wait_for_dependencies()` in every block, before \
-             it touches what other launches do",
+             it accesses memory that other launches access",
         );
     }
     let num_generics = sig.generics.params.len();
@@ -111,7 +114,7 @@ fn check<'a>(function: &'a ItemFn, attributes: &Attributes) -> Result<Vec<Arg<'a
                 }
                 other => refuse(other.span(), "a kernel's parameter is a plain name"),
             },
-            FnArg::Receiver(receiver) => refuse(receiver.span(), "a kernel is no method"),
+            FnArg::Receiver(receiver) => refuse(receiver.span(), "a kernel cannot be a method"),
         })
         .collect()
 }

@@ -3,13 +3,18 @@ use super::*;
 const NEG_INF: f32 = f32::NEG_INFINITY;
 
 /// The probability of each token, step by step as the documentation of [`Sampling`] says, in f64.
-fn oracle(sampling: &Sampling, logits: &[f32], tokens: &[u32]) -> Vec<f64> {
+fn oracle(sampling: &Sampling, logits: &[f32], prompt: &[u32], generated: &[u32]) -> Vec<f64> {
     let mut logits: Vec<f64> = logits.iter().map(|&logit| logit as f64).collect();
-    for (token, logit) in logits.iter_mut().enumerate() {
-        if tokens.contains(&(token as u32)) {
+    for (token, logit) in (0..).zip(&mut logits) {
+        let biases = sampling.logit_bias.iter().filter(|bias| bias.0 == token);
+        *logit += biases.map(|bias| bias.1 as f64).sum::<f64>();
+        if prompt.contains(&token) || generated.contains(&token) {
             let penalty = sampling.repetition_penalty as f64;
             *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
         }
+        let count = generated.iter().filter(|&&other| other == token).count();
+        *logit -= count as f64 * sampling.frequency_penalty as f64;
+        *logit -= if count > 0 { sampling.presence_penalty as f64 } else { 0.0 };
     }
     let softmax = |kept: &[usize], temperature: f64| -> Vec<f64> {
         let exp: Vec<f64> = kept.iter().map(|&t| (logits[t] / temperature).exp()).collect();
@@ -36,36 +41,45 @@ fn oracle(sampling: &Sampling, logits: &[f32], tokens: &[u32]) -> Vec<f64> {
 #[test]
 fn draws_follow_the_oracle() {
     let logits = [1.0, -0.5, 2.0, 0.3, NEG_INF, 1.9, -3.0, 0.9];
-    let plain = Sampling { temperature: 1.0, ..Default::default() };
+    let plain = || Sampling { temperature: 1.0, ..Default::default() };
     let cases = [
-        plain,
-        Sampling { temperature: 0.4, ..plain },
-        Sampling { temperature: 2.5, ..plain },
-        Sampling { top_k: 3, ..plain },
-        Sampling { top_k: 1, ..plain },
-        Sampling { top_k: 100, ..plain },
-        Sampling { top_p: 0.7, ..plain },
-        Sampling { top_p: 0.0, ..plain },
-        Sampling { min_p: 0.3, ..plain },
-        Sampling { min_p: 1.0, ..plain },
-        Sampling { repetition_penalty: 1.8, ..plain },
+        plain(),
+        Sampling { temperature: 0.4, ..plain() },
+        Sampling { temperature: 2.5, ..plain() },
+        Sampling { top_k: 3, ..plain() },
+        Sampling { top_k: 1, ..plain() },
+        Sampling { top_k: 100, ..plain() },
+        Sampling { top_p: 0.7, ..plain() },
+        Sampling { top_p: 0.0, ..plain() },
+        Sampling { min_p: 0.3, ..plain() },
+        Sampling { min_p: 1.0, ..plain() },
+        Sampling { repetition_penalty: 1.8, ..plain() },
+        Sampling { presence_penalty: 1.5, ..plain() },
+        Sampling { presence_penalty: -1.0, ..plain() },
+        Sampling { frequency_penalty: 0.6, ..plain() },
+        Sampling { frequency_penalty: -0.6, ..plain() },
+        Sampling { logit_bias: vec![(6, 4.0), (2, NEG_INF), (0, -1.0), (0, -0.5)], ..plain() },
         Sampling {
             temperature: 0.8,
             top_k: 5,
             top_p: 0.95,
             min_p: 0.1,
             repetition_penalty: 1.1,
+            presence_penalty: 0.4,
+            frequency_penalty: 0.3,
+            logit_bias: vec![(2, -0.5), (6, 3.0), (4, 100.0)],
             seed: 3,
         },
     ];
     const DRAWS: usize = 20_000;
+    let (prompt, generated) = ([2, 7, 2], [6, 2, 6, 0]);
     for sampling in cases {
-        let mut sampler = Sampler::new(sampling);
+        let mut sampler = Sampler::new(sampling.clone());
         let mut counts = [0usize; 8];
         for _ in 0..DRAWS {
-            counts[sampler.sample(&logits, &[2, 6, 2]).unwrap() as usize] += 1;
+            counts[sampler.sample(&logits, &prompt, &generated).unwrap() as usize] += 1;
         }
-        let wanted = oracle(&sampling, &logits, &[2, 6, 2]);
+        let wanted = oracle(&sampling, &logits, &prompt, &generated);
         for (token, (&count, p)) in counts.iter().zip(wanted).enumerate() {
             let sigma = (p * (1.0 - p) / DRAWS as f64).sqrt();
             let share = count as f64 / DRAWS as f64;
@@ -127,7 +141,7 @@ fn seeds_are_independent() {
     let mut counts = [0usize; 3];
     for seed in 0..4000 {
         let sampling = Sampling { temperature: 1.0, seed, ..Default::default() };
-        counts[Sampler::new(sampling).sample(&logits, &[]).unwrap() as usize] += 1;
+        counts[Sampler::new(sampling).sample(&logits, &[], &[]).unwrap() as usize] += 1;
     }
     for (count, wanted) in counts.into_iter().zip([1000, 1000, 2000]) {
         assert!(count.abs_diff(wanted) < 150, "{counts:?}");
@@ -141,7 +155,7 @@ fn the_same_seed_draws_the_same_tokens() {
         let sampling =
             Sampling { temperature: 1.0, top_k: 50, top_p: 0.9, seed, ..Default::default() };
         let mut sampler = Sampler::new(sampling);
-        (0..50).map(|_| sampler.sample(&logits, &[]).unwrap()).collect::<Vec<_>>()
+        (0..50).map(|_| sampler.sample(&logits, &[], &[]).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(draw(7), draw(7));
     assert_ne!(draw(7), draw(8));
@@ -151,51 +165,79 @@ fn the_same_seed_draws_the_same_tokens() {
 fn greedy_takes_the_first_of_the_largest() {
     let mut greedy = Sampler::new(Sampling::default());
     assert!(greedy.is_plain_greedy());
-    assert_eq!(greedy.sample(&[0.0, 3.0, NEG_INF, 3.0], &[]), Ok(1));
-    assert_eq!(greedy.sample(&[NEG_INF, NEG_INF, -1e30], &[]), Ok(2));
-    assert_eq!(greedy.sample(&[-1.0, -0.0, 0.0], &[]), Ok(1));
+    let sample =
+        |sampler: &mut Sampler, logits: &[f32], prompt: &[u32]| sampler.sample(logits, prompt, &[]);
+    assert_eq!(sample(&mut greedy, &[0.0, 3.0, NEG_INF, 3.0], &[]), Ok(1));
+    assert_eq!(sample(&mut greedy, &[NEG_INF, NEG_INF, -1e30], &[]), Ok(2));
+    assert_eq!(sample(&mut greedy, &[-1.0, -0.0, 0.0], &[]), Ok(1));
     let mut penalised = Sampler::new(Sampling { repetition_penalty: 2.0, ..Default::default() });
     assert!(!penalised.is_plain_greedy());
-    assert_eq!(penalised.sample(&[2.0, 3.0], &[1, 1]), Ok(0), "3 / 2 < 2, however often");
-    assert_eq!(penalised.sample(&[-2.5, -2.0], &[1]), Ok(0), "-2 * 2 < -2.5");
-    assert_eq!(penalised.sample(&[NEG_INF, -2.0], &[0, 1]), Ok(1));
+    assert_eq!(sample(&mut penalised, &[2.0, 3.0], &[1, 1]), Ok(0), "3 / 2 < 2, however often");
+    assert_eq!(sample(&mut penalised, &[-2.5, -2.0], &[1]), Ok(0), "-2 * 2 < -2.5");
+    assert_eq!(sample(&mut penalised, &[NEG_INF, -2.0], &[0, 1]), Ok(1));
+    for changed in [
+        Sampling { presence_penalty: 1.5, ..Default::default() },
+        Sampling { frequency_penalty: 1.5, ..Default::default() },
+        Sampling { logit_bias: vec![(1, -1.5)], ..Default::default() },
+    ] {
+        let mut sampler = Sampler::new(changed);
+        assert!(!sampler.is_plain_greedy());
+        assert_eq!(sampler.sample(&[2.0, 3.0], &[], &[1]), Ok(0));
+    }
+    let sampling = Sampling { repetition_penalty: 1e-30, ..Default::default() };
+    assert_eq!(sample(&mut Sampler::new(sampling), &[1e30, 1.0], &[0]), Ok(0), "no inf");
 }
 
 #[test]
 fn logits_that_mean_nothing_are_errors() {
     for temperature in [0.0, 1.0] {
         let mut sampler = Sampler::new(Sampling { temperature, ..Default::default() });
-        let nan = sampler.sample(&[0.0, f32::NAN, 1.0], &[]);
+        let nan = sampler.sample(&[0.0, f32::NAN, 1.0], &[], &[]);
         assert!(matches!(nan, Err(SamplingError::NotFinite { token: 1 })), "{nan:?}");
-        let infinite = sampler.sample(&[0.0, 1.0, f32::INFINITY], &[]);
+        let infinite = sampler.sample(&[0.0, 1.0, f32::INFINITY], &[], &[]);
         assert!(matches!(infinite, Err(SamplingError::NotFinite { token: 2 })));
         let mut late = vec![0.0; 3000];
         late[2999] = f32::INFINITY;
         late[2500] = f32::NAN;
-        let late = sampler.sample(&late, &[]);
+        let late = sampler.sample(&late, &[], &[]);
         assert_eq!(late, Err(SamplingError::NotFinite { token: 2500 }));
-        assert_eq!(sampler.sample(&[NEG_INF; 4], &[]), Err(SamplingError::NoCandidate));
-        assert_eq!(sampler.sample(&[NEG_INF, f32::MIN, NEG_INF], &[]), Ok(1));
-        assert_eq!(sampler.sample(&[f32::MAX, f32::MIN], &[]), Ok(0));
+        assert_eq!(sampler.sample(&[NEG_INF; 4], &[], &[]), Err(SamplingError::NoCandidate));
+        assert_eq!(sampler.sample(&[NEG_INF, f32::MIN, NEG_INF], &[], &[]), Ok(1));
+        assert_eq!(sampler.sample(&[f32::MAX, f32::MIN], &[], &[]), Ok(0));
     }
 }
 
 #[test]
 fn values_out_of_range_are_named() {
-    let good = Sampling::default();
-    assert_eq!(good.check(), Ok(()));
+    let good = Sampling::default;
+    assert_eq!(good().check(8), Ok(()));
+    let ends = Sampling {
+        presence_penalty: -2.0,
+        frequency_penalty: 2.0,
+        logit_bias: vec![(0, -100.0), (7, 100.0), (7, NEG_INF)],
+        ..good()
+    };
+    assert_eq!(ends.check(8), Ok(()));
     let bad = [
-        ("temperature", Sampling { temperature: -0.1, ..good }),
-        ("temperature", Sampling { temperature: f32::NAN, ..good }),
-        ("temperature", Sampling { temperature: f32::INFINITY, ..good }),
-        ("top-p", Sampling { top_p: -0.1, ..good }),
-        ("top-p", Sampling { top_p: 1.1, ..good }),
-        ("min-p", Sampling { min_p: -0.1, ..good }),
-        ("min-p", Sampling { min_p: f32::NAN, ..good }),
-        ("repetition penalty", Sampling { repetition_penalty: 0.0, ..good }),
+        ("temperature", Sampling { temperature: -0.1, ..good() }),
+        ("temperature", Sampling { temperature: f32::NAN, ..good() }),
+        ("temperature", Sampling { temperature: f32::INFINITY, ..good() }),
+        ("top-p", Sampling { top_p: -0.1, ..good() }),
+        ("top-p", Sampling { top_p: 1.1, ..good() }),
+        ("min-p", Sampling { min_p: -0.1, ..good() }),
+        ("min-p", Sampling { min_p: f32::NAN, ..good() }),
+        ("repetition penalty", Sampling { repetition_penalty: 0.0, ..good() }),
+        ("presence penalty", Sampling { presence_penalty: 2.1, ..good() }),
+        ("presence penalty", Sampling { presence_penalty: f32::NAN, ..good() }),
+        ("frequency penalty", Sampling { frequency_penalty: -2.1, ..good() }),
+        ("frequency penalty", Sampling { frequency_penalty: NEG_INF, ..good() }),
+        ("logit bias -101", Sampling { logit_bias: vec![(0, 1.0), (1, -101.0)], ..good() }),
+        ("logit bias inf", Sampling { logit_bias: vec![(1, f32::INFINITY)], ..good() }),
+        ("logit bias NaN", Sampling { logit_bias: vec![(1, f32::NAN)], ..good() }),
+        ("logit bias of token 8", Sampling { logit_bias: vec![(8, 1.0)], ..good() }),
     ];
     for (name, sampling) in bad {
-        let message = sampling.check().unwrap_err().to_string();
+        let message = sampling.check(8).unwrap_err().to_string();
         assert!(message.starts_with(name), "{message}");
     }
 }

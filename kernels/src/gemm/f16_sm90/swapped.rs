@@ -61,7 +61,7 @@ pub use launcher::Swapped16;
 
 use super::accumulators::{Accumulators, Multiply};
 use super::tiles::{BLOCK_K, ROW_BYTES};
-use crate::tile::box_copy::{self, Team, Weight};
+use crate::tile::box_copy::{self, CopyThreads as Team, Weight};
 use crate::tile::element::Operand16;
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;

@@ -1,26 +1,26 @@
-//! The rows of x, as the lanes take them.
+//! The rows of x: A of the MMAs.
 
-use super::mainloop::{Cursor, LINE_K, LOAD_K, LOAD_WORDS, LaneRow, Load, TILE};
+use super::mainloop::{Cursor, K_PER_LOAD, LOAD_WORDS, LaneRow, Load, TILE_K, TILE_MN};
 use super::mainloop::{lane_group, lane_pair};
 use cuda_std::prelude::*;
 
-/// Elements from a row in shared memory to the next: whole lines, and half a line more, for the two
-/// rows that 16-byte loads read at once to be in banks of their own.
+/// Row stride of x in shared memory, in elements: whole k-tiles and half a k-tile of padding, so
+/// that the two rows that a 16-byte load reads at a time are in different banks.
 pub const fn row_stride(k: u32) -> u32 {
-    k.next_multiple_of(LINE_K) + LINE_K / 2
+    k.next_multiple_of(TILE_K) + TILE_K / 2
 }
 
-/// Shared memory of `num_rows` rows.
+/// Bytes of shared memory for `num_rows` rows.
 pub const fn shared_bytes(num_rows: usize, k: u32) -> usize {
     num_rows.saturating_mul(row_stride(k) as usize * size_of::<u16>())
 }
 
-/// Where the rows of x are.
+/// Where x is loaded from.
 pub trait Input<const TILES_M: usize> {
-    /// The lane's words of each row of x, `offset` elements on, zero past the rows' ends.
+    /// The lane's loads of each row of x, `offset` elements ahead; zeros past the rows' ends.
     ///
     /// # Safety
-    /// 1. The warp has products there, by the cursor.
+    /// 1. That k-tile is inside k, see [`Cursor::is_inside`].
     unsafe fn load(&self, cursor: Cursor, offset: u32) -> [Load; TILES_M];
 }
 
@@ -31,17 +31,16 @@ pub struct GlobalRows<const TILES_M: usize> {
 }
 
 impl<const TILES_M: usize> GlobalRows<TILES_M> {
-    /// The first `max_rows` rows of `x`, written or not: the loads of those that are would wait for the
-    /// count of them. Those past the last one are the last one.
+    /// The first `max_rows` rows of `x`, even those that are unwritten: loads that depend on the
+    /// row count would wait for it. Rows past the last one load the last one.
     ///
     /// # Safety
-    /// 1. `x` holds as many rows of the cursors' `k` elements, at multiples of 16 bytes, and
-    ///    `max_rows` is not 0.
+    /// 1. `x` holds `max_rows` rows, not 0, of the cursors' `k` elements, 16-byte aligned.
     #[inline(always)]
     pub unsafe fn new(x: Global<u16>, stride: u32, max_rows: u32) -> Self {
         let mut rows = [LaneRow::new(0, 0); TILES_M];
         for tile in 0..TILES_M {
-            let row = tile as u32 * TILE + lane_group();
+            let row = tile as u32 * TILE_MN + lane_group();
             rows[tile] = LaneRow::new(row.min(max_rows - 1), stride);
         }
         GlobalRows { x, rows }
@@ -61,20 +60,20 @@ impl<const TILES_M: usize> Input<TILES_M> for GlobalRows<TILES_M> {
     }
 }
 
-/// Rows of x in shared memory, zeros up to the end of k's last line.
+/// Rows of x in shared memory, with zeros up to the end of the last k-tile.
 pub struct SharedRows<const TILES_M: usize> {
-    /// Where the lane's loads of each row start.
+    /// The lane's first load of each row.
     rows: [Shared<u16>; TILES_M],
 }
 
 impl<const TILES_M: usize> SharedRows<TILES_M> {
-    /// The first `num_rows` rows of `k` elements at `x`; those past the last one are the last one.
+    /// The first `num_rows` rows of `k` elements at `x`; rows past the last one load the last one.
     #[inline(always)]
     pub fn new(x: Shared<u16>, k: u32, num_rows: u32) -> Self {
         let mut rows = [x; TILES_M];
         for tile in 0..TILES_M {
-            let row = (tile as u32 * TILE + lane_group()).min(num_rows - 1);
-            rows[tile] = x.offset(row * row_stride(k) + lane_pair() * LOAD_K);
+            let row = (tile as u32 * TILE_MN + lane_group()).min(num_rows - 1);
+            rows[tile] = x.offset(row * row_stride(k) + lane_pair() * K_PER_LOAD);
         }
         SharedRows { rows }
     }
@@ -86,7 +85,7 @@ impl<const TILES_M: usize> Input<TILES_M> for SharedRows<TILES_M> {
         let mut loads = [[0; LOAD_WORDS]; TILES_M];
         for tile in 0..TILES_M {
             let words = self.rows[tile].offset(cursor.element(offset)).cast::<u32>();
-            // SAFETY: products are in k's lines.
+            // SAFETY: rows are padded to whole k-tiles.
             loads[tile] = unsafe { words.get_vec(0) };
         }
         loads

@@ -1,11 +1,11 @@
-//! Which instance computes a linear layer of few rows, and its launch.
+//! The choice of an instance for a small-batch linear layer, and its launch.
 
 mod streamed;
 
-use super::epilogue::{max_columns, num_sums};
+use super::epilogue::{max_columns, num_partials};
 use super::gemm_16_small_m::{self, Instance};
 use super::gemm_16_streamed::Instance as StreamedInstance;
-use super::mainloop::{LOAD_K, TILE};
+use super::mainloop::{K_PER_LOAD, TILE_MN};
 use super::normed;
 use crate::Rows;
 use crate::element::Dtype;
@@ -18,64 +18,64 @@ use cuda_std::warp::WARP_SIZE;
 /// SMs of an H200.
 const NUM_SMS: usize = 132;
 
-/// Columns up to which 16 warps share k: two blocks of eight columns an SM, that hold all its warps.
-const NARROW_N: usize = 2 * NUM_SMS * TILE as usize;
+/// Up to this many columns 16 warps split k: two blocks of eight columns an SM, which fill it.
+const NARROW_N: usize = 2 * NUM_SMS * TILE_MN as usize;
 
-/// Rows of the weight from which on a block of one row of x takes 32 of them. On an H200, in us by
-/// 8 and by 32: 9216 x 3072 17.4 and 18.3; 9728 x 896 7.3 and 6.8; 12288 x 4096 29.5 and 27.3;
-/// 16384 x 3072 29.0 and 25.1; 32064 x 3072 51.6 and 46.4. For eight rows 32 are never slower.
+/// From this many weight rows on, a block of one row of x takes 32 columns instead of 8
+/// (`docs/measurements/gemm_small_m.md`). For eight rows 32 are never slower.
 const WIDE_N: usize = 9600;
 
-/// Shared memory that a block may have on every device of the targets.
+/// Most shared memory of a block on every device of the targets.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
-/// Most 16-byte loads of an operand: a lane counts them in a `u32`.
+/// Most 16-byte loads of an operand: a lane indexes them by `u32`.
 const MAX_LOADS: usize = i32::MAX as usize;
 
-/// Shared memory of a block: the sums, and behind them the normed rows of a `k`, if there are any.
+/// Shared memory of a block: the partial sums, then the normed rows `(max_rows, k)`, if any.
 const fn shared_bytes(
     tiles: [usize; 2],
     gated: bool,
     warps: usize,
     normed: Option<(usize, u32)>,
 ) -> usize {
-    let sums = num_sums(tiles[0], tiles[1], gated, warps) as usize * size_of::<f32>();
+    let partials = num_partials(tiles[0], tiles[1], gated, warps) as usize * size_of::<f32>();
     match normed {
-        Some((max_rows, k)) => sums + normed::shared_bytes(max_rows, k),
-        None => sums,
+        Some((max_rows, k)) => partials + normed::shared_bytes(max_rows, k),
+        None => partials,
     }
 }
 
-/// The name of `E` in symbols.
+/// `E` in symbols.
 fn name_of<E: Operand16>() -> &'static str {
     if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" }
 }
 
-/// What an instance computes.
+/// The parameters of an instance.
 #[derive(Clone, Copy)]
-struct Shape {
+struct InstanceParams {
     symbol: &'static str,
     tiles_m: usize,
     tiles_n: usize,
     warps: usize,
+    /// Whether it has a norm, and a gate.
     fused: (bool, bool),
 }
 
-impl Shape {
+impl InstanceParams {
     fn is_of<E: Operand16>(&self) -> bool {
         self.symbol.split('_').nth(1) == Some(name_of::<E>())
     }
 
     fn max_rows(&self) -> usize {
-        self.tiles_m * TILE as usize
+        self.tiles_m * TILE_MN as usize
     }
 }
 
-macro_rules! shape_of {
+macro_rules! params_of {
     ($($instance:ident),*) => {$(
-        impl From<$instance> for Shape {
+        impl From<$instance> for InstanceParams {
             fn from(instance: $instance) -> Self {
-                Shape {
+                InstanceParams {
                     symbol: instance.symbol(),
                     tiles_m: instance.tiles_m(),
                     tiles_n: instance.tiles_n(),
@@ -87,13 +87,13 @@ macro_rules! shape_of {
     )*};
 }
 
-shape_of!(Instance, StreamedInstance);
+params_of!(Instance, StreamedInstance);
 
 fn is_normed<E>(operands: &Linear16Operands<E>) -> bool {
     matches!(operands.x, Input16::Normed { .. })
 }
 
-/// The arguments of an instance for x.
+/// Kernel arguments: x and its norm.
 struct InputArgs {
     x: DevicePtr<()>,
     x_stride: u32,
@@ -101,14 +101,14 @@ struct InputArgs {
     eps: f32,
 }
 
-/// Where the outputs go.
+/// Kernel arguments: the output.
 struct OutArgs {
-    half: DevicePtr<u16>,
-    single: DevicePtr<f32>,
+    out16: DevicePtr<u16>,
+    out_f32: DevicePtr<f32>,
     stride: u32,
 }
 
-/// The arguments of both kernels.
+/// The arguments that both kernels take.
 struct Args {
     n: u32,
     k: u32,
@@ -124,7 +124,7 @@ fn refuse<T>(what: &'static str, value: usize, expected: &'static str) -> Result
     Err(LaunchError::Shape { what, value, expected })
 }
 
-/// A linear layer of few rows, in elements of 16 bits.
+/// A small-batch linear layer of 16-bit elements.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallM16(pub Linear16);
 
@@ -132,21 +132,21 @@ impl SmallM16 {
     /// Most rows.
     pub const MAX_ROWS: usize = 64;
 
-    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns with a norm in
-    /// front: its rows stand in shared memory. Up to 5,120 columns it takes all
-    /// [`MAX_FUSED_ROWS`], of 8,192 five.
+    /// Whether a norm can be fused with layers of up to `max_rows` rows of `k` columns: the normed
+    /// rows must fit in shared memory. Up to k = 5,120 all [`MAX_FUSED_ROWS`] do, at 8,192 five.
     pub const fn fuses(max_rows: usize, k: usize) -> bool {
         max_rows <= MAX_FUSED_ROWS && k > 0 && k <= i32::MAX as usize && {
-            // Those of the instance that has most sums.
+            // The instance with the most partial sums.
             shared_bytes([1, 4], false, 8, Some((max_rows, k as u32))) <= MAX_SHARED_BYTES
         }
     }
 
-    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
-    /// columns. `maps` encodes tensor maps.
+    /// The launch, or `None` if there are no rows or no columns. `num_rows` points to the row count
+    /// on the device; `maps` encodes tensor maps.
     ///
     /// # Errors
-    /// As [`Linear16::launch`]; also for more than [`SmallM16::MAX_ROWS`], and for operands of more than 32 GiB.
+    /// As [`Linear16::launch`]; also for more than [`SmallM16::MAX_ROWS`], and for operands of more
+    /// than 32 GiB.
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
@@ -163,13 +163,13 @@ impl SmallM16 {
         }
     }
 
-    /// The launch of an instance of `E`: to compare them.
+    /// The launch of the given instance, to compare instances.
     ///
     /// # Errors
     /// As [`SmallM16::launch`]; also for more rows than the instance has.
     ///
     /// # Panics
-    /// If the instance is of another element, or fused to something else.
+    /// If the instance has another element type, or fuses other operations.
     pub fn launch_instance<E: Operand16>(
         &self,
         instance: Instance,
@@ -177,13 +177,13 @@ impl SmallM16 {
         operands: &Linear16Operands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
         self.0.check(operands)?;
-        let shape = Shape::from(instance);
+        let params = InstanceParams::from(instance);
         let Some(Args { n, k, input, weight_stride, bias, residual, residual_stride, out }) =
-            self.args(&shape, operands)?
+            self.args(&params, operands)?
         else {
             return Ok(None);
         };
-        let geometry = self.geometry(&shape)?;
+        let geometry = self.geometry(&params)?;
         Ok(geometry.map(|geometry| {
             gemm_16_small_m::launch(
                 instance,
@@ -202,23 +202,23 @@ impl SmallM16 {
                 bias,
                 residual,
                 residual_stride,
-                out.half,
-                out.single,
+                out.out16,
+                out.out_f32,
                 out.stride,
             )
         }))
     }
 
-    /// What both kernels take, or `None` if there are no outputs.
+    /// The arguments of both kernels, or `None` if there are no outputs.
     fn args<E: Operand16>(
         &self,
-        shape: &Shape,
+        params: &InstanceParams,
         operands: &Linear16Operands<E>,
     ) -> Result<Option<Args>, LaunchError> {
-        assert!(shape.is_of::<E>(), "{} is not of {}", shape.symbol, name_of::<E>());
+        assert!(params.is_of::<E>(), "{} is not of {}", params.symbol, name_of::<E>());
         let fused = (is_normed(operands), self.0.gated);
-        assert!(shape.fused == fused, "{}", shape.symbol);
-        if self.0.max_rows > shape.max_rows() {
+        assert!(params.fused == fused, "{}", params.symbol);
+        if self.0.max_rows > params.max_rows() {
             return refuse("rows", self.0.max_rows, "at most the instance's");
         }
         let input = self.input(operands)?;
@@ -227,12 +227,12 @@ impl SmallM16 {
         let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
         let out = match out {
             Out16::Half(rows) => OutArgs {
-                half: DevicePtr::new(rows.ptr.0),
-                single: DevicePtr::null(),
+                out16: DevicePtr::new(rows.ptr.0),
+                out_f32: DevicePtr::null(),
                 stride: rows.stride_arg()?,
             },
             Out16::F32(rows) => {
-                OutArgs { half: DevicePtr::null(), single: rows.ptr, stride: rows.stride_arg()? }
+                OutArgs { out16: DevicePtr::null(), out_f32: rows.ptr, stride: rows.stride_arg()? }
             }
         };
         let args = Args {
@@ -248,28 +248,29 @@ impl SmallM16 {
         Ok((self.0.max_rows > 0 && self.0.n > 0).then_some(args))
     }
 
-    /// The instances for the layer, of those of a kernel. How many warps share k decides the order
-    /// of the sums: it must not depend on the rows, nor on what is fused, nor on how the weight comes.
-    fn instances<E: Operand16, I: Copy + Into<Shape>>(
+    /// The instances of a kernel that can compute the layer. The number of warps decides the
+    /// summation order, so it must not depend on m, on what is fused, or on how the weight is
+    /// loaded.
+    fn instances<E: Operand16, I: Copy + Into<InstanceParams>>(
         &self,
         all: &[I],
         operands: &Linear16Operands<E>,
-    ) -> impl Iterator<Item = (I, Shape)> {
+    ) -> impl Iterator<Item = (I, InstanceParams)> {
         let warps = if self.0.weight_rows() <= NARROW_N { 16 } else { 8 };
         let fused = (is_normed(operands), self.0.gated);
         let max_rows = self.0.max_rows;
         let all = all.iter().map(|&instance| (instance, instance.into()));
-        all.filter(move |(_, shape): &(I, Shape)| {
-            shape.is_of::<E>()
-                && shape.fused == fused
-                && shape.warps == warps
-                && max_rows <= shape.max_rows()
+        all.filter(move |(_, params): &(I, InstanceParams)| {
+            params.is_of::<E>()
+                && params.fused == fused
+                && params.warps == warps
+                && max_rows <= params.max_rows()
         })
     }
 
     fn too_many_rows<T, E>(&self, operands: &Linear16Operands<E>) -> Result<T, LaunchError> {
         let is_normed = is_normed(operands);
-        let expected = if is_normed { "at most 8 behind a norm" } else { "at most 64" };
+        let expected = if is_normed { "at most 8 with a norm" } else { "at most 64" };
         refuse("rows", self.0.max_rows, expected)
     }
 
@@ -280,13 +281,13 @@ impl SmallM16 {
         let weight_rows = self.0.weight_rows();
         let is_wide = weight_rows > NARROW_N && (self.0.max_rows > 1 || weight_rows >= WIDE_N);
         let tiles_n = match (self.0.gated, is_wide) {
-            // 16 columns of gate and of up a block were slower: 1440 for 1462 tokens/s of Qwen2.5-0.5B.
+            // With a gate, 16 columns of gate and of up are slower than 8 and 8.
             (true, _) => 2,
             (false, true) => 4,
             (false, false) => 1,
         };
         let mut instances = self.instances(Instance::ALL, operands);
-        let instance = instances.find(|(_, shape)| shape.tiles_n == tiles_n);
+        let instance = instances.find(|(_, params)| params.tiles_n == tiles_n);
         instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
     }
 
@@ -314,8 +315,8 @@ impl SmallM16 {
         }
     }
 
-    fn geometry(&self, shape: &Shape) -> Result<Option<Geometry>, LaunchError> {
-        let &Shape { tiles_m, tiles_n, warps, fused: (is_normed, is_gated), .. } = shape;
+    fn geometry(&self, params: &InstanceParams) -> Result<Option<Geometry>, LaunchError> {
+        let &InstanceParams { tiles_m, tiles_n, warps, fused: (is_normed, is_gated), .. } = params;
         let block_n = max_columns(tiles_n, is_gated) as usize;
         let normed = (self.0.max_rows, arg_u32("k", self.0.k)?);
         let normed = is_normed.then_some(normed);
@@ -328,9 +329,9 @@ impl SmallM16 {
         )
     }
 
-    /// The stride of an operand whose loads a lane can count.
+    /// The stride of an operand, if a lane can index all its loads.
     fn stride<E>(what: &'static str, rows: &Rows<E>, num_rows: usize) -> Result<u32, LaunchError> {
-        let num_loads = num_rows.saturating_mul(rows.row_stride / LOAD_K as usize);
+        let num_loads = num_rows.saturating_mul(rows.row_stride / K_PER_LOAD as usize);
         if num_loads > MAX_LOADS {
             return refuse(what, rows.row_stride, "a matrix of at most 32 GiB");
         }

@@ -1,70 +1,73 @@
-//! Rows of x behind an RMSNorm: each block norms them all, into its shared memory.
+//! RMSNorm of x, fused: each block norms all rows into its shared memory, instead of waiting for a
+//! launch that does.
 //!
-//! The warps take turns, a chunk of 256 columns of a row each. The first turn is laid out for one
-//! row, of which a warp rarely has more than a chunk: the norm's weights are on their way before the
-//! launch before has ended, and x stays in registers while all warps' sums of squares meet. Of further
-//! turns x comes from L1 the second time. Registers are what 32 warps an SM leave beside the weights
-//! of a round: of the norm's eight weights of a lane only the first one is kept.
+//! The warps take segments of 256 elements in turn. The first round is tuned for one row, where a
+//! warp rarely has a second one: the norm's weight is prefetched before the previous launch has
+//! ended, and x stays in registers while the warps exchange their sums of squares. In later rounds
+//! x is read twice, the second time from L1. Registers are scarce beside the weights in flight with
+//! 32 warps an SM: of the eight norm weights of a lane only the first is kept.
 
 use super::input::{self, SharedRows, row_stride};
-use super::mainloop::{LINE_K, TILE};
-use crate::element::{Half, VECTOR};
-use crate::rms_norm::{CHUNK, Vector, chunk_sum, group_sum, num_chunks, scale, scaled, weighted};
+use super::mainloop::{TILE_K, TILE_MN};
+use crate::element::{Half, VEC_ELEMS};
+use crate::rms_norm::{
+    SEGMENT_ELEMS, Vector, num_segments, scale, scaled, segment_square_sum, sum_segments, weighted,
+};
 use cuda_std::prelude::*;
 
-/// The logarithm of a row's turns: one for each chunk, and idle ones that make a power of two.
+/// Binary logarithm of the segments of a row, padded to a power of two with idle ones.
 const fn row_shift(k: u32) -> u32 {
-    num_chunks(k).next_power_of_two().trailing_zeros()
+    num_segments(k).next_power_of_two().trailing_zeros()
 }
 
-/// Floats in front of the rows: the sums of squares of all turns.
-const fn num_sums(k: u32) -> u32 {
-    TILE << row_shift(k)
+/// Floats of shared memory before the rows: the sums of squares of all segments.
+const fn num_square_sums(k: u32) -> u32 {
+    TILE_MN << row_shift(k)
 }
 
-/// Shared memory of a block's rows.
+/// Bytes of shared memory for a block's normed rows.
 pub const fn shared_bytes(max_rows: usize, k: u32) -> usize {
-    let sums = num_sums(k) as usize * size_of::<f32>();
-    sums + input::shared_bytes(max_rows, k)
+    let square_sums = num_square_sums(k) as usize * size_of::<f32>();
+    square_sums + input::shared_bytes(max_rows, k)
 }
 
-/// A turn of a warp: a chunk of a row.
+/// A segment of a row, numbered row by row.
 #[derive(Clone, Copy)]
-struct Turn(u32);
+struct Segment(u32);
 
-/// How a layer's norm is computed.
+/// The parameters of a norm.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub struct NormParams {
     pub k: u32,
-    /// Of k.
+    /// `1 / k`.
     pub reciprocal: f32,
     pub eps: f32,
 }
 
-impl Shape {
+impl NormParams {
     #[inline(always)]
-    fn row(&self, turn: Turn) -> u32 {
-        turn.0 >> row_shift(self.k)
+    fn row(&self, segment: Segment) -> u32 {
+        segment.0 >> row_shift(self.k)
     }
 
     #[inline(always)]
-    fn chunk(&self, turn: Turn) -> u32 {
-        turn.0 & ((1 << row_shift(self.k)) - 1)
+    fn index_in_row(&self, segment: Segment) -> u32 {
+        segment.0 & ((1 << row_shift(self.k)) - 1)
     }
 
-    /// The lane's first column.
+    /// The lane's first element of a segment, along k.
     #[inline(always)]
-    fn column(&self, turn: Turn) -> u32 {
-        self.chunk(turn) * CHUNK + warp::lane_id() * VECTOR
+    fn column(&self, segment: Segment) -> u32 {
+        self.index_in_row(segment) * SEGMENT_ELEMS + warp::lane_id() * VEC_ELEMS
     }
 
-    /// The lane's columns of a turn in its `row`, zeros past the end.
+    /// The lane's elements of a segment of `row`, zeros past the end.
     ///
     /// # Safety
-    /// 1. `row` holds `k` elements, at a multiple of 16 bytes.
+    /// 1. `row` holds `k` elements, 16-byte aligned.
     #[inline(always)]
-    unsafe fn load(&self, row: Global<f32>, turn: Turn, is_there: bool) -> Vector {
-        let column = self.column(turn);
+    unsafe fn load(&self, row: Global<f32>, segment: Segment, is_there: bool) -> Vector {
+        let column = self.column(segment);
         let (row, is_inside) = (row.wrapping_add(column as usize), is_there && column < self.k);
         // SAFETY: inside by the condition, since k is a multiple of eight.
         let ([a, b, c, d], [e, f, g, h]) =
@@ -73,35 +76,35 @@ impl Shape {
     }
 }
 
-/// The norm of a block's rows, of a layer whose `WARPS` share k.
+/// The norm of a block's rows, by its `WARPS` warps.
 pub struct Norm<const WARPS: usize> {
     weight: Global<f32>,
-    shape: Shape,
-    /// The first weight of the lane in the warp's first turn: with it, L1 has all eight.
+    params: NormParams,
+    /// The lane's first norm weight of the warp's first segment: loading it brings all eight to L1.
     first_weight: f32,
 }
 
 impl<const WARPS: usize> Norm<WARPS> {
-    /// What no launch before this one has to be waited for.
+    /// Prefetches the norm's weight; the previous launch may still run.
     ///
     /// # Safety
-    /// 1. `weight` holds `k` elements, at a multiple of 16 bytes; `k` is a multiple of 8, not 0.
+    /// 1. `weight` holds `k` elements, 16-byte aligned; `k` is a multiple of 8, not 0.
     #[inline(always)]
-    pub unsafe fn new(weight: Global<f32>, shape: Shape) -> Self {
-        let column = shape.column(Turn(warp::warp_idx())) as usize;
-        let is_inside = column < shape.k as usize;
+    pub unsafe fn new(weight: Global<f32>, params: NormParams) -> Self {
+        let column = params.column(Segment(warp::warp_idx())) as usize;
+        let is_inside = column < params.k as usize;
         // SAFETY: inside, by the condition.
         let first_weight = if is_inside { unsafe { weight.get(column) } } else { 0.0 };
-        Norm { weight, shape, first_weight }
+        Norm { weight, params, first_weight }
     }
 
-    /// The first `num_rows` rows of `x`, normed and rounded to `E`; those past the last one are the
-    /// last one.
+    /// Norms the first `num_rows` rows of `x`, rounded to `E`; rows past the last one are the last
+    /// one.
     ///
     /// # Safety
-    /// 1. `x` holds `num_rows` rows, at multiples of 16 bytes; `num_rows` is 1 to [`TILE`].
-    /// 2. `smem` are the block's own [`shared_bytes`] of at least as many rows, at a multiple of 16
-    ///    bytes. All its threads call this, once.
+    /// 1. `x` holds `num_rows` rows, 16-byte aligned; `num_rows` is 1 to [`TILE_MN`].
+    /// 2. `smem` holds [`shared_bytes`] of at least as many rows, 16-byte aligned, which nothing
+    ///    else uses. All threads of the block call this, once.
     #[inline(always)]
     pub unsafe fn rows<E: Half, const TILES_M: usize>(
         &self,
@@ -109,81 +112,83 @@ impl<const WARPS: usize> Norm<WARPS> {
         num_rows: u32,
         smem: Shared<f32>,
     ) -> SharedRows<TILES_M> {
-        let shape = &self.shape;
-        let rows = smem.offset(num_sums(shape.k)).cast::<u16>();
-        let end = num_rows << row_shift(shape.k);
-        let turn = |round| Turn(round * WARPS as u32 + warp::warp_idx());
-        // SAFETY: turns of rows under `num_rows` alone; each is one warp's, and what others wrote
-        // is read behind a barrier.
+        let params = &self.params;
+        let rows = smem.offset(num_square_sums(params.k)).cast::<u16>();
+        let end = num_rows << row_shift(params.k);
+        let segment = |round| Segment(round * WARPS as u32 + warp::warp_idx());
+        // SAFETY: only segments of rows under `num_rows`; each belongs to one warp, and what other
+        // warps write is read after a barrier.
         unsafe {
-            let load_x = |turn: Turn| {
-                let row = x.wrapping_add(shape.row(turn) as usize * stride as usize);
-                shape.load(row, turn, turn.0 < end)
+            let load_x = |segment: Segment| {
+                let row = x.wrapping_add(params.row(segment) as usize * stride as usize);
+                params.load(row, segment, segment.0 < end)
             };
-            // All warps have as many rounds: where a branch depended on the warp, ptxas would take
-            // shuffles for divergent. The first comes last: its chunk stays in registers.
+            // All warps run the same number of rounds: if a branch depended on the warp, ptxas
+            // would treat the shuffles as divergent. Round 0 is last: its segment stays in
+            // registers.
             let num_rounds = end.div_ceil(WARPS as u32);
             let mut round = num_rounds;
             let mut values;
             loop {
                 round -= 1;
-                values = load_x(turn(round));
-                self.add_up(turn(round), &values, smem);
+                values = load_x(segment(round));
+                self.store_square_sum(segment(round), &values, smem);
                 if round == 0 {
                     break;
                 }
             }
             thread::sync_threads();
 
-            let mut weights = shape.load(self.weight, turn(0), true);
+            let mut weights = params.load(self.weight, segment(0), true);
             weights[0] = self.first_weight;
-            self.store::<E>(turn(0), weighted(values, weights), end, smem, rows);
+            self.store::<E>(segment(0), weighted(values, weights), end, smem, rows);
             round = 1;
             while round < num_rounds {
-                let weights = shape.load(self.weight, turn(round), true);
-                let values = weighted(load_x(turn(round)), weights);
-                self.store::<E>(turn(round), values, end, smem, rows);
+                let weights = params.load(self.weight, segment(round), true);
+                let values = weighted(load_x(segment(round)), weights);
+                self.store::<E>(segment(round), values, end, smem, rows);
                 round += 1;
             }
             thread::sync_threads();
         }
-        SharedRows::new(rows, shape.k, num_rows)
+        SharedRows::new(rows, params.k, num_rows)
     }
 
-    /// Writes the sum of squares of a turn's chunk.
+    /// Writes the sum of squares of a segment.
     ///
     /// # Safety
-    /// 1. `smem` has room for it, which no other warp accesses.
+    /// 1. `smem` holds one element a segment; no other warp accesses this one's.
     #[inline(always)]
-    unsafe fn add_up(&self, turn: Turn, values: &Vector, smem: Shared<f32>) {
-        let sum = chunk_sum(values);
+    unsafe fn store_square_sum(&self, segment: Segment, values: &Vector, smem: Shared<f32>) {
+        let sum = segment_square_sum(values);
         if warp::lane_id() == 0 {
             // SAFETY: the caller's promise.
-            unsafe { smem.set(turn.0, sum) };
+            unsafe { smem.set(segment.0, sum) };
         }
     }
 
-    /// Writes the weighted chunk of a turn, normed, and zeros up to the end of k's last line.
+    /// Scales and writes a weighted segment, with zeros up to the end of the last k-tile.
     ///
     /// # Safety
-    /// 1. `smem` holds the sums of the row's chunks, `rows` has room, which no other warp accesses.
+    /// 1. `smem` holds the sums of squares of the row's segments; `rows` holds the normed rows, and
+    ///    no other warp accesses this segment.
     #[inline(always)]
     unsafe fn store<E: Half>(
         &self,
-        turn: Turn,
+        segment: Segment,
         weighted: Vector,
         end: u32,
         smem: Shared<f32>,
         rows: Shared<u16>,
     ) {
-        let Shape { k, reciprocal, eps } = self.shape;
-        let (row, column) = (self.shape.row(turn), self.shape.column(turn));
-        if turn.0 >= end || column >= k.next_multiple_of(LINE_K) {
+        let NormParams { k, reciprocal, eps } = self.params;
+        let (row, column) = (self.params.row(segment), self.params.column(segment));
+        if segment.0 >= end || column >= k.next_multiple_of(TILE_K) {
             return;
         }
         // SAFETY: the caller's promise; the column is inside.
         unsafe {
-            let sum = group_sum(smem.offset(row << row_shift(k)), num_chunks(k));
+            let sum = sum_segments(smem.offset(row << row_shift(k)), num_segments(k));
             let [a, b, c, d, e, f, g, h] = scaled(weighted, scale(sum, reciprocal, eps));
             let words = [E::pack(a, b), E::pack(c, d), E::pack(e, f), E::pack(g, h)];
             rows.offset(row * row_stride(k) + column).cast::<u32>().set_vec(0, words);

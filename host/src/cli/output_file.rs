@@ -1,0 +1,80 @@
+//! Files that are complete or absent: written under a temporary name beside the final one, then renamed.
+//!
+//! Whatever ends the process early removes the temporary file: a failed write, Ctrl-C (through [`remove_partial`]), and
+//! the limit on file sizes, whose signal [`install`] turns into a failed write.
+
+use super::{failure::Failure, terminal};
+use std::{
+    fmt::Display,
+    fs, io,
+    path::{Path, PathBuf},
+    process,
+    sync::{Mutex, PoisonError, atomic::AtomicBool},
+};
+
+/// The temporary file that is being written.
+static PARTIAL: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// Makes a write beyond the limit on file sizes fail with EFBIG. Without a handler SIGXFSZ ends the process.
+pub fn install() {
+    #[cfg(unix)]
+    {
+        static FLAG: AtomicBool = AtomicBool::new(false);
+        // Where no handler can be set, the signal ends the process as before.
+        let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, &FLAG);
+    }
+}
+
+/// Writes the file `path` by `write`, which gets the path of the temporary file.
+///
+/// # Errors
+/// [`Failure::Environment`] if `write` fails or the file cannot be renamed; `path` is unchanged then.
+pub fn write_whole<E: Display>(
+    path: &Path,
+    write: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), Failure> {
+    let fault = |error: &dyn Display| format!("cannot write {}: {error}", path.display());
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".partial-{}", process::id()));
+    let partial = path.with_file_name(name);
+    *lock() = Some(partial.clone());
+    let written = write(&partial).map_err(|error| fault(&error));
+    let moved = written.and_then(|()| fs::rename(&partial, path).map_err(|error| fault(&error)));
+    remove_partial();
+    moved.map_err(Failure::Environment)
+}
+
+/// Removes the temporary file, unless it has its final name already.
+pub fn remove_partial() {
+    let Some(path) = lock().take() else { return };
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            let path = path.display();
+            terminal::note(format_args!("warning: cannot remove {path}: {error}"));
+        }
+        _ => {}
+    }
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Option<PathBuf>> {
+    PARTIAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_complete_or_unchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        write_whole(&path, |partial| fs::write(partial, "first")).unwrap();
+        let failed = write_whole(&path, |partial| {
+            fs::write(partial, "sec")?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        });
+        assert!(matches!(failed, Err(Failure::Environment(_))));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the temporary file is gone");
+    }
+}
