@@ -81,7 +81,7 @@ impl Runner {
         Runner { model, executor, precision, batch_invariant, prepared: HashMap::new() }
     }
 
-    /// Bits of the logits behind the prompt, in `chunks`, and behind each token of the answer, with `others` beside it in
+    /// Bits of the logits after the prompt, in `chunks`, and after each token of the answer, with `others` beside it in
     /// every step.
     fn logits(&mut self, chunks: &[usize], others: usize) -> Vec<Vec<u32>> {
         let tokens: Vec<u32> = (0..PROMPT_LEN as u32).map(|i| i * 37 % 256).chain(ANSWER).collect();
@@ -108,7 +108,7 @@ impl Runner {
         self.run(bounds(1 + others, 1), &[token], past_len, past_len - PROMPT_LEN + 1, others)
     }
 
-    /// The sequence stands behind half of `others`, which have `others_past` tokens each.
+    /// The sequence comes after half of `others`, which have `others_past` tokens each.
     fn run(
         &mut self,
         bounds: Bounds,

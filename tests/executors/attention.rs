@@ -99,7 +99,7 @@ pub fn tests() -> Vec<Test> {
     cases.into_iter().map(test).collect()
 }
 
-/// Fills the cache with what lies before the new tokens, in one step, and runs the new tokens in another.
+/// Fills the cache with the positions before the new tokens, in one step, and runs the new tokens in another.
 fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
     let &Case { precision, sequences, heads, .. } = case;
     let (num_heads, num_kv_heads, head_dim) = heads;

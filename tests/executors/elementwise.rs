@@ -72,7 +72,7 @@ fn rope_matches_oracle(
 ) -> Outcome {
     let past_len = 11;
     let width = num_heads * head_dim;
-    // The columns of V behind Q and K stay as they are.
+    // The columns of V after Q and K stay as they are.
     let input = Matrix::random(1, rows, width + head_dim).rounded(precision);
     let mut bounds = bounds(rows, rows % 2 * 3);
     bounds.max_kv_len = past_len + bounds.max_tokens;

@@ -1,4 +1,4 @@
-//! What executors may fuse: linear layers with a norm in front and a gate behind, and RoPE at the append.
+//! What executors may fuse: linear layers with a norm before and a gate after, and RoPE at the append.
 
 use halfwarp::exec::{ExecError, Want};
 use halfwarp::plan::{
@@ -102,7 +102,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 impl Layer {
-    /// The operations one after the other, of these rows, with others in between or not; and the rows behind them.
+    /// The operations one after the other, of these rows, with others in between or not; and the rows that come out.
     fn plan(&self, x_rows: &Matrix, apart: bool, batch_invariant: bool) -> (Plan, Weights) {
         let &Layer { precision, rows, k, n, gated, has_bias } = self;
         let mut setup = Setup::new(precision);
@@ -113,7 +113,7 @@ impl Layer {
         let weight = setup.matrix("weight", &self.weight());
         let bias = has_bias.then(|| setup.vector("bias", &bias));
         let operand = setup.activation("operand", k);
-        let sums = setup.activation("sums", self.weight().rows);
+        let linear_out = setup.activation("linear", self.weight().rows);
         setup.plan.op(Op::RmsNorm { x, weight: norm, out: operand, eps: EPS });
         let apart_from = |setup: &mut Setup, name: &str| {
             if apart {
@@ -121,14 +121,14 @@ impl Layer {
             }
         };
         apart_from(&mut setup, "between norm and layer");
-        setup.plan.op(Op::Linear(Linear { bias, ..Linear::new(operand, weight, sums) }));
+        setup.plan.op(Op::Linear(Linear { bias, ..Linear::new(operand, weight, linear_out) }));
         apart_from(&mut setup, "between layer and gate");
-        let out = if gated { setup.activation("out", n) } else { sums };
+        let out = if gated { setup.activation("out", n) } else { linear_out };
         if gated {
-            let (gate, up) = (sums.columns(0, n), sums.columns(n, n));
+            let (gate, up) = (linear_out.columns(0, n), linear_out.columns(n, n));
             setup.plan.op(Op::SiluMul { gate, up, out });
         }
-        // As of the residual stream, the rows in front of the norm are read again.
+        // As of the residual stream, the rows before the norm are read again.
         let again = setup.plan.activation("x again", Rows::Logits, k, Dtype::F32);
         setup.plan.op(Op::GatherRows { x, out: again });
         let bounds = bounds(rows, 0);
@@ -146,8 +146,8 @@ impl Layer {
     }
 }
 
-/// Within the roundings in between; and to the bit what the operations give that no executor can fuse, where bits are
-/// asked for.
+/// Within the roundings in between; and, where rounding is the same, the bits of the operations that no executor can
+/// fuse.
 fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     let &Layer { precision, rows, k, n, gated, has_bias } = layer;
     let x_rows = Matrix::random(1, rows, k);

@@ -291,7 +291,7 @@ fn without_argmax(plan: &Plan) -> Plan {
     plan
 }
 
-/// NaN and infinities stand at the same places, and everything else is within its tolerance.
+/// NaN and infinities are at the same places, and everything else is within its tolerance.
 pub fn matches_oracle(got: &[f32], expected: &[Approx], width: usize) -> Result<(), String> {
     if got.len() != expected.len() {
         return Err(format!("{} elements, expected {}", got.len(), expected.len()));

@@ -109,7 +109,7 @@ pub fn linear_of(x: &[Approx], cols: usize, weight: &Matrix, bias: Option<&[f32]
     out
 }
 
-/// Rotary embedding of each head's first `table.cols` columns, halves form; row `t` of `x` stands at `positions[t]`.
+/// Rotary embedding of each head's first `table.cols` columns, halves form; row `t` of `x` is at `positions[t]`.
 pub fn rope(x: &Matrix, positions: &[u32], table: &Matrix, head_dim: usize) -> Vec<Approx> {
     let mut out = Vec::new();
     let half = table.cols / 2;

@@ -60,7 +60,7 @@ impl Device {
         }
     }
 
-    /// Whether kernels for `target` can be asked for there; which of them a GPU can run is known when it is opened.
+    /// Whether a target can be chosen there; which of them a GPU can run is known when it is opened.
     ///
     /// # Errors
     /// [`ExecError::TargetOnCpu`].

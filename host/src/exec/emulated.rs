@@ -36,7 +36,7 @@ pub struct EmulatedExecutor {
     num_launches: u64,
 }
 
-/// A plan, and where the buffers of its own lie.
+/// A plan, and the addresses of its own buffers.
 struct EmulatedPlan {
     plan: Plan,
     addresses: Addresses,
@@ -164,7 +164,7 @@ fn check_room(name: &str, bytes: usize) -> Result<(), ExecError> {
     host_memory::zeroed::<[u8; 2]>(NAME, name, bytes).map(drop)
 }
 
-/// Takes back what the last step left in the activations, and brings the inputs of this one.
+/// Poisons the activations of the last step, and writes the inputs of this one.
 fn start_step(memory: &mut Memory, plan: &Plan, addresses: &Addresses, inputs: &StepInputs) {
     for &buffer in addresses.tensors.iter().chain([&addresses.workspace]) {
         memory.poison(buffer).expect("a buffer that was allocated");

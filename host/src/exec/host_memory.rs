@@ -9,10 +9,11 @@ use bytemuck::Zeroable;
 use std::fs;
 use std::path::Path;
 
-/// `len` zeros for `what` on `device`; pages that nobody touches take no memory.
+/// `len` zeros for `what` on `device`; pages that are not touched take no memory.
 ///
 /// # Errors
 /// [`ExecError::OutOfMemory`] where `vec![0; len]` would end the process.
+#[cfg_attr(not(feature = "emulator"), allow(dead_code))]
 pub fn zeroed<T: Zeroable>(device: &str, what: &str, len: usize) -> Result<Vec<T>, ExecError> {
     bytemuck::allocation::try_zeroed_vec(len).map_err(|()| ExecError::OutOfMemory {
         device: device.to_owned(),
@@ -102,7 +103,7 @@ fn limits(root: &Path) -> Option<usize> {
     left.into_iter().flatten().min()
 }
 
-/// What stands after `key` at the start of a line of `text`.
+/// The rest of the line of `text` that starts with `key`.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim)
 }

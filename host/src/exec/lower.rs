@@ -38,7 +38,7 @@ pub struct KvPool {
     pub v: u64,
 }
 
-/// Where in device memory everything lies that a plan names.
+/// Device addresses of everything that a plan names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// By [`WeightId`].
@@ -113,7 +113,7 @@ pub fn counter_bytes(plan: &Plan) -> usize {
     plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
 }
 
-/// The order of the sums of linear layers: prompts and decoding each have one, where batches are to change nothing.
+/// The order in which linear layers accumulate over k: in a batch-invariant plan one for prompts and one for decoding.
 fn sum_order(plan: &Plan) -> SumOrder {
     match plan.numerics().batch_invariant {
         false => SumOrder::Fastest,
@@ -294,12 +294,12 @@ impl<'a> Lowering<'a> {
         Ok(AttentionOperands { q: self.view(op.q)?, k_pool, v_pool, out: self.view(op.out)? })
     }
 
-    /// Rows that the activation behind `view` has at most.
+    /// Most rows of `view`'s activation.
     fn max_rows(&self, view: View) -> usize {
         self.plan.bounds.max_rows(self.plan.tensor(view.tensor).rows)
     }
 
-    /// Where the device finds how many rows the activation behind `view` has in this step.
+    /// The step input that holds the number of rows of `view`'s activation.
     fn num_rows(&self, view: View) -> DevicePtr<u32> {
         self.input(match self.plan.tensor(view.tensor).rows {
             Rows::Tokens => StepLayout::NUM_TOKENS,

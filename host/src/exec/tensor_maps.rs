@@ -1,4 +1,4 @@
-//! The tensor maps of a plan's launches: what its kernels' copies of boxes (TMA) read, among a launch's arguments.
+//! The tensor maps of a plan's launches: what its kernels' TMA loads read, among a launch's arguments.
 
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 
@@ -19,7 +19,7 @@ impl TensorMaps {
         TensorMaps { encode, outcome: Ok(()) }
     }
 
-    /// The map of `spec`; none if there cannot be one, which [`TensorMaps::finish`] tells.
+    /// The map of `spec`; none if there cannot be one, which [`TensorMaps::finish`] returns.
     pub fn encode(&mut self, spec: &TensorMapSpec) -> EncodedTensorMap {
         let unsupported = |why: String| ExecError::Unsupported { op: "tensor map".into(), why };
         let checked = spec.check().map_err(|error| unsupported(error.to_string()));

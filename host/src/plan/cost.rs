@@ -6,7 +6,7 @@ use super::{Attention, Linear, Op, Plan, RopeAppend, Rows, StepInputs, View};
 const NORM_FLOPS: usize = 4;
 /// Operations of RoPE for each element.
 const ROPE_FLOPS: usize = 3;
-/// Operations of a gate for each product.
+/// Operations of a gate for each element of its output.
 const GATE_FLOPS: usize = 5;
 
 /// The sizes of a real step that its cost depends on.
@@ -63,7 +63,7 @@ impl Plan {
         self.ops
             .iter()
             .map(|op| self.op_cost(op, shape))
-            .fold(Cost::default(), |sum, cost| sum + cost)
+            .fold(Cost::default(), |total, cost| total + cost)
     }
 
     /// The cost of one operation of this plan.

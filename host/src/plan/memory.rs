@@ -1,11 +1,11 @@
-//! The memory that a plan needs: where its activations lie, and the whole budget.
+//! The memory that a plan needs: the offsets of its activations, and the whole budget.
 
 use super::{Plan, StepLayout, TensorId};
 
 /// Activations start at multiples of this many bytes.
 const ALIGN_BYTES: usize = 256;
 
-/// Where each activation lies in one arena: those that are never alive together share memory.
+/// The offset of each activation in one arena: those that are never alive together share memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaLayout {
     offsets: Vec<usize>,

@@ -79,11 +79,11 @@ pub enum Op {
 
 /// A linear layer: `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`. `out` may be `residual`.
 ///
-/// With a norm in front, or a gate behind, it gives the same bits as [`Op::RmsNorm`], itself and [`Op::SiluMul`] one
-/// after the other: what would lie between them is rounded to the type of the weight, and stored nowhere.
+/// With a norm before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`], itself and [`Op::SiluMul`] one
+/// after the other: the values between them are rounded to the type of the weight, and not stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear {
-    /// `[rows, k]`: of the weight's type; of f32, where a norm is in front.
+    /// `[rows, k]`: of the weight's type; of f32, where it has a norm.
     pub x: View,
     /// What `x` goes through first.
     pub norm: Option<Norm>,
@@ -91,12 +91,12 @@ pub struct Linear {
     pub weight: WeightId,
     /// `[n]`.
     pub bias: Option<WeightId>,
-    /// Whether the first half of the `n` sums is a gate for the second: `silu(gate) * up` are `n / 2` columns. Then
+    /// Whether the first half of the `n` columns is a gate for the second: `silu(gate) * up` are `n / 2` columns. Then
     /// there is no residual.
     pub gated: bool,
     /// As `out`.
     pub residual: Option<View>,
-    /// `[rows, n]`, or `[rows, n / 2]` behind a gate.
+    /// `[rows, n]`, or `[rows, n / 2]` after a gate.
     pub out: View,
 }
 
@@ -136,7 +136,7 @@ pub struct RopeAppend {
 
 /// Causal attention over the paged cache.
 ///
-/// Token `t` of sequence `s` stands at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])` and sees the
+/// Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])` and sees the
 /// positions `0 ..= p`, of those with a window `w` only the last `w`: `p - w < j <= p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {

@@ -174,7 +174,7 @@ impl StepInputs {
 mod tests {
     use super::*;
 
-    /// A prompt of three tokens, and a chunk of four behind 126 positions whose pages lie apart.
+    /// A prompt of three tokens, and a chunk of four after 126 positions whose pages are apart.
     fn two_sequences() -> StepInputs {
         let mut inputs = StepInputs::new();
         inputs.push_sequence(&[10, 11, 12], 0, &[5], 2..3);

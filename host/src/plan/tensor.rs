@@ -104,7 +104,7 @@ pub struct WeightPart {
 /// How rows of a checkpoint's tensor become rows of a packed weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartTransform {
-    /// As they stand.
+    /// In the same order.
     None,
     /// GGUF of the `llama` architecture stores the rows of Q and K for interleaved RoPE (pairs `2i, 2i + 1`); they
     /// go back to halves (`i, i + head_dim / 2`), head by head.

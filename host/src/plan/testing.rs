@@ -5,7 +5,7 @@ use super::{
     Plan, PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId, WeightPart,
 };
 
-/// A plan of no operation, for tests of what reads plans to fill: it is checked by nobody.
+/// A plan without operations, which tests fill: it is not checked.
 pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
     let output = View { tensor: TensorId(0), start: 0, width: 1 };
     Plan {

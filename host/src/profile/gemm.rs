@@ -1,6 +1,6 @@
 //! GEMM on a GPU, timed as the peers are.
 //!
-//! The output of a call is verified first. Then the calls stand one after the other in one CUDA graph, rotate over
+//! The output of a call is verified first. Then the calls follow each other in one CUDA graph, rotate over
 //! enough copies of the weight and the input that memory is read and not the L2 cache, and write one output; inputs are
 //! random. A time is what a call adds to a graph: the median of several timed replays of two rounds of calls, less that of
 //! one round, over the calls of a round. Less that of a single call would not do: what a short graph touches is still in
@@ -64,9 +64,9 @@ pub fn shapes() -> Vec<Shape> {
 pub struct Subject {
     /// The number of the GPU.
     pub gpu: usize,
-    /// Who computes.
+    /// Whose kernels are timed.
     pub gemm: Gemm,
-    /// What our kernels sum products in, where there are more than a few rows.
+    /// Type of the accumulators of our kernels, small-batch ones aside.
     pub accumulate: Accumulate,
     /// What our kernels are compiled for; `None`: the newest that the GPU can run.
     pub target: Option<Target>,
@@ -103,8 +103,8 @@ impl Subject {
         self.precision.operand()
     }
 
-    /// Whether products are summed in f16.
-    fn sums_in_f16(&self) -> bool {
+    /// Whether accumulators are in f16.
+    fn accumulates_in_f16(&self) -> bool {
         self.gemm == Gemm::CublasF16 || self.accumulate == Accumulate::F16
     }
 }
@@ -117,7 +117,7 @@ pub struct Row {
     /// `halfwarp` or `cublas`.
     #[serde(rename = "impl")]
     pub implementation: &'static str,
-    /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` where products are summed in f16.
+    /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` with accumulators in f16.
     pub dtype: String,
     /// Rows of the input.
     pub m: usize,
@@ -211,7 +211,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
     Ok(Row {
         op: "gemm",
         implementation: if gemm == Gemm::Halfwarp { "halfwarp" } else { "cublas" },
-        dtype: match subject.sums_in_f16() {
+        dtype: match subject.accumulates_in_f16() {
             true => "f16_acc16".to_owned(),
             false => dtype.to_string().to_lowercase(),
         },
@@ -310,11 +310,13 @@ impl Bench<'_> {
         row.iter().map(|&value| f64::from(round(value))).collect()
     }
 
-    /// Of a sum in f16 every step of the tensor cores is rounded: half a unit of 2^-10 each, in all growing as the root
-    /// of their number, one for 16 of k.
+    /// An accumulator in f16 is rounded after every MMA: by half a unit of 2^-10 each, in all growing as the root of
+    /// their number, one for 16 of k.
     fn error_bound(&self) -> f64 {
         match self.subject.dtype() {
-            _ if self.subject.sums_in_f16() => 1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt(),
+            _ if self.subject.accumulates_in_f16() => {
+                1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt()
+            }
             Dtype::F32 => 1e-5,
             _ => 1e-3,
         }

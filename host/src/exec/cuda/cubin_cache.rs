@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 use super::device::Capability;
 use crate::ptx::Kernel;
 
-/// How long a file stays that nobody reads.
+/// How long a file stays that is not read.
 const KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// How old a file's time of last use may get before a read renews it.
@@ -51,7 +51,7 @@ impl CubinCache {
         (u64::from_le_bytes(*checksum) == hash(cubin)).then(|| cubin.to_vec())
     }
 
-    /// Keeps the machine code of `kernel`, and removes what nobody reads any more. A disk that is full or read-only is no
+    /// Keeps the machine code of `kernel`, and removes what is not read any more. A disk that is full or read-only is no
     /// reason to fail: the code is compiled again at the next start.
     pub fn write(&self, kernel: &Kernel, cubin: &[u8]) {
         if let Some(path) = self.path(kernel) {

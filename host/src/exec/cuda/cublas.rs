@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::Version;
 use crate::exec::{ExecError, Gemm, GemmError};
 
-/// Held while cuBLAS sets something up: it crashes where two threads of a process make handles, or capture its products,
+/// Held while cuBLAS sets something up: it crashes where two threads of a process make handles, or capture its kernels,
 /// at the same time (cuBLAS 13).
 static SETUP: Mutex<()> = Mutex::new(());
 
@@ -47,7 +47,7 @@ pub unsafe fn open(
     Ok(Some(unsafe { Cublas::new(stream.as_inner().cast(), workspace) }?))
 }
 
-/// Starts a product on the handle's stream, or captures it.
+/// Starts a matrix product on the handle's stream, or captures it.
 ///
 /// # Safety
 /// 1. The matrices are in device memory that lives until the work is done, in a graph as long as that.

@@ -84,7 +84,7 @@ pub fn driver_version() -> Result<Version, ExecError> {
     }
 }
 
-/// A text that changes when the driver does: its release where the kernel module tells it, which is finer than the
+/// A text that changes when the driver does: its release where the kernel module says it, which is finer than the
 /// version of CUDA.
 pub(super) fn driver_name() -> Result<String, ExecError> {
     let release = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
@@ -225,8 +225,8 @@ pub(super) fn open_stream(ordinal: usize) -> Result<Arc<Stream>, ExecError> {
     Ok(stream)
 }
 
-/// Puts a name to what failed. Errors are printed by the name of their code: `CudaError` asks the driver for its text,
-/// and panics where there is none.
+/// Names the call that failed. Errors are printed by the name of their code: `CudaError` takes its text from the
+/// driver, and panics where there is none.
 pub(super) fn failed(call: &'static str) -> impl Fn(CudaError) -> ExecError + Copy {
     move |error| ExecError::Driver { call: call.to_owned(), error: format!("{error:?}") }
 }

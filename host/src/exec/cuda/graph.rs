@@ -23,7 +23,7 @@ use cuda_std::launch::{Geometry, Launch};
 pub enum Node<'a> {
     /// A kernel and its launch.
     Launch(CUfunction, Launch),
-    /// A product, by a handle of the stream. Its kernels tell nobody when they could be overlapped: the launch behind it
+    /// A matrix product, by a handle of the stream. Its kernels do not trigger dependent launches: the launch after it
     /// starts when they have ended.
     Gemm(&'a Cublas, GemmEx),
 }
@@ -49,7 +49,7 @@ impl Graph {
         let has_gemm = nodes.iter().any(|node| matches!(node, Node::Gemm(..)));
         let _setup = has_gemm.then(cublas::setup);
         // A driver older than CUDA 12.3 loads no kernel while a stream is captured: those of cuBLAS come with a first call.
-        // It computes numbers that nobody reads.
+        // Its results are not read.
         for node in nodes {
             if let Node::Gemm(cublas, gemm) = node {
                 // SAFETY: the caller's promise.
@@ -63,8 +63,8 @@ impl Graph {
         })?;
         let launched = nodes.iter().enumerate().try_for_each(|(index, node)| match node {
             Node::Launch(function, launch) => {
-                // One at the start, or behind a product, waits for what the stream did before: no kernel of ours is there
-                // to overlap with.
+                // A launch at the start, or after a matrix product, waits for what the stream did before: it has no kernel
+                // of ours to overlap with.
                 let follows = index > 0 && matches!(nodes[index - 1], Node::Launch(..));
                 let overlapping = overlapping.filter(|_| follows && launch.overlaps);
                 // SAFETY: the caller's promise.
@@ -95,7 +95,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the graph is live, and the stream idle: every run waits for its end. An error has nobody to go to.
+        // SAFETY: the graph is live, and the stream idle: every run waits for its end. `drop` cannot return an error.
         let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }
@@ -149,7 +149,7 @@ unsafe fn add_launch(
     check(&call, code)
 }
 
-/// Where each argument stands, as `cuLaunchKernel` wants to know it. The driver reads there and does not write.
+/// A pointer to each argument, as `cuLaunchKernel` takes them. The driver reads there and does not write.
 fn argument_pointers(launch: &Launch) -> Vec<*mut c_void> {
     let pointer = |&offset: &u32| launch.args[offset as usize..].as_ptr().cast_mut().cast();
     launch.arg_offsets.iter().map(pointer).collect()
@@ -172,11 +172,11 @@ mod tests {
             .unwrap();
         let pointers = argument_pointers(&launch);
         let word = |index: usize| -> u32 {
-            // SAFETY: an argument of at least four bytes stands there.
+            // SAFETY: an argument of at least four bytes is there.
             unsafe { pointers[index].cast::<u32>().read_unaligned() }
         };
         let long = |index: usize| -> u64 {
-            // SAFETY: a pointer stands there.
+            // SAFETY: a pointer is there.
             unsafe { pointers[index].cast::<u64>().read_unaligned() }
         };
         assert_eq!(pointers.len(), 10);

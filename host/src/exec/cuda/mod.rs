@@ -44,13 +44,13 @@ pub use self::device::{
 pub struct CudaExecutor {
     prepared: Prepared<CudaPlan>,
     gemm: Gemm,
-    /// Where `gemm` asks for it.
+    /// The handle, if `gemm` is cuBLAS.
     cublas: Option<Cublas>,
     modules: Modules,
     memory: DeviceMemory,
     /// The step's inputs on their way to the device.
     step_inputs: LockedBuffer<u32>,
-    /// Logits on their way back; grows from one row to the most that were asked for.
+    /// Logits on their way back; grows from one row to the most that a step wanted.
     logits: LockedBuffer<f32>,
     /// The argmax of each logit row, which its kernel writes here itself: a few words are no copy's worth. Graphs hold its
     /// address: it stays where it is.
@@ -180,7 +180,9 @@ impl Executor for CudaExecutor {
         let cublas = self.cublas.as_ref();
         let nodes = tasks.into_iter().map(|task| match task {
             Task::Launch(launch) => Ok(Node::Launch(self.modules.function(&launch)?, launch)),
-            Task::Gemm(gemm) => Ok(Node::Gemm(cublas.expect("opened for its products"), gemm)),
+            Task::Gemm(gemm) => {
+                Ok(Node::Gemm(cublas.expect("opened for its matrix products"), gemm))
+            }
         });
         let nodes = nodes.collect::<Result<Vec<_>, ExecError>>()?;
         // SAFETY: modules and memory live as long as this executor, and are dropped after its graphs.
@@ -244,7 +246,7 @@ fn next_tokens_len(plan: &Plan) -> usize {
     plan.bounds.max_rows(plan.tensor(plan.next_tokens.tensor).rows)
 }
 
-/// Whether `view` is all columns of its activation, so that its rows lie without gaps.
+/// Whether `view` is all columns of its activation, so that there are no gaps between its rows.
 fn is_whole(plan: &Plan, view: &View) -> bool {
     view.start == 0 && view.width == plan.tensor(view.tensor).width
 }

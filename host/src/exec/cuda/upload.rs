@@ -13,10 +13,10 @@ use crate::plan::{Plan, Weight};
 /// Weights are read together until they are this large: enough for all threads, and for the bus to be at full speed.
 const BATCH_BYTES: usize = 32 << 20;
 
-/// Weights that lie behind each other on the device, and are read and copied together.
+/// Weights that follow each other on the device, and are read and copied together.
 #[derive(Debug, PartialEq, Eq)]
 struct Batch {
-    /// First weight, and the one behind the last.
+    /// First weight, and the one after the last.
     weights: std::ops::Range<usize>,
     /// First byte on the device.
     start: usize,

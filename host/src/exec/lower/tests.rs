@@ -288,7 +288,7 @@ fn layer_symbols(plan: &Plan) -> Vec<&'static str> {
     };
     let launches = lower(plan, &addresses, Gpu::HOPPER, |spec| Ok(spec.emulated())).unwrap();
     let symbols = launches.iter().map(|launch| launch.symbol);
-    // Between the embedding, and the gather in front of the logits.
+    // Between the embedding, and the gather before the logits.
     let is_gather = |symbol: &&str| symbol.starts_with("gather_rows");
     symbols.skip(1).take_while(|symbol| !is_gather(symbol)).collect()
 }
@@ -318,7 +318,7 @@ fn what_the_fused_kernels_do_not_take_is_not_fused() {
         plan.ops.len() - fused(&plan, Gemm::Halfwarp).ops.len()
     };
     assert_eq!(num_fused(|_| {}), 5);
-    // A residual behind a norm, rows that are not aligned, and a gate without a norm.
+    // A residual after a norm, rows that are not aligned, and a gate without a norm.
     assert_eq!(
         num_fused(|plan| {
             let Op::Linear(linear) = &mut plan.ops[2] else { panic!("{:?}", plan.ops[2]) };

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a> {
     source: Source<'a>,
-    /// What stands before every field's name: an object's name in JSON, the architecture in GGUF.
+    /// The prefix of every field's name: an object's name in JSON, the architecture in GGUF.
     prefix: &'a str,
 }
 
@@ -162,7 +162,7 @@ impl<'a> Fields<'a> {
         Err(self.invalid(field, format!("it must divide the hidden size ({hidden_size})")))
     }
 
-    /// An error about `field`: what stands there is not what is `expected`.
+    /// An error about `field`: its value is not what is `expected`.
     pub fn invalid(&self, field: &str, expected: impl Into<String>) -> ConfigError {
         let value = self.get(field).unwrap_or(Value::Null);
         ConfigError::invalid(self.full_name(field), value, expected)

@@ -8,7 +8,7 @@ use crate::model::names::Names;
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
 use crate::weights::{Checkpoint, WeightsError, gguf};
 
-/// What a configuration asks about the tensors beside it.
+/// What a configuration has to know about the tensors of its file.
 pub(crate) trait Tensors {
     /// The shape of tensor `name`, if it is there.
     fn shape(&self, name: &str) -> Option<&[usize]>;

@@ -162,7 +162,7 @@ pub enum ConfigError {
     Invalid {
         /// Name of the field.
         field: String,
-        /// What stands there.
+        /// Its value.
         value: String,
         /// What would be right.
         expected: String,

@@ -125,7 +125,7 @@ impl Plan {
             same("columns of the norm", self.vector(norm.weight)?, op.x.width)?;
         }
         op.bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
-        ensure(!op.gated || op.residual.is_none(), || "a residual behind a gate".into())?;
+        ensure(!op.gated || op.residual.is_none(), || "a residual after a gate".into())?;
         op.residual.map_or(Ok(()), |residual| self.same_shape(residual, op.out))
     }
 

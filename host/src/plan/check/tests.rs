@@ -261,7 +261,7 @@ fn rejects_fused_operations_that_do_not_fit() {
             (p.weights[1].cols, p.weights[1].parts[0].rows) = (16, 16);
         }),
         ("columns of out: 16 where 32", |p| linear(p, 4).out.width = 8),
-        ("a residual behind a gate", |p| {
+        ("a residual after a gate", |p| {
             linear(p, 4).residual = Some(View { width: 16, ..view(0, 0) });
         }),
         ("`hidden` is read while it is written", |p| {

@@ -93,7 +93,7 @@ fn view(tensor: usize, start: usize, width: usize) -> View {
 }
 
 const OBSTACLES: &[Obstacle] = &[
-    // A second reader, behind or in front; an output; another operation in between.
+    // A second reader, after or before; an output; another operation in between.
     ("norm_linear", |p| {
         let reader = reader(p, 1, 0);
         p.ops.insert(5, reader);
