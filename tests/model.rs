@@ -53,9 +53,9 @@ fn logits_match_transformers() {
     }
 }
 
-/// The logits that were given came from a model that was cast by `.half().float()`. That rounds the frequencies of RoPE
-/// to f16 together with the weights, which no checkpoint says: transformers loading these directories in float32 is
-/// 4.7e-4 to 8.3e-4 away from them.
+/// The logits that were given came from a model that was cast by `.half().float()`. That rounds the
+/// frequencies of RoPE to f16 together with the weights, which no checkpoint says: transformers
+/// loading these directories in float32 is 4.7e-4 to 8.3e-4 away from them.
 #[test]
 fn given_logits_match_with_rounded_frequencies() {
     for name in ["llama-gqa", "phi3", "qwen2"] {
@@ -65,7 +65,8 @@ fn given_logits_match_with_rounded_frequencies() {
     }
 }
 
-/// Compares the logits of `model`'s plan, once `change` was made to it, with those in the file `expected`.
+/// Compares the logits of `model`'s plan, once `change` was made to it, with those in the file
+/// `expected`.
 fn check_logits(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) {
     let file = std::fs::read(expected).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
@@ -116,7 +117,8 @@ fn the_memory_is_that_of_the_plan() {
     }
 }
 
-/// What linear layers and attention read; the residual stream, logits, norms' weights and biases stay in f32.
+/// What linear layers and attention read; the residual stream, logits, norms' weights and biases
+/// stay in f32.
 #[test]
 fn a_precision_is_in_the_plan() {
     let operands =

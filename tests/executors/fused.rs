@@ -1,4 +1,5 @@
-//! What executors may fuse: linear layers with a norm before and a gate after, and RoPE at the append.
+//! What executors may fuse: linear layers with a norm before and a gate after, and RoPE at the
+//! append.
 
 use halfwarp::exec::{ExecError, Want};
 use halfwarp::plan::{
@@ -17,7 +18,8 @@ const ROWS: &[usize] = &[1, 2, 3, 7, 8, 9];
 /// Columns of x, and of out.
 const WIDTHS: &[(usize, usize)] = &[(8, 8), (64, 128), (72, 136), (896, 40)];
 
-/// Wider ones, of 16-bit elements: a GPU's threads copy the first weights of either; of few columns and of many.
+/// Wider ones, of 16-bit elements: a GPU's threads copy the first weights of either; of few columns
+/// and of many.
 const LONG_WIDTHS: &[(usize, usize)] = &[(5176, 40), (3080, 2120)];
 
 /// Added to the mean of squares.
@@ -102,7 +104,8 @@ pub fn tests() -> Vec<Test> {
 }
 
 impl Layer {
-    /// The operations one after the other, of these rows, with others in between or not; and the rows that come out.
+    /// The operations one after the other, of these rows, with others in between or not; and the
+    /// rows that come out.
     fn plan(&self, x_rows: &Matrix, apart: bool, batch_invariant: bool) -> (Plan, Weights) {
         let &Layer { precision, rows, k, n, gated, has_bias } = self;
         let mut setup = Setup::new(precision);
@@ -146,8 +149,8 @@ impl Layer {
     }
 }
 
-/// Within the roundings in between; and, where rounding is the same, the bits of the operations that no executor can
-/// fuse.
+/// Within the roundings in between; and, where rounding is the same, the bits of the operations
+/// that no executor can fuse.
 fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     let &Layer { precision, rows, k, n, gated, has_bias } = layer;
     let x_rows = Matrix::random(1, rows, k);
@@ -166,7 +169,8 @@ fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     if let ignored @ Completion::Ignored { .. } = check(subject, &[plan], &weights, &[step])? {
         return Ok(ignored);
     }
-    // One row has a kernel of its own, which rounds less, unless it is to have the bits that it has among others.
+    // One row has a kernel of its own, which rounds less, unless it is to have the bits that it has
+    // among others.
     let bits = |apart| logits(subject, &layer.plan(&x_rows, apart, rows == 1), rows).map_err(text);
     match bits(false)? == bits(true)? {
         true => Ok(Completion::Completed),
@@ -184,7 +188,8 @@ struct Rotated {
 }
 
 impl Rotated {
-    /// A plan that rotates and appends, in one operation or in two, and what comes out: Q, or attention.
+    /// A plan that rotates and appends, in one operation or in two, and what comes out: Q, or
+    /// attention.
     fn plan(&self, fused: bool, attends: bool) -> (Plan, Weights) {
         let (num_heads, num_kv_heads, head_dim, rotary_dim) = self.heads;
         let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
@@ -231,7 +236,8 @@ impl Rotated {
     }
 }
 
-/// The rotated Q, and what attention makes of the cache, are those of the two operations, bit by bit.
+/// The rotated Q, and what attention makes of the cache, are those of the two operations, bit by
+/// bit.
 fn is_rope_and_append(subject: Subject, case: &Rotated) -> Outcome {
     if subject.leaves_out_bf16 && case.precision == Precision::BF16 {
         return Ok(Completion::ignored_with("as in f16, which runs"));

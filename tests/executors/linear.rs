@@ -90,8 +90,8 @@ pub fn tests() -> Vec<Test> {
 /// Most rows of the small-batch kernels, which accumulate in f32 whatever the plan says.
 const MAX_ROWS_IN_F32: usize = 64;
 
-/// With accumulators in f16 the output is near that with accumulators in f32; where the option has no effect, it is the
-/// same.
+/// With accumulators in f16 the output is near that with accumulators in f32; where the option has
+/// no effect, it is the same.
 fn accumulates_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome {
     let run = |accumulate| -> Result<Vec<f32>, ExecError> {
         let mut setup = Setup::new(Precision::F16);
@@ -138,8 +138,8 @@ fn matches_oracle(
     let has_bias = matches!(form, Form::Bias | Form::BiasAndResidualInPlace);
     let has_residual = matches!(form, Form::Residual | Form::BiasAndResidualInPlace);
     let (weight, bias) = (Matrix::random(1, n, k).rounded(precision), Matrix::random(2, 1, n));
-    // Columns in front: with four of them rows of f32 stay aligned for vector loads, as the real ones are; with one they
-    // don't.
+    // Columns in front: with four of them rows of f32 stay aligned for vector loads, as the real
+    // ones are; with one they don't.
     let margin = match precision {
         Precision::F32 if form == Form::Plain => 4,
         Precision::F32 => 1,

@@ -1,8 +1,10 @@
-//! The emulated executor: the launches of the CUDA executor, run on the CPU with every access checked.
+//! The emulated executor: the launches of the CUDA executor, run on the CPU with every access
+//! checked.
 //!
-//! It says whether kernels are right, where there is no GPU, and is slow. Each weight, table, pool of the cache,
-//! activation and step buffer is a buffer of its own, under the name that the plan gives it: a report names it, and an
-//! access that leaves it is found, which in an arena would reach its neighbour.
+//! It says whether kernels are right, where there is no GPU, and is slow. Each weight, table, pool
+//! of the cache, activation and step buffer is a buffer of its own, under the name that the plan
+//! gives it: a report names it, and an access that leaves it is found, which in an arena would
+//! reach its neighbour.
 
 use cuda_std::launch::Launch;
 use kernels::gemm::Gpu;
@@ -32,7 +34,8 @@ pub struct EmulatedExecutor {
     prepared: Prepared<EmulatedPlan>,
     /// What is emulated.
     gpu: Gpu,
-    /// Launches that have run. Each one's number is its seed: all run in different orders, and every time in the same.
+    /// Launches that have run. Each one's number is its seed: all run in different orders, and
+    /// every time in the same.
     num_launches: u64,
 }
 
@@ -44,8 +47,8 @@ struct EmulatedPlan {
 }
 
 impl EmulatedExecutor {
-    /// Reads the weights of `plan` and makes room for its KV cache, which holds nothing. The kernels are those for
-    /// `target`, or for the newest that there is.
+    /// Reads the weights of `plan` and makes room for its KV cache, which holds nothing. The
+    /// kernels are those for `target`, or for the newest that there is.
     ///
     /// # Errors
     /// [`ExecError::Weights`] from `weights`, [`ExecError::OutOfMemory`].

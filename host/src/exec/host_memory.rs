@@ -1,8 +1,9 @@
 //! How much memory this process can still get from the system.
 //!
-//! Three bounds, of which the least counts: what the machine has without swapping, what the process's control groups
-//! allow (containers, systemd, batch systems; versions 1 and 2), and its own limits (`ulimit -v`, `ulimit -d`).
-//! A process beyond the second is killed, and beyond the third its allocations fail: both are to be known before.
+//! Three bounds, of which the least counts: what the machine has without swapping, what the
+//! process's control groups allow (containers, systemd, batch systems; versions 1 and 2), and its
+//! own limits (`ulimit -v`, `ulimit -d`). A process beyond the second is killed, and beyond the
+//! third its allocations fail: both are to be known before.
 
 use super::ExecError;
 use bytemuck::Zeroable;
@@ -51,7 +52,8 @@ fn cgroups(root: &Path) -> Option<usize> {
             }
             _ => return None,
         };
-        // In a container the path may be the host's, of which only the container's own group can be seen: the mount.
+        // In a container the path may be the host's, of which only the container's own group can be
+        // seen: the mount.
         let groups = Path::new(path.trim_start_matches('/')).ancestors();
         groups.filter_map(|group| files.left(&mount.join(group))).min()
     });

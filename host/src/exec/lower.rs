@@ -1,7 +1,8 @@
-//! From operations to launches: shared by the executors that run the kernels. With cuBLAS a linear layer is a call of it.
+//! From operations to launches: shared by the executors that run the kernels. With cuBLAS a linear
+//! layer is a call of it.
 //!
-//! What an operation needs from its kernel's launcher are addresses, strides and upper bounds of rows; grid, block and
-//! shared memory are the launcher's own.
+//! What an operation needs from its kernel's launcher are addresses, strides and upper bounds of
+//! rows; grid, block and shared memory are the launcher's own.
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
@@ -57,11 +58,12 @@ pub struct Addresses {
     pub counters: u64,
 }
 
-/// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none. Their
-/// tensor maps are made by `encode`.
+/// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none.
+/// Their tensor maps are made by `encode`.
 ///
 /// # Errors
-/// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes; those of `encode`.
+/// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes; those of
+/// `encode`.
 #[cfg(any(feature = "emulator", test))]
 pub fn lower(
     plan: &Plan,
@@ -78,8 +80,8 @@ pub fn lower(
     Ok(launches)
 }
 
-/// Bytes that an operation needs at most for itself, the next one the same: of `plan` with linear layers by `gemm`, and
-/// of every plan of its model with no larger bounds.
+/// Bytes that an operation needs at most for itself, the next one the same: of `plan` with linear
+/// layers by `gemm`, and of every plan of its model with no larger bounds.
 pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
     let bytes = |op: &Op| match op {
         Op::Attention(op) | Op::AppendAttention(AppendAttention { attention: op, .. }) => {
@@ -113,7 +115,8 @@ pub fn counter_bytes(plan: &Plan) -> usize {
     plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
 }
 
-/// The order in which linear layers accumulate over k: in a batch-invariant plan one for prompts and one for decoding.
+/// The order in which linear layers accumulate over k: in a batch-invariant plan one for prompts
+/// and one for decoding.
 fn sum_order(plan: &Plan) -> SumOrder {
     match plan.numerics().batch_invariant {
         false => SumOrder::Fastest,

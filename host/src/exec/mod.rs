@@ -1,4 +1,5 @@
-//! Executors: what runs a plan. The CPU, CUDA, and CUDA's kernels emulated; one trait, one suite of tests.
+//! Executors: what runs a plan. The CPU, CUDA, and CUDA's kernels emulated; one trait, one suite of
+//! tests.
 
 pub mod cpu;
 pub mod cuda;
@@ -52,7 +53,8 @@ pub trait Executor: Send {
         false
     }
 
-    /// Makes `plan` ready to run: the weights, constants and cache are those that the executor was opened with.
+    /// Makes `plan` ready to run: the weights, constants and cache are those that the executor was
+    /// opened with.
     ///
     /// # Errors
     /// [`ExecError::OutOfMemory`], [`ExecError::Unsupported`] or [`ExecError::Driver`].
@@ -61,7 +63,8 @@ pub trait Executor: Send {
     /// Runs one step and waits for it.
     ///
     /// # Errors
-    /// [`ExecError::Step`] for inputs beyond the plan's bounds or the cache, [`ExecError::Driver`], [`ExecError::Fault`].
+    /// [`ExecError::Step`] for inputs beyond the plan's bounds or the cache, [`ExecError::Driver`],
+    /// [`ExecError::Fault`].
     fn run(
         &mut self,
         plan: PreparedPlan,

@@ -3,8 +3,8 @@
 use super::Family;
 use crate::weights::Checkpoint;
 
-/// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number; all of them take
-/// `.weight` or `.bias`.
+/// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
+/// all of them take `.weight` or `.bias`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Names {
     pub embedding: &'static str,

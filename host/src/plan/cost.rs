@@ -1,4 +1,5 @@
-//! What a step must move and compute: bytes and operations, from the plan and the real sizes of the step.
+//! What a step must move and compute: bytes and operations, from the plan and the real sizes of the
+//! step.
 
 use super::{Attention, Linear, Op, Plan, RopeAppend, Rows, StepInputs, View};
 
@@ -131,7 +132,8 @@ mod tests {
         Attention, Bounds, Dtype, KvLayout, Numerics, Tensor, TensorId, Weight, WeightId,
     };
 
-    /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads, all of `dtype`.
+    /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads,
+    /// all of `dtype`.
     fn plan(dtype: Dtype) -> Plan {
         let tensor =
             |name: &str, width| Tensor { name: name.to_owned(), rows: Rows::Tokens, width, dtype };

@@ -7,15 +7,16 @@
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
 //! | that | attention | [`AppendAttention`]: the rotated Q |
 //!
-//! A fused plan gives the bits of the one that it was made of, and takes no more memory: what is alive during a fused
-//! operation is no more than what was during one of its parts.
+//! A fused plan gives the bits of the one that it was made of, and takes no more memory: what is
+//! alive during a fused operation is no more than what was during one of its parts.
 
 use super::memory::{Lifetime, lifetimes};
 use super::{AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, RopeAppend, View};
 
 impl Plan {
-    /// The same plan with neighbouring operations fused, wherever no other operation reads the value between them and
-    /// the executor has a kernel: `takes` the fused operation. Its ids are those of this plan.
+    /// The same plan with neighbouring operations fused, wherever no other operation reads the
+    /// value between them and the executor has a kernel: `takes` the fused operation. Its ids are
+    /// those of this plan.
     pub fn fused(&self, takes: impl Fn(&Op) -> bool) -> Plan {
         let pass = Pass { plan: self, lifetimes: lifetimes(self) };
         let mut ops: Vec<Op> = Vec::with_capacity(self.ops.len());
@@ -36,8 +37,8 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// What `first`, which may be fused already, and `second`, operation `index`, are together. They are neighbours:
-    /// nothing between them changes what either of them reads.
+    /// What `first`, which may be fused already, and `second`, operation `index`, are together.
+    /// They are neighbours: nothing between them changes what either of them reads.
     fn pair(&self, first: &Op, second: &Op, index: usize) -> Option<Op> {
         match (first, second) {
             (&Op::RmsNorm { x, weight, out, eps }, Op::Linear(linear)) if linear.x == out => {
@@ -58,8 +59,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The f32 rows that the norm reads have to be alive after it in any case, as the residual stream is: they take
-    /// twice the memory of the operand that is not stored.
+    /// The f32 rows that the norm reads have to be alive after it in any case, as the residual
+    /// stream is: they take twice the memory of the operand that is not stored.
     fn norm_linear(&self, x: View, norm: Norm, linear: &Linear, index: usize) -> Option<Op> {
         let is_alive = self.lifetimes[x.tensor.0].is_some_and(|life| life.last >= index);
         let fits = self.plan.dtype(x) == Dtype::F32
@@ -110,15 +111,16 @@ impl Pass<'_> {
         fits.then_some(Op::AppendAttention(AppendAttention { append, attention }))
     }
 
-    /// Whether an operation after operation `index` reads any column of `view`, or an output is in it.
+    /// Whether an operation after operation `index` reads any column of `view`, or an output is in
+    /// it.
     fn is_read_after(&self, index: usize, view: View) -> bool {
         let outputs = [self.plan.logits, self.plan.next_tokens];
         let mut later = self.plan.ops[index + 1..].iter().flat_map(Op::reads).chain(outputs);
         later.any(|read| read.overlaps(view))
     }
 
-    /// Whether the operation before operation `index` writes the activation of `view`, this one reads it, and no other
-    /// touches it.
+    /// Whether the operation before operation `index` writes the activation of `view`, this one
+    /// reads it, and no other touches it.
     fn is_passed_on(&self, view: View, index: usize) -> bool {
         let passed_on = Lifetime { first: index - 1, last: index };
         self.lifetimes[view.tensor.0] == Some(passed_on)

@@ -13,8 +13,8 @@ pub struct ArenaLayout {
 }
 
 impl ArenaLayout {
-    /// Lays out the activations of `plan`. An activation lives from the first operation that touches it to the last;
-    /// the plan's outputs live to the end.
+    /// Lays out the activations of `plan`. An activation lives from the first operation that
+    /// touches it to the last; the plan's outputs live to the end.
     pub fn new(plan: &Plan) -> Self {
         let sizes: Vec<usize> = plan.tensors.iter().map(|t| plan.tensor_bytes(t)).collect();
         let lifetimes = lifetimes(plan).into_iter().enumerate();
@@ -26,7 +26,8 @@ impl ArenaLayout {
         let mut placed: Vec<(usize, Lifetime)> = Vec::new();
         let mut bytes = 0;
         for (t, life) in order {
-            // Neighbours alive at the same time, in order of address; the first gap that is large enough is ours.
+            // Neighbours alive at the same time, in order of address; the first gap that is large
+            // enough is ours.
             let mut busy: Vec<_> = placed
                 .iter()
                 .filter(|(_, other)| life.overlaps(*other))

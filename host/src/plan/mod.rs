@@ -1,7 +1,8 @@
 //! The plan: a model as a list of typed operations with shapes.
 //!
 //! An executor runs it; the memory budget, the profile and the comparison of precisions read it.
-//! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds ([`Bounds`]).
+//! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds
+//! ([`Bounds`]).
 
 mod builder;
 mod check;
@@ -74,7 +75,8 @@ pub struct Plan {
     pub tensors: Vec<Tensor>,
     /// Weights, indexed by [`WeightId`]; the same for every `bounds` of one model.
     pub weights: Vec<Weight>,
-    /// Tables computed on the host, indexed by [`ConstantId`]; the same for every `bounds` of one model.
+    /// Tables computed on the host, indexed by [`ConstantId`]; the same for every `bounds` of one
+    /// model.
     pub constants: Vec<Constant>,
     /// Layout and size of the paged KV cache.
     pub kv: KvLayout,

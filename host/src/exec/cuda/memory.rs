@@ -1,4 +1,5 @@
-//! Device memory: one allocation each for weights, cache, activations and step inputs, made when the executor is opened.
+//! Device memory: one allocation each for weights, cache, activations and step inputs, made when
+//! the executor is opened.
 
 use cust::memory::{AsyncCopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info};
 use cust::stream::Stream;
@@ -9,15 +10,16 @@ use crate::exec::lower::{self, Addresses, KvPool};
 use crate::exec::{ExecError, Gemm};
 use crate::plan::{ArenaLayout, CacheSize, Plan, TensorId};
 
-/// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any alignment that a vector
-/// load or a tensor map needs.
+/// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any
+/// alignment that a vector load or a tensor map needs.
 const ALIGN_BYTES: usize = 256;
 
 /// One allocation.
 pub struct Block(DeviceBuffer<u8>);
 
 impl Block {
-    /// `bytes` of memory; `stream` makes NaN of them (all bits set), so that a read of what was never written shows.
+    /// `bytes` of memory; `stream` makes NaN of them (all bits set), so that a read of what was
+    /// never written shows.
     pub fn allocate(
         device: &DeviceInfo,
         what: &str,
@@ -152,8 +154,8 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything is allocated.
-    /// Linear layers are by `gemm`.
+    /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything
+    /// is allocated. Linear layers are by `gemm`.
     pub fn allocate(
         device: &DeviceInfo,
         gemm: Gemm,

@@ -1,7 +1,8 @@
-//! Linear layers by cuBLAS: its matrix product, and an epilogue kernel of ours for bias and residual.
+//! Linear layers by cuBLAS: its matrix product, and an epilogue kernel of ours for bias and
+//! residual.
 //!
-//! cuBLAS knows nothing of the step: it computes as many rows as the plan has at most. Those after the step's are
-//! computed in vain, and never read.
+//! cuBLAS knows nothing of the step: it computes as many rows as the plan has at most. Those after
+//! the step's are computed in vain, and never read.
 
 use cuda_loader::cublas::{ComputeType, DataType, GemmEx};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
@@ -78,8 +79,8 @@ struct CublasLinear {
 impl CublasLinear {
     /// `None` if cuBLAS does nothing of it.
     ///
-    /// A matrix product that is the output is stored as such. Another one is stored in the type of its accumulators, so
-    /// that nothing is rounded twice.
+    /// A matrix product that is the output is stored as such. Another one is stored in the type of
+    /// its accumulators, so that nothing is rounded twice.
     fn of(plan: &Plan, op: &Op, gemm: Gemm) -> Result<Option<Self>, ExecError> {
         let &Op::Linear(op) = op else { return Ok(None) };
         let Linear { x, norm, bias, gated, residual, .. } = op;
@@ -102,7 +103,8 @@ impl CublasLinear {
         self.product != self.out
     }
 
-    /// Elements from a row of the product in the workspace to the next: rows start at multiples of 16 bytes.
+    /// Elements from a row of the product in the workspace to the next: rows start at multiples of
+    /// 16 bytes.
     fn workspace_stride(&self, plan: &Plan) -> usize {
         plan.weight(self.op.weight).rows.next_multiple_of(8)
     }

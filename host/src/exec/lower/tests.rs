@@ -22,7 +22,8 @@ const POOLS: [KvPool; 2] = [
     KvPool { k: MEMORY + 0x72_0000, v: MEMORY + 0x73_0000 },
 ];
 
-/// A plan of `op` alone: activation 0 and 1 have rows of tokens, 2 of logits; weight 0 is `[8, 8]`, 1 a vector.
+/// A plan of `op` alone: activation 0 and 1 have rows of tokens, 2 of logits; weight 0 is `[8, 8]`,
+/// 1 a vector.
 fn plan(op: Op) -> Plan {
     let tensor = |rows| Tensor { name: "t".to_owned(), rows, width: WIDTH, dtype: Dtype::F32 };
     let weight = |rows| Weight {

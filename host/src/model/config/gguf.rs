@@ -1,6 +1,7 @@
 //! The configuration from GGUF metadata, and from which tensors the file has.
 //!
-//! Keys as llama.cpp's conversion writes them: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
+//! Keys as llama.cpp's conversion writes them:
+//! <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
 use super::fields::{Fields, POSITIVE};
 use super::{Config, ConfigError, Family, range};
@@ -31,7 +32,8 @@ impl Config {
     /// The configuration in the metadata of a GGUF file that holds `tensors`.
     ///
     /// # Errors
-    /// [`ConfigError`] for a family without a decoder, a key that is missing, or one that has no right value.
+    /// [`ConfigError`] for a family without a decoder, a key that is missing, or one that has no
+    /// right value.
     pub(crate) fn from_gguf(
         metadata: &gguf::Metadata,
         tensors: &impl Tensors,

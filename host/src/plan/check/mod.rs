@@ -10,8 +10,8 @@ use super::{
 };
 
 impl Plan {
-    /// Checks that every operation's views, weights and tables have shapes and element types that fit each other, and
-    /// that it reads nothing that was not written before.
+    /// Checks that every operation's views, weights and tables have shapes and element types that
+    /// fit each other, and that it reads nothing that was not written before.
     ///
     /// # Errors
     /// The first [`PlanError`], which names the operation.
@@ -56,8 +56,8 @@ impl Plan {
         ensure(inside && view.width > 0, || format!("{view:?} is no part of an activation"))
     }
 
-    /// An operation reads nothing of the activation that it writes, but for what [`Op`] allows: the same view, and of
-    /// [`Op::RopeAppend`] other columns.
+    /// An operation reads nothing of the activation that it writes, but for what [`Op`] allows: the
+    /// same view, and of [`Op::RopeAppend`] other columns.
     fn check_in_place(&self, op: &Op) -> Result<(), String> {
         let in_place = match *op {
             Op::RmsNorm { x, .. } | Op::Rope { x, .. } => Some(x),

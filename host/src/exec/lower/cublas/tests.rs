@@ -1,5 +1,5 @@
-//! Which part of a linear layer is cuBLAS's, and that the parts together are the layer: a stand-in multiplies in the
-//! emulator's memory, and our kernels run after it.
+//! Which part of a linear layer is cuBLAS's, and that the parts together are the layer: a stand-in
+//! multiplies in the emulator's memory, and our kernels run after it.
 
 use super::*;
 use crate::exec::lower::workspace_bytes;
@@ -34,7 +34,8 @@ struct Case {
     residual: Residual,
 }
 
-/// A plan of one linear layer: activation 0 is x, 1 the output, 2 another residual; weight 1 is the bias.
+/// A plan of one linear layer: activation 0 is x, 1 the output, 2 another residual; weight 1 is the
+/// bias.
 fn plan(case: &Case) -> Plan {
     let tensor = |name: &str, width, dtype| Tensor {
         name: name.to_owned(),
