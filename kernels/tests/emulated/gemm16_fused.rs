@@ -453,7 +453,7 @@ fn rejects_what_is_not_fused() {
         launch(Gpu::HOPPER, shape, change).unwrap_err()
     };
     for (rows, fused) in [
-        (9, "rows is 9: expected at most 8 behind a norm"),
+        (9, "rows is 9: expected at most 8 with a norm"),
         (65, "rows is 65: expected at most 8 of a fused layer"),
     ] {
         assert_eq!(error((rows, 64, 896, false), |_| ()), fused);
