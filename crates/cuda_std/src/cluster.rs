@@ -115,8 +115,7 @@ instruction! {
 }
 
 /// Waits for all threads of the cluster, whose writes are then visible to each other: [`arrive`]
-/// and
-/// [`wait`]. CUDA C `cluster.sync()`.
+/// and [`wait`]. CUDA C `cluster.sync()`.
 #[inline(always)]
 #[track_caller]
 pub fn sync() {

@@ -24,8 +24,7 @@ impl Mbarrier {
     ///    asynchronous copies access them until [`Mbarrier::inval`].
     /// 2. [`Mbarrier::init`] is called first, once, and is ordered before every other use: for the
     ///    block's threads by a barrier of the block; for other blocks and for asynchronous copies
-    ///    by
-    ///    [`fence::mbarrier_init`](crate::fence::mbarrier_init) and a barrier of the cluster.
+    ///    by [`fence::mbarrier_init`](crate::fence::mbarrier_init) and a barrier of the cluster.
     #[inline(always)]
     pub unsafe fn new(words: Shared<u64>) -> Self {
         Mbarrier(words.element(0))

@@ -22,8 +22,7 @@ use simt::device::{OperandA, Wgmma};
 ///
 /// Values stay in registers only if all indices are constants to LLVM. ptxas serialises the MMAs,
 /// with a warning C75xx, if other instructions access their registers while they are pending; so
-/// create a
-/// [`FragmentA`] when no MMA that reads one is pending (C7513).
+/// create a [`FragmentA`] when no MMA that reads one is pending (C7513).
 ///
 /// # Numerics
 /// Products are exact. The emulator adds the products of one instruction and D in f64 and rounds
