@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything that is done to this repository besides `cargo build`.
 
 mod emulate;
+mod kernel_crate;
 mod process;
 mod ptxas;
 mod random_model;
@@ -15,6 +16,7 @@ usage: cargo xtask COMMAND
   demo                    set up, build, and let the default model answer
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
   emulate --seeds N       run the emulator's tests under N seeds each
+  kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   random-model NAME OUT   write a Hugging Face directory with random weights: ";
 
@@ -44,6 +46,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             process::show(process::cargo()?.args(["test", "--workspace"]).args(&args[1..]))?;
         }
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
+        ["kernel-crate"] => kernel_crate::run()?,
         ["ptxas"] => ptxas::run()?,
         ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
         _ => {
