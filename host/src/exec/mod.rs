@@ -128,4 +128,7 @@ pub enum ExecError {
     /// The emulator found a fault of a kernel: its report, of several lines.
     #[error(transparent)]
     Fault(#[from] simt::Fault),
+    /// On the emulator no kernel of the plan has written an output that was asked for.
+    #[error("an output of the plan: {0}")]
+    Unwritten(#[from] simt::MemoryError),
 }
