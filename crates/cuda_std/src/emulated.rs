@@ -1,4 +1,4 @@
-//! Loads and stores of the emulator, by type. Host only.
+//! Typed loads and stores on the emulator. Host only.
 
 use core::mem::MaybeUninit;
 use simt::{Space, device};
@@ -15,7 +15,7 @@ pub(crate) unsafe fn load<T: Copy>(space: Space, address: u64, align: usize) -> 
     unsafe { value.assume_init() }
 }
 
-/// As [`load`], of bytes that nobody may have written.
+/// As [`load`], of bytes that may be uninitialised.
 ///
 /// # Safety
 /// As [`load`].
