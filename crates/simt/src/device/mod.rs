@@ -33,10 +33,7 @@ fn with<R>(f: impl FnOnce(&mut Machine, &'static Location<'static>) -> Result<R,
     let location = Location::caller();
     let result = ACTIVE.with_borrow_mut(|active| {
         let machine = active.as_mut()?;
-        let result = match machine.step() {
-            true => machine.check_steps().and_then(|()| f(machine, location)),
-            false => f(machine, location),
-        };
+        let result = counted(machine, location, f);
         Some(result.map_err(|kind| machine.fault(kind, location.to_string())))
     });
     match result {
@@ -46,6 +43,19 @@ fn with<R>(f: impl FnOnce(&mut Machine, &'static Location<'static>) -> Result<R,
             panic!("an instruction was called outside of a launch: emulate the kernel's launch")
         }
     }
+}
+
+/// Calls `f` as one instruction of the thread. It is called in one place, so that it is inlined.
+#[inline]
+fn counted<R>(
+    machine: &mut Machine,
+    location: At,
+    f: impl FnOnce(&mut Machine, At) -> Result<R, FaultKind>,
+) -> Result<R, FaultKind> {
+    if machine.step() {
+        machine.check_steps()?;
+    }
+    f(machine, location)
 }
 
 /// Index of the thread in its block.
