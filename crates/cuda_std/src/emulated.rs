@@ -1,12 +1,12 @@
-//! Typed loads and stores of the emulator. Host only.
+//! Typed loads and stores on the emulator. Host only.
 
 use core::mem::MaybeUninit;
 use simt::{Space, device};
 
-/// One load of the width of `T`, from an address that is a multiple of `align`.
+/// One load of the width of `T`, from a multiple of `align`.
 ///
 /// # Safety
-/// 1. Every bit pattern is a valid `T`.
+/// 1. Any bytes of its size are a `T`.
 #[track_caller]
 pub(crate) unsafe fn load<T: Copy>(space: Space, address: u64, align: usize) -> T {
     let mut value = MaybeUninit::<T>::zeroed();
@@ -15,7 +15,7 @@ pub(crate) unsafe fn load<T: Copy>(space: Space, address: u64, align: usize) -> 
     unsafe { value.assume_init() }
 }
 
-/// [`load`] of bytes that may be uninitialised.
+/// As [`load`], of bytes that may be uninitialised.
 ///
 /// # Safety
 /// As [`load`].
@@ -27,13 +27,13 @@ pub(crate) unsafe fn speculate<T: Copy>(space: Space, address: u64, align: usize
     unsafe { value.assume_init() }
 }
 
-/// The bytes of a zeroed value.
+/// The bytes of a value that was zeroed.
 fn bytes_of<T>(value: &mut MaybeUninit<T>) -> &mut [u8] {
     // SAFETY: the bytes of `value`, all of them zero.
     unsafe { core::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) }
 }
 
-/// One store of the width of `T`, to an address that is a multiple of `align`.
+/// One store of the width of `T`, to a multiple of `align`.
 ///
 /// # Safety
 /// 1. `T` has no padding.

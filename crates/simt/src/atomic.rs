@@ -1,4 +1,4 @@
-//! Atomic operations and fences: what they order.
+//! Atomic operations and fences, and what they order.
 
 use std::collections::HashMap;
 
@@ -6,42 +6,43 @@ use crate::access::{By, Span};
 use crate::clock::Knowledge;
 use crate::device::{Order, Scope};
 use crate::fault::FaultKind;
-use crate::geometry::Geometry;
+use crate::layout::Layout;
 use crate::machine::{At, Machine, Space};
 use crate::shadow::Mode;
 
-/// What was released at an address: of global memory, or of the shared memory of a block.
+/// What was released, by address: of global memory, or of the shared memory of a block.
 pub(crate) type Variables = HashMap<(Option<u64>, u64), Vec<Released>>;
 
-/// What the threads of a block have released for those of a scope.
+/// What the threads of a block have released to a scope.
 pub(crate) struct Released {
     block: u64,
     scope: Scope,
     knowledge: Knowledge,
 }
 
-/// What a thread's fence has made ready to be released, or atomic reads to be acquired.
+/// What a thread's next relaxed atomic write releases, and what its next fence acquires.
 #[derive(Default)]
 pub(crate) struct Fences {
-    /// What the thread knew at its last fence, for its atomic writes; and the fence's scope.
+    /// The thread's clock at its last fence, which relaxed atomic writes release; and the fence's
+    /// scope.
     released: Option<(Scope, Knowledge)>,
-    /// What a fence would let it know.
+    /// What relaxed atomic reads have seen, which a fence acquires.
     observed: Option<Knowledge>,
 }
 
 impl Scope {
-    /// Whether it holds for threads of both blocks.
-    fn includes(self, geometry: &Geometry, a: u64, b: u64) -> bool {
+    /// Whether it includes threads of both blocks.
+    fn includes(self, layout: &Layout, a: u64, b: u64) -> bool {
         match self {
             Scope::Block => a == b,
-            Scope::Cluster => geometry.cluster_of(a) == geometry.cluster_of(b),
+            Scope::Cluster => layout.cluster_of(a) == layout.cluster_of(b),
             Scope::Gpu | Scope::System => true,
         }
     }
 }
 
 impl Machine {
-    /// An atomic operation; gives what was there.
+    /// An atomic operation; gives the old value.
     pub fn atomic(
         &mut self,
         (space, address): (Space, u64),
@@ -65,7 +66,7 @@ impl Machine {
             target.note()?;
             target.fill(&new.to_le_bytes()[..len]);
             if new != old {
-                self.idle_steps = 0;
+                self.progress();
             }
         }
         let (place, local) = self.locate(space, address)?;
@@ -79,12 +80,12 @@ impl Machine {
 
     fn read_variable(&mut self, variable: (Option<u64>, u64), (order, scope): (Order, Scope)) {
         let (place, thread) = self.current;
-        let (geometry, own) = (self.geometry, self.blocks[place].index);
+        let (layout, own) = (self.layout, self.blocks[place].index);
         for Released { block, scope: its, knowledge } in
             self.variables.get(&variable).into_iter().flatten()
         {
             let synchronises =
-                its.includes(&geometry, *block, own) && scope.includes(&geometry, own, *block);
+                its.includes(&layout, *block, own) && scope.includes(&layout, own, *block);
             if !synchronises {
                 continue;
             }

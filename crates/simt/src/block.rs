@@ -1,4 +1,4 @@
-//! A block that is resident: its threads, its shared memory, and where they meet.
+//! A resident block: its threads, its shared memory, and its collectives.
 
 use std::collections::HashMap;
 use std::panic::Location;
@@ -10,7 +10,7 @@ use crate::barrier::{Barrier, NUM_BARRIERS};
 use crate::clock::{Clock, Knowledge, WARP_SIZE, join_warp};
 use crate::copy::Copy;
 use crate::fault::FaultKind;
-use crate::geometry::{Geometry, MAX_SHARED_BYTES};
+use crate::layout::{Layout, MAX_SHARED_BYTES};
 use crate::mbarrier::Mbarrier;
 use crate::memory::{Region, Regions};
 use crate::point::Point;
@@ -19,10 +19,10 @@ use crate::product::Products;
 /// Where dynamic shared memory starts in the shared window; a multiple of 1024.
 const DYNAMIC_START: u64 = 1024;
 
-/// Addresses between two arrays that belong to neither.
+/// Unused bytes between two arrays.
 const GUARD_BYTES: u64 = 64;
 
-/// What a lane brings to a collective, and what it gets.
+/// A lane's operands of a collective, and its results.
 pub type Words = [u32; 12];
 
 /// A thread of a block.
@@ -31,29 +31,36 @@ pub(crate) struct Thread {
     /// Where it waits.
     pub waits: Option<(Point, &'static Location<'static>)>,
     pub ended: bool,
-    /// What the collective that it waited for gave it.
+    /// The results of its last collective.
     pub result: Words,
     /// Its `cp.async` copies.
     pub copies: Groups<Copy>,
     /// Its bulk copies to global memory, by their numbers.
     pub bulk: Groups<u64>,
-    /// The matrix products of its warpgroup.
+    /// The `wgmma` operations of its warpgroup.
     pub products: Groups<()>,
     pub products_done: u32,
     pub fences: Fences,
-    /// What it has made known of its mbarriers, for those behind the cluster's barrier.
+    /// What `fence.mbarrier_init` publishes of its mbarriers, to threads that pass the cluster's
+    /// barrier.
     pub made_mbarriers: Option<Knowledge>,
-    /// The phase of the cluster's barrier that it has come to and not waited for.
+    /// The phase of the cluster's barrier at which it has arrived and not waited.
     pub cluster_phase: Option<u32>,
     pub registers: u32,
 }
 
-/// The threads that have reached a point, and what they brought.
+/// The threads that have reached a collective, and their operands.
 pub(crate) struct Meeting {
     point: Point,
     pub arrived: Arrived,
     pub values: Box<[Words; WARP_SIZE]>,
+    /// The first thread, and the first from another line.
+    first: Place,
+    elsewhere: Option<Place>,
 }
+
+/// A thread, and where it is in the kernel.
+type Place = (usize, &'static Location<'static>);
 
 /// Threads of a warp or of a warpgroup.
 #[derive(Clone, Copy)]
@@ -64,7 +71,7 @@ pub(crate) struct Arrived {
 }
 
 impl Arrived {
-    /// Nobody, of those that meet at `point`.
+    /// No thread yet of those that meet at `point`.
     fn none(point: Point) -> Self {
         Arrived { first: point.first_warp() * WARP_SIZE, threads: 0 }
     }
@@ -94,37 +101,39 @@ impl Arrived {
 
 /// A resident block.
 pub(crate) struct Block {
-    /// Its place among the blocks of the grid.
+    /// Its linear index in the grid.
     pub index: u64,
     pub threads: Vec<Thread>,
     pub agents: Agents,
     pub shared: Regions,
-    /// The static arrays that a thread has reached: their keys, and addresses.
+    /// The static arrays that a thread has reached: keys and addresses.
     arrays: Vec<((&'static str, usize), u64)>,
     pub barriers: [Barrier; NUM_BARRIERS],
     pub mbarriers: HashMap<u64, Mbarrier>,
     /// By warpgroup.
     pub products: Vec<Products>,
-    /// By warp; those of a warpgroup are its first one's.
+    /// By warp; a warpgroup's are those of its first warp.
     meetings: Vec<Vec<Meeting>>,
-    /// Meetings that are over, whose room others take.
+    /// Meetings that are over, whose buffers are used again.
     spare_meetings: Vec<Meeting>,
     /// Threads that have not ended.
     pub live: usize,
     /// Registers of all its threads.
     pub registers: u32,
-    /// Whether a thread has waited for the launches before.
+    /// Whether a thread has executed `griddepcontrol.wait`.
     pub waited_for_launches: bool,
     /// By warp.
     shared_accesses: Vec<WarpAccesses>,
+    /// The first collective whose lanes came from different lines, and one lane of each.
+    pub pairing: Option<(&'static str, [Place; 2])>,
 }
 
 impl Block {
-    pub fn new(index: u64, geometry: &Geometry) -> Self {
-        let num_threads = geometry.threads_per_block();
+    pub fn new(index: u64, layout: &Layout) -> Self {
+        let num_threads = layout.threads_per_block();
         let mut shared = Regions::default();
         let name = "dynamic shared memory".to_owned();
-        let bytes = geometry.shared_bytes as usize;
+        let bytes = layout.geometry.shared_bytes as usize;
         shared.push(Region::poisoned(name, DYNAMIC_START, bytes));
         let registers = crate::registers::at_start(num_threads);
         let thread = || Thread { registers, ..Thread::default() };
@@ -145,6 +154,7 @@ impl Block {
             shared_accesses: (0..num_threads.div_ceil(WARP_SIZE))
                 .map(|_| Default::default())
                 .collect(),
+            pairing: None,
         }
     }
 
@@ -170,33 +180,34 @@ impl Block {
         DYNAMIC_START
     }
 
-    /// Address of a static array, which lies behind all others once a thread has reached it.
+    /// Address of a static array, which is placed after all others when a thread first reaches it.
     pub fn array(
         &mut self,
         key: (&'static str, usize),
-        bytes: usize,
-        align: usize,
+        (bytes, align): (usize, usize),
+        location: &'static Location<'static>,
     ) -> Result<u64, FaultKind> {
         if let Some((_, address)) = self.arrays.iter().find(|(known, _)| *known == key) {
             return Ok(*address);
         }
         let end = self.shared.end().unwrap_or(DYNAMIC_START);
         let start = (end + GUARD_BYTES).next_multiple_of(align.max(16) as u64);
-        // The gaps are the emulator's own.
+        // The gaps exist on the emulator only.
         let gaps = GUARD_BYTES * 2 * (1 + self.arrays.len() as u64);
         if start + bytes as u64 > DYNAMIC_START + gaps + u64::from(MAX_SHARED_BYTES) {
             return Err(FaultKind::Launch(format!(
-                "a static array of {bytes} bytes makes shared memory larger than \
+                "the shared array of {bytes} bytes at {location} makes shared memory larger than \
                  {MAX_SHARED_BYTES} bytes"
             )));
         }
-        self.shared.push(Region::poisoned(format!("shared array {}", key.1), start, bytes));
+        let name = format!("shared array of {}:{}", location.file(), location.line());
+        self.shared.push(Region::poisoned(name, start, bytes));
         self.arrays.push((key, start));
         Ok(start)
     }
 
-    /// Thread `thread` reaches `point`, where `wanted` threads of a warp or a warpgroup meet, with
-    /// `words`. Gives the meeting if it is the last to come; or else `None`: it has to wait.
+    /// Thread `thread` reaches `point`, where `wanted` threads of a warp or warpgroup meet, with
+    /// the operands `words`. Gives the meeting if it is the last one, else `None`: it has to wait.
     pub fn meet(
         &mut self,
         thread: usize,
@@ -209,11 +220,16 @@ impl Block {
         let index = found.unwrap_or_else(|| {
             let spare = self.spare_meetings.pop();
             let values = spare.map(|meeting| meeting.values).unwrap_or_default();
-            meetings.push(Meeting { point, arrived: Arrived::none(point), values });
+            let (arrived, first) = (Arrived::none(point), (thread, location));
+            meetings.push(Meeting { point, arrived, values, first, elsewhere: None });
             meetings.len() - 1
         });
         let meeting = &mut meetings[index];
         meeting.arrived.add(thread);
+        let expected = meeting.first.1;
+        if !std::ptr::eq(expected, location) && expected != location {
+            meeting.elsewhere.get_or_insert((thread, location));
+        }
         meeting.values[thread % WARP_SIZE] = words;
         if meeting.arrived.len() < wanted {
             self.threads[thread].waits = Some((point, location));
@@ -222,7 +238,14 @@ impl Block {
         Some(meetings.swap_remove(index))
     }
 
-    /// What the threads of a meeting brought is needed no longer.
+    /// Keeps the first collective whose lanes came from different lines, for reports.
+    pub fn note_pairing(&mut self, instruction: &'static str, meeting: &Meeting) {
+        if let (None, Some(elsewhere)) = (self.pairing, meeting.elsewhere) {
+            self.pairing = Some((instruction, [meeting.first, elsewhere]));
+        }
+    }
+
+    /// The operands of a meeting are no longer needed.
     pub fn end_meeting(&mut self, mut meeting: Meeting) {
         meeting.values.fill(Words::default());
         self.spare_meetings.push(meeting);
@@ -235,7 +258,7 @@ impl Block {
         found.map_or(Arrived::none(point), |meeting| meeting.arrived)
     }
 
-    /// Thread `thread` ends; gives the threads that waited for it alone at a barrier.
+    /// Thread `thread` ends; gives the threads at a barrier that were waiting for it only.
     pub fn end_thread(&mut self, thread: usize, clocks: &mut [Clock]) -> Vec<usize> {
         self.threads[thread].ended = true;
         self.live -= 1;
@@ -251,8 +274,8 @@ impl Block {
     }
 }
 
-/// The lanes of a full meeting know of each other, if it was one that orders memory accesses: a
-/// shuffle or a vote does not.
+/// Orders the memory accesses of the lanes that met, if the instruction does: a shuffle or a vote
+/// does not.
 pub(crate) fn order_warp(instruction: &str, arrived: Arrived, clocks: &mut [Clock]) {
     if instruction == crate::SYNC_WARP {
         join_warp(clocks, arrived.iter());

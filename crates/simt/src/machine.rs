@@ -4,16 +4,18 @@ use crate::atomic::Variables;
 use crate::block::{Block, Words, order_warp};
 use crate::clock::{Clock, WARP_SIZE};
 use crate::cluster::ClusterBarrier;
-use crate::fault::{Fault, FaultKind, Party, Waiting};
+use crate::fault::{Fault, FaultKind, Pairing, Party, Waiting};
 use crate::flight::Flight;
-use crate::geometry::Geometry;
+use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::point::Point;
 use crate::product::Fragments;
 use crate::ready::Ready;
 use crate::rng::Rng;
+use crate::watchdog::{self, Pulse};
 use std::collections::HashMap;
 use std::panic::Location;
+use std::sync::Arc;
 
 pub(crate) type At = &'static Location<'static>;
 
@@ -28,77 +30,95 @@ pub enum Space {
     Cluster,
 }
 
-/// What a launch did.
+/// Counters of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Threads that ran.
     pub threads: u64,
     /// Loads and stores of global and of shared memory; an asynchronous copy is one.
     pub accesses: u64,
-    /// Passes over the banks of shared memory that loads and stores of a warp take beyond one for
-    /// all lanes (of 8 bytes for 16 lanes, of 16 bytes for 8).
+    /// Passes over the banks of shared memory beyond the first, summed over loads and stores. A
+    /// pass serves all lanes of a warp, 16 lanes with 8 bytes each, or 8 lanes with 16 bytes each.
     pub bank_conflicts: u64,
 }
 
 /// What happens next.
 pub(crate) enum Step {
-    /// The thread goes on: the place of its block, and its number there.
+    /// A thread runs: the slot of its block, and its index there.
     Thread(usize, usize),
-    /// A copy has landed.
+    /// A copy has completed.
     Landed,
-    /// No thread can go on.
+    /// No thread can run.
     Nothing,
 }
 
-/// So many times each thread may find that it has to wait on before it waits in vain.
+/// How often each thread may find that it still has to wait before the launch is a livelock.
 const IDLE_STEPS_PER_THREAD: usize = 1000;
 
-/// So many times in a row a thread makes the same load before it is taken to wait for a change.
+/// Instructions that a thread may execute before it waits for others or ends: about a second.
+const MAX_STEPS: u32 = 1 << 24;
+
+/// How often each resident thread may go on, on average, while nothing writes memory and no thread
+/// ends.
+const TURNS_PER_THREAD: u64 = 1 << 16;
+
+/// Steps between two signs of life to the watchdog, a power of two.
+const STEPS_PER_BEAT: u32 = 1 << 16;
+
+/// How often in a row a thread makes the same load before it is taken to wait for a change.
 const SAME_LOADS: u32 = 256;
 
-/// What the names of instructions hold that a warp executes together.
+/// Part of the names of instructions that a warp executes converged.
 const ALIGNED: &[u8; 8] = b".aligned";
 
-/// A copy lands in one of so many steps.
+/// At each step a copy completes with a probability of one in so many.
 const LANDS_ONCE_IN: usize = 64;
 
 /// A launch that runs.
 pub(crate) struct Machine {
     kernel: &'static str,
-    pub geometry: Geometry,
-    /// Whether the launch before may not have ended.
+    pub layout: Layout,
+    /// Whether earlier launches may still run.
     pub overlaps: bool,
     pub memory: Memory,
-    /// Resident blocks, each at its place.
+    /// Resident blocks, by slot.
     pub blocks: Vec<Block>,
     /// The clocks of their threads.
     pub clocks: Vec<Vec<Clock>>,
-    /// By cluster, once a thread has come to its barrier.
+    /// By cluster, once a thread has reached its barrier.
     pub cluster_barriers: HashMap<u64, ClusterBarrier>,
-    /// Bulk copies under way.
+    /// Bulk copies in flight.
     pub flights: Vec<Flight>,
     pub num_flights: u64,
     /// What atomic operations have released, by address.
     pub variables: Variables,
-    /// Accumulators that products may be in flight to.
+    /// Accumulators that a `wgmma` in flight may write.
     pub fragments: Fragments,
     ready: Ready,
     /// The thread that runs.
     pub current: (usize, usize),
     pub rng: Rng,
     pub report: Report,
-    /// Steps in a row of threads that only found out that they have to wait on.
+    /// Consecutive turns of threads that only found that they still have to wait.
     pub idle_steps: usize,
+    /// Instructions of the thread that runs since it went on.
+    steps: u32,
+    /// How often a thread has gone on since one wrote memory or ended.
+    turns: u64,
+    /// [`TURNS_PER_THREAD`] of each resident thread.
+    max_turns: u64,
+    /// Signs of life to the watchdog.
+    pub pulse: Arc<Pulse>,
     /// The last load, and how often it was made in a row.
     last_load: Option<(u64, At)>,
     same_loads: u32,
 }
 
 impl Machine {
-    pub fn new(kernel: &'static str, geometry: Geometry, memory: Memory, seed: u64) -> Self {
+    pub fn new(kernel: &'static str, layout: Layout, memory: Memory, seed: u64) -> Self {
         Machine {
             kernel,
-            geometry,
+            layout,
             overlaps: false,
             memory,
             blocks: Vec::new(),
@@ -113,15 +133,19 @@ impl Machine {
             rng: Rng::new(seed),
             report: Report::default(),
             idle_steps: 0,
+            steps: 0,
+            turns: 0,
+            max_turns: 0,
+            pulse: watchdog::watch(kernel, layout),
             last_load: None,
             same_loads: 0,
         }
     }
 
-    /// A block becomes resident at `place`.
+    /// A block becomes resident in slot `place`.
     pub fn start_block(&mut self, place: usize, index: u64) {
-        let threads = self.geometry.threads_per_block();
-        let (block, clocks) = (Block::new(index, &self.geometry), Clock::start(index, threads));
+        let threads = self.layout.threads_per_block();
+        let (block, clocks) = (Block::new(index, &self.layout), Clock::start(index, threads));
         if place == self.blocks.len() {
             self.blocks.push(block);
             self.clocks.push(clocks);
@@ -131,9 +155,43 @@ impl Machine {
         }
         (0..threads).for_each(|thread| self.ready.push(place, thread));
         self.report.threads += threads as u64;
+        self.turns = 0;
+        self.max_turns = TURNS_PER_THREAD * (self.blocks.len() * threads) as u64;
     }
 
-    /// What happens next, as the seed says: a thread goes on, or a copy lands.
+    /// Memory changes, or a thread ends: the launch gets somewhere.
+    pub fn progress(&mut self) {
+        (self.idle_steps, self.turns) = (0, 0);
+    }
+
+    /// The thread that runs calls an instruction; whether it is time for
+    /// [`Machine::check_steps`].
+    #[inline]
+    pub fn step(&mut self) -> bool {
+        self.steps += 1;
+        self.steps.is_multiple_of(STEPS_PER_BEAT)
+    }
+
+    /// A sign of life to the watchdog, and a fault for a thread in an endless loop.
+    #[cold]
+    pub fn check_steps(&self) -> Result<(), FaultKind> {
+        self.pulse.beat();
+        if self.steps < MAX_STEPS {
+            return Ok(());
+        }
+        Err(FaultKind::Endless(if self.meets_endlessly() {
+            format!("{TURNS_PER_THREAD} waits of each thread, and no write to memory meanwhile")
+        } else {
+            format!("{MAX_STEPS} instructions, and no wait for another thread meanwhile")
+        }))
+    }
+
+    /// Whether threads have waited for each other for too long without a change of memory.
+    fn meets_endlessly(&self) -> bool {
+        self.turns > self.max_turns && self.flights.is_empty()
+    }
+
+    /// What happens next, drawn from the seed: a thread runs, or a copy completes.
     pub fn pick(&mut self) -> Result<Step, Fault> {
         let runnable = self.ready.len();
         if self.idle_steps > IDLE_STEPS_PER_THREAD * (runnable + 1) && self.flights.is_empty() {
@@ -150,7 +208,12 @@ impl Machine {
         }
         self.current = self.ready.take(&mut self.rng);
         let (place, thread) = self.current;
-        self.blocks[place].threads[thread].waits = None;
+        let block = &mut self.blocks[place];
+        block.threads[thread].waits = None;
+        self.pulse.enter(block.index, thread);
+        self.turns += 1;
+        // The next instruction of an endless loop is a fault, which names its line.
+        self.steps = if self.meets_endlessly() { MAX_STEPS - 1 } else { 0 };
         Ok(Step::Thread(place, thread))
     }
 
@@ -158,27 +221,37 @@ impl Machine {
     pub fn fault(&self, kind: FaultKind, location: String) -> Fault {
         let (place, thread) = self.current;
         let by = Party {
-            block: self.geometry.block_idx(self.blocks[place].index),
-            thread: self.geometry.thread_idx(thread),
+            block: self.layout.block_idx(self.blocks[place].index),
+            thread: self.layout.thread_idx(thread),
             location,
         };
-        Fault { kernel: self.kernel.to_owned(), by: Some(by), kind }
+        let pairing = self.pairing(&self.blocks[place]);
+        Fault { kernel: self.kernel.to_owned(), by: Some(by), kind, pairing }
     }
 
-    /// The fault of nobody alone.
+    /// A fault of no single thread.
     pub fn refuse(&self, kind: FaultKind) -> Fault {
-        Fault { kernel: self.kernel.to_owned(), by: None, kind }
+        let pairing = self.blocks.iter().find_map(|block| self.pairing(block));
+        Fault { kernel: self.kernel.to_owned(), by: None, kind, pairing }
     }
 
-    /// Who waits for what.
+    /// The first collective of a block whose lanes came from different lines.
+    fn pairing(&self, block: &Block) -> Option<Box<Pairing>> {
+        let (instruction, lanes) = block.pairing?;
+        let [first, other] =
+            lanes.map(|(thread, location)| self.layout.party((block.index, thread), location));
+        Some(Box::new(Pairing { instruction: instruction.to_owned(), first, other }))
+    }
+
+    /// Which threads wait where, and for what.
     pub fn waiting(&self) -> Vec<Waiting> {
         let of = |block: &Block| {
-            block.waiting(&self.geometry, |point| match point {
+            block.waiting(&self.layout, |point| match point {
                 Point::Mbarrier { place, .. } => self.blocks[place].describe(point),
                 Point::Change { place, address } => {
                     let shared = place.map(|place| &self.blocks[place].shared);
                     let at = shared.unwrap_or(&self.memory.regions).describe(address);
-                    format!("reads {at} again and again, which nobody changes")
+                    format!("polls {at}, which no thread changes")
                 }
                 _ => block.describe(point),
             })
@@ -197,7 +270,7 @@ impl Machine {
         &mut self.clocks[place][thread]
     }
 
-    /// The place of a resident block that has not ended.
+    /// The slot of a resident block that has not ended.
     pub fn place_of(&self, index: u64) -> Option<usize> {
         self.blocks.iter().position(|block| block.index == index && !block.is_done())
     }
@@ -217,23 +290,23 @@ impl Machine {
         }
     }
 
-    /// The thread lets others run, though it could go on; `waits` if it has to see a change before
-    /// it gets further.
+    /// The thread lets others run, though it could go on; `waits` is the change that it polls for,
+    /// if any.
     pub fn let_others_run(&mut self, waits: Option<(Point, At)>) {
         let (place, thread) = self.current;
         self.idle_steps += usize::from(waits.is_some());
         self.blocks[place].threads[thread].waits = waits;
-        self.ready.push_behind(place, thread);
+        self.ready.push_yielding(place, thread);
     }
 
-    /// A change of what is at an address.
+    /// A change of the memory at an address.
     pub fn change_at(&self, space: Space, address: u64) -> Result<Point, FaultKind> {
         let (place, address) = self.locate(space, address)?;
         Ok(Point::Change { place: (space != Space::Global).then_some(place), address })
     }
 
-    /// Notes a load; whether the thread has made the same one so often that it must be waiting for
-    /// what another thread writes: others have to run then.
+    /// Notes a load; whether the thread has repeated it so often that it must be polling: other
+    /// threads have to run then.
     pub fn spins(
         &mut self,
         (space, address): (Space, u64),
@@ -262,12 +335,13 @@ impl Machine {
         let (place, thread) = self.current;
         if mask >> (thread % WARP_SIZE) & 1 == 0 {
             return Err(FaultKind::Invalid(format!(
-                "{instruction} of lanes {mask:#010x}, which lane {} is not one of",
+                "{instruction} with the mask {mask:#010x}, which does not contain the calling \
+                 lane {}",
                 thread % WARP_SIZE
             )));
         }
         let point = Point::Warp { warp: thread / WARP_SIZE, instruction, mask };
-        // Every lane of every collective comes here: the search of `str` takes longer to start.
+        // This runs for every lane of every collective; `str::contains` takes longer to start.
         if instruction
             .as_bytes()
             .windows(ALIGNED.len())
@@ -279,6 +353,7 @@ impl Machine {
         let met = self.blocks[place].meet(thread, wanted, words, location);
         let Some(mut meeting) = met else { return Ok(None) };
         finish(&mut meeting.values);
+        self.blocks[place].note_pairing(instruction, &meeting);
         let arrived = meeting.arrived;
         let block = &mut self.blocks[place];
         for thread in arrived.iter() {
@@ -290,16 +365,17 @@ impl Machine {
         Ok(Some(self.result()))
     }
 
-    /// What the last collective gave to the thread that runs.
+    /// The result of the last collective for the thread that runs.
     pub fn result(&mut self) -> Words {
         let thread = self.current.1;
         self.block().threads[thread].result
     }
 
-    /// The thread that runs ends, and with it its copies.
+    /// The thread that runs ends, which completes its copies.
     pub fn end_thread(&mut self) -> Result<(), FaultKind> {
         let (place, thread) = self.current;
         self.end_copies()?;
+        self.progress();
         let released = self.blocks[place].end_thread(thread, &mut self.clocks[place]);
         self.wake(place, released);
         self.end_of_cluster_thread();

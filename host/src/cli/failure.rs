@@ -195,7 +195,7 @@ mod tests {
     #[cfg(feature = "emulator")]
     fn a_kernels_fault_is_reported_whole() {
         let kind = simt::FaultKind::Deadlock(Vec::new());
-        let fault = simt::Fault { kernel: "rope".to_owned(), by: None, kind };
+        let fault = simt::Fault { kernel: "rope".to_owned(), by: None, pairing: None, kind };
         let failure = EngineError::from(ExecError::from(fault)).into();
         assert!(matches!(failure, Failure::Kernel(report) if report == "deadlock in `rope`"));
         assert_eq!(lines("race\n  a\x1b[2J\n  b\n  c"), "race\n  a [2J\n  b\n  c");

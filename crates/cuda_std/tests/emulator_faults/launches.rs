@@ -1,4 +1,4 @@
-//! Launches that no device takes, and panics: errors, and the test process goes on.
+//! Launches that no device takes, and panics: both are errors, and the test process goes on.
 
 use cuda_std::launch::{Geometry, Launch};
 use cuda_std::prelude::*;
@@ -13,7 +13,7 @@ unsafe fn nothing() {}
 #[kernel(launch_bounds(64), target(sm_90a), cluster(2, 1, 1))]
 unsafe fn nothing_in_pairs() {}
 
-/// The report of what a device refuses.
+/// The report of a launch that is refused.
 #[track_caller]
 fn refused(launch: Launch) -> String {
     let fault = launch.emulate(&mut Memory::new(), 0).unwrap_err();
@@ -29,23 +29,28 @@ fn shapes_that_no_device_takes() {
     }
     let launch = |wrong: Geometry| refused(nothing::launch(wrong));
     let report = launch(Geometry { grid: [1 << 31, 1, 1], ..right });
-    assert!(report.starts_with("not a launch in `nothing`: a grid of [2147483648, 1, 1]"));
+    assert!(report.starts_with("invalid launch in `nothing`: a grid of [2147483648, 1, 1]"));
     launch(Geometry { grid: [1, 65_536, 1], ..right });
     launch(Geometry { grid: [1, 0, 1], ..right });
     launch(Geometry { block: [1024, 2, 1], ..right });
     launch(Geometry { block: [1, 1, 65], ..right });
+    // Over the kernel's own launch bound.
+    let report = launch(Geometry { block: [8, 3, 3], ..right });
+    let why =
+        "`nothing` is compiled for at most 64, launch smaller blocks or raise its launch_bounds";
+    assert!(report.ends_with(why), "{report}");
     let report = launch(Geometry { shared_bytes: 227 * 1024 + 1, ..right });
     let why = "232449 bytes of shared memory: a block has at most 232448";
     assert!(report.ends_with(why), "{report}");
     let report = refused(nothing_in_pairs::launch(Geometry { grid: [3, 1, 1], ..right }));
-    let why = "a grid of [3, 1, 1] is not made of clusters of [2, 1, 1]";
+    let why = "a grid of [3, 1, 1] blocks is no multiple of the kernel's clusters of [2, 1, 1]";
     assert!(report.ends_with(why), "{report}");
     let mut many = nothing::launch(right);
     many.cluster = [u32::MAX; 3];
     assert!(refused(many).contains("a cluster of "));
 }
 
-/// Asks for more static shared memory than a block has.
+/// Declares more static shared memory than a block has.
 #[kernel(launch_bounds(64))]
 unsafe fn large_array() {
     // SAFETY: it is not accessed.
@@ -55,7 +60,12 @@ unsafe fn large_array() {
 #[test]
 fn static_shared_memory_over_the_limit() {
     let report = refused(large_array::launch(geometry(1, 64)));
-    assert!(report.contains("a static array of 262144 bytes"), "{report}");
+    assert!(
+        report.contains(
+            "the shared array of 262144 bytes at crates/cuda_std/tests/emulator_faults/launches.rs:"
+        ),
+        "{report}"
+    );
 }
 
 /// Indexes an array by an argument.
@@ -83,7 +93,7 @@ fn an_instruction_outside_of_a_launch() {
     thread::sync_threads();
 }
 
-/// `out[i] = x[63 - i]`, of a launch that may start before the one that wrote `x` has ended.
+/// `out[i] = x[63 - i]`, in a launch that overlaps with the one that wrote `x`.
 #[kernel(
     launch_bounds(64),
     overlaps,

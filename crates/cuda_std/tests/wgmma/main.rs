@@ -151,7 +151,7 @@ fn emulate(
     let geometry = Geometry { grid: [1; 3], block: [128, 1, 1], shared_bytes };
     let case = case.clone();
     let kernel = Body::new(move || body(&case, GlobalMut::emulated(DevicePtr::new(out))));
-    Launch::new("wgmma", geometry, kernel).emulate(&mut memory, seed)?;
+    Launch::new("wgmma", 128, geometry, kernel).emulate(&mut memory, seed)?;
     let mut bytes = vec![0; 4 * len];
     memory.read(out, &mut bytes).unwrap();
     let (words, _) = bytes.as_chunks();
@@ -329,6 +329,9 @@ fn an_accumulator_in_flight_cannot_be_read() {
     for body in [too_early, not_committed as fn(&Case, GlobalMut<f32>)] {
         let fault = emulate(&small_case(), 1, 0, body).unwrap_err();
         let FaultKind::Invalid(why) = fault.kind else { panic!("{fault}") };
-        assert!(why.contains("an accumulator is read while a product is in flight"), "{why}");
+        assert!(
+            why.contains("an accumulator is read while a wgmma.mma_async may still write it"),
+            "{why}"
+        );
     }
 }
