@@ -57,7 +57,7 @@ pub enum EngineError {
     /// A sampling value out of its range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// No token could be chosen for the request of [`Engine::generate`](super::Engine::generate).
+    /// No token could be chosen for a request, such as that of [`Engine::generate`](super::Engine::generate).
     #[error("{source}")]
     Sample {
         /// The request.

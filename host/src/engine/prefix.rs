@@ -24,9 +24,17 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// Keeps a sequence as the one used last.
-    pub fn insert(&mut self, retained: Retained) {
-        if !retained.tokens.is_empty() {
+    /// Keeps a sequence as the one used last; or, if a retained one begins with all of it, that one in its place.
+    pub fn insert(&mut self, allocator: &mut PageAllocator, mut retained: Retained) {
+        if retained.tokens.is_empty() {
+            return;
+        }
+        let begins_alike = |other: &Retained| other.tokens.starts_with(&retained.tokens);
+        if let Some(longer) = self.retained.iter().position(begins_alike) {
+            retained.pages.truncate(allocator, 0);
+            let longer = self.retained.remove(longer);
+            self.retained.extend(longer);
+        } else {
             self.retained.push_back(retained);
         }
     }
@@ -107,7 +115,10 @@ mod tests {
         let mut pages = PageTable::default();
         assert!(pages.grow(allocator, tokens.len()));
         let numbers = pages.pages().to_vec();
-        cache.insert(Retained { tokens: tokens.to_vec(), prompt_len: tokens.len(), pages });
+        cache.insert(
+            allocator,
+            Retained { tokens: tokens.to_vec(), prompt_len: tokens.len(), pages },
+        );
         numbers
     }
 
@@ -119,7 +130,7 @@ mod tests {
     fn the_longest_prefix_is_handed_over() {
         let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
         let long = retain(&mut cache, &mut allocator, &[tokens(0, 100), tokens(500, 50)].concat());
-        let short = retain(&mut cache, &mut allocator, &tokens(0, 70));
+        let short = retain(&mut cache, &mut allocator, &[tokens(0, 60), tokens(900, 10)].concat());
         let (mut pages, len) = cache.take(&mut allocator, &tokens(0, 200));
         assert_eq!((pages.pages(), len), (&long[..2], 100));
         assert_eq!(allocator.num_free(), 10 - 2 - 2, "the page of the rest is free");
@@ -142,7 +153,10 @@ mod tests {
         // Both hold the first page: it is not written to, so that only whole pages of it are handed over.
         let (all, len) = cache.take(&mut allocator, &tokens(0, 300));
         assert_eq!((all.pages(), len), (&held[..], 300));
-        cache.insert(Retained { tokens: tokens(0, 100), prompt_len: 100, pages: all });
+        cache.insert(
+            &mut allocator,
+            Retained { tokens: tokens(0, 100), prompt_len: 100, pages: all },
+        );
         let (part, len) = cache.take(&mut allocator, &tokens(0, 60));
         assert_eq!((part.pages(), len), (&[][..], 0), "60 tokens end within the shared page");
     }
@@ -152,9 +166,21 @@ mod tests {
         let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
         let mut pages = PageTable::default();
         assert!(pages.grow(&mut allocator, 300));
-        cache.insert(Retained { tokens: tokens(0, 300), prompt_len: 80, pages });
+        cache.insert(&mut allocator, Retained { tokens: tokens(0, 300), prompt_len: 80, pages });
         let (pages, len) = cache.take(&mut allocator, &tokens(0, 79));
         assert_eq!((pages.pages().len(), len, allocator.num_free()), (2, 79, 8));
+    }
+
+    #[test]
+    fn what_is_retained_already_is_not_retained_twice() {
+        let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
+        let long = retain(&mut cache, &mut allocator, &tokens(0, 200));
+        retain(&mut cache, &mut allocator, &tokens(500, 10));
+        retain(&mut cache, &mut allocator, &tokens(0, 100));
+        assert_eq!((cache.retained.len(), allocator.num_free()), (2, 10 - 4 - 1));
+        assert!(cache.make_room(&mut allocator, 6), "the other is the oldest now");
+        let (pages, len) = cache.take(&mut allocator, &tokens(0, 150));
+        assert_eq!((pages.pages(), len), (&long[..3], 150));
     }
 
     #[test]

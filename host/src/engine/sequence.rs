@@ -145,7 +145,7 @@ impl Sequence {
         let mut pages = std::mem::take(&mut self.pages);
         pages.truncate(allocator, len);
         let (tokens, prompt_len) = (self.tokens[..len].to_vec(), self.prompt_len);
-        prefixes.insert(Retained { tokens, prompt_len, pages });
+        prefixes.insert(allocator, Retained { tokens, prompt_len, pages });
     }
 
     /// Gives back all pages and retains nothing.

@@ -58,7 +58,7 @@ pub struct Row {
 /// Runs `workload`. The engine must have nothing else to do, and room for it.
 ///
 /// # Errors
-/// Those of [`Engine::add_request`] and [`Engine::step`].
+/// Those of [`Engine::add_request`] and [`Engine::step`], [`EngineError::Sample`] if a sequence failed.
 pub fn measure(engine: &mut Engine, workload: &Workload) -> Result<Row, EngineError> {
     let &Workload { num_seqs, prompt_len, num_steps } = workload;
     let vocab_size = engine.model().config().vocab_size;
@@ -76,6 +76,11 @@ pub fn measure(engine: &mut Engine, workload: &Workload) -> Result<Row, EngineEr
         let start = Instant::now();
         let events = engine.step()?;
         let time = start.elapsed();
+        for event in &events {
+            if let EventKind::Failed(source) = event.kind {
+                return Err(EngineError::Sample { request: event.request, source });
+            }
+        }
         let tokens = events.iter().filter(|event| matches!(event.kind, EventKind::Token(_)));
         if tokens.count() == num_seqs {
             times.push(time);
