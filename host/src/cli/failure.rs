@@ -7,7 +7,7 @@ use halfwarp::{
     plan::{BudgetError, Dtype, Fits},
 };
 use model_cache::FetchError;
-use std::{fmt, process::ExitCode};
+use std::{error::Error, fmt, io, iter, process::ExitCode};
 
 /// Why a command ended before it was done.
 #[derive(Debug)]
@@ -52,9 +52,9 @@ impl Failure {
     }
 
     /// A failed write to `what`: its reader has gone, or the machine is at fault.
-    pub fn output(what: impl fmt::Display, error: &std::io::Error) -> Failure {
+    pub fn output(what: impl fmt::Display, error: &io::Error) -> Failure {
         match error.kind() {
-            std::io::ErrorKind::BrokenPipe => Failure::OutputClosed,
+            io::ErrorKind::BrokenPipe => Failure::OutputClosed,
             _ => Failure::Environment(format!("cannot write to {what}: {error}")),
         }
     }
@@ -62,7 +62,13 @@ impl Failure {
 
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
-        Failure::Input(error.to_string())
+        let causes = iter::successors(Some(&error as &(dyn Error + 'static)), |&at| at.source());
+        let mut systems = causes.filter_map(|cause| cause.downcast_ref::<io::Error>());
+        if systems.any(|cause| cause.kind() == io::ErrorKind::OutOfMemory) {
+            Failure::Environment(error.to_string())
+        } else {
+            Failure::Input(error.to_string())
+        }
     }
 }
 

@@ -23,7 +23,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let waiting = || terminal::note("waiting for another process that fetches into the cache");
     let cache = Cache::open(&dir, waiting)?;
     let path = model.fetch(&cache, |progress| match progress {
-        Progress::Present => terminal::note(format_args!("{} is there already", model.name)),
+        Progress::Present => terminal::note(format_args!("{} is in the cache already", model.name)),
         Progress::Downloading => terminal::note(format_args!(
             "fetching {} ({} MB, {})",
             model.name,
