@@ -3,6 +3,7 @@
 mod dist;
 mod embed;
 mod emulate;
+mod kernel_crate;
 mod licenses;
 mod picture;
 mod process;
@@ -22,6 +23,7 @@ usage: cargo xtask COMMAND
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
   licenses                every package comes from crates.io, under a licence that is allowed; without network
   emulate --seeds N       run the emulator's tests under N seeds each
+  kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   picture                 make the README's picture of a terminal: docs/images/terminal.svg
   random-model NAME OUT   write a Hugging Face directory with random weights: ";
@@ -56,6 +58,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
         ["licenses"] => licenses::check()?,
         ["picture"] => picture::run()?,
+        ["kernel-crate"] => kernel_crate::run()?,
         ["ptxas"] => ptxas::run()?,
         ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
         _ => {

@@ -27,7 +27,7 @@ pub fn emulate(case: &Case, seed: u64) -> Result<Vec<Vec<u8>>, String> {
         let mut bytes = vec![0; buffer.want()?.num_bytes()];
         Some(
             memory
-                .read(pointers.address(index), &mut bytes)
+                .read_or_poison(pointers.address(index), &mut bytes)
                 .map(|()| bytes)
                 .map_err(|error| error.to_string()),
         )

@@ -1,9 +1,9 @@
-//! The nested cargo: compiles a device crate for the GPU, undisturbed by the cargo that runs the build script.
+//! The nested cargo: compiles a device crate for the GPU, isolated from the cargo that runs the build script.
 
-use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::{env, fs};
 
 use crate::{Arch, BuildError};
 
@@ -21,20 +21,24 @@ pub struct Package {
     pub inputs: Vec<PathBuf>,
 }
 
-/// The crate in `crate_dir`.
+/// The crate in `crate_dir`. Writes the `Cargo.lock` of its workspace if there is none, as every cargo does.
+///
+/// # Errors
+/// - [`BuildError::Metadata`] if cargo cannot read the crate;
+/// - [`BuildError::OwnCrate`] if building it for the device would run the build script that is running now.
 pub fn package(crate_dir: &Path) -> Result<Package, BuildError> {
     let output = run(nested_cargo(crate_dir).args([
         "tree",
-        "--locked",
         "--prefix=none",
         "--edges=normal,build",
-        "--target=all",
         "--format={p}",
+        "--target",
+        TARGET,
     ]))?;
     if !output.status.success() {
-        return Err(BuildError::Io {
-            what: format!("cargo tree in {}", crate_dir.display()),
-            error: std::io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()),
+        return Err(BuildError::Metadata {
+            crate_dir: crate_dir.to_owned(),
+            output: String::from_utf8_lossy(&output.stderr).trim_end().to_owned(),
         });
     }
     let tree = String::from_utf8_lossy(&output.stdout);
@@ -42,6 +46,12 @@ pub fn package(crate_dir: &Path) -> Result<Package, BuildError> {
     let mut crate_dirs: Vec<PathBuf> = tree.lines().filter_map(path_of_package).collect();
     crate_dirs.sort();
     crate_dirs.dedup();
+    // cargo tells a build script where its own package is.
+    if let Some(own) = env::var_os("CARGO_MANIFEST_DIR").and_then(|dir| fs::canonicalize(dir).ok())
+        && crate_dirs.contains(&own)
+    {
+        return Err(BuildError::OwnCrate { crate_dir: crate_dir.to_owned(), own });
+    }
     let mut inputs = Vec::new();
     for dir in crate_dirs {
         inputs.extend(
@@ -56,7 +66,7 @@ pub fn package(crate_dir: &Path) -> Result<Package, BuildError> {
 }
 
 /// The directory in a line such as `cuda_std v0.1.0 (/home/me/halfwarp/crates/cuda_std)`; `None` for a package of a
-/// registry. A procedural macro has `(proc-macro)` in between, a package listed before has ` (*)` behind.
+/// registry. A procedural macro has `(proc-macro)` before the path; a repeated package has ` (*)` after it.
 fn path_of_package(line: &str) -> Option<PathBuf> {
     let line = line.strip_suffix(" (*)").unwrap_or(line);
     let (_, path) = line.split_once(" (/")?;
@@ -68,7 +78,7 @@ fn toolchain_file(crate_dir: &Path) -> Option<PathBuf> {
     crate_dir.ancestors().map(|dir| dir.join("rust-toolchain.toml")).find(|path| path.is_file())
 }
 
-/// Compiles the crate `package` as one whole program and returns its PTX. `library` is the source of `core`.
+/// Compiles the crate `package` as one whole program and returns its PTX. `library` holds the source of `core`.
 pub fn compile(
     crate_dir: &Path,
     package: &str,
@@ -79,24 +89,23 @@ pub fn compile(
     let rustflags = [
         &format!("-Ctarget-cpu={}", arch.target()),
         &format!("-Ctarget-feature=+{PTX_FEATURE}"),
-        // The PTX is what rustc emits as assembly; the link that follows is nothing but `true`.
+        // rustc emits the PTX as assembly; nothing needs to be linked, so the linker is `true`.
         "-Zunstable-options",
         "-Clinker=true",
         "-Clinker-flavor=llbc",
-        // It knows nothing of convergence, and copies barriers into both sides of a branch: rust-lang/rust
-        // issue 137086.
+        // This pass ignores convergence and copies barriers into both sides of a branch: rust-lang/rust issue 137086.
         "-Zmir-enable-passes=-JumpThreading",
     ]
     .join("\x1f");
     let output = run(nested_cargo(crate_dir)
-        .args(["rustc", "--release", "--lib", "--crate-type=cdylib", "--locked"])
+        .args(["rustc", "--release", "--lib", "--crate-type=cdylib"])
         .args(["-Zbuild-std=core", "--target", TARGET])
         .args(["--config", "profile.release.lto='fat'"])
         .args(["--config", "profile.release.codegen-units=1"])
         .args(["--config", "profile.release.panic='abort'"])
         .args(["--config", "profile.release.debug=0"])
-        // An incremental rustc inlines nothing itself: LLVM would see calls of functions around a barrier, which
-        // rustc does not mark convergent, and copy those into both sides of a branch.
+        // An incremental rustc does not inline across functions. LLVM would see a call of the function that holds a
+        // barrier, which rustc does not mark convergent, and copy it into both sides of a branch.
         .args(["--config", "profile.release.incremental=false"])
         .arg("--target-dir")
         .arg(&target_dir)
@@ -112,7 +121,7 @@ pub fn compile(
         });
     }
     let path = assembly_path(&target_dir, package);
-    std::fs::read_to_string(&path).map_err(|error| BuildError::io(&path, error))
+    fs::read_to_string(&path).map_err(|error| BuildError::io(&path, error))
 }
 
 /// Where rustc writes the PTX.
@@ -121,16 +130,16 @@ fn assembly_path(target_dir: &Path, package: &str) -> PathBuf {
     target_dir.join(TARGET).join("release/deps").join(file)
 }
 
-/// One directory for each target, shared by all profiles of the outer build, so that `core` is compiled once: in the
-/// outer target directory, which is the one above `OUT_DIR` that cargo has tagged.
+/// One directory for each target, shared by all profiles of the outer build, so that `core` is compiled once. It is in
+/// the outer target directory: the ancestor of `OUT_DIR` that holds cargo's `CACHEDIR.TAG`.
 fn target_dir(arch: Arch) -> PathBuf {
     let out_dir = env::var_os("OUT_DIR").map_or_else(env::temp_dir, PathBuf::from);
     let outer = out_dir.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
     outer.unwrap_or(&out_dir).join("cuda-builder").join(arch.target())
 }
 
-/// A cargo in `crate_dir` without what the outer cargo, clippy or rust-analyzer have put into the environment for
-/// build scripts; the same cargo, rustc, registry and network settings.
+/// A cargo in `crate_dir`: the same cargo, rustc, registry and network settings as the outer one, without the variables
+/// that the outer cargo, clippy or rust-analyzer set for build scripts.
 fn nested_cargo(crate_dir: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(crate_dir);
@@ -184,6 +193,52 @@ mod tests {
         assert_eq!(path("syn v2.0.119"), None);
         assert_eq!(path("syn v2.0.119 (*)"), None);
         assert_eq!(path("zeroize_derive v1.4.2 (proc-macro)"), None);
+    }
+
+    /// A device crate without dependencies, the root of a workspace of its own.
+    fn new_crate() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = "[package]\nname = \"my-kernels\"\nedition = \"2024\"\n[workspace]\n";
+        fs::write(dir.path().join("Cargo.toml"), manifest).unwrap();
+        fs::create_dir(dir.path().join("src")).unwrap();
+        fs::write(dir.path().join("src/lib.rs"), "#![no_std]\n").unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_crate_needs_no_lock_file() {
+        let dir = new_crate();
+        let package = package(dir.path()).unwrap();
+        assert_eq!(package.name, "my-kernels");
+        let root = dir.path().canonicalize().unwrap();
+        assert_eq!(package.inputs, [root.join("src"), root.join("Cargo.toml")]);
+    }
+
+    #[test]
+    fn a_lock_file_that_is_out_of_date_is_updated() {
+        let dir = new_crate();
+        let lock = dir.path().join("Cargo.lock");
+        let old = "version = 4\n[[package]]\nname = \"older-name\"\nversion = \"0.0.0\"\n";
+        fs::write(&lock, old).unwrap();
+        package(dir.path()).unwrap();
+        assert!(fs::read_to_string(lock).unwrap().contains("my-kernels"));
+    }
+
+    /// Cargo runs this test with the environment of a build script of this very crate.
+    #[test]
+    fn a_build_script_cannot_build_its_own_crate() {
+        let error = crate::CudaBuilder::new(".").build().unwrap_err();
+        assert!(matches!(error, BuildError::OwnCrate { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.lines().count() <= 2 && text.contains("crates/cuda_builder"), "{text}");
+    }
+
+    #[test]
+    fn a_directory_without_a_crate_is_an_error_in_cargos_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = package(dir.path()).err().unwrap();
+        assert!(matches!(error, BuildError::Metadata { .. }), "{error}");
+        assert!(error.to_string().contains("could not find `Cargo.toml`"), "{error}");
     }
 
     #[test]

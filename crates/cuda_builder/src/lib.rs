@@ -10,8 +10,8 @@
 //! # Ok::<(), cuda_builder::BuildError>(())
 //! ```
 //!
-//! The face is that of rust-cuda's crate of the same name; what comes out is one PTX text for each kernel.
-//! `docs/toolchain.md` tells how and why.
+//! The API follows rust-cuda's crate of the same name; a build gives one PTX text for each kernel.
+//! `docs/kernel-crate.md` sets up a kernel crate and the crate that builds it, `docs/toolchain.md` explains the build.
 
 mod cargo;
 pub mod library_source;
@@ -51,7 +51,7 @@ impl Arch {
     }
 }
 
-/// What a build made: the PTX of one device crate for one target.
+/// The PTX of one device crate for one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ptx {
     /// The target.
@@ -80,27 +80,29 @@ impl CudaBuilder {
         self
     }
 
-    /// Also writes the PTX of each kernel to `dir`, as `<symbol>.ptx`, and removes what an earlier build wrote.
+    /// Also writes the PTX of each kernel to `dir`, as `<symbol>.ptx`, and removes other `.ptx` files there.
     pub fn copy_to(mut self, dir: impl AsRef<Path>) -> Self {
         self.copy_to = Some(dir.as_ref().to_owned());
         self
     }
 
-    /// Compiles the crate, and tells the outer cargo which files and variables the PTX depends on.
+    /// Compiles the crate, and prints for the outer cargo which files and variables the PTX depends on.
     ///
     /// # Errors
-    /// - [`BuildError::LibrarySource`] if the source of `core` is not there;
-    /// - [`BuildError::Compile`] with the compiler's words;
+    /// - [`BuildError::LibrarySource`] if the source of `core` is not found;
+    /// - [`BuildError::Metadata`] if cargo cannot read the crate;
+    /// - [`BuildError::OwnCrate`] if the crate, or a dependency of it, is the one whose build script this is;
+    /// - [`BuildError::Compile`] with the compiler's output;
     /// - [`BuildError::Ptx`] if an entry and its launch bounds don't match;
     /// - [`BuildError::Io`] if a program does not start, or a file can't be read or written.
     pub fn build(self) -> Result<Ptx, BuildError> {
-        println!("cargo::rerun-if-env-changed={}", library_source::VARIABLE);
-        let library = library_source::find()?;
-        let package = cargo::package(&self.crate_dir)?;
-        for path in &package.inputs {
-            println!("cargo::rerun-if-changed={}", path.display());
-        }
-        let text = cargo::compile(&self.crate_dir, &package.name, self.arch, &library)?;
+        let sources = Sources::find(&self.crate_dir)?;
+        self.build_from(&sources)
+    }
+
+    fn build_from(self, sources: &Sources) -> Result<Ptx, BuildError> {
+        let Sources { package, library } = sources;
+        let text = cargo::compile(&self.crate_dir, package, self.arch, library)?;
         let kernels = ptx::split(&text)?;
         if let Some(dir) = &self.copy_to {
             write_texts(dir, &kernels).map_err(|error| BuildError::io(dir, error))?;
@@ -109,14 +111,37 @@ impl CudaBuilder {
     }
 }
 
-/// Builds the crate in `crate_dir` for every target, side by side, and writes each kernel's text to
-/// [`Arch::text_path`].
+/// What all targets of a device crate are built from.
+struct Sources {
+    /// Name of the device crate.
+    package: String,
+    /// The directory `library` of Rust's source.
+    library: PathBuf,
+}
+
+impl Sources {
+    /// Looks at the crate in `crate_dir`, and prints its inputs for the outer cargo.
+    fn find(crate_dir: &Path) -> Result<Self, BuildError> {
+        let package = cargo::package(crate_dir)?;
+        for path in &package.inputs {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        println!("cargo::rerun-if-env-changed={}", library_source::VARIABLE);
+        let library = library_source::find()?;
+        Ok(Sources { package: package.name, library })
+    }
+}
+
+/// Builds the crate in `crate_dir` for every target in parallel, and writes each kernel's text to [`Arch::text_path`].
 ///
 /// # Errors
 /// As [`CudaBuilder::build`].
 pub fn build_all(crate_dir: &str, out_dir: &Path) -> Result<Vec<Ptx>, BuildError> {
+    // Once, before the threads start: this may write `Cargo.lock`.
+    let sources = &Sources::find(crate_dir.as_ref())?;
     let build = |arch: Arch| {
-        CudaBuilder::new(crate_dir).arch(arch).copy_to(out_dir.join(arch.target())).build()
+        let builder = CudaBuilder::new(crate_dir).arch(arch);
+        builder.copy_to(out_dir.join(arch.target())).build_from(sources)
     };
     thread::scope(|scope| {
         let builds = Arch::ALL.map(|arch| scope.spawn(move || build(arch)));
@@ -124,7 +149,7 @@ pub fn build_all(crate_dir: &str, out_dir: &Path) -> Result<Vec<Ptx>, BuildError
     })
 }
 
-/// Ends a build script: what went wrong becomes cargo's errors.
+/// The exit code of a build script; an error is printed as errors of cargo.
 pub fn finish(result: Result<(), BuildError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -151,21 +176,43 @@ fn write_texts(dir: &Path, kernels: &[Kernel]) -> io::Result<()> {
     kernels.iter().try_for_each(|kernel| fs::write(text_path(dir, &kernel.symbol), &kernel.text))
 }
 
-/// Why there is no PTX.
+/// Why a device crate could not be built.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum BuildError {
     /// The source of `core` is missing, or is of another release.
     #[error(transparent)]
     LibrarySource(#[from] LibrarySourceError),
+    /// Cargo cannot read the device crate.
+    #[error("the device crate in {} cannot be read:\n{output}", crate_dir.display())]
+    Metadata {
+        /// Its directory, as it was given.
+        crate_dir: PathBuf,
+        /// What cargo wrote.
+        output: String,
+    },
+    /// The device crate is the one whose build script is running, or depends on it: building it would run that build
+    /// script again, without end.
+    #[error(
+        "the build script of {} builds {}, which contains that very crate: this would never end\n\
+         put the kernels into a crate of their own, without this build script, and build that one",
+        own.display(), crate_dir.display()
+    )]
+    OwnCrate {
+        /// The device crate's directory, as it was given.
+        crate_dir: PathBuf,
+        /// The directory of the crate that the build script belongs to.
+        own: PathBuf,
+    },
     /// The device crate does not compile.
     #[error("the device crate does not compile for {target}:\n{output}")]
     Compile {
         /// The target, as in PTX.
         target: &'static str,
-        /// What cargo and rustc wrote.
+        /// The output of cargo and rustc.
         output: String,
     },
-    /// The compiler's PTX is not what the kernels' facts say.
+    /// The PTX does not match what `#[kernel]` recorded in it.
     #[error(transparent)]
     Ptx(#[from] PtxError),
     /// A program does not start, or a file can't be read or written.
@@ -173,7 +220,7 @@ pub enum BuildError {
     Io {
         /// The program or the path.
         what: String,
-        /// The system's word.
+        /// The system's error.
         error: std::io::Error,
     },
 }

@@ -2,9 +2,11 @@
 
 use core::marker::PhantomData;
 #[cfg(feature = "emulator")]
-use simt::{Fault, Memory, Report};
+use simt::{Fault, Kernel, Memory, Report};
 #[cfg(feature = "emulator")]
 use std::sync::Arc;
+
+pub use simt::{Geometry, LaunchError};
 
 /// An address in the memory of a device, of elements of type `T`; `0` is "none" where a kernel
 /// takes an optional one.
@@ -50,84 +52,6 @@ impl<T> PartialEq for DevicePtr<T> {
 
 impl<T> Eq for DevicePtr<T> {}
 
-/// Grid, block and dynamic shared memory of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Blocks in x, y, z.
-    pub grid: [u32; 3],
-    /// Threads of a block in x, y, z.
-    pub block: [u32; 3],
-    /// Dynamic shared memory of a block.
-    pub shared_bytes: u32,
-}
-
-impl Geometry {
-    /// Largest grid in x, y, z; every CUDA device has these limits.
-    pub const MAX_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
-
-    /// A grid of one-dimensional blocks, or `None` if it is empty: there is nothing to launch.
-    ///
-    /// # Errors
-    /// [`LaunchError::Grid`] if an axis of the grid is beyond [`Geometry::MAX_GRID`].
-    pub fn new(
-        grid: [usize; 3],
-        num_threads: usize,
-        shared_bytes: usize,
-    ) -> Result<Option<Self>, LaunchError> {
-        for (axis, (&blocks, &limit)) in grid.iter().zip(&Self::MAX_GRID).enumerate() {
-            if blocks > limit {
-                return Err(LaunchError::Grid { axis: ["x", "y", "z"][axis], blocks, limit });
-            }
-        }
-        if grid.contains(&0) {
-            return Ok(None);
-        }
-        Ok(Some(Geometry {
-            grid: grid.map(|blocks| blocks as u32),
-            block: [num_threads as u32, 1, 1],
-            shared_bytes: shared_bytes as u32,
-        }))
-    }
-}
-
-/// Why no launch can be made of an operation's shapes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LaunchError {
-    /// More blocks along an axis than a grid can have.
-    Grid {
-        /// `x`, `y` or `z`.
-        axis: &'static str,
-        /// Blocks that the shapes ask for.
-        blocks: usize,
-        /// Blocks that a grid can have.
-        limit: usize,
-    },
-    /// A size or stride that the kernel cannot take.
-    Shape {
-        /// Name of the size.
-        what: &'static str,
-        /// Its value.
-        value: usize,
-        /// What would be right.
-        expected: &'static str,
-    },
-}
-
-impl core::fmt::Display for LaunchError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            LaunchError::Grid { axis, blocks, limit } => {
-                write!(f, "a grid of {blocks} blocks in {axis}: at most {limit} can be launched")
-            }
-            LaunchError::Shape { what, value, expected } => {
-                write!(f, "{what} is {value}: expected {expected}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for LaunchError {}
-
 /// `value` as a kernel's argument.
 ///
 /// # Errors
@@ -140,9 +64,8 @@ pub fn arg_u32(what: &'static str, value: usize) -> Result<u32, LaunchError> {
     })
 }
 
-/// The kernel's text with the launch's arguments: what each thread runs in the emulator. It follows
-/// from the symbol and the arguments, so that all are equal. Without the feature `emulator` it is
-/// nothing, and the host compiles no instance of the kernel.
+/// The kernel with the launch's arguments: what each thread runs on the emulator. Symbol and arguments determine it, so
+/// all bodies compare equal. Without the feature `emulator` it is empty, and the host compiles no instance of the kernel.
 #[derive(Clone)]
 pub struct Body(#[cfg(feature = "emulator")] Arc<dyn Fn() + Send + Sync>);
 
@@ -202,9 +125,11 @@ pub struct Launch {
     pub symbol: &'static str,
     /// Grid, block, shared memory.
     pub geometry: Geometry,
-    /// Blocks of a cluster in x, y, z, as the kernel was compiled for.
+    /// Most threads of a block: the kernel's launch bound.
+    pub max_threads: u32,
+    /// Blocks of a cluster in x, y, z, for which the kernel is compiled.
     pub cluster: [u32; 3],
-    /// Whether it may start before the launch before it has ended: the kernel waits by itself.
+    /// Whether it may start before the previous launch has ended: the kernel itself waits for that.
     pub overlaps: bool,
     /// The arguments' bytes, each at its natural alignment.
     pub args: Vec<u8>,
@@ -215,23 +140,23 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A launch without arguments yet.
-    pub fn new(symbol: &'static str, geometry: Geometry, body: Body) -> Self {
+    /// A launch, without arguments yet, of a kernel whose launch bound is `max_threads`.
+    pub fn new(symbol: &'static str, max_threads: u32, geometry: Geometry, body: Body) -> Self {
         let (args, arg_offsets) = (Vec::new(), Vec::new());
         let (cluster, overlaps) = ([1, 1, 1], false);
-        Launch { symbol, geometry, cluster, overlaps, args, arg_offsets, body }
+        Launch { symbol, geometry, max_threads, cluster, overlaps, args, arg_offsets, body }
     }
 
-    /// Runs the launch on the emulator, where its pointers are addresses of `memory`; the order of
-    /// what is concurrent is drawn from `seed`.
+    /// Runs the launch on the emulator. Its pointers are addresses of `memory`; concurrent operations happen in an order
+    /// drawn from `seed`.
     ///
     /// # Errors
-    /// The first [`Fault`] of the kernel; also what a device refuses to launch.
+    /// The first [`Fault`]: of the kernel, or of a launch that no device takes.
     #[cfg(feature = "emulator")]
     pub fn emulate(&self, memory: &mut Memory, seed: u64) -> Result<Report, Fault> {
-        let Geometry { grid, block, shared_bytes } = self.geometry;
-        let geometry = simt::Geometry { grid, block, cluster: self.cluster, shared_bytes };
-        simt::emulate(self.symbol, geometry, self.body.0.clone(), memory, seed)
+        let &Launch { symbol, max_threads, cluster, .. } = self;
+        let kernel = Kernel { symbol, max_threads, cluster };
+        simt::emulate(kernel, self.geometry, self.body.0.clone(), memory, seed)
     }
 
     /// Adds the next argument, aligned to its size.
@@ -253,13 +178,13 @@ impl Launch {
     label = "expected `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64` or `f32`"
 )]
 pub trait KernelArg {
-    /// What the launcher takes for it.
+    /// The argument of the launcher.
     type Host: Copy + Send + Sync + 'static;
 
     /// Adds `value` to the arguments of `launch`.
     fn push(launch: &mut Launch, value: Self::Host);
 
-    /// What the kernel gets of `value` in the emulator.
+    /// The kernel's parameter for `value` on the emulator.
     fn emulated(value: Self::Host) -> Self;
 }
 

@@ -1,14 +1,15 @@
-//! What the 32 threads of a warp do together: every lane of the mask, or the whole warp where a
-//! function takes none, calls it converged.
+//! Instructions of a warp, called converged: by every lane of the mask, or by the whole warp where there is no mask.
 //!
-//! The device bodies are LLVM's intrinsics, not `asm!`: LLVM knows them to be convergent and moves
-//! no call of them into a branch.
+//! The device bodies are LLVM's intrinsics, not `asm!`: LLVM knows that they are convergent, and does not move a call of
+//! one into a branch.
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
+mod reduce;
 mod redux;
 
 use crate::thread::thread_idx_x;
+pub use reduce::*;
 pub use redux::*;
 
 /// Threads of a warp.
@@ -20,11 +21,11 @@ pub const WARPGROUP_SIZE: u32 = 128;
 /// All lanes.
 pub const FULL_MASK: u32 = u32::MAX;
 
-/// Clamp of a shuffle over the whole warp: its last lane.
+/// Clamp of a shuffle over the whole warp: the last lane.
 #[cfg(target_arch = "nvptx64")]
 const LAST_LANE: u32 = 31;
 
-/// A lane's mask, or its value, and a predicate: what some instructions give.
+/// Result of the instructions that give a mask or a value, and a predicate.
 #[cfg(target_arch = "nvptx64")]
 #[repr(C)]
 struct WithPredicate(u32, bool);
@@ -57,11 +58,11 @@ unsafe extern "unadjusted" {
     fn activemask() -> u32;
 }
 
-/// Keeps a convergent `asm!` that follows it where it stands.
+/// Keeps LLVM from moving the convergent `asm!` that follows.
 ///
-/// rustc's `asm!` is not convergent to LLVM: between two branches on the same condition it is
-/// copied into both of them, where half a warp runs each copy. Not so in one block with a call that
-/// is convergent; ptxas removes this one, whose result nobody reads.
+/// rustc does not mark `asm!` convergent: between two branches on the same condition, LLVM copies it into both, and each
+/// half of the warp runs another copy. In a basic block with a convergent call it does not. ptxas removes this call, as
+/// its result is unused.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub(crate) fn stay_converged() {
@@ -69,7 +70,7 @@ pub(crate) fn stay_converged() {
     unsafe { activemask() };
 }
 
-/// A value that a shuffle can carry from lane to lane: a register of 32 bits.
+/// A value that a shuffle moves between lanes: a register of 32 bits.
 pub trait Shuffle: Copy {
     /// The register.
     fn to_word(self) -> u32;
@@ -133,7 +134,7 @@ pub fn shuffle_idx_among<T: Shuffle>(mask: u32, value: T, lane: u32) -> T {
     T::from_word(shuffle_idx_word(mask, value.to_word(), lane))
 }
 
-/// The value of lane `lane_id - delta`, the own one if there is no such lane; `delta` is below 32.
+/// The value of lane `lane_id - delta`, or the lane's own if there is none; `delta` is below 32.
 /// CUDA C `__shfl_up_sync`.
 #[doc = ptx!("shfl.sync.up.b32")]
 #[inline(always)]
@@ -142,7 +143,7 @@ pub fn shuffle_up<T: Shuffle>(value: T, delta: u32) -> T {
     T::from_word(shuffle_up_word(value.to_word(), delta))
 }
 
-/// The value of lane `lane_id + delta`, the own one if there is no such lane; `delta` is below 32.
+/// The value of lane `lane_id + delta`, or the lane's own if there is none; `delta` is below 32.
 /// CUDA C `__shfl_down_sync`.
 #[doc = ptx!("shfl.sync.down.b32")]
 #[inline(always)]
@@ -179,15 +180,14 @@ instruction! {
         emulated::shuffle("shfl.sync.down.b32", FULL_MASK, value, from)
     }
 
-    /// Waits for all lanes, and makes their writes to memory visible to each other. CUDA C
-    /// `__syncwarp`.
+    /// Waits for all lanes, and orders their memory accesses. CUDA C `__syncwarp`.
     "bar.warp.sync" => pub fn sync_warp() {
         bar_warp_sync(FULL_MASK)
     } host {
         simt::device::sync_warp(FULL_MASK)
     }
 
-    /// [`sync_warp`] of the lanes `mask`, which holds the own one.
+    /// [`sync_warp`] of the lanes in `mask`, which contains the calling lane.
     "bar.warp.sync" => pub fn sync_lanes(mask: u32) {
         bar_warp_sync(mask)
     } host {
@@ -216,7 +216,7 @@ instruction! {
         emulated::ballot("vote.sync.ballot.b32", mask, predicate)
     }
 
-    /// The lanes of `mask` whose `value` is that of the own one. CUDA C `__match_any_sync`.
+    /// The lanes of `mask` whose `value` equals the calling lane's. CUDA C `__match_any_sync`.
     "match.any.sync.b32" => pub fn match_any(mask: u32, value: u32) -> u32 {
         match_any_sync(mask, value)
     } host {
@@ -238,10 +238,10 @@ instruction! {
         lane_id() == mask.trailing_zeros()
     }
 
-    /// Lanes that run this instruction together with the own one. CUDA C `__activemask`.
+    /// Lanes that execute this instruction together with the calling one. CUDA C `__activemask`.
     ///
-    /// Only the own lane is certain to be among them, and is all that the emulator gives: of lanes
-    /// that took the same branch some may have run ahead.
+    /// Only the calling lane is certain to be among them, and is the only one on the emulator: of the lanes that took the
+    /// same branch some may have run ahead.
     "activemask.b32" => pub fn active_mask() -> u32 {
         activemask()
     } host {
@@ -249,8 +249,8 @@ instruction! {
     }
 }
 
-/// The index of the warpgroup in its one-dimensional block, and known to ptxas to be the same in
-/// the whole warp: else it serialises `wgmma` (warning C7518).
+/// Index of the warpgroup in its one-dimensional block. It is shuffled from lane 0, so that ptxas can see that it is
+/// uniform in the warp; else it serialises `wgmma` (warning C7518).
 #[inline(always)]
 #[track_caller]
 pub fn warpgroup_idx() -> u32 {
@@ -269,16 +269,4 @@ pub fn lane_id() -> u32 {
 #[track_caller]
 pub fn warp_idx() -> u32 {
     thread_idx_x() / WARP_SIZE
-}
-
-/// The sum of `value` over the warp, in every lane: five shuffles.
-#[inline(always)]
-#[track_caller]
-pub fn reduce_add(mut value: f32) -> f32 {
-    let mut lane_mask = WARP_SIZE / 2;
-    while lane_mask > 0 {
-        value += shuffle_xor(value, lane_mask);
-        lane_mask /= 2;
-    }
-    value
 }

@@ -205,10 +205,10 @@ fn undefined_behaviour_is_a_fault() {
     };
     run(Instance::reads_inside).unwrap();
     for (instance, what) in [
-        (Instance::reads_outside, " in shfl.sync.bfly.b32 for lanes 0x0000ffff"),
-        (Instance::calls_from_outside, " calls shfl.sync.idx.b32 for lanes 0x0000ffff"),
-        (Instance::votes_from_outside, " calls vote.sync.ballot.b32 for lanes 0x0000ffff"),
-        (Instance::syncs_from_outside, " calls bar.warp.sync for lanes 0x0000ffff"),
+        (Instance::reads_outside, " by shfl.sync.bfly.b32, whose mask 0x0000ffff"),
+        (Instance::calls_from_outside, " calls shfl.sync.idx.b32 with the mask 0x0000ffff"),
+        (Instance::votes_from_outside, " calls vote.sync.ballot.b32 with the mask 0x0000ffff"),
+        (Instance::syncs_from_outside, " calls bar.warp.sync with the mask 0x0000ffff"),
     ] {
         let fault = run(instance).unwrap_err();
         assert!(
@@ -275,5 +275,46 @@ fn a_warpgroup_is_128_threads() {
     memory.read(out, &mut bytes).unwrap();
     for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
         assert_eq!(u32::from_le_bytes(*word), i as u32 / 128);
+    }
+}
+
+/// The greatest value of the warp, as i32, u32 and f32.
+#[kernel(launch_bounds(THREADS))]
+unsafe fn maxima(x: Global<u32>, out: GlobalMut<u32>) {
+    // SAFETY: a word a thread.
+    let value = unsafe { x.get(thread::thread_idx_x() as usize) };
+    let signed = warp::reduce_max(value as i32) as u32;
+    set_all(
+        out,
+        [signed, warp::reduce_max(value), warp::reduce_max(f32::from_bits(value)).to_bits()],
+    );
+}
+
+#[test]
+fn reduce_max_is_that_of_the_warp() {
+    let floats = [-3.5, f32::NAN, -0.0, f32::NEG_INFINITY, 2.25, -1e30];
+    let negative = |i: u32| -1.5 - (i * 7 % 31) as f32;
+    let cases: [Vec<u32>; 4] = [
+        values(),
+        (0..THREADS).map(|i| floats[i as usize % floats.len()].to_bits()).collect(),
+        (0..THREADS).map(|i| negative(i).to_bits()).collect(),
+        (0..THREADS).map(|i| if i == 40 { 7.0 } else { f32::NAN }.to_bits()).collect(),
+    ];
+    for x in &cases {
+        for seed in simt::seeds() {
+            let got = run::<3>(x, seed, maxima::launch).unwrap();
+            for (warp, x) in x.chunks(WARP_SIZE as usize).enumerate() {
+                let signed = x.iter().map(|&word| word as i32).max().unwrap() as u32;
+                let unsigned = *x.iter().max().unwrap();
+                let floats = x.iter().map(|&word| f32::from_bits(word));
+                let float = floats.filter(|value| !value.is_nan()).max_by(f32::total_cmp);
+                for lane in 0..WARP_SIZE as usize {
+                    let [s, u, f] = got[warp * WARP_SIZE as usize + lane];
+                    assert_eq!((s, u), (signed, unsigned), "warp {warp}, lane {lane}");
+                    let f = Some(f32::from_bits(f)).filter(|value| !value.is_nan());
+                    assert_eq!(f, float, "warp {warp}, lane {lane}");
+                }
+            }
+        }
     }
 }

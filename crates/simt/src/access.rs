@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::fault::{FaultKind, MemoryAccess, Party};
-use crate::geometry::Geometry;
+use crate::layout::Layout;
 use crate::machine::{At, Machine, Space};
 use crate::memory::Region;
 use crate::shadow::{Agent, Conflict, Mode, Observer};
@@ -48,7 +48,7 @@ pub(crate) struct Target<'a> {
     pub region: &'a mut Region,
     pub offset: usize,
     observer: Observer<'a>,
-    geometry: Geometry,
+    layout: Layout,
     span: Span,
 }
 
@@ -99,7 +99,7 @@ impl Target<'_> {
             let location = earlier.location.to_string();
             return FaultKind::Dependency { access, location, writes: earlier_writes };
         }
-        let other: Box<Party> = Box::new(self.geometry.party(earlier.issuer(), earlier.location));
+        let other: Box<Party> = Box::new(self.layout.party(earlier.issuer(), earlier.location));
         if unfenced {
             FaultKind::Unfenced { access, other }
         } else if earlier.is_asynchronous() {
@@ -133,7 +133,7 @@ impl Machine {
         by: By,
     ) -> Result<Target<'_>, FaultKind> {
         let Span { space, address, len, align, writes } = span;
-        let (geometry, (place, thread)) = (self.geometry, self.current);
+        let (layout, (place, thread)) = (self.layout, self.current);
         let block = self.blocks[place].index;
         let clock: &Clock = &self.clocks[place][thread];
         let regions = match space {
@@ -153,7 +153,7 @@ impl Machine {
         }
         let By { agent, mode, location } = by;
         let observer = Observer { block, thread, clock, agent, mode, location };
-        Ok(Target { region, offset, observer, geometry, span })
+        Ok(Target { region, offset, observer, layout, span })
     }
 
     /// The region that `address` is in, which an access has found before.
@@ -189,7 +189,7 @@ impl Machine {
                     |(thread, clock): (_, &Clock)| clock.knows(thread, home, component) >= epoch;
                 if !clocks.iter().enumerate().any(knows) {
                     let place = Box::new(region.place(region.start + offset as u64));
-                    let other = self.geometry.party(access.issuer(), access.location);
+                    let other = self.layout.party(access.issuer(), access.location);
                     let other = Box::new(other);
                     return Err(FaultKind::EndsEarly { place, other, writes });
                 }
@@ -232,7 +232,7 @@ impl Machine {
     /// Writes `bytes`.
     pub fn store(&mut self, span: Span, bytes: &[u8], location: At) -> Result<(), FaultKind> {
         self.count(span, location);
-        self.idle_steps = 0;
+        self.progress();
         let mut target = self.target(span, By::thread(location))?;
         target.note()?;
         target.fill(bytes);

@@ -6,7 +6,7 @@ use crate::access::{By, Span};
 use crate::clock::Knowledge;
 use crate::device::{Order, Scope};
 use crate::fault::FaultKind;
-use crate::geometry::Geometry;
+use crate::layout::Layout;
 use crate::machine::{At, Machine, Space};
 use crate::shadow::Mode;
 
@@ -31,10 +31,10 @@ pub(crate) struct Fences {
 
 impl Scope {
     /// Whether it holds for threads of both blocks.
-    fn includes(self, geometry: &Geometry, a: u64, b: u64) -> bool {
+    fn includes(self, layout: &Layout, a: u64, b: u64) -> bool {
         match self {
             Scope::Block => a == b,
-            Scope::Cluster => geometry.cluster_of(a) == geometry.cluster_of(b),
+            Scope::Cluster => layout.cluster_of(a) == layout.cluster_of(b),
             Scope::Gpu | Scope::System => true,
         }
     }
@@ -65,7 +65,7 @@ impl Machine {
             target.note()?;
             target.fill(&new.to_le_bytes()[..len]);
             if new != old {
-                self.idle_steps = 0;
+                self.progress();
             }
         }
         let (place, local) = self.locate(space, address)?;
@@ -79,12 +79,12 @@ impl Machine {
 
     fn read_variable(&mut self, variable: (Option<u64>, u64), (order, scope): (Order, Scope)) {
         let (place, thread) = self.current;
-        let (geometry, own) = (self.geometry, self.blocks[place].index);
+        let (layout, own) = (self.layout, self.blocks[place].index);
         for Released { block, scope: its, knowledge } in
             self.variables.get(&variable).into_iter().flatten()
         {
             let synchronises =
-                its.includes(&geometry, *block, own) && scope.includes(&geometry, own, *block);
+                its.includes(&layout, *block, own) && scope.includes(&layout, own, *block);
             if !synchronises {
                 continue;
             }

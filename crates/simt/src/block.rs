@@ -10,7 +10,7 @@ use crate::barrier::{Barrier, NUM_BARRIERS};
 use crate::clock::{Clock, Knowledge, WARP_SIZE, join_warp};
 use crate::copy::Copy;
 use crate::fault::FaultKind;
-use crate::geometry::{Geometry, MAX_SHARED_BYTES};
+use crate::layout::{Layout, MAX_SHARED_BYTES};
 use crate::mbarrier::Mbarrier;
 use crate::memory::{Region, Regions};
 use crate::point::Point;
@@ -53,7 +53,13 @@ pub(crate) struct Meeting {
     point: Point,
     pub arrived: Arrived,
     pub values: Box<[Words; WARP_SIZE]>,
+    /// The first thread, and the first from another line.
+    first: Place,
+    elsewhere: Option<Place>,
 }
+
+/// A thread, and where it is in the kernel.
+type Place = (usize, &'static Location<'static>);
 
 /// Threads of a warp or of a warpgroup.
 #[derive(Clone, Copy)]
@@ -117,14 +123,16 @@ pub(crate) struct Block {
     pub waited_for_launches: bool,
     /// By warp.
     shared_accesses: Vec<WarpAccesses>,
+    /// The first collective whose lanes came from different lines, and one lane of each.
+    pub pairing: Option<(&'static str, [Place; 2])>,
 }
 
 impl Block {
-    pub fn new(index: u64, geometry: &Geometry) -> Self {
-        let num_threads = geometry.threads_per_block();
+    pub fn new(index: u64, layout: &Layout) -> Self {
+        let num_threads = layout.threads_per_block();
         let mut shared = Regions::default();
         let name = "dynamic shared memory".to_owned();
-        let bytes = geometry.shared_bytes as usize;
+        let bytes = layout.geometry.shared_bytes as usize;
         shared.push(Region::poisoned(name, DYNAMIC_START, bytes));
         let registers = crate::registers::at_start(num_threads);
         let thread = || Thread { registers, ..Thread::default() };
@@ -145,6 +153,7 @@ impl Block {
             shared_accesses: (0..num_threads.div_ceil(WARP_SIZE))
                 .map(|_| Default::default())
                 .collect(),
+            pairing: None,
         }
     }
 
@@ -174,8 +183,8 @@ impl Block {
     pub fn array(
         &mut self,
         key: (&'static str, usize),
-        bytes: usize,
-        align: usize,
+        (bytes, align): (usize, usize),
+        location: &'static Location<'static>,
     ) -> Result<u64, FaultKind> {
         if let Some((_, address)) = self.arrays.iter().find(|(known, _)| *known == key) {
             return Ok(*address);
@@ -186,11 +195,12 @@ impl Block {
         let gaps = GUARD_BYTES * 2 * (1 + self.arrays.len() as u64);
         if start + bytes as u64 > DYNAMIC_START + gaps + u64::from(MAX_SHARED_BYTES) {
             return Err(FaultKind::Launch(format!(
-                "a static array of {bytes} bytes makes shared memory larger than \
+                "the shared array of {bytes} bytes at {location} makes shared memory larger than \
                  {MAX_SHARED_BYTES} bytes"
             )));
         }
-        self.shared.push(Region::poisoned(format!("shared array {}", key.1), start, bytes));
+        let name = format!("shared array of {}:{}", location.file(), location.line());
+        self.shared.push(Region::poisoned(name, start, bytes));
         self.arrays.push((key, start));
         Ok(start)
     }
@@ -209,17 +219,29 @@ impl Block {
         let index = found.unwrap_or_else(|| {
             let spare = self.spare_meetings.pop();
             let values = spare.map(|meeting| meeting.values).unwrap_or_default();
-            meetings.push(Meeting { point, arrived: Arrived::none(point), values });
+            let (arrived, first) = (Arrived::none(point), (thread, location));
+            meetings.push(Meeting { point, arrived, values, first, elsewhere: None });
             meetings.len() - 1
         });
         let meeting = &mut meetings[index];
         meeting.arrived.add(thread);
+        let expected = meeting.first.1;
+        if !std::ptr::eq(expected, location) && expected != location {
+            meeting.elsewhere.get_or_insert((thread, location));
+        }
         meeting.values[thread % WARP_SIZE] = words;
         if meeting.arrived.len() < wanted {
             self.threads[thread].waits = Some((point, location));
             return None;
         }
         Some(meetings.swap_remove(index))
+    }
+
+    /// Keeps the first collective whose lanes came from different lines, for reports.
+    pub fn note_pairing(&mut self, instruction: &'static str, meeting: &Meeting) {
+        if let (None, Some(elsewhere)) = (self.pairing, meeting.elsewhere) {
+            self.pairing = Some((instruction, [meeting.first, elsewhere]));
+        }
     }
 
     /// What the threads of a meeting brought is needed no longer.

@@ -24,7 +24,7 @@ pub(crate) struct ClusterBarrier {
 impl Machine {
     /// The address, in the cluster's window, of what `address` is in the block of number `rank`.
     pub fn map_shared(&mut self, address: u32, rank: u32) -> Result<u32, FaultKind> {
-        let blocks = self.geometry.blocks_per_cluster();
+        let blocks = self.layout.blocks_per_cluster();
         if rank as usize >= blocks {
             let why = format!("block {rank} of a cluster of {blocks}");
             return Err(FaultKind::Invalid(why));
@@ -37,7 +37,7 @@ impl Machine {
         let own = self.current.0;
         match (address >> RANK_SHIFT) as usize {
             0 => Ok((own, address)),
-            rank if rank <= self.geometry.blocks_per_cluster() => {
+            rank if rank <= self.layout.blocks_per_cluster() => {
                 let place = self.place_in_cluster(rank - 1)?;
                 Ok((place, address & ((1 << RANK_SHIFT) - 1)))
             }
@@ -50,11 +50,11 @@ impl Machine {
     /// The place of the block of this number in the own cluster.
     pub fn place_in_cluster(&self, rank: usize) -> Result<usize, FaultKind> {
         let own = self.blocks[self.current.0].index;
-        let index = self.geometry.block_of_cluster(self.geometry.cluster_of(own), rank);
+        let index = self.layout.block_of_cluster(self.layout.cluster_of(own), rank);
         self.place_of(index).ok_or_else(|| {
             FaultKind::Invalid(format!(
                 "the shared memory of block {:?}, which has ended",
-                self.geometry.block_idx(index)
+                self.layout.block_idx(index)
             ))
         })
     }
@@ -68,7 +68,7 @@ impl Machine {
         }
         let made_mbarriers = self.blocks[place].threads[thread].made_mbarriers.take();
         let knowledge = if release { Some(self.clock().release(thread)) } else { made_mbarriers };
-        let cluster = self.geometry.cluster_of(self.blocks[place].index);
+        let cluster = self.layout.cluster_of(self.blocks[place].index);
         let barrier = self.cluster_barriers.entry(cluster).or_default();
         barrier.arrived += 1;
         join(&mut barrier.released, knowledge.as_ref());
@@ -80,7 +80,7 @@ impl Machine {
     /// Whether all threads of the cluster have come to its barrier; the thread waits if not.
     pub fn cluster_wait(&mut self, location: At) -> Result<bool, FaultKind> {
         let (place, thread) = self.current;
-        let cluster = self.geometry.cluster_of(self.blocks[place].index);
+        let cluster = self.layout.cluster_of(self.blocks[place].index);
         let barrier = self.cluster_barriers.entry(cluster).or_default();
         let Some(phase) = self.blocks[place].threads[thread].cluster_phase else {
             let why = "barrier.cluster.wait with no barrier.cluster.arrive before it";
@@ -102,7 +102,7 @@ impl Machine {
     /// A thread of the cluster has ended: others may have waited for it alone.
     pub fn end_of_cluster_thread(&mut self) {
         let (place, thread) = self.current;
-        let cluster = self.geometry.cluster_of(self.blocks[place].index);
+        let cluster = self.layout.cluster_of(self.blocks[place].index);
         let Some(barrier) = self.cluster_barriers.get_mut(&cluster) else { return };
         if self.blocks[place].threads[thread].cluster_phase == Some(barrier.phase) {
             // It counts no longer among those that have to come.
@@ -112,9 +112,9 @@ impl Machine {
     }
 
     fn complete_cluster_barrier(&mut self, cluster: u64) {
-        let ranks = 0..self.geometry.blocks_per_cluster();
+        let ranks = 0..self.layout.blocks_per_cluster();
         let places: Vec<usize> = ranks
-            .filter_map(|rank| self.place_of(self.geometry.block_of_cluster(cluster, rank)))
+            .filter_map(|rank| self.place_of(self.layout.block_of_cluster(cluster, rank)))
             .collect();
         let live: usize = places.iter().map(|&place| self.blocks[place].live).sum();
         let barrier = self.cluster_barriers.entry(cluster).or_default();

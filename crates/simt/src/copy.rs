@@ -39,6 +39,7 @@ impl Machine {
         location: At,
     ) -> Result<(), FaultKind> {
         self.report.accesses += 1;
+        self.progress();
         let mut copy = Copy { dst, dst_len, src, src_len, moved: false, location };
         let by = self.copies_agent(location);
         if src_len > 0 {

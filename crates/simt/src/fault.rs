@@ -11,6 +11,19 @@ pub struct Fault {
     pub by: Option<Party>,
     /// What is wrong.
     pub kind: FaultKind,
+    /// A collective before the fault that lanes came to from different lines: often the fault's cause.
+    pub pairing: Option<Box<Pairing>>,
+}
+
+/// A collective of a warp, such as a shuffle, in which calls at different lines of the source met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pairing {
+    /// Its PTX mnemonic.
+    pub instruction: String,
+    /// The lane that came first.
+    pub first: Party,
+    /// One that came from elsewhere.
+    pub other: Party,
 }
 
 /// A thread, and where it is in the kernel's source.
@@ -128,6 +141,8 @@ pub enum FaultKind {
     },
     /// An instruction that cannot be run with these operands, or not now.
     Invalid(String),
+    /// A loop that does not end: what a thread did for so long.
+    Endless(String),
     /// Threads that can go on wait in vain for what another one writes.
     Livelock(Vec<Waiting>),
     /// No thread can go on.
@@ -175,6 +190,7 @@ impl fmt::Display for Fault {
             FaultKind::Dependency { .. } | FaultKind::NeverWaits => "missing griddepcontrol.wait",
             FaultKind::EndsEarly { .. } => "block ends too early",
             FaultKind::Invalid(_) => "invalid instruction",
+            FaultKind::Endless(_) => "endless loop",
             FaultKind::Livelock(_) => "livelock",
             FaultKind::Deadlock(_) => "deadlock",
             FaultKind::Panic(_) => "panic",
@@ -187,6 +203,7 @@ impl fmt::Display for Fault {
             FaultKind::Launch(why) | FaultKind::Panic(why) | FaultKind::Invalid(why) => {
                 write!(f, ": {why}")
             }
+            FaultKind::Endless(what) => write!(f, ": {what}"),
             FaultKind::OutOfBounds(access) | FaultKind::Uninitialised(access) => {
                 write!(f, "\n  {access}")
             }
@@ -220,7 +237,18 @@ impl fmt::Display for Fault {
             FaultKind::Deadlock(waiting) | FaultKind::Livelock(waiting) => {
                 write_waiting(f, waiting)
             }
+        }?;
+        match &self.pairing {
+            Some(pairing) => write!(f, "\n  {pairing}"),
+            None => Ok(()),
         }
+    }
+}
+
+impl fmt::Display for Pairing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pairing { instruction, first, other } = self;
+        write!(f, "before that, {instruction} paired two source lines: {first}, {other}")
     }
 }
 

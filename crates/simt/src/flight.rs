@@ -64,7 +64,7 @@ impl Machine {
         signals: Option<(Id, u32)>,
     ) -> Result<u64, FaultKind> {
         self.report.accesses += 1;
-        self.idle_steps = 0;
+        self.progress();
         let current = self.current;
         for &Piece { src, dst, len } in &order.pieces {
             if let Some(src) = src {
@@ -196,6 +196,6 @@ impl Machine {
     fn party_of(&self, flight: &Flight) -> String {
         let ((place, thread), location) = flight.by;
         let index = self.blocks[place].index;
-        self.geometry.party((index, thread), location).to_string()
+        self.layout.party((index, thread), location).to_string()
     }
 }

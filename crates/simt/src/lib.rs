@@ -1,22 +1,21 @@
 //! The emulator: grids, blocks, warps and threads on the CPU.
 //!
-//! [`emulate`] runs the text of a kernel, every thread of it a coroutine, and checks each access to
-//! memory: bounds, alignment, initialisation, races. What the kernel does wrong is a [`Fault`], which
-//! names the thread and the line. The instructions that a kernel calls are in [`device`]; `cuda_std`
-//! is built on them on the host.
+//! [`emulate`] runs a kernel, each of its threads a coroutine, and checks every memory access: bounds, alignment,
+//! initialisation, races. An error of the kernel is a [`Fault`], which names the thread and the source line. [`device`]
+//! holds the instructions that kernels call; on the host, `cuda_std` is built on them.
 //!
 //! ```
-//! use simt::{FaultKind, Geometry, Init, Memory, Space, device};
+//! use simt::{FaultKind, Geometry, Init, Kernel, Memory, Space, device};
 //!
 //! let mut memory = Memory::new();
 //! let out = memory.alloc("out", Init::Poisoned(4 * 31));
-//! let (grid, block, cluster) = ([1, 1, 1], [32, 1, 1], [1, 1, 1]);
-//! let geometry = Geometry { grid, block, cluster, shared_bytes: 0 };
+//! let kernel = Kernel { symbol: "iota", max_threads: 32, cluster: [1, 1, 1] };
+//! let geometry = Geometry { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
 //! let body = move || {
 //!     let [i, ..] = device::thread_idx();
 //!     device::store(Space::Global, out + 4 * u64::from(i), 4, &i.to_le_bytes());
 //! };
-//! let fault = simt::emulate("iota", geometry, std::sync::Arc::new(body), &mut memory, 0).unwrap_err();
+//! let fault = simt::emulate(kernel, geometry, std::sync::Arc::new(body), &mut memory, 0).unwrap_err();
 //! assert!(matches!(fault.kind, FaultKind::OutOfBounds(_)));
 //! assert_eq!(fault.by.unwrap().thread, [31, 0, 0]);
 //! ```
@@ -35,6 +34,7 @@ pub mod device;
 mod fault;
 mod flight;
 mod geometry;
+mod layout;
 mod machine;
 mod mbarrier;
 mod memory;
@@ -49,9 +49,10 @@ mod seeds;
 mod shadow;
 mod stack;
 mod tensor;
+mod watchdog;
 
-pub use fault::{Fault, FaultKind, MemoryAccess, Party, Place, Waiting};
-pub use geometry::Geometry;
+pub use fault::{Fault, FaultKind, MemoryAccess, Pairing, Party, Place, Waiting};
+pub use geometry::{Geometry, Kernel, LaunchError};
 pub use machine::{Report, Space};
 pub use memory::{Init, Memory, MemoryError};
 pub use schedule::{Body, emulate};

@@ -4,16 +4,18 @@ use crate::atomic::Variables;
 use crate::block::{Block, Words, order_warp};
 use crate::clock::{Clock, WARP_SIZE};
 use crate::cluster::ClusterBarrier;
-use crate::fault::{Fault, FaultKind, Party, Waiting};
+use crate::fault::{Fault, FaultKind, Pairing, Party, Waiting};
 use crate::flight::Flight;
-use crate::geometry::Geometry;
+use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::point::Point;
 use crate::product::Fragments;
 use crate::ready::Ready;
 use crate::rng::Rng;
+use crate::watchdog::Pulse;
 use std::collections::HashMap;
 use std::panic::Location;
+use std::sync::Arc;
 
 pub(crate) type At = &'static Location<'static>;
 
@@ -50,22 +52,31 @@ pub(crate) enum Step {
     Nothing,
 }
 
-/// So many times each thread may find that it has to wait on before it waits in vain.
+/// How often each thread may find that it still has to wait before the launch is a livelock.
 const IDLE_STEPS_PER_THREAD: usize = 1000;
 
-/// So many times in a row a thread makes the same load before it is taken to wait for a change.
+/// Instructions that a thread may execute before it waits for others or ends: about a second.
+const MAX_STEPS: u32 = 1 << 24;
+
+/// How often each resident thread may go on, on average, while nothing writes memory and no thread ends.
+const TURNS_PER_THREAD: u64 = 1 << 16;
+
+/// Steps between two signs of life to the watchdog, a power of two.
+const STEPS_PER_BEAT: u32 = 1 << 16;
+
+/// How often in a row a thread makes the same load before it is taken to wait for a change.
 const SAME_LOADS: u32 = 256;
 
-/// What the names of instructions hold that a warp executes together.
+/// Part of the names of instructions that a warp executes converged.
 const ALIGNED: &[u8; 8] = b".aligned";
 
-/// A copy lands in one of so many steps.
+/// At each step a copy completes with a probability of one in so many.
 const LANDS_ONCE_IN: usize = 64;
 
 /// A launch that runs.
 pub(crate) struct Machine {
     kernel: &'static str,
-    pub geometry: Geometry,
+    pub layout: Layout,
     /// Whether the launch before may not have ended.
     pub overlaps: bool,
     pub memory: Memory,
@@ -89,16 +100,22 @@ pub(crate) struct Machine {
     pub report: Report,
     /// Steps in a row of threads that only found out that they have to wait on.
     pub idle_steps: usize,
+    /// Instructions of the thread that runs since it went on.
+    steps: u32,
+    /// How often a thread has gone on since one wrote memory or ended.
+    turns: u64,
+    /// The launch's signs of life.
+    pub pulse: Option<Arc<Pulse>>,
     /// The last load, and how often it was made in a row.
     last_load: Option<(u64, At)>,
     same_loads: u32,
 }
 
 impl Machine {
-    pub fn new(kernel: &'static str, geometry: Geometry, memory: Memory, seed: u64) -> Self {
+    pub fn new(kernel: &'static str, layout: Layout, memory: Memory, seed: u64) -> Self {
         Machine {
             kernel,
-            geometry,
+            layout,
             overlaps: false,
             memory,
             blocks: Vec::new(),
@@ -113,6 +130,9 @@ impl Machine {
             rng: Rng::new(seed),
             report: Report::default(),
             idle_steps: 0,
+            steps: 0,
+            turns: 0,
+            pulse: None,
             last_load: None,
             same_loads: 0,
         }
@@ -120,8 +140,8 @@ impl Machine {
 
     /// A block becomes resident at `place`.
     pub fn start_block(&mut self, place: usize, index: u64) {
-        let threads = self.geometry.threads_per_block();
-        let (block, clocks) = (Block::new(index, &self.geometry), Clock::start(index, threads));
+        let threads = self.layout.threads_per_block();
+        let (block, clocks) = (Block::new(index, &self.layout), Clock::start(index, threads));
         if place == self.blocks.len() {
             self.blocks.push(block);
             self.clocks.push(clocks);
@@ -131,6 +151,43 @@ impl Machine {
         }
         (0..threads).for_each(|thread| self.ready.push(place, thread));
         self.report.threads += threads as u64;
+        self.turns = 0;
+    }
+
+    /// Memory changes, or a thread ends: the launch gets somewhere.
+    pub fn progress(&mut self) {
+        (self.idle_steps, self.turns) = (0, 0);
+    }
+
+    /// The thread that runs calls an instruction.
+    #[inline]
+    pub fn step(&mut self) -> Result<(), FaultKind> {
+        self.steps += 1;
+        if self.steps.is_multiple_of(STEPS_PER_BEAT) {
+            self.check_steps()?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn check_steps(&self) -> Result<(), FaultKind> {
+        if let Some(pulse) = &self.pulse {
+            pulse.beat();
+        }
+        if self.steps < MAX_STEPS {
+            return Ok(());
+        }
+        Err(FaultKind::Endless(if self.meets_endlessly() {
+            format!("{TURNS_PER_THREAD} waits of each thread, and no write to memory meanwhile")
+        } else {
+            format!("{MAX_STEPS} instructions, and no wait for another thread meanwhile")
+        }))
+    }
+
+    /// Whether threads have waited for each other for too long without a change of memory.
+    fn meets_endlessly(&self) -> bool {
+        let resident = self.blocks.len() * self.layout.threads_per_block();
+        self.turns > TURNS_PER_THREAD * resident as u64 && self.flights.is_empty()
     }
 
     /// What happens next, as the seed says: a thread goes on, or a copy lands.
@@ -151,6 +208,9 @@ impl Machine {
         self.current = self.ready.take(&mut self.rng);
         let (place, thread) = self.current;
         self.blocks[place].threads[thread].waits = None;
+        self.turns += 1;
+        // The next instruction of an endless loop is a fault, which names its line.
+        self.steps = if self.meets_endlessly() { MAX_STEPS - 1 } else { 0 };
         Ok(Step::Thread(place, thread))
     }
 
@@ -158,22 +218,32 @@ impl Machine {
     pub fn fault(&self, kind: FaultKind, location: String) -> Fault {
         let (place, thread) = self.current;
         let by = Party {
-            block: self.geometry.block_idx(self.blocks[place].index),
-            thread: self.geometry.thread_idx(thread),
+            block: self.layout.block_idx(self.blocks[place].index),
+            thread: self.layout.thread_idx(thread),
             location,
         };
-        Fault { kernel: self.kernel.to_owned(), by: Some(by), kind }
+        let pairing = self.pairing(&self.blocks[place]);
+        Fault { kernel: self.kernel.to_owned(), by: Some(by), kind, pairing }
     }
 
-    /// The fault of nobody alone.
+    /// A fault of no single thread.
     pub fn refuse(&self, kind: FaultKind) -> Fault {
-        Fault { kernel: self.kernel.to_owned(), by: None, kind }
+        let pairing = self.blocks.iter().find_map(|block| self.pairing(block));
+        Fault { kernel: self.kernel.to_owned(), by: None, kind, pairing }
+    }
+
+    /// The first collective of a block whose lanes came from different lines.
+    fn pairing(&self, block: &Block) -> Option<Box<Pairing>> {
+        let (instruction, lanes) = block.pairing?;
+        let [first, other] =
+            lanes.map(|(thread, location)| self.layout.party((block.index, thread), location));
+        Some(Box::new(Pairing { instruction: instruction.to_owned(), first, other }))
     }
 
     /// Who waits for what.
     pub fn waiting(&self) -> Vec<Waiting> {
         let of = |block: &Block| {
-            block.waiting(&self.geometry, |point| match point {
+            block.waiting(&self.layout, |point| match point {
                 Point::Mbarrier { place, .. } => self.blocks[place].describe(point),
                 Point::Change { place, address } => {
                     let shared = place.map(|place| &self.blocks[place].shared);
@@ -279,6 +349,7 @@ impl Machine {
         let met = self.blocks[place].meet(thread, wanted, words, location);
         let Some(mut meeting) = met else { return Ok(None) };
         finish(&mut meeting.values);
+        self.blocks[place].note_pairing(instruction, &meeting);
         let arrived = meeting.arrived;
         let block = &mut self.blocks[place];
         for thread in arrived.iter() {
@@ -300,6 +371,7 @@ impl Machine {
     pub fn end_thread(&mut self) -> Result<(), FaultKind> {
         let (place, thread) = self.current;
         self.end_copies()?;
+        self.progress();
         let released = self.blocks[place].end_thread(thread, &mut self.clocks[place]);
         self.wake(place, released);
         self.end_of_cluster_thread();

@@ -25,22 +25,39 @@ pub enum Init<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Why the host cannot read or write there.
+/// Why the host cannot read or write memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryError {
-    address: u64,
-    bytes: usize,
-    near: Option<Place>,
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The bytes are not inside of one buffer.
+    OutOfBounds {
+        /// Address of the first.
+        address: u64,
+        /// How many they are.
+        bytes: usize,
+        /// The address in the last buffer before it; `None` if there is none.
+        near: Option<Place>,
+    },
+    /// Nothing has written a byte that is read.
+    Unwritten {
+        /// The first such byte.
+        place: Place,
+    },
 }
 
 impl std::fmt::Display for MemoryError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let MemoryError { address, bytes, near } = self;
-        match near {
-            Some(Place { name, offset, len }) => {
+        match self {
+            MemoryError::OutOfBounds { bytes, near: Some(near), .. } => {
+                let Place { name, offset, len } = near;
                 write!(f, "{bytes} bytes at `{name}` + {offset}: the buffer has {len}")
             }
-            None => write!(f, "{bytes} bytes at {address:#x}: no buffer is there"),
+            MemoryError::OutOfBounds { address, bytes, near: None } => {
+                write!(f, "{bytes} bytes at {address:#x}: no buffer is there")
+            }
+            MemoryError::Unwritten { place } => {
+                write!(f, "the byte at {place} is read, and nothing has written it")
+            }
         }
     }
 }
@@ -171,26 +188,46 @@ impl Memory {
         start
     }
 
-    /// The bytes at `address`; those that nothing has written are 0xff.
+    /// The bytes at `address`.
     ///
     /// # Errors
-    /// [`MemoryError`] if they are not inside of one buffer.
+    /// - [`MemoryError::OutOfBounds`] if they are not inside of one buffer;
+    /// - [`MemoryError::Unwritten`] if nothing has written one of them: neither the host nor a kernel.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
-        let error = |near| MemoryError { address, bytes: bytes.len(), near };
-        let region = self.regions.at(address).ok_or_else(|| error(None))?;
-        let offset = region
-            .offset(address, bytes.len())
-            .ok_or_else(|| error(Some(region.place(address))))?;
+        let (region, offset) = self.find(address, bytes.len())?;
+        let written = &region.initialised[offset..offset + bytes.len()];
+        if let Some(first) = written.iter().position(|written| !written) {
+            return Err(MemoryError::Unwritten { place: region.place(address + first as u64) });
+        }
         bytes.copy_from_slice(&region.bytes[offset..offset + bytes.len()]);
         Ok(())
+    }
+
+    /// The bytes at `address`, as [`Memory::read`], but 0xff where nothing has written one: for a look at what a kernel
+    /// leaves alone.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`] if they are not inside of one buffer.
+    pub fn read_or_poison(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let (region, offset) = self.find(address, bytes.len())?;
+        bytes.copy_from_slice(&region.bytes[offset..offset + bytes.len()]);
+        Ok(())
+    }
+
+    /// The buffer that `len` bytes at `address` are in, and where they start there.
+    fn find(&self, address: u64, len: usize) -> Result<(&Region, usize), MemoryError> {
+        let error = |near| MemoryError::OutOfBounds { address, bytes: len, near };
+        let region = self.regions.at(address).ok_or_else(|| error(None))?;
+        let offset = region.offset(address, len);
+        Ok((region, offset.ok_or_else(|| error(Some(region.place(address))))?))
     }
 
     /// Writes `bytes` at `address`.
     ///
     /// # Errors
-    /// [`MemoryError`] if they are not inside of one buffer.
+    /// [`MemoryError::OutOfBounds`] if they are not inside of one buffer.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
-        let error = |near| MemoryError { address, bytes: bytes.len(), near };
+        let error = |near| MemoryError::OutOfBounds { address, bytes: bytes.len(), near };
         let region = self.regions.at_mut(address).ok_or_else(|| error(None))?;
         let offset = region
             .offset(address, bytes.len())
@@ -203,10 +240,10 @@ impl Memory {
     /// nothing.
     ///
     /// # Errors
-    /// [`MemoryError`] if no buffer is there.
+    /// [`MemoryError::OutOfBounds`] if no buffer is there.
     pub fn poison(&mut self, address: u64) -> Result<(), MemoryError> {
         let region = self.regions.at_mut(address);
-        let region = region.ok_or(MemoryError { address, bytes: 0, near: None })?;
+        let region = region.ok_or(MemoryError::OutOfBounds { address, bytes: 0, near: None })?;
         region.poison(0..region.bytes.len());
         Ok(())
     }
@@ -223,11 +260,11 @@ impl Memory {
     /// launch alone that could overlap with others.
     ///
     /// # Errors
-    /// [`MemoryError`] if no buffer is there.
+    /// [`MemoryError::OutOfBounds`] if no buffer is there.
     #[track_caller]
     pub fn assume_written(&mut self, address: u64) -> Result<(), MemoryError> {
         let region = self.regions.at_mut(address);
-        let region = region.ok_or(MemoryError { address, bytes: 0, near: None })?;
+        let region = region.ok_or(MemoryError::OutOfBounds { address, bytes: 0, near: None })?;
         region.shadow.assume_written(region.bytes.len(), Location::caller());
         Ok(())
     }

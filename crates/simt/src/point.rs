@@ -5,7 +5,7 @@ use std::panic::Location;
 use crate::block::Block;
 use crate::clock::WARP_SIZE;
 use crate::fault::{FaultKind, Waiting};
-use crate::geometry::Geometry;
+use crate::layout::Layout;
 use crate::machine::{At, Machine};
 
 /// Something that a thread waits for.
@@ -48,7 +48,7 @@ impl Machine {
         if std::ptr::eq(elsewhere, location) || elsewhere == location {
             return Ok(());
         }
-        let other = self.geometry.party((block.index, lane), elsewhere);
+        let other = self.layout.party((block.index, lane), elsewhere);
         Err(FaultKind::Invalid(format!(
             "{instruction} in divergent code: all threads of a warp come to it together; {other} \
              waits at another one"
@@ -70,7 +70,7 @@ impl Point {
 impl Block {
     /// Who waits for what, a place in the kernel a line; `describe` tells of a point what is
     /// missing.
-    pub fn waiting(&self, geometry: &Geometry, describe: impl Fn(Point) -> String) -> Vec<Waiting> {
+    pub fn waiting(&self, layout: &Layout, describe: impl Fn(Point) -> String) -> Vec<Waiting> {
         let mut places: Vec<(Point, &Location<'_>, Waiting)> = Vec::new();
         for (index, thread) in self.threads.iter().enumerate() {
             let Some((point, location)) = thread.waits else { continue };
@@ -81,7 +81,7 @@ impl Block {
                 waiting.threads += 1;
                 continue;
             }
-            let first = geometry.party((self.index, index), location);
+            let first = layout.party((self.index, index), location);
             let waiting = Waiting { first, threads: 1, what: describe(point) };
             places.push((point, location, waiting));
         }

@@ -1,10 +1,12 @@
 //! Threads as coroutines, run one after the other in an order drawn from a seed.
 
 use crate::fault::{Fault, FaultKind};
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, Kernel};
+use crate::layout::Layout;
 use crate::machine::{Machine, Report, Step};
 use crate::memory::Memory;
 use crate::stack::ShiftedStack;
+use crate::watchdog::{self, Pulse};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -36,29 +38,40 @@ thread_local! {
 /// A kernel with its arguments: what each thread runs.
 pub type Body = Arc<dyn Fn() + Send + Sync>;
 
-/// Runs a kernel, one thread of it at a time, in an order drawn from `seed`.
+/// Runs a kernel, one thread of it at a time, in an order drawn from `seed`. `memory` is left as the threads wrote it,
+/// also by a launch that fails.
+///
+/// A loop of the kernel that calls no instruction, and does not end, ends the process after 10 seconds, with a report on
+/// stderr: the emulator can stop a thread only where it calls one.
 ///
 /// # Errors
-/// The first [`Fault`]; also what a device refuses to launch. Memory is as the threads left it.
+/// The first [`Fault`]: of the kernel, or of a launch that no device takes.
 pub fn emulate(
-    kernel: &'static str,
+    kernel: Kernel,
     geometry: Geometry,
     body: Body,
     memory: &mut Memory,
     seed: u64,
 ) -> Result<Report, Fault> {
-    let refuse = |why| Fault { kernel: kernel.to_owned(), by: None, kind: FaultKind::Launch(why) };
-    geometry.check().map_err(refuse)?;
+    let refuse = |why| Fault {
+        kernel: kernel.symbol.to_owned(),
+        by: None,
+        kind: FaultKind::Launch(why),
+        pairing: None,
+    };
+    let layout = Layout::new(&kernel, geometry).map_err(refuse)?;
     if ACTIVE.with_borrow(Option::is_some) {
         return Err(refuse("a kernel cannot launch another one".to_owned()));
     }
     catch_panics();
     let overlaps = memory.start_launch();
-    let mut machine = Machine::new(kernel, geometry, std::mem::take(memory), seed);
+    let mut machine = Machine::new(kernel.symbol, layout, std::mem::take(memory), seed);
     machine.overlaps = overlaps;
-    ACTIVE.set(Some(machine));
+    let pulse = watchdog::watch(kernel.symbol, layout);
+    machine.pulse = Some(pulse.clone());
     let mut scheduler =
-        Scheduler { body, coroutines: Vec::new(), free: Vec::new(), next_cluster: 0 };
+        Scheduler { body, coroutines: Vec::new(), free: Vec::new(), next_cluster: 0, pulse };
+    ACTIVE.set(Some(machine));
     let result = scheduler.run();
     // Without a launch: what unwinding the threads that still wait drops must call no instruction.
     let machine = ACTIVE.take().expect("a launch is active until it ends");
@@ -79,14 +92,15 @@ struct Scheduler {
     /// Places that a block has left.
     free: Vec<usize>,
     next_cluster: u64,
+    pulse: Arc<Pulse>,
 }
 
 impl Scheduler {
     fn run(&mut self) -> Result<(), Fault> {
-        let geometry = with(|machine| machine.geometry);
+        let layout = with(|machine| machine.layout);
         loop {
-            while self.next_cluster < geometry.num_clusters() && self.has_room(&geometry) {
-                self.start_cluster(&geometry)?;
+            while self.next_cluster < layout.num_clusters() && self.has_room(&layout) {
+                self.start_cluster(&layout)?;
             }
             match with(|machine| machine.pick())? {
                 Step::Thread(place, thread) => self.resume(place, thread)?,
@@ -102,22 +116,21 @@ impl Scheduler {
     }
 
     /// Whether another cluster can be resident; one always can.
-    fn has_room(&self, geometry: &Geometry) -> bool {
+    fn has_room(&self, layout: &Layout) -> bool {
         let resident = self.coroutines.len() - self.free.len();
-        let blocks = resident + geometry.blocks_per_cluster();
-        resident == 0 || blocks * geometry.threads_per_block() <= MAX_RESIDENT_THREADS
+        let blocks = resident + layout.blocks_per_cluster();
+        resident == 0 || blocks * layout.threads_per_block() <= MAX_RESIDENT_THREADS
     }
 
-    fn start_cluster(&mut self, geometry: &Geometry) -> Result<(), Fault> {
+    fn start_cluster(&mut self, layout: &Layout) -> Result<(), Fault> {
         let cluster = self.next_cluster;
         self.next_cluster += 1;
-        (0..geometry.blocks_per_cluster()).try_for_each(|rank| {
-            self.start_block(geometry.block_of_cluster(cluster, rank), geometry)
-        })
+        (0..layout.blocks_per_cluster())
+            .try_for_each(|rank| self.start_block(layout.block_of_cluster(cluster, rank), layout))
     }
 
-    fn start_block(&mut self, index: u64, geometry: &Geometry) -> Result<(), Fault> {
-        let threads = geometry.threads_per_block();
+    fn start_block(&mut self, index: u64, layout: &Layout) -> Result<(), Fault> {
+        let threads = layout.threads_per_block();
         let coroutines: io::Result<Vec<_>> =
             (0..threads).map(|_| new_thread(self.body.clone()).map(Some)).collect();
         let coroutines = coroutines.map_err(|error| {
@@ -139,7 +152,9 @@ impl Scheduler {
         let coroutine = &mut self.coroutines[block][thread];
         let running = coroutine.as_mut().expect("a thread that can go on has not ended");
         IN_KERNEL.set(true);
+        self.pulse.enter(with(|machine| machine.blocks[block].index), thread);
         let result = catch_unwind(AssertUnwindSafe(|| running.resume(())));
+        self.pulse.leave();
         IN_KERNEL.set(false);
         match result {
             Ok(CoroutineResult::Yield(())) => Ok(()),

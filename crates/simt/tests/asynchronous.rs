@@ -2,8 +2,12 @@
 //! as closures.
 
 use simt::device::{self, Order, Scope};
-use simt::{Fault, FaultKind, Geometry, Init, Memory, Space};
+use simt::{Fault, FaultKind, Geometry, Init, Kernel, Memory, Space};
 use std::sync::Arc;
+
+fn kernel(symbol: &'static str) -> Kernel {
+    Kernel { symbol, max_threads: 1024, cluster: [1; 3] }
+}
 
 /// Runs a launch of `blocks`, in clusters of `cluster`, of `threads` under every seed.
 #[track_caller]
@@ -12,16 +16,12 @@ fn run(
     buffer: &[u8],
     body: impl Fn(u64) + Copy + Send + Sync + 'static,
 ) -> Vec<Result<Vec<u8>, Fault>> {
-    let geometry = Geometry {
-        grid: [blocks, 1, 1],
-        block: [threads, 1, 1],
-        cluster: [cluster, 1, 1],
-        shared_bytes: 4096,
-    };
+    let geometry = Geometry { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 4096 };
+    let kernel = Kernel { cluster: [cluster, 1, 1], ..kernel("test") };
     let one = |seed| {
         let mut memory = Memory::new();
         let address = memory.alloc("buffer", Init::Bytes(buffer));
-        simt::emulate("test", geometry, Arc::new(move || body(address)), &mut memory, seed)?;
+        simt::emulate(kernel, geometry, Arc::new(move || body(address)), &mut memory, seed)?;
         let mut bytes = vec![0; buffer.len()];
         memory.read(address, &mut bytes).unwrap();
         Ok(bytes)
@@ -422,13 +422,13 @@ fn registers_move_from_warpgroup_to_warpgroup() {
 
 /// A launch writes what the next one reads, which may start before the first has ended.
 fn run_two(waits: fn(u32) -> bool, seed: u64) -> Result<(), Fault> {
-    let (grid, block, cluster) = ([2, 1, 1], [64, 1, 1], [1, 1, 1]);
-    let geometry = Geometry { grid, block, cluster, shared_bytes: 0 };
+    let (grid, block) = ([2, 1, 1], [64, 1, 1]);
+    let geometry = Geometry { grid, block, shared_bytes: 0 };
     let mut memory = Memory::new();
     let [from, to] = ["from", "to"].map(|name| memory.alloc(name, Init::Poisoned(512)));
     let at = || u64::from(4 * (64 * block_idx() + thread()));
     let first = move || set(Space::Global, from + at(), thread());
-    simt::emulate("first", geometry, Arc::new(first), &mut memory, seed)?;
+    simt::emulate(kernel("first"), geometry, Arc::new(first), &mut memory, seed)?;
     memory.overlap_next_launch();
     let second = move || {
         if waits(thread()) {
@@ -437,10 +437,10 @@ fn run_two(waits: fn(u32) -> bool, seed: u64) -> Result<(), Fault> {
         device::bar_sync(0, None);
         set(Space::Global, to + at(), get(Space::Global, from + (at() ^ 256)));
     };
-    simt::emulate("second", geometry, Arc::new(second), &mut memory, seed)?;
+    simt::emulate(kernel("second"), geometry, Arc::new(second), &mut memory, seed)?;
     // What does not overlap is ordered.
     let third = move || set(Space::Global, from + at(), get(Space::Global, to + at()));
-    simt::emulate("third", geometry, Arc::new(third), &mut memory, seed).map(|_| ())
+    simt::emulate(kernel("third"), geometry, Arc::new(third), &mut memory, seed).map(|_| ())
 }
 
 #[test]
@@ -458,26 +458,26 @@ fn an_overlapping_launch_waits_for_the_one_before() {
 /// A launch writes what the third one reads; each may start before the one before it has ended, and
 /// the block of the second has a thread that waits for the first where `waits`.
 fn run_three(waits: fn(u32) -> bool, seed: u64) -> Result<(), Fault> {
-    let (grid, block, cluster) = ([2, 1, 1], [64, 1, 1], [1, 1, 1]);
-    let geometry = Geometry { grid, block, cluster, shared_bytes: 0 };
+    let (grid, block) = ([2, 1, 1], [64, 1, 1]);
+    let geometry = Geometry { grid, block, shared_bytes: 0 };
     let mut memory = Memory::new();
     let [from, to] = ["from", "to"].map(|name| memory.alloc(name, Init::Poisoned(512)));
     let at = || u64::from(4 * (64 * block_idx() + thread()));
     let first = move || set(Space::Global, from + at(), thread());
-    simt::emulate("first", geometry, Arc::new(first), &mut memory, seed)?;
+    simt::emulate(kernel("first"), geometry, Arc::new(first), &mut memory, seed)?;
     memory.overlap_next_launch();
     let second = move || {
         if waits(block_idx()) && thread() == 9 {
             device::wait_for_dependencies();
         }
     };
-    simt::emulate("second", geometry, Arc::new(second), &mut memory, seed)?;
+    simt::emulate(kernel("second"), geometry, Arc::new(second), &mut memory, seed)?;
     memory.overlap_next_launch();
     let third = move || {
         device::wait_for_dependencies();
         set(Space::Global, to + at(), get(Space::Global, from + (at() ^ 256)));
     };
-    simt::emulate("third", geometry, Arc::new(third), &mut memory, seed).map(|_| ())
+    simt::emulate(kernel("third"), geometry, Arc::new(third), &mut memory, seed).map(|_| ())
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn every_block_of_an_overlapping_launch_waits() {
 
 #[test]
 fn what_the_launch_before_is_assumed_to_have_written_is_waited_for() {
-    let geometry = Geometry { grid: [1; 3], block: [1; 3], cluster: [1; 3], shared_bytes: 0 };
+    let geometry = Geometry { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
     for waits in [true, false] {
         let mut memory = Memory::new();
         let x = memory.alloc("x", Init::Bytes(&[7; 1028]));
@@ -504,7 +504,8 @@ fn what_the_launch_before_is_assumed_to_have_written_is_waited_for() {
             }
             assert_eq!(get(Space::Global, x + 1024), 0x0707_0707);
         };
-        let ran = simt::emulate("reads_last", geometry, Arc::new(reads_last), &mut memory, 0);
+        let ran =
+            simt::emulate(kernel("reads_last"), geometry, Arc::new(reads_last), &mut memory, 0);
         match ran {
             Ok(_) => assert!(waits),
             Err(fault) => {

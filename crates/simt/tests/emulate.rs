@@ -1,7 +1,9 @@
 //! The scheduler, the order of memory accesses, and memory itself, by kernels written as closures.
 
-use simt::{Fault, FaultKind, Geometry, Init, Memory, Report, Space, device};
+use simt::{Fault, FaultKind, Geometry, Init, Kernel, Memory, Report, Space, device};
 use std::sync::{Arc, Mutex};
+
+const KERNEL: Kernel = Kernel { symbol: "test", max_threads: 1024, cluster: [1; 3] };
 
 fn run(
     (blocks, threads): (u32, u32),
@@ -9,13 +11,8 @@ fn run(
     seed: u64,
     body: impl Fn() + Send + Sync + 'static,
 ) -> Result<Report, Fault> {
-    let geometry = Geometry {
-        grid: [blocks, 1, 1],
-        block: [threads, 1, 1],
-        cluster: [1; 3],
-        shared_bytes: 256,
-    };
-    simt::emulate("test", geometry, Arc::new(body), memory, seed)
+    let geometry = Geometry { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 256 };
+    simt::emulate(KERNEL, geometry, Arc::new(body), memory, seed)
 }
 
 /// Runs two warps under every seed; gives the kinds of the faults.
@@ -251,11 +248,17 @@ fn the_host_reads_and_writes_inside_of_buffers() {
     let y = memory.alloc("y", Init::Bytes(&[1, 2]));
     assert!(x.is_multiple_of(256) && y.is_multiple_of(256) && x < y);
     let mut bytes = [0; 4];
-    memory.read(x, &mut bytes).unwrap();
+    memory.read_or_poison(x, &mut bytes).unwrap();
     assert!(f32::from_le_bytes(bytes).is_nan());
-    memory.write(x + 1, &[5, 6, 7]).unwrap();
+    memory.write(x, &[5, 6]).unwrap();
+    memory.write(x + 3, &[7]).unwrap();
+    let error = memory.read(x, &mut bytes).unwrap_err();
+    assert_eq!(error.to_string(), "the byte at `x` + 2 (of 4) is read, and nothing has written it");
+    memory.read_or_poison(x, &mut bytes).unwrap();
+    assert_eq!(bytes, [5, 6, 255, 7]);
+    memory.write(x + 2, &[8]).unwrap();
     memory.read(x, &mut bytes).unwrap();
-    assert_eq!(bytes, [255, 5, 6, 7]);
+    assert_eq!(bytes, [5, 6, 8, 7]);
     let error = memory.read(y + 1, &mut [0; 2]).unwrap_err();
     assert_eq!(error.to_string(), "2 bytes at `y` + 1: the buffer has 2");
     let error = memory.write(64, &[0]).unwrap_err();
@@ -289,12 +292,7 @@ fn a_warp_comes_to_an_aligned_instruction_together() {
 fn bank_conflicts_are_counted() {
     // A warp's access of a word a lane, `stride` words apart, in two rounds of two warps.
     let conflicts = |stride: u32, lanes: u32| {
-        let geometry = Geometry {
-            grid: [1, 1, 1],
-            block: [64, 1, 1],
-            cluster: [1; 3],
-            shared_bytes: 64 * 33 * 4,
-        };
+        let geometry = Geometry { grid: [1, 1, 1], block: [64, 1, 1], shared_bytes: 64 * 33 * 4 };
         let body = move || {
             let [i, ..] = device::thread_idx();
             let row = u64::from(device::dynamic_shared() + 4 * i * stride);
@@ -306,7 +304,7 @@ fn bank_conflicts_are_counted() {
             }
         };
         let report =
-            simt::emulate("test", geometry, Arc::new(body), &mut Memory::new(), 1).unwrap();
+            simt::emulate(KERNEL, geometry, Arc::new(body), &mut Memory::new(), 1).unwrap();
         report.bank_conflicts / 4
     };
     for (stride, lanes, want) in [(1, 32, 0), (2, 32, 1), (32, 32, 31), (33, 32, 0), (32, 5, 4)] {
@@ -318,8 +316,7 @@ fn bank_conflicts_are_counted() {
 fn wide_accesses_take_a_phase_for_a_part_of_the_lanes() {
     // What a lane reads of 4 KiB: `len` bytes at `at(lane)`.
     let conflicts = |len: usize, at: fn(u32) -> u32| {
-        let geometry =
-            Geometry { grid: [1, 1, 1], block: [32, 1, 1], cluster: [1; 3], shared_bytes: 4096 };
+        let geometry = Geometry { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 4096 };
         let body = move || {
             let [i, ..] = device::thread_idx();
             let start = u64::from(device::dynamic_shared());
@@ -331,7 +328,7 @@ fn wide_accesses_take_a_phase_for_a_part_of_the_lanes() {
             device::load(Space::Shared, start + u64::from(at(i)), 4, &mut vec![0; len]);
         };
         let memory = &mut Memory::new();
-        simt::emulate("test", geometry, Arc::new(body), memory, 1).unwrap().bank_conflicts
+        simt::emulate(KERNEL, geometry, Arc::new(body), memory, 1).unwrap().bank_conflicts
     };
     // One word for all; side by side.
     for len in [1, 2, 4, 8, 16] {
@@ -345,4 +342,129 @@ fn wide_accesses_take_a_phase_for_a_part_of_the_lanes() {
     assert_eq!(conflicts(16, |i| 144 * (i % 8) + 16 * (i / 8)), 0);
     // What one phase does not touch is no room for another: the lanes of each share four banks.
     assert_eq!(conflicts(16, |i| 128 * (i % 4) + 16 * (i / 4)), 4 * 3);
+}
+
+#[test]
+fn a_block_is_no_larger_than_the_launch_bound() {
+    let launch = |block| {
+        let kernel = Kernel { max_threads: 64, ..KERNEL };
+        let geometry = Geometry { grid: [1; 3], block, shared_bytes: 0 };
+        simt::emulate(kernel, geometry, Arc::new(|| ()), &mut Memory::new(), 0)
+    };
+    launch([64, 1, 1]).unwrap();
+    launch([16, 2, 2]).unwrap();
+    let fault = launch([16, 2, 3]).unwrap_err();
+    assert!(matches!(fault.kind, FaultKind::Launch(_)), "{fault}");
+    let why = "[16, 2, 3] threads, 96 in all: `test` is compiled for at most 64";
+    assert!(fault.to_string().contains(why), "{fault}");
+}
+
+/// The first launch's fault; tests of endless loops take one seed, as each takes a while.
+fn endless(threads: u32, body: impl Fn(u32) + Send + Sync + 'static) -> Fault {
+    let mut memory = Memory::new();
+    run((1, threads), &mut memory, 7, move || body(device::thread_idx()[0])).unwrap_err()
+}
+
+#[test]
+fn a_thread_that_never_waits_ends() {
+    let fault = endless(2, |i| while i == 1 && device::block_dim()[0] == 2 {});
+    assert!(matches!(&fault.kind, FaultKind::Endless(why) if why.contains("instructions")));
+    let by = fault.by.unwrap();
+    assert_eq!(by.thread, [1, 0, 0]);
+    assert!(by.location.contains("tests/emulate.rs:"), "{}", by.location);
+}
+
+#[test]
+fn threads_that_meet_for_ever_end() {
+    let barriers = endless(64, |_| {
+        loop {
+            device::bar_sync(0, None);
+        }
+    });
+    let shuffles = endless(32, |_| {
+        loop {
+            device::sync_warp(u32::MAX);
+        }
+    });
+    for fault in [barriers, shuffles] {
+        let is_endless = matches!(&fault.kind, FaultKind::Endless(why) if why.contains("waits"));
+        assert!(is_endless && fault.by.is_some(), "{fault}");
+    }
+}
+
+/// Two loads in turn, of what nobody writes: no thread makes the same one again and again.
+#[test]
+fn a_thread_that_polls_two_flags_ends() {
+    let mut memory = Memory::new();
+    let flags = memory.alloc("flags", Init::Bytes(&[0; 2]));
+    let body = move || {
+        let flag = |i| {
+            let mut byte = [0];
+            device::load(Space::Global, flags + i, 1, &mut byte);
+            byte[0]
+        };
+        while flag(0) == 0 && flag(1) == 0 {}
+    };
+    let fault = run((1, 1), &mut memory, 0, body).unwrap_err();
+    assert!(matches!(fault.kind, FaultKind::Endless(_)), "{fault}");
+}
+
+/// Runs in a process of its own: see the next test.
+#[test]
+#[ignore = "ends its process"]
+fn loops_without_an_instruction() {
+    _ = endless(64, |i| {
+        let mut x = i;
+        while i == 40 {
+            x = std::hint::black_box(x);
+        }
+    });
+}
+
+#[test]
+fn a_loop_without_an_instruction_ends_the_process() {
+    let test = std::env::current_exe().unwrap();
+    let arguments = ["--exact", "loops_without_an_instruction", "--ignored"];
+    let output = std::process::Command::new(test).args(arguments).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let report = "endless loop in `test`\n  thread [40, 0, 0] of block [0, 0, 0]: ";
+    assert!(stderr.contains(report), "{stderr}");
+}
+
+#[test]
+fn a_report_names_the_lines_that_a_collective_paired() {
+    // Lane 0 comes to the other line and, for the second collective, to none.
+    let fault = endless(32, |i| {
+        COLLECTIVES[usize::from(i == 0)]("shfl.sync.idx.b32");
+        if i != 0 {
+            COLLECTIVES[0]("shfl.sync.idx.b32");
+        }
+    });
+    assert!(matches!(fault.kind, FaultKind::Deadlock(_)), "{fault}");
+    let pairing = fault.pairing.as_ref().expect("two lines were paired");
+    assert_eq!(pairing.instruction, "shfl.sync.idx.b32");
+    assert_ne!(pairing.first.location, pairing.other.location);
+    assert!(pairing.first.thread == [0; 3] || pairing.other.thread == [0; 3], "{fault}");
+    let note = "before that, shfl.sync.idx.b32 paired two source lines: thread [";
+    assert!(fault.to_string().contains(note), "{fault}");
+
+    let one_line = endless(32, |i| {
+        COLLECTIVES[0]("shfl.sync.idx.b32");
+        if i != 0 {
+            COLLECTIVES[0]("shfl.sync.idx.b32");
+        }
+    });
+    assert_eq!(one_line.pairing, None, "{one_line}");
+}
+
+#[test]
+fn a_shared_array_is_named_by_its_line() {
+    let line = line!() + 2;
+    let fault = endless(1, |_| {
+        let array = device::static_shared(("test", 0), 8, 4);
+        device::load(Space::Shared, u64::from(array), 4, &mut [0; 4]);
+    });
+    let name = format!("reads 4 bytes at `shared array of {}:{line}` + 0 (of 8)", file!());
+    assert!(fault.to_string().contains(&name), "{fault}");
 }

@@ -6,7 +6,7 @@
 
 use cuda_std::launch::Launch;
 use kernels::gemm::Gpu;
-use simt::{Init, Memory};
+use simt::{Init, Memory, MemoryError};
 
 use super::lower::{self, Addresses, KvPool};
 use super::prepared::Prepared;
@@ -119,16 +119,17 @@ impl Executor for EmulatedExecutor {
             launch.emulate(&mut self.memory, self.num_launches)?;
             self.num_launches += 1;
         }
-        let rows = |view| read_rows(&self.memory, plan, addresses, view, inputs.logit_rows.len());
+        let num_rows = inputs.logit_rows.len();
+        let rows = |view| read_rows(&self.memory, plan, addresses, view, num_rows);
         let mut output = StepOutput::default();
         match want {
             Want::Nothing => {}
             Want::NextTokens => {
-                let outputs = rows(plan.next_tokens).into_iter();
+                let outputs = rows(plan.next_tokens)?.into_iter();
                 output.next_tokens = outputs.map(NextToken::of_output).collect();
             }
             Want::Logits => {
-                output.logits = rows(plan.logits).into_iter().map(f32::from_bits).collect();
+                output.logits = rows(plan.logits)?.into_iter().map(f32::from_bits).collect();
             }
         }
         Ok(output)
@@ -167,16 +168,15 @@ fn read_rows(
     addresses: &Addresses,
     view: View,
     num_rows: usize,
-) -> Vec<u32> {
+) -> Result<Vec<u32>, MemoryError> {
     let row_width = plan.tensor(view.tensor).width;
     let mut rows = vec![0; num_rows * view.width];
     for (row, out) in rows.chunks_exact_mut(view.width).enumerate() {
         let start = (row * row_width + view.start) * size_of::<u32>();
         let address = addresses.tensors[view.tensor.0] + start as u64;
-        let read = memory.read(address, bytemuck::cast_slice_mut(out));
-        read.expect("rows within the plan's bounds, as the step's inputs are");
+        memory.read(address, bytemuck::cast_slice_mut(out))?;
     }
-    rows
+    Ok(rows)
 }
 
 #[cfg(test)]
@@ -225,8 +225,9 @@ mod tests {
         let EmulatedExecutor { memory, prepared, .. } = &mut executor;
         let EmulatedPlan { plan, addresses, .. } = prepared.get(handle).unwrap();
         let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.logits, 1);
-        assert_ne!(rows(memory), [u32::MAX; 4]);
+        assert_eq!(rows(memory).unwrap().len(), 4);
         start_step(memory, plan, addresses, &inputs());
-        assert_eq!(rows(memory), [u32::MAX; 4]);
+        let error = rows(memory).unwrap_err();
+        assert!(matches!(error, MemoryError::Unwritten { .. }), "{error}");
     }
 }

@@ -124,4 +124,7 @@ pub enum ExecError {
     #[cfg(feature = "emulator")]
     #[error(transparent)]
     Fault(#[from] simt::Fault),
+    /// On the emulator no kernel of the plan has written an output that was asked for.
+    #[error("an output of the plan: {0}")]
+    Unwritten(#[from] simt::MemoryError),
 }

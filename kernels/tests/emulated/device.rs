@@ -144,7 +144,7 @@ impl Device {
     /// `len` numbers.
     pub fn read_u32(&self, ptr: DevicePtr<u32>, len: usize) -> Vec<u32> {
         let mut bytes = vec![0; 4 * len];
-        self.memory.read(ptr.0, &mut bytes).expect("a buffer of that length");
+        self.memory.read_or_poison(ptr.0, &mut bytes).expect("a buffer of that length");
         let (words, _) = bytes.as_chunks::<4>();
         words.iter().map(|word| u32::from_le_bytes(*word)).collect()
     }
@@ -158,7 +158,7 @@ impl Device {
     /// `len` numbers, exactly.
     pub fn read<T: Stored>(&self, ptr: DevicePtr<T>, len: usize) -> Vec<f32> {
         let mut bytes = vec![0; size_of::<T>() * len];
-        self.memory.read(ptr.0, &mut bytes).expect("a buffer of that length");
+        self.memory.read_or_poison(ptr.0, &mut bytes).expect("a buffer of that length");
         bytes.chunks_exact(size_of::<T>()).map(|bytes| T::of_bytes(bytes).value()).collect()
     }
 }

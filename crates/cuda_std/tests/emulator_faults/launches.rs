@@ -34,11 +34,16 @@ fn shapes_that_no_device_takes() {
     launch(Geometry { grid: [1, 0, 1], ..right });
     launch(Geometry { block: [1024, 2, 1], ..right });
     launch(Geometry { block: [1, 1, 65], ..right });
+    // Over the kernel's own launch bound.
+    let report = launch(Geometry { block: [8, 3, 3], ..right });
+    let why =
+        "`nothing` is compiled for at most 64, launch smaller blocks or raise its launch_bounds";
+    assert!(report.ends_with(why), "{report}");
     let report = launch(Geometry { shared_bytes: 227 * 1024 + 1, ..right });
     let why = "232449 bytes of shared memory: a block has at most 232448";
     assert!(report.ends_with(why), "{report}");
     let report = refused(nothing_in_pairs::launch(Geometry { grid: [3, 1, 1], ..right }));
-    let why = "a grid of [3, 1, 1] is not made of clusters of [2, 1, 1]";
+    let why = "a grid of [3, 1, 1] blocks is no multiple of the kernel's clusters of [2, 1, 1]";
     assert!(report.ends_with(why), "{report}");
     let mut many = nothing::launch(right);
     many.cluster = [u32::MAX; 3];
@@ -55,7 +60,12 @@ unsafe fn large_array() {
 #[test]
 fn static_shared_memory_over_the_limit() {
     let report = refused(large_array::launch(geometry(1, 64)));
-    assert!(report.contains("a static array of 262144 bytes"), "{report}");
+    assert!(
+        report.contains(
+            "the shared array of 262144 bytes at crates/cuda_std/tests/emulator_faults/launches.rs:"
+        ),
+        "{report}"
+    );
 }
 
 /// Indexes an array by an argument.

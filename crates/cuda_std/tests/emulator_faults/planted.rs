@@ -131,7 +131,9 @@ fn parties(fault: &Fault) -> Vec<&Party> {
         FaultKind::Livelock(waiting) | FaultKind::Deadlock(waiting) => {
             (waiting.iter().map(|waiting| &waiting.first).collect(), None)
         }
-        FaultKind::Invalid(_) | FaultKind::Panic(_) => (vec![by.unwrap()], None),
+        FaultKind::Invalid(_) | FaultKind::Panic(_) | FaultKind::Endless(_) => {
+            (vec![by.unwrap()], None)
+        }
     };
     if let Some(access) = access {
         assert!(access.buffer.is_some() || access.address == 0, "{fault}");
@@ -140,7 +142,7 @@ fn parties(fault: &Fault) -> Vec<&Party> {
 }
 
 /// The line of the source that a report names.
-fn source_line(location: &str) -> String {
+pub fn source_line(location: &str) -> String {
     let mut parts = location.split(':');
     let (Some(file), Some(line)) = (parts.next(), parts.next()) else {
         panic!("{location} is no place in a file");

@@ -2,7 +2,7 @@
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
-use simt::FaultKind;
+use simt::{FaultKind, Memory};
 
 use crate::planted::{assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
 
@@ -68,5 +68,41 @@ fn a_flag_that_nobody_sets() {
         let report = assert_found(&wait(instance), symbol, &reads, is_livelock);
         let waits = "reads `flag` + 0 (of 4) again and again, which nobody changes";
         assert!(report.contains(waits), "{report}");
+    }
+}
+
+/// Waits in vain for what its own threads alone could do, without a look at memory.
+#[kernel(
+    launch_bounds(32),
+    instances(reads_its_index = <ALONE>, votes = <VOTES>, meets_at_a_barrier = <BARRIER>)
+)]
+unsafe fn loop_for_ever<const HOW: u32>() {
+    match HOW {
+        ALONE => while thread::thread_idx_x() < 32 {},
+        VOTES => while warp::vote_any(warp::FULL_MASK, warp::lane_id() == 3) {},
+        _ => loop {
+            thread::sync_threads();
+        },
+    }
+}
+
+const ALONE: u32 = 0;
+const VOTES: u32 = 1;
+const BARRIER: u32 = 2;
+
+#[test]
+fn a_loop_that_touches_no_memory() {
+    use loop_for_ever::Instance;
+    for (instance, symbol, line) in [
+        (Instance::reads_its_index, "reads_its_index", "thread_idx_x()"),
+        (Instance::votes, "votes", "vote_any("),
+        (Instance::meets_at_a_barrier, "meets_at_a_barrier", "sync_threads()"),
+    ] {
+        // One seed: each takes a second.
+        let launch = loop_for_ever::launch(instance, geometry(1, 32));
+        let runs = [launch.emulate(&mut Memory::new(), 0).map(|_| Vec::new())];
+        let is_endless = |kind: &FaultKind| matches!(kind, FaultKind::Endless(_));
+        let report = assert_found(&runs, symbol, &[line], is_endless);
+        assert!(report.starts_with("endless loop in "), "{report}");
     }
 }

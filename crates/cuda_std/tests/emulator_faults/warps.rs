@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 use cuda_std::{matrix, warp};
 use half::f16;
 
-use crate::planted::{assert_found, assert_right, geometry, is_deadlock, run};
+use crate::planted::{assert_found, assert_right, geometry, is_deadlock, run, source_line};
 
 const SHUFFLE: u32 = 0;
 const VOTE: u32 = 1;
@@ -58,5 +58,41 @@ fn a_lane_that_is_left_out() {
         let report = assert_found(&meet(39), symbol, &[line], is_deadlock);
         let waits = format!("and 30 more: waits in {instruction} for lanes 7 (ended)");
         assert!(report.contains(&waits), "{report}");
+    }
+}
+
+/// Lane 5 of warp 1 takes the other branch: its shuffle is paired with the one of the other lanes there. One more shuffle,
+/// and it is missing.
+#[kernel(launch_bounds(64), instances(one_shuffle = <false>, two_shuffles = <true>))]
+unsafe fn shuffle_in_a_branch<const DIVERGES: bool>(out: GlobalMut<f32>) {
+    let i = thread::thread_idx_x();
+    let one = if DIVERGES && i == 37 {
+        warp::shuffle_xor(1, 2) // the other branch
+    } else {
+        warp::shuffle_xor(1, 1); // alone
+        warp::shuffle_xor(1, 2) // of both
+    };
+    // SAFETY: 64 elements.
+    unsafe { out.set(i as usize, one as f32) };
+}
+
+#[test]
+fn a_shuffle_that_is_paired_with_another_line() {
+    use shuffle_in_a_branch::Instance;
+    let shuffle = |instance| {
+        run(move |device| shuffle_in_a_branch::launch(instance, geometry(1, 64), device.out(64)))
+    };
+    assert_right(&shuffle(Instance::one_shuffle), |_| 1.0);
+    let runs = shuffle(Instance::two_shuffles);
+    assert_found(&runs, "two_shuffles", &["// of both"], is_deadlock);
+    for fault in runs.into_iter().map(Result::unwrap_err) {
+        let pairing = fault.pairing.as_ref().expect("it says what was paired");
+        let lines = [&pairing.first, &pairing.other].map(|party| source_line(&party.location));
+        for line in ["// the other branch", "// alone"] {
+            assert!(lines.iter().any(|found| found.contains(line)), "{fault}");
+        }
+        assert!(
+            fault.to_string().contains("before that, shfl.sync.bfly.b32 paired two source lines")
+        );
     }
 }

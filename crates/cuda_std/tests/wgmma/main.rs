@@ -151,7 +151,7 @@ fn emulate(
     let geometry = Geometry { grid: [1; 3], block: [128, 1, 1], shared_bytes };
     let case = case.clone();
     let kernel = Body::new(move || body(&case, GlobalMut::emulated(DevicePtr::new(out))));
-    Launch::new("wgmma", geometry, kernel).emulate(&mut memory, seed)?;
+    Launch::new("wgmma", 128, geometry, kernel).emulate(&mut memory, seed)?;
     let mut bytes = vec![0; 4 * len];
     memory.read(out, &mut bytes).unwrap();
     let (words, _) = bytes.as_chunks();

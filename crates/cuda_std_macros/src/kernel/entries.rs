@@ -39,7 +39,7 @@ pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> 
     }
 }
 
-/// The module that holds the entry `symbol`, and `__CLUSTER` if the kernel has clusters.
+/// The module that holds the entry `symbol`, on the host `__MAX_THREADS`, and `__CLUSTER` if the kernel has clusters.
 pub fn module(symbol: &Ident) -> Ident {
     format_ident!("__entry_{symbol}")
 }
@@ -96,6 +96,8 @@ fn bounds(attributes: &Attributes) -> TokenStream {
         }
     });
     quote! {
+        #[cfg(not(target_arch = "nvptx64"))]
+        pub(super) const __MAX_THREADS: u32 = #max_threads;
         const _: () = assert!(
             (#max_threads) >= 1 && (#max_threads) <= 1024 && (#min_blocks) >= 1,
             "launch bounds are 1 to 1024 threads and at least 1 block"

@@ -31,6 +31,10 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
             )
         })
     });
+    let max_threads = for_each_instance(function, attributes, |symbol, _| {
+        let entry = entries::module(symbol);
+        quote!(super::#entry::__MAX_THREADS)
+    });
     let set_overlaps = attributes.overlaps.then(|| quote!(launch.overlaps = true;));
     let set_cluster = attributes.cluster.as_ref().map(|_| {
         let cluster = for_each_instance(function, attributes, |symbol, _| {
@@ -62,6 +66,7 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
                 #[allow(unused_mut)]
                 let mut launch = ::cuda_std::launch::Launch::new(
                     #symbol,
+                    #max_threads,
                     geometry,
                     ::cuda_std::launch_body!(#body),
                 );

@@ -6,21 +6,19 @@ use crate::shadow::LAUNCH_BEFORE;
 /// Index of the block in its cluster.
 #[track_caller]
 pub fn cluster_block_idx() -> [u32; 3] {
-    with(|machine, _| {
-        Ok(machine.geometry.cluster_block_idx(machine.blocks[machine.current.0].index))
-    })
+    with(|machine, _| Ok(machine.layout.cluster_block_idx(machine.blocks[machine.current.0].index)))
 }
 
 /// Blocks of a cluster.
 #[track_caller]
 pub fn cluster_dim() -> [u32; 3] {
-    with(|machine, _| Ok(machine.geometry.cluster))
+    with(|machine, _| Ok(machine.layout.cluster))
 }
 
 /// The block's number in its cluster (`%cluster_ctarank`).
 #[track_caller]
 pub fn cluster_rank() -> u32 {
-    with(|machine, _| Ok(machine.geometry.cluster_rank(machine.blocks[machine.current.0].index)))
+    with(|machine, _| Ok(machine.layout.cluster_rank(machine.blocks[machine.current.0].index)))
 }
 
 /// `mapa`: the address, for loads, stores and mbarriers of the cluster's window (`Space::Cluster`),

@@ -33,7 +33,8 @@ fn with<R>(f: impl FnOnce(&mut Machine, &'static Location<'static>) -> Result<R,
     let location = Location::caller();
     let result = ACTIVE.with_borrow_mut(|active| {
         let machine = active.as_mut()?;
-        Some(f(machine, location).map_err(|kind| machine.fault(kind, location.to_string())))
+        let result = machine.step().and_then(|()| f(machine, location));
+        Some(result.map_err(|kind| machine.fault(kind, location.to_string())))
     });
     match result {
         Some(Ok(value)) => value,
@@ -47,25 +48,25 @@ fn with<R>(f: impl FnOnce(&mut Machine, &'static Location<'static>) -> Result<R,
 /// Index of the thread in its block.
 #[track_caller]
 pub fn thread_idx() -> [u32; 3] {
-    with(|machine, _| Ok(machine.geometry.thread_idx(machine.current.1)))
+    with(|machine, _| Ok(machine.layout.thread_idx(machine.current.1)))
 }
 
 /// Index of the block in the grid.
 #[track_caller]
 pub fn block_idx() -> [u32; 3] {
-    with(|machine, _| Ok(machine.geometry.block_idx(machine.blocks[machine.current.0].index)))
+    with(|machine, _| Ok(machine.layout.block_idx(machine.blocks[machine.current.0].index)))
 }
 
 /// Threads of a block.
 #[track_caller]
 pub fn block_dim() -> [u32; 3] {
-    with(|machine, _| Ok(machine.geometry.block))
+    with(|machine, _| Ok(machine.layout.geometry.block))
 }
 
 /// Blocks of the grid.
 #[track_caller]
 pub fn grid_dim() -> [u32; 3] {
-    with(|machine, _| Ok(machine.geometry.grid))
+    with(|machine, _| Ok(machine.layout.geometry.grid))
 }
 
 /// Calls `f` until it says that the thread can go on; each time that it does not, the thread waits
@@ -148,10 +149,14 @@ pub fn collective(
     words[..brought.len()].copy_from_slice(brought);
     let met =
         with(|machine, location| machine.meet_warp((instruction, mask), words, location, finish));
-    met.unwrap_or_else(|| {
-        suspend();
-        with(|machine, _| Ok(machine.result()))
-    })
+    // No closure: it would hide the caller's line.
+    match met {
+        Some(words) => words,
+        None => {
+            suspend();
+            with(|machine, _| Ok(machine.result()))
+        }
+    }
 }
 
 /// Address of the block's dynamic shared memory in the shared window, a multiple of 1024.
@@ -160,8 +165,8 @@ pub fn dynamic_shared() -> u32 {
     with(|machine, _| Ok(machine.block().dynamic_start() as u32))
 }
 
-/// Address of the block's static array that is known by `key`: a module's path, and a number there.
+/// Address of the block's static array `key`: a module's path, and a number there. Reports name it by the caller's line.
 #[track_caller]
 pub fn static_shared(key: (&'static str, usize), bytes: usize, align: usize) -> u32 {
-    with(|machine, _| Ok(machine.block().array(key, bytes, align)? as u32))
+    with(|machine, location| Ok(machine.block().array(key, (bytes, align), location)? as u32))
 }

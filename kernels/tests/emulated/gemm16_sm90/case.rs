@@ -188,7 +188,7 @@ impl<E: Operand16 + Stored> Setup<E> {
             Out16::F32(out) => (out.ptr.0, out.row_stride, 4),
         };
         let mut bytes = vec![0; case.max_rows * stride * size];
-        self.memory.read(address, &mut bytes).expect("the output");
+        self.memory.read_or_poison(address, &mut bytes).expect("the output");
         let element = |bytes: &[u8]| match *bytes {
             [STALE, ..] if bytes.iter().all(|&byte| byte == STALE) => None,
             [lo, hi] => Some(E::of_bytes(&[lo, hi]).value().into()),
