@@ -1,5 +1,5 @@
-//! `batch_invariant`: a sequence's logits are the same bits alone, beside others, and with its prompt in chunks, on every
-//! executor.
+//! `batch_invariant`: a sequence's logits are the same bits alone, beside others, and with its
+//! prompt in chunks, on every executor.
 
 mod support;
 
@@ -13,7 +13,8 @@ use std::collections::HashMap;
 const MAX_SEQS: usize = 40;
 /// Pages of a sequence: room for a prompt of more than a page, and its answer.
 const PAGES: usize = 2;
-/// The prompt of the sequence that is looked at: more rows than a kernel for few takes, more keys than a page has.
+/// The prompt of the sequence that is looked at: more rows than a kernel for few takes, more keys
+/// than a page has.
 const PROMPT_LEN: usize = 67;
 /// Tokens that follow it, one a step.
 const ANSWER: [u32; 2] = [17, 200];
@@ -81,8 +82,8 @@ impl Runner {
         Runner { model, executor, precision, batch_invariant, prepared: HashMap::new() }
     }
 
-    /// Bits of the logits behind the prompt, in `chunks`, and behind each token of the answer, with `others` beside it in
-    /// every step.
+    /// Bits of the logits after the prompt, in `chunks`, and after each token of the answer, with
+    /// `others` beside it in every step.
     fn logits(&mut self, chunks: &[usize], others: usize) -> Vec<Vec<u32>> {
         let tokens: Vec<u32> = (0..PROMPT_LEN as u32).map(|i| i * 37 % 256).chain(ANSWER).collect();
         let (mut past_len, mut last) = (0, Vec::new());
@@ -108,7 +109,7 @@ impl Runner {
         self.run(bounds(1 + others, 1), &[token], past_len, past_len - PROMPT_LEN + 1, others)
     }
 
-    /// The sequence stands behind half of `others`, which have `others_past` tokens each.
+    /// The sequence comes after half of `others`, which have `others_past` tokens each.
     fn run(
         &mut self,
         bounds: Bounds,

@@ -53,9 +53,9 @@ fn logits_match_transformers() {
     }
 }
 
-/// The logits that were given came from a model that was cast by `.half().float()`. That rounds the frequencies of RoPE
-/// to f16 together with the weights, which no checkpoint asks for: transformers loading these directories in float32 is
-/// 4.7e-4 to 8.3e-4 away from them.
+/// The logits that were given came from a model that was cast by `.half().float()`. That rounds the
+/// frequencies of RoPE to f16 together with the weights, which no checkpoint says: transformers
+/// loading these directories in float32 is 4.7e-4 to 8.3e-4 away from them.
 #[test]
 fn given_logits_match_with_rounded_frequencies() {
     for name in ["llama-gqa", "phi3", "qwen2"] {
@@ -65,7 +65,8 @@ fn given_logits_match_with_rounded_frequencies() {
     }
 }
 
-/// Compares the logits of `model`'s plan, once `change` was made to it, with those in the file `expected`.
+/// Compares the logits of `model`'s plan, once `change` was made to it, with those in the file
+/// `expected`.
 fn check_logits(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) {
     let file = std::fs::read(expected).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
@@ -116,7 +117,8 @@ fn the_memory_is_that_of_the_plan() {
     }
 }
 
-/// What linear layers and attention read; the residual stream, logits, norms' weights and biases stay in f32.
+/// What linear layers and attention read; the residual stream, logits, norms' weights and biases
+/// stay in f32.
 #[test]
 fn a_precision_is_in_the_plan() {
     let operands =
@@ -143,7 +145,7 @@ fn a_precision_is_in_the_plan() {
     }
 }
 
-/// The logits of a prompt and of a token behind it, on the CPU.
+/// The logits of a prompt and of a token after it, on the CPU.
 fn cpu_logits(model: &Model, plan: &Plan) -> Vec<u32> {
     let mut executor = CpuExecutor::open(plan, model.checkpoint()).unwrap();
     let prepared = executor.prepare(plan).unwrap();
@@ -229,8 +231,8 @@ fn the_final_norm_runs_on_gathered_rows_only() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
     let plan = model.plan(&Numerics::default(), bounds(8), 1).unwrap();
     let of_logits = |view: View| plan.tensor(view.tensor).rows == Rows::Logits;
-    let behind = plan.ops.iter().skip_while(|op| !matches!(op, Op::GatherRows { .. })).skip(1);
-    let reads: Vec<View> = behind.flat_map(|op| op.reads()).collect();
+    let after = plan.ops.iter().skip_while(|op| !matches!(op, Op::GatherRows { .. })).skip(1);
+    let reads: Vec<View> = after.flat_map(|op| op.reads()).collect();
     assert!(reads.len() == 3 && reads.into_iter().all(of_logits));
 }
 

@@ -9,7 +9,8 @@ use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
 use std::path::Path;
 
-/// A model on disk, ready for an [`Engine`](crate::Engine): a [`Decoder`] and the text that goes in and out of it.
+/// A model on disk, ready for an [`Engine`](crate::Engine): a [`Decoder`] and the text that goes in
+/// and out of it.
 #[derive(Debug)]
 pub struct Model {
     decoder: Decoder,
@@ -19,13 +20,14 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a Hugging Face directory, a `.gguf` file, a directory that holds one, or a fetched model by its name (see
-    /// [`models::resolve`]), and checks that every weight of the model is there and has the right shape. Weights are
-    /// read when an executor loads them.
+    /// Opens a Hugging Face directory, a `.gguf` file, a directory that holds one, or a fetched
+    /// model by its name (see [`models::resolve`]), and checks that every weight of the model is
+    /// there and has the right shape. Weights are read when an executor loads them.
     ///
     /// # Errors
-    /// [`OpenError::Resolve`] as of [`models::resolve`], [`OpenError::Model`] as of [`Decoder::open`],
-    /// [`OpenError::Text`] for a tokenizer or a chat template that cannot be used.
+    /// [`OpenError::Resolve`] as of [`models::resolve`], [`OpenError::Model`] as of
+    /// [`Decoder::open`], [`OpenError::Text`] for a tokenizer or a chat template that cannot be
+    /// used.
     pub fn open(model: impl AsRef<Path>) -> Result<Self, OpenError> {
         let decoder = Decoder::open(models::resolve(model)?)?;
         let (text, stop_tokens) = match decoder.checkpoint().origin() {
@@ -72,8 +74,8 @@ impl Model {
         &self.generation
     }
 
-    /// A request to continue `prompt` as the model's authors mean it: with the model's sampling values, greedy where it
-    /// has none, and its stop tokens.
+    /// A request to continue `prompt` as the model's authors mean it: with the model's sampling
+    /// values, greedy where it has none, and its stop tokens.
     pub fn request(&self, prompt: Vec<u32>) -> Request {
         Request {
             prompt,

@@ -22,7 +22,7 @@ pub struct Target {
 pub struct Kernel {
     /// The PTX entry.
     pub symbol: &'static str,
-    /// The file or directory of kernels that it stands in, such as `gemm`.
+    /// The file or directory of kernels that it is in, such as `gemm`.
     pub family: &'static str,
     /// Most threads of a block.
     pub max_threads: u32,

@@ -3,6 +3,10 @@
 //!
 //! One operation, one file: the formula, the kernel, and a launcher that derives the launch
 //! geometry from shapes. A launcher returns `Ok(None)` where there is nothing to compute.
+//!
+//! The launches of a step overlap on sm_90: a kernel calls `grid::wait_for_dependencies()` before it
+//! reads what earlier launches write, and `grid::launch_dependents()` right after that
+//! (`docs/measurements/overlap.md`).
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 // Register tiles are matrices: rows and columns are clearer by index.

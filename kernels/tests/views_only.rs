@@ -1,5 +1,5 @@
-//! Kernels touch memory through `cuda_std`'s views alone: an access by a raw pointer, or by an instruction written here,
-//! is one that the emulator does not see.
+//! Kernels touch memory through `cuda_std`'s views alone: an access by a raw pointer, or by an
+//! instruction written here, is one that the emulator does not see.
 
 use std::fs;
 use std::path::Path;

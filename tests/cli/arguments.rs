@@ -77,7 +77,8 @@ fn sampling_defaults_are_the_models_and_flags_override_them() {
     let config = json!({"do_sample": false, "temperature": 0.7, "eos_token_id": 2});
     fs::write(model.file("generation_config.json"), config.to_string()).unwrap();
     let prompt = join(&golden_ids(LLAMA, "greedy_prompt"));
-    let args = ["-m", model.path(), "--tokens", &prompt, "--ignore-eos", "-n", "20"];
+    let options = ["--dtype", "f32", "--ignore-eos", "-n", "20"];
+    let args = [&["-m", model.path(), "--tokens", &prompt], &options[..]].concat();
     let greedy = golden_ids(LLAMA, "greedy_tokens")[..20].to_vec();
     assert_eq!(tokens(&generate_json(&args)), greedy);
     let hot = ["--temperature", "5", "--top-k", "0", "--min-p", "0", "--seed", "1"];

@@ -157,7 +157,7 @@ fn rejects_a_target_where_it_cannot_be() {
 }
 
 #[test]
-fn our_own_kernels_are_no_matter_of_the_device() {
+fn the_default_gemm_runs_on_every_device() {
     let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "1"];
     let output = run(&[&args[..], &["--gemm", "halfwarp"]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
@@ -345,7 +345,7 @@ fn a_models_path_need_not_be_utf_8() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
     let missing = OsStr::from_bytes(b"/no/such/\xFF");
     let output = halfwarp(&["generate", "--tokens", "1", "-m"]).arg(missing).output().unwrap();
-    assert_refused(&output, "no such directory or file");
+    assert_refused(&output, "no such file or directory");
 }
 
 #[test]

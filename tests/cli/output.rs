@@ -15,7 +15,8 @@ const SMOLLM2: &str = include_str!("../goldens/smollm2/expected.json");
 
 fn greedy(n: &str) -> Value {
     let prompt = join(&golden_ids(LLAMA, "greedy_prompt"));
-    generate_json(&["-m", LLAMA, "--tokens", &prompt, "--temp", "0", "--ignore-eos", "-n", n])
+    let options = ["--dtype", "f32", "--temp", "0", "--ignore-eos", "-n", n];
+    generate_json(&[&["-m", LLAMA, "--tokens", &prompt], &options[..]].concat())
 }
 
 #[test]
@@ -26,7 +27,7 @@ fn generate_gives_the_goldens_greedy_tokens() {
 }
 
 #[test]
-fn json_holds_what_was_asked_and_answered() {
+fn json_holds_the_request_and_the_answer() {
     let output = greedy("5");
     let prompt: Vec<i64> = serde_json::from_value(output["prompt_tokens"].clone()).unwrap();
     assert_eq!(prompt, golden_ids(LLAMA, "greedy_prompt"));
@@ -41,7 +42,7 @@ fn json_holds_what_was_asked_and_answered() {
 }
 
 #[test]
-fn nothing_asked_is_nothing_generated() {
+fn a_limit_of_0_tokens_generates_nothing() {
     assert_eq!(greedy("0")["tokens"].as_array().unwrap().len(), 0);
 }
 
@@ -64,7 +65,7 @@ fn bench_decode_times_steps_with_all_sequences() {
 }
 
 #[test]
-fn sixteen_bits_are_chosen_by_a_flag() {
+fn the_type_is_chosen_by_a_flag() {
     let prompt = join(&golden_ids(QWEN3, "greedy_prompt"));
     let wanted = golden_ids(QWEN3, "greedy_tokens");
     for dtype in ["f32", "f16", "bf16"] {
@@ -78,7 +79,7 @@ fn sixteen_bits_are_chosen_by_a_flag() {
 #[test]
 fn text_without_a_tokenizer_is_the_ids() {
     let prompt = join(&golden_ids(LLAMA, "greedy_prompt"));
-    let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", &prompt];
+    let args = ["generate", "--device", "cpu", "--dtype", "f32", "-m", LLAMA, "--tokens", &prompt];
     let output = run(&[&args[..], &["--temp", "0", "--ignore-eos", "-n", "40"]].concat());
     let expected = format!("{}\n", join(&golden_ids(LLAMA, "greedy_tokens")));
     assert_eq!(String::from_utf8(output.stdout.clone()).unwrap(), expected);
@@ -88,7 +89,8 @@ fn text_without_a_tokenizer_is_the_ids() {
 #[test]
 fn the_emulator_generates_too() {
     let prompt = join(&golden_ids(QWEN3, "greedy_prompt"));
-    let args = ["generate", "--device", "emulated", "-m", QWEN3, "--tokens", &prompt];
+    let device = ["--device", "emulated", "--dtype", "f32"];
+    let args = [&["generate", "-m", QWEN3, "--tokens", &prompt], &device[..]].concat();
     let output = run(&[&args[..], &["--temp", "0", "--ignore-eos", "-n", "2"]].concat());
     let expected = format!("{}\n", join(&golden_ids(QWEN3, "greedy_tokens")[..2]));
     assert_eq!(String::from_utf8(output.stdout.clone()).unwrap(), expected);
@@ -109,7 +111,7 @@ fn the_same_seed_gives_the_same_text() {
 
 #[test]
 fn logits_are_the_goldens() {
-    // What each type is held to, and what it cannot be better than.
+    // The largest error allowed, and the smallest that is plausible for the type.
     for (dtype, max, min) in [("f32", 1e-4, 0.0), ("f16", 1e-2, 1e-4), ("bf16", 6e-2, 2e-3)] {
         let error = logits_error(dtype);
         assert!((min..max).contains(&error), "{dtype}: {error}");
@@ -158,7 +160,7 @@ fn ptx_list_names_what_ptx_show_shows() {
 }
 
 #[test]
-fn doctor_says_what_is_there() {
+fn doctor_reports_the_machine_and_fails_without_a_model() {
     let cache = tempfile::tempdir().unwrap();
     let output = halfwarp(&["doctor"]).env("HALFWARP_CACHE", cache.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "no model is there to run");
@@ -171,7 +173,7 @@ fn doctor_says_what_is_there() {
 }
 
 #[test]
-fn a_reader_that_has_gone_is_no_error() {
+fn a_closed_stdout_is_no_error() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "50"];
@@ -227,7 +229,7 @@ fn limited(limit: &str, args: &[&str]) -> Command {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn what_is_said_beside_the_output_need_not_be_read() {
+fn a_closed_stderr_does_not_fail_a_command() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let args = ["generate", "--device", "cpu", "-m", LLAMA, "--tokens", "1", "-n", "1"];
     let output = halfwarp(&args).stderr(Stdio::from(full)).output().unwrap();
@@ -239,7 +241,8 @@ fn the_default_model_answers_as_the_golden() {
     let expected: Value = serde_json::from_str(SMOLLM2).unwrap();
     let chat = &expected["chats"][1];
     let prompt = chat["prompt"].as_str().unwrap();
-    let output = generate_json(&["--chat", "-p", prompt, "--temp", "0", "-n", "48"]);
+    let args = ["--chat", "-p", prompt, "--dtype", "f32", "--temp", "0", "-n", "48"];
+    let output = generate_json(&args);
     assert_eq!(output["prompt_tokens"], chat["prompt_tokens"]);
     assert_eq!(output["tokens"], chat["greedy_tokens"]);
     assert_eq!(output["text"], "The capital of France is Paris.");
@@ -258,7 +261,8 @@ fn the_default_model_tokenizes_and_predicts_as_the_golden() {
         fs::write(&file, prompt).unwrap();
         let file = file.to_str().unwrap();
         // A window as long as the model's context.
-        let report = stdout(&["perplexity", "--device", "cpu", "-f", file, "-c", "0"]);
+        let args = ["perplexity", "--device", "cpu", "--dtype", "f32", "-f", file, "-c", "0"];
+        let report = stdout(&args);
         let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
         let golden = text["mean_nll"].as_f64().unwrap();
         assert!((nll - golden).abs() < 1e-3, "{nll}, golden {golden}");
@@ -266,7 +270,7 @@ fn the_default_model_tokenizes_and_predicts_as_the_golden() {
 }
 
 #[test]
-fn perplexity_in_16_bits_is_all_but_the_goldens() {
+fn perplexity_in_16_bits_is_close_to_the_goldens() {
     let expected: Value = serde_json::from_str(SMOLLM2).unwrap();
     let text = &expected["texts"][2];
     let dir = tempfile::tempdir().unwrap();

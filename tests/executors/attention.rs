@@ -5,7 +5,8 @@ use halfwarp::plan::{Attention, Bounds, KvLayout, Op, PAGE_SIZE, Precision, Step
 use crate::harness::{HALVES, Matrix, Setup, Step, check, suffix};
 use crate::{Outcome, Subject, Test, oracle};
 
-/// Query heads, KV heads, columns of a head: SmolLM2, Qwen2.5 with its group of 7, Phi-3 Mini, and odd ones.
+/// Query heads, KV heads, columns of a head: SmolLM2, Qwen2.5 with its group of 7, Phi-3 Mini, and
+/// odd ones.
 const HEADS: &[(usize, usize, usize)] =
     &[(9, 3, 64), (14, 2, 64), (4, 4, 96), (8, 1, 128), (1, 1, 64), (5, 5, 80), (2, 1, 256)];
 
@@ -99,7 +100,8 @@ pub fn tests() -> Vec<Test> {
     cases.into_iter().map(test).collect()
 }
 
-/// Fills the cache with what lies before the new tokens, in one step, and runs the new tokens in another.
+/// Fills the cache with the positions before the new tokens, in one step, and runs the new tokens
+/// in another.
 fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
     let &Case { precision, sequences, heads, .. } = case;
     let (num_heads, num_kv_heads, head_dim) = heads;

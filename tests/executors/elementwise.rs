@@ -72,7 +72,7 @@ fn rope_matches_oracle(
 ) -> Outcome {
     let past_len = 11;
     let width = num_heads * head_dim;
-    // The columns of V behind Q and K stay as they are.
+    // The columns of V after Q and K stay as they are.
     let input = Matrix::random(1, rows, width + head_dim).rounded(precision);
     let mut bounds = bounds(rows, rows % 2 * 3);
     bounds.max_kv_len = past_len + bounds.max_tokens;
@@ -104,7 +104,8 @@ fn silu_mul_matches_oracle(
     width: usize,
 ) -> Outcome {
     let mut input = Matrix::random(1, rows, 2 * width);
-    // Gates up to 10, and some at which the exponential overflows; a few products that are beyond f16.
+    // Gates up to 10, and some at which the exponential overflows; a few products that are beyond
+    // f16.
     input.data.iter_mut().for_each(|x| *x *= 10.0);
     input.data.iter_mut().step_by(97).for_each(|x| *x *= 20.0);
     for row in input.data.chunks_mut(2 * width).step_by(2) {

@@ -1,4 +1,5 @@
-//! What executors may fuse: linear layers with a norm in front and a gate behind, and RoPE at the append.
+//! What executors may fuse: linear layers with a norm before and a gate after, and RoPE at the
+//! append.
 
 use halfwarp::exec::{ExecError, Want};
 use halfwarp::plan::{
@@ -17,7 +18,8 @@ const ROWS: &[usize] = &[1, 2, 3, 7, 8, 9];
 /// Columns of x, and of out.
 const WIDTHS: &[(usize, usize)] = &[(8, 8), (64, 128), (72, 136), (896, 40)];
 
-/// Wider ones, of 16-bit elements: a GPU's threads copy the first weights of either; of few columns and of many.
+/// Wider ones, of 16-bit elements: a GPU's threads copy the first weights of either; of few columns
+/// and of many.
 const LONG_WIDTHS: &[(usize, usize)] = &[(5176, 40), (3080, 2120)];
 
 /// Added to the mean of squares, and as large, so that a norm without it fails.
@@ -102,7 +104,8 @@ pub fn tests() -> Vec<Test> {
 }
 
 impl Layer {
-    /// The operations one after the other, of these rows, with others in between or not; and the rows behind them.
+    /// The operations one after the other, of these rows, with others in between or not; and the
+    /// rows that come out.
     fn plan(&self, x_rows: &Matrix, apart: bool, batch_invariant: bool) -> (Plan, Weights) {
         let &Layer { precision, rows, k, n, gated, has_bias } = self;
         let mut setup = Setup::new(precision);
@@ -113,7 +116,7 @@ impl Layer {
         let weight = setup.matrix("weight", &self.weight());
         let bias = has_bias.then(|| setup.vector("bias", &bias));
         let operand = setup.activation("operand", k);
-        let sums = setup.activation("sums", self.weight().rows);
+        let linear_out = setup.activation("linear", self.weight().rows);
         setup.plan.op(Op::RmsNorm { x, weight: norm, out: operand, eps: EPS });
         let apart_from = |setup: &mut Setup, name: &str| {
             if apart {
@@ -121,14 +124,14 @@ impl Layer {
             }
         };
         apart_from(&mut setup, "between norm and layer");
-        setup.plan.op(Op::Linear(Linear { bias, ..Linear::new(operand, weight, sums) }));
+        setup.plan.op(Op::Linear(Linear { bias, ..Linear::new(operand, weight, linear_out) }));
         apart_from(&mut setup, "between layer and gate");
-        let out = if gated { setup.activation("out", n) } else { sums };
+        let out = if gated { setup.activation("out", n) } else { linear_out };
         if gated {
-            let (gate, up) = (sums.columns(0, n), sums.columns(n, n));
+            let (gate, up) = (linear_out.columns(0, n), linear_out.columns(n, n));
             setup.plan.op(Op::SiluMul { gate, up, out });
         }
-        // As of the residual stream, the rows in front of the norm are read again.
+        // As of the residual stream, the rows before the norm are read again.
         let again = setup.plan.activation("x again", Rows::Logits, k, Dtype::F32);
         setup.plan.op(Op::GatherRows { x, out: again });
         let bounds = bounds(rows, 0);
@@ -146,8 +149,8 @@ impl Layer {
     }
 }
 
-/// Within the roundings in between; and to the bit what the operations give that no executor can fuse, where bits are
-/// asked for.
+/// Within the roundings in between; and, where rounding is the same, the bits of the operations
+/// that no executor can fuse.
 fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     let &Layer { precision, rows, k, n, gated, has_bias } = layer;
     let x_rows = Matrix::random(1, rows, k);
@@ -166,7 +169,8 @@ fn linear_matches_oracle(subject: Subject, layer: &Layer) -> Outcome {
     if let ignored @ Completion::Ignored { .. } = check(subject, &[plan], &weights, &[step])? {
         return Ok(ignored);
     }
-    // One row has a kernel of its own, which rounds less, unless it is to have the bits that it has among others.
+    // One row has a kernel of its own, which rounds less, unless it is to have the bits that it has
+    // among others.
     let bits = |apart| logits(subject, &layer.plan(&x_rows, apart, rows == 1), rows).map_err(text);
     match bits(false)? == bits(true)? {
         true => Ok(Completion::Completed),
@@ -184,7 +188,8 @@ struct Rotated {
 }
 
 impl Rotated {
-    /// A plan that rotates and appends, in one operation or in two, and what comes out: Q, or attention.
+    /// A plan that rotates and appends, in one operation or in two, and what comes out: Q, or
+    /// attention.
     fn plan(&self, fused: bool, attends: bool) -> (Plan, Weights) {
         let (num_heads, num_kv_heads, head_dim, rotary_dim) = self.heads;
         let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
@@ -231,7 +236,8 @@ impl Rotated {
     }
 }
 
-/// The rotated Q, and what attention makes of the cache, are those of the two operations, bit by bit.
+/// The rotated Q, and what attention makes of the cache, are those of the two operations, bit by
+/// bit.
 fn is_rope_and_append(subject: Subject, case: &Rotated) -> Outcome {
     if subject.leaves_out_bf16 && case.precision == Precision::BF16 {
         return Ok(Completion::ignored_with("as in f16, which runs"));

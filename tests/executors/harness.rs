@@ -22,8 +22,8 @@ pub struct Subject {
     pub name: &'static str,
     pub open: Open,
     pub is_there: bool,
-    /// Whether cases in bf16 are left out: their kernels are those of f16, instance for instance, and the tests of the
-    /// kernels run both.
+    /// Whether cases in bf16 are left out: their kernels are those of f16, instance for instance,
+    /// and the tests of the kernels run both.
     pub leaves_out_bf16: bool,
     /// Of all steps of a case together; cases with more are ignored.
     pub max_flops: usize,
@@ -88,7 +88,8 @@ pub fn suffix(precision: Precision) -> String {
 /// The precisions of 16 bits.
 pub const HALVES: [Precision; 2] = [Precision::F16, Precision::BF16];
 
-/// Bounds for `num_tokens` tokens of one sequence, all of whose rows come out; `slack` rows more than that are planned.
+/// Bounds for `num_tokens` tokens of one sequence, all of whose rows come out; `slack` rows more
+/// than that are planned.
 pub fn bounds(num_tokens: usize, slack: usize) -> Bounds {
     let max_tokens = num_tokens + slack;
     Bounds {
@@ -166,8 +167,8 @@ impl Setup {
         })
     }
 
-    /// An operand whose row of token `i + 1` is row `i` of `rows`, which are numbers of its type. The tokens around
-    /// them are NaN.
+    /// An operand whose row of token `i + 1` is row `i` of `rows`, which are numbers of its type.
+    /// The tokens around them are NaN.
     pub fn input(&mut self, name: &str, rows: &Matrix) -> View {
         let wide = self.f32_input(&format!("{name} in f32"), rows);
         self.narrow(name, wide)
@@ -188,8 +189,8 @@ impl Setup {
         out
     }
 
-    /// The operand of the same elements as `x`, which is in f32: a norm whose `eps` outweighs every mean, and whose
-    /// weight is the root of that.
+    /// The operand of the same elements as `x`, which is in f32: a norm whose `eps` outweighs every
+    /// mean, and whose weight is the root of that.
     pub fn narrow(&mut self, name: &str, x: View) -> View {
         if self.numerics.precision == Precision::F32 {
             return x;
@@ -228,7 +229,8 @@ pub fn finish_with_logits(
     plan.finish(numerics, bounds, kv, logits, next_tokens).expect("a plan that fits")
 }
 
-/// A step of one sequence with rows `0 .. num_tokens` of the input, at positions from `past_len` on.
+/// A step of one sequence with rows `0 .. num_tokens` of the input, at positions from `past_len`
+/// on.
 pub fn one_sequence(num_tokens: usize, past_len: usize) -> StepInputs {
     let tokens: Vec<u32> = (1..=num_tokens as u32).collect();
     let pages: Vec<u32> = (0..(past_len + num_tokens).div_ceil(PAGE_SIZE) as u32).collect();
@@ -244,8 +246,9 @@ pub struct Step {
     pub expected: Vec<Approx>,
 }
 
-/// Opens an executor for the first plan, prepares all of them, runs the steps, and compares their logits; then again,
-/// which has to give the same bits. A case with more operations than the subject can take is ignored.
+/// Opens an executor for the first plan, prepares all of them, runs the steps, and compares their
+/// logits; then again, which has to give the same bits. A case with more operations than the
+/// subject can take is ignored.
 pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Outcome {
     let is_bf16 = |plan: &Plan| plan.tensors.iter().any(|tensor| tensor.dtype == Dtype::BF16);
     if subject.leaves_out_bf16 && plans.iter().any(is_bf16) {
@@ -284,14 +287,15 @@ pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]
     Ok(Completion::Completed)
 }
 
-/// The plan for its logits alone: `argmax::*` are the tests of the tokens, which take 1,024 threads for every row.
+/// The plan for its logits alone: `argmax::*` are the tests of the tokens, which take 1,024 threads
+/// for every row.
 fn without_argmax(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
     plan.ops.retain(|op| !matches!(op, Op::Argmax { .. }));
     plan
 }
 
-/// NaN and infinities stand at the same places, and everything else is within its tolerance.
+/// NaN and infinities are at the same places, and everything else is within its tolerance.
 pub fn matches_oracle(got: &[f32], expected: &[Approx], width: usize) -> Result<(), String> {
     if got.len() != expected.len() {
         return Err(format!("{} elements, expected {}", got.len(), expected.len()));

@@ -81,17 +81,18 @@ pub fn tests() -> Vec<Test> {
         }
     }
     for (m, n, k) in [(64, 24, 72), (65, 24, 72), (129, 24, 72), (65, 24, 896)] {
-        let name = format!("linear::sums_in_f16_{m}x{n}x{k}");
-        tests.push(Test::new(name, move |subject| sums_in_f16(subject, m, k, n)));
+        let name = format!("linear::accumulates_in_f16_{m}x{n}x{k}");
+        tests.push(Test::new(name, move |subject| accumulates_in_f16(subject, m, k, n)));
     }
     tests
 }
 
-/// Rows that the kernels of a GPU sum in f32 whatever the plan says.
+/// Most rows of the small-batch kernels, which accumulate in f32 whatever the plan says.
 const MAX_ROWS_IN_F32: usize = 64;
 
-/// Sums in f16 are near those in f32: where they are not computed so, they are the same.
-fn sums_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome {
+/// With accumulators in f16 the output is near that with accumulators in f32; where the option has
+/// no effect, it is the same.
+fn accumulates_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome {
     let run = |accumulate| -> Result<Vec<f32>, ExecError> {
         let mut setup = Setup::new(Precision::F16);
         setup.numerics.accumulate = accumulate;
@@ -110,7 +111,7 @@ fn sums_in_f16(subject: Subject, m: usize, k: usize, n: usize) -> Outcome {
     let error = relative_error(&in_f16.map_err(text)?, &in_f32.map_err(text)?);
     let is_in_f16 =
         ["cuda", "cuda_sm_80", "emulated"].contains(&subject.name) && m > MAX_ROWS_IN_F32;
-    // Of each 16 products a sum is rounded to 11 bits, and the output is.
+    // An accumulator is rounded to 11 bits after every MMA of 16 columns, and the output once.
     let bound = 1e-3 * (2.0 + k as f64 / 16.0).sqrt();
     if (error > 0.0) != is_in_f16 || error.is_nan() || error > bound {
         return Err(format!("relative error {error:e}, at most {bound:e}; in f16: {is_in_f16}"));
@@ -137,8 +138,8 @@ fn matches_oracle(
     let has_bias = matches!(form, Form::Bias | Form::BiasAndResidualInPlace);
     let has_residual = matches!(form, Form::Residual | Form::BiasAndResidualInPlace);
     let (weight, bias) = (Matrix::random(1, n, k).rounded(precision), Matrix::random(2, 1, n));
-    // Columns in front: with four of them rows of f32 stay aligned for vector loads, as the real ones are; with one they
-    // don't.
+    // Columns in front: with four of them rows of f32 stay aligned for vector loads, as the real
+    // ones are; with one they don't.
     let margin = match precision {
         Precision::F32 if form == Form::Plain => 4,
         Precision::F32 => 1,

@@ -1,7 +1,8 @@
-//! One suite for all executors: every operation in small plans against an f64 oracle, under the names
-//! `<executor>::<operation>::<case>`; `cublas` is CUDA with linear layers by cuBLAS, `cuda_sm_80` CUDA with the kernels for
-//! sm_80. Without a device, each CUDA test is reported as ignored, by name, and so is what is too large for the emulator,
-//! or in a precision that an executor does not have.
+//! One suite for all executors: every operation in small plans against an f64 oracle, under the
+//! names `<executor>::<operation>::<case>`; `cublas` is CUDA with linear layers by cuBLAS,
+//! `cuda_sm_80` CUDA with the kernels for sm_80. Without a device, each CUDA test is reported as
+//! ignored, by name, and so is what is too large for the emulator, or in a precision that an
+//! executor does not have.
 
 mod attention;
 mod elementwise;
@@ -21,8 +22,9 @@ use halfwarp::plan::{Plan, WeightSource};
 use harness::{Outcome, Subject};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The emulator needs a good part of a second for so many floating-point operations, twice; those that are left out show
-/// no kernel that others do not, and larger ones run in the tests of `kernels`.
+/// The emulator needs a good part of a second for so many floating-point operations, twice; those
+/// that are left out show no kernel that others do not, and larger ones run in the tests of
+/// `kernels`.
 const MAX_EMULATED_FLOPS: usize = 1_500_000;
 
 /// A test of any executor, by name.

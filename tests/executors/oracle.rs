@@ -23,7 +23,8 @@ impl Approx {
         Approx { value: f64::from(value), tolerance: 0.0 }
     }
 
-    /// The same, stored as an operand: rounded once more, if it is no number of that type by construction.
+    /// The same, stored as an operand: rounded once more, if it is no number of that type by
+    /// construction.
     pub fn stored(mut self, precision: Precision) -> Self {
         if self.tolerance > 0.0 {
             let subnormal = if precision == Precision::F16 { 2f64.powi(-25) } else { 0.0 };
@@ -43,7 +44,8 @@ impl Approx {
     }
 }
 
-/// The most that rounding to the operand's type changes a number, relative to it; f32's own is in every tolerance.
+/// The most that rounding to the operand's type changes a number, relative to it; f32's own is in
+/// every tolerance.
 fn half_ulp(precision: Precision) -> f64 {
     match precision.operand() {
         Dtype::F16 => 2f64.powi(-11),
@@ -109,7 +111,8 @@ pub fn linear_of(x: &[Approx], cols: usize, weight: &Matrix, bias: Option<&[f32]
     out
 }
 
-/// Rotary embedding of each head's first `table.cols` columns, halves form; row `t` of `x` stands at `positions[t]`.
+/// Rotary embedding of each head's first `table.cols` columns, halves form; row `t` of `x` is at
+/// `positions[t]`.
 pub fn rope(x: &Matrix, positions: &[u32], table: &Matrix, head_dim: usize) -> Vec<Approx> {
     let mut out = Vec::new();
     let half = table.cols / 2;
@@ -142,8 +145,8 @@ pub fn silu_mul(gate: &Matrix, up: &Matrix, precision: Precision) -> Vec<Approx>
         .map(|(&gate, &up)| {
             let (gate, up) = (f64::from(gate), f64::from(up));
             let value = (gate / (1.0 + (-gate).exp()) * up).clamp(-max, max);
-            // The exponential's argument is rounded before it is taken: an error of |gate| roundings. Its reciprocal is
-            // 0 where it would be less than a normal number.
+            // The exponential's argument is rounded before it is taken: an error of |gate|
+            // roundings. Its reciprocal is 0 where it would be less than a normal number.
             let mut expected = Approx::new(value, 8.0 + 2.0 * gate.abs(), value.abs());
             expected.tolerance += (gate * up).abs() * 4.0 * f64::from(f32::MIN_POSITIVE);
             expected
@@ -151,7 +154,8 @@ pub fn silu_mul(gate: &Matrix, up: &Matrix, precision: Precision) -> Vec<Approx>
         .collect()
 }
 
-/// The gate of rows whose first half is gate's and whose second is up's, each element within its tolerance.
+/// The gate of rows whose first half is gate's and whose second is up's, each element within its
+/// tolerance.
 pub fn gated(gate_up: &[Approx], width: usize, precision: Precision) -> Vec<Approx> {
     let half = |start: usize| {
         let rows = gate_up.chunks(2 * width);
@@ -173,8 +177,8 @@ pub fn gated(gate_up: &[Approx], width: usize, precision: Precision) -> Vec<Appr
     out
 }
 
-/// Attention of the last `q.rows` positions of one sequence with these keys and values, `[kv_len, num_kv_heads, head_dim]`.
-/// Tensor cores take the softmax rounded to the operand's type.
+/// Attention of the last `q.rows` positions of one sequence with these keys and values,
+/// `[kv_len, num_kv_heads, head_dim]`. Tensor cores take the softmax rounded to the operand's type.
 pub fn attention(
     op: &Attention,
     precision: Precision,

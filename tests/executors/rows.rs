@@ -73,8 +73,8 @@ fn argmax_matches_oracle(subject: Subject, vocab_size: usize) -> Outcome {
     let mut input = Matrix::random(1, 8, vocab_size);
     let middle = vocab_size / 2;
     let row = |index: usize| index * vocab_size..(index + 1) * vocab_size;
-    // Row 1: the largest three times. Row 2: NaN all over. Row 3: no token but one. Row 4: all equal. Row 5: an infinity
-    // at the end, NaN in front of it. Row 6: an infinity. Row 7: no token.
+    // Row 1: the largest three times. Row 2: NaN all over. Row 3: no token but one. Row 4: all
+    // equal. Row 5: an infinity at the end, NaN before it. Row 6: an infinity. Row 7: no token.
     for index in [vocab_size - 1, middle, vocab_size - 1 - vocab_size / 3] {
         input.data[row(1)][index] = 2.0;
     }

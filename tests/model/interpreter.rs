@@ -26,7 +26,7 @@ impl<'a> Interpreter<'a> {
             bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
         };
         let weights = plan.weights.iter().map(read).collect();
-        // What nobody wrote poisons what is computed from it.
+        // What was never written poisons what is computed from it.
         let tensors = plan.tensors.iter().map(|t| vec![f32::NAN; tokens.len() * t.width]).collect();
         let mut run = Interpreter { plan, weights, tokens, tensors, cache: BTreeMap::new() };
         plan.ops.iter().for_each(|op| run.op(op));

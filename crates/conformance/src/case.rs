@@ -24,8 +24,8 @@ pub enum Buffer {
     Out(Want),
     /// Input and output of the kernel, with its initial bytes.
     InOut(Vec<u8>, Want),
-    /// The tensor map of the buffer of this index, which precedes it in the list; its address replaces
-    /// the address in the specification.
+    /// The tensor map of the buffer of this index, which precedes it in the list; its address
+    /// replaces the address in the specification.
     TensorMap(usize, TensorMapSpec),
 }
 
@@ -63,8 +63,8 @@ enum Placed {
 }
 
 impl Pointers {
-    /// Places the buffers in order: `place` returns the address of each buffer of memory, `encode` encodes
-    /// the tensor maps.
+    /// Places the buffers in order: `place` returns the address of each buffer of memory, `encode`
+    /// encodes the tensor maps.
     pub(crate) fn of<E>(
         buffers: &[Buffer],
         mut place: impl FnMut(&Buffer) -> Result<u64, E>,
@@ -132,8 +132,8 @@ impl Case {
         self.buffers.iter().filter_map(Buffer::want)
     }
 
-    /// Compares the outputs of a run with the oracle's. Returns a line with the largest deviation for each
-    /// output that need not be bit-exact.
+    /// Compares the outputs of a run with the oracle's. Returns a line with the largest deviation
+    /// for each output that need not be bit-exact.
     ///
     /// # Errors
     /// The first element that differs, with output, index, and both values.

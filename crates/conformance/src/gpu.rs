@@ -118,7 +118,8 @@ impl Gpu {
             .ok_or(GpuError::NoKernel { symbol, target: self.target })?;
         let module = Module::from_ptx(text, &[]).map_err(failed("compiling the kernel"))?;
         let function = module.get_function(symbol).map_err(failed("cuModuleGetFunction"))?;
-        // SAFETY: the function is the launch's, and its pointers those of `memory`; both live until the kernel has ended.
+        // SAFETY: the function is the launch's, and its pointers those of `memory`; both live until
+        // the kernel has ended.
         unsafe { start(function.to_raw(), &launch) }?;
         CurrentContext::synchronize().map_err(failed("running the kernel"))?;
         let read = |(buffer, device): (&Buffer, &DeviceBuffer<u8>)| {
@@ -170,8 +171,8 @@ unsafe fn start(function: CUfunction, launch: &Launch) -> Result<(), GpuError> {
     }
     let argument = |&offset: &u32| launch.args[offset as usize..].as_ptr().cast_mut().cast();
     let mut arguments: Vec<*mut c_void> = launch.arg_offsets.iter().map(argument).collect();
-    // SAFETY: the caller's promise; the typed launcher packed the arguments as the kernel takes them, and the driver copies
-    // them in this call.
+    // SAFETY: the caller's promise; the typed launcher packed the arguments as the kernel takes
+    // them, and the driver copies them in this call.
     let code = unsafe {
         sys::cuLaunchKernel(
             function,
@@ -190,7 +191,8 @@ unsafe fn start(function: CUfunction, launch: &Launch) -> Result<(), GpuError> {
     check("cuLaunchKernel", code)
 }
 
-/// Names the failed operation, and prints the error's code by name: `CudaError`'s text needs the driver.
+/// Names the failed operation, and prints the error's code by name: `CudaError`'s text needs the
+/// driver.
 fn failed(call: &'static str) -> impl Fn(CudaError) -> GpuError + Copy {
     move |error| GpuError::Driver { call, error: format!("{error:?}") }
 }

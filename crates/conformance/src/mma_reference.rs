@@ -1,10 +1,10 @@
 //! Operands of MMAs, the reference result with its error bound, and probes of how the hardware
 //! accumulates.
 //!
-//! Products are exact. The ISA fixes neither the order nor the rounding of the accumulation. According
-//! to measurements (arXiv:2403.00232, arXiv:2512.07004), a step of up to 16 products of 16-bit elements
-//! aligns all summands to the largest exponent among them and truncates bits below `2^-24` of it; for
-//! 8-bit elements on SM 90, bits below about `2^-13`.
+//! Products are exact. The ISA fixes neither the order nor the rounding of the accumulation.
+//! According to measurements (arXiv:2403.00232, arXiv:2512.07004), a step of up to 16 products of
+//! 16-bit elements aligns all summands to the largest exponent among them and truncates bits below
+//! `2^-24` of it; for 8-bit elements on SM 90, bits below about `2^-13`.
 
 use crate::inputs::random_words;
 use crate::numbers::{Format, Rounding, binade};
@@ -150,8 +150,8 @@ macro_rules! accumulation {
     };
 }
 
-/// Probes for 16-bit elements: which bits are lost, how results are rounded, and how many products are
-/// one step.
+/// Probes for 16-bit elements: which bits are lost, how results are rounded, and how many products
+/// are one step.
 pub const PROBES_OF_16_BITS: [Accumulation; 16] = [
     accumulation!("1 + 2^-23", 1.0, [(0, power(-23))]),
     accumulation!("1 + 2^-24 + 2^-24", 1.0, [(0, power(-24)), (1, power(-24))]),

@@ -103,8 +103,8 @@ impl Format {
         (sign | code) as u16
     }
 
-    /// For the codes without a sign of `of`: their values and the midpoints between them, with the adjacent
-    /// f32 numbers, which is where rounding changes.
+    /// For the codes without a sign of `of`: their values and the midpoints between them, with the
+    /// adjacent f32 numbers, which is where rounding changes.
     pub fn turns(self, of: impl Iterator<Item = u16>) -> Vec<f32> {
         let near = |code: u16| {
             let low = self.magnitude(code.into());
@@ -115,8 +115,8 @@ impl Format {
     }
 }
 
-/// `a * b + c` for operands whose product is exact, rounded to odd, so that rounding it again to at most 50
-/// bits equals rounding once (Boldo and Melquiond, 2008).
+/// `a * b + c` for operands whose product is exact, rounded to odd, so that rounding it again to at
+/// most 50 bits equals rounding once (Boldo and Melquiond, 2008).
 pub fn fma([a, b, c]: [f64; 3]) -> f64 {
     let product = a * b;
     let sum = product + c;

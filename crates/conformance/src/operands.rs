@@ -1,5 +1,5 @@
-//! Layouts of the operands of `wgmma` in shared memory: the PTX ISA's "Shared Memory Matrix Layout", as
-//! tiles that TMA writes.
+//! Layouts of the operands of `wgmma` in shared memory: the PTX ISA's "Shared Memory Matrix
+//! Layout", as tiles that TMA writes.
 
 use conformance_kernels::wgmma::Layout;
 use cuda_std::wgmma::Swizzle;
@@ -39,7 +39,8 @@ impl Place {
         Layout { swizzle: self.swizzle, leading_bytes, stride_bytes, advance_bytes }
     }
 
-    /// Byte offset of element `(mn, k)` of an operand of `num_mn` by `num_k` elements of `size` bytes.
+    /// Byte offset of element `(mn, k)` of an operand of `num_mn` by `num_k` elements of `size`
+    /// bytes.
     fn byte(self, (mn, k): (usize, usize), size: usize, (num_mn, num_k): (usize, usize)) -> usize {
         let row_bytes = self.swizzle.row_bytes() as usize;
         // Along the contiguous dimension, and across it.
@@ -71,8 +72,9 @@ impl Place {
     }
 }
 
-/// Permutes the eight 16-byte chunks of each 128 bytes, by the index of the 128 bytes: for rows of 128
-/// bytes xored with it modulo 8, for 64 bytes modulo 4 within a half, for 32 bytes within a pair.
+/// Permutes the eight 16-byte chunks of each 128 bytes, by the index of the 128 bytes: for rows of
+/// 128 bytes xored with it modulo 8, for 64 bytes modulo 4 within a half, for 32 bytes within a
+/// pair.
 pub fn swizzled(byte: usize, swizzle: Swizzle) -> usize {
     let (line, chunk) = (byte / 128, byte / 16 % 8);
     let chunk = match swizzle {
@@ -84,7 +86,8 @@ pub fn swizzled(byte: usize, swizzle: Swizzle) -> usize {
     line * 128 + chunk * 16 + byte % 16
 }
 
-/// A's registers of all MMAs, `[step, 128, 4]`: the figures "Register fragment layout for matrix A".
+/// A's registers of all MMAs, `[step, 128, 4]`: the figures "Register fragment layout for matrix
+/// A".
 pub fn fragments(a: &Operand, size: usize) -> Vec<u32> {
     let packed = 4 / size;
     let k = 32 / size;

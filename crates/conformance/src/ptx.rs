@@ -18,9 +18,9 @@ pub fn has_kernel(symbol: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// All threads of a barrier must execute the same instruction. These kernels branch before a barrier
-    /// and, on the same condition, after it: a compiler that does not treat the barrier as convergent
-    /// duplicates it into both branches, which hangs on a GPU.
+    /// All threads of a barrier must execute the same instruction. These kernels branch before a
+    /// barrier and, on the same condition, after it: a compiler that does not treat the barrier as
+    /// convergent duplicates it into both branches, which hangs on a GPU.
     #[test]
     fn barriers_are_not_copied_into_the_sides_of_a_branch() {
         for (target, symbol, barrier, written) in [

@@ -4,8 +4,8 @@ use half::f16;
 
 /// An expected output.
 ///
-/// An expected NaN matches any NaN, because the ISA leaves its bits open; a zero must have the expected
-/// sign.
+/// An expected NaN matches any NaN, because the ISA leaves its bits open; a zero must have the
+/// expected sign.
 pub enum Want {
     /// These words, bit by bit.
     Words(Vec<u32>),
@@ -85,8 +85,8 @@ impl Want {
         }
     }
 
-    /// Compares an output with it. For outputs that need not be bit-exact it returns a line with the largest
-    /// deviation, or one line per probe.
+    /// Compares an output with it. For outputs that need not be bit-exact it returns a line with
+    /// the largest deviation, or one line per probe.
     ///
     /// # Errors
     /// The first element that differs.

@@ -1,5 +1,5 @@
-//! Every case on the emulator and on a GPU, as `emulated::<case>` and `cuda::<case>`. Without a GPU, or on one that
-//! lacks the instructions, a case is reported as ignored, by name.
+//! Every case on the emulator and on a GPU, as `emulated::<case>` and `cuda::<case>`. Without a
+//! GPU, or on one that lacks the instructions, a case is reported as ignored, by name.
 //!
 //! After the results come the GPU's largest deviations where the ISA does not fix the bits.
 

@@ -64,8 +64,8 @@ mod elements;
 mod emulated;
 
 instruction! {
-    /// Orders the accesses that the thread made or observed before the fence before its accesses after
-    /// it, for the threads of `scope`. CUDA C `__threadfence_block`, `__threadfence`,
+    /// Orders the accesses that the thread made or observed before the fence before its accesses
+    /// after it, for the threads of `scope`. CUDA C `__threadfence_block`, `__threadfence`,
     /// `__threadfence_system`.
     "fence.acq_rel" => pub fn fence(scope: Scope) {
         with_scope!(scope, ["fence.acq_rel"], [";"], options(nostack, preserves_flags))

@@ -27,8 +27,8 @@ const fn check(id: u32, num_threads: u32) {
 }
 
 instruction! {
-    /// Waits until `NUM_THREADS` threads (whole warps, this one included) have arrived on barrier `ID`.
-    /// Their writes to shared and global memory are then visible to each other.
+    /// Waits until `NUM_THREADS` threads (whole warps, this one included) have arrived on barrier
+    /// `ID`. Their writes to shared and global memory are then visible to each other.
     "bar.sync ID, NUM_THREADS" => pub fn sync<const ID: u32, const NUM_THREADS: u32>() {
         const { check(ID, NUM_THREADS) };
         barrier_sync(ID, NUM_THREADS)
@@ -37,8 +37,8 @@ instruction! {
         simt::device::bar_sync(ID, Some(NUM_THREADS))
     }
 
-    /// Arrives on barrier `ID` of `NUM_THREADS` threads without waiting. The thread's writes are visible
-    /// to the threads that wait on it in [`sync`].
+    /// Arrives on barrier `ID` of `NUM_THREADS` threads without waiting. The thread's writes are
+    /// visible to the threads that wait on it in [`sync`].
     "bar.arrive ID, NUM_THREADS" => pub fn arrive<const ID: u32, const NUM_THREADS: u32>() {
         const { check(ID, NUM_THREADS) };
         barrier_arrive(ID, NUM_THREADS)

@@ -1,10 +1,10 @@
-//! Bulk copies and tensor copies (TMA, SM 90): one thread issues a copy of many bytes, which completes
-//! on an mbarrier or in a bulk group.
+//! Bulk copies and tensor copies (TMA, SM 90): one thread issues a copy of many bytes, which
+//! completes on an mbarrier or in a bulk group.
 //!
-//! Copies access memory through the async proxy: a [`fence`](crate::fence) must order a thread's own
-//! writes before a copy that reads them. Loaded bytes are visible to threads that wait on the copy's
-//! mbarrier, which expects them by [`Mbarrier::arrive_expect_tx`](Mbarrier). Stored bytes are visible
-//! after [`wait_group`].
+//! Copies access memory through the async proxy: a [`fence`](crate::fence) must order a thread's
+//! own writes before a copy that reads them. Loaded bytes are visible to threads that wait on the
+//! copy's mbarrier, which expects them by [`Mbarrier::arrive_expect_tx`](Mbarrier). Stored bytes
+//! are visible after [`wait_group`].
 
 mod tensor;
 
@@ -16,8 +16,8 @@ use crate::{Global, GlobalMut, Shared};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
-/// L2 eviction priority of the bytes that a copy loads: a policy of `createpolicy.fractional` for all
-/// of them.
+/// L2 eviction priority of the bytes that a copy loads: a policy of `createpolicy.fractional` for
+/// all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum CacheHint {
@@ -50,8 +50,8 @@ pub unsafe fn load<T: Copy>(
     unsafe { bulk_load(dst.element(0), src.as_ptr().cast(), bytes, mbarrier.address(), hint) }
 }
 
-/// [`load`] to the same address in every block of the cluster whose bit is set in `blocks`; the copy
-/// completes on each block's own `mbarrier`. CUDA C `cuda::ptx::cp_async_bulk`.
+/// [`load`] to the same address in every block of the cluster whose bit is set in `blocks`; the
+/// copy completes on each block's own `mbarrier`. CUDA C `cuda::ptx::cp_async_bulk`.
 #[doc = ptx!(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
 )]
@@ -73,14 +73,14 @@ pub unsafe fn load_multicast<T: Copy>(
     unsafe { bulk_load_multicast(dst, src, bytes, mbarrier.address(), blocks, hint) }
 }
 
-/// Copies `bytes` (a multiple of 16) from `src` to `dst`, in the thread's current bulk group. CUDA C
-/// `cuda::ptx::cp_async_bulk`.
+/// Copies `bytes` (a multiple of 16) from `src` to `dst`, in the thread's current bulk group. CUDA
+/// C `cuda::ptx::cp_async_bulk`.
 #[doc = ptx!("cp.async.bulk.global.shared::cta.bulk_group")]
 ///
 /// # Safety
 /// 1. The bytes are inside both views, both 16-byte aligned.
-/// 2. No thread writes them in `src` until [`wait_group_read`] has waited for the group, or reads or
-///    writes them in `dst` until [`wait_group`] has.
+/// 2. No thread writes them in `src` until [`wait_group_read`] has waited for the group, or reads
+///    or writes them in `dst` until [`wait_group`] has.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn store<T: Copy>(dst: GlobalMut<T>, src: Shared<T>, bytes: u32) {
@@ -88,8 +88,8 @@ pub unsafe fn store<T: Copy>(dst: GlobalMut<T>, src: Shared<T>, bytes: u32) {
     unsafe { bulk_store(dst.as_ptr().cast(), src.element(0), bytes) }
 }
 
-/// Copies `bytes` (a multiple of 16) from `src` to `dst` in another block of the cluster, completing
-/// on `mbarrier` in that block. CUDA C `cuda::ptx::cp_async_bulk`.
+/// Copies `bytes` (a multiple of 16) from `src` to `dst` in another block of the cluster,
+/// completing on `mbarrier` in that block. CUDA C `cuda::ptx::cp_async_bulk`.
 #[doc = ptx!("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes")]
 ///
 /// # Safety
@@ -166,8 +166,8 @@ instruction! {
         simt::device::bulk_commit_group()
     }
 
-    /// Waits until at most `PENDING` of the thread's newest bulk groups are pending; the stores of the
-    /// older groups are complete. CUDA C `cuda::ptx::cp_async_bulk_wait_group`.
+    /// Waits until at most `PENDING` of the thread's newest bulk groups are pending; the stores of
+    /// the older groups are complete. CUDA C `cuda::ptx::cp_async_bulk_wait_group`.
     "cp.async.bulk.wait_group PENDING" => pub fn wait_group<const PENDING: u32>() {
         asm!("cp.async.bulk.wait_group {};", const PENDING, options(nostack, preserves_flags));
     } host {

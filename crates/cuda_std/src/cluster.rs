@@ -114,8 +114,8 @@ instruction! {
     }
 }
 
-/// Waits for all threads of the cluster, whose writes are then visible to each other: [`arrive`] and
-/// [`wait`]. CUDA C `cluster.sync()`.
+/// Waits for all threads of the cluster, whose writes are then visible to each other: [`arrive`]
+/// and [`wait`]. CUDA C `cluster.sync()`.
 #[inline(always)]
 #[track_caller]
 pub fn sync() {

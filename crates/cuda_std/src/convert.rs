@@ -128,7 +128,8 @@ instruction! {
         f32_to_f16x2(x.lo().to_f32(), x.hi().to_f32())
     }
 
-    /// Rounds to the nearest integer, ties to even, saturated; NaN becomes 0. CUDA C `__float2int_rn`.
+    /// Rounds to the nearest integer, ties to even, saturated; NaN becomes 0. CUDA C
+    /// `__float2int_rn`.
     "cvt.rni.s32.f32" => pub fn f32_to_i32_rn(x: f32) -> i32 {
         let result: i32;
         asm!("cvt.rni.s32.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -148,7 +149,8 @@ instruction! {
         x as i32
     }
 
-    /// Rounds to the nearest integer, ties to even, saturated; NaN becomes 0. CUDA C `__float2uint_rn`.
+    /// Rounds to the nearest integer, ties to even, saturated; NaN becomes 0. CUDA C
+    /// `__float2uint_rn`.
     "cvt.rni.u32.f32" => pub fn f32_to_u32_rn(x: f32) -> u32 {
         let result: u32;
         asm!("cvt.rni.u32.f32 {}, {};", out(reg32) result, in(reg32) x,

@@ -11,8 +11,8 @@ use core::arch::asm;
 ///
 /// # Safety
 /// 1. The elements are inside both views, and 16-byte aligned in both; in `src` only if `keep`.
-/// 2. No thread reads or writes them in `dst`, or writes them in `src`, until [`wait`] has waited for
-///    the copy.
+/// 2. No thread reads or writes them in `dst`, or writes them in `src`, until [`wait`] has waited
+///    for the copy.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn copy_vec<const N: usize, T: Element>(
@@ -28,14 +28,14 @@ pub unsafe fn copy_vec<const N: usize, T: Element>(
     unsafe { cp_async_16(dst.element(dst_index), src.cast(), if keep { 16 } else { 0 }) }
 }
 
-/// Copies element `src_index` of `src` to `dst_index` of `dst`. If `keep` is false it writes zero and
-/// reads nothing. CUDA C `__pipeline_memcpy_async` of 4 bytes.
+/// Copies element `src_index` of `src` to `dst_index` of `dst`. If `keep` is false it writes zero
+/// and reads nothing. CUDA C `__pipeline_memcpy_async` of 4 bytes.
 #[doc = ptx!("cp.async.ca.shared.global 4")]
 ///
 /// # Safety
 /// 1. The element is inside both views; in `src` only if `keep`.
-/// 2. No thread reads or writes it in `dst`, or writes it in `src`, until [`wait`] has waited for the
-///    copy.
+/// 2. No thread reads or writes it in `dst`, or writes it in `src`, until [`wait`] has waited for
+///    the copy.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn copy(
@@ -79,8 +79,8 @@ instruction! {
     }
 }
 
-/// Waits until at most `pending` (a constant, 0 to 6) of the thread's newest groups are pending. The
-/// copies are visible to other threads after a barrier. CUDA C `__pipeline_wait_prior`.
+/// Waits until at most `pending` (a constant, 0 to 6) of the thread's newest groups are pending.
+/// The copies are visible to other threads after a barrier. CUDA C `__pipeline_wait_prior`.
 #[doc = ptx!("cp.async.wait_group")]
 #[inline(always)]
 #[track_caller]

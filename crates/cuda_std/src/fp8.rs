@@ -35,8 +35,8 @@ macro_rules! fp8 {
         impl $ty {
             const FORMAT: Format = $format;
 
-            /// Rounds to nearest, ties to even, saturated to the largest number; NaN becomes `0x7f`. Host
-            /// only.
+            /// Rounds to nearest, ties to even, saturated to the largest number; NaN becomes
+            /// `0x7f`. Host only.
             pub fn from_f32(x: f32) -> Self {
                 $ty(Self::FORMAT.round(f64::from(x), Rounding::NearestFinite) as u8)
             }

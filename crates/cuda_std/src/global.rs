@@ -118,7 +118,8 @@ impl<T: Element> Global<T> {
         unsafe { load(self.0.wrapping_add(index)) }
     }
 
-    /// Loads elements `index .. index + N`, 1 to 16 bytes. CUDA C: a load of a `float4`, for four f32.
+    /// Loads elements `index .. index + N`, 1 to 16 bytes. CUDA C: a load of a `float4`, for four
+    /// f32.
     #[doc = ptx!("ld.global" as "ld.global{.v2, .v4}.b32")]
     ///
     /// # Safety
@@ -132,8 +133,9 @@ impl<T: Element> Global<T> {
         unsafe { ld(self.0.wrapping_add(index)) }
     }
 
-    /// [`Global::get_vec`] of 16 bytes if `condition` holds, zeros otherwise. A predicated instruction,
-    /// so that ptxas need not wait for the load where control flow joins after a branch.
+    /// [`Global::get_vec`] of 16 bytes if `condition` holds, zeros otherwise. A predicated
+    /// instruction, so that ptxas need not wait for the load where control flow joins after a
+    /// branch.
     #[doc = ptx!("ld.global" as "@p ld.global.v4.b32")]
     ///
     /// # Safety
@@ -159,8 +161,8 @@ impl<T: Element> Global<T> {
     }
 
     /// [`Global::get_vec_if`] of elements that may be uninitialised, so that the load can be issued
-    /// before the kernel knows which of them are valid. Invalid ones have unspecified bits, which no
-    /// output may depend on.
+    /// before the kernel knows which of them are valid. Invalid ones have unspecified bits, which
+    /// no output may depend on.
     #[doc = ptx!("ld.global" as "@p ld.global.v4.b32")]
     ///
     /// # Safety
@@ -172,9 +174,10 @@ impl<T: Element> Global<T> {
         unsafe { ld_speculative_if(self.0.wrapping_add(index), condition) }
     }
 
-    /// Loads elements `index .. index + N`, 1 to 16 bytes, without allocating them in L1: for data that
-    /// is read once. Not `.nc`: ptxas sinks such loads below
-    /// [`grid::wait_for_dependencies`](crate::grid::wait_for_dependencies), which they are to overlap.
+    /// Loads elements `index .. index + N`, 1 to 16 bytes, without allocating them in L1: for data
+    /// that is read once. Not `.nc`: ptxas sinks such loads below
+    /// [`grid::wait_for_dependencies`](crate::grid::wait_for_dependencies), which they are to
+    /// overlap.
     #[doc = ptx!("ld.global.L1::no_allocate" as "ld.global.L1::no_allocate{.v2, .v4}.b32")]
     ///
     /// # Safety

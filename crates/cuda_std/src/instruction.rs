@@ -3,9 +3,9 @@
 /// Declares functions that are one PTX instruction each.
 ///
 /// `"mnemonic" => pub fn name(args) -> ret { device body } host { host body }`: the device runs the
-/// first body, which may use `asm!`; the emulator runs the second, which does what the ISA page says.
-/// The mnemonic is appended to the documentation by `ptx!`, with its link and what it requires. A
-/// method takes `self`; constants are `name<const N: u32>(args)`.
+/// first body, which may use `asm!`; the emulator runs the second, which does what the ISA page
+/// says. The mnemonic is appended to the documentation by `ptx!`, with its link and what it
+/// requires. A method takes `self`; constants are `name<const N: u32>(args)`.
 macro_rules! instruction {
     // `ptx!` matches the mnemonic as a token: attributes are taken off one by one before it.
     (@attributes [$($done:tt)*] #[$($meta:tt)*] $($rest:tt)*) => {

@@ -1,8 +1,8 @@
 //! The PTX ISA's page by instruction: the section that describes it, and what it requires.
 //!
-//! `ptx!("mnemonic")` is a line of documentation: the mnemonic, linked to its section, the least SM,
-//! and, where it matters, which threads execute it converged. A mnemonic without a row here does not
-//! compile. `ptx!("row" as "text")` gives the line of a row with a mnemonic of its own.
+//! `ptx!("mnemonic")` is a line of documentation: the mnemonic, linked to its section, the least
+//! SM, and, where it matters, which threads execute it converged. A mnemonic without a row here
+//! does not compile. `ptx!("row" as "text")` gives the line of a row with a mnemonic of its own.
 //!
 //! Sections and requirements ("Target ISA Notes") are those of PTX ISA 9.1.
 
@@ -28,7 +28,9 @@ sections! { $
     // Special registers.
     "special-registers-tid", "every SM": ["mov.u32 %tid.x" "mov.u32 %tid.y" "mov.u32 %tid.z"];
     "special-registers-ntid", "every SM": ["mov.u32 %ntid.x" "mov.u32 %ntid.y" "mov.u32 %ntid.z"];
-    "special-registers-ctaid", "every SM": ["mov.u32 %ctaid.x" "mov.u32 %ctaid.y" "mov.u32 %ctaid.z"];
+    "special-registers-ctaid", "every SM": [
+        "mov.u32 %ctaid.x" "mov.u32 %ctaid.y" "mov.u32 %ctaid.z"
+    ];
     "special-registers-nctaid", "every SM": [
         "mov.u32 %nctaid.x" "mov.u32 %nctaid.y" "mov.u32 %nctaid.z"
     ];
@@ -64,7 +66,9 @@ sections! { $
     "logic-and-shift-instructions-lop3", "SM 50": ["lop3.b32"];
 
     // Data movement and conversion.
-    "data-movement-and-conversion-instructions-mov", "every SM": ["mov.u32 %r, halfwarp_dynamic_shared"];
+    "data-movement-and-conversion-instructions-mov", "every SM": [
+        "mov.u32 %r, halfwarp_dynamic_shared"
+    ];
     "data-movement-and-conversion-instructions-prmt", "SM 20": ["prmt.b32"];
     "data-movement-and-conversion-instructions-cvt", "every SM": [
         "cvt.f32.f16" "cvt.rn.f16.f32" "cvt.rz.f16.f32"
@@ -102,7 +106,9 @@ sections! { $
     "data-movement-and-conversion-instructions-cp-async-commit-group", "SM 80": [
         "cp.async.commit_group"
     ];
-    "data-movement-and-conversion-instructions-cp-async-wait-group", "SM 80": ["cp.async.wait_group"];
+    "data-movement-and-conversion-instructions-cp-async-wait-group", "SM 80": [
+        "cp.async.wait_group"
+    ];
     "data-movement-and-conversion-instructions-cp-async-bulk", "SM 90": [
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
@@ -128,7 +134,9 @@ sections! { $
     "parallel-synchronization-and-communication-instructions-bar", "SM 20, each warp converged": [
         "bar.sync 0" "bar.sync ID, NUM_THREADS" "bar.arrive ID, NUM_THREADS"
     ];
-    "parallel-synchronization-and-communication-instructions-bar-warp-sync", "SM 30": ["bar.warp.sync"];
+    "parallel-synchronization-and-communication-instructions-bar-warp-sync", "SM 30": [
+        "bar.warp.sync"
+    ];
     "parallel-synchronization-and-communication-instructions-barrier-cluster",
     "SM 90, each warp converged": [
         "barrier.cluster.arrive.release.aligned" "barrier.cluster.arrive.relaxed.aligned"
@@ -150,7 +158,9 @@ sections! { $
         "redux.sync.add.s32" "redux.sync.min.u32" "redux.sync.max.u32" "redux.sync.min.s32"
         "redux.sync.max.s32" "redux.sync.and.b32" "redux.sync.or.b32" "redux.sync.xor.b32"
     ];
-    "parallel-synchronization-and-communication-instructions-activemask", "SM 30": ["activemask.b32"];
+    "parallel-synchronization-and-communication-instructions-activemask", "SM 30": [
+        "activemask.b32"
+    ];
     "parallel-synchronization-and-communication-instructions-elect-sync", "SM 90": ["elect.sync"];
     "parallel-synchronization-and-communication-instructions-griddepcontrol", "SM 90": [
         "griddepcontrol.launch_dependents" "griddepcontrol.wait"
@@ -171,11 +181,14 @@ sections! { $
     "parallel-synchronization-and-communication-instructions-mbarrier-expect-tx", "SM 90": [
         "mbarrier.expect_tx.shared::cta.b64"
     ];
-    "parallel-synchronization-and-communication-instructions-mbarrier-test-wait-try-wait", "SM 80": [
+    "parallel-synchronization-and-communication-instructions-mbarrier-test-wait-try-wait",
+    "SM 80": [
         "mbarrier.test_wait.parity.shared::cta.b64"
     ];
-    "parallel-synchronization-and-communication-instructions-mbarrier-test-wait-try-wait", "SM 90": [
-        "mbarrier.try_wait.parity.shared::cta.b64" "mbarrier.try_wait.parity.shared::cta.b64, in a loop"
+    "parallel-synchronization-and-communication-instructions-mbarrier-test-wait-try-wait",
+    "SM 90": [
+        "mbarrier.try_wait.parity.shared::cta.b64"
+        "mbarrier.try_wait.parity.shared::cta.b64, in a loop"
     ];
     "parallel-synchronization-and-communication-instructions-cp-async-mbarrier-arrive", "SM 80": [
         "cp.async.mbarrier.arrive.shared::cta.b64" "cp.async.mbarrier.arrive.noinc.shared::cta.b64"
@@ -202,7 +215,8 @@ sections! { $
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
         "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
     ];
-    "asynchronous-warpgroup-level-matrix-instructions-wgmma-mma", "SM 90a, the warpgroup converged": [
+    "asynchronous-warpgroup-level-matrix-instructions-wgmma-mma",
+    "SM 90a, the warpgroup converged": [
         "wgmma.mma_async.sync.aligned"
     ];
     "asynchronous-warpgroup-level-matrix-instructions-wgmma-fence",

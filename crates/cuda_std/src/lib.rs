@@ -1,13 +1,13 @@
-//! The device's standard library: one function per PTX instruction, and threads, warps, shared memory
-//! and copies on top.
+//! The device's standard library: one function per PTX instruction, and threads, warps, shared
+//! memory and copies on top.
 //!
-//! Names are rust-cuda's where it has them. Kernels access global and shared memory only through the
-//! views [`Global`], [`GlobalMut`] and [`Shared`], and hardware only through the functions of this
-//! crate, so that one source runs on the device and on the emulator.
+//! Names are rust-cuda's where it has them. Kernels access global and shared memory only through
+//! the views [`Global`], [`GlobalMut`] and [`Shared`], and hardware only through the functions of
+//! this crate, so that one source runs on the device and on the emulator.
 //!
-//! The documentation of an instruction ends in its PTX mnemonic, linked to the section of the PTX ISA,
-//! the least SM, and the threads that must be converged. If none are named, each thread may call it on
-//! its own; instructions that take a mask of lanes are called by all lanes of the mask.
+//! The documentation of an instruction ends in its PTX mnemonic, linked to the section of the PTX
+//! ISA, the least SM, and the threads that must be converged. If none are named, each thread may
+//! call it on its own; instructions that take a mask of lanes are called by all lanes of the mask.
 //!
 //! ```
 //! use cuda_std::prelude::*;

@@ -53,7 +53,8 @@ instruction! {
         canonical(rounding::min([a, b].map(f64::from)) as f32)
     }
 
-    /// `2^x`, error at most 2 ulp; subnormal results are flushed to 0. CUDA C `exp2f` with fast maths.
+    /// `2^x`, error at most 2 ulp; subnormal results are flushed to 0. CUDA C `exp2f` with fast
+    /// maths.
     "ex2.approx.ftz.f32" => pub fn exp2_approx(x: f32) -> f32 {
         let result: f32;
         asm!("ex2.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,
@@ -95,8 +96,8 @@ instruction! {
         canonical(flush(x).sqrt())
     }
 
-    /// The logarithm to base 2, absolute error at most 2^-22 for `x` between 0.5 and 2, relative error
-    /// at most 2^-22 elsewhere. CUDA C `__log2f`.
+    /// The logarithm to base 2, absolute error at most 2^-22 for `x` between 0.5 and 2, relative
+    /// error at most 2^-22 elsewhere. CUDA C `__log2f`.
     "lg2.approx.ftz.f32" => pub fn log2_approx(x: f32) -> f32 {
         let result: f32;
         asm!("lg2.approx.ftz.f32 {}, {};", out(reg32) result, in(reg32) x,

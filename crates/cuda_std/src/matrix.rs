@@ -1,13 +1,14 @@
-//! `ldmatrix` and `stmatrix`: 8 x 8 matrices of 16-bit elements between shared memory and registers.
+//! `ldmatrix` and `stmatrix`: 8 x 8 matrices of 16-bit elements between shared memory and
+//! registers.
 //!
 //! The results are the fragments that [`crate::mma`] takes. The whole warp calls these functions,
 //! converged.
 //!
-//! A row is 16 bytes, anywhere in shared memory. Lane `i` passes the address of row `i % 8` of matrix
-//! `i / 8`: lanes 0 to 7 for one matrix, 0 to 15 for two, all for four; the addresses of other lanes
-//! are ignored. Word `j` of a lane is its part of matrix `j`. Lane `l` holds the elements
-//! `[l / 4, 2 * (l % 4)]` and `[l / 4, 2 * (l % 4) + 1]`, the second in the upper half of the word; in
-//! the transposed forms `[2 * (l % 4), l / 4]` and `[2 * (l % 4) + 1, l / 4]`.
+//! A row is 16 bytes, anywhere in shared memory. Lane `i` passes the address of row `i % 8` of
+//! matrix `i / 8`: lanes 0 to 7 for one matrix, 0 to 15 for two, all for four; the addresses of
+//! other lanes are ignored. Word `j` of a lane is its part of matrix `j`. Lane `l` holds the
+//! elements `[l / 4, 2 * (l % 4)]` and `[l / 4, 2 * (l % 4) + 1]`, the second in the upper half of
+//! the word; in the transposed forms `[2 * (l % 4), l / 4]` and `[2 * (l % 4) + 1, l / 4]`.
 
 use crate::Shared;
 #[cfg(target_arch = "nvptx64")]
@@ -38,7 +39,7 @@ macro_rules! load {
             unsafe { $instruction::<0>(row.element(0)) }
         }
 
-        #[doc = concat!("[`", stringify!($name), "`] of the rows that start `INDEX` elements on; the")]
+        #[doc = concat!("[`", stringify!($name), "`] of the rows `INDEX` elements further on; the")]
         /// index is an immediate of the instruction and takes no register.
         #[doc = ptx!($mnemonic)]
         ///
@@ -141,8 +142,8 @@ store! {
     "Stores four matrices from transposed fragments.": store_x4_trans, stmatrix_x4_trans;
 }
 
-/// Each lane accesses the row whose address it passes; the warp exchanges words after a load, before a
-/// store.
+/// Each lane accesses the row whose address it passes; the warp exchanges words after a load,
+/// before a store.
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated {
     use crate::warp::{FULL_MASK, lane_id};

@@ -2,9 +2,9 @@
 //!
 //! A phase completes when the expected number of arrivals and all expected bytes have arrived; the
 //! next phase begins at once. Threads wait for a phase by its parity. The first phase has parity 0;
-//! the phase before it, of parity 1, counts as complete. So a consumer starts with parity 0 on a full
-//! barrier, a producer with parity 1 on an empty barrier, and both flip the parity each time they
-//! return to a stage.
+//! the phase before it, of parity 1, counts as complete. So a consumer starts with parity 0 on a
+//! full barrier, a producer with parity 1 on an empty barrier, and both flip the parity each time
+//! they return to a stage.
 
 use crate::{Shared, cluster};
 #[cfg(target_arch = "nvptx64")]
@@ -16,15 +16,15 @@ use core::arch::asm;
 pub struct Mbarrier(u32);
 
 impl Mbarrier {
-    /// The barrier in the first element of `words`; [`Mbarrier::offset`] returns those in the elements
-    /// after it.
+    /// The barrier in the first element of `words`; [`Mbarrier::offset`] returns those in the
+    /// elements after it.
     ///
     /// # Safety
     /// 1. The elements are inside the memory of the view, and only the barriers' functions and
     ///    asynchronous copies access them until [`Mbarrier::inval`].
     /// 2. [`Mbarrier::init`] is called first, once, and is ordered before every other use: for the
-    ///    block's threads by a barrier of the block; for other blocks and for asynchronous copies by
-    ///    [`fence::mbarrier_init`](crate::fence::mbarrier_init) and a barrier of the cluster.
+    ///    block's threads by a barrier of the block; for other blocks and for asynchronous copies
+    ///    by [`fence::mbarrier_init`](crate::fence::mbarrier_init) and a barrier of the cluster.
     #[inline(always)]
     pub unsafe fn new(words: Shared<u64>) -> Self {
         Mbarrier(words.element(0))
@@ -70,8 +70,8 @@ impl Mbarrier {
             simt::device::mbarrier_inval(self.0)
         }
 
-        /// Arrives on the barrier. The thread's earlier writes are visible to the block's threads that
-        /// wait for the phase. CUDA C `cuda::ptx::mbarrier_arrive`.
+        /// Arrives on the barrier. The thread's earlier writes are visible to the block's threads
+        /// that wait for the phase. CUDA C `cuda::ptx::mbarrier_arrive`.
         "mbarrier.arrive.shared::cta.b64 _" => pub fn arrive(self) {
             asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) self.0,
                 options(nostack, preserves_flags));
@@ -79,7 +79,8 @@ impl Mbarrier {
             simt::device::mbarrier_arrive(self.0, 1);
         }
 
-        /// [`Mbarrier::arrive`] that counts as `count` arrivals. CUDA C `cuda::ptx::mbarrier_arrive`.
+        /// [`Mbarrier::arrive`] that counts as `count` arrivals. CUDA C
+        /// `cuda::ptx::mbarrier_arrive`.
         "mbarrier.arrive.shared::cta.b64 _, count" => pub fn arrive_count(self, count: u32) {
             asm!("mbarrier.arrive.shared::cta.b64 _, [{}], {};", in(reg32) self.0,
                 in(reg32) count, options(nostack, preserves_flags));
@@ -97,8 +98,8 @@ impl Mbarrier {
             simt::device::mbarrier_arrive(self.0, 1);
         }
 
-        /// Adds `bytes` to what the phase expects of asynchronous copies, without an arrival. CUDA C
-        /// `cuda::ptx::mbarrier_expect_tx`.
+        /// Adds `bytes` to what the phase expects of asynchronous copies, without an arrival. CUDA
+        /// C `cuda::ptx::mbarrier_expect_tx`.
         "mbarrier.expect_tx.shared::cta.b64" => pub fn expect_tx(self, bytes: u32) {
             asm!("mbarrier.expect_tx.shared::cta.b64 [{}], {};", in(reg32) self.0,
                 in(reg32) bytes, options(nostack, preserves_flags));
@@ -106,8 +107,9 @@ impl Mbarrier {
             simt::device::mbarrier_expect_tx(self.0, bytes)
         }
 
-        /// Whether the phase of this parity (0 or 1) is complete; if it is not, the thread is suspended
-        /// for a time limit of the system first. CUDA C `cuda::ptx::mbarrier_try_wait_parity`.
+        /// Whether the phase of this parity (0 or 1) is complete; if it is not, the thread is
+        /// suspended for a time limit of the system first. CUDA C
+        /// `cuda::ptx::mbarrier_try_wait_parity`.
         "mbarrier.try_wait.parity.shared::cta.b64" => pub fn try_wait(self, parity: u32) -> bool {
             let ended: u32;
             asm!(
@@ -124,8 +126,8 @@ impl Mbarrier {
             simt::device::mbarrier_try_wait(self.0, parity)
         }
 
-        /// Whether the phase of this parity (0 or 1) is complete, without suspending the thread. CUDA C
-        /// `cuda::ptx::mbarrier_test_wait_parity`.
+        /// Whether the phase of this parity (0 or 1) is complete, without suspending the thread.
+        /// CUDA C `cuda::ptx::mbarrier_test_wait_parity`.
         "mbarrier.test_wait.parity.shared::cta.b64" => pub fn test_wait(self, parity: u32) -> bool {
             let ended: u32;
             asm!(
@@ -161,9 +163,9 @@ impl Mbarrier {
             while !simt::device::mbarrier_try_wait(self.0, parity) {}
         }
 
-        /// Arrives once all `cp.async` copies that the thread has issued are complete, and adds one to
-        /// the arrivals that the phase expects: the count of [`Mbarrier::init`] excludes it. CUDA C
-        /// `cuda::ptx::cp_async_mbarrier_arrive`.
+        /// Arrives once all `cp.async` copies that the thread has issued are complete, and adds one
+        /// to the arrivals that the phase expects: the count of [`Mbarrier::init`] excludes it.
+        /// CUDA C `cuda::ptx::cp_async_mbarrier_arrive`.
         "cp.async.mbarrier.arrive.shared::cta.b64" => pub fn arrive_cp_async(self) {
             asm!("cp.async.mbarrier.arrive.shared::cta.b64 [{}];", in(reg32) self.0,
                 options(nostack, preserves_flags));
@@ -196,8 +198,8 @@ impl PeerMbarrier {
     }
 
     instruction! {
-        /// Arrives on it. The block must not have exited, which a barrier of the cluster can ensure.
-        /// CUDA C `cuda::ptx::mbarrier_arrive`.
+        /// Arrives on it. The block must not have exited, which a barrier of the cluster can
+        /// ensure. CUDA C `cuda::ptx::mbarrier_arrive`.
         // `.release.cluster` would add two fences of all memory, and the waiting threads acquire at
         // block scope only.
         "mbarrier.arrive.shared::cluster.b64 _" => pub fn arrive(self) {

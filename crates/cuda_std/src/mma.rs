@@ -1,9 +1,10 @@
-//! `mma.sync`, a warp-level MMA: `D = A * B + C` with A `[16, k]`, B `[k, 8]`, C and D `[16, 8]`. The
-//! whole warp calls these functions, converged. Numerics: [`m16n8k16`]; 8-bit elements: [`m16n8k32`].
+//! `mma.sync`, a warp-level MMA: `D = A * B + C` with A `[16, k]`, B `[k, 8]`, C and D `[16, 8]`.
+//! The whole warp calls these functions, converged. Numerics: [`m16n8k16`]; 8-bit elements:
+//! [`m16n8k32`].
 //!
 //! # Fragments
-//! Each lane holds a fragment of each matrix; `group = lane_id / 4`, `pair = lane_id % 4`. Elements of
-//! 16 bits, `k = 16`, are packed two to a word, the first in the lower half:
+//! Each lane holds a fragment of each matrix; `group = lane_id / 4`, `pair = lane_id % 4`. Elements
+//! of 16 bits, `k = 16`, are packed two to a word, the first in the lower half:
 //!
 //! | | element | row | column |
 //! | --- | --- | --- | --- |
@@ -147,15 +148,15 @@ impl SumOf<f16> for f16 {
 #[doc = ptx!("mma.sync.aligned.m16n8k16.row.col.f32.{f16.f16, bf16.bf16}.f32")]
 ///
 /// # Numerics
-/// Products are exact, and subnormal operands are not flushed. The emulator adds products and C in f64
-/// and rounds once, to nearest; NaN is `0x7fffffff`, or `0x7fff` in f16.
+/// Products are exact, and subnormal operands are not flushed. The emulator adds products and C in
+/// f64 and rounds once, to nearest; NaN is `0x7fffffff`, or `0x7fff` in f16.
 ///
 /// The ISA leaves the order and rounding of the accumulation open. According to measurements
-/// (arXiv:2403.00232, arXiv:2512.07004) a tensor core accumulates 16 products in one step on SM 90, and
-/// in two steps of 8 on SM 80. A step aligns its products and the accumulator to the largest exponent
-/// `e` among them and truncates bits of weight `2^(e - 24)` and less. It truncates the sum to f32, or
-/// rounds it to nearest in f16. The error of a step is less than `2^(e - 23)` per summand plus one unit
-/// in the last place of the sum.
+/// (arXiv:2403.00232, arXiv:2512.07004) a tensor core accumulates 16 products in one step on SM 90,
+/// and in two steps of 8 on SM 80. A step aligns its products and the accumulator to the largest
+/// exponent `e` among them and truncates bits of weight `2^(e - 24)` and less. It truncates the sum
+/// to f32, or rounds it to nearest in f16. The error of a step is less than `2^(e - 23)` per
+/// summand plus one unit in the last place of the sum.
 #[inline(always)]
 #[track_caller]
 pub fn m16n8k16<T: Multiplicand>(a: FragmentA<T>, b: FragmentB<T>, c: Accumulator) -> Accumulator {
@@ -194,8 +195,9 @@ impl Multiplicand8 for E5m2 {
 /// | A | `i` in `0..16` | `group + 8 * (i / 4 % 2)` | `4 * pair + i % 4 + 16 * (i / 8)` |
 /// | B | `i` in `0..8` | `4 * pair + i % 4 + 16 * (i / 4)` | `group` |
 ///
-/// Each half of k is converted to f16, which is exact, and is one [`m16n8k16`]. On SM 90 ptxas compiles
-/// `mma.m16n8k32` to the same; that instruction needs PTX 8.4, which drivers before CUDA 12.4 reject.
+/// Each half of k is converted to f16, which is exact, and is one [`m16n8k16`]. On SM 90 ptxas
+/// compiles `mma.m16n8k32` to the same; that instruction needs PTX 8.4, which drivers before CUDA
+/// 12.4 reject.
 #[inline(always)]
 #[track_caller]
 pub fn m16n8k32<T: Multiplicand8>(
@@ -206,8 +208,8 @@ pub fn m16n8k32<T: Multiplicand8>(
     let halves =
         |word: u32| [word as u16, (word >> 16) as u16].map(|codes| T::pair_to_f16(codes).to_bits());
     for half in 0..2 {
-        // Columns `2 * pair` and `2 * pair + 8` of the f16 fragments are adjacent here, in both operands:
-        // the k index is permuted, and the products are the same.
+        // Columns `2 * pair` and `2 * pair + 8` of the f16 fragments are adjacent here, in both
+        // operands: the k index is permuted, and the products are the same.
         let ([a0, a2], [a1, a3]) = (halves(a.words[2 * half]), halves(a.words[2 * half + 1]));
         let a = FragmentA::<f16>::from_words([a0, a1, a2, a3]);
         c = m16n8k16(a, FragmentB::from_words(halves(b.words[half])), c);
@@ -387,7 +389,8 @@ mod emulated {
         if sum.is_nan() {
             return 0x7fff;
         }
-        // `half` reads the upper 32 bits only: the last of them becomes a sticky bit for the lower ones.
+        // `half` reads the upper 32 bits only: the last of them becomes a sticky bit for the lower
+        // ones.
         let bits = sum.to_bits();
         let sticky = u64::from(bits as u32 != 0) << 32;
         f16::from_f64(f64::from_bits(bits & !0xffff_ffff | sticky)).to_bits()

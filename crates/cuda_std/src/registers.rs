@@ -1,5 +1,5 @@
-//! Reallocation of registers between warpgroups (SM 90a). All warps of a warpgroup call these functions,
-//! converged.
+//! Reallocation of registers between warpgroups (SM 90a). All warps of a warpgroup call these
+//! functions, converged.
 
 #[cfg(target_arch = "nvptx64")]
 unsafe extern "C" {
@@ -15,8 +15,8 @@ const fn is_valid(count: u32) -> bool {
 }
 
 instruction! {
-    /// Raises the thread's registers to `COUNT` (a multiple of 8, 24 to 256), and waits until the block's
-    /// pool has enough. CUDA C `cuda::ptx::setmaxnreg_inc`.
+    /// Raises the thread's registers to `COUNT` (a multiple of 8, 24 to 256), and waits until the
+    /// block's pool has enough. CUDA C `cuda::ptx::setmaxnreg_inc`.
     "setmaxnreg.inc.sync.aligned.u32" => pub fn increase<const COUNT: u32>() {
         const { assert!(is_valid(COUNT), "a multiple of 8, 24 to 256") };
         setmaxnreg_inc(COUNT)
@@ -25,8 +25,8 @@ instruction! {
         simt::device::set_max_registers(COUNT, true)
     }
 
-    /// Lowers the thread's registers to `COUNT` (a multiple of 8, 24 to 256), and returns the rest to the
-    /// block's pool. CUDA C `cuda::ptx::setmaxnreg_dec`.
+    /// Lowers the thread's registers to `COUNT` (a multiple of 8, 24 to 256), and returns the rest
+    /// to the block's pool. CUDA C `cuda::ptx::setmaxnreg_dec`.
     "setmaxnreg.dec.sync.aligned.u32" => pub fn decrease<const COUNT: u32>() {
         const { assert!(is_valid(COUNT), "a multiple of 8, 24 to 256") };
         setmaxnreg_dec(COUNT)

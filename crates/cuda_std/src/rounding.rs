@@ -68,8 +68,8 @@ impl Format {
             Rounding::Zero => units.trunc(),
             Rounding::Nearest | Rounding::NearestFinite => units.round_ties_even(),
         };
-        // The leading one of `units` is implicit in the code: it increments the exponent field, as does
-        // a carry.
+        // The leading one of `units` is implicit in the code: it increments the exponent field, as
+        // does a carry.
         let binade = ((exponent - self.min_exponent) as u64) << self.fraction_bits;
         let code = binade.saturating_add(units as u64);
         let code = if code > u64::from(self.max) { overflow } else { code as u16 };
@@ -103,8 +103,8 @@ pub(crate) fn to_bf16(x: f64, rounding: Rounding) -> bf16 {
     bf16::from_bits(BF16.round(x, rounding))
 }
 
-/// `a * b + c` rounded to odd, for operands whose product is exact: the last bit records that bits were
-/// lost, so that rounding again, to at most 51 bits, equals rounding once.
+/// `a * b + c` rounded to odd, for operands whose product is exact: the last bit records that bits
+/// were lost, so that rounding again, to at most 51 bits, equals rounding once.
 pub(crate) fn fma_to_odd([a, b, c]: [f64; 3]) -> f64 {
     let product = a * b;
     let sum = product + c;

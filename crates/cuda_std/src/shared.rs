@@ -103,8 +103,8 @@ impl<T: Element> Shared<T> {
         unsafe { ld::<T, 0, N>(self.element(index)) }
     }
 
-    /// Loads elements `INDEX .. INDEX + N`; the index is an immediate of the instruction and takes no
-    /// register.
+    /// Loads elements `INDEX .. INDEX + N`; the index is an immediate of the instruction and takes
+    /// no register.
     #[doc = ptx!("ld.shared" as "ld.shared{.v2, .v4}.b32")]
     ///
     /// # Safety
@@ -186,8 +186,8 @@ unsafe fn st<T: Element, const N: usize>(address: u32, values: [T; N]) {
 #[cfg(target_arch = "nvptx64")]
 core::arch::global_asm!(".extern .shared .align 1024 .b8 halfwarp_dynamic_shared[];");
 
-/// The block's dynamic shared memory, aligned to 1024 bytes. Its size is an argument of the launch; it
-/// follows the [`shared_array!`]s. CUDA C `extern __shared__`.
+/// The block's dynamic shared memory, aligned to 1024 bytes. Its size is an argument of the launch;
+/// it follows the [`shared_array!`]s. CUDA C `extern __shared__`.
 #[doc = ptx!("mov.u32 %r, halfwarp_dynamic_shared")]
 ///
 /// # Safety

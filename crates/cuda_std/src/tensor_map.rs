@@ -11,9 +11,9 @@ pub use spec::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 
 /// A tensor map: a kernel's parameter, [`EncodedTensorMap`] in its launcher.
 ///
-/// The 128 opaque bytes are passed by value, as CUDA C's `const __grid_constant__ CUtensorMap`: copies
-/// read them among the launch's parameters, without a fetch from global memory. On the device this
-/// type is their address.
+/// The 128 opaque bytes are passed by value, as CUDA C's `const __grid_constant__ CUtensorMap`:
+/// copies read them among the launch's parameters, without a fetch from global memory. On the
+/// device this type is their address.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct TensorMap(
@@ -36,7 +36,8 @@ impl TensorMap {
     }
 
     instruction! {
-        /// Prefetches the map into the descriptor cache, so that the first copy does not wait for it.
+        /// Prefetches the map into the descriptor cache, so that the first copy does not wait for
+        /// it.
         "prefetch.tensormap" => pub fn prefetch(self) {
             asm!("prefetch.tensormap [{}];", in(reg64) self.0, options(nostack, preserves_flags));
         } host {
@@ -46,7 +47,8 @@ impl TensorMap {
 }
 
 /// The bytes of a map in an entry's parameter list.
-// rustc aligns parameters to at most 16 bytes: `cuda_builder` raises it to the 64 that copies require.
+// rustc aligns parameters to at most 16 bytes: `cuda_builder` raises it to the 64 that copies
+// require.
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
 #[repr(C, align(16))]

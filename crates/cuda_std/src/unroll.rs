@@ -1,11 +1,11 @@
 //! Full unrolling of loops.
 
-/// `for i in 0..end`, fully unrolled; `end` is a constant of at most 16, and `i` is a constant in the
-/// body.
+/// `for i in 0..end`, fully unrolled; `end` is a constant of at most 16, and `i` is a constant in
+/// the body.
 ///
-/// A thread's array stays in registers only if every index into it is a constant in the machine code.
-/// LLVM unrolls small loop bodies on its own, but not large ones. The macro expands the body 16 times
-/// (4 times for a literal 4): keep it short, and move a nested `unroll!` into a function.
+/// A thread's array stays in registers only if every index into it is a constant in the machine
+/// code. LLVM unrolls small loop bodies on its own, but not large ones. The macro expands the body
+/// 16 times (4 times for a literal 4): keep it short, and move a nested `unroll!` into a function.
 ///
 /// ```
 /// let mut acc = [0; 4];

@@ -36,8 +36,8 @@ fn value_of(index: u32) -> u32 {
     index.wrapping_mul(0x9e37_79b9) ^ 0x55
 }
 
-/// Every integer operation on its own element, by divergent threads: those with an index divisible by three
-/// do not participate.
+/// Every integer operation on its own element, by divergent threads: those with an index divisible
+/// by three do not participate.
 macro_rules! every_operation {
     ($view:expr, $value:expr, $i:expr) => {{
         let (view, value) = ($view, $value);
@@ -158,8 +158,8 @@ fn integers_of_all_threads_are_combined() {
     }
 }
 
-/// Stores the old values of a counter, then those of an element that all threads swap their index into; a
-/// second counter is incremented by `compare_exchange`.
+/// Stores the old values of a counter, then those of an element that all threads swap their index
+/// into; a second counter is incremented by `compare_exchange`.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn tickets(out: GlobalMut<u32>) {
     let (i, all) = (thread::index_1d(), (THREADS * BLOCKS) as usize);

@@ -1,5 +1,5 @@
-//! Named barriers, register reallocation and programmatic dependent launch, against the PTX ISA's sections
-//! `bar`, `setmaxnreg` and `griddepcontrol`.
+//! Named barriers, register reallocation and programmatic dependent launch, against the PTX ISA's
+//! sections `bar`, `setmaxnreg` and `griddepcontrol`.
 
 mod words;
 
@@ -11,8 +11,8 @@ fn geometry(num_threads: u32) -> Geometry {
     Geometry { grid: [1, 1, 1], block: [num_threads, 1, 1], shared_bytes: 1024 }
 }
 
-/// Warp 0 writes and arrives; warp 1 waits (if `WAITS`) and reads. Warps 2 and 3 synchronise on another
-/// barrier meanwhile.
+/// Warp 0 writes and arrives; warp 1 waits (if `WAITS`) and reads. Warps 2 and 3 synchronise on
+/// another barrier meanwhile.
 #[kernel(launch_bounds(128), instances(named = <true>, named_without_wait = <false>))]
 unsafe fn hand_over<const WAITS: bool>(out: GlobalMut<u32>) {
     // SAFETY: 128 words each.
@@ -101,8 +101,8 @@ fn two_warps_take_turns() {
     }
 }
 
-/// A producer warpgroup releases registers to two consumer warpgroups; the total remains that of 384 threads
-/// with 168 each. Writes the index of each thread of a three-dimensional block.
+/// A producer warpgroup releases registers to two consumer warpgroups; the total remains that of
+/// 384 threads with 168 each. Writes the index of each thread of a three-dimensional block.
 #[kernel(launch_bounds(384))]
 unsafe fn places(out: GlobalMut<u32>) {
     let [x, y, z] = [thread::thread_idx_x(), thread::thread_idx_y(), thread::thread_idx_z()];

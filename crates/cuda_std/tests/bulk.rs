@@ -14,7 +14,8 @@ fn geometry() -> Geometry {
     Geometry { grid: [1, 1, 1], block: [THREADS, 1, 1], shared_bytes: 32 << 10 }
 }
 
-/// Copies `bytes` of `x` to shared memory, 1,024 words initialised to 7, and all of these words to `out`.
+/// Copies `bytes` of `x` to shared memory, 1,024 words initialised to 7, and all of these words to
+/// `out`.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn load_bytes(bytes: u32, x: Global<u32>, out: GlobalMut<u32>) {
     // SAFETY: `bytes` of `x` from word 4 on, to word 8 of 1,024; one barrier.
@@ -59,8 +60,8 @@ fn a_bulk_load_writes_only_its_bytes() {
     }
 }
 
-/// Stores three rows of 32 words in separate groups, the second while the first may be pending, the third
-/// from the source of the first; then adds up `out`.
+/// Stores three rows of 32 words in separate groups, the second while the first may be pending, the
+/// third from the source of the first; then adds up `out`.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn store_rows(out: GlobalMut<u32>, sum: GlobalMut<u32>) {
     // SAFETY: 32 words per row, three rows of `out`.

@@ -48,8 +48,9 @@ fn blocks_know_their_index_in_the_cluster() {
     }
 }
 
-/// Every block writes to the next block's shared memory and reads what the previous block wrote to its own.
-/// `SPLIT` does work between arrive and wait of the barrier between them; without `BARRIER` there is none.
+/// Every block writes to the next block's shared memory and reads what the previous block wrote to
+/// its own. `SPLIT` does work between arrive and wait of the barrier between them; without
+/// `BARRIER` there is none.
 #[kernel(
     launch_bounds(32),
     target(sm_90a),
@@ -115,7 +116,8 @@ fn blocks_exchange_through_shared_memory() {
     }
 }
 
-/// Each of two blocks arrives on the mbarrier that the other block initialised before a relaxed barrier.
+/// Each of two blocks arrives on the mbarrier that the other block initialised before a relaxed
+/// barrier.
 #[kernel(
     launch_bounds(32),
     target(sm_90a),
@@ -242,8 +244,8 @@ fn floats_keep_their_bits() {
 const NUM_STAGES: u32 = 2;
 const ROUNDS: u32 = 5;
 
-/// Block `r` of two loads rows `2 * round + r` of 32 words to both blocks, once both have read the stage: as a
-/// bulk copy, or by a tensor map.
+/// Block `r` of two loads rows `2 * round + r` of 32 words to both blocks, once both have read the
+/// stage: as a bulk copy, or by a tensor map.
 #[kernel(
     launch_bounds(32),
     target(sm_90a),

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 /// The canonical NaN in f32.
 const NAN_F32: u32 = 0x7fff_ffff;
 
-/// f32 of every kind: 2^22 bit patterns spread over all, and both signs of zero, of the smallest and largest
-/// subnormal numbers, of infinity and of NaN.
+/// f32 of every kind: 2^22 bit patterns spread over all, and both signs of zero, of the smallest
+/// and largest subnormal numbers, of infinity and of NaN.
 fn patterns() -> impl Iterator<Item = f32> {
     let spread = (0..1_u32 << 22).map(|i| i.wrapping_mul(0x9e37_79b1).rotate_left(7) ^ i);
     let ends = [0, 1, 0x7f_ffff, 0x80_0000, 0x7f7f_ffff, 0x7f80_0000, 0x7f80_0001, 0x7fc0_0000];

@@ -11,8 +11,8 @@ const GROUPS: u32 = 8;
 /// Elements of a copy.
 const LEN: usize = 8;
 
-/// Copies one row per group, except for the last row; waits for all but `PENDING` groups, and writes the rows
-/// of those that were waited for and of `TOO_MANY` more.
+/// Copies one row per group, except for the last row; waits for all but `PENDING` groups, and
+/// writes the rows of those that were waited for and of `TOO_MANY` more.
 #[kernel(
     launch_bounds(1),
     instances(

@@ -22,7 +22,8 @@ fn is_nearest(got: u16, exact: i128, value: impl Fn(u16) -> Option<i128>) -> boo
 /// The value as a multiple of 2^-48, as is the product of two f16 plus a third.
 fn f16_value(code: u16) -> Option<i128> {
     let x = f16::from_bits(code);
-    // Numbers from the midpoint to the next binade on are infinite, and not adjacent to a finite number.
+    // Numbers from the midpoint to the next binade on are infinite, and not adjacent to a finite
+    // number.
     x.is_finite().then(|| multiple(x.to_f64(), 48))
 }
 
@@ -43,7 +44,8 @@ fn f16x2_arithmetic_is_rounded_once() {
         if !(a.is_finite() && b.is_finite() && c.is_finite()) {
             continue;
         }
-        // The upper halves take the operands in another order, so that they differ from the lower ones.
+        // The upper halves take the operands in another order, so that they differ from the lower
+        // ones.
         let (x, y, z) = (F16x2::new(a, c), F16x2::new(b, a), F16x2::new(c, b));
         let value = |x: f16| multiple(x.to_f64(), 24);
         let (fma, add) = (f16x2::fma(x, y, z), f16x2::add(x, y));
@@ -78,8 +80,8 @@ fn bf16x2_fma_is_rounded_once() {
         let got = bf16x2::fma(Bf16x2::new(a, c), Bf16x2::new(b, b), Bf16x2::new(c, a));
         (got.lo(), got.hi())
     };
-    // 7 * 37 is halfway between 258 and 260, 9 * 29 between 260 and 262: the tiny addend decides, which an f64
-    // cannot hold together with the product.
+    // 7 * 37 is halfway between 258 and 260, 9 * 29 between 260 and 262: the tiny addend decides,
+    // which an f64 cannot hold together with the product.
     let tiny = bf16_of(2.0_f64.powi(-100));
     let zero = bf16::ZERO;
     for (a, b, below, tie, above) in

@@ -43,8 +43,8 @@ fn element(lane: u32, column: u32) -> u32 {
     0x8000 | lane << 8 | column
 }
 
-/// Loads `COUNT` matrices and writes the words of each lane. Lanes whose addresses are ignored pass one that is
-/// out of bounds and misaligned.
+/// Loads `COUNT` matrices and writes the words of each lane. Lanes whose addresses are ignored pass
+/// one that is out of bounds and misaligned.
 #[kernel(
     launch_bounds(WARP_SIZE),
     instances(

@@ -1,5 +1,5 @@
-//! mbarriers, against the PTX ISA's section "Parallel Synchronization and Communication Instructions:
-//! mbarrier".
+//! mbarriers, against the PTX ISA's section "Parallel Synchronization and Communication
+//! Instructions: mbarrier".
 
 mod words;
 
@@ -55,8 +55,8 @@ fn phases_complete_when_all_have_arrived() {
     }
 }
 
-/// `test_wait` of the first phase while bytes are expected, and after they have arrived; `EARLY` if the copy
-/// is issued before its bytes are expected.
+/// `test_wait` of the first phase while bytes are expected, and after they have arrived; `EARLY` if
+/// the copy is issued before its bytes are expected.
 #[kernel(launch_bounds(1), instances(late_copy = <false>, early_copy = <true>))]
 unsafe fn transactions<const EARLY: bool>(x: Global<u32>, out: GlobalMut<u32>) {
     // SAFETY: 16 words each, and a barrier.
@@ -104,8 +104,9 @@ fn phases_complete_when_all_bytes_have_arrived() {
 const NUM_STAGES: u32 = 3;
 const ROUNDS: u32 = 11;
 
-/// Lanes of warp 0 pass numbers to those of warp 1 through a circular buffer of stages, one number per lane and
-/// round. Without `FULL` the consumers do not wait, without `EMPTY` the producers do not.
+/// Lanes of warp 0 pass numbers to those of warp 1 through a circular buffer of stages, one number
+/// per lane and round. Without `FULL` the consumers do not wait, without `EMPTY` the producers do
+/// not.
 #[kernel(
     launch_bounds(64),
     instances(
@@ -179,8 +180,8 @@ fn a_missing_wait_is_found() {
     }
 }
 
-/// Each thread copies an element by `cp.async` and reads another thread's: if `COUNTED`, without `.noinc`, so
-/// that every thread arrives itself as well.
+/// Each thread copies an element by `cp.async` and reads another thread's: if `COUNTED`, without
+/// `.noinc`, so that every thread arrives itself as well.
 #[kernel(launch_bounds(64), instances(cp_async_counted = <true>, cp_async_noinc = <false>))]
 unsafe fn copies<const COUNTED: bool>(x: Global<f32>, out: GlobalMut<f32>) {
     // SAFETY: 64 elements each, and a barrier.
@@ -221,8 +222,8 @@ fn copies_of_threads_arrive() {
     }
 }
 
-/// The memory of an invalidated barrier is reused for numbers and for another barrier; `ARRIVE` is an arrival
-/// on it in between.
+/// The memory of an invalidated barrier is reused for numbers and for another barrier; `ARRIVE` is
+/// an arrival on it in between.
 #[kernel(launch_bounds(1), instances(reused = <false>, used_behind_its_end = <true>))]
 unsafe fn reuse<const ARRIVE: bool>(out: GlobalMut<u32>) {
     // SAFETY: one word of shared memory, which is a barrier from `init` to `inval`.

@@ -271,8 +271,8 @@ fn infinities_nans_and_subnormals() {
     assert_eq!(in_f16[7].to_bits(), 0x7fff);
 }
 
-/// The MMA of a tile in shared memory, operands by `ldmatrix`: A row-major, B row-major with `.trans` or
-/// column-major without.
+/// The MMA of a tile in shared memory, operands by `ldmatrix`: A row-major, B row-major with
+/// `.trans` or column-major without.
 #[kernel(launch_bounds(WARP_SIZE), instances(b_by_rows = <true>, b_by_columns = <false>))]
 unsafe fn product_of_tiles<const B_BY_ROWS: bool>(
     a: Global<u16>,

@@ -105,7 +105,8 @@ fn launch(
     }
 }
 
-/// Byte offset of every element of the box at `at`: in shared memory, and in the tensor, `None` out of bounds.
+/// Byte offset of every element of the box at `at`: in shared memory, and in the tensor, `None` out
+/// of bounds.
 fn elements(spec: &TensorMapSpec, at: &[i32]) -> Vec<(usize, Option<usize>)> {
     let size = spec.element.size_bytes();
     let mut index = vec![0; at.len()];
@@ -129,9 +130,9 @@ fn elements(spec: &TensorMapSpec, at: &[i32]) -> Vec<(usize, Option<usize>)> {
     elements
 }
 
-/// Byte offset in shared memory: the eight 16-byte chunks of each 128 bytes are permuted by the index of the 128
-/// bytes. For rows of 128 bytes it is xored modulo 8; for 64 bytes modulo 4 within a half, which changes every
-/// 2 rows; for 32 bytes modulo 2 within a pair.
+/// Byte offset in shared memory: the eight 16-byte chunks of each 128 bytes are permuted by the
+/// index of the 128 bytes. For rows of 128 bytes it is xored modulo 8; for 64 bytes modulo 4 within
+/// a half, which changes every 2 rows; for 32 bytes modulo 2 within a pair.
 fn swizzled(swizzle: Swizzle, offset: u64) -> u64 {
     let (line, chunk, byte) = (offset / 128, offset / 16 % 8, offset % 16);
     let chunk = match swizzle {
@@ -163,7 +164,8 @@ fn spec(
     TensorMapSpec { address: 0, element, dims, strides_bytes, box_dims, swizzle, l2_promotion }
 }
 
-/// Boxes of every rank, element and swizzle, with coordinates: inside, across each edge, and out of bounds.
+/// Boxes of every rank, element and swizzle, with coordinates: inside, across each edge, and out of
+/// bounds.
 fn cases() -> Vec<(TensorMapSpec, Vec<Vec<i32>>)> {
     use Element::*;
     use Swizzle::{B32, B64, B128};

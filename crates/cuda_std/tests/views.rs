@@ -11,8 +11,8 @@ const BYTES: usize = 64;
 
 const GEOMETRY: Geometry = Geometry { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 1024 };
 
-/// Copies [`BYTES`] in vectors of `N` elements `T`, through shared memory and back; the reads start `SKEW`
-/// elements on.
+/// Copies [`BYTES`] in vectors of `N` elements `T`, through shared memory and back; the reads start
+/// `SKEW` elements on.
 #[kernel(
     launch_bounds(1),
     instances(

@@ -64,7 +64,8 @@ fn shuffles_read_the_isas_lane() {
             run::<5>(&values, 1, |geometry, x, out| shuffles::launch(geometry, amount, x, out));
         for (i, got) in got.unwrap().into_iter().enumerate() {
             let (first, lane) = (i as i32 / 32 * 32, i as i32 % 32);
-            // Only five bits of the operand count; for a lane out of range a lane reads its own value.
+            // Only five bits of the operand count; for a lane out of range a lane reads its own
+            // value.
             let b = amount as i32 % 32;
             let value_of =
                 |j: i32| values[(first + if (0..32).contains(&j) { j } else { lane }) as usize];

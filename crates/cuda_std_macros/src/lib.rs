@@ -12,19 +12,20 @@ use proc_macro::TokenStream;
 /// pub unsafe fn add_f32(len: u32, a: Global<f32>, b: Global<f32>, out: GlobalMut<f32>) { .. }
 /// ```
 ///
-/// `launch_bounds(max_threads, min_blocks)` is CUDA C's `__launch_bounds__`: the largest block that is
-/// launched, and how many blocks should be resident on an SM (1 if omitted). Parameters are
-/// `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64` and `f32`; there is no return value.
+/// `launch_bounds(max_threads, min_blocks)` is CUDA C's `__launch_bounds__`: the largest block that
+/// is launched, and how many blocks should be resident on an SM (1 if omitted). Parameters are
+/// `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64` and `f32`; there is no return
+/// value.
 ///
-/// - On `nvptx64` the function becomes the PTX entry of its name. Its attributes become a comment in
-///   the PTX, for `cuda_builder`: `// halfwarp.kernel symbol=add_f32 family=<family> maxntid=256
+/// - On `nvptx64` the function becomes the PTX entry of its name. Its attributes become a comment
+///   in the PTX, for `cuda_builder`: `// halfwarp.kernel symbol=add_f32 family=<family> maxntid=256
 ///   minctapersm=1`. The family is the kernel's file or directory under `src`.
 /// - On the host the function is unchanged, and a module of the same name has `SYMBOL` and
 ///   `launch(geometry, args..) -> Launch`, which takes `DevicePtr<T>` for `Global<T>` and
 ///   `GlobalMut<T>`.
 ///
-/// A generic function lists its instances, each the symbol of an entry and its generic arguments, on
-/// which the bounds may depend:
+/// A generic function lists its instances, each the symbol of an entry and its generic arguments,
+/// on which the bounds may depend:
 ///
 /// ```text
 /// #[kernel(
@@ -34,9 +35,9 @@ use proc_macro::TokenStream;
 /// pub unsafe fn gemm_f32<T: Tile>(..) { .. }
 /// ```
 ///
-/// Then the module has `enum Instance`, one variant per instance, named by its symbol; it is the first
-/// argument of `launch`. `Instance::ALL` lists them; `instance.columns()` returns a constant parameter
-/// `COLUMNS`.
+/// Then the module has `enum Instance`, one variant per instance, named by its symbol; it is the
+/// first argument of `launch`. `Instance::ALL` lists them; `instance.columns()` returns a constant
+/// parameter `COLUMNS`.
 ///
 /// Three more options; `cluster` requires `target`, and its shape may depend on generic arguments:
 ///
@@ -44,10 +45,10 @@ use proc_macro::TokenStream;
 /// #[kernel(launch_bounds(384, 1), target(sm_90a), cluster(2, 1, 1), overlaps)]
 /// ```
 ///
-/// - `target(sm_90a)`: the entries are compiled for Hopper only, instead of for every target. The host
-///   has function and launcher in any case; the module's `TARGET` names the target.
-/// - `cluster(x, y, z)`: the kernel is launched in clusters of this shape, at most 8 blocks. CUDA C's
-///   `__cluster_dims__`; `Launch::cluster` holds the shape.
+/// - `target(sm_90a)`: the entries are compiled for Hopper only, instead of for every target. The
+///   host has function and launcher in any case; the module's `TARGET` names the target.
+/// - `cluster(x, y, z)`: the kernel is launched in clusters of this shape, at most 8 blocks. CUDA
+///   C's `__cluster_dims__`; `Launch::cluster` holds the shape.
 /// - `overlaps`: the kernel may start before the previous launch has ended (programmatic dependent
 ///   launch, `Launch::overlaps`). Each thread calls `grid::wait_for_dependencies` before its first
 ///   access to memory that an earlier launch accesses, and at least one thread per block calls it.
@@ -59,8 +60,8 @@ pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
 /// `shared_array![f32; 32]`: a view of an array in the block's static shared memory.
 ///
 /// # Safety
-/// The macro is called in an `unsafe` block: elements are uninitialised, and each expansion of the macro
-/// is *one* array, however often it is executed.
+/// The macro is called in an `unsafe` block: elements are uninitialised, and each expansion of the
+/// macro is *one* array, however often it is executed.
 #[proc_macro]
 pub fn shared_array(input: TokenStream) -> TokenStream {
     shared_array::expand(input.into()).unwrap_or_else(syn::Error::into_compile_error).into()

@@ -4,7 +4,8 @@ use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Numbers the arrays of a crate: a PTX declaration needs a unique name, also in an inlined function.
+/// Numbers the arrays of a crate: a PTX declaration needs a unique name, also in an inlined
+/// function.
 static NEXT_ARRAY: AtomicUsize = AtomicUsize::new(0);
 
 /// The declaration at module level of the PTX, and the view at its address.

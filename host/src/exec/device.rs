@@ -20,8 +20,8 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of this number.
     Cuda(usize),
-    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU. Needs the crate's
-    /// feature `emulator`.
+    /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU.
+    /// Needs the crate's feature `emulator`.
     Emulated,
 }
 
@@ -60,7 +60,8 @@ impl Device {
         }
     }
 
-    /// Whether kernels for `target` can be asked for there; which of them a GPU can run is known when it is opened.
+    /// Whether a target can be chosen there; which of them a GPU can run is known when it is
+    /// opened.
     ///
     /// # Errors
     /// [`ExecError::TargetOnCpu`].
@@ -95,13 +96,14 @@ pub struct GpuOptions {
     pub gemm: Gemm,
     /// What halfwarp's kernels are compiled for; `None`: the newest target that the device can run.
     pub target: Option<Target>,
-    /// Folder of the machine code that the driver compiles kernels to, so that the next start compiles nothing
-    /// ([`default_cubin_dir`]). `None`: it is not kept. What was not read for a month is removed.
+    /// Folder of the machine code that the driver compiles kernels to, so that the next start
+    /// compiles nothing ([`default_cubin_dir`]). `None`: it is not kept. What was not read for a
+    /// month is removed.
     pub cubin_dir: Option<PathBuf>,
 }
 
-/// `cubin` in halfwarp's cache (`$HALFWARP_CACHE`, `$XDG_CACHE_HOME/halfwarp` or `$HOME/.cache/halfwarp`); `None` if the
-/// environment names no such place.
+/// `cubin` in halfwarp's cache (`$HALFWARP_CACHE`, `$XDG_CACHE_HOME/halfwarp` or
+/// `$HOME/.cache/halfwarp`); `None` if the environment names no such place.
 pub fn default_cubin_dir() -> Option<PathBuf> {
     model_cache::cache_dir().ok().map(|dir| dir.join("cubin"))
 }

@@ -1,13 +1,16 @@
-//! The emulated executor: the launches of the CUDA executor, run on the CPU with every access checked.
+//! The emulated executor: the launches of the CUDA executor, run on the CPU with every access
+//! checked.
 //!
-//! It says whether kernels are right, where there is no GPU, and is slow. Each weight, table, pool of the cache,
-//! activation and step buffer is a buffer of its own, under the name that the plan gives it: a report names it, and an
-//! access that leaves it is found, which in an arena would reach its neighbour.
+//! It says whether kernels are right, where there is no GPU, and is slow. Each weight, table, pool
+//! of the cache, activation and step buffer is a buffer of its own, under the name that the plan
+//! gives it: a report names it, and an access that leaves it is found, which in an arena would
+//! reach its neighbour.
 
 use cuda_std::launch::Launch;
 use kernels::gemm::Gpu;
 use simt::{Init, Memory, MemoryError};
 
+use super::host_memory;
 use super::lower::{self, Addresses, KvPool};
 use super::prepared::Prepared;
 use super::{
@@ -15,6 +18,9 @@ use super::{
     inputs,
 };
 use crate::plan::{Plan, StepInputs, View, Weight};
+
+/// What the device is called in errors.
+const NAME: &str = "emulator";
 
 /// What a step input is that the step does not say: as an index it is out of every bound.
 const UNSET: u32 = u32::MAX;
@@ -28,11 +34,12 @@ pub struct EmulatedExecutor {
     prepared: Prepared<EmulatedPlan>,
     /// What is emulated.
     gpu: Gpu,
-    /// Launches that have run. Each one's number is its seed: all run in different orders, and every time in the same.
+    /// Launches that have run. Each one's number is its seed: all run in different orders, and
+    /// every time in the same.
     num_launches: u64,
 }
 
-/// A plan, and where the buffers of its own lie.
+/// A plan, and the addresses of its own buffers.
 struct EmulatedPlan {
     plan: Plan,
     addresses: Addresses,
@@ -40,11 +47,11 @@ struct EmulatedPlan {
 }
 
 impl EmulatedExecutor {
-    /// Reads the weights of `plan` and makes room for its KV cache, which holds nothing. The kernels are those for
-    /// `target`, or for the newest that there is.
+    /// Reads the weights of `plan` and makes room for its KV cache, which holds nothing. The
+    /// kernels are those for `target`, or for the newest that there is.
     ///
     /// # Errors
-    /// [`ExecError::Weights`] from `weights`.
+    /// [`ExecError::Weights`] from `weights`, [`ExecError::OutOfMemory`].
     pub fn open(
         target: Option<Target>,
         plan: &Plan,
@@ -59,12 +66,11 @@ impl EmulatedExecutor {
             .map(|table| memory.alloc(&table.name, Init::Bytes(bytemuck::cast_slice(&table.data))))
             .collect();
         let pool_bytes = plan.kv.pool_elems() * plan.kv.dtype.block_bytes();
-        let mut pool = |name, layer| {
-            memory.alloc(format!("layers.{layer}.{name}"), Init::Poisoned(pool_bytes))
-        };
+        let mut pool =
+            |name, layer| alloc(&mut memory, &format!("layers.{layer}.{name}"), pool_bytes);
         let kv_pools = (0..plan.kv.num_layers)
-            .map(|layer| KvPool { k: pool("k_cache", layer), v: pool("v_cache", layer) })
-            .collect();
+            .map(|layer| Ok(KvPool { k: pool("k_cache", layer)?, v: pool("v_cache", layer)? }))
+            .collect::<Result<_, ExecError>>()?;
         Ok(EmulatedExecutor {
             memory,
             weights,
@@ -86,16 +92,16 @@ impl Executor for EmulatedExecutor {
         let (plan, memory) = (lower::fused(plan, Gemm::Halfwarp), &mut self.memory);
         let zeros = vec![0; lower::counter_bytes(&plan)];
         let counters = memory.alloc("counters", Init::Bytes(&zeros));
-        let mut alloc = |name: &str, bytes| memory.alloc(name, Init::Poisoned(bytes));
+        let mut alloc = |name: &str, bytes| alloc(memory, name, bytes);
         let tensors =
             plan.tensors.iter().map(|tensor| alloc(&tensor.name, plan.tensor_bytes(tensor)));
         let addresses = Addresses {
             weights: self.weights.clone(),
             constants: self.constants.clone(),
             kv_pools: self.kv_pools.clone(),
-            tensors: tensors.collect(),
-            step: alloc("step inputs", plan.step_layout().len * size_of::<u32>()),
-            workspace: alloc("workspace", lower::workspace_bytes(&plan, Gemm::Halfwarp)),
+            tensors: tensors.collect::<Result<_, _>>()?,
+            step: alloc("step inputs", plan.step_layout().len * size_of::<u32>())?,
+            workspace: alloc("workspace", lower::workspace_bytes(&plan, Gemm::Halfwarp))?,
             counters,
         };
         let launches = lower::lower(&plan, &addresses, self.gpu, |spec| Ok(spec.emulated()))?;
@@ -143,13 +149,26 @@ fn upload(
     source: &dyn WeightSource,
 ) -> Result<u64, ExecError> {
     // Words, so that the source may write elements and not bytes.
-    let mut words = vec![0u32; weight.bytes().div_ceil(size_of::<u32>())];
+    let num_words = weight.bytes().div_ceil(size_of::<u32>());
+    let mut words = host_memory::zeroed::<u32>(NAME, &weight.name, num_words)?;
     let bytes = &mut bytemuck::cast_slice_mut(&mut words)[..weight.bytes()];
     source.read(weight, bytes)?;
+    check_room(&weight.name, bytes.len())?;
     Ok(memory.alloc(&weight.name, Init::Bytes(bytes)))
 }
 
-/// Takes back what the last step left in the activations, and brings the inputs of this one.
+/// A buffer of `bytes` that nothing has written.
+fn alloc(memory: &mut Memory, name: &str, bytes: usize) -> Result<u64, ExecError> {
+    check_room(name, bytes)?;
+    Ok(memory.alloc(name, Init::Poisoned(bytes)))
+}
+
+/// Whether there is memory for a buffer of `bytes`: the emulator keeps a flag beside each byte.
+fn check_room(name: &str, bytes: usize) -> Result<(), ExecError> {
+    host_memory::zeroed::<[u8; 2]>(NAME, name, bytes).map(drop)
+}
+
+/// Poisons the activations of the last step, and writes the inputs of this one.
 fn start_step(memory: &mut Memory, plan: &Plan, addresses: &Addresses, inputs: &StepInputs) {
     for &buffer in addresses.tensors.iter().chain([&addresses.workspace]) {
         memory.poison(buffer).expect("a buffer that was allocated");
@@ -200,6 +219,17 @@ mod tests {
         let mut inputs = StepInputs::new();
         inputs.push_sequence(&[7, 3], 0, &[1], 0..2);
         inputs
+    }
+
+    #[test]
+    fn a_cache_that_no_memory_holds_is_an_error() {
+        let mut plan = plan();
+        plan.kv.num_pages = 1 << 40;
+        let error = EmulatedExecutor::open(None, &plan, &Ones).err().unwrap();
+        assert!(
+            matches!(&error, ExecError::OutOfMemory { what, .. } if what == "layers.0.k_cache")
+        );
+        assert!(error.to_string().starts_with("out of memory on emulator: "), "{error}");
     }
 
     #[test]

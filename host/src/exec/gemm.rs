@@ -20,7 +20,8 @@ pub enum Gemm {
 }
 
 impl Gemm {
-    /// The type of cuBLAS's accumulators for `operands`; `None` if the kernels are not those of cuBLAS.
+    /// The type of cuBLAS's accumulators for `operands`; `None` if the kernels are not those of
+    /// cuBLAS.
     ///
     /// # Errors
     /// [`GemmError::CublasOperands`].
@@ -36,7 +37,8 @@ impl Gemm {
     /// Whether accumulators can be of type `accumulate` on `device`.
     ///
     /// # Errors
-    /// For accumulators in f16: [`GemmError::CublasAccumulate`], and [`GemmError::AccumulateOnCpu`].
+    /// For accumulators in f16: [`GemmError::CublasAccumulate`], and
+    /// [`GemmError::AccumulateOnCpu`].
     pub fn check_accumulate(self, accumulate: Accumulate, device: Device) -> Result<(), GemmError> {
         let has_kernels = device == Device::Emulated || device.cuda_ordinal().is_some();
         match accumulate {

@@ -1,11 +1,28 @@
 //! How much memory this process can still get from the system.
 //!
-//! Three bounds, of which the least counts: what the machine has without swapping, what the process's control groups
-//! allow (containers, systemd, batch systems; versions 1 and 2), and its own limits (`ulimit -v`, `ulimit -d`).
-//! A process beyond the second is killed, and beyond the third its allocations fail: both are to be known before.
+//! Three bounds, of which the least counts: what the machine has without swapping, what the
+//! process's control groups allow (containers, systemd, batch systems; versions 1 and 2), and its
+//! own limits (`ulimit -v`, `ulimit -d`). A process beyond the second is killed, and beyond the
+//! third its allocations fail: both are to be known before.
 
+use super::ExecError;
+use bytemuck::Zeroable;
 use std::fs;
 use std::path::Path;
+
+/// `len` zeros for `what` on `device`; pages that are not touched take no memory.
+///
+/// # Errors
+/// [`ExecError::OutOfMemory`] where `vec![0; len]` would end the process.
+#[cfg_attr(not(feature = "emulator"), allow(dead_code))]
+pub fn zeroed<T: Zeroable>(device: &str, what: &str, len: usize) -> Result<Vec<T>, ExecError> {
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| ExecError::OutOfMemory {
+        device: device.to_owned(),
+        what: what.to_owned(),
+        needed_bytes: len.saturating_mul(size_of::<T>()),
+        free_bytes: available_bytes().unwrap_or(0),
+    })
+}
 
 /// Bytes that can be allocated; `None` where the system does not say (`/proc` is Linux's).
 pub fn available_bytes() -> Option<usize> {
@@ -35,7 +52,8 @@ fn cgroups(root: &Path) -> Option<usize> {
             }
             _ => return None,
         };
-        // In a container the path may be the host's, of which only the container's own group can be seen: the mount.
+        // In a container the path may be the host's, of which only the container's own group can be
+        // seen: the mount.
         let groups = Path::new(path.trim_start_matches('/')).ancestors();
         groups.filter_map(|group| files.left(&mount.join(group))).min()
     });
@@ -87,7 +105,7 @@ fn limits(root: &Path) -> Option<usize> {
     left.into_iter().flatten().min()
 }
 
-/// What stands after `key` at the start of a line of `text`.
+/// The rest of the line of `text` that starts with `key`.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim)
 }

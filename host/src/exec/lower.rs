@@ -1,7 +1,8 @@
-//! From operations to launches: shared by the executors that run the kernels. With cuBLAS a linear layer is a call of it.
+//! From operations to launches: shared by the executors that run the kernels. With cuBLAS a linear
+//! layer is a call of it.
 //!
-//! What an operation needs from its kernel's launcher are addresses, strides and upper bounds of rows; grid, block and
-//! shared memory are the launcher's own.
+//! What an operation needs from its kernel's launcher are addresses, strides and upper bounds of
+//! rows; grid, block and shared memory are the launcher's own.
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
@@ -38,7 +39,7 @@ pub struct KvPool {
     pub v: u64,
 }
 
-/// Where in device memory everything lies that a plan names.
+/// Device addresses of everything that a plan names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// By [`WeightId`].
@@ -57,11 +58,12 @@ pub struct Addresses {
     pub counters: u64,
 }
 
-/// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none. Their
-/// tensor maps are made by `encode`.
+/// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none.
+/// Their tensor maps are made by `encode`.
 ///
 /// # Errors
-/// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes; those of `encode`.
+/// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes; those of
+/// `encode`.
 #[cfg(any(feature = "emulator", test))]
 pub fn lower(
     plan: &Plan,
@@ -78,8 +80,8 @@ pub fn lower(
     Ok(launches)
 }
 
-/// Bytes that an operation needs at most for itself, the next one the same: of `plan` with linear layers by `gemm`, and
-/// of every plan of its model with no larger bounds.
+/// Bytes that an operation needs at most for itself, the next one the same: of `plan` with linear
+/// layers by `gemm`, and of every plan of its model with no larger bounds.
 pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
     let bytes = |op: &Op| match op {
         Op::Attention(op) | Op::AppendAttention(AppendAttention { attention: op, .. }) => {
@@ -113,7 +115,8 @@ pub fn counter_bytes(plan: &Plan) -> usize {
     plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
 }
 
-/// The order of the sums of linear layers: prompts and decoding each have one, where batches are to change nothing.
+/// The order in which linear layers accumulate over k: in a batch-invariant plan one for prompts
+/// and one for decoding.
 fn sum_order(plan: &Plan) -> SumOrder {
     match plan.numerics().batch_invariant {
         false => SumOrder::Fastest,
@@ -294,12 +297,12 @@ impl<'a> Lowering<'a> {
         Ok(AttentionOperands { q: self.view(op.q)?, k_pool, v_pool, out: self.view(op.out)? })
     }
 
-    /// Rows that the activation behind `view` has at most.
+    /// Most rows of `view`'s activation.
     fn max_rows(&self, view: View) -> usize {
         self.plan.bounds.max_rows(self.plan.tensor(view.tensor).rows)
     }
 
-    /// Where the device finds how many rows the activation behind `view` has in this step.
+    /// The step input that holds the number of rows of `view`'s activation.
     fn num_rows(&self, view: View) -> DevicePtr<u32> {
         self.input(match self.plan.tensor(view.tensor).rows {
             Rows::Tokens => StepLayout::NUM_TOKENS,

@@ -1,4 +1,5 @@
-//! Executors: what runs a plan. The CPU, CUDA, and CUDA's kernels emulated; one trait, one suite of tests.
+//! Executors: what runs a plan. The CPU, CUDA, and CUDA's kernels emulated; one trait, one suite of
+//! tests.
 
 pub mod cpu;
 pub mod cuda;
@@ -22,7 +23,7 @@ pub use prepared::PreparedPlan;
 
 use crate::plan::{BudgetError, Plan, ReadWeightError, StepInputs, WeightSource};
 
-/// What a step brings back to the host.
+/// What a step copies back to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// Nothing: the cache is filled.
@@ -33,12 +34,12 @@ pub enum Want {
     Logits,
 }
 
-/// What a step brought back.
+/// What a step copied back.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// `[num_logit_rows]`, where [`Want::NextTokens`] was asked for.
+    /// `[num_logit_rows]`, of [`Want::NextTokens`].
     pub next_tokens: Vec<NextToken>,
-    /// `[num_logit_rows, vocab_size]`, where [`Want::Logits`] was asked for.
+    /// `[num_logit_rows, vocab_size]`, of [`Want::Logits`].
     pub logits: Vec<f32>,
 }
 
@@ -52,7 +53,8 @@ pub trait Executor: Send {
         false
     }
 
-    /// Makes `plan` ready to run: the weights, constants and cache are those that the executor was opened with.
+    /// Makes `plan` ready to run: the weights, constants and cache are those that the executor was
+    /// opened with.
     ///
     /// # Errors
     /// [`ExecError::OutOfMemory`], [`ExecError::Unsupported`] or [`ExecError::Driver`].
@@ -61,7 +63,8 @@ pub trait Executor: Send {
     /// Runs one step and waits for it.
     ///
     /// # Errors
-    /// [`ExecError::Step`] for inputs beyond the plan's bounds or the cache, [`ExecError::Driver`], [`ExecError::Fault`].
+    /// [`ExecError::Step`] for inputs beyond the plan's bounds or the cache, [`ExecError::Driver`],
+    /// [`ExecError::Fault`].
     fn run(
         &mut self,
         plan: PreparedPlan,
@@ -84,7 +87,7 @@ pub enum ExecError {
         device: String,
         /// What was to be allocated.
         what: String,
-        /// Bytes asked for.
+        /// Bytes of the allocation.
         needed_bytes: usize,
         /// Bytes that were free.
         free_bytes: usize,
@@ -103,7 +106,7 @@ pub enum ExecError {
     /// The inputs of a step are not ones that its plan can run.
     #[error("step inputs: {0}")]
     Step(String),
-    /// The device that was asked for is not there.
+    /// The chosen device is not there.
     #[error("{0}")]
     NoDevice(String),
     /// A target for GPU kernels, on the CPU.
@@ -117,7 +120,7 @@ pub enum ExecError {
     Driver {
         /// What was being done.
         call: String,
-        /// The driver's word.
+        /// The driver's error.
         error: String,
     },
     /// The emulator found a fault of a kernel: its report, of several lines.

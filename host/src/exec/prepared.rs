@@ -3,7 +3,8 @@
 use super::ExecError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A plan that an executor has prepared ([`Executor::prepare`](super::Executor::prepare)): of use to that executor alone.
+/// A plan that an executor has prepared ([`Executor::prepare`](super::Executor::prepare)): of use
+/// to that executor alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PreparedPlan {
     executor: u64,

@@ -1,4 +1,5 @@
-//! The tensor maps of a plan's launches: what its kernels' copies of boxes (TMA) read, among a launch's arguments.
+//! The tensor maps of a plan's launches: what its kernels' TMA loads read, among a launch's
+//! arguments.
 
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 
@@ -7,7 +8,8 @@ use super::ExecError;
 /// How a device's maps are made, of what [`TensorMapSpec::check`] lets through.
 pub type Encode = fn(&TensorMapSpec) -> Result<EncodedTensorMap, ExecError>;
 
-/// Makes the maps while a plan is lowered. Launchers know of no errors but their own: the first one is kept.
+/// Makes the maps while a plan is lowered. Launchers know of no errors but their own: the first one
+/// is kept.
 pub struct TensorMaps {
     encode: Encode,
     outcome: Result<(), ExecError>,
@@ -19,7 +21,7 @@ impl TensorMaps {
         TensorMaps { encode, outcome: Ok(()) }
     }
 
-    /// The map of `spec`; none if there cannot be one, which [`TensorMaps::finish`] tells.
+    /// The map of `spec`; none if there cannot be one, which [`TensorMaps::finish`] returns.
     pub fn encode(&mut self, spec: &TensorMapSpec) -> EncodedTensorMap {
         let unsupported = |why: String| ExecError::Unsupported { op: "tensor map".into(), why };
         let checked = spec.check().map_err(|error| unsupported(error.to_string()));
@@ -34,7 +36,8 @@ impl TensorMaps {
     /// Whether all maps could be made.
     ///
     /// # Errors
-    /// [`ExecError::Unsupported`] for a box or tensor that no map can be made of; those of [`Encode`].
+    /// [`ExecError::Unsupported`] for a box or tensor that no map can be made of; those of
+    /// [`Encode`].
     pub fn finish(self) -> Result<(), ExecError> {
         self.outcome
     }

@@ -1,10 +1,12 @@
 //! The one decoder: a configuration and its names to a plan.
 //!
-//! Per layer: norm, packed QKV projection, QK-norm, RoPE, cache append, attention, output projection onto the
-//! residual stream; norm, packed gate and up projection, SiLU gate, down projection onto the residual stream.
+//! Per layer: norm, packed QKV projection, QK-norm, RoPE, cache append, attention, output
+//! projection onto the residual stream; norm, packed gate and up projection, SiLU gate, down
+//! projection onto the residual stream.
 //!
-//! A [`Precision`] says what is stored in 16 bits: what linear layers and attention read. The residual stream, which
-//! grows from layer to layer, is in f32 and added to in f32 (docs/precision.md).
+//! A [`Precision`] says what is stored in 16 bits: what linear layers and attention read. The
+//! residual stream, which grows from layer to layer, is in f32 and added to in f32
+//! (docs/precision.md).
 
 use super::{Config, names::Names};
 use crate::plan::{
@@ -12,7 +14,8 @@ use crate::plan::{
     Plan, PlanBuilder, PlanError, Precision, Rows, View, Weight, WeightId, WeightPart,
 };
 
-/// Makes the plan of the model that `config` describes, with weights of the checkpoint that `names` speaks of.
+/// Makes the plan of the model that `config` describes, with weights of the checkpoint that `names`
+/// speaks of.
 pub(super) fn plan(
     config: &Config,
     names: &Names,
@@ -141,7 +144,8 @@ impl Planner<'_> {
         self.stacked(layer, self.names.qkv, &heads)
     }
 
-    /// Parts of so many rows each, called `names`; or, where that is one name, one part that holds them all.
+    /// Parts of so many rows each, called `names`; or, where that is one name, one part that holds
+    /// them all.
     fn stacked(
         &self,
         layer: usize,
@@ -162,7 +166,8 @@ impl Planner<'_> {
             .collect()
     }
 
-    /// `x` through a linear layer stacked from `parts`: added onto `residual`, or to a new activation.
+    /// `x` through a linear layer stacked from `parts`: added onto `residual`, or to a new
+    /// activation.
     fn linear(
         &mut self,
         label: &str,

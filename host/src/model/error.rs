@@ -26,7 +26,7 @@ pub enum ModelError {
     /// A plan for more positions than the model knows.
     #[error("a context of {asked} positions: this model takes 1 to {max}")]
     Context {
-        /// Positions asked for.
+        /// Positions of the plan.
         asked: usize,
         /// The model's `max_position_embeddings`.
         max: usize,

@@ -1,7 +1,7 @@
 //! Configurations of model families, and the one decoder that turns a configuration into a plan.
 //!
-//! A family is a [`Config`] (read from config.json or from GGUF metadata, with the defaults of transformers) and a
-//! table of tensor names. `docs/add-a-model.md` says how to add one.
+//! A family is a [`Config`] (read from config.json or from GGUF metadata, with the defaults of
+//! transformers) and a table of tensor names. `docs/add-a-model.md` says how to add one.
 
 mod config;
 mod decoder;
@@ -30,12 +30,12 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Opens a Hugging Face directory or a `.gguf` file, and checks that every weight of the model is there and has
-    /// the right shape. Weights are read when an executor loads them.
+    /// Opens a Hugging Face directory or a `.gguf` file, and checks that every weight of the model
+    /// is there and has the right shape. Weights are read when an executor loads them.
     ///
     /// # Errors
-    /// [`ModelError::Weights`] for a damaged or incomplete checkpoint, [`ModelError::Config`] for a configuration that
-    /// is no model's or not supported.
+    /// [`ModelError::Weights`] for a damaged or incomplete checkpoint, [`ModelError::Config`] for a
+    /// configuration that is no model's or not supported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(path)?;
         let at_path = |source| ModelError::config(checkpoint.path(), source);
@@ -71,12 +71,14 @@ impl Decoder {
         &self.checkpoint
     }
 
-    /// The model as operations, computed as `numerics` says, for steps of at most `bounds`, over a cache of `num_pages`
-    /// pages. Weights and constants are the same for all plans of one precision and `bounds.max_kv_len`.
+    /// The model as operations, computed as `numerics` says, for steps of at most `bounds`, over a
+    /// cache of `num_pages` pages. Weights and constants are the same for all plans of one
+    /// precision and `bounds.max_kv_len`.
     ///
     /// # Errors
-    /// [`ModelError::Context`] for no position, or more than the model takes; [`ModelError::Unaligned`] for a model
-    /// whose rows cannot be aligned in 16 bits; [`ModelError::Plan`] for numerics whose parts do not fit each other.
+    /// [`ModelError::Context`] for no position, or more than the model takes;
+    /// [`ModelError::Unaligned`] for a model whose rows cannot be aligned in 16 bits;
+    /// [`ModelError::Plan`] for numerics whose parts do not fit each other.
     pub fn plan(
         &self,
         numerics: &Numerics,
@@ -88,8 +90,8 @@ impl Decoder {
         Ok(decoder::plan(&self.config, self.names, rope, numerics, bounds, num_pages)?)
     }
 
-    /// `self.plan(numerics, bounds, num_pages)?.memory()`, without making the RoPE table of a context that may be too
-    /// long for the memory.
+    /// `self.plan(numerics, bounds, num_pages)?.memory()`, without making the RoPE table of a
+    /// context that may be too long for the memory.
     ///
     /// # Errors
     /// As [`Decoder::plan`].
@@ -150,8 +152,8 @@ impl Decoder {
     }
 }
 
-/// Whether the checkpoint has an output projection that is not the embedding: transformers does not tie the two then,
-/// whatever config.json says.
+/// Whether the checkpoint has an output projection that is not the embedding: transformers does not
+/// tie the two then, whatever config.json says.
 fn has_own_head(checkpoint: &Checkpoint, names: &Names) -> bool {
     let tensor = |stem: &str| checkpoint.tensor(&format!("{stem}.weight"));
     match (tensor(names.embedding), tensor(names.lm_head)) {

@@ -3,26 +3,26 @@
 use super::Family;
 use crate::weights::Checkpoint;
 
-/// Names in one kind of checkpoint. Those of a layer come behind `layers` and the layer's number; all of them take
-/// `.weight` or `.bias`.
+/// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
+/// all of them take `.weight` or `.bias`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Names {
     pub embedding: &'static str,
     pub final_norm: &'static str,
     pub lm_head: &'static str,
-    /// What stands before a layer's number.
+    /// The prefix of a layer's number.
     pub layers: &'static str,
     pub attention_norm: &'static str,
-    /// Q, K and V, stacked in this order by us or, where it is one name, already in the checkpoint.
+    /// Q, K and V, stacked in this order here or, where it is one name, already in the checkpoint.
     pub qkv: &'static [&'static str],
     pub q_norm: &'static str,
     pub k_norm: &'static str,
     pub attention_out: &'static str,
     pub mlp_norm: &'static str,
-    /// Gate and up, stacked in this order by us or, where it is one name, already in the checkpoint.
+    /// Gate and up, stacked in this order here or, where it is one name, already in the checkpoint.
     pub gate_up: &'static [&'static str],
     pub down: &'static str,
-    /// Whether the rows of Q and K stand as interleaved RoPE wants them.
+    /// Whether the rows of Q and K are in the order of interleaved RoPE.
     pub interleaved_rope: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Rotary position embedding: frequencies, scaling, and the table that a plan reads.
 //!
-//! As `modeling_rope_utils.py` of transformers computes it: `inv_freq` in f32, the angle `position * inv_freq` in f32,
-//! then cosine, sine and attention factor. Powers, cosines and sines are taken in f64 and rounded once, so that a
-//! table is the same on every machine.
+//! As `modeling_rope_utils.py` of transformers computes it: `inv_freq` in f32, the angle
+//! `position * inv_freq` in f32, then cosine, sine and attention factor. Powers, cosines and sines
+//! are taken in f64 and rounded once, so that a table is the same on every machine.
 
 use rayon::prelude::*;
 use std::f64::consts::PI;
@@ -32,9 +32,11 @@ pub enum RopeScaling {
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
-        /// Frequencies of wavelengths over `original_max_position_embeddings / low_freq_factor` are low.
+        /// Frequencies of wavelengths over `original_max_position_embeddings / low_freq_factor` are
+        /// low.
         low_freq_factor: f64,
-        /// Frequencies of wavelengths under `original_max_position_embeddings / high_freq_factor` are high.
+        /// Frequencies of wavelengths under `original_max_position_embeddings / high_freq_factor`
+        /// are high.
         high_freq_factor: f64,
         /// Context of the training.
         original_max_position_embeddings: usize,
@@ -65,13 +67,14 @@ pub enum RopeScaling {
         /// Context of the training.
         original_max_position_embeddings: usize,
     },
-    /// A divisor for each frequency, `[rotary_dim / 2]`, at every context: `rope_freqs.weight` of a GGUF file.
+    /// A divisor for each frequency, `[rotary_dim / 2]`, at every context: `rope_freqs.weight` of a
+    /// GGUF file.
     Factors(Vec<f32>),
 }
 
 impl Rope {
-    /// The table `[max_kv_len, rotary_dim]`: for each position `rotary_dim / 2` cosines, then as many sines, both times
-    /// the attention factor.
+    /// The table `[max_kv_len, rotary_dim]`: for each position `rotary_dim / 2` cosines, then as
+    /// many sines, both times the attention factor.
     pub fn table(&self, max_kv_len: usize) -> Vec<f32> {
         let inv_freq = self.inv_freq(max_kv_len);
         let scale = self.attention_factor() as f32;
@@ -88,7 +91,8 @@ impl Rope {
         table
     }
 
-    /// `[rotary_dim / 2]` angles that one position turns by, in radians, for a context of `max_kv_len` positions.
+    /// `[rotary_dim / 2]` angles that one position turns by, in radians, for a context of
+    /// `max_kv_len` positions.
     pub fn inv_freq(&self, max_kv_len: usize) -> Vec<f32> {
         let powers = self.powers();
         let divided = |factors: &[f32]| -> Vec<f32> {
@@ -214,7 +218,8 @@ pub(super) fn longrope_attention_factor(
 mod tests {
     use super::*;
 
-    /// Compares frequencies with those of transformers 5.17 (`ROPE_INIT_FUNCTIONS`), given by index.
+    /// Compares frequencies with those of transformers 5.17 (`ROPE_INIT_FUNCTIONS`), given by
+    /// index.
     fn assert_frequencies(rope: &Rope, max_kv_len: usize, expected: &[(usize, f32)]) {
         let got = rope.inv_freq(max_kv_len);
         assert_eq!(got.len(), rope.rotary_dim / 2);

@@ -1,4 +1,5 @@
-//! What a step must move and compute: bytes and operations, from the plan and the real sizes of the step.
+//! What a step must move and compute: bytes and operations, from the plan and the real sizes of the
+//! step.
 
 use super::{Attention, Linear, Op, Plan, RopeAppend, Rows, StepInputs, View};
 
@@ -6,7 +7,7 @@ use super::{Attention, Linear, Op, Plan, RopeAppend, Rows, StepInputs, View};
 const NORM_FLOPS: usize = 4;
 /// Operations of RoPE for each element.
 const ROPE_FLOPS: usize = 3;
-/// Operations of a gate for each product.
+/// Operations of a gate for each element of its output.
 const GATE_FLOPS: usize = 5;
 
 /// The sizes of a real step that its cost depends on.
@@ -63,7 +64,7 @@ impl Plan {
         self.ops
             .iter()
             .map(|op| self.op_cost(op, shape))
-            .fold(Cost::default(), |sum, cost| sum + cost)
+            .fold(Cost::default(), |total, cost| total + cost)
     }
 
     /// The cost of one operation of this plan.
@@ -131,7 +132,8 @@ mod tests {
         Attention, Bounds, Dtype, KvLayout, Numerics, Tensor, TensorId, Weight, WeightId,
     };
 
-    /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads, all of `dtype`.
+    /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads,
+    /// all of `dtype`.
     fn plan(dtype: Dtype) -> Plan {
         let tensor =
             |name: &str, width| Tensor { name: name.to_owned(), rows: Rows::Tokens, width, dtype };

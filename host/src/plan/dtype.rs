@@ -48,8 +48,9 @@ impl Dtype {
         }
     }
 
-    /// Of what number of elements a row is a multiple, and so is every column that an operation starts at: rows of
-    /// 16-bit elements start at multiples of 16 bytes, as tensor cores and their copies want them.
+    /// Of what number of elements a row is a multiple, and so is every column that an operation
+    /// starts at: rows of 16-bit elements start at multiples of 16 bytes, as tensor cores and their
+    /// copies want them.
     pub const fn row_multiple(self) -> usize {
         match self {
             Dtype::F16 | Dtype::BF16 => 8,
@@ -57,7 +58,8 @@ impl Dtype {
         }
     }
 
-    /// Bytes of `elems` elements, or `None` where they are no whole number of blocks or the product overflows.
+    /// Bytes of `elems` elements, or `None` where they are no whole number of blocks or the product
+    /// overflows.
     pub fn bytes(self, elems: usize) -> Option<usize> {
         elems.is_multiple_of(self.block_elems()).then_some(())?;
         (elems / self.block_elems()).checked_mul(self.block_bytes())

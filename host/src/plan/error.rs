@@ -27,7 +27,8 @@ pub enum PlanError {
         /// The types that would be right.
         wanted: Vec<Dtype>,
     },
-    /// Rows of 16-bit elements that do not start at multiples of 16 bytes, as tensor cores want them.
+    /// Rows of 16-bit elements that do not start at multiples of 16 bytes, as tensor cores want
+    /// them.
     #[error("`{name}`: {what} of {elems} elements of {dtype}, expected a multiple of {multiple}")]
     Unaligned {
         /// The activation, weight or cache.

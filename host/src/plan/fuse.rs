@@ -1,21 +1,22 @@
 //! The fusion pass: neighbouring operations of a plan that become one.
 //!
-//! | in front | behind | fused, and what is not stored any more |
+//! | first | second | fused, and what is not stored any more |
 //! | --- | --- | --- |
 //! | norm of f32 rows | linear layer | [`Linear::norm`]: the operand |
 //! | linear layer | gate of its two halves | [`Linear::gated`]: gate and up |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
 //! | that | attention | [`AppendAttention`]: the rotated Q |
 //!
-//! A fused plan gives the bits of the one that it was made of, and takes no more memory: what is alive during a fused
-//! operation is no more than what was during one of its parts.
+//! A fused plan gives the bits of the one that it was made of, and takes no more memory: what is
+//! alive during a fused operation is no more than what was during one of its parts.
 
 use super::memory::{Lifetime, lifetimes};
 use super::{AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, RopeAppend, View};
 
 impl Plan {
-    /// The same plan with neighbouring operations fused, wherever nobody else reads what lies between them and the
-    /// executor has a kernel: `takes` the fused operation. Its ids are those of this plan.
+    /// The same plan with neighbouring operations fused, wherever no other operation reads the
+    /// value between them and the executor has a kernel: `takes` the fused operation. Its ids are
+    /// those of this plan.
     pub fn fused(&self, takes: impl Fn(&Op) -> bool) -> Plan {
         let pass = Pass { plan: self, lifetimes: lifetimes(self) };
         let mut ops: Vec<Op> = Vec::with_capacity(self.ops.len());
@@ -36,8 +37,8 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// What `first`, which may be fused already, and `second`, operation `index`, are together. They are neighbours:
-    /// nothing between them changes what either of them reads.
+    /// What `first`, which may be fused already, and `second`, operation `index`, are together.
+    /// They are neighbours: nothing between them changes what either of them reads.
     fn pair(&self, first: &Op, second: &Op, index: usize) -> Option<Op> {
         match (first, second) {
             (&Op::RmsNorm { x, weight, out, eps }, Op::Linear(linear)) if linear.x == out => {
@@ -58,8 +59,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The f32 rows that the norm reads have to be alive behind it in any case, as the residual stream is: they take
-    /// twice the memory of the operand that is not stored.
+    /// The f32 rows that the norm reads have to be alive after it in any case, as the residual
+    /// stream is: they take twice the memory of the operand that is not stored.
     fn norm_linear(&self, x: View, norm: Norm, linear: &Linear, index: usize) -> Option<Op> {
         let is_alive = self.lifetimes[x.tensor.0].is_some_and(|life| life.last >= index);
         let fits = self.plan.dtype(x) == Dtype::F32
@@ -87,15 +88,15 @@ impl Pass<'_> {
         fits.then_some(Op::Linear(Linear { gated: true, out, ..*linear }))
     }
 
-    /// The columns of K stay unrotated where they are: nobody may read them behind the append.
+    /// The columns of K stay unrotated in memory: no operation may read them after the append.
     fn rope_append(&self, rotated: View, op: RopeAppend, index: usize) -> Option<Op> {
         let fits = op.head_dim == self.plan.kv.head_dim
             && !op.v.overlaps(rotated)
-            && !self.is_read_behind(index, op.k);
+            && !self.is_read_after(index, op.k);
         fits.then_some(Op::RopeAppend(op))
     }
 
-    /// Q stays unrotated where it is, likewise.
+    /// Q stays unrotated in memory, likewise.
     fn append_attention(
         &self,
         append: RopeAppend,
@@ -106,26 +107,27 @@ impl Pass<'_> {
             && append.q == attention.q
             && self.plan.dtype(append.q) == self.plan.kv.dtype
             && [append.q, append.k, append.v].iter().all(|x| x.tensor != attention.out.tensor)
-            && !self.is_read_behind(index, append.q);
+            && !self.is_read_after(index, append.q);
         fits.then_some(Op::AppendAttention(AppendAttention { append, attention }))
     }
 
-    /// Whether an operation behind operation `index`, or who runs the plan, reads any column of `view`.
-    fn is_read_behind(&self, index: usize, view: View) -> bool {
+    /// Whether an operation after operation `index` reads any column of `view`, or an output is in
+    /// it.
+    fn is_read_after(&self, index: usize, view: View) -> bool {
         let outputs = [self.plan.logits, self.plan.next_tokens];
         let mut later = self.plan.ops[index + 1..].iter().flat_map(Op::reads).chain(outputs);
         later.any(|read| read.overlaps(view))
     }
 
-    /// Whether all that happens to the activation of `view` is that the operation in front of operation `index` writes
-    /// it and this one reads it.
+    /// Whether the operation before operation `index` writes the activation of `view`, this one
+    /// reads it, and no other touches it.
     fn is_passed_on(&self, view: View, index: usize) -> bool {
         let passed_on = Lifetime { first: index - 1, last: index };
         self.lifetimes[view.tensor.0] == Some(passed_on)
     }
 }
 
-/// The columns of `x` in front of `k`, where `k` is its last ones and not all.
+/// The columns of `x` before `k`, where `k` is its last ones and not all.
 fn rotated_before(x: View, k: View) -> Option<View> {
     let width = x.width.checked_sub(k.width).filter(|&width| width > 0)?;
     (x.columns(width, k.width) == k).then(|| x.columns(0, width))

@@ -7,9 +7,9 @@ pub const PAGE_SIZE: usize = 64;
 
 /// Layout and size of the paged KV cache.
 ///
-/// Each layer has a K pool and a V pool, both `[num_pages, num_kv_heads, PAGE_SIZE, head_dim]`. Position `p` of a
-/// sequence lives in page `block_table[p / PAGE_SIZE]`, row `p % PAGE_SIZE`; its *slot* is
-/// `page * PAGE_SIZE + p % PAGE_SIZE`.
+/// Each layer has a K pool and a V pool, both `[num_pages, num_kv_heads, PAGE_SIZE, head_dim]`.
+/// Position `p` of a sequence lives in page `block_table[p / PAGE_SIZE]`, row `p % PAGE_SIZE`; its
+/// *slot* is `page * PAGE_SIZE + p % PAGE_SIZE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Layers of the model.

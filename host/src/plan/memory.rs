@@ -1,11 +1,11 @@
-//! The memory that a plan needs: where its activations lie, and the whole budget.
+//! The memory that a plan needs: the offsets of its activations, and the whole budget.
 
 use super::{Plan, StepLayout, TensorId};
 
 /// Activations start at multiples of this many bytes.
 const ALIGN_BYTES: usize = 256;
 
-/// Where each activation lies in one arena: those that are never alive together share memory.
+/// The offset of each activation in one arena: those that are never alive together share memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaLayout {
     offsets: Vec<usize>,
@@ -13,8 +13,8 @@ pub struct ArenaLayout {
 }
 
 impl ArenaLayout {
-    /// Lays out the activations of `plan`. An activation lives from the first operation that touches it to the last;
-    /// the plan's outputs live to the end.
+    /// Lays out the activations of `plan`. An activation lives from the first operation that
+    /// touches it to the last; the plan's outputs live to the end.
     pub fn new(plan: &Plan) -> Self {
         let sizes: Vec<usize> = plan.tensors.iter().map(|t| plan.tensor_bytes(t)).collect();
         let lifetimes = lifetimes(plan).into_iter().enumerate();
@@ -26,7 +26,8 @@ impl ArenaLayout {
         let mut placed: Vec<(usize, Lifetime)> = Vec::new();
         let mut bytes = 0;
         for (t, life) in order {
-            // Neighbours alive at the same time, in order of address; the first gap that is large enough is ours.
+            // Neighbours alive at the same time, in order of address; the first gap that is large
+            // enough is ours.
             let mut busy: Vec<_> = placed
                 .iter()
                 .filter(|(_, other)| life.overlaps(*other))

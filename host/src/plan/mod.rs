@@ -1,7 +1,8 @@
 //! The plan: a model as a list of typed operations with shapes.
 //!
-//! An executor runs it; the memory budget, the profile and the comparison of precisions are questions asked of it.
-//! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds ([`Bounds`]).
+//! An executor runs it; the memory budget, the profile and the comparison of precisions read it.
+//! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds
+//! ([`Bounds`]).
 
 mod builder;
 mod check;
@@ -35,7 +36,7 @@ pub use tensor::{
     Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId, WeightPart,
 };
 
-/// Upper bounds of one step; the sizes of a real step stand in its [`StepInputs`].
+/// Upper bounds of one step; the sizes of a real step are in its [`StepInputs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bounds {
     /// Rows of the batch: new tokens of all sequences together.
@@ -74,7 +75,8 @@ pub struct Plan {
     pub tensors: Vec<Tensor>,
     /// Weights, indexed by [`WeightId`]; the same for every `bounds` of one model.
     pub weights: Vec<Weight>,
-    /// Tables computed on the host, indexed by [`ConstantId`]; the same for every `bounds` of one model.
+    /// Tables computed on the host, indexed by [`ConstantId`]; the same for every `bounds` of one
+    /// model.
     pub constants: Vec<Constant>,
     /// Layout and size of the paged KV cache.
     pub kv: KvLayout,
@@ -99,27 +101,27 @@ impl Plan {
         self.bounds.max_q_len == 1
     }
 
-    /// The activation behind `id`.
+    /// The activation `id`.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.0]
     }
 
-    /// The element type of the activation behind `view`.
+    /// The element type of `view`'s activation.
     pub fn dtype(&self, view: View) -> Dtype {
         self.tensor(view.tensor).dtype
     }
 
-    /// The weight behind `id`.
+    /// The weight `id`.
     pub fn weight(&self, id: WeightId) -> &Weight {
         &self.weights[id.0]
     }
 
-    /// The constant behind `id`.
+    /// The constant `id`.
     pub fn constant(&self, id: ConstantId) -> &Constant {
         &self.constants[id.0]
     }
 
-    /// Where each step input stands in the step buffer.
+    /// The offset of each step input in the step buffer.
     pub fn step_layout(&self) -> StepLayout {
         StepLayout::new(&self.bounds)
     }

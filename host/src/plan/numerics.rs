@@ -2,15 +2,16 @@
 
 use super::{Dtype, PlanError, Precision};
 
-/// How a model computes. A plan is built for it and keeps it ([`Plan::numerics`](super::Plan::numerics)).
+/// How a model computes. A plan is built for it and keeps it
+/// ([`Plan::numerics`](super::Plan::numerics)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Numerics {
     /// Element types of weights, KV cache and activations.
     pub precision: Precision,
     /// Type of the accumulators of matrix products on a GPU.
     pub accumulate: Accumulate,
-    /// Whether a row of every activation has the same bits whatever other rows share the step, and whatever the plan's
-    /// bounds: all decode plans agree, and so do all prompt plans.
+    /// Whether a row of every activation has the same bits whatever other rows share the step, and
+    /// whatever the plan's bounds: all decode plans agree, and so do all prompt plans.
     pub batch_invariant: bool,
 }
 
@@ -41,8 +42,8 @@ pub enum Accumulate {
     /// f32.
     #[default]
     F32,
-    /// f16, for operands in f16: half of the registers, and twice the MMA rate on GeForce GPUs. An accumulator is
-    /// rounded to 11 bits every 16 products and is infinite beyond 65504. Small-batch kernels are bound by memory and
-    /// accumulate in f32 all the same.
+    /// f16, for operands in f16: half of the registers, and twice the MMA rate on GeForce GPUs. An
+    /// accumulator is rounded to 11 bits every 16 products and is infinite beyond 65504.
+    /// Small-batch kernels are bound by memory and accumulate in f32 all the same.
     F16,
 }

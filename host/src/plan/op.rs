@@ -2,7 +2,8 @@
 
 use super::{ConstantId, View, WeightId};
 
-/// One operation of a plan. Rows are those of its views; sizes of a real step come from the step inputs.
+/// One operation of a plan. Rows are those of its views; sizes of a real step come from the step
+/// inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `out[t, :] = table[token_ids[t], :]`.
@@ -12,8 +13,9 @@ pub enum Op {
         /// `[tokens, hidden_size]`.
         out: View,
     },
-    /// `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]` over groups of `weight.cols` columns:
-    /// one group for a norm of the hidden state, one a head for QK-norm. `out` may be `x`.
+    /// `out[t, g, i] = x[t, g, i] * rsqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]` over groups of
+    /// `weight.cols` columns: one group for a norm of the hidden state, one a head for QK-norm.
+    /// `out` may be `x`.
     RmsNorm {
         /// `[rows, num_groups * weight.cols]`.
         x: View,
@@ -26,8 +28,9 @@ pub enum Op {
     },
     /// A linear layer, and what may be fused with it.
     Linear(Linear),
-    /// Rotary embedding in place, of each head's first `rotary_dim` columns, halves form (`i` with `i + rotary_dim / 2`):
-    /// `table[positions[t]]` holds `rotary_dim / 2` cosines, then as many sines (attention scaling included).
+    /// Rotary embedding in place, of each head's first `rotary_dim` columns, halves form (`i` with
+    /// `i + rotary_dim / 2`): `table[positions[t]]` holds `rotary_dim / 2` cosines, then as many
+    /// sines (attention scaling included).
     Rope {
         /// `[tokens, num_heads * head_dim]`: the Q and K columns side by side.
         x: View,
@@ -36,7 +39,8 @@ pub enum Op {
         /// Columns of a head.
         head_dim: usize,
     },
-    /// Writes `k[t]` and `v[t]` to slot `slot_mapping[t]` of a layer's pools, converting to the cache's element type.
+    /// Writes `k[t]` and `v[t]` to slot `slot_mapping[t]` of a layer's pools, converting to the
+    /// cache's element type.
     KvAppend {
         /// Layer of the cache.
         layer: usize,
@@ -47,8 +51,8 @@ pub enum Op {
     },
     /// RoPE of Q and K and the append of K and V, fused.
     RopeAppend(RopeAppend),
-    /// Causal attention of each sequence's new tokens against its pages of the cache (their own keys included: the
-    /// append comes first).
+    /// Causal attention of each sequence's new tokens against its pages of the cache (their own
+    /// keys included: the append comes first).
     Attention(Attention),
     /// RoPE and append of the new tokens, then their attention, fused.
     AppendAttention(AppendAttention),
@@ -68,7 +72,8 @@ pub enum Op {
         /// `[logit_rows, width]`.
         out: View,
     },
-    /// `out[r] =` the smallest index of the largest `x[r, :]`, or why there is none: see [`NextToken`](crate::exec::NextToken).
+    /// `out[r] =` the smallest index of the largest `x[r, :]`, or why there is none: see
+    /// [`NextToken`](crate::exec::NextToken).
     Argmax {
         /// `[logit_rows, vocab_size]`.
         x: View,
@@ -77,13 +82,15 @@ pub enum Op {
     },
 }
 
-/// A linear layer: `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`. `out` may be `residual`.
+/// A linear layer: `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`. `out`
+/// may be `residual`.
 ///
-/// With a norm in front, or a gate behind, it gives the same bits as [`Op::RmsNorm`], itself and [`Op::SiluMul`] one
-/// after the other: what would lie between them is rounded to the type of the weight, and stored nowhere.
+/// With a norm before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`], itself and
+/// [`Op::SiluMul`] one after the other: the values between them are rounded to the type of the
+/// weight, and not stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear {
-    /// `[rows, k]`: of the weight's type; of f32, where a norm is in front.
+    /// `[rows, k]`: of the weight's type; of f32, where it has a norm.
     pub x: View,
     /// What `x` goes through first.
     pub norm: Option<Norm>,
@@ -91,12 +98,12 @@ pub struct Linear {
     pub weight: WeightId,
     /// `[n]`.
     pub bias: Option<WeightId>,
-    /// Whether the first half of the `n` sums is a gate for the second: `silu(gate) * up` are `n / 2` columns. Then
-    /// there is no residual.
+    /// Whether the first half of the `n` columns is a gate for the second: `silu(gate) * up` are
+    /// `n / 2` columns. Then there is no residual.
     pub gated: bool,
     /// As `out`.
     pub residual: Option<View>,
-    /// `[rows, n]`, or `[rows, n / 2]` behind a gate.
+    /// `[rows, n]`, or `[rows, n / 2]` after a gate.
     pub out: View,
 }
 
@@ -116,8 +123,8 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`, to the same bits; but the rotated `k` goes to the
-/// cache alone.
+/// [`Op::Rope`] of `q` and `k`, then [`Op::KvAppend`] of `k` and `v`, to the same bits; but the
+/// rotated `k` goes to the cache alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeAppend {
     /// Layer of the cache.
@@ -136,8 +143,8 @@ pub struct RopeAppend {
 
 /// Causal attention over the paged cache.
 ///
-/// Token `t` of sequence `s` stands at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])` and sees the
-/// positions `0 ..= p`, of those with a window `w` only the last `w`: `p - w < j <= p`.
+/// Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])` and
+/// sees the positions `0 ..= p`, of those with a window `w` only the last `w`: `p - w < j <= p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// Layer of the cache.

@@ -4,8 +4,9 @@ use super::Dtype;
 
 /// What a model computes in: the element types of its weights, its KV cache and its activations.
 ///
-/// Sums, norms, RoPE and softmax are computed in f32 whatever this says; norm weights, biases, tables and logits are
-/// kept in it. An element is rounded to nearest even where it is stored in 16 bits, and nowhere else.
+/// Accumulators, norms, RoPE and softmax are in f32 whatever this says; norm weights, biases,
+/// tables and logits are kept in it. An element is rounded to nearest even where it is stored in 16
+/// bits, and nowhere else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// Everything in f32.
@@ -21,8 +22,8 @@ impl Precision {
     /// All of them.
     pub const ALL: [Precision; 3] = [Precision::F32, Precision::F16, Precision::BF16];
 
-    /// The matrices of linear layers, the embedding table, and the activations from a norm to the end of the linear
-    /// layers behind it: what tensor cores read.
+    /// The matrices of linear layers, the embedding table, and the activations from a norm to the
+    /// end of the linear layers after it: what tensor cores read.
     pub const fn operand(self) -> Dtype {
         match self {
             Precision::F32 => Dtype::F32,
@@ -36,7 +37,8 @@ impl Precision {
         self.operand()
     }
 
-    /// The residual stream: a sum over all layers, which f16 does not hold in every model and bf16 does not resolve.
+    /// The residual stream: a sum over all layers, which f16 does not hold in every model and bf16
+    /// does not resolve.
     pub const fn residual(self) -> Dtype {
         Dtype::F32
     }

@@ -4,8 +4,8 @@ use super::{Bounds, PAGE_SIZE};
 
 /// Where each step input starts in the step buffer, in `u32` elements.
 ///
-/// The buffer begins with `num_tokens`, `num_seqs`, `num_logit_rows` and one unused element; each array that follows
-/// starts at a multiple of four elements and has the length of its upper bound.
+/// The buffer begins with `num_tokens`, `num_seqs`, `num_logit_rows` and one unused element; each
+/// array that follows starts at a multiple of four elements and has the length of its upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
     /// `[max_tokens]`.
@@ -101,11 +101,12 @@ impl StepInputs {
         self.kv_lens.len()
     }
 
-    /// Adds a sequence that has `past_len` positions in the cache: its new tokens, its pages (enough for
-    /// `past_len + tokens.len()` positions) and which of its new tokens want logits.
+    /// Adds a sequence that has `past_len` positions in the cache: its new tokens, its pages
+    /// (enough for `past_len + tokens.len()` positions) and which of its new tokens want logits.
     ///
     /// # Panics
-    /// If the pages are too few or a logit row is not one of the new tokens: the engine's fault, never the user's.
+    /// If the pages are too few or a logit row is not one of the new tokens: the engine's fault,
+    /// never the user's.
     pub fn push_sequence(
         &mut self,
         tokens: &[u32],
@@ -142,8 +143,8 @@ impl StepInputs {
             && max_kv_len <= bounds.max_kv_len
     }
 
-    /// Writes the step into `buffer` as `layout` says (made for `bounds`). Rows of tokens past `num_tokens` are left
-    /// as they are: no operation reads them.
+    /// Writes the step into `buffer` as `layout` says (made for `bounds`). Rows of tokens past
+    /// `num_tokens` are left as they are: no operation reads them.
     ///
     /// # Panics
     /// If the step does not fit `bounds`.
@@ -174,7 +175,7 @@ impl StepInputs {
 mod tests {
     use super::*;
 
-    /// A prompt of three tokens, and a chunk of four behind 126 positions whose pages lie apart.
+    /// A prompt of three tokens, and a chunk of four after 126 positions whose pages are apart.
     fn two_sequences() -> StepInputs {
         let mut inputs = StepInputs::new();
         inputs.push_sequence(&[10, 11, 12], 0, &[5], 2..3);

@@ -51,7 +51,8 @@ impl View {
     /// Columns `start .. start + width` of this view.
     ///
     /// # Panics
-    /// If they are not all inside the view: a plan is built by code, never from a file's numbers unchecked.
+    /// If they are not all inside the view: a plan is built by code, never from a file's numbers
+    /// unchecked.
     pub fn columns(self, start: usize, width: usize) -> View {
         assert!(start + width <= self.width, "columns {start}+{width} of a view of {}", self.width);
         View { tensor: self.tensor, start: self.start + start, width }
@@ -65,8 +66,8 @@ impl View {
     }
 }
 
-/// A weight as operations read it: `[rows, cols]` row-major (`cols` alone for a vector: `rows == 1`), packed from
-/// parts of the checkpoint stacked along the rows.
+/// A weight as operations read it: `[rows, cols]` row-major (`cols` alone for a vector:
+/// `rows == 1`), packed from parts of the checkpoint stacked along the rows.
 #[derive(Clone, Debug)]
 pub struct Weight {
     /// Name in the plan, such as `layers.3.qkv`.
@@ -93,7 +94,8 @@ impl Weight {
 /// One tensor of the checkpoint inside a [`Weight`].
 #[derive(Clone, Debug)]
 pub struct WeightPart {
-    /// The checkpoint's name, such as `model.layers.3.self_attn.q_proj.weight` or `blk.3.attn_q.weight`.
+    /// The checkpoint's name, such as `model.layers.3.self_attn.q_proj.weight` or
+    /// `blk.3.attn_q.weight`.
     pub source: String,
     /// Rows that it contributes; for a vector, elements.
     pub rows: usize,
@@ -104,10 +106,10 @@ pub struct WeightPart {
 /// How rows of a checkpoint's tensor become rows of a packed weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartTransform {
-    /// As they stand.
+    /// In the same order.
     None,
-    /// GGUF of the `llama` architecture stores the rows of Q and K for interleaved RoPE (pairs `2i, 2i + 1`); they
-    /// go back to halves (`i, i + head_dim / 2`), head by head.
+    /// GGUF of the `llama` architecture stores the rows of Q and K for interleaved RoPE (pairs
+    /// `2i, 2i + 1`); they go back to halves (`i, i + head_dim / 2`), head by head.
     UnpermuteRope {
         /// Heads of this tensor.
         num_heads: usize,

@@ -5,7 +5,7 @@ use super::{
     Plan, PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId, WeightPart,
 };
 
-/// A plan of no operation, for tests of what reads plans to fill: it is checked by nobody.
+/// A plan without operations, which tests fill: it is not checked.
 pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
     let output = View { tensor: TensorId(0), start: 0, width: 1 };
     Plan {
@@ -34,8 +34,9 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A small one: activations 0 `hidden`, 1 `attention_norm`, 2 `qkv`, 3 `attention`, 4 `mlp_norm`, 5 `gate_up`,
-    /// 6 `gated`; weights 0 `embedding`, 1 `attention_norm`, 2 `qkv_bias`, 3 `qkv`, 4 `attention_out`, 5 `mlp_norm`.
+    /// A small one: activations 0 `hidden`, 1 `attention_norm`, 2 `qkv`, 3 `attention`, 4
+    /// `mlp_norm`, 5 `gate_up`, 6 `gated`; weights 0 `embedding`, 1 `attention_norm`, 2 `qkv_bias`,
+    /// 3 `qkv`, 4 `attention_out`, 5 `mlp_norm`.
     pub const SMALL: Decoder = Decoder {
         precision: Precision::F16,
         hidden_size: 32,
@@ -68,8 +69,9 @@ impl Decoder {
         },
     ];
 
-    /// A plan whose context is a page. Operations: 0 embedding, 1 norm, 2 qkv, 3 rope, 4 append, 5 attention, 6 onto
-    /// the residual, 7 norm, 8 gate and up, 9 gate, 10 onto the residual, 11 gather, 12 norm, 13 logits, 14 argmax.
+    /// A plan whose context is a page. Operations: 0 embedding, 1 norm, 2 qkv, 3 rope, 4 append, 5
+    /// attention, 6 onto the residual, 7 norm, 8 gate and up, 9 gate, 10 onto the residual, 11
+    /// gather, 12 norm, 13 logits, 14 argmax.
     pub fn plan(&self, max_tokens: usize, max_q_len: usize) -> Plan {
         let &Decoder { hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, .. } =
             self;

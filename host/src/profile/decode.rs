@@ -1,4 +1,5 @@
-//! Decoding with several sequences at once, timed from outside: what a step takes, its token on the host included.
+//! Decoding with several sequences at once, timed from outside: what a step takes, its token on the
+//! host included.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Positions that a sequence comes to at most: the first ones decode while the prompts of others are read, of which
-    /// a step takes `max_tokens` tokens.
+    /// Positions that a sequence comes to at most: the first ones decode while the prompts of
+    /// others are read, of which a step takes `max_tokens` tokens.
     pub fn context(&self, max_tokens: usize) -> usize {
         let steps_of_prompt = self.prompt_len.div_ceil(max_tokens.max(1)).saturating_add(1);
         let prompt_steps = self.num_seqs.saturating_mul(steps_of_prompt);

@@ -1,13 +1,14 @@
 //! GEMM on a GPU, timed as the peers are.
 //!
-//! The output of a call is verified first. Then the calls stand one after the other in one CUDA graph, rotate over
-//! enough copies of the weight and the input that memory is read and not the L2 cache, and write one output; inputs are
-//! random. A time is what a call adds to a graph: the median of several timed replays of two rounds of calls, less that of
-//! one round, over the calls of a round. Less that of a single call would not do: what a short graph touches is still in
-//! L2 when it starts again, and its time is not that of the same work in a long one.
+//! The output of a call is verified first. Then the calls follow each other in one CUDA graph,
+//! rotate over enough copies of the weight and the input that memory is read and not the L2 cache,
+//! and write one output; inputs are random. A time is what a call adds to a graph: the median of
+//! several timed replays of two rounds of calls, less that of one round, over the calls of a round.
+//! Less that of a single call would not do: what a short graph touches is still in L2 when it
+//! starts again, and its time is not that of the same work in a long one.
 //!
-//! What it takes to start a graph is in the peers' times and not in these: on an H200 0.4 to 2.3 us, of which each of
-//! 48 calls has 0.05 at most, each of five 0.5.
+//! What it takes to start a graph is in the peers' times and not in these: on an H200 0.4 to 2.3
+//! us, of which each of 48 calls has 0.05 at most, each of five 0.5.
 
 use std::path::PathBuf;
 
@@ -38,8 +39,8 @@ pub struct Shape {
     pub k: usize,
 }
 
-/// Squares, and linear layers (QKV, attention output, gate and up, down) of Qwen2.5-0.5B, Phi-3 Mini and Llama-2 7B: of
-/// prompts, and of decoding with 1, 8 and 32 sequences.
+/// Squares, and linear layers (QKV, attention output, gate and up, down) of Qwen2.5-0.5B, Phi-3
+/// Mini and Llama-2 7B: of prompts, and of decoding with 1, 8 and 32 sequences.
 pub fn shapes() -> Vec<Shape> {
     const SQUARES: [usize; 4] = [8192, 4096, 2048, 1000];
     const QWEN: [[usize; 2]; 4] = [[1152, 896], [896, 896], [9728, 896], [896, 4864]];
@@ -64,9 +65,9 @@ pub fn shapes() -> Vec<Shape> {
 pub struct Subject {
     /// The number of the GPU.
     pub gpu: usize,
-    /// Who computes.
+    /// Whose kernels are timed.
     pub gemm: Gemm,
-    /// What our kernels sum products in, where there are more than a few rows.
+    /// Type of the accumulators of our kernels, small-batch ones aside.
     pub accumulate: Accumulate,
     /// What our kernels are compiled for; `None`: the newest that the GPU can run.
     pub target: Option<Target>,
@@ -103,8 +104,8 @@ impl Subject {
         self.precision.operand()
     }
 
-    /// Whether products are summed in f16.
-    fn sums_in_f16(&self) -> bool {
+    /// Whether accumulators are in f16.
+    fn accumulates_in_f16(&self) -> bool {
         self.gemm == Gemm::CublasF16 || self.accumulate == Accumulate::F16
     }
 }
@@ -117,7 +118,7 @@ pub struct Row {
     /// `halfwarp` or `cublas`.
     #[serde(rename = "impl")]
     pub implementation: &'static str,
-    /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` where products are summed in f16.
+    /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` with accumulators in f16.
     pub dtype: String,
     /// Rows of the input.
     pub m: usize,
@@ -211,7 +212,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
     Ok(Row {
         op: "gemm",
         implementation: if gemm == Gemm::Halfwarp { "halfwarp" } else { "cublas" },
-        dtype: match subject.sums_in_f16() {
+        dtype: match subject.accumulates_in_f16() {
             true => "f16_acc16".to_owned(),
             false => dtype.to_string().to_lowercase(),
         },
@@ -246,9 +247,10 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// `calls` linear layers over the copies of input and weight; the inputs are rows of embeddings. The first call's
-    /// output comes out as logits, those of the others go to one place: so do the peers', whose allocator gives a call the
-    /// memory that the one before has left.
+    /// `calls` linear layers over the copies of input and weight; the inputs are rows of
+    /// embeddings. The first call's output comes out as logits, those of the others go to one
+    /// place: so do the peers', whose allocator gives a call the memory that the one before has
+    /// left.
     fn plan(&self, calls: usize) -> Result<Plan, PlanError> {
         let Shape { m, n, .. } = self.shape;
         let bounds = Bounds {
@@ -310,11 +312,13 @@ impl Bench<'_> {
         row.iter().map(|&value| f64::from(round(value))).collect()
     }
 
-    /// Of a sum in f16 every step of the tensor cores is rounded: half a unit of 2^-10 each, in all growing as the root
-    /// of their number, one for 16 of k.
+    /// An accumulator in f16 is rounded after every MMA: by half a unit of 2^-10 each, in all
+    /// growing as the root of their number, one for 16 of k.
     fn error_bound(&self) -> f64 {
         match self.subject.dtype() {
-            _ if self.subject.sums_in_f16() => 1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt(),
+            _ if self.subject.accumulates_in_f16() => {
+                1e-3 * (2.0 + self.shape.k as f64 / 16.0).sqrt()
+            }
             Dtype::F32 => 1e-5,
             _ => 1e-3,
         }
@@ -393,7 +397,8 @@ mod tests {
     use super::*;
     use crate::exec::cpu::CpuExecutor;
 
-    /// The plan that is timed on a GPU gives what is verified, and another input or weight does not.
+    /// The plan that is timed on a GPU gives what is verified, and another input or weight does
+    /// not.
     #[test]
     fn the_plan_computes_what_is_verified() {
         for precision in Precision::ALL {

@@ -17,8 +17,8 @@ const NUM_THREADS: u32 = 128;
 /// Eight outputs a thread, of type `E`, from a matrix product of type `P`.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `product` and `out` hold that many rows of `width` elements `P` and
-///    `E` at their strides; `bias` and `residual` are null or hold as much as `out`.
+/// 1. `num_rows` is one element; `product` and `out` hold that many rows of `width` elements `P`
+///    and `E` at their strides; `bias` and `residual` are null or hold as much as `out`.
 /// 2. `out` is `product`, of the same type, or is `residual`, or overlaps nothing that is read.
 /// 3. If `aligned` is not 0, `bias` and all rows are 16-byte aligned.
 #[kernel(

@@ -30,8 +30,8 @@ const LANES_N: u32 = 4;
 /// Outputs of a thread along m. A warp has 64 rows.
 const THREAD_M: usize = 8;
 
-/// A tile configuration.
-pub trait Tile {
+/// A tile configuration of GEMM in f32.
+pub trait F32Tile {
     /// Warps of a block along m.
     const WARPS_M: u32;
     /// Warps of a block along n.
@@ -65,7 +65,7 @@ pub trait Tile {
 /// The tile for outputs that fill the GPU.
 pub struct Tile128x256;
 
-impl Tile for Tile128x256 {
+impl F32Tile for Tile128x256 {
     const WARPS_M: u32 = 2;
     const WARPS_N: u32 = 4;
     const THREAD_N: usize = 16;
@@ -78,7 +78,7 @@ impl Tile for Tile128x256 {
 /// The tile for smaller outputs: eight times as many blocks.
 pub struct Tile64x64;
 
-impl Tile for Tile64x64 {
+impl F32Tile for Tile64x64 {
     const WARPS_M: u32 = 1;
     const WARPS_N: u32 = 4;
     const THREAD_N: usize = 4;
@@ -91,14 +91,14 @@ impl Tile for Tile64x64 {
 /// `Tile64x64` for unaligned rows, copied element by element.
 pub struct Tile64x64Unaligned;
 
-impl Tile for Tile64x64Unaligned {
+impl F32Tile for Tile64x64Unaligned {
     const WARPS_M: u32 = Tile64x64::WARPS_M;
     const WARPS_N: u32 = Tile64x64::WARPS_N;
     const THREAD_N: usize = Tile64x64::THREAD_N;
     const NUM_STAGES: u32 = Tile64x64::NUM_STAGES;
     const COPY_ELEMS: u32 = 1;
     const MIN_BLOCKS: u32 = Tile64x64::MIN_BLOCKS;
-    type Acc = <Tile64x64 as Tile>::Acc;
+    type Acc = <Tile64x64 as F32Tile>::Acc;
 }
 
 // The shared memory of a block that needs no attribute set by the driver.
@@ -134,7 +134,7 @@ impl Copier {
     /// # Safety
     /// 1. `gmem` holds that many rows at `row_stride`; 16-byte aligned if `T::COPY_ELEMS` is 4.
     #[inline(always)]
-    unsafe fn new<T: Tile>(
+    unsafe fn new<T: F32Tile>(
         gmem: Global<f32>,
         row_stride: u32,
         first_row: u32,
@@ -161,7 +161,7 @@ impl Copier {
     /// 1. `smem` holds `block_rows * BLOCK_K` elements that no thread reads until the copies are
     ///    waited for.
     #[inline(always)]
-    unsafe fn copy_tile<T: Tile>(self, smem: Shared<f32>, block_rows: u32, first_k: u32) {
+    unsafe fn copy_tile<T: F32Tile>(self, smem: Shared<f32>, block_rows: u32, first_k: u32) {
         let smem = smem.offset(self.to);
         for i in 0..block_rows / T::ROWS_PER_COPY {
             let row = i * T::ROWS_PER_COPY;
@@ -192,7 +192,7 @@ impl ThreadTile {
     /// Pairs of lanes share a row of A, lanes two apart a row of B, so that a 16-byte load of a
     /// half-warp is one pass over the banks.
     #[inline(always)]
-    fn of_this_thread<T: Tile>() -> Self {
+    fn of_this_thread<T: F32Tile>() -> Self {
         let (lane_id, warp_idx) = (warp::lane_id(), warp::warp_idx());
         let lane_m = (lane_id >> 1) % LANES_M;
         let lane_n = (lane_id & 1) | (lane_id >> 4) << 1;
@@ -209,7 +209,7 @@ impl ThreadTile {
     /// # Safety
     /// 1. The views are in tiles whose copies have completed, and that no thread writes.
     #[inline(always)]
-    unsafe fn multiply<T: Tile>(
+    unsafe fn multiply<T: F32Tile>(
         smem_a: Shared<f32>,
         smem_b: Shared<f32>,
         vec_idx: u32,
@@ -254,7 +254,7 @@ impl ThreadTile {
         gemm_f32_64x64_unaligned = <Tile64x64Unaligned>
     )
 )]
-pub unsafe fn gemm_f32<T: Tile>(
+pub unsafe fn gemm_f32<T: F32Tile>(
     m: Global<u32>,
     n: u32,
     k: u32,

@@ -1,6 +1,6 @@
 //! Which kernel computes a linear layer in f32, and its launch.
 
-use super::f32::{Tile, Tile64x64, Tile64x64Unaligned, Tile128x256, gemm_f32};
+use super::f32::{F32Tile as Tile, Tile64x64, Tile64x64Unaligned, Tile128x256, gemm_f32};
 use super::f32_small_m::{NUM_THREADS, NUM_WARPS, gemm_f32_small_m};
 use super::linear16::{Gpu, SumOrder};
 use crate::Rows;

@@ -2,9 +2,9 @@
 //!
 //! Batch invariance: all tiles of a target that do not split k accumulate an output in one order,
 //! [`SumOrder::Tiles`], and so does [`Swapped16`]. [`SmallM16`] has an order of its own,
-//! [`SumOrder::SmallBatch`], which depends on the weight's shape and the GPU; with a fused RMSNorm or
-//! SwiGLU gate it gives the bits of the separate operations. In either order a row's outputs do not
-//! depend on the other rows. [`SumOrder::Fastest`] allows split-K, and [`Gemv16`] for one row.
+//! [`SumOrder::SmallBatch`], which depends on the weight's shape and the GPU; with a fused RMSNorm
+//! or SwiGLU gate it gives the bits of the separate operations. In either order a row's outputs do
+//! not depend on the other rows. [`SumOrder::Fastest`] allows split-K, and [`Gemv16`] for one row.
 
 use super::f16_gemv::Gemv16;
 use super::f16_sm80;
@@ -43,7 +43,8 @@ pub struct Gpu {
     pub target: Target,
     /// Its streaming multiprocessors (SMs).
     pub num_sms: usize,
-    /// Whether a launch may start before the previous one has ended (programmatic dependent launch).
+    /// Whether a launch may start before the previous one has ended (programmatic dependent
+    /// launch).
     pub overlaps: bool,
 }
 
@@ -100,8 +101,8 @@ pub struct Linear16 {
     pub k: usize,
     /// How outputs are accumulated.
     pub summation: Summation,
-    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes it;
-    /// the first `n` rows of the weight are those of the gate, the last `n` those of up.
+    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
+    /// it; the first `n` rows of the weight are those of the gate, the last `n` those of up.
     pub gated: bool,
 }
 
@@ -180,10 +181,10 @@ impl Linear16 {
     /// columns. `maps` encodes tensor maps.
     ///
     /// # Errors
-    /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows are not 16-byte aligned,
-    /// a residual with 16-bit outputs, f16 accumulators of bf16 operands, sizes beyond a grid or an
-    /// `i32`, a norm or a gate where [`Linear16::fuses`] is false, and a gate without a norm or with
-    /// f32 outputs.
+    /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows are not 16-byte
+    /// aligned, a residual with 16-bit outputs, f16 accumulators of bf16 operands, sizes beyond a
+    /// grid or an `i32`, a norm or a gate where [`Linear16::fuses`] is false, and a gate without a
+    /// norm or with f32 outputs.
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
@@ -227,8 +228,8 @@ impl Linear16 {
         is_allowed && is_plain && Swapped16(*self).fills(num_sms)
     }
 
-    /// Most rows for which the small-batch kernels are the fastest. More than 32 they compute without
-    /// TMA.
+    /// Most rows for which the small-batch kernels are the fastest. More than 32 they compute
+    /// without TMA.
     fn max_small_batch(&self, target: Target) -> usize {
         match target {
             Target::Sm90a if self.n.saturating_mul(self.k) >= TILES_ELEMS => {
@@ -238,8 +239,8 @@ impl Linear16 {
         }
     }
 
-    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns with a fused norm,
-    /// gated or not.
+    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns with a fused
+    /// norm, gated or not.
     pub const fn fuses(max_rows: usize, k: usize) -> bool {
         SmallM16::fuses(max_rows, k)
     }

@@ -265,7 +265,8 @@ fn decode_in_16_bits_matches_oracle() {
 /// What decoding leaves behind: its output, and both pools.
 type Outcome = (Vec<f32>, [Vec<f32>; 2]);
 
-/// Decoding of tokens whose K and V are still on their way: in one launch, or appended by one before.
+/// Decoding of tokens whose K and V are still on their way: in one launch, or appended by one
+/// before.
 fn decode_new<E: Stored>(step: &Step, rotary_dim: usize, fused: bool, seed: u64) -> Outcome {
     let &Step { seqs, num_heads, num_kv_heads, head_dim, .. } = step;
     let mut inputs = step.inputs::<E>();

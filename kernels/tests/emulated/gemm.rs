@@ -96,8 +96,8 @@ fn the_large_tile_matches_oracle() {
     check(&case, 1);
 }
 
-/// A row has the same bits alone and among 7 or 35: the small-batch kernel takes many rows in groups.
-/// Tiles accumulate in another order, whatever the number of rows.
+/// A row has the same bits alone and among 7 or 35: the small-batch kernel takes many rows in
+/// groups. Tiles accumulate in another order, whatever the number of rows.
 #[test]
 fn a_requested_order_of_accumulation_is_kept() {
     let (n, k, pad, with_bias, with_residual) = (9, 260, 4, true, false);

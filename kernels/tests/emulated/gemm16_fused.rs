@@ -354,8 +354,8 @@ fn streamed_weights_whose_first_boxes_lanes_copy_give_the_same_bits() {
 #[test]
 fn gemv_matches_the_oracle() {
     fn check_all<E: Half>() {
-        // Around a load, the k of a load of a warp, what two and four warps have in flight, and rounds
-        // of the warps that split k.
+        // Around a load, the k of a load of a warp, what two and four warps have in flight, and
+        // rounds of the warps that split k.
         let lengths = [8, 248, 264, 512, 520, 1024, 1032, 2056, 2560, 5128];
         for (at, (k, seed)) in lengths.into_iter().zip(SEEDS.cycle()).enumerate() {
             let with_bias = at % 2 == 0;

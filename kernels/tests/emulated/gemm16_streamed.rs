@@ -1,5 +1,5 @@
-//! Linear layers of small batches whose weights are streamed by TMA: against an oracle, and bit by bit
-//! against the kernels without TMA.
+//! Linear layers of small batches whose weights are streamed by TMA: against an oracle, and bit by
+//! bit against the kernels without TMA.
 
 use crate::device::{SEEDS, Stored};
 use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right, tile_columns};
@@ -72,7 +72,8 @@ fn every_length_of_k_matches() {
 fn every_order_matches() {
     for seed in SEEDS {
         for (max_rows, n) in [(1, 41), (8, 2117), (16, 41), (16, 2117), (32, 41), (32, 2117)] {
-            // Of 2,117 columns a block has five tiles of two parts of k, on its third tour of the ring.
+            // Of 2,117 columns a block has five tiles of two parts of k, on its third tour of the
+            // ring.
             let case = Case { num_rows: max_rows, max_rows, n, k: 584, num_sms: 14, ..ONE_ROW };
             check::<f16>(&case, seed);
         }

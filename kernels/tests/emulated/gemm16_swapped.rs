@@ -1,5 +1,5 @@
-//! Linear layers of small batches and many columns, with swapped operands: against an oracle, and bit
-//! by bit against tiles.
+//! Linear layers of small batches and many columns, with swapped operands: against an oracle, and
+//! bit by bit against tiles.
 
 use crate::device::{SEEDS, Stored};
 use crate::gemm16_sm90::case::{Case, ONE_ROW, Out, Setup, assert_right, tile_columns};
@@ -61,7 +61,8 @@ fn every_count_of_rows_matches() {
 
 #[test]
 fn every_width_of_tiles_matches() {
-    // Of 64 to 128 columns on two multiprocessors, the last one whole and not; and several tiles a block.
+    // Of 64 to 128 columns on two multiprocessors, the last one whole and not; and several tiles a
+    // block.
     for n in [1, 63, 64, 65, 129, 144, 145, 199, 200, 255, 256, 257, 274, 391, 600] {
         let case = Case { n, num_rows: 31, max_rows: 32, ..LAYER };
         check::<f16>(&case, n as u64);

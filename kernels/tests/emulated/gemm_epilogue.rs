@@ -31,8 +31,8 @@ struct Case {
     place: Place,
 }
 
-/// Runs `case` with a matrix product of type `P` and outputs of type `E`; compares all of the memory
-/// of the outputs.
+/// Runs `case` with a matrix product of type `P` and outputs of type `E`; compares all of the
+/// memory of the outputs.
 fn check<P: Stored, E: Stored + OutputOf<P>>(case: Case, seed: u64) {
     let Case { num_rows, width, pad, with_bias, with_residual, place } = case;
     let stride = width + pad;

@@ -1,5 +1,5 @@
-//! rope_append: against an oracle in f64, against rope and kv_append bit by bit, and that nothing else
-//! is touched.
+//! rope_append: against an oracle in f64, against rope and kv_append bit by bit, and that nothing
+//! else is touched.
 
 use crate::device::{Device, SEEDS, Stored, assert_stored, random, random_of};
 use cuda_std::launch::DevicePtr;
@@ -203,8 +203,8 @@ fn many_tokens_on_both_sides_of_a_page_boundary() {
 
 #[test]
 fn every_head_dim_and_rotary_dim() {
-    // Those of models; pairs that are no vectors while heads are; odd ones; more vectors than a block
-    // has threads; no heads of Q, and no columns that are rotated.
+    // Those of models; pairs that are no vectors while heads are; odd ones; more vectors than a
+    // block has threads; no heads of Q, and no columns that are rotated.
     for shape in [
         (9, 3, 64, 64),
         (4, 4, 96, 96),

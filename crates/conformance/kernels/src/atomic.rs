@@ -16,7 +16,8 @@ pub const NUM_OLD: u32 = 11;
 /// Cells that threads contend for: sum, minimum, maximum, and, or, exclusive or, product, count.
 pub const NUM_CELLS: u32 = 8;
 
-/// All operations in sequence, each thread of a block on its own cell: `cell` at `i`. `operands` is `[NUM_THREADS, NUM_OPERANDS]`, `old` `[NUM_THREADS, NUM_OLD]`.
+/// All operations in sequence, each thread of a block on its own cell: `cell` at `i`. `operands` is
+/// `[NUM_THREADS, NUM_OPERANDS]`, `old` `[NUM_THREADS, NUM_OLD]`.
 macro_rules! sequence {
     ($cells:ident[$i:expr], $operands:ident, $old:ident, $t:ident) => {{
         let operand = |k: u32| $operands.get(($t * NUM_OPERANDS + k) as usize);
@@ -42,8 +43,8 @@ macro_rules! sequence {
     }};
 }
 
-/// All threads on the same cells. Cell 6 becomes the product, by a compare-and-exchange loop. Cell 7
-/// counts; the old count is an index into `tickets`.
+/// All threads on the same cells. Cell 6 becomes the product, by a compare-and-exchange loop. Cell
+/// 7 counts; the old count is an index into `tickets`.
 macro_rules! contend {
     ($cells:ident[$($index:tt)*], $x:expr, $tickets:ident, $first_ticket:expr) => {{
         let (order, scope, x) = (Order::Relaxed, Scope::Gpu, $x);
@@ -104,7 +105,8 @@ macro_rules! global {
 /// Both kernels on shared memory.
 macro_rules! shared {
     ($element:ty, $sequence:ident, $contended:ident) => {
-        /// Every operation, each thread on its own cell, which is loaded from and stored to `cells`.
+        /// Every operation, each thread on its own cell, which is loaded from and stored to
+        /// `cells`.
         ///
         /// # Safety
         /// 1. One block; `cells` is `[NUM_THREADS]`, `operands` `[NUM_THREADS, NUM_OPERANDS]`,
@@ -125,7 +127,8 @@ macro_rules! shared {
             }
         }
 
-        /// All threads of a block on the block's cells, which are loaded from and stored to `cells`.
+        /// All threads of a block on the block's cells, which are loaded from and stored to
+        /// `cells`.
         ///
         /// # Safety
         /// 1. `cells` is `[num_blocks, NUM_CELLS]`; `x` and `tickets` hold one element per thread.
@@ -162,8 +165,8 @@ global!(u64, atomic_global_u64, atomic_global_contended_u64);
 shared!(u32, atomic_shared_u32, atomic_shared_contended_u32);
 shared!(i32, atomic_shared_i32, atomic_shared_contended_i32);
 
-/// Every thread adds its element to cell `i % NUM_CELLS` of `global` and of the block's shared memory,
-/// which is initialised to zeros and stored to `shared`; both are `[NUM_CELLS]`.
+/// Every thread adds its element to cell `i % NUM_CELLS` of `global` and of the block's shared
+/// memory, which is initialised to zeros and stored to `shared`; both are `[NUM_CELLS]`.
 ///
 /// # Safety
 /// 1. One block; `x` holds one element per thread.

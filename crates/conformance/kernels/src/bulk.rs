@@ -25,8 +25,8 @@ pub const SHARED_BYTES: u32 = 2 * NUM_STAGES * TILE_BYTES + 8 * NUM_STAGES;
 #[kernel(launch_bounds(NUM_THREADS), target(sm_90a))]
 pub unsafe fn bulk_reverse_u32(num_tiles: u32, x: Global<u32>, out: GlobalMut<u32>) {
     let t = thread::thread_idx_x();
-    // SAFETY: a tile is read once its bytes have arrived, and its stage is reloaded after a barrier; a
-    // stage to store is written once its previous store has read it.
+    // SAFETY: a tile is read once its bytes have arrived, and its stage is reloaded after a
+    // barrier; a stage to store is written once its previous store has read it.
     unsafe {
         let loaded: Shared<u32> = dynamic_shared_mem();
         let stored = loaded.offset(NUM_STAGES * TILE);

@@ -10,8 +10,8 @@ pub const NUM_VALUES: u32 = 7;
 /// Blocks per cluster of the other kernels.
 pub const CLUSTER: u32 = 4;
 
-/// Every block writes its index in its cluster: `out` is `[num_blocks, NUM_VALUES]`, blocks in the order
-/// of x, y, z.
+/// Every block writes its index in its cluster: `out` is `[num_blocks, NUM_VALUES]`, blocks in the
+/// order of x, y, z.
 ///
 /// # Safety
 /// 1. One thread per block; `out` has this length.
@@ -35,9 +35,9 @@ pub unsafe fn cluster_places(out: GlobalMut<u32>) {
     }
 }
 
-/// Each block of a cluster writes its words of `x` to its own shared memory, reads those of every block,
-/// starting with its own, one and four at a time, and writes the sum to the next block, which stores it
-/// to `out`: both are `[num_blocks, 32]`.
+/// Each block of a cluster writes its words of `x` to its own shared memory, reads those of every
+/// block, starting with its own, one and four at a time, and writes the sum to the next block,
+/// which stores it to `out`: both are `[num_blocks, 32]`.
 ///
 /// # Safety
 /// 1. One warp per block; the views have these lengths.
@@ -67,16 +67,16 @@ pub unsafe fn cluster_peers_u32(x: Global<u32>, out: GlobalMut<u32>) {
     }
 }
 
-/// In each round the blocks of a cluster arrive on the mbarriers of all blocks, wait on their own, and
-/// synchronise: `out` counts the rounds of each block.
+/// In each round the blocks of a cluster arrive on the mbarriers of all blocks, wait on their own,
+/// and synchronise: `out` counts the rounds of each block.
 ///
 /// # Safety
 /// 1. One warp per block; `out` holds one element per block.
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
 pub unsafe fn cluster_arrive(num_rounds: u32, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: the mbarriers are initialised before any block of the cluster arrives, and no block exits
-    // before all have arrived.
+    // SAFETY: the mbarriers are initialised before any block of the cluster arrives, and no block
+    // exits before all have arrived.
     unsafe {
         let barrier = Mbarrier::new(shared_array![u64; 1]);
         if lane == 0 {
@@ -113,8 +113,8 @@ pub const SLICE: u32 = 64;
 pub unsafe fn cluster_copies_u32(x: Global<u32>, out: GlobalMut<u32>) {
     const NUM_BYTES: u32 = 4 * CLUSTER * SLICE;
     let (rank, lane) = (cluster::block_rank(), warp::lane_id());
-    // SAFETY: every block expects its incoming bytes before any block sends, and lives until all have
-    // arrived.
+    // SAFETY: every block expects its incoming bytes before any block sends, and lives until all
+    // have arrived.
     unsafe {
         let loaded = shared_array![u32; 2 * (CLUSTER * SLICE) as usize];
         let received = loaded.offset(CLUSTER * SLICE);
@@ -157,8 +157,8 @@ pub unsafe fn cluster_copies_u32(x: Global<u32>, out: GlobalMut<u32>) {
 #[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
 pub unsafe fn cluster_tensor_u32(map: TensorMap, out: GlobalMut<u32>) {
     let lane = warp::lane_id();
-    // SAFETY: every block expects its incoming bytes before any block sends, and lives until all have
-    // arrived.
+    // SAFETY: every block expects its incoming bytes before any block sends, and lives until all
+    // have arrived.
     unsafe {
         let loaded: Shared<u32> = dynamic_shared_mem();
         let arrived = Mbarrier::new(loaded.offset(CLUSTER * SLICE).cast());

@@ -19,8 +19,8 @@ const NUM_STAGES: u32 = 3;
 ///    `num_tiles * TILE`.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn cp_async_f32(len: u32, num_tiles: u32, x: Global<f32>, out: GlobalMut<f32>) {
-    // SAFETY: a tile is read after all threads have waited for its group and a barrier, and overwritten
-    // after the next barrier.
+    // SAFETY: a tile is read after all threads have waited for its group and a barrier, and
+    // overwritten after the next barrier.
     unsafe {
         let tiles = shared_array![f32; (NUM_STAGES * TILE) as usize];
         let mut tile = 0;
@@ -70,8 +70,8 @@ unsafe fn start_tile(tiles: Shared<f32>, tile: u32, num_tiles: u32, len: u32, x:
     cp_async::commit();
 }
 
-/// Copies `x` to `out`, each tile reversed, with an mbarrier on which the copies of all threads arrive:
-/// in addition to the thread's own arrival if `COUNTED`, instead of it otherwise. Both are
+/// Copies `x` to `out`, each tile reversed, with an mbarrier on which the copies of all threads
+/// arrive: in addition to the thread's own arrival if `COUNTED`, instead of it otherwise. Both are
 /// `[num_tiles, TILE]`.
 ///
 /// # Safety

@@ -6,7 +6,8 @@ use cuda_std::{Bf16x2, F16x2};
 /// Threads of a block, one pair each.
 pub const NUM_THREADS: u32 = 256;
 
-/// `fma(a, b, c)`, and sum, difference, product, maximum and minimum of `a` and `b`; all are `[len]`.
+/// `fma(a, b, c)`, and sum, difference, product, maximum and minimum of `a` and `b`; all are
+/// `[len]`.
 ///
 /// # Safety
 /// 1. The views hold one element per thread of the grid.

@@ -5,8 +5,8 @@ use cuda_std::prelude::*;
 /// Threads of a block.
 pub const NUM_THREADS: u32 = 64;
 
-/// `out[i] = x[i] + 1`, between `griddepcontrol.wait` and `griddepcontrol.launch_dependents`, both of
-/// which return since there is no other launch.
+/// `out[i] = x[i] + 1`, between `griddepcontrol.wait` and `griddepcontrol.launch_dependents`, both
+/// of which return since there is no other launch.
 ///
 /// # Safety
 /// 1. `x` and `out` hold one element per thread.

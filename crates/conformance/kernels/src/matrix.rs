@@ -48,8 +48,8 @@ pub const fn stored_row(lane: u32, count: u32) -> u32 {
     (5 * lane + 3) % count
 }
 
-/// Each lane passes its words to every form; the forms write consecutive rows: `x` is `[32, NUM_WORDS]`,
-/// `out` `[NUM_STORED_ROWS, 8]` of 16 bits.
+/// Each lane passes its words to every form; the forms write consecutive rows: `x` is `[32,
+/// NUM_WORDS]`, `out` `[NUM_STORED_ROWS, 8]` of 16 bits.
 ///
 /// # Safety
 /// 1. One warp; the views have these lengths.

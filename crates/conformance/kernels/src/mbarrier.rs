@@ -15,8 +15,8 @@ pub const STAGE: u32 = NUM_PRODUCERS * WARP_SIZE;
 /// Stages of the circular buffer.
 const NUM_STAGES: u32 = 3;
 
-/// In each round both producers fill their half of a stage; consumer `c` reads lane `i ^ 1` of producer
-/// `1 - c` and adds the round: `x` and `out` are `[num_rounds, NUM_PRODUCERS, 32]`.
+/// In each round both producers fill their half of a stage; consumer `c` reads lane `i ^ 1` of
+/// producer `1 - c` and adds the round: `x` and `out` are `[num_rounds, NUM_PRODUCERS, 32]`.
 ///
 /// # Safety
 /// 1. One block; the views have these lengths.
@@ -67,8 +67,8 @@ pub unsafe fn mbarrier_ring_u32(num_rounds: u32, x: Global<u32>, out: GlobalMut<
     }
 }
 
-/// One thread writes `test_wait` of both parities before each of six steps of arrivals on a barrier of
-/// three arrivals: `out` is `[6, 2]`.
+/// One thread writes `test_wait` of both parities before each of six steps of arrivals on a barrier
+/// of three arrivals: `out` is `[6, 2]`.
 ///
 /// # Safety
 /// 1. One thread; `out` has this length.

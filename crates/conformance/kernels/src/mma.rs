@@ -22,8 +22,8 @@ const K_WORDS: u32 = K / 2;
 /// The fragments of the block's A, by rows, and B, by columns.
 ///
 /// # Safety
-/// 1. Per block, `a` holds `M * K` elements and `b` `K * N`, two to a word; or `M * K_OF_8_BITS` and
-///    `K_OF_8_BITS * N`, four to a word.
+/// 1. Per block, `a` holds `M * K` elements and `b` `K * N`, two to a word; or `M * K_OF_8_BITS`
+///    and `K_OF_8_BITS * N`, four to a word.
 #[inline(always)]
 #[track_caller]
 unsafe fn fragments<T>(a: Global<u32>, b: Global<u32>) -> (FragmentA<T>, FragmentB<T>) {

@@ -15,15 +15,15 @@ pub const NUM_ROUNDS: u32 = 5;
 const FULL: [u32; 2] = [1, 2];
 const EMPTY: [u32; 2] = [3, 4];
 
-/// Every value of `x` passes through a buffer to the consumer at the mirrored index, which doubles it:
-/// `x` and `out` are `[NUM_ROUNDS, 2, NUM_PRODUCERS]`.
+/// Every value of `x` passes through a buffer to the consumer at the mirrored index, which doubles
+/// it: `x` and `out` are `[NUM_ROUNDS, 2, NUM_PRODUCERS]`.
 ///
 /// # Safety
 /// 1. One block; the views have these lengths.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn named_barrier_u32(x: Global<u32>, out: GlobalMut<u32>) {
-    // SAFETY: only producers access a buffer between its barriers "empty" and "full", and only consumers
-    // between "full" and "empty".
+    // SAFETY: only producers access a buffer between its barriers "empty" and "full", and only
+    // consumers between "full" and "empty".
     unsafe {
         let smem = shared_array![u32; 2 * NUM_PRODUCERS as usize];
         let (first, second) = (smem, smem.offset(NUM_PRODUCERS));

@@ -9,8 +9,8 @@ pub const NUM_ROUNDS: u32 = 5;
 /// Threads of a block of [`ordering_last_block()`], and of [`ordering_messages()`].
 pub const NUM_THREADS: u32 = 32;
 
-/// Every block adds its index plus 1 to `sum`, by plain accesses, `NUM_ROUNDS` times, each time holding
-/// a lock that `compare_exchange` takes with acquire and a store releases.
+/// Every block adds its index plus 1 to `sum`, by plain accesses, `NUM_ROUNDS` times, each time
+/// holding a lock that `compare_exchange` takes with acquire and a store releases.
 ///
 /// # Safety
 /// 1. Blocks of one thread; `lock` is 0; `lock` and `sum` are one element.
@@ -34,7 +34,8 @@ pub unsafe fn ordering_semaphore(lock: GlobalMut<u32>, sum: GlobalMut<u32>) {
 /// `arrived` adds up all of them, in order.
 ///
 /// # Safety
-/// 1. `x` and `parts` hold one element per thread; `arrived` is 0; `arrived` and `sum` are one element.
+/// 1. `x` and `parts` hold one element per thread; `arrived` is 0; `arrived` and `sum` are one
+///    element.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn ordering_last_block(
     x: Global<u32>,
@@ -62,12 +63,12 @@ pub unsafe fn ordering_last_block(
     }
 }
 
-/// Block 0 sends `NUM_ROUNDS` messages of one word per thread to block 1, which adds `1` to each word:
-/// both order their plain accesses of `message` by fences around relaxed accesses of `turn`.
+/// Block 0 sends `NUM_ROUNDS` messages of one word per thread to block 1, which adds `1` to each
+/// word: both order their plain accesses of `message` by fences around relaxed accesses of `turn`.
 ///
 /// # Safety
-/// 1. Two blocks; `turn` is one element, 0; `x` and `out` are `[NUM_ROUNDS, NUM_THREADS]`, `message`
-///    `[NUM_THREADS]`.
+/// 1. Two blocks; `turn` is one element, 0; `x` and `out` are `[NUM_ROUNDS, NUM_THREADS]`,
+///    `message` `[NUM_THREADS]`.
 #[kernel(launch_bounds(NUM_THREADS))]
 pub unsafe fn ordering_messages(
     x: Global<u32>,

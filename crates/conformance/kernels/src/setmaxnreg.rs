@@ -9,9 +9,9 @@ pub const NUM_THREADS: u32 = 3 * WARPGROUP_SIZE;
 /// Values that a thread of the other warpgroups holds at once.
 pub const NUM_VALUES: u32 = 16;
 
-/// `out[t] = sum_i (i + 1) * x[i, t]` for the threads of the last two warpgroups, which get registers of
-/// the first: all products are computed before any is added. `x` is `[NUM_VALUES, NUM_THREADS]`, `out`
-/// `[NUM_THREADS]`; threads of the first warpgroup write their first value.
+/// `out[t] = sum_i (i + 1) * x[i, t]` for the threads of the last two warpgroups, which get
+/// registers of the first: all products are computed before any is added. `x` is `[NUM_VALUES,
+/// NUM_THREADS]`, `out` `[NUM_THREADS]`; threads of the first warpgroup write their first value.
 ///
 /// # Safety
 /// 1. One block; the views have these lengths.

@@ -32,7 +32,8 @@ pub unsafe fn shuffle_b32(x: Global<u32>, out: GlobalMut<u32>) {
     }
 }
 
-/// Each lane writes the values of the lanes `delta` below and `delta` above it, for every `delta`: `x` is `[num_threads]`, `out` `[num_threads, NUM_VALUES]`.
+/// Each lane writes the values of the lanes `delta` below and `delta` above it, for every `delta`:
+/// `x` is `[num_threads]`, `out` `[num_threads, NUM_VALUES]`.
 ///
 /// # Safety
 /// 1. `x` and `out` have these lengths, in whole warps.

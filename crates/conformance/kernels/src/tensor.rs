@@ -9,16 +9,17 @@ const LOAD: u32 = 0;
 const STORE: u32 = 1;
 const ADD: u32 = 2;
 
-/// Kernels of one rank that load boxes to `images`, in the layout of shared memory, and that store and
-/// reduce them from there.
+/// Kernels of one rank that load boxes to `images`, in the layout of shared memory, and that store
+/// and reduce them from there.
 macro_rules! boxes {
     ($name:ident, $rank:literal [$($axis:literal)+], $load:ident, $store:ident, $add:ident) => {
         /// Moves the boxes at `corners` in sequence: `corners` is `[num_boxes, rank]`,
         /// innermost first, `images` `[num_boxes, box_words]`.
         ///
         /// # Safety
-        /// 1. One warp per block, with dynamic shared memory for a box and an mbarrier; the views have these lengths, and
-        ///    the map is of this rank and boxes of `box_words` words. Several blocks only reduce.
+        /// 1. One warp per block, with dynamic shared memory for a box and an mbarrier; the views
+        ///    have these lengths, and the map is of this rank and boxes of `box_words` words.
+        ///    Several blocks only reduce.
         #[kernel(
             launch_bounds(WARP_SIZE),
             target(sm_90a),
@@ -32,7 +33,8 @@ macro_rules! boxes {
             images: GlobalMut<u32>,
         ) {
             let lane = warp::lane_id();
-            // SAFETY: the box in shared memory is accessed alternately by the threads and by the copy.
+            // SAFETY: the box in shared memory is accessed alternately by the threads and by the
+            // copy.
             unsafe {
                 let smem: Shared<u32> = dynamic_shared_mem();
                 let barrier = Mbarrier::new(smem.offset(box_words).cast());

@@ -5,9 +5,9 @@ use cuda_std::prelude::*;
 /// Words that a lane writes per mask.
 pub const NUM_VALUES: u32 = 13;
 
-/// The lanes of each of `masks` vote on bit `i` of their words, match their third and fourth bytes, and
-/// reduce their words: `masks` is `[num_masks]`, `x` `[32]`, `out`
-/// `[num_masks, 32, NUM_VALUES]`; lanes outside of a mask write nothing.
+/// The lanes of each of `masks` vote on bit `i` of their words, match their third and fourth bytes,
+/// and reduce their words: `masks` is `[num_masks]`, `x` `[32]`, `out` `[num_masks, 32,
+/// NUM_VALUES]`; lanes outside of a mask write nothing.
 ///
 /// # Safety
 /// 1. One warp; the views have these lengths.
@@ -47,8 +47,8 @@ pub unsafe fn vote_b32(num_masks: u32, masks: Global<u32>, x: Global<u32>, out: 
     }
 }
 
-/// The lanes of each of `masks` write how many lanes were elected, and whether a second election elected
-/// the same lane, one of the mask: `masks` is `[num_masks]`, `out` `[num_masks, 32, 2]`.
+/// The lanes of each of `masks` write how many lanes were elected, and whether a second election
+/// elected the same lane, one of the mask: `masks` is `[num_masks]`, `out` `[num_masks, 32, 2]`.
 ///
 /// # Safety
 /// 1. One warp; the views have these lengths.

@@ -133,14 +133,14 @@ unsafe fn place_operands(num_words: u32, image: Global<u32>) {
     thread::sync_threads();
 }
 
-/// `D = before + A * B` by `num_steps` MMAs; without `accumulate` the first one starts from zero. `image`,
-/// `[num_words]`, is copied to shared memory: A at its start and B at `b_start` bytes, each of its
-/// [`Layout`]. `before` is `[M, T::COLUMNS * REGS]`, `out` `[num_rows, num_columns]`, the first rows and
-/// columns of the result.
+/// `D = before + A * B` by `num_steps` MMAs; without `accumulate` the first one starts from zero.
+/// `image`, `[num_words]`, is copied to shared memory: A at its start and B at `b_start` bytes,
+/// each of its [`Layout`]. `before` is `[M, T::COLUMNS * REGS]`, `out` `[num_rows, num_columns]`,
+/// the first rows and columns of the result.
 ///
 /// # Safety
-/// 1. One warpgroup, with dynamic shared memory for the image, which contains the operands; the views
-///    have these lengths.
+/// 1. One warpgroup, with dynamic shared memory for the image, which contains the operands; the
+///    views have these lengths.
 #[rustfmt::skip]
 #[kernel(
     launch_bounds(WARPGROUP_SIZE, 1),
@@ -232,8 +232,8 @@ pub unsafe fn wgmma_shared<
     }
 }
 
-/// [`wgmma_shared()`] with A in registers: `fragments` is `[num_steps, 128, 4]`, and B is at the start of
-/// shared memory.
+/// [`wgmma_shared()`] with A in registers: `fragments` is `[num_steps, 128, 4]`, and B is at the
+/// start of shared memory.
 ///
 /// # Safety
 /// As [`wgmma_shared()`].

@@ -144,8 +144,8 @@ fn contend(name: &'static str, integer: Integer, shared: bool, kernel: Kernel) -
     Case::new(name, buffers, move |p| kernel(blocks(NUM_BLOCKS as u32, NUM_THREADS), p))
 }
 
-/// Sums of multiples of 1/8, which are exact in every order, and of subnormal numbers, which are flushed
-/// in global memory and kept in shared memory.
+/// Sums of multiples of 1/8, which are exact in every order, and of subnormal numbers, which are
+/// flushed in global memory and kept in shared memory.
 fn add_f32() -> Case {
     let subnormal = f32::MIN_POSITIVE / 8.0;
     let x: Vec<f32> = (random_words(34).take(THREADS).enumerate())

@@ -6,16 +6,17 @@ use crate::inputs::{blocks, random_words, words_of_halves};
 use crate::numbers::{BF16, F16, Format, Rounding, fma, tanh};
 use crate::{Buffer, Case, Tolerance, Want};
 
-/// Triples of 16-bit codes: all triples of special values, then random bits, then numbers close to each
-/// other.
+/// Triples of 16-bit codes: all triples of special values, then random bits, then numbers close to
+/// each other.
 const NUM_TRIPLES: usize = 80 * NUM_THREADS as usize;
 
-/// Zero, the smallest and largest subnormal and normal numbers, 1 and the number after it, infinity, NaN.
+/// Zero, the smallest and largest subnormal and normal numbers, 1 and the number after it,
+/// infinity, NaN.
 const F16_SPECIAL: [u16; 9] = [0, 1, 0x03ff, 0x0400, 0x3c00, 0x3c01, 0x7bff, 0x7c00, 0x7e00];
 const BF16_SPECIAL: [u16; 9] = [0, 1, 0x007f, 0x0080, 0x3f80, 0x3f81, 0x7f7f, 0x7f80, 0x7fc0];
 
-/// Operands `a`, `b`, `c`: special magnitudes of both signs, then random bits; every second random triple
-/// is near `one`.
+/// Operands `a`, `b`, `c`: special magnitudes of both signs, then random bits; every second random
+/// triple is near `one`.
 fn operands(special: [u16; 9], one: u16) -> [Vec<u16>; 3] {
     let specials: Vec<u16> = special.into_iter().flat_map(|code| [code, code | 0x8000]).collect();
     let mut triples = Vec::new();
@@ -48,8 +49,8 @@ fn rounded<const N: usize>(
     Buffer::Out(Want::Words(words_of_halves(&halves)))
 }
 
-/// The lesser operand, -0 before +0, or the greater one by the reversed order; if one operand is NaN, the
-/// other one.
+/// The lesser operand, -0 before +0, or the greater one by the reversed order; if one operand is
+/// NaN, the other one.
 fn pick(format: Format, [a, b]: [&Vec<u16>; 2], greater: bool) -> Buffer {
     let place = |code: u16| if code < 0x8000 { i32::from(code) } else { 0x7fff - i32::from(code) };
     let is_nan = |code: u16| format.value(code).is_nan();
@@ -104,8 +105,8 @@ pub fn bf16_rounded() -> Case {
     })
 }
 
-/// Every f16: `2^x` with a relative error of at most 2^-9.9, or one unit of a subnormal result; `tanh` with
-/// an absolute error of at most 2^-10.987.
+/// Every f16: `2^x` with a relative error of at most 2^-9.9, or one unit of a subnormal result;
+/// `tanh` with an absolute error of at most 2^-10.987.
 pub fn f16_approximate() -> Case {
     let halves: Vec<u16> = (0..=u16::MAX).collect();
     let wanted = |f: fn(f64) -> f64, bound: fn(f64) -> f64| {

@@ -12,12 +12,12 @@ use std::f64::consts::{LN_2, TAU};
 /// `max` and `min` of two NaNs.
 const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
-/// Operands of the rounded results: all triples of the 28 special values, then triples of random bits,
-/// then triples of close numbers, which cancel.
+/// Operands of the rounded results: all triples of the 28 special values, then triples of random
+/// bits, then triples of close numbers, which cancel.
 const NUM_TRIPLES: u32 = 112 * NUM_THREADS;
 
-/// Arguments of the approximate results: special values, random bits, and numbers whose `2^x` is in the
-/// range of f32 or just outside.
+/// Arguments of the approximate results: special values, random bits, and numbers whose `2^x` is in
+/// the range of f32 or just outside.
 const NUM_ARGUMENTS: u32 = 64 * NUM_THREADS;
 
 /// Results that the ISA defines to be bit-exact.
@@ -86,7 +86,8 @@ pub fn transcendental() -> Case {
         let bounds = x().map(bound).collect();
         Buffer::Out(Want::F32(x().map(f).collect(), Tolerance::Each(bounds)))
     };
-    // The ISA's bound is 2^-20.5 for `|x| <= 2 pi`; an H200 has an error of 2^-20.49 in one of these.
+    // The ISA's bound is 2^-20.5 for `|x| <= 2 pi`; an H200 has an error of 2^-20.49 in one of
+    // these.
     let of_angle = |angle: f64| 2f64.powf(if angle.abs() <= TAU { -20.4 } else { -14.7 });
     let buffers = vec![
         Buffer::words(&x),

@@ -103,8 +103,8 @@ impl Task {
         ((last + self.spec.dims[0] * size).next_multiple_of(16) / size + 64) as usize
     }
 
-    /// Indices of the elements of the box at `corner`, in shared memory and in the tensor's memory; the
-    /// latter `None` out of bounds.
+    /// Indices of the elements of the box at `corner`, in shared memory and in the tensor's memory;
+    /// the latter `None` out of bounds.
     fn places(&self, corner: &[i32]) -> Vec<(usize, Option<usize>)> {
         let TensorMapSpec { element, dims, strides_bytes, box_dims, swizzle, .. } = &self.spec;
         let size = element.size_bytes();
@@ -166,8 +166,9 @@ impl Task {
         }
     }
 
-    /// Corners, tensor, tensor map, images; `None` if no box can be moved this way: an H200 cannot store a box
-    /// with negative coordinates, and stores units of 16 bytes, even across the end of a row.
+    /// Corners, tensor, tensor map, images; `None` if no box can be moved this way: an H200 cannot
+    /// store a box with negative coordinates, and stores units of 16 bytes, even across the end of
+    /// a row.
     fn case(mut self, how: How) -> Option<Case> {
         let row_bytes = self.spec.dims[0] * self.spec.element.size_bytes();
         if how != How::Load && !row_bytes.is_multiple_of(16) {

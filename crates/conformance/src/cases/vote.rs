@@ -11,8 +11,8 @@ const MASKS: [u32; 6] = [u32::MAX, 0xffff, 0xaaaa_aaaa, 0x8000_0111, 0x0001_0000
 /// Contents of unwritten memory.
 const UNWRITTEN: u32 = u32::MAX;
 
-/// Words whose bit 0 is set in all lanes and bit 1 in none, for unanimous votes; few different values in
-/// byte 2, and one value in byte 3 of the lower half of the warp.
+/// Words whose bit 0 is set in all lanes and bit 1 in none, for unanimous votes; few different
+/// values in byte 2, and one value in byte 3 of the lower half of the warp.
 pub fn votes() -> Case {
     let lanes = random_words(20).take(32).zip(0u32..);
     let words: Vec<u32> = lanes

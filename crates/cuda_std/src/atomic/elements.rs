@@ -35,8 +35,8 @@ macro_rules! read_modify_write {
         ///
         /// # Safety
         /// 1. `index` is inside the memory of the view.
-        /// 2. Threads that access the element at the same time do so by atomic operations of a scope
-        ///    that includes all of them.
+        /// 2. Threads that access the element at the same time do so by atomic operations of a
+        ///    scope that includes all of them.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $name(
@@ -90,8 +90,8 @@ macro_rules! words {
                 $element, $index, $space $suffix, $address_register $register, $type
             );
             store!(
-                /// Stores element `index`; the thread's earlier accesses come before those of a thread
-                /// that acquires the value.
+                /// Stores element `index`; the thread's earlier accesses come before those of a
+                /// thread that acquires the value.
                 store_release, "st.release", Release,
                 $element, $index, $space $suffix, $address_register $register, $type
             );
@@ -184,8 +184,8 @@ macro_rules! store {
         ///
         /// # Safety
         /// 1. `index` is inside the memory of the view.
-        /// 2. Threads that access the element at the same time do so by atomic operations of a scope
-        ///    that includes all of them.
+        /// 2. Threads that access the element at the same time do so by atomic operations of a
+        ///    scope that includes all of them.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $name(self, index: $index, value: $element, scope: Scope) {
@@ -215,20 +215,23 @@ macro_rules! integers {
     ) => {
         read_modify_write! {
             $view<$element>[$index], $space $suffix, $address_register $register;
-            /// Adds `value` to element `index`, wrapping around, and returns the old value. CUDA C `atomicAdd`.
+            /// Adds `value` to element `index`, wrapping around, and returns the old value. CUDA C
+            /// `atomicAdd`.
             fetch_add ".add" $arithmetic <$element>::wrapping_add;
-            /// Stores the minimum of element `index` and `value`, and returns the old value. CUDA C `atomicMin`.
+            /// Stores the minimum of element `index` and `value`, and returns the old value. CUDA C
+            /// `atomicMin`.
             fetch_min ".min" $arithmetic <$element>::min;
-            /// Stores the maximum of element `index` and `value`, and returns the old value. CUDA C `atomicMax`.
+            /// Stores the maximum of element `index` and `value`, and returns the old value. CUDA C
+            /// `atomicMax`.
             fetch_max ".max" $arithmetic <$element>::max;
-            /// Stores the bitwise and of element `index` and `value`, and returns the old value. CUDA C
-            /// `atomicAnd`.
+            /// Stores the bitwise and of element `index` and `value`, and returns the old value.
+            /// CUDA C `atomicAnd`.
             fetch_and ".and" $bits |old: $element, value: $element| old & value;
-            /// Stores the bitwise or of element `index` and `value`, and returns the old value. CUDA C
-            /// `atomicOr`.
+            /// Stores the bitwise or of element `index` and `value`, and returns the old value.
+            /// CUDA C `atomicOr`.
             fetch_or ".or" $bits |old: $element, value: $element| old | value;
-            /// Stores the bitwise exclusive or of element `index` and `value`, and returns the old value. CUDA C
-            /// `atomicXor`.
+            /// Stores the bitwise exclusive or of element `index` and `value`, and returns the old
+            /// value. CUDA C `atomicXor`.
             fetch_xor ".xor" $bits |old: $element, value: $element| old ^ value;
             /// Stores `value` in element `index` and returns the old value. CUDA C `atomicExch`.
             swap ".exch" $bits |_: $element, value: $element| value;

@@ -40,8 +40,8 @@ pub unsafe fn tensor_load<T: Copy, const RANK: usize>(
     }
 }
 
-/// [`tensor_load`] to the same address in every block of the cluster whose bit is set in `blocks`; the
-/// copy completes on each block's own `mbarrier`. CUDA C `cuda::ptx::cp_async_bulk_tensor`.
+/// [`tensor_load`] to the same address in every block of the cluster whose bit is set in `blocks`;
+/// the copy completes on each block's own `mbarrier`. CUDA C `cuda::ptx::cp_async_bulk_tensor`.
 #[doc = ptx!(
     "cp.async.bulk.tensor.{1..4}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
 )]

@@ -26,7 +26,8 @@ impl<T> Clone for PeerShared<T> {
 
 impl<T> Copy for PeerShared<T> {}
 
-/// Maps `shared` to the same memory in block `rank` of the cluster. CUDA C `cluster.map_shared_rank`.
+/// Maps `shared` to the same memory in block `rank` of the cluster. CUDA C
+/// `cluster.map_shared_rank`.
 #[doc = ptx!("mapa.shared::cluster.u32")]
 #[inline(always)]
 #[track_caller]

@@ -70,8 +70,8 @@ impl Element {
     }
 }
 
-/// How the 16-byte chunks of a box's rows are permuted in shared memory, so that a column of chunks is
-/// spread over the banks. Discriminants are those of the driver (`CUtensorMapSwizzle`) and the
+/// How the 16-byte chunks of a box's rows are permuted in shared memory, so that a column of chunks
+/// is spread over the banks. Discriminants are those of the driver (`CUtensorMapSwizzle`) and the
 /// emulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -98,8 +98,8 @@ impl Swizzle {
     }
 }
 
-/// Size of an L2 fetch when a copy misses. Discriminants are the driver's (`CUtensorMapL2promotion`);
-/// the emulator has no caches.
+/// Size of an L2 fetch when a copy misses. Discriminants are the driver's
+/// (`CUtensorMapL2promotion`); the emulator has no caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum L2Promotion {
@@ -110,8 +110,8 @@ pub enum L2Promotion {
     B256 = 3,
 }
 
-/// A tensor in global memory and the box of it that one copy moves, dimensions innermost first. There is
-/// no interleave, element strides are 1, and out-of-bounds elements are read as zeros.
+/// A tensor in global memory and the box of it that one copy moves, dimensions innermost first.
+/// There is no interleave, element strides are 1, and out-of-bounds elements are read as zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMapSpec {
     /// Address of the tensor, a multiple of 16.

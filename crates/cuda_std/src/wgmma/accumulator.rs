@@ -5,9 +5,9 @@ use super::sum::Sum;
 
 /// A thread's fragment of its warpgroup's `[64, T::COLUMNS * REGS]` accumulator, in registers.
 ///
-/// Value `i` of thread `t` is element (`row(t, i)`, `column(t, i)`). In f32 it is register `i`, in f16
-/// a half of register `i / 2`. `REGS` is 4, 8, 16, 32, 36, 48 or 64, and in f32 also 72, 96 or 128.
-/// Registers cannot be indexed by a variable: use [`Accumulator::for_each`] and
+/// Value `i` of thread `t` is element (`row(t, i)`, `column(t, i)`). In f32 it is register `i`, in
+/// f16 a half of register `i / 2`. `REGS` is 4, 8, 16, 32, 36, 48 or 64, and in f32 also 72, 96 or
+/// 128. Registers cannot be indexed by a variable: use [`Accumulator::for_each`] and
 /// [`Accumulator::for_each_16_columns`], in which indices are constants, or pass constants to
 /// [`Accumulator::sum`].
 pub struct Accumulator<const REGS: usize, T: Sum = f32> {
@@ -71,8 +71,8 @@ impl<const REGS: usize, T: Sum> Accumulator<REGS, T> {
         T::unpack(self.values[i / T::PER_REGISTER], i % T::PER_REGISTER)
     }
 
-    /// Calls `f` with the index and the value of each register, unrolled: the index is a constant in
-    /// `f`. Keep `f` short.
+    /// Calls `f` with the index and the value of each register, unrolled: the index is a constant
+    /// in `f`. Keep `f` short.
     #[inline(always)]
     #[track_caller]
     pub fn for_each(&mut self, mut f: impl FnMut(usize, &mut T::Register)) {
@@ -92,8 +92,8 @@ impl<const REGS: usize, T: Sum> Accumulator<REGS, T> {
 
 impl<const REGS: usize> Accumulator<REGS> {
     /// Calls `f` for each 16 columns with their index and their eight registers, unrolled as
-    /// [`Accumulator::for_each`]. Packed in pairs, the registers are the [`FragmentA`] of an MMA over
-    /// these columns as k, and the four matrices of a `stmatrix`.
+    /// [`Accumulator::for_each`]. Packed in pairs, the registers are the [`FragmentA`] of an MMA
+    /// over these columns as k, and the four matrices of a `stmatrix`.
     ///
     /// [`FragmentA`]: super::FragmentA
     #[inline(always)]

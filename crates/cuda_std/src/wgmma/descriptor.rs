@@ -7,9 +7,9 @@ use crate::Shared;
 use core::marker::PhantomData;
 use half::{bf16, f16};
 
-/// How the 16-byte chunks of an operand's rows are permuted, as by TMA's swizzle of the same name: bits 4
-/// to 6 of a byte's address (4 and 5 for rows of 64 bytes, 4 for 32) are xored with as many bits from
-/// bit 7 on.
+/// How the 16-byte chunks of an operand's rows are permuted, as by TMA's swizzle of the same name:
+/// bits 4 to 6 of a byte's address (4 and 5 for rows of 64 bytes, 4 for 32) are xored with as many
+/// bits from bit 7 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swizzle {
     /// No swizzle: core matrices of 8 rows of 16 bytes.
@@ -93,8 +93,8 @@ impl<E, M> Clone for MatrixDescriptor<E, M> {
 impl<E, M> Copy for MatrixDescriptor<E, M> {}
 
 impl<E: Element, M: Major<E>> MatrixDescriptor<E, M> {
-    /// The operand at `tile`, whose swizzle pattern is aligned to its size (1024, 512 or 256 bytes).
-    /// `leading_bytes` and `stride_bytes` are multiples of 16:
+    /// The operand at `tile`, whose swizzle pattern is aligned to its size (1024, 512 or 256
+    /// bytes). `leading_bytes` and `stride_bytes` are multiples of 16:
     ///
     /// | | K-major | MN-major |
     /// | --- | --- | --- |
@@ -111,12 +111,13 @@ impl<E: Element, M: Major<E>> MatrixDescriptor<E, M> {
 
     /// The operand `bytes` further on, a multiple of 16: the next k step, or the next stage.
     ///
-    /// The next k step is 32 bytes further in a K-major tile, inside the swizzled row, and k rows further
-    /// in an MN-major tile.
+    /// The next k step is 32 bytes further in a K-major tile, inside the swizzled row, and k rows
+    /// further in an MN-major tile.
     #[inline(always)]
     #[must_use]
     pub fn advance(self, bytes: u32) -> Self {
-        // An address of shared memory does not overflow the field: adding to the low word is enough.
+        // An address of shared memory does not overflow the field: adding to the low word is
+        // enough.
         let low = (self.bits as u32).wrapping_add(bytes >> 4);
         MatrixDescriptor { bits: self.bits >> 32 << 32 | u64::from(low), marker: PhantomData }
     }
@@ -129,8 +130,8 @@ impl<E: Element, M: Major<E>> MatrixDescriptor<E, M> {
 }
 
 impl<E: Element> MatrixDescriptor<E, KMajor> {
-    /// A tile whose rows have `swizzle.row_bytes()` bytes of k, as TMA writes a box of that width. The
-    /// following k are in the next tile.
+    /// A tile whose rows have `swizzle.row_bytes()` bytes of k, as TMA writes a box of that width.
+    /// The following k are in the next tile.
     #[inline(always)]
     pub fn k_major(tile: Shared<E>, swizzle: Swizzle) -> Self {
         // The leading offset is ignored; the ISA page assumes 1.
@@ -142,8 +143,8 @@ impl<E: Element> MatrixDescriptor<E, MnMajor>
 where
     MnMajor: Major<E>,
 {
-    /// A tile with one row per k, each of `swizzle.row_bytes()` bytes of columns, as TMA writes a box of
-    /// that width: V of attention. The next columns are `leading_bytes` further.
+    /// A tile with one row per k, each of `swizzle.row_bytes()` bytes of columns, as TMA writes a
+    /// box of that width: V of attention. The next columns are `leading_bytes` further.
     #[inline(always)]
     pub fn mn_major(tile: Shared<E>, leading_bytes: u32, swizzle: Swizzle) -> Self {
         MatrixDescriptor::new(tile, leading_bytes, 8 * swizzle.row_bytes(), swizzle)

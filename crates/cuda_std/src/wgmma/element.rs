@@ -77,8 +77,8 @@ macro_rules! wgmma {
     };
 }
 
-/// `mma` and `mma_rs` of `$element`, accumulated in `$sum`. For each form, `$types` is followed by its
-/// operands and by the values of the transpositions among them.
+/// `mma` and `mma_rs` of `$element`, accumulated in `$sum`. For each form, `$types` is followed by
+/// its operands and by the values of the transpositions among them.
 #[cfg(target_arch = "nvptx64")]
 macro_rules! mmas {
     (

@@ -20,15 +20,15 @@ use simt::device::{OperandA, Wgmma};
 /// [`InFlight::wait`] follows the loop. Each iteration executes a [`fence`](super::fence) or
 /// [`Accumulator::start`] right before its MMAs.
 ///
-/// Values stay in registers only if all indices are constants to LLVM. ptxas serialises the MMAs, with
-/// a warning C75xx, if other instructions access their registers while they are pending; so create a
-/// [`FragmentA`] when no MMA that reads one is pending (C7513).
+/// Values stay in registers only if all indices are constants to LLVM. ptxas serialises the MMAs,
+/// with a warning C75xx, if other instructions access their registers while they are pending; so
+/// create a [`FragmentA`] when no MMA that reads one is pending (C7513).
 ///
 /// # Numerics
-/// Products are exact. The emulator adds the products of one instruction and D in f64 and rounds once,
-/// to nearest, to f32 or f16. Tensor cores align and truncate in steps of k = 16, or 32 for 8-bit
-/// elements, and round D after each step: see [`crate::mma::m16n8k16`]. So f16 accumulators over k have
-/// an error of up to `k / 16` units in the last place.
+/// Products are exact. The emulator adds the products of one instruction and D in f64 and rounds
+/// once, to nearest, to f32 or f16. Tensor cores align and truncate in steps of k = 16, or 32 for
+/// 8-bit elements, and round D after each step: see [`crate::mma::m16n8k16`]. So f16 accumulators
+/// over k have an error of up to `k / 16` units in the last place.
 #[must_use = "an accumulator in flight must be waited for"]
 pub struct InFlight<const REGS: usize, T: Sum = f32> {
     #[cfg(target_arch = "nvptx64")]
@@ -39,8 +39,9 @@ pub struct InFlight<const REGS: usize, T: Sum = f32> {
     sum: PhantomData<T>,
 }
 
-/// A thread's fragment of an operand A of elements `E`, in registers: `[64, 16]` of 16-bit elements, two
-/// per register, or `[64, 32]` of 8-bit elements, four per register, the lowest k in the lowest bits.
+/// A thread's fragment of an operand A of elements `E`, in registers: `[64, 16]` of 16-bit
+/// elements, two per register, or `[64, 32]` of 8-bit elements, four per register, the lowest k in
+/// the lowest bits.
 ///
 /// Register `i` of thread `t` holds elements of row `t % 128 / 32 * 16 + t % 32 / 4 + i % 2 * 8`,
 /// the first of them at k = `t % 4 * 2 + i / 2 * 8`, or `t % 4 * 4 + i / 2 * 16` of 8-bit elements.
@@ -93,12 +94,12 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
     #[doc = ptx!("wgmma.mma_async.sync.aligned")]
     ///
     /// # Safety
-    /// 1. The operands that the descriptors name are inside the block's shared memory and initialised; a
-    ///    proxy fence and a barrier follow what threads wrote there.
-    /// 2. Nothing writes the operands until a [`wait_group`](super::wait_group) or [`InFlight::wait`] has
-    ///    waited for the MMA's group.
-    /// 3. [`commit`](super::commit) closes the MMA's group before this accumulator is waited for, and it
-    ///    is waited for before it is dropped.
+    /// 1. The operands that the descriptors name are inside the block's shared memory and
+    ///    initialised; a proxy fence and a barrier follow what threads wrote there.
+    /// 2. Nothing writes the operands until a [`wait_group`](super::wait_group) or
+    ///    [`InFlight::wait`] has waited for the MMA's group.
+    /// 3. [`commit`](super::commit) closes the MMA's group before this accumulator is waited for,
+    ///    and it is waited for before it is dropped.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn mma<E: Element, A: Major<E>, B: Major<E>>(
@@ -145,8 +146,8 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
         self.emulate::<E, B>(OperandA::Registers(a.registers), false, b, accumulate)
     }
 
-    /// Waits until at most `PENDING` of the newest groups are pending, and returns the accumulator. None
-    /// of the pending groups may have an MMA of it, which the emulator checks.
+    /// Waits until at most `PENDING` of the newest groups are pending, and returns the accumulator.
+    /// None of the pending groups may have an MMA of it, which the emulator checks.
     #[doc = ptx!("wgmma.wait_group.sync.aligned")]
     #[inline(always)]
     #[track_caller]

@@ -1,10 +1,11 @@
 //! `wgmma`, the asynchronous MMA of a warpgroup (SM 90a): `D[64, n] = A[64, k] * B[k, n] (+ D)`.
 //!
-//! A warpgroup is four warps, 128 threads, whose first warp is a multiple of four; all of its threads
-//! call every function here, converged. B is in shared memory, named by a [`MatrixDescriptor`]; A
-//! likewise, or in registers as a [`FragmentA`]. D is in registers, in f32, or in f16 for operands of
-//! f16: an [`Accumulator`], whose values can be read, or an [`InFlight`] accumulator, which the tensor
-//! cores may be writing. Numerics, pipelining and ptxas's warnings: [`InFlight`].
+//! A warpgroup is four warps, 128 threads, whose first warp is a multiple of four; all of its
+//! threads call every function here, converged. B is in shared memory, named by a
+//! [`MatrixDescriptor`]; A likewise, or in registers as a [`FragmentA`]. D is in registers, in f32,
+//! or in f16 for operands of f16: an [`Accumulator`], whose values can be read, or an [`InFlight`]
+//! accumulator, which the tensor cores may be writing. Numerics, pipelining and ptxas's warnings:
+//! [`InFlight`].
 //!
 //! ```
 //! use cuda_std::wgmma::{self, Accumulator, KMajor, MatrixDescriptor, Swizzle};
@@ -47,10 +48,10 @@ use {crate::warp::stay_converged, core::arch::asm};
 const MAX_PENDING: u32 = 7;
 
 instruction! {
-    /// Orders the thread's writes to registers before the MMAs that read them. Needed at the start of
-    /// each iteration of a loop that keeps an accumulator in flight (ptxas inserts a missing one,
-    /// C7519), and after [`FragmentA::new`] for such an accumulator. [`Accumulator::start`] is one.
-    /// CUTLASS `warpgroup_arrive`.
+    /// Orders the thread's writes to registers before the MMAs that read them. Needed at the start
+    /// of each iteration of a loop that keeps an accumulator in flight (ptxas inserts a missing
+    /// one, C7519), and after [`FragmentA::new`] for such an accumulator. [`Accumulator::start`] is
+    /// one. CUTLASS `warpgroup_arrive`.
     "wgmma.fence.sync.aligned" => pub fn fence() {
         stay_converged();
         asm!("wgmma.fence.sync.aligned;", options(nostack, preserves_flags));

@@ -1,8 +1,8 @@
 //! The registers of an accumulator, listed because registers cannot be indexed.
 
-/// `$callback!([n, wide], [registers], $args)` for the accumulator of `$count` registers: `n` is its
-/// number of columns if a register holds one value, `wide` if it holds two, `[registers]` are the
-/// indices of its registers. A new width is one more line here.
+/// `$callback!([n, wide], [registers], $args)` for the accumulator of `$count` registers: `n` is
+/// its number of columns if a register holds one value, `wide` if it holds two, `[registers]` are
+/// the indices of its registers. A new width is one more line here.
 #[rustfmt::skip]
 macro_rules! match_registers {
     ($count:ident, $callback:ident $args:tt) => {

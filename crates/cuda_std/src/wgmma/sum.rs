@@ -96,8 +96,8 @@ impl<E: Element> SumOf<E> for f32 {
     }
 }
 
-/// `$instruction` with all of `$registers` as in-out operands, so that the compiler moves no access of
-/// them across it.
+/// `$instruction` with all of `$registers` as in-out operands, so that the compiler moves no access
+/// of them across it.
 #[cfg(target_arch = "nvptx64")]
 macro_rules! instruction_on {
     ($n:tt, [$($i:literal)*], ($registers:expr, $instruction:literal, $($operand:tt)*)) => {

@@ -1,4 +1,5 @@
-//! Layouts of operands in shared memory: an independent version of the PTX ISA's "Shared Memory Matrix Layout".
+//! Layouts of operands in shared memory: an independent version of the PTX ISA's "Shared Memory
+//! Matrix Layout".
 
 use cuda_std::wgmma::Swizzle;
 
@@ -45,8 +46,8 @@ pub struct Place {
 const MANY: usize = 1 << 10;
 
 impl Place {
-    /// Byte offset of element `(mn, k)` before the swizzle, for elements of `size` bytes: the table "Canonical
-    /// Layouts".
+    /// Byte offset of element `(mn, k)` before the swizzle, for elements of `size` bytes: the table
+    /// "Canonical Layouts".
     pub fn canonical(&self, mn: usize, k: usize, size: usize) -> usize {
         let t = 16 / size;
         let (lbo, sbo) = (self.leading / size, self.stride / size);
@@ -76,8 +77,8 @@ impl Place {
         Place { mn_major, swizzle, leading, stride }
     }
 
-    /// Byte offset of MMA `step` of `k` in such a tile; the rows of a K-major swizzle have the width of their
-    /// pattern, and further k are in the next tile.
+    /// Byte offset of MMA `step` of `k` in such a tile; the rows of a K-major swizzle have the
+    /// width of their pattern, and further k are in the next tile.
     pub fn start(&self, step: usize, mn: usize, k: usize) -> usize {
         let row_bytes = 16 << swizzle_bits(self.swizzle);
         match (self.mn_major, self.swizzle) {

@@ -1,5 +1,5 @@
-//! `wgmma` against the PTX ISA: layouts of operands ("Shared Memory Matrix Layout"), elements of registers
-//! ("Register Fragments"), and results.
+//! `wgmma` against the PTX ISA: layouts of operands ("Shared Memory Matrix Layout"), elements of
+//! registers ("Register Fragments"), and results.
 
 mod case;
 mod layout;

@@ -7,8 +7,8 @@ use syn::{GenericArgument, GenericParam, Ident, ItemFn};
 use super::Arg;
 use super::attributes::{Attributes, Instance};
 
-/// The `ptx-kernel` entries, their attributes for `cuda_builder`, and a check of the bounds for host and
-/// device.
+/// The `ptx-kernel` entries, their attributes for `cuda_builder`, and a check of the bounds for
+/// host and device.
 pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> TokenStream {
     let family = family();
     let entry = |symbol: &Ident, generic_args: &[GenericArgument]| {
@@ -44,8 +44,8 @@ pub fn module(symbol: &Ident) -> Ident {
     format_ident!("__entry_{symbol}")
 }
 
-/// The path component under `src` of the kernel's file: `gemm` for `src/gemm/f32.rs`. For a file outside
-/// of a `src`, the file's name.
+/// The path component under `src` of the kernel's file: `gemm` for `src/gemm/f32.rs`. For a file
+/// outside of a `src`, the file's name.
 fn family() -> String {
     let file = Span::call_site().unwrap().file();
     let path = file
@@ -55,8 +55,8 @@ fn family() -> String {
     component.strip_suffix(".rs").unwrap_or(component).to_owned()
 }
 
-/// The builds that have the entries. A target's features include those of earlier targets; `sm_90a` is a
-/// feature of its own target only.
+/// The builds that have the entries. A target's features include those of earlier targets; `sm_90a`
+/// is a feature of its own target only.
 fn is_device(attributes: &Attributes) -> TokenStream {
     match attributes.target {
         Some(target) => quote!(all(target_arch = "nvptx64", target_feature = #target)),

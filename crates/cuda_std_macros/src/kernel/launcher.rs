@@ -23,8 +23,8 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
     let instance_param = is_generic.then(|| quote!(instance: Instance,));
     let symbol = if is_generic { quote!(instance.symbol()) } else { quote!(SYMBOL) };
     let body = for_each_instance(function, attributes, |_, generic_args| {
-        // SAFETY of the expansion: the launch keeps the kernel's requirements, and the emulator checks
-        // them.
+        // SAFETY of the expansion: the launch keeps the kernel's requirements, and the emulator
+        // checks them.
         quote!(unsafe {
             super::#name::<#(#generic_args),*>(
                 #(<#types as ::cuda_std::launch::KernelArg>::emulated(#names)),*

@@ -1,10 +1,11 @@
 //! Machine code on disk, so that a second start costs no JIT.
 //!
-//! The driver has a cache of its own (`CUDA_CACHE_PATH`), but it is shared by all programs, evicts by size, and is
-//! switched off on some clusters; this one holds what this program needs, for as long as it needs it. A file is named by
-//! what its code depends on: the PTX, the driver, the compute capability. It is written beside its place and renamed, so
-//! that it is whole or absent, and it carries a checksum: what does not match is compiled again. A new PTX or driver
-//! leaves the files of the old one behind: what was not read for [`KEEP`] is removed.
+//! The driver has a cache of its own (`CUDA_CACHE_PATH`), but it is shared by all programs, evicts
+//! by size, and is switched off on some clusters; this one holds what this program needs, for as
+//! long as it needs it. A file is named by what its code depends on: the PTX, the driver, the
+//! compute capability. It is written beside its place and renamed, so that it is whole or absent,
+//! and it carries a checksum: what does not match is compiled again. A new PTX or driver leaves the
+//! files of the old one behind: what was not read for [`KEEP`] is removed.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +18,7 @@ use std::time::{Duration, SystemTime};
 use super::device::Capability;
 use crate::ptx::Kernel;
 
-/// How long a file stays that nobody reads.
+/// How long a file stays that is not read.
 const KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// How old a file's time of last use may get before a read renews it.
@@ -36,7 +37,8 @@ pub struct CubinCache {
 }
 
 impl CubinCache {
-    /// The cache in `dir` for `driver`, any text that changes when the driver does. Without a directory nothing is kept.
+    /// The cache in `dir` for `driver`, any text that changes when the driver does. Without a
+    /// directory nothing is kept.
     pub fn new(dir: Option<PathBuf>, driver: String, capability: Capability) -> Self {
         CubinCache { dir, driver, capability, pruned: Once::new() }
     }
@@ -51,8 +53,8 @@ impl CubinCache {
         (u64::from_le_bytes(*checksum) == hash(cubin)).then(|| cubin.to_vec())
     }
 
-    /// Keeps the machine code of `kernel`, and removes what nobody reads any more. A disk that is full or read-only is no
-    /// reason to fail: the code is compiled again at the next start.
+    /// Keeps the machine code of `kernel`, and removes what is not read any more. A disk that is
+    /// full or read-only is no reason to fail: the code is compiled again at the next start.
     pub fn write(&self, kernel: &Kernel, cubin: &[u8]) {
         if let Some(path) = self.path(kernel) {
             self.pruned.call_once(|| {
@@ -72,7 +74,8 @@ impl CubinCache {
     }
 }
 
-/// Notes that the file at `path` is in use. Its time of modification says so: that of access is not kept on most disks.
+/// Notes that the file at `path` is in use. Its time of modification says so: that of access is not
+/// kept on most disks.
 fn renew(path: &Path) {
     if age(path).is_some_and(|age| age > RENEW)
         && let Ok(file) = fs::File::options().append(true).open(path)
@@ -81,7 +84,8 @@ fn renew(path: &Path) {
     }
 }
 
-/// Removes the cache's files in `dir` that were not in use for [`KEEP`], and unfinished ones of processes that ended.
+/// Removes the cache's files in `dir` that were not in use for [`KEEP`], and unfinished ones of
+/// processes that ended.
 fn prune(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();

@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::Version;
 use crate::exec::{ExecError, Gemm, GemmError};
 
-/// Held while cuBLAS sets something up: it crashes where two threads of a process make handles, or capture its products,
-/// at the same time (cuBLAS 13).
+/// Held while cuBLAS sets something up: it crashes where two threads of a process make handles, or
+/// capture its kernels, at the same time (cuBLAS 13).
 static SETUP: Mutex<()> = Mutex::new(());
 
 /// Keeps other threads from setting cuBLAS up while it lives.
@@ -30,7 +30,8 @@ pub fn workspace_bytes(gemm: Gemm) -> usize {
     if gemm == Gemm::Halfwarp { 0 } else { Cublas::WORKSPACE_BYTES }
 }
 
-/// A handle of the current context on `stream`, if `gemm` is cuBLAS, with a workspace at this address of the device.
+/// A handle of the current context on `stream`, if `gemm` is cuBLAS, with a workspace at this
+/// address of the device.
 ///
 /// # Safety
 /// 1. The workspace has [`workspace_bytes`], and lives with `stream` as long as the handle.
@@ -47,10 +48,11 @@ pub unsafe fn open(
     Ok(Some(unsafe { Cublas::new(stream.as_inner().cast(), workspace) }?))
 }
 
-/// Starts a product on the handle's stream, or captures it.
+/// Starts a matrix product on the handle's stream, or captures it.
 ///
 /// # Safety
-/// 1. The matrices are in device memory that lives until the work is done, in a graph as long as that.
+/// 1. The matrices are in device memory that lives until the work is done, in a graph as long as
+///    that.
 pub unsafe fn add_gemm(cublas: &Cublas, gemm: &GemmEx) -> Result<(), ExecError> {
     // SAFETY: the caller's promise.
     Ok(unsafe { cublas.gemm_ex(gemm) }?)

@@ -42,8 +42,8 @@ impl Capability {
         ptx::target(self.code()?.name())
     }
 
-    /// What code a device of this capability runs: that of `sm_90a` on 9.0 alone, that of `sm_80` on everything newer
-    /// through the driver's JIT. `None` below 8.0.
+    /// What code a device of this capability runs: that of `sm_90a` on 9.0 alone, that of `sm_80`
+    /// on everything newer through the driver's JIT. `None` below 8.0.
     fn code(self) -> Option<gemm::Target> {
         let hopper = Capability { major: 9, minor: 0 };
         match self {
@@ -84,24 +84,26 @@ pub fn driver_version() -> Result<Version, ExecError> {
     }
 }
 
-/// A text that changes when the driver does: its release where the kernel module tells it, which is finer than the
-/// version of CUDA.
+/// A text that changes when the driver does: its release where the kernel module says it, which is
+/// finer than the version of CUDA.
 pub(super) fn driver_name() -> Result<String, ExecError> {
     let release = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     Ok(format!("{} {release}", driver_version()?))
 }
 
-/// How kernels are launched on `gpu` that overlap with the launch before: where they are compiled to wait for it, and
-/// the driver can.
+/// How kernels are launched on `gpu` that overlap with the launch before: where they are compiled
+/// to wait for it, and the driver can.
 pub(super) fn overlapping_launcher(gpu: Gpu) -> Result<Option<OverlappingLauncher>, ExecError> {
     let driver = cuda_loader::load().map_err(|error| ExecError::NoDevice(error.to_string()))?;
     Ok(driver.overlapping_launcher().filter(|_| gpu.target == gemm::Target::Sm90a))
 }
 
-/// All devices of this machine, in the driver's order; none on a machine that has a driver but no device.
+/// All devices of this machine, in the driver's order; none on a machine that has a driver but no
+/// device.
 ///
 /// # Errors
-/// [`ExecError::NoDevice`] without a driver, or with one that is too old; [`ExecError::Driver`] if it does not answer.
+/// [`ExecError::NoDevice`] without a driver, or with one that is too old; [`ExecError::Driver`] if
+/// it does not answer.
 pub fn devices() -> Result<Vec<DeviceInfo>, ExecError> {
     driver_version()?;
     match cust::init(CudaFlags::empty()) {
@@ -150,8 +152,8 @@ pub fn free_memory(ordinal: usize) -> Result<(String, usize), ExecError> {
     Ok((device.name.clone(), free_bytes))
 }
 
-/// The device `cuda:<ordinal>` of `devices`, its kernels, and what launches are made for: `target`, or the newest that
-/// it can run. Whether they overlap is for [`overlapping_launcher`] to say.
+/// The device `cuda:<ordinal>` of `devices`, its kernels, and what launches are made for: `target`,
+/// or the newest that it can run. Whether they overlap is for [`overlapping_launcher`] to say.
 pub(super) fn choose(
     devices: &[DeviceInfo],
     ordinal: usize,
@@ -185,8 +187,9 @@ pub(super) fn choose(
 
 /// The device's primary context, current in this thread.
 ///
-/// It is made once, which takes a tenth of a second, and never given back: the driver tears a context down when its last
-/// owner is gone, and a thread that opens the device at that moment crashes.
+/// It is made once, which takes a tenth of a second, and never given back: the driver tears a
+/// context down when its last owner is gone, and a thread that opens the device at that moment
+/// crashes.
 pub(super) fn open_context(device: &DeviceInfo) -> Result<&'static Context, ExecError> {
     static CONTEXTS: Mutex<BTreeMap<usize, &'static Context>> = Mutex::new(BTreeMap::new());
     let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,11 +209,13 @@ pub(super) fn make_current(context: &Context) -> Result<(), ExecError> {
     CurrentContext::set_current(context).map_err(failed("cuCtxSetCurrent"))
 }
 
-/// A stream of device `ordinal` that no executor has; its context is current. It waits for no other: a blocking stream
-/// could not be captured while another thread of the process uses the default stream.
+/// A stream of device `ordinal` that no executor has; its context is current. It waits for no
+/// other: a blocking stream could not be captured while another thread of the process uses the
+/// default stream.
 ///
-/// Executors hand their streams on: on an H200 a process that has made some of them, four in one case and eight in
-/// another, starts each kernel of a graph 0.17 us later from then on, though no two are there at a time.
+/// Executors hand their streams on: on an H200 a process that has made some of them, four in one
+/// case and eight in another, starts each kernel of a graph 0.17 us later from then on, though no
+/// two are there at a time.
 pub(super) fn open_stream(ordinal: usize) -> Result<Arc<Stream>, ExecError> {
     static STREAMS: Mutex<Vec<(usize, Arc<Stream>)>> = Mutex::new(Vec::new());
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,8 +230,8 @@ pub(super) fn open_stream(ordinal: usize) -> Result<Arc<Stream>, ExecError> {
     Ok(stream)
 }
 
-/// Puts a name to what failed. Errors are printed by the name of their code: `CudaError` asks the driver for its text,
-/// and panics where there is none.
+/// Names the call that failed. Errors are printed by the name of their code: `CudaError` takes its
+/// text from the driver, and panics where there is none.
 pub(super) fn failed(call: &'static str) -> impl Fn(CudaError) -> ExecError + Copy {
     move |error| ExecError::Driver { call: call.to_owned(), error: format!("{error:?}") }
 }

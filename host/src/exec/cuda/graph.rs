@@ -1,10 +1,12 @@
 //! A plan's launches, and calls of cuBLAS, as one CUDA graph.
 //!
-//! Kernels read the sizes of a step from the step buffer, and grids come from the plan's upper bounds: what is captured
-//! once stays right while sequences come, grow and go, and a step costs one call of the driver.
+//! Kernels read the sizes of a step from the step buffer, and grids come from the plan's upper
+//! bounds: what is captured once stays right while sequences come, grow and go, and a step costs
+//! one call of the driver.
 //!
-//! A kernel that waits by itself for the launches before it starts while they still run, where device and driver can do
-//! that: its launch, the start of its blocks and what it does before it waits cost no time of their own.
+//! A kernel that waits by itself for the launches before it starts while they still run, where
+//! device and driver can do that: its launch, the start of its blocks and what it does before it
+//! waits cost no time of their own.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -23,15 +25,16 @@ use cuda_std::launch::{Geometry, Launch};
 pub enum Node<'a> {
     /// A kernel and its launch.
     Launch(CUfunction, Launch),
-    /// A product, by a handle of the stream. Its kernels tell nobody when they could be overlapped: the launch behind it
-    /// starts when they have ended.
+    /// A matrix product, by a handle of the stream. Its kernels do not trigger dependent launches:
+    /// the launch after it starts when they have ended.
     Gemm(&'a Cublas, GemmEx),
 }
 
 /// An instantiated graph.
 pub struct Graph(CUgraphExec);
 
-// SAFETY: a graph is bound to no thread; the executor that owns it makes its context current before every call.
+// SAFETY: a graph is bound to no thread; the executor that owns it makes its context current before
+// every call.
 unsafe impl Send for Graph {}
 
 impl Graph {
@@ -39,8 +42,8 @@ impl Graph {
     ///
     /// # Safety
     /// 1. Each function is that of its launch, and its module outlives the graph.
-    /// 2. Every address among the arguments is of memory of the device, or pinned, that outlives the graph, as do handles
-    ///    of cuBLAS.
+    /// 2. Every address among the arguments is of memory of the device, or pinned, that outlives
+    ///    the graph, as do handles of cuBLAS.
     pub unsafe fn capture(
         stream: &Stream,
         nodes: &[Node<'_>],
@@ -48,8 +51,8 @@ impl Graph {
     ) -> Result<Self, ExecError> {
         let has_gemm = nodes.iter().any(|node| matches!(node, Node::Gemm(..)));
         let _setup = has_gemm.then(cublas::setup);
-        // A driver older than CUDA 12.3 loads no kernel while a stream is captured: those of cuBLAS come with a first call.
-        // It computes numbers that nobody reads.
+        // A driver older than CUDA 12.3 loads no kernel while a stream is captured: those of cuBLAS
+        // come with a first call. Its results are not read.
         for node in nodes {
             if let Node::Gemm(cublas, gemm) = node {
                 // SAFETY: the caller's promise.
@@ -63,8 +66,8 @@ impl Graph {
         })?;
         let launched = nodes.iter().enumerate().try_for_each(|(index, node)| match node {
             Node::Launch(function, launch) => {
-                // One at the start, or behind a product, waits for what the stream did before: no kernel of ours is there
-                // to overlap with.
+                // A launch at the start, or after a matrix product, waits for what the stream did
+                // before: it has no kernel of ours to overlap with.
                 let follows = index > 0 && matches!(nodes[index - 1], Node::Launch(..));
                 let overlapping = overlapping.filter(|_| follows && launch.overlaps);
                 // SAFETY: the caller's promise.
@@ -80,7 +83,8 @@ impl Graph {
         });
         let instantiated = launched.and(ended).and_then(|()| instantiate(graph));
         if !graph.is_null() {
-            // SAFETY: `graph` is one that was captured; what was instantiated from it does not need it.
+            // SAFETY: `graph` is one that was captured; what was instantiated from it does not need
+            // it.
             check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })?;
         }
         instantiated
@@ -95,7 +99,8 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the graph is live, and the stream idle: every run waits for its end. An error has nobody to go to.
+        // SAFETY: the graph is live, and the stream idle: every run waits for its end. `drop`
+        // cannot return an error.
         let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }
@@ -130,7 +135,8 @@ unsafe fn add_launch(
     }
     let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) =
         (launch.geometry.grid, launch.geometry.block);
-    // SAFETY: the typed launcher packed the arguments as the kernel takes them; the driver copies them in this call.
+    // SAFETY: the typed launcher packed the arguments as the kernel takes them; the driver copies
+    // them in this call.
     let code = unsafe {
         sys::cuLaunchKernel(
             function,
@@ -149,7 +155,8 @@ unsafe fn add_launch(
     check(&call, code)
 }
 
-/// Where each argument stands, as `cuLaunchKernel` wants to know it. The driver reads there and does not write.
+/// A pointer to each argument, as `cuLaunchKernel` takes them. The driver reads there and does not
+/// write.
 fn argument_pointers(launch: &Launch) -> Vec<*mut c_void> {
     let pointer = |&offset: &u32| launch.args[offset as usize..].as_ptr().cast_mut().cast();
     launch.arg_offsets.iter().map(pointer).collect()
@@ -172,11 +179,11 @@ mod tests {
             .unwrap();
         let pointers = argument_pointers(&launch);
         let word = |index: usize| -> u32 {
-            // SAFETY: an argument of at least four bytes stands there.
+            // SAFETY: an argument of at least four bytes is there.
             unsafe { pointers[index].cast::<u32>().read_unaligned() }
         };
         let long = |index: usize| -> u64 {
-            // SAFETY: a pointer stands there.
+            // SAFETY: a pointer is there.
             unsafe { pointers[index].cast::<u64>().read_unaligned() }
         };
         assert_eq!(pointers.len(), 10);

@@ -1,4 +1,5 @@
-//! Device memory: one allocation each for weights, cache, activations and step inputs, made when the executor is opened.
+//! Device memory: one allocation each for weights, cache, activations and step inputs, made when
+//! the executor is opened.
 
 use cust::memory::{AsyncCopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info};
 use cust::stream::Stream;
@@ -9,15 +10,16 @@ use crate::exec::lower::{self, Addresses, KvPool};
 use crate::exec::{ExecError, Gemm};
 use crate::plan::{ArenaLayout, CacheSize, Plan, TensorId};
 
-/// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any alignment that a vector
-/// load or a tensor map asks for.
+/// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any
+/// alignment that a vector load or a tensor map needs.
 const ALIGN_BYTES: usize = 256;
 
 /// One allocation.
 pub struct Block(DeviceBuffer<u8>);
 
 impl Block {
-    /// `bytes` of memory; `stream` makes NaN of them (all bits set), so that a read of what was never written shows.
+    /// `bytes` of memory; `stream` makes NaN of them (all bits set), so that a read of what was
+    /// never written shows.
     pub fn allocate(
         device: &DeviceInfo,
         what: &str,
@@ -57,7 +59,7 @@ impl Block {
         let buffer = unsafe { DeviceBuffer::uninitialized(bytes) };
         let mut buffer = buffer.map_err(failed("allocating device memory"))?;
         if bytes > 0 {
-            // SAFETY: whatever uses the buffer is behind this on the same stream.
+            // SAFETY: whatever uses the buffer comes after this on the same stream.
             unsafe { buffer.set_8_async(value, stream) }
                 .map_err(failed("clearing device memory"))?;
         }
@@ -114,7 +116,7 @@ pub fn pinned<T: DeviceCopy + Default>(len: usize) -> Result<LockedBuffer<T>, Ex
     LockedBuffer::new(&T::default(), len).map_err(failed("allocating pinned host memory"))
 }
 
-/// Where each weight, and behind them each table, lies in its allocation.
+/// The offset of each weight, and after them of each table, in their allocation.
 pub struct ParameterLayout {
     pub weights: Vec<usize>,
     pub constants: Vec<usize>,
@@ -152,8 +154,8 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything is allocated.
-    /// Linear layers are by `gemm`.
+    /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything
+    /// is allocated. Linear layers are by `gemm`.
     pub fn allocate(
         device: &DeviceInfo,
         gemm: Gemm,
@@ -180,7 +182,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Where everything that `plan` names lies, its activations as `arena` says.
+    /// The addresses of everything in `plan`, its activations as `arena` says.
     pub fn addresses(&self, plan: &Plan, arena: &ArenaLayout) -> Addresses {
         let parameter = |&offset: &usize| self.parameters.address() + offset as u64;
         let pool_bytes = (plan.kv.pool_elems() * plan.kv.dtype.block_bytes()) as u64;

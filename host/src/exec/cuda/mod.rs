@@ -1,4 +1,5 @@
-//! The CUDA executor: a plan's operations as launches of kernels written in Rust, replayed as one graph a step.
+//! The CUDA executor: a plan's operations as launches of kernels written in Rust, replayed as one
+//! graph a step.
 
 mod cubin_cache;
 mod cublas;
@@ -40,20 +41,21 @@ pub use self::device::{
 
 /// Runs plans on a CUDA device.
 ///
-/// Fields are dropped in this order: graphs before the modules and the memory that they refer to, the stream last.
+/// Fields are dropped in this order: graphs before the modules and the memory that they refer to,
+/// the stream last.
 pub struct CudaExecutor {
     prepared: Prepared<CudaPlan>,
     gemm: Gemm,
-    /// Where `gemm` asks for it.
+    /// The handle, if `gemm` is cuBLAS.
     cublas: Option<Cublas>,
     modules: Modules,
     memory: DeviceMemory,
     /// The step's inputs on their way to the device.
     step_inputs: LockedBuffer<u32>,
-    /// Logits on their way back; grows from one row to the most that were asked for.
+    /// Logits on their way back; grows from one row to the most that a step wanted.
     logits: LockedBuffer<f32>,
-    /// The argmax of each logit row, which its kernel writes here itself: a few words are no copy's worth. Graphs hold its
-    /// address: it stays where it is.
+    /// The argmax of each logit row, which its kernel writes here itself: a few words are no copy's
+    /// worth. Graphs hold its address: it stays where it is.
     next_tokens: LockedBuffer<u32>,
     /// All work of the executor is on it.
     stream: Arc<Stream>,
@@ -73,11 +75,13 @@ struct CudaPlan {
 }
 
 impl CudaExecutor {
-    /// Opens the device `cuda:<ordinal>` and copies the weights of `plan` to it; `plan` has the largest bounds.
+    /// Opens the device `cuda:<ordinal>` and copies the weights of `plan` to it; `plan` has the
+    /// largest bounds.
     ///
     /// # Errors
     /// - [`ExecError::Gemm`] if `gemm` is cuBLAS, and it is not there;
-    /// - [`ExecError::NoDevice`] without a driver or such a device, or if it is too old for the kernels;
+    /// - [`ExecError::NoDevice`] without a driver or such a device, or if it is too old for the
+    ///   kernels;
     /// - [`ExecError::Budget`] and [`ExecError::OutOfMemory`] if it has not enough free memory;
     /// - [`ExecError::Weights`] from `weights`;
     /// - [`ExecError::Driver`].
@@ -122,7 +126,8 @@ impl CudaExecutor {
         self.gpu.target
     }
 
-    /// The same device, on which each kernel of the plans prepared from now on starts when the one before it has ended.
+    /// The same device, on which each kernel of the plans prepared from now on starts when the one
+    /// before it has ended.
     #[must_use]
     pub fn without_overlap(mut self) -> Self {
         self.overlapping = None;
@@ -133,7 +138,8 @@ impl CudaExecutor {
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        // What follows is dropped in this thread; where this fails, so does freeing, and the process ends with it.
+        // What follows is dropped in this thread; where this fails, so does freeing, and the
+        // process ends with it.
         let _ = make_current(self.context);
         let _setup = self.cublas.as_ref().map(|_| cublas::setup());
         self.prepared.clear();
@@ -180,17 +186,21 @@ impl Executor for CudaExecutor {
         let cublas = self.cublas.as_ref();
         let nodes = tasks.into_iter().map(|task| match task {
             Task::Launch(launch) => Ok(Node::Launch(self.modules.function(&launch)?, launch)),
-            Task::Gemm(gemm) => Ok(Node::Gemm(cublas.expect("opened for its products"), gemm)),
+            Task::Gemm(gemm) => {
+                Ok(Node::Gemm(cublas.expect("opened for its matrix products"), gemm))
+            }
         });
         let nodes = nodes.collect::<Result<Vec<_>, ExecError>>()?;
-        // SAFETY: modules and memory live as long as this executor, and are dropped after its graphs.
+        // SAFETY: modules and memory live as long as this executor, and are dropped after its
+        // graphs.
         let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
         let plan = plan.clone();
         Ok(self.prepared.push(CudaPlan { plan, step_layout, arena_layout, graph }))
     }
 
-    /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the wait; logits are
-    /// copied in a fourth. Memory is page-locked for more than a row of them alone.
+    /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
+    /// wait; logits are copied in a fourth. Memory is page-locked for more than a row of them
+    /// alone.
     fn run(
         &mut self,
         plan: PreparedPlan,
@@ -212,7 +222,8 @@ impl Executor for CudaExecutor {
         let step_inputs = cast_slice(step_inputs);
         let logits = &mut self.logits[..num_logits];
         let stream: &Stream = &self.stream;
-        // SAFETY: the buffers are pinned, and untouched until the synchronisation below, which comes in any case.
+        // SAFETY: the buffers are pinned, and untouched until the synchronisation below, which
+        // comes in any case.
         let started = unsafe { self.memory.step.write_async(0, step_inputs, stream) }
             .and_then(|()| graph.launch(stream))
             .and_then(|()| {
@@ -244,7 +255,7 @@ fn next_tokens_len(plan: &Plan) -> usize {
     plan.bounds.max_rows(plan.tensor(plan.next_tokens.tensor).rows)
 }
 
-/// Whether `view` is all columns of its activation, so that its rows lie without gaps.
+/// Whether `view` is all columns of its activation, so that there are no gaps between its rows.
 fn is_whole(plan: &Plan, view: &View) -> bool {
     view.start == 0 && view.width == plan.tensor(view.tensor).width
 }

@@ -1,8 +1,8 @@
-//! Modules of machine code, one a kernel: loaded when a plan is prepared that first launches it, compiled if the cache
-//! has none.
+//! Modules of machine code, one a kernel: loaded when a plan is prepared that first launches it,
+//! compiled if the cache has none.
 //!
-//! The driver compiles a module whole, on the way from the first start to the first token, and a model launches few of
-//! the instances of a kernel.
+//! The driver compiles a module whole, on the way from the first start to the first token, and a
+//! model launches few of the instances of a kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
@@ -29,14 +29,15 @@ const RESERVED_BYTES: u32 = 1 << 10;
 /// Least share of a multiprocessor's memory, in per cent, that a kernel wants as shared memory.
 const LEAST_CARVEOUT: u32 = 25;
 
-/// How much of a multiprocessor's memory should be shared memory, in per cent of `most_bytes`, for a kernel whose
-/// blocks have `shared_bytes` each: two blocks'.
+/// How much of a multiprocessor's memory should be shared memory, in per cent of `most_bytes`, for
+/// a kernel whose blocks have `shared_bytes` each: two blocks'.
 ///
-/// A multiprocessor divides its memory anew only when it is idle. Left to the driver, a product's blocks leave the blocks
-/// of attention behind it, which start early, room for one of them; and where most of the memory is shared, L1 has too
-/// little for loads under way. Measured on an H200 (random weights, f16, 128 tokens behind 512), Phi-3 Mini and
-/// Qwen2.5-0.5B: 317 and 1,660 tokens a second as the driver has it; 369 and 1,710 with 25 % for every kernel of the
-/// step, 385 and 1,688 with 50, 364 and 1,549 with 75, 288 and 1,370 with 100.
+/// A multiprocessor divides its memory anew only when it is idle. Left to the driver, a GEMM's
+/// blocks leave room for one block of the attention that follows, which starts early; and where
+/// most of the memory is shared, L1 has too little for loads under way. Measured on an H200 (random
+/// weights, f16, 128 tokens after 512), Phi-3 Mini and Qwen2.5-0.5B: 317 and 1,660 tokens a second
+/// as the driver has it; 369 and 1,710 with 25 % for every kernel of the step, 385 and 1,688 with
+/// 50, 364 and 1,549 with 75, 288 and 1,370 with 100.
 fn carveout_percent(shared_bytes: u32, most_bytes: u32) -> u32 {
     let two_blocks = 2 * (u64::from(shared_bytes) + u64::from(RESERVED_BYTES));
     let percent = (100 * two_blocks).div_ceil(u64::from(most_bytes.max(1)));
@@ -56,7 +57,7 @@ pub struct Modules {
 struct Loaded {
     kernel: &'static Kernel,
     module: Module,
-    /// Dynamic shared memory that a block may have: the most that any launch has asked for.
+    /// Dynamic shared memory that a block may have: the most of any launch.
     shared_bytes: u32,
 }
 
@@ -84,7 +85,8 @@ impl Modules {
         Ok(())
     }
 
-    /// The function that `launch` names, ready for its shared memory. Its module lives as long as `self`.
+    /// The function that `launch` names, ready for its shared memory. Its module lives as long as
+    /// `self`.
     pub fn function(&mut self, launch: &Launch) -> Result<CUfunction, ExecError> {
         let Loaded { kernel, module, shared_bytes } =
             self.loaded.get_mut(launch.symbol).ok_or_else(|| no_kernel(launch.symbol))?;
@@ -169,8 +171,8 @@ fn link(state: sys::CUlinkState, kernel: &Kernel) -> Result<Vec<u8>, ExecError> 
     };
     let (text, symbol) = (zero_ended(kernel.text)?, zero_ended(kernel.symbol)?);
     let text = text.as_bytes_with_nul();
-    // SAFETY: `state` is live; `text`, its zero byte included, and `symbol` outlive the call, and the driver does not
-    // write to `text`. No options.
+    // SAFETY: `state` is live; `text`, its zero byte included, and `symbol` outlive the call, and
+    // the driver does not write to `text`. No options.
     let code = unsafe {
         sys::cuLinkAddData_v2(
             state,
@@ -188,7 +190,8 @@ fn link(state: sys::CUlinkState, kernel: &Kernel) -> Result<Vec<u8>, ExecError> 
     // SAFETY: `state` is live.
     let code = unsafe { sys::cuLinkComplete(state, &mut cubin, &mut bytes) };
     check(&format!("linking the kernel `{}`", kernel.symbol), code)?;
-    // SAFETY: the driver's image is `bytes` long and lives until `state` is destroyed, after this copy.
+    // SAFETY: the driver's image is `bytes` long and lives until `state` is destroyed, after this
+    // copy.
     Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), bytes) }.to_vec())
 }
 

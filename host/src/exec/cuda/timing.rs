@@ -7,8 +7,9 @@ use super::{CudaExecutor, CudaPlan};
 use crate::exec::{ExecError, PreparedPlan};
 
 impl CudaExecutor {
-    /// Replays the graph of `plan` `replays` times, one after the other, on the step inputs of the last
-    /// [`run`](crate::exec::Executor::run) of it, and returns the time of one replay in microseconds.
+    /// Replays the graph of `plan` `replays` times, one after the other, on the step inputs of the
+    /// last [`run`](crate::exec::Executor::run) of it, and returns the time of one replay in
+    /// microseconds.
     ///
     /// # Errors
     /// [`ExecError::Step`] for a plan that was not prepared, [`ExecError::Driver`].

@@ -1,4 +1,5 @@
-//! Brings weights to the device: read by all threads into one pinned buffer, while the other is being copied.
+//! Brings weights to the device: read by all threads into one pinned buffer, while the other is
+//! being copied.
 
 use cust::event::{Event, EventFlags};
 use cust::memory::LockedBuffer;
@@ -10,13 +11,14 @@ use super::memory::{DeviceMemory, pinned};
 use crate::exec::{ExecError, WeightSource};
 use crate::plan::{Plan, Weight};
 
-/// Weights are read together until they are this large: enough for all threads, and for the bus to be at full speed.
+/// Weights are read together until they are this large: enough for all threads, and for the bus to
+/// be at full speed.
 const BATCH_BYTES: usize = 32 << 20;
 
-/// Weights that lie behind each other on the device, and are read and copied together.
+/// Weights that follow each other on the device, and are read and copied together.
 #[derive(Debug, PartialEq, Eq)]
 struct Batch {
-    /// First weight, and the one behind the last.
+    /// First weight, and the one after the last.
     weights: std::ops::Range<usize>,
     /// First byte on the device.
     start: usize,
@@ -52,8 +54,8 @@ pub fn parameters(
         let staging = &mut staging[index % 2];
         staging.copied.synchronize().map_err(failed("waiting for a copy"))?;
         read(plan, source, offsets, batch, &mut staging.buffer)?;
-        // SAFETY: the buffer is pinned; it is written again, or freed, only after the copy, which is waited for above
-        // and below. No kernel has been launched that could read the weights.
+        // SAFETY: the buffer is pinned; it is written again, or freed, only after the copy, which
+        // is waited for above and below. No kernel has been launched that could read the weights.
         unsafe {
             memory.parameters.write_async(batch.start, &staging.buffer[..batch.bytes], stream)?;
         }

@@ -1,7 +1,8 @@
-//! Linear layers as products by cuBLAS, and what those leave to a kernel of ours.
+//! Linear layers by cuBLAS: its matrix product, and an epilogue kernel of ours for bias and
+//! residual.
 //!
-//! cuBLAS knows nothing of the step: it computes as many rows as the plan has at most. Those behind the step's are
-//! computed in vain, and never read.
+//! cuBLAS knows nothing of the step: it computes as many rows as the plan has at most. Those after
+//! the step's are computed in vain, and never read.
 
 use cuda_loader::cublas::{ComputeType, DataType, GemmEx};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
@@ -20,7 +21,7 @@ use crate::plan::{Dtype, Linear, Op, Plan, Weight};
 pub enum Task {
     /// A kernel of ours.
     Launch(Launch),
-    /// A product by cuBLAS.
+    /// A matrix product by cuBLAS.
     Gemm(GemmEx),
 }
 
@@ -47,7 +48,7 @@ pub fn lower_with(
     Ok(tasks)
 }
 
-/// Bytes of the product that `op` leaves in the workspace at most, by `gemm`.
+/// Most bytes of the matrix product that `op` leaves in the workspace, by `gemm`.
 pub(super) fn product_bytes(plan: &Plan, op: &Op, gemm: Gemm) -> usize {
     match CublasLinear::of(plan, op, gemm) {
         Ok(Some(linear)) if linear.is_in_workspace() => {
@@ -65,27 +66,27 @@ pub(super) fn product_bytes(plan: &Plan, op: &Op, gemm: Gemm) -> usize {
 struct CublasLinear {
     op: Linear,
     compute: ComputeType,
-    /// Type of the product.
+    /// Type of the matrix product.
     product: Dtype,
     /// Type of the output.
     out: Dtype,
-    /// Whether the product is added to the residual, whose place is the output's.
+    /// Whether the matrix product is added to the residual in place: the residual is the output.
     accumulate: bool,
     /// Whether bias or residual remain to be added.
     adds: bool,
 }
 
 impl CublasLinear {
-    /// `None` for what cuBLAS is not asked to do.
+    /// `None` if cuBLAS does nothing of it.
     ///
-    /// A product that is the output is stored as such. Another one is stored in the type that it was summed in, so that
-    /// nothing is rounded twice.
+    /// A matrix product that is the output is stored as such. Another one is stored in the type of
+    /// its accumulators, so that nothing is rounded twice.
     fn of(plan: &Plan, op: &Op, gemm: Gemm) -> Result<Option<Self>, ExecError> {
         let &Op::Linear(op) = op else { return Ok(None) };
         let Linear { x, norm, bias, gated, residual, .. } = op;
         let Some(compute) = gemm.compute_type(plan.dtype(x))? else { return Ok(None) };
         if norm.is_some() || gated {
-            return Err(unsupported("a norm in front of it, or a gate behind".to_owned()));
+            return Err(unsupported("a norm before it, or a gate after it".to_owned()));
         }
         let out = plan.dtype(op.out);
         let accumulate = compute == ComputeType::F32 && residual == Some(op.out);
@@ -102,7 +103,8 @@ impl CublasLinear {
         self.product != self.out
     }
 
-    /// Elements from a row of the product in the workspace to the next: rows start at multiples of 16 bytes.
+    /// Elements from a row of the product in the workspace to the next: rows start at multiples of
+    /// 16 bytes.
     fn workspace_stride(&self, plan: &Plan) -> usize {
         plan.weight(self.op.weight).rows.next_multiple_of(8)
     }
@@ -145,7 +147,7 @@ impl Lowering<'_> {
         Ok([Task::Gemm(gemm)].into_iter().chain(epilogue.map(Task::Launch)).collect())
     }
 
-    /// What remains to be done with the product at this address, of rows so far apart.
+    /// The epilogue for the matrix product at this address, of this row stride.
     fn epilogue(
         &self,
         linear: &CublasLinear,

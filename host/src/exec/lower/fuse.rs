@@ -19,7 +19,8 @@ pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
     })
 }
 
-/// There is one for a norm in front of a linear layer of 16-bit operands, with or without a gate behind.
+/// There is one for a norm before a linear layer of 16-bit operands, with or without a gate after
+/// it.
 fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     let x = plan.tensor(op.x.tensor);
     let is_half = matches!(plan.weight(op.weight).storage, Dtype::F16 | Dtype::BF16);

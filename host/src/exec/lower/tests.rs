@@ -22,7 +22,8 @@ const POOLS: [KvPool; 2] = [
     KvPool { k: MEMORY + 0x72_0000, v: MEMORY + 0x73_0000 },
 ];
 
-/// A plan of `op` alone: activation 0 and 1 have rows of tokens, 2 of logits; weight 0 is `[8, 8]`, 1 a vector.
+/// A plan of `op` alone: activation 0 and 1 have rows of tokens, 2 of logits; weight 0 is `[8, 8]`,
+/// 1 a vector.
 fn plan(op: Op) -> Plan {
     let tensor = |rows| Tensor { name: "t".to_owned(), rows, width: WIDTH, dtype: Dtype::F32 };
     let weight = |rows| Weight {
@@ -288,7 +289,7 @@ fn layer_symbols(plan: &Plan) -> Vec<&'static str> {
     };
     let launches = lower(plan, &addresses, Gpu::HOPPER, |spec| Ok(spec.emulated())).unwrap();
     let symbols = launches.iter().map(|launch| launch.symbol);
-    // Between the embedding, and the gather in front of the logits.
+    // Between the embedding, and the gather before the logits.
     let is_gather = |symbol: &&str| symbol.starts_with("gather_rows");
     symbols.skip(1).take_while(|symbol| !is_gather(symbol)).collect()
 }
@@ -318,7 +319,7 @@ fn what_the_fused_kernels_do_not_take_is_not_fused() {
         plan.ops.len() - fused(&plan, Gemm::Halfwarp).ops.len()
     };
     assert_eq!(num_fused(|_| {}), 5);
-    // A residual behind a norm, rows that are not aligned, and a gate without a norm.
+    // A residual after a norm, rows that are not aligned, and a gate without a norm.
     assert_eq!(
         num_fused(|plan| {
             let Op::Linear(linear) = &mut plan.ops[2] else { panic!("{:?}", plan.ops[2]) };

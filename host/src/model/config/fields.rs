@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a> {
     source: Source<'a>,
-    /// What stands before every field's name: an object's name in JSON, the architecture in GGUF.
+    /// The prefix of every field's name: an object's name in JSON, the architecture in GGUF.
     prefix: &'a str,
 }
 
@@ -162,7 +162,7 @@ impl<'a> Fields<'a> {
         Err(self.invalid(field, format!("it must divide the hidden size ({hidden_size})")))
     }
 
-    /// An error about `field`: what stands there is not what is `expected`.
+    /// An error about `field`: its value is not what is `expected`.
     pub fn invalid(&self, field: &str, expected: impl Into<String>) -> ConfigError {
         let value = self.get(field).unwrap_or(Value::Null);
         ConfigError::invalid(self.full_name(field), value, expected)
@@ -173,7 +173,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A GGUF value in JSON's terms; a float that JSON cannot hold becomes its name, which no reader takes for a number.
+/// A GGUF value in JSON's terms; a float that JSON cannot hold becomes its name, which no reader
+/// takes for a number.
 fn from_gguf(value: &gguf::Value) -> Value {
     let float = |float: f64| {
         serde_json::Number::from_f64(float)
@@ -184,7 +185,8 @@ fn from_gguf(value: &gguf::Value) -> Value {
         gguf::Value::F64(number) => float(*number),
         gguf::Value::Bool(flag) => Value::Bool(*flag),
         gguf::Value::String(text) => Value::String(text.clone()),
-        // No field of a configuration is an array that is read: those of per-layer sizes are errors.
+        // No field of a configuration is an array that is read: those of per-layer sizes are
+        // errors.
         gguf::Value::Array(values) => Value::String(format!("array of {}", values.len())),
         integer => integer.as_u64().map_or_else(|| Value::from(-1), Value::from),
     }

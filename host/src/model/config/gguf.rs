@@ -1,6 +1,7 @@
 //! The configuration from GGUF metadata, and from which tensors the file has.
 //!
-//! Keys as llama.cpp's conversion writes them: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
+//! Keys as llama.cpp's conversion writes them:
+//! <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
 use super::fields::{Fields, POSITIVE};
 use super::{Config, ConfigError, Family, range};
@@ -8,7 +9,7 @@ use crate::model::names::Names;
 use crate::model::rope::{Rope, RopeScaling, longrope_attention_factor, yarn_attention_factor};
 use crate::weights::{Checkpoint, WeightsError, gguf};
 
-/// What a configuration asks about the tensors beside it.
+/// What a configuration has to know about the tensors of its file.
 pub(crate) trait Tensors {
     /// The shape of tensor `name`, if it is there.
     fn shape(&self, name: &str) -> Option<&[usize]>;
@@ -31,7 +32,8 @@ impl Config {
     /// The configuration in the metadata of a GGUF file that holds `tensors`.
     ///
     /// # Errors
-    /// [`ConfigError`] for a family without a decoder, a key that is missing, or one that has no right value.
+    /// [`ConfigError`] for a family without a decoder, a key that is missing, or one that has no
+    /// right value.
     pub(crate) fn from_gguf(
         metadata: &gguf::Metadata,
         tensors: &impl Tensors,

@@ -43,7 +43,8 @@ impl Config {
     /// The configuration in the text of a config.json, parsed.
     ///
     /// # Errors
-    /// [`ConfigError`] for a family without a decoder, a field that is missing, or one that has no right value.
+    /// [`ConfigError`] for a family without a decoder, a field that is missing, or one that has no
+    /// right value.
     pub fn from_hf(json: &Value) -> Result<Self, ConfigError> {
         let object = json.as_object().ok_or_else(|| {
             ConfigError::invalid("config.json", json, "it must hold an object of fields")
@@ -115,7 +116,8 @@ fn windows(
         true => fields.count("sliding_window", range::POSITIONS)?,
         false => default,
     };
-    // With this field transformers takes Mistral for Ministral, whose layers differ; Llama and Phi-3 do not read it.
+    // With this field transformers takes Mistral for Ministral, whose layers differ; Llama and
+    // Phi-3 do not read it.
     let layer_types = match family {
         Family::Llama | Family::Phi3 => None,
         Family::Mistral | Family::Qwen2 | Family::Qwen3 => fields.texts("layer_types")?,

@@ -162,7 +162,7 @@ pub enum ConfigError {
     Invalid {
         /// Name of the field.
         field: String,
-        /// What stands there.
+        /// Its value.
         value: String,
         /// What would be right.
         expected: String,
@@ -191,7 +191,8 @@ impl ConfigError {
     }
 }
 
-/// A value out of a file, for an error: cut where it would fill the terminal, control characters escaped.
+/// A value out of a file, for an error: cut where it would fill the terminal, control characters
+/// escaped.
 fn shown(value: &str) -> String {
     const MAX_CHARS: usize = 60;
     let cut = if value.chars().nth(MAX_CHARS).is_some() { ".." } else { "" };

@@ -1,5 +1,5 @@
-//! The rotary embedding in config.json, in the old spelling (`rope_theta`, `rope_scaling`) and the new one
-//! (`rope_parameters`, which may be nested by layer type).
+//! The rotary embedding in config.json, in the old spelling (`rope_theta`, `rope_scaling`) and the
+//! new one (`rope_parameters`, which may be nested by layer type).
 
 use super::fields::{Fields, POSITIVE};
 use super::{ConfigError, Family, THETA, range};
@@ -52,7 +52,8 @@ impl Reader<'_> {
         let theta = self.either("rope_theta", THETA)?.unwrap_or(10_000.0);
         let scaling = self.scaling()?;
         let part = self.either("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(1.0);
-        // Unscaled frequencies are a matter of each family in transformers, and Phi-3 alone reads it for them.
+        // Unscaled frequencies are a matter of each family in transformers, and Phi-3 alone reads
+        // it for them.
         let is_read = self.family == Family::Phi3 || scaling != RopeScaling::None;
         let rotary_dim =
             if is_read { (self.head_dim as f64 * part) as usize } else { self.head_dim };
@@ -139,8 +140,8 @@ impl Reader<'_> {
         })
     }
 
-    /// The context of the training. At the top of the configuration it overrules the parameters; Phi-3's class has a
-    /// default for it there.
+    /// The context of the training. At the top of the configuration it overrules the parameters;
+    /// Phi-3's class has a default for it there.
     fn original_max_position_embeddings(&self, p: &Fields) -> Result<usize, ConfigError> {
         const FIELD: &str = "original_max_position_embeddings";
         let range = 2..=*range::POSITIONS.end();

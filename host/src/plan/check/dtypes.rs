@@ -24,7 +24,8 @@ impl Plan {
         })
     }
 
-    /// Checks the types of what `op` reads and writes: those that it has a meaning and a kernel for.
+    /// Checks the types of what `op` reads and writes: those that it has a meaning and a kernel
+    /// for.
     pub(super) fn check_dtypes(&self, index: usize, op: &Op) -> Result<(), PlanError> {
         for View { tensor, start, .. } in op.reads().into_iter().chain(op.writes()) {
             let tensor = self.tensor(tensor);

@@ -10,8 +10,8 @@ use super::{
 };
 
 impl Plan {
-    /// Checks that every operation's views, weights and tables have shapes and element types that fit each other, and
-    /// that it reads nothing that was not written before.
+    /// Checks that every operation's views, weights and tables have shapes and element types that
+    /// fit each other, and that it reads nothing that was not written before.
     ///
     /// # Errors
     /// The first [`PlanError`], which names the operation.
@@ -56,8 +56,8 @@ impl Plan {
         ensure(inside && view.width > 0, || format!("{view:?} is no part of an activation"))
     }
 
-    /// An operation reads nothing of the activation that it writes, but for what [`Op`] allows: the same view, and of
-    /// [`Op::RopeAppend`] other columns.
+    /// An operation reads nothing of the activation that it writes, but for what [`Op`] allows: the
+    /// same view, and of [`Op::RopeAppend`] other columns.
     fn check_in_place(&self, op: &Op) -> Result<(), String> {
         let in_place = match *op {
             Op::RmsNorm { x, .. } | Op::Rope { x, .. } => Some(x),
@@ -125,7 +125,7 @@ impl Plan {
             same("columns of the norm", self.vector(norm.weight)?, op.x.width)?;
         }
         op.bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
-        ensure(!op.gated || op.residual.is_none(), || "a residual behind a gate".into())?;
+        ensure(!op.gated || op.residual.is_none(), || "a residual after a gate".into())?;
         op.residual.map_or(Ok(()), |residual| self.same_shape(residual, op.out))
     }
 

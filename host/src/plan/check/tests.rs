@@ -104,10 +104,10 @@ fn reject(plan: impl Fn() -> Plan, faults: &[Fault]) {
     }
 }
 
-/// Every operation as the decoder uses it: activations 0 (`hidden`), 5 (`last`) and 7 (`logits`) in f32, 8 (`next`) in
-/// u32, the others in the operand's type. Operations: 0 embedding, 1 norm, 2 linear, 3 rope, 4 append, 5 attention,
-/// 6 linear onto the residual, 7 gate, 8 gather, 9 norm, 10 linear, 11 argmax. Weights: 0 table, 1 norm, 2 qkv, 3 its
-/// bias, 4 projection.
+/// Every operation as the decoder uses it: activations 0 (`hidden`), 5 (`last`) and 7 (`logits`) in
+/// f32, 8 (`next`) in u32, the others in the operand's type. Operations: 0 embedding, 1 norm, 2
+/// linear, 3 rope, 4 append, 5 attention, 6 linear onto the residual, 7 gate, 8 gather, 9 norm, 10
+/// linear, 11 argmax. Weights: 0 table, 1 norm, 2 qkv, 3 its bias, 4 projection.
 fn mixed(precision: Precision) -> Plan {
     let mut b = PlanBuilder::new();
     let (operand, dtype) = (precision.operand(), precision.cache());
@@ -244,8 +244,8 @@ fn rejects_rows_of_16_bit_elements_that_are_not_aligned() {
     reject(|| mixed(Precision::F16), faults);
 }
 
-/// As [`Decoder::SMALL`] has them, fused: operations 1 norm and qkv, 2 RoPE, append and attention, 4 norm, gate and up, and
-/// gate.
+/// As [`Decoder::SMALL`] has them, fused: operations 1 norm and qkv, 2 RoPE, append and attention,
+/// 4 norm, gate and up, and gate.
 #[test]
 fn rejects_fused_operations_that_do_not_fit() {
     fn linear(plan: &mut Plan, index: usize) -> &mut Linear {
@@ -261,7 +261,7 @@ fn rejects_fused_operations_that_do_not_fit() {
             (p.weights[1].cols, p.weights[1].parts[0].rows) = (16, 16);
         }),
         ("columns of out: 16 where 32", |p| linear(p, 4).out.width = 8),
-        ("a residual behind a gate", |p| {
+        ("a residual after a gate", |p| {
             linear(p, 4).residual = Some(View { width: 16, ..view(0, 0) });
         }),
         ("`hidden` is read while it is written", |p| {

@@ -93,7 +93,7 @@ fn view(tensor: usize, start: usize, width: usize) -> View {
 }
 
 const OBSTACLES: &[Obstacle] = &[
-    // A second reader, behind or in front; an output; another operation in between.
+    // A second reader, after or before; an output; another operation in between.
     ("norm_linear", |p| {
         let reader = reader(p, 1, 0);
         p.ops.insert(5, reader);
@@ -132,7 +132,8 @@ const OBSTACLES: &[Obstacle] = &[
         let (gate, up) = (view(5, 0, 16), view(5, 16, 16));
         p.ops[9] = Op::SiluMul { gate, up, out: view(4, 0, 16) };
     }),
-    // Columns of K that are read later; another place of K; V among the rotated; heads of another size.
+    // Columns of K that are read later; another place of K; V among the rotated; heads of another
+    // size.
     ("rope_append", |p| {
         let reader = reader(p, 2, 32);
         p.ops.insert(6, reader);
@@ -149,7 +150,8 @@ const OBSTACLES: &[Obstacle] = &[
         let reader = reader(p, 0, 0);
         p.ops.insert(4, reader);
     }),
-    // Q that is read later; attention of another layer, to other columns, from f32; over what it reads.
+    // Q that is read later; attention of another layer, to other columns, from f32; over what it
+    // reads.
     ("append_attention", |p| {
         let reader = reader(p, 2, 0);
         p.ops.insert(6, reader);

@@ -2,8 +2,8 @@
 //! (+ residual[m, n])`.
 //!
 //! Shapes    a `[m, k]`, b `[n, k]`, f16 or bf16, both K-major; bias `[n]`, residual `[m, n]`, f32;
-//!           out `[m, n]`, f32 or the operands' type, may be the residual. Row strides; k a multiple
-//!           of 8, rows of a and b 16-byte aligned.
+//!           out `[m, n]`, f32 or the operands' type, may be the residual. Row strides; k a
+//!           multiple of 8, rows of a and b 16-byte aligned.
 //! Launch    grid `(tiles of the output, 1, 1)`, block `(NUM_THREADS, 1, 1)`, `NUM_STAGES` stages
 //!           of A and B in shared memory.
 //! Numerics  f32 accumulators, or f16 ones of f16 operands; MMAs of k = 16 in the order of k; bias
@@ -32,8 +32,8 @@ use tile::{MmaTile, Tile64x64, Tile128x128, Tile128x256};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Config, launch, launch_with};
 
-/// Rows of tiles of a group: blocks that run at the same time share few rows of A and B, which stay in
-/// L2.
+/// Rows of tiles of a group: blocks that run at the same time share few rows of A and B, which stay
+/// in L2.
 const GROUP_M: u32 = 8;
 
 /// Row and column, in tiles, of the block's tile, or `None` past the last one: tiles are numbered

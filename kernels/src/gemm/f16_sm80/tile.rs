@@ -11,7 +11,8 @@ pub const VEC_ELEMS: u32 = 8;
 /// 16-bit elements that span all 32 banks once.
 const BANK_ROW_ELEMS: u32 = 64;
 
-/// A tile configuration of the `mma.sync` mainloop; a warp has `M x N` MMA tiles of 16 x 16 outputs.
+/// A tile configuration of the `mma.sync` mainloop; a warp has `M x N` MMA tiles of 16 x 16
+/// outputs.
 ///
 /// Warps have 64 x 64 outputs in the large tiles: smaller ones are bound by reads of shared memory.
 pub trait MmaTile<const M: usize, const N: usize> {
@@ -90,9 +91,9 @@ const _: () = assert!(Tile64x64::SHARED_BYTES <= 99 * 1024);
 
 /// Element offset of 16-byte vector `vec_idx` of a row in a tile `[rows, block_k]`.
 ///
-/// The index of the vector is XORed with that of the 128 bytes which hold the row: the same vector of
-/// eight rows, which `ldmatrix` reads at once, and eight consecutive vectors, which are copied at
-/// once, are in different banks.
+/// The index of the vector is XORed with that of the 128 bytes which hold the row: the same vector
+/// of eight rows, which `ldmatrix` reads at once, and eight consecutive vectors, which are copied
+/// at once, are in different banks.
 #[inline(always)]
 pub const fn swizzle(row: u32, vec_idx: u32, block_k: u32) -> u32 {
     let line = row * block_k / BANK_ROW_ELEMS;

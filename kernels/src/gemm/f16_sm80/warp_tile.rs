@@ -6,8 +6,8 @@ use cuda_std::mma::{FragmentA, FragmentB, Sum, SumOf};
 use cuda_std::prelude::*;
 use cuda_std::{matrix, warp};
 
-/// A thread's accumulators by MMA tiles of 16 x 16 outputs, column by column: those of the left and of
-/// the right eight columns of each.
+/// A thread's accumulators by MMA tiles of 16 x 16 outputs, column by column: those of the left and
+/// of the right eight columns of each.
 pub type Accumulators<const M: usize, const N: usize, S> = [[[<S as Sum>::Accumulator; 2]; M]; N];
 
 /// The warp's first row and column in the block's tile.

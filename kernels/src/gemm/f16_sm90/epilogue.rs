@@ -1,7 +1,7 @@
 //! The epilogue: bias, residual, rounding and the store of the accumulators.
 //!
-//! A warp owns 16 rows of each MMA of its warpgroup. It stores them on its own, in subtiles of up to
-//! 64 columns: no warp waits for another.
+//! A warp owns 16 rows of each MMA of its warpgroup. It stores them on its own, in subtiles of up
+//! to 64 columns: no warp waits for another.
 
 mod direct;
 pub(super) mod split_k;

@@ -118,8 +118,8 @@ pub struct TileConfig {
     of_bf16: Option<[Instance; 2]>,
 }
 
-/// The map with 256-byte L2 promotion where row strides are multiples of 256 bytes: 5 % faster at 32
-/// rows of 12288 x 4096, and slower where they are not.
+/// The map with 256-byte L2 promotion where row strides are multiples of 256 bytes: 5 % faster at
+/// 32 rows of 12288 x 4096, and slower where they are not.
 fn promoted(spec: TensorMapSpec) -> TensorMapSpec {
     let is_multiple = spec.strides_bytes.iter().all(|stride| stride.is_multiple_of(256));
     let l2_promotion = if is_multiple { L2Promotion::B256 } else { L2Promotion::B128 };

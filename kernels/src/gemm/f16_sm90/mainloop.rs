@@ -45,18 +45,19 @@ impl<E: Operand16> Mainloop<E> {
     #[inline(always)]
     #[track_caller]
     pub fn init<T: WgmmaTile>(self) {
-        // Blocks that multicast write to each other's stages: a stage is empty when the consumers of
-        // all of these blocks have read it.
+        // Blocks that multicast write to each other's stages: a stage is empty when the consumers
+        // of all of these blocks have read it.
         self.pipeline.init(T::NUM_CONSUMERS * 4 * T::CLUSTER_TILES);
     }
 
-    /// Loads the operands of a tile, whose first rows of A and B are `row_a` and `row_b`; returns the
-    /// next stage.
+    /// Loads the operands of a tile, whose first rows of A and B are `row_a` and `row_b`; returns
+    /// the next stage.
     ///
     /// # Safety
     /// 1. One thread of the block calls this, for the same tiles as the consumers, and then
     ///    [`Mainloop::finish`].
-    /// 2. `a` and `b` are tensor maps with boxes of `BLOCK_K` columns and the rows that a block loads.
+    /// 2. `a` and `b` are tensor maps with boxes of `BLOCK_K` columns and the rows that a block
+    ///    loads.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn load_tile<T: WgmmaTile>(
@@ -90,8 +91,8 @@ impl<E: Operand16> Mainloop<E> {
         self.pipeline.drain(stage);
     }
 
-    /// Multiplies the operands of a tile; returns the warpgroup's accumulators over the block's share
-    /// of k, and the next stage.
+    /// Multiplies the operands of a tile; returns the warpgroup's accumulators over the block's
+    /// share of k, and the next stage.
     ///
     /// # Safety
     /// 1. All threads of the two consumer warpgroups call this, for the same tiles as the producer.

@@ -12,11 +12,11 @@
 //! Bound     tensor cores: `m * n * k` FMAs, 2,048 a clock and SM.
 //! Source    DeepGEMM (`sm90_bf16_gemm`); CUTLASS (persistent cooperative kernel).
 //!
-//! Warp-specialised: one thread of the last warpgroup is the producer, which fills the stages by TMA;
-//! the other warpgroups are the consumers, which run the MMAs and the epilogue while the producer
-//! already fills stages for the next tile. The blocks of a cluster either multicast the operand that
-//! they share, or split the k of one tile and reduce their partial sums through distributed shared
-//! memory.
+//! Warp-specialised: one thread of the last warpgroup is the producer, which fills the stages by
+//! TMA; the other warpgroups are the consumers, which run the MMAs and the epilogue while the
+//! producer already fills stages for the next tile. The blocks of a cluster either multicast the
+//! operand that they share, or split the k of one tile and reduce their partial sums through
+//! distributed shared memory.
 //!
 //! Measurements: `docs/measurements/gemm_sm90.md`.
 
@@ -47,7 +47,8 @@ use half::{bf16, f16};
 use mainloop::Mainloop;
 
 /// Registers of a thread of the producer and of two consumer warpgroups: in all as many as three
-/// warpgroups start with, 168 a thread. A single consumer warpgroup starts with the most it can have.
+/// warpgroups start with, 168 a thread. A single consumer warpgroup starts with the most it can
+/// have.
 const PRODUCER_REGISTERS: u32 = 40;
 const CONSUMER_REGISTERS: u32 = 232;
 
@@ -101,8 +102,8 @@ fn block_tiles<T: WgmmaTile>(rows: u32, n: u32) -> impl Iterator<Item = [u32; 2]
 ///    elements; `bias` and `residual` may be null.
 /// 2. `a`, of `max_rows` rows, and `b` are tensor maps of the operands, `k > 0` columns, 128-byte
 ///    swizzle, with boxes of `BLOCK_K` columns and `T::BLOCK_M / T::CLUSTER_N` or `T::BLOCK_N /
-///    T::CLUSTER_M` rows. `out_map` is the tensor map of 16-bit outputs, 128-byte swizzle, with boxes
-///    of 64 columns and 16 rows, if their rows are 16-byte aligned.
+///    T::CLUSTER_M` rows. `out_map` is the tensor map of 16-bit outputs, 128-byte swizzle, with
+///    boxes of 64 columns and 16 rows, if their rows are 16-byte aligned.
 /// 3. With split-K a cluster has at most one tile.
 /// 4. `out` is `residual`, or overlaps nothing that is read.
 #[kernel(
@@ -201,9 +202,9 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: WgmmaTile<Acc: Multi
     out_map: TensorMap,
 ) {
     const { T::IS_VALID };
-    // 1. Barriers, while the previous launch still runs. SAFETY: the launch gives `T::SHARED_BYTES`;
-    //    one thread initialises the barriers, and all wait for it; `num_rows` is an element that no
-    //    launch writes.
+    // 1. Barriers, while the previous launch still runs. SAFETY: the launch gives
+    //    `T::SHARED_BYTES`; one thread initialises the barriers, and all wait for it; `num_rows` is
+    //    an element that no launch writes.
     let (tiled_rows, smem, mainloop, exchange) = unsafe {
         let smem = dynamic_shared_mem::<u8>();
         let tiled_rows = tiled_rows::<T>(num_rows, max_rows, n);

@@ -32,8 +32,8 @@ const SPLIT_CLOCKS: usize = 4000;
 /// every configuration has as many tiles for them.
 const ROW_BLOCK: usize = 64;
 
-/// The fastest configurations by shape `[m, n, k]`, the fastest first, on a GPU of 132 SMs (H100 and
-/// H200 SXM), each by its instance for f16. The last one of a shape does not split k.
+/// The fastest configurations by shape `[m, n, k]`, the fastest first, on a GPU of 132 SMs (H100
+/// and H200 SXM), each by its instance for f16. The last one of a shape does not split k.
 const MEASURED_132_SMS: [([usize; 3], &[Instance]); 31] = [
     ([32, 896, 4864], &[gemm_f16_sm90_64x128_split4, gemm_f16_sm90_64x64]),
     ([32, 1152, 896], &[gemm_f16_sm90_64x64]),

@@ -8,12 +8,12 @@
 //! Bound     memory: the weight is read once, `2 * n * k` bytes.
 //! Source    CUTLASS and DeepGEMM ("swap A/B").
 //!
-//! A tile is all rows of x and 64 to 128 columns of the output; the host chooses the columns so that
-//! all SMs get equal shares. One producer lane fills the stages by TMA: 64 columns of k of x and of
-//! the tile's rows of the weight. The consumers copy the weights of the first stages themselves, see
-//! [`box_copy`]. Two consumer warpgroups: the first has the first 64 columns of the tile; the second
-//! the last 64 rows of the stage, of which it stores those that the first one does not. No warps
-//! split k, so there are no partial sums to reduce: that reduction is what makes
+//! A tile is all rows of x and 64 to 128 columns of the output; the host chooses the columns so
+//! that all SMs get equal shares. One producer lane fills the stages by TMA: 64 columns of k of x
+//! and of the tile's rows of the weight. The consumers copy the weights of the first stages
+//! themselves, see [`box_copy`]. Two consumer warpgroups: the first has the first 64 columns of the
+//! tile; the second the last 64 rows of the stage, of which it stores those that the first one does
+//! not. No warps split k, so there are no partial sums to reduce: that reduction is what makes
 //! [`gemm_16_streamed`](mod@crate::gemm::f16_small_m::gemm_16_streamed) slower where an SM has many
 //! columns.
 //!
@@ -83,8 +83,8 @@ struct Ring<E> {
     k: u32,
 }
 
-/// Rows of the weight that a stage has room for: whole periods of the swizzle. The last ones may not
-/// be loaded: their accumulators are not stored.
+/// Rows of the weight that a stage has room for: whole periods of the swizzle. The last ones may
+/// not be loaded: their accumulators are not stored.
 const fn stage_columns(tile_columns: u32) -> u32 {
     tile_columns.next_multiple_of(SWIZZLE_ROWS)
 }
@@ -106,8 +106,8 @@ impl<E: Operand16> Ring<E> {
         self.pipeline.full_barrier(stage).arrive_expect_tx(self.x_rows * ROW_BYTES);
     }
 
-    /// Issues the consumer's copies of the weights of the first `num_copied` blocks of k, all of the
-    /// first tile.
+    /// Issues the consumer's copies of the weights of the first `num_copied` blocks of k, all of
+    /// the first tile.
     ///
     /// # Safety
     /// 1. The stages are unused; all consumers call this.
@@ -209,12 +209,12 @@ impl<E: Operand16> Ring<E> {
 /// Tiles of `tile_columns` columns, of which block `i` has every `grid`-th one from `i` on.
 ///
 /// # Safety
-/// 1. `num_rows` is one element, at most the rows of x, written by no launch that this one overlaps;
-///    the output holds that many rows of `n` columns at its stride; `bias` and `residual` are null or
-///    hold as much. The output is `out_f32`, or `out` if that is null.
+/// 1. `num_rows` is one element, at most the rows of x, written by no launch that this one
+///    overlaps; the output holds that many rows of `n` columns at its stride; `bias` and `residual`
+///    are null or hold as much. The output is `out_f32`, or `out` if that is null.
 /// 2. `x` is the tensor map of at most `A::COLUMNS` rows in boxes of as many; `weight_map` that of
-///    `weight`, `n` rows in boxes of `tile_columns`, a multiple of 2 from 64 to 128; both of `k > 0`
-///    columns in boxes of 64, with 128-byte swizzle.
+///    `weight`, `n` rows in boxes of `tile_columns`, a multiple of 2 from 64 to 128; both
+///    of `k > 0` columns in boxes of 64, with 128-byte swizzle.
 /// 3. The output is `residual`, or overlaps nothing that is read.
 /// 4. `num_copied` <= `num_ahead` <= `num_stages` <= the blocks of k of a tile.
 #[kernel(
@@ -293,7 +293,8 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         grid::wait_for_dependencies();
         grid::launch_dependents();
         if is_producer {
-            // SAFETY: the stages are empty, or hold the weights of the same blocks of k; x is written.
+            // SAFETY: the stages are empty, or hold the weights of the same blocks of k; x is
+            // written.
             unsafe {
                 let (mut x_k_block, mut x_stage) = (first, Stage::FIRST);
                 for _ in 0..num_ahead {
@@ -327,8 +328,8 @@ pub unsafe fn gemm_16_swapped<E: Operand16, A: Multiply<E>>(
         let first_column = in_tile.min(stage_columns(tile_columns) - WARPGROUP_COLUMNS);
         let (mut column, mut stage) = (first.column, Stage::FIRST);
         while column < n {
-            // SAFETY: the consumers run through the producer's tiles; each column is stored once, and
-            // is inside.
+            // SAFETY: the consumers run through the producer's tiles; each column is stored once,
+            // and is inside.
             unsafe {
                 let (acc, next_stage) = ring.multiply_tile::<A>(stage, first_column);
                 stage = next_stage;

@@ -32,7 +32,8 @@ pub trait WgmmaTile {
     const CLUSTER_N: u32 = 1;
     /// Blocks of a cluster that split the k of one tile, for outputs of few tiles.
     const SPLIT_K: u32 = 1;
-    /// Rows of tiles of a group, for L2: see [`TileScheduler`](crate::tile::scheduler::TileScheduler).
+    /// Rows of tiles of a group, for L2: see
+    /// [`TileScheduler`](crate::tile::scheduler::TileScheduler).
     const GROUP_M: u32 = 16;
 
     /// Rows of a tile.

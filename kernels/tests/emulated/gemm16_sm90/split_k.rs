@@ -10,8 +10,8 @@ fn config(block: [usize; 2], split_k: usize) -> &'static TileConfig {
     configs.find(|config| config.block == block && config.split_k == split_k).expect("a tile")
 }
 
-/// k around the shares of the blocks: some are empty, or one is larger than the others, or stages are
-/// reused.
+/// k around the shares of the blocks: some are empty, or one is larger than the others, or stages
+/// are reused.
 fn check_shares(tile: &TileConfig) {
     for seed in SEEDS {
         for num_k_blocks in [1, tile.split_k - 1, tile.split_k + 1, 9 * tile.split_k - 1] {

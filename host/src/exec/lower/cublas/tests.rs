@@ -1,5 +1,5 @@
-//! Which part of a linear layer is cuBLAS's, and that the parts together are the layer: a stand-in multiplies in the
-//! emulator's memory, and our kernels run behind it.
+//! Which part of a linear layer is cuBLAS's, and that the parts together are the layer: a stand-in
+//! multiplies in the emulator's memory, and our kernels run after it.
 
 use super::*;
 use crate::exec::lower::workspace_bytes;
@@ -14,7 +14,7 @@ const MAX_TOKENS: usize = 5;
 const NUM_TOKENS: usize = 3;
 const N: usize = 24;
 const K: usize = 40;
-/// Columns in front of those that the operation sees.
+/// Columns before those that the operation sees.
 const MARGIN: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +34,8 @@ struct Case {
     residual: Residual,
 }
 
-/// A plan of one linear layer: activation 0 is x, 1 the output, 2 another residual; weight 1 is the bias.
+/// A plan of one linear layer: activation 0 is x, 1 the output, 2 another residual; weight 1 is the
+/// bias.
 fn plan(case: &Case) -> Plan {
     let tensor = |name: &str, width, dtype| Tensor {
         name: name.to_owned(),
@@ -83,7 +84,7 @@ fn tasks(case: &Case, plan: &Plan, addresses: &Addresses) -> Result<Vec<Task>, E
     lower_with(case.gemm, plan, addresses, Gpu::HOPPER, |spec| Ok(spec.emulated()))
 }
 
-/// A product and what follows it, in words.
+/// A task in words.
 fn describe(task: &Task) -> String {
     match task {
         Task::Launch(launch) => launch.symbol.to_owned(),
@@ -246,7 +247,7 @@ impl Device {
         Device { memory, addresses, x, weight, bias, residual }
     }
 
-    /// The output is within the roundings of its own and of a product of 16 bits.
+    /// The output is within the roundings of its own and of a matrix product of 16 bits.
     fn check(&self, case: &Case) {
         let unit = |dtype| match dtype {
             Dtype::F16 => 2f64.powi(-11),
@@ -295,12 +296,12 @@ fn multiply(memory: &mut Memory, gemm: &GemmEx) {
     for row in 0..m {
         let a = read(memory, at(gemm.a, row, operands), k, operands);
         let before = read(memory, at(gemm.c, row, output), n, output);
-        let sums = b.iter().zip(before).map(|(b, before)| {
+        let rows = b.iter().zip(before).map(|(b, before)| {
             let products = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b));
             let sum: f64 = products.sum();
             (sum + if gemm.accumulate { f64::from(before) } else { 0.0 }) as f32
         });
-        let bytes: Vec<u8> = sums.flat_map(|sum| bytes_of(sum, output)).collect();
+        let bytes: Vec<u8> = rows.flat_map(|sum| bytes_of(sum, output)).collect();
         memory.write(at(gemm.c, row, output), &bytes).unwrap();
     }
 }

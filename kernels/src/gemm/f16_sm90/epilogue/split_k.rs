@@ -1,11 +1,11 @@
 //! The epilogue of split-K: the blocks of a cluster reduce their partial sums through distributed
 //! shared memory.
 //!
-//! Each block of the cluster owns a share of the subtiles. A warp sends its partial sums of a subtile
-//! to the shared memory of the owner, by a bulk copy that completes on an mbarrier there: no memory
-//! fence is needed, and no load waits for another block. In the owner the warp of the same index adds
-//! up the partial sums in the order of block ranks, and stores the result. So the order of
-//! accumulation is fixed, and there are no atomics.
+//! Each block of the cluster owns a share of the subtiles. A warp sends its partial sums of a
+//! subtile to the shared memory of the owner, by a bulk copy that completes on an mbarrier there:
+//! no memory fence is needed, and no load waits for another block. In the owner the warp of the
+//! same index adds up the partial sums in the order of block ranks, and stores the result. So the
+//! order of accumulation is fixed, and there are no atomics.
 
 use super::{OutElement, Output, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, WarpOutput};
 use crate::gemm::f16_sm90::accumulators::Accumulators;

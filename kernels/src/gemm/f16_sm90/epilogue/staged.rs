@@ -1,9 +1,9 @@
 //! 16-bit outputs, staged in shared memory in two alternating buffers.
 //!
 //! `stmatrix` writes a subtile in the swizzled layout of a TMA box, and a TMA store copies it to
-//! memory while the next subtile is staged. TMA checks rows against the tensor's `max_rows` only, and
-//! a box has 64 columns: the lanes copy a subtile that has fewer columns, fewer than 16 rows, or rows
-//! that are not 16-byte aligned.
+//! memory while the next subtile is staged. TMA checks rows against the tensor's `max_rows` only,
+//! and a box has 64 columns: the lanes copy a subtile that has fewer columns, fewer than 16 rows,
+//! or rows that are not 16-byte aligned.
 
 use super::{
     OutElement, Output, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, SUBTILE_ROWS, VEC_ELEMS,

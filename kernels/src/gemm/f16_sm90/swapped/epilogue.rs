@@ -106,16 +106,16 @@ impl<E: Operand16> Outputs<E> {
         }
     }
 
-    /// Whether an even column's 16-bit output and the next one are an aligned word, and the end of the
-    /// columns splits none.
+    /// Whether an even column's 16-bit output and the next one are an aligned word, and the end of
+    /// the columns splits none.
     #[inline(always)]
     fn are_words(&self, columns: &Columns) -> bool {
         let bytes = (self.stride | columns.end) * size_of::<E>() as u32;
         (self.half.address() as u32 | bytes).is_multiple_of(4)
     }
 
-    /// Stores 16-bit outputs as words: lanes of neighbouring columns exchange values, so that each has
-    /// both columns of one of its two rows.
+    /// Stores 16-bit outputs as words: lanes of neighbouring columns exchange values, so that each
+    /// has both columns of one of its two rows.
     ///
     /// # Safety
     /// 1. The whole warp calls this, converged, where outputs are words; cells are inside.

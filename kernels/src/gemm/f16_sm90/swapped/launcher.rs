@@ -50,8 +50,8 @@ impl Swapped16 {
     }
 
     /// Columns of a tile that give all SMs equal shares: an even number where a block has several
-    /// tiles, otherwise a multiple of 8. Two tiles of 122 columns are 2 % faster than two of 128, but
-    /// one tile of 126 is 3 % slower than one of 128.
+    /// tiles, otherwise a multiple of 8. Two tiles of 122 columns are 2 % faster than two of 128,
+    /// but one tile of 126 is 3 % slower than one of 128.
     fn tile_columns(&self, num_sms: usize) -> usize {
         let num_tiles = self.0.n.div_ceil(num_sms * MAX_COLUMNS).max(1);
         let multiple = if num_tiles > 1 { 2 } else { SWIZZLE_ROWS as usize };
