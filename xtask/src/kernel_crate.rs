@@ -1,4 +1,5 @@
-//! The kernel crate of `docs/kernel-crate.md`, built and tested outside of the repository, as its reader would.
+//! The kernel crate of `docs/kernel-crate.md`, built and tested outside of the repository, as its
+//! reader would.
 
 use anyhow::{Context, Result};
 use std::{
@@ -14,8 +15,8 @@ const FIXTURE: &str = "tests/fixtures/kernel-crate";
 /// How its manifests name the repository.
 const GIT: &str = "git = \"https://github.com/halfwarp/halfwarp\"";
 
-/// Copies the fixture to a temporary directory, tests its kernels on the emulator, compiles them to PTX, and runs its
-/// program: on a GPU if there is one.
+/// Copies the fixture to a temporary directory, tests its kernels on the emulator, compiles them to
+/// PTX, and runs its program: on a GPU if there is one.
 ///
 /// # Errors
 /// If the copy cannot be made, a test fails, or the program does not build or run.

@@ -1,4 +1,5 @@
-//! The nested cargo: compiles a device crate for the GPU, isolated from the cargo that runs the build script.
+//! The nested cargo: compiles a device crate for the GPU, isolated from the cargo that runs the
+//! build script.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,23 +10,26 @@ use crate::{Arch, BuildError};
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Version of the PTX text. 8.0 is the first that knows `sm_90a`; the driver has to be for CUDA 12.0 or newer.
+/// Version of the PTX text. 8.0 is the first that knows `sm_90a`; the driver has to be for CUDA
+/// 12.0 or newer.
 const PTX_FEATURE: &str = "ptx80";
 
 /// A device crate, as cargo sees it.
 pub struct Package {
     /// Its name.
     pub name: String,
-    /// The files and directories that its PTX depends on: its own, those of its path dependencies, and the file that
-    /// names the toolchain.
+    /// The files and directories that its PTX depends on: its own, those of its path dependencies,
+    /// and the file that names the toolchain.
     pub inputs: Vec<PathBuf>,
 }
 
-/// The crate in `crate_dir`. Writes the `Cargo.lock` of its workspace if there is none, as every cargo does.
+/// The crate in `crate_dir`. Writes the `Cargo.lock` of its workspace if there is none, as every
+/// cargo does.
 ///
 /// # Errors
 /// - [`BuildError::Metadata`] if cargo cannot read the crate;
-/// - [`BuildError::OwnCrate`] if building it for the device would run the build script that is running now.
+/// - [`BuildError::OwnCrate`] if building it for the device would run the build script that is
+///   running now.
 pub fn package(crate_dir: &Path) -> Result<Package, BuildError> {
     let output = run(nested_cargo(crate_dir).args([
         "tree",
@@ -46,7 +50,7 @@ pub fn package(crate_dir: &Path) -> Result<Package, BuildError> {
     let mut crate_dirs: Vec<PathBuf> = tree.lines().filter_map(path_of_package).collect();
     crate_dirs.sort();
     crate_dirs.dedup();
-    // cargo tells a build script where its own package is.
+    // cargo sets this to the build script's own package.
     if let Some(own) = env::var_os("CARGO_MANIFEST_DIR").and_then(|dir| fs::canonicalize(dir).ok())
         && crate_dirs.contains(&own)
     {
@@ -65,8 +69,9 @@ pub fn package(crate_dir: &Path) -> Result<Package, BuildError> {
     Ok(Package { name, inputs })
 }
 
-/// The directory in a line such as `cuda_std v0.1.0 (/home/me/halfwarp/crates/cuda_std)`; `None` for a package of a
-/// registry. A procedural macro has `(proc-macro)` before the path; a repeated package has ` (*)` after it.
+/// The directory in a line such as `cuda_std v0.1.0 (/home/me/halfwarp/crates/cuda_std)`; `None`
+/// for a package of a registry. A procedural macro has `(proc-macro)` before the path; a repeated
+/// package has ` (*)` after it.
 fn path_of_package(line: &str) -> Option<PathBuf> {
     let line = line.strip_suffix(" (*)").unwrap_or(line);
     let (_, path) = line.split_once(" (/")?;
@@ -78,7 +83,8 @@ fn toolchain_file(crate_dir: &Path) -> Option<PathBuf> {
     crate_dir.ancestors().map(|dir| dir.join("rust-toolchain.toml")).find(|path| path.is_file())
 }
 
-/// Compiles the crate `package` as one whole program and returns its PTX. `library` holds the source of `core`.
+/// Compiles the crate `package` as one whole program and returns its PTX. `library` holds the
+/// source of `core`.
 pub fn compile(
     crate_dir: &Path,
     package: &str,
@@ -93,7 +99,8 @@ pub fn compile(
         "-Zunstable-options",
         "-Clinker=true",
         "-Clinker-flavor=llbc",
-        // This pass ignores convergence and copies barriers into both sides of a branch: rust-lang/rust issue 137086.
+        // This pass ignores convergence and copies barriers into both sides of a branch:
+        // rust-lang/rust issue 137086.
         "-Zmir-enable-passes=-JumpThreading",
     ]
     .join("\x1f");
@@ -104,8 +111,9 @@ pub fn compile(
         .args(["--config", "profile.release.codegen-units=1"])
         .args(["--config", "profile.release.panic='abort'"])
         .args(["--config", "profile.release.debug=0"])
-        // An incremental rustc does not inline across functions. LLVM would see a call of the function that holds a
-        // barrier, which rustc does not mark convergent, and copy it into both sides of a branch.
+        // An incremental rustc does not inline across functions. LLVM would see a call of the
+        // function that holds a barrier, which rustc does not mark convergent, and copy it into
+        // both sides of a branch.
         .args(["--config", "profile.release.incremental=false"])
         .arg("--target-dir")
         .arg(&target_dir)
@@ -130,16 +138,17 @@ fn assembly_path(target_dir: &Path, package: &str) -> PathBuf {
     target_dir.join(TARGET).join("release/deps").join(file)
 }
 
-/// One directory for each target, shared by all profiles of the outer build, so that `core` is compiled once. It is in
-/// the outer target directory: the ancestor of `OUT_DIR` that holds cargo's `CACHEDIR.TAG`.
+/// One directory for each target, shared by all profiles of the outer build, so that `core` is
+/// compiled once. It is in the outer target directory: the ancestor of `OUT_DIR` that holds cargo's
+/// `CACHEDIR.TAG`.
 fn target_dir(arch: Arch) -> PathBuf {
     let out_dir = env::var_os("OUT_DIR").map_or_else(env::temp_dir, PathBuf::from);
     let outer = out_dir.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
     outer.unwrap_or(&out_dir).join("cuda-builder").join(arch.target())
 }
 
-/// A cargo in `crate_dir`: the same cargo, rustc, registry and network settings as the outer one, without the variables
-/// that the outer cargo, clippy or rust-analyzer set for build scripts.
+/// A cargo in `crate_dir`: the same cargo, rustc, registry and network settings as the outer one,
+/// without the variables that the outer cargo, clippy or rust-analyzer set for build scripts.
 fn nested_cargo(crate_dir: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(crate_dir);

@@ -1,4 +1,5 @@
-//! Compiles a device crate to PTX from a build script, with rustc alone: no CUDA toolkit, no nightly.
+//! Compiles a device crate to PTX from a build script, with rustc alone: no CUDA toolkit, no
+//! nightly.
 //!
 //! ```no_run
 //! use cuda_builder::{Arch, CudaBuilder};
@@ -11,7 +12,8 @@
 //! ```
 //!
 //! The API follows rust-cuda's crate of the same name; a build gives one PTX text for each kernel.
-//! `docs/kernel-crate.md` sets up a kernel crate and the crate that builds it, `docs/toolchain.md` explains the build.
+//! `docs/kernel-crate.md` sets up a kernel crate and the crate that builds it, `docs/toolchain.md`
+//! explains the build.
 
 mod cargo;
 pub mod library_source;
@@ -80,18 +82,21 @@ impl CudaBuilder {
         self
     }
 
-    /// Also writes the PTX of each kernel to `dir`, as `<symbol>.ptx`, and removes other `.ptx` files there.
+    /// Also writes the PTX of each kernel to `dir`, as `<symbol>.ptx`, and removes other `.ptx`
+    /// files there.
     pub fn copy_to(mut self, dir: impl AsRef<Path>) -> Self {
         self.copy_to = Some(dir.as_ref().to_owned());
         self
     }
 
-    /// Compiles the crate, and prints for the outer cargo which files and variables the PTX depends on.
+    /// Compiles the crate, and prints for the outer cargo which files and variables the PTX depends
+    /// on.
     ///
     /// # Errors
     /// - [`BuildError::LibrarySource`] if the source of `core` is not found;
     /// - [`BuildError::Metadata`] if cargo cannot read the crate;
-    /// - [`BuildError::OwnCrate`] if the crate, or a dependency of it, is the one whose build script this is;
+    /// - [`BuildError::OwnCrate`] if the crate, or a dependency of it, is the one whose build
+    ///   script this is;
     /// - [`BuildError::Compile`] with the compiler's output;
     /// - [`BuildError::Ptx`] if an entry and its launch bounds don't match;
     /// - [`BuildError::Io`] if a program does not start, or a file can't be read or written.
@@ -132,7 +137,8 @@ impl Sources {
     }
 }
 
-/// Builds the crate in `crate_dir` for every target in parallel, and writes each kernel's text to [`Arch::text_path`].
+/// Builds the crate in `crate_dir` for every target in parallel, and writes each kernel's text to
+/// [`Arch::text_path`].
 ///
 /// # Errors
 /// As [`CudaBuilder::build`].
@@ -191,8 +197,8 @@ pub enum BuildError {
         /// What cargo wrote.
         output: String,
     },
-    /// The device crate is the one whose build script is running, or depends on it: building it would run that build
-    /// script again, without end.
+    /// The device crate is the one whose build script is running, or depends on it: building it
+    /// would run that build script again, without end.
     #[error(
         "the build script of {} builds {}, which contains that very crate: this would never end\n\
          put the kernels into a crate of their own, without this build script, and build that one",

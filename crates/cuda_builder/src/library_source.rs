@@ -1,7 +1,7 @@
 //! Finds the source of `core`, which the device build compiles for the GPU.
 //!
-//! It has to be of the same release as rustc. Places, in this order:
-//! 1. the variable [`VARIABLE`], which wins where it is set;
+//! It has to be of the same release as rustc. It is looked for in this order:
+//! 1. the variable [`VARIABLE`], alone if it is set;
 //! 2. rustup's component `rust-src`: `<sysroot>/lib/rustlib/src/rust/library`;
 //! 3. Debian's package `rust-src`: `/usr/src/rustc-<release>/library`;
 //! 4. the same package unpacked without root by `cargo xtask setup`, below [`unpack_dir`].
@@ -10,25 +10,26 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Names the directory `library` of a Rust source tree, and wins over every other place.
+/// Names the directory `library` of a Rust source tree; if set, no other place is searched.
 pub const VARIABLE: &str = "HALFWARP_RUST_SRC";
 
-/// Why there is no source of `core`.
+/// Why the source of `core` was not found.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LibrarySourceError {
-    /// It is in none of the places.
+    /// It is in none of the directories.
     #[error(
-        "the source of Rust's core library {release} is not on this machine; the GPU kernels need it\n\
-         to get it: cargo xtask setup"
+        "the source of Rust's core library {release} is not on this machine; GPU kernels need it\n\
+         to get it: rustup component add rust-src, or in halfwarp's repository: cargo xtask setup"
     )]
     Missing {
         /// Release of the rustc in use, such as `1.95.0`.
         release: String,
     },
-    /// The variable names a directory that does not serve.
+    /// The variable names a directory without the right source.
     #[error(
         "{VARIABLE}={path}: {why}\n\
-         unset it and run: cargo xtask setup"
+         set it to the directory `library` of the release's source, or unset it"
     )]
     Variable {
         /// Its value.
@@ -36,8 +37,8 @@ pub enum LibrarySourceError {
         /// What is wrong there.
         why: String,
     },
-    /// rustc could not be asked for its release and sysroot.
-    #[error("rustc did not answer `{question}`: {why}")]
+    /// rustc did not report its release or sysroot.
+    #[error("`rustc {question}` failed: {why}")]
     Rustc {
         /// The arguments.
         question: String,
@@ -50,7 +51,7 @@ pub enum LibrarySourceError {
 ///
 /// # Errors
 /// - [`LibrarySourceError::Missing`] if it is in none of the places;
-/// - [`LibrarySourceError::Variable`] if [`VARIABLE`] is set to a directory that does not serve;
+/// - [`LibrarySourceError::Variable`] if [`VARIABLE`] names a directory without it;
 /// - [`LibrarySourceError::Rustc`] if rustc does not run.
 pub fn find() -> Result<PathBuf, LibrarySourceError> {
     let release = rustc_release()?;
@@ -72,12 +73,14 @@ pub fn find() -> Result<PathBuf, LibrarySourceError> {
         .ok_or(LibrarySourceError::Missing { release })
 }
 
-/// Where set-up unpacks Debian's package `rust-src` of `release`; `None` where there is no place for a cache.
+/// Where `cargo xtask setup` unpacks Debian's package `rust-src` of `release`; `None` if there is
+/// no cache directory.
 pub fn unpack_dir(release: &str) -> Option<PathBuf> {
     Some(model_cache::cache_dir().ok()?.join(format!("rust-src-{release}")))
 }
 
-/// Release of the rustc in use, such as `1.95.0`: cargo's for a build script, else the one on the path.
+/// Release of the rustc in use, such as `1.95.0`: in a build script that of cargo, else the one in
+/// `PATH`.
 ///
 /// # Errors
 /// [`LibrarySourceError::Rustc`] if it does not run.
@@ -126,12 +129,11 @@ fn check(library: &Path, release: &str) -> Result<(), String> {
         return Err("no core/src/lib.rs there".to_owned());
     }
     let version_file = library.with_file_name("src").join("version");
-    let found = std::fs::read_to_string(&version_file).map_err(|error| {
-        format!("its release is not known: {}: {error}", version_file.display())
-    })?;
+    let found = std::fs::read_to_string(&version_file)
+        .map_err(|error| format!("its release is unknown: {}: {error}", version_file.display()))?;
     match found.trim() {
         found if found == release => Ok(()),
-        found => Err(format!("it is of Rust {found}, rustc is {release}")),
+        found => Err(format!("it is the source of Rust {found}, rustc is {release}")),
     }
 }
 
@@ -160,14 +162,14 @@ mod tests {
     fn rejects_another_release() {
         let tree = source_tree(Some("1.94.1"));
         let why = check(&tree.path().join("library"), "1.95.0").unwrap_err();
-        assert_eq!(why, "it is of Rust 1.94.1, rustc is 1.95.0");
+        assert_eq!(why, "it is the source of Rust 1.94.1, rustc is 1.95.0");
     }
 
     #[test]
     fn rejects_an_unknown_release() {
         let tree = source_tree(None);
         let why = check(&tree.path().join("library"), "1.95.0").unwrap_err();
-        assert!(why.starts_with("its release is not known"), "{why}");
+        assert!(why.starts_with("its release is unknown"), "{why}");
     }
 
     #[test]
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn rustc_tells_its_release() {
+    fn rustc_reports_its_release() {
         let release = rustc_release().unwrap();
         assert_eq!(release.split('.').count(), 3, "{release}");
     }

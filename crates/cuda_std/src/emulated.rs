@@ -1,4 +1,4 @@
-//! Typed loads and stores of the emulator. Host only.
+//! Typed loads and stores on the emulator. Host only.
 
 use core::mem::MaybeUninit;
 use simt::{Space, device};
@@ -15,7 +15,7 @@ pub(crate) unsafe fn load<T: Copy>(space: Space, address: u64, align: usize) -> 
     unsafe { value.assume_init() }
 }
 
-/// [`load`] of bytes that may be uninitialised.
+/// As [`load`], of bytes that may be uninitialised.
 ///
 /// # Safety
 /// As [`load`].

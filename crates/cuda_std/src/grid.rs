@@ -1,7 +1,9 @@
-//! Launches that overlap: one may start before the one before it has ended (SM 90; elsewhere none does,
-//! and both functions are nothing).
+//! Programmatic dependent launch: a launch may start before the previous one has ended (SM 90; on
+//! other targets both functions do nothing).
+//!
+//! PTX ISA: [`griddepcontrol`](https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-griddepcontrol).
 
-// Both may access any memory as LLVM sees them, so that loads and stores stay on their sides.
+// For LLVM both may access any memory, so it moves no load or store across them.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 unsafe extern "C" {
     #[link_name = "llvm.nvvm.griddepcontrol.wait"]
@@ -11,13 +13,11 @@ unsafe extern "C" {
 }
 
 instruction! {
-    /// Lets the next launch start, once every block has said so or has ended. It says nothing of what
-    /// the block has written: the next launch waits for the end of this one.
+    /// Lets the next launch start, once every block has called this or has ended. It publishes no
+    /// writes: the next launch waits for the end of this one.
     ///
-    /// Right behind [`wait_for_dependencies`], no more than one launch starts ahead. Measured on an
-    /// H200, decoding Qwen2.5-0.5B (random weights, f16 and f32, 512 tokens behind 64): 1,185 and 851
-    /// tokens a second; in front of it 1,170 and 838; nowhere 1,147 and 850; without overlap 1,057
-    /// and 806.
+    /// Call it right after [`wait_for_dependencies`]: then at most one launch starts ahead, which
+    /// is fastest (docs/measurements/programmatic-dependent-launch.md).
     ///
     /// CUDA C `cudaTriggerProgrammaticLaunchCompletion`.
     "griddepcontrol.launch_dependents" => pub fn launch_dependents() {
@@ -27,11 +27,10 @@ instruction! {
         simt::device::launch_dependents()
     }
 
-    /// Waits until the launch before has ended, and its writes are seen.
+    /// Waits until the previous launch has ended and its writes are visible.
     ///
-    /// A launch ends when its blocks have, not when the launches before it have. So that it ends
-    /// behind all of them, some thread of every block waits.
-    /// CUDA C `cudaGridDependencySynchronize`.
+    /// A launch ends when its blocks have, even if earlier launches still run. So some thread of
+    /// every block has to wait. CUDA C `cudaGridDependencySynchronize`.
     "griddepcontrol.wait" => pub fn wait_for_dependencies() {
         #[cfg(target_feature = "sm_90a")]
         griddepcontrol_wait()

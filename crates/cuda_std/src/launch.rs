@@ -64,8 +64,9 @@ pub fn arg_u32(what: &'static str, value: usize) -> Result<u32, LaunchError> {
     })
 }
 
-/// The kernel with the launch's arguments: what each thread runs on the emulator. Symbol and arguments determine it, so
-/// all bodies compare equal. Without the feature `emulator` it is empty, and the host compiles no instance of the kernel.
+/// The kernel with the launch's arguments: what each thread runs on the emulator. Symbol and
+/// arguments determine it, so all bodies compare equal. Without the feature `emulator` it
+/// is empty, and the host compiles no instance of the kernel.
 #[derive(Clone)]
 pub struct Body(#[cfg(feature = "emulator")] Arc<dyn Fn() + Send + Sync>);
 
@@ -147,8 +148,8 @@ impl Launch {
         Launch { symbol, geometry, max_threads, cluster, overlaps, args, arg_offsets, body }
     }
 
-    /// Runs the launch on the emulator. Its pointers are addresses of `memory`; concurrent operations happen in an order
-    /// drawn from `seed`.
+    /// Runs the launch on the emulator. Its pointers are addresses of `memory`; concurrent
+    /// operations happen in an order drawn from `seed`.
     ///
     /// # Errors
     /// The first [`Fault`]: of the kernel, or of a launch that no device takes.

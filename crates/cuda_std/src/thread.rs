@@ -1,10 +1,13 @@
-//! Where a thread stands in the grid, and the barrier of its block.
+//! A thread's indices, and the barrier of its block.
+//!
+//! PTX ISA: [special registers](https://docs.nvidia.com/cuda/parallel-thread-execution/#special-registers),
+//! [`bar.sync`](https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-bar).
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::nvptx;
 
-// Not `nvptx::_syncthreads`: that goes by a name that LLVM no longer has, and takes for any other
-// function's, which may be copied into both sides of a branch, until it upgrades it.
+// Not `nvptx::_syncthreads`: that uses an intrinsic's old name. Until LLVM upgrades it, it is an
+// ordinary function to LLVM, which may copy it into both sides of a branch.
 #[cfg(target_arch = "nvptx64")]
 unsafe extern "C" {
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]

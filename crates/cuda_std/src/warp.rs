@@ -1,7 +1,24 @@
-//! Instructions of a warp, called converged: by every lane of the mask, or by the whole warp where there is no mask.
+//! Instructions of a warp, called converged: by every lane of the mask, or by the whole warp where
+//! there is no mask.
 //!
-//! The device bodies are LLVM's intrinsics, not `asm!`: LLVM knows that they are convergent, and does not move a call of
-//! one into a branch.
+//! The device bodies are LLVM's intrinsics, not `asm!`: LLVM knows that they are convergent, and
+//! does not move a call of one into a branch.
+//!
+//! PTX ISA: [`shfl.sync`],
+//! [`bar.warp.sync`],
+//! [`vote.sync`],
+//! [`match.sync`],
+//! [`redux.sync`],
+//! [`elect.sync`],
+//! [`activemask`].
+//!
+//! [`shfl.sync`]: https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-shfl-sync
+//! [`bar.warp.sync`]: https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-bar-warp-sync
+//! [`vote.sync`]: https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-vote-sync
+//! [`match.sync`]: https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-match-sync
+//! [`redux.sync`]: https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-redux-sync
+//! [`elect.sync`]: https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-elect-sync
+//! [`activemask`]: https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-activemask
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
@@ -60,9 +77,9 @@ unsafe extern "unadjusted" {
 
 /// Keeps LLVM from moving the convergent `asm!` that follows.
 ///
-/// rustc does not mark `asm!` convergent: between two branches on the same condition, LLVM copies it into both, and each
-/// half of the warp runs another copy. In a basic block with a convergent call it does not. ptxas removes this call, as
-/// its result is unused.
+/// rustc does not mark `asm!` convergent: between two branches on the same condition, LLVM copies
+/// it into both, and each half of the warp runs another copy. In a basic block with a convergent
+/// call it does not. ptxas removes this call, as its result is unused.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub(crate) fn stay_converged() {
@@ -240,8 +257,8 @@ instruction! {
 
     /// Lanes that execute this instruction together with the calling one. CUDA C `__activemask`.
     ///
-    /// Only the calling lane is certain to be among them, and is the only one on the emulator: of the lanes that took the
-    /// same branch some may have run ahead.
+    /// Only the calling lane is certain to be among them, and is the only one on the emulator: of
+    /// the lanes that took the same branch some may have run ahead.
     "activemask.b32" => pub fn active_mask() -> u32 {
         activemask()
     } host {
@@ -249,8 +266,8 @@ instruction! {
     }
 }
 
-/// Index of the warpgroup in its one-dimensional block. It is shuffled from lane 0, so that ptxas can see that it is
-/// uniform in the warp; else it serialises `wgmma` (warning C7518).
+/// Index of the warpgroup in its one-dimensional block. It is shuffled from lane 0, so that ptxas
+/// can see that it is uniform in the warp; else it serialises `wgmma` (warning C7518).
 #[inline(always)]
 #[track_caller]
 pub fn warpgroup_idx() -> u32 {

@@ -210,7 +210,7 @@ fn a_wait_needs_an_arrival() {
         let launch = wait_twice::launch(geometry([2, 1, 1]));
         let fault = launch.emulate(&mut Memory::new(), seed).unwrap_err();
         let FaultKind::Invalid(why) = fault.kind else { panic!("seed {seed}: {fault}") };
-        assert!(why.contains("no barrier.cluster.arrive before it"), "{why}");
+        assert!(why.contains("without barrier.cluster.arrive before it"), "{why}");
     }
 }
 

@@ -251,7 +251,7 @@ fn rejects_rows_off_16_bytes_and_stores_out_of_bounds() {
     }
     for how in [STORE, REDUCE_ADD] {
         let error = error(how, 203, [192, 0]);
-        assert!(error.contains("over the end of rows of 406 bytes"), "{error}");
+        assert!(error.contains("past the end of rows of 406 bytes"), "{error}");
     }
     // A load, and stores that end before the row's end or after it.
     for (how, at) in [(LOAD, 192), (STORE, 136), (STORE, 208)] {

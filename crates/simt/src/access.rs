@@ -1,4 +1,4 @@
-//! Accesses to memory, checked.
+//! Memory accesses and their checks.
 
 use crate::clock::Clock;
 use crate::fault::{FaultKind, MemoryAccess, Party};
@@ -7,13 +7,13 @@ use crate::machine::{At, Machine, Space};
 use crate::memory::Region;
 use crate::shadow::{Agent, Conflict, Mode, Observer};
 
-/// Bytes to be accessed.
+/// The bytes of an access.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     pub space: Space,
     pub address: u64,
     pub len: usize,
-    /// What the address must be a multiple of.
+    /// The alignment that the address needs.
     pub align: usize,
     pub writes: bool,
 }
@@ -28,7 +28,7 @@ impl Span {
     }
 }
 
-/// Who makes an access, for the thread that runs.
+/// What makes an access on behalf of the thread that runs.
 #[derive(Clone, Copy)]
 pub(crate) struct By {
     pub agent: Option<Agent>,
@@ -43,7 +43,7 @@ impl By {
     }
 }
 
-/// Bytes that are accessed: where they are, and who accesses them.
+/// Bytes that are accessed: where they are, and what accesses them.
 pub(crate) struct Target<'a> {
     pub region: &'a mut Region,
     pub offset: usize,
@@ -59,7 +59,7 @@ impl Target<'_> {
         Box::new(MemoryAccess { writes, bytes: len, buffer, address })
     }
 
-    /// Checks the access against those before, and notes it.
+    /// Checks the access against earlier ones, and notes it.
     pub fn note(&mut self) -> Result<(), FaultKind> {
         let (shadow, len) = (&mut self.region.shadow, self.span.len);
         let noted = if self.span.writes {
@@ -87,7 +87,7 @@ impl Target<'_> {
         self.region.fill(self.offset, bytes);
     }
 
-    /// The bytes are as if nothing had written them.
+    /// Makes the bytes uninitialised.
     pub fn poison(&mut self) {
         self.region.poison(self.offset..self.offset + self.span.len);
     }
@@ -111,7 +111,7 @@ impl Target<'_> {
 }
 
 impl Machine {
-    /// The place of the block that an address of shared memory is in, and the address there.
+    /// The slot of the block that a shared address is in, and the address there.
     pub fn locate(&self, space: Space, address: u64) -> Result<(usize, u64), FaultKind> {
         match space {
             Space::Cluster => self.locate_in_cluster(address),
@@ -119,13 +119,13 @@ impl Machine {
         }
     }
 
-    /// Checks where the bytes are, and that they can be accessed as one.
+    /// Checks bounds and alignment of an access.
     pub fn target(&mut self, span: Span, by: By) -> Result<Target<'_>, FaultKind> {
         let (place, address) = self.locate(span.space, span.address)?;
         self.target_in(place, Span { address, ..span }, by)
     }
 
-    /// The same for the shared memory of the block at `holder`, if it is shared memory.
+    /// As [`Machine::target`]; shared memory is that of the block in slot `holder`.
     pub fn target_in(
         &mut self,
         holder: usize,
@@ -156,7 +156,7 @@ impl Machine {
         Ok(Target { region, offset, observer, layout, span })
     }
 
-    /// The region that `address` is in, which an access has found before.
+    /// The region that `address` is in, which an earlier access has found.
     pub fn region(
         &mut self,
         place: usize,
@@ -167,12 +167,12 @@ impl Machine {
             Space::Global => &mut self.memory.regions,
             Space::Shared | Space::Cluster => &mut self.blocks[place].shared,
         };
-        let gone = || FaultKind::Invalid(format!("there is no memory at {address:#x} any longer"));
+        let gone = || FaultKind::Invalid(format!("the memory at {address:#x} no longer exists"));
         regions.at_mut(address).ok_or_else(gone)
     }
 
-    /// A block must not end before all others are done with its shared memory: what goes on
-    /// asynchronously there, and threads of its cluster.
+    /// A block must not end while asynchronous operations, or other threads of its cluster, access
+    /// its shared memory.
     pub fn check_end_of_block(&self, place: usize) -> Result<(), FaultKind> {
         let (block, clocks) = (&self.blocks[place], &self.clocks[place]);
         let mut known = None;
@@ -181,7 +181,7 @@ impl Machine {
                 let agent = access.agent();
                 let Agent { block: home, component, epoch } = agent;
                 let is_own = home == block.index && component < clocks.len();
-                // What one access has left in many words is looked at once.
+                // One access of many words is checked once.
                 if is_own || known == Some(agent) {
                     continue;
                 }

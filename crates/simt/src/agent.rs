@@ -1,10 +1,11 @@
-//! Who accesses memory while a thread goes on: the agents of a block, each a component of its clocks.
+//! Agents: they make the accesses of asynchronous operations. Each is a component of the block's
+//! vector clocks.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::clock::WARP_SIZE;
 
-/// What an agent does, and for whom.
+/// What an agent does, and for which thread, mbarrier or warpgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// The `cp.async` copies of a thread.
@@ -13,14 +14,14 @@ pub(crate) enum Role {
     BulkReads(usize),
     /// The writes of a thread's bulk groups.
     BulkWrites(usize),
-    /// The copies that an mbarrier, at this address, counts the bytes of; its epochs are the
-    /// barrier's phases.
+    /// The copies whose bytes the mbarrier at this address counts; its epochs are the barrier's
+    /// phases.
     Bytes(u64),
-    /// The matrix products of a warpgroup.
+    /// The `wgmma` operations of a warpgroup.
     Products(usize),
 }
 
-/// The agents of a block, numbered behind its threads.
+/// The agents of a block, numbered after its threads.
 pub(crate) struct Agents {
     first: usize,
     numbers: HashMap<Role, usize>,
@@ -28,19 +29,19 @@ pub(crate) struct Agents {
 
 impl Agents {
     pub fn new(num_threads: usize) -> Self {
-        // In no warp of the threads.
+        // In a warp without threads.
         Agents { first: num_threads.next_multiple_of(WARP_SIZE), numbers: HashMap::new() }
     }
 
-    /// The component that the agent is.
+    /// The agent's component of the block's clocks.
     pub fn component(&mut self, role: Role) -> usize {
         let next = self.first + self.numbers.len();
         *self.numbers.entry(role).or_insert(next)
     }
 }
 
-/// Asynchronous operations of a thread in groups: those that it has closed, and the one that is
-/// open. An agent's epoch is a group's number, from 1.
+/// A thread's groups of asynchronous operations: those that are committed, and the open one. An
+/// agent's epoch is the number of a group, from 1.
 pub(crate) struct Groups<T> {
     closed: VecDeque<(u32, Vec<T>)>,
     open: Vec<T>,
@@ -70,8 +71,8 @@ impl<T> Groups<T> {
         self.epoch += 1;
     }
 
-    /// Takes the groups that must be over when at most `pending` are under way: the newest epoch
-    /// among them, and their operations.
+    /// Takes all groups but the newest `pending`: the newest epoch among them, and their
+    /// operations.
     pub fn wait(&mut self, pending: usize) -> (u32, Vec<T>) {
         let mut done = (0, Vec::new());
         while self.closed.len() > pending {

@@ -1,4 +1,4 @@
-//! Atomic operations and fences: what they order.
+//! Atomic operations and fences, and what they order.
 
 use std::collections::HashMap;
 
@@ -10,27 +10,28 @@ use crate::layout::Layout;
 use crate::machine::{At, Machine, Space};
 use crate::shadow::Mode;
 
-/// What was released at an address: of global memory, or of the shared memory of a block.
+/// What was released, by address: of global memory, or of the shared memory of a block.
 pub(crate) type Variables = HashMap<(Option<u64>, u64), Vec<Released>>;
 
-/// What the threads of a block have released for those of a scope.
+/// What the threads of a block have released to a scope.
 pub(crate) struct Released {
     block: u64,
     scope: Scope,
     knowledge: Knowledge,
 }
 
-/// What a thread's fence has made ready to be released, or atomic reads to be acquired.
+/// What a thread's next relaxed atomic write releases, and what its next fence acquires.
 #[derive(Default)]
 pub(crate) struct Fences {
-    /// What the thread knew at its last fence, for its atomic writes; and the fence's scope.
+    /// The thread's clock at its last fence, which relaxed atomic writes release; and the fence's
+    /// scope.
     released: Option<(Scope, Knowledge)>,
-    /// What a fence would let it know.
+    /// What relaxed atomic reads have seen, which a fence acquires.
     observed: Option<Knowledge>,
 }
 
 impl Scope {
-    /// Whether it holds for threads of both blocks.
+    /// Whether it includes threads of both blocks.
     fn includes(self, layout: &Layout, a: u64, b: u64) -> bool {
         match self {
             Scope::Block => a == b,
@@ -41,7 +42,7 @@ impl Scope {
 }
 
 impl Machine {
-    /// An atomic operation; gives what was there.
+    /// An atomic operation; gives the old value.
     pub fn atomic(
         &mut self,
         (space, address): (Space, u64),

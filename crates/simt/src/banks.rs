@@ -1,10 +1,10 @@
-//! Bank conflicts of shared memory, counted.
+//! Counts bank conflicts of shared memory.
 //!
-//! Lanes run one after the other here: the accesses that a warp would make at once are those of the
-//! same place in the source, the n-th of each lane. The hardware serves them in phases: all lanes of
-//! accesses of at most 4 bytes, 16 of 8 bytes, 8 of 16 bytes, as the rows of a matrix of `ldmatrix`
-//! and `stmatrix` are. A phase takes as many passes as the bank with most different words; one of
-//! them is needed in any case.
+//! Lanes run one after the other here. The accesses that a warp would make at once are the n-th
+//! ones of each lane at the same source line. The hardware serves them in phases: all lanes for
+//! accesses of at most 4 bytes, 16 lanes for 8 bytes, 8 lanes for 16 bytes and for each matrix of
+//! `ldmatrix` and `stmatrix`. A phase takes as many passes as the number of different words in the
+//! worst bank; all but the first are conflicts.
 
 use crate::clock::WARP_SIZE;
 use std::collections::VecDeque;
@@ -22,15 +22,15 @@ struct Access {
     len: usize,
 }
 
-/// The shared accesses of a warp's lanes that are not yet counted.
+/// The shared memory accesses of a warp that are not yet counted.
 #[derive(Default)]
 pub(crate) struct WarpAccesses {
     sites: Vec<Site>,
-    /// Room for the accesses of a visit, of those that are counted.
+    /// Buffers of visits that are counted, for later ones.
     spare: Vec<Vec<Access>>,
 }
 
-/// A place in the source that accesses shared memory.
+/// A source line that accesses shared memory.
 struct Site {
     location: &'static Location<'static>,
     /// How often each lane was there.
@@ -42,8 +42,8 @@ struct Site {
 }
 
 impl WarpAccesses {
-    /// Notes an access of one of the warp's `num_lanes` lanes; gives the conflicts of what is
-    /// complete now.
+    /// Notes an access of one of the warp's `num_lanes` lanes; gives the conflicts of the visit
+    /// that it completes.
     pub fn note(
         &mut self,
         (lane, num_lanes): (usize, usize),
@@ -65,7 +65,7 @@ impl WarpAccesses {
         }
         let accesses = &mut site.pending[visit];
         accesses.push(Access { lane, address, len });
-        // Every lane's visits come in order: a complete one is the first.
+        // Each lane's visits are in order, so the first pending visit is completed first.
         if accesses.len() < num_lanes {
             return 0;
         }
@@ -78,14 +78,14 @@ impl WarpAccesses {
         })
     }
 
-    /// The conflicts of what only some lanes have accessed.
+    /// The conflicts of visits that only some lanes have made.
     pub fn finish(self) -> u64 {
         let pending = self.sites.into_iter().flat_map(|site| site.pending);
         pending.map(|accesses| conflicts(&accesses)).sum()
     }
 }
 
-/// Passes that these accesses take beyond one a phase.
+/// Passes that these accesses take, minus one for each phase.
 fn conflicts(accesses: &[Access]) -> u64 {
     let widest = accesses.iter().map(|access| access.len).max().unwrap_or(0);
     let lanes_per_phase = NUM_BANKS / widest.div_ceil(BANK_BYTES).clamp(1, NUM_BANKS);
@@ -98,12 +98,12 @@ fn conflicts(accesses: &[Access]) -> u64 {
         .sum()
 }
 
-/// Passes that these accesses take beyond one.
+/// Passes that these accesses take, minus one.
 fn conflicts_of_phase<'a>(accesses: impl Iterator<Item = &'a Access> + Clone) -> u64 {
     let word = |address: u64| address / BANK_BYTES as u64;
     let words = accesses
         .flat_map(|access| word(access.address)..=word(access.address + access.len as u64 - 1));
-    // Most often no bank has two words: that needs no list of them.
+    // In the common case no bank has two words, and no list is needed.
     let mut only_word = [None; NUM_BANKS];
     let is_only = |word: u64| *only_word[word as usize % NUM_BANKS].get_or_insert(word) == word;
     if words.clone().all(is_only) {

@@ -15,25 +15,25 @@ pub(crate) struct Barrier {
     wanted: Option<usize>,
     /// Threads that wait at it.
     waiting: Vec<usize>,
-    /// Threads that have come and gone on, and what they knew.
+    /// Threads that have arrived without waiting, and their clocks.
     arrived: usize,
     released: Option<Knowledge>,
 }
 
 impl Barrier {
-    /// How many threads have come to it.
+    /// How many threads have arrived.
     fn count(&self) -> usize {
         self.waiting.len() + self.arrived
     }
 
-    /// A thread comes that wants to meet `wanted` of them.
-    fn come(&mut self, wanted: Option<usize>) -> Result<(), String> {
+    /// A thread arrives whose instruction names `wanted` threads.
+    fn arrive_for(&mut self, wanted: Option<usize>) -> Result<(), String> {
         if self.count() > 0 && self.wanted != wanted {
             let name = |wanted: Option<usize>| {
                 wanted.map_or_else(|| "all".to_owned(), |wanted| wanted.to_string())
             };
             return Err(format!(
-                "the barrier waits for {} threads, not for {}",
+                "this barrier's threads name different thread counts: {} and {}",
                 name(self.wanted),
                 name(wanted)
             ));
@@ -44,14 +44,14 @@ impl Barrier {
 
     /// `thread` waits.
     pub fn wait(&mut self, thread: usize, wanted: Option<usize>) -> Result<(), String> {
-        self.come(wanted)?;
+        self.arrive_for(wanted)?;
         self.waiting.push(thread);
         Ok(())
     }
 
-    /// A thread comes, and goes on.
+    /// A thread arrives, and does not wait.
     pub fn arrive(&mut self, knowledge: Knowledge, wanted: usize) -> Result<(), String> {
-        self.come(Some(wanted))?;
+        self.arrive_for(Some(wanted))?;
         self.arrived += 1;
         match &mut self.released {
             Some(released) => released.join(&knowledge),
@@ -60,8 +60,8 @@ impl Barrier {
         Ok(())
     }
 
-    /// If all have come, of `live` threads that the block has: those that waited, who know of each
-    /// other now.
+    /// If all have arrived, of `live` threads in the block: those that waited, now ordered after
+    /// each other's accesses.
     pub fn complete(&mut self, live: usize, clocks: &mut [Clock]) -> Option<Vec<usize>> {
         if self.count() == 0 || self.count() < self.wanted.unwrap_or(live) {
             return None;
@@ -87,8 +87,7 @@ impl Barrier {
 }
 
 impl Machine {
-    /// The thread comes to barrier `id`, where `wanted` threads meet (all, if `None`); whether it
-    /// can go on.
+    /// The thread reaches barrier `id` of `wanted` threads (all, if `None`); whether it can go on.
     pub fn bar_sync(
         &mut self,
         id: u32,
@@ -109,7 +108,7 @@ impl Machine {
         Ok(is_last)
     }
 
-    /// The thread comes to barrier `id` of `wanted` threads, and goes on.
+    /// The thread arrives at barrier `id` of `wanted` threads, and goes on.
     pub fn bar_arrive(&mut self, id: u32, wanted: u32) -> Result<(), FaultKind> {
         let (place, thread) = self.current;
         check_barrier(id, Some(wanted))?;
@@ -121,7 +120,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The threads that wait at barrier `id`, if all have come.
+    /// The threads that wait at barrier `id`, if all have arrived.
     fn complete_barrier(&mut self, id: u32) -> Vec<usize> {
         let place = self.current.0;
         let block = &mut self.blocks[place];
@@ -132,12 +131,12 @@ impl Machine {
 
 fn check_barrier(id: u32, wanted: Option<u32>) -> Result<(), FaultKind> {
     if id as usize >= NUM_BARRIERS {
-        let why = format!("barrier {id}: a block has {NUM_BARRIERS}");
+        let why = format!("barrier {id}: a block has barriers 0 to {}", NUM_BARRIERS - 1);
         return Err(FaultKind::Invalid(why));
     }
     match wanted {
         Some(wanted) if wanted == 0 || !wanted.is_multiple_of(WARP_SIZE as u32) => {
-            let why = format!("a barrier of {wanted} threads: expected whole warps");
+            let why = format!("a barrier of {wanted} threads: expected a multiple of {WARP_SIZE}");
             Err(FaultKind::Invalid(why))
         }
         _ => Ok(()),

@@ -1,4 +1,4 @@
-//! A block that is resident: its threads, its shared memory, and where they meet.
+//! A resident block: its threads, its shared memory, and its collectives.
 
 use std::collections::HashMap;
 use std::panic::Location;
@@ -19,10 +19,10 @@ use crate::product::Products;
 /// Where dynamic shared memory starts in the shared window; a multiple of 1024.
 const DYNAMIC_START: u64 = 1024;
 
-/// Addresses between two arrays that belong to neither.
+/// Unused bytes between two arrays.
 const GUARD_BYTES: u64 = 64;
 
-/// What a lane brings to a collective, and what it gets.
+/// A lane's operands of a collective, and its results.
 pub type Words = [u32; 12];
 
 /// A thread of a block.
@@ -31,24 +31,25 @@ pub(crate) struct Thread {
     /// Where it waits.
     pub waits: Option<(Point, &'static Location<'static>)>,
     pub ended: bool,
-    /// What the collective that it waited for gave it.
+    /// The results of its last collective.
     pub result: Words,
     /// Its `cp.async` copies.
     pub copies: Groups<Copy>,
     /// Its bulk copies to global memory, by their numbers.
     pub bulk: Groups<u64>,
-    /// The matrix products of its warpgroup.
+    /// The `wgmma` operations of its warpgroup.
     pub products: Groups<()>,
     pub products_done: u32,
     pub fences: Fences,
-    /// What it has made known of its mbarriers, for those behind the cluster's barrier.
+    /// What `fence.mbarrier_init` publishes of its mbarriers, to threads that pass the cluster's
+    /// barrier.
     pub made_mbarriers: Option<Knowledge>,
-    /// The phase of the cluster's barrier that it has come to and not waited for.
+    /// The phase of the cluster's barrier at which it has arrived and not waited.
     pub cluster_phase: Option<u32>,
     pub registers: u32,
 }
 
-/// The threads that have reached a point, and what they brought.
+/// The threads that have reached a collective, and their operands.
 pub(crate) struct Meeting {
     point: Point,
     pub arrived: Arrived,
@@ -70,7 +71,7 @@ pub(crate) struct Arrived {
 }
 
 impl Arrived {
-    /// Nobody, of those that meet at `point`.
+    /// No thread yet of those that meet at `point`.
     fn none(point: Point) -> Self {
         Arrived { first: point.first_warp() * WARP_SIZE, threads: 0 }
     }
@@ -100,26 +101,26 @@ impl Arrived {
 
 /// A resident block.
 pub(crate) struct Block {
-    /// Its place among the blocks of the grid.
+    /// Its linear index in the grid.
     pub index: u64,
     pub threads: Vec<Thread>,
     pub agents: Agents,
     pub shared: Regions,
-    /// The static arrays that a thread has reached: their keys, and addresses.
+    /// The static arrays that a thread has reached: keys and addresses.
     arrays: Vec<((&'static str, usize), u64)>,
     pub barriers: [Barrier; NUM_BARRIERS],
     pub mbarriers: HashMap<u64, Mbarrier>,
     /// By warpgroup.
     pub products: Vec<Products>,
-    /// By warp; those of a warpgroup are its first one's.
+    /// By warp; a warpgroup's are those of its first warp.
     meetings: Vec<Vec<Meeting>>,
-    /// Meetings that are over, whose room others take.
+    /// Meetings that are over, whose buffers are used again.
     spare_meetings: Vec<Meeting>,
     /// Threads that have not ended.
     pub live: usize,
     /// Registers of all its threads.
     pub registers: u32,
-    /// Whether a thread has waited for the launches before.
+    /// Whether a thread has executed `griddepcontrol.wait`.
     pub waited_for_launches: bool,
     /// By warp.
     shared_accesses: Vec<WarpAccesses>,
@@ -179,7 +180,7 @@ impl Block {
         DYNAMIC_START
     }
 
-    /// Address of a static array, which lies behind all others once a thread has reached it.
+    /// Address of a static array, which is placed after all others when a thread first reaches it.
     pub fn array(
         &mut self,
         key: (&'static str, usize),
@@ -191,7 +192,7 @@ impl Block {
         }
         let end = self.shared.end().unwrap_or(DYNAMIC_START);
         let start = (end + GUARD_BYTES).next_multiple_of(align.max(16) as u64);
-        // The gaps are the emulator's own.
+        // The gaps exist on the emulator only.
         let gaps = GUARD_BYTES * 2 * (1 + self.arrays.len() as u64);
         if start + bytes as u64 > DYNAMIC_START + gaps + u64::from(MAX_SHARED_BYTES) {
             return Err(FaultKind::Launch(format!(
@@ -205,8 +206,8 @@ impl Block {
         Ok(start)
     }
 
-    /// Thread `thread` reaches `point`, where `wanted` threads of a warp or a warpgroup meet, with
-    /// `words`. Gives the meeting if it is the last to come; or else `None`: it has to wait.
+    /// Thread `thread` reaches `point`, where `wanted` threads of a warp or warpgroup meet, with
+    /// the operands `words`. Gives the meeting if it is the last one, else `None`: it has to wait.
     pub fn meet(
         &mut self,
         thread: usize,
@@ -244,7 +245,7 @@ impl Block {
         }
     }
 
-    /// What the threads of a meeting brought is needed no longer.
+    /// The operands of a meeting are no longer needed.
     pub fn end_meeting(&mut self, mut meeting: Meeting) {
         meeting.values.fill(Words::default());
         self.spare_meetings.push(meeting);
@@ -257,7 +258,7 @@ impl Block {
         found.map_or(Arrived::none(point), |meeting| meeting.arrived)
     }
 
-    /// Thread `thread` ends; gives the threads that waited for it alone at a barrier.
+    /// Thread `thread` ends; gives the threads at a barrier that were waiting for it only.
     pub fn end_thread(&mut self, thread: usize, clocks: &mut [Clock]) -> Vec<usize> {
         self.threads[thread].ended = true;
         self.live -= 1;
@@ -273,8 +274,8 @@ impl Block {
     }
 }
 
-/// The lanes of a full meeting know of each other, if it was one that orders memory accesses: a
-/// shuffle or a vote does not.
+/// Orders the memory accesses of the lanes that met, if the instruction does: a shuffle or a vote
+/// does not.
 pub(crate) fn order_warp(instruction: &str, arrived: Arrived, clocks: &mut [Clock]) {
     if instruction == crate::SYNC_WARP {
         join_warp(clocks, arrived.iter());

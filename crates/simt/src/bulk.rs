@@ -1,4 +1,4 @@
-//! Bulk and tensor copies: from a program's operands to pieces.
+//! Bulk and tensor copies: checks their operands, and divides them into contiguous pieces.
 
 use crate::access::By;
 use crate::agent::Role;
@@ -10,7 +10,7 @@ use crate::mbarrier::Id;
 use crate::shadow::Mode;
 use crate::tensor::TensorMap;
 
-/// Bulk copies are of multiples of this, at multiples of it.
+/// Length and addresses of bulk copies are multiples of this.
 const ALIGN: u64 = 16;
 
 /// Where a load goes: an address of shared memory, and the mbarrier that it signals.
@@ -18,7 +18,7 @@ const ALIGN: u64 = 16;
 pub(crate) struct Destination {
     pub address: u32,
     pub mbarrier: u32,
-    /// Blocks of the cluster, a bit each; the own one, or the one of the addresses, if `None`.
+    /// Mask of destination blocks in the cluster; `None`: the block that the addresses are in.
     pub multicast: Option<u16>,
 }
 
@@ -92,7 +92,7 @@ impl Machine {
             let (place, local) = self.locate(Space::Cluster, address.into())?;
             let id = self.mbarrier_for(Space::Cluster, mbarrier, by)?;
             if id.0 != place {
-                let why = "a copy to one block signals an mbarrier of another one";
+                let why = "a copy to one block signals an mbarrier of another block";
                 return Err(FaultKind::Invalid(why.to_owned()));
             }
             return Ok(vec![(place, local, id)]);
@@ -146,7 +146,7 @@ impl Machine {
         location: At,
     ) -> Result<(), FaultKind> {
         let reader = self.bulk_agent(Role::BulkReads, Mode::Proxy, location);
-        // Reductions of several copies do not disturb each other.
+        // Concurrent reductions to the same bytes are no race.
         let mode = if reduce.is_some() { Mode::Atomic } else { Mode::Proxy };
         let writer = self.bulk_agent(Role::BulkWrites, mode, location);
         let (place, thread) = self.current;

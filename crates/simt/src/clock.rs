@@ -1,13 +1,12 @@
-//! What a thread knows of the others: vector clocks.
+//! Vector clocks: which accesses of other threads are ordered before a thread's next one.
 //!
-//! Whoever accesses memory counts its own epochs: a thread, and whoever copies or multiplies for it
-//! while it goes on (an *agent*, see [`crate::agent`]). A thread knows another's epoch `e` if
-//! something (a barrier, an mbarrier, an atomic operation) orders what that one did up to `e` before
-//! what the thread does itself now.
+//! Each *component* of a block counts its own epochs: a thread, or an *agent* that accesses memory
+//! for it asynchronously ([`crate::agent`]). A thread's clock holds epoch `e` of another component
+//! if something (a barrier, an mbarrier, an atomic operation) orders that component's accesses up
+//! to `e` before the thread's next one: the thread *knows* `e`.
 //!
-//! Threads and agents of a block are its *components*. What a thread knows of its own block is
-//! shared by all threads that passed the same barrier, and that of the own warp lies on top, so that
-//! a barrier of `n` threads costs `n` and one of a warp 32.
+//! Threads that have passed the same barrier share one row for their block; a second layer, for the
+//! own warp, holds what is newer. So a barrier of `n` threads costs `n`, and one of a warp 32.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,10 +14,10 @@ use std::rc::Rc;
 /// Lanes of a warp.
 pub(crate) const WARP_SIZE: usize = 32;
 
-/// Epochs by component of one block; those behind the end are 0.
+/// Epochs by component of one block; those past the end are 0.
 type Row = Rc<[u32]>;
 
-/// Epochs of the components of blocks: the own one, and those that synchronised with it.
+/// Epochs of the components of several blocks: the own one, and those that synchronised with it.
 #[derive(Clone)]
 pub(crate) struct Vector {
     home: u64,
@@ -27,7 +26,7 @@ pub(crate) struct Vector {
 }
 
 impl Vector {
-    /// Nothing, in block `home`.
+    /// Empty, for a thread of block `home`.
     pub fn new(home: u64) -> Self {
         Vector { home, row: Rc::new([]), others: None }
     }
@@ -42,7 +41,7 @@ impl Vector {
         row.and_then(|row| row.get(component)).copied().unwrap_or(0)
     }
 
-    /// Knows of this component of the own block up to `epoch`.
+    /// Raises this component of the own block to `epoch`.
     pub fn raise(&mut self, component: usize, epoch: u32) {
         if self.get(self.home, component) >= epoch {
             return;
@@ -53,7 +52,7 @@ impl Vector {
         self.row = row.into();
     }
 
-    /// Knows what `other` knows too.
+    /// The maximum of both.
     pub fn join(&mut self, other: &Vector) {
         if self.home == other.home {
             join_row(&mut self.row, &other.row);
@@ -98,7 +97,7 @@ fn join_row(mine: &mut Row, other: &Row) {
     *mine = row.into();
 }
 
-/// What is known, and what of it a proxy fence has made known to asynchronous accesses.
+/// A clock, and the part of it that a proxy fence has extended to asynchronous accesses.
 #[derive(Clone)]
 pub(crate) struct Knowledge {
     pub known: Vector,
@@ -106,22 +105,22 @@ pub(crate) struct Knowledge {
 }
 
 impl Knowledge {
-    /// Nothing, in block `home`.
+    /// Empty, for a thread of block `home`.
     pub fn new(home: u64) -> Self {
         Knowledge { known: Vector::new(home), fenced: Vector::new(home) }
     }
 
-    /// Knows what `other` knows too.
+    /// The maximum of both.
     pub fn join(&mut self, other: &Knowledge) {
         self.known.join(&other.known);
         self.fenced.join(&other.fenced);
     }
 }
 
-/// One thread's knowledge.
+/// One thread's clock.
 #[derive(Clone)]
 pub(crate) struct Clock {
-    /// Shared by those who met, as most know the same.
+    /// Shared by the threads that met.
     knowledge: Rc<Knowledge>,
     /// By lane of the own warp; what is newer than in `knowledge.known`.
     warp: Rc<[u32; WARP_SIZE]>,
@@ -130,7 +129,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// The clocks of the threads of block `home` at its start: nobody knows of anybody.
+    /// The clocks of the threads of block `home` at its start: nothing is ordered.
     pub fn start(home: u64, num_threads: usize) -> Vec<Clock> {
         let (knowledge, warp) = (Rc::new(Knowledge::new(home)), Rc::new([0; WARP_SIZE]));
         vec![Clock { knowledge, warp, own: 1 }; num_threads]
@@ -148,45 +147,46 @@ impl Clock {
         }
     }
 
-    /// The same of what asynchronous accesses know.
+    /// As `knows`, for asynchronous accesses.
     pub fn knows_fenced(&self, block: u64, component: usize) -> u32 {
         self.knowledge.fenced.get(block, component)
     }
 
-    /// All that thread `me` knows and did, for others; what it does from now on is not part of it.
+    /// All that thread `me` knows and has done up to now, for others to acquire.
     pub fn release(&mut self, me: usize) -> Knowledge {
         let knowledge = Knowledge { known: self.flat(me), fenced: self.knowledge.fenced.clone() };
         self.own += 1;
         knowledge
     }
 
-    /// Knows what others have released.
+    /// Acquires what others have released.
     pub fn acquire(&mut self, knowledge: &Knowledge) {
         Rc::make_mut(&mut self.knowledge).join(knowledge);
     }
 
-    /// Knows what a component of the own block did up to `epoch`.
+    /// Orders what a component of the own block did up to `epoch` before the thread.
     pub fn learn(&mut self, component: usize, epoch: u32) {
         if self.knowledge.known.get(self.knowledge.known.home, component) < epoch {
             Rc::make_mut(&mut self.knowledge).known.raise(component, epoch);
         }
     }
 
-    /// Knows what a component of another block did up to `epoch`.
+    /// Orders what a component of another block did up to `epoch` before the thread.
     pub fn learn_of(&mut self, block: u64, component: usize, epoch: u32) {
         let mut other = Vector::new(block);
         other.raise(component, epoch);
         Rc::make_mut(&mut self.knowledge).known.join(&other);
     }
 
-    /// A proxy fence: asynchronous accesses that come after it know what the thread knows.
+    /// A proxy fence: what is ordered before the thread is ordered before later asynchronous
+    /// accesses too.
     pub fn fence_proxy(&mut self, me: usize) {
         let known = self.flat(me);
         Rc::make_mut(&mut self.knowledge).fenced.join(&known);
         self.own += 1;
     }
 
-    /// What is known with that of the warp and of the thread itself.
+    /// The shared row, with the layers of the warp and of the thread itself.
     fn flat(&self, me: usize) -> Vector {
         let known = &self.knowledge.known;
         let first = me / WARP_SIZE * WARP_SIZE;
@@ -199,8 +199,8 @@ impl Clock {
     }
 }
 
-/// Orders all that the threads `who` (ascending) of a block did before, and `released`, before all
-/// that they do from now on.
+/// Orders all that the threads `who` (ascending) of a block have done, and `released`, before all
+/// that they do later.
 pub(crate) fn join_block(clocks: &mut [Clock], who: &[usize], released: Option<&Knowledge>) {
     if who.is_empty() {
         return;
@@ -244,7 +244,7 @@ pub(crate) fn join_warp(clocks: &mut [Clock], who: impl Iterator<Item = usize> +
     }
 }
 
-/// The union of what the threads know, their warps' layers apart.
+/// The maximum of the threads' clocks, without their warps' layers.
 fn joined(clocks: &[Clock], mut who: impl Iterator<Item = usize>) -> Rc<Knowledge> {
     let first = who.next().expect("threads that meet");
     let mut all = clocks[first].knowledge.clone();
@@ -277,7 +277,7 @@ mod tests {
             assert_eq!(clocks[thread].knows(thread, 0, 0), epoch, "thread {thread}");
         }
         assert_eq!(clocks[34].knows(34, 0, 0), 0);
-        // And what 0 does after that, nobody knows.
+        // What 0 does after that is not ordered.
         assert!(clocks[0].own > epoch);
         // What 32 did before it met 33 is known to 65, what it has done since is not.
         assert_eq!(clocks[65].knows(65, 0, 32), clocks[32].own - 1);

@@ -1,28 +1,29 @@
-//! Clusters: their blocks' shared memory, and their barrier.
+//! Clusters: shared memory of other blocks, and the cluster's barrier.
 
 use crate::clock::Knowledge;
 use crate::fault::FaultKind;
 use crate::machine::{At, Machine};
 use crate::point::Point;
 
-/// Where the number of a block, plus one, stands in an address of the cluster's window.
+/// Bit of an address in the cluster's window at which the block's rank, plus one, starts.
 const RANK_SHIFT: u32 = 24;
 
 /// The barrier of a cluster's threads.
 #[derive(Default)]
 pub(crate) struct ClusterBarrier {
-    /// Phases that have ended.
+    /// Completed phases.
     phase: u32,
     arrived: usize,
     released: Option<Knowledge>,
-    /// Threads that wait: place of the block, and thread.
+    /// Threads that wait: slot of the block, and thread.
     waiting: Vec<(usize, usize)>,
-    /// What the phases that have ended released.
+    /// What the completed phases have released.
     completed: Option<Knowledge>,
 }
 
 impl Machine {
-    /// The address, in the cluster's window, of what `address` is in the block of number `rank`.
+    /// The address in the cluster's window that corresponds to `address` in the block of rank
+    /// `rank`.
     pub fn map_shared(&mut self, address: u32, rank: u32) -> Result<u32, FaultKind> {
         let blocks = self.layout.blocks_per_cluster();
         if rank as usize >= blocks {
@@ -32,7 +33,7 @@ impl Machine {
         Ok(address & ((1 << RANK_SHIFT) - 1) | (rank + 1) << RANK_SHIFT)
     }
 
-    /// The place of the block that an address of the cluster's window is in, and the address there.
+    /// The slot of the block that an address of the cluster's window is in, and the address there.
     pub fn locate_in_cluster(&self, address: u64) -> Result<(usize, u64), FaultKind> {
         let own = self.current.0;
         match (address >> RANK_SHIFT) as usize {
@@ -47,7 +48,7 @@ impl Machine {
         }
     }
 
-    /// The place of the block of this number in the own cluster.
+    /// The slot of the block of this rank in the own cluster.
     pub fn place_in_cluster(&self, rank: usize) -> Result<usize, FaultKind> {
         let own = self.blocks[self.current.0].index;
         let index = self.layout.block_of_cluster(self.layout.cluster_of(own), rank);
@@ -59,11 +60,11 @@ impl Machine {
         })
     }
 
-    /// The thread comes to the cluster's barrier.
+    /// The thread arrives at the cluster's barrier.
     pub fn cluster_arrive(&mut self, release: bool) -> Result<(), FaultKind> {
         let (place, thread) = self.current;
         if self.blocks[place].threads[thread].cluster_phase.is_some() {
-            let why = "barrier.cluster.arrive twice, with no barrier.cluster.wait between";
+            let why = "barrier.cluster.arrive twice, without barrier.cluster.wait between";
             return Err(FaultKind::Invalid(why.to_owned()));
         }
         let made_mbarriers = self.blocks[place].threads[thread].made_mbarriers.take();
@@ -77,13 +78,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether all threads of the cluster have come to its barrier; the thread waits if not.
+    /// Whether all threads of the cluster have arrived at its barrier; if not, the thread waits.
     pub fn cluster_wait(&mut self, location: At) -> Result<bool, FaultKind> {
         let (place, thread) = self.current;
         let cluster = self.layout.cluster_of(self.blocks[place].index);
         let barrier = self.cluster_barriers.entry(cluster).or_default();
         let Some(phase) = self.blocks[place].threads[thread].cluster_phase else {
-            let why = "barrier.cluster.wait with no barrier.cluster.arrive before it";
+            let why = "barrier.cluster.wait without barrier.cluster.arrive before it";
             return Err(FaultKind::Invalid(why.to_owned()));
         };
         if phase == barrier.phase {
@@ -99,13 +100,13 @@ impl Machine {
         Ok(true)
     }
 
-    /// A thread of the cluster has ended: others may have waited for it alone.
+    /// A thread of the cluster has ended: others may have waited only for it.
     pub fn end_of_cluster_thread(&mut self) {
         let (place, thread) = self.current;
         let cluster = self.layout.cluster_of(self.blocks[place].index);
         let Some(barrier) = self.cluster_barriers.get_mut(&cluster) else { return };
         if self.blocks[place].threads[thread].cluster_phase == Some(barrier.phase) {
-            // It counts no longer among those that have to come.
+            // It no longer has to arrive.
             barrier.arrived -= 1;
         }
         self.complete_cluster_barrier(cluster);

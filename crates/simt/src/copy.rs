@@ -6,7 +6,7 @@ use crate::fault::FaultKind;
 use crate::machine::{At, Machine, Space};
 use crate::shadow::{Agent, Mode};
 
-/// A copy of one thread.
+/// A copy that a thread has started.
 pub(crate) struct Copy {
     dst: u64,
     dst_len: usize,
@@ -28,10 +28,10 @@ impl Copy {
 }
 
 impl Machine {
-    /// Starts an asynchronous copy of `src_len` bytes, filled up with zeros to `dst_len`.
+    /// Starts an asynchronous copy of `src_len` bytes, zero-filled to `dst_len`.
     ///
-    /// The bytes are moved now or when the copy is waited for, as the seed says. That no thread can
-    /// tell is the rest: until then `dst` cannot be accessed and `src` cannot be written.
+    /// The seed decides whether the bytes are moved now or at the wait. No thread can see the
+    /// difference, as until then an access to `dst` or a write to `src` is a fault.
     pub fn copy_async(
         &mut self,
         (dst, dst_len): (u64, usize),
@@ -72,7 +72,7 @@ impl Machine {
         self.block().threads[thread].copies.commit();
     }
 
-    /// Waits until at most `pending` groups of the thread's copies are under way.
+    /// Waits until at most `pending` groups of the thread's copies are pending.
     pub fn wait_copies(&mut self, pending: usize) -> Result<(), FaultKind> {
         let thread = self.current.1;
         let done = self.block().threads[thread].copies.wait(pending);

@@ -1,4 +1,4 @@
-//! What the emulator reports.
+//! Faults, and how they are printed.
 
 use std::fmt;
 
@@ -7,11 +7,13 @@ use std::fmt;
 pub struct Fault {
     /// The kernel's symbol.
     pub kernel: String,
-    /// Who did it; nobody alone for a deadlock, and for what no launch can be made of.
+    /// The thread that caused it; `None` for a deadlock or livelock, and for a launch that no
+    /// device takes.
     pub by: Option<Party>,
     /// What is wrong.
     pub kind: FaultKind,
-    /// A collective before the fault that lanes came to from different lines: often the fault's cause.
+    /// A collective before the fault that lanes came to from different lines: often the fault's
+    /// cause.
     pub pairing: Option<Box<Pairing>>,
 }
 
@@ -50,7 +52,7 @@ pub struct MemoryAccess {
     pub address: u64,
 }
 
-/// A place in a buffer, or behind its end.
+/// A place in a buffer, or after its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The buffer's name.
@@ -61,7 +63,7 @@ pub struct Place {
     pub len: usize,
 }
 
-/// Threads of a block that wait at the same place.
+/// Threads of a block that wait at the same source line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// One of them.
@@ -75,20 +77,20 @@ pub struct Waiting {
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// No launch can be made of this.
+    /// A launch that no device takes, or with more threads than the kernel's launch bound.
     Launch(String),
-    /// An access outside of every buffer, or over the end of one.
+    /// An access outside of every buffer, or past the end of one.
     OutOfBounds(Box<MemoryAccess>),
-    /// An address that is no multiple of what the access asks for.
+    /// An address that is not aligned for the access.
     Misaligned {
         /// The access.
         access: Box<MemoryAccess>,
-        /// What its address must be a multiple of.
+        /// The alignment that it needs.
         align: usize,
     },
-    /// A read of memory that nothing has written.
+    /// A read of memory that has not been written.
     Uninitialised(Box<MemoryAccess>),
-    /// Two threads access the same bytes, one writes, and nothing orders the two.
+    /// Unordered accesses of two threads to the same bytes, at least one of them a write.
     Race {
         /// The later access, of [`Fault::by`].
         access: Box<MemoryAccess>,
@@ -97,8 +99,8 @@ pub enum FaultKind {
         /// Whether that one writes.
         other_writes: bool,
     },
-    /// An access to bytes that an asynchronous operation still reads or writes: a copy, or a matrix
-    /// product.
+    /// An access to bytes that an asynchronous operation, a copy or a `wgmma`, may still read or
+    /// write.
     NotWaitedFor {
         /// The access, of [`Fault::by`].
         access: Box<MemoryAccess>,
@@ -107,43 +109,43 @@ pub enum FaultKind {
         /// Whether the operation writes the bytes.
         writes: bool,
     },
-    /// An asynchronous access to bytes that were written by a load or store unit, with no
-    /// `fence.proxy.async` between the two.
+    /// An asynchronous access to bytes that a thread stored, without `fence.proxy.async` between
+    /// the two.
     Unfenced {
         /// The access, of [`Fault::by`].
         access: Box<MemoryAccess>,
         /// Who wrote the bytes.
         other: Box<Party>,
     },
-    /// An access to bytes that the launch before may still read or write, with no
+    /// An access to bytes that an earlier launch may still read or write, without
     /// `griddepcontrol.wait` before it.
     Dependency {
         /// The access, of [`Fault::by`].
         access: Box<MemoryAccess>,
-        /// Where the launch before accesses the bytes.
+        /// Where the earlier launch accesses the bytes.
         location: String,
         /// Whether it writes them.
         writes: bool,
     },
-    /// A block of a launch that overlaps with those before ends, and no thread of it has executed
-    /// `griddepcontrol.wait`: the launch may end before those before it have, which launches behind
-    /// it do not wait for.
+    /// A block of an overlapping launch ends, and no thread of it has executed
+    /// `griddepcontrol.wait`: the launch may end before earlier ones, which later launches do not
+    /// wait for.
     NeverWaits,
-    /// A block ends before others are done with its shared memory: an asynchronous operation that
-    /// no thread of the block has waited for, or a thread of another block.
+    /// A block ends while its shared memory is still accessed: by an asynchronous operation that no
+    /// thread of the block has waited for, or by a thread of another block.
     EndsEarly {
-        /// A place there.
+        /// A place in that memory.
         place: Box<Place>,
-        /// The thread that accesses it or has it accessed, and where.
+        /// The thread that accesses it, or started the operation that does.
         other: Box<Party>,
-        /// Whether that writes.
+        /// Whether the access is a write.
         writes: bool,
     },
-    /// An instruction that cannot be run with these operands, or not now.
+    /// An instruction that is invalid with these operands, or at this point.
     Invalid(String),
-    /// A loop that does not end: what a thread did for so long.
+    /// A loop that does not end: what a thread has done, and what it has not done meanwhile.
     Endless(String),
-    /// Threads that can go on wait in vain for what another one writes.
+    /// Threads poll for a change that no thread makes.
     Livelock(Vec<Waiting>),
     /// No thread can go on.
     Deadlock(Vec<Waiting>),
@@ -180,7 +182,7 @@ impl fmt::Display for MemoryAccess {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match &self.kind {
-            FaultKind::Launch(_) => "not a launch",
+            FaultKind::Launch(_) => "invalid launch",
             FaultKind::OutOfBounds(_) => "out of bounds",
             FaultKind::Misaligned { .. } => "misaligned",
             FaultKind::Uninitialised(_) => "uninitialised read",
@@ -216,23 +218,28 @@ impl fmt::Display for Fault {
             }
             FaultKind::NotWaitedFor { access, started, writes } => {
                 let verb = if *writes { "writes" } else { "reads" };
-                write!(f, "\n  {access}\n  {started} started what still {verb} them")
+                write!(
+                    f,
+                    "\n  {access}\n  {started} started the asynchronous operation that still \
+                     {verb} them"
+                )
             }
             FaultKind::Unfenced { access, other } => {
                 write!(f, "\n  {access}\n  {other} wrote them, with no proxy fence between the two")
             }
             FaultKind::Dependency { access, location, writes } => {
                 let verb = if *writes { "writes" } else { "reads" };
-                write!(f, "\n  {access}\n  the launch before {verb} them at {location}")
+                write!(f, "\n  {access}\n  an earlier launch {verb} them at {location}")
             }
             FaultKind::NeverWaits => f.write_str(
-                ": no thread of the block has waited; those launches may go on when this one has \
-                 ended, and the next waits for this one alone",
+                ": no thread of the block has waited; so this launch may end before earlier ones, \
+                 which the next launch does not wait for",
             ),
             FaultKind::EndsEarly { place, other, writes } => {
                 let verb = if *writes { "writes" } else { "reads" };
-                write!(f, "\n  {place} is gone then")?;
-                write!(f, "\n  {other} {verb} it, or started what does; nothing orders the two")
+                write!(f, "\n  {place} is freed with the block")?;
+                write!(f, "\n  {other} {verb} it, or started an asynchronous operation that does")?;
+                f.write_str("; wait for that first")
             }
             FaultKind::Deadlock(waiting) | FaultKind::Livelock(waiting) => {
                 write_waiting(f, waiting)
@@ -252,7 +259,7 @@ impl fmt::Display for Pairing {
     }
 }
 
-/// The threads that wait, a few lines of them.
+/// Which threads wait where, at most eight lines.
 fn write_waiting(f: &mut fmt::Formatter<'_>, waiting: &[Waiting]) -> fmt::Result {
     const MOST_LINES: usize = 8;
     for Waiting { first, threads, what } in waiting.iter().take(MOST_LINES) {

@@ -1,8 +1,8 @@
-//! Bulk copies: what they access, and when they land.
+//! Bulk copies: what they access, and when they complete.
 //!
-//! A copy is noted whole when it starts, by its agent, so that whoever accesses its bytes without
-//! having waited is found whatever the order. It lands later, at a moment drawn from the seed; until
-//! then its destination is poisoned.
+//! All accesses of a copy are noted when it starts, as those of its agent: so an access to its
+//! bytes without a wait is found whatever the order. It completes later, at a moment drawn from the
+//! seed; until then its destination is poisoned.
 
 use crate::access::{By, Span};
 use crate::agent::Role;
@@ -14,34 +14,34 @@ use crate::mbarrier::Id;
 use crate::shadow::{Agent, Mode};
 use crate::tensor::Element;
 
-/// Bytes of a copy that lie together on both sides.
+/// Bytes of a copy that are contiguous in source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Where they come from; `None` for zeros.
+    /// Their source; `None` for zeros.
     pub src: Option<u64>,
     pub dst: u64,
     pub len: usize,
 }
 
-/// What a copy is to do.
+/// What a copy does.
 pub(crate) struct Order {
     pub src: Space,
-    /// The place of the block that the destination is in, and its window; or global memory.
+    /// The slot of the block that the destination is in, and its window; or global memory.
     pub dst: (usize, Space),
     pub pieces: Vec<Piece>,
-    /// How it is combined with what is there.
+    /// How it is combined with the destination's value.
     pub reduce: Option<(Reduce, Element)>,
 }
 
-/// A copy under way.
+/// A copy in flight.
 pub(crate) struct Flight {
     number: u64,
-    /// The thread that started it: the place of its block, its number there, and where.
+    /// The thread that started it: the slot of its block, its index there, and the source line.
     by: ((usize, usize), At),
-    /// Where its bytes come from: the place of the block.
+    /// The slot of the block that its bytes come from.
     src: (Space, usize),
     order: Order,
-    /// The mbarrier that it signals, and the bytes that it counts there.
+    /// The mbarrier that it signals, and the bytes that it adds there.
     signals: Option<(Id, u32)>,
     knowledge: Knowledge,
 }
@@ -56,7 +56,7 @@ impl Machine {
         By { agent: Some(Agent { block: block.index, component, epoch }), mode, location }
     }
 
-    /// Starts a copy whose reads `reader` makes and whose writes `writer`; gives its number.
+    /// Starts a copy with the accesses of `reader` and `writer`; gives its number.
     pub fn start_flight(
         &mut self,
         order: Order,
@@ -86,24 +86,24 @@ impl Machine {
         Ok(number)
     }
 
-    /// Lands the copy of this number, if it has not yet.
+    /// Completes the copy of this number, if it is in flight.
     pub fn land(&mut self, number: u64) -> Result<(), FaultKind> {
         let index = self.flights.iter().position(|flight| flight.number == number);
         index.map_or(Ok(()), |index| self.land_at(index))
     }
 
-    /// Lands one of the copies under way, whichever the seed says.
+    /// Completes one of the copies in flight, drawn from the seed.
     pub fn land_any(&mut self) -> Result<(), Fault> {
         let index = self.rng.below(self.flights.len());
         let (_, location) = self.flights[index].by;
         let landed = self.land_at(index);
-        landed.map_err(|kind| self.fault(kind, format!("{location}, at the end of its copy")))
+        landed.map_err(|kind| self.fault(kind, format!("{location}, when its copy completes")))
     }
 
     fn land_at(&mut self, index: usize) -> Result<(), FaultKind> {
         let Flight { by: (thread, _), src, order, signals, knowledge, .. } =
             self.flights.swap_remove(index);
-        // What it does is the doing of the thread that started it.
+        // Faults are attributed to the thread that started the copy.
         let running = std::mem::replace(&mut self.current, thread);
         for piece in &order.pieces {
             self.move_piece(src, &order, piece)?;
@@ -131,7 +131,7 @@ impl Machine {
         if let Some((reduce, element)) = order.reduce {
             let (old, was_initialised) = self.peek((place, space), dst, len)?;
             if was_initialised.contains(&false) {
-                let why = "a reduction to memory that nothing has written";
+                let why = "a reduction to uninitialised memory";
                 return Err(FaultKind::Invalid(why.to_owned()));
             }
             bytes = element.reduce(reduce, &old, &bytes);
@@ -143,7 +143,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The bytes there, and which of them were written.
+    /// The bytes there, and which of them are initialised.
     fn peek(
         &mut self,
         (place, space): (usize, Space),
@@ -155,7 +155,7 @@ impl Machine {
         Ok((region.bytes[at.clone()].to_vec(), region.initialised[at].to_vec()))
     }
 
-    /// Waits until at most `pending` of the thread's bulk groups are under way, or until all others
+    /// Waits until at most `pending` of the thread's bulk groups are pending, or until the others
     /// have read their sources.
     pub fn wait_bulk(&mut self, pending: usize, read_only: bool) -> Result<(), FaultKind> {
         let thread = self.current.1;
@@ -179,14 +179,14 @@ impl Machine {
         Ok(())
     }
 
-    /// A phase of an mbarrier must not end before the copies that it counts have landed.
+    /// A phase of an mbarrier must not end before the copies that signal it have completed.
     pub fn check_flights_of(&self, id: Id) -> Result<(), FaultKind> {
         let of_it = |flight: &&Flight| flight.signals.is_some_and(|(signalled, _)| signalled == id);
         match self.flights.iter().find(of_it) {
             None => Ok(()),
             Some(flight) => Err(FaultKind::Invalid(format!(
-                "a phase of the mbarrier at {} ends while a copy that it counts is under way, \
-                 whose bytes it does not expect; {} started it",
+                "a phase of the mbarrier at {} ends while a copy that signals it is in flight, \
+                 whose bytes it does not expect (mbarrier.expect_tx); {} started it",
                 self.blocks[id.0].shared.describe(id.1),
                 self.party_of(flight)
             ))),

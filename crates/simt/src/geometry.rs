@@ -1,4 +1,5 @@
-//! What a launch is made of: a kernel as it was compiled, and the geometry that its launcher derives from shapes.
+//! What a launch is made of: a kernel as it was compiled, and the geometry that its launcher
+//! derives from shapes.
 
 /// A kernel as it was compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! The emulator: grids, blocks, warps and threads on the CPU.
 //!
-//! [`emulate`] runs a kernel, each of its threads a coroutine, and checks every memory access: bounds, alignment,
-//! initialisation, races. An error of the kernel is a [`Fault`], which names the thread and the source line. [`device`]
-//! holds the instructions that kernels call; on the host, `cuda_std` is built on them.
+//! [`emulate`] runs a kernel, each of its threads a coroutine, and checks every memory access:
+//! bounds, alignment, initialisation, races. An error of the kernel is a [`Fault`], which names the
+//! thread and the source line. [`device`] holds the instructions that kernels call; on the host,
+//! `cuda_std` is built on them.
 //!
 //! ```
 //! use simt::{FaultKind, Geometry, Init, Kernel, Memory, Space, device};
@@ -15,7 +16,8 @@
 //!     let [i, ..] = device::thread_idx();
 //!     device::store(Space::Global, out + 4 * u64::from(i), 4, &i.to_le_bytes());
 //! };
-//! let fault = simt::emulate(kernel, geometry, std::sync::Arc::new(body), &mut memory, 0).unwrap_err();
+//! let body = std::sync::Arc::new(body);
+//! let fault = simt::emulate(kernel, geometry, body, &mut memory, 0).unwrap_err();
 //! assert!(matches!(fault.kind, FaultKind::OutOfBounds(_)));
 //! assert_eq!(fault.by.unwrap().thread, [31, 0, 0]);
 //! ```

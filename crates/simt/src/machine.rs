@@ -12,7 +12,7 @@ use crate::point::Point;
 use crate::product::Fragments;
 use crate::ready::Ready;
 use crate::rng::Rng;
-use crate::watchdog::Pulse;
+use crate::watchdog::{self, Pulse};
 use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
@@ -30,25 +30,25 @@ pub enum Space {
     Cluster,
 }
 
-/// What a launch did.
+/// Counters of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Threads that ran.
     pub threads: u64,
     /// Loads and stores of global and of shared memory; an asynchronous copy is one.
     pub accesses: u64,
-    /// Passes over the banks of shared memory that loads and stores of a warp take beyond one for
-    /// all lanes (of 8 bytes for 16 lanes, of 16 bytes for 8).
+    /// Passes over the banks of shared memory beyond the first, summed over loads and stores. A
+    /// pass serves all lanes of a warp, 16 lanes with 8 bytes each, or 8 lanes with 16 bytes each.
     pub bank_conflicts: u64,
 }
 
 /// What happens next.
 pub(crate) enum Step {
-    /// The thread goes on: the place of its block, and its number there.
+    /// A thread runs: the slot of its block, and its index there.
     Thread(usize, usize),
-    /// A copy has landed.
+    /// A copy has completed.
     Landed,
-    /// No thread can go on.
+    /// No thread can run.
     Nothing,
 }
 
@@ -58,7 +58,8 @@ const IDLE_STEPS_PER_THREAD: usize = 1000;
 /// Instructions that a thread may execute before it waits for others or ends: about a second.
 const MAX_STEPS: u32 = 1 << 24;
 
-/// How often each resident thread may go on, on average, while nothing writes memory and no thread ends.
+/// How often each resident thread may go on, on average, while nothing writes memory and no thread
+/// ends.
 const TURNS_PER_THREAD: u64 = 1 << 16;
 
 /// Steps between two signs of life to the watchdog, a power of two.
@@ -77,35 +78,37 @@ const LANDS_ONCE_IN: usize = 64;
 pub(crate) struct Machine {
     kernel: &'static str,
     pub layout: Layout,
-    /// Whether the launch before may not have ended.
+    /// Whether earlier launches may still run.
     pub overlaps: bool,
     pub memory: Memory,
-    /// Resident blocks, each at its place.
+    /// Resident blocks, by slot.
     pub blocks: Vec<Block>,
     /// The clocks of their threads.
     pub clocks: Vec<Vec<Clock>>,
-    /// By cluster, once a thread has come to its barrier.
+    /// By cluster, once a thread has reached its barrier.
     pub cluster_barriers: HashMap<u64, ClusterBarrier>,
-    /// Bulk copies under way.
+    /// Bulk copies in flight.
     pub flights: Vec<Flight>,
     pub num_flights: u64,
     /// What atomic operations have released, by address.
     pub variables: Variables,
-    /// Accumulators that products may be in flight to.
+    /// Accumulators that a `wgmma` in flight may write.
     pub fragments: Fragments,
     ready: Ready,
     /// The thread that runs.
     pub current: (usize, usize),
     pub rng: Rng,
     pub report: Report,
-    /// Steps in a row of threads that only found out that they have to wait on.
+    /// Consecutive turns of threads that only found that they still have to wait.
     pub idle_steps: usize,
     /// Instructions of the thread that runs since it went on.
     steps: u32,
     /// How often a thread has gone on since one wrote memory or ended.
     turns: u64,
-    /// The launch's signs of life.
-    pub pulse: Option<Arc<Pulse>>,
+    /// [`TURNS_PER_THREAD`] of each resident thread.
+    max_turns: u64,
+    /// Signs of life to the watchdog.
+    pub pulse: Arc<Pulse>,
     /// The last load, and how often it was made in a row.
     last_load: Option<(u64, At)>,
     same_loads: u32,
@@ -132,13 +135,14 @@ impl Machine {
             idle_steps: 0,
             steps: 0,
             turns: 0,
-            pulse: None,
+            max_turns: 0,
+            pulse: watchdog::watch(kernel, layout),
             last_load: None,
             same_loads: 0,
         }
     }
 
-    /// A block becomes resident at `place`.
+    /// A block becomes resident in slot `place`.
     pub fn start_block(&mut self, place: usize, index: u64) {
         let threads = self.layout.threads_per_block();
         let (block, clocks) = (Block::new(index, &self.layout), Clock::start(index, threads));
@@ -152,6 +156,7 @@ impl Machine {
         (0..threads).for_each(|thread| self.ready.push(place, thread));
         self.report.threads += threads as u64;
         self.turns = 0;
+        self.max_turns = TURNS_PER_THREAD * (self.blocks.len() * threads) as u64;
     }
 
     /// Memory changes, or a thread ends: the launch gets somewhere.
@@ -159,21 +164,18 @@ impl Machine {
         (self.idle_steps, self.turns) = (0, 0);
     }
 
-    /// The thread that runs calls an instruction.
+    /// The thread that runs calls an instruction; whether it is time for
+    /// [`Machine::check_steps`].
     #[inline]
-    pub fn step(&mut self) -> Result<(), FaultKind> {
+    pub fn step(&mut self) -> bool {
         self.steps += 1;
-        if self.steps.is_multiple_of(STEPS_PER_BEAT) {
-            self.check_steps()?;
-        }
-        Ok(())
+        self.steps.is_multiple_of(STEPS_PER_BEAT)
     }
 
+    /// A sign of life to the watchdog, and a fault for a thread in an endless loop.
     #[cold]
-    fn check_steps(&self) -> Result<(), FaultKind> {
-        if let Some(pulse) = &self.pulse {
-            pulse.beat();
-        }
+    pub fn check_steps(&self) -> Result<(), FaultKind> {
+        self.pulse.beat();
         if self.steps < MAX_STEPS {
             return Ok(());
         }
@@ -186,11 +188,10 @@ impl Machine {
 
     /// Whether threads have waited for each other for too long without a change of memory.
     fn meets_endlessly(&self) -> bool {
-        let resident = self.blocks.len() * self.layout.threads_per_block();
-        self.turns > TURNS_PER_THREAD * resident as u64 && self.flights.is_empty()
+        self.turns > self.max_turns && self.flights.is_empty()
     }
 
-    /// What happens next, as the seed says: a thread goes on, or a copy lands.
+    /// What happens next, drawn from the seed: a thread runs, or a copy completes.
     pub fn pick(&mut self) -> Result<Step, Fault> {
         let runnable = self.ready.len();
         if self.idle_steps > IDLE_STEPS_PER_THREAD * (runnable + 1) && self.flights.is_empty() {
@@ -207,7 +208,9 @@ impl Machine {
         }
         self.current = self.ready.take(&mut self.rng);
         let (place, thread) = self.current;
-        self.blocks[place].threads[thread].waits = None;
+        let block = &mut self.blocks[place];
+        block.threads[thread].waits = None;
+        self.pulse.enter(block.index, thread);
         self.turns += 1;
         // The next instruction of an endless loop is a fault, which names its line.
         self.steps = if self.meets_endlessly() { MAX_STEPS - 1 } else { 0 };
@@ -240,7 +243,7 @@ impl Machine {
         Some(Box::new(Pairing { instruction: instruction.to_owned(), first, other }))
     }
 
-    /// Who waits for what.
+    /// Which threads wait where, and for what.
     pub fn waiting(&self) -> Vec<Waiting> {
         let of = |block: &Block| {
             block.waiting(&self.layout, |point| match point {
@@ -248,7 +251,7 @@ impl Machine {
                 Point::Change { place, address } => {
                     let shared = place.map(|place| &self.blocks[place].shared);
                     let at = shared.unwrap_or(&self.memory.regions).describe(address);
-                    format!("reads {at} again and again, which nobody changes")
+                    format!("polls {at}, which no thread changes")
                 }
                 _ => block.describe(point),
             })
@@ -267,7 +270,7 @@ impl Machine {
         &mut self.clocks[place][thread]
     }
 
-    /// The place of a resident block that has not ended.
+    /// The slot of a resident block that has not ended.
     pub fn place_of(&self, index: u64) -> Option<usize> {
         self.blocks.iter().position(|block| block.index == index && !block.is_done())
     }
@@ -287,23 +290,23 @@ impl Machine {
         }
     }
 
-    /// The thread lets others run, though it could go on; `waits` if it has to see a change before
-    /// it gets further.
+    /// The thread lets others run, though it could go on; `waits` is the change that it polls for,
+    /// if any.
     pub fn let_others_run(&mut self, waits: Option<(Point, At)>) {
         let (place, thread) = self.current;
         self.idle_steps += usize::from(waits.is_some());
         self.blocks[place].threads[thread].waits = waits;
-        self.ready.push_behind(place, thread);
+        self.ready.push_yielding(place, thread);
     }
 
-    /// A change of what is at an address.
+    /// A change of the memory at an address.
     pub fn change_at(&self, space: Space, address: u64) -> Result<Point, FaultKind> {
         let (place, address) = self.locate(space, address)?;
         Ok(Point::Change { place: (space != Space::Global).then_some(place), address })
     }
 
-    /// Notes a load; whether the thread has made the same one so often that it must be waiting for
-    /// what another thread writes: others have to run then.
+    /// Notes a load; whether the thread has repeated it so often that it must be polling: other
+    /// threads have to run then.
     pub fn spins(
         &mut self,
         (space, address): (Space, u64),
@@ -332,12 +335,13 @@ impl Machine {
         let (place, thread) = self.current;
         if mask >> (thread % WARP_SIZE) & 1 == 0 {
             return Err(FaultKind::Invalid(format!(
-                "{instruction} of lanes {mask:#010x}, which lane {} is not one of",
+                "{instruction} with the mask {mask:#010x}, which does not contain the calling \
+                 lane {}",
                 thread % WARP_SIZE
             )));
         }
         let point = Point::Warp { warp: thread / WARP_SIZE, instruction, mask };
-        // Every lane of every collective comes here: the search of `str` takes longer to start.
+        // This runs for every lane of every collective; `str::contains` takes longer to start.
         if instruction
             .as_bytes()
             .windows(ALIGNED.len())
@@ -361,13 +365,13 @@ impl Machine {
         Ok(Some(self.result()))
     }
 
-    /// What the last collective gave to the thread that runs.
+    /// The result of the last collective for the thread that runs.
     pub fn result(&mut self) -> Words {
         let thread = self.current.1;
         self.block().threads[thread].result
     }
 
-    /// The thread that runs ends, and with it its copies.
+    /// The thread that runs ends, which completes its copies.
     pub fn end_thread(&mut self) -> Result<(), FaultKind> {
         let (place, thread) = self.current;
         self.end_copies()?;

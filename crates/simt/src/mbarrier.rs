@@ -1,4 +1,4 @@
-//! mbarriers: their counts of arrivals and of bytes, and what their phases order.
+//! mbarriers: counts of arrivals and bytes, and what a phase orders.
 
 use crate::access::{By, Span};
 use crate::agent::Role;
@@ -14,26 +14,25 @@ const BYTES: usize = 8;
 /// Most arrivals and most bytes that a phase can wait for.
 const MAX_COUNT: u32 = (1 << 20) - 1;
 
-/// What the bytes of an mbarrier are here: a program has no business with them.
+/// The opaque content of an mbarrier in shared memory.
 const CONTENT: [u8; BYTES] = *b"mbarrier";
 
 /// One mbarrier.
 pub(crate) struct Mbarrier {
     /// Arrivals of a phase.
     count: u32,
-    /// Arrivals that the phase waits for.
+    /// Arrivals that the phase still waits for.
     pending: u32,
-    /// Bytes that it waits for.
+    /// Bytes that it still waits for.
     bytes: i64,
-    /// Phases that have ended.
+    /// Completed phases.
     phase: u32,
-    /// Who copies what it counts the bytes of.
+    /// The agent of the copies that signal it.
     agent: usize,
-    /// What those knew that have arrived, in all phases up to the one that goes on, and up to the
-    /// last one that has ended.
+    /// The clocks of all arrivals so far, and of those up to the last completed phase.
     gathered: Knowledge,
     completed: Knowledge,
-    /// Threads that wait: the place of their block, their number there.
+    /// Threads that wait: slot of the block, and thread.
     waiting: Vec<(usize, usize)>,
 }
 
@@ -52,7 +51,7 @@ impl Mbarrier {
     }
 }
 
-/// An mbarrier: the place of its block, and its address there.
+/// An mbarrier: the slot of its block, and its address there.
 pub(crate) type Id = (usize, u64);
 
 impl Machine {
@@ -83,7 +82,7 @@ impl Machine {
             count,
             pending: count,
             bytes: 0,
-            // The parity of a new one is 0; the agent's epochs go on.
+            // A new one starts with parity 0; the agent's epochs continue.
             phase: epochs,
             agent,
             gathered: Knowledge::new(home),
@@ -94,7 +93,7 @@ impl Machine {
         Ok(())
     }
 
-    /// There is no mbarrier at `address` of the own block any longer.
+    /// Removes the mbarrier at `address` of the own block.
     pub fn mbarrier_inval(&mut self, address: u32, location: At) -> Result<(), FaultKind> {
         let id = self.mbarrier(Space::Shared, address, location)?;
         let span = Span::write(Space::Shared, id.1, BYTES, BYTES);
@@ -104,13 +103,13 @@ impl Machine {
         Ok(())
     }
 
-    /// The mbarrier at `address`, which the thread has to know of.
+    /// The mbarrier at `address`, whose initialisation must be ordered before the thread.
     pub fn mbarrier(&mut self, space: Space, address: u32, location: At) -> Result<Id, FaultKind> {
         let by = By { agent: None, mode: Mode::Atomic, location };
         self.mbarrier_for(space, address, by)
     }
 
-    /// The same for an asynchronous copy that signals it.
+    /// As [`Machine::mbarrier`], for an asynchronous copy that signals it.
     pub fn mbarrier_for(&mut self, space: Space, address: u32, by: By) -> Result<Id, FaultKind> {
         let address = u64::from(address);
         let mut target = self.target(Span::read(space, address, BYTES, BYTES), by)?;
@@ -125,8 +124,9 @@ impl Machine {
         Err(FaultKind::Invalid(format!("there is no mbarrier at {at}: mbarrier.init makes one")))
     }
 
-    /// Makes the thread's new mbarriers known to asynchronous copies, and to threads behind the next
-    /// barrier of the cluster; with them all that it did, which no more than that is meant for.
+    /// Publishes the thread's new mbarriers to asynchronous copies, and to threads that pass the
+    /// cluster's next barrier. Here this orders all that the thread did before, which is more than
+    /// the ISA promises.
     pub fn fence_mbarrier_init(&mut self) {
         let (place, thread) = self.current;
         let clock = self.clock();
@@ -139,7 +139,7 @@ impl Machine {
         self.blocks[place].mbarriers.get_mut(&address).expect("`mbarrier` has found it")
     }
 
-    /// The agent that copies the bytes that it counts, in its present phase.
+    /// The agent of the copies that signal it, in the current phase.
     pub fn bytes_agent(&mut self, id: Id) -> Agent {
         let block = self.blocks[id.0].index;
         let mbarrier = self.get(id);
@@ -161,7 +161,7 @@ impl Machine {
         Ok(())
     }
 
-    /// `count` arrivals of somebody who knew `knowledge`; gives the phase that they were in.
+    /// `count` arrivals with the clock `knowledge`; gives their phase.
     pub fn mbarrier_arrive(
         &mut self,
         id: Id,
@@ -172,7 +172,8 @@ impl Machine {
         if count == 0 || count > pending {
             let at = self.blocks[id.0].shared.describe(id.1);
             return Err(FaultKind::Invalid(format!(
-                "{count} arrivals at the mbarrier at {at}, whose phase waits for {pending} of {all}"
+                "{count} arrivals at the mbarrier at {at}, whose phase expects {pending} more of \
+                 {all}"
             )));
         }
         let mbarrier = self.get(id);
@@ -187,7 +188,7 @@ impl Machine {
         self.get(id).pending += 1;
     }
 
-    /// `bytes` have come, sent by somebody who knew `knowledge`.
+    /// `bytes` have arrived, by a copy with the clock `knowledge`.
     pub fn mbarrier_receive(
         &mut self,
         id: Id,
@@ -199,7 +200,7 @@ impl Machine {
         self.complete_phase(id)
     }
 
-    /// Ends the phase if nothing is missing.
+    /// Completes the phase if nothing is missing.
     fn complete_phase(&mut self, id: Id) -> Result<(), FaultKind> {
         let mbarrier = self.get(id);
         if mbarrier.pending > 0 || mbarrier.bytes != 0 {
@@ -218,8 +219,8 @@ impl Machine {
         self.check_flights_of(id)
     }
 
-    /// Whether the phase of this parity has ended; if so, the thread knows what was released there.
-    /// If not and it `waits`, it has to be suspended.
+    /// Whether the phase of this parity is complete; if so, the thread acquires what was released
+    /// there. If not, and it `waits`, it has to be suspended.
     pub fn mbarrier_test(
         &mut self,
         id: Id,

@@ -1,4 +1,4 @@
-//! Memory: named buffers of bytes, at addresses that no other buffer is near.
+//! Memory: named buffers of bytes, with wide gaps between them.
 
 use crate::fault::Place;
 use crate::shadow::Shadow;
@@ -7,19 +7,19 @@ use std::panic::Location;
 /// Address of the first buffer.
 const FIRST_ADDRESS: u64 = 1 << 32;
 
-/// At least so many addresses behind a buffer belong to nobody.
+/// Unused bytes after each buffer, at least.
 const GUARD_BYTES: u64 = 1 << 24;
 
 /// Every buffer starts at a multiple of this, as `cuMemAlloc`'s do.
 const ALIGN_BYTES: u64 = 256;
 
-/// What a byte is that nothing has written: four of them are a NaN.
+/// The value of an uninitialised byte: four of them are a NaN.
 const POISON: u8 = 0xff;
 
 /// What a new buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init<'a> {
-    /// Nothing: as many bytes as given, a fault to read before they are written.
+    /// So many uninitialised bytes: to read one before it is written is a fault.
     Poisoned(usize),
     /// These bytes.
     Bytes(&'a [u8]),
@@ -64,7 +64,7 @@ impl std::fmt::Display for MemoryError {
 
 impl std::error::Error for MemoryError {}
 
-/// A piece of memory: a buffer, or an array of a block's shared memory.
+/// A buffer, or an array of a block's shared memory.
 pub(crate) struct Region {
     pub name: String,
     pub start: u64,
@@ -85,7 +85,7 @@ impl Region {
         }
     }
 
-    /// Where `len` bytes at `address` start, if they are inside.
+    /// Offset of `len` bytes at `address`, if they are inside.
     pub fn offset(&self, address: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(address.checked_sub(self.start)?).ok()?;
         (offset.checked_add(len)? <= self.bytes.len()).then_some(offset)
@@ -97,7 +97,7 @@ impl Region {
         self.initialised[offset..offset + bytes.len()].fill(true);
     }
 
-    /// Takes back what was written there.
+    /// Makes these bytes uninitialised.
     pub fn poison(&mut self, at: std::ops::Range<usize>) {
         self.bytes[at.clone()].fill(POISON);
         self.initialised[at].fill(false);
@@ -117,13 +117,12 @@ impl Region {
 pub(crate) struct Regions(Vec<Region>);
 
 impl Regions {
-    /// The region that an access at `address` is meant for: the last one that starts at or before
-    /// it.
+    /// The region of an access at `address`: the last one that starts at or before it.
     pub fn at(&self, address: u64) -> Option<&Region> {
         self.0.get(self.index(address)?)
     }
 
-    /// [`Regions::at`], to be changed.
+    /// As [`Regions::at`], mutable.
     pub fn at_mut(&mut self, address: u64) -> Option<&mut Region> {
         let index = self.index(address)?;
         self.0.get_mut(index)
@@ -144,7 +143,7 @@ impl Regions {
         self.0.iter()
     }
 
-    /// Adds a region behind all others.
+    /// Adds a region after all others.
     pub fn push(&mut self, region: Region) {
         self.0.push(region);
     }
@@ -164,12 +163,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// No buffer.
+    /// Without buffers.
     pub fn new() -> Self {
         Memory::default()
     }
 
-    /// A new buffer; gives its address. The name stands in reports.
+    /// Allocates a buffer, named so in reports; gives its address, a multiple of 256.
     pub fn alloc(&mut self, name: impl Into<String>, init: Init<'_>) -> u64 {
         let start = self
             .regions
@@ -192,7 +191,8 @@ impl Memory {
     ///
     /// # Errors
     /// - [`MemoryError::OutOfBounds`] if they are not inside of one buffer;
-    /// - [`MemoryError::Unwritten`] if nothing has written one of them: neither the host nor a kernel.
+    /// - [`MemoryError::Unwritten`] if nothing has written one of them: neither the host nor a
+    ///   kernel.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let (region, offset) = self.find(address, bytes.len())?;
         let written = &region.initialised[offset..offset + bytes.len()];
@@ -203,8 +203,8 @@ impl Memory {
         Ok(())
     }
 
-    /// The bytes at `address`, as [`Memory::read`], but 0xff where nothing has written one: for a look at what a kernel
-    /// leaves alone.
+    /// The bytes at `address`, as [`Memory::read`], but 0xff where nothing has written one: for a
+    /// look at what a kernel leaves alone.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`] if they are not inside of one buffer.
@@ -236,8 +236,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes back all that was written to the buffer at `address`: it is as a new one that holds
-    /// nothing.
+    /// Makes all bytes of the buffer at `address` uninitialised, as in a new one.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`] if no buffer is there.
@@ -248,16 +247,16 @@ impl Memory {
         Ok(())
     }
 
-    /// The next launch may start before the last one has ended (programmatic dependent launch): a
-    /// thread of it knows what that one did, and those before, only once it has executed
-    /// `griddepcontrol.wait`, or has synchronised with one that has; and every block has a thread
-    /// that does, as the launch could else end before those before it have.
+    /// The next launch may start before earlier ones have ended (programmatic dependent launch).
+    /// Accesses of theirs are ordered before a thread of it only once that thread has executed
+    /// `griddepcontrol.wait`, or has synchronised with one that has. Some thread of each block
+    /// must: else the launch could end before earlier ones.
     pub fn overlap_next_launch(&mut self) {
         self.overlaps = true;
     }
 
-    /// As if the last launch had written the buffer at `address`, at the caller's line: for one
-    /// launch alone that could overlap with others.
+    /// As if an earlier launch had written the buffer at `address`, at the caller's line: to test a
+    /// single launch that overlaps with others.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`] if no buffer is there.
@@ -269,8 +268,8 @@ impl Memory {
         Ok(())
     }
 
-    /// A launch starts: who accessed what before it is forgotten, as that is ordered before it, if
-    /// the two do not overlap. Whether they do.
+    /// Starts a launch. If it does not overlap with earlier ones, their accesses are ordered before
+    /// it and are forgotten. Gives whether it overlaps.
     pub(crate) fn start_launch(&mut self) -> bool {
         let overlaps = std::mem::take(&mut self.overlaps);
         let regions = self.regions.0.iter_mut();

@@ -1,17 +1,17 @@
-//! Operands of `wgmma`: matrix descriptors, and which element lies where.
+//! Operands of `wgmma`: matrix descriptors, and the addresses of elements.
 
 use half::{bf16, f16};
 
 use crate::device::Element;
 use crate::tensor::swizzle;
 
-/// Bytes of a row of a core matrix, and what a swizzle keeps together.
+/// Bytes of a row of a core matrix, which a swizzle moves as one.
 const CORE_BYTES: u64 = 16;
 
 /// Rows of a core matrix.
 const CORE_ROWS: u64 = 8;
 
-/// Elements of k of a product: 32 bytes.
+/// Extent of k of one instruction: 32 bytes.
 pub(crate) fn k_of(element: Element) -> usize {
     match element {
         Element::F16 | Element::Bf16 => 16,
@@ -19,7 +19,7 @@ pub(crate) fn k_of(element: Element) -> usize {
     }
 }
 
-/// The value of the element that `bytes` start with.
+/// The value of the first element in `bytes`.
 pub(crate) fn decode(element: Element, bytes: &[u8]) -> f32 {
     let pair = || u16::from_le_bytes([bytes[0], bytes[1]]);
     match element {
@@ -31,9 +31,9 @@ pub(crate) fn decode(element: Element, bytes: &[u8]) -> f32 {
     }
 }
 
-/// The nearest number that an f16 has, of two the even one.
+/// Rounded to f16, to nearest even.
 pub(crate) fn round_to_f16(x: f64) -> f32 {
-    // `half` looks at the upper 32 bits alone: the last of them stands for all below.
+    // `half` reads the upper 32 bits only: their last bit is made sticky for those below.
     let sticky = u64::from(x.to_bits() as u32 != 0) << 32;
     f16::from_f64(f64::from_bits(x.to_bits() & !0xffff_ffff | sticky)).to_f32()
 }
@@ -52,23 +52,23 @@ fn e4m3(bits: u8) -> f32 {
 /// Row and column of element `i` of a lane's fragment of A, `k` elements wide: PTX ISA, "Register
 /// Fragments for wgmma.mma_async", m64k16 and m64k32, for the lane's warp.
 pub(crate) fn fragment_element(lane: usize, i: usize, k: usize) -> (usize, usize) {
-    // A register holds so many elements that lie side by side.
+    // Adjacent elements in one register.
     let together = k / 8;
     let (register, within) = (i / together, i % together);
     let row = lane / 4 + register % 2 * 8;
     (row, lane % 4 * together + within + register / 2 * (k / 2))
 }
 
-/// A matrix in shared memory, as a descriptor describes it: `[rows, k]`.
+/// A matrix `[rows, k]` in shared memory, as a descriptor describes it.
 pub(crate) struct Matrix {
     pub element: Element,
     start: u64,
     /// Leading and stride byte offset.
     leading: u64,
     stride: u64,
-    /// How many bits the swizzle mixes: rows of `16 << bits` bytes.
+    /// Bits of the swizzle: rows of `16 << bits` bytes.
     swizzle: u32,
-    /// Whether elements of a column lie side by side, not those of a row.
+    /// Whether elements of a column are adjacent, not those of a row.
     mn_major: bool,
 }
 
@@ -77,8 +77,8 @@ impl Matrix {
     pub fn new(descriptor: u64, element: Element, mn_major: bool) -> Result<Self, String> {
         let field = |at: u32| (descriptor >> at & 0x3fff) << 4;
         if descriptor >> 49 & 7 != 0 {
-            return Err("a matrix descriptor with a base offset: tiles start at multiples of \
-                        what their swizzle repeats after"
+            return Err("a matrix descriptor with a base offset: align the tile to the period of \
+                        its swizzle"
                 .to_owned());
         }
         if mn_major && k_of(element) != 16 {
@@ -94,7 +94,7 @@ impl Matrix {
         })
     }
 
-    /// Where the element is: PTX ISA, "Strides" and the canonical layouts there.
+    /// Address of an element: PTX ISA, "Strides" and the canonical layouts there.
     pub fn address(&self, row: usize, col: usize) -> u64 {
         let element_bytes = 32 / k_of(self.element) as u64;
         let (row, col) = (row as u64, col as u64);
@@ -122,8 +122,8 @@ impl Matrix {
         swizzle(self.start + linear, self.swizzle)
     }
 
-    /// The runs of bytes that the rows are made of: address and length. Of an MN-major matrix, of
-    /// whole groups of eight rows.
+    /// The contiguous runs of bytes that hold the rows: address and length. For an MN-major matrix
+    /// `rows` spans whole groups of eight.
     pub fn runs(&self, rows: std::ops::Range<usize>) -> Vec<(u64, usize)> {
         const LEN: usize = CORE_BYTES as usize;
         let k = k_of(self.element);
@@ -136,7 +136,7 @@ impl Matrix {
         }
     }
 
-    /// Row and column of element `i` of run `run`, of the runs of rows from 0 on.
+    /// Row and column of element `i` of run `run`, where run 0 starts at row 0.
     pub fn element_of_run(&self, run: usize, i: usize) -> (usize, usize) {
         let k = k_of(self.element);
         if self.mn_major { (run / k * 8 + i, run % k) } else { (run / 2, run % 2 * (k / 2) + i) }

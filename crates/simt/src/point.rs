@@ -1,4 +1,4 @@
-//! Where threads wait for each other, and who waits where.
+//! What threads wait for, and the list of waiting threads in a report.
 
 use std::panic::Location;
 
@@ -8,7 +8,7 @@ use crate::fault::{FaultKind, Waiting};
 use crate::layout::Layout;
 use crate::machine::{At, Machine};
 
-/// Something that a thread waits for.
+/// What a thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Point {
     /// `bar.sync` of this number.
@@ -17,20 +17,20 @@ pub(crate) enum Point {
     Warp { warp: usize, instruction: &'static str, mask: u32 },
     /// All threads of a warpgroup, in the same instruction.
     Warpgroup { warpgroup: usize, instruction: &'static str },
-    /// The end of an mbarrier's phase: the place of its block, and its address there.
+    /// The end of an mbarrier's phase: the slot of its block, and its address there.
     Mbarrier { place: usize, address: u64, parity: u32 },
     /// The barrier of the cluster.
     Cluster,
-    /// Registers that other warps have to give back.
+    /// Registers that other warps have to release.
     Registers,
-    /// Another thread's write of what it reads again and again: of global memory, or of the shared
-    /// memory of the block at this place.
+    /// A change of memory that it polls: of global memory, or of the shared memory of the block in
+    /// this slot.
     Change { place: Option<usize>, address: u64 },
 }
 
 impl Machine {
-    /// The threads of a warp come to an `.aligned` instruction converged: nobody of the warp waits
-    /// at `point` who has come there from elsewhere in the kernel than the thread that runs.
+    /// The threads of a warp execute an `.aligned` instruction converged: no other thread of the
+    /// warp waits at `point` that came from another source line than the thread that runs.
     pub fn check_converged(
         &self,
         point: Point,
@@ -42,7 +42,7 @@ impl Machine {
         let first = thread / WARP_SIZE * WARP_SIZE;
         let warp = block.threads.iter().enumerate().skip(first).take(WARP_SIZE);
         let mut waits = warp.filter_map(|(lane, thread)| Some((lane, thread.waits?)));
-        // Those that wait there have all come from the same place, or the second had been refused.
+        // All waiting threads came from one line, as each was checked; so one of them is enough.
         let one = waits.find(|(_, (at, _))| *at == point);
         let Some((lane, (_, elsewhere))) = one else { return Ok(()) };
         if std::ptr::eq(elsewhere, location) || elsewhere == location {
@@ -50,8 +50,8 @@ impl Machine {
         }
         let other = self.layout.party((block.index, lane), elsewhere);
         Err(FaultKind::Invalid(format!(
-            "{instruction} in divergent code: all threads of a warp come to it together; {other} \
-             waits at another one"
+            "{instruction} in divergent code: all threads of a warp must execute the same one, but \
+             {other} waits at another"
         )))
     }
 }
@@ -68,8 +68,7 @@ impl Point {
 }
 
 impl Block {
-    /// Who waits for what, a place in the kernel a line; `describe` tells of a point what is
-    /// missing.
+    /// The waiting threads, grouped by source line; `describe` says what is missing at a point.
     pub fn waiting(&self, layout: &Layout, describe: impl Fn(Point) -> String) -> Vec<Waiting> {
         let mut places: Vec<(Point, &Location<'_>, Waiting)> = Vec::new();
         for (index, thread) in self.threads.iter().enumerate() {
@@ -88,7 +87,7 @@ impl Block {
         places.into_iter().map(|(_, _, waiting)| waiting).collect()
     }
 
-    /// What a thread of the block that waits at `point` waits for.
+    /// What is missing for a thread of the block that waits at `point`.
     pub fn describe(&self, point: Point) -> String {
         match point {
             Point::Barrier(id) => self.barriers[id as usize].describe(id, self.live),

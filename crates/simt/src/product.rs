@@ -1,4 +1,4 @@
-//! `wgmma`: matrix products of a warpgroup, and the accumulators that they are in flight to.
+//! `wgmma`: asynchronous MMAs of a warpgroup, and their accumulators.
 
 use std::collections::HashMap;
 
@@ -15,34 +15,36 @@ use crate::shadow::{Agent, Mode};
 /// Threads of a warpgroup.
 pub(crate) const WARPGROUP: usize = 4 * WARP_SIZE;
 
-/// Rows of a product: 16 for each warp.
+/// Rows of D: 16 for each warp.
 const M: usize = 64;
 
-/// What stands in the registers of accumulators until the products with them are waited for.
+/// The accumulators' registers; they cannot be read before the wait for the operations that write
+/// them.
 #[derive(Default)]
 pub(crate) struct Fragments {
     by_key: HashMap<u64, Fragment>,
     next: u64,
 }
 
-/// One thread's part of an accumulator.
+/// One thread's fragment of an accumulator.
 struct Fragment {
     values: Vec<f32>,
-    /// The group of the last product with it, and where that was started.
+    /// The group of the last operation that writes it, and where that was started.
     epoch: u32,
     started: Option<At>,
 }
 
-/// The products that a warpgroup has started.
+/// The operations that a warpgroup has started.
 #[derive(Default)]
 pub(crate) struct Products {
-    /// What the threads that have come bring to the next one, by thread.
+    /// Operands of the next one, by thread that has reached it.
     coming: Vec<(usize, Wgmma, u64)>,
-    /// Those that are not done: the products are done in their order.
+    /// Those that are not finished, in their order.
     started: Vec<Product>,
 }
 
-/// A product that all threads have started: of each thread its registers of A and its accumulator.
+/// An operation that all threads have started: of each thread its registers of A and its
+/// accumulator.
 struct Product {
     op: Wgmma,
     n: usize,
@@ -51,7 +53,7 @@ struct Product {
 }
 
 impl Machine {
-    /// The thread's registers `values` become an accumulator; gives its key.
+    /// The thread's registers `values` become an accumulator fragment; gives its key.
     pub fn start_fragment(&mut self, values: &[f32]) -> u64 {
         let fragments = &mut self.fragments;
         fragments.next += 1;
@@ -67,15 +69,16 @@ impl Machine {
         let fragment = &self.fragments.by_key[&key];
         if let Some(started) = fragment.started.filter(|_| fragment.epoch > done) {
             return Err(FaultKind::Invalid(format!(
-                "an accumulator is read while a product is in flight to it, which was started at \
-                 {started}: wgmma.commit_group closes its group, wgmma.wait_group waits for it"
+                "an accumulator is read while a wgmma.mma_async may still write it, which was \
+                 started at {started}: commit it (wgmma.commit_group) and wait for its group \
+                 (wgmma.wait_group)"
             )));
         }
         values.copy_from_slice(&fragment.values);
         Ok(())
     }
 
-    /// The thread comes to a product; whether all 128 have.
+    /// The thread reaches a `wgmma.mma_async`; whether all 128 have.
     pub fn come_to_product(
         &mut self,
         op: &Wgmma,
@@ -89,7 +92,7 @@ impl Machine {
         self.check_converged(point, INSTRUCTION, location)?;
         let block = &mut self.blocks[place];
         let Some(products) = block.products.get_mut(warpgroup) else {
-            let why = format!("{INSTRUCTION} in a warpgroup that has no 128 threads");
+            let why = format!("{INSTRUCTION} in a warpgroup of fewer than {WARPGROUP} threads");
             return Err(FaultKind::Invalid(why));
         };
         products.coming.push((thread, *op, key));
@@ -120,7 +123,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The product of which all threads have brought their part.
+    /// The operation that all threads have reached, from their operands.
     fn gather(&mut self, warpgroup: usize) -> Result<Product, FaultKind> {
         let invalid = |why: &str| Err(FaultKind::Invalid(format!("wgmma.mma_async {why}")));
         let place = self.current.0;
@@ -132,7 +135,7 @@ impl Machine {
             OperandA::Registers(_) => Wgmma { a: OperandA::Registers([0; 4]), ..*op },
         };
         if coming.iter().any(|(_, other, _)| without_registers(other) != without_registers(&op)) {
-            return invalid("of different products in one warpgroup");
+            return invalid("with different operands in the threads of a warpgroup");
         }
         let registers = coming.iter().map(|(_, op, _)| match op.a {
             OperandA::Registers(registers) => registers,
@@ -143,16 +146,16 @@ impl Machine {
         let n = fragments.get(&keys[0]).map_or(0, |fragment| fragment.values.len() * 2);
         let is_n = |key| fragments.get(key).is_some_and(|other| other.values.len() * 2 == n);
         if !n.is_multiple_of(8) || !(8..=256).contains(&n) || !keys.iter().all(is_n) {
-            return invalid("with an accumulator that has no 64 x n elements, n = 8, 16, .. 256");
+            return invalid("with an accumulator that is not 64 x n, n = 8, 16, .. 256");
         }
         if k_of(op.a_element) != k_of(op.b_element) {
-            return invalid("of elements of different sizes");
+            return invalid("with A and B of different element sizes");
         }
         Ok(Product { op, n, registers: registers.collect(), keys })
     }
 
-    /// Notes what the product reads: each warp its 16 rows of A, and all of B. A lane of each
-    /// speaks for the warp, whichever the seed says.
+    /// Notes the operation's reads: of each warp its 16 rows of A, and all of B. They count as
+    /// those of one lane of the warp, drawn from the seed.
     fn note_operands(
         &mut self,
         product: &Product,
@@ -177,8 +180,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Rows that nothing has written are read all the same, as NaN: tiles have rows of padding,
-    /// whose products nobody stores.
+    /// Uninitialised rows are read as NaN: tiles have rows of padding, whose results are never
+    /// stored.
     fn note_rows(
         &mut self,
         matrix: &Matrix,
@@ -191,13 +194,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Closes the group of the thread's products.
+    /// Commits the thread's operations as a group.
     pub fn commit_products(&mut self) {
         let thread = self.current.1;
         self.block().threads[thread].products.commit();
     }
 
-    /// Waits until at most `pending` of the newest groups are under way.
+    /// Waits until at most `pending` of the newest groups are pending.
     pub fn wait_products(&mut self, pending: usize) -> Result<(), FaultKind> {
         let thread = self.current.1;
         let warpgroup = thread / WARPGROUP;
@@ -212,7 +215,7 @@ impl Machine {
         self.finish_products(warpgroup)
     }
 
-    /// Does all products that a warpgroup has started.
+    /// Computes all operations that a warpgroup has started.
     fn finish_products(&mut self, warpgroup: usize) -> Result<(), FaultKind> {
         let place = self.current.0;
         let started = std::mem::take(&mut self.blocks[place].products[warpgroup].started);
@@ -266,14 +269,14 @@ impl Machine {
     }
 }
 
-/// `a[row, :] * b[col, :]` of each row and column, `[M, n]`, each summed in the order of `k`; whole
-/// rows at a time, which the host's vector units do at once.
+/// `D[M, n] = A * B^T`, accumulated in the order of `k`; a row at a time, so that the host
+/// vectorises it.
 fn sums_of_products((a, b): (&[f32], &[f32]), n: usize, k: usize) -> Vec<f64> {
     let mut columns = vec![0.0; k * n];
     for (i, &element) in b.iter().enumerate() {
         columns[i % k * n + i / k] = f64::from(element);
     }
-    // Of nothing the sum is -0.0.
+    // -0.0 is the neutral element of addition.
     let mut sums = vec![-0.0; M * n];
     for (sums, a) in sums.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
         for (&a, b) in a.iter().zip(columns.chunks_exact(n)) {
@@ -294,7 +297,7 @@ impl Product {
         Ok((a, Matrix::new(b, b_element, b_mn_major)?))
     }
 
-    /// A, row by row, of the threads' registers.
+    /// A, row by row, from the threads' registers.
     fn a_of_registers(&self) -> Vec<f32> {
         let k = k_of(self.op.a_element);
         let mut elements = vec![0.0; M * k];

@@ -1,4 +1,4 @@
-//! The threads that can go on, and which of them does.
+//! The threads that can run, and the choice among them.
 
 use crate::clock::WARP_SIZE;
 use crate::rng::Rng;
@@ -6,33 +6,33 @@ use crate::rng::Rng;
 /// Warps of a block, at most.
 const MAX_WARPS: usize = 1024 / WARP_SIZE;
 
-/// One time in so many another warp goes on, though threads of this one could.
+/// One time in so many another warp runs, though threads of the current one could.
 const TURNS_ONCE_IN: usize = 256;
 
-/// The threads that can go on, by warps. One warp goes on for a while: what its threads need is in
-/// the host's caches then, and warps get further apart than if all took turns.
+/// The threads that can run, by warp. One warp runs for a while: that uses the host's caches
+/// better, and lets warps get further apart than if they took turns.
 #[derive(Default)]
 pub(crate) struct Ready {
-    /// By place of the block and warp, the lanes.
+    /// By slot of the block and warp, the lanes.
     lanes: Vec<u32>,
-    /// Where a warp is in `warps`, if it is.
+    /// The position of a warp in `warps`, if it is there.
     positions: Vec<usize>,
-    /// The warps that have such lanes, as indices of the others.
+    /// The warps with lanes that can run, as indices of the other two.
     warps: Vec<usize>,
     num_threads: usize,
-    /// The one that went on last.
+    /// The warp that ran last.
     current: usize,
-    /// Whether it has asked that others go on.
+    /// Whether it yields to other warps.
     yields: bool,
 }
 
 impl Ready {
-    /// How many there are.
+    /// Threads that can run.
     pub fn len(&self) -> usize {
         self.num_threads
     }
 
-    /// A thread of the block at `place` can go on.
+    /// A thread of the block in slot `place` can run.
     pub fn push(&mut self, place: usize, thread: usize) {
         let warp = place * MAX_WARPS + thread / WARP_SIZE;
         if self.lanes.len() <= warp {
@@ -47,13 +47,13 @@ impl Ready {
         self.num_threads += 1;
     }
 
-    /// The thread that went on last can do so again, but others should now.
-    pub fn push_behind(&mut self, place: usize, thread: usize) {
+    /// The thread that ran last can run again, but yields to other warps.
+    pub fn push_yielding(&mut self, place: usize, thread: usize) {
         self.push(place, thread);
         self.yields = true;
     }
 
-    /// Takes the place of a block and a thread there, of which there is one at least.
+    /// Takes a thread, of which there must be one: the slot of its block, and its index there.
     pub fn take(&mut self, rng: &mut Rng) -> (usize, usize) {
         let stays = !std::mem::take(&mut self.yields)
             && self.lanes.get(self.current).is_some_and(|&lanes| lanes != 0)
@@ -113,7 +113,7 @@ mod tests {
         for _ in 0..1000 {
             let (place, thread) = ready.take(&mut rng);
             runs[thread / WARP_SIZE] += 1;
-            ready.push_behind(place, thread);
+            ready.push_yielding(place, thread);
         }
         assert!(runs.iter().all(|&runs| runs > 400), "{runs:?}");
     }

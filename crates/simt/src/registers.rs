@@ -1,4 +1,4 @@
-//! Registers of a block, as `setmaxnreg` moves them from warp to warp.
+//! Registers of a block, which `setmaxnreg` moves between warps.
 
 use crate::block::Thread;
 use crate::fault::FaultKind;
@@ -11,18 +11,18 @@ const NUM_REGISTERS: u32 = 64 * 1024;
 /// Most registers of a thread.
 const MAX_REGISTERS: u32 = 255;
 
-/// Registers are given in steps of this.
+/// Registers are allocated in multiples of this.
 const STEP: u32 = 8;
 
-/// Registers of a thread at the start of a block of `num_threads`, one a multiprocessor: all that
-/// there are.
+/// Registers of a thread at the start of a block of `num_threads` that has a multiprocessor for
+/// itself.
 pub(crate) fn at_start(num_threads: usize) -> u32 {
     (NUM_REGISTERS / num_threads as u32).min(MAX_REGISTERS) / STEP * STEP
 }
 
 impl Machine {
-    /// `setmaxnreg`: whether the thread has `count` registers now; it waits if other warps have to
-    /// give some back first.
+    /// `setmaxnreg`: whether the thread has `count` registers now; if not, it waits until other
+    /// warps release some.
     pub fn set_registers(
         &mut self,
         count: u32,

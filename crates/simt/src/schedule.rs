@@ -6,7 +6,7 @@ use crate::layout::Layout;
 use crate::machine::{Machine, Report, Step};
 use crate::memory::Memory;
 use crate::stack::ShiftedStack;
-use crate::watchdog::{self, Pulse};
+use crate::watchdog::Pulse;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -35,14 +35,14 @@ thread_local! {
     static NUM_STACKS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A kernel with its arguments: what each thread runs.
+/// A kernel with its arguments, which each thread calls.
 pub type Body = Arc<dyn Fn() + Send + Sync>;
 
-/// Runs a kernel, one thread of it at a time, in an order drawn from `seed`. `memory` is left as the threads wrote it,
-/// also by a launch that fails.
+/// Runs a kernel, one thread of it at a time, in an order drawn from `seed`. `memory` is left as
+/// the threads wrote it, also by a launch that fails.
 ///
-/// A loop of the kernel that calls no instruction, and does not end, ends the process after 10 seconds, with a report on
-/// stderr: the emulator can stop a thread only where it calls one.
+/// A loop of the kernel that calls no instruction, and does not end, ends the process after 10
+/// seconds, with a report on stderr: the emulator can stop a thread only where it calls one.
 ///
 /// # Errors
 /// The first [`Fault`]: of the kernel, or of a launch that no device takes.
@@ -67,13 +67,13 @@ pub fn emulate(
     let overlaps = memory.start_launch();
     let mut machine = Machine::new(kernel.symbol, layout, std::mem::take(memory), seed);
     machine.overlaps = overlaps;
-    let pulse = watchdog::watch(kernel.symbol, layout);
-    machine.pulse = Some(pulse.clone());
+    let pulse = machine.pulse.clone();
     let mut scheduler =
         Scheduler { body, coroutines: Vec::new(), free: Vec::new(), next_cluster: 0, pulse };
     ACTIVE.set(Some(machine));
     let result = scheduler.run();
-    // Without a launch: what unwinding the threads that still wait drops must call no instruction.
+    // Unwinds the threads that still wait, outside of the launch: what they drop must call no
+    // instruction.
     let machine = ACTIVE.take().expect("a launch is active until it ends");
     drop(scheduler);
     *memory = machine.memory;
@@ -87,9 +87,9 @@ fn with<R>(f: impl FnOnce(&mut Machine) -> R) -> R {
 
 struct Scheduler {
     body: Body,
-    /// For each place of a resident block its threads that have not ended.
+    /// By slot of a resident block, its threads that have not ended.
     coroutines: Vec<Vec<Option<Thread>>>,
-    /// Places that a block has left.
+    /// Slots that a block has left.
     free: Vec<usize>,
     next_cluster: u64,
     pulse: Arc<Pulse>,
@@ -115,7 +115,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether another cluster can be resident; one always can.
+    /// Whether another cluster can become resident; one always can.
     fn has_room(&self, layout: &Layout) -> bool {
         let resident = self.coroutines.len() - self.free.len();
         let blocks = resident + layout.blocks_per_cluster();
@@ -152,7 +152,6 @@ impl Scheduler {
         let coroutine = &mut self.coroutines[block][thread];
         let running = coroutine.as_mut().expect("a thread that can go on has not ended");
         IN_KERNEL.set(true);
-        self.pulse.enter(with(|machine| machine.blocks[block].index), thread);
         let result = catch_unwind(AssertUnwindSafe(|| running.resume(())));
         self.pulse.leave();
         IN_KERNEL.set(false);
@@ -176,7 +175,7 @@ impl Scheduler {
     }
 }
 
-/// The fault that a kernel's unwinding carries: a failed check, or a panic.
+/// The fault that has unwound a thread: a failed check, or a panic.
 fn fault_of(machine: &Machine, payload: Box<dyn Any + Send>) -> Fault {
     match payload.downcast::<Fault>() {
         Ok(fault) => *fault,
@@ -197,7 +196,7 @@ fn new_thread(body: Body) -> io::Result<Thread> {
     }))
 }
 
-/// Lets other threads run, until what the thread waits for has happened.
+/// Lets other threads run, until the thread is chosen again.
 pub(crate) fn suspend() {
     let yielder = YIELDER.get();
     // SAFETY: instructions are called by a kernel's thread, while a launch is active: the pointer
@@ -207,8 +206,8 @@ pub(crate) fn suspend() {
     YIELDER.set(yielder);
 }
 
-/// From now on a kernel's panic is noted, and not printed: it becomes a [`Fault`]. All others are
-/// printed as before.
+/// From now on a panic of a kernel is not printed but becomes a [`Fault`]. Other panics are printed
+/// as before.
 fn catch_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

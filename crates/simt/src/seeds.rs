@@ -1,24 +1,24 @@
-//! Under how many seeds tests run kernels.
+//! The seeds under which tests run kernels.
 
 use std::env::{self, VarError};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The variable that says how many.
+/// The variable that holds the number of seeds.
 const VARIABLE: &str = "HALFWARP_EMULATE_SEEDS";
 
-/// How many they are if it says nothing.
+/// The number of seeds if it is not set.
 const DEFAULT: u64 = 5;
 
-/// The variable that says how many of them one case is run under, if not under all.
+/// The variable that holds the number of seeds of one case, if not all.
 const PER_CASE_VARIABLE: &str = "HALFWARP_EMULATE_SEEDS_PER_CASE";
 
-/// Cases that have asked for seeds.
+/// Cases that have taken seeds so far.
 static CASES: AtomicU64 = AtomicU64::new(0);
 
-/// The seeds that a case of a test runs a kernel under: 5 of them, or as many as the environment
-/// variable `HALFWARP_EMULATE_SEEDS` says. `HALFWARP_EMULATE_SEEDS_PER_CASE` makes each case take
-/// so many of them, the next case the ones behind, so that all are taken in turn.
+/// The seeds under which a test case runs a kernel: 5, or as many as the environment variable
+/// `HALFWARP_EMULATE_SEEDS` says. With `HALFWARP_EMULATE_SEEDS_PER_CASE` each case takes only so
+/// many of them, and the next case the following ones.
 ///
 /// # Panics
 /// If a variable holds no positive number.
@@ -28,7 +28,7 @@ pub fn seeds() -> Range<u64> {
     of_case(CASES.fetch_add(1, Ordering::Relaxed), seeds, per_case)
 }
 
-/// The positive number that an environment variable holds, if there is one.
+/// The positive number in an environment variable, if it is set.
 fn number(variable: &str) -> Option<u64> {
     match env::var(variable) {
         Err(VarError::NotPresent) => None,

@@ -1,9 +1,8 @@
-//! Who accessed a cell of memory last: how races are found.
+//! Shadow memory: the last accesses of each cell, by which races are found.
 //!
-//! FastTrack (C. Flanagan, S. Freund, PLDI 2009): a cell remembers its last write, and the reads
-//! since then, one a thread. An access that finds an earlier one of another thread, one of the two
-//! a write, with nothing that orders them, is a race: it is found whatever the order in which the
-//! threads happened to run.
+//! FastTrack (C. Flanagan, S. Freund, PLDI 2009): a cell holds its last write, and one read of each
+//! thread since then. Two accesses, at least one of them a write, that no clock orders are a race,
+//! in whatever order the threads happened to run.
 
 use crate::clock::Clock;
 use std::panic::Location;
@@ -16,11 +15,11 @@ const PAGE_BYTES: usize = 1024;
 pub(crate) enum Mode {
     /// A load or a store.
     Plain,
-    /// An atomic operation: it races with no other one.
+    /// An atomic operation: it does not race with other ones.
     Atomic,
-    /// One that is atomic among the threads of a block alone.
+    /// One that is atomic only among the threads of a block.
     AtomicInBlock,
-    /// A copy that goes on while the thread does (`cp.async`).
+    /// An asynchronous copy of the generic proxy (`cp.async`).
     Copy,
     /// The asynchronous proxy: bulk copies, TMA and `wgmma`.
     Proxy,
@@ -29,80 +28,83 @@ pub(crate) enum Mode {
 /// One access.
 #[derive(Clone, Copy)]
 pub(crate) struct Access {
-    /// The component that makes it, a thread or an agent, and its block's place in the grid.
+    /// The component that makes it, a thread or an agent, and its block.
     block: u32,
     component: u32,
     epoch: u32,
-    /// The thread that makes it or has it made: its block, and its index there.
+    /// The thread that makes it, or started the operation that does: its block, and its index
+    /// there.
     issuer: (u32, u16),
     mode: Mode,
     pub location: &'static Location<'static>,
 }
 
-/// The block of all accesses of the launch before, where that may not have ended.
+/// The block number of accesses by earlier launches that may still run.
 pub(crate) const LAUNCH_BEFORE: u64 = u32::MAX as u64;
 
 impl Access {
-    /// Whether the launch before made it.
+    /// Whether an earlier launch made it.
     pub fn is_of_launch_before(&self) -> bool {
         u64::from(self.block) == LAUNCH_BEFORE
     }
 
-    /// One at `location`, by the launch before.
+    /// One at `location`, by an earlier launch.
     fn before(location: &'static Location<'static>) -> Self {
         let (block, mode) = (LAUNCH_BEFORE as u32, Mode::Plain);
         Access { block, component: 0, epoch: 1, issuer: (0, 0), mode, location }
     }
 
-    /// The same access, by the launch before.
+    /// The same access, as one of an earlier launch.
     fn of_launch_before(self) -> Self {
         Access { issuer: self.issuer, ..Access::before(self.location) }
     }
 
-    /// The thread that makes it or has it made: its block, and its index there.
+    /// The thread that makes it, or started the operation that does: its block, and its index
+    /// there.
     pub fn issuer(&self) -> (u64, usize) {
         (self.issuer.0.into(), self.issuer.1.into())
     }
 
-    /// Who makes it: a component of a block, in one of its epochs.
+    /// What makes it: a component of a block, in one of its epochs.
     pub fn agent(&self) -> Agent {
         let (block, component) = (self.block.into(), self.component as usize);
         Agent { block, component, epoch: self.epoch }
     }
 
-    /// Whether it goes on while the thread does something else.
+    /// Whether it is asynchronous.
     pub fn is_asynchronous(&self) -> bool {
         matches!(self.mode, Mode::Copy | Mode::Proxy)
     }
 }
 
-/// Who accesses memory, and what is known to be over then.
+/// What accesses memory now, and the clock that says which accesses are ordered before.
 #[derive(Clone, Copy)]
 pub(crate) struct Observer<'a> {
-    /// The thread that makes the access, or has it made: its block, and its index there.
+    /// The thread that makes the access, or started the operation that does: its block, and its
+    /// index there.
     pub block: u64,
     pub thread: usize,
     /// The thread's.
     pub clock: &'a Clock,
-    /// Who makes the access, if it is not the thread itself.
+    /// What makes the access, if it is not the thread itself.
     pub agent: Option<Agent>,
     pub mode: Mode,
     pub location: &'static Location<'static>,
 }
 
-/// A component that is no thread, in one of its epochs.
+/// A component that is not a thread, in one of its epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agent {
-    /// Its block, which may be another one than the thread's.
+    /// Its block, which may differ from the thread's.
     pub block: u64,
     pub component: usize,
     pub epoch: u32,
 }
 
-/// How an earlier access stands to one that is made now.
+/// Whether an earlier access is ordered before the current one.
 enum Order {
     Before,
-    /// It is, but for the proxy fence between the two.
+    /// It is, except that a proxy fence is missing.
     BeforeInItsProxy,
     Unordered,
 }
@@ -111,7 +113,7 @@ impl Observer<'_> {
     fn access(&self) -> Access {
         let own = Agent { block: self.block, component: self.thread, epoch: self.clock.own };
         let Agent { block, component, epoch } = self.agent.unwrap_or(own);
-        // More than 2^32 blocks are never reached.
+        // Grids of more than 2^32 blocks are too large to emulate.
         Access {
             block: block as u32,
             component: component as u32,
@@ -122,7 +124,7 @@ impl Observer<'_> {
         }
     }
 
-    /// How `earlier` stands to what is done now.
+    /// Whether `earlier` is ordered before the current access.
     fn order(&self, earlier: &Access, earlier_writes: bool) -> Order {
         let (block, component) = (u64::from(earlier.block), earlier.component as usize);
         let is_own = block == self.block && component == self.thread;
@@ -137,12 +139,12 @@ impl Observer<'_> {
         Order::Before
     }
 
-    /// Whether `earlier`, a read, is ordered before what is done now.
+    /// Whether `earlier`, a read, is ordered before the current access.
     fn is_after(&self, earlier: &Access) -> bool {
         matches!(self.order(earlier, false), Order::Before)
     }
 
-    /// Whether both are atomic, each for the other.
+    /// Whether both are atomic with respect to each other.
     fn is_atomic_with(&self, earlier: &Access) -> bool {
         match (self.mode, earlier.mode) {
             (Mode::Atomic, Mode::Atomic) => true,
@@ -167,16 +169,16 @@ impl Observer<'_> {
     }
 }
 
-/// What an access found: an earlier one that nothing orders before it.
+/// An earlier access that is not ordered before the current one.
 pub(crate) struct Conflict {
     pub earlier: Access,
     pub earlier_writes: bool,
-    /// Whether nothing but a proxy fence is missing.
+    /// Whether only a proxy fence is missing.
     pub unfenced: bool,
 }
 
-/// The reads of a cell (or its atomic writes) since its last write; those that are ordered before a later one may be
-/// missing, as what comes after the later one comes after them too.
+/// The reads of a cell (or its atomic writes) since its last write. A read that is ordered before a
+/// later one may be dropped, as whatever is ordered after the later one is ordered after it too.
 #[derive(Clone, Default)]
 enum Reads {
     #[default]
@@ -194,8 +196,8 @@ impl Reads {
             Reads::Many(all) => {
                 if all.len() == all.capacity() {
                     all.retain(|earlier| !observer.is_after(earlier));
-                    // At least half of the room is free then: a read costs the same, however many
-                    // there are.
+                    // At least half of the buffer is free after this: the cost of a read is
+                    // amortised.
                     all.reserve(all.len().max(4));
                 }
                 all.push(access);
@@ -203,7 +205,8 @@ impl Reads {
         }
     }
 
-    /// Forgets all; keeps the room for many, which a cell that many read once will need again.
+    /// Clears the reads, but keeps their buffer: a cell that many threads read once is likely to be
+    /// so again.
     fn clear(&mut self) {
         match self {
             Reads::Many(all) => all.clear(),
@@ -224,7 +227,7 @@ impl Reads {
 struct Cell {
     write: Option<Access>,
     reads: Reads,
-    /// The atomic writes since the last other one.
+    /// The atomic writes since the last plain one.
     atomics: Reads,
 }
 
@@ -250,7 +253,7 @@ impl Cell {
         Ok(())
     }
 
-    /// All accesses become those of the launch before.
+    /// All accesses become accesses of an earlier launch.
     fn seal(&mut self) {
         let written = self.write.or(self.atomics.all().first().copied());
         let read = self.reads.all().first().copied();
@@ -267,10 +270,10 @@ impl Cell {
     }
 }
 
-/// Cells of `PAGE_BYTES` bytes, as large as they can be for every access to be of whole cells.
+/// The cells of `PAGE_BYTES` bytes: as large as possible while every access covers whole cells.
 struct Page {
     cells: Vec<Cell>,
-    /// A power of two, by its exponent.
+    /// Base-2 logarithm of a cell's size in bytes.
     log_bytes_per_cell: u32,
 }
 
@@ -279,7 +282,7 @@ impl Page {
         Page { cells: vec![Cell::default(); PAGE_BYTES >> log_bytes_per_cell], log_bytes_per_cell }
     }
 
-    /// Divides every cell into such that are so small; what is known of it is known of each.
+    /// Divides every cell into smaller ones, each with a copy of its accesses.
     fn refine(&mut self, log_bytes_per_cell: u32) {
         let parts = 1 << (self.log_bytes_per_cell - log_bytes_per_cell);
         let cells = std::mem::take(&mut self.cells).into_iter();
@@ -304,7 +307,7 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// The accesses that are noted: where, by whom, and whether it writes.
+    /// All noted accesses: offset, access, and whether it is a write.
     pub fn accesses(&self) -> impl Iterator<Item = (usize, &Access, bool)> {
         let pages = self.pages.iter().enumerate();
         let pages = pages.filter_map(|(number, page)| Some((number * PAGE_BYTES, page.as_ref()?)));
@@ -325,13 +328,13 @@ impl Shadow {
         self.pages.clear();
     }
 
-    /// All accesses become those of the launch before.
+    /// All accesses become accesses of an earlier launch.
     pub fn seal(&mut self) {
         let cells = self.pages.iter_mut().flatten().flat_map(|page| &mut page.cells);
         cells.for_each(Cell::seal);
     }
 
-    /// The launch before has written all of `len` bytes.
+    /// Notes a write of all `len` bytes by an earlier launch.
     pub fn assume_written(&mut self, len: usize, location: &'static Location<'static>) {
         let write = Some(Access::before(location));
         let page = || {

@@ -4,19 +4,19 @@ use std::io;
 
 use corosensei::stack::{DefaultStack, Stack, StackPointer};
 
-/// Bytes of a thread's stack. Only what is touched takes memory; a kernel that needs more dies of a
-/// segmentation fault.
+/// Bytes of a thread's stack. Only touched pages take memory. A stack overflow is a segmentation
+/// fault.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// What the host's caches hold as one.
+/// Bytes of a cache line of the host.
 const LINE_BYTES: usize = 64;
 
-/// Lines of a page.
+/// Cache lines of a page.
 const NUM_SHIFTS: usize = 4096 / LINE_BYTES;
 
-/// A stack that starts some lines below the end of its last page. Without that, all threads of a
-/// kernel would have the same variable at the same place of a page: in the few lines that a cache
-/// has for it.
+/// A stack that starts some cache lines below the end of its last page. Otherwise a variable would
+/// have the same page offset in all threads, and they would compete for the few cache lines of that
+/// offset.
 pub(crate) struct ShiftedStack {
     stack: DefaultStack,
     shift: usize,
@@ -28,7 +28,7 @@ impl ShiftedStack {
     /// # Errors
     /// The host has no memory for it.
     pub fn new(number: usize) -> io::Result<Self> {
-        // An odd step: the shifts of neighbours are far apart, and come to all lines.
+        // The step is odd, so that shifts cover all lines, and those of neighbours are far apart.
         let shift = number * 27 % NUM_SHIFTS * LINE_BYTES;
         Ok(ShiftedStack { stack: DefaultStack::new(STACK_BYTES)?, shift })
     }

@@ -1,13 +1,13 @@
-//! Tensor maps, and the boxes that TMA copies: what element lies where.
+//! Tensor maps, and the addresses of the elements of a TMA box.
 
 use crate::device::Reduce;
 use crate::flight::Piece;
 use half::{bf16, f16};
 
-/// Bytes that a swizzle keeps together.
+/// Bytes that a swizzle moves as one.
 const CHUNK: u64 = 16;
 
-/// What the elements of a tensor are.
+/// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     U8,
@@ -51,7 +51,7 @@ impl Element {
             Element::F32 => {
                 float(f32::from_bits(old as u32), f32::from_bits(new as u32)).to_bits().into()
             }
-            // The sum of two is exact in f32, or rounded so that a second rounding is the first's.
+            // f32 has enough bits that rounding the sum twice equals rounding it once.
             Element::F16 => {
                 let [old, new] = [old, new].map(|bits| f16::from_bits(bits as u16).to_f32());
                 f16::from_f32(float(old, new)).to_bits().into()
@@ -70,16 +70,16 @@ impl Element {
     }
 }
 
-/// A tensor in global memory, and the box that is copied of it; innermost dimension first.
+/// A tensor in global memory, and the shape of the box that is copied; innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorMap {
     pub address: u64,
     pub element: Element,
     dims: Vec<u64>,
-    /// Of each dimension; that of the innermost one is an element.
+    /// Of each dimension; the innermost one's is the size of an element.
     strides_bytes: Vec<u64>,
     box_dims: Vec<u64>,
-    /// How many address bits are mixed into those of the chunk: 0 to 3.
+    /// How many address bits the swizzle XORs into the chunk index: 0 to 3.
     swizzle: u32,
 }
 
@@ -92,7 +92,7 @@ impl TensorMap {
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         if &bytes[..8] != b"simt-map" {
-            return Err("what is there is no tensor map".to_owned());
+            return Err("the parameter is no encoded tensor map".to_owned());
         }
         let element = match bytes[16] {
             0 => Element::U8,
@@ -102,11 +102,11 @@ impl TensorMap {
             4 => Element::U16,
             5 => Element::U32,
             6 => Element::U64,
-            code => return Err(format!("a tensor map of elements of the unknown type {code}")),
+            code => return Err(format!("a tensor map with the unknown element type {code}")),
         };
         let rank = usize::from(bytes[17]);
         if !(1..=5).contains(&rank) {
-            return Err(format!("a tensor map of {rank} dimensions"));
+            return Err(format!("a tensor map of {rank} dimensions: 1 to 5 are possible"));
         }
         let strides = (0..rank - 1).map(|axis| u64_at(64 + 8 * axis));
         Ok(TensorMap {
@@ -124,29 +124,26 @@ impl TensorMap {
         (self.box_dims.iter().product::<u64>() * self.element.bytes() as u64) as u32
     }
 
-    /// Why the box cannot be stored or added, though the ISA does not say so: an H200 takes no
-    /// coordinate in front of the tensor then, and it writes pieces of 16 bytes, also over the end of
-    /// a row.
+    /// Why the box cannot be stored or added. The ISA does not say so, but an H200 refuses negative
+    /// coordinates in a store, and writes units of 16 bytes, also past the end of a row.
     pub fn check_store(&self, coords: &[i32]) -> Result<(), String> {
         if let Some(at) = coords.iter().find(|&&at| at < 0) {
-            return Err(format!(
-                "a store of a tensor's box at coordinate {at}: expected 0 or more"
-            ));
+            return Err(format!("a tensor store at coordinate {at}: expected 0 or more"));
         }
         let (len, first) = (self.dims[0], coords[0] as u64);
         let ends_inside = first < len && len < first + self.box_dims[0];
         let row_bytes = len * self.element.bytes() as u64;
         if ends_inside && !row_bytes.is_multiple_of(CHUNK) {
             return Err(format!(
-                "a store of a tensor's box over the end of rows of {row_bytes} bytes, which writes \
-                 whole pieces of {CHUNK}: expected rows of such"
+                "a tensor store past the end of rows of {row_bytes} bytes: it writes units of \
+                 {CHUNK} bytes, expected a row length that is a multiple"
             ));
         }
         Ok(())
     }
 
-    /// Why the box cannot be copied to or from `shared`. That a row of it starts at a multiple of 16
-    /// bytes is what an H200 asks for: another one is an illegal instruction.
+    /// Why the box cannot be copied to or from `shared`. On an H200 a row that does not start at a
+    /// multiple of 16 bytes is an illegal instruction.
     pub fn check(&self, coords: &[i32], shared: u64) -> Result<(), String> {
         let rank = self.dims.len();
         if coords.len() != rank {
@@ -164,14 +161,15 @@ impl TensorMap {
         let first_byte = i64::from(coords[0]) * self.element.bytes() as i64;
         if first_byte % 16 != 0 {
             return Err(format!(
-                "a tensor copy from coordinate {}, byte {first_byte} of a row: expected a multiple of 16",
+                "a tensor copy from coordinate {}, byte {first_byte} of a row: expected a multiple \
+                 of 16",
                 coords[0]
             ));
         }
         Ok(())
     }
 
-    /// From the tensor to `shared`: zeros for what is outside of it.
+    /// From the tensor to `shared`, with zeros for elements outside of the tensor.
     pub fn load(&self, coords: &[i32], shared: u64) -> Vec<Piece> {
         let mut pieces = Vec::new();
         self.each_chunk(coords, shared, |global, shared, len| {
@@ -180,7 +178,7 @@ impl TensorMap {
         pieces
     }
 
-    /// From `shared` to the tensor, without what is outside of it.
+    /// From `shared` to the tensor, without elements outside of it.
     pub fn store(&self, coords: &[i32], shared: u64) -> Vec<Piece> {
         let mut pieces = Vec::new();
         self.each_chunk(coords, shared, |global, shared, len| {
@@ -189,8 +187,8 @@ impl TensorMap {
         pieces
     }
 
-    /// Calls `f` with the address in the tensor (`None` outside), the address in shared memory and
-    /// the bytes of each run of the box that lies together in both.
+    /// Calls `f` for each run of bytes that is contiguous in the tensor and in shared memory: its
+    /// address in the tensor (`None` outside), its address in shared memory, its length.
     fn each_chunk(&self, coords: &[i32], shared: u64, mut f: impl FnMut(Option<u64>, u64, usize)) {
         let size = self.element.bytes() as u64;
         let inner = self.box_dims[0] * size;
@@ -239,8 +237,8 @@ impl TensorMap {
     }
 }
 
-/// The address that a swizzle of `bits` bits (a row of `16 << bits` bytes) makes of `address`: bits
-/// 4 and up are mixed with bits 7 and up.
+/// `address` with a swizzle of `bits` bits (rows of `16 << bits` bytes): bits 4 and up are XORed
+/// with bits 7 and up.
 pub(crate) fn swizzle(address: u64, bits: u32) -> u64 {
     address ^ (address >> 3 & ((1 << bits) - 1) << 4)
 }

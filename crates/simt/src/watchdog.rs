@@ -1,7 +1,8 @@
 //! Ends the process when a thread of a kernel loops without calling an instruction.
 //!
-//! Threads are coroutines: they stop where they call an instruction, and nowhere else. A loop without one keeps its host
-//! thread, which nothing can unwind from outside, so all that is left is a report and the end of the process.
+//! Threads are coroutines: they stop where they call an instruction, and nowhere else. A loop
+//! without one keeps its host thread, which nothing can unwind from outside, so all that is left is
+//! a report and the end of the process.
 
 use crate::layout::Layout;
 use std::io::{Write, stderr};
@@ -10,8 +11,8 @@ use std::sync::{Arc, Mutex, Once, Weak};
 use std::thread;
 use std::time::Duration;
 
-/// How often launches are looked at. Looks are counted and not seconds: a process that is stopped for a while does not
-/// end when it goes on.
+/// How often launches are looked at. Looks are counted and not seconds: a process that is stopped
+/// for a while does not end when it goes on.
 const TICK: Duration = Duration::from_secs(1);
 
 /// After so many looks at the same stretch of a thread, it is taken to loop.
@@ -24,7 +25,8 @@ static NEW: Mutex<Vec<Weak<Pulse>>> = Mutex::new(Vec::new());
 pub(crate) struct Pulse {
     kernel: &'static str,
     layout: Layout,
-    /// Grows with every switch of threads and every few instructions; odd while a kernel's code runs.
+    /// Grows with every switch of threads and every few instructions; odd while a kernel's code
+    /// runs.
     count: AtomicU64,
     /// The thread that runs: linear indices of its block, and in it.
     block: AtomicU64,
@@ -32,7 +34,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// The code of a thread goes on.
+    /// A thread is about to run.
     pub fn enter(&self, block: u64, thread: usize) {
         self.block.store(block, Ordering::Relaxed);
         self.thread.store(thread, Ordering::Relaxed);
@@ -58,7 +60,7 @@ impl Pulse {
         let Pulse { kernel, layout, .. } = self;
         let block = layout.block_idx(self.block.load(Ordering::Relaxed));
         let thread = layout.thread_idx(self.thread.load(Ordering::Relaxed));
-        // Not `eprintln!`, which a test's harness captures. There is nobody to tell of an error.
+        // Not `eprintln!`, which a test's harness captures. An error of stderr cannot be reported.
         let _ = writeln!(
             stderr(),
             "endless loop in `{kernel}`\n  thread {thread:?} of block {block:?}: it has called no \

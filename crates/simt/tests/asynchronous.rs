@@ -1,5 +1,5 @@
-//! What synchronises threads of Hopper's kernels, and what goes on while they do: by kernels written
-//! as closures.
+//! What synchronises threads of Hopper's kernels, and what goes on while they do: by kernels
+//! written as closures.
 
 use simt::device::{self, Order, Scope};
 use simt::{Fault, FaultKind, Geometry, Init, Kernel, Memory, Space};
@@ -82,7 +82,7 @@ fn read(address: u64, order: Order) -> u64 {
     device::atomic((Space::Global, address), 4, (order, Scope::Gpu), |_| None)
 }
 
-/// The last of eight blocks to come sums up what all have written.
+/// The last of eight blocks adds what all have written.
 fn last_block_sums(address: u64, order: Order, fenced: bool) {
     set(Space::Global, address + 4 + 4 * u64::from(block_idx()), block_idx() + 1);
     if fenced {
@@ -154,7 +154,7 @@ fn a_plain_and_an_atomic_access_race() {
     assert_wrong(&raced, |kind| matches!(kind, FaultKind::Race { .. }));
 }
 
-/// Warp 0 writes for warp 1, which tells it through a second barrier that it has read.
+/// Warp 0 writes for warp 1, which arrives on a second barrier when it has read.
 fn producer_and_consumer(address: u64, rounds: u32, releases: bool) {
     let (i, cell) = (thread() % 32, u64::from(shared(4 * (thread() % 32))));
     for round in 0..rounds {
@@ -235,11 +235,12 @@ fn an_mbarrier_s_phases_order_copies_and_readers() {
     let run = |body: fn(u64)| run((1, 1, 64), &words, body);
     assert_right(&run(|a| pipeline(a, TILES, 64, 0, true)), &expected);
     let not_waited_for = |kind: &FaultKind| matches!(kind, FaultKind::NotWaitedFor { .. });
-    // Who comes before the phase's end reads too early; if all come behind it, they wait for the next.
+    // A thread that comes before the phase ends reads too early; if all come after, they wait for the
+    // next one.
     assert_wrong(&run(|a| pipeline(a, TILES, 64, 1, true)), |kind| {
         not_waited_for(kind) || matches!(kind, FaultKind::Uninitialised(_) | FaultKind::Deadlock(_))
     });
-    // The producer overwrites what is still read, or copies to where a copy is under way; or it
+    // The producer overwrites what is still read, or copies to where a copy is in flight; or it
     // expects bytes in a phase whose copy is not there.
     assert_wrong(&run(|a| pipeline(a, TILES, 64, 0, false)), |kind| {
         not_waited_for(kind)
@@ -343,7 +344,7 @@ fn a_cluster_s_blocks_read_each_other_s_memory() {
     });
 }
 
-/// A copy to the own memory, or to the neighbour's, that nobody there waits for.
+/// A copy to the own memory, or to the neighbour's, that no thread there waits for.
 fn load_and_leave(address: u64, to: u32, waits: bool) {
     let (barrier, rank) = (shared(0), device::cluster_rank());
     let sync = || {

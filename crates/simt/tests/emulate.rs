@@ -265,7 +265,7 @@ fn the_host_reads_and_writes_inside_of_buffers() {
     assert_eq!(error.to_string(), "1 bytes at 0x40: no buffer is there");
 }
 
-/// Two places in a kernel where a thread comes to the same instruction.
+/// The same instruction at two source lines.
 const BARRIERS: [fn(); 2] = [|| device::bar_sync(0, None), || device::bar_sync(0, None)];
 const COLLECTIVES: [fn(&'static str); 2] = [
     |instruction| _ = device::collective(instruction, u32::MAX, &[], |_| ()),
@@ -392,7 +392,7 @@ fn threads_that_meet_for_ever_end() {
     }
 }
 
-/// Two loads in turn, of what nobody writes: no thread makes the same one again and again.
+/// Two loads in turn, of flags that no thread writes: it does not look like polling one address.
 #[test]
 fn a_thread_that_polls_two_flags_ends() {
     let mut memory = Memory::new();
@@ -434,7 +434,7 @@ fn a_loop_without_an_instruction_ends_the_process() {
 
 #[test]
 fn a_report_names_the_lines_that_a_collective_paired() {
-    // Lane 0 comes to the other line and, for the second collective, to none.
+    // Lane 0 is at the other line for the first collective, and at none for the second.
     let fault = endless(32, |i| {
         COLLECTIVES[usize::from(i == 0)]("shfl.sync.idx.b32");
         if i != 0 {

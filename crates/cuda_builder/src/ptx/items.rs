@@ -2,7 +2,7 @@
 
 use super::PtxError;
 
-/// What an item declares.
+/// Kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemKind {
     /// A kernel.
@@ -18,11 +18,11 @@ pub struct Item<'a> {
     pub name: &'a str,
     /// From its first directive to the `}` or `;` that ends it.
     pub text: &'a str,
-    /// Byte of `text` at which the body's `{` stands; 0 where there is no body.
+    /// Offset in `text` of the body's `{`; 0 without a body.
     pub body_start: usize,
 }
 
-/// Directives that end with their line and hold for the whole text.
+/// Directives of one line that apply to the whole text.
 const HEADER: [&str; 3] = [".version", ".target", ".address_size"];
 
 /// Splits `text` into its header and its items; comments between items are dropped.
@@ -47,7 +47,7 @@ pub fn parse(text: &str) -> Result<(String, Vec<Item<'_>>), PtxError> {
     Ok((header, items))
 }
 
-/// What follows white space and comments.
+/// `text` without leading white space and comments.
 fn skip_blank(mut text: &str) -> &str {
     loop {
         text = text.trim_start();
@@ -102,8 +102,8 @@ fn read_item(text: &str) -> Result<Item<'_>, PtxError> {
     Ok(Item { kind, name: name(signature).ok_or_else(unended)?, text, body_start })
 }
 
-/// The name in a declaration: of a function the word before its parameters (a result in parentheses comes first), of
-/// a variable the last word before its length, value or end.
+/// The name in a declaration. Of a function it is the word before the parameters, after a result in
+/// parentheses; of a variable the last word before its length, value or end.
 fn name(signature: &str) -> Option<&str> {
     let function = [".entry", ".func"]
         .iter()

@@ -1,7 +1,7 @@
 //! From the compiler's PTX to kernels: launch bounds written, one text for each entry.
 //!
-//! The driver compiles a text whole, so that a text with more than one entry would cost a model time for what it never
-//! launches.
+//! The driver compiles a text whole: with several entries in one text, a model would wait for
+//! kernels that it never launches.
 //!
 //! `#[kernel]` leaves a line for every entry in the PTX:
 //!
@@ -10,8 +10,8 @@
 //! // halfwarp.kernel symbol=gemm_f16_256x128 family=gemm maxntid=384 minctapersm=1 cluster=2,1,1
 //! ```
 //!
-//! rustc has no launch bounds and no clusters, so they are written here; without `.maxntid`, ptxas gives each thread the
-//! registers of a block of 1,024 and ignores `setmaxnreg`.
+//! rustc has no launch bounds and no clusters, so they are written here. Without `.maxntid`, ptxas
+//! assumes a block of 1,024 threads, which limits registers, and ignores `setmaxnreg`.
 
 mod items;
 
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use items::{Item, ItemKind};
 
-/// The word that a fact line starts with.
+/// First word of such a line, a *fact*.
 const FACT: &str = "halfwarp.kernel ";
 
 /// A kernel: its launch bounds, and a PTX text of its own.
@@ -27,24 +27,26 @@ const FACT: &str = "halfwarp.kernel ";
 pub struct Kernel {
     /// The PTX entry.
     pub symbol: String,
-    /// The file or directory of kernels that it stands in, such as `gemm`.
+    /// The file or directory under `src` that it is declared in, such as `gemm`.
     pub family: String,
     /// Most threads of a block (`.maxntid`).
     pub max_threads: u32,
-    /// Least resident blocks of an SM (`.minnctapersm`).
+    /// Minimum of resident blocks of an SM (`.minnctapersm`).
     pub min_blocks: u32,
-    /// Blocks of a cluster in x, y, z (`.reqnctapercluster`), if the kernel is launched in clusters.
+    /// Blocks of a cluster in x, y, z (`.reqnctapercluster`), if the kernel is launched in
+    /// clusters.
     pub cluster: Option<[u32; 3]>,
-    /// The text, complete: header, the entry, and what it refers to.
+    /// The complete text: header, the entry, and what it refers to.
     pub text: String,
 }
 
-/// How PTX and facts can disagree.
+/// Why PTX cannot be split into kernels.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PtxError {
-    /// A fact line that does not read as one.
+    /// A fact that cannot be parsed.
     #[error(
-        "kernel fact `{0}`: expected symbol=, family=, maxntid= and minctapersm=, and cluster=x,y,z if any"
+        "kernel fact `{0}`: expected symbol=, family=, maxntid= and minctapersm=, and cluster=x,y,z \
+         if any"
     )]
     Fact(String),
     /// Two kernels of one name.
@@ -58,8 +60,9 @@ pub enum PtxError {
     NoEntry(String),
     /// Shared memory of both kinds in one kernel.
     #[error(
-        "the kernel `{0}` has shared arrays and dynamic shared memory: a driver that links PTX puts the latter behind \
-         the former without its alignment; make a part of the dynamic memory the array"
+        "the kernel `{0}` has shared arrays and dynamic shared memory: a driver that links PTX \
+         places the latter after the former without its alignment; make a part of the dynamic \
+         memory the array"
     )]
     SharedMemory(String),
     /// Text that is no PTX.
@@ -67,7 +70,7 @@ pub enum PtxError {
     Text(String),
 }
 
-/// What a fact line says of its kernel.
+/// A parsed fact.
 struct Fact<'a> {
     family: &'a str,
     max_threads: u32,
@@ -75,7 +78,8 @@ struct Fact<'a> {
     cluster: Option<[u32; 3]>,
 }
 
-/// Splits the PTX of a device crate into one text for each kernel, with launch bounds and clusters written; by symbol.
+/// Splits the PTX of a device crate into one text for each kernel, with launch bounds and clusters
+/// written; by symbol.
 ///
 /// # Errors
 /// [`PtxError`], where the text and the facts in it do not agree.
@@ -90,7 +94,7 @@ pub fn split(text: &str) -> Result<Vec<Kernel>, PtxError> {
     if let Some(symbol) = facts.keys().find(|symbol| !found.contains(**symbol)) {
         return Err(PtxError::NoEntry((*symbol).to_owned()));
     }
-    // A name can stand for a declaration and its definition.
+    // A declaration and its definition have the same name.
     let mut by_name: HashMap<&str, Vec<&Item<'_>>> = HashMap::new();
     for item in &items {
         by_name.entry(item.name).or_default().push(item);
@@ -135,7 +139,7 @@ fn read_fact(fields: &str) -> Option<(&str, Fact<'_>)> {
         Some(shape) => Some(read_cluster(shape)?),
         None => None,
     };
-    // Blocks alone are no cluster: the GPU need not look for a place for several at once.
+    // A cluster of one block is none: the GPU can schedule blocks independently.
     let cluster = cluster.filter(|&shape| shape != [1, 1, 1]);
     let fact = Fact {
         family: fields.get("family")?,
@@ -179,8 +183,8 @@ fn kernel_text<'a>(
     text
 }
 
-/// `signature` with its tensor maps, the one kind of parameter of 128 bytes, at multiples of 64: there alone copies can
-/// read them, and rustc aligns no parameter to more than 16.
+/// `signature` with its tensor maps, the only parameters of 128 bytes, aligned to 64 bytes. TMA
+/// requires that, and rustc aligns no parameter to more than 16.
 fn align_tensor_maps(signature: &str) -> String {
     let mut lines = signature.lines().map(|line| match line.contains("[128]") {
         true => line.replace(".align 16 ", ".align 64 "),

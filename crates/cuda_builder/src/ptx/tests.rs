@@ -1,4 +1,5 @@
-//! Written after what rustc 1.95 emits: functions with results, recursion, tables, shared memory from `global_asm!`.
+//! Written after what rustc 1.95 emits: functions with results, recursion, tables, shared memory
+//! from `global_asm!`.
 
 use super::*;
 
@@ -78,7 +79,7 @@ fn one_text_for_each_kernel() {
 }
 
 #[test]
-fn a_text_holds_what_its_entry_reaches_and_no_more() {
+fn a_text_holds_only_what_its_entry_reaches() {
     let kernels = split(TEXT).unwrap();
     let add = text(&kernels, "add_f32");
     for name in ["_RNv6helper(", "_RNv5TABLE[8]", "pointers[1]", ".entry add_f32("] {
@@ -102,7 +103,7 @@ fn every_text_starts_with_the_header() {
 }
 
 #[test]
-fn launch_bounds_stand_between_parameters_and_body() {
+fn launch_bounds_are_between_parameters_and_body() {
     let kernels = split(TEXT).unwrap();
     for (symbol, bounds) in [
         ("add_f32", "add_f32_param_1\n)\n.maxntid 128, 1, 1\n.minnctapersm 2\n{\n\tcall.uni"),

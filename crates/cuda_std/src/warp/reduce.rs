@@ -15,8 +15,8 @@ pub fn reduce_add(mut value: f32) -> f32 {
     value
 }
 
-/// The greatest `value` of the warp, in every lane. Of f32, NaN is ignored unless all lanes hold it, and +0 is greater
-/// than -0.
+/// The greatest `value` of the warp, in every lane. Of f32, NaN is ignored unless all lanes hold
+/// it, and +0 is greater than -0.
 ///
 /// PTX: of `u32` and `i32` one
 /// [`redux.sync.max`](https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-redux-sync)

@@ -1,4 +1,6 @@
-//! Reductions of a warp's integers, an instruction each.
+//! Reductions of a warp's integers, one instruction each (SM 80).
+//!
+//! PTX ISA: [`redux.sync`](https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-redux-sync).
 
 #[cfg(not(target_arch = "nvptx64"))]
 use super::emulated::redux;

@@ -1,5 +1,5 @@
-//! Blocks that add up parts through global memory: the last one to come to a counter (a semaphore of
-//! split-K) sums up what all have written.
+//! Split-K: blocks write partial sums to global memory, and the last one to increment a semaphore
+//! adds them.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::prelude::*;
@@ -18,7 +18,7 @@ const NO_ACQUIRE: u32 = 4;
 const BLOCK_SCOPE: u32 = 5;
 const NO_BARRIER: u32 = 6;
 
-/// Sums up a number of each thread of each block.
+/// Adds one number of each thread of each block.
 #[kernel(
     launch_bounds(THREADS),
     instances(
@@ -44,7 +44,8 @@ unsafe fn split_sum<const FAULT: u32>(
         _ => Order::AcqRel,
     };
     let scope = if FAULT == BLOCK_SCOPE { Scope::Block } else { Scope::Gpu };
-    // SAFETY: a counter, a part of each thread, and its sums.
+    // SAFETY: a counter, a partial sum for each thread of each block, and an output for each
+    // thread.
     unsafe {
         let is_last = shared_array![u32; 1];
         parts.set(thread::index_1d() as usize, (i * thread::block_idx_x()) as f32);
@@ -91,11 +92,11 @@ fn a_semaphore_of_blocks() {
         let report = assert_found(&sum(instance), symbol, &["parts."], is_race);
         assert!(report.contains("reads 4 bytes at `parts` + "), "{report}");
     }
-    // Thread 0 tells what the others have not written yet.
+    // Thread 0 releases before the others have written.
     let early = sum(Instance::split_without_barrier);
     let is_race = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. });
     assert_found(&early, "split_without_barrier", &["parts."], is_race);
-    // The counter itself is atomic for the threads of one block alone.
+    // The counter itself is atomic only among the threads of one block.
     let scope = sum(Instance::split_in_block_scope);
     let report = assert_found(&scope, "split_in_block_scope", &["semaphore.fetch_add("], is_race);
     assert!(report.contains("`semaphore` + 0 (of 4)"), "{report}");

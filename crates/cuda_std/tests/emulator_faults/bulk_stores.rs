@@ -29,7 +29,7 @@ const READS_BACK: u32 = 5;
 )]
 unsafe fn store_rows<const FAULT: u32>(out: GlobalMut<f32>) {
     let lane = warp::lane_id();
-    // SAFETY: 32 elements, and as many a row of the output.
+    // SAFETY: 32 elements, and as many for each row of the output.
     unsafe {
         let smem: Shared<f32> = dynamic_shared_mem();
         for row in 0..ROWS {
@@ -75,12 +75,18 @@ fn what_a_store_needs() {
     assert_found(&uncommitted, "store_without_commit", &lines, is_read);
     let early = store(Instance::store_reused_too_early);
     let report = assert_found(&early, "store_reused_too_early", &lines, is_read);
-    assert!(report.contains("started what still reads them"), "{report}");
+    assert!(
+        report.contains("started the asynchronous operation that still reads them"),
+        "{report}"
+    );
     let ends = store(Instance::store_ends_early);
     let report = assert_found(&ends, "store_ends_early", &["bulk::store("], |kind| {
         matches!(kind, FaultKind::EndsEarly { writes: false, .. })
     });
-    assert!(report.contains("`dynamic shared memory` + 0 (of 4096) is gone then"), "{report}");
+    assert!(
+        report.contains("`dynamic shared memory` + 0 (of 4096) is freed with the block"),
+        "{report}"
+    );
     // Its source has been read; what it writes is not there yet.
     let back = store(Instance::store_reads_back);
     let report = assert_found(&back, "store_reads_back", &["out.get(", "bulk::store("], |kind| {

@@ -23,7 +23,7 @@ const ENDS_EARLY: u32 = 3;
     )
 )]
 unsafe fn read_peer<const FAULT: u32>(out: GlobalMut<f32>) {
-    // SAFETY: 32 elements of each block, which ends behind the accesses of the other one.
+    // SAFETY: 32 elements of each block, which ends after the accesses of the other one.
     unsafe {
         let (rank, lane) = (cluster::block_rank(), warp::lane_id());
         let smem: Shared<f32> = dynamic_shared_mem();

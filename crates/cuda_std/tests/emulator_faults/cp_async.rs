@@ -20,8 +20,8 @@ fn is_not_waited_for(kind: &FaultKind) -> bool {
     matches!(kind, FaultKind::NotWaitedFor { writes: true, .. })
 }
 
-/// Sums up the tiles, turned around, through two stages: the copy of one tile is under way while
-/// the one before is read.
+/// Adds the tiles, each reversed, through two stages: the copy of one tile is in flight while the
+/// previous one is read.
 #[kernel(
     launch_bounds(THREADS),
     instances(
@@ -79,7 +79,10 @@ fn copies_through_two_stages() {
     let missing = sum(Instance::two_stages_without_wait);
     let report = assert_found(&missing, "two_stages_without_wait", &lines, is_not_waited_for);
     assert!(report.contains("asynchronous operation not waited for"), "{report}");
-    assert!(report.contains("started what still writes them"), "{report}");
+    assert!(
+        report.contains("started the asynchronous operation that still writes them"),
+        "{report}"
+    );
     let weak = sum(Instance::two_stages_wait_off_by_one);
     assert_found(&weak, "two_stages_wait_off_by_one", &lines, is_not_waited_for);
     // A fast thread reads what a slow one has not copied yet, or copies over what it reads.
@@ -90,7 +93,7 @@ fn copies_through_two_stages() {
     assert_found(&early, "two_stages_reused_too_early", &lines, unordered);
 }
 
-/// Overwrites what an asynchronous copy reads, behind its wait or before.
+/// Overwrites what an asynchronous copy reads, after its wait or before.
 #[kernel(launch_bounds(THREADS), instances(source_kept = <true>, source_overwritten = <false>))]
 unsafe fn overwrite_f32<const WAIT: bool>(x: GlobalMut<f32>, x_again: Global<f32>) {
     let i = thread::thread_idx_x();
@@ -98,7 +101,7 @@ unsafe fn overwrite_f32<const WAIT: bool>(x: GlobalMut<f32>, x_again: Global<f32
     unsafe {
         cp_async::copy(dynamic_shared_mem(), i, x_again, i as usize, true);
         cp_async::commit();
-        // A newer group, that may be under way.
+        // A newer group, which may be pending.
         cp_async::copy(dynamic_shared_mem(), THREADS + i, x_again, i as usize, false);
         cp_async::commit();
         if WAIT {
@@ -123,13 +126,16 @@ fn a_source_that_is_overwritten() {
     let report = assert_found(&early, "source_overwritten", &lines, |kind| {
         matches!(kind, FaultKind::NotWaitedFor { writes: false, .. })
     });
-    assert!(report.contains("started what still reads them"), "{report}");
+    assert!(
+        report.contains("started the asynchronous operation that still reads them"),
+        "{report}"
+    );
 }
 
 const ARRIVES_ITSELF: u32 = 1;
 const NO_ARRIVAL: u32 = 2;
 
-/// Turns `x` around through copies that an mbarrier ends.
+/// Reverses `x` through copies that an mbarrier waits for.
 #[kernel(
     launch_bounds(THREADS),
     instances(

@@ -1,4 +1,4 @@
-//! Launches that no device takes, and panics: errors, and the test process goes on.
+//! Launches that no device takes, and panics: both are errors, and the test process goes on.
 
 use cuda_std::launch::{Geometry, Launch};
 use cuda_std::prelude::*;
@@ -13,7 +13,7 @@ unsafe fn nothing() {}
 #[kernel(launch_bounds(64), target(sm_90a), cluster(2, 1, 1))]
 unsafe fn nothing_in_pairs() {}
 
-/// The report of what a device refuses.
+/// The report of a launch that is refused.
 #[track_caller]
 fn refused(launch: Launch) -> String {
     let fault = launch.emulate(&mut Memory::new(), 0).unwrap_err();
@@ -29,7 +29,7 @@ fn shapes_that_no_device_takes() {
     }
     let launch = |wrong: Geometry| refused(nothing::launch(wrong));
     let report = launch(Geometry { grid: [1 << 31, 1, 1], ..right });
-    assert!(report.starts_with("not a launch in `nothing`: a grid of [2147483648, 1, 1]"));
+    assert!(report.starts_with("invalid launch in `nothing`: a grid of [2147483648, 1, 1]"));
     launch(Geometry { grid: [1, 65_536, 1], ..right });
     launch(Geometry { grid: [1, 0, 1], ..right });
     launch(Geometry { block: [1024, 2, 1], ..right });
@@ -50,7 +50,7 @@ fn shapes_that_no_device_takes() {
     assert!(refused(many).contains("a cluster of "));
 }
 
-/// Asks for more static shared memory than a block has.
+/// Declares more static shared memory than a block has.
 #[kernel(launch_bounds(64))]
 unsafe fn large_array() {
     // SAFETY: it is not accessed.
@@ -93,7 +93,7 @@ fn an_instruction_outside_of_a_launch() {
     thread::sync_threads();
 }
 
-/// `out[i] = x[63 - i]`, of a launch that may start before the one that wrote `x` has ended.
+/// `out[i] = x[63 - i]`, in a launch that overlaps with the one that wrote `x`.
 #[kernel(
     launch_bounds(64),
     overlaps,

@@ -1,5 +1,5 @@
-//! Planted faults: for each kind a kernel in a right version and in one with exactly that fault. The
-//! emulator finds the fault under every seed, and nothing in the right version.
+//! Planted faults: for each kind a correct kernel, and one with exactly that fault. The emulator
+//! finds the fault under every seed, and none in the correct kernel.
 
 mod atomics;
 mod block_barriers;
@@ -15,5 +15,5 @@ mod progress;
 mod warps;
 mod wgmma;
 
-/// The right version of a kernel; the number of each fault that one can have is in its file.
+/// The correct version of a kernel; the numbers of its faults are in its file.
 const NO_FAULT: u32 = 0;

@@ -1,4 +1,4 @@
-//! mbarriers with a wrong count, arrivals at the wrong time, and none at all.
+//! mbarriers with a wrong count, or with arrivals that come too early or are missing.
 
 use cuda_std::prelude::*;
 use simt::FaultKind;
@@ -17,7 +17,7 @@ const ARRIVES_FIRST: u32 = 3;
 const NO_INIT: u32 = 4;
 const INIT_NOT_SEEN: u32 = 5;
 
-/// Warp 0 hands a number a lane to warp 1, through stages that two rings of mbarriers guard.
+/// Each lane of warp 0 passes a number to warp 1, through stages with full and empty mbarriers.
 #[kernel(
     launch_bounds(64),
     instances(

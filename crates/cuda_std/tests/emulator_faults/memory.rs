@@ -1,5 +1,5 @@
-//! Accesses that are out of bounds, misaligned or of memory that nothing has written; and races
-//! through global memory.
+//! Accesses that are out of bounds, misaligned or of uninitialised memory; and races in global
+//! memory.
 
 use cuda_std::launch::DevicePtr;
 use cuda_std::prelude::*;
@@ -56,7 +56,7 @@ fn global_memory_that_nothing_has_written() {
     assert!(report.contains("reads 4 bytes at `out` + "), "{report}");
 }
 
-/// Each thread writes an element of shared memory, and the own one is read back from `shift` on.
+/// Each thread writes an element of shared memory, and reads the one `shift` elements on.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn through_shared_f32(shift: u32, out: GlobalMut<f32>) {
     let i = thread::thread_idx_x();
@@ -84,7 +84,7 @@ fn out_of_bounds_of_shared_memory() {
     assert!(report.ends_with(" + 256 (of 256)"), "{report}");
 }
 
-/// Thread 5 reads four elements at once from `first` on, of `x` and of what lies in shared memory.
+/// Thread 5 reads four elements at once from `first` on, of `x` or of shared memory.
 #[kernel(launch_bounds(THREADS), instances(global_v4 = <false>, shared_v4 = <true>))]
 unsafe fn read_v4_f32<const SHARED: bool>(first: u32, x: Global<f32>, out: GlobalMut<f32>) {
     let i = thread::thread_idx_x();
@@ -123,7 +123,7 @@ fn misaligned_accesses() {
     }
 }
 
-/// Reads an element of shared memory that only the right version writes.
+/// Reads an element of shared memory that only the correct version writes.
 #[kernel(launch_bounds(THREADS), instances(filled = <true>, unfilled = <false>))]
 unsafe fn read_shared_f32<const FILL: bool>(out: GlobalMut<f32>) {
     let i = thread::thread_idx_x();
@@ -149,7 +149,7 @@ fn shared_memory_that_nothing_has_written() {
     assert!(report.ends_with("reads 4 bytes at `dynamic shared memory` + 252 (of 4096)"));
 }
 
-/// Each block writes its element, or all the same.
+/// Each block writes an element of its own, or all blocks the same one.
 #[kernel(launch_bounds(THREADS))]
 unsafe fn write_f32(stride: u32, out: GlobalMut<f32>) {
     if thread::thread_idx_x() == 0 {

@@ -1,4 +1,4 @@
-//! A pipeline of stages that TMA fills: one warp loads tiles by a tensor map, another sums them up.
+//! A pipeline of stages that TMA fills: one warp loads tiles by a tensor map, another adds them.
 
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
@@ -84,7 +84,7 @@ unsafe fn sum_columns<const FAULT: u32>(stages: Stages) -> f32 {
     sum
 }
 
-/// Sums up the columns of all tiles.
+/// Adds the columns of all tiles.
 #[kernel(
     launch_bounds(64),
     target(sm_90a),
@@ -102,7 +102,7 @@ unsafe fn sum_columns<const FAULT: u32>(stages: Stages) -> f32 {
     )
 )]
 unsafe fn sum_tiles<const FAULT: u32>(map: TensorMap, out: GlobalMut<f32>) {
-    // SAFETY: a tile and two barriers a stage, 32 sums.
+    // SAFETY: a tile and two barriers for each stage, 32 outputs.
     unsafe {
         let stages = Stages {
             tiles: dynamic_shared_mem(),
@@ -166,7 +166,7 @@ fn a_wrong_parity() {
     assert_right(&sums(Instance::pipeline), want);
     let consumer = sums(Instance::pipeline_consumer_parity);
     let lines = ["buffer.get(", "bulk::tensor_load(", ".wait("];
-    // The stage is read while nothing is there, or still comes; or a phase too late.
+    // The stage is read before or while it is filled; or one phase too late.
     assert_found(&consumer, "pipeline_consumer_parity", &lines, |kind| {
         is_too_early(kind) || is_deadlock(kind) || matches!(kind, FaultKind::Uninitialised(_))
     });
@@ -211,12 +211,12 @@ fn a_stage_that_is_reused_too_early_or_never() {
 #[test]
 fn another_tile_or_another_swizzle_gives_wrong_numbers() {
     use sum_tiles::Instance;
-    // The box of the last tile goes over the edge of the tensor, which TMA fills up with zeros.
+    // The box of the last tile exceeds the tensor, and TMA fills it with zeros.
     assert_wrong_numbers(&sums(Instance::pipeline_next_tile));
     assert_wrong_numbers(&sums(Instance::pipeline_other_swizzle));
 }
 
-/// Sums up the columns of all tiles by loads, each a row further down if `NEXT`.
+/// Adds the columns of all tiles by plain loads, each one row further down if `NEXT`.
 #[kernel(launch_bounds(32), instances(tiles_by_loads = <false>, next_tile_by_loads = <true>))]
 unsafe fn sum_tiles_by_loads<const NEXT: bool>(x: Global<f32>, out: GlobalMut<f32>) {
     let lane = warp::lane_id();
@@ -226,7 +226,7 @@ unsafe fn sum_tiles_by_loads<const NEXT: bool>(x: Global<f32>, out: GlobalMut<f3
         // SAFETY: an element of the tensor.
         sum += unsafe { x.get((COLUMNS * row + lane) as usize) };
     }
-    // SAFETY: 32 sums.
+    // SAFETY: 32 outputs.
     unsafe { out.set(lane as usize, sum) };
 }
 

@@ -1,4 +1,4 @@
-//! How a right kernel and one with a planted fault are run, and what is asked of the report.
+//! Runs correct kernels and kernels with a planted fault, and checks the report.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use simt::{Fault, FaultKind, Init, Memory, Party};
 
-/// What a launch left in its output.
+/// The output of a launch.
 pub type Run = Result<Vec<f32>, Fault>;
 
 /// The memory of one launch.
@@ -31,14 +31,14 @@ impl Device {
         DevicePtr::new(self.memory.alloc(name, Init::Bytes(&bytes)))
     }
 
-    /// The output, which nothing has written.
+    /// The output, uninitialised.
     pub fn out(&mut self, len: usize) -> DevicePtr<f32> {
         let address = self.memory.alloc("out", Init::Poisoned(4 * len));
         self.out = Some((address, len));
         DevicePtr::new(address)
     }
 
-    /// The launch overlaps with one before, which may have written these buffers.
+    /// The launch overlaps with an earlier one, which may have written these buffers.
     #[track_caller]
     pub fn overlap(&mut self, written: &[u64]) {
         for &address in written {
@@ -112,7 +112,8 @@ pub fn assert_found(
     runs[0].as_ref().unwrap_err().to_string()
 }
 
-/// All that a report has to name, with a place in the kernel; a buffer is named too.
+/// The threads that a report has to name, with their source lines; an access has to name its
+/// buffer.
 #[track_caller]
 fn parties(fault: &Fault) -> Vec<&Party> {
     let by = fault.by.as_ref();
@@ -125,7 +126,7 @@ fn parties(fault: &Fault) -> Vec<&Party> {
         FaultKind::Race { access, other, .. }
         | FaultKind::NotWaitedFor { access, started: other, .. }
         | FaultKind::Unfenced { access, other } => (vec![by.unwrap(), &**other], Some(access)),
-        // A block ends nowhere in the kernel.
+        // The end of a block has no source line.
         FaultKind::NeverWaits => (vec![], None),
         FaultKind::EndsEarly { other, .. } => (vec![&**other], None),
         FaultKind::Livelock(waiting) | FaultKind::Deadlock(waiting) => {
@@ -153,17 +154,17 @@ pub fn source_line(location: &str) -> String {
     source.lines().nth(number - 1).expect("a line of the file").to_owned()
 }
 
-/// Two accesses that nothing orders; or the reader came first, and found nothing.
+/// Two unordered accesses; or the reader came first, and read uninitialised memory.
 pub fn is_unordered(kind: &FaultKind) -> bool {
     matches!(kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_))
 }
 
-/// No thread can go on.
+/// A deadlock.
 pub fn is_deadlock(kind: &FaultKind) -> bool {
     matches!(kind, FaultKind::Deadlock(_))
 }
 
-/// An instruction that cannot be run, and why: a text with `why` in it.
+/// An invalid instruction, with `why` in its text.
 pub fn is_invalid(why: &str) -> impl Fn(&FaultKind) -> bool {
     move |kind| matches!(kind, FaultKind::Invalid(text) if text.contains(why))
 }

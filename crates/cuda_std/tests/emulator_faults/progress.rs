@@ -1,4 +1,5 @@
-//! Kernels that never end: registers that nobody gives back, flags that nobody sets.
+//! Kernels that never end: registers that no warp releases, flags that no thread sets, endless
+//! loops.
 
 use cuda_std::atomic::Scope;
 use cuda_std::prelude::*;
@@ -6,7 +7,7 @@ use simt::{FaultKind, Memory};
 
 use crate::planted::{assert_found, assert_right, geometry, is_deadlock, is_invalid, run};
 
-/// One warpgroup gives registers back, so that two others can take more: 240 each are too many.
+/// One warpgroup releases registers, so that two others can take more: 240 each are too many.
 #[kernel(
     launch_bounds(384),
     target(sm_90a),
@@ -34,8 +35,8 @@ fn registers_that_there_are_not() {
     assert_found(&fewer, "fewer_registers", &increase, why);
 }
 
-/// Block 1 waits for a flag that block 0 sets in the right version; or both by a plain load, for one
-/// that nobody sets.
+/// Block 1 waits for a flag that block 0 sets in the correct version; or both poll by a plain load
+/// a flag that no thread sets.
 #[kernel(
     launch_bounds(32),
     instances(flag = <true, true>, flag_never_set = <true, false>, flag_plain = <false, false>)
@@ -66,12 +67,12 @@ fn a_flag_that_nobody_sets() {
         [(Instance::flag_never_set, "flag_never_set"), (Instance::flag_plain, "flag_plain")]
     {
         let report = assert_found(&wait(instance), symbol, &reads, is_livelock);
-        let waits = "reads `flag` + 0 (of 4) again and again, which nobody changes";
+        let waits = "polls `flag` + 0 (of 4), which no thread changes";
         assert!(report.contains(waits), "{report}");
     }
 }
 
-/// Waits in vain for what its own threads alone could do, without a look at memory.
+/// Loops for ever without an access to memory.
 #[kernel(
     launch_bounds(32),
     instances(reads_its_index = <ALONE>, votes = <VOTES>, meets_at_a_barrier = <BARRIER>)

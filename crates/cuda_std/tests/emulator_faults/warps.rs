@@ -1,4 +1,4 @@
-//! A lane that is left out of an instruction that all lanes of the warp have to come to.
+//! Lanes that do not reach an instruction of the warp, or reach another one.
 
 use cuda_std::mma::{FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
@@ -61,8 +61,8 @@ fn a_lane_that_is_left_out() {
     }
 }
 
-/// Lane 5 of warp 1 takes the other branch: its shuffle is paired with the one of the other lanes there. One more shuffle,
-/// and it is missing.
+/// Lane 5 of warp 1 takes the branch with one shuffle; it is paired with the first of the other
+/// lanes' two, and their second one waits for it in vain.
 #[kernel(launch_bounds(64), instances(one_shuffle = <false>, two_shuffles = <true>))]
 unsafe fn shuffle_in_a_branch<const DIVERGES: bool>(out: GlobalMut<f32>) {
     let i = thread::thread_idx_x();

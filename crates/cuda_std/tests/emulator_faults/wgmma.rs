@@ -108,7 +108,7 @@ fn what_a_product_needs() {
     let unordered = multiply(Instance::product_without_barrier);
     let is_race = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. });
     assert_found(&unordered, "product_without_barrier", &lines, is_race);
-    let in_flight = is_invalid("an accumulator is read while a product is in flight to it");
+    let in_flight = is_invalid("an accumulator is read while a wgmma.mma_async may still write it");
     for (instance, symbol) in [
         (Instance::product_without_commit, "product_without_commit"),
         (Instance::product_wait_off_by_one, "product_wait_off_by_one"),
@@ -120,7 +120,10 @@ fn what_a_product_needs() {
     let report = assert_found(&overwritten, "product_overwritten", &lines, |kind| {
         matches!(kind, FaultKind::NotWaitedFor { writes: false, .. })
     });
-    assert!(report.contains("started what still reads them"), "{report}");
+    assert!(
+        report.contains("started the asynchronous operation that still reads them"),
+        "{report}"
+    );
     let left_out = multiply(Instance::product_of_127_threads);
     let report = assert_found(&left_out, "product_of_127_threads", &["d.mma("], is_deadlock);
     assert!(report.contains("waits in wgmma.mma_async for threads 77 (ended)"), "{report}");

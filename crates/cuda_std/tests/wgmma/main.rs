@@ -329,6 +329,9 @@ fn an_accumulator_in_flight_cannot_be_read() {
     for body in [too_early, not_committed as fn(&Case, GlobalMut<f32>)] {
         let fault = emulate(&small_case(), 1, 0, body).unwrap_err();
         let FaultKind::Invalid(why) = fault.kind else { panic!("{fault}") };
-        assert!(why.contains("an accumulator is read while a product is in flight"), "{why}");
+        assert!(
+            why.contains("an accumulator is read while a wgmma.mma_async may still write it"),
+            "{why}"
+        );
     }
 }

@@ -9,15 +9,15 @@ use crate::schedule::suspend;
 pub enum Order {
     /// Nothing.
     Relaxed,
-    /// What the thread does behind it comes after what was released at the address.
+    /// What was released at the address, before what the thread does later.
     Acquire,
-    /// What the thread did before it comes before what acquires it.
+    /// What the thread did before, before what acquires it.
     Release,
     /// Both.
     AcqRel,
 }
 
-/// Who takes part in an order.
+/// The threads that an order includes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The threads of the block.
@@ -30,10 +30,10 @@ pub enum Scope {
     System,
 }
 
-/// An atomic operation on the `len` bytes (1 to 8) at `address`: `update` turns what is there into
-/// what is written, or into `None` if it only reads. Gives what was there.
+/// An atomic operation on the `len` bytes (1 to 8) at `address`: `update` turns the old value into
+/// the new one, or into `None` if it only reads. Gives the old value.
 ///
-/// Every call lets other threads run, so that a loop that waits for one of them ends.
+/// Every call lets other threads run, so that a loop that polls makes progress.
 #[track_caller]
 pub fn atomic(
     (space, address): (Space, u64),
@@ -57,8 +57,8 @@ pub fn atomic(
     old
 }
 
-/// `fence.acq_rel`: orders what the thread did before it before what it writes atomically behind it,
-/// and what it read atomically before it before what it does behind it.
+/// `fence.acq_rel`: later relaxed atomic writes release what the thread has done, and what earlier
+/// relaxed atomic reads have seen is acquired.
 #[track_caller]
 pub fn fence(scope: Scope) {
     with(|machine, _| {
@@ -67,8 +67,8 @@ pub fn fence(scope: Scope) {
     });
 }
 
-/// `fence.proxy.async`: orders the thread's accesses, and those that it knows of, before
-/// asynchronous ones (of TMA and of `wgmma`) that come after it.
+/// `fence.proxy.async`: orders the thread's accesses, and those ordered before it, before later
+/// asynchronous ones (of TMA and of `wgmma`).
 #[track_caller]
 pub fn fence_proxy_async() {
     with(|machine, _| {
@@ -78,8 +78,8 @@ pub fn fence_proxy_async() {
     });
 }
 
-/// `fence.mbarrier_init.release.cluster`: makes the thread's new mbarriers known to asynchronous
-/// copies, and to the threads of the cluster behind its barrier, a relaxed one too.
+/// `fence.mbarrier_init.release.cluster`: publishes the thread's new mbarriers to asynchronous
+/// copies, and to threads of the cluster after its barrier, even a relaxed one.
 #[track_caller]
 pub fn fence_mbarrier_init() {
     with(|machine, _| {

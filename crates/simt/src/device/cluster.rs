@@ -1,4 +1,4 @@
-//! Clusters of blocks, and what belongs to a warp or a launch as a whole.
+//! Instructions of clusters; `setmaxnreg`; dependencies between launches.
 
 use super::{wait_until, with};
 use crate::shadow::LAUNCH_BEFORE;
@@ -15,27 +15,27 @@ pub fn cluster_dim() -> [u32; 3] {
     with(|machine, _| Ok(machine.layout.cluster))
 }
 
-/// The block's number in its cluster (`%cluster_ctarank`).
+/// The block's rank in its cluster (`%cluster_ctarank`).
 #[track_caller]
 pub fn cluster_rank() -> u32 {
     with(|machine, _| Ok(machine.layout.cluster_rank(machine.blocks[machine.current.0].index)))
 }
 
-/// `mapa`: the address, for loads, stores and mbarriers of the cluster's window (`Space::Cluster`),
-/// of what `address` is in the block of number `rank`.
+/// `mapa`: the address in the cluster's window (`Space::Cluster`) that corresponds to `address` in
+/// the block of rank `rank`.
 #[track_caller]
 pub fn map_shared(address: u32, rank: u32) -> u32 {
     with(|machine, _| machine.map_shared(address, rank))
 }
 
-/// `setmaxnreg`: the warp has `count` registers a thread from now on, more (`inc`) or fewer than
-/// before.
+/// `setmaxnreg`: sets the registers of each thread of the warp to `count`, more (`increase`) or
+/// fewer than before.
 #[track_caller]
 pub fn set_max_registers(count: u32, increase: bool) {
     wait_until(|machine, location| machine.set_registers(count, increase, location));
 }
 
-/// `griddepcontrol.wait`: waits for the launches before.
+/// `griddepcontrol.wait`: waits for earlier launches.
 #[track_caller]
 pub fn wait_for_dependencies() {
     with(|machine, _| {

@@ -1,6 +1,6 @@
 //! mbarriers: counters of arrivals and of bytes, in shared memory.
 //!
-//! An address may be one of another block of the cluster where the instruction allows it.
+//! Where the instruction allows it, an address may be in another block of the cluster.
 
 use super::{wait_until, with};
 use crate::machine::Space;
@@ -12,13 +12,13 @@ pub fn mbarrier_init(address: u32, count: u32) {
     with(|machine, location| machine.mbarrier_init(address, count, location));
 }
 
-/// `mbarrier.inval`: there is no barrier at `address` any longer.
+/// `mbarrier.inval`: removes the barrier at `address`.
 #[track_caller]
 pub fn mbarrier_inval(address: u32) {
     with(|machine, location| machine.mbarrier_inval(address, location));
 }
 
-/// `mbarrier.expect_tx`: the barrier's phase waits for `bytes` more.
+/// `mbarrier.expect_tx`: the barrier's phase expects `bytes` more.
 #[track_caller]
 pub fn mbarrier_expect_tx(address: u32, bytes: u32) {
     with(|machine, location| {
@@ -27,8 +27,8 @@ pub fn mbarrier_expect_tx(address: u32, bytes: u32) {
     });
 }
 
-/// `mbarrier.arrive`: `count` arrivals, which order what the thread did before; gives the phase's
-/// token.
+/// `mbarrier.arrive`: `count` arrivals, which release the thread's earlier accesses; gives the
+/// phase's token.
 #[track_caller]
 pub fn mbarrier_arrive(address: u32, count: u32) -> u64 {
     with(|machine, location| {
@@ -39,15 +39,15 @@ pub fn mbarrier_arrive(address: u32, count: u32) -> u64 {
     })
 }
 
-/// `mbarrier.try_wait.parity`: waits for a while for the end of the phase of this parity, and tells
-/// whether it has come. A barrier that is new is in phase 0; the phase before, of parity 1, has
+/// `mbarrier.try_wait.parity`: waits, for a limited time, for the end of the phase of this parity;
+/// whether it has ended. A new barrier is in phase 0; its previous phase, of parity 1, counts as
 /// ended.
 #[track_caller]
 pub fn mbarrier_try_wait(address: u32, parity: u32) -> bool {
     let mut gives_up = false;
     let ended = with(|machine, location| {
         let id = machine.mbarrier(Space::Shared, address, location)?;
-        // "For a while" may be no time at all.
+        // The limited time may be none at all.
         gives_up = machine.rng.below(8) == 0;
         machine.mbarrier_test(id, parity, !gives_up, location)
     });
@@ -64,7 +64,7 @@ pub fn mbarrier_try_wait(address: u32, parity: u32) -> bool {
     !gives_up
 }
 
-/// `mbarrier.test_wait.parity`: tells at once whether the phase of this parity has ended.
+/// `mbarrier.test_wait.parity`: whether the phase of this parity has ended, without a wait.
 #[track_caller]
 pub fn mbarrier_test_wait(address: u32, parity: u32) -> bool {
     let ended = with(|machine, location| {
@@ -77,8 +77,8 @@ pub fn mbarrier_test_wait(address: u32, parity: u32) -> bool {
     ended
 }
 
-/// `cp.async.mbarrier.arrive`: an arrival when all `cp.async` copies that the thread has started
-/// are done; with `counted`, one more is expected in this phase (the form without `.noinc`).
+/// `cp.async.mbarrier.arrive`: arrives when all `cp.async` copies that the thread has started are
+/// complete; with `counted`, the phase expects one arrival more (the form without `.noinc`).
 #[track_caller]
 pub fn copy_async_arrive(address: u32, counted: bool) {
     with(|machine, location| {

@@ -1,8 +1,8 @@
-//! What a thread of a kernel can do: called by the device's standard library, never by a kernel.
+//! Instructions of a thread: `cuda_std` calls them, kernels do not.
 //!
 //! # Panics
-//! Every function outside of a launch; and where a check fails, with a payload that ends the
-//! launch.
+//! Every function panics outside of a launch. If a check fails, it unwinds with a payload that ends
+//! the launch.
 
 mod atomic;
 mod barrier;
@@ -33,7 +33,7 @@ fn with<R>(f: impl FnOnce(&mut Machine, &'static Location<'static>) -> Result<R,
     let location = Location::caller();
     let result = ACTIVE.with_borrow_mut(|active| {
         let machine = active.as_mut()?;
-        let result = machine.step().and_then(|()| f(machine, location));
+        let result = counted(machine, location, f);
         Some(result.map_err(|kind| machine.fault(kind, location.to_string())))
     });
     match result {
@@ -43,6 +43,19 @@ fn with<R>(f: impl FnOnce(&mut Machine, &'static Location<'static>) -> Result<R,
             panic!("an instruction was called outside of a launch: emulate the kernel's launch")
         }
     }
+}
+
+/// Calls `f` as one instruction of the thread. It is called in one place, so that it is inlined.
+#[inline]
+fn counted<R>(
+    machine: &mut Machine,
+    location: At,
+    f: impl FnOnce(&mut Machine, At) -> Result<R, FaultKind>,
+) -> Result<R, FaultKind> {
+    if machine.step() {
+        machine.check_steps()?;
+    }
+    f(machine, location)
 }
 
 /// Index of the thread in its block.
@@ -69,8 +82,8 @@ pub fn grid_dim() -> [u32; 3] {
     with(|machine, _| Ok(machine.layout.geometry.grid))
 }
 
-/// Calls `f` until it says that the thread can go on; each time that it does not, the thread waits
-/// to be woken.
+/// Calls `f` until it says that the thread can go on; while it does not, the thread waits to be
+/// woken.
 #[track_caller]
 fn wait_until(mut f: impl FnMut(&mut Machine, At) -> Result<bool, FaultKind>) {
     while !with(&mut f) {
@@ -91,7 +104,7 @@ pub fn load(space: Space, address: u64, align: usize, out: &mut [u8]) {
     }
 }
 
-/// As [`load`], of bytes that nobody may have written: what those are is poison.
+/// As [`load`], of bytes that may be uninitialised: those are poison.
 #[track_caller]
 pub fn speculate(space: Space, address: u64, align: usize, out: &mut [u8]) {
     let span = Span::read(space, address, out.len(), align);
@@ -105,8 +118,8 @@ pub fn store(space: Space, address: u64, align: usize, bytes: &[u8]) {
     with(|machine, location| machine.store(span, bytes, location))
 }
 
-/// Starts an asynchronous copy of `src_len` bytes of global memory to shared memory, filled up with
-/// zeros to `dst_len`; both addresses are multiples of the length there.
+/// Starts an asynchronous copy of `src_len` bytes from global to shared memory, zero-filled to
+/// `dst_len`. Each address is a multiple of the length there.
 #[track_caller]
 pub fn copy_async(dst: u32, dst_len: usize, src: u64, src_len: usize) {
     with(|machine, location| {
@@ -114,7 +127,7 @@ pub fn copy_async(dst: u32, dst_len: usize, src: u64, src_len: usize) {
     })
 }
 
-/// Closes the group of the thread's asynchronous copies.
+/// Commits the thread's asynchronous copies as a group.
 #[track_caller]
 pub fn commit_group() {
     with(|machine, _| {
@@ -123,21 +136,21 @@ pub fn commit_group() {
     })
 }
 
-/// Waits until at most `pending` of the thread's newest groups are under way.
+/// Waits until at most `pending` of the thread's newest groups are pending.
 #[track_caller]
 pub fn wait_group(pending: usize) {
     with(|machine, _| machine.wait_copies(pending))
 }
 
-/// Waits for the lanes `mask` of the warp, and orders what they did before it before what they do
-/// behind it.
+/// Waits for the lanes `mask` of the warp, and orders their accesses before it before those after
+/// it.
 #[track_caller]
 pub fn sync_warp(mask: u32) {
     collective(SYNC_WARP, mask, &[], |_| ());
 }
 
-/// Meets the lanes `mask` of the warp in `instruction`: `finish` turns the words that each lane
-/// brought, at most 12, into what it gets. It orders no memory accesses.
+/// A collective of the lanes `mask` of the warp: `finish` turns the operands of each lane, at most
+/// 12 words, into its results. It orders no memory accesses.
 #[track_caller]
 pub fn collective(
     instruction: &'static str,
@@ -165,7 +178,8 @@ pub fn dynamic_shared() -> u32 {
     with(|machine, _| Ok(machine.block().dynamic_start() as u32))
 }
 
-/// Address of the block's static array `key`: a module's path, and a number there. Reports name it by the caller's line.
+/// Address of the block's static array `key`: a module's path, and a number there. Reports name it
+/// by the caller's line.
 #[track_caller]
 pub fn static_shared(key: (&'static str, usize), bytes: usize, align: usize) -> u32 {
     with(|machine, location| Ok(machine.block().array(key, (bytes, align), location)? as u32))

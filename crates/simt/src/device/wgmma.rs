@@ -1,10 +1,10 @@
-//! Asynchronous matrix products of a warpgroup: `D[64, n] = A[64, k] * B[n, k]^T (+ D)`.
+//! Asynchronous MMA of a warpgroup: `D[64, n] = A[64, k] * B[n, k]^T (+ D)`.
 
 use super::with;
 use crate::fault::FaultKind;
 use crate::schedule::suspend;
 
-/// What the operands' elements are.
+/// Element type of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// f16, k = 16.
@@ -17,16 +17,16 @@ pub enum Element {
     E5m2,
 }
 
-/// What an accumulator's elements are.
+/// Element type of an accumulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sum {
     /// f32.
     F32,
-    /// f16, of products of f16.
+    /// f16, with operands of f16.
     F16,
 }
 
-/// Where A is.
+/// Operand A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandA {
     /// In shared memory: a matrix descriptor.
@@ -48,28 +48,27 @@ pub struct Wgmma {
     pub a: OperandA,
     /// B, a matrix descriptor.
     pub b: u64,
-    /// Whether A lies with its rows together (`imm-trans-a`, MN-major); only of 16-bit elements.
+    /// Whether A is MN-major (`imm-trans-a`); 16-bit elements only.
     pub a_mn_major: bool,
-    /// Whether B lies so (`imm-trans-b`).
+    /// Whether B is MN-major (`imm-trans-b`).
     pub b_mn_major: bool,
-    /// Whether what D holds is added (`scale-d`).
+    /// Whether D is added (`scale-d`).
     pub accumulate: bool,
 }
 
-/// A thread's part of accumulators that may be in flight: what the emulator keeps in the place of
-/// registers.
+/// A thread's fragment of an accumulator, which the emulator keeps while operations may write it.
 #[derive(Clone, Debug, Default)]
 pub struct Fragment {
     pub(crate) key: Option<u64>,
 }
 
-/// `wgmma.fence`: the thread's registers, `values`, may be accumulated to from now on.
+/// `wgmma.fence`: the thread's registers `values` become an accumulator fragment.
 #[track_caller]
 pub fn wgmma_fence(values: &[f32]) -> Fragment {
     Fragment { key: Some(with(|machine, _| Ok(machine.start_fragment(values)))) }
 }
 
-/// `wgmma.mma_async`: all 128 threads of the warpgroup start the same product.
+/// `wgmma.mma_async`: all 128 threads of the warpgroup start the same operation.
 #[track_caller]
 pub fn wgmma(op: &Wgmma, accumulator: &mut Fragment) {
     let is_last = with(|machine, location| {
@@ -84,7 +83,7 @@ pub fn wgmma(op: &Wgmma, accumulator: &mut Fragment) {
     }
 }
 
-/// `wgmma.commit_group`: closes the group of the products since the last one.
+/// `wgmma.commit_group`: commits the operations since the last group as a group.
 #[track_caller]
 pub fn wgmma_commit_group() {
     with(|machine, _| {
@@ -93,13 +92,13 @@ pub fn wgmma_commit_group() {
     });
 }
 
-/// `wgmma.wait_group`: waits until at most `pending` of the newest groups are under way.
+/// `wgmma.wait_group`: waits until at most `pending` of the newest groups are pending.
 #[track_caller]
 pub fn wgmma_wait_group(pending: usize) {
     with(|machine, _| machine.wait_products(pending));
 }
 
-/// Reads an accumulator to `values`: a fault if a product with it is not waited for.
+/// Reads an accumulator to `values`: a fault while an operation may still write it.
 #[track_caller]
 pub fn wgmma_read(accumulator: &Fragment, values: &mut [f32]) {
     with(|machine, _| accumulator.key.map_or(Ok(()), |key| machine.read_fragment(key, values)));
