@@ -3,7 +3,7 @@
 use crate::process;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::{env, fs, path::Path, process::Command};
+use std::{fs, path::Path, process::Command};
 
 /// The tiny model that it runs, with what `transformers` makes of it.
 const GOLDEN: &str = "tests/goldens/llama-gqa";
@@ -11,12 +11,11 @@ const GOLDEN: &str = "tests/goldens/llama-gqa";
 /// Tokens that the example generates.
 const NUM_TOKENS: usize = 8;
 
-/// Copies the example out of the repository, builds it, and holds what it prints to the golden.
+/// Copies the example out of the repository, builds it, and compares what it prints with the golden.
 pub fn run() -> Result<()> {
-    let dir = env::temp_dir().join(format!("halfwarp-embed-{}", std::process::id()));
-    let result = copy(&dir).and_then(|()| check(&dir));
-    fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
-    result
+    let dir = tempfile::Builder::new().prefix("halfwarp-embed").tempdir()?;
+    copy(dir.path())?;
+    check(dir.path())
 }
 
 /// Writes the example to `dir`, with paths into the repository, its toolchain, and the versions that it has locked.

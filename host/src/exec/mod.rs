@@ -128,6 +128,7 @@ pub enum ExecError {
     #[error(transparent)]
     Fault(#[from] simt::Fault),
     /// On the emulator no kernel of the plan has written an output that was asked for.
+    #[cfg(feature = "emulator")]
     #[error("an output of the plan: {0}")]
     Unwritten(#[from] simt::MemoryError),
 }
