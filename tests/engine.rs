@@ -399,9 +399,9 @@ fn broken_weights_fail_each_request_by_itself() {
     let ids = requests.clone().map(|request| engine.add_request(request).unwrap());
     let events = engine.step().unwrap();
     for request in ids {
-        let failures = events.iter().filter(|event| event.request == request);
+        let mut failures = events.iter().filter(|event| event.request == request);
         let failed = EventKind::Failed(SamplingError::NotFinite { token: 0 });
-        assert_eq!(failures.last(), Some(&Event { request, kind: failed }));
+        assert_eq!(failures.next_back(), Some(&Event { request, kind: failed }));
     }
     assert!(!engine.has_work());
     for request in requests {

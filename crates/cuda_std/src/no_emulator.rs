@@ -3,13 +3,6 @@
 //! Kernels are type-checked there and their launchers made, but nothing can run a kernel: a launch has no body, and no
 //! function of [`device`] is called.
 
-/// What a launch needs, of the one definition.
-#[allow(dead_code, reason = "the emulator's part")]
-#[path = "../../simt/src/geometry.rs"]
-mod geometry;
-
-pub use geometry::{Geometry, LaunchError};
-
 /// Where an address is.
 #[derive(Clone, Copy)]
 pub enum Space {

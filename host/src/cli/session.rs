@@ -103,7 +103,7 @@ pub fn generate(
         first: start,
         last: start,
     };
-    let end = interrupt::polled(|| run.to_end(engine)).and_then(|end| run.finish().map(|()| end));
+    let end = interrupt::polled(|| run.run_to_end(engine)).and_then(|end| run.finish().map(|()| end));
     // It may have ended by itself; then there is nothing to cancel.
     engine.cancel(id);
     let end = end?;
@@ -127,7 +127,7 @@ struct Run<'a, F> {
 }
 
 impl<F: FnMut(&str) -> Result<(), Failure>> Run<'_, F> {
-    fn to_end(&mut self, engine: &mut Engine) -> Result<End, Failure> {
+    fn run_to_end(&mut self, engine: &mut Engine) -> Result<End, Failure> {
         let (id, mut bar) = (self.id, PromptBar::new());
         loop {
             for event in engine.step()?.into_iter().filter(|event| event.request == id) {

@@ -14,7 +14,6 @@ use std::path::Path;
 ///
 /// # Errors
 /// [`ExecError::OutOfMemory`] where `vec![0; len]` would end the process.
-#[cfg_attr(not(feature = "emulator"), allow(dead_code))]
 pub fn zeroed<T: Zeroable>(device: &str, what: &str, len: usize) -> Result<Vec<T>, ExecError> {
     bytemuck::allocation::try_zeroed_vec(len).map_err(|()| ExecError::OutOfMemory {
         device: device.to_owned(),
@@ -33,7 +32,7 @@ pub fn available_bytes() -> Option<usize> {
 fn available_in(root: &Path) -> Option<usize> {
     let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let machine = kib(&meminfo, "MemAvailable:")?;
-    [cgroups(root), limits(root)].into_iter().flatten().fold(Some(machine), |a, b| a.min(Some(b)))
+    [Some(machine), cgroups(root), limits(root)].into_iter().flatten().min()
 }
 
 /// What the process's control groups, and the groups that these are in, leave.

@@ -200,7 +200,7 @@ mod tests {
         let kv_width = num_kv_heads * head_dim;
         let layout =
             KvLayout { num_layers: 2, num_kv_heads, head_dim, num_pages: 24, dtype: Dtype::F32 };
-        let mut kv = KvCache::new(layout);
+        let mut kv = KvCache::new(layout).unwrap();
         let mut inputs = StepInputs::new();
         let (mut q, mut wanted) = (Vec::new(), Vec::new());
         let mut free_pages: Vec<u32> = (0..24).map(|page| page * 7 % 24).collect();
@@ -274,7 +274,7 @@ mod tests {
         let layout =
             KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages: 5, dtype: Dtype::F16 };
         let pages = [3, 0, 4, 1, 2];
-        let mut kv = KvCache::new(layout);
+        let mut kv = KvCache::new(layout).unwrap();
         let mut whole = StepInputs::new();
         whole.push_sequence(&[0; LEN], 0, &pages, 0..0);
         let (k, v) = (random(1, LEN * kv_width), random(2, LEN * kv_width));

@@ -1,6 +1,6 @@
 //! Elements as they are stored, and as the f32 that is computed with.
 
-use crate::exec::ExecError;
+use crate::exec::{ExecError, host_memory};
 use crate::plan::Dtype;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
@@ -36,9 +36,22 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `len` elements, all of whose words are `word`.
-    pub fn new(dtype: Dtype, len: usize, word: f32) -> Self {
-        Buffer { dtype, len, words: vec![word; words(dtype, len)] }
+    /// `len` elements, all zero.
+    pub fn zeroed(dtype: Dtype, len: usize) -> Self {
+        Buffer { dtype, len, words: vec![0.0; words(dtype, len)] }
+    }
+
+    /// `len` elements, all zero; memory is taken when they are first touched.
+    ///
+    /// # Errors
+    /// [`ExecError::OutOfMemory`], which names `what` they are for.
+    pub fn try_zeroed(what: &str, dtype: Dtype, len: usize) -> Result<Self, ExecError> {
+        Ok(Buffer { dtype, len, words: host_memory::zeroed("CPU", what, words(dtype, len))? })
+    }
+
+    /// Sets every element to NaN.
+    pub fn poison(&mut self) {
+        self.words.fill(POISON);
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
@@ -144,7 +157,7 @@ impl<'a> ElementsMut<'a> {
 
 /// Rounds each value to the nearest of `dtype`, as storing it does.
 pub fn round(dtype: Dtype, values: &mut [f32]) {
-    let mut stored = Buffer::new(dtype, values.len(), 0.0);
+    let mut stored = Buffer::zeroed(dtype, values.len());
     stored.elements_mut().narrow(0, values);
     stored.elements().widen_to(values);
 }
@@ -164,7 +177,7 @@ mod tests {
             [(Dtype::F16, 1.0 / 1024.0, 65504.0), (Dtype::BF16, 1.0 / 128.0, f32::MAX)]
         {
             let values = [1.0 + ulp / 3.0, 1.0 + ulp / 2.0, 1.0 + 1.5 * ulp, largest * 2.0];
-            let mut buffer = Buffer::new(dtype, 6, 0.0);
+            let mut buffer = Buffer::zeroed(dtype, 6);
             buffer.elements_mut().narrow(1, &values);
             let wanted = [0.0, 1.0, 1.0, 1.0 + 2.0 * ulp, f32::INFINITY, 0.0];
             assert_eq!(*buffer.elements().widen(), wanted, "{dtype}");
@@ -174,7 +187,8 @@ mod tests {
     #[test]
     fn a_buffer_is_as_long_as_its_elements() {
         for (dtype, bytes) in [(Dtype::F32, 20), (Dtype::F16, 10), (Dtype::BF16, 10)] {
-            let mut buffer = Buffer::new(dtype, 5, POISON);
+            let mut buffer = Buffer::zeroed(dtype, 5);
+            buffer.poison();
             assert_eq!(buffer.bytes_mut().len(), bytes);
             let wide = buffer.elements().widen().into_owned();
             assert!(wide.len() == 5 && wide.iter().all(|value| value.is_nan()), "{dtype}");

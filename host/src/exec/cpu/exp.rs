@@ -4,7 +4,7 @@
 pub fn exp(x: f32) -> f32 {
     /// Adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    const LN_2_HIGH: f32 = 0.693_359_375;
+    const LN_2_HIGH: f32 = 355.0 / 512.0;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     const MIN: f32 = -87.0;
     // A comparison keeps NaN; `max` does not.
@@ -17,7 +17,7 @@ pub fn exp(x: f32) -> f32 {
     let p = p * r + 8.333_452e-3;
     let p = p * r + 4.166_579_6e-2;
     let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 5.000_000_1e-1;
+    let p = p * r + 0.5;
     let power = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
     let value = (p * r * r + r + 1.0) * power;
     if x < MIN { 0.0 } else { value }

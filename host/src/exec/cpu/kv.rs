@@ -1,7 +1,8 @@
 //! The KV cache in host memory.
 
 use super::activations::Rows;
-use super::elements::{Buffer, Elements, POISON};
+use super::elements::{Buffer, Elements};
+use crate::exec::ExecError;
 use crate::plan::{KvLayout, PAGE_SIZE};
 use std::ops::Range;
 
@@ -13,12 +14,20 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Pools of zeros, which the system hands out when they are first touched; of NaN in debug builds.
-    pub fn new(layout: KvLayout) -> Self {
-        let word = if cfg!(debug_assertions) { POISON } else { 0.0 };
-        let pool = |_| Buffer::new(layout.dtype, layout.pool_elems(), word);
-        let pools = || (0..layout.num_layers).map(pool).collect();
-        KvCache { layout, k: pools(), v: pools() }
+    /// Pools of zeros, which the system provides when they are first touched; of NaN in debug builds.
+    ///
+    /// # Errors
+    /// [`ExecError::OutOfMemory`].
+    pub fn new(layout: KvLayout) -> Result<Self, ExecError> {
+        let pool = |_| {
+            let mut pool = Buffer::try_zeroed("the KV cache", layout.dtype, layout.pool_elems())?;
+            if cfg!(debug_assertions) {
+                pool.poison();
+            }
+            Ok::<_, ExecError>(pool)
+        };
+        let pools = || (0..layout.num_layers).map(pool).collect::<Result<_, ExecError>>();
+        Ok(KvCache { layout, k: pools()?, v: pools()? })
     }
 
     /// Writes row `t` of `k` and `v` to `slots[t]` of the layer's pools.

@@ -17,7 +17,9 @@ use self::activations::{Frame, Rows, RowsMut, arena_words};
 use self::elements::{Buffer, Elements};
 use self::kv::KvCache;
 use super::prepared::Prepared;
-use super::{ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, inputs};
+use super::{
+    ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, host_memory, inputs,
+};
 use crate::plan::{
     AppendAttention, ArenaLayout, Dtype, Linear, Op, Plan, RopeAppend, StepInputs, View, Weight,
     WeightId,
@@ -43,7 +45,7 @@ impl CpuExecutor {
         let weights = plan.weights.par_iter().map(|weight| read_weight(weight, weights));
         Ok(CpuExecutor {
             weights: weights.collect::<Result<_, _>>()?,
-            kv: KvCache::new(plan.kv),
+            kv: KvCache::new(plan.kv)?,
             arena: Vec::new(),
             prepared: Prepared::new(),
         })
@@ -58,8 +60,11 @@ impl Executor for CpuExecutor {
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
         let layout = ArenaLayout::new(plan);
-        let arena_words = arena_words(&layout).max(self.arena.len());
-        self.arena.resize(arena_words, 0.0);
+        let arena_words = arena_words(&layout);
+        if arena_words > self.arena.len() {
+            // No activation outlives a step.
+            self.arena = host_memory::zeroed("CPU", "the activations", arena_words)?;
+        }
         Ok(self.prepared.push((plan.clone(), layout)))
     }
 
@@ -90,7 +95,7 @@ impl Executor for CpuExecutor {
 
 fn read_weight(weight: &Weight, source: &dyn WeightSource) -> Result<Buffer, ExecError> {
     elements::check(&weight.name, weight.storage)?;
-    let mut elements = Buffer::new(weight.storage, weight.rows * weight.cols, 0.0);
+    let mut elements = Buffer::try_zeroed(&weight.name, weight.storage, weight.rows * weight.cols)?;
     source.read(weight, elements.bytes_mut())?;
     Ok(elements)
 }
@@ -288,6 +293,14 @@ mod tests {
         let mut plan = plan();
         plan.ops.remove(0);
         assert!(run(&plan, Want::Logits).logits.iter().all(|logit| logit.is_nan()));
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        let mut large = plan();
+        large.kv.num_pages = 1 << 40;
+        let error = CpuExecutor::open(&large, &Counting).err().unwrap();
+        assert!(matches!(error, ExecError::OutOfMemory { .. }), "{error}");
     }
 
     #[test]
