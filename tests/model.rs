@@ -221,7 +221,7 @@ fn rows_that_cannot_be_aligned_are_an_error() {
         let error = model.plan(&precision.into(), bounds(4), 1).unwrap_err().to_string();
         let expected =
             format!("intermediate size of 92: in {precision} it has to be a multiple of 8");
-        assert!(error.contains(&expected) && error.contains("--dtype f32"), "{error}");
+        assert!(error.contains(&expected) && error.contains("run in f32"), "{error}");
         assert!(model.memory(&precision.into(), bounds(4), 1).is_err());
     }
 }

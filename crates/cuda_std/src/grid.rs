@@ -17,7 +17,7 @@ instruction! {
     /// writes: the next launch waits for the end of this one.
     ///
     /// Call it right after [`wait_for_dependencies`]: then at most one launch starts ahead, which
-    /// is fastest (docs/measurements/programmatic-dependent-launch.md).
+    /// is fastest (docs/measurements/overlap.md).
     ///
     /// CUDA C `cudaTriggerProgrammaticLaunchCompletion`.
     "griddepcontrol.launch_dependents" => pub fn launch_dependents() {

@@ -91,7 +91,7 @@ impl Multiplicand for bf16 {
 }
 
 /// Element type of an accumulator: `f32`, or `f16` for operands of `f16`.
-pub trait Sum: Copy {
+pub trait AccumulatorType: Copy {
     /// A lane's accumulator.
     type Accumulator: Copy;
     /// An accumulator of zeros.
@@ -102,12 +102,12 @@ pub trait Sum: Copy {
 }
 
 /// Element type of an accumulator for operands of `T`.
-pub trait SumOf<T>: Sum {
+pub trait AccumulatorFor<T>: AccumulatorType {
     /// `a * b + c`.
     fn m16n8k16(a: FragmentA<T>, b: FragmentB<T>, c: Self::Accumulator) -> Self::Accumulator;
 }
 
-impl Sum for f32 {
+impl AccumulatorType for f32 {
     type Accumulator = Accumulator;
     const ZERO: Accumulator = [0.0; 4];
 
@@ -117,7 +117,7 @@ impl Sum for f32 {
     }
 }
 
-impl<T: Multiplicand> SumOf<T> for f32 {
+impl<T: Multiplicand> AccumulatorFor<T> for f32 {
     #[inline(always)]
     #[track_caller]
     fn m16n8k16(a: FragmentA<T>, b: FragmentB<T>, c: Accumulator) -> Accumulator {
@@ -125,7 +125,7 @@ impl<T: Multiplicand> SumOf<T> for f32 {
     }
 }
 
-impl Sum for f16 {
+impl AccumulatorType for f16 {
     type Accumulator = AccumulatorF16;
     const ZERO: AccumulatorF16 = [0; 2];
 
@@ -136,7 +136,7 @@ impl Sum for f16 {
     }
 }
 
-impl SumOf<f16> for f16 {
+impl AccumulatorFor<f16> for f16 {
     #[inline(always)]
     #[track_caller]
     fn m16n8k16(a: FragmentA<f16>, b: FragmentB<f16>, c: AccumulatorF16) -> AccumulatorF16 {

@@ -44,7 +44,7 @@ pub mod device {
         E5m2,
     }
 
-    pub enum Sum {
+    pub enum AccumulatorType {
         F32,
         F16,
     }
@@ -59,7 +59,7 @@ pub mod device {
     pub struct Wgmma {
         pub a_element: Element,
         pub b_element: Element,
-        pub sum: Sum,
+        pub sum: AccumulatorType,
         pub a: OperandA,
         pub b: u64,
         pub a_mn_major: bool,

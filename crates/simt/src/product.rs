@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::access::{By, Span};
 use crate::agent::Role;
 use crate::clock::WARP_SIZE;
-use crate::device::{OperandA, Sum, Wgmma};
+use crate::device::{AccumulatorType, OperandA, Wgmma};
 use crate::fault::FaultKind;
 use crate::machine::{At, Machine, Space};
 use crate::operand::{Matrix, decode, fragment_element, k_of, round_to_f16};
@@ -239,8 +239,8 @@ impl Machine {
                 let sum = sums[row * n + col];
                 let old = if product.op.accumulate { f64::from(*value) } else { 0.0 };
                 *value = match product.op.sum {
-                    Sum::F32 => (old + sum) as f32,
-                    Sum::F16 => round_to_f16(old + sum),
+                    AccumulatorType::F32 => (old + sum) as f32,
+                    AccumulatorType::F16 => round_to_f16(old + sum),
                 };
             }
         }

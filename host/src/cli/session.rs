@@ -103,7 +103,8 @@ pub fn generate(
         first: start,
         last: start,
     };
-    let end = interrupt::polled(|| run.run_to_end(engine)).and_then(|end| run.finish().map(|()| end));
+    let end =
+        interrupt::polled(|| run.run_to_end(engine)).and_then(|end| run.finish().map(|()| end));
     // It may have ended by itself; then there is nothing to cancel.
     engine.cancel(id);
     let end = end?;

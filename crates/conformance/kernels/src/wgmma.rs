@@ -3,8 +3,8 @@
 use cuda_std::prelude::*;
 use cuda_std::warp::WARPGROUP_SIZE;
 use cuda_std::wgmma::{
-    self, Accumulator, Element, FragmentA, KMajor, Major, MatrixDescriptor, MnMajor, Sum, SumOf,
-    Swizzle, column, row,
+    self, Accumulator, AccumulatorFor, AccumulatorType, Element, FragmentA, KMajor, Major,
+    MatrixDescriptor, MnMajor, Swizzle, column, row,
 };
 use cuda_std::{E4m3, E5m2};
 use half::{bf16, f16};
@@ -77,7 +77,7 @@ impl Task {
     /// 1. `before` has this length.
     #[inline(always)]
     #[track_caller]
-    unsafe fn accumulator<T: Sum, const REGS: usize>(self) -> Accumulator<REGS, T> {
+    unsafe fn accumulator<T: AccumulatorType, const REGS: usize>(self) -> Accumulator<REGS, T> {
         let t = thread::thread_idx_x();
         let mut accumulator = Accumulator::zero();
         accumulator.for_each(|i, register| {
@@ -97,7 +97,10 @@ impl Task {
     /// 1. `out` is `[num_rows, num_columns]`.
     #[inline(always)]
     #[track_caller]
-    unsafe fn store<T: Sum, const REGS: usize>(self, mut accumulator: Accumulator<REGS, T>) {
+    unsafe fn store<T: AccumulatorType, const REGS: usize>(
+        self,
+        mut accumulator: Accumulator<REGS, T>,
+    ) {
         let t = thread::thread_idx_x();
         accumulator.for_each(|i, register| {
             for j in 0..T::PER_REGISTER {
@@ -196,7 +199,7 @@ pub unsafe fn wgmma_shared<
     E: Element,
     A: Major<E>,
     B: Major<E>,
-    T: SumOf<E>,
+    T: AccumulatorFor<E>,
     const REGS: usize,
 >(
     num_steps: u32,
@@ -259,7 +262,7 @@ pub unsafe fn wgmma_shared<
         wgmma_registers_f16_in_f16_k = <f16, KMajor, f16, 32>
     )
 )]
-pub unsafe fn wgmma_registers<E: Element, B: Major<E>, T: SumOf<E>, const REGS: usize>(
+pub unsafe fn wgmma_registers<E: Element, B: Major<E>, T: AccumulatorFor<E>, const REGS: usize>(
     num_steps: u32,
     num_rows: u32,
     num_columns: u32,

@@ -1,7 +1,7 @@
 //! Accumulators whose values can be read: no MMA is writing them.
 
+use super::accumulator_type::AccumulatorType;
 use super::in_flight::InFlight;
-use super::sum::Sum;
 
 /// A thread's fragment of its warpgroup's `[64, T::COLUMNS * REGS]` accumulator, in registers.
 ///
@@ -10,7 +10,7 @@ use super::sum::Sum;
 /// 128. Registers cannot be indexed by a variable: use [`Accumulator::for_each`] and
 /// [`Accumulator::for_each_16_columns`], in which indices are constants, or pass constants to
 /// [`Accumulator::sum`].
-pub struct Accumulator<const REGS: usize, T: Sum = f32> {
+pub struct Accumulator<const REGS: usize, T: AccumulatorType = f32> {
     values: [T::Register; REGS],
 }
 
@@ -45,7 +45,7 @@ macro_rules! for_each_16_columns {
     }};
 }
 
-impl<const REGS: usize, T: Sum> Accumulator<REGS, T> {
+impl<const REGS: usize, T: AccumulatorType> Accumulator<REGS, T> {
     /// An accumulator of zeros.
     #[inline(always)]
     pub fn zero() -> Self {

@@ -1,10 +1,10 @@
 //! Elements of operands, and their MMA instructions.
 
+use super::accumulator_type::AccumulatorFor;
+#[cfg(target_arch = "nvptx64")]
+use super::accumulator_type::AccumulatorType;
 #[cfg(target_arch = "nvptx64")]
 use super::descriptor::Major;
-#[cfg(target_arch = "nvptx64")]
-use super::sum::Sum;
-use super::sum::SumOf;
 use crate::{E4m3, E5m2};
 use half::{bf16, f16};
 #[cfg(target_arch = "nvptx64")]
@@ -87,7 +87,7 @@ macro_rules! mmas {
     ) => {
         #[inline(always)]
         unsafe fn mma<const REGS: usize, A: Major<$element>, B: Major<$element>>(
-            d: &mut [<$sum as Sum>::Register; REGS],
+            d: &mut [<$sum as AccumulatorType>::Register; REGS],
             a: u64,
             b: u64,
             accumulate: bool,
@@ -100,7 +100,7 @@ macro_rules! mmas {
 
         #[inline(always)]
         unsafe fn mma_rs<const REGS: usize, B: Major<$element>>(
-            d: &mut [<$sum as Sum>::Register; REGS],
+            d: &mut [<$sum as AccumulatorType>::Register; REGS],
             [a0, a1, a2, a3]: [u32; 4],
             b: u64,
             accumulate: bool,
@@ -164,7 +164,7 @@ elements! {
     E5m2, E5m2, mmas_8 "k32.f32.e5m2.e5m2";
 }
 
-impl SumOf<f16> for f16 {
+impl AccumulatorFor<f16> for f16 {
     #[cfg(target_arch = "nvptx64")]
     mmas_16!(f16, f16, "k16.f16.f16.f16");
 }

@@ -2,9 +2,9 @@
 
 use super::MAX_PENDING;
 use super::accumulator::Accumulator;
+use super::accumulator_type::{AccumulatorFor, AccumulatorType};
 use super::descriptor::{Major, MatrixDescriptor};
 use super::element::Element;
-use super::sum::{Sum, SumOf};
 use core::marker::PhantomData;
 
 #[cfg(target_arch = "nvptx64")]
@@ -30,7 +30,7 @@ use simt::device::{OperandA, Wgmma};
 /// 8-bit elements, and round D after each step: see [`crate::mma::m16n8k16`]. So f16 accumulators
 /// over k have an error of up to `k / 16` units in the last place.
 #[must_use = "an accumulator in flight must be waited for"]
-pub struct InFlight<const REGS: usize, T: Sum = f32> {
+pub struct InFlight<const REGS: usize, T: AccumulatorType = f32> {
     #[cfg(target_arch = "nvptx64")]
     registers: [T::Register; REGS],
     #[cfg(not(target_arch = "nvptx64"))]
@@ -70,7 +70,7 @@ impl<E: Element> FragmentA<E> {
     }
 }
 
-impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
+impl<const REGS: usize, T: AccumulatorType> InFlight<REGS, T> {
     /// See [`Accumulator::start`].
     #[inline(always)]
     #[track_caller]
@@ -108,12 +108,17 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
         b: MatrixDescriptor<E, B>,
         accumulate: bool,
     ) where
-        T: SumOf<E>,
+        T: AccumulatorFor<E>,
     {
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: the caller's promise.
         unsafe {
-            <T as SumOf<E>>::mma::<REGS, A, B>(&mut self.registers, a.bits(), b.bits(), accumulate)
+            <T as AccumulatorFor<E>>::mma::<REGS, A, B>(
+                &mut self.registers,
+                a.bits(),
+                b.bits(),
+                accumulate,
+            )
         }
         #[cfg(not(target_arch = "nvptx64"))]
         self.emulate::<E, B>(OperandA::Shared(a.bits()), A::TRANSPOSED, b, accumulate)
@@ -134,13 +139,13 @@ impl<const REGS: usize, T: Sum> InFlight<REGS, T> {
         b: MatrixDescriptor<E, B>,
         accumulate: bool,
     ) where
-        T: SumOf<E>,
+        T: AccumulatorFor<E>,
     {
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: the caller's promise.
         unsafe {
             let d = &mut self.registers;
-            <T as SumOf<E>>::mma_rs::<REGS, B>(d, a.registers, b.bits(), accumulate)
+            <T as AccumulatorFor<E>>::mma_rs::<REGS, B>(d, a.registers, b.bits(), accumulate)
         }
         #[cfg(not(target_arch = "nvptx64"))]
         self.emulate::<E, B>(OperandA::Registers(a.registers), false, b, accumulate)

@@ -30,16 +30,16 @@
 mod registers;
 
 mod accumulator;
+mod accumulator_type;
 mod descriptor;
 mod element;
 mod in_flight;
-mod sum;
 
 pub use accumulator::{Accumulator, column, row};
+pub use accumulator_type::{AccumulatorFor, AccumulatorType};
 pub use descriptor::{KMajor, Major, MatrixDescriptor, MnMajor, Swizzle};
 pub use element::Element;
 pub use in_flight::{FragmentA, InFlight};
-pub use sum::{Sum, SumOf};
 
 #[cfg(target_arch = "nvptx64")]
 use {crate::warp::stay_converged, core::arch::asm};

@@ -10,8 +10,8 @@ use case::{Case, Float};
 use cuda_std::launch::{Body, DevicePtr, Geometry, KernelArg, Launch};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{
-    self, Accumulator, FragmentA, InFlight, KMajor, Major, MatrixDescriptor, MnMajor, SumOf,
-    Swizzle, column, row,
+    self, Accumulator, AccumulatorFor, FragmentA, InFlight, KMajor, Major, MatrixDescriptor,
+    MnMajor, Swizzle, column, row,
 };
 use cuda_std::{E4m3, E5m2};
 use half::{bf16, f16};
@@ -100,7 +100,7 @@ fn fill(case: &Case) {
 }
 
 /// The body of a case's kernel.
-fn mmas<F: Float, A: Major<F>, B: Major<F>, T: SumOf<F>, const REGS: usize>(
+fn mmas<F: Float, A: Major<F>, B: Major<F>, T: AccumulatorFor<F>, const REGS: usize>(
     case: &Case,
     out: GlobalMut<f32>,
 ) {

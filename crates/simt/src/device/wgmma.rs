@@ -19,7 +19,7 @@ pub enum Element {
 
 /// Element type of an accumulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sum {
+pub enum AccumulatorType {
     /// f32.
     F32,
     /// f16, with operands of f16.
@@ -43,7 +43,7 @@ pub struct Wgmma {
     /// Elements of B.
     pub b_element: Element,
     /// Elements of D.
-    pub sum: Sum,
+    pub sum: AccumulatorType,
     /// A.
     pub a: OperandA,
     /// B, a matrix descriptor.

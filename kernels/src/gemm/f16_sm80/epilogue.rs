@@ -4,7 +4,7 @@ use super::tile::STEP;
 use super::warp_tile::Accumulators;
 use crate::element::Number;
 use crate::tile::element::Operand16;
-use cuda_std::mma::Sum;
+use cuda_std::mma::AccumulatorType;
 use cuda_std::prelude::*;
 use cuda_std::warp;
 
@@ -65,7 +65,7 @@ impl<O: Output> Epilogue<O> {
     /// 1. The views are as long as `m` and `n` say, and no other thread accesses these outputs.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn store<const M: usize, const N: usize, S: Sum>(
+    pub unsafe fn store<const M: usize, const N: usize, S: AccumulatorType>(
         self,
         (first_row, first_column): (u32, u32),
         acc: &Accumulators<M, N, S>,
@@ -86,7 +86,7 @@ impl<O: Output> Epilogue<O> {
     /// As [`Epilogue::store`].
     #[inline(always)]
     #[track_caller]
-    unsafe fn store_columns<const M: usize, S: Sum>(
+    unsafe fn store_columns<const M: usize, S: AccumulatorType>(
         self,
         row: u32,
         column: u32,

@@ -4,7 +4,7 @@ use super::copy::Copier;
 use super::tile::MmaTile;
 use super::warp_tile::{Accumulators, Reader};
 use crate::tile::element::Operand16;
-use cuda_std::mma::SumOf;
+use cuda_std::mma::AccumulatorFor;
 use cuda_std::prelude::*;
 
 /// The stage after `stage_idx`.
@@ -25,7 +25,7 @@ pub unsafe fn accumulate<
     const N: usize,
     T: MmaTile<M, N>,
     E: Operand16,
-    S: SumOf<E>,
+    S: AccumulatorFor<E>,
 >(
     smem: Shared<E>,
     a: Copier<E>,

@@ -23,7 +23,7 @@ mod warp_tile;
 
 use crate::tile::element::Operand16;
 use copy::Copier;
-use cuda_std::mma::SumOf;
+use cuda_std::mma::AccumulatorFor;
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Output};
 use half::{bf16, f16};
@@ -86,7 +86,7 @@ pub unsafe fn gemm_sm80<
     T: MmaTile<M, N>,
     E: Operand16,
     O: Output,
-    S: SumOf<E>,
+    S: AccumulatorFor<E>,
 >(
     m: Global<u32>,
     n: u32,

@@ -2,13 +2,14 @@
 
 use super::tile::{MmaTile, STEP, swizzle};
 use crate::tile::element::Operand16;
-use cuda_std::mma::{FragmentA, FragmentB, Sum, SumOf};
+use cuda_std::mma::{AccumulatorFor, AccumulatorType, FragmentA, FragmentB};
 use cuda_std::prelude::*;
 use cuda_std::{matrix, warp};
 
 /// A thread's accumulators by MMA tiles of 16 x 16 outputs, column by column: those of the left and
 /// of the right eight columns of each.
-pub type Accumulators<const M: usize, const N: usize, S> = [[[<S as Sum>::Accumulator; 2]; M]; N];
+pub type Accumulators<const M: usize, const N: usize, S> =
+    [[[<S as AccumulatorType>::Accumulator; 2]; M]; N];
 
 /// The warp's first row and column in the block's tile.
 #[inline(always)]
@@ -28,7 +29,7 @@ impl<const M: usize, const N: usize, E: Operand16> Fragments<M, N, E> {
     /// Issues the MMAs of the step.
     #[inline(always)]
     #[track_caller]
-    pub fn multiply<S: SumOf<E>>(&self, acc: &mut Accumulators<M, N, S>) {
+    pub fn multiply<S: AccumulatorFor<E>>(&self, acc: &mut Accumulators<M, N, S>) {
         unroll!(i in 0..M, {
             for j in 0..N {
                 for half in 0..2 {

@@ -4,7 +4,9 @@ use super::epilogue::{SUBTILE_COLUMNS, SUBTILE_REGS};
 use super::tiles::ROW_BYTES;
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
-use cuda_std::wgmma::{Accumulator, InFlight, KMajor, MatrixDescriptor, Sum, SumOf};
+use cuda_std::wgmma::{
+    Accumulator, AccumulatorFor, AccumulatorType, InFlight, KMajor, MatrixDescriptor,
+};
 
 /// Rows of an MMA.
 const MMA_M: u32 = 64;
@@ -65,7 +67,7 @@ pub trait Multiply<E>: Accumulators {
     );
 }
 
-impl<const NUM_MMAS: usize, const REGS: usize, T: Sum> Accumulators
+impl<const NUM_MMAS: usize, const REGS: usize, T: AccumulatorType> Accumulators
     for [Accumulator<REGS, T>; NUM_MMAS]
 {
     const ROWS: u32 = MMA_M * NUM_MMAS as u32;
@@ -93,7 +95,7 @@ impl<const NUM_MMAS: usize, const REGS: usize, T: Sum> Accumulators
     }
 }
 
-impl<const NUM_MMAS: usize, const REGS: usize, E: Operand16, T: SumOf<E>> Multiply<E>
+impl<const NUM_MMAS: usize, const REGS: usize, E: Operand16, T: AccumulatorFor<E>> Multiply<E>
     for [Accumulator<REGS, T>; NUM_MMAS]
 {
     #[inline(always)]
@@ -116,7 +118,7 @@ impl<const NUM_MMAS: usize, const REGS: usize, E: Operand16, T: SumOf<E>> Multip
 
 /// Calls `f` for the warp's subtiles of one MMA.
 #[inline(always)]
-fn mma_subtiles<const REGS: usize, T: Sum>(
+fn mma_subtiles<const REGS: usize, T: AccumulatorType>(
     acc: &Accumulator<REGS, T>,
     mut f: impl FnMut(u32, [f32; SUBTILE_REGS]),
 ) {
@@ -129,7 +131,7 @@ fn mma_subtiles<const REGS: usize, T: Sum>(
 
 /// The thread's values of a subtile of one MMA, zeros past its last column.
 #[inline(always)]
-fn subtile_values<const REGS: usize, T: Sum>(
+fn subtile_values<const REGS: usize, T: AccumulatorType>(
     acc: &Accumulator<REGS, T>,
     subtile: usize,
 ) -> [f32; SUBTILE_REGS] {

@@ -295,11 +295,14 @@ fn multiply(memory: &mut Memory, gemm: &GemmEx) {
         (0..n).map(|row| read(memory, at(gemm.b, row, operands), k, operands)).collect();
     for row in 0..m {
         let a = read(memory, at(gemm.a, row, operands), k, operands);
-        let before = read(memory, at(gemm.c, row, output), n, output);
+        let before = match gemm.accumulate {
+            true => read(memory, at(gemm.c, row, output), n, output),
+            false => vec![0.0; n],
+        };
         let rows = b.iter().zip(before).map(|(b, before)| {
             let products = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b));
             let sum: f64 = products.sum();
-            (sum + if gemm.accumulate { f64::from(before) } else { 0.0 }) as f32
+            (sum + f64::from(before)) as f32
         });
         let bytes: Vec<u8> = rows.flat_map(|sum| bytes_of(sum, output)).collect();
         memory.write(at(gemm.c, row, output), &bytes).unwrap();

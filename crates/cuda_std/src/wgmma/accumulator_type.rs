@@ -14,7 +14,7 @@ mod sealed {
 }
 
 /// Element type of an accumulator: `f32`, or `f16` for operands of `f16`, in half the registers.
-pub trait Sum: Copy + sealed::Sealed {
+pub trait AccumulatorType: Copy + sealed::Sealed {
     /// A register of an accumulator: one value, or two of adjacent columns.
     type Register: Copy;
     /// A register of zeros.
@@ -32,7 +32,7 @@ pub trait Sum: Copy + sealed::Sealed {
 
     /// The type in the emulator's types.
     #[cfg(not(target_arch = "nvptx64"))]
-    const EMULATED: simt::device::Sum;
+    const EMULATED: simt::device::AccumulatorType;
 
     /// `wgmma.fence`; the compiler moves no access of the registers across it.
     #[cfg(target_arch = "nvptx64")]
@@ -44,7 +44,7 @@ pub trait Sum: Copy + sealed::Sealed {
 }
 
 /// Element type of an accumulator for operands of elements `E`.
-pub trait SumOf<E>: Sum {
+pub trait AccumulatorFor<E>: AccumulatorType {
     /// The instruction of [`InFlight::mma`](super::InFlight::mma).
     ///
     /// # Safety
@@ -70,7 +70,7 @@ pub trait SumOf<E>: Sum {
     );
 }
 
-impl<E: Element> SumOf<E> for f32 {
+impl<E: Element> AccumulatorFor<E> for f32 {
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     unsafe fn mma<const REGS: usize, A: Major<E>, B: Major<E>>(
@@ -120,12 +120,12 @@ macro_rules! sum {
         $sum:ty, $emulated:ident, $register:ty = $zero:expr, $per_register:literal,
         |$value:ident| $pack:expr, |$from:ident, $i:ident| $unpack:expr
     ) => {
-        impl Sum for $sum {
+        impl AccumulatorType for $sum {
             type Register = $register;
             const ZERO: $register = $zero;
             const PER_REGISTER: usize = $per_register;
             #[cfg(not(target_arch = "nvptx64"))]
-            const EMULATED: simt::device::Sum = simt::device::Sum::$emulated;
+            const EMULATED: simt::device::AccumulatorType = simt::device::AccumulatorType::$emulated;
 
             #[inline(always)]
             fn pack($value: impl Fn(usize) -> f32) -> $register {
