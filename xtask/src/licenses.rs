@@ -1,36 +1,14 @@
-//! `cargo xtask licenses`: the packages that a build uses, where they come from and what their licences allow.
-//!
-//! It reads Cargo.lock and the manifests that cargo has already downloaded: no network is used.
+//! The licence texts of the packages that the binary is made of, for its archive; `deny.toml` says which are allowed.
 
 use crate::process;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use spdx::{Expression, ParseMode};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
 };
-
-/// Licences under which a program with this code can be passed on without its own source.
-const ALLOWED: &[&str] = &[
-    "0BSD",
-    "Apache-2.0",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "BSL-1.0",
-    "CC0-1.0",
-    "ISC",
-    "MIT",
-    "MIT-0",
-    "Unicode-3.0",
-    "Unlicense",
-    "Zlib",
-];
-
-/// The only place that packages come from, besides this repository.
-const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// A package of the workspace's lock file.
 struct Package {
@@ -41,37 +19,6 @@ struct Package {
     /// `None`: a package of this repository.
     source: Option<String>,
     dir: PathBuf,
-}
-
-/// Fails on a package from elsewhere than crates.io, or under a licence that is not allowed.
-pub fn check() -> Result<()> {
-    let packages = packages(&metadata(&process::host_target()?)?)?;
-    let faults: Vec<String> = packages.iter().filter_map(fault).collect();
-    if !faults.is_empty() {
-        bail!("{}", faults.join("\n  "));
-    }
-    eprintln!("{} packages: all from crates.io or here, under licences allowed", packages.len());
-    Ok(())
-}
-
-/// What is wrong with a package, if anything.
-fn fault(package: &Package) -> Option<String> {
-    let Package { name, version, license, source, .. } = package;
-    if let Some(source) = source.as_deref().filter(|source| *source != CRATES_IO) {
-        return Some(format!("{name} {version} comes from {source}, not from crates.io"));
-    }
-    match is_allowed(license) {
-        Ok(true) => None,
-        Ok(false) => Some(format!("{name} {version} is under {license:?}, which is not allowed")),
-        Err(why) => Some(format!("{name} {version} states the licence {license:?}: {why}")),
-    }
-}
-
-/// Whether the allowed licences satisfy an SPDX expression; `MIT/Apache-2.0` of older packages too.
-fn is_allowed(license: &str) -> Result<bool, spdx::ParseError> {
-    let expression = Expression::parse_mode(license, ParseMode::LAX)?;
-    Ok(expression
-        .evaluate(|required| required.license.id().is_some_and(|id| ALLOWED.contains(&id.name))))
 }
 
 /// The licence texts of the packages that the binary for `target` is made of.
@@ -175,45 +122,4 @@ fn metadata(target: &str) -> Result<Value> {
     cargo.args(["metadata", "--format-version=1", "--locked", "--offline"]);
     cargo.args(["--filter-platform", target]);
     Ok(serde_json::from_str(&process::capture(&mut cargo)?.stdout)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn licences_are_expressions() {
-        for allowed in [
-            "MIT",
-            "MIT OR Apache-2.0",
-            "MIT/Apache-2.0",
-            "GPL-3.0-only OR MIT",
-            "(MIT OR Apache-2.0) AND Unicode-3.0",
-            "Apache-2.0 WITH LLVM-exception OR MIT",
-        ] {
-            assert_eq!(is_allowed(allowed), Ok(true), "{allowed}");
-        }
-        for refused in ["GPL-3.0-only", "MIT AND GPL-3.0-only", "MPL-2.0", "SSPL-1.0"] {
-            assert_eq!(is_allowed(refused), Ok(false), "{refused}");
-        }
-        assert!(is_allowed("").is_err() && is_allowed("ask me").is_err());
-    }
-
-    #[test]
-    fn a_package_from_elsewhere_is_a_fault() {
-        let package = |source: Option<&str>, license: &str| Package {
-            id: String::new(),
-            name: "a".to_owned(),
-            version: "1.0.0".to_owned(),
-            license: license.to_owned(),
-            source: source.map(str::to_owned),
-            dir: PathBuf::new(),
-        };
-        assert_eq!(fault(&package(None, "MIT")), None);
-        assert_eq!(fault(&package(Some(CRATES_IO), "MIT")), None);
-        let git = fault(&package(Some("git+https://example.org/a"), "MIT")).unwrap();
-        assert!(git.contains("example.org"), "{git}");
-        let copyleft = fault(&package(Some(CRATES_IO), "GPL-3.0-only")).unwrap();
-        assert!(copyleft.contains("not allowed"), "{copyleft}");
-    }
 }

@@ -21,7 +21,6 @@ usage: cargo xtask COMMAND
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
   dist                    pack the binary with its licences and SHA256SUMS: target/archives
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
-  licenses                every package comes from crates.io, under a licence that is allowed; without network
   emulate --seeds N       run the emulator's tests under N seeds each
   kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
@@ -56,7 +55,6 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
         ["dist"] => dist::run()?,
         ["embed"] => embed::run()?,
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
-        ["licenses"] => licenses::check()?,
         ["picture"] => picture::run()?,
         ["kernel-crate"] => kernel_crate::run()?,
         ["ptxas"] => ptxas::run()?,
