@@ -1,8 +1,8 @@
-//! The CPU's part, piece by piece: linear layers, attention, loading, tokenizing, and a small model as a whole.
+//! The CPU executor: linear layers, attention, dequantisation, tokenizer, and a small model as a whole.
 //!
-//! `cargo bench --bench cpu [-- FILTER]`. Each piece is verified before it is timed. Steps are plans around one
-//! operation, as the tests of the executors have them, and no row of their logits is wanted; rates are those of
-//! [`Plan::cost`], where an embedding that brings the rows in is counted too.
+//! `cargo bench --bench cpu [-- FILTER]`. Outputs are verified before anything is timed. A step is a plan around one
+//! operation, as in the tests of the executors, without logits; rates are those of [`Plan::cost`], which counts the
+//! embedding that provides the rows too.
 
 #[allow(dead_code, unused_imports, unused_macros)] // the tests' part
 #[path = "../tests/weights/files.rs"]
@@ -45,9 +45,9 @@ const LINEARS: [(&str, usize, usize); 6] = [
 /// Query heads and KV heads of 64 columns.
 const HEADS: [(&str, usize, usize); 2] = [("smollm2", 9, 3), ("qwen2.5", 14, 2)];
 const HEAD_DIM: usize = 64;
-/// Positions and, of those, new ones.
+/// Name, `kv_len`, `q_len`.
 const SEQUENCES: [(&str, usize, usize); 2] = [("decode_1024", 1024, 1), ("prefill_512", 512, 512)];
-/// The formats of weights, and what GGUF calls them.
+/// Weight formats, and their numbers in GGUF.
 const FORMATS: [(&str, u32); 13] = [
     ("F32", 0),
     ("F16", 1),
@@ -63,7 +63,7 @@ const FORMATS: [(&str, u32); 13] = [
     ("Q5_K", 13),
     ("Q6_K", 14),
 ];
-/// What a tensor becomes at least: more than the caches hold.
+/// Least bytes of a dequantised tensor: more than the caches hold.
 const DEQUANTIZED_BYTES: usize = 64 << 20;
 /// English that stays as it is.
 const TEXT: &str = include_str!("../LICENSE-APACHE");
@@ -179,7 +179,7 @@ fn time_step(
     });
 }
 
-/// From each format to f32, in bytes of f32 a second: blocks whose values are known, over and over.
+/// From each format to f32, in bytes of f32 per second: blocks of known values, repeated.
 fn dequantize(criterion: &mut Criterion) {
     let fixtures = support::data_dir().join("fixtures");
     let blocks = Checkpoint::open(fixtures.join("blocks.gguf")).expect("the fixture");

@@ -1,6 +1,6 @@
 //! Activations of a step: one arena, and views of rows and columns in it.
 //!
-//! Operations see f32. What is stored in 16 bits is widened when it is read, and rounded once when it is written.
+//! Operations see f32. 16-bit elements are converted to f32 when they are read, and rounded once when they are written.
 
 use super::elements::{Elements, ElementsMut, POISON, words};
 use crate::plan::{ArenaLayout, Dtype, Plan, Rows as RowCount, StepInputs, View};
@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Elements of an elementwise operation from which on it pays to fork.
+/// Least number of elements of an elementwise operation that runs in parallel.
 const MIN_PARALLEL_ELEMS: usize = 1 << 14;
 
 /// Words of the arena of `layout`.
@@ -16,7 +16,7 @@ pub fn arena_words(layout: &ArenaLayout) -> usize {
     layout.bytes() / Dtype::F32.block_bytes()
 }
 
-/// Where the activations of one step stand: a plan's arena, and the step's numbers of rows.
+/// The arena's layout in one step: the plan's offsets, and the step's row counts.
 #[derive(Clone, Copy)]
 struct Shape<'a> {
     plan: &'a Plan,
@@ -72,8 +72,7 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Takes the arena for a step. In debug builds it is filled with NaN, so that a value that no operation wrote
-    /// shows.
+    /// Takes the arena for a step. Debug builds fill it with NaN, so that a read of an unwritten value shows.
     pub fn new(
         plan: &'a Plan,
         layout: &'a ArenaLayout,
@@ -93,8 +92,8 @@ impl<'a> Frame<'a> {
         self.shape.rows(&self.arena[self.shape.words(view)], view)
     }
 
-    /// Has `compute` write the rows of `out`, which begin as those of `from`, if there are such; it may read the other
-    /// activations.
+    /// Calls `compute` with the rows of `out` and the other activations. The rows are initialised with those of `from`,
+    /// if it is given.
     pub fn write(&mut self, out: View, from: Option<View>, compute: impl FnOnce(RowsMut, &Others)) {
         let shape = self.shape;
         let dtype = shape.plan.dtype(out);
@@ -121,7 +120,7 @@ impl<'a> Frame<'a> {
         compute(RowsMut { data, stride, start, width }, &others);
     }
 
-    /// The words of the activation of `out`, and those around them.
+    /// Splits the arena into the activation of `out` and the rest.
     fn split(&mut self, out: View) -> (&mut [f32], Others<'_>) {
         let range = self.shape.words(out);
         let (before, rest) = self.arena.split_at_mut(range.start);
@@ -130,7 +129,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The activations beside the one that is being written.
+/// All activations but the one that is being written.
 pub struct Others<'a> {
     shape: Shape<'a>,
     before: &'a [f32],
@@ -142,7 +141,7 @@ impl<'a> Others<'a> {
     /// The rows of `view`.
     ///
     /// # Panics
-    /// If it lies in the activation that is being written: no operation allows that.
+    /// If `view` is of the activation that is being written: no operation allows that.
     pub fn rows(&self, view: View) -> Rows<'a> {
         let range = self.shape.words(view);
         let words = match range.start.checked_sub(self.after_start) {
@@ -162,12 +161,12 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Rows that are whole: `width` elements, one after the other.
+    /// Contiguous rows of `width` elements.
     pub fn dense(data: &'a [f32], width: usize) -> Self {
         Rows { data: Cow::Borrowed(data), stride: width, start: 0, width }
     }
 
-    /// Columns `start .. start + width` of them.
+    /// Columns `start .. start + width` of these rows.
     pub fn columns(&self, start: usize, width: usize) -> Rows<'_> {
         let (data, start) = (Cow::Borrowed(&*self.data), self.start + start);
         Rows { data, stride: self.stride, start, width }
@@ -189,7 +188,7 @@ impl<'a> Rows<'a> {
         (0..self.len()).map(|index| self.row(index))
     }
 
-    /// From the first element of the first row to the last of the last row, and the distance of two rows.
+    /// The elements from the first row on, and the row stride.
     pub fn strided(&self) -> (&[f32], usize) {
         (&self.data[self.start..], self.stride)
     }
@@ -199,7 +198,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// As [`Rows`], to write to.
+/// As [`Rows`], mutable.
 pub struct RowsMut<'a> {
     data: &'a mut [f32],
     stride: usize,
@@ -225,7 +224,7 @@ impl<'a> RowsMut<'a> {
         (&mut self.data[self.start..], self.stride)
     }
 
-    /// Calls `f` with the index and the columns of each row, in parallel where that pays.
+    /// Calls `f` with the index and the columns of each row, in parallel if the rows are large enough.
     pub fn for_each(self, f: impl Fn(usize, &mut [f32]) + Sync) {
         let columns = self.start..self.start + self.width;
         let f = |(index, row): (usize, &mut [f32])| f(index, &mut row[columns.clone()]);

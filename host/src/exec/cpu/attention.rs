@@ -10,19 +10,20 @@ use prefill::QueryTile;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Multiply-adds of one task, below which it does not pay to fork.
+/// Least number of multiply-adds in a parallel task.
 const MIN_TASK_WORK: usize = 1 << 14;
-/// Least number of a sequence's new tokens for which matrix products are faster than inner products.
+/// Least number of new tokens in a sequence for which matrix products are used.
 const MIN_PREFILL_TOKENS: usize = 4;
 
-/// Which of its two kernels attention runs.
+/// The kernel that computes attention.
 #[derive(Clone, Copy, Debug)]
 pub enum Kernel {
-    /// Inner products for a few tokens, matrix products for more.
+    /// By the number of a sequence's new tokens.
     Fastest,
-    /// Inner products: a step that decodes.
+    /// Inner products, one query at a time.
     Decode,
-    /// Matrix products, whatever the number of tokens: a prompt whose bits do not depend on how it is cut.
+    /// Matrix products over query tiles, whatever the number of tokens: the bits of a prompt do not depend on how it is
+    /// cut into steps.
     Prefill,
 }
 

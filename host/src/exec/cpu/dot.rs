@@ -1,12 +1,12 @@
-//! Inner products in the shape that the compiler turns into vector code.
+//! Inner products, written so that the compiler vectorises them.
 
-/// Partial sums of one inner product: independent, so that they fill vector registers.
+/// Independent partial sums of one inner product: they fill vector registers.
 const LANES: usize = 16;
 
-/// Inner product of `a` and `b`, of one length.
+/// Inner product of `a` and `b`, which have the same length.
 ///
-/// Two rows at a time would read half as much, but the compiler's vectors come and go with their surroundings: from 1.3
-/// times as fast to three times as slow.
+/// Two rows at a time would read half as much, but whether the compiler vectorises that depends on the caller: 1.3 times
+/// as fast in one, a third as fast in another.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let ((a_chunks, a_tail), (b_chunks, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     let mut sums = [0.0; LANES];

@@ -1,4 +1,4 @@
-//! Elements as they are stored, and as the f32 that is computed with.
+//! Stored elements (f32, f16, bf16) and their conversion to and from f32.
 
 use crate::exec::{ExecError, host_memory};
 use crate::plan::Dtype;
@@ -17,7 +17,7 @@ pub fn words(dtype: Dtype, len: usize) -> usize {
     (len * dtype.block_bytes()).div_ceil(WORD_BYTES)
 }
 
-/// Whether the executor holds elements of `dtype`; an error names `what` would be held.
+/// Whether the executor can store elements of `dtype`; an error names `what` was to be stored.
 pub fn check(what: &str, dtype: Dtype) -> Result<(), ExecError> {
     match dtype {
         Dtype::F32 | Dtype::F16 | Dtype::BF16 => Ok(()),
@@ -116,7 +116,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// All of them as f32: where they stand if that is what they are.
+    /// All of them as f32: borrowed if they are f32 already.
     pub fn widen(self) -> Cow<'a, [f32]> {
         if let Elements::F32(values) = self {
             return Cow::Borrowed(values);

@@ -1,36 +1,35 @@
 //! `out[t, n] = sum_k x[t, k] * weight[n, k]`.
 //!
-//! A few rows are bound by reading the weights: inner products over blocks of weight rows, each block read from memory
-//! once for all rows. More rows are a matrix product, in nalgebra's kernels. Either way the weight's rows are divided
-//! over the threads, so that each of its elements is read by one of them, and widened there if it has 16 bits.
+//! A small batch is bound by reading the weight: inner products over blocks of weight rows, each block read from memory
+//! once for all rows of x. A larger one is a matrix product by nalgebra. Both partition the weight's rows over the
+//! threads: each element is read by one thread, which converts it to f32 if it has 16 bits.
 
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
 use super::elements::Elements;
 use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
 
-/// Rows up to which inner products are faster than a matrix product, which packs the weight first: at 32 they take
+/// Most rows for which inner products are used. A matrix product packs the weight first; at 32 rows inner products take
 /// twice as long (`cargo bench --bench cpu -- linear`).
 const MAX_DOT_ROWS: usize = 16;
-/// Weight elements in the block of inner products of one task: half of a core's L2 cache, for the next rows.
+/// Weight elements in one task's block of inner products: half of a core's L2 cache, so that the next row finds them.
 const DOT_BLOCK_ELEMS: usize = 1 << 17;
-/// Least weight rows of one task of a matrix product, which packs `x` anew for each: as many as each thread can get,
-/// or 64.
+/// Least weight rows in one task of a matrix product, since each task packs `x` again.
 const MIN_PRODUCT_ROWS: usize = 64;
-/// Weight rows of one task of a matrix product that have to be widened first: few enough to stay in a core's caches.
+/// Weight rows in one task of a matrix product that converts them to f32 first: they stay in a core's caches.
 const WIDENED_ROWS: usize = 256;
-/// Least dimension of a matrix product: below, nalgebra 0.35 takes a path that reads strided views out of bounds.
+/// Least dimension of a matrix product: below it, nalgebra 0.35 reads strided views out of bounds.
 const MIN_PRODUCT_DIM: usize = 6;
 const _: () = assert!(MAX_DOT_ROWS >= MIN_PRODUCT_DIM);
 
-/// `out` transposed, `[n, rows]`: what can be divided by rows of the weight.
+/// `out` transposed, `[n, rows]`: it can be partitioned along the weight's rows.
 type Transposed<'a> = DMatrixViewMut<'a, f32, Dyn, Dyn>;
 
 /// Computes `out` for some rows of the weight.
 type Multiply = fn(&Rows, &[f32], bool, Transposed);
 
-/// Computes `out = x * weight^T`, or adds it to `out` where `accumulate`. `weight` is `[out.width(), x.width()]`. Where
-/// it is to be `batch_invariant` a row is the same whatever other rows there are: many of them take twice as long.
+/// Computes `out = x * weight^T`, or adds it to `out` with `accumulate`. `weight` is `[out.width(), x.width()]`. With
+/// `batch_invariant` the bits of a row do not depend on the other rows; large batches then take twice as long.
 pub fn linear(
     x: &Rows,
     weight: Elements,
@@ -57,7 +56,7 @@ pub fn linear(
     }
 }
 
-/// Halves the weight's rows until a task has at most `block_n` of them.
+/// Halves the range of weight rows until a task has at most `block_n`.
 fn divide(
     block_n: usize,
     multiply: Multiply,
@@ -113,7 +112,7 @@ mod tests {
         outputs.map(|(t, i)| start[t * n + i] as f64 + product(t, i)).collect()
     }
 
-    /// None, one and a few rows, both sides of the matrix product; widths around the vector and the task block.
+    /// 0, 1 and several rows, on both sides of the switch to matrix products; widths around the vector and the task block.
     #[test]
     fn linear_matches_oracle() {
         for rows in [0, 1, 2, 3, MAX_DOT_ROWS, MAX_DOT_ROWS + 1, 70] {

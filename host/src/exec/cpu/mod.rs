@@ -1,8 +1,8 @@
 //! The CPU executor: every operation in f32, on rayon's threads.
 //!
-//! It is the reference that the GPU executors are compared with, and what runs where no GPU is. Decoding is bound by
-//! reading the weights; a prompt is a matrix product. What a plan stores in 16 bits is stored so here too: widened
-//! where it is read, rounded to nearest even where it is written, which is where the GPU's kernels do it.
+//! The reference for the GPU executors, and what runs without a GPU. Decoding is bound by reading the weights; a prompt
+//! is a matrix product. 16-bit tensors of the plan have 16 bits here too: they are converted to f32 when they are read,
+//! and rounded to nearest even when they are written, as in the GPU's kernels.
 
 mod activations;
 mod attention;
@@ -36,7 +36,7 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// Reads the weights of `plan` and makes room for its KV cache.
+    /// Reads the weights of `plan` and allocates its KV cache.
     ///
     /// # Errors
     /// [`ExecError::Unsupported`] for storage in blocks, [`ExecError::Weights`] from `weights`.
@@ -85,7 +85,7 @@ impl Executor for CpuExecutor {
             frame: Frame::new(plan, layout, inputs, &mut self.arena),
             output: StepOutput::default(),
         };
-        // Inside the pool from start to end: a fork then costs a push on a local queue, not a wake-up.
+        // The whole step runs inside the pool: a fork is then a push on a local queue, not a wake-up.
         Ok(rayon::scope(|_| {
             plan.ops.iter().for_each(|op| step.run(op));
             step.finish()
@@ -100,7 +100,7 @@ fn read_weight(weight: &Weight, source: &dyn WeightSource) -> Result<Buffer, Exe
     Ok(elements)
 }
 
-/// One step on its way through the operations.
+/// A step that is being run.
 struct Step<'a> {
     plan: &'a Plan,
     inputs: &'a StepInputs,
@@ -197,8 +197,8 @@ impl Step<'_> {
     }
 }
 
-/// A linear layer with what is fused with it. `out` begins as the residual, if there is one; between a norm, the sums
-/// and a gate, what is not stored is rounded to the type of the weight all the same.
+/// A linear layer with its fused norm and gate. `out` is initialised with the residual, if there is one. Intermediates
+/// of the fusion are rounded to the weight's type, as if they were stored.
 fn linear_layer<'a>(
     plan: &Plan,
     op: &Linear,
@@ -207,7 +207,7 @@ fn linear_layer<'a>(
     out: RowsMut,
 ) {
     let operand = plan.weight(op.weight).storage;
-    let sums = |x: &Rows, mut out: RowsMut| {
+    let multiply = |x: &Rows, mut out: RowsMut| {
         let accumulate = op.residual.is_some();
         linear::linear(x, weight(op.weight), accumulate, plan.numerics().batch_invariant, &mut out);
         if let Some(bias) = op.bias {
@@ -224,19 +224,19 @@ fn linear_layer<'a>(
     let normed = normed.as_deref().map(|normed| Rows::dense(normed, x.width()));
     let x = normed.as_ref().unwrap_or(x);
     if !op.gated {
-        return sums(x, out);
+        return multiply(x, out);
     }
     let width = out.width();
     let mut gate_up = vec![0.0; x.len() * 2 * width];
-    sums(x, RowsMut::dense(&mut gate_up, 2 * width));
+    multiply(x, RowsMut::dense(&mut gate_up, 2 * width));
     elements::round(operand, &mut gate_up);
     let gate_up = Rows::dense(&gate_up, 2 * width);
     let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
     ops::silu_mul(&gate, &up, largest(operand), out);
 }
 
-/// What a product of the gate is clamped to, so that one that overflows does not become an infinity: the types with
-/// the exponents of f32 need no clamp.
+/// The bound to which `silu(gate) * up` is clamped, so that it does not overflow to infinity; types with the exponent of
+/// f32 need none.
 fn largest(dtype: Dtype) -> f32 {
     if dtype == Dtype::F16 { f16::MAX.to_f32() } else { f32::INFINITY }
 }

@@ -1,4 +1,4 @@
-//! The operations that touch each element once or twice.
+//! Elementwise operations and row reductions.
 
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
@@ -36,7 +36,7 @@ pub fn add_bias(bias: &[f32], out: RowsMut) {
     out.for_each(|_, row| row.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias));
 }
 
-/// Turns the pairs `(i, i + rotary_dim / 2)` of each head by the angles of its token's position.
+/// Rotates the pairs `(i, i + rotary_dim / 2)` of each head by the angles of its token's position.
 pub fn rope(table: &Constant, positions: &[u32], head_dim: usize, x: RowsMut) {
     let rotary_dim = table.cols;
     x.for_each(|t, row| {
