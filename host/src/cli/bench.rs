@@ -10,7 +10,7 @@ use halfwarp::exec::{cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::profile::decode::{self, Workload};
 use halfwarp::profile::gemm::{BenchError, Row, Shape, Subject, measure, shapes};
-use halfwarp::{EngineError, EngineOptions, Gemm, Target};
+use halfwarp::{EngineError, Gemm, Target};
 use std::{num::NonZeroUsize, str::FromStr};
 
 /// The commands of `halfwarp bench`.
@@ -108,11 +108,14 @@ pub fn run(command: &Command) -> Result<(), Failure> {
     }
 }
 
+/// Most tokens of a step, on every device: it decides how many steps the prompts need.
+const MAX_TOKENS: usize = 512;
+
 fn decode(args: &DecodeArgs) -> Result<(), Failure> {
     let [num_seqs, prompt_len, num_steps] =
         [args.sequences, args.prompt_tokens, args.n].map(NonZeroUsize::get);
     let workload = Workload { num_seqs, prompt_len, num_steps };
-    let needed = workload.context(EngineOptions::default().max_tokens.unwrap_or(512));
+    let needed = workload.context(MAX_TOKENS);
     let model = args.engine.open_model()?;
     if let Some(context) = args.engine.context.filter(|&context| (1..needed).contains(&context)) {
         return Err(Failure::Input(format!(
@@ -120,7 +123,7 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
              leave it out, or use fewer --prompt-tokens or a smaller -n"
         )));
     }
-    let mut engine = args.engine.engine_of(&model, needed, num_seqs)?;
+    let mut engine = args.engine.engine_of(&model, needed, num_seqs, MAX_TOKENS)?;
     let row = decode::measure(&mut engine, &workload)?;
     let line = if args.jsonl {
         serde_json::json!(row).to_string()

@@ -136,6 +136,9 @@ fn hint(error: &EngineError) -> Option<String> {
         EngineError::Exec(ExecError::TargetOnCpu(_)) => {
             "choose --device cuda or emulated, or leave --target out"
         }
+        EngineError::Exec(ExecError::TargetTooNew { .. }) => {
+            "choose --target sm_80, or leave --target out"
+        }
         EngineError::Exec(ExecError::Gemm(error)) => match error {
             GemmError::CublasOperands { .. } => {
                 "use --dtype f16, or --gemm cublas, which accumulates in f32"

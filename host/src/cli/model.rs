@@ -172,7 +172,7 @@ impl EngineArgs {
         self.engine(model, self.context)
     }
 
-    /// Loads `model` for `max_seqs` sequences of `context` positions at once.
+    /// Loads `model` for `max_seqs` sequences of `context` positions at once, in steps of at most `max_tokens` tokens.
     ///
     /// # Errors
     /// As [`EngineArgs::engine_for`].
@@ -181,8 +181,10 @@ impl EngineArgs {
         model: &Arc<Model>,
         context: usize,
         max_seqs: usize,
+        max_tokens: usize,
     ) -> Result<Engine, Failure> {
-        load(model, EngineOptions { max_seqs, ..self.options(Some(context)) })
+        let max_tokens = Some(max_tokens);
+        load(model, EngineOptions { max_seqs, max_tokens, ..self.options(Some(context)) })
     }
 
     /// Loads `model` for sequences of `context` positions.

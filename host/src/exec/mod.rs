@@ -112,6 +112,16 @@ pub enum ExecError {
     /// A target for GPU kernels, on the CPU.
     #[error("the target {} is for GPU kernels, and this runs on the CPU", .0.name())]
     TargetOnCpu(Target),
+    /// A target that the GPU cannot run.
+    #[error("{device} has compute capability {capability}: it cannot run the kernels for {}", target.name())]
+    TargetTooNew {
+        /// The GPU.
+        device: String,
+        /// What it can run.
+        capability: String,
+        /// The target that was chosen.
+        target: Target,
+    },
     /// Linear layers cannot be computed by the kernels that were chosen.
     #[error(transparent)]
     Gemm(#[from] GemmError),

@@ -175,11 +175,11 @@ pub(super) fn choose(
     };
     let target = target.unwrap_or(newest);
     if (target, newest) == (gemm::Target::Sm90a, gemm::Target::Sm80) {
-        return Err(ExecError::NoDevice(format!(
-            "cuda:{ordinal} ({}) has compute capability {}, which cannot run the kernels for sm_90a\n\
-             choose --target sm_80, or leave --target out",
-            device.name, device.capability
-        )));
+        return Err(ExecError::TargetTooNew {
+            device: format!("cuda:{ordinal} ({})", device.name),
+            capability: device.capability.to_string(),
+            target,
+        });
     }
     let kernels = ptx::target(target.name()).expect("this program has the kernels of each target");
     Ok((device, kernels, Gpu { target, num_sms: device.num_sms, overlaps: false }))
@@ -307,7 +307,7 @@ mod tests {
             assert_eq!(chosen(&devices, sm_80), Ok(("sm_80", "sm_80")));
             let error = chosen(&devices, sm_90a).unwrap_err();
             let why =
-                format!("compute capability {capability}, which cannot run the kernels for sm_90a");
+                format!("compute capability {capability}: it cannot run the kernels for sm_90a");
             assert!(error.contains(&why), "{error}");
         }
         assert!(chosen(&[device(0, 7, 5)], sm_80).unwrap_err().contains("need 8.0"));
