@@ -46,9 +46,6 @@ extern crate self as simt;
 #[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
 mod no_emulator;
 #[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
-#[doc(hidden)]
-pub use no_emulator::{Geometry, LaunchError};
-#[cfg(not(any(target_arch = "nvptx64", feature = "emulator")))]
 use no_emulator::{Space, device};
 
 pub mod atomic;
