@@ -117,6 +117,7 @@ fn attention(criterion: &mut Criterion) {
                 num_kv_heads,
                 head_dim: HEAD_DIM,
                 softmax_scale: 0.125,
+                causal: true,
                 window: None,
             };
             setup.plan.op(Op::KvAppend { layer: 0, k, v });

@@ -52,6 +52,7 @@ fn weight_bytes(model: &Model) -> Result<usize, Box<dyn std::error::Error>> {
         max_q_len: 1,
         max_logit_rows: 1,
         max_kv_len: PAGE_SIZE,
+        mixed: false,
     };
     Ok(model.plan(&Numerics::default(), bounds, 1)?.memory().weight_bytes)
 }

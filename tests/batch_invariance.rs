@@ -148,7 +148,7 @@ impl Runner {
 fn bounds(max_tokens: usize, max_q_len: usize) -> Bounds {
     let max_seqs = MAX_SEQS.min(max_tokens);
     let max_kv_len = PAGES * PAGE_SIZE;
-    Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows: max_seqs, max_kv_len }
+    Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows: max_seqs, max_kv_len, mixed: false }
 }
 
 fn plan(model: &Model, precision: Precision, batch_invariant: bool, bounds: Bounds) -> Plan {

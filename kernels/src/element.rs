@@ -20,6 +20,16 @@ pub enum Dtype {
     Bf16,
 }
 
+impl Dtype {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+        }
+    }
+}
+
 /// The loaded and the stored type of a kernel that may narrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Narrowing {

@@ -14,6 +14,7 @@
 
 pub mod attention;
 pub mod element;
+pub mod empty;
 pub mod gather_rows;
 pub mod gemm;
 

@@ -17,6 +17,11 @@ impl<T> Rows<T> {
         Rows { ptr, row_stride }
     }
 
+    /// The rows, as the operand of a launcher that is told their type otherwise.
+    pub(crate) const fn untyped(&self) -> Rows<()> {
+        Rows { ptr: DevicePtr::new(self.ptr.0), row_stride: self.row_stride }
+    }
+
     /// The address, as the argument of a kernel that is generic over the element type.
     pub(crate) fn untyped_ptr(&self) -> DevicePtr<()> {
         untyped(self.ptr)

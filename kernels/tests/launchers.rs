@@ -1,15 +1,16 @@
 //! Launch geometry of every launcher: odd shapes, nothing to do, limits.
 
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::attention::{
     Attention, AttentionElement, AttentionOperands, DecodeWorkspace, SeqInputs,
 };
-use kernels::element::{NarrowedFrom, Number};
+use kernels::element::{Dtype, NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::{
-    GemmEpilogue, GemmEpilogueOperands, Gpu, Linear, LinearOperands, OutputOf, SumOrder,
+    GemmEpilogue, GemmEpilogueOperands, Gpu, Linear, LinearOperands, OutputOf, SumOrder, Target,
 };
 use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
@@ -302,17 +303,25 @@ fn the_epilogue_of_a_library_covers_its_columns() {
     assert!(matches!(error, Err(LaunchError::Grid { axis: "y", .. })));
 }
 
+/// A Hopper GPU with the kernels of every GPU.
+const SM_80: Gpu = Gpu { target: Target::Sm80, ..Gpu::HOPPER };
+
 fn attention() -> Attention {
     Attention {
         max_tokens: 512,
         max_seqs: 4,
+        max_q_len: 512,
+        max_decode_q_len: 1,
         max_kv_len: 8192,
         max_pages_per_seq: 128,
+        num_pages: 512,
         num_heads: 14,
         num_kv_heads: 2,
         head_dim: 64,
         softmax_scale: 0.125,
+        causal: true,
         window: None,
+        batch_invariant: false,
     }
 }
 
@@ -321,6 +330,10 @@ const SEQS: SeqInputs = SeqInputs {
     cu_seqlens_q: DevicePtr::new(0x9100),
     kv_lens: DevicePtr::new(0x9200),
     block_table: DevicePtr::new(0x9300),
+    num_prefill_items: DevicePtr::new(0x9400),
+    prefill_items: DevicePtr::new(0x9410),
+    num_decode_items: DevicePtr::new(0x9404),
+    decode_items: DevicePtr::new(0x9800),
 };
 
 fn operands<E>(attention: &Attention) -> AttentionOperands<E> {
@@ -329,7 +342,12 @@ fn operands<E>(attention: &Attention) -> AttentionOperands<E> {
 }
 
 fn prefill(attention: Attention) -> Result<Option<Launch>, LaunchError> {
-    attention.prefill(&SEQS, &operands::<f32>(&attention))
+    prefill_of::<f32>(attention)
+}
+
+fn prefill_of<E: AttentionElement>(attention: Attention) -> Result<Option<Launch>, LaunchError> {
+    let maps = &mut |spec: &TensorMapSpec| spec.emulated();
+    attention.prefill(SM_80, &SEQS, &operands::<E>(&attention), DevicePtr::null(), maps)
 }
 
 fn workspace() -> DecodeWorkspace {
@@ -337,12 +355,13 @@ fn workspace() -> DecodeWorkspace {
 }
 
 fn decode(attention: Attention) -> Result<Option<Launch>, LaunchError> {
-    attention.decode(&SEQS, &operands::<f32>(&attention), None, &workspace())
+    attention.decode(SM_80, &SEQS, &operands::<f32>(&attention), None, &workspace())
 }
 
 #[test]
-fn prefill_has_tiles_for_any_cut_of_the_tokens() {
-    assert_eq!(of(prefill(attention())), ("attention_prefill_f32_d64", [11, 14, 1], 128, 59_392));
+fn prefill_has_items_for_any_cut_of_the_tokens() {
+    let grid = [11 * 14, 1, 1];
+    assert_eq!(of(prefill(attention())), ("attention_prefill_f32_d64", grid, 128, 59_392));
     let head_dim = |head_dim| of(prefill(Attention { head_dim, ..attention() })).0;
     assert_eq!(head_dim(2), "attention_prefill_f32_d64");
     assert_eq!(head_dim(80), "attention_prefill_f32_d96");
@@ -350,43 +369,57 @@ fn prefill_has_tiles_for_any_cut_of_the_tokens() {
     assert_eq!(head_dim(130), "attention_prefill_f32_d256");
     assert!(is_nothing(prefill(Attention { max_tokens: 0, ..attention() })));
     assert!(is_nothing(prefill(Attention { max_seqs: 0, ..attention() })));
+    assert!(is_nothing(prefill(Attention { max_q_len: 1, ..attention() })), "all decode");
 }
 
 #[test]
 fn decode_splits_by_model_and_groups_query_heads() {
     assert_eq!(of(decode(attention())).0, "attention_decode_f32_r8_d64");
     let grid = |attention| of(decode(attention)).1;
-    assert_eq!(grid(attention()), [128, 2, 4]);
-    assert_eq!(grid(Attention { max_kv_len: 129, ..attention() }), [3, 2, 4]);
-    assert_eq!(grid(Attention { num_heads: 34, ..attention() }), [64, 4, 4]);
-    let many = Attention { num_heads: 512, num_kv_heads: 512, ..attention() };
-    assert_eq!(grid(many), [1, 512, 4]);
-    assert_eq!(attention().num_partials::<f32>(), 4 * 14 * 128 * 66);
-    assert_eq!(attention().num_counters::<f32>(), 4 * 2);
+    // As many blocks as are resident, two an SM in f32, or as there are items.
+    assert_eq!(grid(Attention { max_seqs: 64, ..attention() }), [2 * 132, 1, 1]);
+    assert_eq!(grid(attention()), [4 * 2 * 32, 1, 1]);
+    assert_eq!(grid(Attention { max_kv_len: 65, ..attention() }), [4 * 2, 1, 1]);
+    assert_eq!(grid(Attention { num_heads: 34, max_kv_len: 65, ..attention() }), [4 * 4, 1, 1]);
+    let items = |attention: Attention| attention.max_decode_items(SM_80, Dtype::F16);
+    assert_eq!(items(attention()), 4 * 2 * 32);
+    assert_eq!(items(Attention { window: Some(2048), ..attention() }), 4 * 2 * 9);
+    assert_eq!(attention().num_partials::<f16>(), 4 * 14 * 32 * 66);
+    assert_eq!(attention().num_counters::<f16>(), 4 * 14 * 32);
     assert_eq!(decode(Attention { max_seqs: 0, ..attention() }), Ok(None));
     assert_eq!(decode(Attention { max_kv_len: 0, ..attention() }), Ok(None));
+    assert_eq!(decode(Attention { max_decode_q_len: 0, ..attention() }), Ok(None));
+}
+
+#[test]
+fn the_workspace_of_decode_stays_small() {
+    let many = Attention { max_seqs: 256, max_pages_per_seq: 1024, ..attention() };
+    let many = Attention { max_kv_len: 65_536, max_decode_q_len: 16, max_tokens: 8192, ..many };
+    assert!(4 * many.num_partials::<f16>() <= 256 << 20);
+    let heads = Attention { num_heads: 32, num_kv_heads: 32, head_dim: 128, ..many };
+    assert!(4 * heads.num_partials::<f16>() <= 512 << 20);
 }
 
 #[test]
 fn attention_in_16_bits_has_16_rows_and_half_the_bytes() {
     fn launches<E: AttentionElement>(head_dim: usize) -> [(&'static str, [u32; 3], u32, u32); 2] {
         let attention = Attention { head_dim, ..attention() };
-        let prefill = attention.prefill(&SEQS, &operands::<E>(&attention));
-        let decode = attention.decode(&SEQS, &operands::<E>(&attention), None, &workspace());
+        let prefill = prefill_of::<E>(attention);
+        let decode = attention.decode(SM_80, &SEQS, &operands::<E>(&attention), None, &workspace());
         [of(prefill), of(decode)]
     }
     assert_eq!(
         launches::<f16>(64),
         [
-            ("attention_prefill_f16_d64", [11, 14, 1], 128, 40_960),
-            ("attention_decode_f16_r16_d64", [128, 2, 4], 128, 34_816),
+            ("attention_prefill_f16_d64", [7 * 14, 1, 1], 128, 49_152),
+            ("attention_decode_f16_r16_d64", [4 * 2 * 32, 1, 1], 128, 67_648),
         ]
     );
     let symbols = |head_dim| launches::<bf16>(head_dim).map(|(symbol, ..)| symbol);
     assert_eq!(symbols(72), ["attention_prefill_bf16_d96", "attention_decode_bf16_r16_d96"]);
     let odd = Attention { head_dim: 84, ..attention() };
-    assert!(odd.prefill(&SEQS, &operands::<f32>(&odd)).is_ok());
-    let error = odd.prefill(&SEQS, &operands::<f16>(&odd)).unwrap_err();
+    assert!(prefill(odd).is_ok());
+    let error = prefill_of::<f16>(odd).unwrap_err();
     assert!(error.to_string().starts_with("head_dim is 84: expected a multiple of 8"), "{error}");
 }
 
@@ -398,13 +431,22 @@ fn attention_rejects_what_no_kernel_takes() {
         (Attention { num_kv_heads: 3, ..attention() }, "num_kv_heads"),
         (Attention { num_kv_heads: 0, ..attention() }, "num_kv_heads"),
         (Attention { window: Some(0), ..attention() }, "window"),
-        (Attention { max_kv_len: u32::MAX as usize, ..attention() }, "max_kv_len"),
+        (Attention { causal: false, window: Some(5), ..attention() }, "window"),
+        (Attention { max_pages_per_seq: 127, ..attention() }, "max_pages_per_seq"),
+        (
+            Attention { max_kv_len: u32::MAX as usize, max_pages_per_seq: 1 << 26, ..attention() },
+            "max_kv_len",
+        ),
     ] {
         assert!(matches!(prefill(wrong), Err(LaunchError::Shape { what, .. }) if what == field));
         assert!(matches!(decode(wrong), Err(LaunchError::Shape { what, .. }) if what == field));
     }
-    let many = decode(Attention { max_seqs: 65_536, ..attention() });
-    assert!(matches!(many, Err(LaunchError::Grid { axis: "z", .. })));
+    for (wrong, field) in [
+        (Attention { max_seqs: 65_537, ..attention() }, "max_seqs"),
+        (Attention { max_decode_q_len: 17, ..attention() }, "max_decode_q_len"),
+    ] {
+        assert!(matches!(decode(wrong), Err(LaunchError::Shape { what, .. }) if what == field));
+    }
 }
 
 #[test]

@@ -67,6 +67,39 @@ fn rejects_wrong_arguments() {
 }
 
 #[test]
+fn rejects_benches_of_kernels_that_cannot_be() {
+    let with = |op: &str, extra: &[&str], expected: &str| {
+        refuses(&[&["bench", "kernels", "--op", op], extra].concat(), expected);
+    };
+    let (prefill, decode) = ("attention_prefill", "attention_decode");
+    with("attention", &[], "gemm, attention_prefill, attention_decode");
+    with("gemm,", &[], "--op");
+    with(prefill, &["--shape", "1,8,8,512"], "such as 1,14,2,4096,64,causal");
+    with(prefill, &["--shape", "1,8,0,512,64"], "five numbers above 0");
+    with(prefill, &["--shape", "1,8,8,512,64,half"], "causal or full");
+    with(decode, &["--shape", "1,8,8,512,64,full"], "such as 1,14,2,8192,64");
+    with(decode, &["--shape", "1,7,2,512,64"], "the KV heads do not divide");
+    with(decode, &["--shape", "1048576,8,8,1048576,64"], "more than 2^40");
+    with(prefill, &["--shape", "18446744073709551615,8,8,512,64"], "more than 2^40");
+    with("gemm,attention_decode", &["--shape", "1,2,3"], "--op has several");
+    with(decode, &["--gemm", "cublas"], "--op gemm alone");
+    with(prefill, &["--dtype", "f16", "--accumulate", "f16"], "--op gemm alone");
+    for op in [prefill, decode, "gemm,attention_prefill,attention_decode"] {
+        misses_gpu_99(&["bench", "kernels", "--op", op, "--dtype", "f16", "--gpu", "99"]);
+    }
+    misses_gpu_99(&[
+        "bench",
+        "kernels",
+        "--op",
+        prefill,
+        "--gpu",
+        "99",
+        "--shape",
+        "1,1,1,1,8,full",
+    ]);
+}
+
+#[test]
 fn rejects_sampling_values_out_of_range() {
     let with = |flag: &str, value: &str, expected: &str| {
         refuses(&["generate", "-m", LLAMA, "--tokens", "1", &format!("{flag}={value}")], expected);

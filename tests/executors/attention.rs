@@ -1,4 +1,5 @@
-//! KV cache append and attention: prefill, decode, prompts in pieces, batches, windows.
+//! KV cache append and attention: prefill, decode, prompts in pieces, batches, windows, full
+//! attention.
 
 use halfwarp::plan::{Attention, Bounds, KvLayout, Op, PAGE_SIZE, Precision, StepInputs, View};
 
@@ -33,6 +34,9 @@ const BATCHES: &[(&str, &[Sequence])] = &[
 ];
 
 const DECODE_BATCH: usize = 5;
+const PREFILL_2: usize = 6;
+const PREFILL_130: usize = 10;
+const SECOND_PIECE: usize = 11;
 const MIXED_BATCH: usize = 12;
 
 /// Sliding windows, in positions.
@@ -44,6 +48,7 @@ struct Case {
     precision: Precision,
     sequences: &'static [Sequence],
     heads: (usize, usize, usize),
+    causal: bool,
     window: Option<usize>,
     /// Multiplies the scores.
     scale: f32,
@@ -56,6 +61,7 @@ pub fn tests() -> Vec<Test> {
         precision: Precision::F32,
         sequences: BATCHES[batch].1,
         heads,
+        causal: true,
         window: None,
         scale: 1.0,
         f32_append: false,
@@ -74,6 +80,10 @@ pub fn tests() -> Vec<Test> {
         let large = |heads| Case { scale: 100.0, ..case(batch, heads) };
         cases.extend([HEADS[0], SMALL_HEADS].map(|heads| (batch, large(heads))));
     }
+    for batch in [DECODE_BATCH, PREFILL_2, PREFILL_130, SECOND_PIECE, MIXED_BATCH] {
+        let full = |heads| Case { causal: false, ..case(batch, heads) };
+        cases.extend([HEADS[0], HEADS[1], SMALL_HEADS].map(|heads| (batch, full(heads))));
+    }
     let f32_cases = cases.clone();
     for precision in HALVES {
         cases.extend(f32_cases.iter().map(|&(batch, case)| (batch, Case { precision, ..case })));
@@ -85,6 +95,9 @@ pub fn tests() -> Vec<Test> {
     let test = |(batch, case): (usize, Case)| {
         let (num_heads, num_kv_heads, head_dim) = case.heads;
         let mut name = format!("{}_{num_heads}x{num_kv_heads}x{head_dim}", BATCHES[batch].0);
+        if !case.causal {
+            name += "_full";
+        }
         if let Some(window) = case.window {
             name += &format!("_window_{window}");
         }
@@ -125,6 +138,7 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
         num_kv_heads,
         head_dim,
         softmax_scale: case.scale / (head_dim as f32).sqrt(),
+        causal: case.causal,
         window: case.window,
     };
     let build = |max_tokens: usize, max_q_len: usize| {
@@ -140,8 +154,14 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
         setup.plan.op(Op::KvAppend { layer: 1, k, v });
         setup.plan.op(Op::Attention(op(qkv.columns(0, q_width), out)));
         let max_seqs = sequences.len() + 1;
-        let bounds =
-            Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows: max_tokens, max_kv_len };
+        let bounds = Bounds {
+            max_tokens,
+            max_seqs,
+            max_q_len,
+            max_logit_rows: max_tokens,
+            max_kv_len,
+            mixed: max_q_len > 1 && sequences.iter().any(|&(_, q_len)| q_len == 1),
+        };
         setup.finish(bounds, kv, out)
     };
     let decode_tokens = sequences.len() + 1;
@@ -159,7 +179,7 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
         let tokens: Vec<u32> = (first..first + kv_len).map(|row| row as u32 + 1).collect();
         let (past_tokens, new_tokens) = tokens.split_at(past_len);
         let expected = |rows: std::ops::Range<usize>, kv_rows: std::ops::Range<usize>| {
-            let part = |rows, start, width| rows_of(&input, rows).columns(start..start + width);
+            let part = |rows, start, width| input.rows(rows).columns(start..start + width);
             let q = part(rows, 0, q_width);
             let keys = part(kv_rows.clone(), q_width, kv_width);
             let values = part(kv_rows, q_width + kv_width, kv_width);
@@ -182,9 +202,4 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
     }
     steps.push(Step { plan: usize::from(is_decode), inputs: new, expected: new_expected });
     check(subject, &[prefill, decode], &weights, &steps)
-}
-
-fn rows_of(matrix: &Matrix, rows: std::ops::Range<usize>) -> Matrix {
-    let data = matrix.data[rows.start * matrix.cols..rows.end * matrix.cols].to_vec();
-    Matrix { rows: rows.len(), cols: matrix.cols, data }
 }

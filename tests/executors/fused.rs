@@ -228,6 +228,7 @@ impl Rotated {
             num_kv_heads,
             head_dim,
             softmax_scale: 1.0,
+            causal: true,
             window: None,
         }));
         let dtype = self.precision.cache();

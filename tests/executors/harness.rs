@@ -65,6 +65,11 @@ impl Matrix {
         &self.data[row * self.cols..][..self.cols]
     }
 
+    pub fn rows(&self, rows: Range<usize>) -> Matrix {
+        let data = self.data[rows.start * self.cols..rows.end * self.cols].to_vec();
+        Matrix { rows: rows.len(), cols: self.cols, data }
+    }
+
     pub fn columns(&self, columns: Range<usize>) -> Matrix {
         let data = (0..self.rows).flat_map(|row| self.row(row)[columns.clone()].to_vec());
         Matrix { rows: self.rows, cols: columns.len(), data: data.collect() }
@@ -98,6 +103,7 @@ pub fn bounds(num_tokens: usize, slack: usize) -> Bounds {
         max_q_len: max_tokens,
         max_logit_rows: max_tokens,
         max_kv_len: max_tokens.next_multiple_of(PAGE_SIZE),
+        mixed: false,
     }
 }
 
@@ -250,6 +256,17 @@ pub struct Step {
 /// logits; then again, which has to give the same bits. A case with more operations than the
 /// subject can take is ignored.
 pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]) -> Outcome {
+    check_within(subject, &plans[0], plans, weights, steps)
+}
+
+/// [`check`] with an executor that is opened with `largest`, which no step runs.
+pub fn check_within(
+    subject: Subject,
+    largest: &Plan,
+    plans: &[Plan],
+    weights: &Weights,
+    steps: &[Step],
+) -> Outcome {
     let is_bf16 = |plan: &Plan| plan.tensors.iter().any(|tensor| tensor.dtype == Dtype::BF16);
     if subject.leaves_out_bf16 && plans.iter().any(is_bf16) {
         return Ok(Completion::ignored_with("as in f16, which runs"));
@@ -263,7 +280,7 @@ pub fn check(subject: Subject, plans: &[Plan], weights: &Weights, steps: &[Step]
     }
     let plans: Vec<Plan> = plans.iter().map(without_argmax).collect();
     let text = |error: ExecError| error.to_string();
-    let mut executor = (subject.open)(&plans[0], weights).map_err(text)?;
+    let mut executor = (subject.open)(&without_argmax(largest), weights).map_err(text)?;
     let prepared: Vec<PreparedPlan> =
         plans.iter().map(|plan| executor.prepare(plan)).collect::<Result<_, _>>().map_err(text)?;
     let mut first_bits: Vec<Vec<u32>> = Vec::new();

@@ -5,6 +5,7 @@
 //! executor does not have.
 
 mod attention;
+mod attention_shapes;
 mod elementwise;
 mod fused;
 mod harness;
@@ -50,6 +51,7 @@ fn all_tests() -> Vec<Test> {
         elementwise::tests(),
         fused::tests(),
         attention::tests(),
+        attention_shapes::tests(),
         rejects::tests(),
     ]
     .into_iter()

@@ -192,7 +192,7 @@ pub fn attention(
     };
     let mut out = Vec::new();
     for t in 0..q.rows {
-        let end = keys.rows - q.rows + t + 1;
+        let end = if op.causal { keys.rows - q.rows + t + 1 } else { keys.rows };
         let visible = end - op.window.map_or(end, |window| window.min(end))..end;
         for h in 0..num_heads {
             let (query, kv_head) = (head(q, t, h), h / (num_heads / num_kv_heads));

@@ -18,6 +18,7 @@ const FAULTS: &[Fault] = &[
     ("a_logit_row_beyond_the_tokens", |inputs| inputs.logit_rows[0] = 4),
     ("more_tokens_than_planned", |inputs| *inputs = one_sequence(5, 0)),
     ("a_context_beyond_the_plan", |inputs| *inputs = one_sequence(4, 61)),
+    ("a_block_table_that_is_too_short", |inputs| inputs.block_tables[0].clear()),
     ("lengths_that_disagree", |inputs| inputs.cu_seqlens_q[1] = 3),
 ];
 

@@ -143,6 +143,7 @@ impl<'a> Interpreter<'a> {
     }
 
     fn attention(&self, op: &Attention) -> Vec<f32> {
+        assert!(op.causal, "every decoder is");
         let (q, (k, v)) = (self.read(op.q), &self.cache[&op.layer]);
         let (d, group) = (op.head_dim, op.num_heads / op.num_kv_heads);
         let mut out = vec![0.0; q.len()];

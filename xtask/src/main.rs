@@ -5,6 +5,7 @@ mod embed;
 mod emulate;
 mod kernel_crate;
 mod licenses;
+mod mission;
 mod picture;
 mod process;
 mod ptxas;
@@ -23,6 +24,7 @@ usage: cargo xtask COMMAND
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
   emulate --seeds N       run the emulator's tests under N seeds each
   kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
+  mission                 verify attention of 1 x 8 x 512 x 64 in f16, and time it beside its peers
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   picture                 make the README's picture of a terminal: docs/images/terminal.svg
   random-model NAME OUT   write a Hugging Face directory with random weights: ";
@@ -57,6 +59,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
         ["picture"] => picture::run()?,
         ["kernel-crate"] => kernel_crate::run()?,
+        ["mission"] => mission::run()?,
         ["ptxas"] => ptxas::run()?,
         ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
         _ => {

@@ -28,6 +28,37 @@ pub unsafe fn copy_vec<const N: usize, T: Element>(
     unsafe { cp_async_16(dst.element(dst_index), src.cast(), if keep { 16 } else { 0 }) }
 }
 
+/// [`copy_vec`] of elements `SRC ..` to `DST ..`; the indices are immediates of the instruction and
+/// take no registers.
+#[doc = ptx!("cp.async.cg.shared.global 16")]
+///
+/// # Safety
+/// As [`copy_vec`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn copy_vec_at<const DST: u32, const SRC: usize, const N: usize, T: Element>(
+    dst: Shared<T>,
+    src: Global<T>,
+    keep: bool,
+) {
+    const { assert!(size_of::<[T; N]>() == 16, "a copy of a vector has 16 bytes") };
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes: u32 = if keep { 16 } else { 0 };
+        asm!("cp.async.cg.shared.global [{} + {dst_bytes}], [{} + {src_bytes}], 16, {};",
+            in(reg32) dst.address(), in(reg64) src.as_ptr(), in(reg32) bytes,
+            dst_bytes = const DST as usize * size_of::<T>(),
+            src_bytes = const SRC * size_of::<T>(),
+            options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        copy_vec::<N, T>(dst, DST, src, SRC, keep)
+    }
+}
+
 /// Copies element `src_index` of `src` to `dst_index` of `dst`. If `keep` is false it writes zero
 /// and reads nothing. CUDA C `__pipeline_memcpy_async` of 4 bytes.
 #[doc = ptx!("cp.async.ca.shared.global 4")]

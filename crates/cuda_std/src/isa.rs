@@ -96,6 +96,10 @@ sections! { $
     "data-movement-and-conversion-instructions-st", "SM 90": [
         "st.shared::cluster.b32" "st.shared::cluster.v4.b32"
     ];
+    "data-movement-and-conversion-instructions-st-async", "SM 90": [
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+    ];
     "data-movement-and-conversion-instructions-prefetch-prefetchu", "SM 90": ["prefetch.tensormap"];
     "data-movement-and-conversion-instructions-mapa", "SM 90": ["mapa.shared::cluster.u32"];
 

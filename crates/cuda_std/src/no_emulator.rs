@@ -52,7 +52,7 @@ pub mod device {
     #[allow(dead_code)]
     pub enum OperandA {
         Shared(u64),
-        Registers([u32; 4]),
+        Registers { words: [u32; 4], key: u64 },
     }
 
     #[allow(dead_code)]
@@ -69,10 +69,26 @@ pub mod device {
 
     pub struct Fragment;
 
+    pub struct FragmentA;
+
+    impl FragmentA {
+        pub fn new(words: [u32; 4]) -> Self {
+            absent()
+        }
+
+        pub fn operand(&self) -> OperandA {
+            absent()
+        }
+    }
+
+    fn absent() -> ! {
+        panic!("kernels run on the host with the feature `emulator` of cuda_std alone")
+    }
+
     macro_rules! absent {
         ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => { $(
             pub fn $name($($arg: $ty),*) $(-> $ret)? {
-                panic!("kernels run on the host with the feature `emulator` of cuda_std alone")
+                absent()
             }
         )* };
     }
@@ -127,6 +143,7 @@ pub mod device {
         fn bulk_load(dst: u32, src: u64, bytes: u32, mbarrier: u32, multicast: Option<u16>);
         fn bulk_store(dst: u64, src: u32, bytes: u32);
         fn bulk_copy_to_peer(dst: u32, src: u32, bytes: u32, mbarrier: u32);
+        fn store_async(dst: u32, words: &[u32], mbarrier: u32);
         fn bulk_commit_group();
         fn bulk_wait_group(pending: usize, read_only: bool);
         fn tensor_load(
@@ -137,6 +154,7 @@ pub mod device {
             multicast: Option<u16>,
         );
         fn tensor_store(map: &[u8; 128], coords: &[i32], src: u32, reduce: Option<Reduce>);
+        fn wgmma_fence_registers();
         fn wgmma_fence(values: &[f32]) -> Fragment;
         fn wgmma(op: &Wgmma, accumulator: &mut Fragment);
         fn wgmma_commit_group();

@@ -40,6 +40,8 @@ pub(crate) struct Thread {
     /// The `wgmma` operations of its warpgroup.
     pub products: Groups<()>,
     pub products_done: u32,
+    /// How often it has executed `wgmma.fence`.
+    pub product_fences: u32,
     pub fences: Fences,
     /// What `fence.mbarrier_init` publishes of its mbarriers, to threads that pass the cluster's
     /// barrier.

@@ -1,4 +1,4 @@
-//! Bulk and tensor copies: checks their operands, and divides them into contiguous pieces.
+//! Bulk and tensor copies, and asynchronous stores: checks their operands, and divides them into contiguous pieces.
 
 use crate::access::By;
 use crate::agent::Role;
@@ -49,6 +49,37 @@ impl Machine {
         self.load_to(to, (Space::Shared, bytes), pieces, location)
     }
 
+    /// Of registers, to shared memory of a block.
+    pub fn store_async(
+        &mut self,
+        to: Destination,
+        words: &[u32],
+        location: At,
+    ) -> Result<(), FaultKind> {
+        let values: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let len = values.len();
+        if !to.address.is_multiple_of(len as u32) {
+            return Err(FaultKind::Invalid(format!(
+                "a store to the address {:#x}: expected a multiple of its {len} bytes",
+                to.address
+            )));
+        }
+        for (place, dst, id) in self.destinations(to, location)? {
+            let agent = Some(self.bytes_agent(id));
+            let by = By { agent, mode: Mode::Copy, location };
+            let (pieces, dst) = (vec![Piece { src: None, dst, len }], (place, Space::Shared));
+            let order = Order {
+                src: Space::Shared,
+                dst,
+                pieces,
+                values: Some(values.clone()),
+                reduce: None,
+            };
+            self.start_flight(order, (by, by), Some((id, len as u32)))?;
+        }
+        Ok(())
+    }
+
     /// From a tensor to shared memory of one block or several.
     pub fn tensor_load(
         &mut self,
@@ -73,8 +104,8 @@ impl Machine {
         for (place, dst, id) in self.destinations(to, location)? {
             let agent = Some(self.bytes_agent(id));
             let by = By { agent, mode: Mode::Proxy, location };
-            let order =
-                Order { src, dst: (place, Space::Shared), pieces: pieces(dst), reduce: None };
+            let (dst, pieces) = ((place, Space::Shared), pieces(dst));
+            let order = Order { src, dst, pieces, values: None, reduce: None };
             self.start_flight(order, (by, by), Some((id, bytes)))?;
         }
         Ok(())
@@ -150,7 +181,8 @@ impl Machine {
         let mode = if reduce.is_some() { Mode::Atomic } else { Mode::Proxy };
         let writer = self.bulk_agent(Role::BulkWrites, mode, location);
         let (place, thread) = self.current;
-        let order = Order { src: Space::Shared, dst: (place, Space::Global), pieces, reduce };
+        let dst = (place, Space::Global);
+        let order = Order { src: Space::Shared, dst, pieces, values: None, reduce };
         let number = self.start_flight(order, (reader, writer), None)?;
         self.blocks[place].threads[thread].bulk.push(number);
         Ok(())

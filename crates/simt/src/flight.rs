@@ -1,4 +1,4 @@
-//! Bulk copies: what they access, and when they complete.
+//! Bulk copies and asynchronous stores: what they access, and when they complete.
 //!
 //! All accesses of a copy are noted when it starts, as those of its agent: so an access to its
 //! bytes without a wait is found whatever the order. It completes later, at a moment drawn from the
@@ -17,7 +17,7 @@ use crate::tensor::Element;
 /// Bytes of a copy that are contiguous in source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Their source; `None` for zeros.
+    /// Their source; `None` for zeros, or for [`Order::values`].
     pub src: Option<u64>,
     pub dst: u64,
     pub len: usize,
@@ -29,6 +29,8 @@ pub(crate) struct Order {
     /// The slot of the block that the destination is in, and its window; or global memory.
     pub dst: (usize, Space),
     pub pieces: Vec<Piece>,
+    /// The bytes of a store from registers, which is one piece.
+    pub values: Option<Vec<u8>>,
     /// How it is combined with the destination's value.
     pub reduce: Option<(Reduce, Element)>,
 }
@@ -123,7 +125,10 @@ impl Machine {
     ) -> Result<(), FaultKind> {
         let &Piece { src, dst, len } = piece;
         let (bytes, initialised) = match src {
-            None => (vec![0; len], vec![true; len]),
+            None => {
+                let bytes = order.values.clone().unwrap_or_else(|| vec![0; len]);
+                (bytes, vec![true; len])
+            }
             Some(src) => self.peek((from, space), src, len)?,
         };
         let (place, space) = order.dst;

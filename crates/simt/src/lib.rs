@@ -35,6 +35,7 @@ mod copy;
 pub mod device;
 mod fault;
 mod flight;
+mod fragment_a;
 mod kernel;
 mod layout;
 mod machine;

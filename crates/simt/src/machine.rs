@@ -6,6 +6,7 @@ use crate::clock::{Clock, WARP_SIZE};
 use crate::cluster::ClusterBarrier;
 use crate::fault::{Fault, FaultKind, Pairing, Party, Waiting};
 use crate::flight::Flight;
+use crate::fragment_a::FragmentsA;
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::point::Point;
@@ -94,6 +95,8 @@ pub(crate) struct Machine {
     pub variables: Variables,
     /// Accumulators that a `wgmma` in flight may write.
     pub fragments: Fragments,
+    /// Operands A of `wgmma` in registers.
+    pub fragments_a: FragmentsA,
     ready: Ready,
     /// The thread that runs.
     pub current: (usize, usize),
@@ -128,6 +131,7 @@ impl Machine {
             num_flights: 0,
             variables: Variables::default(),
             fragments: Fragments::default(),
+            fragments_a: FragmentsA::default(),
             ready: Ready::default(),
             current: (0, 0),
             rng: Rng::new(seed),

@@ -32,6 +32,8 @@ struct Fragment {
     /// The group of the last operation that writes it, and where that was started.
     epoch: u32,
     started: Option<At>,
+    /// Extent of k of that operation, and the thread's `wgmma.fence` before it.
+    shape: Option<(usize, u32)>,
 }
 
 /// The operations that a warpgroup has started.
@@ -57,7 +59,8 @@ impl Machine {
     pub fn start_fragment(&mut self, values: &[f32]) -> u64 {
         let fragments = &mut self.fragments;
         fragments.next += 1;
-        let fragment = Fragment { values: values.to_vec(), epoch: 0, started: None };
+        let values = values.to_vec();
+        let fragment = Fragment { values, epoch: 0, started: None, shape: None };
         fragments.by_key.insert(fragments.next, fragment);
         fragments.next
     }
@@ -90,6 +93,7 @@ impl Machine {
         let warpgroup = thread / WARPGROUP;
         let point = Point::Warpgroup { warpgroup, instruction: INSTRUCTION };
         self.check_converged(point, INSTRUCTION, location)?;
+        self.check_registers(op, key, location)?;
         let block = &mut self.blocks[place];
         let Some(products) = block.products.get_mut(warpgroup) else {
             let why = format!("{INSTRUCTION} in a warpgroup of fewer than {WARPGROUP} threads");
@@ -103,6 +107,25 @@ impl Machine {
         self.start_product(warpgroup, location)?;
         self.wake(place, arrived.iter().filter(|&other| other != thread));
         Ok(true)
+    }
+
+    /// Checks that a `wgmma.fence` orders the thread's registers before the operation: A after it
+    /// was written, and the accumulator after an operation of another shape.
+    fn check_registers(&mut self, op: &Wgmma, key: u64, location: At) -> Result<(), FaultKind> {
+        if let OperandA::Registers { key, .. } = op.a {
+            self.read_fragment_a(key, location)?;
+        }
+        let thread = self.current.1;
+        let (k, fences) = (k_of(op.a_element), self.block().threads[thread].product_fences);
+        let Some(fragment) = self.fragments.by_key.get_mut(&key) else { return Ok(()) };
+        let unordered = |&(other, since): &(usize, u32)| other != k && since == fences;
+        if let Some((other, _)) = fragment.shape.replace((k, fences)).filter(unordered) {
+            return Err(FaultKind::Invalid(format!(
+                "wgmma.mma_async of k = {k} follows one of k = {other} on the same accumulator \
+                 with no wgmma.fence between the two"
+            )));
+        }
+        Ok(())
     }
 
     fn start_product(&mut self, warpgroup: usize, location: At) -> Result<(), FaultKind> {
@@ -132,13 +155,15 @@ impl Machine {
         let op = coming[0].1;
         let without_registers = |op: &Wgmma| match op.a {
             OperandA::Shared(_) => *op,
-            OperandA::Registers(_) => Wgmma { a: OperandA::Registers([0; 4]), ..*op },
+            OperandA::Registers { .. } => {
+                Wgmma { a: OperandA::Registers { words: [0; 4], key: 0 }, ..*op }
+            }
         };
         if coming.iter().any(|(_, other, _)| without_registers(other) != without_registers(&op)) {
             return invalid("with different operands in the threads of a warpgroup");
         }
         let registers = coming.iter().map(|(_, op, _)| match op.a {
-            OperandA::Registers(registers) => registers,
+            OperandA::Registers { words, .. } => words,
             OperandA::Shared(_) => [0; 4],
         });
         let keys: Vec<u64> = coming.iter().map(|&(.., key)| key).collect();
@@ -292,7 +317,7 @@ impl Product {
         let Wgmma { a, a_element, a_mn_major, b, b_element, b_mn_major, .. } = self.op;
         let a = match a {
             OperandA::Shared(descriptor) => Some(Matrix::new(descriptor, a_element, a_mn_major)?),
-            OperandA::Registers(_) => None,
+            OperandA::Registers { .. } => None,
         };
         Ok((a, Matrix::new(b, b_element, b_mn_major)?))
     }

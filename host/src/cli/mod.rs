@@ -9,6 +9,7 @@ mod fetch;
 mod generate;
 mod interrupt;
 mod logits;
+mod mission;
 mod model;
 mod output_file;
 mod perplexity;

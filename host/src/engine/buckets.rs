@@ -16,13 +16,15 @@ pub struct Buckets {
     pub max_seqs: usize,
     /// Positions of a sequence.
     pub context: usize,
+    /// Whether sequences decode beside prompts.
+    pub mixes: bool,
 }
 
 impl Buckets {
     /// Bounds that hold every step.
     pub fn largest(&self) -> Bounds {
         let max_logit_rows = self.max_seqs.max(self.logit_chunk());
-        Bounds { max_logit_rows, ..self.prompt(self.max_tokens) }
+        Bounds { max_logit_rows, mixed: self.mixes, ..self.prompt(self.max_tokens) }
     }
 
     /// Tokens of a step that wants the logits of all of them.
@@ -30,14 +32,17 @@ impl Buckets {
         self.max_tokens.min(MAX_LOGIT_CHUNK)
     }
 
-    /// Bounds for `inputs`: decoding by powers of two of sequences, prompts by powers of two of tokens. Whether
-    /// `is_prompt` matters for prompts of one token, that may decode.
+    /// Bounds for `inputs`: decoding by powers of two of sequences, prompts by powers of two of tokens, both together by
+    /// powers of four. Whether `is_prompt` matters for prompts of one token, that may decode.
     pub fn bounds_for(&self, inputs: &StepInputs, is_prompt: bool) -> Bounds {
         let (num_tokens, num_seqs) = (inputs.num_tokens(), inputs.num_seqs());
+        let decodes = |ends: &[u32]| ends[1] - ends[0] == 1;
         if inputs.logit_rows.len() > num_seqs {
             self.all_logits()
         } else if num_tokens == num_seqs && !is_prompt {
             self.decode(num_seqs)
+        } else if self.mixes && inputs.cu_seqlens_q.windows(2).any(decodes) {
+            self.mixed(num_tokens)
         } else {
             self.prompt(num_tokens)
         }
@@ -50,6 +55,9 @@ impl Buckets {
         };
         let mut all: Vec<Bounds> = sizes(self.max_seqs).map(|seqs| self.decode(seqs)).collect();
         all.extend(sizes(self.max_tokens).map(|tokens| self.prompt(tokens)));
+        if self.mixes {
+            all.extend(sizes(self.max_tokens).map(|tokens| self.mixed(tokens)));
+        }
         all.dedup();
         all
     }
@@ -62,6 +70,7 @@ impl Buckets {
             max_q_len: 1,
             max_logit_rows: seqs,
             max_kv_len: self.context,
+            mixed: false,
         }
     }
 
@@ -74,7 +83,13 @@ impl Buckets {
             max_q_len: tokens.max(2),
             max_logit_rows: self.max_seqs,
             max_kv_len: self.context,
+            mixed: false,
         }
+    }
+
+    fn mixed(&self, num_tokens: usize) -> Bounds {
+        let log = num_tokens.next_power_of_two().ilog2();
+        Bounds { mixed: true, ..self.prompt(1 << log.next_multiple_of(2)) }
     }
 
     fn all_logits(&self) -> Bounds {
@@ -85,6 +100,7 @@ impl Buckets {
             max_q_len: tokens.max(2),
             max_logit_rows: tokens,
             max_kv_len: self.context,
+            mixed: false,
         }
     }
 }
@@ -115,8 +131,8 @@ mod tests {
 
     #[test]
     fn every_step_fits_and_few_plans_serve_all() {
-        for (max_tokens, max_seqs) in [(1, 1), (16, 16), (512, 1), (100, 7), (2000, 33)] {
-            let buckets = Buckets { max_tokens, max_seqs, context: 4096 };
+        for (max_tokens, max_seqs) in [(1, 1), (16, 16), (4096, 1), (100, 7), (4000, 33)] {
+            let buckets = Buckets { max_tokens, max_seqs, context: 4096, mixes: max_seqs > 1 };
             let largest = buckets.largest();
             let mut seen = HashSet::new();
             let mut check = |inputs: &StepInputs| {
@@ -141,14 +157,14 @@ mod tests {
             for tokens in 1..=buckets.logit_chunk() {
                 check(&step(&[tokens], true));
             }
-            assert!(seen.len() <= 16, "{} plans", seen.len());
+            assert!(seen.len() <= 24, "{} plans", seen.len());
         }
     }
 
     #[test]
     fn every_step_of_a_request_is_in_a_bucket_that_is_known_before() {
-        for (max_tokens, max_seqs) in [(1, 1), (16, 16), (512, 1), (100, 7), (2000, 33)] {
-            let buckets = Buckets { max_tokens, max_seqs, context: 4096 };
+        for (max_tokens, max_seqs) in [(1, 1), (16, 16), (4096, 1), (100, 7), (4000, 33)] {
+            let buckets = Buckets { max_tokens, max_seqs, context: 4096, mixes: max_seqs > 1 };
             let known: HashSet<Bounds> = buckets.of_requests().into_iter().collect();
             for q_lens in (1..=max_seqs).map(|seqs| vec![1; seqs]) {
                 assert!(known.contains(&buckets.bounds_for(&step(&q_lens, false), false)));
@@ -156,7 +172,13 @@ mod tests {
             for tokens in 1..=max_tokens {
                 assert!(known.contains(&buckets.bounds_for(&step(&[tokens], false), true)));
             }
-            assert!(known.len() <= 16, "{} plans", known.len());
+            for tokens in max_seqs.max(2)..=max_tokens {
+                let mut q_lens = vec![1; max_seqs];
+                q_lens[0] += tokens - max_seqs;
+                let bounds = buckets.bounds_for(&step(&q_lens, false), false);
+                assert!(known.contains(&bounds), "{bounds:?}");
+            }
+            assert!(known.len() <= 24, "{} plans", known.len());
         }
     }
 
@@ -165,7 +187,7 @@ mod tests {
         for (max_tokens, max_seqs, context) in
             [(1, 1, 8), (512, 1, 64), (512, 1, 4096), (2000, 33, 70)]
         {
-            let buckets = Buckets { max_tokens, max_seqs, context };
+            let buckets = Buckets { max_tokens, max_seqs, context, mixes: max_seqs > 1 };
             for bounds in buckets.of_requests() {
                 let inputs = warm_up(&bounds);
                 assert!(inputs.fits(&bounds), "{bounds:?}");
@@ -179,21 +201,25 @@ mod tests {
 
     #[test]
     fn the_smallest_bucket_is_taken() {
-        let buckets = Buckets { max_tokens: 300, max_seqs: 6, context: 4096 };
+        let buckets = Buckets { max_tokens: 300, max_seqs: 6, context: 4096, mixes: true };
         let bounds = |q_lens: &[usize]| buckets.bounds_for(&step(q_lens, false), false);
         assert_eq!((bounds(&[1]).max_tokens, bounds(&[1]).max_q_len), (1, 1));
         assert_eq!(bounds(&[1; 3]).max_tokens, 4);
         assert_eq!(bounds(&[1; 5]).max_seqs, 6);
         assert_eq!(bounds(&[2]).max_tokens, 16);
-        assert_eq!(bounds(&[17, 1]).max_tokens, 32);
+        assert_eq!((bounds(&[17, 2]).max_tokens, bounds(&[17, 2]).mixed), (32, false));
+        assert_eq!((bounds(&[17, 1]).max_tokens, bounds(&[17, 1]).mixed), (64, true));
+        assert_eq!((bounds(&[64, 1]).max_tokens, bounds(&[65, 192]).max_tokens), (256, 300));
         assert_eq!(bounds(&[257]).max_tokens, 300);
         let prompt = buckets.bounds_for(&step(&[1], false), true);
-        assert_eq!((prompt.max_tokens, prompt.max_q_len), (16, 16));
+        assert_eq!((prompt.max_tokens, prompt.max_q_len, prompt.mixed), (16, 16, true));
+        let apart = Buckets { mixes: false, ..buckets };
+        assert!(!apart.bounds_for(&step(&[17, 1], false), true).mixed);
     }
 
     #[test]
     fn a_prompt_of_one_token_has_no_plan_that_decodes() {
-        let buckets = Buckets { max_tokens: 1, max_seqs: 1, context: 64 };
+        let buckets = Buckets { max_tokens: 1, max_seqs: 1, context: 64, mixes: false };
         for all_logits in [false, true] {
             assert!(buckets.bounds_for(&step(&[1], all_logits), true).max_q_len > 1);
         }

@@ -72,3 +72,10 @@ pub enum EngineError {
     #[error(transparent)]
     Exec(#[from] ExecError),
 }
+
+impl EngineError {
+    /// Whether there was not enough memory for what was planned.
+    pub(super) fn is_out_of_memory(&self) -> bool {
+        matches!(self, EngineError::Memory(_) | EngineError::Exec(ExecError::Budget(_)))
+    }
+}

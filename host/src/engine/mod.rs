@@ -78,10 +78,30 @@ impl Engine {
         }
     }
 
+    /// In steps as large as the options say; if they leave that open, in smaller ones where the memory is too short.
     fn open(
         model: &Arc<Model>,
         options: &EngineOptions,
         precision: Precision,
+        report: impl Fn(usize, usize) + Sync,
+    ) -> Result<Self, EngineError> {
+        let mut max_tokens = options.max_tokens_for(num_weights(model)?);
+        loop {
+            match Self::open_with(model, options, precision, max_tokens, &report) {
+                Err(error) if error.is_out_of_memory() => match options.smaller_step(max_tokens) {
+                    Some(smaller) => max_tokens = smaller,
+                    None => return Err(error),
+                },
+                result => return result,
+            }
+        }
+    }
+
+    fn open_with(
+        model: &Arc<Model>,
+        options: &EngineOptions,
+        precision: Precision,
+        max_tokens: usize,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
         options.gemm.check_device(options.device).map_err(ExecError::from)?;
@@ -97,10 +117,9 @@ impl Engine {
         let num_pages = options.num_pages(context)?;
         let max_seqs = options.max_seqs.max(1);
         // No step is larger than all contexts together, whatever the options say.
-        let max_tokens = options
-            .max_tokens_for(num_weights(model)?)
-            .clamp(max_seqs, max_seqs.saturating_mul(context));
-        let buckets = Buckets { max_tokens, max_seqs, context };
+        let max_tokens = max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
+        let mixes = max_seqs > 1 && !numerics.batch_invariant;
+        let buckets = Buckets { max_tokens, max_seqs, context, mixes };
         let bounds = buckets.largest();
         if let Some((device, free_bytes)) = options.device.free_memory()? {
             let memory = model.memory(&numerics, bounds, num_pages)?;
@@ -318,8 +337,14 @@ impl Engine {
 
 /// Weights of the model.
 fn num_weights(model: &Model) -> Result<usize, EngineError> {
-    let bounds =
-        Bounds { max_tokens: 1, max_seqs: 1, max_q_len: 1, max_logit_rows: 1, max_kv_len: 1 };
+    let bounds = Bounds {
+        max_tokens: 1,
+        max_seqs: 1,
+        max_q_len: 1,
+        max_logit_rows: 1,
+        max_kv_len: 1,
+        mixed: false,
+    };
     let budget = model.memory(&Numerics::from(Precision::F32), bounds, 1)?;
     Ok(budget.weight_bytes / size_of::<f32>())
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 /// The default context, if the model allows it.
 const DEFAULT_CONTEXT: usize = 4096;
-/// The default tokens of a step at most, on every device.
+/// The default tokens of a step at most, on the CPU and emulated, and on a GPU whose memory is short.
 const MAX_TOKENS: usize = 512;
 /// The default tokens of a step at least: a prompt in steps of 128 is computed 30 % slower than in one of 384, in steps
 /// of 64 50 % slower, as each step reads and packs all weights (SmolLM2-135M in f32, 2 cores).
@@ -39,8 +39,9 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
     pub max_seqs: usize,
-    /// Tokens of a step: a longer prompt takes several. `None`: 512 on a GPU; on the CPU 128 to 512, about what a second is enough
-    /// for, by the model's size and the number of threads, so that progress shows and a request can be cancelled.
+    /// Tokens of a step: a longer prompt takes several. `None`: 4096 on a GPU, less if its memory is short; on the CPU
+    /// 128 to 512, about what a second is enough for, by the model's size and the number of threads, so that progress
+    /// shows and a request can be cancelled.
     pub max_tokens: Option<usize>,
     /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts. With less, a
     /// sequence may have to wait, or to give its place back and be computed again.
@@ -69,6 +70,9 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// The default tokens of a step on a GPU.
+    pub const GPU_MAX_TOKENS: usize = 4096;
+
     /// Whether [`Engine::add_request`](super::Engine::add_request) of an engine with these options would take `request`:
     /// to know before the weights are loaded.
     ///
@@ -89,9 +93,16 @@ impl EngineOptions {
     pub(super) fn max_tokens_for(&self, num_weights: usize) -> usize {
         match self.max_tokens {
             Some(max_tokens) => max_tokens,
-            None if self.device.runs_kernels() => MAX_TOKENS,
+            None if self.device == Device::Emulated => MAX_TOKENS,
+            None if self.device.runs_kernels() => Self::GPU_MAX_TOKENS,
             None => cpu_tokens(num_weights, rayon::current_num_threads()),
         }
+    }
+
+    /// Tokens of the next smaller step than one of `max_tokens`, for which the memory is too short; none if the options
+    /// name the size, or it is small already.
+    pub(super) fn smaller_step(&self, max_tokens: usize) -> Option<usize> {
+        (self.max_tokens.is_none() && max_tokens > MAX_TOKENS).then_some(max_tokens / 2)
     }
 
     /// Which kernels run on a GPU.
@@ -155,7 +166,17 @@ mod tests {
         }
         let exact = EngineOptions { max_tokens: Some(7), ..Default::default() };
         assert_eq!(exact.max_tokens_for(1 << 30), 7);
-        let gpu = EngineOptions { device: Device::Emulated, ..Default::default() };
-        assert_eq!(gpu.max_tokens_for(1 << 30), 512);
+        assert_eq!(exact.smaller_step(4096), None);
+        for (device, tokens) in [(Device::Emulated, 512), (Device::Cuda(0), 4096)] {
+            let gpu = EngineOptions { device, ..Default::default() };
+            assert_eq!(gpu.max_tokens_for(1 << 30), tokens);
+        }
+    }
+
+    #[test]
+    fn steps_become_smaller_down_to_what_every_gpu_has_room_for() {
+        let options = EngineOptions { device: Device::Cuda(0), ..Default::default() };
+        let steps = std::iter::successors(Some(4096), |&tokens| options.smaller_step(tokens));
+        assert_eq!(steps.collect::<Vec<_>>(), [4096, 2048, 1024, 512]);
     }
 }

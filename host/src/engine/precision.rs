@@ -90,8 +90,14 @@ impl Attempts {
 
 /// Whether the model's rows can be aligned in `precision`.
 fn is_aligned(model: &Model, precision: Precision) -> bool {
-    let bounds =
-        Bounds { max_tokens: 1, max_seqs: 1, max_q_len: 1, max_logit_rows: 1, max_kv_len: 1 };
+    let bounds = Bounds {
+        max_tokens: 1,
+        max_seqs: 1,
+        max_q_len: 1,
+        max_logit_rows: 1,
+        max_kv_len: 1,
+        mixed: false,
+    };
     let budget = model.memory(&Numerics::from(precision), bounds, 1);
     !matches!(budget, Err(ModelError::Unaligned { .. }))
 }
@@ -103,8 +109,14 @@ mod tests {
     use crate::plan::{BudgetError, CacheSize};
 
     fn no_memory(model: &Model) -> EngineError {
-        let bounds =
-            Bounds { max_tokens: 1, max_seqs: 1, max_q_len: 1, max_logit_rows: 1, max_kv_len: 1 };
+        let bounds = Bounds {
+            max_tokens: 1,
+            max_seqs: 1,
+            max_q_len: 1,
+            max_logit_rows: 1,
+            max_kv_len: 1,
+            mixed: false,
+        };
         let budget = model.memory(&Numerics::default(), bounds, 1).unwrap();
         let error: BudgetError = budget.check("CPU", 100, CacheSize::Positions).unwrap_err();
         error.into()

@@ -13,6 +13,7 @@ use simt::{Init, Memory, MemoryError};
 use super::host_memory;
 use super::lower::{self, Addresses, KvPool};
 use super::prepared::Prepared;
+use super::step_buffer::StepBuffer;
 use super::{
     ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
     inputs,
@@ -42,6 +43,7 @@ pub struct EmulatedExecutor {
 /// A plan, and the addresses of its own buffers.
 struct EmulatedPlan {
     plan: Plan,
+    step_buffer: StepBuffer,
     addresses: Addresses,
     launches: Vec<Launch>,
 }
@@ -90,6 +92,7 @@ impl Executor for EmulatedExecutor {
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
         let (plan, memory) = (lower::fused(plan, Gemm::Halfwarp), &mut self.memory);
+        let step_buffer = StepBuffer::new(&plan, self.gpu);
         let zeros = vec![0; lower::counter_bytes(&plan)];
         let counters = memory.alloc("counters", Init::Bytes(&zeros));
         let mut alloc = |name: &str, bytes| alloc(memory, name, bytes);
@@ -100,12 +103,12 @@ impl Executor for EmulatedExecutor {
             constants: self.constants.clone(),
             kv_pools: self.kv_pools.clone(),
             tensors: tensors.collect::<Result<_, _>>()?,
-            step: alloc("step inputs", plan.step_layout().len * size_of::<u32>())?,
+            step: alloc("step inputs", step_buffer.len() * size_of::<u32>())?,
             workspace: alloc("workspace", lower::workspace_bytes(&plan, Gemm::Halfwarp))?,
             counters,
         };
         let launches = lower::lower(&plan, &addresses, self.gpu, |spec| Ok(spec.emulated()))?;
-        Ok(self.prepared.push(EmulatedPlan { plan, addresses, launches }))
+        Ok(self.prepared.push(EmulatedPlan { plan, step_buffer, addresses, launches }))
     }
 
     fn run(
@@ -114,9 +117,10 @@ impl Executor for EmulatedExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let EmulatedPlan { plan, addresses, launches } = self.prepared.get(plan)?;
+        let prepared = self.prepared.get(plan)?;
+        let EmulatedPlan { plan, addresses, launches, .. } = prepared;
         inputs::check(plan, inputs)?;
-        start_step(&mut self.memory, plan, addresses, inputs);
+        start_step(&mut self.memory, prepared, inputs);
         for (index, launch) in launches.iter().enumerate() {
             // As in the graph of the CUDA executor: the first one waits for the step's inputs.
             if index > 0 && launch.overlaps && self.gpu.target == Target::Sm90a {
@@ -169,13 +173,13 @@ fn check_room(name: &str, bytes: usize) -> Result<(), ExecError> {
 }
 
 /// Poisons the activations of the last step, and writes the inputs of this one.
-fn start_step(memory: &mut Memory, plan: &Plan, addresses: &Addresses, inputs: &StepInputs) {
+fn start_step(memory: &mut Memory, prepared: &EmulatedPlan, inputs: &StepInputs) {
+    let EmulatedPlan { plan, step_buffer, addresses, .. } = prepared;
     for &buffer in addresses.tensors.iter().chain([&addresses.workspace]) {
         memory.poison(buffer).expect("a buffer that was allocated");
     }
-    let layout = plan.step_layout();
-    let mut step = vec![UNSET; layout.len];
-    inputs.write(&layout, &plan.bounds, &mut step);
+    let mut step = vec![UNSET; step_buffer.len()];
+    step_buffer.write(plan, inputs, &mut step);
     let written = memory.write(addresses.step, bytemuck::cast_slice(&step));
     written.expect("a buffer of the layout's length");
 }
@@ -253,10 +257,11 @@ mod tests {
         let handle = executor.prepare(&plan).unwrap();
         executor.run(handle, &inputs(), Want::Nothing).unwrap();
         let EmulatedExecutor { memory, prepared, .. } = &mut executor;
-        let EmulatedPlan { plan, addresses, .. } = prepared.get(handle).unwrap();
+        let prepared = prepared.get(handle).unwrap();
+        let EmulatedPlan { plan, addresses, .. } = prepared;
         let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.logits, 1);
         assert_eq!(rows(memory).unwrap().len(), 4);
-        start_step(memory, plan, addresses, &inputs());
+        start_step(memory, prepared, &inputs());
         let error = rows(memory).unwrap_err();
         assert!(matches!(error, MemoryError::Unwritten { .. }), "{error}");
     }

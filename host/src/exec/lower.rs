@@ -23,10 +23,12 @@ pub use self::fuse::fused;
 
 pub use self::cublas::{Task, lower_with};
 use self::element::{Launched, Stored};
+use super::step_buffer::StepBuffer;
 use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};
 use crate::plan::{
-    AppendAttention, Attention, Dtype, Op, Plan, RopeAppend, Rows, StepLayout, View, WeightId,
+    AppendAttention, Attention, Bounds, Dtype, Op, Plan, RopeAppend, Rows, StepLayout, View,
+    WeightId,
 };
 use half::{bf16, f16};
 
@@ -50,7 +52,7 @@ pub struct Addresses {
     pub kv_pools: Vec<KvPool>,
     /// By [`TensorId`](crate::plan::TensorId).
     pub tensors: Vec<u64>,
-    /// The step buffer, laid out as [`Plan::step_layout`] says.
+    /// The step buffer, laid out as [`StepBuffer`] says.
     pub step: u64,
     /// What one operation needs for itself: [`workspace_bytes`] of it.
     pub workspace: u64,
@@ -97,22 +99,29 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
 /// Elements of f32 that decoding needs for partial results.
 fn partials(plan: &Plan, op: &Attention) -> usize {
     match plan.kv.dtype {
-        Dtype::F16 => launcher(plan, op).num_partials::<f16>(),
-        Dtype::BF16 => launcher(plan, op).num_partials::<bf16>(),
-        _ => launcher(plan, op).num_partials::<f32>(),
+        Dtype::F16 => decoding(plan, op).num_partials::<f16>(),
+        Dtype::BF16 => decoding(plan, op).num_partials::<bf16>(),
+        _ => decoding(plan, op).num_partials::<f32>(),
     }
 }
 
 /// Bytes of counters that an operation needs at most, likewise.
 pub fn counter_bytes(plan: &Plan) -> usize {
     let counters = |op: &Op| match (op.attention(), plan.kv.dtype, op) {
-        (Some(op), Dtype::F16, _) => launcher(plan, op).num_counters::<f16>(),
-        (Some(op), Dtype::BF16, _) => launcher(plan, op).num_counters::<bf16>(),
-        (Some(op), ..) => launcher(plan, op).num_counters::<f32>(),
+        (Some(op), Dtype::F16, _) => decoding(plan, op).num_counters::<f16>(),
+        (Some(op), Dtype::BF16, _) => decoding(plan, op).num_counters::<bf16>(),
+        (Some(op), ..) => decoding(plan, op).num_counters::<f32>(),
         (None, _, Op::Argmax { x, .. }) => argmax(plan, *x).num_counters(),
         _ => 0,
     };
-    plan.ops.iter().map(counters).max().unwrap_or(0) * size_of::<u32>()
+    let counters = plan.ops.iter().map(counters).max().unwrap_or(0);
+    counters.max(attention::Attention::NUM_PREFILL_COUNTERS) * size_of::<u32>()
+}
+
+/// The launcher of `op` in a plan with these bounds in which sequences decode.
+fn decoding(plan: &Plan, op: &Attention) -> attention::Attention {
+    let bounds = Bounds { mixed: true, ..plan.bounds };
+    attention::Attention { max_decode_q_len: bounds.max_decode_q_len(), ..launcher(plan, op) }
 }
 
 /// The order in which linear layers accumulate over k: in a batch-invariant plan one for prompts
@@ -130,17 +139,32 @@ fn argmax(plan: &Plan, x: View) -> Argmax {
     Argmax { max_rows, vocab_size: x.width }
 }
 
-fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
+/// The launcher of `op`, which is the same for the layers that differ in nothing else.
+pub(super) fn launcher(plan: &Plan, op: &Attention) -> attention::Attention {
     attention::Attention {
         max_tokens: plan.bounds.max_tokens,
         max_seqs: plan.bounds.max_seqs,
+        max_q_len: plan.bounds.max_q_len,
+        max_decode_q_len: plan.bounds.max_decode_q_len(),
         max_kv_len: plan.bounds.max_kv_len,
         max_pages_per_seq: plan.bounds.max_pages_per_seq(),
+        num_pages: plan.kv.num_pages,
         num_heads: op.num_heads,
         num_kv_heads: op.num_kv_heads,
         head_dim: op.head_dim,
         softmax_scale: op.softmax_scale,
+        causal: op.causal,
         window: op.window,
+        batch_invariant: plan.numerics().batch_invariant,
+    }
+}
+
+/// The element type of the cache, and of attention's operands.
+pub(super) fn cache_dtype(plan: &Plan) -> kernels::element::Dtype {
+    match plan.kv.dtype {
+        Dtype::F16 => kernels::element::Dtype::F16,
+        Dtype::BF16 => kernels::element::Dtype::Bf16,
+        _ => kernels::element::Dtype::F32,
     }
 }
 
@@ -148,18 +172,19 @@ struct Lowering<'a> {
     plan: &'a Plan,
     addresses: &'a Addresses,
     step: StepLayout,
+    step_buffer: StepBuffer,
     gpu: Gpu,
     maps: TensorMaps,
 }
 
 impl<'a> Lowering<'a> {
     fn new(plan: &'a Plan, addresses: &'a Addresses, gpu: Gpu, encode: Encode) -> Self {
-        let (step, maps) = (plan.step_layout(), TensorMaps::new(encode));
-        Lowering { plan, addresses, step, gpu, maps }
+        let (step_buffer, maps) = (StepBuffer::new(plan, gpu), TensorMaps::new(encode));
+        Lowering { plan, addresses, step: step_buffer.inputs, step_buffer, gpu, maps }
     }
 
     /// By the type of its operands: the 16-bit one if there is one.
-    fn op(&mut self, op: &Op) -> Result<Option<Launch>, ExecError> {
+    fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
         match self.dtypes(op).into_iter().find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
             Some(Dtype::F16) => self.op_of::<f16>(op),
             Some(_) => self.op_of::<bf16>(op),
@@ -179,12 +204,12 @@ impl<'a> Lowering<'a> {
     }
 
     /// An operation whose operands are of type `E`.
-    fn op_of<E: Stored>(&mut self, op: &Op) -> Result<Option<Launch>, ExecError> {
+    fn op_of<E: Stored>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
         let unsupported = |why: LaunchError| ExecError::Unsupported {
             op: op.name().to_owned(),
             why: why.to_string(),
         };
-        let launch = match *op {
+        let launched = match *op {
             Op::Embedding { table, out } => {
                 let width = self.plan.weight(table).cols;
                 let rows = Operand::new(self.weight::<E>(table)?, width);
@@ -247,12 +272,13 @@ impl<'a> Lowering<'a> {
                 let out = DevicePtr::new(self.address(out));
                 argmax(self.plan, x).launch(self.num_rows(x), logits, &workspace, out)
             }
-            Op::Attention(ref attention) if self.plan.decodes() => {
-                self.decode_attention::<E>(attention, None)?
-            }
             Op::Attention(ref attention) => {
-                let operands = self.attention_operands::<E>(attention)?;
-                launcher(self.plan, attention).prefill(&self.seqs(), &operands)
+                let prefill = self.prefill_attention::<E>(attention)?.map_err(unsupported)?;
+                let decode = match self.plan.bounds.max_decode_q_len() {
+                    0 => None,
+                    _ => self.decode_attention::<E>(attention, None)?.map_err(unsupported)?,
+                };
+                return Ok(prefill.into_iter().chain(decode).collect());
             }
             Op::AppendAttention(AppendAttention { ref append, ref attention }) => {
                 if !self.plan.decodes() {
@@ -262,7 +288,16 @@ impl<'a> Lowering<'a> {
                 self.decode_attention::<E>(attention, Some(append))?
             }
         };
-        launch.map_err(unsupported)
+        Ok(launched.map_err(unsupported)?.into_iter().collect())
+    }
+
+    fn prefill_attention<E: Stored>(&mut self, op: &Attention) -> Result<Launched, ExecError> {
+        let operands = self.attention_operands::<E>(op)?;
+        let launcher = launcher(self.plan, op);
+        let (seqs, maps) = (self.seqs(&launcher), &mut self.maps);
+        let counters = DevicePtr::new(self.addresses.counters);
+        let encode = &mut |spec: &_| maps.encode(spec);
+        Ok(launcher.prefill(self.gpu, &seqs, &operands, counters, encode))
     }
 
     fn decode_attention<E: Stored>(
@@ -277,15 +312,20 @@ impl<'a> Lowering<'a> {
             counters: DevicePtr::new(self.addresses.counters),
         };
         let launcher = launcher(self.plan, op);
-        Ok(launcher.decode(&self.seqs(), &operands, append.as_ref(), &workspace))
+        Ok(launcher.decode(self.gpu, &self.seqs(&launcher), &operands, append.as_ref(), &workspace))
     }
 
-    fn seqs(&self) -> SeqInputs {
+    fn seqs(&self, attention: &attention::Attention) -> SeqInputs {
+        let work_list = self.step_buffer.work_list(attention);
         SeqInputs {
             num_seqs: self.input(StepLayout::NUM_SEQS),
             cu_seqlens_q: self.input(self.step.cu_seqlens_q),
             kv_lens: self.input(self.step.kv_lens),
             block_table: self.input(self.step.block_table),
+            num_prefill_items: self.input(work_list.num_prefill_items()),
+            prefill_items: self.input(work_list.prefill_items()),
+            num_decode_items: self.input(work_list.num_decode_items()),
+            decode_items: self.input(work_list.decode_items()),
         }
     }
 

@@ -11,6 +11,7 @@ mod host_memory;
 mod inputs;
 mod lower;
 mod prepared;
+mod step_buffer;
 mod tensor_maps;
 #[cfg(test)]
 mod testing;

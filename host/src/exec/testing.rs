@@ -27,8 +27,14 @@ pub fn assert_close(got: &[f32], wanted: &[f64], tolerance: f64, case: &str) {
 /// Embedding, RoPE, the rows of logits and their largest: a vocabulary of 10, positions to 99, a
 /// cache of 4 pages.
 pub fn plan() -> Plan {
-    let bounds =
-        Bounds { max_tokens: 8, max_seqs: 2, max_q_len: 8, max_logit_rows: 2, max_kv_len: 100 };
+    let bounds = Bounds {
+        max_tokens: 8,
+        max_seqs: 2,
+        max_q_len: 8,
+        max_logit_rows: 2,
+        max_kv_len: 100,
+        mixed: false,
+    };
     let kv =
         KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 4, num_pages: 4, dtype: Dtype::F32 };
     let mut plan = PlanBuilder::new();

@@ -105,6 +105,7 @@ impl Planner<'_> {
             num_kv_heads,
             head_dim,
             softmax_scale: (head_dim as f64).powf(-0.5) as f32,
+            causal: true,
             window: config.windows[layer],
         }));
         let projection = part(names.in_layer(layer, names.attention_out), hidden.width);

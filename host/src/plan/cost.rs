@@ -19,18 +19,23 @@ pub struct StepShape {
     pub num_logit_rows: usize,
     /// Cached positions of all sequences together, each counted once.
     pub kv_positions: usize,
-    /// Pairs of a new token and a position that it attends to.
-    pub attended_pairs: usize,
+    /// Pairs of a new token and a position up to its own: what causal attention computes.
+    pub causal_pairs: usize,
+    /// Pairs of a new token and a position of its sequence: what full attention computes.
+    pub full_pairs: usize,
 }
 
 impl StepShape {
-    /// The shape of `inputs`, with causal attention over all cached positions.
+    /// The shape of `inputs`.
     pub fn of(inputs: &StepInputs) -> Self {
+        let q_lens = inputs.cu_seqlens_q.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
+        let kv_lens = inputs.kv_lens.iter().map(|&len| len as usize);
         StepShape {
             num_tokens: inputs.num_tokens(),
             num_logit_rows: inputs.logit_rows.len(),
-            kv_positions: inputs.kv_lens.iter().map(|&len| len as usize).sum(),
-            attended_pairs: inputs.positions.iter().map(|&position| position as usize + 1).sum(),
+            kv_positions: kv_lens.clone().sum(),
+            causal_pairs: inputs.positions.iter().map(|&position| position as usize + 1).sum(),
+            full_pairs: q_lens.zip(kv_lens).map(|(q_len, kv_len)| q_len * kv_len).sum(),
         }
     }
 }
@@ -102,9 +107,10 @@ impl Plan {
         if let Some(RopeAppend { q, k, .. }) = op.rope_append() {
             cost.flops += ROPE_FLOPS * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
         }
-        if let Some(Attention { num_heads, head_dim, .. }) = op.attention() {
+        if let Some(Attention { num_heads, head_dim, causal, .. }) = op.attention() {
+            let pairs = if *causal { shape.causal_pairs } else { shape.full_pairs };
             cost.read_bytes += kv_row_bytes * shape.kv_positions;
-            cost.flops += 4 * shape.attended_pairs * num_heads * head_dim;
+            cost.flops += 4 * pairs * num_heads * head_dim;
         }
         cost
     }
@@ -146,6 +152,7 @@ mod tests {
             num_kv_heads: 2,
             head_dim: 4,
             softmax_scale: 0.5,
+            causal: true,
             window: None,
         };
         let linear = Op::Linear(Linear::new(view(0, 8), WeightId(0), view(1, 16)));
@@ -156,6 +163,7 @@ mod tests {
                 max_q_len: 4,
                 max_logit_rows: 1,
                 max_kv_len: 64,
+                mixed: false,
             },
             tensors: vec![tensor("x", 8), tensor("q", 16), tensor("out", 16)],
             weights: vec![Weight {
@@ -193,17 +201,23 @@ mod tests {
     }
 
     #[test]
-    fn attention_counts_causal_pairs() {
+    fn attention_counts_the_pairs_that_it_computes() {
         let mut inputs = StepInputs::new();
         inputs.push_sequence(&[1, 2, 3], 2, &[0], 2..3);
         let shape = StepShape::of(&inputs);
-        assert_eq!((shape.kv_positions, shape.attended_pairs), (5, 3 + 4 + 5));
+        assert_eq!((shape.kv_positions, shape.causal_pairs), (5, 3 + 4 + 5));
+        assert_eq!(shape.full_pairs, 3 * 5);
         for (dtype, bytes) in DTYPES {
-            let plan = plan(dtype);
+            let mut plan = plan(dtype);
             let cost = plan.op_cost(&plan.ops[1], &shape);
             assert_eq!(cost.flops, 4 * 12 * 4 * 4); // q.k and p.v: two multiply-adds a pair, head and column
             assert_eq!(cost.read_bytes, (3 * 16 + 5 * 2 * 2 * 4) * bytes); // q, and K and V of 2 heads of 4
             assert_eq!(cost.written_bytes, 3 * 16 * bytes);
+
+            let Op::Attention(attention) = &mut plan.ops[1] else { unreachable!() };
+            attention.causal = false;
+            let full = plan.op_cost(&plan.ops[1], &shape);
+            assert_eq!(full, Cost { flops: 4 * 15 * 4 * 4, ..cost });
         }
     }
 }

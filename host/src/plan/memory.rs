@@ -270,8 +270,14 @@ mod tests {
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {
-        let bounds =
-            Bounds { max_tokens: 8, max_seqs: 1, max_q_len: 8, max_logit_rows: 1, max_kv_len: 128 };
+        let bounds = Bounds {
+            max_tokens: 8,
+            max_seqs: 1,
+            max_q_len: 8,
+            max_logit_rows: 1,
+            max_kv_len: 128,
+            mixed: false,
+        };
         let tensor = |(i, &width): (usize, &usize)| Tensor {
             name: format!("t{i}"),
             rows: Rows::Tokens,

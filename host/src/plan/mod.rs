@@ -49,9 +49,18 @@ pub struct Bounds {
     pub max_logit_rows: usize,
     /// Cached positions of one sequence, its new tokens included: the context.
     pub max_kv_len: usize,
+    /// Whether sequences with one new token decode beside prompts; else each sequence of a step
+    /// with prompts is one.
+    pub mixed: bool,
 }
 
 impl Bounds {
+    /// Most new tokens of a sequence that decodes, 0 if none does; one with more is a prompt. The
+    /// attention of the two differs in its order of accumulation.
+    pub fn max_decode_q_len(&self) -> usize {
+        if self.mixed || self.max_q_len == 1 { 1 } else { 0 }
+    }
+
     /// Pages of one sequence: the width of the block table.
     pub fn max_pages_per_seq(&self) -> usize {
         self.max_kv_len.div_ceil(PAGE_SIZE)

@@ -51,8 +51,8 @@ pub enum Op {
     },
     /// RoPE of Q and K and the append of K and V, fused.
     RopeAppend(RopeAppend),
-    /// Causal attention of each sequence's new tokens against its pages of the cache (their own
-    /// keys included: the append comes first).
+    /// Attention of each sequence's new tokens against its pages of the cache (their own keys
+    /// included: the append comes first).
     Attention(Attention),
     /// RoPE and append of the new tokens, then their attention, fused.
     AppendAttention(AppendAttention),
@@ -141,10 +141,11 @@ pub struct RopeAppend {
     pub head_dim: usize,
 }
 
-/// Causal attention over the paged cache.
+/// Attention over the paged cache.
 ///
-/// Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])` and
-/// sees the positions `0 ..= p`, of those with a window `w` only the last `w`: `p - w < j <= p`.
+/// Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`. In
+/// causal attention it sees the positions `0 ..= p`, of those with a window `w` only the last `w`:
+/// `p - w < j <= p`. In full attention it sees the positions `0 .. kv_lens[s]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// Layer of the cache.
@@ -161,7 +162,9 @@ pub struct Attention {
     pub head_dim: usize,
     /// Multiplies the scores before the softmax.
     pub softmax_scale: f32,
-    /// Sliding window, in positions.
+    /// Whether a token sees no position after its own.
+    pub causal: bool,
+    /// Sliding window of causal attention, in positions.
     pub window: Option<usize>,
 }
 

@@ -199,8 +199,14 @@ mod tests {
     #[test]
     fn every_bound_is_checked() {
         let inputs = two_sequences();
-        let bounds =
-            Bounds { max_tokens: 7, max_seqs: 2, max_q_len: 4, max_logit_rows: 5, max_kv_len: 130 };
+        let bounds = Bounds {
+            max_tokens: 7,
+            max_seqs: 2,
+            max_q_len: 4,
+            max_logit_rows: 5,
+            max_kv_len: 130,
+            mixed: false,
+        };
         assert!(inputs.fits(&bounds));
         assert!(!inputs.fits(&Bounds { max_tokens: 6, ..bounds }));
         assert!(!inputs.fits(&Bounds { max_seqs: 1, ..bounds }));
@@ -213,8 +219,14 @@ mod tests {
     #[test]
     fn the_buffer_holds_each_array_at_its_place() {
         let inputs = two_sequences();
-        let bounds =
-            Bounds { max_tokens: 9, max_seqs: 3, max_q_len: 9, max_logit_rows: 6, max_kv_len: 200 };
+        let bounds = Bounds {
+            max_tokens: 9,
+            max_seqs: 3,
+            max_q_len: 9,
+            max_logit_rows: 6,
+            max_kv_len: 200,
+            mixed: false,
+        };
         let layout = StepLayout::new(&bounds);
         const UNTOUCHED: u32 = 0xdead;
         let mut buffer = vec![UNTOUCHED; layout.len];

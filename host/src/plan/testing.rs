@@ -101,6 +101,7 @@ impl Decoder {
             num_kv_heads,
             head_dim,
             softmax_scale: 0.125,
+            causal: true,
             window: None,
         }));
         self.onto(b, "attention_out", out, hidden);
@@ -126,6 +127,7 @@ impl Decoder {
             max_q_len,
             max_logit_rows: max_tokens.div_ceil(max_q_len),
             max_kv_len: PAGE_SIZE,
+            mixed: false,
         };
         let dtype = self.precision.cache();
         let kv = KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages: max_tokens, dtype };

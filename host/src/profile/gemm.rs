@@ -1,35 +1,25 @@
-//! GEMM on a GPU, timed as the peers are.
-//!
-//! The output of a call is verified first. Then the calls follow each other in one CUDA graph,
-//! rotate over enough copies of the weight and the input that memory is read and not the L2 cache,
-//! and write one output; inputs are random. A time is what a call adds to a graph: the median of
-//! several timed replays of two rounds of calls, less that of one round, over the calls of a round.
-//! Less that of a single call would not do: what a short graph touches is still in L2 when it
-//! starts again, and its time is not that of the same work in a long one.
-//!
-//! What it takes to start a graph is in the peers' times and not in these: on an H200 0.4 to 2.3
-//! us, of which each of 48 calls has 0.05 at most, each of five 0.5.
+//! GEMM on a GPU, timed as [`kernels`](super::kernels) says.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use rayon::prelude::*;
 use serde::Serialize;
 
+use super::kernels::{
+    BenchError, Row, calls_per_round, check_error, finish, num_copies, relative_error, us_per_call,
+};
+use super::random::{RandomWeights, norm, normed, weight};
 use crate::exec::cuda::CudaExecutor;
-use crate::exec::{
-    Device, ExecError, Executor, Gemm, GemmError, GpuOptions, PreparedPlan, Target, Want,
-};
+use crate::exec::{Device, ExecError, Executor, Gemm, GemmError, GpuOptions, Target, Want};
 use crate::plan::{
-    Accumulate, Bounds, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, PartTransform, Plan,
-    PlanBuilder, PlanError, Precision, ReadWeightError, Rows, StepInputs, View, Weight, WeightId,
-    WeightPart, WeightSource,
+    Accumulate, Bounds, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, Plan, PlanBuilder,
+    PlanError, Precision, Rows, StepInputs, View, WeightId,
 };
-use half::{bf16, f16};
 
 /// `C[m, n] = A[m, k] * B[n, k]^T`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Shape {
     /// Rows of the input: tokens.
     pub m: usize,
@@ -37,6 +27,13 @@ pub struct Shape {
     pub n: usize,
     /// Columns of both.
     pub k: usize,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Shape { m, n, k } = self;
+        write!(f, "{m},{n},{k}")
+    }
 }
 
 /// Squares, and linear layers (QKV, attention output, gate and up, down) of Qwen2.5-0.5B, Phi-3
@@ -110,89 +107,26 @@ impl Subject {
     }
 }
 
-/// What was measured of one shape; the keys are those of the peers' rows.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// `gemm`.
-    pub op: &'static str,
-    /// `halfwarp` or `cublas`.
-    #[serde(rename = "impl")]
-    pub implementation: &'static str,
-    /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` with accumulators in f16.
-    pub dtype: String,
-    /// Rows of the input.
-    pub m: usize,
-    /// Rows of the weight.
-    pub n: usize,
-    /// Columns of both.
-    pub k: usize,
-    /// Microseconds of a call: the median.
-    pub us: f64,
-    /// The least.
-    pub min_us: f64,
-    /// Operations over `us`, in 10^12 a second.
-    pub tflops: f64,
-    /// Bytes of input, weight and output, each moved once, over `us`, in 10^9 a second.
-    pub gbs: f64,
-    /// Norm of the difference over the norm of the reference, in f64, on a sample of outputs.
-    pub error: f64,
-    /// What our kernels are compiled for; nothing is said of those of cuBLAS.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub config: Option<&'static str>,
-    /// The device, and the PTX target that it runs.
-    pub gpu: String,
-}
-
-/// Why there is no row.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// There is no plan of such linear layers.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// The plan cannot be run.
-    #[error(transparent)]
-    Exec(#[from] ExecError),
-    /// The output is wrong: nothing is timed.
-    #[error("{shape:?}: relative error {error:e}, expected at most {bound:e}")]
-    Wrong {
-        /// The shape.
-        shape: Shape,
-        /// Norm of the difference over the norm of the reference.
-        error: f64,
-        /// What it may be.
-        bound: f64,
-    },
-}
-
-/// More than the L2 cache of any GPU of today.
-const L2_FLUSH_BYTES: usize = 256 << 20;
+const WEIGHTS: RandomWeights = RandomWeights::UNIFORM;
 const MAX_COPIES: usize = 48;
-const MIN_CALLS: usize = 8;
-const MIN_US: f64 = 20_000.0;
-const REPEATS: usize = 9;
 const SAMPLES: usize = 256;
-
-/// Norms, by the start of their weights' names; and what they add to the mean of squares.
-const ONES: &str = "ones";
-const EPS: f32 = 1e-6;
 
 /// Measures `subject` at a shape.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
+pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
     subject.check()?;
     let &Subject { gpu: ordinal, gemm, target, ref cubin_dir, .. } = subject;
     let options = GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() };
     let dtype = subject.dtype();
     let Shape { m, n, k } = shape;
     let bytes = dtype.block_bytes() * (m * k + n * k + m * n);
-    let copies = L2_FLUSH_BYTES.div_ceil(bytes.max(1)).clamp(1, MAX_COPIES);
-    let calls = copies * (MIN_CALLS / copies).max(1);
+    let copies = num_copies(bytes, MAX_COPIES);
+    let calls = calls_per_round(copies);
     let bench = Bench { shape, subject, copies };
     let (two_rounds, one_round) = (bench.plan(2 * calls + 1)?, bench.plan(calls + 1)?);
-    let gpu = CudaExecutor::open(ordinal, &options, &two_rounds, &RandomWeights)?;
+    let gpu = CudaExecutor::open(ordinal, &options, &two_rounds, &WEIGHTS)?;
     let mut gpu = gpu.without_overlap();
     let prepared = [gpu.prepare(&two_rounds)?, gpu.prepare(&one_round)?];
 
@@ -202,13 +136,9 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
     inputs.push_sequence(&tokens, 0, &pages, 0..m);
     gpu.run(prepared[1], &inputs, Want::Nothing)?;
     let got = gpu.run(prepared[0], &inputs, Want::Logits)?.logits;
-    let (error, bound) = (bench.sampled_error(&two_rounds, &got)?, bench.error_bound());
-    if error.is_nan() || error > bound {
-        return Err(BenchError::Wrong { shape, error, bound });
-    }
+    let error = check_error(&shape, bench.sampled_error(&two_rounds, &got)?, bench.error_bound())?;
 
-    let times = [times_us(&mut gpu, prepared[0])?, times_us(&mut gpu, prepared[1])?];
-    let [us, min_us] = [REPEATS / 2, 0].map(|i| (times[0][i] - times[1][i]) / calls as f64);
+    let [us, min_us] = us_per_call(&mut gpu, prepared, calls)?;
     Ok(Row {
         op: "gemm",
         implementation: if gemm == Gemm::Halfwarp { "halfwarp" } else { "cublas" },
@@ -216,9 +146,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
             true => "f16_acc16".to_owned(),
             false => dtype.to_string().to_lowercase(),
         },
-        m,
-        n,
-        k,
+        shape,
         us,
         min_us,
         tflops: 2.0 * (m * n * k) as f64 / us / 1e6,
@@ -227,16 +155,6 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row, BenchError> {
         config: (gemm == Gemm::Halfwarp).then(|| gpu.target().name()),
         gpu: gpu.describe(),
     })
-}
-
-/// Times of one replay, in microseconds, in ascending order.
-fn times_us(gpu: &mut CudaExecutor, plan: PreparedPlan) -> Result<Vec<f64>, ExecError> {
-    gpu.time_us(plan, 2)?;
-    let replays = (MIN_US / gpu.time_us(plan, 1)?).max(1.0) as usize;
-    let times = (0..REPEATS).map(|_| gpu.time_us(plan, replays));
-    let mut times = times.collect::<Result<Vec<f64>, ExecError>>()?;
-    times.sort_unstable_by(f64::total_cmp);
-    Ok(times)
 }
 
 /// Linear layers of one shape.
@@ -259,6 +177,7 @@ impl Bench<'_> {
             max_q_len: m,
             max_logit_rows: m,
             max_kv_len: m.next_multiple_of(PAGE_SIZE),
+            mixed: false,
         };
         let kv = KvLayout {
             num_layers: 0,
@@ -278,11 +197,7 @@ impl Bench<'_> {
             let out = if call == 0 { verified } else { output };
             plan.op(Op::Linear(Linear::new(x, weight, out)));
         }
-        let logits = plan.activation("logits", Rows::Logits, n, Dtype::F32);
-        plan.op(Op::GatherRows { x: verified, out: logits });
-        let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
-        plan.op(Op::Argmax { x: logits, out: next_tokens });
-        plan.finish(&self.subject.numerics(), bounds, kv, logits, next_tokens)
+        finish(plan, &self.subject.numerics(), bounds, kv, verified)
     }
 
     /// An input and a weight. An input of 16 bits comes from a norm, which rounds.
@@ -295,9 +210,7 @@ impl Bench<'_> {
         if self.subject.dtype() == Dtype::F32 {
             return (hidden, b);
         }
-        let ones = plan.weight(weight(format!("{ONES}{copy}"), 1, k, Dtype::F32));
-        let x = plan.activation(format!("x{copy}"), Rows::Tokens, k, self.subject.dtype());
-        plan.op(Op::RmsNorm { x: hidden, weight: ones, out: x, eps: EPS });
+        let x = norm(plan, hidden, copy, self.subject.dtype());
         (x, b)
     }
 
@@ -306,10 +219,7 @@ impl Bench<'_> {
         if self.subject.dtype() == Dtype::F32 {
             return row.iter().map(|&value| f64::from(value)).collect();
         }
-        let squares: f64 = row.iter().map(|&value| f64::from(value).powi(2)).sum();
-        let scale = 1.0 / (squares / row.len() as f64 + f64::from(EPS)).sqrt();
-        let round = |value: f32| rounded((f64::from(value) * scale) as f32, self.subject.dtype());
-        row.iter().map(|&value| f64::from(round(value))).collect()
+        normed(row, self.subject.dtype())
     }
 
     /// An accumulator in f16 is rounded after every MMA: by half a unit of 2^-10 each, in all
@@ -327,68 +237,15 @@ impl Bench<'_> {
     /// Relative error of the first call's output on a sample of its elements.
     fn sampled_error(&self, plan: &Plan, got: &[f32]) -> Result<f64, ExecError> {
         let Shape { m, n, k } = self.shape;
-        let (a, b) = (values(&plan.weights[0])?, values(&plan.weights[1])?);
+        let [a, b] = [0, 1].map(|id| WEIGHTS.values(&plan.weights[id]));
+        let (a, b) = (a?, b?);
         let mut random = ChaCha8Rng::seed_from_u64(1);
-        let (mut difference, mut norm) = (0.0, 0.0);
-        for _ in 0..SAMPLES {
+        Ok(relative_error((0..SAMPLES).map(|_| {
             let (row, column) = (random.random_range(0..m), random.random_range(0..n));
             let x = self.input(&a[row * k..][..k]);
             let pairs = x.iter().zip(&b[column * k..][..k]);
-            let wanted: f64 = pairs.map(|(&a, &b)| a * f64::from(b)).sum();
-            difference += (f64::from(got[row * n + column]) - wanted).powi(2);
-            norm += wanted.powi(2);
-        }
-        Ok((difference / norm).sqrt())
-    }
-}
-
-/// The numbers of a weight.
-fn values(weight: &Weight) -> Result<Vec<f32>, ExecError> {
-    let mut bytes = vec![0; weight.bytes()];
-    RandomWeights.read(weight, &mut bytes)?;
-    Ok(match weight.storage {
-        Dtype::F16 => bytes.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x).to_f32()).collect(),
-        Dtype::BF16 => {
-            bytes.as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x).to_f32()).collect()
-        }
-        _ => bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect(),
-    })
-}
-
-/// The nearest number that `dtype` has.
-fn rounded(value: f32, dtype: Dtype) -> f32 {
-    match dtype {
-        Dtype::F16 => f16::from_f32(value).to_f32(),
-        Dtype::BF16 => bf16::from_f32(value).to_f32(),
-        _ => value,
-    }
-}
-
-fn weight(name: String, rows: usize, cols: usize, storage: Dtype) -> Weight {
-    let parts = vec![WeightPart { source: name.clone(), rows, transform: PartTransform::None }];
-    Weight { name, parts, rows, cols, storage }
-}
-
-/// Numbers from -1 to 1, the same for the same name; ones for a norm.
-struct RandomWeights;
-
-impl WeightSource for RandomWeights {
-    fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
-        let seed = weight.name.bytes().fold(0, |seed, byte| seed * 31 + u64::from(byte));
-        let is_norm = weight.name.starts_with(ONES);
-        out.par_chunks_mut(1 << 20).enumerate().for_each(|(chunk, out)| {
-            let mut random = ChaCha8Rng::seed_from_u64(seed);
-            random.set_stream(chunk as u64);
-            let mut next = || if is_norm { 1.0 } else { random.random_range(-1.0f32..1.0) };
-            for out in out.chunks_exact_mut(weight.storage.block_bytes()) {
-                match weight.storage {
-                    Dtype::F16 => out.copy_from_slice(&f16::from_f32(next()).to_ne_bytes()),
-                    Dtype::BF16 => out.copy_from_slice(&bf16::from_f32(next()).to_ne_bytes()),
-                    _ => out.copy_from_slice(&next().to_ne_bytes()),
-                }
-            }
-        });
-        Ok(())
+            (got[row * n + column], pairs.map(|(&a, &b)| a * f64::from(b)).sum())
+        })))
     }
 }
 
@@ -412,7 +269,7 @@ mod tests {
             };
             let bench = Bench { shape: Shape { m: 3, n: 24, k: 40 }, subject: &subject, copies: 2 };
             let plan = bench.plan(4).unwrap();
-            let mut cpu = CpuExecutor::open(&plan, &RandomWeights).unwrap();
+            let mut cpu = CpuExecutor::open(&plan, &WEIGHTS).unwrap();
             let prepared = cpu.prepare(&plan).unwrap();
             let mut inputs = StepInputs::new();
             inputs.push_sequence(&[0, 1, 2], 0, &[0], 0..3);

@@ -1,4 +1,8 @@
 //! What the machine's time goes into: timing of kernels, and of whole steps.
 
+pub mod attention;
 pub mod decode;
 pub mod gemm;
+pub mod kernels;
+pub mod mission;
+mod random;

@@ -1,103 +1,273 @@
-//! Split-KV: how the keys of a sequence are split, and how partial results are combined.
+//! Partial results of attention over some of the keys, and how they are combined: those of a
+//! block's warps in shared memory, those of a row block's splits in global memory.
 
-use super::tile::AttentionElement;
-use core::ops::Range;
+use super::tile::{AttentionElement, NUM_THREADS, NUM_WARPS};
 use cuda_std::prelude::*;
-
-/// Fewest keys of a split: with fewer, combining costs more than splitting saves. Not measured.
-pub(super) const MIN_SPLIT_LEN: u32 = 64;
 
 /// Columns that a thread combines at once: 16 bytes of f32.
 pub(super) const VEC_ELEMS: u32 = 4;
 
-/// The splits of a sequence's keys: runs of tiles of equal length. They depend on this sequence
-/// alone.
-pub(super) struct Splits {
-    /// Most splits.
-    pub max: u32,
-    /// Start of the first tile with a visible key.
-    first_key: u32,
-    end_key: u32,
-    /// Keys of a split.
-    split_len: u32,
-    /// Splits that have keys.
-    pub count: u32,
-}
+/// Values of [`VEC_ELEMS`] columns.
+pub(super) type Values = [f32; VEC_ELEMS as usize];
 
-impl Splits {
-    /// Splits the visible keys of a sequence into at most `max` runs of tiles of `block_n`.
-    #[inline(always)]
-    pub fn new(visible: Range<u32>, block_n: u32, max: u32) -> Self {
-        let first_tile = visible.start / block_n;
-        let num_tiles = visible.end.div_ceil(block_n) - first_tile;
-        let tiles = num_tiles.div_ceil(max.max(1)).max(MIN_SPLIT_LEN / block_n).max(1);
-        Splits {
-            max,
-            first_key: first_tile * block_n,
-            end_key: visible.end,
-            split_len: tiles * block_n,
-            count: num_tiles.div_ceil(tiles),
-        }
-    }
+/// Splits of which a thread has a vector in flight.
+const BATCH: u32 = 16;
 
-    /// The keys of `split`, which start at a tile; empty past the last split.
-    #[inline(always)]
-    pub fn keys(&self, split: u32) -> Range<u32> {
-        let key = |split: u32| self.first_key + split * self.split_len;
-        key(split)..key(split + 1).min(self.end_key)
-    }
-}
+/// Vectors in flight, of all threads, in elements.
+const BATCH_ELEMS: u32 = BATCH * NUM_THREADS * VEC_ELEMS;
+
+/// Most splits: a lane takes eight.
+const MAX_SPLITS: u32 = 8 * warp::WARP_SIZE;
+#[cfg(not(target_arch = "nvptx64"))]
+const _: () = assert!(MAX_SPLITS as usize == super::splits::MAX_SPLITS);
 
 /// The partial result of attention over some of the keys, in [`VEC_ELEMS`] columns: `values / sum`
 /// is the output.
 #[derive(Clone, Copy)]
 pub(super) struct PartialOut {
-    /// The largest score, times `log2(e)`.
+    /// The largest score, times `log2(e)`; minus infinity if no key was visible.
     pub max: f32,
     /// The sum of `exp2(score - max)`.
     pub sum: f32,
     /// The sum of `exp2(score - max) * v`.
-    pub values: [f32; VEC_ELEMS as usize],
+    pub values: Values,
 }
 
 impl PartialOut {
-    /// Stores the output from `column` on, up to `head_dim`.
-    ///
-    /// # Safety
-    /// 1. `out` holds `head_dim` elements.
+    /// The output.
     #[inline(always)]
-    pub unsafe fn store<E: AttentionElement>(self, out: GlobalMut<E>, column: u32, head_dim: u32) {
-        let scale = if self.sum > 0.0 { math::rcp_approx(self.sum) } else { 0.0 };
-        for i in 0..VEC_ELEMS {
-            if column + i < head_dim {
-                let value = self.values[i as usize] * scale;
-                // SAFETY: inside, by the check.
-                unsafe { out.set((column + i) as usize, E::from_f32(value)) };
-            }
-        }
+    pub fn normalized(&self) -> Values {
+        let scale = reciprocal(self.sum);
+        self.values.map(|value| value * scale)
     }
 }
 
-/// Combines partial results `partials`, in order. `partial` loads one, `max_score` only its largest
-/// score. At least one has seen a key.
+/// `1 / sum`, or 0 for a row without a visible key.
 #[inline(always)]
-pub(super) fn combine(
-    partials: Range<u32>,
+fn reciprocal(sum: f32) -> f32 {
+    if sum > 0.0 { math::rcp_approx(sum) } else { 0.0 }
+}
+
+/// What is subtracted from scores: their maximum, or any finite number if they are all masked.
+#[inline(always)]
+fn finite(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY { 0.0 } else { max }
+}
+
+/// Stores `values` from `column` on, a multiple of four, up to `head_dim`.
+///
+/// # Safety
+/// 1. `out` holds `head_dim` elements; if `aligned`, it is 16-byte aligned and `head_dim` a
+///    multiple of four.
+#[inline(always)]
+pub(super) unsafe fn store_out<E: AttentionElement>(
+    out: GlobalMut<E>,
+    column: u32,
+    head_dim: u32,
+    aligned: bool,
+    values: Values,
+) {
+    let values = values.map(E::from_f32);
+    // SAFETY: columns under `head_dim` are in the row.
+    unsafe {
+        if aligned {
+            if column < head_dim {
+                out.set_vec(column as usize, values);
+            }
+            return;
+        }
+        unroll!(i in 0..4, {
+            if column + (i as u32) < head_dim {
+                out.set(column as usize + i, values[i]);
+            }
+        });
+    }
+}
+
+/// Combines the partial results of the warps, in order. `partial` loads one, `max_score` only its
+/// largest score.
+#[inline(always)]
+pub(super) fn combine_warps(
     max_score: impl Fn(u32) -> f32,
     partial: impl Fn(u32) -> PartialOut,
 ) -> PartialOut {
     let mut max = f32::NEG_INFINITY;
-    for i in partials.clone() {
-        max = math::max(max, max_score(i));
+    for warp in 0..NUM_WARPS {
+        max = math::max(max, max_score(warp));
     }
     let (mut sum, mut values) = (0.0, [0.0; VEC_ELEMS as usize]);
-    for i in partials {
-        let partial = partial(i);
-        let weight = math::exp2_approx(partial.max - max);
+    for warp in 0..NUM_WARPS {
+        let partial = partial(warp);
+        let weight = math::exp2_approx(partial.max - finite(max));
         sum = math::fma(weight, partial.sum, sum);
         unroll!(column in 0..VEC_ELEMS as usize, {
             values[column] = math::fma(weight, partial.values[column], values[column]);
         });
     }
     PartialOut { max, sum, values }
+}
+
+/// The partial results of a row block's splits, in the workspace: `[num_splits, rows, width]`, and
+/// largest scores and sums `[num_splits, rows, 2]`.
+#[derive(Clone, Copy)]
+pub(super) struct SplitResults {
+    pub out: GlobalMut<f32>,
+    pub stats: GlobalMut<f32>,
+    pub rows: u32,
+    pub width: u32,
+    pub num_splits: u32,
+}
+
+impl SplitResults {
+    /// Elements of shared memory that [`SplitResults::combine`] needs for `block_rows` rows.
+    pub const fn shared_elems(block_rows: u32) -> u32 {
+        BATCH_ELEMS + block_rows * (MAX_SPLITS + 1)
+    }
+
+    /// Index of `row` of `split`.
+    #[inline(always)]
+    fn row(&self, split: u32, row: u32) -> usize {
+        split as usize * self.rows as usize + row as usize
+    }
+
+    /// Stores a split's result.
+    ///
+    /// # Safety
+    /// 1. `row` and `column` are inside; no other thread accesses them.
+    #[inline(always)]
+    pub unsafe fn store(&self, split: u32, row: u32, column: u32, part: PartialOut) {
+        let to = self.row(split, row);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.out.set_vec(to * self.width as usize + column as usize, part.values);
+            if column == 0 {
+                self.stats.set_vec(to * 2, [part.max, part.sum]);
+            }
+        }
+    }
+
+    /// Row stride of the weights in shared memory: odd, so that rows are in different banks.
+    #[inline(always)]
+    fn weights_stride(&self) -> u32 {
+        self.num_splits | 1
+    }
+
+    /// Stores the weights of the splits, `exp2(max - row's max) / row's sum`. A warp takes every
+    /// fourth row, a lane every 32nd split.
+    ///
+    /// # Safety
+    /// As [`SplitResults::combine`].
+    #[inline(always)]
+    unsafe fn store_weights(&self, weights: Shared<f32>) {
+        let lane_id = warp::lane_id();
+        let mut row = warp::warp_idx();
+        while row < self.rows {
+            let mut stats = [[f32::NEG_INFINITY, 0.0]; 8];
+            let mut max = f32::NEG_INFINITY;
+            unroll!(i in 0..8, {
+                let split = lane_id + warp::WARP_SIZE * i as u32;
+                if split < self.num_splits {
+                    // SAFETY: inside, by the condition.
+                    stats[i] = unsafe { self.stats.get_vec(self.row(split, row) * 2) };
+                }
+            });
+            unroll!(i in 0..8, {
+                max = math::max(max, stats[i][0]);
+            });
+            let max = finite(warp::reduce_max(max));
+            let mut sum = 0.0;
+            unroll!(i in 0..8, {
+                stats[i][0] = math::exp2_approx(stats[i][0] - max);
+                sum = math::fma(stats[i][0], stats[i][1], sum);
+            });
+            let scale = reciprocal(warp::reduce_add(sum));
+            unroll!(i in 0..8, {
+                let split = lane_id + warp::WARP_SIZE * i as u32;
+                if split < self.num_splits {
+                    // SAFETY: inside, by the condition.
+                    unsafe { weights.set(row * self.weights_stride() + split, stats[i][0] * scale) };
+                }
+            });
+            row += NUM_WARPS;
+        }
+    }
+
+    /// Issues this thread's copies of its vector of the splits from `first` on to `batch`.
+    ///
+    /// # Safety
+    /// As [`SplitResults::combine`].
+    #[inline(always)]
+    unsafe fn copy_batch(&self, batch: Shared<f32>, first: u32, row: u32, column: u32) {
+        let mut split = first;
+        while split < self.num_splits.min(first + BATCH) {
+            let from = self.row(split, row) * self.width as usize + column as usize;
+            let to = (split - first) * NUM_THREADS * VEC_ELEMS;
+            // SAFETY: the vector is inside.
+            unsafe {
+                cp_async::copy_vec::<{ VEC_ELEMS as usize }, _>(
+                    batch,
+                    to,
+                    self.out.as_global(),
+                    from,
+                    true,
+                );
+            }
+            split += 1;
+        }
+        cp_async::commit();
+    }
+
+    /// Combines the splits, in order, and calls `store` with row, column and values of each vector
+    /// of the output. The partial results of [`BATCH`] splits are loaded at once, the first ones
+    /// beside the weights.
+    ///
+    /// # Safety
+    /// 1. All threads of the block call this, and see what the splits' blocks have stored.
+    /// 2. `smem` holds [`SplitResults::shared_elems`], which no other thread uses.
+    #[inline(always)]
+    pub unsafe fn combine(&self, smem: Shared<f32>, store: impl Fn(u32, u32, Values)) {
+        let batch = smem.offset(thread::thread_idx_x() * VEC_ELEMS);
+        let weights = smem.offset(BATCH_ELEMS);
+        let place = |vec: u32| (vec * VEC_ELEMS / self.width, vec * VEC_ELEMS % self.width);
+        let end = self.rows * self.width / VEC_ELEMS;
+        let mut vec = thread::thread_idx_x();
+        // SAFETY: rows, columns and splits are inside; a thread reads its own copies, which it has
+        // waited for, and weights from before the barrier.
+        unsafe {
+            if vec < end {
+                let (row, column) = place(vec);
+                self.copy_batch(batch, 0, row, column);
+            }
+            self.store_weights(weights);
+            thread::sync_threads();
+            while vec < end {
+                let (row, column) = place(vec);
+                let weights = weights.offset(row * self.weights_stride());
+                let mut values = [0.0; VEC_ELEMS as usize];
+                let mut split = 0;
+                while split < self.num_splits {
+                    cp_async::wait(0);
+                    let end = self.num_splits.min(split + BATCH);
+                    let mut from = batch;
+                    while split < end {
+                        let (weight, part): (f32, Values) = (weights.get(split), from.get_vec(0));
+                        unroll!(column in 0..VEC_ELEMS as usize, {
+                            values[column] = math::fma(weight, part[column], values[column]);
+                        });
+                        from = from.offset(NUM_THREADS * VEC_ELEMS);
+                        split += 1;
+                    }
+                    if split < self.num_splits {
+                        self.copy_batch(batch, split, row, column);
+                    }
+                }
+                store(row, column, values);
+                vec += NUM_THREADS;
+                if vec < end {
+                    let (row, column) = place(vec);
+                    self.copy_batch(batch, 0, row, column);
+                }
+            }
+        }
+    }
 }

@@ -1,64 +1,108 @@
-//! Attention decode with split KV: the one new token of each sequence against its pages of the
-//! cache. Optionally fused with rotary embedding of the token's Q and K and the append of K and V.
+//! Attention decode with split KV: up to 16 new tokens of each sequence against its pages of the
+//! cache. For single tokens optionally fused with rotary embedding of Q and K and the append of K
+//! and V.
 //!
-//! Shapes    q, out `[num_seqs, num_heads * head_dim]` with row strides; the cache as in prefill;
-//!           k, v `[num_seqs, num_kv_heads * head_dim]`; all f32, f16 or bf16; table as in rope.
-//!           Workspace: partial results `[max_seqs, num_heads, max_splits, width]` and `[max_seqs,
-//!           num_heads, max_splits, 2]` f32; counters `[max_seqs, grid_dim_y]`, zeros before and
-//!           after.
-//! Launch    grid `(max_splits, num_kv_heads * groups of 4 * ROWS heads, max_seqs)`, block
-//!           `(NUM_THREADS, 1, 1)`. The query heads of a KV head are the rows of a tile, so K and V
-//!           are read once for all of them; each warp takes a quarter of a tile's keys. The last
-//!           block of a sequence and head group to finish combines the splits, in order.
-//! Numerics  as prefill; one rounding, at the store. The splits depend on the sequence's own length
-//!           alone, so its result does not depend on the batch. A split starts with its last tile,
-//!           fused or not. Fused, Q, K and V have the bits of rope_append.
-//! Bound     memory: `2 * head_dim` elements a key and KV head. Fused, the previous launch writes
-//!           nothing to the cache, so a block loads its first tile before it waits for that launch.
+//! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; the cache as in prefill;
+//!           k, v `[num_tokens, num_kv_heads * head_dim]`; all f32, f16 or bf16; table as in rope;
+//!           work items as in [`DecodeItem`]. Workspace: partial results `[rows, width]` and
+//!           `[rows, 2]` f32; counters `[rows]`, zeros before and after.
+//! Launch    persistent, grid `(most items, or what is resident, 1, 1)`, block `(NUM_THREADS, 1,
+//!           1)`. An item is a split of a sequence's keys for the query rows of a KV head: its
+//!           query heads, and new tokens, share one read of K and V. Each warp takes a quarter of
+//!           a page's keys, with a ring of copies of its own. The last block of a row block to
+//!           finish combines the splits, in order.
+//! Numerics  as prefill; one rounding, at the store. Splits are combined in order; in a
+//!           batch-invariant plan they depend on the sequence's own lengths alone, and so do its
+//!           results. A split starts with its last tile, fused or not. Fused, Q, K and V have the
+//!           bits of rope_append.
+//! Bound     memory: `2 * head_dim` elements a key and KV head; 128 to 168 KiB in flight an SM.
+//!           Fused, the previous launch writes nothing to the cache, so a block fills its ring
+//!           before it waits for that launch.
 //! Source    flash-decoding (T. Dao et al., 2023).
 
-use super::combine::{PartialOut, Splits, VEC_ELEMS, combine};
+use super::combine::{PartialOut, SplitResults, VEC_ELEMS, combine_warps, store_out};
+use super::kv_ring::{KvRing, num_slots};
 use super::new_token::{NewRow, NewToken, Pair};
 use super::tile::{
     AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, ROW_UNIT, Source, WarpTile,
-    is_aligned,
+    is_aligned, tile_offset, vec_elems,
 };
+use super::work::{DecodeItem, ITEM_WORDS};
 use crate::kv_cache::{PAGE_SIZE, row_start};
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
-use core::ops::Range;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
-/// Pipeline stages of K and V.
-const NUM_STAGES: u32 = 2;
+/// The warp tile for `4 * ROWS` query rows.
+type Tile<E, const ROWS: usize, const PANELS: usize> =
+    <E as AttentionElement>::Decode<ROWS, PANELS>;
 
-/// Shared memory of a block: Q, the stages of K and V, and scratch space of the warps.
+/// Shared memory of a block: Q, the ring of K and V, scratch space of the warps, and two items.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize) -> usize {
     // Neither depends on rows or columns.
     let (block_n, scratch) = (E::Decode::<1, 1>::BLOCK_N, E::Decode::<1, 1>::SCRATCH);
-    let tile_rows = ROW_UNIT as usize * rows + (NUM_STAGES * 2 * block_n) as usize;
+    let tile_rows = ROW_UNIT as usize * rows + (num_slots(panels) * block_n) as usize;
     let elems = tile_rows * panels * PANEL_COLUMNS as usize;
-    elems * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
+    elems * size_of::<E>() + 4 * (NUM_WARPS * scratch + 2 * ITEM_WORDS) as usize
 }
 
-/// A block takes one split of a sequence's keys, for up to `4 * ROWS` query heads of a KV head.
+/// Blocks that should be resident on an SM. In f32 a tile takes more registers.
+pub(super) const fn blocks_per_sm<E: AttentionElement>(panels: usize) -> u32 {
+    if panels <= 3 && size_of::<E>() == 2 { 3 } else { 2 }
+}
+
+/// The query rows of an item.
+#[derive(Clone, Copy)]
+struct QueryRows {
+    /// Rows of the item.
+    rows: u32,
+    /// Index of its first row among those of the KV head.
+    first_row: u32,
+    /// First query head of the KV head, and how many there are.
+    first_head: u32,
+    group: u32,
+}
+
+impl QueryRows {
+    #[inline(always)]
+    fn of(item: &DecodeItem, group: u32, block_rows: u32) -> Self {
+        let first_row = item.row_block * block_rows;
+        let rows = (item.queries * group - first_row).min(block_rows);
+        QueryRows { rows, first_row, first_head: item.kv_head * group, group }
+    }
+
+    /// The query of `row`, counted from the sequence's first.
+    #[inline(always)]
+    fn query(&self, row: u32) -> u32 {
+        (self.first_row + row) / self.group
+    }
+
+    /// The query head of `row`.
+    #[inline(always)]
+    fn head(&self, row: u32) -> u32 {
+        self.first_head + (self.first_row + row) % self.group
+    }
+}
+
+/// Persistent blocks take one item after the other: a split of a sequence's keys, for up to
+/// `4 * ROWS` query rows of a KV head.
 ///
 /// # Safety
-/// 1. The step inputs are those of one step with at most one new token a sequence, and hold
-///    `grid_dim_z` sequences; every view covers what they refer to. `q` and the pools hold elements
-///    `E`.
+/// 1. `num_items` is one element, and `items` holds that many, 16-byte aligned, of a model of these
+///    heads. The step inputs are those of one step, and every view covers what they and the items
+///    refer to. `q` and the pools hold elements `E`.
 /// 2. `head_dim` is at most `32 * PANELS`; `num_kv_heads` divides `num_heads`; `window` is not 0.
-/// 3. If `aligned` is not 0, or `E` has 16 bits, every head is 16-byte aligned in `q` and the
-///    pools.
+/// 3. If `aligned` is not 0, or `E` has 16 bits, every head is 16-byte aligned in `q`, the pools
+///    and `out`.
 /// 4. `counters` are zeros, and `partial_out` is 16-byte aligned.
-/// 5. Either `table` is null and the cache holds the tokens' K and V, or `table` holds a row of
-///    `rotary_dim` elements (even, at most `head_dim`) for every position, `k` and `v` hold the
-///    tokens' rows, each slot is that of the sequence's last position, and the previous launch
-///    writes nothing to the cache.
+/// 5. Either `table` is null and the cache holds the tokens' K and V; or items have one query,
+///    `table` holds a row of `rotary_dim` elements (even, at most `head_dim`) for every position,
+///    `k` and `v` hold the tokens' rows, each slot is that of the sequence's last position, and the
+///    previous launch writes nothing to the cache.
 #[kernel(
-    launch_bounds(NUM_THREADS, 2),
+    launch_bounds(NUM_THREADS, blocks_per_sm::<E>(PANELS)),
     overlaps,
     instances(
         attention_decode_f32_r4_d64 = <f32, 1, 2>,
@@ -72,7 +116,6 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize
         attention_decode_f32_r16_d64 = <f32, 4, 2>,
         attention_decode_f32_r16_d96 = <f32, 4, 3>,
         attention_decode_f32_r16_d128 = <f32, 4, 4>,
-        attention_decode_f32_r16_d256 = <f32, 4, 8>,
         attention_decode_f16_r16_d64 = <f16, 4, 2>,
         attention_decode_f16_r16_d96 = <f16, 4, 3>,
         attention_decode_f16_r16_d128 = <f16, 4, 4>,
@@ -84,9 +127,8 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize
     )
 )]
 pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
-    num_seqs: Global<u32>,
-    cu_seqlens_q: Global<u32>,
-    kv_lens: Global<u32>,
+    num_items: Global<u32>,
+    items: Global<u32>,
     block_table: Global<u32>,
     max_pages_per_seq: u32,
     positions: Global<u32>,
@@ -113,204 +155,479 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
     out: GlobalMut<()>,
     out_stride: u32,
 ) {
-    type Tile<E, const ROWS: usize, const PANELS: usize> =
-        <E as AttentionElement>::Decode<ROWS, PANELS>;
-    let (block_rows, width) = const {
-        // The warps' results and statistics reuse the memory of the stages.
-        let results =
-            NUM_WARPS * Tile::<E, ROWS, PANELS>::ROWS * (PANEL_COLUMNS * PANELS as u32 + 2) * 4;
-        let stage_rows = NUM_STAGES * 2 * Tile::<E, ROWS, PANELS>::BLOCK_N;
-        let stages = stage_rows * PANEL_COLUMNS * PANELS as u32 * size_of::<E>() as u32;
-        assert!(results <= stages);
-        assert!(Tile::<E, ROWS, PANELS>::ROWS == ROW_UNIT * ROWS as u32);
-        assert!(Tile::<E, ROWS, PANELS>::KEYS * NUM_WARPS == Tile::<E, ROWS, PANELS>::BLOCK_N);
-        (Tile::<E, ROWS, PANELS>::ROWS, Tile::<E, ROWS, PANELS>::WIDTH)
-    };
-    let block_n = const { Tile::<E, ROWS, PANELS>::BLOCK_N };
-    let (split, seq) = (thread::block_idx_x(), thread::block_idx_z());
-    let appends = !table.is_null();
-    if !appends {
-        grid::wait_for_dependencies();
-        grid::launch_dependents();
-    }
-
-    // 1. The block's work item: keys `first_key .. end_key`, query heads `first_head ..
-    //    first_head + heads`. SAFETY: step inputs of one step; launches have KV heads, and a
-    //    multiple of query heads.
-    let (token, kv_len) = unsafe {
-        core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads);
-        // All loads at once: the inputs hold every sequence of the grid, even those that do not
-        // exist.
-        let [token, next_token] = [seq, seq + 1].map(|seq| cu_seqlens_q.get(seq as usize));
-        let (num_seqs, kv_len) = (num_seqs.get(0), kv_lens.get(seq as usize));
-        let is_there = seq < num_seqs && token != next_token;
-        (token, if is_there { kv_len } else { 0 })
-    };
+    // SAFETY: launches have KV heads, and a multiple of query heads.
+    unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
     let group = num_heads / num_kv_heads;
-    let blocks_per_group = group.div_ceil(block_rows);
-    let (kv_head, group_block) =
-        (thread::block_idx_y() / blocks_per_group, thread::block_idx_y() % blocks_per_group);
-    let first_head = kv_head * group + group_block * block_rows;
-    let heads = (group - group_block * block_rows).min(block_rows);
-    let first_visible = kv_len.saturating_sub(window);
-    let splits = Splits::new(first_visible..kv_len, block_n, thread::grid_dim_x());
-    let Range { start: first_key, end: end_key } = splits.keys(split);
-    if first_key >= end_key {
-        grid::wait_for_dependencies();
-        grid::launch_dependents();
-        return;
-    }
-
-    let aligned = is_aligned::<E>(aligned);
-    let cache = Cache { num_kv_heads, kv_head, head_dim, aligned };
-    let warp_idx = warp::warp_idx();
-    let warp_key = warp_idx * Tile::<E, ROWS, PANELS>::KEYS;
-    let mut tile = Tile::<E, ROWS, PANELS>::new();
-    // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
-    // before it is read; a stage is overwritten one barrier after its last read.
+    let problem = Problem::<E> {
+        block_table,
+        max_pages_per_seq,
+        new: NewTokens {
+            positions,
+            slot_mapping,
+            table,
+            rotary_dim,
+            k: k.cast(),
+            k_stride,
+            v: v.cast(),
+            v_stride,
+        },
+        q: q.cast(),
+        q_stride,
+        pools: [k_pool.cast(), v_pool.cast()],
+        num_kv_heads,
+        group,
+        head_dim,
+        aligned: is_aligned::<E>(aligned),
+        scale: softmax_scale * LOG2_E,
+        window,
+        partial_out,
+        partial_stats,
+        counters,
+        out: out.cast(),
+        out_stride,
+    };
+    let mut index = thread::block_idx_x();
+    // SAFETY: step inputs, which no launch of the step writes; the list has room for an item of
+    // every block. Threads wait for an item's copies, and pass a barrier, before they read it.
     unsafe {
-        let pages = block_table.add(seq as usize * max_pages_per_seq as usize);
-        let (k_pool, v_pool) = (k_pool.cast::<E>(), v_pool.cast::<E>());
-        let smem_q = dynamic_shared_mem::<E>();
-        let smem_kv = smem_q.offset(block_rows * width);
-        let tile_elems = block_n * width;
-        let scratch = smem_kv.offset(NUM_STAGES * 2 * tile_elems).cast();
-        let scratch = scratch.offset(warp_idx * Tile::<E, ROWS, PANELS>::SCRATCH);
-        let end_cached = end_key.min(if appends { kv_len - 1 } else { kv_len });
-        let copy_stage = |stage_idx: u32, key: u32| {
-            let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
-            let copy = |pool: GlobalMut<E>, smem: Shared<E>| {
-                Source::cache(pool.as_global(), pages, key, end_cached, &cache)
-                    .copy_to(smem, block_n, width);
-            };
-            copy(k_pool, smem_k);
-            copy(v_pool, smem_k.offset(tile_elems));
-            cp_async::commit();
-        };
-
-        // 2. Q and the first tile of K and V are one group of copies. With `appends` the
-        //    new token's rows are zeros at first and stored below.
-        let mut tiles_left = (end_key - first_key).div_ceil(block_n);
-        let mut key = first_key + (tiles_left - 1) * block_n;
-        let gmem = q.cast::<E>().add(token as usize * q_stride as usize);
-        let gmem = gmem.add((first_head * head_dim) as usize);
-        let rows = if appends { 0 } else { heads };
-        Source { gmem, row_stride: head_dim, rows, head_dim, aligned }
-            .copy_to(smem_q, block_rows, width);
-        copy_stage(0, key);
-        if appends {
-            let (position, slot) =
-                (positions.get(token as usize), slot_mapping.get(token as usize));
-            let angles = table.add(position as usize * rotary_dim as usize);
-            let pair = Pair::new(angles, rotary_dim, head_dim);
+        let smem = Smem::<E>::new::<Tile<E, ROWS, PANELS>>(num_slots(PANELS));
+        let num_items = store_first_item(num_items, items, index, smem.items);
+        if table.is_null() || index >= num_items {
             grid::wait_for_dependencies();
             grid::launch_dependents();
-            let new_row = |rows: Global<()>, stride: u32, pool: GlobalMut<E>, tile: Shared<E>| {
-                let from = rows.cast::<E>().add(token as usize * stride as usize);
-                let page_row = (slot / PAGE_SIZE, slot % PAGE_SIZE);
-                let to = row_start(page_row.0, page_row.1, kv_head, num_kv_heads, head_dim);
-                NewRow {
-                    from: from.add((kv_head * head_dim) as usize),
-                    tile,
-                    cache: (group_block == 0).then(|| pool.add(to)),
-                }
-            };
-            let smem_v = smem_kv.offset(tile_elems);
-            let kv = (end_key == kv_len).then(|| {
-                [new_row(k, k_stride, k_pool, smem_kv), new_row(v, v_stride, v_pool, smem_v)]
-            });
-            let key_row = kv_len - 1 - key;
-            let new = NewToken { q: gmem, heads, smem_q, block_rows, kv, key_row, block_n };
-            cp_async::wait(0);
-            thread::sync_threads();
-            new.store(&pair);
         }
+        let mut slot = 0;
+        while index < num_items {
+            index += thread::grid_dim_x();
+            let item = smem.items.offset(slot);
+            slot ^= ITEM_WORDS;
+            // In the group of the first copies of K.
+            copy_item(items, index, smem.items.offset(slot), index < num_items);
+            attend::<E, ROWS, PANELS>(&problem, &smem, item);
+            // The next item's copies overwrite what this one's threads read.
+            thread::sync_threads();
+        }
+    }
+}
 
-        // 3. Main loop over tiles of keys, from last to first.
-        let mut stage_idx = 0;
+/// Stores item `index`, if there is one, to `slot`; returns the number of items.
+///
+/// # Safety
+/// 1. `items` has room for the item, and `slot` for its words, 16-byte aligned. All threads of the
+///    block call this, and none uses `slot`.
+#[inline(always)]
+unsafe fn store_first_item(
+    num_items: Global<u32>,
+    items: Global<u32>,
+    index: u32,
+    slot: Shared<u32>,
+) -> u32 {
+    let part = thread::thread_idx_x() * 4;
+    let from = (index * ITEM_WORDS + part) as usize;
+    // SAFETY: the caller's promise; both loads are in flight at once.
+    unsafe {
+        let words: [u32; 4] = items.speculate_vec_if(from, part < ITEM_WORDS);
+        let num_items = num_items.get(0);
+        if part < ITEM_WORDS && index < num_items {
+            slot.set_vec(part, words);
+        }
+        thread::sync_threads();
+        num_items
+    }
+}
+
+/// Issues the copies of item `index` to `slot`, if it exists.
+///
+/// # Safety
+/// As [`store_first_item`].
+#[inline(always)]
+unsafe fn copy_item(items: Global<u32>, index: u32, slot: Shared<u32>, exists: bool) {
+    let part = thread::thread_idx_x() * 4;
+    if part < ITEM_WORDS {
+        let from = (index * ITEM_WORDS + part) as usize;
+        // SAFETY: the caller's promise.
+        unsafe { cp_async::copy_vec::<4, u32>(slot, part, items, from, exists) };
+    }
+}
+
+/// What the items of a launch share.
+#[derive(Clone, Copy)]
+struct Problem<E> {
+    block_table: Global<u32>,
+    max_pages_per_seq: u32,
+    new: NewTokens<E>,
+    q: Global<E>,
+    q_stride: u32,
+    /// Of K and V.
+    pools: [GlobalMut<E>; 2],
+    num_kv_heads: u32,
+    /// Query heads of a KV head.
+    group: u32,
+    head_dim: u32,
+    aligned: bool,
+    /// Of the scores, with `log2(e)`.
+    scale: f32,
+    window: u32,
+    partial_out: GlobalMut<f32>,
+    partial_stats: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    out: GlobalMut<E>,
+    out_stride: u32,
+}
+
+/// The rows of new tokens that are not appended yet; `table` is null if there are none.
+#[derive(Clone, Copy)]
+struct NewTokens<E> {
+    positions: Global<u32>,
+    slot_mapping: Global<u32>,
+    table: Global<f32>,
+    rotary_dim: u32,
+    k: Global<E>,
+    k_stride: u32,
+    v: Global<E>,
+    v_stride: u32,
+}
+
+/// The block's shared memory.
+#[derive(Clone, Copy)]
+struct Smem<E> {
+    q: Shared<E>,
+    /// The ring of K and V, and after the main loop the partial results.
+    kv: Shared<E>,
+    /// The warp's own.
+    scratch: Shared<f32>,
+    /// This item and the next one.
+    items: Shared<u32>,
+}
+
+/// Attention of an item.
+///
+/// # Safety
+/// As [`attention_decode`], of which `problem` has the arguments and `slot` holds an item. All
+/// threads of the block call this, and no other thread uses its shared memory.
+#[inline(always)]
+unsafe fn attend<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
+    problem: &Problem<E>,
+    smem: &Smem<E>,
+    slot: Shared<u32>,
+) {
+    let (block_n, block_rows, width) = const {
+        let block_rows = Tile::<E, ROWS, PANELS>::ROWS;
+        assert!(block_rows == ROW_UNIT * ROWS as u32);
+        // Partial results take the memory of the ring.
+        let ring_bytes = KvRing::<Tile<E, ROWS, PANELS>, PANELS>::NUM_SLOTS
+            * KvRing::<Tile<E, ROWS, PANELS>, PANELS>::SLOT_ELEMS
+            * size_of::<E>() as u32;
+        let width = Tile::<E, ROWS, PANELS>::WIDTH;
+        assert!(NUM_WARPS * block_rows * (width + 2) * 4 <= ring_bytes);
+        assert!(SplitResults::shared_elems(block_rows) * 4 <= ring_bytes);
+        (Tile::<E, ROWS, PANELS>::BLOCK_N, block_rows, width)
+    };
+    // SAFETY: the caller's promise. It is read again where it is used again, so that it takes no
+    // registers in the main loop.
+    let load_item = || unsafe {
+        let item = DecodeItem::load(slot);
+        (item, QueryRows::of(&item, problem.group, block_rows))
+    };
+    let (item, rows) = load_item();
+    let mut tile = Tile::<E, ROWS, PANELS>::new(problem.scale);
+    // SAFETY: the launch gives `shared_bytes`; each tile is waited for before it is read, Q and new
+    // tokens at a barrier; barriers separate the uses of the ring's memory.
+    unsafe {
+        // 1. Fill the ring, from the last tile on, and Q.
+        let last_tile = (item.end_key - 1) / block_n * block_n;
+        let mut tiles_left = (last_tile - item.first_key) / block_n + 1;
+        let mut ring =
+            problem.ring::<Tile<E, ROWS, PANELS>, PANELS>(&item, smem.kv, [last_tile, tiles_left]);
+        let num_slots = const { num_slots(PANELS) };
+        if problem.appends() {
+            zero_q(smem.q, block_rows * width);
+        } else {
+            problem.copy_q(&item, &rows, smem.q, block_rows, width);
+        }
+        for _ in 1..num_slots {
+            ring.copy();
+        }
+        if problem.appends() {
+            grid::wait_for_dependencies();
+            grid::launch_dependents();
+            // The tiles of K and V that the new rows are in.
+            cp_async::wait(num_slots - 3);
+            thread::sync_threads();
+            problem.store_new_token(&item, &rows, smem, block_n, block_rows, width, last_tile);
+        } else {
+            cp_async::wait(num_slots - 2);
+        }
+        thread::sync_threads();
+
+        // 2. Main loop over the warp's keys of each tile.
+        let warp_key = warp::warp_idx() * Tile::<E, ROWS, PANELS>::KEYS;
+        let last_position = item.first_position + item.queries - 1;
+        let visible_to_all = (last_position + 1).saturating_sub(problem.window)
+            ..(item.first_position + 1).min(item.end_key);
+        let mut tile_key = last_tile;
         while tiles_left > 0 {
             tiles_left -= 1;
-            cp_async::wait(0);
-            thread::sync_threads();
-            if tiles_left > 0 {
-                copy_stage(stage_idx ^ 1, key - block_n);
+            let mut scores = tile.scores(problem.head_dim, smem.q, block_rows, ring.wait());
+            if tile_key < visible_to_all.start || visible_to_all.end < tile_key + block_n {
+                let (item, rows) = load_item();
+                tile.mask(&mut scores, |row, key| {
+                    let (position, key) =
+                        (item.first_position + rows.query(row), tile_key + warp_key + key);
+                    key < item.end_key && key <= position && position - key < problem.window
+                });
             }
-            let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems + warp_key * PANEL_COLUMNS);
-            let mut scores = tile.scores(head_dim, smem_q, block_rows, smem_k);
-            tile.mask(&mut scores, softmax_scale * LOG2_E, |_, warp_tile_key| {
-                let key = key + warp_key + warp_tile_key;
-                first_visible <= key && key < end_key
-            });
-            let probabilities = tile.update(&scores, scratch);
-            tile.accumulate(probabilities, scratch, smem_k.offset(tile_elems));
-            stage_idx ^= 1;
-            key = key.wrapping_sub(block_n);
+            let probabilities = tile.update(&scores, smem.scratch);
+            tile.accumulate(probabilities, smem.scratch, ring.wait());
+            tile_key = tile_key.wrapping_sub(block_n);
         }
 
-        // 4. The warps' results go to shared memory: outputs `[NUM_WARPS, block_rows, width]`, then
-        //    maxima and sums `[NUM_WARPS, block_rows]` each.
+        // 3. The warps' results go to shared memory.
         cp_async::wait(0);
         thread::sync_threads();
-        let smem_out = smem_kv.cast::<f32>();
-        let smem_max = smem_out.offset(NUM_WARPS * block_rows * width);
-        let smem_sum = smem_max.offset(NUM_WARPS * block_rows);
-        let first_row = warp_idx * block_rows;
-        tile.for_each_row(|row, max, total| {
-            smem_max.set(first_row + row, max);
-            smem_sum.set(first_row + row, total);
-        });
-        tile.for_each_pair(|row, column, pair| {
-            smem_out.set_vec((first_row + row) * width + column, pair);
-        });
+        let (item, rows) = load_item();
+        let results = WarpResults::new(smem.kv.cast(), block_rows, width);
+        results.store(&tile);
         thread::sync_threads();
 
-        // 5. The warps' results are combined: the split's partial result, or the output if it is
-        //    the only split.
-        let is_only = splits.count == 1;
-        let first_partial =
-            (seq as usize * num_heads as usize + first_head as usize) * splits.max as usize;
-        let out = out.cast::<E>().add(token as usize * out_stride as usize);
-        let store = |row: u32, column: u32, part: PartialOut| {
-            let to = ((first_head + row) * head_dim) as usize;
-            part.store(out.add(to), column, head_dim);
+        // 4. They are combined: the split's partial result, or the output if it is the only split.
+        let store = |row: u32, column: u32, values| {
+            let token = (item.first_token + rows.query(row)) as usize;
+            let to = token * problem.out_stride as usize;
+            let to = problem.out.add(to + (rows.head(row) * problem.head_dim) as usize);
+            store_out(to, column, problem.head_dim, problem.aligned, values);
         };
-        for_each_vec(heads, width, |row, column| {
-            let row_of = |warp: u32| warp * block_rows + row;
-            let max_score = |warp| smem_max.get(row_of(warp));
-            let part = combine(0..NUM_WARPS, max_score, |warp| {
-                let values = smem_out.get_vec(row_of(warp) * width + column);
-                PartialOut { max: max_score(warp), sum: smem_sum.get(row_of(warp)), values }
+        if item.num_splits == 1 {
+            for_each_vec(rows.rows, width, |row, column| {
+                store(row, column, results.combine(row, column).normalized());
             });
-            if is_only {
-                store(row, column, part);
-                return;
-            }
-            let to = first_partial + row as usize * splits.max as usize + split as usize;
-            partial_out.set_vec(to * width as usize + column as usize, part.values);
-            if column == 0 {
-                partial_stats.set_vec(to * 2, [part.max, part.sum]);
-            }
-        });
-        if is_only {
             return;
         }
+        let splits = SplitResults {
+            out: problem.partial_out.add(item.first_partial as usize * width as usize),
+            stats: problem.partial_stats.add(item.first_partial as usize * 2),
+            rows: rows.rows,
+            width,
+            num_splits: item.num_splits,
+        };
+        for_each_vec(rows.rows, width, |row, column| {
+            splits.store(item.split, row, column, results.combine(row, column));
+        });
 
-        // 6. The last block to get here combines the splits.
-        let counter = seq as usize * thread::grid_dim_y() as usize + thread::block_idx_y() as usize;
-        if !is_last(counters, counter, splits.count, smem_q.cast()) {
-            return;
+        // 5. The last block to get here combines the splits.
+        let counter = item.first_partial as usize;
+        if is_last(problem.counters, counter, item.num_splits, smem.q.cast()) {
+            splits.combine(smem.kv.cast(), store);
         }
-        for_each_vec(heads, width, |row, column| {
-            let from = first_partial + row as usize * splits.max as usize;
-            let max_score = |split| partial_stats.get((from + split as usize) * 2);
-            let part = combine(0..splits.count, max_score, |split| {
-                let from = from + split as usize;
-                let [max, sum] = partial_stats.get_vec(from * 2);
-                let values = partial_out.get_vec(from * width as usize + column as usize);
-                PartialOut { max, sum, values }
+    }
+}
+
+impl<E: AttentionElement> Smem<E> {
+    /// The parts of the block's dynamic shared memory, for a ring of `num_slots`.
+    ///
+    /// # Safety
+    /// 1. The launch gives `shared_bytes`.
+    #[inline(always)]
+    unsafe fn new<T: WarpTile<Element = E>>(num_slots: u32) -> Self {
+        // SAFETY: the caller's promise.
+        let q = unsafe { dynamic_shared_mem::<E>() };
+        let kv = q.offset(T::ROWS * T::WIDTH);
+        let scratch: Shared<f32> = kv.offset(num_slots * T::BLOCK_N * T::WIDTH).cast();
+        let items = scratch.offset(NUM_WARPS * T::SCRATCH).cast();
+        Smem { q, kv, scratch: scratch.offset(warp::warp_idx() * T::SCRATCH), items }
+    }
+}
+
+impl<E: AttentionElement> Problem<E> {
+    /// Whether Q, K and V of the new tokens are still on their way.
+    #[inline(always)]
+    fn appends(&self) -> bool {
+        !self.new.table.is_null()
+    }
+
+    /// The ring over the item's tiles `[last_tile, num_tiles]`, in `smem`.
+    ///
+    /// # Safety
+    /// As [`attend`].
+    #[inline(always)]
+    unsafe fn ring<T: WarpTile<Element = E>, const PANELS: usize>(
+        &self,
+        item: &DecodeItem,
+        smem: Shared<E>,
+        tiles: [u32; 2],
+    ) -> KvRing<T, PANELS> {
+        let &Problem { num_kv_heads, head_dim, aligned, .. } = self;
+        let cache = Cache { num_kv_heads, kv_head: item.kv_head, head_dim, aligned };
+        // The new token's position is not in the cache yet.
+        let end_cached =
+            if self.appends() { item.end_key.min(item.first_position) } else { item.end_key };
+        let first_visible = (item.first_position + 1).saturating_sub(self.window);
+        let pools = self.pools.map(GlobalMut::as_global);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let table = self.block_table.add(item.seq as usize * self.max_pages_per_seq as usize);
+            KvRing::new(smem, pools, table, cache, tiles, first_visible..end_cached)
+        }
+    }
+
+    /// Column 0 of `row` in `q`.
+    #[inline(always)]
+    fn q_row(&self, item: &DecodeItem, rows: &QueryRows, row: u32) -> Global<E> {
+        let token = (item.first_token + rows.query(row)) as usize;
+        let head = (rows.head(row) * self.head_dim) as usize;
+        self.q.wrapping_add(token * self.q_stride as usize + head)
+    }
+
+    /// Issues the copies of Q; rows that do not exist are zeros.
+    ///
+    /// # Safety
+    /// As [`attend`].
+    #[inline(always)]
+    unsafe fn copy_q(
+        &self,
+        item: &DecodeItem,
+        rows: &QueryRows,
+        smem_q: Shared<E>,
+        block_rows: u32,
+        width: u32,
+    ) {
+        let vecs = const { PANEL_COLUMNS / vec_elems::<E>() };
+        let mut i = thread::thread_idx_x();
+        while i < block_rows * width / vec_elems::<E>() {
+            // A panel's rows first, as the tile has them.
+            let (panel, row) = (i / vecs / block_rows, i / vecs % block_rows);
+            let column = panel * PANEL_COLUMNS + i % vecs * vec_elems::<E>();
+            let columns = if row < rows.rows { self.head_dim } else { 0 };
+            let gmem = self.q_row(item, rows, row);
+            let &Problem { head_dim, aligned, .. } = self;
+            // SAFETY: nothing is read where nothing exists.
+            unsafe {
+                Source { gmem, row_stride: 0, rows: 1, head_dim, aligned }.copy_vec(
+                    smem_q.offset(tile_offset::<E>(row, column, block_rows)),
+                    column as usize,
+                    columns.saturating_sub(column),
+                );
+            }
+            i += NUM_THREADS;
+        }
+    }
+
+    /// Stores the rotated Q, and if the item has the new token's key, K and V, to the tiles and,
+    /// in the first row block, to the cache.
+    ///
+    /// # Safety
+    /// As [`attend`]; the first two slots of the ring are copied.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn store_new_token(
+        &self,
+        item: &DecodeItem,
+        rows: &QueryRows,
+        smem: &Smem<E>,
+        block_n: u32,
+        block_rows: u32,
+        width: u32,
+        last_tile: u32,
+    ) {
+        let NewTokens { positions, slot_mapping, table, rotary_dim, k, k_stride, v, v_stride } =
+            self.new;
+        let token = item.first_token as usize;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (position, slot) = (positions.get(token), slot_mapping.get(token));
+            let angles = table.add(position as usize * rotary_dim as usize);
+            let pair = Pair::new(angles, rotary_dim, self.head_dim);
+            let new_row = |from: Global<E>, stride: u32, pool: GlobalMut<E>, tile: Shared<E>| {
+                let (page, row) = (slot / PAGE_SIZE, slot % PAGE_SIZE);
+                let to = row_start(page, row, item.kv_head, self.num_kv_heads, self.head_dim);
+                let from = from.add(token * stride as usize);
+                NewRow {
+                    from: from.add((item.kv_head * self.head_dim) as usize),
+                    tile,
+                    cache: (item.row_block == 0).then(|| pool.add(to)),
+                }
+            };
+            let [k_pool, v_pool] = self.pools;
+            let smem_v = smem.kv.offset(block_n * width);
+            let kv = (item.end_key == item.first_position + 1).then(|| {
+                [new_row(k, k_stride, k_pool, smem.kv), new_row(v, v_stride, v_pool, smem_v)]
             });
-            store(row, column, part);
-        });
+            let q = self.q_row(item, rows, 0);
+            let key_row = item.first_position - last_tile;
+            NewToken { q, heads: rows.rows, smem_q: smem.q, block_rows, kv, key_row, block_n }
+                .store(&pair);
+        }
+    }
+}
+
+/// Sets the `elems` elements of Q to zeros.
+///
+/// # Safety
+/// 1. `smem_q` holds them, 16-byte aligned; no other thread accesses them before a barrier.
+#[inline(always)]
+unsafe fn zero_q<E: AttentionElement>(smem_q: Shared<E>, elems: u32) {
+    let smem_q = smem_q.cast::<f32>();
+    let mut i = thread::thread_idx_x() * VEC_ELEMS;
+    while i < elems * size_of::<E>() as u32 / 4 {
+        // SAFETY: inside, by the condition.
+        unsafe { smem_q.set_vec(i, [0.0; VEC_ELEMS as usize]) };
+        i += NUM_THREADS * VEC_ELEMS;
+    }
+}
+
+/// The results of a block's warps in shared memory: `[NUM_WARPS, block_rows, width]`, then largest
+/// scores and sums `[NUM_WARPS, block_rows]` each.
+#[derive(Clone, Copy)]
+struct WarpResults {
+    out: Shared<f32>,
+    max: Shared<f32>,
+    sum: Shared<f32>,
+    block_rows: u32,
+    width: u32,
+}
+
+impl WarpResults {
+    #[inline(always)]
+    fn new(smem: Shared<f32>, block_rows: u32, width: u32) -> Self {
+        let max = smem.offset(NUM_WARPS * block_rows * width);
+        let sum = max.offset(NUM_WARPS * block_rows);
+        WarpResults { out: smem, max, sum, block_rows, width }
+    }
+
+    /// Stores the warp's result.
+    ///
+    /// # Safety
+    /// 1. The memory holds the results, and no other thread accesses the warp's before a barrier.
+    #[inline(always)]
+    unsafe fn store<T: WarpTile>(&self, tile: &T) {
+        let first_row = warp::warp_idx() * self.block_rows;
+        // SAFETY: the caller's promise.
+        unsafe {
+            tile.for_each_row(|row, max, total| {
+                self.max.set(first_row + row, max);
+                self.sum.set(first_row + row, total);
+            });
+            tile.for_each_pair(|row, column, pair| {
+                self.out.set_vec((first_row + row) * self.width + column, pair);
+            });
+        }
+    }
+
+    /// The block's result of a row, from `column` on.
+    ///
+    /// # Safety
+    /// 1. All warps' results are stored.
+    #[inline(always)]
+    unsafe fn combine(&self, row: u32, column: u32) -> PartialOut {
+        let row_of = |warp: u32| warp * self.block_rows + row;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let max_score = |warp| self.max.get(row_of(warp));
+            combine_warps(max_score, |warp| {
+                let values = self.out.get_vec(row_of(warp) * self.width + column);
+                PartialOut { max: max_score(warp), sum: self.sum.get(row_of(warp)), values }
+            })
+        }
     }
 }
 

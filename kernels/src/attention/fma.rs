@@ -99,16 +99,18 @@ fn row_sum(mut value: f32) -> f32 {
 /// columns.
 pub struct FmaTile<const ROWS: usize, const KEYS: usize, const PANELS: usize> {
     lane: Lane,
-    /// Largest score so far, times `log2(e)`.
+    /// Multiplies the scores: `softmax_scale * log2(e)`.
+    scale: f32,
+    /// Largest score so far, not scaled.
     max: [f32; ROWS],
-    /// Sum of `exp2(score - max)` over this lane's keys so far.
+    /// Sum of `exp2(scale * (score - max))` over this lane's keys so far.
     sum: [f32; ROWS],
     out: [[[f32; VEC_ELEMS as usize]; PANELS]; ROWS],
 }
 
 impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> FmaTile<ROWS, KEYS, PANELS> {
-    /// Online softmax of row `i`: rescales its state to the new maximum; returns `exp2(score -
-    /// max)`.
+    /// Online softmax of row `i`: rescales its state to the new maximum; returns
+    /// `exp2(scale * (score - max))`.
     #[inline(always)]
     fn update_row(&mut self, i: usize, scores: &[f32; KEYS]) -> [f32; KEYS] {
         let mut max = scores[0];
@@ -119,12 +121,16 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> FmaTile<ROWS, KE
         // The maximum of a row with masked keys alone is minus infinity; any finite one gives
         // probabilities of 0.
         let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
-        let correction = math::exp2_approx(self.max[i] - finite_max);
+        let scaled_max = finite_max * self.scale;
+        let scale = self.scale;
+        let probability = |score: f32| math::exp2_approx(math::fma(score, scale, -scaled_max));
+        // Exactly 1 if the maximum stays: keys that are all masked change no bit.
+        let correction = math::exp2_approx((self.max[i] - finite_max) * scale);
         self.max[i] = max;
         self.sum[i] *= correction;
         let mut probabilities = [0.0; KEYS];
         for j in 0..KEYS {
-            probabilities[j] = math::exp2_approx(scores[j] - finite_max);
+            probabilities[j] = probability(scores[j]);
             self.sum[i] += probabilities[j];
         }
         self.scale_row(i, correction);
@@ -197,9 +203,10 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
     const SCRATCH: u32 = P_ELEMS;
 
     #[inline(always)]
-    fn new() -> Self {
+    fn new(scale: f32) -> Self {
         FmaTile {
             lane: Lane::of_this_thread(),
+            scale,
             max: [f32::NEG_INFINITY; ROWS],
             sum: [0.0; ROWS],
             out: [[[0.0; VEC_ELEMS as usize]; PANELS]; ROWS],
@@ -230,13 +237,13 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
     }
 
     #[inline(always)]
-    fn mask(&self, scores: &mut Self::Scores, scale: f32, visible: impl Fn(u32, u32) -> bool) {
+    fn mask(&self, scores: &mut Self::Scores, visible: impl Fn(u32, u32) -> bool) {
         for i in 0..ROWS {
             for j in 0..KEYS {
                 let row = self.lane.m + LANES_M * i as u32;
-                let is_visible = visible(row, self.lane.n + LANES_N * j as u32);
-                let score = scores[i][j] * scale;
-                scores[i][j] = if is_visible { score } else { f32::NEG_INFINITY };
+                if !visible(row, self.lane.n + LANES_N * j as u32) {
+                    scores[i][j] = f32::NEG_INFINITY;
+                }
             }
         }
     }
@@ -285,7 +292,7 @@ impl<const ROWS: usize, const KEYS: usize, const PANELS: usize> WarpTile
         unroll!(i in 0..ROWS, {
             let total = row_sum(self.sum[i]);
             if self.lane.n == 0 {
-                f(self.lane.m + LANES_M * i as u32, self.max[i], total);
+                f(self.lane.m + LANES_M * i as u32, self.max[i] * self.scale, total);
             }
         });
     }

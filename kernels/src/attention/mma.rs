@@ -12,8 +12,8 @@ use cuda_std::matrix::{load_x4, load_x4_at, load_x4_trans_at};
 use cuda_std::mma::{Accumulator, FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
 
-/// Rows of a warp.
-const ROWS: u32 = 16;
+/// Rows of a row tile: those of an MMA.
+const TILE_ROWS: u32 = 16;
 
 /// Keys in a tile of K or V: a page.
 const BLOCK_N: u32 = PAGE_SIZE;
@@ -27,14 +27,29 @@ const PANEL_STEPS: usize = (PANEL_COLUMNS / STEP) as usize;
 /// A 16 x 16 accumulator: two of 16 x 8.
 type Square = [Accumulator; 2];
 
-/// 16 rows of queries, `16 * KEY_STEPS` keys at once, heads of up to `32 * PANELS` columns.
-pub struct MmaTile<E, const KEY_STEPS: usize, const PANELS: usize> {
-    /// Largest score so far, times `log2(e)`, of rows `group` and `group + 8`.
-    max: [f32; 2],
-    /// Sums of `exp2(score - max)` over this lane's keys so far.
-    sum: [f32; 2],
-    out: [[Square; PANEL_STEPS]; PANELS],
+/// Scores of the rows of a row tile: a 16 x 16 accumulator for every 16 keys.
+type RowScores<const KEY_STEPS: usize> = [Square; KEY_STEPS];
+
+/// Unnormalised outputs of the rows of a row tile.
+type RowOut<const PANELS: usize> = [[Square; PANEL_STEPS]; PANELS];
+
+/// `16 * ROW_TILES` rows of queries, `16 * KEY_STEPS` keys at once, heads of up to `32 * PANELS`
+/// columns. A fragment of K or V is loaded once for all row tiles.
+pub struct MmaTile<E, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usize> {
+    /// Multiplies the scores: `softmax_scale * log2(e)`.
+    scale: f32,
+    row_tiles: [RowTile<PANELS>; ROW_TILES],
     elements: PhantomData<E>,
+}
+
+/// The softmax state and the output of 16 rows.
+#[derive(Clone, Copy)]
+struct RowTile<const PANELS: usize> {
+    /// Largest score so far, not scaled, of rows `group` and `group + 8`.
+    max: [f32; 2],
+    /// Sums of `exp2(scale * (score - max))` over this lane's keys so far.
+    sum: [f32; 2],
+    out: RowOut<PANELS>,
 }
 
 /// 16-byte vector `vec_idx` of `row`, in the first panel of a tile.
@@ -58,6 +73,26 @@ fn multiply<E: Half>(a: FragmentA<E>, b: [u32; 4], [first, second]: &mut Square)
     *second = m16n8k16(a, FragmentB::from_words([b2, b3]), *second);
 }
 
+/// The probabilities of 16 keys, rounded, as a fragment A.
+#[inline(always)]
+fn pack<E: Half>([left, right]: Square) -> [u32; 4] {
+    [[left[0], left[1]], [left[2], left[3]], [right[0], right[1]], [right[2], right[3]]]
+        .map(|[a, b]| E::pack(a, b))
+}
+
+/// Fragments A of 16 columns of Q, of each row tile; `q` is a view from [`vec_at`].
+///
+/// # Safety
+/// As [`WarpTile::scores`].
+#[inline(always)]
+unsafe fn fragments_a<E: Half, const ROW_TILES: usize>(q: Shared<E>) -> [FragmentA<E>; ROW_TILES] {
+    core::array::from_fn(|row_tile| {
+        let q = q.offset(TILE_ROWS * PANEL_COLUMNS * row_tile as u32);
+        // SAFETY: the fragment is inside the tile.
+        FragmentA::from_words(unsafe { load_x4(q) })
+    })
+}
+
 /// Offset of the keys of k-step `step` in panel `panel` of K or V.
 const fn start_of(panel: usize, step: usize) -> u32 {
     (BLOCK_N * panel as u32 + STEP * step as u32) * PANEL_COLUMNS
@@ -79,11 +114,16 @@ fn lane() -> (u32, u32) {
     (lane_id / 4, lane_id % 4)
 }
 
-impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> MmaTile<E, KEY_STEPS, PANELS> {
+impl<const PANELS: usize> RowTile<PANELS> {
     /// Online softmax of row `group + 8 * row`: rescales its state to the new maximum and replaces
-    /// the scores by `exp2(score - max)`.
+    /// the scores by `exp2(scale * (score - max))`.
     #[inline(always)]
-    fn update_row(&mut self, row: usize, scores: &mut [Square; KEY_STEPS]) {
+    fn update<const KEY_STEPS: usize>(
+        &mut self,
+        row: usize,
+        scale: f32,
+        scores: &mut RowScores<KEY_STEPS>,
+    ) {
         let mut max = f32::NEG_INFINITY;
         for score in scores.as_flattened() {
             max = math::max(max, math::max(score[2 * row], score[2 * row + 1]));
@@ -92,12 +132,15 @@ impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> MmaTile<E, KEY_STEPS,
         // The maximum of a row with masked keys alone is minus infinity; any finite one gives
         // probabilities of 0.
         let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
-        let correction = math::exp2_approx(self.max[row] - finite_max);
+        let scaled_max = finite_max * scale;
+        let probability = |score: f32| math::exp2_approx(math::fma(score, scale, -scaled_max));
+        // Exactly 1 if the maximum stays: keys that are all masked change no bit.
+        let correction = math::exp2_approx((self.max[row] - finite_max) * scale);
         self.max[row] = max;
         self.sum[row] *= correction;
         for score in scores.as_flattened_mut() {
             for column in 0..2 {
-                let probability = math::exp2_approx(score[2 * row + column] - finite_max);
+                let probability = probability(score[2 * row + column]);
                 score[2 * row + column] = probability;
                 self.sum[row] += probability;
             }
@@ -114,31 +157,50 @@ impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> MmaTile<E, KEY_STEPS,
             }
         });
     }
+
+    #[inline(always)]
+    fn normalize(&mut self) {
+        unroll!(row in 0..2, {
+            let total = reduce_row(self.sum[row], |a, b| a + b);
+            self.scale_row(row, if total > 0.0 { math::rcp_approx(total) } else { 0.0 });
+        });
+    }
+
+    #[inline(always)]
+    fn for_each_pair(&self, first_row: u32, f: &mut impl FnMut(u32, u32, [f32; 2])) {
+        let (group, pair) = lane();
+        unroll!(panel in 0..PANELS, {
+            for (tile, &[a, b, c, d]) in self.out[panel].as_flattened().iter().enumerate() {
+                let column = PANEL_COLUMNS * panel as u32 + 8 * tile as u32 + 2 * pair;
+                f(first_row + group, column, [a, b]);
+                f(first_row + group + 8, column, [c, d]);
+            }
+        });
+    }
 }
 
-impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> WarpTile
-    for MmaTile<E, KEY_STEPS, PANELS>
+impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usize> WarpTile
+    for MmaTile<E, ROW_TILES, KEY_STEPS, PANELS>
 {
     type Element = E;
-    /// A 16 x 16 accumulator for every 16 keys.
-    type Scores = [Square; KEY_STEPS];
-    /// A fragment A for every 16 keys.
-    type Probabilities = [[u32; 4]; KEY_STEPS];
+    type Scores = [RowScores<KEY_STEPS>; ROW_TILES];
+    /// A fragment A for every 16 keys of a row tile.
+    type Probabilities = [[[u32; 4]; KEY_STEPS]; ROW_TILES];
 
-    const ROWS: u32 = ROWS;
+    const ROWS: u32 = TILE_ROWS * ROW_TILES as u32;
     const KEYS: u32 = STEP * KEY_STEPS as u32;
     const BLOCK_N: u32 = BLOCK_N;
     const WIDTH: u32 = PANEL_COLUMNS * PANELS as u32;
     const SCRATCH: u32 = 0;
 
     #[inline(always)]
-    fn new() -> Self {
-        MmaTile {
+    fn new(scale: f32) -> Self {
+        let row_tile = RowTile {
             max: [f32::NEG_INFINITY; 2],
             sum: [0.0; 2],
             out: [[[[0.0; 4]; 2]; PANEL_STEPS]; PANELS],
-            elements: PhantomData,
-        }
+        };
+        MmaTile { scale, row_tiles: [row_tile; ROW_TILES], elements: PhantomData }
     }
 
     #[inline(always)]
@@ -153,18 +215,20 @@ impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> WarpTile
         // Order of the four 8 x 8 matrices: of Q rows, then columns; of K columns, then keys.
         let q = vec_at(smem_q, lane_id % 16, lane_id / 16);
         let k = vec_at(smem_k, lane_id % 8 + lane_id / 16 * 8, lane_id / 8 % 2);
-        let mut scores = [[[0.0; 4]; 2]; KEY_STEPS];
+        let mut scores = [[[[0.0; 4]; 2]; KEY_STEPS]; ROW_TILES];
         unroll!(panel in 0..PANELS, {
-            let q = q.offset(q_rows * PANEL_COLUMNS * panel as u32);
             for half in 0..PANEL_STEPS {
                 let (q, k) = (step_of(q, half), step_of(k, half));
-                // SAFETY: the fragments are inside the tiles.
-                let a = unsafe { FragmentA::<E>::from_words(load_x4(q)) };
+                let q = q.offset(q_rows * PANEL_COLUMNS * panel as u32);
+                // SAFETY: as promised.
+                let a = unsafe { fragments_a::<E, ROW_TILES>(q) };
                 unroll!(step in 0..4, {
                     if step < KEY_STEPS {
-                        // SAFETY: as above.
+                        // SAFETY: the fragment is inside the tile.
                         let b = unsafe { load_x4_at::<{ start_of(panel, step) }, E>(k) };
-                        multiply(a, b, &mut scores[step]);
+                        for row_tile in 0..ROW_TILES {
+                            multiply(a[row_tile], b, &mut scores[row_tile][step]);
+                        }
                     }
                 });
             }
@@ -173,13 +237,17 @@ impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> WarpTile
     }
 
     #[inline(always)]
-    fn mask(&self, scores: &mut Self::Scores, scale: f32, visible: impl Fn(u32, u32) -> bool) {
+    fn mask(&self, scores: &mut Self::Scores, visible: impl Fn(u32, u32) -> bool) {
         let (group, pair) = lane();
-        for (tile, scores) in scores.as_flattened_mut().iter_mut().enumerate() {
-            for (i, score) in scores.iter_mut().enumerate() {
-                let (row, key) = (group + 8 * (i as u32 / 2), 2 * pair + i as u32 % 2);
-                let is_visible = visible(row, 8 * tile as u32 + key);
-                *score = if is_visible { *score * scale } else { f32::NEG_INFINITY };
+        for (row_tile, scores) in scores.iter_mut().enumerate() {
+            let first_row = TILE_ROWS * row_tile as u32 + group;
+            for (tile, scores) in scores.as_flattened_mut().iter_mut().enumerate() {
+                for (i, score) in scores.iter_mut().enumerate() {
+                    let (row, key) = (first_row + 8 * (i as u32 / 2), 2 * pair + i as u32 % 2);
+                    if !visible(row, 8 * tile as u32 + key) {
+                        *score = f32::NEG_INFINITY;
+                    }
+                }
             }
         }
     }
@@ -190,11 +258,14 @@ impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> WarpTile
         scores: &Self::Scores,
         _scratch: Shared<f32>,
     ) -> Self::Probabilities {
-        let mut probabilities = *scores;
-        self.update_row(0, &mut probabilities);
-        self.update_row(1, &mut probabilities);
-        let pack = |pair: &[f32]| E::pack(pair[0], pair[1]);
-        probabilities.map(|[a, b]| [pack(&a[..2]), pack(&a[2..]), pack(&b[..2]), pack(&b[2..])])
+        let mut probabilities = [[[0; 4]; KEY_STEPS]; ROW_TILES];
+        unroll!(row_tile in 0..ROW_TILES, {
+            let mut scores = scores[row_tile];
+            self.row_tiles[row_tile].update(0, self.scale, &mut scores);
+            self.row_tiles[row_tile].update(1, self.scale, &mut scores);
+            probabilities[row_tile] = scores.map(pack::<E>);
+        });
+        probabilities
     }
 
     #[inline(always)]
@@ -210,12 +281,14 @@ impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> WarpTile
         unroll!(panel in 0..PANELS, {
             unroll!(step in 0..4, {
                 if step < KEY_STEPS {
-                    let a = FragmentA::<E>::from_words(probabilities[step]);
                     for half in 0..PANEL_STEPS {
                         let v = step_of(v, half);
                         // SAFETY: the fragments are inside the tile.
                         let b = unsafe { load_x4_trans_at::<{ start_of(panel, step) }, E>(v) };
-                        multiply(a, b, &mut self.out[panel][half]);
+                        for row_tile in 0..ROW_TILES {
+                            let a = FragmentA::<E>::from_words(probabilities[row_tile][step]);
+                            multiply(a, b, &mut self.row_tiles[row_tile].out[panel][half]);
+                        }
                     }
                 }
             });
@@ -224,32 +297,30 @@ impl<E: Half, const KEY_STEPS: usize, const PANELS: usize> WarpTile
 
     #[inline(always)]
     fn normalize(&mut self) {
-        unroll!(row in 0..2, {
-            let total = reduce_row(self.sum[row], |a, b| a + b);
-            self.scale_row(row, if total > 0.0 { math::rcp_approx(total) } else { 0.0 });
+        unroll!(row_tile in 0..ROW_TILES, {
+            self.row_tiles[row_tile].normalize();
         });
     }
 
     #[inline(always)]
     fn for_each_row(&self, mut f: impl FnMut(u32, f32, f32)) {
         let (group, pair) = lane();
-        for row in 0..2 {
-            let total = reduce_row(self.sum[row], |a, b| a + b);
-            if pair == 0 {
-                f(group + 8 * row as u32, self.max[row], total);
+        unroll!(row_tile in 0..ROW_TILES, {
+            let RowTile { max, sum, .. } = &self.row_tiles[row_tile];
+            for row in 0..2 {
+                let total = reduce_row(sum[row], |a, b| a + b);
+                if pair == 0 {
+                    let first_row = TILE_ROWS * row_tile as u32 + group;
+                    f(first_row + 8 * row as u32, max[row] * self.scale, total);
+                }
             }
-        }
+        });
     }
 
     #[inline(always)]
     fn for_each_pair(&self, mut f: impl FnMut(u32, u32, [f32; 2])) {
-        let (group, pair) = lane();
-        unroll!(panel in 0..PANELS, {
-            for (tile, &[a, b, c, d]) in self.out[panel].as_flattened().iter().enumerate() {
-                let column = PANEL_COLUMNS * panel as u32 + 8 * tile as u32 + 2 * pair;
-                f(group, column, [a, b]);
-                f(group + 8, column, [c, d]);
-            }
+        unroll!(row_tile in 0..ROW_TILES, {
+            self.row_tiles[row_tile].for_each_pair(TILE_ROWS * row_tile as u32, &mut f);
         });
     }
 }

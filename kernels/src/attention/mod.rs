@@ -1,18 +1,29 @@
-//! Causal attention over the paged cache.
+//! Attention over the paged cache.
 //!
-//! Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`
-//! and attends to positions `0 ..= p`, with a window `w` to `p - w < j <= p`.
+//! Token `t` of sequence `s` is at position `p = kv_lens[s] - q_len[s] + (t - cu_seqlens_q[s])`. It
+//! attends to positions `0 ..= p`, with a window `w` to `p - w < j <= p`; to all of the sequence's
+//! positions if attention is not causal.
 
 mod combine;
 pub mod decode;
 mod fma;
+mod kv_ring;
 mod mma;
 mod new_token;
 pub mod prefill;
+pub mod prefill_cluster;
+pub mod sm90;
 mod tile;
+pub mod work;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
+mod splits;
+#[cfg(not(target_arch = "nvptx64"))]
+mod work_list;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Append, Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
 pub use tile::AttentionElement;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use work_list::{ItemWords, SeqLens};

@@ -1,12 +1,12 @@
-//! Attention prefill: causal softmax attention of each sequence's new tokens against its pages of
-//! the cache.
+//! Attention prefill: softmax attention of the new tokens of each prompt against its pages of the
+//! cache.
 //!
 //! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; pools `[num_pages,
-//!           num_kv_heads, PAGE_SIZE, head_dim]`; all f32, f16 or bf16; cu_seqlens_q
-//!           `[num_seqs + 1]`; kv_lens `[num_seqs]`; block_table `[num_seqs, max_pages_per_seq]`;
-//!           head_dim at most `PANELS * 32`, smaller ones padded with zeros.
-//! Launch    grid `(tiles of BLOCK_M queries of a sequence, num_heads, 1)`, block `(NUM_THREADS, 1,
-//!           1)`; a warp takes 16 queries.
+//!           num_kv_heads, PAGE_SIZE, head_dim]`; all f32, f16 or bf16; items `[num_items]`;
+//!           block_table `[num_seqs, max_pages_per_seq]`; head_dim at most `PANELS * 32`, smaller
+//!           ones padded with zeros.
+//! Launch    grid `(max_items, 1, 1)`, block `(NUM_THREADS, 1, 1)`: a block takes one item, a tile
+//!           of queries of one head; each warp takes a quarter of its rows.
 //! Numerics  f32, online softmax in base 2; tiles of keys in order. In 16 bits matrix products are
 //!           on the tensor cores; probabilities and output are rounded.
 //! Bound     compute: `2 * head_dim` FMAs a query, key and head.
@@ -15,93 +15,83 @@
 use super::tile::{
     AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, is_aligned,
 };
+use super::work::PrefillItem;
 use crate::element::Number;
 use core::f32::consts::LOG2_E;
+use core::ops::Range;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
 /// Queries of a block.
-pub(super) const BLOCK_M: u32 = 64;
+pub(super) const fn block_m<E: AttentionElement>(rows: usize) -> u32 {
+    // It depends neither on the keys nor on the columns.
+    NUM_WARPS * E::Prefill::<1, 1, 1>::ROWS * rows as u32
+}
 
 /// Most shared memory of a block on every device of the targets.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
 /// Shared memory of a block: Q, the stages of K and V, and scratch space of the warps.
-const fn staged_bytes<E: AttentionElement>(panels: usize, num_stages: u32) -> usize {
-    // Neither depends on the columns.
-    let (block_n, scratch) = (E::Prefill::<1>::BLOCK_N, E::Prefill::<1>::SCRATCH);
-    let elems = (BLOCK_M + num_stages * 2 * block_n) * PANEL_COLUMNS;
+const fn staged_bytes<E: AttentionElement>(rows: usize, panels: usize, num_stages: u32) -> usize {
+    let (block_n, scratch) = (E::Prefill::<1, 1, 1>::BLOCK_N, E::Prefill::<1, 1, 1>::SCRATCH);
+    let elems = (block_m::<E>(rows) + num_stages * 2 * block_n) * PANEL_COLUMNS;
     elems as usize * panels * size_of::<E>() + 4 * (NUM_WARPS * scratch) as usize
 }
 
 /// Pipeline stages of K and V: two where they fit.
-const fn num_stages<E: AttentionElement>(panels: usize) -> u32 {
-    if staged_bytes::<E>(panels, 2) <= MAX_SHARED_BYTES { 2 } else { 1 }
+const fn num_stages<E: AttentionElement>(rows: usize, panels: usize) -> u32 {
+    if staged_bytes::<E>(rows, panels, 2) <= MAX_SHARED_BYTES { 2 } else { 1 }
 }
 
 /// Shared memory of a block.
 #[cfg(not(target_arch = "nvptx64"))]
-pub(super) const fn shared_bytes<E: AttentionElement>(panels: usize) -> usize {
-    staged_bytes::<E>(panels, num_stages::<E>(panels))
+pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize) -> usize {
+    staged_bytes::<E>(rows, panels, num_stages::<E>(rows, panels))
 }
 
-/// The work item of a block: a tile of queries of one sequence.
-struct QueryTile {
-    seq: u32,
-    /// Row of its first query in the batch.
-    first_token: u32,
-    /// Queries in the tile.
-    queries: u32,
-    /// Position of its first query.
+/// Which keys the rows of a warp see.
+#[derive(Clone, Copy)]
+struct Visible {
+    /// Position of the warp's first row.
     first_position: u32,
+    /// Position of its last row.
+    last_position: u32,
+    end_key: u32,
+    window: u32,
 }
 
-impl QueryTile {
-    /// Tile number `tile` of all sequences. Of a sequence the last tile, which has most keys, comes
-    /// first.
-    ///
-    /// # Safety
-    /// 1. `num_seqs` is one element; `kv_lens` holds that many, `cu_seqlens_q` one more.
+impl Visible {
+    /// Whether row `row` of the warp sees `key`.
     #[inline(always)]
-    unsafe fn find(
-        mut tile: u32,
-        num_seqs: Global<u32>,
-        cu_seqlens_q: Global<u32>,
-        kv_lens: Global<u32>,
-    ) -> Option<Self> {
-        // SAFETY: `seq` is under `num_seqs`.
-        unsafe {
-            let num_seqs = num_seqs.get(0);
-            let mut first_token = cu_seqlens_q.get(0);
-            let mut seq = 0;
-            while seq < num_seqs {
-                let end = cu_seqlens_q.get(seq as usize + 1);
-                let q_len = end - first_token;
-                let tiles = q_len.div_ceil(BLOCK_M);
-                if tile < tiles {
-                    let first_query = (tiles - 1 - tile) * BLOCK_M;
-                    return Some(QueryTile {
-                        seq,
-                        first_token: first_token + first_query,
-                        queries: (q_len - first_query).min(BLOCK_M),
-                        first_position: kv_lens.get(seq as usize) - q_len + first_query,
-                    });
-                }
-                tile -= tiles;
-                first_token = end;
-                seq += 1;
-            }
-        }
-        None
+    fn contains(&self, row: u32, key: u32) -> bool {
+        let position = self.first_position + row;
+        key < self.end_key && key <= position && position - key < self.window
+    }
+
+    /// Whether a row sees one of the keys.
+    #[inline(always)]
+    fn is_any(&self, keys: Range<u32>) -> bool {
+        keys.start <= self.last_position
+            && keys.start < self.end_key
+            && self.first_position.saturating_sub(keys.end - 1) < self.window
+    }
+
+    /// Whether every row sees all of the keys.
+    #[inline(always)]
+    fn is_all(&self, keys: Range<u32>) -> bool {
+        keys.end <= self.end_key.min(self.first_position + 1)
+            && self.last_position - keys.start < self.window
     }
 }
 
-/// A block takes one tile of queries of one head.
+/// A block takes one item.
 ///
 /// # Safety
-/// 1. The step inputs are those of one step, and every view covers what they refer to; `q`, the
-///    pools and `out` hold elements `E`.
-/// 2. `head_dim` is at most `32 * PANELS`; `num_kv_heads` divides `num_heads`, `window` is not 0.
+/// 1. `num_items` is one element; `items` holds that many, 16-byte aligned, each of at most
+///    `block_m` queries; `block_table` holds the pages of their sequences, and every view covers
+///    what they refer to. `q`, the pools and `out` hold elements `E`.
+/// 2. `head_dim` is at most `32 * PANELS`; `num_kv_heads` divides `num_heads`, `window` is not 0,
+///    `softmax_scale` is above 0.
 /// 3. If `aligned` is not 0, or `E` has 16 bits, every head is 16-byte aligned in `q`, the pools
 ///    and `out`.
 /// 4. `out` overlaps nothing that is read.
@@ -109,24 +99,28 @@ impl QueryTile {
     launch_bounds(NUM_THREADS, 2),
     overlaps,
     instances(
-        attention_prefill_f32_d64 = <f32, 2>,
-        attention_prefill_f32_d96 = <f32, 3>,
-        attention_prefill_f32_d128 = <f32, 4>,
-        attention_prefill_f32_d256 = <f32, 8>,
-        attention_prefill_f16_d64 = <f16, 2>,
-        attention_prefill_f16_d96 = <f16, 3>,
-        attention_prefill_f16_d128 = <f16, 4>,
-        attention_prefill_f16_d256 = <f16, 8>,
-        attention_prefill_bf16_d64 = <bf16, 2>,
-        attention_prefill_bf16_d96 = <bf16, 3>,
-        attention_prefill_bf16_d128 = <bf16, 4>,
-        attention_prefill_bf16_d256 = <bf16, 8>
+        attention_prefill_f32_d64 = <f32, 4, 4, 2>,
+        attention_prefill_f32_d96 = <f32, 4, 4, 3>,
+        attention_prefill_f32_d128 = <f32, 4, 4, 4>,
+        attention_prefill_f32_d256 = <f32, 4, 4, 8>,
+        attention_prefill_f16_d64 = <f16, 2, 4, 2>,
+        attention_prefill_f16_d96 = <f16, 2, 2, 3>,
+        attention_prefill_f16_d128 = <f16, 2, 2, 4>,
+        attention_prefill_f16_d256 = <f16, 1, 4, 8>,
+        attention_prefill_bf16_d64 = <bf16, 2, 4, 2>,
+        attention_prefill_bf16_d96 = <bf16, 2, 2, 3>,
+        attention_prefill_bf16_d128 = <bf16, 2, 2, 4>,
+        attention_prefill_bf16_d256 = <bf16, 1, 4, 8>
     )
 )]
-pub unsafe fn attention_prefill<E: AttentionElement, const PANELS: usize>(
-    num_seqs: Global<u32>,
-    cu_seqlens_q: Global<u32>,
-    kv_lens: Global<u32>,
+pub unsafe fn attention_prefill<
+    E: AttentionElement,
+    const ROWS: usize,
+    const KEYS: usize,
+    const PANELS: usize,
+>(
+    num_items: Global<u32>,
+    items: Global<u32>,
     block_table: Global<u32>,
     max_pages_per_seq: u32,
     q: Global<()>,
@@ -142,22 +136,26 @@ pub unsafe fn attention_prefill<E: AttentionElement, const PANELS: usize>(
     out: GlobalMut<()>,
     out_stride: u32,
 ) {
-    type Tile<E, const PANELS: usize> = <E as AttentionElement>::Prefill<PANELS>;
-    let block_n = const {
-        assert!(Tile::<E, PANELS>::ROWS * NUM_WARPS == BLOCK_M);
-        assert!(Tile::<E, PANELS>::KEYS == Tile::<E, PANELS>::BLOCK_N);
-        Tile::<E, PANELS>::BLOCK_N
+    type Tile<E, const ROWS: usize, const KEYS: usize, const PANELS: usize> =
+        <E as AttentionElement>::Prefill<ROWS, KEYS, PANELS>;
+    let (block_m, block_n, width) = const {
+        assert!(Tile::<E, ROWS, KEYS, PANELS>::ROWS * NUM_WARPS == block_m::<E>(ROWS));
+        let block_n = Tile::<E, ROWS, KEYS, PANELS>::BLOCK_N;
+        assert!(block_n.is_multiple_of(Tile::<E, ROWS, KEYS, PANELS>::KEYS));
+        (block_m::<E>(ROWS), block_n, Tile::<E, ROWS, KEYS, PANELS>::WIDTH)
     };
-    let width = const { Tile::<E, PANELS>::WIDTH };
-    let num_stages = const { num_stages::<E>(PANELS) };
+    let (warp_rows, warp_keys) =
+        const { (Tile::<E, ROWS, KEYS, PANELS>::ROWS, Tile::<E, ROWS, KEYS, PANELS>::KEYS) };
+    let num_stages = const { num_stages::<E>(ROWS, PANELS) };
 
     // 1. The work item.
+    let index = thread::block_idx_x();
     // SAFETY: step inputs of one step, which no launch of it writes.
-    let found = unsafe { QueryTile::find(thread::block_idx_x(), num_seqs, cu_seqlens_q, kv_lens) };
+    let item = unsafe { (index < num_items.get(0)).then(|| PrefillItem::load(items, index)) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    let Some(QueryTile { seq, first_token, queries, first_position }) = found else { return };
-    let head = thread::block_idx_y();
+    let Some(item) = item else { return };
+    let PrefillItem { seq, head, first_token, queries, first_position, first_key, end_key } = item;
     let aligned = is_aligned::<E>(aligned);
     // SAFETY: launches have KV heads, and a multiple of query heads.
     unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
@@ -165,20 +163,25 @@ pub unsafe fn attention_prefill<E: AttentionElement, const PANELS: usize>(
     let cache = Cache { num_kv_heads, kv_head, head_dim, aligned };
     // SAFETY: the sequence's row of the table.
     let pages = unsafe { block_table.add(seq as usize * max_pages_per_seq as usize) };
-    let end_key = first_position + queries;
-    let first_key = (first_position + 1).saturating_sub(window) / block_n * block_n;
 
     let warp_idx = warp::warp_idx();
-    let warp_row = warp_idx * Tile::<E, PANELS>::ROWS;
-    let mut tile = Tile::<E, PANELS>::new();
+    let warp_row = warp_idx * warp_rows;
+    let visible = Visible {
+        first_position: first_position + warp_row,
+        last_position: first_position + warp_row + warp_rows - 1,
+        end_key,
+        window,
+    };
+    let has_rows = warp_row < queries;
+    let mut tile = Tile::<E, ROWS, KEYS, PANELS>::new(softmax_scale * LOG2_E);
     // SAFETY: the launch gives `shared_bytes`; each tile is waited for, and a barrier passed,
     // before it is read, and a barrier is passed after its last read, before it is overwritten.
     unsafe {
         let smem_q = dynamic_shared_mem::<E>();
-        let smem_kv = smem_q.offset(BLOCK_M * width);
+        let smem_kv = smem_q.offset(block_m * width);
         let tile_elems = block_n * width;
         let scratch = smem_kv.offset(num_stages * 2 * tile_elems).cast();
-        let scratch = scratch.offset(warp_idx * Tile::<E, PANELS>::SCRATCH);
+        let scratch = scratch.offset(warp_idx * Tile::<E, ROWS, KEYS, PANELS>::SCRATCH);
         let (k_pool, v_pool) = (k_pool.cast::<E>(), v_pool.cast::<E>());
         let copy_stage = |stage_idx: u32, key: u32| {
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
@@ -194,11 +197,12 @@ pub unsafe fn attention_prefill<E: AttentionElement, const PANELS: usize>(
         let from = first_token as usize * q_stride as usize + (head * head_dim) as usize;
         let gmem = q.cast::<E>().add(from);
         Source { gmem, row_stride: q_stride, rows: queries, head_dim, aligned }
-            .copy_to(smem_q, BLOCK_M, width);
+            .copy_to(smem_q, block_m, width);
         copy_stage(0, first_key);
 
         // 3. Main loop over tiles of keys. With two stages the next tile is loaded during the MMAs
-        //    of this one.
+        //    of this one. Only keys across the diagonal, the window's edge or the end are masked;
+        //    those that no row of the warp sees are skipped.
         let smem_q = smem_q.offset(warp_row * PANEL_COLUMNS);
         let (mut stage_idx, mut key) = (0, first_key);
         while key < end_key {
@@ -209,13 +213,20 @@ pub unsafe fn attention_prefill<E: AttentionElement, const PANELS: usize>(
                 copy_stage(stage_idx ^ 1, key + block_n);
             }
             let smem_k = smem_kv.offset(stage_idx * 2 * tile_elems);
-            let mut scores = tile.scores(head_dim, smem_q, BLOCK_M, smem_k);
-            tile.mask(&mut scores, softmax_scale * LOG2_E, |row, tile_key| {
-                let (position, key) = (first_position + warp_row + row, key + tile_key);
-                key <= position && position - key < window
-            });
-            let probabilities = tile.update(&scores, scratch);
-            tile.accumulate(probabilities, scratch, smem_k.offset(tile_elems));
+            let mut tile_key = 0;
+            while has_rows && tile_key < block_n {
+                let first = key + tile_key;
+                if visible.is_any(first..first + warp_keys) {
+                    let smem_k = smem_k.offset(tile_key * PANEL_COLUMNS);
+                    let mut scores = tile.scores(head_dim, smem_q, block_m, smem_k);
+                    if !visible.is_all(first..first + warp_keys) {
+                        tile.mask(&mut scores, |row, key| visible.contains(row, first + key));
+                    }
+                    let probabilities = tile.update(&scores, scratch);
+                    tile.accumulate(probabilities, scratch, smem_k.offset(tile_elems));
+                }
+                tile_key += warp_keys;
+            }
             if num_stages == 1 && has_next {
                 thread::sync_threads();
                 copy_stage(0, key + block_n);
@@ -224,7 +235,8 @@ pub unsafe fn attention_prefill<E: AttentionElement, const PANELS: usize>(
             key += block_n;
         }
 
-        // 4. Output.
+        // 4. Output. The item is loaded again: its registers are the accumulators' until here.
+        let PrefillItem { head, first_token, queries, .. } = PrefillItem::load(items, index);
         let out = out.cast::<E>().add((head * head_dim) as usize);
         tile.normalize();
         tile.for_each_pair(|row, column, pair| {

@@ -56,9 +56,12 @@ pub(super) fn is_aligned<T>(aligned: u32) -> bool {
 
 /// The element type of Q, K, V and the output.
 pub trait AttentionElement: Number {
-    /// The warp tile of prefill, for heads of up to `32 * PANELS` columns.
+    /// The warp tile of prefill, for heads of up to `32 * PANELS` columns; it has `ROWS` times the
+    /// rows and `KEYS` times the keys of the smallest.
     #[allow(private_bounds)]
-    type Prefill<const PANELS: usize>: WarpTile<Element = Self>;
+    type Prefill<const ROWS: usize, const KEYS: usize, const PANELS: usize>: WarpTile<
+        Element = Self,
+    >;
 
     /// The warp tile of decode, for up to `4 * ROWS` query heads.
     #[allow(private_bounds)]
@@ -66,18 +69,21 @@ pub trait AttentionElement: Number {
 }
 
 impl AttentionElement for f32 {
-    type Prefill<const PANELS: usize> = FmaTile<4, 4, PANELS>;
+    type Prefill<const ROWS: usize, const KEYS: usize, const PANELS: usize> =
+        FmaTile<ROWS, KEYS, PANELS>;
     type Decode<const ROWS: usize, const PANELS: usize> = FmaTile<ROWS, 1, PANELS>;
 }
 
 impl AttentionElement for f16 {
-    type Prefill<const PANELS: usize> = MmaTile<f16, 4, PANELS>;
-    type Decode<const ROWS: usize, const PANELS: usize> = MmaTile<f16, 1, PANELS>;
+    type Prefill<const ROWS: usize, const KEYS: usize, const PANELS: usize> =
+        MmaTile<f16, ROWS, KEYS, PANELS>;
+    type Decode<const ROWS: usize, const PANELS: usize> = MmaTile<f16, 1, 1, PANELS>;
 }
 
 impl AttentionElement for bf16 {
-    type Prefill<const PANELS: usize> = MmaTile<bf16, 4, PANELS>;
-    type Decode<const ROWS: usize, const PANELS: usize> = MmaTile<bf16, 1, PANELS>;
+    type Prefill<const ROWS: usize, const KEYS: usize, const PANELS: usize> =
+        MmaTile<bf16, ROWS, KEYS, PANELS>;
+    type Decode<const ROWS: usize, const PANELS: usize> = MmaTile<bf16, 1, 1, PANELS>;
 }
 
 /// A warp's query rows: their online softmax state over the keys so far, and their unnormalised
@@ -109,10 +115,11 @@ pub(super) trait WarpTile: Sized {
     /// Elements of the warp's scratch space in shared memory.
     const SCRATCH: u32;
 
-    /// The state before any key.
-    fn new() -> Self;
+    /// The state before any key. `scale`, which is above 0, multiplies the scores: it is
+    /// `softmax_scale * log2(e)`.
+    fn new(scale: f32) -> Self;
 
-    /// `Q K^T` of the warp's rows and keys. `smem_q` and `smem_k` start at the warp's first row and
+    /// `Q K^T` of the warp's rows and keys, not scaled. `smem_q` and `smem_k` start at the warp's first row and
     /// key, multiples of eight, of tiles of `q_rows` and `BLOCK_N` rows.
     ///
     /// # Safety
@@ -125,11 +132,11 @@ pub(super) trait WarpTile: Sized {
         smem_k: Shared<Self::Element>,
     ) -> Self::Scores;
 
-    /// Scales the scores, and sets those to minus infinity that are not `visible(row, key)`; both
-    /// count from the warp's first ones.
-    fn mask(&self, scores: &mut Self::Scores, scale: f32, visible: impl Fn(u32, u32) -> bool);
+    /// Sets the scores to minus infinity that are not `visible(row, key)`; both count from the
+    /// warp's first ones.
+    fn mask(&self, scores: &mut Self::Scores, visible: impl Fn(u32, u32) -> bool);
 
-    /// Online softmax with the scores of the next keys, which are scaled by `log2(e)`.
+    /// Online softmax with the scores of the next keys.
     ///
     /// # Safety
     /// 1. `scratch` holds `SCRATCH` elements that only this warp uses.
@@ -152,7 +159,8 @@ pub(super) trait WarpTile: Sized {
     /// Divides the output by the row sums; rows without a visible key become zeros.
     fn normalize(&mut self);
 
-    /// Calls `f` with the index, largest score and row sum of each row, in one lane of the warp.
+    /// Calls `f` with the index, largest scaled score and row sum of each row, in one lane of the
+    /// warp.
     fn for_each_row(&self, f: impl FnMut(u32, f32, f32));
 
     /// Calls `f` with row, first column and values of each pair of adjacent outputs of the lane.
@@ -219,18 +227,26 @@ impl<T: Number> Source<T> {
     ///    reads until the copies are waited for and a barrier is passed.
     #[inline(always)]
     pub unsafe fn copy_to(self, smem: Shared<T>, block_rows: u32, width: u32) {
+        let rows_per_pass = const { NUM_THREADS / vecs_per_panel_row::<T>() };
         let thread = thread::thread_idx_x();
         let vec_idx = thread % vecs_per_panel_row::<T>();
-        for panel in 0..width / PANEL_COLUMNS {
-            let mut row = thread / vecs_per_panel_row::<T>();
-            while row < block_rows {
-                let column = panel * PANEL_COLUMNS + vec_idx * vec_elems::<T>();
-                let from = row as usize * self.row_stride as usize + column as usize;
-                let to = tile_offset::<T>(row, column, block_rows);
-                let columns = if row < self.rows { self.head_dim } else { 0 };
+        // Loops of a constant number of passes, which the compiler unrolls.
+        for pass in 0..block_rows.div_ceil(rows_per_pass) {
+            let row = pass * rows_per_pass + thread / vecs_per_panel_row::<T>();
+            if !block_rows.is_multiple_of(rows_per_pass) && row >= block_rows {
+                break;
+            }
+            let column = vec_idx * vec_elems::<T>();
+            let columns = if row < self.rows { self.head_dim } else { 0 };
+            let columns = columns.saturating_sub(column);
+            let from = row as usize * self.row_stride as usize + column as usize;
+            let from = Source { gmem: self.gmem.wrapping_add(from), ..self };
+            let to = smem.offset(tile_offset::<T>(row, column, block_rows));
+            for panel in 0..width / PANEL_COLUMNS {
+                let first = panel * PANEL_COLUMNS;
+                let columns = columns.saturating_sub(first);
                 // SAFETY: nothing is read where nothing exists; `to` is inside the tile.
-                unsafe { self.copy_vec(smem.offset(to), from, columns.saturating_sub(column)) };
-                row += NUM_THREADS / vecs_per_panel_row::<T>();
+                unsafe { from.copy_vec(to.offset(first * block_rows), first as usize, columns) };
             }
         }
     }
@@ -240,7 +256,7 @@ impl<T: Number> Source<T> {
     /// # Safety
     /// As [`Source::copy_to`].
     #[inline(always)]
-    unsafe fn copy_vec(self, smem: Shared<T>, from: usize, columns: u32) {
+    pub unsafe fn copy_vec(self, smem: Shared<T>, from: usize, columns: u32) {
         let gmem = self.gmem.wrapping_add(from);
         // SAFETY: the caller's promise.
         unsafe {

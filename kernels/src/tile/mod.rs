@@ -6,3 +6,5 @@ pub mod element;
 pub mod last_block;
 pub mod pipeline;
 pub mod scheduler;
+pub mod smem;
+pub mod softmax;

@@ -71,6 +71,14 @@ impl Pipeline {
         self.empty_barrier(stage).wait(stage.phase ^ 1);
     }
 
+    /// The stage after `count` others: one register for a position, where divisions by the number
+    /// of stages are cheap.
+    #[inline(always)]
+    #[must_use]
+    pub fn stage(self, count: u32) -> Stage {
+        Stage { stage_idx: count % self.num_stages, phase: count / self.num_stages % 2 }
+    }
+
     /// The stage after `stage`.
     #[inline(always)]
     #[must_use]

@@ -63,12 +63,14 @@ stored! {
 
 /// The buffers that no launch of a step writes, or none but this one: kernels may read them before
 /// they wait for the launches before.
-const CONSTANTS: [&str; 16] = [
+const CONSTANTS: [&str; 19] = [
     "bias",
     "norm weight",
     "table",
     "weight",
     "num_rows",
+    "num_items",
+    "items",
     "num_tokens",
     "num_seqs",
     "positions",
@@ -78,6 +80,7 @@ const CONSTANTS: [&str; 16] = [
     "cu_seqlens_q",
     "kv_lens",
     "block_table",
+    "work list",
     "own k_pool",
     "own v_pool",
 ];
@@ -132,6 +135,12 @@ impl Device {
     /// A buffer of `len` elements that nothing has written: each float is a NaN.
     pub fn poisoned<T>(&mut self, name: &str, len: usize) -> DevicePtr<T> {
         self.alloc(name, Init::Poisoned(size_of::<T>() * len))
+    }
+
+    /// Writes the start of a buffer.
+    pub fn write_u32(&mut self, ptr: DevicePtr<u32>, values: &[u32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.memory.write(ptr.0, &bytes).expect("a buffer that has room for the values");
     }
 
     /// Runs a launch that there must be, as one of a step, see [`emulate_overlapping`].

@@ -2,6 +2,7 @@
 //! odd shapes, under a few seeds each, which draw the order of what is concurrent.
 
 mod attention;
+mod attention_sm90;
 mod device;
 mod gemm;
 mod gemm16_fused;
@@ -13,6 +14,8 @@ mod gemm16_swapped;
 mod gemm_epilogue;
 mod gemv16;
 mod kv_cache;
+mod prefill_cluster;
 mod recorded;
 mod rope_append;
 mod rows;
+mod tile;

@@ -7,13 +7,20 @@
 
 use std::collections::BTreeSet;
 
+/// Of warp-specialised attention.
+const ATTENTION_SM90: &[&str] =
+    &["HGMMA", "UTMALDG.2D", "UTMALDG.3D", "SYNCS.PHASECHK", "USETMAXREG", "MUFU.EX2"];
+
 /// Prefixes of kernels' symbols, and the mnemonics that their machine code must have.
 const EXPECTED: &[(&str, &[&str])] = &[
     ("attention_decode_bf16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
     ("attention_decode_f16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
     ("attention_decode_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
-    ("attention_prefill_bf16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
-    ("attention_prefill_f16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
+    ("attention_prefill_bf16_d", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
+    ("attention_prefill_bf16_sm90", ATTENTION_SM90),
+    ("attention_prefill_cluster_", &["LDGSTS", "HGMMA", "MUFU.EX2", "STAS.128", "UCGABAR_WAIT"]),
+    ("attention_prefill_f16_d", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
+    ("attention_prefill_f16_sm90", ATTENTION_SM90),
     ("attention_prefill_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
     ("gemm_bf16_sm90", &["HGMMA", "UTMALDG"]),
     ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
@@ -43,6 +50,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("cluster_arrive", &["SYNCS.ARRIVE.TRANS64.RED", "UCGABAR_ARV", "UCGABAR_WAIT"]),
     ("cluster_copies", &["UBLKCP.S.G.MULTICAST", "UBLKCP.S.S"]),
     ("cluster_peers", &["LD.E.128", "ST.E", "UCGABAR_WAIT"]),
+    ("cluster_stores", &["STAS", "STAS.128"]),
     ("cluster_tensor", &["UTMALDG.2D.MULTICAST"]),
     ("convert_f16_to_f32", &["HADD2.F32"]),
     ("convert_f32_to_16_bits", &["F2FP"]),
@@ -68,6 +76,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("mma_fp8_e5m2", &["F2FP.F16.E5M2", "HMMA.16816.F32"]),
     ("named_barrier_", &["BAR.ARV", "BAR.SYNC"]),
     ("ordering_", &["MEMBAR", "CCTL"]),
+    ("reduce_b32", &["REDUX", "SHFL.BFLY", "FMNMX"]),
     ("setmaxnreg_", &["USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"]),
     ("shuffle_b32", &["SHFL.BFLY", "SHFL.IDX"]),
     ("shuffle_up_down_b32", &["SHFL.UP", "SHFL.DOWN"]),

@@ -1,15 +1,16 @@
 //! `cargo xtask ptxas`: runs NVIDIA's assembler on every kernel of the repository, for each of its targets.
 //!
 //! A kernel must use no local memory and no stack, spill no registers and cause none of the assembler's performance
-//! warnings (C75xx, such as a serialised `wgmma`), and its machine code must have the instructions that it was written
-//! for. No GPU is needed. Each check must first detect a planted fault.
+//! warnings (C75xx, such as a serialised `wgmma`), its threads must reach convergent instructions together, and its
+//! machine code must have the instructions that it was written for. No GPU is needed. Each check must first detect a planted fault.
 
 mod built;
+mod convergence;
 mod local_memory;
 mod machine_code;
 mod planted;
 mod report;
-mod tools;
+pub mod tools;
 
 use crate::{process, setup};
 use anyhow::{Result, bail};
@@ -46,7 +47,9 @@ fn faults(tools: &Tools, kernel: &Kernel, work: &Path) -> Result<Vec<String>> {
     let mut assemble = Command::new(&tools.ptxas);
     assemble.args(["-v", "-arch", target]).arg(path).arg("-o").arg(&cubin);
     let mut faults = report::faults(&process::capture(&mut assemble)?.stderr);
-    faults.extend(local_memory::fault(&fs::read_to_string(path)?));
+    let ptx = fs::read_to_string(path)?;
+    faults.extend(local_memory::fault(&ptx));
+    faults.extend(convergence::faults(&ptx));
     let code = process::capture(Command::new(&tools.nvdisasm).arg(&cubin))?.stdout;
     faults.extend(machine_code::faults(symbol, &code));
     Ok(faults)

@@ -13,7 +13,7 @@ struct Planted {
     faults: &'static [&'static str],
 }
 
-const PLANTED: [Planted; 8] = [
+const PLANTED: [Planted; 9] = [
     Planted {
         symbol: "planted_stack",
         ptx: include_str!("planted/stack.ptx"),
@@ -36,6 +36,14 @@ const PLANTED: [Planted; 8] = [
         symbol: "planted_serialised",
         ptx: include_str!("planted/serialised.ptx"),
         faults: &["(C7517)"],
+    },
+    Planted {
+        symbol: "planted_divergent",
+        ptx: include_str!("planted/divergent.ptx"),
+        faults: &[
+            "`bar.sync 0` (line 13), as the condition of",
+            "`bar.sync 0` (line 17), as the condition of",
+        ],
     },
     Planted {
         symbol: "gemv_planted",

@@ -14,15 +14,28 @@ impl Tools {
     /// The programs in the cache, fetched if they are missing.
     pub fn provide(cache: &Cache) -> Result<Self> {
         Ok(Tools {
-            ptxas: provide(cache, "ptxas", "nvidia-cuda-nvcc", "13.0.88").context("ptxas")?,
+            ptxas: provide(cache, "ptxas", "nvidia-cuda-nvcc", PTXAS_VERSION).context("ptxas")?,
             nvdisasm: provide(cache, "nvdisasm", "nvidia-cuda-nvdisasm", "13.2.78")
                 .context("nvdisasm")?,
         })
     }
+
+    /// The assembler, if it is in the cache.
+    pub fn cached_ptxas(cache: &Cache) -> Option<PathBuf> {
+        Some(path(cache, "ptxas", PTXAS_VERSION)).filter(|path| path.exists())
+    }
+}
+
+/// The assembler's release.
+const PTXAS_VERSION: &str = "13.0.88";
+
+/// Where a program is in the cache.
+fn path(cache: &Cache, name: &str, version: &str) -> PathBuf {
+    cache.dir().join(name).join(version).join(name)
 }
 
 fn provide(cache: &Cache, name: &str, package: &str, version: &str) -> Result<PathBuf> {
-    let path = cache.dir().join(name).join(version).join(name);
+    let path = path(cache, name, version);
     if !path.exists() {
         eprintln!("{name}: fetching {package} {version}");
         let work = cache.work_dir()?;

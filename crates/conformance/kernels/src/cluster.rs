@@ -1,4 +1,5 @@
-//! Clusters: block indices, shared memory of other blocks, remote arrivals, and multicast.
+//! Clusters: block indices, shared memory of other blocks, remote arrivals, asynchronous stores,
+//! and multicast.
 
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
@@ -146,6 +147,46 @@ pub unsafe fn cluster_copies_u32(x: Global<u32>, out: GlobalMut<u32>) {
             i += WARP_SIZE;
         }
         cluster::sync();
+    }
+}
+
+/// Words that each thread of [`cluster_stores_u32()`] sends.
+pub const SENT: u32 = 5;
+
+/// Each thread of a cluster sends its words of `x` to the same thread of the next block, one and
+/// four at a time, which stores them to `out`: both are `[num_blocks, 32, SENT]`.
+///
+/// # Safety
+/// 1. One warp per block; the views have these lengths.
+#[kernel(launch_bounds(WARP_SIZE), target(sm_90a), cluster(CLUSTER, 1, 1))]
+pub unsafe fn cluster_stores_u32(x: Global<u32>, out: GlobalMut<u32>) {
+    let (rank, lane) = (cluster::block_rank(), warp::lane_id());
+    let at = (thread::index_1d() * SENT) as usize;
+    // SAFETY: every block expects its incoming bytes before any block sends, and lives until all
+    // have arrived.
+    unsafe {
+        let fours = shared_array![f32; 4 * WARP_SIZE as usize];
+        let ones = shared_array![u32; WARP_SIZE as usize];
+        let arrived = Mbarrier::new(shared_array![u64; 1]);
+        if lane == 0 {
+            arrived.init(1);
+            fence::mbarrier_init();
+            arrived.arrive_expect_tx(4 * SENT * WARP_SIZE);
+        }
+        cluster::arrive_relaxed();
+        cluster::wait();
+        let next = (rank + 1) % CLUSTER;
+        let (next_fours, next_ones) =
+            (cluster::map_shared(fours, next), cluster::map_shared(ones, next));
+        let values = [0, 1, 2, 3].map(|i| f32::from_bits(x.get(at + i)));
+        next_fours.set_async_v4(4 * lane, values, arrived.peer(next));
+        next_ones.set_async(lane, x.get(at + 4), arrived.peer(next));
+        arrived.wait(0);
+        let values: [f32; 4] = fours.get_vec(4 * lane);
+        for (i, value) in values.into_iter().enumerate() {
+            out.set(at + i, value.to_bits());
+        }
+        out.set(at + 4, ones.get(lane));
     }
 }
 

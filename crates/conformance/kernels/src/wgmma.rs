@@ -287,7 +287,7 @@ pub unsafe fn wgmma_registers<E: Element, B: Major<E>, T: AccumulatorFor<E>, con
             let a = FragmentA::new(fragments.get_vec(at as usize));
             let b = b_layout.descriptor::<E, B>(tile, step);
             wgmma::fence();
-            d.mma_rs(a, b, accumulate != 0 || step > 0);
+            d.mma_rs(&a, b, accumulate != 0 || step > 0);
             wgmma::commit();
             wgmma::wait_group::<0>();
             step += 1;

@@ -80,6 +80,18 @@ pub fn copies() -> Case {
     })
 }
 
+/// Asynchronous stores to the next block of each cluster.
+pub fn stores() -> Case {
+    const BLOCK_WORDS: usize = 32 * SENT as usize;
+    let x: Vec<u32> = random_words(92).take(NUM_CLUSTERS * BLOCKS * BLOCK_WORDS).collect();
+    let mut wanted = x.clone();
+    wanted.chunks_mut(BLOCKS * BLOCK_WORDS).for_each(|words| words.rotate_right(BLOCK_WORDS));
+    let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
+    Case::new("cluster_stores", buffers, |p| {
+        cluster_stores_u32::launch(geometry(), p.at(0), p.at(1))
+    })
+}
+
 /// Multicast of boxes of a tensor.
 pub fn tensors() -> Case {
     let x = slices();

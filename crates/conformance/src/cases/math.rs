@@ -168,7 +168,7 @@ fn triples() -> Vec<[u32; 3]> {
 }
 
 /// The larger operand, -0 before +0; if one operand is NaN, the other one.
-fn max(a: u32, b: u32) -> u32 {
+pub(super) fn max(a: u32, b: u32) -> u32 {
     pick(a, b, order(a) >= order(b))
 }
 

@@ -14,6 +14,7 @@ mod mbarrier;
 mod mma;
 mod named_barrier;
 mod ordering;
+mod reduce;
 mod registers;
 mod setmaxnreg;
 mod shuffle;
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Case> {
         shuffle::up_and_down(),
         vote::votes(),
         vote::elections(),
+        reduce::case(),
         barrier::case(),
         named_barrier::case(),
         ordering::semaphore(),
@@ -58,6 +60,7 @@ pub fn all() -> Vec<Case> {
         cluster::peers(),
         cluster::arrivals(),
         cluster::copies(),
+        cluster::stores(),
         cluster::tensors(),
         setmaxnreg::case(),
         griddepcontrol::case(),

@@ -162,7 +162,7 @@ fn kernel_text<'a>(
     items: impl Iterator<Item = &'a Item<'a>>,
     fact: &Fact<'_>,
 ) -> String {
-    let mut text = header.to_owned();
+    let mut text = String::new();
     for item in items {
         text.push('\n');
         match item.kind {
@@ -180,7 +180,19 @@ fn kernel_text<'a>(
         }
         text.push('\n');
     }
-    text
+    header_of(header, &text) + &text
+}
+
+/// Instructions that are newer than the compiler's version of PTX, and theirs. Only drivers that
+/// know that version compile a kernel that has them.
+const NEWER: [(&str, &str); 1] = [("st.async.", "8.1")];
+
+/// `header` with the version of PTX that `text` needs.
+fn header_of(header: &str, text: &str) -> String {
+    match NEWER.iter().find(|(instruction, _)| text.contains(instruction)) {
+        Some((_, version)) => header.replace(".version 8.0", &format!(".version {version}")),
+        None => header.to_owned(),
+    }
 }
 
 /// `signature` with its tensor maps, the only parameters of 128 bytes, aligned to 64 bytes. TMA

@@ -195,3 +195,13 @@ fn rejects_shared_memory_of_both_kinds() {
     let both = both.replace("// not _RNv5TABLE", "mov.u32 %r2, halfwarp_shared_0;");
     assert_eq!(split(&both), Err(PtxError::SharedMemory("gemm_f32_64x64".to_owned())));
 }
+
+#[test]
+fn a_newer_instruction_raises_the_version_of_its_text() {
+    let newer =
+        TEXT.replace("gemm_f32_64x64()\n{\n", "gemm_f32_64x64()\n{\n\tst.async.b32 [%r1];\n");
+    for Kernel { symbol, text, .. } in split(&newer).unwrap() {
+        let version = if symbol == "gemm_f32_64x64" { "8.1" } else { "8.0" };
+        assert!(text.starts_with(&format!(".version {version}\n.target sm_90a\n")), "{text}");
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::mapa;
 use crate::Shared;
+use crate::mbarrier::PeerMbarrier;
 use core::marker::PhantomData;
 
 #[cfg(target_arch = "nvptx64")]
@@ -137,6 +138,38 @@ impl<T: Word> PeerShared<T> {
         // SAFETY: the caller's promise.
         unsafe { st_v4(self.element(index), values.map(T::to_bits)) }
     }
+
+    /// Stores element `index` asynchronously, completing on `mbarrier`, of the same block, with 4
+    /// bytes. CUDA C `cuda::ptx::st_async`.
+    #[doc = ptx!("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32")]
+    ///
+    /// # Safety
+    /// 1. `index` is inside the memory of the view; its block has not exited.
+    /// 2. No thread reads or writes the element until the phase of `mbarrier` that expects the
+    ///    bytes has completed.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn set_async(self, index: u32, value: T, mbarrier: PeerMbarrier) {
+        // SAFETY: the caller's promise.
+        unsafe { st_async(self.element(index), value.to_bits(), mbarrier.address()) }
+    }
+
+    /// Stores elements `index .. index + 4`, 16-byte aligned, asynchronously, completing on
+    /// `mbarrier`, of the same block, with 16 bytes. CUDA C `cuda::ptx::st_async`.
+    #[doc = ptx!("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32")]
+    ///
+    /// # Safety
+    /// 1. The elements are inside the memory of the view, and 16-byte aligned; its block has not
+    ///    exited.
+    /// 2. No thread reads or writes them until the phase of `mbarrier` that expects the bytes has
+    ///    completed.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn set_async_v4(self, index: u32, values: [T; 4], mbarrier: PeerMbarrier) {
+        let values = values.map(T::to_bits);
+        // SAFETY: the caller's promise.
+        unsafe { st_async_v4(self.element(index), values, mbarrier.address()) }
+    }
 }
 
 instruction! {
@@ -176,5 +209,26 @@ instruction! {
     } host {
         // SAFETY: four words are 16 bytes.
         unsafe { crate::emulated::store(Space::Cluster, u64::from(address), 16, value) }
+    }
+
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32" =>
+    unsafe fn st_async(address: u32, value: u32, mbarrier: u32) {
+        asm!("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{}], {}, [{}];",
+            in(reg32) address, in(reg32) value, in(reg32) mbarrier,
+            options(nostack, preserves_flags));
+    } host {
+        simt::device::store_async(address, &[value], mbarrier)
+    }
+
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32" =>
+    unsafe fn st_async_v4(address: u32, value: [u32; 4], mbarrier: u32) {
+        asm!(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 \
+             [{}], {{{}, {}, {}, {}}}, [{}];",
+            in(reg32) address, in(reg32) value[0], in(reg32) value[1], in(reg32) value[2],
+            in(reg32) value[3], in(reg32) mbarrier, options(nostack, preserves_flags)
+        );
+    } host {
+        simt::device::store_async(address, &value, mbarrier)
     }
 }

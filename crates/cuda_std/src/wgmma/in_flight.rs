@@ -45,15 +45,21 @@ pub struct InFlight<const REGS: usize, T: AccumulatorType = f32> {
 ///
 /// Register `i` of thread `t` holds elements of row `t % 128 / 32 * 16 + t % 32 / 4 + i % 2 * 8`,
 /// the first of them at k = `t % 4 * 2 + i / 2 * 8`, or `t % 4 * 4 + i / 2 * 16` of 8-bit elements.
-#[derive(Clone, Copy)]
+///
+/// MMAs read the registers until their group has been waited for. So a fragment is lent to them,
+/// cannot be written or copied, and is dropped after that wait, which the emulator checks.
 pub struct FragmentA<E> {
+    #[cfg(target_arch = "nvptx64")]
     registers: [u32; 4],
+    #[cfg(not(target_arch = "nvptx64"))]
+    registers: simt::device::FragmentA,
     marker: PhantomData<E>,
 }
 
 impl<E: Element> FragmentA<E> {
     /// The fragment in these registers, which are computed before this call.
     #[inline(always)]
+    #[track_caller]
     pub fn new(registers: [u32; 4]) -> Self {
         #[cfg(target_arch = "nvptx64")]
         let registers = {
@@ -66,6 +72,8 @@ impl<E: Element> FragmentA<E> {
             }
             [a0, a1, a2, a3]
         };
+        #[cfg(not(target_arch = "nvptx64"))]
+        let registers = simt::device::FragmentA::new(registers);
         FragmentA { registers, marker: PhantomData }
     }
 }
@@ -130,12 +138,13 @@ impl<const REGS: usize, T: AccumulatorType> InFlight<REGS, T> {
     /// # Safety
     /// 1. The requirements of [`InFlight::mma`], for B.
     /// 2. An [`Accumulator::start`] or a [`fence`](super::fence) is executed between
-    ///    [`FragmentA::new`] and this call.
+    ///    [`FragmentA::new`] and this call, which the emulator checks.
+    /// 3. `a` is dropped after the MMA's group has been waited for.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn mma_rs<E: Element, B: Major<E>>(
         &mut self,
-        a: FragmentA<E>,
+        a: &FragmentA<E>,
         b: MatrixDescriptor<E, B>,
         accumulate: bool,
     ) where
@@ -148,7 +157,7 @@ impl<const REGS: usize, T: AccumulatorType> InFlight<REGS, T> {
             <T as AccumulatorFor<E>>::mma_rs::<REGS, B>(d, a.registers, b.bits(), accumulate)
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        self.emulate::<E, B>(OperandA::Registers(a.registers), false, b, accumulate)
+        self.emulate::<E, B>(a.registers.operand(), false, b, accumulate)
     }
 
     /// Waits until at most `PENDING` of the newest groups are pending, and returns the accumulator.

@@ -50,13 +50,14 @@ const MAX_PENDING: u32 = 7;
 instruction! {
     /// Orders the thread's writes to registers before the MMAs that read them. Needed at the start
     /// of each iteration of a loop that keeps an accumulator in flight (ptxas inserts a missing
-    /// one, C7519), and after [`FragmentA::new`] for such an accumulator. [`Accumulator::start`] is
-    /// one. CUTLASS `warpgroup_arrive`.
+    /// one, C7519), after [`FragmentA::new`] for such an accumulator, and between MMAs of 16-bit
+    /// and of 8-bit operands on one accumulator. [`Accumulator::start`] is one. CUTLASS
+    /// `warpgroup_arrive`.
     "wgmma.fence.sync.aligned" => pub fn fence() {
         stay_converged();
         asm!("wgmma.fence.sync.aligned;", options(nostack, preserves_flags));
     } host {
-        // A thread of the emulator has no registers that could be late.
+        simt::device::wgmma_fence_registers()
     }
 
     /// Closes a group: the warpgroup's MMAs since the last one. CUTLASS `warpgroup_commit_batch`.

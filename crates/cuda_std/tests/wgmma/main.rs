@@ -113,7 +113,7 @@ fn mmas<F: Float, A: Major<F>, B: Major<F>, T: AccumulatorFor<F>, const REGS: us
     let before = |i: usize| case.before[place(i).0][place(i).1];
     let register = |i| T::pack(|j| before(i * T::PER_REGISTER + j));
     let mut d = Accumulator::<REGS, T>::from_values(std::array::from_fn(register)).start();
-    for (step, fragment) in fragments.into_iter().enumerate() {
+    for (step, fragment) in fragments.iter().enumerate() {
         let accumulate = case.accumulate || step > 0;
         let b = descriptor::<F, B>(&case.b_place, case.b_start, step, n);
         // SAFETY: the operands are in shared memory and not overwritten.

@@ -38,6 +38,14 @@ pub fn bulk_copy_to_peer(dst: u32, src: u32, bytes: u32, mbarrier: u32) {
     with(|machine, location| machine.bulk_copy_to_peer(to, src, bytes, location));
 }
 
+/// `st.async.shared::cluster`: stores `words` to `dst` in a block of the cluster, then adds their
+/// bytes to the transaction count of that block's `mbarrier`.
+#[track_caller]
+pub fn store_async(dst: u32, words: &[u32], mbarrier: u32) {
+    let to = Destination { address: dst, mbarrier, multicast: None };
+    with(|machine, location| machine.store_async(to, words, location));
+}
+
 /// `cp.async.bulk.tensor.shared::cluster.global.tile`: copies the box of the tensor map `map` at
 /// `coords` (innermost first) to `dst`, with zeros outside of the tensor; otherwise as
 /// [`bulk_load`].

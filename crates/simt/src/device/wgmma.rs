@@ -2,7 +2,9 @@
 
 use super::with;
 use crate::fault::FaultKind;
-use crate::schedule::suspend;
+use crate::machine::Machine;
+use crate::schedule::{ACTIVE, suspend};
+use std::panic::resume_unwind;
 
 /// Element type of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +33,13 @@ pub enum AccumulatorType {
 pub enum OperandA {
     /// In shared memory: a matrix descriptor.
     Shared(u64),
-    /// In registers: the thread's fragment.
-    Registers([u32; 4]),
+    /// In registers: the thread's fragment, see [`FragmentA::operand`].
+    Registers {
+        /// Its registers.
+        words: [u32; 4],
+        /// What the emulator knows it by.
+        key: u64,
+    },
 }
 
 /// One `wgmma.mma_async`.
@@ -62,10 +69,62 @@ pub struct Fragment {
     pub(crate) key: Option<u64>,
 }
 
+/// A thread's fragment of an operand A in registers, which are released when it is dropped: a fault
+/// while an operation may still read them.
+#[derive(Debug)]
+pub struct FragmentA {
+    words: [u32; 4],
+    key: u64,
+}
+
+impl FragmentA {
+    /// The thread writes the fragment.
+    #[track_caller]
+    pub fn new(words: [u32; 4]) -> Self {
+        let key = with(|machine, location| Ok(machine.write_fragment_a(location)));
+        FragmentA { words, key }
+    }
+
+    /// The fragment as an operand.
+    pub fn operand(&self) -> OperandA {
+        OperandA::Registers { words: self.words, key: self.key }
+    }
+}
+
+impl Drop for FragmentA {
+    fn drop(&mut self) {
+        // A thread that unwinds has had its fault, or does so after the launch.
+        if std::thread::panicking() {
+            return;
+        }
+        let fault = ACTIVE.with_borrow_mut(|active| {
+            let machine = active.as_mut()?;
+            let released = machine.release_fragment_a(self.key);
+            released.err().map(|(kind, written)| machine.fault(kind, written.to_string()))
+        });
+        if let Some(fault) = fault {
+            resume_unwind(Box::new(fault));
+        }
+    }
+}
+
+/// `wgmma.fence`: orders what the thread has written to registers before the operations that follow.
+#[track_caller]
+pub fn wgmma_fence_registers() {
+    with(|machine, _| {
+        machine.fence_products();
+        Ok(())
+    });
+}
+
 /// `wgmma.fence`: the thread's registers `values` become an accumulator fragment.
 #[track_caller]
 pub fn wgmma_fence(values: &[f32]) -> Fragment {
-    Fragment { key: Some(with(|machine, _| Ok(machine.start_fragment(values)))) }
+    let start = |machine: &mut Machine, _| {
+        machine.fence_products();
+        Ok(machine.start_fragment(values))
+    };
+    Fragment { key: Some(with(start)) }
 }
 
 /// `wgmma.mma_async`: all 128 threads of the warpgroup start the same operation.

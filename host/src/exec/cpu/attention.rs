@@ -1,4 +1,4 @@
-//! Causal attention over the paged cache, with an online softmax: a page of keys at a time.
+//! Attention over the paged cache, with an online softmax: a page of keys at a time.
 
 mod prefill;
 
@@ -78,8 +78,9 @@ fn visible_keys<'a>(
     seq: usize,
     token: usize,
 ) -> Keys<'a> {
-    let left = inputs.cu_seqlens_q[seq + 1] as usize - token;
-    let end = inputs.kv_lens[seq] as usize + 1 - left;
+    let later_tokens = inputs.cu_seqlens_q[seq + 1] as usize - 1 - token;
+    let hidden = if attention.causal { later_tokens } else { 0 };
+    let end = inputs.kv_lens[seq] as usize - hidden;
     let start = attention.window.map_or(0, |window| end.saturating_sub(window));
     Keys { positions: start..end, pages: &inputs.block_tables[seq] }
 }
@@ -170,13 +171,15 @@ mod tests {
         num_heads: usize,
         num_kv_heads: usize,
         head_dim: usize,
+        causal: bool,
         window: Option<usize>,
     }
 
     /// softmax(q k^T * scale) v over the visible keys, in f64; `k`, `v` are `[kv_len, num_kv_heads * head_dim]`.
     fn oracle(case: &Case, q: &[f32], k: &[f32], v: &[f32], position: usize) -> Vec<f64> {
         let (d, width) = (case.head_dim, case.num_kv_heads * case.head_dim);
-        let visible: Vec<usize> = (0..=position)
+        let visible: Vec<usize> = (0..k.len() / width)
+            .filter(|&j| !case.causal || j <= position)
             .filter(|&j| case.window.is_none_or(|window| j + window > position))
             .collect();
         let head = |h: usize| {
@@ -197,7 +200,7 @@ mod tests {
     }
 
     fn check(case: &Case) {
-        let &Case { num_heads, num_kv_heads, head_dim, window, .. } = case;
+        let &Case { num_heads, num_kv_heads, head_dim, causal, window, .. } = case;
         let kv_width = num_kv_heads * head_dim;
         let layout =
             KvLayout { num_layers: 2, num_kv_heads, head_dim, num_pages: 24, dtype: Dtype::F32 };
@@ -232,6 +235,7 @@ mod tests {
             num_kv_heads,
             head_dim,
             softmax_scale,
+            causal,
             window,
         };
         let mut out = vec![f32::NAN; q.len()];
@@ -239,7 +243,8 @@ mod tests {
             out.fill(f32::NAN);
             let (q, rows) = (Rows::dense(&q, width), RowsMut::dense(&mut out, width));
             attention(&op, &inputs, &kv, &q, rows, kernel);
-            let case = format!("{:?}, window {window:?}, {kernel:?}", case.sequences);
+            let mask = if causal { "causal" } else { "full" };
+            let case = format!("{:?}, {mask}, window {window:?}, {kernel:?}", case.sequences);
             assert_close(&out, &wanted, 1e-5, &case);
         }
     }
@@ -259,8 +264,9 @@ mod tests {
         ];
         for (num_heads, num_kv_heads, head_dim) in [(2, 2, 96), (9, 3, 64), (7, 1, 20)] {
             for sequences in sequences {
-                for window in [None, Some(1), Some(64), Some(100)] {
-                    check(&Case { sequences, num_heads, num_kv_heads, head_dim, window });
+                let masks = [None, Some(1), Some(64), Some(100)].map(|window| (true, window));
+                for (causal, window) in masks.into_iter().chain([(false, None)]) {
+                    check(&Case { sequences, num_heads, num_kv_heads, head_dim, causal, window });
                 }
             }
         }
@@ -292,6 +298,7 @@ mod tests {
                 num_kv_heads,
                 head_dim,
                 softmax_scale: 0.2,
+                causal: true,
                 window,
             };
             let run = |lengths: &[usize]| {

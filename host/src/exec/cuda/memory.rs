@@ -3,10 +3,12 @@
 
 use cust::memory::{AsyncCopyDestination, DeviceBuffer, DeviceCopy, LockedBuffer, mem_get_info};
 use cust::stream::Stream;
+use kernels::gemm::Gpu;
 
 use super::cublas;
 use super::device::{DeviceInfo, failed};
 use crate::exec::lower::{self, Addresses, KvPool};
+use crate::exec::step_buffer::StepBuffer;
 use crate::exec::{ExecError, Gemm};
 use crate::plan::{ArenaLayout, CacheSize, Plan, TensorId};
 
@@ -144,6 +146,7 @@ pub struct DeviceMemory {
     pub layout: ParameterLayout,
     pub kv: Block,
     pub arena: Block,
+    /// As [`StepBuffer`] says.
     pub step: Block,
     /// What one operation needs for itself.
     pub workspace: Block,
@@ -158,15 +161,18 @@ impl DeviceMemory {
     /// is allocated. Linear layers are by `gemm`.
     pub fn allocate(
         device: &DeviceInfo,
+        gpu: Gpu,
         gemm: Gemm,
         plan: &Plan,
         stream: &Stream,
     ) -> Result<Self, ExecError> {
+        let step_bytes = StepBuffer::max_bytes(plan, gpu);
         let workspace_bytes = lower::workspace_bytes(plan, gemm);
         let (counter_bytes, cublas_bytes) =
             (lower::counter_bytes(plan), cublas::workspace_bytes(gemm));
         let mut budget = plan.memory();
-        budget.buffer_bytes += workspace_bytes + counter_bytes + cublas_bytes;
+        let work_list_bytes = step_bytes - plan.step_layout().len * size_of::<u32>();
+        budget.buffer_bytes += work_list_bytes + workspace_bytes + counter_bytes + cublas_bytes;
         budget.check(&device.name, free_bytes()?, CacheSize::Positions)?;
         let layout = ParameterLayout::new(plan);
         let allocate = |what, bytes| Block::allocate(device, what, bytes, stream);
@@ -175,7 +181,7 @@ impl DeviceMemory {
             layout,
             kv: allocate("the KV cache", plan.kv.bytes())?,
             arena: allocate("the activations", ArenaLayout::new(plan).bytes())?,
-            step: allocate("the step inputs", plan.step_layout().len * size_of::<u32>())?,
+            step: allocate("the step inputs", step_bytes)?,
             workspace: allocate("the workspace", workspace_bytes)?,
             counters: Block::zeroed(device, "the counters", counter_bytes, stream)?,
             cublas_workspace: allocate("the workspace of cuBLAS", cublas_bytes)?,

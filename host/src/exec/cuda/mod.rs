@@ -5,6 +5,7 @@ mod cubin_cache;
 mod cublas;
 mod device;
 mod graph;
+mod kernel_bench;
 mod memory;
 mod modules;
 mod tensor_maps;
@@ -28,16 +29,18 @@ use self::memory::{DeviceMemory, pinned};
 use self::modules::Modules;
 use super::lower::{self, Task};
 use super::prepared::Prepared;
+use super::step_buffer::StepBuffer;
 use super::{
     ExecError, Executor, Gemm, GpuOptions, NextToken, PreparedPlan, StepOutput, Target, Want,
     WeightSource, inputs,
 };
-use crate::plan::{ArenaLayout, Plan, StepInputs, StepLayout, View};
+use crate::plan::{ArenaLayout, Plan, StepInputs, View};
 
 pub use self::cublas::cublas_version;
 pub use self::device::{
     Capability, DeviceInfo, Version, devices, driver_version, first_device, free_memory,
 };
+pub use self::kernel_bench::{KernelAttributes, KernelBench};
 
 /// Runs plans on a CUDA device.
 ///
@@ -69,7 +72,7 @@ pub struct CudaExecutor {
 /// A plan, and its launches as a graph.
 struct CudaPlan {
     plan: Plan,
-    step_layout: StepLayout,
+    step_buffer: StepBuffer,
     arena_layout: ArenaLayout,
     graph: Graph,
 }
@@ -97,7 +100,7 @@ impl CudaExecutor {
         let device = device.clone();
         let context = device::open_context(&device)?;
         let stream = device::open_stream(ordinal)?;
-        let mut memory = DeviceMemory::allocate(&device, gemm, plan, &stream)?;
+        let mut memory = DeviceMemory::allocate(&device, gpu, gemm, plan, &stream)?;
         // SAFETY: stream and workspace are dropped after the handle.
         let cublas = unsafe { cublas::open(gemm, &stream, memory.cublas_workspace.address()) }?;
         upload::parameters(plan, weights, &mut memory, &stream)?;
@@ -108,7 +111,7 @@ impl CudaExecutor {
             gemm,
             cublas,
             modules: Modules::new(kernels, cache, device.sm_shared_bytes),
-            step_inputs: pinned(plan.step_layout().len)?,
+            step_inputs: pinned(memory.step.bytes() / size_of::<u32>())?,
             logits: pinned(plan.logits.width)?,
             next_tokens: pinned(next_tokens_len(plan))?,
             memory,
@@ -165,9 +168,9 @@ impl Executor for CudaExecutor {
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
         make_current(self.context)?;
         let plan = &lower::fused(plan, self.gemm);
-        let (step_layout, arena_layout) = (plan.step_layout(), ArenaLayout::new(plan));
+        let (step_buffer, arena_layout) = (StepBuffer::new(plan, self.gpu), ArenaLayout::new(plan));
         let fits = arena_layout.bytes() <= self.memory.arena.bytes()
-            && step_layout.len * size_of::<u32>() <= self.memory.step.bytes()
+            && step_buffer.len() * size_of::<u32>() <= self.memory.step.bytes()
             && lower::workspace_bytes(plan, self.gemm) <= self.memory.workspace.bytes()
             && lower::counter_bytes(plan) <= self.memory.counters.bytes()
             && next_tokens_len(plan) <= self.next_tokens.len();
@@ -195,7 +198,7 @@ impl Executor for CudaExecutor {
         // graphs.
         let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
         let plan = plan.clone();
-        Ok(self.prepared.push(CudaPlan { plan, step_layout, arena_layout, graph }))
+        Ok(self.prepared.push(CudaPlan { plan, step_buffer, arena_layout, graph }))
     }
 
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
@@ -207,7 +210,7 @@ impl Executor for CudaExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let CudaPlan { plan, step_layout, arena_layout, graph } = self.prepared.get(plan)?;
+        let CudaPlan { plan, step_buffer, arena_layout, graph } = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
         make_current(self.context)?;
 
@@ -217,9 +220,9 @@ impl Executor for CudaExecutor {
             self.logits = pinned(num_logits)?;
         }
 
-        let step_inputs = &mut self.step_inputs[..step_layout.len];
-        inputs.write(step_layout, &plan.bounds, step_inputs);
-        let step_inputs = cast_slice(step_inputs);
+        let step_inputs = &mut self.step_inputs[..step_buffer.len()];
+        let written = step_buffer.write(plan, inputs, step_inputs);
+        let step_inputs = cast_slice(&step_inputs[..written]);
         let logits = &mut self.logits[..num_logits];
         let stream: &Stream = &self.stream;
         // SAFETY: the buffers are pinned, and untouched until the synchronisation below, which

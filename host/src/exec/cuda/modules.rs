@@ -126,7 +126,16 @@ fn no_kernel(symbol: &str) -> ExecError {
     }
 }
 
+/// The instruction that moves registers between the warps of a block.
+const SET_MAX_REGISTERS: &str = "setmaxnreg";
+
 fn load_or_compile(cache: &CubinCache, kernel: &Kernel) -> Result<Module, ExecError> {
+    if kernel.text.contains(SET_MAX_REGISTERS) {
+        // A linker compiles the kernel as a part of a program, and ignores the instruction:
+        // accumulators spill, and MMAs wait for each other. The driver keeps what it compiles as a
+        // whole in a cache of its own.
+        return Module::from_ptx(kernel.text, &[]).map_err(failed("cuModuleLoadDataEx"));
+    }
     if let Some(cubin) = cache.read(kernel)
         && let Ok(module) = Module::from_cubin(cubin, &[])
     {

@@ -34,8 +34,14 @@ fn plan(op: Op) -> Plan {
         parts: vec![WeightPart { source: "w".to_owned(), rows, transform: PartTransform::None }],
     };
     let rope = Constant { name: "rope".to_owned(), rows: 64, cols: 4, data: vec![0.0; 256].into() };
-    let bounds =
-        Bounds { max_tokens: 40, max_seqs: 2, max_q_len: 40, max_logit_rows: 3, max_kv_len: 64 };
+    let bounds = Bounds {
+        max_tokens: 40,
+        max_seqs: 2,
+        max_q_len: 40,
+        max_logit_rows: 3,
+        max_kv_len: 64,
+        mixed: false,
+    };
     let kv =
         KvLayout { num_layers: 2, num_kv_heads: 1, head_dim: 4, num_pages: 2, dtype: Dtype::F32 };
     let mut plan = testing::empty(bounds, kv);
@@ -92,11 +98,6 @@ fn pointers(launch: &Launch) -> Vec<u64> {
 
 fn input(index: usize) -> u64 {
     STEP + 4 * index as u64
-}
-
-/// What attention reads of the step.
-fn inputs_of(layout: &StepLayout) -> [u64; 4] {
-    [StepLayout::NUM_SEQS, layout.cu_seqlens_q, layout.kv_lens, layout.block_table].map(input)
 }
 
 const NUM_TOKENS: usize = StepLayout::NUM_TOKENS;
@@ -181,38 +182,107 @@ fn a_linear_layer_takes_what_it_has() {
     assert_eq!(both, [input(NUM_TOKENS), a, WEIGHTS[0], WEIGHTS[1], b, b]);
 }
 
-#[test]
-fn attention_is_decode_where_every_sequence_has_one_token() {
-    let op = Op::Attention(Attention {
-        layer: 1,
-        q: view(0),
-        out: view(1),
-        num_heads: 2,
-        num_kv_heads: 1,
-        head_dim: 4,
-        softmax_scale: 0.5,
-        window: None,
-    });
-    let mut plan = plan(op);
-    let layout = plan.step_layout();
-    let inputs = inputs_of(&layout);
-    let [q, out, _] = TENSORS;
-    let pools = [POOLS[1].k, POOLS[1].v];
-    let launches = lowered(&plan).unwrap();
-    assert_eq!(launches.len(), 1);
-    assert_eq!(pointers(&launches[0]), [&inputs[..], &[q], &pools, &[out]].concat());
-    let workspace = WORKSPACE..WORKSPACE + workspace_bytes(&plan, Gemm::Halfwarp) as u64;
+const ATTENTION: Attention = Attention {
+    layer: 1,
+    q: View { tensor: TensorId(0), start: 0, width: WIDTH },
+    out: View { tensor: TensorId(1), start: 0, width: WIDTH },
+    num_heads: 2,
+    num_kv_heads: 1,
+    head_dim: 4,
+    softmax_scale: 0.5,
+    causal: true,
+    window: None,
+};
 
-    (plan.bounds.max_q_len, plan.bounds.max_tokens) = (1, 2);
-    let layout = plan.step_layout();
-    let launches = lowered(&plan).unwrap();
+#[test]
+fn attention_is_launched_for_prompts_for_decoding_or_for_both() {
+    let [q, out, _] = TENSORS;
+    let launches_of = |bounds: fn(&mut Bounds)| {
+        let mut plan = plan(Op::Attention(ATTENTION));
+        bounds(&mut plan.bounds);
+        (lowered(&plan).unwrap(), plan)
+    };
+    let is_prefill = |launch: &Launch, plan: &Plan| {
+        // The work list is after the inputs: the number of its items, and the items.
+        let (layout, k, v) = (plan.step_layout(), POOLS[1].k, POOLS[1].v);
+        let work = [layout.len, layout.len + 4].map(input);
+        let expected = [&work[..], &[input(layout.block_table), q, k, v, out]].concat();
+        assert_eq!((launch.symbol, pointers(launch)), ("attention_prefill_f32_d64", expected));
+    };
+    let is_decode = |launch: &Launch, plan: &Plan| {
+        let (layout, pointers) = (plan.step_layout(), pointers(launch));
+        assert_eq!(launch.symbol, "attention_decode_f32_r4_d64");
+        assert_eq!(pointers[0], input(layout.len + 1));
+        // After the items of prefill, if there may be any.
+        assert!(pointers[1] >= input(layout.len + 4));
+        assert_eq!(pointers[2..6], [input(layout.block_table), q, POOLS[1].k, POOLS[1].v]);
+        // So short a context is not split: there are no partial results, and counters for prefill
+        // alone.
+        assert_eq!(pointers[6..], [WORKSPACE, WORKSPACE, COUNTERS, out]);
+        assert_eq!(workspace_bytes(plan, Gemm::Halfwarp), 0);
+        let counters = attention::Attention::NUM_PREFILL_COUNTERS * size_of::<u32>();
+        assert_eq!(counter_bytes(plan), counters);
+    };
+
+    let (launches, plan) = launches_of(|_| {});
     assert_eq!(launches.len(), 1);
-    let decode = pointers(&launches[0]);
-    assert_eq!(decode[..4], inputs_of(&layout));
-    assert_eq!(decode[4..7], [q, POOLS[1].k, POOLS[1].v]);
-    assert!(decode[7..9].iter().all(|address| workspace.contains(address)));
-    assert_eq!(decode[9..], [COUNTERS, out]);
-    assert_eq!(counter_bytes(&plan), 2 * size_of::<u32>());
+    is_prefill(&launches[0], &plan);
+
+    let (launches, plan) = launches_of(|bounds| bounds.mixed = true);
+    assert_eq!(launches.len(), 2);
+    is_prefill(&launches[0], &plan);
+    is_decode(&launches[1], &plan);
+
+    let (launches, plan) = launches_of(|bounds| (bounds.max_q_len, bounds.max_tokens) = (1, 2));
+    assert_eq!(launches.len(), 1);
+    is_decode(&launches[0], &plan);
+}
+
+#[test]
+fn layers_that_see_the_same_keys_share_a_work_list() {
+    let mut plan = plan(Op::Attention(ATTENTION));
+    let windowed = Attention { window: Some(5), ..ATTENTION };
+    let other_layer = Attention { layer: 0, ..windowed };
+    plan.ops.extend([windowed, other_layer, ATTENTION].map(Op::Attention));
+    let launches = lowered(&plan).unwrap();
+    let lists: Vec<_> = launches.iter().map(|launch| pointers(launch)[0]).collect();
+    assert_eq!((lists[0], lists[1]), (lists[3], lists[2]));
+    assert!(lists[1] > lists[0]);
+}
+
+#[test]
+fn attention_that_no_kernel_takes_is_an_error_that_names_the_value() {
+    type Fault = (&'static str, fn(&mut Attention));
+    let faults: [Fault; 5] = [
+        ("window is 0", |op| op.window = Some(0)),
+        ("num_kv_heads is 3", |op| op.num_kv_heads = 3),
+        ("num_kv_heads is 0", |op| op.num_kv_heads = 0),
+        ("head_dim is 0", |op| op.head_dim = 0),
+        ("head_dim is 257", |op| op.head_dim = 257),
+    ];
+    for (start, spoil) in faults {
+        for max_q_len in [1, 40] {
+            let mut op = ATTENTION;
+            spoil(&mut op);
+            let mut plan = plan(Op::Attention(op));
+            plan.bounds.max_q_len = max_q_len;
+            let error = lowered(&plan).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("attention: {start}: expected")), "{error}");
+        }
+    }
+}
+
+/// Only the work list knows of a causal mask.
+#[test]
+fn full_attention_is_launched_as_causal() {
+    for max_q_len in [1, 40] {
+        let [causal, full] = [true, false].map(|causal| {
+            let mut plan = plan(Op::Attention(Attention { causal, ..ATTENTION }));
+            plan.bounds.max_q_len = max_q_len;
+            lowered(&plan).unwrap()
+        });
+        assert_eq!(causal, full);
+    }
 }
 
 #[test]

@@ -158,8 +158,12 @@ impl Plan {
         same("columns", op.q.width, op.num_heads * op.head_dim)?;
         same("KV heads", op.num_kv_heads, self.kv.num_kv_heads)?;
         same("elements of a head", op.head_dim, self.kv.head_dim)?;
+        ensure(op.num_kv_heads > 0, || "no KV head".into())?;
         same("query heads left over", op.num_heads % op.num_kv_heads, 0)?;
         ensure(op.window != Some(0), || "a window of no position".into())?;
+        ensure(op.causal || op.window.is_none(), || "a window of full attention".into())?;
+        let scale = op.softmax_scale;
+        ensure(scale > 0.0 && scale.is_finite(), || format!("a softmax scale of {scale}"))?;
         let appended = |other: &Op| other.appends_to() == Some(op.layer);
         ensure(self.ops.iter().any(appended), || format!("layer {} is never appended", op.layer))
     }

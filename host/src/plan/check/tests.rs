@@ -8,8 +8,14 @@ use super::super::{
 use super::*;
 use Dtype::{BF16, F16, F32, U32};
 
-const BOUNDS: Bounds =
-    Bounds { max_tokens: 4, max_seqs: 1, max_q_len: 4, max_logit_rows: 1, max_kv_len: 8 };
+const BOUNDS: Bounds = Bounds {
+    max_tokens: 4,
+    max_seqs: 1,
+    max_q_len: 4,
+    max_logit_rows: 1,
+    max_kv_len: 8,
+    mixed: false,
+};
 
 fn weight(b: &mut PlanBuilder, rows: usize, cols: usize, storage: Dtype) -> WeightId {
     let part_rows = if rows == 1 { cols } else { rows };
@@ -45,6 +51,7 @@ fn plan() -> Plan {
         num_kv_heads: 1,
         head_dim: 4,
         softmax_scale: 0.5,
+        causal: true,
         window: None,
     }));
     b.op(Op::SiluMul { gate: q, up: qkv.columns(8, 8), out: x });
@@ -89,9 +96,33 @@ fn rejects_what_does_not_fit() {
         ("no layer 0", |p| p.kv.num_layers = 0),
         ("columns: 4 where 8", |p| p.kv.num_kv_heads = 2),
         ("never appended", |p| _ = p.ops.remove(4)),
+        ("a window of full attention", |p| {
+            let Op::Attention(attention) = &mut p.ops[5] else { unreachable!() };
+            (attention.causal, attention.window) = (false, Some(4));
+        }),
         ("rows: Logits where Tokens", |p| p.tensors[0].rows = Rows::Logits),
+        ("query heads left over", |p| {
+            // One query head over two KV heads, in as many columns as before.
+            p.kv.num_kv_heads = 2;
+            (p.kv.head_dim, p.tensors[1].width) = (2, 16);
+            p.ops.remove(3);
+            let Op::Attention(op) = &mut p.ops[4] else { panic!("{:?}", p.ops[4]) };
+            (op.num_heads, op.num_kv_heads, op.head_dim) = (1, 2, 2);
+            (op.q.width, op.out.width) = (2, 2);
+        }),
+        ("a window of no position", |p| attention(p).window = Some(0)),
+        ("a softmax scale of 0", |p| attention(p).softmax_scale = 0.0),
+        ("a softmax scale of NaN", |p| attention(p).softmax_scale = f32::NAN),
     ];
     reject(plan, faults);
+}
+
+/// The attention of [`plan`].
+fn attention(plan: &mut Plan) -> &mut Attention {
+    match &mut plan.ops[5] {
+        Op::Attention(op) => op,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Each fault is an error that says what is expected of it.
@@ -141,6 +172,7 @@ fn mixed(precision: Precision) -> Plan {
         num_kv_heads: 1,
         head_dim: 8,
         softmax_scale: 0.5,
+        causal: true,
         window: None,
     }));
     let residual = Some(hidden);

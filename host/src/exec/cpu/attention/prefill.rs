@@ -34,14 +34,14 @@ fn group(attention: &Attention) -> usize {
 pub struct QueryTile<'a> {
     /// Rows of the step's Q.
     pub tokens: Range<usize>,
-    /// Keys of the first token; each further token sees one more.
+    /// Keys of the first token; in causal attention each further token sees one more.
     pub first: Keys<'a>,
 }
 
 impl QueryTile<'_> {
     /// Positions of the keys that the `token`-th token of the tile sees.
     fn visible(&self, attention: &Attention, token: usize) -> Range<usize> {
-        let end = self.first.positions.end + token;
+        let end = self.first.positions.end + if attention.causal { token } else { 0 };
         attention.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 }

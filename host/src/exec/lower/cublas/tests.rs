@@ -64,6 +64,7 @@ fn plan(case: &Case) -> Plan {
         max_q_len: MAX_TOKENS,
         max_logit_rows: 1,
         max_kv_len: 64,
+        mixed: false,
     };
     let kv =
         KvLayout { num_layers: 0, num_kv_heads: 1, head_dim: 1, num_pages: 1, dtype: Dtype::F32 };

@@ -1,0 +1,262 @@
+//! `halfwarp bench kernels`.
+
+use crate::cli::{
+    failure::Failure,
+    model::{AccumulateArg, GemmArg, TargetArg},
+    terminal,
+};
+use clap::ValueEnum;
+use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
+use halfwarp::plan::Precision;
+use halfwarp::profile::{
+    attention, gemm,
+    kernels::{BenchError, Row},
+};
+use halfwarp::{Accumulate, EngineError, Gemm, Target};
+use serde::Serialize;
+use std::fmt::Display;
+
+/// Arguments of `halfwarp bench kernels`.
+#[derive(clap::Args)]
+pub struct KernelsArgs {
+    /// The operation, or several with commas between them
+    #[arg(long = "op", value_enum, value_name = "OP", value_delimiter = ',', required = true)]
+    ops: Vec<Op>,
+    /// Type of the operands
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Type,
+    /// Which GEMM kernels to time
+    #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
+    gemm: GemmArg,
+    /// Accumulators of f16 GEMMs with more than 16 rows
+    #[arg(long, value_enum, default_value_t = AccumulateArg::F32)]
+    accumulate: AccumulateArg,
+    /// Target of the kernels [default: the newest that the GPU runs]
+    #[arg(long, value_enum)]
+    target: Option<TargetArg>,
+    /// Only this shape, repeat it for more [default: shapes of real models]: M,N,K of C[M, N] = A[M, K] * B[N, K]^T;
+    /// BATCH,HEADS,KV_HEADS,LEN,HEAD_DIM of attention, of prefill with ,full for full attention
+    #[arg(long = "shape", value_name = "SIZES")]
+    shapes: Vec<String>,
+    /// Number of the GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu: usize,
+    /// Print one JSON object per line
+    #[arg(long)]
+    jsonl: bool,
+}
+
+/// Operations that can be timed.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Op {
+    /// Linear layers
+    Gemm,
+    /// Attention of whole prompts
+    AttentionPrefill,
+    /// Attention of one new token a sequence
+    AttentionDecode,
+}
+
+/// Types of operands.
+#[derive(Clone, Copy, ValueEnum)]
+enum Type {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<Type> for Precision {
+    fn from(dtype: Type) -> Self {
+        match dtype {
+            Type::F32 => Precision::F32,
+            Type::F16 => Precision::F16,
+            Type::Bf16 => Precision::BF16,
+        }
+    }
+}
+
+/// What is timed, and at which shapes.
+enum Bench {
+    Gemm(gemm::Subject, Vec<gemm::Shape>),
+    Attention(attention::Subject, Vec<attention::Shape>),
+}
+
+/// Times the kernels and prints a row for each shape.
+pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
+    args.check()?;
+    let benches =
+        args.ops.iter().map(|&op| args.bench(op)).collect::<Result<Vec<Bench>, Failure>>()?;
+    cuda::free_memory(args.gpu)?;
+    let mut num_left_out = 0;
+    for bench in benches {
+        num_left_out += match bench {
+            Bench::Gemm(subject, shapes) => {
+                time(args, &GEMM, &shapes, |shape| gemm::measure(&subject, shape))?
+            }
+            Bench::Attention(subject, shapes) => {
+                time(args, &ATTENTION, &shapes, |shape| attention::measure(&subject, shape))?
+            }
+        };
+    }
+    match num_left_out {
+        0 => Ok(()),
+        n => Err(Failure::Input(format!("no kernel takes {n} of the shapes"))),
+    }
+}
+
+impl KernelsArgs {
+    /// Whether every option has an operation that it is for.
+    fn check(&self) -> Result<(), Failure> {
+        let (gemm, accumulate) = (Gemm::from(self.gemm), Accumulate::from(self.accumulate));
+        let of_gemm = gemm != Gemm::Halfwarp || accumulate != Accumulate::F32;
+        if of_gemm && !self.ops.contains(&Op::Gemm) {
+            let message = "--gemm and --accumulate are for --op gemm alone";
+            return Err(Failure::Input(message.to_owned()));
+        }
+        if self.ops.len() > 1 && !self.shapes.is_empty() {
+            let message = "--shape is for one operation, and --op has several";
+            return Err(Failure::Input(message.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn bench(&self, op: Op) -> Result<Bench, Failure> {
+        let (gpu, target) = (self.gpu, self.target.map(Target::from));
+        let (precision, cubin_dir) = (self.dtype.into(), default_cubin_dir());
+        if op == Op::Gemm {
+            let (gemm, accumulate) = (self.gemm.into(), self.accumulate.into());
+            let subject = gemm::Subject { gpu, gemm, accumulate, target, precision, cubin_dir };
+            subject.check().map_err(failure)?;
+            return Ok(Bench::Gemm(subject, self.shapes(gemm_shape, gemm::shapes)?));
+        }
+        let subject = attention::Subject { gpu, target, precision, cubin_dir };
+        let shapes = match op {
+            Op::AttentionDecode => self.shapes(decode_shape, attention::decode_shapes)?,
+            _ => self.shapes(prefill_shape, attention::prefill_shapes)?,
+        };
+        shapes.iter().try_for_each(attention::Shape::check).map_err(failure)?;
+        Ok(Bench::Attention(subject, shapes))
+    }
+
+    /// The shapes that are given, or the usual ones.
+    fn shapes<S>(
+        &self,
+        parse: fn(&str) -> Result<S, &'static str>,
+        usual: fn() -> Vec<S>,
+    ) -> Result<Vec<S>, Failure> {
+        if self.shapes.is_empty() {
+            return Ok(usual());
+        }
+        let parse = |text: &String| {
+            parse(text)
+                .map_err(|expected| Failure::Input(format!("--shape {text}: expected {expected}")))
+        };
+        self.shapes.iter().map(parse).collect()
+    }
+}
+
+/// The numbers of a list, if there are `N` above 0.
+fn sizes<const N: usize>(text: &str) -> Option<[usize; N]> {
+    let sizes: Option<Vec<usize>> = text.split(',').map(|size| size.parse().ok()).collect();
+    sizes?.try_into().ok().filter(|sizes: &[usize; N]| !sizes.contains(&0))
+}
+
+fn gemm_shape(text: &str) -> Result<gemm::Shape, &'static str> {
+    let [m, n, k] = sizes(text).ok_or("three numbers above 0, such as 512,9728,896")?;
+    Ok(gemm::Shape { m, n, k })
+}
+
+fn prefill_shape(text: &str) -> Result<attention::Shape, &'static str> {
+    let (sizes, causal) = match text.rsplit_once(',') {
+        Some((sizes, "causal")) => (sizes, true),
+        Some((sizes, "full")) => (sizes, false),
+        _ => (text, true),
+    };
+    let expected = "five numbers above 0 and perhaps causal or full, such as 1,14,2,4096,64,causal";
+    attention_shape(sizes, |seq_len| attention::Step::Prefill { seq_len, causal }).ok_or(expected)
+}
+
+fn decode_shape(text: &str) -> Result<attention::Shape, &'static str> {
+    let expected = "five numbers above 0, such as 1,14,2,8192,64";
+    attention_shape(text, |kv_len| attention::Step::Decode { kv_len }).ok_or(expected)
+}
+
+fn attention_shape(
+    text: &str,
+    step: impl Fn(usize) -> attention::Step,
+) -> Option<attention::Shape> {
+    let [batch, num_heads, num_kv_heads, len, head_dim] = sizes(text)?;
+    Some(attention::Shape { batch, num_heads, num_kv_heads, head_dim, step: step(len) })
+}
+
+/// How shapes are printed: the head of their columns, and the columns of one.
+struct Columns<S> {
+    head: fn() -> String,
+    of: fn(&S) -> String,
+}
+
+const GEMM: Columns<gemm::Shape> = Columns {
+    head: || format!("{:>6} {:>7} {:>6}", "M", "N", "K"),
+    of: |gemm::Shape { m, n, k }| format!("{m:>6} {n:>7} {k:>6}"),
+};
+
+const ATTENTION: Columns<attention::Shape> = Columns {
+    head: || {
+        let [batch, heads, kv_heads, len, head_dim] =
+            ["batch", "heads", "KV heads", "length", "head_dim"];
+        format!("{batch:>5} {heads:>5} {kv_heads:>8} {len:>6} {head_dim:>8} {:>6}", "mask")
+    },
+    of: |shape| {
+        let &attention::Shape { batch, num_heads, num_kv_heads, head_dim, step } = shape;
+        let mask = match step {
+            attention::Step::Prefill { causal: true, .. } => "causal",
+            attention::Step::Prefill { causal: false, .. } => "full",
+            attention::Step::Decode { .. } => "decode",
+        };
+        let len = shape.kv_len();
+        format!("{batch:>5} {num_heads:>5} {num_kv_heads:>8} {len:>6} {head_dim:>8} {mask:>6}")
+    },
+};
+
+/// Times every shape and prints its row at once; returns how many there is no kernel for.
+fn time<S: Copy + Display + Serialize>(
+    args: &KernelsArgs,
+    columns: &Columns<S>,
+    shapes: &[S],
+    measure: impl Fn(S) -> Result<Row<S>, BenchError>,
+) -> Result<usize, Failure> {
+    if !args.jsonl {
+        let [us, tflops, gbs, error] = ["us", "TFLOP/s", "GB/s", "error"];
+        let head = (columns.head)();
+        terminal::print(&format!("{head} {us:>10} {tflops:>8} {gbs:>7} {error:>9}\n"))?;
+    }
+    let mut num_left_out = 0;
+    for &shape in shapes {
+        let row = match measure(shape) {
+            Err(BenchError::Exec(error @ ExecError::Unsupported { .. })) => {
+                terminal::note(format_args!("{shape} is left out: {error}"));
+                num_left_out += 1;
+                continue;
+            }
+            row => row.map_err(failure)?,
+        };
+        let line = if args.jsonl {
+            serde_json::json!(row).to_string()
+        } else {
+            let (shape, Row { us, tflops, gbs, error, .. }) = ((columns.of)(&shape), row);
+            format!("{shape} {us:>10.2} {tflops:>8.1} {gbs:>7.0} {error:>9.1e}")
+        };
+        terminal::print(&(line + "\n"))?;
+    }
+    Ok(num_left_out)
+}
+
+fn failure(error: BenchError) -> Failure {
+    match error {
+        BenchError::Exec(error) => error.into(),
+        BenchError::Plan(error) => EngineError::Model(error.into()).into(),
+        BenchError::Shape { .. } => Failure::Input(error.to_string()),
+        wrong => Failure::Environment(wrong.to_string()),
+    }
+}

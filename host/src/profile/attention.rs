@@ -1,0 +1,254 @@
+//! Attention over a paged cache on a GPU, timed as [`kernels`](super::kernels) says.
+//!
+//! A token's row of a random table is its Q, K and V: what is at a position of the cache is known
+//! from the position's token, and no cache is made on the host. Each copy of the inputs is a layer
+//! of the cache and a Q of its own; the pages of the sequences are in random order.
+//!
+//! Each graph first appends the new tokens to every layer, a prompt's all and a decode step's last
+//! one. One round and two have that in common: only attention itself is timed.
+
+mod sequences;
+mod shape;
+
+use std::path::PathBuf;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use self::sequences::{FILL_TOKENS, Sequences, TABLE_ROWS};
+pub use self::shape::{Shape, Step, decode_shapes, prefill_shapes};
+use super::kernels::{
+    BenchError, Row, calls_per_round, check_error, finish, num_copies, relative_error, us_per_call,
+};
+use super::random::{RandomWeights, norm, normed, weight};
+use crate::exec::cuda::CudaExecutor;
+use crate::exec::{ExecError, Executor, Gemm, GpuOptions, PreparedPlan, Target, Want};
+use crate::plan::{
+    Attention, Bounds, Dtype, KvLayout, Op, Plan, PlanBuilder, PlanError, Precision, Rows,
+};
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// The number of the GPU.
+    pub gpu: usize,
+    /// What the kernels are compiled for; `None`: the newest that the GPU can run.
+    pub target: Option<Target>,
+    /// Type of the operands and of the cache.
+    pub precision: Precision,
+    /// As [`GpuOptions::cubin_dir`].
+    pub cubin_dir: Option<PathBuf>,
+}
+
+const WEIGHTS: RandomWeights = RandomWeights::NORMAL;
+const MAX_COPIES: usize = 16;
+/// Heads of rows that are verified.
+const SAMPLES: usize = 64;
+
+/// Measures `subject` at a shape.
+///
+/// # Errors
+/// [`BenchError`].
+pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    shape.check()?;
+    let &Subject { gpu: ordinal, target, precision, ref cubin_dir } = subject;
+    let options = GpuOptions { gemm: Gemm::Halfwarp, target, cubin_dir: cubin_dir.clone() };
+    let bytes = shape.bytes(precision.operand());
+    let bench = Bench { shape, precision, copies: num_copies(bytes, MAX_COPIES) };
+    let calls = calls_per_round(bench.copies);
+    let largest = bench.plan(bench.largest_bounds(), 2 * calls + 1)?;
+    let gpu = CudaExecutor::open(ordinal, &options, &largest, &WEIGHTS)?;
+    let mut gpu = gpu.without_overlap();
+    let mut prepared = |calls: usize| -> Result<PreparedPlan, BenchError> {
+        Ok(gpu.prepare(&bench.plan(bench.step_bounds(), calls)?)?)
+    };
+    let rounds = [prepared(2 * calls + 1)?, prepared(calls + 1)?];
+
+    let sequences = Sequences::new(shape);
+    bench.fill_cache(&mut gpu, &sequences)?;
+    let step = sequences.step();
+    let got = gpu.run(rounds[0], &step, Want::Logits)?.logits;
+    bench.check_finite(&got)?;
+    let error = bench.sampled_error(&largest, &sequences, &got)?;
+    let error = check_error(&shape, error, bench.error_bound())?;
+
+    gpu.run(rounds[1], &step, Want::Nothing)?;
+    let [us, min_us] = us_per_call(&mut gpu, rounds, calls)?;
+    Ok(Row {
+        op: shape.op(),
+        implementation: "halfwarp",
+        dtype: precision.to_string(),
+        shape,
+        us,
+        min_us,
+        tflops: shape.flops() / us / 1e6,
+        gbs: bytes as f64 / us / 1e3,
+        error,
+        config: Some(gpu.target().name()),
+        gpu: gpu.describe(),
+    })
+}
+
+/// Attention of one shape.
+struct Bench {
+    shape: Shape,
+    precision: Precision,
+    copies: usize,
+}
+
+impl Bench {
+    /// Bounds of the step that is timed.
+    fn step_bounds(&self) -> Bounds {
+        let Shape { batch, .. } = self.shape;
+        let (q_len, max_kv_len) = (self.shape.q_len(), self.shape.kv_len());
+        let max_tokens = batch * q_len;
+        let (max_seqs, max_q_len, max_logit_rows) = (batch, q_len, max_tokens);
+        Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows, max_kv_len, mixed: false }
+    }
+
+    /// Bounds of that step and of those that fill the cache.
+    fn largest_bounds(&self) -> Bounds {
+        let step = self.step_bounds();
+        let fill_tokens = self.shape.past_len().min(FILL_TOKENS);
+        Bounds {
+            max_tokens: step.max_tokens.max(fill_tokens),
+            max_q_len: step.max_q_len.max(fill_tokens),
+            ..step
+        }
+    }
+
+    /// The tokens are appended to every copy, then come `calls` calls over the copies. The first
+    /// call's output comes out as logits, without calls a Q; those of the other calls go to one
+    /// place: so do the peers', whose allocator gives a call the memory that the one before has
+    /// left.
+    fn plan(&self, bounds: Bounds, calls: usize) -> Result<Plan, PlanError> {
+        let Shape { num_heads, num_kv_heads, head_dim, .. } = self.shape;
+        let (q_width, kv_width) = (self.shape.q_width(), self.shape.kv_width());
+        let (width, dtype) = (q_width + 2 * kv_width, self.precision.operand());
+        let mut plan = PlanBuilder::new();
+        let table = plan.weight(weight("qkv".to_owned(), TABLE_ROWS, width, dtype));
+        let qkv = plan.activation("qkv", Rows::Tokens, width, Dtype::F32);
+        plan.op(Op::Embedding { table, out: qkv });
+        let (k, v) = (qkv.columns(q_width, kv_width), qkv.columns(q_width + kv_width, kv_width));
+        let mut queries = Vec::new();
+        for layer in 0..self.copies {
+            plan.op(Op::KvAppend { layer, k, v });
+            queries.push(norm(&mut plan, qkv.columns(0, q_width), layer, dtype));
+        }
+        let output = plan.activation("out", Rows::Tokens, q_width, dtype);
+        let verified = plan.activation("verified", Rows::Tokens, q_width, dtype);
+        for call in 0..calls {
+            let layer = call % self.copies;
+            plan.op(Op::Attention(Attention {
+                layer,
+                q: queries[layer],
+                out: if call == 0 { verified } else { output },
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                softmax_scale: self.softmax_scale(),
+                causal: self.shape.is_causal(),
+                window: None,
+            }));
+        }
+        let kv = KvLayout {
+            num_layers: self.copies,
+            num_kv_heads,
+            head_dim,
+            num_pages: self.shape.batch * self.shape.pages_per_seq(),
+            dtype: self.precision.cache(),
+        };
+        let verified = if calls == 0 { queries[0] } else { verified };
+        finish(plan, &self.precision.into(), bounds, kv, verified)
+    }
+
+    fn softmax_scale(&self) -> f32 {
+        (self.shape.head_dim as f32).sqrt().recip()
+    }
+
+    /// Appends all positions before those of the timed step.
+    fn fill_cache(
+        &self,
+        executor: &mut dyn Executor,
+        sequences: &Sequences,
+    ) -> Result<(), BenchError> {
+        let fill = executor.prepare(&self.plan(self.largest_bounds(), 0)?)?;
+        for inputs in sequences.past_steps() {
+            executor.run(fill, &inputs, Want::Nothing)?;
+        }
+        Ok(())
+    }
+
+    /// Of 16 bits P is rounded to the type of V; of f32 a sum over all positions is rounded at each.
+    fn error_bound(&self) -> f64 {
+        if self.precision == Precision::F32 { 1e-4 } else { 1e-2 }
+    }
+
+    fn check_finite(&self, got: &[f32]) -> Result<(), BenchError> {
+        let is_finite = |row: &[f32]| row.iter().all(|value| value.is_finite());
+        match got.chunks_exact(self.shape.q_width()).position(|row| !is_finite(row)) {
+            Some(row) => Err(BenchError::NotFinite { shape: self.shape.to_string(), row }),
+            None => Ok(()),
+        }
+    }
+
+    /// The largest relative error of a head of a row, of a sample of the first call's output.
+    fn sampled_error(
+        &self,
+        plan: &Plan,
+        sequences: &Sequences,
+        got: &[f32],
+    ) -> Result<f64, ExecError> {
+        let Shape { batch, num_heads, head_dim, .. } = self.shape;
+        let table = WEIGHTS.values(&plan.weights[0])?;
+        let mut random = ChaCha8Rng::seed_from_u64(2);
+        let bounds = [batch, self.shape.q_len(), num_heads];
+        let samples: Vec<[usize; 3]> =
+            (0..SAMPLES).map(|_| bounds.map(|bound| random.random_range(0..bound))).collect();
+        let errors: Vec<f64> = samples
+            .into_par_iter()
+            .map(|[seq, token, head]| {
+                let row = seq * self.shape.q_len() + token;
+                let got = &got[(row * num_heads + head) * head_dim..][..head_dim];
+                let wanted = self.attend(&table, sequences.tokens(seq), token, head);
+                relative_error(got.iter().copied().zip(wanted))
+            })
+            .collect();
+        Ok(errors
+            .into_iter()
+            .fold(0.0, |worst, error| if error > worst || error.is_nan() { error } else { worst }))
+    }
+
+    /// Attention of one head of a new token, from the tokens of its sequence.
+    fn attend(&self, table: &[f32], tokens: &[u32], token: usize, head: usize) -> Vec<f64> {
+        let Shape { num_heads, num_kv_heads, head_dim, .. } = self.shape;
+        let (q_width, kv_width) = (self.shape.q_width(), self.shape.kv_width());
+        let position = self.shape.past_len() + token;
+        let visible = if self.shape.is_causal() { position + 1 } else { self.shape.kv_len() };
+        let row =
+            |token: u32, start: usize| &table[token as usize * (q_width + 2 * kv_width) + start..];
+        let q = normed(&row(tokens[position], 0)[..q_width], self.precision.operand());
+        let q = &q[head * head_dim..][..head_dim];
+        let k = q_width + head / (num_heads / num_kv_heads) * head_dim;
+        let score = |&token: &u32| {
+            let pairs = q.iter().zip(row(token, k));
+            let dot: f64 = pairs.map(|(&q, &k)| q * f64::from(k)).sum();
+            dot * f64::from(self.softmax_scale())
+        };
+        let tokens = &tokens[..visible];
+        let scores: Vec<f64> = tokens.iter().map(score).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let mut out = vec![0.0; head_dim];
+        for (&token, weight) in tokens.iter().zip(weights) {
+            let v = row(token, k + kv_width);
+            out.iter_mut().zip(v).for_each(|(out, &v)| *out += weight / sum * f64::from(v));
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests;

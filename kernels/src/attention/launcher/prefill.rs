@@ -1,0 +1,142 @@
+//! The launch of prefill.
+
+use super::super::prefill::{self, attention_prefill};
+use super::super::prefill_cluster;
+use super::super::sm90::{self, TileConfig};
+use super::super::tile::{AttentionElement, NUM_THREADS};
+use super::{Attention, AttentionOperands, SeqInputs};
+use crate::element::Dtype;
+use crate::gemm::{Gpu, Target};
+use crate::operand::untyped;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use half::{bf16, f16};
+
+impl Attention {
+    /// Queries of an item of prefill, at most.
+    pub fn block_m(&self, gpu: Gpu, dtype: Dtype) -> usize {
+        if self.splits_prefill(gpu, dtype) {
+            return prefill_cluster::BLOCK_M as usize;
+        }
+        if let Some(tile) = self.sm90_tile(gpu, dtype) {
+            return tile.block_m;
+        }
+        let rows = self.prefill_instance(dtype).map_or(1, |instance| instance.rows());
+        let block_m = match dtype {
+            Dtype::F32 => prefill::block_m::<f32>(rows),
+            Dtype::F16 => prefill::block_m::<f16>(rows),
+            Dtype::Bf16 => prefill::block_m::<bf16>(rows),
+        };
+        block_m as usize
+    }
+
+    /// The tile of the kernel for `sm_90a`, if that computes prefill.
+    fn sm90_tile(&self, gpu: Gpu, dtype: Dtype) -> Option<&'static TileConfig> {
+        let is_half = dtype != Dtype::F32;
+        let tile = || TileConfig::fastest(self.head_dim, self.max_tokens, self.num_heads, gpu);
+        if gpu.target == Target::Sm90a && is_half { tile() } else { None }
+    }
+
+    /// Counters that [`Attention::prefill`] needs.
+    pub const NUM_PREFILL_COUNTERS: usize = sm90::NUM_COUNTERS;
+
+    /// The narrowest instance that takes the heads.
+    fn prefill_instance(&self, dtype: Dtype) -> Option<attention_prefill::Instance> {
+        instances(dtype).into_iter().find(|instance| self.fits(instance.panels()))
+    }
+
+    /// The launch of prefill, for the prompts of a step, or `None` if no step has one. `counters`
+    /// are [`Attention::NUM_PREFILL_COUNTERS`] zeros, which it leaves as zeros; `maps` encodes
+    /// tensor maps.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for head counts, a `head_dim` or a window that the kernels do not take, a
+    /// block table that is too narrow, and for sizes beyond a grid or a `u32`.
+    pub fn prefill<E: AttentionElement>(
+        &self,
+        gpu: Gpu,
+        seqs: &SeqInputs,
+        operands: &AttentionOperands<E>,
+        counters: DevicePtr<u32>,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError> {
+        if self.splits_prefill(gpu, E::DTYPE) {
+            return self.prefill_cluster(gpu, seqs, operands);
+        }
+        let args = self.args(operands)?;
+        let max_items = self.max_prefill_items(gpu, E::DTYPE);
+        if let Some(tile) = self.sm90_tile(gpu, E::DTYPE) {
+            let arguments = sm90::Arguments {
+                dtype: E::DTYPE,
+                num_items: seqs.num_prefill_items,
+                items: seqs.prefill_items,
+                max_items,
+                counters,
+                block_table: seqs.block_table,
+                max_pages_per_seq: args.max_pages_per_seq,
+                max_tokens: self.max_tokens,
+                num_pages: self.num_pages,
+                num_heads: args.num_heads,
+                num_kv_heads: args.num_kv_heads,
+                head_dim: args.head_dim,
+                softmax_scale: self.softmax_scale,
+                window: args.window,
+                q: operands.q.untyped(),
+                pools: [operands.k_pool, operands.v_pool].map(untyped),
+                out: operands.out.untyped(),
+                lse: DevicePtr::null(),
+            };
+            return tile.launch(gpu.num_sms, &arguments, maps);
+        }
+        let instance = self.prefill_instance(E::DTYPE).ok_or_else(|| self.head_dim_error())?;
+        let shared_bytes = prefill::shared_bytes::<E>(instance.rows(), instance.panels());
+        let geometry = Geometry::new([max_items, 1, 1], NUM_THREADS as usize, shared_bytes)?;
+        Ok(geometry.map(|geometry| {
+            attention_prefill::launch(
+                instance,
+                geometry,
+                seqs.num_prefill_items,
+                seqs.prefill_items,
+                seqs.block_table,
+                args.max_pages_per_seq,
+                operands.q.untyped_ptr(),
+                args.q_stride,
+                untyped(operands.k_pool),
+                untyped(operands.v_pool),
+                args.num_heads,
+                args.num_kv_heads,
+                args.head_dim,
+                args.aligned,
+                self.softmax_scale,
+                args.window,
+                operands.out.untyped_ptr(),
+                args.out_stride,
+            )
+        }))
+    }
+}
+
+/// Instances for `dtype`, the narrowest heads first.
+fn instances(dtype: Dtype) -> [attention_prefill::Instance; 4] {
+    use attention_prefill::Instance::*;
+    match dtype {
+        Dtype::F32 => [
+            attention_prefill_f32_d64,
+            attention_prefill_f32_d96,
+            attention_prefill_f32_d128,
+            attention_prefill_f32_d256,
+        ],
+        Dtype::F16 => [
+            attention_prefill_f16_d64,
+            attention_prefill_f16_d96,
+            attention_prefill_f16_d128,
+            attention_prefill_f16_d256,
+        ],
+        Dtype::Bf16 => [
+            attention_prefill_bf16_d64,
+            attention_prefill_bf16_d96,
+            attention_prefill_bf16_d128,
+            attention_prefill_bf16_d256,
+        ],
+    }
+}

@@ -1,0 +1,192 @@
+//! The launch of the kernel.
+
+use super::attention_prefill_sm90::{self, Instance, Instance::*};
+use super::tiles::{PrefillTile, TileD64, TileD64M128, TileD96, TileD128, TileD256};
+use crate::Rows;
+use crate::element::Dtype;
+use crate::gemm::Gpu;
+use crate::kv_cache::PAGE_SIZE;
+use crate::tile::smem::PANEL_COLUMNS;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+use cuda_std::tensor_map::{Element, EncodedTensorMap, L2Promotion, Swizzle, TensorMapSpec};
+
+/// A tile, as far as a launch depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct TileConfig {
+    /// Queries of a tile.
+    pub block_m: usize,
+    /// Most columns of a head.
+    width: usize,
+    num_threads: usize,
+    shared_bytes: usize,
+    of_f16: Instance,
+    of_bf16: Instance,
+}
+
+/// The tiles, the narrowest heads first, of those the most queries.
+const TILE_CONFIGS: [TileConfig; 5] = [
+    TileConfig::of::<TileD64>(attention_prefill_f16_sm90_d64, attention_prefill_bf16_sm90_d64),
+    TileConfig::of::<TileD64M128>(
+        attention_prefill_f16_sm90_d64_m128,
+        attention_prefill_bf16_sm90_d64_m128,
+    ),
+    TileConfig::of::<TileD96>(attention_prefill_f16_sm90_d96, attention_prefill_bf16_sm90_d96),
+    TileConfig::of::<TileD128>(attention_prefill_f16_sm90_d128, attention_prefill_bf16_sm90_d128),
+    TileConfig::of::<TileD256>(attention_prefill_f16_sm90_d256, attention_prefill_bf16_sm90_d256),
+];
+
+/// Tiles an SM, from which on those with more queries are faster
+/// (`docs/measurements/attention_prefill.md`).
+const MANY_TILES: usize = 4;
+
+/// Counters of a launch.
+pub const NUM_COUNTERS: usize = 2;
+
+/// The arguments of a launch, checked: see the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments {
+    /// `F16` or `Bf16`.
+    pub dtype: Dtype,
+    /// One element: items in the list.
+    pub num_items: DevicePtr<u32>,
+    /// The work list.
+    pub items: DevicePtr<u32>,
+    /// Upper bound of the items.
+    pub max_items: usize,
+    /// [`NUM_COUNTERS`] zeros, which the launch leaves as zeros.
+    pub counters: DevicePtr<u32>,
+    /// `[max_seqs, max_pages_per_seq]`.
+    pub block_table: DevicePtr<u32>,
+    /// Width of the block table.
+    pub max_pages_per_seq: u32,
+    /// Upper bound of the tokens.
+    pub max_tokens: usize,
+    /// Pages of a pool.
+    pub num_pages: usize,
+    /// Query heads, a multiple of the KV heads.
+    pub num_heads: u32,
+    /// KV heads.
+    pub num_kv_heads: u32,
+    /// Columns of a head, a multiple of 8.
+    pub head_dim: u32,
+    /// Multiplies the scores before the softmax: above 0.
+    pub softmax_scale: f32,
+    /// Sliding window, in positions.
+    pub window: u32,
+    /// Queries, 16-byte aligned.
+    pub q: Rows<()>,
+    /// Pools of keys and values, 16-byte aligned.
+    pub pools: [DevicePtr<()>; 2],
+    /// Output, 16-byte aligned.
+    pub out: Rows<()>,
+    /// `[max_tokens, num_heads]`, or null.
+    pub lse: DevicePtr<f32>,
+}
+
+impl TileConfig {
+    const fn of<T: PrefillTile>(of_f16: Instance, of_bf16: Instance) -> Self {
+        TileConfig {
+            block_m: T::BLOCK_M as usize,
+            width: T::WIDTH as usize,
+            num_threads: T::NUM_THREADS as usize,
+            shared_bytes: T::SHARED_BYTES as usize,
+            of_f16,
+            of_bf16,
+        }
+    }
+
+    /// The tiles that take heads of `head_dim` columns, those of fewest columns first.
+    pub fn for_head_dim(head_dim: usize) -> impl Iterator<Item = &'static TileConfig> {
+        let is_vectors = head_dim.is_multiple_of(8);
+        TILE_CONFIGS.iter().filter(move |tile| is_vectors && head_dim <= tile.width)
+    }
+
+    /// The fastest tile for a step of `max_tokens` tokens, if one takes the heads.
+    #[must_use]
+    pub fn fastest(
+        head_dim: usize,
+        max_tokens: usize,
+        num_heads: usize,
+        gpu: Gpu,
+    ) -> Option<&'static TileConfig> {
+        let mut tiles = Self::for_head_dim(head_dim);
+        let first = tiles.next()?;
+        let is_same_width = |tile: &&TileConfig| tile.width == first.width;
+        let num_tiles = max_tokens.div_ceil(first.block_m).saturating_mul(num_heads);
+        match tiles.find(is_same_width) {
+            Some(shorter) if num_tiles < MANY_TILES * gpu.num_sms => Some(shorter),
+            _ => Some(first),
+        }
+    }
+
+    /// The launch on `num_sms` SMs, with tensor maps from `maps`, or `None` without an item.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for sizes beyond a grid.
+    pub fn launch(
+        &self,
+        num_sms: usize,
+        args: &Arguments,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let grid = [args.max_items.min(num_sms), 1, 1];
+        let geometry = Geometry::new(grid, self.num_threads, self.shared_bytes)?;
+        let Some(geometry) = geometry else { return Ok(None) };
+        let q = maps(&self.q_map(args));
+        let [k, v] = args.pools.map(|pool| maps(&pool_map(args, pool)));
+        let is_f16 = args.dtype == Dtype::F16;
+        Ok(Some(attention_prefill_sm90::launch(
+            if is_f16 { self.of_f16 } else { self.of_bf16 },
+            geometry,
+            args.num_items,
+            args.items,
+            args.counters,
+            args.block_table,
+            args.max_pages_per_seq,
+            args.num_heads,
+            args.num_kv_heads,
+            args.head_dim,
+            args.softmax_scale,
+            args.window,
+            DevicePtr::new(args.out.ptr.0),
+            args.out.stride_arg()?,
+            args.lse,
+            q,
+            k,
+            v,
+        )))
+    }
+
+    /// Queries: boxes of a tile's tokens, one head and 64 columns.
+    fn q_map(&self, args: &Arguments) -> TensorMapSpec {
+        let Rows { ptr, row_stride } = args.q;
+        let head_bytes = u64::from(args.head_dim) * 2;
+        TensorMapSpec {
+            address: ptr.0,
+            element: element(args.dtype),
+            dims: vec![args.head_dim.into(), args.num_heads.into(), args.max_tokens as u64],
+            strides_bytes: vec![head_bytes, row_stride as u64 * 2],
+            box_dims: vec![PANEL_COLUMNS, 1, self.block_m as u32],
+            swizzle: Swizzle::B128,
+            l2_promotion: L2Promotion::B128,
+        }
+    }
+}
+
+/// A pool: boxes of a page's positions and 64 columns.
+fn pool_map(args: &Arguments, pool: DevicePtr<()>) -> TensorMapSpec {
+    let rows = args.num_pages * args.num_kv_heads as usize * PAGE_SIZE as usize;
+    TensorMapSpec {
+        address: pool.0,
+        element: element(args.dtype),
+        dims: vec![args.head_dim.into(), rows as u64],
+        strides_bytes: vec![u64::from(args.head_dim) * 2],
+        box_dims: vec![PANEL_COLUMNS, PAGE_SIZE],
+        swizzle: Swizzle::B128,
+        l2_promotion: L2Promotion::B128,
+    }
+}
+
+fn element(dtype: Dtype) -> Element {
+    if dtype == Dtype::F16 { Element::F16 } else { Element::Bf16 }
+}

@@ -1,0 +1,136 @@
+//! The work lists of a step, which the host writes beside the step's inputs.
+//!
+//! A sequence with at most [`Attention::max_decode_q_len`] new tokens decodes, any other one is a
+//! prompt. Items of prompts come the longest first, so that blocks end together; the heads of a
+//! query tile are adjacent, so that those of one KV head read K and V while they are in L2.
+
+use super::launcher::Attention;
+use super::work::{ITEM_WORDS, PrefillItem};
+use crate::element::Dtype;
+use crate::gemm::Gpu;
+use crate::kv_cache::PAGE_SIZE;
+use core::cmp::Reverse;
+use core::ops::Range;
+
+/// K and V that the items in flight share, at most: two thirds of the L2 of an H200.
+const L2_BYTES: usize = 32 << 20;
+
+/// An item, as the kernels read it.
+pub type ItemWords = [u32; ITEM_WORDS as usize];
+
+/// A sequence of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeqLens {
+    /// New tokens.
+    pub q_len: u32,
+    /// Cached positions, those of the new tokens included.
+    pub kv_len: u32,
+}
+
+/// A sequence of a step that is a prompt.
+#[derive(Clone, Copy)]
+struct Prompt {
+    seq: u32,
+    /// Row of its first query.
+    first_token: u32,
+    lens: SeqLens,
+}
+
+impl Attention {
+    /// Upper bound of [`Attention::prefill_items`]: the last tile of each sequence may be partial.
+    pub fn max_prefill_items(&self, gpu: Gpu, dtype: Dtype) -> usize {
+        let seqs = self.max_tokens.min(self.max_seqs);
+        if seqs == 0 || self.max_q_len <= self.max_decode_q_len {
+            return 0;
+        }
+        ((self.max_tokens - seqs) / self.block_m(gpu, dtype) + seqs) * self.num_heads
+    }
+
+    /// The items of a step's prompts. What the blocks in flight read of K and V fits in L2: if all
+    /// of it does not, the list is cut into sections of KV heads, each with the longest first.
+    pub fn prefill_items(&self, gpu: Gpu, dtype: Dtype, seqs: &[SeqLens]) -> Vec<ItemWords> {
+        let block_m = self.block_m(gpu, dtype) as u32;
+        let group = (self.num_heads / self.num_kv_heads) as u32;
+        let mut items = Vec::new();
+        for section in self.sections(dtype, &self.prompts(seqs)) {
+            let tiles = |(prompt, kv_heads): (Prompt, Range<u32>)| {
+                let heads = kv_heads.start * group..kv_heads.end * group;
+                self.query_tiles(prompt, block_m).map(move |tile| (tile, heads.clone()))
+            };
+            let mut tiles: Vec<_> = section.into_iter().flat_map(tiles).collect();
+            tiles.sort_by_key(|(tile, _)| Reverse(tile.num_pages()));
+            let heads_of = |(tile, heads): (PrefillItem, Range<u32>)| {
+                heads.map(move |head| PrefillItem { head, ..tile }.words())
+            };
+            items.extend(tiles.into_iter().flat_map(heads_of));
+        }
+        items
+    }
+
+    /// The prompts of a step, the one with most positions first.
+    fn prompts(&self, seqs: &[SeqLens]) -> Vec<Prompt> {
+        let mut end_token = 0;
+        let place = |(seq, &lens): (usize, &SeqLens)| {
+            let first_token = end_token;
+            end_token += lens.q_len;
+            Prompt { seq: seq as u32, first_token, lens }
+        };
+        let mut prompts: Vec<_> = seqs.iter().enumerate().map(place).collect();
+        prompts.retain(|prompt| prompt.lens.q_len as usize > self.max_decode_q_len);
+        prompts.sort_by_key(|prompt| Reverse(prompt.lens.kv_len));
+        prompts
+    }
+
+    /// Cuts the KV heads of all `prompts` into sections of at most [`L2_BYTES`] of K and V, or of
+    /// one KV head.
+    fn sections(&self, dtype: Dtype, prompts: &[Prompt]) -> Vec<Vec<(Prompt, Range<u32>)>> {
+        let (mut sections, mut section, mut bytes_left) = (Vec::new(), Vec::new(), L2_BYTES);
+        for &prompt in prompts {
+            let SeqLens { q_len, kv_len } = prompt.lens;
+            let seen = self.window.map_or(kv_len as usize, |w| w.saturating_add(q_len as usize));
+            let positions = seen.min(kv_len as usize);
+            let head_bytes = 2 * positions * self.head_dim * dtype.bytes();
+            let mut heads = 0..self.num_kv_heads as u32;
+            while !heads.is_empty() {
+                let fit = (bytes_left / head_bytes.max(1)).min(heads.len());
+                if fit == 0 {
+                    sections.push(core::mem::take(&mut section));
+                    bytes_left = L2_BYTES.max(head_bytes);
+                    continue;
+                }
+                let next = heads.start + fit as u32;
+                section.push((prompt, heads.start..next));
+                bytes_left -= fit * head_bytes;
+                heads.start = next;
+            }
+        }
+        sections.push(section);
+        sections
+    }
+
+    /// The query tiles of a prompt, with a head of 0.
+    fn query_tiles(&self, prompt: Prompt, block_m: u32) -> impl Iterator<Item = PrefillItem> {
+        let Attention { causal, window, .. } = *self;
+        let Prompt { seq, first_token, lens: SeqLens { q_len, kv_len } } = prompt;
+        (0..q_len).step_by(block_m as usize).map(move |first_query| {
+            let queries = block_m.min(q_len - first_query);
+            // Without a causal mask all queries see what the last one sees.
+            let first_position = if causal { kv_len - q_len + first_query } else { kv_len - 1 };
+            let end_key = if causal { first_position + queries } else { kv_len };
+            let hidden =
+                window.map_or(0, |window| (first_position as usize + 1).saturating_sub(window));
+            PrefillItem {
+                seq,
+                head: 0,
+                first_token: first_token + first_query,
+                queries,
+                first_position,
+                first_key: hidden as u32 / PAGE_SIZE * PAGE_SIZE,
+                end_key,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

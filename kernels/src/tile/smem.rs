@@ -1,0 +1,116 @@
+//! Tiles of 16-bit elements in shared memory, in the layout that TMA writes and `wgmma` reads with
+//! the 128-byte swizzle.
+
+use super::element::Operand16;
+use cuda_std::prelude::*;
+use cuda_std::wgmma::{KMajor, MatrixDescriptor, Swizzle};
+
+/// Columns of a panel: 128 bytes, the span of the swizzle.
+pub const PANEL_COLUMNS: u32 = 64;
+
+/// Bytes of a row of a panel.
+const ROW_BYTES: u32 = 128;
+
+/// Bytes and elements that the swizzle moves as one.
+const VEC_ELEMS: u32 = 8;
+
+/// Rows after which the swizzle repeats; a tile has whole periods.
+const SWIZZLE_ROWS: u32 = 8;
+
+/// Rows or columns of an operand that one MMA reads along k.
+const MMA_K: u32 = 16;
+
+/// A tile `[rows, columns]` of elements `E`: panels of 64 columns one after the other, each `[rows,
+/// 64]`. Vector `i` of 16 bytes of row `r` of a panel is stored at index `i ^ r % 8`.
+///
+/// `rows` is a multiple of 8, and a constant once everything is inlined.
+#[derive(Clone, Copy)]
+pub struct SmemTile<E> {
+    start: Shared<E>,
+    rows: u32,
+}
+
+/// Bytes of a tile of `rows` rows and `columns` columns.
+pub const fn tile_bytes(rows: u32, columns: u32) -> u32 {
+    columns.div_ceil(PANEL_COLUMNS) * rows * ROW_BYTES
+}
+
+impl<E: Operand16> SmemTile<E> {
+    /// The tile of `rows` rows at `start`.
+    ///
+    /// # Safety
+    /// 1. `start` is aligned to 1024 bytes, and holds [`tile_bytes`] of the tile's columns.
+    #[inline(always)]
+    pub unsafe fn new(start: Shared<E>, rows: u32) -> Self {
+        SmemTile { start, rows }
+    }
+
+    /// Tile `index` of equal ones of `columns` columns that lie one after the other, this one
+    /// first.
+    #[inline(always)]
+    #[must_use]
+    pub fn stage(self, index: u32, columns: u32) -> Self {
+        let elems = tile_bytes(self.rows, columns) / size_of::<E>() as u32;
+        SmemTile { start: self.start.offset(index * elems), ..self }
+    }
+
+    /// Rows `first_row ..` of panel `panel`, where TMA writes a box; a multiple of 8.
+    #[inline(always)]
+    pub fn panel(self, panel: u32, first_row: u32) -> Shared<E> {
+        self.start.offset((panel * self.rows + first_row) * PANEL_COLUMNS)
+    }
+
+    /// The 16-byte vector `vec_idx` of `row` of panel `panel`.
+    #[inline(always)]
+    pub fn vec_at(self, panel: u32, row: u32, vec_idx: u32) -> Shared<E> {
+        self.panel(panel, row).offset((vec_idx ^ (row % SWIZZLE_ROWS)) * VEC_ELEMS)
+    }
+
+    /// Rows `first_row ..`, a multiple of 8, as an operand whose k are the columns. A step of k is
+    /// [`SmemTile::column_step`].
+    #[inline(always)]
+    pub fn k_major(self, first_row: u32) -> MatrixDescriptor<E, KMajor> {
+        MatrixDescriptor::k_major(self.panel(0, first_row), Swizzle::B128)
+    }
+
+    /// The tile as an operand whose k are the rows. A step of k is [`SmemTile::row_step`].
+    #[inline(always)]
+    pub fn mn_major(self) -> MatrixDescriptor<E, E::MnMajor> {
+        let panel_bytes = self.rows * ROW_BYTES;
+        MatrixDescriptor::new(self.start, panel_bytes, SWIZZLE_ROWS * ROW_BYTES, Swizzle::B128)
+    }
+
+    /// Bytes from column 0 to column `16 * step`.
+    #[inline(always)]
+    pub fn column_step(self, step: u32) -> u32 {
+        let steps_per_panel = PANEL_COLUMNS / MMA_K;
+        let panel = step / steps_per_panel;
+        panel * self.rows * ROW_BYTES + step % steps_per_panel * MMA_K * size_of::<E>() as u32
+    }
+
+    /// Bytes from row 0 to row `16 * step`.
+    #[inline(always)]
+    pub fn row_step(self, step: u32) -> u32 {
+        step * MMA_K * ROW_BYTES
+    }
+
+    /// Zeroes rows `first_row ..` of the first `columns` columns; all lanes of a warp call this.
+    /// The writes are visible to TMA and `wgmma` after a proxy fence and a barrier.
+    ///
+    /// # Safety
+    /// 1. Nothing else reads or writes these rows.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn zero_rows(self, first_row: u32, columns: u32) {
+        let vecs_per_row = ROW_BYTES / 16;
+        let (first, vec_idx) = (warp::lane_id() / vecs_per_row, warp::lane_id() % vecs_per_row);
+        for panel in 0..columns.div_ceil(PANEL_COLUMNS) {
+            let mut row = first_row + first;
+            while row < self.rows {
+                // SAFETY: inside the tile, and the warp's own.
+                unsafe { self.vec_at(panel, row, vec_idx).cast::<u32>().set_vec(0, [0; 4]) };
+                row += warp::WARP_SIZE / vecs_per_row;
+            }
+        }
+    }
+}

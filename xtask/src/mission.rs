@@ -1,0 +1,76 @@
+//! `cargo xtask mission`: attention of 1 x 8 x 512 x 64 in f16, built, verified, and timed on the GPU at hand beside its
+//! peers.
+//!
+//! The program `halfwarp` verifies and times; with cargo it is built first, and without it the one beside this program
+//! runs, as on a GPU machine without Rust.
+
+use crate::process;
+use crate::ptxas::tools::Tools;
+use crate::setup;
+use anyhow::{Context, Result};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// The kernels of the mission, and their target.
+const KERNELS: [&str; 1] = ["attention_prefill_cluster_f16_d64"];
+const TARGET: &str = "sm_90a";
+
+/// Times PyTorch's backends.
+const PEERS: &str = include_str!("mission/peers.py");
+
+/// Builds, verifies, times, and prints what the assembler and the peers say, where they are.
+pub fn run() -> Result<()> {
+    let halfwarp = halfwarp()?;
+    process::show(Command::new(&halfwarp).args(["bench", "mission"]))?;
+    if let Err(error) = assemble(&halfwarp) {
+        eprintln!("ptxas: {error:#}");
+    }
+    // Its own words say why there are none.
+    let _ = Command::new("python3").args(["-c", PEERS]).stdin(Stdio::null()).status();
+    process::check_interrupt()
+}
+
+/// The program `halfwarp`: built where cargo started this program, else the one beside it.
+fn halfwarp() -> Result<PathBuf> {
+    let name = format!("halfwarp{}", env::consts::EXE_SUFFIX);
+    if env::var_os("CARGO").is_none() {
+        let own = env::current_exe()?;
+        let places = [own.with_file_name(&name), own.with_file_name("../release").join(&name)];
+        let found = places.into_iter().find(|path| path.exists());
+        return found
+            .with_context(|| format!("no {name} beside {}: use `cargo xtask`", own.display()));
+    }
+    process::show(process::cargo()?.args(["build", "--release", "--package", "halfwarp"]))?;
+    Ok(process::target_dir()?.join("release").join(name))
+}
+
+/// Prints registers, spills and warnings of the kernels, as NVIDIA's assembler reports them, if it is in the cache.
+fn assemble(halfwarp: &Path) -> Result<()> {
+    let cache = setup::open_cache()?;
+    let Some(ptxas) = Tools::cached_ptxas(&cache) else { return Ok(()) };
+    let work = cache.work_dir()?;
+    for kernel in KERNELS {
+        let shown = process::capture(
+            Command::new(halfwarp).args(["ptx", "show", kernel, "--target", TARGET]),
+        )?;
+        let path = work.path().join(format!("{kernel}.ptx"));
+        std::fs::write(&path, shown.stdout).context("the PTX")?;
+        let mut assemble = Command::new(&ptxas);
+        assemble
+            .args(["-v", "-arch", TARGET])
+            .arg(&path)
+            .arg("-o")
+            .arg(path.with_extension("cubin"));
+        let report = process::capture(&mut assemble)?.stderr;
+        for line in report
+            .lines()
+            .filter(|line| ["registers", "spill", "C75"].iter().any(|word| line.contains(word)))
+        {
+            println!("{kernel}: {}", line.trim_start_matches("ptxas info    :").trim());
+        }
+    }
+    Ok(())
+}
