@@ -379,11 +379,13 @@ fn decode_splits_by_model_and_groups_query_heads() {
     // As many blocks as are resident, two an SM in f32, or as there are items.
     assert_eq!(grid(Attention { max_seqs: 64, ..attention() }), [2 * 132, 1, 1]);
     assert_eq!(grid(attention()), [4 * 2 * 32, 1, 1]);
-    assert_eq!(grid(Attention { max_kv_len: 65, ..attention() }), [4 * 2, 1, 1]);
-    assert_eq!(grid(Attention { num_heads: 34, max_kv_len: 65, ..attention() }), [4 * 4, 1, 1]);
+    assert_eq!(grid(Attention { max_kv_len: 64, ..attention() }), [4 * 2, 1, 1]);
+    assert_eq!(grid(Attention { max_kv_len: 65, ..attention() }), [4 * 2 * 2, 1, 1]);
+    assert_eq!(grid(Attention { num_heads: 34, max_kv_len: 64, ..attention() }), [4 * 4, 1, 1]);
     let items = |attention: Attention| attention.max_decode_items(SM_80, Dtype::F16);
+    // At most the square root of eight times the pages that a sequence sees, 128 and 34.
     assert_eq!(items(attention()), 4 * 2 * 32);
-    assert_eq!(items(Attention { window: Some(2048), ..attention() }), 4 * 2 * 9);
+    assert_eq!(items(Attention { window: Some(2048), ..attention() }), 4 * 2 * 16);
     assert_eq!(attention().num_partials::<f16>(), 4 * 14 * 32 * 66);
     assert_eq!(attention().num_counters::<f16>(), 4 * 14 * 32);
     assert_eq!(decode(Attention { max_seqs: 0, ..attention() }), Ok(None));

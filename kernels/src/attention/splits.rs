@@ -193,6 +193,7 @@ impl Splitting {
             .min(shared.max(longest))
             .min(MAX_PARTIALS.div_ceil(rows))
             .min(MAX_SPLITS)
+            .min(num_pages)
     }
 
     /// Most items of a sequence of up to `max_q_len` new tokens, on up to `num_pages`.
