@@ -88,6 +88,7 @@
 //! ```
 //! A model is turned into a [`Plan`] once, and everything else reads the plan: executors, the memory budget, profiles.
 
+pub mod bench;
 pub mod engine;
 pub mod exec;
 mod files;
@@ -96,7 +97,6 @@ mod loaded;
 pub mod model;
 pub mod models;
 pub mod plan;
-pub mod profile;
 pub mod ptx;
 pub mod text;
 pub mod weights;

@@ -5,7 +5,7 @@ mod kernels;
 use super::{failure::Failure, mission, model::EngineArgs, terminal};
 use clap::Subcommand;
 use halfwarp::EngineOptions;
-use halfwarp::profile::decode::{self, Workload};
+use halfwarp::bench::decode::{self, Workload};
 use kernels::KernelsArgs;
 use std::num::NonZeroUsize;
 

@@ -1,8 +1,8 @@
 //! `halfwarp bench mission`.
 
 use super::{failure::Failure, terminal};
+use halfwarp::bench::mission::{self, MissionError, OnGpu, Row};
 use halfwarp::exec::{cuda, default_cubin_dir};
-use halfwarp::profile::mission::{self, MissionError, OnGpu, Row};
 
 /// Arguments of `halfwarp bench mission`.
 #[derive(clap::Args)]

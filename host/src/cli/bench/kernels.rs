@@ -6,12 +6,12 @@ use crate::cli::{
     terminal,
 };
 use clap::ValueEnum;
-use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
-use halfwarp::plan::Precision;
-use halfwarp::profile::{
+use halfwarp::bench::{
     attention, gemm,
     kernels::{BenchError, Row},
 };
+use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
+use halfwarp::plan::Precision;
 use halfwarp::{Accumulate, EngineError, Gemm, Target};
 use serde::Serialize;
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! What the machine's time goes into: timing of kernels, and of whole steps.
+//! Timing of kernels, and of whole steps.
 
 pub mod attention;
 pub mod decode;
