@@ -27,6 +27,10 @@ pub mod silu_mul;
 pub mod tile;
 
 #[cfg(not(target_arch = "nvptx64"))]
+mod dynamic_shared_bytes;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use dynamic_shared_bytes::dynamic_shared_bytes;
+#[cfg(not(target_arch = "nvptx64"))]
 mod operand;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use operand::Rows;

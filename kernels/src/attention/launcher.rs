@@ -210,3 +210,8 @@ impl Attention {
         })
     }
 }
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of attention.
+pub(crate) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    prefill::dynamic_shared_bytes(symbol).or_else(|| decode::dynamic_shared_bytes(symbol))
+}

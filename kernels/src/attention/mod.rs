@@ -23,6 +23,8 @@ mod splits;
 #[cfg(not(target_arch = "nvptx64"))]
 mod work_list;
 #[cfg(not(target_arch = "nvptx64"))]
+pub(crate) use launcher::dynamic_shared_bytes;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Append, Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
 pub use tile::AttentionElement;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -159,3 +159,14 @@ impl Linear {
         Geometry::new([blocks_m, blocks_n, 1], T::NUM_THREADS as usize, T::SHARED_BYTES as usize)
     }
 }
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of the kernels for f32.
+pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    use gemm_f32::Instance::*;
+    let instance = *gemm_f32::Instance::ALL.iter().find(|instance| instance.symbol() == symbol)?;
+    Some(match instance {
+        gemm_f32_128x256 => Tile128x256::SHARED_BYTES as usize,
+        gemm_f32_64x64 => Tile64x64::SHARED_BYTES as usize,
+        gemm_f32_64x64_unaligned => Tile64x64Unaligned::SHARED_BYTES as usize,
+    })
+}

@@ -22,3 +22,14 @@ pub use linear16::{
     Accumulate, Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, SumOrder,
     Summation, Target,
 };
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of linear layers.
+#[cfg(not(target_arch = "nvptx64"))]
+pub(crate) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    let by_family = [
+        linear::dynamic_shared_bytes,
+        f16_sm80::dynamic_shared_bytes,
+        f16_sm90::dynamic_shared_bytes,
+    ];
+    by_family.into_iter().find_map(|of| of(symbol))
+}

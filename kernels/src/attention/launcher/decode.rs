@@ -10,6 +10,7 @@ use crate::gemm::Gpu;
 use crate::kv_cache::PAGE_SIZE;
 use crate::operand::untyped;
 use cuda_std::launch::{Geometry, Launch, LaunchError};
+use half::{bf16, f16};
 
 /// Shared memory of an SM, 228 KiB on SM 90.
 const SM_SHARED_BYTES: usize = 228 << 10;
@@ -206,4 +207,20 @@ fn decode_instances(dtype: Dtype) -> &'static [attention_decode::Instance] {
             attention_decode_bf16_r16_d256,
         ],
     }
+}
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of decode.
+pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let mut instances = decode_instances(dtype).iter();
+        if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
+            let (rows, panels) = (instance.rows(), instance.panels());
+            return Some(match dtype {
+                Dtype::F32 => decode::shared_bytes::<f32>(rows, panels),
+                Dtype::F16 => decode::shared_bytes::<f16>(rows, panels),
+                Dtype::Bf16 => decode::shared_bytes::<bf16>(rows, panels),
+            });
+        }
+    }
+    None
 }

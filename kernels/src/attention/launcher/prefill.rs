@@ -140,3 +140,19 @@ fn instances(dtype: Dtype) -> [attention_prefill::Instance; 4] {
         ],
     }
 }
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of prefill.
+pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let mut instances = instances(dtype).into_iter();
+        if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
+            let (rows, panels) = (instance.rows(), instance.panels());
+            return Some(match dtype {
+                Dtype::F32 => prefill::shared_bytes::<f32>(rows, panels),
+                Dtype::F16 => prefill::shared_bytes::<f16>(rows, panels),
+                Dtype::Bf16 => prefill::shared_bytes::<bf16>(rows, panels),
+            });
+        }
+    }
+    sm90::dynamic_shared_bytes(symbol).or_else(|| prefill_cluster::dynamic_shared_bytes(symbol))
+}

@@ -67,3 +67,9 @@ impl Attention {
         }))
     }
 }
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of this kernel.
+pub(in super::super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    let is_this = Instance::ALL.iter().any(|instance| instance.symbol() == symbol);
+    is_this.then_some(SHARED_BYTES as usize)
+}

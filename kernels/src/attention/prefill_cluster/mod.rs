@@ -24,6 +24,9 @@ mod exchange;
 mod launcher;
 mod softmax;
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub(super) use launcher::dynamic_shared_bytes;
+
 use super::work::PrefillItem;
 use crate::kv_cache::PAGE_SIZE;
 use crate::tile::element::Operand16;

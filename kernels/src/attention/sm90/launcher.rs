@@ -190,3 +190,10 @@ fn pool_map(args: &Arguments, pool: DevicePtr<()>) -> TensorMapSpec {
 fn element(dtype: Dtype) -> Element {
     if dtype == Dtype::F16 { Element::F16 } else { Element::Bf16 }
 }
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of this kernel.
+pub(in super::super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    let is_of =
+        |tile: &&TileConfig| [tile.of_f16, tile.of_bf16].iter().any(|of| of.symbol() == symbol);
+    TILE_CONFIGS.iter().find(is_of).map(|tile| tile.shared_bytes)
+}

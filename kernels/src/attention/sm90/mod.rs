@@ -27,6 +27,8 @@ mod stages;
 mod tiles;
 
 #[cfg(not(target_arch = "nvptx64"))]
+pub(super) use launcher::dynamic_shared_bytes;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Arguments, NUM_COUNTERS, TileConfig};
 
 use crate::tile::element::Operand16;

@@ -155,3 +155,11 @@ fn check<E>(k: usize, rows: [&Rows<E>; 2]) -> Result<(), LaunchError> {
     }
     Ok(())
 }
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of this kernel.
+pub(in super::super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    let (_, config) = symbol.strip_prefix("gemm_sm80_")?.split_once('_')?;
+    let (_, config) = config.split_once('_')?;
+    let name = config.strip_suffix("_in_f16").unwrap_or(config);
+    Config::ALL.iter().find(|config| config.name == name).map(|config| config.shared_bytes)
+}

@@ -30,6 +30,8 @@ use half::{bf16, f16};
 use tile::{MmaTile, Tile64x64, Tile128x128, Tile128x256};
 
 #[cfg(not(target_arch = "nvptx64"))]
+pub(super) use launcher::dynamic_shared_bytes;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Config, launch, launch_with};
 
 /// Rows of tiles of a group: blocks that run at the same time share few rows of A and B, which stay

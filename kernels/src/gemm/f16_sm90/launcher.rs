@@ -226,3 +226,12 @@ impl TileConfig {
         Geometry::new(grid, self.num_threads, self.shared_bytes)
     }
 }
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of this kernel.
+pub(in super::super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    let is_of = |tile: &&TileConfig| {
+        let mut instances = tile.of_f16.iter().chain(tile.of_bf16.iter().flatten());
+        instances.any(|instance| instance.symbol() == symbol)
+    };
+    TILE_CONFIGS.iter().find(is_of).map(|tile| tile.shared_bytes)
+}

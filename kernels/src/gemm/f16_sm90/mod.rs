@@ -31,6 +31,8 @@ pub mod swapped;
 mod tiles;
 
 #[cfg(not(target_arch = "nvptx64"))]
+pub(super) use launcher::dynamic_shared_bytes;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{TILE_CONFIGS, TileConfig};
 pub use tiles::*;
 
