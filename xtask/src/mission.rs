@@ -5,7 +5,7 @@
 //! runs, as on a GPU machine without Rust.
 
 use crate::process;
-use crate::ptxas::tools::Tools;
+use crate::ptxas::tools;
 use crate::setup;
 use anyhow::{Context, Result};
 use std::{
@@ -50,7 +50,7 @@ fn halfwarp() -> Result<PathBuf> {
 /// Prints registers, spills and warnings of the kernels, as NVIDIA's assembler reports them, if it is in the cache.
 fn assemble(halfwarp: &Path) -> Result<()> {
     let cache = setup::open_cache()?;
-    let Some(ptxas) = Tools::cached_ptxas(&cache) else { return Ok(()) };
+    let Some(ptxas) = tools::cached_ptxas(&cache) else { return Ok(()) };
     let work = cache.work_dir()?;
     for kernel in KERNELS {
         let shown = process::capture(

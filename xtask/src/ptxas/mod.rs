@@ -1,34 +1,29 @@
 //! `cargo xtask ptxas`: runs NVIDIA's assembler on every kernel of the repository, for each of its targets.
 //!
-//! A kernel must use no local memory and no stack, spill no registers and cause none of the assembler's performance
-//! warnings (C75xx, such as a serialised `wgmma`), its threads must reach convergent instructions together, and its
-//! machine code must have the instructions that it was written for. No GPU is needed. Each check must first detect a planted fault.
+//! The rules are those of the crate `machine_code`: no local memory, no stack, no spilled registers, none of the
+//! assembler's performance warnings (C75xx, such as a serialised `wgmma`), convergent instructions that the threads reach
+//! together, and the instructions that a kernel was written for. No GPU is needed. Each rule must first detect a planted fault.
 
 mod built;
-mod convergence;
-mod local_memory;
-mod machine_code;
-mod planted;
-mod report;
 pub mod tools;
 
 use crate::{process, setup};
 use anyhow::{Result, bail};
 use built::Kernel;
-use std::{collections::BTreeSet, fs, path::Path, process::Command};
-use tools::Tools;
+use machine_code::{Tools, planted};
+use std::{collections::BTreeSet, fs};
 
 /// Assembles every kernel for every target and reports every fault.
 pub fn run() -> Result<()> {
-    let cache = setup::open_cache()?;
-    let tools = Tools::provide(&cache)?;
-    let work = cache.work_dir()?;
-    planted::check(&tools, work.path())?;
+    let tools = tools::provide(&setup::open_cache()?)?;
+    let checked = planted::check(&tools);
+    process::check_interrupt()?;
+    checked?;
     let kernels = built::kernels()?;
     let mut all = Vec::new();
     for kernel in &kernels {
         let Kernel { symbol, target, .. } = kernel;
-        let found = faults(&tools, kernel, work.path())?;
+        let found = faults(&tools, kernel)?;
         eprintln!("{symbol} {target}: {}", if found.is_empty() { "ok" } else { "FAULTS" });
         all.extend(found.into_iter().map(|fault| format!("{symbol} {target}: {fault}")));
     }
@@ -40,17 +35,10 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The faults of a kernel's PTX and of its machine code, which is written to the directory `work`.
-fn faults(tools: &Tools, kernel: &Kernel, work: &Path) -> Result<Vec<String>> {
-    let Kernel { symbol, target, path } = kernel;
-    let cubin = work.join(format!("{symbol}.{target}.cubin"));
-    let mut assemble = Command::new(&tools.ptxas);
-    assemble.args(["-v", "-arch", target]).arg(path).arg("-o").arg(&cubin);
-    let mut faults = report::faults(&process::capture(&mut assemble)?.stderr);
+/// The faults of a kernel's PTX and of its machine code.
+fn faults(tools: &Tools, Kernel { symbol, target, path }: &Kernel) -> Result<Vec<String>> {
     let ptx = fs::read_to_string(path)?;
-    faults.extend(local_memory::fault(&ptx));
-    faults.extend(convergence::faults(&ptx));
-    let code = process::capture(Command::new(&tools.nvdisasm).arg(&cubin))?.stdout;
-    faults.extend(machine_code::faults(symbol, &code));
-    Ok(faults)
+    let assembled = tools.assemble(&ptx, target);
+    process::check_interrupt()?;
+    Ok(machine_code::faults(symbol, &ptx, Some(&assembled?)))
 }

@@ -1,29 +1,21 @@
 //! NVIDIA's assembler and disassembler, from packages of the Python index; they need neither CUDA nor a GPU.
 
 use anyhow::{Context, Result};
+use machine_code::Tools;
 use model_cache::{Cache, wheel};
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
-/// The programs, in the cache.
-pub struct Tools {
-    pub ptxas: PathBuf,
-    pub nvdisasm: PathBuf,
+/// The programs in the cache, fetched if they are missing.
+pub fn provide(cache: &Cache) -> Result<Tools> {
+    let ptxas = program(cache, "ptxas", "nvidia-cuda-nvcc", PTXAS_VERSION).context("ptxas")?;
+    let nvdisasm =
+        program(cache, "nvdisasm", "nvidia-cuda-nvdisasm", "13.2.78").context("nvdisasm")?;
+    Ok(Tools { ptxas, nvdisasm: Some(nvdisasm) })
 }
 
-impl Tools {
-    /// The programs in the cache, fetched if they are missing.
-    pub fn provide(cache: &Cache) -> Result<Self> {
-        Ok(Tools {
-            ptxas: provide(cache, "ptxas", "nvidia-cuda-nvcc", PTXAS_VERSION).context("ptxas")?,
-            nvdisasm: provide(cache, "nvdisasm", "nvidia-cuda-nvdisasm", "13.2.78")
-                .context("nvdisasm")?,
-        })
-    }
-
-    /// The assembler, if it is in the cache.
-    pub fn cached_ptxas(cache: &Cache) -> Option<PathBuf> {
-        Some(path(cache, "ptxas", PTXAS_VERSION)).filter(|path| path.exists())
-    }
+/// The assembler, if it is in the cache.
+pub fn cached_ptxas(cache: &Cache) -> Option<PathBuf> {
+    Some(path(cache, "ptxas", PTXAS_VERSION)).filter(|path| path.exists())
 }
 
 /// The assembler's release.
@@ -34,7 +26,7 @@ fn path(cache: &Cache, name: &str, version: &str) -> PathBuf {
     cache.dir().join(name).join(version).join(name)
 }
 
-fn provide(cache: &Cache, name: &str, package: &str, version: &str) -> Result<PathBuf> {
+fn program(cache: &Cache, name: &str, package: &str, version: &str) -> Result<PathBuf> {
     let path = path(cache, name, version);
     if !path.exists() {
         eprintln!("{name}: fetching {package} {version}");

@@ -155,9 +155,11 @@ pub fn stale_entries(symbols: &BTreeSet<&str>) -> Vec<String> {
 }
 
 /// The mnemonic, modifiers included, in a line such as `/*0070*/  @P0 LDG.E R2, desc[UR4][R2.64] ;`.
-fn instruction(line: &str) -> Option<&str> {
+pub fn instruction(line: &str) -> Option<&str> {
     let (_, text) = line.trim().strip_prefix("/*")?.split_once("*/")?;
-    text.split_whitespace().find(|word| !word.starts_with('@'))
+    let word = text.split_whitespace().find(|word| !word.starts_with('@'))?;
+    // Without operands: `NOP;`.
+    Some(word.trim_end_matches(';'))
 }
 
 #[cfg(test)]

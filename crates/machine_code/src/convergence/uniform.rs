@@ -1,9 +1,9 @@
 //! Which bits of which registers may differ between the threads of a group.
 
-use super::code::{Code, Instruction, is_register};
 use super::flow::Flow;
 use super::reaching::Reaching;
 use super::value::Value;
+use crate::ptx::{Code, Instruction, is_register};
 use std::collections::{HashMap, HashSet};
 
 /// Threads that execute an instruction together.

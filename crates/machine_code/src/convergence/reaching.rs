@@ -2,7 +2,7 @@
 //!
 //! LLVM gives one register to values that never meet, as to the tile of a producer and that of a consumer.
 
-use super::code::{Code, is_register};
+use crate::ptx::{Code, is_register};
 use std::collections::HashMap;
 
 /// The writes and reads of each register by instruction, and which of them reach which.

@@ -11,13 +11,12 @@
 //! `flow` which instructions depend on a branch. It assumes one-dimensional blocks, as `cuda_builder` declares them, and
 //! that a load gives all threads the same value if they pass the same address.
 
-mod code;
 mod flow;
 mod reaching;
 mod uniform;
 mod value;
 
-use code::{Code, Instruction};
+use crate::ptx::{Code, Instruction};
 use flow::Flow;
 use reaching::Reaching;
 use std::collections::BTreeMap;

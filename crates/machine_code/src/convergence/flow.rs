@@ -1,6 +1,6 @@
 //! Control flow: which instructions depend on a branch.
 
-use super::code::Code;
+use crate::ptx::Code;
 use std::ops::Range;
 
 /// The graph of a kernel's basic blocks.
