@@ -10,5 +10,7 @@ mod chat;
 mod interrupts;
 #[path = "cli/output.rs"]
 mod output;
+#[path = "cli/ptx.rs"]
+mod ptx;
 #[path = "cli/support.rs"]
 mod support;

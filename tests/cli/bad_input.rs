@@ -396,4 +396,27 @@ fn chat_refuses_what_is_no_text() {
 fn ptx_names_what_there_is() {
     refuses(&["ptx", "show", "no_such_kernel"], "halfwarp ptx list");
     refuses(&["ptx", "show", "argmax_f32", "--target", "sm_35"], "sm_90a");
+    refuses(&["ptx", "stats", "argmax_f32", "--target", "sm_35"], "sm_90a");
+    refuses(&["ptx", "stats", "no_such_kernel"], "halfwarp ptx list");
+    refuses(&["ptx", "stats", "gemv_[f16"], "gemv_[f16 is no pattern");
+    refuses(&["ptx", "stats", "argmax", "--csv", "--jsonl"], "cannot be used with");
+    refuses(&["ptx", "check", "--family", "gem"], "halfwarp ptx list");
+    let output = halfwarp(&["ptx", "check"]).env("HALFWARP_PTXAS", "/nonexistent").output();
+    assert_refused(&output.unwrap(), "HALFWARP_PTXAS=/nonexistent: no such file");
+}
+
+#[test]
+fn ptx_diff_and_dump_want_directories_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    refuses(&["ptx", "diff", path], "halfwarp ptx dump DIR");
+    refuses(&["ptx", "diff", "/nonexistent"], "cannot read /nonexistent");
+    refuses(&["ptx", "diff"], "<OLD>");
+    let target = dir.path().join("sm_80");
+    fs::create_dir(&target).unwrap();
+    fs::write(target.join("k.ptx"), "no PTX").unwrap();
+    refuses(&["ptx", "diff", path, "/nonexistent"], "cannot read /nonexistent");
+    refuses(&["ptx", "dump", path], "sm_80 is not empty");
+    fs::write(target.join("k.ptx"), b"\xFF").unwrap();
+    refuses(&["ptx", "diff", path], "k.ptx");
 }

@@ -26,7 +26,7 @@ usage: cargo xtask COMMAND
   kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
   mission                 verify attention of 1 x 8 x 512 x 64 in f16, and time it beside its peers
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
-  picture                 make the README's picture of a terminal: docs/images/terminal.svg
+  picture                 make the pictures of a terminal: docs/images/terminal.svg, ptx.svg
   random-model NAME OUT   write a Hugging Face directory with random weights: ";
 
 fn main() -> ExitCode {

@@ -1,26 +1,48 @@
-//! The README's terminal picture: real commands, run here, and what they printed, as an SVG.
+//! Pictures of a terminal for the README and the book: real commands, run here, and what they printed, as SVGs.
 
 use crate::process;
 use anyhow::Result;
 use std::{fmt::Write, fs};
 
-/// What is shown: the words after `halfwarp`.
-const COMMANDS: [&[&str]; 2] = [
-    &[
-        "generate",
-        "--chat",
-        "-n",
-        "80",
-        "--temp",
-        "0",
-        "-p",
-        "In two sentences: why is the sky blue?",
-    ],
-    &["ptx", "show", "rms_norm_f16_warp"],
+/// A picture in `docs/images`.
+struct Picture {
+    file: &'static str,
+    /// Characters of a line; what is longer is broken at spaces.
+    columns: usize,
+    /// What is shown: the words after `halfwarp`.
+    commands: &'static [&'static [&'static str]],
+}
+
+const PICTURES: [Picture; 2] = [
+    Picture {
+        file: "terminal.svg",
+        columns: 96,
+        commands: &[
+            &[
+                "generate",
+                "--chat",
+                "-n",
+                "80",
+                "--temp",
+                "0",
+                "-p",
+                "In two sentences: why is the sky blue?",
+            ],
+            &["ptx", "show", "rms_norm_f16_warp"],
+        ],
+    },
+    Picture {
+        file: "ptx.svg",
+        columns: 176,
+        commands: &[
+            &["ptx", "stats", "attention_prefill_f16_sm90", "gemv_f16", "argmax"],
+            &["ptx", "check", "--family", "attention"],
+        ],
+    },
 ];
+
 /// Lines of one command's output; the rest is left out.
 const MAX_LINES: usize = 12;
-const MAX_COLUMNS: usize = 96;
 
 const FONT_SIZE: usize = 14;
 const LINE_HEIGHT: usize = 20;
@@ -35,33 +57,38 @@ enum Line {
     Output(String),
 }
 
-/// Writes `docs/images/terminal.svg`.
+/// Writes the pictures.
 ///
 /// # Errors
-/// If a command fails or the file cannot be written.
+/// If a command fails or a file cannot be written.
 pub fn run() -> Result<()> {
     process::show(process::cargo()?.args(["build", "--release", "--package", "halfwarp"]))?;
-    let mut lines = Vec::new();
-    for words in COMMANDS {
-        if !lines.is_empty() {
-            lines.push(Line::Output(String::new()));
+    for Picture { file, columns, commands } in PICTURES {
+        let mut lines = Vec::new();
+        for words in commands {
+            if !lines.is_empty() {
+                lines.push(Line::Output(String::new()));
+            }
+            lines.push(Line::Prompt(shell_line(words)));
+            lines.extend(output(words, columns)?);
         }
-        lines.push(Line::Prompt(shell_line(words)));
-        let run =
-            ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
-        let printed = process::capture(process::cargo()?.args(run).args(words))?;
-        let text = printed.stdout + &printed.stderr;
-        let wrapped: Vec<String> = text.lines().flat_map(wrap).collect();
-        let is_cut = wrapped.len() > MAX_LINES;
-        lines.extend(wrapped.into_iter().take(MAX_LINES).map(Line::Output));
-        if is_cut {
-            lines.push(Line::Output("...".to_owned()));
-        }
+        let path = process::repository().join("docs/images").join(file);
+        fs::write(&path, svg(&lines, columns))?;
+        eprintln!("wrote {}", path.display());
     }
-    let path = process::repository().join("docs/images/terminal.svg");
-    fs::write(&path, svg(&lines))?;
-    eprintln!("wrote {}", path.display());
     Ok(())
+}
+
+/// What a command prints, up to `MAX_LINES`.
+fn output(words: &[&str], columns: usize) -> Result<Vec<Line>> {
+    let run = ["run", "--quiet", "--release", "--package", "halfwarp", "--bin", "halfwarp", "--"];
+    let printed = process::capture(process::cargo()?.args(run).args(words))?;
+    let text = printed.stdout + &printed.stderr;
+    let wrapped: Vec<String> = text.lines().flat_map(|line| wrap(line, columns)).collect();
+    let is_cut = wrapped.len() > MAX_LINES;
+    let mut lines: Vec<_> = wrapped.into_iter().take(MAX_LINES).map(Line::Output).collect();
+    lines.extend(is_cut.then(|| Line::Output("...".to_owned())));
+    Ok(lines)
 }
 
 /// The command as one types it.
@@ -72,13 +99,12 @@ fn shell_line(words: &[&str]) -> String {
     format!("halfwarp {}", words.iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// `line` in lines of at most `MAX_COLUMNS` characters, broken at spaces.
-fn wrap(line: &str) -> Vec<String> {
+/// `line` in lines of at most `columns` characters, broken at spaces.
+fn wrap(line: &str, columns: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in line.replace('\t', "    ").split_inclusive(' ') {
         let last = lines.last_mut().expect("there is one from the start");
-        if !last.is_empty() && last.chars().count() + word.trim_end().chars().count() > MAX_COLUMNS
-        {
+        if !last.is_empty() && last.chars().count() + word.trim_end().chars().count() > columns {
             lines.push(word.to_owned());
         } else {
             last.push_str(word);
@@ -87,8 +113,8 @@ fn wrap(line: &str) -> Vec<String> {
     lines
 }
 
-fn svg(lines: &[Line]) -> String {
-    let width = 2 * MARGIN + MAX_COLUMNS * COLUMN_WIDTH_PERCENT / 100;
+fn svg(lines: &[Line], columns: usize) -> String {
+    let width = 2 * MARGIN + columns * COLUMN_WIDTH_PERCENT / 100;
     let height = TITLE_BAR + 2 * MARGIN + lines.len() * LINE_HEIGHT;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
@@ -131,11 +157,12 @@ mod tests {
     #[test]
     fn long_lines_break_at_spaces_and_markup_is_text() {
         let long = "word ".repeat(40);
-        let wrapped = wrap(&long);
-        assert!(wrapped.iter().all(|line| line.trim_end().chars().count() <= MAX_COLUMNS));
+        let wrapped = wrap(&long, 96);
+        assert!(wrapped.iter().all(|line| line.trim_end().chars().count() <= 96));
         assert_eq!(wrapped.concat(), long);
         assert_eq!(escaped("a <b> & c"), "a &lt;b&gt; &amp; c");
-        let picture = svg(&[Line::Prompt("halfwarp x".to_owned()), Line::Output("<y>".to_owned())]);
+        let picture =
+            svg(&[Line::Prompt("halfwarp x".to_owned()), Line::Output("<y>".to_owned())], 96);
         assert!(picture.contains("&lt;y&gt;") && picture.ends_with("</svg>\n"));
     }
 }

@@ -19,6 +19,8 @@ pub enum Failure {
     /// The emulator found a fault of a kernel: exit code 1, with the whole report.
     #[cfg(feature = "emulator")]
     Kernel(String),
+    /// What the command looks for was found, and printed: exit code 1.
+    Found,
     /// Ctrl-C: exit code 130.
     Interrupted,
     /// The reader of the output has gone, as in `halfwarp ... | head -1`: exit code 0.
@@ -35,7 +37,7 @@ impl Failure {
             Failure::Input(message) | Failure::Environment(message) => Some(two_lines(message)),
             #[cfg(feature = "emulator")]
             Failure::Kernel(report) => Some(lines(report)),
-            Failure::Interrupted | Failure::OutputClosed => None,
+            Failure::Found | Failure::Interrupted | Failure::OutputClosed => None,
         }
     }
 
@@ -43,7 +45,7 @@ impl Failure {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Input(_) => ExitCode::from(2),
-            Failure::Environment(_) => ExitCode::FAILURE,
+            Failure::Environment(_) | Failure::Found => ExitCode::FAILURE,
             #[cfg(feature = "emulator")]
             Failure::Kernel(_) => ExitCode::FAILURE,
             Failure::Interrupted => ExitCode::from(INTERRUPTED),

@@ -57,7 +57,7 @@ enum Command {
     /// Time the GPU kernels, or the decoding of a model.
     #[command(subcommand)]
     Bench(bench::Command),
-    /// List or print the GPU kernels.
+    /// List, print, measure, compare and check the GPU kernels.
     #[command(subcommand)]
     Ptx(ptx::Command),
     /// Report GPU, CPU and models of this machine; the exit code is 1 if no model can run.

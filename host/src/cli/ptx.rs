@@ -1,9 +1,17 @@
 //! `halfwarp ptx`.
 
+mod check;
+mod diff;
+mod driver;
+mod dump;
+mod select;
+mod stats;
+mod tools;
+
 use super::{failure::Failure, terminal};
 use clap::Subcommand;
 use halfwarp::ptx::{Kernel, TARGETS};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 /// The commands of `halfwarp ptx`.
 #[derive(Subcommand)]
@@ -18,13 +26,36 @@ pub enum Command {
         #[arg(long, default_value = "sm_90a")]
         target: String,
     },
+    /// Registers, shared memory, spills, occupancy and instruction mix of kernels.
+    Stats(stats::StatsArgs),
+    /// Write the PTX of every kernel into DIR/TARGET/KERNEL.ptx.
+    Dump {
+        /// A directory without kernels
+        #[arg(value_hint = clap::ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+    /// Compare the kernels of two builds; the exit code is 1 if they differ.
+    Diff {
+        /// The older build: a directory that `halfwarp ptx dump` wrote
+        #[arg(value_hint = clap::ValueHint::DirPath)]
+        old: PathBuf,
+        /// The newer build [default: this program]
+        #[arg(value_hint = clap::ValueHint::DirPath)]
+        new: Option<PathBuf>,
+    },
+    /// Check the rules for PTX and machine code; the exit code is 1 if a kernel breaks one.
+    Check(check::CheckArgs),
 }
 
-/// Lists the kernels, or prints one.
+/// Runs a command on the kernels inside this program.
 pub fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::List => terminal::print(&list()),
         Command::Show { kernel, target } => show(kernel, target),
+        Command::Stats(args) => stats::run(args),
+        Command::Dump { dir } => dump::run(dir),
+        Command::Diff { old, new } => diff::run(old, new.as_deref()),
+        Command::Check(args) => check::run(args),
     }
 }
 
@@ -59,16 +90,12 @@ fn row([kernel, family, threads, blocks, cluster, targets]: [&str; 6]) -> String
     format!("{kernel:<32} {family:<12} {threads:>7} {blocks:>9} {cluster:>7} {targets}\n")
 }
 
-fn show(symbol: &str, target_name: &str) -> Result<(), Failure> {
-    let Some(target) = halfwarp::ptx::target(target_name) else {
-        let known: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
-        let known = known.join(", ");
-        return Err(Failure::Input(format!("no target {target_name}\nthe targets are: {known}")));
-    };
+fn show(symbol: &str, target: &str) -> Result<(), Failure> {
+    let target = select::target(target)?;
     match target.kernel(symbol) {
         Some(kernel) => terminal::print(kernel.text),
         None => {
-            let why = format!("no kernel {symbol} for {target_name}");
+            let why = format!("no kernel {symbol} for {}", target.name);
             Err(Failure::Input(format!("{why}\nhalfwarp ptx list names them all")))
         }
     }

@@ -25,6 +25,13 @@ pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
     }
 }
 
+/// A progress bar over kernels. Nothing is drawn where stderr is not a terminal.
+pub fn kernels_bar(num_kernels: usize) -> ProgressBar {
+    let bar = bar("kernels {wide_bar} {pos}/{len}");
+    bar.set_length(num_kernels as u64);
+    bar
+}
+
 /// A progress bar for the tokens of a prompt, shown after a second where stderr is a terminal.
 pub struct PromptBar {
     start: Instant,
