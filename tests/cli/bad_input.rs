@@ -99,6 +99,22 @@ fn rejects_benches_of_kernels_that_cannot_be() {
     ]);
 }
 
+/// Read before the GPU is looked for.
+#[test]
+fn rejects_a_baseline_that_holds_no_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    let file = path.to_str().unwrap();
+    let bench = ["bench", "kernels", "--op", "gemm", "--gpu", "99", "--baseline", file];
+    refuses(&bench, "No such file");
+    for (text, expected) in [("", "no row"), ("{}", "line 1: a row has"), ("[1", "line 1: EOF")] {
+        fs::write(&path, text).unwrap();
+        refuses(&bench, expected);
+    }
+    fs::write(&path, r#"{"op": "gemm", "m": 1, "us": 2.0, "min_us": 1.9}"#).unwrap();
+    misses_gpu_99(&bench);
+}
+
 #[test]
 fn rejects_sampling_values_out_of_range() {
     let with = |flag: &str, value: &str, expected: &str| {

@@ -6,3 +6,4 @@ pub mod gemm;
 pub mod kernels;
 pub mod mission;
 mod random;
+pub mod record;

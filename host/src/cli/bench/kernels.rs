@@ -9,12 +9,17 @@ use clap::ValueEnum;
 use halfwarp::bench::{
     attention, gemm,
     kernels::{BenchError, Row},
+    record::{Record, Verdict, compare},
 };
 use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::{Accumulate, EngineError, Gemm, Target};
 use serde::Serialize;
-use std::fmt::Display;
+use std::{
+    fmt::Display,
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `halfwarp bench kernels`.
 #[derive(clap::Args)]
@@ -44,6 +49,10 @@ pub struct KernelsArgs {
     /// Print one JSON object per line
     #[arg(long)]
     jsonl: bool,
+    /// Rows that an earlier --jsonl wrote: print each shape's time over theirs, and exit with 1 if one is slower by
+    /// more than 2 % and twice the standard deviation of the difference
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    baseline: Option<PathBuf>,
 }
 
 /// Operations that can be timed.
@@ -85,23 +94,57 @@ enum Bench {
 /// Times the kernels and prints a row for each shape.
 pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
     args.check()?;
+    let baseline = args.baseline.as_deref().map(read_records).transpose()?;
     let benches =
         args.ops.iter().map(|&op| args.bench(op)).collect::<Result<Vec<Bench>, Failure>>()?;
     cuda::free_memory(args.gpu)?;
-    let mut num_left_out = 0;
+    let (mut num_left_out, mut records) = (0, Vec::new());
     for bench in benches {
         num_left_out += match bench {
             Bench::Gemm(subject, shapes) => {
-                time(args, &GEMM, &shapes, |shape| gemm::measure(&subject, shape))?
+                time(args, &mut records, &GEMM, &shapes, |shape| gemm::measure(&subject, shape))?
             }
             Bench::Attention(subject, shapes) => {
-                time(args, &ATTENTION, &shapes, |shape| attention::measure(&subject, shape))?
+                time(args, &mut records, &ATTENTION, &shapes, |shape| {
+                    attention::measure(&subject, shape)
+                })?
             }
         };
+    }
+    if let Some(baseline) = baseline {
+        report(&records, &baseline)?;
     }
     match num_left_out {
         0 => Ok(()),
         n => Err(Failure::Input(format!("no kernel takes {n} of the shapes"))),
+    }
+}
+
+fn read_records(path: &Path) -> Result<Vec<Record>, Failure> {
+    let wrong =
+        |error: &dyn Display| Failure::Input(format!("--baseline {}: {error}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    Record::parse_lines(&text).map_err(|error| wrong(&error))
+}
+
+/// Says on stderr how `records` are beside `baseline`.
+fn report(records: &[Record], baseline: &[Record]) -> Result<(), Failure> {
+    let (mut num_compared, mut num_slower) = (0, 0);
+    for (name, verdict) in compare(records, baseline) {
+        num_slower += usize::from(matches!(verdict, Verdict::Slower(_)));
+        num_compared += usize::from(matches!(verdict, Verdict::Same(_) | Verdict::Slower(_)));
+        terminal::note(match verdict {
+            Verdict::Same(ratio) => format!("{name}: {ratio:.3}x the baseline's time"),
+            Verdict::Slower(ratio) => format!("{name}: {ratio:.3}x the baseline's time: slower"),
+            Verdict::Other(keys) => format!("{name}: not compared, the baseline's has {keys}"),
+            Verdict::New => format!("{name}: not in the baseline"),
+            Verdict::Missing => format!("{name}: in the baseline alone"),
+        });
+    }
+    match (num_compared, num_slower) {
+        (0, _) => Err(Failure::Input("--baseline: no row could be compared".to_owned())),
+        (_, 0) => Ok(()),
+        (_, n) => Err(Failure::Environment(format!("{n} of {num_compared} rows are slower"))),
     }
 }
 
@@ -219,9 +262,10 @@ const ATTENTION: Columns<attention::Shape> = Columns {
     },
 };
 
-/// Times every shape and prints its row at once; returns how many there is no kernel for.
+/// Times every shape, prints its row at once and adds it to `records`; returns how many there is no kernel for.
 fn time<S: Copy + Display + Serialize>(
     args: &KernelsArgs,
+    records: &mut Vec<Record>,
     columns: &Columns<S>,
     shapes: &[S],
     measure: impl Fn(S) -> Result<Row<S>, BenchError>,
@@ -241,6 +285,7 @@ fn time<S: Copy + Display + Serialize>(
             }
             row => row.map_err(failure)?,
         };
+        records.extend(Record::of(&row));
         let line = if args.jsonl {
             serde_json::json!(row).to_string()
         } else {
