@@ -78,7 +78,11 @@ impl Plan {
             self.view_elems(view, shape) * self.tensor(view.tensor).dtype.block_bytes()
         };
         let mut cost = Cost {
-            read_bytes: op.reads().into_iter().map(bytes).sum(),
+            read_bytes: match *op {
+                // The rows that it writes, and no others.
+                Op::GatherRows { out, .. } => bytes(out),
+                _ => op.reads().into_iter().map(bytes).sum(),
+            },
             written_bytes: op.writes().into_iter().map(bytes).sum(),
             flops: 0,
         };
@@ -196,6 +200,20 @@ mod tests {
                 written_bytes: 3 * 16 * bytes,
                 flops: 2 * 3 * 16 * 8,
             };
+            assert_eq!(cost, expected, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn gathering_reads_the_rows_that_it_writes() {
+        let shape = StepShape { num_tokens: 512, num_logit_rows: 2, ..Default::default() };
+        for (dtype, bytes) in DTYPES {
+            let mut plan = plan(dtype);
+            plan.tensors[2].rows = Rows::Logits;
+            let view = |id| View { tensor: TensorId(id), start: 0, width: 16 };
+            let cost = plan.op_cost(&Op::GatherRows { x: view(1), out: view(2) }, &shape);
+            let row_bytes = 2 * 16 * bytes;
+            let expected = Cost { read_bytes: row_bytes, written_bytes: row_bytes, flops: 0 };
             assert_eq!(cost, expected, "{dtype}");
         }
     }
