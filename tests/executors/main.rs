@@ -10,6 +10,7 @@ mod elementwise;
 mod fused;
 mod harness;
 mod linear;
+mod observe;
 mod oracle;
 mod rejects;
 mod rms_norm;
@@ -48,6 +49,7 @@ fn all_tests() -> Vec<Test> {
         rows::tests(),
         rms_norm::tests(),
         linear::tests(),
+        observe::tests(),
         elementwise::tests(),
         fused::tests(),
         attention::tests(),

@@ -15,8 +15,8 @@ use super::lower::{self, Addresses, KvPool};
 use super::prepared::Prepared;
 use super::step_buffer::StepBuffer;
 use super::{
-    ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput, Target, Want, WeightSource,
-    inputs,
+    Activations, AfterOp, ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput,
+    StepTimes, Target, Want, WeightSource, inputs, observe,
 };
 use crate::plan::{Plan, StepInputs, View, Weight};
 
@@ -45,7 +45,24 @@ struct EmulatedPlan {
     plan: Plan,
     step_buffer: StepBuffer,
     addresses: Addresses,
-    launches: Vec<Launch>,
+    /// By operation.
+    launches: Vec<Vec<Launch>>,
+}
+
+/// The activations of a step that runs.
+struct StepMemory<'a> {
+    memory: &'a Memory,
+    prepared: &'a EmulatedPlan,
+    inputs: &'a StepInputs,
+}
+
+impl Activations for StepMemory<'_> {
+    fn rows(&self, view: View) -> Result<Vec<f32>, ExecError> {
+        let EmulatedPlan { plan, addresses, .. } = self.prepared;
+        let num_rows = self.inputs.num_rows(plan.tensor(view.tensor).rows);
+        let bytes = read_rows(self.memory, plan, addresses, view, num_rows)?;
+        observe::widen(plan, view, &bytes)
+    }
 }
 
 impl EmulatedExecutor {
@@ -117,32 +134,59 @@ impl Executor for EmulatedExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let prepared = self.prepared.get(plan)?;
-        let EmulatedPlan { plan, addresses, launches, .. } = prepared;
-        inputs::check(plan, inputs)?;
-        start_step(&mut self.memory, prepared, inputs);
-        for (index, launch) in launches.iter().enumerate() {
-            // As in the graph of the CUDA executor: the first one waits for the step's inputs.
-            if index > 0 && launch.overlaps && self.gpu.target == Target::Sm90a {
-                self.memory.overlap_next_launch();
-            }
-            launch.emulate(&mut self.memory, self.num_launches)?;
-            self.num_launches += 1;
-        }
+        self.run_ops(plan, inputs, &mut |_, _| Ok(()))?;
+        let EmulatedPlan { plan, addresses, .. } = self.prepared.get(plan)?;
         let num_rows = inputs.logit_rows.len();
         let rows = |view| read_rows(&self.memory, plan, addresses, view, num_rows);
+        let words = |bytes: Vec<u8>| bytemuck::pod_collect_to_vec::<u8, u32>(&bytes);
         let mut output = StepOutput::default();
         match want {
             Want::Nothing => {}
             Want::NextTokens => {
-                let outputs = rows(plan.next_tokens)?.into_iter();
+                let outputs = words(rows(plan.next_tokens)?).into_iter();
                 output.next_tokens = outputs.map(NextToken::of_output).collect();
             }
-            Want::Logits => {
-                output.logits = rows(plan.logits)?.into_iter().map(f32::from_bits).collect();
-            }
+            Want::Logits => output.logits = bytemuck::pod_collect_to_vec(&rows(plan.logits)?),
         }
         Ok(output)
+    }
+
+    fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {
+        Ok(&self.prepared.get(plan)?.plan)
+    }
+
+    fn run_ops(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        after: &mut AfterOp<'_>,
+    ) -> Result<(), ExecError> {
+        let prepared = self.prepared.get(plan)?;
+        inputs::check(&prepared.plan, inputs)?;
+        start_step(&mut self.memory, prepared, inputs);
+        let mut is_first = true;
+        for (op, launches) in prepared.launches.iter().enumerate() {
+            for launch in launches {
+                // As in the graph of the CUDA executor: the first one waits for the step's inputs.
+                if !is_first && launch.overlaps && self.gpu.target == Target::Sm90a {
+                    self.memory.overlap_next_launch();
+                }
+                launch.emulate(&mut self.memory, self.num_launches)?;
+                self.num_launches += 1;
+                is_first = false;
+            }
+            after(op, &StepMemory { memory: &self.memory, prepared, inputs })?;
+        }
+        Ok(())
+    }
+
+    fn time_ops(
+        &mut self,
+        _: PreparedPlan,
+        _: &StepInputs,
+        _: usize,
+    ) -> Result<StepTimes, ExecError> {
+        Err(ExecError::NoClock)
     }
 }
 
@@ -184,20 +228,22 @@ fn start_step(memory: &mut Memory, prepared: &EmulatedPlan, inputs: &StepInputs)
     written.expect("a buffer of the layout's length");
 }
 
-/// The first `num_rows` rows of `view`, whose elements take four bytes.
+/// The first `num_rows` rows of `view`.
 fn read_rows(
     memory: &Memory,
     plan: &Plan,
     addresses: &Addresses,
     view: View,
     num_rows: usize,
-) -> Result<Vec<u32>, MemoryError> {
+) -> Result<Vec<u8>, MemoryError> {
+    let element_bytes = plan.dtype(view).block_bytes();
     let row_width = plan.tensor(view.tensor).width;
-    let mut rows = vec![0; num_rows * view.width];
-    for (row, out) in rows.chunks_exact_mut(view.width).enumerate() {
-        let start = (row * row_width + view.start) * size_of::<u32>();
+    let row_bytes = view.width * element_bytes;
+    let mut rows = vec![0; num_rows * row_bytes];
+    for (row, out) in rows.chunks_exact_mut(row_bytes).enumerate() {
+        let start = (row * row_width + view.start) * element_bytes;
         let address = addresses.tensors[view.tensor.0] + start as u64;
-        memory.read(address, bytemuck::cast_slice_mut(out))?;
+        memory.read(address, out)?;
     }
     Ok(rows)
 }
@@ -260,7 +306,7 @@ mod tests {
         let prepared = prepared.get(handle).unwrap();
         let EmulatedPlan { plan, addresses, .. } = prepared;
         let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.logits, 1);
-        assert_eq!(rows(memory).unwrap().len(), 4);
+        assert_eq!(rows(memory).unwrap().len(), 4 * size_of::<f32>());
         start_step(memory, prepared, &inputs());
         let error = rows(memory).unwrap_err();
         assert!(matches!(error, MemoryError::Unwritten { .. }), "{error}");

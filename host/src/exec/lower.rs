@@ -60,8 +60,8 @@ pub struct Addresses {
     pub counters: u64,
 }
 
-/// The launches of `plan` on a `gpu`, in order; an operation with nothing to compute has none.
-/// Their tensor maps are made by `encode`.
+/// The launches of `plan` on a `gpu`: of each operation its own, in order; one with nothing to
+/// compute has none. Their tensor maps are made by `encode`.
 ///
 /// # Errors
 /// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes; those of
@@ -72,12 +72,9 @@ pub fn lower(
     addresses: &Addresses,
     gpu: Gpu,
     encode: Encode,
-) -> Result<Vec<Launch>, ExecError> {
+) -> Result<Vec<Vec<Launch>>, ExecError> {
     let mut lowering = Lowering::new(plan, addresses, gpu, encode);
-    let mut launches = Vec::new();
-    for op in &plan.ops {
-        launches.extend(lowering.op(op)?);
-    }
+    let launches = plan.ops.iter().map(|op| lowering.op(op)).collect::<Result<_, _>>()?;
     lowering.maps.finish()?;
     Ok(launches)
 }

@@ -10,6 +10,7 @@ mod gemm;
 mod host_memory;
 mod inputs;
 mod lower;
+mod observe;
 mod prepared;
 mod step_buffer;
 mod tensor_maps;
@@ -20,6 +21,7 @@ pub use device::{Device, GpuOptions, default_cubin_dir, open};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
+pub use observe::{Activations, AfterOp, StepTimes};
 pub use prepared::PreparedPlan;
 
 use crate::plan::{BudgetError, Plan, ReadWeightError, StepInputs, WeightSource};
@@ -72,6 +74,36 @@ pub trait Executor: Send {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError>;
+
+    /// The plan as it runs: neighbouring operations are one where the executor has that.
+    ///
+    /// # Errors
+    /// [`ExecError::Step`] for the handle of another executor.
+    fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError>;
+
+    /// Runs one step operation by operation; after each one, `after` can look at what it wrote. The
+    /// step ends at the first error of `after`.
+    ///
+    /// # Errors
+    /// Those of [`Executor::run`] and of `after`.
+    fn run_ops(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        after: &mut AfterOp<'_>,
+    ) -> Result<(), ExecError>;
+
+    /// Times the operations of one step, `repeats` times: on a GPU by events between them, on the
+    /// CPU by the clock.
+    ///
+    /// # Errors
+    /// Those of [`Executor::run`]; [`ExecError::NoClock`].
+    fn time_ops(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        repeats: usize,
+    ) -> Result<StepTimes, ExecError>;
 }
 
 /// What can go wrong in an executor.
@@ -107,6 +139,9 @@ pub enum ExecError {
     /// The inputs of a step are not ones that its plan can run.
     #[error("step inputs: {0}")]
     Step(String),
+    /// Times on the emulator are not those of a GPU.
+    #[error("the emulator runs a GPU's kernels in other times than a GPU: choose cpu or cuda")]
+    NoClock,
     /// The chosen device is not there.
     #[error("{0}")]
     NoDevice(String),

@@ -55,9 +55,11 @@ impl Planner<'_> {
         let hidden = self.builder.activation("hidden", Rows::Tokens, hidden_size, residual);
         self.builder.op(Op::Embedding { table, out: hidden });
         for layer in 0..config.num_layers() {
+            self.builder.set_layer(Some(layer));
             self.attention(layer, hidden, rope);
             self.mlp(layer, hidden);
         }
+        self.builder.set_layer(None);
 
         let last = self.builder.activation("last_hidden", Rows::Logits, hidden_size, residual);
         self.builder.op(Op::GatherRows { x: hidden, out: last });

@@ -12,12 +12,18 @@ pub struct PlanBuilder {
     weights: Vec<Weight>,
     constants: Vec<Constant>,
     ops: Vec<Op>,
+    layer: Option<usize>,
 }
 
 impl PlanBuilder {
     /// An empty plan.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Says of which layer of the model the activations are that are added from now on.
+    pub fn set_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
     }
 
     /// Adds an activation; the view is all of its columns.
@@ -28,7 +34,7 @@ impl PlanBuilder {
         width: usize,
         dtype: Dtype,
     ) -> View {
-        self.tensors.push(Tensor { name: name.into(), rows, width, dtype });
+        self.tensors.push(Tensor { name: name.into(), layer: self.layer, rows, width, dtype });
         View { tensor: TensorId(self.tensors.len() - 1), start: 0, width }
     }
 
@@ -66,7 +72,7 @@ impl PlanBuilder {
         logits: View,
         next_tokens: View,
     ) -> Result<Plan, PlanError> {
-        let PlanBuilder { tensors, weights, constants, ops } = self;
+        let PlanBuilder { tensors, weights, constants, ops, .. } = self;
         let numerics = *numerics;
         let plan =
             Plan { bounds, tensors, weights, constants, kv, ops, logits, next_tokens, numerics };

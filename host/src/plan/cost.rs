@@ -145,8 +145,13 @@ mod tests {
     /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads,
     /// all of `dtype`.
     fn plan(dtype: Dtype) -> Plan {
-        let tensor =
-            |name: &str, width| Tensor { name: name.to_owned(), rows: Rows::Tokens, width, dtype };
+        let tensor = |name: &str, width| Tensor {
+            name: name.to_owned(),
+            layer: None,
+            rows: Rows::Tokens,
+            width,
+            dtype,
+        };
         let view = |id, width| View { tensor: TensorId(id), start: 0, width };
         let attention = Attention {
             layer: 0,

@@ -280,6 +280,7 @@ mod tests {
         };
         let tensor = |(i, &width): (usize, &usize)| Tensor {
             name: format!("t{i}"),
+            layer: None,
             rows: Rows::Tokens,
             width,
             dtype: Dtype::F32,

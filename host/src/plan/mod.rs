@@ -14,6 +14,7 @@ mod kv;
 mod memory;
 mod numerics;
 mod op;
+mod place;
 mod precision;
 mod source;
 mod step;

@@ -1,6 +1,6 @@
 //! What changes from step to step, in one buffer.
 
-use super::{Bounds, PAGE_SIZE};
+use super::{Bounds, PAGE_SIZE, Rows};
 
 /// Where each step input starts in the step buffer, in `u32` elements.
 ///
@@ -94,6 +94,14 @@ impl StepInputs {
     /// New tokens in the step.
     pub fn num_tokens(&self) -> usize {
         self.token_ids.len()
+    }
+
+    /// Rows of an activation in this step.
+    pub fn num_rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.num_tokens(),
+            Rows::Logits => self.logit_rows.len(),
+        }
     }
 
     /// Sequences in the step.

@@ -28,6 +28,8 @@ pub enum Rows {
 pub struct Tensor {
     /// What it holds, for profiles and errors.
     pub name: String,
+    /// The layer of the model that it is of; `None` for what all layers share.
+    pub layer: Option<usize>,
     /// What counts its rows.
     pub rows: Rows,
     /// Elements of a row.

@@ -87,6 +87,11 @@ impl<'a> Frame<'a> {
         Frame { shape: Shape { plan, layout, num_tokens, num_logit_rows }, arena }
     }
 
+    /// The type of the elements of `view`.
+    pub fn dtype(&self, view: View) -> Dtype {
+        self.shape.plan.dtype(view)
+    }
+
     /// The rows of `view`.
     pub fn rows(&self, view: View) -> Rows<'_> {
         self.shape.rows(&self.arena[self.shape.words(view)], view)

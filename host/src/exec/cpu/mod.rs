@@ -18,7 +18,8 @@ use self::elements::{Buffer, Elements};
 use self::kv::KvCache;
 use super::prepared::Prepared;
 use super::{
-    ExecError, Executor, PreparedPlan, StepOutput, Want, WeightSource, host_memory, inputs,
+    Activations, AfterOp, ExecError, Executor, PreparedPlan, StepOutput, StepTimes, Want,
+    WeightSource, host_memory, inputs,
 };
 use crate::plan::{
     AppendAttention, ArenaLayout, Dtype, Linear, Op, Plan, RopeAppend, StepInputs, View, Weight,
@@ -26,6 +27,7 @@ use crate::plan::{
 };
 use half::f16;
 use rayon::prelude::*;
+use std::time::Instant;
 
 /// Runs plans on the CPU, computing in f32.
 pub struct CpuExecutor {
@@ -74,9 +76,69 @@ impl Executor for CpuExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
+        let mut step = self.step(plan, inputs, want)?;
+        // The whole step runs inside the pool: a fork is then a push on a local queue, not a wake-up.
+        Ok(rayon::scope(|_| {
+            step.plan.ops.iter().for_each(|op| step.run(op));
+            step.finish()
+        }))
+    }
+
+    fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {
+        Ok(&self.prepared.get(plan)?.0)
+    }
+
+    fn run_ops(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        after: &mut AfterOp<'_>,
+    ) -> Result<(), ExecError> {
+        let mut step = self.step(plan, inputs, Want::NextTokens)?;
+        rayon::scope(|_| {
+            step.plan.ops.iter().enumerate().try_for_each(|(index, op)| {
+                step.run(op);
+                after(index, &step.frame)
+            })
+        })
+    }
+
+    fn time_ops(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        repeats: usize,
+    ) -> Result<StepTimes, ExecError> {
+        let us_since = |start: Instant| 1e6 * start.elapsed().as_secs_f64();
+        let mut times = StepTimes {
+            ops_us: vec![Vec::new(); self.plan(plan)?.ops.len()],
+            ..Default::default()
+        };
+        for _ in 0..repeats {
+            let mut start = Instant::now();
+            self.run(plan, inputs, Want::NextTokens)?;
+            times.step_us.push(us_since(start));
+            start = Instant::now();
+            self.run_ops(plan, inputs, &mut |op, _| {
+                times.ops_us[op].push(us_since(start));
+                start = Instant::now();
+                Ok(())
+            })?;
+        }
+        Ok(times)
+    }
+}
+
+impl CpuExecutor {
+    fn step<'a>(
+        &'a mut self,
+        plan: PreparedPlan,
+        inputs: &'a StepInputs,
+        want: Want,
+    ) -> Result<Step<'a>, ExecError> {
         let (plan, layout) = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
-        let mut step = Step {
+        Ok(Step {
             plan,
             inputs,
             want,
@@ -84,12 +146,19 @@ impl Executor for CpuExecutor {
             kv: &mut self.kv,
             frame: Frame::new(plan, layout, inputs, &mut self.arena),
             output: StepOutput::default(),
-        };
-        // The whole step runs inside the pool: a fork is then a push on a local queue, not a wake-up.
-        Ok(rayon::scope(|_| {
-            plan.ops.iter().for_each(|op| step.run(op));
-            step.finish()
-        }))
+        })
+    }
+}
+
+impl Activations for Frame<'_> {
+    fn rows(&self, view: View) -> Result<Vec<f32>, ExecError> {
+        match self.dtype(view) {
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 => Ok(Frame::rows(self, view).to_vec()),
+            dtype => Err(ExecError::Unsupported {
+                op: "reading an activation".to_owned(),
+                why: format!("{dtype} elements are no floating-point numbers"),
+            }),
+        }
     }
 }
 

@@ -30,6 +30,28 @@ pub enum Node<'a> {
     Gemm(&'a Cublas, GemmEx),
 }
 
+impl Node<'_> {
+    /// Starts it on `stream`, or captures it; a kernel by `overlapping`, if it is to overlap with
+    /// the one before.
+    ///
+    /// # Safety
+    /// As [`Graph::capture`], until the stream has done it.
+    pub unsafe fn start(
+        &self,
+        stream: &Stream,
+        overlapping: Option<OverlappingLauncher>,
+    ) -> Result<(), ExecError> {
+        match self {
+            // SAFETY: the caller's promise.
+            Node::Launch(function, launch) => unsafe {
+                add_launch(stream, *function, launch, overlapping)
+            },
+            // SAFETY: as above.
+            Node::Gemm(cublas, gemm) => unsafe { add_gemm(cublas, gemm) },
+        }
+    }
+}
+
 /// An instantiated graph.
 pub struct Graph(CUgraphExec);
 
@@ -64,17 +86,13 @@ impl Graph {
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(stream.as_inner(), mode)
         })?;
-        let launched = nodes.iter().enumerate().try_for_each(|(index, node)| match node {
-            Node::Launch(function, launch) => {
-                // A launch at the start, or after a matrix product, waits for what the stream did
-                // before: it has no kernel of ours to overlap with.
-                let follows = index > 0 && matches!(nodes[index - 1], Node::Launch(..));
-                let overlapping = overlapping.filter(|_| follows && launch.overlaps);
-                // SAFETY: the caller's promise.
-                unsafe { add_launch(stream, *function, launch, overlapping) }
-            }
-            // SAFETY: as above.
-            Node::Gemm(cublas, gemm) => unsafe { add_gemm(cublas, gemm) },
+        let launched = nodes.iter().enumerate().try_for_each(|(index, node)| {
+            // A launch at the start, or after a matrix product, waits for what the stream did
+            // before: it has no kernel of ours to overlap with.
+            let follows = index > 0 && matches!(nodes[index - 1], Node::Launch(..));
+            let overlaps = matches!(node, Node::Launch(_, launch) if launch.overlaps);
+            // SAFETY: the caller's promise.
+            unsafe { node.start(stream, overlapping.filter(|_| follows && overlaps)) }
         });
         let mut graph: CUgraph = ptr::null_mut();
         // SAFETY: the stream is capturing.

@@ -8,8 +8,8 @@ mod graph;
 mod kernel_bench;
 mod memory;
 mod modules;
+mod observe;
 mod tensor_maps;
-mod timing;
 mod upload;
 
 use std::sync::Arc;
@@ -31,8 +31,8 @@ use super::lower::{self, Task};
 use super::prepared::Prepared;
 use super::step_buffer::StepBuffer;
 use super::{
-    ExecError, Executor, Gemm, GpuOptions, NextToken, PreparedPlan, StepOutput, Target, Want,
-    WeightSource, inputs,
+    AfterOp, ExecError, Executor, Gemm, GpuOptions, NextToken, PreparedPlan, StepOutput, StepTimes,
+    Target, Want, WeightSource, inputs,
 };
 use crate::plan::{ArenaLayout, Plan, StepInputs, View};
 
@@ -72,6 +72,8 @@ pub struct CudaExecutor {
 /// A plan, and its launches as a graph.
 struct CudaPlan {
     plan: Plan,
+    /// What the graph was captured from, by operation.
+    tasks: Vec<Vec<Task>>,
     step_buffer: StepBuffer,
     arena_layout: ArenaLayout,
     graph: Graph,
@@ -185,20 +187,13 @@ impl Executor for CudaExecutor {
         // Pinned memory has one address for host and device.
         addresses.tensors[plan.next_tokens.tensor.0] = self.next_tokens.as_ptr() as u64;
         let tasks = lower::lower_with(self.gemm, plan, &addresses, self.gpu, tensor_maps::encode)?;
-        self.modules.load(self.context, &tasks)?;
-        let cublas = self.cublas.as_ref();
-        let nodes = tasks.into_iter().map(|task| match task {
-            Task::Launch(launch) => Ok(Node::Launch(self.modules.function(&launch)?, launch)),
-            Task::Gemm(gemm) => {
-                Ok(Node::Gemm(cublas.expect("opened for its matrix products"), gemm))
-            }
-        });
-        let nodes = nodes.collect::<Result<Vec<_>, ExecError>>()?;
+        self.modules.load(self.context, tasks.iter().flatten())?;
+        let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter().flatten())?;
         // SAFETY: modules and memory live as long as this executor, and are dropped after its
         // graphs.
         let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
         let plan = plan.clone();
-        Ok(self.prepared.push(CudaPlan { plan, step_buffer, arena_layout, graph }))
+        Ok(self.prepared.push(CudaPlan { plan, tasks, step_buffer, arena_layout, graph }))
     }
 
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
@@ -210,7 +205,7 @@ impl Executor for CudaExecutor {
         inputs: &StepInputs,
         want: Want,
     ) -> Result<StepOutput, ExecError> {
-        let CudaPlan { plan, step_buffer, arena_layout, graph } = self.prepared.get(plan)?;
+        let CudaPlan { plan, step_buffer, arena_layout, graph, .. } = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
         make_current(self.context)?;
 
@@ -251,6 +246,41 @@ impl Executor for CudaExecutor {
         }
         Ok(output)
     }
+
+    fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {
+        Ok(&self.prepared.get(plan)?.plan)
+    }
+
+    fn run_ops(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        after: &mut AfterOp<'_>,
+    ) -> Result<(), ExecError> {
+        self.run_ops_uncaptured(plan, inputs, after)
+    }
+
+    fn time_ops(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        repeats: usize,
+    ) -> Result<StepTimes, ExecError> {
+        self.time_ops_by_events(plan, inputs, repeats)
+    }
+}
+
+/// `tasks` as what a stream starts. Their kernels are loaded.
+fn nodes<'a>(
+    modules: &mut Modules,
+    cublas: Option<&'a Cublas>,
+    tasks: impl Iterator<Item = &'a Task>,
+) -> Result<Vec<Node<'a>>, ExecError> {
+    let node = |task: &Task| match task {
+        Task::Launch(launch) => Ok(Node::Launch(modules.function(launch)?, launch.clone())),
+        Task::Gemm(gemm) => Ok(Node::Gemm(cublas.expect("opened for its matrix products"), *gemm)),
+    };
+    tasks.map(node).collect()
 }
 
 /// Elements of [`Plan::next_tokens`].

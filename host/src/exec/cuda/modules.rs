@@ -67,12 +67,16 @@ impl Modules {
     }
 
     /// Loads the kernels of `tasks` that are not there yet, compiling them side by side.
-    pub fn load(&mut self, context: &Context, tasks: &[Task]) -> Result<(), ExecError> {
+    pub fn load<'a>(
+        &mut self,
+        context: &Context,
+        tasks: impl IntoIterator<Item = &'a Task>,
+    ) -> Result<(), ExecError> {
         let symbol = |task: &Task| match task {
             Task::Launch(launch) => Some(launch.symbol),
             Task::Gemm(_) => None,
         };
-        let symbols: BTreeSet<&'static str> = tasks.iter().filter_map(symbol).collect();
+        let symbols: BTreeSet<&'static str> = tasks.into_iter().filter_map(symbol).collect();
         let missing = symbols.into_par_iter().filter(|symbol| !self.loaded.contains_key(symbol));
         let load = |symbol| {
             let kernel = self.target.kernel(symbol).ok_or_else(|| no_kernel(symbol))?;

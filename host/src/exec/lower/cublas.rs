@@ -35,15 +35,13 @@ pub fn lower_with(
     addresses: &Addresses,
     gpu: Gpu,
     encode: Encode,
-) -> Result<Vec<Task>, ExecError> {
+) -> Result<Vec<Vec<Task>>, ExecError> {
     let mut lowering = Lowering::new(plan, addresses, gpu, encode);
-    let mut tasks = Vec::new();
-    for op in &plan.ops {
-        match CublasLinear::of(plan, op, gemm)? {
-            Some(linear) => tasks.extend(lowering.cublas_linear(&linear)?),
-            None => tasks.extend(lowering.op(op)?.into_iter().map(Task::Launch)),
-        }
-    }
+    let tasks_of = |op| match CublasLinear::of(plan, op, gemm)? {
+        Some(linear) => lowering.cublas_linear(&linear),
+        None => Ok(lowering.op(op)?.into_iter().map(Task::Launch).collect()),
+    };
+    let tasks = plan.ops.iter().map(tasks_of).collect::<Result<_, ExecError>>()?;
     lowering.maps.finish()?;
     Ok(tasks)
 }

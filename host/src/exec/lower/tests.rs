@@ -25,7 +25,8 @@ const POOLS: [KvPool; 2] = [
 /// A plan of `op` alone: activation 0 and 1 have rows of tokens, 2 of logits; weight 0 is `[8, 8]`,
 /// 1 a vector.
 fn plan(op: Op) -> Plan {
-    let tensor = |rows| Tensor { name: "t".to_owned(), rows, width: WIDTH, dtype: Dtype::F32 };
+    let tensor =
+        |rows| Tensor { name: "t".to_owned(), layer: None, rows, width: WIDTH, dtype: Dtype::F32 };
     let weight = |rows| Weight {
         name: format!("weight of {rows}"),
         rows,
@@ -72,6 +73,7 @@ fn addresses() -> Addresses {
 /// The launches of `plan`; the GEMM of `sm_90a` alone takes tensor maps.
 fn lowered(plan: &Plan) -> Result<Vec<Launch>, ExecError> {
     let launches = lower(plan, &addresses(), Gpu::HOPPER, |spec| Ok(spec.emulated()))?;
+    let launches: Vec<Launch> = launches.into_iter().flatten().collect();
     for launch in &launches {
         let takes_maps = launch.args.windows(8).any(|bytes| bytes == b"simt-map");
         assert_eq!(takes_maps, launch.symbol.contains("_sm90"), "{}", launch.symbol);
@@ -358,7 +360,7 @@ fn layer_symbols(plan: &Plan) -> Vec<&'static str> {
         counters: COUNTERS,
     };
     let launches = lower(plan, &addresses, Gpu::HOPPER, |spec| Ok(spec.emulated())).unwrap();
-    let symbols = launches.iter().map(|launch| launch.symbol);
+    let symbols = launches.iter().flatten().map(|launch| launch.symbol);
     // Between the embedding, and the gather before the logits.
     let is_gather = |symbol: &&str| symbol.starts_with("gather_rows");
     symbols.skip(1).take_while(|symbol| !is_gather(symbol)).collect()

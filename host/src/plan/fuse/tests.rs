@@ -72,7 +72,13 @@ type Obstacle = (&'static str, fn(&mut Plan));
 /// An operation that reads 16 columns of an activation.
 fn reader(plan: &mut Plan, tensor: usize, start: usize) -> Op {
     let dtype = plan.tensors[tensor].dtype;
-    plan.tensors.push(Tensor { name: "read".into(), rows: Rows::Tokens, width: 16, dtype });
+    plan.tensors.push(Tensor {
+        name: "read".into(),
+        layer: None,
+        rows: Rows::Tokens,
+        width: 16,
+        dtype,
+    });
     let view = |tensor, start| View { tensor: TensorId(tensor), start, width: 16 };
     let (x, out) = (view(tensor, start), view(plan.tensors.len() - 1, 0));
     Op::SiluMul { gate: x, up: x, out }

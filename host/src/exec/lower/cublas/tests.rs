@@ -39,6 +39,7 @@ struct Case {
 fn plan(case: &Case) -> Plan {
     let tensor = |name: &str, width, dtype| Tensor {
         name: name.to_owned(),
+        layer: None,
         rows: Rows::Tokens,
         width: MARGIN + width,
         dtype,
@@ -82,7 +83,8 @@ fn plan(case: &Case) -> Plan {
 }
 
 fn tasks(case: &Case, plan: &Plan, addresses: &Addresses) -> Result<Vec<Task>, ExecError> {
-    lower_with(case.gemm, plan, addresses, Gpu::HOPPER, |spec| Ok(spec.emulated()))
+    let tasks = lower_with(case.gemm, plan, addresses, Gpu::HOPPER, |spec| Ok(spec.emulated()))?;
+    Ok(tasks.into_iter().flatten().collect())
 }
 
 /// A task in words.

@@ -1,0 +1,171 @@
+//! A step's time and values: its graph between two events, and operation by operation, with an
+//! event or a look at the values between them. Without the graph kernels do not overlap.
+
+use cust::event::{Event, EventFlags};
+use cust::stream::Stream;
+
+use super::device::{failed, make_current};
+use super::graph::Node;
+use super::memory::Block;
+use super::{CudaExecutor, CudaPlan, nodes};
+use crate::exec::{
+    Activations, AfterOp, ExecError, PreparedPlan, StepTimes, inputs, observe::widen,
+};
+use crate::plan::{StepInputs, View};
+
+impl CudaExecutor {
+    /// Replays the graph of `plan` `replays` times, one after the other, on the step inputs of the
+    /// last [`run`](crate::exec::Executor::run) of it, and returns the time of one replay in
+    /// microseconds.
+    ///
+    /// # Errors
+    /// [`ExecError::Step`] for a plan that was not prepared, [`ExecError::Driver`].
+    pub fn time_us(&mut self, plan: PreparedPlan, replays: usize) -> Result<f64, ExecError> {
+        let CudaPlan { graph, .. } = self.prepared.get(plan)?;
+        make_current(self.context)?;
+        let stream = &*self.stream;
+        let replay = || (0..replays).try_for_each(|_| graph.launch(stream));
+        Ok(Events::new(2)?.time_us(stream, replay)? / replays as f64)
+    }
+
+    /// [`Executor::run_ops`](crate::exec::Executor::run_ops).
+    pub(super) fn run_ops_uncaptured(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        after: &mut AfterOp<'_>,
+    ) -> Result<(), ExecError> {
+        self.write_step(plan, inputs)?;
+        let prepared = self.prepared.get(plan)?;
+        let (arena, stream) = (&self.memory.arena, &*self.stream);
+        for (op, tasks) in prepared.tasks.iter().enumerate() {
+            let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter())?;
+            start(&nodes, stream)?;
+            stream.synchronize().map_err(failed("running an operation"))?;
+            after(op, &StepMemory { arena, prepared, inputs, stream })?;
+        }
+        Ok(())
+    }
+
+    /// [`Executor::time_ops`](crate::exec::Executor::time_ops). A step has run once before it is
+    /// timed: its kernels are loaded, and the clocks are up.
+    pub(super) fn time_ops_by_events(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        repeats: usize,
+    ) -> Result<StepTimes, ExecError> {
+        self.write_step(plan, inputs)?;
+        let CudaPlan { tasks, graph, .. } = self.prepared.get(plan)?;
+        let stream = &*self.stream;
+        let ops =
+            tasks.iter().map(|tasks| nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter()));
+        let ops = ops.collect::<Result<Vec<_>, ExecError>>()?;
+        let run = || ops.iter().try_for_each(|nodes| start(nodes, stream));
+        run()?;
+        let mut times = StepTimes { ops_us: vec![Vec::new(); ops.len()], ..Default::default() };
+        let (mut graph_us, events) = (Vec::new(), Events::new(ops.len() + 1)?);
+        for _ in 0..repeats {
+            graph_us.push(events.time_us(stream, || graph.launch(stream))?);
+            times.step_us.push(events.time_us(stream, run)?);
+            for (us, list) in events.times_us(stream, &ops)?.into_iter().zip(&mut times.ops_us) {
+                list.push(us);
+            }
+        }
+        times.graph_us = Some(graph_us);
+        Ok(times)
+    }
+
+    /// Copies the step's inputs to the device, and waits for that.
+    fn write_step(&mut self, plan: PreparedPlan, inputs: &StepInputs) -> Result<(), ExecError> {
+        let CudaPlan { plan, step_buffer, .. } = self.prepared.get(plan)?;
+        inputs::check(plan, inputs)?;
+        make_current(self.context)?;
+        let step_inputs = &mut self.step_inputs[..step_buffer.len()];
+        let written = step_buffer.write(plan, inputs, step_inputs);
+        let bytes = bytemuck::cast_slice(&step_inputs[..written]);
+        // SAFETY: the copy is waited for.
+        let copied = unsafe { self.memory.step.write_async(0, bytes, &self.stream) };
+        self.stream.synchronize().map_err(failed("copying a step's inputs"))?;
+        copied
+    }
+}
+
+/// Starts `nodes`, each after the one before has ended.
+fn start(nodes: &[Node<'_>], stream: &Stream) -> Result<(), ExecError> {
+    // SAFETY: modules and memory live in the executor, which waits for its stream before it gives
+    // any of them back.
+    nodes.iter().try_for_each(|node| unsafe { node.start(stream, None) })
+}
+
+/// Marks on a stream.
+struct Events(Vec<Event>);
+
+impl Events {
+    fn new(len: usize) -> Result<Self, ExecError> {
+        let event = |_| Event::new(EventFlags::DEFAULT).map_err(failed("making an event"));
+        Ok(Events((0..len).map(event).collect::<Result<_, _>>()?))
+    }
+
+    /// Microseconds of what `run` starts.
+    fn time_us(
+        &self,
+        stream: &Stream,
+        run: impl FnOnce() -> Result<(), ExecError>,
+    ) -> Result<f64, ExecError> {
+        let [first, .., last] = &self.0[..] else { return Ok(0.0) };
+        record(first, stream)?;
+        run()?;
+        record(last, stream)?;
+        last.synchronize().map_err(failed("running a step"))?;
+        between(first, last)
+    }
+
+    /// Microseconds of each of `ops`, run one after the other.
+    fn times_us(&self, stream: &Stream, ops: &[Vec<Node<'_>>]) -> Result<Vec<f64>, ExecError> {
+        let events = &self.0;
+        record(&events[0], stream)?;
+        for (nodes, event) in ops.iter().zip(&events[1..]) {
+            start(nodes, stream)?;
+            record(event, stream)?;
+        }
+        events[ops.len()].synchronize().map_err(failed("running a step"))?;
+        events.windows(2).map(|pair| between(&pair[0], &pair[1])).collect()
+    }
+}
+
+fn record(event: &Event, stream: &Stream) -> Result<(), ExecError> {
+    event.record(stream).map_err(failed("timing"))
+}
+
+fn between(start: &Event, stop: &Event) -> Result<f64, ExecError> {
+    let ms = stop.elapsed_time_f32(start).map_err(failed("timing"))?;
+    Ok(f64::from(ms) * 1e3)
+}
+
+/// The activations of a step that has stopped between two operations.
+struct StepMemory<'a> {
+    arena: &'a Block,
+    prepared: &'a CudaPlan,
+    inputs: &'a StepInputs,
+    stream: &'a Stream,
+}
+
+impl Activations for StepMemory<'_> {
+    fn rows(&self, view: View) -> Result<Vec<f32>, ExecError> {
+        let CudaPlan { plan, arena_layout, .. } = self.prepared;
+        let tensor = plan.tensor(view.tensor);
+        let num_rows = self.inputs.num_rows(tensor.rows);
+        let element_bytes = tensor.dtype.block_bytes();
+        let mut bytes = vec![0; num_rows * tensor.width * element_bytes];
+        let offset = arena_layout.offset(view.tensor);
+        // SAFETY: the copy is waited for.
+        let copied = unsafe { self.arena.read_async(offset, &mut bytes, self.stream) };
+        self.stream.synchronize().map_err(failed("copying an activation"))?;
+        copied?;
+        let columns = view.start * element_bytes..(view.start + view.width) * element_bytes;
+        let rows = bytes.chunks_exact(tensor.width * element_bytes);
+        let dense: Vec<u8> = rows.flat_map(|row| &row[columns.clone()]).copied().collect();
+        widen(plan, view, &dense)
+    }
+}
