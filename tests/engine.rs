@@ -5,10 +5,10 @@ mod support;
 use halfwarp::Model;
 use halfwarp::engine::{
     Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation,
-    PrecisionChoice, Request, RequestId, Sampling, SamplingError,
+    PrecisionChoice, Request, RequestId, Sampling, SamplingError, StepSize,
 };
 use halfwarp::exec::{Device, ExecError};
-use halfwarp::plan::{Fits, PAGE_SIZE, Precision};
+use halfwarp::plan::{Fits, Op, PAGE_SIZE, Precision};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -520,4 +520,62 @@ fn batch_invariance_reuses_prompts_alone() {
     let second = run(&mut kept, request(conversation.clone()));
     assert_eq!(second.cached_tokens, 90);
     assert_eq!(second.tokens, run(&mut engine(options()), request(conversation)).tokens);
+}
+
+/// The operations of a prompt come in the order of the layers, and the last logits are those of [`Engine::logits`].
+#[test]
+fn a_prompt_can_be_observed_operation_by_operation() {
+    let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(7), 40);
+    let mut engine =
+        engine(EngineOptions { context: Some(40), batch_invariant: true, ..options() });
+    let expected = engine.logits(&tokens).unwrap();
+    let (mut layers, mut logits) = (Vec::new(), Vec::new());
+    let mut observe = |engine: &mut Engine, tokens: &[u32]| {
+        engine.observe_prompt(tokens, &mut |plan, index, activations| {
+            let op = &plan.ops[index];
+            layers.push(plan.op_layer(op));
+            if let Op::Linear(linear) = op
+                && linear.out == plan.logits
+            {
+                logits = activations.rows(linear.out)?;
+            }
+            Ok(())
+        })
+    };
+    observe(&mut engine, &tokens).unwrap();
+    // Its pages are free again: the cache holds one prompt of this length.
+    observe(&mut engine, &tokens).unwrap();
+    assert!(matches!(observe(&mut engine, &[]), Err(EngineError::EmptyPrompt)));
+    assert_eq!(logits, expected[expected.len() - VOCAB_SIZE as usize..]);
+    let in_layers: Vec<usize> = layers.iter().flatten().copied().collect();
+    let once = &in_layers[..in_layers.len() / 2];
+    assert!(once.is_sorted() && once.last() == Some(&(MODEL.config().num_layers() - 1)));
+    assert_eq!([layers[0], layers[layers.len() - 1]], [None, None]);
+}
+
+#[test]
+fn a_step_of_any_size_can_be_timed() {
+    let options =
+        EngineOptions { context: Some(80), max_seqs: 3, max_tokens: Some(64), ..options() };
+    let mut engine = engine(options);
+    for size in [
+        StepSize { num_seqs: 1, cached_tokens: 0, new_tokens: 64 },
+        StepSize { num_seqs: 3, cached_tokens: 79, new_tokens: 1 },
+        StepSize { num_seqs: 2, cached_tokens: 10, new_tokens: 20 },
+    ] {
+        let step = engine.time_step(size, 2).unwrap();
+        let StepSize { num_seqs, cached_tokens, new_tokens } = size;
+        assert_eq!(step.shape.num_tokens, num_seqs * new_tokens);
+        assert_eq!(step.shape.kv_positions, num_seqs * (cached_tokens + new_tokens));
+        assert_eq!(step.shape.num_logit_rows, num_seqs);
+        assert_eq!(step.times.ops_us.len(), step.plan.ops.len());
+        assert!(step.times.ops_us.iter().all(|times| times.len() == 2));
+        assert_eq!(step.plan.decodes(), new_tokens == 1);
+    }
+    let size = StepSize { num_seqs: 3, cached_tokens: 0, new_tokens: 22 };
+    let error = engine.time_step(size, 1).unwrap_err();
+    assert!(matches!(error, EngineError::StepTooLarge { asked: 66, max: 64 }), "{error}");
+    let size = StepSize { num_seqs: 1, cached_tokens: 80, new_tokens: 1 };
+    let error = engine.time_step(size, 1).unwrap_err();
+    assert!(matches!(error, EngineError::PromptTooLong { prompt_len: 81, context: 80 }), "{error}");
 }

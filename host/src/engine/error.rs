@@ -48,6 +48,15 @@ pub enum EngineError {
         /// Ids that the model has.
         vocab_size: usize,
     },
+    /// More tokens than a step takes.
+    #[error("a step of {asked} tokens: this engine was opened for at most {max} in one")]
+    StepTooLarge {
+        /// Tokens of the step.
+        asked: usize,
+        /// [`EngineOptions::max_tokens`](super::EngineOptions::max_tokens), or less where the memory
+        /// is short.
+        max: usize,
+    },
     /// Running requests hold the pages that [`Engine::logits`](super::Engine::logits) needs.
     #[error("running requests hold the cache: finish or cancel them first")]
     CacheFull,

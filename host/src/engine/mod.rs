@@ -7,6 +7,7 @@
 mod buckets;
 mod error;
 mod generate;
+mod observe;
 mod options;
 pub mod pages;
 mod precision;
@@ -18,6 +19,7 @@ mod scheduler;
 mod sequence;
 
 pub use error::EngineError;
+pub use observe::{ObserveOp, StepSize, TimedStep};
 pub use options::EngineOptions;
 pub use precision::PrecisionChoice;
 pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};

@@ -1,0 +1,110 @@
+//! Steps of no request, to be looked at: their times and their values, operation by operation.
+
+use super::request::check_prompt;
+use super::{Engine, EngineError};
+use crate::exec::{Activations, ExecError, StepTimes, Want};
+use crate::plan::{Plan, StepInputs, StepShape};
+
+/// The size of a step that is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepSize {
+    /// Sequences.
+    pub num_seqs: usize,
+    /// Positions of each in the cache before the step.
+    pub cached_tokens: usize,
+    /// New tokens of each.
+    pub new_tokens: usize,
+}
+
+/// A step that was timed.
+#[derive(Clone, Debug)]
+pub struct TimedStep {
+    /// The plan as it ran.
+    pub plan: Plan,
+    /// The sizes that its costs come from ([`Plan::op_cost`]).
+    pub shape: StepShape,
+    /// Times of the step and of its operations.
+    pub times: StepTimes,
+}
+
+/// What is called after each operation: with the plan as it runs, the operation's index in it, and
+/// the activations.
+pub type ObserveOp<'a> =
+    dyn FnMut(&Plan, usize, &dyn Activations) -> Result<(), ExecError> + Send + 'a;
+
+impl Engine {
+    /// Times the operations of a step of `size`, `repeats` times, in the plan that a step of
+    /// requests runs in. The tokens are arbitrary.
+    ///
+    /// # Errors
+    /// [`EngineError::StepTooLarge`], those of a prompt (see [`Engine::add_request`]),
+    /// [`EngineError::CacheFull`]; [`EngineError::Exec`], on the emulator always.
+    pub fn time_step(&mut self, size: StepSize, repeats: usize) -> Result<TimedStep, EngineError> {
+        let StepSize { num_seqs, cached_tokens, new_tokens } = size;
+        self.check_step(num_seqs * new_tokens)?;
+        let vocab_size = self.model.config().vocab_size;
+        let len = cached_tokens + new_tokens;
+        let tokens = |seq: usize| -> Vec<u32> {
+            (0..len).map(|at| ((31 * at + 17 * seq) % vocab_size) as u32).collect()
+        };
+        let mut inputs = StepInputs::new();
+        let mut tables = Vec::new();
+        let filled = (0..num_seqs).try_for_each(|seq| {
+            let tokens = tokens(seq);
+            check_prompt(&tokens, vocab_size, self.context())?;
+            tables.push(self.scheduler.take_pages(len).ok_or(EngineError::CacheFull)?);
+            let pages = tables[seq].pages();
+            let (cached, new) = tokens.split_at(cached_tokens);
+            let mut past_len = 0;
+            for chunk in cached.chunks(self.buckets.max_tokens) {
+                let mut inputs = StepInputs::new();
+                inputs.push_sequence(chunk, past_len, pages, 0..0);
+                self.run(&inputs, true, Want::Nothing)?;
+                past_len += chunk.len();
+            }
+            inputs.push_sequence(new, past_len, pages, new_tokens - 1..new_tokens);
+            Ok(())
+        });
+        let timed = filled.and_then(|()| {
+            let is_prompt = new_tokens > 1 && self.numerics.batch_invariant;
+            let plan = self.prepare(self.buckets.bounds_for(&inputs, is_prompt))?;
+            let times = self.executor.time_ops(plan, &inputs, repeats)?;
+            let plan = self.executor.plan(plan)?.clone();
+            Ok(TimedStep { plan, shape: StepShape::of(&inputs), times })
+        });
+        tables.into_iter().for_each(|table| self.scheduler.give_back(table));
+        timed
+    }
+
+    /// Runs `tokens` as a prompt, in one step, and calls `observe` after each operation. The logits
+    /// of the last token are computed.
+    ///
+    /// # Errors
+    /// Those of [`Engine::time_step`] and of `observe`.
+    pub fn observe_prompt(
+        &mut self,
+        tokens: &[u32],
+        observe: &mut ObserveOp<'_>,
+    ) -> Result<(), EngineError> {
+        check_prompt(tokens, self.model.config().vocab_size, self.context())?;
+        self.check_step(tokens.len())?;
+        let pages = self.scheduler.take_pages(tokens.len()).ok_or(EngineError::CacheFull)?;
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(tokens, 0, pages.pages(), tokens.len() - 1..tokens.len());
+        let bounds = self.buckets.bounds_for(&inputs, true);
+        let observed = self.prepare(bounds).and_then(|prepared| {
+            let plan = self.executor.plan(prepared)?.clone();
+            let after = &mut |op, activations: &dyn Activations| observe(&plan, op, activations);
+            Ok(self.executor.run_ops(prepared, &inputs, after)?)
+        });
+        self.scheduler.give_back(pages);
+        observed
+    }
+
+    fn check_step(&self, num_tokens: usize) -> Result<(), EngineError> {
+        match self.buckets.max_tokens {
+            max if num_tokens > max => Err(EngineError::StepTooLarge { asked: num_tokens, max }),
+            _ => Ok(()),
+        }
+    }
+}
