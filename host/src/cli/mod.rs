@@ -13,6 +13,7 @@ mod mission;
 mod model;
 mod output_file;
 mod perplexity;
+mod plot;
 mod prompt;
 mod ptx;
 mod sampling;
