@@ -97,6 +97,7 @@ mod loaded;
 pub mod model;
 pub mod models;
 pub mod plan;
+pub mod profile;
 pub mod ptx;
 pub mod text;
 pub mod weights;

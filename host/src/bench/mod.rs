@@ -5,5 +5,5 @@ pub mod decode;
 pub mod gemm;
 pub mod kernels;
 pub mod mission;
-mod random;
+pub(crate) mod random;
 pub mod record;

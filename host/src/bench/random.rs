@@ -6,8 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use crate::plan::{
-    Dtype, Op, PartTransform, PlanBuilder, ReadWeightError, Rows, View, Weight, WeightPart,
-    WeightSource,
+    Dtype, Op, PartTransform, PlanBuilder, ReadWeightError, View, Weight, WeightPart, WeightSource,
 };
 
 /// Norms, by the start of their weights' names; and what they add to the mean of squares.
@@ -15,17 +14,17 @@ const ONES: &str = "ones";
 const EPS: f32 = 1e-6;
 
 /// Random numbers, the same for the same name of a weight; ones for a norm.
-pub(super) struct RandomWeights {
+pub(crate) struct RandomWeights {
     draw: fn(&mut ChaCha8Rng) -> f32,
 }
 
 impl RandomWeights {
     /// Numbers from -1 to 1.
-    pub(super) const UNIFORM: Self =
+    pub(crate) const UNIFORM: Self =
         RandomWeights { draw: |random| random.random_range(-1.0f32..1.0) };
 
     /// Normal numbers of mean 0 and deviation 1, by Box and Muller.
-    pub(super) const NORMAL: Self = RandomWeights {
+    pub(crate) const NORMAL: Self = RandomWeights {
         draw: |random| {
             let radius = (-2.0 * (1.0 - random.random::<f32>()).ln()).sqrt();
             radius * (std::f32::consts::TAU * random.random::<f32>()).cos()
@@ -33,7 +32,7 @@ impl RandomWeights {
     };
 
     /// The numbers of a weight, as it stores them.
-    pub(super) fn values(&self, weight: &Weight) -> Result<Vec<f32>, ReadWeightError> {
+    pub(crate) fn values(&self, weight: &Weight) -> Result<Vec<f32>, ReadWeightError> {
         let mut bytes = vec![0; weight.bytes()];
         self.read(weight, &mut bytes)?;
         let (halves, words) = (bytes.as_chunks().0.iter(), bytes.as_chunks().0.iter());
@@ -66,21 +65,21 @@ impl WeightSource for RandomWeights {
 }
 
 /// A weight `[rows, cols]`.
-pub(super) fn weight(name: String, rows: usize, cols: usize, storage: Dtype) -> Weight {
+pub(crate) fn weight(name: String, rows: usize, cols: usize, storage: Dtype) -> Weight {
     let parts = vec![WeightPart { source: name.clone(), rows, transform: PartTransform::None }];
     Weight { name, parts, rows, cols, storage }
 }
 
 /// The rows of `x`, which are f32, in `dtype`: a norm rounds them.
-pub(super) fn norm(plan: &mut PlanBuilder, x: View, copy: usize, dtype: Dtype) -> View {
+pub(crate) fn norm(plan: &mut PlanBuilder, x: View, copy: usize, dtype: Dtype) -> View {
     let ones = plan.weight(weight(format!("{ONES}{copy}"), 1, x.width, Dtype::F32));
-    let out = plan.activation(format!("normed{copy}"), Rows::Tokens, x.width, dtype);
+    let out = plan.activation(format!("normed{copy}"), plan.rows(x), x.width, dtype);
     plan.op(Op::RmsNorm { x, weight: ones, out, eps: EPS });
     out
 }
 
 /// What [`norm`] makes of a row.
-pub(super) fn normed(row: &[f32], dtype: Dtype) -> Vec<f64> {
+pub(crate) fn normed(row: &[f32], dtype: Dtype) -> Vec<f64> {
     let squares: f64 = row.iter().map(|&value| f64::from(value).powi(2)).sum();
     let scale = 1.0 / (squares / row.len() as f64 + f64::from(EPS)).sqrt();
     let round = |value: f32| rounded((f64::from(value) * scale) as f32, dtype);

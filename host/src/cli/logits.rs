@@ -37,7 +37,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let model = args.engine.open_model()?;
     let request = Request { prompt: args.prompt.token_ids(&model)?, ..Request::default() };
-    check_output(&args.output)?;
+    output_file::check(&args.output)?;
     let mut engine = args.engine.engine_for(&request, &model)?;
     let input_ids = request.prompt;
     let logits = engine.logits(&input_ids)?;
@@ -49,19 +49,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         output.display(),
         logits.len() / num_tokens,
     ));
-    Ok(())
-}
-
-/// Whether the file `path` can be written: checked before the work, not after it.
-fn check_output(path: &Path) -> Result<(), Failure> {
-    let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-    if let Some(missing) = directory.filter(|dir| !dir.is_dir()) {
-        return Err(Failure::Input(format!("{}: no such directory", missing.display())));
-    }
-    // A pipe or a device would be replaced by the file.
-    if path.metadata().is_ok_and(|existing| !existing.is_file()) {
-        return Err(Failure::Input(format!("{}: not a regular file", path.display())));
-    }
     Ok(())
 }
 

@@ -14,6 +14,7 @@ mod model;
 mod output_file;
 mod perplexity;
 mod plot;
+mod profile;
 mod prompt;
 mod ptx;
 mod sampling;
@@ -58,6 +59,8 @@ enum Command {
     /// Time the GPU kernels, or the decoding of a model.
     #[command(subcommand)]
     Bench(bench::Command),
+    /// Time each operation of a model's steps, beside what the device can do.
+    Profile(profile::Args),
     /// List, print, measure, compare and check the GPU kernels.
     #[command(subcommand)]
     Ptx(ptx::Command),
@@ -80,6 +83,7 @@ pub fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Bench(command) => bench::run(&command),
+        Command::Profile(args) => profile::run(&args),
         Command::Ptx(command) => ptx::run(&command),
         Command::Doctor => doctor::run(),
         Command::Fetch(args) => fetch::run(&args),

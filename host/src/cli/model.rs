@@ -2,6 +2,8 @@
 
 use super::{failure::Failure, terminal};
 use clap::ValueEnum;
+use halfwarp::exec::{GpuOptions, default_cubin_dir};
+use halfwarp::profile::Roofline;
 use halfwarp::{
     Accumulate, Device, Engine, EngineOptions, Gemm, Model, Precision, PrecisionChoice, Request,
     Target, models,
@@ -9,7 +11,7 @@ use halfwarp::{
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
 /// The arguments that name a model.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// A Hugging Face directory, a .gguf file, or the name of a fetched model [default: smollm2-135m-instruct]
@@ -18,7 +20,7 @@ pub struct ModelArgs {
 }
 
 /// The arguments that say how a model runs.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Device")]
 pub struct EngineArgs {
     #[command(flatten)]
@@ -110,7 +112,7 @@ impl From<TargetArg> for Target {
 
 /// A type to compute in.
 #[derive(Clone, Copy, ValueEnum)]
-enum Dtype {
+pub enum Dtype {
     /// The fastest type that keeps the model's accuracy on the device
     Auto,
     /// The reference
@@ -138,11 +140,14 @@ impl ModelArgs {
     /// # Errors
     /// [`Failure::Input`] for a model that is not found or cannot be used.
     pub fn open(&self) -> Result<Arc<Model>, Failure> {
-        let path = match &self.model {
+        Ok(Arc::new(Model::open(self.path()?)?))
+    }
+
+    fn path(&self) -> Result<PathBuf, Failure> {
+        Ok(match &self.model {
             Some(model) => models::resolve(model)?,
             None => models::default_model()?,
-        };
-        Ok(Arc::new(Model::open(path)?))
+        })
     }
 }
 
@@ -170,6 +175,32 @@ impl EngineArgs {
     pub fn engine_for(&self, request: &Request, model: &Arc<Model>) -> Result<Engine, Failure> {
         self.options(self.context).check_request(model, request)?;
         self.engine(model, self.context)
+    }
+
+    /// The name of the model's directory, or of its file without the extension.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a model that is not found.
+    pub fn model_name(&self) -> Result<String, Failure> {
+        let path = self.model.path()?;
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        Ok(name.unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
+    }
+
+    /// The same, in another type.
+    pub fn in_dtype(&self, dtype: Dtype) -> Self {
+        EngineArgs { dtype, ..self.clone() }
+    }
+
+    /// The limits of the device, by measurement, with operands of `precision`.
+    ///
+    /// # Errors
+    /// [`Failure::Environment`] for no memory or device.
+    pub fn roofline(&self, precision: Precision) -> Result<Roofline, Failure> {
+        let (gemm, target) = (self.gemm.into(), self.target.map(Target::from));
+        let options = GpuOptions { gemm, target, cubin_dir: default_cubin_dir() };
+        Ok(Roofline::measure(self.device, &options, precision)?)
     }
 
     /// Loads `model` for `max_seqs` sequences of `context` positions at once, in steps of at most `max_tokens` tokens.

@@ -25,6 +25,22 @@ pub fn install() {
     }
 }
 
+/// Whether the file `path` can be written: checked before the work, not after it.
+///
+/// # Errors
+/// [`Failure::Input`] for a directory that is not there, or something that is no file.
+pub fn check(path: &Path) -> Result<(), Failure> {
+    let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    if let Some(missing) = directory.filter(|dir| !dir.is_dir()) {
+        return Err(Failure::Input(format!("{}: no such directory", missing.display())));
+    }
+    // A pipe or a device would be replaced by the file.
+    if path.metadata().is_ok_and(|existing| !existing.is_file()) {
+        return Err(Failure::Input(format!("{}: not a regular file", path.display())));
+    }
+    Ok(())
+}
+
 /// Writes the file `path` by `write`, which gets the path of the temporary file.
 ///
 /// # Errors

@@ -11,10 +11,12 @@ impl Plan {
     }
 
     /// What `op` computes, within its layer: of a linear layer the name of its weight, such as
-    /// `down`, of another operation that of the activation that it writes, or reads if it writes
-    /// none.
+    /// `down`, or `logits`; of another operation that of the activation that it writes, or reads if
+    /// it writes none.
     pub fn op_subject(&self, op: &Op) -> &str {
         let name = match op {
+            // The weight may be the embedding's.
+            Op::Linear(linear) if linear.out == self.logits => "logits",
             Op::Linear(linear) => &self.weight(linear.weight).name,
             _ => {
                 let view = op.writes().into_iter().chain(op.reads()).next();
@@ -56,5 +58,6 @@ mod tests {
         // Onto the residual stream, which is of no layer.
         assert_eq!(place(6), (Some(12), "attention_out"));
         assert_eq!(place(11), (None, "last_hidden"));
+        assert_eq!(place(13), (None, "logits"));
     }
 }

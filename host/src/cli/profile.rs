@@ -1,0 +1,116 @@
+//! `halfwarp profile`.
+
+mod plots;
+mod tables;
+
+use super::model::{Dtype, EngineArgs};
+use super::{failure::Failure, output_file, terminal};
+use halfwarp::Model;
+use halfwarp::engine::StepSize;
+use halfwarp::profile::{Profile, StepProfile, chrome_trace};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::{fs, sync::Arc};
+
+const EXAMPLES: &str = "\
+Two steps are profiled: a prompt, and the step that decodes the token after it. Each operation is timed by itself: on
+a GPU by events before and after, without the CUDA graph that a step usually is, on the CPU by the clock. Bytes and
+operations are what it must read, write and compute; \"roofline\" is the share of what the device can do, by
+measurement, in the better used of bandwidth and arithmetic.
+
+Examples:
+  halfwarp profile
+  halfwarp profile -m model.gguf --device cuda -p 2048 --plot plots --chrome-trace trace.json
+  halfwarp profile --dtype f16 --against f32 --csv operations.csv";
+
+/// Arguments of `halfwarp profile`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Tokens of the prompt
+    #[arg(short, long, value_name = "N", default_value = "512")]
+    prompt_tokens: NonZeroUsize,
+    /// Sequences that decode together, each after a prompt
+    #[arg(long, value_name = "N", default_value = "1")]
+    sequences: NonZeroUsize,
+    /// Times that each step is repeated: the figures are medians
+    #[arg(short, long, value_name = "N", default_value = "10")]
+    repeats: NonZeroUsize,
+    /// Profile it in this type, too, and compare
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    against: Option<Dtype>,
+    /// Write a row for each operation
+    #[arg(long, value_name = "FILE", help_heading = "Output", value_hint = clap::ValueHint::FilePath)]
+    csv: Option<PathBuf>,
+    /// Write everything as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Output", value_hint = clap::ValueHint::FilePath)]
+    json: Option<PathBuf>,
+    /// Draw plots into this directory, as SVG and PNG
+    #[arg(long, value_name = "DIR", help_heading = "Output", value_hint = clap::ValueHint::DirPath)]
+    plot: Option<PathBuf>,
+    /// Write a trace that Perfetto (ui.perfetto.dev) and Chrome open
+    #[arg(long, value_name = "FILE", help_heading = "Output", value_hint = clap::ValueHint::FilePath)]
+    chrome_trace: Option<PathBuf>,
+}
+
+/// Profiles a prompt and a decode step, prints the sums, and writes what was asked for.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let files = [&args.csv, &args.json, &args.chrome_trace];
+    files.into_iter().flatten().try_for_each(|path| output_file::check(path))?;
+    let model = args.engine.open_model()?;
+    let mut profiles = vec![args.profile(&args.engine, &model)?];
+    if let Some(dtype) = args.against {
+        profiles.push(args.profile(&args.engine.in_dtype(dtype), &model)?);
+    }
+    profiles.iter().try_for_each(|profile| terminal::print(&tables::profile(profile)))?;
+    if let [first, second] = &profiles[..] {
+        terminal::print(&tables::comparison(first, second))?;
+    }
+    if let Some(path) = &args.csv {
+        write(path, &tables::csv(&profiles))?;
+    }
+    if let Some(path) = &args.json {
+        write(path, &(serde_json::json!(profiles).to_string() + "\n"))?;
+    }
+    if let Some(path) = &args.chrome_trace {
+        let Profile { device, steps, .. } = &profiles[0];
+        write(path, &chrome_trace(device, steps).to_string())?;
+    }
+    match &args.plot {
+        Some(dir) => plots::write(dir, &profiles),
+        None => Ok(()),
+    }
+}
+
+impl Args {
+    fn profile(&self, engine_args: &EngineArgs, model: &Arc<Model>) -> Result<Profile, Failure> {
+        let prompt = self.prompt_tokens.get();
+        let (sequences, repeats) = (self.sequences.get(), self.repeats.get());
+        let mut engine =
+            engine_args.engine_of(model, prompt + 1, sequences, prompt.max(sequences))?;
+        let sizes = [
+            StepSize { num_seqs: 1, cached_tokens: 0, new_tokens: prompt },
+            StepSize { num_seqs: sequences, cached_tokens: prompt, new_tokens: 1 },
+        ];
+        let steps = sizes.map(|size| StepProfile::measure(&mut engine, size, repeats));
+        let steps = steps.into_iter().collect::<Result<_, _>>()?;
+        let (device, precision) = (engine.describe_device(), engine.precision());
+        // The device's memory is free again before more is asked for.
+        drop(engine);
+        Ok(Profile {
+            model: engine_args.model_name()?,
+            device,
+            dtype: precision.to_string(),
+            roofline: engine_args.roofline(precision)?,
+            steps,
+        })
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    output_file::write_whole(path, |partial| fs::write(partial, text))?;
+    terminal::note(format_args!("wrote {}", path.display()));
+    Ok(())
+}
