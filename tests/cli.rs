@@ -10,6 +10,8 @@ mod chat;
 mod interrupts;
 #[path = "cli/output.rs"]
 mod output;
+#[path = "cli/profile.rs"]
+mod profile;
 #[path = "cli/ptx.rs"]
 mod ptx;
 #[path = "cli/support.rs"]

@@ -10,14 +10,16 @@ use std::{fs, io};
 
 const SIZE: (u32, u32) = (960, 540);
 const FONT: &str = "sans-serif";
-/// Wong's palette, which does not depend on telling red from green.
-const COLOURS: [RGBColor; 6] = [
+/// Wong's palette, which does not depend on telling red from green, and a grey.
+const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
     RGBColor(86, 180, 233),
     RGBColor(213, 94, 0),
+    RGBColor(240, 228, 66),
+    RGBColor(120, 120, 120),
 ];
 
 /// Points that belong together.
@@ -138,6 +140,7 @@ fn bars<B: DrawingBackend>(
         .disable_y_mesh()
         .y_labels(0)
         .x_desc(axis)
+        .x_label_formatter(&|value| figure(*value))
         .label_style((FONT, 14))
         .light_line_style(TRANSPARENT)
         .draw()?;
@@ -195,6 +198,7 @@ fn lines<B: DrawingBackend>(
                 .y_desc(y_desc)
                 .label_style((FONT, 14))
                 .light_line_style(TRANSPARENT)
+                .x_label_formatter(&|value| figure(*value))
                 .y_label_formatter(&|value| figure(*value))
                 .draw()?;
             for (index, Series { name, .. }) in series.iter().enumerate() {

@@ -23,15 +23,18 @@ Examples:
   halfwarp profile -m model.gguf --device cuda -p 2048 --plot plots --chrome-trace trace.json
   halfwarp profile --dtype f16 --against f32 --csv operations.csv";
 
+/// Tokens of the prompt where neither the user nor the model says otherwise.
+const DEFAULT_PROMPT: usize = 512;
+
 /// Arguments of `halfwarp profile`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
-    /// Tokens of the prompt
-    #[arg(short, long, value_name = "N", default_value = "512")]
-    prompt_tokens: NonZeroUsize,
+    /// Tokens of the prompt [default: 512, or less where the model's context is shorter]
+    #[arg(short, long, value_name = "N")]
+    prompt_tokens: Option<NonZeroUsize>,
     /// Sequences that decode together, each after a prompt
     #[arg(long, value_name = "N", default_value = "1")]
     sequences: NonZeroUsize,
@@ -86,7 +89,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 impl Args {
     fn profile(&self, engine_args: &EngineArgs, model: &Arc<Model>) -> Result<Profile, Failure> {
-        let prompt = self.prompt_tokens.get();
+        let longest = model.config().max_position_embeddings.saturating_sub(1).max(1);
+        let default = DEFAULT_PROMPT.min(longest);
+        let prompt = self.prompt_tokens.map_or(default, NonZeroUsize::get);
         let (sequences, repeats) = (self.sequences.get(), self.repeats.get());
         let mut engine =
             engine_args.engine_of(model, prompt + 1, sequences, prompt.max(sequences))?;

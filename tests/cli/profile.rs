@@ -1,0 +1,84 @@
+//! `halfwarp profile`: its files, complete and of the same operations.
+
+use crate::support::{LLAMA, halfwarp, run, stderr};
+use serde_json::Value;
+use std::{collections::BTreeSet, fs};
+
+/// On the CPU, in two repetitions.
+fn args<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["profile", "-m", LLAMA, "--device", "cpu", "-p", "20", "-r", "2"], more].concat()
+}
+
+#[test]
+fn profile_writes_every_operation_of_both_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let [csv, json, trace, plots] = ["p.csv", "p.json", "trace.json", "plots"].map(path);
+    let output = run(&args(&[
+        "--dtype",
+        "f32",
+        "--against",
+        "f16",
+        "--sequences",
+        "2",
+        "--csv",
+        &csv,
+        "--json",
+        &json,
+        "--chrome-trace",
+        &trace,
+        "--plot",
+        &plots,
+    ]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let table = String::from_utf8(output.stdout).unwrap();
+    for text in ["llama-gqa, f32, CPU", "roofline:", "prefill 20:", "decode 2 @ 20:", "f16 "] {
+        assert!(table.contains(text), "no {text} in:\n{table}");
+    }
+
+    let profiles: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let profiles = profiles.as_array().unwrap();
+    assert_eq!([&profiles[0]["dtype"], &profiles[1]["dtype"]], ["f32", "f16"]);
+    let num_ops = |profile: &Value| -> usize {
+        let steps = profile["steps"].as_array().unwrap();
+        steps.iter().map(|step| step["ops"].as_array().unwrap().len()).sum()
+    };
+    let csv = fs::read_to_string(csv).unwrap();
+    assert_eq!(csv.lines().count(), 1 + num_ops(&profiles[0]) + num_ops(&profiles[1]));
+    let layers = profiles[0]["steps"][0]["ops"].as_array().unwrap().iter();
+    let layers: BTreeSet<_> = layers.filter_map(|op| op["layer"].as_u64()).collect();
+    assert_eq!(layers, (0..layers.len() as u64).collect());
+    assert!(layers.len() > 1);
+
+    let trace: Value = serde_json::from_str(&fs::read_to_string(trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let complete = events.iter().filter(|event| event["ph"] == "X").count();
+    assert_eq!(complete, num_ops(&profiles[0]));
+
+    let files: BTreeSet<_> = fs::read_dir(plots)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let expected = ["bandwidth", "dtypes", "layers", "roofline"].iter().flat_map(|plot| {
+        ["decode", "prefill"]
+            .iter()
+            .flat_map(move |step| ["svg", "png"].map(|format| format!("{plot}-{step}.{format}")))
+    });
+    assert_eq!(files, expected.collect());
+}
+
+#[test]
+fn profile_says_what_it_cannot_do() {
+    for (more, part) in [
+        (&["-r", "0"][..], "0"),
+        (&["--csv", "/nowhere/p.csv"], "/nowhere: no such directory"),
+        (&["--device", "emulated"], "choose cpu or cuda"),
+        (&["-p", "100000"], "context"),
+    ] {
+        let all = [&["profile", "-m", LLAMA], more].concat();
+        let output = halfwarp(&all).output().unwrap();
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {error}");
+        assert!(error.contains(part) && error.lines().count() <= 2, "{more:?}: {error}");
+    }
+}
