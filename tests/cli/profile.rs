@@ -73,6 +73,7 @@ fn profile_says_what_it_cannot_do() {
         (&["-r", "0"][..], "0"),
         (&["--csv", "/nowhere/p.csv"], "/nowhere: no such directory"),
         (&["--device", "emulated"], "choose cpu or cuda"),
+        (&["--device", "cpu", "--collect", "decode"], "counters on a GPU alone"),
         (&["-p", "100000"], "context"),
     ] {
         let all = [&["profile", "-m", LLAMA], more].concat();

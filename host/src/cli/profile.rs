@@ -1,13 +1,14 @@
 //! `halfwarp profile`.
 
+mod counters;
 mod plots;
 mod tables;
 
 use super::model::{Dtype, EngineArgs};
 use super::{failure::Failure, output_file, terminal};
-use halfwarp::Model;
 use halfwarp::engine::StepSize;
 use halfwarp::profile::{Profile, StepProfile, chrome_trace};
+use halfwarp::{Engine, Model};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::{fs, sync::Arc};
@@ -21,7 +22,8 @@ measurement, in the better used of bandwidth and arithmetic.
 Examples:
   halfwarp profile
   halfwarp profile -m model.gguf --device cuda -p 2048 --plot plots --chrome-trace trace.json
-  halfwarp profile --dtype f16 --against f32 --csv operations.csv";
+  halfwarp profile --dtype f16 --against f32 --csv operations.csv
+  halfwarp profile --counters";
 
 /// Tokens of the prompt where neither the user nor the model says otherwise.
 const DEFAULT_PROMPT: usize = 512;
@@ -44,6 +46,12 @@ pub struct Args {
     /// Profile it in this type, too, and compare
     #[arg(long, value_enum, value_name = "DTYPE")]
     against: Option<Dtype>,
+    /// Read the GPU's counters of memory traffic too, by NVIDIA Nsight Compute (ncu)
+    #[arg(long)]
+    counters: bool,
+    /// For ncu: run this step alone and print how many kernels each operation has
+    #[arg(long, value_enum, hide = true)]
+    collect: Option<Step>,
     /// Write a row for each operation
     #[arg(long, value_name = "FILE", help_heading = "Output", value_hint = clap::ValueHint::FilePath)]
     csv: Option<PathBuf>,
@@ -58,12 +66,30 @@ pub struct Args {
     chrome_trace: Option<PathBuf>,
 }
 
+/// A step that is profiled.
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Step {
+    Prefill,
+    Decode,
+}
+
 /// Profiles a prompt and a decode step, prints the sums, and writes what was asked for.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let files = [&args.csv, &args.json, &args.chrome_trace];
     files.into_iter().flatten().try_for_each(|path| output_file::check(path))?;
+    if args.counters && args.collect.is_none() {
+        counters::check()?;
+    }
     let model = args.engine.open_model()?;
+    if let Some(step) = args.collect {
+        return args.collect(step, &model);
+    }
     let mut profiles = vec![args.profile(&args.engine, &model)?];
+    if args.counters {
+        for (name, step) in ["prefill", "decode"].into_iter().zip(&mut profiles[0].steps) {
+            counters::read(name, &mut step.ops)?;
+        }
+    }
     if let Some(dtype) = args.against {
         profiles.push(args.profile(&args.engine.in_dtype(dtype), &model)?);
     }
@@ -72,7 +98,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         terminal::print(&tables::comparison(first, second))?;
     }
     if let Some(path) = &args.csv {
-        write(path, &tables::csv(&profiles))?;
+        let table =
+            tables::csv(&profiles).map_err(|error| Failure::Environment(error.to_string()))?;
+        write(path, table)?;
     }
     if let Some(path) = &args.json {
         write(path, &(serde_json::json!(profiles).to_string() + "\n"))?;
@@ -88,17 +116,34 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
-    fn profile(&self, engine_args: &EngineArgs, model: &Arc<Model>) -> Result<Profile, Failure> {
+    /// The sizes of both steps, and an engine for them.
+    fn open(
+        &self,
+        engine_args: &EngineArgs,
+        model: &Arc<Model>,
+    ) -> Result<([StepSize; 2], Engine), Failure> {
         let longest = model.config().max_position_embeddings.saturating_sub(1).max(1);
         let default = DEFAULT_PROMPT.min(longest);
         let prompt = self.prompt_tokens.map_or(default, NonZeroUsize::get);
-        let (sequences, repeats) = (self.sequences.get(), self.repeats.get());
-        let mut engine =
-            engine_args.engine_of(model, prompt + 1, sequences, prompt.max(sequences))?;
+        let sequences = self.sequences.get();
         let sizes = [
             StepSize { num_seqs: 1, cached_tokens: 0, new_tokens: prompt },
             StepSize { num_seqs: sequences, cached_tokens: prompt, new_tokens: 1 },
         ];
+        let max_tokens = prompt.max(sequences);
+        Ok((sizes, engine_args.engine_of(model, prompt + 1, sequences, max_tokens)?))
+    }
+
+    /// Runs one step for a profiler that watches this process.
+    fn collect(&self, step: Step, model: &Arc<Model>) -> Result<(), Failure> {
+        let ([prefill, decode], mut engine) = self.open(&self.engine, model)?;
+        let size = if step == Step::Prefill { prefill } else { decode };
+        terminal::print(&serde_json::json!(engine.collect_step(size)?).to_string())
+    }
+
+    fn profile(&self, engine_args: &EngineArgs, model: &Arc<Model>) -> Result<Profile, Failure> {
+        let (sizes, mut engine) = self.open(engine_args, model)?;
+        let repeats = self.repeats.get();
         let steps = sizes.map(|size| StepProfile::measure(&mut engine, size, repeats));
         let steps = steps.into_iter().collect::<Result<_, _>>()?;
         let (device, precision) = (engine.describe_device(), engine.precision());
@@ -114,8 +159,8 @@ impl Args {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    output_file::write_whole(path, |partial| fs::write(partial, text))?;
+fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    output_file::write_whole(path, |partial| fs::write(partial, text.as_ref()))?;
     terminal::note(format_args!("wrote {}", path.display()));
     Ok(())
 }

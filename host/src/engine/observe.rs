@@ -1,8 +1,9 @@
 //! Steps of no request, to be looked at: their times and their values, operation by operation.
 
+use super::pages::PageTable;
 use super::request::check_prompt;
 use super::{Engine, EngineError};
-use crate::exec::{Activations, ExecError, StepTimes, Want};
+use crate::exec::{Activations, ExecError, PreparedPlan, StepTimes, Want};
 use crate::plan::{Plan, StepInputs, StepShape};
 
 /// The size of a step that is timed.
@@ -40,17 +41,55 @@ impl Engine {
     /// [`EngineError::StepTooLarge`], those of a prompt (see [`Engine::add_request`]),
     /// [`EngineError::CacheFull`]; [`EngineError::Exec`], on the emulator always.
     pub fn time_step(&mut self, size: StepSize, repeats: usize) -> Result<TimedStep, EngineError> {
+        self.with_step(size, |engine, plan, inputs| {
+            let times = engine.executor.time_ops(plan, inputs, repeats)?;
+            let plan = engine.executor.plan(plan)?.clone();
+            Ok(TimedStep { plan, shape: StepShape::of(inputs), times })
+        })
+    }
+
+    /// Runs a step of `size` while a profiler that watches this process collects, and returns how
+    /// many kernels each operation has ([`Executor::collect_ops`](crate::exec::Executor::collect_ops)).
+    ///
+    /// # Errors
+    /// Those of [`Engine::time_step`]; [`EngineError::Exec`], on a GPU alone it is possible.
+    pub fn collect_step(&mut self, size: StepSize) -> Result<Vec<usize>, EngineError> {
+        self.with_step(size, |engine, plan, inputs| {
+            Ok(engine.executor.collect_ops(plan, inputs)?)
+        })
+    }
+
+    /// Calls `run` with a step of `size` whose cached tokens are in the cache.
+    fn with_step<T>(
+        &mut self,
+        size: StepSize,
+        run: impl FnOnce(&mut Self, PreparedPlan, &StepInputs) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let mut tables = Vec::new();
+        let inputs = self.fill(size, &mut tables);
+        let result = inputs.and_then(|inputs| {
+            let is_prompt = size.new_tokens > 1 && self.numerics.batch_invariant;
+            let plan = self.prepare(self.buckets.bounds_for(&inputs, is_prompt))?;
+            run(self, plan, &inputs)
+        });
+        tables.into_iter().for_each(|table| self.scheduler.give_back(table));
+        result
+    }
+
+    /// The inputs of a step of `size`, after its cached tokens have been computed into `tables`.
+    fn fill(
+        &mut self,
+        size: StepSize,
+        tables: &mut Vec<PageTable>,
+    ) -> Result<StepInputs, EngineError> {
         let StepSize { num_seqs, cached_tokens, new_tokens } = size;
         self.check_step(num_seqs * new_tokens)?;
         let vocab_size = self.model.config().vocab_size;
         let len = cached_tokens + new_tokens;
-        let tokens = |seq: usize| -> Vec<u32> {
-            (0..len).map(|at| ((31 * at + 17 * seq) % vocab_size) as u32).collect()
-        };
         let mut inputs = StepInputs::new();
-        let mut tables = Vec::new();
-        let filled = (0..num_seqs).try_for_each(|seq| {
-            let tokens = tokens(seq);
+        for seq in 0..num_seqs {
+            let tokens: Vec<u32> =
+                (0..len).map(|at| ((31 * at + 17 * seq) % vocab_size) as u32).collect();
             check_prompt(&tokens, vocab_size, self.context())?;
             tables.push(self.scheduler.take_pages(len).ok_or(EngineError::CacheFull)?);
             let pages = tables[seq].pages();
@@ -63,17 +102,8 @@ impl Engine {
                 past_len += chunk.len();
             }
             inputs.push_sequence(new, past_len, pages, new_tokens - 1..new_tokens);
-            Ok(())
-        });
-        let timed = filled.and_then(|()| {
-            let is_prompt = new_tokens > 1 && self.numerics.batch_invariant;
-            let plan = self.prepare(self.buckets.bounds_for(&inputs, is_prompt))?;
-            let times = self.executor.time_ops(plan, &inputs, repeats)?;
-            let plan = self.executor.plan(plan)?.clone();
-            Ok(TimedStep { plan, shape: StepShape::of(&inputs), times })
-        });
-        tables.into_iter().for_each(|table| self.scheduler.give_back(table));
-        timed
+        }
+        Ok(inputs)
     }
 
     /// Runs `tokens` as a prompt, in one step, and calls `observe` after each operation. The logits

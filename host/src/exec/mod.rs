@@ -104,6 +104,19 @@ pub trait Executor: Send {
         inputs: &StepInputs,
         repeats: usize,
     ) -> Result<StepTimes, ExecError>;
+
+    /// Runs one step operation by operation, while a profiler that watches this process and waits
+    /// for `cuProfilerStart` collects; returns how many kernels each operation has.
+    ///
+    /// # Errors
+    /// Those of [`Executor::run`]; [`ExecError::NoCounters`].
+    fn collect_ops(
+        &mut self,
+        _plan: PreparedPlan,
+        _inputs: &StepInputs,
+    ) -> Result<Vec<usize>, ExecError> {
+        Err(ExecError::NoCounters)
+    }
 }
 
 /// What can go wrong in an executor.
@@ -142,6 +155,9 @@ pub enum ExecError {
     /// Times on the emulator are not those of a GPU.
     #[error("the emulator runs a GPU's kernels in other times than a GPU: choose cpu or cuda")]
     NoClock,
+    /// Only a GPU counts what its kernels do.
+    #[error("there are hardware counters on a GPU alone: choose cuda")]
+    NoCounters,
     /// The chosen device is not there.
     #[error("{0}")]
     NoDevice(String),

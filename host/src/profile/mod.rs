@@ -72,6 +72,18 @@ pub struct OpProfile {
     pub written_bytes: usize,
     /// Floating-point operations; a multiply-add is two.
     pub flops: usize,
+    /// What the device's counters say of its traffic, where they were read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counted: Option<Traffic>,
+}
+
+/// Bytes between a device's memory and its caches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    /// Bytes read.
+    pub read_bytes: usize,
+    /// Bytes written. What stays in a cache after a kernel is not among them.
+    pub written_bytes: usize,
 }
 
 /// A time with what was moved and computed in it.
@@ -137,6 +149,7 @@ impl StepProfile {
                 read_bytes: cost.read_bytes,
                 written_bytes: cost.written_bytes,
                 flops: cost.flops,
+                counted: None,
             }
         });
         StepProfile {

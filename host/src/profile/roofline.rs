@@ -170,6 +170,7 @@ mod tests {
             read_bytes,
             written_bytes: 0,
             flops,
+            counted: None,
         };
         // 5 us of bytes and 1 us of operations; then 1 and 8.
         assert!((roofline.share(&op(5_000_000, 100_000_000)) - 0.5).abs() < 1e-12);

@@ -49,6 +49,7 @@ fn each_operation_has_its_median_its_spread_and_its_cost() {
         read_bytes: 2 * 32 * 2 + 64 * 32 * 2 + 64 * 4,
         written_bytes: 2 * 64 * 2,
         flops: 2 * 2 * 64 * 32,
+        counted: None,
     };
     assert_eq!(step.ops[2], expected);
     let is_near = |got: f64, wanted: f64| (got / wanted - 1.0).abs() < 1e-12;

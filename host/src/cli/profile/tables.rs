@@ -1,6 +1,6 @@
 //! A profile as text: for a person, and as comma-separated values.
 
-use halfwarp::profile::{OpSum, Profile, Rated, Roofline, StepProfile};
+use halfwarp::profile::{OpSum, Profile, Rated, Roofline, StepProfile, Traffic};
 use std::fmt::Write;
 
 /// The sums of a profile's steps by operation and by layer.
@@ -52,7 +52,34 @@ fn step_table(step: &StepProfile, roofline: &Roofline) -> String {
             100.0 * roofline.share(sum),
         );
     }
-    text + &layers(step)
+    text + &layers(step) + &counters(step)
+}
+
+/// Operations that read less than this are not compared with the counters: their sum is noise.
+const MIN_COUNTED_BYTES: usize = 1 << 20;
+
+/// The plan's bytes beside those that the device counted, where it did.
+fn counters(step: &StepProfile) -> String {
+    let mut text = String::new();
+    let mut seen: Vec<(&str, &str)> = Vec::new();
+    for op in &step.ops {
+        let name = (op.op, op.subject.as_str());
+        // The first layer of each: all have the same bytes.
+        let Some(counted) = op.counted.filter(|_| !seen.contains(&name)) else { continue };
+        seen.push(name);
+        if op.read_bytes < MIN_COUNTED_BYTES {
+            continue;
+        }
+        let (plan, counted) = (op.read_bytes as f64 / 1e6, counted.read_bytes as f64 / 1e6);
+        let _ = writeln!(
+            text,
+            "{} {}: reads {plan:.2} MB by the plan, {counted:.2} MB by ncu ({:+.1} %)",
+            op.op,
+            op.subject,
+            100.0 * (counted / plan - 1.0)
+        );
+    }
+    text
 }
 
 /// How the time is spread over the layers.
@@ -120,44 +147,61 @@ pub fn by_subject(sums: &[OpSum]) -> Vec<(String, f64)> {
     subjects
 }
 
+const COLUMNS: [&str; 18] = [
+    "model",
+    "device",
+    "dtype",
+    "step",
+    "index",
+    "op",
+    "subject",
+    "layer",
+    "us",
+    "spread_us",
+    "read_bytes",
+    "written_bytes",
+    "flops",
+    "gb_per_s",
+    "tflop_per_s",
+    "roofline_share",
+    "counted_read_bytes",
+    "counted_written_bytes",
+];
+
 /// One row for each operation of each step.
-pub fn csv(profiles: &[Profile]) -> String {
-    let mut text = "model,device,dtype,step,index,op,subject,layer,us,spread_us,read_bytes,\
-                    written_bytes,flops,gb_per_s,tflop_per_s,roofline_share\n"
-        .to_owned();
+pub fn csv(profiles: &[Profile]) -> csv::Result<Vec<u8>> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(COLUMNS)?;
     for Profile { model, device, dtype, roofline, steps } in profiles {
-        let run = [model, device, dtype].map(|value| quoted(value)).join(",");
         for step in steps {
             for op in &step.ops {
-                let layer = op.layer.map(|layer| layer.to_string()).unwrap_or_default();
-                let _ = writeln!(
-                    text,
-                    "{run},{},{},{},{},{layer},{:.3},{:.3},{},{},{},{:.3},{:.5},{:.5}",
-                    quoted(&step.name),
-                    op.index,
+                let counted = |bytes: fn(&Traffic) -> usize| {
+                    op.counted.as_ref().map(|traffic| bytes(traffic).to_string())
+                };
+                writer.write_record([
+                    model,
+                    device,
+                    dtype,
+                    &step.name,
+                    &op.index.to_string(),
                     op.op,
-                    quoted(&op.subject),
-                    op.us,
-                    op.spread_us,
-                    op.read_bytes,
-                    op.written_bytes,
-                    op.flops,
-                    op.gb_per_s(),
-                    op.tflop_per_s(),
-                    roofline.share(op),
-                );
+                    &op.subject,
+                    &op.layer.map(|layer| layer.to_string()).unwrap_or_default(),
+                    &format!("{:.3}", op.us),
+                    &format!("{:.3}", op.spread_us),
+                    &op.read_bytes.to_string(),
+                    &op.written_bytes.to_string(),
+                    &op.flops.to_string(),
+                    &format!("{:.3}", op.gb_per_s()),
+                    &format!("{:.5}", op.tflop_per_s()),
+                    &format!("{:.5}", roofline.share(op)),
+                    &counted(|traffic| traffic.read_bytes).unwrap_or_default(),
+                    &counted(|traffic| traffic.written_bytes).unwrap_or_default(),
+                ])?;
             }
         }
     }
-    text
-}
-
-/// As RFC 4180 has it.
-fn quoted(value: &str) -> String {
-    match value.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", value.replace('"', "\"\"")),
-        false => value.to_owned(),
-    }
+    writer.into_inner().map_err(|error| error.into_error().into())
 }
 
 /// The operation, and what it computes.
@@ -190,6 +234,7 @@ mod tests {
             read_bytes,
             written_bytes: 1_000_000,
             flops,
+            counted: None,
         };
         Profile {
             model: "a \"model\", small".to_owned(),
@@ -235,15 +280,29 @@ mod tests {
 
     #[test]
     fn csv_has_a_row_for_each_operation_and_quotes_names() {
-        let text = csv(&[recorded()]);
+        let mut profile = recorded();
+        profile.steps[0].ops[1].counted =
+            Some(Traffic { read_bytes: 21_000_000, written_bytes: 7 });
+        let text = String::from_utf8(csv(&[profile]).unwrap()).unwrap();
         let rows: Vec<&str> = text.lines().collect();
         assert_eq!(rows.len(), 3);
         assert_eq!(
             rows[2],
             "\"a \"\"model\"\", small\",GPU,f16,decode 1 @ 512,1,linear,down,0,30.000,0.500,20000000,1000000,40000000,\
-             700.000,1.33333,0.70000"
+             700.000,1.33333,0.70000,21000000,7"
         );
-        assert_eq!(rows[0].split(',').count(), 16);
+        assert!(rows[1].ends_with(",0.50000,,"), "{}", rows[1]);
+    }
+
+    #[test]
+    fn counters_are_beside_the_plan() {
+        let mut profile = recorded();
+        assert!(!super::profile(&profile).contains("ncu"));
+        profile.steps[0].ops[1].counted =
+            Some(Traffic { read_bytes: 21_000_000, written_bytes: 7 });
+        let text = super::profile(&profile);
+        let line = "linear down: reads 20.00 MB by the plan, 21.00 MB by ncu (+5.0 %)";
+        assert!(text.ends_with(&format!("{line}\n")), "{text}");
     }
 
     #[test]

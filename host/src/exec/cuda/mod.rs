@@ -268,6 +268,14 @@ impl Executor for CudaExecutor {
     ) -> Result<StepTimes, ExecError> {
         self.time_ops_by_events(plan, inputs, repeats)
     }
+
+    fn collect_ops(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+    ) -> Result<Vec<usize>, ExecError> {
+        self.collect_ops_uncaptured(plan, inputs)
+    }
 }
 
 /// `tasks` as what a stream starts. Their kernels are loaded.

@@ -3,8 +3,9 @@
 
 use cust::event::{Event, EventFlags};
 use cust::stream::Stream;
+use cust::sys;
 
-use super::device::{failed, make_current};
+use super::device::{check, failed, make_current};
 use super::graph::Node;
 use super::memory::Block;
 use super::{CudaExecutor, CudaPlan, nodes};
@@ -74,6 +75,22 @@ impl CudaExecutor {
         }
         times.graph_us = Some(graph_us);
         Ok(times)
+    }
+
+    /// [`Executor::collect_ops`](crate::exec::Executor::collect_ops).
+    pub(super) fn collect_ops_uncaptured(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+    ) -> Result<Vec<usize>, ExecError> {
+        make_current(self.context)?;
+        // SAFETY: a context is current.
+        check("cuProfilerStart", unsafe { sys::cuProfilerStart() })?;
+        let ran = self.run_ops_uncaptured(plan, inputs, &mut |_, _| Ok(()));
+        // SAFETY: as above.
+        check("cuProfilerStop", unsafe { sys::cuProfilerStop() })?;
+        ran?;
+        Ok(self.prepared.get(plan)?.tasks.iter().map(Vec::len).collect())
     }
 
     /// Copies the step's inputs to the device, and waits for that.
