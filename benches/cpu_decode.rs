@@ -54,7 +54,7 @@ fn weight_bytes(model: &Model) -> Result<usize, Box<dyn std::error::Error>> {
         max_kv_len: PAGE_SIZE,
         mixed: false,
     };
-    Ok(model.plan(&Numerics::default(), bounds, 1)?.memory().weight_bytes)
+    Ok(model.plan(&Numerics::default(), bounds, 1)?.weight_bytes())
 }
 
 /// An engine whose next steps decode one token each.

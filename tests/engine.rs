@@ -285,14 +285,11 @@ fn sizes_at_their_ends() {
     }
 }
 
-/// The model's context of 512 is below the default of 4096; with one above it, only 0 means the model's.
+/// That is the default too, as there is memory for it.
 #[test]
 fn a_context_of_0_is_the_models() {
-    for context in [None, Some(0)] {
-        assert_eq!(engine(EngineOptions { context, ..options() }).context(), 512);
-    }
     let long = changed_model(|config| config["max_position_embeddings"] = 9000.into(), |_| ());
-    for (context, positions) in [(None, 4096), (Some(0), 9000), (Some(100), 100)] {
+    for (context, positions) in [(None, 9000), (Some(0), 9000), (Some(100), 100)] {
         let engine = Engine::new(long.clone(), EngineOptions { context, ..options() }).unwrap();
         assert_eq!(engine.context(), positions, "{context:?}");
     }

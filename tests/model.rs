@@ -4,7 +4,7 @@
 mod interpreter;
 
 use halfwarp::exec::cpu::CpuExecutor;
-use halfwarp::exec::{Executor, Want};
+use halfwarp::exec::{Device, Executor, GpuOptions, Want, memory_budget};
 use halfwarp::plan::{
     Accumulate, Bounds, Dtype, Numerics, Op, Plan, PlanError, Precision, Rows, StepInputs, View,
 };
@@ -107,23 +107,6 @@ fn bounds(len: usize) -> Bounds {
     }
 }
 
-#[test]
-fn the_memory_is_that_of_the_plan() {
-    for golden in ["llama-gqa", "phi3-partial-rotary", "qwen2-window"] {
-        let model = Model::open(goldens().join(golden)).unwrap();
-        let bounds = Bounds { max_seqs: 3, max_kv_len: 200, ..bounds(32) };
-        let plan = model.plan(&Numerics::default(), bounds, 12).unwrap();
-        assert_eq!(
-            model.memory(&Numerics::default(), bounds, 12).unwrap(),
-            plan.memory(),
-            "{golden}"
-        );
-        assert!(
-            model.memory(&Numerics::default(), Bounds { max_kv_len: 0, ..bounds }, 12).is_err()
-        );
-    }
-}
-
 /// What linear layers and attention read; the residual stream, logits, norms' weights and biases
 /// stay in f32.
 #[test]
@@ -188,7 +171,10 @@ fn a_fused_plan_gives_the_same_bits() {
 fn sixteen_bits_are_exactly_half_of_the_cache() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
     let memory = |precision: Precision| {
-        model.memory(&precision.into(), Bounds { max_seqs: 3, ..bounds(500) }, 24).unwrap()
+        let bounds = Bounds { max_seqs: 3, ..bounds(500) };
+        let plan = model.plan(&precision.into(), bounds, 24).unwrap();
+        let prepared = std::slice::from_ref(&plan);
+        memory_budget(Device::Cpu, &GpuOptions::default(), &plan, prepared).unwrap()
     };
     let full = memory(Precision::F32);
     assert_eq!(full.kv_bytes, 2 * 2 * 24 * 64 * (2 * 64) * 4, "2 layers of 2 heads of 64");
@@ -229,7 +215,6 @@ fn rows_that_cannot_be_aligned_are_an_error() {
         let expected =
             format!("intermediate size of 92: in {precision} it has to be a multiple of 8");
         assert!(error.contains(&expected) && error.contains("run in f32"), "{error}");
-        assert!(model.memory(&precision.into(), bounds(4), 1).is_err());
     }
 }
 
@@ -344,7 +329,6 @@ fn a_plan_keeps_its_numerics_and_they_are_checked() {
         let numerics = Numerics { precision, ..f16 };
         let refused = |error| matches!(error, ModelError::Plan(PlanError::Accumulate { .. }));
         assert!(model.plan(&numerics, bounds(4), 1).is_err_and(refused), "{precision}");
-        assert!(model.memory(&numerics, bounds(4), 1).is_err_and(refused), "{precision}");
     }
 }
 

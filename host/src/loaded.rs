@@ -4,7 +4,7 @@ use crate::engine::{Request, Sampling};
 use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
 use crate::models::{self, ResolveError};
-use crate::plan::{Bounds, MemoryBudget, Numerics, Plan};
+use crate::plan::{Bounds, Numerics, Plan};
 use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
 use std::path::Path;
@@ -98,17 +98,14 @@ impl Model {
         self.decoder.plan(numerics, bounds, num_pages)
     }
 
-    /// [`Decoder::memory`].
-    ///
-    /// # Errors
-    /// As [`Decoder::memory`].
-    pub fn memory(
+    /// [`Decoder::outline`].
+    pub(crate) fn outline(
         &self,
         numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
-    ) -> Result<MemoryBudget, ModelError> {
-        self.decoder.memory(numerics, bounds, num_pages)
+    ) -> Result<Plan, ModelError> {
+        self.decoder.outline(numerics, bounds, num_pages)
     }
 }
 

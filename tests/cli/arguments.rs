@@ -59,15 +59,16 @@ fn minus_one_token_is_no_limit() {
 }
 
 #[test]
-fn a_context_of_0_is_the_models_own() {
+fn the_context_is_the_models_own() {
     let model = Copy::new().config(|config| {
         config.insert("max_position_embeddings".into(), json!(5000));
     });
     let prompt = join(&vec![1; 4200]);
     let args = ["generate", "--device", "cpu", "-m", model.path(), "--tokens", &prompt, "-n", "1"];
-    let refused = run(&args);
+    let refused = run(&[&args[..], &["-c", "4096"]].concat());
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("4096"), "{}", stderr(&refused));
+    stdout(&args);
     stdout(&[&args[..], &["-c", "0"]].concat());
 }
 

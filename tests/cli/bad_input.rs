@@ -52,6 +52,11 @@ fn rejects_wrong_arguments() {
     refuses(&["generate", "-m", LLAMA, "--tokens", "-1"], "-1");
     refuses(&["generate", "-m", LLAMA, "-p", "a", "--tokens", "1"], "cannot be used with");
     refuses(&["generate", "-m", LLAMA, "-p", "a", "--system", "b"], "--chat");
+    for share in ["0", "-0.1", "1.01", "NaN"] {
+        let share = format!("--gpu-memory-utilization={share}");
+        refuses(&["generate", "-m", LLAMA, "--tokens", "1", &share], "above 0, and at most 1");
+    }
+    refuses(&["generate", "--gpu-memory-utilization", "90%"], "90%");
     refuses(&["generate", "--nonsense"], "--nonsense");
     refuses(&["nonsense"], "nonsense");
     refuses(&["bench", "kernels"], "--op");

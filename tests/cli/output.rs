@@ -83,7 +83,9 @@ fn text_without_a_tokenizer_is_the_ids() {
     let output = run(&[&args[..], &["--temp", "0", "--ignore-eos", "-n", "40"]].concat());
     let expected = format!("{}\n", join(&golden_ids(LLAMA, "greedy_tokens")));
     assert_eq!(String::from_utf8(output.stdout.clone()).unwrap(), expected);
-    assert!(stderr(&output).contains("tok/s"), "{}", stderr(&output));
+    for part in ["tok/s", "memory: ", "budget: ", "KV cache of 512 positions"] {
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
 }
 
 #[test]

@@ -187,6 +187,11 @@ impl Memory {
         start
     }
 
+    /// Bytes of all buffers.
+    pub fn allocated_bytes(&self) -> usize {
+        self.regions.iter().map(|region| region.bytes.len()).sum()
+    }
+
     /// The bytes at `address`.
     ///
     /// # Errors

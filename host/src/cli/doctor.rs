@@ -88,7 +88,9 @@ fn gpu(device: &DeviceInfo) -> String {
 fn cpu() -> String {
     let threads = rayon::current_num_threads();
     match Device::Cpu.free_memory() {
-        Ok(Some((_, free))) => format!("{threads} threads, {:.1} GiB free", free as f64 / GIB),
+        Ok(Some(memory)) => {
+            format!("{threads} threads, {:.1} GiB free", memory.free_bytes as f64 / GIB)
+        }
         _ => format!("{threads} threads"),
     }
 }

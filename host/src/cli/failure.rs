@@ -109,10 +109,7 @@ impl From<EngineError> for Failure {
         match error {
             EngineError::Memory(_)
             | EngineError::Exec(
-                ExecError::Budget(_)
-                | ExecError::OutOfMemory { .. }
-                | ExecError::Driver { .. }
-                | ExecError::NoDevice(_),
+                ExecError::OutOfMemory { .. } | ExecError::Driver { .. } | ExecError::NoDevice(_),
             ) => Failure::Environment(message),
             #[cfg(feature = "emulator")]
             EngineError::Exec(ExecError::Fault(_)) => Failure::Kernel(message),
@@ -127,8 +124,7 @@ fn hint(error: &EngineError) -> Option<String> {
         EngineError::PromptTooLong { .. } => {
             "-c N makes the context longer, -c 0 as long as the model allows"
         }
-        EngineError::Memory(BudgetError { fits: Fits::Context(len), .. })
-        | EngineError::Exec(ExecError::Budget(BudgetError { fits: Fits::Context(len), .. })) => {
+        EngineError::Memory(BudgetError { fits: Fits::Context(len), .. }) => {
             return Some(format!("a context of {len} tokens would fit: -c {len}"));
         }
         EngineError::Model(ModelError::Unaligned { .. }) => "use --dtype f32",

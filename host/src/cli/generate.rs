@@ -95,6 +95,5 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let json = serde_json::to_string(&output).expect("numbers and strings are JSON");
         terminal::print(&format!("{json}\n"))?;
     }
-    generation.timings.print(&engine);
-    Ok(())
+    generation.timings.print(&engine)
 }

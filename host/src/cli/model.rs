@@ -25,7 +25,8 @@ pub struct ModelArgs {
 pub struct EngineArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Tokens of the context, prompt and answer together; 0 for the model's own [default: 4096, or the model's if less]
+    /// Tokens of the context, prompt and answer together; 0 for the model's own [default: the model's, or what the
+    /// memory has room for]
     #[arg(short, long = "ctx-size", value_name = "CTX", help_heading = "Model")]
     pub context: Option<usize>,
     /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked: slow)
@@ -46,6 +47,10 @@ pub struct EngineArgs {
     /// Target of the GPU kernels [default: the newest that the device runs]
     #[arg(long, value_enum)]
     target: Option<TargetArg>,
+    /// Share of the GPU's memory that this process may take: without -c the KV cache takes what the model leaves of it,
+    /// up to the model's context. On the CPU, of the memory that is available
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
+    gpu_memory_utilization: f64,
     /// The same logits, bit for bit, whatever else is in the batch and however a prompt is chunked
     #[arg(long)]
     batch_invariant: bool,
@@ -234,6 +239,7 @@ impl EngineArgs {
             accumulate: self.accumulate.into(),
             target: self.target.map(Target::from),
             batch_invariant: self.batch_invariant,
+            gpu_memory_utilization: self.gpu_memory_utilization,
             context,
             ..EngineOptions::default()
         }

@@ -56,18 +56,26 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Prints the speeds on stderr, and the device that reached them.
-    pub fn print(&self, engine: &Engine) {
+    /// Prints the speeds on stderr, the device that reached them, and its memory.
+    ///
+    /// # Errors
+    /// Those of [`Engine::memory_use`].
+    pub fn print(&self, engine: &Engine) -> Result<(), Failure> {
         terminal::note(format_args!(
             "{}\nprompt: {} tokens, first token after {:.1} ms ({:.1} tok/s)\n\
-             decode: {} tokens, {:.1} tok/s",
+             decode: {} tokens, {:.1} tok/s\n\
+             memory: {}\n\
+             budget: {}",
             engine.describe_device(),
             self.prompt_n,
             self.prompt_ms,
             self.prompt_per_second,
             self.predicted_n,
-            self.predicted_per_second
+            self.predicted_per_second,
+            engine.memory_use()?,
+            engine.memory_budget(),
         ));
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ const MIN_PROMPT_TOKENS: usize = 16;
 const MAX_LOGIT_CHUNK: usize = 128;
 
 /// The sizes of step that plans are prepared for: every step runs in the smallest that it fits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buckets {
     /// Most tokens of a step.
     pub max_tokens: usize,
@@ -46,6 +46,16 @@ impl Buckets {
         } else {
             self.prompt(num_tokens)
         }
+    }
+
+    /// The bounds of all steps.
+    pub fn all(&self) -> Vec<Bounds> {
+        let mut all = self.of_requests();
+        let logits = self.all_logits();
+        if !all.contains(&logits) {
+            all.push(logits);
+        }
+        all
     }
 
     /// The bounds of all steps of requests.

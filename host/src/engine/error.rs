@@ -25,6 +25,12 @@ pub enum EngineError {
         /// The size.
         asked: usize,
     },
+    /// A share of the memory that is none.
+    #[error("a memory utilization of {asked}: it has to be above 0, and at most 1")]
+    Utilization {
+        /// [`EngineOptions::gpu_memory_utilization`](super::EngineOptions::gpu_memory_utilization).
+        asked: f64,
+    },
     /// A prompt with no token.
     #[error("the prompt is empty: it needs at least one token")]
     EmptyPrompt,
@@ -85,6 +91,6 @@ pub enum EngineError {
 impl EngineError {
     /// Whether there was not enough memory for what was planned.
     pub(super) fn is_out_of_memory(&self) -> bool {
-        matches!(self, EngineError::Memory(_) | EngineError::Exec(ExecError::Budget(_)))
+        matches!(self, EngineError::Memory(_) | EngineError::Exec(ExecError::OutOfMemory { .. }))
     }
 }

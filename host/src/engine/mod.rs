@@ -17,6 +17,7 @@ mod sampler;
 mod sampling;
 mod scheduler;
 mod sequence;
+mod sizing;
 
 pub use error::EngineError;
 pub use observe::{ObserveOp, StepSize, TimedStep};
@@ -29,12 +30,13 @@ pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperatu
 use crate::Model;
 use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::ModelError;
-use crate::plan::{Bounds, Numerics, Precision, StepInputs, Weight};
+use crate::plan::{Bounds, MemoryBudget, MemoryUse, Numerics, Precision, StepInputs};
 use crate::weights::Progress;
 use buckets::Buckets;
 use precision::Attempts;
 use scheduler::{Entry, Scheduler, Turns};
 use sequence::Sequence;
+use sizing::{Size, Sizing};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -46,6 +48,7 @@ pub struct Engine {
     notes: Vec<String>,
     buckets: Buckets,
     num_pages: usize,
+    budget: MemoryBudget,
     prepared: HashMap<Bounds, PreparedPlan>,
     scheduler: Scheduler,
     next_id: u64,
@@ -57,7 +60,8 @@ impl Engine {
     /// Checks that the model fits into the device's memory, and loads its weights.
     ///
     /// # Errors
-    /// [`EngineError::Context`], [`EngineError::TooMany`], [`EngineError::Memory`], [`EngineError::Model`], [`EngineError::Exec`].
+    /// [`EngineError::Context`], [`EngineError::TooMany`], [`EngineError::Utilization`], [`EngineError::Memory`],
+    /// [`EngineError::Model`], [`EngineError::Exec`].
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
         Self::with_progress(model, options, |_, _| {})
     }
@@ -73,8 +77,11 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let mut attempts = Attempts::new(&options);
         loop {
-            match Self::open(&model, &options, attempts.precision, &report) {
-                Ok(engine) => return Ok(Engine { notes: attempts.notes, ..engine }),
+            match Self::open(&model, &options, &attempts, &report) {
+                Ok(engine) => {
+                    attempts.note_context(engine.context());
+                    return Ok(Engine { notes: attempts.notes, ..engine });
+                }
                 Err(error) => attempts.next(&model, error)?,
             }
         }
@@ -84,12 +91,12 @@ impl Engine {
     fn open(
         model: &Arc<Model>,
         options: &EngineOptions,
-        precision: Precision,
+        attempts: &Attempts,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
         let mut max_tokens = options.max_tokens_for(num_weights(model)?);
         loop {
-            match Self::open_with(model, options, precision, max_tokens, &report) {
+            match Self::open_with(model, options, attempts, max_tokens, &report) {
                 Err(error) if error.is_out_of_memory() => match options.smaller_step(max_tokens) {
                     Some(smaller) => max_tokens = smaller,
                     None => return Err(error),
@@ -102,10 +109,11 @@ impl Engine {
     fn open_with(
         model: &Arc<Model>,
         options: &EngineOptions,
-        precision: Precision,
+        &Attempts { precision, least_context, .. }: &Attempts,
         max_tokens: usize,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
+        options.check_utilization()?;
         options.gemm.check_device(options.device).map_err(ExecError::from)?;
         options.device.check_target(options.target)?;
         let numerics = options.numerics(precision);
@@ -115,21 +123,11 @@ impl Engine {
             .gemm
             .check_accumulate(options.accumulate, options.device)
             .map_err(ExecError::from)?;
-        let context = options.context_for(model.config())?;
-        let num_pages = options.num_pages(context)?;
-        let max_seqs = options.max_seqs.max(1);
-        // No step is larger than all contexts together, whatever the options say.
-        let max_tokens = max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
-        let mixes = max_seqs > 1 && !numerics.batch_invariant;
-        let buckets = Buckets { max_tokens, max_seqs, context, mixes };
-        let bounds = buckets.largest();
-        if let Some((device, free_bytes)) = options.device.free_memory()? {
-            let memory = model.memory(&numerics, bounds, num_pages)?;
-            memory.check(&device, free_bytes, options.cache_size())?;
-        }
-        let plan = model.plan(&numerics, bounds, num_pages)?;
-        let weights_bytes = plan.weights.iter().map(Weight::bytes).sum();
-        let weights = Progress::new(model.checkpoint(), weights_bytes, report);
+        let memory = options.device.free_memory()?;
+        let sizing = Sizing { model, options, numerics, max_tokens, memory };
+        let Size { buckets, num_pages, budget } = sizing.size(least_context)?;
+        let plan = model.plan(&numerics, buckets.largest(), num_pages)?;
+        let weights = Progress::new(model.checkpoint(), plan.weight_bytes(), report);
         let executor = exec::open(options.device, &options.gpu(), &plan, &weights)?;
         let turns = if numerics.batch_invariant { Turns::Apart } else { Turns::Together };
         let mut engine = Engine {
@@ -139,8 +137,9 @@ impl Engine {
             notes: Vec::new(),
             buckets,
             num_pages,
+            budget,
             prepared: HashMap::new(),
-            scheduler: Scheduler::new(turns, max_seqs, buckets.max_tokens, num_pages),
+            scheduler: Scheduler::new(turns, buckets.max_seqs, buckets.max_tokens, num_pages),
             next_id: 0,
             events: Vec::new(),
         };
@@ -166,9 +165,23 @@ impl Engine {
     }
 
     /// What a user should know about how the options were met, one line each: why another precision was chosen than
-    /// the usual one of the device.
+    /// the usual one of the device, or a short context.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The memory that it takes, as counted before anything was allocated.
+    pub fn memory_budget(&self) -> &MemoryBudget {
+        &self.budget
+    }
+
+    /// The memory that it takes, as measured now: on a GPU by the device's free memory before and after, which other
+    /// processes on it disturb. On the CPU and the emulator memory for steps is allocated when one first needs it.
+    ///
+    /// # Errors
+    /// [`EngineError::Exec`].
+    pub fn memory_use(&self) -> Result<MemoryUse, EngineError> {
+        Ok(self.executor.memory_use()?)
     }
 
     /// Where it runs, in one line.
@@ -347,6 +360,6 @@ fn num_weights(model: &Model) -> Result<usize, EngineError> {
         max_kv_len: 1,
         mixed: false,
     };
-    let budget = model.memory(&Numerics::from(Precision::F32), bounds, 1)?;
-    Ok(budget.weight_bytes / size_of::<f32>())
+    let plan = model.outline(&Numerics::from(Precision::F32), bounds, 1)?;
+    Ok(plan.weight_bytes() / size_of::<f32>())
 }

@@ -3,12 +3,12 @@
 use super::{EngineError, PrecisionChoice, Request};
 use crate::Model;
 use crate::exec::{self, Device, Gemm, GpuOptions, Target};
-use crate::model::Config;
-use crate::plan::{Accumulate, CacheSize, Numerics, PAGE_SIZE, Precision};
+use crate::model::{Config, RopeScaling};
+use crate::plan::{Accumulate, Numerics, PAGE_SIZE, Precision};
 use std::path::PathBuf;
 
-/// The default context, if the model allows it.
-const DEFAULT_CONTEXT: usize = 4096;
+/// A context below which a smaller step or precision is better, if the options leave the context open.
+pub(super) const DEFAULT_CONTEXT: usize = 4096;
 /// The default tokens of a step at most, on the CPU and emulated, and on a GPU whose memory is short.
 const MAX_TOKENS: usize = 512;
 /// The default tokens of a step at least: a prompt in steps of 128 is computed 30 % slower than in one of 384, in steps
@@ -34,8 +34,9 @@ pub struct EngineOptions {
     /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones. In 16
     /// bits a GPU decodes at most 64 sequences so, and a step of more is an error.
     pub batch_invariant: bool,
-    /// Positions of a sequence, prompt and answer. `None`: 4096, or what the model allows if that is less; `Some(0)`:
-    /// what the model allows, however much memory that takes.
+    /// Positions of a sequence, prompt and answer. `Some(0)`: what the model allows. `None`: that too, or less if the
+    /// memory has no room for it; a model whose RoPE is LongRoPE gets no more than the context of its training, beyond
+    /// which it computes every position in another way.
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
     pub max_seqs: usize,
@@ -43,9 +44,13 @@ pub struct EngineOptions {
     /// 128 to 512, about what a second is enough for, by the model's size and the number of threads, so that progress
     /// shows and a request can be cancelled.
     pub max_tokens: Option<usize>,
-    /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts. With less, a
-    /// sequence may have to wait, or to give its place back and be computed again.
+    /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts, or as much of that as
+    /// the memory has if `context` is `None` too. With less, a sequence may have to wait, or to give its place back and
+    /// be computed again.
     pub cache_positions: Option<usize>,
+    /// The share of the device's memory that this process may take, above 0 and up to 1: weights, cache and all else of
+    /// an engine, and the CUDA context. On the CPU of the memory that is available.
+    pub gpu_memory_utilization: f64,
     /// Folder in which the machine code of a GPU's kernels is kept from start to start
     /// ([`GpuOptions::cubin_dir`]); by default [`exec::default_cubin_dir`].
     pub cubin_dir: Option<PathBuf>,
@@ -64,6 +69,7 @@ impl Default for EngineOptions {
             max_seqs: 1,
             max_tokens: None,
             cache_positions: None,
+            gpu_memory_utilization: 0.9,
             cubin_dir: exec::default_cubin_dir(),
         }
     }
@@ -80,7 +86,7 @@ impl EngineOptions {
     /// [`EngineError::Context`] and those of [`Engine::add_request`](super::Engine::add_request).
     pub fn check_request(&self, model: &Model, request: &Request) -> Result<(), EngineError> {
         let config = model.config();
-        request.check(config.vocab_size, self.context_for(config)?)
+        request.check(config.vocab_size, self.longest_context(config)?)
     }
 
     /// How the model computes in `precision`.
@@ -111,14 +117,6 @@ impl EngineOptions {
         GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() }
     }
 
-    /// What decides the size of the cache.
-    pub(super) fn cache_size(&self) -> CacheSize {
-        match self.cache_positions {
-            Some(_) => CacheSize::Positions,
-            None => CacheSize::Contexts(self.max_seqs.max(1)),
-        }
-    }
-
     /// Pages of the cache, for sequences of `context` positions. Sizes are held in 32 bits, as step inputs are: the
     /// memory budget counts with no larger ones.
     pub(super) fn num_pages(&self, context: usize) -> Result<usize, EngineError> {
@@ -133,11 +131,24 @@ impl EngineOptions {
         }
     }
 
-    /// The context of these options, or the default.
-    pub(super) fn context_for(&self, config: &Config) -> Result<usize, EngineError> {
+    /// Whether the share of the memory is one.
+    pub(super) fn check_utilization(&self) -> Result<(), EngineError> {
+        match self.gpu_memory_utilization {
+            share if share > 0.0 && share <= 1.0 => Ok(()),
+            asked => Err(EngineError::Utilization { asked }),
+        }
+    }
+
+    /// The context of these options, or the longest that the memory may be asked for.
+    pub(super) fn longest_context(&self, config: &Config) -> Result<usize, EngineError> {
         let max = config.max_position_embeddings;
         match self.context {
-            None => Ok(max.min(DEFAULT_CONTEXT)),
+            None => Ok(match config.rope.scaling {
+                RopeScaling::LongRope { original_max_position_embeddings: trained, .. } => {
+                    max.min(trained)
+                }
+                _ => max,
+            }),
             Some(0) => Ok(max),
             Some(asked) if asked > max => Err(EngineError::Context { asked, max }),
             Some(asked) => Ok(asked),
@@ -171,6 +182,27 @@ mod tests {
             let gpu = EngineOptions { device, ..Default::default() };
             assert_eq!(gpu.max_tokens_for(1 << 30), tokens);
         }
+    }
+
+    /// Beyond the context of its training LongRoPE computes every position in another way.
+    #[test]
+    fn longrope_is_asked_for_its_trained_context() {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
+        let mut config = Model::open(golden).unwrap().config().clone();
+        let longest = |config: &Config, context| {
+            EngineOptions { context, ..Default::default() }.longest_context(config).unwrap()
+        };
+        assert_eq!(longest(&config, None), 512);
+        config.rope.scaling = RopeScaling::LongRope {
+            short_factor: vec![],
+            long_factor: vec![],
+            attention_factor: 1.0,
+            original_max_position_embeddings: 100,
+        };
+        assert_eq!(
+            [None, Some(0), Some(200)].map(|asked| longest(&config, asked)),
+            [100, 512, 200]
+        );
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! What an engine computes in when it is free to choose.
 
+use super::options::DEFAULT_CONTEXT;
 use super::{EngineError, EngineOptions};
 use crate::Model;
 use crate::exec::ExecError;
 use crate::model::ModelError;
-use crate::plan::{Bounds, Numerics, Precision};
+use crate::plan::{Bounds, Numerics, PAGE_SIZE, Precision};
 use crate::weights::WeightsError;
 
 /// On the CPU f32 decodes 3 times as fast as f16 and 4 times as fast as bf16 (SmolLM2-135M, 2 cores): weights in 16 bits
@@ -34,6 +35,10 @@ impl From<Precision> for PrecisionChoice {
 pub struct Attempts {
     is_free: bool,
     pub precision: Precision,
+    /// Positions that the context has at least, where the options leave it open: a precision with room for them comes
+    /// before one without.
+    pub least_context: usize,
+    is_short: bool,
     tried: Vec<Precision>,
     pub notes: Vec<String>,
 }
@@ -47,10 +52,19 @@ impl Attempts {
             PrecisionChoice::Auto => ON_CPU,
         };
         let is_free = options.precision == PrecisionChoice::Auto;
-        Attempts { is_free, precision, tried: Vec::new(), notes: Vec::new() }
+        let is_open = (options.context, options.cache_positions) == (None, None);
+        let least_context = if is_open { DEFAULT_CONTEXT } else { PAGE_SIZE };
+        Attempts {
+            is_free,
+            precision,
+            least_context,
+            is_short: false,
+            tried: Vec::new(),
+            notes: Vec::new(),
+        }
     }
 
-    /// Goes on to a precision that may help against `error`.
+    /// Goes on to a precision that may help against `error`, or after the last one to a context of any length.
     ///
     /// # Errors
     /// `error`, if there is none.
@@ -68,7 +82,20 @@ impl Attempts {
                 self.precision = next;
                 Ok(())
             }
+            _ if error.is_out_of_memory() && self.least_context > PAGE_SIZE => {
+                self.least_context = PAGE_SIZE;
+                self.is_short = true;
+                Ok(())
+            }
             _ => Err(error),
+        }
+    }
+
+    /// Says that the context is `context`, if that is less than was wanted at first.
+    pub fn note_context(&mut self, context: usize) {
+        if self.is_short {
+            self.notes
+                .push(format!("a context of {context} positions: the memory has no room for more"));
         }
     }
 
@@ -98,28 +125,20 @@ fn is_aligned(model: &Model, precision: Precision) -> bool {
         max_kv_len: 1,
         mixed: false,
     };
-    let budget = model.memory(&Numerics::from(precision), bounds, 1);
-    !matches!(budget, Err(ModelError::Unaligned { .. }))
+    let plan = model.outline(&Numerics::from(precision), bounds, 1);
+    !matches!(plan, Err(ModelError::Unaligned { .. }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::exec::Device;
-    use crate::plan::{BudgetError, CacheSize};
+    use crate::plan::{BudgetError, Fits, MemoryBudget};
 
-    fn no_memory(model: &Model) -> EngineError {
-        let bounds = Bounds {
-            max_tokens: 1,
-            max_seqs: 1,
-            max_q_len: 1,
-            max_logit_rows: 1,
-            max_kv_len: 1,
-            mixed: false,
-        };
-        let budget = model.memory(&Numerics::default(), bounds, 1).unwrap();
-        let error: BudgetError = budget.check("CPU", 100, CacheSize::Positions).unwrap_err();
-        error.into()
+    fn no_memory() -> EngineError {
+        let budget = Box::new(MemoryBudget { weight_bytes: 1000, ..MemoryBudget::default() });
+        let (device, fits) = ("CPU".to_owned(), Fits::Nothing);
+        BudgetError { device, budget, short_bytes: 900, room_bytes: 100, fits }.into()
     }
 
     #[test]
@@ -129,13 +148,19 @@ mod tests {
         let auto = EngineOptions { device: Device::Cpu, ..Default::default() };
         let mut attempts = Attempts::new(&auto);
         assert_eq!(attempts.precision, Precision::F32);
-        attempts.next(&model, no_memory(&model)).unwrap();
+        attempts.next(&model, no_memory()).unwrap();
         assert_eq!((attempts.precision, attempts.notes.len()), (Precision::BF16, 1));
         assert!(attempts.notes[0].starts_with("computes in bf16 in place of f32: the model needs"));
-        assert!(matches!(attempts.next(&model, no_memory(&model)), Err(EngineError::Memory(_))));
+        // A short context comes last.
+        assert_eq!(attempts.least_context, DEFAULT_CONTEXT);
+        attempts.next(&model, no_memory()).unwrap();
+        assert_eq!((attempts.precision, attempts.least_context), (Precision::BF16, PAGE_SIZE));
+        assert!(matches!(attempts.next(&model, no_memory()), Err(EngineError::Memory(_))));
 
         let exact = EngineOptions { precision: Precision::F32.into(), ..auto };
-        let refused = Attempts::new(&exact).next(&model, no_memory(&model));
-        assert!(matches!(refused, Err(EngineError::Memory(_))));
+        let mut attempts = Attempts::new(&exact);
+        attempts.next(&model, no_memory()).unwrap();
+        assert_eq!((attempts.precision, attempts.least_context), (Precision::F32, PAGE_SIZE));
+        assert!(matches!(attempts.next(&model, no_memory()), Err(EngineError::Memory(_))));
     }
 }

@@ -4,7 +4,6 @@ use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor};
 #[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
-use super::host_memory::available_bytes;
 use super::{ExecError, Executor, Gemm, Target, WeightSource};
 use crate::plan::Plan;
 use std::path::PathBuf;
@@ -45,21 +44,6 @@ impl FromStr for Device {
 }
 
 impl Device {
-    /// What it is called and how much of its memory is free; `None` where the system does not say.
-    ///
-    /// # Errors
-    /// [`ExecError::NoDevice`], [`ExecError::Driver`].
-    pub fn free_memory(self) -> Result<Option<(String, usize)>, ExecError> {
-        match self.cuda_ordinal() {
-            Some(ordinal) => cuda::free_memory(ordinal).map(Some),
-            // The emulator keeps beside each byte whether it was written.
-            None if self == Device::Emulated => {
-                Ok(available_bytes().map(|free| ("emulator".into(), free / 2)))
-            }
-            None => Ok(available_bytes().map(|free| ("CPU".into(), free))),
-        }
-    }
-
     /// Whether a target can be chosen there; which of them a GPU can run is known when it is
     /// opened.
     ///

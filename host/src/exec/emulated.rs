@@ -10,15 +10,14 @@ use cuda_std::launch::Launch;
 use kernels::gemm::Gpu;
 use simt::{Init, Memory, MemoryError};
 
-use super::host_memory;
 use super::lower::{self, Addresses, KvPool};
 use super::prepared::Prepared;
 use super::step_buffer::StepBuffer;
 use super::{
     Activations, AfterOp, ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput,
-    StepTimes, Target, Want, WeightSource, inputs, observe,
+    StepTimes, Target, Want, WeightSource, host_memory, inputs, memory, observe,
 };
-use crate::plan::{Plan, StepInputs, View, Weight};
+use crate::plan::{MemoryBudget, MemoryUse, Plan, StepInputs, View, Weight};
 
 /// What the device is called in errors.
 const NAME: &str = "emulator";
@@ -76,7 +75,6 @@ impl EmulatedExecutor {
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
-        let hopper = Gpu::HOPPER;
         let mut memory = Memory::new();
         let weights = plan.weights.iter().map(|weight| upload(&mut memory, weight, weights));
         let weights = weights.collect::<Result<_, _>>()?;
@@ -96,9 +94,27 @@ impl EmulatedExecutor {
             constants,
             kv_pools,
             prepared: Prepared::new(),
-            gpu: Gpu { target: target.unwrap_or(hopper.target), ..hopper },
+            gpu: gpu(target),
             num_launches: 0,
         })
+    }
+
+    /// [`memory_budget`](super::memory_budget): every plan has buffers of its own.
+    pub(super) fn memory_budget(
+        target: Option<Target>,
+        largest: &Plan,
+        prepared: &[Plan],
+    ) -> MemoryBudget {
+        let mut budget = memory::of_model(largest);
+        for plan in prepared {
+            let plan = lower::fused(plan, Gemm::Halfwarp);
+            let tensors = plan.tensors.iter().map(|tensor| plan.tensor_bytes(tensor));
+            budget.activation_bytes += tensors.sum::<usize>();
+            budget.workspace_bytes +=
+                lower::workspace_bytes(&plan, Gemm::Halfwarp) + lower::counter_bytes(&plan);
+            budget.buffer_bytes += StepBuffer::new(&plan, gpu(target)).len() * size_of::<u32>();
+        }
+        budget
     }
 }
 
@@ -188,6 +204,16 @@ impl Executor for EmulatedExecutor {
     ) -> Result<StepTimes, ExecError> {
         Err(ExecError::NoClock)
     }
+
+    fn memory_use(&self) -> Result<MemoryUse, ExecError> {
+        Ok(MemoryUse { buffer_bytes: self.memory.allocated_bytes(), ..MemoryUse::default() })
+    }
+}
+
+/// What is emulated: the kernels for `target`, or for the newest that there is.
+fn gpu(target: Option<Target>) -> Gpu {
+    let hopper = Gpu::HOPPER;
+    Gpu { target: target.unwrap_or(hopper.target), ..hopper }
 }
 
 /// Reads a weight into a buffer of its own.

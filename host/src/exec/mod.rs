@@ -10,6 +10,7 @@ mod gemm;
 mod host_memory;
 mod inputs;
 mod lower;
+mod memory;
 mod observe;
 mod prepared;
 mod step_buffer;
@@ -21,10 +22,11 @@ pub use device::{Device, GpuOptions, default_cubin_dir, open};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
+pub use memory::{MemoryInfo, memory_budget};
 pub use observe::{Activations, AfterOp, StepTimes};
 pub use prepared::PreparedPlan;
 
-use crate::plan::{BudgetError, Plan, ReadWeightError, StepInputs, WeightSource};
+use crate::plan::{MemoryUse, Plan, ReadWeightError, StepInputs, WeightSource};
 
 /// What a step copies back to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +119,12 @@ pub trait Executor: Send {
     ) -> Result<Vec<usize>, ExecError> {
         Err(ExecError::NoCounters)
     }
+
+    /// The memory that it takes now, of that which [`memory_budget`] counts.
+    ///
+    /// # Errors
+    /// [`ExecError::Driver`].
+    fn memory_use(&self) -> Result<MemoryUse, ExecError>;
 }
 
 /// What can go wrong in an executor.
@@ -138,9 +146,6 @@ pub enum ExecError {
         /// Bytes that were free.
         free_bytes: usize,
     },
-    /// The plan does not fit into the device's memory.
-    #[error(transparent)]
-    Budget(#[from] BudgetError),
     /// The executor has no kernel for an operation of this shape or type.
     #[error("{op}: {why}")]
     Unsupported {

@@ -44,6 +44,11 @@ impl<T> Prepared<T> {
         }
     }
 
+    /// All plans, in the order in which they were prepared.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.plans.iter()
+    }
+
     /// Drops all plans.
     pub fn clear(&mut self) {
         self.plans.clear();

@@ -13,7 +13,7 @@ pub use config::{Config, ConfigError, Family};
 pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
 
-use crate::plan::{Bounds, Constant, MemoryBudget, Numerics, Plan, Precision, StepLayout};
+use crate::plan::{Bounds, Constant, Numerics, Plan, Precision};
 use crate::weights::{Checkpoint, Origin};
 use names::Names;
 use std::path::Path;
@@ -91,29 +91,34 @@ impl Decoder {
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.check(numerics, bounds)?;
-        let rope = self.rope_table(bounds.max_kv_len);
-        Ok(decoder::plan(&self.config, self.names, rope, numerics, bounds, num_pages)?)
+        self.plan_with(Decoder::rope_table, numerics, bounds, num_pages)
     }
 
-    /// `self.plan(numerics, bounds, num_pages)?.memory()`, without making the RoPE table of a
-    /// context that may be too long for the memory.
-    ///
-    /// # Errors
-    /// As [`Decoder::plan`].
-    pub fn memory(
+    /// As [`Decoder::plan`], without the data of its tables, for what reads sizes alone: the context
+    /// may be too long for the memory.
+    pub(crate) fn outline(
         &self,
         numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
-    ) -> Result<MemoryBudget, ModelError> {
+    ) -> Result<Plan, ModelError> {
+        let empty = |decoder: &Decoder, rows| {
+            let cols = decoder.config.rope.rotary_dim;
+            Constant { name: "rope".into(), rows, cols, data: [].into() }
+        };
+        self.plan_with(empty, numerics, bounds, num_pages)
+    }
+
+    fn plan_with(
+        &self,
+        rope_table: impl FnOnce(&Decoder, usize) -> Constant,
+        numerics: &Numerics,
+        bounds: Bounds,
+        num_pages: usize,
+    ) -> Result<Plan, ModelError> {
         self.check(numerics, bounds)?;
-        let rope_len = bounds.max_kv_len * self.config.rope.rotary_dim;
-        Ok(MemoryBudget {
-            buffer_bytes: 4 * (rope_len + StepLayout::new(&bounds).len),
-            max_kv_len: bounds.max_kv_len,
-            ..self.plan(numerics, Bounds { max_kv_len: 1, ..bounds }, num_pages)?.memory()
-        })
+        let rope = rope_table(self, bounds.max_kv_len);
+        Ok(decoder::plan(&self.config, self.names, rope, numerics, bounds, num_pages)?)
     }
 
     /// Whether there can be such a plan of this model.

@@ -1,6 +1,6 @@
-//! The memory that a plan needs: the offsets of its activations, and the whole budget.
+//! The memory that a plan's activations need: their offsets in one arena.
 
-use super::{Plan, StepLayout, TensorId};
+use super::{Plan, TensorId};
 
 /// Activations start at multiples of this many bytes.
 const ALIGN_BYTES: usize = 256;
@@ -90,176 +90,14 @@ pub(super) fn lifetimes(plan: &Plan) -> Vec<Option<Lifetime>> {
 }
 
 impl Plan {
+    /// Bytes of all weights, as an executor stores them.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.iter().map(super::Weight::bytes).sum()
+    }
+
     /// Bytes of an activation at the plan's upper bounds.
     pub(crate) fn tensor_bytes(&self, tensor: &super::Tensor) -> usize {
         self.bounds.max_rows(tensor.rows) * tensor.width * tensor.dtype.block_bytes()
-    }
-
-    /// The memory that an executor needs to run this plan.
-    pub fn memory(&self) -> MemoryBudget {
-        MemoryBudget {
-            weight_bytes: self.weights.iter().map(super::Weight::bytes).sum(),
-            kv_bytes: self.kv.bytes(),
-            activation_bytes: ArenaLayout::new(self).bytes(),
-            buffer_bytes: self.constants.iter().map(|c| c.data.len() * 4).sum::<usize>()
-                + StepLayout::new(&self.bounds).len * 4,
-            max_kv_len: self.bounds.max_kv_len,
-            kv_positions: self.kv.num_pages * super::PAGE_SIZE,
-        }
-    }
-}
-
-/// Bytes that a model takes while it runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryBudget {
-    /// Weights, as the executor stores them.
-    pub weight_bytes: usize,
-    /// The KV cache.
-    pub kv_bytes: usize,
-    /// Activations of the largest step.
-    pub activation_bytes: usize,
-    /// Step inputs and tables.
-    pub buffer_bytes: usize,
-    /// Positions of one sequence: the context.
-    pub max_kv_len: usize,
-    /// Positions of the KV cache, in whole pages.
-    pub kv_positions: usize,
-}
-
-/// What the KV cache was sized for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheSize {
-    /// The full contexts of so many sequences.
-    Contexts(usize),
-    /// A number of positions that was given.
-    Positions,
-}
-
-impl MemoryBudget {
-    /// All of it.
-    pub fn total_bytes(&self) -> usize {
-        self.weight_bytes + self.kv_bytes + self.activation_bytes + self.buffer_bytes
-    }
-
-    /// Whether all of it fits into `free_bytes` of `device`.
-    ///
-    /// # Errors
-    /// [`BudgetError`]: by how much it does not, and what cache or context would fit.
-    pub fn check(
-        &self,
-        device: &str,
-        free_bytes: usize,
-        cache: CacheSize,
-    ) -> Result<(), BudgetError> {
-        let needed_bytes = self.total_bytes();
-        if needed_bytes <= free_bytes {
-            return Ok(());
-        }
-        // The rest does not grow when the cache shrinks.
-        let left = free_bytes.saturating_sub(needed_bytes - self.kv_bytes);
-        let pages = (self.kv_positions / super::PAGE_SIZE) as u128;
-        let pages_that_fit = (left as u128 * pages / self.kv_bytes.max(1) as u128) as usize;
-        Err(BudgetError {
-            device: device.to_owned(),
-            budget: *self,
-            short_bytes: needed_bytes - free_bytes,
-            free_bytes,
-            fits: match (cache, pages_that_fit * super::PAGE_SIZE) {
-                (CacheSize::Contexts(sequences), _) => {
-                    Fits::of_context(pages_that_fit / sequences.max(1) * super::PAGE_SIZE)
-                }
-                (CacheSize::Positions, 0) => Fits::Nothing,
-                (CacheSize::Positions, cache) if cache < self.max_kv_len => {
-                    Fits::ContextAndCache(cache)
-                }
-                (CacheSize::Positions, cache) => Fits::Cache(cache),
-            },
-        })
-    }
-}
-
-impl std::fmt::Display for MemoryBudget {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} (weights {}, KV cache of {} positions {}, activations {}, buffers {})",
-            Gib(self.total_bytes()),
-            Gib(self.weight_bytes),
-            self.kv_positions,
-            Gib(self.kv_bytes),
-            Gib(self.activation_bytes),
-            Gib(self.buffer_bytes),
-        )
-    }
-}
-
-/// A model that does not fit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BudgetError {
-    /// The device.
-    pub device: String,
-    /// What is needed.
-    pub budget: MemoryBudget,
-    /// Bytes that are missing.
-    pub short_bytes: usize,
-    /// Bytes that are free.
-    pub free_bytes: usize,
-    /// What would fit.
-    pub fits: Fits,
-}
-
-/// What would fit into the memory, in positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Fits {
-    /// No page of the cache: maybe not even the weights.
-    Nothing,
-    /// A context of so many.
-    Context(usize),
-    /// A KV cache of so many, the context as it is.
-    Cache(usize),
-    /// A KV cache of so many, which is shorter than the context: both have to be made so small.
-    ContextAndCache(usize),
-}
-
-impl Fits {
-    fn of_context(context: usize) -> Self {
-        if context == 0 { Fits::Nothing } else { Fits::Context(context) }
-    }
-}
-
-impl std::error::Error for BudgetError {}
-
-impl std::fmt::Display for BudgetError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(
-            f,
-            "the model needs {}: {} more than the {} free on {}",
-            self.budget,
-            Gib(self.short_bytes),
-            Gib(self.free_bytes),
-            self.device
-        )?;
-        match self.fits {
-            Fits::Nothing => {
-                write!(f, "no context would fit: choose a smaller model or another device")
-            }
-            Fits::Context(len) => write!(f, "a context of {len} positions would fit"),
-            Fits::Cache(len) => write!(f, "a KV cache of {len} positions would fit"),
-            Fits::ContextAndCache(len) => {
-                write!(f, "a context and a KV cache of {len} positions would fit")
-            }
-        }
-    }
-}
-
-/// Bytes, printed in GiB, or in MiB under a tenth of one.
-struct Gib(usize);
-
-impl std::fmt::Display for Gib {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let gib = self.0 as f64 / (1u64 << 30) as f64;
-        if gib < 0.1 { write!(f, "{:.1} MiB", gib * 1024.0) } else { write!(f, "{gib:.2} GiB") }
     }
 }
 
@@ -337,68 +175,6 @@ mod tests {
         let arena = ArenaLayout::new(&plan);
         assert_ne!(arena.offset(TensorId(1)), arena.offset(TensorId(3)));
         assert_eq!(arena.bytes(), 3 * 8 * 64 * 4);
-    }
-
-    /// A cache of a byte a position.
-    fn budget(max_kv_len: usize, kv_positions: usize) -> MemoryBudget {
-        MemoryBudget {
-            weight_bytes: 1000,
-            kv_bytes: kv_positions,
-            activation_bytes: 20,
-            buffer_bytes: 4,
-            max_kv_len,
-            kv_positions,
-        }
-    }
-
-    #[test]
-    fn a_budget_says_what_context_fits() {
-        let cache = CacheSize::Contexts(1);
-        let budget = budget(4096, 4096);
-        assert!(budget.check("gpu", 5120, cache).is_ok());
-        let error = budget.check("gpu", 3000, cache).unwrap_err();
-        assert_eq!(error.short_bytes, 2120);
-        assert_eq!(error.fits, Fits::Context(1920)); // 1976 bytes are left, in pages of 64
-        assert_eq!(error.to_string().lines().count(), 2);
-        assert_eq!(budget.check("gpu", 500, cache).unwrap_err().fits, Fits::Nothing);
-    }
-
-    /// What is said to fit does, and a page more does not.
-    #[test]
-    fn what_is_said_to_fit_fits() {
-        let page = crate::plan::PAGE_SIZE;
-        for free_bytes in (1000..6000).step_by(50) {
-            for (context, sequences) in [(512, 8), (100, 3)] {
-                let contexts = |context: usize| {
-                    let positions = context.next_multiple_of(page) * sequences;
-                    budget(context, positions).check("", free_bytes, CacheSize::Contexts(sequences))
-                };
-                match contexts(context).map_err(|error| error.fits) {
-                    Ok(()) => {}
-                    Err(Fits::Context(len)) => {
-                        assert!(contexts(len).is_ok() && contexts(len + 1).is_err(), "{len}");
-                    }
-                    Err(other) => assert!(other == Fits::Nothing && contexts(1).is_err()),
-                }
-            }
-            for (context, positions) in [(512, 8192), (4096, 4096), (64, 5000)] {
-                let given = |context: usize, positions: usize| {
-                    let positions = positions.max(context).next_multiple_of(page);
-                    budget(context, positions).check("", free_bytes, CacheSize::Positions)
-                };
-                match given(context, positions).map_err(|error| error.fits) {
-                    Ok(()) => {}
-                    Err(Fits::Cache(len)) => {
-                        assert!(given(context, len).is_ok(), "{len}");
-                        assert!(given(context, len + 1).is_err(), "{len}");
-                    }
-                    Err(Fits::ContextAndCache(len)) => {
-                        assert!(given(context, len).is_err() && given(len, len).is_ok(), "{len}");
-                    }
-                    Err(other) => assert!(other == Fits::Nothing && given(1, 1).is_err()),
-                }
-            }
-        }
     }
 
     #[test]

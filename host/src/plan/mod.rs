@@ -4,6 +4,7 @@
 //! What changes from step to step lives in the [`StepInputs`]; the plan holds upper bounds
 //! ([`Bounds`]).
 
+mod budget;
 mod builder;
 mod check;
 mod cost;
@@ -22,12 +23,13 @@ mod tensor;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use budget::{BudgetError, Fits, MemoryBudget, MemoryUse};
 pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
 pub use error::PlanError;
 pub use kv::{KvLayout, PAGE_SIZE};
-pub use memory::{ArenaLayout, BudgetError, CacheSize, Fits, MemoryBudget};
+pub use memory::ArenaLayout;
 pub use numerics::{Accumulate, Numerics};
 pub use op::{AppendAttention, Attention, Linear, Norm, Op, RopeAppend};
 pub use precision::Precision;

@@ -127,6 +127,14 @@ pub struct Constant {
     pub rows: usize,
     /// Columns.
     pub cols: usize,
-    /// Row-major data; shared between the plans of one model.
+    /// Row-major data; shared between the plans of one model. Empty in a plan that was made for its
+    /// sizes alone.
     pub data: std::sync::Arc<[f32]>,
+}
+
+impl Constant {
+    /// Bytes of the whole table.
+    pub fn bytes(&self) -> usize {
+        self.rows * self.cols * size_of::<f32>()
+    }
 }

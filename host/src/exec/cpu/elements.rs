@@ -49,6 +49,11 @@ impl Buffer {
         Ok(Buffer { dtype, len, words: host_memory::zeroed("CPU", what, words(dtype, len))? })
     }
 
+    /// Bytes in memory.
+    pub fn stored_bytes(&self) -> usize {
+        size_of_val(&self.words[..])
+    }
+
     /// Sets every element to NaN.
     pub fn poison(&mut self) {
         self.words.fill(POISON);

@@ -30,6 +30,11 @@ impl KvCache {
         Ok(KvCache { layout, k: pools()?, v: pools()? })
     }
 
+    /// Bytes of all pools.
+    pub fn bytes(&self) -> usize {
+        self.k.iter().chain(&self.v).map(Buffer::stored_bytes).sum()
+    }
+
     /// Writes row `t` of `k` and `v` to `slots[t]` of the layer's pools.
     pub fn append(&mut self, layer: usize, slots: &[u32], k: &Rows, v: &Rows) {
         for (pool, rows) in [(&mut self.k[layer], k), (&mut self.v[layer], v)] {

@@ -19,11 +19,11 @@ use self::kv::KvCache;
 use super::prepared::Prepared;
 use super::{
     Activations, AfterOp, ExecError, Executor, PreparedPlan, StepOutput, StepTimes, Want,
-    WeightSource, host_memory, inputs,
+    WeightSource, host_memory, inputs, memory,
 };
 use crate::plan::{
-    AppendAttention, ArenaLayout, Dtype, Linear, Op, Plan, RopeAppend, StepInputs, View, Weight,
-    WeightId,
+    AppendAttention, ArenaLayout, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op, Plan,
+    RopeAppend, StepInputs, View, Weight, WeightId,
 };
 use half::f16;
 use rayon::prelude::*;
@@ -51,6 +51,19 @@ impl CpuExecutor {
             arena: Vec::new(),
             prepared: Prepared::new(),
         })
+    }
+
+    /// [`memory_budget`](super::memory_budget): weights and cache of `largest`, and one arena for
+    /// all plans.
+    pub(super) fn memory_budget(largest: &Plan, prepared: &[Plan]) -> MemoryBudget {
+        let weights = largest.weights.iter().map(|weight| weight.bytes().next_multiple_of(4));
+        let arenas = prepared.iter().map(|plan| ArenaLayout::new(plan).bytes());
+        MemoryBudget {
+            // In whole words.
+            weight_bytes: weights.sum(),
+            activation_bytes: arenas.max().unwrap_or(0),
+            ..memory::of_model(largest)
+        }
     }
 }
 
@@ -126,6 +139,15 @@ impl Executor for CpuExecutor {
             })?;
         }
         Ok(times)
+    }
+
+    fn memory_use(&self) -> Result<MemoryUse, ExecError> {
+        let weights: usize = self.weights.iter().map(Buffer::stored_bytes).sum();
+        // All plans share their tables.
+        let tables = self.prepared.iter().next().map_or(&[][..], |(plan, _)| &plan.constants);
+        let tables: usize = tables.iter().map(Constant::bytes).sum();
+        let buffer_bytes = weights + self.kv.bytes() + size_of_val(&self.arena[..]) + tables;
+        Ok(MemoryUse { buffer_bytes, ..MemoryUse::default() })
     }
 }
 

@@ -140,18 +140,6 @@ pub fn first_device() -> Option<usize> {
     devices().ok()?.iter().position(|device| device.target.is_some())
 }
 
-/// The name of the device `cuda:<ordinal>`, and its free bytes.
-///
-/// # Errors
-/// [`ExecError::NoDevice`] if it is not there, or too old for the kernels; [`ExecError::Driver`].
-pub fn free_memory(ordinal: usize) -> Result<(String, usize), ExecError> {
-    let devices = devices()?;
-    let (device, ..) = choose(&devices, ordinal, None)?;
-    open_context(device)?;
-    let (free_bytes, _) = mem_get_info().map_err(failed("cuMemGetInfo"))?;
-    Ok((device.name.clone(), free_bytes))
-}
-
 /// The device `cuda:<ordinal>` of `devices`, its kernels, and what launches are made for: `target`,
 /// or the newest that it can run. Whether they overlap is for [`overlapping_launcher`] to say.
 pub(super) fn choose(
@@ -185,23 +173,44 @@ pub(super) fn choose(
     Ok((device, kernels, Gpu { target, num_sms: device.num_sms, overlaps: false }))
 }
 
+/// Most bytes that a context takes. What is in use beyond that, when a context is made, is of
+/// other processes.
+const MAX_CONTEXT_BYTES: usize = 1 << 30;
+
+/// A device that this process has opened.
+#[derive(Clone, Copy)]
+pub(super) struct Opened {
+    pub context: &'static Context,
+    /// What was in use on the device when the context had been made, by any process; at most
+    /// [`MAX_CONTEXT_BYTES`].
+    pub context_bytes: usize,
+}
+
 /// The device's primary context, current in this thread.
+pub(super) fn open_context(device: &DeviceInfo) -> Result<&'static Context, ExecError> {
+    Ok(open(device)?.context)
+}
+
+/// Opens the device: its primary context is current in this thread.
 ///
 /// It is made once, which takes a tenth of a second, and never given back: the driver tears a
 /// context down when its last owner is gone, and a thread that opens the device at that moment
 /// crashes.
-pub(super) fn open_context(device: &DeviceInfo) -> Result<&'static Context, ExecError> {
-    static CONTEXTS: Mutex<BTreeMap<usize, &'static Context>> = Mutex::new(BTreeMap::new());
+pub(super) fn open(device: &DeviceInfo) -> Result<Opened, ExecError> {
+    static CONTEXTS: Mutex<BTreeMap<usize, Opened>> = Mutex::new(BTreeMap::new());
     let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(context) = contexts.get(&device.ordinal) {
-        make_current(context)?;
-        return Ok(context);
+    if let Some(opened) = contexts.get(&device.ordinal) {
+        make_current(opened.context)?;
+        return Ok(*opened);
     }
     let handle = CudaDevice::get_device(device.ordinal as u32).map_err(failed("cuDeviceGet"))?;
     let context = Context::new(handle).map_err(failed("opening the device"))?;
     let context: &'static Context = Box::leak(Box::new(context));
-    contexts.insert(device.ordinal, context);
-    Ok(context)
+    let (free_bytes, total_bytes) = mem_get_info().map_err(failed("cuMemGetInfo"))?;
+    let context_bytes = total_bytes.saturating_sub(free_bytes).min(MAX_CONTEXT_BYTES);
+    let opened = Opened { context, context_bytes };
+    contexts.insert(device.ordinal, opened);
+    Ok(opened)
 }
 
 /// Makes `context` the one that driver calls of this thread act on.

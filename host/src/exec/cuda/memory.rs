@@ -10,7 +10,7 @@ use super::device::{DeviceInfo, failed};
 use crate::exec::lower::{self, Addresses, KvPool};
 use crate::exec::step_buffer::StepBuffer;
 use crate::exec::{ExecError, Gemm};
-use crate::plan::{ArenaLayout, CacheSize, Plan, TensorId};
+use crate::plan::{ArenaLayout, Plan, TensorId};
 
 /// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any
 /// alignment that a vector load or a tensor map needs.
@@ -109,7 +109,7 @@ impl Block {
 }
 
 /// Free bytes of the current context's device.
-fn free_bytes() -> Result<usize, ExecError> {
+pub fn free_bytes() -> Result<usize, ExecError> {
     mem_get_info().map(|(free_bytes, _)| free_bytes).map_err(failed("cuMemGetInfo"))
 }
 
@@ -134,9 +134,34 @@ impl ParameterLayout {
             offset
         };
         let weights = plan.weights.iter().map(|weight| place(weight.bytes())).collect();
-        let constants =
-            plan.constants.iter().map(|constant| place(size_of_val(&*constant.data))).collect();
+        let constants = plan.constants.iter().map(|constant| place(constant.bytes())).collect();
         ParameterLayout { weights, constants, bytes }
+    }
+}
+
+/// What an executor allocates on the device for a plan, which has the largest bounds.
+pub struct Sizes {
+    pub parameters: ParameterLayout,
+    pub kv_bytes: usize,
+    pub arena_bytes: usize,
+    pub step_bytes: usize,
+    pub workspace_bytes: usize,
+    pub counter_bytes: usize,
+    pub cublas_bytes: usize,
+}
+
+impl Sizes {
+    /// Those of `plan` on a `gpu`, with linear layers by `gemm`.
+    pub fn new(plan: &Plan, gpu: Gpu, gemm: Gemm) -> Self {
+        Sizes {
+            parameters: ParameterLayout::new(plan),
+            kv_bytes: plan.kv.bytes(),
+            arena_bytes: ArenaLayout::new(plan).bytes(),
+            step_bytes: StepBuffer::max_bytes(plan, gpu),
+            workspace_bytes: lower::workspace_bytes(plan, gemm),
+            counter_bytes: lower::counter_bytes(plan),
+            cublas_bytes: cublas::workspace_bytes(gemm),
+        }
     }
 }
 
@@ -157,34 +182,18 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Memory for `plan`, which has the largest bounds; the whole budget is checked before anything
-    /// is allocated. Linear layers are by `gemm`.
-    pub fn allocate(
-        device: &DeviceInfo,
-        gpu: Gpu,
-        gemm: Gemm,
-        plan: &Plan,
-        stream: &Stream,
-    ) -> Result<Self, ExecError> {
-        let step_bytes = StepBuffer::max_bytes(plan, gpu);
-        let workspace_bytes = lower::workspace_bytes(plan, gemm);
-        let (counter_bytes, cublas_bytes) =
-            (lower::counter_bytes(plan), cublas::workspace_bytes(gemm));
-        let mut budget = plan.memory();
-        let work_list_bytes = step_bytes - plan.step_layout().len * size_of::<u32>();
-        budget.buffer_bytes += work_list_bytes + workspace_bytes + counter_bytes + cublas_bytes;
-        budget.check(&device.name, free_bytes()?, CacheSize::Positions)?;
-        let layout = ParameterLayout::new(plan);
+    /// Memory of these sizes.
+    pub fn allocate(device: &DeviceInfo, sizes: Sizes, stream: &Stream) -> Result<Self, ExecError> {
         let allocate = |what, bytes| Block::allocate(device, what, bytes, stream);
         Ok(DeviceMemory {
-            parameters: allocate("the weights", layout.bytes)?,
-            layout,
-            kv: allocate("the KV cache", plan.kv.bytes())?,
-            arena: allocate("the activations", ArenaLayout::new(plan).bytes())?,
-            step: allocate("the step inputs", step_bytes)?,
-            workspace: allocate("the workspace", workspace_bytes)?,
-            counters: Block::zeroed(device, "the counters", counter_bytes, stream)?,
-            cublas_workspace: allocate("the workspace of cuBLAS", cublas_bytes)?,
+            parameters: allocate("the weights", sizes.parameters.bytes)?,
+            layout: sizes.parameters,
+            kv: allocate("the KV cache", sizes.kv_bytes)?,
+            arena: allocate("the activations", sizes.arena_bytes)?,
+            step: allocate("the step inputs", sizes.step_bytes)?,
+            workspace: allocate("the workspace", sizes.workspace_bytes)?,
+            counters: Block::zeroed(device, "the counters", sizes.counter_bytes, stream)?,
+            cublas_workspace: allocate("the workspace of cuBLAS", sizes.cublas_bytes)?,
         })
     }
 

@@ -1,6 +1,7 @@
 //! The CUDA executor: a plan's operations as launches of kernels written in Rust, replayed as one
 //! graph a step.
 
+mod budget;
 mod cubin_cache;
 mod cublas;
 mod device;
@@ -22,10 +23,11 @@ use cust::memory::LockedBuffer;
 use cust::stream::Stream;
 use kernels::gemm::Gpu;
 
+use self::budget::Meter;
 use self::cubin_cache::CubinCache;
 use self::device::{failed, make_current};
 use self::graph::{Graph, Node};
-use self::memory::{DeviceMemory, pinned};
+use self::memory::{DeviceMemory, Sizes, pinned};
 use self::modules::Modules;
 use super::lower::{self, Task};
 use super::prepared::Prepared;
@@ -34,12 +36,13 @@ use super::{
     AfterOp, ExecError, Executor, Gemm, GpuOptions, NextToken, PreparedPlan, StepOutput, StepTimes,
     Target, Want, WeightSource, inputs,
 };
-use crate::plan::{ArenaLayout, Plan, StepInputs, View};
+use crate::plan::{ArenaLayout, MemoryUse, Plan, StepInputs, View};
 
+pub(super) use self::budget::memory_budget;
+
+pub use self::budget::free_memory;
 pub use self::cublas::cublas_version;
-pub use self::device::{
-    Capability, DeviceInfo, Version, devices, driver_version, first_device, free_memory,
-};
+pub use self::device::{Capability, DeviceInfo, Version, devices, driver_version, first_device};
 pub use self::kernel_bench::{KernelAttributes, KernelBench};
 
 /// Runs plans on a CUDA device.
@@ -67,6 +70,7 @@ pub struct CudaExecutor {
     /// How kernels are launched that overlap; `None` where device or driver cannot do it.
     overlapping: Option<OverlappingLauncher>,
     context: &'static Context,
+    meter: Meter,
 }
 
 /// A plan, and its launches as a graph.
@@ -87,7 +91,7 @@ impl CudaExecutor {
     /// - [`ExecError::Gemm`] if `gemm` is cuBLAS, and it is not there;
     /// - [`ExecError::NoDevice`] without a driver or such a device, or if it is too old for the
     ///   kernels;
-    /// - [`ExecError::Budget`] and [`ExecError::OutOfMemory`] if it has not enough free memory;
+    /// - [`ExecError::OutOfMemory`] if it has not enough free memory;
     /// - [`ExecError::Weights`] from `weights`;
     /// - [`ExecError::Driver`].
     pub fn open(
@@ -100,11 +104,16 @@ impl CudaExecutor {
         let devices = devices()?;
         let (device, kernels, gpu) = device::choose(&devices, ordinal, target)?;
         let device = device.clone();
-        let context = device::open_context(&device)?;
+        let device::Opened { context, context_bytes } = device::open(&device)?;
+        let mut meter = Meter::start(context_bytes)?;
         let stream = device::open_stream(ordinal)?;
-        let mut memory = DeviceMemory::allocate(&device, gpu, gemm, plan, &stream)?;
+        let sizes = Sizes::new(plan, gpu, gemm);
+        let mut memory = DeviceMemory::allocate(&device, sizes, &stream)?;
+        meter.allocated()?;
         // SAFETY: stream and workspace are dropped after the handle.
-        let cublas = unsafe { cublas::open(gemm, &stream, memory.cublas_workspace.address()) }?;
+        let open_cublas =
+            || unsafe { cublas::open(gemm, &stream, memory.cublas_workspace.address()) };
+        let cublas = meter.loading(open_cublas)?;
         upload::parameters(plan, weights, &mut memory, &stream)?;
         let overlapping = device::overlapping_launcher(gpu)?;
         let cache = CubinCache::new(cubin_dir.clone(), device::driver_name()?, device.capability);
@@ -122,6 +131,7 @@ impl CudaExecutor {
             gpu: Gpu { overlaps: overlapping.is_some(), ..gpu },
             overlapping,
             context,
+            meter,
         })
     }
 
@@ -187,7 +197,7 @@ impl Executor for CudaExecutor {
         // Pinned memory has one address for host and device.
         addresses.tensors[plan.next_tokens.tensor.0] = self.next_tokens.as_ptr() as u64;
         let tasks = lower::lower_with(self.gemm, plan, &addresses, self.gpu, tensor_maps::encode)?;
-        self.modules.load(self.context, tasks.iter().flatten())?;
+        self.meter.loading(|| self.modules.load(self.context, tasks.iter().flatten()))?;
         let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter().flatten())?;
         // SAFETY: modules and memory live as long as this executor, and are dropped after its
         // graphs.
@@ -275,6 +285,11 @@ impl Executor for CudaExecutor {
         inputs: &StepInputs,
     ) -> Result<Vec<usize>, ExecError> {
         self.collect_ops_uncaptured(plan, inputs)
+    }
+
+    fn memory_use(&self) -> Result<MemoryUse, ExecError> {
+        make_current(self.context)?;
+        self.meter.memory_use()
     }
 }
 

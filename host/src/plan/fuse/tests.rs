@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::plan::testing::Decoder;
-use crate::plan::{Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId};
+use crate::plan::{ArenaLayout, Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId};
 
 fn names(plan: &Plan) -> Vec<&'static str> {
     plan.ops.iter().map(Op::name).collect()
@@ -200,7 +200,7 @@ fn a_fused_plan_takes_no_more_memory() {
     for decoder in decoders {
         for (max_tokens, max_q_len) in [(1, 1), (2, 1), (8, 1), (8, 8), (32, 1), (512, 512)] {
             let plan = decoder.plan(max_tokens, max_q_len);
-            let bytes = |plan: &Plan| plan.memory().activation_bytes;
+            let bytes = |plan: &Plan| ArenaLayout::new(plan).bytes();
             let (fused, unfused) = (bytes(&plan.fused(|_| true)), bytes(&plan));
             assert!(fused <= unfused, "{decoder:?}, {max_tokens} tokens: {fused}, {unfused} bytes");
         }
