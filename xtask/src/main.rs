@@ -7,6 +7,7 @@ mod kernel_crate;
 mod licenses;
 mod mission;
 mod picture;
+mod plots;
 mod process;
 mod ptxas;
 mod random_model;
@@ -27,6 +28,7 @@ usage: cargo xtask COMMAND
   mission                 verify attention of 1 x 8 x 512 x 64 in f16, and time it beside its peers
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   picture                 make the pictures of a terminal: docs/images/terminal.svg, ptx.svg
+  plots                   make the plots of docs/performance.md from benches/record: docs/images/performance
   random-model NAME OUT   write a Hugging Face directory with random weights: ";
 
 fn main() -> ExitCode {
@@ -58,6 +60,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
         ["embed"] => embed::run()?,
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
         ["picture"] => picture::run()?,
+        ["plots"] => plots::run()?,
         ["kernel-crate"] => kernel_crate::run()?,
         ["mission"] => mission::run()?,
         ["ptxas"] => ptxas::run()?,
