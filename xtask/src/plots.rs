@@ -101,7 +101,7 @@ fn peers() -> Result<String> {
         faster,
     )?;
     let bars = Bars {
-        title: "halfwarp beside its peers: f16, one NVIDIA H200",
+        title: "halfwarp beside its peers, f16, NVIDIA H200",
         axis: "speed, in multiples of the peer's; kernels in the geometric mean",
         series: &[],
         rows: bars,
