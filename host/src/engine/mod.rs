@@ -95,6 +95,9 @@ impl Engine {
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
         let mut max_tokens = options.max_tokens_for(num_weights(model)?);
+        if attempts.is_short {
+            max_tokens = options.smallest_step(max_tokens);
+        }
         loop {
             match Self::open_with(model, options, attempts, max_tokens, &report) {
                 Err(error) if error.is_out_of_memory() => match options.smaller_step(max_tokens) {

@@ -111,6 +111,11 @@ impl EngineOptions {
         (self.max_tokens.is_none() && max_tokens > MAX_TOKENS).then_some(max_tokens / 2)
     }
 
+    /// Tokens of the smallest step that [`EngineOptions::smaller_step`] comes to from `max_tokens`.
+    pub(super) fn smallest_step(&self, max_tokens: usize) -> usize {
+        self.smaller_step(max_tokens).map_or(max_tokens, |smaller| self.smallest_step(smaller))
+    }
+
     /// Which kernels run on a GPU.
     pub(super) fn gpu(&self) -> GpuOptions {
         let &EngineOptions { gemm, target, ref cubin_dir, .. } = self;
@@ -210,5 +215,6 @@ mod tests {
         let options = EngineOptions { device: Device::Cuda(0), ..Default::default() };
         let steps = std::iter::successors(Some(4096), |&tokens| options.smaller_step(tokens));
         assert_eq!(steps.collect::<Vec<_>>(), [4096, 2048, 1024, 512]);
+        assert_eq!(options.smallest_step(4096), 512);
     }
 }

@@ -38,7 +38,8 @@ pub struct Attempts {
     /// Positions that the context has at least, where the options leave it open: a precision with room for them comes
     /// before one without.
     pub least_context: usize,
-    is_short: bool,
+    /// Whether the context comes before everything else: there is no room for as many.
+    pub is_short: bool,
     tried: Vec<Precision>,
     pub notes: Vec<String>,
 }
