@@ -4,6 +4,8 @@
 mod arguments;
 #[path = "cli/bad_input.rs"]
 mod bad_input;
+#[path = "cli/bench.rs"]
+mod bench;
 #[path = "cli/chat.rs"]
 mod chat;
 #[path = "cli/interrupts.rs"]

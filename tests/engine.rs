@@ -483,6 +483,17 @@ fn what_a_cancelled_request_computed_is_reused() {
     assert_eq!(run(&mut engine, greedy(tokens, 5)).cached_tokens, 99);
 }
 
+#[test]
+fn dropped_prefixes_are_computed_again() {
+    let mut engine = engine(EngineOptions { context: Some(128), max_seqs: 1, ..options() });
+    let request = greedy(prompt(&mut ChaCha8Rng::seed_from_u64(6), 100), 3);
+    let first = run(&mut engine, request.clone());
+    assert_eq!(run(&mut engine, request.clone()).cached_tokens, 99);
+    engine.drop_retained();
+    assert_eq!(run(&mut engine, request), first);
+    assert_eq!(first.cached_tokens, 0);
+}
+
 /// Retained prefixes never keep a request from running, and `logits` takes their room too.
 #[test]
 fn retained_prefixes_make_room() {

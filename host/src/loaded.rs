@@ -4,7 +4,7 @@ use crate::engine::{Request, Sampling};
 use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
 use crate::models::{self, ResolveError};
-use crate::plan::{Bounds, Numerics, Plan};
+use crate::plan::{Bounds, Numerics, Plan, Precision};
 use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
 use std::path::Path;
@@ -106,6 +106,22 @@ impl Model {
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
         self.decoder.outline(numerics, bounds, num_pages)
+    }
+
+    /// Bytes of all weights as executors store them in `precision`.
+    ///
+    /// # Errors
+    /// As [`Decoder::plan`].
+    pub fn weight_bytes(&self, precision: Precision) -> Result<usize, ModelError> {
+        let bounds = Bounds {
+            max_tokens: 1,
+            max_seqs: 1,
+            max_q_len: 1,
+            max_logit_rows: 1,
+            max_kv_len: 1,
+            mixed: false,
+        };
+        Ok(self.outline(&Numerics::from(precision), bounds, 1)?.weight_bytes())
     }
 }
 

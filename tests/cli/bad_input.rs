@@ -60,15 +60,30 @@ fn rejects_wrong_arguments() {
     refuses(&["generate", "--nonsense"], "--nonsense");
     refuses(&["nonsense"], "nonsense");
     refuses(&["bench", "kernels"], "--op");
-    refuses(&["bench", "decode", "-m", LLAMA, "--sequences", "0"], "--sequences");
-    let decode = ["bench", "decode", "-m", LLAMA, "--device", "cpu"];
-    let with = |extra: &[&str], expected: &str| refuses(&[&decode, extra].concat(), expected);
-    with(&["--ctx-size", "640"], "need 643 positions");
-    with(&["--prompt-tokens", "18446744073709551615"], "18446744073709551615");
-    with(&["--sequences", "18446744073709551615"], "18446744073709551615");
-    with(&["-n", "9999999999"], "positions");
     refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,0,3"], "three numbers above 0");
     refuses(&["bench", "kernels", "--op", "gemm", "--shape", "1,2"], "three numbers above 0");
+}
+
+#[test]
+fn rejects_benches_of_models_that_cannot_be() {
+    let with = |extra: &[&str], expected: &str| {
+        refuses(&[&["bench", "-m", LLAMA, "--device", "cpu"], extra].concat(), expected);
+    };
+    with(&["-p", "0"], "--n-prompt");
+    with(&["-n", "1,x"], "--n-gen");
+    with(&["--pg", "512"], "such as 512,128");
+    with(&["--pg", "0,128"], "such as 512,128");
+    with(&["-d", "-1"], "-1");
+    with(&["-r", "0"], "--repetitions");
+    with(&["--sequences", "0"], "--sequences");
+    with(&["-o", "xml"], "md, csv, json, jsonl");
+    with(&["-c", "511", "-p", "512"], "pp512 needs 512 positions");
+    // The first test would fit.
+    with(&["-p", "1,9999999999"], "pp9999999999 needs a context of 9999999999 positions");
+    with(&["-d", "18446744073709551615"], "18446744073709551615 positions");
+    with(&["-n", "1", "--sequences", "18446744073709551615"], "18446744073709551615");
+    with(&["kernels", "--op", "gemm"], "cannot be used with");
+    with(&["--baseline", "nowhere"], "--baseline nowhere: ");
 }
 
 #[test]
@@ -118,6 +133,10 @@ fn rejects_a_baseline_that_holds_no_rows() {
     }
     fs::write(&path, r#"{"op": "gemm", "m": 1, "us": 2.0, "min_us": 1.9}"#).unwrap();
     misses_gpu_99(&bench);
+    for recorded in ["gemm_f16", "gemm_f32"] {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/record/nvidia-h200");
+        misses_gpu_99(&[&bench[..7], &[&format!("{folder}/{recorded}.jsonl")]].concat());
+    }
 }
 
 #[test]

@@ -47,24 +47,6 @@ fn a_limit_of_0_tokens_generates_nothing() {
 }
 
 #[test]
-fn bench_decode_times_steps_with_all_sequences() {
-    let args =
-        ["bench", "decode", "-m", LLAMA, "--device", "cpu", "--prompt-tokens", "5", "-n", "4"];
-    for sequences in ["1", "3"] {
-        for more in [&[][..], &["--batch-invariant"]] {
-            let all = [&args[..], &["--sequences", sequences, "--jsonl"], more].concat();
-            let row: Value = serde_json::from_str(&stdout(&all)).unwrap();
-            assert_eq!(row["op"], "decode_model");
-            assert_eq!(row["batch"].to_string(), sequences);
-            assert_eq!((&row["prompt"], &row["steps"]), (&5.into(), &4.into()));
-            let step_us = row["us"].as_f64().unwrap();
-            assert!(step_us > 0.0 && row["min_us"].as_f64().unwrap() <= step_us);
-            assert!(row["tok_per_s"].as_f64().unwrap() > 0.0);
-        }
-    }
-}
-
-#[test]
 fn the_type_is_chosen_by_a_flag() {
     let prompt = join(&golden_ids(QWEN3, "greedy_prompt"));
     let wanted = golden_ids(QWEN3, "greedy_tokens");

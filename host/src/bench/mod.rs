@@ -1,7 +1,7 @@
-//! Timing of kernels, and of whole steps.
+//! Timing of kernels, and of whole models.
 
 pub mod attention;
-pub mod decode;
+pub mod end_to_end;
 pub mod gemm;
 pub mod kernels;
 pub mod mission;

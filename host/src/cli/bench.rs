@@ -1,78 +1,52 @@
 //! `halfwarp bench`.
 
+mod baseline;
+mod end_to_end;
 mod kernels;
+mod output;
 
-use super::{failure::Failure, mission, model::EngineArgs, terminal};
+use super::{failure::Failure, mission};
 use clap::Subcommand;
-use halfwarp::EngineOptions;
-use halfwarp::bench::decode::{self, Workload};
+use end_to_end::EndToEndArgs;
 use kernels::KernelsArgs;
-use std::num::NonZeroUsize;
+
+const EXAMPLES: &str = "\
+Every combination of the values is a row, named as by llama-bench: pp512 computes a prompt of 512
+tokens, tg128 generates 128, pp512+tg128 does both, and \"@ d4096\" does so after 4096 tokens that are
+in the cache already. Without -p, -n and --pg the tests are pp512 and tg128. Without -c a test has
+the context that it needs.
+
+Examples:
+  halfwarp bench
+  halfwarp bench -m model.gguf -p 512,2048 -n 128 -d 0,8192
+  halfwarp bench -n 128 -d 512 --sequences 1,8,32 -o jsonl > before.jsonl
+  halfwarp bench -n 128 -d 512 --sequences 1,8,32 --baseline before.jsonl
+  halfwarp bench kernels --op gemm --dtype f16";
+
+/// Arguments of `halfwarp bench`.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    end_to_end: EndToEndArgs,
+}
 
 /// The commands of `halfwarp bench`.
 #[derive(Subcommand)]
-pub enum Command {
+enum Command {
     /// Time kernels at the shapes of real models; each is verified first.
     Kernels(KernelsArgs),
-    /// Time the decode steps of a model with one or more sequences.
-    Decode(DecodeArgs),
     /// Verify and time attention of 1 x 8 x 512 x 64 in f16; without a GPU, verify it on the emulator.
     Mission(mission::Args),
 }
 
-/// Arguments of `halfwarp bench decode`.
-#[derive(clap::Args)]
-pub struct DecodeArgs {
-    #[command(flatten)]
-    engine: EngineArgs,
-    /// Sequences in the batch
-    #[arg(long, value_name = "N", default_value = "1")]
-    sequences: NonZeroUsize,
-    /// Tokens of each prompt
-    #[arg(long, value_name = "N", default_value = "512")]
-    prompt_tokens: NonZeroUsize,
-    /// Decode steps to time
-    #[arg(short, long = "n-predict", value_name = "N", default_value = "128")]
-    n: NonZeroUsize,
-    /// Print a JSON object
-    #[arg(long)]
-    jsonl: bool,
-}
-
 /// Runs a benchmark and prints its figures.
-pub fn run(command: &Command) -> Result<(), Failure> {
-    match command {
-        Command::Kernels(args) => kernels::run(args),
-        Command::Decode(args) => decode(args),
-        Command::Mission(args) => mission::run(args),
+pub fn run(args: &Args) -> Result<(), Failure> {
+    match &args.command {
+        None => end_to_end::run(&args.end_to_end),
+        Some(Command::Kernels(args)) => kernels::run(args),
+        Some(Command::Mission(args)) => mission::run(args),
     }
-}
-
-/// Most tokens of a step, on every device: it decides how many steps the prompts need.
-const MAX_TOKENS: usize = EngineOptions::GPU_MAX_TOKENS;
-
-fn decode(args: &DecodeArgs) -> Result<(), Failure> {
-    let [num_seqs, prompt_len, num_steps] =
-        [args.sequences, args.prompt_tokens, args.n].map(NonZeroUsize::get);
-    let workload = Workload { num_seqs, prompt_len, num_steps };
-    let needed = workload.context(MAX_TOKENS);
-    let model = args.engine.open_model()?;
-    if let Some(context) = args.engine.context.filter(|&context| (1..needed).contains(&context)) {
-        return Err(Failure::Input(format!(
-            "--ctx-size {context}: these prompts and steps need {needed} positions\n\
-             leave it out, or use fewer --prompt-tokens or a smaller -n"
-        )));
-    }
-    let mut engine = args.engine.engine_of(&model, needed, num_seqs, MAX_TOKENS)?;
-    let row = decode::measure(&mut engine, &workload)?;
-    let line = if args.jsonl {
-        serde_json::json!(row).to_string()
-    } else {
-        format!(
-            "{}\n{num_seqs} sequences after a prompt of {prompt_len} tokens each: {:.1} tok/s in total, \
-             {:.0} us per step (median of {})",
-            row.gpu, row.tok_per_s, row.us, row.steps
-        )
-    };
-    terminal::print(&(line + "\n"))
 }

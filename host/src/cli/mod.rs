@@ -56,9 +56,8 @@ enum Command {
     Perplexity(perplexity::Args),
     /// Turn a text into token ids, or token ids into a text.
     Tokenize(tokenize::Args),
-    /// Time the GPU kernels, or the decoding of a model.
-    #[command(subcommand)]
-    Bench(bench::Command),
+    /// Time a model's prompts and generated tokens, or the GPU kernels.
+    Bench(bench::Args),
     /// Time each operation of a model's steps, beside what the device can do.
     Profile(profile::Args),
     /// List, print, measure, compare and check the GPU kernels.
@@ -82,7 +81,7 @@ pub fn main() -> ExitCode {
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
-        Command::Bench(command) => bench::run(&command),
+        Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Ptx(command) => ptx::run(&command),
         Command::Doctor => doctor::run(),

@@ -6,7 +6,7 @@ use halfwarp::exec::{GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
 use halfwarp::{
     Accumulate, Device, Engine, EngineOptions, Gemm, Model, Precision, PrecisionChoice, Request,
-    Target, models,
+    Target, exec::cuda, models,
 };
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
@@ -53,7 +53,7 @@ pub struct EngineArgs {
     gpu_memory_utilization: f64,
     /// The same logits, bit for bit, whatever else is in the batch and however a prompt is chunked
     #[arg(long)]
-    batch_invariant: bool,
+    pub batch_invariant: bool,
 }
 
 /// Which GEMM kernels run the linear layers.
@@ -208,7 +208,28 @@ impl EngineArgs {
         Ok(Roofline::measure(self.device, &options, precision)?)
     }
 
-    /// Loads `model` for `max_seqs` sequences of `context` positions at once, in steps of at most `max_tokens` tokens.
+    /// The name of the GPU that runs the model, if one does.
+    ///
+    /// # Errors
+    /// [`Failure::Environment`] if the driver does not say it.
+    pub fn gpu_name(&self) -> Result<Option<String>, Failure> {
+        match self.device.cuda_ordinal() {
+            Some(ordinal) => Ok(Some(cuda::free_memory(ordinal)?.device)),
+            None => Ok(None),
+        }
+    }
+
+    /// What `engine` computes in: `f16_acc16` where it also accumulates in f16.
+    pub fn dtype_name(&self, engine: &Engine) -> String {
+        let precision = engine.precision();
+        match (self.accumulate.into(), self.gemm) {
+            (Accumulate::F16, _) | (_, GemmArg::CublasF16) => format!("{precision}_acc16"),
+            _ => precision.to_string(),
+        }
+    }
+
+    /// Loads `model` for `max_seqs` sequences of `context` positions at once, in steps of at most `max_tokens` tokens
+    /// if that is given.
     ///
     /// # Errors
     /// As [`EngineArgs::engine_for`].
@@ -217,9 +238,8 @@ impl EngineArgs {
         model: &Arc<Model>,
         context: usize,
         max_seqs: usize,
-        max_tokens: usize,
+        max_tokens: Option<usize>,
     ) -> Result<Engine, Failure> {
-        let max_tokens = Some(max_tokens);
         load(model, EngineOptions { max_seqs, max_tokens, ..self.options(Some(context)) })
     }
 

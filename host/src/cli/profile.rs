@@ -130,7 +130,7 @@ impl Args {
             StepSize { num_seqs: 1, cached_tokens: 0, new_tokens: prompt },
             StepSize { num_seqs: sequences, cached_tokens: prompt, new_tokens: 1 },
         ];
-        let max_tokens = prompt.max(sequences);
+        let max_tokens = Some(prompt.max(sequences));
         Ok((sizes, engine_args.engine_of(model, prompt + 1, sequences, max_tokens)?))
     }
 

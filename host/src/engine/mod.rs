@@ -94,7 +94,8 @@ impl Engine {
         attempts: &Attempts,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        let mut max_tokens = options.max_tokens_for(num_weights(model)?);
+        let num_weights = model.weight_bytes(Precision::F32)? / size_of::<f32>();
+        let mut max_tokens = options.max_tokens_for(num_weights);
         if attempts.is_short {
             max_tokens = options.smallest_step(max_tokens);
         }
@@ -220,6 +221,11 @@ impl Engine {
     /// [`EngineOptions::max_tokens`].
     pub fn prompt_progress(&self, request: RequestId) -> Option<PromptProgress> {
         self.scheduler.get(request).map(Sequence::progress)
+    }
+
+    /// Drops the keys and values of requests that have ended: the next request starts from nothing.
+    pub fn drop_retained(&mut self) {
+        self.scheduler.drop_retained();
     }
 
     /// Whether there is something to do for [`Engine::step`].
@@ -351,18 +357,4 @@ impl Engine {
             self.scheduler.remove(request);
         }
     }
-}
-
-/// Weights of the model.
-fn num_weights(model: &Model) -> Result<usize, EngineError> {
-    let bounds = Bounds {
-        max_tokens: 1,
-        max_seqs: 1,
-        max_q_len: 1,
-        max_logit_rows: 1,
-        max_kv_len: 1,
-        mixed: false,
-    };
-    let plan = model.outline(&Numerics::from(Precision::F32), bounds, 1)?;
-    Ok(plan.weight_bytes() / size_of::<f32>())
 }

@@ -81,6 +81,12 @@ impl PrefixCache {
         num_free >= wanted || num_free + self.num_reclaimable(allocator) >= wanted
     }
 
+    /// Drops all retained sequences.
+    pub fn clear(&mut self, allocator: &mut PageAllocator) {
+        let retained = self.retained.drain(..);
+        retained.for_each(|mut retained| retained.pages.truncate(allocator, 0));
+    }
+
     /// Drops the last page of the sequence that was used longest ago: what begins like it can still be reused.
     fn drop_page(&mut self, allocator: &mut PageAllocator) {
         let Some(oldest) = self.retained.front_mut() else { return };

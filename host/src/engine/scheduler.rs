@@ -70,6 +70,11 @@ impl Scheduler {
         table.truncate(&mut self.pages, 0);
     }
 
+    /// Drops all retained sequences.
+    pub fn drop_retained(&mut self) {
+        self.prefixes.clear(&mut self.pages);
+    }
+
     /// A sequence that waits or runs.
     pub fn get(&self, id: RequestId) -> Option<&Sequence> {
         self.running.iter().chain(&self.waiting).find(|sequence| sequence.id() == id)

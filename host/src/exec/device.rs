@@ -64,7 +64,7 @@ impl Device {
     }
 
     /// The GPU that is meant; `None`: the CPU, or the emulator on it.
-    pub(super) fn cuda_ordinal(self) -> Option<usize> {
+    pub fn cuda_ordinal(self) -> Option<usize> {
         match self {
             Device::Auto => cuda::first_device(),
             Device::Cpu | Device::Emulated => None,

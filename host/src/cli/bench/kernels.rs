@@ -1,5 +1,6 @@
 //! `halfwarp bench kernels`.
 
+use super::baseline;
 use crate::cli::{
     failure::Failure,
     model::{AccumulateArg, GemmArg, TargetArg},
@@ -9,17 +10,13 @@ use clap::ValueEnum;
 use halfwarp::bench::{
     attention, gemm,
     kernels::{BenchError, Row},
-    record::{Record, Verdict, compare},
+    record::Record,
 };
 use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::{Accumulate, EngineError, Gemm, Target};
 use serde::Serialize;
-use std::{
-    fmt::Display,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Display, path::PathBuf};
 
 /// Arguments of `halfwarp bench kernels`.
 #[derive(clap::Args)]
@@ -94,7 +91,7 @@ enum Bench {
 /// Times the kernels and prints a row for each shape.
 pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
     args.check()?;
-    let baseline = args.baseline.as_deref().map(read_records).transpose()?;
+    let baseline = args.baseline.as_deref().map(baseline::read).transpose()?;
     let benches =
         args.ops.iter().map(|&op| args.bench(op)).collect::<Result<Vec<Bench>, Failure>>()?;
     cuda::free_memory(args.gpu)?;
@@ -112,39 +109,11 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
         };
     }
     if let Some(baseline) = baseline {
-        report(&records, &baseline)?;
+        baseline::report(&records, &baseline)?;
     }
     match num_left_out {
         0 => Ok(()),
         n => Err(Failure::Input(format!("no kernel takes {n} of the shapes"))),
-    }
-}
-
-fn read_records(path: &Path) -> Result<Vec<Record>, Failure> {
-    let wrong =
-        |error: &dyn Display| Failure::Input(format!("--baseline {}: {error}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    Record::parse_lines(&text).map_err(|error| wrong(&error))
-}
-
-/// Says on stderr how `records` are beside `baseline`.
-fn report(records: &[Record], baseline: &[Record]) -> Result<(), Failure> {
-    let (mut num_compared, mut num_slower) = (0, 0);
-    for (name, verdict) in compare(records, baseline) {
-        num_slower += usize::from(matches!(verdict, Verdict::Slower(_)));
-        num_compared += usize::from(matches!(verdict, Verdict::Same(_) | Verdict::Slower(_)));
-        terminal::note(match verdict {
-            Verdict::Same(ratio) => format!("{name}: {ratio:.3}x the baseline's time"),
-            Verdict::Slower(ratio) => format!("{name}: {ratio:.3}x the baseline's time: slower"),
-            Verdict::Other(keys) => format!("{name}: not compared, the baseline's has {keys}"),
-            Verdict::New => format!("{name}: not in the baseline"),
-            Verdict::Missing => format!("{name}: in the baseline alone"),
-        });
-    }
-    match (num_compared, num_slower) {
-        (0, _) => Err(Failure::Input("--baseline: no row could be compared".to_owned())),
-        (_, 0) => Ok(()),
-        (_, n) => Err(Failure::Environment(format!("{n} of {num_compared} rows are slower"))),
     }
 }
 

@@ -1,0 +1,172 @@
+//! `halfwarp bench` of a model.
+
+use super::{
+    baseline,
+    output::{Format, Printer},
+};
+use crate::cli::{failure::Failure, model::EngineArgs};
+use halfwarp::{
+    Engine, Model, Precision,
+    bench::{
+        end_to_end::{self, EndToEndError, Subject, Test},
+        record::Record,
+    },
+};
+use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
+
+/// Contexts are rounded up to so many positions: tests of about one length share an engine, and what else is asked
+/// for changes no row.
+const CONTEXT_STEP: usize = 512;
+
+/// Arguments of `halfwarp bench` for a model.
+#[derive(clap::Args)]
+pub struct EndToEndArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Tokens of a prompt, or several with commas between them
+    #[arg(short = 'p', long, value_name = "P", value_delimiter = ',', help_heading = "Tests")]
+    n_prompt: Vec<NonZeroUsize>,
+    /// Tokens to generate
+    #[arg(short, long, value_name = "N", value_delimiter = ',', help_heading = "Tests")]
+    n_gen: Vec<NonZeroUsize>,
+    /// Tokens of a prompt and tokens to generate after it; repeat it for more
+    #[arg(long, value_name = "P,N", value_parser = prompt_and_gen, help_heading = "Tests")]
+    pg: Vec<(usize, usize)>,
+    /// Tokens in the cache before
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "D",
+        value_delimiter = ',',
+        default_value = "0",
+        help_heading = "Tests"
+    )]
+    n_depth: Vec<usize>,
+    /// Sequences that run at once
+    #[arg(
+        long,
+        value_name = "S",
+        value_delimiter = ',',
+        default_value = "1",
+        help_heading = "Tests"
+    )]
+    sequences: Vec<NonZeroUsize>,
+    /// Repetitions to time, after one that is not counted
+    #[arg(short, long, value_name = "R", default_value = "5", help_heading = "Tests")]
+    repetitions: NonZeroUsize,
+    /// How rows are printed
+    #[arg(short, long, value_enum, default_value_t = Format::Md, help_heading = "Output")]
+    output: Format,
+    /// Rows that an earlier -o jsonl wrote: print each test's time over theirs, and exit with 1 if one is slower by
+    /// more than 2 % and twice the standard deviation of the difference
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, help_heading = "Output")]
+    baseline: Option<PathBuf>,
+}
+
+/// The value of `--pg`.
+fn prompt_and_gen(text: &str) -> Result<(usize, usize), &'static str> {
+    let (n_prompt, n_gen) = text.split_once(',').ok_or(EXPECTED)?;
+    match (n_prompt.parse(), n_gen.parse()) {
+        (Ok(n_prompt), Ok(n_gen)) if n_prompt > 0 && n_gen > 0 => Ok((n_prompt, n_gen)),
+        _ => Err(EXPECTED),
+    }
+}
+
+/// What [`prompt_and_gen`] takes.
+const EXPECTED: &str = "expected two numbers above 0, such as 512,128";
+
+/// Times every test, and prints its row at once where the format allows.
+pub fn run(args: &EndToEndArgs) -> Result<(), Failure> {
+    let baseline = args.baseline.as_deref().map(baseline::read).transpose()?;
+    let name = args.engine.model_name()?;
+    let model = args.engine.open_model()?;
+    let tests = args.tests();
+    let contexts =
+        tests.iter().map(|test| args.context(&model, test)).collect::<Result<Vec<_>, Failure>>()?;
+    let mut printer = Printer::new(args.output, &tests);
+    let mut records = Vec::new();
+    let mut loaded: Option<((usize, usize), Engine, Subject)> = None;
+    for (test, context) in tests.into_iter().zip(contexts) {
+        let size = (context, test.sequences);
+        // The memory of the last engine is free before the next is loaded.
+        let (_, engine, subject) = match loaded.take_if(|(loaded, ..)| *loaded == size) {
+            Some(same) => loaded.insert(same),
+            None => {
+                drop(loaded.take());
+                let engine = args.engine.engine_of(&model, context, test.sequences, None)?;
+                let subject = args.subject(&name, &model, &engine)?;
+                loaded.insert((size, engine, subject))
+            }
+        };
+        let repetitions = args.repetitions.get();
+        let row = end_to_end::measure(engine, subject.clone(), test, repetitions);
+        let row = row.map_err(failure)?;
+        records.extend(Record::of(&row));
+        printer.print(row)?;
+    }
+    printer.finish()?;
+    match baseline {
+        Some(baseline) => baseline::report(&records, &baseline),
+        None => Ok(()),
+    }
+}
+
+impl EndToEndArgs {
+    /// Every combination, in llama-bench's order.
+    fn tests(&self) -> Vec<Test> {
+        let (prompts, gens) = (self.n_prompt.iter(), self.n_gen.iter());
+        let mut sizes: Vec<(usize, usize)> = prompts.map(|n| (n.get(), 0)).collect();
+        sizes.extend(gens.map(|n| (0, n.get())));
+        sizes.extend(&self.pg);
+        if sizes.is_empty() {
+            sizes = vec![(512, 0), (0, 128)];
+        }
+        let mut tests = Vec::new();
+        for sequences in self.sequences.iter().map(|n| n.get()) {
+            for &n_depth in &self.n_depth {
+                let test = |&(n_prompt, n_gen)| Test { n_prompt, n_gen, n_depth, sequences };
+                tests.extend(sizes.iter().map(test));
+            }
+        }
+        tests
+    }
+
+    /// Positions of the sequences of an engine for `test`.
+    fn context(&self, model: &Model, test: &Test) -> Result<usize, Failure> {
+        let (needed, max) = (test.context(), model.config().max_position_embeddings);
+        let name = test.name();
+        if needed > max {
+            return Err(Failure::Input(format!(
+                "{name} needs a context of {needed} positions: the model allows at most {max}"
+            )));
+        }
+        match self.engine.context {
+            None => Ok(needed.next_multiple_of(CONTEXT_STEP).min(max)),
+            Some(0) => Ok(max),
+            Some(context) if context < needed => Err(Failure::Input(format!(
+                "--ctx-size {context}: {name} needs {needed} positions\nleave it out, or choose smaller tests"
+            ))),
+            Some(context) => Ok(context),
+        }
+    }
+
+    fn subject(&self, name: &str, model: &Arc<Model>, engine: &Engine) -> Result<Subject, Failure> {
+        let bytes = |precision| model.weight_bytes(precision).map_err(halfwarp::EngineError::from);
+        Ok(Subject {
+            model: name.to_owned(),
+            model_size_bytes: bytes(engine.precision())?,
+            n_params: bytes(Precision::F32)? / size_of::<f32>(),
+            device: engine.describe_device(),
+            gpu: self.engine.gpu_name()?,
+            dtype: self.engine.dtype_name(engine),
+            batch_invariant: self.engine.batch_invariant,
+        })
+    }
+}
+
+fn failure(error: EndToEndError) -> Failure {
+    match error {
+        EndToEndError::Engine(error) => error.into(),
+        wrong => Failure::Environment(wrong.to_string()),
+    }
+}
