@@ -24,10 +24,24 @@ pub struct EndToEndArgs {
     #[command(flatten)]
     engine: EngineArgs,
     /// Tokens of a prompt, or several with commas between them
-    #[arg(short = 'p', long, value_name = "P", value_delimiter = ',', help_heading = "Tests")]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "P",
+        value_delimiter = ',',
+        value_parser = count,
+        help_heading = "Tests"
+    )]
     n_prompt: Vec<NonZeroUsize>,
     /// Tokens to generate
-    #[arg(short, long, value_name = "N", value_delimiter = ',', help_heading = "Tests")]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        value_parser = count,
+        help_heading = "Tests"
+    )]
     n_gen: Vec<NonZeroUsize>,
     /// Tokens of a prompt and tokens to generate after it; repeat it for more
     #[arg(long, value_name = "P,N", value_parser = prompt_and_gen, help_heading = "Tests")]
@@ -61,6 +75,12 @@ pub struct EndToEndArgs {
     /// more than 2 % and twice the standard deviation of the difference
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, help_heading = "Output")]
     baseline: Option<PathBuf>,
+}
+
+/// A value of `-p` or `-n`.
+fn count(text: &str) -> Result<NonZeroUsize, &'static str> {
+    let expected = "expected a number above 0; -p alone times prompts, -n alone generated tokens";
+    text.parse().map_err(|_| expected)
 }
 
 /// The value of `--pg`.
