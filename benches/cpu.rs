@@ -1,4 +1,4 @@
-//! The CPU executor: linear layers, attention, dequantisation, tokenizer, and a small model as a whole.
+//! The CPU executor's operations: linear layers, attention, dequantisation; and the tokenizer.
 //!
 //! `cargo bench --bench cpu [-- FILTER]`. Outputs are verified before anything is timed. A step is a plan around one
 //! operation, as in the tests of the executors, without logits; rates are those of [`Plan::cost`], which counts the
@@ -18,17 +18,15 @@ mod support;
 
 use criterion::{Criterion, Throughput};
 use halfwarp::exec::cpu::CpuExecutor;
-use halfwarp::exec::{Device, Executor, Want};
+use halfwarp::exec::{Executor, Want};
 use halfwarp::plan::{
     Attention, Dtype, KvLayout, Linear, Op, PartTransform, Plan, Precision, StepInputs, StepShape,
     Weight, WeightPart, WeightSource,
 };
-use halfwarp::{Checkpoint, Engine, EngineOptions, Model, Request};
+use halfwarp::{Checkpoint, Model};
 use harness::{Matrix, Setup, Weights, bounds, matches_oracle, one_sequence, smallest_kv};
 use oracle::Approx;
 use safetensors::SafeTensors;
-use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Rows of x: decoding one sequence and eight, a short prompt, a long one.
@@ -78,7 +76,6 @@ fn main() {
     attention(&mut criterion);
     dequantize(&mut criterion);
     encode(&mut criterion);
-    generate(&mut criterion);
     criterion.final_summary();
 }
 
@@ -225,29 +222,4 @@ fn encode(criterion: &mut Criterion) {
         bytes: TEXT.len() as u64,
     });
     group.bench_function("smollm2", |bencher| bencher.iter(|| tokenizer.encode(TEXT, false)));
-}
-
-/// The whole engine where a model costs next to nothing: a prompt and greedy tokens. From the second time on, all but
-/// one token of the prompt are in the cache.
-fn generate(criterion: &mut Criterion) {
-    let golden = support::data_dir().join("goldens/llama-gqa");
-    let expected = |name| support::expected(&golden, name, u32::from_le_bytes);
-    let tokens = expected("greedy_tokens");
-    let request = Request {
-        prompt: expected("greedy_prompt"),
-        max_new_tokens: Some(tokens.len()),
-        ..Request::default()
-    };
-    let model = Arc::new(Model::open(&golden).expect("a golden"));
-    let precision = Precision::F32.into();
-    let options = EngineOptions { device: Device::Cpu, precision, ..EngineOptions::default() };
-    let mut engine = Engine::new(model, options).expect("a small model");
-    let mut run = || {
-        let generation = engine.generate(request.clone(), |_| ControlFlow::Continue(()));
-        generation.expect("a prompt of its vocabulary").tokens
-    };
-    assert_eq!(run(), tokens);
-    let mut group = criterion.benchmark_group("generate");
-    group.throughput(Throughput::Elements(tokens.len() as u64));
-    group.bench_function("llama_gqa", |bencher| bencher.iter(&mut run));
 }

@@ -5,7 +5,8 @@
 //! of the cache and a Q of its own; the pages of the sequences are in random order.
 //!
 //! Each graph first appends the new tokens to every layer, a prompt's all and a decode step's last
-//! one. One round and two have that in common: only attention itself is timed.
+//! one. One round and two have that in common: only attention itself is timed. Where appends are
+//! timed, the calls are appends, and one call of attention reads what they wrote.
 
 mod sequences;
 mod shape;
@@ -19,7 +20,7 @@ use rayon::prelude::*;
 use self::sequences::{FILL_TOKENS, Sequences, TABLE_ROWS};
 pub use self::shape::{Shape, Step, decode_shapes, prefill_shapes};
 use super::kernels::{
-    BenchError, Row, calls_per_round, check_error, finish, num_copies, relative_error, us_per_call,
+    BenchError, Calls, Row, calls_per_round, check_error, finish, num_copies, relative_error,
 };
 use super::random::{RandomWeights, norm, normed, weight};
 use crate::exec::cuda::CudaExecutor;
@@ -51,12 +52,45 @@ const SAMPLES: usize = 64;
 /// # Errors
 /// [`BenchError`].
 pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
+    let mut calls = open(subject, shape, Timed::Attention)?;
+    let [us, min_us] = calls.us()?;
+    let Calls { gpu, error, .. } = calls;
+    let precision = subject.precision;
+    Ok(Row {
+        op: shape.op(),
+        implementation: "halfwarp",
+        dtype: precision.to_string(),
+        shape,
+        us,
+        min_us,
+        tflops: shape.flops() / us / 1e6,
+        gbs: shape.bytes(precision.operand()) as f64 / us / 1e3,
+        error,
+        config: Some(gpu.target().name()),
+        gpu: gpu.describe(),
+    })
+}
+
+/// What is timed of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timed {
+    /// Attention.
+    Attention,
+    /// The append of the new tokens' K and V to a layer of the cache.
+    KvAppend,
+}
+
+/// Makes calls of `subject` at a shape, and verifies attention over what was appended.
+///
+/// # Errors
+/// [`BenchError`].
+pub fn open(subject: &Subject, shape: Shape, timed: Timed) -> Result<Calls, BenchError> {
     shape.check()?;
     let &Subject { gpu: ordinal, target, precision, ref cubin_dir } = subject;
     let options = GpuOptions { gemm: Gemm::Halfwarp, target, cubin_dir: cubin_dir.clone() };
-    let bytes = shape.bytes(precision.operand());
-    let bench = Bench { shape, precision, copies: num_copies(bytes, MAX_COPIES) };
-    let calls = calls_per_round(bench.copies);
+    let copies = num_copies(shape.bytes(precision.operand()), MAX_COPIES);
+    let bench = Bench { shape, precision, timed, copies };
+    let calls = calls_per_round(copies);
     let largest = bench.plan(bench.largest_bounds(), 2 * calls + 1)?;
     let gpu = CudaExecutor::open(ordinal, &options, &largest, &WEIGHTS)?;
     let mut gpu = gpu.without_overlap();
@@ -74,26 +108,14 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     let error = check_error(&shape, error, bench.error_bound())?;
 
     gpu.run(rounds[1], &step, Want::Nothing)?;
-    let [us, min_us] = us_per_call(&mut gpu, rounds, calls)?;
-    Ok(Row {
-        op: shape.op(),
-        implementation: "halfwarp",
-        dtype: precision.to_string(),
-        shape,
-        us,
-        min_us,
-        tflops: shape.flops() / us / 1e6,
-        gbs: bytes as f64 / us / 1e3,
-        error,
-        config: Some(gpu.target().name()),
-        gpu: gpu.describe(),
-    })
+    Ok(Calls { gpu, rounds, calls, error })
 }
 
 /// Attention of one shape.
 struct Bench {
     shape: Shape,
     precision: Precision,
+    timed: Timed,
     copies: usize,
 }
 
@@ -118,10 +140,10 @@ impl Bench {
         }
     }
 
-    /// The tokens are appended to every copy, then come `calls` calls over the copies. The first
-    /// call's output comes out as logits, without calls a Q; those of the other calls go to one
-    /// place: so do the peers', whose allocator gives a call the memory that the one before has
-    /// left.
+    /// The tokens are appended to every copy, then come `calls` calls over the copies: of
+    /// attention, or of appends and then one of attention. The output of the first of attention
+    /// comes out as logits, without calls a Q; those of the others go to one place: so do the
+    /// peers', whose allocator gives a call the memory that the one before has left.
     fn plan(&self, bounds: Bounds, calls: usize) -> Result<Plan, PlanError> {
         let Shape { num_heads, num_kv_heads, head_dim, .. } = self.shape;
         let (q_width, kv_width) = (self.shape.q_width(), self.shape.kv_width());
@@ -131,9 +153,15 @@ impl Bench {
         let qkv = plan.activation("qkv", Rows::Tokens, width, Dtype::F32);
         plan.op(Op::Embedding { table, out: qkv });
         let (k, v) = (qkv.columns(q_width, kv_width), qkv.columns(q_width + kv_width, kv_width));
+        let (appends, calls) = match self.timed {
+            Timed::Attention => (0, calls),
+            Timed::KvAppend => (calls, calls.min(1)),
+        };
+        for append in 0..self.copies + appends {
+            plan.op(Op::KvAppend { layer: append % self.copies, k, v });
+        }
         let mut queries = Vec::new();
         for layer in 0..self.copies {
-            plan.op(Op::KvAppend { layer, k, v });
             queries.push(norm(&mut plan, qkv.columns(0, q_width), layer, dtype));
         }
         let output = plan.activation("out", Rows::Tokens, q_width, dtype);

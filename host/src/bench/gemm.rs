@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
 use super::kernels::{
-    BenchError, Row, calls_per_round, check_error, finish, num_copies, relative_error, us_per_call,
+    BenchError, Calls, Row, calls_per_round, check_error, finish, num_copies, relative_error,
 };
 use super::random::{RandomWeights, norm, normed, weight};
 use crate::exec::cuda::CudaExecutor;
@@ -33,6 +33,19 @@ impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Shape { m, n, k } = self;
         write!(f, "{m},{n},{k}")
+    }
+}
+
+impl Shape {
+    /// Multiply-adds count two.
+    pub fn flops(&self) -> f64 {
+        2.0 * (self.m * self.n * self.k) as f64
+    }
+
+    /// Bytes of A, B and C in `dtype`.
+    pub fn bytes(&self, dtype: Dtype) -> usize {
+        let &Shape { m, n, k } = self;
+        dtype.block_bytes() * (m * k + n * k + m * n)
     }
 }
 
@@ -116,29 +129,10 @@ const SAMPLES: usize = 256;
 /// # Errors
 /// [`BenchError`].
 pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    subject.check()?;
-    let &Subject { gpu: ordinal, gemm, target, ref cubin_dir, .. } = subject;
-    let options = GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() };
-    let dtype = subject.dtype();
-    let Shape { m, n, k } = shape;
-    let bytes = dtype.block_bytes() * (m * k + n * k + m * n);
-    let copies = num_copies(bytes, MAX_COPIES);
-    let calls = calls_per_round(copies);
-    let bench = Bench { shape, subject, copies };
-    let (two_rounds, one_round) = (bench.plan(2 * calls + 1)?, bench.plan(calls + 1)?);
-    let gpu = CudaExecutor::open(ordinal, &options, &two_rounds, &WEIGHTS)?;
-    let mut gpu = gpu.without_overlap();
-    let prepared = [gpu.prepare(&two_rounds)?, gpu.prepare(&one_round)?];
-
-    let mut inputs = StepInputs::new();
-    let pages: Vec<u32> = (0..m.div_ceil(PAGE_SIZE) as u32).collect();
-    let tokens: Vec<u32> = (0..m as u32).collect();
-    inputs.push_sequence(&tokens, 0, &pages, 0..m);
-    gpu.run(prepared[1], &inputs, Want::Nothing)?;
-    let got = gpu.run(prepared[0], &inputs, Want::Logits)?.logits;
-    let error = check_error(&shape, bench.sampled_error(&two_rounds, &got)?, bench.error_bound())?;
-
-    let [us, min_us] = us_per_call(&mut gpu, prepared, calls)?;
+    let mut calls = open(subject, shape)?;
+    let [us, min_us] = calls.us()?;
+    let Calls { gpu, error, .. } = calls;
+    let (gemm, dtype) = (subject.gemm, subject.dtype());
     Ok(Row {
         op: "gemm",
         implementation: if gemm == Gemm::Halfwarp { "halfwarp" } else { "cublas" },
@@ -149,12 +143,39 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
         shape,
         us,
         min_us,
-        tflops: 2.0 * (m * n * k) as f64 / us / 1e6,
-        gbs: bytes as f64 / us / 1e3,
+        tflops: shape.flops() / us / 1e6,
+        gbs: shape.bytes(dtype) as f64 / us / 1e3,
         error,
         config: (gemm == Gemm::Halfwarp).then(|| gpu.target().name()),
         gpu: gpu.describe(),
     })
+}
+
+/// Makes calls of `subject` at a shape, and verifies one.
+///
+/// # Errors
+/// [`BenchError`].
+pub fn open(subject: &Subject, shape: Shape) -> Result<Calls, BenchError> {
+    subject.check()?;
+    let &Subject { gpu: ordinal, gemm, target, ref cubin_dir, .. } = subject;
+    let options = GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() };
+    let m = shape.m;
+    let copies = num_copies(shape.bytes(subject.dtype()), MAX_COPIES);
+    let calls = calls_per_round(copies);
+    let bench = Bench { shape, subject, copies };
+    let (two_rounds, one_round) = (bench.plan(2 * calls + 1)?, bench.plan(calls + 1)?);
+    let gpu = CudaExecutor::open(ordinal, &options, &two_rounds, &WEIGHTS)?;
+    let mut gpu = gpu.without_overlap();
+    let rounds = [gpu.prepare(&two_rounds)?, gpu.prepare(&one_round)?];
+
+    let mut inputs = StepInputs::new();
+    let pages: Vec<u32> = (0..m.div_ceil(PAGE_SIZE) as u32).collect();
+    let tokens: Vec<u32> = (0..m as u32).collect();
+    inputs.push_sequence(&tokens, 0, &pages, 0..m);
+    gpu.run(rounds[1], &inputs, Want::Nothing)?;
+    let got = gpu.run(rounds[0], &inputs, Want::Logits)?.logits;
+    let error = check_error(&shape, bench.sampled_error(&two_rounds, &got)?, bench.error_bound())?;
+    Ok(Calls { gpu, rounds, calls, error })
 }
 
 /// Linear layers of one shape.

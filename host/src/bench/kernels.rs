@@ -10,6 +10,8 @@
 //! What it takes to start a graph is in the peers' times and not in these: on an H200 0.4 to 2.3
 //! us, of which each of 48 calls has 0.05 at most, each of five 0.5.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use crate::exec::cuda::CudaExecutor;
@@ -118,15 +120,35 @@ pub(super) fn finish(
     plan.finish(numerics, bounds, kv, logits, next_tokens)
 }
 
-/// The median and the least time of a call in microseconds: `plans` are of two rounds of `calls`
-/// calls each and of one, and have run.
-pub(super) fn us_per_call(
-    gpu: &mut CudaExecutor,
-    plans: [PreparedPlan; 2],
-    calls: usize,
-) -> Result<[f64; 2], ExecError> {
-    let times = [times_us(gpu, plans[0])?, times_us(gpu, plans[1])?];
-    Ok([REPEATS / 2, 0].map(|i| (times[0][i] - times[1][i]) / calls as f64))
+/// Calls on a GPU, verified and ready to be timed.
+pub struct Calls {
+    pub(super) gpu: CudaExecutor,
+    /// Plans of two rounds of calls and of one, that have run.
+    pub(super) rounds: [PreparedPlan; 2],
+    /// Calls of a round.
+    pub(super) calls: usize,
+    /// The relative error that was found.
+    pub(super) error: f64,
+}
+
+impl Calls {
+    /// The median and the least time of a call, in microseconds.
+    pub(super) fn us(&mut self) -> Result<[f64; 2], ExecError> {
+        let [two, one] = self.rounds;
+        let times = [times_us(&mut self.gpu, two)?, times_us(&mut self.gpu, one)?];
+        Ok([REPEATS / 2, 0].map(|i| (times[0][i] - times[1][i]) / self.calls as f64))
+    }
+
+    /// What `num_calls` calls take, by as many replays as it takes to make them once.
+    ///
+    /// # Errors
+    /// [`ExecError::Driver`].
+    pub fn time(&mut self, num_calls: u64) -> Result<Duration, ExecError> {
+        let replays = num_calls.div_ceil(self.calls as u64) as usize;
+        let [two, one] = self.rounds;
+        let us = self.gpu.time_us(two, replays)? - self.gpu.time_us(one, replays)?;
+        Ok(Duration::from_secs_f64(us.max(0.0) / 1e6 / self.calls as f64 * num_calls as f64))
+    }
 }
 
 /// Times of one replay, in microseconds, in ascending order.

@@ -120,7 +120,7 @@ impl Shape {
     }
 
     /// Multiply-adds count two; of causal attention those of half of the pairs.
-    pub(super) fn flops(&self) -> f64 {
+    pub fn flops(&self) -> f64 {
         let pairs = self.batch as f64 * self.q_len() as f64 * self.kv_len() as f64;
         let share = match self.step {
             Step::Prefill { causal: true, .. } => 0.5,
@@ -130,7 +130,7 @@ impl Shape {
     }
 
     /// Bytes of K and V, and of a prompt's Q and output: a decode step's are next to nothing.
-    pub(super) fn bytes(&self, dtype: Dtype) -> usize {
+    pub fn bytes(&self, dtype: Dtype) -> usize {
         let q_and_out = match self.step {
             Step::Prefill { .. } => 2 * self.q_width(),
             Step::Decode { .. } => 0,

@@ -34,11 +34,13 @@ fn the_plan_computes_what_is_verified() {
     ];
     for step in steps {
         for precision in Precision::ALL {
-            let bench = Bench { shape: shape(step), precision, copies: 2 };
-            let [right, wrong] =
-                errors(&bench, |plan| Ok(Box::new(CpuExecutor::open(plan, &WEIGHTS)?)));
-            assert!(right <= bench.error_bound(), "{step:?} {precision}: {right:e}");
-            assert!(wrong > 0.1, "{step:?} {precision}: {wrong:e}");
+            for timed in [Timed::Attention, Timed::KvAppend] {
+                let bench = Bench { shape: shape(step), precision, timed, copies: 2 };
+                let [right, wrong] =
+                    errors(&bench, |plan| Ok(Box::new(CpuExecutor::open(plan, &WEIGHTS)?)));
+                assert!(right <= bench.error_bound(), "{step:?} {precision} {timed:?}: {right:e}");
+                assert!(wrong > 0.1, "{step:?} {precision} {timed:?}: {wrong:e}");
+            }
         }
     }
 }
@@ -49,18 +51,38 @@ fn the_plan_computes_what_is_verified() {
 fn the_kernels_compute_what_is_verified() {
     use crate::exec::emulated::EmulatedExecutor;
     for step in [Step::Prefill { seq_len: 20, causal: true }, Step::Decode { kv_len: 70 }] {
-        let bench = Bench { shape: shape(step), precision: Precision::F16, copies: 2 };
-        let [right, wrong] =
-            errors(&bench, |plan| Ok(Box::new(EmulatedExecutor::open(None, plan, &WEIGHTS)?)));
-        assert!(right <= bench.error_bound(), "{step:?}: {right:e}");
-        assert!(wrong > 0.1, "{step:?}: {wrong:e}");
+        for timed in [Timed::Attention, Timed::KvAppend] {
+            let bench = Bench { shape: shape(step), precision: Precision::F16, timed, copies: 2 };
+            let [right, wrong] =
+                errors(&bench, |plan| Ok(Box::new(EmulatedExecutor::open(None, plan, &WEIGHTS)?)));
+            assert!(right <= bench.error_bound(), "{step:?} {timed:?}: {right:e}");
+            assert!(wrong > 0.1, "{step:?} {timed:?}: {wrong:e}");
+        }
+    }
+}
+
+/// Two rounds have a round of what is timed more than one has, and nothing else.
+#[test]
+fn rounds_differ_in_what_is_timed() {
+    for (timed, name) in [(Timed::Attention, "attention"), (Timed::KvAppend, "kv_append")] {
+        let shape = shape(Step::Decode { kv_len: 70 });
+        let bench = Bench { shape, precision: Precision::F16, timed, copies: 2 };
+        let count = |calls| {
+            let plan = bench.plan(bench.step_bounds(), calls).unwrap();
+            let count = |is_timed: bool| {
+                plan.ops.iter().filter(|op| (op.name() == name) == is_timed).count()
+            };
+            [count(true), count(false)]
+        };
+        let [one, two] = [count(9), count(17)];
+        assert_eq!([two[0] - one[0], two[1] - one[1]], [8, 0], "{timed:?}");
     }
 }
 
 #[test]
 fn an_output_that_is_not_finite_is_named() {
-    let bench =
-        Bench { shape: shape(Step::Decode { kv_len: 1 }), precision: Precision::F16, copies: 1 };
+    let (shape, timed) = (shape(Step::Decode { kv_len: 1 }), Timed::Attention);
+    let bench = Bench { shape, precision: Precision::F16, timed, copies: 1 };
     let mut got = vec![0.0; 2 * 64];
     assert!(bench.check_finite(&got).is_ok());
     got[64] = f32::NAN;
@@ -119,8 +141,8 @@ fn work_is_counted_as_the_peers_count_it() {
 fn every_plan_has_room_where_the_largest_has() {
     for shape in prefill_shapes().into_iter().chain(decode_shapes()) {
         let bytes = shape.bytes(Dtype::F16);
-        let bench =
-            Bench { shape, precision: Precision::F16, copies: num_copies(bytes, MAX_COPIES) };
+        let (precision, timed) = (Precision::F16, Timed::Attention);
+        let bench = Bench { shape, precision, timed, copies: num_copies(bytes, MAX_COPIES) };
         let calls = calls_per_round(bench.copies);
         let bytes = |bounds, calls| {
             let plan = bench.plan(bounds, calls).unwrap();
