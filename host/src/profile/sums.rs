@@ -72,7 +72,8 @@ impl StepProfile {
         layers
             .map(|layer| {
                 let ops = self.ops.iter().filter(|op| op.layer == layer);
-                LayerSum { layer, us: ops.map(|op| op.us).sum() }
+                // The sum of no numbers would be -0.
+                LayerSum { layer, us: ops.fold(0.0, |us, op| us + op.us) }
             })
             .collect()
     }
