@@ -6,7 +6,8 @@ mod interpreter;
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Device, Executor, GpuOptions, Want, memory_budget};
 use halfwarp::plan::{
-    Accumulate, Bounds, Dtype, Numerics, Op, Plan, PlanError, Precision, Rows, StepInputs, View,
+    Accumulate, Bounds, Dtype, Fusion, Numerics, Op, Plan, PlanError, Precision, Rows, StepInputs,
+    View,
 };
 use halfwarp::{Decoder, Model, ModelError, OpenError};
 use interpreter::Interpreter;
@@ -322,8 +323,12 @@ fn rejects_a_checkpoint_that_its_configuration_does_not_fit() {
 #[test]
 fn a_plan_keeps_its_numerics_and_they_are_checked() {
     let model = Model::open(goldens().join("llama-gqa")).unwrap();
-    let f16 =
-        Numerics { precision: Precision::F16, accumulate: Accumulate::F16, batch_invariant: true };
+    let f16 = Numerics {
+        accumulate: Accumulate::F16,
+        batch_invariant: true,
+        fusion: Fusion::NONE,
+        ..Precision::F16.into()
+    };
     assert_eq!(*model.plan(&f16, bounds(4), 1).unwrap().numerics(), f16);
     for precision in [Precision::F32, Precision::BF16] {
         let numerics = Numerics { precision, ..f16 };

@@ -83,12 +83,20 @@ impl<'a> Interpreter<'a> {
                 let data = self.attention(&attention);
                 self.write(attention.out, &data);
             }
+            // In one step, which leaves no scores.
+            Op::AttentionScores(_) | Op::AttentionSoftmax(_) => {}
+            Op::AttentionValues(op) => self.op(&Op::Attention(op.attention)),
             Op::AppendAttention(AppendAttention { append, attention }) => {
                 self.op(&Op::RopeAppend(append));
                 self.op(&Op::Attention(attention));
             }
             Op::SiluMul { gate, up, out } => {
                 let data = gated(&self.read(gate), &self.read(up));
+                self.write(out, &data);
+            }
+            Op::Add { x, residual, out } => {
+                let terms = self.read(x).into_iter().zip(self.read(residual));
+                let data: Vec<f32> = terms.map(|(x, residual)| x + residual).collect();
                 self.write(out, &data);
             }
             Op::GatherRows { x, out } => {

@@ -5,8 +5,8 @@ use clap::ValueEnum;
 use halfwarp::exec::{GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
 use halfwarp::{
-    Accumulate, Device, Engine, EngineOptions, Gemm, Model, Precision, PrecisionChoice, Request,
-    Target, exec::cuda, models,
+    Accumulate, AttentionForm, Device, Engine, EngineOptions, Fusion, Gemm, Model, Precision,
+    PrecisionChoice, Request, Target, exec::cuda, models,
 };
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
@@ -54,6 +54,12 @@ pub struct EngineArgs {
     /// The same logits, bit for bit, whatever else is in the batch and however a prompt is chunked
     #[arg(long)]
     pub batch_invariant: bool,
+    /// Fused kernels: on, off, or those that are on: norm_gemm,gemm_swiglu,rope_append,residual
+    #[arg(long, value_name = "FUSION", default_value_t = Fusion::ALL)]
+    fusion: Fusion,
+    /// How attention is computed
+    #[arg(long, value_enum, default_value_t = AttentionArg::Flash)]
+    attention: AttentionArg,
 }
 
 /// Which GEMM kernels run the linear layers.
@@ -91,6 +97,24 @@ impl From<AccumulateArg> for Accumulate {
         match accumulate {
             AccumulateArg::F32 => Accumulate::F32,
             AccumulateArg::F16 => Accumulate::F16,
+        }
+    }
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum AttentionArg {
+    /// In one kernel that stores no score
+    Flash,
+    /// In three kernels that store scores and probabilities, to compare with
+    Materialized,
+}
+
+impl From<AttentionArg> for AttentionForm {
+    fn from(attention: AttentionArg) -> Self {
+        match attention {
+            AttentionArg::Flash => AttentionForm::Flash,
+            AttentionArg::Materialized => AttentionForm::Materialized,
         }
     }
 }
@@ -260,6 +284,8 @@ impl EngineArgs {
             target: self.target.map(Target::from),
             batch_invariant: self.batch_invariant,
             gpu_memory_utilization: self.gpu_memory_utilization,
+            fusion: self.fusion,
+            attention: self.attention.into(),
             context,
             ..EngineOptions::default()
         }

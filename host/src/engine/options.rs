@@ -4,7 +4,7 @@ use super::{EngineError, PrecisionChoice, Request};
 use crate::Model;
 use crate::exec::{self, Device, Gemm, GpuOptions, Target};
 use crate::model::{Config, RopeScaling};
-use crate::plan::{Accumulate, Numerics, PAGE_SIZE, Precision};
+use crate::plan::{Accumulate, AttentionForm, Fusion, Numerics, PAGE_SIZE, Precision};
 use std::path::PathBuf;
 
 /// A context below which a smaller step or precision is better, if the options leave the context open.
@@ -34,6 +34,10 @@ pub struct EngineOptions {
     /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones. In 16
     /// bits a GPU decodes at most 64 sequences so, and a step of more is an error.
     pub batch_invariant: bool,
+    /// Which neighbouring operations run as one kernel, where there is one; [`Fusion::ALL`] by default.
+    pub fusion: Fusion,
+    /// How attention is computed; its memory is in the budget.
+    pub attention: AttentionForm,
     /// Positions of a sequence, prompt and answer. `Some(0)`: what the model allows. `None`: that too, or less if the
     /// memory has no room for it; a model whose RoPE is LongRoPE gets no more than the context of its training, beyond
     /// which it computes every position in another way.
@@ -65,6 +69,8 @@ impl Default for EngineOptions {
             accumulate: Accumulate::default(),
             target: None,
             batch_invariant: false,
+            fusion: Fusion::default(),
+            attention: AttentionForm::default(),
             context: None,
             max_seqs: 1,
             max_tokens: None,
@@ -91,8 +97,8 @@ impl EngineOptions {
 
     /// How the model computes in `precision`.
     pub(super) fn numerics(&self, precision: Precision) -> Numerics {
-        let &EngineOptions { accumulate, batch_invariant, .. } = self;
-        Numerics { precision, accumulate, batch_invariant }
+        let &EngineOptions { accumulate, batch_invariant, fusion, attention, .. } = self;
+        Numerics { precision, accumulate, batch_invariant, fusion, attention }
     }
 
     /// Tokens of a step, of a model with `num_weights` weights.

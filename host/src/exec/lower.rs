@@ -8,21 +8,23 @@ use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, DecodeWorkspace, SeqInputs};
 use kernels::gather_rows::GatherRows;
-use kernels::gemm::{Gpu, SumOrder};
+use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, SumOrder};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::sampling::{Argmax, ArgmaxWorkspace};
 use kernels::silu_mul::SiluMul;
 
 mod append;
+mod count;
 mod cublas;
 mod element;
 mod fuse;
+mod materialized;
 
-pub use self::fuse::fused;
-
+pub use self::count::LoweredPlan;
 pub use self::cublas::{Task, lower_with};
 use self::element::{Launched, Stored};
+pub use self::fuse::fused;
 use super::step_buffer::StepBuffer;
 use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};
@@ -244,6 +246,9 @@ impl<'a> Lowering<'a> {
                 self.rope_append::<f32, E>(op)?
             }
             Op::RopeAppend(ref op) => self.rope_append::<E, E>(op)?,
+            Op::AttentionScores(ref op) => self.attention_scores::<E>(op)?,
+            Op::AttentionSoftmax(ref op) => self.attention_softmax::<E>(op)?,
+            Op::AttentionValues(ref op) => self.attention_values::<E>(op)?,
             Op::SiluMul { gate, up, out } => {
                 SiluMul { max_rows: self.max_rows(out), width: out.width }.launch::<E>(
                     self.num_rows(out),
@@ -251,6 +256,16 @@ impl<'a> Lowering<'a> {
                     self.view(up)?,
                     self.view(out)?,
                 )
+            }
+            Op::Add { x, residual, out } => {
+                let operands = GemmEpilogueOperands::<f32, f32> {
+                    product: self.view(x)?,
+                    bias: None,
+                    residual: Some(self.view(residual)?),
+                    out: self.view(out)?,
+                };
+                GemmEpilogue { max_rows: self.max_rows(out), width: out.width }
+                    .launch(self.num_rows(out), &operands)
             }
             Op::GatherRows { x, out } => {
                 GatherRows { max_rows: self.max_rows(out), width: out.width }.launch::<E>(

@@ -22,6 +22,7 @@ pub use device::{Device, GpuOptions, default_cubin_dir, open};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::NextToken;
+pub use lower::LoweredPlan;
 pub use memory::{MemoryInfo, memory_budget};
 pub use observe::{Activations, AfterOp, StepTimes};
 pub use prepared::PreparedPlan;

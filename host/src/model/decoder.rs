@@ -1,8 +1,8 @@
 //! The one decoder: a configuration and its names to a plan.
 //!
 //! Per layer: norm, packed QKV projection, QK-norm, RoPE, cache append, attention, output
-//! projection onto the residual stream; norm, packed gate and up projection, SiLU gate, down
-//! projection onto the residual stream.
+//! projection, addition to the residual stream; norm, packed gate and up projection, SiLU gate,
+//! down projection, addition to the residual stream. Executors fuse them ([`Plan::fused`]).
 //!
 //! A [`Precision`] says what is stored in 16 bits: what linear layers and attention read. The
 //! residual stream, which grows from layer to layer, is in f32 and added to in f32
@@ -10,8 +10,9 @@
 
 use super::{Config, names::Names};
 use crate::plan::{
-    Attention, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear, Numerics, Op, PartTransform,
-    Plan, PlanBuilder, PlanError, Precision, Rows, View, Weight, WeightId, WeightPart,
+    Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
+    MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, Precision,
+    Rows, View, Weight, WeightId, WeightPart,
 };
 
 /// Makes the plan of the model that `config` describes, with weights of the checkpoint that `names`
@@ -32,7 +33,12 @@ pub(super) fn plan(
         num_pages,
         dtype: precision.cache(),
     };
-    let mut planner = Planner { config, names, precision, builder: PlanBuilder::new() };
+    let score_columns = match numerics.attention {
+        AttentionForm::Flash => None,
+        AttentionForm::Materialized => Some(bounds.score_columns()),
+    };
+    let builder = PlanBuilder::new();
+    let mut planner = Planner { config, names, precision, score_columns, builder };
     let rope = planner.builder.constant(rope);
     let (logits, next_tokens) = planner.decode(rope);
     planner.builder.finish(numerics, bounds, kv, logits, next_tokens)
@@ -42,6 +48,8 @@ struct Planner<'a> {
     config: &'a Config,
     names: &'a Names,
     precision: Precision,
+    /// Columns of a head's scores, where attention stores them.
+    score_columns: Option<usize>,
     builder: PlanBuilder,
 }
 
@@ -85,7 +93,7 @@ impl Planner<'_> {
 
         let norm = names.in_layer(layer, names.attention_norm);
         let x = self.norm(&label("attention_norm"), &norm, hidden);
-        let qkv = self.linear(&label("qkv"), &self.qkv_parts(layer), config.qkv_bias, x, None);
+        let qkv = self.operand_linear(&label("qkv"), &self.qkv_parts(layer), config.qkv_bias, x);
         let (q, k) = (qkv.columns(0, q_width), qkv.columns(q_width, kv_width));
         let v = qkv.columns(q_width + kv_width, kv_width);
         if config.qk_norm {
@@ -99,7 +107,7 @@ impl Planner<'_> {
         self.builder.op(Op::Rope { x: rotated, table: rope, head_dim });
         self.builder.op(Op::KvAppend { layer, k, v });
         let out = self.operand(&label("attention"), Rows::Tokens, q_width);
-        self.builder.op(Op::Attention(Attention {
+        let attention = Attention {
             layer,
             q,
             out,
@@ -109,10 +117,25 @@ impl Planner<'_> {
             softmax_scale: (head_dim as f64).powf(-0.5) as f32,
             causal: true,
             window: config.windows[layer],
-        }));
+        };
+        match self.score_columns {
+            None => self.builder.op(Op::Attention(attention)),
+            Some(columns) => self.materialized_attention(attention, num_heads * columns),
+        }
         let projection = part(names.in_layer(layer, names.attention_out), hidden.width);
         let bias = config.attention_out_bias;
-        self.linear(&label("attention_out"), &[projection], bias, out, Some(hidden));
+        self.add_linear(&label("attention_out"), projection, bias, out, hidden);
+    }
+
+    /// Attention whose rows of scores have `columns` columns.
+    fn materialized_attention(&mut self, attention: Attention, columns: usize) {
+        let label = |what: &str| format!("layers.{}.{what}", attention.layer);
+        let scores = self.builder.activation(label("scores"), Rows::Tokens, columns, Dtype::F32);
+        let probabilities = self.operand(&label("probabilities"), Rows::Tokens, columns);
+        let op = MaterializedAttention { attention, scores, probabilities };
+        self.builder.op(Op::AttentionScores(op));
+        self.builder.op(Op::AttentionSoftmax(op));
+        self.builder.op(Op::AttentionValues(op));
     }
 
     /// `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`.
@@ -124,12 +147,12 @@ impl Planner<'_> {
         let norm = names.in_layer(layer, names.mlp_norm);
         let x = self.norm(&label("mlp_norm"), &norm, hidden);
         let parts = self.stacked(layer, names.gate_up, &[(width, PartTransform::None); 2]);
-        let gate_up = self.linear(&label("gate_up"), &parts, config.mlp_bias, x, None);
+        let gate_up = self.operand_linear(&label("gate_up"), &parts, config.mlp_bias, x);
         let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
         let out = self.operand(&label("gated"), Rows::Tokens, width);
         self.builder.op(Op::SiluMul { gate, up, out });
         let down = part(names.in_layer(layer, names.down), hidden.width);
-        self.linear(&label("down"), &[down], config.mlp_bias, out, Some(hidden));
+        self.add_linear(&label("down"), down, config.mlp_bias, out, hidden);
     }
 
     /// Q, K and V, stacked; the rows of Q and K in the order that RoPE by halves wants.
@@ -169,21 +192,25 @@ impl Planner<'_> {
             .collect()
     }
 
-    /// `x` through a linear layer stacked from `parts`: added onto `residual`, or to a new
-    /// activation.
-    fn linear(
-        &mut self,
-        label: &str,
-        parts: &[WeightPart],
-        bias: bool,
-        x: View,
-        residual: Option<View>,
-    ) -> View {
+    /// `x` through a linear layer stacked from `parts`, to a new operand.
+    fn operand_linear(&mut self, label: &str, parts: &[WeightPart], bias: bool, x: View) -> View {
+        let out = self.operand(label, Rows::Tokens, num_rows(parts));
+        self.linear(label, parts, bias, x, out);
+        out
+    }
+
+    /// `residual += linear(x)`.
+    fn add_linear(&mut self, label: &str, part: WeightPart, bias: bool, x: View, residual: View) {
+        let dtype = self.precision.residual();
+        let out = self.builder.activation(label, Rows::Tokens, residual.width, dtype);
+        self.linear(label, &[part], bias, x, out);
+        self.builder.op(Op::Add { x: out, residual, out: residual });
+    }
+
+    fn linear(&mut self, label: &str, parts: &[WeightPart], bias: bool, x: View, out: View) {
         let weight = self.matrix(label, parts, x.width);
         let bias = bias.then(|| self.vector(&format!("{label}_bias"), parts, "bias"));
-        let out = residual.unwrap_or_else(|| self.operand(label, Rows::Tokens, num_rows(parts)));
-        self.builder.op(Op::Linear(Linear { bias, residual, ..Linear::new(x, weight, out) }));
-        out
+        self.builder.op(Op::Linear(Linear { bias, ..Linear::new(x, weight, out) }));
     }
 
     /// `norm(x)`, with the weight called `name` in the checkpoint.

@@ -1,12 +1,16 @@
 //! What a step must move and compute: bytes and operations, from the plan and the real sizes of the
 //! step.
 
-use super::{Attention, Linear, Op, Plan, RopeAppend, Rows, StepInputs, View};
+use super::{
+    Attention, Linear, MaterializedAttention, Op, Plan, RopeAppend, Rows, StepInputs, View,
+};
 
 /// Operations of a norm for each element.
 const NORM_FLOPS: usize = 4;
 /// Operations of RoPE for each element.
 const ROPE_FLOPS: usize = 3;
+/// Operations of a softmax for each score.
+const SOFTMAX_FLOPS: usize = 4;
 /// Operations of a gate for each element of its output.
 const GATE_FLOPS: usize = 5;
 
@@ -63,6 +67,11 @@ impl std::ops::Add for Cost {
     }
 }
 
+/// Pairs of a token and a key of it that `attention` computes.
+fn pairs(attention: &Attention, shape: &StepShape) -> usize {
+    if attention.causal { shape.causal_pairs } else { shape.full_pairs }
+}
+
 impl Plan {
     /// The cost of a whole step. A sliding window is not subtracted: this is an upper bound there.
     pub fn cost(&self, shape: &StepShape) -> Cost {
@@ -74,8 +83,16 @@ impl Plan {
 
     /// The cost of one operation of this plan.
     pub fn op_cost(&self, op: &Op, shape: &StepShape) -> Cost {
+        let stored = op.materialized_attention();
         let bytes = |view: View| {
-            self.view_elems(view, shape) * self.tensor(view.tensor).dtype.block_bytes()
+            let elems = match stored {
+                // Of the keys that a token sees, and no others.
+                Some(op) if [op.scores, op.probabilities].contains(&view) => {
+                    pairs(&op.attention, shape) * op.attention.num_heads
+                }
+                _ => self.view_elems(view, shape),
+            };
+            elems * self.tensor(view.tensor).dtype.block_bytes()
         };
         let mut cost = Cost {
             read_bytes: match *op {
@@ -101,20 +118,34 @@ impl Plan {
             Op::Embedding { .. }
             | Op::KvAppend { .. }
             | Op::GatherRows { .. }
+            | Op::AttentionScores(_)
+            | Op::AttentionSoftmax(_)
+            | Op::AttentionValues(_)
             | Op::Argmax { .. } => {}
             Op::RmsNorm { x, .. } => cost.flops = NORM_FLOPS * self.view_elems(*x, shape),
             Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
             Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}
             Op::SiluMul { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
+            Op::Add { out, .. } => cost.flops = self.view_elems(*out, shape),
             Op::Linear(linear) => cost.flops = self.linear_flops(linear, shape),
         }
         if let Some(RopeAppend { q, k, .. }) = op.rope_append() {
             cost.flops += ROPE_FLOPS * (self.view_elems(*q, shape) + self.view_elems(*k, shape));
         }
-        if let Some(Attention { num_heads, head_dim, causal, .. }) = op.attention() {
-            let pairs = if *causal { shape.causal_pairs } else { shape.full_pairs };
+        if let Some(attention) = op.attention() {
             cost.read_bytes += kv_row_bytes * shape.kv_positions;
-            cost.flops += 4 * pairs * num_heads * head_dim;
+            cost.flops += 4 * pairs(attention, shape) * attention.num_heads * attention.head_dim;
+        }
+        if let Some(MaterializedAttention { attention, .. }) = stored {
+            let scores = pairs(attention, shape) * attention.num_heads;
+            cost.flops = match op {
+                Op::AttentionSoftmax(_) => SOFTMAX_FLOPS * scores,
+                _ => {
+                    // Either K or V.
+                    cost.read_bytes += kv_row_bytes / 2 * shape.kv_positions;
+                    2 * scores * attention.head_dim
+                }
+            };
         }
         cost
     }
@@ -123,7 +154,8 @@ impl Plan {
         let (inputs, outputs) = (self.view_elems(op.x, shape), self.view_elems(op.out, shape));
         let norm = if op.norm.is_some() { NORM_FLOPS * inputs } else { 0 };
         let gate = if op.gated { GATE_FLOPS * outputs } else { 0 };
-        norm + 2 * inputs * self.weight(op.weight).rows + gate
+        let residual = if op.residual.is_some() { outputs } else { 0 };
+        norm + 2 * inputs * self.weight(op.weight).rows + gate + residual
     }
 
     fn view_elems(&self, view: View, shape: &StepShape) -> usize {

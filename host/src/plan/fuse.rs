@@ -4,19 +4,22 @@
 //! | --- | --- | --- |
 //! | norm of f32 rows | linear layer | [`Linear::norm`]: the operand |
 //! | linear layer | gate of its two halves | [`Linear::gated`]: gate and up |
+//! | linear layer to f32 | residual added to it | [`Linear::residual`]: the output before it |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
 //! | that | attention | [`AppendAttention`]: the rotated Q |
 //!
-//! A fused plan gives the bits of the one that it was made of, and takes no more memory: what is
-//! alive during a fused operation is no more than what was during one of its parts.
+//! [`Numerics::fusion`](super::Numerics::fusion) says which of them a plan may have. A fused plan
+//! gives the bits of the one that it was made of, unless a kernel rounds less or adds in another
+//! order, and takes no more memory: what is alive during a fused operation is no more than what
+//! was during one of its parts.
 
 use super::memory::{Lifetime, lifetimes};
-use super::{AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, RopeAppend, View};
+use super::{AppendAttention, Attention, Dtype, Fusion, Linear, Norm, Op, Plan, RopeAppend, View};
 
 impl Plan {
-    /// The same plan with neighbouring operations fused, wherever no other operation reads the
-    /// value between them and the executor has a kernel: `takes` the fused operation. Its ids are
-    /// those of this plan.
+    /// The same plan with neighbouring operations fused, wherever the plan's numerics allow it, no
+    /// other operation reads the value between them and the executor has a kernel: `takes` the
+    /// fused operation. Its ids are those of this plan.
     pub fn fused(&self, takes: impl Fn(&Op) -> bool) -> Plan {
         let pass = Pass { plan: self, lifetimes: lifetimes(self) };
         let mut ops: Vec<Op> = Vec::with_capacity(self.ops.len());
@@ -40,19 +43,27 @@ impl Pass<'_> {
     /// What `first`, which may be fused already, and `second`, operation `index`, are together.
     /// They are neighbours: nothing between them changes what either of them reads.
     fn pair(&self, first: &Op, second: &Op, index: usize) -> Option<Op> {
+        let Fusion { norm_gemm, gemm_swiglu, rope_append, residual } = self.plan.numerics.fusion;
         match (first, second) {
-            (&Op::RmsNorm { x, weight, out, eps }, Op::Linear(linear)) if linear.x == out => {
+            (&Op::RmsNorm { x, weight, out, eps }, Op::Linear(linear))
+                if norm_gemm && linear.x == out =>
+            {
                 self.norm_linear(x, Norm { weight, eps }, linear, index)
             }
-            (Op::Linear(linear), &Op::SiluMul { gate, up, out }) => {
+            (Op::Linear(linear), &Op::SiluMul { gate, up, out }) if gemm_swiglu => {
                 self.linear_gate(linear, [gate, up], out, index)
             }
-            (&Op::Rope { x, table, head_dim }, &Op::KvAppend { layer, k, v }) => {
+            (Op::Linear(linear), &Op::Add { x, residual: to, out })
+                if residual && linear.out == x =>
+            {
+                self.linear_residual(linear, to, out, index)
+            }
+            (&Op::Rope { x, table, head_dim }, &Op::KvAppend { layer, k, v }) if rope_append => {
                 let q = rotated_before(x, k)?;
                 let op = RopeAppend { layer, q, k, v, table, head_dim };
                 self.rope_append(x, op, index)
             }
-            (&Op::RopeAppend(append), &Op::Attention(attention)) => {
+            (&Op::RopeAppend(append), &Op::Attention(attention)) if rope_append => {
                 self.append_attention(append, attention, index)
             }
             _ => None,
@@ -86,6 +97,20 @@ impl Pass<'_> {
             && out.tensor != linear.x.tensor
             && self.is_passed_on(gate_up, index);
         fits.then_some(Op::Linear(Linear { gated: true, out, ..*linear }))
+    }
+
+    fn linear_residual(
+        &self,
+        linear: &Linear,
+        residual: View,
+        out: View,
+        index: usize,
+    ) -> Option<Op> {
+        let fits = !linear.gated
+            && linear.residual.is_none()
+            && out.tensor != linear.x.tensor
+            && self.is_passed_on(linear.out, index);
+        fits.then_some(Op::Linear(Linear { residual: Some(residual), out, ..*linear }))
     }
 
     /// The columns of K stay unrotated in memory: no operation may read them after the append.

@@ -11,6 +11,7 @@ mod cost;
 mod dtype;
 mod error;
 mod fuse;
+mod fusion;
 mod kv;
 mod memory;
 mod numerics;
@@ -28,10 +29,11 @@ pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
 pub use error::PlanError;
+pub use fusion::{Fusion, UnknownFusion};
 pub use kv::{KvLayout, PAGE_SIZE};
 pub use memory::ArenaLayout;
-pub use numerics::{Accumulate, Numerics};
-pub use op::{AppendAttention, Attention, Linear, Norm, Op, RopeAppend};
+pub use numerics::{Accumulate, AttentionForm, Numerics};
+pub use op::{AppendAttention, Attention, Linear, MaterializedAttention, Norm, Op, RopeAppend};
 pub use precision::Precision;
 pub use source::{ReadWeightError, WeightSource};
 pub use step::{StepInputs, StepLayout};
@@ -67,6 +69,11 @@ impl Bounds {
     /// Pages of one sequence: the width of the block table.
     pub fn max_pages_per_seq(&self) -> usize {
         self.max_kv_len.div_ceil(PAGE_SIZE)
+    }
+
+    /// Columns of a head's scores of one token, where they are stored: whole pages.
+    pub fn score_columns(&self) -> usize {
+        self.max_pages_per_seq() * PAGE_SIZE
     }
 
     /// Rows of an activation.

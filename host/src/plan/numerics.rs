@@ -1,6 +1,6 @@
 //! How a model computes: said once, when a plan is made.
 
-use super::{Dtype, PlanError, Precision};
+use super::{Dtype, Fusion, PlanError, Precision};
 
 /// How a model computes. A plan is built for it and keeps it
 /// ([`Plan::numerics`](super::Plan::numerics)).
@@ -13,6 +13,10 @@ pub struct Numerics {
     /// Whether a row of every activation has the same bits whatever other rows share the step, and
     /// whatever the plan's bounds: all decode plans agree, and so do all prompt plans.
     pub batch_invariant: bool,
+    /// Which neighbouring operations an executor may fuse.
+    pub fusion: Fusion,
+    /// How attention is computed.
+    pub attention: AttentionForm,
 }
 
 impl Numerics {
@@ -34,6 +38,18 @@ impl From<Precision> for Numerics {
     fn from(precision: Precision) -> Self {
         Numerics { precision, ..Numerics::default() }
     }
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AttentionForm {
+    /// In one operation that stores no score: an online softmax over tiles of keys
+    /// (arXiv:2205.14135).
+    #[default]
+    Flash,
+    /// In three operations, which store the scores, then their softmax, as activations: for each
+    /// token and head so many as the context has positions.
+    Materialized,
 }
 
 /// Type of the accumulators of matrix products on a GPU.

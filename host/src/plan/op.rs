@@ -56,6 +56,13 @@ pub enum Op {
     Attention(Attention),
     /// RoPE and append of the new tokens, then their attention, fused.
     AppendAttention(AppendAttention),
+    /// The scores of [`MaterializedAttention`]: `softmax_scale * q . k` of each key that a token
+    /// sees.
+    AttentionScores(MaterializedAttention),
+    /// Its probabilities: the softmax of the scores.
+    AttentionSoftmax(MaterializedAttention),
+    /// Its output: the values weighted with the probabilities.
+    AttentionValues(MaterializedAttention),
     /// `out = silu(gate) * up`.
     SiluMul {
         /// `[tokens, intermediate_size]`.
@@ -63,6 +70,15 @@ pub enum Op {
         /// `[tokens, intermediate_size]`.
         up: View,
         /// `[tokens, intermediate_size]`.
+        out: View,
+    },
+    /// `out = x + residual`. `out` may be `residual`.
+    Add {
+        /// `[tokens, hidden_size]`.
+        x: View,
+        /// As `x`.
+        residual: View,
+        /// As `x`.
         out: View,
     },
     /// `out[r, :] = x[logit_rows[r], :]`.
@@ -87,7 +103,7 @@ pub enum Op {
 ///
 /// With a norm before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`], itself and
 /// [`Op::SiluMul`] one after the other: the values between them are rounded to the type of the
-/// weight, and not stored.
+/// weight, and not stored. With a residual it is itself to f32 and [`Op::Add`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear {
     /// `[rows, k]`: of the weight's type; of f32, where it has a norm.
@@ -177,6 +193,19 @@ pub struct AppendAttention {
     pub attention: Attention,
 }
 
+/// [`Attention`] in three operations, with its scores and probabilities in memory. Of a token's row
+/// they hold the keys that it sees; other columns are anything.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MaterializedAttention {
+    /// What is computed.
+    pub attention: Attention,
+    /// `[tokens, num_heads * score_columns]` f32, see
+    /// [`Bounds::score_columns`](super::Bounds::score_columns).
+    pub scores: View,
+    /// As `scores`, of the cache's type.
+    pub probabilities: View,
+}
+
 impl Op {
     /// Its name, for profiles and errors.
     pub fn name(&self) -> &'static str {
@@ -192,7 +221,11 @@ impl Op {
             Op::RopeAppend(_) => "rope_append",
             Op::Attention(_) => "attention",
             Op::AppendAttention(_) => "append_attention",
+            Op::AttentionScores(_) => "attention_scores",
+            Op::AttentionSoftmax(_) => "attention_softmax",
+            Op::AttentionValues(_) => "attention_values",
             Op::SiluMul { .. } => "silu_mul",
+            Op::Add { .. } => "add",
             Op::GatherRows { .. } => "gather_rows",
             Op::Argmax { .. } => "argmax",
         }
@@ -215,7 +248,11 @@ impl Op {
                 vec![q, k, v]
             }
             Op::Attention(Attention { q, .. }) => vec![q],
+            Op::AttentionScores(op) => vec![op.attention.q],
+            Op::AttentionSoftmax(op) => vec![op.scores],
+            Op::AttentionValues(op) => vec![op.probabilities],
             Op::SiluMul { gate, up, .. } => vec![gate, up],
+            Op::Add { x, residual, .. } => vec![x, residual],
         }
     }
 
@@ -226,6 +263,7 @@ impl Op {
             | Op::RmsNorm { out, .. }
             | Op::Linear(Linear { out, .. })
             | Op::SiluMul { out, .. }
+            | Op::Add { out, .. }
             | Op::GatherRows { out, .. }
             | Op::Argmax { out, .. }
             | Op::Attention(Attention { out, .. })
@@ -234,6 +272,9 @@ impl Op {
             }
             Op::Rope { x, .. } => vec![x],
             Op::RopeAppend(RopeAppend { q, .. }) => vec![q],
+            Op::AttentionScores(op) => vec![op.scores],
+            Op::AttentionSoftmax(op) => vec![op.probabilities],
+            Op::AttentionValues(op) => vec![op.attention.out],
             Op::KvAppend { .. } => vec![],
         }
     }
@@ -264,6 +305,16 @@ impl Op {
         match self {
             Op::RopeAppend(append) | Op::AppendAttention(AppendAttention { append, .. }) => {
                 Some(append)
+            }
+            _ => None,
+        }
+    }
+
+    /// The part of attention in three operations that it is.
+    pub fn materialized_attention(&self) -> Option<&MaterializedAttention> {
+        match self {
+            Op::AttentionScores(op) | Op::AttentionSoftmax(op) | Op::AttentionValues(op) => {
+                Some(op)
             }
             _ => None,
         }

@@ -1,8 +1,9 @@
 //! What the tests of plans and of what reads them share.
 
 use super::{
-    Attention, Bounds, Constant, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, PartTransform,
-    Plan, PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId, WeightPart,
+    Attention, Bounds, Constant, Dtype, Fusion, KvLayout, Linear, Numerics, Op, PAGE_SIZE,
+    PartTransform, Plan, PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId,
+    WeightPart,
 };
 
 /// A plan without operations, which tests fill: it is not checked.
@@ -18,6 +19,30 @@ pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
         logits: output,
         next_tokens: output,
         numerics: Numerics::default(),
+    }
+}
+
+impl Plan {
+    /// Sets what may be fused.
+    pub fn set_fusion(&mut self, fusion: Fusion) {
+        self.numerics.fusion = fusion;
+    }
+
+    /// Makes operations of their own of the residuals of linear layers.
+    pub fn unfuse_residuals(&mut self) {
+        let mut ops = Vec::new();
+        for op in std::mem::take(&mut self.ops) {
+            match op {
+                Op::Linear(linear @ Linear { residual: Some(residual), out, .. }) => {
+                    let x = View { tensor: TensorId(self.tensors.len()), ..out };
+                    self.tensors.push(self.tensor(out.tensor).clone());
+                    ops.push(Op::Linear(Linear { residual: None, out: x, ..linear }));
+                    ops.push(Op::Add { x, residual, out });
+                }
+                op => ops.push(op),
+            }
+        }
+        self.ops = ops;
     }
 }
 

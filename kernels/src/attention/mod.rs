@@ -8,6 +8,7 @@ mod combine;
 pub mod decode;
 mod fma;
 mod kv_ring;
+pub mod materialized;
 mod mma;
 mod new_token;
 pub mod prefill;

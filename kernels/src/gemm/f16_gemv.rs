@@ -1,5 +1,5 @@
 //! GEMV in f16 and bf16 (decode of one sequence): `out[n] = sum_k x[k] * weight[n, k] (+ bias[n])
-//! (+ residual[n])`. `_norm` instances apply RMSNorm to x first; `_norm_silu` instances then store
+//! (+ residual[n])`. `_norm` instances apply RMSNorm to x first; `_silu` instances store
 //! `silu(gate) * up` of a stacked weight.
 //!
 //! Shapes    x `[k]`, weight `[n, k]` with a row stride, f16 or bf16; bias, residual `[n]` f32; out
@@ -45,13 +45,13 @@ const fn num_partials(rows: usize, normed: bool) -> u32 {
 }
 
 /// Most warps of a block.
-const fn max_warps(normed: bool) -> u32 {
-    if normed { MAX_SLICES } else { 6 }
+const fn max_warps(fused: bool) -> u32 {
+    if fused { MAX_SLICES } else { 6 }
 }
 
 /// Blocks that should fit on an SM.
-const fn min_blocks(normed: bool) -> u32 {
-    if normed { 3 } else { 6 }
+const fn min_blocks(fused: bool) -> u32 {
+    if fused { 3 } else { 6 }
 }
 
 /// The rows of the weight that a warp computes.
@@ -220,13 +220,18 @@ unsafe fn reduce_other_slices(
 /// 4. A block has a multiple of `num_slices` warps; `slices_reciprocal` is 256 over `num_slices`,
 ///    rounded up; `block_n` is the outputs of the block.
 #[kernel(
-    launch_bounds(max_warps(NORMED) * warp::WARP_SIZE, min_blocks(NORMED)),
+    launch_bounds(
+        max_warps(NORMED || GATED) * warp::WARP_SIZE,
+        min_blocks(NORMED || GATED)
+    ),
     overlaps,
     instances(
         gemv_f16 = <f16, 1, 4, false, false>,
+        gemv_f16_silu = <f16, 4, 2, false, true>,
         gemv_f16_norm = <f16, 4, 2, true, false>,
         gemv_f16_norm_silu = <f16, 4, 2, true, true>,
         gemv_bf16 = <bf16, 1, 4, false, false>,
+        gemv_bf16_silu = <bf16, 4, 2, false, true>,
         gemv_bf16_norm = <bf16, 4, 2, true, false>,
         gemv_bf16_norm_silu = <bf16, 4, 2, true, true>
     )

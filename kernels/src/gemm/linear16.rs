@@ -183,8 +183,8 @@ impl Linear16 {
     /// # Errors
     /// [`LaunchError`] for a k that is no multiple of 8, operands whose rows are not 16-byte
     /// aligned, a residual with 16-bit outputs, f16 accumulators of bf16 operands, sizes beyond a
-    /// grid or an `i32`, a norm or a gate where [`Linear16::fuses`] is false, and a gate without a
-    /// norm or with f32 outputs.
+    /// grid or an `i32`, a norm or a gate where [`Linear16::fuses`] is false, and a gate with f32
+    /// outputs.
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
@@ -239,10 +239,10 @@ impl Linear16 {
         }
     }
 
-    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns with a fused
-    /// norm, gated or not.
-    pub const fn fuses(max_rows: usize, k: usize) -> bool {
-        SmallM16::fuses(max_rows, k)
+    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns that are gated,
+    /// have a fused norm, or both.
+    pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
+        SmallM16::fuses(max_rows, k, normed)
     }
 
     /// Rows of the weight: two for each column of a gated output.
@@ -260,7 +260,7 @@ impl Linear16 {
             _ => Err(LaunchError::Shape {
                 what: "rows",
                 value: self.max_rows,
-                expected: "at most 8 for a layer with a fused norm",
+                expected: "at most 8 for a layer with a fused norm or gate",
             }),
         }
     }
@@ -284,11 +284,8 @@ impl Linear16 {
         }
         check_rows(weight)?;
         let x_stride = match x {
-            Input16::Half(_) if self.gated => {
-                return refuse("input bits", 16, "32, which a gated layer norms");
-            }
-            Input16::Normed { .. } if residual.is_some() => {
-                return refuse("residuals", 1, "none for a layer with a fused norm");
+            _ if residual.is_some() && (self.gated || matches!(x, Input16::Normed { .. })) => {
+                return refuse("residuals", 1, "none for a layer with a fused norm or gate");
             }
             Input16::Half(x) => {
                 check_rows(x)?;

@@ -1,4 +1,4 @@
-//! Linear layers of small batches with a fused norm, gated and not: bit by bit against the separate
+//! Linear layers of small batches with a fused norm, a gate, or both: bit by bit against the separate
 //! kernels, and against an oracle.
 
 use crate::device::{Device, SEEDS, Stored, assert_close, random};
@@ -32,6 +32,8 @@ struct Case {
     max_rows: usize,
     n: usize,
     k: usize,
+    /// Whether the norm is fused, too; else only the gate is.
+    normed: bool,
     gated: bool,
     with_bias: bool,
     to_f32: bool,
@@ -61,6 +63,7 @@ const NORMED: Case = Case {
     max_rows: 1,
     n: 17,
     k: 104,
+    normed: true,
     gated: false,
     with_bias: true,
     to_f32: false,
@@ -69,6 +72,8 @@ const NORMED: Case = Case {
 };
 
 const GATED: Case = Case { gated: true, n: 13, magnitude: 0.25, ..NORMED };
+
+const GATED_ALONE: Case = Case { normed: false, ..GATED };
 
 impl Case {
     fn weight_rows(&self) -> usize {
@@ -116,7 +121,7 @@ impl Operands {
             let weighted = row.iter().zip(&self.norm_weight);
             let weighted = weighted.map(|(&x, &w)| f64::from(x) * scale * f64::from(w));
             let rounded = |value: f64| f64::from(E::of(value as f32).value());
-            let is_rounded = !matches!(case.kernel, Kernel::Gemv);
+            let is_rounded = !case.normed || !matches!(case.kernel, Kernel::Gemv);
             weighted.map(|value| if is_rounded { rounded(value) } else { value }).collect()
         };
         (0..case.num_rows).flat_map(|at| normed(row(at))).collect()
@@ -177,6 +182,15 @@ impl Setup {
         }
     }
 
+    /// The normed rows.
+    fn norm<E: Half>(&mut self, case: &Case) -> Rows<E> {
+        let &Case { max_rows, k, .. } = case;
+        let normed = Rows::new(self.device.poisoned::<E>("normed", max_rows * k), k);
+        let norm = RmsNorm { max_rows, num_groups: 1, group_size: k, eps: EPS };
+        self.run(norm.launch(self.num_rows, self.x, self.norm_weight, normed), 0);
+        normed
+    }
+
     /// Runs a launch, which has no bank conflicts.
     fn run(&mut self, launch: Result<Option<Launch>, LaunchError>, seed: u64) {
         let symbol = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
@@ -198,7 +212,10 @@ fn fused<E: Half>(case: &Case, operands: &Operands, seed: u64) -> Vec<f32> {
     let &Case { max_rows, n, k, gated, .. } = case;
     let mut setup = Setup::new(case, operands);
     let weight = setup.weight::<E>(case, operands);
-    let x = Input16::Normed { x: setup.x, weight: setup.norm_weight, eps: EPS };
+    let x = match case.normed {
+        true => Input16::Normed { x: setup.x, weight: setup.norm_weight, eps: EPS },
+        false => Input16::Half(setup.norm::<E>(case)),
+    };
     let (bias, out) = (setup.bias, setup.out::<E>(case, n));
     let operands = Linear16Operands { x, weight, bias, residual: None, out };
     let linear = Linear16 { gated, ..Linear16::new(max_rows, n, k) };
@@ -222,9 +239,7 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
     let &Case { num_rows, max_rows, n, k, gated, .. } = case;
     let mut setup = Setup::new(case, operands);
     let (rows, weight) = (setup.num_rows, setup.weight::<E>(case, operands));
-    let normed = Rows::new(setup.device.poisoned::<E>("normed", max_rows * k), k);
-    let norm = RmsNorm { max_rows, num_groups: 1, group_size: k, eps: EPS };
-    setup.run(norm.launch(rows, setup.x, setup.norm_weight, normed), 0);
+    let normed = setup.norm::<E>(case);
 
     let columns = case.weight_rows();
     let (x, bias, out) = (Input16::Half(normed), setup.bias, setup.out::<E>(case, columns));
@@ -253,7 +268,7 @@ fn separate<E: Half>(case: &Case, operands: &Operands) -> Vec<f32> {
 
 /// An instance without fusion in which as many warps share k as in `fused`.
 fn plain_instance<E: Half>(fused: Instance) -> Instance {
-    let mut plain = instances::<E>().filter(|instance| !instance.normed());
+    let mut plain = instances::<E>().filter(|instance| !instance.normed() && !instance.gated());
     plain.find(|instance| instance.warps() == fused.warps()).expect("an instance of as many warps")
 }
 
@@ -297,20 +312,23 @@ fn gates_match_around_tiles() {
     for (at, n) in [1, 7, 8, 9, 16, 17].into_iter().enumerate() {
         let num_rows = [1, 8, 7][at % 3];
         let case = Case { n, num_rows, max_rows: 8, k: 136, with_bias: at % 2 == 0, ..GATED };
-        check::<f16>(&case, at as u64);
-        check::<bf16>(&Case { k: 1032, ..case }, at as u64);
+        for normed in [true, false] {
+            check::<f16>(&Case { normed, ..case }, at as u64);
+            check::<bf16>(&Case { normed, k: 1032, ..case }, at as u64);
+        }
     }
 }
 
 #[test]
 fn every_instance_matches_in_every_order() {
     fn check_all<E: Half>() {
-        for instance in instances::<E>().filter(|instance| instance.normed()) {
-            let gated = instance.gated();
+        let is_fused = |instance: &Instance| instance.normed() || instance.gated();
+        for instance in instances::<E>().filter(is_fused) {
+            let (normed, gated) = (instance.normed(), instance.gated());
             let (n, kernel) = (33, Kernel::Loading(instance));
             let base = if gated { GATED } else { NORMED };
             for seed in SEEDS {
-                let case = Case { num_rows: 7, max_rows: 8, n, k: 1032, kernel, ..base };
+                let case = Case { num_rows: 7, max_rows: 8, n, k: 1032, normed, kernel, ..base };
                 check::<E>(&case, seed);
                 check::<E>(&Case { num_rows: 1, max_rows: 1, k: 896, ..case }, seed);
             }
@@ -334,6 +352,8 @@ fn streamed_weights_give_the_same_bits() {
                 let base = Case { gated: true, magnitude: 0.25, ..base };
                 check::<E>(&Case { n: 41, k: 1192, ..base }, seed);
                 check::<E>(&Case { n: 1061, k: 72, ..base }, seed);
+                check::<E>(&Case { n: 41, k: 1192, normed: false, ..base }, seed);
+                check::<E>(&Case { n: 1061, k: 72, normed: false, ..base }, seed);
             }
         }
     }
@@ -364,6 +384,7 @@ fn gemv_matches_the_oracle() {
             check::<E>(&Case { n: [1, 7, 9, 37][at % 4], to_f32: at % 3 == 0, ..base }, seed);
             let base = Case { gated: true, magnitude: 0.25, ..base };
             check::<E>(&Case { n: [19, 1, 4, 5][at % 4], ..base }, seed);
+            check::<E>(&Case { n: [19, 1, 4, 5][at % 4], normed: false, ..base }, seed);
         }
         // Many columns, of which fewer warps split k.
         check::<E>(&Case { n: 4101, k: 776, kernel: Kernel::Gemv, ..NORMED }, 0);
@@ -375,7 +396,7 @@ fn gemv_matches_the_oracle() {
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
-    for base in [NORMED, GATED] {
+    for base in [NORMED, GATED, GATED_ALONE] {
         let case = Case { num_rows: 8, max_rows: 8, k: 1192, ..base };
         let operands = Operands::new::<f16>(&case);
         let of_all = fused::<f16>(&case, &operands, 1);
@@ -387,7 +408,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
 #[test]
 fn no_rows_write_nothing() {
     let kernels = [(Kernel::Chosen, 8), (Kernel::Streamed(2), 8), (Kernel::Gemv, 1)];
-    let cases = [NORMED, GATED].map(|base| kernels.map(|kernel| (base, kernel)));
+    let cases = [NORMED, GATED, GATED_ALONE].map(|base| kernels.map(|kernel| (base, kernel)));
     for (base, (kernel, max_rows)) in cases.into_iter().flatten() {
         let rows = Operands::new::<f16>(&Case { num_rows: 1, ..base });
         let case = Case { num_rows: 0, max_rows, kernel, ..base };
@@ -462,8 +483,8 @@ fn rejects_what_is_not_fused() {
         launch(Gpu::HOPPER, shape, change).unwrap_err()
     };
     for (rows, fused) in [
-        (9, "rows is 9: expected at most 8 with a norm"),
-        (65, "rows is 65: expected at most 8 for a layer with a fused norm"),
+        (9, "rows is 9: expected at most 8 with a norm or a gate"),
+        (65, "rows is 65: expected at most 8 for a layer with a fused norm or gate"),
     ] {
         assert_eq!(error((rows, 64, 896, false), |_| ()), fused);
         assert_eq!(launch(SM80, (rows, 64, 896, true), |_| ()), Err(fused.to_owned()));
@@ -472,8 +493,6 @@ fn rejects_what_is_not_fused() {
         error((8, 64, 8192, false), |_| ()),
         "k is 8192: expected columns whose normed rows fit into shared memory"
     );
-    let half = |operands: &mut Linear16Operands<f16>| operands.x = Input16::Half(operands.weight);
-    assert_eq!(error(gated, half), "input bits is 16: expected 32, which a gated layer norms");
     assert_eq!(
         error(gated, |operands| operands.out = Out16::F32(Rows::new(DevicePtr::new(96), 64))),
         "output bits is 32: expected 16 for a gated layer"
@@ -484,7 +503,7 @@ fn rejects_what_is_not_fused() {
     };
     assert_eq!(
         error(shape, residual),
-        "residuals is 1: expected none for a layer with a fused norm"
+        "residuals is 1: expected none for a layer with a fused norm or gate"
     );
     let odd = |operands: &mut Linear16Operands<f16>| {
         let x = Rows::new(DevicePtr::new(16), 898);
@@ -500,8 +519,11 @@ fn rejects_what_is_not_fused() {
 
 #[test]
 fn what_fuses_is_what_shared_memory_holds() {
-    let fuses = Linear16::fuses;
+    let fuses = |max_rows, k| Linear16::fuses(max_rows, k, true);
     assert!(fuses(MAX_FUSED_ROWS, 896) && fuses(MAX_FUSED_ROWS, 5120) && fuses(5, 8192));
     assert!(!fuses(MAX_FUSED_ROWS + 1, 896) && !fuses(6, 8192) && !fuses(1, 0));
     assert!(fuses(1, 32_768) && !fuses(1, 65_536) && !fuses(1, usize::MAX));
+    // A gate needs none.
+    let gates = |max_rows, k| Linear16::fuses(max_rows, k, false);
+    assert!(gates(MAX_FUSED_ROWS, 65_536) && !gates(MAX_FUSED_ROWS + 1, 896) && !gates(1, 0));
 }

@@ -1,5 +1,6 @@
 //! Attention over the paged cache, with an online softmax: a page of keys at a time.
 
+pub mod materialized;
 mod prefill;
 
 use super::activations::{Rows, RowsMut};

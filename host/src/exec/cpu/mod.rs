@@ -14,6 +14,7 @@ mod linear;
 mod ops;
 
 use self::activations::{Frame, Rows, RowsMut, arena_words};
+use self::attention::materialized;
 use self::elements::{Buffer, Elements};
 use self::kv::KvCache;
 use super::prepared::Prepared;
@@ -74,13 +75,14 @@ impl Executor for CpuExecutor {
     }
 
     fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
-        let layout = ArenaLayout::new(plan);
+        let plan = plan.fused(has_kernel);
+        let layout = ArenaLayout::new(&plan);
         let arena_words = arena_words(&layout);
         if arena_words > self.arena.len() {
             // No activation outlives a step.
             self.arena = host_memory::zeroed("CPU", "the activations", arena_words)?;
         }
-        Ok(self.prepared.push((plan.clone(), layout)))
+        Ok(self.prepared.push((plan, layout)))
     }
 
     fn run(
@@ -184,6 +186,11 @@ impl Activations for Frame<'_> {
     }
 }
 
+/// What is faster fused: a residual, which the matrix product is added to.
+fn has_kernel(op: &Op) -> bool {
+    matches!(op, Op::Linear(Linear { norm: None, gated: false, .. }))
+}
+
 fn read_weight(weight: &Weight, source: &dyn WeightSource) -> Result<Buffer, ExecError> {
     elements::check(&weight.name, weight.storage)?;
     let mut elements = Buffer::try_zeroed(&weight.name, weight.storage, weight.rows * weight.cols)?;
@@ -246,12 +253,31 @@ impl Step<'_> {
                 let q = others.rows(attention.q);
                 attention::attention(&attention, inputs, self.kv, &q, out, kernel);
             }),
+            Op::AttentionScores(ref op) => frame.write(op.scores, None, |out, others| {
+                materialized::scores(
+                    &op.attention,
+                    inputs,
+                    self.kv,
+                    &others.rows(op.attention.q),
+                    out,
+                );
+            }),
+            Op::AttentionSoftmax(ref op) => frame.write(op.probabilities, None, |out, others| {
+                materialized::softmax(&op.attention, inputs, &others.rows(op.scores), out);
+            }),
+            Op::AttentionValues(ref op) => frame.write(op.attention.out, None, |out, others| {
+                let probabilities = others.rows(op.probabilities);
+                materialized::values(&op.attention, inputs, self.kv, &probabilities, out);
+            }),
             Op::SiluMul { gate, up, out } => {
                 let max = largest(plan.dtype(out));
                 frame.write(out, None, |out, others| {
                     ops::silu_mul(&others.rows(gate), &others.rows(up), max, out);
                 });
             }
+            Op::Add { x, residual, out } => frame.write(out, Some(residual), |out, others| {
+                ops::add(&others.rows(x), out);
+            }),
             Op::GatherRows { x, out } => frame.write(out, None, |out, others| {
                 ops::gather_rows(&others.rows(x), &inputs.logit_rows, out);
             }),

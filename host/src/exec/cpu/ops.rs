@@ -60,6 +60,11 @@ pub fn silu_mul(gate: &Rows, up: &Rows, max: f32, out: RowsMut) {
     });
 }
 
+/// `out += x`.
+pub fn add(x: &Rows, out: RowsMut) {
+    out.for_each(|t, row| row.iter_mut().zip(x.row(t)).for_each(|(out, x)| *out += x));
+}
+
 /// The smallest index of the largest value of each row, or why there is none.
 pub fn argmax(x: &Rows) -> Vec<NextToken> {
     let largest = |row: &[f32]| {

@@ -12,6 +12,7 @@ const F32_VECTOR: usize = 4;
 /// `plan` with all fused that one kernel computes; linear layers are by `gemm`.
 pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
     plan.fused(|op| match op {
+        Op::Linear(Linear { norm: None, gated: false, .. }) => true,
         Op::Linear(linear) => gemm == Gemm::Halfwarp && has_kernel(plan, linear),
         // A prompt's keys are many tiles' queries'.
         Op::AppendAttention(_) => plan.decodes(),
@@ -19,8 +20,8 @@ pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
     })
 }
 
-/// There is one for a norm before a linear layer of 16-bit operands, with or without a gate after
-/// it.
+/// There is one for a linear layer of 16-bit operands with a norm before it, a gate after it, or
+/// both.
 fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     let x = plan.tensor(op.x.tensor);
     let is_half = matches!(plan.weight(op.weight).storage, Dtype::F16 | Dtype::BF16);
@@ -28,7 +29,6 @@ fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     is_half
         && is_aligned
         && sum_order(plan) != SumOrder::Tiles
-        && op.norm.is_some()
         && op.residual.is_none()
-        && Linear16::fuses(plan.bounds.max_rows(x.rows), op.x.width)
+        && Linear16::fuses(plan.bounds.max_rows(x.rows), op.x.width, op.norm.is_some())
 }

@@ -1,10 +1,11 @@
 //! That each operation reaches its kernel, with the addresses, strides and counts of its views.
 
 use super::*;
+use crate::exec::Target;
 use crate::plan::testing::{self, Decoder};
 use crate::plan::{
-    Bounds, Constant, ConstantId, KvLayout, Linear, Norm, PartTransform, Precision, RopeAppend,
-    Tensor, TensorId, Weight, WeightPart,
+    Bounds, Constant, ConstantId, Fusion, KvLayout, Linear, Norm, PartTransform, Precision,
+    RopeAppend, Tensor, TensorId, Weight, WeightPart,
 };
 use kernels::gemm::MAX_FUSED_ROWS;
 
@@ -383,6 +384,36 @@ fn a_layer_of_a_decode_step_is_fused() {
     assert_eq!(num_launches(Decoder { precision: Precision::F32, ..qwen }, 1), [10, 8]);
 }
 
+/// A layer as the decoder makes it, with `fusion`.
+fn with_fusion(decoder: Decoder, rows: usize, fusion: Fusion) -> Plan {
+    let mut plan = decoder.plan(rows, 1);
+    plan.set_fusion(fusion);
+    plan.unfuse_residuals();
+    plan
+}
+
+/// Each fusion is a choice of its own, and each that is off costs its launches.
+#[test]
+fn what_is_off_is_launched_by_itself() {
+    let [qwen, _] = Decoder::REAL;
+    let num_launches = |rows, fusion: &str| {
+        let plan = with_fusion(qwen, rows, fusion.parse().unwrap());
+        LoweredPlan::new(&plan, Target::Sm90a).unwrap().num_launches()
+    };
+    // Embedding, a layer, gather, norm, logits, argmax.
+    for rows in [1, MAX_FUSED_ROWS] {
+        assert_eq!(num_launches(rows, "on"), 1 + 5 + 4);
+        assert_eq!(num_launches(rows, "off"), 1 + 12 + 4);
+        assert_eq!(num_launches(rows, "norm_gemm"), 1 + 10 + 4);
+        assert_eq!(num_launches(rows, "gemm_swiglu"), 1 + 11 + 4);
+        assert_eq!(num_launches(rows, "rope_append"), 1 + 10 + 4);
+        assert_eq!(num_launches(rows, "residual"), 1 + 10 + 4);
+    }
+    // More rows than a norm or a gate is fused for.
+    assert_eq!(num_launches(32, "on"), 1 + 8 + 4);
+    assert_eq!(num_launches(32, "off"), 1 + 12 + 4);
+}
+
 #[test]
 fn what_the_fused_kernels_do_not_take_is_not_fused() {
     let num_fused = |change: fn(&mut Plan)| {
@@ -391,7 +422,7 @@ fn what_the_fused_kernels_do_not_take_is_not_fused() {
         plan.ops.len() - fused(&plan, Gemm::Halfwarp).ops.len()
     };
     assert_eq!(num_fused(|_| {}), 5);
-    // A residual after a norm, rows that are not aligned, and a gate without a norm.
+    // A residual after a norm, and rows that are not aligned; a gate needs no norm.
     assert_eq!(
         num_fused(|plan| {
             let Op::Linear(linear) = &mut plan.ops[2] else { panic!("{:?}", plan.ops[2]) };
@@ -399,8 +430,8 @@ fn what_the_fused_kernels_do_not_take_is_not_fused() {
         }),
         4
     );
-    assert_eq!(num_fused(|plan| plan.tensors[0].width += 2), 2);
-    assert_eq!(num_fused(|plan| _ = plan.ops.remove(7)), 3);
+    assert_eq!(num_fused(|plan| plan.tensors[0].width += 2), 3);
+    assert_eq!(num_fused(|plan| _ = plan.ops.remove(7)), 4);
 }
 
 #[test]

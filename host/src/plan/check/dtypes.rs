@@ -72,11 +72,22 @@ impl Plan {
                 is("q", self.dtype(q), &[self.kv.dtype])?;
                 is("out", self.dtype(out), &[self.kv.dtype])
             }
+            Op::AttentionScores(op) | Op::AttentionSoftmax(op) | Op::AttentionValues(op) => {
+                is("q", self.dtype(op.attention.q), &[self.kv.dtype])?;
+                is("the scores", self.dtype(op.scores), &[Dtype::F32])?;
+                is("the probabilities", self.dtype(op.probabilities), &[self.kv.dtype])?;
+                is("out", self.dtype(op.attention.out), &[self.kv.dtype])
+            }
             Op::SiluMul { gate, up, out } => {
                 let gate = self.dtype(gate);
                 is("the gate", gate, FLOATS)?;
                 is("up", self.dtype(up), &[gate])?;
                 is("out", self.dtype(out), &[gate])
+            }
+            Op::Add { x, residual, out } => {
+                is("x", self.dtype(x), &[Dtype::F32])?;
+                is("the residual", self.dtype(residual), &[Dtype::F32])?;
+                is("out", self.dtype(out), &[Dtype::F32])
             }
             Op::Argmax { x, out } => {
                 is("x", self.dtype(x), &[Dtype::F32])?;

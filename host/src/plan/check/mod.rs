@@ -5,8 +5,8 @@ mod dtypes;
 mod tests;
 
 use super::{
-    AppendAttention, Attention, Constant, ConstantId, Linear, Op, Plan, PlanError, RopeAppend,
-    Rows, View, Weight, WeightId,
+    AppendAttention, Attention, Constant, ConstantId, Linear, MaterializedAttention, Op, Plan,
+    PlanError, RopeAppend, Rows, View, Weight, WeightId,
 };
 
 impl Plan {
@@ -63,6 +63,7 @@ impl Plan {
             Op::RmsNorm { x, .. } | Op::Rope { x, .. } => Some(x),
             Op::RopeAppend(RopeAppend { q, .. }) => Some(q),
             Op::Linear(Linear { x, residual, .. }) => residual.filter(|&residual| residual != x),
+            Op::Add { x, residual, .. } => Some(residual).filter(|&residual| residual != x),
             _ => None,
         };
         let allowed = |read: View, out: View| match op {
@@ -100,9 +101,17 @@ impl Plan {
                 same("what is attended", (attention.layer, attention.q), (append.layer, append.q))
             }
             Op::Attention(attention) => self.check_attention(&attention),
+            Op::AttentionScores(op) | Op::AttentionSoftmax(op) | Op::AttentionValues(op) => {
+                self.check_attention(&op.attention)?;
+                self.check_score_rows(&op)
+            }
             Op::SiluMul { gate, up, out } => {
                 self.same_shape(gate, up)?;
                 self.same_shape(gate, out)
+            }
+            Op::Add { x, residual, out } => {
+                self.same_shape(x, residual)?;
+                self.same_shape(x, out)
             }
             Op::GatherRows { x, out } => {
                 self.rows_are(x, Rows::Tokens)?;
@@ -168,6 +177,17 @@ impl Plan {
         ensure(scale > 0.0 && scale.is_finite(), || format!("a softmax scale of {scale}"))?;
         let appended = |other: &Op| other.appends_to() == Some(op.layer);
         ensure(self.ops.iter().any(appended), || format!("layer {} is never appended", op.layer))
+    }
+
+    /// Scores and probabilities are whole activations.
+    fn check_score_rows(&self, op: &MaterializedAttention) -> Result<(), String> {
+        let columns = op.attention.num_heads * self.bounds.score_columns();
+        for view in [op.scores, op.probabilities] {
+            self.rows_are(view, Rows::Tokens)?;
+            same("columns of scores", view.width, columns)?;
+            same("columns of a row of scores", self.tensor(view.tensor).width, columns)?;
+        }
+        Ok(())
     }
 
     fn same_shape(&self, a: View, b: View) -> Result<(), String> {

@@ -66,6 +66,41 @@ fn nothing_is_fused_that_no_kernel_takes() {
     assert_eq!(layer(&without_norm)[4..6], ["rms_norm", "linear_gate"]);
 }
 
+/// What the decoder makes: a residual is an operation of its own.
+fn unfused() -> Plan {
+    let mut plan = Decoder::SMALL.plan(4, 1);
+    plan.unfuse_residuals();
+    assert_eq!(plan.check(), Ok(()));
+    plan
+}
+
+#[test]
+fn each_fusion_can_be_off() {
+    let without = |fusion: Fusion| {
+        let mut plan = unfused();
+        plan.set_fusion(fusion);
+        layer(&plan.fused(|_| true))
+    };
+    let all = Fusion::ALL;
+    assert_eq!(without(Fusion::NONE), layer(&unfused()));
+    let [norm, linear, gated, add] = ["rms_norm", "linear", "norm_linear_gate", "add"];
+    let expected = ["norm_linear", "append_attention", linear, gated, linear];
+    assert_eq!(without(all), expected);
+    let expected = [norm, linear, "append_attention", linear, norm, "linear_gate", linear];
+    assert_eq!(without(Fusion { norm_gemm: false, ..all }), expected);
+    let expected = ["norm_linear", "append_attention", linear, "norm_linear", "silu_mul", linear];
+    assert_eq!(without(Fusion { gemm_swiglu: false, ..all }), expected);
+    let expected = ["norm_linear", "rope", "kv_append", "attention", linear, gated, linear];
+    assert_eq!(without(Fusion { rope_append: false, ..all }), expected);
+    let expected = ["norm_linear", "append_attention", linear, add, gated, linear, add];
+    assert_eq!(without(Fusion { residual: false, ..all }), expected);
+}
+
+#[test]
+fn a_residual_is_that_of_its_linear_layer() {
+    assert_eq!(unfused().fused(|_| true).ops, Decoder::SMALL.plan(4, 1).fused(|_| true).ops);
+}
+
 /// What is fused no more, and what was done to the plan.
 type Obstacle = (&'static str, fn(&mut Plan));
 
@@ -176,6 +211,29 @@ fn what_others_read_is_stored() {
         obstacle(&mut plan);
         let fused = plan.fused(|op| *lost == "append_attention" || op.name() != "append_attention");
         assert!(!names(&fused).contains(lost), "obstacle {index}: {lost}");
+    }
+}
+
+#[test]
+fn a_residual_of_what_others_read_is_added_by_itself() {
+    // Operations 6 and 7 are the projection and its addition, to activation 0 from the first new one.
+    let obstacles: [fn(&mut Plan); 5] = [
+        |p| {
+            let x = linear(p, 6).out;
+            p.ops.insert(8, Op::Add { x, residual: view(0, 0, 32), out: view(0, 0, 32) });
+        },
+        |p| p.logits = linear(p, 6).out,
+        |p| linear(p, 6).residual = Some(view(0, 0, 32)),
+        |p| linear(p, 6).gated = true,
+        |p| linear(p, 6).x = view(0, 0, 32),
+    ];
+    let num_adds =
+        |plan: Plan| names(&plan.fused(|_| true)).into_iter().filter(|&name| name == "add").count();
+    assert_eq!(num_adds(unfused()), 0);
+    for (index, obstacle) in obstacles.into_iter().enumerate() {
+        let mut plan = unfused();
+        obstacle(&mut plan);
+        assert_ne!(num_adds(plan), 0, "obstacle {index}");
     }
 }
 

@@ -70,7 +70,7 @@ impl Gemv16 {
         let is_normed = matches!(operands.x, Input16::Normed { .. });
         let instance = instance::<E>(is_normed, gated);
         let num_slices = self.num_slices(is_normed);
-        let num_splits = (max_warps(is_normed) as usize / num_slices).min(MAX_SPLITS);
+        let num_splits = (max_warps(is_normed || gated) as usize / num_slices).min(MAX_SPLITS);
         let num_warps = num_slices * num_splits;
         let block_n = num_splits * instance.rows() / num_parts(gated);
         let num_threads = num_warps * WARP_SIZE as usize;
@@ -116,12 +116,14 @@ impl Gemv16 {
     }
 }
 
-/// The instance for `E`; none has a gate without a norm.
+/// The instance for `E`.
 fn instance<E: Operand16>(is_normed: bool, is_gated: bool) -> Instance {
     let is_bf16 = E::DTYPE == Dtype::Bf16;
     match (is_normed, is_gated) {
-        (false, _) if is_bf16 => Instance::gemv_bf16,
-        (false, _) => Instance::gemv_f16,
+        (false, false) if is_bf16 => Instance::gemv_bf16,
+        (false, false) => Instance::gemv_f16,
+        (false, true) if is_bf16 => Instance::gemv_bf16_silu,
+        (false, true) => Instance::gemv_f16_silu,
         (true, false) if is_bf16 => Instance::gemv_bf16_norm,
         (true, false) => Instance::gemv_f16_norm,
         (true, true) if is_bf16 => Instance::gemv_bf16_norm_silu,

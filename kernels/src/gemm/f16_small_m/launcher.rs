@@ -131,13 +131,16 @@ impl SmallM16 {
     /// Most rows.
     pub const MAX_ROWS: usize = 64;
 
-    /// Whether a norm can be fused with layers of up to `max_rows` rows of `k` columns: the normed
-    /// rows must fit in shared memory. Up to k = 5,120 all [`MAX_FUSED_ROWS`] do, at 8,192 five.
-    pub const fn fuses(max_rows: usize, k: usize) -> bool {
-        max_rows <= MAX_FUSED_ROWS && k > 0 && k <= i32::MAX as usize && {
-            // The instance with the most partial sums.
-            shared_bytes([1, 4], false, 8, Some((max_rows, k as u32))) <= MAX_SHARED_BYTES
-        }
+    /// Whether a gate, a norm or both can be fused with layers of up to `max_rows` rows of `k`
+    /// columns: normed rows must fit in shared memory. Up to k = 5,120 all [`MAX_FUSED_ROWS`] do,
+    /// at 8,192 five.
+    pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
+        let is_small = max_rows <= MAX_FUSED_ROWS && k > 0 && k <= i32::MAX as usize;
+        is_small && !normed
+            || is_small && {
+                // The instance with the most partial sums.
+                shared_bytes([1, 4], false, 8, Some((max_rows, k as u32))) <= MAX_SHARED_BYTES
+            }
     }
 
     /// The launch, or `None` if there are no rows or no columns. `num_rows` points to the row count
@@ -269,8 +272,8 @@ impl SmallM16 {
     }
 
     fn too_many_rows<T, E>(&self, operands: &Linear16Operands<E>) -> Result<T, LaunchError> {
-        let is_normed = is_normed(operands);
-        let expected = if is_normed { "at most 8 with a norm" } else { "at most 64" };
+        let is_fused = is_normed(operands) || self.0.gated;
+        let expected = if is_fused { "at most 8 with a norm or a gate" } else { "at most 64" };
         refuse("rows", self.0.max_rows, expected)
     }
 
@@ -305,7 +308,7 @@ impl SmallM16 {
                 norm_weight: DevicePtr::null(),
                 eps: 0.0,
             }),
-            Input16::Normed { .. } if !Self::fuses(self.0.max_rows, self.0.k) => {
+            Input16::Normed { .. } if !Self::fuses(self.0.max_rows, self.0.k, true) => {
                 refuse("k", self.0.k, "columns whose normed rows fit into shared memory")
             }
             Input16::Normed { x, weight, eps } => Ok(InputArgs {

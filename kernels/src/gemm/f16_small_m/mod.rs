@@ -1,6 +1,6 @@
 //! Small-batch GEMM in f16 and bf16 (decode): `out[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
 //! (+ residual[m, n])`, m at most 64. For m up to 8, `_norm` instances apply RMSNorm to x first;
-//! `_norm_silu` instances then store `silu(gate) * up` of a stacked weight.
+//! `_silu` instances store `silu(gate) * up` of a stacked weight.
 //!
 //! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16; bias `[n]`, residual `[m, n]`, f32; out `[m,
 //!           n]`, f32 (may be residual) or the operands' type; row strides; any n, k a multiple of
@@ -79,6 +79,8 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
         gemm_f16_small_m8_n32_w8_norm = <f16, 1, 4, 8, true, false>,
         gemm_f16_small_m8_n8_w16_norm_silu = <f16, 1, 2, 16, true, true>,
         gemm_f16_small_m8_n8_w8_norm_silu = <f16, 1, 2, 8, true, true>,
+        gemm_f16_small_m8_n8_w16_silu = <f16, 1, 2, 16, false, true>,
+        gemm_f16_small_m8_n8_w8_silu = <f16, 1, 2, 8, false, true>,
         gemm_f16_small_m16_n8_w16 = <f16, 2, 1, 16, false, false>,
         gemm_f16_small_m16_n32_w8 = <f16, 2, 4, 8, false, false>,
         gemm_f16_small_m32_n8_w16 = <f16, 4, 1, 16, false, false>,
@@ -93,6 +95,8 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
         gemm_bf16_small_m8_n32_w8_norm = <bf16, 1, 4, 8, true, false>,
         gemm_bf16_small_m8_n8_w16_norm_silu = <bf16, 1, 2, 16, true, true>,
         gemm_bf16_small_m8_n8_w8_norm_silu = <bf16, 1, 2, 8, true, true>,
+        gemm_bf16_small_m8_n8_w16_silu = <bf16, 1, 2, 16, false, true>,
+        gemm_bf16_small_m8_n8_w8_silu = <bf16, 1, 2, 8, false, true>,
         gemm_bf16_small_m16_n8_w16 = <bf16, 2, 1, 16, false, false>,
         gemm_bf16_small_m16_n32_w8 = <bf16, 2, 4, 8, false, false>,
         gemm_bf16_small_m32_n8_w16 = <bf16, 4, 1, 16, false, false>,

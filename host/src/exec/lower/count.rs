@@ -1,0 +1,56 @@
+//! The launches of a step, counted where there is no device.
+
+use cuda_std::tensor_map::EncodedTensorMap;
+use kernels::gemm::Gpu;
+
+use super::{Addresses, KvPool, Lowering, fused};
+use crate::exec::{ExecError, Gemm, Target};
+use crate::plan::Plan;
+
+/// A plan as the GPU's kernels run it.
+#[derive(Clone, Debug)]
+pub struct LoweredPlan {
+    /// The plan, with all fused that one kernel computes.
+    pub plan: Plan,
+    /// Launches of each of its operations.
+    pub launches: Vec<usize>,
+}
+
+impl LoweredPlan {
+    /// `plan` on a GPU with the SMs of an H200 that runs kernels for `target`.
+    ///
+    /// # Errors
+    /// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes.
+    pub fn new(plan: &Plan, target: Target) -> Result<Self, ExecError> {
+        let plan = fused(plan, Gemm::Halfwarp);
+        let addresses = addresses(&plan);
+        let gpu = Gpu { target, ..Gpu::HOPPER };
+        let mut lowering = Lowering::new(&plan, &addresses, gpu, |_| Ok(EncodedTensorMap::NONE));
+        let launches = plan.ops.iter().map(|op| Ok(lowering.op(op)?.len()));
+        let launches = launches.collect::<Result<_, ExecError>>()?;
+        Ok(LoweredPlan { plan, launches })
+    }
+
+    /// Launches of a step.
+    pub fn num_launches(&self) -> usize {
+        self.launches.iter().sum()
+    }
+}
+
+/// Addresses that no device has, aligned as allocations are.
+fn addresses(plan: &Plan) -> Addresses {
+    let mut next = 1 << 40;
+    let mut address = || {
+        next += 1 << 32;
+        next
+    };
+    Addresses {
+        weights: plan.weights.iter().map(|_| address()).collect(),
+        constants: plan.constants.iter().map(|_| address()).collect(),
+        kv_pools: (0..plan.kv.num_layers).map(|_| KvPool { k: address(), v: address() }).collect(),
+        tensors: plan.tensors.iter().map(|_| address()).collect(),
+        step: address(),
+        workspace: address(),
+        counters: address(),
+    }
+}

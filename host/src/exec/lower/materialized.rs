@@ -1,0 +1,65 @@
+//! Attention in three operations.
+
+use kernels::attention::materialized::{MaterializedAttention, TokenInputs};
+
+use super::Lowering;
+use super::element::{Launched, Stored};
+use crate::exec::ExecError;
+use crate::plan::{self, Attention, StepLayout};
+
+impl Lowering<'_> {
+    /// [`Op::AttentionScores`](plan::Op::AttentionScores).
+    pub(super) fn attention_scores<E: Stored>(
+        &self,
+        op: &plan::MaterializedAttention,
+    ) -> Result<Launched, ExecError> {
+        let [k_pool, _] = self.pools::<E>(op.attention.layer)?;
+        let (q, scores) = (self.view(op.attention.q)?, self.view(op.scores)?.ptr);
+        Ok(self.materialized(op).scores(&self.token_inputs(), q, k_pool, scores))
+    }
+
+    /// [`Op::AttentionSoftmax`](plan::Op::AttentionSoftmax).
+    pub(super) fn attention_softmax<E: Stored>(
+        &self,
+        op: &plan::MaterializedAttention,
+    ) -> Result<Launched, ExecError> {
+        let scores = self.view(op.scores)?.ptr;
+        let probabilities = self.view::<E>(op.probabilities)?.ptr;
+        Ok(self.materialized(op).softmax(&self.token_inputs(), scores, probabilities))
+    }
+
+    /// [`Op::AttentionValues`](plan::Op::AttentionValues).
+    pub(super) fn attention_values<E: Stored>(
+        &self,
+        op: &plan::MaterializedAttention,
+    ) -> Result<Launched, ExecError> {
+        let [_, v_pool] = self.pools::<E>(op.attention.layer)?;
+        let (probabilities, out) = (self.view(op.probabilities)?.ptr, self.view(op.attention.out)?);
+        Ok(self.materialized(op).values(&self.token_inputs(), probabilities, v_pool, out))
+    }
+
+    fn materialized(&self, op: &plan::MaterializedAttention) -> MaterializedAttention {
+        let Attention { num_heads, num_kv_heads, head_dim, .. } = op.attention;
+        let Attention { softmax_scale, causal, window, .. } = op.attention;
+        MaterializedAttention {
+            max_tokens: self.max_rows(op.scores),
+            max_pages_per_seq: self.plan.bounds.max_pages_per_seq(),
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            softmax_scale,
+            causal,
+            window,
+        }
+    }
+
+    fn token_inputs(&self) -> TokenInputs {
+        TokenInputs {
+            num_tokens: self.input(StepLayout::NUM_TOKENS),
+            seq_ids: self.input(self.step.seq_ids),
+            cu_seqlens_q: self.input(self.step.cu_seqlens_q),
+            kv_lens: self.input(self.step.kv_lens),
+            block_table: self.input(self.step.block_table),
+        }
+    }
+}
