@@ -6,8 +6,8 @@ mod interpreter;
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Device, Executor, GpuOptions, Want, memory_budget};
 use halfwarp::plan::{
-    Accumulate, Bounds, Dtype, Fusion, Numerics, Op, Plan, PlanError, Precision, Rows, StepInputs,
-    View,
+    Accumulate, AttentionForm, Bounds, Dtype, Fusion, Numerics, Op, Plan, PlanError, Precision,
+    Rows, StepInputs, View,
 };
 use halfwarp::{Decoder, Model, ModelError, OpenError};
 use interpreter::Interpreter;
@@ -108,6 +108,25 @@ fn bounds(len: usize) -> Bounds {
     }
 }
 
+/// Scores and probabilities of 32 tokens and four pages of keys, where attention stores them.
+#[test]
+fn stored_scores_are_in_the_budget() {
+    for golden in ["llama-gqa", "phi3-partial-rotary", "qwen2-window"] {
+        let model = Model::open(goldens().join(golden)).unwrap();
+        let bounds = Bounds { max_seqs: 3, max_kv_len: 200, ..bounds(32) };
+        let activation_bytes = |attention| {
+            let numerics = Numerics { attention, ..Numerics::default() };
+            let plan = model.plan(&numerics, bounds, 12).unwrap();
+            let options = GpuOptions::default();
+            let plans = std::slice::from_ref(&plan);
+            memory_budget(Device::Cpu, &options, &plan, plans).unwrap().activation_bytes
+        };
+        let bytes = 32 * model.config().num_heads * 256 * 8;
+        assert!(activation_bytes(AttentionForm::Materialized) >= bytes, "{golden}");
+        assert!(activation_bytes(AttentionForm::Flash) < bytes, "{golden}");
+    }
+}
+
 /// What linear layers and attention read; the residual stream, logits, norms' weights and biases
 /// stay in f32.
 #[test]
@@ -123,7 +142,7 @@ fn a_precision_is_in_the_plan() {
                 let wanted = match tensor.name.rsplit('.').next().unwrap() {
                     "next_tokens" => Dtype::U32,
                     name if operands.contains(&name) => precision.operand(),
-                    "hidden" | "last_hidden" | "logits" => Dtype::F32,
+                    "hidden" | "attention_out" | "down" | "last_hidden" | "logits" => Dtype::F32,
                     name => panic!("{name}"),
                 };
                 assert_eq!(tensor.dtype, wanted, "{golden}, {}", tensor.name);
@@ -161,7 +180,7 @@ fn a_fused_plan_gives_the_same_bits() {
             let fused = plan.fused(|_| true);
             assert_eq!(fused.check(), Ok(()));
             let per_layer = (plan.ops.len() - fused.ops.len()) / plan.kv.num_layers;
-            assert_eq!(per_layer, 5, "two norms, RoPE, append, and the gate");
+            assert_eq!(per_layer, 7, "two norms, RoPE, append, the gate, and two residuals");
             let same = cpu_logits(&model, &fused) == cpu_logits(&model, &plan);
             assert!(same, "{} in {precision}", path.display());
         }

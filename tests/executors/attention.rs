@@ -54,6 +54,8 @@ struct Case {
     scale: f32,
     /// Keys and values come to the cache in f32, whatever it holds.
     f32_append: bool,
+    /// Whether it is in three operations, which store scores and probabilities.
+    materialized: bool,
 }
 
 pub fn tests() -> Vec<Test> {
@@ -65,6 +67,7 @@ pub fn tests() -> Vec<Test> {
         window: None,
         scale: 1.0,
         f32_append: false,
+        materialized: false,
     };
     let mut cases = Vec::new();
     for batch in 0..BATCHES.len() {
@@ -92,6 +95,11 @@ pub fn tests() -> Vec<Test> {
             cases.push((batch, case));
         }
     }
+    let is_odd = |case: &Case| [HEADS[1], HEADS[5], HEADS[6], SMALL_HEADS].contains(&case.heads);
+    let materialized = |&(batch, case): &(usize, Case)| {
+        is_odd(&case).then_some((batch, Case { materialized: true, ..case }))
+    };
+    cases.extend(cases.clone().iter().filter_map(materialized));
     let test = |(batch, case): (usize, Case)| {
         let (num_heads, num_kv_heads, head_dim) = case.heads;
         let mut name = format!("{}_{num_heads}x{num_kv_heads}x{head_dim}", BATCHES[batch].0);
@@ -107,7 +115,8 @@ pub fn tests() -> Vec<Test> {
         if case.f32_append {
             name += "_append_from_f32";
         }
-        let name = format!("attention::matches_oracle_{name}{}", suffix(case.precision));
+        let form = if case.materialized { "materialized_" } else { "" };
+        let name = format!("{form}attention::matches_oracle_{name}{}", suffix(case.precision));
         Test::new(name, move |subject| matches_oracle(subject, &case))
     };
     cases.into_iter().map(test).collect()
@@ -152,7 +161,12 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
         };
         let out = setup.activation("out", q_width);
         setup.plan.op(Op::KvAppend { layer: 1, k, v });
-        setup.plan.op(Op::Attention(op(qkv.columns(0, q_width), out)));
+        let attention = op(qkv.columns(0, q_width), out);
+        if case.materialized {
+            setup.materialized_attention(attention, max_kv_len);
+        } else {
+            setup.plan.op(Op::Attention(attention));
+        }
         let max_seqs = sequences.len() + 1;
         let bounds = Bounds {
             max_tokens,

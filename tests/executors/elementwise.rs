@@ -1,4 +1,4 @@
-//! RoPE and the gate of SwiGLU.
+//! RoPE, the gate of SwiGLU, and the addition of a residual.
 
 use halfwarp::plan::{Constant, Op, Precision};
 
@@ -62,7 +62,30 @@ pub fn tests() -> Vec<Test> {
     for precision in HALVES {
         HALF_SILU_SHAPES.iter().for_each(|&shape| add_silu(precision, shape));
     }
+    for &(rows, width) in SILU_SHAPES {
+        for in_place in [false, true] {
+            let place = if in_place { "_in_place" } else { "" };
+            let name = format!("add::is_the_sum_{rows}x{width}{place}");
+            tests.push(Test::new(name, move |subject| is_the_sum(subject, rows, width, in_place)));
+        }
+    }
     tests
+}
+
+/// In f32, as the residual stream is, and to the bit.
+fn is_the_sum(subject: Subject, rows: usize, width: usize, in_place: bool) -> Outcome {
+    let inputs = [1, 2].map(|seed| Matrix::random(seed, rows, width));
+    let mut setup = Setup::new(Precision::F32);
+    let x = setup.f32_input("x", &inputs[0]);
+    let residual = setup.f32_input("residual", &inputs[1]);
+    let out = if in_place { residual } else { setup.activation("out", width) };
+    setup.plan.op(Op::Add { x, residual, out });
+    let bounds = bounds(rows, rows % 2 * 3);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
+    let pairs = inputs[0].data.iter().zip(&inputs[1].data);
+    let expected = pairs.map(|(x, residual)| oracle::Approx::exactly(x + residual)).collect();
+    let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
+    check(subject, &[plan], &weights, &[step])
 }
 
 fn rope_matches_oracle(

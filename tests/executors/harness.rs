@@ -6,8 +6,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want};
 use halfwarp::plan::{
-    Bounds, Dtype, KvLayout, Numerics, Op, PAGE_SIZE, PartTransform, Plan, PlanBuilder, Precision,
-    ReadWeightError, Rows, StepInputs, StepShape, View, Weight, WeightId, WeightPart, WeightSource,
+    Attention, Bounds, Dtype, KvLayout, MaterializedAttention, Numerics, Op, PAGE_SIZE,
+    PartTransform, Plan, PlanBuilder, Precision, ReadWeightError, Rows, StepInputs, StepShape,
+    View, Weight, WeightId, WeightPart, WeightSource,
 };
 use libtest_mimic::Completion;
 
@@ -207,6 +208,17 @@ impl Setup {
         let out = self.plan.activation(name, rows, x.width, dtype);
         self.plan.op(Op::RmsNorm { x, weight, out, eps: 2f32.powi(100) });
         out
+    }
+
+    /// `attention` in three operations, of sequences of up to `max_kv_len` positions.
+    pub fn materialized_attention(&mut self, attention: Attention, max_kv_len: usize) {
+        let width = attention.num_heads * max_kv_len.next_multiple_of(PAGE_SIZE);
+        let scores = self.plan.activation("scores", Rows::Tokens, width, Dtype::F32);
+        let probabilities = self.activation("probabilities", width);
+        let op = MaterializedAttention { attention, scores, probabilities };
+        self.plan.op(Op::AttentionScores(op));
+        self.plan.op(Op::AttentionSoftmax(op));
+        self.plan.op(Op::AttentionValues(op));
     }
 
     /// An operand with a row a token.

@@ -134,9 +134,7 @@ pub struct Calls {
 impl Calls {
     /// The median and the least time of a call, in microseconds.
     pub(super) fn us(&mut self) -> Result<[f64; 2], ExecError> {
-        let [two, one] = self.rounds;
-        let times = [times_us(&mut self.gpu, two)?, times_us(&mut self.gpu, one)?];
-        Ok([REPEATS / 2, 0].map(|i| (times[0][i] - times[1][i]) / self.calls as f64))
+        us_per_call(&mut self.gpu, self.rounds, self.calls)
     }
 
     /// What `num_calls` calls take, by as many replays as it takes to make them once.
@@ -149,6 +147,17 @@ impl Calls {
         let us = self.gpu.time_us(two, replays)? - self.gpu.time_us(one, replays)?;
         Ok(Duration::from_secs_f64(us.max(0.0) / 1e6 / self.calls as f64 * num_calls as f64))
     }
+}
+
+/// The median and the least time of a call in microseconds: `rounds` are of two rounds of `calls`
+/// calls each and of one, and have run.
+pub(super) fn us_per_call(
+    gpu: &mut CudaExecutor,
+    rounds: [PreparedPlan; 2],
+    calls: usize,
+) -> Result<[f64; 2], ExecError> {
+    let times = [times_us(gpu, rounds[0])?, times_us(gpu, rounds[1])?];
+    Ok([REPEATS / 2, 0].map(|i| (times[0][i] - times[1][i]) / calls as f64))
 }
 
 /// Times of one replay, in microseconds, in ascending order.

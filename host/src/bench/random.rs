@@ -31,6 +31,10 @@ impl RandomWeights {
         },
     };
 
+    /// Numbers from -0.05 to 0.05: layer upon layer of them stays within f16.
+    pub(super) const SMALL: Self =
+        RandomWeights { draw: |random| random.random_range(-0.05f32..0.05) };
+
     /// The numbers of a weight, as it stores them.
     pub(crate) fn values(&self, weight: &Weight) -> Result<Vec<f32>, ReadWeightError> {
         let mut bytes = vec![0; weight.bytes()];
@@ -46,7 +50,10 @@ impl RandomWeights {
 
 impl WeightSource for RandomWeights {
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
-        let seed = weight.name.bytes().fold(0, |seed, byte| seed * 31 + u64::from(byte));
+        let seed = weight
+            .name
+            .bytes()
+            .fold(0u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
         let is_norm = weight.name.starts_with(ONES);
         out.par_chunks_mut(1 << 20).enumerate().for_each(|(chunk, out)| {
             let mut random = ChaCha8Rng::seed_from_u64(seed);

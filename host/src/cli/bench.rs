@@ -2,12 +2,14 @@
 
 mod baseline;
 mod end_to_end;
+mod fusion;
 mod kernels;
 mod output;
 
 use super::{failure::Failure, mission};
 use clap::Subcommand;
 use end_to_end::EndToEndArgs;
+use fusion::FusionArgs;
 use kernels::KernelsArgs;
 
 const EXAMPLES: &str = "\
@@ -38,6 +40,8 @@ pub struct Args {
 enum Command {
     /// Time kernels at the shapes of real models; each is verified first.
     Kernels(KernelsArgs),
+    /// Compare fused with unfused operations: launches and bytes by the plan, times on a GPU.
+    Fusion(FusionArgs),
     /// Verify and time attention of 1 x 8 x 512 x 64 in f16; without a GPU, verify it on the emulator.
     Mission(mission::Args),
 }
@@ -47,6 +51,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         None => end_to_end::run(&args.end_to_end),
         Some(Command::Kernels(args)) => kernels::run(args),
+        Some(Command::Fusion(args)) => fusion::run(args),
         Some(Command::Mission(args)) => mission::run(args),
     }
 }

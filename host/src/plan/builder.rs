@@ -44,6 +44,11 @@ impl PlanBuilder {
         WeightId(self.weights.len() - 1)
     }
 
+    /// The weight of this name, if it was added.
+    pub fn find_weight(&self, name: &str) -> Option<WeightId> {
+        self.weights.iter().position(|weight| weight.name == name).map(WeightId)
+    }
+
     /// Adds a table.
     pub fn constant(&mut self, constant: Constant) -> ConstantId {
         self.constants.push(constant);

@@ -66,7 +66,7 @@ enum Op {
 
 /// Types of operands.
 #[derive(Clone, Copy, ValueEnum)]
-enum Type {
+pub enum Type {
     F32,
     F16,
     Bf16,
@@ -266,7 +266,8 @@ fn time<S: Copy + Display + Serialize>(
     Ok(num_left_out)
 }
 
-fn failure(error: BenchError) -> Failure {
+/// How a bench failed, for the command line.
+pub fn failure(error: BenchError) -> Failure {
     match error {
         BenchError::Exec(error) => error.into(),
         BenchError::Plan(error) => EngineError::Model(error.into()).into(),

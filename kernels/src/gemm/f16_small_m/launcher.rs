@@ -136,11 +136,9 @@ impl SmallM16 {
     /// at 8,192 five.
     pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
         let is_small = max_rows <= MAX_FUSED_ROWS && k > 0 && k <= i32::MAX as usize;
-        is_small && !normed
-            || is_small && {
-                // The instance with the most partial sums.
-                shared_bytes([1, 4], false, 8, Some((max_rows, k as u32))) <= MAX_SHARED_BYTES
-            }
+        let normed_rows = if normed { Some((max_rows, k as u32)) } else { None };
+        // The instance with the most partial sums.
+        is_small && shared_bytes([1, 4], false, 8, normed_rows) <= MAX_SHARED_BYTES
     }
 
     /// The launch, or `None` if there are no rows or no columns. `num_rows` points to the row count
