@@ -39,8 +39,8 @@ pub struct EngineOptions {
     /// How attention is computed; its memory is in the budget.
     pub attention: AttentionForm,
     /// Positions of a sequence, prompt and answer. `Some(0)`: what the model allows. `None`: that too, or less if the
-    /// memory has no room for it; a model whose RoPE is LongRoPE gets no more than the context of its training, beyond
-    /// which it computes every position in another way.
+    /// memory has no room for it; a model whose RoPE is LongRoPE gets no more than the context of its training or 4096, as it
+    /// computes every position in another way beyond the former.
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
     pub max_seqs: usize,
@@ -156,7 +156,7 @@ impl EngineOptions {
         match self.context {
             None => Ok(match config.rope.scaling {
                 RopeScaling::LongRope { original_max_position_embeddings: trained, .. } => {
-                    max.min(trained)
+                    max.min(trained.max(DEFAULT_CONTEXT))
                 }
                 _ => max,
             }),
@@ -203,17 +203,18 @@ mod tests {
         let longest = |config: &Config, context| {
             EngineOptions { context, ..Default::default() }.longest_context(config).unwrap()
         };
-        assert_eq!(longest(&config, None), 512);
-        config.rope.scaling = RopeScaling::LongRope {
-            short_factor: vec![],
-            long_factor: vec![],
-            attention_factor: 1.0,
-            original_max_position_embeddings: 100,
-        };
-        assert_eq!(
-            [None, Some(0), Some(200)].map(|asked| longest(&config, asked)),
-            [100, 512, 200]
-        );
+        config.max_position_embeddings = 131_072;
+        assert_eq!(longest(&config, None), 131_072);
+        for (trained, default) in [(8192, 8192), (100, 4096)] {
+            config.rope.scaling = RopeScaling::LongRope {
+                short_factor: vec![],
+                long_factor: vec![],
+                attention_factor: 1.0,
+                original_max_position_embeddings: trained,
+            };
+            let contexts = [None, Some(0), Some(20_000)].map(|asked| longest(&config, asked));
+            assert_eq!(contexts, [default, 131_072, 20_000]);
+        }
     }
 
     #[test]
