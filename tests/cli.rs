@@ -18,3 +18,5 @@ mod profile;
 mod ptx;
 #[path = "cli/support.rs"]
 mod support;
+#[path = "cli/validate.rs"]
+mod validate;

@@ -100,6 +100,7 @@ pub mod plan;
 pub mod profile;
 pub mod ptx;
 pub mod text;
+pub mod validate;
 pub mod weights;
 
 pub use engine::{

@@ -21,6 +21,7 @@ mod sampling;
 mod session;
 mod terminal;
 mod tokenize;
+mod validate;
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use failure::Failure;
@@ -54,6 +55,8 @@ enum Command {
     Logits(logits::Args),
     /// Measure how well a model predicts a text.
     Perplexity(perplexity::Args),
+    /// Compare f16 with f32 on a device: speed, memory, logits, every layer, a haiku; the exit code is 1 beyond a bound.
+    Validate(validate::Args),
     /// Turn a text into token ids, or token ids into a text.
     Tokenize(tokenize::Args),
     /// Time a model's prompts and generated tokens, or the GPU kernels.
@@ -80,6 +83,7 @@ pub fn main() -> ExitCode {
         Command::Chat(args) => chat::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
+        Command::Validate(args) => validate::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),

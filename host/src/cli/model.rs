@@ -178,6 +178,28 @@ impl ModelArgs {
             None => models::default_model()?,
         })
     }
+
+    /// The name of the model's directory, or of its file without the extension.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a model that is not found.
+    pub fn name(&self) -> Result<String, Failure> {
+        let path = self.path()?;
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        Ok(name.unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
+    }
+}
+
+/// Starts the threads of the CPU: one for each core, if their number is not given.
+///
+/// # Errors
+/// [`Failure::Environment`] if the system refuses them.
+pub fn start_threads(num_threads: Option<NonZeroUsize>) -> Result<(), Failure> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(num_threads.map_or(0, NonZeroUsize::get))
+        .build_global();
+    pool.map_err(|error| Failure::Environment(format!("cannot start threads: {error}")))
 }
 
 impl EngineArgs {
@@ -186,10 +208,7 @@ impl EngineArgs {
     /// # Errors
     /// [`Failure::Environment`] if the system refuses the threads; [`Failure::Input`] as [`ModelArgs::open`].
     pub fn open_model(&self) -> Result<Arc<Model>, Failure> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(self.threads.map_or(0, NonZeroUsize::get))
-            .build_global();
-        pool.map_err(|error| Failure::Environment(format!("cannot start threads: {error}")))?;
+        start_threads(self.threads)?;
         let model = self.model.open()?;
         for ignored in &model.generation_config().ignored {
             terminal::note(format_args!("warning: {ignored}"));
@@ -211,10 +230,7 @@ impl EngineArgs {
     /// # Errors
     /// [`Failure::Input`] for a model that is not found.
     pub fn model_name(&self) -> Result<String, Failure> {
-        let path = self.model.path()?;
-        let path = std::path::absolute(&path).unwrap_or(path);
-        let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
-        Ok(name.unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
+        self.model.name()
     }
 
     /// The same, in another type.

@@ -6,7 +6,7 @@ use super::{
     prompt::{encode, read_text, text},
     terminal,
 };
-use halfwarp::Engine;
+use halfwarp::{Engine, validate::logits::nll};
 use rayon::prelude::*;
 use std::path::PathBuf;
 
@@ -85,27 +85,4 @@ fn total_nll(engine: &mut Engine, tokens: &[u32], window: usize) -> Result<(f64,
         ));
     }
     Ok((total, count))
-}
-
-/// `log(sum(exp(row))) - row[target]`.
-fn nll(row: &[f32], target: u32) -> f64 {
-    let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = row.iter().map(|&logit| (f64::from(logit) - max).exp()).sum();
-    max + sum.ln() - f64::from(row[target as usize])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nll_is_minus_the_log_of_the_softmax() {
-        let row = [1.0, 2.0, 3.0f32];
-        let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
-        for (target, &logit) in row.iter().enumerate() {
-            let oracle = -(f64::from(logit).exp() / sum).ln();
-            assert!((nll(&row, target as u32) - oracle).abs() < 1e-12);
-        }
-        assert!(nll(&[1e4, 0.0], 0) < 1e-12, "large logits do not overflow");
-    }
 }

@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     if let Some(path) = &args.chrome_trace {
         let Profile { device, steps, .. } = &profiles[0];
-        write(path, &chrome_trace(device, steps).to_string())?;
+        write(path, chrome_trace(device, steps).to_string())?;
     }
     match &args.plot {
         Some(dir) => plots::write(dir, &profiles),

@@ -35,7 +35,7 @@ impl MemoryBudget {
     }
 
     /// Each part, and what it is called.
-    fn parts(&self) -> [(&'static str, usize); 8] {
+    pub fn parts(&self) -> [(&'static str, usize); 8] {
         [
             ("weights", self.weight_bytes),
             ("KV cache", self.kv_bytes),

@@ -26,6 +26,7 @@ pub use error::TextError;
 pub(crate) use error::one_line;
 pub(crate) use hf::read_json;
 pub use stop_strings::StopStrings;
+pub(crate) use strftime::strftime_now;
 pub use template::{ChatTemplate, Message};
 pub use tokenizer::Tokenizer;
 

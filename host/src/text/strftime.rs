@@ -1,4 +1,4 @@
-//! The date for chat templates: `strftime_now("%d %b %Y")`, in UTC.
+//! The date for chat templates and reports: `strftime_now("%d %b %Y")`, in UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -22,7 +22,7 @@ const WEEKDAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// The present time in the format of C's `strftime`.
-pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
+pub(crate) fn strftime_now(format: &str) -> Result<String, Error> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     strftime(format, now.as_secs())
 }

@@ -1,0 +1,145 @@
+//! `halfwarp validate`.
+
+mod conditions;
+mod plots;
+
+use super::{
+    failure::Failure,
+    model::{ModelArgs, start_threads},
+    output_file, terminal,
+};
+use clap::ValueEnum;
+use halfwarp::validate::{Conditions, Limits, Options, Report, Settings, ValidateError, validate};
+use halfwarp::{Device, EngineOptions, Precision};
+use rand::RngExt;
+use std::{
+    fs,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
+
+const EXAMPLES: &str = "\
+Both settings run on one device, one after the other. Compared are the time to the first token, tokens a second and
+memory; the logits on a text; the values of every operation, layer by layer, so that the place where f16 overflows or
+loses precision shows; and a haiku about a random word. DIR gets validation.md, validation.csv and plots.
+
+The exit code is 1 if the candidate has infinities or NaN where the reference has none, or differs by more than:
+  logits on the text        relative error 1e-2, mean KL divergence 1e-3 nats
+  next token, perplexity    the same most likely token at 99 % of the positions, perplexity within 1 %
+  residual stream           relative error 1e-2, after every layer
+  haiku                     1e-2 in a token's probability, both reading the reference's text; its checks
+Beside bf16 these bounds are 8 times as wide.
+
+Examples:
+  halfwarp validate
+  halfwarp validate -m model.gguf --candidate bf16 --out report";
+
+/// Arguments of `halfwarp validate`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked: slow; tiny models)
+    #[arg(long, default_value = "auto", help_heading = "Device")]
+    device: Device,
+    /// Threads of the CPU [default: one for each core]
+    #[arg(short, long, value_name = "N", help_heading = "Device")]
+    threads: Option<NonZeroUsize>,
+    /// Type of weights, KV cache and operands that the candidate is held to
+    #[arg(long, value_enum, value_name = "DTYPE", default_value_t = Dtype::F32)]
+    reference: Dtype,
+    /// Type of weights, KV cache and operands that is validated
+    #[arg(long, value_enum, value_name = "DTYPE", default_value_t = Dtype::F16)]
+    candidate: Dtype,
+    /// Draws the word of the haiku and its tokens [default: a new one each time]
+    #[arg(short, long, value_name = "N")]
+    seed: Option<u64>,
+    /// Directory of the report, made if it is not there
+    #[arg(
+        short,
+        long,
+        value_name = "DIR",
+        default_value = ".",
+        help_heading = "Output",
+        value_hint = clap::ValueHint::DirPath
+    )]
+    out: PathBuf,
+}
+
+/// A type to compute in.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Dtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<Dtype> for Settings {
+    fn from(dtype: Dtype) -> Self {
+        let precision = match dtype {
+            Dtype::F32 => Precision::F32,
+            Dtype::F16 => Precision::F16,
+            Dtype::Bf16 => Precision::BF16,
+        };
+        Settings { precision }
+    }
+}
+
+/// Compares both settings, and writes the report.
+///
+/// # Errors
+/// [`Failure::Found`] if a bound is broken; those of the engine; [`Failure::Input`] for a directory that cannot be made.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.reference == args.candidate {
+        return Err(Failure::Input(
+            "--reference and --candidate are the same: there is nothing to compare".to_owned(),
+        ));
+    }
+    start_threads(args.threads)?;
+    let (model, name) = (args.model.open()?, args.model.name()?);
+    make_dir(&args.out)?;
+    let [reference, candidate] = [args.reference, args.candidate].map(Settings::from);
+    let options = Options {
+        reference,
+        candidate,
+        engine: EngineOptions { device: args.device, ..EngineOptions::default() },
+        seed: args.seed.unwrap_or_else(|| rand::rng().random::<u32>().into()),
+        limits: Limits::of([reference, candidate]),
+    };
+    let report = validate(&model, &options, &mut |stage| terminal::note(stage))?;
+    write(&report, &conditions::here(name, args.device), &args.out)?;
+    terminal::print(&report.summary())?;
+    let path = args.out.join("validation.md");
+    terminal::print(&format!("report      {}\n", path.display()))?;
+    if report.breaches().is_empty() { Ok(()) } else { Err(Failure::Found) }
+}
+
+impl From<ValidateError> for Failure {
+    fn from(error: ValidateError) -> Self {
+        match error {
+            ValidateError::Engine(error) => error.into(),
+            ValidateError::Text(error) => error.into(),
+            other => Failure::Input(other.to_string()),
+        }
+    }
+}
+
+/// Makes the directory of the report: before the work, not after it.
+fn make_dir(dir: &Path) -> Result<(), Failure> {
+    if dir.metadata().is_ok_and(|existing| !existing.is_dir()) {
+        return Err(Failure::Input(format!("{}: not a directory", dir.display())));
+    }
+    fs::create_dir_all(dir)
+        .map_err(|error| Failure::Input(format!("cannot make {}: {error}", dir.display())))
+}
+
+fn write(report: &Report, conditions: &Conditions, dir: &Path) -> Result<(), Failure> {
+    let plots = plots::write(report, dir)?;
+    let files =
+        [("validation.csv", report.csv()), ("validation.md", report.markdown(conditions, &plots))];
+    for (name, text) in files {
+        output_file::write_whole(&dir.join(name), |path| fs::write(path, &text))?;
+    }
+    Ok(())
+}
