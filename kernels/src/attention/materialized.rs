@@ -52,12 +52,12 @@ impl KeyLane {
     #[inline(always)]
     fn new(key_lanes: u32, head_dim: u32, aligned: u32) -> Self {
         let thread = thread::thread_idx_x();
-        let lane = thread & (key_lanes - 1);
+        let (lane, log2) = (thread & (key_lanes - 1), key_lanes.trailing_zeros());
         KeyLane {
             key_lanes,
             lane,
-            first_key: thread / key_lanes,
-            num_keys: NUM_THREADS / key_lanes,
+            first_key: thread >> log2,
+            num_keys: NUM_THREADS >> log2,
             columns: Columns::new(lane * VEC_ELEMS, head_dim, aligned != 0),
         }
     }
@@ -159,8 +159,10 @@ pub unsafe fn attention_scores<E: Number>(
     let num_tokens = unsafe { num_tokens.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: tokens, heads and keys are inside, by the checks here.
+    // SAFETY: tokens, heads and keys are inside, by the checks here; there is no launch without a
+    // KV head.
     unsafe {
+        core::hint::assert_unchecked(num_kv_heads > 0);
         if token_idx >= num_tokens {
             return;
         }
@@ -176,9 +178,10 @@ pub unsafe fn attention_scores<E: Number>(
         let q = q.cast::<E>().add(token_idx as usize * q_stride as usize);
         let k_pool = k_pool.cast::<E>();
 
-        let mut row = lane.first_key;
-        // As many rounds for every lane of a warp.
-        while row < PAGE_SIZE {
+        // One condition for all threads: they meet in the sums.
+        let mut first_row = 0;
+        while first_row < PAGE_SIZE {
+            let row = first_row + lane.first_key;
             let key = page_start + row;
             let is_visible = key >= token.first_key && key < token.end_key;
             let mut k: Vector = [0.0; VEC_ELEMS as usize];
@@ -198,7 +201,7 @@ pub unsafe fn attention_scores<E: Number>(
                     scores.set(row + key as usize, softmax_scale * dot);
                 }
             }
-            row += lane.num_keys;
+            first_row += lane.num_keys;
         }
     }
 }
@@ -206,7 +209,7 @@ pub unsafe fn attention_scores<E: Number>(
 /// The softmax of a head's scores of one token.
 ///
 /// # Safety
-/// 1. The step inputs are as in [`attention_scores`]; `scores` and `probabilities` hold
+/// 1. The step inputs are as in [`attention_scores()`]; `scores` and `probabilities` hold
 ///    `num_tokens` rows of `num_heads` heads, and the scores are written of the keys that a token
 ///    sees.
 /// 2. `probabilities` overlaps nothing that is read.
@@ -299,8 +302,8 @@ unsafe fn block_reduce(mut value: f32, combine: impl Fn(f32, f32) -> f32) -> f32
 /// A head's output of one token.
 ///
 /// # Safety
-/// 1. The step inputs, the pool and `key_lanes` are as in [`attention_scores`]; `probabilities` are
-///    written of the keys that a token sees; `out` holds `num_tokens` rows at its stride.
+/// 1. The step inputs, the pool and `key_lanes` are as in [`attention_scores()`]; `probabilities`
+///    are written of the keys that a token sees; `out` holds `num_tokens` rows at its stride.
 /// 2. `out` overlaps nothing that is read.
 /// 3. If `aligned` is not 0, each head is 16-byte aligned in `out` and in the pool.
 #[kernel(
@@ -336,14 +339,16 @@ pub unsafe fn attention_values<E: Number>(
     let num_tokens = unsafe { num_tokens.get(0) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
-    // SAFETY: keys are inside, by the loop's bounds; partial sums are read after the barrier.
+    // SAFETY: keys are inside, by the loop's bounds; partial sums are read after the barrier; there
+    // is no launch without a head.
     unsafe {
+        core::hint::assert_unchecked(num_heads > 0);
         if token_idx >= num_tokens {
             return;
         }
         let token = Token::new(token_idx, seq_ids, cu_seqlens_q, kv_lens, causal, window);
         let lane = KeyLane::new(key_lanes, head_dim, aligned);
-        let kv_head = head / (num_heads / num_kv_heads);
+        let kv_head = head * num_kv_heads / num_heads;
         let row = score_row(token_idx, head, num_heads, max_pages_per_seq);
         let probabilities = probabilities.cast::<E>().add(row);
         let pages = block_table.add(token.seq as usize * max_pages_per_seq as usize);
