@@ -164,3 +164,23 @@ fn completions_and_manual_pages_know_the_commands() {
     assert!(page.contains("ctx\\-size"), "{page}");
     assert!(pages.join("halfwarp.1").is_file());
 }
+
+/// The golden's tokens come from every form of its plan.
+#[test]
+fn fusion_and_the_form_of_attention_can_be_chosen() {
+    let prompt = join(&golden_ids(LLAMA, "greedy_prompt"));
+    let expected = golden_ids(LLAMA, "greedy_tokens");
+    let greedy = ["-m", LLAMA, "--tokens", &prompt, "--dtype", "f32", "--temp", "0", "-n", "10"];
+    for options in [
+        &["--fusion", "off"][..],
+        &["--fusion", "rope_append,residual"],
+        &["--attention", "materialized"],
+        &["--fusion", "off", "--attention", "materialized"],
+    ] {
+        let output = generate_json(&[&greedy, &["--ignore-eos"], options].concat());
+        assert_eq!(tokens(&output), expected[..10], "{options:?}");
+    }
+    let output = run(&[&["generate", "--fusion", "gate"][..], &greedy].concat());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("some of norm_gemm, gemm_swiglu"), "{}", stderr(&output));
+}

@@ -137,6 +137,21 @@ fn a_planted_overflow_is_named_by_its_layer() {
     assert!(!said.contains("inf"), "{said}");
 }
 
+/// What is fused and how attention is computed are settings too: in f32 nothing is lost by either.
+#[test]
+fn settings_of_one_type_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let candidate = "f32+fusion=off+attention=materialized";
+    let output = validate(LLAMA, dir.path(), &["--candidate", candidate]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report = fs::read_to_string(dir.path().join("validation.md")).unwrap();
+    assert!(report.contains(&format!(": {candidate} beside f32\n")), "{report}");
+    // The residual stream of each layer, in both.
+    for layer in ["\n| 0 | ", "\n| 1 | "] {
+        assert!(report.contains(layer), "{report}");
+    }
+}
+
 #[test]
 fn what_is_wrong_with_the_arguments_is_said_before_the_work() {
     let dir = tempfile::tempdir().unwrap();
@@ -150,6 +165,7 @@ fn what_is_wrong_with_the_arguments_is_said_before_the_work() {
     };
     refused(&["--candidate", "f32"], "there is nothing to compare");
     refused(&["--candidate", "f8"], "invalid value 'f8'");
+    refused(&["--candidate", "f16+fusion=norm"], "after a + each fusion=on|off|NAMES");
     refused(&["--seed", "moon"], "invalid value 'moon'");
     for (path, message) in [(file.clone(), "not a directory"), (file.join("below"), "cannot make")]
     {

@@ -8,9 +8,8 @@ use super::{
     model::{ModelArgs, start_threads},
     output_file, terminal,
 };
-use clap::ValueEnum;
 use halfwarp::validate::{Conditions, Limits, Options, Report, Settings, ValidateError, validate};
-use halfwarp::{Device, EngineOptions, Precision};
+use halfwarp::{Device, EngineOptions};
 use rand::RngExt;
 use std::{
     fs,
@@ -32,7 +31,9 @@ Beside bf16 these bounds are 8 times as wide.
 
 Examples:
   halfwarp validate
-  halfwarp validate -m model.gguf --candidate bf16 --out report";
+  halfwarp validate -m model.gguf --candidate bf16 --out report
+  halfwarp validate --reference f16+fusion=off --candidate f16
+  halfwarp validate --reference f32+attention=materialized --candidate f16+attention=materialized";
 
 /// Arguments of `halfwarp validate`.
 #[derive(clap::Args)]
@@ -46,12 +47,12 @@ pub struct Args {
     /// Threads of the CPU [default: one for each core]
     #[arg(short, long, value_name = "N", help_heading = "Device")]
     threads: Option<NonZeroUsize>,
-    /// Type of weights, KV cache and operands that the candidate is held to
-    #[arg(long, value_enum, value_name = "DTYPE", default_value_t = Dtype::F32)]
-    reference: Dtype,
-    /// Type of weights, KV cache and operands that is validated
-    #[arg(long, value_enum, value_name = "DTYPE", default_value_t = Dtype::F16)]
-    candidate: Dtype,
+    /// What the candidate is held to: a type, and after a + each what else is not as usual
+    #[arg(long, value_name = "SETTINGS", default_value = "f32")]
+    reference: Settings,
+    /// What is validated, likewise
+    #[arg(long, value_name = "SETTINGS", default_value = "f16")]
+    candidate: Settings,
     /// Draws the word of the haiku and its tokens [default: a new one each time]
     #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
@@ -67,25 +68,6 @@ pub struct Args {
     out: PathBuf,
 }
 
-/// A type to compute in.
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Dtype {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<Dtype> for Settings {
-    fn from(dtype: Dtype) -> Self {
-        let precision = match dtype {
-            Dtype::F32 => Precision::F32,
-            Dtype::F16 => Precision::F16,
-            Dtype::Bf16 => Precision::BF16,
-        };
-        Settings { precision }
-    }
-}
-
 /// Compares both settings, and writes the report.
 ///
 /// # Errors
@@ -99,7 +81,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     start_threads(args.threads)?;
     let (model, name) = (args.model.open()?, args.model.name()?);
     make_dir(&args.out)?;
-    let [reference, candidate] = [args.reference, args.candidate].map(Settings::from);
+    let &Args { reference, candidate, .. } = args;
     let options = Options {
         reference,
         candidate,

@@ -33,6 +33,8 @@ pub struct StepTimes {
     /// The whole step as [`Executor::run`](super::Executor::run) starts it, where that is another
     /// way: as one CUDA graph, in which kernels overlap.
     pub graph_us: Option<Vec<f64>>,
+    /// Kernels of the step, where it is launched as such.
+    pub num_launches: Option<usize>,
 }
 
 /// The elements of `view` in `bytes`, as f32.

@@ -11,13 +11,14 @@ impl Plan {
     }
 
     /// What `op` computes, within its layer: of a linear layer the name of its weight, such as
-    /// `down`, or `logits`; of another operation that of the activation that it writes, or reads if
+    /// `down`, or `logits`; of an addition that of what is added to the residual; of another operation that of the activation that it writes, or reads if
     /// it writes none.
     pub fn op_subject(&self, op: &Op) -> &str {
         let name = match op {
             // The weight may be the embedding's.
             Op::Linear(linear) if linear.out == self.logits => "logits",
             Op::Linear(linear) => &self.weight(linear.weight).name,
+            Op::Add { x, .. } => &self.tensor(x.tensor).name,
             _ => {
                 let view = op.writes().into_iter().chain(op.reads()).next();
                 let view = view.expect("an operation reads or writes an activation");

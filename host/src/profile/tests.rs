@@ -21,6 +21,7 @@ fn recorded() -> TimedStep {
         ops_us: ops_us.collect(),
         step_us: vec![1000.0, 900.0, 950.0, 940.0, 960.0],
         graph_us: Some(vec![700.0, 710.0, 690.0, 720.0, 680.0]),
+        num_launches: Some(16),
     };
     let shape = StepShape {
         num_tokens: 2,
@@ -37,6 +38,7 @@ fn each_operation_has_its_median_its_spread_and_its_cost() {
     let step = StepProfile::of(SIZE, &recorded());
     assert_eq!((step.name.as_str(), step.repeats), ("decode 2 @ 7", 5));
     assert_eq!((step.step_us, step.graph_us), (950.0, Some(700.0)));
+    assert_eq!(step.num_launches, Some(16));
     assert_eq!(step.sum_us(), (0..15).map(|i| 10.0 * f64::from(i)).sum::<f64>());
     // `qkv`: x [2, 32] f16 by [64, 32] f16, and a bias of 64 f32.
     let expected = OpProfile {

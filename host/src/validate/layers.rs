@@ -38,17 +38,20 @@ impl std::fmt::Display for Place {
 }
 
 impl Place {
-    /// What `op` stores; `None` for one that stores no activation.
+    /// What `op` stores; `None` for one whose result is no activation of every form.
     pub fn of(plan: &Plan, op: &Op) -> Option<Place> {
         let out = op.writes().first().copied()?;
         let is_residual =
             matches!(op, Op::Add { .. } | Op::Linear(Linear { residual: Some(_), .. }));
         // The name of a weight says more than that of an activation that others write too.
         let label = match *op {
-            Op::Argmax { .. } => return None,
+            // Of the scores of keys that a token does not see nothing is written.
+            Op::Argmax { .. } | Op::AttentionScores(_) | Op::AttentionSoftmax(_) => return None,
             Op::Linear(Linear { weight, residual: Some(_), .. })
             | Op::RmsNorm { weight, .. }
             | Op::Embedding { table: weight, .. } => &plan.weight(weight).name,
+            // As the linear layer that is fused with it.
+            Op::Add { x, .. } => &plan.tensor(x.tensor).name,
             _ => &plan.tensor(out.tensor).name,
         };
         let layer = plan.op_layer(op);

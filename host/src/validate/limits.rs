@@ -175,9 +175,7 @@ mod tests {
 
     #[test]
     fn bf16_has_wider_bounds() {
-        let limits = |reference, candidate| {
-            Limits::of([reference, candidate].map(|precision| Settings { precision }))
-        };
+        let limits = |reference, candidate| Limits::of([reference, candidate].map(Settings::from));
         assert_eq!(limits(Precision::F32, Precision::F16), Limits::default());
         let wide = limits(Precision::F32, Precision::BF16);
         assert_eq!((wide.logits_error, wide.haiku_probability), (0.08, 0.08));

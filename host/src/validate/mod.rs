@@ -17,10 +17,12 @@ pub mod limits;
 pub mod logits;
 pub mod report;
 mod run;
+mod settings;
 
 pub use inputs::{Sizes, Text};
 pub use limits::{Breach, Limits};
 pub use report::{Conditions, Plot};
+pub use settings::{Settings, UnknownSettings};
 
 use crate::plan::Precision;
 use crate::{EngineError, EngineOptions, Model, TextError};
@@ -32,19 +34,6 @@ use report::median;
 use run::Runner;
 use std::sync::Arc;
 
-/// How a model computes, as far as a validation varies it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Element types of weights, KV cache and activations.
-    pub precision: Precision,
-}
-
-impl std::fmt::Display for Settings {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.precision.fmt(f)
-    }
-}
-
 /// What is compared, and where.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -52,7 +41,7 @@ pub struct Options {
     pub reference: Settings,
     /// What is validated.
     pub candidate: Settings,
-    /// What both have in common; precision, context and sequences are the validation's own.
+    /// What both have in common; context and sequences are the validation's own.
     pub engine: EngineOptions,
     /// Draws the word of the haiku, and its tokens.
     pub seed: u64,
@@ -64,8 +53,8 @@ impl Default for Options {
     /// f16 beside f32.
     fn default() -> Self {
         Options {
-            reference: Settings { precision: Precision::F32 },
-            candidate: Settings { precision: Precision::F16 },
+            reference: Precision::F32.into(),
+            candidate: Precision::F16.into(),
             engine: EngineOptions::default(),
             seed: 0,
             limits: Limits::default(),

@@ -98,6 +98,8 @@ impl Runner<'_> {
     fn engine_options(&self, settings: Settings) -> EngineOptions {
         EngineOptions {
             precision: settings.precision.into(),
+            fusion: settings.fusion,
+            attention: settings.attention,
             context: Some(self.inputs.sizes.context()),
             max_seqs: 1,
             cache_positions: None,

@@ -18,12 +18,13 @@ pub fn profile(profile: &Profile) -> String {
 }
 
 fn step_table(step: &StepProfile, roofline: &Roofline) -> String {
-    let StepProfile { name, step_us, graph_us, repeats, ops, .. } = step;
+    let StepProfile { name, step_us, graph_us, num_launches, repeats, ops, .. } = step;
     let sum_us = step.sum_us();
     let mut text = format!(
-        "\n{name}: {} in {} operations (their sum {}, {:+.1} %",
+        "\n{name}: {} in {} operations{} (their sum {}, {:+.1} %",
         time(*step_us),
         ops.len(),
+        num_launches.map(|n| format!(" and {n} launches")).unwrap_or_default(),
         time(sum_us),
         100.0 * (sum_us / step_us - 1.0),
     );
@@ -248,6 +249,7 @@ mod tests {
                 new_tokens: 1,
                 step_us: 40.0,
                 graph_us: Some(30.0),
+                num_launches: Some(3),
                 repeats: 10,
                 ops: vec![
                     op(0, "attention", "attention", 12.0, 5_000_000, 2_000),
@@ -265,7 +267,8 @@ mod tests {
         assert_eq!(lines[1], "roofline: 1000 GB/s, 100.00 TFLOP/s, measured");
         assert_eq!(
             lines[3],
-            "decode 1 @ 512: 40.00 us in 2 operations (their sum 42.00 us, +5.0 %; as one graph 30.00 us; medians of 10)"
+            "decode 1 @ 512: 40.00 us in 2 operations and 3 launches (their sum 42.00 us, +5.0 %; \
+             as one graph 30.00 us; medians of 10)"
         );
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let expected = "linear down 1 30.00 us 71.4 % 21.000 700.0 1.333 70.0 %";

@@ -74,6 +74,7 @@ impl CudaExecutor {
             }
         }
         times.graph_us = Some(graph_us);
+        times.num_launches = Some(ops.iter().map(Vec::len).sum());
         Ok(times)
     }
 

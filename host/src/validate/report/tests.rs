@@ -63,7 +63,7 @@ fn report() -> Report {
     let positions = vec![first, second];
     let forced = LogitComparison { positions: vec![second] };
     Report {
-        settings: [Precision::F32, Precision::F16].map(|precision| Settings { precision }),
+        settings: [Precision::F32, Precision::F16].map(Settings::from),
         device: "NVIDIA H200 (sm_90a)".to_owned(),
         sizes: Sizes { prompt: 512, new: 128, repetitions: 3, text: 2, observed: 4, haiku: 8 },
         text: Text::Alice,
