@@ -20,15 +20,17 @@
 //!           before it waits for that launch.
 //! Source    flash-decoding (T. Dao et al., 2023).
 
-use super::combine::{PartialOut, SplitResults, VEC_ELEMS, combine_warps, store_out};
+mod problem;
+mod results;
+
+use self::problem::{NewTokens, Problem, QueryRows, Smem, zero_q};
+use self::results::{WarpResults, for_each_vec};
+use super::combine::{SplitResults, store_out};
 use super::kv_ring::{KvRing, num_slots};
-use super::new_token::{NewRow, NewToken, Pair};
 use super::tile::{
-    AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, ROW_UNIT, Source, WarpTile,
-    is_aligned, tile_offset, vec_elems,
+    AttentionElement, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, ROW_UNIT, WarpTile, is_aligned,
 };
 use super::work::{DecodeItem, ITEM_WORDS};
-use crate::kv_cache::{PAGE_SIZE, row_start};
 use crate::tile::last_block::is_last;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
@@ -51,39 +53,6 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize
 /// Blocks that should be resident on an SM. In f32 a tile takes more registers.
 pub(super) const fn blocks_per_sm<E: AttentionElement>(panels: usize) -> u32 {
     if panels <= 3 && size_of::<E>() == 2 { 3 } else { 2 }
-}
-
-/// The query rows of an item.
-#[derive(Clone, Copy)]
-struct QueryRows {
-    /// Rows of the item.
-    rows: u32,
-    /// Index of its first row among those of the KV head.
-    first_row: u32,
-    /// First query head of the KV head, and how many there are.
-    first_head: u32,
-    group: u32,
-}
-
-impl QueryRows {
-    #[inline(always)]
-    fn of(item: &DecodeItem, group: u32, block_rows: u32) -> Self {
-        let first_row = item.row_block * block_rows;
-        let rows = (item.queries * group - first_row).min(block_rows);
-        QueryRows { rows, first_row, first_head: item.kv_head * group, group }
-    }
-
-    /// The query of `row`, counted from the sequence's first.
-    #[inline(always)]
-    fn query(&self, row: u32) -> u32 {
-        (self.first_row + row) / self.group
-    }
-
-    /// The query head of `row`.
-    #[inline(always)]
-    fn head(&self, row: u32) -> u32 {
-        self.first_head + (self.first_row + row) % self.group
-    }
 }
 
 /// Persistent blocks take one item after the other: a split of a sequence's keys, for up to
@@ -250,56 +219,6 @@ unsafe fn copy_item(items: Global<u32>, index: u32, slot: Shared<u32>, exists: b
     }
 }
 
-/// What the items of a launch share.
-#[derive(Clone, Copy)]
-struct Problem<E> {
-    block_table: Global<u32>,
-    max_pages_per_seq: u32,
-    new: NewTokens<E>,
-    q: Global<E>,
-    q_stride: u32,
-    /// Of K and V.
-    pools: [GlobalMut<E>; 2],
-    num_kv_heads: u32,
-    /// Query heads of a KV head.
-    group: u32,
-    head_dim: u32,
-    aligned: bool,
-    /// Of the scores, with `log2(e)`.
-    scale: f32,
-    window: u32,
-    partial_out: GlobalMut<f32>,
-    partial_stats: GlobalMut<f32>,
-    counters: GlobalMut<u32>,
-    out: GlobalMut<E>,
-    out_stride: u32,
-}
-
-/// The rows of new tokens that are not appended yet; `table` is null if there are none.
-#[derive(Clone, Copy)]
-struct NewTokens<E> {
-    positions: Global<u32>,
-    slot_mapping: Global<u32>,
-    table: Global<f32>,
-    rotary_dim: u32,
-    k: Global<E>,
-    k_stride: u32,
-    v: Global<E>,
-    v_stride: u32,
-}
-
-/// The block's shared memory.
-#[derive(Clone, Copy)]
-struct Smem<E> {
-    q: Shared<E>,
-    /// The ring of K and V, and after the main loop the partial results.
-    kv: Shared<E>,
-    /// The warp's own.
-    scratch: Shared<f32>,
-    /// This item and the next one.
-    items: Shared<u32>,
-}
-
 /// Attention of an item.
 ///
 /// # Safety
@@ -419,225 +338,5 @@ unsafe fn attend<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
         if is_last(problem.counters, counter, item.num_splits, smem.q.cast()) {
             splits.combine(smem.kv.cast(), store);
         }
-    }
-}
-
-impl<E: AttentionElement> Smem<E> {
-    /// The parts of the block's dynamic shared memory, for a ring of `num_slots`.
-    ///
-    /// # Safety
-    /// 1. The launch gives `shared_bytes`.
-    #[inline(always)]
-    unsafe fn new<T: WarpTile<Element = E>>(num_slots: u32) -> Self {
-        // SAFETY: the caller's promise.
-        let q = unsafe { dynamic_shared_mem::<E>() };
-        let kv = q.offset(T::ROWS * T::WIDTH);
-        let scratch: Shared<f32> = kv.offset(num_slots * T::BLOCK_N * T::WIDTH).cast();
-        let items = scratch.offset(NUM_WARPS * T::SCRATCH).cast();
-        Smem { q, kv, scratch: scratch.offset(warp::warp_idx() * T::SCRATCH), items }
-    }
-}
-
-impl<E: AttentionElement> Problem<E> {
-    /// Whether Q, K and V of the new tokens are still on their way.
-    #[inline(always)]
-    fn appends(&self) -> bool {
-        !self.new.table.is_null()
-    }
-
-    /// The ring over the item's tiles `[last_tile, num_tiles]`, in `smem`.
-    ///
-    /// # Safety
-    /// As [`attend`].
-    #[inline(always)]
-    unsafe fn ring<T: WarpTile<Element = E>, const PANELS: usize>(
-        &self,
-        item: &DecodeItem,
-        smem: Shared<E>,
-        tiles: [u32; 2],
-    ) -> KvRing<T, PANELS> {
-        let &Problem { num_kv_heads, head_dim, aligned, .. } = self;
-        let cache = Cache { num_kv_heads, kv_head: item.kv_head, head_dim, aligned };
-        // The new token's position is not in the cache yet.
-        let end_cached =
-            if self.appends() { item.end_key.min(item.first_position) } else { item.end_key };
-        let first_visible = (item.first_position + 1).saturating_sub(self.window);
-        let pools = self.pools.map(GlobalMut::as_global);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let table = self.block_table.add(item.seq as usize * self.max_pages_per_seq as usize);
-            KvRing::new(smem, pools, table, cache, tiles, first_visible..end_cached)
-        }
-    }
-
-    /// Column 0 of `row` in `q`.
-    #[inline(always)]
-    fn q_row(&self, item: &DecodeItem, rows: &QueryRows, row: u32) -> Global<E> {
-        let token = (item.first_token + rows.query(row)) as usize;
-        let head = (rows.head(row) * self.head_dim) as usize;
-        self.q.wrapping_add(token * self.q_stride as usize + head)
-    }
-
-    /// Issues the copies of Q; rows that do not exist are zeros.
-    ///
-    /// # Safety
-    /// As [`attend`].
-    #[inline(always)]
-    unsafe fn copy_q(
-        &self,
-        item: &DecodeItem,
-        rows: &QueryRows,
-        smem_q: Shared<E>,
-        block_rows: u32,
-        width: u32,
-    ) {
-        let vecs = const { PANEL_COLUMNS / vec_elems::<E>() };
-        let mut i = thread::thread_idx_x();
-        while i < block_rows * width / vec_elems::<E>() {
-            // A panel's rows first, as the tile has them.
-            let (panel, row) = (i / vecs / block_rows, i / vecs % block_rows);
-            let column = panel * PANEL_COLUMNS + i % vecs * vec_elems::<E>();
-            let columns = if row < rows.rows { self.head_dim } else { 0 };
-            let gmem = self.q_row(item, rows, row);
-            let &Problem { head_dim, aligned, .. } = self;
-            // SAFETY: nothing is read where nothing exists.
-            unsafe {
-                Source { gmem, row_stride: 0, rows: 1, head_dim, aligned }.copy_vec(
-                    smem_q.offset(tile_offset::<E>(row, column, block_rows)),
-                    column as usize,
-                    columns.saturating_sub(column),
-                );
-            }
-            i += NUM_THREADS;
-        }
-    }
-
-    /// Stores the rotated Q, and if the item has the new token's key, K and V, to the tiles and,
-    /// in the first row block, to the cache.
-    ///
-    /// # Safety
-    /// As [`attend`]; the first two slots of the ring are copied.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn store_new_token(
-        &self,
-        item: &DecodeItem,
-        rows: &QueryRows,
-        smem: &Smem<E>,
-        block_n: u32,
-        block_rows: u32,
-        width: u32,
-        last_tile: u32,
-    ) {
-        let NewTokens { positions, slot_mapping, table, rotary_dim, k, k_stride, v, v_stride } =
-            self.new;
-        let token = item.first_token as usize;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (position, slot) = (positions.get(token), slot_mapping.get(token));
-            let angles = table.add(position as usize * rotary_dim as usize);
-            let pair = Pair::new(angles, rotary_dim, self.head_dim);
-            let new_row = |from: Global<E>, stride: u32, pool: GlobalMut<E>, tile: Shared<E>| {
-                let (page, row) = (slot / PAGE_SIZE, slot % PAGE_SIZE);
-                let to = row_start(page, row, item.kv_head, self.num_kv_heads, self.head_dim);
-                let from = from.add(token * stride as usize);
-                NewRow {
-                    from: from.add((item.kv_head * self.head_dim) as usize),
-                    tile,
-                    cache: (item.row_block == 0).then(|| pool.add(to)),
-                }
-            };
-            let [k_pool, v_pool] = self.pools;
-            let smem_v = smem.kv.offset(block_n * width);
-            let kv = (item.end_key == item.first_position + 1).then(|| {
-                [new_row(k, k_stride, k_pool, smem.kv), new_row(v, v_stride, v_pool, smem_v)]
-            });
-            let q = self.q_row(item, rows, 0);
-            let key_row = item.first_position - last_tile;
-            NewToken { q, heads: rows.rows, smem_q: smem.q, block_rows, kv, key_row, block_n }
-                .store(&pair);
-        }
-    }
-}
-
-/// Sets the `elems` elements of Q to zeros.
-///
-/// # Safety
-/// 1. `smem_q` holds them, 16-byte aligned; no other thread accesses them before a barrier.
-#[inline(always)]
-unsafe fn zero_q<E: AttentionElement>(smem_q: Shared<E>, elems: u32) {
-    let smem_q = smem_q.cast::<f32>();
-    let mut i = thread::thread_idx_x() * VEC_ELEMS;
-    while i < elems * size_of::<E>() as u32 / 4 {
-        // SAFETY: inside, by the condition.
-        unsafe { smem_q.set_vec(i, [0.0; VEC_ELEMS as usize]) };
-        i += NUM_THREADS * VEC_ELEMS;
-    }
-}
-
-/// The results of a block's warps in shared memory: `[NUM_WARPS, block_rows, width]`, then largest
-/// scores and sums `[NUM_WARPS, block_rows]` each.
-#[derive(Clone, Copy)]
-struct WarpResults {
-    out: Shared<f32>,
-    max: Shared<f32>,
-    sum: Shared<f32>,
-    block_rows: u32,
-    width: u32,
-}
-
-impl WarpResults {
-    #[inline(always)]
-    fn new(smem: Shared<f32>, block_rows: u32, width: u32) -> Self {
-        let max = smem.offset(NUM_WARPS * block_rows * width);
-        let sum = max.offset(NUM_WARPS * block_rows);
-        WarpResults { out: smem, max, sum, block_rows, width }
-    }
-
-    /// Stores the warp's result.
-    ///
-    /// # Safety
-    /// 1. The memory holds the results, and no other thread accesses the warp's before a barrier.
-    #[inline(always)]
-    unsafe fn store<T: WarpTile>(&self, tile: &T) {
-        let first_row = warp::warp_idx() * self.block_rows;
-        // SAFETY: the caller's promise.
-        unsafe {
-            tile.for_each_row(|row, max, total| {
-                self.max.set(first_row + row, max);
-                self.sum.set(first_row + row, total);
-            });
-            tile.for_each_pair(|row, column, pair| {
-                self.out.set_vec((first_row + row) * self.width + column, pair);
-            });
-        }
-    }
-
-    /// The block's result of a row, from `column` on.
-    ///
-    /// # Safety
-    /// 1. All warps' results are stored.
-    #[inline(always)]
-    unsafe fn combine(&self, row: u32, column: u32) -> PartialOut {
-        let row_of = |warp: u32| warp * self.block_rows + row;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let max_score = |warp| self.max.get(row_of(warp));
-            combine_warps(max_score, |warp| {
-                let values = self.out.get_vec(row_of(warp) * self.width + column);
-                PartialOut { max: max_score(warp), sum: self.sum.get(row_of(warp)), values }
-            })
-        }
-    }
-}
-
-/// Calls `f` with row and first column of each of this thread's vectors of `rows` rows of `width`
-/// columns.
-#[inline(always)]
-fn for_each_vec(rows: u32, width: u32, f: impl Fn(u32, u32)) {
-    let mut i = thread::thread_idx_x() * VEC_ELEMS;
-    while i < rows * width {
-        f(i / width, i % width);
-        i += NUM_THREADS * VEC_ELEMS;
     }
 }
