@@ -177,7 +177,7 @@ fn fusion_and_the_form_of_attention_can_be_chosen() {
         &["--attention", "materialized"],
         &["--fusion", "off", "--attention", "materialized"],
     ] {
-        let output = generate_json(&[&greedy, &["--ignore-eos"], options].concat());
+        let output = generate_json(&[&greedy[..], &["--ignore-eos"], options].concat());
         assert_eq!(tokens(&output), expected[..10], "{options:?}");
     }
     let output = run(&[&["generate", "--fusion", "gate"][..], &greedy].concat());

@@ -277,13 +277,14 @@ mod tests {
                 "k_norm",
                 "rope",
                 "attention",
+                // By itself, then added to the residual stream.
                 "attention_out",
-                "hidden",
+                "attention_out",
                 "mlp_norm",
                 "gate_up",
                 "gated",
                 "down",
-                "hidden",
+                "down",
             ];
             names.map(|name| format!("layer {layer}, {name}"))
         };
