@@ -1,8 +1,9 @@
 //! Models as a whole: a prompt, decoding of one sequence and of several.
 //!
-//! `cargo bench --bench end_to_end [-- FILTER]`. A tiny model on the CPU, whose tokens are verified first; the fetched
-//! model on the first GPU, else on the CPU. A time is that of `halfwarp::bench::end_to_end`: of the engine's steps, to
-//! the last token on the host. Throughput is tokens of all sequences.
+//! `cargo bench --bench end_to_end [-- FILTER]`. A tiny model on the CPU, whose tokens are verified
+//! first; the fetched model on the first GPU, else on the CPU. A time is that of
+//! `halfwarp::bench::end_to_end`: of the engine's steps, to the last token on the host. Throughput
+//! is tokens of all sequences.
 
 #[path = "../tests/support/mod.rs"]
 mod support;

@@ -1,7 +1,8 @@
 //! The kernels on a GPU: linear layers, attention, the append to the KV cache.
 //!
-//! `cargo bench --bench kernels [-- FILTER]`. A time is by CUDA events, as `halfwarp::bench::kernels` says; an
-//! output is verified before anything is timed. Throughput is operations, or bytes that are moved.
+//! `cargo bench --bench kernels [-- FILTER]`. A time is by CUDA events, as
+//! `halfwarp::bench::kernels` says; an output is verified before anything is timed. Throughput is
+//! operations, or bytes that are moved.
 
 use criterion::{Criterion, Throughput};
 use halfwarp::bench::kernels::{BenchError, Calls};
@@ -13,7 +14,8 @@ use std::time::Duration;
 
 /// The first GPU.
 const GPU: usize = 0;
-/// `m`, `n` and `k`: a square, the gate and up of Qwen2.5-0.5B for a prompt, those of Phi-3 Mini for one token.
+/// `m`, `n` and `k`: a square, the gate and up of Qwen2.5-0.5B for a prompt, those of Phi-3 Mini
+/// for one token.
 const GEMMS: [[usize; 3]; 3] = [[4096, 4096, 4096], [512, 9728, 896], [1, 16384, 3072]];
 
 fn main() {

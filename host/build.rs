@@ -1,4 +1,5 @@
-//! Compiles the kernels to PTX for every target, and writes the table that `src/ptx.rs` includes. Names the commit.
+//! Compiles the kernels to PTX for every target, and writes the table that `src/ptx.rs` includes.
+//! Names the commit.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -22,8 +23,8 @@ fn build() -> Result<(), BuildError> {
         .map_err(|error| BuildError::Io { what: path.display().to_string(), error })
 }
 
-/// The commit that this is built from: `$HALFWARP_COMMIT`, else, with optimisation for release, git's. A debug build
-/// is not built again for every commit.
+/// The commit that this is built from: `$HALFWARP_COMMIT`, else, with optimisation for release,
+/// git's. A debug build is not built again for every commit.
 fn commit() -> String {
     println!("cargo::rerun-if-env-changed=HALFWARP_COMMIT");
     let named = env::var("HALFWARP_COMMIT").ok().filter(|name| !name.is_empty());

@@ -530,7 +530,8 @@ fn batch_invariance_reuses_prompts_alone() {
     assert_eq!(second.tokens, run(&mut engine(options()), request(conversation)).tokens);
 }
 
-/// The operations of a prompt come in the order of the layers, and the last logits are those of [`Engine::logits`].
+/// The operations of a prompt come in the order of the layers, and the last logits are those of
+/// [`Engine::logits`].
 #[test]
 fn a_prompt_can_be_observed_operation_by_operation() {
     let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(7), 40);

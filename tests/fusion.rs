@@ -1,6 +1,6 @@
-//! Plans of one model that compute it in other operations: fused and unfused, attention in one operation and in three.
-//! Tiny models of every family, in f16 on the emulated kernels and in f32 on the CPU, against transformers' logits in
-//! float32.
+//! Plans of one model that compute it in other operations: fused and unfused, attention in one
+//! operation and in three. Tiny models of every family, in f16 on the emulated kernels and in f32
+//! on the CPU, against transformers' logits in float32.
 
 mod support;
 
@@ -48,7 +48,8 @@ impl Golden {
         }
     }
 
-    /// Logits with each of `options` are within `bound`: of transformers' by their norms, of the first ones one by one.
+    /// Logits with each of `options` are within `bound`: of transformers' by their norms, of the
+    /// first ones one by one.
     fn check(&self, options: &[EngineOptions], bound: f32) {
         let open = |options: &EngineOptions| Engine::new(Arc::clone(&self.model), options.clone());
         let mut engines: Vec<_> = options.iter().map(|options| open(options).unwrap()).collect();

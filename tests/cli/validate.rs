@@ -36,7 +36,8 @@ fn files(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The golden with a byte-level tokenizer of its 256 tokens, all of them ASCII: whatever it generates is a text.
+/// The golden with a byte-level tokenizer of its 256 tokens, all of them ASCII: whatever it
+/// generates is a text.
 fn with_tokenizer() -> Copy {
     let printable = (0x21u8..=0x7E).map(char::from).map(String::from);
     let mut vocab: Vec<String> = printable.chain(["Ġ".to_owned(), "Ċ".to_owned()]).collect();
@@ -117,7 +118,8 @@ fn f16_beside_f32_passes_and_every_file_is_there() {
     }
 }
 
-/// A norm and a projection each 1000 times as large: in f32 their product is, in f16 it is infinite.
+/// A norm and a projection each 1000 times as large: in f32 their product is, in f16 it is
+/// infinite.
 #[test]
 fn a_planted_overflow_is_named_by_its_layer() {
     let spoilt = Copy::new()

@@ -1,8 +1,8 @@
 //! `cargo xtask dist`: a release as an archive whose bytes follow from the source alone.
 //!
-//! The same commit, toolchain and lock file give the same archive on another machine or in another directory: paths are
-//! remapped, and the archive has its files in one order, with no times and no owners. `CARGO_TARGET_DIR` says where it
-//! is built, as for any cargo.
+//! The same commit, toolchain and lock file give the same archive on another machine or in another
+//! directory: paths are remapped, and the archive has its files in one order, with no times and no
+//! owners. `CARGO_TARGET_DIR` says where it is built, as for any cargo.
 
 use crate::{licenses, process};
 use anyhow::{Context, Result};

@@ -170,9 +170,10 @@ fn is_of_peer(row: &Value) -> bool {
 /// Compares `rows` with those of `baseline`: what became of each row, then what only the baseline
 /// has.
 ///
-/// A row is slower where its time exceeds the baseline's by more than 2 % and by more than twice the
-/// standard deviation of the difference. A kernel's time is the median, and its deviation is estimated
-/// from that and the least; a model's time is the mean, and its deviation that of the repetitions.
+/// A row is slower where its time exceeds the baseline's by more than 2 % and by more than twice
+/// the standard deviation of the difference. A kernel's time is the median, and its deviation is
+/// estimated from that and the least; a model's time is the mean, and its deviation that of the
+/// repetitions.
 pub fn compare(rows: &[Record], baseline: &[Record]) -> Vec<(String, Verdict)> {
     let verdict = |row: &Record| {
         let alike: Vec<_> = baseline.iter().filter(|other| row.has_subject_of(other)).collect();

@@ -55,7 +55,8 @@ enum Command {
     Logits(logits::Args),
     /// Measure how well a model predicts a text.
     Perplexity(perplexity::Args),
-    /// Compare f16 with f32 on a device: speed, memory, logits, every layer, a haiku; the exit code is 1 beyond a bound.
+    /// Compare f16 with f32 on a device: speed, memory, logits, every layer, a haiku; the exit code
+    /// is 1 beyond a bound.
     Validate(validate::Args),
     /// Turn a text into token ids, or token ids into a text.
     Tokenize(tokenize::Args),

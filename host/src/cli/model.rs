@@ -25,8 +25,8 @@ pub struct ModelArgs {
 pub struct EngineArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Tokens of the context, prompt and answer together; 0 for the model's own [default: the model's, or what the
-    /// memory has room for]
+    /// Tokens of the context, prompt and answer together; 0 for the model's own [default: the
+    /// model's, or what the memory has room for]
     #[arg(short, long = "ctx-size", value_name = "CTX", help_heading = "Model")]
     pub context: Option<usize>,
     /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked: slow)
@@ -47,8 +47,8 @@ pub struct EngineArgs {
     /// Target of the GPU kernels [default: the newest that the device runs]
     #[arg(long, value_enum)]
     target: Option<TargetArg>,
-    /// Share of the GPU's memory that this process may take: without -c the KV cache takes what the model leaves of it,
-    /// up to the model's context. On the CPU, of the memory that is available
+    /// Share of the GPU's memory that this process may take: without -c the KV cache takes what the
+    /// model leaves of it, up to the model's context. On the CPU, of the memory that is available
     #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
     gpu_memory_utilization: f64,
     /// The same logits, bit for bit, whatever else is in the batch and however a prompt is chunked
@@ -268,8 +268,8 @@ impl EngineArgs {
         }
     }
 
-    /// Loads `model` for `max_seqs` sequences of `context` positions at once, in steps of at most `max_tokens` tokens
-    /// if that is given.
+    /// Loads `model` for `max_seqs` sequences of `context` positions at once, in steps of at most
+    /// `max_tokens` tokens if that is given.
     ///
     /// # Errors
     /// As [`EngineArgs::engine_for`].

@@ -41,7 +41,8 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked: slow; tiny models)
+    /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked:
+    /// slow; tiny models)
     #[arg(long, default_value = "auto", help_heading = "Device")]
     device: Device,
     /// Threads of the CPU [default: one for each core]

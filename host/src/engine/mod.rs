@@ -179,8 +179,9 @@ impl Engine {
         &self.budget
     }
 
-    /// The memory that it takes, as measured now: on a GPU by the device's free memory before and after, which other
-    /// processes on it disturb. On the CPU and the emulator memory for steps is allocated when one first needs it.
+    /// The memory that it takes, as measured now: on a GPU by the device's free memory before and
+    /// after, which other processes on it disturb. On the CPU and the emulator memory for steps is
+    /// allocated when one first needs it.
     ///
     /// # Errors
     /// [`EngineError::Exec`].

@@ -49,7 +49,8 @@ impl Engine {
     }
 
     /// Runs a step of `size` while a profiler that watches this process collects, and returns how
-    /// many kernels each operation has ([`Executor::collect_ops`](crate::exec::Executor::collect_ops)).
+    /// many kernels each operation has
+    /// ([`Executor::collect_ops`](crate::exec::Executor::collect_ops)).
     ///
     /// # Errors
     /// Those of [`Engine::time_step`]; [`EngineError::Exec`], on a GPU alone it is possible.

@@ -7,7 +7,8 @@ use crate::model::{Config, RopeScaling};
 use crate::plan::{Accumulate, AttentionForm, Fusion, Numerics, PAGE_SIZE, Precision};
 use std::path::PathBuf;
 
-/// A context below which a smaller step or precision is better, if the options leave the context open.
+/// A context below which a smaller step or precision is better, if the options leave the context
+/// open.
 pub(super) const DEFAULT_CONTEXT: usize = 4096;
 /// The default tokens of a step at most, on the CPU and emulated, and on a GPU whose memory is short.
 const MAX_TOKENS: usize = 512;
@@ -34,13 +35,15 @@ pub struct EngineOptions {
     /// Prompts and decoding then take turns instead of sharing steps, and some kernels are not the fastest ones. In 16
     /// bits a GPU decodes at most 64 sequences so, and a step of more is an error.
     pub batch_invariant: bool,
-    /// Which neighbouring operations run as one kernel, where there is one; [`Fusion::ALL`] by default.
+    /// Which neighbouring operations run as one kernel, where there is one; [`Fusion::ALL`] by
+    /// default.
     pub fusion: Fusion,
     /// How attention is computed; its memory is in the budget.
     pub attention: AttentionForm,
-    /// Positions of a sequence, prompt and answer. `Some(0)`: what the model allows. `None`: that too, or less if the
-    /// memory has no room for it; a model whose RoPE is LongRoPE gets no more than the context of its training or 4096, as it
-    /// computes every position in another way beyond the former.
+    /// Positions of a sequence, prompt and answer. `Some(0)`: what the model allows. `None`: that
+    /// too, or less if the memory has no room for it; a model whose RoPE is LongRoPE gets no more
+    /// than the context of its training or 4096, as it computes every position in another way
+    /// beyond the former.
     pub context: Option<usize>,
     /// Sequences that run at once; more requests wait.
     pub max_seqs: usize,
@@ -48,12 +51,13 @@ pub struct EngineOptions {
     /// 128 to 512, about what a second is enough for, by the model's size and the number of threads, so that progress
     /// shows and a request can be cancelled.
     pub max_tokens: Option<usize>,
-    /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts, or as much of that as
-    /// the memory has if `context` is `None` too. With less, a sequence may have to wait, or to give its place back and
-    /// be computed again.
+    /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts,
+    /// or as much of that as the memory has if `context` is `None` too. With less, a sequence may
+    /// have to wait, or to give its place back and be computed again.
     pub cache_positions: Option<usize>,
-    /// The share of the device's memory that this process may take, above 0 and up to 1: weights, cache and all else of
-    /// an engine, and the CUDA context. On the CPU of the memory that is available.
+    /// The share of the device's memory that this process may take, above 0 and up to 1: weights,
+    /// cache and all else of an engine, and the CUDA context. On the CPU of the memory that is
+    /// available.
     pub gpu_memory_utilization: f64,
     /// Folder in which the machine code of a GPU's kernels is kept from start to start
     /// ([`GpuOptions::cubin_dir`]); by default [`exec::default_cubin_dir`].

@@ -35,8 +35,8 @@ impl From<Precision> for PrecisionChoice {
 pub struct Attempts {
     is_free: bool,
     pub precision: Precision,
-    /// Positions that the context has at least, where the options leave it open: a precision with room for them comes
-    /// before one without.
+    /// Positions that the context has at least, where the options leave it open: a precision with
+    /// room for them comes before one without.
     pub least_context: usize,
     /// Whether the context comes before everything else: there is no room for as many.
     pub is_short: bool,
@@ -65,7 +65,8 @@ impl Attempts {
         }
     }
 
-    /// Goes on to a precision that may help against `error`, or after the last one to a context of any length.
+    /// Goes on to a precision that may help against `error`, or after the last one to a context of
+    /// any length.
     ///
     /// # Errors
     /// `error`, if there is none.

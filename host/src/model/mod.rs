@@ -94,8 +94,8 @@ impl Decoder {
         self.plan_with(Decoder::rope_table, numerics, bounds, num_pages)
     }
 
-    /// As [`Decoder::plan`], without the data of its tables, for what reads sizes alone: the context
-    /// may be too long for the memory.
+    /// As [`Decoder::plan`], without the data of its tables, for what reads sizes alone: the
+    /// context may be too long for the memory.
     pub(crate) fn outline(
         &self,
         numerics: &Numerics,

@@ -11,8 +11,8 @@ impl Plan {
     }
 
     /// What `op` computes, within its layer: of a linear layer the name of its weight, such as
-    /// `down`, or `logits`; of an addition that of what is added to the residual; of another operation that of the activation that it writes, or reads if
-    /// it writes none.
+    /// `down`, or `logits`; of an addition that of what is added to the residual; of another
+    /// operation that of the activation that it writes, or reads if it writes none.
     pub fn op_subject(&self, op: &Op) -> &str {
         let name = match op {
             // The weight may be the embedding's.

@@ -1,4 +1,5 @@
-//! The haiku test: a random word, a prompt that names it, and what the model makes of it in both settings.
+//! The haiku test: a random word, a prompt that names it, and what the model makes of it in both
+//! settings.
 
 use super::logits::LogitComparison;
 use crate::engine::{FinishReason, SamplingError};
@@ -76,7 +77,8 @@ pub struct HaikuTest {
     pub prompt: String,
     /// Of reference and candidate.
     pub haikus: [Haiku; 2],
-    /// Logits of both where the reference chose its tokens, both reading the reference's tokens (teacher forcing).
+    /// Logits of both where the reference chose its tokens, both reading the reference's tokens
+    /// (teacher forcing).
     pub forced: LogitComparison,
 }
 
@@ -90,7 +92,8 @@ pub struct Check {
 }
 
 impl HaikuTest {
-    /// What must hold; `max_probability` bounds the difference of a token's probability under teacher forcing.
+    /// What must hold; `max_probability` bounds the difference of a token's probability under
+    /// teacher forcing.
     pub fn checks(&self, names: &[String; 2], max_probability: f64) -> Vec<Check> {
         let mut checks = vec![Check {
             what: "the word in the prompt reached the model".to_owned(),

@@ -6,7 +6,8 @@ use crate::{Message, Model};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// The beginning of Alice's Adventures in Wonderland, by Lewis Carroll (1865): in the public domain.
+/// The beginning of Alice's Adventures in Wonderland, by Lewis Carroll (1865): in the public
+/// domain.
 const ALICE: &str = include_str!("../../../tests/fixtures/novel.txt");
 
 /// Room for the haiku below which there is none.
@@ -30,8 +31,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// A prompt of 512 and 128 new tokens, less where the model allows no context of 640. The emulator, which is slow,
-    /// runs little, and is not timed.
+    /// A prompt of 512 and 128 new tokens, less where the model allows no context of 640. The
+    /// emulator, which is slow, runs little, and is not timed.
     pub fn new(device: Device, max_position_embeddings: usize) -> Self {
         let context = max_position_embeddings.clamp(2, 512 + 128);
         let new = (context / 4).clamp(1, 128);
@@ -134,8 +135,8 @@ impl Inputs {
         &self.text[..self.sizes.observed.min(self.text.len())]
     }
 
-    /// The prompt of repetition `index`: the text from another token on each time, so that no repetition finds a prompt
-    /// in the cache; from the beginning again after its end.
+    /// The prompt of repetition `index`: the text from another token on each time, so that no
+    /// repetition finds a prompt in the cache; from the beginning again after its end.
     pub fn prompt(&self, index: usize) -> Vec<u32> {
         self.text.iter().copied().cycle().skip(index).take(self.sizes.prompt).collect()
     }

@@ -1,4 +1,5 @@
-//! The values that each operation stores, in two settings: where they overflow, and where they lose precision.
+//! The values that each operation stores, in two settings: where they overflow, and where they lose
+//! precision.
 
 use super::logits::ratio_of_norms;
 use crate::plan::{Dtype, Linear, Op, Plan};
@@ -180,8 +181,8 @@ impl Difference {
     }
 }
 
-/// Compares the values of both settings, in the order of the reference's operations. What a fused operation does not
-/// store is left out.
+/// Compares the values of both settings, in the order of the reference's operations. What a fused
+/// operation does not store is left out.
 pub fn compare(reference: &[Stored], candidate: &[Stored]) -> Vec<Difference> {
     let mut others = candidate.iter();
     let found = reference.iter().filter_map(|stored| {

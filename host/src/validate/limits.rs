@@ -6,7 +6,8 @@ use crate::plan::Precision;
 /// Bounds of a validation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Of the logits on the text: norm of the difference over the norm of the reference, over all positions.
+    /// Of the logits on the text: norm of the difference over the norm of the reference, over all
+    /// positions.
     pub logits_error: f64,
     /// Least share of positions with the same most likely token.
     pub min_agreement: f64,
@@ -14,7 +15,8 @@ pub struct Limits {
     pub mean_kl: f64,
     /// Change of the perplexity, as a share of the reference's.
     pub perplexity_change: f64,
-    /// Of the residual stream after every layer: norm of the difference over the norm of the reference.
+    /// Of the residual stream after every layer: norm of the difference over the norm of the
+    /// reference.
     pub layer_error: f64,
     /// Difference of a token's probability in the haiku, under teacher forcing.
     pub haiku_probability: f64,
@@ -35,8 +37,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those of a comparison of `settings`: 8 times as wide where one computes in bf16, which has 8 significant bits for
-    /// the 11 of f16.
+    /// Those of a comparison of `settings`: 8 times as wide where one computes in bf16, which has 8
+    /// significant bits for the 11 of f16.
     pub fn of(settings: [Settings; 2]) -> Self {
         let limits = Limits::default();
         if settings.iter().all(|settings| settings.precision != Precision::BF16) {
@@ -85,8 +87,8 @@ impl Report {
         breaches
     }
 
-    /// The first operation whose values the candidate's type does not hold. A value that is clamped costs precision
-    /// only: it is no breach.
+    /// The first operation whose values the candidate's type does not hold. A value that is clamped
+    /// costs precision only: it is no breach.
     fn overflow(&self) -> Option<Breach> {
         let first = self
             .layers
@@ -101,7 +103,8 @@ impl Report {
         })
     }
 
-    /// The first layer after which the residual stream is off by more than its bound, though all values are finite.
+    /// The first layer after which the residual stream is off by more than its bound, though all
+    /// values are finite.
     fn lossy_layer(&self) -> Option<Breach> {
         let limit = self.limits.layer_error;
         let residual = self.layers.iter().filter(|values| values.place.is_residual);
@@ -157,7 +160,8 @@ impl Report {
         broken.map(|(_, what)| Breach { place: "logits".to_owned(), what }).collect()
     }
 
-    /// The change of the perplexity, as a share of the reference's; none where no text was predicted.
+    /// The change of the perplexity, as a share of the reference's; none where no text was
+    /// predicted.
     pub fn perplexity_change(&self) -> Option<f64> {
         let [reference, candidate] = self.logits.perplexity()?;
         Some((candidate / reference - 1.0).abs())

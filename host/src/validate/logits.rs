@@ -1,4 +1,5 @@
-//! Logits of two settings on the same tokens: how far apart they are, and what that does to the next token.
+//! Logits of two settings on the same tokens: how far apart they are, and what that does to the
+//! next token.
 
 use rayon::prelude::*;
 
@@ -19,14 +20,14 @@ pub struct Position {
     pub kl: f64,
     /// Whether the most likely token is the same.
     pub agrees: bool,
-    /// Negative log-likelihood of the token that follows in the text, of reference and candidate, in nats; none after
-    /// the last token.
+    /// Negative log-likelihood of the token that follows in the text, of reference and candidate,
+    /// in nats; none after the last token.
     pub nll: Option<[f64; 2]>,
 }
 
 impl Position {
-    /// Compares a row of logits, `[vocab_size]`; `next` is the token that follows. A row that is not finite is
-    /// infinitely far from any other.
+    /// Compares a row of logits, `[vocab_size]`; `next` is the token that follows. A row that is
+    /// not finite is infinitely far from any other.
     pub fn new(reference: &[f32], candidate: &[f32], next: Option<u32>) -> Self {
         let pairs = || reference.iter().zip(candidate).map(|(&r, &c)| (f64::from(r), f64::from(c)));
         let squared_reference = pairs().map(|(r, _)| r * r).sum();
@@ -78,7 +79,8 @@ pub struct LogitComparison {
 }
 
 impl LogitComparison {
-    /// Adds the rows of a part of the text, `[num_rows, vocab_size]`; `next[i]` follows row `i`, if it is there.
+    /// Adds the rows of a part of the text, `[num_rows, vocab_size]`; `next[i]` follows row `i`, if
+    /// it is there.
     pub fn push(&mut self, reference: &[f32], candidate: &[f32], vocab_size: usize, next: &[u32]) {
         let rows =
             reference.par_chunks_exact(vocab_size).zip(candidate.par_chunks_exact(vocab_size));
@@ -94,7 +96,8 @@ impl LogitComparison {
         ratio_of_norms(sum(|at| at.squared_difference), sum(|at| at.squared_reference))
     }
 
-    /// The largest of `part` over all positions, and where it is; the first position if all are zero.
+    /// The largest of `part` over all positions, and where it is; the first position if all are
+    /// zero.
     pub fn worst(&self, part: impl Fn(&Position) -> f64) -> (usize, f64) {
         let parts = self.positions.iter().map(part).enumerate();
         parts.fold((0, 0.0), |worst, at| if at.1 > worst.1 { at } else { worst })

@@ -1,4 +1,5 @@
-//! Two settings of a model compared on one device: speed, memory, logits, the values of every layer, and a haiku.
+//! Two settings of a model compared on one device: speed, memory, logits, the values of every
+//! layer, and a haiku.
 //!
 //! ```no_run
 //! use halfwarp::validate::{Options, validate};
@@ -65,10 +66,11 @@ impl Default for Options {
 /// Speed and memory of one setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// Milliseconds from a prompt to its first token, of each repetition; none on the emulator, and where the
-    /// logits are not finite.
+    /// Milliseconds from a prompt to its first token, of each repetition; none on the emulator, and
+    /// where the logits are not finite.
     pub first_token_ms: Vec<f64>,
-    /// Tokens a second after the first one, of each repetition; none where there is no time to the first token.
+    /// Tokens a second after the first one, of each repetition; none where there is no time to the
+    /// first token.
     pub tokens_per_s: Vec<f64>,
     /// What the plan says that it needs: parts, and their bytes.
     pub planned_bytes: Vec<(&'static str, usize)>,
@@ -135,7 +137,8 @@ pub enum ValidateError {
     Text(#[from] TextError),
 }
 
-/// Runs both settings, one after the other, so that one is in memory at a time. `stage` is told what is being done.
+/// Runs both settings, one after the other, so that one is in memory at a time. `stage` is told
+/// what is being done.
 ///
 /// # Errors
 /// [`ValidateError`].

@@ -41,8 +41,8 @@ pub struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs `settings`, and tells `stage` what is being done. `on_logits` gets the logits of each window of the text;
-    /// `reference` is the haiku of the reference, if this is not the reference.
+    /// Runs `settings`, and tells `stage` what is being done. `on_logits` gets the logits of each
+    /// window of the text; `reference` is the haiku of the reference, if this is not the reference.
     pub fn run(
         &self,
         settings: Settings,
@@ -72,7 +72,8 @@ impl Runner<'_> {
             stage(&format!("{} times {} new tokens", sizes.repetitions, sizes.new));
         }
         let (first_token_ms, tokens_per_s) = time(&mut engine, inputs)?;
-        // The requests before have taken every page of the cache: nothing is left of the first haiku.
+        // The requests before have taken every page of the cache: nothing is left of the first
+        // haiku.
         let again = generate(&mut engine)?;
         if let (Some(haiku), Some(again)) = (&mut haiku, again) {
             haiku.repeated = again.text;
@@ -155,7 +156,8 @@ fn observe(engine: &mut Engine, tokens: &[u32]) -> Result<Vec<Stored>, ValidateE
     Ok(stored)
 }
 
-/// Milliseconds to the first token and tokens a second after it, of each repetition whose tokens could be chosen.
+/// Milliseconds to the first token and tokens a second after it, of each repetition whose tokens
+/// could be chosen.
 fn time(engine: &mut Engine, inputs: &Inputs) -> Result<(Vec<f64>, Vec<f64>), ValidateError> {
     let (mut first_token_ms, mut tokens_per_s) = (Vec::new(), Vec::new());
     let sizes = inputs.sizes;

@@ -1,5 +1,5 @@
-//! Linear layers of small batches with a fused norm, a gate, or both: bit by bit against the separate
-//! kernels, and against an oracle.
+//! Linear layers of small batches with a fused norm, a gate, or both: bit by bit against the
+//! separate kernels, and against an oracle.
 
 use crate::device::{Device, SEEDS, Stored, assert_close, random};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};

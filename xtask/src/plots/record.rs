@@ -43,7 +43,8 @@ pub fn rows(name: &str) -> Result<Vec<Row>> {
     rows.collect::<Result<_>>().with_context(|| path.display().to_string())
 }
 
-/// Each row of halfwarp beside the fastest of `peers` that has the same `keys`; one without a peer is left out.
+/// Each row of halfwarp beside the fastest of `peers` that has the same `keys`; one without a peer
+/// is left out.
 pub fn pairs(rows: &[Row], keys: &[&str], peers: &[&str]) -> Vec<Pair> {
     let ours = rows.iter().filter(|row| row.text("impl") == "halfwarp");
     let pairs = ours.filter_map(|ours| {

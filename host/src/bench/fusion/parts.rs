@@ -67,8 +67,8 @@ impl Calls {
         finish(self.plan, &self.numerics, self.bounds, kv, outs[0])
     }
 
-    /// A token's row of a table is its residual stream, or what is normed to an operand, or its Q, K
-    /// and V.
+    /// A token's row of a table is its residual stream, or what is normed to an operand, or its Q,
+    /// K and V.
     fn inputs(&mut self) -> Inputs {
         let Bench { part, copies, shape, .. } = self.bench;
         let ModelShape { hidden_size, head_dim, .. } = shape;

@@ -14,8 +14,8 @@ use halfwarp::{
 };
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
-/// Contexts are rounded up to so many positions: tests of about one length share an engine, and what else is asked
-/// for changes no row.
+/// Contexts are rounded up to so many positions: tests of about one length share an engine, and
+/// what else is asked for changes no row.
 const CONTEXT_STEP: usize = 512;
 
 /// Arguments of `halfwarp bench` for a model.
@@ -71,8 +71,8 @@ pub struct EndToEndArgs {
     /// How rows are printed
     #[arg(short, long, value_enum, default_value_t = Format::Md, help_heading = "Output")]
     output: Format,
-    /// Rows that an earlier -o jsonl wrote: print each test's time over theirs, and exit with 1 if one is slower by
-    /// more than 2 % and twice the standard deviation of the difference
+    /// Rows that an earlier -o jsonl wrote: print each test's time over theirs, and exit with 1 if
+    /// one is slower by more than 2 % and twice the standard deviation of the difference
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, help_heading = "Output")]
     baseline: Option<PathBuf>,
 }

@@ -23,7 +23,8 @@ pub struct FusionArgs {
     /// Type of the operands
     #[arg(long, value_enum, default_value = "f16")]
     dtype: Type,
-    /// Where to run: auto, cuda, cuda:N; on the cpu launches and bytes are counted, and nothing is timed
+    /// Where to run: auto, cuda, cuda:N; on the cpu launches and bytes are counted, and nothing is
+    /// timed
     #[arg(long, default_value = "auto")]
     device: Device,
     /// Target of the kernels [default: the newest that the GPU runs, without one sm_90a]

@@ -1,5 +1,5 @@
-//! What a GPU's own counters say of a step's traffic: NVIDIA Nsight Compute runs this program again,
-//! for one step, and the kernels that it saw are those of the step's operations, in order.
+//! What a GPU's own counters say of a step's traffic: NVIDIA Nsight Compute runs this program
+//! again, for one step, and the kernels that it saw are those of the step's operations, in order.
 
 use crate::cli::failure::Failure;
 use halfwarp::profile::{OpProfile, Traffic};

@@ -50,7 +50,8 @@ fn driver() -> Option<String> {
     })
 }
 
-/// Clocks of the GPU's multiprocessors and memory, and the highest they can be, where `nvidia-smi` is installed.
+/// Clocks of the GPU's multiprocessors and memory, and the highest they can be, where `nvidia-smi`
+/// is installed.
 fn clocks(ordinal: usize) -> Option<String> {
     let query = "--query-gpu=clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem";
     let ordinal = ordinal.to_string();

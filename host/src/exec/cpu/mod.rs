@@ -92,7 +92,8 @@ impl Executor for CpuExecutor {
         want: Want,
     ) -> Result<StepOutput, ExecError> {
         let mut step = self.step(plan, inputs, want)?;
-        // The whole step runs inside the pool: a fork is then a push on a local queue, not a wake-up.
+        // The whole step runs inside the pool: a fork is then a push on a local queue, not a
+        // wake-up.
         Ok(rayon::scope(|_| {
             step.plan.ops.iter().for_each(|op| step.run(op));
             step.finish()

@@ -216,7 +216,8 @@ fn what_others_read_is_stored() {
 
 #[test]
 fn a_residual_of_what_others_read_is_added_by_itself() {
-    // Operations 6 and 7 are the projection and its addition, to activation 0 from the first new one.
+    // Operations 6 and 7 are the projection and its addition, to activation 0 from the first new
+    // one.
     let obstacles: [fn(&mut Plan); 5] = [
         |p| {
             let x = linear(p, 6).out;
