@@ -62,6 +62,27 @@ pub struct Addresses {
     pub counters: u64,
 }
 
+impl Addresses {
+    /// Addresses that no device has, aligned as allocations are: to lower `plan` without one.
+    pub fn of_nothing(plan: &Plan) -> Self {
+        let mut next = 1 << 40;
+        let mut address = || {
+            next += 1 << 32;
+            next
+        };
+        let pools = 0..plan.kv.num_layers;
+        Addresses {
+            weights: plan.weights.iter().map(|_| address()).collect(),
+            constants: plan.constants.iter().map(|_| address()).collect(),
+            kv_pools: pools.map(|_| KvPool { k: address(), v: address() }).collect(),
+            tensors: plan.tensors.iter().map(|_| address()).collect(),
+            step: address(),
+            workspace: address(),
+            counters: address(),
+        }
+    }
+}
+
 /// The launches of `plan` on a `gpu`: of each operation its own, in order; one with nothing to
 /// compute has none. Their tensor maps are made by `encode`.
 ///

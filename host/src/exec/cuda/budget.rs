@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::device::{self, devices};
 use super::memory::{Sizes, free_bytes};
-use crate::exec::lower::{self, Addresses, KvPool, Task};
+use crate::exec::lower::{self, Addresses, Task};
 use crate::exec::{ExecError, Gemm, GpuOptions, MemoryInfo, memory};
 use crate::plan::{MemoryBudget, MemoryUse, Plan};
 
@@ -102,7 +102,8 @@ impl Code {
             let plan = lower::fused(plan, gemm);
             let encode = |spec: &cuda_std::tensor_map::TensorMapSpec| Ok(spec.emulated());
             // What cannot be lowered is refused when it is prepared.
-            lower::lower_with(gemm, &plan, &somewhere(&plan), gpu, encode).unwrap_or_default()
+            let addresses = Addresses::of_nothing(&plan);
+            lower::lower_with(gemm, &plan, &addresses, gpu, encode).unwrap_or_default()
         });
         let tasks: Vec<Task> = tasks.flatten().flatten().collect();
         let symbols = tasks.iter().filter_map(|task| match task {
@@ -110,21 +111,6 @@ impl Code {
             Task::Gemm(_) => None,
         });
         Code { num_kernels: symbols.collect::<BTreeSet<_>>().len(), num_nodes: tasks.len() }
-    }
-}
-
-/// Addresses of the right alignment, where nothing is.
-fn somewhere(plan: &Plan) -> Addresses {
-    let address = |index: usize| (index as u64 + 1) << 40;
-    let addresses = |len: usize| (0..len).map(address).collect::<Vec<_>>();
-    Addresses {
-        weights: addresses(plan.weights.len()),
-        constants: addresses(plan.constants.len()),
-        kv_pools: vec![KvPool { k: address(0), v: address(1) }; plan.kv.num_layers],
-        tensors: addresses(plan.tensors.len()),
-        step: address(0),
-        workspace: address(0),
-        counters: address(0),
     }
 }
 

@@ -41,8 +41,10 @@ impl CudaExecutor {
         let (arena, stream) = (&self.memory.arena, &*self.stream);
         for (op, tasks) in prepared.tasks.iter().enumerate() {
             let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter())?;
-            start(&nodes, stream)?;
+            // What was started is waited for in any case.
+            let started = start(&nodes, stream);
             stream.synchronize().map_err(failed("running an operation"))?;
+            started?;
             after(op, &StepMemory { arena, prepared, inputs, stream })?;
         }
         Ok(())
@@ -63,7 +65,7 @@ impl CudaExecutor {
             tasks.iter().map(|tasks| nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter()));
         let ops = ops.collect::<Result<Vec<_>, ExecError>>()?;
         let run = || ops.iter().try_for_each(|nodes| start(nodes, stream));
-        run()?;
+        Events::new(2)?.time_us(stream, run)?;
         let mut times = StepTimes { ops_us: vec![Vec::new(); ops.len()], ..Default::default() };
         let (mut graph_us, events) = (Vec::new(), Events::new(ops.len() + 1)?);
         for _ in 0..repeats {
@@ -133,9 +135,10 @@ impl Events {
     ) -> Result<f64, ExecError> {
         let [first, .., last] = &self.0[..] else { return Ok(0.0) };
         record(first, stream)?;
-        run()?;
-        record(last, stream)?;
-        last.synchronize().map_err(failed("running a step"))?;
+        // What was started is waited for in any case.
+        let started = run().and_then(|()| record(last, stream));
+        stream.synchronize().map_err(failed("running a step"))?;
+        started?;
         between(first, last)
     }
 
@@ -143,11 +146,12 @@ impl Events {
     fn times_us(&self, stream: &Stream, ops: &[Vec<Node<'_>>]) -> Result<Vec<f64>, ExecError> {
         let events = &self.0;
         record(&events[0], stream)?;
-        for (nodes, event) in ops.iter().zip(&events[1..]) {
+        let started = ops.iter().zip(&events[1..]).try_for_each(|(nodes, event)| {
             start(nodes, stream)?;
-            record(event, stream)?;
-        }
-        events[ops.len()].synchronize().map_err(failed("running a step"))?;
+            record(event, stream)
+        });
+        stream.synchronize().map_err(failed("running a step"))?;
+        started?;
         events.windows(2).map(|pair| between(&pair[0], &pair[1])).collect()
     }
 }

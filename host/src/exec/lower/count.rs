@@ -3,7 +3,7 @@
 use cuda_std::tensor_map::EncodedTensorMap;
 use kernels::gemm::Gpu;
 
-use super::{Addresses, KvPool, Lowering, fused};
+use super::{Addresses, Lowering, fused};
 use crate::exec::{ExecError, Gemm, Target};
 use crate::plan::Plan;
 
@@ -23,7 +23,7 @@ impl LoweredPlan {
     /// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes.
     pub fn new(plan: &Plan, target: Target) -> Result<Self, ExecError> {
         let plan = fused(plan, Gemm::Halfwarp);
-        let addresses = addresses(&plan);
+        let addresses = Addresses::of_nothing(&plan);
         let gpu = Gpu { target, ..Gpu::HOPPER };
         let mut lowering = Lowering::new(&plan, &addresses, gpu, |_| Ok(EncodedTensorMap::NONE));
         let launches = plan.ops.iter().map(|op| Ok(lowering.op(op)?.len()));
@@ -34,23 +34,5 @@ impl LoweredPlan {
     /// Launches of a step.
     pub fn num_launches(&self) -> usize {
         self.launches.iter().sum()
-    }
-}
-
-/// Addresses that no device has, aligned as allocations are.
-fn addresses(plan: &Plan) -> Addresses {
-    let mut next = 1 << 40;
-    let mut address = || {
-        next += 1 << 32;
-        next
-    };
-    Addresses {
-        weights: plan.weights.iter().map(|_| address()).collect(),
-        constants: plan.constants.iter().map(|_| address()).collect(),
-        kv_pools: (0..plan.kv.num_layers).map(|_| KvPool { k: address(), v: address() }).collect(),
-        tensors: plan.tensors.iter().map(|_| address()).collect(),
-        step: address(),
-        workspace: address(),
-        counters: address(),
     }
 }
