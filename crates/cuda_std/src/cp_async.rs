@@ -28,6 +28,27 @@ pub unsafe fn copy_vec<const N: usize, T: Element>(
     unsafe { cp_async_16(dst.element(dst_index), src.cast(), if keep { 16 } else { 0 }) }
 }
 
+/// [`copy_vec`], for a line of 128 bytes that other lanes copy the rest of: asks L2 for all of it at
+/// once.
+#[doc = ptx!("cp.async.cg.shared.global.L2::128B 16")]
+///
+/// # Safety
+/// As [`copy_vec`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn copy_vec_of_line<const N: usize, T: Element>(
+    dst: Shared<T>,
+    dst_index: u32,
+    src: Global<T>,
+    src_index: usize,
+    keep: bool,
+) {
+    const { assert!(size_of::<[T; N]>() == 16, "a copy of a vector has 16 bytes") };
+    let src = src.as_ptr().wrapping_add(src_index);
+    // SAFETY: the caller's promise.
+    unsafe { cp_async_16_line(dst.element(dst_index), src.cast(), if keep { 16 } else { 0 }) }
+}
+
 /// [`copy_vec`] of elements `SRC ..` to `DST ..`; the indices are immediates of the instruction and
 /// take no registers.
 #[doc = ptx!("cp.async.cg.shared.global 16")]
@@ -84,6 +105,14 @@ pub unsafe fn copy(
 instruction! {
     "cp.async.cg.shared.global 16" => unsafe fn cp_async_16(dst: u32, src: *const u8, bytes: u32) {
         asm!("cp.async.cg.shared.global [{}], [{}], 16, {};",
+            in(reg32) dst, in(reg64) src, in(reg32) bytes, options(nostack, preserves_flags));
+    } host {
+        simt::device::copy_async(dst, 16, src.addr() as u64, bytes as usize)
+    }
+
+    "cp.async.cg.shared.global.L2::128B 16" =>
+    unsafe fn cp_async_16_line(dst: u32, src: *const u8, bytes: u32) {
+        asm!("cp.async.cg.shared.global.L2::128B [{}], [{}], 16, {};",
             in(reg32) dst, in(reg64) src, in(reg32) bytes, options(nostack, preserves_flags));
     } host {
         simt::device::copy_async(dst, 16, src.addr() as u64, bytes as usize)

@@ -105,7 +105,8 @@ sections! { $
 
     // Asynchronous copies.
     "data-movement-and-conversion-instructions-cp-async", "SM 80": [
-        "cp.async.cg.shared.global 16" "cp.async.ca.shared.global 4"
+        "cp.async.cg.shared.global 16" "cp.async.cg.shared.global.L2::128B 16"
+        "cp.async.ca.shared.global 4"
     ];
     "data-movement-and-conversion-instructions-cp-async-commit-group", "SM 80": [
         "cp.async.commit_group"

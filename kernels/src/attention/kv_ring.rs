@@ -141,32 +141,38 @@ impl<T: WarpTile, const PANELS: usize> KvRing<T, PANELS> {
         self.copy_slot = Self::next(self.copy_slot);
     }
 
-    /// Issues the copies of the warp's keys of a tile in page `page`: of each panel, eight lanes
-    /// copy 128 bytes that fill the banks once.
+    /// Issues the copies of the warp's keys of a tile in page `page`: the lanes of a copy read whole
+    /// lines, vectors next to each other of one row after the other.
     ///
     /// # Safety
     /// As [`KvRing::copy`].
     #[inline(always)]
     unsafe fn copy_tile(&self, slot: Shared<T::Element>, page: u32) {
         let Cache { num_kv_heads, kv_head, head_dim, aligned } = self.cache;
-        let vecs = const { PANEL_COLUMNS / vec_elems::<T::Element>() };
-        let pass_rows = const { warp::WARP_SIZE / (PANEL_COLUMNS / vec_elems::<T::Element>()) };
+        let row_vecs = const { T::WIDTH / vec_elems::<T::Element>() };
         let [k_pool, v_pool] = self.pools;
         let pool = if self.copies_v { v_pool } else { k_pool };
         let start = row_start(page, self.copy_key % PAGE_SIZE, kv_head, num_kv_heads, head_dim);
-        let lane_id = warp::lane_id();
-        let column = lane_id % vecs * vec_elems::<T::Element>();
-        unroll!(pass in 0..2, {
-            let pass_row = lane_id / vecs + pass_rows * pass as u32;
-            let row = warp::warp_idx() * T::KEYS + pass_row;
+        let (lane_id, first_row) = (warp::lane_id(), warp::warp_idx() * T::KEYS);
+        unroll!(pass in 0..2 * PANELS, {
+            let vec = lane_id + warp::WARP_SIZE * pass as u32;
+            let (row, column) =
+                (first_row + vec / row_vecs, vec % row_vecs * vec_elems::<T::Element>());
             let key = self.copy_key + row;
             let exists = self.keys.start <= key && key < self.keys.end;
-            let columns = if exists { head_dim } else { 0 };
+            let columns = if exists { head_dim.saturating_sub(column) } else { 0 };
             let gmem = pool.wrapping_add(start + (row * head_dim + column) as usize);
-            let source = Source { gmem, row_stride: head_dim, rows: 1, head_dim, aligned };
             let slot = slot.offset(tile_offset::<T::Element>(row, column, T::BLOCK_N));
-            // SAFETY: nothing is read where nothing exists; the panels are inside the slot.
-            unsafe { copy_panels::<T, PANELS>(source, slot, columns.saturating_sub(column)) };
+            // SAFETY: nothing is read where nothing exists; the row is inside the slot.
+            unsafe {
+                if aligned {
+                    let (to, from) = (slot.cast::<f32>(), gmem.cast());
+                    cp_async::copy_vec_of_line::<4, f32>(to, 0, from, 0, columns > 0);
+                } else {
+                    let source = Source { gmem, row_stride: head_dim, rows: 1, head_dim, aligned };
+                    source.copy_vec(slot, 0, columns);
+                }
+            }
         });
     }
 
@@ -185,28 +191,4 @@ impl<T: WarpTile, const PANELS: usize> KvRing<T, PANELS> {
         unsafe { self.copy() };
         slot.offset(warp::warp_idx() * T::KEYS * PANEL_COLUMNS)
     }
-}
-
-/// Issues the copies of one vector of each panel of a row, of which `columns` elements exist from
-/// the first one on.
-///
-/// # Safety
-/// As [`Source::copy_to`]; `slot` starts at the row's first vector.
-#[inline(always)]
-unsafe fn copy_panels<T: WarpTile, const PANELS: usize>(
-    source: Source<T::Element>,
-    slot: Shared<T::Element>,
-    columns: u32,
-) {
-    unroll!(panel in 0..PANELS, {
-        let column = PANEL_COLUMNS * panel as u32;
-        // SAFETY: the caller's promise.
-        unsafe {
-            source.copy_vec(
-                slot.offset(T::BLOCK_N * column),
-                column as usize,
-                columns.saturating_sub(column),
-            );
-        }
-    });
 }

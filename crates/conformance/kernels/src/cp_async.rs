@@ -57,7 +57,11 @@ unsafe fn start_tile(tiles: Shared<f32>, tile: u32, num_tiles: u32, len: u32, x:
     unsafe {
         if tile < num_tiles && tile.is_multiple_of(2) {
             let (at, from) = (4 * thread, tile * TILE + 4 * thread);
-            cp_async::copy_vec::<4, _>(stage, at, x, from as usize, from < len);
+            if tile.is_multiple_of(4) {
+                cp_async::copy_vec::<4, _>(stage, at, x, from as usize, from < len);
+            } else {
+                cp_async::copy_vec_of_line::<4, _>(stage, at, x, from as usize, from < len);
+            }
         } else if tile < num_tiles {
             let mut at = thread;
             while at < TILE {
