@@ -102,7 +102,7 @@ fn times_operations(subject: Subject) -> Outcome {
         prepared(subject, Precision::F32).map_err(|error| error.to_string())?;
     let num_ops = executor.plan(prepared).map_err(|error| error.to_string())?.ops.len();
     let times = executor.time_ops(prepared, &one_sequence(ROWS, 0), REPEATS);
-    let StepTimes { ops_us, step_us, graph_us, num_launches } = match times {
+    let StepTimes { ops_us, step_us, graph_us, event_us, num_launches } = match times {
         Ok(times) => times,
         Err(ExecError::NoClock) if subject.name == "emulated" => return Ok(Completion::Completed),
         Err(error) => return Err(error.to_string()),
@@ -111,6 +111,7 @@ fn times_operations(subject: Subject) -> Outcome {
     let has_graph = subject.name.starts_with("cu");
     let is_right = ops_us.len() == num_ops
         && graph_us.is_some() == has_graph
+        && event_us.is_some() == has_graph
         && num_launches.is_some() == has_graph
         && lists.iter().all(|list| list.len() == REPEATS && list.iter().all(|us| *us >= 0.0));
     if is_right { Ok(Completion::Completed) } else { Err(format!("{lists:?}")) }

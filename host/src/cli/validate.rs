@@ -24,7 +24,8 @@ loses precision shows; and a haiku about a random word. DIR gets validation.md, 
 
 The exit code is 1 if the candidate has infinities or NaN where the reference has none, or differs by more than:
   logits on the text        relative error 1e-2, mean KL divergence 1e-3 nats
-  next token, perplexity    the same most likely token at 99 % of the positions, perplexity within 1 %
+  next token, perplexity    the same most likely token at 99 % of the positions that have a clear one, perplexity
+                            within 1 %
   residual stream           relative error 1e-2, after every layer
   haiku                     1e-2 in a token's probability, both reading the reference's text; its checks
 Beside bf16 these bounds are 8 times as wide.

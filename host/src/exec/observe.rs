@@ -27,6 +27,8 @@ pub type AfterOp<'a> = dyn FnMut(usize, &dyn Activations) -> Result<(), ExecErro
 pub struct StepTimes {
     /// By operation of the plan as it runs. Each starts when the one before has ended.
     pub ops_us: Vec<Vec<f64>>,
+    /// What an event takes, where operations are timed by events: it is taken off `ops_us`.
+    pub event_us: Option<f64>,
     /// The whole step, its operations started one by one as in `ops_us`, and nothing timed between
     /// them.
     pub step_us: Vec<f64>,

@@ -45,6 +45,8 @@ pub struct StepProfile {
     pub step_us: f64,
     /// The median of the step's time as the engine runs it, where that is as one CUDA graph.
     pub graph_us: Option<f64>,
+    /// What an event takes, where operations are timed by events: it is taken off their times.
+    pub event_us: Option<f64>,
     /// Kernels that it launches, where it does.
     pub num_launches: Option<usize>,
     /// Times that the step was repeated.
@@ -165,6 +167,7 @@ impl StepProfile {
             new_tokens,
             step_us: quantile(&times.step_us, 0.5),
             graph_us: times.graph_us.as_ref().map(|us| quantile(us, 0.5)),
+            event_us: times.event_us,
             num_launches: times.num_launches,
             repeats: times.step_us.len(),
             ops: ops.collect(),

@@ -21,6 +21,7 @@ fn recorded() -> TimedStep {
         ops_us: ops_us.collect(),
         step_us: vec![1000.0, 900.0, 950.0, 940.0, 960.0],
         graph_us: Some(vec![700.0, 710.0, 690.0, 720.0, 680.0]),
+        event_us: Some(0.5),
         num_launches: Some(16),
     };
     let shape = StepShape {

@@ -9,7 +9,8 @@ pub struct Limits {
     /// Of the logits on the text: norm of the difference over the norm of the reference, over all
     /// positions.
     pub logits_error: f64,
-    /// Least share of positions with the same most likely token.
+    /// Least share of the positions with the same most likely token, of those where the reference
+    /// has a clear one: see [`Limits::min_lead`].
     pub min_agreement: f64,
     /// Mean Kullback-Leibler divergence, in nats.
     pub mean_kl: f64,
@@ -52,6 +53,15 @@ impl Limits {
             layer_error: 8.0 * limits.layer_error,
             haiku_probability: 8.0 * limits.haiku_probability,
         }
+    }
+}
+
+impl Limits {
+    /// From which [`lead`](super::logits::Position::lead) on a token is clearly the most likely one:
+    /// twice what the bound on the logits lets one of them move. In a model with random weights many
+    /// positions have none.
+    pub fn min_lead(&self) -> f64 {
+        2.0 * self.logits_error
     }
 }
 
@@ -122,7 +132,7 @@ impl Report {
     fn logit_breaches(&self) -> Vec<Breach> {
         let (limits, logits) = (&self.limits, &self.logits);
         let error = logits.error();
-        let agreement = logits.agreement();
+        let agreement = logits.clear_agreement(limits.min_lead());
         let kl = logits.mean_kl();
         let change = self.perplexity_change().unwrap_or(0.0);
         let (at, worst) = logits.worst(|position| position.error());
@@ -138,7 +148,7 @@ impl Report {
             (
                 agreement < limits.min_agreement,
                 format!(
-                    "the most likely token agrees at {:.1} % of the positions, under {:.1} %",
+                    "the most likely token agrees at {:.1} % of the positions with a clear one, under {:.1} %",
                     100.0 * agreement,
                     100.0 * limits.min_agreement
                 ),

@@ -20,6 +20,9 @@ pub struct Position {
     pub kl: f64,
     /// Whether the most likely token is the same.
     pub agrees: bool,
+    /// How far the reference's two largest logits are apart, over the root of the mean square of
+    /// all of them: small where chance decides.
+    pub lead: f64,
     /// Negative log-likelihood of the token that follows in the text, of reference and candidate,
     /// in nats; none after the last token.
     pub nll: Option<[f64; 2]>,
@@ -40,12 +43,14 @@ impl Position {
                 max_probability: 1.0,
                 kl: f64::INFINITY,
                 agrees: false,
+                lead: f64::INFINITY,
                 nll: next.map(|next| [reference, candidate].map(|row| finite_nll(row, next))),
             };
         }
         let mut position = Position {
             squared_reference,
             agrees: most_likely(reference) == most_likely(candidate),
+            lead: lead(reference),
             nll: next.map(|next| [reference, candidate].map(|row| nll(row, next))),
             ..Position::default()
         };
@@ -109,6 +114,17 @@ impl LogitComparison {
         same as f64 / self.positions.len().max(1) as f64
     }
 
+    /// The same of the positions where the reference's lead is above `min_lead`; 1 if there are
+    /// none.
+    pub fn clear_agreement(&self, min_lead: f64) -> f64 {
+        let clear = || self.positions.iter().filter(|at| at.lead > min_lead);
+        let same = clear().filter(|at| at.agrees).count();
+        match clear().count() {
+            0 => 1.0,
+            count => same as f64 / count as f64,
+        }
+    }
+
     /// Mean divergence, in nats.
     pub fn mean_kl(&self) -> f64 {
         self.positions.iter().map(|at| at.kl).sum::<f64>() / self.positions.len().max(1) as f64
@@ -144,6 +160,16 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 /// The first of the largest.
 fn most_likely(row: &[f32]) -> usize {
     (1..row.len()).fold(0, |best, at| if row[at] > row[best] { at } else { best })
+}
+
+/// See [`Position::lead`]; infinite for a single logit.
+fn lead(row: &[f32]) -> f64 {
+    let best = most_likely(row);
+    let others = row.iter().enumerate().filter(|&(at, _)| at != best);
+    let second = others.map(|(_, &logit)| logit).fold(f32::NEG_INFINITY, f32::max);
+    let mean_square = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / row.len() as f64;
+    let apart = f64::from(row[best]) - f64::from(second);
+    if apart == 0.0 { 0.0 } else { apart / mean_square.sqrt() }
 }
 
 /// The root of a quotient; nothing differs by nothing from nothing.
@@ -205,12 +231,27 @@ mod tests {
         close(text.error(), 0.1);
         assert_eq!(text.worst(|at| at.max_abs), (0, 0.5));
         assert_eq!(text.agreement(), 1.0);
+        assert_eq!(text.clear_agreement(0.1), 1.0);
         close(text.mean_kl(), text.positions[0].kl / 2.0);
         // One token follows: 0, after the first position.
         let [reference, candidate] = text.perplexity().unwrap();
         close(reference, 1.0 + 1f64.exp());
         close(candidate, 1.0 + 1.5f64.exp());
         assert_eq!(LogitComparison::default().perplexity(), None);
+    }
+
+    /// Logits 3 and 4 are apart by 1 over a root mean square of 3.54; two zeros are not.
+    #[test]
+    fn where_the_reference_is_undecided_agreement_says_nothing() {
+        let mut text = LogitComparison::default();
+        text.push(&[3.0, 4.0, 0.0, 0.0], &[3.0, 4.5, 0.0, 0.1], 2, &[]);
+        close(text.positions[0].lead, 1.0 / 12.5f64.sqrt());
+        assert_eq!(text.positions[1].lead, 0.0);
+        assert_eq!((text.agreement(), text.clear_agreement(0.0)), (0.5, 1.0));
+        assert_eq!(text.clear_agreement(0.3), 1.0, "there is none");
+        text.push(&[0.0, 1.0], &[1.0, 0.0], 2, &[]);
+        assert_eq!(text.clear_agreement(0.1), 0.5);
+        assert_eq!(lead(&[1.0]), f64::INFINITY);
     }
 
     #[test]

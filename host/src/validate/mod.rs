@@ -76,6 +76,8 @@ pub struct Run {
     pub planned_bytes: Vec<(&'static str, usize)>,
     /// Bytes that it took: by the count of the GPU's driver, elsewhere of the executor.
     pub measured_bytes: usize,
+    /// Bytes of them that the process's CUDA context takes, whatever it runs; 0 on the CPU.
+    pub context_bytes: usize,
 }
 
 impl Run {

@@ -82,12 +82,14 @@ impl Runner<'_> {
             (Some(prompt), Some(chosen)) => force(&mut engine, &prompt.tokens, &chosen.tokens)?,
             _ => Vec::new(),
         };
+        let memory_use = engine.memory_use()?;
         Ok(Outcome {
             run: Run {
                 first_token_ms,
                 tokens_per_s,
                 planned_bytes: engine.memory_budget().parts().to_vec(),
-                measured_bytes: engine.memory_use()?.total_bytes(),
+                measured_bytes: memory_use.total_bytes(),
+                context_bytes: memory_use.context_bytes,
             },
             device: engine.describe_device(),
             stored,

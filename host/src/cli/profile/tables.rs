@@ -18,7 +18,7 @@ pub fn profile(profile: &Profile) -> String {
 }
 
 fn step_table(step: &StepProfile, roofline: &Roofline) -> String {
-    let StepProfile { name, step_us, graph_us, num_launches, repeats, ops, .. } = step;
+    let StepProfile { name, step_us, graph_us, event_us, num_launches, repeats, ops, .. } = step;
     let sum_us = step.sum_us();
     let mut text = format!(
         "\n{name}: {} in {} operations{} (their sum {}, {:+.1} %",
@@ -28,6 +28,9 @@ fn step_table(step: &StepProfile, roofline: &Roofline) -> String {
         time(sum_us),
         100.0 * (sum_us / step_us - 1.0),
     );
+    if let Some(event_us) = event_us {
+        let _ = write!(text, "; {} for an event taken off each", time(*event_us));
+    }
     if let Some(graph_us) = graph_us {
         let _ = write!(text, "; as one graph {}", time(*graph_us));
     }
@@ -249,6 +252,7 @@ mod tests {
                 new_tokens: 1,
                 step_us: 40.0,
                 graph_us: Some(30.0),
+                event_us: Some(0.75),
                 num_launches: Some(3),
                 repeats: 10,
                 ops: vec![
@@ -268,7 +272,7 @@ mod tests {
         assert_eq!(
             lines[3],
             "decode 1 @ 512: 40.00 us in 2 operations and 3 launches (their sum 42.00 us, +5.0 %; \
-             as one graph 30.00 us; medians of 10)"
+             0.75 us for an event taken off each; as one graph 30.00 us; medians of 10)"
         );
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let expected = "linear down 1 30.00 us 71.4 % 21.000 700.0 1.333 70.0 %";

@@ -23,10 +23,9 @@ const UNIT_BYTES: usize = 2 << 20;
 /// driver keeps beside them. `halfwarp generate` prints what was measured.
 const MODULE_BYTES: usize = 128 << 10;
 
-/// Device memory for a kernel of a graph: an estimate, between the 64 KiB of CUDA 11
-/// (<https://forums.developer.nvidia.com/t/increasing-memory-footprint-with-large-task-graphs/244901>)
-/// and nothing. `halfwarp generate` prints what was measured.
-const GRAPH_NODE_BYTES: usize = 16 << 10;
+/// Device memory for a kernel of a graph: an estimate, from what an H200's driver 580 took for the
+/// graphs of three models, 0.1 to 2.8 KiB (`docs/measurements/summary.md`).
+const GRAPH_NODE_BYTES: usize = 2 << 10;
 
 /// Device memory for the kernels of cuBLAS, beside its workspace: an estimate.
 const CUBLAS_BYTES: usize = 64 << 20;

@@ -1,5 +1,9 @@
 //! A step's time and values: its graph between two events, and operation by operation, with an
 //! event or a look at the values between them. Without the graph kernels do not overlap.
+//!
+//! The host takes longer to start a small kernel than the device to run it. So the device is given
+//! the step's graph first, often enough that all that is timed is queued before it begins: the
+//! times are the device's alone.
 
 use cust::event::{Event, EventFlags};
 use cust::stream::Stream;
@@ -14,6 +18,9 @@ use crate::exec::{
 };
 use crate::plan::{StepInputs, View};
 
+/// Microseconds in which the host surely queues a kernel and an event.
+const QUEUE_US: f64 = 20.0;
+
 impl CudaExecutor {
     /// Replays the graph of `plan` `replays` times, one after the other, on the step inputs of the
     /// last [`run`](crate::exec::Executor::run) of it, and returns the time of one replay in
@@ -26,7 +33,7 @@ impl CudaExecutor {
         make_current(self.context)?;
         let stream = &*self.stream;
         let replay = || (0..replays).try_for_each(|_| graph.launch(stream));
-        Ok(Events::new(2)?.time_us(stream, replay)? / replays as f64)
+        Ok(Events::new(2)?.time_us(stream, || Ok(()), replay)? / replays as f64)
     }
 
     /// [`Executor::run_ops`](crate::exec::Executor::run_ops).
@@ -65,18 +72,34 @@ impl CudaExecutor {
             tasks.iter().map(|tasks| nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter()));
         let ops = ops.collect::<Result<Vec<_>, ExecError>>()?;
         let run = || ops.iter().try_for_each(|nodes| start(nodes, stream));
-        Events::new(2)?.time_us(stream, run)?;
+        let replay = || graph.launch(stream);
+        // One more event than marks the operations: nothing is between the last two.
+        let events = Events::new(ops.len() + 2)?;
+        events.time_us(stream, || Ok(()), run)?;
+        let replay_us = events.time_us(stream, replay, replay)?;
+        let num_launches: usize = ops.iter().map(Vec::len).sum();
+        let queue_us = QUEUE_US * (num_launches + ops.len()) as f64;
+        let num_replays = (queue_us / replay_us.max(1.0)).ceil() as usize;
+        let keep_busy = || (0..num_replays).try_for_each(|_| replay());
         let mut times = StepTimes { ops_us: vec![Vec::new(); ops.len()], ..Default::default() };
-        let (mut graph_us, events) = (Vec::new(), Events::new(ops.len() + 1)?);
+        let (mut graph_us, mut event_us) = (Vec::new(), Vec::new());
         for _ in 0..repeats {
-            graph_us.push(events.time_us(stream, || graph.launch(stream))?);
-            times.step_us.push(events.time_us(stream, run)?);
-            for (us, list) in events.times_us(stream, &ops)?.into_iter().zip(&mut times.ops_us) {
+            graph_us.push(events.time_us(stream, keep_busy, replay)?);
+            times.step_us.push(events.time_us(stream, keep_busy, run)?);
+            let mut ops_us = events.times_us(stream, keep_busy, &ops)?;
+            event_us.extend(ops_us.pop());
+            for (us, list) in ops_us.into_iter().zip(&mut times.ops_us) {
                 list.push(us);
             }
         }
+        event_us.sort_by(f64::total_cmp);
+        let event_us = event_us.get(event_us.len() / 2).copied().unwrap_or(0.0);
+        for us in times.ops_us.iter_mut().flatten() {
+            *us = (*us - event_us).max(0.0);
+        }
+        times.event_us = Some(event_us);
         times.graph_us = Some(graph_us);
-        times.num_launches = Some(ops.iter().map(Vec::len).sum());
+        times.num_launches = Some(num_launches);
         Ok(times)
     }
 
@@ -127,29 +150,47 @@ impl Events {
         Ok(Events((0..len).map(event).collect::<Result<_, _>>()?))
     }
 
-    /// Microseconds of what `run` starts.
+    /// Microseconds of what `run` starts; `keep_busy` is started first.
     fn time_us(
         &self,
         stream: &Stream,
+        keep_busy: impl FnOnce() -> Result<(), ExecError>,
         run: impl FnOnce() -> Result<(), ExecError>,
     ) -> Result<f64, ExecError> {
         let [first, .., last] = &self.0[..] else { return Ok(0.0) };
-        record(first, stream)?;
+        let start = || {
+            keep_busy()?;
+            record(first, stream)?;
+            run()?;
+            record(last, stream)
+        };
         // What was started is waited for in any case.
-        let started = run().and_then(|()| record(last, stream));
+        let started = start();
         stream.synchronize().map_err(failed("running a step"))?;
         started?;
         between(first, last)
     }
 
-    /// Microseconds of each of `ops`, run one after the other.
-    fn times_us(&self, stream: &Stream, ops: &[Vec<Node<'_>>]) -> Result<Vec<f64>, ExecError> {
+    /// Microseconds of each of `ops`, run one after the other, and then of nothing; `keep_busy` is
+    /// started first. There are two events more than operations.
+    fn times_us(
+        &self,
+        stream: &Stream,
+        keep_busy: impl FnOnce() -> Result<(), ExecError>,
+        ops: &[Vec<Node<'_>>],
+    ) -> Result<Vec<f64>, ExecError> {
         let events = &self.0;
-        record(&events[0], stream)?;
-        let started = ops.iter().zip(&events[1..]).try_for_each(|(nodes, event)| {
-            start(nodes, stream)?;
-            record(event, stream)
-        });
+        let start_all = || {
+            keep_busy()?;
+            record(&events[0], stream)?;
+            let ops = ops.iter().map(Vec::as_slice).chain([&[][..]]);
+            ops.zip(&events[1..]).try_for_each(|(nodes, event)| {
+                start(nodes, stream)?;
+                record(event, stream)
+            })
+        };
+        // As in `time_us`.
+        let started = start_all();
         stream.synchronize().map_err(failed("running a step"))?;
         started?;
         events.windows(2).map(|pair| between(&pair[0], &pair[1])).collect()

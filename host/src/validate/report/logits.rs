@@ -36,9 +36,10 @@ impl Report {
             &at_most(limits.mean_kl),
         ]);
         let percent = |share: f64| format!("{:.2} %", 100.0 * share);
+        page.row(&["the most likely token is the same", &percent(logits.agreement()), ""]);
         page.row(&[
-            "the most likely token is the same",
-            &percent(logits.agreement()),
+            "- where the reference has a clear one",
+            &percent(logits.clear_agreement(limits.min_lead())),
             &format!("at least {}", percent(limits.min_agreement)),
         ]);
         if let (Some([r, c]), Some(change)) = (logits.perplexity(), self.perplexity_change()) {

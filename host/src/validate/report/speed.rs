@@ -49,6 +49,10 @@ impl Report {
             }
         }
         bytes("memory taken, measured", [r.measured_bytes, c.measured_bytes]);
+        if r.context_bytes + c.context_bytes > 0 {
+            let of_model = [r, c].map(|run| run.measured_bytes.saturating_sub(run.context_bytes));
+            bytes("- without the CUDA context", of_model);
+        }
     }
 
     /// Why there are no times of a setting, if there are none.
