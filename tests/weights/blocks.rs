@@ -31,7 +31,7 @@ fn every_format_is_bit_exact_with_gguf_py() {
         assert_eq!(f32_bytes(&values).len(), expected.data().len());
         formats += 1;
     }
-    assert_eq!(formats, 13);
+    assert_eq!(formats, 15);
 }
 
 /// What a block becomes.

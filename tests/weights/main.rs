@@ -6,4 +6,5 @@ mod gguf;
 mod goldens;
 mod models;
 mod pack;
+mod quantize;
 mod safetensors;

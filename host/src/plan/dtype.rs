@@ -18,6 +18,8 @@ pub enum Dtype {
     Q4_K,
     Q5_K,
     Q6_K,
+    IQ4_XS,
+    MXFP4,
 }
 
 impl Dtype {
@@ -26,7 +28,9 @@ impl Dtype {
         match self {
             Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::U32 => 1,
             Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 => 32,
+            Dtype::MXFP4 => 32,
             Dtype::Q2_K | Dtype::Q3_K | Dtype::Q4_K | Dtype::Q5_K | Dtype::Q6_K => 256,
+            Dtype::IQ4_XS => 256,
         }
     }
 
@@ -45,6 +49,8 @@ impl Dtype {
             Dtype::Q4_K => 144,
             Dtype::Q5_K => 176,
             Dtype::Q6_K => 210,
+            Dtype::IQ4_XS => 136,
+            Dtype::MXFP4 => 17,
         }
     }
 

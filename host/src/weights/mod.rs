@@ -12,13 +12,16 @@ pub mod index;
 mod map;
 mod pack;
 mod progress;
+mod quantize;
 pub mod safetensors;
 mod tensor;
 
 pub(crate) use checkpoint::is_hugging_face_dir;
 pub use checkpoint::{Checkpoint, Origin};
 pub use error::WeightsError;
+pub(crate) use pack::permuted_row;
 pub use progress::Progress;
+pub use quantize::{EncodeError, encode_elements};
 pub use tensor::{TensorDtype, TensorEntry, TensorInfo, Tensors};
 
 /// A name from a file, for an error: quoted, with control characters escaped, and truncated.

@@ -131,7 +131,7 @@ fn is_vector(weight: &Weight) -> bool {
 /// The converter views a head's rows as `[2, head_dim / 2]` and swaps the two: the halves' rows
 /// `i` and `i + head_dim / 2` become neighbours `2i` and `2i + 1`.
 /// Source: `permute` in llama.cpp's convert_hf_to_gguf.py.
-fn permuted_row(row: usize, head_dim: usize) -> usize {
+pub(crate) fn permuted_row(row: usize, head_dim: usize) -> usize {
     let (head, in_head) = (row / head_dim, row % head_dim);
     let (half, pair) = (in_head / (head_dim / 2), in_head % (head_dim / 2));
     head * head_dim + 2 * pair + half

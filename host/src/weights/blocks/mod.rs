@@ -3,13 +3,17 @@
 //! Source: the `block_*` structures in ggml's ggml-common.h and `dequantize_row_*` in
 //! ggml-quants.c.
 
+mod four_bit;
 mod k;
 mod legacy;
+mod quantize;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::plan::Dtype;
+
+pub use quantize::quantizer;
 
 /// Converts whole blocks to as many f32 as they hold.
 pub type Decoder = fn(&[u8], &mut [f32]);
@@ -34,6 +38,8 @@ pub fn decoder(dtype: Dtype) -> Option<Decoder> {
         Dtype::Q4_K => |stored, out| each(stored, out, k::q4_k),
         Dtype::Q5_K => |stored, out| each(stored, out, k::q5_k),
         Dtype::Q6_K => |stored, out| each(stored, out, k::q6_k),
+        Dtype::IQ4_XS => |stored, out| each(stored, out, four_bit::iq4_xs),
+        Dtype::MXFP4 => |stored, out| each(stored, out, four_bit::mxfp4),
         Dtype::U32 => return None,
     })
 }

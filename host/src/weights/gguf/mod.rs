@@ -10,9 +10,11 @@ mod metadata;
 mod reader;
 mod tensors;
 mod value;
+mod write;
 
 pub use error::GgufError;
 pub use metadata::{Metadata, Value};
+pub use write::{Description as TensorDescription, Writer};
 
 use super::Tensors;
 use reader::Reader;

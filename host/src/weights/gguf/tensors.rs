@@ -97,25 +97,35 @@ pub(super) fn place(
     Ok(tensors)
 }
 
-/// The type that ggml numbers `id`. Source: `enum ggml_type` in ggml.h.
+/// The types that are read, by ggml's number. Source: `enum ggml_type` in ggml.h.
+const TYPES: [(u32, Dtype); 15] = [
+    (0, Dtype::F32),
+    (1, Dtype::F16),
+    (2, Dtype::Q4_0),
+    (3, Dtype::Q4_1),
+    (6, Dtype::Q5_0),
+    (7, Dtype::Q5_1),
+    (8, Dtype::Q8_0),
+    (10, Dtype::Q2_K),
+    (11, Dtype::Q3_K),
+    (12, Dtype::Q4_K),
+    (13, Dtype::Q5_K),
+    (14, Dtype::Q6_K),
+    (23, Dtype::IQ4_XS),
+    (30, Dtype::BF16),
+    (39, Dtype::MXFP4),
+];
+
+/// The type that ggml numbers `id`.
 fn ggml_type(id: u32) -> TensorDtype {
-    let known = match id {
-        0 => Dtype::F32,
-        1 => Dtype::F16,
-        2 => Dtype::Q4_0,
-        3 => Dtype::Q4_1,
-        6 => Dtype::Q5_0,
-        7 => Dtype::Q5_1,
-        8 => Dtype::Q8_0,
-        10 => Dtype::Q2_K,
-        11 => Dtype::Q3_K,
-        12 => Dtype::Q4_K,
-        13 => Dtype::Q5_K,
-        14 => Dtype::Q6_K,
-        30 => Dtype::BF16,
-        _ => return TensorDtype::Other(other_type(id)),
-    };
-    TensorDtype::Known(known)
+    let known = TYPES.iter().find(|(known, _)| *known == id);
+    known
+        .map_or_else(|| TensorDtype::Other(other_type(id)), |(_, dtype)| TensorDtype::Known(*dtype))
+}
+
+/// ggml's number of `dtype`, if it has one.
+pub(super) fn ggml_id(dtype: Dtype) -> Option<u32> {
+    TYPES.iter().find(|(_, known)| *known == dtype).map(|(id, _)| *id)
 }
 
 /// ggml's name of a type that is not read.
@@ -130,7 +140,6 @@ fn other_type(id: u32) -> String {
         20 => "IQ4_NL",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",
@@ -139,7 +148,6 @@ fn other_type(id: u32) -> String {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         _ => return format!("ggml type {id}"),
     };
     name.to_owned()
