@@ -99,6 +99,7 @@ pub mod models;
 pub mod plan;
 pub mod profile;
 pub mod ptx;
+pub mod quantize;
 pub mod text;
 pub mod validate;
 pub mod weights;

@@ -17,6 +17,7 @@ mod plot;
 mod profile;
 mod prompt;
 mod ptx;
+mod quantize;
 mod sampling;
 mod session;
 mod terminal;
@@ -58,6 +59,8 @@ enum Command {
     /// Compare f16 with f32 on a device: speed, memory, logits, every layer, a haiku; the exit code
     /// is 1 beyond a bound.
     Validate(validate::Args),
+    /// Write a model as GGUF, with its weights in fewer bits.
+    Quantize(quantize::Args),
     /// Turn a text into token ids, or token ids into a text.
     Tokenize(tokenize::Args),
     /// Time a model's prompts and generated tokens, or the GPU kernels.
@@ -85,6 +88,7 @@ pub fn main() -> ExitCode {
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),

@@ -25,6 +25,19 @@ pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
     }
 }
 
+/// A progress bar for quantising, called with elements done and in total. Nothing is drawn where stderr is not a
+/// terminal.
+pub fn quantizing_bar() -> impl FnMut(usize, usize) {
+    let bar = bar("quantizing {wide_bar} {percent} %");
+    move |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+        if done >= total {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// A progress bar over kernels. Nothing is drawn where stderr is not a terminal.
 pub fn kernels_bar(num_kernels: usize) -> ProgressBar {
     let bar = bar("kernels {wide_bar} {pos}/{len}");

@@ -11,11 +11,12 @@ mod rope;
 
 pub use config::{Config, ConfigError, Family};
 pub use error::ModelError;
+pub(crate) use names::Names;
+pub(crate) use rope::yarn_attention_factor;
 pub use rope::{Rope, RopeScaling};
 
 use crate::plan::{Bounds, Constant, Numerics, Plan, Precision};
 use crate::weights::{Checkpoint, Origin};
-use names::Names;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -70,6 +71,11 @@ impl Decoder {
     /// The model's sizes and switches.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The names of its tensors.
+    pub(crate) fn names(&self) -> &'static Names {
+        self.names
     }
 
     /// The weights.

@@ -6,7 +6,7 @@ use crate::weights::Checkpoint;
 /// Names in one kind of checkpoint. Those of a layer come after `layers` and the layer's number;
 /// all of them take `.weight` or `.bias`.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Names {
+pub(crate) struct Names {
     pub embedding: &'static str,
     pub final_norm: &'static str,
     pub lm_head: &'static str,

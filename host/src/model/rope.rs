@@ -194,7 +194,7 @@ impl Rope {
 }
 
 /// YaRN's attention factor where a configuration gives none.
-pub(super) fn yarn_attention_factor(factor: f64, mscale: f64, mscale_all_dim: f64) -> f64 {
+pub(crate) fn yarn_attention_factor(factor: f64, mscale: f64, mscale_all_dim: f64) -> f64 {
     let scaled = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
     if mscale != 0.0 && mscale_all_dim != 0.0 {
         scaled(mscale) / scaled(mscale_all_dim)

@@ -45,6 +45,9 @@ pub enum TextError {
         /// The kinds there are.
         known: String,
     },
+    /// A part of a tokenizer that a GGUF file cannot express.
+    #[error("the tokenizer has {0}: GGUF has no form for it")]
+    NoGguf(String),
     /// Tokens, merges and rules of a tokenizer don't fit together.
     #[error("tokenizer: {0}")]
     Vocabulary(String),

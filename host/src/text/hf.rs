@@ -21,9 +21,15 @@ pub(super) fn tokenizer(dir: &Path) -> Result<Option<Tokenizer>, TextError> {
         .map_err(|error| TextError::File { path, reason: error.to_string() })
 }
 
-/// The chat template of the directory: `chat_template.jinja`, else `chat_template` of
-/// `tokenizer_config.json`.
+/// The chat template of the directory.
 pub(super) fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
+    let (source, special) = template_source(dir)?;
+    Ok(source.map(|source| ChatTemplate::new(&source, special)))
+}
+
+/// The source of the chat template, `chat_template.jinja`, else `chat_template` of
+/// `tokenizer_config.json`; and the special tokens of `tokenizer_config.json`.
+pub(super) fn template_source(dir: &Path) -> Result<(Option<String>, SpecialTokens), TextError> {
     let config: TokenizerConfig =
         read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
     let path = dir.join("chat_template.jinja");
@@ -38,7 +44,7 @@ pub(super) fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, TextErro
         bos_token: config.bos_token.map(TokenText::content),
         eos_token: config.eos_token.map(TokenText::content),
     };
-    Ok(source.map(|source| ChatTemplate::new(&source, special)))
+    Ok((source, special))
 }
 
 /// Reads a JSON file; `None` if it is not there.

@@ -16,6 +16,7 @@ mod stop;
 mod stop_strings;
 mod strftime;
 mod template;
+mod to_gguf;
 mod tokenizer;
 mod tokenizer_json;
 
@@ -28,6 +29,7 @@ pub(crate) use hf::read_json;
 pub use stop_strings::StopStrings;
 pub(crate) use strftime::strftime_now;
 pub use template::{ChatTemplate, Message};
+pub(crate) use to_gguf::gguf_tokenizer;
 pub use tokenizer::Tokenizer;
 
 use crate::weights::gguf::Metadata;

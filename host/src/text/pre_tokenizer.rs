@@ -89,6 +89,17 @@ impl Kind {
         })
     }
 
+    /// The split that a byte-level pre-tokenizer makes by itself.
+    pub const BYTE_LEVEL: &'static str = GPT2;
+
+    /// The name of the kind with these splits.
+    pub fn of(splits: &[&str], ignore_merges: bool) -> Option<&'static str> {
+        let mut kinds = KINDS.iter();
+        let kind =
+            kinds.find(|kind| kind.splits == splits && kind.ignore_merges == ignore_merges)?;
+        kind.names.first().copied()
+    }
+
     /// The pre-tokenizer: the splits, then bytes spelt as GPT-2 does.
     pub fn build(&self) -> Result<PreTokenizerWrapper, TextError> {
         let mut steps = Vec::with_capacity(self.splits.len() + 1);
