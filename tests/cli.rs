@@ -16,6 +16,8 @@ mod output;
 mod profile;
 #[path = "cli/ptx.rs"]
 mod ptx;
+#[path = "cli/quantize.rs"]
+mod quantize;
 #[path = "cli/support.rs"]
 mod support;
 #[path = "cli/validate.rs"]

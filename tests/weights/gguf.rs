@@ -2,7 +2,7 @@
 
 use crate::files::{Gguf, assert_error, f32_bytes, string, tests_dir};
 use halfwarp::plan::Dtype;
-use halfwarp::weights::gguf::{GgufError, Value, parse};
+use halfwarp::weights::gguf::{GgufError, TensorDescription, Value, Writer, parse};
 use halfwarp::weights::{Checkpoint, Origin, TensorDtype, WeightsError};
 
 const U32: u32 = 4;
@@ -184,6 +184,40 @@ fn no_changed_byte_leads_out_of_the_file() {
         changed[at] = value;
         if let Ok(file) = parse(&changed) {
             assert!(file.tensors.values().all(|info| changed.get(info.range.clone()).is_some()));
+        }
+    }
+}
+
+/// What gguf-py wrote, written again: the same metadata and the same data, at aligned offsets.
+#[test]
+fn what_is_written_reads_back() {
+    let path = tests_dir().join("fixtures/blocks.gguf");
+    let source = std::fs::read(path).unwrap();
+    let gguf = parse(&source).unwrap();
+    let mut metadata = gguf.metadata.clone();
+    for alignment in [None, Some(64), Some(4096)] {
+        if let Some(alignment) = alignment {
+            metadata.0.insert("general.alignment".into(), Value::U32(alignment));
+        }
+        let describe = |(name, info): (&String, &halfwarp::weights::TensorInfo)| {
+            let TensorDtype::Known(dtype) = info.dtype else { panic!("{name}") };
+            TensorDescription { name: name.clone(), shape: info.shape.clone(), dtype }
+        };
+        let descriptions: Vec<_> = gguf.tensors.iter().map(describe).collect();
+        let mut bytes = Vec::new();
+        let mut writer = Writer::new(&mut bytes, &metadata, &descriptions).unwrap();
+        for info in gguf.tensors.values() {
+            writer.tensor(&source[info.range.clone()]).unwrap();
+        }
+        writer.finish().unwrap();
+        let written = parse(&bytes).unwrap();
+        assert_eq!(written.metadata, metadata);
+        assert_eq!(written.tensors.len(), gguf.tensors.len());
+        for (name, info) in &gguf.tensors {
+            let got = &written.tensors[name];
+            assert_eq!((&got.shape, &got.dtype), (&info.shape, &info.dtype), "{name}");
+            assert_eq!(bytes[got.range.clone()], source[info.range.clone()], "{name}");
+            assert!(got.range.start.is_multiple_of(alignment.unwrap_or(32) as usize), "{name}");
         }
     }
 }

@@ -6,5 +6,6 @@ mod gguf;
 mod goldens;
 mod models;
 mod pack;
+mod packed;
 mod quantize;
 mod safetensors;

@@ -29,7 +29,7 @@ usage: cargo xtask COMMAND
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   picture                 make the pictures of a terminal: docs/images/terminal.svg, ptx.svg
   plots                   make the plots of docs/performance.md from benches/record: docs/images/performance
-  random-model NAME OUT   write a Hugging Face directory with random weights: ";
+  random-model NAME OUT   write a model directory with random weights: ";
 
 fn main() -> ExitCode {
     process::note_interrupts();

@@ -29,7 +29,9 @@ pub(super) fn source<'a>(model: &'a Model, dir: &Path) -> Result<Source<'a>, Qua
     for (key, value) in sizes(config) {
         put(&format!("{architecture}.{key}"), value);
     }
-    if let Some(window) = window(config)? {
+    // llama.cpp wants the key of Phi-3 in any case.
+    let window = window(config)?.or((config.family == Family::Phi3).then_some(0));
+    if let Some(window) = window {
         put(&format!("{architecture}.attention.sliding_window"), u32_value(window));
     }
     for (key, value) in rope(config)? {
@@ -161,7 +163,7 @@ fn sampling(model: &Model) -> Vec<(&'static str, Value)> {
     .collect()
 }
 
-/// The tensors that the model needs, under GGUF's names, in the order of the layers.
+/// The tensors that the model needs, under GGUF's names.
 fn tensors(model: &Model) -> Vec<Tensor<'_>> {
     let config = model.config();
     let (from, to) = (model.decoder().names(), Names::gguf(config.family));

@@ -73,10 +73,11 @@ pub fn quantize(
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Summary, QuantizeError> {
     let checkpoint = model.checkpoint();
-    let Source { mut metadata, tensors } = match checkpoint.origin() {
+    let Source { mut metadata, mut tensors } = match checkpoint.origin() {
         Origin::Gguf { metadata } => from_gguf(metadata, checkpoint),
         Origin::HuggingFace { dir, .. } => from_hf::source(model, dir)?,
     };
+    tensors.sort_by(|a, b| (mix::layer(&a.name), &a.name).cmp(&(mix::layer(&b.name), &b.name)));
     let pairs = [
         ("general.file_type", mix.file_type()),
         ("general.quantization_version", QUANTIZATION_VERSION),
@@ -121,15 +122,14 @@ pub fn quantize(
     Ok(Summary { types, elems, bytes_before, bytes_after, requantized })
 }
 
-/// The model of a GGUF file: as it is, the tensors in the order of the layers.
+/// The model of a GGUF file, as it is.
 fn from_gguf<'a>(metadata: &Metadata, checkpoint: &'a Checkpoint) -> Source<'a> {
     let stored = |entry: TensorEntry<'a>| Tensor {
         name: entry.name.to_owned(),
         shape: entry.shape.to_vec(),
         data: Data::Stored(entry),
     };
-    let mut tensors: Vec<Tensor> = checkpoint.tensors().map(stored).collect();
-    tensors.sort_by_key(|tensor| mix::layer(&tensor.name));
+    let tensors = checkpoint.tensors().map(stored).collect();
     Source { metadata: metadata.clone(), tensors }
 }
 
@@ -167,7 +167,11 @@ impl<'a> Tensor<'a> {
 
 /// Whether a tensor is stored in less than 16 bits an element.
 fn is_in_blocks(entry: TensorEntry<'_>) -> bool {
-    matches!(entry.dtype, TensorDtype::Known(dtype) if dtype.block_elems() > 1)
+    match entry.dtype {
+        TensorDtype::Known(dtype) => dtype.block_elems() > 1,
+        // What is read although its type is not known came quantised.
+        TensorDtype::Other(_) => true,
+    }
 }
 
 fn count(types: &mut Vec<(Dtype, usize, usize)>, dtype: Dtype, bytes: usize) {

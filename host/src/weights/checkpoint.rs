@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::gguf::{self, Gguf};
 use super::map::MappedFile;
+use super::packed::{self, Layout, Packed};
 use super::{TensorEntry, TensorInfo, WeightsError, index, safetensors};
 use crate::files;
 
@@ -38,9 +39,17 @@ pub struct Checkpoint {
 
 /// A tensor in one of the files.
 #[derive(Debug)]
-struct Located {
-    file: usize,
-    info: TensorInfo,
+pub(super) struct Located {
+    pub file: usize,
+    pub info: TensorInfo,
+    /// How a weight that came quantised is stored; its bytes are then those of its elements.
+    pub packed: Option<Layout>,
+}
+
+impl Located {
+    fn plain(file: usize, info: TensorInfo) -> Self {
+        Located { file, info, packed: None }
+    }
 }
 
 impl Checkpoint {
@@ -82,7 +91,10 @@ impl Checkpoint {
     fn entry<'a>(&'a self, name: &'a str, located: &'a Located) -> TensorEntry<'a> {
         let file = &self.files[located.file];
         let TensorInfo { shape, dtype, range } = &located.info;
-        TensorEntry { name, shape, dtype, bytes: &file.bytes()[range.clone()], file: &file.path }
+        let bytes = &file.bytes()[range.clone()];
+        let packed = located.packed.as_ref();
+        let packed = packed.map(|layout| Packed::new(layout, &self.files, shape, bytes));
+        TensorEntry { name, shape, dtype, bytes, file: &file.path, packed }
     }
 
     fn open_gguf(path: &Path) -> Result<Self, WeightsError> {
@@ -90,7 +102,7 @@ impl Checkpoint {
         let Gguf { metadata, tensors } = gguf::parse(file.bytes())
             .map_err(|source| WeightsError::Gguf { path: path.to_owned(), source })?;
         let tensors =
-            tensors.into_iter().map(|(name, info)| (name, Located { file: 0, info })).collect();
+            tensors.into_iter().map(|(name, info)| (name, Located::plain(0, info))).collect();
         Ok(Checkpoint {
             path: path.to_owned(),
             origin: Origin::Gguf { metadata },
@@ -104,9 +116,9 @@ impl Checkpoint {
         let exists = |path: &Path| {
             files::exists(path).map_err(|source| WeightsError::Io { path: path.to_owned(), source })
         };
-        let (files, tensors) = if exists(&single)? {
+        let (files, mut tensors) = if exists(&single)? {
             let (file, tensors) = open_safetensors(&single)?;
-            let locate = |(name, info)| (name, Located { file: 0, info });
+            let locate = |(name, info)| (name, Located::plain(0, info));
             (vec![file], tensors.into_iter().map(locate).collect())
         } else if exists(&index)? {
             open_shards(dir, &index)?
@@ -114,8 +126,9 @@ impl Checkpoint {
             return Err(WeightsError::NoModel { path: dir.to_owned() });
         };
         let config_path = dir.join("config.json");
-        let config = serde_json::from_slice(&read(&config_path)?)
+        let config: serde_json::Value = serde_json::from_slice(&read(&config_path)?)
             .map_err(|source| WeightsError::Config { path: config_path, source })?;
+        packed::resolve(dir, &config, &mut tensors)?;
         let origin = Origin::HuggingFace { dir: dir.to_owned(), config };
         Ok(Checkpoint { path: dir.to_owned(), origin, files, tensors })
     }
@@ -162,7 +175,7 @@ fn open_shards(
         let Some(info) = headers[file].remove(&tensor) else {
             return Err(WeightsError::NotInShard { shard: files[file].path.clone(), tensor });
         };
-        tensors.insert(tensor, Located { file, info });
+        tensors.insert(tensor, Located::plain(file, info));
     }
     Ok((files, tensors))
 }

@@ -88,6 +88,14 @@ pub enum WeightsError {
         /// The tensor.
         tensor: String,
     },
+    /// Weights that came quantised in a way that is not read, or that do not fit it.
+    #[error("{}: {reason}", path.display())]
+    Quantization {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// A tensor that the model needs is not there.
     #[error("{}: tensor {} is missing", path.display(), shown(tensor))]
     MissingTensor {

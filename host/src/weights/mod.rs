@@ -11,6 +11,7 @@ pub mod gguf;
 pub mod index;
 mod map;
 mod pack;
+mod packed;
 mod progress;
 mod quantize;
 pub mod safetensors;

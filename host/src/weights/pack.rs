@@ -148,6 +148,8 @@ struct StoredRows<'a> {
 impl<'a> StoredRows<'a> {
     fn new(entry: &TensorEntry<'a>, row_elems: usize) -> Result<Self, WeightsError> {
         let known = match *entry.dtype {
+            // Dequantised before it is read.
+            _ if entry.packed.is_some() => decoder(Dtype::F32).map(|decode| (Dtype::F32, decode)),
             TensorDtype::Known(dtype) => decoder(dtype).map(|decode| (dtype, decode)),
             TensorDtype::Other(_) => None,
         };
@@ -170,12 +172,17 @@ impl<'a> StoredRows<'a> {
             return Ok(());
         }
         let row_bytes = self.stored_bytes(self.row_elems);
+        let dequantized = self.entry.packed.map(|packed| packed.dequantize());
+        let stored = match &dequantized {
+            Some(values) => bytemuck::cast_slice(values),
+            None => self.entry.bytes,
+        };
         let rows = out.par_chunks_mut(self.row_elems * encoder.bytes());
         let beyond = rows
             .with_min_len(TASK_ELEMS.div_ceil(self.row_elems))
             .enumerate()
             .find_map_first(|(row, out)| {
-                let stored = &self.entry.bytes[source_row(row) * row_bytes..][..row_bytes];
+                let stored = &stored[source_row(row) * row_bytes..][..row_bytes];
                 self.read_row(encoder, stored, out).err()
             });
         match beyond {

@@ -49,7 +49,10 @@ pub fn encode_elements(tensor: &str, values: &[f32], dtype: Dtype) -> Result<Vec
     let mut out = vec![0; dtype.bytes(values.len()).expect("values are whole blocks")];
     let task_bytes = dtype.bytes(TASK_ELEMS).expect("a task is whole blocks");
     let tasks = values.par_chunks(TASK_ELEMS).zip(out.par_chunks_mut(task_bytes));
-    let beyond = if let Some(quantize) = quantizer(dtype) {
+    let is_bad = |value: &&f32| !value.is_finite();
+    let beyond = if let Some(&value) = values.par_iter().find_first(is_bad) {
+        Some(value)
+    } else if let Some(quantize) = quantizer(dtype) {
         tasks.find_map_any(|(values, out)| quantize(values, out).err())
     } else if let Some(encoder) = Encoder::new(dtype) {
         tasks.find_map_any(|(values, out)| encoder.encode(values, out).err())

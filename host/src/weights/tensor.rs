@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
+use super::packed::Packed;
 use crate::plan::Dtype;
 
 /// The tensors of one file, by name.
@@ -53,4 +54,6 @@ pub struct TensorEntry<'a> {
     pub bytes: &'a [u8],
     /// The file that holds it.
     pub file: &'a Path,
+    /// How it is dequantised, if it came quantised in safetensors.
+    pub(super) packed: Option<Packed<'a>>,
 }

@@ -1,8 +1,10 @@
 //! `cargo xtask random-model`: a checkpoint with the shapes of a real model and random weights.
 //!
 //! For measuring speed and memory on a machine that cannot fetch the real weights. Matrices and biases are normal with
-//! standard deviation 0.02 (transformers' `initializer_range`), norm weights 1; the same bytes on every machine.
+//! standard deviation 0.02 (transformers' `initializer_range`), norm weights 1; the same bytes on every machine. A GGUF
+//! file holds blocks of the same deviation.
 
+mod gguf;
 mod shapes;
 
 use crate::process;
@@ -23,23 +25,31 @@ const BLOCK_BYTES: usize = 8 << 20;
 
 /// The models that [`run`] knows.
 pub fn names() -> String {
-    MODELS.iter().map(|shapes| shapes.name).collect::<Vec<_>>().join(", ")
+    let gguf = gguf::MODELS.iter().map(|model| model.name);
+    MODELS.iter().map(|shapes| shapes.name).chain(gguf).collect::<Vec<_>>().join(", ")
 }
 
 /// Writes the checkpoint called `name` to the directory `out`.
 pub fn run(name: &str, out: &Path) -> Result<()> {
-    let Some(shapes) = MODELS.iter().find(|shapes| shapes.name == name) else {
-        bail!("no shapes for {name}\n  known: {}", names());
+    let shapes = MODELS.iter().find(|shapes| shapes.name == name);
+    let (file, (header, blocks)) = match (shapes, gguf::MODELS.iter().find(|m| m.name == name)) {
+        (Some(shapes), _) => ("model.safetensors", parts(shapes)),
+        (None, Some(model)) => ("model.gguf", gguf::parts(model)),
+        (None, None) => bail!("no shapes for {name}\n  known: {}", names()),
     };
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let partial = out.join("model.safetensors.partial");
-    if let Err(error) = write_weights(shapes, &partial) {
+    let partial = out.join(format!("{file}.partial"));
+    let bytes = header.len() + blocks.iter().map(|block| block.bytes).sum::<usize>();
+    eprintln!("{name}: {} MB", bytes / 1_000_000);
+    if let Err(error) = write_file(&header, &blocks, &partial) {
         // The first error is reported; removing the partial file is best effort.
         let _ = fs::remove_file(&partial);
         return Err(error.context(format!("cannot write {}", partial.display())));
     }
-    fs::rename(&partial, out.join("model.safetensors"))?;
-    fs::write(out.join("config.json"), shapes.config)?;
+    fs::rename(&partial, out.join(file))?;
+    if let Some(shapes) = shapes {
+        fs::write(out.join("config.json"), shapes.config)?;
+    }
     Ok(())
 }
 
@@ -47,34 +57,48 @@ pub fn run(name: &str, out: &Path) -> Result<()> {
 struct Block {
     file_offset: u64,
     bytes: usize,
-    is_norm: bool,
+    fill: Fill,
 }
 
-fn write_weights(shapes: &Shapes, path: &Path) -> Result<()> {
+/// What a block is filled with.
+#[derive(Clone, Copy)]
+enum Fill {
+    /// Ones in f16.
+    Ones,
+    /// Normal numbers in f16.
+    Normal,
+    /// A format of GGUF.
+    Gguf(gguf::Format),
+}
+
+/// The header of the safetensors file, and the blocks that come after it.
+fn parts(shapes: &Shapes) -> (Vec<u8>, Vec<Block>) {
     let tensors = shapes.tensors();
     let header = header(&tensors);
     let mut end = 8 + header.len();
     let mut blocks = Vec::new();
     for (name, shape) in &tensors {
-        let is_norm = name.ends_with("norm.weight");
+        let fill = if name.ends_with("norm.weight") { Fill::Ones } else { Fill::Normal };
         let tensor_end = end + 2 * shape.iter().product::<usize>();
         while end < tensor_end {
             let bytes = BLOCK_BYTES.min(tensor_end - end);
-            blocks.push(Block { file_offset: end as u64, bytes, is_norm });
+            blocks.push(Block { file_offset: end as u64, bytes, fill });
             end += bytes;
         }
     }
-    eprintln!("{}: {} tensors, {} MB", shapes.name, tensors.len(), end / 1_000_000);
+    let len = (header.len() as u64).to_le_bytes();
+    ([&len, header.as_bytes()].concat(), blocks)
+}
 
+fn write_file(header: &[u8], blocks: &[Block], path: &Path) -> Result<()> {
     let file = File::create(path)?;
-    file.write_all_at(&(header.len() as u64).to_le_bytes(), 0)?;
-    file.write_all_at(header.as_bytes(), 8)?;
+    file.write_all_at(header, 0)?;
     let next = AtomicUsize::new(0);
     let normals = normals();
     thread::scope(|scope| {
         let num_threads = thread::available_parallelism().map_or(1, |count| count.get());
         let threads: Vec<_> = (0..num_threads)
-            .map(|_| scope.spawn(|| write_blocks(&file, &blocks, &next, &normals)))
+            .map(|_| scope.spawn(|| write_blocks(&file, blocks, &next, &normals)))
             .collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no writer panics"))
     })?;
@@ -109,10 +133,13 @@ fn write_blocks(
     while let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
         process::check_interrupt()?;
         let buffer = &mut buffer[..block.bytes];
-        if block.is_norm {
-            buffer.as_chunks_mut().0.fill(f16::ONE.to_le_bytes());
-        } else {
-            fill(buffer, block.file_offset, normals);
+        match block.fill {
+            Fill::Ones => buffer.as_chunks_mut().0.fill(f16::ONE.to_le_bytes()),
+            Fill::Normal => fill(buffer, block.file_offset, normals),
+            Fill::Gguf(format) => {
+                fill_bytes(buffer, &mut SplitMix64(block.file_offset));
+                format.shape(buffer);
+            }
         }
         file.write_all_at(buffer, block.file_offset)?;
     }
@@ -128,6 +155,13 @@ fn fill(buffer: &mut [u8], seed: u64, normals: &[[u8; 2]]) {
             *element = normals[bits as usize & 0xffff];
             bits >>= 16;
         }
+    }
+}
+
+/// Fills a block with random bytes.
+fn fill_bytes(buffer: &mut [u8], random: &mut SplitMix64) {
+    for eight in buffer.chunks_mut(8) {
+        eight.copy_from_slice(&random.next().to_le_bytes()[..eight.len()]);
     }
 }
 

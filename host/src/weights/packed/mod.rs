@@ -1,0 +1,304 @@
+//! Safetensors that come quantised: `quantization_config` of config.json says how, and the weights
+//! are dequantised when they are read.
+//!
+//! A quantised linear layer `X` is listed as one tensor `X.weight` of shape `[out, in]`, whatever
+//! tensors it is stored in.
+
+mod fp8;
+mod int4;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::blocks::decoder;
+use super::checkpoint::Located;
+use super::map::MappedFile;
+use super::{TensorDtype, TensorInfo, WeightsError, shown};
+use crate::plan::Dtype;
+
+/// How a quantised weight is stored.
+#[derive(Clone, Debug)]
+pub(super) enum Layout {
+    /// One byte an element, E4M3, times the scale of its block.
+    Fp8 {
+        scales: Place,
+        /// `[rows, columns]` of a block.
+        block: [usize; 2],
+    },
+    /// A nibble an element, eight to a word, less the zero of its group, times its scale.
+    Int4 { order: Order, zeros: Place, scales: Place, group_size: usize },
+}
+
+/// How nibbles are put into words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Words along the outputs, interleaved; zeros as they are.
+    Awq,
+    /// Words of weights along the inputs, of zeros along the outputs, less `zero_bias`.
+    Gptq { zero_bias: u8 },
+}
+
+/// A tensor that belongs to a weight.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    file: usize,
+    range: Range<usize>,
+    dtype: Dtype,
+}
+
+/// A quantised weight and the bytes that it is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Packed<'a> {
+    layout: &'a Layout,
+    files: &'a [MappedFile],
+    /// `[out, in]`.
+    shape: [usize; 2],
+    bytes: &'a [u8],
+}
+
+impl<'a> Packed<'a> {
+    pub(super) fn new(
+        layout: &'a Layout,
+        files: &'a [MappedFile],
+        shape: &[usize],
+        bytes: &'a [u8],
+    ) -> Self {
+        let shape = [shape[0], shape[1]];
+        Packed { layout, files, shape, bytes }
+    }
+
+    /// The weight, `[out, in]`.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let [_, cols] = self.shape;
+        match self.layout {
+            Layout::Fp8 { scales, block } => {
+                fp8::dequantize(self.bytes, cols, &self.numbers(scales), *block)
+            }
+            Layout::Int4 { order, zeros, scales, group_size } => int4::dequantize(&int4::Weight {
+                order: *order,
+                shape: self.shape,
+                words: words(self.bytes),
+                zeros: words(self.stored(zeros)),
+                scales: &self.numbers(scales),
+                group_size: *group_size,
+            }),
+        }
+    }
+
+    fn stored(&self, place: &Place) -> &'a [u8] {
+        &self.files[place.file].bytes()[place.range.clone()]
+    }
+
+    fn numbers(&self, place: &Place) -> Vec<f32> {
+        let stored = self.stored(place);
+        let mut numbers = vec![0.0; stored.len() / place.dtype.block_bytes()];
+        decoder(place.dtype).expect("scales are numbers")(stored, &mut numbers);
+        numbers
+    }
+}
+
+/// Little-endian words, which need not be aligned.
+fn words(bytes: &[u8]) -> &[[u8; 4]] {
+    bytes.as_chunks().0
+}
+
+/// What `quantization_config` says.
+enum Scheme {
+    /// `weight_block_size`, or a scale for each row or for the tensor.
+    Fp8 {
+        block: Option<[usize; 2]>,
+    },
+    Int4 {
+        order: Order,
+        group_size: Option<usize>,
+    },
+}
+
+/// Puts the quantised weights of a checkpoint with this `config` in the place of what they are
+/// stored in.
+///
+/// # Errors
+/// [`WeightsError::Quantization`] for a scheme that is not read, or tensors that do not fit it.
+pub(super) fn resolve(
+    dir: &Path,
+    config: &Json,
+    tensors: &mut BTreeMap<String, Located>,
+) -> Result<(), WeightsError> {
+    let quantization = &config["quantization_config"];
+    if quantization.is_null() {
+        return Ok(());
+    }
+    let fault = |reason| WeightsError::Quantization { path: dir.to_owned(), reason };
+    match scheme(quantization).map_err(fault)? {
+        Scheme::Fp8 { block } => resolve_fp8(tensors, block),
+        Scheme::Int4 { order, group_size } => resolve_int4(tensors, order, group_size),
+    }
+    .map_err(fault)
+}
+
+fn scheme(config: &Json) -> Result<Scheme, String> {
+    let text = |field: &str| config[field].as_str().unwrap_or_default().to_lowercase();
+    let method = text("quant_method");
+    match &method[..] {
+        "fp8" => {
+            let sizes = match &config["weight_block_size"] {
+                Json::Null => return Ok(Scheme::Fp8 { block: None }),
+                sizes => [&sizes[0], &sizes[1]].map(|size| size.as_u64().unwrap_or(0) as usize),
+            };
+            match sizes.contains(&0) {
+                true => Err("weight_block_size should be two numbers above 0".to_owned()),
+                false => Ok(Scheme::Fp8 { block: Some(sizes) }),
+            }
+        }
+        "compressed-tensors" => match &text("format")[..] {
+            "float-quantized" => {
+                let groups = config["config_groups"].as_object().into_iter().flatten();
+                let mut blocks = groups.map(|(_, group)| &group["weights"]["block_structure"]);
+                let block = blocks.find(|block| !block.is_null());
+                let size = |block: &Json, i: usize| {
+                    block[i].as_u64().and_then(|size| usize::try_from(size).ok())
+                };
+                let block = block.and_then(|block| Some([size(block, 0)?, size(block, 1)?]));
+                Ok(Scheme::Fp8 { block: block.filter(|block| !block.contains(&0)) })
+            }
+            format => Err(format!(
+                "compressed-tensors of format {} are not supported: float-quantized (FP8) are",
+                shown(format)
+            )),
+        },
+        "awq" | "gptq" => int4_scheme(config, &method),
+        _ => Err(format!(
+            "weights quantised by {} are not supported: those by fp8, compressed-tensors (FP8), \
+             awq and gptq (4 bits) are",
+            shown(&method)
+        )),
+    }
+}
+
+fn int4_scheme(config: &Json, method: &str) -> Result<Scheme, String> {
+    if config["bits"].as_u64() != Some(4) {
+        return Err(format!("{method} of {} bits is not supported: 4 bits are", config["bits"]));
+    }
+    let group_size = match config["group_size"].as_i64() {
+        // One group for all inputs.
+        Some(-1) => None,
+        Some(size @ 1..) => Some(size as usize),
+        _ => return Err(format!("{method}: group_size is {}", config["group_size"])),
+    };
+    let order = match method {
+        "awq" => {
+            let version = config["version"].as_str().unwrap_or("gemm").to_lowercase();
+            if version != "gemm" {
+                return Err(format!(
+                    "awq of version {} is not supported: gemm is",
+                    shown(&version)
+                ));
+            }
+            Order::Awq
+        }
+        _ if config["desc_act"] == true => {
+            return Err("gptq with act-order (desc_act) is not supported: its groups are not of \
+                        neighbouring columns"
+                .to_owned());
+        }
+        _ => Order::Gptq { zero_bias: u8::from(config["checkpoint_format"] != "gptq_v2") },
+    };
+    Ok(Scheme::Int4 { order, group_size })
+}
+
+/// Every F8_E4M3 matrix gets its scales.
+fn resolve_fp8(
+    tensors: &mut BTreeMap<String, Located>,
+    block: Option<[usize; 2]>,
+) -> Result<(), String> {
+    let is_fp8 = |tensor: &Located| tensor.info.dtype == TensorDtype::Other("F8_E4M3".to_owned());
+    let weights = tensors.iter().filter(|(_, tensor)| is_fp8(tensor));
+    let names: Vec<String> = weights.map(|(name, _)| name.clone()).collect();
+    for name in names {
+        let scales = ["_scale_inv", "_scale"]
+            .iter()
+            .find_map(|suffix| tensors.remove(&format!("{name}{suffix}")));
+        let scales = scales.ok_or_else(|| format!("tensor {} has no scale", shown(&name)))?;
+        let weight = tensors.get_mut(&name).expect("it is one of them");
+        let &[rows, cols] = &weight.info.shape[..] else {
+            return Err(format!("tensor {} is of FP8, and no matrix", shown(&name)));
+        };
+        let num_scales: usize = scales.info.shape.iter().product();
+        // With one scale, or one for each row, the blocks are these.
+        let block = match (num_scales, block) {
+            (1, _) => [rows, cols],
+            (_, Some(block)) => block,
+            (_, None) => [1, cols],
+        };
+        let blocks = rows.div_ceil(block[0].max(1)) * cols.div_ceil(block[1].max(1));
+        if weight.info.range.len() != rows * cols || num_scales != blocks {
+            return Err(format!(
+                "tensor {} of shape [{rows}, {cols}] has scales of shape {:?}",
+                shown(&name),
+                scales.info.shape
+            ));
+        }
+        let scales = place(&format!("{name}_scale"), scales)?;
+        weight.packed = Some(Layout::Fp8 { scales, block });
+    }
+    Ok(())
+}
+
+/// Every `X.qweight` becomes `X.weight`.
+fn resolve_int4(
+    tensors: &mut BTreeMap<String, Located>,
+    order: Order,
+    group_size: Option<usize>,
+) -> Result<(), String> {
+    let names = tensors.keys().filter_map(|name| name.strip_suffix(".qweight"));
+    let stems: Vec<String> = names.map(str::to_owned).collect();
+    for stem in stems {
+        let mut take = |part: &str| {
+            let name = format!("{stem}.{part}");
+            tensors.remove(&name).ok_or_else(|| format!("tensor {} is missing", shown(&name)))
+        };
+        let (weight, zeros, scales) = (take("qweight")?, take("qzeros")?, take("scales")?);
+        // Which group a column is in: the neighbours', as `desc_act` has said.
+        let _ = take("g_idx");
+        let wrong = |part: &str, tensor: &Located| {
+            let name = format!("{stem}.{part}");
+            format!("tensor {} has shape {:?}, not as in 4 bits", shown(&name), tensor.info.shape)
+        };
+        let (&[groups, rows], &[.., word_cols]) = (&scales.info.shape[..], &weight.info.shape[..])
+        else {
+            return Err(wrong("scales", &scales));
+        };
+        let cols = match order {
+            Order::Awq => weight.info.shape[0],
+            Order::Gptq { .. } => 8 * weight.info.shape[0],
+        };
+        let expected_cols = if order == Order::Awq { rows / 8 } else { rows };
+        let group_size = group_size.unwrap_or(cols);
+        let is_whole = rows.is_multiple_of(8) && groups == cols.div_ceil(group_size);
+        if !is_whole || word_cols != expected_cols || weight.info.range.len() != rows * cols / 2 {
+            return Err(wrong("qweight", &weight));
+        }
+        if zeros.info.range.len() != groups * rows / 2 {
+            return Err(wrong("qzeros", &zeros));
+        }
+        let scales = place(&format!("{stem}.scales"), scales)?;
+        let zeros = Place { file: zeros.file, range: zeros.info.range, dtype: Dtype::U32 };
+        let dtype = TensorDtype::Other("INT4".to_owned());
+        let info = TensorInfo { shape: vec![rows, cols], dtype, range: weight.info.range };
+        let packed = Some(Layout::Int4 { order, zeros, scales, group_size });
+        tensors.insert(format!("{stem}.weight"), Located { file: weight.file, info, packed });
+    }
+    Ok(())
+}
+
+fn place(name: &str, tensor: Located) -> Result<Place, String> {
+    match tensor.info.dtype {
+        TensorDtype::Known(dtype) => {
+            Ok(Place { file: tensor.file, range: tensor.info.range, dtype })
+        }
+        TensorDtype::Other(dtype) => Err(format!("tensor {} is of {dtype}", shown(name))),
+    }
+}

@@ -1,0 +1,109 @@
+//! Safetensors that come quantised, against numpy (tests/fixtures/make_packed.py).
+
+use crate::files::{assert_error, tests_dir};
+use halfwarp::plan::{Dtype, PartTransform, Weight, WeightPart, WeightSource};
+use halfwarp::weights::{Checkpoint, WeightsError};
+use halfwarp::{Model, ModelError, OpenError};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+const NAMES: [&str; 5] = ["fp8-tensor", "fp8-channel", "fp8-block", "awq", "gptq"];
+
+fn fixture(name: &str) -> PathBuf {
+    tests_dir().join("fixtures/packed").join(name)
+}
+
+/// The kept rows of a weight: its last ones.
+fn assert_ends_with(values: &[f32], expected: &safetensors::tensor::TensorView, what: &str) {
+    let expected: Vec<f32> =
+        expected.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let values = &values[values.len() - expected.len()..];
+    for (i, (got, want)) in values.iter().zip(&expected).enumerate() {
+        assert_eq!(got.to_bits(), want.to_bits(), "{what} element {i}: got {got}, wanted {want}");
+    }
+}
+
+#[test]
+fn weights_are_those_of_numpy() {
+    for name in NAMES {
+        let checkpoint = Checkpoint::open(fixture(name)).unwrap();
+        let expected = fs::read(fixture(name).join("expected.safetensors")).unwrap();
+        let expected = safetensors::SafeTensors::deserialize(&expected).unwrap();
+        assert_eq!(expected.len(), 2);
+        for (tensor, expected) in expected.tensors() {
+            let entry = checkpoint.tensor(&tensor).unwrap();
+            let [rows, cols] = *entry.shape else { panic!("{tensor}") };
+            let values = checkpoint.read_f32(&tensor).unwrap();
+            assert_eq!(values.len(), rows * cols);
+            assert_ends_with(&values, &expected, &format!("{name} {tensor}"));
+
+            // A plan's weight: two parts, of which the second is this one.
+            let part =
+                || WeightPart { source: tensor.clone(), rows, transform: PartTransform::None };
+            let parts = vec![part(), part()];
+            let weight =
+                Weight { name: "w".into(), rows: 2 * rows, cols, storage: Dtype::F32, parts };
+            let mut bytes = vec![0; weight.bytes()];
+            checkpoint.read(&weight, &mut bytes).unwrap();
+            let packed: Vec<f32> =
+                bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
+            assert_ends_with(&packed, &expected, &format!("{name} {tensor} packed"));
+            assert_eq!(packed[..values.len()], values);
+        }
+        Model::open(fixture(name)).unwrap();
+    }
+}
+
+/// A copy of a fixture whose `quantization_config` is changed.
+fn changed(name: &str, change: impl FnOnce(&mut Value)) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let config = fs::read(fixture(name).join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    change(&mut config["quantization_config"]);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let weights = dir.path().join("model.safetensors");
+    fs::copy(fixture(name).join("model.safetensors"), weights).unwrap();
+    dir
+}
+
+#[test]
+fn what_is_not_read_is_said() {
+    type Change = fn(&mut Value);
+    let cases: [(&str, Change, &str); 9] = [
+        ("gptq", |config| config["desc_act"] = true.into(), "act-order"),
+        ("gptq", |config| config["bits"] = 8.into(), "gptq of 8 bits"),
+        ("gptq", |config| config["group_size"] = 0.into(), "group_size is 0"),
+        ("gptq", |config| config["group_size"] = 64.into(), "qweight` has shape"),
+        ("awq", |config| config["version"] = "gemv".into(), "gemm is"),
+        ("awq", |config| *config = json!({"quant_method": "bitsandbytes"}), "`bitsandbytes`"),
+        ("awq", |config| *config = json!({}), "awq and gptq"),
+        ("fp8-tensor", |config| config["format"] = "pack-quantized".into(), "`pack-quantized`"),
+        ("fp8-block", |config| config["weight_block_size"] = json!([64, 64]), "scales of shape"),
+    ];
+    for (name, change, expected) in cases {
+        let dir = changed(name, change);
+        let error = Checkpoint::open(dir.path());
+        assert_error!(error, WeightsError::Quantization { .. }, expected);
+    }
+    // Without the field the tensors are what they are: of types that no weight has.
+    let plain = Model::open(changed("fp8-tensor", |config| *config = Value::Null).path());
+    let is_unread = matches!(
+        plain,
+        Err(OpenError::Model(ModelError::Weights(WeightsError::UnsupportedDtype { .. })))
+    );
+    assert!(is_unread, "{plain:?}");
+}
+
+/// Without the bias of the first version of the format, each zero is one less.
+#[test]
+fn the_second_version_of_gptq_has_its_zeros_as_they_are() {
+    let name = "model.layers.0.self_attn.k_proj.weight";
+    let first = Checkpoint::open(fixture("gptq")).unwrap().read_f32(name).unwrap();
+    let dir = changed("gptq", |config| config["checkpoint_format"] = "gptq_v2".into());
+    let second = Checkpoint::open(dir.path()).unwrap().read_f32(name).unwrap();
+    let larger = first.iter().zip(&second).filter(|(first, second)| second > first).count();
+    // Where the stored zero is 15, it wraps to 0.
+    assert!(larger > first.len() * 3 / 4 && larger < first.len(), "{larger}");
+}
