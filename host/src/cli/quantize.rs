@@ -14,8 +14,8 @@ use std::{
 };
 
 const EXAMPLES: &str = "\
-IN is a Hugging Face directory, a .gguf file, or the name of a fetched model. The types are llama.cpp's mixes:
-norms and biases stay in f32, and rows that are no multiple of a block take a type of shorter blocks.
+IN is a Hugging Face directory, a .gguf file, or the name of a fetched model. The types are llama.cpp's
+mixes: norms and biases stay in f32, and rows that are no multiple of a block take a type of shorter blocks.
 
 Examples:
   halfwarp quantize Qwen2.5-0.5B-Instruct qwen.gguf --type q4_k_m
@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
     /// The type of the weights
-    #[arg(long = "type", value_enum, default_value_t = Type::Q4KM)]
+    #[arg(long = "type", value_name = "TYPE", value_enum, default_value_t = Type::Q4KM)]
     mix: Type,
 }
 

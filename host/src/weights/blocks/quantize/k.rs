@@ -91,8 +91,10 @@ fn put_scales_and_levels(
     for (group, (scale, min)) in groups.iter().zip(scales.iter_mut().zip(&mut mins)) {
         (*scale, *min) = scale_and_min(group, tries);
     }
-    let max_scale = scales.iter().fold(0.0f32, |max, &scale| max.max(scale));
-    let max_min = mins.iter().fold(0.0f32, |max, &min| max.max(min));
+    // `f32::max` may make -0 of 0 and -0.
+    let above_zero = |max: f32, &value: &f32| if value > max { value } else { max };
+    let max_scale = scales.iter().fold(0.0, above_zero);
+    let max_min = mins.iter().fold(0.0, above_zero);
     let d = put_half(out, max_scale / MAX_SIX_BITS)?;
     let dmin = put_half(&mut out[2..], max_min / MAX_SIX_BITS)?;
 

@@ -55,9 +55,11 @@ pub fn q8_0(values: &[f32; 32], out: &mut [u8; 34]) -> Result<(), Overflow> {
     Ok(())
 }
 
+/// Minimum and maximum; of 0 and -0, which `f32::min` does not tell apart, the first.
 fn range(values: &[f32; 32]) -> (f32, f32) {
-    let bounds = (f32::MAX, f32::MIN);
-    values.iter().fold(bounds, |(min, max), &value| (min.min(value), max.max(value)))
+    values.iter().fold((f32::MAX, f32::MIN), |(min, max), &value| {
+        (if value < min { value } else { min }, if value > max { value } else { max })
+    })
 }
 
 /// `(value - min) / scale + offset`, cut to a whole number of at most `max`.
