@@ -96,6 +96,36 @@ fn what_is_not_read_is_said() {
     assert!(is_unread, "{plain:?}");
 }
 
+/// As an act-order model has them, whatever its configuration says; and shapes that no file has.
+#[test]
+fn groups_and_shapes_that_do_not_fit_are_errors() {
+    type Change = fn(&mut Vec<u8>, Value, usize);
+    let act_order: Change = |bytes, header, data| {
+        let at = &header["model.layers.0.mlp.up_proj.g_idx"]["data_offsets"][0];
+        bytes[data + at.as_u64().unwrap() as usize] = 1;
+    };
+    let huge: Change = |bytes, header, data| {
+        // The same number of words, in another shape: 16 x 128 of k_proj.
+        let name = "model.layers.0.self_attn.k_proj.qweight";
+        assert_eq!(header[name]["shape"], json!([16, 64]));
+        let text = String::from_utf8(bytes[8..data].to_vec()).unwrap();
+        let at = text.find(name).unwrap();
+        let shape = at + text[at..].find("[16, 64]").unwrap();
+        bytes[8 + shape..][..8].copy_from_slice(b"[64, 16]");
+    };
+    for (change, expected) in [(act_order, "act-order"), (huge, "k_proj.qweight` has shape")] {
+        let dir = changed("gptq", |_| {});
+        let path = dir.path().join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = serde_json::from_slice(&bytes[8..data]).unwrap();
+        change(&mut bytes, header, data);
+        fs::write(&path, bytes).unwrap();
+        let error = Checkpoint::open(dir.path());
+        assert_error!(error, WeightsError::Quantization { .. }, expected);
+    }
+}
+
 /// Without the bias of the first version of the format, each zero is one less.
 #[test]
 fn the_second_version_of_gptq_has_its_zeros_as_they_are() {

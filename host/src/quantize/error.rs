@@ -13,8 +13,12 @@ pub enum QuantizeError {
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// A tensor's values cannot be stored in the type.
-    #[error("{0}\nit needs another type: F16 holds up to 65504, Q8_0 to 8 million")]
-    Encode(#[from] EncodeError),
+    #[error("{source}{}", advice(source))]
+    Encode {
+        /// What is wrong.
+        #[from]
+        source: EncodeError,
+    },
     /// The tokenizer cannot be written as GGUF.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -24,4 +28,14 @@ pub enum QuantizeError {
     /// The output cannot be written.
     #[error(transparent)]
     Write(#[from] io::Error),
+}
+
+/// What to do about a value that is too large.
+fn advice(error: &EncodeError) -> &'static str {
+    match error {
+        EncodeError::Value { value, .. } if value.is_finite() => {
+            "\nchoose another type: F16 holds up to 65504, Q8_0 up to 8 million"
+        }
+        _ => "",
+    }
 }

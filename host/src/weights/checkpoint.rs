@@ -128,7 +128,7 @@ impl Checkpoint {
         let config_path = dir.join("config.json");
         let config: serde_json::Value = serde_json::from_slice(&read(&config_path)?)
             .map_err(|source| WeightsError::Config { path: config_path, source })?;
-        packed::resolve(dir, &config, &mut tensors)?;
+        packed::resolve(dir, &config, &files, &mut tensors)?;
         let origin = Origin::HuggingFace { dir: dir.to_owned(), config };
         Ok(Checkpoint { path: dir.to_owned(), origin, files, tensors })
     }

@@ -125,6 +125,7 @@ enum Scheme {
 pub(super) fn resolve(
     dir: &Path,
     config: &Json,
+    files: &[MappedFile],
     tensors: &mut BTreeMap<String, Located>,
 ) -> Result<(), WeightsError> {
     let quantization = &config["quantization_config"];
@@ -134,7 +135,7 @@ pub(super) fn resolve(
     let fault = |reason| WeightsError::Quantization { path: dir.to_owned(), reason };
     match scheme(quantization).map_err(fault)? {
         Scheme::Fp8 { block } => resolve_fp8(tensors, block),
-        Scheme::Int4 { order, group_size } => resolve_int4(tensors, order, group_size),
+        Scheme::Int4 { order, group_size } => resolve_int4(files, tensors, order, group_size),
     }
     .map_err(fault)
 }
@@ -249,6 +250,7 @@ fn resolve_fp8(
 
 /// Every `X.qweight` becomes `X.weight`.
 fn resolve_int4(
+    files: &[MappedFile],
     tensors: &mut BTreeMap<String, Located>,
     order: Order,
     group_size: Option<usize>,
@@ -261,25 +263,37 @@ fn resolve_int4(
             tensors.remove(&name).ok_or_else(|| format!("tensor {} is missing", shown(&name)))
         };
         let (weight, zeros, scales) = (take("qweight")?, take("qzeros")?, take("scales")?);
-        // Which group a column is in: the neighbours', as `desc_act` has said.
-        let _ = take("g_idx");
+        let groups_of_columns = take("g_idx").ok();
         let wrong = |part: &str, tensor: &Located| {
             let name = format!("{stem}.{part}");
             format!("tensor {} has shape {:?}, not as in 4 bits", shown(&name), tensor.info.shape)
         };
-        let (&[groups, rows], &[.., word_cols]) = (&scales.info.shape[..], &weight.info.shape[..])
+        let (&[groups, rows], &[word_rows, word_cols]) =
+            (&scales.info.shape[..], &weight.info.shape[..])
         else {
             return Err(wrong("scales", &scales));
         };
-        let cols = match order {
-            Order::Awq => weight.info.shape[0],
-            Order::Gptq { .. } => 8 * weight.info.shape[0],
+        let (cols, expected_cols) = match order {
+            Order::Awq => (Some(word_rows), rows / 8),
+            Order::Gptq { .. } => (word_rows.checked_mul(8), rows),
         };
-        let expected_cols = if order == Order::Awq { rows / 8 } else { rows };
-        let group_size = group_size.unwrap_or(cols);
-        let is_whole = rows.is_multiple_of(8) && groups == cols.div_ceil(group_size);
-        if !is_whole || word_cols != expected_cols || weight.info.range.len() != rows * cols / 2 {
+        let elems = cols.and_then(|cols| cols.checked_mul(rows)).unwrap_or(0);
+        let cols = cols.unwrap_or(0);
+        let group_size = group_size.unwrap_or(cols).max(1);
+        let is_whole = rows.is_multiple_of(8) && groups == cols.div_ceil(group_size) && elems > 0;
+        if !is_whole || word_cols != expected_cols || weight.info.range.len() != elems / 2 {
             return Err(wrong("qweight", &weight));
+        }
+        if let Some(groups) = groups_of_columns {
+            let groups = words(&files[groups.file].bytes()[groups.info.range]);
+            let group = |col: usize| (col / group_size) as u32;
+            if !groups.iter().map(|word| u32::from_le_bytes(*word)).eq((0..cols).map(group)) {
+                return Err(format!(
+                    "tensor {} puts columns that are no neighbours into a group: act-order is not \
+                     supported",
+                    shown(&format!("{stem}.g_idx"))
+                ));
+            }
         }
         if zeros.info.range.len() != groups * rows / 2 {
             return Err(wrong("qzeros", &zeros));
