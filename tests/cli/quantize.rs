@@ -3,7 +3,7 @@
 use crate::support::{
     Copy, LLAMA, QWEN3, f32s, generate_json, golden_ids, join, run, stderr, stdout,
 };
-use halfwarp::weights::{Checkpoint, Origin};
+use halfwarp::weights::{Checkpoint, Origin, TensorEntry};
 use safetensors::SafeTensors;
 use std::{
     fs,
@@ -197,6 +197,8 @@ fn a_model_that_came_quantised_is_quantised() {
         assert!(printed.contains("7 tensors were quantised already"), "{printed}");
         let error = relative_error(&logits(&file, &dir), &logits(&model, &dir));
         assert!(error > 1e-5 && error < 0.05, "{name}: {error}");
+        let has_bias = |tensor: TensorEntry| tensor.name.ends_with(".bias");
+        assert!(!Checkpoint::open(file).unwrap().tensors().any(has_bias), "{name}");
     }
 }
 

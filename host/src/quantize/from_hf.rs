@@ -167,34 +167,43 @@ fn sampling(model: &Model) -> Vec<(&'static str, Value)> {
 fn tensors(model: &Model) -> Vec<Tensor<'_>> {
     let config = model.config();
     let (from, to) = (model.decoder().names(), Names::gguf(config.family));
-    let mut stems = vec![(from.embedding.to_owned(), to.embedding.to_owned(), None)];
-    for layer in 0..config.num_layers() {
-        let heads = |stem: &str| match stem {
-            _ if !to.interleaved_rope => None,
-            "attn_q" => Some(config.num_heads),
-            "attn_k" => Some(config.num_kv_heads),
-            _ => None,
-        };
-        for (from_stem, to_stem) in in_layer(from).into_iter().zip(in_layer(to)) {
-            let names = (from.in_layer(layer, from_stem), to.in_layer(layer, to_stem));
-            stems.push((names.0, names.1, heads(to_stem)));
-        }
-    }
-    stems.push((from.final_norm.to_owned(), to.final_norm.to_owned(), None));
-    if !config.tie_word_embeddings {
-        stems.push((from.lm_head.to_owned(), to.lm_head.to_owned(), None));
-    }
     let mut tensors = Vec::new();
-    for (from, to, heads) in &stems {
-        for suffix in ["weight", "bias"] {
-            let Some(entry) = model.checkpoint().tensor(&format!("{from}.{suffix}")) else {
-                continue;
-            };
-            let name = format!("{to}.{suffix}");
-            tensors.push(Tensor { name, shape: entry.shape.to_vec(), data: data(entry, *heads) });
+    let mut push = |from: &str, to: &str, suffix: &str, heads: Option<usize>| {
+        if let Some(entry) = model.checkpoint().tensor(&format!("{from}.{suffix}")) {
+            let (name, shape) = (format!("{to}.{suffix}"), entry.shape.to_vec());
+            tensors.push(Tensor { name, shape, data: data(entry, heads) });
         }
+    };
+    push(from.embedding, to.embedding, "weight", None);
+    for layer in 0..config.num_layers() {
+        for (from_stem, stem) in in_layer(from).into_iter().zip(in_layer(to)) {
+            let heads = match stem {
+                _ if !to.interleaved_rope => None,
+                "attn_q" => Some(config.num_heads),
+                "attn_k" => Some(config.num_kv_heads),
+                _ => None,
+            };
+            let (from, to) = (from.in_layer(layer, from_stem), to.in_layer(layer, stem));
+            push(&from, &to, "weight", heads);
+            if has_bias(config, stem) {
+                push(&from, &to, "bias", heads);
+            }
+        }
+    }
+    push(from.final_norm, to.final_norm, "weight", None);
+    if !config.tie_word_embeddings {
+        push(from.lm_head, to.lm_head, "weight", None);
     }
     tensors
+}
+
+/// Whether the model uses the bias of `stem`: GPTQ's files hold zeros for layers that have none.
+fn has_bias(config: &Config, stem: &str) -> bool {
+    match stem {
+        "attn_output" => config.attention_out_bias,
+        "ffn_gate" | "ffn_up" | "ffn_down" => config.mlp_bias,
+        _ => config.qkv_bias && stem.starts_with("attn_") && !stem.ends_with("norm"),
+    }
 }
 
 fn data(entry: TensorEntry<'_>, heads: Option<usize>) -> Data<'_> {
