@@ -89,8 +89,8 @@ fn f16_of_every_family_has_the_goldens_logits_and_tokens() {
     }
 }
 
-/// The oracle is gguf-py, by which `make_gguf.py` has made the same files: every key that it wrote, and
-/// every tensor.
+/// The oracle is gguf-py, by which `make_gguf.py` has made the same files: every key that it wrote,
+/// and every tensor.
 #[test]
 fn keys_and_tensors_are_those_of_llama_cpps_conversion() {
     for name in ["llama-bias", "llama-llama3", "qwen2-yarn", "qwen3", "phi3-longrope-long"] {

@@ -14,8 +14,9 @@ use std::{
 };
 
 const EXAMPLES: &str = "\
-IN is a Hugging Face directory, a .gguf file, or the name of a fetched model. The types are llama.cpp's
-mixes: norms and biases stay in f32, and rows that are no multiple of a block take a type of shorter blocks.
+IN is a Hugging Face directory, a .gguf file, or the name of a fetched model. The types are
+llama.cpp's mixes: norms and biases stay in f32, and rows that are no multiple of a block take a type
+of shorter blocks.
 
 Examples:
   halfwarp quantize Qwen2.5-0.5B-Instruct qwen.gguf --type q4_k_m
@@ -130,7 +131,7 @@ fn report(output: &Path, summary: &Summary) -> String {
     if requantized > 0 {
         let _ = writeln!(
             text,
-            "note: {requantized} tensors were quantised already: a file in 16 bits, where there is one, gives a better result"
+            "note: {requantized} tensors were quantised already: the model in 16 bits would give better ones"
         );
     }
     text

@@ -1,7 +1,7 @@
-//! GGUF files of random blocks: levels from a random generator, scales that make the weights' standard deviation about
-//! [`STD`](super::STD). Nothing goes through f32, so that 4 GB take seconds.
+//! GGUF files of random blocks: levels from a random generator, scales that make the weights'
+//! standard deviation about [`STD`](super::STD). Nothing goes through f32, so that 4 GB take seconds.
 //!
-//! Types as llama.cpp's Q4_K_M mix chooses them (`halfwarp::quantize::Mix`, which `halfwarp quantize` writes).
+//! Types as llama.cpp's Q4_K_M mix chooses them, which `halfwarp quantize` writes too.
 
 use super::{BLOCK_BYTES, Block, Fill};
 use half::f16;
@@ -139,8 +139,8 @@ impl Format {
     }
 }
 
-/// Six-bit scales of 32 to 63; minima that are the same and make the mean zero: levels 0 to 15, whose mean is 7.5 and
-/// whose deviation is 4.6.
+/// Six-bit scales of 32 to 63; minima that are the same and make the mean zero: levels 0 to 15, whose
+/// mean is 7.5 and whose deviation is 4.6.
 fn shape_q4_k(block: &mut [u8]) {
     let d = super::STD / (47.5 * 4.6);
     block[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
@@ -244,7 +244,8 @@ fn use_more_bits(layer: usize, num_layers: usize) -> bool {
     layer < eighth || layer >= 7 * num_layers / 8 || (layer - eighth) % 3 == 2
 }
 
-/// `format`, or the one of shorter blocks that llama.cpp takes for rows that are no multiple of 256.
+/// `format`, or the one of shorter blocks that llama.cpp takes for rows that are no multiple of
+/// 256.
 fn fitting(format: Format, row_elems: usize) -> Format {
     match format {
         Format::Q4K if !row_elems.is_multiple_of(256) => Format::Q5_0,
@@ -260,7 +261,8 @@ enum Value {
     Text(&'static str),
 }
 
-/// Magic, version 3, counts, metadata, descriptions, padding. Source: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
+/// Magic, version 3, counts, metadata, descriptions, padding.
+/// Source: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 fn header(model: &Model, tensors: &[Tensor]) -> Vec<u8> {
     let pairs = metadata(model);
     let mut out = b"GGUF".to_vec();

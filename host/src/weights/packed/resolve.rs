@@ -1,0 +1,224 @@
+//! From `quantization_config` and the tensors of a checkpoint to quantised weights.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::{Layout, Order, Place, words};
+use crate::plan::Dtype;
+use crate::weights::checkpoint::Located;
+use crate::weights::map::MappedFile;
+use crate::weights::{TensorDtype, TensorInfo, WeightsError, shown};
+
+/// What `quantization_config` says.
+enum Scheme {
+    /// `weight_block_size`, or a scale for each row or for the tensor.
+    Fp8 {
+        block: Option<[usize; 2]>,
+    },
+    Int4 {
+        order: Order,
+        group_size: Option<usize>,
+    },
+}
+
+/// Puts the quantised weights of a checkpoint with this `config` in the place of what they are
+/// stored in.
+///
+/// # Errors
+/// [`WeightsError::Quantization`] for a scheme that is not read, or tensors that do not fit it.
+pub fn resolve(
+    dir: &Path,
+    config: &Json,
+    files: &[MappedFile],
+    tensors: &mut BTreeMap<String, Located>,
+) -> Result<(), WeightsError> {
+    let quantization = &config["quantization_config"];
+    if quantization.is_null() {
+        return Ok(());
+    }
+    let fault = |reason| WeightsError::Quantization { path: dir.to_owned(), reason };
+    match scheme(quantization).map_err(fault)? {
+        Scheme::Fp8 { block } => resolve_fp8(tensors, block),
+        Scheme::Int4 { order, group_size } => resolve_int4(files, tensors, order, group_size),
+    }
+    .map_err(fault)
+}
+
+fn scheme(config: &Json) -> Result<Scheme, String> {
+    let text = |field: &str| config[field].as_str().unwrap_or_default().to_lowercase();
+    let method = text("quant_method");
+    match &method[..] {
+        "fp8" => {
+            let sizes = match &config["weight_block_size"] {
+                Json::Null => return Ok(Scheme::Fp8 { block: None }),
+                sizes => [&sizes[0], &sizes[1]].map(|size| size.as_u64().unwrap_or(0) as usize),
+            };
+            match sizes.contains(&0) {
+                true => Err("weight_block_size should be two numbers above 0".to_owned()),
+                false => Ok(Scheme::Fp8 { block: Some(sizes) }),
+            }
+        }
+        "compressed-tensors" => match &text("format")[..] {
+            "float-quantized" => {
+                let groups = config["config_groups"].as_object().into_iter().flatten();
+                let mut blocks = groups.map(|(_, group)| &group["weights"]["block_structure"]);
+                let block = blocks.find(|block| !block.is_null());
+                let size = |block: &Json, i: usize| {
+                    block[i].as_u64().and_then(|size| usize::try_from(size).ok())
+                };
+                let block = block.and_then(|block| Some([size(block, 0)?, size(block, 1)?]));
+                Ok(Scheme::Fp8 { block: block.filter(|block| !block.contains(&0)) })
+            }
+            format => Err(format!(
+                "compressed-tensors of format {} are not supported: float-quantized (FP8) are",
+                shown(format)
+            )),
+        },
+        "awq" | "gptq" => int4_scheme(config, &method),
+        _ => Err(format!(
+            "weights quantised by {} are not supported: those by fp8, compressed-tensors (FP8), \
+             awq and gptq (4 bits) are",
+            shown(&method)
+        )),
+    }
+}
+
+fn int4_scheme(config: &Json, method: &str) -> Result<Scheme, String> {
+    if config["bits"].as_u64() != Some(4) {
+        return Err(format!("{method} of {} bits is not supported: 4 bits are", config["bits"]));
+    }
+    let group_size = match config["group_size"].as_i64() {
+        // One group for all inputs.
+        Some(-1) => None,
+        Some(size @ 1..) => Some(size as usize),
+        _ => return Err(format!("{method}: group_size is {}", config["group_size"])),
+    };
+    let order = match method {
+        "awq" => {
+            let version = config["version"].as_str().unwrap_or("gemm").to_lowercase();
+            if version != "gemm" {
+                return Err(format!(
+                    "awq of version {} is not supported: gemm is",
+                    shown(&version)
+                ));
+            }
+            Order::Awq
+        }
+        _ if config["desc_act"] == true => {
+            return Err("gptq with act-order (desc_act) is not supported: its groups are not of \
+                        neighbouring columns"
+                .to_owned());
+        }
+        _ => Order::Gptq { zero_bias: u8::from(config["checkpoint_format"] != "gptq_v2") },
+    };
+    Ok(Scheme::Int4 { order, group_size })
+}
+
+/// Every F8_E4M3 matrix gets its scales.
+fn resolve_fp8(
+    tensors: &mut BTreeMap<String, Located>,
+    block: Option<[usize; 2]>,
+) -> Result<(), String> {
+    let is_fp8 = |tensor: &Located| tensor.info.dtype == TensorDtype::Other("F8_E4M3".to_owned());
+    let weights = tensors.iter().filter(|(_, tensor)| is_fp8(tensor));
+    let names: Vec<String> = weights.map(|(name, _)| name.clone()).collect();
+    for name in names {
+        let scales = ["_scale_inv", "_scale"]
+            .iter()
+            .find_map(|suffix| tensors.remove(&format!("{name}{suffix}")));
+        let scales = scales.ok_or_else(|| format!("tensor {} has no scale", shown(&name)))?;
+        let weight = tensors.get_mut(&name).expect("it is one of them");
+        let &[rows, cols] = &weight.info.shape[..] else {
+            return Err(format!("tensor {} is of FP8, and no matrix", shown(&name)));
+        };
+        let num_scales: usize = scales.info.shape.iter().product();
+        // With one scale, or one for each row, the blocks are these.
+        let block = match (num_scales, block) {
+            (1, _) => [rows, cols],
+            (_, Some(block)) => block,
+            (_, None) => [1, cols],
+        };
+        let blocks = rows.div_ceil(block[0].max(1)) * cols.div_ceil(block[1].max(1));
+        if weight.info.range.len() != rows * cols || num_scales != blocks {
+            return Err(format!(
+                "tensor {} of shape [{rows}, {cols}] has scales of shape {:?}",
+                shown(&name),
+                scales.info.shape
+            ));
+        }
+        let scales = place(&format!("{name}_scale"), scales)?;
+        weight.packed = Some(Layout::Fp8 { scales, block });
+    }
+    Ok(())
+}
+
+/// Every `X.qweight` becomes `X.weight`.
+fn resolve_int4(
+    files: &[MappedFile],
+    tensors: &mut BTreeMap<String, Located>,
+    order: Order,
+    group_size: Option<usize>,
+) -> Result<(), String> {
+    let names = tensors.keys().filter_map(|name| name.strip_suffix(".qweight"));
+    let stems: Vec<String> = names.map(str::to_owned).collect();
+    for stem in stems {
+        let mut take = |part: &str| {
+            let name = format!("{stem}.{part}");
+            tensors.remove(&name).ok_or_else(|| format!("tensor {} is missing", shown(&name)))
+        };
+        let (weight, zeros, scales) = (take("qweight")?, take("qzeros")?, take("scales")?);
+        let groups_of_columns = take("g_idx").ok();
+        let wrong = |part: &str, tensor: &Located| {
+            let name = format!("{stem}.{part}");
+            format!("tensor {} has shape {:?}, not as in 4 bits", shown(&name), tensor.info.shape)
+        };
+        let (&[groups, rows], &[word_rows, word_cols]) =
+            (&scales.info.shape[..], &weight.info.shape[..])
+        else {
+            return Err(wrong("scales", &scales));
+        };
+        let (cols, expected_cols) = match order {
+            Order::Awq => (Some(word_rows), rows / 8),
+            Order::Gptq { .. } => (word_rows.checked_mul(8), rows),
+        };
+        let elems = cols.and_then(|cols| cols.checked_mul(rows)).unwrap_or(0);
+        let cols = cols.unwrap_or(0);
+        let group_size = group_size.unwrap_or(cols).max(1);
+        let is_whole = rows.is_multiple_of(8) && groups == cols.div_ceil(group_size) && elems > 0;
+        if !is_whole || word_cols != expected_cols || weight.info.range.len() != elems / 2 {
+            return Err(wrong("qweight", &weight));
+        }
+        if let Some(groups) = groups_of_columns {
+            let groups = words(&files[groups.file].bytes()[groups.info.range]);
+            let group = |col: usize| (col / group_size) as u32;
+            if !groups.iter().map(|word| u32::from_le_bytes(*word)).eq((0..cols).map(group)) {
+                return Err(format!(
+                    "tensor {} puts columns that are no neighbours into a group: act-order is not \
+                     supported",
+                    shown(&format!("{stem}.g_idx"))
+                ));
+            }
+        }
+        if zeros.info.range.len() != groups * rows / 2 {
+            return Err(wrong("qzeros", &zeros));
+        }
+        let scales = place(&format!("{stem}.scales"), scales)?;
+        let zeros = Place { file: zeros.file, range: zeros.info.range, dtype: Dtype::U32 };
+        let dtype = TensorDtype::Other("INT4".to_owned());
+        let info = TensorInfo { shape: vec![rows, cols], dtype, range: weight.info.range };
+        let packed = Some(Layout::Int4 { order, zeros, scales, group_size });
+        tensors.insert(format!("{stem}.weight"), Located { file: weight.file, info, packed });
+    }
+    Ok(())
+}
+
+fn place(name: &str, tensor: Located) -> Result<Place, String> {
+    match tensor.info.dtype {
+        TensorDtype::Known(dtype) => {
+            Ok(Place { file: tensor.file, range: tensor.info.range, dtype })
+        }
+        TensorDtype::Other(dtype) => Err(format!("tensor {} is of {dtype}", shown(name))),
+    }
+}
