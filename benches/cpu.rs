@@ -20,8 +20,8 @@ use criterion::{Criterion, Throughput};
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Executor, Want};
 use halfwarp::plan::{
-    Attention, Dtype, KvLayout, Linear, Op, PartTransform, Plan, Precision, StepInputs, StepShape,
-    Weight, WeightPart, WeightSource,
+    Attention, Dtype, KvLayout, Linear, Op, Plan, Precision, StepInputs, StepShape, Weight,
+    WeightSource,
 };
 use halfwarp::{Checkpoint, Model};
 use harness::{Matrix, Setup, Weights, bounds, matches_oracle, one_sequence, smallest_kv};
@@ -190,14 +190,7 @@ fn dequantize(criterion: &mut Criterion) {
         let cols = expected.len() / 4;
         let dims = [cols as u64, copies as u64];
         let checkpoint = files::Gguf::new().tensor(name, &dims, type_id, &stored).open();
-        let part = WeightPart { source: name.into(), rows: copies, transform: PartTransform::None };
-        let weight = Weight {
-            name: name.into(),
-            rows: copies,
-            cols,
-            storage: Dtype::F32,
-            parts: vec![part],
-        };
+        let weight = Weight::whole(name, copies, cols, Dtype::F32);
         let mut out = vec![0; weight.bytes()];
         checkpoint.read(&weight, &mut out).expect("a known format");
         assert!(out.chunks(expected.len()).all(|copy| copy == expected), "{name}");

@@ -4,7 +4,7 @@ use crate::engine::{Request, Sampling};
 use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
 use crate::models::{self, ResolveError};
-use crate::plan::{Bounds, Numerics, Plan, Precision};
+use crate::plan::{Bounds, Dtype, Numerics, Plan};
 use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
 use std::path::Path;
@@ -108,11 +108,23 @@ impl Model {
         self.decoder.outline(numerics, bounds, num_pages)
     }
 
-    /// Bytes of all weights as executors store them in `precision`.
+    /// Bytes of all weights as an executor keeps them.
     ///
     /// # Errors
     /// As [`Decoder::plan`].
-    pub fn weight_bytes(&self, precision: Precision) -> Result<usize, ModelError> {
+    pub fn weight_bytes(&self, numerics: &Numerics) -> Result<usize, ModelError> {
+        Ok(self.smallest_plan(numerics)?.weight_bytes())
+    }
+
+    /// The type in which an executor keeps most of the weights.
+    ///
+    /// # Errors
+    /// As [`Decoder::plan`].
+    pub fn weight_dtype(&self, numerics: &Numerics) -> Result<Option<Dtype>, ModelError> {
+        Ok(self.smallest_plan(numerics)?.weight_dtype())
+    }
+
+    fn smallest_plan(&self, numerics: &Numerics) -> Result<Plan, ModelError> {
         let bounds = Bounds {
             max_tokens: 1,
             max_seqs: 1,
@@ -121,7 +133,7 @@ impl Model {
             max_kv_len: 1,
             mixed: false,
         };
-        Ok(self.outline(&Numerics::from(precision), bounds, 1)?.weight_bytes())
+        self.outline(numerics, bounds, 1)
     }
 }
 

@@ -6,9 +6,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 use halfwarp::exec::{ExecError, Executor, PreparedPlan, Want};
 use halfwarp::plan::{
-    Attention, Bounds, Dtype, KvLayout, MaterializedAttention, Numerics, Op, PAGE_SIZE,
-    PartTransform, Plan, PlanBuilder, Precision, ReadWeightError, Rows, StepInputs, StepShape,
-    View, Weight, WeightId, WeightPart, WeightSource,
+    Attention, Bounds, Dtype, KvLayout, MaterializedAttention, Numerics, Op, PAGE_SIZE, Plan,
+    PlanBuilder, Precision, ReadWeightError, Rows, StepInputs, StepShape, View, Weight, WeightId,
+    WeightSource,
 };
 use libtest_mimic::Completion;
 
@@ -126,8 +126,9 @@ pub struct Weights(BTreeMap<String, Vec<f32>>);
 impl WeightSource for Weights {
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
         let values = self.0.get(&weight.name).ok_or_else(|| ReadWeightError::new(&*weight.name))?;
-        for (out, &value) in out.chunks_exact_mut(weight.storage.block_bytes()).zip(values) {
-            match weight.storage {
+        let storage = weight.storage().expect("one part");
+        for (out, &value) in out.chunks_exact_mut(storage.block_bytes()).zip(values) {
+            match storage {
                 Dtype::F16 => out.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
                 Dtype::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
                 _ => out.copy_from_slice(&value.to_ne_bytes()),
@@ -163,15 +164,7 @@ impl Setup {
     /// A weight of these elements; a matrix of one row is a vector.
     fn weight(&mut self, name: &str, matrix: &Matrix, storage: Dtype) -> WeightId {
         self.weights.0.insert(name.to_owned(), matrix.data.clone());
-        let rows = if matrix.rows == 1 { matrix.cols } else { matrix.rows };
-        let part = WeightPart { source: name.to_owned(), rows, transform: PartTransform::None };
-        self.plan.weight(Weight {
-            name: name.to_owned(),
-            rows: matrix.rows,
-            cols: matrix.cols,
-            storage,
-            parts: vec![part],
-        })
+        self.plan.weight(Weight::whole(name, matrix.rows, matrix.cols, storage))
     }
 
     /// An operand whose row of token `i + 1` is row `i` of `rows`, which are numbers of its type.

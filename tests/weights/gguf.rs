@@ -145,7 +145,7 @@ fn rejects_hostile_tensors() {
     assert_error!(with("c", &[48], Q8_0, 64), GgufError::PartialBlock { .. }, "48");
     assert_error!(with("c", &[32, 3, 0, 1], Q8_0, 64), GgufError::Shape { .. }, "`c`");
     assert_error!(with("c", &[1], F32, 65), GgufError::Misaligned { .. }, "65");
-    assert_error!(with("c", &[9], F32, 64), GgufError::PastEnd { .. }, "`c`");
+    assert_error!(with("c", &[9], F32, 64), GgufError::PastEnd { .. }, "`c` of F32");
     assert_error!(with("c", &[1 << 40], F32, 64), GgufError::PastEnd { .. }, "truncated");
     assert_error!(with("c", &[1], F32, 1 << 60), GgufError::PastEnd { .. }, "`c`");
     assert_error!(with("c", &[1], F32, u64::MAX - 31), GgufError::PastEnd { .. }, "`c`");

@@ -4,7 +4,9 @@ use std::sync::Mutex;
 
 use crate::files::{Gguf, assert_error, f32_bytes, tests_dir};
 use half::{bf16, f16};
-use halfwarp::plan::{Dtype, PartTransform, ReadWeightError, Weight, WeightPart, WeightSource};
+use halfwarp::plan::{
+    Dtype, PartTransform, ReadWeightError, Weight, WeightLayout, WeightPart, WeightSource,
+};
 use halfwarp::weights::{Checkpoint, Progress, WeightsError};
 
 const F32: u32 = 0;
@@ -13,13 +15,9 @@ const Q8_0: u32 = 8;
 
 /// A weight of untransformed parts `(source, rows)`.
 fn weight(rows: usize, cols: usize, parts: &[(&str, usize)]) -> Weight {
-    let part = |&(source, rows): &(&str, usize)| WeightPart {
-        source: source.into(),
-        rows,
-        transform: PartTransform::None,
-    };
+    let part = |&(source, rows): &(&str, usize)| WeightPart::new(source, rows, Dtype::F32);
     let parts = parts.iter().map(part).collect();
-    Weight { name: "w".into(), rows, cols, storage: Dtype::F32, parts }
+    Weight { name: "w".into(), rows, cols, layout: WeightLayout::Rows, parts }
 }
 
 fn unpermuted(mut weight: Weight, num_heads: usize) -> Weight {
@@ -36,15 +34,16 @@ fn read(source: &dyn WeightSource, weight: &Weight) -> Result<Vec<f32>, ReadWeig
     let bytes = &mut bytes[start..start + weight.bytes()];
     source.read(weight, bytes)?;
     let halves = || bytes.as_chunks().0.iter();
-    Ok(match weight.storage {
+    Ok(match weight.storage().unwrap() {
         Dtype::F16 => halves().map(|bytes| f16::from_ne_bytes(*bytes).to_f32()).collect(),
         Dtype::BF16 => halves().map(|bytes| bf16::from_ne_bytes(*bytes).to_f32()).collect(),
         _ => bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect(),
     })
 }
 
-fn stored(storage: Dtype, weight: Weight) -> Weight {
-    Weight { storage, ..weight }
+fn stored(storage: Dtype, mut weight: Weight) -> Weight {
+    weight.parts.iter_mut().for_each(|part| part.storage = storage);
+    weight
 }
 
 /// `q` `[2, 32]` in Q8_0, `k` `[3, 32]` in BF16, `v` `[1, 32]` in F32; vectors `a` `[2]` and `b`
@@ -119,6 +118,62 @@ fn weights_are_rounded_to_what_the_plan_keeps() {
     assert!(thirds_f16 != thirds, "nothing was to be rounded");
 }
 
+/// Rows of blocks are copied, those of Q and K in their order, beside others that are converted.
+#[test]
+fn blocks_are_kept_as_they_are_stored() {
+    let rows: Vec<[u8; 34]> = (1..=4u8).map(|row| [row; 34]).collect();
+    let checkpoint = Gguf::new()
+        .tensor("k", &[32, 4], Q8_0, rows.as_flattened())
+        .tensor("v", &[32, 1], F32, &f32_bytes(&[0.5; 32]))
+        .open();
+    assert_eq!(checkpoint.stored("k"), Some(Dtype::Q8_0));
+    assert_eq!(checkpoint.stored("x"), None);
+    let mut kv = weight(5, 32, &[("k", 4), ("v", 1)]);
+    kv.parts[0].storage = Dtype::Q8_0;
+    kv.parts[0].transform = PartTransform::UnpermuteRope { num_heads: 1 };
+    checkpoint.check(&kv).unwrap();
+    let mut out = vec![0xFF; kv.bytes()];
+    checkpoint.read(&kv, &mut out).unwrap();
+    let halves = [rows[0], rows[2], rows[1], rows[3]];
+    assert_eq!(out, [halves.as_flattened(), &f32_bytes(&[0.5; 32])].concat());
+}
+
+/// Kept or converted: the file is damaged. A scale of zero is none of it.
+#[test]
+fn a_scale_that_is_no_number_is_an_error() {
+    for (storage, type_id, fields) in [
+        (Dtype::Q4_0, 2, &[0][..]),
+        (Dtype::Q4_1, 3, &[0, 2]),
+        (Dtype::Q5_0, 6, &[0]),
+        (Dtype::Q5_1, 7, &[0, 2]),
+        (Dtype::Q8_0, 8, &[0]),
+        (Dtype::Q2_K, 10, &[80, 82]),
+        (Dtype::Q3_K, 11, &[108]),
+        (Dtype::Q4_K, 12, &[0, 2]),
+        (Dtype::Q5_K, 13, &[0, 2]),
+        (Dtype::Q6_K, 14, &[208]),
+    ] {
+        for &field in fields {
+            for (bits, scale) in [(0x7C00u16, "inf"), (0xFC00, "-inf"), (0x7E00, "NaN")] {
+                let mut bytes = vec![0; 3 * storage.block_bytes()];
+                let dims = [storage.block_elems() as u64, 3];
+                let w = || weight(3, dims[0] as usize, &[("w", 3)]);
+                let open = |bytes: &[u8]| Gguf::new().tensor("w", &dims, type_id, bytes).open();
+                let zeros = read(&open(&bytes), &w()).unwrap();
+                assert!(zeros.iter().all(|&x| x == 0.0), "{storage}");
+                let at = 2 * storage.block_bytes() + field;
+                bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+                for kept in [w(), stored(storage, w())] {
+                    let error = open(&bytes).read(&kept, &mut vec![0; kept.bytes()]).unwrap_err();
+                    let error: Result<(), _> = Err(error.downcast_ref::<WeightsError>().unwrap());
+                    let wanted = format!("`w` of {storage} has the scale {scale} in block 2");
+                    assert_error!(error, WeightsError::Scale { .. }, &wanted);
+                }
+            }
+        }
+    }
+}
+
 /// An infinity that the file holds stays one.
 #[test]
 fn a_number_beyond_f16_is_an_error_that_suggests_bf16() {
@@ -180,8 +235,8 @@ fn rejects_weights_that_the_checkpoint_cannot_give() {
         let heads = check(&unpermuted(weight(2, 32, &[("q", 2)]), num_heads));
         assert_error!(heads, WeightsError::NotHeads { .. }, "`q`", &num_heads.to_string());
     }
-    let blocks = Weight { storage: Dtype::Q8_0, ..weight(2, 32, &[("q", 2)]) };
-    assert_error!(check(&blocks), WeightsError::UnsupportedStorage { .. }, "Q8_0");
+    let other = stored(Dtype::Q4_0, weight(2, 32, &[("q", 2)]));
+    assert_error!(check(&other), WeightsError::UnsupportedStorage { .. }, "`q`", "Q4_0");
     let blocks = Gguf::new().tensor("b", &[32], Q8_0, &[0; 34]).open();
     let bias = blocks.check(&unpermuted(weight(1, 32, &[("b", 32)]), 2));
     assert_error!(bias, WeightsError::NotHeads { .. }, "Q8_0");

@@ -1,7 +1,7 @@
 //! Safetensors that come quantised, against numpy (tests/fixtures/make_packed.py).
 
 use crate::files::{assert_error, tests_dir};
-use halfwarp::plan::{Dtype, PartTransform, Weight, WeightPart, WeightSource};
+use halfwarp::plan::{Dtype, Weight, WeightLayout, WeightPart, WeightSource};
 use halfwarp::weights::{Checkpoint, WeightsError};
 use halfwarp::{Model, ModelError, OpenError};
 use serde_json::{Value, json};
@@ -40,11 +40,10 @@ fn weights_are_those_of_numpy() {
             assert_ends_with(&values, &expected, &format!("{name} {tensor}"));
 
             // A plan's weight: two parts, of which the second is this one.
-            let part =
-                || WeightPart { source: tensor.clone(), rows, transform: PartTransform::None };
+            let part = || WeightPart::new(&*tensor, rows, Dtype::F32);
+            let layout = WeightLayout::Rows;
             let parts = vec![part(), part()];
-            let weight =
-                Weight { name: "w".into(), rows: 2 * rows, cols, storage: Dtype::F32, parts };
+            let weight = Weight { name: "w".into(), rows: 2 * rows, cols, layout, parts };
             let mut bytes = vec![0; weight.bytes()];
             checkpoint.read(&weight, &mut bytes).unwrap();
             let packed: Vec<f32> =

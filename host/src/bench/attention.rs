@@ -22,11 +22,11 @@ pub use self::shape::{Shape, Step, decode_shapes, prefill_shapes};
 use super::kernels::{
     BenchError, Calls, Row, calls_per_round, check_error, finish, num_copies, relative_error,
 };
-use super::random::{RandomWeights, norm, normed, weight};
+use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaExecutor;
 use crate::exec::{ExecError, Executor, Gemm, GpuOptions, PreparedPlan, Target, Want};
 use crate::plan::{
-    Attention, Bounds, Dtype, KvLayout, Op, Plan, PlanBuilder, PlanError, Precision, Rows,
+    Attention, Bounds, Dtype, KvLayout, Op, Plan, PlanBuilder, PlanError, Precision, Rows, Weight,
 };
 
 /// What is measured.
@@ -149,7 +149,7 @@ impl Bench {
         let (q_width, kv_width) = (self.shape.q_width(), self.shape.kv_width());
         let (width, dtype) = (q_width + 2 * kv_width, self.precision.operand());
         let mut plan = PlanBuilder::new();
-        let table = plan.weight(weight("qkv".to_owned(), TABLE_ROWS, width, dtype));
+        let table = plan.weight(Weight::whole("qkv".to_owned(), TABLE_ROWS, width, dtype));
         let qkv = plan.activation("qkv", Rows::Tokens, width, Dtype::F32);
         plan.op(Op::Embedding { table, out: qkv });
         let (k, v) = (qkv.columns(q_width, kv_width), qkv.columns(q_width + kv_width, kv_width));

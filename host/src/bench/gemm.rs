@@ -10,12 +10,12 @@ use serde::Serialize;
 use super::kernels::{
     BenchError, Calls, Row, calls_per_round, check_error, finish, num_copies, relative_error,
 };
-use super::random::{RandomWeights, norm, normed, weight};
+use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaExecutor;
 use crate::exec::{Device, ExecError, Executor, Gemm, GemmError, GpuOptions, Target, Want};
 use crate::plan::{
     Accumulate, Bounds, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, Plan, PlanBuilder,
-    PlanError, Precision, Rows, StepInputs, View, WeightId,
+    PlanError, Precision, Rows, StepInputs, View, Weight, WeightId,
 };
 
 /// `C[m, n] = A[m, k] * B[n, k]^T`.
@@ -224,8 +224,8 @@ impl Bench<'_> {
     /// An input and a weight. An input of 16 bits comes from a norm, which rounds.
     fn operands(&self, plan: &mut PlanBuilder, copy: usize) -> (View, WeightId) {
         let Shape { m, n, k } = self.shape;
-        let table = plan.weight(weight(format!("a{copy}"), m, k, Dtype::F32));
-        let b = plan.weight(weight(format!("b{copy}"), n, k, self.subject.dtype()));
+        let table = plan.weight(Weight::whole(format!("a{copy}"), m, k, Dtype::F32));
+        let b = plan.weight(Weight::whole(format!("b{copy}"), n, k, self.subject.dtype()));
         let hidden = plan.activation(format!("hidden{copy}"), Rows::Tokens, k, Dtype::F32);
         plan.op(Op::Embedding { table, out: hidden });
         if self.subject.dtype() == Dtype::F32 {

@@ -5,9 +5,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use crate::plan::{
-    Dtype, Op, PartTransform, PlanBuilder, ReadWeightError, View, Weight, WeightPart, WeightSource,
-};
+use crate::plan::{Dtype, Op, PlanBuilder, ReadWeightError, View, Weight, WeightSource};
 
 /// Norms, by the start of their weights' names; and what they add to the mean of squares.
 const ONES: &str = "ones";
@@ -40,9 +38,9 @@ impl RandomWeights {
         let mut bytes = vec![0; weight.bytes()];
         self.read(weight, &mut bytes)?;
         let (halves, words) = (bytes.as_chunks().0.iter(), bytes.as_chunks().0.iter());
-        Ok(match weight.storage {
-            Dtype::F16 => halves.map(|&x| f16::from_ne_bytes(x).to_f32()).collect(),
-            Dtype::BF16 => halves.map(|&x| bf16::from_ne_bytes(x).to_f32()).collect(),
+        Ok(match weight.storage() {
+            Some(Dtype::F16) => halves.map(|&x| f16::from_ne_bytes(x).to_f32()).collect(),
+            Some(Dtype::BF16) => halves.map(|&x| bf16::from_ne_bytes(x).to_f32()).collect(),
             _ => words.map(|&x| f32::from_ne_bytes(x)).collect(),
         })
     }
@@ -54,13 +52,14 @@ impl WeightSource for RandomWeights {
             .name
             .bytes()
             .fold(0u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let storage = weight.storage().unwrap_or(Dtype::F32);
         let is_norm = weight.name.starts_with(ONES);
         out.par_chunks_mut(1 << 20).enumerate().for_each(|(chunk, out)| {
             let mut random = ChaCha8Rng::seed_from_u64(seed);
             random.set_stream(chunk as u64);
             let mut next = || if is_norm { 1.0 } else { (self.draw)(&mut random) };
-            for out in out.chunks_exact_mut(weight.storage.block_bytes()) {
-                match weight.storage {
+            for out in out.chunks_exact_mut(storage.block_bytes()) {
+                match storage {
                     Dtype::F16 => out.copy_from_slice(&f16::from_f32(next()).to_ne_bytes()),
                     Dtype::BF16 => out.copy_from_slice(&bf16::from_f32(next()).to_ne_bytes()),
                     _ => out.copy_from_slice(&next().to_ne_bytes()),
@@ -71,15 +70,9 @@ impl WeightSource for RandomWeights {
     }
 }
 
-/// A weight `[rows, cols]`.
-pub(crate) fn weight(name: String, rows: usize, cols: usize, storage: Dtype) -> Weight {
-    let parts = vec![WeightPart { source: name.clone(), rows, transform: PartTransform::None }];
-    Weight { name, parts, rows, cols, storage }
-}
-
 /// The rows of `x`, which are f32, in `dtype`: a norm rounds them.
 pub(crate) fn norm(plan: &mut PlanBuilder, x: View, copy: usize, dtype: Dtype) -> View {
-    let ones = plan.weight(weight(format!("{ONES}{copy}"), 1, x.width, Dtype::F32));
+    let ones = plan.weight(Weight::whole(format!("{ONES}{copy}"), 1, x.width, Dtype::F32));
     let out = plan.activation(format!("normed{copy}"), plan.rows(x), x.width, dtype);
     plan.op(Op::RmsNorm { x, weight: ones, out, eps: EPS });
     out

@@ -5,8 +5,8 @@ use clap::ValueEnum;
 use halfwarp::exec::{GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
 use halfwarp::{
-    Accumulate, AttentionForm, Device, Engine, EngineOptions, Fusion, Gemm, Model, Precision,
-    PrecisionChoice, Request, Target, exec::cuda, models,
+    Accumulate, AttentionForm, Device, Engine, EngineError, EngineOptions, Fusion, Gemm, Model,
+    Precision, PrecisionChoice, Request, Target, exec::cuda, models,
 };
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
@@ -35,7 +35,8 @@ pub struct EngineArgs {
     /// Threads of the CPU [default: one for each core]
     #[arg(short, long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// Type of weights, KV cache and operands; accumulators, norms and softmax are f32 in every type
+    /// Type of KV cache and operands, and that weights are converted to: on the CPU auto keeps them as
+    /// they are stored. Accumulators, norms and softmax are f32 in every type
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     dtype: Dtype,
     /// Which GEMM kernels run the linear layers on a GPU
@@ -142,7 +143,7 @@ impl From<TargetArg> for Target {
 /// A type to compute in.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Dtype {
-    /// The fastest type that keeps the model's accuracy on the device
+    /// The fastest type that keeps the model's accuracy on the device; quantised weights stay so on the CPU
     Auto,
     /// The reference
     F32,
@@ -259,13 +260,19 @@ impl EngineArgs {
         }
     }
 
-    /// What `engine` computes in: `f16_acc16` where it also accumulates in f16.
-    pub fn dtype_name(&self, engine: &Engine) -> String {
-        let precision = engine.precision();
-        match (self.accumulate.into(), self.gemm) {
-            (Accumulate::F16, _) | (_, GemmArg::CublasF16) => format!("{precision}_acc16"),
+    /// What `engine` computes in: `f16_acc16` where it also accumulates in f16. Where most weights are
+    /// kept in blocks, their format: `q4_k`.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a model that has no plan.
+    pub fn dtype_name(&self, engine: &Engine) -> Result<String, Failure> {
+        let (precision, numerics) = (engine.precision(), engine.numerics());
+        let storage = engine.model().weight_dtype(numerics).map_err(EngineError::from)?;
+        Ok(match (storage, self.accumulate.into(), self.gemm) {
+            (Some(storage), ..) if storage.block_elems() > 1 => storage.to_string().to_lowercase(),
+            (_, Accumulate::F16, _) | (.., GemmArg::CublasF16) => format!("{precision}_acc16"),
             _ => precision.to_string(),
-        }
+        })
     }
 
     /// Loads `model` for `max_seqs` sequences of `context` positions at once, in steps of at most

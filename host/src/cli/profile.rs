@@ -147,12 +147,13 @@ impl Args {
         let steps = sizes.map(|size| StepProfile::measure(&mut engine, size, repeats));
         let steps = steps.into_iter().collect::<Result<_, _>>()?;
         let (device, precision) = (engine.describe_device(), engine.precision());
+        let dtype = engine_args.dtype_name(&engine)?;
         // The device's memory is free again before more is asked for.
         drop(engine);
         Ok(Profile {
             model: engine_args.model_name()?,
             device,
-            dtype: precision.to_string(),
+            dtype,
             roofline: engine_args.roofline(precision)?,
             steps,
         })

@@ -94,7 +94,7 @@ impl Engine {
         attempts: &Attempts,
         report: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, EngineError> {
-        let num_weights = model.weight_bytes(Precision::F32)? / size_of::<f32>();
+        let num_weights = model.weight_bytes(&Precision::F32.into())? / size_of::<f32>();
         let mut max_tokens = options.max_tokens_for(num_weights);
         if attempts.is_short {
             max_tokens = options.smallest_step(max_tokens);
@@ -166,6 +166,11 @@ impl Engine {
     /// What it computes in.
     pub fn precision(&self) -> Precision {
         self.numerics.precision
+    }
+
+    /// How it computes.
+    pub fn numerics(&self) -> &Numerics {
+        &self.numerics
     }
 
     /// What a user should know about how the options were met, one line each: why another precision was chosen than

@@ -4,7 +4,9 @@ use super::{EngineError, PrecisionChoice, Request};
 use crate::Model;
 use crate::exec::{self, Device, Gemm, GpuOptions, Target};
 use crate::model::{Config, RopeScaling};
-use crate::plan::{Accumulate, AttentionForm, Fusion, Numerics, PAGE_SIZE, Precision};
+use crate::plan::{
+    Accumulate, AttentionForm, Fusion, Numerics, PAGE_SIZE, Precision, WeightStorage,
+};
 use std::path::PathBuf;
 
 /// A context below which a smaller step or precision is better, if the options leave the context
@@ -102,7 +104,11 @@ impl EngineOptions {
     /// How the model computes in `precision`.
     pub(super) fn numerics(&self, precision: Precision) -> Numerics {
         let &EngineOptions { accumulate, batch_invariant, fusion, attention, .. } = self;
-        Numerics { precision, accumulate, batch_invariant, fusion, attention }
+        let weights = match self.precision {
+            PrecisionChoice::Auto if !self.device.runs_kernels() => WeightStorage::AsStored,
+            _ => WeightStorage::Dense,
+        };
+        Numerics { precision, weights, accumulate, batch_invariant, fusion, attention }
     }
 
     /// Tokens of a step, of a model with `num_weights` weights.
@@ -196,6 +202,19 @@ mod tests {
         for (device, tokens) in [(Device::Emulated, 512), (Device::Cuda(0), 4096)] {
             let gpu = EngineOptions { device, ..Default::default() };
             assert_eq!(gpu.max_tokens_for(1 << 30), tokens);
+        }
+    }
+
+    #[test]
+    fn weights_stay_as_they_are_stored_on_the_cpu_unless_a_type_is_named() {
+        let weights = |device, precision| {
+            let options = EngineOptions { device, precision, ..Default::default() };
+            options.numerics(Precision::F32).weights
+        };
+        assert_eq!(weights(Device::Cpu, PrecisionChoice::Auto), WeightStorage::AsStored);
+        assert_eq!(weights(Device::Cpu, Precision::F32.into()), WeightStorage::Dense);
+        for device in [Device::Emulated, Device::Cuda(0)] {
+            assert_eq!(weights(device, PrecisionChoice::Auto), WeightStorage::Dense);
         }
     }
 

@@ -69,12 +69,14 @@ impl EmulatedExecutor {
     /// kernels are those for `target`, or for the newest that there is.
     ///
     /// # Errors
-    /// [`ExecError::Weights`] from `weights`, [`ExecError::OutOfMemory`].
+    /// [`ExecError::Unsupported`] for weights in blocks, [`ExecError::Weights`] from `weights`,
+    /// [`ExecError::OutOfMemory`].
     pub fn open(
         target: Option<Target>,
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
+        lower::check_weights(plan)?;
         let mut memory = Memory::new();
         let weights = plan.weights.iter().map(|weight| upload(&mut memory, weight, weights));
         let weights = weights.collect::<Result<_, _>>()?;

@@ -30,7 +30,7 @@ use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};
 use crate::plan::{
     AppendAttention, Attention, Bounds, Dtype, Op, Plan, RopeAppend, Rows, StepLayout, View,
-    WeightId,
+    WeightId, WeightPart,
 };
 use half::{bf16, f16};
 
@@ -215,7 +215,8 @@ impl<'a> Lowering<'a> {
     /// The types of all that `op` reads and writes.
     fn dtypes(&self, op: &Op) -> Vec<Dtype> {
         let views = op.reads().into_iter().chain(op.writes()).map(|view| self.plan.dtype(view));
-        let weights = op.weights().into_iter().map(|id| self.plan.weight(id).storage);
+        let parts = op.weights().into_iter().flat_map(|id| &self.plan.weight(id).parts);
+        let weights = parts.map(|part| part.storage);
         let cache = match op {
             Op::Attention(_) => Some(self.plan.kv.dtype),
             _ => op.appends_to().map(|_| self.plan.kv.dtype),
@@ -402,8 +403,24 @@ impl<'a> Lowering<'a> {
 
     fn weight<T: Stored>(&self, id: WeightId) -> Result<DevicePtr<T>, ExecError> {
         let weight = self.plan.weight(id);
-        check_dtype::<T>(&weight.name, weight.storage)?;
+        weight.parts.iter().try_for_each(|part| check_dtype::<T>(&part.source, part.storage))?;
         Ok(DevicePtr::new(self.addresses.weights[id.0]))
+    }
+}
+
+/// Whether there are kernels for the types that the weights of `plan` are kept in: to know before
+/// they are read.
+///
+/// # Errors
+/// [`ExecError::Unsupported`] for weights in blocks, which names the tensor.
+pub fn check_weights(plan: &Plan) -> Result<(), ExecError> {
+    let mut parts = plan.weights.iter().flat_map(|weight| &weight.parts);
+    match parts.find(|part| part.storage.block_elems() > 1) {
+        Some(WeightPart { source, storage, .. }) => Err(ExecError::Unsupported {
+            op: source.clone(),
+            why: format!("{storage} storage; the kernels take F32, F16 and BF16"),
+        }),
+        None => Ok(()),
     }
 }
 

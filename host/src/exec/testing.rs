@@ -1,8 +1,7 @@
 //! What the tests of executors share.
 
 use crate::plan::{
-    Bounds, Constant, Dtype, KvLayout, Numerics, Op, PartTransform, Plan, PlanBuilder, Rows,
-    Weight, WeightPart,
+    Bounds, Constant, Dtype, KvLayout, Numerics, Op, Plan, PlanBuilder, Rows, Weight,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -38,17 +37,7 @@ pub fn plan() -> Plan {
     let kv =
         KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 4, num_pages: 4, dtype: Dtype::F32 };
     let mut plan = PlanBuilder::new();
-    let table = plan.weight(Weight {
-        name: "embedding".into(),
-        rows: 10,
-        cols: 4,
-        storage: Dtype::F32,
-        parts: vec![WeightPart {
-            source: "embedding".into(),
-            rows: 10,
-            transform: PartTransform::None,
-        }],
-    });
+    let table = plan.weight(Weight::whole("embedding", 10, 4, Dtype::F32));
     let data = vec![0.0; 400].into();
     let rope = plan.constant(Constant { name: "rope".into(), rows: 100, cols: 4, data });
     let x = plan.activation("x", Rows::Tokens, 4, Dtype::F32);

@@ -12,14 +12,15 @@ use super::{Config, names::Names};
 use crate::plan::{
     Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
     MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, Precision,
-    Rows, View, Weight, WeightId, WeightPart,
+    Rows, View, Weight, WeightId, WeightLayout, WeightPart, WeightSource,
 };
 
-/// Makes the plan of the model that `config` describes, with weights of the checkpoint that `names`
-/// speaks of.
+/// Makes the plan of the model that `config` describes, with weights of `checkpoint`, which calls
+/// them by `names`.
 pub(super) fn plan(
     config: &Config,
     names: &Names,
+    checkpoint: &dyn WeightSource,
     rope: Constant,
     numerics: &Numerics,
     bounds: Bounds,
@@ -38,7 +39,8 @@ pub(super) fn plan(
         AttentionForm::Materialized => Some(bounds.score_columns()),
     };
     let builder = PlanBuilder::new();
-    let mut planner = Planner { config, names, precision, score_columns, builder };
+    let mut planner =
+        Planner { config, names, checkpoint, numerics, precision, score_columns, builder };
     let rope = planner.builder.constant(rope);
     let (logits, next_tokens) = planner.decode(rope);
     planner.builder.finish(numerics, bounds, kv, logits, next_tokens)
@@ -47,6 +49,8 @@ pub(super) fn plan(
 struct Planner<'a> {
     config: &'a Config,
     names: &'a Names,
+    checkpoint: &'a dyn WeightSource,
+    numerics: &'a Numerics,
     precision: Precision,
     /// Columns of a head's scores, where attention stores them.
     score_columns: Option<usize>,
@@ -185,9 +189,8 @@ impl Planner<'_> {
         let named = names.iter().zip(parts);
         named
             .map(|(name, &(rows, transform))| WeightPart {
-                source: in_layer(name),
-                rows,
                 transform,
+                ..part(in_layer(name), rows)
             })
             .collect()
     }
@@ -226,23 +229,27 @@ impl Planner<'_> {
         self.builder.activation(label, rows, width, self.precision.operand())
     }
 
+    /// Each part is kept as the numerics say.
     fn matrix(&mut self, label: &str, parts: &[WeightPart], cols: usize) -> WeightId {
-        let (name, parts) = (label.into(), with_suffix(parts, "weight"));
-        let storage = self.precision.operand();
-        self.builder.weight(Weight { name, rows: num_rows(&parts), cols, storage, parts })
+        let (name, mut parts) = (label.into(), with_suffix(parts, "weight"));
+        for part in &mut parts {
+            part.storage = self.numerics.matrix_storage(self.checkpoint.stored(&part.source));
+        }
+        let (rows, layout) = (num_rows(&parts), WeightLayout::Rows);
+        self.builder.weight(Weight { name, rows, cols, layout, parts })
     }
 
     /// A norm's weight or a bias: a thousandth of a model, and kept in f32.
     fn vector(&mut self, label: &str, parts: &[WeightPart], suffix: &str) -> WeightId {
         let (name, parts) = (label.into(), with_suffix(parts, suffix));
-        let (cols, storage) = (num_rows(&parts), Dtype::F32);
-        self.builder.weight(Weight { name, rows: 1, cols, storage, parts })
+        let (cols, layout) = (num_rows(&parts), WeightLayout::Rows);
+        self.builder.weight(Weight { name, rows: 1, cols, layout, parts })
     }
 }
 
-/// The whole of one tensor, `name` less its suffix.
+/// The whole of one tensor, `name` less its suffix, in f32.
 fn part(name: impl Into<String>, rows: usize) -> WeightPart {
-    WeightPart { source: name.into(), rows, transform: PartTransform::None }
+    WeightPart::new(name, rows, Dtype::F32)
 }
 
 /// Parts whose names end in `.suffix`.

@@ -124,7 +124,8 @@ impl Decoder {
     ) -> Result<Plan, ModelError> {
         self.check(numerics, bounds)?;
         let rope = rope_table(self, bounds.max_kv_len);
-        Ok(decoder::plan(&self.config, self.names, rope, numerics, bounds, num_pages)?)
+        let (config, names, checkpoint) = (&self.config, self.names, &self.checkpoint);
+        Ok(decoder::plan(config, names, checkpoint, rope, numerics, bounds, num_pages)?)
     }
 
     /// Whether there can be such a plan of this model.

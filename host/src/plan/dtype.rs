@@ -55,12 +55,12 @@ impl Dtype {
     }
 
     /// Of what number of elements a row is a multiple, and so is every column that an operation
-    /// starts at: rows of 16-bit elements start at multiples of 16 bytes, as tensor cores and their
-    /// copies want them.
+    /// starts at: a row has whole blocks, and rows of 16-bit elements start at multiples of 16
+    /// bytes, as tensor cores and their copies want them.
     pub const fn row_multiple(self) -> usize {
         match self {
             Dtype::F16 | Dtype::BF16 => 8,
-            _ => 1,
+            _ => self.block_elems(),
         }
     }
 

@@ -28,7 +28,7 @@ pub enum PlanError {
         wanted: Vec<Dtype>,
     },
     /// Rows of 16-bit elements that do not start at multiples of 16 bytes, as tensor cores want
-    /// them.
+    /// them, or rows that are no whole number of blocks.
     #[error("`{name}`: {what} of {elems} elements of {dtype}, expected a multiple of {multiple}")]
     Unaligned {
         /// The activation, weight or cache.

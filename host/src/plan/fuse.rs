@@ -92,7 +92,7 @@ impl Pass<'_> {
         let (gate_up, width) = (linear.out, out.width);
         let fits = gate_up.width == 2 * width
             && halves == [gate_up.columns(0, width), gate_up.columns(width, width)]
-            && self.plan.dtype(gate_up) == self.plan.weight(linear.weight).storage
+            && self.plan.dtype(gate_up) == self.plan.numerics.precision.operand()
             && linear.residual.is_none()
             && out.tensor != linear.x.tensor
             && self.is_passed_on(gate_up, index);

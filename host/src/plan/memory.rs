@@ -1,6 +1,6 @@
 //! The memory that a plan's activations need: their offsets in one arena.
 
-use super::{Plan, TensorId};
+use super::{Dtype, Plan, TensorId};
 
 /// Activations start at multiples of this many bytes.
 const ALIGN_BYTES: usize = 256;
@@ -95,6 +95,21 @@ impl Plan {
         self.weights.iter().map(super::Weight::bytes).sum()
     }
 
+    /// The type in which an executor stores most of the weights' elements; `None` without weights.
+    pub fn weight_dtype(&self) -> Option<Dtype> {
+        let mut elems: Vec<(Dtype, usize)> = Vec::new();
+        for weight in &self.weights {
+            for part in &weight.parts {
+                let part_elems = part.rows * weight.part_cols();
+                match elems.iter_mut().find(|(dtype, _)| *dtype == part.storage) {
+                    Some((_, elems)) => *elems += part_elems,
+                    None => elems.push((part.storage, part_elems)),
+                }
+            }
+        }
+        elems.into_iter().max_by_key(|&(_, elems)| elems).map(|(dtype, _)| dtype)
+    }
+
     /// Bytes of an activation at the plan's upper bounds.
     pub(crate) fn tensor_bytes(&self, tensor: &super::Tensor) -> usize {
         self.bounds.max_rows(tensor.rows) * tensor.width * tensor.dtype.block_bytes()
@@ -104,7 +119,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Bounds, Dtype, KvLayout, Numerics, Op, Rows, Tensor, View};
+    use crate::plan::{Bounds, KvLayout, Numerics, Op, Rows, Tensor, View};
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {

@@ -32,13 +32,14 @@ pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
 pub use kv::{KvLayout, PAGE_SIZE};
 pub use memory::ArenaLayout;
-pub use numerics::{Accumulate, AttentionForm, Numerics};
+pub use numerics::{Accumulate, AttentionForm, Numerics, WeightStorage};
 pub use op::{AppendAttention, Attention, Linear, MaterializedAttention, Norm, Op, RopeAppend};
 pub use precision::Precision;
 pub use source::{ReadWeightError, WeightSource};
 pub use step::{StepInputs, StepLayout};
 pub use tensor::{
-    Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId, WeightPart,
+    Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId,
+    WeightLayout, WeightPart,
 };
 
 /// Upper bounds of one step; the sizes of a real step are in its [`StepInputs`].

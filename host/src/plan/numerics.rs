@@ -8,6 +8,8 @@ use super::{Dtype, Fusion, PlanError, Precision};
 pub struct Numerics {
     /// Element types of weights, KV cache and activations.
     pub precision: Precision,
+    /// In what type matrices are kept: that of the operands, or the checkpoint's own.
+    pub weights: WeightStorage,
     /// Type of the accumulators of matrix products on a GPU.
     pub accumulate: Accumulate,
     /// Whether a row of every activation has the same bits whatever other rows share the step, and
@@ -20,6 +22,17 @@ pub struct Numerics {
 }
 
 impl Numerics {
+    /// The type that a matrix is kept in which the checkpoint stores as `stored`, if that is known.
+    pub fn matrix_storage(&self, stored: Option<Dtype>) -> Dtype {
+        let operand = self.precision.operand();
+        let is_smaller =
+            |stored: &Dtype| stored.block_bytes() < operand.block_bytes() * stored.block_elems();
+        match self.weights {
+            WeightStorage::Dense => operand,
+            WeightStorage::AsStored => stored.filter(is_smaller).unwrap_or(operand),
+        }
+    }
+
     /// Whether its parts fit each other.
     ///
     /// # Errors
@@ -38,6 +51,18 @@ impl From<Precision> for Numerics {
     fn from(precision: Precision) -> Self {
         Numerics { precision, ..Numerics::default() }
     }
+}
+
+/// In what type the matrices of linear layers and the embedding table are kept. What they are
+/// computed in is [`Precision::operand`] in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WeightStorage {
+    /// In the operand's type: converted when they are loaded.
+    #[default]
+    Dense,
+    /// As the checkpoint stores them, where that takes less memory than the operand's type: blocks
+    /// stay blocks, and are dequantised where an operation reads them.
+    AsStored,
 }
 
 /// How attention is computed.
@@ -62,4 +87,24 @@ pub enum Accumulate {
     /// accumulator is rounded to 11 bits every 16 products and is infinite beyond 65504.
     /// Small-batch kernels are bound by memory and accumulate in f32 all the same.
     F16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_stored_smaller_is_kept() {
+        use Dtype::{BF16, F16, F32, Q2_K, Q4_1, Q8_0};
+        let kept = |weights, precision| {
+            let numerics = Numerics { weights, ..Numerics::from(precision) };
+            [F32, F16, BF16, Q8_0, Q4_1, Q2_K].map(|stored| numerics.matrix_storage(Some(stored)))
+        };
+        let as_stored = |precision| kept(WeightStorage::AsStored, precision);
+        assert_eq!(as_stored(Precision::F32), [F32, F16, BF16, Q8_0, Q4_1, Q2_K]);
+        assert_eq!(as_stored(Precision::F16), [F16, F16, F16, Q8_0, Q4_1, Q2_K]);
+        assert_eq!(kept(WeightStorage::Dense, Precision::BF16), [BF16; 6]);
+        let numerics = Numerics { weights: WeightStorage::AsStored, ..Numerics::default() };
+        assert_eq!(numerics.matrix_storage(None), F32, "nothing is known");
+    }
 }

@@ -1,10 +1,16 @@
 //! Where an executor reads weights from.
 
-use super::Weight;
+use super::{Dtype, Weight};
 use std::error::Error;
 
-/// Gives an executor the weights of a plan, packed and in the storage type that the plan says.
+/// Gives an executor the weights of a plan, packed and in the storage types that the plan says.
 pub trait WeightSource: Sync {
+    /// In what type the tensor called `source` is stored; `None` where that is not known, or it is
+    /// none of [`Dtype`].
+    fn stored(&self, _source: &str) -> Option<Dtype> {
+        None
+    }
+
     /// Writes `weight` to `out`, which is `weight.bytes()` long.
     ///
     /// # Errors

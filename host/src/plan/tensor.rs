@@ -78,19 +78,56 @@ pub struct Weight {
     pub rows: usize,
     /// Columns (inputs of a linear layer; length of a vector).
     pub cols: usize,
-    /// How the executor keeps it.
-    pub storage: Dtype,
+    /// In which order the executor keeps its elements.
+    pub layout: WeightLayout,
     /// The checkpoint's tensors that it is made of, from the first row on.
     pub parts: Vec<WeightPart>,
 }
 
 impl Weight {
-    /// Bytes in the executor's memory.
+    /// One tensor of the checkpoint as a whole, of the same name, kept as `storage`.
+    pub fn whole(name: impl Into<String>, rows: usize, cols: usize, storage: Dtype) -> Self {
+        let name = name.into();
+        let part_rows = if rows == 1 { cols } else { rows };
+        let parts = vec![WeightPart::new(name.clone(), part_rows, storage)];
+        Weight { name, rows, cols, layout: WeightLayout::Rows, parts }
+    }
+
+    /// Bytes in the executor's memory: those of its parts, one after another.
     pub fn bytes(&self) -> usize {
-        self.storage
-            .bytes(self.rows * self.cols)
+        self.parts.iter().map(|part| self.part_bytes(part)).sum()
+    }
+
+    /// Bytes of `part`, which is one of its parts.
+    pub fn part_bytes(&self, part: &WeightPart) -> usize {
+        part.storage
+            .bytes(part.rows * self.part_cols())
             .expect("storage blocks divide a row: checked when the plan is made")
     }
+
+    /// Elements of a row of its parts: 1 where it is a vector, whose parts are counted in elements.
+    pub fn part_cols(&self) -> usize {
+        if self.is_vector() { 1 } else { self.cols }
+    }
+
+    /// Whether it is a vector: the rows of its parts are then elements.
+    pub fn is_vector(&self) -> bool {
+        self.rows == 1 && self.parts.iter().map(|part| part.rows).sum::<usize>() == self.cols
+    }
+
+    /// The type that all of it is kept in; `None` where its parts differ.
+    pub fn storage(&self) -> Option<Dtype> {
+        let (first, rest) = self.parts.split_first()?;
+        rest.iter().all(|part| part.storage == first.storage).then_some(first.storage)
+    }
+}
+
+/// In which order an executor keeps the elements of a [`Weight`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WeightLayout {
+    /// Row by row, without padding: of a quantised part the blocks as the file has them.
+    #[default]
+    Rows,
 }
 
 /// One tensor of the checkpoint inside a [`Weight`].
@@ -103,6 +140,15 @@ pub struct WeightPart {
     pub rows: usize,
     /// What has to be done to its rows.
     pub transform: PartTransform,
+    /// In what type the executor keeps it.
+    pub storage: Dtype,
+}
+
+impl WeightPart {
+    /// `rows` rows in the same order, kept as `storage`.
+    pub fn new(source: impl Into<String>, rows: usize, storage: Dtype) -> Self {
+        WeightPart { source: source.into(), rows, transform: PartTransform::None, storage }
+    }
 }
 
 /// How rows of a checkpoint's tensor become rows of a packed weight.

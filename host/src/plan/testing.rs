@@ -1,9 +1,8 @@
 //! What the tests of plans and of what reads them share.
 
 use super::{
-    Attention, Bounds, Constant, Dtype, Fusion, KvLayout, Linear, Numerics, Op, PAGE_SIZE,
-    PartTransform, Plan, PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId,
-    WeightPart,
+    Attention, Bounds, Constant, Dtype, Fusion, KvLayout, Linear, Numerics, Op, PAGE_SIZE, Plan,
+    PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId,
 };
 
 /// A plan without operations, which tests fill: it is not checked.
@@ -192,22 +191,10 @@ impl Decoder {
     }
 
     fn matrix(&self, b: &mut PlanBuilder, name: &str, rows: usize, cols: usize) -> WeightId {
-        weight(b, name, [rows, cols], rows, self.precision.operand())
+        b.weight(Weight::whole(name, rows, cols, self.precision.operand()))
     }
 }
 
 fn vector(b: &mut PlanBuilder, name: &str, cols: usize) -> WeightId {
-    weight(b, name, [1, cols], cols, Dtype::F32)
-}
-
-fn weight(
-    b: &mut PlanBuilder,
-    name: &str,
-    [rows, cols]: [usize; 2],
-    part_rows: usize,
-    storage: Dtype,
-) -> WeightId {
-    let (source, transform) = (name.to_owned(), PartTransform::None);
-    let parts = vec![WeightPart { source, rows: part_rows, transform }];
-    b.weight(Weight { name: name.to_owned(), rows, cols, storage, parts })
+    b.weight(Weight::whole(name, 1, cols, Dtype::F32))
 }

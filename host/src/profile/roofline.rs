@@ -1,13 +1,13 @@
 //! What a device gives: the bandwidth of its memory, and its rate of matrix products.
 
 use super::{OpProfile, Rated, StepProfile};
-use crate::bench::random::{RandomWeights, norm, weight};
+use crate::bench::random::{RandomWeights, norm};
 use crate::engine::{EngineError, StepSize, TimedStep};
 use crate::exec::{self, Device, GpuOptions, Want};
 use crate::model::ModelError;
 use crate::plan::{
     Bounds, Dtype, KvLayout, Linear, Op, PAGE_SIZE, Plan, PlanBuilder, PlanError, Precision, Rows,
-    StepInputs, StepShape,
+    StepInputs, StepShape, Weight,
 };
 use serde::Serialize;
 
@@ -106,12 +106,12 @@ impl Sizes {
         let mut plan = PlanBuilder::new();
         let copied = bytes / 2 / m / Dtype::F32.block_bytes();
         let streamed = (bytes / k / operand.block_bytes()).next_multiple_of(8);
-        let table = plan.weight(weight("copied".to_owned(), m, copied, Dtype::F32));
+        let table = plan.weight(Weight::whole("copied", m, copied, Dtype::F32));
         let copy = plan.activation("copy", Rows::Tokens, copied, Dtype::F32);
         plan.op(Op::Embedding { table, out: copy });
 
         let x = norm(&mut plan, copy.columns(0, k), 0, operand);
-        let factor = plan.weight(weight("factor".to_owned(), n, k, operand));
+        let factor = plan.weight(Weight::whole("factor", n, k, operand));
         let product = plan.activation("product", Rows::Tokens, n, operand);
         plan.op(Op::Linear(Linear::new(x, factor, product)));
 
@@ -119,7 +119,7 @@ impl Sizes {
         plan.op(Op::GatherRows { x: copy.columns(0, k), out: row });
         let row = norm(&mut plan, row, 1, operand);
         let logits = plan.activation("logits", Rows::Logits, streamed, Dtype::F32);
-        let streamed = plan.weight(weight("streamed".to_owned(), streamed, k, operand));
+        let streamed = plan.weight(Weight::whole("streamed", streamed, k, operand));
         plan.op(Op::Linear(Linear::new(row, streamed, logits)));
         let bounds = Bounds {
             max_tokens: m,

@@ -166,14 +166,32 @@ pub enum WeightsError {
         /// The type that the plan wants.
         storage: Dtype,
     },
-    /// The plan wants a storage type that weights are not converted to.
+    /// A block whose scale is NaN or infinite.
     #[error(
-        "weight {} is planned as {storage}; weights are held as F32, F16 or BF16",
-        shown(weight)
+        "{}: tensor {} of {dtype} has the scale {scale} in block {block}: damaged, fetch it again",
+        path.display(), shown(tensor)
+    )]
+    Scale {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its format.
+        dtype: Dtype,
+        /// The block, counted from the tensor's start.
+        block: usize,
+        /// Its scale.
+        scale: f32,
+    },
+    /// The plan wants a storage type that a tensor is not converted to.
+    #[error(
+        "tensor {} is planned as {storage}; weights are kept as they are stored, or as F32, F16 \
+         or BF16",
+        shown(tensor)
     )]
     UnsupportedStorage {
-        /// The weight's name in the plan.
-        weight: String,
+        /// The tensor.
+        tensor: String,
         /// The type that the plan wants.
         storage: Dtype,
     },

@@ -3,7 +3,7 @@
 //! Files are untrusted: a parser works on `&[u8]`, allocates at most in proportion to the file's own
 //! size, and returns a typed error that names the tensor, the value and what would be right.
 
-mod blocks;
+pub(crate) mod blocks;
 mod checkpoint;
 mod encode;
 mod error;

@@ -1,9 +1,10 @@
 //! Packing a checkpoint's tensors into the weights of a plan: parts are stacked, rows reordered and
-//! elements converted.
+//! elements converted, or kept as they are.
 
+use pulp::Arch;
 use rayon::prelude::*;
 
-use super::blocks::{Decoder, decoder};
+use super::blocks::{Decoder, decoder, wrong_scale};
 use super::encode::Encoder;
 use super::{Checkpoint, TensorDtype, TensorEntry, WeightsError};
 use crate::plan::{Dtype, PartTransform, ReadWeightError, Weight, WeightPart, WeightSource};
@@ -25,7 +26,7 @@ impl Checkpoint {
         let rows = StoredRows::new(&entry, entry.shape.last().copied().unwrap_or(1))?;
         let mut values = vec![0.0f32; entry.shape.iter().product()];
         let f32 = Encoder::new(Dtype::F32).expect("weights are kept in f32");
-        rows.read(f32, bytemuck::cast_slice_mut(&mut values), |row| row)?;
+        rows.read(Kept::Encoded(f32), bytemuck::cast_slice_mut(&mut values), |row| row)?;
         Ok(values)
     }
 
@@ -37,8 +38,10 @@ impl Checkpoint {
     /// [`WeightsError::UnsupportedDtype`], [`WeightsError::NotHeads`] or
     /// [`WeightsError::UnsupportedStorage`].
     pub fn check(&self, weight: &Weight) -> Result<(), WeightsError> {
-        storage_encoder(weight)?;
-        weight.parts.iter().try_for_each(|part| self.part_rows(weight, part).map(drop))
+        weight.parts.iter().try_for_each(|part| {
+            let stored = self.part_rows(weight, part)?;
+            stored.kept(part.storage).map(drop)
+        })
     }
 
     fn require(&self, name: &str) -> Result<TensorEntry<'_>, WeightsError> {
@@ -55,7 +58,7 @@ impl Checkpoint {
         part: &WeightPart,
     ) -> Result<StoredRows<'_>, WeightsError> {
         let entry = self.require(&part.source)?;
-        let vector = is_vector(weight);
+        let vector = weight.is_vector();
         let expected = if vector { vec![part.rows] } else { vec![part.rows, weight.cols] };
         if entry.shape != expected {
             return Err(WeightsError::WrongShape {
@@ -71,8 +74,8 @@ impl Checkpoint {
             }
             PartTransform::UnpermuteRope { num_heads } => {
                 let rows = StoredRows::new(&entry, if vector { 1 } else { weight.cols })?;
-                let whole_rows = rows.row_elems.is_multiple_of(rows.dtype.block_elems());
-                if num_heads == 0 || !part.rows.is_multiple_of(2 * num_heads) || !whole_rows {
+                let are_heads = num_heads > 0 && part.rows.is_multiple_of(2 * num_heads);
+                if !are_heads || !rows.has_whole_blocks() {
                     return Err(WeightsError::NotHeads {
                         path: entry.file.to_owned(),
                         tensor: part.source.clone(),
@@ -88,42 +91,43 @@ impl Checkpoint {
 }
 
 impl WeightSource for Checkpoint {
+    fn stored(&self, source: &str) -> Option<Dtype> {
+        match *self.tensor(source)?.dtype {
+            TensorDtype::Known(dtype) => Some(dtype),
+            TensorDtype::Other(_) => None,
+        }
+    }
+
     /// # Panics
-    /// If `out` or the parts have not as many bytes as `weight`: a plan's fault, never a file's.
+    /// If `out` has not as many bytes as `weight`: an executor's fault, never a file's.
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
         self.check(weight)?;
-        let encoder = storage_encoder(weight)?;
         assert_eq!(out.len(), weight.bytes(), "bytes for weight {}", weight.name);
         let mut rest = out;
         for part in &weight.parts {
             let stored = self.part_rows(weight, part)?;
-            let elems = part.rows * if is_vector(weight) { 1 } else { weight.cols };
-            let (out, after) = rest.split_at_mut(elems * encoder.bytes());
+            let kept = stored.kept(part.storage)?;
+            let (out, after) = rest.split_at_mut(weight.part_bytes(part));
             rest = after;
             match part.transform {
-                PartTransform::None => stored.read(encoder, out, |row| row),
+                PartTransform::None => stored.read(kept, out, |row| row),
                 PartTransform::UnpermuteRope { num_heads } => {
                     let head_dim = part.rows / num_heads;
-                    stored.read(encoder, out, |row| permuted_row(row, head_dim))
+                    stored.read(kept, out, |row| permuted_row(row, head_dim))
                 }
             }?;
         }
-        assert!(rest.is_empty(), "the parts of weight {} leave rows unwritten", weight.name);
         Ok(())
     }
 }
 
-/// The conversion to the storage type of `weight`.
-fn storage_encoder(weight: &Weight) -> Result<Encoder, WeightsError> {
-    Encoder::new(weight.storage).ok_or_else(|| WeightsError::UnsupportedStorage {
-        weight: weight.name.clone(),
-        storage: weight.storage,
-    })
-}
-
-/// Whether `weight` is a vector: the rows of its parts are then elements.
-fn is_vector(weight: &Weight) -> bool {
-    weight.rows == 1 && weight.parts.iter().map(|part| part.rows).sum::<usize>() == weight.cols
+/// What becomes of a stored row.
+#[derive(Clone, Copy)]
+enum Kept {
+    /// It is converted.
+    Encoded(Encoder),
+    /// It is copied.
+    AsStored,
 }
 
 /// Where GGUF of the `llama` architecture keeps row `row` of Q or K.
@@ -146,6 +150,21 @@ struct StoredRows<'a> {
 }
 
 impl<'a> StoredRows<'a> {
+    /// How the rows are kept as `storage`.
+    fn kept(&self, storage: Dtype) -> Result<Kept, WeightsError> {
+        let encoder = Encoder::new(storage).map(Kept::Encoded);
+        let as_stored =
+            (storage == self.dtype && self.has_whole_blocks()).then_some(Kept::AsStored);
+        encoder.or(as_stored).ok_or_else(|| WeightsError::UnsupportedStorage {
+            tensor: self.entry.name.to_owned(),
+            storage,
+        })
+    }
+
+    fn has_whole_blocks(&self) -> bool {
+        self.row_elems.is_multiple_of(self.dtype.block_elems())
+    }
+
     fn new(entry: &TensorEntry<'a>, row_elems: usize) -> Result<Self, WeightsError> {
         let known = match *entry.dtype {
             // Dequantised before it is read.
@@ -161,50 +180,73 @@ impl<'a> StoredRows<'a> {
         Ok(StoredRows { entry: *entry, dtype, decode, row_elems })
     }
 
-    /// Writes the rows to `out` as `encoder` makes them, in parallel: row `row` is the stored row `source_row(row)`.
+    /// Writes the rows to `out` as they are kept, in parallel: row `row` is the stored row `source_row(row)`.
     fn read(
         &self,
-        encoder: Encoder,
+        kept: Kept,
         out: &mut [u8],
         source_row: impl Fn(usize) -> usize + Sync,
     ) -> Result<(), WeightsError> {
         if out.is_empty() {
             return Ok(());
         }
-        let row_bytes = self.stored_bytes(self.row_elems);
+        let stored_bytes = self.stored_bytes(self.row_elems);
+        let row_bytes = match kept {
+            Kept::Encoded(encoder) => self.row_elems * encoder.bytes(),
+            Kept::AsStored => stored_bytes,
+        };
         let dequantized = self.entry.packed.map(|packed| packed.dequantize());
-        let stored = match &dequantized {
+        let tensor = match &dequantized {
             Some(values) => bytemuck::cast_slice(values),
             None => self.entry.bytes,
         };
-        let rows = out.par_chunks_mut(self.row_elems * encoder.bytes());
-        let beyond = rows
-            .with_min_len(TASK_ELEMS.div_ceil(self.row_elems))
-            .enumerate()
-            .find_map_first(|(row, out)| {
-                let stored = &stored[source_row(row) * row_bytes..][..row_bytes];
-                self.read_row(encoder, stored, out).err()
-            });
-        match beyond {
-            Some(value) => Err(WeightsError::OutOfRange {
+        let rows = out.par_chunks_mut(row_bytes).with_min_len(TASK_ELEMS.div_ceil(self.row_elems));
+        let wrong = rows.enumerate().find_map_first(|(row, out)| {
+            let row = source_row(row);
+            let stored = &tensor[row * stored_bytes..][..stored_bytes];
+            self.check_scales(row, stored).err().or_else(|| match kept {
+                Kept::Encoded(encoder) => self.read_row(encoder, stored, out).err(),
+                Kept::AsStored => {
+                    out.copy_from_slice(stored);
+                    None
+                }
+            })
+        });
+        wrong.map_or(Ok(()), Err)
+    }
+
+    fn check_scales(&self, row: usize, stored: &[u8]) -> Result<(), WeightsError> {
+        match wrong_scale(self.dtype, stored) {
+            Some((block, scale)) => Err(WeightsError::Scale {
                 path: self.entry.file.to_owned(),
                 tensor: self.entry.name.to_owned(),
-                value,
-                storage: encoder.dtype,
+                dtype: self.dtype,
+                block: row * (self.row_elems / self.dtype.block_elems()) + block,
+                scale,
             }),
             None => Ok(()),
         }
     }
 
     /// Converts one row; an error is a value that has no place in it.
-    fn read_row(&self, encoder: Encoder, stored: &[u8], out: &mut [u8]) -> Result<(), f32> {
+    fn read_row(
+        &self,
+        encoder: Encoder,
+        stored: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), WeightsError> {
         // `out` may be unaligned: values pass through an aligned array.
         let mut values = [0.0f32; RUN_ELEMS];
         let runs = stored.chunks(self.stored_bytes(RUN_ELEMS));
         for (stored, out) in runs.zip(out.chunks_mut(RUN_ELEMS * encoder.bytes())) {
             let values = &mut values[..out.len() / encoder.bytes()];
-            (self.decode)(stored, values);
-            encoder.encode(values, out)?;
+            (self.decode)(Arch::new(), stored, values);
+            encoder.encode(values, out).map_err(|value| WeightsError::OutOfRange {
+                path: self.entry.file.to_owned(),
+                tensor: self.entry.name.to_owned(),
+                value,
+                storage: encoder.dtype,
+            })?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::plan::{ReadWeightError, Weight, WeightSource};
+use crate::plan::{Dtype, ReadWeightError, Weight, WeightSource};
 
 /// A [`WeightSource`] that reads from another one, and reports after each weight how many bytes of
 /// the total have been read.
@@ -32,6 +32,10 @@ impl<'a, F: Fn(usize, usize) + Sync> Progress<'a, F> {
 }
 
 impl<F: Fn(usize, usize) + Sync> WeightSource for Progress<'_, F> {
+    fn stored(&self, source: &str) -> Option<Dtype> {
+        self.source.stored(source)
+    }
+
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
         self.source.read(weight, out)?;
         let done = self.done_bytes.fetch_add(out.len(), Ordering::Relaxed) + out.len();

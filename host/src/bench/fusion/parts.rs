@@ -2,10 +2,11 @@
 
 use super::{Bench, Form, ModelShape, Part};
 use crate::bench::kernels::finish;
-use crate::bench::random::{norm, weight};
+use crate::bench::random::norm;
 use crate::plan::{
     Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
-    MaterializedAttention, Numerics, Op, Plan, PlanBuilder, PlanError, Rows, View, WeightId,
+    MaterializedAttention, Numerics, Op, Plan, PlanBuilder, PlanError, Rows, View, Weight,
+    WeightId,
 };
 
 /// Added to the mean of squares.
@@ -74,7 +75,7 @@ impl Calls {
         let ModelShape { hidden_size, head_dim, .. } = shape;
         let width = if part == Part::Attention { shape.qkv_width() } else { hidden_size };
         let table_rows = self.bench.largest_bounds().max_tokens;
-        let table = self.plan.weight(weight("table".into(), table_rows, width, Dtype::F32));
+        let table = self.plan.weight(Weight::whole("table", table_rows, width, Dtype::F32));
         let hidden = self.f32_rows("hidden", Rows::Tokens, width);
         self.plan.op(Op::Embedding { table, out: hidden });
         let rows = self.bounds.max_kv_len;
@@ -184,7 +185,9 @@ impl Calls {
     /// The weight of this name, the same in every call.
     fn weight(&mut self, name: &str, rows: usize, cols: usize, storage: Dtype) -> WeightId {
         let known = self.plan.find_weight(name);
-        known.unwrap_or_else(|| self.plan.weight(weight(name.to_owned(), rows, cols, storage)))
+        known.unwrap_or_else(|| {
+            self.plan.weight(Weight::whole(name.to_owned(), rows, cols, storage))
+        })
     }
 
     fn operand(&mut self, name: &str, width: usize) -> View {

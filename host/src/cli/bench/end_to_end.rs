@@ -6,7 +6,7 @@ use super::{
 };
 use crate::cli::{failure::Failure, model::EngineArgs};
 use halfwarp::{
-    Engine, Model, Precision,
+    Engine, EngineError, Model, Precision,
     bench::{
         end_to_end::{self, EndToEndError, Subject, Test},
         record::Record,
@@ -171,14 +171,14 @@ impl EndToEndArgs {
     }
 
     fn subject(&self, name: &str, model: &Arc<Model>, engine: &Engine) -> Result<Subject, Failure> {
-        let bytes = |precision| model.weight_bytes(precision).map_err(halfwarp::EngineError::from);
+        let bytes = |numerics: &_| model.weight_bytes(numerics).map_err(EngineError::from);
         Ok(Subject {
             model: name.to_owned(),
-            model_size_bytes: bytes(engine.precision())?,
-            n_params: bytes(Precision::F32)? / size_of::<f32>(),
+            model_size_bytes: bytes(engine.numerics())?,
+            n_params: bytes(&Precision::F32.into())? / size_of::<f32>(),
             device: engine.describe_device(),
             gpu: self.engine.gpu_name()?,
-            dtype: self.engine.dtype_name(engine),
+            dtype: self.engine.dtype_name(engine)?,
             batch_invariant: self.engine.batch_invariant,
         })
     }

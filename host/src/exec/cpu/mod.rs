@@ -12,11 +12,12 @@ mod exp;
 mod kv;
 mod linear;
 mod ops;
+mod weights;
 
 use self::activations::{Frame, Rows, RowsMut, arena_words};
 use self::attention::materialized;
-use self::elements::{Buffer, Elements};
 use self::kv::KvCache;
+use self::weights::StoredWeight;
 use super::prepared::Prepared;
 use super::{
     Activations, AfterOp, ExecError, Executor, PreparedPlan, StepOutput, StepTimes, Want,
@@ -24,7 +25,7 @@ use super::{
 };
 use crate::plan::{
     AppendAttention, ArenaLayout, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op, Plan,
-    RopeAppend, StepInputs, View, Weight, WeightId,
+    RopeAppend, StepInputs, View, WeightId,
 };
 use half::f16;
 use rayon::prelude::*;
@@ -32,7 +33,7 @@ use std::time::Instant;
 
 /// Runs plans on the CPU, computing in f32.
 pub struct CpuExecutor {
-    weights: Vec<Buffer>,
+    weights: Vec<StoredWeight>,
     kv: KvCache,
     arena: Vec<f32>,
     prepared: Prepared<(Plan, ArenaLayout)>,
@@ -42,10 +43,11 @@ impl CpuExecutor {
     /// Reads the weights of `plan` and allocates its KV cache.
     ///
     /// # Errors
-    /// [`ExecError::Unsupported`] for storage in blocks, [`ExecError::Weights`] from `weights`.
+    /// [`ExecError::Unsupported`] for a cache in blocks, [`ExecError::OutOfMemory`],
+    /// [`ExecError::Weights`] from `weights`.
     pub fn open(plan: &Plan, weights: &dyn WeightSource) -> Result<Self, ExecError> {
         elements::check("the KV cache", plan.kv.dtype)?;
-        let weights = plan.weights.par_iter().map(|weight| read_weight(weight, weights));
+        let weights = plan.weights.par_iter().map(|weight| StoredWeight::read(weight, weights));
         Ok(CpuExecutor {
             weights: weights.collect::<Result<_, _>>()?,
             kv: KvCache::new(plan.kv)?,
@@ -145,7 +147,7 @@ impl Executor for CpuExecutor {
     }
 
     fn memory_use(&self) -> Result<MemoryUse, ExecError> {
-        let weights: usize = self.weights.iter().map(Buffer::stored_bytes).sum();
+        let weights: usize = self.weights.iter().map(StoredWeight::stored_bytes).sum();
         // All plans share their tables.
         let tables = self.prepared.iter().next().map_or(&[][..], |(plan, _)| &plan.constants);
         let tables: usize = tables.iter().map(Constant::bytes).sum();
@@ -192,19 +194,12 @@ fn has_kernel(op: &Op) -> bool {
     matches!(op, Op::Linear(Linear { norm: None, gated: false, .. }))
 }
 
-fn read_weight(weight: &Weight, source: &dyn WeightSource) -> Result<Buffer, ExecError> {
-    elements::check(&weight.name, weight.storage)?;
-    let mut elements = Buffer::try_zeroed(&weight.name, weight.storage, weight.rows * weight.cols)?;
-    source.read(weight, elements.bytes_mut())?;
-    Ok(elements)
-}
-
 /// A step that is being run.
 struct Step<'a> {
     plan: &'a Plan,
     inputs: &'a StepInputs,
     want: Want,
-    weights: &'a [Buffer],
+    weights: &'a [StoredWeight],
     kv: &'a mut KvCache,
     frame: Frame<'a>,
     output: StepOutput,
@@ -213,7 +208,7 @@ struct Step<'a> {
 impl Step<'_> {
     fn run(&mut self, op: &Op) {
         let (plan, inputs, frame) = (self.plan, self.inputs, &mut self.frame);
-        let weight = |id: WeightId| self.weights[id.0].elements();
+        let weight = |id: WeightId| &self.weights[id.0];
         let kernel = match (plan.numerics().batch_invariant, plan.decodes()) {
             (false, _) => attention::Kernel::Fastest,
             (true, true) => attention::Kernel::Decode,
@@ -224,7 +219,7 @@ impl Step<'_> {
                 ops::embedding(weight(table), &inputs.token_ids, out);
             }),
             Op::RmsNorm { x, weight: id, out, eps } => frame.write(out, Some(x), |out, _| {
-                ops::rms_norm(&weight(id).widen(), eps, out);
+                ops::rms_norm(weight(id).vector(), eps, out);
             }),
             Op::Linear(ref op) => frame.write(op.out, op.residual, |out, others| {
                 linear_layer(plan, op, weight, &others.rows(op.x), out);
@@ -316,26 +311,26 @@ impl Step<'_> {
 }
 
 /// A linear layer with its fused norm and gate. `out` is initialised with the residual, if there is one. Intermediates
-/// of the fusion are rounded to the weight's type, as if they were stored.
+/// of the fusion are rounded to the operand's type, as if they were stored.
 fn linear_layer<'a>(
     plan: &Plan,
     op: &Linear,
-    weight: impl Fn(WeightId) -> Elements<'a>,
+    weight: impl Fn(WeightId) -> &'a StoredWeight,
     x: &Rows,
     out: RowsMut,
 ) {
-    let operand = plan.weight(op.weight).storage;
+    let operand = plan.numerics().precision.operand();
     let multiply = |x: &Rows, mut out: RowsMut| {
         let accumulate = op.residual.is_some();
         linear::linear(x, weight(op.weight), accumulate, plan.numerics().batch_invariant, &mut out);
         if let Some(bias) = op.bias {
-            ops::add_bias(&weight(bias).widen(), out);
+            ops::add_bias(weight(bias).vector(), out);
         }
     };
     let normed = op.norm.map(|norm| {
         let mut normed = x.to_vec();
         let rows = RowsMut::dense(&mut normed, x.width());
-        ops::rms_norm(&weight(norm.weight).widen(), norm.eps, rows);
+        ops::rms_norm(weight(norm.weight).vector(), norm.eps, rows);
         elements::round(operand, &mut normed);
         normed
     });
@@ -364,7 +359,7 @@ mod tests {
     use super::*;
     use crate::exec::NextToken::Token;
     use crate::exec::testing::plan;
-    use crate::plan::ReadWeightError;
+    use crate::plan::{ReadWeightError, Weight};
 
     /// Row `i` of a weight is all `i`.
     struct Counting;
@@ -422,12 +417,12 @@ mod tests {
     }
 
     #[test]
-    fn rejects_storage_in_blocks() {
+    fn rejects_types_that_it_does_not_hold() {
         let mut weight = plan();
-        weight.weights[0].storage = Dtype::Q8_0;
+        weight.weights[0].parts[0].storage = Dtype::U32;
         let mut cache = plan();
         cache.kv.dtype = Dtype::Q4_0;
-        for (plan, start) in [(weight, "embedding: Q8_0"), (cache, "the KV cache: Q4_0")] {
+        for (plan, start) in [(weight, "embedding: U32"), (cache, "the KV cache: Q4_0")] {
             let message = CpuExecutor::open(&plan, &Counting).err().unwrap().to_string();
             assert!(message.starts_with(start), "{message}");
         }

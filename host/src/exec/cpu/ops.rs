@@ -2,17 +2,13 @@
 
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
-use super::elements::Elements;
+use super::weights::StoredWeight;
 use crate::exec::NextToken;
 use crate::plan::Constant;
 
 /// `out[t, :] = table[token_ids[t], :]`.
-pub fn embedding(table: Elements, token_ids: &[u32], out: RowsMut) {
-    let width = out.width();
-    out.for_each(|t, row| {
-        let start = token_ids[t] as usize * width;
-        table.slice(start..start + width).widen_to(row);
-    });
+pub fn embedding(table: &StoredWeight, token_ids: &[u32], out: RowsMut) {
+    out.for_each(|t, row| table.widen_row(token_ids[t] as usize, row));
 }
 
 /// `out[r, :] = x[indices[r], :]`.
@@ -91,7 +87,7 @@ mod tests {
     fn embedding_and_gather_copy_rows() {
         let table = random(1, 5 * 3);
         let mut out = vec![f32::NAN; 4 * 3];
-        embedding(Elements::F32(&table), &[4, 0, 0, 2], RowsMut::dense(&mut out, 3));
+        embedding(&StoredWeight::of(&table, 3), &[4, 0, 0, 2], RowsMut::dense(&mut out, 3));
         let wanted = [&table[12..15], &table[..3], &table[..3], &table[6..9]].concat();
         assert_eq!(out, wanted);
         let mut last = vec![f32::NAN; 3];

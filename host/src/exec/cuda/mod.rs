@@ -92,6 +92,7 @@ impl CudaExecutor {
     /// - [`ExecError::NoDevice`] without a driver or such a device, or if it is too old for the
     ///   kernels;
     /// - [`ExecError::OutOfMemory`] if it has not enough free memory;
+    /// - [`ExecError::Unsupported`] for weights in blocks;
     /// - [`ExecError::Weights`] from `weights`;
     /// - [`ExecError::Driver`].
     pub fn open(
@@ -101,6 +102,7 @@ impl CudaExecutor {
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
         let &GpuOptions { gemm, target, ref cubin_dir } = options;
+        lower::check_weights(plan)?;
         let devices = devices()?;
         let (device, kernels, gpu) = device::choose(&devices, ordinal, target)?;
         let device = device.clone();

@@ -14,7 +14,7 @@ use super::element::Stored;
 use super::{Addresses, Lowering};
 use crate::exec::tensor_maps::Encode;
 use crate::exec::{ExecError, Gemm};
-use crate::plan::{Dtype, Linear, Op, Plan, Weight};
+use crate::plan::{Dtype, Linear, Op, Plan, Weight, WeightPart};
 
 /// A step of a plan's work on a device.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,14 +111,15 @@ impl CublasLinear {
 impl Lowering<'_> {
     fn cublas_linear(&self, linear: &CublasLinear) -> Result<Vec<Task>, ExecError> {
         let Linear { x, weight, out, .. } = linear.op;
-        let Weight { rows: n, cols: k, storage, ref name, .. } = *self.plan.weight(weight);
+        let Weight { rows: n, cols: k, ref parts, .. } = *self.plan.weight(weight);
         let max_rows = self.max_rows(x);
         if max_rows == 0 || n == 0 {
             return Ok(Vec::new());
         }
         let operands = self.plan.dtype(x);
-        if storage != operands {
-            return Err(unsupported(format!("`{name}` is stored as {storage}, x as {operands}")));
+        if let Some(part) = parts.iter().find(|part| part.storage != operands) {
+            let WeightPart { source, storage, .. } = part;
+            return Err(unsupported(format!("`{source}` is stored as {storage}, x as {operands}")));
         }
         let width = |view: crate::plan::View| self.plan.tensor(view.tensor).width;
         let product = if linear.is_in_workspace() {

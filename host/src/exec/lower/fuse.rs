@@ -24,7 +24,8 @@ pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
 /// both.
 fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     let x = plan.tensor(op.x.tensor);
-    let is_half = matches!(plan.weight(op.weight).storage, Dtype::F16 | Dtype::BF16);
+    let storage = plan.weight(op.weight).storage();
+    let is_half = matches!(storage, Some(Dtype::F16 | Dtype::BF16));
     let is_aligned = [op.x.start, x.width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
     is_half
         && is_aligned

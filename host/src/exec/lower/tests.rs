@@ -4,8 +4,8 @@ use super::*;
 use crate::exec::Target;
 use crate::plan::testing::{self, Decoder};
 use crate::plan::{
-    Bounds, Constant, ConstantId, Fusion, KvLayout, Linear, Norm, PartTransform, Precision,
-    RopeAppend, Tensor, TensorId, Weight, WeightPart,
+    Bounds, Constant, ConstantId, Fusion, KvLayout, Linear, Norm, Precision, RopeAppend, Tensor,
+    TensorId, Weight,
 };
 use kernels::gemm::MAX_FUSED_ROWS;
 
@@ -28,13 +28,7 @@ const POOLS: [KvPool; 2] = [
 fn plan(op: Op) -> Plan {
     let tensor =
         |rows| Tensor { name: "t".to_owned(), layer: None, rows, width: WIDTH, dtype: Dtype::F32 };
-    let weight = |rows| Weight {
-        name: format!("weight of {rows}"),
-        rows,
-        cols: WIDTH,
-        storage: Dtype::F32,
-        parts: vec![WeightPart { source: "w".to_owned(), rows, transform: PartTransform::None }],
-    };
+    let weight = |rows| Weight::whole(format!("weight of {rows}"), rows, WIDTH, Dtype::F32);
     let rope = Constant { name: "rope".to_owned(), rows: 64, cols: 4, data: vec![0.0; 256].into() };
     let bounds = Bounds {
         max_tokens: 40,
@@ -294,12 +288,12 @@ fn sixteen_bits_reach_their_kernels() {
         lowered(plan).unwrap().iter().map(|launch| launch.symbol).collect()
     };
     let mut embedding = plan(Op::Embedding { table: WeightId(0), out: view(1) });
-    embedding.weights[0].storage = Dtype::F16;
+    embedding.weights[0].parts[0].storage = Dtype::F16;
     assert_eq!(symbols(&embedding), ["gather_rows_f16_f32"]);
 
     let linear = || {
         let mut plan = plan(Op::Linear(Linear::new(view(0), WeightId(0), view(1))));
-        plan.weights[0].storage = Dtype::BF16;
+        plan.weights[0].parts[0].storage = Dtype::BF16;
         plan.tensors[0].dtype = Dtype::BF16;
         plan
     };
@@ -329,9 +323,11 @@ fn types_that_no_kernel_takes_together_are_an_error_that_names_one() {
 #[test]
 fn storage_in_blocks_is_an_error_that_names_the_weight() {
     let mut plan = plan(Op::Embedding { table: WeightId(0), out: view(1) });
-    plan.weights[0].storage = Dtype::Q8_0;
+    plan.weights[0].parts[0].storage = Dtype::Q8_0;
     let error = lowered(&plan).unwrap_err().to_string();
     assert_eq!(error, "weight of 8: Q8_0 storage; the kernel takes F32");
+    let error = check_weights(&plan).unwrap_err().to_string();
+    assert_eq!(error, "weight of 8: Q8_0 storage; the kernels take F32, F16 and BF16");
 }
 
 #[test]

@@ -1,14 +1,17 @@
-//! Whether the element types of a plan agree, and rows of 16-bit elements are aligned.
+//! Whether the element types of a plan agree, rows of 16-bit elements are aligned, and rows in
+//! blocks have whole ones.
 
 use super::super::{
-    AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend, View, Weight,
+    AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend, View,
+    WeightId,
 };
 
 /// Types that operations compute on.
 const FLOATS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
 
 impl Plan {
-    /// Checks the types of the cache and the outputs, and that rows of 16-bit elements are aligned.
+    /// Checks the types of the cache and the outputs, and that rows of 16-bit elements are aligned
+    /// and those in blocks have whole ones.
     pub(super) fn check_storage(&self) -> Result<(), PlanError> {
         let is = |what, got, wanted| is("the plan", what, got, wanted);
         is("the KV cache", self.kv.dtype, FLOATS)?;
@@ -18,10 +21,12 @@ impl Plan {
         for tensor in &self.tensors {
             aligned(&tensor.name, "rows", tensor.width, tensor.dtype)?;
         }
-        let mut weights = self.weights.iter();
-        weights.try_for_each(|Weight { name, cols, storage, .. }| {
-            aligned(name, "rows", *cols, *storage)
-        })
+        for weight in &self.weights {
+            for part in &weight.parts {
+                aligned(&weight.name, "rows", weight.cols, part.storage)?;
+            }
+        }
+        Ok(())
     }
 
     /// Checks the types of what `op` reads and writes: those that it has a meaning and a kernel
@@ -35,7 +40,7 @@ impl Plan {
         let is = |what, got, wanted: &[Dtype]| is(&at, what, got, wanted);
         match *op {
             Op::Embedding { table, out } => {
-                is("the table", self.weight(table).storage, FLOATS)?;
+                self.check_matrix(&at, "the table", table, FLOATS)?;
                 is("out", self.dtype(out), &[Dtype::F32])
             }
             Op::GatherRows { x, out } => {
@@ -45,7 +50,7 @@ impl Plan {
             Op::RmsNorm { x, weight, out, .. } => {
                 let x = self.dtype(x);
                 is("x", x, FLOATS)?;
-                is("the weight", self.weight(weight).storage, &[Dtype::F32])?;
+                self.check_vector(&at, "the weight", weight)?;
                 let (any, same) = (FLOATS, [x]);
                 is("out", self.dtype(out), if x == Dtype::F32 { any } else { &same })
             }
@@ -99,30 +104,47 @@ impl Plan {
     fn check_linear_dtypes(&self, at: &str, op: &Linear) -> Result<(), PlanError> {
         let is = |what, got, wanted: &[Dtype]| is(at, what, got, wanted);
         let &Linear { x, norm, weight, bias, gated, residual, out } = op;
-        let vector = |what, id| is(what, self.weight(id).storage, &[Dtype::F32]);
-        let (x, weight) = (self.dtype(x), self.weight(weight).storage);
+        let operand = self.numerics.precision.operand();
         match norm {
             Some(Norm { weight: norm, .. }) => {
-                is("x", x, &[Dtype::F32])?;
-                vector("the norm", norm)?;
-                is("the weight", weight, FLOATS)?;
+                is("x", self.dtype(x), &[Dtype::F32])?;
+                self.check_vector(at, "the norm", norm)?;
             }
-            None => {
-                is("x", x, FLOATS)?;
-                is("the weight", weight, &[x])?;
-            }
+            None => is("x", self.dtype(x), &[operand])?,
         }
-        is("the weight", weight, &[self.numerics.precision.operand()])?;
-        bias.map_or(Ok(()), |bias| vector("the bias", bias))?;
+        self.check_matrix(at, "the weight", weight, &[operand])?;
+        bias.map_or(Ok(()), |bias| self.check_vector(at, "the bias", bias))?;
         let out = self.dtype(out);
         match residual {
             Some(residual) => {
                 is("the residual", self.dtype(residual), &[Dtype::F32])?;
                 is("out", out, &[Dtype::F32])
             }
-            None if gated => is("out", out, &[weight]),
-            None => is("out", out, &[weight, Dtype::F32]),
+            None if gated => is("out", out, &[operand]),
+            None => is("out", out, &[operand, Dtype::F32]),
         }
+    }
+
+    /// A matrix is kept in one of the `dense` types or, where the numerics say so, as the
+    /// checkpoint stores it.
+    fn check_matrix(
+        &self,
+        at: &str,
+        what: &'static str,
+        id: WeightId,
+        dense: &[Dtype],
+    ) -> Result<(), PlanError> {
+        let kept = |storage| self.numerics.matrix_storage(Some(storage)) == storage;
+        let mut parts = self.weight(id).parts.iter().map(|part| part.storage);
+        match parts.find(|&storage| !dense.contains(&storage) && !kept(storage)) {
+            Some(storage) => is(at, what, storage, dense),
+            None => Ok(()),
+        }
+    }
+
+    fn check_vector(&self, at: &str, what: &'static str, id: WeightId) -> Result<(), PlanError> {
+        let mut parts = self.weight(id).parts.iter();
+        parts.try_for_each(|part| is(at, what, part.storage, &[Dtype::F32]))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::super::testing::Decoder;
 use super::super::{
-    Accumulate, Bounds, ConstantId, Dtype, KvLayout, Numerics, PartTransform, PlanBuilder,
-    Precision, TensorId, WeightPart,
+    Accumulate, Bounds, ConstantId, Dtype, KvLayout, Numerics, PlanBuilder, Precision, TensorId,
+    WeightPart, WeightStorage,
 };
 use super::*;
 use Dtype::{BF16, F16, F32, U32};
@@ -18,10 +18,7 @@ const BOUNDS: Bounds = Bounds {
 };
 
 fn weight(b: &mut PlanBuilder, rows: usize, cols: usize, storage: Dtype) -> WeightId {
-    let part_rows = if rows == 1 { cols } else { rows };
-    let transform = PartTransform::None;
-    let parts = vec![WeightPart { source: "w".into(), rows: part_rows, transform }];
-    b.weight(Weight { name: "w".into(), rows, cols, storage, parts })
+    b.weight(Weight::whole("w", rows, cols, storage))
 }
 
 /// Every operation once, over 2 query heads and one KV head of 4 columns.
@@ -195,15 +192,19 @@ fn rejects_element_types_that_do_not_fit() {
             (p.tensors[7].dtype, p.tensors[7].width) = (F16, 16);
         }),
         ("the plan: next_tokens is F32, expected U32", |p| p.tensors[8].dtype = F32),
-        ("operation 0, embedding: the table is U32", |p| p.weights[0].storage = U32),
+        ("operation 0, embedding: the table is U32", |p| p.weights[0].parts[0].storage = U32),
         ("operation 0, embedding: out is F16, expected F32", |p| p.tensors[0].dtype = F16),
         ("operation 1, rms_norm: the weight is F16, expected F32", |p| {
-            p.weights[1].storage = F16;
+            p.weights[1].parts[0].storage = F16;
         }),
         ("operation 1, rms_norm: out is U32", |p| p.tensors[1].dtype = U32),
-        ("operation 2, linear: the weight is F16, expected BF16", |p| p.tensors[1].dtype = BF16),
-        ("operation 2, linear: the weight is F32, expected F16", |p| p.weights[2].storage = F32),
-        ("operation 2, linear: the bias is BF16, expected F32", |p| p.weights[3].storage = BF16),
+        ("operation 2, linear: x is BF16, expected F16", |p| p.tensors[1].dtype = BF16),
+        ("operation 2, linear: the weight is F32, expected F16", |p| {
+            p.weights[2].parts[0].storage = F32
+        }),
+        ("operation 2, linear: the bias is BF16, expected F32", |p| {
+            p.weights[3].parts[0].storage = BF16
+        }),
         ("operation 2, linear: out is BF16, expected F16 or F32", |p| p.tensors[2].dtype = BF16),
         ("operation 4, kv_append: k is F16, expected BF16 or F32", |p| p.kv.dtype = BF16),
         ("operation 5, attention: out is F32, expected F16", |p| p.tensors[3].dtype = F32),
@@ -236,11 +237,73 @@ fn accumulators_in_f16_are_of_operands_in_f16() {
 }
 
 #[test]
-fn weights_are_stored_in_the_precision_of_the_numerics() {
+fn operands_are_of_the_precision_of_the_numerics() {
     let mut plan = mixed(Precision::F16);
     plan.numerics.precision = Precision::BF16;
     let error = plan.check().unwrap_err().to_string();
-    assert_eq!(error, "operation 2, linear: the weight is F16, expected BF16");
+    assert_eq!(error, "operation 2, linear: x is F16, expected BF16");
+}
+
+/// Weights 0, the table, and 2, a linear layer's.
+#[test]
+fn a_matrix_may_be_stored_smaller_than_its_operands_where_the_numerics_say_so() {
+    let plan = |precision, weights, storage| {
+        let mut plan = mixed(precision);
+        plan.numerics.weights = weights;
+        for index in [0, 2] {
+            plan.weights[index].parts[0].storage = storage;
+        }
+        plan.check()
+    };
+    let as_stored = WeightStorage::AsStored;
+    for storage in [F16, BF16] {
+        assert_eq!(plan(Precision::F32, as_stored, storage), Ok(()));
+        let error = plan(Precision::F32, WeightStorage::Dense, storage).unwrap_err().to_string();
+        let expected = format!("operation 2, linear: the weight is {storage}, expected F32");
+        assert_eq!(error, expected);
+    }
+    assert!(plan(Precision::BF16, as_stored, F16).is_err(), "16 bits are no fewer");
+    // Rows of 16 elements are no block.
+    let error = plan(Precision::F32, as_stored, Dtype::Q8_0).unwrap_err().to_string();
+    assert_eq!(error, "`w`: rows of 16 elements of Q8_0, expected a multiple of 32");
+}
+
+#[test]
+fn blocks_are_of_matrices_of_numerics_that_keep_them() {
+    let plan = |weights| {
+        let decoder = Decoder { hidden_size: 64, ..Decoder::SMALL };
+        let mut plan = decoder.plan(4, 1);
+        plan.numerics.weights = weights;
+        plan
+    };
+    let matrix = |plan: &Plan| {
+        let is_matrix = |weight: &Weight| weight.rows > 1 && weight.cols == 64;
+        plan.weights.iter().rposition(is_matrix).unwrap()
+    };
+    for (weights, fits) in [(WeightStorage::AsStored, true), (WeightStorage::Dense, false)] {
+        let mut plan = plan(weights);
+        let index = matrix(&plan);
+        plan.weights[index].parts[0].storage = Dtype::Q4_0;
+        let error = plan.check().map_err(|error| error.to_string());
+        assert_eq!(error.is_ok(), fits, "{error:?}");
+    }
+    let mut vector = plan(WeightStorage::AsStored);
+    vector.weights[1].parts[0].storage = Dtype::Q4_0;
+    let error = vector.check().unwrap_err().to_string();
+    assert!(error.contains("is Q4_0, expected F32"), "{error}");
+}
+
+/// As Q4_K_M stores Q, K and V.
+#[test]
+fn the_bytes_of_a_stack_are_those_of_its_parts() {
+    let mut stack = Weight::whole("qkv", 10, 512, Dtype::F32);
+    assert_eq!((stack.bytes(), stack.storage()), (10 * 512 * 4, Some(F32)));
+    let part = |rows, storage| WeightPart::new("part", rows, storage);
+    stack.parts = vec![part(6, Dtype::Q4_K), part(2, Dtype::Q4_K), part(2, Dtype::Q6_K)];
+    assert_eq!((stack.bytes(), stack.storage()), (8 * 2 * 144 + 2 * 2 * 210, None));
+    let mut bias = Weight::whole("bias", 1, 10, F32);
+    bias.parts = vec![part(6, F32), part(4, F32)];
+    assert_eq!(bias.bytes(), 40);
 }
 
 #[test]
@@ -307,7 +370,7 @@ fn rejects_fused_operations_that_do_not_fit() {
         ("operation 4, norm_linear_gate: x is F16, expected F32", |p| {
             linear(p, 4).x.tensor = TensorId(3);
         }),
-        ("operation 4, norm_linear_gate: the norm is F16", |p| p.weights[5].storage = F16),
+        ("operation 4, norm_linear_gate: the norm is F16", |p| p.weights[5].parts[0].storage = F16),
         ("operation 4, norm_linear_gate: out is F32, expected F16", |p| {
             p.tensors[6].dtype = F32;
         }),

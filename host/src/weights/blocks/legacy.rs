@@ -4,59 +4,87 @@
 //! Byte `i` of the 16 of nibbles holds element `i` (low) and element `i + 16` (high); bit `i` of
 //! `high_bits` belongs to element `i`.
 
-use super::{field, half_at};
+use super::{Blocks, Lanes, field, half_at, halves};
+use std::array;
 
 /// `d`, nibbles: `d * (q - 8)`.
-pub fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
-    let d = half_at(block, 0);
-    let nibbles: &[u8; 16] = field(block, 2);
-    for (i, byte) in nibbles.iter().enumerate() {
-        out[i] = d * (i32::from(byte & 15) - 8) as f32;
-        out[i + 16] = d * (i32::from(byte >> 4) - 8) as f32;
+pub struct Q4_0;
+
+impl Blocks<18, 32> for Q4_0 {
+    #[inline(always)]
+    fn decode(lanes: impl Lanes, block: &[u8; 18], out: &mut [f32; 32]) {
+        let d = half_at(block, 0);
+        let [low, high] = nibbles(field(block, 2));
+        let [first, second] = halves(out);
+        lanes.centred(low, 8.0, d, first);
+        lanes.centred(high, 8.0, d, second);
     }
 }
 
 /// `d`, `m`, nibbles: `d * q + m`.
-pub fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
-    let (d, m) = (half_at(block, 0), half_at(block, 2));
-    let nibbles: &[u8; 16] = field(block, 4);
-    for (i, byte) in nibbles.iter().enumerate() {
-        out[i] = d * f32::from(byte & 15) + m;
-        out[i + 16] = d * f32::from(byte >> 4) + m;
+pub struct Q4_1;
+
+impl Blocks<20, 32> for Q4_1 {
+    #[inline(always)]
+    fn decode(lanes: impl Lanes, block: &[u8; 20], out: &mut [f32; 32]) {
+        let (d, m) = (half_at(block, 0), half_at(block, 2));
+        let [low, high] = nibbles(field(block, 4));
+        let [first, second] = halves(out);
+        lanes.affine(low, d, m, first);
+        lanes.affine(high, d, m, second);
     }
 }
 
 /// `d`, 32 fifth bits, nibbles: `d * (q - 16)`.
-pub fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
-    let d = half_at(block, 0);
-    let high_bits = u32::from_le_bytes(*field(block, 2));
-    let nibbles: &[u8; 16] = field(block, 6);
-    for (i, byte) in nibbles.iter().enumerate() {
-        out[i] = d * (i32::from(with_fifth_bit(byte & 15, high_bits, i)) - 16) as f32;
-        out[i + 16] = d * (i32::from(with_fifth_bit(byte >> 4, high_bits, i + 16)) - 16) as f32;
+pub struct Q5_0;
+
+impl Blocks<22, 32> for Q5_0 {
+    #[inline(always)]
+    fn decode(lanes: impl Lanes, block: &[u8; 22], out: &mut [f32; 32]) {
+        let d = half_at(block, 0);
+        let [low, high] = with_fifth_bits(nibbles(field(block, 6)), field(block, 2));
+        let [first, second] = halves(out);
+        lanes.centred(low, 16.0, d, first);
+        lanes.centred(high, 16.0, d, second);
     }
 }
 
 /// `d`, `m`, 32 fifth bits, nibbles: `d * q + m`.
-pub fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
-    let (d, m) = (half_at(block, 0), half_at(block, 2));
-    let high_bits = u32::from_le_bytes(*field(block, 4));
-    let nibbles: &[u8; 16] = field(block, 8);
-    for (i, byte) in nibbles.iter().enumerate() {
-        out[i] = d * f32::from(with_fifth_bit(byte & 15, high_bits, i)) + m;
-        out[i + 16] = d * f32::from(with_fifth_bit(byte >> 4, high_bits, i + 16)) + m;
-    }
-}
+pub struct Q5_1;
 
-fn with_fifth_bit(nibble: u8, high_bits: u32, i: usize) -> u8 {
-    nibble | ((high_bits >> i) as u8 & 1) << 4
+impl Blocks<24, 32> for Q5_1 {
+    #[inline(always)]
+    fn decode(lanes: impl Lanes, block: &[u8; 24], out: &mut [f32; 32]) {
+        let (d, m) = (half_at(block, 0), half_at(block, 2));
+        let [low, high] = with_fifth_bits(nibbles(field(block, 8)), field(block, 4));
+        let [first, second] = halves(out);
+        lanes.affine(low, d, m, first);
+        lanes.affine(high, d, m, second);
+    }
 }
 
 /// `d`, 32 signed bytes: `d * q`.
-pub fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
-    let d = half_at(block, 0);
-    let bytes: &[u8; 32] = field(block, 2);
-    for (out, byte) in out.iter_mut().zip(bytes) {
-        *out = d * f32::from(byte.cast_signed());
+pub struct Q8_0;
+
+impl Blocks<34, 32> for Q8_0 {
+    #[inline(always)]
+    fn decode(lanes: impl Lanes, block: &[u8; 34], out: &mut [f32; 32]) {
+        let d = half_at(block, 0);
+        let [first, second] = halves(out);
+        // With the sign bit flipped a byte is its number plus 128.
+        lanes.centred(field::<16>(block, 2).map(|q| q ^ 128), 128.0, d, first);
+        lanes.centred(field::<16>(block, 18).map(|q| q ^ 128), 128.0, d, second);
     }
+}
+
+/// The lower nibbles, and the upper ones.
+#[inline(always)]
+fn nibbles(bytes: &[u8; 16]) -> [[u8; 16]; 2] {
+    [bytes.map(|byte| byte & 15), bytes.map(|byte| byte >> 4)]
+}
+
+#[inline(always)]
+fn with_fifth_bits([low, high]: [[u8; 16]; 2], bits: &[u8; 4]) -> [[u8; 16]; 2] {
+    let fifth = |i: usize| if bits[i / 8] & 1 << (i % 8) != 0 { 16 } else { 0 };
+    [array::from_fn(|i| low[i] | fifth(i)), array::from_fn(|i| high[i] | fifth(i + 16))]
 }

@@ -1,77 +1,205 @@
 //! Stored elements to f32, bit for bit as ggml converts them: one function a format, over a block.
 //!
+//! The functions are straight-line code that the compiler vectorises; `pulp` compiles it for AVX-512,
+//! for AVX2 and for any processor, and chooses when the program runs.
+//!
 //! Source: the `block_*` structures in ggml's ggml-common.h and `dequantize_row_*` in
 //! ggml-quants.c.
 
 mod four_bit;
 mod k;
+mod lanes;
 mod legacy;
+mod plain;
 mod quantize;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+use lanes::{Lanes, Portable};
+use pulp::Arch;
 
 use crate::plan::Dtype;
 
 pub use quantize::quantizer;
 
-/// Converts whole blocks to as many f32 as they hold.
-pub type Decoder = fn(&[u8], &mut [f32]);
+/// Converts whole blocks to as many f32 as they hold, with the instructions of a processor.
+pub type Decoder = fn(Arch, &[u8], &mut [f32]);
+
+/// A format in blocks of `ELEMS` elements, `BYTES` bytes each.
+trait Blocks<const BYTES: usize, const ELEMS: usize> {
+    /// Converts a block.
+    fn decode(lanes: impl Lanes, block: &[u8; BYTES], out: &mut [f32; ELEMS]);
+}
 
 /// The conversion of `dtype` to f32, if it is one that weights are stored in.
 pub fn decoder(dtype: Dtype) -> Option<Decoder> {
     Some(match dtype {
-        Dtype::F32 => |stored, out| each(stored, out, |x, [out]| *out = f32::from_le_bytes(*x)),
-        Dtype::F16 => f16_run,
-        Dtype::BF16 => |stored, out| {
-            each(stored, out, |&[low, high]: &[u8; 2], [out]| {
-                *out = f32::from_le_bytes([0, 0, low, high]);
-            });
-        },
-        Dtype::Q4_0 => |stored, out| each(stored, out, legacy::q4_0),
-        Dtype::Q4_1 => |stored, out| each(stored, out, legacy::q4_1),
-        Dtype::Q5_0 => |stored, out| each(stored, out, legacy::q5_0),
-        Dtype::Q5_1 => |stored, out| each(stored, out, legacy::q5_1),
-        Dtype::Q8_0 => |stored, out| each(stored, out, legacy::q8_0),
-        Dtype::Q2_K => |stored, out| each(stored, out, k::q2_k),
-        Dtype::Q3_K => |stored, out| each(stored, out, k::q3_k),
-        Dtype::Q4_K => |stored, out| each(stored, out, k::q4_k),
-        Dtype::Q5_K => |stored, out| each(stored, out, k::q5_k),
-        Dtype::Q6_K => |stored, out| each(stored, out, k::q6_k),
-        Dtype::IQ4_XS => |stored, out| each(stored, out, four_bit::iq4_xs),
-        Dtype::MXFP4 => |stored, out| each(stored, out, four_bit::mxfp4),
+        Dtype::F32 => each::<plain::F32, _, _>,
+        Dtype::F16 => each::<plain::F16, _, _>,
+        Dtype::BF16 => each::<plain::BF16, _, _>,
+        Dtype::Q4_0 => each::<legacy::Q4_0, _, _>,
+        Dtype::Q4_1 => each::<legacy::Q4_1, _, _>,
+        Dtype::Q5_0 => each::<legacy::Q5_0, _, _>,
+        Dtype::Q5_1 => each::<legacy::Q5_1, _, _>,
+        Dtype::Q8_0 => each::<legacy::Q8_0, _, _>,
+        Dtype::Q2_K => each::<k::Q2K, _, _>,
+        Dtype::Q3_K => each::<k::Q3K, _, _>,
+        Dtype::Q4_K => each::<k::Q4K, _, _>,
+        Dtype::Q5_K => each::<k::Q5K, _, _>,
+        Dtype::Q6_K => each::<k::Q6K, _, _>,
+        Dtype::IQ4_XS => each::<four_bit::IQ4XS, _, _>,
+        Dtype::MXFP4 => each::<four_bit::MXFP4, _, _>,
         Dtype::U32 => return None,
     })
 }
 
-/// Applies `block` to each `BYTES` of `stored` and the `ELEMS` of `out` that they become.
-fn each<const BYTES: usize, const ELEMS: usize>(
+/// Converts `stored`, blocks of `F`.
+fn each<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>(
+    arch: Arch,
     stored: &[u8],
     out: &mut [f32],
-    block: impl Fn(&[u8; BYTES], &mut [f32; ELEMS]),
 ) {
-    let (blocks, outs) = (stored.as_chunks().0, out.as_chunks_mut().0);
-    blocks.iter().zip(outs).for_each(|(stored, out)| block(stored, out));
-}
-
-/// F16, many at a time: the processor's own instruction converts eight.
-fn f16_run(stored: &[u8], out: &mut [f32]) {
-    let mut halves = [f16::ZERO; 64];
-    for (stored, out) in stored.chunks(2 * halves.len()).zip(out.chunks_mut(halves.len())) {
-        let halves = &mut halves[..out.len()];
-        for (half, bytes) in halves.iter_mut().zip(stored.as_chunks().0) {
-            *half = f16::from_le_bytes(*bytes);
-        }
-        halves.convert_to_f32_slice(out);
+    match arch {
+        #[cfg(target_arch = "x86_64")]
+        Arch::V4(simd) => simd.vectorize(
+            #[inline(always)]
+            || with_lanes::<F, _, _>(simd, stored, out),
+        ),
+        #[cfg(target_arch = "x86_64")]
+        Arch::V3(simd) => simd.vectorize(
+            #[inline(always)]
+            || with_lanes::<F, _, _>(simd, stored, out),
+        ),
+        _ => with_lanes::<F, _, _>(Portable, stored, out),
     }
 }
 
+#[inline(always)]
+fn with_lanes<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>(
+    lanes: impl Lanes,
+    stored: &[u8],
+    out: &mut [f32],
+) {
+    let (blocks, outs) = (stored.as_chunks().0, out.as_chunks_mut().0);
+    for (block, out) in blocks.iter().zip(outs) {
+        F::decode(lanes, block, out);
+    }
+}
+
+/// At which bytes of a block of `dtype` its f16 scales are.
+pub fn scale_fields(dtype: Dtype) -> &'static [usize] {
+    match dtype {
+        Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 | Dtype::IQ4_XS => &[0],
+        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4_K | Dtype::Q5_K => &[0, 2],
+        Dtype::Q2_K => &[80, 82],
+        Dtype::Q3_K => &[108],
+        Dtype::Q6_K => &[208],
+        // The scale of MXFP4 is an exponent.
+        Dtype::MXFP4 | Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::U32 => &[],
+    }
+}
+
+/// The first scale of `stored`, whole blocks of `dtype`, that is NaN or infinite, and its block.
+pub fn wrong_scale(dtype: Dtype, stored: &[u8]) -> Option<(usize, f32)> {
+    let fields = scale_fields(dtype);
+    let mut blocks = stored.chunks_exact(dtype.block_bytes()).enumerate();
+    if fields.is_empty() {
+        return None;
+    }
+    blocks.find_map(|(index, block)| {
+        let mut scales = fields.iter().map(|&field| half_at(block, field));
+        scales.find(|scale| !scale.is_finite()).map(|scale| (index, scale))
+    })
+}
+
+/// The number of an f16, without a branch, so that the compiler vectorises it.
+#[inline(always)]
+fn half_to_f32(bits: u16) -> f32 {
+    const SUBNORMAL: u32 = 113 << 23;
+    let (sign, magnitude) = (u32::from(bits >> 15) << 31, u32::from(bits & 0x7FFF) << 13);
+    let magnitude = match bits & 0x7C00 {
+        // Added to the smallest normal number, and that subtracted again.
+        0 => (f32::from_bits(magnitude + SUBNORMAL) - f32::from_bits(SUBNORMAL)).to_bits(),
+        // Infinities and NaN.
+        0x7C00 => magnitude + (224 << 23),
+        _ => magnitude + (112 << 23),
+    };
+    f32::from_bits(sign | magnitude)
+}
+
 /// The `N` bytes of a block from `start` on.
+#[inline(always)]
 fn field<const N: usize>(block: &[u8], start: usize) -> &[u8; N] {
     block[start..].first_chunk().expect("a field is inside its block")
 }
 
+/// The first and the second half of 32 elements.
+#[inline(always)]
+fn halves(elems: &mut [f32; 32]) -> [&mut [f32; 16]; 2] {
+    let (first, second) = elems.split_first_chunk_mut().expect("16 of 32");
+    [first, second.first_chunk_mut().expect("the other 16")]
+}
+
 /// The f16 of a block at `start`, as f32.
+#[inline(always)]
 fn half_at(block: &[u8], start: usize) -> f32 {
-    f16::from_le_bytes(*field(block, start)).to_f32()
+    half_to_f32(u16::from_le_bytes(*field(block, start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    #[test]
+    fn every_f16_is_its_number() {
+        for bits in 0..=u16::MAX {
+            let wanted = f16::from_bits(bits).to_f32();
+            let got = half_to_f32(bits);
+            let same = got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());
+            assert!(same, "{bits:#06x}: {got:e}, not {wanted:e}");
+        }
+    }
+
+    /// Those that this processor has.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn every_instruction_set_gives_the_same_bits() {
+        use pulp::x86::{V3, V4};
+        let mut archs = vec![Arch::new()];
+        archs.extend(V3::try_new().map(Arch::V3));
+        archs.extend(V4::try_new().map(Arch::V4));
+        for dtype in FORMATS {
+            // Bytes in no order (Fibonacci hashing); of f32 and the scales every exponent.
+            let bytes: Vec<u8> = (0..7 * 256 * 4u32)
+                .map(|i| ((i + 1).wrapping_mul(2_654_435_769) >> 24) as u8)
+                .collect();
+            let blocks = bytes.len() / (7 * dtype.block_bytes()) * 7;
+            let stored = &bytes[..blocks * dtype.block_bytes()];
+            let decode = |arch| {
+                let mut out = vec![0.0f32; blocks * dtype.block_elems()];
+                decoder(dtype).unwrap()(arch, stored, &mut out);
+                let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+                out.into_iter().map(bits).collect::<Vec<_>>()
+            };
+            let wanted = decode(Arch::Scalar);
+            assert!(archs.iter().all(|&arch| decode(arch) == wanted), "{dtype}");
+        }
+    }
+
+    const FORMATS: [Dtype; 15] = [
+        Dtype::IQ4_XS,
+        Dtype::MXFP4,
+        Dtype::F32,
+        Dtype::F16,
+        Dtype::BF16,
+        Dtype::Q4_0,
+        Dtype::Q4_1,
+        Dtype::Q5_0,
+        Dtype::Q5_1,
+        Dtype::Q8_0,
+        Dtype::Q2_K,
+        Dtype::Q3_K,
+        Dtype::Q4_K,
+        Dtype::Q5_K,
+        Dtype::Q6_K,
+    ];
 }

@@ -1,7 +1,7 @@
 //! What can be wrong with a GGUF file.
 
 use crate::plan::Dtype;
-use crate::weights::shown;
+use crate::weights::{TensorDtype, shown};
 
 /// What can be wrong with a GGUF file.
 #[derive(Debug, thiserror::Error)]
@@ -130,13 +130,15 @@ pub enum GgufError {
     },
     /// Data beyond the end of the file.
     #[error(
-        "tensor {} has {bytes} bytes of data at {offset}, the file has {data_bytes}: truncated or \
-         corrupt, fetch it again",
+        "tensor {} of {dtype} has {bytes} bytes of data at {offset}, the file has {data_bytes}: \
+         truncated or corrupt, fetch it again",
         shown(tensor)
     )]
     PastEnd {
         /// The tensor.
         tensor: String,
+        /// Its format.
+        dtype: TensorDtype,
         /// Its offset in the data.
         offset: u64,
         /// Its length.

@@ -84,7 +84,7 @@ pub(super) fn place(
         }
         let end = offset.checked_add(bytes as u64).filter(|&end| end <= data_bytes as u64);
         let Some(end) = end else {
-            return Err(GgufError::PastEnd { tensor: name, offset, bytes, data_bytes });
+            return Err(GgufError::PastEnd { tensor: name, dtype, offset, bytes, data_bytes });
         };
         if let Some((first, _)) = before.take_if(|(_, before_end)| *before_end > offset) {
             return Err(GgufError::Overlap { first, second: name });

@@ -12,6 +12,8 @@ use std::ops::Range;
 
 pub(super) use resolve::resolve;
 
+use pulp::Arch;
+
 use super::blocks::decoder;
 use super::map::MappedFile;
 use crate::plan::Dtype;
@@ -92,7 +94,7 @@ impl<'a> Packed<'a> {
     fn numbers(&self, place: &Place) -> Vec<f32> {
         let stored = self.stored(place);
         let mut numbers = vec![0.0; stored.len() / place.dtype.block_bytes()];
-        decoder(place.dtype).expect("scales are numbers")(stored, &mut numbers);
+        decoder(place.dtype).expect("scales are numbers")(Arch::new(), stored, &mut numbers);
         numbers
     }
 }

@@ -4,10 +4,7 @@
 use super::*;
 use crate::exec::lower::workspace_bytes;
 use crate::exec::testing::random;
-use crate::plan::{
-    Bounds, KvLayout, PartTransform, Rows, StepLayout, Tensor, TensorId, View, WeightId,
-    WeightPart, testing,
-};
+use crate::plan::{Bounds, KvLayout, Rows, StepLayout, Tensor, TensorId, View, WeightId, testing};
 use simt::{Init, Memory};
 
 const MAX_TOKENS: usize = 5;
@@ -44,13 +41,6 @@ fn plan(case: &Case) -> Plan {
         width: MARGIN + width,
         dtype,
     };
-    let weight = |name: &str, rows, cols, storage| Weight {
-        name: name.to_owned(),
-        rows,
-        cols,
-        storage,
-        parts: vec![WeightPart { source: "w".into(), rows, transform: PartTransform::None }],
-    };
     let view = |index, width| View { tensor: TensorId(index), start: MARGIN, width };
     let out = view(1, N);
     let residual = match case.residual {
@@ -75,7 +65,8 @@ fn plan(case: &Case) -> Plan {
         tensor("out", N, case.out),
         tensor("residual", N, Dtype::F32),
     ];
-    plan.weights = vec![weight("weight", N, K, case.operands), weight("bias", 1, N, Dtype::F32)];
+    let weight = Weight::whole("weight", N, K, case.operands);
+    plan.weights = vec![weight, Weight::whole("bias", 1, N, Dtype::F32)];
     let linear = Linear { bias, residual, ..Linear::new(view(0, K), WeightId(0), out) };
     plan.ops = vec![Op::Linear(linear)];
     (plan.logits, plan.next_tokens) = (out, out);
@@ -190,7 +181,7 @@ fn rejects_what_cublas_does_not_take() {
             .starts_with("cublas-f16 accumulates in f16, for operands in F16 alone")
     );
     let case = Case { gemm: Gemm::Cublas, ..case };
-    let stored = error(&case, &|plan| plan.weights[0].storage = Dtype::Q8_0);
+    let stored = error(&case, &|plan| plan.weights[0].parts[0].storage = Dtype::Q8_0);
     assert_eq!(stored, "linear by cuBLAS: `weight` is stored as Q8_0, x as BF16");
     let many = error(&case, &|plan| plan.bounds.max_tokens = 1 << 31);
     assert_eq!(many, "linear by cuBLAS: rows is 2147483648: expected at most 2147483647");
