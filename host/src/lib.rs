@@ -112,6 +112,8 @@ pub use exec::{Device, ExecError, Gemm, Target};
 pub use generation::GenerationConfig;
 pub use loaded::{Model, OpenError};
 pub use model::{Config, Decoder, ModelError};
-pub use plan::{Accumulate, AttentionForm, Fusion, Numerics, Plan, PlanError, Precision};
+pub use plan::{
+    Accumulate, AttentionForm, CacheType, Fusion, KvStorage, Numerics, Plan, PlanError, Precision,
+};
 pub use text::{ChatTemplate, Message, StopStrings, Text, TextError, TextStream, Tokenizer};
 pub use weights::{Checkpoint, WeightsError};

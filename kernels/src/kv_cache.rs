@@ -8,6 +8,11 @@
 //! Numerics  exact, or one rounding to nearest even where the pools are narrower.
 //! Bound     memory: two elements of k and v, and two of the pools, for each column.
 
+pub mod append_quantised;
+pub mod dequantise;
+mod format;
+
+pub use self::format::KvFormat;
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
 use half::{bf16, f16};

@@ -57,6 +57,17 @@ fn rejects_wrong_arguments() {
         refuses(&["generate", "-m", LLAMA, "--tokens", "1", &share], "above 0, and at most 1");
     }
     refuses(&["generate", "--gpu-memory-utilization", "90%"], "90%");
+    refuses(&["generate", "--cache-type-k", "q5_0"], "q8_0");
+    refuses(&["generate", "--kv-cache-dtype", "fp8", "--cache-type-k", "f16"], "cannot be used");
+    refuses(&["validate", "--candidate", "f16+kv=q5_0"], "kv=TYPE");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/qwen2-yarn");
+    let small_heads = ["generate", "--device", "cpu", "-m", model, "--tokens", "1"];
+    for (option, kept) in [("k", "the K cache in q8_0"), ("v", "the V cache in q8_0")] {
+        let option = format!("--cache-type-{option}");
+        let args = [&small_heads[..], &[&option, "q8_0"]].concat();
+        refuses(&args, kept);
+        refuses(&args, &format!("{option} fp8"));
+    }
     refuses(&["generate", "--nonsense"], "--nonsense");
     refuses(&["nonsense"], "nonsense");
     refuses(&["bench", "kernels"], "--op");

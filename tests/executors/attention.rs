@@ -1,7 +1,9 @@
 //! KV cache append and attention: prefill, decode, prompts in pieces, batches, windows, full
 //! attention.
 
-use halfwarp::plan::{Attention, Bounds, KvLayout, Op, PAGE_SIZE, Precision, StepInputs, View};
+use halfwarp::plan::{
+    Attention, Bounds, CacheType, KvLayout, KvStorage, Op, PAGE_SIZE, Precision, StepInputs, View,
+};
 
 use crate::harness::{HALVES, Matrix, Setup, Step, check, suffix};
 use crate::{Outcome, Subject, Test, oracle};
@@ -33,8 +35,10 @@ const BATCHES: &[(&str, &[Sequence])] = &[
     ("mixed_batch", &[(70, 1), (0, 33), (64, 65), (3, 1)]),
 ];
 
+const DECODE_65: usize = 3;
 const DECODE_BATCH: usize = 5;
 const PREFILL_2: usize = 6;
+const PREFILL_65: usize = 9;
 const PREFILL_130: usize = 10;
 const SECOND_PIECE: usize = 11;
 const MIXED_BATCH: usize = 12;
@@ -56,7 +60,31 @@ struct Case {
     f32_append: bool,
     /// Whether it is in three operations, which store scores and probabilities.
     materialized: bool,
+    /// How keys and values are stored.
+    kv: KvStorage,
 }
+
+/// Both types, and pairs of them.
+fn cache_types() -> Vec<KvStorage> {
+    use CacheType::{BF16, F16, F32, Fp8, Q4_0, Q8_0};
+    let pairs = [(Q8_0, Q4_0), (Q4_0, Q8_0), (Fp8, Q8_0), (F16, Q8_0), (Q8_0, F32), (BF16, Fp8)];
+    let pairs = pairs.map(|(k, v)| KvStorage { k: Some(k), v: Some(v) });
+    CacheType::ALL.map(KvStorage::from).into_iter().chain(pairs).collect()
+}
+
+/// Batch and heads of the cases of [`cache_types`]; the first ones are small enough for the
+/// emulator.
+const CACHE_CASES: &[(usize, (usize, usize, usize))] = &[
+    (DECODE_BATCH, (1, 1, 32)),
+    (DECODE_65, (2, 1, 64)),
+    (PREFILL_65, (2, 1, 32)),
+    (DECODE_65, (3, 1, 96)),
+    (MIXED_BATCH, (14, 2, 64)),
+    (DECODE_BATCH, (9, 3, 64)),
+    (MIXED_BATCH, (4, 4, 96)),
+    (DECODE_BATCH, (32, 1, 128)),
+    (MIXED_BATCH, (2, 1, 256)),
+];
 
 pub fn tests() -> Vec<Test> {
     let case = |batch: usize, heads| Case {
@@ -68,6 +96,7 @@ pub fn tests() -> Vec<Test> {
         scale: 1.0,
         f32_append: false,
         materialized: false,
+        kv: KvStorage::default(),
     };
     let mut cases = Vec::new();
     for batch in 0..BATCHES.len() {
@@ -100,6 +129,20 @@ pub fn tests() -> Vec<Test> {
         is_odd(&case).then_some((batch, Case { materialized: true, ..case }))
     };
     cases.extend(cases.clone().iter().filter_map(materialized));
+    for (kv, precision) in cache_types().into_iter().flat_map(|kv| Precision::ALL.map(|p| (kv, p)))
+    {
+        let cached = |batch, heads| Case { kv, precision, ..case(batch, heads) };
+        cases.extend(CACHE_CASES.iter().map(|&(batch, heads)| (batch, cached(batch, heads))));
+        let [batch, small] = [CACHE_CASES[0], CACHE_CASES[2]];
+        let others = [
+            Case { window: Some(5), ..cached(batch.0, batch.1) },
+            Case { f32_append: true, ..cached(batch.0, batch.1) },
+            Case { materialized: true, ..cached(small.0, small.1) },
+        ];
+        cases.extend(others.map(|case| (if case.materialized { small.0 } else { batch.0 }, case)));
+    }
+    let fp8 = |batch| Case { kv: CacheType::Fp8.into(), ..case(batch, SMALL_HEADS) };
+    cases.extend([DECODE_65, PREFILL_2].map(|batch| (batch, fp8(batch))));
     let test = |(batch, case): (usize, Case)| {
         let (num_heads, num_kv_heads, head_dim) = case.heads;
         let mut name = format!("{}_{num_heads}x{num_kv_heads}x{head_dim}", BATCHES[batch].0);
@@ -114,6 +157,9 @@ pub fn tests() -> Vec<Test> {
         }
         if case.f32_append {
             name += "_append_from_f32";
+        }
+        if case.kv != KvStorage::default() {
+            name += &format!("_cache_{}", case.kv.to_string().replace('/', "_"));
         }
         let form = if case.materialized { "materialized_" } else { "" };
         let name = format!("{form}attention::matches_oracle_{name}{}", suffix(case.precision));
@@ -138,6 +184,7 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
         head_dim,
         num_pages: sequences.len() * max_kv_len.div_ceil(PAGE_SIZE) + 1,
         dtype: precision.cache(),
+        storage: case.kv,
     };
     let op = |q, out| Attention {
         layer: 1,
@@ -195,11 +242,24 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
         let expected = |rows: std::ops::Range<usize>, kv_rows: std::ops::Range<usize>| {
             let part = |rows, start, width| input.rows(rows).columns(start..start + width);
             let q = part(rows, 0, q_width);
-            let keys = part(kv_rows.clone(), q_width, kv_width);
-            let values = part(kv_rows, q_width + kv_width, kv_width);
+            let appended = if case.f32_append { &exact } else { &input };
+            let [keys, values] = [(case.kv.k, 0), (case.kv.v, kv_width)].map(|(stored, start)| {
+                let start = q_width + start;
+                match stored {
+                    None => part(kv_rows.clone(), start, kv_width),
+                    Some(cache_type) => {
+                        let rows = appended.rows(kv_rows.clone()).columns(start..start + kv_width);
+                        oracle::cached(cache_type, head_dim, rows)
+                    }
+                }
+            });
             // Only the operation's numbers are read here.
             let view = decode.logits;
-            oracle::attention(&op(view, view), precision, &q, &keys, &values)
+            let mut expected = oracle::attention(&op(view, view), precision, &q, &keys, &values);
+            if case.kv != KvStorage::default() {
+                oracle::widen_for_cache(&mut expected, precision);
+            }
+            expected
         };
         let (middle, end) = (first + past_len, first + kv_len);
         if past_len > 0 {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use halfwarp::plan::{
-    Attention, Bounds, KvLayout, Op, PAGE_SIZE, Plan, Precision, StepInputs, View,
+    Attention, Bounds, KvLayout, KvStorage, Op, PAGE_SIZE, Plan, Precision, StepInputs, View,
 };
 use libtest_mimic::Completion;
 
@@ -363,6 +363,7 @@ impl Case {
             head_dim: self.heads.2,
             num_pages: pool.num_pages,
             dtype: self.precision.cache(),
+            storage: KvStorage::default(),
         };
         setup.finish(bounds, kv, out)
     }

@@ -1,6 +1,7 @@
 //! The operations in f64, as naively as they are defined.
 
-use halfwarp::plan::{Attention, Dtype, Precision};
+use half::{bf16, f16};
+use halfwarp::plan::{Attention, CacheType, Dtype, Precision};
 
 use crate::harness::Matrix;
 
@@ -221,4 +222,52 @@ pub fn attention(
         }
     }
     out
+}
+
+/// What a cache of `cache_type` gives for rows of heads of `head_dim`: each element times the
+/// inverse of its scale in f32, rounded to the numbers that there are, times the scale.
+pub fn cached(cache_type: CacheType, head_dim: usize, mut rows: Matrix) -> Matrix {
+    let group = match cache_type {
+        CacheType::Q8_0 | CacheType::Q4_0 => 32,
+        _ => head_dim,
+    };
+    for values in rows.data.chunks_mut(group) {
+        // Of two that differ in their sign alone the negative one.
+        let magnitude = |x: f32| (f64::from(x.abs()), x.is_sign_negative());
+        let by_magnitude = |a: &f32, b: &f32| magnitude(*a).partial_cmp(&magnitude(*b)).unwrap();
+        let largest = values.iter().copied().max_by(by_magnitude).unwrap();
+        let scaled = |divisor: f32, round: &dyn Fn(f64) -> f64| {
+            let scale = f16::from_f32(largest / divisor).to_f32();
+            let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+            let stored = |x: &f32| (f64::from(scale) * round(f64::from(x * inverse))) as f32;
+            values.iter().map(stored).collect::<Vec<f32>>()
+        };
+        let divisor = |most: f32| most.copysign(largest);
+        let stored = match cache_type {
+            CacheType::F32 => values.to_vec(),
+            CacheType::F16 => values.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
+            CacheType::BF16 => values.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
+            CacheType::Q8_0 => {
+                scaled(divisor(127.0), &|x| x.round_ties_even().clamp(-127.0, 127.0))
+            }
+            CacheType::Fp8 => scaled(divisor(448.0), &nearest_e4m3),
+            CacheType::Q4_0 => scaled(-8.0, &|x| ((x as f32 + 8.5).floor() as f64).min(15.0) - 8.0),
+        };
+        values.copy_from_slice(&stored);
+    }
+    rows
+}
+
+/// The nearest number of E4M3: 3 bits of fraction from 2^-6 on, multiples of 2^-9 below.
+fn nearest_e4m3(x: f64) -> f64 {
+    let exponent = x.abs().log2().floor().max(-6.0);
+    let ulp = (exponent - 3.0).exp2();
+    ((x / ulp).round_ties_even() * ulp).clamp(-448.0, 448.0)
+}
+
+/// Adds what rounding keys and values of up to 1 to the operand's type costs, once they are read.
+pub fn widen_for_cache(expected: &mut [Approx], precision: Precision) {
+    for expected in expected {
+        expected.tolerance += 8.0 * half_ulp(precision);
+    }
 }

@@ -49,6 +49,25 @@ pub unsafe fn copy_vec_of_line<const N: usize, T: Element>(
     unsafe { cp_async_16_line(dst.element(dst_index), src.cast(), if keep { 16 } else { 0 }) }
 }
 
+/// [`copy_vec`] of the first `len` bytes, at most 16; the others become zeros and are not read.
+#[doc = ptx!("cp.async.cg.shared.global 16")]
+///
+/// # Safety
+/// As [`copy_vec`], of the bytes that are copied.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn copy_start<T: Element>(
+    dst: Shared<T>,
+    dst_index: u32,
+    src: Global<T>,
+    src_index: usize,
+    len: u32,
+) {
+    let src = src.as_ptr().wrapping_add(src_index);
+    // SAFETY: the caller's promise.
+    unsafe { cp_async_16(dst.element(dst_index), src.cast(), len) }
+}
+
 /// [`copy_vec`] of elements `SRC ..` to `DST ..`; the indices are immediates of the instruction and
 /// take no registers.
 #[doc = ptx!("cp.async.cg.shared.global 16")]

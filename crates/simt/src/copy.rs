@@ -18,8 +18,9 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
+    /// Aligned as a whole copy is, however much of it is read.
     fn source(&self) -> Span {
-        Span::read(Space::Global, self.src, self.src_len, self.src_len.max(1))
+        Span::read(Space::Global, self.src, self.src_len, self.dst_len)
     }
 
     fn destination(&self) -> Span {

@@ -26,7 +26,8 @@ use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaExecutor;
 use crate::exec::{ExecError, Executor, Gemm, GpuOptions, PreparedPlan, Target, Want};
 use crate::plan::{
-    Attention, Bounds, Dtype, KvLayout, Op, Plan, PlanBuilder, PlanError, Precision, Rows, Weight,
+    Attention, Bounds, Dtype, KvLayout, KvStorage, Op, Plan, PlanBuilder, PlanError, Precision,
+    Rows, Weight,
 };
 
 /// What is measured.
@@ -186,6 +187,7 @@ impl Bench {
             head_dim,
             num_pages: self.shape.batch * self.shape.pages_per_seq(),
             dtype: self.precision.cache(),
+            storage: KvStorage::default(),
         };
         let verified = if calls == 0 { queries[0] } else { verified };
         finish(plan, &self.precision.into(), bounds, kv, verified)

@@ -14,8 +14,8 @@ use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaExecutor;
 use crate::exec::{Device, ExecError, Executor, Gemm, GemmError, GpuOptions, Target, Want};
 use crate::plan::{
-    Accumulate, Bounds, Dtype, KvLayout, Linear, Numerics, Op, PAGE_SIZE, Plan, PlanBuilder,
-    PlanError, Precision, Rows, StepInputs, View, Weight, WeightId,
+    Accumulate, Bounds, Dtype, KvLayout, KvStorage, Linear, Numerics, Op, PAGE_SIZE, Plan,
+    PlanBuilder, PlanError, Precision, Rows, StepInputs, View, Weight, WeightId,
 };
 
 /// `C[m, n] = A[m, k] * B[n, k]^T`.
@@ -207,6 +207,7 @@ impl Bench<'_> {
             head_dim: 8,
             num_pages: bounds.max_pages_per_seq(),
             dtype: self.subject.dtype(),
+            storage: KvStorage::default(),
         };
         let mut plan = PlanBuilder::new();
         let operands: Vec<_> =

@@ -131,6 +131,9 @@ fn hint(error: &EngineError) -> Option<String> {
         EngineError::Model(ModelError::Plan(PlanError::Accumulate { .. })) => {
             "use --dtype f16, or leave --accumulate out"
         }
+        EngineError::Model(ModelError::Plan(PlanError::CacheBlocks { of, .. })) => {
+            return Some(format!("use --cache-type-{of} fp8, or f16"));
+        }
         EngineError::Exec(ExecError::TargetOnCpu(_)) => {
             "choose --device cuda or emulated, or leave --target out"
         }

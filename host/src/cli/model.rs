@@ -5,8 +5,8 @@ use clap::ValueEnum;
 use halfwarp::exec::{GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
 use halfwarp::{
-    Accumulate, AttentionForm, Device, Engine, EngineError, EngineOptions, Fusion, Gemm, Model,
-    Precision, PrecisionChoice, Request, Target, exec::cuda, models,
+    Accumulate, AttentionForm, CacheType, Device, Engine, EngineError, EngineOptions, Fusion, Gemm,
+    KvStorage, Model, Precision, PrecisionChoice, Request, Target, exec::cuda, models,
 };
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
@@ -39,6 +39,21 @@ pub struct EngineArgs {
     /// they are stored. Accumulators, norms and softmax are f32 in every type
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     dtype: Dtype,
+    /// How keys are stored [default: in the type of --dtype]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    cache_type_k: Option<CacheTypeArg>,
+    /// How values are stored, likewise
+    #[arg(long, value_enum, value_name = "TYPE")]
+    cache_type_v: Option<CacheTypeArg>,
+    /// How keys and values are stored: vLLM's name for both options
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE",
+        hide_possible_values = true,
+        conflicts_with_all = ["cache_type_k", "cache_type_v"]
+    )]
+    kv_cache_dtype: Option<CacheTypeArg>,
     /// Which GEMM kernels run the linear layers on a GPU
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
@@ -98,6 +113,39 @@ impl From<AccumulateArg> for Accumulate {
         match accumulate {
             AccumulateArg::F32 => Accumulate::F32,
             AccumulateArg::F16 => Accumulate::F16,
+        }
+    }
+}
+
+/// How keys or values are stored.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum CacheTypeArg {
+    /// Exact
+    F32,
+    /// 11 significant bits, up to 65504
+    F16,
+    /// 8 significant bits, the range of f32
+    Bf16,
+    /// 8 bits, a scale for 32 elements
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// E4M3, a scale for a head of a position
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+    /// 4 bits, a scale for 32 elements
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+impl From<CacheTypeArg> for CacheType {
+    fn from(cache_type: CacheTypeArg) -> Self {
+        match cache_type {
+            CacheTypeArg::F32 => CacheType::F32,
+            CacheTypeArg::F16 => CacheType::F16,
+            CacheTypeArg::Bf16 => CacheType::BF16,
+            CacheTypeArg::Q8_0 => CacheType::Q8_0,
+            CacheTypeArg::Fp8 => CacheType::Fp8,
+            CacheTypeArg::Q4_0 => CacheType::Q4_0,
         }
     }
 }
@@ -309,6 +357,10 @@ impl EngineArgs {
             gpu_memory_utilization: self.gpu_memory_utilization,
             fusion: self.fusion,
             attention: self.attention.into(),
+            kv: KvStorage {
+                k: self.cache_type_k.or(self.kv_cache_dtype).map(CacheType::from),
+                v: self.cache_type_v.or(self.kv_cache_dtype).map(CacheType::from),
+            },
             context,
             ..EngineOptions::default()
         }

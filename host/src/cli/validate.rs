@@ -34,6 +34,7 @@ Examples:
   halfwarp validate
   halfwarp validate -m model.gguf --candidate bf16 --out report
   halfwarp validate --reference f16+fusion=off --candidate f16
+  halfwarp validate --reference f16 --candidate f16+kv=q8_0
   halfwarp validate --reference f32+attention=materialized --candidate f16+attention=materialized";
 
 /// Arguments of `halfwarp validate`.

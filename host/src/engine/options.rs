@@ -5,7 +5,7 @@ use crate::Model;
 use crate::exec::{self, Device, Gemm, GpuOptions, Target};
 use crate::model::{Config, RopeScaling};
 use crate::plan::{
-    Accumulate, AttentionForm, Fusion, Numerics, PAGE_SIZE, Precision, WeightStorage,
+    Accumulate, AttentionForm, Fusion, KvStorage, Numerics, PAGE_SIZE, Precision, WeightStorage,
 };
 use std::path::PathBuf;
 
@@ -42,6 +42,8 @@ pub struct EngineOptions {
     pub fusion: Fusion,
     /// How attention is computed; its memory is in the budget.
     pub attention: AttentionForm,
+    /// How the KV cache is stored; by default in the type of the operands.
+    pub kv: KvStorage,
     /// Positions of a sequence, prompt and answer. `Some(0)`: what the model allows. `None`: that
     /// too, or less if the memory has no room for it; a model whose RoPE is LongRoPE gets no more
     /// than the context of its training or 4096, as it computes every position in another way
@@ -77,6 +79,7 @@ impl Default for EngineOptions {
             batch_invariant: false,
             fusion: Fusion::default(),
             attention: AttentionForm::default(),
+            kv: KvStorage::default(),
             context: None,
             max_seqs: 1,
             max_tokens: None,
@@ -103,12 +106,12 @@ impl EngineOptions {
 
     /// How the model computes in `precision`.
     pub(super) fn numerics(&self, precision: Precision) -> Numerics {
-        let &EngineOptions { accumulate, batch_invariant, fusion, attention, .. } = self;
+        let &EngineOptions { accumulate, batch_invariant, fusion, attention, kv, .. } = self;
         let weights = match self.precision {
             PrecisionChoice::Auto if !self.device.runs_kernels() => WeightStorage::AsStored,
             _ => WeightStorage::Dense,
         };
-        Numerics { precision, weights, accumulate, batch_invariant, fusion, attention }
+        Numerics { precision, weights, accumulate, batch_invariant, fusion, attention, kv }
     }
 
     /// Tokens of a step, of a model with `num_weights` weights.

@@ -84,11 +84,14 @@ impl EmulatedExecutor {
         let constants = tables
             .map(|table| memory.alloc(&table.name, Init::Bytes(bytemuck::cast_slice(&table.data))))
             .collect();
-        let pool_bytes = plan.kv.pool_elems() * plan.kv.dtype.block_bytes();
+        let [k_bytes, v_bytes] = plan.kv.pool_bytes();
         let mut pool =
-            |name, layer| alloc(&mut memory, &format!("layers.{layer}.{name}"), pool_bytes);
+            |name, layer, bytes| alloc(&mut memory, &format!("layers.{layer}.{name}"), bytes);
         let kv_pools = (0..plan.kv.num_layers)
-            .map(|layer| Ok(KvPool { k: pool("k_cache", layer)?, v: pool("v_cache", layer)? }))
+            .map(|layer| {
+                let k = pool("k_cache", layer, k_bytes)?;
+                Ok(KvPool { k, v: pool("v_cache", layer, v_bytes)? })
+            })
             .collect::<Result<_, ExecError>>()?;
         Ok(EmulatedExecutor {
             memory,

@@ -17,12 +17,14 @@ use kernels::silu_mul::SiluMul;
 mod append;
 mod count;
 mod cublas;
+mod dequantise;
 mod element;
 mod fuse;
 mod materialized;
 
 pub use self::count::LoweredPlan;
 pub use self::cublas::{Task, lower_with};
+use self::dequantise::DensePools;
 use self::element::{Launched, Stored};
 pub use self::fuse::fused;
 use super::step_buffer::StepBuffer;
@@ -106,9 +108,10 @@ pub fn lower(
 /// layers by `gemm`, and of every plan of its model with no larger bounds.
 pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
     let bytes = |op: &Op| match op {
-        Op::Attention(op) | Op::AppendAttention(AppendAttention { attention: op, .. }) => {
-            partials(plan, op) * size_of::<f32>()
-        }
+        Op::Attention(_)
+        | Op::AppendAttention(_)
+        | Op::AttentionScores(_)
+        | Op::AttentionValues(_) => dequantise::attention_bytes(plan, op),
         Op::Linear(_) => cublas::product_bytes(plan, op, gemm),
         Op::Argmax { x, .. } => argmax(plan, *x).num_partials() * size_of::<u32>(),
         _ => 0,
@@ -268,9 +271,17 @@ impl<'a> Lowering<'a> {
                 self.rope_append::<f32, E>(op)?
             }
             Op::RopeAppend(ref op) => self.rope_append::<E, E>(op)?,
-            Op::AttentionScores(ref op) => self.attention_scores::<E>(op)?,
+            Op::AttentionScores(ref stored) => {
+                let DensePools { pools, launches } = self.dense_pools(op, &stored.attention, 1)?;
+                let scores = self.attention_scores::<E>(stored, pools)?.map_err(unsupported)?;
+                return Ok(launches.into_iter().chain(scores).collect());
+            }
             Op::AttentionSoftmax(ref op) => self.attention_softmax::<E>(op)?,
-            Op::AttentionValues(ref op) => self.attention_values::<E>(op)?,
+            Op::AttentionValues(ref stored) => {
+                let DensePools { pools, launches } = self.dense_pools(op, &stored.attention, 1)?;
+                let values = self.attention_values::<E>(stored, pools)?.map_err(unsupported)?;
+                return Ok(launches.into_iter().chain(values).collect());
+            }
             Op::SiluMul { gate, up, out } => {
                 SiluMul { max_rows: self.max_rows(out), width: out.width }.launch::<E>(
                     self.num_rows(out),
@@ -307,26 +318,40 @@ impl<'a> Lowering<'a> {
                 argmax(self.plan, x).launch(self.num_rows(x), logits, &workspace, out)
             }
             Op::Attention(ref attention) => {
-                let prefill = self.prefill_attention::<E>(attention)?.map_err(unsupported)?;
-                let decode = match self.plan.bounds.max_decode_q_len() {
-                    0 => None,
-                    _ => self.decode_attention::<E>(attention, None)?.map_err(unsupported)?,
-                };
-                return Ok(prefill.into_iter().chain(decode).collect());
+                let max_decode_q_len = self.plan.bounds.max_decode_q_len();
+                let is_direct = !self.plan.kv.is_plain() && self.decodes_quantised(attention);
+                let min_q_len = if is_direct { max_decode_q_len + 1 } else { 1 };
+                let DensePools { pools, mut launches } =
+                    self.dense_pools(op, attention, min_q_len)?;
+                let prefill = self.prefill_attention::<E>(attention, pools)?;
+                launches.extend(prefill.map_err(unsupported)?);
+                if max_decode_q_len > 0 {
+                    let decode = match is_direct {
+                        true => self.decode_quantised(attention)?,
+                        false => self.decode_attention::<E>(attention, pools, None)?,
+                    };
+                    launches.extend(decode.map_err(unsupported)?);
+                }
+                return Ok(launches);
             }
             Op::AppendAttention(AppendAttention { ref append, ref attention }) => {
                 if !self.plan.decodes() {
                     let why = "prompts; it is for plans that decode".to_owned();
                     return Err(ExecError::Unsupported { op: op.name().to_owned(), why });
                 }
-                self.decode_attention::<E>(attention, Some(append))?
+                let pools = self.pools(attention.layer)?;
+                self.decode_attention::<E>(attention, pools, Some(append))?
             }
         };
         Ok(launched.map_err(unsupported)?.into_iter().collect())
     }
 
-    fn prefill_attention<E: Stored>(&mut self, op: &Attention) -> Result<Launched, ExecError> {
-        let operands = self.attention_operands::<E>(op)?;
+    fn prefill_attention<E: Stored>(
+        &mut self,
+        op: &Attention,
+        pools: [DevicePtr<E>; 2],
+    ) -> Result<Launched, ExecError> {
+        let operands = self.attention_operands::<E>(op, pools)?;
         let launcher = launcher(self.plan, op);
         let (seqs, maps) = (self.seqs(&launcher), &mut self.maps);
         let counters = DevicePtr::new(self.addresses.counters);
@@ -337,16 +362,21 @@ impl<'a> Lowering<'a> {
     fn decode_attention<E: Stored>(
         &self,
         op: &Attention,
+        pools: [DevicePtr<E>; 2],
         append: Option<&RopeAppend>,
     ) -> Result<Launched, ExecError> {
-        let operands = self.attention_operands::<E>(op)?;
+        let operands = self.attention_operands::<E>(op, pools)?;
         let append = append.map(|append| self.append::<E>(append)).transpose()?;
-        let workspace = DecodeWorkspace {
-            partials: DevicePtr::new(self.addresses.workspace),
-            counters: DevicePtr::new(self.addresses.counters),
-        };
+        let workspace = self.decode_workspace();
         let launcher = launcher(self.plan, op);
         Ok(launcher.decode(self.gpu, &self.seqs(&launcher), &operands, append.as_ref(), &workspace))
+    }
+
+    fn decode_workspace(&self) -> DecodeWorkspace {
+        DecodeWorkspace {
+            partials: DevicePtr::new(self.addresses.workspace),
+            counters: DevicePtr::new(self.addresses.counters),
+        }
     }
 
     fn seqs(&self, attention: &attention::Attention) -> SeqInputs {
@@ -366,8 +396,8 @@ impl<'a> Lowering<'a> {
     fn attention_operands<E: Stored>(
         &self,
         op: &Attention,
+        [k_pool, v_pool]: [DevicePtr<E>; 2],
     ) -> Result<AttentionOperands<E>, ExecError> {
-        let [k_pool, v_pool] = self.pools(op.layer)?;
         Ok(AttentionOperands { q: self.view(op.q)?, k_pool, v_pool, out: self.view(op.out)? })
     }
 

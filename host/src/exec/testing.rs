@@ -1,7 +1,7 @@
 //! What the tests of executors share.
 
 use crate::plan::{
-    Bounds, Constant, Dtype, KvLayout, Numerics, Op, Plan, PlanBuilder, Rows, Weight,
+    Bounds, Constant, Dtype, KvLayout, KvStorage, Numerics, Op, Plan, PlanBuilder, Rows, Weight,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -34,8 +34,14 @@ pub fn plan() -> Plan {
         max_kv_len: 100,
         mixed: false,
     };
-    let kv =
-        KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 4, num_pages: 4, dtype: Dtype::F32 };
+    let kv = KvLayout {
+        num_layers: 1,
+        num_kv_heads: 1,
+        head_dim: 4,
+        num_pages: 4,
+        dtype: Dtype::F32,
+        storage: KvStorage::default(),
+    };
     let mut plan = PlanBuilder::new();
     let table = plan.weight(Weight::whole("embedding", 10, 4, Dtype::F32));
     let data = vec![0.0; 400].into();

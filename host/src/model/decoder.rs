@@ -33,6 +33,7 @@ pub(super) fn plan(
         head_dim: config.head_dim,
         num_pages,
         dtype: precision.cache(),
+        storage: numerics.kv,
     };
     let score_columns = match numerics.attention {
         AttentionForm::Flash => None,

@@ -110,7 +110,8 @@ impl Plan {
                 _ => weight.bytes(),
             };
         }
-        let kv_row_bytes = self.kv.bytes_per_position() / self.kv.num_layers.max(1);
+        let position_bytes = self.kv.position_bytes();
+        let kv_row_bytes: usize = position_bytes.iter().sum();
         if op.appends_to().is_some() {
             cost.written_bytes += kv_row_bytes * shape.num_tokens;
         }
@@ -141,8 +142,9 @@ impl Plan {
             cost.flops = match op {
                 Op::AttentionSoftmax(_) => SOFTMAX_FLOPS * scores,
                 _ => {
-                    // Either K or V.
-                    cost.read_bytes += kv_row_bytes / 2 * shape.kv_positions;
+                    let [k, v] = position_bytes;
+                    let row_bytes = if matches!(op, Op::AttentionScores(_)) { k } else { v };
+                    cost.read_bytes += row_bytes * shape.kv_positions;
                     2 * scores * attention.head_dim
                 }
             };
@@ -171,7 +173,7 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::plan::{
-        Attention, Bounds, Dtype, KvLayout, Numerics, Tensor, TensorId, Weight, WeightId,
+        Attention, Bounds, Dtype, KvLayout, KvStorage, Numerics, Tensor, TensorId, Weight, WeightId,
     };
 
     /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads,
@@ -209,7 +211,14 @@ mod tests {
             tensors: vec![tensor("x", 8), tensor("q", 16), tensor("out", 16)],
             weights: vec![Weight::whole("w", 16, 8, dtype)],
             constants: vec![],
-            kv: KvLayout { num_layers: 1, num_kv_heads: 2, head_dim: 4, num_pages: 1, dtype },
+            kv: KvLayout {
+                num_layers: 1,
+                num_kv_heads: 2,
+                head_dim: 4,
+                num_pages: 1,
+                dtype,
+                storage: KvStorage::default(),
+            },
             ops: vec![linear, Op::Attention(attention)],
             numerics: Numerics::default(),
             logits: view(2, 16),

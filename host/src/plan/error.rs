@@ -1,6 +1,6 @@
 //! What can be wrong with a plan.
 
-use super::Dtype;
+use super::{CacheType, Dtype};
 
 /// What can be wrong with a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +26,21 @@ pub enum PlanError {
         got: Dtype,
         /// The types that would be right.
         wanted: Vec<Dtype>,
+    },
+    /// Heads that are no whole number of blocks of the cache.
+    #[error(
+        "the {} cache in {cache_type} stores blocks of {} elements: heads of {head_dim} are no \
+         whole number of them",
+        of.to_uppercase(),
+        cache_type.block_elems()
+    )]
+    CacheBlocks {
+        /// `k` or `v`.
+        of: &'static str,
+        /// Its type.
+        cache_type: CacheType,
+        /// Elements of a head.
+        head_dim: usize,
     },
     /// Rows of 16-bit elements that do not start at multiples of 16 bytes, as tensor cores want
     /// them, or rows that are no whole number of blocks.

@@ -130,6 +130,7 @@ impl Pass<'_> {
     ) -> Option<Op> {
         let fits = append.layer == attention.layer
             && append.q == attention.q
+            && self.plan.kv.is_plain()
             && self.plan.dtype(append.q) == self.plan.kv.dtype
             && [append.q, append.k, append.v].iter().all(|x| x.tensor != attention.out.tensor)
             && !self.is_read_after(index, append.q);

@@ -1,15 +1,166 @@
 //! The one layout of the KV cache.
 
-use super::Dtype;
+use super::{Dtype, PlanError};
+use std::fmt;
+use std::str::FromStr;
 
 /// Positions in a page of the KV cache.
 pub const PAGE_SIZE: usize = 64;
 
+/// How keys or values are stored; the names are llama.cpp's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types)]
+pub enum CacheType {
+    /// f32.
+    F32,
+    /// f16.
+    F16,
+    /// bf16.
+    BF16,
+    /// Blocks of 32 elements of 8 bits with an f16 scale.
+    Q8_0,
+    /// Elements in E4M3, with an f16 scale a position and head.
+    Fp8,
+    /// Blocks of 32 elements of 4 bits with an f16 scale.
+    Q4_0,
+}
+
+/// A name that is no type's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cache type {0:?}: f32, f16, bf16, q8_0, fp8 or q4_0")]
+pub struct UnknownCacheType(String);
+
+impl CacheType {
+    /// All of them.
+    pub const ALL: [CacheType; 6] = [
+        CacheType::F32,
+        CacheType::F16,
+        CacheType::BF16,
+        CacheType::Q8_0,
+        CacheType::Fp8,
+        CacheType::Q4_0,
+    ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CacheType::F32 => "f32",
+            CacheType::F16 => "f16",
+            CacheType::BF16 => "bf16",
+            CacheType::Q8_0 => "q8_0",
+            CacheType::Fp8 => "fp8",
+            CacheType::Q4_0 => "q4_0",
+        }
+    }
+
+    /// The element type, where there are no scales.
+    pub const fn dtype(self) -> Option<Dtype> {
+        match self {
+            CacheType::F32 => Some(Dtype::F32),
+            CacheType::F16 => Some(Dtype::F16),
+            CacheType::BF16 => Some(Dtype::BF16),
+            CacheType::Q8_0 | CacheType::Fp8 | CacheType::Q4_0 => None,
+        }
+    }
+
+    /// Elements of a block, of which a head has a whole number.
+    pub const fn block_elems(self) -> usize {
+        match self {
+            CacheType::Q8_0 | CacheType::Q4_0 => 32,
+            _ => 1,
+        }
+    }
+
+    /// Scales of a head at one position.
+    pub const fn num_scales(self, head_dim: usize) -> usize {
+        match self {
+            CacheType::Fp8 => 1,
+            CacheType::Q8_0 | CacheType::Q4_0 => head_dim / self.block_elems(),
+            _ => 0,
+        }
+    }
+
+    /// Bytes of the elements of a head at one position, its scales left out.
+    pub const fn quant_bytes(self, head_dim: usize) -> usize {
+        match self {
+            CacheType::F32 => 4 * head_dim,
+            CacheType::F16 | CacheType::BF16 => 2 * head_dim,
+            CacheType::Q8_0 | CacheType::Fp8 => head_dim,
+            CacheType::Q4_0 => head_dim / 2,
+        }
+    }
+
+    /// Bytes of a head at one position, its scales included.
+    pub const fn row_bytes(self, head_dim: usize) -> usize {
+        self.quant_bytes(head_dim) + 2 * self.num_scales(head_dim)
+    }
+}
+
+impl fmt::Display for CacheType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for CacheType {
+    type Err = UnknownCacheType;
+
+    fn from_str(text: &str) -> Result<Self, UnknownCacheType> {
+        let named = Self::ALL.into_iter().find(|of| of.name() == text);
+        named.ok_or_else(|| UnknownCacheType(text.to_owned()))
+    }
+}
+
+/// How the KV cache is stored; `None` is the type of the operands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct KvStorage {
+    /// The keys.
+    pub k: Option<CacheType>,
+    /// The values.
+    pub v: Option<CacheType>,
+}
+
+impl fmt::Display for KvStorage {
+    /// One type for both, or that of the keys, `/` and that of the values; `auto` for what is open.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |of: Option<CacheType>| of.map_or("auto", CacheType::name);
+        match (name(self.k), name(self.v)) {
+            (k, v) if k == v => f.write_str(k),
+            (k, v) => write!(f, "{k}/{v}"),
+        }
+    }
+}
+
+impl FromStr for KvStorage {
+    type Err = UnknownCacheType;
+
+    /// As it is printed.
+    fn from_str(text: &str) -> Result<Self, UnknownCacheType> {
+        let named = |text: &str| match text {
+            "auto" => Ok(None),
+            _ => text.parse().map(Some),
+        };
+        let (k, v) = text.split_once('/').unwrap_or((text, text));
+        Ok(KvStorage { k: named(k)?, v: named(v)? })
+    }
+}
+
+impl From<CacheType> for KvStorage {
+    /// Keys and values alike.
+    fn from(both: CacheType) -> Self {
+        KvStorage { k: Some(both), v: Some(both) }
+    }
+}
+
 /// Layout and size of the paged KV cache.
 ///
-/// Each layer has a K pool and a V pool, both `[num_pages, num_kv_heads, PAGE_SIZE, head_dim]`.
-/// Position `p` of a sequence lives in page `block_table[p / PAGE_SIZE]`, row `p % PAGE_SIZE`; its
-/// *slot* is `page * PAGE_SIZE + p % PAGE_SIZE`.
+/// Each layer has a K pool and a V pool, both `[num_pages, num_kv_heads]` pages of a head. Position
+/// `p` of a sequence lives in page `block_table[p / PAGE_SIZE]`, row `p % PAGE_SIZE`; its *slot* is
+/// `page * PAGE_SIZE + p % PAGE_SIZE`.
+///
+/// A page of a head is `[PAGE_SIZE, head_dim]` elements, then, where its type has scales,
+/// `[num_scales, PAGE_SIZE]` of them in f16. Of 8 and 4 bits every whole 32-bit word holds its even
+/// columns first, from the lowest bits on, then the odd ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Layers of the model.
@@ -20,29 +171,107 @@ pub struct KvLayout {
     pub head_dim: usize,
     /// Pages of each pool.
     pub num_pages: usize,
-    /// Element type.
+    /// Element type of attention's operands, and of what `storage` leaves open.
     pub dtype: Dtype,
+    /// How keys and values are stored.
+    pub storage: KvStorage,
 }
 
 impl KvLayout {
+    /// The types of K and of V.
+    pub fn types(&self) -> [CacheType; 2] {
+        let operand = match self.dtype {
+            Dtype::F16 => CacheType::F16,
+            Dtype::BF16 => CacheType::BF16,
+            _ => CacheType::F32,
+        };
+        let KvStorage { k, v } = self.storage;
+        [k, v].map(|stored| stored.unwrap_or(operand))
+    }
+
+    /// Whether attention reads elements of the pools as they are, of K and of V.
+    pub fn are_operands(&self) -> [bool; 2] {
+        self.types().map(|stored| stored.dtype() == Some(self.dtype))
+    }
+
+    /// Whether attention reads elements of both pools as they are.
+    pub fn is_plain(&self) -> bool {
+        self.are_operands() == [true; 2]
+    }
+
     /// Elements of one pool (K or V of one layer).
     pub fn pool_elems(&self) -> usize {
         self.num_pages * self.num_kv_heads * PAGE_SIZE * self.head_dim
     }
 
+    /// Bytes of the K pool and of the V pool of a layer.
+    pub fn pool_bytes(&self) -> [usize; 2] {
+        self.position_bytes().map(|bytes| self.num_pages * PAGE_SIZE * bytes)
+    }
+
     /// Bytes of the whole cache: all layers, K and V.
     pub fn bytes(&self) -> usize {
-        2 * self.num_layers * self.pool_elems() * self.dtype.block_bytes()
+        self.num_layers * self.pool_bytes().iter().sum::<usize>()
     }
 
-    /// Bytes that one position takes over all layers, K and V.
-    pub fn bytes_per_position(&self) -> usize {
-        2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.block_bytes()
+    /// Bytes that one position takes in a layer, K and V.
+    pub fn position_bytes(&self) -> [usize; 2] {
+        self.types().map(|stored| self.num_kv_heads * stored.row_bytes(self.head_dim))
     }
 
-    /// First element, in a pool, of the row of `kv_head` at `slot`.
+    /// First element, in a pool without scales, of the row of `kv_head` at `slot`.
     pub fn row_start(&self, slot: usize, kv_head: usize) -> usize {
         let (page, row) = (slot / PAGE_SIZE, slot % PAGE_SIZE);
         ((page * self.num_kv_heads + kv_head) * PAGE_SIZE + row) * self.head_dim
+    }
+
+    /// Whether heads are whole numbers of blocks.
+    ///
+    /// # Errors
+    /// [`PlanError::CacheBlocks`].
+    pub(super) fn check(&self) -> Result<(), PlanError> {
+        for (of, cache_type) in ["k", "v"].into_iter().zip(self.types()) {
+            if !self.head_dim.is_multiple_of(cache_type.block_elems()) {
+                return Err(PlanError::CacheBlocks { of, cache_type, head_dim: self.head_dim });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_is_read_as_it_is_printed() {
+        for cache_type in CacheType::ALL {
+            assert_eq!(cache_type.to_string().parse(), Ok(cache_type));
+        }
+        let error = "q5_0".parse::<CacheType>().unwrap_err().to_string();
+        assert_eq!(error, "cache type \"q5_0\": f32, f16, bf16, q8_0, fp8 or q4_0");
+    }
+
+    /// A layer of 8192 positions: Qwen2.5-0.5B, Phi-3 Mini.
+    #[test]
+    fn bytes_come_from_the_types() {
+        let kib = |num_kv_heads, head_dim, storage| {
+            let num_pages = 8192 / PAGE_SIZE;
+            let dtype = Dtype::F16;
+            let layout =
+                KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages, dtype, storage };
+            layout.bytes() >> 10
+        };
+        use CacheType::{F32, Fp8, Q4_0, Q8_0};
+        for (storage, qwen, phi) in [
+            (KvStorage::default(), 4 << 10, 96 << 10),
+            (F32.into(), 8 << 10, 192 << 10),
+            (Q8_0.into(), 4 * 34 * 16, 96 * 34 * 16),
+            (Fp8.into(), 2 * 66 * 16, 48 * 98 * 1024 / 96),
+            (Q4_0.into(), 4 * 18 * 16, 96 * 18 * 16),
+            (KvStorage { k: Some(Q8_0), v: Some(Q4_0) }, 2 * (34 + 18) * 16, 48 * (34 + 18) * 16),
+        ] {
+            assert_eq!([kib(2, 64, storage), kib(32, 96, storage)], [qwen, phi], "{storage:?}");
+        }
     }
 }

@@ -119,7 +119,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Bounds, KvLayout, Numerics, Op, Rows, Tensor, View};
+    use crate::plan::{Bounds, Dtype, KvLayout, KvStorage, Numerics, Op, Rows, Tensor, View};
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {
@@ -145,6 +145,7 @@ mod tests {
             head_dim: 64,
             num_pages: 2,
             dtype: Dtype::F32,
+            storage: KvStorage::default(),
         };
         Plan {
             bounds,
@@ -197,7 +198,15 @@ mod tests {
         // A layer of 8192 positions in f32 and in 16 bits: Qwen2.5-0.5B, Phi-3 Mini.
         let layer = |num_kv_heads, head_dim, dtype| {
             let num_pages = 8192 / crate::plan::PAGE_SIZE;
-            KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages, dtype }.bytes()
+            KvLayout {
+                num_layers: 1,
+                num_kv_heads,
+                head_dim,
+                num_pages,
+                dtype,
+                storage: KvStorage::default(),
+            }
+            .bytes()
         };
         for (num_kv_heads, head_dim, mib) in [(2, 64, 8), (32, 96, 192)] {
             assert_eq!(layer(num_kv_heads, head_dim, Dtype::F32), mib << 20);

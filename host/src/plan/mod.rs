@@ -30,7 +30,7 @@ pub use cost::{Cost, StepShape};
 pub use dtype::Dtype;
 pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
-pub use kv::{KvLayout, PAGE_SIZE};
+pub use kv::{CacheType, KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
 pub use numerics::{Accumulate, AttentionForm, Numerics, WeightStorage};
 pub use op::{AppendAttention, Attention, Linear, MaterializedAttention, Norm, Op, RopeAppend};

@@ -1,12 +1,12 @@
 //! How a model computes: said once, when a plan is made.
 
-use super::{Dtype, Fusion, PlanError, Precision};
+use super::{Dtype, Fusion, KvStorage, PlanError, Precision};
 
 /// How a model computes. A plan is built for it and keeps it
 /// ([`Plan::numerics`](super::Plan::numerics)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Numerics {
-    /// Element types of weights, KV cache and activations.
+    /// Element types of weights and activations, and of the KV cache where `kv` leaves it open.
     pub precision: Precision,
     /// In what type matrices are kept: that of the operands, or the checkpoint's own.
     pub weights: WeightStorage,
@@ -19,6 +19,8 @@ pub struct Numerics {
     pub fusion: Fusion,
     /// How attention is computed.
     pub attention: AttentionForm,
+    /// How the KV cache is stored.
+    pub kv: KvStorage,
 }
 
 impl Numerics {

@@ -1,8 +1,8 @@
 //! What the tests of plans and of what reads them share.
 
 use super::{
-    Attention, Bounds, Constant, Dtype, Fusion, KvLayout, Linear, Numerics, Op, PAGE_SIZE, Plan,
-    PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId,
+    Attention, Bounds, Constant, Dtype, Fusion, KvLayout, KvStorage, Linear, Numerics, Op,
+    PAGE_SIZE, Plan, PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId,
 };
 
 /// A plan without operations, which tests fill: it is not checked.
@@ -154,7 +154,14 @@ impl Decoder {
             mixed: false,
         };
         let dtype = self.precision.cache();
-        let kv = KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages: max_tokens, dtype };
+        let kv = KvLayout {
+            num_layers: 1,
+            num_kv_heads,
+            head_dim,
+            num_pages: max_tokens,
+            dtype,
+            storage: KvStorage::default(),
+        };
         std::mem::take(b).finish(&self.precision.into(), bounds, kv, logits, next_tokens).unwrap()
     }
 

@@ -6,8 +6,8 @@ use crate::engine::{EngineError, StepSize, TimedStep};
 use crate::exec::{self, Device, GpuOptions, Want};
 use crate::model::ModelError;
 use crate::plan::{
-    Bounds, Dtype, KvLayout, Linear, Op, PAGE_SIZE, Plan, PlanBuilder, PlanError, Precision, Rows,
-    StepInputs, StepShape, Weight,
+    Bounds, Dtype, KvLayout, KvStorage, Linear, Op, PAGE_SIZE, Plan, PlanBuilder, PlanError,
+    Precision, Rows, StepInputs, StepShape, Weight,
 };
 use serde::Serialize;
 
@@ -135,6 +135,7 @@ impl Sizes {
             head_dim: 8,
             num_pages: bounds.max_pages_per_seq(),
             dtype: operand,
+            storage: KvStorage::default(),
         };
         let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         plan.op(Op::Argmax { x: logits, out: next_tokens });

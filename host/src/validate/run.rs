@@ -103,6 +103,7 @@ impl Runner<'_> {
             precision: settings.precision.into(),
             fusion: settings.fusion,
             attention: settings.attention,
+            kv: settings.kv,
             context: Some(self.inputs.sizes.context()),
             max_seqs: 1,
             cache_positions: None,

@@ -1,27 +1,30 @@
 //! How a model computes, as far as a validation varies it.
 
-use crate::plan::{AttentionForm, Fusion, Precision};
+use crate::plan::{AttentionForm, Fusion, KvStorage, Precision};
 use std::fmt;
 use std::str::FromStr;
 
 /// How a model computes, as far as a validation varies it.
 ///
 /// As text the precision, and what is not as usual: `f16`, `f16+fusion=off`,
-/// `f32+attention=materialized`.
+/// `f32+attention=materialized`, `f16+kv=q8_0`, `f16+kv=q8_0/q4_0` (keys, then values).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Element types of weights, KV cache and activations.
+    /// Element types of weights and activations, and of the KV cache if `kv` leaves it open.
     pub precision: Precision,
     /// Which neighbouring operations run as one kernel.
     pub fusion: Fusion,
     /// How attention is computed.
     pub attention: AttentionForm,
+    /// How the KV cache is stored.
+    pub kv: KvStorage,
 }
 
 /// A text that is no [`Settings`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?}: f32, f16 or bf16, and after a + each fusion=on|off|NAMES, attention=flash|materialized"
+    "{0:?}: f32, f16 or bf16, and after a + each fusion=on|off|NAMES, \
+     attention=flash|materialized, kv=TYPE or kv=K/V"
 )]
 pub struct UnknownSettings(String);
 
@@ -29,19 +32,22 @@ impl From<Precision> for Settings {
     /// With everything else as usual.
     fn from(precision: Precision) -> Self {
         let (fusion, attention) = (Fusion::default(), AttentionForm::default());
-        Settings { precision, fusion, attention }
+        Settings { precision, fusion, attention, kv: KvStorage::default() }
     }
 }
 
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Settings { precision, fusion, attention } = self;
+        let &Settings { precision, fusion, attention, kv } = self;
         write!(f, "{precision}")?;
         if fusion != Fusion::default() {
             write!(f, "+fusion={fusion}")?;
         }
         if attention == AttentionForm::Materialized {
             write!(f, "+attention=materialized")?;
+        }
+        if kv != KvStorage::default() {
+            write!(f, "+kv={kv}")?;
         }
         Ok(())
     }
@@ -65,6 +71,7 @@ impl FromStr for Settings {
                 Some(("attention", "materialized")) => {
                     settings.attention = AttentionForm::Materialized;
                 }
+                Some(("kv", value)) => settings.kv = value.parse().map_err(|_| unknown())?,
                 _ => return Err(unknown()),
             }
         }
@@ -75,6 +82,7 @@ impl FromStr for Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::CacheType;
 
     #[test]
     fn a_text_names_what_is_not_as_usual() {
@@ -86,12 +94,19 @@ mod tests {
             precision: Precision::BF16,
             fusion: Fusion { residual: true, ..Fusion::NONE },
             attention: AttentionForm::Materialized,
+            ..usual
         };
         assert_eq!(settings("bf16+attention=materialized+fusion=residual"), Ok(both));
-        for settings in [usual, both, Precision::F32.into()] {
+        let q8_0 = Settings { kv: CacheType::Q8_0.into(), ..usual };
+        let mixed = KvStorage { k: Some(CacheType::Q8_0), v: Some(CacheType::Q4_0) };
+        assert_eq!(settings("f16+kv=q8_0"), Ok(q8_0));
+        assert_eq!(settings("f16+kv=q8_0/q4_0"), Ok(Settings { kv: mixed, ..usual }));
+        for settings in [usual, both, q8_0, Settings { kv: mixed, ..both }] {
             assert_eq!(settings.to_string().parse(), Ok(settings));
         }
-        for wrong in ["", "f8", "f16+", "f16+fusion=some", "f16+attention=slow", "fusion=off"] {
+        for wrong in
+            ["", "f8", "f16+", "f16+fusion=some", "f16+attention=slow", "f16+kv=q5_0", "fusion=off"]
+        {
             assert!(settings(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -5,10 +5,106 @@
 //! other warps' loads stay in flight. Keys that the sequence does not have are zeros, as 0 x NaN
 //! is NaN.
 
-use super::tile::{Cache, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, tile_offset, vec_elems};
+use super::tile::{
+    AttentionElement, Cache, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, tile_offset, vec_elems,
+};
 use crate::kv_cache::{PAGE_SIZE, row_start};
+use core::marker::PhantomData;
 use core::ops::Range;
 use cuda_std::prelude::*;
+
+/// What decode reads: how a warp copies its keys of a tile of K or V to a slot of the ring, and the
+/// tile that computes with them there.
+pub(super) trait KvSource {
+    /// The element type of Q and the output.
+    type Element: AttentionElement;
+
+    /// Computes with a slot.
+    type Tile: WarpTile<Element = Self::Element>;
+
+    /// Slots of the ring.
+    const NUM_SLOTS: u32;
+
+    /// Elements of a slot.
+    const SLOT_ELEMS: u32;
+
+    /// Elements of a slot before the first of a warp's keys.
+    const WARP_ELEMS: u32;
+
+    /// Whether a new token's K and V can be stored to a slot.
+    const APPENDS: bool;
+
+    /// Issues the copies of the warp's keys of the tile of K, or of V, that starts at key `first`
+    /// in page `page`; those that are not in `keys` become zeros.
+    ///
+    /// # Safety
+    /// 1. `slot` is one of the ring's that no thread reads; the page is in the pool of K, or of V.
+    unsafe fn copy_tile(
+        slot: Shared<Self::Element>,
+        pool: Global<Self::Element>,
+        of_v: bool,
+        cache: &Cache,
+        page: u32,
+        first: u32,
+        keys: &Range<u32>,
+    );
+}
+
+/// K and V of elements that attention computes with: `4 * ROWS` query rows, heads of up to
+/// `32 * PANELS` columns.
+pub(super) struct Dense<E, const ROWS: usize, const PANELS: usize>(PhantomData<E>);
+
+impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> KvSource
+    for Dense<E, ROWS, PANELS>
+{
+    type Element = E;
+    type Tile = E::Decode<ROWS, PANELS>;
+
+    const NUM_SLOTS: u32 = num_slots(PANELS);
+    const SLOT_ELEMS: u32 = Self::Tile::BLOCK_N * Self::Tile::WIDTH;
+    const WARP_ELEMS: u32 = Self::Tile::KEYS * PANEL_COLUMNS;
+    const APPENDS: bool = true;
+
+    /// The lanes of a copy read whole lines, vectors next to each other of one row after the other.
+    #[inline(always)]
+    unsafe fn copy_tile(
+        slot: Shared<E>,
+        pool: Global<E>,
+        _of_v: bool,
+        cache: &Cache,
+        page: u32,
+        first: u32,
+        keys: &Range<u32>,
+    ) {
+        const {
+            assert!(Self::Tile::KEYS * NUM_WARPS == Self::Tile::BLOCK_N);
+            assert!(Self::Tile::KEYS * PANEL_COLUMNS == 2 * warp::WARP_SIZE * vec_elems::<E>());
+        }
+        let Cache { num_kv_heads, kv_head, head_dim, aligned } = *cache;
+        let row_vecs = const { Self::Tile::WIDTH / vec_elems::<E>() };
+        let start = row_start(page, first % PAGE_SIZE, kv_head, num_kv_heads, head_dim);
+        let (lane_id, first_row) = (warp::lane_id(), warp::warp_idx() * Self::Tile::KEYS);
+        unroll!(pass in 0..2 * PANELS, {
+            let vec = lane_id + warp::WARP_SIZE * pass as u32;
+            let (row, column) = (first_row + vec / row_vecs, vec % row_vecs * vec_elems::<E>());
+            let key = first + row;
+            let exists = keys.start <= key && key < keys.end;
+            let columns = if exists { head_dim.saturating_sub(column) } else { 0 };
+            let gmem = pool.wrapping_add(start + (row * head_dim + column) as usize);
+            let slot = slot.offset(tile_offset::<E>(row, column, Self::Tile::BLOCK_N));
+            // SAFETY: nothing is read where nothing exists; the row is inside the slot.
+            unsafe {
+                if aligned {
+                    let (to, from) = (slot.cast::<f32>(), gmem.cast());
+                    cp_async::copy_vec_of_line::<4, f32>(to, 0, from, 0, columns > 0);
+                } else {
+                    let source = Source { gmem, row_stride: head_dim, rows: 1, head_dim, aligned };
+                    source.copy_vec(slot, 0, columns);
+                }
+            }
+        });
+    }
+}
 
 /// Slots of the ring for heads of up to `32 * panels` columns: as many bytes in flight as leave
 /// room for two blocks an SM, for three up to 96 columns (`docs/measurements/attention_decode.md`).
@@ -55,9 +151,9 @@ impl PageIds {
 }
 
 /// The ring, over the tiles of a range of keys, from the last to the first.
-pub(super) struct KvRing<T: WarpTile, const PANELS: usize> {
-    smem: Shared<T::Element>,
-    pools: [Global<T::Element>; 2],
+pub(super) struct KvRing<S: KvSource> {
+    smem: Shared<S::Element>,
+    pools: [Global<S::Element>; 2],
     cache: Cache,
     pages: PageIds,
     /// Keys that are copied; the others are zeros.
@@ -72,32 +168,23 @@ pub(super) struct KvRing<T: WarpTile, const PANELS: usize> {
     copy_slot: u32,
 }
 
-impl<T: WarpTile, const PANELS: usize> KvRing<T, PANELS> {
-    pub const NUM_SLOTS: u32 = num_slots(PANELS);
-
-    /// Elements of a slot.
-    pub const SLOT_ELEMS: u32 = T::BLOCK_N * T::WIDTH;
-
+impl<S: KvSource> KvRing<S> {
     /// The ring over `num_tiles` tiles, the last of which starts at key `last_tile`; only `keys`
     /// are copied. `pools` are those of K and V.
     ///
     /// # Safety
-    /// 1. `smem` holds [`KvRing::NUM_SLOTS`] slots, which only this ring writes while it is used.
+    /// 1. `smem` holds [`KvSource::NUM_SLOTS`] slots, which only this ring writes while it is used.
     /// 2. `table` is the sequence's row of the block table, and holds the pages of the tiles; the
     ///    pools hold them.
     #[inline(always)]
     pub unsafe fn new(
-        smem: Shared<T::Element>,
-        pools: [Global<T::Element>; 2],
+        smem: Shared<S::Element>,
+        pools: [Global<S::Element>; 2],
         table: Global<u32>,
         cache: Cache,
         [last_tile, num_tiles]: [u32; 2],
         keys: Range<u32>,
     ) -> Self {
-        const {
-            assert!(T::KEYS * NUM_WARPS == T::BLOCK_N);
-            assert!(T::KEYS * PANEL_COLUMNS == 2 * warp::WARP_SIZE * vec_elems::<T::Element>());
-        }
         // SAFETY: the caller's promise.
         let pages = unsafe { PageIds::load(table, last_tile / PAGE_SIZE) };
         KvRing {
@@ -115,7 +202,7 @@ impl<T: WarpTile, const PANELS: usize> KvRing<T, PANELS> {
 
     #[inline(always)]
     fn next(slot: u32) -> u32 {
-        if slot + 1 == Self::NUM_SLOTS { 0 } else { slot + 1 }
+        if slot + 1 == S::NUM_SLOTS { 0 } else { slot + 1 }
     }
 
     /// Issues the copies of the next tile, if there is one, and closes their group.
@@ -125,55 +212,23 @@ impl<T: WarpTile, const PANELS: usize> KvRing<T, PANELS> {
     #[inline(always)]
     pub unsafe fn copy(&mut self) {
         if self.copies_left > 0 {
-            let slot = self.smem.offset(self.copy_slot * Self::SLOT_ELEMS);
+            let slot = self.smem.offset(self.copy_slot * S::SLOT_ELEMS);
+            let [k_pool, v_pool] = self.pools;
+            let pool = if self.copies_v { v_pool } else { k_pool };
+            let Self { copies_v, copy_key, ref cache, ref keys, .. } = *self;
             // SAFETY: the promises of the caller and of `new`.
             unsafe {
-                let page = self.pages.get(self.copy_key / PAGE_SIZE);
-                self.copy_tile(slot, page);
+                let page = self.pages.get(copy_key / PAGE_SIZE);
+                S::copy_tile(slot, pool, copies_v, cache, page, copy_key, keys);
             }
             if self.copies_v {
-                self.copy_key = self.copy_key.wrapping_sub(T::BLOCK_N);
+                self.copy_key = self.copy_key.wrapping_sub(S::Tile::BLOCK_N);
                 self.copies_left -= 1;
             }
             self.copies_v = !self.copies_v;
         }
         cp_async::commit();
         self.copy_slot = Self::next(self.copy_slot);
-    }
-
-    /// Issues the copies of the warp's keys of a tile in page `page`: the lanes of a copy read whole
-    /// lines, vectors next to each other of one row after the other.
-    ///
-    /// # Safety
-    /// As [`KvRing::copy`].
-    #[inline(always)]
-    unsafe fn copy_tile(&self, slot: Shared<T::Element>, page: u32) {
-        let Cache { num_kv_heads, kv_head, head_dim, aligned } = self.cache;
-        let row_vecs = const { T::WIDTH / vec_elems::<T::Element>() };
-        let [k_pool, v_pool] = self.pools;
-        let pool = if self.copies_v { v_pool } else { k_pool };
-        let start = row_start(page, self.copy_key % PAGE_SIZE, kv_head, num_kv_heads, head_dim);
-        let (lane_id, first_row) = (warp::lane_id(), warp::warp_idx() * T::KEYS);
-        unroll!(pass in 0..2 * PANELS, {
-            let vec = lane_id + warp::WARP_SIZE * pass as u32;
-            let (row, column) =
-                (first_row + vec / row_vecs, vec % row_vecs * vec_elems::<T::Element>());
-            let key = self.copy_key + row;
-            let exists = self.keys.start <= key && key < self.keys.end;
-            let columns = if exists { head_dim.saturating_sub(column) } else { 0 };
-            let gmem = pool.wrapping_add(start + (row * head_dim + column) as usize);
-            let slot = slot.offset(tile_offset::<T::Element>(row, column, T::BLOCK_N));
-            // SAFETY: nothing is read where nothing exists; the row is inside the slot.
-            unsafe {
-                if aligned {
-                    let (to, from) = (slot.cast::<f32>(), gmem.cast());
-                    cp_async::copy_vec_of_line::<4, f32>(to, 0, from, 0, columns > 0);
-                } else {
-                    let source = Source { gmem, row_stride: head_dim, rows: 1, head_dim, aligned };
-                    source.copy_vec(slot, 0, columns);
-                }
-            }
-        });
     }
 
     /// Waits for the next tile, refills the slot of the tile before it, and returns the tile at
@@ -183,12 +238,12 @@ impl<T: WarpTile, const PANELS: usize> KvRing<T, PANELS> {
     /// 1. [`KvRing::copy`] was called `NUM_SLOTS - 1` times before the first tile.
     /// 2. The lanes are converged and have read the tile before.
     #[inline(always)]
-    pub unsafe fn wait(&mut self) -> Shared<T::Element> {
-        cp_async::wait(Self::NUM_SLOTS - 2);
+    pub unsafe fn wait(&mut self) -> Shared<S::Element> {
+        cp_async::wait(S::NUM_SLOTS - 2);
         warp::sync_warp();
-        let slot = self.smem.offset(Self::next(self.copy_slot) * Self::SLOT_ELEMS);
+        let slot = self.smem.offset(Self::next(self.copy_slot) * S::SLOT_ELEMS);
         // SAFETY: the slot before this one is read, by the caller's promise.
         unsafe { self.copy() };
-        slot.offset(warp::warp_idx() * T::KEYS * PANEL_COLUMNS)
+        slot.offset(warp::warp_idx() * S::WARP_ELEMS)
     }
 }

@@ -11,6 +11,7 @@ use core::marker::PhantomData;
 use cuda_std::matrix::{load_x4, load_x4_at, load_x4_trans_at};
 use cuda_std::mma::{Accumulator, FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
+use half::f16;
 
 /// Rows of a row tile: those of an MMA.
 const TILE_ROWS: u32 = 16;
@@ -54,7 +55,7 @@ struct RowTile<const PANELS: usize> {
 
 /// 16-byte vector `vec_idx` of `row`, in the first panel of a tile.
 #[inline(always)]
-fn vec_at<E>(smem: Shared<E>, row: u32, vec_idx: u32) -> Shared<E> {
+pub(super) fn vec_at<E>(smem: Shared<E>, row: u32, vec_idx: u32) -> Shared<E> {
     smem.offset(row * PANEL_COLUMNS + (vec_idx ^ swizzle::<E>(row)) * vec_elems::<E>())
 }
 
@@ -71,6 +72,13 @@ fn multiply<E: Half>(a: FragmentA<E>, b: [u32; 4], [first, second]: &mut Square)
     let [b0, b1, b2, b3] = b;
     *first = m16n8k16(a, FragmentB::from_words([b0, b1]), *first);
     *second = m16n8k16(a, FragmentB::from_words([b2, b3]), *second);
+}
+
+/// An MMA of f16: accumulates fragment A times fragment B.
+#[inline(always)]
+pub(super) fn multiply_words(a: [u32; 4], b: [u32; 2], accumulator: &mut Accumulator) {
+    let (a, b) = (FragmentA::<f16>::from_words(a), FragmentB::from_words(b));
+    *accumulator = m16n8k16(a, b, *accumulator);
 }
 
 /// The probabilities of 16 keys, rounded, as a fragment A.
@@ -109,7 +117,7 @@ fn reduce_row(mut value: f32, f: fn(f32, f32) -> f32) -> f32 {
 
 /// `groupID` and `threadID_in_group` of the lane, called `group` and `pair` here.
 #[inline(always)]
-fn lane() -> (u32, u32) {
+pub(super) fn lane() -> (u32, u32) {
     let lane_id = warp::lane_id();
     (lane_id / 4, lane_id % 4)
 }
@@ -176,6 +184,20 @@ impl<const PANELS: usize> RowTile<PANELS> {
                 f(first_row + group + 8, column, [c, d]);
             }
         });
+    }
+}
+
+impl<E, const PANELS: usize> MmaTile<E, 1, 1, PANELS> {
+    /// Accumulator `tile` of eight columns of panel `panel` of the output.
+    #[inline(always)]
+    pub(super) fn out(&self, panel: usize, tile: usize) -> Accumulator {
+        self.row_tiles[0].out[panel].as_flattened()[tile]
+    }
+
+    /// As [`MmaTile::out`], to add to.
+    #[inline(always)]
+    pub(super) fn out_mut(&mut self, panel: usize, tile: usize) -> &mut Accumulator {
+        &mut self.row_tiles[0].out[panel].as_flattened_mut()[tile]
     }
 }
 

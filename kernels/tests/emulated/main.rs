@@ -14,6 +14,7 @@ mod gemm16_swapped;
 mod gemm_epilogue;
 mod gemv16;
 mod kv_cache;
+mod kv_quantised;
 mod prefill_cluster;
 mod recorded;
 mod rope_append;

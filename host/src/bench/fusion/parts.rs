@@ -64,6 +64,7 @@ impl Calls {
             head_dim: shape.head_dim,
             num_pages: self.bounds.max_seqs * self.bounds.max_pages_per_seq(),
             dtype: self.numerics.precision.cache(),
+            storage: self.numerics.kv,
         };
         finish(self.plan, &self.numerics, self.bounds, kv, outs[0])
     }

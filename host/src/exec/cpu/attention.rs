@@ -137,9 +137,9 @@ fn attend(
         let rows = start.max(first) - first..end.min(first + PAGE_SIZE) - first;
         let mut scores = [0.0; PAGE_SIZE];
         let scores = &mut scores[..rows.len()];
-        let [k, v] = kv
-            .page(attention.layer, keys.pages[page_idx], kv_head, rows)
-            .map(|elements| elements.widen());
+        let (layer, page) = (attention.layer, keys.pages[page_idx]);
+        let k = kv.keys(layer, page, kv_head, rows.clone());
+        let v = kv.values(layer, page, kv_head, rows);
 
         for (score, k) in scores.iter_mut().zip(k.chunks_exact(head_dim)) {
             *score = dot(q, k) * attention.softmax_scale;
@@ -162,7 +162,7 @@ fn attend(
 mod tests {
     use super::*;
     use crate::exec::testing::{assert_close, random};
-    use crate::plan::{Dtype, KvLayout, TensorId, View};
+    use crate::plan::{Dtype, KvLayout, KvStorage, TensorId, View};
 
     /// Sequences of one step: new tokens, and positions that are in the cache before them.
     type Sequences = &'static [(usize, usize)];
@@ -203,8 +203,14 @@ mod tests {
     fn check(case: &Case) {
         let &Case { num_heads, num_kv_heads, head_dim, causal, window, .. } = case;
         let kv_width = num_kv_heads * head_dim;
-        let layout =
-            KvLayout { num_layers: 2, num_kv_heads, head_dim, num_pages: 24, dtype: Dtype::F32 };
+        let layout = KvLayout {
+            num_layers: 2,
+            num_kv_heads,
+            head_dim,
+            num_pages: 24,
+            dtype: Dtype::F32,
+            storage: KvStorage::default(),
+        };
         let mut kv = KvCache::new(layout).unwrap();
         let mut inputs = StepInputs::new();
         let (mut q, mut wanted) = (Vec::new(), Vec::new());
@@ -279,8 +285,14 @@ mod tests {
         const LEN: usize = 300;
         let (num_heads, num_kv_heads, head_dim) = (6, 2, 32);
         let (width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
-        let layout =
-            KvLayout { num_layers: 1, num_kv_heads, head_dim, num_pages: 5, dtype: Dtype::F16 };
+        let layout = KvLayout {
+            num_layers: 1,
+            num_kv_heads,
+            head_dim,
+            num_pages: 5,
+            dtype: Dtype::F16,
+            storage: KvStorage::default(),
+        };
         let pages = [3, 0, 4, 1, 2];
         let mut kv = KvCache::new(layout).unwrap();
         let mut whole = StepInputs::new();

@@ -17,17 +17,6 @@ pub fn words(dtype: Dtype, len: usize) -> usize {
     (len * dtype.block_bytes()).div_ceil(WORD_BYTES)
 }
 
-/// Whether the executor can store elements of `dtype`; an error names `what` was to be stored.
-pub fn check(what: &str, dtype: Dtype) -> Result<(), ExecError> {
-    match dtype {
-        Dtype::F32 | Dtype::F16 | Dtype::BF16 => Ok(()),
-        _ => Err(ExecError::Unsupported {
-            op: what.to_owned(),
-            why: format!("{dtype} storage; the CPU executor holds F32, F16 and BF16"),
-        }),
-    }
-}
-
 /// Elements of one type.
 pub struct Buffer {
     dtype: Dtype,

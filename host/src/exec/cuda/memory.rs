@@ -200,14 +200,15 @@ impl DeviceMemory {
     /// The addresses of everything in `plan`, its activations as `arena` says.
     pub fn addresses(&self, plan: &Plan, arena: &ArenaLayout) -> Addresses {
         let parameter = |&offset: &usize| self.parameters.address() + offset as u64;
-        let pool_bytes = (plan.kv.pool_elems() * plan.kv.dtype.block_bytes()) as u64;
-        let pool = |index: usize| self.kv.address() + index as u64 * pool_bytes;
+        let [k_bytes, v_bytes] = plan.kv.pool_bytes().map(|bytes| bytes as u64);
+        let pools = |layer: usize| {
+            let k = self.kv.address() + layer as u64 * (k_bytes + v_bytes);
+            KvPool { k, v: k + k_bytes }
+        };
         Addresses {
             weights: self.layout.weights.iter().map(parameter).collect(),
             constants: self.layout.constants.iter().map(parameter).collect(),
-            kv_pools: (0..plan.kv.num_layers)
-                .map(|layer| KvPool { k: pool(2 * layer), v: pool(2 * layer + 1) })
-                .collect(),
+            kv_pools: (0..plan.kv.num_layers).map(pools).collect(),
             tensors: (0..plan.tensors.len())
                 .map(|tensor| self.arena.address() + arena.offset(TensorId(tensor)) as u64)
                 .collect(),

@@ -4,8 +4,10 @@ use cuda_std::launch::DevicePtr;
 use kernels::attention::Append;
 use kernels::element::NarrowedFrom;
 use kernels::kv_cache::KvAppend;
+use kernels::kv_cache::append_quantised::{KvAppendQuantised, Rotated};
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
 
+use super::dequantise::format_of;
 use super::element::{Launched, Stored};
 use super::{Lowering, check_dtype};
 use crate::exec::ExecError;
@@ -19,6 +21,12 @@ impl Lowering<'_> {
         k: View,
         v: View,
     ) -> Result<Launched, ExecError> {
+        if !self.plan.kv.is_plain() {
+            return match self.plan.dtype(k) {
+                Dtype::F32 => self.append_quantised::<f32>(layer, k, v, None),
+                _ => self.append_quantised::<C>(layer, k, v, None),
+            };
+        }
         let [k_pool, v_pool] = self.pools::<C>(layer)?;
         let append = KvAppend {
             max_tokens: self.max_rows(k),
@@ -41,6 +49,16 @@ impl Lowering<'_> {
         op: &plan::RopeAppend,
     ) -> Result<Launched, ExecError> {
         let &plan::RopeAppend { layer, q, k, v, table, head_dim } = op;
+        if !self.plan.kv.is_plain() {
+            let rotated = Rotated {
+                positions: self.input(self.step.positions),
+                table: DevicePtr::new(self.addresses.constants[table.0]),
+                rotary_dim: self.plan.constant(table).cols,
+                num_heads: q.width / head_dim,
+                q: self.view::<T>(q)?,
+            };
+            return self.append_quantised(layer, k, v, Some(&rotated));
+        }
         let [k_pool, v_pool] = self.pools::<C>(layer)?;
         let append = RopeAppend {
             max_tokens: self.max_rows(q),
@@ -62,6 +80,27 @@ impl Lowering<'_> {
         Ok(append.launch(self.num_rows(q), &operands))
     }
 
+    /// The append of K and V of `T` to pools that are not operands of attention as they are.
+    fn append_quantised<T: Stored>(
+        &self,
+        layer: usize,
+        k: View,
+        v: View,
+        rotated: Option<&Rotated<T>>,
+    ) -> Result<Launched, ExecError> {
+        let kv = &self.plan.kv;
+        let append = KvAppendQuantised {
+            max_tokens: self.max_rows(k),
+            num_kv_heads: kv.num_kv_heads,
+            head_dim: kv.head_dim,
+            formats: kv.types().map(format_of),
+        };
+        let pools = self.untyped_pools(layer);
+        let slots = self.input(self.step.slot_mapping);
+        let rows = [self.view(k)?, self.view(v)?];
+        Ok(append.launch(self.num_rows(k), slots, rotated, rows, pools))
+    }
+
     /// The part of [`Op::AppendAttention`](plan::Op::AppendAttention) that goes to a cache of `C`.
     pub(super) fn append<C: Stored>(&self, op: &plan::RopeAppend) -> Result<Append<C>, ExecError> {
         Ok(Append {
@@ -74,10 +113,15 @@ impl Lowering<'_> {
         })
     }
 
-    /// The K and the V pool of a layer.
+    /// The K and the V pool of a layer, of elements `C`.
     pub(super) fn pools<C: Stored>(&self, layer: usize) -> Result<[DevicePtr<C>; 2], ExecError> {
         check_dtype::<C>("the KV cache", self.plan.kv.dtype)?;
+        Ok(self.untyped_pools(layer).map(|pool| DevicePtr::new(pool.0)))
+    }
+
+    /// The K and the V pool of a layer.
+    pub(super) fn untyped_pools(&self, layer: usize) -> [DevicePtr<()>; 2] {
         let pool = self.addresses.kv_pools[layer];
-        Ok([DevicePtr::new(pool.k), DevicePtr::new(pool.v)])
+        [pool.k, pool.v].map(DevicePtr::new)
     }
 }

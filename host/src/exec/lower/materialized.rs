@@ -1,5 +1,6 @@
 //! Attention in three operations.
 
+use cuda_std::launch::DevicePtr;
 use kernels::attention::materialized::{MaterializedAttention, TokenInputs};
 
 use super::Lowering;
@@ -12,8 +13,8 @@ impl Lowering<'_> {
     pub(super) fn attention_scores<E: Stored>(
         &self,
         op: &plan::MaterializedAttention,
+        [k_pool, _]: [DevicePtr<E>; 2],
     ) -> Result<Launched, ExecError> {
-        let [k_pool, _] = self.pools::<E>(op.attention.layer)?;
         let (q, scores) = (self.view(op.attention.q)?, self.view(op.scores)?.ptr);
         Ok(self.materialized(op).scores(&self.token_inputs(), q, k_pool, scores))
     }
@@ -32,8 +33,8 @@ impl Lowering<'_> {
     pub(super) fn attention_values<E: Stored>(
         &self,
         op: &plan::MaterializedAttention,
+        [_, v_pool]: [DevicePtr<E>; 2],
     ) -> Result<Launched, ExecError> {
-        let [_, v_pool] = self.pools::<E>(op.attention.layer)?;
         let (probabilities, out) = (self.view(op.probabilities)?.ptr, self.view(op.attention.out)?);
         Ok(self.materialized(op).values(&self.token_inputs(), probabilities, v_pool, out))
     }

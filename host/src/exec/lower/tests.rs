@@ -4,8 +4,8 @@ use super::*;
 use crate::exec::Target;
 use crate::plan::testing::{self, Decoder};
 use crate::plan::{
-    Bounds, Constant, ConstantId, Fusion, KvLayout, Linear, Norm, Precision, RopeAppend, Tensor,
-    TensorId, Weight,
+    Bounds, Constant, ConstantId, Fusion, KvLayout, KvStorage, Linear, Norm, Precision, RopeAppend,
+    Tensor, TensorId, Weight,
 };
 use kernels::gemm::MAX_FUSED_ROWS;
 
@@ -38,8 +38,14 @@ fn plan(op: Op) -> Plan {
         max_kv_len: 64,
         mixed: false,
     };
-    let kv =
-        KvLayout { num_layers: 2, num_kv_heads: 1, head_dim: 4, num_pages: 2, dtype: Dtype::F32 };
+    let kv = KvLayout {
+        num_layers: 2,
+        num_kv_heads: 1,
+        head_dim: 4,
+        num_pages: 2,
+        dtype: Dtype::F32,
+        storage: KvStorage::default(),
+    };
     let mut plan = testing::empty(bounds, kv);
     plan.tensors = vec![tensor(Rows::Tokens), tensor(Rows::Tokens), tensor(Rows::Logits)];
     plan.weights = vec![weight(WIDTH), weight(1)];

@@ -18,6 +18,7 @@ impl Plan {
         is("logits", self.dtype(self.logits), &[Dtype::F32])?;
         is("next_tokens", self.dtype(self.next_tokens), &[Dtype::U32])?;
         aligned("the KV cache", "heads", self.kv.head_dim, self.kv.dtype)?;
+        self.kv.check()?;
         for tensor in &self.tensors {
             aligned(&tensor.name, "rows", tensor.width, tensor.dtype)?;
         }

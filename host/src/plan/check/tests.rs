@@ -2,8 +2,8 @@
 
 use super::super::testing::Decoder;
 use super::super::{
-    Accumulate, Bounds, ConstantId, Dtype, KvLayout, Numerics, PlanBuilder, Precision, TensorId,
-    WeightPart, WeightStorage,
+    Accumulate, Bounds, CacheType, ConstantId, Dtype, KvLayout, KvStorage, Numerics, PlanBuilder,
+    Precision, TensorId, WeightPart, WeightStorage,
 };
 use super::*;
 use Dtype::{BF16, F16, F32, U32};
@@ -24,7 +24,14 @@ fn weight(b: &mut PlanBuilder, rows: usize, cols: usize, storage: Dtype) -> Weig
 /// Every operation once, over 2 query heads and one KV head of 4 columns.
 fn plan() -> Plan {
     let mut b = PlanBuilder::new();
-    let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 4, num_pages: 1, dtype: F32 };
+    let kv = KvLayout {
+        num_layers: 1,
+        num_kv_heads: 1,
+        head_dim: 4,
+        num_pages: 1,
+        dtype: F32,
+        storage: KvStorage::default(),
+    };
     let data = vec![0.0; 32].into();
     let table = b.constant(Constant { name: "rope".into(), rows: 8, cols: 4, data });
     let x = b.activation("x", Rows::Tokens, 8, F32);
@@ -139,7 +146,14 @@ fn reject(plan: impl Fn() -> Plan, faults: &[Fault]) {
 fn mixed(precision: Precision) -> Plan {
     let mut b = PlanBuilder::new();
     let (operand, dtype) = (precision.operand(), precision.cache());
-    let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, num_pages: 1, dtype };
+    let kv = KvLayout {
+        num_layers: 1,
+        num_kv_heads: 1,
+        head_dim: 8,
+        num_pages: 1,
+        dtype,
+        storage: KvStorage::default(),
+    };
     let data = vec![0.0; 64].into();
     let table = b.constant(Constant { name: "rope".into(), rows: 8, cols: 8, data });
     let mut tokens = |name, width, dtype| b.activation(name, Rows::Tokens, width, dtype);
@@ -187,6 +201,12 @@ fn rejects_element_types_that_do_not_fit() {
     let faults: &[Fault] = &[
         ("the plan: the KV cache is Q8_0, expected F32 or F16 or BF16", |p| {
             p.kv.dtype = Dtype::Q8_0;
+        }),
+        ("the K cache in q8_0 stores blocks of 32 elements: heads of 8 are no whole number", |p| {
+            p.kv.storage = CacheType::Q8_0.into();
+        }),
+        ("the V cache in q4_0 stores blocks of 32 elements: heads of 8 are no whole number", |p| {
+            p.kv.storage.v = Some(CacheType::Q4_0);
         }),
         ("the plan: logits is F16, expected F32", |p| {
             (p.tensors[7].dtype, p.tensors[7].width) = (F16, 16);

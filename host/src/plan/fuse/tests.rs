@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::plan::testing::Decoder;
-use crate::plan::{ArenaLayout, Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId};
+use crate::plan::{
+    ArenaLayout, CacheType, Cost, Precision, Rows, StepShape, Tensor, TensorId, WeightId,
+};
 
 fn names(plan: &Plan) -> Vec<&'static str> {
     plan.ops.iter().map(Op::name).collect()
@@ -201,6 +203,8 @@ const OBSTACLES: &[Obstacle] = &[
     ("append_attention", |p| attention(p).layer = 1),
     ("append_attention", |p| attention(p).q = view(1, 0, 32)),
     ("append_attention", |p| p.kv.dtype = Dtype::BF16),
+    // A cache that is quantised.
+    ("append_attention", |p| p.kv.storage = CacheType::Fp8.into()),
     ("append_attention", |p| attention(p).out = view(2, 0, 32)),
 ];
 

@@ -4,6 +4,7 @@
 //!
 //! Shapes    q, out `[num_tokens, num_heads * head_dim]` with row strides; the cache as in prefill;
 //!           k, v `[num_tokens, num_kv_heads * head_dim]`; all f32, f16 or bf16; table as in rope;
+//!           of an f16 q the cache may be of 8 and 4 bits too, where nothing is appended;
 //!           work items as in [`DecodeItem`]. Workspace: partial results `[rows, width]` and
 //!           `[rows, 2]` f32; counters `[rows]`, zeros before and after.
 //! Launch    persistent, grid `(most items, or what is resident, 1, 1)`, block `(NUM_THREADS, 1,
@@ -21,12 +22,17 @@
 //! Source    flash-decoding (T. Dao et al., 2023).
 
 mod problem;
+mod quantised;
 mod results;
 
 use self::problem::{NewTokens, Problem, QueryRows, Smem, zero_q};
+use self::quantised::KvQuants;
+pub(super) use self::quantised::{Fp8, Q4, Q8, Quantised};
 use self::results::{WarpResults, for_each_vec};
 use super::combine::{SplitResults, store_out};
-use super::kv_ring::{KvRing, num_slots};
+#[cfg(not(target_arch = "nvptx64"))]
+use super::kv_ring::num_slots;
+use super::kv_ring::{Dense, KvSource};
 use super::tile::{
     AttentionElement, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, ROW_UNIT, WarpTile, is_aligned,
 };
@@ -36,11 +42,25 @@ use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
-/// The warp tile for `4 * ROWS` query rows.
-type Tile<E, const ROWS: usize, const PANELS: usize> =
-    <E as AttentionElement>::Decode<ROWS, PANELS>;
+/// Elements of the ring of K and V, whose memory partial results take after the main loop.
+const fn kv_elems<S: KvSource>() -> u32 {
+    let (rows, width) = (S::Tile::ROWS, S::Tile::WIDTH);
+    let (of_warps, of_splits) = (NUM_WARPS * rows * (width + 2), SplitResults::shared_elems(rows));
+    let words = if of_warps > of_splits { of_warps } else { of_splits };
+    let (of_results, of_ring) =
+        (words * 4 / size_of::<S::Element>() as u32, S::NUM_SLOTS * S::SLOT_ELEMS);
+    if of_results > of_ring { of_results } else { of_ring }
+}
 
 /// Shared memory of a block: Q, the ring of K and V, scratch space of the warps, and two items.
+#[cfg(not(target_arch = "nvptx64"))]
+const fn shared_bytes_of<S: KvSource>() -> usize {
+    let elems = S::Tile::ROWS * S::Tile::WIDTH + kv_elems::<S>();
+    let words = NUM_WARPS * S::Tile::SCRATCH + 2 * ITEM_WORDS;
+    elems as usize * size_of::<S::Element>() + 4 * words as usize
+}
+
+/// [`shared_bytes_of`] elements `E`, for `4 * rows` query rows.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize) -> usize {
     // Neither depends on rows or columns.
@@ -48,6 +68,17 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize
     let tile_rows = ROW_UNIT as usize * rows + (num_slots(panels) * block_n) as usize;
     let elems = tile_rows * panels * PANEL_COLUMNS as usize;
     elems * size_of::<E>() + 4 * (NUM_WARPS * scratch + 2 * ITEM_WORDS) as usize
+}
+
+/// [`shared_bytes_of`] quants.
+#[cfg(not(target_arch = "nvptx64"))]
+pub(super) const fn quantised_shared_bytes<K: KvQuants, V: KvQuants>(panels: usize) -> usize {
+    match panels {
+        2 => shared_bytes_of::<Quantised<K, V, 2>>(),
+        3 => shared_bytes_of::<Quantised<K, V, 3>>(),
+        4 => shared_bytes_of::<Quantised<K, V, 4>>(),
+        _ => shared_bytes_of::<Quantised<K, V, 8>>(),
+    }
 }
 
 /// Blocks that should be resident on an SM. In f32 a tile takes more registers.
@@ -130,7 +161,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
     let problem = Problem::<E> {
         block_table,
         max_pages_per_seq,
-        new: NewTokens {
+        new: (!table.is_null()).then(|| NewTokens {
             positions,
             slot_mapping,
             table,
@@ -139,7 +170,7 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
             k_stride,
             v: v.cast(),
             v_stride,
-        },
+        }),
         q: q.cast(),
         q_stride,
         pools: [k_pool.cast(), v_pool.cast()],
@@ -155,24 +186,122 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
         out: out.cast(),
         out_stride,
     };
-    let mut index = thread::block_idx_x();
     // SAFETY: step inputs, which no launch of the step writes; the list has room for an item of
     // every block. Threads wait for an item's copies, and pass a barrier, before they read it.
     unsafe {
-        let smem = Smem::<E>::new::<Tile<E, ROWS, PANELS>>(num_slots(PANELS));
-        let num_items = store_first_item(num_items, items, index, smem.items);
-        if table.is_null() || index >= num_items {
+        let smem = Smem::<E>::new::<Dense<E, ROWS, PANELS>>();
+        let first = thread::block_idx_x();
+        let num_items = store_first_item(num_items, items, first, smem.items);
+        if table.is_null() || first >= num_items {
             grid::wait_for_dependencies();
             grid::launch_dependents();
         }
-        let mut slot = 0;
+        run::<Dense<E, ROWS, PANELS>>(&problem, &smem, num_items, items);
+    }
+}
+
+/// As [`fn@attention_decode`] with K and V in the cache, of quants of `K` and of `V` with their
+/// scales, which are read as they are.
+///
+/// # Safety
+/// 1. As [`fn@attention_decode`], 1, 2 and 4; the pools are of the formats. Every head of `q` and
+///    `out` is 16-byte aligned, and so are the pools.
+/// 2. `head_dim` is a multiple of 16, and whole blocks of the formats.
+#[kernel(
+    launch_bounds(NUM_THREADS, blocks_per_sm::<f16>(PANELS)),
+    overlaps,
+    instances(
+        attention_decode_q8_0_q8_0_d64 = <Q8, Q8, 2>,
+        attention_decode_q8_0_q8_0_d96 = <Q8, Q8, 3>,
+        attention_decode_q8_0_q8_0_d128 = <Q8, Q8, 4>,
+        attention_decode_q8_0_q8_0_d256 = <Q8, Q8, 8>,
+        attention_decode_fp8_fp8_d64 = <Fp8, Fp8, 2>,
+        attention_decode_fp8_fp8_d96 = <Fp8, Fp8, 3>,
+        attention_decode_fp8_fp8_d128 = <Fp8, Fp8, 4>,
+        attention_decode_fp8_fp8_d256 = <Fp8, Fp8, 8>,
+        attention_decode_q4_0_q4_0_d64 = <Q4, Q4, 2>,
+        attention_decode_q4_0_q4_0_d96 = <Q4, Q4, 3>,
+        attention_decode_q4_0_q4_0_d128 = <Q4, Q4, 4>,
+        attention_decode_q4_0_q4_0_d256 = <Q4, Q4, 8>,
+        attention_decode_q8_0_q4_0_d64 = <Q8, Q4, 2>,
+        attention_decode_q8_0_q4_0_d96 = <Q8, Q4, 3>,
+        attention_decode_q8_0_q4_0_d128 = <Q8, Q4, 4>,
+        attention_decode_q8_0_q4_0_d256 = <Q8, Q4, 8>
+    )
+)]
+pub unsafe fn attention_decode_quantised<K: KvQuants, V: KvQuants, const PANELS: usize>(
+    num_items: Global<u32>,
+    items: Global<u32>,
+    block_table: Global<u32>,
+    max_pages_per_seq: u32,
+    q: Global<()>,
+    q_stride: u32,
+    k_pool: GlobalMut<()>,
+    v_pool: GlobalMut<()>,
+    num_heads: u32,
+    num_kv_heads: u32,
+    head_dim: u32,
+    softmax_scale: f32,
+    window: u32,
+    partial_out: GlobalMut<f32>,
+    partial_stats: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    out: GlobalMut<()>,
+    out_stride: u32,
+) {
+    // SAFETY: launches have KV heads, and a multiple of query heads.
+    unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
+    let problem = Problem::<f16> {
+        block_table,
+        max_pages_per_seq,
+        new: None,
+        q: q.cast(),
+        q_stride,
+        pools: [k_pool.cast(), v_pool.cast()],
+        num_kv_heads,
+        group: num_heads / num_kv_heads,
+        head_dim,
+        aligned: true,
+        scale: softmax_scale * LOG2_E,
+        window,
+        partial_out,
+        partial_stats,
+        counters,
+        out: out.cast(),
+        out_stride,
+    };
+    // SAFETY: as in `attention_decode`.
+    unsafe {
+        let smem = Smem::<f16>::new::<Quantised<K, V, PANELS>>();
+        let num_items = store_first_item(num_items, items, thread::block_idx_x(), smem.items);
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
+        run::<Quantised<K, V, PANELS>>(&problem, &smem, num_items, items);
+    }
+}
+
+/// Takes one item after the other, the first of which is in shared memory.
+///
+/// # Safety
+/// As [`attention_decode`], of which `problem` has the arguments.
+#[inline(always)]
+unsafe fn run<S: KvSource>(
+    problem: &Problem<S::Element>,
+    smem: &Smem<S::Element>,
+    num_items: u32,
+    items: Global<u32>,
+) {
+    let mut index = thread::block_idx_x();
+    let mut slot = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
         while index < num_items {
             index += thread::grid_dim_x();
             let item = smem.items.offset(slot);
             slot ^= ITEM_WORDS;
             // In the group of the first copies of K.
             copy_item(items, index, smem.items.offset(slot), index < num_items);
-            attend::<E, ROWS, PANELS>(&problem, &smem, item);
+            attend::<S>(problem, smem, item);
             // The next item's copies overwrite what this one's threads read.
             thread::sync_threads();
         }
@@ -225,23 +354,17 @@ unsafe fn copy_item(items: Global<u32>, index: u32, slot: Shared<u32>, exists: b
 /// As [`attention_decode`], of which `problem` has the arguments and `slot` holds an item. All
 /// threads of the block call this, and no other thread uses its shared memory.
 #[inline(always)]
-unsafe fn attend<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
-    problem: &Problem<E>,
-    smem: &Smem<E>,
+unsafe fn attend<S: KvSource>(
+    problem: &Problem<S::Element>,
+    smem: &Smem<S::Element>,
     slot: Shared<u32>,
 ) {
     let (block_n, block_rows, width) = const {
-        let block_rows = Tile::<E, ROWS, PANELS>::ROWS;
-        assert!(block_rows == ROW_UNIT * ROWS as u32);
-        // Partial results take the memory of the ring.
-        let ring_bytes = KvRing::<Tile<E, ROWS, PANELS>, PANELS>::NUM_SLOTS
-            * KvRing::<Tile<E, ROWS, PANELS>, PANELS>::SLOT_ELEMS
-            * size_of::<E>() as u32;
-        let width = Tile::<E, ROWS, PANELS>::WIDTH;
-        assert!(NUM_WARPS * block_rows * (width + 2) * 4 <= ring_bytes);
-        assert!(SplitResults::shared_elems(block_rows) * 4 <= ring_bytes);
-        (Tile::<E, ROWS, PANELS>::BLOCK_N, block_rows, width)
+        // Where `shared_bytes` counts, the ring holds the partial results.
+        assert!(!S::APPENDS || kv_elems::<S>() == S::NUM_SLOTS * S::SLOT_ELEMS);
+        (S::Tile::BLOCK_N, S::Tile::ROWS, S::Tile::WIDTH)
     };
+    let appends = S::APPENDS && problem.appends();
     // SAFETY: the caller's promise. It is read again where it is used again, so that it takes no
     // registers in the main loop.
     let load_item = || unsafe {
@@ -249,17 +372,16 @@ unsafe fn attend<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
         (item, QueryRows::of(&item, problem.group, block_rows))
     };
     let (item, rows) = load_item();
-    let mut tile = Tile::<E, ROWS, PANELS>::new(problem.scale);
+    let mut tile = S::Tile::new(problem.scale);
     // SAFETY: the launch gives `shared_bytes`; each tile is waited for before it is read, Q and new
     // tokens at a barrier; barriers separate the uses of the ring's memory.
     unsafe {
         // 1. Fill the ring, from the last tile on, and Q.
         let last_tile = (item.end_key - 1) / block_n * block_n;
         let mut tiles_left = (last_tile - item.first_key) / block_n + 1;
-        let mut ring =
-            problem.ring::<Tile<E, ROWS, PANELS>, PANELS>(&item, smem.kv, [last_tile, tiles_left]);
-        let num_slots = const { num_slots(PANELS) };
-        if problem.appends() {
+        let mut ring = problem.ring::<S>(&item, smem.kv, [last_tile, tiles_left]);
+        let num_slots = S::NUM_SLOTS;
+        if appends {
             zero_q(smem.q, block_rows * width);
         } else {
             problem.copy_q(&item, &rows, smem.q, block_rows, width);
@@ -267,7 +389,7 @@ unsafe fn attend<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
         for _ in 1..num_slots {
             ring.copy();
         }
-        if problem.appends() {
+        if appends {
             grid::wait_for_dependencies();
             grid::launch_dependents();
             // The tiles of K and V that the new rows are in.
@@ -280,7 +402,7 @@ unsafe fn attend<E: AttentionElement, const ROWS: usize, const PANELS: usize>(
         thread::sync_threads();
 
         // 2. Main loop over the warp's keys of each tile.
-        let warp_key = warp::warp_idx() * Tile::<E, ROWS, PANELS>::KEYS;
+        let warp_key = warp::warp_idx() * S::Tile::KEYS;
         let last_position = item.first_position + item.queries - 1;
         let visible_to_all = (last_position + 1).saturating_sub(problem.window)
             ..(item.first_position + 1).min(item.end_key);

@@ -2,13 +2,14 @@
 //! of a new token.
 
 use super::super::combine::VEC_ELEMS;
-use super::super::kv_ring::KvRing;
+use super::super::kv_ring::{KvRing, KvSource};
 use super::super::new_token::{NewRow, NewToken, Pair};
 use super::super::tile::{
     AttentionElement, Cache, NUM_THREADS, NUM_WARPS, PANEL_COLUMNS, Source, WarpTile, tile_offset,
     vec_elems,
 };
 use super::super::work::DecodeItem;
+use super::kv_elems;
 use crate::kv_cache::{PAGE_SIZE, row_start};
 use cuda_std::prelude::*;
 
@@ -50,7 +51,8 @@ impl QueryRows {
 pub struct Problem<E> {
     pub block_table: Global<u32>,
     pub max_pages_per_seq: u32,
-    pub new: NewTokens<E>,
+    /// The new tokens, where they are not appended yet.
+    pub new: Option<NewTokens<E>>,
     pub q: Global<E>,
     pub q_stride: u32,
     /// Of K and V.
@@ -70,7 +72,7 @@ pub struct Problem<E> {
     pub out_stride: u32,
 }
 
-/// The rows of new tokens that are not appended yet; `table` is null if there are none.
+/// The rows of new tokens that are not appended yet.
 #[derive(Clone, Copy)]
 pub struct NewTokens<E> {
     pub positions: Global<u32>,
@@ -96,18 +98,18 @@ pub struct Smem<E> {
 }
 
 impl<E: AttentionElement> Smem<E> {
-    /// The parts of the block's dynamic shared memory, for a ring of `num_slots`.
+    /// The parts of the block's dynamic shared memory.
     ///
     /// # Safety
     /// 1. The launch gives `shared_bytes`.
     #[inline(always)]
-    pub unsafe fn new<T: WarpTile<Element = E>>(num_slots: u32) -> Self {
+    pub unsafe fn new<S: KvSource<Element = E>>() -> Self {
         // SAFETY: the caller's promise.
         let q = unsafe { dynamic_shared_mem::<E>() };
-        let kv = q.offset(T::ROWS * T::WIDTH);
-        let scratch: Shared<f32> = kv.offset(num_slots * T::BLOCK_N * T::WIDTH).cast();
-        let items = scratch.offset(NUM_WARPS * T::SCRATCH).cast();
-        Smem { q, kv, scratch: scratch.offset(warp::warp_idx() * T::SCRATCH), items }
+        let kv = q.offset(S::Tile::ROWS * S::Tile::WIDTH);
+        let scratch: Shared<f32> = kv.offset(kv_elems::<S>()).cast();
+        let items = scratch.offset(NUM_WARPS * S::Tile::SCRATCH).cast();
+        Smem { q, kv, scratch: scratch.offset(warp::warp_idx() * S::Tile::SCRATCH), items }
     }
 }
 
@@ -115,7 +117,7 @@ impl<E: AttentionElement> Problem<E> {
     /// Whether Q, K and V of the new tokens are still on their way.
     #[inline(always)]
     pub fn appends(&self) -> bool {
-        !self.new.table.is_null()
+        self.new.is_some()
     }
 
     /// The ring over the item's tiles `[last_tile, num_tiles]`, in `smem`.
@@ -123,12 +125,12 @@ impl<E: AttentionElement> Problem<E> {
     /// # Safety
     /// As [`attend`].
     #[inline(always)]
-    pub unsafe fn ring<T: WarpTile<Element = E>, const PANELS: usize>(
+    pub unsafe fn ring<S: KvSource<Element = E>>(
         &self,
         item: &DecodeItem,
         smem: Shared<E>,
         tiles: [u32; 2],
-    ) -> KvRing<T, PANELS> {
+    ) -> KvRing<S> {
         let &Problem { num_kv_heads, head_dim, aligned, .. } = self;
         let cache = Cache { num_kv_heads, kv_head: item.kv_head, head_dim, aligned };
         // The new token's position is not in the cache yet.
@@ -202,8 +204,9 @@ impl<E: AttentionElement> Problem<E> {
         width: u32,
         last_tile: u32,
     ) {
+        let Some(new) = self.new else { return };
         let NewTokens { positions, slot_mapping, table, rotary_dim, k, k_stride, v, v_stride } =
-            self.new;
+            new;
         let token = item.first_token as usize;
         // SAFETY: the caller's promise.
         unsafe {

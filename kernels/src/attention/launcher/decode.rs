@@ -1,13 +1,13 @@
 //! The launch of decode, its work items and its workspace.
 
-use super::super::decode::{self, attention_decode};
+use super::super::decode::{self, Fp8, Q4, Q8, attention_decode, attention_decode_quantised};
 use super::super::splits::{MAX_QUERIES, Splitting};
 use super::super::tile::{AttentionElement, NUM_THREADS, PANEL_COLUMNS, ROW_UNIT};
 use super::super::work_list::{ItemWords, SeqLens};
 use super::{Append, Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
 use crate::element::Dtype;
 use crate::gemm::Gpu;
-use crate::kv_cache::PAGE_SIZE;
+use crate::kv_cache::{KvFormat, PAGE_SIZE};
 use crate::operand::untyped;
 use cuda_std::launch::{Geometry, Launch, LaunchError};
 use half::{bf16, f16};
@@ -17,6 +17,9 @@ const SM_SHARED_BYTES: usize = 228 << 10;
 
 /// Shared memory that the system takes for each block.
 const SYSTEM_SHARED_BYTES: usize = 1 << 10;
+
+/// Columns of a head of 8-bit quants are a multiple of this: whole vectors of 16 bytes.
+const QUANTISED_HEAD_DIM: usize = 16;
 
 /// Most sequences and KV heads, so that two of them fit in a word of a work item.
 const MAX_ITEM_INDEX: usize = 1 << 16;
@@ -37,18 +40,7 @@ impl Attention {
         workspace: &DecodeWorkspace,
     ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
-        for (what, value) in [("max_seqs", self.max_seqs), ("num_kv_heads", self.num_kv_heads)] {
-            if value > MAX_ITEM_INDEX {
-                return Err(LaunchError::Shape { what, value, expected: "at most 65536" });
-            }
-        }
-        if self.max_decode_q_len > MAX_QUERIES {
-            return Err(LaunchError::Shape {
-                what: "max_decode_q_len",
-                value: self.max_decode_q_len,
-                expected: "at most 16",
-            });
-        }
+        self.check_items()?;
         let append = append.unwrap_or(&Append::NONE);
         let Append { k, v, rotary_dim, .. } = append;
         if *rotary_dim > self.head_dim || !rotary_dim.is_multiple_of(2) {
@@ -63,11 +55,7 @@ impl Attention {
             return Err(self.head_dim_error());
         };
         let shared_bytes = decode::shared_bytes::<E>(instance.rows(), instance.panels());
-        let blocks_per_sm = SM_SHARED_BYTES / (shared_bytes + SYSTEM_SHARED_BYTES);
-        let blocks_per_sm =
-            blocks_per_sm.min(decode::blocks_per_sm::<E>(instance.panels()) as usize);
-        let num_blocks =
-            self.max_decode_items(gpu, E::DTYPE).min(gpu.num_sms * blocks_per_sm.max(1));
+        let num_blocks = self.num_blocks(gpu, E::DTYPE, shared_bytes, instance.panels());
         let geometry = Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
         Ok(geometry.map(|geometry| {
             attention_decode::launch(
@@ -102,6 +90,94 @@ impl Attention {
                 args.out_stride,
             )
         }))
+    }
+
+    /// Whether [`Attention::decode_quantised`] takes keys and values of these formats.
+    pub fn decodes_quantised(&self, dtype: Dtype, formats: [KvFormat; 2]) -> bool {
+        dtype == Dtype::F16
+            && self.head_dim.is_multiple_of(QUANTISED_HEAD_DIM)
+            && self.decode_instance(dtype).is_some()
+            && quantised_instances(formats).is_some()
+    }
+
+    /// [`Attention::decode`] of operands in f16 over pools of `formats`, which
+    /// [`Attention::decodes_quantised`] allows, with K and V of the new tokens in the cache.
+    ///
+    /// # Errors
+    /// As [`Attention::decode`]; also for other formats.
+    pub fn decode_quantised(
+        &self,
+        gpu: Gpu,
+        seqs: &SeqInputs,
+        operands: &AttentionOperands<f16>,
+        formats: [KvFormat; 2],
+        workspace: &DecodeWorkspace,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let args = self.args(operands)?;
+        self.check_items()?;
+        let instances = quantised_instances(formats).filter(|_| args.aligned != 0);
+        let instance = instances.and_then(|instances| {
+            instances.into_iter().find(|instance| self.fits(instance.panels()))
+        });
+        let (Some(instance), Some(dense)) = (instance, self.decode_instance(Dtype::F16)) else {
+            return Err(self.head_dim_error());
+        };
+        let shared_bytes = quantised_shared_bytes(formats, instance.panels());
+        let num_blocks = self.num_blocks(gpu, Dtype::F16, shared_bytes, instance.panels());
+        let geometry = Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
+        Ok(geometry.map(|geometry| {
+            attention_decode_quantised::launch(
+                instance,
+                geometry,
+                seqs.num_decode_items,
+                seqs.decode_items,
+                seqs.block_table,
+                args.max_pages_per_seq,
+                operands.q.untyped_ptr(),
+                args.q_stride,
+                untyped(operands.k_pool),
+                untyped(operands.v_pool),
+                args.num_heads,
+                args.num_kv_heads,
+                args.head_dim,
+                self.softmax_scale,
+                args.window,
+                workspace.partials,
+                workspace.partials.add(self.max_partials(Dtype::F16) * width_of(dense)),
+                workspace.counters,
+                operands.out.untyped_ptr(),
+                args.out_stride,
+            )
+        }))
+    }
+
+    /// Whether the sequences and KV heads fit in a work item, and a sequence's new tokens in one.
+    fn check_items(&self) -> Result<(), LaunchError> {
+        for (what, value) in [("max_seqs", self.max_seqs), ("num_kv_heads", self.num_kv_heads)] {
+            if value > MAX_ITEM_INDEX {
+                return Err(LaunchError::Shape { what, value, expected: "at most 65536" });
+            }
+        }
+        if self.max_decode_q_len > MAX_QUERIES {
+            return Err(LaunchError::Shape {
+                what: "max_decode_q_len",
+                value: self.max_decode_q_len,
+                expected: "at most 16",
+            });
+        }
+        Ok(())
+    }
+
+    /// Blocks of a launch: the most items, or what is resident.
+    fn num_blocks(&self, gpu: Gpu, dtype: Dtype, shared_bytes: usize, panels: usize) -> usize {
+        let by_memory = SM_SHARED_BYTES / (shared_bytes + SYSTEM_SHARED_BYTES);
+        let by_registers = match dtype {
+            Dtype::F32 => decode::blocks_per_sm::<f32>(panels),
+            Dtype::F16 => decode::blocks_per_sm::<f16>(panels),
+            Dtype::Bf16 => decode::blocks_per_sm::<bf16>(panels),
+        };
+        let blocks_per_sm = by_memory.min(by_registers as usize).max(1);
+        self.max_decode_items(gpu, dtype).min(gpu.num_sms * blocks_per_sm)
     }
 
     /// The work items of decode for a step of `seqs`: of those with at most `max_decode_q_len` new
@@ -209,8 +285,66 @@ fn decode_instances(dtype: Dtype) -> &'static [attention_decode::Instance] {
     }
 }
 
+/// The formats of keys and values that decode reads as they are.
+const QUANTISED: [[KvFormat; 2]; 4] = [
+    [KvFormat::Q8_0, KvFormat::Q8_0],
+    [KvFormat::Fp8, KvFormat::Fp8],
+    [KvFormat::Q4_0, KvFormat::Q4_0],
+    [KvFormat::Q8_0, KvFormat::Q4_0],
+];
+
+/// Instances for `formats`, the narrowest heads first.
+fn quantised_instances(
+    formats: [KvFormat; 2],
+) -> Option<[attention_decode_quantised::Instance; 4]> {
+    use attention_decode_quantised::Instance::*;
+    Some(match formats {
+        [KvFormat::Q8_0, KvFormat::Q8_0] => [
+            attention_decode_q8_0_q8_0_d64,
+            attention_decode_q8_0_q8_0_d96,
+            attention_decode_q8_0_q8_0_d128,
+            attention_decode_q8_0_q8_0_d256,
+        ],
+        [KvFormat::Fp8, KvFormat::Fp8] => [
+            attention_decode_fp8_fp8_d64,
+            attention_decode_fp8_fp8_d96,
+            attention_decode_fp8_fp8_d128,
+            attention_decode_fp8_fp8_d256,
+        ],
+        [KvFormat::Q4_0, KvFormat::Q4_0] => [
+            attention_decode_q4_0_q4_0_d64,
+            attention_decode_q4_0_q4_0_d96,
+            attention_decode_q4_0_q4_0_d128,
+            attention_decode_q4_0_q4_0_d256,
+        ],
+        [KvFormat::Q8_0, KvFormat::Q4_0] => [
+            attention_decode_q8_0_q4_0_d64,
+            attention_decode_q8_0_q4_0_d96,
+            attention_decode_q8_0_q4_0_d128,
+            attention_decode_q8_0_q4_0_d256,
+        ],
+        _ => return None,
+    })
+}
+
+/// Shared memory of a block of [`quantised_instances`].
+fn quantised_shared_bytes(formats: [KvFormat; 2], panels: usize) -> usize {
+    match formats {
+        [KvFormat::Fp8, _] => decode::quantised_shared_bytes::<Fp8, Fp8>(panels),
+        [KvFormat::Q4_0, _] => decode::quantised_shared_bytes::<Q4, Q4>(panels),
+        [_, KvFormat::Q4_0] => decode::quantised_shared_bytes::<Q8, Q4>(panels),
+        _ => decode::quantised_shared_bytes::<Q8, Q8>(panels),
+    }
+}
+
 /// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of decode.
 pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
+    for formats in QUANTISED {
+        let mut instances = quantised_instances(formats).into_iter().flatten();
+        if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
+            return Some(quantised_shared_bytes(formats, instance.panels()));
+        }
+    }
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         let mut instances = decode_instances(dtype).iter();
         if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {

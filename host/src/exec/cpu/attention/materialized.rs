@@ -34,8 +34,7 @@ pub fn scores(attention: &Attention, inputs: &StepInputs, kv: &KvCache, q: &Rows
             let kv_head = head * num_kv_heads / num_heads;
             for_each_page(&keys[t], |page, keys| {
                 let rows = keys.start % PAGE_SIZE..keys.start % PAGE_SIZE + keys.len();
-                let [k, _] = kv.page(layer, page, kv_head, rows);
-                let k = k.widen();
+                let k = kv.keys(layer, page, kv_head, rows);
                 for (score, k) in scores[keys].iter_mut().zip(k.chunks_exact(head_dim)) {
                     *score = dot(q, k) * softmax_scale;
                 }
@@ -79,8 +78,7 @@ pub fn values(
             out.fill(0.0);
             for_each_page(&keys[t], |page, keys| {
                 let rows = keys.start % PAGE_SIZE..keys.start % PAGE_SIZE + keys.len();
-                let [_, v] = kv.page(layer, page, kv_head, rows);
-                let v = v.widen();
+                let v = kv.values(layer, page, kv_head, rows);
                 for (p, v) in probabilities[keys].iter().zip(v.chunks_exact(head_dim)) {
                     out.iter_mut().zip(v).for_each(|(out, v)| *out += p * v);
                 }

@@ -63,9 +63,9 @@ pub fn attend(
     for page_idx in tile.first.positions.start / PAGE_SIZE..last.end.div_ceil(PAGE_SIZE) {
         let first_key = page_idx * PAGE_SIZE;
         let num_keys = PAGE_SIZE.min(last.end - first_key);
-        let [k, v] = kv
-            .page(attention.layer, tile.first.pages[page_idx], kv_head, 0..num_keys)
-            .map(|elements| whole_page(elements.widen(), head_dim));
+        let (layer, page) = (attention.layer, tile.first.pages[page_idx]);
+        let k = whole_page(kv.keys(layer, page, kv_head, 0..num_keys), head_dim);
+        let v = whole_page(kv.values(layer, page, kv_head, 0..num_keys), head_dim);
         state.scores(&scaled_q, &k);
         for row in 0..num_rows {
             let Range { start, end } = tile.visible(attention, row / group);

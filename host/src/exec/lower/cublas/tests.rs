@@ -4,7 +4,9 @@
 use super::*;
 use crate::exec::lower::workspace_bytes;
 use crate::exec::testing::random;
-use crate::plan::{Bounds, KvLayout, Rows, StepLayout, Tensor, TensorId, View, WeightId, testing};
+use crate::plan::{
+    Bounds, KvLayout, KvStorage, Rows, StepLayout, Tensor, TensorId, View, WeightId, testing,
+};
 use simt::{Init, Memory};
 
 const MAX_TOKENS: usize = 5;
@@ -57,8 +59,14 @@ fn plan(case: &Case) -> Plan {
         max_kv_len: 64,
         mixed: false,
     };
-    let kv =
-        KvLayout { num_layers: 0, num_kv_heads: 1, head_dim: 1, num_pages: 1, dtype: Dtype::F32 };
+    let kv = KvLayout {
+        num_layers: 0,
+        num_kv_heads: 1,
+        head_dim: 1,
+        num_pages: 1,
+        dtype: Dtype::F32,
+        storage: KvStorage::default(),
+    };
     let mut plan = testing::empty(bounds, kv);
     plan.tensors = vec![
         tensor("x", K, case.operands),

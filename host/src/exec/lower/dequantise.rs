@@ -1,0 +1,122 @@
+//! Attention over pools that are stored in another type than its operands: the pages that a step
+//! reads are dequantised into the workspace, one layer after the other, but where decode reads them
+//! as they are.
+
+use cuda_std::launch::{DevicePtr, Launch};
+use half::f16;
+use kernels::kv_cache::KvFormat;
+use kernels::kv_cache::dequantise::{KvDequantise, PageInputs};
+
+use super::element::{Launched, Stored};
+use super::{Lowering, cache_dtype, launcher, partials};
+use crate::exec::ExecError;
+use crate::plan::{Attention, CacheType, Op, Plan, StepLayout};
+
+/// Parts of the workspace start at multiples of this many bytes.
+const ALIGN_BYTES: usize = 256;
+
+/// How the kernels call `cache_type`.
+pub(super) fn format_of(cache_type: CacheType) -> KvFormat {
+    match cache_type {
+        CacheType::F32 => KvFormat::F32,
+        CacheType::F16 => KvFormat::F16,
+        CacheType::BF16 => KvFormat::Bf16,
+        CacheType::Q8_0 => KvFormat::Q8_0,
+        CacheType::Fp8 => KvFormat::Fp8,
+        CacheType::Q4_0 => KvFormat::Q4_0,
+    }
+}
+
+/// Bytes of the workspace of an attention: partial results, then the dequantised pools of K and V.
+pub(super) fn attention_bytes(plan: &Plan, op: &Op) -> usize {
+    let partials = op.attention().map_or(0, |attention| partial_bytes(plan, attention));
+    partials + scratch_bytes(plan).iter().sum::<usize>()
+}
+
+fn partial_bytes(plan: &Plan, op: &Attention) -> usize {
+    (partials(plan, op) * size_of::<f32>()).next_multiple_of(ALIGN_BYTES)
+}
+
+/// Bytes of the dequantised pools; 0 of one that attention reads as it is.
+fn scratch_bytes(plan: &Plan) -> [usize; 2] {
+    let bytes = plan.kv.pool_elems() * plan.kv.dtype.block_bytes();
+    plan.kv.are_operands().map(|is_operand| match is_operand {
+        true => 0,
+        false => bytes.next_multiple_of(ALIGN_BYTES),
+    })
+}
+
+/// The pools that an attention reads, and the launches before it that fill them.
+pub(super) struct DensePools<E> {
+    pub pools: [DevicePtr<E>; 2],
+    pub launches: Vec<Launch>,
+}
+
+impl Lowering<'_> {
+    /// The pools of K and V that `op` of `attention` reads, as far as it reads them: dequantised of
+    /// sequences with at least `min_q_len` new tokens.
+    pub(super) fn dense_pools<E: Stored>(
+        &self,
+        op: &Op,
+        attention: &Attention,
+        min_q_len: usize,
+    ) -> Result<DensePools<E>, ExecError> {
+        let kv = &self.plan.kv;
+        let mut pools = self.pools::<E>(attention.layer)?;
+        let mut launches = Vec::new();
+        let reads = [!matches!(op, Op::AttentionValues(_)), !matches!(op, Op::AttentionScores(_))];
+        let partials = op.attention().map_or(0, |attention| partial_bytes(self.plan, attention));
+        let mut scratch = self.addresses.workspace + partials as u64;
+        let (stored, bytes) = (self.untyped_pools(attention.layer), scratch_bytes(self.plan));
+        for of in 0..2 {
+            if bytes[of] == 0 {
+                continue;
+            }
+            pools[of] = DevicePtr::new(scratch);
+            scratch += bytes[of] as u64;
+            if !reads[of] || min_q_len > self.plan.bounds.max_q_len {
+                continue;
+            }
+            let dequantise = KvDequantise {
+                max_seqs: self.plan.bounds.max_seqs,
+                max_pages_per_seq: self.plan.bounds.max_pages_per_seq(),
+                num_kv_heads: kv.num_kv_heads,
+                head_dim: kv.head_dim,
+                format: format_of(kv.types()[of]),
+                min_q_len,
+            };
+            let launch = dequantise.launch(&self.page_inputs(), stored[of], pools[of]);
+            let unsupported = |why: cuda_std::launch::LaunchError| ExecError::Unsupported {
+                op: op.name().to_owned(),
+                why: why.to_string(),
+            };
+            launches.extend(launch.map_err(unsupported)?);
+        }
+        Ok(DensePools { pools, launches })
+    }
+
+    /// Whether decode reads the pools of `op` as they are, though they are not operands.
+    pub(super) fn decodes_quantised(&self, op: &Attention) -> bool {
+        let formats = self.plan.kv.types().map(format_of);
+        launcher(self.plan, op).decodes_quantised(cache_dtype(self.plan), formats)
+    }
+
+    /// Decode over the pools of `op` as they are.
+    pub(super) fn decode_quantised(&self, op: &Attention) -> Result<Launched, ExecError> {
+        let pools = self.untyped_pools(op.layer).map(|pool| DevicePtr::new(pool.0));
+        let operands = self.attention_operands::<f16>(op, pools)?;
+        let workspace = self.decode_workspace();
+        let launcher = launcher(self.plan, op);
+        let (seqs, formats) = (self.seqs(&launcher), self.plan.kv.types().map(format_of));
+        Ok(launcher.decode_quantised(self.gpu, &seqs, &operands, formats, &workspace))
+    }
+
+    fn page_inputs(&self) -> PageInputs {
+        PageInputs {
+            num_seqs: self.input(StepLayout::NUM_SEQS),
+            cu_seqlens_q: self.input(self.step.cu_seqlens_q),
+            kv_lens: self.input(self.step.kv_lens),
+            block_table: self.input(self.step.block_table),
+        }
+    }
+}

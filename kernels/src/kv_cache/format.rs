@@ -1,0 +1,262 @@
+//! How keys and values are stored: element types, and 8 and 4 bits with scales.
+//!
+//! A page of a head is `[PAGE_SIZE, head_dim]` elements, then `[num_scales, PAGE_SIZE]` scales in
+//! f16. An element is its scale times its quant:
+//!
+//! | format | scale `d` | quant of `x` |
+//! | --- | --- | --- |
+//! | q8_0, of 32 columns | largest magnitude / 127 | `round(x / d) + 128`, in 1 ..= 255, less 128 |
+//! | fp8, of a row | largest magnitude / 448 | `x / d` in E4M3 |
+//! | q4_0, of 32 columns | value of largest magnitude / -8 | `floor(x / d + 8.5)`, in 0 ..= 15, less 8 |
+//!
+//! Of 8 and 4 bits every 32-bit word holds its even columns first, then the odd ones: what an MMA
+//! takes in a register is then two masked bit fields of a word.
+
+use super::PAGE_SIZE;
+use crate::element::{Columns, VEC_ELEMS};
+use cuda_std::prelude::*;
+use half::{bf16, f16};
+
+/// Columns that share a scale in q8_0 and q4_0.
+pub(crate) const BLOCK_COLUMNS: u32 = 32;
+
+/// What a q8_0 quant of 0 is stored as.
+const Q8_ZERO: i32 = 128;
+
+/// The largest finite number of E4M3.
+const E4M3_MAX: f32 = 448.0;
+
+/// How keys or values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum KvFormat {
+    /// `f32`.
+    F32 = 0,
+    /// `half::f16`.
+    F16 = 1,
+    /// `half::bf16`.
+    Bf16 = 2,
+    /// 8 bits, a scale for 32 columns.
+    Q8_0 = 3,
+    /// E4M3, a scale for a row.
+    Fp8 = 4,
+    /// 4 bits, a scale for 32 columns.
+    Q4_0 = 5,
+}
+
+impl KvFormat {
+    /// The format that a kernel's argument names.
+    #[inline(always)]
+    pub(crate) fn of(argument: u32) -> Self {
+        match argument {
+            0 => KvFormat::F32,
+            1 => KvFormat::F16,
+            2 => KvFormat::Bf16,
+            3 => KvFormat::Q8_0,
+            4 => KvFormat::Fp8,
+            _ => KvFormat::Q4_0,
+        }
+    }
+
+    /// Bytes of the elements of a row.
+    pub(crate) const fn quant_bytes(self, head_dim: u32) -> u32 {
+        match self {
+            KvFormat::F32 => 4 * head_dim,
+            KvFormat::F16 | KvFormat::Bf16 => 2 * head_dim,
+            KvFormat::Q8_0 | KvFormat::Fp8 => head_dim,
+            KvFormat::Q4_0 => head_dim / 2,
+        }
+    }
+
+    /// Scales of a row.
+    pub(crate) const fn num_scales(self, head_dim: u32) -> u32 {
+        match self {
+            KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 => 0,
+            KvFormat::Fp8 => 1,
+            KvFormat::Q8_0 | KvFormat::Q4_0 => head_dim / BLOCK_COLUMNS,
+        }
+    }
+
+    /// Bytes of a page of a head.
+    pub(crate) const fn page_bytes(self, head_dim: u32) -> u32 {
+        PAGE_SIZE * (self.quant_bytes(head_dim) + 2 * self.num_scales(head_dim))
+    }
+
+    /// First byte, in a pool, of the page of `kv_head`.
+    #[inline(always)]
+    pub(crate) fn page_start(
+        self,
+        page: u32,
+        kv_head: u32,
+        num_kv_heads: u32,
+        head_dim: u32,
+    ) -> usize {
+        let page = page as usize * num_kv_heads as usize + kv_head as usize;
+        page * self.page_bytes(head_dim) as usize
+    }
+
+    /// The scale of values of which `key` is the largest [`magnitude_key`].
+    #[inline(always)]
+    pub(crate) fn scale(self, key: u32) -> f16 {
+        let magnitude = f32::from_bits(key >> 1);
+        convert::f32_to_f16(match self {
+            KvFormat::Q4_0 => f32::from_bits(key.rotate_right(1)) / -8.0,
+            KvFormat::Fp8 => magnitude / E4M3_MAX,
+            _ => magnitude / 127.0,
+        })
+    }
+
+    /// The quant of `value` times the inverse of its scale.
+    #[inline(always)]
+    pub(crate) fn quant(self, scaled: f32) -> u32 {
+        match self {
+            KvFormat::Q4_0 => convert::f32_to_i32_rz(scaled + 8.5).clamp(0, 15) as u32,
+            KvFormat::Fp8 => e4m3_of(scaled),
+            _ => (convert::f32_to_i32_rn(scaled).clamp(-127, 127) + Q8_ZERO) as u32,
+        }
+    }
+
+    /// Up to eight columns of row `row` of a page of a head; zeros past its end.
+    ///
+    /// # Safety
+    /// 1. `page` holds the row and its scales, written; `columns` are those of `head_dim`, from
+    ///    `first` on. Heads of q8_0 and q4_0 are whole blocks.
+    #[inline(always)]
+    pub(crate) unsafe fn load(
+        self,
+        page: Global<u8>,
+        row: u32,
+        head_dim: u32,
+        first: u32,
+        columns: Columns,
+    ) -> [f32; VEC_ELEMS as usize] {
+        let start = (row * self.quant_bytes(head_dim)) as usize;
+        let scale = |index: u32| {
+            // SAFETY: the caller's promise.
+            convert::f16_to_f32(unsafe {
+                let scales = page.add((PAGE_SIZE * self.quant_bytes(head_dim)) as usize);
+                scales.cast::<f16>().get((index * PAGE_SIZE + row) as usize)
+            })
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                KvFormat::F32 => columns.load(page.add(start).cast::<f32>()),
+                KvFormat::F16 => columns.load(page.add(start).cast::<f16>()),
+                KvFormat::Bf16 => columns.load(page.add(start).cast::<bf16>()),
+                KvFormat::Q4_0 => {
+                    let word: u32 = page.add(start + first as usize / 2).cast().get(0);
+                    let scale = scale(first / BLOCK_COLUMNS);
+                    core::array::from_fn(|column| {
+                        let nibble = word >> nibble_shift(column as u32) & 15;
+                        scale * (nibble as f32 - 8.0)
+                    })
+                }
+                KvFormat::Q8_0 => {
+                    let scale = scale(first / BLOCK_COLUMNS);
+                    let quants = load_bytes(page.add(start), first, head_dim);
+                    quants.map(|quant| scale * (quant as i32 - Q8_ZERO) as f32)
+                }
+                KvFormat::Fp8 => {
+                    let scale = scale(0);
+                    load_bytes(page.add(start), first, head_dim)
+                        .map(|code| scale * e4m3_to_f32(code))
+                }
+            }
+        }
+    }
+}
+
+/// The bytes of columns `first ..` of a row, zeros past its end.
+///
+/// # Safety
+/// 1. `row` holds `head_dim` bytes; `first` is a multiple of 8 below that.
+#[inline(always)]
+unsafe fn load_bytes(row: Global<u8>, first: u32, head_dim: u32) -> [u8; VEC_ELEMS as usize] {
+    let mut bytes = [0; VEC_ELEMS as usize];
+    unroll!(i in 0..VEC_ELEMS as usize, {
+        let column = first + i as u32;
+        if column < head_dim {
+            // SAFETY: inside, by the condition.
+            bytes[i] = unsafe { row.get(byte_of(column, head_dim) as usize) };
+        }
+    });
+    bytes
+}
+
+/// The byte of `column` in a row of 8-bit quants: of four columns first the even ones. A last word
+/// that is not whole keeps its order.
+#[inline(always)]
+pub(crate) const fn byte_of(column: u32, head_dim: u32) -> u32 {
+    if column >= head_dim / 4 * 4 {
+        return column;
+    }
+    column / 4 * 4 + column % 4 / 2 + column % 2 * 2
+}
+
+/// Orders numbers by magnitude, of two alike the negative one last: all bits but the sign, then it.
+#[inline(always)]
+pub(crate) fn magnitude_key(value: f32) -> u32 {
+    value.to_bits().rotate_left(1)
+}
+
+/// The inverse of a scale; 0 for 0, whose values all are.
+#[inline(always)]
+pub(crate) fn inverse(scale: f16) -> f32 {
+    let scale = convert::f16_to_f32(scale);
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
+}
+
+/// How far the nibble of `column` is shifted in its word.
+#[inline(always)]
+pub(crate) const fn nibble_shift(column: u32) -> u32 {
+    4 * (column % 8 / 2 + column % 2 * 4)
+}
+
+/// `x` rounded to the nearest E4M3, ties to even, saturated.
+#[inline(always)]
+fn e4m3_of(x: f32) -> u32 {
+    let (sign, magnitude) = (x.to_bits() >> 24 & 0x80, x.to_bits() & 0x7fff_ffff);
+    // Below the least normal number, 2^-6, codes are multiples of 2^-9.
+    if f32::from_bits(magnitude) < 0.015_625 {
+        return sign | convert::f32_to_u32_rn(f32::from_bits(magnitude) * 512.0);
+    }
+    // Three bits of fraction, rounded; an exponent with a bias of 7 in place of 127.
+    let rounded = magnitude + 0x7_ffff + (magnitude >> 20 & 1);
+    sign | ((rounded >> 20).saturating_sub(120 << 3)).min(0x7e)
+}
+
+/// The number of an E4M3 code that is no NaN: its bits in place, times the difference of the biases.
+#[inline(always)]
+fn e4m3_to_f32(code: u8) -> f32 {
+    let code = code as u32;
+    let scaled = f32::from_bits((code & 0x80) << 24 | (code & 0x7f) << 20);
+    scaled * f32::from_bits((127 + 120) << 23)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_std::E4m3;
+
+    /// Every code, every middle between two codes, and what is beside it.
+    #[test]
+    fn e4m3_is_that_of_the_specification() {
+        for code in 0..=0x7eu8 {
+            let value = E4m3::from_bits(code).to_f32();
+            assert_eq!(e4m3_to_f32(code), value, "{code:#x}");
+            assert_eq!(e4m3_to_f32(code | 0x80), -value, "{code:#x}");
+            let next = E4m3::from_bits((code + 1).min(0x7e)).to_f32();
+            let middle = f32::midpoint(value, next);
+            for x in [value, middle, middle.next_up(), middle.next_down(), next] {
+                for x in [x, -x] {
+                    let want = u32::from(E4m3::from_f32(x).to_bits());
+                    assert_eq!(e4m3_of(x), want, "{x}");
+                }
+            }
+        }
+        for x in [449.0, 464.0, 1e9, f32::INFINITY] {
+            assert_eq!([e4m3_of(x), e4m3_of(-x)], [0x7e, 0xfe], "{x}");
+        }
+    }
+}
