@@ -133,10 +133,10 @@ impl<T: Element> Global<T> {
         unsafe { ld(self.0.wrapping_add(index)) }
     }
 
-    /// [`Global::get_vec`] of 16 bytes if `condition` holds, zeros otherwise. A predicated
+    /// [`Global::get_vec`] of 4, 8 or 16 bytes if `condition` holds, zeros otherwise. A predicated
     /// instruction, so that ptxas need not wait for the load where control flow joins after a
     /// branch.
-    #[doc = ptx!("ld.global" as "@p ld.global.v4.b32")]
+    #[doc = ptx!("ld.global" as "@p ld.global{.v2, .v4}.b32")]
     ///
     /// # Safety
     /// As [`Global::get_vec`], if `condition` holds.
@@ -163,7 +163,7 @@ impl<T: Element> Global<T> {
     /// [`Global::get_vec_if`] of elements that may be uninitialised, so that the load can be issued
     /// before the kernel knows which of them are valid. Invalid ones have unspecified bits, which
     /// no output may depend on.
-    #[doc = ptx!("ld.global" as "@p ld.global.v4.b32")]
+    #[doc = ptx!("ld.global" as "@p ld.global{.v2, .v4}.b32")]
     ///
     /// # Safety
     /// As [`Global::get_vec_if`].
@@ -191,9 +191,9 @@ impl<T: Element> Global<T> {
         unsafe { ld_stream(self.0.wrapping_add(index)) }
     }
 
-    /// [`Global::stream_vec`] of 16 bytes if `condition` holds, zeros otherwise; see
+    /// [`Global::stream_vec`] of 4, 8 or 16 bytes if `condition` holds, zeros otherwise; see
     /// [`Global::get_vec_if`].
-    #[doc = ptx!("ld.global.L1::no_allocate" as "@p ld.global.L1::no_allocate.v4.b32")]
+    #[doc = ptx!("ld.global.L1::no_allocate" as "@p ld.global.L1::no_allocate{.v2, .v4}.b32")]
     ///
     /// # Safety
     /// As [`Global::stream_vec`], if `condition` holds.
@@ -359,24 +359,53 @@ vector_loads! {
     ld_stream = "ld.global.L1::no_allocate", load, pure, readonly, nostack, preserves_flags;
 }
 
-/// Declares predicated loads of 16 bytes.
+/// Declares predicated loads of 4, 8 or 16 bytes.
 macro_rules! conditional_loads {
     ($($name:ident = $mnemonic:literal, $emulated:ident, $($option:ident),*;)*) => {$(
         #[inline(always)]
         #[track_caller]
         unsafe fn $name<T: Element, const N: usize>(ptr: *const T, condition: bool) -> [T; N] {
-            const { assert!(size_of::<[T; N]>() == 16, "a conditional load has 16 bytes") };
+            const {
+                assert!(
+                    matches!(size_of::<[T; N]>(), 4 | 8 | 16),
+                    "a conditional load has 4, 8 or 16 bytes"
+                )
+            };
             #[cfg(target_arch = "nvptx64")]
             // SAFETY: the caller's promise.
             unsafe {
-                let (a, b, c, d): (u32, u32, u32, u32);
-                asm!("{{ .reg .pred p; setp.ne.b32 p, {condition}, 0;",
-                    "mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
-                    concat!("@p ", $mnemonic, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{ptr}]; }}"),
-                    a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
-                    ptr = in(reg64) ptr, condition = in(reg32) u32::from(condition),
-                    options($($option),*));
-                reinterpret([a, b, c, d])
+                let condition = u32::from(condition);
+                match const { size_of::<[T; N]>() } {
+                    4 => {
+                        let a: u32;
+                        asm!("{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; mov.b32 {a}, 0;",
+                            concat!("@p ", $mnemonic, ".b32 {a}, [{ptr}]; }}"),
+                            a = out(reg32) a,
+                            ptr = in(reg64) ptr, condition = in(reg32) condition,
+                            options($($option),*));
+                        reinterpret([a])
+                    }
+                    8 => {
+                        let (a, b): (u32, u32);
+                        asm!("{{ .reg .pred p; setp.ne.b32 p, {condition}, 0;",
+                            "mov.b32 {a}, 0; mov.b32 {b}, 0;",
+                            concat!("@p ", $mnemonic, ".v2.b32 {{{a}, {b}}}, [{ptr}]; }}"),
+                            a = out(reg32) a, b = out(reg32) b,
+                            ptr = in(reg64) ptr, condition = in(reg32) condition,
+                            options($($option),*));
+                        reinterpret([a, b])
+                    }
+                    _ => {
+                        let (a, b, c, d): (u32, u32, u32, u32);
+                        asm!("{{ .reg .pred p; setp.ne.b32 p, {condition}, 0;",
+                            "mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
+                            concat!("@p ", $mnemonic, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{ptr}]; }}"),
+                            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+                            ptr = in(reg64) ptr, condition = in(reg32) condition,
+                            options($($option),*));
+                        reinterpret([a, b, c, d])
+                    }
+                }
             }
             #[cfg(not(target_arch = "nvptx64"))]
             // SAFETY: any bits are elements, zeros included.

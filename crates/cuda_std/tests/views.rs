@@ -125,27 +125,32 @@ fn a_vector_is_aligned_to_its_size() {
 /// Loads words 4 to 7 of `x`, if `condition` is not 0.
 #[kernel(launch_bounds(1))]
 unsafe fn load_if(condition: u32, x: Global<u32>, out: GlobalMut<u32>) {
-    // SAFETY: eight words in `x`, if `condition` holds, and twelve in `out`.
+    // SAFETY: eight words in `x`, if `condition` holds, and sixteen in `out`.
     unsafe {
         out.set_vec::<4>(0, x.get_vec_if(4, condition != 0));
         out.set_vec::<4>(4, x.stream_vec_if(4, condition != 0));
         out.set_vec::<4>(8, x.speculate_vec_if(4, condition != 0));
+        out.set_vec::<1>(12, x.get_vec_if(7, condition != 0));
+        out.set_vec::<1>(13, x.stream_vec_if(5, condition != 0));
+        out.set_vec::<2>(14, x.stream_vec_if(6, condition != 0));
     }
 }
 
 #[test]
 fn a_conditional_load_without_its_condition_reads_nothing_and_returns_zeros() {
-    for (condition, words, want) in
-        [(1, 8, Some([4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7])), (0, 4, Some([0; 12])), (1, 4, None)]
-    {
+    for (condition, words, want) in [
+        (1, 8, Some([4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 7, 5, 6, 7])),
+        (0, 4, Some([0; 16])),
+        (1, 4, None),
+    ] {
         let mut memory = Memory::new();
         let x: Vec<u8> = (0..words).flat_map(u32::to_le_bytes).collect();
         let x = memory.alloc("x", Init::Bytes(&x));
-        let out = memory.alloc("out", Init::Poisoned(4 * 12));
+        let out = memory.alloc("out", Init::Poisoned(4 * 16));
         let launch = load_if::launch(GEOMETRY, condition, DevicePtr::new(x), DevicePtr::new(out));
         assert_eq!(launch.emulate(&mut memory, 0).is_ok(), want.is_some());
         if let Some(want) = want {
-            let mut bytes = [0; 4 * 12];
+            let mut bytes = [0; 4 * 16];
             memory.read(out, &mut bytes).unwrap();
             assert_eq!(bytes.as_chunks().0, want.map(u32::to_le_bytes));
         }

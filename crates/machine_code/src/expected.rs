@@ -29,6 +29,8 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_bf16_streamed", &["HMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
     ("gemm_bf16_swapped", &["HGMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
+    ("gemm_f16_q", &["HMMA", "LDG.E.NA"]),
+    ("gemm_f16_ring", &["HMMA", "LDGSTS"]),
     ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),
     ("gemm_f16_sm90_128x128_in_f16", &["HGMMA.64x128x16.F16"]),
     ("gemm_f16_sm90_128x128_split", &["UBLKCP.S.S", "UCGABAR_ARV", "UCGABAR_WAIT"]),

@@ -28,7 +28,8 @@ pub struct Row<S> {
     /// `halfwarp` or `cublas`.
     #[serde(rename = "impl")]
     pub implementation: &'static str,
-    /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` with accumulators in f16.
+    /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` with accumulators in f16; the
+    /// format of a quantised weight, such as `q4_k`.
     pub dtype: String,
     /// The shape, each of its sizes a key.
     #[serde(flatten)]
@@ -91,8 +92,8 @@ pub enum BenchError {
 /// More than the L2 cache of any GPU of today.
 const L2_FLUSH_BYTES: usize = 256 << 20;
 const MIN_CALLS: usize = 8;
-const MIN_US: f64 = 20_000.0;
-const REPEATS: usize = 9;
+pub(super) const MIN_US: f64 = 20_000.0;
+pub(super) const REPEATS: usize = 9;
 
 /// Copies of the inputs of a call that moves `bytes`.
 pub(super) fn num_copies(bytes: usize, max_copies: usize) -> usize {

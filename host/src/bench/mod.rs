@@ -6,5 +6,6 @@ pub mod fusion;
 pub mod gemm;
 pub mod kernels;
 pub mod mission;
+pub mod quantised;
 pub(crate) mod random;
 pub mod record;

@@ -1,5 +1,6 @@
 //! Linear layers: `out = x * weight^T (+ bias) (+ residual)`. One module a family of kernels;
-//! [`Linear`] (f32) and [`Linear16`] (16-bit operands) choose among them.
+//! [`Linear`] (f32) and [`Linear16`] (16-bit operands) choose among them. Weights that stay
+//! quantised are [`quantised`].
 
 pub mod epilogue;
 pub mod f16_gemv;
@@ -8,6 +9,7 @@ pub mod f16_sm90;
 pub mod f16_small_m;
 pub mod f32;
 pub mod f32_small_m;
+pub mod quantised;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod linear;

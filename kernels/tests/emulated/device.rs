@@ -114,6 +114,11 @@ impl Device {
         self.alloc(name, Init::Bytes(&bytes))
     }
 
+    /// A buffer of these bytes.
+    pub fn bytes(&mut self, name: &str, bytes: &[u8]) -> DevicePtr<u8> {
+        self.alloc(name, Init::Bytes(bytes))
+    }
+
     /// A buffer of these numbers, rounded.
     pub fn numbers<T: Stored>(&mut self, name: &str, values: &[f32]) -> DevicePtr<T> {
         self.partly_written(name, values, values.len())

@@ -7,14 +7,17 @@ use crate::cli::{
     terminal,
 };
 use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use halfwarp::bench::{
     attention, gemm,
     kernels::{BenchError, Row},
+    quantised,
     record::Record,
 };
 use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::{Accumulate, EngineError, Gemm, Target};
+use kernels::gemm::quantised::BlockFormat;
 use serde::Serialize;
 use std::{fmt::Display, path::PathBuf};
 
@@ -27,6 +30,9 @@ pub struct KernelsArgs {
     /// Type of the operands
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Type,
+    /// Linear layers whose weight stays in this format, by up to 16 rows in f16
+    #[arg(long, value_name = "FORMAT", value_parser = formats(), conflicts_with_all = ["dtype", "gemm", "accumulate", "target"])]
+    weights: Option<BlockFormat>,
     /// Which GEMM kernels to time
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
@@ -82,9 +88,17 @@ impl From<Type> for Precision {
     }
 }
 
+/// The formats of `--weights`.
+fn formats() -> impl TypedValueParser<Value = BlockFormat> {
+    let format = |name: String| BlockFormat::ALL.into_iter().find(|format| format.name() == name);
+    PossibleValuesParser::new(BlockFormat::ALL.map(BlockFormat::name))
+        .map(move |name| format(name).expect("one of the possible values"))
+}
+
 /// What is timed, and at which shapes.
 enum Bench {
     Gemm(gemm::Subject, Vec<gemm::Shape>),
+    Quantised(quantised::Subject, Vec<gemm::Shape>),
     Attention(attention::Subject, Vec<attention::Shape>),
 }
 
@@ -100,6 +114,11 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
         num_left_out += match bench {
             Bench::Gemm(subject, shapes) => {
                 time(args, &mut records, &GEMM, &shapes, |shape| gemm::measure(&subject, shape))?
+            }
+            Bench::Quantised(subject, shapes) => {
+                time(args, &mut records, &GEMM, &shapes, |shape| {
+                    quantised::measure(&subject, shape)
+                })?
             }
             Bench::Attention(subject, shapes) => {
                 time(args, &mut records, &ATTENTION, &shapes, |shape| {
@@ -126,6 +145,9 @@ impl KernelsArgs {
             let message = "--gemm and --accumulate are for --op gemm alone";
             return Err(Failure::Input(message.to_owned()));
         }
+        if self.weights.is_some() && self.ops != [Op::Gemm] {
+            return Err(Failure::Input("--weights is for --op gemm alone".to_owned()));
+        }
         if self.ops.len() > 1 && !self.shapes.is_empty() {
             let message = "--shape is for one operation, and --op has several";
             return Err(Failure::Input(message.to_owned()));
@@ -136,6 +158,10 @@ impl KernelsArgs {
     fn bench(&self, op: Op) -> Result<Bench, Failure> {
         let (gpu, target) = (self.gpu, self.target.map(Target::from));
         let (precision, cubin_dir) = (self.dtype.into(), default_cubin_dir());
+        if let Some(format) = self.weights {
+            let subject = quantised::Subject { gpu, format, cubin_dir };
+            return Ok(Bench::Quantised(subject, self.shapes(gemm_shape, quantised::shapes)?));
+        }
         if op == Op::Gemm {
             let (gemm, accumulate) = (self.gemm.into(), self.accumulate.into());
             let subject = gemm::Subject { gpu, gemm, accumulate, target, precision, cubin_dir };

@@ -1,0 +1,207 @@
+//! The launch of a linear layer whose weight stays quantised.
+
+use super::epilogue::num_partials;
+use super::format::{Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS};
+use super::gemm_f16_quantised::Instance;
+use super::input::{TILE_M, shared_bytes};
+use super::ring::Ring;
+use super::{BlockFormat, NUM_THREADS, NUM_WARPS, gemm_f16_quantised};
+use crate::Rows;
+use crate::gemm::{Gpu, Out16, Target};
+use crate::silu_mul::num_parts;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+use half::f16;
+
+/// Most shared memory of a block: on every device of `sm_80`, and of `sm_90a`.
+const fn max_shared_bytes(target: Target) -> usize {
+    match target {
+        Target::Sm80 => 99 << 10,
+        Target::Sm90a => 227 << 10,
+    }
+}
+
+/// A linear layer of up to [`QuantisedLinear::MAX_ROWS`] rows in f16 with a packed weight.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantisedLinear {
+    /// Upper bound of the rows.
+    pub max_rows: usize,
+    /// Columns of the output: rows of the weight, or half of them in a gated layer.
+    pub n: usize,
+    /// Columns of the input and of the weight.
+    pub k: usize,
+    /// How the weight is packed.
+    pub format: BlockFormat,
+    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
+    /// it. The weight is then gate's, packed, and right behind it up's.
+    pub gated: bool,
+}
+
+/// The operands of [`QuantisedLinear`], with memory for `max_rows` rows. Parts of a stacked weight
+/// that have different formats are launches of their own, into columns of one output.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantisedOperands {
+    /// `[max_rows, k]`.
+    pub x: Rows<f16>,
+    /// The tiles of `[n, k]`, [`BlockFormat::packed_bytes`]; twice as many if gated.
+    pub weight: DevicePtr<u8>,
+    /// `[n]`; `[2 * n]` if gated.
+    pub bias: Option<DevicePtr<f32>>,
+    /// `[max_rows, n]`, for f32 outputs only.
+    pub residual: Option<Rows<f32>>,
+    /// `[max_rows, n]`; f16 if gated.
+    pub out: Out16<f16>,
+}
+
+impl QuantisedLinear {
+    /// Most rows.
+    pub const MAX_ROWS: usize = 16;
+
+    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
+    /// columns.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for more than [`QuantisedLinear::MAX_ROWS`] rows, a k that is no multiple of
+    /// the format's blocks or 0, rows of x or a weight that are not 16-byte aligned, a residual
+    /// with f16 outputs, a gate with f32 outputs, and sizes beyond a `u32`.
+    pub fn launch(
+        &self,
+        gpu: Gpu,
+        num_rows: DevicePtr<u32>,
+        operands: &QuantisedOperands,
+    ) -> Result<Option<Launch>, LaunchError> {
+        self.check(operands)?;
+        let &QuantisedOperands { x, weight, bias, residual, out } = operands;
+        let (out_f16, out_f32, out_stride) = match out {
+            Out16::Half(out) => (out.ptr, DevicePtr::null(), out.stride_arg()?),
+            Out16::F32(out) => (DevicePtr::null(), out.ptr, out.stride_arg()?),
+        };
+        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        let (n, k, max_rows) = (arg_u32("n", self.n)?, arg_u32("k", self.k)?, self.max_rows as u32);
+        let instance = self.instance(gpu.target);
+        let row_tiles = self.n.div_ceil(TILE_ROWS as usize);
+        let grid = [row_tiles.min(gpu.num_sms), self.max_rows.min(1), 1];
+        let (chunk_tiles, shared_bytes) = self.chunk(instance, gpu);
+        let geometry = Geometry::new(grid, NUM_THREADS as usize, shared_bytes)?;
+        let (x_stride, residual_stride) = (x.stride_arg()?, residual.stride_arg()?);
+        Ok(geometry.map(|geometry| {
+            gemm_f16_quantised::launch(
+                instance,
+                geometry,
+                num_rows,
+                max_rows,
+                n,
+                k,
+                num_parts(self.gated) as u32,
+                self.k_warps(gpu.num_sms).ilog2(),
+                chunk_tiles,
+                DevicePtr::new(x.ptr.0),
+                x_stride,
+                weight,
+                bias.unwrap_or(DevicePtr::null()),
+                residual.ptr,
+                residual_stride,
+                out_f16,
+                out_f32,
+                out_stride,
+            )
+        }))
+    }
+
+    fn check(&self, operands: &QuantisedOperands) -> Result<(), LaunchError> {
+        let refuse = |what, value, expected| Err(LaunchError::Shape { what, value, expected });
+        let QuantisedOperands { x, weight, residual, out, .. } = operands;
+        if self.max_rows > Self::MAX_ROWS {
+            return refuse("rows", self.max_rows, "at most 16 with a quantised weight");
+        }
+        if self.k == 0 {
+            return refuse("k", 0, "at least one block");
+        }
+        self.format.check(self.n.saturating_mul(num_parts(self.gated)), self.k, *weight)?;
+        if !x.is_aligned() {
+            return refuse("row stride", x.row_stride, "rows of x that are 16-byte aligned");
+        }
+        match out {
+            Out16::Half(_) if residual.is_some() => refuse("output bits", 16, "32 with a residual"),
+            Out16::F32(_) if self.gated => refuse("output bits", 32, "16 with a gate"),
+            _ => Ok(()),
+        }
+    }
+
+    /// The instance: with a ring in shared memory, where there is enough of it.
+    fn instance(&self, target: Target) -> Instance {
+        use Instance::*;
+        let [ring_m8, m16] = match self.format {
+            BlockFormat::Q4_0 => [gemm_f16_ring_q4_0_m8, gemm_f16_q4_0_m16],
+            BlockFormat::Q4_1 => [gemm_f16_ring_q4_1_m8, gemm_f16_q4_1_m16],
+            BlockFormat::Q5_0 => [gemm_f16_ring_q5_0_m8, gemm_f16_q5_0_m16],
+            BlockFormat::Q5_1 => [gemm_f16_ring_q5_1_m8, gemm_f16_q5_1_m16],
+            BlockFormat::Q8_0 => [gemm_f16_ring_q8_0_m8, gemm_f16_q8_0_m16],
+            BlockFormat::Q4_K => [gemm_f16_ring_q4_k_m8, gemm_f16_q4_k_m16],
+            BlockFormat::Q5_K => [gemm_f16_ring_q5_k_m8, gemm_f16_q5_k_m16],
+            BlockFormat::Q6_K => [gemm_f16_ring_q6_k_m8, gemm_f16_q6_k_m16],
+        };
+        match target {
+            Target::Sm90a if self.max_rows <= TILE_M as usize => ring_m8,
+            _ => m16,
+        }
+    }
+
+    /// Warps that split k: as many as give the busiest warp the fewest tiles. They decide the order
+    /// of the sums, so they must not depend on the rows.
+    fn k_warps(&self, num_sms: usize) -> usize {
+        let num_parts = num_parts(self.gated);
+        let row_tiles = self.n.div_ceil(TILE_ROWS as usize).div_ceil(num_sms);
+        let tiles = |k_warps: &usize| {
+            let rounds = row_tiles.div_ceil(NUM_WARPS as usize / k_warps / num_parts);
+            rounds * self.k.div_ceil(TILE_K as usize).div_ceil(*k_warps)
+        };
+        // Of equals the fewest, which have the fewest rounds.
+        let most = NUM_WARPS as usize / num_parts;
+        [4, 8, most].into_iter().min_by_key(tiles).expect("at least one")
+    }
+
+    /// Tiles along k of x in shared memory, as many as there are or as fit, and the bytes of all
+    /// shared memory.
+    fn chunk(&self, instance: Instance, gpu: Gpu) -> (u32, usize) {
+        let (tiles_m, format) = (instance.tiles_m(), self.format);
+        let rows = self.max_rows as u32;
+        let partials = 2 * num_partials(tiles_m) as usize * size_of::<f32>();
+        let rest = |tiles: u32| shared_bytes_of(format, instance.ring(), tiles_m, rows, tiles);
+        let bytes = |tiles: u32| partials + rest(tiles) as usize;
+        let most = max_shared_bytes(gpu.target);
+        let num_tiles = self.k.div_ceil(TILE_K as usize) as u32;
+        let mut chunk =
+            (1..=num_tiles).take_while(|&tiles| bytes(tiles) <= most).last().unwrap_or(1);
+        let k_warps = self.k_warps(gpu.num_sms) as u32;
+        if chunk < num_tiles && chunk > k_warps {
+            // Warps have equal parts of it.
+            chunk -= chunk % k_warps;
+        }
+        (chunk, bytes(chunk))
+    }
+}
+
+/// Bytes of shared memory for the ring, if there is one, and tiles of x.
+fn shared_bytes_of(
+    format: BlockFormat,
+    ring: bool,
+    tiles_m: usize,
+    max_rows: u32,
+    num_tiles: u32,
+) -> u32 {
+    fn of<F: Format>(ring: bool, tiles_m: usize, max_rows: u32, num_tiles: u32) -> u32 {
+        let ring = if ring { Ring::bytes::<F>(NUM_WARPS) } else { 0 };
+        ring + shared_bytes::<F>(tiles_m, max_rows, num_tiles)
+    }
+    let of = match format {
+        BlockFormat::Q4_0 => of::<Symmetric<0>>,
+        BlockFormat::Q4_1 => of::<Affine<0>>,
+        BlockFormat::Q5_0 => of::<Symmetric<1>>,
+        BlockFormat::Q5_1 => of::<Affine<1>>,
+        BlockFormat::Q8_0 => of::<Q80>,
+        BlockFormat::Q4_K => of::<SixBit<0>>,
+        BlockFormat::Q5_K => of::<SixBit<1>>,
+        BlockFormat::Q6_K => of::<Q6K>,
+    };
+    of(ring, tiles_m, max_rows, num_tiles)
+}

@@ -1,0 +1,297 @@
+//! The host's side of packed weights: from the blocks of a file to the tiles of [`format`].
+//!
+//! [`format`]: super::format
+
+use super::format::{
+    Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K, UNIT_STEPS,
+};
+use cuda_std::launch::{DevicePtr, LaunchError};
+
+const ROWS: usize = TILE_ROWS as usize;
+const UNIT: usize = UNIT_K as usize;
+
+/// The block formats of GGUF that kernels multiply; the names are GGUF's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types, missing_docs)]
+pub enum BlockFormat {
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+}
+
+impl BlockFormat {
+    /// All of them.
+    pub const ALL: [BlockFormat; 8] = [
+        BlockFormat::Q4_0,
+        BlockFormat::Q4_1,
+        BlockFormat::Q5_0,
+        BlockFormat::Q5_1,
+        BlockFormat::Q8_0,
+        BlockFormat::Q4_K,
+        BlockFormat::Q5_K,
+        BlockFormat::Q6_K,
+    ];
+
+    /// Its name in symbols.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BlockFormat::Q4_0 => "q4_0",
+            BlockFormat::Q4_1 => "q4_1",
+            BlockFormat::Q5_0 => "q5_0",
+            BlockFormat::Q5_1 => "q5_1",
+            BlockFormat::Q8_0 => "q8_0",
+            BlockFormat::Q4_K => "q4_k",
+            BlockFormat::Q5_K => "q5_k",
+            BlockFormat::Q6_K => "q6_k",
+        }
+    }
+
+    /// Elements of a block.
+    pub const fn block_elems(self) -> usize {
+        match self {
+            BlockFormat::Q4_K | BlockFormat::Q5_K | BlockFormat::Q6_K => 256,
+            _ => 32,
+        }
+    }
+
+    /// Bytes of a block of the file.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            BlockFormat::Q4_0 => 18,
+            BlockFormat::Q4_1 => 20,
+            BlockFormat::Q5_0 => 22,
+            BlockFormat::Q5_1 => 24,
+            BlockFormat::Q8_0 => 34,
+            BlockFormat::Q4_K => 144,
+            BlockFormat::Q5_K => 176,
+            BlockFormat::Q6_K => 210,
+        }
+    }
+
+    /// Bytes of the scales of a tile, and of a unit.
+    pub(super) const fn tile_bytes(self) -> [usize; 2] {
+        const fn of<F: Format>() -> [usize; 2] {
+            [F::SCALE_BYTES as usize, F::UNIT_BYTES as usize]
+        }
+        match self {
+            BlockFormat::Q4_0 => of::<Symmetric<0>>(),
+            BlockFormat::Q4_1 => of::<Affine<0>>(),
+            BlockFormat::Q5_0 => of::<Symmetric<1>>(),
+            BlockFormat::Q5_1 => of::<Affine<1>>(),
+            BlockFormat::Q8_0 => of::<Q80>(),
+            BlockFormat::Q4_K => of::<SixBit<0>>(),
+            BlockFormat::Q5_K => of::<SixBit<1>>(),
+            BlockFormat::Q6_K => of::<Q6K>(),
+        }
+    }
+
+    /// Bytes of 16 packed rows of `k` elements: those of their blocks, and padding where `k` is not
+    /// a multiple of 256. `None` if they overflow.
+    pub const fn row_tile_bytes(self, k: usize) -> Option<usize> {
+        let [scale_bytes, unit_bytes] = self.tile_bytes();
+        let scales = k.div_ceil(TILE_K as usize).checked_mul(scale_bytes);
+        match (scales, k.div_ceil(UNIT).checked_mul(unit_bytes)) {
+            (Some(scales), Some(units)) => scales.checked_add(units),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a packed weight `[n, k]`; `None` if they overflow. A stacked weight whose parts are
+    /// packed one by one has the bytes of each.
+    pub const fn packed_bytes(self, n: usize, k: usize) -> Option<usize> {
+        match self.row_tile_bytes(k) {
+            Some(bytes) => bytes.checked_mul(n.div_ceil(ROWS)),
+            None => None,
+        }
+    }
+
+    /// Packs up to 16 rows of `k` elements, `stored` as the file has them, into `out`; missing rows
+    /// are zeros. Rows of tiles are independent of each other.
+    ///
+    /// # Panics
+    /// If `k` is no multiple of the blocks, `stored` is no whole rows or more than 16, or `out` is
+    /// not of [`BlockFormat::row_tile_bytes`].
+    pub fn pack(self, k: usize, stored: &[u8], out: &mut [u8]) {
+        let blocks = k / self.block_elems();
+        let row_bytes = blocks * self.block_bytes();
+        assert!(k.is_multiple_of(self.block_elems()), "k is {k} in {self:?}");
+        assert!(stored.len().is_multiple_of(row_bytes) && stored.len() <= ROWS * row_bytes);
+        assert_eq!(Some(out.len()), self.row_tile_bytes(k));
+        let rows: Vec<&[u8]> = stored.chunks_exact(row_bytes).collect();
+        out.fill(0);
+        let [scale_bytes, unit_bytes] = self.tile_bytes();
+        let tile_bytes = scale_bytes + TILE_K as usize / UNIT * unit_bytes;
+        let tile_blocks = TILE_K as usize / self.block_elems();
+        for (tile, out) in out.chunks_mut(tile_bytes).enumerate() {
+            let (scales, units) = out.split_at_mut(scale_bytes);
+            let mut quants = [[0; TILE_K as usize]; ROWS];
+            for (row, stored) in rows.iter().enumerate() {
+                let stored = stored.chunks_exact(self.block_bytes());
+                for (i, block) in stored.skip(tile * tile_blocks).take(tile_blocks).enumerate() {
+                    self.pack_scales(block, row, i, scales);
+                    let quants = &mut quants[row][i * self.block_elems()..];
+                    self.quants(block, &mut quants[..self.block_elems()]);
+                }
+            }
+            for (unit, out) in units.chunks_exact_mut(unit_bytes).enumerate() {
+                self.pack_unit(&quants, unit * UNIT, out);
+            }
+        }
+    }
+
+    /// Copies the scales of block `i` of row `row` to their place in a tile.
+    fn pack_scales(self, block: &[u8], row: usize, i: usize, scales: &mut [u8]) {
+        let (at, bytes) = match self {
+            BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => (16 * row + 2 * i, 0..2),
+            BlockFormat::Q4_1 | BlockFormat::Q5_1 => (32 * row + 4 * i, 0..4),
+            BlockFormat::Q4_K | BlockFormat::Q5_K => (16 * row, 0..16),
+            BlockFormat::Q6_K => {
+                // `d` of rows `r` and `r + 8` are one word.
+                let at = 16 * ROWS + 4 * (row % 8) + 2 * (row / 8);
+                scales[at..at + 2].copy_from_slice(&block[208..210]);
+                (16 * row, 192..208)
+            }
+        };
+        scales[at..at + bytes.len()].copy_from_slice(&block[bytes]);
+    }
+
+    /// The quants of a block, in the order of its elements, each with [`Format::OFFSET`] taken off.
+    fn quants(self, block: &[u8], out: &mut [u8]) {
+        match self {
+            BlockFormat::Q4_0 => nibbles(&block[2..], 16, out),
+            BlockFormat::Q4_1 => nibbles(&block[4..], 16, out),
+            BlockFormat::Q5_0 => {
+                nibbles(&block[6..], 16, out);
+                fifth_bits_of_32(&block[2..6], out);
+            }
+            BlockFormat::Q5_1 => {
+                nibbles(&block[8..], 16, out);
+                fifth_bits_of_32(&block[4..8], out);
+            }
+            BlockFormat::Q8_0 => {
+                out.iter_mut().zip(&block[2..]).for_each(|(out, byte)| *out = byte ^ 0x80);
+            }
+            BlockFormat::Q4_K => nibbles(&block[16..], 32, out),
+            BlockFormat::Q5_K => {
+                nibbles(&block[48..], 32, out);
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out |= (block[16 + i % 32] >> (i / 32) & 1) << 4;
+                }
+            }
+            BlockFormat::Q6_K => {
+                nibbles(block, 64, out);
+                for (i, out) in out.iter_mut().enumerate() {
+                    let high = block[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2);
+                    *out |= (high & 3) << 4;
+                }
+            }
+        }
+    }
+
+    /// Packs the quants of 64 elements along k from `first` on.
+    fn pack_unit(self, quants: &[[u8; TILE_K as usize]; ROWS], first: usize, out: &mut [u8]) {
+        for lane in 0..32 {
+            let (group, pair) = (lane / 4, lane % 4);
+            let mut high = 0_u64;
+            for step in 0..UNIT_STEPS {
+                let k = first + 16 * step + 4 * pair;
+                let [upper, lower] = [group, group + 8].map(|row| {
+                    let [a, b, c, d] = [0, 1, 2, 3].map(|i| u32::from(quants[row][k + i]));
+                    // Bytes in the order of the columns 0, 8, 1, 9 of A.
+                    a | c << 8 | b << 16 | d << 24
+                });
+                if self == BlockFormat::Q8_0 {
+                    let at = step / 2 * 512 + 16 * lane + step % 2 * 8;
+                    out[at..at + 4].copy_from_slice(&upper.to_le_bytes());
+                    out[at + 4..at + 8].copy_from_slice(&lower.to_le_bytes());
+                    continue;
+                }
+                let low = (upper & 0x0f0f_0f0f) | (lower & 0x0f0f_0f0f) << 4;
+                out[16 * lane + 4 * step..][..4].copy_from_slice(&low.to_le_bytes());
+                high |= self.high_bits(step, upper, lower);
+            }
+            let bytes = 4 * self.num_high_bits();
+            if bytes > 0 {
+                out[512 + bytes * lane..][..bytes].copy_from_slice(&high.to_le_bytes()[..bytes]);
+            }
+        }
+    }
+
+    /// Bits of a quant beyond four.
+    const fn num_high_bits(self) -> usize {
+        match self {
+            BlockFormat::Q5_0 | BlockFormat::Q5_1 | BlockFormat::Q5_K => 1,
+            BlockFormat::Q6_K => 2,
+            _ => 0,
+        }
+    }
+
+    /// The high bits of a step in a lane's words, of which the second one is the upper half.
+    fn high_bits(self, step: usize, upper: u32, lower: u32) -> u64 {
+        let bits = self.num_high_bits();
+        if bits == 0 {
+            return 0;
+        }
+        let (word, shift) = (step * bits / 4, step * bits % 4);
+        let high = |row: u32, column: usize| {
+            let [a, c, b, d] = (row >> 4).to_le_bytes().map(|byte| u64::from(byte & 3));
+            let [lo, hi] = if column == 0 { [a, b] } else { [c, d] };
+            lo | hi << 16
+        };
+        // Where they are in a half: see `Nibbles`.
+        let word_bits = high(upper, 0) << (4 + shift)
+            | high(lower, 0) << (8 + shift)
+            | high(upper, 1) << (12 + shift)
+            | high(lower, 1) << shift;
+        word_bits << (32 * word)
+    }
+
+    /// Whether kernels take a packed weight `[n, k]` at `weight`.
+    pub(super) fn check(
+        self,
+        n: usize,
+        k: usize,
+        weight: DevicePtr<u8>,
+    ) -> Result<(), LaunchError> {
+        let refuse = |what, value, expected| Err(LaunchError::Shape { what, value, expected });
+        if !k.is_multiple_of(self.block_elems()) {
+            let expected = match self.block_elems() {
+                256 => "a multiple of 256",
+                _ => "a multiple of 32",
+            };
+            return refuse("k", k, expected);
+        }
+        if self.row_tile_bytes(k).is_none_or(|bytes| u32::try_from(bytes).is_err()) {
+            return refuse("k", k, "16 rows of at most 4 GiB");
+        }
+        if self.packed_bytes(n, k).is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return refuse("n", n, "a weight that fits into memory");
+        }
+        if !weight.0.is_multiple_of(16) {
+            return refuse("address", weight.0 as usize, "a multiple of 16");
+        }
+        Ok(())
+    }
+}
+
+/// Nibbles to bytes: `half` elements in the low ones of as many bytes, the next in the high ones.
+fn nibbles(bytes: &[u8], half: usize, out: &mut [u8]) {
+    for (out, bytes) in out.chunks_exact_mut(2 * half).zip(bytes.chunks_exact(half)) {
+        for (i, byte) in bytes.iter().enumerate() {
+            out[i] = byte & 15;
+            out[half + i] = byte >> 4;
+        }
+    }
+}
+
+/// Adds the fifth bits of 32 elements.
+fn fifth_bits_of_32(bits: &[u8], out: &mut [u8]) {
+    for (i, out) in out.iter_mut().enumerate() {
+        *out |= (bits[i / 8] >> (i % 8) & 1) << 4;
+    }
+}
