@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn the_plots_say_what_they_show() {
         for (name, texts) in [
-            ("peers.svg", ["2.37x: 1,851 tokens/s, llama.cpp 782", "31 shapes", "cuBLAS"]),
+            ("peers.svg", ["2.50x: 1,955 tokens/s, llama.cpp 782", "31 shapes", "cuBLAS"]),
             ("attention_prefill.svg", ["TFLOP/s", "tokens of a prompt", "FlashAttention-2"]),
             ("attention_decode.svg", ["GB/s of keys", "64 x 2,048, 14 / 2 heads", "cuDNN"]),
             ("gemm_one_row.svg", ["MB of weights", "a plain read", "cuBLAS"]),

@@ -28,7 +28,7 @@ The exit code is 1 if the candidate has infinities or NaN where the reference ha
                             within 1 %
   residual stream           relative error 1e-2, after every layer
   haiku                     1e-2 in a token's probability, both reading the reference's text; its checks
-Beside bf16 these bounds are 8 times as wide.
+Beside bf16, and a cache in 8 bits or fewer, these bounds are 8 times as wide.
 
 Examples:
   halfwarp validate

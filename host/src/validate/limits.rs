@@ -1,7 +1,7 @@
 //! What the differences of two settings may be.
 
 use super::{Report, Settings};
-use crate::plan::Precision;
+use crate::plan::{CacheType, Precision};
 
 /// Bounds of a validation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,11 +38,11 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those of a comparison of `settings`: 8 times as wide where one computes in bf16, which has 8
-    /// significant bits for the 11 of f16.
+    /// Those of a comparison of `settings`: 8 times as wide where one computes, or keeps keys or
+    /// values, in bf16 or in fewer bits: bf16 has 8 significant bits for the 11 of f16.
     pub fn of(settings: [Settings; 2]) -> Self {
         let limits = Limits::default();
-        if settings.iter().all(|settings| settings.precision != Precision::BF16) {
+        if !settings.iter().any(is_coarse) {
             return limits;
         }
         Limits {
@@ -63,6 +63,14 @@ impl Limits {
     pub fn min_lead(&self) -> f64 {
         2.0 * self.logits_error
     }
+}
+
+/// Whether something is in bf16, or in fewer bits.
+fn is_coarse(settings: &Settings) -> bool {
+    let Settings { precision, kv, .. } = settings;
+    let fine = [CacheType::F32, CacheType::F16];
+    let mut cache = [kv.k, kv.v].into_iter().flatten();
+    *precision == Precision::BF16 || cache.any(|cache| !fine.contains(&cache))
 }
 
 /// A bound that is broken.
@@ -188,12 +196,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bf16_has_wider_bounds() {
+    fn fewer_bits_have_wider_bounds() {
         let limits = |reference, candidate| Limits::of([reference, candidate].map(Settings::from));
         assert_eq!(limits(Precision::F32, Precision::F16), Limits::default());
         let wide = limits(Precision::F32, Precision::BF16);
         assert_eq!((wide.logits_error, wide.haiku_probability), (0.08, 0.08));
         assert!((wide.min_agreement - 0.92).abs() < 1e-12);
         assert_eq!(limits(Precision::BF16, Precision::F16), wide);
+        let usual = Settings::from(Precision::F16);
+        let with_cache = |cache: CacheType| {
+            Limits::of([usual, Settings { kv: cache.into(), ..usual }]).logits_error
+        };
+        assert_eq!(with_cache(CacheType::Q8_0), 0.08);
+        assert_eq!(with_cache(CacheType::F32), 0.01);
     }
 }

@@ -1,0 +1,137 @@
+//! Formats of blocks of 256 elements, with scales in two levels.
+
+use super::nibbles::{Nibbles, byte_to_f32, half_to_f32};
+use super::{Format, Mins, ScaleRows, Source, TILE_ROWS, lane_group, lane_pair, load_rows};
+use cuda_std::F16x2;
+use cuda_std::prelude::*;
+use half::f16;
+
+/// The scales and minima of Q4_K and Q5_K: six bits each.
+#[derive(Clone, Copy)]
+pub struct SixBitScales {
+    /// Of both rows: bytes of groups 0 to 3, and 4 to 7.
+    scales: ScaleRows<2>,
+    mins: ScaleRows<2>,
+    /// `d` and `dmin`.
+    factors: [u32; 2],
+}
+
+/// A block of 256 elements in Q4_K (0 high bits) or Q5_K (1): `d * scale * q - dmin * min`, groups
+/// of 32.
+pub struct SixBit<const HIGH_BITS: usize>;
+
+impl<const HIGH_BITS: usize> Format for SixBit<HIGH_BITS> {
+    const GROUP_STEPS: usize = 2;
+    const OFFSET: f32 = 0.0;
+    const MINS: Mins = Mins::Integers;
+    const LOWER_ROW: f32 = 16.0;
+    const SCALE_BYTES: u32 = 16 * TILE_ROWS;
+    const UNIT_BYTES: u32 = Nibbles::<HIGH_BITS>::BYTES;
+    type Loaded = ScaleRows<4>;
+    type Scales = SixBitScales;
+    type Unit = Nibbles<HIGH_BITS>;
+
+    #[inline(always)]
+    unsafe fn load_scales(tile: impl Source) -> ScaleRows<4> {
+        // SAFETY: the caller's promise.
+        unsafe { load_rows(tile, 16, 0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_unit(unit: impl Source) -> Self::Unit {
+        // SAFETY: the caller's promise.
+        unsafe { Nibbles::load(unit) }
+    }
+
+    #[inline(always)]
+    fn unpack(loaded: ScaleRows<4>) -> SixBitScales {
+        // Groups 4 to 7 have their upper two bits in the bytes of groups 0 to 3.
+        let upper = |word: u32| (word >> 2) & 0x3030_3030;
+        let scales = loaded.map(|[_, scales, _, rest]| {
+            [scales & 0x3f3f_3f3f, (rest & 0x0f0f_0f0f) | upper(scales)]
+        });
+        let mins = loaded.map(|[_, _, mins, rest]| {
+            [mins & 0x3f3f_3f3f, ((rest >> 4) & 0x0f0f_0f0f) | upper(mins)]
+        });
+        SixBitScales { scales, mins, factors: loaded.map(|[factors, ..]| factors) }
+    }
+
+    #[inline(always)]
+    fn group_scale(scales: &SixBitScales, row: usize, group: usize) -> [f32; 2] {
+        [&scales.scales, &scales.mins].map(|of| byte_to_f32::<0>(of[row][group / 4], group % 4))
+    }
+
+    #[inline(always)]
+    fn row_scale(scales: &SixBitScales, row: usize) -> [f32; 2] {
+        [half_to_f32(scales.factors[row], 0), -half_to_f32(scales.factors[row], 1)]
+    }
+
+    #[inline(always)]
+    fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
+        unit.fragment(step)
+    }
+
+    #[inline(always)]
+    fn min_fragment(scales: &SixBitScales) -> [u32; 4] {
+        /// 1024 in f16: its last bit counts 1.
+        const ONES: u32 = 0x6400_6400;
+        const ONE_BY_REST: f16 = f16::from_bits(0x1000);
+        let pair = 2 * lane_pair();
+        let mins = |[low, high]: [u32; 2]| {
+            let bytes = math::byte_perm(low, high, pair | (pair + 1) << 4);
+            let halves = F16x2::from_bits(math::byte_perm(bytes, ONES, 0x7150));
+            f16x2::sub(halves, F16x2::from_bits(ONES))
+        };
+        let [upper, lower] = scales.mins.map(mins);
+        let rest = |mins| f16x2::mul(mins, F16x2::splat(ONE_BY_REST));
+        [upper, lower, rest(upper), rest(lower)].map(F16x2::to_bits)
+    }
+}
+
+/// A block of 256 elements in Q6_K: `d * scale * (q - 32)`, groups of 16.
+pub struct Q6K;
+
+impl Format for Q6K {
+    const GROUP_STEPS: usize = 1;
+    const OFFSET: f32 = -32.0;
+    const MINS: Mins = Mins::None;
+    const LOWER_ROW: f32 = 16.0;
+    const SCALE_BYTES: u32 = 18 * TILE_ROWS;
+    const UNIT_BYTES: u32 = Nibbles::<2>::BYTES;
+    /// Signed bytes of both rows; then `d` of both.
+    type Loaded = (ScaleRows<4>, u32);
+    /// As loaded, 128 added to each byte.
+    type Scales = (ScaleRows<4>, u32);
+    type Unit = Nibbles<2>;
+
+    #[inline(always)]
+    unsafe fn load_scales(tile: impl Source) -> Self::Loaded {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [factors] = tile.from(4 * lane_group()).words(16 * TILE_ROWS);
+            (load_rows(tile, 16, 0), factors)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_unit(unit: impl Source) -> Self::Unit {
+        // SAFETY: the caller's promise.
+        unsafe { Nibbles::load(unit) }
+    }
+
+    #[inline(always)]
+    fn unpack((scales, factors): Self::Loaded) -> Self::Scales {
+        (scales.map(|row| row.map(|word| word ^ 0x8080_8080)), factors)
+    }
+
+    #[inline(always)]
+    fn group_scale((scales, factors): &Self::Scales, row: usize, group: usize) -> [f32; 2] {
+        let scale = byte_to_f32::<128>(scales[row][group / 4], group % 4);
+        [scale * half_to_f32(*factors, row), 0.0]
+    }
+
+    #[inline(always)]
+    fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
+        unit.fragment(step)
+    }
+}

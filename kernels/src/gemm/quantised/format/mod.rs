@@ -1,0 +1,196 @@
+//! The formats of packed weights, as a lane of a warp reads them.
+//!
+//! A tile is 16 rows by 256 elements along k: its scales, then up to four units of 64 elements
+//! along k. Row `r` of a tile is row `r` of A. Elements `4 * pair .. 4 * pair + 4` of the 16 of an
+//! MMA step are columns `2 * pair`, `2 * pair + 1`, `2 * pair + 8` and `2 * pair + 9` of A for lane
+//! `pair` of a group of four, see [`cuda_std::mma`]; B is permuted alike.
+//!
+//! A quant is a subnormal f16, `q * 2^-24`: exact, with no bias to subtract. Where two rows share
+//! a byte, the lower row's quants are multiplied by 16 ([`Format::LOWER_ROW`]).
+
+mod blocks_of_32;
+mod k_blocks;
+mod nibbles;
+mod tile;
+
+pub use blocks_of_32::{Affine, Q80, Symmetric};
+pub use k_blocks::{Q6K, SixBit};
+pub use tile::{Tile, TilePtr, Tiles};
+
+use cuda_std::prelude::*;
+
+/// Rows of a tile.
+pub const TILE_ROWS: u32 = 16;
+
+/// Elements of a tile along k.
+pub const TILE_K: u32 = 256;
+
+/// Elements of a unit along k.
+pub const UNIT_K: u32 = 64;
+
+/// Units of a tile.
+pub const TILE_UNITS: usize = (TILE_K / UNIT_K) as usize;
+
+/// Elements of an MMA along k.
+pub const STEP_K: u32 = 16;
+
+/// MMA steps of a unit.
+pub const UNIT_STEPS: usize = (UNIT_K / STEP_K) as usize;
+
+/// MMA steps of a tile.
+pub const TILE_STEPS: usize = TILE_UNITS * UNIT_STEPS;
+
+/// 1 over what an f16 subnormal counts.
+const SUBNORMALS: f32 = (1 << 24) as f32;
+
+/// A lane's part of a 16-byte row of scales, for both of its rows.
+pub type ScaleRows<const WORDS: usize> = [[u32; WORDS]; 2];
+
+/// Memory that tiles are loaded from.
+pub trait Source: Copy {
+    /// Loads `N` words, `bytes` after its start.
+    ///
+    /// # Safety
+    /// 1. The words are inside the memory, and aligned to their size together.
+    unsafe fn words<const N: usize>(self, bytes: u32) -> [u32; N];
+
+    /// The memory from `bytes` on.
+    #[must_use]
+    fn from(self, bytes: u32) -> Self;
+}
+
+impl Source for Shared<u8> {
+    #[inline(always)]
+    unsafe fn words<const N: usize>(self, bytes: u32) -> [u32; N] {
+        // SAFETY: the caller's promise.
+        unsafe { self.offset(bytes).cast::<u32>().get_vec(0) }
+    }
+
+    #[inline(always)]
+    fn from(self, bytes: u32) -> Self {
+        self.offset(bytes)
+    }
+}
+
+/// Global memory that may be absent: all words of it are zeros.
+#[derive(Clone, Copy)]
+pub struct Maybe {
+    memory: Global<u8>,
+    is_there: bool,
+}
+
+impl Source for Maybe {
+    #[inline(always)]
+    unsafe fn words<const N: usize>(self, bytes: u32) -> [u32; N] {
+        let words = self.memory.wrapping_add(bytes as usize).cast::<u32>();
+        // SAFETY: the caller's promise.
+        unsafe { words.stream_vec_if(0, self.is_there) }
+    }
+
+    #[inline(always)]
+    fn from(self, bytes: u32) -> Self {
+        Maybe { memory: self.memory.wrapping_add(bytes as usize), ..self }
+    }
+}
+
+/// The minima of a format's groups.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mins {
+    /// There are none.
+    None,
+    /// Floats.
+    Floats,
+    /// Integers of six bits, as the scales are, times factors of the row.
+    Integers,
+}
+
+/// A format of packed weights: an element is `scale * (q + OFFSET)`, plus `min` where the format
+/// has one.
+pub trait Format {
+    /// Consecutive MMA steps whose elements share a scale: 1 or 2.
+    const GROUP_STEPS: usize;
+    /// What is added to each quant.
+    const OFFSET: f32;
+    /// Whether groups have a `min`.
+    const MINS: Mins;
+    /// What quants of rows 8 to 15 are multiplied by.
+    const LOWER_ROW: f32;
+    /// Bytes of a tile before its units.
+    const SCALE_BYTES: u32;
+    /// Bytes of a unit.
+    const UNIT_BYTES: u32;
+    /// A lane's scales as loaded.
+    type Loaded: Copy + Default;
+    /// A lane's scales, unpacked.
+    type Scales: Copy;
+    /// A lane's quants of a unit.
+    type Unit: Copy + Default;
+
+    /// Issues the loads of the lane's scales.
+    ///
+    /// # Safety
+    /// 1. `tile` is a tile.
+    unsafe fn load_scales(tile: impl Source) -> Self::Loaded;
+
+    /// Issues the loads of the lane's quants of a unit.
+    ///
+    /// # Safety
+    /// 1. `unit` is a unit.
+    unsafe fn load_unit(unit: impl Source) -> Self::Unit;
+
+    /// The scales that were loaded.
+    fn unpack(loaded: Self::Loaded) -> Self::Scales;
+
+    /// Scale and min of group `group` in the lane's upper (0) or lower (1) row; integers, where
+    /// they are to be multiplied by [`Format::row_scale`].
+    fn group_scale(scales: &Self::Scales, row: usize, group: usize) -> [f32; 2];
+
+    /// What integer scales and mins of a row are multiplied by.
+    #[inline(always)]
+    fn row_scale(_: &Self::Scales, _: usize) -> [f32; 2] {
+        [1.0; 2]
+    }
+
+    /// A fragment of A: the lane's quants in step `step` of a unit.
+    fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4];
+
+    /// A fragment of A: the mins of the lane's rows, where they are integers. Columns 0 to 7 are the
+    /// groups, columns 8 to 15 again, divided by [`MEAN_REST`].
+    #[inline(always)]
+    fn min_fragment(_: &Self::Scales) -> [u32; 4] {
+        [0; 4]
+    }
+}
+
+/// What the rest of a mean, beyond f16, is multiplied by before it is rounded to f16.
+pub const MEAN_REST: f32 = (1 << 11) as f32;
+
+/// What the quants of row `row` (0 or 1) of a lane are multiplied by to be integers.
+#[inline(always)]
+pub fn quant_scale<F: Format>(row: usize) -> f32 {
+    if row == 0 { SUBNORMALS } else { SUBNORMALS / F::LOWER_ROW }
+}
+
+/// The lane's group of four, its first row in a tile.
+#[inline(always)]
+pub fn lane_group() -> u32 {
+    warp::lane_id() / 4
+}
+
+/// The lane's place in its group of four.
+#[inline(always)]
+pub fn lane_pair() -> u32 {
+    warp::lane_id() % 4
+}
+
+/// Loads 16 bytes of each of the lane's rows; rows have `row_bytes`, and the bytes start at
+/// `first`.
+///
+/// # Safety
+/// As [`Format::load_scales`].
+#[inline(always)]
+unsafe fn load_rows(tile: impl Source, row_bytes: u32, first: u32) -> ScaleRows<4> {
+    let tile = tile.from(lane_group() * row_bytes);
+    // SAFETY: the caller's promise.
+    unsafe { [tile.words(first), tile.words(8 * row_bytes + first)] }
+}
