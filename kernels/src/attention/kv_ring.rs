@@ -65,7 +65,8 @@ impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> KvSource
     const WARP_ELEMS: u32 = Self::Tile::KEYS * PANEL_COLUMNS;
     const APPENDS: bool = true;
 
-    /// The lanes of a copy read whole lines, vectors next to each other of one row after the other.
+    /// The lanes of a copy read whole lines: eight vectors of a row, or a row that is no multiple of
+    /// eight.
     #[inline(always)]
     unsafe fn copy_tile(
         slot: Shared<E>,
@@ -78,32 +79,45 @@ impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> KvSource
     ) {
         const {
             assert!(Self::Tile::KEYS * NUM_WARPS == Self::Tile::BLOCK_N);
-            assert!(Self::Tile::KEYS * PANEL_COLUMNS == 2 * warp::WARP_SIZE * vec_elems::<E>());
+            assert!(Self::Tile::KEYS * Self::ROW_LANES == warp::WARP_SIZE * Self::PASSES as u32);
         }
         let Cache { num_kv_heads, kv_head, head_dim, aligned } = *cache;
-        let row_vecs = const { Self::Tile::WIDTH / vec_elems::<E>() };
         let start = row_start(page, first % PAGE_SIZE, kv_head, num_kv_heads, head_dim);
         let (lane_id, first_row) = (warp::lane_id(), warp::warp_idx() * Self::Tile::KEYS);
-        unroll!(pass in 0..2 * PANELS, {
+        unroll!(pass in 0..Self::PASSES, {
             let vec = lane_id + warp::WARP_SIZE * pass as u32;
-            let (row, column) = (first_row + vec / row_vecs, vec % row_vecs * vec_elems::<E>());
+            let row = first_row + vec / Self::ROW_LANES;
+            let column = vec % Self::ROW_LANES * vec_elems::<E>();
             let key = first + row;
             let exists = keys.start <= key && key < keys.end;
             let columns = if exists { head_dim.saturating_sub(column) } else { 0 };
             let gmem = pool.wrapping_add(start + (row * head_dim + column) as usize);
+            let source = Source { gmem, row_stride: head_dim, rows: 1, head_dim, aligned };
             let slot = slot.offset(tile_offset::<E>(row, column, Self::Tile::BLOCK_N));
-            // SAFETY: nothing is read where nothing exists; the row is inside the slot.
-            unsafe {
-                if aligned {
-                    let (to, from) = (slot.cast::<f32>(), gmem.cast());
-                    cp_async::copy_vec_of_line::<4, f32>(to, 0, from, 0, columns > 0);
-                } else {
-                    let source = Source { gmem, row_stride: head_dim, rows: 1, head_dim, aligned };
-                    source.copy_vec(slot, 0, columns);
-                }
-            }
+            unroll!(part in 0..Self::PARTS, {
+                let column = Self::ROW_LANES * vec_elems::<E>() * part as u32;
+                let columns = columns.saturating_sub(column);
+                let slot = slot.offset(Self::Tile::BLOCK_N * column);
+                // SAFETY: nothing is read where nothing exists; the row is inside the slot.
+                unsafe { source.copy_vec_of_line(slot, column as usize, columns) };
+            });
         });
     }
+}
+
+impl<E: AttentionElement, const ROWS: usize, const PANELS: usize> Dense<E, ROWS, PANELS> {
+    /// 16-byte vectors of a row.
+    const ROW_VECS: u32 = PANELS as u32 * PANEL_COLUMNS / vec_elems::<E>();
+
+    /// Lanes that copy vectors next to each other of a row: of a whole line, or of a row that is
+    /// no multiple of a line.
+    const ROW_LANES: u32 = if Self::ROW_VECS.is_multiple_of(8) { 8 } else { Self::ROW_VECS };
+
+    /// Copies of a lane in a row.
+    const PARTS: usize = (Self::ROW_VECS / Self::ROW_LANES) as usize;
+
+    /// Rows of a lane.
+    const PASSES: usize = 2 * PANELS / Self::PARTS;
 }
 
 /// Slots of the ring for heads of up to `32 * panels` columns: as many bytes in flight as leave

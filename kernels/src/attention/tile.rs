@@ -251,6 +251,21 @@ impl<T: Number> Source<T> {
         }
     }
 
+    /// [`Source::copy_vec`], where other lanes copy the rest of the line of 128 bytes.
+    ///
+    /// # Safety
+    /// As [`Source::copy_to`].
+    #[inline(always)]
+    pub unsafe fn copy_vec_of_line(self, smem: Shared<T>, from: usize, columns: u32) {
+        if !self.aligned {
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy_vec(smem, from, columns) };
+        }
+        let gmem = self.gmem.wrapping_add(from).cast();
+        // SAFETY: the caller's promise.
+        unsafe { cp_async::copy_vec_of_line::<4, f32>(smem.cast(), 0, gmem, 0, columns > 0) }
+    }
+
     /// Issues the copy of a 16-byte vector, of which `columns` elements exist.
     ///
     /// # Safety

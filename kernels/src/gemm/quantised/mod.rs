@@ -1,8 +1,8 @@
 //! Linear layers of up to 16 rows whose weight stays quantised: `out[m, n] = sum_k x[m, k] *
 //! weight[n, k] (+ bias[n]) (+ residual[m, n])`, or `silu(gate) * up` of a stacked weight.
 //!
-//! Shapes    x `[m, k]` f16, m at most 16; weight `[n, k]` in tiles, see [`format`], k a multiple of
-//!           its blocks; bias `[n]`, residual `[m, n]` f32; out `[m, n]`, f32 (may be residual) or
+//! Shapes    x `[m, k]` f16, m at most 16; weight `[n, k]` in tiles, see [`mod@format`], k a multiple
+//!           of its blocks; bias `[n]`, residual `[m, n]` f32; out `[m, n]`, f32 (may be residual) or
 //!           f16; row strides; rows of x 16-byte aligned. Gate: tiles of gate, then of up, bias
 //!           `[2 * n]`, no residual.
 //! Launch    grid of at most one block an SM, block `(512, 1, 1)`. A block has a contiguous range
