@@ -32,7 +32,7 @@ pub struct QuantisedLinear {
     /// How the weight is packed.
     pub format: BlockFormat,
     /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
-    /// it. The weight is then gate's, packed, and right behind it up's.
+    /// it. The packed weight of gate is then followed by that of up.
     pub gated: bool,
 }
 
