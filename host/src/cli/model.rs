@@ -14,7 +14,8 @@ use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 #[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// A Hugging Face directory, a .gguf file, or the name of a fetched model [default: smollm2-135m-instruct]
+    /// A Hugging Face directory, a .gguf file, or the name of a fetched model [default:
+    /// smollm2-135m-instruct]
     #[arg(short, long, value_hint = clap::ValueHint::AnyPath)]
     model: Option<PathBuf>,
 }
@@ -29,14 +30,15 @@ pub struct EngineArgs {
     /// model's, or what the memory has room for]
     #[arg(short, long = "ctx-size", value_name = "CTX", help_heading = "Model")]
     pub context: Option<usize>,
-    /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked: slow)
+    /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked:
+    /// slow)
     #[arg(long, default_value = "auto")]
     device: Device,
     /// Threads of the CPU [default: one for each core]
     #[arg(short, long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// Type of KV cache and operands, and that weights are converted to: on the CPU auto keeps them as
-    /// they are stored. Accumulators, norms and softmax are f32 in every type
+    /// Type of KV cache and operands, and that weights are converted to: on the CPU auto keeps them
+    /// as they are stored. Accumulators, norms and softmax are f32 in every type
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     dtype: Dtype,
     /// How keys are stored [default: in the type of --dtype]
@@ -191,7 +193,8 @@ impl From<TargetArg> for Target {
 /// A type to compute in.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Dtype {
-    /// The fastest type that keeps the model's accuracy on the device; quantised weights stay so on the CPU
+    /// The fastest type that keeps the model's accuracy on the device; quantised weights stay so on
+    /// the CPU
     Auto,
     /// The reference
     F32,
@@ -255,7 +258,8 @@ impl EngineArgs {
     /// Starts the threads, and opens the model.
     ///
     /// # Errors
-    /// [`Failure::Environment`] if the system refuses the threads; [`Failure::Input`] as [`ModelArgs::open`].
+    /// [`Failure::Environment`] if the system refuses the threads; [`Failure::Input`] as
+    /// [`ModelArgs::open`].
     pub fn open_model(&self) -> Result<Arc<Model>, Failure> {
         start_threads(self.threads)?;
         let model = self.model.open()?;
@@ -268,7 +272,8 @@ impl EngineArgs {
     /// Loads `model` on the device, if it can take `request`.
     ///
     /// # Errors
-    /// [`Failure::Input`] for a request or options that are wrong, [`Failure::Environment`] for no memory or device.
+    /// [`Failure::Input`] for a request or options that are wrong, [`Failure::Environment`] for no
+    /// memory or device.
     pub fn engine_for(&self, request: &Request, model: &Arc<Model>) -> Result<Engine, Failure> {
         self.options(self.context).check_request(model, request)?;
         self.engine(model, self.context)
@@ -308,8 +313,8 @@ impl EngineArgs {
         }
     }
 
-    /// What `engine` computes in: `f16_acc16` where it also accumulates in f16. Where most weights are
-    /// kept in blocks, their format: `q4_k`.
+    /// What `engine` computes in: `f16_acc16` where it also accumulates in f16. Where most weights
+    /// are kept in blocks, their format: `q4_k`.
     ///
     /// # Errors
     /// [`Failure::Input`] for a model that has no plan.

@@ -12,8 +12,8 @@ use std::{
 /// How long a prompt is computed before its progress is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A progress bar for the weights, called with bytes done and bytes in total. Nothing is drawn where stderr is not a
-/// terminal.
+/// A progress bar for the weights, called with bytes done and bytes in total. Nothing is drawn
+/// where stderr is not a terminal.
 pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
     let bar = bar("loading {wide_bar} {bytes}/{total_bytes}");
     move |done, total| {
@@ -25,8 +25,8 @@ pub fn loading_bar() -> impl Fn(usize, usize) + Sync {
     }
 }
 
-/// A progress bar for quantising, called with elements done and in total. Nothing is drawn where stderr is not a
-/// terminal.
+/// A progress bar for quantising, called with elements done and in total. Nothing is drawn where
+/// stderr is not a terminal.
 pub fn quantizing_bar() -> impl FnMut(usize, usize) {
     let bar = bar("quantizing {wide_bar} {percent} %");
     move |done, total| {

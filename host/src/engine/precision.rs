@@ -8,15 +8,17 @@ use crate::model::ModelError;
 use crate::plan::{Bounds, Numerics, PAGE_SIZE, Precision};
 use crate::weights::WeightsError;
 
-/// On the CPU nothing is faster, as it computes in f32 in any case, and weights are kept as they are stored.
+/// On the CPU nothing is faster, as it computes in f32 in any case, and weights are kept as they
+/// are stored.
 const ON_CPU: Precision = Precision::F32;
 
 /// What an engine computes in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrecisionChoice {
-    /// By device and model. On a GPU and the emulator f16, bf16 if f16 cannot hold a weight, and f32 if the model's rows
-    /// cannot be aligned in 16 bits or bf16 cannot hold a weight. On the CPU f32, or bf16 if only that fits into the
-    /// memory, with weights [as they are stored](crate::plan::WeightStorage::AsStored): in blocks or 16 bits, if they are.
+    /// By device and model. On a GPU and the emulator f16, bf16 if f16 cannot hold a weight, and
+    /// f32 if the model's rows cannot be aligned in 16 bits or bf16 cannot hold a weight. On the
+    /// CPU f32, or bf16 if only that fits into the memory, with weights [as they are
+    /// stored](crate::plan::WeightStorage::AsStored): in blocks or 16 bits, if they are.
     /// [`Engine::notes`](super::Engine::notes) says why it is not the first of them.
     #[default]
     Auto,
@@ -31,7 +33,8 @@ impl From<Precision> for PrecisionChoice {
     }
 }
 
-/// The precisions of an engine that were tried, the last of them last, and why each but the last was given up.
+/// The precisions of an engine that were tried, the last of them last, and why each but the last
+/// was given up.
 #[derive(Debug)]
 pub struct Attempts {
     is_free: bool,

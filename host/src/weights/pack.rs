@@ -180,7 +180,8 @@ impl<'a> StoredRows<'a> {
         Ok(StoredRows { entry: *entry, dtype, decode, row_elems })
     }
 
-    /// Writes the rows to `out` as they are kept, in parallel: row `row` is the stored row `source_row(row)`.
+    /// Writes the rows to `out` as they are kept, in parallel: row `row` is the stored row
+    /// `source_row(row)`.
     fn read(
         &self,
         kept: Kept,

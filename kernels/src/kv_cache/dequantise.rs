@@ -19,8 +19,9 @@ const NUM_THREADS: u32 = 128;
 /// sequences with at least `min_q_len` new tokens.
 ///
 /// # Safety
-/// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `block_table` hold that many; the pages of the
-///    sequences' positions are in both pools, and written in `pool`, which is of `format`.
+/// 1. `num_seqs` is one element; `cu_seqlens_q`, `kv_lens` and `block_table` hold that many; the
+///    pages of the sequences' positions are in both pools, and written in `pool`, which is of
+///    `format`.
 /// 2. `out` overlaps nothing else. If `aligned` is not 0, rows of elements of both pools are
 ///    16-byte aligned. Heads are whole blocks of the format.
 #[kernel(

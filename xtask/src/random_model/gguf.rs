@@ -1,5 +1,6 @@
 //! GGUF files of random blocks: levels from a random generator, scales that make the weights'
-//! standard deviation about [`STD`](super::STD). Nothing goes through f32, so that 4 GB take seconds.
+//! standard deviation about [`STD`](super::STD). Nothing goes through f32, so that 4 GB take
+//! seconds.
 //!
 //! Types as llama.cpp's Q4_K_M mix chooses them, which `halfwarp quantize` writes too.
 
@@ -139,8 +140,8 @@ impl Format {
     }
 }
 
-/// Six-bit scales of 32 to 63; minima that are the same and make the mean zero: levels 0 to 15, whose
-/// mean is 7.5 and whose deviation is 4.6.
+/// Six-bit scales of 32 to 63; minima that are the same and make the mean zero: levels 0 to 15,
+/// whose mean is 7.5 and whose deviation is 4.6.
 fn shape_q4_k(block: &mut [u8]) {
     let d = super::STD / (47.5 * 4.6);
     block[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
@@ -338,7 +339,8 @@ mod tests {
     use super::*;
     use crate::random_model::{SplitMix64, fill_bytes};
 
-    /// The sizes of published files, less about as many bytes of tokenizer as their vocabularies have.
+    /// The sizes of published files, less about as many bytes of tokenizer as their vocabularies
+    /// have.
     #[test]
     fn files_are_as_large_as_the_real_ones() {
         let bytes = |model: &Model| {

@@ -1,8 +1,8 @@
 //! `cargo xtask random-model`: a checkpoint with the shapes of a real model and random weights.
 //!
-//! For measuring speed and memory on a machine that cannot fetch the real weights. Matrices and biases are normal with
-//! standard deviation 0.02 (transformers' `initializer_range`), norm weights 1; the same bytes on every machine. A GGUF
-//! file holds blocks of the same deviation.
+//! For measuring speed and memory on a machine that cannot fetch the real weights. Matrices and
+//! biases are normal with standard deviation 0.02 (transformers' `initializer_range`), norm weights
+//! 1; the same bytes on every machine. A GGUF file holds blocks of the same deviation.
 
 mod gguf;
 mod shapes;

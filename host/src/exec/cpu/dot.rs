@@ -7,8 +7,8 @@ const LANES: usize = 16;
 
 /// Inner product of `a` and `b`, which have the same length.
 ///
-/// Two rows at a time would read half as much, but whether the compiler vectorises that depends on the caller: 1.3 times
-/// as fast in one, a third as fast in another.
+/// Two rows at a time would read half as much, but whether the compiler vectorises that depends on
+/// the caller: 1.3 times as fast in one, a third as fast in another.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let ((a_chunks, a_tail), (b_chunks, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     let mut sums = [0.0; LANES];
@@ -21,7 +21,8 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + tail
 }
 
-/// Partial sums of one inner product that is computed run by run: vectors enough to hide a multiply-add's latency.
+/// Partial sums of one inner product that is computed run by run: vectors enough to hide a
+/// multiply-add's latency.
 #[derive(Clone, Copy)]
 pub struct Partial<S: Simd>([S::f32s; 4]);
 

@@ -1,8 +1,9 @@
 //! `out[t, n] = sum_k x[t, k] * weight[n, k]`.
 //!
-//! A small batch is bound by reading the weight: inner products over blocks of weight rows, each block read from memory
-//! once for all rows of x. A larger one is a matrix product by nalgebra. Both partition the weight's rows over the
-//! threads: each element is read by one thread, which converts it to f32 if it is stored in 16 bits or in blocks.
+//! A small batch is bound by reading the weight: inner products over blocks of weight rows, each
+//! block read from memory once for all rows of x. A larger one is a matrix product by nalgebra.
+//! Both partition the weight's rows over the threads: each element is read by one thread, which
+//! converts it to f32 if it is stored in 16 bits or in blocks.
 
 use super::activations::{Rows, RowsMut};
 use super::dot::Partial;
@@ -10,17 +11,19 @@ use super::weights::{StoredRows, StoredWeight};
 use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
 use pulp::{Arch, Simd, WithSimd};
 
-/// Most rows for which inner products are used. A matrix product packs the weight first; at 32 rows inner products take
-/// twice as long (`cargo bench --bench cpu -- linear`).
+/// Most rows for which inner products are used. A matrix product packs the weight first; at 32 rows
+/// inner products take twice as long (`cargo bench --bench cpu -- linear`).
 const MAX_DOT_ROWS: usize = 16;
-/// Weight elements in one task's block of inner products: half of a core's L2 cache, so that the next row finds them.
+/// Weight elements in one task's block of inner products: half of a core's L2 cache, so that the
+/// next row finds them.
 const DOT_BLOCK_ELEMS: usize = 1 << 17;
-/// Columns of a weight row that are converted to f32 together: whole blocks of every format, which stay in the
-/// first-level cache.
+/// Columns of a weight row that are converted to f32 together: whole blocks of every format, which
+/// stay in the first-level cache.
 const RUN_COLUMNS: usize = 1024;
 /// Least weight rows in one task of a matrix product, since each task packs `x` again.
 const MIN_PRODUCT_ROWS: usize = 64;
-/// Weight rows in one task of a matrix product that converts them to f32 first: they stay in a core's caches.
+/// Weight rows in one task of a matrix product that converts them to f32 first: they stay in a
+/// core's caches.
 const WIDENED_ROWS: usize = 256;
 /// Least dimension of a matrix product: below it, nalgebra 0.35 reads strided views out of bounds.
 const MIN_PRODUCT_DIM: usize = 6;
@@ -37,8 +40,9 @@ struct Product<'a> {
     by_inner_products: bool,
 }
 
-/// Computes `out = x * weight^T`, or adds it to `out` with `accumulate`. `weight` is `[out.width(), x.width()]`. With
-/// `batch_invariant` the bits of a row do not depend on the other rows; large batches then take twice as long.
+/// Computes `out = x * weight^T`, or adds it to `out` with `accumulate`. `weight` is `[out.width(),
+/// x.width()]`. With `batch_invariant` the bits of a row do not depend on the other rows; large
+/// batches then take twice as long.
 pub fn linear(
     x: &Rows,
     weight: &StoredWeight,
@@ -117,7 +121,8 @@ struct InnerProducts<'a> {
 impl WithSimd for InnerProducts<'_> {
     type Output = ();
 
-    /// [`MAX_DOT_ROWS`] rows of x at a time, for which each element of the weight is converted once.
+    /// [`MAX_DOT_ROWS`] rows of x at a time, for which each element of the weight is converted
+    /// once.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let InnerProducts { product: Product { x, accumulate, .. }, weight, mut out } = self;
@@ -165,7 +170,8 @@ mod tests {
         outputs.map(|(t, i)| start[t * n + i] as f64 + product(t, i)).collect()
     }
 
-    /// 0, 1 and several rows, on both sides of the switch to matrix products; widths around the vector and the task block.
+    /// 0, 1 and several rows, on both sides of the switch to matrix products; widths around the
+    /// vector and the task block.
     #[test]
     fn linear_matches_oracle() {
         for rows in [0, 1, 2, 3, MAX_DOT_ROWS, MAX_DOT_ROWS + 1, 70] {
@@ -254,7 +260,8 @@ mod tests {
         (StoredWeight::read(&weight, &Bytes(bytes)).unwrap(), elements)
     }
 
-    /// Each format by itself, and in stacks as Q4_K_M has them; an f32 part after blocks, which no word starts at.
+    /// Each format by itself, and in stacks as Q4_K_M has them; an f32 part after blocks, which no
+    /// word starts at.
     #[test]
     fn blocks_match_the_oracle_on_what_they_hold() {
         use Dtype::*;

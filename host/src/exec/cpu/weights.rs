@@ -111,8 +111,8 @@ impl<'a> StoredRows<'a> {
         (StoredRows { bytes: low, ..self }, StoredRows { bytes: high, ..self })
     }
 
-    /// Columns `columns` of row `row`, whole blocks: in `buffer` if they have to be converted, which is
-    /// as long.
+    /// Columns `columns` of row `row`, whole blocks: in `buffer` if they have to be converted,
+    /// which is as long.
     #[inline(always)]
     pub fn widen_columns<'b>(
         &self,

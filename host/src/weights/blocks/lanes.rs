@@ -3,7 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::{V3, V4};
 
-/// What a block's elements are computed with. Products and sums are rounded one by one, as ggml's are.
+/// What a block's elements are computed with. Products and sums are rounded one by one, as ggml's
+/// are.
 pub trait Lanes: Copy {
     /// `q[i]` as f32.
     fn widen(self, q: [u8; 16], out: &mut [f32; 16]);
