@@ -37,8 +37,8 @@ pub struct EngineArgs {
     /// Threads of the CPU [default: one for each core]
     #[arg(short, long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// Type of KV cache and operands, and that weights are converted to: on the CPU auto keeps them
-    /// as they are stored. Accumulators, norms and softmax are f32 in every type
+    /// Type of KV cache and operands, and that weights are converted to: auto keeps blocks as they
+    /// are stored, and on the CPU 16 bits. Accumulators, norms and softmax are f32 in every type
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     dtype: Dtype,
     /// How keys are stored [default: in the type of --dtype]

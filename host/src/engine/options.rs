@@ -109,6 +109,7 @@ impl EngineOptions {
         let &EngineOptions { accumulate, batch_invariant, fusion, attention, kv, .. } = self;
         let weights = match self.precision {
             PrecisionChoice::Auto if !self.device.runs_kernels() => WeightStorage::AsStored,
+            PrecisionChoice::Auto if self.gemm == Gemm::Halfwarp => WeightStorage::Tiles,
             _ => WeightStorage::Dense,
         };
         Numerics { precision, weights, accumulate, batch_invariant, fusion, attention, kv }
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_stay_as_they_are_stored_on_the_cpu_unless_a_type_is_named() {
+    fn weights_stay_in_blocks_unless_a_type_is_named() {
         let weights = |device, precision| {
             let options = EngineOptions { device, precision, ..Default::default() };
             options.numerics(Precision::F32).weights
@@ -217,8 +218,12 @@ mod tests {
         assert_eq!(weights(Device::Cpu, PrecisionChoice::Auto), WeightStorage::AsStored);
         assert_eq!(weights(Device::Cpu, Precision::F32.into()), WeightStorage::Dense);
         for device in [Device::Emulated, Device::Cuda(0)] {
-            assert_eq!(weights(device, PrecisionChoice::Auto), WeightStorage::Dense);
+            assert_eq!(weights(device, PrecisionChoice::Auto), WeightStorage::Tiles);
+            assert_eq!(weights(device, Precision::F16.into()), WeightStorage::Dense);
         }
+        let gemm = Gemm::Cublas;
+        let cublas = EngineOptions { device: Device::Cuda(0), gemm, ..Default::default() };
+        assert_eq!(cublas.numerics(Precision::F16).weights, WeightStorage::Dense);
     }
 
     /// Beyond the context of its training LongRoPE computes every position in another way.

@@ -17,8 +17,9 @@ const ON_CPU: Precision = Precision::F32;
 pub enum PrecisionChoice {
     /// By device and model. On a GPU and the emulator f16, bf16 if f16 cannot hold a weight, and
     /// f32 if the model's rows cannot be aligned in 16 bits or bf16 cannot hold a weight. On the
-    /// CPU f32, or bf16 if only that fits into the memory, with weights [as they are
-    /// stored](crate::plan::WeightStorage::AsStored): in blocks or 16 bits, if they are.
+    /// CPU f32, or bf16 if only that fits into the memory. Weights in blocks stay so: on the CPU [as
+    /// they are stored](crate::plan::WeightStorage::AsStored), beside f16 operands in
+    /// [tiles](crate::plan::WeightStorage::Tiles).
     /// [`Engine::notes`](super::Engine::notes) says why it is not the first of them.
     #[default]
     Auto,

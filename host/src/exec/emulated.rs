@@ -15,7 +15,7 @@ use super::prepared::Prepared;
 use super::step_buffer::StepBuffer;
 use super::{
     Activations, AfterOp, ExecError, Executor, Gemm, NextToken, PreparedPlan, StepOutput,
-    StepTimes, Target, Want, WeightSource, host_memory, inputs, memory, observe,
+    StepTimes, Target, Want, WeightSource, host_memory, inputs, layout, memory, observe,
 };
 use crate::plan::{MemoryBudget, MemoryUse, Plan, StepInputs, View, Weight};
 
@@ -69,14 +69,14 @@ impl EmulatedExecutor {
     /// kernels are those for `target`, or for the newest that there is.
     ///
     /// # Errors
-    /// [`ExecError::Unsupported`] for weights in blocks, [`ExecError::Weights`] from `weights`,
+    /// [`ExecError::Unsupported`] for weights in blocks that are not tiles, [`ExecError::Weights`] from `weights`,
     /// [`ExecError::OutOfMemory`].
     pub fn open(
         target: Option<Target>,
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
-        lower::check_weights(plan)?;
+        lower::check_weights(plan, Gemm::Halfwarp)?;
         let mut memory = Memory::new();
         let weights = plan.weights.iter().map(|weight| upload(&mut memory, weight, weights));
         let weights = weights.collect::<Result<_, _>>()?;
@@ -231,7 +231,7 @@ fn upload(
     let num_words = weight.bytes().div_ceil(size_of::<u32>());
     let mut words = host_memory::zeroed::<u32>(NAME, &weight.name, num_words)?;
     let bytes = &mut bytemuck::cast_slice_mut(&mut words)[..weight.bytes()];
-    source.read(weight, bytes)?;
+    layout::read(NAME, weight, source, bytes)?;
     check_room(&weight.name, bytes.len())?;
     Ok(memory.alloc(&weight.name, Init::Bytes(bytes)))
 }

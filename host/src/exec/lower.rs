@@ -21,6 +21,7 @@ mod dequantise;
 mod element;
 mod fuse;
 mod materialized;
+mod tiles;
 
 pub use self::count::LoweredPlan;
 pub use self::cublas::{Task, lower_with};
@@ -112,7 +113,9 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
         | Op::AppendAttention(_)
         | Op::AttentionScores(_)
         | Op::AttentionValues(_) => dequantise::attention_bytes(plan, op),
-        Op::Linear(_) => cublas::product_bytes(plan, op, gemm),
+        Op::Linear(linear) => {
+            cublas::product_bytes(plan, op, gemm).max(tiles::dense_bytes(plan, linear))
+        }
         Op::Argmax { x, .. } => argmax(plan, *x).num_partials() * size_of::<u32>(),
         _ => 0,
     };
@@ -208,6 +211,9 @@ impl<'a> Lowering<'a> {
 
     /// By the type of its operands: the 16-bit one if there is one.
     fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
+        if self.reads_tiles(op) {
+            return self.tiled_op(op);
+        }
         match self.dtypes(op).into_iter().find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
             Some(Dtype::F16) => self.op_of::<f16>(op),
             Some(_) => self.op_of::<bf16>(op),
@@ -442,16 +448,21 @@ impl<'a> Lowering<'a> {
 /// they are read.
 ///
 /// # Errors
-/// [`ExecError::Unsupported`] for weights in blocks, which names the tensor.
-pub fn check_weights(plan: &Plan) -> Result<(), ExecError> {
-    let mut parts = plan.weights.iter().flat_map(|weight| &weight.parts);
-    match parts.find(|part| part.storage.block_elems() > 1) {
-        Some(WeightPart { source, storage, .. }) => Err(ExecError::Unsupported {
-            op: source.clone(),
-            why: format!("{storage} storage; the kernels take F32, F16 and BF16"),
-        }),
-        None => Ok(()),
+/// [`ExecError::Unsupported`] for weights in blocks that are not in tiles, or that cuBLAS is to
+/// multiply; it names the tensor.
+pub fn check_weights(plan: &Plan, gemm: Gemm) -> Result<(), ExecError> {
+    for weight in &plan.weights {
+        let has_kernel = |part: &WeightPart| match weight.tile_format(part) {
+            Some(_) => gemm == Gemm::Halfwarp,
+            None => part.storage.block_elems() == 1,
+        };
+        if let Some(part) = weight.parts.iter().find(|part| !has_kernel(part)) {
+            let WeightPart { source, storage, .. } = part;
+            let why = format!("{storage} storage; the kernels take F32, F16 and BF16");
+            return Err(ExecError::Unsupported { op: source.clone(), why });
+        }
     }
+    Ok(())
 }
 
 /// Refuses what is not stored as the kernel takes it.

@@ -9,6 +9,7 @@ pub mod emulated;
 mod gemm;
 mod host_memory;
 mod inputs;
+mod layout;
 mod lower;
 mod memory;
 mod observe;

@@ -236,7 +236,7 @@ impl Planner<'_> {
         for part in &mut parts {
             part.storage = self.numerics.matrix_storage(self.checkpoint.stored(&part.source));
         }
-        let (rows, layout) = (num_rows(&parts), WeightLayout::Rows);
+        let (rows, layout) = (num_rows(&parts), self.numerics.matrix_layout());
         self.builder.weight(Weight { name, rows, cols, layout, parts })
     }
 

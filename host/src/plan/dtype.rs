@@ -1,5 +1,7 @@
 //! How the elements of a tensor are stored.
 
+use kernels::gemm::quantised::BlockFormat;
+
 /// An element type or a block format; the names are safetensors' and GGUF's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, missing_docs)]
@@ -61,6 +63,21 @@ impl Dtype {
         match self {
             Dtype::F16 | Dtype::BF16 => 8,
             _ => self.block_elems(),
+        }
+    }
+
+    /// How GPU kernels call a format of blocks that they multiply; `None` for other types.
+    pub const fn tile_format(self) -> Option<BlockFormat> {
+        match self {
+            Dtype::Q4_0 => Some(BlockFormat::Q4_0),
+            Dtype::Q4_1 => Some(BlockFormat::Q4_1),
+            Dtype::Q5_0 => Some(BlockFormat::Q5_0),
+            Dtype::Q5_1 => Some(BlockFormat::Q5_1),
+            Dtype::Q8_0 => Some(BlockFormat::Q8_0),
+            Dtype::Q4_K => Some(BlockFormat::Q4_K),
+            Dtype::Q5_K => Some(BlockFormat::Q5_K),
+            Dtype::Q6_K => Some(BlockFormat::Q6_K),
+            _ => None,
         }
     }
 

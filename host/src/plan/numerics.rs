@@ -1,6 +1,6 @@
 //! How a model computes: said once, when a plan is made.
 
-use super::{Dtype, Fusion, KvStorage, PlanError, Precision};
+use super::{Dtype, Fusion, KvStorage, PlanError, Precision, WeightLayout};
 
 /// How a model computes. A plan is built for it and keeps it
 /// ([`Plan::numerics`](super::Plan::numerics)).
@@ -29,9 +29,19 @@ impl Numerics {
         let operand = self.precision.operand();
         let is_smaller =
             |stored: &Dtype| stored.block_bytes() < operand.block_bytes() * stored.block_elems();
+        let has_tiles = |stored: &Dtype| operand == Dtype::F16 && stored.tile_format().is_some();
         match self.weights {
             WeightStorage::Dense => operand,
             WeightStorage::AsStored => stored.filter(is_smaller).unwrap_or(operand),
+            WeightStorage::Tiles => stored.filter(has_tiles).unwrap_or(operand),
+        }
+    }
+
+    /// In which order the elements of a matrix are kept.
+    pub fn matrix_layout(&self) -> WeightLayout {
+        match self.weights {
+            WeightStorage::Dense | WeightStorage::AsStored => WeightLayout::Rows,
+            WeightStorage::Tiles => WeightLayout::Tiles,
         }
     }
 
@@ -65,6 +75,9 @@ pub enum WeightStorage {
     /// As the checkpoint stores them, where that takes less memory than the operand's type: blocks
     /// stay blocks, and are dequantised where an operation reads them.
     AsStored,
+    /// For a GPU: with operands in f16, the formats of blocks that its kernels multiply stay blocks,
+    /// in [tiles](WeightLayout::Tiles). All else is dense.
+    Tiles,
 }
 
 /// How attention is computed.
@@ -106,6 +119,9 @@ mod tests {
         assert_eq!(as_stored(Precision::F32), [F32, F16, BF16, Q8_0, Q4_1, Q2_K]);
         assert_eq!(as_stored(Precision::F16), [F16, F16, F16, Q8_0, Q4_1, Q2_K]);
         assert_eq!(kept(WeightStorage::Dense, Precision::BF16), [BF16; 6]);
+        let tiles = |precision| kept(WeightStorage::Tiles, precision);
+        assert_eq!(tiles(Precision::F16), [F16, F16, F16, Q8_0, Q4_1, F16], "no tiles of Q2_K");
+        assert_eq!(tiles(Precision::BF16), [BF16; 6], "kernels multiply tiles with f16");
         let numerics = Numerics { weights: WeightStorage::AsStored, ..Numerics::default() };
         assert_eq!(numerics.matrix_storage(None), F32, "nothing is known");
     }

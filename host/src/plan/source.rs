@@ -11,7 +11,8 @@ pub trait WeightSource: Sync {
         None
     }
 
-    /// Writes `weight` to `out`, which is `weight.bytes()` long.
+    /// Writes the rows of `weight`, one after another, to `out`, which is `weight.bytes()` long:
+    /// the layout is [`WeightLayout::Rows`](super::WeightLayout::Rows).
     ///
     /// # Errors
     /// [`ReadWeightError`] if a part is missing, has another shape, or cannot be read.

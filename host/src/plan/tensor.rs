@@ -1,6 +1,7 @@
 //! What operations read and write: activations, weights, constants.
 
 use super::Dtype;
+use kernels::gemm::quantised::BlockFormat;
 
 /// Index of an activation in [`Plan::tensors`](super::Plan::tensors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,9 +101,25 @@ impl Weight {
 
     /// Bytes of `part`, which is one of its parts.
     pub fn part_bytes(&self, part: &WeightPart) -> usize {
-        part.storage
-            .bytes(part.rows * self.part_cols())
-            .expect("storage blocks divide a row: checked when the plan is made")
+        let bytes = match self.tile_format(part) {
+            Some(format) => format.packed_bytes(part.rows, self.cols),
+            None => part.storage.bytes(part.rows * self.part_cols()),
+        };
+        bytes.expect("storage blocks divide a row: checked when the plan is made")
+    }
+
+    /// How the tiles of `part`, which is one of its parts, are packed; `None` where it is kept row
+    /// by row.
+    pub fn tile_format(&self, part: &WeightPart) -> Option<BlockFormat> {
+        match self.layout {
+            WeightLayout::Rows => None,
+            WeightLayout::Tiles => part.storage.tile_format(),
+        }
+    }
+
+    /// Whether a part is kept in tiles.
+    pub fn has_tiles(&self) -> bool {
+        self.parts.iter().any(|part| self.tile_format(part).is_some())
     }
 
     /// Elements of a row of its parts: 1 where it is a vector, whose parts are counted in elements.
@@ -128,6 +145,9 @@ pub enum WeightLayout {
     /// Row by row, without padding: of a quantised part the blocks as the file has them.
     #[default]
     Rows,
+    /// Quantised parts in tiles of 16 rows, in the order in which GPU kernels multiply them
+    /// ([`BlockFormat::pack`]); others row by row.
+    Tiles,
 }
 
 /// One tensor of the checkpoint inside a [`Weight`].

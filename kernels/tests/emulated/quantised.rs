@@ -8,6 +8,7 @@ use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::quantised::dequantise::Dequantise;
+use kernels::gemm::quantised::gather::GatherQuantised;
 use kernels::gemm::quantised::{BlockFormat, QuantisedLinear, QuantisedOperands};
 use kernels::gemm::{Gpu, Out16, Target};
 
@@ -271,6 +272,37 @@ fn a_dense_copy_has_the_rounded_elements() {
         let k = if format.block_elems() == 32 { 352 } else { 512 };
         check::<f16>(format, 17, k);
         check::<bf16>(format, 32, 2304);
+    }
+}
+
+#[test]
+fn gathered_rows_are_those_of_the_weight() {
+    let indices = [39_u32, 0, 7, 8, 15, 16, 39, 24];
+    for format in BlockFormat::ALL {
+        let (n, k) = (40, if format.block_elems() == 32 { 2400 } else { 512 });
+        let stored = random_rows(format, [n, k], 7, |factor| 0.1 * factor);
+        let mut device = Device::default();
+        let weight = device.bytes("weight", &pack(format, [n, k], &stored));
+        let (max_rows, stride) = (indices.len(), k + 4);
+        let (num_rows, ids) = (device.u32s("num_rows", &[6]), device.u32s("ids", &indices));
+        let out = Rows::new(device.poisoned::<f32>("out", max_rows * stride), stride);
+        device
+            .run(GatherQuantised { max_rows, n, k, format }.launch(num_rows, ids, weight, out), 1);
+        let got = device.read(out.ptr, max_rows * stride);
+        let elements = elements(format, &stored);
+        for (row, (&index, got)) in indices.iter().zip(got.chunks(stride)).enumerate() {
+            let want = &elements[index as usize * k..][..k];
+            for (column, (&got, &want)) in got.iter().zip(want).enumerate() {
+                let at = format!("{format:?}: [{row}, {column}]");
+                if row < 6 {
+                    let off = (f64::from(got) - want).abs();
+                    assert!(off <= 1e-5 * want.abs().max(1.0), "{at} is {got}, not {want}");
+                } else {
+                    assert!(got.is_nan(), "{at} was written");
+                }
+            }
+            assert!(got[k..].iter().all(|pad| pad.is_nan()));
+        }
     }
 }
 

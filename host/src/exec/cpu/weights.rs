@@ -28,9 +28,14 @@ impl StoredWeight {
     /// Reads `weight`.
     ///
     /// # Errors
-    /// [`ExecError::Unsupported`] for a type that no weight has, [`ExecError::OutOfMemory`],
+    /// [`ExecError::Unsupported`] for a type that no weight has and for tiles,
+    /// [`ExecError::OutOfMemory`],
     /// [`ExecError::Weights`] from `source`.
     pub fn read(weight: &Weight, source: &dyn WeightSource) -> Result<Self, ExecError> {
+        if weight.has_tiles() {
+            let why = "in tiles, which kernels of a GPU read".to_owned();
+            return Err(ExecError::Unsupported { op: weight.name.clone(), why });
+        }
         let mut runs: Vec<Run> = Vec::new();
         for part in &weight.parts {
             let dtype = part.storage;

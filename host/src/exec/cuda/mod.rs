@@ -92,7 +92,8 @@ impl CudaExecutor {
     /// - [`ExecError::NoDevice`] without a driver or such a device, or if it is too old for the
     ///   kernels;
     /// - [`ExecError::OutOfMemory`] if it has not enough free memory;
-    /// - [`ExecError::Unsupported`] for weights in blocks;
+    /// - [`ExecError::Unsupported`] for weights in blocks that are not tiles, or that cuBLAS is to
+    ///   multiply;
     /// - [`ExecError::Weights`] from `weights`;
     /// - [`ExecError::Driver`].
     pub fn open(
@@ -102,7 +103,7 @@ impl CudaExecutor {
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
         let &GpuOptions { gemm, target, ref cubin_dir } = options;
-        lower::check_weights(plan)?;
+        lower::check_weights(plan, gemm)?;
         let devices = devices()?;
         let (device, kernels, gpu) = device::choose(&devices, ordinal, target)?;
         let device = device.clone();

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::device::failed;
 use super::memory::{DeviceMemory, pinned};
-use crate::exec::{ExecError, WeightSource};
+use crate::exec::{ExecError, WeightSource, layout};
 use crate::plan::{Plan, Weight};
 
 /// Weights are read together until they are this large: enough for all threads, and for the bus to
@@ -107,7 +107,7 @@ fn read(
         position = offsets[weight] + size;
         buffer = rest;
     }
-    Ok(parts.into_par_iter().try_for_each(|(weight, out)| source.read(weight, out))?)
+    parts.into_par_iter().try_for_each(|(weight, out)| layout::read("host", weight, source, out))
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ impl Stored for f16 {
     const STORAGE: Dtype = Dtype::F16;
 
     fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
-        linear16::<f16>(lowering, op)
+        dense16::<f16>(lowering, op)
     }
 }
 
@@ -62,16 +62,34 @@ impl Stored for bf16 {
     const STORAGE: Dtype = Dtype::BF16;
 
     fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
-        linear16::<bf16>(lowering, op)
+        dense16::<bf16>(lowering, op)
     }
 }
 
-fn linear16<E: Stored + Operand16>(
+fn dense16<E: Stored + Operand16>(
     lowering: &mut Lowering<'_>,
     op: &plan::Linear,
 ) -> Result<Launched, ExecError> {
-    let &plan::Linear { x, norm, weight, bias, gated, residual, out } = op;
-    let k = lowering.plan.weight(weight).cols;
+    let k = lowering.plan.weight(op.weight).cols;
+    let weight = Operand::new(lowering.weight(op.weight)?, k);
+    linear16::<E>(lowering, op, weight, 0, op.out.width)
+}
+
+/// Columns `start .. start + n` of the output of `op`, by `weight`: its rows from `start` on, or
+/// all of them.
+pub(super) fn linear16<E: Stored + Operand16>(
+    lowering: &mut Lowering<'_>,
+    op: &plan::Linear,
+    weight: Operand<E>,
+    start: usize,
+    n: usize,
+) -> Result<Launched, ExecError> {
+    let &plan::Linear { x, norm, weight: id, bias, gated, residual, out } = op;
+    let k = lowering.plan.weight(id).cols;
+    let out = out.columns(start, n);
+    let bias = bias.map(|bias| lowering.weight::<f32>(bias)).transpose()?;
+    let residual =
+        residual.map(|residual| lowering.view(residual.columns(start, n))).transpose()?;
     let operands = Linear16Operands::<E> {
         x: match norm {
             Some(Norm { weight, eps }) => {
@@ -79,9 +97,9 @@ fn linear16<E: Stored + Operand16>(
             }
             None => Input16::Half(lowering.view(x)?),
         },
-        weight: Operand::new(lowering.weight(weight)?, k),
-        bias: bias.map(|bias| lowering.weight(bias)).transpose()?,
-        residual: residual.map(|residual| lowering.view(residual)).transpose()?,
+        weight,
+        bias: bias.map(|bias| bias.add(start)),
+        residual,
         out: if lowering.plan.dtype(out) == Dtype::F32 {
             Out16::F32(lowering.view(out)?)
         } else {
@@ -95,7 +113,7 @@ fn linear16<E: Stored + Operand16>(
     };
     let summation = Summation { accumulate, order: sum_order(plan) };
     let max_rows = lowering.max_rows(x);
-    let linear = Linear16 { max_rows, n: out.width, k, summation, gated };
+    let linear = Linear16 { max_rows, n, k, summation, gated };
     let num_rows = lowering.num_rows(x);
     let (gpu, maps) = (lowering.gpu, &mut lowering.maps);
     Ok(linear.launch(gpu, num_rows, &operands, &mut |spec| maps.encode(spec)))

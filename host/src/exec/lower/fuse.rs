@@ -3,6 +3,7 @@
 use kernels::gemm::{Linear16, SumOrder};
 
 use super::sum_order;
+use super::tiles::{gated_format, multiplies_tiles};
 use crate::exec::Gemm;
 use crate::plan::{Dtype, Linear, Op, Plan};
 
@@ -21,10 +22,14 @@ pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
 }
 
 /// There is one for a linear layer of 16-bit operands with a norm before it, a gate after it, or
-/// both.
+/// both; and for one with a weight in tiles and a gate after it.
 fn has_kernel(plan: &Plan, op: &Linear) -> bool {
-    let x = plan.tensor(op.x.tensor);
-    let storage = plan.weight(op.weight).storage();
+    let (x, weight) = (plan.tensor(op.x.tensor), plan.weight(op.weight));
+    if weight.has_tiles() {
+        let has_format = op.gated && gated_format(weight).is_some();
+        return has_format && op.norm.is_none() && multiplies_tiles(plan, op.x);
+    }
+    let storage = weight.storage();
     let is_half = matches!(storage, Some(Dtype::F16 | Dtype::BF16));
     let is_aligned = [op.x.start, x.width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
     is_half

@@ -332,7 +332,7 @@ fn storage_in_blocks_is_an_error_that_names_the_weight() {
     plan.weights[0].parts[0].storage = Dtype::Q8_0;
     let error = lowered(&plan).unwrap_err().to_string();
     assert_eq!(error, "weight of 8: Q8_0 storage; the kernel takes F32");
-    let error = check_weights(&plan).unwrap_err().to_string();
+    let error = check_weights(&plan, Gemm::Halfwarp).unwrap_err().to_string();
     assert_eq!(error, "weight of 8: Q8_0 storage; the kernels take F32, F16 and BF16");
 }
 

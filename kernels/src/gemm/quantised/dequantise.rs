@@ -67,11 +67,12 @@ pub unsafe fn dequantise<F: Format, E: Half>(
             let column = tile_idx * TILE_K + step as u32 * STEP_K + 4 * lane_pair();
             for row in 0..2 {
                 let quants = [words[row], words[2 + row]];
-                let values = elements::<F, E>(quants, &scales, row, step / F::GROUP_STEPS);
+                let values = elements::<F>(quants, &scales, row, step / F::GROUP_STEPS);
                 let row = first_row + 8 * row as u32;
                 if is_inside && row < n && column < k {
                     let at = row as usize * out_stride as usize + column as usize;
-                    out.add(at).cast::<u32>().set_vec(0, values);
+                    let [a, b, c, d] = values;
+                    out.add(at).cast::<u32>().set_vec(0, [E::pack(a, b), E::pack(c, d)]);
                 }
             }
         });
@@ -80,12 +81,12 @@ pub unsafe fn dequantise<F: Format, E: Half>(
 
 /// Four elements of a row of a tile.
 #[inline(always)]
-fn elements<F: Format, E: Half>(
+pub(super) fn elements<F: Format>(
     quants: [u32; 2],
     scales: &F::Scales,
     row: usize,
     group: usize,
-) -> [u32; 2] {
+) -> [f32; 4] {
     let ([scale, min], [row_scale, min_scale]) =
         (F::group_scale(scales, row, group), F::row_scale(scales, row));
     let (scale, min) = (scale * row_scale, min * min_scale);
@@ -93,10 +94,8 @@ fn elements<F: Format, E: Half>(
         let quant = math::fma(quant, quant_scale::<F>(row), F::OFFSET);
         math::fma(quant, scale, min)
     };
-    quants.map(|pair| {
-        let [lo, hi] = f16::unpack(pair).map(element);
-        E::pack(lo, hi)
-    })
+    let [[a, b], [c, d]] = quants.map(|pair| f16::unpack(pair).map(element));
+    [a, b, c, d]
 }
 
 #[cfg(not(target_arch = "nvptx64"))]

@@ -19,6 +19,7 @@
 pub mod dequantise;
 mod epilogue;
 pub mod format;
+pub mod gather;
 mod input;
 mod mainloop;
 mod ring;
