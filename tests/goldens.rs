@@ -4,7 +4,7 @@
 mod support;
 
 use halfwarp::Model;
-use halfwarp::engine::{Engine, EngineOptions, FinishReason, Generation, Request};
+use halfwarp::engine::{Engine, EngineOptions, FinishReason, Generation, PrecisionChoice, Request};
 use halfwarp::exec::{Device, Gemm, cuda};
 use halfwarp::plan::Precision;
 use halfwarp::text::{Message, Text};
@@ -48,8 +48,9 @@ fn main() {
         vec![trial("smollm2::token_ids".into(), model, |path| smollm2_token_ids(&path))];
     for (name, device, present) in support::devices() {
         for on in forms(device) {
-            let On { precision, gemm, .. } = on;
+            let On { precision, gemm, in_blocks, .. } = on;
             let name = match (precision, gemm) {
+                _ if in_blocks => format!("{name}_blocks"),
                 (Precision::F32, Gemm::Halfwarp) => name.to_owned(),
                 (_, Gemm::Halfwarp) => format!("{name}_{precision}"),
                 _ => format!("{name}_{precision}_{gemm}").replace('-', "_"),
@@ -62,7 +63,8 @@ fn main() {
                 Precision::BF16 if device == Device::Emulated => Err("as in f16, which runs"),
                 _ => Ok(on),
             };
-            for dir in golden_dirs() {
+            // Their weights are not in blocks.
+            for dir in golden_dirs().into_iter().filter(|_| !in_blocks) {
                 let golden = format!("{name}::{}", dir.file_name().unwrap().to_string_lossy());
                 let path = dir.clone();
                 trials.push(trial(format!("{golden}::logits"), there, move |on| {
@@ -98,6 +100,8 @@ struct On {
     device: Device,
     precision: Precision,
     gemm: Gemm,
+    /// Whether weights that the checkpoint has in blocks stay so: `precision` is what is chosen then.
+    in_blocks: bool,
 }
 
 /// The precisions of a device, and who computes linear layers there.
@@ -106,14 +110,21 @@ fn forms(device: Device) -> Vec<On> {
     if let Device::Cuda(_) = device {
         gemms.extend([Gemm::Cublas, Gemm::CublasF16]);
     }
-    let all = gemms
-        .into_iter()
-        .flat_map(|gemm| Precision::ALL.map(|precision| On { device, precision, gemm }));
-    all.filter(|on| on.gemm.compute_type(on.precision.operand()).is_ok()).collect()
+    let all = gemms.into_iter().flat_map(|gemm| {
+        Precision::ALL.map(|precision| On { device, precision, gemm, in_blocks: false })
+    });
+    let blocks = (device != Device::Cpu).then_some(On {
+        device,
+        precision: Precision::F16,
+        gemm: Gemm::Halfwarp,
+        in_blocks: true,
+    });
+    all.chain(blocks).filter(|on| on.gemm.compute_type(on.precision.operand()).is_ok()).collect()
 }
 
 /// What others are compared with where transformers has not been asked.
-const REFERENCE: On = On { device: Device::Cpu, precision: Precision::F32, gemm: Gemm::Halfwarp };
+const REFERENCE: On =
+    On { device: Device::Cpu, precision: Precision::F32, gemm: Gemm::Halfwarp, in_blocks: false };
 
 /// A test that `needs` something of this machine: ignored, with the reason, where that is missing.
 fn trial<T>(
@@ -142,9 +153,10 @@ fn golden_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-fn engine(path: &Path, On { device, precision, gemm }: On) -> Engine {
+fn engine(path: &Path, On { device, precision, gemm, in_blocks }: On) -> Engine {
     let model = Model::open(path).unwrap_or_else(|error| panic!("{error}"));
-    let options = EngineOptions { device, precision: precision.into(), gemm, ..Default::default() };
+    let precision = if in_blocks { PrecisionChoice::Auto } else { precision.into() };
+    let options = EngineOptions { device, precision, gemm, ..Default::default() };
     Engine::new(Arc::new(model), options).unwrap_or_else(|error| panic!("{error}"))
 }
 

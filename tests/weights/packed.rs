@@ -55,6 +55,67 @@ fn weights_are_those_of_numpy() {
     }
 }
 
+/// The numbers of blocks, as GGUF defines them.
+fn numbers_of_blocks(dtype: Dtype, blocks: &[u8]) -> Vec<f32> {
+    let half = |bytes: &[u8]| half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+    let of_block = |block: &[u8]| -> Vec<f32> {
+        let nibbles = &block[block.len() - 16..];
+        let quants = nibbles.iter().map(|q| q & 15).chain(nibbles.iter().map(|q| q >> 4));
+        let (d, min) = match dtype {
+            Dtype::Q4_0 => (half(block), -8.0 * half(block)),
+            _ => (half(block), half(&block[2..])),
+        };
+        quants.map(|q| f32::from(q).mul_add(d, min)).collect()
+    };
+    blocks.chunks(dtype.block_bytes()).flat_map(of_block).collect()
+}
+
+/// `tensor` of a checkpoint in blocks, and dense.
+fn in_blocks(checkpoint: &Checkpoint, tensor: &str, dtype: Dtype) -> [Vec<f32>; 2] {
+    assert_eq!(checkpoint.stored(tensor), Some(dtype));
+    let [rows, cols] = *checkpoint.tensor(tensor).unwrap().shape else { panic!("{tensor}") };
+    let weight = Weight::whole(tensor, rows, cols, dtype);
+    let mut blocks = vec![0; weight.bytes()];
+    checkpoint.read(&weight, &mut blocks).unwrap();
+    [numbers_of_blocks(dtype, &blocks), checkpoint.read_f32(tensor).unwrap()]
+}
+
+#[test]
+fn four_bits_are_repacked_to_blocks() {
+    for name in ["awq", "gptq"] {
+        let checkpoint = Checkpoint::open(fixture(name)).unwrap();
+        for layer in ["self_attn.k_proj", "mlp.down_proj"] {
+            let tensor = format!("model.layers.0.{layer}.weight");
+            let [got, want] = in_blocks(&checkpoint, &tensor, Dtype::Q4_1);
+            let largest = want.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = (got - want).abs() / largest;
+                assert!(error < 1e-3, "{name} {tensor} {i}: {got}, not {want}");
+            }
+        }
+    }
+    let fp8 = Checkpoint::open(fixture("fp8-block")).unwrap();
+    assert_eq!(fp8.stored("model.layers.0.mlp.down_proj.weight"), None, "there are no such blocks");
+}
+
+/// Zeros of 8, which GPTQ stores as 7: blocks without a minimum hold the numbers exactly.
+#[test]
+fn symmetric_four_bits_are_repacked_exactly() {
+    let dir = changed("gptq", |_| {});
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+    let offsets = &header["model.layers.0.self_attn.k_proj.qzeros"]["data_offsets"];
+    let [start, end] = [0, 1].map(|i| data + offsets[i].as_u64().unwrap() as usize);
+    bytes[start..end].fill(0x77);
+    fs::write(&path, bytes).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let name = "model.layers.0.self_attn.k_proj.weight";
+    let [got, want] = in_blocks(&checkpoint, name, Dtype::Q4_0);
+    assert_eq!(got, want);
+}
+
 /// A copy of a fixture whose `quantization_config` is changed.
 fn changed(name: &str, change: impl FnOnce(&mut Value)) -> TempDir {
     let dir = TempDir::new().unwrap();

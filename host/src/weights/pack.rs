@@ -23,7 +23,8 @@ impl Checkpoint {
     /// [`WeightsError::MissingTensor`] or [`WeightsError::UnsupportedDtype`].
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, WeightsError> {
         let entry = self.require(name)?;
-        let rows = StoredRows::new(&entry, entry.shape.last().copied().unwrap_or(1))?;
+        let row_elems = entry.shape.last().copied().unwrap_or(1);
+        let rows = StoredRows::new(&entry, row_elems, Dtype::F32)?;
         let mut values = vec![0.0f32; entry.shape.iter().product()];
         let f32 = Encoder::new(Dtype::F32).expect("weights are kept in f32");
         rows.read(Kept::Encoded(f32), bytemuck::cast_slice_mut(&mut values), |row| row)?;
@@ -70,10 +71,12 @@ impl Checkpoint {
         }
         match part.transform {
             PartTransform::None => {
-                StoredRows::new(&entry, if vector { part.rows } else { weight.cols })
+                let row_elems = if vector { part.rows } else { weight.cols };
+                StoredRows::new(&entry, row_elems, part.storage)
             }
             PartTransform::UnpermuteRope { num_heads } => {
-                let rows = StoredRows::new(&entry, if vector { 1 } else { weight.cols })?;
+                let row_elems = if vector { 1 } else { weight.cols };
+                let rows = StoredRows::new(&entry, row_elems, part.storage)?;
                 let are_heads = num_heads > 0 && part.rows.is_multiple_of(2 * num_heads);
                 if !are_heads || !rows.has_whole_blocks() {
                     return Err(WeightsError::NotHeads {
@@ -92,9 +95,11 @@ impl Checkpoint {
 
 impl WeightSource for Checkpoint {
     fn stored(&self, source: &str) -> Option<Dtype> {
-        match *self.tensor(source)?.dtype {
-            TensorDtype::Known(dtype) => Some(dtype),
-            TensorDtype::Other(_) => None,
+        let entry = self.tensor(source)?;
+        match (entry.packed, entry.dtype) {
+            (Some(packed), _) => packed.blocks_dtype(),
+            (None, TensorDtype::Known(dtype)) => Some(*dtype),
+            (None, TensorDtype::Other(_)) => None,
         }
     }
 
@@ -165,13 +170,20 @@ impl<'a> StoredRows<'a> {
         self.row_elems.is_multiple_of(self.dtype.block_elems())
     }
 
-    fn new(entry: &TensorEntry<'a>, row_elems: usize) -> Result<Self, WeightsError> {
-        let known = match *entry.dtype {
+    /// The rows of `entry`, which are to be kept as `storage`.
+    fn new(
+        entry: &TensorEntry<'a>,
+        row_elems: usize,
+        storage: Dtype,
+    ) -> Result<Self, WeightsError> {
+        let dtype = match (entry.packed, entry.dtype) {
+            (Some(packed), _) if packed.blocks_dtype() == Some(storage) => Some(storage),
             // Dequantised before it is read.
-            _ if entry.packed.is_some() => decoder(Dtype::F32).map(|decode| (Dtype::F32, decode)),
-            TensorDtype::Known(dtype) => decoder(dtype).map(|decode| (dtype, decode)),
-            TensorDtype::Other(_) => None,
+            (Some(_), _) => Some(Dtype::F32),
+            (None, TensorDtype::Known(dtype)) => Some(*dtype),
+            (None, TensorDtype::Other(_)) => None,
         };
+        let known = dtype.and_then(|dtype| Some((dtype, decoder(dtype)?)));
         let (dtype, decode) = known.ok_or_else(|| WeightsError::UnsupportedDtype {
             path: entry.file.to_owned(),
             tensor: entry.name.to_owned(),
@@ -196,9 +208,16 @@ impl<'a> StoredRows<'a> {
             Kept::Encoded(encoder) => self.row_elems * encoder.bytes(),
             Kept::AsStored => stored_bytes,
         };
-        let dequantized = self.entry.packed.map(|packed| packed.dequantize());
-        let tensor = match &dequantized {
-            Some(values) => bytemuck::cast_slice(values),
+        let (blocks, values);
+        let tensor = match self.entry.packed {
+            Some(packed) if packed.blocks_dtype() == Some(self.dtype) => {
+                blocks = packed.blocks().expect("it has them");
+                &blocks
+            }
+            Some(packed) => {
+                values = packed.dequantize();
+                bytemuck::cast_slice(&values)
+            }
             None => self.entry.bytes,
         };
         let rows = out.par_chunks_mut(row_bytes).with_min_len(TASK_ELEMS.div_ceil(self.row_elems));

@@ -4,9 +4,11 @@
 //! zeros `[in / group_size, out / 8]`.
 //! Source: `WQLinear_GEMM` of AutoAWQ, `QuantLinear` of AutoGPTQ.
 
+use half::f16;
 use rayon::prelude::*;
 
 use super::Order;
+use crate::plan::Dtype;
 
 /// Which of eight outputs each nibble of an AWQ word belongs to, from the lowest.
 const AWQ_OUTPUTS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
@@ -42,14 +44,63 @@ pub fn dequantize(weight: &Weight) -> Vec<f32> {
     values
 }
 
-impl Weight<'_> {
-    /// The zeros of eight outputs.
-    fn zeros(&self, group: usize, eight: usize) -> [u8; 8] {
-        let word = u32::from_le_bytes(self.zeros[group * self.shape[0] / 8 + eight]);
-        match self.order {
+/// The zero of blocks without a minimum.
+const SYMMETRIC_ZERO: u8 = 8;
+
+/// The type of blocks that weights with such zeros are repacked to: Q4_0 where all are 8.
+pub fn blocks_dtype(order: Order, zeros: &[[u8; 4]]) -> Dtype {
+    let mut zeros = zeros.iter().flat_map(|word| order.zeros(u32::from_le_bytes(*word)));
+    if zeros.all(|zero| zero == SYMMETRIC_ZERO) { Dtype::Q4_0 } else { Dtype::Q4_1 }
+}
+
+/// The weight in blocks of 32 elements of `dtype`, Q4_0 or Q4_1, which has whole ones in a group:
+/// `d * (q - 8)` or `d * q + m`.
+pub fn blocks(weight: &Weight, dtype: Dtype) -> Vec<u8> {
+    let [rows, cols] = weight.shape;
+    let (block_elems, block_bytes) = (dtype.block_elems(), dtype.block_bytes());
+    let row_bytes = cols / block_elems * block_bytes;
+    let mut out = vec![0; rows * row_bytes];
+    out.par_chunks_mut(8 * row_bytes).enumerate().for_each(|(eight, out)| {
+        for first in (0..cols).step_by(block_elems) {
+            let group = first / weight.group_size;
+            let zeros = weight.zeros(group, eight);
+            let scales = &weight.scales[group * rows + 8 * eight..][..8];
+            for (output, out) in out.chunks_mut(row_bytes).enumerate() {
+                let block = &mut out[first / block_elems * block_bytes..][..block_bytes];
+                block[..2].copy_from_slice(&f16::from_f32(scales[output]).to_le_bytes());
+                if dtype == Dtype::Q4_1 {
+                    let min = -scales[output] * f32::from(zeros[output]);
+                    block[2..4].copy_from_slice(&f16::from_f32(min).to_le_bytes());
+                }
+            }
+            for i in 0..block_elems {
+                let levels = weight.levels(eight, first + i);
+                for (level, out) in levels.into_iter().zip(out.chunks_mut(row_bytes)) {
+                    let block = &mut out[first / block_elems * block_bytes..][..block_bytes];
+                    let nibbles = &mut block[block_bytes - block_elems / 2..];
+                    nibbles[i % 16] |= level << (i / 16 * 4);
+                }
+            }
+        }
+    });
+    out
+}
+
+impl Order {
+    /// The zeros in a word.
+    fn zeros(self, word: u32) -> [u8; 8] {
+        match self {
             Order::Awq => interleaved(word),
             Order::Gptq { zero_bias } => nibbles(word).map(|zero| (zero + zero_bias) & 15),
         }
+    }
+}
+
+impl Weight<'_> {
+    /// The zeros of eight outputs.
+    fn zeros(&self, group: usize, eight: usize) -> [u8; 8] {
+        let word = self.zeros[group * self.shape[0] / 8 + eight];
+        self.order.zeros(u32::from_le_bytes(word))
     }
 
     /// The levels of eight outputs for input `col`.

@@ -1,5 +1,5 @@
-//! Safetensors that come quantised: `quantization_config` of config.json says how, and the weights
-//! are dequantised when they are read.
+//! Safetensors that come quantised: `quantization_config` of config.json says how. When they are
+//! read, weights are dequantised, or those of four bits repacked to GGUF's blocks.
 //!
 //! A quantised linear layer `X` is listed as one tensor `X.weight` of shape `[out, in]`, whatever
 //! tensors it is stored in.
@@ -28,7 +28,15 @@ pub(super) enum Layout {
         block: [usize; 2],
     },
     /// A nibble an element, eight to a word, less the zero of its group, times its scale.
-    Int4 { order: Order, zeros: Place, scales: Place, group_size: usize },
+    Int4 {
+        order: Order,
+        zeros: Place,
+        scales: Place,
+        group_size: usize,
+        /// The blocks that hold such elements; `None` where groups are no whole blocks, or the
+        /// scales no f16.
+        blocks: Option<Dtype>,
+    },
 }
 
 /// How nibbles are put into words.
@@ -76,15 +84,42 @@ impl<'a> Packed<'a> {
             Layout::Fp8 { scales, block } => {
                 fp8::dequantize(self.bytes, cols, &self.numbers(scales), *block)
             }
-            Layout::Int4 { order, zeros, scales, group_size } => int4::dequantize(&int4::Weight {
-                order: *order,
-                shape: self.shape,
-                words: words(self.bytes),
-                zeros: words(self.stored(zeros)),
-                scales: &self.numbers(scales),
-                group_size: *group_size,
-            }),
+            Layout::Int4 { order, zeros, scales, group_size, .. } => {
+                let scales = &self.numbers(scales);
+                int4::dequantize(&self.int4(*order, zeros, scales, *group_size))
+            }
         }
+    }
+
+    /// The type of GGUF's blocks that the weight can be repacked to.
+    pub fn blocks_dtype(&self) -> Option<Dtype> {
+        match self.layout {
+            Layout::Fp8 { .. } => None,
+            Layout::Int4 { blocks, .. } => *blocks,
+        }
+    }
+
+    /// The weight in blocks of [`Packed::blocks_dtype`], row by row; `None` where it has none.
+    /// Zeros times scales are rounded to f16; all else is exact.
+    pub fn blocks(&self) -> Option<Vec<u8>> {
+        match self.layout {
+            Layout::Int4 { order, zeros, scales, group_size, blocks: Some(dtype) } => {
+                let scales = &self.numbers(scales);
+                Some(int4::blocks(&self.int4(*order, zeros, scales, *group_size), *dtype))
+            }
+            _ => None,
+        }
+    }
+
+    fn int4<'b>(
+        &'b self,
+        order: Order,
+        zeros: &Place,
+        scales: &'b [f32],
+        group_size: usize,
+    ) -> int4::Weight<'b> {
+        let (words, zeros) = (words(self.bytes), words(self.stored(zeros)));
+        int4::Weight { order, shape: self.shape, words, zeros, scales, group_size }
     }
 
     fn stored(&self, place: &Place) -> &'a [u8] {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::{Layout, Order, Place, words};
+use super::{Layout, Order, Place, int4, words};
 use crate::plan::Dtype;
 use crate::weights::checkpoint::Located;
 use crate::weights::map::MappedFile;
@@ -208,7 +208,11 @@ fn resolve_int4(
         let zeros = Place { file: zeros.file, range: zeros.info.range, dtype: Dtype::U32 };
         let dtype = TensorDtype::Other("INT4".to_owned());
         let info = TensorInfo { shape: vec![rows, cols], dtype, range: weight.info.range };
-        let packed = Some(Layout::Int4 { order, zeros, scales, group_size });
+        let is_in_blocks = scales.dtype == Dtype::F16
+            && [group_size, cols].iter().all(|n| n.is_multiple_of(Dtype::Q4_0.block_elems()));
+        let stored_zeros = words(&files[zeros.file].bytes()[zeros.range.clone()]);
+        let blocks = is_in_blocks.then(|| int4::blocks_dtype(order, stored_zeros));
+        let packed = Some(Layout::Int4 { order, zeros, scales, group_size, blocks });
         tensors.insert(format!("{stem}.weight"), Located { file: weight.file, info, packed });
     }
     Ok(())
