@@ -2,11 +2,14 @@
 
 use std::path::PathBuf;
 
-use cuda_std::launch::{DevicePtr, Launch};
+use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
 use kernels::Rows;
+use kernels::gemm::quantised::dequantise::Dequantise;
+use kernels::gemm::quantised::prompt::QuantisedPrompt;
 use kernels::gemm::quantised::{BlockFormat, QuantisedLinear, QuantisedOperands};
-use kernels::gemm::{Out16, Target};
+use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -24,7 +27,8 @@ const MAX_COPIES: usize = 48;
 const SAMPLES: usize = 256;
 const MAX_ERROR: f64 = 1e-3;
 
-/// The layers of Llama-2 7B, its output layer, and two of Phi-3 Mini, for 1, 8 and 16 rows.
+/// The layers of Llama-2 7B, its output layer, and two of Phi-3 Mini, for 1, 8 and 16 rows; those
+/// of Llama-2 7B for prompts and batches.
 pub fn shapes() -> Vec<Shape> {
     const LAYERS: [[usize; 2]; 7] = [
         [4096, 4096],
@@ -36,7 +40,18 @@ pub fn shapes() -> Vec<Shape> {
         [3072, 8192],
     ];
     let rows = |m: usize| LAYERS.map(|[n, k]| Shape { m, n, k });
-    [1, 8, 16].map(rows).as_flattened().to_vec()
+    let mut shapes = [1, 8, 16].map(rows).as_flattened().to_vec();
+    shapes.extend([32, 64, 128, 256, 512, 2048].map(|m| rows(m)[..4].to_vec()).concat());
+    shapes
+}
+
+/// How a layer is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// By one kernel.
+    Fused,
+    /// By a kernel that makes a dense copy of the weight, and a GEMM: for prompts and batches.
+    DenseCopy,
 }
 
 /// What is measured: our kernels for the newest target that the GPU can run.
@@ -46,6 +61,8 @@ pub struct Subject {
     pub gpu: usize,
     /// The weight's format; activations are in f16.
     pub format: BlockFormat,
+    /// How layers are computed.
+    pub path: Path,
     /// As [`GpuOptions::cubin_dir`](crate::exec::GpuOptions::cubin_dir).
     pub cubin_dir: Option<PathBuf>,
 }
@@ -66,25 +83,37 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     let num_rows = DevicePtr::new(bench.alloc(&(m as u32).to_ne_bytes(), 4)?);
     let out = DevicePtr::new(bench.alloc(&[], size_of::<f16>() * m * n)?);
     let verified = DevicePtr::new(bench.alloc(&[], size_of::<f32>() * m * n)?);
-    let linear = QuantisedLinear { max_rows: m, n, k, format, gated: false };
+    let copy = match subject.path {
+        Path::Fused => None,
+        Path::DenseCopy => Some(DevicePtr::new(bench.alloc(&[], size_of::<f16>() * n * k)?)),
+    };
     let x: Vec<u8> = inputs.x.iter().flat_map(|x| x.to_ne_bytes()).collect();
     let gpu = bench.gpu();
     let mut launches = Vec::new();
     for _ in 0..copies {
         let x = Rows::new(DevicePtr::new(bench.alloc(&x, x.len())?), k);
         let weight = DevicePtr::new(bench.alloc(&inputs.packed, inputs.packed.len())?);
-        let launch = |out| -> Result<Launch, ExecError> {
+        let launch = |out| -> Result<Vec<Launch>, ExecError> {
             let operands = QuantisedOperands { x, weight, bias: None, residual: None, out };
-            let launch = linear.launch(gpu, num_rows, &operands);
-            let launch = launch.map_err(|why| ExecError::Unsupported {
+            let mut failed = None;
+            let maps = &mut |spec: &TensorMapSpec| {
+                KernelBench::encode(spec).unwrap_or_else(|error| {
+                    failed = Some(error);
+                    EncodedTensorMap::NONE
+                })
+            };
+            let made = layer(format, shape, gpu, num_rows, &operands, copy, maps);
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            made.map_err(|why| ExecError::Unsupported {
                 op: format!("a linear layer in {}", format.name()),
                 why: why.to_string(),
-            })?;
-            Ok(launch.expect("sizes above 0"))
+            })
         };
         if launches.is_empty() {
             // SAFETY: the launch was made of buffers of the bench.
-            unsafe { bench.time_us(&[launch(Out16::F32(Rows::new(verified, n)))?], 1, 1) }?;
+            unsafe { bench.time_us(&launch(Out16::F32(Rows::new(verified, n)))?, 1, 1) }?;
         }
         launches.push(launch(Out16::Half(Rows::new(out, n)))?);
     }
@@ -94,7 +123,7 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     let error = check_error(&shape, inputs.sampled_error(&got), MAX_ERROR)?;
 
     let round = |rounds: usize| -> Vec<Launch> {
-        launches.iter().cycle().take(rounds * calls).cloned().collect()
+        launches.iter().cycle().take(rounds * calls).flatten().cloned().collect()
     };
     let mut times = |rounds| -> Result<Vec<f64>, ExecError> {
         // SAFETY: as above.
@@ -108,7 +137,10 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     let target = if gpu.target == Target::Sm80 { "sm_80" } else { "sm_90a" };
     Ok(Row {
         op: "gemm",
-        implementation: "halfwarp",
+        implementation: match subject.path {
+            Path::Fused => "halfwarp",
+            Path::DenseCopy => "dense copy",
+        },
         dtype: format.name().to_owned(),
         shape,
         us,
@@ -119,6 +151,38 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
         config: Some(target),
         gpu: format!("{} ({target})", bench.name()),
     })
+}
+
+/// The launches of a layer; by a dense copy if there is memory for it.
+fn layer(
+    format: BlockFormat,
+    Shape { m, n, k }: Shape,
+    gpu: Gpu,
+    num_rows: DevicePtr<u32>,
+    operands: &QuantisedOperands,
+    copy: Option<DevicePtr<f16>>,
+    maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+) -> Result<Vec<Launch>, LaunchError> {
+    let launches = match copy {
+        Some(copy) => {
+            let weight = Rows::new(copy, k);
+            let &QuantisedOperands { x, bias, residual, out, .. } = operands;
+            let dense = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
+            [
+                Dequantise { n, k, format }.launch(operands.weight, weight)?,
+                Linear16::new(m, n, k).launch(gpu, num_rows, &dense, maps)?,
+            ]
+        }
+        None if m > QuantisedLinear::MAX_ROWS => {
+            let prompt = QuantisedPrompt { max_rows: m, n, k, format, gated: false };
+            [prompt.launch(gpu, num_rows, operands, maps)?, None]
+        }
+        None => {
+            let linear = QuantisedLinear { max_rows: m, n, k, format, gated: false };
+            [linear.launch(gpu, num_rows, operands)?, None]
+        }
+    };
+    Ok(launches.into_iter().flatten().collect())
 }
 
 /// Random inputs on the host.

@@ -1,10 +1,11 @@
 //! Linear layers whose weight stays quantised, and its dense copy.
 
 mod blocks;
+mod prompt;
 
 use crate::device::{Device, SEEDS, Stored, random};
 use blocks::{elements, pack, random_rows};
-use cuda_std::launch::DevicePtr;
+use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::gemm::quantised::dequantise::Dequantise;
@@ -70,10 +71,10 @@ impl Case {
     fn operands_of(&self, x: impl Fn(f32) -> f16, factor: impl Fn(f32) -> f32) -> Operands {
         let &Case { n, k, .. } = self;
         Operands {
-            x: random(16 * k, 1).into_iter().map(x).collect(),
+            x: random(self.num_rows.max(16) * k, 1).into_iter().map(x).collect(),
             stored: random_rows(self.format, [self.weight_rows(), k], 2, factor),
             bias: random(self.weight_rows(), 3),
-            residual: random(16 * n, 4),
+            residual: random(self.num_rows.max(16) * n, 4),
         }
     }
 
@@ -101,7 +102,22 @@ impl Case {
 
     /// The outputs, on the emulator.
     fn run(&self, operands: &Operands, seed: u64) -> Vec<f32> {
-        let &Case { format, num_rows, max_rows, n, k, with_bias, out, gpu } = self;
+        let &Case { format, max_rows, n, k, gpu, .. } = self;
+        let linear = QuantisedLinear { max_rows, n, k, format, gated: self.out == Out::Gated };
+        self.run_with(operands, seed, |num_rows, operands| linear.launch(gpu, num_rows, operands))
+    }
+
+    /// [`Case::run`] by another launch.
+    fn run_with(
+        &self,
+        operands: &Operands,
+        seed: u64,
+        launch: impl FnOnce(
+            DevicePtr<u32>,
+            &QuantisedOperands,
+        ) -> Result<Option<Launch>, LaunchError>,
+    ) -> Vec<f32> {
+        let &Case { format, num_rows, max_rows, n, k, with_bias, out, .. } = self;
         let mut device = Device::default();
         let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
         let stride = k + Self::PAD;
@@ -129,9 +145,8 @@ impl Case {
             }
             _ => Out16::Half(Rows::new(device.poisoned("out", num_rows * out_stride), out_stride)),
         };
-        let linear = QuantisedLinear { max_rows, n, k, format, gated: self.out == Out::Gated };
         let operands = QuantisedOperands { x, weight, bias, residual, out };
-        device.run(linear.launch(gpu, num_rows_ptr, &operands), seed);
+        device.run(launch(num_rows_ptr, &operands), seed);
         let all = match out {
             Out16::F32(rows) => device.read_f32(rows.ptr, num_rows * out_stride),
             Out16::Half(rows) => device.read(rows.ptr, num_rows * out_stride),
@@ -146,14 +161,18 @@ impl Case {
 
     /// An element may be off by a share of the largest one of its row.
     fn check_with(&self, operands: &Operands, seed: u64) {
-        let (got, want) = (self.run(operands, seed), self.oracle(operands));
-        assert_eq!(got.len(), want.len());
         let bound = match self.out {
             Out::Residual => 2e-5,
             Out::Half => 1e-3,
             // Gate, up and their product are rounded.
             Out::Gated => 3e-3,
         };
+        self.check_outputs(&self.run(operands, seed), operands, bound);
+    }
+
+    fn check_outputs(&self, got: &[f32], operands: &Operands, bound: f64) {
+        let want = self.oracle(operands);
+        assert_eq!(got.len(), want.len());
         for (got, want) in got.chunks(self.n).zip(want.chunks(self.n)) {
             let largest = want.iter().fold(0.0, |largest, want| f64::max(largest, want.abs()));
             for (column, (&got, &want)) in got.iter().zip(want).enumerate() {

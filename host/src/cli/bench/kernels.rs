@@ -17,7 +17,7 @@ use halfwarp::bench::{
 use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::{Accumulate, EngineError, Gemm, Target};
-use kernels::gemm::quantised::BlockFormat;
+use kernels::gemm::quantised::{BlockFormat, QuantisedLinear};
 use serde::Serialize;
 use std::{fmt::Display, path::PathBuf};
 
@@ -118,7 +118,14 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
             Bench::Quantised(subject, shapes) => {
                 time(args, &mut records, &GEMM, &shapes, |shape| {
                     quantised::measure(&subject, shape)
-                })?
+                })? + {
+                    let subject = quantised::Subject { path: quantised::Path::DenseCopy, ..subject };
+                    let mut shapes = shapes;
+                    shapes.retain(|shape| shape.m > QuantisedLinear::MAX_ROWS);
+                    time(args, &mut records, &GEMM, &shapes, |shape| {
+                        quantised::measure(&subject, shape)
+                    })?
+                }
             }
             Bench::Attention(subject, shapes) => {
                 time(args, &mut records, &ATTENTION, &shapes, |shape| {
@@ -159,7 +166,7 @@ impl KernelsArgs {
         let (gpu, target) = (self.gpu, self.target.map(Target::from));
         let (precision, cubin_dir) = (self.dtype.into(), default_cubin_dir());
         if let Some(format) = self.weights {
-            let subject = quantised::Subject { gpu, format, cubin_dir };
+            let subject = quantised::Subject { gpu, format, path: quantised::Path::Fused, cubin_dir };
             return Ok(Bench::Quantised(subject, self.shapes(gemm_shape, quantised::shapes)?));
         }
         if op == Op::Gemm {

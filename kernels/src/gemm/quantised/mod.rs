@@ -22,6 +22,7 @@ pub mod format;
 pub mod gather;
 mod input;
 mod mainloop;
+pub mod prompt;
 mod ring;
 
 #[cfg(not(target_arch = "nvptx64"))]

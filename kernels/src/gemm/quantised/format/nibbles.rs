@@ -10,11 +10,11 @@ use cuda_std::prelude::*;
 pub struct Nibbles<const HIGH_BITS: usize> {
     /// A word a step: columns 0, 8, 1, 9 of the lane's from the lowest byte on; the upper row in
     /// the lower nibbles.
-    low: [u32; UNIT_STEPS],
+    pub low: [u32; UNIT_STEPS],
     /// The high bits of `4 / HIGH_BITS` steps a word. In each half of a word bits `HIGH_BITS *
     /// step` on are those of the lower row's second column, those 4, 8 and 12 further on are of
     /// the upper row's first, the lower row's first and the upper row's second.
-    high: [u32; 2],
+    pub high: [u32; 2],
 }
 
 impl<const HIGH_BITS: usize> Nibbles<HIGH_BITS> {

@@ -1,0 +1,227 @@
+//! The launch of a linear layer of a prompt or a batch whose weight stays quantised.
+
+use super::mma::{self, gemm_f16_prompt_mma};
+use super::wgmma::{
+    self,
+    gemm_f16_prompt::{self, Instance},
+};
+use super::{BLOCK_COLUMNS, MMA_THREADS, num_rows_of};
+use crate::Rows;
+use crate::gemm::linear16::tensor_map;
+use crate::gemm::quantised::format::{TILE_K, UNIT_K};
+use crate::gemm::quantised::{BlockFormat, QuantisedOperands};
+use crate::gemm::{Gpu, Out16, Target};
+use crate::silu_mul::num_parts;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use half::f16;
+
+/// Clocks of an SM for a block of 64 and of 128 rows: fixed, and for a tile along k.
+const CLOCKS_64: [usize; 2] = [2000, 1200];
+const CLOCKS_128: [usize; 2] = [3000, 2300];
+
+/// A linear layer of any number of rows in f16 with a packed weight.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantisedPrompt {
+    /// Upper bound of the rows.
+    pub max_rows: usize,
+    /// Columns of the output: rows of the weight, or half of them in a gated layer.
+    pub n: usize,
+    /// Columns of the input and of the weight.
+    pub k: usize,
+    /// How the weight is packed.
+    pub format: BlockFormat,
+    /// Whether the output is `silu(gate) * up`, as in
+    /// [`QuantisedLinear`](super::super::QuantisedLinear).
+    pub gated: bool,
+}
+
+/// The arguments that both kernels have.
+struct Args {
+    n: u32,
+    k: u32,
+    bias: DevicePtr<f32>,
+    residual: DevicePtr<f32>,
+    residual_stride: u32,
+    out: DevicePtr<f16>,
+    out_f32: DevicePtr<f32>,
+    out_stride: u32,
+}
+
+impl QuantisedPrompt {
+    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
+    /// columns.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for a k that is no multiple of the format's blocks or 0, rows of x or a weight
+    /// that are not 16-byte aligned, a residual with f16 outputs, a gate with f32 outputs, and sizes
+    /// beyond a grid or a `u32`.
+    pub fn launch(
+        &self,
+        gpu: Gpu,
+        num_rows: DevicePtr<u32>,
+        operands: &QuantisedOperands,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError> {
+        self.check(operands)?;
+        if self.max_rows == 0 || self.n == 0 {
+            return Ok(None);
+        }
+        let &QuantisedOperands { bias, residual, out, .. } = operands;
+        let (out, out_f32, out_stride) = match out {
+            Out16::Half(out) => (out.ptr, DevicePtr::null(), out.stride_arg()?),
+            Out16::F32(out) => (DevicePtr::null(), out.ptr, out.stride_arg()?),
+        };
+        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        let args = Args {
+            n: arg_u32("n", self.n)?,
+            k: arg_u32("k", self.k)?,
+            bias: bias.unwrap_or(DevicePtr::null()),
+            residual: residual.ptr,
+            residual_stride: residual.stride_arg()?,
+            out,
+            out_f32,
+            out_stride,
+        };
+        match gpu.target {
+            Target::Sm90a => self.launch_wgmma(gpu.num_sms, num_rows, operands, &args, maps),
+            Target::Sm80 => self.launch_mma(num_rows, operands, &args),
+        }
+    }
+
+    fn launch_wgmma(
+        &self,
+        num_sms: usize,
+        num_rows: DevicePtr<u32>,
+        operands: &QuantisedOperands,
+        args: &Args,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let instance = self.instance(num_sms);
+        let box_rows = num_rows_of(instance.regs()) as usize;
+        let (row_tiles, num_tiles) = self.tiles(box_rows);
+        let grid = [num_tiles.saturating_mul(instance.split_k() as usize), 1, 1];
+        let shared_bytes = wgmma::shared_bytes(instance.regs()) as usize;
+        let geometry = Geometry::new(grid, wgmma::NUM_THREADS as usize, shared_bytes)?;
+        let sizes = [self.max_rows, self.k];
+        let x = maps(&tensor_map(&operands.x, sizes, [box_rows, UNIT_K as usize]));
+        Ok(geometry.map(|geometry| {
+            gemm_f16_prompt::launch(
+                instance,
+                geometry,
+                num_rows,
+                args.n,
+                args.k,
+                row_tiles as u32,
+                num_parts(self.gated) as u32,
+                operands.weight,
+                args.bias,
+                args.residual,
+                args.residual_stride,
+                args.out,
+                args.out_f32,
+                args.out_stride,
+                x,
+            )
+        }))
+    }
+
+    fn launch_mma(
+        &self,
+        num_rows: DevicePtr<u32>,
+        operands: &QuantisedOperands,
+        args: &Args,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let (row_tiles, num_tiles) = self.tiles(mma::BLOCK_ROWS as usize);
+        let (num_threads, shared_bytes) = (MMA_THREADS as usize, mma::SHARED_BYTES as usize);
+        let geometry = Geometry::new([num_tiles, 1, 1], num_threads, shared_bytes)?;
+        let x_stride = operands.x.stride_arg()?;
+        Ok(geometry.map(|geometry| {
+            gemm_f16_prompt_mma::launch(
+                self.mma_instance(),
+                geometry,
+                num_rows,
+                args.n,
+                args.k,
+                row_tiles as u32,
+                num_parts(self.gated) as u32,
+                DevicePtr::new(operands.x.ptr.0),
+                x_stride,
+                operands.weight,
+                args.bias,
+                args.residual,
+                args.residual_stride,
+                args.out,
+                args.out_f32,
+                args.out_stride,
+            )
+        }))
+    }
+
+    fn check(&self, operands: &QuantisedOperands) -> Result<(), LaunchError> {
+        let refuse = |what, value, expected| Err(LaunchError::Shape { what, value, expected });
+        let QuantisedOperands { x, weight, residual, out, .. } = operands;
+        if self.k == 0 {
+            return refuse("k", 0, "at least one block");
+        }
+        self.format.check(self.n.saturating_mul(num_parts(self.gated)), self.k, *weight)?;
+        if !x.is_aligned() {
+            return refuse("row stride", x.row_stride, "rows of x that are 16-byte aligned");
+        }
+        match out {
+            Out16::Half(_) if residual.is_some() => refuse("output bits", 16, "32 with a residual"),
+            Out16::F32(_) if self.gated => refuse("output bits", 32, "16 with a gate"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tiles of `block_rows` along the rows of x, and all tiles.
+    fn tiles(&self, block_rows: usize) -> (usize, usize) {
+        let columns = BLOCK_COLUMNS as usize / num_parts(self.gated);
+        let row_tiles = self.max_rows.div_ceil(block_rows);
+        (row_tiles, row_tiles.saturating_mul(self.n.div_ceil(columns)))
+    }
+
+    /// The instance for Hopper under which the busiest SM ends first.
+    fn instance(&self, num_sms: usize) -> Instance {
+        let clocks = |instance: &Instance| {
+            let block_rows = num_rows_of(instance.regs()) as usize;
+            let (_, num_tiles) = self.tiles(block_rows);
+            let waves = num_tiles.saturating_mul(instance.split_k() as usize).div_ceil(num_sms);
+            let [fixed, of_tile] = if block_rows == 64 { CLOCKS_64 } else { CLOCKS_128 };
+            let k_tiles = self.k.div_ceil(TILE_K as usize).div_ceil(instance.split_k() as usize);
+            waves.saturating_mul(fixed + of_tile * k_tiles)
+        };
+        self.instances().into_iter().min_by_key(clocks).expect("there are instances")
+    }
+
+    /// The instances of the format.
+    fn instances(&self) -> [Instance; 2] {
+        use Instance::*;
+        match self.format {
+            BlockFormat::Q4_0 => [gemm_f16_prompt_q4_0_m128, gemm_f16_prompt_q4_0_m64_split4],
+            BlockFormat::Q4_1 => [gemm_f16_prompt_q4_1_m128, gemm_f16_prompt_q4_1_m64_split4],
+            BlockFormat::Q5_0 => [gemm_f16_prompt_q5_0_m128, gemm_f16_prompt_q5_0_m64_split4],
+            BlockFormat::Q5_1 => [gemm_f16_prompt_q5_1_m128, gemm_f16_prompt_q5_1_m64_split4],
+            BlockFormat::Q8_0 => [gemm_f16_prompt_q8_0_m128, gemm_f16_prompt_q8_0_m64_split4],
+            BlockFormat::Q4_K => [gemm_f16_prompt_q4_k_m128, gemm_f16_prompt_q4_k_m64_split4],
+            BlockFormat::Q5_K => [gemm_f16_prompt_q5_k_m128, gemm_f16_prompt_q5_k_m64_split4],
+            BlockFormat::Q6_K => [gemm_f16_prompt_q6_k_m128, gemm_f16_prompt_q6_k_m64_split4],
+        }
+    }
+
+    /// The instance for every GPU.
+    fn mma_instance(&self) -> gemm_f16_prompt_mma::Instance {
+        use gemm_f16_prompt_mma::Instance::*;
+        match self.format {
+            BlockFormat::Q4_0 => gemm_f16_prompt_mma_q4_0,
+            BlockFormat::Q4_1 => gemm_f16_prompt_mma_q4_1,
+            BlockFormat::Q5_0 => gemm_f16_prompt_mma_q5_0,
+            BlockFormat::Q5_1 => gemm_f16_prompt_mma_q5_1,
+            BlockFormat::Q8_0 => gemm_f16_prompt_mma_q8_0,
+            BlockFormat::Q4_K => gemm_f16_prompt_mma_q4_k,
+            BlockFormat::Q5_K => gemm_f16_prompt_mma_q5_k,
+            BlockFormat::Q6_K => gemm_f16_prompt_mma_q6_k,
+        }
+    }
+}

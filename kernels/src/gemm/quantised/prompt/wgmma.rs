@@ -1,0 +1,220 @@
+//! The kernel for Hopper: `wgmma`, x by TMA.
+//!
+//! Two consumer warpgroups: one dequantises while the tensor cores multiply the other's. One lane of
+//! the last warp is the producer.
+
+use super::epilogue::{Output, stage, staging_bytes};
+use super::fragment::{InOrder, fragments};
+use super::{MMA_THREADS, NUM_WARPS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
+use crate::gemm::quantised::format::{
+    Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tiles, UNIT_K,
+};
+use crate::tile::pipeline::{Pipeline, Stage};
+use cuda_std::bulk::CacheHint;
+use cuda_std::prelude::*;
+use cuda_std::wgmma::{self, Accumulator, FragmentA, MatrixDescriptor, Swizzle};
+use half::f16;
+
+/// Threads of a block: the last warp is the producer.
+pub const NUM_THREADS: u32 = MMA_THREADS + warp::WARP_SIZE;
+
+/// Stages of x.
+const NUM_STAGES: u32 = 8;
+
+/// Bytes of an MMA's k.
+const MMA_K_BYTES: u32 = 32;
+
+/// The named barrier of the consumers.
+const CONSUMERS: u32 = 1;
+
+/// Bytes of shared memory: stages, staging of the epilogue, barriers.
+pub const fn shared_bytes(regs: usize) -> u32 {
+    barriers_at(regs) + 8 * Pipeline::num_words(NUM_STAGES)
+}
+
+const fn staging_at(regs: usize) -> u32 {
+    NUM_STAGES * num_rows_of(regs) * ROW_BYTES
+}
+
+const fn barriers_at(regs: usize) -> u32 {
+    staging_at(regs) + staging_bytes(regs)
+}
+
+/// 128 rows of the weight by `2 * REGS` rows of x a cluster.
+///
+/// # Safety
+/// 1. `num_rows` is one element, at most the rows of x, written by no launch that this one
+///    overlaps; the output and `residual` hold that many rows at their strides. `weight` holds the
+///    tiles of `num_parts` (1 or 2) weights `[n, k]` of the format `F`, 16-byte aligned, and `bias`
+///    an element for each of their rows. `bias` and `residual` may be null. The output is
+///    `out_f32`, or `out` if `out_f32` is null.
+/// 2. `x` is the tensor map of x, of `k` columns, in boxes of `2 * REGS` rows and 64 columns, with
+///    128-byte swizzle; `k` is a multiple of 32.
+/// 3. The output is `residual`, or overlaps nothing that is read.
+/// 4. The grid has `row_tiles` clusters for each 128 rows of the weights.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    target(sm_90a),
+    cluster(SPLIT_K, 1, 1),
+    overlaps,
+    instances(
+        gemm_f16_prompt_q4_0_m128 = <Symmetric<0>, 64, 1>,
+        gemm_f16_prompt_q4_1_m128 = <Affine<0>, 64, 1>,
+        gemm_f16_prompt_q5_0_m128 = <Symmetric<1>, 64, 1>,
+        gemm_f16_prompt_q5_1_m128 = <Affine<1>, 64, 1>,
+        gemm_f16_prompt_q8_0_m128 = <Q80, 64, 1>,
+        gemm_f16_prompt_q4_k_m128 = <SixBit<0>, 64, 1>,
+        gemm_f16_prompt_q5_k_m128 = <SixBit<1>, 64, 1>,
+        gemm_f16_prompt_q6_k_m128 = <Q6K, 64, 1>,
+        gemm_f16_prompt_q4_0_m64_split4 = <Symmetric<0>, 32, 4>,
+        gemm_f16_prompt_q4_1_m64_split4 = <Affine<0>, 32, 4>,
+        gemm_f16_prompt_q5_0_m64_split4 = <Symmetric<1>, 32, 4>,
+        gemm_f16_prompt_q5_1_m64_split4 = <Affine<1>, 32, 4>,
+        gemm_f16_prompt_q8_0_m64_split4 = <Q80, 32, 4>,
+        gemm_f16_prompt_q4_k_m64_split4 = <SixBit<0>, 32, 4>,
+        gemm_f16_prompt_q5_k_m64_split4 = <SixBit<1>, 32, 4>,
+        gemm_f16_prompt_q6_k_m64_split4 = <Q6K, 32, 4>
+    )
+)]
+pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const SPLIT_K: u32>(
+    num_rows: Global<u32>,
+    n: u32,
+    k: u32,
+    row_tiles: u32,
+    num_parts: u32,
+    weight: Global<u8>,
+    bias: Global<f32>,
+    residual: Global<f32>,
+    residual_stride: u32,
+    out: GlobalMut<f16>,
+    out_f32: GlobalMut<f32>,
+    out_stride: u32,
+    // Last, so that the other parameters share few lines of the constant cache.
+    x: TensorMap,
+) {
+    let cluster_idx = thread::block_idx_x() / SPLIT_K;
+    let [column_tile, row_tile] = tile_of(cluster_idx, row_tiles);
+    let first_row = row_tile * num_rows_of(REGS);
+    // SAFETY: one element, that no launch writes.
+    let num_rows = unsafe { num_rows.get(0) };
+    if first_row >= num_rows {
+        // Not before the launches that this one overlaps: see `grid::wait_for_dependencies`.
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
+        return;
+    }
+    // SAFETY: the launch gives `shared_bytes`; one thread initialises the barriers, and all wait
+    // for it.
+    let (smem, pipeline) = unsafe {
+        let smem = dynamic_shared_mem::<u8>();
+        (smem, Pipeline::new(smem.offset(barriers_at(REGS)).cast(), NUM_STAGES))
+    };
+    let staging = smem.offset(staging_at(REGS)).cast::<f32>();
+    let tiles = Tiles::new::<F>(weight, k);
+    let rank = if SPLIT_K > 1 { cluster::block_rank() } else { 0 };
+    let [first, end] = [rank, rank + 1].map(|rank| tiles.num_tiles * rank / SPLIT_K);
+    let warp_idx = warp::warp_idx();
+    if warp_idx == NUM_WARPS && warp::lane_id() == 0 {
+        pipeline.init(NUM_WARPS);
+        x.prefetch();
+    }
+
+    if warp_idx == NUM_WARPS {
+        // 1. The producer: one lane.
+        thread::sync_threads();
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
+        if warp::lane_id() == 0 {
+            let mut slot = Stage::FIRST;
+            for unit in first * TILE_UNITS as u32..end * TILE_UNITS as u32 {
+                pipeline.wait_empty(slot);
+                let full_barrier = pipeline.full_barrier(slot);
+                full_barrier.arrive_expect_tx(num_rows_of(REGS) * ROW_BYTES);
+                let to = smem.offset(slot.stage_idx * num_rows_of(REGS) * ROW_BYTES);
+                let origin = [(unit * UNIT_K) as i32, first_row as i32];
+                // SAFETY: the stage is empty. All blocks of a row read x: past its last row and
+                // column there are zeros.
+                unsafe {
+                    let hint = CacheHint::EvictLast;
+                    bulk::tensor_load(to.cast::<f16>(), x, origin, full_barrier, hint);
+                }
+                slot = pipeline.next(slot);
+            }
+        }
+        warp::sync_warp();
+        if SPLIT_K > 1 {
+            cluster::sync();
+            cluster::sync();
+        }
+    } else {
+        // 2. The consumers: loads of the weight, before the wait for the previous launch.
+        let warp_tiles = WarpTiles::new(tiles, column_tile, num_parts, n, end);
+        // SAFETY: the tiles exist, or are zeros.
+        let mut loaded = unsafe { warp_tiles.tile::<F>(first).load::<F>() };
+        thread::sync_threads();
+
+        // 3. Main loop.
+        let smem_x = MatrixDescriptor::k_major(smem.cast::<f16>(), Swizzle::B128);
+        let mut acc = Accumulator::<REGS>::zero().start();
+        let mut slot = Stage::FIRST;
+        for tile in first..end {
+            let next = warp_tiles.tile::<F>(tile + 1);
+            let scales = F::unpack(loaded.scales);
+            // SAFETY: the tile exists, or is zeros.
+            loaded.scales = unsafe { next.load_scales::<F>() };
+            unroll!(unit in 0..4, {
+                let quants = loaded.units[unit].in_order();
+                // SAFETY: as above.
+                loaded.units[unit] = unsafe { next.load_unit::<F>(unit) };
+                let weights = fragments::<F>(&quants, &scales, unit).map(FragmentA::<f16>::new);
+                pipeline.wait_full(slot);
+                wgmma::fence();
+                let x = smem_x.advance(slot.stage_idx * num_rows_of(REGS) * ROW_BYTES);
+                for step in 0..4 {
+                    let x = x.advance(step as u32 * MMA_K_BYTES);
+                    // SAFETY: the stage is full until it is released; the fragments live until the
+                    // wait.
+                    unsafe { acc.mma_rs(&weights[step], x, true) };
+                }
+                wgmma::commit();
+                wgmma::wait_group::<0>();
+                if warp::lane_id() == 0 {
+                    pipeline.empty_barrier(slot).arrive();
+                }
+                slot = pipeline.next(slot);
+            });
+        }
+        let acc = acc.wait::<0>();
+
+        // 4. Epilogue.
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
+        let output = Output {
+            num_rows: num_rows - first_row,
+            first_row,
+            n,
+            first_column: column_tile * columns_of(num_parts),
+            num_parts,
+            bias,
+            residual,
+            residual_stride,
+            half: out,
+            single: out_f32,
+            stride: out_stride,
+        };
+        // SAFETY: a lane writes its own accumulators; all are written before they are read, and no
+        // block exits before.
+        unsafe {
+            stage(staging, acc);
+            if SPLIT_K > 1 {
+                cluster::sync();
+            } else {
+                barrier::sync::<CONSUMERS, MMA_THREADS>();
+            }
+            output.store::<REGS, SPLIT_K>(staging);
+            if SPLIT_K > 1 {
+                cluster::sync();
+            }
+        }
+    }
+}
