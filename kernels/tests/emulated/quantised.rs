@@ -112,10 +112,7 @@ impl Case {
         &self,
         operands: &Operands,
         seed: u64,
-        launch: impl FnOnce(
-            DevicePtr<u32>,
-            &QuantisedOperands,
-        ) -> Result<Option<Launch>, LaunchError>,
+        launch: impl FnOnce(DevicePtr<u32>, &QuantisedOperands) -> Result<Option<Launch>, LaunchError>,
     ) -> Vec<f32> {
         let &Case { format, num_rows, max_rows, n, k, with_bias, out, .. } = self;
         let mut device = Device::default();

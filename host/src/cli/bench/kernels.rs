@@ -119,7 +119,8 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
                 time(args, &mut records, &GEMM, &shapes, |shape| {
                     quantised::measure(&subject, shape)
                 })? + {
-                    let subject = quantised::Subject { path: quantised::Path::DenseCopy, ..subject };
+                    let subject =
+                        quantised::Subject { path: quantised::Path::DenseCopy, ..subject };
                     let mut shapes = shapes;
                     shapes.retain(|shape| shape.m > QuantisedLinear::MAX_ROWS);
                     time(args, &mut records, &GEMM, &shapes, |shape| {
@@ -166,7 +167,8 @@ impl KernelsArgs {
         let (gpu, target) = (self.gpu, self.target.map(Target::from));
         let (precision, cubin_dir) = (self.dtype.into(), default_cubin_dir());
         if let Some(format) = self.weights {
-            let subject = quantised::Subject { gpu, format, path: quantised::Path::Fused, cubin_dir };
+            let subject =
+                quantised::Subject { gpu, format, path: quantised::Path::Fused, cubin_dir };
             return Ok(Bench::Quantised(subject, self.shapes(gemm_shape, quantised::shapes)?));
         }
         if op == Op::Gemm {

@@ -9,7 +9,7 @@ use half::f16;
 use kernels::Rows;
 use kernels::gemm::quantised::prompt::QuantisedPrompt;
 use kernels::gemm::quantised::{BlockFormat, QuantisedOperands};
-use kernels::gemm::{Gpu, Out16};
+use kernels::gemm::{Gpu, Out16, Target};
 
 /// One SM, for which the large tiles are chosen, and as many as there are for small ones.
 const ONE_SM: Gpu = Gpu { num_sms: 1, ..Gpu::HOPPER };
@@ -121,6 +121,15 @@ fn the_order_of_threads_changes_no_bit() {
 fn no_rows_are_computed_without_rows() {
     let case = Case { num_rows: 0, ..PROMPT };
     assert!(case.run_prompt(&case.operands(), 0).is_empty());
+}
+
+#[test]
+fn prompts_that_are_long_take_a_dense_copy() {
+    let is_fused =
+        |max_rows, target| Case { max_rows, ..PROMPT }.prompt().is_faster_than_a_dense_copy(target);
+    assert!(is_fused(17, Target::Sm90a) && is_fused(512, Target::Sm90a));
+    assert!(!is_fused(513, Target::Sm90a));
+    assert!(is_fused(64, Target::Sm80) && !is_fused(65, Target::Sm80));
 }
 
 #[test]

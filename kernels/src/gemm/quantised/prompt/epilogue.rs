@@ -99,9 +99,7 @@ impl Output {
         column: u32,
         is_vector: bool,
     ) {
-        let at = |stride: u32| {
-            (self.first_row + row) as usize * stride as usize + column as usize
-        };
+        let at = |stride: u32| (self.first_row + row) as usize * stride as usize + column as usize;
         let (residual_at, out_at) = (at(self.residual_stride), at(self.stride));
         let staged = staging.offset(row * ROW_STRIDE);
         let num_columns = if is_vector { VEC } else { VEC.min(self.n - column) };

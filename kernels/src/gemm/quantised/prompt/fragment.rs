@@ -80,23 +80,15 @@ impl InOrder for [[u32; 4]; 2] {
     }
 }
 
-/// The fragments of unit `unit` of a tile, by step: the elements that a dense copy of the weight
-/// has.
+/// The fragment of step `step` of unit `unit` of a tile: the elements that a dense copy of the
+/// weight has.
 #[inline(always)]
-pub fn fragments<F: Format>(
+pub fn fragment<F: Format>(
     quants: &F::Unit,
     scales: &F::Scales,
     unit: usize,
-) -> [[u32; 4]; UNIT_STEPS] {
-    let mut fragments = [[0; 4]; UNIT_STEPS];
-    unroll!(step in 0..4, {
-        fragments[step] = fragment::<F>(quants, scales, unit, step);
-    });
-    fragments
-}
-
-#[inline(always)]
-fn fragment<F: Format>(quants: &F::Unit, scales: &F::Scales, unit: usize, step: usize) -> [u32; 4] {
+    step: usize,
+) -> [u32; 4] {
     let group = (unit * UNIT_STEPS + step) / F::GROUP_STEPS;
     let rows = [0, 1].map(|row| factors::<F>(scales, row, group));
     let words = F::fragment(quants, step);

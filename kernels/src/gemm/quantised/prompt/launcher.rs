@@ -16,9 +16,10 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
 
-/// Clocks of an SM for a block of 64 and of 128 rows: fixed, and for a tile along k.
-const CLOCKS_64: [usize; 2] = [2000, 1200];
-const CLOCKS_128: [usize; 2] = [3000, 2300];
+/// Clocks of an SM for a block of 64 rows, and of 128: fixed, and for a tile along k. Measured, see
+/// `docs/measurements/gemm_quantised_prompts.md`.
+const CLOCKS_64: [usize; 2] = [10_000, 2800];
+const CLOCKS_128: [usize; 2] = [8000, 3800];
 
 /// A linear layer of any number of rows in f16 with a packed weight.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +88,16 @@ impl QuantisedPrompt {
             Target::Sm90a => self.launch_wgmma(gpu.num_sms, num_rows, operands, &args, maps),
             Target::Sm80 => self.launch_mma(num_rows, operands, &args),
         }
+    }
+
+    /// Whether this is faster than a dense copy of the weight and its GEMM: by measurement on Hopper
+    /// (`docs/measurements/gemm_quantised_prompts.md`); else where the weight is dequantised once.
+    pub fn is_faster_than_a_dense_copy(&self, target: Target) -> bool {
+        let most = match target {
+            Target::Sm90a => 512,
+            Target::Sm80 => mma::BLOCK_ROWS as usize,
+        };
+        self.max_rows <= most
     }
 
     fn launch_wgmma(
@@ -199,14 +210,14 @@ impl QuantisedPrompt {
     fn instances(&self) -> [Instance; 2] {
         use Instance::*;
         match self.format {
-            BlockFormat::Q4_0 => [gemm_f16_prompt_q4_0_m128, gemm_f16_prompt_q4_0_m64_split4],
-            BlockFormat::Q4_1 => [gemm_f16_prompt_q4_1_m128, gemm_f16_prompt_q4_1_m64_split4],
-            BlockFormat::Q5_0 => [gemm_f16_prompt_q5_0_m128, gemm_f16_prompt_q5_0_m64_split4],
-            BlockFormat::Q5_1 => [gemm_f16_prompt_q5_1_m128, gemm_f16_prompt_q5_1_m64_split4],
-            BlockFormat::Q8_0 => [gemm_f16_prompt_q8_0_m128, gemm_f16_prompt_q8_0_m64_split4],
-            BlockFormat::Q4_K => [gemm_f16_prompt_q4_k_m128, gemm_f16_prompt_q4_k_m64_split4],
-            BlockFormat::Q5_K => [gemm_f16_prompt_q5_k_m128, gemm_f16_prompt_q5_k_m64_split4],
-            BlockFormat::Q6_K => [gemm_f16_prompt_q6_k_m128, gemm_f16_prompt_q6_k_m64_split4],
+            BlockFormat::Q4_0 => [gemm_f16_prompt_q4_0_m128, gemm_f16_prompt_q4_0_m64_split2],
+            BlockFormat::Q4_1 => [gemm_f16_prompt_q4_1_m128, gemm_f16_prompt_q4_1_m64_split2],
+            BlockFormat::Q5_0 => [gemm_f16_prompt_q5_0_m128, gemm_f16_prompt_q5_0_m64_split2],
+            BlockFormat::Q5_1 => [gemm_f16_prompt_q5_1_m128, gemm_f16_prompt_q5_1_m64_split2],
+            BlockFormat::Q8_0 => [gemm_f16_prompt_q8_0_m128, gemm_f16_prompt_q8_0_m64_split2],
+            BlockFormat::Q4_K => [gemm_f16_prompt_q4_k_m128, gemm_f16_prompt_q4_k_m64_split2],
+            BlockFormat::Q5_K => [gemm_f16_prompt_q5_k_m128, gemm_f16_prompt_q5_k_m64_split2],
+            BlockFormat::Q6_K => [gemm_f16_prompt_q6_k_m128, gemm_f16_prompt_q6_k_m64_split2],
         }
     }
 

@@ -1,11 +1,10 @@
 //! The kernel for every GPU: `mma.sync`, x by `cp.async`.
 
 use super::epilogue::{Output, stage, staging_bytes};
-use super::fragment::fragments;
+use super::fragment::fragment;
 use super::{MMA_THREADS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
 use crate::gemm::quantised::format::{
-    Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tiles, UNIT_K, UNIT_STEPS,
-    lane_group, lane_pair,
+    Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tiles, UNIT_K, lane_group, lane_pair,
 };
 use cuda_std::cp_async::copy_vec;
 use cuda_std::mma::{self, FragmentA, FragmentB, m16n8k16};
@@ -49,6 +48,11 @@ fn swizzle(row: u32, vec: u32) -> u32 {
     row * UNIT_K + (vec ^ (row % 4 * 2)) * VEC
 }
 
+/// Blocks an SM that the registers are limited for: formats of many quants and scales would spill.
+const fn min_blocks<F: Format>() -> u32 {
+    if F::SCALE_BYTES + TILE_UNITS as u32 * F::UNIT_BYTES > 3000 { 1 } else { 2 }
+}
+
 /// The rows of x that a block copies.
 #[derive(Clone, Copy)]
 struct Rows {
@@ -83,7 +87,7 @@ impl Rows {
         cp_async::commit();
     }
 
-    /// Adds the products of unit `unit` and of the fragments of A.
+    /// Adds the products of unit `unit` and of the fragments of A, by step.
     ///
     /// # Safety
     /// 1. The unit is copied; the warp is converged.
@@ -91,12 +95,12 @@ impl Rows {
     unsafe fn multiply(
         &self,
         unit: u32,
-        weights: &[[u32; 4]; UNIT_STEPS],
+        weights: impl Fn(usize) -> [u32; 4],
         acc: &mut [mma::Accumulator; NUM_MMAS],
     ) {
         let stage = self.smem.offset(unit % NUM_STAGES * BLOCK_ROWS * UNIT_K);
         unroll!(step in 0..4, {
-            let a = FragmentA::<f16>::from_words(weights[step]);
+            let a = FragmentA::<f16>::from_words(weights(step));
             let vec = 2 * step as u32 + lane_pair() / 2;
             let at = swizzle(lane_group(), vec) + lane_pair() % 2 * 4;
             let rows = stage.offset(at).cast::<u32>();
@@ -115,7 +119,7 @@ impl Rows {
 /// 1. Those of [`gemm_f16_prompt`](super::wgmma::gemm_f16_prompt()), but for its tensor map; rows of
 ///    x are 16-byte aligned.
 #[kernel(
-    launch_bounds(MMA_THREADS, 2),
+    launch_bounds(MMA_THREADS, min_blocks::<F>()),
     overlaps,
     instances(
         gemm_f16_prompt_mma_q4_0 = <Symmetric<0>>,
@@ -182,7 +186,7 @@ pub unsafe fn gemm_f16_prompt_mma<F: Format>(
                 cp_async::wait(NUM_STAGES - 2);
                 thread::sync_threads();
                 x.copy(at + NUM_STAGES - 1);
-                x.multiply(at, &fragments::<F>(&quants, &scales, unit), &mut acc);
+                x.multiply(at, |step| fragment::<F>(&quants, &scales, unit, step), &mut acc);
             });
         }
 

@@ -7,12 +7,12 @@
 //! Numerics  elements of the weight are rounded to f16, as a dense copy has them; MMAs of k = 16 in
 //!           f32; with split-K the partial sums are added in the order of k. One rounding at the
 //!           store; gate and up are rounded before they are multiplied.
-//! Bound     tensor cores; instructions that dequantise, below about 64 rows.
+//! Bound     tensor cores, and the instructions that dequantise.
 //! Source    CUTLASS (mixed-input GEMM: operand A in registers); DeepGEMM ("swap A/B").
 //!
 //! Operands are swapped: a warp has a row of tiles of the weight, the 16 rows of A that `wgmma` and
 //! `mma.sync` take from its registers. It loads tiles from global memory a tile ahead, and
-//! dequantises a unit of 64 k at a time. x is in shared memory, a unit a stage.
+//! dequantises a step of 16 k at a time. x is in shared memory, a unit of 64 k a stage.
 //!
 //! Measurements: `docs/measurements/gemm_quantised_prompts.md`.
 

@@ -1,10 +1,10 @@
 //! The kernel for Hopper: `wgmma`, x by TMA.
 //!
-//! Two consumer warpgroups: one dequantises while the tensor cores multiply the other's. One lane of
-//! the last warp is the producer.
+//! The warps of two consumer warpgroups dequantise a step while the tensor cores multiply the one
+//! before. One thread of the last warpgroup is the producer.
 
 use super::epilogue::{Output, stage, staging_bytes};
-use super::fragment::{InOrder, fragments};
+use super::fragment::{InOrder, fragment};
 use super::{MMA_THREADS, NUM_WARPS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
 use crate::gemm::quantised::format::{
     Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tiles, UNIT_K,
@@ -15,8 +15,13 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Accumulator, FragmentA, MatrixDescriptor, Swizzle};
 use half::f16;
 
-/// Threads of a block: the last warp is the producer.
-pub const NUM_THREADS: u32 = MMA_THREADS + warp::WARP_SIZE;
+/// Threads of a block: the last warpgroup is the producer.
+pub const NUM_THREADS: u32 = MMA_THREADS + warp::WARPGROUP_SIZE;
+
+/// Registers of a thread of the producer and of the consumers: in all as many as three warpgroups
+/// start with, 168 a thread, with which consumers would spill.
+const PRODUCER_REGISTERS: u32 = 40;
+const CONSUMER_REGISTERS: u32 = 232;
 
 /// Stages of x.
 const NUM_STAGES: u32 = 8;
@@ -66,14 +71,14 @@ const fn barriers_at(regs: usize) -> u32 {
         gemm_f16_prompt_q4_k_m128 = <SixBit<0>, 64, 1>,
         gemm_f16_prompt_q5_k_m128 = <SixBit<1>, 64, 1>,
         gemm_f16_prompt_q6_k_m128 = <Q6K, 64, 1>,
-        gemm_f16_prompt_q4_0_m64_split4 = <Symmetric<0>, 32, 4>,
-        gemm_f16_prompt_q4_1_m64_split4 = <Affine<0>, 32, 4>,
-        gemm_f16_prompt_q5_0_m64_split4 = <Symmetric<1>, 32, 4>,
-        gemm_f16_prompt_q5_1_m64_split4 = <Affine<1>, 32, 4>,
-        gemm_f16_prompt_q8_0_m64_split4 = <Q80, 32, 4>,
-        gemm_f16_prompt_q4_k_m64_split4 = <SixBit<0>, 32, 4>,
-        gemm_f16_prompt_q5_k_m64_split4 = <SixBit<1>, 32, 4>,
-        gemm_f16_prompt_q6_k_m64_split4 = <Q6K, 32, 4>
+        gemm_f16_prompt_q4_0_m64_split2 = <Symmetric<0>, 32, 2>,
+        gemm_f16_prompt_q4_1_m64_split2 = <Affine<0>, 32, 2>,
+        gemm_f16_prompt_q5_0_m64_split2 = <Symmetric<1>, 32, 2>,
+        gemm_f16_prompt_q5_1_m64_split2 = <Affine<1>, 32, 2>,
+        gemm_f16_prompt_q8_0_m64_split2 = <Q80, 32, 2>,
+        gemm_f16_prompt_q4_k_m64_split2 = <SixBit<0>, 32, 2>,
+        gemm_f16_prompt_q5_k_m64_split2 = <SixBit<1>, 32, 2>,
+        gemm_f16_prompt_q6_k_m64_split2 = <Q6K, 32, 2>
     )
 )]
 pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const SPLIT_K: u32>(
@@ -113,18 +118,19 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
     let tiles = Tiles::new::<F>(weight, k);
     let rank = if SPLIT_K > 1 { cluster::block_rank() } else { 0 };
     let [first, end] = [rank, rank + 1].map(|rank| tiles.num_tiles * rank / SPLIT_K);
-    let warp_idx = warp::warp_idx();
-    if warp_idx == NUM_WARPS && warp::lane_id() == 0 {
+    let is_producer = thread::thread_idx_x() == MMA_THREADS;
+    if is_producer {
         pipeline.init(NUM_WARPS);
         x.prefetch();
     }
+    thread::sync_threads();
 
-    if warp_idx == NUM_WARPS {
-        // 1. The producer: one lane.
-        thread::sync_threads();
+    if warp::warp_idx() >= NUM_WARPS {
+        // 1. The producer: one thread.
+        registers::decrease::<PRODUCER_REGISTERS>();
         grid::wait_for_dependencies();
         grid::launch_dependents();
-        if warp::lane_id() == 0 {
+        if is_producer {
             let mut slot = Stage::FIRST;
             for unit in first * TILE_UNITS as u32..end * TILE_UNITS as u32 {
                 pipeline.wait_empty(slot);
@@ -148,15 +154,16 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
         }
     } else {
         // 2. The consumers: loads of the weight, before the wait for the previous launch.
+        registers::increase::<CONSUMER_REGISTERS>();
         let warp_tiles = WarpTiles::new(tiles, column_tile, num_parts, n, end);
         // SAFETY: the tiles exist, or are zeros.
         let mut loaded = unsafe { warp_tiles.tile::<F>(first).load::<F>() };
-        thread::sync_threads();
 
         // 3. Main loop.
         let smem_x = MatrixDescriptor::k_major(smem.cast::<f16>(), Swizzle::B128);
         let mut acc = Accumulator::<REGS>::zero().start();
         let mut slot = Stage::FIRST;
+        let (mut previous, mut previous_slot) = (None, None);
         for tile in first..end {
             let next = warp_tiles.tile::<F>(tile + 1);
             let scales = F::unpack(loaded.scales);
@@ -166,25 +173,36 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
                 let quants = loaded.units[unit].in_order();
                 // SAFETY: as above.
                 loaded.units[unit] = unsafe { next.load_unit::<F>(unit) };
-                let weights = fragments::<F>(&quants, &scales, unit).map(FragmentA::<f16>::new);
-                pipeline.wait_full(slot);
-                wgmma::fence();
                 let x = smem_x.advance(slot.stage_idx * num_rows_of(REGS) * ROW_BYTES);
-                for step in 0..4 {
+                unroll!(step in 0..4, {
+                    // While the tensor cores multiply the step before. A group a step: the waits keep
+                    // ptxas from moving this to after the MMA.
+                    let weights = fragment::<F>(&quants, &scales, unit, step);
+                    let weights = FragmentA::<f16>::new(weights);
+                    if step == 0 {
+                        pipeline.wait_full(slot);
+                    }
+                    wgmma::fence();
                     let x = x.advance(step as u32 * MMA_K_BYTES);
-                    // SAFETY: the stage is full until it is released; the fragments live until the
-                    // wait.
-                    unsafe { acc.mma_rs(&weights[step], x, true) };
-                }
-                wgmma::commit();
-                wgmma::wait_group::<0>();
-                if warp::lane_id() == 0 {
-                    pipeline.empty_barrier(slot).arrive();
-                }
+                    // SAFETY: the stage is full until it is released; the fragment lives until the
+                    // wait for its group.
+                    unsafe { acc.mma_rs(&weights, x, true) };
+                    wgmma::commit();
+                    wgmma::wait_group::<1>();
+                    if step == 0
+                        && let Some(slot) = previous_slot
+                        && warp::lane_id() == 0
+                    {
+                        pipeline.empty_barrier(slot).arrive();
+                    }
+                    previous = Some(weights);
+                });
+                previous_slot = Some(slot);
                 slot = pipeline.next(slot);
             });
         }
         let acc = acc.wait::<0>();
+        drop(previous);
 
         // 4. Epilogue.
         grid::wait_for_dependencies();
