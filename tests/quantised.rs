@@ -39,7 +39,8 @@ fn main() {
                     }
                 }));
             };
-            add("logits", logits);
+            add("logits", |device, target| logits(device, target, numerics()));
+            add("invariant_logits", |device, target| logits(device, target, invariant()));
             add("invariant_rows", invariant_rows);
         }
     }
@@ -52,6 +53,10 @@ fn model() -> Model {
 
 fn numerics() -> Numerics {
     Numerics { weights: WeightStorage::Tiles, ..Numerics::from(Precision::F16) }
+}
+
+fn invariant() -> Numerics {
+    Numerics { batch_invariant: true, ..numerics() }
 }
 
 /// Token `position` of sequence `seq`.
@@ -120,10 +125,10 @@ fn relative_error(got: &[f32], want: &[f32]) -> f64 {
     norm(difference) / norm(&mut want.iter().map(|w| f64::from(*w)))
 }
 
-/// Prompts are more rows than are multiplied with blocks as they are; a token after them, alone and in a batch, is
-/// not.
-fn logits(device: Device, target: Target) {
-    let mut opened = Opened::new(device, target, numerics());
+/// Prompts of several sequences, a token of each after them, and one of a sequence alone: each are so many rows, or of
+/// such numerics, that another kernel multiplies them.
+fn logits(device: Device, target: Target, numerics: Numerics) {
+    let mut opened = Opened::new(device, target, numerics);
     let plan = opened.plan(bounds(1, 1, 1));
     let named = |name: &str| plan.weights.iter().find(|weight| weight.name == name).expect(name);
     assert_eq!(named("embedding").bytes(), 112 * 210, "rows of tiles are multiples of 16");
@@ -159,8 +164,7 @@ fn logits(device: Device, target: Target) {
 
 /// A token's logits are the same bits alone and among more than are multiplied with blocks at once.
 fn invariant_rows(device: Device, target: Target) {
-    let numerics = Numerics { batch_invariant: true, ..numerics() };
-    let mut opened = Opened::new(device, target, numerics);
+    let mut opened = Opened::new(device, target, invariant());
     let (many, few) =
         (opened.prepare(bounds(MAX_SEQS, MAX_SEQS, 1)), opened.prepare(bounds(1, 1, 1)));
     let of_many = opened.run(many, 0..MAX_SEQS, 0..1);

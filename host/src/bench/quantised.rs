@@ -9,7 +9,7 @@ use kernels::Rows;
 use kernels::gemm::quantised::dequantise::Dequantise;
 use kernels::gemm::quantised::prompt::QuantisedPrompt;
 use kernels::gemm::quantised::{BlockFormat, QuantisedLinear, QuantisedOperands};
-use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
+use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Target};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -174,7 +174,8 @@ fn layer(
             ]
         }
         None if m > QuantisedLinear::MAX_ROWS => {
-            let prompt = QuantisedPrompt { max_rows: m, n, k, format, gated: false };
+            let order = SumOrder::Fastest;
+            let prompt = QuantisedPrompt { max_rows: m, n, k, format, gated: false, order };
             [prompt.launch(gpu, num_rows, operands, maps)?, None]
         }
         None => {

@@ -3,7 +3,7 @@
 use kernels::gemm::{Linear16, SumOrder};
 
 use super::sum_order;
-use super::tiles::{gated_format, multiplies_tiles};
+use super::tiles::{Product, gated_format};
 use crate::exec::Gemm;
 use crate::plan::{Dtype, Linear, Op, Plan};
 
@@ -27,7 +27,7 @@ fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     let (x, weight) = (plan.tensor(op.x.tensor), plan.weight(op.weight));
     if weight.has_tiles() {
         let has_format = op.gated && gated_format(weight).is_some();
-        return has_format && op.norm.is_none() && multiplies_tiles(plan, op.x);
+        return has_format && op.norm.is_none() && Product::of(plan, op.x) != Product::DenseCopy;
     }
     let storage = weight.storage();
     let is_half = matches!(storage, Some(Dtype::F16 | Dtype::BF16));

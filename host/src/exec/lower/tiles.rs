@@ -1,14 +1,14 @@
 //! Operations whose weight is kept in tiles ([`WeightLayout::Tiles`](crate::plan::WeightLayout)).
 //!
 //! Rows of a weight that are stored alike are columns of the output that a launch of their own
-//! computes. Up to 16 rows are multiplied with the tiles as they are. More are multiplied with a
-//! dense copy of the tiles in the workspace, some rows of the weight after the other.
+//! computes.
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::f16;
 use kernels::Rows as Operand;
 use kernels::gemm::quantised::dequantise::Dequantise;
 use kernels::gemm::quantised::gather::GatherQuantised;
+use kernels::gemm::quantised::prompt::QuantisedPrompt;
 use kernels::gemm::quantised::{BlockFormat, QuantisedLinear, QuantisedOperands};
 use kernels::gemm::{Out16, SumOrder};
 
@@ -66,11 +66,29 @@ pub(super) fn gated_format(weight: &Weight) -> Option<BlockFormat> {
     (is_apart && formats.all(|format| format == Some(first))).then_some(first)
 }
 
-/// Whether a linear layer with `x` is multiplied with tiles as they are. Batch-invariant plans are
-/// not: more rows than the kernel takes are accumulated in another order.
-pub(super) fn multiplies_tiles(plan: &Plan, x: View) -> bool {
-    let max_rows = plan.bounds.max_rows(plan.tensor(x.tensor).rows);
-    max_rows <= QuantisedLinear::MAX_ROWS && sum_order(plan) == SumOrder::Fastest
+/// How a linear layer is multiplied with tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Product {
+    /// [`QuantisedLinear`].
+    SmallBatch,
+    /// [`QuantisedPrompt`].
+    Prompt,
+    /// With a dense copy in the workspace, some rows of the weight after the other.
+    DenseCopy,
+}
+
+impl Product {
+    /// The fastest for the rows of `x`. In a batch-invariant plan it is the same for any number of
+    /// them, as each accumulates in an order of its own.
+    pub fn of(plan: &Plan, x: View) -> Self {
+        let max_rows = plan.bounds.max_rows(plan.tensor(x.tensor).rows);
+        match sum_order(plan) {
+            SumOrder::Fastest if max_rows <= QuantisedLinear::MAX_ROWS => Product::SmallBatch,
+            SumOrder::Fastest if max_rows <= QuantisedPrompt::MAX_FAST_ROWS => Product::Prompt,
+            SumOrder::SmallBatch => Product::Prompt,
+            SumOrder::Fastest | SumOrder::Tiles => Product::DenseCopy,
+        }
+    }
 }
 
 /// Rows of a weight of `k` columns in a dense copy.
@@ -83,7 +101,7 @@ fn dense_rows(k: usize) -> usize {
 /// Bytes of the workspace for the dense copies of a linear layer.
 pub(super) fn dense_bytes(plan: &Plan, op: &Linear) -> usize {
     let weight = plan.weight(op.weight);
-    if multiplies_tiles(plan, op.x) {
+    if Product::of(plan, op.x) != Product::DenseCopy {
         return 0;
     }
     let tiles = segments(weight).into_iter().filter(|segment| segment.format.is_some());
@@ -136,7 +154,7 @@ impl Lowering<'_> {
 
     fn tiled_linear(&mut self, op: &Op, linear: &Linear) -> Result<Vec<Launch>, ExecError> {
         let weight = self.plan.weight(linear.weight);
-        let (k, is_direct) = (weight.cols, multiplies_tiles(self.plan, linear.x));
+        let (k, product) = (weight.cols, Product::of(self.plan, linear.x));
         let unsupported = |why: LaunchError| unsupported(op, &why.to_string());
         let mut launches = Vec::new();
         for Segment { start, rows, format, offset_bytes } in segments(weight) {
@@ -146,7 +164,7 @@ impl Lowering<'_> {
                 launches.extend(linear16(self, linear, dense, start, rows)?.map_err(unsupported)?);
                 continue;
             };
-            if is_direct {
+            if product != Product::DenseCopy {
                 let launch = self.quantised_linear(linear, format, address, start, rows)?;
                 launches.extend(launch.map_err(unsupported)?);
                 continue;
@@ -169,7 +187,7 @@ impl Lowering<'_> {
 
     /// Columns `start .. start + n` of the output, by tiles at `address`; all, of a gated layer.
     fn quantised_linear(
-        &self,
+        &mut self,
         linear: &Linear,
         format: BlockFormat,
         address: u64,
@@ -191,9 +209,16 @@ impl Lowering<'_> {
                 _ => Out16::Half(self.view(out)?),
             },
         };
-        let k = self.plan.weight(weight).cols;
-        let layer = QuantisedLinear { max_rows: self.max_rows(x), n, k, format, gated };
-        Ok(layer.launch(self.gpu, self.num_rows(x), &operands))
+        let (max_rows, num_rows, k) =
+            (self.max_rows(x), self.num_rows(x), self.plan.weight(weight).cols);
+        if Product::of(self.plan, x) == Product::SmallBatch {
+            let layer = QuantisedLinear { max_rows, n, k, format, gated };
+            return Ok(layer.launch(self.gpu, num_rows, &operands));
+        }
+        let order = sum_order(self.plan);
+        let layer = QuantisedPrompt { max_rows, n, k, format, gated, order };
+        let (gpu, maps) = (self.gpu, &mut self.maps);
+        Ok(layer.launch(gpu, num_rows, &operands, &mut |spec| maps.encode(spec)))
     }
 }
 

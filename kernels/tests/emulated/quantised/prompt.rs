@@ -9,7 +9,7 @@ use half::f16;
 use kernels::Rows;
 use kernels::gemm::quantised::prompt::QuantisedPrompt;
 use kernels::gemm::quantised::{BlockFormat, QuantisedOperands};
-use kernels::gemm::{Gpu, Out16, Target};
+use kernels::gemm::{Gpu, Out16, SumOrder};
 
 /// One SM, for which the large tiles are chosen, and as many as there are for small ones.
 const ONE_SM: Gpu = Gpu { num_sms: 1, ..Gpu::HOPPER };
@@ -22,7 +22,8 @@ const PROMPT: Case = Case { num_rows: 66, max_rows: 66, n: 24, gpu: Gpu::HOPPER,
 impl Case {
     fn prompt(&self) -> QuantisedPrompt {
         let &Case { format, max_rows, n, k, out, .. } = self;
-        QuantisedPrompt { max_rows, n, k, format, gated: out == Out::Gated }
+        let (gated, order) = (out == Out::Gated, SumOrder::Fastest);
+        QuantisedPrompt { max_rows, n, k, format, gated, order }
     }
 
     fn run_prompt(&self, operands: &Operands, seed: u64) -> Vec<f32> {
@@ -123,13 +124,24 @@ fn no_rows_are_computed_without_rows() {
     assert!(case.run_prompt(&case.operands(), 0).is_empty());
 }
 
+/// Without such an order the number of rows chooses between the instances.
 #[test]
-fn prompts_that_are_long_take_a_dense_copy() {
-    let is_fused =
-        |max_rows, target| Case { max_rows, ..PROMPT }.prompt().is_faster_than_a_dense_copy(target);
-    assert!(is_fused(17, Target::Sm90a) && is_fused(512, Target::Sm90a));
-    assert!(!is_fused(513, Target::Sm90a));
-    assert!(is_fused(64, Target::Sm80) && !is_fused(65, Target::Sm80));
+fn in_a_given_order_rows_have_the_same_bits_in_any_number_of_them() {
+    for gpu in GPUS {
+        for order in [SumOrder::Tiles, SumOrder::SmallBatch] {
+            let all = Case { k: 1024, gpu, ..PROMPT };
+            let operands = all.operands();
+            let run = |num_rows| {
+                let case = Case { num_rows, max_rows: num_rows, ..all };
+                let prompt = QuantisedPrompt { order, ..case.prompt() };
+                case.run_with(&operands, 1, |num_rows, operands| {
+                    prompt.launch(gpu, num_rows, operands, &mut TensorMapSpec::emulated)
+                })
+            };
+            let (few, many) = (run(3), run(66));
+            assert!(many.starts_with(&few), "{order:?} on {gpu:?}");
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::Rows;
 use crate::gemm::linear16::tensor_map;
 use crate::gemm::quantised::format::{TILE_K, UNIT_K};
 use crate::gemm::quantised::{BlockFormat, QuantisedOperands};
-use crate::gemm::{Gpu, Out16, Target};
+use crate::gemm::{Gpu, Out16, SumOrder, Target};
 use crate::silu_mul::num_parts;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
@@ -35,6 +35,8 @@ pub struct QuantisedPrompt {
     /// Whether the output is `silu(gate) * up`, as in
     /// [`QuantisedLinear`](super::super::QuantisedLinear).
     pub gated: bool,
+    /// The order of accumulation over k.
+    pub order: SumOrder,
 }
 
 /// The arguments that both kernels have.
@@ -50,6 +52,10 @@ struct Args {
 }
 
 impl QuantisedPrompt {
+    /// Most rows for which it is faster than a dense copy of the weight and a GEMM with that: by
+    /// measurement on Hopper (`docs/measurements/gemm_quantised_prompts.md`).
+    pub const MAX_FAST_ROWS: usize = 512;
+
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
     /// columns.
     ///
@@ -88,16 +94,6 @@ impl QuantisedPrompt {
             Target::Sm90a => self.launch_wgmma(gpu.num_sms, num_rows, operands, &args, maps),
             Target::Sm80 => self.launch_mma(num_rows, operands, &args),
         }
-    }
-
-    /// Whether this is faster than a dense copy of the weight and its GEMM: by measurement on Hopper
-    /// (`docs/measurements/gemm_quantised_prompts.md`); else where the weight is dequantised once.
-    pub fn is_faster_than_a_dense_copy(&self, target: Target) -> bool {
-        let most = match target {
-            Target::Sm90a => 512,
-            Target::Sm80 => mma::BLOCK_ROWS as usize,
-        };
-        self.max_rows <= most
     }
 
     fn launch_wgmma(
@@ -193,7 +189,7 @@ impl QuantisedPrompt {
         (row_tiles, row_tiles.saturating_mul(self.n.div_ceil(columns)))
     }
 
-    /// The instance for Hopper under which the busiest SM ends first.
+    /// The instance for Hopper under which the busiest SM ends first, if the order is free.
     fn instance(&self, num_sms: usize) -> Instance {
         let clocks = |instance: &Instance| {
             let block_rows = num_rows_of(instance.regs()) as usize;
@@ -203,7 +199,12 @@ impl QuantisedPrompt {
             let k_tiles = self.k.div_ceil(TILE_K as usize).div_ceil(instance.split_k() as usize);
             waves.saturating_mul(fixed + of_tile * k_tiles)
         };
-        self.instances().into_iter().min_by_key(clocks).expect("there are instances")
+        let [tiles, small_batch] = self.instances();
+        match self.order {
+            SumOrder::Fastest if clocks(&small_batch) < clocks(&tiles) => small_batch,
+            SumOrder::Fastest | SumOrder::Tiles => tiles,
+            SumOrder::SmallBatch => small_batch,
+        }
     }
 
     /// The instances of the format.
