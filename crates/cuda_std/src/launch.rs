@@ -1,5 +1,6 @@
 //! What a typed launcher makes: a launch, ready for an executor. Host only.
 
+use core::any::Any;
 use core::marker::PhantomData;
 #[cfg(feature = "emulator")]
 use simt::{Fault, Kernel, Memory, Report};
@@ -187,6 +188,16 @@ pub trait KernelArg {
 
     /// The kernel's parameter for `value` on the emulator.
     fn emulated(value: Self::Host) -> Self;
+}
+
+/// For what `#[kernel]` expands to: the kernel's parameter `P` for `value`.
+///
+/// # Panics
+/// If `value` is of another element type.
+#[doc(hidden)]
+pub fn emulated_arg<P: KernelArg, H: 'static>(value: H) -> P {
+    let value = (&value as &dyn Any).downcast_ref();
+    P::emulated(*value.expect("the launcher has checked the element types"))
 }
 
 macro_rules! scalar_args {

@@ -20,9 +20,10 @@ use proc_macro::TokenStream;
 /// - On `nvptx64` the function becomes the PTX entry of its name. Its attributes become a comment
 ///   in the PTX, for `cuda_builder`: `// halfwarp.kernel symbol=add_f32 family=<family> maxntid=256
 ///   minctapersm=1`. The family is the kernel's file or directory under `src`.
-/// - On the host the function is unchanged, and a module of the same name has `SYMBOL` and
-///   `launch(geometry, args..) -> Launch`, which takes `DevicePtr<T>` for `Global<T>` and
-///   `GlobalMut<T>`.
+/// - On the host the function is unchanged, and a module of the same name has `SYMBOL` and a struct
+///   `Args`, one field a parameter, with `DevicePtr<T>` for `Global<T>` and `GlobalMut<T>`:
+///   `Args { .. }.launch(geometry) -> Launch`. `launch(geometry, args..)` takes the arguments in
+///   order.
 ///
 /// A generic function lists its instances, each the symbol of an entry and its generic arguments,
 /// on which the bounds may depend:
@@ -37,7 +38,20 @@ use proc_macro::TokenStream;
 ///
 /// Then the module has `enum Instance`, one variant per instance, named by its symbol; it is the
 /// first argument of `launch`. `Instance::ALL` lists them; `instance.columns()` returns a constant
-/// parameter `COLUMNS`.
+/// parameter `COLUMNS`, `instance.t()` the `TypeId` of a type parameter `T`. If types of parameters
+/// name type parameters (`x: Global<E>`), so does `Args<E>`, and only an instance of these types
+/// takes them.
+///
+/// A variable, with its values, stands for several generic arguments, in a symbol in braces. Each
+/// value may have another text there:
+///
+/// ```text
+/// instances(
+///     E in [f16, bf16],
+///     O in [E as "", f32 as "_f32"],
+///     gemm_{E}_64x64{O} = <E, O, Tile64>,     // gemm_f16_64x64, gemm_f16_64x64_f32, ..
+/// )
+/// ```
 ///
 /// Three more options; `cluster` requires `target`, and its shape may depend on generic arguments:
 ///

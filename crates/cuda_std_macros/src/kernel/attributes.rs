@@ -3,7 +3,9 @@
 use proc_macro2::Span;
 use syn::parse::{Parse, ParseBuffer, ParseStream};
 use syn::punctuated::Punctuated;
-use syn::{Error, Expr, GenericArgument, Ident, Result, Token};
+use syn::{Error, Expr, Ident, Result, Token};
+
+use super::instances::{self, Instance};
 
 /// The only target that a kernel can name; kernels for `sm_80` run on every target.
 const SM_90A: &str = "sm_90a";
@@ -21,21 +23,6 @@ pub struct Attributes {
     pub instances: Vec<Instance>,
 }
 
-/// One entry of a generic kernel: `symbol = <args>`.
-pub struct Instance {
-    pub symbol: Ident,
-    pub args: Vec<GenericArgument>,
-}
-
-impl Parse for Instance {
-    fn parse(input: ParseStream<'_>) -> Result<Self> {
-        let symbol = input.parse()?;
-        input.parse::<Token![=]>()?;
-        let args: syn::AngleBracketedGenericArguments = input.parse()?;
-        Ok(Instance { symbol, args: args.args.into_iter().collect() })
-    }
-}
-
 impl Parse for Attributes {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let (mut bounds, mut target, mut cluster) = (None, None, None);
@@ -49,7 +36,7 @@ impl Parse for Attributes {
                     cluster = Some((name.span(), self::cluster(&name, &arguments(input)?)?));
                 }
                 "overlaps" => overlaps = true,
-                "instances" => instances = list(&arguments(input)?)?,
+                "instances" => instances = instances::parse(&arguments(input)?)?,
                 other => {
                     let why = format!(
                         "unknown option `{other}`: `launch_bounds`, `target`, `cluster`, \

@@ -5,7 +5,8 @@ use quote::{format_ident, quote};
 use syn::{GenericArgument, GenericParam, Ident, ItemFn};
 
 use super::Arg;
-use super::attributes::{Attributes, Instance};
+use super::attributes::Attributes;
+use super::instances::Instance;
 
 /// The `ptx-kernel` entries, their attributes for `cuda_builder`, and a check of the bounds for
 /// host and device.
@@ -39,7 +40,8 @@ pub fn entries(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> 
     }
 }
 
-/// The module that holds the entry `symbol`, on the host `__MAX_THREADS`, and `__CLUSTER` if the kernel has clusters.
+/// The module that holds the entry `symbol`, on the host `__MAX_THREADS`, and `__CLUSTER` if the
+/// kernel has clusters.
 pub fn module(symbol: &Ident) -> Ident {
     format_ident!("__entry_{symbol}")
 }

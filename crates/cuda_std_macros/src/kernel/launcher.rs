@@ -4,16 +4,19 @@ use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{GenericArgument, GenericParam, Ident, ItemFn};
 
-use super::Arg;
-use super::attributes::{Attributes, Instance};
+use super::attributes::Attributes;
 use super::entries;
+use super::instances::{Instance, substitute};
+use super::{Arg, names};
 
 /// The module of the kernel's name with its typed launcher.
 pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) -> TokenStream {
     let (vis, name) = (&function.vis, &function.sig.ident);
     let names: Vec<_> = args.iter().map(|arg| arg.name).collect();
     let types: Vec<_> = args.iter().map(|arg| arg.ty).collect();
+    let docs = names.iter().map(|name| format!("`{name}` of the kernel."));
     let module_doc = format!("The typed launcher of [`{name}`](super::{name}()).");
+    let args_doc = format!("The arguments of [`{name}`](super::{name}()).");
     let symbols = symbols(function, attributes);
     let target = match attributes.target {
         Some(target) => quote!(Some(#target)),
@@ -21,13 +24,25 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
     };
     let is_generic = !attributes.instances.is_empty();
     let instance_param = is_generic.then(|| quote!(instance: Instance,));
+    let instance = is_generic.then(|| quote!(instance,));
     let symbol = if is_generic { quote!(instance.symbol()) } else { quote!(SYMBOL) };
+    let elements = elements(function, &types);
+    let generics = (!elements.is_empty()).then(|| quote!(<#(#elements),*>));
+    let bounds = generics.as_ref().map(|_| quote!(<#(#elements: Send + Sync + 'static),*>));
+    let getters = elements.iter().map(|element| getter_name(element));
     let body = for_each_instance(function, attributes, |_, generic_args| {
+        let types = types.iter().map(|ty| {
+            let arg = |name: &Ident| {
+                let mut params = function.sig.generics.params.iter().zip(generic_args);
+                params.find_map(|(param, arg)| is_type(param, name).then(|| quote!(#arg)))
+            };
+            substitute(quote!(#ty), &arg)
+        });
         // SAFETY of the expansion: the launch keeps the kernel's requirements, and the emulator
         // checks them.
         quote!(unsafe {
             super::#name::<#(#generic_args),*>(
-                #(<#types as ::cuda_std::launch::KernelArg>::emulated(#names)),*
+                #(::cuda_std::launch::emulated_arg::<#types, _>(#names)),*
             )
         })
     });
@@ -56,27 +71,63 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
             #[allow(dead_code)]
             pub const TARGET: Option<&str> = #target;
 
-            /// The launch with these arguments.
-            #[allow(clippy::too_many_arguments)]
-            pub fn launch(
+            #[doc = #args_doc]
+            pub struct Args #bounds {
+                #(#[doc = #docs] pub #names: <#types as ::cuda_std::launch::KernelArg>::Host,)*
+            }
+
+            impl #bounds Args #generics {
+                /// The launch with these arguments.
+                ///
+                /// # Panics
+                /// If the instance has other element types.
+                pub fn launch(
+                    self,
+                    #instance_param
+                    geometry: ::cuda_std::launch::Geometry,
+                ) -> ::cuda_std::launch::Launch {
+                    #(assert!(
+                        instance.#getters() == ::core::any::TypeId::of::<#elements>(),
+                        "`{}` has other element types",
+                        instance.symbol(),
+                    );)*
+                    let Args { #(#names),* } = self;
+                    #[allow(unused_mut)]
+                    let mut launch = ::cuda_std::launch::Launch::new(
+                        #symbol,
+                        #max_threads,
+                        geometry,
+                        ::cuda_std::launch_body!(#body),
+                    );
+                    #set_cluster
+                    #set_overlaps
+                    #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
+                    launch
+                }
+            }
+
+            /// The launch with these arguments, in the kernel's order.
+            #[allow(clippy::too_many_arguments, dead_code)]
+            pub fn launch #bounds (
                 #instance_param
                 geometry: ::cuda_std::launch::Geometry,
                 #(#names: <#types as ::cuda_std::launch::KernelArg>::Host),*
             ) -> ::cuda_std::launch::Launch {
-                #[allow(unused_mut)]
-                let mut launch = ::cuda_std::launch::Launch::new(
-                    #symbol,
-                    #max_threads,
-                    geometry,
-                    ::cuda_std::launch_body!(#body),
-                );
-                #set_cluster
-                #set_overlaps
-                #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
-                launch
+                Args { #(#names),* }.launch(#instance geometry)
             }
         }
     }
+}
+
+/// Whether `param` is the type parameter `name`.
+fn is_type(param: &GenericParam, name: &Ident) -> bool {
+    matches!(param, GenericParam::Type(param) if param.ident == *name)
+}
+
+/// The type parameters of the kernel that its parameters' types name.
+fn elements<'a>(function: &'a ItemFn, types: &[&syn::Type]) -> Vec<&'a Ident> {
+    let params = function.sig.generics.type_params().map(|param| &param.ident);
+    params.filter(|param| names(quote!(#(#types)*), param)).collect()
 }
 
 /// `value` of the kernel's entry, or of the entry of `instance`.
@@ -103,7 +154,7 @@ fn symbols(function: &ItemFn, attributes: &Attributes) -> TokenStream {
         };
     }
     let symbols: Vec<_> = attributes.instances.iter().map(|instance| &instance.symbol).collect();
-    let getters = const_getters(function, &attributes.instances);
+    let getters = getters(function, &attributes.instances);
     quote! {
         /// The instances of the kernel, each named by its PTX entry.
         #[allow(non_camel_case_types)]
@@ -128,18 +179,30 @@ fn symbols(function: &ItemFn, attributes: &Attributes) -> TokenStream {
     }
 }
 
-/// For each constant parameter of the kernel, a method of `Instance` of its name in lower case.
-fn const_getters(function: &ItemFn, instances: &[Instance]) -> TokenStream {
+/// For each generic parameter of the kernel, a method of `Instance` of its name in lower case: the
+/// value of a constant, the identity of a type.
+fn getters(function: &ItemFn, instances: &[Instance]) -> TokenStream {
     let params = function.sig.generics.params.iter().enumerate();
     let getter = |(position, param): (usize, &GenericParam)| {
-        let GenericParam::Const(param) = param else { return TokenStream::new() };
-        let (name, ty) = (&param.ident, &param.ty);
+        let args = instances.iter().map(|instance| &instance.args[position]);
+        let (name, ty, values): (_, _, Vec<_>) = match param {
+            GenericParam::Const(param) => {
+                let ty = &param.ty;
+                (&param.ident, quote!(#ty), args.map(|value| quote!(#value)).collect())
+            }
+            GenericParam::Type(param) => {
+                let id = quote!(::core::any::TypeId);
+                let values = args.map(|ty| quote!(#id::of::<#ty>())).collect();
+                (&param.ident, id, values)
+            }
+            GenericParam::Lifetime(_) => return TokenStream::new(),
+        };
         let doc = format!("`{name}` of the instance.");
-        let getter = Ident::new(&name.to_string().to_lowercase(), name.span());
+        let getter = getter_name(name);
         let symbols = instances.iter().map(|instance| &instance.symbol);
-        let values = instances.iter().map(|instance| &instance.args[position]);
         quote! {
             #[doc = #doc]
+            #[allow(dead_code)]
             pub const fn #getter(self) -> #ty {
                 match self {
                     #(Instance::#symbols => #values,)*
@@ -148,4 +211,8 @@ fn const_getters(function: &ItemFn, instances: &[Instance]) -> TokenStream {
         }
     };
     params.map(getter).collect()
+}
+
+fn getter_name(param: &Ident) -> Ident {
+    Ident::new(&param.to_string().to_lowercase(), param.span())
 }

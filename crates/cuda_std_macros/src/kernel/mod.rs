@@ -2,6 +2,7 @@
 
 mod attributes;
 mod entries;
+mod instances;
 mod launcher;
 
 use proc_macro2::{Span, TokenStream, TokenTree};
@@ -38,16 +39,19 @@ fn refuse<T>(span: Span, why: &str) -> Result<T> {
     Err(Error::new(span, why))
 }
 
+/// Whether `name` is one of the tokens.
+fn names(tokens: TokenStream, name: &Ident) -> bool {
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(ident) => ident == *name,
+        TokenTree::Group(group) => names(group.stream(), name),
+        _ => false,
+    })
+}
+
 /// Whether the kernel's source calls `wait_for_dependencies`, as an overlapping launch must.
 fn waits(function: &ItemFn) -> bool {
-    fn names(tokens: TokenStream, name: &str) -> bool {
-        tokens.into_iter().any(|token| match token {
-            TokenTree::Ident(ident) => ident == name,
-            TokenTree::Group(group) => names(group.stream(), name),
-            _ => false,
-        })
-    }
-    names(function.block.to_token_stream(), "wait_for_dependencies")
+    let name = Ident::new("wait_for_dependencies", Span::call_site());
+    names(function.block.to_token_stream(), &name)
 }
 
 /// Rejects functions that cannot be a PTX entry; returns the parameters.
