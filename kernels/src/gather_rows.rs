@@ -98,18 +98,17 @@ mod launcher {
                 Dtype::Bf16 => Instance::gather_rows_bf16_f32,
             };
             Ok(geometry.map(|geometry| {
-                gather_rows::launch(
-                    instance,
-                    geometry,
+                gather_rows::Args {
                     num_rows,
                     indices,
                     width,
-                    x.untyped_ptr(),
+                    x: x.untyped_ptr(),
                     x_stride,
-                    out.ptr,
+                    out: out.ptr,
                     out_stride,
-                    aligned.into(),
-                )
+                    aligned: aligned.into(),
+                }
+                .launch(instance, geometry)
             }))
         }
     }

@@ -177,21 +177,20 @@ mod launcher {
                 Narrowing::F32ToBf16 => Instance::kv_append_f32_bf16,
             };
             Ok(geometry.map(|geometry| {
-                kv_append::launch(
-                    instance,
-                    geometry,
+                kv_append::Args {
                     num_tokens,
                     slot_mapping,
-                    self.num_kv_heads as u32,
-                    self.head_dim as u32,
-                    k.untyped_ptr(),
+                    num_kv_heads: self.num_kv_heads as u32,
+                    head_dim: self.head_dim as u32,
+                    k: k.untyped_ptr(),
                     k_stride,
-                    v.untyped_ptr(),
+                    v: v.untyped_ptr(),
                     v_stride,
-                    untyped(k_pool),
-                    untyped(v_pool),
-                    aligned.into(),
-                )
+                    k_pool: untyped(k_pool),
+                    v_pool: untyped(v_pool),
+                    aligned: aligned.into(),
+                }
+                .launch(instance, geometry)
             }))
         }
     }

@@ -261,20 +261,19 @@ mod launcher {
                 if per_warp { 0 } else { num_segments(group_size) as usize * size_of::<f32>() };
             let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
             Ok(geometry.filter(|_| group_size > 0).map(|geometry| {
-                rms_norm::launch(
-                    instance(Y::NARROWING, per_warp),
-                    geometry,
+                rms_norm::Args {
                     num_rows,
                     num_groups,
                     group_size,
-                    self.eps,
-                    x.untyped_ptr(),
+                    eps: self.eps,
+                    x: x.untyped_ptr(),
                     x_stride,
                     weight,
-                    out.untyped_ptr(),
+                    out: out.untyped_ptr(),
                     out_stride,
-                    aligned.into(),
-                )
+                    aligned: aligned.into(),
+                }
+                .launch(instance(Y::NARROWING, per_warp), geometry)
             }))
         }
     }

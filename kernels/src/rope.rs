@@ -163,19 +163,18 @@ mod launcher {
                 Dtype::Bf16 => Instance::rope_bf16,
             };
             Ok(geometry.map(|geometry| {
-                rope::launch(
-                    instance,
-                    geometry,
+                rope::Args {
                     num_tokens,
                     positions,
                     table,
-                    self.rotary_dim as u32,
-                    self.num_heads as u32,
-                    self.head_dim as u32,
-                    x.untyped_ptr(),
+                    rotary_dim: self.rotary_dim as u32,
+                    num_heads: self.num_heads as u32,
+                    head_dim: self.head_dim as u32,
+                    x: x.untyped_ptr(),
                     x_stride,
-                    aligned.into(),
-                )
+                    aligned: aligned.into(),
+                }
+                .launch(instance, geometry)
             }))
         }
     }

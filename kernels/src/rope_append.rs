@@ -224,27 +224,26 @@ mod launcher {
                 Narrowing::F32ToBf16 => Instance::rope_append_f32_bf16,
             };
             Ok(geometry.map(|geometry| {
-                rope_append::launch(
-                    instance,
-                    geometry,
+                rope_append::Args {
                     num_tokens,
-                    operands.positions,
-                    operands.slot_mapping,
+                    positions: operands.positions,
+                    slot_mapping: operands.slot_mapping,
                     table,
-                    self.rotary_dim as u32,
-                    self.num_heads as u32,
-                    self.num_kv_heads as u32,
-                    self.head_dim as u32,
-                    q.untyped_ptr(),
+                    rotary_dim: self.rotary_dim as u32,
+                    num_heads: self.num_heads as u32,
+                    num_kv_heads: self.num_kv_heads as u32,
+                    head_dim: self.head_dim as u32,
+                    q: q.untyped_ptr(),
                     q_stride,
-                    k.untyped_ptr(),
+                    k: k.untyped_ptr(),
                     k_stride,
-                    v.untyped_ptr(),
+                    v: v.untyped_ptr(),
                     v_stride,
-                    untyped(k_pool),
-                    untyped(v_pool),
-                    aligned.into(),
-                )
+                    k_pool: untyped(k_pool),
+                    v_pool: untyped(v_pool),
+                    aligned: aligned.into(),
+                }
+                .launch(instance, geometry)
             }))
         }
 

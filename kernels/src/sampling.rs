@@ -249,16 +249,16 @@ mod launcher {
             let grid = [self.max_rows, self.blocks(), 1];
             let geometry = Geometry::new(grid, NUM_THREADS as usize, 0)?;
             Ok(geometry.map(|geometry| {
-                argmax_f32::launch(
-                    geometry,
+                argmax_f32::Args {
                     num_rows,
-                    self.vocab_size as u32,
-                    x.ptr,
+                    vocab_size: self.vocab_size as u32,
+                    x: x.ptr,
                     x_stride,
-                    workspace.partials,
-                    workspace.counters,
+                    partials: workspace.partials,
+                    counters: workspace.counters,
                     out,
-                )
+                }
+                .launch(geometry)
             }))
         }
 

@@ -121,19 +121,18 @@ mod launcher {
                 Dtype::Bf16 => Instance::silu_mul_bf16,
             };
             Ok(geometry.map(|geometry| {
-                silu_mul::launch(
-                    instance,
-                    geometry,
+                silu_mul::Args {
                     num_rows,
                     width,
-                    gate.untyped_ptr(),
+                    gate: gate.untyped_ptr(),
                     gate_stride,
-                    up.untyped_ptr(),
+                    up: up.untyped_ptr(),
                     up_stride,
-                    out.untyped_ptr(),
+                    out: out.untyped_ptr(),
                     out_stride,
-                    aligned.into(),
-                )
+                    aligned: aligned.into(),
+                }
+                .launch(instance, geometry)
             }))
         }
     }

@@ -361,28 +361,27 @@ mod launcher {
             };
             let [k_format, v_format] = self.formats.map(|format| format as u32);
             Ok(geometry.map(|geometry| {
-                kv_append_quantised::launch(
-                    instance,
-                    geometry,
+                kv_append_quantised::Args {
                     num_tokens,
                     positions,
                     slot_mapping,
                     table,
-                    rotary_dim as u32,
-                    num_heads as u32,
-                    self.num_kv_heads as u32,
-                    self.head_dim as u32,
-                    q.untyped_ptr(),
+                    rotary_dim: rotary_dim as u32,
+                    num_heads: num_heads as u32,
+                    num_kv_heads: self.num_kv_heads as u32,
+                    head_dim: self.head_dim as u32,
+                    q: q.untyped_ptr(),
                     q_stride,
-                    k.untyped_ptr(),
+                    k: k.untyped_ptr(),
                     k_stride,
-                    v.untyped_ptr(),
+                    v: v.untyped_ptr(),
                     v_stride,
                     k_pool,
                     k_format,
                     v_pool,
                     v_format,
-                )
+                }
+                .launch(instance, geometry)
             }))
         }
     }

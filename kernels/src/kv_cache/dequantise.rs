@@ -151,22 +151,21 @@ mod launcher {
                 Dtype::Bf16 => Instance::kv_dequantise_bf16,
             };
             Ok(geometry.map(|geometry| {
-                kv_dequantise::launch(
-                    instance,
-                    geometry,
-                    inputs.num_seqs,
-                    inputs.cu_seqlens_q,
+                kv_dequantise::Args {
+                    num_seqs: inputs.num_seqs,
+                    cu_seqlens_q: inputs.cu_seqlens_q,
                     min_q_len,
-                    inputs.kv_lens,
-                    inputs.block_table,
+                    kv_lens: inputs.kv_lens,
+                    block_table: inputs.block_table,
                     max_pages_per_seq,
-                    self.num_kv_heads as u32,
-                    self.head_dim as u32,
+                    num_kv_heads: self.num_kv_heads as u32,
+                    head_dim: self.head_dim as u32,
                     pool,
-                    self.format as u32,
-                    untyped(out),
-                    aligned.into(),
-                )
+                    format: self.format as u32,
+                    out: untyped(out),
+                    aligned: aligned.into(),
+                }
+                .launch(instance, geometry)
             }))
         }
     }
