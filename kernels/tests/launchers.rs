@@ -271,7 +271,7 @@ fn absent_operands_are_null() {
 
 #[test]
 fn the_epilogue_of_a_library_covers_its_columns() {
-    fn launch<P, E: OutputOf<P>>(
+    fn launch<P: Number, E: OutputOf<P>>(
         [max_rows, width, row_stride]: [usize; 3],
     ) -> Result<Option<Launch>, LaunchError> {
         let operands = GemmEpilogueOperands::<P, E> {

@@ -1,177 +1,141 @@
-//! The epilogue of a linear layer whose GEMM a library computes:
-//! `out[t, n] = product[t, n] (+ bias[n]) (+ residual[t, n])`.
-//!
-//! Shapes    product f32 or f16, residual f32, out f32, f16 or bf16, `[num_rows, width]` with row
-//!           strides; bias `[width]` f32; out may be product or residual.
-//! Launch    grid `(max_rows, width / 8 / NUM_THREADS, 1)`, block `(NUM_THREADS, 1, 1)`.
-//! Numerics  additions in f32, one rounding at the store.
-//! Bound     memory: an element of product, residual and out for each output.
+//! The epilogue of a linear layer: bias, residual or gate, the cast, and the store. What it applies
+//! is the same for every mainloop ([`Epilogue`]); which outputs a thread has is not: a module each.
 
-use crate::element::{Columns, Number, VEC_ELEMS as VECTOR};
+pub mod mma;
+pub mod stream;
+pub mod wgmma;
+pub mod wgmma_swapped;
+
+use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
-use half::{bf16, f16};
 
-/// Threads of a block.
-const NUM_THREADS: u32 = 128;
+/// A matrix in global memory of the output's shape.
+#[derive(Clone, Copy)]
+pub struct Matrix<P> {
+    /// Its first element.
+    pub ptr: P,
+    /// Row stride, in elements.
+    pub row_stride: u32,
+}
 
-/// Eight outputs a thread, of type `E`, from a matrix product of type `P`.
-///
-/// # Safety
-/// 1. `num_rows` is one element; `product` and `out` hold that many rows of `width` elements `P`
-///    and `E` at their strides; `bias` and `residual` are null or hold as much as `out`.
-/// 2. `out` is `product`, of the same type, or is `residual`, or overlaps nothing that is read.
-/// 3. If `aligned` is not 0, `bias` and all rows are 16-byte aligned.
-#[kernel(
-    launch_bounds(NUM_THREADS, 1),
-    overlaps,
-    instances(
-        gemm_epilogue_f32 = <f32, f32>,
-        gemm_epilogue_f32_f16 = <f32, f16>,
-        gemm_epilogue_f32_bf16 = <f32, bf16>,
-        gemm_epilogue_f16_f32 = <f16, f32>,
-        gemm_epilogue_f16 = <f16, f16>
-    )
-)]
-pub unsafe fn gemm_epilogue<P: Number, E: Number>(
-    num_rows: Global<u32>,
-    width: u32,
-    product: Global<()>,
-    product_stride: u32,
-    bias: Global<f32>,
-    residual: Global<f32>,
-    residual_stride: u32,
-    out: GlobalMut<()>,
-    out_stride: u32,
-    aligned: u32,
-) {
-    let row = thread::block_idx_x();
-    let column = (thread::block_idx_y() * NUM_THREADS + thread::thread_idx_x()) * VECTOR;
-    // SAFETY: one element, a step input: no launch of the step writes it.
-    let num_rows = unsafe { num_rows.get(0) };
-    grid::wait_for_dependencies();
-    grid::launch_dependents();
-    // SAFETY: `row` and `column` are inside, by the check here.
-    unsafe {
-        if row >= num_rows || column >= width {
-            return;
-        }
-        let columns = Columns::new(column, width, aligned != 0);
-        let start = |stride: u32| row as usize * stride as usize;
-        let mut values = columns.load(product.cast::<P>().add(start(product_stride)));
-        if !bias.is_null() {
-            add(&mut values, columns.load(bias));
-        }
-        if !residual.is_null() {
-            add(&mut values, columns.load(residual.add(start(residual_stride))));
-        }
-        columns.store(out.cast::<E>().add(start(out_stride)), values);
+impl<P> Matrix<P> {
+    /// Index of an element.
+    #[inline(always)]
+    pub fn at(&self, row: u32, column: u32) -> usize {
+        row as usize * self.row_stride as usize + column as usize
     }
 }
 
-#[inline(always)]
-fn add(values: &mut [f32; VECTOR as usize], terms: [f32; VECTOR as usize]) {
-    for i in 0..VECTOR as usize {
-        values[i] += terms[i];
+/// Where outputs are stored.
+pub trait Destination: Copy {
+    /// Rounds `value` to the element type and stores it.
+    ///
+    /// # Safety
+    /// As [`GlobalMut::set`].
+    unsafe fn store(self, index: usize, value: f32);
+}
+
+impl<O: Number> Destination for GlobalMut<O> {
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store(self, index: usize, value: f32) {
+        // SAFETY: the caller's promise.
+        unsafe { self.set(index, O::from_f32(value)) }
     }
 }
 
-#[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
+/// Outputs in `half`, or in `single` if that is not null.
+#[derive(Clone, Copy)]
+pub struct Either<E> {
+    /// 16-bit outputs.
+    pub half: GlobalMut<E>,
+    /// f32 outputs.
+    pub single: GlobalMut<f32>,
+}
 
-#[cfg(not(target_arch = "nvptx64"))]
-mod launcher {
-    use super::gemm_epilogue::Instance;
-    use super::{NUM_THREADS, gemm_epilogue};
-    use crate::Rows;
-    use crate::element::{Number, VEC_ELEMS as VECTOR};
-    use crate::operand::is_aligned;
-    use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
-    use half::{bf16, f16};
-
-    /// The epilogue of a linear layer.
-    #[derive(Clone, Copy, Debug)]
-    pub struct GemmEpilogue {
-        /// Upper bound of the rows.
-        pub max_rows: usize,
-        /// Columns of a row.
-        pub width: usize,
-    }
-
-    /// The operands of [`GemmEpilogue`], with memory for `max_rows` rows.
-    #[derive(Clone, Copy, Debug)]
-    pub struct GemmEpilogueOperands<P, E> {
-        /// `[max_rows, width]`.
-        pub product: Rows<P>,
-        /// `[width]`.
-        pub bias: Option<DevicePtr<f32>>,
-        /// `[max_rows, width]`.
-        pub residual: Option<Rows<f32>>,
-        /// `[max_rows, width]`; may be the product or the residual.
-        pub out: Rows<E>,
-    }
-
-    /// An output type of a matrix product of type `P`.
-    pub trait OutputOf<P>: Number {
-        /// The instance for both types.
-        #[doc(hidden)]
-        const INSTANCE: Instance;
-    }
-
-    macro_rules! outputs {
-        ($($out:ty, of $product:ty: $instance:ident;)*) => {$(
-            impl OutputOf<$product> for $out {
-                const INSTANCE: Instance = Instance::$instance;
+impl<E: Number> Destination for Either<E> {
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store(self, index: usize, value: f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.single.address() == 0 {
+                self.half.store(index, value);
+            } else {
+                self.single.store(index, value);
             }
-        )*};
-    }
-
-    outputs! {
-        f32, of f32: gemm_epilogue_f32;
-        f16, of f32: gemm_epilogue_f32_f16;
-        bf16, of f32: gemm_epilogue_f32_bf16;
-        f32, of f16: gemm_epilogue_f16_f32;
-        f16, of f16: gemm_epilogue_f16;
-    }
-
-    impl GemmEpilogue {
-        /// The launch, with `num_rows` the device's count of rows, or `None` if there is nothing to
-        /// compute.
-        ///
-        /// # Errors
-        /// [`LaunchError`] for sizes beyond a grid or a `u32`.
-        pub fn launch<P, E: OutputOf<P>>(
-            &self,
-            num_rows: DevicePtr<u32>,
-            operands: &GemmEpilogueOperands<P, E>,
-        ) -> Result<Option<Launch>, LaunchError> {
-            let GemmEpilogueOperands { product, bias, residual, out } = operands;
-            let aligned = product.is_aligned()
-                && bias.is_none_or(is_aligned)
-                && residual.is_none_or(|residual| residual.is_aligned())
-                && out.is_aligned();
-            let bias = bias.unwrap_or(DevicePtr::null());
-            let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
-            let width = arg_u32("width", self.width)?;
-            let (product_stride, out_stride) = (product.stride_arg()?, out.stride_arg()?);
-            let residual_stride = residual.stride_arg()?;
-            let blocks = self.width.div_ceil((VECTOR * NUM_THREADS) as usize);
-            let geometry = Geometry::new([self.max_rows, blocks, 1], NUM_THREADS as usize, 0)?;
-            Ok(geometry.map(|geometry| {
-                gemm_epilogue::launch(
-                    E::INSTANCE,
-                    geometry,
-                    num_rows,
-                    width,
-                    product.untyped_ptr(),
-                    product_stride,
-                    bias,
-                    residual.ptr,
-                    residual_stride,
-                    out.untyped_ptr(),
-                    out_stride,
-                    aligned.into(),
-                )
-            }))
         }
+    }
+}
+
+/// The output, and what is added to it.
+#[derive(Clone, Copy)]
+pub struct Epilogue<D> {
+    /// Rows that exist.
+    pub num_rows: u32,
+    /// Columns.
+    pub n: u32,
+    /// `[n]`, or null; `[2 * n]` with a gate.
+    pub bias: Global<f32>,
+    /// `[num_rows, n]`, or null.
+    pub residual: Matrix<Global<f32>>,
+    /// `[num_rows, n]`.
+    pub out: Matrix<D>,
+}
+
+impl<D: Destination> Epilogue<D> {
+    /// Adds bias and residual to an output, and stores it. Its indices are `at` of the row stride.
+    ///
+    /// # Safety
+    /// 1. The views are as long as `num_rows` and `n` say; row and column are inside, and no other
+    ///    thread accesses the output.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn finish(&self, column: u32, at: impl Fn(u32) -> usize, mut value: f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !self.bias.is_null() {
+                value += self.bias.get(column as usize);
+            }
+            if !self.residual.ptr.is_null() {
+                value += self.residual.ptr.get(at(self.residual.row_stride));
+            }
+            self.out.ptr.store(at(self.out.row_stride), value);
+        }
+    }
+}
+
+impl<O: Number> Epilogue<GlobalMut<O>> {
+    /// Adds bias and residual to `columns` of a row, and stores them.
+    ///
+    /// # Safety
+    /// 1. The views are as long as `num_rows` and `n` say, and aligned if `columns` says so; the
+    ///    row is inside, and no other thread accesses its columns.
+    #[inline(always)]
+    #[track_caller]
+    pub(in crate::gemm) unsafe fn finish_columns(
+        &self,
+        row: u32,
+        columns: Columns,
+        mut values: [f32; VEC_ELEMS as usize],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !self.bias.is_null() {
+                add(&mut values, columns.load(self.bias));
+            }
+            if !self.residual.ptr.is_null() {
+                add(&mut values, columns.load(self.residual.ptr.add(self.residual.at(row, 0))));
+            }
+            columns.store(self.out.ptr.add(self.out.at(row, 0)), values);
+        }
+    }
+}
+
+/// Adds `terms` to `values`.
+#[inline(always)]
+fn add<const N: usize>(values: &mut [f32; N], terms: [f32; N]) {
+    for i in 0..N {
+        values[i] += terms[i];
     }
 }

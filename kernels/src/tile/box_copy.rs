@@ -5,6 +5,7 @@
 //! box, whereas all threads copy at once. TMA is faster for the later ones, whose copies would take
 //! issue slots from the MMAs (`docs/measurements/gemm_small_m.md`).
 
+use super::smem::swizzle;
 use cuda_std::prelude::*;
 
 /// Columns of a box.
@@ -15,9 +16,6 @@ const VEC_ELEMS: u32 = 8;
 
 /// Copies of a row.
 const ROW_VECS: u32 = BOX_K / VEC_ELEMS;
-
-/// Period of the swizzle, in rows.
-const SWIZZLE_ROWS: u32 = 8;
 
 /// A weight in global memory.
 #[derive(Clone, Copy)]
@@ -63,7 +61,7 @@ impl Weight {
         let column = k + vec_idx * VEC_ELEMS;
         while row < num_rows {
             let (to, from) = (to + row, (first_row + row).min(self.rows - 1));
-            let to = to * BOX_K + (vec_idx ^ (to % SWIZZLE_ROWS)) * VEC_ELEMS;
+            let to = swizzle::<u16, BOX_K>(to, vec_idx);
             let from = from as usize * self.stride as usize + column as usize;
             // SAFETY: the caller's promise; nothing is read past a row's end.
             unsafe {

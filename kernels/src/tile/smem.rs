@@ -11,9 +11,6 @@ pub const PANEL_COLUMNS: u32 = 64;
 /// Bytes of a row of a panel.
 const ROW_BYTES: u32 = 128;
 
-/// Bytes and elements that the swizzle moves as one.
-const VEC_ELEMS: u32 = 8;
-
 /// Rows after which the swizzle repeats; a tile has whole periods.
 const SWIZZLE_ROWS: u32 = 8;
 
@@ -28,6 +25,23 @@ const MMA_K: u32 = 16;
 pub struct SmemTile<E> {
     start: Shared<E>,
     rows: u32,
+}
+
+/// Bytes that span all banks once.
+const BANK_ROW_BYTES: u32 = 128;
+
+/// Element offset of 16-byte vector `vec_idx` of a row in a tile `[rows, COLUMNS]` of elements `E`,
+/// whose rows have 16 to 128 bytes.
+///
+/// The index of the vector is XORed with that of the 128 bytes which hold the row: the same vector
+/// of eight rows, which `ldmatrix` reads at once, and eight consecutive vectors, which are copied
+/// at once, are in different banks. In rows of 128 bytes this is the 128-byte swizzle of TMA.
+#[inline(always)]
+pub const fn swizzle<E, const COLUMNS: u32>(row: u32, vec_idx: u32) -> u32 {
+    let vec_elems = const { 16 / size_of::<E>() as u32 };
+    let bank_row = row / const { BANK_ROW_BYTES / (COLUMNS * size_of::<E>() as u32) };
+    let num_vecs = const { COLUMNS * size_of::<E>() as u32 / 16 };
+    row * COLUMNS + (vec_idx ^ (bank_row % num_vecs)) * vec_elems
 }
 
 /// Bytes of a tile of `rows` rows and `columns` columns.
@@ -63,7 +77,7 @@ impl<E: Operand16> SmemTile<E> {
     /// The 16-byte vector `vec_idx` of `row` of panel `panel`.
     #[inline(always)]
     pub fn vec_at(self, panel: u32, row: u32, vec_idx: u32) -> Shared<E> {
-        self.panel(panel, row).offset((vec_idx ^ (row % SWIZZLE_ROWS)) * VEC_ELEMS)
+        self.panel(panel, 0).offset(swizzle::<E, PANEL_COLUMNS>(row, vec_idx))
     }
 
     /// Rows `first_row ..`, a multiple of 8, as an operand whose k are the columns. A step of k is

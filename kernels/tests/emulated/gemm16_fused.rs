@@ -7,9 +7,9 @@ use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::{Dtype, NarrowedFrom};
-use kernels::gemm::f16_gemv::Gemv16;
-use kernels::gemm::f16_small_m::SmallM16;
-use kernels::gemm::f16_small_m::gemm_16_small_m::Instance;
+use kernels::gemm::Gemv16;
+use kernels::gemm::SmallM16;
+use kernels::gemm::kernels::small_m::gemm_16_small_m::Instance;
 use kernels::gemm::{
     Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Out16, SumOrder, Summation, Target,
 };

@@ -4,9 +4,18 @@ use crate::device::{Device, SEEDS, f16_accumulation_bound, random};
 use cuda_std::launch::{DevicePtr, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::gemm::f16_sm80::{Config, launch, launch_with};
-use kernels::gemm::{Accumulate, Input16, Linear16, Linear16Operands, Out16};
+use kernels::gemm::config::{MMA_TILES, TileConfig};
+use kernels::gemm::kernels::sm80::launch;
+use kernels::gemm::{Accumulate, Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use kernels::tile::element::Operand16;
+
+/// An A100.
+const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false };
+
+/// The tiles with f32 accumulators.
+fn tiles() -> impl DoubleEndedIterator<Item = &'static TileConfig> {
+    MMA_TILES.iter().filter(|tile| tile.accumulate == Accumulate::F32)
+}
 
 /// Largest error before the output is rounded, as a part of `sum_k |a * b| + |bias| + |residual|`.
 const BOUND: f64 = 1e-5;
@@ -119,7 +128,7 @@ fn words<E: Half>(values: &[E]) -> Vec<u32> {
 
 /// Runs a case in a configuration; returns the symbol and the outputs with their padding.
 fn run<E: Half>(
-    config: &Config,
+    config: &TileConfig,
     case: &Case,
     inputs: &Inputs<E>,
     seed: u64,
@@ -143,7 +152,7 @@ fn run<E: Half>(
     let (x, weight) = (halves("x", &inputs.x), halves("weight", &inputs.weight));
     let bias = case.with_bias.then(|| device.f32s("bias", &inputs.bias));
     let operands = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
-    let launch = launch_with(config, &Linear16::new(max_rows, n, k), rows_ptr, &operands);
+    let launch = launch(config, &Linear16::new(max_rows, n, k), rows_ptr, &operands);
     let symbol = launch.as_ref().map_or("", |launch| launch.as_ref().map_or("", |l| l.symbol));
     let report = device.run(launch, seed);
     assert_eq!(report.bank_conflicts, 0, "{symbol} of {num_rows} x {n} x {k}");
@@ -159,12 +168,12 @@ fn run<E: Half>(
 }
 
 /// Runs a case and compares it with the oracle.
-fn check<E: Half>(config: &Config, case: &Case, seed: u64) {
+fn check<E: Half>(config: &TileConfig, case: &Case, seed: u64) {
     check_inputs(config, case, &Inputs::<E>::random(case, seed), seed);
 }
 
 /// As [`check`], of these inputs.
-fn check_inputs<E: Half>(config: &Config, case: &Case, inputs: &Inputs<E>, seed: u64) {
+fn check_inputs<E: Half>(config: &TileConfig, case: &Case, inputs: &Inputs<E>, seed: u64) {
     let (symbol, got) = run(config, case, inputs, seed);
     let &Case { num_rows, n, k, out_pad, .. } = case;
     let mut told_from_zero = 0;
@@ -191,8 +200,8 @@ fn check_inputs<E: Half>(config: &Config, case: &Case, inputs: &Inputs<E>, seed:
 
 #[test]
 fn tiles_match_oracle_at_their_edges() {
-    for config in &Config::ALL {
-        let (m, n) = (config.block_m, config.block_n);
+    for config in tiles() {
+        let (m, n) = (config.block[0], config.block[1]);
         check::<f16>(config, &plain(m, n, 64), 0);
         check::<bf16>(config, &Case { to_f32: true, ..plain(m, n, 64) }, 1);
         for (num_rows, n, k, seed) in [(m - 1, n - 1, 72, 0), (m + 1, n + 1, 8, 1)] {
@@ -205,8 +214,8 @@ fn tiles_match_oracle_at_their_edges() {
 
 #[test]
 fn f16_accumulators_match_oracle() {
-    let config = &Config::IN_F16;
-    let (m, n) = (config.block_m, config.block_n);
+    let config = &MMA_TILES[3];
+    let (m, n) = (config.block[0], config.block[1]);
     for seed in SEEDS {
         check::<f16>(config, &plain(m, n, 64), seed);
         let case = Case { pad: 8, with_bias: true, ..plain(m + 1, n + 1, 1000) };
@@ -220,12 +229,12 @@ fn f16_accumulators_match_oracle() {
     inputs.weight.fill(f16::from_f32(0.5 / 16.0));
     inputs.weight[..16].fill(f16::from_f32(64.0));
     assert_eq!(run(config, &case, &inputs, 0).1, [1024.0]);
-    assert_eq!(run(&Config::ALL[1], &case, &inputs, 0).1, [1027.5]);
+    assert_eq!(run(&MMA_TILES[1], &case, &inputs, 0).1, [1027.5]);
 }
 
 #[test]
 fn operands_and_outputs_of_every_kind_match_oracle() {
-    for config in &Config::ALL {
+    for config in tiles() {
         for flags in 0..8 {
             let [with_bias, with_residual, to_f32] = [1, 2, 4].map(|flag| flags & flag != 0);
             let case = Case { with_bias, with_residual, to_f32, ..plain(5, 36, 40) };
@@ -240,7 +249,7 @@ fn operands_and_outputs_of_every_kind_match_oracle() {
 
 #[test]
 fn every_depth_of_the_pipeline_matches_oracle() {
-    for config in &Config::ALL {
+    for config in tiles() {
         for k in [8, 16, 24, 32, 56, 64, 96, 128, 136, 192, 256, 264, 320] {
             check::<f16>(config, &Case { pad: 16, to_f32: true, ..plain(3, 8, k) }, k as u64);
         }
@@ -249,12 +258,12 @@ fn every_depth_of_the_pipeline_matches_oracle() {
 
 #[test]
 fn fewer_rows_than_the_launch_is_for_match_oracle() {
-    for config in &Config::ALL {
+    for config in tiles() {
         for seed in SEEDS {
             // Ten rows of tiles make two groups in the order of the tiles; of the last row one.
-            for num_rows in [1, config.block_m, 2 * config.block_m + 1] {
-                let max_rows = 10 * config.block_m - 5;
-                let case = Case { max_rows, ..plain(num_rows, config.block_n + 8, 16) };
+            for num_rows in [1, config.block[0], 2 * config.block[0] + 1] {
+                let max_rows = 10 * config.block[0] - 5;
+                let case = Case { max_rows, ..plain(num_rows, config.block[1] + 8, 16) };
                 check::<bf16>(config, &case, seed);
             }
         }
@@ -263,14 +272,14 @@ fn fewer_rows_than_the_launch_is_for_match_oracle() {
 
 #[test]
 fn more_rows_of_tiles_than_a_group_match_oracle() {
-    let config = Config::ALL.last().expect("a smallest tile");
-    let case = Case { with_bias: true, ..plain(10 * config.block_m, 2 * config.block_n + 4, 8) };
+    let config = tiles().next_back().expect("a smallest tile");
+    let case = Case { with_bias: true, ..plain(10 * config.block[0], 2 * config.block[1] + 4, 8) };
     check::<f16>(config, &case, 1);
 }
 
 #[test]
 fn no_rows_write_nothing() {
-    for config in &Config::ALL {
+    for config in tiles() {
         let case = Case { max_rows: 70, ..plain(0, 64, 64) };
         let (_, got) = run(config, &case, &Inputs::<f16>::random(&case, 0), 0);
         assert!(got.is_empty());
@@ -279,7 +288,7 @@ fn no_rows_write_nothing() {
 
 #[test]
 fn nan_and_infinity_are_where_the_oracle_has_them() {
-    for config in &Config::ALL {
+    for config in tiles() {
         let case = Case { with_bias: true, with_residual: true, ..plain(20, 40, 48) };
         let mut inputs = Inputs::<f16>::random(&case, 7);
         inputs.x[3 * 48 + 47] = f16::INFINITY;
@@ -303,14 +312,14 @@ fn nan_and_infinity_are_where_the_oracle_has_them() {
 
 #[test]
 fn the_order_of_threads_changes_no_bit() {
-    for config in &Config::ALL {
-        let case = Case { with_bias: true, to_f32: true, ..plain(config.block_m + 3, 70, 200) };
+    for config in tiles() {
+        let case = Case { with_bias: true, to_f32: true, ..plain(config.block[0] + 3, 70, 200) };
         let inputs = Inputs::<bf16>::random(&case, 3);
         let bits = |seed| -> Vec<u32> {
             run(config, &case, &inputs, seed).1.into_iter().map(f32::to_bits).collect()
         };
         let first = bits(0);
-        assert!(SEEDS.skip(1).all(|seed| bits(seed) == first), "{}", config.name);
+        assert!(SEEDS.skip(1).all(|seed| bits(seed) == first), "{:?}", config.block);
     }
 }
 
@@ -335,14 +344,14 @@ fn the_chosen_tile_is_done_first_on_every_gpu() {
             let clocks = |([block_m, block_n], clocks): ([usize; 2], usize)| {
                 (m.div_ceil(block_m) * n.div_ceil(block_n)).div_ceil(num_sms) * clocks
             };
-            let chosen = Config::best_for(&Linear16::new(m, n, k), num_sms);
-            let of_chosen = CLOCKS.iter().find(|(b, _)| *b == [chosen.block_m, chosen.block_n]);
+            let chosen = TileConfig::fastest(&Linear16::new(m, n, k), Gpu { num_sms, ..SM80 });
+            let of_chosen = CLOCKS.iter().find(|(b, _)| *b == chosen.block);
             let least = CLOCKS.map(clocks).into_iter().min();
             assert_eq!(
                 of_chosen.copied().map(clocks),
                 least,
-                "{} of {m} x {n} x {k} on {num_sms} SMs",
-                chosen.name
+                "{:?} of {m} x {n} x {k} on {num_sms} SMs",
+                chosen.block
             );
         }
     }
@@ -355,7 +364,9 @@ fn a_launch_covers_its_tiles_or_is_refused() {
         let out = Out16::Half(rows(0x3000, n));
         let operands =
             Linear16Operands { x: Input16::Half(x), weight, bias: None, residual: None, out };
-        launch(&Linear16::new(max_rows, n, k), 108, DevicePtr::new(0x9000), &operands)
+        let linear = Linear16::new(max_rows, n, k);
+        let config = TileConfig::fastest(&linear, SM80);
+        launch(config, &linear, DevicePtr::new(0x9000), &operands)
     };
     let (x, weight) = (rows(0x1000, 64), rows(0x2000, 64));
     let right = launch(65, 130, 64, x, weight).unwrap().unwrap();

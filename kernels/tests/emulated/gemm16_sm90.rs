@@ -10,7 +10,8 @@ use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::EncodedTensorMap;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
+use kernels::gemm::config::{TileConfig, WGMMA_TILES};
+use kernels::gemm::kernels::sm90;
 use kernels::gemm::{
     Accumulate, Gpu, Input16, Linear16, Linear16Operands, Out16, Summation, Target,
 };
@@ -31,7 +32,7 @@ const WHOLE: Case = Case {
 };
 
 fn config(block: [usize; 2], cluster: [usize; 2]) -> &'static TileConfig {
-    let mut configs = TILE_CONFIGS.iter().filter(|config| is_in_order(config));
+    let mut configs = WGMMA_TILES.iter().filter(|config| is_in_order(config));
     configs.find(|config| config.block == block && config.cluster == cluster).expect("a tile")
 }
 
@@ -41,7 +42,7 @@ fn is_in_order(config: &TileConfig) -> bool {
 }
 
 fn in_f16(block: [usize; 2]) -> &'static TileConfig {
-    let mut configs = TILE_CONFIGS.iter();
+    let mut configs = WGMMA_TILES.iter();
     let is_it =
         |config: &&TileConfig| config.block == block && config.accumulate == Accumulate::F16;
     configs.find(is_it).expect("a tile")
@@ -51,7 +52,7 @@ fn check_of<E: Operand16 + Stored>(case: &Case, tile: &TileConfig, seed: u64) {
     let mut setup = Setup::<E>::new(case, seed);
     let linear = Linear16::new(case.max_rows, case.n, case.k);
     let (name, _) = setup.run(seed, |num_rows, operands, maps| {
-        tile.launch(&linear, case.num_sms, num_rows, operands, maps)
+        sm90::launch(tile, &linear, case.num_sms, num_rows, operands, maps)
     });
     assert_right(&Case { accumulate: tile.accumulate, ..*case }, name, &setup);
 }
@@ -214,7 +215,7 @@ fn f16_accumulators_are_those_of_f16_tiles() {
 /// Blocks with several tiles each: stages and staging are reused, and the last tiles are ragged.
 #[test]
 fn persistent_blocks_match_oracle() {
-    for tile in &TILE_CONFIGS {
+    for tile in &WGMMA_TILES {
         let [block_m, block_n] = tile.block;
         let [cluster_m, cluster_n] = tile.cluster;
         for seed in SEEDS {
@@ -251,7 +252,7 @@ fn issue_3_a_block_of_128x128x256_matches_oracle() {
 /// A launch without rows stores nothing.
 #[test]
 fn no_rows_store_nothing() {
-    for tile in &TILE_CONFIGS {
+    for tile in &WGMMA_TILES {
         check_of::<f16>(&Case { num_rows: 0, with_bias: true, ..WHOLE }, tile, 1);
         check_of::<f16>(&Case { num_rows: 0, out: Out::F32, ..WHOLE }, tile, 1);
     }
@@ -262,10 +263,12 @@ fn no_rows_store_nothing() {
 fn outputs_do_not_depend_on_the_tile() {
     let case = Case { k: 200, n: 136, out: Out::Residual, with_bias: true, ..WHOLE };
     let linear = Linear16::new(case.max_rows, case.n, case.k);
-    let tiles = TILE_CONFIGS.iter().filter(|tile| is_in_order(tile));
+    let tiles = WGMMA_TILES.iter().filter(|tile| is_in_order(tile));
     let outputs = tiles.map(|tile| {
         let mut setup = Setup::<f16>::new(&case, 7);
-        setup.run(2, |num_rows, operands, maps| tile.launch(&linear, 2, num_rows, operands, maps));
+        setup.run(2, |num_rows, operands, maps| {
+            sm90::launch(tile, &linear, 2, num_rows, operands, maps)
+        });
         setup.outputs(&case)
     });
     let outputs: Vec<_> = outputs.collect();

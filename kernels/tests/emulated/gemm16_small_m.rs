@@ -5,8 +5,8 @@ use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::Dtype;
-use kernels::gemm::f16_small_m::SmallM16;
-use kernels::gemm::f16_small_m::gemm_16_small_m::Instance;
+use kernels::gemm::SmallM16;
+use kernels::gemm::kernels::small_m::gemm_16_small_m::Instance;
 use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use kernels::tile::element::Operand16;
 

@@ -7,7 +7,7 @@ use cuda_std::launch::DevicePtr;
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::gemm::f16_small_m::SmallM16;
+use kernels::gemm::SmallM16;
 use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, Target};
 use kernels::tile::element::Operand16;
 

@@ -8,10 +8,10 @@ use cuda_std::launch::DevicePtr;
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::gemm::f16_sm90::TILE_CONFIGS;
-use kernels::gemm::f16_sm90::swapped::Swapped16;
+use kernels::gemm::config::WGMMA_TILES;
+use kernels::gemm::kernels::sm90;
 use kernels::gemm::{
-    Accumulate, Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Summation,
+    Accumulate, Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Summation, Swapped16,
 };
 use kernels::tile::element::Operand16;
 
@@ -31,12 +31,12 @@ fn check<E: Operand16 + Stored>(case: &Case, seed: u64) {
     let (swapped, name) = run::<E>(case, seed);
     assert_right(case, name, &swapped);
     let mut tiled = Setup::<E>::new(case, 1);
-    let tile = TILE_CONFIGS.iter().find(|tile| {
+    let tile = WGMMA_TILES.iter().find(|tile| {
         tile.block == [64, 64] && tile.split_k == 1 && tile.accumulate == Accumulate::F32
     });
     let linear = Linear16::new(case.max_rows, case.n, case.k);
     tiled.run(0, |num_rows, operands, maps| {
-        tile.expect("a tile").launch(&linear, case.num_sms, num_rows, operands, maps)
+        sm90::launch(tile.expect("a tile"), &linear, case.num_sms, num_rows, operands, maps)
     });
     assert_eq!(swapped.outputs(case), tiled.outputs(case), "{case:?}");
 }

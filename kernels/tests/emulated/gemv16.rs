@@ -6,7 +6,7 @@ use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::gemm::f16_gemv::Gemv16;
+use kernels::gemm::Gemv16;
 use kernels::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Summation};
 use kernels::tile::element::Operand16;
 

@@ -8,6 +8,7 @@ use cuda_loader::cublas::{ComputeType, DataType, GemmEx};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows as Operand;
+use kernels::element::Number;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf};
 
 use super::element::Stored;
@@ -162,7 +163,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn epilogue_of<P, E: Stored + OutputOf<P>>(
+    fn epilogue_of<P: Number, E: Stored + OutputOf<P>>(
         &self,
         linear: &CublasLinear,
         (address, stride): (u64, usize),

@@ -1,13 +1,10 @@
 //! The choice of tiles for sm_90a, held to the recorded times of every configuration.
 
 use crate::recorded::{Row, rows};
-use kernels::gemm::f16_sm90::TileConfig;
-use kernels::gemm::{Linear16, SumOrder, Summation};
+use kernels::gemm::config::TileConfig;
+use kernels::gemm::{Gpu, Linear16, SumOrder, Summation};
 
 const PAGE: &str = include_str!("../../../../docs/measurements/gemm_sm90.md");
-
-/// SMs of the GPU whose times are recorded.
-const NUM_SMS: usize = 132;
 
 /// Largest regret: how much slower than the fastest of its row a choice may be.
 const MAX_REGRET: f64 = 0.01;
@@ -31,7 +28,7 @@ fn name(config: &TileConfig) -> String {
 /// The name of the choice for `[m, n, k]`.
 fn choice([m, n, k]: [usize; 3], order: SumOrder) -> String {
     let summation = Summation { order, ..Summation::default() };
-    name(TileConfig::fastest(&Linear16 { summation, ..Linear16::new(m, n, k) }, NUM_SMS))
+    name(TileConfig::fastest(&Linear16 { summation, ..Linear16::new(m, n, k) }, Gpu::HOPPER))
 }
 
 /// Holds the choices of an order, which may take the configurations that `is_allowed`.

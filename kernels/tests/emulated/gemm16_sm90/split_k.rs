@@ -3,10 +3,11 @@
 use super::{Case, Out, SEEDS, Setup, WHOLE, check, check_edges, check_of};
 use half::f16;
 use kernels::gemm::Linear16;
-use kernels::gemm::f16_sm90::{TILE_CONFIGS, TileConfig};
+use kernels::gemm::config::{TileConfig, WGMMA_TILES};
+use kernels::gemm::kernels::sm90;
 
 fn config(block: [usize; 2], split_k: usize) -> &'static TileConfig {
-    let mut configs = TILE_CONFIGS.iter();
+    let mut configs = WGMMA_TILES.iter();
     configs.find(|config| config.block == block && config.split_k == split_k).expect("a tile")
 }
 
@@ -67,14 +68,14 @@ fn many_split_tiles_match_oracle() {
 /// bits.
 #[test]
 fn outputs_do_not_depend_on_the_order() {
-    for tile in TILE_CONFIGS.iter().filter(|tile| tile.split_k > 1) {
+    for tile in WGMMA_TILES.iter().filter(|tile| tile.split_k > 1) {
         let mut outputs = SEEDS.map(|seed| {
             let num_rows = if seed % 2 == 0 { 70 } else { 128 };
             let case = Case { num_rows, n: 136, k: 600, out: Out::F32, with_bias: true, ..WHOLE };
             let linear = Linear16::new(case.max_rows, case.n, case.k);
             let mut setup = Setup::<f16>::new(&case, 7);
             setup.run(seed, |num_rows, operands, maps| {
-                tile.launch(&linear, 1, num_rows, operands, maps)
+                sm90::launch(tile, &linear, 1, num_rows, operands, maps)
             });
             let mut outputs = setup.outputs(&case);
             outputs.truncate(70 * case.n);

@@ -1,0 +1,168 @@
+//! Small-batch GEMM in f16 and bf16 (decode): `out[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
+//! (+ residual[m, n])`, m at most 64. For m up to 8, `_norm` instances apply RMSNorm to x first;
+//! `_silu` instances store `silu(gate) * up` of a stacked weight.
+//!
+//! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16; bias `[n]`, residual `[m, n]`, f32; out `[m,
+//!           n]`, f32 (may be residual) or the operands' type; row strides; any n, k a multiple of
+//!           8; rows of x and weight 16-byte aligned. Norm: x and norm_weight `[k]` f32, no
+//!           residual. Gate: weight `[2 * n, k]` and bias `[2 * n]`, first gate, then up; out in 16
+//!           bits.
+//! Launch    grid `(n / (8 * TILES_N), 1, 1)`, twice as many with a gate; block `(32 * WARPS, 1,
+//!           1)`. The warps of a block split k; shared memory holds their partial sums and the
+//!           normed x.
+//! Numerics  f32 accumulators, one rounding at the store. A warp accumulates every `WARPS`-th
+//!           k-tile (64 elements) in order; the epilogue adds warps in fours. The order depends on
+//!           n and k alone, so a row has the same bits in any batch. Fused instances have the bits
+//!           of RmsNorm, this kernel and SiluMul in turn: what those store is rounded here too.
+//! Bound     memory: the weight is read once, `2 * n * k` bytes; a block issues its first loads of
+//!           it before it reads its row count or waits for the previous launch.
+//!
+//! This kernel loads the weight into registers; for m up to 32 on sm_90a,
+//! [`gemm_16_streamed`](super::streamed::gemm_16_streamed()) loads it by TMA. Tensor cores serve even one row: conversions and FMAs
+//! would take more issue slots. Figures, and what was tried and rejected:
+//! `docs/measurements/gemm_small_m.md`.
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod launcher;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use launcher::SmallM16;
+#[cfg(not(target_arch = "nvptx64"))]
+pub(super) use launcher::{Args, InstanceParams, is_normed};
+
+use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, max_columns, num_partials};
+use crate::gemm::epilogue::{Either, Epilogue, Matrix};
+use crate::gemm::mainloop::stream::{Cursor, LaneRow, TileOrder, multiply, prefetch};
+use crate::gemm::operand::normed::{Norm, NormParams};
+use crate::gemm::operand::rows::GlobalRows;
+use crate::tile::element::Operand16;
+use cuda_std::prelude::*;
+use half::{bf16, f16};
+
+/// Warps that an SM should hold: as many as their registers for accumulators and x allow.
+const fn warps_per_sm(tiles_m: usize, tiles_n: usize) -> usize {
+    match (tiles_m, tiles_n) {
+        (1, 1 | 2) => 32,
+        (8, 2..) => 8,
+        _ => 16,
+    }
+}
+
+/// Blocks that should fit on an SM.
+const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
+    let blocks = warps_per_sm(tiles_m, tiles_n) / warps;
+    if blocks == 0 { 1 } else { blocks as u32 }
+}
+
+/// A block computes `8 * TILES_M` rows by `8 * TILES_N` columns; its `WARPS` warps split k.
+///
+/// # Safety
+/// 1. `num_rows` is one element, at most `max_rows`, which is from 1 to `8 * TILES_M`. `x` holds
+///    `max_rows` rows, the output and `residual` `num_rows`, `weight` holds `n`, or `2 * n` if
+///    `GATED`, at their strides; `bias` holds one element a row of `weight`. `bias` and `residual`
+///    may be null. The output is `out_f32`, or `out` if `out_f32` is null.
+/// 2. The output is `residual`, or overlaps nothing that is read.
+/// 3. Rows of `x` and `weight` are 16-byte aligned, and `k` is a multiple of 8.
+#[kernel(
+    launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M, TILES_N, WARPS)),
+    overlaps,
+    instances(
+        E in [f16, bf16],
+        gemm_{E}_small_m8_n8_w16 = <E, 1, 1, 16, false, false>,
+        gemm_{E}_small_m8_n8_w8 = <E, 1, 1, 8, false, false>,
+        gemm_{E}_small_m8_n32_w8 = <E, 1, 4, 8, false, false>,
+        gemm_{E}_small_m8_n8_w16_norm = <E, 1, 1, 16, true, false>,
+        gemm_{E}_small_m8_n8_w8_norm = <E, 1, 1, 8, true, false>,
+        gemm_{E}_small_m8_n32_w8_norm = <E, 1, 4, 8, true, false>,
+        gemm_{E}_small_m8_n8_w16_norm_silu = <E, 1, 2, 16, true, true>,
+        gemm_{E}_small_m8_n8_w8_norm_silu = <E, 1, 2, 8, true, true>,
+        gemm_{E}_small_m8_n8_w16_silu = <E, 1, 2, 16, false, true>,
+        gemm_{E}_small_m8_n8_w8_silu = <E, 1, 2, 8, false, true>,
+        gemm_{E}_small_m16_n8_w16 = <E, 2, 1, 16, false, false>,
+        gemm_{E}_small_m16_n32_w8 = <E, 2, 4, 8, false, false>,
+        gemm_{E}_small_m32_n8_w16 = <E, 4, 1, 16, false, false>,
+        gemm_{E}_small_m32_n32_w8 = <E, 4, 4, 8, false, false>,
+        gemm_{E}_small_m64_n8_w16 = <E, 8, 1, 16, false, false>,
+        gemm_{E}_small_m64_n32_w8 = <E, 8, 4, 8, false, false>
+    )
+)]
+pub unsafe fn gemm_16_small_m<
+    E: Operand16,
+    const TILES_M: usize,
+    const TILES_N: usize,
+    const WARPS: usize,
+    const NORMED: bool,
+    const GATED: bool,
+>(
+    num_rows: Global<u32>,
+    max_rows: u32,
+    n: u32,
+    k: u32,
+    x: Global<()>,
+    x_stride: u32,
+    norm_weight: Global<f32>,
+    k_reciprocal: f32,
+    eps: f32,
+    weight: Global<E>,
+    weight_stride: u32,
+    bias: Global<f32>,
+    residual: Global<f32>,
+    residual_stride: u32,
+    out: GlobalMut<E>,
+    out_f32: GlobalMut<f32>,
+    out_stride: u32,
+) {
+    const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
+    let block_n = thread::block_idx_x() * max_columns(TILES_N, GATED);
+    let orders = [TileOrder::AsStored; 2];
+    let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(block_n, n, n, orders);
+    let cursor = Cursor::new(k);
+    // SAFETY: rows past the last one load the last one; their results are not stored. In shared
+    // memory the normed rows follow the partial sums.
+    unsafe {
+        // 1. Before the previous launch has ended: loads of what it does not write.
+        let mut weight_rows = [LaneRow::new(0, 0); TILES_N];
+        for tile in 0..TILES_N {
+            weight_rows[tile] = outputs.weight_row(tile, weight_stride);
+        }
+        let weights = (weight.cast(), &weight_rows);
+        let prefetched = prefetch::<TILES_N, WARPS>(weights, cursor);
+        let mut bias_values = [0.0; 2];
+        if !GATED {
+            bias_values = outputs.bias(bias);
+        }
+        let params = NormParams { k, reciprocal: k_reciprocal, eps };
+        let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, params));
+        let num_rows = num_rows.get(0);
+
+        // 2. After it.
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
+        let residual = Matrix { ptr: residual, row_stride: residual_stride };
+        let out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
+        let epilogue = Epilogue { num_rows, n, bias, residual, out };
+        let mut residual_values = [0.0; MAX_OUTPUTS];
+        if !NORMED {
+            residual_values = outputs.residual(&epilogue);
+        }
+
+        // 3. Main loop, then the epilogue.
+        let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
+        if let Some(norm) = norm {
+            if num_rows == 0 {
+                return;
+            }
+            let smem = dynamic_shared_mem::<f32>();
+            let smem = smem.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
+            let x = norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, smem);
+            multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, prefetched, &mut acc);
+        } else {
+            let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, max_rows);
+            multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, prefetched, &mut acc);
+        }
+        if GATED {
+            // Loaded late: few gated models have a bias, so it is not worth registers.
+            bias_values = outputs.bias(bias);
+        }
+        outputs.store(dynamic_shared_mem(), &acc, bias_values, &residual_values, &epilogue);
+    }
+}

@@ -1,0 +1,149 @@
+//! The accumulators of a warpgroup, in registers.
+
+use crate::gemm::config::wgmma::ROW_BYTES;
+use crate::gemm::epilogue::wgmma::{SUBTILE_COLUMNS, SUBTILE_REGS};
+use crate::tile::element::Operand16;
+use cuda_std::prelude::*;
+use cuda_std::wgmma::{
+    Accumulator, AccumulatorFor, AccumulatorType, InFlight, KMajor, MatrixDescriptor,
+};
+
+/// Rows of an MMA.
+const MMA_M: u32 = 64;
+
+/// Bytes of a row of A or B that one MMA reads: 16 elements.
+const MMA_K_BYTES: u32 = 32;
+
+/// The accumulators of a warpgroup: one or several MMAs along m.
+///
+/// A warp owns 16 rows of each MMA. The epilogue takes these in subtiles of 16 x 64.
+pub trait Accumulators: Sized {
+    /// Rows of all MMAs.
+    const ROWS: u32;
+    /// Columns of an MMA.
+    const COLUMNS: u32;
+    /// The type of an accumulator.
+    type Element;
+    /// Subtiles of a warp along n.
+    const SUBTILES_N: u32 = Self::COLUMNS.div_ceil(SUBTILE_COLUMNS);
+    /// Subtiles of a warp.
+    const NUM_SUBTILES: u32 = Self::ROWS / MMA_M * Self::SUBTILES_N;
+    /// The accumulators while MMAs are in flight.
+    type InFlight;
+
+    /// Accumulators of zeros, to which MMAs can be issued.
+    fn start() -> Self::InFlight;
+
+    /// Waits for all MMAs.
+    fn wait(acc: Self::InFlight) -> Self;
+
+    /// Calls `f` for every subtile of the warp, unrolled: with its index, and the thread's values
+    /// in the register order of an accumulator of 64 columns, of which
+    /// [`subtile_columns`](Accumulators::subtile_columns) exist.
+    fn for_each_subtile(self, f: impl FnMut(u32, [f32; SUBTILE_REGS]));
+
+    /// Columns of a subtile: the last one along n may have fewer than 64.
+    #[inline(always)]
+    fn subtile_columns(subtile: u32) -> u32 {
+        let [_, column] = Self::subtile_origin(subtile);
+        SUBTILE_COLUMNS.min(Self::COLUMNS - column)
+    }
+
+    /// First row and column of a subtile, relative to the warp's outputs.
+    #[inline(always)]
+    fn subtile_origin(subtile: u32) -> [u32; 2] {
+        [subtile / Self::SUBTILES_N * MMA_M, subtile % Self::SUBTILES_N * SUBTILE_COLUMNS]
+    }
+}
+
+/// Accumulators of MMAs whose operands are `E`.
+pub trait Multiply<E>: Accumulators {
+    /// Issues the MMAs of a stage, in which the warpgroup's rows begin at `a` and `b`.
+    ///
+    /// # Safety
+    /// 1. The stage is full, and nothing overwrites it until the MMAs are waited for.
+    unsafe fn multiply(
+        acc: &mut Self::InFlight,
+        a: MatrixDescriptor<E, KMajor>,
+        b: MatrixDescriptor<E, KMajor>,
+    );
+}
+
+impl<const NUM_MMAS: usize, const REGS: usize, T: AccumulatorType> Accumulators
+    for [Accumulator<REGS, T>; NUM_MMAS]
+{
+    const ROWS: u32 = MMA_M * NUM_MMAS as u32;
+    const COLUMNS: u32 = (T::COLUMNS * REGS) as u32;
+    type Element = T;
+    type InFlight = [InFlight<REGS, T>; NUM_MMAS];
+
+    #[inline(always)]
+    #[track_caller]
+    fn start() -> Self::InFlight {
+        [(); NUM_MMAS].map(|()| Accumulator::zero().start())
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn wait(acc: Self::InFlight) -> Self {
+        acc.map(InFlight::wait::<0>)
+    }
+
+    #[inline(always)]
+    fn for_each_subtile(self, mut f: impl FnMut(u32, [f32; SUBTILE_REGS])) {
+        unroll!(mma in 0..NUM_MMAS, {
+            let first = mma as u32 * Self::SUBTILES_N;
+            mma_subtiles(&self[mma], |subtile, values| f(first + subtile, values));
+        });
+    }
+}
+
+impl<const NUM_MMAS: usize, const REGS: usize, E: Operand16, T: AccumulatorFor<E>> Multiply<E>
+    for [Accumulator<REGS, T>; NUM_MMAS]
+{
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn multiply(
+        acc: &mut Self::InFlight,
+        a: MatrixDescriptor<E, KMajor>,
+        b: MatrixDescriptor<E, KMajor>,
+    ) {
+        unroll!(k in 0..4, {
+            let (a, b) = (a.advance(k as u32 * MMA_K_BYTES), b.advance(k as u32 * MMA_K_BYTES));
+            for mma in 0..NUM_MMAS {
+                let a = a.advance(mma as u32 * MMA_M * ROW_BYTES);
+                // SAFETY: the caller's promise.
+                unsafe { acc[mma].mma(a, b, true) };
+            }
+        });
+    }
+}
+
+/// Calls `f` for the warp's subtiles of one MMA.
+#[inline(always)]
+fn mma_subtiles<const REGS: usize, T: AccumulatorType>(
+    acc: &Accumulator<REGS, T>,
+    mut f: impl FnMut(u32, [f32; SUBTILE_REGS]),
+) {
+    unroll!(subtile in 0..4, {
+        if subtile < (REGS * T::COLUMNS).div_ceil(SUBTILE_COLUMNS as usize) {
+            f(subtile as u32, subtile_values(acc, subtile));
+        }
+    });
+}
+
+/// The thread's values of a subtile of one MMA, zeros past its last column.
+#[inline(always)]
+fn subtile_values<const REGS: usize, T: AccumulatorType>(
+    acc: &Accumulator<REGS, T>,
+    subtile: usize,
+) -> [f32; SUBTILE_REGS] {
+    let mut values = [0.0; SUBTILE_REGS];
+    unroll!(pair in 0..16, {
+        let at = SUBTILE_REGS * subtile + 2 * pair;
+        if at < REGS * T::PER_REGISTER {
+            [values[2 * pair], values[2 * pair + 1]] = [acc.sum(at), acc.sum(at + 1)];
+        }
+    });
+    values
+}

@@ -1,0 +1,307 @@
+//! The main loop of a warp: weights from global memory to registers to the tensor cores.
+//!
+//! A lane loads 16 bytes, eight elements along k, of a row of the weight and of a row of x, at the
+//! same k. Its four words are the operands of two `m16n8k16` as they are: where the fragment layout
+//! has columns `2 * pair` and `2 * pair + 1`, then `2 * pair + 8` and `2 * pair + 9`, memory has
+//! four neighbours. Both operands are permuted alike, so the sum over k is the same.
+
+use crate::gemm::operand::rows::Input;
+use crate::tile::element::Operand16;
+use cuda_std::mma::{Accumulator, FragmentA, FragmentB, m16n8k16};
+use cuda_std::prelude::*;
+
+/// Rows of x, or of the weight, in an MMA tile: one a group of four lanes.
+pub const TILE_MN: u32 = 8;
+
+/// Elements along k of a lane's 16-byte load.
+pub const K_PER_LOAD: u32 = 8;
+
+/// 32-bit words of a 16-byte load.
+pub const LOAD_WORDS: usize = 4;
+
+/// Elements of a k-step: the adjacent loads of a group's four lanes.
+pub const STEP_K: u32 = 32;
+
+/// Elements of a k-tile: two k-steps, one 128-byte cache line of a row.
+pub const TILE_K: u32 = 2 * STEP_K;
+
+/// Loads of the weight that a lane has in flight: 32 KiB for eight warps. ptxas gives them one
+/// scoreboard, so the first MMA waits for all, and a register ring of smaller stages would gain
+/// nothing (`docs/measurements/gemm_small_m.md`).
+const LOADS_IN_FLIGHT: usize = 8;
+
+/// k-steps of a k-tile.
+pub const STEPS: usize = (TILE_K / STEP_K) as usize;
+
+/// Most k-tiles in flight.
+const MAX_TILES_K: usize = LOADS_IN_FLIGHT / STEPS;
+
+/// k-tiles in flight.
+const fn tiles_k(tiles_n: usize) -> usize {
+    LOADS_IN_FLIGHT / STEPS / tiles_n
+}
+
+/// k-steps whose x is loaded at once: as many as registers allow.
+const fn x_steps(tiles_m: usize, tiles_n: usize) -> usize {
+    if tiles_m <= 4 && tiles_m * tiles_n <= 8 { STEPS } else { 1 }
+}
+
+/// Offset along k of a warp's `k_tile`-th k-tile from its first one: warps take k-tiles in turn.
+const fn tile_offset(warps: usize, k_tile: usize) -> u32 {
+    (k_tile * warps) as u32 * TILE_K
+}
+
+/// A 16-byte load: eight elements of one row.
+pub type Load = [u32; LOAD_WORDS];
+
+/// A lane's weights of a k-tile.
+type KTileWeights<const TILES_N: usize> = [[Load; TILES_N]; STEPS];
+
+/// A lane's weights in flight: [`tiles_k`] k-tiles.
+pub type Prefetch<const TILES_N: usize> = [KTileWeights<TILES_N>; MAX_TILES_K];
+
+/// A lane's place along k.
+#[derive(Clone, Copy)]
+pub struct Cursor {
+    /// First element of the warp's next k-tile.
+    warp_k: u32,
+    /// Elements of k.
+    k: u32,
+    /// The lane's load is inside its row while `warp_k` is below this.
+    lane_end: u32,
+}
+
+impl Cursor {
+    /// The warp's first k-tile.
+    #[inline(always)]
+    pub fn new(k: u32) -> Self {
+        let lane_end = k.saturating_sub(lane_pair() * K_PER_LOAD);
+        Cursor { warp_k: warp::warp_idx() * TILE_K, k, lane_end }
+    }
+
+    /// Whether the warp's k-tile `offset` elements ahead is inside k.
+    #[inline(always)]
+    pub fn is_inside(&self, offset: u32) -> bool {
+        self.warp_k + offset < self.k
+    }
+
+    /// Moves ahead by `elems` elements.
+    #[inline(always)]
+    pub fn advance(&mut self, elems: u32) {
+        self.warp_k += elems;
+    }
+
+    /// Whether the lane's load `offset` elements ahead is inside its row.
+    #[inline(always)]
+    pub fn has_load(&self, offset: u32) -> bool {
+        self.warp_k + offset < self.lane_end
+    }
+
+    /// Index along k, `offset` elements ahead.
+    #[inline(always)]
+    pub fn element(&self, offset: u32) -> u32 {
+        self.warp_k + offset
+    }
+
+    /// Where the lane's load `offset` elements ahead is in `row` of `matrix`. A constant `offset`
+    /// becomes part of the load instruction.
+    #[inline(always)]
+    pub fn words(&self, matrix: Global<u16>, row: LaneRow, offset: u32) -> Global<u32> {
+        let load = (row.0 + self.warp_k / K_PER_LOAD) as usize;
+        matrix.cast().wrapping_add(load * LOAD_WORDS).wrapping_add((offset / 2) as usize)
+    }
+}
+
+/// Index of a lane's first load of a row, in loads from the start of the matrix: one register,
+/// where an address takes two.
+#[derive(Clone, Copy)]
+pub struct LaneRow(u32);
+
+impl LaneRow {
+    /// The lane's first load of `row`; rows are `stride` elements apart.
+    #[inline(always)]
+    pub fn new(row: u32, stride: u32) -> Self {
+        LaneRow(row * (stride / K_PER_LOAD) + lane_pair())
+    }
+
+    /// The same `rows` rows below.
+    #[inline(always)]
+    pub fn down(self, rows: u32, stride: u32) -> Self {
+        LaneRow(self.0 + rows * (stride / K_PER_LOAD))
+    }
+}
+
+/// Which row of an MMA tile a group of four lanes takes.
+#[derive(Clone, Copy)]
+pub enum TileOrder {
+    /// Group `i` takes row `i`.
+    AsStored,
+    /// Groups take rows 0, 4, 1, 5, 2, 6, 3, 7. A 16-byte load of a warp reads two groups at a
+    /// time, and with the 128-byte swizzle rows four apart use different halves of the banks.
+    Swizzled,
+}
+
+impl TileOrder {
+    /// The row of group `group`.
+    #[inline(always)]
+    pub fn row_of(self, group: u32) -> u32 {
+        match self {
+            TileOrder::AsStored => group,
+            TileOrder::Swizzled => group / 2 + group % 2 * 4,
+        }
+    }
+
+    /// The group of row `row`.
+    #[inline(always)]
+    pub fn group_of(self, row: u32) -> u32 {
+        match self {
+            TileOrder::AsStored => row,
+            TileOrder::Swizzled => row % 4 * 2 + row / 4,
+        }
+    }
+}
+
+/// The lane's group of four: `groupID` of the fragment layouts of `mma`.
+#[inline(always)]
+pub fn lane_group() -> u32 {
+    warp::lane_id() / 4
+}
+
+/// The lane's place in its group: `threadID_in_group` of the fragment layouts of `mma`.
+#[inline(always)]
+pub fn lane_pair() -> u32 {
+    warp::lane_id() % 4
+}
+
+/// Issues the loads of the first [`tiles_k`] k-tiles at the cursor; zeros past the rows' ends.
+///
+/// # Safety
+/// 1. `weights` are a matrix and rows of it, each of `k` elements and 16-byte aligned.
+#[inline(always)]
+pub unsafe fn prefetch<const TILES_N: usize, const WARPS: usize>(
+    weights: (Global<u16>, &[LaneRow; TILES_N]),
+    cursor: Cursor,
+) -> Prefetch<TILES_N> {
+    let mut prefetched = [[[[0; LOAD_WORDS]; TILES_N]; STEPS]; MAX_TILES_K];
+    unroll!(k_tile in 0..4, {
+        if k_tile < tiles_k(TILES_N) {
+            let offset = tile_offset(WARPS, k_tile);
+            // SAFETY: the caller's promise.
+            prefetched[k_tile] = unsafe { load_k_tile(weights, cursor, offset) };
+        }
+    });
+    prefetched
+}
+
+/// Issues the loads of the k-tile `offset` elements ahead.
+///
+/// # Safety
+/// As [`prefetch`].
+#[inline(always)]
+unsafe fn load_k_tile<const TILES_N: usize>(
+    (weight, rows): (Global<u16>, &[LaneRow; TILES_N]),
+    cursor: Cursor,
+    offset: u32,
+) -> KTileWeights<TILES_N> {
+    let mut k_tile = [[[0; LOAD_WORDS]; TILES_N]; STEPS];
+    unroll!(step in 0..4, {
+        if step < STEPS {
+            let offset = offset + step as u32 * STEP_K;
+            unroll!(tile in 0..4, {
+                if tile < TILES_N {
+                    let words = cursor.words(weight, rows[tile], offset);
+                    // SAFETY: inside the row, by the condition.
+                    k_tile[step][tile] =
+                        unsafe { words.stream_vec_if(0, cursor.has_load(offset)) };
+                }
+            });
+        }
+    });
+    k_tile
+}
+
+/// The MMAs of the k-tile `offset` elements ahead.
+#[inline(always)]
+fn multiply_k_tile<E: Operand16, X: Input<TILES_M>, const TILES_M: usize, const TILES_N: usize>(
+    x: &X,
+    cursor: Cursor,
+    offset: u32,
+    k_tile: &KTileWeights<TILES_N>,
+    acc: &mut [[Accumulator; TILES_N]; TILES_M],
+) {
+    let num_loaded = const { x_steps(TILES_M, TILES_N) };
+    unroll!(group in 0..4, {
+        let first = group * num_loaded;
+        let offset = |step| offset + step as u32 * STEP_K;
+        if first < STEPS && cursor.is_inside(offset(first)) {
+            let mut loads = [[[0; LOAD_WORDS]; TILES_M]; STEPS];
+            for step in 0..num_loaded {
+                // SAFETY: the first of these k-steps is inside k, so the k-tile is.
+                loads[step] = unsafe { x.load(cursor, offset(first + step)) };
+            }
+            for step in 0..num_loaded {
+                multiply_step::<E, TILES_M, TILES_N>(&loads[step], &k_tile[first + step], acc);
+            }
+        }
+    });
+}
+
+/// The MMAs of a k-step.
+#[inline(always)]
+pub fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
+    x: &[Load; TILES_M],
+    weights: &[Load; TILES_N],
+    acc: &mut [[Accumulator; TILES_N]; TILES_M],
+) {
+    for half in 0..2 {
+        for pair in 0..TILES_M.div_ceil(2) {
+            let lower = x[2 * pair];
+            let upper = if 2 * pair + 1 < TILES_M {
+                x[2 * pair + 1]
+            } else {
+                // Rows 8 .. 16 of A are not stored: any registers do.
+                [lower[1], lower[3], lower[1], lower[3]]
+            };
+            let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
+            for tile in 0..TILES_N {
+                let b = [weights[tile][2 * half], weights[tile][2 * half + 1]];
+                let (a, b) = (FragmentA::<E>::from_words(a), FragmentB::from_words(b));
+                acc[pair][tile] = m16n8k16(a, b, acc[pair][tile]);
+            }
+        }
+    }
+}
+
+/// The main loop: accumulates the warp's k-tiles. `acc[i]` holds rows `16 * i` to `16 * i + 15`;
+/// elements beyond the rows of x are left alone.
+///
+/// # Safety
+/// As [`prefetch`].
+#[inline(always)]
+pub unsafe fn multiply<
+    E: Operand16,
+    X: Input<TILES_M>,
+    const TILES_M: usize,
+    const TILES_N: usize,
+    const WARPS: usize,
+>(
+    x: &X,
+    weights: (Global<u16>, &[LaneRow; TILES_N]),
+    mut cursor: Cursor,
+    mut prefetched: Prefetch<TILES_N>,
+    acc: &mut [[Accumulator; TILES_N]; TILES_M],
+) {
+    while cursor.is_inside(0) {
+        let here = cursor;
+        cursor.advance(tile_offset(WARPS, tiles_k(TILES_N)));
+        unroll!(k_tile in 0..4, {
+            let offset = tile_offset(WARPS, k_tile);
+            if k_tile < tiles_k(TILES_N) {
+                let loaded = &prefetched[k_tile];
+                multiply_k_tile::<E, X, TILES_M, TILES_N>(x, here, offset, loaded, acc);
+                // SAFETY: the caller's promise.
+                prefetched[k_tile] = unsafe { load_k_tile(weights, cursor, offset) };
+            }
+        });
+    }
+}

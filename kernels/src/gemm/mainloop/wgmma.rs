@@ -1,0 +1,180 @@
+//! The mainloop: the producer loads stages of A and B by TMA, the consumers issue their MMAs.
+
+use super::accumulators::{Accumulators, Multiply};
+use crate::gemm::config::wgmma::{BLOCK_K, ROW_BYTES, WgmmaTile};
+use crate::tile::element::Operand16;
+use crate::tile::pipeline::{Pipeline, Stage};
+use cuda_std::bulk::CacheHint;
+use cuda_std::prelude::*;
+use cuda_std::wgmma::{self, MatrixDescriptor, Swizzle};
+
+/// The stages of A and B, and the pipeline that hands them over.
+#[derive(Clone, Copy)]
+pub struct Mainloop<E> {
+    smem_a: Shared<E>,
+    smem_b: Shared<E>,
+    pipeline: Pipeline,
+    /// First column of the block's share of k.
+    first_k: u32,
+    num_k_blocks: u32,
+}
+
+impl<E: Operand16> Mainloop<E> {
+    /// The stages at the start of `smem`, for `k` columns.
+    ///
+    /// # Safety
+    /// 1. `smem` is the block's, `T::SHARED_BYTES`, and aligned to 1024 bytes.
+    /// 2. One thread calls [`Mainloop::init`], and a cluster barrier follows.
+    #[inline(always)]
+    pub unsafe fn new<T: WgmmaTile>(smem: Shared<u8>, k: u32) -> Self {
+        let barriers = smem.offset(T::BARRIERS_AT).cast();
+        let k_blocks = k.div_ceil(BLOCK_K);
+        let rank = if T::SPLIT_K > 1 { cluster::block_rank() } else { 0 };
+        let [first, end] = [rank, rank + 1].map(|rank| k_blocks * rank / T::SPLIT_K);
+        Mainloop {
+            smem_a: smem.cast(),
+            smem_b: smem.offset(T::NUM_STAGES * T::A_BYTES).cast(),
+            // SAFETY: the caller's promise.
+            pipeline: unsafe { Pipeline::new(barriers, T::NUM_STAGES) },
+            first_k: first * BLOCK_K,
+            num_k_blocks: end - first,
+        }
+    }
+
+    /// Initialises the barriers of the pipeline.
+    #[inline(always)]
+    #[track_caller]
+    pub fn init<T: WgmmaTile>(self) {
+        // Blocks that multicast write to each other's stages: a stage is empty when the consumers
+        // of all of these blocks have read it.
+        self.pipeline.init(T::NUM_CONSUMERS * 4 * T::CLUSTER_TILES);
+    }
+
+    /// Loads the operands of a tile, whose first rows of A and B are `row_a` and `row_b`; returns
+    /// the next stage.
+    ///
+    /// # Safety
+    /// 1. One thread of the block calls this, for the same tiles as the consumers, and then
+    ///    [`Mainloop::finish`].
+    /// 2. `a` and `b` are tensor maps with boxes of `BLOCK_K` columns and the rows that a block
+    ///    loads.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn load_tile<T: WgmmaTile>(
+        self,
+        mut stage: Stage,
+        [a, b]: [TensorMap; 2],
+        [row_a, row_b]: [u32; 2],
+    ) -> Stage {
+        let mut k = self.first_k;
+        for _ in 0..self.num_k_blocks {
+            self.pipeline.wait_empty(stage);
+            let full_barrier = self.pipeline.full_barrier(stage);
+            full_barrier.arrive_expect_tx(T::A_BYTES + T::B_BYTES);
+            let smem_a = self.smem_a.offset(stage.stage_idx * T::BLOCK_M * BLOCK_K);
+            let smem_b = self.smem_b.offset(stage.stage_idx * T::BLOCK_N * BLOCK_K);
+            // SAFETY: the stage is empty in all blocks that the copies write to.
+            unsafe {
+                load_rows(smem_a, a, [k, row_a], full_barrier, [T::BLOCK_M, T::CLUSTER_N]);
+                load_rows(smem_b, b, [k, row_b], full_barrier, [T::BLOCK_N, T::CLUSTER_M]);
+            }
+            k += BLOCK_K;
+            stage = self.pipeline.next(stage);
+        }
+        stage
+    }
+
+    /// Waits until nothing reads or writes the stages; `stage` is the one after the last tile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn finish(self, stage: Stage) {
+        self.pipeline.drain(stage);
+    }
+
+    /// Multiplies the operands of a tile; returns the warpgroup's accumulators over the block's
+    /// share of k, and the next stage.
+    ///
+    /// # Safety
+    /// 1. All threads of the two consumer warpgroups call this, for the same tiles as the producer.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn multiply_tile<T: WgmmaTile<Acc: Multiply<E>>>(
+        self,
+        mut stage: Stage,
+        [row_a, row_b]: [u32; 2],
+    ) -> (T::Acc, Stage) {
+        let a = MatrixDescriptor::k_major(self.smem_a, Swizzle::B128).advance(row_a * ROW_BYTES);
+        let b = MatrixDescriptor::k_major(self.smem_b, Swizzle::B128).advance(row_b * ROW_BYTES);
+        let mut acc = T::Acc::start();
+        let mut previous = stage;
+        for k_block in 0..self.num_k_blocks {
+            self.pipeline.wait_full(stage);
+            wgmma::fence();
+            let a = a.advance(stage.stage_idx * T::A_BYTES);
+            let b = b.advance(stage.stage_idx * T::B_BYTES);
+            // SAFETY: the stage is full, and stays so until it is released.
+            unsafe { T::Acc::multiply(&mut acc, a, b) };
+            wgmma::commit();
+            // The MMAs of this stage are in flight while those of the previous one are waited for.
+            wgmma::wait_group::<1>();
+            if k_block > 0 {
+                self.release::<T>(previous);
+            }
+            previous = stage;
+            stage = self.pipeline.next(stage);
+        }
+        let acc = T::Acc::wait(acc);
+        if T::SPLIT_K == 1 || self.num_k_blocks > 0 {
+            self.release::<T>(previous);
+        }
+        (acc, stage)
+    }
+
+    /// Arrives, for the warp, on the empty barriers of all blocks that write to the stage.
+    #[inline(always)]
+    #[track_caller]
+    fn release<T: WgmmaTile>(self, stage: Stage) {
+        let empty_barrier = self.pipeline.empty_barrier(stage);
+        let lane_id = warp::lane_id();
+        if T::CLUSTER_TILES > 1 {
+            if lane_id < T::CLUSTER_TILES {
+                empty_barrier.peer(lane_id).arrive();
+            }
+        } else if lane_id == 0 {
+            empty_barrier.arrive();
+        }
+    }
+}
+
+/// Loads `block_rows` rows; `blocks` blocks share them, and each multicasts its part to all.
+///
+/// # Safety
+/// 1. `dst` is empty in all of these blocks.
+#[inline(always)]
+#[track_caller]
+unsafe fn load_rows<E: Operand16>(
+    dst: Shared<E>,
+    map: TensorMap,
+    [k, row]: [u32; 2],
+    full_barrier: Mbarrier,
+    [block_rows, blocks]: [u32; 2],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if blocks == 1 {
+            let hint = CacheHint::EvictNormal;
+            bulk::tensor_load(dst, map, [k as i32, row as i32], full_barrier, hint);
+        } else {
+            let rows = block_rows / blocks;
+            let first_row = cluster::block_rank() * rows;
+            bulk::tensor_load_multicast(
+                dst.offset(first_row * BLOCK_K),
+                map,
+                [k as i32, (row + first_row) as i32],
+                full_barrier,
+                (1 << blocks) - 1,
+                CacheHint::EvictNormal,
+            );
+        }
+    }
+}

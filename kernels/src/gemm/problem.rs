@@ -1,0 +1,337 @@
+//! The linear layers that kernels compute: shapes, operands, and what is refused.
+
+use super::kernels::small_m::SmallM16;
+use crate::Rows;
+use crate::element::Dtype;
+use crate::tile::element::Operand16;
+use cuda_std::launch::{DevicePtr, LaunchError};
+use cuda_std::tensor_map::{L2Promotion, Swizzle, TensorMapSpec};
+
+/// The kernels that a device can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Compute capability 8.0 and newer.
+    Sm80,
+    /// Compute capability 9.0.
+    Sm90a,
+}
+
+impl Target {
+    /// Its name in PTX.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Target::Sm80 => "sm_80",
+            Target::Sm90a => "sm_90a",
+        }
+    }
+}
+
+/// The GPU that a launch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// The kernels that it can run.
+    pub target: Target,
+    /// Its streaming multiprocessors (SMs).
+    pub num_sms: usize,
+    /// Whether a launch may start before the previous one has ended (programmatic dependent
+    /// launch).
+    pub overlaps: bool,
+}
+
+impl Gpu {
+    /// An H100 or H200.
+    pub const HOPPER: Gpu = Gpu { target: Target::Sm90a, num_sms: 132, overlaps: true };
+}
+
+/// Most rows of a layer with a fused norm or gate.
+pub const MAX_FUSED_ROWS: usize = 8;
+
+/// The type of the accumulators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accumulate {
+    /// f32.
+    #[default]
+    F32,
+    /// f16, for f16 operands only: in tiles an accumulator is rounded to 11 bits every 16 FMAs, and
+    /// overflows beyond 65504. It takes half the registers, and GeForce GPUs have twice the rate.
+    /// The small-batch kernels, which are bound by memory, accumulate in f32 all the same.
+    F16,
+}
+
+/// The order of accumulation over k. All but [`SumOrder::Fastest`] depend on the weight's shape and
+/// the GPU, never on the number of rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SumOrder {
+    /// That of the fastest kernel for the number of rows.
+    #[default]
+    Fastest,
+    /// That of the small-batch kernels.
+    SmallBatch,
+    /// That of tiles that do not split k.
+    Tiles,
+}
+
+/// How an output is accumulated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summation {
+    /// The type of the accumulators.
+    pub accumulate: Accumulate,
+    /// The order over k.
+    pub order: SumOrder,
+}
+
+/// A linear layer in f32.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    /// Upper bound of the rows.
+    pub max_rows: usize,
+    /// Columns of the output: rows of the weight.
+    pub n: usize,
+    /// Columns of the input and of the weight.
+    pub k: usize,
+}
+
+/// The operands of a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearOperands {
+    /// `[rows, k]`.
+    pub x: Rows<f32>,
+    /// `[n, k]`.
+    pub weight: Rows<f32>,
+    /// `[n]`.
+    pub bias: Option<DevicePtr<f32>>,
+    /// `[rows, n]`.
+    pub residual: Option<Rows<f32>>,
+    /// `[rows, n]`; may be the residual.
+    pub out: Rows<f32>,
+}
+
+/// A linear layer of 16-bit operands.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear16 {
+    /// Upper bound of the rows.
+    pub max_rows: usize,
+    /// Columns of the output: rows of the weight, or half of them in a gated layer.
+    pub n: usize,
+    /// Columns of the input and of the weight.
+    pub k: usize,
+    /// How outputs are accumulated.
+    pub summation: Summation,
+    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
+    /// it; the first `n` rows of the weight are those of the gate, the last `n` those of up.
+    pub gated: bool,
+}
+
+/// The operands of a linear layer, with memory for `max_rows` rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear16Operands<E> {
+    /// `[max_rows, k]`.
+    pub x: Input16<E>,
+    /// `[n, k]`; `[2 * n, k]` if gated.
+    pub weight: Rows<E>,
+    /// `[n]`; `[2 * n]` if gated.
+    pub bias: Option<DevicePtr<f32>>,
+    /// `[max_rows, n]`, for f32 outputs only.
+    pub residual: Option<Rows<f32>>,
+    /// `[max_rows, n]`; of 16 bits if gated.
+    pub out: Out16<E>,
+}
+
+/// The input of a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub enum Input16<E> {
+    /// Rows of 16-bit elements.
+    Half(Rows<E>),
+    /// Rows that a fused RMSNorm normalises and rounds to the operands' type, as
+    /// [`RmsNorm`](crate::rms_norm::RmsNorm) stores them; [`Gemv16`](super::Gemv16) does not round
+    /// them.
+    Normed {
+        /// The input of the norm.
+        x: Rows<f32>,
+        /// `[k]`.
+        weight: DevicePtr<f32>,
+        /// Added to the mean of squares.
+        eps: f32,
+    },
+}
+
+/// The output of a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub enum Out16<E> {
+    /// Rounded to the operands' type.
+    Half(Rows<E>),
+    /// In f32; may be the residual.
+    F32(Rows<f32>),
+}
+
+impl<E: Operand16> Out16<E> {
+    /// Kernel arguments: 16-bit outputs or f32 outputs, the others null, and their row stride.
+    pub(super) fn args(&self) -> Result<(DevicePtr<E>, DevicePtr<f32>, u32), LaunchError> {
+        Ok(match self {
+            Out16::Half(out) => (out.ptr, DevicePtr::null(), out.stride_arg()?),
+            Out16::F32(out) => (DevicePtr::null(), out.ptr, out.stride_arg()?),
+        })
+    }
+}
+
+/// Kernel arguments: what an epilogue adds, null for nothing.
+pub(super) struct Terms {
+    pub bias: DevicePtr<f32>,
+    pub residual: DevicePtr<f32>,
+    pub residual_stride: u32,
+}
+
+impl Terms {
+    pub(super) fn new(
+        bias: Option<DevicePtr<f32>>,
+        residual: Option<Rows<f32>>,
+    ) -> Result<Self, LaunchError> {
+        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        Ok(Terms {
+            bias: bias.unwrap_or(DevicePtr::null()),
+            residual: residual.ptr,
+            residual_stride: residual.stride_arg()?,
+        })
+    }
+}
+
+/// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
+const MAX_SIZE: usize = i32::MAX as usize - 512;
+
+/// Largest row stride: its bytes stay in a `u32`.
+const MAX_STRIDE: usize = (1 << 30) - 1;
+
+impl Linear16 {
+    /// A layer that is accumulated in f32, in the fastest order.
+    #[must_use]
+    pub fn new(max_rows: usize, n: usize, k: usize) -> Self {
+        Linear16 { max_rows, n, k, summation: Summation::default(), gated: false }
+    }
+
+    /// The error of bf16 operands with f16 accumulators.
+    pub(super) const F16_ACCUMULATORS_OF_BF16: LaunchError = LaunchError::Shape {
+        what: "accumulator bits",
+        value: 16,
+        expected: "32 for bf16 operands",
+    };
+
+    /// Whether there is a kernel for layers of up to `max_rows` rows of `k` columns that are gated,
+    /// have a fused norm, or both.
+    pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
+        SmallM16::fuses(max_rows, k, normed)
+    }
+
+    /// Rows of the weight: two for each column of a gated output.
+    pub(super) const fn weight_rows(&self) -> usize {
+        if self.gated { self.n.saturating_mul(2) } else { self.n }
+    }
+
+    /// The input of a layer without a fused norm or gate.
+    pub(super) fn plain_input<E: Operand16>(
+        &self,
+        operands: &Linear16Operands<E>,
+    ) -> Result<Rows<E>, LaunchError> {
+        match operands.x {
+            Input16::Half(x) if !self.gated => Ok(x),
+            _ => {
+                let expected = "at most 8 for a layer with a fused norm or gate";
+                refuse("rows", self.max_rows, expected)
+            }
+        }
+    }
+
+    /// Refuses what no kernel computes.
+    pub(super) fn check<E: Operand16>(
+        &self,
+        operands: &Linear16Operands<E>,
+    ) -> Result<(), LaunchError> {
+        let Linear16Operands { x, weight, residual, out, .. } = operands;
+        for (what, value) in [("rows", self.max_rows), ("n", self.weight_rows()), ("k", self.k)] {
+            if value > MAX_SIZE {
+                return refuse(what, value, "at most 2147483135");
+            }
+        }
+        if E::DTYPE == Dtype::Bf16 && self.summation.accumulate == Accumulate::F16 {
+            return Err(Self::F16_ACCUMULATORS_OF_BF16);
+        }
+        if self.k == 0 || !self.k.is_multiple_of(8) {
+            return refuse("k", self.k, "a multiple of 8");
+        }
+        check_rows(weight)?;
+        let x_stride = match x {
+            _ if residual.is_some() && (self.gated || matches!(x, Input16::Normed { .. })) => {
+                return refuse("residuals", 1, "none for a layer with a fused norm or gate");
+            }
+            Input16::Half(x) => {
+                check_rows(x)?;
+                x.row_stride
+            }
+            Input16::Normed { x, weight, .. } => {
+                check_rows(x)?;
+                check_address(*weight)?;
+                x.row_stride
+            }
+        };
+        let out_stride = match out {
+            Out16::Half(_) if residual.is_some() => {
+                return refuse("output bits", 16, "32 where a residual is added");
+            }
+            Out16::F32(_) if self.gated => {
+                return refuse("output bits", 32, "16 for a gated layer");
+            }
+            Out16::Half(out) => out.row_stride,
+            Out16::F32(out) => out.row_stride,
+        };
+        let residual_stride = residual.map_or(0, |residual| residual.row_stride);
+        for stride in [x_stride, weight.row_stride, out_stride, residual_stride] {
+            if stride > MAX_STRIDE {
+                return refuse("row stride", stride, "at most 1073741823");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tensor map of a matrix `[rows, columns]` in boxes `[rows, columns]`, with 128-byte swizzle.
+pub(super) fn tensor_map<E: Operand16>(
+    matrix: &Rows<E>,
+    sizes: [usize; 2],
+    box_sizes: [usize; 2],
+) -> TensorMapSpec {
+    let [rows, columns] = sizes.map(|size| size as u64);
+    let [box_rows, box_columns] = box_sizes.map(|size| size as u32);
+    TensorMapSpec {
+        address: matrix.ptr.0,
+        element: E::TENSOR_MAP,
+        dims: vec![columns, rows],
+        strides_bytes: vec![(matrix.row_stride * size_of::<E>()) as u64],
+        box_dims: vec![box_columns, box_rows],
+        swizzle: Swizzle::B128,
+        l2_promotion: L2Promotion::B128,
+    }
+}
+
+/// The error of a `value` that is not as `expected`.
+pub(super) fn refuse<T>(
+    what: &'static str,
+    value: usize,
+    expected: &'static str,
+) -> Result<T, LaunchError> {
+    Err(LaunchError::Shape { what, value, expected })
+}
+
+/// Refuses rows that are not 16-byte aligned.
+fn check_rows<T>(rows: &Rows<T>) -> Result<(), LaunchError> {
+    if !(rows.row_stride * size_of::<T>()).is_multiple_of(16) {
+        let expected = if size_of::<T>() == 2 { "a multiple of 8" } else { "a multiple of 4" };
+        return refuse("row stride", rows.row_stride, expected);
+    }
+    check_address(rows.ptr)
+}
+
+fn check_address<T>(ptr: DevicePtr<T>) -> Result<(), LaunchError> {
+    if !ptr.0.is_multiple_of(16) {
+        return refuse("address", ptr.0 as usize, "a multiple of 16");
+    }
+    Ok(())
+}
