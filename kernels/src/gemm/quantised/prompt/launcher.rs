@@ -7,7 +7,7 @@ use super::wgmma::{
 };
 use super::{BLOCK_COLUMNS, MMA_THREADS, num_rows_of};
 use crate::Rows;
-use crate::gemm::linear16::tensor_map;
+use crate::gemm::problem::tensor_map;
 use crate::gemm::quantised::format::{TILE_K, UNIT_K};
 use crate::gemm::quantised::{BlockFormat, QuantisedOperands};
 use crate::gemm::{Gpu, Out16, SumOrder, Target};
