@@ -116,16 +116,19 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
                 time(args, &mut records, &GEMM, &shapes, |shape| gemm::measure(&subject, shape))?
             }
             Bench::Quantised(subject, shapes) => {
-                time(args, &mut records, &GEMM, &shapes, |shape| {
-                    quantised::measure(&subject, shape)
-                })? + {
-                    let subject =
-                        quantised::Subject { path: quantised::Path::DenseCopy, ..subject };
-                    let mut shapes = shapes;
-                    shapes.retain(|shape| shape.m > QuantisedLinear::MAX_ROWS);
-                    time(args, &mut records, &GEMM, &shapes, |shape| {
-                        quantised::measure(&subject, shape)
-                    })?
+                let mut measure = |path, shapes: &[gemm::Shape]| {
+                    let subject = quantised::Subject { path, ..subject.clone() };
+                    let of = |shape| quantised::measure(&subject, shape);
+                    time(args, &mut records, &GEMM, shapes, of)
+                };
+                let num_left_out = measure(quantised::Path::Fused, &shapes)?;
+                let is_prompt = |shape: &gemm::Shape| shape.m > QuantisedLinear::MAX_ROWS;
+                let prompts: Vec<_> = shapes.into_iter().filter(is_prompt).collect();
+                if prompts.is_empty() {
+                    num_left_out
+                } else {
+                    terminal::note("by a dense copy of the weight and a GEMM:");
+                    num_left_out + measure(quantised::Path::DenseCopy, &prompts)?
                 }
             }
             Bench::Attention(subject, shapes) => {
