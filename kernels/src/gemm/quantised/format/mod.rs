@@ -15,7 +15,7 @@ mod tile;
 
 pub use blocks_of_32::{Affine, Q80, Symmetric};
 pub use k_blocks::{Q6K, SixBit};
-pub use nibbles::Nibbles;
+pub(super) use nibbles::Nibbles;
 pub use tile::{Tile, TilePtr, Tiles};
 
 use cuda_std::prelude::*;
