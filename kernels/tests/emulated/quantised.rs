@@ -216,6 +216,15 @@ fn x_that_does_not_fit_into_shared_memory_is_copied_in_chunks() {
 }
 
 #[test]
+fn rows_of_tiles_beyond_shared_memory_are_computed_in_batches() {
+    let case = Case { format: BlockFormat::Q6_K, num_rows: 15, max_rows: 16, n: 250, ..CASE };
+    case.check(1);
+    // More than one tile along k a warp.
+    Case { n: 140, k: 4352, ..case }.check(2);
+    Case { n: 118, k: 2304, out: Out::Gated, ..case }.check(3);
+}
+
+#[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
     for format in [BlockFormat::Q4_K, BlockFormat::Q6_K, BlockFormat::Q5_0] {
         let alone = Case { format, num_rows: 1, max_rows: 1, k: 1280, ..CASE };

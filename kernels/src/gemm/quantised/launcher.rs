@@ -20,6 +20,23 @@ const fn max_shared_bytes(target: Target) -> usize {
     }
 }
 
+/// The arguments of a kernel that are those of the layer.
+pub(super) struct Args {
+    pub num_rows: DevicePtr<u32>,
+    pub max_rows: u32,
+    pub n: u32,
+    pub k: u32,
+    pub x: DevicePtr<u16>,
+    pub x_stride: u32,
+    pub weight: DevicePtr<u8>,
+    pub bias: DevicePtr<f32>,
+    pub residual: DevicePtr<f32>,
+    pub residual_stride: u32,
+    pub out: DevicePtr<f16>,
+    pub out_f32: DevicePtr<f32>,
+    pub out_stride: u32,
+}
+
 /// A linear layer of up to [`QuantisedLinear::MAX_ROWS`] rows in f16 with a packed weight.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantisedLinear {
@@ -70,39 +87,68 @@ impl QuantisedLinear {
         operands: &QuantisedOperands,
     ) -> Result<Option<Launch>, LaunchError> {
         self.check(operands)?;
+        let args = self.args(num_rows, operands)?;
+        match (gpu.target, self.streamed_instance()) {
+            (Target::Sm90a, Some(instance)) => self.launch_streamed(instance, gpu.num_sms, &args),
+            _ => self.launch_staged(gpu, &args),
+        }
+    }
+
+    fn args(
+        &self,
+        num_rows: DevicePtr<u32>,
+        operands: &QuantisedOperands,
+    ) -> Result<Args, LaunchError> {
         let &QuantisedOperands { x, weight, bias, residual, out } = operands;
-        let (out_f16, out_f32, out_stride) = match out {
+        let (out, out_f32, out_stride) = match out {
             Out16::Half(out) => (out.ptr, DevicePtr::null(), out.stride_arg()?),
             Out16::F32(out) => (DevicePtr::null(), out.ptr, out.stride_arg()?),
         };
         let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
-        let (n, k, max_rows) = (arg_u32("n", self.n)?, arg_u32("k", self.k)?, self.max_rows as u32);
+        Ok(Args {
+            num_rows,
+            max_rows: self.max_rows as u32,
+            n: arg_u32("n", self.n)?,
+            k: arg_u32("k", self.k)?,
+            x: DevicePtr::new(x.ptr.0),
+            x_stride: x.stride_arg()?,
+            weight,
+            bias: bias.unwrap_or(DevicePtr::null()),
+            residual: residual.ptr,
+            residual_stride: residual.stride_arg()?,
+            out,
+            out_f32,
+            out_stride,
+        })
+    }
+
+    /// The launch with x in shared memory.
+    fn launch_staged(&self, gpu: Gpu, args: &Args) -> Result<Option<Launch>, LaunchError> {
         let instance = self.instance(gpu.target);
         let row_tiles = self.n.div_ceil(TILE_ROWS as usize);
         let grid = [row_tiles.min(gpu.num_sms), self.max_rows.min(1), 1];
         let (chunk_tiles, shared_bytes) = self.chunk(instance, gpu);
         let geometry = Geometry::new(grid, NUM_THREADS as usize, shared_bytes)?;
-        let (x_stride, residual_stride) = (x.stride_arg()?, residual.stride_arg()?);
         Ok(geometry.map(|geometry| {
             gemm_f16_quantised::launch(
                 instance,
                 geometry,
-                num_rows,
-                max_rows,
-                n,
-                k,
+                args.num_rows,
+                args.max_rows,
+                args.n,
+                args.k,
                 num_parts(self.gated) as u32,
                 self.k_warps(gpu.num_sms).ilog2(),
                 chunk_tiles,
-                DevicePtr::new(x.ptr.0),
-                x_stride,
-                weight,
-                bias.unwrap_or(DevicePtr::null()),
-                residual.ptr,
-                residual_stride,
-                out_f16,
-                out_f32,
-                out_stride,
+                args.x,
+                args.x_stride,
+                args.weight,
+                args.bias,
+                args.residual,
+                args.residual_stride,
+                args.out,
+                args.out_f32,
+                args.out_stride,
             )
         }))
     }
@@ -136,9 +182,9 @@ impl QuantisedLinear {
             BlockFormat::Q5_0 => [gemm_f16_ring_q5_0_m8, gemm_f16_q5_0_m16],
             BlockFormat::Q5_1 => [gemm_f16_ring_q5_1_m8, gemm_f16_q5_1_m16],
             BlockFormat::Q8_0 => [gemm_f16_ring_q8_0_m8, gemm_f16_q8_0_m16],
-            BlockFormat::Q4_K => [gemm_f16_ring_q4_k_m8, gemm_f16_q4_k_m16],
-            BlockFormat::Q5_K => [gemm_f16_ring_q5_k_m8, gemm_f16_q5_k_m16],
-            BlockFormat::Q6_K => [gemm_f16_ring_q6_k_m8, gemm_f16_q6_k_m16],
+            BlockFormat::Q4_K => [gemm_f16_q4_k_m16; 2],
+            BlockFormat::Q5_K => [gemm_f16_q5_k_m16; 2],
+            BlockFormat::Q6_K => [gemm_f16_q6_k_m16; 2],
         };
         match target {
             Target::Sm90a if self.max_rows <= TILE_M as usize => ring_m8,

@@ -15,6 +15,8 @@
 //!           before they are multiplied.
 //! Bound     memory: the weight is read once; the first loads of it are issued before the wait for
 //!           the previous launch.
+//!
+//! The K formats on sm_90a have a kernel of their own, in `streamed`.
 
 pub mod dequantise;
 mod epilogue;
@@ -24,6 +26,7 @@ mod input;
 mod mainloop;
 pub mod prompt;
 mod ring;
+mod streamed;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
@@ -181,9 +184,6 @@ impl<F: Format, const RING: bool> TileSource<F, RING> {
         gemm_f16_ring_q5_0_m8 = <Symmetric<1>, 1, true>,
         gemm_f16_ring_q5_1_m8 = <Affine<1>, 1, true>,
         gemm_f16_ring_q8_0_m8 = <Q80, 1, true>,
-        gemm_f16_ring_q4_k_m8 = <SixBit<0>, 1, true>,
-        gemm_f16_ring_q5_k_m8 = <SixBit<1>, 1, true>,
-        gemm_f16_ring_q6_k_m8 = <Q6K, 1, true>,
         gemm_f16_q4_0_m16 = <Symmetric<0>, 2, false>,
         gemm_f16_q4_1_m16 = <Affine<0>, 2, false>,
         gemm_f16_q5_0_m16 = <Symmetric<1>, 2, false>,

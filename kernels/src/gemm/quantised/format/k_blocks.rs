@@ -1,7 +1,8 @@
 //! Formats of blocks of 256 elements, with scales in two levels.
 
 use super::nibbles::{Nibbles, byte_to_f32, half_to_f32};
-use super::{Format, Mins, ScaleRows, Source, TILE_ROWS, lane_group, lane_pair, load_rows};
+use super::{FactoredFormat, Format, Mins, ScaleRows, Source, TILE_ROWS};
+use super::{group_elems, lane_group, lane_pair, load_rows};
 use cuda_std::F16x2;
 use cuda_std::prelude::*;
 use half::f16;
@@ -73,19 +74,41 @@ impl<const HIGH_BITS: usize> Format for SixBit<HIGH_BITS> {
 
     #[inline(always)]
     fn min_fragment(scales: &SixBitScales) -> [u32; 4] {
-        /// 1024 in f16: its last bit counts 1.
-        const ONES: u32 = 0x6400_6400;
         const ONE_BY_REST: f16 = f16::from_bits(0x1000);
-        let pair = 2 * lane_pair();
-        let mins = |[low, high]: [u32; 2]| {
-            let bytes = math::byte_perm(low, high, pair | (pair + 1) << 4);
-            let halves = F16x2::from_bits(math::byte_perm(bytes, ONES, 0x7150));
-            f16x2::sub(halves, F16x2::from_bits(ONES))
-        };
-        let [upper, lower] = scales.mins.map(mins);
+        let [upper, lower] = scales.mins.map(pair_of_bytes::<0>);
         let rest = |mins| f16x2::mul(mins, F16x2::splat(ONE_BY_REST));
         [upper, lower, rest(upper), rest(lower)].map(F16x2::to_bits)
     }
+}
+
+impl<const HIGH_BITS: usize> FactoredFormat for SixBit<HIGH_BITS> {
+    #[inline(always)]
+    fn scale_in_row(scales: &SixBitScales, row: usize, group: usize) -> f32 {
+        Self::group_scale(scales, row, group)[0]
+    }
+
+    #[inline(always)]
+    fn mean_fragment(scales: &SixBitScales) -> [u32; 4] {
+        let [upper, lower] = scales.mins.map(|mins| pair_of_bytes::<0>(mins).to_bits());
+        [upper, lower, 0, 0]
+    }
+
+    #[inline(always)]
+    fn row_factors(scales: &SixBitScales, row: usize) -> [f32; 2] {
+        let [scale, min_scale] = Self::row_scale(scales, row);
+        [scale, min_scale * group_elems::<Self>()]
+    }
+}
+
+/// Bytes `2 * pair` and `2 * pair + 1` of eight, minus `BIAS`, in f16.
+#[inline(always)]
+fn pair_of_bytes<const BIAS: u16>([low, high]: [u32; 2]) -> F16x2 {
+    /// 1024 in f16: its last bit counts 1.
+    const ONES: u32 = 0x6400_6400;
+    let pair = 2 * lane_pair();
+    let bytes = math::byte_perm(low, high, pair | (pair + 1) << 4);
+    let halves = F16x2::from_bits(math::byte_perm(bytes, ONES, 0x7150));
+    f16x2::sub(halves, F16x2::splat(f16::from_bits(0x6400 + BIAS)))
 }
 
 /// A block of 256 elements in Q6_K: `d * scale * (q - 32)`, groups of 16.
@@ -133,5 +156,25 @@ impl Format for Q6K {
     #[inline(always)]
     fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
         unit.fragment(step)
+    }
+}
+
+impl FactoredFormat for Q6K {
+    #[inline(always)]
+    fn scale_in_row((scales, _): &Self::Scales, row: usize, group: usize) -> f32 {
+        byte_to_f32::<128>(scales[row][group / 4], group % 4)
+    }
+
+    #[inline(always)]
+    fn mean_fragment((scales, _): &Self::Scales) -> [u32; 4] {
+        let pair = |words: [u32; 2]| pair_of_bytes::<128>(words).to_bits();
+        let [upper, lower] = scales.map(|[a, b, c, d]| [pair([a, b]), pair([c, d])]);
+        [upper[0], lower[0], upper[1], lower[1]]
+    }
+
+    #[inline(always)]
+    fn row_factors((_, factors): &Self::Scales, row: usize) -> [f32; 2] {
+        let factor = half_to_f32(*factors, row);
+        [factor, factor * (Self::OFFSET * group_elems::<Self>())]
     }
 }

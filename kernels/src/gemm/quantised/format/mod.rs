@@ -163,8 +163,28 @@ pub trait Format {
     }
 }
 
+/// A format whose rows have a factor in each tile beside integer scales of the groups: an element
+/// is `factor * scale * q`, and an offset or a min is a multiple of the mean of a group of x.
+pub trait FactoredFormat: Format {
+    /// The integer scale of group `group`.
+    fn scale_in_row(scales: &Self::Scales, row: usize, group: usize) -> f32;
+
+    /// A fragment of A: what the means of the groups of x are multiplied by for the lane's rows,
+    /// columns being groups. Where there are eight groups, columns 8 to 15 are zeros.
+    fn mean_fragment(scales: &Self::Scales) -> [u32; 4];
+
+    /// What the sums of a row are multiplied by: those with [`FactoredFormat::scale_in_row`], and
+    /// those with [`FactoredFormat::mean_fragment`].
+    fn row_factors(scales: &Self::Scales, row: usize) -> [f32; 2];
+}
+
 /// What the rest of a mean, beyond f16, is multiplied by before it is rounded to f16.
 pub const MEAN_REST: f32 = (1 << 11) as f32;
+
+/// Elements of a group.
+const fn group_elems<F: Format>() -> f32 {
+    (F::GROUP_STEPS as u32 * STEP_K) as f32
+}
 
 /// What the quants of row `row` (0 or 1) of a lane are multiplied by to be integers.
 #[inline(always)]

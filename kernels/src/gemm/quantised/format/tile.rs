@@ -161,4 +161,24 @@ impl Tiles {
         let num_units = if condition { rest.min(TILE_UNITS as u32) } else { 0 };
         TilePtr { tile: self.weight.wrapping_add(at), num_units }
     }
+
+    /// Whether all tiles have four units.
+    #[inline(always)]
+    pub fn are_whole(&self) -> bool {
+        self.num_units.is_multiple_of(TILE_UNITS as u32)
+    }
+
+    /// Where tile `tile` in row `row` of tiles is.
+    #[inline(always)]
+    pub fn at<F: Format>(&self, row: u32, tile: u32) -> Global<u8> {
+        let at = row as usize * self.row_bytes as usize + (tile * Tile::<F>::BYTES) as usize;
+        self.weight.wrapping_add(at)
+    }
+
+    /// Bytes of tile `tile` along k.
+    #[inline(always)]
+    pub fn bytes_of<F: Format>(&self, tile: u32) -> u32 {
+        let units = (self.num_units - tile * TILE_UNITS as u32).min(TILE_UNITS as u32);
+        F::SCALE_BYTES + units * F::UNIT_BYTES
+    }
 }
