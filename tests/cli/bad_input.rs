@@ -94,6 +94,13 @@ fn rejects_benches_of_models_that_cannot_be() {
     with(&["-d", "18446744073709551615"], "18446744073709551615 positions");
     with(&["-n", "1", "--sequences", "18446744073709551615"], "18446744073709551615");
     with(&["kernels", "--op", "gemm"], "cannot be used with");
+    let long = |extra: &[&str], expected: &str| {
+        let args = ["bench", "long-context", "-m", LLAMA, "--device", "cpu"];
+        refuses(&[&args[..], extra].concat(), expected);
+    };
+    long(&["-c", "513"], "llama-gqa allows at most 512");
+    long(&["-c", "20", "-n", "7"], "need at least 22");
+    long(&["-n", "0"], "--n-gen");
     with(&["--baseline", "nowhere"], "--baseline nowhere: ");
 }
 

@@ -104,3 +104,38 @@ fn a_baseline_finds_what_is_slower() {
         "{said}"
     );
 }
+
+/// The positions that are filled and those before each token are known from the context.
+#[test]
+fn a_long_context_is_filled_and_counted() {
+    let of = |args: &[&str]| {
+        let bench = ["bench", "long-context", "-m", LLAMA, "--device", "cpu"];
+        let output = run(&[&bench[..], args].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let args = ["-c", "100", "-n", "6", "--chunk", "16", "--kv-cache-dtype", "f16"];
+    let json: Value = serde_json::from_str(&of(&[&args[..], &["-o", "json"]].concat())).unwrap();
+    // Prompts of 41 and 91 tokens, before ten that are generated; the first 41 stay in the cache.
+    assert_eq!([&json["context"], &json["filled"]], [100, 91]);
+    let decode = |i: usize| ["depth", "tokens"].map(|key| json["decode"][i][key].as_u64());
+    assert_eq!([decode(0), decode(1)], [[44, 6], [94, 6]].map(|pair| pair.map(Some)));
+    assert_eq!([&json["kv"], &json["dtype"]], ["f16", "f32"]);
+    let last = &json["decode"][1];
+    let [us, rate] = ["us", "tokens_per_second"].map(|key| last[key].as_f64().unwrap());
+    assert!((us * rate - 1e6).abs() < 1.0, "{last}");
+    let parts = json["memory"].as_array().unwrap();
+    let bytes: u64 = parts.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(json["counted_bytes"], bytes);
+    // K and V of two pages of 64 positions in f16, by the model's configuration.
+    let config = fs::read(format!("{LLAMA}/config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let size = |key: &str| config[key].as_u64().unwrap();
+    let row = size("num_key_value_heads") * size("head_dim");
+    let kv = parts.iter().find(|part| part["part"] == "KV cache").unwrap();
+    assert_eq!(kv["bytes"], 2 * 2 * 128 * row * size("num_hidden_layers"));
+
+    let table = of(&args);
+    let rows = ["| filling 91 positions |", "| decoding at 94 |", "| KV cache |"];
+    assert!(rows.iter().all(|row| table.contains(row)), "{table}");
+}

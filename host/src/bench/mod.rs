@@ -5,6 +5,7 @@ pub mod end_to_end;
 pub mod fusion;
 pub mod gemm;
 pub mod kernels;
+pub mod long_context;
 pub mod mission;
 pub mod quantised;
 pub(crate) mod random;

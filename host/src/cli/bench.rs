@@ -4,6 +4,7 @@ mod baseline;
 mod end_to_end;
 mod fusion;
 mod kernels;
+mod long_context;
 mod output;
 
 use super::{failure::Failure, mission};
@@ -11,6 +12,7 @@ use clap::Subcommand;
 use end_to_end::EndToEndArgs;
 use fusion::FusionArgs;
 use kernels::KernelsArgs;
+use long_context::LongContextArgs;
 
 const EXAMPLES: &str = "\
 Every combination of the values is a row, named as by llama-bench: pp512 computes a prompt of 512
@@ -42,6 +44,9 @@ enum Command {
     Kernels(KernelsArgs),
     /// Compare fused with unfused operations: launches and bytes by the plan, times on a GPU.
     Fusion(FusionArgs),
+    /// Fill a long context, decode at its half and its end, and count the memory by part ("GPU-015
+    /// ultra-mega-long context").
+    LongContext(LongContextArgs),
     /// Verify and time attention of 1 x 8 x 512 x 64 in f16; without a GPU, verify it on the emulator.
     Mission(mission::Args),
 }
@@ -52,6 +57,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         None => end_to_end::run(&args.end_to_end),
         Some(Command::Kernels(args)) => kernels::run(args),
         Some(Command::Fusion(args)) => fusion::run(args),
+        Some(Command::LongContext(args)) => long_context::run(args),
         Some(Command::Mission(args)) => mission::run(args),
     }
 }

@@ -184,7 +184,8 @@ impl EndToEndArgs {
     }
 }
 
-fn failure(error: EndToEndError) -> Failure {
+/// How a test failed, for the command line.
+pub fn failure(error: EndToEndError) -> Failure {
     match error {
         EndToEndError::Engine(error) => error.into(),
         wrong => Failure::Environment(wrong.to_string()),
