@@ -209,6 +209,9 @@ sections! { $
         "ldmatrix.sync.aligned.m8n8.x2.shared.b16" "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16"
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16" "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
     ];
+    "warp-level-matrix-instructions-movmatrix", "SM 75, the warp converged": [
+        "movmatrix.sync.aligned.m8n8.trans.b16"
+    ];
     "warp-level-matrix-instructions-stmatrix", "SM 90, the warp converged": [
         "stmatrix.sync.aligned.m8n8.x1.shared.b16" "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16"
         "stmatrix.sync.aligned.m8n8.x2.shared.b16" "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16"

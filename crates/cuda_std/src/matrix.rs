@@ -1,5 +1,5 @@
 //! `ldmatrix` and `stmatrix`: 8 x 8 matrices of 16-bit elements between shared memory and
-//! registers.
+//! registers; `movmatrix`: transposes one in registers.
 //!
 //! The results are the fragments that [`crate::mma`] takes. The whole warp calls these functions,
 //! converged.
@@ -87,6 +87,19 @@ load! {
 
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", 4, "{{{a}, {b}, {c}, {d}}}" (a b c d),
     "Loads four matrices, each transposed.": load_x4_trans, load_x4_trans_at, ldmatrix_x4_trans;
+}
+
+instruction! {
+    /// Transposes a matrix, of which each lane holds a word, in registers.
+    "movmatrix.sync.aligned.m8n8.trans.b16" => pub fn transpose(word: u32) -> u32 {
+        let result: u32;
+        stay_converged();
+        asm!("movmatrix.sync.aligned.m8n8.trans.b16 {}, {};", out(reg32) result, in(reg32) word,
+            options(nostack, preserves_flags));
+        result
+    } host {
+        emulated::transpose(word)
+    }
 }
 
 /// `mnemonic, number of matrices, "registers" (words), documentation: name, instruction`.
@@ -190,6 +203,17 @@ mod emulated {
             exchange(lanes, elements(COUNT, mnemonic).map(|(fragment, row)| (row, fragment)));
         });
         std::array::from_fn(|matrix| fragment[matrix])
+    }
+
+    #[track_caller]
+    pub fn transpose(word: u32) -> u32 {
+        let mnemonic = "movmatrix.sync.aligned.m8n8.trans.b16";
+        let words = collective(mnemonic, FULL_MASK, &[word], |lanes| {
+            let place = |row: usize, column: usize| (4 * row + column / 2, 0, column % 2);
+            let places = (0..64).map(|i| (i / 8, i % 8));
+            exchange(lanes, places.map(|(row, column)| (place(row, column), place(column, row))));
+        });
+        words[0]
     }
 
     #[track_caller]

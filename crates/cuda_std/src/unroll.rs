@@ -16,6 +16,10 @@
 /// ```
 #[macro_export]
 macro_rules! unroll {
+    ($i:ident in 0..2, $body:block) => {
+        $crate::unroll!(@step $i, 0, 2, $body);
+        $crate::unroll!(@step $i, 1, 2, $body);
+    };
     ($i:ident in 0..4, $body:block) => {
         $crate::unroll!(@step $i, 0, 4, $body);
         $crate::unroll!(@step $i, 1, 4, $body);

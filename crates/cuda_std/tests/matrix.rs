@@ -1,4 +1,4 @@
-//! `ldmatrix` and `stmatrix` on the emulator, element by element, against the ISA's figures.
+//! `ldmatrix`, `stmatrix` and `movmatrix` on the emulator, element by element, against the ISA's figures.
 
 use cuda_std::launch::{DevicePtr, Geometry, Launch};
 use cuda_std::prelude::*;
@@ -165,6 +165,25 @@ fn a_row_gets_its_elements() {
                 assert_eq!(got, want, "{instance:?}: row of lane {lane}, column {column}");
             }
         }
+    }
+}
+
+/// Transposes a matrix, of which a lane holds elements of row `lane_id / 4`.
+#[kernel(launch_bounds(WARP_SIZE))]
+unsafe fn transpose(out: GlobalMut<u32>) {
+    let lane_id = warp::lane_id();
+    let [low, high] = [0, 1].map(|half| element(lane_id / 4, 2 * (lane_id % 4) + half));
+    let word = matrix::transpose(low | high << 16);
+    // SAFETY: a word for each lane.
+    unsafe { out.set(lane_id as usize, word) };
+}
+
+#[test]
+fn a_transposed_row_is_a_column() {
+    let got = run(32, |geometry, out| transpose::launch(geometry, out)).unwrap();
+    for lane in 0..32 {
+        let [low, high] = [0, 1].map(|half| element(2 * (lane % 4) + half, lane / 4));
+        assert_eq!(got[lane as usize], low | high << 16, "lane {lane}");
     }
 }
 

@@ -187,20 +187,6 @@ impl<const PANELS: usize> RowTile<PANELS> {
     }
 }
 
-impl<E, const PANELS: usize> MmaTile<E, 1, 1, PANELS> {
-    /// Accumulator `tile` of eight columns of panel `panel` of the output.
-    #[inline(always)]
-    pub(super) fn out(&self, panel: usize, tile: usize) -> Accumulator {
-        self.row_tiles[0].out[panel].as_flattened()[tile]
-    }
-
-    /// As [`MmaTile::out`], to add to.
-    #[inline(always)]
-    pub(super) fn out_mut(&mut self, panel: usize, tile: usize) -> &mut Accumulator {
-        &mut self.row_tiles[0].out[panel].as_flattened_mut()[tile]
-    }
-}
-
 impl<E: Half, const ROW_TILES: usize, const KEY_STEPS: usize, const PANELS: usize> WarpTile
     for MmaTile<E, ROW_TILES, KEY_STEPS, PANELS>
 {

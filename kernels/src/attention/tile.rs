@@ -119,6 +119,13 @@ pub(super) trait WarpTile: Sized {
     /// `softmax_scale * log2(e)`.
     fn new(scale: f32) -> Self;
 
+    /// Takes what it keeps of Q in registers, before the first scores.
+    ///
+    /// # Safety
+    /// As [`WarpTile::scores`], of Q.
+    #[inline(always)]
+    unsafe fn take_queries(&mut self, _smem_q: Shared<Self::Element>, _q_rows: u32) {}
+
     /// `Q K^T` of the warp's rows and keys, not scaled. `smem_q` and `smem_k` start at the warp's first row and
     /// key, multiples of eight, of tiles of `q_rows` and `BLOCK_N` rows.
     ///

@@ -77,6 +77,11 @@ impl KvFormat {
         }
     }
 
+    /// Whether [`BLOCK_COLUMNS`] columns share a scale, and not a row.
+    pub(crate) const fn has_scale_of_block(self) -> bool {
+        matches!(self, KvFormat::Q8_0 | KvFormat::Q4_0)
+    }
+
     /// Bytes of a page of a head.
     pub(crate) const fn page_bytes(self, head_dim: u32) -> u32 {
         PAGE_SIZE * (self.quant_bytes(head_dim) + 2 * self.num_scales(head_dim))

@@ -180,7 +180,7 @@ fn decode_reads_quants_as_they_are() {
 #[test]
 fn decode_reads_quants_of_every_width() {
     for formats in FORMATS {
-        for (num_heads, head_dim) in [(1, 32), (7, 96), (2, 128), (1, 256)] {
+        for (num_heads, head_dim) in [(1, 32), (12, 64), (7, 96), (2, 128), (9, 128), (1, 256)] {
             let case = Case {
                 formats,
                 kv_lens: &[65],

@@ -213,8 +213,18 @@ impl<'a> Values<'a> {
 /// Results that differ between threads whatever the operands: of instructions whose threads have a part each, and of
 /// those that may see memory at different times.
 fn differs_always(words: &[&str]) -> bool {
-    let parts =
-        ["ldmatrix", "mma", "wgmma", "atom", "match", "elect", "activemask", "vote", "redux"];
+    let parts = [
+        "ldmatrix",
+        "movmatrix",
+        "mma",
+        "wgmma",
+        "atom",
+        "match",
+        "elect",
+        "activemask",
+        "vote",
+        "redux",
+    ];
     parts.contains(&words[0]) || matches!(words, ["mbarrier", "test_wait" | "try_wait", ..])
 }
 

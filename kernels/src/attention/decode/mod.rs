@@ -22,12 +22,10 @@
 //! Source    flash-decoding (T. Dao et al., 2023).
 
 mod problem;
-mod quantised;
+pub(super) mod quantised;
 mod results;
 
 use self::problem::{NewTokens, Problem, QueryRows, Smem, zero_q};
-use self::quantised::KvQuants;
-pub(super) use self::quantised::{Fp8, Q4, Q8, Quantised};
 use self::results::{WarpResults, for_each_vec};
 use super::combine::{SplitResults, store_out};
 #[cfg(not(target_arch = "nvptx64"))]
@@ -68,17 +66,6 @@ pub(super) const fn shared_bytes<E: AttentionElement>(rows: usize, panels: usize
     let tile_rows = ROW_UNIT as usize * rows + (num_slots(panels) * block_n) as usize;
     let elems = tile_rows * panels * PANEL_COLUMNS as usize;
     elems * size_of::<E>() + 4 * (NUM_WARPS * scratch + 2 * ITEM_WORDS) as usize
-}
-
-/// [`shared_bytes_of`] quants.
-#[cfg(not(target_arch = "nvptx64"))]
-pub(super) const fn quantised_shared_bytes<K: KvQuants, V: KvQuants>(panels: usize) -> usize {
-    match panels {
-        2 => shared_bytes_of::<Quantised<K, V, 2>>(),
-        3 => shared_bytes_of::<Quantised<K, V, 3>>(),
-        4 => shared_bytes_of::<Quantised<K, V, 4>>(),
-        _ => shared_bytes_of::<Quantised<K, V, 8>>(),
-    }
 }
 
 /// Blocks that should be resident on an SM. In f32 a tile takes more registers.
@@ -197,86 +184,6 @@ pub unsafe fn attention_decode<E: AttentionElement, const ROWS: usize, const PAN
             grid::launch_dependents();
         }
         run::<Dense<E, ROWS, PANELS>>(&problem, &smem, num_items, items);
-    }
-}
-
-/// As [`fn@attention_decode`] with K and V in the cache, of quants of `K` and of `V` with their
-/// scales, which are read as they are.
-///
-/// # Safety
-/// 1. As [`fn@attention_decode`], 1, 2 and 4; the pools are of the formats. Every head of `q` and
-///    `out` is 16-byte aligned, and so are the pools.
-/// 2. `head_dim` is a multiple of 16, and whole blocks of the formats.
-#[kernel(
-    launch_bounds(NUM_THREADS, blocks_per_sm::<f16>(PANELS)),
-    overlaps,
-    instances(
-        attention_decode_q8_0_q8_0_d64 = <Q8, Q8, 2>,
-        attention_decode_q8_0_q8_0_d96 = <Q8, Q8, 3>,
-        attention_decode_q8_0_q8_0_d128 = <Q8, Q8, 4>,
-        attention_decode_q8_0_q8_0_d256 = <Q8, Q8, 8>,
-        attention_decode_fp8_fp8_d64 = <Fp8, Fp8, 2>,
-        attention_decode_fp8_fp8_d96 = <Fp8, Fp8, 3>,
-        attention_decode_fp8_fp8_d128 = <Fp8, Fp8, 4>,
-        attention_decode_fp8_fp8_d256 = <Fp8, Fp8, 8>,
-        attention_decode_q4_0_q4_0_d64 = <Q4, Q4, 2>,
-        attention_decode_q4_0_q4_0_d96 = <Q4, Q4, 3>,
-        attention_decode_q4_0_q4_0_d128 = <Q4, Q4, 4>,
-        attention_decode_q4_0_q4_0_d256 = <Q4, Q4, 8>,
-        attention_decode_q8_0_q4_0_d64 = <Q8, Q4, 2>,
-        attention_decode_q8_0_q4_0_d96 = <Q8, Q4, 3>,
-        attention_decode_q8_0_q4_0_d128 = <Q8, Q4, 4>,
-        attention_decode_q8_0_q4_0_d256 = <Q8, Q4, 8>
-    )
-)]
-pub unsafe fn attention_decode_quantised<K: KvQuants, V: KvQuants, const PANELS: usize>(
-    num_items: Global<u32>,
-    items: Global<u32>,
-    block_table: Global<u32>,
-    max_pages_per_seq: u32,
-    q: Global<()>,
-    q_stride: u32,
-    k_pool: GlobalMut<()>,
-    v_pool: GlobalMut<()>,
-    num_heads: u32,
-    num_kv_heads: u32,
-    head_dim: u32,
-    softmax_scale: f32,
-    window: u32,
-    partial_out: GlobalMut<f32>,
-    partial_stats: GlobalMut<f32>,
-    counters: GlobalMut<u32>,
-    out: GlobalMut<()>,
-    out_stride: u32,
-) {
-    // SAFETY: launches have KV heads, and a multiple of query heads.
-    unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
-    let problem = Problem::<f16> {
-        block_table,
-        max_pages_per_seq,
-        new: None,
-        q: q.cast(),
-        q_stride,
-        pools: [k_pool.cast(), v_pool.cast()],
-        num_kv_heads,
-        group: num_heads / num_kv_heads,
-        head_dim,
-        aligned: true,
-        scale: softmax_scale * LOG2_E,
-        window,
-        partial_out,
-        partial_stats,
-        counters,
-        out: out.cast(),
-        out_stride,
-    };
-    // SAFETY: as in `attention_decode`.
-    unsafe {
-        let smem = Smem::<f16>::new::<Quantised<K, V, PANELS>>();
-        let num_items = store_first_item(num_items, items, thread::block_idx_x(), smem.items);
-        grid::wait_for_dependencies();
-        grid::launch_dependents();
-        run::<Quantised<K, V, PANELS>>(&problem, &smem, num_items, items);
     }
 }
 
@@ -402,6 +309,7 @@ unsafe fn attend<S: KvSource>(
         thread::sync_threads();
 
         // 2. Main loop over the warp's keys of each tile.
+        tile.take_queries(smem.q, block_rows);
         let warp_key = warp::warp_idx() * S::Tile::KEYS;
         let last_position = item.first_position + item.queries - 1;
         let visible_to_all = (last_position + 1).saturating_sub(problem.window)

@@ -1,6 +1,7 @@
 //! The launch of decode, its work items and its workspace.
 
-use super::super::decode::{self, Fp8, Q4, Q8, attention_decode, attention_decode_quantised};
+use super::super::decode::quantised::{self, Fp8, Q4, Q8, attention_decode_quantised};
+use super::super::decode::{self, attention_decode};
 use super::super::splits::{MAX_QUERIES, Splitting};
 use super::super::tile::{AttentionElement, NUM_THREADS, PANEL_COLUMNS, ROW_UNIT};
 use super::super::work_list::{ItemWords, SeqLens};
@@ -55,7 +56,8 @@ impl Attention {
             return Err(self.head_dim_error());
         };
         let shared_bytes = decode::shared_bytes::<E>(instance.rows(), instance.panels());
-        let num_blocks = self.num_blocks(gpu, E::DTYPE, shared_bytes, instance.panels());
+        let blocks_per_sm = decode::blocks_per_sm::<E>(instance.panels());
+        let num_blocks = self.num_blocks(gpu, E::DTYPE, shared_bytes, blocks_per_sm);
         let geometry = Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
         Ok(geometry.map(|geometry| {
             attention_decode::launch(
@@ -97,7 +99,7 @@ impl Attention {
         dtype == Dtype::F16
             && self.head_dim.is_multiple_of(QUANTISED_HEAD_DIM)
             && self.decode_instance(dtype).is_some()
-            && quantised_instances(formats).is_some()
+            && self.quantised_instance(formats).is_some()
     }
 
     /// [`Attention::decode`] of operands in f16 over pools of `formats`, which
@@ -115,15 +117,13 @@ impl Attention {
     ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
         self.check_items()?;
-        let instances = quantised_instances(formats).filter(|_| args.aligned != 0);
-        let instance = instances.and_then(|instances| {
-            instances.into_iter().find(|instance| self.fits(instance.panels()))
-        });
+        let instance = self.quantised_instance(formats).filter(|_| args.aligned != 0);
         let (Some(instance), Some(dense)) = (instance, self.decode_instance(Dtype::F16)) else {
             return Err(self.head_dim_error());
         };
-        let shared_bytes = quantised_shared_bytes(formats, instance.panels());
-        let num_blocks = self.num_blocks(gpu, Dtype::F16, shared_bytes, instance.panels());
+        let shared_bytes = quantised_shared_bytes(formats, instance);
+        let blocks_per_sm = quantised::blocks_per_sm(instance.row_tiles(), instance.panels());
+        let num_blocks = self.num_blocks(gpu, Dtype::F16, shared_bytes, blocks_per_sm);
         let geometry = Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
         Ok(geometry.map(|geometry| {
             attention_decode_quantised::launch(
@@ -169,13 +169,8 @@ impl Attention {
     }
 
     /// Blocks of a launch: the most items, or what is resident.
-    fn num_blocks(&self, gpu: Gpu, dtype: Dtype, shared_bytes: usize, panels: usize) -> usize {
+    fn num_blocks(&self, gpu: Gpu, dtype: Dtype, shared_bytes: usize, by_registers: u32) -> usize {
         let by_memory = SM_SHARED_BYTES / (shared_bytes + SYSTEM_SHARED_BYTES);
-        let by_registers = match dtype {
-            Dtype::F32 => decode::blocks_per_sm::<f32>(panels),
-            Dtype::F16 => decode::blocks_per_sm::<f16>(panels),
-            Dtype::Bf16 => decode::blocks_per_sm::<bf16>(panels),
-        };
         let blocks_per_sm = by_memory.min(by_registers as usize).max(1);
         self.max_decode_items(gpu, dtype).min(gpu.num_sms * blocks_per_sm)
     }
@@ -231,6 +226,19 @@ impl Attention {
             window: self.window,
             batch_invariant: self.batch_invariant,
         })
+    }
+
+    /// The narrowest instance for `formats` that has a row for every query row of a block.
+    fn quantised_instance(
+        &self,
+        formats: [KvFormat; 2],
+    ) -> Option<attention_decode_quantised::Instance> {
+        let group = self.num_heads.checked_div(self.num_kv_heads)?;
+        let rows = group * self.max_q_len.min(self.max_decode_q_len);
+        let row_tiles = if rows <= quantised::TILE_ROWS as usize { 1 } else { 2 };
+        quantised_instances(formats)?
+            .into_iter()
+            .find(|instance| instance.row_tiles() == row_tiles && self.fits(instance.panels()))
     }
 
     /// The narrowest instance with the fewest rows that has a row for every query head of a KV
@@ -293,47 +301,63 @@ const QUANTISED: [[KvFormat; 2]; 4] = [
     [KvFormat::Q8_0, KvFormat::Q4_0],
 ];
 
-/// Instances for `formats`, the narrowest heads first.
+/// Instances for `formats`, the fewest rows first, then the narrowest heads.
 fn quantised_instances(
     formats: [KvFormat; 2],
-) -> Option<[attention_decode_quantised::Instance; 4]> {
+) -> Option<[attention_decode_quantised::Instance; 7]> {
     use attention_decode_quantised::Instance::*;
     Some(match formats {
         [KvFormat::Q8_0, KvFormat::Q8_0] => [
-            attention_decode_q8_0_q8_0_d64,
-            attention_decode_q8_0_q8_0_d96,
-            attention_decode_q8_0_q8_0_d128,
-            attention_decode_q8_0_q8_0_d256,
+            attention_decode_q8_0_q8_0_r8_d64,
+            attention_decode_q8_0_q8_0_r8_d96,
+            attention_decode_q8_0_q8_0_r8_d128,
+            attention_decode_q8_0_q8_0_r8_d256,
+            attention_decode_q8_0_q8_0_r16_d64,
+            attention_decode_q8_0_q8_0_r16_d96,
+            attention_decode_q8_0_q8_0_r16_d128,
         ],
         [KvFormat::Fp8, KvFormat::Fp8] => [
-            attention_decode_fp8_fp8_d64,
-            attention_decode_fp8_fp8_d96,
-            attention_decode_fp8_fp8_d128,
-            attention_decode_fp8_fp8_d256,
+            attention_decode_fp8_fp8_r8_d64,
+            attention_decode_fp8_fp8_r8_d96,
+            attention_decode_fp8_fp8_r8_d128,
+            attention_decode_fp8_fp8_r8_d256,
+            attention_decode_fp8_fp8_r16_d64,
+            attention_decode_fp8_fp8_r16_d96,
+            attention_decode_fp8_fp8_r16_d128,
         ],
         [KvFormat::Q4_0, KvFormat::Q4_0] => [
-            attention_decode_q4_0_q4_0_d64,
-            attention_decode_q4_0_q4_0_d96,
-            attention_decode_q4_0_q4_0_d128,
-            attention_decode_q4_0_q4_0_d256,
+            attention_decode_q4_0_q4_0_r8_d64,
+            attention_decode_q4_0_q4_0_r8_d96,
+            attention_decode_q4_0_q4_0_r8_d128,
+            attention_decode_q4_0_q4_0_r8_d256,
+            attention_decode_q4_0_q4_0_r16_d64,
+            attention_decode_q4_0_q4_0_r16_d96,
+            attention_decode_q4_0_q4_0_r16_d128,
         ],
         [KvFormat::Q8_0, KvFormat::Q4_0] => [
-            attention_decode_q8_0_q4_0_d64,
-            attention_decode_q8_0_q4_0_d96,
-            attention_decode_q8_0_q4_0_d128,
-            attention_decode_q8_0_q4_0_d256,
+            attention_decode_q8_0_q4_0_r8_d64,
+            attention_decode_q8_0_q4_0_r8_d96,
+            attention_decode_q8_0_q4_0_r8_d128,
+            attention_decode_q8_0_q4_0_r8_d256,
+            attention_decode_q8_0_q4_0_r16_d64,
+            attention_decode_q8_0_q4_0_r16_d96,
+            attention_decode_q8_0_q4_0_r16_d128,
         ],
         _ => return None,
     })
 }
 
-/// Shared memory of a block of [`quantised_instances`].
-fn quantised_shared_bytes(formats: [KvFormat; 2], panels: usize) -> usize {
+/// Shared memory of a block of one of [`quantised_instances`].
+fn quantised_shared_bytes(
+    formats: [KvFormat; 2],
+    instance: attention_decode_quantised::Instance,
+) -> usize {
+    let (row_tiles, panels) = (instance.row_tiles(), instance.panels());
     match formats {
-        [KvFormat::Fp8, _] => decode::quantised_shared_bytes::<Fp8, Fp8>(panels),
-        [KvFormat::Q4_0, _] => decode::quantised_shared_bytes::<Q4, Q4>(panels),
-        [_, KvFormat::Q4_0] => decode::quantised_shared_bytes::<Q8, Q4>(panels),
-        _ => decode::quantised_shared_bytes::<Q8, Q8>(panels),
+        [KvFormat::Fp8, _] => quantised::shared_bytes::<Fp8, Fp8>(row_tiles, panels),
+        [KvFormat::Q4_0, _] => quantised::shared_bytes::<Q4, Q4>(row_tiles, panels),
+        [_, KvFormat::Q4_0] => quantised::shared_bytes::<Q8, Q4>(row_tiles, panels),
+        _ => quantised::shared_bytes::<Q8, Q8>(row_tiles, panels),
     }
 }
 
@@ -342,7 +366,7 @@ pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
     for formats in QUANTISED {
         let mut instances = quantised_instances(formats).into_iter().flatten();
         if let Some(instance) = instances.find(|instance| instance.symbol() == symbol) {
-            return Some(quantised_shared_bytes(formats, instance.panels()));
+            return Some(quantised_shared_bytes(formats, instance));
         }
     }
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
