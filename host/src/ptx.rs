@@ -58,7 +58,8 @@ mod tests {
         let (older, newer) = (target("sm_80").unwrap(), target("sm_90a").unwrap());
         assert!(!older.kernels.is_empty());
         for kernel in older.kernels {
-            let facts = |k: &Kernel| (k.family, k.max_threads, k.min_blocks, k.cluster);
+            // How many blocks share an SM may differ, as registers do.
+            let facts = |k: &Kernel| (k.family, k.max_threads, k.cluster);
             assert_eq!(newer.kernel(kernel.symbol).map(facts), Some(facts(kernel)));
         }
     }

@@ -89,7 +89,7 @@ impl QuantisedLinear {
         let num_blocks = row_tiles.min(num_sms as u32);
         let (block_rows, larger_blocks) = (row_tiles / num_blocks, row_tiles % num_blocks);
         // They decide the order of the sums, so they must not depend on the rows.
-        let k_warps = k.div_ceil(TILE_K).next_power_of_two().clamp(4, NUM_WARPS);
+        let k_warps = k.div_ceil(TILE_K).next_power_of_two().clamp(8, NUM_WARPS);
         let most_rows = row_tiles.div_ceil(num_blocks);
         let num_groups = NUM_WARPS / k_warps;
         let rest = self.fixed_bytes(tiles_m, max_rows);

@@ -195,7 +195,7 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
                 }
                 if first == 0 && tile == k_warp || next != tile {
                     input.load::<F>(tile, &mut x);
-                    if TILES_M == 1 {
+                    if TILES_M == 1 && next != tile {
                         input.copy_next(next);
                     }
                 }
