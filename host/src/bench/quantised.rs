@@ -94,7 +94,8 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
         let x = Rows::new(DevicePtr::new(bench.alloc(&x, x.len())?), k);
         let weight = DevicePtr::new(bench.alloc(&inputs.packed, inputs.packed.len())?);
         let launch = |out| -> Result<Vec<Launch>, ExecError> {
-            let operands = QuantisedOperands { x, weight, bias: None, residual: None, out };
+            let operands =
+                QuantisedOperands { x: Input16::Half(x), weight, bias: None, residual: None, out };
             let mut failed = None;
             let maps = &mut |spec: &TensorMapSpec| {
                 KernelBench::encode(spec).unwrap_or_else(|error| {
@@ -167,7 +168,7 @@ fn layer(
         Some(copy) => {
             let weight = Rows::new(copy, k);
             let &QuantisedOperands { x, bias, residual, out, .. } = operands;
-            let dense = Linear16Operands { x: Input16::Half(x), weight, bias, residual, out };
+            let dense = Linear16Operands { x, weight, bias, residual, out };
             [
                 Dequantise { n, k, format }.launch(operands.weight, weight)?,
                 Linear16::new(m, n, k).launch(gpu, num_rows, &dense, maps)?,
@@ -284,7 +285,13 @@ mod tests {
             let out = memory.alloc("out", Init::Poisoned(4 * m * n));
             let linear = QuantisedLinear { max_rows: m, n, k, format, gated: false };
             let rows = Out16::F32(Rows::new(DevicePtr::new(out), n));
-            let operands = QuantisedOperands { x, weight, bias: None, residual: None, out: rows };
+            let operands = QuantisedOperands {
+                x: Input16::Half(x),
+                weight,
+                bias: None,
+                residual: None,
+                out: rows,
+            };
             let launch = linear.launch(Gpu::HOPPER, DevicePtr::new(num_rows), &operands);
             launch.unwrap().unwrap().emulate(&mut memory, 0).unwrap();
             let mut got = vec![0; 4 * m * n];

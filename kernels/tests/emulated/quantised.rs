@@ -11,7 +11,8 @@ use kernels::Rows;
 use kernels::gemm::quantised::dequantise::Dequantise;
 use kernels::gemm::quantised::gather::GatherQuantised;
 use kernels::gemm::quantised::{BlockFormat, QuantisedLinear, QuantisedOperands};
-use kernels::gemm::{Gpu, Out16, Target};
+use kernels::gemm::{Gpu, Input16, Out16, Target};
+use kernels::rms_norm::RmsNorm;
 
 const HOPPER: Gpu = Gpu { num_sms: 3, ..Gpu::HOPPER };
 const SM80: Gpu = Gpu { target: Target::Sm80, num_sms: 2, overlaps: false };
@@ -142,6 +143,7 @@ impl Case {
             }
             _ => Out16::Half(Rows::new(device.poisoned("out", num_rows * out_stride), out_stride)),
         };
+        let x = Input16::Half(x);
         let operands = QuantisedOperands { x, weight, bias, residual, out };
         device.run(launch(num_rows_ptr, &operands), seed);
         let all = match out {
@@ -272,6 +274,40 @@ fn large_and_small_numbers_match_oracle() {
     }
 }
 
+/// Rows of x from the row count on are unwritten.
+#[test]
+fn a_fused_norm_has_the_bits_of_the_separate_one() {
+    let formats = BlockFormat::ALL.into_iter().filter(|format| format.block_elems() == 32);
+    for (seed, format) in formats.enumerate() {
+        for (gpu, num_rows, k) in [(HOPPER, 1, 352), (SM80, 3, 896), (HOPPER, 7, 2208)] {
+            let (max_rows, n, stride) = (num_rows + 1, 40, k + 4);
+            let linear = QuantisedLinear { max_rows, n, k, format, gated: false };
+            assert!(linear.fuses_norm());
+            let mut device = Device::default();
+            let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
+            let x = device.partly_written("x", &random(num_rows * stride, 1), max_rows * stride);
+            let (x, eps) = (Rows::<f32>::new(x, stride), 1e-5);
+            let norm_weight = device.f32s("norm weight", &random(k, 2));
+            let normed = Rows::new(device.poisoned::<f16>("normed", max_rows * k), k);
+            let norm = RmsNorm { max_rows, num_groups: 1, group_size: k, eps };
+            device.run(norm.launch(num_rows_ptr, x, norm_weight, normed), 1);
+            let stored = random_rows(format, [n, k], 3, |factor| 0.01 * factor);
+            let weight = device.bytes("weight", &pack(format, [n, k], &stored));
+            let mut run = |x, name: &str| {
+                let out = Rows::new(device.poisoned::<f32>(name, num_rows * n), n);
+                let (bias, residual, out_f32) = (None, None, Out16::F32(out));
+                let operands = QuantisedOperands { x, weight, bias, residual, out: out_f32 };
+                device.run(linear.launch(gpu, num_rows_ptr, &operands), seed as u64);
+                device.read_f32(out.ptr, num_rows * n)
+            };
+            let separate = run(Input16::Half(normed), "separate");
+            let fused = run(Input16::Normed { x, weight: norm_weight, eps }, "fused");
+            assert!(separate.iter().all(|out| out.is_finite()));
+            assert_eq!(separate, fused, "{format:?}: {num_rows} rows of {k}");
+        }
+    }
+}
+
 #[test]
 fn a_dense_copy_has_the_rounded_elements() {
     fn check<E: Stored + kernels::element::Half>(format: BlockFormat, n: usize, k: usize) {
@@ -348,6 +384,7 @@ fn rejects_what_no_kernel_takes() {
     let error = |linear: QuantisedLinear, weight: u64, x_stride: usize, out| {
         let (x, weight) = (Rows::new(DevicePtr::new(16), x_stride), DevicePtr::new(weight));
         let residual = Some(Rows::new(DevicePtr::new(48), 64)).filter(|_| !linear.gated);
+        let x = Input16::Half(x);
         let operands = QuantisedOperands { x, weight, bias: None, residual, out };
         let launch = linear.launch(Gpu::HOPPER, DevicePtr::new(64), &operands);
         launch.map(|_| ()).unwrap_err().to_string()

@@ -2,8 +2,7 @@
 
 use kernels::gemm::{Linear16, SumOrder};
 
-use super::sum_order;
-use super::tiles::{Product, gated_format};
+use super::{sum_order, tiles};
 use crate::exec::Gemm;
 use crate::plan::{Dtype, Linear, Op, Plan};
 
@@ -22,16 +21,15 @@ pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
 }
 
 /// There is one for a linear layer of 16-bit operands with a norm before it, a gate after it, or
-/// both; and for one with a weight in tiles and a gate after it.
+/// both.
 fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     let (x, weight) = (plan.tensor(op.x.tensor), plan.weight(op.weight));
+    let is_aligned = [op.x.start, x.width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
     if weight.has_tiles() {
-        let has_format = op.gated && gated_format(weight).is_some();
-        return has_format && op.norm.is_none() && Product::of(plan, op.x) != Product::DenseCopy;
+        return is_aligned && op.residual.is_none() && tiles::fuses(plan, op);
     }
     let storage = weight.storage();
     let is_half = matches!(storage, Some(Dtype::F16 | Dtype::BF16));
-    let is_aligned = [op.x.start, x.width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
     is_half
         && is_aligned
         && sum_order(plan) != SumOrder::Tiles

@@ -10,12 +10,12 @@ use kernels::gemm::quantised::dequantise::Dequantise;
 use kernels::gemm::quantised::gather::GatherQuantised;
 use kernels::gemm::quantised::prompt::QuantisedPrompt;
 use kernels::gemm::quantised::{BlockFormat, QuantisedLinear, QuantisedOperands};
-use kernels::gemm::{Out16, SumOrder};
+use kernels::gemm::{Input16, Out16, SumOrder};
 
 use super::element::{Launched, linear16};
 use super::{Lowering, sum_order};
 use crate::exec::ExecError;
-use crate::plan::{Dtype, Linear, Op, Plan, View, Weight, WeightId};
+use crate::plan::{Dtype, Linear, Norm, Op, Plan, View, Weight, WeightId};
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
@@ -64,6 +64,23 @@ pub(super) fn gated_format(weight: &Weight) -> Option<BlockFormat> {
     let mut formats = weight.parts.iter().map(|part| weight.tile_format(part));
     let first = formats.next()??;
     (is_apart && formats.all(|format| format == Some(first))).then_some(first)
+}
+
+/// Whether a kernel multiplies tiles, all that the weight of `op` has, and computes the norm before
+/// it and the gate after it.
+pub(super) fn fuses(plan: &Plan, op: &Linear) -> bool {
+    let weight = plan.weight(op.weight);
+    let product = Product::of(plan, op.x);
+    let max_rows = plan.bounds.max_rows(plan.tensor(op.x.tensor).rows);
+    let (n, k, gated) = (op.out.width, weight.cols, op.gated);
+    let norms = |segment: Segment| {
+        let linear = |format| QuantisedLinear { max_rows, n, k, format, gated };
+        segment.format.is_some_and(|format| linear(format).fuses_norm())
+    };
+    let has_norm = op.norm.is_none()
+        || product == Product::SmallBatch && segments(weight).into_iter().all(norms);
+    let has_gate = !gated || product != Product::DenseCopy && gated_format(weight).is_some();
+    has_norm && has_gate
 }
 
 /// How a linear layer is multiplied with tiles.
@@ -121,10 +138,9 @@ impl Lowering<'_> {
             Op::Embedding { table, out } => self.tiled_embedding(op, table, out),
             Op::Linear(ref linear) if linear.gated => {
                 let weight = self.plan.weight(linear.weight);
-                let format = gated_format(weight).filter(|_| linear.norm.is_none());
-                let format = format.ok_or_else(|| {
-                    unsupported(op, "halves in different formats, or with a norm before it")
-                })?;
+                let format = gated_format(weight);
+                let format =
+                    format.ok_or_else(|| unsupported(op, "halves in different formats"))?;
                 let weight = self.addresses.weights[linear.weight.0];
                 let launch = self.quantised_linear(linear, format, weight, 0, linear.out.width)?;
                 Ok(launch.map_err(|why| unsupported(op, &why.to_string()))?.into_iter().collect())
@@ -194,13 +210,18 @@ impl Lowering<'_> {
         start: usize,
         n: usize,
     ) -> Result<Launched, ExecError> {
-        let &Linear { x, weight, bias, gated, residual, out, .. } = linear;
+        let &Linear { x, norm, weight, bias, gated, residual, out } = linear;
         let out = out.columns(start, n);
         let bias = bias.map(|bias| self.weight::<f32>(bias)).transpose()?;
         let residual =
             residual.map(|residual| self.view(residual.columns(start, n))).transpose()?;
         let operands = QuantisedOperands {
-            x: self.view(x)?,
+            x: match norm {
+                Some(Norm { weight, eps }) => {
+                    Input16::Normed { x: self.view(x)?, weight: self.weight(weight)?, eps }
+                }
+                None => Input16::Half(self.view(x)?),
+            },
             weight: DevicePtr::new(address),
             bias: bias.map(|bias| bias.add(start)),
             residual,

@@ -6,7 +6,7 @@
 //!           `[num_rows, k]` f32, with a row stride; rows of out 16-byte aligned.
 //! Launch    grid `(max_rows, tiles along k / 8, 1)`, block `(256, 1, 1)`; a warp reads a tile, and
 //!           stores one of its rows.
-//! Numerics  f32, as [`dequantise`](super::dequantise()) computes them.
+//! Numerics  f32, as [`dequantise`](mod@super::dequantise) computes them.
 //! Bound     memory: a row of tiles is read, 16 rows of the weight, and a row of out written.
 
 use super::dequantise::elements;

@@ -7,7 +7,7 @@ use super::input::{TILE_M, shared_bytes};
 use super::ring::Ring;
 use super::{BlockFormat, NUM_THREADS, NUM_WARPS, gemm_f16_quantised};
 use crate::Rows;
-use crate::gemm::{Gpu, Out16, Target};
+use crate::gemm::{Gpu, Input16, MAX_FUSED_ROWS, Out16, Target};
 use crate::silu_mul::num_parts;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use half::f16;
@@ -26,8 +26,12 @@ pub(super) struct Args {
     pub max_rows: u32,
     pub n: u32,
     pub k: u32,
+    /// In f32 if normed.
     pub x: DevicePtr<u16>,
     pub x_stride: u32,
+    /// Null if x is not normed.
+    pub norm_weight: DevicePtr<f32>,
+    pub norm_eps: f32,
     pub weight: DevicePtr<u8>,
     pub bias: DevicePtr<f32>,
     pub residual: DevicePtr<f32>,
@@ -57,8 +61,8 @@ pub struct QuantisedLinear {
 /// that have different formats are launches of their own, into columns of one output.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantisedOperands {
-    /// `[max_rows, k]`.
-    pub x: Rows<f16>,
+    /// `[max_rows, k]`; normed where [`QuantisedLinear::fuses_norm`].
+    pub x: Input16<f16>,
     /// The tiles of `[n, k]`, [`BlockFormat::packed_bytes`]; twice as many if gated.
     pub weight: DevicePtr<u8>,
     /// `[n]`; `[2 * n]` if gated.
@@ -78,8 +82,9 @@ impl QuantisedLinear {
     ///
     /// # Errors
     /// [`LaunchError`] for more than [`QuantisedLinear::MAX_ROWS`] rows, a k that is no multiple of
-    /// the format's blocks or 0, rows of x or a weight that are not 16-byte aligned, a residual
-    /// with f16 outputs, a gate with f32 outputs, and sizes beyond a `u32`.
+    /// the format's blocks or 0, rows of x or weights that are not 16-byte aligned, a residual with
+    /// f16 outputs, a gate with f32 outputs, a norm where [`QuantisedLinear::fuses_norm`] is false,
+    /// and sizes beyond a `u32`.
     pub fn launch(
         &self,
         gpu: Gpu,
@@ -94,6 +99,19 @@ impl QuantisedLinear {
         }
     }
 
+    /// Whether there is a kernel for such a layer with a fused RMSNorm of x: for blocks of 32, and up
+    /// to [`MAX_FUSED_ROWS`] rows that fit into shared memory at once.
+    pub fn fuses_norm(&self) -> bool {
+        let fits = |target| {
+            let (chunk_tiles, _) = self.chunk(self.instance(target), Gpu { target, ..Gpu::HOPPER });
+            chunk_tiles as usize == self.k.div_ceil(TILE_K as usize)
+        };
+        self.format.block_elems() == 32
+            && self.max_rows <= MAX_FUSED_ROWS
+            && fits(Target::Sm80)
+            && fits(Target::Sm90a)
+    }
+
     fn args(
         &self,
         num_rows: DevicePtr<u32>,
@@ -105,13 +123,19 @@ impl QuantisedLinear {
             Out16::F32(out) => (DevicePtr::null(), out.ptr, out.stride_arg()?),
         };
         let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        let (x, x_stride, norm_weight, norm_eps) = match x {
+            Input16::Half(x) => (x.ptr.0, x.stride_arg()?, DevicePtr::null(), 0.0),
+            Input16::Normed { x, weight, eps } => (x.ptr.0, x.stride_arg()?, weight, eps),
+        };
         Ok(Args {
             num_rows,
             max_rows: self.max_rows as u32,
             n: arg_u32("n", self.n)?,
             k: arg_u32("k", self.k)?,
-            x: DevicePtr::new(x.ptr.0),
-            x_stride: x.stride_arg()?,
+            x: DevicePtr::new(x),
+            x_stride,
+            norm_weight,
+            norm_eps,
             weight,
             bias: bias.unwrap_or(DevicePtr::null()),
             residual: residual.ptr,
@@ -142,6 +166,9 @@ impl QuantisedLinear {
                 chunk_tiles,
                 args.x,
                 args.x_stride,
+                args.norm_weight,
+                1.0 / self.k as f32,
+                args.norm_eps,
                 args.weight,
                 args.bias,
                 args.residual,
@@ -163,8 +190,17 @@ impl QuantisedLinear {
             return refuse("k", 0, "at least one block");
         }
         self.format.check(self.n.saturating_mul(num_parts(self.gated)), self.k, *weight)?;
-        if !x.is_aligned() {
-            return refuse("row stride", x.row_stride, "rows of x that are 16-byte aligned");
+        let (is_aligned, stride) = match x {
+            Input16::Half(x) => (x.is_aligned(), x.row_stride),
+            Input16::Normed { x, weight, .. } => {
+                (x.is_aligned() && weight.0.is_multiple_of(16), x.row_stride)
+            }
+        };
+        if !is_aligned {
+            return refuse("row stride", stride, "rows of x that are 16-byte aligned");
+        }
+        if matches!(x, Input16::Normed { .. }) && !self.fuses_norm() {
+            return refuse("norms", 1, "none for this format, or so many rows or columns");
         }
         match out {
             Out16::Half(_) if residual.is_some() => refuse("output bits", 16, "32 with a residual"),

@@ -1,10 +1,10 @@
 //! Linear layers of up to 16 rows whose weight stays quantised: `out[m, n] = sum_k x[m, k] *
 //! weight[n, k] (+ bias[n]) (+ residual[m, n])`, or `silu(gate) * up` of a stacked weight.
 //!
-//! Shapes    x `[m, k]` f16, m at most 16; weight `[n, k]` in tiles, see [`mod@format`], k a multiple
-//!           of its blocks; bias `[n]`, residual `[m, n]` f32; out `[m, n]`, f32 (may be residual) or
-//!           f16; row strides; rows of x 16-byte aligned. Gate: tiles of gate, then of up, bias
-//!           `[2 * n]`, no residual.
+//! Shapes    x `[m, k]` f16, or f32 that is normed, m at most 16; weight `[n, k]` in tiles, see
+//!           [`mod@format`], k a multiple of its blocks; bias `[n]`, residual `[m, n]` f32; out
+//!           `[m, n]`, f32 (may be residual) or f16; row strides; rows of x 16-byte aligned. Gate:
+//!           tiles of gate, then of up, bias `[2 * n]`, no residual.
 //! Launch    grid of at most one block an SM, block `(512, 1, 1)`. A block has a contiguous range
 //!           of rows of tiles. Its 16 warps take one to four of them at a time, and split k: shared
 //!           memory holds x, the sums of its groups, and the warps' partial sums.
@@ -41,7 +41,7 @@ use cuda_std::prelude::*;
 use epilogue::{Epilogue, Outputs, Terms, num_partials, store_partials};
 use format::{Affine, Format, Q6K, Q80, SixBit, Symmetric, Tile, TilePtr, Tiles};
 use half::f16;
-use input::{Input, LaneInput};
+use input::{Input, LaneInput, Norm};
 use mainloop::{Sums, multiply};
 use ring::Ring;
 
@@ -175,6 +175,8 @@ impl<F: Format, const RING: bool> TileSource<F, RING> {
 /// 3. Rows of `x` are 16-byte aligned, and so is `weight`; `k` is a multiple of 32.
 /// 4. `2^k_warps_log2` is 4, 8 or 16, and `num_parts` is 1 or 2, with at most 8 warps. Shared memory
 ///    holds `chunk_tiles` tiles of x along k, at least one, and two rounds of partial sums.
+/// 5. `norm_weight` is null, or holds `k` elements, 16-byte aligned; elements of `x` are then f32,
+///    `chunk_tiles` are all, and `max_rows` is at most 8.
 #[kernel(
     launch_bounds(NUM_THREADS, 1),
     overlaps,
@@ -204,6 +206,9 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
     chunk_tiles: u32,
     x: Global<u16>,
     x_stride: u32,
+    norm_weight: Global<f32>,
+    norm_reciprocal: f32,
+    norm_eps: f32,
     weight: Global<u8>,
     bias: Global<f32>,
     residual: Global<f32>,
@@ -233,6 +238,11 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         let mut source = TileSource::<F, RING>::new(ring_smem.cast(), cursor);
         let input = Input::<TILES_M>::new::<F>((x, x_stride), max_rows, k, chunk_tiles, input_smem);
         input.clear_sums::<F>();
+        let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps };
+        let mut norm_weights = [0.0; 8];
+        if norm.is_there() {
+            norm_weights = input.first_norm_weights(&norm);
+        }
         let num_rows = num_rows.get(0);
 
         // 2. After it.
@@ -260,7 +270,11 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
                 let chunk_end = tiles.num_tiles.min(chunk + chunk_tiles);
                 if round == first || chunk_tiles < tiles.num_tiles {
                     thread::sync_threads();
-                    input.copy::<f16, F>(chunk, chunk_end - chunk);
+                    if norm.is_there() {
+                        input.copy_normed::<F>(&norm, norm_weights, num_rows, smem);
+                    } else {
+                        input.copy::<f16, F>(chunk, chunk_end - chunk);
+                    }
                     thread::sync_threads();
                 }
                 while tile < chunk_end {

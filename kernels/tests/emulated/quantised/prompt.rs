@@ -9,7 +9,7 @@ use half::f16;
 use kernels::Rows;
 use kernels::gemm::quantised::prompt::QuantisedPrompt;
 use kernels::gemm::quantised::{BlockFormat, QuantisedOperands};
-use kernels::gemm::{Gpu, Out16, SumOrder};
+use kernels::gemm::{Gpu, Input16, Out16, SumOrder};
 
 /// One SM, for which the large tiles are chosen, and as many as there are for small ones.
 const ONE_SM: Gpu = Gpu { num_sms: 1, ..Gpu::HOPPER };
@@ -149,6 +149,7 @@ fn rejects_what_no_kernel_takes() {
     let error = |prompt: QuantisedPrompt, out| {
         let x = Rows::new(DevicePtr::new(16), 512);
         let weight = DevicePtr::new(32);
+        let x = Input16::Half(x);
         let operands = QuantisedOperands { x, weight, bias: None, residual: None, out };
         let maps = &mut |_: &TensorMapSpec| EncodedTensorMap::NONE;
         let launch: Result<Option<Launch>, LaunchError> =

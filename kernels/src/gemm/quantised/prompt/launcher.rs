@@ -10,7 +10,7 @@ use crate::Rows;
 use crate::gemm::problem::tensor_map;
 use crate::gemm::quantised::format::{TILE_K, UNIT_K};
 use crate::gemm::quantised::{BlockFormat, QuantisedOperands};
-use crate::gemm::{Gpu, Out16, SumOrder, Target};
+use crate::gemm::{Gpu, Input16, Out16, SumOrder, Target};
 use crate::silu_mul::num_parts;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
@@ -70,7 +70,7 @@ impl QuantisedPrompt {
         operands: &QuantisedOperands,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
-        self.check(operands)?;
+        let x = self.check(operands)?;
         if self.max_rows == 0 || self.n == 0 {
             return Ok(None);
         }
@@ -91,8 +91,10 @@ impl QuantisedPrompt {
             out_stride,
         };
         match gpu.target {
-            Target::Sm90a => self.launch_wgmma(gpu.num_sms, num_rows, operands, &args, maps),
-            Target::Sm80 => self.launch_mma(num_rows, operands, &args),
+            Target::Sm90a => {
+                self.launch_wgmma(gpu.num_sms, num_rows, (x, operands.weight), &args, maps)
+            }
+            Target::Sm80 => self.launch_mma(num_rows, (x, operands.weight), &args),
         }
     }
 
@@ -100,7 +102,7 @@ impl QuantisedPrompt {
         &self,
         num_sms: usize,
         num_rows: DevicePtr<u32>,
-        operands: &QuantisedOperands,
+        (x, weight): (Rows<f16>, DevicePtr<u8>),
         args: &Args,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
@@ -111,7 +113,7 @@ impl QuantisedPrompt {
         let shared_bytes = wgmma::shared_bytes(instance.regs()) as usize;
         let geometry = Geometry::new(grid, wgmma::NUM_THREADS as usize, shared_bytes)?;
         let sizes = [self.max_rows, self.k];
-        let x = maps(&tensor_map(&operands.x, sizes, [box_rows, UNIT_K as usize]));
+        let x = maps(&tensor_map(&x, sizes, [box_rows, UNIT_K as usize]));
         Ok(geometry.map(|geometry| {
             gemm_f16_prompt::launch(
                 instance,
@@ -121,7 +123,7 @@ impl QuantisedPrompt {
                 args.k,
                 row_tiles as u32,
                 num_parts(self.gated) as u32,
-                operands.weight,
+                weight,
                 args.bias,
                 args.residual,
                 args.residual_stride,
@@ -136,13 +138,13 @@ impl QuantisedPrompt {
     fn launch_mma(
         &self,
         num_rows: DevicePtr<u32>,
-        operands: &QuantisedOperands,
+        (x, weight): (Rows<f16>, DevicePtr<u8>),
         args: &Args,
     ) -> Result<Option<Launch>, LaunchError> {
         let (row_tiles, num_tiles) = self.tiles(mma::BLOCK_ROWS as usize);
         let (num_threads, shared_bytes) = (MMA_THREADS as usize, mma::SHARED_BYTES as usize);
         let geometry = Geometry::new([num_tiles, 1, 1], num_threads, shared_bytes)?;
-        let x_stride = operands.x.stride_arg()?;
+        let x_stride = x.stride_arg()?;
         Ok(geometry.map(|geometry| {
             gemm_f16_prompt_mma::launch(
                 self.mma_instance(),
@@ -152,9 +154,9 @@ impl QuantisedPrompt {
                 args.k,
                 row_tiles as u32,
                 num_parts(self.gated) as u32,
-                DevicePtr::new(operands.x.ptr.0),
+                DevicePtr::new(x.ptr.0),
                 x_stride,
-                operands.weight,
+                weight,
                 args.bias,
                 args.residual,
                 args.residual_stride,
@@ -165,20 +167,24 @@ impl QuantisedPrompt {
         }))
     }
 
-    fn check(&self, operands: &QuantisedOperands) -> Result<(), LaunchError> {
+    /// The rows of x, if there is a kernel.
+    fn check(&self, operands: &QuantisedOperands) -> Result<Rows<f16>, LaunchError> {
         let refuse = |what, value, expected| Err(LaunchError::Shape { what, value, expected });
-        let QuantisedOperands { x, weight, residual, out, .. } = operands;
+        let &QuantisedOperands { x, weight, residual, out, .. } = operands;
         if self.k == 0 {
             return refuse("k", 0, "at least one block");
         }
-        self.format.check(self.n.saturating_mul(num_parts(self.gated)), self.k, *weight)?;
+        self.format.check(self.n.saturating_mul(num_parts(self.gated)), self.k, weight)?;
+        let Input16::Half(x) = x else {
+            return refuse("norms", 1, "none for a prompt");
+        };
         if !x.is_aligned() {
             return refuse("row stride", x.row_stride, "rows of x that are 16-byte aligned");
         }
         match out {
             Out16::Half(_) if residual.is_some() => refuse("output bits", 16, "32 with a residual"),
             Out16::F32(_) if self.gated => refuse("output bits", 32, "16 with a gate"),
-            _ => Ok(()),
+            _ => Ok(x),
         }
     }
 
