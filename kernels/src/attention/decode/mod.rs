@@ -22,7 +22,7 @@
 //! Source    flash-decoding (T. Dao et al., 2023).
 
 mod problem;
-pub(super) mod quantised;
+pub mod quantised;
 mod results;
 
 use self::problem::{NewTokens, Problem, QueryRows, Smem, zero_q};

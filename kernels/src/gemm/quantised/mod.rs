@@ -26,7 +26,7 @@ mod input;
 mod mainloop;
 pub mod prompt;
 mod ring;
-mod streamed;
+pub mod streamed;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;

@@ -20,8 +20,8 @@ mod epilogue;
 mod fragment;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
-mod mma;
-mod wgmma;
+pub mod mma;
+pub mod wgmma;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::QuantisedPrompt;

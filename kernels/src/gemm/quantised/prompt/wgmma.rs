@@ -202,7 +202,8 @@ pub unsafe fn gemm_f16_prompt<F: Format<Unit: InOrder>, const REGS: usize, const
             });
         }
         let acc = acc.wait::<0>();
-        drop(previous);
+        // It lived until the wait.
+        let _last = previous;
 
         // 4. Epilogue.
         grid::wait_for_dependencies();
