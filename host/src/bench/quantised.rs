@@ -209,7 +209,7 @@ impl Inputs {
             random.set_stream(chunk as u64);
             random.fill_bytes(stored);
             for block in stored.chunks_exact_mut(format.block_bytes()) {
-                for &at in factors(format) {
+                for &at in blocks::scale_fields(dtype(format)) {
                     let factor = f16::from_f32(random.random_range(-0.01f32..0.01));
                     block[at..at + 2].copy_from_slice(&factor.to_le_bytes());
                 }
@@ -249,18 +249,10 @@ fn dtype(format: BlockFormat) -> Dtype {
         BlockFormat::Q5_0 => Dtype::Q5_0,
         BlockFormat::Q5_1 => Dtype::Q5_1,
         BlockFormat::Q8_0 => Dtype::Q8_0,
+        BlockFormat::Q2_K => Dtype::Q2_K,
         BlockFormat::Q4_K => Dtype::Q4_K,
         BlockFormat::Q5_K => Dtype::Q5_K,
         BlockFormat::Q6_K => Dtype::Q6_K,
-    }
-}
-
-/// Where a block has factors in f16.
-fn factors(format: BlockFormat) -> &'static [usize] {
-    match format {
-        BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => &[0],
-        BlockFormat::Q6_K => &[208],
-        _ => &[0, 2],
     }
 }
 

@@ -3,6 +3,11 @@
 use half::f16;
 use kernels::gemm::quantised::BlockFormat;
 
+/// The formats in blocks of `elems` elements.
+pub fn in_blocks_of(elems: usize) -> impl Iterator<Item = BlockFormat> + Clone {
+    BlockFormat::ALL.into_iter().filter(move |format| format.block_elems() == elems)
+}
+
 /// Random rows of `k` elements as the file has them; each factor of a block is `factor` of a
 /// number from -1 to 1.
 pub fn random_rows(
@@ -34,6 +39,7 @@ pub fn random_rows(
 fn factors(format: BlockFormat) -> &'static [usize] {
     match format {
         BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => &[0],
+        BlockFormat::Q2_K => &[80, 82],
         BlockFormat::Q6_K => &[208],
         _ => &[0, 2],
     }
@@ -54,6 +60,9 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
         let byte = block[first + i / (2 * run) * run + i % run];
         f64::from(if (i / run).is_multiple_of(2) { byte & 15 } else { byte >> 4 })
     };
+    // Pairs of bits: 32 bytes have 128 elements.
+    let two_bits =
+        |first: usize| f64::from(block[first + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3);
     let bit = |at: usize, shift: usize| f64::from(block[at] >> shift & 1);
     let six_bits = |group: usize| {
         let packed = &block[4..16];
@@ -71,6 +80,10 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
         BlockFormat::Q5_0 => half(0) * (nibble(6, 16) + 16.0 * bit(2 + i / 8, i % 8) - 16.0),
         BlockFormat::Q5_1 => half(0) * (nibble(8, 16) + 16.0 * bit(4 + i / 8, i % 8)) + half(2),
         BlockFormat::Q8_0 => half(0) * f64::from(block[2 + i] as i8),
+        BlockFormat::Q2_K => {
+            let [scale, min] = [block[i / 16] & 15, block[i / 16] >> 4].map(f64::from);
+            half(80) * scale * two_bits(16) - half(82) * min
+        }
         BlockFormat::Q4_K => {
             let (scale, min) = six_bits(i / 32);
             scale * nibble(16, 32) - min
@@ -80,9 +93,8 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
             scale * (nibble(48, 32) + 16.0 * bit(16 + i % 32, i / 32)) - min
         }
         BlockFormat::Q6_K => {
-            let high = block[128 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
             let scale = half(208) * f64::from(block[192 + i / 16] as i8);
-            scale * (nibble(0, 64) + 16.0 * f64::from(high) - 32.0)
+            scale * (nibble(0, 64) + 16.0 * two_bits(128) - 32.0)
         }
     }
 }
