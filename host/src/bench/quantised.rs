@@ -250,6 +250,7 @@ fn dtype(format: BlockFormat) -> Dtype {
         BlockFormat::Q5_1 => Dtype::Q5_1,
         BlockFormat::Q8_0 => Dtype::Q8_0,
         BlockFormat::Q2_K => Dtype::Q2_K,
+        BlockFormat::Q3_K => Dtype::Q3_K,
         BlockFormat::Q4_K => Dtype::Q4_K,
         BlockFormat::Q5_K => Dtype::Q5_K,
         BlockFormat::Q6_K => Dtype::Q6_K,

@@ -75,6 +75,7 @@ impl Dtype {
             Dtype::Q5_1 => Some(BlockFormat::Q5_1),
             Dtype::Q8_0 => Some(BlockFormat::Q8_0),
             Dtype::Q2_K => Some(BlockFormat::Q2_K),
+            Dtype::Q3_K => Some(BlockFormat::Q3_K),
             Dtype::Q4_K => Some(BlockFormat::Q4_K),
             Dtype::Q5_K => Some(BlockFormat::Q5_K),
             Dtype::Q6_K => Some(BlockFormat::Q6_K),

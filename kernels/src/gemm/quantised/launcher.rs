@@ -1,7 +1,7 @@
 //! The launch of a linear layer whose weight stays quantised.
 
 use super::epilogue::num_partials;
-use super::format::{Affine, Format, Q2K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS};
+use super::format::{Affine, Format, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS};
 use super::gemm_f16_quantised::Instance;
 use super::input::{TILE_M, shared_bytes};
 use super::ring::Ring;
@@ -219,6 +219,7 @@ impl QuantisedLinear {
             BlockFormat::Q5_1 => [gemm_f16_ring_q5_1_m8, gemm_f16_q5_1_m16],
             BlockFormat::Q8_0 => [gemm_f16_ring_q8_0_m8, gemm_f16_q8_0_m16],
             BlockFormat::Q2_K => [gemm_f16_ring_q2_k_m8, gemm_f16_q2_k_m16],
+            BlockFormat::Q3_K => [gemm_f16_ring_q3_k_m8, gemm_f16_q3_k_m16],
             BlockFormat::Q4_K => [gemm_f16_q4_k_m16; 2],
             BlockFormat::Q5_K => [gemm_f16_q5_k_m16; 2],
             BlockFormat::Q6_K => [gemm_f16_q6_k_m16; 2],
@@ -283,6 +284,7 @@ fn shared_bytes_of(
         BlockFormat::Q5_1 => of::<Affine<1>>,
         BlockFormat::Q8_0 => of::<Q80>,
         BlockFormat::Q2_K => of::<Q2K>,
+        BlockFormat::Q3_K => of::<Q3K>,
         BlockFormat::Q4_K => of::<SixBit<0>>,
         BlockFormat::Q5_K => of::<SixBit<1>>,
         BlockFormat::Q6_K => of::<Q6K>,

@@ -3,7 +3,7 @@
 //! [`format`]: super::format
 
 use super::format::{
-    Affine, Format, Q2K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K, UNIT_STEPS,
+    Affine, Format, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K, UNIT_STEPS,
 };
 use cuda_std::launch::{DevicePtr, LaunchError};
 use std::ops::Range;
@@ -21,6 +21,7 @@ pub enum BlockFormat {
     Q5_1,
     Q8_0,
     Q2_K,
+    Q3_K,
     Q4_K,
     Q5_K,
     Q6_K,
@@ -28,13 +29,14 @@ pub enum BlockFormat {
 
 impl BlockFormat {
     /// All of them.
-    pub const ALL: [BlockFormat; 9] = [
+    pub const ALL: [BlockFormat; 10] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
         BlockFormat::Q5_1,
         BlockFormat::Q8_0,
         BlockFormat::Q2_K,
+        BlockFormat::Q3_K,
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
@@ -49,6 +51,7 @@ impl BlockFormat {
             BlockFormat::Q5_1 => "q5_1",
             BlockFormat::Q8_0 => "q8_0",
             BlockFormat::Q2_K => "q2_k",
+            BlockFormat::Q3_K => "q3_k",
             BlockFormat::Q4_K => "q4_k",
             BlockFormat::Q5_K => "q5_k",
             BlockFormat::Q6_K => "q6_k",
@@ -58,8 +61,9 @@ impl BlockFormat {
     /// Elements of a block.
     pub const fn block_elems(self) -> usize {
         match self {
-            BlockFormat::Q2_K | BlockFormat::Q4_K | BlockFormat::Q5_K | BlockFormat::Q6_K => 256,
-            _ => 32,
+            BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q5_0 | BlockFormat::Q5_1 => 32,
+            BlockFormat::Q8_0 => 32,
+            _ => 256,
         }
     }
 
@@ -72,6 +76,7 @@ impl BlockFormat {
             BlockFormat::Q5_1 => 24,
             BlockFormat::Q8_0 => 34,
             BlockFormat::Q2_K => 84,
+            BlockFormat::Q3_K => 110,
             BlockFormat::Q4_K => 144,
             BlockFormat::Q5_K => 176,
             BlockFormat::Q6_K => 210,
@@ -90,6 +95,7 @@ impl BlockFormat {
             BlockFormat::Q5_1 => of::<Affine<1>>(),
             BlockFormat::Q8_0 => of::<Q80>(),
             BlockFormat::Q2_K => of::<Q2K>(),
+            BlockFormat::Q3_K => of::<Q3K>(),
             BlockFormat::Q4_K => of::<SixBit<0>>(),
             BlockFormat::Q5_K => of::<SixBit<1>>(),
             BlockFormat::Q6_K => of::<Q6K>(),
@@ -166,6 +172,11 @@ impl BlockFormat {
                 copy(16 * row, 0..16);
                 copy(16 * ROWS + of_two_rows(4), 80..84);
             }
+            BlockFormat::Q3_K => {
+                copy(8 * row, 96..104);
+                copy(8 * ROWS + of_two_rows(4), 104..108);
+                copy(12 * ROWS + of_two_rows(2), 108..110);
+            }
             BlockFormat::Q4_K | BlockFormat::Q5_K => copy(16 * row, 0..16),
             BlockFormat::Q6_K => {
                 copy(16 * row, 192..208);
@@ -191,6 +202,12 @@ impl BlockFormat {
                 out.iter_mut().zip(&block[2..]).for_each(|(out, byte)| *out = byte ^ 0x80);
             }
             BlockFormat::Q2_K => pairs(&block[16..], out),
+            BlockFormat::Q3_K => {
+                pairs(&block[32..], out);
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out |= (block[i % 32] >> (i / 32) & 1) << 2;
+                }
+            }
             BlockFormat::Q4_K => nibbles(&block[16..], 32, out),
             BlockFormat::Q5_K => {
                 nibbles(&block[48..], 32, out);
@@ -252,6 +269,7 @@ impl BlockFormat {
             BlockFormat::Q6_K => [4, 2],
             BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q4_K => [4, 0],
             BlockFormat::Q2_K => [2, 0],
+            BlockFormat::Q3_K => [2, 1],
         }
     }
 

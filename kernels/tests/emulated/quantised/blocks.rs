@@ -40,6 +40,7 @@ fn factors(format: BlockFormat) -> &'static [usize] {
     match format {
         BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => &[0],
         BlockFormat::Q2_K => &[80, 82],
+        BlockFormat::Q3_K => &[108],
         BlockFormat::Q6_K => &[208],
         _ => &[0, 2],
     }
@@ -83,6 +84,13 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
         BlockFormat::Q2_K => {
             let [scale, min] = [block[i / 16] & 15, block[i / 16] >> 4].map(f64::from);
             half(80) * scale * two_bits(16) - half(82) * min
+        }
+        BlockFormat::Q3_K => {
+            let group = i / 16;
+            let low = block[96 + group % 8] >> (4 * (group / 8)) & 15;
+            let high = block[104 + group % 4] >> (2 * (group / 4)) & 3;
+            let scale = half(108) * (f64::from(low) + 16.0 * f64::from(high) - 32.0);
+            scale * (two_bits(32) + 4.0 * bit(i % 32, i / 32) - 4.0)
         }
         BlockFormat::Q4_K => {
             let (scale, min) = six_bits(i / 32);

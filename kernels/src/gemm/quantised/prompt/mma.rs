@@ -4,7 +4,7 @@ use super::epilogue::{Output, stage, staging_bytes};
 use super::fragment::fragment;
 use super::{MMA_THREADS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
 use crate::gemm::quantised::format::{
-    Affine, Format, Q2K, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tiles, UNIT_K, lane_group,
+    Affine, Format, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tiles, UNIT_K, lane_group,
     lane_pair,
 };
 use cuda_std::cp_async::copy_vec;
@@ -129,6 +129,7 @@ impl Rows {
         gemm_f16_prompt_mma_q5_1 = <Affine<1>>,
         gemm_f16_prompt_mma_q8_0 = <Q80>,
         gemm_f16_prompt_mma_q2_k = <Q2K>,
+        gemm_f16_prompt_mma_q3_k = <Q3K>,
         gemm_f16_prompt_mma_q4_k = <SixBit<0>>,
         gemm_f16_prompt_mma_q5_k = <SixBit<1>>,
         gemm_f16_prompt_mma_q6_k = <Q6K>
