@@ -254,6 +254,7 @@ fn dtype(format: BlockFormat) -> Dtype {
         BlockFormat::Q4_K => Dtype::Q4_K,
         BlockFormat::Q5_K => Dtype::Q5_K,
         BlockFormat::Q6_K => Dtype::Q6_K,
+        BlockFormat::IQ4_XS => Dtype::IQ4_XS,
     }
 }
 

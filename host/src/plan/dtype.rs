@@ -79,6 +79,7 @@ impl Dtype {
             Dtype::Q4_K => Some(BlockFormat::Q4_K),
             Dtype::Q5_K => Some(BlockFormat::Q5_K),
             Dtype::Q6_K => Some(BlockFormat::Q6_K),
+            Dtype::IQ4_XS => Some(BlockFormat::IQ4_XS),
             _ => None,
         }
     }

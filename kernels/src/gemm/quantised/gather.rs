@@ -10,7 +10,7 @@
 //! Bound     memory: a row of tiles is read, 16 rows of the weight, and a row of out written.
 
 use super::dequantise::elements;
-use super::format::{Affine, Format, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric};
+use super::format::{Affine, Format, IQ4XS, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric};
 use super::format::{STEP_K, TILE_K, TILE_ROWS, TILE_STEPS, Tiles, UNIT_STEPS};
 use super::format::{lane_group, lane_pair};
 use cuda_std::prelude::*;
@@ -39,7 +39,8 @@ const NUM_WARPS: u32 = 8;
         gather_q3_k = <Q3K>,
         gather_q4_k = <SixBit<0>>,
         gather_q5_k = <SixBit<1>>,
-        gather_q6_k = <Q6K>
+        gather_q6_k = <Q6K>,
+        gather_iq4_xs = <IQ4XS>
     )
 )]
 pub unsafe fn gather_quantised<F: Format>(
@@ -152,6 +153,7 @@ mod launcher {
             BlockFormat::Q4_K => Instance::gather_q4_k,
             BlockFormat::Q5_K => Instance::gather_q5_k,
             BlockFormat::Q6_K => Instance::gather_q6_k,
+            BlockFormat::IQ4_XS => Instance::gather_iq4_xs,
         }
     }
 }

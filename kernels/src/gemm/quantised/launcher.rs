@@ -1,7 +1,9 @@
 //! The launch of a linear layer whose weight stays quantised.
 
 use super::epilogue::num_partials;
-use super::format::{Affine, Format, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS};
+use super::format::{
+    Affine, Format, IQ4XS, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS,
+};
 use super::gemm_f16_quantised::Instance;
 use super::input::{TILE_M, shared_bytes};
 use super::ring::Ring;
@@ -223,6 +225,7 @@ impl QuantisedLinear {
             BlockFormat::Q4_K => [gemm_f16_q4_k_m16; 2],
             BlockFormat::Q5_K => [gemm_f16_q5_k_m16; 2],
             BlockFormat::Q6_K => [gemm_f16_q6_k_m16; 2],
+            BlockFormat::IQ4_XS => [gemm_f16_ring_iq4_xs_m8, gemm_f16_iq4_xs_m16],
         };
         match target {
             Target::Sm90a if self.max_rows <= TILE_M as usize => ring_m8,
@@ -288,6 +291,7 @@ fn shared_bytes_of(
         BlockFormat::Q4_K => of::<SixBit<0>>,
         BlockFormat::Q5_K => of::<SixBit<1>>,
         BlockFormat::Q6_K => of::<Q6K>,
+        BlockFormat::IQ4_XS => of::<IQ4XS>,
     };
     of(ring, tiles_m, max_rows, num_tiles)
 }

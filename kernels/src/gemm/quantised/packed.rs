@@ -3,7 +3,8 @@
 //! [`format`]: super::format
 
 use super::format::{
-    Affine, Format, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K, UNIT_STEPS,
+    Affine, Format, IQ4XS, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K,
+    UNIT_STEPS,
 };
 use cuda_std::launch::{DevicePtr, LaunchError};
 use std::ops::Range;
@@ -25,11 +26,12 @@ pub enum BlockFormat {
     Q4_K,
     Q5_K,
     Q6_K,
+    IQ4_XS,
 }
 
 impl BlockFormat {
     /// All of them.
-    pub const ALL: [BlockFormat; 10] = [
+    pub const ALL: [BlockFormat; 11] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -40,6 +42,7 @@ impl BlockFormat {
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
+        BlockFormat::IQ4_XS,
     ];
 
     /// Its name in symbols.
@@ -55,6 +58,7 @@ impl BlockFormat {
             BlockFormat::Q4_K => "q4_k",
             BlockFormat::Q5_K => "q5_k",
             BlockFormat::Q6_K => "q6_k",
+            BlockFormat::IQ4_XS => "iq4_xs",
         }
     }
 
@@ -80,6 +84,7 @@ impl BlockFormat {
             BlockFormat::Q4_K => 144,
             BlockFormat::Q5_K => 176,
             BlockFormat::Q6_K => 210,
+            BlockFormat::IQ4_XS => 136,
         }
     }
 
@@ -99,6 +104,7 @@ impl BlockFormat {
             BlockFormat::Q4_K => of::<SixBit<0>>(),
             BlockFormat::Q5_K => of::<SixBit<1>>(),
             BlockFormat::Q6_K => of::<Q6K>(),
+            BlockFormat::IQ4_XS => of::<IQ4XS>(),
         }
     }
 
@@ -182,6 +188,7 @@ impl BlockFormat {
                 copy(16 * row, 192..208);
                 copy(16 * ROWS + of_two_rows(2), 208..210);
             }
+            BlockFormat::IQ4_XS => copy(8 * row, 0..8),
         }
     }
 
@@ -221,6 +228,7 @@ impl BlockFormat {
                 nibbles(block, 64, out);
                 out.iter_mut().zip(high).for_each(|(out, high)| *out |= high << 4);
             }
+            BlockFormat::IQ4_XS => nibbles(&block[8..], 16, out),
         }
     }
 
@@ -267,7 +275,9 @@ impl BlockFormat {
             BlockFormat::Q8_0 => [8, 0],
             BlockFormat::Q5_0 | BlockFormat::Q5_1 | BlockFormat::Q5_K => [4, 1],
             BlockFormat::Q6_K => [4, 2],
-            BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q4_K => [4, 0],
+            BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q4_K | BlockFormat::IQ4_XS => {
+                [4, 0]
+            }
             BlockFormat::Q2_K => [2, 0],
             BlockFormat::Q3_K => [2, 1],
         }

@@ -38,7 +38,7 @@ pub fn random_rows(
 /// Where a block has factors in f16.
 fn factors(format: BlockFormat) -> &'static [usize] {
     match format {
-        BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => &[0],
+        BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 | BlockFormat::IQ4_XS => &[0],
         BlockFormat::Q2_K => &[80, 82],
         BlockFormat::Q3_K => &[108],
         BlockFormat::Q6_K => &[208],
@@ -52,6 +52,12 @@ pub fn elements(format: BlockFormat, stored: &[u8]) -> Vec<f64> {
     let of_block = |block| (0..format.block_elems()).map(move |i| element(format, block, i));
     blocks.flat_map(of_block).collect()
 }
+
+/// `kvalues_iq4nl` of ggml.
+const IQ4_LEVELS: [f64; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
+    89.0, 113.0,
+];
 
 /// Element `i` of a block.
 fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
@@ -103,6 +109,13 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
         BlockFormat::Q6_K => {
             let scale = half(208) * f64::from(block[192 + i / 16] as i8);
             scale * (nibble(0, 64) + 16.0 * two_bits(128) - 32.0)
+        }
+        BlockFormat::IQ4_XS => {
+            let group = i / 32;
+            let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+            let high = u16::from_le_bytes([block[2], block[3]]) >> (2 * group) & 3;
+            let scale = half(0) * (f64::from(low) + 16.0 * f64::from(high) - 32.0);
+            scale * IQ4_LEVELS[nibble(8, 16) as usize]
         }
     }
 }

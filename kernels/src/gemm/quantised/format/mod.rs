@@ -10,12 +10,14 @@
 
 mod blocks_of_32;
 mod k_blocks;
+mod levels;
 mod nibbles;
 mod tile;
 mod two_bits;
 
 pub use blocks_of_32::{Affine, Q80, Symmetric};
 pub use k_blocks::{Q6K, SixBit};
+pub use levels::IQ4XS;
 pub(super) use nibbles::{Nibbles, TwoBits};
 pub use tile::{Tile, TilePtr, Tiles};
 pub use two_bits::{Q2K, Q3K};

@@ -227,6 +227,7 @@ impl QuantisedPrompt {
             BlockFormat::Q4_K => [gemm_f16_prompt_q4_k_m128, gemm_f16_prompt_q4_k_m64_split2],
             BlockFormat::Q5_K => [gemm_f16_prompt_q5_k_m128, gemm_f16_prompt_q5_k_m64_split2],
             BlockFormat::Q6_K => [gemm_f16_prompt_q6_k_m128, gemm_f16_prompt_q6_k_m64_split2],
+            BlockFormat::IQ4_XS => [gemm_f16_prompt_iq4_xs_m128, gemm_f16_prompt_iq4_xs_m64_split2],
         }
     }
 
@@ -244,6 +245,7 @@ impl QuantisedPrompt {
             BlockFormat::Q4_K => gemm_f16_prompt_mma_q4_k,
             BlockFormat::Q5_K => gemm_f16_prompt_mma_q5_k,
             BlockFormat::Q6_K => gemm_f16_prompt_mma_q6_k,
+            BlockFormat::IQ4_XS => gemm_f16_prompt_mma_iq4_xs,
         }
     }
 }
