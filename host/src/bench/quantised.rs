@@ -209,6 +209,9 @@ impl Inputs {
             random.set_stream(chunk as u64);
             random.fill_bytes(stored);
             for block in stored.chunks_exact_mut(format.block_bytes()) {
+                if format == BlockFormat::MXFP4 {
+                    block[0] = random.random_range(118..122);
+                }
                 for &at in blocks::scale_fields(dtype(format)) {
                     let factor = f16::from_f32(random.random_range(-0.01f32..0.01));
                     block[at..at + 2].copy_from_slice(&factor.to_le_bytes());
@@ -255,6 +258,7 @@ fn dtype(format: BlockFormat) -> Dtype {
         BlockFormat::Q5_K => Dtype::Q5_K,
         BlockFormat::Q6_K => Dtype::Q6_K,
         BlockFormat::IQ4_XS => Dtype::IQ4_XS,
+        BlockFormat::MXFP4 => Dtype::MXFP4,
     }
 }
 

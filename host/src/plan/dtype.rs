@@ -80,6 +80,7 @@ impl Dtype {
             Dtype::Q5_K => Some(BlockFormat::Q5_K),
             Dtype::Q6_K => Some(BlockFormat::Q6_K),
             Dtype::IQ4_XS => Some(BlockFormat::IQ4_XS),
+            Dtype::MXFP4 => Some(BlockFormat::MXFP4),
             _ => None,
         }
     }

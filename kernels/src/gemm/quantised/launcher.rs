@@ -2,7 +2,7 @@
 
 use super::epilogue::num_partials;
 use super::format::{
-    Affine, Format, IQ4XS, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS,
+    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS,
 };
 use super::gemm_f16_quantised::Instance;
 use super::input::{TILE_M, shared_bytes};
@@ -226,6 +226,7 @@ impl QuantisedLinear {
             BlockFormat::Q5_K => [gemm_f16_q5_k_m16; 2],
             BlockFormat::Q6_K => [gemm_f16_q6_k_m16; 2],
             BlockFormat::IQ4_XS => [gemm_f16_ring_iq4_xs_m8, gemm_f16_iq4_xs_m16],
+            BlockFormat::MXFP4 => [gemm_f16_ring_mxfp4_m8, gemm_f16_mxfp4_m16],
         };
         match target {
             Target::Sm90a if self.max_rows <= TILE_M as usize => ring_m8,
@@ -292,6 +293,7 @@ fn shared_bytes_of(
         BlockFormat::Q5_K => of::<SixBit<1>>,
         BlockFormat::Q6_K => of::<Q6K>,
         BlockFormat::IQ4_XS => of::<IQ4XS>,
+        BlockFormat::MXFP4 => of::<MXFP4>,
     };
     of(ring, tiles_m, max_rows, num_tiles)
 }

@@ -3,7 +3,7 @@
 //! [`format`]: super::format
 
 use super::format::{
-    Affine, Format, IQ4XS, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K,
+    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K,
     UNIT_STEPS,
 };
 use cuda_std::launch::{DevicePtr, LaunchError};
@@ -27,11 +27,12 @@ pub enum BlockFormat {
     Q5_K,
     Q6_K,
     IQ4_XS,
+    MXFP4,
 }
 
 impl BlockFormat {
     /// All of them.
-    pub const ALL: [BlockFormat; 11] = [
+    pub const ALL: [BlockFormat; 12] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -43,6 +44,7 @@ impl BlockFormat {
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
         BlockFormat::IQ4_XS,
+        BlockFormat::MXFP4,
     ];
 
     /// Its name in symbols.
@@ -59,6 +61,7 @@ impl BlockFormat {
             BlockFormat::Q5_K => "q5_k",
             BlockFormat::Q6_K => "q6_k",
             BlockFormat::IQ4_XS => "iq4_xs",
+            BlockFormat::MXFP4 => "mxfp4",
         }
     }
 
@@ -66,7 +69,7 @@ impl BlockFormat {
     pub const fn block_elems(self) -> usize {
         match self {
             BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q5_0 | BlockFormat::Q5_1 => 32,
-            BlockFormat::Q8_0 => 32,
+            BlockFormat::Q8_0 | BlockFormat::MXFP4 => 32,
             _ => 256,
         }
     }
@@ -85,6 +88,7 @@ impl BlockFormat {
             BlockFormat::Q5_K => 176,
             BlockFormat::Q6_K => 210,
             BlockFormat::IQ4_XS => 136,
+            BlockFormat::MXFP4 => 17,
         }
     }
 
@@ -105,6 +109,7 @@ impl BlockFormat {
             BlockFormat::Q5_K => of::<SixBit<1>>(),
             BlockFormat::Q6_K => of::<Q6K>(),
             BlockFormat::IQ4_XS => of::<IQ4XS>(),
+            BlockFormat::MXFP4 => of::<MXFP4>(),
         }
     }
 
@@ -189,6 +194,7 @@ impl BlockFormat {
                 copy(16 * ROWS + of_two_rows(2), 208..210);
             }
             BlockFormat::IQ4_XS => copy(8 * row, 0..8),
+            BlockFormat::MXFP4 => copy(8 * row + i, 0..1),
         }
     }
 
@@ -229,6 +235,7 @@ impl BlockFormat {
                 out.iter_mut().zip(high).for_each(|(out, high)| *out |= high << 4);
             }
             BlockFormat::IQ4_XS => nibbles(&block[8..], 16, out),
+            BlockFormat::MXFP4 => nibbles(&block[1..], 16, out),
         }
     }
 
@@ -275,9 +282,8 @@ impl BlockFormat {
             BlockFormat::Q8_0 => [8, 0],
             BlockFormat::Q5_0 | BlockFormat::Q5_1 | BlockFormat::Q5_K => [4, 1],
             BlockFormat::Q6_K => [4, 2],
-            BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q4_K | BlockFormat::IQ4_XS => {
-                [4, 0]
-            }
+            BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q4_K => [4, 0],
+            BlockFormat::IQ4_XS | BlockFormat::MXFP4 => [4, 0],
             BlockFormat::Q2_K => [2, 0],
             BlockFormat::Q3_K => [2, 1],
         }

@@ -26,6 +26,11 @@ pub fn random_rows(
     let mut stored: Vec<u8> = Vec::new();
     for _ in 0..rows * (k / format.block_elems()) {
         let mut block: Vec<u8> = (0..format.block_bytes()).map(|_| next() as u8).collect();
+        if format == BlockFormat::MXFP4 {
+            let factor = factor(next() as f32 / (1 << 23) as f32 - 1.0);
+            // Its exponent, of the same bias.
+            block[0] = (factor.to_bits() >> 23) as u8;
+        }
         for &at in factors(format) {
             let factor = factor(next() as f32 / (1 << 23) as f32 - 1.0);
             block[at..at + 2].copy_from_slice(&f16::from_f32(factor).to_le_bytes());
@@ -39,6 +44,7 @@ pub fn random_rows(
 fn factors(format: BlockFormat) -> &'static [usize] {
     match format {
         BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 | BlockFormat::IQ4_XS => &[0],
+        BlockFormat::MXFP4 => &[],
         BlockFormat::Q2_K => &[80, 82],
         BlockFormat::Q3_K => &[108],
         BlockFormat::Q6_K => &[208],
@@ -58,6 +64,9 @@ const IQ4_LEVELS: [f64; 16] = [
     -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
     89.0, 113.0,
 ];
+
+/// The numbers of E2M1 from zero up.
+const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// Element `i` of a block.
 fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
@@ -116,6 +125,11 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
             let high = u16::from_le_bytes([block[2], block[3]]) >> (2 * group) & 3;
             let scale = half(0) * (f64::from(low) + 16.0 * f64::from(high) - 32.0);
             scale * IQ4_LEVELS[nibble(8, 16) as usize]
+        }
+        BlockFormat::MXFP4 => {
+            let nibble = nibble(1, 16) as usize;
+            let sign = if nibble < 8 { 1.0 } else { -1.0 };
+            sign * E2M1[nibble % 8] * f64::from(i32::from(block[0]) - 127).exp2()
         }
     }
 }

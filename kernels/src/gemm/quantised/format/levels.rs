@@ -100,3 +100,55 @@ impl Format for IQ4XS {
         Self::LEVELS.fragment(unit.low[step])
     }
 }
+
+/// Blocks of 32 elements in MXFP4: `2^(exponent - 128) * level`. Quants are levels plus 12.
+pub struct MXFP4;
+
+impl MXFP4 {
+    /// E2M1 (sign, two bits of exponent, one of mantissa), doubled.
+    const LEVELS: Levels =
+        Levels::new([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], 12);
+}
+
+impl Format for MXFP4 {
+    const GROUP_STEPS: usize = 2;
+    const OFFSET: f32 = -12.0;
+    const MINS: Mins = Mins::None;
+    const LOWER_ROW: f32 = 1.0;
+    const SCALE_BYTES: u32 = 8 * TILE_ROWS;
+    const UNIT_BYTES: u32 = Nibbles::<0>::BYTES;
+    /// Exponents of both rows, a byte a group.
+    type Loaded = ScaleRows<2>;
+    type Scales = ScaleRows<2>;
+    type Unit = Nibbles<0>;
+
+    #[inline(always)]
+    unsafe fn load_scales(tile: impl Source) -> ScaleRows<2> {
+        // SAFETY: the caller's promise.
+        unsafe { load_rows(tile, 8, 0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_unit(unit: impl Source) -> Self::Unit {
+        // SAFETY: the caller's promise.
+        unsafe { Nibbles::load(unit) }
+    }
+
+    #[inline(always)]
+    fn unpack(loaded: ScaleRows<2>) -> ScaleRows<2> {
+        loaded
+    }
+
+    #[inline(always)]
+    fn group_scale(scales: &ScaleRows<2>, row: usize, group: usize) -> [f32; 2] {
+        /// 2^-127, which E8M0 writes as 0: a subnormal f32.
+        const SMALLEST: u32 = 1 << 22;
+        let exponent = (scales[row][group / 4] >> (group % 4 * 8)) & 0xff;
+        [0.5 * f32::from_bits((exponent << 23).max(SMALLEST)), 0.0]
+    }
+
+    #[inline(always)]
+    fn fragment(unit: &Self::Unit, step: usize) -> [u32; 4] {
+        Self::LEVELS.fragment(unit.low[step])
+    }
+}

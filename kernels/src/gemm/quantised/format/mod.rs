@@ -17,7 +17,7 @@ mod two_bits;
 
 pub use blocks_of_32::{Affine, Q80, Symmetric};
 pub use k_blocks::{Q6K, SixBit};
-pub use levels::IQ4XS;
+pub use levels::{IQ4XS, MXFP4};
 pub(super) use nibbles::{Nibbles, TwoBits};
 pub use tile::{Tile, TilePtr, Tiles};
 pub use two_bits::{Q2K, Q3K};

@@ -228,6 +228,7 @@ impl QuantisedPrompt {
             BlockFormat::Q5_K => [gemm_f16_prompt_q5_k_m128, gemm_f16_prompt_q5_k_m64_split2],
             BlockFormat::Q6_K => [gemm_f16_prompt_q6_k_m128, gemm_f16_prompt_q6_k_m64_split2],
             BlockFormat::IQ4_XS => [gemm_f16_prompt_iq4_xs_m128, gemm_f16_prompt_iq4_xs_m64_split2],
+            BlockFormat::MXFP4 => [gemm_f16_prompt_mxfp4_m128, gemm_f16_prompt_mxfp4_m64_split2],
         }
     }
 
@@ -246,6 +247,7 @@ impl QuantisedPrompt {
             BlockFormat::Q5_K => gemm_f16_prompt_mma_q5_k,
             BlockFormat::Q6_K => gemm_f16_prompt_mma_q6_k,
             BlockFormat::IQ4_XS => gemm_f16_prompt_mma_iq4_xs,
+            BlockFormat::MXFP4 => gemm_f16_prompt_mma_mxfp4,
         }
     }
 }
