@@ -24,6 +24,7 @@ pub mod format;
 pub mod gather;
 mod input;
 mod mainloop;
+mod norm;
 pub mod prompt;
 mod ring;
 pub mod streamed;
@@ -43,8 +44,9 @@ use format::{
     Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, Tile, TilePtr, Tiles,
 };
 use half::f16;
-use input::{Input, LaneInput, Norm};
+use input::{Input, LaneInput};
 use mainloop::{Sums, multiply};
+use norm::Norm;
 use ring::Ring;
 
 /// Warps of a block.
@@ -248,11 +250,8 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         let mut source = TileSource::<F, RING>::new(ring_smem.cast(), cursor);
         let input = Input::<TILES_M>::new::<F>((x, x_stride), max_rows, k, chunk_tiles, input_smem);
         input.clear_sums::<F>();
-        let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps };
-        let mut norm_weights = [0.0; 8];
-        if norm.is_there() {
-            norm_weights = input.first_norm_weights(&norm);
-        }
+        let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps, k };
+        let norm_weights = input.first_norm_weights(&norm);
         let num_rows = num_rows.get(0);
 
         // 2. After it.
@@ -260,6 +259,11 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         grid::launch_dependents();
         if num_rows == 0 {
             return;
+        }
+        let mut is_copied = norm.is_there();
+        if is_copied {
+            input.copy_normed::<F>(&norm, norm_weights, num_rows, smem);
+            thread::sync_threads();
         }
         let lane_input = input.lane();
         let [_, warp_row, k_warp] = split.of_warp();
@@ -278,14 +282,11 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
             let mut chunk = 0;
             while chunk < tiles.num_tiles {
                 let chunk_end = tiles.num_tiles.min(chunk + chunk_tiles);
-                if round == first || chunk_tiles < tiles.num_tiles {
+                if !is_copied {
                     thread::sync_threads();
-                    if norm.is_there() {
-                        input.copy_normed::<F>(&norm, norm_weights, num_rows, smem);
-                    } else {
-                        input.copy::<f16, F>(chunk, chunk_end - chunk);
-                    }
+                    input.copy::<f16, F>(chunk, chunk_end - chunk);
                     thread::sync_threads();
+                    is_copied = chunk_tiles == tiles.num_tiles;
                 }
                 while tile < chunk_end {
                     let x = lane_input.tile::<F>(tile - chunk);
