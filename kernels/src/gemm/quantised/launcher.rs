@@ -1,7 +1,9 @@
 //! The launch of a linear layer whose weight stays quantised.
 
 use super::epilogue::num_partials;
-use super::format::{Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS};
+use super::format::{
+    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS,
+};
 use super::gemm_f16_quantised::Instance;
 use super::input::{TILE_M, shared_bytes};
 use super::ring::Ring;
@@ -220,9 +222,13 @@ impl QuantisedLinear {
             BlockFormat::Q5_0 => [gemm_f16_ring_q5_0_m8, gemm_f16_q5_0_m16],
             BlockFormat::Q5_1 => [gemm_f16_ring_q5_1_m8, gemm_f16_q5_1_m16],
             BlockFormat::Q8_0 => [gemm_f16_ring_q8_0_m8, gemm_f16_q8_0_m16],
+            BlockFormat::Q2_K => [gemm_f16_ring_q2_k_m8, gemm_f16_q2_k_m16],
+            BlockFormat::Q3_K => [gemm_f16_ring_q3_k_m8, gemm_f16_q3_k_m16],
             BlockFormat::Q4_K => [gemm_f16_q4_k_m16; 2],
             BlockFormat::Q5_K => [gemm_f16_q5_k_m16; 2],
             BlockFormat::Q6_K => [gemm_f16_q6_k_m16; 2],
+            BlockFormat::IQ4_XS => [gemm_f16_ring_iq4_xs_m8, gemm_f16_iq4_xs_m16],
+            BlockFormat::MXFP4 => [gemm_f16_ring_mxfp4_m8, gemm_f16_mxfp4_m16],
         };
         match target {
             Target::Sm90a if self.max_rows <= TILE_M as usize => ring_m8,
@@ -283,9 +289,13 @@ fn shared_bytes_of(
         BlockFormat::Q5_0 => of::<Symmetric<1>>,
         BlockFormat::Q5_1 => of::<Affine<1>>,
         BlockFormat::Q8_0 => of::<Q80>,
+        BlockFormat::Q2_K => of::<Q2K>,
+        BlockFormat::Q3_K => of::<Q3K>,
         BlockFormat::Q4_K => of::<SixBit<0>>,
         BlockFormat::Q5_K => of::<SixBit<1>>,
         BlockFormat::Q6_K => of::<Q6K>,
+        BlockFormat::IQ4_XS => of::<IQ4XS>,
+        BlockFormat::MXFP4 => of::<MXFP4>,
     };
     of(ring, tiles_m, max_rows, num_tiles)
 }

@@ -222,9 +222,13 @@ impl QuantisedPrompt {
             BlockFormat::Q5_0 => [gemm_f16_prompt_q5_0_m128, gemm_f16_prompt_q5_0_m64_split2],
             BlockFormat::Q5_1 => [gemm_f16_prompt_q5_1_m128, gemm_f16_prompt_q5_1_m64_split2],
             BlockFormat::Q8_0 => [gemm_f16_prompt_q8_0_m128, gemm_f16_prompt_q8_0_m64_split2],
+            BlockFormat::Q2_K => [gemm_f16_prompt_q2_k_m128, gemm_f16_prompt_q2_k_m64_split2],
+            BlockFormat::Q3_K => [gemm_f16_prompt_q3_k_m128, gemm_f16_prompt_q3_k_m64_split2],
             BlockFormat::Q4_K => [gemm_f16_prompt_q4_k_m128, gemm_f16_prompt_q4_k_m64_split2],
             BlockFormat::Q5_K => [gemm_f16_prompt_q5_k_m128, gemm_f16_prompt_q5_k_m64_split2],
             BlockFormat::Q6_K => [gemm_f16_prompt_q6_k_m128, gemm_f16_prompt_q6_k_m64_split2],
+            BlockFormat::IQ4_XS => [gemm_f16_prompt_iq4_xs_m128, gemm_f16_prompt_iq4_xs_m64_split2],
+            BlockFormat::MXFP4 => [gemm_f16_prompt_mxfp4_m128, gemm_f16_prompt_mxfp4_m64_split2],
         }
     }
 
@@ -237,9 +241,13 @@ impl QuantisedPrompt {
             BlockFormat::Q5_0 => gemm_f16_prompt_mma_q5_0,
             BlockFormat::Q5_1 => gemm_f16_prompt_mma_q5_1,
             BlockFormat::Q8_0 => gemm_f16_prompt_mma_q8_0,
+            BlockFormat::Q2_K => gemm_f16_prompt_mma_q2_k,
+            BlockFormat::Q3_K => gemm_f16_prompt_mma_q3_k,
             BlockFormat::Q4_K => gemm_f16_prompt_mma_q4_k,
             BlockFormat::Q5_K => gemm_f16_prompt_mma_q5_k,
             BlockFormat::Q6_K => gemm_f16_prompt_mma_q6_k,
+            BlockFormat::IQ4_XS => gemm_f16_prompt_mma_iq4_xs,
+            BlockFormat::MXFP4 => gemm_f16_prompt_mma_mxfp4,
         }
     }
 }
