@@ -99,17 +99,19 @@ impl QuantisedLinear {
         }
     }
 
-    /// Whether there is a kernel for such a layer with a fused RMSNorm of x: for blocks of 32, and up
-    /// to [`MAX_FUSED_ROWS`] rows that fit into shared memory at once.
+    /// Whether there are kernels for such a layer with a fused RMSNorm of x: for up to
+    /// [`MAX_FUSED_ROWS`] rows that fit into shared memory at once.
     pub fn fuses_norm(&self) -> bool {
         let fits = |target| {
             let (chunk_tiles, _) = self.chunk(self.instance(target), Gpu { target, ..Gpu::HOPPER });
             chunk_tiles as usize == self.k.div_ceil(TILE_K as usize)
         };
-        self.format.block_elems() == 32
-            && self.max_rows <= MAX_FUSED_ROWS
+        self.max_rows <= MAX_FUSED_ROWS
             && fits(Target::Sm80)
-            && fits(Target::Sm90a)
+            && match self.streamed_instance() {
+                Some(_) => self.streamed_fuses_norm(),
+                None => fits(Target::Sm90a),
+            }
     }
 
     fn args(

@@ -24,6 +24,7 @@ pub mod format;
 pub mod gather;
 mod input;
 mod mainloop;
+mod norm;
 pub mod prompt;
 mod ring;
 pub mod streamed;
@@ -41,8 +42,9 @@ use cuda_std::prelude::*;
 use epilogue::{Epilogue, Outputs, Terms, num_partials, store_partials};
 use format::{Affine, Format, Q6K, Q80, SixBit, Symmetric, Tile, TilePtr, Tiles};
 use half::f16;
-use input::{Input, LaneInput, Norm};
+use input::{Input, LaneInput};
 use mainloop::{Sums, multiply};
+use norm::Norm;
 use ring::Ring;
 
 /// Warps of a block.
@@ -238,11 +240,8 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         let mut source = TileSource::<F, RING>::new(ring_smem.cast(), cursor);
         let input = Input::<TILES_M>::new::<F>((x, x_stride), max_rows, k, chunk_tiles, input_smem);
         input.clear_sums::<F>();
-        let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps };
-        let mut norm_weights = [0.0; 8];
-        if norm.is_there() {
-            norm_weights = input.first_norm_weights(&norm);
-        }
+        let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps, k };
+        let norm_weights = input.first_norm_weights(&norm);
         let num_rows = num_rows.get(0);
 
         // 2. After it.

@@ -61,6 +61,9 @@ impl QuantisedLinear {
                 row_bytes,
                 x,
                 x_stride,
+                args.norm_weight,
+                1.0 / self.k as f32,
+                args.norm_eps,
                 args.bias,
                 args.residual,
                 args.residual_stride,
@@ -81,6 +84,11 @@ impl QuantisedLinear {
             _ => return None,
         };
         Some(if self.max_rows <= TILE_M as usize { m8 } else { m16 })
+    }
+
+    /// Whether it has a fused norm: where a warp has one tile along k.
+    pub(in crate::gemm::quantised) fn streamed_fuses_norm(&self) -> bool {
+        self.max_rows <= TILE_M as usize && self.k <= input::MAX_NORMED_K as usize
     }
 
     fn split(&self, tiles_m: usize, num_sms: usize, n: u32, k: u32) -> Split {
@@ -104,6 +112,6 @@ impl QuantisedLinear {
     fn fixed_bytes(&self, tiles_m: usize, max_rows: u32) -> u32 {
         let [scale_bytes, unit_bytes] = self.format.tile_bytes();
         let rings = NUM_WARPS * Ring::bytes((scale_bytes + 4 * unit_bytes) as u32);
-        rings + input::shared_bytes(tiles_m, max_rows) + TERMS_BYTES
+        rings + input::shared_bytes(tiles_m, max_rows) + TERMS_BYTES + input::SQUARE_SUMS_BYTES
     }
 }
