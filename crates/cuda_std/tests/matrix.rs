@@ -182,7 +182,7 @@ unsafe fn transpose(out: GlobalMut<u32>) {
 
 #[test]
 fn a_transposed_row_is_a_column() {
-    let got = run(32, transpose::launch).unwrap();
+    let got = run(32, |geometry, out| transpose::Args { out }.launch(geometry)).unwrap();
     for lane in 0..32 {
         let [low, high] = [0, 1].map(|half| element(2 * (lane % 4) + half, lane / 4));
         assert_eq!(got[lane as usize], low | high << 16, "lane {lane}");

@@ -306,7 +306,9 @@ fn reduce_max_is_that_of_the_warp() {
     ];
     for x in &cases {
         for seed in simt::seeds() {
-            let got = run::<3>(x, seed, maxima::launch).unwrap();
+            let got =
+                run::<3>(x, seed, |geometry, x, out| maxima::Args { x, out }.launch(geometry))
+                    .unwrap();
             for (warp, x) in x.chunks(WARP_SIZE as usize).enumerate() {
                 let signed = x.iter().map(|&word| word as i32).max().unwrap() as u32;
                 let unsigned = *x.iter().max().unwrap();
