@@ -250,6 +250,11 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         if num_rows == 0 {
             return;
         }
+        let mut is_copied = norm.is_there();
+        if is_copied {
+            input.copy_normed::<F>(&norm, norm_weights, num_rows, smem);
+            thread::sync_threads();
+        }
         let lane_input = input.lane();
         let [_, warp_row, k_warp] = split.of_warp();
         let mut round = first;
@@ -267,14 +272,11 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
             let mut chunk = 0;
             while chunk < tiles.num_tiles {
                 let chunk_end = tiles.num_tiles.min(chunk + chunk_tiles);
-                if round == first || chunk_tiles < tiles.num_tiles {
+                if !is_copied {
                     thread::sync_threads();
-                    if norm.is_there() {
-                        input.copy_normed::<F>(&norm, norm_weights, num_rows, smem);
-                    } else {
-                        input.copy::<f16, F>(chunk, chunk_end - chunk);
-                    }
+                    input.copy::<f16, F>(chunk, chunk_end - chunk);
                     thread::sync_threads();
+                    is_copied = chunk_tiles == tiles.num_tiles;
                 }
                 while tile < chunk_end {
                     let x = lane_input.tile::<F>(tile - chunk);
