@@ -154,11 +154,11 @@ mod launcher {
             let num_tiles = k.div_ceil(TILE_K as usize);
             let grid = [n.div_ceil(TILE_ROWS as usize), num_tiles.div_ceil(NUM_WARPS as usize), 1];
             let geometry = Geometry::new(grid, (NUM_WARPS * WARP_SIZE) as usize, 0)?;
-            let (n, k, stride) = (arg_u32("n", n)?, arg_u32("k", k)?, out.stride_arg()?);
-            let out = DevicePtr::new(out.ptr.0);
+            let (n, k, out_stride) = (arg_u32("n", n)?, arg_u32("k", k)?, out.stride_arg()?);
+            let args =
+                dequantise::Args { n, k, weight, out: DevicePtr::new(out.ptr.0), out_stride };
             let instance = instance(format, E::DTYPE == Dtype::Bf16);
-            Ok(geometry
-                .map(|geometry| dequantise::launch(instance, geometry, n, k, weight, out, stride)))
+            Ok(geometry.map(|geometry| args.launch(instance, geometry)))
         }
     }
 

@@ -132,13 +132,10 @@ mod launcher {
             let num_tiles = k.div_ceil(TILE_K as usize);
             let grid = [max_rows, num_tiles.div_ceil(NUM_WARPS as usize), 1];
             let geometry = Geometry::new(grid, (NUM_WARPS * WARP_SIZE) as usize, 0)?;
-            let (k, stride) = (arg_u32("k", k)?, out.stride_arg()?);
-            Ok(geometry.map(|geometry| {
-                let instance = instance(format);
-                gather_quantised::launch(
-                    instance, geometry, num_rows, indices, k, weight, out.ptr, stride,
-                )
-            }))
+            let (k, out_stride) = (arg_u32("k", k)?, out.stride_arg()?);
+            let args =
+                gather_quantised::Args { num_rows, indices, k, weight, out: out.ptr, out_stride };
+            Ok(geometry.map(|geometry| args.launch(instance(format), geometry)))
         }
     }
 

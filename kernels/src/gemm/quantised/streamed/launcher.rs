@@ -33,44 +33,42 @@ impl QuantisedLinear {
         num_sms: usize,
         args: &Args,
     ) -> Result<Option<Launch>, LaunchError> {
-        let &Args { num_rows, max_rows, n, k, x, x_stride, weight, .. } = args;
-        if max_rows == 0 || n == 0 {
+        if args.max_rows == 0 || args.n == 0 {
             return Ok(None);
         }
         let row_bytes = arg_u32("k", self.format.row_tile_bytes(self.k).unwrap_or(usize::MAX))?;
         // Offsets in x are computed in 32 bits.
-        arg_u32("row stride", x_stride as usize * Self::MAX_ROWS)?;
-        let split = self.split(instance.tiles_m(), num_sms, n, k);
+        arg_u32("row stride", args.x_stride as usize * Self::MAX_ROWS)?;
+        let split = self.split(instance.tiles_m(), num_sms, args.n, args.k);
         let num_threads = NUM_THREADS as usize;
         let grid = [split.num_blocks as usize, 1, 1];
         let geometry = Geometry::new(grid, num_threads, split.shared_bytes as usize)?;
         Ok(geometry.map(|geometry| {
-            gemm_f16_quantised_streamed::launch(
-                instance,
-                geometry,
-                num_rows,
-                max_rows,
-                n,
-                k,
-                num_parts(self.gated) as u32,
-                split.k_warps.ilog2(),
-                split.batch,
-                split.block_rows,
-                split.larger_blocks,
-                weight,
+            gemm_f16_quantised_streamed::Args {
+                num_rows: args.num_rows,
+                max_rows: args.max_rows,
+                n: args.n,
+                k: args.k,
+                num_parts: args.num_parts,
+                k_warps_log2: split.k_warps.ilog2(),
+                batch: split.batch,
+                block_rows: split.block_rows,
+                larger_blocks: split.larger_blocks,
+                weight: args.weight,
                 row_bytes,
-                x,
-                x_stride,
-                args.norm_weight,
-                1.0 / self.k as f32,
-                args.norm_eps,
-                args.bias,
-                args.residual,
-                args.residual_stride,
-                args.out,
-                args.out_f32,
-                args.out_stride,
-            )
+                x: args.x,
+                x_stride: args.x_stride,
+                norm_weight: args.norm_weight,
+                norm_reciprocal: args.norm_reciprocal,
+                norm_eps: args.norm_eps,
+                bias: args.terms.bias,
+                residual: args.terms.residual,
+                residual_stride: args.terms.residual_stride,
+                out: args.out,
+                out_f32: args.out_f32,
+                out_stride: args.out_stride,
+            }
+            .launch(instance, geometry)
         }))
     }
 
