@@ -16,7 +16,7 @@
 //! Bound     memory: the weight is read once; the first loads of it are issued before the wait for
 //!           the previous launch.
 //!
-//! The K formats on sm_90a have a kernel of their own, in `streamed`.
+//! Q4_K, Q5_K and Q6_K have a kernel of their own on sm_90a, in `streamed`.
 
 pub mod dequantise;
 mod epilogue;

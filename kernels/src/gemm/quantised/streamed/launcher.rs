@@ -72,7 +72,7 @@ impl QuantisedLinear {
         }))
     }
 
-    /// The instance, if the format has one: there are no registers for the scales of others.
+    /// The instance, if the format has one: there are no registers for the scales of blocks of 32.
     pub(in crate::gemm::quantised) fn streamed_instance(&self) -> Option<Instance> {
         use Instance::*;
         let [m1, m8, m16] = match self.format {

@@ -1,5 +1,5 @@
-//! The layer on sm_90a with a weight in a K format: the weight by bulk copies, x in registers;
-//! formula and shapes as in [`super`].
+//! The layer on sm_90a with a weight in Q4_K, Q5_K or Q6_K: the weight by bulk copies, x in
+//! registers; formula and shapes as in [`super`].
 //!
 //! Launch    grid of at most one block an SM, block `(512, 1, 1)`. A block has a contiguous range
 //!           of rows of tiles, and takes as many at a time as their partial sums fit into shared
