@@ -88,12 +88,6 @@ impl<const HIGH_BITS: usize> FactoredFormat for SixBit<HIGH_BITS> {
     }
 
     #[inline(always)]
-    fn column_scales(scales: &SixBitScales, row: usize, _: usize) -> [f32; 2] {
-        let pair = pair_of_bytes::<0>(scales.scales[row]);
-        [pair.lo(), pair.hi()].map(convert::f16_to_f32)
-    }
-
-    #[inline(always)]
     fn mean_fragment(scales: &SixBitScales) -> [u32; 4] {
         let [upper, lower] = scales.mins.map(|mins| pair_of_bytes::<0>(mins).to_bits());
         [upper, lower, 0, 0]
@@ -169,16 +163,6 @@ impl FactoredFormat for Q6K {
     #[inline(always)]
     fn scale_in_row((scales, _): &Self::Scales, row: usize, group: usize) -> f32 {
         byte_to_f32::<128>(scales[row][group / 4], group % 4)
-    }
-
-    #[inline(always)]
-    fn column_scales((scales, _): &Self::Scales, row: usize, parity: usize) -> [f32; 2] {
-        let [a, b, c, d] = scales[row];
-        let pair = lane_pair();
-        let [low, high] =
-            [[a, b], [c, d]].map(|[even, odd]| if pair % 2 == 0 { even } else { odd });
-        let word = if pair < 2 { low } else { high };
-        [byte_to_f32::<128>(word, parity), byte_to_f32::<128>(word, 2 + parity)]
     }
 
     #[inline(always)]

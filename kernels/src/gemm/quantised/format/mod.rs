@@ -173,10 +173,6 @@ pub trait FactoredFormat: Format {
     /// The integer scale of group `group`.
     fn scale_in_row(scales: &Self::Scales, row: usize, group: usize) -> f32;
 
-    /// The integer scales of the groups of two columns of B, in which steps `2 * column` and
-    /// `2 * column + 1` have their groups: columns `2 * pair` and `2 * pair + 1`, of step `parity`.
-    fn column_scales(scales: &Self::Scales, row: usize, parity: usize) -> [f32; 2];
-
     /// A fragment of A: what the means of the groups of x are multiplied by for the lane's rows,
     /// columns being groups. Where there are eight groups, columns 8 to 15 are zeros.
     fn mean_fragment(scales: &Self::Scales) -> [u32; 4];

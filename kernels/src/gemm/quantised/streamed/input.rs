@@ -196,17 +196,12 @@ impl<const TILES_M: usize> Input<TILES_M> {
         }
     }
 
-    /// Tile `tile` along k, whose copies are issued, into `to`. Of `ONE_ROW`, steps `2 * column` and
-    /// `2 * column + 1` are in column `column` of B, and the others are zeros.
+    /// Tile `tile` along k, whose copies are issued, into `to`.
     ///
     /// # Safety
     /// As [`Input::new`]; the warp is converged.
     #[inline(always)]
-    pub unsafe fn load<F: Format, const ONE_ROW: bool>(
-        &self,
-        tile: u32,
-        to: &mut InputTile<TILES_M>,
-    ) {
+    pub unsafe fn load<F: Format>(&self, tile: u32, to: &mut InputTile<TILES_M>) {
         // SAFETY: the caller's promise.
         unsafe {
             if TILES_M > 1 {
@@ -215,11 +210,8 @@ impl<const TILES_M: usize> Input<TILES_M> {
             cp_async::wait(0);
             warp::sync_warp();
             let mut copied = [[0; 2]; TILE_STEPS];
-            let column = lane_group();
             unroll!(step in 0..TILE_STEPS, {
-                if !ONE_ROW || column == step as u32 / 2 {
-                    copied[step] = to.row.cast::<u32>().get_vec(step as u32 * STEP_K / 2);
-                }
+                copied[step] = to.row.cast::<u32>().get_vec(step as u32 * STEP_K / 2);
             });
             if TILES_M > 1 {
                 to.means = means::<F, TILES_M>(&to.steps, &copied);

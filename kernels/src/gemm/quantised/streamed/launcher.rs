@@ -75,23 +75,13 @@ impl QuantisedLinear {
     /// The instance, if the format has one: there are no registers for the scales of blocks of 32.
     pub(in crate::gemm::quantised) fn streamed_instance(&self) -> Option<Instance> {
         use Instance::*;
-        let [m1, m8, m16] = match self.format {
-            BlockFormat::Q4_K => {
-                [gemm_f16_streamed_q4_k_m1, gemm_f16_streamed_q4_k_m8, gemm_f16_streamed_q4_k_m16]
-            }
-            BlockFormat::Q5_K => {
-                [gemm_f16_streamed_q5_k_m1, gemm_f16_streamed_q5_k_m8, gemm_f16_streamed_q5_k_m16]
-            }
-            BlockFormat::Q6_K => {
-                [gemm_f16_streamed_q6_k_m1, gemm_f16_streamed_q6_k_m8, gemm_f16_streamed_q6_k_m16]
-            }
+        let [m8, m16] = match self.format {
+            BlockFormat::Q4_K => [gemm_f16_streamed_q4_k_m8, gemm_f16_streamed_q4_k_m16],
+            BlockFormat::Q5_K => [gemm_f16_streamed_q5_k_m8, gemm_f16_streamed_q5_k_m16],
+            BlockFormat::Q6_K => [gemm_f16_streamed_q6_k_m8, gemm_f16_streamed_q6_k_m16],
             _ => return None,
         };
-        Some(match self.max_rows as u32 {
-            0 | 1 => m1,
-            2..=TILE_M => m8,
-            _ => m16,
-        })
+        Some(if self.max_rows <= TILE_M as usize { m8 } else { m16 })
     }
 
     /// Whether it has a fused norm: where a warp has one tile along k.

@@ -14,7 +14,7 @@ use half::f16;
 /// # Safety
 /// 1. `tile` is a tile; the warp is converged.
 #[inline(always)]
-pub unsafe fn multiply<F: FactoredFormat, const TILES_M: usize, const ONE_ROW: bool>(
+pub unsafe fn multiply<F: FactoredFormat, const TILES_M: usize>(
     tile: Shared<u8>,
     x: &InputTile<TILES_M>,
     acc: impl FnOnce() -> Sums<TILES_M>,
@@ -22,20 +22,10 @@ pub unsafe fn multiply<F: FactoredFormat, const TILES_M: usize, const ONE_ROW: b
     // SAFETY: the caller's promise.
     let scales = F::unpack(unsafe { F::load_scales(tile) });
     let mut sums = [[0.0; 4]; TILES_M];
-    // Of one row: products of even steps, and of odd ones.
-    let mut products = [[0.0; 4]; 2];
     unroll!(unit in 0..4, {
         // SAFETY: the caller's promise.
-        let quants = unsafe {
-            F::load_unit(tile.offset(F::SCALE_BYTES + unit as u32 * F::UNIT_BYTES))
-        };
-        if ONE_ROW {
-            unroll!(step in 0..4, {
-                let a = FragmentA::<f16>::from_words(F::fragment(&quants, step));
-                let b = FragmentB::from_words(x.step::<{ 4 * unit + step }>(0));
-                products[step % 2] = m16n8k16(a, b, products[step % 2]);
-            });
-        } else {
+        unsafe {
+            let quants = F::load_unit(tile.offset(F::SCALE_BYTES + unit as u32 * F::UNIT_BYTES));
             multiply_steps::<F, TILES_M, { 4 * unit }, { 4 * unit + 1 }>(
                 &quants, &scales, x, &mut sums,
             );
@@ -44,9 +34,6 @@ pub unsafe fn multiply<F: FactoredFormat, const TILES_M: usize, const ONE_ROW: b
             );
         }
     });
-    if ONE_ROW {
-        sums[0] = scaled_columns::<F>(products, &scales);
-    }
     let a = FragmentA::<f16>::from_words(F::mean_fragment(&scales));
     let mut acc = acc();
     for tile_m in 0..TILES_M {
@@ -62,36 +49,6 @@ pub unsafe fn multiply<F: FactoredFormat, const TILES_M: usize, const ONE_ROW: b
         }
     }
     acc
-}
-
-/// Products of groups in columns of their own, of even steps and of odd ones, times their scales.
-#[inline(always)]
-fn scaled_columns<F: FactoredFormat>(products: [[f32; 4]; 2], scales: &F::Scales) -> [f32; 4] {
-    let [even, odd] = products;
-    let mut sums = [0.0; 4];
-    for row in 0..2 {
-        let even_scales = F::column_scales(scales, row, 0);
-        let odd_scales = F::column_scales(scales, row, 1);
-        for column in 0..2 {
-            let i = 2 * row + column;
-            sums[i] = if F::GROUP_STEPS == 2 {
-                (even[i] + odd[i]) * even_scales[column]
-            } else {
-                math::fma(even[i], even_scales[column], odd[i] * odd_scales[column])
-            };
-        }
-    }
-    sums
-}
-
-/// The sums of a row over the columns of its groups, in column 0.
-#[inline(always)]
-pub fn sum_columns([a, b, c, d]: [f32; 4]) -> [f32; 4] {
-    let [upper, lower] = [a + b, c + d].map(|sum| {
-        let sum = sum + warp::shuffle_xor(sum, 1);
-        sum + warp::shuffle_xor(sum, 2)
-    });
-    [upper, 0.0, lower, 0.0]
 }
 
 /// MMA steps `FIRST` and `FIRST + 1` of a tile: one group or two.

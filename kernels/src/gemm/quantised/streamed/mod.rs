@@ -27,7 +27,7 @@ use cuda_std::prelude::*;
 use epilogue::{Outputs, Partials, TERMS_BYTES, Terms};
 use half::f16;
 use input::{Input, SQUARE_SUMS_BYTES};
-use mainloop::{multiply, sum_columns};
+use mainloop::multiply;
 use ring::{Cursor, Ring};
 
 /// The lane, through a shuffle: what is computed of it is not computed ahead of the main loop,
@@ -116,22 +116,15 @@ impl BlockRows {
     target(sm_90a),
     overlaps,
     instances(
-        gemm_f16_streamed_q4_k_m1 = <SixBit<0>, 1, true>,
-        gemm_f16_streamed_q5_k_m1 = <SixBit<1>, 1, true>,
-        gemm_f16_streamed_q6_k_m1 = <Q6K, 1, true>,
-        gemm_f16_streamed_q4_k_m8 = <SixBit<0>, 1, false>,
-        gemm_f16_streamed_q5_k_m8 = <SixBit<1>, 1, false>,
-        gemm_f16_streamed_q6_k_m8 = <Q6K, 1, false>,
-        gemm_f16_streamed_q4_k_m16 = <SixBit<0>, 2, false>,
-        gemm_f16_streamed_q5_k_m16 = <SixBit<1>, 2, false>,
-        gemm_f16_streamed_q6_k_m16 = <Q6K, 2, false>
+        gemm_f16_streamed_q4_k_m8 = <SixBit<0>, 1>,
+        gemm_f16_streamed_q5_k_m8 = <SixBit<1>, 1>,
+        gemm_f16_streamed_q6_k_m8 = <Q6K, 1>,
+        gemm_f16_streamed_q4_k_m16 = <SixBit<0>, 2>,
+        gemm_f16_streamed_q5_k_m16 = <SixBit<1>, 2>,
+        gemm_f16_streamed_q6_k_m16 = <Q6K, 2>
     )
 )]
-pub unsafe fn gemm_f16_quantised_streamed<
-    F: FactoredFormat,
-    const TILES_M: usize,
-    const ONE_ROW: bool,
->(
+pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usize>(
     num_rows: Global<u32>,
     max_rows: u32,
     n: u32,
@@ -214,7 +207,7 @@ pub unsafe fn gemm_f16_quantised_streamed<
                     next = k_warp;
                 }
                 if first == 0 && tile == k_warp || next != tile {
-                    input.load::<F, ONE_ROW>(tile, &mut x);
+                    input.load::<F>(tile, &mut x);
                     if TILES_M == 1 && next != tile {
                         input.copy_next(next);
                     }
@@ -225,10 +218,7 @@ pub unsafe fn gemm_f16_quantised_streamed<
                     let mut acc = [[0.0; 4]; TILES_M];
                     if tile < tiles.num_tiles {
                         let before = || if tile == k_warp { acc } else { slot.load::<TILES_M>() };
-                        acc = multiply::<F, TILES_M, ONE_ROW>(ring.next::<F>(), &x, before);
-                        if ONE_ROW {
-                            acc[0] = sum_columns(acc[0]);
-                        }
+                        acc = multiply::<F, TILES_M>(ring.next::<F>(), &x, before);
                     }
                     slot.store::<TILES_M>(&acc);
                     slot = slot.next();
