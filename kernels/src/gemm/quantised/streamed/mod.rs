@@ -106,8 +106,8 @@ impl BlockRows {
 ///    `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `x` and `weight` are 16-byte aligned; `k` is a multiple of 32.
-/// 4. `norm_weight` is null, or holds `k` elements, 16-byte aligned; elements of `x` are then f32, `k`
-///    is at most 4,096, and `TILES_M` is 1.
+/// 4. `norm_weight` is null, or holds `k` elements, 16-byte aligned; elements of `x` are then f32,
+///    `k` is at most 4,096, and `TILES_M` is 1.
 /// 5. `2^k_warps_log2` is 4, 8 or 16, `num_parts` is 1 or 2, and `batch` is
 ///    a multiple of the groups of warps, or all rows of a block. Shared memory
 ///    holds the rings, x, and the partial sums of a batch.
@@ -160,7 +160,8 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
         batch,
     };
     // SAFETY: the launch gives shared memory for the rings, the rows of x, the terms, the sums of
-    // squares and the partial sums, in this order. Results of rows past the last one are not stored.
+    // squares and the partial sums, in this order. Results of rows past the last one are not
+    // stored.
     unsafe {
         // 1. Before the previous launch has ended: loads of what it does not write.
         let copied_rows = num_rows.get(0);
