@@ -4,8 +4,8 @@ use super::epilogue::{Output, stage, staging_bytes};
 use super::fragment::fragment;
 use super::{MMA_THREADS, ROW_BYTES, WarpTiles, columns_of, num_rows_of, tile_of};
 use crate::gemm::quantised::format::{
-    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tiles, UNIT_K,
-    lane_group, lane_pair,
+    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_UNITS, Tile, Tiles,
+    UNIT_K, lane_group, lane_pair,
 };
 use cuda_std::cp_async::copy_vec;
 use cuda_std::mma::{self, FragmentA, FragmentB, m16n8k16};
@@ -49,9 +49,12 @@ fn swizzle(row: u32, vec: u32) -> u32 {
     row * UNIT_K + (vec ^ (row % 4 * 2)) * VEC
 }
 
-/// Blocks an SM that the registers are limited for: formats of many quants and scales would spill.
+/// Blocks an SM that the registers are limited for: formats of many quants and scales, or of
+/// groups of 16 with an offset, would spill.
 const fn min_blocks<F: Format>() -> u32 {
-    if F::SCALE_BYTES + TILE_UNITS as u32 * F::UNIT_BYTES > 3000 { 1 } else { 2 }
+    let is_large = Tile::<F>::BYTES > 3000;
+    let has_offsets = F::GROUP_STEPS == 1 && F::OFFSET != 0.0;
+    if is_large || has_offsets { 1 } else { 2 }
 }
 
 /// The rows of x that a block copies.
