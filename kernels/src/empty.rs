@@ -28,5 +28,5 @@ pub fn launch(
         return Err(LaunchError::Shape { what: "blocks", value: blocks, expected });
     }
     let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, 0)?;
-    Ok(geometry.map(empty_cluster::launch))
+    Ok(geometry.map(|geometry| empty_cluster::Args {}.launch(geometry)))
 }

@@ -125,11 +125,11 @@ fn integers_of_all_threads_are_combined() {
     let all = THREADS * BLOCKS;
     for seed in simt::seeds() {
         let got = run(&bytes(initial), seed, |geometry, out| {
-            integers_u32::launch(geometry, DevicePtr::new(out))
+            integers_u32::Args { out: DevicePtr::new(out) }.launch(geometry)
         });
         assert_eq!(words(&got.unwrap()), want_u32(all));
         let got = run(&bytes(signed), seed, |geometry, out| {
-            integers_i32::launch(geometry, DevicePtr::new(out))
+            integers_i32::Args { out: DevicePtr::new(out) }.launch(geometry)
         });
         assert_eq!(words(&got.unwrap()), want_i32(all));
         use integers_in_shared::Instance;
@@ -138,12 +138,12 @@ fn integers_of_all_threads_are_combined() {
             (Instance::shared_i32, signed, want_i32(THREADS)),
         ] {
             let got = run(&bytes(initial), seed, |geometry, out| {
-                integers_in_shared::launch(instance, geometry, DevicePtr::new(out))
+                integers_in_shared::Args { out: DevicePtr::new(out) }.launch(instance, geometry)
             });
             assert_eq!(words(&got.unwrap()), want, "{instance:?}");
         }
         let got = run(&[5, u64::MAX, 0, u64::MAX, 0, 7].map(u64::to_le_bytes).concat(), seed, {
-            |geometry, out| integers_u64::launch(geometry, DevicePtr::new(out))
+            |geometry, out| integers_u64::Args { out: DevicePtr::new(out) }.launch(geometry)
         });
         let values = || values(all).map(|value| u64::from(value) << 31);
         let want = [
@@ -184,8 +184,9 @@ fn old_values_are_distinct() {
     for seed in simt::seeds() {
         let initial = [0, u32::MAX, 0].into_iter().chain(vec![0; 2 * all]);
         let initial: Vec<u8> = initial.flat_map(u32::to_le_bytes).collect();
-        let got =
-            run(&initial, seed, |geometry, out| tickets::launch(geometry, DevicePtr::new(out)));
+        let got = run(&initial, seed, |geometry, out| {
+            tickets::Args { out: DevicePtr::new(out) }.launch(geometry)
+        });
         let got = words(&got.unwrap());
         assert_eq!((got[0], got[2]), (all as u32, 2 * all as u32));
         let (mut tickets, mut swapped) = (got[3..3 + all].to_vec(), got[3 + all..].to_vec());
@@ -220,8 +221,9 @@ unsafe fn floats(out: GlobalMut<f32>) {
 #[test]
 fn floats_are_added() {
     let initial = [0.5, 1e-40, 0.0, 0.0, f32::NEG_INFINITY, 16777216.0].map(f32::to_le_bytes);
-    let got =
-        run(&initial.concat(), 3, |geometry, out| floats::launch(geometry, DevicePtr::new(out)));
+    let got = run(&initial.concat(), 3, |geometry, out| {
+        floats::Args { out: DevicePtr::new(out) }.launch(geometry)
+    });
     let got = words(&got.unwrap());
     let all = (THREADS * BLOCKS) as f32;
     assert_eq!(f32::from_bits(got[0]), all * (all - 1.0) / 2.0 + 0.5);
@@ -264,8 +266,9 @@ unsafe fn halves(out: GlobalMut<f16>) {
 fn f16_are_added_in_pairs() {
     let initial = [0.0, 0.0, 2048.0, 2048.0, f32::INFINITY, 2f32.powi(-24), 9.0, 9.0];
     let initial = initial.map(|value| f16::from_f32(value).to_le_bytes());
-    let got =
-        run(&initial.concat(), 1, |geometry, out| halves::launch(geometry, DevicePtr::new(out)));
+    let got = run(&initial.concat(), 1, |geometry, out| {
+        halves::Args { out: DevicePtr::new(out) }.launch(geometry)
+    });
     let got: Vec<f16> =
         got.unwrap().as_chunks::<2>().0.iter().map(|half| f16::from_le_bytes(*half)).collect();
     let all = (THREADS * BLOCKS) as f32;
@@ -335,7 +338,7 @@ fn a_message_needs_release_and_acquire() {
         let run = |instance| {
             let initial = [0; 4 * (2 + BLOCKS as usize)];
             run(&initial, seed, |geometry, out| {
-                pass_message::launch(instance, geometry, DevicePtr::new(out))
+                pass_message::Args { out: DevicePtr::new(out) }.launch(instance, geometry)
             })
         };
         for instance in [Instance::pass_by_order, Instance::pass_by_fence] {
@@ -373,7 +376,7 @@ fn the_last_block_sees_the_writes_of_all() {
     for seed in simt::seeds() {
         let run = |instance| {
             run(&[0; 4 * 5], seed, |geometry, out| {
-                sum_of_blocks::launch(instance, geometry, DevicePtr::new(out))
+                sum_of_blocks::Args { out: DevicePtr::new(out) }.launch(instance, geometry)
             })
         };
         assert_eq!(words(&run(Instance::last_block).unwrap())[1], 33);

@@ -45,7 +45,8 @@ fn named_barriers_order_their_threads() {
     for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 96));
-        let launch = |instance| hand_over::launch(instance, geometry(128), DevicePtr::new(out));
+        let launch =
+            |instance| hand_over::Args { out: DevicePtr::new(out) }.launch(instance, geometry(128));
         launch(hand_over::Instance::named).emulate(&mut memory, seed).unwrap();
         assert_eq!(words::read(&memory, out, 96), want);
         let fault =
@@ -95,7 +96,7 @@ fn two_warps_take_turns() {
     for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 32));
-        let launch = ping_pong::launch(geometry(64), DevicePtr::new(out));
+        let launch = ping_pong::Args { out: DevicePtr::new(out) }.launch(geometry(64));
         launch.emulate(&mut memory, seed).unwrap();
         assert_eq!(words::read(&memory, out, 32), want);
     }
@@ -126,7 +127,7 @@ fn registers_are_reallocated_between_warpgroups() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 384));
         let geometry = Geometry { grid: [1, 1, 1], block: [96, 2, 2], shared_bytes: 0 };
-        let launch = places::launch(geometry, DevicePtr::new(out));
+        let launch = places::Args { out: DevicePtr::new(out) }.launch(geometry);
         launch.emulate(&mut memory, seed).unwrap();
         assert_eq!(words::read(&memory, out, 384), [1000 + 9600 + 20 + 2; 384]);
     }

@@ -51,7 +51,9 @@ fn a_bulk_load_writes_only_its_bytes() {
             let x: Vec<u32> = (0..4 + len as u32).map(|i| 1_000_000 + i).collect();
             let from = DevicePtr::new(words::alloc(&mut memory, "x", &x));
             let out = memory.alloc("out", Init::Poisoned(4096));
-            let launch = load_bytes::launch(geometry(), 4 * len as u32, from, DevicePtr::new(out));
+            let launch =
+                load_bytes::Args { bytes: 4 * len as u32, x: from, out: DevicePtr::new(out) }
+                    .launch(geometry());
             launch.emulate(&mut memory, seed).unwrap();
             let mut want = [7; 1024];
             want[8..8 + len].copy_from_slice(&x[4..]);
@@ -103,7 +105,8 @@ fn groups_of_bulk_stores_are_waited_for() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 96));
         let sum = memory.alloc("sum", Init::Poisoned(8));
-        let launch = store_rows::launch(geometry(), DevicePtr::new(out), DevicePtr::new(sum));
+        let launch = store_rows::Args { out: DevicePtr::new(out), sum: DevicePtr::new(sum) }
+            .launch(geometry());
         launch.emulate(&mut memory, seed).unwrap();
         assert_eq!(words::read(&memory, out, 96), want);
         let sums = [want[..32].iter().sum(), want[32..].iter().sum::<u32>()];

@@ -40,7 +40,7 @@ fn blocks_know_their_index_in_the_cluster() {
     let [x, y, z] = [4, 3, 2];
     let mut memory = Memory::new();
     let out = memory.alloc("out", Init::Poisoned(24 * 7 * 4));
-    let launch = places::launch(geometry([x, y, z]), DevicePtr::new(out));
+    let launch = places::Args { out: DevicePtr::new(out) }.launch(geometry([x, y, z]));
     launch.emulate(&mut memory, 3).unwrap();
     for (block, got) in (0..).zip(words::read(&memory, out, 24 * 7).chunks(7)) {
         let (x, y, z) = (block % x % 2, 0, block / x / y % 2);
@@ -102,8 +102,9 @@ fn blocks_exchange_through_shared_memory() {
     for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(4 * 512));
-        let launch =
-            |instance| exchange::launch(instance, geometry([4, 1, 1]), DevicePtr::new(out));
+        let launch = |instance| {
+            exchange::Args { out: DevicePtr::new(out) }.launch(instance, geometry([4, 1, 1]))
+        };
         for instance in [Instance::ring, Instance::ring_split] {
             launch(instance).emulate(&mut memory, seed).unwrap();
             assert_eq!(words::read(&memory, out, 512), want, "{instance:?}");
@@ -155,8 +156,8 @@ fn a_relaxed_barrier_publishes_mbarriers_after_their_fence() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(8));
         let mut meet = |instance| {
-            let launch =
-                meet_at_mbarriers::launch(instance, geometry([2, 1, 1]), DevicePtr::new(out));
+            let launch = meet_at_mbarriers::Args { out: DevicePtr::new(out) }
+                .launch(instance, geometry([2, 1, 1]));
             launch.emulate(&mut memory, seed)
         };
         meet(Instance::told_of_mbarriers).unwrap();
@@ -191,7 +192,7 @@ fn threads_that_arrived_and_exited_are_counted_once() {
     for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(128));
-        let launch = arrive_and_end::launch(geometry([2, 1, 1]), DevicePtr::new(out));
+        let launch = arrive_and_end::Args { out: DevicePtr::new(out) }.launch(geometry([2, 1, 1]));
         launch.emulate(&mut memory, seed).unwrap();
         assert_eq!(words::read(&memory, out, 32), want);
     }
@@ -207,7 +208,7 @@ unsafe fn wait_twice() {
 #[test]
 fn a_wait_needs_an_arrival() {
     for seed in simt::seeds() {
-        let launch = wait_twice::launch(geometry([2, 1, 1]));
+        let launch = wait_twice::Args {}.launch(geometry([2, 1, 1]));
         let fault = launch.emulate(&mut Memory::new(), seed).unwrap_err();
         let FaultKind::Invalid(why) = fault.kind else { panic!("seed {seed}: {fault}") };
         assert!(why.contains("without barrier.cluster.arrive before it"), "{why}");
@@ -234,7 +235,7 @@ fn floats_keep_their_bits() {
     let mut memory = Memory::new();
     let from = DevicePtr::new(words::alloc(&mut memory, "x", &x));
     let out = memory.alloc("out", Init::Poisoned(256));
-    let launch = swap_f32::launch(geometry([2, 1, 1]), from, DevicePtr::new(out));
+    let launch = swap_f32::Args { x: from, out: DevicePtr::new(out) }.launch(geometry([2, 1, 1]));
     launch.emulate(&mut memory, 1).unwrap();
     let got = words::read(&memory, out, 64);
     assert_eq!((&got[..32], &got[32..]), (&x[32..], &x[..32]));
@@ -321,7 +322,8 @@ fn a_multicast_loads_every_row_to_both_blocks() {
         let map = spec.emulated();
         let out = memory.alloc("out", Init::Poisoned(2 * 4 * x.len()));
         let (from, to) = (DevicePtr::new(from), DevicePtr::new(out));
-        let launch = multicast::launch(instance, geometry([2, 1, 1]), from, map, to);
+        let launch =
+            multicast::Args { x: from, map, out: to }.launch(instance, geometry([2, 1, 1]));
         launch.emulate(&mut memory, seed).unwrap();
         let got = words::read(&memory, out, 2 * x.len());
         assert_eq!((&got[..x.len()], &got[x.len()..]), (&x[..], &x[..]), "{instance:?}");
@@ -366,7 +368,7 @@ fn a_block_copies_to_another_blocks_memory() {
     for seed in simt::seeds() {
         let mut memory = Memory::new();
         let out = memory.alloc("out", Init::Poisoned(256));
-        let launch = send::launch(geometry([2, 1, 1]), DevicePtr::new(out));
+        let launch = send::Args { out: DevicePtr::new(out) }.launch(geometry([2, 1, 1]));
         launch.emulate(&mut memory, seed).unwrap();
         assert_eq!(words::read(&memory, out, 64), want);
     }

@@ -52,7 +52,7 @@ fn run(instance: copies::Instance, seed: u64) -> Result<Vec<u16>, Fault> {
     let x = DevicePtr::new(memory.alloc("x", Init::Bytes(&x)));
     let out = memory.alloc("out", Init::Poisoned(2 * GROUPS as usize * LEN));
     let geometry = Geometry::new([1; 3], 1, 2 * GROUPS as usize * LEN).unwrap().unwrap();
-    let launch: Launch = copies::launch(instance, geometry, x, DevicePtr::new(out));
+    let launch: Launch = copies::Args { x, out: DevicePtr::new(out) }.launch(instance, geometry);
     launch.emulate(&mut memory, seed)?;
     let mut bytes = vec![0; 2 * len];
     memory.read(out, &mut bytes).unwrap();

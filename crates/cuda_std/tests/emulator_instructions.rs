@@ -34,7 +34,8 @@ fn registers_and_shuffles() {
     let mut memory = Memory::new();
     let out = memory.alloc("out", Init::Poisoned(12 * 64 * 9 * 4));
     let geometry = Geometry { grid: [2, 3, 2], block: [64, 1, 1], shared_bytes: 0 };
-    let report = probe::launch(geometry, DevicePtr::new(out)).emulate(&mut memory, 7).unwrap();
+    let report =
+        probe::Args { out: DevicePtr::new(out) }.launch(geometry).emulate(&mut memory, 7).unwrap();
     assert_eq!((report.threads, report.accesses), (12 * 64, 12 * 64 * 9));
     let mut bytes = vec![0; 12 * 64 * 9 * 4];
     memory.read(out, &mut bytes).unwrap();

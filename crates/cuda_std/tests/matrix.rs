@@ -89,7 +89,8 @@ unsafe fn load<const COUNT: usize, const TRANS: bool>(out: GlobalMut<u32>) {
 #[test]
 fn a_lane_gets_its_elements() {
     for &instance in load::Instance::ALL {
-        let got = run(4 * 32, |geometry, out| load::launch(instance, geometry, out)).unwrap();
+        let got =
+            run(4 * 32, |geometry, out| load::Args { out }.launch(instance, geometry)).unwrap();
         for thread in 0..32 {
             for matrix in 0..instance.count() as u32 {
                 // Row `thread / 4` is distributed over four threads, from left to right.
@@ -154,7 +155,8 @@ unsafe fn store<const COUNT: usize, const TRANS: bool>(out: GlobalMut<u32>) {
 #[test]
 fn a_row_gets_its_elements() {
     for &instance in store::Instance::ALL {
-        let got = run(4 * 32, |geometry, out| store::launch(instance, geometry, out)).unwrap();
+        let got =
+            run(4 * 32, |geometry, out| store::Args { out }.launch(instance, geometry)).unwrap();
         for lane in 0..8 * instance.count() as u32 {
             for column in 0..8 {
                 let row = lane % 8;
@@ -180,7 +182,7 @@ unsafe fn transpose(out: GlobalMut<u32>) {
 
 #[test]
 fn a_transposed_row_is_a_column() {
-    let got = run(32, transpose::launch).unwrap();
+    let got = run(32, |geometry, out| transpose::Args { out }.launch(geometry)).unwrap();
     for lane in 0..32 {
         let [low, high] = [0, 1].map(|half| element(2 * (lane % 4) + half, lane / 4));
         assert_eq!(got[lane as usize], low | high << 16, "lane {lane}");
@@ -218,7 +220,7 @@ unsafe fn misuse<const WHAT: u32>(out: GlobalMut<u32>) {
 #[test]
 fn misuses_are_found_where_the_kernel_is() {
     use misuse::Instance;
-    let run = |instance| run(32, |geometry, out| misuse::launch(instance, geometry, out));
+    let run = |instance| run(32, |geometry, out| misuse::Args { out }.launch(instance, geometry));
     assert_eq!(run(Instance::right).unwrap(), (0..32).collect::<Vec<_>>());
     let line = |fault: &Fault| fault.by.as_ref().unwrap().location.clone();
     for instance in [Instance::misaligned, Instance::not_written, Instance::not_ordered] {

@@ -50,7 +50,7 @@ fn phases_complete_when_all_have_arrived() {
     // Phases completed before each step: the parity of the last one can be waited for.
     let ended = [0, 0, 1, 2, 2, 3];
     let want: Vec<u32> = ended.iter().flat_map(|ended| [ended % 2, 1 - ended % 2]).collect();
-    for got in outputs(12, |out| phases::launch(geometry(1), out)) {
+    for got in outputs(12, |out| phases::Args { out }.launch(geometry(1))) {
         assert_eq!(got.unwrap(), want);
     }
 }
@@ -92,7 +92,7 @@ fn phases_complete_when_all_bytes_have_arrived() {
             let out = memory.alloc("out", Init::Poisoned(68));
             let from = words::alloc(&mut memory, "x", &x);
             let (from, to) = (DevicePtr::new(from), DevicePtr::new(out));
-            let launch = transactions::launch(instance, geometry(1), from, to);
+            let launch = transactions::Args { x: from, out: to }.launch(instance, geometry(1));
             launch.emulate(&mut memory, seed).unwrap();
             let got = words::read(&memory, out, 17);
             assert_eq!((&got[..16], got[16]), (&x[..], 0), "{instance:?}");
@@ -159,7 +159,7 @@ unsafe fn pass<const LANES: u32, const FULL: bool, const EMPTY: bool>(out: Globa
 fn a_circular_buffer_passes_every_number() {
     let want: Vec<u32> =
         (0..ROUNDS).flat_map(|round| (0..32).map(move |lane| 100 * round + 31 - lane)).collect();
-    let launch = |out| pass::launch(pass::Instance::ring, geometry(64), out);
+    let launch = |out| pass::Args { out }.launch(pass::Instance::ring, geometry(64));
     for got in outputs(32 * ROUNDS as usize, launch) {
         assert_eq!(got.unwrap(), want);
     }
@@ -168,7 +168,7 @@ fn a_circular_buffer_passes_every_number() {
 #[test]
 fn a_missing_wait_is_found() {
     let kinds = |instance| {
-        let launch = |out| pass::launch(instance, geometry(64), out);
+        let launch = |out| pass::Args { out }.launch(instance, geometry(64));
         outputs(32 * ROUNDS as usize, launch).into_iter().map(|got| got.unwrap_err().kind)
     };
     for kind in kinds(pass::Instance::ring_reads_early) {
@@ -215,7 +215,8 @@ fn copies_of_threads_arrive() {
             let mut memory = Memory::new();
             let out = memory.alloc("out", Init::Poisoned(256));
             let from = DevicePtr::new(words::alloc(&mut memory, "x", &x));
-            let launch = copies::launch(instance, geometry(64), from, DevicePtr::new(out));
+            let launch =
+                copies::Args { x: from, out: DevicePtr::new(out) }.launch(instance, geometry(64));
             launch.emulate(&mut memory, seed).unwrap();
             assert_eq!(words::read(&memory, out, 64), want, "{instance:?}");
         }
@@ -248,7 +249,7 @@ unsafe fn reuse<const ARRIVE: bool>(out: GlobalMut<u32>) {
 
 #[test]
 fn a_new_barrier_is_in_its_first_phase() {
-    let run = |instance| outputs(4, |out| reuse::launch(instance, geometry(1), out));
+    let run = |instance| outputs(4, |out| reuse::Args { out }.launch(instance, geometry(1)));
     for got in run(reuse::Instance::reused) {
         assert_eq!(got.unwrap(), [5, 0, 0, 1]);
     }

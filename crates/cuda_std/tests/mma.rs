@@ -165,7 +165,8 @@ fn multiply<T: Element>(instance: product::Instance, problem: &Problem) -> Vec<f
     let operands = [encode::<T>(&problem.a), encode::<T>(&problem.b), encode_f32(&problem.c)];
     let d = run(operands, |geometry, [a, b, c, d]| {
         let [a, b] = [a, b].map(DevicePtr::new);
-        product::launch(instance, geometry, a, b, DevicePtr::new(c), DevicePtr::new(d))
+        product::Args { a, b, c: DevicePtr::new(c), d: DevicePtr::new(d) }
+            .launch(instance, geometry)
     });
     d.into_iter().map(f32::from_le_bytes).collect()
 }
@@ -175,7 +176,7 @@ fn multiply_in_f16(problem: &Problem) -> Vec<f16> {
     let operands = [&problem.a[..], &problem.b, &problem.c].map(encode::<f16>);
     let d = run(operands, |geometry, [a, b, c, d]| {
         let [a, b, c] = [a, b, c].map(DevicePtr::new);
-        product_in_f16::launch(geometry, a, b, c, DevicePtr::new(d))
+        product_in_f16::Args { a, b, c, d: DevicePtr::new(d) }.launch(geometry)
     });
     d.into_iter().map(f16::from_le_bytes).collect()
 }
@@ -319,7 +320,7 @@ fn fragments_are_loaded_from_shared_memory() {
         let operands = [encode::<f16>(&problem.a), encode::<f16>(&problem.b), Vec::new()];
         let d = run(operands, |geometry, [a, b, _, d]| {
             let [a, b] = [a, b].map(DevicePtr::new);
-            product_of_tiles::launch(instance, geometry, a, b, DevicePtr::new(d))
+            product_of_tiles::Args { a, b, d: DevicePtr::new(d) }.launch(instance, geometry)
         });
         for (i, got) in d.into_iter().map(f32::from_le_bytes).enumerate() {
             let want = problem.exact(i / 8, i % 8) as f32 * 2f32.powi(UNIT_EXPONENT);
@@ -384,14 +385,8 @@ fn elements_of_8_bits_are_multiplied_by_value() {
             let c = c.iter().flat_map(|&value| (value as f32).to_le_bytes()).collect();
             let d = run([codes(&a), codes(&b), c], |geometry, [a, b, c, d]| {
                 let [a, b] = [a, b].map(DevicePtr::new);
-                product_of_8_bits::launch(
-                    instance,
-                    geometry,
-                    a,
-                    b,
-                    DevicePtr::new(c),
-                    DevicePtr::new(d),
-                )
+                product_of_8_bits::Args { a, b, c: DevicePtr::new(c), d: DevicePtr::new(d) }
+                    .launch(instance, geometry)
             });
             let got: Vec<f32> = d.into_iter().map(f32::from_le_bytes).collect();
             assert_eq!(got, want, "{instance:?}");

@@ -91,9 +91,9 @@ fn launch(
     let (geometry, words) = (geometry(blocks), DevicePtr::new(words));
     let bytes = spec.box_bytes() as u32;
     macro_rules! launch {
-        ($name:ident, $load:ident, $store:ident, $add:ident, $($coord:expr),+) => {{
+        ($name:ident, $load:ident, $store:ident, $add:ident, $($coord:ident),+) => {{
             let instances = [$name::Instance::$load, $name::Instance::$store, $name::Instance::$add];
-            $name::launch(instances[how as usize], geometry, bytes, map, $($coord,)+ words)
+            $name::Args { bytes, map, $($coord,)+ words }.launch(instances[how as usize], geometry)
         }};
     }
     match *at {

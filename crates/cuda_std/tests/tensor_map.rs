@@ -196,7 +196,7 @@ unsafe fn prefetch(_rows: u32, map: TensorMap) {
 fn a_map_parameter_is_aligned_to_64_bytes() {
     let geometry = Geometry { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
     let map = matrix().emulated();
-    let launch = prefetch::launch(geometry, 7, map);
+    let launch = prefetch::Args { _rows: 7, map }.launch(geometry);
     assert_eq!(launch.arg_offsets, [0, 64]);
     assert_eq!(launch.args[64..], map.0);
     assert!(format!("{map:?}").starts_with("73696d742d6d6170"));

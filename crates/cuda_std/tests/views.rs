@@ -59,7 +59,8 @@ fn run(instance: carry::Instance) -> Result<(Report, Vec<u8>), Fault> {
     let x = memory.alloc("x", Init::Bytes(&pattern()));
     // Data read from `out` is copied back to where it was.
     let out = memory.alloc("out", Init::Bytes(&pattern()));
-    let launch = carry::launch(instance, GEOMETRY, DevicePtr::new(x), DevicePtr::new(out));
+    let launch =
+        carry::Args { x: DevicePtr::new(x), out: DevicePtr::new(out) }.launch(instance, GEOMETRY);
     let report = launch.emulate(&mut memory, 0)?;
     let mut bytes = vec![0; BYTES];
     memory.read(out, &mut bytes).unwrap();
@@ -147,7 +148,8 @@ fn a_conditional_load_without_its_condition_reads_nothing_and_returns_zeros() {
         let x: Vec<u8> = (0..words).flat_map(u32::to_le_bytes).collect();
         let x = memory.alloc("x", Init::Bytes(&x));
         let out = memory.alloc("out", Init::Poisoned(4 * 16));
-        let launch = load_if::launch(GEOMETRY, condition, DevicePtr::new(x), DevicePtr::new(out));
+        let launch = load_if::Args { condition, x: DevicePtr::new(x), out: DevicePtr::new(out) }
+            .launch(GEOMETRY);
         assert_eq!(launch.emulate(&mut memory, 0).is_ok(), want.is_some());
         if let Some(want) = want {
             let mut bytes = [0; 4 * 16];
@@ -175,7 +177,9 @@ fn a_speculative_load_reads_uninitialised_elements_but_not_past_the_end() {
         let mut memory = Memory::new();
         let x = memory.alloc("x", Init::Poisoned(len));
         let out = memory.alloc("out", Init::Bytes(&[7; 16]));
-        let launch = speculate::launch(GEOMETRY, 0, DevicePtr::new(x), DevicePtr::new(out));
+        let launch =
+            speculate::Args { is_written: 0, x: DevicePtr::new(x), out: DevicePtr::new(out) }
+                .launch(GEOMETRY);
         assert_eq!(launch.emulate(&mut memory, 0).is_ok(), is_right);
         let mut bytes = [0; 16];
         memory.read(out, &mut bytes).unwrap();
@@ -205,7 +209,8 @@ fn a_view_is_an_address_in_elements() {
     let mut memory = Memory::new();
     let x = memory.alloc("x", Init::Poisoned(64));
     let out = memory.alloc("out", Init::Poisoned(64));
-    let launch = addresses::launch(GEOMETRY, DevicePtr::new(x), DevicePtr::new(out));
+    let launch =
+        addresses::Args { x: DevicePtr::new(x), out: DevicePtr::new(out) }.launch(GEOMETRY);
     launch.emulate(&mut memory, 0).unwrap();
     let mut bytes = [0; 64];
     memory.read(out, &mut bytes).unwrap();

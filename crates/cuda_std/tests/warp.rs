@@ -60,8 +60,9 @@ fn shuffles_read_the_isas_lane() {
     // Distinct numbers without NaN.
     let values: Vec<u32> = (0..THREADS).map(|i| 1000 + i).collect();
     for amount in 0..2 * WARP_SIZE {
-        let got =
-            run::<5>(&values, 1, |geometry, x, out| shuffles::launch(geometry, amount, x, out));
+        let got = run::<5>(&values, 1, |geometry, x, out| {
+            shuffles::Args { amount, x, out }.launch(geometry)
+        });
         for (i, got) in got.unwrap().into_iter().enumerate() {
             let (first, lane) = (i as i32 / 32 * 32, i as i32 % 32);
             // Only five bits of the operand count; for a lane out of range a lane reads its own
@@ -153,7 +154,7 @@ fn collectives_are_of_the_lanes_of_their_mask() {
     }) {
         for seed in simt::seeds() {
             let got = run::<19>(values, seed, |geometry, x, out| {
-                collectives::launch(geometry, mask, x, out)
+                collectives::Args { mask, x, out }.launch(geometry)
             });
             let mut elected = [0; 2];
             for (i, got) in got.unwrap().into_iter().enumerate() {
@@ -202,7 +203,9 @@ unsafe fn masked<const WHAT: u32>(x: Global<u32>, out: GlobalMut<u32>) {
 fn undefined_behaviour_is_a_fault() {
     use masked::Instance;
     let run = |instance| {
-        run::<1>(&values(), 3, move |geometry, x, out| masked::launch(instance, geometry, x, out))
+        run::<1>(&values(), 3, move |geometry, x, out| {
+            masked::Args { x, out }.launch(instance, geometry)
+        })
     };
     run(Instance::reads_inside).unwrap();
     for (instance, what) in [
@@ -246,7 +249,7 @@ fn a_barrier_of_some_lanes_orders_them() {
     for seed in simt::seeds() {
         let run = |instance| {
             run::<1>(&values, seed, |geometry, x, out| {
-                half_warp::launch(instance, geometry, x, out)
+                half_warp::Args { x, out }.launch(instance, geometry)
             })
         };
         for (i, [got]) in run(Instance::ordered).unwrap().into_iter().enumerate() {
@@ -271,7 +274,7 @@ fn a_warpgroup_is_128_threads() {
     let mut memory = Memory::new();
     let out = memory.alloc("out", Init::Poisoned(384 * 4));
     let geometry = Geometry { grid: [1; 3], block: [384, 1, 1], shared_bytes: 0 };
-    warpgroups::launch(geometry, DevicePtr::new(out)).emulate(&mut memory, 1).unwrap();
+    warpgroups::Args { out: DevicePtr::new(out) }.launch(geometry).emulate(&mut memory, 1).unwrap();
     let mut bytes = [0; 384 * 4];
     memory.read(out, &mut bytes).unwrap();
     for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
@@ -303,7 +306,9 @@ fn reduce_max_is_that_of_the_warp() {
     ];
     for x in &cases {
         for seed in simt::seeds() {
-            let got = run::<3>(x, seed, maxima::launch).unwrap();
+            let got =
+                run::<3>(x, seed, |geometry, x, out| maxima::Args { x, out }.launch(geometry))
+                    .unwrap();
             for (warp, x) in x.chunks(WARP_SIZE as usize).enumerate() {
                 let signed = x.iter().map(|&word| word as i32).max().unwrap() as u32;
                 let unsigned = *x.iter().max().unwrap();

@@ -22,8 +22,7 @@ use proc_macro::TokenStream;
 ///   minctapersm=1`. The family is the kernel's file or directory under `src`.
 /// - On the host the function is unchanged, and a module of the same name has `SYMBOL` and a struct
 ///   `Args`, one field a parameter, with `DevicePtr<T>` for `Global<T>` and `GlobalMut<T>`:
-///   `Args { .. }.launch(geometry) -> Launch`. `launch(geometry, args..)` takes the arguments in
-///   order.
+///   `Args { .. }.launch(geometry) -> Launch`.
 ///
 /// A generic function lists its instances, each the symbol of an entry and its generic arguments,
 /// on which the bounds may depend:

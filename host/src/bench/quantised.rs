@@ -209,7 +209,10 @@ impl Inputs {
             random.set_stream(chunk as u64);
             random.fill_bytes(stored);
             for block in stored.chunks_exact_mut(format.block_bytes()) {
-                for &at in factors(format) {
+                if format == BlockFormat::MXFP4 {
+                    block[0] = random.random_range(118..122);
+                }
+                for &at in blocks::scale_fields(dtype(format)) {
                     let factor = f16::from_f32(random.random_range(-0.01f32..0.01));
                     block[at..at + 2].copy_from_slice(&factor.to_le_bytes());
                 }
@@ -249,18 +252,13 @@ fn dtype(format: BlockFormat) -> Dtype {
         BlockFormat::Q5_0 => Dtype::Q5_0,
         BlockFormat::Q5_1 => Dtype::Q5_1,
         BlockFormat::Q8_0 => Dtype::Q8_0,
+        BlockFormat::Q2_K => Dtype::Q2_K,
+        BlockFormat::Q3_K => Dtype::Q3_K,
         BlockFormat::Q4_K => Dtype::Q4_K,
         BlockFormat::Q5_K => Dtype::Q5_K,
         BlockFormat::Q6_K => Dtype::Q6_K,
-    }
-}
-
-/// Where a block has factors in f16.
-fn factors(format: BlockFormat) -> &'static [usize] {
-    match format {
-        BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => &[0],
-        BlockFormat::Q6_K => &[208],
-        _ => &[0, 2],
+        BlockFormat::IQ4_XS => Dtype::IQ4_XS,
+        BlockFormat::MXFP4 => Dtype::MXFP4,
     }
 }
 

@@ -74,9 +74,13 @@ impl Dtype {
             Dtype::Q5_0 => Some(BlockFormat::Q5_0),
             Dtype::Q5_1 => Some(BlockFormat::Q5_1),
             Dtype::Q8_0 => Some(BlockFormat::Q8_0),
+            Dtype::Q2_K => Some(BlockFormat::Q2_K),
+            Dtype::Q3_K => Some(BlockFormat::Q3_K),
             Dtype::Q4_K => Some(BlockFormat::Q4_K),
             Dtype::Q5_K => Some(BlockFormat::Q5_K),
             Dtype::Q6_K => Some(BlockFormat::Q6_K),
+            Dtype::IQ4_XS => Some(BlockFormat::IQ4_XS),
+            Dtype::MXFP4 => Some(BlockFormat::MXFP4),
             _ => None,
         }
     }

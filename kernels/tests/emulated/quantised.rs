@@ -4,7 +4,7 @@ mod blocks;
 mod prompt;
 
 use crate::device::{Device, SEEDS, Stored, random};
-use blocks::{elements, pack, random_rows};
+use blocks::{elements, in_blocks_of, pack, random_rows};
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows;
@@ -200,12 +200,12 @@ fn every_format_and_count_of_rows_matches_oracle() {
 #[test]
 fn every_length_of_k_matches_oracle() {
     // Around a group, a unit, a tile and the tiles of four warps.
-    for (seed, k) in [32, 64, 96, 256, 288, 352, 896, 1024, 1056].into_iter().enumerate() {
-        let format = BlockFormat::ALL[seed % 5];
+    let lengths = [32, 64, 96, 256, 288, 352, 896, 1024, 1056];
+    for (seed, (k, format)) in lengths.into_iter().zip(in_blocks_of(32).cycle()).enumerate() {
         Case { format, k, n: 24, ..CASE }.check(seed as u64);
     }
-    for (seed, k) in [256, 1280, 2304, 4096].into_iter().enumerate() {
-        let format = BlockFormat::ALL[5 + seed % 3];
+    let lengths = [256, 1280, 2304, 4096];
+    for (seed, (format, k)) in in_blocks_of(256).zip(lengths.into_iter().cycle()).enumerate() {
         Case { format, k, n: 18, ..CASE }.check(seed as u64);
     }
 }
@@ -228,7 +228,7 @@ fn rows_of_tiles_beyond_shared_memory_are_computed_in_batches() {
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
-    for format in [BlockFormat::Q4_K, BlockFormat::Q6_K, BlockFormat::Q5_0] {
+    for format in [BlockFormat::Q2_K, BlockFormat::Q4_K, BlockFormat::Q6_K, BlockFormat::Q5_0] {
         let alone = Case { format, num_rows: 1, max_rows: 1, k: 1280, ..CASE };
         let operands = alone.operands();
         let bits = |case: &Case| -> Vec<u32> {
@@ -277,9 +277,9 @@ fn large_and_small_numbers_match_oracle() {
 /// Rows of x from the row count on are unwritten.
 #[test]
 fn a_fused_norm_has_the_bits_of_the_separate_one() {
-    let formats = BlockFormat::ALL.into_iter().filter(|format| format.block_elems() == 32);
-    for (seed, format) in formats.enumerate() {
-        for (gpu, num_rows, k) in [(HOPPER, 1, 352), (SM80, 3, 896), (HOPPER, 7, 2208)] {
+    for (seed, format) in BlockFormat::ALL.into_iter().enumerate() {
+        for (gpu, num_rows, k) in [(HOPPER, 1, 352_usize), (SM80, 3, 896), (HOPPER, 7, 2208)] {
+            let k = k.next_multiple_of(format.block_elems());
             let (max_rows, n, stride) = (num_rows + 1, 40, k + 4);
             let linear = QuantisedLinear { max_rows, n, k, format, gated: false };
             assert!(linear.fuses_norm());

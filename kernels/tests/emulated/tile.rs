@@ -75,7 +75,8 @@ fn a_tile_is_read_as_tma_writes_it() {
         };
         let shared_bytes = 2 * BOX_BYTES + 8;
         let geometry = Geometry { grid: [1; 3], block: [32, 1, 1], shared_bytes };
-        let launch = copy_tile::launch(geometry, DevicePtr::new(out), first_zero, spec.emulated());
+        let launch = copy_tile::Args { out: DevicePtr::new(out), first_zero, map: spec.emulated() }
+            .launch(geometry);
         launch.emulate(&mut memory, 3).unwrap();
         let mut got = vec![0; bytes.len()];
         memory.read(out, &mut got).unwrap();
@@ -144,10 +145,13 @@ fn softmax_in_blocks_is_that_of_all_keys() {
     let [out, lse] = ["out", "lse"].map(|name| memory.alloc(name, Init::Poisoned(bytes.len())));
     let geometry = Geometry { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0 };
     let scale = std::f32::consts::LOG2_E;
-    let pointers = [out, lse].map(DevicePtr::new);
-    softmax_of_blocks::launch(geometry, DevicePtr::new(from), scale, pointers[0], pointers[1])
-        .emulate(&mut memory, 1)
-        .unwrap();
+    let args = softmax_of_blocks::Args {
+        scores: DevicePtr::new(from),
+        scale,
+        out: DevicePtr::new(out),
+        lse: DevicePtr::new(lse),
+    };
+    args.launch(geometry).emulate(&mut memory, 1).unwrap();
     let read = |address, len: usize| -> Vec<f64> {
         let mut bytes = vec![0; 4 * len];
         memory.read(address, &mut bytes).unwrap();

@@ -56,10 +56,19 @@ impl Integer {
 
 type Kernel = fn(Geometry, &Pointers) -> Launch;
 
-/// A launcher that takes the case's three buffers.
-macro_rules! kernel {
+/// The launcher of a kernel of [`sequence`].
+macro_rules! of_sequence {
     ($name:ident) => {
-        |geometry, p| $name::launch(geometry, p.at(0), p.at(1), p.at(2))
+        |geometry, p| {
+            $name::Args { cells: p.at(0), operands: p.at(1), old: p.at(2) }.launch(geometry)
+        }
+    };
+}
+
+/// The launcher of a kernel of [`contend`].
+macro_rules! of_contended {
+    ($name:ident) => {
+        |geometry, p| $name::Args { x: p.at(0), cells: p.at(1), tickets: p.at(2) }.launch(geometry)
     };
 }
 
@@ -69,18 +78,18 @@ pub fn cases() -> Vec<Case> {
     const I32: Integer = Integer { bits: 32, signed: true };
     const U64: Integer = Integer { bits: 64, signed: false };
     let sequences: [(&str, Integer, Kernel); 5] = [
-        ("atomic_global_u32", U32, kernel!(atomic_global_u32)),
-        ("atomic_global_i32", I32, kernel!(atomic_global_i32)),
-        ("atomic_global_u64", U64, kernel!(atomic_global_u64)),
-        ("atomic_shared_u32", U32, kernel!(atomic_shared_u32)),
-        ("atomic_shared_i32", I32, kernel!(atomic_shared_i32)),
+        ("atomic_global_u32", U32, of_sequence!(atomic_global_u32)),
+        ("atomic_global_i32", I32, of_sequence!(atomic_global_i32)),
+        ("atomic_global_u64", U64, of_sequence!(atomic_global_u64)),
+        ("atomic_shared_u32", U32, of_sequence!(atomic_shared_u32)),
+        ("atomic_shared_i32", I32, of_sequence!(atomic_shared_i32)),
     ];
     let contended: [(&str, Integer, bool, Kernel); 5] = [
-        ("atomic_global_contended_u32", U32, false, kernel!(atomic_global_contended_u32)),
-        ("atomic_global_contended_i32", I32, false, kernel!(atomic_global_contended_i32)),
-        ("atomic_global_contended_u64", U64, false, kernel!(atomic_global_contended_u64)),
-        ("atomic_shared_contended_u32", U32, true, kernel!(atomic_shared_contended_u32)),
-        ("atomic_shared_contended_i32", I32, true, kernel!(atomic_shared_contended_i32)),
+        ("atomic_global_contended_u32", U32, false, of_contended!(atomic_global_contended_u32)),
+        ("atomic_global_contended_i32", I32, false, of_contended!(atomic_global_contended_i32)),
+        ("atomic_global_contended_u64", U64, false, of_contended!(atomic_global_contended_u64)),
+        ("atomic_shared_contended_u32", U32, true, of_contended!(atomic_shared_contended_u32)),
+        ("atomic_shared_contended_i32", I32, true, of_contended!(atomic_shared_contended_i32)),
     ];
     let sequences = sequences.map(|(name, integer, kernel)| sequence(name, integer, kernel));
     let contended =
@@ -168,7 +177,8 @@ fn add_f32() -> Case {
         Buffer::Out(Want::Words(shared)),
     ];
     Case::new("atomic_add_f32", buffers, |p| {
-        atomic_add_f32::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1), p.at(2))
+        atomic_add_f32::Args { x: p.at(0), global: p.at(1), shared: p.at(2) }
+            .launch(blocks(1, NUM_THREADS))
     })
 }
 
@@ -192,6 +202,7 @@ fn add_f16x2() -> Case {
         Buffer::Out(Want::Words(halves(sums))),
     ];
     Case::new("atomic_add_f16x2", buffers, |p| {
-        atomic_add_f16x2::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1), p.at(2))
+        atomic_add_f16x2::Args { x: p.at(0), global: p.at(1), shared: p.at(2) }
+            .launch(blocks(1, NUM_THREADS))
     })
 }

@@ -12,6 +12,6 @@ pub fn case() -> Case {
     let mut wanted = x.clone();
     wanted.rotate_left((distance % NUM_THREADS) as usize);
     Case::new("barrier", vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))], |p| {
-        barrier_rotate_u32::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1))
+        barrier_rotate_u32::Args { x: p.at(0), out: p.at(1) }.launch(blocks(1, NUM_THREADS))
     })
 }

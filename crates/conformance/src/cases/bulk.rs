@@ -19,6 +19,6 @@ pub fn case() -> Case {
     Case::new("bulk", buffers, |p| {
         let block = [NUM_THREADS, 1, 1];
         let geometry = Geometry { grid: [1; 3], block, shared_bytes: SHARED_BYTES };
-        bulk_reverse_u32::launch(geometry, NUM_TILES, p.at(0), p.at(1))
+        bulk_reverse_u32::Args { num_tiles: NUM_TILES, x: p.at(0), out: p.at(1) }.launch(geometry)
     })
 }

@@ -24,7 +24,7 @@ pub fn places() -> Case {
     }
     Case::new("cluster_places", vec![Buffer::Out(Want::Words(wanted))], |p| {
         let geometry = Geometry { grid: GRID, block: [1; 3], shared_bytes: 0 };
-        cluster_places::launch(geometry, p.at(0))
+        cluster_places::Args { out: p.at(0) }.launch(geometry)
     })
 }
 
@@ -49,7 +49,9 @@ pub fn peers() -> Case {
         }
     }
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
-    Case::new("cluster_peers", buffers, |p| cluster_peers_u32::launch(geometry(), p.at(0), p.at(1)))
+    Case::new("cluster_peers", buffers, |p| {
+        cluster_peers_u32::Args { x: p.at(0), out: p.at(1) }.launch(geometry())
+    })
 }
 
 /// Phases that blocks complete for each other.
@@ -58,7 +60,7 @@ pub fn arrivals() -> Case {
     let wanted = vec![NUM_ROUNDS; NUM_CLUSTERS * BLOCKS];
     let buffers = vec![Buffer::Out(Want::Words(wanted))];
     Case::new("cluster_arrive", buffers, |p| {
-        cluster_arrive::launch(geometry(), NUM_ROUNDS, p.at(0))
+        cluster_arrive::Args { num_rounds: NUM_ROUNDS, out: p.at(0) }.launch(geometry())
     })
 }
 
@@ -76,7 +78,7 @@ pub fn copies() -> Case {
     let x = slices();
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(repeated(&x)))];
     Case::new("cluster_copies", buffers, |p| {
-        cluster_copies_u32::launch(geometry(), p.at(0), p.at(1))
+        cluster_copies_u32::Args { x: p.at(0), out: p.at(1) }.launch(geometry())
     })
 }
 
@@ -88,7 +90,7 @@ pub fn stores() -> Case {
     wanted.chunks_mut(BLOCKS * BLOCK_WORDS).for_each(|words| words.rotate_right(BLOCK_WORDS));
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
     Case::new("cluster_stores", buffers, |p| {
-        cluster_stores_u32::launch(geometry(), p.at(0), p.at(1))
+        cluster_stores_u32::Args { x: p.at(0), out: p.at(1) }.launch(geometry())
     })
 }
 
@@ -108,6 +110,6 @@ pub fn tensors() -> Case {
         vec![Buffer::words(&x), Buffer::TensorMap(0, spec), Buffer::Out(Want::Words(repeated(&x)))];
     Case::new("cluster_tensor", buffers, |p| {
         let geometry = Geometry { shared_bytes: 4 * CLUSTER * SLICE + 8, ..geometry() };
-        cluster_tensor_u32::launch(geometry, p.map(1), p.at(2))
+        cluster_tensor_u32::Args { map: p.map(1), out: p.at(2) }.launch(geometry)
     })
 }

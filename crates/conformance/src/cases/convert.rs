@@ -70,7 +70,16 @@ pub fn to_16_bits() -> Case {
     ];
     Case::new("convert_f32_to_16_bits", buffers, move |p| {
         let (x, y, geometry) = (p.at(0), p.at(1), blocks(num_blocks, NUM_THREADS));
-        convert_f32_to_16_bits::launch(geometry, x, y, p.at(2), p.at(3), p.at(4), p.at(5), p.at(6))
+        convert_f32_to_16_bits::Args {
+            x,
+            y,
+            f16_rn: p.at(2),
+            f16_rz: p.at(3),
+            bf16_rn: p.at(4),
+            f16x2: p.at(5),
+            bf16x2: p.at(6),
+        }
+        .launch(geometry)
     })
 }
 
@@ -108,7 +117,14 @@ pub fn to_integers() -> Case {
     ];
     Case::new("convert_f32_to_integers", buffers, move |p| {
         let geometry = blocks(num_blocks, NUM_THREADS);
-        convert_f32_to_integers::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3), p.at(4))
+        convert_f32_to_integers::Args {
+            x: p.at(0),
+            i32_rn: p.at(1),
+            i32_rz: p.at(2),
+            u32_rn: p.at(3),
+            u32_rz: p.at(4),
+        }
+        .launch(geometry)
     })
 }
 
@@ -130,7 +146,8 @@ pub fn f16_to_f32() -> Case {
     let buffers = vec![Buffer::words(&words), Buffer::Out(Want::Words(wanted.collect()))];
     let num_blocks = words.len() as u32 / NUM_THREADS;
     Case::new("convert_f16_to_f32", buffers, move |p| {
-        convert_f16_to_f32::launch(blocks(num_blocks, NUM_THREADS), p.at(0), p.at(1))
+        convert_f16_to_f32::Args { x: p.at(0), out: p.at(1) }
+            .launch(blocks(num_blocks, NUM_THREADS))
     })
 }
 
@@ -152,7 +169,8 @@ pub fn to_fp8() -> Case {
     let buffers = vec![Buffer::words(&bits(&x)), Buffer::words(&bits(&y)), e4m3, e5m2];
     Case::new("convert_f32_to_fp8", buffers, move |p| {
         let geometry = blocks(num_blocks, NUM_THREADS);
-        convert_f32_to_fp8::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3))
+        convert_f32_to_fp8::Args { x: p.at(0), y: p.at(1), e4m3x2: p.at(2), e5m2x2: p.at(3) }
+            .launch(geometry)
     })
 }
 
@@ -167,6 +185,7 @@ pub fn fp8_to_f16() -> Case {
     };
     let buffers = vec![Buffer::words(&words_of_halves(&codes)), halves(E4M3), halves(E5M2)];
     Case::new("convert_fp8_to_f16", buffers, |p| {
-        convert_fp8_to_f16::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1), p.at(2))
+        convert_fp8_to_f16::Args { x: p.at(0), e4m3: p.at(1), e5m2: p.at(2) }
+            .launch(blocks(1, NUM_THREADS))
     })
 }

@@ -17,7 +17,8 @@ pub fn case() -> Case {
     wanted.resize((NUM_TILES * TILE) as usize, 0);
     wanted.chunks_mut(TILE as usize).for_each(<[u32]>::reverse);
     Case::new("cp_async", vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))], |p| {
-        cp_async_f32::launch(blocks(1, NUM_THREADS), LEN, NUM_TILES, p.at(0), p.at(1))
+        cp_async_f32::Args { len: LEN, num_tiles: NUM_TILES, x: p.at(0), out: p.at(1) }
+            .launch(blocks(1, NUM_THREADS))
     })
 }
 
@@ -31,7 +32,8 @@ pub fn with_mbarriers() -> [Case; 2] {
         let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
         Case::new(instance.symbol(), buffers, move |p| {
             let geometry = blocks(1, NUM_THREADS);
-            cp_async_mbarrier::launch(instance, geometry, NUM_TILES, p.at(0), p.at(1))
+            cp_async_mbarrier::Args { num_tiles: NUM_TILES, x: p.at(0), out: p.at(1) }
+                .launch(instance, geometry)
         })
     })
 }

@@ -83,7 +83,7 @@ pub fn f16_rounded() -> Case {
         let geometry = blocks(NUM_TRIPLES as u32 / 2 / NUM_THREADS, NUM_THREADS);
         let (a, b, c, fma, add) = (p.at(0), p.at(1), p.at(2), p.at(3), p.at(4));
         let (sub, mul, max, min) = (p.at(5), p.at(6), p.at(7), p.at(8));
-        f16x2_rounded::launch(geometry, a, b, c, fma, add, sub, mul, max, min)
+        f16x2_rounded::Args { a, b, c, fma, add, sub, mul, max, min }.launch(geometry)
     })
 }
 
@@ -101,7 +101,7 @@ pub fn bf16_rounded() -> Case {
     Case::new("bf16x2_rounded", buffers, |p| {
         let geometry = blocks(NUM_TRIPLES as u32 / 2 / NUM_THREADS, NUM_THREADS);
         let (fma, max, min) = (p.at(3), p.at(4), p.at(5));
-        bf16x2_rounded::launch(geometry, p.at(0), p.at(1), p.at(2), fma, max, min)
+        bf16x2_rounded::Args { a: p.at(0), b: p.at(1), c: p.at(2), fma, max, min }.launch(geometry)
     })
 }
 
@@ -120,11 +120,7 @@ pub fn f16_approximate() -> Case {
         wanted(tanh, |_| 2f64.powf(-10.987)),
     ];
     Case::new("f16x2_approximate", buffers, |p| {
-        f16x2_approx::launch(
-            blocks((1 << 15) / NUM_THREADS, NUM_THREADS),
-            p.at(0),
-            p.at(1),
-            p.at(2),
-        )
+        f16x2_approx::Args { x: p.at(0), exp2: p.at(1), tanh: p.at(2) }
+            .launch(blocks((1 << 15) / NUM_THREADS, NUM_THREADS))
     })
 }

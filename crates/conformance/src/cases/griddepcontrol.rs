@@ -12,6 +12,7 @@ pub fn case() -> Case {
     let wanted = x.iter().map(|x| x + 1).collect();
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
     Case::new("griddepcontrol", buffers, |p| {
-        griddepcontrol_u32::launch(blocks(NUM_BLOCKS, NUM_THREADS), p.at(0), p.at(1))
+        griddepcontrol_u32::Args { x: p.at(0), out: p.at(1) }
+            .launch(blocks(NUM_BLOCKS, NUM_THREADS))
     })
 }

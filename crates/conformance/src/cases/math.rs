@@ -41,7 +41,8 @@ pub fn rounded() -> Case {
         |p| {
             let geometry = blocks(NUM_TRIPLES / NUM_THREADS, NUM_THREADS);
             let (a, b, c) = (p.at(0), p.at(1), p.at(2));
-            math_rounded_f32::launch(geometry, a, b, c, p.at(3), p.at(4), p.at(5))
+            math_rounded_f32::Args { a, b, c, fma: p.at(3), max: p.at(4), min: p.at(5) }
+                .launch(geometry)
         },
     )
 }
@@ -66,7 +67,8 @@ pub fn approximate() -> Case {
         ],
         |p| {
             let geometry = blocks(NUM_ARGUMENTS / NUM_THREADS, NUM_THREADS);
-            math_approx_f32::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3))
+            math_approx_f32::Args { x: p.at(0), exp2: p.at(1), rcp: p.at(2), rsqrt: p.at(3) }
+                .launch(geometry)
         },
     )
 }
@@ -101,7 +103,16 @@ pub fn transcendental() -> Case {
     Case::new("math_transcendental", buffers, |p| {
         let geometry = blocks(NUM_ARGUMENTS / NUM_THREADS, NUM_THREADS);
         let (x, angle, sqrt, log2) = (p.at(0), p.at(1), p.at(2), p.at(3));
-        math_transcendental_f32::launch(geometry, x, angle, sqrt, log2, p.at(4), p.at(5), p.at(6))
+        math_transcendental_f32::Args {
+            x,
+            angle,
+            sqrt,
+            log2,
+            tanh: p.at(4),
+            sin: p.at(5),
+            cos: p.at(6),
+        }
+        .launch(geometry)
     })
 }
 
@@ -130,7 +141,15 @@ pub fn bits() -> Case {
     ];
     Case::new("math_bits", buffers, move |p| {
         let geometry = blocks(len as u32 / NUM_THREADS, NUM_THREADS);
-        math_bits_u32::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3), p.at(4), p.at(5))
+        math_bits_u32::Args {
+            a: p.at(0),
+            b: p.at(1),
+            c: p.at(2),
+            bytes: p.at(3),
+            majority: p.at(4),
+            choice: p.at(5),
+        }
+        .launch(geometry)
     })
 }
 

@@ -42,7 +42,7 @@ pub fn load() -> Case {
         Buffer::Out(Want::Words(words_of_halves(&wanted))),
     ];
     Case::new("matrix_load", buffers, |p| {
-        matrix_load::launch(blocks(1, 32), p.at(0), p.at(1), p.at(2))
+        matrix_load::Args { x: p.at(0), rows: p.at(1), out: p.at(2) }.launch(blocks(1, 32))
     })
 }
 
@@ -67,5 +67,7 @@ pub fn store() -> Case {
         Buffer::words(&words_of_halves(&x)),
         Buffer::Out(Want::Words(words_of_halves(&wanted))),
     ];
-    Case::new("matrix_store", buffers, |p| matrix_store::launch(blocks(1, 32), p.at(0), p.at(1)))
+    Case::new("matrix_store", buffers, |p| {
+        matrix_store::Args { x: p.at(0), out: p.at(1) }.launch(blocks(1, 32))
+    })
 }

@@ -22,7 +22,8 @@ pub fn ring() -> Case {
     }
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
     Case::new("mbarrier_ring", buffers, |p| {
-        mbarrier_ring_u32::launch(blocks(1, NUM_THREADS), NUM_ROUNDS, p.at(0), p.at(1))
+        mbarrier_ring_u32::Args { num_rounds: NUM_ROUNDS, x: p.at(0), out: p.at(1) }
+            .launch(blocks(1, NUM_THREADS))
     })
 }
 
@@ -31,5 +32,7 @@ pub fn phases() -> Case {
     let num_ended = [0u32, 0, 1, 2, 2, 3];
     let wanted = num_ended.into_iter().flat_map(|ended| [ended % 2, 1 - ended % 2]);
     let buffers = vec![Buffer::Out(Want::Words(wanted.collect()))];
-    Case::new("mbarrier_phases", buffers, |p| mbarrier_phases::launch(blocks(1, 1), p.at(0)))
+    Case::new("mbarrier_phases", buffers, |p| {
+        mbarrier_phases::Args { out: p.at(0) }.launch(blocks(1, 1))
+    })
 }

@@ -94,7 +94,8 @@ fn accumulated_in_f32(
         Buffer::Out(want),
     ];
     Case::new(name, buffers, move |p| {
-        mma_f32::launch(instance, geometry(NUM_TILES), N, p.at(0), p.at(1), p.at(2), p.at(3))
+        mma_f32::Args { num_columns: N, a: p.at(0), b: p.at(1), c: p.at(2), out: p.at(3) }
+            .launch(instance, geometry(NUM_TILES))
     })
 }
 
@@ -120,7 +121,8 @@ fn of_8_bit_elements(
         Buffer::Out(want),
     ];
     Case::new(name, buffers, move |p| {
-        mma_fp8::launch(instance, geometry(NUM_TILES), N, p.at(0), p.at(1), p.at(2), p.at(3))
+        mma_fp8::Args { num_columns: N, a: p.at(0), b: p.at(1), c: p.at(2), out: p.at(3) }
+            .launch(instance, geometry(NUM_TILES))
     })
 }
 
@@ -135,7 +137,8 @@ fn probe(name: &'static str, instance: mma_f32::Instance, format: Format) -> Cas
         Buffer::Out(want),
     ];
     Case::new(name, buffers, move |p| {
-        mma_f32::launch(instance, geometry(1), 1, p.at(0), p.at(1), p.at(2), p.at(3))
+        mma_f32::Args { num_columns: 1, a: p.at(0), b: p.at(1), c: p.at(2), out: p.at(3) }
+            .launch(instance, geometry(1))
     })
 }
 
@@ -166,6 +169,7 @@ fn accumulated_in_f16(name: &'static str, draw: Draw) -> Case {
         Buffer::Out(want),
     ];
     Case::new(name, buffers, |p| {
-        mma_f16::launch(geometry(NUM_TILES), p.at(0), p.at(1), p.at(2), p.at(3))
+        mma_f16::Args { a: p.at(0), b: p.at(1), c: p.at(2), out: p.at(3) }
+            .launch(geometry(NUM_TILES))
     })
 }

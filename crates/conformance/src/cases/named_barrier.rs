@@ -15,6 +15,6 @@ pub fn case() -> Case {
     let wanted = buffers_of_x.flat_map(|buffer| buffer.iter().rev().map(|value| value << 1));
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted.collect()))];
     Case::new("named_barrier", buffers, |p| {
-        named_barrier_u32::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1))
+        named_barrier_u32::Args { x: p.at(0), out: p.at(1) }.launch(blocks(1, NUM_THREADS))
     })
 }

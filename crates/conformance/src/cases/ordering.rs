@@ -15,7 +15,7 @@ pub fn semaphore() -> Case {
     let sum = NUM_ROUNDS * (1..=NUM_BLOCKS).sum::<u32>();
     let buffers = vec![Buffer::changed(&[0], vec![0]), Buffer::changed(&[0], vec![sum])];
     Case::new("ordering_semaphore", buffers, |p| {
-        ordering_semaphore::launch(blocks(NUM_BLOCKS, 1), p.at(0), p.at(1))
+        ordering_semaphore::Args { lock: p.at(0), sum: p.at(1) }.launch(blocks(NUM_BLOCKS, 1))
     })
 }
 
@@ -32,7 +32,8 @@ pub fn last_block() -> Case {
     ];
     Case::new("ordering_last_block", buffers, |p| {
         let geometry = blocks(NUM_BLOCKS, NUM_THREADS);
-        ordering_last_block::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3))
+        ordering_last_block::Args { x: p.at(0), parts: p.at(1), arrived: p.at(2), sum: p.at(3) }
+            .launch(geometry)
     })
 }
 
@@ -49,6 +50,7 @@ pub fn messages() -> Case {
     ];
     Case::new("ordering_messages", buffers, |p| {
         let geometry = blocks(2, NUM_THREADS);
-        ordering_messages::launch(geometry, p.at(0), p.at(1), p.at(2), p.at(3))
+        ordering_messages::Args { x: p.at(0), turn: p.at(1), message: p.at(2), out: p.at(3) }
+            .launch(geometry)
     })
 }

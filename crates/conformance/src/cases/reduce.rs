@@ -33,6 +33,6 @@ pub fn case() -> Case {
     let terms: Vec<u32> = terms.iter().map(|term| term.to_bits()).collect();
     let buffers = vec![Buffer::words(&x), Buffer::words(&terms), Buffer::Out(Want::Words(wanted))];
     Case::new("reduce", buffers, |p| {
-        reduce_b32::launch(blocks(6, NUM_THREADS), p.at(0), p.at(1), p.at(2))
+        reduce_b32::Args { x: p.at(0), terms: p.at(1), out: p.at(2) }.launch(blocks(6, NUM_THREADS))
     })
 }

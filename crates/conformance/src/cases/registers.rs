@@ -23,6 +23,6 @@ pub fn case() -> Case {
         }
     }
     Case::new("registers", vec![Buffer::Out(Want::Words(wanted))], |p| {
-        registers_u32::launch(GEOMETRY, p.at(0))
+        registers_u32::Args { out: p.at(0) }.launch(GEOMETRY)
     })
 }

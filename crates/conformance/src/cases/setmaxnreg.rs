@@ -17,6 +17,6 @@ pub fn case() -> Case {
         .map(|thread| if thread < 128 { rows[0][thread] } else { sum(thread) });
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted.collect()))];
     Case::new("setmaxnreg", buffers, |p| {
-        setmaxnreg_u32::launch(blocks(1, NUM_THREADS), p.at(0), p.at(1))
+        setmaxnreg_u32::Args { x: p.at(0), out: p.at(1) }.launch(blocks(1, NUM_THREADS))
     })
 }

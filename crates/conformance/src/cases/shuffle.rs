@@ -20,7 +20,7 @@ pub fn case() -> Case {
     }
     assert_eq!(wanted.len(), x.len() * NUM_VALUES as usize);
     Case::new("shuffle", vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))], |p| {
-        shuffle_b32::launch(blocks(NUM_BLOCKS, NUM_THREADS), p.at(0), p.at(1))
+        shuffle_b32::Args { x: p.at(0), out: p.at(1) }.launch(blocks(NUM_BLOCKS, NUM_THREADS))
     })
 }
 
@@ -40,6 +40,7 @@ pub fn up_and_down() -> Case {
     }
     let buffers = vec![Buffer::words(&x), Buffer::Out(Want::Words(wanted))];
     Case::new("shuffle_up_down", buffers, |p| {
-        shuffle_up_down_b32::launch(blocks(NUM_BLOCKS, NUM_THREADS), p.at(0), p.at(1))
+        shuffle_up_down_b32::Args { x: p.at(0), out: p.at(1) }
+            .launch(blocks(NUM_BLOCKS, NUM_THREADS))
     })
 }

@@ -146,7 +146,7 @@ impl Task {
     fn launch(&self, how: How) -> impl Fn(&Pointers) -> Launch + Send + Sync + 'static {
         let (rank, num_boxes) = (self.spec.dims.len(), self.corners.len() as u32);
         let box_bytes = self.spec.box_bytes() as u32;
-        let (num_words, shared_bytes) = (box_bytes / 4, box_bytes + size_of::<u64>() as u32);
+        let (box_words, shared_bytes) = (box_bytes / 4, box_bytes + size_of::<u64>() as u32);
         let grid = [if how == How::Add { NUM_ADDING } else { 1 }, 1, 1];
         let geometry = Geometry { grid, block: [32, 1, 1], shared_bytes };
         move |p: &Pointers| {
@@ -154,7 +154,8 @@ impl Task {
                 ($name:ident) => {{
                     let instance = $name::Instance::ALL[how as usize];
                     let (corners, map, images) = (p.at(0), p.map(2), p.at(3));
-                    $name::launch(instance, geometry, num_boxes, num_words, corners, map, images)
+                    $name::Args { num_boxes, box_words, corners, map, images }
+                        .launch(instance, geometry)
                 }};
             }
             match rank {

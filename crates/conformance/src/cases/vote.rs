@@ -34,7 +34,8 @@ pub fn votes() -> Case {
     let buffers =
         vec![Buffer::words(&MASKS), Buffer::words(&words), Buffer::Out(Want::Words(wanted))];
     Case::new("vote", buffers, |p| {
-        vote_b32::launch(blocks(1, 32), MASKS.len() as u32, p.at(0), p.at(1), p.at(2))
+        vote_b32::Args { num_masks: MASKS.len() as u32, masks: p.at(0), x: p.at(1), out: p.at(2) }
+            .launch(blocks(1, 32))
     })
 }
 
@@ -77,6 +78,7 @@ pub fn elections() -> Case {
     }
     let buffers = vec![Buffer::words(&MASKS), Buffer::Out(Want::Words(wanted))];
     Case::new("vote_elect", buffers, |p| {
-        vote_elect::launch(blocks(1, 32), MASKS.len() as u32, p.at(0), p.at(1))
+        vote_elect::Args { num_masks: MASKS.len() as u32, masks: p.at(0), out: p.at(1) }
+            .launch(blocks(1, 32))
     })
 }

@@ -174,16 +174,26 @@ impl Product {
         let b_start = image.len().next_multiple_of(1024);
         b.write(&self.b, size, b_start, &mut image);
         let (image, geometry) = in_shared_memory(image);
-        let (a, b) = (a.layout(M as usize, k).pack(), b.layout(n, k).pack());
+        let (a_layout, b_layout) = (a.layout(M as usize, k).pack(), b.layout(n, k).pack());
         let (num_words, accumulate) = (image.len() as u32, u32::from(self.accumulate));
-        let (rows, columns) = (self.num_rows, self.num_columns);
+        let (num_rows, num_columns) = (self.num_rows, self.num_columns);
         let buffers = vec![Buffer::words(&image), self.before(), Buffer::Out(self.want)];
         Case::new(self.name, buffers, move |p| {
             let (image, before, out, b_start) = (p.at(0), p.at(1), p.at(2), b_start as u32);
-            wgmma_shared::launch(
-                instance, geometry, num_steps, rows, columns, accumulate, a, b, b_start, num_words,
-                image, before, out,
-            )
+            wgmma_shared::Args {
+                num_steps,
+                num_rows,
+                num_columns,
+                accumulate,
+                a_layout,
+                b_layout,
+                b_start,
+                num_words,
+                image,
+                before,
+                out,
+            }
+            .launch(instance, geometry)
         })
     }
 
@@ -194,9 +204,9 @@ impl Product {
         let mut image = Vec::new();
         b.write(&self.b, size, 0, &mut image);
         let (image, geometry) = in_shared_memory(image);
-        let b = b.layout(n, k).pack();
+        let b_layout = b.layout(n, k).pack();
         let (num_words, accumulate) = (image.len() as u32, u32::from(self.accumulate));
-        let (rows, columns) = (self.num_rows, self.num_columns);
+        let (num_rows, num_columns) = (self.num_rows, self.num_columns);
         let buffers = vec![
             Buffer::words(&image),
             Buffer::words(&fragments(&self.a, size)),
@@ -204,11 +214,20 @@ impl Product {
             Buffer::Out(self.want),
         ];
         Case::new(self.name, buffers, move |p| {
-            let (image, a, before, out) = (p.at(0), p.at(1), p.at(2), p.at(3));
-            wgmma_registers::launch(
-                instance, geometry, num_steps, rows, columns, accumulate, b, num_words, image, a,
-                before, out,
-            )
+            let (image, fragments, before, out) = (p.at(0), p.at(1), p.at(2), p.at(3));
+            wgmma_registers::Args {
+                num_steps,
+                num_rows,
+                num_columns,
+                accumulate,
+                b_layout,
+                num_words,
+                image,
+                fragments,
+                before,
+                out,
+            }
+            .launch(instance, geometry)
         })
     }
 }

@@ -77,7 +77,8 @@ fn a_semaphore_of_blocks() {
         run(move |device| {
             let semaphore = device.zeros("semaphore", 1);
             let parts = device.zeros("parts", (THREADS * BLOCKS) as usize);
-            split_sum::launch(instance, geometry(BLOCKS, THREADS), semaphore, parts, device.out(32))
+            split_sum::Args { semaphore, parts, out: device.out(32) }
+                .launch(instance, geometry(BLOCKS, THREADS))
         })
     };
     for right in [Instance::split, Instance::split_by_fences] {

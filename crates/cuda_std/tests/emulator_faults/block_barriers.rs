@@ -47,7 +47,7 @@ fn a_barrier_of_the_block() {
     let reverse = |instance| {
         run(move |device| {
             let (x, out) = (device.numbers("x", 64), device.out(64));
-            reverse_f32::launch(instance, geometry(1, THREADS), x, out)
+            reverse_f32::Args { x, out }.launch(instance, geometry(1, THREADS))
         })
     };
     assert_right(&reverse(Instance::reverse), |i| 63.0 - i as f32);
@@ -94,7 +94,9 @@ unsafe fn warp_sync_f32<const SYNC_WARP: bool>(out: GlobalMut<f32>) {
 fn a_shuffle_is_no_barrier() {
     use warp_sync_f32::Instance;
     let sync = |instance| {
-        run(move |device| warp_sync_f32::launch(instance, geometry(1, THREADS), device.out(64)))
+        run(move |device| {
+            warp_sync_f32::Args { out: device.out(64) }.launch(instance, geometry(1, THREADS))
+        })
     };
     assert_right(&sync(Instance::warp_barrier), |_| 1.0);
     let is_race = |kind: &FaultKind| matches!(kind, FaultKind::Race { other_writes: true, .. });
@@ -139,7 +141,9 @@ unsafe fn hand_over_f32<const FAULT: u32>(out: GlobalMut<f32>) {
 fn a_named_barrier() {
     use hand_over_f32::Instance;
     let hand_over = |instance| {
-        run(move |device| hand_over_f32::launch(instance, geometry(1, THREADS), device.out(32)))
+        run(move |device| {
+            hand_over_f32::Args { out: device.out(32) }.launch(instance, geometry(1, THREADS))
+        })
     };
     assert_right(&hand_over(Instance::hand_over), |i| 31.0 - i as f32);
     let comes = ["barrier::arrive::<1, 64>", "barrier::sync::<1, 96>"];

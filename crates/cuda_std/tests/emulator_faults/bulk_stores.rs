@@ -61,8 +61,11 @@ unsafe fn store_rows<const FAULT: u32>(out: GlobalMut<f32>) {
 #[test]
 fn what_a_store_needs() {
     use store_rows::Instance;
-    let store =
-        |instance| run(move |device| store_rows::launch(instance, geometry(1, 32), device.out(64)));
+    let store = |instance| {
+        run(move |device| {
+            store_rows::Args { out: device.out(64) }.launch(instance, geometry(1, 32))
+        })
+    };
     assert_right(&store(Instance::store), |i| i as f32);
     let lines = ["smem.set(", "bulk::store("];
     let unfenced = store(Instance::store_without_fence);

@@ -47,8 +47,9 @@ unsafe fn read_peer<const FAULT: u32>(out: GlobalMut<f32>) {
 #[test]
 fn shared_memory_of_a_peer() {
     use read_peer::Instance;
-    let read =
-        |instance| run(move |device| read_peer::launch(instance, geometry(2, 32), device.out(64)));
+    let read = |instance| {
+        run(move |device| read_peer::Args { out: device.out(64) }.launch(instance, geometry(2, 32)))
+    };
     assert_right(&read(Instance::peers), |i| (i ^ 32) as f32);
     let accesses = ["smem.set(", "peer.get("];
     let missing = read(Instance::peers_without_barrier);

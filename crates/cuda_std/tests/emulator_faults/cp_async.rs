@@ -69,7 +69,7 @@ fn copies_through_two_stages() {
     let sum = |instance| {
         run(move |device| {
             let (x, out) = (device.numbers("x", 256), device.out(64));
-            sum_tiles_f32::launch(instance, geometry(1, THREADS), x, out)
+            sum_tiles_f32::Args { x, out }.launch(instance, geometry(1, THREADS))
         })
     };
     assert_right(&sum(Instance::two_stages), |i| {
@@ -117,7 +117,7 @@ fn a_source_that_is_overwritten() {
     let overwrite = |instance| {
         run(move |device| {
             let x = device.numbers("x", 64);
-            overwrite_f32::launch(instance, geometry(1, THREADS), x, x)
+            overwrite_f32::Args { x, x_again: x }.launch(instance, geometry(1, THREADS))
         })
     };
     assert_right(&overwrite(Instance::source_kept), |_| 0.0);
@@ -171,7 +171,7 @@ fn copies_that_an_mbarrier_ends() {
     let copies = |instance| {
         run(move |device| {
             let (x, out) = (device.numbers("x", 64), device.out(64));
-            copies_arrive_f32::launch(instance, geometry(1, THREADS), x, out)
+            copies_arrive_f32::Args { x, out }.launch(instance, geometry(1, THREADS))
         })
     };
     assert_right(&copies(Instance::copies_arrive), |i| 63.0 - i as f32);

@@ -24,10 +24,10 @@ fn refused(launch: Launch) -> String {
 #[test]
 fn shapes_that_no_device_takes() {
     let right = geometry(2, 64);
-    for launch in [nothing::launch(right), nothing_in_pairs::launch(right)] {
+    for launch in [nothing::Args {}.launch(right), nothing_in_pairs::Args {}.launch(right)] {
         launch.emulate(&mut Memory::new(), 0).unwrap();
     }
-    let launch = |wrong: Geometry| refused(nothing::launch(wrong));
+    let launch = |wrong: Geometry| refused(nothing::Args {}.launch(wrong));
     let report = launch(Geometry { grid: [1 << 31, 1, 1], ..right });
     assert!(report.starts_with("invalid launch in `nothing`: a grid of [2147483648, 1, 1]"));
     launch(Geometry { grid: [1, 65_536, 1], ..right });
@@ -42,10 +42,10 @@ fn shapes_that_no_device_takes() {
     let report = launch(Geometry { shared_bytes: 227 * 1024 + 1, ..right });
     let why = "232449 bytes of shared memory: a block has at most 232448";
     assert!(report.ends_with(why), "{report}");
-    let report = refused(nothing_in_pairs::launch(Geometry { grid: [3, 1, 1], ..right }));
+    let report = refused(nothing_in_pairs::Args {}.launch(Geometry { grid: [3, 1, 1], ..right }));
     let why = "a grid of [3, 1, 1] blocks is no multiple of the kernel's clusters of [2, 1, 1]";
     assert!(report.ends_with(why), "{report}");
-    let mut many = nothing::launch(right);
+    let mut many = nothing::Args {}.launch(right);
     many.cluster = [u32::MAX; 3];
     assert!(refused(many).contains("a cluster of "));
 }
@@ -59,7 +59,7 @@ unsafe fn large_array() {
 
 #[test]
 fn static_shared_memory_over_the_limit() {
-    let report = refused(large_array::launch(geometry(1, 64)));
+    let report = refused(large_array::Args {}.launch(geometry(1, 64)));
     assert!(
         report.contains(
             "the shared array of 262144 bytes at crates/cuda_std/tests/emulator_faults/launches.rs:"
@@ -79,7 +79,8 @@ unsafe fn index(at: u32, out: GlobalMut<f32>) {
 
 #[test]
 fn a_panic() {
-    let index = |at| run(move |device| index::launch(geometry(1, 64), at, device.out(1)));
+    let index =
+        |at| run(move |device| index::Args { at, out: device.out(1) }.launch(geometry(1, 64)));
     assert_right(&index(2), |_| 2.0);
     let is_panic = |kind: &FaultKind| matches!(kind, FaultKind::Panic(_));
     let report = assert_found(&index(3), "index", &["[at as usize]"], is_panic);
@@ -128,7 +129,7 @@ fn launches_that_overlap() {
         run(move |device| {
             let x = device.numbers("x", 64);
             device.overlap(&[x.0]);
-            reverse_f32::launch(instance, geometry(1, 64), x, device.out(64))
+            reverse_f32::Args { x, out: device.out(64) }.launch(instance, geometry(1, 64))
         })
     };
     use reverse_f32::Instance;

@@ -80,7 +80,8 @@ fn a_ring_of_stages() {
     use pass_f32::Instance;
     let pass = |instance| {
         run(move |device| {
-            pass_f32::launch(instance, geometry(1, 64), device.out(32 * ROUNDS as usize))
+            pass_f32::Args { out: device.out(32 * ROUNDS as usize) }
+                .launch(instance, geometry(1, 64))
         })
     };
     assert_right(&pass(Instance::ring), |i| (i / 32 * 32 + 31 - i % 32) as f32);

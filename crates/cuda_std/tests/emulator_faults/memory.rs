@@ -30,7 +30,7 @@ fn out_of_bounds_of_global_memory() {
     let copy = |shift| {
         run(move |device| {
             let (x, out) = (device.numbers("x", 64), device.out(64));
-            copy_f32::launch(geometry(1, THREADS), shift, x, out)
+            copy_f32::Args { shift, x, out }.launch(geometry(1, THREADS))
         })
     };
     assert_right(&copy(0), |i| i as f32);
@@ -41,7 +41,9 @@ fn out_of_bounds_of_global_memory() {
 
 #[test]
 fn a_null_pointer() {
-    let null = run(|device| copy_f32::launch(geometry(1, 1), 0, DevicePtr::null(), device.out(1)));
+    let null = run(|device| {
+        copy_f32::Args { shift: 0, x: DevicePtr::null(), out: device.out(1) }.launch(geometry(1, 1))
+    });
     let report = assert_found(&null, "copy_f32", &["x.get("], is_out_of_bounds);
     assert!(report.ends_with("reads 4 bytes at a null pointer"), "{report}");
 }
@@ -50,7 +52,7 @@ fn a_null_pointer() {
 fn global_memory_that_nothing_has_written() {
     let unwritten = run(|device| {
         let (x, out) = (device.out(64), device.numbers("x", 64));
-        copy_f32::launch(geometry(1, THREADS), 0, x, out)
+        copy_f32::Args { shift: 0, x, out }.launch(geometry(1, THREADS))
     });
     let report = assert_found(&unwritten, "copy_f32", &["x.get("], is_uninitialised);
     assert!(report.contains("reads 4 bytes at `out` + "), "{report}");
@@ -72,7 +74,9 @@ unsafe fn through_shared_f32(shift: u32, out: GlobalMut<f32>) {
 #[test]
 fn out_of_bounds_of_shared_memory() {
     let copy = |shift| {
-        run(move |device| through_shared_f32::launch(geometry(1, THREADS), shift, device.out(64)))
+        run(move |device| {
+            through_shared_f32::Args { shift, out: device.out(64) }.launch(geometry(1, THREADS))
+        })
     };
     assert_right(&copy(0), |i| i as f32);
     let report = assert_found(&copy(1), "through_shared_f32", &["smem.get("], is_out_of_bounds);
@@ -107,7 +111,7 @@ fn misaligned_accesses() {
     let read = |instance, first| {
         run(move |device| {
             let (x, out) = (device.numbers("x", 64), device.out(1));
-            read_v4_f32::launch(instance, geometry(1, THREADS), first, x, out)
+            read_v4_f32::Args { first, x, out }.launch(instance, geometry(1, THREADS))
         })
     };
     let is_misaligned = |kind: &FaultKind| matches!(kind, FaultKind::Misaligned { align: 16, .. });
@@ -141,7 +145,9 @@ unsafe fn read_shared_f32<const FILL: bool>(out: GlobalMut<f32>) {
 fn shared_memory_that_nothing_has_written() {
     use read_shared_f32::Instance;
     let read = |instance| {
-        run(move |device| read_shared_f32::launch(instance, geometry(1, THREADS), device.out(64)))
+        run(move |device| {
+            read_shared_f32::Args { out: device.out(64) }.launch(instance, geometry(1, THREADS))
+        })
     };
     assert_right(&read(Instance::filled), |_| 1.0);
     let report =
@@ -161,8 +167,11 @@ unsafe fn write_f32(stride: u32, out: GlobalMut<f32>) {
 
 #[test]
 fn blocks_that_write_the_same_element() {
-    let write =
-        |stride| run(move |device| write_f32::launch(geometry(2, THREADS), stride, device.out(2)));
+    let write = |stride| {
+        run(move |device| {
+            write_f32::Args { stride, out: device.out(2) }.launch(geometry(2, THREADS))
+        })
+    };
     assert_right(&write(1), |_| 1.0);
     let is_race = |kind: &FaultKind| matches!(kind, FaultKind::Race { other_writes: true, .. });
     let report = assert_found(&write(0), "write_f32", &["out.set("], is_race);

@@ -138,7 +138,7 @@ fn sums(instance: sum_tiles::Instance) -> Vec<Run> {
             l2_promotion: L2Promotion::default(),
         };
         let map = device.map(&spec);
-        sum_tiles::launch(instance, geometry(1, 64), map, device.out(32))
+        sum_tiles::Args { map, out: device.out(32) }.launch(instance, geometry(1, 64))
     })
 }
 
@@ -236,7 +236,7 @@ fn another_tile_is_out_of_bounds_of_a_pointer() {
     let sums = |instance| {
         run(move |device| {
             let (x, out) = (device.numbers("x", (NUM_TILES * TILE) as usize), device.out(32));
-            sum_tiles_by_loads::launch(instance, geometry(1, 32), x, out)
+            sum_tiles_by_loads::Args { x, out }.launch(instance, geometry(1, 32))
         })
     };
     assert_right(&sums(Instance::tiles_by_loads), want);

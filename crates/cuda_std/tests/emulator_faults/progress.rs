@@ -24,7 +24,7 @@ unsafe fn move_registers<const MORE: u32>() {
 #[test]
 fn registers_that_there_are_not() {
     use move_registers::Instance;
-    let moved = |instance| run(move |_| move_registers::launch(instance, geometry(1, 384)));
+    let moved = |instance| run(move |_| move_registers::Args {}.launch(instance, geometry(1, 384)));
     assert_right(&moved(Instance::registers_fit), |_| unreachable!("there is no output"));
     let increase = ["registers::increase::<MORE>()"];
     let many = moved(Instance::too_many_registers);
@@ -58,7 +58,9 @@ unsafe fn wait_for_flag<const ATOMIC: bool, const SET: bool>(flag: GlobalMut<u32
 fn a_flag_that_nobody_sets() {
     use wait_for_flag::Instance;
     let wait = |instance| {
-        run(move |device| wait_for_flag::launch(instance, geometry(2, 1), device.zeros("flag", 1)))
+        run(move |device| {
+            wait_for_flag::Args { flag: device.zeros("flag", 1) }.launch(instance, geometry(2, 1))
+        })
     };
     assert_right(&wait(Instance::flag), |_| unreachable!("there is no output"));
     let is_livelock = |kind: &FaultKind| matches!(kind, FaultKind::Livelock(_));
@@ -100,7 +102,7 @@ fn a_loop_that_touches_no_memory() {
         (Instance::meets_at_a_barrier, "meets_at_a_barrier", "sync_threads()"),
     ] {
         // One seed: each takes a second.
-        let launch = loop_for_ever::launch(instance, geometry(1, 32));
+        let launch = loop_for_ever::Args {}.launch(instance, geometry(1, 32));
         let runs = [launch.emulate(&mut Memory::new(), 0).map(|_| Vec::new())];
         let is_endless = |kind: &FaultKind| matches!(kind, FaultKind::Endless(_));
         let report = assert_found(&runs, symbol, &[line], is_endless);

@@ -52,7 +52,9 @@ fn a_lane_that_is_left_out() {
     ];
     for (instance, symbol, line, instruction) in all {
         let meet = |absent| {
-            run(move |device| meet::launch(instance, geometry(1, 64), absent, device.out(64)))
+            run(move |device| {
+                meet::Args { absent, out: device.out(64) }.launch(instance, geometry(1, 64))
+            })
         };
         assert_right(&meet(64), |_| 1.0);
         let report = assert_found(&meet(39), symbol, &[line], is_deadlock);
@@ -80,7 +82,9 @@ unsafe fn shuffle_in_a_branch<const DIVERGES: bool>(out: GlobalMut<f32>) {
 fn a_shuffle_that_is_paired_with_another_line() {
     use shuffle_in_a_branch::Instance;
     let shuffle = |instance| {
-        run(move |device| shuffle_in_a_branch::launch(instance, geometry(1, 64), device.out(64)))
+        run(move |device| {
+            shuffle_in_a_branch::Args { out: device.out(64) }.launch(instance, geometry(1, 64))
+        })
     };
     assert_right(&shuffle(Instance::one_shuffle), |_| 1.0);
     let runs = shuffle(Instance::two_shuffles);

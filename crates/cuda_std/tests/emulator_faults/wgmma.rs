@@ -101,7 +101,7 @@ fn what_a_product_needs() {
         run(move |device| {
             let mut geometry = geometry(1, 128);
             geometry.shared_bytes = (64 + N) * 128;
-            multiply::launch(instance, geometry, device.out(64 * N as usize))
+            multiply::Args { out: device.out(64 * N as usize) }.launch(instance, geometry)
         })
     };
     let factor = |row: usize| value(row as u32).to_f32();
@@ -211,7 +211,7 @@ fn what_a_product_with_a_in_registers_needs() {
         run(move |device| {
             let mut geometry = geometry(1, 128);
             geometry.shared_bytes = N * 128;
-            multiply_rs::launch(instance, geometry, device.out(64 * N as usize))
+            multiply_rs::Args { out: device.out(64 * N as usize) }.launch(instance, geometry)
         })
     };
     let factor = |row: usize| value(row as u32).to_f32();
@@ -277,7 +277,8 @@ fn products_of_two_shapes_need_a_fence() {
         run(move |device| {
             let mut geometry = geometry(1, 128);
             geometry.shared_bytes = 2 * N * 128;
-            multiply_two_shapes::launch(instance, geometry, device.out(64 * N as usize))
+            multiply_two_shapes::Args { out: device.out(64 * N as usize) }
+                .launch(instance, geometry)
         })
     };
     assert_right(&multiply(Instance::product_of_two_shapes), |_| 64.0);

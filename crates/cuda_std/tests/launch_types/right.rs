@@ -13,7 +13,7 @@ pub unsafe fn add_f32(len: u32, a: Global<f32>, b: Global<f32>, out: GlobalMut<f
 fn main() {
     let geometry = Geometry { grid: [1, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
     let (a, b, out) = (DevicePtr::<f32>::new(256), DevicePtr::new(512), DevicePtr::new(768));
-    let launch = add_f32::launch(geometry, 7, a, b, out);
+    let launch = add_f32::Args { len: 7, a, b, out }.launch(geometry);
     assert_eq!(launch.symbol, "add_f32");
     assert_eq!(launch.arg_offsets, [0, 8, 16, 24]);
     assert_eq!(launch.args.len(), 32);

@@ -31,10 +31,11 @@ fn main() {
     let geometry = Geometry { grid: [8, 8, 1], block: [64, 1, 1], shared_bytes: 0 };
     let out = DevicePtr::new(256);
     assert_eq!((rows::Instance::rows_pair.blocks(), rows::Instance::rows_quad.rows()), (2, 8));
-    assert_eq!(rows::launch(rows::Instance::rows_pair, geometry, out).cluster, [2, 1, 1]);
-    assert_eq!(rows::launch(rows::Instance::rows_quad, geometry, out).cluster, [4, 2, 1]);
-    assert_eq!(pair::launch(geometry, out).cluster, [2, 1, 1]);
-    assert_eq!(everywhere::launch(geometry, out).cluster, [1, 1, 1]);
-    assert!(overlapping::launch(geometry, out).overlaps && !pair::launch(geometry, out).overlaps);
+    assert_eq!(rows::Args { out }.launch(rows::Instance::rows_pair, geometry).cluster, [2, 1, 1]);
+    assert_eq!(rows::Args { out }.launch(rows::Instance::rows_quad, geometry).cluster, [4, 2, 1]);
+    assert_eq!(pair::Args { _out: out }.launch(geometry).cluster, [2, 1, 1]);
+    assert_eq!(everywhere::Args { _out: out }.launch(geometry).cluster, [1, 1, 1]);
+    assert!(overlapping::Args { out }.launch(geometry).overlaps);
+    assert!(!pair::Args { _out: out }.launch(geometry).overlaps);
     assert_eq!((rows::TARGET, everywhere::TARGET), (Some("sm_90a"), None));
 }

@@ -14,5 +14,5 @@ fn main() {
     let geometry = Geometry { grid: [1, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
     let (a, b, out) = (DevicePtr::<f32>::new(256), DevicePtr::new(512), DevicePtr::new(768));
     let tokens = DevicePtr::<u32>::new(1024);
-    add_f32::launch(geometry, 7, a, tokens, out);
+    add_f32::Args { len: 7, a, b: tokens, out }.launch(geometry);
 }

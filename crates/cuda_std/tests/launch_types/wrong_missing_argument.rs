@@ -12,6 +12,6 @@ pub unsafe fn add_f32(len: u32, a: Global<f32>, b: Global<f32>, out: GlobalMut<f
 
 fn main() {
     let geometry = Geometry { grid: [1, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
-    let (a, b, out) = (DevicePtr::<f32>::new(256), DevicePtr::new(512), DevicePtr::new(768));
-    add_f32::launch(geometry, 7, a, b);
+    let (a, b) = (DevicePtr::<f32>::new(256), DevicePtr::new(512));
+    add_f32::Args { len: 7, a, b }.launch(geometry);
 }

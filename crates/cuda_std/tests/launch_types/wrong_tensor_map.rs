@@ -9,5 +9,5 @@ pub unsafe fn prefetch(map: TensorMap) {
 fn main() {
     let geometry = Geometry { grid: [1, 1, 1], block: [128, 1, 1], shared_bytes: 0 };
     let tensor = DevicePtr::<f32>::new(1024);
-    prefetch::launch(geometry, tensor);
+    prefetch::Args { map: tensor }.launch(geometry);
 }

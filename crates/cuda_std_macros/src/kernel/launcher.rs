@@ -24,7 +24,6 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
     };
     let is_generic = !attributes.instances.is_empty();
     let instance_param = is_generic.then(|| quote!(instance: Instance,));
-    let instance = is_generic.then(|| quote!(instance,));
     let symbol = if is_generic { quote!(instance.symbol()) } else { quote!(SYMBOL) };
     let elements = elements(function, &types);
     let generics = (!elements.is_empty()).then(|| quote!(<#(#elements),*>));
@@ -104,16 +103,6 @@ pub fn launcher(function: &ItemFn, args: &[Arg<'_>], attributes: &Attributes) ->
                     #(<#types as ::cuda_std::launch::KernelArg>::push(&mut launch, #names);)*
                     launch
                 }
-            }
-
-            /// The launch with these arguments, in the kernel's order.
-            #[allow(clippy::too_many_arguments, dead_code)]
-            pub fn launch #bounds (
-                #instance_param
-                geometry: ::cuda_std::launch::Geometry,
-                #(#names: <#types as ::cuda_std::launch::KernelArg>::Host),*
-            ) -> ::cuda_std::launch::Launch {
-                Args { #(#names),* }.launch(#instance geometry)
             }
         }
     }

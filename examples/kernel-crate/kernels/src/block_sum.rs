@@ -63,7 +63,7 @@ mod launcher {
     ) -> Result<Option<Launch>, LaunchError> {
         let len_arg = arg_u32("len", len)?;
         let geometry = Geometry::new([num_blocks(len), 1, 1], NUM_THREADS as usize, 0)?;
-        Ok(geometry.map(|geometry| block_sum_f32::launch(geometry, len_arg, x, out)))
+        Ok(geometry.map(|geometry| block_sum_f32::Args { len: len_arg, x, out }.launch(geometry)))
     }
 }
 

@@ -42,7 +42,7 @@ mod launcher {
         let len_arg = arg_u32("len", len)?;
         let blocks = len.div_ceil(NUM_THREADS as usize);
         let geometry = Geometry::new([blocks, 1, 1], NUM_THREADS as usize, 0)?;
-        Ok(geometry.map(|geometry| saxpy_f32::launch(geometry, len_arg, a, x, y)))
+        Ok(geometry.map(|geometry| saxpy_f32::Args { len: len_arg, a, x, y }.launch(geometry)))
     }
 }
 

@@ -168,13 +168,15 @@ pub(in super::super) const fn blocks_per_sm(row_tiles: usize, panels: usize) -> 
     }
 }
 
-/// As [`fn@attention_decode`] with K and V in the cache, of quants of `K` and of `V` with their
+/// As [`attention_decode`] with K and V in the cache, of quants of `K` and of `V` with their
 /// scales, which are read as they are.
 ///
 /// # Safety
-/// 1. As [`fn@attention_decode`], 1, 2 and 4; the pools are of the formats. Every head of `q` and
+/// 1. As [`attention_decode`], 1, 2 and 4; the pools are of the formats. Every head of `q` and
 ///    `out` is 16-byte aligned, and so are the pools.
 /// 2. `head_dim` is a multiple of 16, and whole blocks of the formats.
+///
+/// [`attention_decode`]: fn@super::attention_decode
 #[kernel(
     launch_bounds(NUM_THREADS, blocks_per_sm(ROW_TILES, PANELS)),
     overlaps,

@@ -59,38 +59,38 @@ impl Attention {
         let blocks_per_sm = decode::blocks_per_sm::<E>(instance.panels());
         let num_blocks = self.num_blocks(gpu, E::DTYPE, shared_bytes, blocks_per_sm);
         let geometry = Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
+        let num_outputs = self.max_partials(E::DTYPE) * width_of(instance);
         Ok(geometry.map(|geometry| {
-            attention_decode::launch(
-                instance,
-                geometry,
-                seqs.num_decode_items,
-                seqs.decode_items,
-                seqs.block_table,
-                args.max_pages_per_seq,
-                append.positions,
-                append.slot_mapping,
-                append.table,
-                *rotary_dim as u32,
-                operands.q.untyped_ptr(),
-                args.q_stride,
-                k.untyped_ptr(),
+            attention_decode::Args {
+                num_items: seqs.num_decode_items,
+                items: seqs.decode_items,
+                block_table: seqs.block_table,
+                max_pages_per_seq: args.max_pages_per_seq,
+                positions: append.positions,
+                slot_mapping: append.slot_mapping,
+                table: append.table,
+                rotary_dim: *rotary_dim as u32,
+                q: operands.q.untyped_ptr(),
+                q_stride: args.q_stride,
+                k: k.untyped_ptr(),
                 k_stride,
-                v.untyped_ptr(),
+                v: v.untyped_ptr(),
                 v_stride,
-                untyped(operands.k_pool),
-                untyped(operands.v_pool),
-                args.num_heads,
-                args.num_kv_heads,
-                args.head_dim,
-                args.aligned,
-                self.softmax_scale,
-                args.window,
-                workspace.partials,
-                workspace.partials.add(self.max_partials(E::DTYPE) * width_of(instance)),
-                workspace.counters,
-                operands.out.untyped_ptr(),
-                args.out_stride,
-            )
+                k_pool: untyped(operands.k_pool),
+                v_pool: untyped(operands.v_pool),
+                num_heads: args.num_heads,
+                num_kv_heads: args.num_kv_heads,
+                head_dim: args.head_dim,
+                aligned: args.aligned,
+                softmax_scale: self.softmax_scale,
+                window: args.window,
+                partial_out: workspace.partials,
+                partial_stats: workspace.partials.add(num_outputs),
+                counters: workspace.counters,
+                out: operands.out.untyped_ptr(),
+                out_stride: args.out_stride,
+            }
+            .launch(instance, geometry)
         }))
     }
 
@@ -125,29 +125,29 @@ impl Attention {
         let blocks_per_sm = quantised::blocks_per_sm(instance.row_tiles(), instance.panels());
         let num_blocks = self.num_blocks(gpu, Dtype::F16, shared_bytes, blocks_per_sm);
         let geometry = Geometry::new([num_blocks, 1, 1], NUM_THREADS as usize, shared_bytes)?;
+        let num_outputs = self.max_partials(Dtype::F16) * width_of(dense);
         Ok(geometry.map(|geometry| {
-            attention_decode_quantised::launch(
-                instance,
-                geometry,
-                seqs.num_decode_items,
-                seqs.decode_items,
-                seqs.block_table,
-                args.max_pages_per_seq,
-                operands.q.untyped_ptr(),
-                args.q_stride,
-                untyped(operands.k_pool),
-                untyped(operands.v_pool),
-                args.num_heads,
-                args.num_kv_heads,
-                args.head_dim,
-                self.softmax_scale,
-                args.window,
-                workspace.partials,
-                workspace.partials.add(self.max_partials(Dtype::F16) * width_of(dense)),
-                workspace.counters,
-                operands.out.untyped_ptr(),
-                args.out_stride,
-            )
+            attention_decode_quantised::Args {
+                num_items: seqs.num_decode_items,
+                items: seqs.decode_items,
+                block_table: seqs.block_table,
+                max_pages_per_seq: args.max_pages_per_seq,
+                q: operands.q.untyped_ptr(),
+                q_stride: args.q_stride,
+                k_pool: untyped(operands.k_pool),
+                v_pool: untyped(operands.v_pool),
+                num_heads: args.num_heads,
+                num_kv_heads: args.num_kv_heads,
+                head_dim: args.head_dim,
+                softmax_scale: self.softmax_scale,
+                window: args.window,
+                partial_out: workspace.partials,
+                partial_stats: workspace.partials.add(num_outputs),
+                counters: workspace.counters,
+                out: operands.out.untyped_ptr(),
+                out_stride: args.out_stride,
+            }
+            .launch(instance, geometry)
         }))
     }
 

@@ -92,26 +92,25 @@ impl Attention {
         let shared_bytes = prefill::shared_bytes::<E>(instance.rows(), instance.panels());
         let geometry = Geometry::new([max_items, 1, 1], NUM_THREADS as usize, shared_bytes)?;
         Ok(geometry.map(|geometry| {
-            attention_prefill::launch(
-                instance,
-                geometry,
-                seqs.num_prefill_items,
-                seqs.prefill_items,
-                seqs.block_table,
-                args.max_pages_per_seq,
-                operands.q.untyped_ptr(),
-                args.q_stride,
-                untyped(operands.k_pool),
-                untyped(operands.v_pool),
-                args.num_heads,
-                args.num_kv_heads,
-                args.head_dim,
-                args.aligned,
-                self.softmax_scale,
-                args.window,
-                operands.out.untyped_ptr(),
-                args.out_stride,
-            )
+            attention_prefill::Args {
+                num_items: seqs.num_prefill_items,
+                items: seqs.prefill_items,
+                block_table: seqs.block_table,
+                max_pages_per_seq: args.max_pages_per_seq,
+                q: operands.q.untyped_ptr(),
+                q_stride: args.q_stride,
+                k_pool: untyped(operands.k_pool),
+                v_pool: untyped(operands.v_pool),
+                num_heads: args.num_heads,
+                num_kv_heads: args.num_kv_heads,
+                head_dim: args.head_dim,
+                aligned: args.aligned,
+                softmax_scale: self.softmax_scale,
+                window: args.window,
+                out: operands.out.untyped_ptr(),
+                out_stride: args.out_stride,
+            }
+            .launch(instance, geometry)
         }))
     }
 }

@@ -90,28 +90,27 @@ impl MaterializedAttention {
             E
         );
         Ok(geometry.map(|geometry| {
-            attention_scores::launch(
-                instance,
-                geometry,
-                inputs.num_tokens,
-                inputs.seq_ids,
-                inputs.cu_seqlens_q,
-                inputs.kv_lens,
-                inputs.block_table,
-                args.max_pages_per_seq,
-                q.untyped_ptr(),
+            attention_scores::Args {
+                num_tokens: inputs.num_tokens,
+                seq_ids: inputs.seq_ids,
+                cu_seqlens_q: inputs.cu_seqlens_q,
+                kv_lens: inputs.kv_lens,
+                block_table: inputs.block_table,
+                max_pages_per_seq: args.max_pages_per_seq,
+                q: q.untyped_ptr(),
                 q_stride,
-                untyped(k_pool),
+                k_pool: untyped(k_pool),
                 scores,
-                args.num_heads,
-                args.num_kv_heads,
-                args.head_dim,
-                args.key_lanes,
-                self.softmax_scale,
-                args.causal,
-                args.window,
-                aligned.into(),
-            )
+                num_heads: args.num_heads,
+                num_kv_heads: args.num_kv_heads,
+                head_dim: args.head_dim,
+                key_lanes: args.key_lanes,
+                softmax_scale: self.softmax_scale,
+                causal: args.causal,
+                window: args.window,
+                aligned: aligned.into(),
+            }
+            .launch(instance, geometry)
         }))
     }
 
@@ -135,20 +134,19 @@ impl MaterializedAttention {
             E
         );
         Ok(geometry.map(|geometry| {
-            attention_softmax::launch(
-                instance,
-                geometry,
-                inputs.num_tokens,
-                inputs.seq_ids,
-                inputs.cu_seqlens_q,
-                inputs.kv_lens,
-                args.max_pages_per_seq,
+            attention_softmax::Args {
+                num_tokens: inputs.num_tokens,
+                seq_ids: inputs.seq_ids,
+                cu_seqlens_q: inputs.cu_seqlens_q,
+                kv_lens: inputs.kv_lens,
+                max_pages_per_seq: args.max_pages_per_seq,
                 scores,
-                untyped(probabilities),
-                args.num_heads,
-                args.causal,
-                args.window,
-            )
+                probabilities: untyped(probabilities),
+                num_heads: args.num_heads,
+                causal: args.causal,
+                window: args.window,
+            }
+            .launch(instance, geometry)
         }))
     }
 
@@ -176,27 +174,26 @@ impl MaterializedAttention {
             E
         );
         Ok(geometry.map(|geometry| {
-            attention_values::launch(
-                instance,
-                geometry,
-                inputs.num_tokens,
-                inputs.seq_ids,
-                inputs.cu_seqlens_q,
-                inputs.kv_lens,
-                inputs.block_table,
-                args.max_pages_per_seq,
-                untyped(probabilities),
-                untyped(v_pool),
-                out.untyped_ptr(),
+            attention_values::Args {
+                num_tokens: inputs.num_tokens,
+                seq_ids: inputs.seq_ids,
+                cu_seqlens_q: inputs.cu_seqlens_q,
+                kv_lens: inputs.kv_lens,
+                block_table: inputs.block_table,
+                max_pages_per_seq: args.max_pages_per_seq,
+                probabilities: untyped(probabilities),
+                v_pool: untyped(v_pool),
+                out: out.untyped_ptr(),
                 out_stride,
-                args.num_heads,
-                args.num_kv_heads,
-                args.head_dim,
-                args.key_lanes,
-                args.causal,
-                args.window,
-                aligned.into(),
-            )
+                num_heads: args.num_heads,
+                num_kv_heads: args.num_kv_heads,
+                head_dim: args.head_dim,
+                key_lanes: args.key_lanes,
+                causal: args.causal,
+                window: args.window,
+                aligned: aligned.into(),
+            }
+            .launch(instance, geometry)
         }))
     }
 

@@ -46,24 +46,23 @@ impl Attention {
         let grid = [self.max_prefill_items(gpu, E::DTYPE) * CLUSTER as usize, 1, 1];
         let geometry = Geometry::new(grid, NUM_THREADS as usize, SHARED_BYTES as usize)?;
         Ok(geometry.map(|geometry| {
-            attention_prefill_cluster::launch(
-                instance,
-                geometry,
-                seqs.num_prefill_items,
-                seqs.prefill_items,
-                seqs.block_table,
-                args.max_pages_per_seq,
-                operands.q.untyped_ptr(),
-                args.q_stride,
-                untyped(operands.k_pool),
-                untyped(operands.v_pool),
-                args.num_kv_heads,
+            attention_prefill_cluster::Args {
+                num_items: seqs.num_prefill_items,
+                items: seqs.prefill_items,
+                block_table: seqs.block_table,
+                max_pages_per_seq: args.max_pages_per_seq,
+                q: operands.q.untyped_ptr(),
+                q_stride: args.q_stride,
+                k_pool: untyped(operands.k_pool),
+                v_pool: untyped(operands.v_pool),
+                num_kv_heads: args.num_kv_heads,
                 group_reciprocal,
-                self.softmax_scale,
-                args.window,
-                operands.out.untyped_ptr(),
-                args.out_stride,
-            )
+                softmax_scale: self.softmax_scale,
+                window: args.window,
+                out: operands.out.untyped_ptr(),
+                out_stride: args.out_stride,
+            }
+            .launch(instance, geometry)
         }))
     }
 }

@@ -132,29 +132,28 @@ impl TileConfig {
         let grid = [args.max_items.min(num_sms), 1, 1];
         let geometry = Geometry::new(grid, self.num_threads, self.shared_bytes)?;
         let Some(geometry) = geometry else { return Ok(None) };
-        let q = maps(&self.q_map(args));
-        let [k, v] = args.pools.map(|pool| maps(&pool_map(args, pool)));
-        let is_f16 = args.dtype == Dtype::F16;
-        Ok(Some(attention_prefill_sm90::launch(
-            if is_f16 { self.of_f16 } else { self.of_bf16 },
-            geometry,
-            args.num_items,
-            args.items,
-            args.counters,
-            args.block_table,
-            args.max_pages_per_seq,
-            args.num_heads,
-            args.num_kv_heads,
-            args.head_dim,
-            args.softmax_scale,
-            args.window,
-            DevicePtr::new(args.out.ptr.0),
-            args.out.stride_arg()?,
-            args.lse,
-            q,
-            k,
-            v,
-        )))
+        let q_map = maps(&self.q_map(args));
+        let [k_map, v_map] = args.pools.map(|pool| maps(&pool_map(args, pool)));
+        let instance = if args.dtype == Dtype::F16 { self.of_f16 } else { self.of_bf16 };
+        let args = attention_prefill_sm90::Args {
+            num_items: args.num_items,
+            items: args.items,
+            counters: args.counters,
+            block_table: args.block_table,
+            max_pages_per_seq: args.max_pages_per_seq,
+            num_heads: args.num_heads,
+            num_kv_heads: args.num_kv_heads,
+            head_dim: args.head_dim,
+            softmax_scale: args.softmax_scale,
+            window: args.window,
+            out: DevicePtr::new(args.out.ptr.0),
+            out_stride: args.out.stride_arg()?,
+            lse: args.lse,
+            q_map,
+            k_map,
+            v_map,
+        };
+        Ok(Some(args.launch(instance, geometry)))
     }
 
     /// Queries: boxes of a tile's tokens, one head and 64 columns.

@@ -7,7 +7,7 @@
 //! Numerics  f32, one rounding at the store.
 //! Bound     memory: the weight is read, and out written once.
 
-use super::format::{Affine, Format, Q6K, Q80, SixBit, Symmetric};
+use super::format::{Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric};
 use super::format::{STEP_K, TILE_K, TILE_ROWS, TILE_STEPS, Tiles, UNIT_STEPS};
 use super::format::{lane_group, lane_pair, quant_scale};
 use crate::element::Half;
@@ -32,17 +32,25 @@ const NUM_WARPS: u32 = 8;
         dequantise_q5_0_f16 = <Symmetric<1>, f16>,
         dequantise_q5_1_f16 = <Affine<1>, f16>,
         dequantise_q8_0_f16 = <Q80, f16>,
+        dequantise_q2_k_f16 = <Q2K, f16>,
+        dequantise_q3_k_f16 = <Q3K, f16>,
         dequantise_q4_k_f16 = <SixBit<0>, f16>,
         dequantise_q5_k_f16 = <SixBit<1>, f16>,
         dequantise_q6_k_f16 = <Q6K, f16>,
+        dequantise_iq4_xs_f16 = <IQ4XS, f16>,
+        dequantise_mxfp4_f16 = <MXFP4, f16>,
         dequantise_q4_0_bf16 = <Symmetric<0>, bf16>,
         dequantise_q4_1_bf16 = <Affine<0>, bf16>,
         dequantise_q5_0_bf16 = <Symmetric<1>, bf16>,
         dequantise_q5_1_bf16 = <Affine<1>, bf16>,
         dequantise_q8_0_bf16 = <Q80, bf16>,
+        dequantise_q2_k_bf16 = <Q2K, bf16>,
+        dequantise_q3_k_bf16 = <Q3K, bf16>,
         dequantise_q4_k_bf16 = <SixBit<0>, bf16>,
         dequantise_q5_k_bf16 = <SixBit<1>, bf16>,
-        dequantise_q6_k_bf16 = <Q6K, bf16>
+        dequantise_q6_k_bf16 = <Q6K, bf16>,
+        dequantise_iq4_xs_bf16 = <IQ4XS, bf16>,
+        dequantise_mxfp4_bf16 = <MXFP4, bf16>
     )
 )]
 pub unsafe fn dequantise<F: Format, E: Half>(
@@ -146,11 +154,11 @@ mod launcher {
             let num_tiles = k.div_ceil(TILE_K as usize);
             let grid = [n.div_ceil(TILE_ROWS as usize), num_tiles.div_ceil(NUM_WARPS as usize), 1];
             let geometry = Geometry::new(grid, (NUM_WARPS * WARP_SIZE) as usize, 0)?;
-            let (n, k, stride) = (arg_u32("n", n)?, arg_u32("k", k)?, out.stride_arg()?);
-            let out = DevicePtr::new(out.ptr.0);
+            let (n, k, out_stride) = (arg_u32("n", n)?, arg_u32("k", k)?, out.stride_arg()?);
+            let args =
+                dequantise::Args { n, k, weight, out: DevicePtr::new(out.ptr.0), out_stride };
             let instance = instance(format, E::DTYPE == Dtype::Bf16);
-            Ok(geometry
-                .map(|geometry| dequantise::launch(instance, geometry, n, k, weight, out, stride)))
+            Ok(geometry.map(|geometry| args.launch(instance, geometry)))
         }
     }
 
@@ -162,9 +170,13 @@ mod launcher {
             BlockFormat::Q5_0 => [dequantise_q5_0_f16, dequantise_q5_0_bf16],
             BlockFormat::Q5_1 => [dequantise_q5_1_f16, dequantise_q5_1_bf16],
             BlockFormat::Q8_0 => [dequantise_q8_0_f16, dequantise_q8_0_bf16],
+            BlockFormat::Q2_K => [dequantise_q2_k_f16, dequantise_q2_k_bf16],
+            BlockFormat::Q3_K => [dequantise_q3_k_f16, dequantise_q3_k_bf16],
             BlockFormat::Q4_K => [dequantise_q4_k_f16, dequantise_q4_k_bf16],
             BlockFormat::Q5_K => [dequantise_q5_k_f16, dequantise_q5_k_bf16],
             BlockFormat::Q6_K => [dequantise_q6_k_f16, dequantise_q6_k_bf16],
+            BlockFormat::IQ4_XS => [dequantise_iq4_xs_f16, dequantise_iq4_xs_bf16],
+            BlockFormat::MXFP4 => [dequantise_mxfp4_f16, dequantise_mxfp4_bf16],
         };
         if is_bf16 { bf16 } else { f16 }
     }

@@ -10,7 +10,7 @@
 //! Bound     memory: a row of tiles is read, 16 rows of the weight, and a row of out written.
 
 use super::dequantise::elements;
-use super::format::{Affine, Format, Q6K, Q80, SixBit, Symmetric};
+use super::format::{Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric};
 use super::format::{STEP_K, TILE_K, TILE_ROWS, TILE_STEPS, Tiles, UNIT_STEPS};
 use super::format::{lane_group, lane_pair};
 use cuda_std::prelude::*;
@@ -35,9 +35,13 @@ const NUM_WARPS: u32 = 8;
         gather_q5_0 = <Symmetric<1>>,
         gather_q5_1 = <Affine<1>>,
         gather_q8_0 = <Q80>,
+        gather_q2_k = <Q2K>,
+        gather_q3_k = <Q3K>,
         gather_q4_k = <SixBit<0>>,
         gather_q5_k = <SixBit<1>>,
-        gather_q6_k = <Q6K>
+        gather_q6_k = <Q6K>,
+        gather_iq4_xs = <IQ4XS>,
+        gather_mxfp4 = <MXFP4>
     )
 )]
 pub unsafe fn gather_quantised<F: Format>(
@@ -128,13 +132,10 @@ mod launcher {
             let num_tiles = k.div_ceil(TILE_K as usize);
             let grid = [max_rows, num_tiles.div_ceil(NUM_WARPS as usize), 1];
             let geometry = Geometry::new(grid, (NUM_WARPS * WARP_SIZE) as usize, 0)?;
-            let (k, stride) = (arg_u32("k", k)?, out.stride_arg()?);
-            Ok(geometry.map(|geometry| {
-                let instance = instance(format);
-                gather_quantised::launch(
-                    instance, geometry, num_rows, indices, k, weight, out.ptr, stride,
-                )
-            }))
+            let (k, out_stride) = (arg_u32("k", k)?, out.stride_arg()?);
+            let args =
+                gather_quantised::Args { num_rows, indices, k, weight, out: out.ptr, out_stride };
+            Ok(geometry.map(|geometry| args.launch(instance(format), geometry)))
         }
     }
 
@@ -145,9 +146,13 @@ mod launcher {
             BlockFormat::Q5_0 => Instance::gather_q5_0,
             BlockFormat::Q5_1 => Instance::gather_q5_1,
             BlockFormat::Q8_0 => Instance::gather_q8_0,
+            BlockFormat::Q2_K => Instance::gather_q2_k,
+            BlockFormat::Q3_K => Instance::gather_q3_k,
             BlockFormat::Q4_K => Instance::gather_q4_k,
             BlockFormat::Q5_K => Instance::gather_q5_k,
             BlockFormat::Q6_K => Instance::gather_q6_k,
+            BlockFormat::IQ4_XS => Instance::gather_iq4_xs,
+            BlockFormat::MXFP4 => Instance::gather_mxfp4,
         }
     }
 }

@@ -3,14 +3,12 @@
 use super::format::{
     Format, MEAN_REST, Mins, STEP_K, TILE_K, TILE_STEPS, lane_group, lane_pair, quant_scale,
 };
+use super::norm::Norm;
 use super::{NUM_THREADS, NUM_WARPS};
+use crate::element::Half;
+use crate::rms_norm::{Vector, segment_square_sum};
 use cuda_std::prelude::*;
 use cuda_std::unroll;
-
-use crate::element::{Half, VEC_ELEMS};
-use crate::rms_norm::{
-    Vector, num_segments, scale, scaled, segment_square_sum, sum_segments, weighted,
-};
 use half::f16;
 
 /// Rows of an MMA tile.
@@ -85,25 +83,6 @@ impl Item {
         } else {
             Item { row: row + 1, tile: tile - self.num_tiles, ..self }
         }
-    }
-}
-
-/// An RMSNorm of x, fused: each block norms all rows, instead of waiting for a launch that does.
-#[derive(Clone, Copy)]
-pub struct Norm {
-    /// `[k]`; null if x is not normed.
-    pub weight: Global<f32>,
-    /// `1 / k`.
-    pub reciprocal: f32,
-    /// Added to the mean of squares.
-    pub eps: f32,
-}
-
-impl Norm {
-    /// Whether x is normed.
-    #[inline(always)]
-    pub fn is_there(&self) -> bool {
-        !self.weight.is_null()
     }
 }
 
@@ -191,19 +170,17 @@ impl<const TILES_M: usize> Input<TILES_M> {
         }
     }
 
-    /// The lane's norm weights of the warp's first tile, which may be loaded before x is there.
+    /// The lane's norm weights of the warp's first tile.
     ///
     /// # Safety
-    /// 1. `norm` is there; its weight holds `k` elements, 16-byte aligned.
+    /// As [`Norm::weights`].
     #[inline(always)]
     pub unsafe fn first_norm_weights(&self, norm: &Norm) -> Vector {
-        let Item { tile, .. } = Item::of_warp(self.num_tiles);
         // SAFETY: the caller's promise.
-        unsafe { self.load_vector(norm.weight, tile, true) }
+        unsafe { norm.weights(Item::of_warp(self.num_tiles).tile) }
     }
 
-    /// As [`Input::copy`] of all tiles, of x in f32 that is normed and rounded to f16, as
-    /// [`rms_norm`](crate::rms_norm) does. Rows from `num_rows` on are zeros.
+    /// As [`Input::copy`] of all tiles, of x in f32 that is normed.
     ///
     /// # Safety
     /// 1. As [`Input::copy`], with memory for all tiles of x, whose elements are f32; `weights` are
@@ -218,7 +195,7 @@ impl<const TILES_M: usize> Input<TILES_M> {
         num_rows: u32,
         square_sums: Shared<f32>,
     ) {
-        let segments = num_segments(self.k);
+        let segments = norm.num_segments();
         let first = Item::of_warp(self.num_tiles);
         let num_rounds = (self.max_rows * self.num_tiles).div_ceil(NUM_WARPS);
         // SAFETY: the caller's promise; each tile is one warp's, and what other warps write is read
@@ -227,7 +204,7 @@ impl<const TILES_M: usize> Input<TILES_M> {
             let load_x = |Item { row, tile, .. }: Item| {
                 let x = self.x.cast::<f32>();
                 let row_at = x.wrapping_add(row as usize * self.x_stride as usize);
-                self.load_vector(row_at, tile, row < num_rows)
+                norm.load(row_at, tile, row < num_rows)
             };
             // Segments after the last tile add zeros.
             let mut segment = self.num_tiles;
@@ -253,7 +230,6 @@ impl<const TILES_M: usize> Input<TILES_M> {
                 values = load_x(item);
             }
             thread::sync_threads();
-            // From the last tile, which is in registers, to the first would need other steps.
             if num_rounds > 1 {
                 values = load_x(first);
             }
@@ -261,12 +237,8 @@ impl<const TILES_M: usize> Input<TILES_M> {
             round = 0;
             loop {
                 if item.row < self.max_rows {
-                    let sum = sum_segments(square_sums.offset(item.row * segments), segments);
-                    let normed =
-                        scaled(weighted(values, weights), scale(sum, norm.reciprocal, norm.eps));
-                    let [a, b, c, d, e, f, g, h] = normed;
-                    let words =
-                        [f16::pack(a, b), f16::pack(c, d), f16::pack(e, f), f16::pack(g, h)];
+                    let square_sums = square_sums.offset(item.row * segments);
+                    let words = norm.apply(values, weights, square_sums);
                     self.store::<f16, F>(item.row, item.tile, words);
                 }
                 round += 1;
@@ -275,23 +247,9 @@ impl<const TILES_M: usize> Input<TILES_M> {
                 }
                 item = item.next();
                 values = load_x(item);
-                weights = self.load_vector(norm.weight, item.tile, true);
+                weights = norm.weights(item.tile);
             }
         }
-    }
-
-    /// The lane's eight elements of a tile of `row`; zeros from `k` on, or if it is not there.
-    ///
-    /// # Safety
-    /// 1. `row` holds `k` elements, 16-byte aligned, if it is there.
-    #[inline(always)]
-    unsafe fn load_vector(&self, row: Global<f32>, tile: u32, is_there: bool) -> Vector {
-        let k = tile * TILE_K + warp::lane_id() * VEC_ELEMS;
-        let (at, is_inside) = (row.wrapping_add(k as usize), is_there && k < self.k);
-        // SAFETY: inside, by the condition.
-        let ([a, b, c, d], [e, f, g, h]) =
-            unsafe { (at.get_vec_if(0, is_inside), at.get_vec_if(4, is_inside)) };
-        [a, b, c, d, e, f, g, h]
     }
 
     /// Stores a lane's eight elements of a tile of `row`, and the sums of its groups.

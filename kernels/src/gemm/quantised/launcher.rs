@@ -1,12 +1,15 @@
 //! The launch of a linear layer whose weight stays quantised.
 
 use super::epilogue::num_partials;
-use super::format::{Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS};
+use super::format::{
+    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS,
+};
 use super::gemm_f16_quantised::Instance;
 use super::input::{TILE_M, shared_bytes};
 use super::ring::Ring;
 use super::{BlockFormat, NUM_THREADS, NUM_WARPS, gemm_f16_quantised};
 use crate::Rows;
+use crate::gemm::problem::Terms;
 use crate::gemm::{Gpu, Input16, MAX_FUSED_ROWS, Out16, Target};
 use crate::silu_mul::num_parts;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
@@ -20,22 +23,22 @@ const fn max_shared_bytes(target: Target) -> usize {
     }
 }
 
-/// The arguments of a kernel that are those of the layer.
+/// The arguments that both kernels have.
 pub(super) struct Args {
     pub num_rows: DevicePtr<u32>,
     pub max_rows: u32,
     pub n: u32,
     pub k: u32,
+    pub num_parts: u32,
     /// In f32 if normed.
     pub x: DevicePtr<u16>,
     pub x_stride: u32,
     /// Null if x is not normed.
     pub norm_weight: DevicePtr<f32>,
+    pub norm_reciprocal: f32,
     pub norm_eps: f32,
     pub weight: DevicePtr<u8>,
-    pub bias: DevicePtr<f32>,
-    pub residual: DevicePtr<f32>,
-    pub residual_stride: u32,
+    pub terms: Terms,
     pub out: DevicePtr<f16>,
     pub out_f32: DevicePtr<f32>,
     pub out_stride: u32,
@@ -99,17 +102,19 @@ impl QuantisedLinear {
         }
     }
 
-    /// Whether there is a kernel for such a layer with a fused RMSNorm of x: for blocks of 32, and up
-    /// to [`MAX_FUSED_ROWS`] rows that fit into shared memory at once.
+    /// Whether there are kernels for such a layer with a fused RMSNorm of x: for up to
+    /// [`MAX_FUSED_ROWS`] rows that fit into shared memory at once.
     pub fn fuses_norm(&self) -> bool {
         let fits = |target| {
             let (chunk_tiles, _) = self.chunk(self.instance(target), Gpu { target, ..Gpu::HOPPER });
             chunk_tiles as usize == self.k.div_ceil(TILE_K as usize)
         };
-        self.format.block_elems() == 32
-            && self.max_rows <= MAX_FUSED_ROWS
+        self.max_rows <= MAX_FUSED_ROWS
             && fits(Target::Sm80)
-            && fits(Target::Sm90a)
+            && match self.streamed_instance() {
+                Some(_) => self.streamed_fuses_norm(),
+                None => fits(Target::Sm90a),
+            }
     }
 
     fn args(
@@ -118,11 +123,7 @@ impl QuantisedLinear {
         operands: &QuantisedOperands,
     ) -> Result<Args, LaunchError> {
         let &QuantisedOperands { x, weight, bias, residual, out } = operands;
-        let (out, out_f32, out_stride) = match out {
-            Out16::Half(out) => (out.ptr, DevicePtr::null(), out.stride_arg()?),
-            Out16::F32(out) => (DevicePtr::null(), out.ptr, out.stride_arg()?),
-        };
-        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        let (out, out_f32, out_stride) = out.args()?;
         let (x, x_stride, norm_weight, norm_eps) = match x {
             Input16::Half(x) => (x.ptr.0, x.stride_arg()?, DevicePtr::null(), 0.0),
             Input16::Normed { x, weight, eps } => (x.ptr.0, x.stride_arg()?, weight, eps),
@@ -132,14 +133,14 @@ impl QuantisedLinear {
             max_rows: self.max_rows as u32,
             n: arg_u32("n", self.n)?,
             k: arg_u32("k", self.k)?,
+            num_parts: num_parts(self.gated) as u32,
             x: DevicePtr::new(x),
             x_stride,
             norm_weight,
+            norm_reciprocal: 1.0 / self.k as f32,
             norm_eps,
             weight,
-            bias: bias.unwrap_or(DevicePtr::null()),
-            residual: residual.ptr,
-            residual_stride: residual.stride_arg()?,
+            terms: Terms::new(bias, residual)?,
             out,
             out_f32,
             out_stride,
@@ -154,29 +155,28 @@ impl QuantisedLinear {
         let (chunk_tiles, shared_bytes) = self.chunk(instance, gpu);
         let geometry = Geometry::new(grid, NUM_THREADS as usize, shared_bytes)?;
         Ok(geometry.map(|geometry| {
-            gemm_f16_quantised::launch(
-                instance,
-                geometry,
-                args.num_rows,
-                args.max_rows,
-                args.n,
-                args.k,
-                num_parts(self.gated) as u32,
-                self.k_warps(gpu.num_sms).ilog2(),
+            gemm_f16_quantised::Args {
+                num_rows: args.num_rows,
+                max_rows: args.max_rows,
+                n: args.n,
+                k: args.k,
+                num_parts: args.num_parts,
+                k_warps_log2: self.k_warps(gpu.num_sms).ilog2(),
                 chunk_tiles,
-                args.x,
-                args.x_stride,
-                args.norm_weight,
-                1.0 / self.k as f32,
-                args.norm_eps,
-                args.weight,
-                args.bias,
-                args.residual,
-                args.residual_stride,
-                args.out,
-                args.out_f32,
-                args.out_stride,
-            )
+                x: args.x,
+                x_stride: args.x_stride,
+                norm_weight: args.norm_weight,
+                norm_reciprocal: args.norm_reciprocal,
+                norm_eps: args.norm_eps,
+                weight: args.weight,
+                bias: args.terms.bias,
+                residual: args.terms.residual,
+                residual_stride: args.terms.residual_stride,
+                out: args.out,
+                out_f32: args.out_f32,
+                out_stride: args.out_stride,
+            }
+            .launch(instance, geometry)
         }))
     }
 
@@ -218,9 +218,13 @@ impl QuantisedLinear {
             BlockFormat::Q5_0 => [gemm_f16_ring_q5_0_m8, gemm_f16_q5_0_m16],
             BlockFormat::Q5_1 => [gemm_f16_ring_q5_1_m8, gemm_f16_q5_1_m16],
             BlockFormat::Q8_0 => [gemm_f16_ring_q8_0_m8, gemm_f16_q8_0_m16],
+            BlockFormat::Q2_K => [gemm_f16_ring_q2_k_m8, gemm_f16_q2_k_m16],
+            BlockFormat::Q3_K => [gemm_f16_ring_q3_k_m8, gemm_f16_q3_k_m16],
             BlockFormat::Q4_K => [gemm_f16_q4_k_m16; 2],
             BlockFormat::Q5_K => [gemm_f16_q5_k_m16; 2],
             BlockFormat::Q6_K => [gemm_f16_q6_k_m16; 2],
+            BlockFormat::IQ4_XS => [gemm_f16_ring_iq4_xs_m8, gemm_f16_iq4_xs_m16],
+            BlockFormat::MXFP4 => [gemm_f16_ring_mxfp4_m8, gemm_f16_mxfp4_m16],
         };
         match target {
             Target::Sm90a if self.max_rows <= TILE_M as usize => ring_m8,
@@ -281,9 +285,13 @@ fn shared_bytes_of(
         BlockFormat::Q5_0 => of::<Symmetric<1>>,
         BlockFormat::Q5_1 => of::<Affine<1>>,
         BlockFormat::Q8_0 => of::<Q80>,
+        BlockFormat::Q2_K => of::<Q2K>,
+        BlockFormat::Q3_K => of::<Q3K>,
         BlockFormat::Q4_K => of::<SixBit<0>>,
         BlockFormat::Q5_K => of::<SixBit<1>>,
         BlockFormat::Q6_K => of::<Q6K>,
+        BlockFormat::IQ4_XS => of::<IQ4XS>,
+        BlockFormat::MXFP4 => of::<MXFP4>,
     };
     of(ring, tiles_m, max_rows, num_tiles)
 }

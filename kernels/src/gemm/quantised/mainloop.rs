@@ -16,7 +16,12 @@ pub type Sums<const TILES_M: usize> = [Accumulator; TILES_M];
 /// Whether the tiles of rows of x are multiplied one after the other: together they would take more
 /// registers than there are.
 const fn is_split<F: Format>(tiles_m: usize) -> bool {
-    matches!(F::MINS, Mins::None) && tiles_m > 1
+    let has_room = match F::MINS {
+        Mins::None => false,
+        Mins::Floats => F::GROUP_STEPS > 1,
+        Mins::Integers => true,
+    };
+    tiles_m > 1 && !has_room
 }
 
 /// Adds the product of a tile of the weight and of x.

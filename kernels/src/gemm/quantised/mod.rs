@@ -16,7 +16,7 @@
 //! Bound     memory: the weight is read once; the first loads of it are issued before the wait for
 //!           the previous launch.
 //!
-//! The K formats on sm_90a have a kernel of their own, in `streamed`.
+//! Q4_K, Q5_K and Q6_K have a kernel of their own on sm_90a, in `streamed`.
 
 pub mod dequantise;
 mod epilogue;
@@ -24,6 +24,7 @@ pub mod format;
 pub mod gather;
 mod input;
 mod mainloop;
+mod norm;
 pub mod prompt;
 mod ring;
 pub mod streamed;
@@ -39,10 +40,13 @@ pub use packed::BlockFormat;
 
 use cuda_std::prelude::*;
 use epilogue::{Epilogue, Outputs, Terms, num_partials, store_partials};
-use format::{Affine, Format, Q6K, Q80, SixBit, Symmetric, Tile, TilePtr, Tiles};
+use format::{
+    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, Tile, TilePtr, Tiles,
+};
 use half::f16;
-use input::{Input, LaneInput, Norm};
+use input::{Input, LaneInput};
 use mainloop::{Sums, multiply};
+use norm::Norm;
 use ring::Ring;
 
 /// Warps of a block.
@@ -186,14 +190,22 @@ impl<F: Format, const RING: bool> TileSource<F, RING> {
         gemm_f16_ring_q5_0_m8 = <Symmetric<1>, 1, true>,
         gemm_f16_ring_q5_1_m8 = <Affine<1>, 1, true>,
         gemm_f16_ring_q8_0_m8 = <Q80, 1, true>,
+        gemm_f16_ring_q2_k_m8 = <Q2K, 1, true>,
+        gemm_f16_ring_q3_k_m8 = <Q3K, 1, true>,
+        gemm_f16_ring_iq4_xs_m8 = <IQ4XS, 1, true>,
+        gemm_f16_ring_mxfp4_m8 = <MXFP4, 1, true>,
         gemm_f16_q4_0_m16 = <Symmetric<0>, 2, false>,
         gemm_f16_q4_1_m16 = <Affine<0>, 2, false>,
         gemm_f16_q5_0_m16 = <Symmetric<1>, 2, false>,
         gemm_f16_q5_1_m16 = <Affine<1>, 2, false>,
         gemm_f16_q8_0_m16 = <Q80, 2, false>,
+        gemm_f16_q2_k_m16 = <Q2K, 2, false>,
+        gemm_f16_q3_k_m16 = <Q3K, 2, false>,
         gemm_f16_q4_k_m16 = <SixBit<0>, 2, false>,
         gemm_f16_q5_k_m16 = <SixBit<1>, 2, false>,
-        gemm_f16_q6_k_m16 = <Q6K, 2, false>
+        gemm_f16_q6_k_m16 = <Q6K, 2, false>,
+        gemm_f16_iq4_xs_m16 = <IQ4XS, 2, false>,
+        gemm_f16_mxfp4_m16 = <MXFP4, 2, false>
     )
 )]
 pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bool>(
@@ -238,11 +250,8 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         let mut source = TileSource::<F, RING>::new(ring_smem.cast(), cursor);
         let input = Input::<TILES_M>::new::<F>((x, x_stride), max_rows, k, chunk_tiles, input_smem);
         input.clear_sums::<F>();
-        let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps };
-        let mut norm_weights = [0.0; 8];
-        if norm.is_there() {
-            norm_weights = input.first_norm_weights(&norm);
-        }
+        let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps, k };
+        let norm_weights = input.first_norm_weights(&norm);
         let num_rows = num_rows.get(0);
 
         // 2. After it.
@@ -250,6 +259,11 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
         grid::launch_dependents();
         if num_rows == 0 {
             return;
+        }
+        let mut is_copied = norm.is_there();
+        if is_copied {
+            input.copy_normed::<F>(&norm, norm_weights, num_rows, smem);
+            thread::sync_threads();
         }
         let lane_input = input.lane();
         let [_, warp_row, k_warp] = split.of_warp();
@@ -268,14 +282,11 @@ pub unsafe fn gemm_f16_quantised<F: Format, const TILES_M: usize, const RING: bo
             let mut chunk = 0;
             while chunk < tiles.num_tiles {
                 let chunk_end = tiles.num_tiles.min(chunk + chunk_tiles);
-                if round == first || chunk_tiles < tiles.num_tiles {
+                if !is_copied {
                     thread::sync_threads();
-                    if norm.is_there() {
-                        input.copy_normed::<F>(&norm, norm_weights, num_rows, smem);
-                    } else {
-                        input.copy::<f16, F>(chunk, chunk_end - chunk);
-                    }
+                    input.copy::<f16, F>(chunk, chunk_end - chunk);
                     thread::sync_threads();
+                    is_copied = chunk_tiles == tiles.num_tiles;
                 }
                 while tile < chunk_end {
                     let x = lane_input.tile::<F>(tile - chunk);

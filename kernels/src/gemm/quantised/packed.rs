@@ -2,10 +2,14 @@
 //!
 //! [`format`]: super::format
 
+mod quants;
+
 use super::format::{
-    Affine, Format, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K, UNIT_STEPS,
+    Affine, Format, IQ4XS, MXFP4, Q2K, Q3K, Q6K, Q80, SixBit, Symmetric, TILE_K, TILE_ROWS, UNIT_K,
+    UNIT_STEPS,
 };
 use cuda_std::launch::{DevicePtr, LaunchError};
+use std::ops::Range;
 
 const ROWS: usize = TILE_ROWS as usize;
 const UNIT: usize = UNIT_K as usize;
@@ -19,22 +23,30 @@ pub enum BlockFormat {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2_K,
+    Q3_K,
     Q4_K,
     Q5_K,
     Q6_K,
+    IQ4_XS,
+    MXFP4,
 }
 
 impl BlockFormat {
     /// All of them.
-    pub const ALL: [BlockFormat; 8] = [
+    pub const ALL: [BlockFormat; 12] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
         BlockFormat::Q5_1,
         BlockFormat::Q8_0,
+        BlockFormat::Q2_K,
+        BlockFormat::Q3_K,
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
+        BlockFormat::IQ4_XS,
+        BlockFormat::MXFP4,
     ];
 
     /// Its name in symbols.
@@ -45,17 +57,22 @@ impl BlockFormat {
             BlockFormat::Q5_0 => "q5_0",
             BlockFormat::Q5_1 => "q5_1",
             BlockFormat::Q8_0 => "q8_0",
+            BlockFormat::Q2_K => "q2_k",
+            BlockFormat::Q3_K => "q3_k",
             BlockFormat::Q4_K => "q4_k",
             BlockFormat::Q5_K => "q5_k",
             BlockFormat::Q6_K => "q6_k",
+            BlockFormat::IQ4_XS => "iq4_xs",
+            BlockFormat::MXFP4 => "mxfp4",
         }
     }
 
     /// Elements of a block.
     pub const fn block_elems(self) -> usize {
         match self {
-            BlockFormat::Q4_K | BlockFormat::Q5_K | BlockFormat::Q6_K => 256,
-            _ => 32,
+            BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q5_0 | BlockFormat::Q5_1 => 32,
+            BlockFormat::Q8_0 | BlockFormat::MXFP4 => 32,
+            _ => 256,
         }
     }
 
@@ -67,9 +84,13 @@ impl BlockFormat {
             BlockFormat::Q5_0 => 22,
             BlockFormat::Q5_1 => 24,
             BlockFormat::Q8_0 => 34,
+            BlockFormat::Q2_K => 84,
+            BlockFormat::Q3_K => 110,
             BlockFormat::Q4_K => 144,
             BlockFormat::Q5_K => 176,
             BlockFormat::Q6_K => 210,
+            BlockFormat::IQ4_XS => 136,
+            BlockFormat::MXFP4 => 17,
         }
     }
 
@@ -84,9 +105,13 @@ impl BlockFormat {
             BlockFormat::Q5_0 => of::<Symmetric<1>>(),
             BlockFormat::Q5_1 => of::<Affine<1>>(),
             BlockFormat::Q8_0 => of::<Q80>(),
+            BlockFormat::Q2_K => of::<Q2K>(),
+            BlockFormat::Q3_K => of::<Q3K>(),
             BlockFormat::Q4_K => of::<SixBit<0>>(),
             BlockFormat::Q5_K => of::<SixBit<1>>(),
             BlockFormat::Q6_K => of::<Q6K>(),
+            BlockFormat::IQ4_XS => of::<IQ4XS>(),
+            BlockFormat::MXFP4 => of::<MXFP4>(),
         }
     }
 
@@ -146,109 +171,83 @@ impl BlockFormat {
 
     /// Copies the scales of block `i` of row `row` to their place in a tile.
     fn pack_scales(self, block: &[u8], row: usize, i: usize, scales: &mut [u8]) {
-        let (at, bytes) = match self {
-            BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => (16 * row + 2 * i, 0..2),
-            BlockFormat::Q4_1 | BlockFormat::Q5_1 => (32 * row + 4 * i, 0..4),
-            BlockFormat::Q4_K | BlockFormat::Q5_K => (16 * row, 0..16),
-            BlockFormat::Q6_K => {
-                // `d` of rows `r` and `r + 8` are one word.
-                let at = 16 * ROWS + 4 * (row % 8) + 2 * (row / 8);
-                scales[at..at + 2].copy_from_slice(&block[208..210]);
-                (16 * row, 192..208)
-            }
+        let mut copy = |to: usize, from: Range<usize>| {
+            scales[to..to + from.len()].copy_from_slice(&block[from]);
         };
-        scales[at..at + bytes.len()].copy_from_slice(&block[bytes]);
-    }
-
-    /// The quants of a block, in the order of its elements, each with [`Format::OFFSET`] taken off.
-    fn quants(self, block: &[u8], out: &mut [u8]) {
+        // Fields of `bytes` of which those of rows `r` and `r + 8` are one.
+        let of_two_rows = |bytes: usize| bytes * (row % 8 * 2 + row / 8);
         match self {
-            BlockFormat::Q4_0 => nibbles(&block[2..], 16, out),
-            BlockFormat::Q4_1 => nibbles(&block[4..], 16, out),
-            BlockFormat::Q5_0 => {
-                nibbles(&block[6..], 16, out);
-                fifth_bits_of_32(&block[2..6], out);
+            BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => {
+                copy(16 * row + 2 * i, 0..2);
             }
-            BlockFormat::Q5_1 => {
-                nibbles(&block[8..], 16, out);
-                fifth_bits_of_32(&block[4..8], out);
+            BlockFormat::Q4_1 | BlockFormat::Q5_1 => copy(32 * row + 4 * i, 0..4),
+            BlockFormat::Q2_K => {
+                copy(16 * row, 0..16);
+                copy(16 * ROWS + of_two_rows(4), 80..84);
             }
-            BlockFormat::Q8_0 => {
-                out.iter_mut().zip(&block[2..]).for_each(|(out, byte)| *out = byte ^ 0x80);
+            BlockFormat::Q3_K => {
+                copy(8 * row, 96..104);
+                copy(8 * ROWS + of_two_rows(4), 104..108);
+                copy(12 * ROWS + of_two_rows(2), 108..110);
             }
-            BlockFormat::Q4_K => nibbles(&block[16..], 32, out),
-            BlockFormat::Q5_K => {
-                nibbles(&block[48..], 32, out);
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out |= (block[16 + i % 32] >> (i / 32) & 1) << 4;
-                }
-            }
+            BlockFormat::Q4_K | BlockFormat::Q5_K => copy(16 * row, 0..16),
             BlockFormat::Q6_K => {
-                nibbles(block, 64, out);
-                for (i, out) in out.iter_mut().enumerate() {
-                    let high = block[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2);
-                    *out |= (high & 3) << 4;
-                }
+                copy(16 * row, 192..208);
+                copy(16 * ROWS + of_two_rows(2), 208..210);
             }
+            BlockFormat::IQ4_XS => copy(8 * row, 0..8),
+            BlockFormat::MXFP4 => copy(8 * row + i, 0..1),
         }
     }
 
     /// Packs the quants of 64 elements along k from `first` on.
     fn pack_unit(self, quants: &[[u8; TILE_K as usize]; ROWS], first: usize, out: &mut [u8]) {
+        let [low_bits, high_bits] = self.quant_bits();
+        let (low_out, high_out) = out.split_at_mut(128 * low_bits);
         for lane in 0..32 {
             let (group, pair) = (lane / 4, lane % 4);
-            let mut high = 0_u64;
+            let [mut low, mut high] = [0; 2];
             for step in 0..UNIT_STEPS {
                 let k = first + 16 * step + 4 * pair;
-                let [upper, lower] = [group, group + 8].map(|row| {
+                let rows = [group, group + 8].map(|row| {
                     let [a, b, c, d] = [0, 1, 2, 3].map(|i| u32::from(quants[row][k + i]));
                     // Bytes in the order of the columns 0, 8, 1, 9 of A.
                     a | c << 8 | b << 16 | d << 24
                 });
-                if self == BlockFormat::Q8_0 {
-                    let at = step / 2 * 512 + 16 * lane + step % 2 * 8;
-                    out[at..at + 4].copy_from_slice(&upper.to_le_bytes());
-                    out[at + 4..at + 8].copy_from_slice(&lower.to_le_bytes());
-                    continue;
+                match low_bits {
+                    8 => {
+                        let at = step / 2 * 512 + 16 * lane + step % 2 * 8;
+                        low_out[at..at + 8]
+                            .copy_from_slice(rows.map(u32::to_le_bytes).as_flattened());
+                    }
+                    4 => {
+                        let [upper, lower] = rows.map(|row| row & 0x0f0f_0f0f);
+                        let word = upper | lower << 4;
+                        low_out[16 * lane + 4 * step..][..4].copy_from_slice(&word.to_le_bytes());
+                    }
+                    _ => low |= plane(low_bits, step, rows),
                 }
-                let low = (upper & 0x0f0f_0f0f) | (lower & 0x0f0f_0f0f) << 4;
-                out[16 * lane + 4 * step..][..4].copy_from_slice(&low.to_le_bytes());
-                high |= self.high_bits(step, upper, lower);
+                high |= plane(high_bits, step, rows.map(|row| row >> low_bits));
             }
-            let bytes = 4 * self.num_high_bits();
-            if bytes > 0 {
-                out[512 + bytes * lane..][..bytes].copy_from_slice(&high.to_le_bytes()[..bytes]);
+            if low_bits == 2 {
+                low_out[8 * lane..][..8].copy_from_slice(&low.to_le_bytes());
             }
+            let bytes = 4 * high_bits;
+            high_out[bytes * lane..][..bytes].copy_from_slice(&high.to_le_bytes()[..bytes]);
         }
     }
 
-    /// Bits of a quant beyond four.
-    const fn num_high_bits(self) -> usize {
+    /// Bits of a quant that are stored together, and those beyond them.
+    const fn quant_bits(self) -> [usize; 2] {
         match self {
-            BlockFormat::Q5_0 | BlockFormat::Q5_1 | BlockFormat::Q5_K => 1,
-            BlockFormat::Q6_K => 2,
-            _ => 0,
+            BlockFormat::Q8_0 => [8, 0],
+            BlockFormat::Q5_0 | BlockFormat::Q5_1 | BlockFormat::Q5_K => [4, 1],
+            BlockFormat::Q6_K => [4, 2],
+            BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q4_K => [4, 0],
+            BlockFormat::IQ4_XS | BlockFormat::MXFP4 => [4, 0],
+            BlockFormat::Q2_K => [2, 0],
+            BlockFormat::Q3_K => [2, 1],
         }
-    }
-
-    /// The high bits of a step in a lane's words, of which the second one is the upper half.
-    fn high_bits(self, step: usize, upper: u32, lower: u32) -> u64 {
-        let bits = self.num_high_bits();
-        if bits == 0 {
-            return 0;
-        }
-        let (word, shift) = (step * bits / 4, step * bits % 4);
-        let high = |row: u32, column: usize| {
-            let [a, c, b, d] = (row >> 4).to_le_bytes().map(|byte| u64::from(byte & 3));
-            let [lo, hi] = if column == 0 { [a, b] } else { [c, d] };
-            lo | hi << 16
-        };
-        // Where they are in a half: see `Nibbles`.
-        let word_bits = high(upper, 0) << (4 + shift)
-            | high(lower, 0) << (8 + shift)
-            | high(upper, 1) << (12 + shift)
-            | high(lower, 1) << shift;
-        word_bits << (32 * word)
     }
 
     /// Whether kernels take a packed weight `[n, k]` at `weight`.
@@ -279,19 +278,18 @@ impl BlockFormat {
     }
 }
 
-/// Nibbles to bytes: `half` elements in the low ones of as many bytes, the next in the high ones.
-fn nibbles(bytes: &[u8], half: usize, out: &mut [u8]) {
-    for (out, bytes) in out.chunks_exact_mut(2 * half).zip(bytes.chunks_exact(half)) {
-        for (i, byte) in bytes.iter().enumerate() {
-            out[i] = byte & 15;
-            out[half + i] = byte >> 4;
-        }
-    }
-}
-
-/// Adds the fifth bits of 32 elements.
-fn fifth_bits_of_32(bits: &[u8], out: &mut [u8]) {
-    for (i, out) in out.iter_mut().enumerate() {
-        *out |= (bits[i / 8] >> (i % 8) & 1) << 4;
-    }
+/// The lowest `bits` of the quants of a step in a lane's words of a plane, see `Nibbles`; the second
+/// word is the upper half.
+fn plane(bits: usize, step: usize, [upper, lower]: [u32; 2]) -> u64 {
+    let (word, shift) = (step * bits / 4, step * bits % 4);
+    let of = |row: u32, column: usize| {
+        let [a, c, b, d] = row.to_le_bytes().map(|byte| u64::from(byte) & ((1 << bits) - 1));
+        let [lo, hi] = if column == 0 { [a, b] } else { [c, d] };
+        lo | hi << 16
+    };
+    let of_word = of(upper, 0) << (4 + shift)
+        | of(lower, 0) << (8 + shift)
+        | of(upper, 1) << (12 + shift)
+        | of(lower, 1) << shift;
+    of_word << (32 * word)
 }

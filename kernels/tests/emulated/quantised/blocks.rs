@@ -3,6 +3,11 @@
 use half::f16;
 use kernels::gemm::quantised::BlockFormat;
 
+/// The formats in blocks of `elems` elements.
+pub fn in_blocks_of(elems: usize) -> impl Iterator<Item = BlockFormat> + Clone {
+    BlockFormat::ALL.into_iter().filter(move |format| format.block_elems() == elems)
+}
+
 /// Random rows of `k` elements as the file has them; each factor of a block is `factor` of a
 /// number from -1 to 1.
 pub fn random_rows(
@@ -21,6 +26,11 @@ pub fn random_rows(
     let mut stored: Vec<u8> = Vec::new();
     for _ in 0..rows * (k / format.block_elems()) {
         let mut block: Vec<u8> = (0..format.block_bytes()).map(|_| next() as u8).collect();
+        if format == BlockFormat::MXFP4 {
+            let factor = factor(next() as f32 / (1 << 23) as f32 - 1.0);
+            // Its exponent, of the same bias.
+            block[0] = (factor.to_bits() >> 23) as u8;
+        }
         for &at in factors(format) {
             let factor = factor(next() as f32 / (1 << 23) as f32 - 1.0);
             block[at..at + 2].copy_from_slice(&f16::from_f32(factor).to_le_bytes());
@@ -33,7 +43,10 @@ pub fn random_rows(
 /// Where a block has factors in f16.
 fn factors(format: BlockFormat) -> &'static [usize] {
     match format {
-        BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 => &[0],
+        BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0 | BlockFormat::IQ4_XS => &[0],
+        BlockFormat::MXFP4 => &[],
+        BlockFormat::Q2_K => &[80, 82],
+        BlockFormat::Q3_K => &[108],
         BlockFormat::Q6_K => &[208],
         _ => &[0, 2],
     }
@@ -46,6 +59,15 @@ pub fn elements(format: BlockFormat, stored: &[u8]) -> Vec<f64> {
     blocks.flat_map(of_block).collect()
 }
 
+/// `kvalues_iq4nl` of ggml.
+const IQ4_LEVELS: [f64; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
+    89.0, 113.0,
+];
+
+/// The numbers of E2M1 from zero up.
+const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
 /// Element `i` of a block.
 fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
     let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f64();
@@ -54,6 +76,9 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
         let byte = block[first + i / (2 * run) * run + i % run];
         f64::from(if (i / run).is_multiple_of(2) { byte & 15 } else { byte >> 4 })
     };
+    // Pairs of bits: 32 bytes have 128 elements.
+    let two_bits =
+        |first: usize| f64::from(block[first + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3);
     let bit = |at: usize, shift: usize| f64::from(block[at] >> shift & 1);
     let six_bits = |group: usize| {
         let packed = &block[4..16];
@@ -71,6 +96,17 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
         BlockFormat::Q5_0 => half(0) * (nibble(6, 16) + 16.0 * bit(2 + i / 8, i % 8) - 16.0),
         BlockFormat::Q5_1 => half(0) * (nibble(8, 16) + 16.0 * bit(4 + i / 8, i % 8)) + half(2),
         BlockFormat::Q8_0 => half(0) * f64::from(block[2 + i] as i8),
+        BlockFormat::Q2_K => {
+            let [scale, min] = [block[i / 16] & 15, block[i / 16] >> 4].map(f64::from);
+            half(80) * scale * two_bits(16) - half(82) * min
+        }
+        BlockFormat::Q3_K => {
+            let group = i / 16;
+            let low = block[96 + group % 8] >> (4 * (group / 8)) & 15;
+            let high = block[104 + group % 4] >> (2 * (group / 4)) & 3;
+            let scale = half(108) * (f64::from(low) + 16.0 * f64::from(high) - 32.0);
+            scale * (two_bits(32) + 4.0 * bit(i % 32, i / 32) - 4.0)
+        }
         BlockFormat::Q4_K => {
             let (scale, min) = six_bits(i / 32);
             scale * nibble(16, 32) - min
@@ -80,9 +116,20 @@ fn element(format: BlockFormat, block: &[u8], i: usize) -> f64 {
             scale * (nibble(48, 32) + 16.0 * bit(16 + i % 32, i / 32)) - min
         }
         BlockFormat::Q6_K => {
-            let high = block[128 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
             let scale = half(208) * f64::from(block[192 + i / 16] as i8);
-            scale * (nibble(0, 64) + 16.0 * f64::from(high) - 32.0)
+            scale * (nibble(0, 64) + 16.0 * two_bits(128) - 32.0)
+        }
+        BlockFormat::IQ4_XS => {
+            let group = i / 32;
+            let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+            let high = u16::from_le_bytes([block[2], block[3]]) >> (2 * group) & 3;
+            let scale = half(0) * (f64::from(low) + 16.0 * f64::from(high) - 32.0);
+            scale * IQ4_LEVELS[nibble(8, 16) as usize]
+        }
+        BlockFormat::MXFP4 => {
+            let nibble = nibble(1, 16) as usize;
+            let sign = if nibble < 8 { 1.0 } else { -1.0 };
+            sign * E2M1[nibble % 8] * f64::from(i32::from(block[0]) - 127).exp2()
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Linear layers of prompts and batches whose weight stays quantised.
 
-use super::blocks::elements;
+use super::blocks::{elements, in_blocks_of};
 use super::{CASE, Case, Operands, Out, SM80};
 use crate::device::SEEDS;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
@@ -68,14 +68,14 @@ fn every_format_and_tile_matches_oracle() {
 
 #[test]
 fn every_length_of_k_matches_oracle() {
-    for (seed, k) in [32, 64, 96, 256, 288, 896, 1312].into_iter().enumerate() {
+    let lengths = [32, 64, 96, 256, 288, 896, 1312];
+    for (seed, (k, format)) in lengths.into_iter().zip(in_blocks_of(32).cycle()).enumerate() {
         for gpu in GPUS {
-            let format = BlockFormat::ALL[seed % 5];
             Case { format, k, gpu, ..PROMPT }.check_prompt(seed as u64);
         }
     }
-    for (seed, k) in [256, 1280, 10_240].into_iter().enumerate() {
-        let format = BlockFormat::ALL[5 + seed % 3];
+    let lengths = [256, 1280, 10_240];
+    for (seed, (format, k)) in in_blocks_of(256).zip(lengths.into_iter().cycle()).enumerate() {
         Case { format, k, num_rows: 17, ..PROMPT }.check_prompt(seed as u64);
     }
 }

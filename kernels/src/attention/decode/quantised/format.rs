@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use half::f16;
 
-    fn numbers<F: KvQuants>(words: u32, exponent: u32) -> [f32; 2] {
+    fn numbers(words: u32, exponent: u32) -> [f32; 2] {
         [words as u16, (words >> 16) as u16]
             .map(|bits| f16::from_bits(bits).to_f32() * (exponent as f32).exp2())
     }
@@ -165,9 +165,9 @@ mod tests {
             let q8 = |index: u32| (word >> (8 * index) & 255) as f32;
             for index in 0..2 {
                 let bias = f16::from_bits(Q8::K_BIAS).to_f32() * 24f32.exp2();
-                let k = numbers::<Q8>(Q8::of_k(word, index), Q8::K_EXPONENT);
+                let k = numbers(Q8::of_k(word, index), Q8::K_EXPONENT);
                 assert_eq!(k.map(|x| x + bias), [q8(index) - 128.0, q8(index + 2) - 128.0]);
-                let v = numbers::<Q8>(Q8::of_v(word, index), Q8::V_EXPONENT);
+                let v = numbers(Q8::of_v(word, index), Q8::V_EXPONENT);
                 assert_eq!(v, [q8(index) - 128.0, q8(index + 2) - 128.0]);
             }
         }
@@ -179,11 +179,11 @@ mod tests {
         for code in (0..=255u32).filter(|code| code & 0x7f != 0x7f) {
             let word = code | 0x1200 | code << 16 | 0x3400_0000;
             for index in 0..2 {
-                let in_place = numbers::<Fp8>(e4m3_in_place(word, index), 8);
-                assert_eq!(in_place, numbers::<Fp8>(Fp8::of_v(word, index), 0), "{code:#x}");
+                let in_place = numbers(e4m3_in_place(word, index), 8);
+                assert_eq!(in_place, numbers(Fp8::of_v(word, index), 0), "{code:#x}");
             }
-            let [k0, k1] = [0, 1].map(|pair| numbers::<Fp8>(Fp8::of_k(word, pair), 0));
-            let [v0, v1] = [0, 1].map(|index| numbers::<Fp8>(Fp8::of_v(word, index), 0));
+            let [k0, k1] = [0, 1].map(|pair| numbers(Fp8::of_k(word, pair), 0));
+            let [v0, v1] = [0, 1].map(|index| numbers(Fp8::of_v(word, index), 0));
             assert_eq!([k0[0], k0[1], k1[0], k1[1]], [v0[0], v1[0], v0[1], v1[1]]);
         }
     }
@@ -194,9 +194,9 @@ mod tests {
             for index in 0..4 {
                 let of = |half: u32| (word >> (16 * half + 4 * index) & 15) as f32 - 8.0;
                 let bias = f16::from_bits(Q4::K_BIAS).to_f32() * 24f32.exp2();
-                let k = numbers::<Q4>(Q4::of_k(word, index), Q4::K_EXPONENT).map(|x| x + bias);
+                let k = numbers(Q4::of_k(word, index), Q4::K_EXPONENT).map(|x| x + bias);
                 assert_eq!(k, [of(0), of(1)]);
-                assert_eq!(numbers::<Q4>(Q4::of_v(word, index), 0), [of(0), of(1)]);
+                assert_eq!(numbers(Q4::of_v(word, index), 0), [of(0), of(1)]);
             }
         }
     }

@@ -10,13 +10,17 @@
 
 mod blocks_of_32;
 mod k_blocks;
+mod levels;
 mod nibbles;
 mod tile;
+mod two_bits;
 
 pub use blocks_of_32::{Affine, Q80, Symmetric};
 pub use k_blocks::{Q6K, SixBit};
-pub(super) use nibbles::Nibbles;
+pub use levels::{IQ4XS, MXFP4};
+pub(super) use nibbles::{Nibbles, TwoBits};
 pub use tile::{Tile, TilePtr, Tiles};
+pub use two_bits::{Q2K, Q3K};
 
 use cuda_std::prelude::*;
 
@@ -204,13 +208,16 @@ pub fn lane_pair() -> u32 {
     warp::lane_id() % 4
 }
 
-/// Loads 16 bytes of each of the lane's rows; rows have `row_bytes`, and the bytes start at
-/// `first`.
+/// Loads words of each of the lane's rows; rows have `row_bytes`, and the words start at `first`.
 ///
 /// # Safety
 /// As [`Format::load_scales`].
 #[inline(always)]
-unsafe fn load_rows(tile: impl Source, row_bytes: u32, first: u32) -> ScaleRows<4> {
+unsafe fn load_rows<const WORDS: usize>(
+    tile: impl Source,
+    row_bytes: u32,
+    first: u32,
+) -> ScaleRows<WORDS> {
     let tile = tile.from(lane_group() * row_bytes);
     // SAFETY: the caller's promise.
     unsafe { [tile.words(first), tile.words(8 * row_bytes + first)] }

@@ -11,9 +11,7 @@ pub struct Nibbles<const HIGH_BITS: usize> {
     /// A word a step: columns 0, 8, 1, 9 of the lane's from the lowest byte on; the upper row in
     /// the lower nibbles.
     pub low: [u32; UNIT_STEPS],
-    /// The high bits of `4 / HIGH_BITS` steps a word. In each half of a word bits `HIGH_BITS *
-    /// step` on are those of the lower row's second column, those 4, 8 and 12 further on are of
-    /// the upper row's first, the lower row's first and the upper row's second.
+    /// The high bits: a plane, see [`add_plane`].
     pub high: [u32; 2],
 }
 
@@ -55,18 +53,69 @@ impl<const HIGH_BITS: usize> Nibbles<HIGH_BITS> {
             (low >> 8) & 0x00f0_00f0,
         ];
         if HIGH_BITS > 0 {
-            let (word, shift) = (step * HIGH_BITS / 4, step * HIGH_BITS % 4);
-            let mask = ((1 << HIGH_BITS) - 1) * 0x0001_0001;
-            // Bytes of each half swapped, the second columns' bits are where the first's are.
-            let first = self.high[word] >> shift;
-            let second = math::byte_perm(self.high[word], 0, 0x2301) >> shift;
-            words[0] |= first & (mask << 4);
-            words[1] |= first & (mask << 8);
-            words[2] |= second & (mask << 4);
-            words[3] |= second & (mask << 8);
+            add_plane::<HIGH_BITS>(&mut words, &self.high, step, 4);
         }
         words
     }
+}
+
+/// Quants of two bits and `HIGH_BITS` more (0 or 1): a lane's unit.
+#[derive(Clone, Copy, Default)]
+pub struct TwoBits<const HIGH_BITS: usize> {
+    /// The lower two bits: a plane, see [`add_plane`].
+    pub low: [u32; 2],
+    /// The third bits: a plane, see [`add_plane`].
+    pub high: u32,
+}
+
+impl<const HIGH_BITS: usize> TwoBits<HIGH_BITS> {
+    /// Bytes of a unit.
+    pub const BYTES: u32 = 256 + 128 * HIGH_BITS as u32;
+
+    /// As [`Format::load_unit`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn load(unit: impl Source) -> Self {
+        let lane = warp::lane_id();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = unit.from(8 * lane).words(0);
+            let [high] = if HIGH_BITS > 0 { unit.from(4 * lane).words(256) } else { [0] };
+            TwoBits { low, high }
+        }
+    }
+
+    /// As [`Format::fragment`].
+    #[inline(always)]
+    pub fn fragment(&self, step: usize) -> [u32; 4] {
+        let mut words = [0; 4];
+        add_plane::<2>(&mut words, &self.low, step, 0);
+        if HIGH_BITS > 0 {
+            add_plane::<1>(&mut words, &[self.high], step, 2);
+        }
+        words
+    }
+}
+
+/// Adds the bits of step `step` in a plane, `BITS` bits (1 or 2) of each quant, to the quants in
+/// `words`: there they are bits `to` on, `to` at most 4.
+///
+/// A word of a plane has `4 / BITS` steps. In each half of it bits `BITS * step` on are those of the
+/// lower row's second column, those 4, 8 and 12 further on are of the upper row's first, the lower
+/// row's first and the upper row's second.
+#[inline(always)]
+fn add_plane<const BITS: usize>(words: &mut [u32; 4], plane: &[u32], step: usize, to: usize) {
+    let (word, shift) = (plane[step * BITS / 4], step * BITS % 4 + 4 - to);
+    let mask = (((1 << BITS) - 1) << to) * 0x0001_0001;
+    // Bytes of each half swapped, the second columns' bits are where the first's are.
+    let first = word >> shift;
+    let second = math::byte_perm(word, 0, 0x2301) >> shift;
+    words[0] |= first & mask;
+    words[1] |= first & (mask << 4);
+    words[2] |= second & mask;
+    words[3] |= second & (mask << 4);
 }
 
 /// The byte `byte` of four, as a float; `BIAS` is subtracted.

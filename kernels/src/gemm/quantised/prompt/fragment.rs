@@ -5,7 +5,9 @@
 //! so lanes exchange quants, packed as they are, before they are dequantised.
 
 use crate::element::Half;
-use crate::gemm::quantised::format::{Format, Nibbles, UNIT_STEPS, lane_pair, quant_scale};
+use crate::gemm::quantised::format::{
+    Format, Nibbles, TwoBits, UNIT_STEPS, lane_pair, quant_scale,
+};
 use cuda_std::prelude::*;
 use half::f16;
 
@@ -45,9 +47,9 @@ impl Exchange {
         math::byte_perm(first, second, if self.is_second { 0x7351 } else { 0x6240 })
     }
 
-    /// Of the high bits of several steps, see [`Nibbles`].
+    /// Of a plane, see [`Nibbles`].
     #[inline(always)]
-    fn high_bits(self, word: u32) -> u32 {
+    fn plane(self, word: u32) -> u32 {
         /// Where a half has the bits of the first columns of both rows.
         const FIRST: u32 = 0x0ff0_0ff0;
         let [first, second] = self.words(word);
@@ -65,9 +67,18 @@ impl<const HIGH_BITS: usize> InOrder for Nibbles<HIGH_BITS> {
         let exchange = Exchange::of_lane();
         let mut high = self.high;
         for word in 0..HIGH_BITS {
-            high[word] = exchange.high_bits(high[word]);
+            high[word] = exchange.plane(high[word]);
         }
         Nibbles { low: self.low.map(|word| exchange.bytes(word)), high }
+    }
+}
+
+impl<const HIGH_BITS: usize> InOrder for TwoBits<HIGH_BITS> {
+    #[inline(always)]
+    fn in_order(self) -> Self {
+        let exchange = Exchange::of_lane();
+        let high = if HIGH_BITS > 0 { exchange.plane(self.high) } else { 0 };
+        TwoBits { low: self.low.map(|word| exchange.plane(word)), high }
     }
 }
 

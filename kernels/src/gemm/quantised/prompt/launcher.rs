@@ -7,7 +7,7 @@ use super::wgmma::{
 };
 use super::{BLOCK_COLUMNS, MMA_THREADS, num_rows_of};
 use crate::Rows;
-use crate::gemm::problem::tensor_map;
+use crate::gemm::problem::{Terms, tensor_map};
 use crate::gemm::quantised::format::{TILE_K, UNIT_K};
 use crate::gemm::quantised::{BlockFormat, QuantisedOperands};
 use crate::gemm::{Gpu, Input16, Out16, SumOrder, Target};
@@ -41,11 +41,12 @@ pub struct QuantisedPrompt {
 
 /// The arguments that both kernels have.
 struct Args {
+    num_rows: DevicePtr<u32>,
     n: u32,
     k: u32,
-    bias: DevicePtr<f32>,
-    residual: DevicePtr<f32>,
-    residual_stride: u32,
+    num_parts: u32,
+    weight: DevicePtr<u8>,
+    terms: Terms,
     out: DevicePtr<f16>,
     out_f32: DevicePtr<f32>,
     out_stride: u32,
@@ -74,35 +75,29 @@ impl QuantisedPrompt {
         if self.max_rows == 0 || self.n == 0 {
             return Ok(None);
         }
-        let &QuantisedOperands { bias, residual, out, .. } = operands;
-        let (out, out_f32, out_stride) = match out {
-            Out16::Half(out) => (out.ptr, DevicePtr::null(), out.stride_arg()?),
-            Out16::F32(out) => (DevicePtr::null(), out.ptr, out.stride_arg()?),
-        };
-        let residual = residual.unwrap_or(Rows::new(DevicePtr::null(), 0));
+        let &QuantisedOperands { weight, bias, residual, out, .. } = operands;
+        let (out, out_f32, out_stride) = out.args()?;
         let args = Args {
+            num_rows,
             n: arg_u32("n", self.n)?,
             k: arg_u32("k", self.k)?,
-            bias: bias.unwrap_or(DevicePtr::null()),
-            residual: residual.ptr,
-            residual_stride: residual.stride_arg()?,
+            num_parts: num_parts(self.gated) as u32,
+            weight,
+            terms: Terms::new(bias, residual)?,
             out,
             out_f32,
             out_stride,
         };
         match gpu.target {
-            Target::Sm90a => {
-                self.launch_wgmma(gpu.num_sms, num_rows, (x, operands.weight), &args, maps)
-            }
-            Target::Sm80 => self.launch_mma(num_rows, (x, operands.weight), &args),
+            Target::Sm90a => self.launch_wgmma(gpu.num_sms, x, &args, maps),
+            Target::Sm80 => self.launch_mma(x, &args),
         }
     }
 
     fn launch_wgmma(
         &self,
         num_sms: usize,
-        num_rows: DevicePtr<u32>,
-        (x, weight): (Rows<f16>, DevicePtr<u8>),
+        x: Rows<f16>,
         args: &Args,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
@@ -115,55 +110,48 @@ impl QuantisedPrompt {
         let sizes = [self.max_rows, self.k];
         let x = maps(&tensor_map(&x, sizes, [box_rows, UNIT_K as usize]));
         Ok(geometry.map(|geometry| {
-            gemm_f16_prompt::launch(
-                instance,
-                geometry,
-                num_rows,
-                args.n,
-                args.k,
-                row_tiles as u32,
-                num_parts(self.gated) as u32,
-                weight,
-                args.bias,
-                args.residual,
-                args.residual_stride,
-                args.out,
-                args.out_f32,
-                args.out_stride,
+            gemm_f16_prompt::Args {
+                num_rows: args.num_rows,
+                n: args.n,
+                k: args.k,
+                row_tiles: row_tiles as u32,
+                num_parts: args.num_parts,
+                weight: args.weight,
+                bias: args.terms.bias,
+                residual: args.terms.residual,
+                residual_stride: args.terms.residual_stride,
+                out: args.out,
+                out_f32: args.out_f32,
+                out_stride: args.out_stride,
                 x,
-            )
+            }
+            .launch(instance, geometry)
         }))
     }
 
-    fn launch_mma(
-        &self,
-        num_rows: DevicePtr<u32>,
-        (x, weight): (Rows<f16>, DevicePtr<u8>),
-        args: &Args,
-    ) -> Result<Option<Launch>, LaunchError> {
+    fn launch_mma(&self, x: Rows<f16>, args: &Args) -> Result<Option<Launch>, LaunchError> {
         let (row_tiles, num_tiles) = self.tiles(mma::BLOCK_ROWS as usize);
         let (num_threads, shared_bytes) = (MMA_THREADS as usize, mma::SHARED_BYTES as usize);
         let geometry = Geometry::new([num_tiles, 1, 1], num_threads, shared_bytes)?;
         let x_stride = x.stride_arg()?;
         Ok(geometry.map(|geometry| {
-            gemm_f16_prompt_mma::launch(
-                self.mma_instance(),
-                geometry,
-                num_rows,
-                args.n,
-                args.k,
-                row_tiles as u32,
-                num_parts(self.gated) as u32,
-                DevicePtr::new(x.ptr.0),
+            gemm_f16_prompt_mma::Args {
+                num_rows: args.num_rows,
+                n: args.n,
+                k: args.k,
+                row_tiles: row_tiles as u32,
+                num_parts: args.num_parts,
+                x: DevicePtr::new(x.ptr.0),
                 x_stride,
-                weight,
-                args.bias,
-                args.residual,
-                args.residual_stride,
-                args.out,
-                args.out_f32,
-                args.out_stride,
-            )
+                weight: args.weight,
+                bias: args.terms.bias,
+                residual: args.terms.residual,
+                residual_stride: args.terms.residual_stride,
+                out: args.out,
+                out_f32: args.out_f32,
+                out_stride: args.out_stride,
+            }
+            .launch(self.mma_instance(), geometry)
         }))
     }
 
@@ -222,9 +210,13 @@ impl QuantisedPrompt {
             BlockFormat::Q5_0 => [gemm_f16_prompt_q5_0_m128, gemm_f16_prompt_q5_0_m64_split2],
             BlockFormat::Q5_1 => [gemm_f16_prompt_q5_1_m128, gemm_f16_prompt_q5_1_m64_split2],
             BlockFormat::Q8_0 => [gemm_f16_prompt_q8_0_m128, gemm_f16_prompt_q8_0_m64_split2],
+            BlockFormat::Q2_K => [gemm_f16_prompt_q2_k_m128, gemm_f16_prompt_q2_k_m64_split2],
+            BlockFormat::Q3_K => [gemm_f16_prompt_q3_k_m128, gemm_f16_prompt_q3_k_m64_split2],
             BlockFormat::Q4_K => [gemm_f16_prompt_q4_k_m128, gemm_f16_prompt_q4_k_m64_split2],
             BlockFormat::Q5_K => [gemm_f16_prompt_q5_k_m128, gemm_f16_prompt_q5_k_m64_split2],
             BlockFormat::Q6_K => [gemm_f16_prompt_q6_k_m128, gemm_f16_prompt_q6_k_m64_split2],
+            BlockFormat::IQ4_XS => [gemm_f16_prompt_iq4_xs_m128, gemm_f16_prompt_iq4_xs_m64_split2],
+            BlockFormat::MXFP4 => [gemm_f16_prompt_mxfp4_m128, gemm_f16_prompt_mxfp4_m64_split2],
         }
     }
 
@@ -237,9 +229,13 @@ impl QuantisedPrompt {
             BlockFormat::Q5_0 => gemm_f16_prompt_mma_q5_0,
             BlockFormat::Q5_1 => gemm_f16_prompt_mma_q5_1,
             BlockFormat::Q8_0 => gemm_f16_prompt_mma_q8_0,
+            BlockFormat::Q2_K => gemm_f16_prompt_mma_q2_k,
+            BlockFormat::Q3_K => gemm_f16_prompt_mma_q3_k,
             BlockFormat::Q4_K => gemm_f16_prompt_mma_q4_k,
             BlockFormat::Q5_K => gemm_f16_prompt_mma_q5_k,
             BlockFormat::Q6_K => gemm_f16_prompt_mma_q6_k,
+            BlockFormat::IQ4_XS => gemm_f16_prompt_mma_iq4_xs,
+            BlockFormat::MXFP4 => gemm_f16_prompt_mma_mxfp4,
         }
     }
 }

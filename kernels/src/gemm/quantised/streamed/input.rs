@@ -8,7 +8,9 @@ use super::super::NUM_WARPS;
 use super::super::format::{Format, MEAN_REST, STEP_K, TILE_K, TILE_STEPS};
 use super::super::format::{lane_group, lane_pair};
 use super::super::input::TILE_M;
+use super::super::norm::Norm;
 use super::late_lane_id;
+use crate::rms_norm::{Vector, segment_square_sum};
 use cuda_std::mma::{FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
 use cuda_std::unroll;
@@ -27,6 +29,18 @@ const fn shared_rows(tiles_m: usize, max_rows: u32) -> u32 {
 pub const fn shared_bytes(tiles_m: usize, max_rows: u32) -> u32 {
     2 * NUM_WARPS * shared_rows(tiles_m, max_rows) * ROW_STRIDE
 }
+
+/// Most segments of a row that is normed: a warp has one tile.
+const MAX_SEGMENTS: u32 = NUM_WARPS;
+
+/// Most rows that are normed.
+const MAX_NORMED_ROWS: u32 = TILE_M;
+
+/// Most elements of a row that is normed.
+pub const MAX_NORMED_K: u32 = MAX_SEGMENTS * TILE_K;
+
+/// Bytes of the sums of squares of rows that are normed.
+pub const SQUARE_SUMS_BYTES: u32 = MAX_NORMED_ROWS * MAX_SEGMENTS * size_of::<f32>() as u32;
 
 /// Fragments of B of a tile of eight rows.
 type Steps = [[u32; 2]; TILE_STEPS];
@@ -124,6 +138,62 @@ impl<const TILES_M: usize> Input<TILES_M> {
             to = to.offset(ROW_STRIDE);
         }
         cp_async::commit();
+    }
+
+    /// As [`Input::copy`] of the warp's only tile, of x in f32 that is normed.
+    ///
+    /// # Safety
+    /// 1. As [`Input::copy`], with rows of f32 of at most [`MAX_NORMED_K`] elements; `weights` are
+    ///    those of the tile. All threads of the block call this.
+    /// 2. `square_sums` holds [`SQUARE_SUMS_BYTES`] that nothing else uses, 16-byte aligned.
+    #[inline(always)]
+    pub unsafe fn copy_normed(
+        &self,
+        norm: &Norm,
+        weights: Vector,
+        tile: u32,
+        num_rows: u32,
+        square_sums: Shared<f32>,
+    ) {
+        let segments = norm.num_segments();
+        let load_x = |row: u32| {
+            let at = row as usize * self.x_stride as usize;
+            // SAFETY: inside the rows, by the condition.
+            unsafe { norm.load(self.x.cast::<f32>().wrapping_add(at), tile, row < num_rows) }
+        };
+        // SAFETY: the caller's promise. Each tile is one warp's, of those that split k alike the
+        // first one's; what other warps write is read after the barrier.
+        unsafe {
+            let mut row = 0;
+            let mut values = load_x(0);
+            loop {
+                let sum = segment_square_sum(&values);
+                if warp::warp_idx() < segments && warp::lane_id() == 0 {
+                    square_sums.set(row * segments + warp::warp_idx(), sum);
+                }
+                row += 1;
+                if row == self.max_rows {
+                    break;
+                }
+                values = load_x(row);
+            }
+            thread::sync_threads();
+            row = 0;
+            if self.max_rows > 1 {
+                values = load_x(0);
+            }
+            let mut to = self.smem.offset(8 * warp::lane_id()).cast::<u32>();
+            loop {
+                let words = norm.apply(values, weights, square_sums.offset(row * segments));
+                to.set_vec(0, words);
+                row += 1;
+                if row == self.max_rows {
+                    break;
+                }
+                to = to.offset(ROW_STRIDE / 2);
+                values = load_x(row);
+            }
+        }
     }
 
     /// Tile `tile` along k, whose copies are issued, into `to`.

@@ -33,45 +33,46 @@ impl QuantisedLinear {
         num_sms: usize,
         args: &Args,
     ) -> Result<Option<Launch>, LaunchError> {
-        let &Args { num_rows, max_rows, n, k, x, x_stride, weight, .. } = args;
-        if max_rows == 0 || n == 0 {
+        if args.max_rows == 0 || args.n == 0 {
             return Ok(None);
         }
         let row_bytes = arg_u32("k", self.format.row_tile_bytes(self.k).unwrap_or(usize::MAX))?;
         // Offsets in x are computed in 32 bits.
-        arg_u32("row stride", x_stride as usize * Self::MAX_ROWS)?;
-        let split = self.split(instance.tiles_m(), num_sms, n, k);
+        arg_u32("row stride", args.x_stride as usize * Self::MAX_ROWS)?;
+        let split = self.split(instance.tiles_m(), num_sms, args.n, args.k);
         let num_threads = NUM_THREADS as usize;
         let grid = [split.num_blocks as usize, 1, 1];
         let geometry = Geometry::new(grid, num_threads, split.shared_bytes as usize)?;
         Ok(geometry.map(|geometry| {
-            gemm_f16_quantised_streamed::launch(
-                instance,
-                geometry,
-                num_rows,
-                max_rows,
-                n,
-                k,
-                num_parts(self.gated) as u32,
-                split.k_warps.ilog2(),
-                split.batch,
-                split.block_rows,
-                split.larger_blocks,
-                weight,
+            gemm_f16_quantised_streamed::Args {
+                num_rows: args.num_rows,
+                max_rows: args.max_rows,
+                n: args.n,
+                k: args.k,
+                num_parts: args.num_parts,
+                k_warps_log2: split.k_warps.ilog2(),
+                batch: split.batch,
+                block_rows: split.block_rows,
+                larger_blocks: split.larger_blocks,
+                weight: args.weight,
                 row_bytes,
-                x,
-                x_stride,
-                args.bias,
-                args.residual,
-                args.residual_stride,
-                args.out,
-                args.out_f32,
-                args.out_stride,
-            )
+                x: args.x,
+                x_stride: args.x_stride,
+                norm_weight: args.norm_weight,
+                norm_reciprocal: args.norm_reciprocal,
+                norm_eps: args.norm_eps,
+                bias: args.terms.bias,
+                residual: args.terms.residual,
+                residual_stride: args.terms.residual_stride,
+                out: args.out,
+                out_f32: args.out_f32,
+                out_stride: args.out_stride,
+            }
+            .launch(instance, geometry)
         }))
     }
 
-    /// The instance, if the format has one: there are no registers for the scales of others.
+    /// The instance, if the format has one: there are no registers for the scales of blocks of 32.
     pub(in crate::gemm::quantised) fn streamed_instance(&self) -> Option<Instance> {
         use Instance::*;
         let [m8, m16] = match self.format {
@@ -81,6 +82,11 @@ impl QuantisedLinear {
             _ => return None,
         };
         Some(if self.max_rows <= TILE_M as usize { m8 } else { m16 })
+    }
+
+    /// Whether it has a fused norm: where a warp has one tile along k.
+    pub(in crate::gemm::quantised) fn streamed_fuses_norm(&self) -> bool {
+        self.max_rows <= TILE_M as usize && self.k <= input::MAX_NORMED_K as usize
     }
 
     fn split(&self, tiles_m: usize, num_sms: usize, n: u32, k: u32) -> Split {
@@ -104,6 +110,6 @@ impl QuantisedLinear {
     fn fixed_bytes(&self, tiles_m: usize, max_rows: u32) -> u32 {
         let [scale_bytes, unit_bytes] = self.format.tile_bytes();
         let rings = NUM_WARPS * Ring::bytes((scale_bytes + 4 * unit_bytes) as u32);
-        rings + input::shared_bytes(tiles_m, max_rows) + TERMS_BYTES
+        rings + input::shared_bytes(tiles_m, max_rows) + TERMS_BYTES + input::SQUARE_SUMS_BYTES
     }
 }

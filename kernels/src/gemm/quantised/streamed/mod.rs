@@ -1,5 +1,5 @@
-//! The layer on sm_90a with a weight in a K format: the weight by bulk copies, x in registers;
-//! formula and shapes as in [`super`].
+//! The layer on sm_90a with a weight in Q4_K, Q5_K or Q6_K: the weight by bulk copies, x in
+//! registers; formula and shapes as in [`super`].
 //!
 //! Launch    grid of at most one block an SM, block `(512, 1, 1)`. A block has a contiguous range
 //!           of rows of tiles, and takes as many at a time as their partial sums fit into shared
@@ -21,11 +21,12 @@ mod launcher;
 
 use super::epilogue::Epilogue;
 use super::format::{FactoredFormat, Q6K, SixBit, TILE_ROWS, Tile, Tiles};
+use super::norm::Norm;
 use super::{NUM_THREADS, NUM_WARPS};
 use cuda_std::prelude::*;
 use epilogue::{Outputs, Partials, TERMS_BYTES, Terms};
 use half::f16;
-use input::Input;
+use input::{Input, SQUARE_SUMS_BYTES};
 use mainloop::multiply;
 use ring::{Cursor, Ring};
 
@@ -105,7 +106,9 @@ impl BlockRows {
 ///    `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `x` and `weight` are 16-byte aligned; `k` is a multiple of 32.
-/// 4. `2^k_warps_log2` is 4, 8 or 16, `num_parts` is 1 or 2, and `batch` is
+/// 4. `norm_weight` is null, or holds `k` elements, 16-byte aligned; elements of `x` are then f32,
+///    `k` is at most 4,096, and `TILES_M` is 1.
+/// 5. `2^k_warps_log2` is 4, 8 or 16, `num_parts` is 1 or 2, and `batch` is
 ///    a multiple of the groups of warps, or all rows of a block. Shared memory
 ///    holds the rings, x, and the partial sums of a batch.
 #[kernel(
@@ -136,6 +139,9 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
     row_bytes: u32,
     x: Global<u16>,
     x_stride: u32,
+    norm_weight: Global<f32>,
+    norm_reciprocal: f32,
+    norm_eps: f32,
     bias: Global<f32>,
     residual: Global<f32>,
     residual_stride: u32,
@@ -153,8 +159,9 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
         num_parts,
         batch,
     };
-    // SAFETY: the launch gives shared memory for the rings, the rows of x, the terms and
-    // the partial sums, in this order. Results of rows past the last one are not stored.
+    // SAFETY: the launch gives shared memory for the rings, the rows of x, the terms, the sums of
+    // squares and the partial sums, in this order. Results of rows past the last one are not
+    // stored.
     unsafe {
         // 1. Before the previous launch has ended: loads of what it does not write.
         let copied_rows = num_rows.get(0);
@@ -163,8 +170,12 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
         let mut ring = Ring::new::<F>(smem, cursor);
         let x_smem = smem.offset(NUM_WARPS * Ring::bytes(Tile::<F>::BYTES)).cast::<u16>();
         let terms_smem = x_smem.offset(input::shared_bytes(TILES_M, max_rows) / 2).cast::<f32>();
-        let partials_smem = terms_smem.offset(TERMS_BYTES / 4);
+        let square_sums = terms_smem.offset(TERMS_BYTES / 4);
+        let partials_smem = square_sums.offset(SQUARE_SUMS_BYTES / 4);
         let partials = Partials::new(partials_smem, split, max_rows);
+        let [_, k_warp] = split.of_warp();
+        let norm = Norm { weight: norm_weight, reciprocal: norm_reciprocal, eps: norm_eps, k };
+        let norm_weights = norm.weights(k_warp);
 
         // 2. After it.
         grid::wait_for_dependencies();
@@ -176,8 +187,11 @@ pub unsafe fn gemm_f16_quantised_streamed<F: FactoredFormat, const TILES_M: usiz
             num_rows,
             epilogue: Epilogue { n, bias, residual, residual_stride, out, out_f32, out_stride },
         };
-        let [_, k_warp] = split.of_warp();
-        input.copy(k_warp, copied_rows);
+        if TILES_M == 1 && norm.is_there() {
+            input.copy_normed(&norm, norm_weights, k_warp, copied_rows, square_sums);
+        } else {
+            input.copy(k_warp, copied_rows);
+        }
         let mut x = input.none();
         let mut first = 0;
         while first < rows.len {
