@@ -11,6 +11,7 @@
 pub mod append_quantised;
 pub mod dequantise;
 mod format;
+pub(crate) mod hadamard;
 
 pub use self::format::KvFormat;
 use crate::element::{Columns, Number, VEC_ELEMS};

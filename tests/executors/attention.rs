@@ -244,12 +244,15 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
             let q = part(rows, 0, q_width);
             let appended = if case.f32_append { &exact } else { &input };
             let [keys, values] = [(case.kv.k, 0), (case.kv.v, kv_width)].map(|(stored, start)| {
-                let start = q_width + start;
+                let (of_keys, start) = (start == 0, q_width + start);
                 match stored {
                     None => part(kv_rows.clone(), start, kv_width),
                     Some(cache_type) => {
                         let rows = appended.rows(kv_rows.clone()).columns(start..start + kv_width);
-                        oracle::cached(cache_type, head_dim, rows)
+                        match of_keys {
+                            true => oracle::cached_keys(cache_type, head_dim, rows),
+                            false => oracle::cached(cache_type, head_dim, rows),
+                        }
                     }
                 }
             });

@@ -224,6 +224,27 @@ pub fn attention(
     out
 }
 
+/// As [`cached`], of keys, which in 4 bits are stored rotated.
+pub fn cached_keys(cache_type: CacheType, head_dim: usize, rows: Matrix) -> Matrix {
+    match cache_type {
+        // The matrix is its own inverse.
+        CacheType::Q4_0 => rotated(cached(cache_type, head_dim, rotated(rows))),
+        _ => cached(cache_type, head_dim, rows),
+    }
+}
+
+/// Rows whose blocks of 32 columns are multiplied by the Hadamard matrix over `sqrt(32)`.
+fn rotated(mut rows: Matrix) -> Matrix {
+    for block in rows.data.chunks_exact_mut(32) {
+        let sign =
+            |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+        let column = |i| (0..32).map(|j| sign(i, j) * f64::from(block[j])).sum::<f64>();
+        let values: Vec<f32> = (0..32).map(|i| (column(i) / 32f64.sqrt()) as f32).collect();
+        block.copy_from_slice(&values);
+    }
+    rows
+}
+
 /// What a cache of `cache_type` gives for rows of heads of `head_dim`: each element times the
 /// inverse of its scale in f32, rounded to the numbers that there are, times the scale.
 pub fn cached(cache_type: CacheType, head_dim: usize, mut rows: Matrix) -> Matrix {

@@ -71,6 +71,12 @@ impl CacheType {
         }
     }
 
+    /// Whether keys are stored rotated: each block of 32 columns by the Hadamard matrix over
+    /// `sqrt(32)`, which spreads a block's outlier over its columns. Values never are.
+    pub const fn rotates_keys(self) -> bool {
+        matches!(self, CacheType::Q4_0)
+    }
+
     /// Scales of a head at one position.
     pub const fn num_scales(self, head_dim: usize) -> usize {
         match self {
@@ -160,7 +166,8 @@ impl From<CacheType> for KvStorage {
 ///
 /// A page of a head is `[PAGE_SIZE, head_dim]` elements, then, where its type has scales,
 /// `[num_scales, PAGE_SIZE]` of them in f16. Of 8 and 4 bits every whole 32-bit word holds its even
-/// columns first, from the lowest bits on, then the odd ones.
+/// columns first, from the lowest bits on, then the odd ones. Keys of some types are rotated: see
+/// [`CacheType::rotates_keys`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Layers of the model.

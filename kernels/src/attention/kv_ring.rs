@@ -48,6 +48,14 @@ pub(super) trait KvSource {
         first: u32,
         keys: &Range<u32>,
     );
+
+    /// Rotates `rows` rows of Q in shared memory as K is rotated in the cache.
+    ///
+    /// # Safety
+    /// 1. All threads of the block call this. A thread's own copies of Q are complete, and none
+    ///    reads another's before a barrier.
+    #[inline(always)]
+    unsafe fn rotate_q(_smem_q: Shared<Self::Element>, _rows: u32) {}
 }
 
 /// K and V of elements that attention computes with: `4 * ROWS` query rows, heads of up to

@@ -4,13 +4,14 @@
 //! Shapes    as in those two; pools of pages as [`KvFormat`] says.
 //! Launch    grid `(max_tokens, heads of a token / NUM_WARPS, 1)`, block `(NUM_THREADS, 1, 1)`; a
 //!           warp takes a head of Q, K or V, a lane every 32nd column.
-//! Numerics  the rotated K is rounded to its type, then quantised in f32.
+//! Numerics  the K after RoPE is rounded to its type, then quantised in f32.
 //! Bound     memory: a load for each column of q, k and v, a store for each quant and scale.
 //!
 //! [`kv_append`]: crate::kv_cache
 //! [`rope_append`]: crate::rope_append
 
 use super::format::{BLOCK_COLUMNS, byte_of, inverse, magnitude_key, nibble_shift};
+use super::hadamard::rotate_lanes;
 use super::{KvFormat, PAGE_SIZE};
 use crate::element::Number;
 use crate::rope::rotate;
@@ -97,7 +98,9 @@ pub unsafe fn kv_append_quantised<T: Number>(
             let k = k.cast::<T>().add(start(k_stride, kv_head));
             let row =
                 if rotary_dim > 0 { rotation().load(k, head_dim) } else { Row::load(k, head_dim) };
-            (row, k_pool, KvFormat::of(k_format))
+            let format = KvFormat::of(k_format);
+            let row = if format.rotates_keys() { row.hadamard(head_dim) } else { row };
+            (row, k_pool, format)
         } else {
             let v = v.cast::<T>().add(start(v_stride, kv_head));
             (Row::load(v, head_dim), v_pool, KvFormat::of(v_format))
@@ -161,6 +164,17 @@ impl Row {
     unsafe fn load<T: Number>(head: Global<T>, head_dim: u32) -> Self {
         // SAFETY: the caller's promise.
         Row::of(head_dim, |column| unsafe { head.get(column as usize) }.to_f32())
+    }
+
+    /// Its blocks rotated; the whole warp calls this.
+    #[inline(always)]
+    fn hadamard(mut self, head_dim: u32) -> Self {
+        unroll!(i in 0..LANE_COLUMNS, {
+            if BLOCK_COLUMNS * (i as u32) < head_dim {
+                self.0[i] = rotate_lanes(self.0[i]);
+            }
+        });
+        self
     }
 
     /// Calls `f` with the columns of the lane that there are, and their values.

@@ -4,9 +4,11 @@
 //!           head_dim]`; block_table `[num_seqs, max_pages_per_seq]`.
 //! Launch    grid `(max_seqs * max_pages_per_seq, num_kv_heads, 1)`, block `(NUM_THREADS, 1, 1)`; a
 //!           block takes a page of a head. A page that sequences share is written by each, alike.
-//! Numerics  scale times quant in f32, one rounding at the store.
+//! Numerics  scale times quant in f32, rotated back where keys are rotated, one rounding at the
+//!           store.
 //! Bound     memory: a load for each quant, a store for each element.
 
+use super::hadamard::rotate_vectors;
 use super::{KvFormat, PAGE_SIZE, row_start};
 use crate::element::{Columns, Number, VEC_ELEMS};
 use cuda_std::prelude::*;
@@ -44,6 +46,7 @@ pub unsafe fn kv_dequantise<E: Number>(
     head_dim: u32,
     pool: Global<()>,
     format: u32,
+    is_rotated: u32,
     out: GlobalMut<()>,
     aligned: u32,
 ) {
@@ -71,11 +74,19 @@ pub unsafe fn kv_dequantise<E: Number>(
         let to = out.cast::<E>().add(row_start(page, 0, kv_head, num_kv_heads, head_dim));
         let vectors = head_dim.div_ceil(VEC_ELEMS);
         let mut vector = thread::thread_idx_x();
-        while vector < rows * vectors {
-            let (row, first) = (vector / vectors, vector % vectors * VEC_ELEMS);
+        // A warp's lanes stay together, as they exchange columns.
+        while vector - warp::lane_id() < rows * vectors {
+            let exists = vector < rows * vectors;
+            let read = if exists { vector } else { 0 };
+            let (row, first) = (read / vectors, read % vectors * VEC_ELEMS);
             let columns = Columns::new(first, head_dim, aligned != 0);
-            let values = format.load(from, row, head_dim, first, columns);
-            columns.store(to.add((row * head_dim) as usize), values);
+            let mut values = format.load(from, row, head_dim, first, columns);
+            if is_rotated != 0 {
+                values = rotate_vectors(values);
+            }
+            if exists {
+                columns.store(to.add((row * head_dim) as usize), values);
+            }
             vector += NUM_THREADS;
         }
     }
@@ -119,6 +130,8 @@ mod launcher {
         pub head_dim: usize,
         /// How they are stored.
         pub format: KvFormat,
+        /// Whether they are keys.
+        pub of_keys: bool,
         /// New tokens of a sequence from which its pages are read.
         pub min_q_len: usize,
     }
@@ -162,6 +175,7 @@ mod launcher {
                     head_dim: self.head_dim as u32,
                     pool,
                     format: self.format as u32,
+                    is_rotated: (self.of_keys && self.format.rotates_keys()).into(),
                     out: untyped(out),
                     aligned: aligned.into(),
                 }

@@ -9,6 +9,8 @@
 //! | fp8, of a row | largest magnitude / 448 | `x / d` in E4M3 |
 //! | q4_0, of 32 columns | value of largest magnitude / -8 | `floor(x / d + 8.5)`, in 0 ..= 15, less 8 |
 //!
+//! Keys of q4_0 are those of blocks that went through [`hadamard`](super::hadamard).
+//!
 //! Of 8 and 4 bits every 32-bit word holds its even columns first, then the odd ones: what an MMA
 //! takes in a register is then two masked bit fields of a word.
 
@@ -80,6 +82,12 @@ impl KvFormat {
     /// Whether [`BLOCK_COLUMNS`] columns share a scale, and not a row.
     pub(crate) const fn has_scale_of_block(self) -> bool {
         matches!(self, KvFormat::Q8_0 | KvFormat::Q4_0)
+    }
+
+    /// Whether a block of keys is rotated before it is quantised: see
+    /// [`hadamard`](super::hadamard).
+    pub(crate) const fn rotates_keys(self) -> bool {
+        matches!(self, KvFormat::Q4_0)
     }
 
     /// Bytes of a page of a head.

@@ -102,6 +102,7 @@ impl Case {
                 num_kv_heads,
                 head_dim,
                 format: formats[of],
+                of_keys: of == 0,
                 min_q_len: 1,
             };
             device.run(dequantise.launch(&inputs, pools[of], dense), seed);

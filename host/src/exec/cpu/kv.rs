@@ -29,12 +29,12 @@ impl KvCache {
     /// # Errors
     /// [`ExecError::OutOfMemory`].
     pub fn new(layout: KvLayout) -> Result<Self, ExecError> {
-        let pools = |cache_type| {
-            let pools = (0..layout.num_layers).map(|_| Pool::new(&layout, cache_type));
+        let pools = |cache_type, of_keys| {
+            let pools = (0..layout.num_layers).map(|_| Pool::new(&layout, cache_type, of_keys));
             pools.collect::<Result<_, ExecError>>()
         };
         let [k, v] = layout.types();
-        Ok(KvCache { layout, k: pools(k)?, v: pools(v)? })
+        Ok(KvCache { layout, k: pools(k, true)?, v: pools(v, false)? })
     }
 
     /// Bytes of all pools.
@@ -77,10 +77,11 @@ impl KvCache {
 }
 
 impl Pool {
-    fn new(layout: &KvLayout, cache_type: CacheType) -> Result<Self, ExecError> {
+    fn new(layout: &KvLayout, cache_type: CacheType, of_keys: bool) -> Result<Self, ExecError> {
         let Some(dtype) = cache_type.dtype() else {
             let num_pages = layout.num_pages.saturating_mul(layout.num_kv_heads);
-            return QuantisedPool::new(cache_type, layout.head_dim, num_pages).map(Pool::Quantised);
+            let pool = QuantisedPool::new(cache_type, of_keys, layout.head_dim, num_pages);
+            return pool.map(Pool::Quantised);
         };
         let mut pool = Buffer::try_zeroed("the KV cache", dtype, layout.pool_elems())?;
         if cfg!(debug_assertions) {

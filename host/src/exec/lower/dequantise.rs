@@ -83,6 +83,7 @@ impl Lowering<'_> {
                 num_kv_heads: kv.num_kv_heads,
                 head_dim: kv.head_dim,
                 format: format_of(kv.types()[of]),
+                of_keys: of == 0,
                 min_q_len,
             };
             let launch = dequantise.launch(&self.page_inputs(), stored[of], pools[of]);

@@ -305,6 +305,7 @@ unsafe fn attend<S: KvSource>(
             problem.store_new_token(&item, &rows, smem, block_n, block_rows, width, last_tile);
         } else {
             cp_async::wait(num_slots - 2);
+            S::rotate_q(smem.q, block_rows);
         }
         thread::sync_threads();
 

@@ -4,7 +4,7 @@
 //! A warp's keys of a slot are panels of 32 columns, `[PANELS, KEYS, 32]` quants, and after them
 //! scales, `[num_scales, KEYS]`. An MMA takes any order of the columns that K and Q agree in, and
 //! of the columns of V and the output: words of the format hold even columns, then odd ones, so
-//! that bit fields of a word are pairs.
+//! that bit fields of a word are pairs. Where keys are rotated, Q is rotated in shared memory.
 
 mod copy;
 mod format;
@@ -14,12 +14,14 @@ use self::copy::copy_keys;
 pub use self::format::{Fp8, KvQuants, Q4, Q8};
 use self::tile::QuantisedTile;
 use super::super::kv_ring::KvSource;
-use super::super::tile::{Cache, NUM_THREADS, PANEL_COLUMNS};
+use super::super::tile::{Cache, NUM_THREADS, PANEL_COLUMNS, tile_offset};
 use super::problem::{Problem, Smem};
 #[cfg(not(target_arch = "nvptx64"))]
 use super::shared_bytes_of;
 use super::{run, store_first_item};
+use crate::element::VEC_ELEMS;
 use crate::kv_cache::PAGE_SIZE;
+use crate::kv_cache::hadamard::rotate_vectors;
 use core::f32::consts::LOG2_E;
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -108,6 +110,31 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> KvSo
             } else {
                 copy_keys::<K, PANELS>(slot, pool.cast(), cache, page, first, keys);
             }
+        }
+    }
+
+    /// A thread has the vectors that it copied, and four lanes a row of a panel: a block.
+    #[inline(always)]
+    unsafe fn rotate_q(smem_q: Shared<f16>, rows: u32) {
+        if !const { K::FORMAT.rotates_keys() } {
+            return;
+        }
+        let vecs = const { PANEL_COLUMNS / VEC_ELEMS };
+        let mut i = thread::thread_idx_x();
+        // Whole warps: panels have at least eight rows.
+        while i < vecs * rows * PANELS as u32 {
+            let (panel, row) = (i / vecs / rows, i / vecs % rows);
+            let column = panel * PANEL_COLUMNS + i % vecs * VEC_ELEMS;
+            let vec = smem_q.offset(tile_offset::<f16>(row, column, rows)).cast::<F16x2>();
+            // SAFETY: inside Q; the thread's own until the barrier.
+            unsafe {
+                let [a, b, c, d] = vec.get_vec(0);
+                let halves = [a.lo(), a.hi(), b.lo(), b.hi(), c.lo(), c.hi(), d.lo(), d.hi()];
+                let [a, b, c, d, e, f, g, h] = rotate_vectors(halves.map(convert::f16_to_f32));
+                let pairs = [(a, b), (c, d), (e, f), (g, h)];
+                vec.set_vec(0, pairs.map(|(lo, hi)| convert::f32_to_f16x2(lo, hi)));
+            }
+            i += NUM_THREADS;
         }
     }
 }

@@ -7,12 +7,17 @@
 //! | fp8 | largest magnitude / 448 | `x / d` rounded to E4M3 | `d * q` |
 //! | q4_0 | value of largest magnitude / -8 | `floor(x / d + 8.5)`, in 0 ..= 15 | `d * (q - 8)` |
 //!
+//! Keys of q4_0 are rotated before, and back after, in each block of 32 columns:
+//! `y[i] = sum_j (-1)^popcount(i & j) x[j] / sqrt(32)`, its own inverse.
+//!
 //! What is not finite makes its scale so, and with it all elements that share it NaN.
 
 use crate::exec::{ExecError, host_memory};
 use crate::plan::{CacheType, PAGE_SIZE};
 use cuda_std::E4m3;
 use half::f16;
+use std::borrow::Cow;
+use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -23,17 +28,19 @@ static E4M3: LazyLock<[f32; 256]> =
 /// Pages of a head, as [`KvLayout`](crate::plan::KvLayout) says.
 pub struct QuantisedPool {
     cache_type: CacheType,
+    is_rotated: bool,
     head_dim: usize,
     bytes: Vec<u8>,
 }
 
 impl QuantisedPool {
-    /// `num_pages` pages of a head, which hold nothing.
+    /// `num_pages` pages of a head, of keys or of values, which hold nothing.
     ///
     /// # Errors
     /// [`ExecError::OutOfMemory`].
     pub fn new(
         cache_type: CacheType,
+        of_keys: bool,
         head_dim: usize,
         num_pages: usize,
     ) -> Result<Self, ExecError> {
@@ -44,7 +51,8 @@ impl QuantisedPool {
             // Scales of NaN.
             bytes.fill(u8::MAX);
         }
-        Ok(QuantisedPool { cache_type, head_dim, bytes })
+        let is_rotated = of_keys && cache_type.rotates_keys();
+        Ok(QuantisedPool { cache_type, is_rotated, head_dim, bytes })
     }
 
     /// Bytes in memory.
@@ -70,6 +78,10 @@ impl QuantisedPool {
     /// Stores `values` as row `row` of page `page`.
     pub fn store(&mut self, page: usize, row: usize, values: &[f32]) {
         let ([quant_bytes, scale_bytes], group) = (self.part_bytes(), self.group());
+        let mut values = Cow::from(values);
+        if self.is_rotated {
+            values.to_mut().as_chunks_mut().0.iter_mut().for_each(rotate);
+        }
         let start = page * (quant_bytes + scale_bytes);
         let page = &mut self.bytes[start..][..quant_bytes + scale_bytes];
         let (quants, scales) = page.split_at_mut(quant_bytes);
@@ -103,8 +115,23 @@ impl QuantisedPool {
                 dequantise(self.cache_type, quants, scale, values);
             }
         }
+        if self.is_rotated {
+            values.as_chunks_mut().0.iter_mut().for_each(rotate);
+        }
         values
     }
+}
+
+/// Multiplies a block by the Hadamard matrix over `sqrt(32)`: sums and differences of columns whose
+/// indices differ in a bit, one bit after the other.
+fn rotate(block: &mut [f32; 32]) {
+    for bit in [1, 2, 4, 8, 16] {
+        for low in (0..32).filter(|column| column & bit == 0) {
+            let (a, b) = (block[low], block[low + bit]);
+            (block[low], block[low + bit]) = (a + b, a - b);
+        }
+    }
+    block.iter_mut().for_each(|value| *value *= FRAC_1_SQRT_2 / 4.0);
 }
 
 /// Stores the quants of `values`, which share a scale; returns it.
@@ -197,9 +224,9 @@ mod tests {
 
     const TYPES: [CacheType; 3] = [CacheType::Q8_0, CacheType::Fp8, CacheType::Q4_0];
 
-    /// A head of 64 in the last row of the second page.
-    fn stored(cache_type: CacheType, values: &[f32]) -> Vec<f32> {
-        let mut pool = QuantisedPool::new(cache_type, values.len(), 2).unwrap();
+    /// A head of 64 in the last row of the second page, of values or of keys.
+    fn stored(cache_type: CacheType, of_keys: bool, values: &[f32]) -> Vec<f32> {
+        let mut pool = QuantisedPool::new(cache_type, of_keys, values.len(), 2).unwrap();
         let last = PAGE_SIZE - 1;
         pool.store(1, last, values);
         pool.load(1, last..PAGE_SIZE)
@@ -207,11 +234,11 @@ mod tests {
 
     #[test]
     fn zeros_stay_zeros_beside_other_blocks() {
-        for cache_type in TYPES {
+        for (cache_type, of_keys) in TYPES.into_iter().flat_map(|of| [(of, false), (of, true)]) {
             let mut values = [0.0; 64];
-            assert_eq!(stored(cache_type, &values), values, "{cache_type}");
+            assert_eq!(stored(cache_type, of_keys, &values), values, "{cache_type}");
             values[32..].fill(-2.0);
-            let read = stored(cache_type, &values);
+            let read = stored(cache_type, of_keys, &values);
             assert_eq!(read[..32], values[..32], "{cache_type}");
             let is_close = |read: &f32| (read + 2.0).abs() < 2e-3;
             assert!(read[32..].iter().all(is_close), "{cache_type}: {read:?}");
@@ -221,11 +248,11 @@ mod tests {
     /// A scale is that of a block of 32, but in fp8: there of the head.
     #[test]
     fn what_is_not_finite_is_seen() {
-        for cache_type in TYPES {
+        for (cache_type, of_keys) in TYPES.into_iter().flat_map(|of| [(of, false), (of, true)]) {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e9] {
                 let mut values = [1.0; 64];
                 values[40] = bad;
-                let read = stored(cache_type, &values);
+                let read = stored(cache_type, of_keys, &values);
                 let first = if cache_type == CacheType::Fp8 { 0 } else { 32 };
                 let is_kept = |value: &f32| (value - 1.0).abs() < 1e-2;
                 assert!(read[..first].iter().all(is_kept), "{cache_type}: {bad}");
@@ -237,10 +264,43 @@ mod tests {
         }
     }
 
+    /// What is stored of a rotated row, read without rotating it back, beside the matrix in f64.
+    #[test]
+    fn keys_of_4_bits_are_rotated_by_the_hadamard_matrix() {
+        for cache_type in TYPES {
+            for head_dim in [32, 64, 96] {
+                let values: Vec<f32> =
+                    (0..head_dim).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+                let mut pool = QuantisedPool::new(cache_type, true, head_dim, 1).unwrap();
+                pool.store(0, 3, &values);
+                let back = pool.load(0, 3..4);
+                assert_eq!(pool.is_rotated, cache_type == CacheType::Q4_0);
+                pool.is_rotated = false;
+                let stored = pool.load(0, 3..4);
+                for (at, stored) in stored.iter().enumerate() {
+                    let block = &values[at / 32 * 32..][..32];
+                    let sign = |j: usize| 1.0 - 2.0 * f64::from((at % 32 & j).count_ones() % 2);
+                    let rotated =
+                        (0..32).map(|j| sign(j) * f64::from(block[j])).sum::<f64>() / 32f64.sqrt();
+                    let want = match cache_type {
+                        CacheType::Q4_0 => rotated,
+                        _ => f64::from(values[at]),
+                    };
+                    // Half a step: of a largest magnitude of up to 4, an eighth of it.
+                    let step = if cache_type == CacheType::Q4_0 { 0.5 } else { 0.07 };
+                    let off = (f64::from(*stored) - want).abs();
+                    assert!(off <= step / 2.0 * 1.01, "{cache_type}: {at}: {stored}, not {want}");
+                    let off = (back[at] - values[at]).abs();
+                    assert!(off <= 0.7, "{cache_type}: {at}: {}, not {}", back[at], values[at]);
+                }
+            }
+        }
+    }
+
     #[test]
     fn an_outlier_costs_its_block_alone() {
         let values: Vec<f32> = (0..64).map(|i| if i == 5 { 300.0 } else { 0.5 }).collect();
-        let read = stored(CacheType::Q8_0, &values);
+        let read = stored(CacheType::Q8_0, false, &values);
         assert!((read[5] - 300.0).abs() < 0.2 && read[6] == 0.0, "{read:?}");
         assert!(read[32..].iter().all(|value| (value - 0.5).abs() < 3e-3), "{read:?}");
     }
