@@ -279,7 +279,7 @@ mod tests {
                 let stored = pool.load(0, 3..4);
                 for (at, stored) in stored.iter().enumerate() {
                     let block = &values[at / 32 * 32..][..32];
-                    let sign = |j: usize| 1.0 - 2.0 * f64::from((at % 32 & j).count_ones() % 2);
+                    let sign = |j: usize| 1.0 - 2.0 * f64::from(((at % 32) & j).count_ones() % 2);
                     let rotated =
                         (0..32).map(|j| sign(j) * f64::from(block[j])).sum::<f64>() / 32f64.sqrt();
                     let want = match cache_type {
