@@ -3,11 +3,13 @@
 //! A small batch is bound by reading the weight: inner products over blocks of weight rows, each
 //! block read from memory once for all rows of x. A larger one is a matrix product by nalgebra.
 //! Both partition the weight's rows over the threads: each element is read by one thread, which
-//! converts it to f32 if it is stored in 16 bits or in blocks.
+//! converts it to f32 if it is stored in 16 bits or in blocks. One row of x by blocks converts a
+//! block at a time, in registers.
 
 use super::activations::{Rows, RowsMut};
 use super::dot::Partial;
 use super::weights::{StoredRows, StoredWeight};
+use crate::weights::blocks::BlockProducts;
 use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
 use pulp::{Arch, Simd, WithSimd};
 
@@ -38,6 +40,8 @@ struct Product<'a> {
     x: &'a Rows<'a>,
     accumulate: bool,
     by_inner_products: bool,
+    /// Whether the bits of a row do not depend on the other rows.
+    batch_invariant: bool,
 }
 
 /// Computes `out = x * weight^T`, or adds it to `out` with `accumulate`. `weight` is `[out.width(),
@@ -57,7 +61,7 @@ pub fn linear(
     let (data, stride) = out.strided();
     let out = DMatrixViewMut::from_slice_with_strides_mut(data, n, rows, 1, stride);
     let by_inner_products = batch_invariant || rows <= MAX_DOT_ROWS || k < MIN_PRODUCT_DIM;
-    Product { x, accumulate, by_inner_products }.of_runs(&weight.runs(), out);
+    Product { x, accumulate, by_inner_products, batch_invariant }.of_runs(&weight.runs(), out);
 }
 
 impl Product<'_> {
@@ -87,9 +91,11 @@ impl Product<'_> {
     fn divide(self, block_n: usize, weight: StoredRows, mut out: Transposed) {
         let n = out.nrows();
         if n <= block_n {
-            return match self.by_inner_products {
-                true => Arch::new().dispatch(InnerProducts { product: self, weight, out }),
-                false => self.matrix_product(&weight.widen(), out),
+            let of_blocks = weight.inner_products().filter(|_| self.is_of_one_row());
+            return match (of_blocks, self.by_inner_products) {
+                (Some(of_blocks), _) => self.of_blocks(of_blocks, weight, out),
+                (None, true) => Arch::new().dispatch(InnerProducts { product: self, weight, out }),
+                (None, false) => self.matrix_product(&weight.widen(), out),
             };
         }
         let middle = (n / 2).next_multiple_of(8).min(n - 1);
@@ -99,6 +105,20 @@ impl Product<'_> {
             || self.divide(block_n, weight_low, low),
             || self.divide(block_n, weight_high, high),
         );
+    }
+
+    /// Whether there is one row of x, whose sums may have an order of their own.
+    fn is_of_one_row(&self) -> bool {
+        self.x.len() == 1 && !self.batch_invariant
+    }
+
+    /// One row of x by blocks.
+    fn of_blocks(self, of_blocks: BlockProducts, weight: StoredRows, mut out: Transposed) {
+        let mut products = vec![0.0; out.nrows()];
+        of_blocks(Arch::new(), weight.bytes(), self.x.row(0), &mut products);
+        for (out, product) in out.iter_mut().zip(products) {
+            *out = if self.accumulate { *out + product } else { product };
+        }
     }
 
     fn matrix_product(self, weight: &[f32], mut out: Transposed) {
@@ -265,7 +285,7 @@ mod tests {
     #[test]
     fn blocks_match_the_oracle_on_what_they_hold() {
         use Dtype::*;
-        let alone = [F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];
+        let alone = [F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS];
         let mut stacks: Vec<Vec<(usize, Dtype)>> =
             alone.iter().map(|&dtype| vec![(21, dtype)]).collect();
         stacks.push(vec![(40, Q4_K), (8, Q4_K), (9, Q6_K)]);

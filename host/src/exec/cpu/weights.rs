@@ -2,7 +2,7 @@
 
 use crate::exec::{ExecError, host_memory};
 use crate::plan::{Dtype, Weight, WeightSource};
-use crate::weights::blocks::{Decoder, decoder};
+use crate::weights::blocks::{BlockProducts, Codec};
 use bytemuck::try_cast_slice;
 use pulp::Arch;
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ pub struct StoredWeight {
 #[derive(Clone, Copy)]
 struct Run {
     dtype: Dtype,
-    decode: Decoder,
+    codec: Codec,
     rows: usize,
 }
 
@@ -39,7 +39,7 @@ impl StoredWeight {
         let mut runs: Vec<Run> = Vec::new();
         for part in &weight.parts {
             let dtype = part.storage;
-            let decode = decoder(dtype).ok_or_else(|| ExecError::Unsupported {
+            let codec = Codec::of(dtype).ok_or_else(|| ExecError::Unsupported {
                 op: part.source.clone(),
                 why: format!("{dtype} storage, which no weight has"),
             })?;
@@ -48,7 +48,7 @@ impl StoredWeight {
                 // A vector is one row, whatever its parts.
                 Some(last) if weight.is_vector() && last.dtype == dtype => {}
                 Some(last) if last.dtype == dtype => last.rows += rows,
-                _ => runs.push(Run { dtype, decode, rows }),
+                _ => runs.push(Run { dtype, codec, rows }),
             }
         }
         let bytes = weight.bytes();
@@ -81,8 +81,8 @@ impl StoredWeight {
     /// Its rows, those together that are stored alike.
     pub fn runs(&self) -> Vec<StoredRows<'_>> {
         let mut rest: &[u8] = &bytemuck::cast_slice(&self.words)[..self.bytes];
-        let split = |&Run { dtype, decode, rows }: &Run| {
-            let all = StoredRows { dtype, decode, cols: self.cols, bytes: rest };
+        let split = |&Run { dtype, codec, rows }: &Run| {
+            let all = StoredRows { dtype, codec, cols: self.cols, bytes: rest };
             let (bytes, after) = rest.split_at(rows * all.row_bytes());
             rest = after;
             StoredRows { bytes, ..all }
@@ -95,7 +95,7 @@ impl StoredWeight {
 #[derive(Clone, Copy)]
 pub struct StoredRows<'a> {
     dtype: Dtype,
-    decode: Decoder,
+    codec: Codec,
     cols: usize,
     bytes: &'a [u8],
 }
@@ -108,6 +108,16 @@ impl<'a> StoredRows<'a> {
     /// Whether its elements are f32, which nothing has to be done to.
     pub fn is_f32(&self) -> bool {
         self.dtype == Dtype::F32
+    }
+
+    /// Their inner products with a vector, of formats in blocks.
+    pub fn inner_products(&self) -> Option<BlockProducts> {
+        self.codec.products
+    }
+
+    /// The rows as they are stored.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
     }
 
     /// The first `middle` rows, and the others.
@@ -137,14 +147,14 @@ impl<'a> StoredRows<'a> {
         {
             return values;
         }
-        (self.decode)(arch, stored, buffer);
+        (self.codec.decode)(arch, stored, buffer);
         buffer
     }
 
     /// Row `row`, as long as `out`.
     pub fn widen_row(&self, row: usize, out: &mut [f32]) {
         let stored = &self.bytes[row * self.row_bytes()..][..self.row_bytes()];
-        (self.decode)(Arch::new(), stored, out);
+        (self.codec.decode)(Arch::new(), stored, out);
     }
 
     /// All of them as f32: borrowed if they are f32 already.
@@ -155,7 +165,7 @@ impl<'a> StoredRows<'a> {
             return Cow::Borrowed(values);
         }
         let mut wide = vec![0.0; self.num_rows() * self.cols];
-        (self.decode)(Arch::new(), self.bytes, &mut wide);
+        (self.codec.decode)(Arch::new(), self.bytes, &mut wide);
         Cow::Owned(wide)
     }
 
@@ -172,8 +182,8 @@ impl<'a> StoredRows<'a> {
 impl StoredWeight {
     /// `elements` in f32, `[elements.len() / cols, cols]`.
     pub fn of(elements: &[f32], cols: usize) -> Self {
-        let decode = decoder(Dtype::F32).expect("weights are kept in f32");
-        let run = Run { dtype: Dtype::F32, decode, rows: elements.len() / cols };
+        let codec = Codec::of(Dtype::F32).expect("weights are kept in f32");
+        let run = Run { dtype: Dtype::F32, codec, rows: elements.len() / cols };
         let (words, bytes) = (elements.to_vec(), size_of_val(elements));
         StoredWeight { words, bytes, cols, runs: vec![run] }
     }

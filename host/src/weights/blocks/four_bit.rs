@@ -17,8 +17,8 @@ pub struct IQ4XS;
 
 impl Blocks<136, 256> for IQ4XS {
     #[inline(always)]
-    fn decode(_: impl Lanes, block: &[u8; 136], out: &mut [f32; 256]) {
-        let d = half_at(block, 0);
+    fn decode(lanes: impl Lanes, block: &[u8; 136], out: &mut [f32; 256]) {
+        let d = half_at(lanes, block, 0);
         let high_bits = u16::from_le_bytes(*field(block, 2));
         let low_bits: &[u8; 4] = field(block, 4);
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {

@@ -15,7 +15,7 @@ impl Blocks<84, 256> for Q2K {
     fn decode(lanes: impl Lanes, block: &[u8; 84], out: &mut [f32; 256]) {
         let scales: &[u8; 16] = field(block, 0);
         let low_bits: &[u8; 64] = field(block, 16);
-        let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+        let (d, dmin) = (half_at(lanes, block, 80), half_at(lanes, block, 82));
         for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let (first, shift) = two_bit_group(group);
             let scale = d * f32::from(scales[group] & 15);
@@ -36,7 +36,7 @@ impl Blocks<110, 256> for Q3K {
         let high_bits: &[u8; 32] = field(block, 0);
         let low_bits: &[u8; 64] = field(block, 32);
         let scales: &[u8; 12] = field(block, 96);
-        let d = half_at(block, 108);
+        let d = half_at(lanes, block, 108);
         for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let low_scale = scales[group % 8] >> (4 * (group / 8)) & 15;
             let high_scale = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
@@ -57,7 +57,7 @@ pub struct Q4K;
 impl Blocks<144, 256> for Q4K {
     #[inline(always)]
     fn decode(lanes: impl Lanes, block: &[u8; 144], out: &mut [f32; 256]) {
-        let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+        let (d, dmin) = (half_at(lanes, block, 0), half_at(lanes, block, 2));
         let nibbles: &[u8; 128] = field(block, 16);
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (scale, min) = six_bit_scale_and_min(field(block, 4), group);
@@ -77,7 +77,7 @@ pub struct Q5K;
 impl Blocks<176, 256> for Q5K {
     #[inline(always)]
     fn decode(lanes: impl Lanes, block: &[u8; 176], out: &mut [f32; 256]) {
-        let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+        let (d, dmin) = (half_at(lanes, block, 0), half_at(lanes, block, 2));
         let high_bits: &[u8; 32] = field(block, 16);
         let nibbles: &[u8; 128] = field(block, 48);
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -105,7 +105,7 @@ impl Blocks<210, 256> for Q6K {
         let low_bits: &[u8; 128] = field(block, 0);
         let high_bits: &[u8; 64] = field(block, 128);
         let scales: &[u8; 16] = field(block, 192);
-        let d = half_at(block, 208);
+        let d = half_at(lanes, block, 208);
         for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             // Nibbles: 64 bytes a half of the block, its lower nibbles first.
             let (half, in_half) = (group / 8, group % 8);

@@ -13,7 +13,7 @@ pub struct Q4_0;
 impl Blocks<18, 32> for Q4_0 {
     #[inline(always)]
     fn decode(lanes: impl Lanes, block: &[u8; 18], out: &mut [f32; 32]) {
-        let d = half_at(block, 0);
+        let d = half_at(lanes, block, 0);
         let [low, high] = nibbles(field(block, 2));
         let [first, second] = halves(out);
         lanes.centred(low, 8.0, d, first);
@@ -27,7 +27,7 @@ pub struct Q4_1;
 impl Blocks<20, 32> for Q4_1 {
     #[inline(always)]
     fn decode(lanes: impl Lanes, block: &[u8; 20], out: &mut [f32; 32]) {
-        let (d, m) = (half_at(block, 0), half_at(block, 2));
+        let (d, m) = (half_at(lanes, block, 0), half_at(lanes, block, 2));
         let [low, high] = nibbles(field(block, 4));
         let [first, second] = halves(out);
         lanes.affine(low, d, m, first);
@@ -41,7 +41,7 @@ pub struct Q5_0;
 impl Blocks<22, 32> for Q5_0 {
     #[inline(always)]
     fn decode(lanes: impl Lanes, block: &[u8; 22], out: &mut [f32; 32]) {
-        let d = half_at(block, 0);
+        let d = half_at(lanes, block, 0);
         let [low, high] = with_fifth_bits(nibbles(field(block, 6)), field(block, 2));
         let [first, second] = halves(out);
         lanes.centred(low, 16.0, d, first);
@@ -55,7 +55,7 @@ pub struct Q5_1;
 impl Blocks<24, 32> for Q5_1 {
     #[inline(always)]
     fn decode(lanes: impl Lanes, block: &[u8; 24], out: &mut [f32; 32]) {
-        let (d, m) = (half_at(block, 0), half_at(block, 2));
+        let (d, m) = (half_at(lanes, block, 0), half_at(lanes, block, 2));
         let [low, high] = with_fifth_bits(nibbles(field(block, 8)), field(block, 4));
         let [first, second] = halves(out);
         lanes.affine(low, d, m, first);
@@ -69,7 +69,7 @@ pub struct Q8_0;
 impl Blocks<34, 32> for Q8_0 {
     #[inline(always)]
     fn decode(lanes: impl Lanes, block: &[u8; 34], out: &mut [f32; 32]) {
-        let d = half_at(block, 0);
+        let d = half_at(lanes, block, 0);
         let [first, second] = halves(out);
         // With the sign bit flipped a byte is its number plus 128.
         lanes.centred(field::<16>(block, 2).map(|q| q ^ 128), 128.0, d, first);

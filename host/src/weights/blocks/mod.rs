@@ -15,6 +15,7 @@ mod quantize;
 
 use lanes::{Lanes, Portable};
 use pulp::Arch;
+use std::marker::PhantomData;
 
 use crate::plan::Dtype;
 
@@ -29,58 +30,138 @@ trait Blocks<const BYTES: usize, const ELEMS: usize> {
     fn decode(lanes: impl Lanes, block: &[u8; BYTES], out: &mut [f32; ELEMS]);
 }
 
-/// The conversion of `dtype` to f32, if it is one that weights are stored in.
-pub fn decoder(dtype: Dtype) -> Option<Decoder> {
-    Some(match dtype {
-        Dtype::F32 => each::<plain::F32, _, _>,
-        Dtype::F16 => each::<plain::F16, _, _>,
-        Dtype::BF16 => each::<plain::BF16, _, _>,
-        Dtype::Q4_0 => each::<legacy::Q4_0, _, _>,
-        Dtype::Q4_1 => each::<legacy::Q4_1, _, _>,
-        Dtype::Q5_0 => each::<legacy::Q5_0, _, _>,
-        Dtype::Q5_1 => each::<legacy::Q5_1, _, _>,
-        Dtype::Q8_0 => each::<legacy::Q8_0, _, _>,
-        Dtype::Q2_K => each::<k::Q2K, _, _>,
-        Dtype::Q3_K => each::<k::Q3K, _, _>,
-        Dtype::Q4_K => each::<k::Q4K, _, _>,
-        Dtype::Q5_K => each::<k::Q5K, _, _>,
-        Dtype::Q6_K => each::<k::Q6K, _, _>,
-        Dtype::IQ4_XS => each::<four_bit::IQ4XS, _, _>,
-        Dtype::MXFP4 => each::<four_bit::MXFP4, _, _>,
-        Dtype::U32 => return None,
-    })
+/// Inner products of rows of whole blocks, one after the other, and of a vector.
+pub type BlockProducts = fn(Arch, &[u8], &[f32], &mut [f32]);
+
+/// What is computed with stored elements.
+#[derive(Clone, Copy)]
+pub struct Codec {
+    /// Their conversion to f32.
+    pub decode: Decoder,
+    /// Of a format in blocks: nothing but a block is converted at a time.
+    pub products: Option<BlockProducts>,
 }
 
-/// Converts `stored`, blocks of `F`.
-fn each<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>(
-    arch: Arch,
-    stored: &[u8],
-    out: &mut [f32],
-) {
+impl Codec {
+    /// That of `dtype`, if it is one that weights are stored in.
+    pub fn of(dtype: Dtype) -> Option<Self> {
+        Some(match dtype {
+            Dtype::F32 => Codec::of_blocks::<plain::F32, _, _>(),
+            Dtype::F16 => Codec::of_blocks::<plain::F16, _, _>(),
+            Dtype::BF16 => Codec::of_blocks::<plain::BF16, _, _>(),
+            Dtype::Q4_0 => Codec::of_blocks::<legacy::Q4_0, _, _>(),
+            Dtype::Q4_1 => Codec::of_blocks::<legacy::Q4_1, _, _>(),
+            Dtype::Q5_0 => Codec::of_blocks::<legacy::Q5_0, _, _>(),
+            Dtype::Q5_1 => Codec::of_blocks::<legacy::Q5_1, _, _>(),
+            Dtype::Q8_0 => Codec::of_blocks::<legacy::Q8_0, _, _>(),
+            Dtype::Q2_K => Codec::of_blocks::<k::Q2K, _, _>(),
+            Dtype::Q3_K => Codec::of_blocks::<k::Q3K, _, _>(),
+            Dtype::Q4_K => Codec::of_blocks::<k::Q4K, _, _>(),
+            Dtype::Q5_K => Codec::of_blocks::<k::Q5K, _, _>(),
+            Dtype::Q6_K => Codec::of_blocks::<k::Q6K, _, _>(),
+            Dtype::IQ4_XS => Codec::of_blocks::<four_bit::IQ4XS, _, _>(),
+            Dtype::MXFP4 => Codec::of_blocks::<four_bit::MXFP4, _, _>(),
+            Dtype::U32 => return None,
+        })
+    }
+
+    fn of_blocks<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>() -> Self {
+        let is_plain = ELEMS == 1;
+        let products = (!is_plain).then_some(products::<F, _, _> as BlockProducts);
+        Codec { decode: decode::<F, _, _>, products }
+    }
+}
+
+/// The conversion of `dtype` to f32, if it is one that weights are stored in.
+pub fn decoder(dtype: Dtype) -> Option<Decoder> {
+    Codec::of(dtype).map(|codec| codec.decode)
+}
+
+/// Work on blocks, compiled for the instructions of every processor.
+trait WithLanes {
+    fn run(self, lanes: impl Lanes);
+}
+
+#[inline(always)]
+fn dispatch(arch: Arch, work: impl WithLanes) {
     match arch {
         #[cfg(target_arch = "x86_64")]
         Arch::V4(simd) => simd.vectorize(
             #[inline(always)]
-            || with_lanes::<F, _, _>(simd, stored, out),
+            || work.run(simd),
         ),
         #[cfg(target_arch = "x86_64")]
         Arch::V3(simd) => simd.vectorize(
             #[inline(always)]
-            || with_lanes::<F, _, _>(simd, stored, out),
+            || work.run(simd),
         ),
-        _ => with_lanes::<F, _, _>(Portable, stored, out),
+        _ => work.run(Portable),
     }
 }
 
-#[inline(always)]
-fn with_lanes<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>(
-    lanes: impl Lanes,
+/// Converts `stored`, blocks of `F`.
+fn decode<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>(
+    arch: Arch,
     stored: &[u8],
     out: &mut [f32],
 ) {
     let (blocks, outs) = (stored.as_chunks().0, out.as_chunks_mut().0);
-    for (block, out) in blocks.iter().zip(outs) {
-        F::decode(lanes, block, out);
+    dispatch(arch, Decode::<F, _, _> { blocks, outs, format: PhantomData });
+}
+
+struct Decode<'a, F, const BYTES: usize, const ELEMS: usize> {
+    blocks: &'a [[u8; BYTES]],
+    outs: &'a mut [[f32; ELEMS]],
+    format: PhantomData<F>,
+}
+
+impl<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize> WithLanes
+    for Decode<'_, F, BYTES, ELEMS>
+{
+    #[inline(always)]
+    fn run(self, lanes: impl Lanes) {
+        for (block, out) in self.blocks.iter().zip(self.outs) {
+            F::decode(lanes, block, out);
+        }
+    }
+}
+
+/// `out[row]` is the product of `x` and of row `row` of `stored`, blocks of `F`.
+fn products<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize>(
+    arch: Arch,
+    stored: &[u8],
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let (blocks, x) = (stored.as_chunks().0, x.as_chunks().0);
+    dispatch(arch, RowsTimesX::<F, _, _> { blocks, x, out, format: PhantomData });
+}
+
+struct RowsTimesX<'a, F, const BYTES: usize, const ELEMS: usize> {
+    blocks: &'a [[u8; BYTES]],
+    x: &'a [[f32; ELEMS]],
+    out: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize> WithLanes
+    for RowsTimesX<'_, F, BYTES, ELEMS>
+{
+    #[inline(always)]
+    fn run(self, lanes: impl Lanes) {
+        for (row, out) in self.blocks.chunks_exact(self.x.len()).zip(self.out) {
+            let mut sums = [lanes.zero(); 2];
+            for (block, x) in row.iter().zip(self.x) {
+                let mut weights = [0.0; ELEMS];
+                F::decode(lanes, block, &mut weights);
+                let (weights, x) = (weights.as_chunks().0, x.as_chunks().0);
+                for (i, (weights, x)) in weights.iter().zip(x).enumerate() {
+                    sums[i % 2] = lanes.multiply_add(weights, x, sums[i % 2]);
+                }
+            }
+            let [even, odd] = sums.map(|sums| lanes.values(sums));
+            *out = even.iter().zip(odd).map(|(even, odd)| even + odd).sum();
+        }
     }
 }
 
@@ -105,7 +186,7 @@ pub fn wrong_scale(dtype: Dtype, stored: &[u8]) -> Option<(usize, f32)> {
         return None;
     }
     blocks.find_map(|(index, block)| {
-        let mut scales = fields.iter().map(|&field| half_at(block, field));
+        let mut scales = fields.iter().map(|&field| half_at(Portable, block, field));
         scales.find(|scale| !scale.is_finite()).map(|scale| (index, scale))
     })
 }
@@ -140,8 +221,8 @@ fn halves(elems: &mut [f32; 32]) -> [&mut [f32; 16]; 2] {
 
 /// The f16 of a block at `start`, as f32.
 #[inline(always)]
-fn half_at(block: &[u8], start: usize) -> f32 {
-    half_to_f32(u16::from_le_bytes(*field(block, start)))
+fn half_at(lanes: impl Lanes, block: &[u8], start: usize) -> f32 {
+    lanes.half_to_f32(u16::from_le_bytes(*field(block, start)))
 }
 
 #[cfg(test)]
