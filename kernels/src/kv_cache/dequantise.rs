@@ -73,9 +73,10 @@ pub unsafe fn kv_dequantise<E: Number>(
         let from = pool.cast::<u8>().add(start);
         let to = out.cast::<E>().add(row_start(page, 0, kv_head, num_kv_heads, head_dim));
         let vectors = head_dim.div_ceil(VEC_ELEMS);
-        let mut vector = thread::thread_idx_x();
+        let mut warp_vector = warp::warp_idx() * warp::WARP_SIZE;
         // A warp's lanes stay together, as they exchange columns.
-        while vector - warp::lane_id() < rows * vectors {
+        while warp_vector < rows * vectors {
+            let vector = warp_vector + warp::lane_id();
             let exists = vector < rows * vectors;
             let read = if exists { vector } else { 0 };
             let (row, first) = (read / vectors, read % vectors * VEC_ELEMS);
@@ -87,7 +88,7 @@ pub unsafe fn kv_dequantise<E: Number>(
             if exists {
                 columns.store(to.add((row * head_dim) as usize), values);
             }
-            vector += NUM_THREADS;
+            warp_vector += NUM_THREADS;
         }
     }
 }

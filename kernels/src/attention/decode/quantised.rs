@@ -120,9 +120,10 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> KvSo
             return;
         }
         let vecs = const { PANEL_COLUMNS / VEC_ELEMS };
-        let mut i = thread::thread_idx_x();
+        let mut warp_vec = warp::warp_idx() * warp::WARP_SIZE;
         // Whole warps: panels have at least eight rows.
-        while i < vecs * rows * PANELS as u32 {
+        while warp_vec < vecs * rows * PANELS as u32 {
+            let i = warp_vec + warp::lane_id();
             let (panel, row) = (i / vecs / rows, i / vecs % rows);
             let column = panel * PANEL_COLUMNS + i % vecs * VEC_ELEMS;
             let vec = smem_q.offset(tile_offset::<f16>(row, column, rows)).cast::<F16x2>();
@@ -134,7 +135,7 @@ impl<K: KvQuants, V: KvQuants, const ROW_TILES: usize, const PANELS: usize> KvSo
                 let pairs = [(a, b), (c, d), (e, f), (g, h)];
                 vec.set_vec(0, pairs.map(|(lo, hi)| convert::f32_to_f16x2(lo, hi)));
             }
-            i += NUM_THREADS;
+            warp_vec += NUM_THREADS;
         }
     }
 }
