@@ -11,7 +11,13 @@ use crate::{process, setup};
 use anyhow::{Result, bail};
 use built::Kernel;
 use machine_code::{Tools, planted};
-use std::{collections::BTreeSet, fs};
+use std::{
+    collections::BTreeSet,
+    fs,
+    num::NonZero,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
 
 /// Assembles every kernel for every target and reports every fault.
 pub fn run() -> Result<()> {
@@ -20,19 +26,41 @@ pub fn run() -> Result<()> {
     process::check_interrupt()?;
     checked?;
     let kernels = built::kernels()?;
-    let mut all = Vec::new();
-    for kernel in &kernels {
-        let Kernel { symbol, target, .. } = kernel;
-        let found = faults(&tools, kernel)?;
-        eprintln!("{symbol} {target}: {}", if found.is_empty() { "ok" } else { "FAULTS" });
-        all.extend(found.into_iter().map(|fault| format!("{symbol} {target}: {fault}")));
-    }
+    let mut all = faults_of_all(&tools, &kernels)?;
     let symbols: BTreeSet<&str> = kernels.iter().map(|kernel| &*kernel.symbol).collect();
     all.extend(machine_code::stale_entries(&symbols));
     if !all.is_empty() {
         bail!("faults in the kernels' code:\n  {}", all.join("\n  "));
     }
     Ok(())
+}
+
+/// The faults of `kernels`, in their order; a thread a processor assembles them.
+fn faults_of_all(tools: &Tools, kernels: &[Kernel]) -> Result<Vec<String>> {
+    let next = AtomicUsize::new(0);
+    let assemble = || -> Result<Vec<(usize, Vec<String>)>> {
+        let mut all = Vec::new();
+        loop {
+            let idx = next.fetch_add(1, Ordering::Relaxed);
+            let Some(kernel) = kernels.get(idx) else { return Ok(all) };
+            let Kernel { symbol, target, .. } = kernel;
+            // After an error the other threads take no more kernels.
+            let end = |_: &_| next.store(kernels.len(), Ordering::Relaxed);
+            let found = faults(tools, kernel).inspect_err(end)?;
+            eprintln!("{symbol} {target}: {}", if found.is_empty() { "ok" } else { "FAULTS" });
+            let named = found.into_iter().map(|fault| format!("{symbol} {target}: {fault}"));
+            all.push((idx, named.collect()));
+        }
+    };
+    let num_threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let mut all = thread::scope(|scope| {
+        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(assemble)).collect();
+        let results = threads.into_iter().map(|thread| thread.join().expect("a thread panicked"));
+        results.collect::<Result<Vec<_>>>()
+    })?
+    .concat();
+    all.sort_by_key(|(idx, _)| *idx);
+    Ok(all.into_iter().flat_map(|(_, faults)| faults).collect())
 }
 
 /// The faults of a kernel's PTX and of its machine code.
