@@ -16,6 +16,7 @@ mod gemv16;
 mod kv_cache;
 mod kv_quantised;
 mod prefill_cluster;
+mod quantise_rows;
 mod quantised;
 mod recorded;
 mod rope_append;

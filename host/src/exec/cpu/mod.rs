@@ -27,6 +27,7 @@ use crate::plan::{
     AppendAttention, ArenaLayout, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op, Plan,
     RopeAppend, StepInputs, View, WeightId,
 };
+use crate::weights::fp8;
 use half::f16;
 use rayon::prelude::*;
 use std::time::Instant;
@@ -309,7 +310,7 @@ impl Step<'_> {
     }
 }
 
-/// A linear layer with its fused norm and gate. `out` is initialised with the residual, if there is one. Intermediates
+/// A linear layer with its fused norm and gate; its rows are rounded to E4M3 where the plan says so. `out` is initialised with the residual, if there is one. Intermediates
 /// of the fusion are rounded to the operand's type, as if they were stored.
 fn linear_layer<'a>(
     plan: &Plan,
@@ -333,8 +334,14 @@ fn linear_layer<'a>(
         elements::round(operand, &mut normed);
         normed
     });
-    let normed = normed.as_deref().map(|normed| Rows::dense(normed, x.width()));
-    let x = normed.as_ref().unwrap_or(x);
+    let rounded = plan.rounds_rows(op).then(|| {
+        let mut rows = normed.clone().unwrap_or_else(|| x.to_vec());
+        rows.par_chunks_mut(x.width().max(1)).for_each(fp8::round_row);
+        rows
+    });
+    let made = rounded.or(normed);
+    let made = made.as_deref().map(|rows| Rows::dense(rows, x.width()));
+    let x = made.as_ref().unwrap_or(x);
     if !op.gated {
         return multiply(x, out);
     }

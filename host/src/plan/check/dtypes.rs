@@ -25,6 +25,9 @@ impl Plan {
         for weight in &self.weights {
             for part in &weight.parts {
                 aligned(&weight.name, "rows", weight.cols, part.storage)?;
+                if part.storage.is_fp8() && !weight.fits_fp8() {
+                    is("a weight stacked of parts in other forms", part.storage, FLOATS)?;
+                }
             }
         }
         Ok(())
