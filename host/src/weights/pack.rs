@@ -261,8 +261,7 @@ impl<'a> StoredRows<'a> {
         if let Some(stored) = self.entry.packed.and_then(|packed| packed.fp8_scales())
             && self.dtype.is_fp8()
         {
-            let wrong = stored.iter().position(|scale| !scale.is_finite());
-            if let Some(at) = wrong {
+            if let Some(at) = stored.iter().position(|scale| !scale.is_finite()) {
                 return Err(WeightsError::Scale {
                     path: self.entry.file.to_owned(),
                     tensor: self.entry.name.to_owned(),
@@ -276,7 +275,12 @@ impl<'a> StoredRows<'a> {
                 let at = if of_rows { source_row(at) } else { at };
                 *scale = stored[at].to_ne_bytes();
             }
-            return self.read(Kept::AsStored, out, source_row);
+            self.read(Kept::AsStored, out, source_row)?;
+            // Kernels for GPUs without E4M3 take it for a number.
+            return match out.par_iter().any(|code| code & 0x7F == 0x7F) {
+                true => Err(self.not_in_fp8(f32::NAN)),
+                false => Ok(()),
+            };
         }
         let (tensor, stored_bytes) = (&*self.stored(), self.stored_bytes(self.row_elems));
         let rows = out.par_chunks_mut(self.row_elems).zip(scales.as_chunks_mut().0);
@@ -289,15 +293,19 @@ impl<'a> StoredRows<'a> {
             let not_finite = values.iter().find(|value| !value.is_finite());
             *scale = fp8::quantize_row(&values, out).to_ne_bytes();
             self.check_scales(row, stored).err().or_else(|| {
-                not_finite.map(|&value| WeightsError::OutOfRange {
-                    path: self.entry.file.to_owned(),
-                    tensor: self.entry.name.to_owned(),
-                    value,
-                    storage: Dtype::F8_E4M3,
-                })
+                not_finite.map(|&value| self.not_in_fp8(value))
             })
         });
         wrong.map_or(Ok(()), Err)
+    }
+
+    fn not_in_fp8(&self, value: f32) -> WeightsError {
+        WeightsError::OutOfRange {
+            path: self.entry.file.to_owned(),
+            tensor: self.entry.name.to_owned(),
+            value,
+            storage: Dtype::F8_E4M3,
+        }
     }
 
     fn check_scales(&self, row: usize, stored: &[u8]) -> Result<(), WeightsError> {

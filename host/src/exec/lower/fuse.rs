@@ -2,7 +2,7 @@
 
 use kernels::gemm::{Linear16, SumOrder};
 
-use super::{sum_order, tiles};
+use super::{fp8, sum_order, tiles};
 use crate::exec::Gemm;
 use crate::plan::{Dtype, Linear, Op, Plan};
 
@@ -27,6 +27,9 @@ fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     let is_aligned = [op.x.start, x.width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
     if weight.has_tiles() {
         return is_aligned && op.residual.is_none() && tiles::fuses(plan, op);
+    }
+    if fp8::is_fp8(weight) {
+        return is_aligned && fp8::fuses(plan, op);
     }
     let storage = weight.storage();
     let is_half = matches!(storage, Some(Dtype::F16 | Dtype::BF16));

@@ -109,7 +109,7 @@ impl Product {
 }
 
 /// Rows of a weight of `k` columns in a dense copy.
-fn dense_rows(k: usize) -> usize {
+pub(super) fn dense_rows(k: usize) -> usize {
     const MULTIPLE: usize = 256;
     let rows = MAX_DENSE_BYTES / (size_of::<f16>() * k.max(1));
     (rows / MULTIPLE * MULTIPLE).max(MULTIPLE)
