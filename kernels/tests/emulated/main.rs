@@ -12,6 +12,7 @@ mod gemm16_small_m;
 mod gemm16_streamed;
 mod gemm16_swapped;
 mod gemm_epilogue;
+mod gemm_fp8;
 mod gemv16;
 mod kv_cache;
 mod kv_quantised;

@@ -71,25 +71,42 @@ impl<O: Number> Epilogue<GlobalMut<O>> {
         (self.out.ptr.address() as u32 | strides).is_multiple_of(16)
     }
 
-    /// The bias of the thread's columns of a subtile: `column`, `column + 1`, and the same in every
-    /// further group of eight. Columns past the last one get its bias.
+    /// The bias of the thread's columns of a subtile, as [`of_pairs`].
     ///
     /// # Safety
     /// 1. `bias` is as the kernel requires, and `n > 0`.
     #[inline(always)]
     #[track_caller]
     unsafe fn bias_of_pairs(&self, column: u32) -> [[f32; 2]; 8] {
-        let mut bias = [[0.0; 2]; 8];
-        if !self.bias.is_null() {
-            let at = |i: u32| (column + i).min(self.n - 1) as usize;
-            unroll!(j in 0..8, {
-                let first = VEC_ELEMS * j as u32;
-                // SAFETY: the columns are inside.
-                bias[j] = unsafe { [self.bias.get(at(first)), self.bias.get(at(first + 1))] };
-            });
-        }
-        bias
+        // SAFETY: the caller's promise.
+        unsafe { of_pairs(self.bias, column, self.n, 0.0) }
     }
+}
+
+/// The elements of the thread's columns of a subtile: `column`, `column + 1`, and the same in every
+/// further group of eight. Columns past the last one get its element; all get `otherwise` if
+/// `elements` are null.
+///
+/// # Safety
+/// 1. `elements` are null, or `n > 0`.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn of_pairs(
+    elements: Global<f32>,
+    column: u32,
+    n: u32,
+    otherwise: f32,
+) -> [[f32; 2]; 8] {
+    let mut pairs = [[otherwise; 2]; 8];
+    if !elements.is_null() {
+        let at = |i: u32| (column + i).min(n - 1) as usize;
+        unroll!(j in 0..8, {
+            let first = VEC_ELEMS * j as u32;
+            // SAFETY: the columns are inside.
+            pairs[j] = unsafe { [elements.get(at(first)), elements.get(at(first + 1))] };
+        });
+    }
+    pairs
 }
 
 /// The element type of an output: f32, or the operands' type.
