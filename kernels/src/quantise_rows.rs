@@ -17,8 +17,8 @@ use crate::rms_norm::{
     SEGMENT_ELEMS, Vector, num_segments, scale, scaled, segment_square_sum, sum_segments, weighted,
 };
 use crate::silu_mul::gated;
-use cuda_std::prelude::*;
 use cuda_std::E4m3;
+use cuda_std::prelude::*;
 use half::f16;
 
 /// Threads of a block.
@@ -295,7 +295,8 @@ mod launcher {
                 return Err(LaunchError::Shape { what: "width", value, expected });
             }
             let null = DevicePtr::<()>::null();
-            let bytes = |stride: usize, elem_bytes: usize| arg_u32("row stride", stride * elem_bytes);
+            let bytes =
+                |stride: usize, elem_bytes: usize| arg_u32("row stride", stride * elem_bytes);
             let (instance, shared_bytes, eps, x, other, strides, aligned) = match *input {
                 RowInput::Stored(x) => {
                     let (instance, aligned) = (Instance::quantise_rows_f16, x.is_aligned());

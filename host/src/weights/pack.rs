@@ -292,9 +292,9 @@ impl<'a> StoredRows<'a> {
             (self.decode)(Arch::new(), stored, &mut values);
             let not_finite = values.iter().find(|value| !value.is_finite());
             *scale = fp8::quantize_row(&values, out).to_ne_bytes();
-            self.check_scales(row, stored).err().or_else(|| {
-                not_finite.map(|&value| self.not_in_fp8(value))
-            })
+            self.check_scales(row, stored)
+                .err()
+                .or_else(|| not_finite.map(|&value| self.not_in_fp8(value)))
         });
         wrong.map_or(Ok(()), Err)
     }

@@ -29,12 +29,7 @@ fn rows(width: usize, salt: u64) -> Vec<f32> {
 }
 
 /// A launch's output: elements and scales.
-fn run(
-    device: &mut Device,
-    width: usize,
-    input: &RowInput,
-    seed: u64,
-) -> (Vec<E4m3>, Vec<f32>) {
+fn run(device: &mut Device, width: usize, input: &RowInput, seed: u64) -> (Vec<E4m3>, Vec<f32>) {
     let num_rows = device.u32s("num_rows", &[NUM_ROWS as u32]);
     let out = device.poisoned::<E4m3>("out", MAX_ROWS * width);
     let scales = device.poisoned::<f32>("scales", MAX_ROWS);

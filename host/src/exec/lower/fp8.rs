@@ -58,14 +58,15 @@ fn max_rows(plan: &Plan, op: &Linear) -> usize {
     plan.bounds.max_rows(plan.tensor(op.x.tensor).rows)
 }
 
-/// Whether the norm before `op` and the gate after it are computed in its launches.
+/// Whether the norm or the gate before `op` and the gate after it are computed in its launches.
 pub(super) fn fuses(plan: &Plan, op: &Linear) -> bool {
     let weight = plan.weight(op.weight);
     match Product::of(plan, op) {
         Product::SmallBatch => {
             let has_whole_blocks = weight.storage() != Some(Dtype::F8_E4M3_BLOCKS)
                 || op.out.width.is_multiple_of(FP8_BLOCK);
-            LinearFp8Small::fuses(max_rows(plan, op), weight.cols, op.norm.is_some())
+            op.silu.is_none()
+                && LinearFp8Small::fuses(max_rows(plan, op), weight.cols, op.norm.is_some())
                 && (!op.gated || has_whole_blocks)
         }
         Product::Rounded => !op.gated,
@@ -144,7 +145,7 @@ impl Lowering<'_> {
     }
 
     fn fp8_small_batch(&mut self, op: &Linear) -> Result<Launched, ExecError> {
-        let &Linear { x, norm, weight: id, bias, gated, residual, out } = op;
+        let &Linear { x, norm, silu: _, weight: id, bias, gated, residual, out } = op;
         let (weight, scales) = self.fp8_weight(op);
         let operands = LinearFp8SmallOperands {
             x: match norm {
@@ -172,11 +173,14 @@ impl Lowering<'_> {
     /// The rows of `op` in E4M3, in the workspace.
     fn rounded_rows(&self, op: &Linear) -> Result<Launched, ExecError> {
         let (max_rows, width) = (self.max_rows(op.x), self.plan.weight(op.weight).cols);
-        let input = match op.norm {
-            Some(Norm { weight, eps }) => {
+        let input = match (op.norm, op.silu) {
+            (Some(Norm { weight, eps }), _) => {
                 RowInput::Normed { x: self.view(op.x)?, weight: self.weight(weight)?, eps }
             }
-            None => RowInput::Stored(self.view(op.x)?),
+            (None, Some(gate)) => {
+                RowInput::Gated { gate: self.view(gate)?, up: self.view(op.x)? }
+            }
+            (None, None) => RowInput::Stored(self.view(op.x)?),
         };
         let out = DevicePtr::new(self.addresses.workspace);
         let scales = self.row_scales(op);

@@ -210,7 +210,7 @@ impl Lowering<'_> {
         start: usize,
         n: usize,
     ) -> Result<Launched, ExecError> {
-        let &Linear { x, norm, weight, bias, gated, residual, out } = linear;
+        let &Linear { x, norm, silu: _, weight, bias, gated, residual, out } = linear;
         let out = out.columns(start, n);
         let bias = bias.map(|bias| self.weight::<f32>(bias)).transpose()?;
         let residual =
