@@ -28,7 +28,7 @@ pub use launcher::launch;
 
 use crate::gemm::config::wgmma::*;
 use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_REGS};
-use crate::gemm::epilogue::{Epilogue, Matrix};
+use crate::gemm::epilogue::Matrix;
 use crate::gemm::mainloop::accumulators::Multiply;
 use crate::gemm::mainloop::wgmma::Mainloop;
 use crate::tile::element::Operand16;
@@ -42,6 +42,11 @@ use persistent::{Accumulation, Layer};
 struct Unscaled;
 
 impl<E: Operand16, T: WgmmaTile<Acc: Multiply<E>>> Accumulation<E, T> for Unscaled {
+    type Scales = ();
+
+    #[inline(always)]
+    unsafe fn load_scales(self, _num_rows: u32, _origin: [u32; 2]) {}
+
     #[inline(always)]
     #[track_caller]
     unsafe fn accumulate(
@@ -56,10 +61,9 @@ impl<E: Operand16, T: WgmmaTile<Acc: Multiply<E>>> Accumulation<E, T> for Unscal
     }
 
     #[inline(always)]
-    unsafe fn outputs<O>(
-        self,
-        _epilogue: &Epilogue<O>,
-        _origin: [u32; 2],
+    fn outputs(
+        (): &(),
+        _subtile: u32,
         accumulators: [f32; SUBTILE_REGS],
     ) -> [f32; SUBTILE_REGS] {
         accumulators

@@ -9,7 +9,10 @@ use cuda_std::wgmma::{
 };
 
 /// Rows of an MMA.
-const MMA_M: u32 = 64;
+pub const MMA_M: u32 = 64;
+
+/// Most MMAs of a warpgroup along m.
+pub const MAX_MMAS: usize = 2;
 
 /// Bytes of a row of A or B that one MMA reads: 16 elements of 16 bits, 32 of 8.
 const MMA_K_BYTES: u32 = 32;
@@ -161,7 +164,7 @@ impl<const NUM_MMAS: usize, const REGS: usize, E: WgmmaOperand> AddStage<E>
     ) {
         // The MMAs take turns on one fresh accumulator: two would not fit in the registers.
         let mut release = Some(release);
-        unroll!(mma in 0..4, {
+        unroll!(mma in 0..2, {
             if mma < NUM_MMAS {
                 let mut fresh = Accumulator::<REGS>::zero().start();
                 let a = a.advance(mma as u32 * MMA_M * ROW_BYTES);

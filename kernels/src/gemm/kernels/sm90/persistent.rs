@@ -21,7 +21,7 @@ fn decrease_registers<T: WgmmaTile>() {
     match (T::NUM_CONSUMERS, T::BLOCKS_PER_SM) {
         (2, 1) => registers::decrease::<40>(),
         (3, 1) => registers::decrease::<32>(),
-        (1, 2) => registers::decrease::<24>(),
+        (1, 2) => registers::decrease::<32>(),
         _ => {}
     }
 }
@@ -30,7 +30,8 @@ fn decrease_registers<T: WgmmaTile>() {
 #[inline(always)]
 fn increase_registers<T: WgmmaTile>() {
     match (T::NUM_CONSUMERS, T::BLOCKS_PER_SM) {
-        (2, 1) | (1, 2) => registers::increase::<232>(),
+        (2, 1) => registers::increase::<232>(),
+        (1, 2) => registers::increase::<224>(),
         (3, 1) => registers::increase::<160>(),
         _ => {}
     }
@@ -105,6 +106,15 @@ pub struct Layer<O> {
 
 /// How the consumers accumulate and scale a tile.
 pub trait Accumulation<E, T: WgmmaTile>: Copy {
+    /// The scales of a warp's outputs of a tile.
+    type Scales;
+
+    /// Loads the scales of the warp whose first row and column are `origin`, of `num_rows` rows.
+    ///
+    /// # Safety
+    /// 1. The launches before are waited for; the warp has an output.
+    unsafe fn load_scales(self, num_rows: u32, origin: [u32; 2]) -> Self::Scales;
+
     /// The warpgroup's accumulators of the tile whose first column is `column`, and the next stage.
     /// `rows` are the warpgroup's first rows of A and B.
     ///
@@ -118,14 +128,11 @@ pub trait Accumulation<E, T: WgmmaTile>: Copy {
         column: u32,
     ) -> (T::Acc, Stage);
 
-    /// The outputs, before bias and residual, that a subtile's accumulators are.
-    ///
-    /// # Safety
-    /// 1. The subtile whose first row and column are `origin` is the warp's.
-    unsafe fn outputs<O>(
-        self,
-        epilogue: &Epilogue<O>,
-        origin: [u32; 2],
+    /// The outputs, before bias and residual, of a subtile's accumulators. The whole warp calls
+    /// this, converged.
+    fn outputs(
+        scales: &Self::Scales,
+        subtile: u32,
         accumulators: [f32; SUBTILE_REGS],
     ) -> [f32; SUBTILE_REGS];
 }
@@ -254,6 +261,9 @@ where
                 // SAFETY: the consumers run through the producer's tiles; a warp stores its own rows.
                 unsafe {
                     let rows = [warpgroup_row, warpgroup_column];
+                let [warp_row, warp_column] = T::warp_origin(warp_idx);
+                let origin = [row + warp_row, column + warp_column];
+                let scales = accumulation.load_scales(num_rows, origin);
                     let (acc, next_stage) = accumulation.accumulate(mainloop, stage, rows, column);
                     stage = next_stage;
                     if T::SPLIT_K == 1 {
@@ -262,7 +272,7 @@ where
                                 T::subtile_origin(first_subtile + subtile);
                             let origin = [row + subtile_row, column + subtile_column];
                             let columns = T::Acc::subtile_columns(subtile);
-                            let values = accumulation.outputs(&epilogue, origin, values);
+                            let values = A::outputs(&scales, subtile, values);
                             O::store_subtile(&mut output, origin, columns, &values);
                         });
                     } else {
