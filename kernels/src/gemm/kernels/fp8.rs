@@ -24,7 +24,7 @@ use crate::gemm::config::wgmma::*;
 use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SUBTILE_REGS};
 use crate::gemm::epilogue::Matrix;
 use crate::gemm::mainloop::accumulators::{Accumulators, AddStage, MAX_MMAS, MAX_SUBTILES_N, MMA_M};
-use crate::gemm::mainloop::wgmma::{Mainloop, StageFactors};
+use crate::gemm::mainloop::wgmma::{Mainloop, StageFactors, Turns};
 use crate::tile::pipeline::Stage;
 use core::marker::PhantomData;
 use cuda_std::E4m3;
@@ -48,6 +48,9 @@ pub struct Scales {
 
 /// How the products of a tile are accumulated.
 pub trait Level: Copy {
+    /// Whether the consumer warpgroups take [`Turns`].
+    const TAKES_TURNS: bool;
+
     /// The warpgroup's accumulators of the tile at `column`, as [`Accumulation::accumulate`].
     ///
     /// # Safety
@@ -71,6 +74,8 @@ pub struct TwoLevel;
 pub struct Fast;
 
 impl Level for TwoLevel {
+    const TAKES_TURNS: bool = true;
+
     #[inline(always)]
     #[track_caller]
     unsafe fn accumulate<T: WgmmaTile<Acc: AddStage<E4m3>>>(
@@ -83,11 +88,13 @@ impl Level for TwoLevel {
     ) -> (T::Acc, Stage) {
         let factors = BlockScales::new::<T>(scales, column + rows[1], n);
         // SAFETY: the caller's promise.
-        unsafe { mainloop.add_tile::<T>(stage, rows, factors) }
+        unsafe { mainloop.add_tile::<T>(stage, rows, factors, Turns::of_warpgroup()) }
     }
 }
 
 impl Level for Fast {
+    const TAKES_TURNS: bool = false;
+
     #[inline(always)]
     #[track_caller]
     unsafe fn accumulate<T: WgmmaTile<Acc: AddStage<E4m3>>>(
@@ -176,6 +183,22 @@ impl TileScales {
 
 impl<L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>> Accumulation<E4m3, T> for Scaled<L> {
     type Scales = TileScales;
+
+    #[inline(always)]
+    #[track_caller]
+    fn start(self) {
+        if L::TAKES_TURNS {
+            Turns::of_warpgroup().start::<T>();
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn finish(self) {
+        if L::TAKES_TURNS {
+            Turns::of_warpgroup().finish::<T>();
+        }
+    }
 
     #[inline(always)]
     #[track_caller]

@@ -109,6 +109,14 @@ pub trait Accumulation<E, T: WgmmaTile>: Copy {
     /// The scales of a warp's outputs of a tile.
     type Scales;
 
+    /// What each consumer does before its first tile.
+    #[inline(always)]
+    fn start(self) {}
+
+    /// What each consumer does after its last tile.
+    #[inline(always)]
+    fn finish(self) {}
+
     /// Loads the scales of the warp whose first row and column are `origin`, of `num_rows` rows.
     ///
     /// # Safety
@@ -254,6 +262,7 @@ where
             if T::SPLIT_K > 1 {
                 cluster::wait();
             }
+            accumulation.start();
             while let Some([row, column]) = tile {
                 if T::SPLIT_K > 1 {
                     exchange.expect::<T, O>([row, column], &output);
@@ -281,6 +290,7 @@ where
                 }
                 tile = tiles.next();
             }
+            accumulation.finish();
             output.finish();
         }
     }
