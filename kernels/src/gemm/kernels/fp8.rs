@@ -21,7 +21,7 @@ pub use launcher::{Fp8Accumulate, LinearFp8, LinearFp8Operands, WeightScales};
 
 use super::sm90::persistent::{self, Accumulation, Layer};
 use crate::gemm::config::wgmma::*;
-use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SUBTILE_REGS};
+use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SubtileScale};
 use crate::gemm::epilogue::Matrix;
 use crate::gemm::mainloop::accumulators::{Accumulators, AddStage, MAX_MMAS, MAX_SUBTILES_N, MMA_M};
 use crate::gemm::mainloop::wgmma::{Mainloop, StageFactors, Turns};
@@ -243,27 +243,31 @@ impl<L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>> Accumulation<E4m3, T> for Scal
     }
 
     #[inline(always)]
-    fn outputs(
-        scales: &TileScales,
-        subtile: u32,
-        mut values: [f32; SUBTILE_REGS],
-    ) -> [f32; SUBTILE_REGS] {
+    fn of_subtile(scales: &TileScales, subtile: u32) -> impl SubtileScale {
         let rows = scales.rows[(subtile / T::Acc::SUBTILES_N) as usize];
         let first = (subtile % T::Acc::SUBTILES_N * (SUBTILE_COLUMNS / warp::WARP_SIZE)) as usize;
         let pair = warp::lane_id() % 4 * 2;
+        let mut columns = [[0.0; 2]; 8];
         unroll!(part in 0..2, {
-            if (first + part) < MAX_LANE_COLUMNS {
-                let columns = scales.of_columns(first + part, pair);
-                unroll!(j in 0..4, {
-                    for half in 0..2 {
-                        for i in 0..2 {
-                            values[16 * part + 4 * j + 2 * half + i] *= rows[half] * columns[j][i];
-                        }
-                    }
-                });
-            }
+            [columns[4 * part], columns[4 * part + 1], columns[4 * part + 2], columns[4 * part + 3]] =
+                scales.of_columns(first + part, pair);
         });
-        values
+        Scale { rows, columns }
+    }
+}
+
+/// The scales of a thread's outputs of a subtile.
+struct Scale {
+    /// Of its two rows.
+    rows: [f32; 2],
+    /// Of its pairs of columns.
+    columns: [[f32; 2]; 8],
+}
+
+impl SubtileScale for Scale {
+    #[inline(always)]
+    fn apply(&self, at: usize, value: f32, bias: f32) -> f32 {
+        math::fma(value, self.rows[at / 2 % 2] * self.columns[at / 4][at % 2], bias)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::gemm::config::wgmma::WgmmaTile;
 use crate::gemm::epilogue::wgmma::split_k::Exchange;
-use crate::gemm::epilogue::wgmma::{OutElement, Output, STAGING_BYTES, SUBTILE_REGS, WarpOutput};
+use crate::gemm::epilogue::wgmma::{OutElement, Output, STAGING_BYTES, SubtileScale, WarpOutput};
 use crate::gemm::epilogue::{Epilogue, Matrix};
 use crate::gemm::mainloop::accumulators::Accumulators;
 use crate::gemm::mainloop::wgmma::Mainloop;
@@ -136,13 +136,8 @@ pub trait Accumulation<E, T: WgmmaTile>: Copy {
         column: u32,
     ) -> (T::Acc, Stage);
 
-    /// The outputs, before bias and residual, of a subtile's accumulators. The whole warp calls
-    /// this, converged.
-    fn outputs(
-        scales: &Self::Scales,
-        subtile: u32,
-        accumulators: [f32; SUBTILE_REGS],
-    ) -> [f32; SUBTILE_REGS];
+    /// The scale of a subtile of the warp. The whole warp calls this, converged.
+    fn of_subtile(scales: &Self::Scales, subtile: u32) -> impl SubtileScale;
 }
 
 /// A block that is ready to compute its tiles: its barriers are initialised.
@@ -281,8 +276,8 @@ where
                                 T::subtile_origin(first_subtile + subtile);
                             let origin = [row + subtile_row, column + subtile_column];
                             let columns = T::Acc::subtile_columns(subtile);
-                            let values = A::outputs(&scales, subtile, values);
-                            O::store_subtile(&mut output, origin, columns, &values);
+                            let scale = A::of_subtile(&scales, subtile);
+                            O::store_subtile(&mut output, origin, columns, &values, &scale);
                         });
                     } else {
                         exchange.store::<T, O>(acc, [row, column], &mut output);
