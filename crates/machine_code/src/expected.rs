@@ -29,6 +29,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_bf16_streamed", &["HMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
     ("gemm_bf16_swapped", &["HGMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
+    ("gemm_e4m3_sm90", &["QGMMA", "UTMALDG", "SYNCS.PHASECHK", "USETMAXREG"]),
     ("gemm_f16_q", &["HMMA", "LDG.E.NA"]),
     ("gemm_f16_ring", &["HMMA", "LDGSTS"]),
     ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),

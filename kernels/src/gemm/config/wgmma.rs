@@ -85,7 +85,6 @@ pub trait WgmmaTile {
             Self::NUM_CONSUMERS <= 2 || Self::Acc::ROWS * Self::Acc::COLUMNS <= 64 * 128,
             "more would have too few registers"
         );
-        assert!(Self::CLUSTER_M == 1 || Self::CLUSTER_N == 1, "one operand can be multicast");
         assert!(
             Self::CLUSTER_TILES == 1 || Self::SPLIT_K == 1,
             "a cluster multicasts or splits k, not both"

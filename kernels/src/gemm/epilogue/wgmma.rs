@@ -109,13 +109,29 @@ pub unsafe fn of_pairs(
     pairs
 }
 
+/// What a thread's accumulators of a subtile are multiplied by.
+pub trait SubtileScale {
+    /// Accumulator `at`, which is `value`, times its scale, plus `bias`.
+    fn apply(&self, at: usize, value: f32, bias: f32) -> f32;
+}
+
+/// Accumulators that are outputs.
+pub struct Unscaled;
+
+impl SubtileScale for Unscaled {
+    #[inline(always)]
+    fn apply(&self, _at: usize, value: f32, bias: f32) -> f32 {
+        value + bias
+    }
+}
+
 /// The element type of an output: f32, or the operands' type.
 pub trait OutElement: Number {
     /// Prefetches the tensor map that stores need.
     fn prefetch(output: &Output<Self>);
 
     /// Stores a subtile of `columns` columns, a multiple of eight, whose first row and column are
-    /// `origin`. `values` are the thread's.
+    /// `origin`. `values` are the thread's accumulators, which `scale` makes outputs of.
     ///
     /// # Safety
     /// 1. The whole warp calls this, converged.
@@ -125,5 +141,6 @@ pub trait OutElement: Number {
         origin: [u32; 2],
         columns: u32,
         values: &[f32; SUBTILE_REGS],
+        scale: &impl SubtileScale,
     );
 }

@@ -21,10 +21,10 @@ pub use launcher::{Fp8Accumulate, LinearFp8, LinearFp8Operands, WeightScales};
 
 use super::sm90::persistent::{self, Accumulation, Layer};
 use crate::gemm::config::wgmma::*;
-use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SUBTILE_REGS, of_pairs};
-use crate::gemm::epilogue::{Epilogue, Matrix};
-use crate::gemm::mainloop::accumulators::{Accumulators, AddStage, MAX_SUBTILES_N};
-use crate::gemm::mainloop::wgmma::{Mainloop, StageFactors};
+use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SubtileScale};
+use crate::gemm::epilogue::Matrix;
+use crate::gemm::mainloop::accumulators::{Accumulators, AddStage, MAX_MMAS, MAX_SUBTILES_N, MMA_M};
+use crate::gemm::mainloop::wgmma::{Mainloop, StageFactors, Turns};
 use crate::tile::pipeline::Stage;
 use core::marker::PhantomData;
 use cuda_std::E4m3;
@@ -48,6 +48,9 @@ pub struct Scales {
 
 /// How the products of a tile are accumulated.
 pub trait Level: Copy {
+    /// Whether the consumer warpgroups take [`Turns`].
+    const TAKES_TURNS: bool;
+
     /// The warpgroup's accumulators of the tile at `column`, as [`Accumulation::accumulate`].
     ///
     /// # Safety
@@ -71,6 +74,8 @@ pub struct TwoLevel;
 pub struct Fast;
 
 impl Level for TwoLevel {
+    const TAKES_TURNS: bool = true;
+
     #[inline(always)]
     #[track_caller]
     unsafe fn accumulate<T: WgmmaTile<Acc: AddStage<E4m3>>>(
@@ -83,11 +88,13 @@ impl Level for TwoLevel {
     ) -> (T::Acc, Stage) {
         let factors = BlockScales::new::<T>(scales, column + rows[1], n);
         // SAFETY: the caller's promise.
-        unsafe { mainloop.add_tile::<T>(stage, rows, factors) }
+        unsafe { mainloop.add_tile::<T>(stage, rows, factors, Turns::of_warpgroup()) }
     }
 }
 
 impl Level for Fast {
+    const TAKES_TURNS: bool = false;
+
     #[inline(always)]
     #[track_caller]
     unsafe fn accumulate<T: WgmmaTile<Acc: AddStage<E4m3>>>(
@@ -153,7 +160,75 @@ struct Scaled<L> {
     level: PhantomData<L>,
 }
 
+/// Columns of a warp's outputs over its lanes, at most.
+const MAX_LANE_COLUMNS: usize = 8;
+
+/// The scales of a warp's outputs of a tile, which are loaded before they are needed.
+struct TileScales {
+    /// For each MMA of the two rows of the thread.
+    rows: [[f32; 2]; MAX_MMAS],
+    /// Of every 32nd column, from the lane's own on.
+    columns: [f32; MAX_LANE_COLUMNS],
+}
+
+impl TileScales {
+    /// The scales of columns `32 * i + 8 * j + pair` and the next, for `j` from 0 on.
+    #[inline(always)]
+    fn of_columns(&self, i: usize, pair: u32) -> [[f32; 2]; 4] {
+        [0, 1, 2, 3].map(|j| {
+            [0, 1].map(|second| warp::shuffle_idx(self.columns[i], 8 * j + pair + second))
+        })
+    }
+}
+
 impl<L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>> Accumulation<E4m3, T> for Scaled<L> {
+    type Scales = TileScales;
+
+    #[inline(always)]
+    #[track_caller]
+    fn start(self) {
+        if L::TAKES_TURNS {
+            Turns::of_warpgroup().start::<T>();
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn finish(self) {
+        if L::TAKES_TURNS {
+            Turns::of_warpgroup().finish::<T>();
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_scales(self, num_rows: u32, [row, column]: [u32; 2]) -> TileScales {
+        let (lane_id, Scales { x, weight_rows, .. }) = (warp::lane_id(), self.scales);
+        let mut scales = TileScales { rows: [[0.0; 2]; MAX_MMAS], columns: [1.0; MAX_LANE_COLUMNS] };
+        // Rows and columns past the last one take its scale.
+        let (row, last_row) = (row + lane_id / 4, num_rows.saturating_sub(1));
+        for mma in 0..MAX_MMAS {
+            if (mma as u32 * MMA_M) < T::Acc::ROWS {
+                for half in 0..2 {
+                    let row = row + mma as u32 * MMA_M + half as u32 * 8;
+                    // SAFETY: the caller's promise.
+                    scales.rows[mma][half] = unsafe { x.get(row.min(last_row) as usize) };
+                }
+            }
+        }
+        for i in 0..MAX_LANE_COLUMNS {
+            let first = i as u32 * warp::WARP_SIZE;
+            if first < T::Acc::COLUMNS {
+                let column = (column + first + lane_id).min(self.n - 1);
+                let exists = !weight_rows.is_null();
+                // SAFETY: the caller's promise.
+                let [scale] = unsafe { weight_rows.get_vec_if(column as usize, exists) };
+                scales.columns[i] = if exists { scale } else { 1.0 };
+            }
+        }
+        scales
+    }
+
     #[inline(always)]
     #[track_caller]
     unsafe fn accumulate(
@@ -168,31 +243,31 @@ impl<L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>> Accumulation<E4m3, T> for Scal
     }
 
     #[inline(always)]
-    #[track_caller]
-    unsafe fn outputs<O>(
-        self,
-        epilogue: &Epilogue<O>,
-        [row, column]: [u32; 2],
-        mut values: [f32; SUBTILE_REGS],
-    ) -> [f32; SUBTILE_REGS] {
-        if row >= epilogue.num_rows || column >= epilogue.n {
-            return values;
-        }
-        let (row, pair) = (row + warp::lane_id() / 4, warp::lane_id() % 4 * 2);
-        // SAFETY: rows and columns past the last ones take its scale.
-        let (row_scales, column_scales) = unsafe {
-            let row_scale = |row: u32| self.scales.x.get(row.min(epilogue.num_rows - 1) as usize);
-            let column_scales = of_pairs(self.scales.weight_rows, column + pair, epilogue.n, 1.0);
-            ([row_scale(row), row_scale(row + 8)], column_scales)
-        };
-        unroll!(j in 0..8, {
-            for half in 0..2 {
-                for i in 0..2 {
-                    values[4 * j + 2 * half + i] *= column_scales[j][i] * row_scales[half];
-                }
-            }
+    fn of_subtile(scales: &TileScales, subtile: u32) -> impl SubtileScale {
+        let rows = scales.rows[(subtile / T::Acc::SUBTILES_N) as usize];
+        let first = (subtile % T::Acc::SUBTILES_N * (SUBTILE_COLUMNS / warp::WARP_SIZE)) as usize;
+        let pair = warp::lane_id() % 4 * 2;
+        let mut columns = [[0.0; 2]; 8];
+        unroll!(part in 0..2, {
+            [columns[4 * part], columns[4 * part + 1], columns[4 * part + 2], columns[4 * part + 3]] =
+                scales.of_columns(first + part, pair);
         });
-        values
+        Scale { rows, columns }
+    }
+}
+
+/// The scales of a thread's outputs of a subtile.
+struct Scale {
+    /// Of its two rows.
+    rows: [f32; 2],
+    /// Of its pairs of columns.
+    columns: [[f32; 2]; 8],
+}
+
+impl SubtileScale for Scale {
+    #[inline(always)]
+    fn apply(&self, at: usize, value: f32, bias: f32) -> f32 {
+        math::fma(value, self.rows[at / 2 % 2] * self.columns[at / 4][at % 2], bias)
     }
 }
 

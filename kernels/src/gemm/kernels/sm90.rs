@@ -27,8 +27,8 @@ pub mod persistent;
 pub use launcher::launch;
 
 use crate::gemm::config::wgmma::*;
-use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_REGS};
-use crate::gemm::epilogue::{Epilogue, Matrix};
+use crate::gemm::epilogue::wgmma::{OutElement, SubtileScale, Unscaled};
+use crate::gemm::epilogue::Matrix;
 use crate::gemm::mainloop::accumulators::Multiply;
 use crate::gemm::mainloop::wgmma::Mainloop;
 use crate::tile::element::Operand16;
@@ -39,9 +39,14 @@ use persistent::{Accumulation, Layer};
 
 /// All of k in the tensor cores' accumulators, which are the outputs.
 #[derive(Clone, Copy)]
-struct Unscaled;
+struct InTensorCores;
 
-impl<E: Operand16, T: WgmmaTile<Acc: Multiply<E>>> Accumulation<E, T> for Unscaled {
+impl<E: Operand16, T: WgmmaTile<Acc: Multiply<E>>> Accumulation<E, T> for InTensorCores {
+    type Scales = ();
+
+    #[inline(always)]
+    unsafe fn load_scales(self, _num_rows: u32, _origin: [u32; 2]) {}
+
     #[inline(always)]
     #[track_caller]
     unsafe fn accumulate(
@@ -56,13 +61,8 @@ impl<E: Operand16, T: WgmmaTile<Acc: Multiply<E>>> Accumulation<E, T> for Unscal
     }
 
     #[inline(always)]
-    unsafe fn outputs<O>(
-        self,
-        _epilogue: &Epilogue<O>,
-        _origin: [u32; 2],
-        accumulators: [f32; SUBTILE_REGS],
-    ) -> [f32; SUBTILE_REGS] {
-        accumulators
+    fn of_subtile((): &(), _subtile: u32) -> impl SubtileScale {
+        Unscaled
     }
 }
 
@@ -132,5 +132,5 @@ pub unsafe fn gemm_f16_sm90<E: Operand16, O: OutElement, T: WgmmaTile<Acc: Multi
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: as above.
-    unsafe { block.compute(Unscaled) }
+    unsafe { block.compute(InTensorCores) }
 }

@@ -3,7 +3,7 @@
 
 use crate::gemm::config::wgmma::WgmmaTile;
 use crate::gemm::epilogue::wgmma::split_k::Exchange;
-use crate::gemm::epilogue::wgmma::{OutElement, Output, STAGING_BYTES, SUBTILE_REGS, WarpOutput};
+use crate::gemm::epilogue::wgmma::{OutElement, Output, STAGING_BYTES, SubtileScale, WarpOutput};
 use crate::gemm::epilogue::{Epilogue, Matrix};
 use crate::gemm::mainloop::accumulators::Accumulators;
 use crate::gemm::mainloop::wgmma::Mainloop;
@@ -21,7 +21,7 @@ fn decrease_registers<T: WgmmaTile>() {
     match (T::NUM_CONSUMERS, T::BLOCKS_PER_SM) {
         (2, 1) => registers::decrease::<40>(),
         (3, 1) => registers::decrease::<32>(),
-        (1, 2) => registers::decrease::<24>(),
+        (1, 2) => registers::decrease::<32>(),
         _ => {}
     }
 }
@@ -30,7 +30,8 @@ fn decrease_registers<T: WgmmaTile>() {
 #[inline(always)]
 fn increase_registers<T: WgmmaTile>() {
     match (T::NUM_CONSUMERS, T::BLOCKS_PER_SM) {
-        (2, 1) | (1, 2) => registers::increase::<232>(),
+        (2, 1) => registers::increase::<232>(),
+        (1, 2) => registers::increase::<224>(),
         (3, 1) => registers::increase::<160>(),
         _ => {}
     }
@@ -105,6 +106,23 @@ pub struct Layer<O> {
 
 /// How the consumers accumulate and scale a tile.
 pub trait Accumulation<E, T: WgmmaTile>: Copy {
+    /// The scales of a warp's outputs of a tile.
+    type Scales;
+
+    /// What each consumer does before its first tile.
+    #[inline(always)]
+    fn start(self) {}
+
+    /// What each consumer does after its last tile.
+    #[inline(always)]
+    fn finish(self) {}
+
+    /// Loads the scales of the warp whose first row and column are `origin`, of `num_rows` rows.
+    ///
+    /// # Safety
+    /// 1. The launches before are waited for; the warp has an output.
+    unsafe fn load_scales(self, num_rows: u32, origin: [u32; 2]) -> Self::Scales;
+
     /// The warpgroup's accumulators of the tile whose first column is `column`, and the next stage.
     /// `rows` are the warpgroup's first rows of A and B.
     ///
@@ -118,16 +136,8 @@ pub trait Accumulation<E, T: WgmmaTile>: Copy {
         column: u32,
     ) -> (T::Acc, Stage);
 
-    /// The outputs, before bias and residual, that a subtile's accumulators are.
-    ///
-    /// # Safety
-    /// 1. The subtile whose first row and column are `origin` is the warp's.
-    unsafe fn outputs<O>(
-        self,
-        epilogue: &Epilogue<O>,
-        origin: [u32; 2],
-        accumulators: [f32; SUBTILE_REGS],
-    ) -> [f32; SUBTILE_REGS];
+    /// The scale of a subtile of the warp. The whole warp calls this, converged.
+    fn of_subtile(scales: &Self::Scales, subtile: u32) -> impl SubtileScale;
 }
 
 /// A block that is ready to compute its tiles: its barriers are initialised.
@@ -247,6 +257,7 @@ where
             if T::SPLIT_K > 1 {
                 cluster::wait();
             }
+            accumulation.start();
             while let Some([row, column]) = tile {
                 if T::SPLIT_K > 1 {
                     exchange.expect::<T, O>([row, column], &output);
@@ -254,6 +265,9 @@ where
                 // SAFETY: the consumers run through the producer's tiles; a warp stores its own rows.
                 unsafe {
                     let rows = [warpgroup_row, warpgroup_column];
+                let [warp_row, warp_column] = T::warp_origin(warp_idx);
+                let origin = [row + warp_row, column + warp_column];
+                let scales = accumulation.load_scales(num_rows, origin);
                     let (acc, next_stage) = accumulation.accumulate(mainloop, stage, rows, column);
                     stage = next_stage;
                     if T::SPLIT_K == 1 {
@@ -262,8 +276,8 @@ where
                                 T::subtile_origin(first_subtile + subtile);
                             let origin = [row + subtile_row, column + subtile_column];
                             let columns = T::Acc::subtile_columns(subtile);
-                            let values = accumulation.outputs(&epilogue, origin, values);
-                            O::store_subtile(&mut output, origin, columns, &values);
+                            let scale = A::of_subtile(&scales, subtile);
+                            O::store_subtile(&mut output, origin, columns, &values, &scale);
                         });
                     } else {
                         exchange.store::<T, O>(acc, [row, column], &mut output);
@@ -271,6 +285,7 @@ where
                 }
                 tile = tiles.next();
             }
+            accumulation.finish();
             output.finish();
         }
     }
