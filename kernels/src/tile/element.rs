@@ -5,10 +5,11 @@ use cuda_std::tensor_map;
 use cuda_std::wgmma;
 use half::{bf16, f16};
 
+use super::weight::WeightElement;
 use crate::element::Half;
 
 /// A 16-bit element type that `mma` and `wgmma` multiply.
-pub trait Operand16: Half + wgmma::Element {
+pub trait Operand16: Half + wgmma::Element + WeightElement<Self> {
     /// Operands of `wgmma` whose k are rows in shared memory.
     type MnMajor: wgmma::Major<Self>;
 
