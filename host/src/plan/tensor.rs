@@ -236,3 +236,31 @@ impl Constant {
         self.rows * self.cols * size_of::<f32>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e4m3_is_stacked_where_its_scales_fit() {
+        let weight = |cols: usize, parts: &[(usize, Dtype)]| {
+            let part = |&(rows, storage): &(usize, Dtype)| WeightPart::new("part", rows, storage);
+            let parts: Vec<WeightPart> = parts.iter().map(part).collect();
+            let rows = parts.iter().map(|part| part.rows).sum();
+            Weight { name: "w".into(), rows, cols, layout: WeightLayout::Rows, parts }
+        };
+        let (rows, blocks) = (Dtype::F8_E4M3, Dtype::F8_E4M3_BLOCKS);
+        let of_rows = weight(48, &[(5, rows), (3, rows)]);
+        assert!(of_rows.fits_fp8());
+        assert_eq!((of_rows.scales_at(), of_rows.bytes()), (8 * 48, 8 * 48 + 8 * 4));
+        let of_blocks = weight(144, &[(256, blocks), (3, blocks)]);
+        assert!(of_blocks.fits_fp8());
+        assert_eq!(of_blocks.bytes(), 259 * 144 + 3 * 2 * 4);
+        assert!(!weight(128, &[(64, blocks), (128, blocks)]).fits_fp8(), "a block has two scales");
+        assert!(!weight(128, &[(128, blocks), (64, rows)]).fits_fp8());
+        assert!(!weight(128, &[(128, Dtype::F16), (64, rows)]).fits_fp8());
+        assert!(!weight(40, &[(128, rows)]).fits_fp8(), "rows are not aligned");
+        let dense = weight(5, &[(3, Dtype::F32)]);
+        assert_eq!((dense.fits_fp8(), dense.bytes()), (false, 60));
+    }
+}

@@ -1,6 +1,7 @@
 //! The linear layers that kernels compute: shapes, operands, and what is refused.
 
 use super::kernels::small_m::SmallM16;
+use crate::tile::weight::WeightElement;
 use crate::Rows;
 use crate::element::Dtype;
 use crate::tile::element::{Operand16, WgmmaOperand};
@@ -124,11 +125,11 @@ pub struct Linear16 {
 
 /// The operands of a linear layer, with memory for `max_rows` rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Linear16Operands<E> {
+pub struct Linear16Operands<E, W = E> {
     /// `[max_rows, k]`.
     pub x: Input16<E>,
     /// `[n, k]`; `[2 * n, k]` if gated.
-    pub weight: Rows<E>,
+    pub weight: Rows<W>,
     /// `[n]`; `[2 * n]` if gated.
     pub bias: Option<DevicePtr<f32>>,
     /// `[max_rows, n]`, for f32 outputs only.
@@ -195,6 +196,19 @@ impl Terms {
     }
 }
 
+/// Kernel arguments: the scales of a weight, null for none, and their stride.
+#[derive(Clone, Copy)]
+pub(super) struct ScaleArgs {
+    pub ptr: DevicePtr<f32>,
+    /// Scales from a row of blocks to the next; 0 where each row of the weight has a scale.
+    pub stride: u32,
+}
+
+impl ScaleArgs {
+    /// Those of a weight without scales.
+    pub const NONE: ScaleArgs = ScaleArgs { ptr: DevicePtr::null(), stride: 0 };
+}
+
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
 pub(super) const MAX_SIZE: usize = i32::MAX as usize - 512;
 
@@ -241,9 +255,9 @@ impl Linear16 {
     }
 
     /// Refuses what no kernel computes.
-    pub(super) fn check<E: Operand16>(
+    pub(super) fn check<E: Operand16, W: WeightElement<E>>(
         &self,
-        operands: &Linear16Operands<E>,
+        operands: &Linear16Operands<E, W>,
     ) -> Result<(), LaunchError> {
         let Linear16Operands { x, weight, residual, out, .. } = operands;
         for (what, value) in [("rows", self.max_rows), ("n", self.weight_rows()), ("k", self.k)] {
@@ -254,8 +268,10 @@ impl Linear16 {
         if E::DTYPE == Dtype::Bf16 && self.summation.accumulate == Accumulate::F16 {
             return Err(Self::F16_ACCUMULATORS_OF_BF16);
         }
-        if self.k == 0 || !self.k.is_multiple_of(8) {
-            return refuse("k", self.k, "a multiple of 8");
+        let load_elems = W::LOAD_ELEMS as usize;
+        if self.k == 0 || !self.k.is_multiple_of(load_elems) {
+            let expected = if load_elems == 8 { "a multiple of 8" } else { "a multiple of 16" };
+            return refuse("k", self.k, expected);
         }
         check_rows(weight)?;
         let x_stride = match x {

@@ -6,6 +6,7 @@ use cuda_std::wgmma;
 use cuda_std::{E4m3, Element};
 use half::{bf16, f16};
 
+use super::weight::WeightElement;
 use crate::element::Half;
 
 /// An element type that TMA loads and `wgmma` multiplies, K-major.
@@ -31,7 +32,7 @@ wgmma_operands! {
 }
 
 /// A 16-bit element type that `mma` and `wgmma` multiply.
-pub trait Operand16: Half + WgmmaOperand {
+pub trait Operand16: Half + WgmmaOperand + WeightElement<Self> {
     /// Operands of `wgmma` whose k are rows in shared memory.
     type MnMajor: wgmma::Major<Self>;
 }

@@ -4,6 +4,7 @@
 mod attention;
 mod attention_sm90;
 mod device;
+mod fp8_small;
 mod gemm;
 mod gemm16_fused;
 mod gemm16_sm80;

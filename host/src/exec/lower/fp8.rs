@@ -8,8 +8,9 @@ use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::f16;
 use kernels::Rows as Operand;
+use kernels::gemm::fp8::dequantise::DequantiseFp8;
 use kernels::gemm::fp8::{
-    DequantiseFp8, Fp8Accumulate, LinearFp8, LinearFp8Operands, LinearFp8Small,
+    Fp8Accumulate, LinearFp8, LinearFp8Operands, LinearFp8Small,
     LinearFp8SmallOperands, WeightScales,
 };
 use kernels::gemm::{Input16, Out16, SumOrder};
@@ -92,6 +93,21 @@ pub(super) fn workspace_bytes(plan: &Plan, op: &Linear) -> usize {
     }
 }
 
+/// The rows of a weight from `first` on.
+fn rows_from(weight: Operand<E4m3>, first: usize) -> Operand<E4m3> {
+    Operand::new(weight.ptr.add(first * weight.row_stride), weight.row_stride)
+}
+
+/// Their scales; `first` is the first row of a block.
+fn scales_from(scales: WeightScales, first: usize, k: usize) -> WeightScales {
+    match scales {
+        WeightScales::Rows(scales) => WeightScales::Rows(scales.add(first)),
+        WeightScales::Blocks(scales) => {
+            WeightScales::Blocks(scales.add(first / FP8_BLOCK * k.div_ceil(FP8_BLOCK)))
+        }
+    }
+}
+
 /// Where the scales of rounded rows are in the workspace.
 fn scales_at(rows: usize, cols: usize) -> usize {
     (rows * cols).next_multiple_of(ALIGN_BYTES)
@@ -122,7 +138,8 @@ impl Lowering<'_> {
                 let dense = Operand::new(DevicePtr::<f16>::new(self.addresses.workspace), k);
                 for first in (0..rows).step_by(dense_rows(k)) {
                     let n = dense_rows(k).min(rows - first);
-                    let copy = DequantiseFp8 { first, n, k }.launch(weight, scales, dense);
+                    let (weight, scales) = (rows_from(weight, first), scales_from(scales, first, k));
+                    let copy = DequantiseFp8 { n, k }.launch(weight, scales, dense);
                     launches.extend(copy.map_err(unsupported)?);
                     // It loads the weight, which is the copy, as soon as it starts.
                     let product = linear16(self, op, dense, first, n)?.map_err(unsupported)?;
@@ -211,7 +228,12 @@ impl Lowering<'_> {
             },
         };
         let (max_rows, n) = (self.max_rows(x), out.width);
-        let layer = LinearFp8 { max_rows, n, k, accumulate: Fp8Accumulate::TwoLevel };
+        // What the tensor cores lose of an accumulator is far below what the elements have lost.
+        let accumulate = match weight_scales {
+            WeightScales::Rows(_) => Fp8Accumulate::Fast,
+            WeightScales::Blocks(_) => Fp8Accumulate::TwoLevel,
+        };
+        let layer = LinearFp8 { max_rows, n, k, accumulate };
         let (gpu, num_rows, maps) = (self.gpu, self.num_rows(x), &mut self.maps);
         Ok(layer.launch(gpu, num_rows, &operands, &mut |spec| maps.encode(spec)))
     }

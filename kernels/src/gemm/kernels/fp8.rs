@@ -17,7 +17,7 @@
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Fp8Accumulate, LinearFp8, LinearFp8Operands, WeightScales};
+pub use launcher::{Fp8Accumulate, LinearFp8, LinearFp8Operands};
 
 use super::sm90::persistent::{self, Accumulation, Layer};
 use crate::gemm::config::wgmma::*;

@@ -3,6 +3,7 @@
 use super::gemm_e4m3_sm90::{self, Instance};
 use super::{Fast, SCALE_BLOCK, TwoLevel};
 use crate::Rows;
+use crate::gemm::fp8::WeightScales;
 use crate::gemm::config::TileConfig;
 use crate::gemm::config::wgmma::{
     Tile64x64, Tile64x128, Tile128x128, Tile128x256Pair, Tile192x128, Tile256x128,
@@ -49,15 +50,6 @@ pub struct LinearFp8 {
     pub k: usize,
     /// How outputs are accumulated.
     pub accumulate: Fp8Accumulate,
-}
-
-/// The scales of a weight `[n, k]` of 8-bit floats.
-#[derive(Clone, Copy, Debug)]
-pub enum WeightScales {
-    /// One of each row: `[n]`.
-    Rows(DevicePtr<f32>),
-    /// One of each block of 128 x 128: `[n / 128, k / 128]`, rounded up. Two levels only.
-    Blocks(DevicePtr<f32>),
 }
 
 /// The operands of a linear layer of 8-bit floats, with memory for `max_rows` rows; outputs are
