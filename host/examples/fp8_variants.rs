@@ -15,7 +15,9 @@ fn main() {
         .collect();
     let plain = |s: &str| s.contains("e4m3") && !s.contains("norm") && !s.contains("silu");
     for [n, k] in shapes {
-        for m in [1, 8, 16] {
+        let ms = std::env::var("MS").unwrap_or_else(|_| "1 8 16".into());
+        let skip = std::env::var("SKIP").unwrap_or_default();
+        for m in ms.split(' ').map(|m| m.parse::<usize>().unwrap()) {
             let subject = Subject {
                 gpu: 0,
                 kernel: None,
@@ -36,6 +38,9 @@ fn main() {
             }
             kernels.push(("streamed".to_owned(), Some(Fp8SmallKernel::Streamed)));
             for (name, kernel) in kernels {
+                if skip.split(' ').any(|s| !s.is_empty() && name.contains(s)) {
+                    continue;
+                }
                 match bench.measure(kernel) {
                     Ok(row) => println!(
                         "{m:>2} {n:>6} {k:>5} {:>40} {:>7.2} us {:>5.0} GB/s {:.1} % err {:.1e}",
