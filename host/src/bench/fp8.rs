@@ -1,67 +1,63 @@
-//! Linear layers of a few rows with a weight in FP8 on a GPU, timed as [`kernels`](super::kernels)
-//! says.
+//! Linear layers of 8-bit floats on a GPU, timed as [`kernels`](super::kernels) says.
 
 use std::path::PathBuf;
 
 use cuda_std::E4m3;
-use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use cuda_std::launch::{DevicePtr, Launch};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
 use kernels::Rows;
-use kernels::gemm::fp8::{
-    Fp8SmallKernel, LinearFp8Small, LinearFp8SmallOperands, SCALE_BLOCK, WeightScales,
-};
-use kernels::gemm::{Gpu, Input16, Out16, SumOrder, Target};
+use kernels::gemm::{Fp8Accumulate, Gpu, LinearFp8, LinearFp8Operands, Out16, WeightScales};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::gemm::Shape;
+use super::gemm::{self, Shape};
 use super::kernels::{
-    BenchError, MIN_US, REPEATS, Row, calls_per_round, check_error, num_copies, relative_error,
+    BenchError, Row, calls_per_round, check_error, num_copies, relative_error, us_per_call_of,
 };
+use super::random::RandomWeights;
 use crate::exec::ExecError;
 use crate::exec::cuda::KernelBench;
 
 const MAX_COPIES: usize = 48;
 const SAMPLES: usize = 256;
-const MAX_ERROR: f64 = 1e-3;
 
-/// The layers of Qwen2.5-0.5B, Phi-3 Mini and Llama-2 7B, their output layers, and one of 134 MB,
-/// for 1, 8 and 16 rows.
+/// The largest E4M3.
+const LARGEST: f32 = 448.0;
+
+/// The layers of [`gemm::shapes`] that tiles compute: prompts, and batches of more than 16 rows.
 pub fn shapes() -> Vec<Shape> {
-    const LAYERS: [[usize; 2]; 16] = [
-        [1152, 896],
-        [896, 896],
-        [9728, 896],
-        [896, 4864],
-        [9216, 3072],
-        [3072, 3072],
-        [16384, 3072],
-        [3072, 8192],
-        [12288, 4096],
-        [4096, 4096],
-        [22016, 4096],
-        [4096, 11008],
-        [32064, 3072],
-        [32000, 4096],
-        [151_936, 896],
-        [16384, 8192],
-    ];
-    [1, 8, 16].map(|m| LAYERS.map(|[n, k]| Shape { m, n, k })).as_flattened().to_vec()
+    gemm::shapes().into_iter().filter(|shape| shape.m > 16 && shape.k.is_multiple_of(16)).collect()
 }
 
-/// What is measured: our kernels for the newest target that the GPU can run.
+/// What is measured.
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// The number of the GPU.
     pub gpu: usize,
-    /// The kernel; `None`: the launcher's choice.
-    pub kernel: Option<Fp8SmallKernel>,
-    /// Whether blocks of the weight have scales, and not rows.
-    pub block_scales: bool,
+    /// How outputs are accumulated.
+    pub accumulate: Fp8Accumulate,
     /// As [`GpuOptions::cubin_dir`](crate::exec::GpuOptions::cubin_dir).
     pub cubin_dir: Option<PathBuf>,
+}
+
+impl Subject {
+    /// Its name among the types of operands.
+    fn dtype(&self) -> &'static str {
+        match self.accumulate {
+            Fp8Accumulate::TwoLevel => "e4m3",
+            Fp8Accumulate::Fast => "e4m3_fast",
+        }
+    }
+
+    /// About 14 bits of accumulators over all of k, or over 128 of it.
+    fn error_bound(&self) -> f64 {
+        match self.accumulate {
+            Fp8Accumulate::TwoLevel => 1e-3,
+            Fp8Accumulate::Fast => 4e-3,
+        }
+    }
 }
 
 /// Measures `subject` at a shape.
@@ -69,116 +65,70 @@ pub struct Subject {
 /// # Errors
 /// [`BenchError`]; [`ExecError::Unsupported`] in it where no kernel takes the shape.
 pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError> {
-    let mut bench = Bench::open(subject, shape)?;
-    bench.measure(subject.kernel)
-}
+    let Shape { m, n, k } = shape;
+    let mut bench = KernelBench::open(subject.gpu, subject.cubin_dir.clone())?;
+    let (x, weight) = (Quantised::random(m, k, 1), Quantised::random(n, k, 2));
+    let bytes = m * k + n * k + size_of::<f16>() * m * n;
+    let copies = num_copies(bytes, MAX_COPIES);
+    let calls = calls_per_round(copies);
 
-/// A shape on a GPU.
-pub struct Bench {
-    bench: KernelBench,
-    inputs: Inputs,
-    num_rows: DevicePtr<u32>,
-    out: DevicePtr<f16>,
-    verified: DevicePtr<f32>,
-    /// x, the weight and its scales, of each copy.
-    copies: Vec<(DevicePtr<f16>, DevicePtr<E4m3>, DevicePtr<f32>)>,
-}
-
-impl Bench {
-    /// Allocates the operands.
-    ///
-    /// # Errors
-    /// [`BenchError::Exec`].
-    pub fn open(subject: &Subject, shape: Shape) -> Result<Self, BenchError> {
-        let Shape { m, n, .. } = shape;
-        let mut bench = KernelBench::open(subject.gpu, subject.cubin_dir.clone())?;
-        let inputs = Inputs::new(shape, subject.block_scales);
-        let num_rows = DevicePtr::new(bench.alloc(&(m as u32).to_ne_bytes(), 4)?);
-        let out = DevicePtr::new(bench.alloc(&[], size_of::<f16>() * m * n)?);
-        let verified = DevicePtr::new(bench.alloc(&[], size_of::<f32>() * m * n)?);
-        let x: Vec<u8> = inputs.x.iter().flat_map(|x| x.to_ne_bytes()).collect();
-        let scales: Vec<u8> = inputs.scales.iter().flat_map(|x| x.to_ne_bytes()).collect();
-        let mut copies = Vec::new();
-        for _ in 0..num_copies(inputs.bytes(), MAX_COPIES) {
-            let mut alloc = |bytes: &[u8]| bench.alloc(bytes, bytes.len());
-            copies.push((
-                DevicePtr::new(alloc(&x)?),
-                DevicePtr::new(alloc(&inputs.codes)?),
-                DevicePtr::new(alloc(&scales)?),
-            ));
-        }
-        Ok(Bench { bench, inputs, num_rows, out, verified, copies })
-    }
-
-    /// Verifies and times `kernel`.
-    ///
-    /// # Errors
-    /// As [`measure`].
-    pub fn measure(&mut self, kernel: Option<Fp8SmallKernel>) -> Result<Row<Shape>, BenchError> {
-        let &mut Bench { num_rows, out, verified, .. } = self;
-        let (shape, gpu) = (self.inputs.shape, self.bench.gpu());
-        let Shape { m, n, k } = shape;
-        let make = |copy: usize, out: Out16<f16>| -> Result<Launch, ExecError> {
-            let (x, weight, scales) = self.copies[copy];
-            let scales = match self.inputs.block_scales {
-                true => WeightScales::Blocks(scales),
-                false => WeightScales::Rows(scales),
+    let num_rows = DevicePtr::new(bench.alloc(&(m as u32).to_ne_bytes(), 4)?);
+    let out = Rows::new(DevicePtr::new(bench.alloc(&[], size_of::<f16>() * m * n)?), n);
+    let verified = Rows::new(DevicePtr::new(bench.alloc(&[], size_of::<f32>() * m * n)?), n);
+    let gpu = bench.gpu();
+    let mut launches = Vec::new();
+    for _ in 0..copies {
+        let [(x, x_scales), (weight, scales)] = [x.upload(&mut bench)?, weight.upload(&mut bench)?];
+        let weight_scales = WeightScales::Rows(scales);
+        let launch = |out| -> Result<Vec<Launch>, ExecError> {
+            let operands = LinearFp8Operands {
+                x,
+                x_scales,
+                weight,
+                weight_scales,
+                bias: None,
+                residual: None,
+                out,
             };
-            let (x, weight) = (Input16::Half(Rows::new(x, k)), Rows::new(weight, k));
-            let operands =
-                LinearFp8SmallOperands { x, weight, scales, bias: None, residual: None, out };
-            launch(kernel, shape, gpu, num_rows, &operands)
+            launch(subject, shape, gpu, num_rows, &operands)
         };
-        let once = make(0, Out16::F32(Rows::new(verified, n)))?;
-        let rows = Out16::Half(Rows::new(out, n));
-        let launches: Vec<Launch> =
-            (0..self.copies.len()).map(|copy| make(copy, rows)).collect::<Result<_, _>>()?;
-        let bench = &mut self.bench;
-        // SAFETY: launches are made of buffers of the bench.
-        unsafe { bench.time_us(&[once], 1, 1) }?;
-        let mut got = vec![0; size_of::<f32>() * m * n];
-        bench.read(verified.0, &mut got)?;
-        let got: Vec<f32> = got.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
-        let error = check_error(&shape, self.inputs.sampled_error(&got), MAX_ERROR)?;
-
-        let calls = calls_per_round(launches.len());
-        let round = |rounds: usize| -> Vec<Launch> {
-            launches.iter().cycle().take(rounds * calls).cloned().collect()
-        };
-        let mut times = |rounds| -> Result<Vec<f64>, ExecError> {
-            // SAFETY: as above.
-            unsafe {
-                let once = bench.time_us(&round(rounds), 2, 2)?[0];
-                bench.time_us(&round(rounds), (MIN_US / once).max(1.0) as usize, REPEATS)
-            }
-        };
-        let (two, one) = (times(2)?, times(1)?);
-        let [us, min_us] = [REPEATS / 2, 0].map(|i| (two[i] - one[i]) / calls as f64);
-        let target = if gpu.target == Target::Sm80 { "sm_80" } else { "sm_90a" };
-        Ok(Row {
-            op: "gemm",
-            implementation: "halfwarp",
-            dtype: "f8_e4m3".to_owned(),
-            shape,
-            us,
-            min_us,
-            tflops: shape.flops() / us / 1e6,
-            gbs: self.inputs.bytes() as f64 / us / 1e3,
-            error,
-            config: Some(target),
-            gpu: format!("{} ({target})", bench.name()),
-        })
+        if launches.is_empty() {
+            // SAFETY: the launch was made of buffers of the bench.
+            unsafe { bench.time_us(&launch(Out16::F32(verified))?, 1, 1) }?;
+        }
+        launches.push(launch(Out16::Half(out))?);
     }
+    let mut got = vec![0; size_of::<f32>() * m * n];
+    bench.read(verified.ptr.0, &mut got)?;
+    let got: Vec<f32> = got.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
+    let error = sampled_error(shape, &x, &weight, &got);
+    let error = check_error(&shape, error, subject.error_bound())?;
+    // SAFETY: as above.
+    let [us, min_us] = unsafe { us_per_call_of(&mut bench, &launches, calls) }?;
+    Ok(Row {
+        op: "gemm",
+        implementation: "halfwarp",
+        dtype: subject.dtype().to_owned(),
+        shape,
+        us,
+        min_us,
+        tflops: shape.flops() / us / 1e6,
+        gbs: bytes as f64 / us / 1e3,
+        error,
+        config: Some(gpu.target.name()),
+        gpu: format!("{} ({})", bench.name(), gpu.target.name()),
+    })
 }
 
 /// The launch of a layer.
 fn launch(
-    kernel: Option<Fp8SmallKernel>,
+    subject: &Subject,
     Shape { m, n, k }: Shape,
     gpu: Gpu,
     num_rows: DevicePtr<u32>,
-    operands: &LinearFp8SmallOperands,
-) -> Result<Launch, ExecError> {
+    operands: &LinearFp8Operands<f16>,
+) -> Result<Vec<Launch>, ExecError> {
+    let linear = LinearFp8 { max_rows: m, n, k, accumulate: subject.accumulate };
     let mut failed = None;
     let maps = &mut |spec: &TensorMapSpec| {
         KernelBench::encode(spec).unwrap_or_else(|error| {
@@ -186,74 +136,114 @@ fn launch(
             EncodedTensorMap::NONE
         })
     };
-    let layer = LinearFp8Small { max_rows: m, n, k, gated: false, order: SumOrder::Fastest };
-    let launch = match kernel {
-        Some(kernel) => layer.launch_kernel(kernel, gpu, num_rows, operands, maps),
-        None => layer.launch(gpu, num_rows, operands, maps),
-    };
+    let made = linear.launch(gpu, num_rows, operands, maps);
     if let Some(error) = failed {
         return Err(error);
     }
-    let unsupported = |why: String| ExecError::Unsupported {
-        op: "a linear layer with a weight in f8_e4m3".to_owned(),
-        why,
-    };
-    launch
-        .map_err(|error: LaunchError| unsupported(error.to_string()))?
-        .ok_or_else(|| unsupported("it has no outputs".to_owned()))
+    let made = made.map_err(|why| ExecError::Unsupported {
+        op: format!("a linear layer in {}", subject.dtype()),
+        why: why.to_string(),
+    })?;
+    Ok(made.into_iter().collect())
 }
 
-/// Random inputs on the host.
-struct Inputs {
-    shape: Shape,
-    block_scales: bool,
-    x: Vec<f16>,
+/// Normal random numbers of `[rows, k]`, quantised by row.
+struct Quantised {
     codes: Vec<u8>,
     scales: Vec<f32>,
+    k: usize,
 }
 
-impl Inputs {
-    fn new(shape: Shape, block_scales: bool) -> Self {
-        let Shape { m, n, k } = shape;
-        let mut random = ChaCha8Rng::seed_from_u64(1);
-        let x = (0..m * k).map(|_| f16::from_f32(random.random_range(-1.0f32..1.0))).collect();
-        let mut codes = vec![0; n * k];
-        codes.par_chunks_mut(1 << 16).enumerate().for_each(|(chunk, codes)| {
-            let mut random = ChaCha8Rng::seed_from_u64(2);
-            random.set_stream(chunk as u64);
-            for code in codes {
-                *code = E4m3::from_bits(random.random_range(0..0x7f) | random.random::<u8>() & 0x80)
-                    .to_bits();
+impl Quantised {
+    fn random(rows: usize, k: usize, seed: u64) -> Self {
+        let (mut codes, mut scales) = (vec![0; rows * k], vec![0.0; rows]);
+        let quantised = codes.par_chunks_mut(k).zip(&mut scales).enumerate();
+        quantised.for_each(|(row, (codes, scale))| {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            random.set_stream(row as u64);
+            let values: Vec<f32> =
+                (0..k).map(|_| (RandomWeights::NORMAL.draw)(&mut random)).collect();
+            let largest = values.iter().fold(0f32, |most, value| most.max(value.abs()));
+            *scale = largest / LARGEST;
+            for (code, value) in codes.iter_mut().zip(values) {
+                *code = E4m3::from_f32(value * LARGEST / largest).to_bits();
             }
         });
-        let block = SCALE_BLOCK as usize;
-        let num_scales = if block_scales { n.div_ceil(block) * k.div_ceil(block) } else { n };
-        let scales = (0..num_scales).map(|_| random.random_range(1e-4..1e-3)).collect();
-        Inputs { shape, block_scales, x, codes, scales }
+        Quantised { codes, scales, k }
     }
 
-    /// Bytes of x, the weight, its scales, and outputs in f16.
-    fn bytes(&self) -> usize {
-        let Shape { m, n, k } = self.shape;
-        self.codes.len() + size_of_val(&self.scales[..]) + size_of::<f16>() * (m * k + m * n)
+    /// The codes and the scales on the device.
+    fn upload(
+        &self,
+        bench: &mut KernelBench,
+    ) -> Result<(Rows<E4m3>, DevicePtr<f32>), ExecError> {
+        let codes = Rows::new(DevicePtr::new(bench.alloc(&self.codes, self.codes.len())?), self.k);
+        let scales: Vec<u8> = self.scales.iter().flat_map(|scale| scale.to_ne_bytes()).collect();
+        Ok((codes, DevicePtr::new(bench.alloc(&scales, scales.len())?)))
     }
 
-    /// Relative error of a sample of the outputs.
-    fn sampled_error(&self, got: &[f32]) -> f64 {
-        let Shape { m, n, k } = self.shape;
-        let block = SCALE_BLOCK as usize;
-        let mut random = ChaCha8Rng::seed_from_u64(3);
-        relative_error((0..SAMPLES).map(|_| {
-            let (row, column) = (random.random_range(0..m), random.random_range(0..n));
-            let scale = |i: usize| match self.block_scales {
-                true => self.scales[column / block * k.div_ceil(block) + i / block],
-                false => self.scales[column],
+    /// A row's numbers.
+    fn row(&self, row: usize) -> impl Iterator<Item = f64> {
+        let scale = f64::from(self.scales[row]);
+        let codes = self.codes[row * self.k..][..self.k].iter();
+        codes.map(move |&code| scale * f64::from(E4m3::from_bits(code).to_f32()))
+    }
+}
+
+/// Relative error of a sample of the outputs.
+fn sampled_error(shape: Shape, x: &Quantised, weight: &Quantised, got: &[f32]) -> f64 {
+    let Shape { m, n, .. } = shape;
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    relative_error((0..SAMPLES).map(|_| {
+        let (row, column) = (random.random_range(0..m), random.random_range(0..n));
+        let want = x.row(row).zip(weight.row(column)).map(|(x, weight)| x * weight).sum();
+        (got[row * n + column], want)
+    }))
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use super::*;
+    use simt::{Init, Memory};
+
+    /// What is verified is what the kernel computes; another output is not.
+    #[test]
+    fn the_kernel_computes_what_is_verified() {
+        for accumulate in [Fp8Accumulate::TwoLevel, Fp8Accumulate::Fast] {
+            let shape = Shape { m: 19, n: 24, k: 272 };
+            let Shape { m, n, k } = shape;
+            let (x, weight) = (Quantised::random(m, k, 1), Quantised::random(n, k, 2));
+            let mut memory = Memory::new();
+            let mut upload = |of: &Quantised| {
+                let scales: Vec<u8> = of.scales.iter().flat_map(|x| x.to_ne_bytes()).collect();
+                let codes = DevicePtr::new(memory.alloc("codes", Init::Bytes(&of.codes)));
+                let scales = DevicePtr::new(memory.alloc("scales", Init::Bytes(&scales)));
+                (Rows::new(codes, k), scales)
             };
-            let term = |i: usize| {
-                let weight = E4m3::from_bits(self.codes[column * k + i]).to_f32();
-                self.x[row * k + i].to_f64() * f64::from(weight) * f64::from(scale(i))
+            let [(x_rows, x_scales), (weight_rows, scales)] = [upload(&x), upload(&weight)];
+            let num_rows = memory.alloc("num_rows", Init::Bytes(&(m as u32).to_ne_bytes()));
+            let out = memory.alloc("out", Init::Poisoned(4 * m * n));
+            let operands = LinearFp8Operands::<f16> {
+                x: x_rows,
+                x_scales,
+                weight: weight_rows,
+                weight_scales: WeightScales::Rows(scales),
+                bias: None,
+                residual: None,
+                out: Out16::F32(Rows::new(DevicePtr::new(out), n)),
             };
-            (got[row * n + column], (0..k).map(term).sum())
-        }))
+            let linear = LinearFp8 { max_rows: m, n, k, accumulate };
+            let mut maps = |spec: &TensorMapSpec| spec.emulated();
+            let launch =
+                linear.launch(Gpu::HOPPER, DevicePtr::new(num_rows), &operands, &mut maps);
+            launch.unwrap().unwrap().emulate(&mut memory, 0).unwrap();
+            let mut got = vec![0; 4 * m * n];
+            memory.read(out, &mut got).unwrap();
+            let mut got: Vec<f32> =
+                got.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
+            assert!(sampled_error(shape, &x, &weight, &got) < 1e-5, "{accumulate:?}");
+            got.rotate_left(1);
+            assert!(sampled_error(shape, &x, &weight, &got) > 0.1, "{accumulate:?}");
+        }
     }
 }

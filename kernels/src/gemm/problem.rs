@@ -4,7 +4,7 @@ use super::kernels::small_m::SmallM16;
 use crate::tile::weight::WeightElement;
 use crate::Rows;
 use crate::element::Dtype;
-use crate::tile::element::Operand16;
+use crate::tile::element::{Operand16, WgmmaOperand};
 use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::{L2Promotion, Swizzle, TensorMapSpec};
 
@@ -210,10 +210,10 @@ impl ScaleArgs {
 }
 
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
-const MAX_SIZE: usize = i32::MAX as usize - 512;
+pub(super) const MAX_SIZE: usize = i32::MAX as usize - 512;
 
 /// Largest row stride: its bytes stay in a `u32`.
-const MAX_STRIDE: usize = (1 << 30) - 1;
+pub(super) const MAX_STRIDE: usize = (1 << 30) - 1;
 
 impl Linear16 {
     /// A layer that is accumulated in f32, in the fastest order.
@@ -309,7 +309,7 @@ impl Linear16 {
 }
 
 /// The tensor map of a matrix `[rows, columns]` in boxes `[rows, columns]`, with 128-byte swizzle.
-pub(super) fn tensor_map<E: Operand16>(
+pub(super) fn tensor_map<E: WgmmaOperand>(
     matrix: &Rows<E>,
     sizes: [usize; 2],
     box_sizes: [usize; 2],
@@ -337,7 +337,7 @@ pub(super) fn refuse<T>(
 }
 
 /// Refuses rows that are not 16-byte aligned.
-fn check_rows<T>(rows: &Rows<T>) -> Result<(), LaunchError> {
+pub(super) fn check_rows<T>(rows: &Rows<T>) -> Result<(), LaunchError> {
     if !(rows.row_stride * size_of::<T>()).is_multiple_of(16) {
         let expected = match size_of::<T>() {
             1 => "a multiple of 16",

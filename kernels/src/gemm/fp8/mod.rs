@@ -8,6 +8,9 @@ mod small;
 pub use small::{Fp8SmallKernel, LinearFp8Small, LinearFp8SmallOperands};
 
 #[cfg(not(target_arch = "nvptx64"))]
+pub use super::kernels::fp8::{Fp8Accumulate, LinearFp8, LinearFp8Operands};
+
+#[cfg(not(target_arch = "nvptx64"))]
 use super::problem::ScaleArgs;
 #[cfg(not(target_arch = "nvptx64"))]
 use cuda_std::launch::{DevicePtr, LaunchError, arg_u32};
