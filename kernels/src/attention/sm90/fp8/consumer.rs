@@ -1,0 +1,225 @@
+//! A consumer warpgroup: the attention of 64 queries. Its order of MMAs and softmax is that of
+//! 16-bit elements ([`super::super::consumer`]).
+
+use super::super::output::Output;
+use super::super::rows::Rows;
+use super::super::tiles::WARPGROUP_ROWS;
+use super::super::turns::{end_turn, wait_turn};
+use super::stages::Stages;
+use super::tiles::{Fp8Tile, STEP_BYTES};
+use super::weights::{Weight, Weights};
+use crate::attention::work::PrefillItem;
+use crate::kv_cache::PAGE_SIZE;
+use crate::tile::element::Operand16;
+use crate::tile::softmax::{OnlineSoftmax, RowSum};
+use core::f32::consts::LOG2_E;
+use core::mem::replace;
+use cuda_std::E4m3;
+use cuda_std::prelude::*;
+use cuda_std::wgmma::{self, Accumulator, InFlight, KMajor, MatrixDescriptor};
+
+/// The scales of the operands.
+#[derive(Clone, Copy)]
+pub(super) struct Scales {
+    /// `[num_heads]`.
+    pub q: Global<f32>,
+    /// `[num_kv_heads]`.
+    pub k: Global<f32>,
+    /// `[num_kv_heads]`.
+    pub v: Global<f32>,
+    pub softmax_scale: f32,
+    /// Query heads that share a KV head.
+    pub group: u32,
+}
+
+impl Scales {
+    /// What multiplies the scores of `head`, in base 2: above 0, so that a masked one stays minus
+    /// infinity.
+    #[inline(always)]
+    fn scores(&self, head: u32) -> f32 {
+        let kv_head = head / self.group;
+        // SAFETY: an item's heads are inside.
+        let (q, k) = unsafe { (self.q.get(head as usize), self.k.get(kv_head as usize)) };
+        math::max(q * k * (self.softmax_scale * LOG2_E), f32::MIN_POSITIVE)
+    }
+
+    /// What multiplies the values of `head`.
+    #[inline(always)]
+    fn values(&self, head: u32) -> f32 {
+        // SAFETY: an item's heads are inside.
+        unsafe { self.v.get((head / self.group) as usize) }
+    }
+}
+
+/// A consumer warpgroup.
+pub(super) struct Consumer<const SCORE_REGS: usize, const OUT_REGS: usize> {
+    stages: Stages,
+    /// Index among the consumers.
+    warpgroup: u32,
+    /// Sliding window, in positions.
+    window: u32,
+    scales: Scales,
+    scores: Accumulator<SCORE_REGS>,
+    /// P V of all blocks so far.
+    out: Accumulator<OUT_REGS>,
+    /// P V of a block, if blocks are added in f32.
+    block_out: Accumulator<OUT_REGS>,
+}
+
+impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_REGS> {
+    #[inline(always)]
+    pub fn new(stages: Stages, warpgroup: u32, window: u32, scales: Scales) -> Self {
+        let scores = Accumulator::zero();
+        let (out, block_out) = (Accumulator::zero(), Accumulator::zero());
+        Consumer { stages, warpgroup, window, scales, scores, out, block_out }
+    }
+
+    /// Computes and stores the block's work items.
+    ///
+    /// # Safety
+    /// 1. All threads of the consumers call this.
+    /// 2. The output holds the items' rows.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn run<O: Operand16, T: Fp8Tile>(mut self, output: &Output) {
+        while let Some(item) = self.stages.items.get() {
+            let sums = self.compute_item::<T>(&item);
+            // SAFETY: the caller's promise. The item is read again, as registers are short.
+            unsafe {
+                let item = self.stages.items.again();
+                let first_row = self.warpgroup * WARPGROUP_ROWS;
+                let out = replace(&mut self.out, Accumulator::zero());
+                output.store::<O, OUT_REGS>(&item, first_row, out, sums);
+            }
+            self.stages.items.release();
+        }
+    }
+
+    /// Leaves the normalised output of the warpgroup's queries in `out`.
+    #[inline(always)]
+    #[track_caller]
+    fn compute_item<T: Fp8Tile>(&mut self, item: &PrefillItem) -> [RowSum; 2] {
+        let rows = Rows::new(item, self.warpgroup);
+        let scale = self.scales.scores(item.head);
+        let mut softmax = OnlineSoftmax::shifted(scale, T::Weight::SHIFT);
+        self.out = Accumulator::zero();
+        let q = self.stages.q.wait_full().start;
+        // Block 0 begins with the sequence's first key, whatever the item.
+        let first_block = item.first_key / T::BLOCK_N;
+        let mut block = item.end_key.div_ceil(T::BLOCK_N);
+
+        // 1. The last block's scores.
+        if block > first_block {
+            block -= 1;
+            let scores = self.multiply_qk::<T>(q);
+            self.scores = scores.wait::<0>();
+            self.stages.k.release();
+            rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
+            let mut corrections = softmax.update(&mut self.scores);
+            let mut weights = T::Weight::fragments(&self.scores);
+
+            // 2. The other blocks, from last to first: S of this block, and P V of the one before
+            //    it, then softmax.
+            while block > first_block {
+                block -= 1;
+                wait_turn(T::CONSUMERS, self.warpgroup);
+                let scores = self.multiply_qk::<T>(q);
+                let sum = self.multiply_pv::<T>(&weights);
+                end_turn(T::CONSUMERS, self.warpgroup);
+                self.scores = scores.wait::<1>();
+                self.stages.k.release();
+                rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
+                let next_corrections = softmax.update(&mut self.scores);
+                self.add_pv::<T>(sum, corrections);
+                weights = T::Weight::fragments(&self.scores);
+                if !T::ADDS_BLOCKS {
+                    self.out.scale_rows(next_corrections);
+                }
+                corrections = next_corrections;
+            }
+            self.stages.q.release();
+
+            // 3. P V of the first block.
+            let sum = self.multiply_pv::<T>(&weights);
+            self.add_pv::<T>(sum, corrections);
+        } else {
+            self.stages.q.release();
+        }
+
+        let sums = softmax.finish();
+        let v_scale = self.scales.values(self.stages.items.again().head);
+        self.out.scale_rows(sums.map(|sum| sum.inverse * v_scale));
+        sums
+    }
+
+    /// Issues Q K^T of the next block of keys; `q` is the tile.
+    #[inline(always)]
+    #[track_caller]
+    fn multiply_qk<T: Fp8Tile>(&mut self, q: Shared<u8>) -> InFlight<SCORE_REGS> {
+        let k = self.stages.k.wait_full().start;
+        let first_row = self.warpgroup * WARPGROUP_ROWS;
+        let q = descriptor::<E4m3>(q.offset(first_row * T::PANEL), T::SWIZZLE);
+        let k = descriptor::<E4m3>(k, T::SWIZZLE);
+        let mut scores = replace(&mut self.scores, Accumulator::zero()).start();
+        unroll!(step in 0..8, {
+            if (step as u32) < T::WIDTH / STEP_BYTES {
+                let steps_per_panel = T::PANEL / STEP_BYTES;
+                let (panel, in_panel) =
+                    (step as u32 / steps_per_panel, step as u32 % steps_per_panel * STEP_BYTES);
+                let q = q.advance(panel * T::BLOCK_M * T::PANEL + in_panel);
+                let k = k.advance(panel * T::BLOCK_N * T::PANEL + in_panel);
+                // SAFETY: both tiles are full until they are released, which is after the wait.
+                unsafe { scores.mma(q, k, step != 0) };
+            }
+        });
+        wgmma::commit();
+        scores
+    }
+
+    /// Issues P V of the next block of values.
+    #[inline(always)]
+    #[track_caller]
+    fn multiply_pv<T: Fp8Tile>(&mut self, weights: &Weights<T::Weight>) -> InFlight<OUT_REGS> {
+        let v = descriptor::<T::Weight>(self.stages.v.wait_full().start, T::Weight::SWIZZLE);
+        let registers = if T::ADDS_BLOCKS { &mut self.block_out } else { &mut self.out };
+        let mut sum = replace(registers, Accumulator::zero()).start();
+        unroll!(step in 0..8, {
+            if let Some(weights) = &weights[step] {
+                let steps_per_page = PAGE_SIZE / T::Weight::STEP_KEYS;
+                let (page, in_page) =
+                    (step as u32 / steps_per_page, step as u32 % steps_per_page * STEP_BYTES);
+                let v = v.advance(page * T::V_PAGE_BYTES + in_page);
+                // SAFETY: the tile is full until it is released, which is after the wait; `start`
+                // is a fence.
+                unsafe { sum.mma_rs(weights, v, step != 0 || !T::ADDS_BLOCKS) };
+            }
+        });
+        wgmma::commit();
+        sum
+    }
+
+    /// Waits for P V of a block and releases V. `corrections` are the factors of the blocks before.
+    #[inline(always)]
+    #[track_caller]
+    fn add_pv<T: Fp8Tile>(&mut self, sum: InFlight<OUT_REGS>, corrections: [f32; 2]) {
+        let sum = sum.wait::<0>();
+        self.stages.v.release();
+        if T::ADDS_BLOCKS {
+            self.out.for_each(|i, out| {
+                *out = math::fma(*out, corrections[i / 2 % 2], sum.sum(i));
+            });
+            self.block_out = sum;
+        } else {
+            self.out = sum;
+        }
+    }
+}
+
+/// The operand at `start` whose k are contiguous.
+#[inline(always)]
+fn descriptor<E: wgmma::Element>(
+    start: Shared<u8>,
+    swizzle: wgmma::Swizzle,
+) -> MatrixDescriptor<E, KMajor> {
+    MatrixDescriptor::k_major(start.cast::<E>(), swizzle)
+}
