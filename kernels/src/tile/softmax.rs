@@ -28,8 +28,6 @@ impl<const REGS: usize> Scores for Accumulator<REGS> {
 pub struct OnlineSoftmax {
     /// Multiplies the scores: `softmax_scale * log2(e)`.
     scale: f32,
-    /// Weights are multiplied by 2 to this power.
-    shift: f32,
     /// Largest score of the row so far, not scaled.
     max: [f32; 2],
     /// Sum of `exp2(scale * (score - max))` over the thread's own keys so far.
@@ -49,13 +47,7 @@ impl OnlineSoftmax {
     /// No key yet.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
-        OnlineSoftmax::shifted(scale, 0.0)
-    }
-
-    /// No key yet; weights and their sums are multiplied by 2 to the power `shift`.
-    #[inline(always)]
-    pub fn shifted(scale: f32, shift: f32) -> Self {
-        OnlineSoftmax { scale, shift, max: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
+        OnlineSoftmax { scale, max: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
     /// Replaces the scores of the next keys by their weights relative to the new maximum. Returns
@@ -76,7 +68,7 @@ impl OnlineSoftmax {
             // A row with masked keys alone has the maximum minus infinity: any finite one gives
             // weights of 0.
             let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
-            offsets[row] = math::fma(-finite_max, self.scale, self.shift);
+            offsets[row] = -finite_max * self.scale;
             // Exactly 1 where the maximum stays: masked keys change no bit.
             corrections[row] = math::exp2_approx((self.max[row] - finite_max) * self.scale);
             self.max[row] = max;
@@ -106,7 +98,7 @@ impl OnlineSoftmax {
                 lse: if is_empty {
                     f32::NEG_INFINITY
                 } else {
-                    LN_2 * math::fma(self.max[row], self.scale, math::log2_approx(sum) - self.shift)
+                    LN_2 * math::fma(self.max[row], self.scale, math::log2_approx(sum))
                 },
             }
         })

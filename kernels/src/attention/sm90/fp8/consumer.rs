@@ -5,13 +5,14 @@ use super::super::output::Output;
 use super::super::rows::Rows;
 use super::super::tiles::WARPGROUP_ROWS;
 use super::super::turns::{end_turn, wait_turn};
+use super::softmax::Softmax;
 use super::stages::Stages;
-use super::tiles::{Fp8Tile, STEP_BYTES};
+use super::tiles::{Fp8Tile, OfTile, STEP_BYTES};
 use super::weights::{Weight, Weights};
 use crate::attention::work::PrefillItem;
 use crate::kv_cache::PAGE_SIZE;
 use crate::tile::element::Operand16;
-use crate::tile::softmax::{OnlineSoftmax, RowSum};
+use crate::tile::softmax::RowSum;
 use core::f32::consts::LOG2_E;
 use core::mem::replace;
 use cuda_std::E4m3;
@@ -101,7 +102,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
     fn compute_item<T: Fp8Tile>(&mut self, item: &PrefillItem) -> [RowSum; 2] {
         let rows = Rows::new(item, self.warpgroup);
         let scale = self.scales.scores(item.head);
-        let mut softmax = OnlineSoftmax::shifted(scale, T::Weight::SHIFT);
+        let mut softmax = Softmax::new(scale);
         self.out = Accumulator::zero();
         let q = self.stages.q.wait_full().start;
         // Block 0 begins with the sequence's first key, whatever the item.
@@ -115,25 +116,32 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             self.scores = scores.wait::<0>();
             self.stages.k.release();
             rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
-            let mut corrections = softmax.update(&mut self.scores);
+            let mut corrections = softmax.update::<OfTile<T>, SCORE_REGS>(&mut self.scores);
             let mut weights = T::Weight::fragments(&self.scores);
 
             // 2. The other blocks, from last to first: S of this block, and P V of the one before
             //    it, then softmax.
             while block > first_block {
                 block -= 1;
-                wait_turn(T::CONSUMERS, self.warpgroup);
+                if T::TURNS {
+                    wait_turn(T::CONSUMERS, self.warpgroup);
+                }
                 let scores = self.multiply_qk::<T>(q);
                 let sum = self.multiply_pv::<T>(&weights);
-                end_turn(T::CONSUMERS, self.warpgroup);
+                if T::TURNS {
+                    end_turn(T::CONSUMERS, self.warpgroup);
+                }
                 self.scores = scores.wait::<1>();
                 self.stages.k.release();
                 rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
-                let next_corrections = softmax.update(&mut self.scores);
+                let next_corrections = softmax.update::<OfTile<T>, SCORE_REGS>(&mut self.scores);
                 self.add_pv::<T>(sum, corrections);
                 weights = T::Weight::fragments(&self.scores);
                 if !T::ADDS_BLOCKS {
-                    self.out.scale_rows(next_corrections);
+                    let grows = next_corrections != [1.0; 2];
+                    if !T::SKIPS || warp::vote_any(warp::FULL_MASK, grows) {
+                        self.out.scale_rows(next_corrections);
+                    }
                 }
                 corrections = next_corrections;
             }
@@ -146,7 +154,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             self.stages.q.release();
         }
 
-        let sums = softmax.finish();
+        let sums = softmax.finish::<OfTile<T>>();
         let v_scale = self.scales.values(self.stages.items.again().head);
         self.out.scale_rows(sums.map(|sum| sum.inverse * v_scale));
         sums

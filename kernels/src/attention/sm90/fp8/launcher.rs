@@ -1,7 +1,7 @@
 //! The launch of the kernel.
 
 use super::attention_prefill_fp8::{self, Instance, Instance::*};
-use super::tiles::{FastD128, FastD128Fresh, FastD128N128, Fp8Tile, StrictD128};
+use super::tiles::*;
 use crate::Rows;
 use crate::kv_cache::PAGE_SIZE;
 use cuda_std::E4m3;
@@ -36,11 +36,15 @@ pub struct TileConfig {
 }
 
 /// The tiles, the narrowest heads first.
-const TILE_CONFIGS: [TileConfig; 4] = [
+const TILE_CONFIGS: [TileConfig; 8] = [
     TileConfig::of::<FastD128>(attention_prefill_e4m3_fast_d128),
     TileConfig::of::<FastD128N128>(attention_prefill_e4m3_fast_d128_n128),
     TileConfig::of::<FastD128Fresh>(attention_prefill_e4m3_fast_d128_fresh),
+    TileConfig::of::<FastD128NoSkip>(attention_prefill_e4m3_fast_d128_noskip),
+    TileConfig::of::<FastD128P8>(attention_prefill_e4m3_fast_d128_p8),
+    TileConfig::of::<FastD128P4>(attention_prefill_e4m3_fast_d128_p4),
     TileConfig::of::<StrictD128>(attention_prefill_e4m3_strict_d128),
+    TileConfig::of::<StrictD128P8>(attention_prefill_e4m3_strict_d128_p8),
 ];
 
 /// The arguments of a launch, checked: see the kernel.

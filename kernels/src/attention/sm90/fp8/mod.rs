@@ -26,6 +26,7 @@ mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 mod producer;
+mod softmax;
 mod stages;
 mod tiles;
 mod weights;
@@ -48,11 +49,11 @@ use cuda_std::prelude::*;
 use half::f16;
 use producer::{KProducer, QvProducer};
 use stages::Stages;
-use tiles::{Fp8Tile, FastD128, FastD128N128, FastD128Fresh, StrictD128};
+use tiles::*;
 
 /// Registers of a thread of the producer and of the consumers, for two or three consumers.
-const PRODUCER_REGISTERS: [u32; 2] = [40, 32];
-const CONSUMER_REGISTERS: [u32; 2] = [232, 160];
+const PRODUCER_REGISTERS: [u32; 2] = [56, 32];
+const CONSUMER_REGISTERS: [u32; 2] = [224, 160];
 
 /// The work items of a step, among persistent blocks.
 ///
@@ -74,7 +75,14 @@ const CONSUMER_REGISTERS: [u32; 2] = [232, 160];
         attention_prefill_e4m3_fast_d128 = <f16, FastD128, 96, 64>,
         attention_prefill_e4m3_fast_d128_n128 = <f16, FastD128N128, 64, 64>,
         attention_prefill_e4m3_fast_d128_fresh = <f16, FastD128Fresh, 64, 64>,
-        attention_prefill_e4m3_strict_d128 = <f16, StrictD128, 64, 64>
+        attention_prefill_e4m3_fast_d128_noskip = <f16, FastD128NoSkip, 96, 64>,
+        attention_prefill_e4m3_fast_d128_p8 = <f16, FastD128P8, 96, 64>,
+        attention_prefill_e4m3_fast_d128_p4 = <f16, FastD128P4, 96, 64>,
+        attention_prefill_e4m3_fast_d128_n128_p8 = <f16, FastD128N128P8, 64, 64>,
+        attention_prefill_e4m3_fast_d128_noturns = <f16, FastD128NoTurns, 96, 64>,
+        attention_prefill_e4m3_strict_d128_noturns = <f16, StrictD128NoTurns, 64, 64>,
+        attention_prefill_e4m3_strict_d128 = <f16, StrictD128, 64, 64>,
+        attention_prefill_e4m3_strict_d128_p8 = <f16, StrictD128P8, 64, 64>
     )
 )]
 #[allow(private_bounds)]

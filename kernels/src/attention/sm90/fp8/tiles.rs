@@ -2,6 +2,7 @@
 
 use super::super::items::{NUM_SLOTS, SLOT_BYTES};
 use super::super::tiles::{MAX_SHARED_BYTES, TileShape};
+use super::softmax::Exponentials;
 use super::weights::Weight;
 use crate::kv_cache::PAGE_SIZE;
 use crate::tile::pipeline::Pipeline;
@@ -22,6 +23,12 @@ pub(super) trait Fp8Tile: TileShape {
     const STAGES: u32;
     /// Whether each block's P V is added in f32 to that of the blocks before.
     const ADDS_BLOCKS: bool = false;
+    /// Every so many weights one is computed by a polynomial; 0: none.
+    const POLYNOMIAL_EVERY: usize = 0;
+    /// Whether P V so far is rescaled only if a maximum of the warp has grown.
+    const SKIPS: bool = true;
+    /// Whether warpgroups take turns.
+    const TURNS: bool = true;
 
     /// Whether V is converted.
     const IS_CONVERTED: bool = size_of::<Self::Weight>() != 1;
@@ -65,13 +72,22 @@ pub(super) trait Fp8Tile: TileShape {
     };
 }
 
+/// Constants with other values than the trait's.
+macro_rules! fp8_consts {
+    ($($const:ident = $value:expr),*) => { $(fp8_consts!(@ $const $value);)* };
+    (@ ADDS_BLOCKS $value:expr) => { const ADDS_BLOCKS: bool = $value; };
+    (@ TURNS $value:expr) => { const TURNS: bool = $value; };
+    (@ SKIPS $value:expr) => { const SKIPS: bool = $value; };
+    (@ POLYNOMIAL_EVERY $value:expr) => { const POLYNOMIAL_EVERY: usize = $value; };
+}
+
 /// Declares tiles: consumers, stages of Q, stages of K and V, keys of a block, columns, element of
 /// the weights.
 macro_rules! tiles {
     ($(
         $(#[$meta:meta])*
         $name:ident: $consumers:literal, $q_stages:literal, $stages:literal, $n:literal, $width:literal,
-        $weight:ty $(, $adds:literal)?;
+        $weight:ty $(, $const:ident = $value:expr)*;
     )*) => {$(
         $(#[$meta])*
         pub struct $name;
@@ -86,7 +102,7 @@ macro_rules! tiles {
             type Weight = $weight;
             const Q_STAGES: u32 = $q_stages;
             const STAGES: u32 = $stages;
-            $(const ADDS_BLOCKS: bool = $adds;)?
+            fp8_consts!($($const = $value),*);
         }
     )*};
 }
@@ -94,8 +110,24 @@ macro_rules! tiles {
 tiles! {
     /// Heads of up to 128 columns.
     FastD128: 2, 2, 3, 192, 128, E4m3;
+    FastD128NoSkip: 2, 2, 3, 192, 128, E4m3, SKIPS = false;
+    FastD128P8: 2, 2, 3, 192, 128, E4m3, POLYNOMIAL_EVERY = 8;
+    FastD128P4: 2, 2, 3, 192, 128, E4m3, POLYNOMIAL_EVERY = 4;
     FastD128N128: 2, 2, 4, 128, 128, E4m3;
-    FastD128Fresh: 2, 2, 4, 128, 128, E4m3, true;
+    FastD128N128P8: 2, 2, 4, 128, 128, E4m3, POLYNOMIAL_EVERY = 8;
+    FastD128NoTurns: 2, 2, 3, 192, 128, E4m3, TURNS = false;
+    StrictD128NoTurns: 2, 2, 2, 128, 128, f16, TURNS = false;
+    FastD128Fresh: 2, 2, 4, 128, 128, E4m3, ADDS_BLOCKS = true;
     /// Likewise.
     StrictD128: 2, 2, 2, 128, 128, f16;
+    StrictD128P8: 2, 2, 2, 128, 128, f16, POLYNOMIAL_EVERY = 8;
 }
+
+impl<T: Fp8Tile> Exponentials for OfTile<T> {
+    const SHIFT: f32 = T::Weight::SHIFT;
+    const POLYNOMIAL_EVERY: usize = T::POLYNOMIAL_EVERY;
+    const IS_COARSE: bool = T::Weight::IS_COARSE;
+}
+
+/// The exponentials of a tile.
+pub(super) struct OfTile<T>(core::marker::PhantomData<T>);

@@ -25,6 +25,8 @@ pub(super) trait Weight: wgmma::Element {
     const STEP_KEYS: u32;
     /// Weights are multiplied by 2 to this power.
     const SHIFT: f32;
+    /// Whether few bits of them count.
+    const IS_COARSE: bool;
     /// Swizzle of the rows of V, the positions of a page.
     const SWIZZLE: Swizzle;
 
@@ -35,6 +37,7 @@ pub(super) trait Weight: wgmma::Element {
 impl Weight for f16 {
     const STEP_KEYS: u32 = 16;
     const SHIFT: f32 = 0.0;
+    const IS_COARSE: bool = false;
     const SWIZZLE: Swizzle = Swizzle::B128;
 
     #[inline(always)]
@@ -51,15 +54,16 @@ impl Weight for f16 {
 
 impl Weight for E4m3 {
     const STEP_KEYS: u32 = 32;
-    /// The largest weight is 256, of at most 448; the smallest that is not 0 is 2^-18 of it.
+    /// The largest weight is 2^8.5, of at most 448; the smallest that is not 0 is 2^-18 of it.
     const SHIFT: f32 = 8.0;
+    const IS_COARSE: bool = true;
     const SWIZZLE: Swizzle = Swizzle::B64;
 
     #[inline(always)]
     fn fragments<const REGS: usize>(scores: &Accumulator<REGS>) -> Weights<E4m3> {
         let mut halves = [[0; 2]; 2 * MAX_STEPS];
         scores.for_each_16_columns(|group, [a, b, c, d, e, f, g, h]| {
-            halves[group] = [pack([a, b, e, f]), pack([c, d, g, h])];
+            halves[group] = [[a, b, e, f], [c, d, g, h]].map(convert::f32_to_e4m3x4);
         });
         let mut weights = [const { None }; MAX_STEPS];
         unroll!(step in 0..8, {
@@ -70,12 +74,4 @@ impl Weight for E4m3 {
         });
         weights
     }
-}
-
-/// Four numbers in a word, rounded.
-#[inline(always)]
-fn pack([a, b, c, d]: [f32; 4]) -> u32 {
-    let low = u32::from(convert::f32_to_e4m3x2(a, b).to_bits());
-    let high = u32::from(convert::f32_to_e4m3x2(c, d).to_bits());
-    low | high << 16
 }
