@@ -176,7 +176,7 @@ impl Case {
         (out, lse)
     }
 
-    /// Checks every tile for the heads' width.
+    /// Checks both modes.
     #[track_caller]
     fn check(&self) {
         self.check_operands(&self.operands());
@@ -185,9 +185,8 @@ impl Case {
     #[track_caller]
     fn check_operands(&self, operands: &Operands) {
         for mode in [Mode::Fast, Mode::Strict] {
-            for tile in TileConfig::for_head_dim(self.head_dim, mode) {
-                self.check_tile(tile, operands);
-            }
+            let tile = TileConfig::for_head_dim(self.head_dim, mode).expect("a tile of this width");
+            self.check_tile(tile, operands);
         }
     }
 
@@ -240,10 +239,14 @@ impl Case {
             };
             let launch = tile.launch(self.num_sms, &args, &mut |spec| spec.emulated());
             device.run(launch, seed);
-            self.compare(tile.mode, &device.read(out, want.len()), &want);
+            self.compare(tile.mode, operands, &device.read(out, want.len()), &want);
             for (got, want) in device.read_f32(lse, want_lse.len()).iter().zip(&want_lse) {
                 let off = (f64::from(*got) - want).abs();
-                assert!(off < 2e-3 * (1.0 + want.abs()), "lse is {got}, not {want}");
+                let are_nan = got.is_nan() && want.is_nan();
+                // The sum of rounded weights is theirs.
+                let rounding = if tile.mode == Mode::Fast { 0.06 } else { 0.0 };
+                let bound = rounding + 2e-3 * (1.0 + want.abs());
+                assert!(are_nan || off < bound, "lse is {got}, not {want}");
             }
             assert_eq!(device.read_u32(counters, NUM_COUNTERS), [0; NUM_COUNTERS]);
         }
@@ -251,11 +254,13 @@ impl Case {
 
     /// Strict: each number. Fast: the norm.
     #[track_caller]
-    fn compare(&self, mode: Mode, got: &[f32], want: &[f64]) {
+    fn compare(&self, mode: Mode, operands: &Operands, got: &[f32], want: &[f64]) {
         match mode {
             Mode::Strict => assert_stored::<f16>("out", got, want, 4e-3),
             Mode::Fast => {
                 let is_nan = |x: f64| x.is_nan();
+                let values = operands.v.concat().into_iter().fold(0.0, f32::max);
+                let largest = f64::from(values * operands.v_scale.iter().copied().fold(0.0, f32::max));
                 let [mut off, mut norm] = [0.0; 2];
                 for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
                     let got = f64::from(got);
@@ -263,8 +268,7 @@ impl Case {
                     if !is_nan(want) {
                         off += (got - want).powi(2);
                         norm += want.powi(2);
-                        let bound = 0.1 * want.abs().max(1.0);
-                        assert!((got - want).abs() < bound, "out {i} is {got}, not {want}");
+                        assert!((got - want).abs() <= 0.0625 * largest, "{mode:?}: out {i} is {got}, not {want}");
                     }
                 }
                 let error = (off / norm.max(1e-30)).sqrt();
@@ -304,4 +308,71 @@ fn windows() {
 fn groups_of_query_heads() {
     Case { seqs: &[(67, 67)], num_heads: 7, ..CASE }.check();
     Case { seqs: &[(10, 67)], num_heads: 8, num_kv_heads: 2, ..CASE }.check();
+}
+
+#[test]
+fn every_width_of_head() {
+    for head_dim in [16, 64, 80, 96, 144, 256] {
+        Case { seqs: &[(130, 200), (3, 257)], head_dim, num_heads: 1, ..CASE }.check();
+    }
+}
+
+/// A channel of Q and K, and some of V, a hundred times the others'.
+#[test]
+fn outliers() {
+    let case = Case { seqs: &[(40, 200)], ..CASE };
+    let mut operands = case.operands();
+    let shrink = |values: &mut [f32], every: usize| {
+        for (i, value) in values.iter_mut().enumerate() {
+            if i % every != 5 {
+                *value = E4m3::from_f32(*value / 100.0).to_f32();
+            }
+        }
+    };
+    shrink(&mut operands.q, case.head_dim);
+    shrink(&mut operands.k[0], case.head_dim);
+    shrink(&mut operands.v[0], 8);
+    case.check_operands(&operands);
+}
+
+/// Zeros are numbers like others, and so is a scale of 0.
+#[test]
+fn rows_of_zeros() {
+    let case = Case { seqs: &[(70, 130)], ..CASE };
+    let mut operands = case.operands();
+    operands.q[..3 * case.head_dim].fill(0.0);
+    operands.k[0][case.head_dim..9 * case.head_dim].fill(0.0);
+    operands.v[0][..5 * case.head_dim].fill(0.0);
+    case.check_operands(&operands);
+    operands.q_scale[0] = 0.0;
+    operands.v_scale[0] = 0.0;
+    case.check_operands(&operands);
+}
+
+/// The largest numbers: scores of more than a million.
+#[test]
+fn saturated_numbers() {
+    let case = Case { seqs: &[(70, 130)], ..CASE };
+    let mut operands = case.operands();
+    let saturate = |values: &mut [f32]| {
+        values.iter_mut().step_by(3).for_each(|value| *value = 448f32.copysign(*value));
+    };
+    saturate(&mut operands.q);
+    saturate(&mut operands.k[0]);
+    saturate(&mut operands.v[0]);
+    case.check_operands(&operands);
+    operands.q_scale.fill(0.5);
+    operands.k_scale.fill(0.5);
+    case.check_operands(&operands);
+}
+
+/// A NaN of a query is in its row alone; one of a key or a value in the rows that see it.
+#[test]
+fn nans() {
+    let case = Case { seqs: &[(70, 130)], ..CASE };
+    let mut operands = case.operands();
+    operands.q[5 * case.num_heads * case.head_dim + 1] = f32::NAN;
+    case.check_operands(&operands);
+    operands.k[0][120 * case.head_dim + 9] = f32::NAN;
+    case.check_operands(&operands);
 }

@@ -17,7 +17,7 @@ use core::f32::consts::LOG2_E;
 use core::mem::replace;
 use cuda_std::E4m3;
 use cuda_std::prelude::*;
-use cuda_std::wgmma::{self, Accumulator, InFlight, KMajor, MatrixDescriptor};
+use cuda_std::wgmma::{self, Accumulator, InFlight, KMajor, MatrixDescriptor, Swizzle};
 
 /// The scales of the operands.
 #[derive(Clone, Copy)]
@@ -63,16 +63,16 @@ pub(super) struct Consumer<const SCORE_REGS: usize, const OUT_REGS: usize> {
     scores: Accumulator<SCORE_REGS>,
     /// P V of all blocks so far.
     out: Accumulator<OUT_REGS>,
-    /// P V of a block, if blocks are added in f32.
-    block_out: Accumulator<OUT_REGS>,
+    /// Sums of the weights, in 8 equal columns, if the tensor cores add them.
+    sums: Accumulator<4>,
 }
 
 impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_REGS> {
     #[inline(always)]
     pub fn new(stages: Stages, warpgroup: u32, window: u32, scales: Scales) -> Self {
         let scores = Accumulator::zero();
-        let (out, block_out) = (Accumulator::zero(), Accumulator::zero());
-        Consumer { stages, warpgroup, window, scales, scores, out, block_out }
+        let (out, sums) = (Accumulator::zero(), Accumulator::zero());
+        Consumer { stages, warpgroup, window, scales, scores, out, sums }
     }
 
     /// Computes and stores the block's work items.
@@ -101,9 +101,11 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
     #[track_caller]
     fn compute_item<T: Fp8Tile>(&mut self, item: &PrefillItem) -> [RowSum; 2] {
         let rows = Rows::new(item, self.warpgroup);
+        let warp_row = self.warpgroup * WARPGROUP_ROWS + warp::warp_idx() % 4 * 16;
+        let has_rows = warp_row < item.queries;
         let scale = self.scales.scores(item.head);
         let mut softmax = Softmax::new(scale);
-        self.out = Accumulator::zero();
+        (self.out, self.sums) = (Accumulator::zero(), Accumulator::zero());
         let q = self.stages.q.wait_full().start;
         // Block 0 begins with the sequence's first key, whatever the item.
         let first_block = item.first_key / T::BLOCK_N;
@@ -116,7 +118,9 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             self.scores = scores.wait::<0>();
             self.stages.k.release();
             rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
-            let mut corrections = softmax.update::<OfTile<T>, SCORE_REGS>(&mut self.scores);
+            let (exponents, corrections) =
+                softmax.raise::<OfTile<T>, SCORE_REGS>(&mut self.scores);
+            softmax.weigh::<OfTile<T>, SCORE_REGS>(&mut self.scores, exponents, corrections);
             let mut weights = T::Weight::fragments(&self.scores);
 
             // 2. The other blocks, from last to first: S of this block, and P V of the one before
@@ -134,27 +138,46 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 self.scores = scores.wait::<1>();
                 self.stages.k.release();
                 rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
-                let next_corrections = softmax.update::<OfTile<T>, SCORE_REGS>(&mut self.scores);
-                self.add_pv::<T>(sum, corrections);
-                weights = T::Weight::fragments(&self.scores);
-                if !T::ADDS_BLOCKS {
-                    let grows = next_corrections != [1.0; 2];
-                    if !T::SKIPS || warp::vote_any(warp::FULL_MASK, grows) {
-                        self.out.scale_rows(next_corrections);
-                    }
+                let (exponents, corrections) =
+                    softmax.raise::<OfTile<T>, SCORE_REGS>(&mut self.scores);
+                if T::EXP_TURNS {
+                    wait_turn(T::CONSUMERS, self.warpgroup);
                 }
-                corrections = next_corrections;
+                // In a branch ptxas leaves the exponentials where they are, before the wait for P V; else
+                // it moves them after it, where they are rounded.
+                if has_rows {
+                    softmax.weigh::<OfTile<T>, SCORE_REGS>(
+                        &mut self.scores,
+                        exponents,
+                        corrections,
+                    );
+                }
+                if T::EXP_TURNS {
+                    end_turn(T::CONSUMERS, self.warpgroup);
+                }
+                self.wait_pv(sum);
+                weights = T::Weight::fragments(&self.scores);
+                let grows = corrections != [1.0; 2];
+                if !T::SKIPS || warp::vote_any(warp::FULL_MASK, grows) {
+                    self.out.scale_rows(corrections);
+                    self.sums.scale_rows(corrections);
+                }
             }
             self.stages.q.release();
 
             // 3. P V of the first block.
             let sum = self.multiply_pv::<T>(&weights);
-            self.add_pv::<T>(sum, corrections);
+            self.wait_pv(sum);
         } else {
             self.stages.q.release();
         }
 
-        let sums = softmax.finish::<OfTile<T>>();
+        let row_sums = if T::ADDS_ROUNDED {
+            [0, 2].map(|i| self.sums.sum(i))
+        } else {
+            softmax.sums()
+        };
+        let sums = softmax.finish::<OfTile<T>>(row_sums);
         let v_scale = self.scales.values(self.stages.items.again().head);
         self.out.scale_rows(sums.map(|sum| sum.inverse * v_scale));
         sums
@@ -187,10 +210,11 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
     /// Issues P V of the next block of values.
     #[inline(always)]
     #[track_caller]
-    fn multiply_pv<T: Fp8Tile>(&mut self, weights: &Weights<T::Weight>) -> InFlight<OUT_REGS> {
+    fn multiply_pv<T: Fp8Tile>(&mut self, weights: &Weights<T::Weight>) -> Products<OUT_REGS> {
         let v = descriptor::<T::Weight>(self.stages.v.wait_full().start, T::Weight::SWIZZLE);
-        let registers = if T::ADDS_BLOCKS { &mut self.block_out } else { &mut self.out };
-        let mut sum = replace(registers, Accumulator::zero()).start();
+        let ones = descriptor::<T::Weight>(self.stages.ones, Swizzle::B32);
+        let mut out = replace(&mut self.out, Accumulator::zero()).start();
+        let mut sums = replace(&mut self.sums, Accumulator::zero()).start();
         unroll!(step in 0..8, {
             if let Some(weights) = &weights[step] {
                 let steps_per_page = PAGE_SIZE / T::Weight::STEP_KEYS;
@@ -199,35 +223,39 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 let v = v.advance(page * T::V_PAGE_BYTES + in_page);
                 // SAFETY: the tile is full until it is released, which is after the wait; `start`
                 // is a fence.
-                unsafe { sum.mma_rs(weights, v, step != 0 || !T::ADDS_BLOCKS) };
+                unsafe {
+                    out.mma_rs(weights, v, true);
+                    if T::ADDS_ROUNDED {
+                        sums.mma_rs(weights, ones, true);
+                    }
+                }
             }
         });
         wgmma::commit();
-        sum
+        Products { out, sums }
     }
 
-    /// Waits for P V of a block and releases V. `corrections` are the factors of the blocks before.
+    /// Waits for P V of a block and releases V.
     #[inline(always)]
     #[track_caller]
-    fn add_pv<T: Fp8Tile>(&mut self, sum: InFlight<OUT_REGS>, corrections: [f32; 2]) {
-        let sum = sum.wait::<0>();
+    fn wait_pv(&mut self, products: Products<OUT_REGS>) {
+        self.out = products.out.wait::<0>();
+        self.sums = products.sums.wait::<0>();
         self.stages.v.release();
-        if T::ADDS_BLOCKS {
-            self.out.for_each(|i, out| {
-                *out = math::fma(*out, corrections[i / 2 % 2], sum.sum(i));
-            });
-            self.block_out = sum;
-        } else {
-            self.out = sum;
-        }
     }
+}
+
+/// The products of weights.
+struct Products<const OUT_REGS: usize> {
+    out: InFlight<OUT_REGS>,
+    sums: InFlight<4>,
 }
 
 /// The operand at `start` whose k are contiguous.
 #[inline(always)]
 fn descriptor<E: wgmma::Element>(
     start: Shared<u8>,
-    swizzle: wgmma::Swizzle,
+    swizzle: Swizzle,
 ) -> MatrixDescriptor<E, KMajor> {
     MatrixDescriptor::k_major(start.cast::<E>(), swizzle)
 }

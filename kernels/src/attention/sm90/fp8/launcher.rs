@@ -37,14 +37,14 @@ pub struct TileConfig {
 
 /// The tiles, the narrowest heads first.
 const TILE_CONFIGS: [TileConfig; 8] = [
-    TileConfig::of::<FastD128>(attention_prefill_e4m3_fast_d128),
-    TileConfig::of::<FastD128N128>(attention_prefill_e4m3_fast_d128_n128),
-    TileConfig::of::<FastD128Fresh>(attention_prefill_e4m3_fast_d128_fresh),
-    TileConfig::of::<FastD128NoSkip>(attention_prefill_e4m3_fast_d128_noskip),
-    TileConfig::of::<FastD128P8>(attention_prefill_e4m3_fast_d128_p8),
-    TileConfig::of::<FastD128P4>(attention_prefill_e4m3_fast_d128_p4),
+    TileConfig::of::<StrictD64>(attention_prefill_e4m3_strict_d64),
+    TileConfig::of::<FastD64>(attention_prefill_e4m3_fast_d64),
+    TileConfig::of::<StrictD96>(attention_prefill_e4m3_strict_d96),
+    TileConfig::of::<FastD96>(attention_prefill_e4m3_fast_d96),
     TileConfig::of::<StrictD128>(attention_prefill_e4m3_strict_d128),
-    TileConfig::of::<StrictD128P8>(attention_prefill_e4m3_strict_d128_p8),
+    TileConfig::of::<FastD128>(attention_prefill_e4m3_fast_d128),
+    TileConfig::of::<StrictD256>(attention_prefill_e4m3_strict_d256),
+    TileConfig::of::<FastD256>(attention_prefill_e4m3_fast_d256),
 ];
 
 /// The arguments of a launch, checked: see the kernel.
@@ -105,12 +105,12 @@ impl TileConfig {
         }
     }
 
-    /// The tiles that take heads of `head_dim` columns, those of fewest columns first.
-    pub fn for_head_dim(head_dim: usize, mode: Mode) -> impl Iterator<Item = &'static TileConfig> {
+    /// The tile for heads of `head_dim` columns, if there is one.
+    #[must_use]
+    pub fn for_head_dim(head_dim: usize, mode: Mode) -> Option<&'static TileConfig> {
+        let fits = |tile: &&TileConfig| head_dim <= tile.width && tile.mode == mode;
         let is_vectors = head_dim.is_multiple_of(16) && head_dim > 0;
-        TILE_CONFIGS
-            .iter()
-            .filter(move |tile| is_vectors && head_dim <= tile.width && tile.mode == mode)
+        if is_vectors { TILE_CONFIGS.iter().find(fits) } else { None }
     }
 
     /// The launch on `num_sms` SMs, with tensor maps from `maps`, or `None` without an item.

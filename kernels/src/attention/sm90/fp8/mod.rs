@@ -52,8 +52,8 @@ use stages::Stages;
 use tiles::*;
 
 /// Registers of a thread of the producer and of the consumers, for two or three consumers.
-const PRODUCER_REGISTERS: [u32; 2] = [56, 32];
-const CONSUMER_REGISTERS: [u32; 2] = [224, 160];
+const PRODUCER_REGISTERS: [u32; 2] = [56, 56];
+const CONSUMER_REGISTERS: [u32; 2] = [224, 152];
 
 /// The work items of a step, among persistent blocks.
 ///
@@ -72,6 +72,12 @@ const CONSUMER_REGISTERS: [u32; 2] = [224, 160];
     target(sm_90a),
     overlaps,
     instances(
+        attention_prefill_e4m3_fast_d64 = <f16, FastD64, 64, 32>,
+        attention_prefill_e4m3_strict_d64 = <f16, StrictD64, 64, 32>,
+        attention_prefill_e4m3_fast_d96 = <f16, FastD96, 96, 48>,
+        attention_prefill_e4m3_strict_d96 = <f16, StrictD96, 64, 48>,
+        attention_prefill_e4m3_fast_d256 = <f16, FastD256, 32, 128>,
+        attention_prefill_e4m3_strict_d256 = <f16, StrictD256, 32, 128>,
         attention_prefill_e4m3_fast_d128 = <f16, FastD128, 96, 64>,
         attention_prefill_e4m3_fast_d128_n128 = <f16, FastD128N128, 64, 64>,
         attention_prefill_e4m3_fast_d128_fresh = <f16, FastD128Fresh, 64, 64>,
@@ -122,6 +128,9 @@ pub unsafe fn attention_prefill_fp8<
         let smem = dynamic_shared_mem::<u8>();
         (num_items.get(0), Stages::new::<T>(smem))
     };
+    if T::ADDS_ROUNDED {
+        stages.write_ones();
+    }
     if thread::thread_idx_x() == 0 {
         stages.init::<T>();
         q_map.prefetch();

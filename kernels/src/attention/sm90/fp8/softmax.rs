@@ -32,6 +32,8 @@ pub(super) trait Exponentials {
     const POLYNOMIAL_EVERY: usize;
     /// Whether a polynomial is of the second degree, not the third.
     const IS_COARSE: bool;
+    /// Whether the weights are added as they are computed.
+    const ADDS_WEIGHTS: bool;
 }
 
 /// The state of a thread's two rows.
@@ -68,13 +70,13 @@ impl Softmax {
         Softmax { scale, max: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
-    /// Replaces the scores of the next keys by their weights relative to the new maximum. Returns
-    /// the factors by which the rows' earlier weights, and all that was multiplied by them, shrink.
+    /// Takes the maxima of the next keys' scores. Returns how their exponents are computed, and the
+    /// factors by which the rows' earlier weights, and all that was multiplied by them, shrink.
     #[inline(always)]
-    pub fn update<X: Exponentials, const REGS: usize>(
+    pub fn raise<X: Exponentials, const REGS: usize>(
         &mut self,
         scores: &mut Accumulator<REGS>,
-    ) -> [f32; 2] {
+    ) -> ([ExponentRow; 2], [f32; 2]) {
         // Two chains a row, for latency.
         let mut max = [[f32::NEG_INFINITY; 2]; 2];
         scores.for_each(|i, score| {
@@ -96,24 +98,43 @@ impl Softmax {
             corrections[row] = math::exp2_approx(self.max[row] - finite_max);
             self.max[row] = max;
         }
+        (rows, corrections)
+    }
+
+    /// Replaces the scores by their weights.
+    #[inline(always)]
+    pub fn weigh<X: Exponentials, const REGS: usize>(
+        &mut self,
+        scores: &mut Accumulator<REGS>,
+        rows: [ExponentRow; 2],
+        corrections: [f32; 2],
+    ) {
         let mut sum = [[0.0; 2]; 2];
         scores.for_each(|i, score| {
             let row = i / 2 % 2;
             *score = rows[row].exponential::<X>(i, *score);
-            sum[row][i % 2] += *score;
+            if X::ADDS_WEIGHTS {
+                sum[row][i % 2] += *score;
+            }
         });
         for row in 0..2 {
-            self.sum[row] = math::fma(self.sum[row], corrections[row], sum[row][0] + sum[row][1]);
+            let block_sum = sum[row][0] + sum[row][1];
+            self.sum[row] = math::fma(self.sum[row], corrections[row], block_sum);
         }
-        corrections
     }
 
-    /// The factor that makes the rows' weights sum to 1, 0 for a row without a key, and the
-    /// natural logarithm of the sum of the exponentials of its scores.
+    /// The sums of the rows' weights, if those are added as they are computed.
     #[inline(always)]
-    pub fn finish<X: Exponentials>(&self) -> [RowSum; 2] {
+    pub fn sums(&self) -> [f32; 2] {
+        self.sum.map(|sum| reduce_quad(sum, |a, b| a + b))
+    }
+
+    /// The factor that makes the rows' weights, of these sums, sum to 1, 0 for a row without a key,
+    /// and the natural logarithm of the sum of the exponentials of its scores.
+    #[inline(always)]
+    pub fn finish<X: Exponentials>(&self, sums: [f32; 2]) -> [RowSum; 2] {
         [0, 1].map(|row| {
-            let sum = reduce_quad(self.sum[row], |a, b| a + b);
+            let sum = sums[row];
             let is_empty = sum == 0.0;
             RowSum {
                 inverse: if is_empty { 0.0 } else { math::rcp_approx(sum) },
@@ -129,7 +150,7 @@ impl Softmax {
 
 /// What the exponents of a row have in common.
 #[derive(Clone, Copy)]
-struct ExponentRow {
+pub(super) struct ExponentRow {
     scale: f32,
     /// A whole number.
     offset: f32,

@@ -3,7 +3,7 @@
 
 use super::super::items::{ItemRing, NUM_SLOTS};
 use super::super::ring::{Ring, Staged};
-use super::tiles::Fp8Tile;
+use super::tiles::{Fp8Tile, ONES_BYTES};
 use crate::tile::pipeline::Pipeline;
 use cuda_std::prelude::*;
 
@@ -33,6 +33,8 @@ pub(super) struct Stages {
     pub v: Ring<Bytes>,
     /// V before its conversion.
     pub staging: Ring<Bytes>,
+    /// An operand of ones.
+    pub ones: Shared<u8>,
     pub items: ItemRing,
     /// Completes when a block of V has landed whose last positions the producer zeroes.
     pub tail_barrier: Mbarrier,
@@ -58,12 +60,24 @@ impl Stages {
                 k: ring(T::K_AT, T::K_BYTES, T::K_BARRIERS_AT, T::STAGES),
                 v: ring(T::V_AT, T::V_BYTES, T::V_BARRIERS_AT, T::STAGES),
                 staging: ring(T::STAGING_AT, T::V8_BYTES, T::STAGING_BARRIERS_AT, staging_stages),
+                ones: smem.offset(T::ONES_AT),
                 items: ItemRing::new(
                     smem.offset(T::ITEMS_AT).cast(),
                     Pipeline::new(smem.offset(T::ITEM_BARRIERS_AT).cast(), NUM_SLOTS),
                 ),
                 tail_barrier: Mbarrier::new(smem.offset(T::TAIL_BARRIER_AT).cast()),
             }
+        }
+    }
+
+    /// Writes the ones; a barrier of the block follows.
+    #[inline(always)]
+    #[track_caller]
+    pub fn write_ones(self) {
+        if thread::thread_idx_x() < ONES_BYTES / 4 {
+            // SAFETY: inside; nothing else writes there.
+            unsafe { self.ones.cast::<u32>().set(thread::thread_idx_x(), 0x3838_3838) };
+            fence::proxy_async_shared();
         }
     }
 

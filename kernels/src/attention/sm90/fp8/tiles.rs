@@ -13,6 +13,9 @@ use half::f16;
 /// Bytes of k that one MMA reads of a row: 32 of E4M3, 16 of f16.
 pub(super) const STEP_BYTES: u32 = 32;
 
+/// Bytes of an operand B of ones, 8 columns of a k-step: times the weights, it gives their sums.
+pub(super) const ONES_BYTES: u32 = 8 * STEP_BYTES;
+
 /// A tile of operands in E4M3.
 pub(super) trait Fp8Tile: TileShape {
     /// Element of the weights and of V, as they are multiplied.
@@ -21,17 +24,20 @@ pub(super) trait Fp8Tile: TileShape {
     const Q_STAGES: u32;
     /// Stages of K, and of V as it is multiplied.
     const STAGES: u32;
-    /// Whether each block's P V is added in f32 to that of the blocks before.
-    const ADDS_BLOCKS: bool = false;
     /// Every so many weights one is computed by a polynomial; 0: none.
     const POLYNOMIAL_EVERY: usize = 0;
     /// Whether P V so far is rescaled only if a maximum of the warp has grown.
     const SKIPS: bool = true;
     /// Whether warpgroups take turns.
-    const TURNS: bool = true;
+    const TURNS: bool = false;
+    /// Whether warpgroups take turns to compute exponentials.
+    const EXP_TURNS: bool = true;
 
     /// Whether V is converted.
     const IS_CONVERTED: bool = size_of::<Self::Weight>() != 1;
+    /// Whether the tensor cores add the weights, which so are rounded as those that V is multiplied
+    /// by.
+    const ADDS_ROUNDED: bool = !Self::IS_CONVERTED;
     /// Stages of V before its conversion.
     const STAGING_STAGES: u32 = if Self::IS_CONVERTED { 2 } else { 0 };
 
@@ -49,11 +55,13 @@ pub(super) trait Fp8Tile: TileShape {
     /// Bytes of a page of V as it is multiplied: its columns are rows.
     const V_PAGE_BYTES: u32 = Self::V_BYTES / Self::BLOCK_PAGES;
 
-    /// Offsets in shared memory: stages of Q, of K, of V, work items, barriers.
+    /// Offsets in shared memory: stages of Q, of K, of V, ones, work items,
+    /// barriers.
     const K_AT: u32 = Self::Q_STAGES * Self::Q_BYTES;
     const V_AT: u32 = Self::K_AT + Self::STAGES * Self::K_BYTES;
     const STAGING_AT: u32 = Self::V_AT + Self::STAGES * Self::V_BYTES;
-    const ITEMS_AT: u32 = Self::STAGING_AT + Self::STAGING_STAGES * Self::V8_BYTES;
+    const ONES_AT: u32 = Self::STAGING_AT + Self::STAGING_STAGES * Self::V8_BYTES;
+    const ITEMS_AT: u32 = Self::ONES_AT + ONES_BYTES;
     const ITEM_BARRIERS_AT: u32 = Self::ITEMS_AT + SLOT_BYTES;
     const Q_BARRIERS_AT: u32 = Self::ITEM_BARRIERS_AT + 8 * Pipeline::num_words(NUM_SLOTS);
     const K_BARRIERS_AT: u32 = Self::Q_BARRIERS_AT + 8 * Pipeline::num_words(Self::Q_STAGES);
@@ -75,7 +83,7 @@ pub(super) trait Fp8Tile: TileShape {
 /// Constants with other values than the trait's.
 macro_rules! fp8_consts {
     ($($const:ident = $value:expr),*) => { $(fp8_consts!(@ $const $value);)* };
-    (@ ADDS_BLOCKS $value:expr) => { const ADDS_BLOCKS: bool = $value; };
+    (@ EXP_TURNS $value:expr) => { const EXP_TURNS: bool = $value; };
     (@ TURNS $value:expr) => { const TURNS: bool = $value; };
     (@ SKIPS $value:expr) => { const SKIPS: bool = $value; };
     (@ POLYNOMIAL_EVERY $value:expr) => { const POLYNOMIAL_EVERY: usize = $value; };
@@ -108,16 +116,25 @@ macro_rules! tiles {
 }
 
 tiles! {
+    /// Heads of up to 64 columns.
+    FastD64: 3, 2, 4, 128, 64, E4m3;
+    StrictD64: 2, 2, 4, 128, 64, f16;
+    /// Heads of up to 96 columns.
+    FastD96: 2, 2, 2, 192, 96, E4m3;
+    StrictD96: 2, 2, 2, 128, 96, f16;
+    /// Heads of up to 256 columns.
+    FastD256: 2, 2, 2, 64, 256, E4m3;
+    StrictD256: 2, 2, 2, 64, 256, f16;
     /// Heads of up to 128 columns.
-    FastD128: 2, 2, 3, 192, 128, E4m3;
-    FastD128NoSkip: 2, 2, 3, 192, 128, E4m3, SKIPS = false;
-    FastD128P8: 2, 2, 3, 192, 128, E4m3, POLYNOMIAL_EVERY = 8;
-    FastD128P4: 2, 2, 3, 192, 128, E4m3, POLYNOMIAL_EVERY = 4;
+    FastD128: 2, 2, 2, 192, 128, E4m3;
+    FastD128NoSkip: 2, 2, 2, 192, 128, E4m3, EXP_TURNS = false;
+    FastD128P8: 2, 2, 2, 192, 128, E4m3, POLYNOMIAL_EVERY = 8;
+    FastD128P4: 2, 2, 2, 192, 128, E4m3, POLYNOMIAL_EVERY = 4;
     FastD128N128: 2, 2, 4, 128, 128, E4m3;
     FastD128N128P8: 2, 2, 4, 128, 128, E4m3, POLYNOMIAL_EVERY = 8;
-    FastD128NoTurns: 2, 2, 3, 192, 128, E4m3, TURNS = false;
-    StrictD128NoTurns: 2, 2, 2, 128, 128, f16, TURNS = false;
-    FastD128Fresh: 2, 2, 4, 128, 128, E4m3, ADDS_BLOCKS = true;
+    FastD128NoTurns: 2, 2, 2, 192, 128, E4m3, TURNS = true, EXP_TURNS = false;
+    StrictD128NoTurns: 2, 2, 2, 128, 128, f16, TURNS = true, EXP_TURNS = false;
+    FastD128Fresh: 2, 2, 4, 128, 128, E4m3, TURNS = true, EXP_TURNS = false;
     /// Likewise.
     StrictD128: 2, 2, 2, 128, 128, f16;
     StrictD128P8: 2, 2, 2, 128, 128, f16, POLYNOMIAL_EVERY = 8;
@@ -127,6 +144,7 @@ impl<T: Fp8Tile> Exponentials for OfTile<T> {
     const SHIFT: f32 = T::Weight::SHIFT;
     const POLYNOMIAL_EVERY: usize = T::POLYNOMIAL_EVERY;
     const IS_COARSE: bool = T::Weight::IS_COARSE;
+    const ADDS_WEIGHTS: bool = !T::ADDS_ROUNDED;
 }
 
 /// The exponentials of a tile.
