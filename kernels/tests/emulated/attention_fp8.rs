@@ -376,3 +376,11 @@ fn nans() {
     operands.k[0][120 * case.head_dim + 9] = f32::NAN;
     case.check_operands(&operands);
 }
+
+/// More keys than the tensor cores add up.
+#[test]
+fn many_keys() {
+    for head_dim in [64, 128, 256] {
+        Case { seqs: &[(3, 2300)], head_dim, num_heads: 1, ..CASE }.check();
+    }
+}

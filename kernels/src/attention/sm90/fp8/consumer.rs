@@ -120,7 +120,13 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
             let (exponents, corrections) =
                 softmax.raise::<OfTile<T>, SCORE_REGS>(&mut self.scores);
-            softmax.weigh::<OfTile<T>, SCORE_REGS>(&mut self.scores, exponents, corrections);
+            softmax.weigh::<OfTile<T>, SCORE_REGS>(
+                &mut self.scores,
+                exponents,
+                corrections,
+                0..8,
+            );
+            let (mut total, mut num_blocks) = (None, 0);
             let mut weights = T::Weight::fragments(&self.scores);
 
             // 2. The other blocks, from last to first: S of this block, and P V of the one before
@@ -150,10 +156,19 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                         &mut self.scores,
                         exponents,
                         corrections,
+                        0..T::TURN_EIGHTHS,
                     );
                 }
                 if T::EXP_TURNS {
                     end_turn(T::CONSUMERS, self.warpgroup);
+                }
+                if T::TURN_EIGHTHS < 8 && has_rows {
+                    softmax.weigh::<OfTile<T>, SCORE_REGS>(
+                        &mut self.scores,
+                        exponents,
+                        [1.0; 2],
+                        T::TURN_EIGHTHS..8,
+                    );
                 }
                 self.wait_pv(sum);
                 weights = T::Weight::fragments(&self.scores);
@@ -162,12 +177,22 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                     self.out.scale_rows(corrections);
                     self.sums.scale_rows(corrections);
                 }
+                num_blocks += 1;
+                if T::FLUSH_BLOCKS > 0 && num_blocks == T::FLUSH_BLOCKS {
+                    num_blocks = 0;
+                    let maxima = softmax.maxima();
+                    self.add_total(&mut total, maxima);
+                    self.store_total(&mut total, maxima);
+                }
             }
             self.stages.q.release();
 
             // 3. P V of the first block.
             let sum = self.multiply_pv::<T>(&weights);
             self.wait_pv(sum);
+            if T::FLUSH_BLOCKS > 0 {
+                self.add_total(&mut total, softmax.maxima());
+            }
         } else {
             self.stages.q.release();
         }
@@ -235,6 +260,50 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
         Products { out, sums }
     }
 
+    /// The thread's part of P V in shared memory: vectors a row of threads apart.
+    #[inline(always)]
+    fn total_vec(&self, index: u32) -> Shared<f32> {
+        let threads = self.warpgroup * (OUT_REGS as u32 / 4) + index;
+        self.stages.total.offset(4 * (threads * warp::WARPGROUP_SIZE + thread::thread_idx_x() % 128))
+    }
+
+    /// Adds the total to P V, which is relative to `maxima`.
+    #[inline(always)]
+    #[track_caller]
+    fn add_total(&mut self, total: &Option<Total>, maxima: [f32; 2]) {
+        let Some(total) = total else { return };
+        let factors = [0, 1].map(|row| math::exp2_approx(total.maxima[row] - maxima[row]));
+        let mut vec = [0.0; 4];
+        let at = self.total_vec(0);
+        self.out.for_each(|i, out| {
+            if i % 4 == 0 {
+                // SAFETY: the thread's own; it has written them.
+                vec = unsafe { at.get_vec(4 * warp::WARPGROUP_SIZE * (i as u32 / 4)) };
+            }
+            *out = math::fma(vec[i % 4], factors[i / 2 % 2], *out);
+        });
+        self.sums.for_each(|i, sum| {
+            *sum = math::fma(total.sums[i / 2], factors[i / 2], *sum);
+        });
+    }
+
+    /// Moves P V to shared memory.
+    #[inline(always)]
+    #[track_caller]
+    fn store_total(&mut self, total: &mut Option<Total>, maxima: [f32; 2]) {
+        let at = self.total_vec(0);
+        let mut vec = [0.0; 4];
+        self.out.for_each(|i, out| {
+            vec[i % 4] = replace(out, 0.0);
+            if i % 4 == 3 {
+                // SAFETY: the thread's own.
+                unsafe { at.set_vec(4 * warp::WARPGROUP_SIZE * (i as u32 / 4), vec) };
+            }
+        });
+        let sums = replace(&mut self.sums, Accumulator::zero());
+        *total = Some(Total { maxima, sums: [0, 2].map(|i| sums.sum(i)) });
+    }
+
     /// Waits for P V of a block and releases V.
     #[inline(always)]
     #[track_caller]
@@ -243,6 +312,15 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
         self.sums = products.sums.wait::<0>();
         self.stages.v.release();
     }
+}
+
+/// What of P V is in shared memory.
+#[derive(Clone, Copy)]
+struct Total {
+    /// The rows' maxima that it is relative to.
+    maxima: [f32; 2],
+    /// Sums of the rows' weights.
+    sums: [f32; 2],
 }
 
 /// The products of weights.

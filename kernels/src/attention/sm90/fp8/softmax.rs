@@ -63,6 +63,12 @@ fn round(x: f32) -> f32 {
     if x.abs() < 4_194_304.0 { rounded } else { x }
 }
 
+/// A row with masked keys alone has the maximum minus infinity: any finite one gives weights of 0.
+#[inline(always)]
+fn finite(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY { 0.0 } else { max }
+}
+
 impl Softmax {
     /// No key yet.
     #[inline(always)]
@@ -90,9 +96,7 @@ impl Softmax {
         for row in 0..2 {
             let block_max = reduce_quad(math::max(max[row][0], max[row][1]), math::max);
             let max = math::max(self.max[row], round(block_max * scale));
-            // A row with masked keys alone has the maximum minus infinity: any finite one gives
-            // weights of 0.
-            let finite_max = if max == f32::NEG_INFINITY { 0.0 } else { max };
+            let finite_max = finite(max);
             rows[row].offset = X::SHIFT - finite_max;
             rows[row].lowest = (LOWEST + finite_max) * lowest;
             corrections[row] = math::exp2_approx(self.max[row] - finite_max);
@@ -101,26 +105,35 @@ impl Softmax {
         (rows, corrections)
     }
 
-    /// Replaces the scores by their weights.
+    /// Replaces the scores from eighth `FIRST` to `END` of a block by their weights.
     #[inline(always)]
     pub fn weigh<X: Exponentials, const REGS: usize>(
         &mut self,
         scores: &mut Accumulator<REGS>,
         rows: [ExponentRow; 2],
         corrections: [f32; 2],
+        eighths: core::ops::Range<usize>,
     ) {
         let mut sum = [[0.0; 2]; 2];
         scores.for_each(|i, score| {
-            let row = i / 2 % 2;
-            *score = rows[row].exponential::<X>(i, *score);
-            if X::ADDS_WEIGHTS {
-                sum[row][i % 2] += *score;
+            if eighths.contains(&(i * 8 / REGS)) {
+                let row = i / 2 % 2;
+                *score = rows[row].exponential::<X>(i, *score);
+                if X::ADDS_WEIGHTS {
+                    sum[row][i % 2] += *score;
+                }
             }
         });
         for row in 0..2 {
             let block_sum = sum[row][0] + sum[row][1];
             self.sum[row] = math::fma(self.sum[row], corrections[row], block_sum);
         }
+    }
+
+    /// The rows' maxima, from which exponents count; finite.
+    #[inline(always)]
+    pub fn maxima(&self) -> [f32; 2] {
+        self.max.map(finite)
     }
 
     /// The sums of the rows' weights, if those are added as they are computed.

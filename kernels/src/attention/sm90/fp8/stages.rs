@@ -35,6 +35,8 @@ pub(super) struct Stages {
     pub staging: Ring<Bytes>,
     /// An operand of ones.
     pub ones: Shared<u8>,
+    /// P V of the blocks so far, but for those in registers.
+    pub total: Shared<f32>,
     pub items: ItemRing,
     /// Completes when a block of V has landed whose last positions the producer zeroes.
     pub tail_barrier: Mbarrier,
@@ -61,6 +63,7 @@ impl Stages {
                 v: ring(T::V_AT, T::V_BYTES, T::V_BARRIERS_AT, T::STAGES),
                 staging: ring(T::STAGING_AT, T::V8_BYTES, T::STAGING_BARRIERS_AT, staging_stages),
                 ones: smem.offset(T::ONES_AT),
+                total: smem.offset(T::TOTAL_AT).cast(),
                 items: ItemRing::new(
                     smem.offset(T::ITEMS_AT).cast(),
                     Pipeline::new(smem.offset(T::ITEM_BARRIERS_AT).cast(), NUM_SLOTS),

@@ -13,6 +13,9 @@ use half::f16;
 /// Bytes of k that one MMA reads of a row: 32 of E4M3, 16 of f16.
 pub(super) const STEP_BYTES: u32 = 32;
 
+/// Keys whose weights and values, in 8 bits, the tensor cores add up.
+const FLUSH_KEYS: u32 = 1024;
+
 /// Bytes of an operand B of ones, 8 columns of a k-step: times the weights, it gives their sums.
 pub(super) const ONES_BYTES: u32 = 8 * STEP_BYTES;
 
@@ -32,6 +35,8 @@ pub(super) trait Fp8Tile: TileShape {
     const TURNS: bool = false;
     /// Whether warpgroups take turns to compute exponentials.
     const EXP_TURNS: bool = true;
+    /// Eighths of the exponentials after which a turn ends.
+    const TURN_EIGHTHS: usize = 8;
 
     /// Whether V is converted.
     const IS_CONVERTED: bool = size_of::<Self::Weight>() != 1;
@@ -55,13 +60,19 @@ pub(super) trait Fp8Tile: TileShape {
     /// Bytes of a page of V as it is multiplied: its columns are rows.
     const V_PAGE_BYTES: u32 = Self::V_BYTES / Self::BLOCK_PAGES;
 
-    /// Offsets in shared memory: stages of Q, of K, of V, ones, work items,
-    /// barriers.
+    /// Blocks of keys after which P V is moved to shared memory, as tensor cores keep few bits of
+    /// 8-bit products beside a large accumulator; 0: never.
+    const FLUSH_BLOCKS: u32 = if Self::IS_CONVERTED { 0 } else { FLUSH_KEYS / Self::BLOCK_N };
+    /// Bytes of P V there.
+    const TOTAL_BYTES: u32 = if Self::FLUSH_BLOCKS > 0 { 4 * Self::BLOCK_M * Self::WIDTH } else { 0 };
+
+    /// Offsets in shared memory: stages of Q, of K, of V, ones, P V, work items, barriers.
     const K_AT: u32 = Self::Q_STAGES * Self::Q_BYTES;
     const V_AT: u32 = Self::K_AT + Self::STAGES * Self::K_BYTES;
     const STAGING_AT: u32 = Self::V_AT + Self::STAGES * Self::V_BYTES;
     const ONES_AT: u32 = Self::STAGING_AT + Self::STAGING_STAGES * Self::V8_BYTES;
-    const ITEMS_AT: u32 = Self::ONES_AT + ONES_BYTES;
+    const TOTAL_AT: u32 = Self::ONES_AT + ONES_BYTES;
+    const ITEMS_AT: u32 = Self::TOTAL_AT + Self::TOTAL_BYTES;
     const ITEM_BARRIERS_AT: u32 = Self::ITEMS_AT + SLOT_BYTES;
     const Q_BARRIERS_AT: u32 = Self::ITEM_BARRIERS_AT + 8 * Pipeline::num_words(NUM_SLOTS);
     const K_BARRIERS_AT: u32 = Self::Q_BARRIERS_AT + 8 * Pipeline::num_words(Self::Q_STAGES);
@@ -84,6 +95,7 @@ pub(super) trait Fp8Tile: TileShape {
 macro_rules! fp8_consts {
     ($($const:ident = $value:expr),*) => { $(fp8_consts!(@ $const $value);)* };
     (@ EXP_TURNS $value:expr) => { const EXP_TURNS: bool = $value; };
+    (@ TURN_EIGHTHS $value:expr) => { const TURN_EIGHTHS: usize = $value; };
     (@ TURNS $value:expr) => { const TURNS: bool = $value; };
     (@ SKIPS $value:expr) => { const SKIPS: bool = $value; };
     (@ POLYNOMIAL_EVERY $value:expr) => { const POLYNOMIAL_EVERY: usize = $value; };
@@ -120,24 +132,23 @@ tiles! {
     FastD64: 3, 2, 4, 128, 64, E4m3;
     StrictD64: 2, 2, 4, 128, 64, f16;
     /// Heads of up to 96 columns.
-    FastD96: 2, 2, 2, 192, 96, E4m3;
+    FastD96: 2, 2, 4, 128, 96, E4m3;
     StrictD96: 2, 2, 2, 128, 96, f16;
-    /// Heads of up to 256 columns.
-    FastD256: 2, 2, 2, 64, 256, E4m3;
-    StrictD256: 2, 2, 2, 64, 256, f16;
     /// Heads of up to 128 columns.
-    FastD128: 2, 2, 2, 192, 128, E4m3;
-    FastD128NoSkip: 2, 2, 2, 192, 128, E4m3, EXP_TURNS = false;
-    FastD128P8: 2, 2, 2, 192, 128, E4m3, POLYNOMIAL_EVERY = 8;
-    FastD128P4: 2, 2, 2, 192, 128, E4m3, POLYNOMIAL_EVERY = 4;
-    FastD128N128: 2, 2, 4, 128, 128, E4m3;
-    FastD128N128P8: 2, 2, 4, 128, 128, E4m3, POLYNOMIAL_EVERY = 8;
-    FastD128NoTurns: 2, 2, 2, 192, 128, E4m3, TURNS = true, EXP_TURNS = false;
-    StrictD128NoTurns: 2, 2, 2, 128, 128, f16, TURNS = true, EXP_TURNS = false;
-    FastD128Fresh: 2, 2, 4, 128, 128, E4m3, TURNS = true, EXP_TURNS = false;
-    /// Likewise.
+    FastD128: 2, 2, 4, 128, 128, E4m3;
+    FastD128NoSkip: 2, 2, 4, 128, 128, E4m3, SKIPS = false;
+    FastD128P8: 2, 2, 4, 128, 128, E4m3, TURN_EIGHTHS = 4;
+    FastD128P4: 2, 2, 4, 128, 128, E4m3, TURN_EIGHTHS = 6;
+    FastD128N128: 2, 2, 2, 192, 128, E4m3, TURN_EIGHTHS = 4;
+    FastD128N128P8: 2, 2, 4, 128, 128, E4m3, POLYNOMIAL_EVERY = 16;
+    FastD128NoTurns: 2, 2, 4, 128, 128, E4m3, TURN_EIGHTHS = 2;
+    FastD128Fresh: 2, 2, 2, 192, 128, E4m3;
     StrictD128: 2, 2, 2, 128, 128, f16;
-    StrictD128P8: 2, 2, 2, 128, 128, f16, POLYNOMIAL_EVERY = 8;
+    StrictD128NoTurns: 2, 2, 2, 128, 128, f16, TURN_EIGHTHS = 4;
+    StrictD128P8: 2, 2, 2, 128, 128, f16, TURN_EIGHTHS = 6;
+    /// Heads of up to 256 columns.
+    FastD256: 2, 1, 2, 64, 256, E4m3;
+    StrictD256: 2, 2, 2, 64, 256, f16;
 }
 
 impl<T: Fp8Tile> Exponentials for OfTile<T> {
