@@ -19,6 +19,7 @@ pub mod gather_rows;
 pub mod gemm;
 
 pub mod kv_cache;
+pub mod quantise_rows;
 pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;

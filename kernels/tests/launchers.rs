@@ -10,7 +10,8 @@ use kernels::attention::{
 use kernels::element::{Dtype, NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::{
-    GemmEpilogue, GemmEpilogueOperands, Gpu, Linear, LinearOperands, OutputOf, SumOrder, Target,
+    Fp8Accumulate, GemmEpilogue, GemmEpilogueOperands, Gpu, Linear, LinearFp8, LinearFp8Operands,
+    LinearOperands, Out16, OutputOf, SumOrder, Target, WeightScales,
 };
 use kernels::kv_cache::KvAppend;
 use kernels::rms_norm::RmsNorm;
@@ -455,4 +456,54 @@ fn attention_rejects_what_no_kernel_takes() {
 fn errors_are_one_line_and_name_the_value() {
     let error = prefill(Attention { head_dim: 258, ..attention() }).unwrap_err();
     assert_eq!(error.to_string(), "head_dim is 258: expected from 1 to 256");
+}
+
+#[test]
+fn layers_of_8_bit_floats_refuse_what_no_kernel_computes() {
+    let right = LinearFp8 { max_rows: 64, n: 128, k: 256, accumulate: Fp8Accumulate::TwoLevel };
+    let operands = LinearFp8Operands::<f16> {
+        x: rows(256),
+        x_scales: ptr(2),
+        weight: rows(256),
+        weight_scales: WeightScales::Blocks(ptr(3)),
+        bias: None,
+        residual: None,
+        out: Out16::Half(rows(128)),
+    };
+    let launch = |gpu: Gpu, linear: LinearFp8, operands: &LinearFp8Operands<f16>| {
+        linear.launch(gpu, ptr(9), operands, &mut |spec: &TensorMapSpec| {
+            spec.check().expect("a tensor map");
+            spec.emulated()
+        })
+    };
+    let refused = |linear, operands: LinearFp8Operands<f16>| {
+        match launch(Gpu::HOPPER, linear, &operands) {
+            Err(LaunchError::Shape { what, value, .. }) => (what, value),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(launch(Gpu::HOPPER, right, &operands).is_ok_and(|launch| launch.is_some()));
+    assert!(is_nothing(launch(Gpu::HOPPER, LinearFp8 { max_rows: 0, ..right }, &operands)));
+    assert!(is_nothing(launch(Gpu::HOPPER, LinearFp8 { n: 0, ..right }, &operands)));
+    let sm80 = Gpu { target: Target::Sm80, num_sms: 108, overlaps: false };
+    let on_sm80 = launch(sm80, right, &operands);
+    assert!(matches!(on_sm80, Err(LaunchError::Shape { what: "compute capability", .. })));
+    for k in [0, 8, 264] {
+        assert_eq!(refused(LinearFp8 { k, ..right }, operands), ("k", k));
+    }
+    assert_eq!(refused(LinearFp8 { max_rows: 1 << 31, ..right }, operands), ("rows", 1 << 31));
+    let huge = LinearFp8 { max_rows: 1 << 30, n: 1 << 30, ..right };
+    assert_eq!(refused(huge, operands).0, "tiles");
+    let x = rows(264);
+    assert_eq!(refused(right, LinearFp8Operands { x, ..operands }), ("row stride", 264));
+    let weight = Rows::new(DevicePtr::new(0x1008), 256);
+    assert_eq!(refused(right, LinearFp8Operands { weight, ..operands }), ("address", 0x1008));
+    let residual = Some(rows(128));
+    assert_eq!(refused(right, LinearFp8Operands { residual, ..operands }), ("output bits", 16));
+    let out = Out16::F32(rows(1 << 30));
+    assert_eq!(refused(right, LinearFp8Operands { out, ..operands }), ("row stride", 1 << 30));
+    let fast = LinearFp8 { accumulate: Fp8Accumulate::Fast, ..right };
+    assert_eq!(refused(fast, operands).0, "rows of a weight scale");
+    let of_rows = LinearFp8Operands { weight_scales: WeightScales::Rows(ptr(3)), ..operands };
+    assert!(launch(Gpu::HOPPER, fast, &of_rows).is_ok_and(|launch| launch.is_some()));
 }

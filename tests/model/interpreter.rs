@@ -1,11 +1,21 @@
-//! A naive interpreter of plans in f32.
+//! A naive interpreter of plans in f32; rows are rounded to E4M3 where it is told so.
 
+use cuda_std::E4m3;
 use halfwarp::Model;
 use halfwarp::plan::{
     AppendAttention, Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View, WeightId,
     WeightSource,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Of a token by its index, the weights whose rows are rounded to E4M3.
+pub type Rounded<'a> = &'a dyn Fn(usize) -> &'a BTreeSet<WeightId>;
+
+/// None of them.
+pub fn nothing(_: usize) -> &'static BTreeSet<WeightId> {
+    static NOTHING: BTreeSet<WeightId> = BTreeSet::new();
+    &NOTHING
+}
 
 /// Runs a plan for one sequence from its first position, with no paging and no batching.
 pub struct Interpreter<'a> {
@@ -15,11 +25,17 @@ pub struct Interpreter<'a> {
     tensors: Vec<Vec<f32>>,
     /// K and V of each layer, `[tokens, num_kv_heads * head_dim]`.
     cache: BTreeMap<usize, (Vec<f32>, Vec<f32>)>,
+    rounded: Rounded<'a>,
 }
 
 impl<'a> Interpreter<'a> {
     /// Logits of every token, `[tokens, vocab_size]`.
-    pub fn logits(model: &Model, plan: &'a Plan, tokens: &'a [u32]) -> Vec<f32> {
+    pub fn logits(
+        model: &Model,
+        plan: &'a Plan,
+        tokens: &'a [u32],
+        rounded: Rounded<'a>,
+    ) -> Vec<f32> {
         let read = |weight| {
             let mut bytes = vec![0; halfwarp::plan::Weight::bytes(weight)];
             model.checkpoint().read(weight, &mut bytes).unwrap();
@@ -28,7 +44,8 @@ impl<'a> Interpreter<'a> {
         let weights = plan.weights.iter().map(read).collect();
         // What was never written poisons what is computed from it.
         let tensors = plan.tensors.iter().map(|t| vec![f32::NAN; tokens.len() * t.width]).collect();
-        let mut run = Interpreter { plan, weights, tokens, tensors, cache: BTreeMap::new() };
+        let cache = BTreeMap::new();
+        let mut run = Interpreter { plan, weights, tokens, tensors, cache, rounded };
         plan.ops.iter().for_each(|op| run.op(op));
         run.read(plan.logits)
     }
@@ -112,6 +129,14 @@ impl<'a> Interpreter<'a> {
         if let Some(Norm { weight, eps }) = op.norm {
             x = norm(x, self.weight(weight), eps);
         }
+        if let Some(gate) = op.silu {
+            x = gated(&self.read(gate), &x);
+        }
+        for (token, row) in x.chunks_mut(op.x.width).enumerate() {
+            if (self.rounded)(token).contains(&op.weight) {
+                round_to_e4m3(row);
+            }
+        }
         let weight = self.weight(op.weight);
         let product = |row: &[f32]| -> Vec<f32> {
             let dot = |w: &[f32]| row.iter().zip(w).map(|(x, w)| x * w).sum();
@@ -174,6 +199,15 @@ impl<'a> Interpreter<'a> {
             }
         }
         out
+    }
+}
+
+/// With a scale of the row.
+fn round_to_e4m3(row: &mut [f32]) {
+    let max = row.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    if max > 0.0 {
+        let round = |x: f32| max / 448.0 * E4m3::from_f32(x * (448.0 / max)).to_f32();
+        row.iter_mut().for_each(|x| *x = round(*x));
     }
 }
 

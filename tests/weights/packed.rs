@@ -1,6 +1,7 @@
 //! Safetensors that come quantised, against numpy (tests/fixtures/make_packed.py).
 
 use crate::files::{assert_error, tests_dir};
+use cuda_std::E4m3;
 use halfwarp::plan::{Dtype, Weight, WeightLayout, WeightPart, WeightSource};
 use halfwarp::weights::{Checkpoint, WeightsError};
 use halfwarp::{Model, ModelError, OpenError};
@@ -94,8 +95,102 @@ fn four_bits_are_repacked_to_blocks() {
             }
         }
     }
-    let fp8 = Checkpoint::open(fixture("fp8-block")).unwrap();
-    assert_eq!(fp8.stored("model.layers.0.mlp.down_proj.weight"), None, "there are no such blocks");
+}
+
+/// The numbers of a weight in E4M3: its elements, then its scales.
+fn numbers_of_fp8(weight: &Weight, bytes: &[u8]) -> Vec<f32> {
+    let (elements, scales) = bytes.split_at(weight.scales_at());
+    let scales: Vec<f32> = scales.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
+    let blocks = weight.cols.div_ceil(128);
+    let scale = |row: usize, col: usize| match weight.storage().unwrap() {
+        Dtype::F8_E4M3 => scales[row],
+        _ => scales[row / 128 * blocks + col / 128],
+    };
+    let number = |(i, &code): (usize, &u8)| {
+        scale(i / weight.cols, i % weight.cols) * E4m3::from_bits(code).to_f32()
+    };
+    elements.iter().enumerate().map(number).collect()
+}
+
+/// The two parts of a stack, as the checkpoint has them.
+#[test]
+fn e4m3_is_kept_with_its_scales() {
+    for name in ["fp8-tensor", "fp8-channel", "fp8-block"] {
+        let checkpoint = Checkpoint::open(fixture(name)).unwrap();
+        for layer in ["self_attn.k_proj", "mlp.down_proj"] {
+            // K is of one block: its scale is that of each of its rows.
+            let storage = match (name, layer) {
+                ("fp8-block", "mlp.down_proj") => Dtype::F8_E4M3_BLOCKS,
+                _ => Dtype::F8_E4M3,
+            };
+            let tensor = format!("model.layers.0.{layer}.weight");
+            assert_eq!(checkpoint.stored(&tensor), Some(storage), "{name}");
+            let want = checkpoint.read_f32(&tensor).unwrap();
+            let [rows, cols] = *checkpoint.tensor(&tensor).unwrap().shape else { panic!() };
+            let parts = vec![WeightPart::new(&*tensor, rows, storage); 2];
+            let layout = WeightLayout::Rows;
+            let weight = Weight { name: "w".into(), rows: 2 * rows, cols, layout, parts };
+            assert!(weight.fits_fp8(), "{name}");
+            let mut bytes = vec![0; weight.bytes()];
+            checkpoint.read(&weight, &mut bytes).unwrap();
+            let got = numbers_of_fp8(&weight, &bytes);
+            for part in got.chunks(want.len()) {
+                assert_eq!(part, want, "{name} {tensor}");
+            }
+        }
+    }
+}
+
+/// A NaN, which `sm_80` has no kernel for, and a scale that is none.
+#[test]
+fn damaged_e4m3_is_an_error() {
+    let tensor = "model.layers.0.self_attn.k_proj.weight";
+    let damage = |name: &str, tensor: &str, bytes_of: &[u8]| {
+        let dir = changed(name, |_| {});
+        let path = dir.path().join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+        let at = data + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+        bytes[at..at + bytes_of.len()].copy_from_slice(bytes_of);
+        fs::write(&path, bytes).unwrap();
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let name = "model.layers.0.self_attn.k_proj.weight";
+        let [rows, cols] = *checkpoint.tensor(name).unwrap().shape else { panic!() };
+        let weight = Weight::whole(name, rows, cols, Dtype::F8_E4M3);
+        checkpoint.read(&weight, &mut vec![0; weight.bytes()]).unwrap_err().to_string()
+    };
+    let nan = damage("fp8-channel", tensor, &[0xFF]);
+    assert!(nan.contains("k_proj.weight` holds NaN, beyond what F8_E4M3 can hold"), "{nan}");
+    let scale = damage("fp8-tensor", &format!("{tensor}_scale"), &f32::INFINITY.to_le_bytes());
+    assert!(scale.contains("has the scale inf in block 0"), "{scale}");
+}
+
+/// What a model has in another type, row by row.
+#[test]
+fn weights_become_e4m3_when_they_are_loaded() {
+    for name in NAMES {
+        let checkpoint = Checkpoint::open(fixture(name)).unwrap();
+        let tensor = "model.layers.0.mlp.down_proj.weight";
+        if checkpoint.stored(tensor) == Some(Dtype::F8_E4M3) {
+            continue;
+        }
+        let want = checkpoint.read_f32(tensor).unwrap();
+        let [rows, cols] = *checkpoint.tensor(tensor).unwrap().shape else { panic!() };
+        let weight = Weight::whole(tensor, rows, cols, Dtype::F8_E4M3);
+        checkpoint.check(&weight).unwrap();
+        let mut bytes = vec![0; weight.bytes()];
+        checkpoint.read(&weight, &mut bytes).unwrap();
+        let got = numbers_of_fp8(&weight, &bytes);
+        for (row, (got, want)) in got.chunks(cols).zip(want.chunks(cols)).enumerate() {
+            let max = want.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+            for (got, want) in got.iter().zip(want) {
+                // Half of the last place of a normal number, and of a subnormal one.
+                let bound = want.abs() / 15.9 + max / 448.0 / 1020.0;
+                assert!((got - want).abs() <= bound, "{name} row {row}: {got}, not {want}");
+            }
+        }
+    }
 }
 
 /// Zeros of 8, which GPTQ stores as 7: blocks without a minimum hold the numbers exactly.

@@ -25,7 +25,7 @@ usage: cargo xtask COMMAND
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
   emulate --seeds N       run the emulator's tests under N seeds each
   kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
-  mission                 verify attention of 1 x 8 x 512 x 64 in f16, and time it beside its peers
+  mission [--dtype TYPE]  verify attention of 1 x 8 x 512 x 64 in f16 or fp8, and time it beside its peers
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   picture                 make the pictures of a terminal: docs/images/terminal.svg, ptx.svg
   plots                   make the plots of docs/performance.md from benches/record: docs/images/performance
@@ -62,7 +62,12 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
         ["picture"] => picture::run()?,
         ["plots"] => plots::run()?,
         ["kernel-crate"] => kernel_crate::run()?,
-        ["mission"] => mission::run()?,
+        ["mission"] => mission::run("f16")?,
+        ["mission", "--dtype", dtype @ ("f16" | "fp8")] => mission::run(dtype)?,
+        ["mission", "--dtype", dtype] => {
+            eprintln!("error: invalid value '{dtype}' for '--dtype <TYPE>': f16 or fp8");
+            return Ok(ExitCode::from(2));
+        }
         ["ptxas"] => ptxas::run()?,
         ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
         _ => {

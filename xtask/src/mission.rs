@@ -1,5 +1,5 @@
-//! `cargo xtask mission`: attention of 1 x 8 x 512 x 64 in f16, built, verified, and timed on the GPU at hand beside its
-//! peers.
+//! `cargo xtask mission`: attention of 1 x 8 x 512 x 64 in f16 or fp8, built, verified, and timed on the GPU at hand
+//! beside its peers: PyTorch's in f16, our own in f16 for fp8.
 //!
 //! The program `halfwarp` verifies and times; with cargo it is built first, and without it the one beside this program
 //! runs, as on a GPU machine without Rust.
@@ -15,21 +15,29 @@ use std::{
 };
 
 /// The kernels of the mission, and their target.
-const KERNELS: [&str; 1] = ["attention_prefill_cluster_f16_d64"];
+const F16_KERNELS: &[&str] = &["attention_prefill_cluster_f16_d64"];
+const FP8_KERNELS: &[&str] = &[
+    "attention_prefill_cluster_e4m3_strict_d64",
+    "attention_prefill_cluster_e4m3_fast_d64",
+    "attention_prefill_cluster_f16_d64",
+];
 const TARGET: &str = "sm_90a";
 
 /// Times PyTorch's backends.
 const PEERS: &str = include_str!("mission/peers.py");
 
-/// Builds, verifies, times, and prints what the assembler and the peers say, where they are.
-pub fn run() -> Result<()> {
+/// Builds, verifies, times, and prints what the assembler and the peers say, where they are. `dtype` is f16 or fp8.
+pub fn run(dtype: &str) -> Result<()> {
     let halfwarp = halfwarp()?;
-    process::show(Command::new(&halfwarp).args(["bench", "mission"]))?;
-    if let Err(error) = assemble(&halfwarp) {
+    process::show(Command::new(&halfwarp).args(["bench", "mission", "--dtype", dtype]))?;
+    let kernels = if dtype == "fp8" { FP8_KERNELS } else { F16_KERNELS };
+    if let Err(error) = assemble(&halfwarp, kernels) {
         eprintln!("ptxas: {error:#}");
     }
-    // Its own words say why there are none.
-    let _ = Command::new("python3").args(["-c", PEERS]).stdin(Stdio::null()).status();
+    if dtype == "f16" {
+        // Its own words say why there are none.
+        let _ = Command::new("python3").args(["-c", PEERS]).stdin(Stdio::null()).status();
+    }
     process::check_interrupt()
 }
 
@@ -48,11 +56,11 @@ fn halfwarp() -> Result<PathBuf> {
 }
 
 /// Prints registers, spills and warnings of the kernels, as NVIDIA's assembler reports them, if it is in the cache.
-fn assemble(halfwarp: &Path) -> Result<()> {
+fn assemble(halfwarp: &Path, kernels: &[&str]) -> Result<()> {
     let cache = setup::open_cache()?;
     let Some(ptxas) = tools::cached_ptxas(&cache) else { return Ok(()) };
     let work = cache.work_dir()?;
-    for kernel in KERNELS {
+    for kernel in kernels {
         let shown = process::capture(
             Command::new(halfwarp).args(["ptx", "show", kernel, "--target", TARGET]),
         )?;

@@ -12,9 +12,10 @@
 
 use std::time::Duration;
 
+use cuda_std::launch::Launch;
 use serde::Serialize;
 
-use crate::exec::cuda::CudaExecutor;
+use crate::exec::cuda::{CudaExecutor, KernelBench};
 use crate::exec::{ExecError, PreparedPlan};
 use crate::plan::{
     Bounds, Dtype, KvLayout, Numerics, Op, Plan, PlanBuilder, PlanError, Rows, View,
@@ -29,7 +30,8 @@ pub struct Row<S> {
     #[serde(rename = "impl")]
     pub implementation: &'static str,
     /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` with accumulators in f16; the
-    /// format of a quantised weight, such as `q4_k`.
+    /// format of a quantised weight, such as `q4_k`; `e4m3`, and `e4m3_fast` where the tensor cores
+    /// accumulate all of k.
     pub dtype: String,
     /// The shape, each of its sizes a key.
     #[serde(flatten)]
@@ -92,8 +94,8 @@ pub enum BenchError {
 /// More than the L2 cache of any GPU of today.
 const L2_FLUSH_BYTES: usize = 256 << 20;
 const MIN_CALLS: usize = 8;
-pub(super) const MIN_US: f64 = 20_000.0;
-pub(super) const REPEATS: usize = 9;
+const MIN_US: f64 = 20_000.0;
+const REPEATS: usize = 9;
 
 /// Copies of the inputs of a call that moves `bytes`.
 pub(super) fn num_copies(bytes: usize, max_copies: usize) -> usize {
@@ -169,6 +171,30 @@ fn times_us(gpu: &mut CudaExecutor, plan: PreparedPlan) -> Result<Vec<f64>, Exec
     let mut times = times.collect::<Result<Vec<f64>, ExecError>>()?;
     times.sort_unstable_by(f64::total_cmp);
     Ok(times)
+}
+
+/// The median and the least time of a call in microseconds, of calls that each are some launches:
+/// two rounds of `calls` calls less one, where call `i` is the launches `i`, from the first on again
+/// after the last.
+///
+/// # Safety
+/// 1. As [`KernelBench::time_us`].
+pub(super) unsafe fn us_per_call_of(
+    bench: &mut KernelBench,
+    launches: &[Vec<Launch>],
+    calls: usize,
+) -> Result<[f64; 2], ExecError> {
+    let mut times = |rounds: usize| -> Result<Vec<f64>, ExecError> {
+        let round: Vec<Launch> =
+            launches.iter().cycle().take(rounds * calls).flatten().cloned().collect();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let once = bench.time_us(&round, 2, 2)?[0];
+            bench.time_us(&round, (MIN_US / once).max(1.0) as usize, REPEATS)
+        }
+    };
+    let (two, one) = (times(2)?, times(1)?);
+    Ok([REPEATS / 2, 0].map(|i| (two[i] - one[i]) / calls as f64))
 }
 
 /// Norm of the difference over the norm of the reference: of each element what came out, and what

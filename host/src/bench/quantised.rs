@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use super::gemm::Shape;
 use super::kernels::{
-    BenchError, MIN_US, REPEATS, Row, calls_per_round, check_error, num_copies, relative_error,
+    BenchError, Row, calls_per_round, check_error, num_copies, relative_error, us_per_call_of,
 };
 use crate::exec::ExecError;
 use crate::exec::cuda::KernelBench;
@@ -123,18 +123,8 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     let got: Vec<f32> = got.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
     let error = check_error(&shape, inputs.sampled_error(&got), MAX_ERROR)?;
 
-    let round = |rounds: usize| -> Vec<Launch> {
-        launches.iter().cycle().take(rounds * calls).flatten().cloned().collect()
-    };
-    let mut times = |rounds| -> Result<Vec<f64>, ExecError> {
-        // SAFETY: as above.
-        unsafe {
-            let once = bench.time_us(&round(rounds), 2, 2)?[0];
-            bench.time_us(&round(rounds), (MIN_US / once).max(1.0) as usize, REPEATS)
-        }
-    };
-    let (two, one) = (times(2)?, times(1)?);
-    let [us, min_us] = [REPEATS / 2, 0].map(|i| (two[i] - one[i]) / calls as f64);
+    // SAFETY: as above.
+    let [us, min_us] = unsafe { us_per_call_of(&mut bench, &launches, calls) }?;
     let target = if gpu.target == Target::Sm80 { "sm_80" } else { "sm_90a" };
     Ok(Row {
         op: "gemm",

@@ -13,7 +13,7 @@ const EPS: f32 = 1e-6;
 
 /// Random numbers, the same for the same name of a weight; ones for a norm.
 pub(crate) struct RandomWeights {
-    draw: fn(&mut ChaCha8Rng) -> f32,
+    pub(super) draw: fn(&mut ChaCha8Rng) -> f32,
 }
 
 impl RandomWeights {

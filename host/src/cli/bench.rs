@@ -47,7 +47,7 @@ enum Command {
     /// Fill a long context, decode at its half and its end, and count the memory by part ("GPU-015
     /// ultra-mega-long context").
     LongContext(LongContextArgs),
-    /// Verify and time attention of 1 x 8 x 512 x 64 in f16; without a GPU, verify it on the emulator.
+    /// Verify and time attention of 1 x 8 x 512 x 64; without a GPU, verify it on the emulator.
     Mission(mission::Args),
 }
 

@@ -1,12 +1,16 @@
 //! `halfwarp bench mission`.
 
 use super::{failure::Failure, terminal};
+use clap::ValueEnum;
 use halfwarp::bench::mission::{self, MissionError, OnGpu, Row};
 use halfwarp::exec::{cuda, default_cubin_dir};
 
 /// Arguments of `halfwarp bench mission`.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Type of the operands
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    dtype: Dtype,
     /// Number of the GPU [default: the first]
     #[arg(long, value_name = "N")]
     gpu: Option<usize>,
@@ -15,20 +19,40 @@ pub struct Args {
     jsonl: bool,
 }
 
-/// Verifies and times the kernel, full and causal; without a GPU it is verified on the emulator.
+/// A type of the operands.
+#[derive(Clone, Copy, ValueEnum)]
+enum Dtype {
+    /// f16
+    F16,
+    /// E4M3, strict and fast, beside f16
+    Fp8,
+}
+
+impl From<Dtype> for mission::Dtype {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F16 => mission::Dtype::F16,
+            Dtype::Fp8 => mission::Dtype::Fp8,
+        }
+    }
+}
+
+/// Verifies and times the kernels, full and causal; without a GPU they are verified on
+/// the emulator.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let gpu = args.gpu.or_else(cuda::first_device);
     if !args.jsonl {
-        terminal::print(&heading())?;
+        terminal::print(&heading(args.dtype))?;
     }
     for causal in [false, true] {
-        let row = match gpu {
-            Some(gpu) => mission::measure(gpu, causal, default_cubin_dir()),
-            None => verify(causal),
+        let rows = match gpu {
+            Some(gpu) => mission::measure(gpu, args.dtype.into(), causal, default_cubin_dir()),
+            None => verify(args.dtype, causal),
         };
-        let row = row.map_err(failure)?;
-        let line = if args.jsonl { serde_json::json!(row).to_string() } else { line(&row) };
-        terminal::print(&(line + "\n"))?;
+        for row in rows.map_err(failure)? {
+            let line = if args.jsonl { serde_json::json!(row).to_string() } else { line(&row) };
+            terminal::print(&(line + "\n"))?;
+        }
     }
     if gpu.is_none() && !args.jsonl {
         terminal::print("no GPU: verified on the emulator; no time was taken\n")?;
@@ -37,12 +61,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 #[cfg(feature = "emulator")]
-fn verify(causal: bool) -> Result<Row, MissionError> {
-    mission::verify(causal)
+fn verify(dtype: Dtype, causal: bool) -> Result<Vec<Row>, MissionError> {
+    mission::verify(dtype.into(), causal)
 }
 
 #[cfg(not(feature = "emulator"))]
-fn verify(_causal: bool) -> Result<Row, MissionError> {
+fn verify(_dtype: Dtype, _causal: bool) -> Result<Vec<Row>, MissionError> {
     let why = "there is no GPU, and this program has no emulator".to_owned();
     Err(halfwarp::ExecError::NoDevice(why).into())
 }
@@ -54,9 +78,13 @@ fn failure(error: MissionError) -> Failure {
     }
 }
 
-fn heading() -> String {
+fn heading(dtype: Dtype) -> String {
+    let dtype = match dtype {
+        Dtype::F16 => "f16",
+        Dtype::Fp8 => "fp8",
+    };
     format!(
-        "attention 1 x 8 x 512 x 64, f16\n{:<7} {:>9} {:>8} {:>8} {:>8} {:>9} {:>6} {:>6} {:>6}  {}\n",
+        "attention 1 x 8 x 512 x 64, {dtype}\n{:<7} {:>9} {:>8} {:>8} {:>8} {:>9} {:>6} {:>6} {:>6}  {}\n",
         "",
         "max error",
         "error",

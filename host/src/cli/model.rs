@@ -202,6 +202,10 @@ pub enum Dtype {
     F16,
     /// Half of the memory; the range of f32, 8 significant bits
     Bf16,
+    /// Linear layers' weights in E4M3 with a scale a row, all else in f16; on Hopper prompts are
+    /// multiplied in E4M3 too
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
 }
 
 impl From<Dtype> for PrecisionChoice {
@@ -211,6 +215,7 @@ impl From<Dtype> for PrecisionChoice {
             Dtype::F32 => Precision::F32.into(),
             Dtype::F16 => Precision::F16.into(),
             Dtype::Bf16 => Precision::BF16.into(),
+            Dtype::Fp8 => PrecisionChoice::Fp8,
         }
     }
 }
@@ -322,7 +327,9 @@ impl EngineArgs {
         let (precision, numerics) = (engine.precision(), engine.numerics());
         let storage = engine.model().weight_dtype(numerics).map_err(EngineError::from)?;
         Ok(match (storage, self.accumulate.into(), self.gemm) {
-            (Some(storage), ..) if storage.block_elems() > 1 => storage.to_string().to_lowercase(),
+            (Some(storage), ..) if storage.is_fp8() || storage.block_elems() > 1 => {
+                storage.to_string().to_lowercase()
+            }
             (_, Accumulate::F16, _) | (.., GemmArg::CublasF16) => format!("{precision}_acc16"),
             _ => precision.to_string(),
         })

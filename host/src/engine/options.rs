@@ -5,7 +5,8 @@ use crate::Model;
 use crate::exec::{self, Device, Gemm, GpuOptions, Target};
 use crate::model::{Config, RopeScaling};
 use crate::plan::{
-    Accumulate, AttentionForm, Fusion, KvStorage, Numerics, PAGE_SIZE, Precision, WeightStorage,
+    Accumulate, ActivationStorage, AttentionForm, Fusion, KvStorage, Numerics, PAGE_SIZE,
+    Precision, WeightStorage,
 };
 use std::path::PathBuf;
 
@@ -108,11 +109,29 @@ impl EngineOptions {
     pub(super) fn numerics(&self, precision: Precision) -> Numerics {
         let &EngineOptions { accumulate, batch_invariant, fusion, attention, kv, .. } = self;
         let weights = match self.precision {
+            PrecisionChoice::Fp8 => WeightStorage::Fp8,
             PrecisionChoice::Auto if !self.device.runs_kernels() => WeightStorage::AsStored,
             PrecisionChoice::Auto if self.gemm == Gemm::Halfwarp => WeightStorage::Tiles,
             _ => WeightStorage::Dense,
         };
-        Numerics { precision, weights, accumulate, batch_invariant, fusion, attention, kv }
+        let activations = match weights {
+            WeightStorage::Tiles | WeightStorage::Fp8
+                if self.device.multiplies_fp8(self.target) =>
+            {
+                ActivationStorage::Fp8
+            }
+            _ => ActivationStorage::Operand,
+        };
+        Numerics {
+            precision,
+            weights,
+            activations,
+            accumulate,
+            batch_invariant,
+            fusion,
+            attention,
+            kv,
+        }
     }
 
     /// Tokens of a step, of a model with `num_weights` weights.
@@ -221,9 +240,27 @@ mod tests {
             assert_eq!(weights(device, PrecisionChoice::Auto), WeightStorage::Tiles);
             assert_eq!(weights(device, Precision::F16.into()), WeightStorage::Dense);
         }
+        for device in [Device::Cpu, Device::Emulated] {
+            assert_eq!(weights(device, PrecisionChoice::Fp8), WeightStorage::Fp8);
+        }
         let gemm = Gemm::Cublas;
         let cublas = EngineOptions { device: Device::Cuda(0), gemm, ..Default::default() };
         assert_eq!(cublas.numerics(Precision::F16).weights, WeightStorage::Dense);
+    }
+
+    #[test]
+    fn rows_are_rounded_where_tensor_cores_multiply_e4m3() {
+        let activations = |device, precision, target| {
+            let options = EngineOptions { device, precision, target, ..Default::default() };
+            options.numerics(Precision::F16).activations
+        };
+        let (fp8, operand) = (ActivationStorage::Fp8, ActivationStorage::Operand);
+        let choice = PrecisionChoice::Fp8;
+        assert_eq!(activations(Device::Emulated, choice, None), fp8);
+        assert_eq!(activations(Device::Emulated, PrecisionChoice::Auto, None), fp8);
+        assert_eq!(activations(Device::Emulated, choice, Some(Target::Sm80)), operand);
+        assert_eq!(activations(Device::Emulated, Precision::F16.into(), None), operand);
+        assert_eq!(activations(Device::Cpu, choice, None), operand);
     }
 
     /// Beyond the context of its training LongRoPE computes every position in another way.

@@ -26,6 +26,10 @@ pub enum PrecisionChoice {
     /// This precision, or an error if the model cannot be computed in it. Weights are
     /// [converted](crate::plan::WeightStorage::Dense) to it.
     Exact(Precision),
+    /// Linear layers' weights in E4M3, [quantised](crate::plan::WeightStorage::Fp8) when they are
+    /// loaded if the checkpoint has them in another type: beside operands in f16 on a GPU and the
+    /// emulator, in f32 on the CPU.
+    Fp8,
 }
 
 impl From<Precision> for PrecisionChoice {
@@ -54,8 +58,8 @@ impl Attempts {
     pub fn new(options: &EngineOptions) -> Self {
         let precision = match options.precision {
             PrecisionChoice::Exact(precision) => precision,
-            PrecisionChoice::Auto if options.device.runs_kernels() => Precision::F16,
-            PrecisionChoice::Auto => ON_CPU,
+            _ if options.device.runs_kernels() => Precision::F16,
+            PrecisionChoice::Auto | PrecisionChoice::Fp8 => ON_CPU,
         };
         let is_free = options.precision == PrecisionChoice::Auto;
         let is_open = (options.context, options.cache_positions) == (None, None);

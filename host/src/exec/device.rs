@@ -63,6 +63,19 @@ impl Device {
         self == Device::Emulated || self.cuda_ordinal().is_some()
     }
 
+    /// Whether tensor cores there multiply E4M3, by kernels for `target`; `None`: by the newest.
+    pub(crate) fn multiplies_fp8(self, target: Option<Target>) -> bool {
+        let newest = match self.cuda_ordinal() {
+            Some(ordinal) => {
+                let devices = cuda::devices().unwrap_or_default();
+                devices.get(ordinal).and_then(|device| device.target).map(|target| target.name)
+            }
+            None => (self == Device::Emulated).then_some(Target::Sm90a.name()),
+        };
+        let is_asked = target.is_none_or(|target| target == Target::Sm90a);
+        is_asked && newest == Some(Target::Sm90a.name())
+    }
+
     /// The GPU that is meant; `None`: the CPU, or the emulator on it.
     pub fn cuda_ordinal(self) -> Option<usize> {
         match self {

@@ -19,6 +19,7 @@ mod count;
 mod cublas;
 mod dequantise;
 mod element;
+mod fp8;
 mod fuse;
 mod materialized;
 mod tiles;
@@ -114,7 +115,9 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
         | Op::AttentionScores(_)
         | Op::AttentionValues(_) => dequantise::attention_bytes(plan, op),
         Op::Linear(linear) => {
-            cublas::product_bytes(plan, op, gemm).max(tiles::dense_bytes(plan, linear))
+            let of_blocks = tiles::dense_bytes(plan, linear);
+            let of_fp8 = fp8::workspace_bytes(plan, linear);
+            cublas::product_bytes(plan, op, gemm).max(of_blocks).max(of_fp8)
         }
         Op::Argmax { x, .. } => argmax(plan, *x).num_partials() * size_of::<u32>(),
         _ => 0,
@@ -213,6 +216,12 @@ impl<'a> Lowering<'a> {
     fn op(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
         if self.reads_tiles(op) {
             return self.tiled_op(op);
+        }
+        match op {
+            Op::Linear(linear) if fp8::is_fp8(self.plan.weight(linear.weight)) => {
+                return self.fp8_linear(linear);
+            }
+            _ => {}
         }
         match self.dtypes(op).into_iter().find(|dtype| matches!(dtype, Dtype::F16 | Dtype::BF16)) {
             Some(Dtype::F16) => self.op_of::<f16>(op),
@@ -449,16 +458,22 @@ impl<'a> Lowering<'a> {
 ///
 /// # Errors
 /// [`ExecError::Unsupported`] for weights in blocks that are not in tiles, or that cuBLAS is to
-/// multiply; it names the tensor.
+/// multiply, and for E4M3 beside other operands than f16; it names the tensor.
 pub fn check_weights(plan: &Plan, gemm: Gemm) -> Result<(), ExecError> {
     for weight in &plan.weights {
         let has_kernel = |part: &WeightPart| match weight.tile_format(part) {
             Some(_) => gemm == Gemm::Halfwarp,
+            None if part.storage.is_fp8() => {
+                gemm == Gemm::Halfwarp && plan.numerics().precision.operand() == Dtype::F16
+            }
             None => part.storage.block_elems() == 1,
         };
         if let Some(part) = weight.parts.iter().find(|part| !has_kernel(part)) {
             let WeightPart { source, storage, .. } = part;
-            let why = format!("{storage} storage; the kernels take F32, F16 and BF16");
+            let why = match storage.is_fp8() {
+                true => format!("{storage} storage, which halfwarp's kernels take beside f16"),
+                false => format!("{storage} storage; the kernels take F32, F16 and BF16"),
+            };
             return Err(ExecError::Unsupported { op: source.clone(), why });
         }
     }

@@ -63,7 +63,7 @@ impl Planner<'_> {
     fn decode(&mut self, rope: ConstantId) -> (View, View) {
         let (config, names) = (self.config, self.names);
         let Config { vocab_size, hidden_size, .. } = *config;
-        let table = self.matrix("embedding", &[part(names.embedding, vocab_size)], hidden_size);
+        let table = self.table("embedding", part(names.embedding, vocab_size), hidden_size);
         let residual = self.precision.residual();
         let hidden = self.builder.activation("hidden", Rows::Tokens, hidden_size, residual);
         self.builder.op(Op::Embedding { table, out: hidden });
@@ -80,7 +80,7 @@ impl Planner<'_> {
         let weight = if config.tie_word_embeddings {
             table
         } else {
-            self.matrix("lm_head", &[part(names.lm_head, vocab_size)], hidden_size)
+            self.table("lm_head", part(names.lm_head, vocab_size), hidden_size)
         };
         let logits = self.builder.activation("logits", Rows::Logits, vocab_size, Dtype::F32);
         self.builder.op(Op::Linear(Linear::new(x, weight, logits)));
@@ -230,14 +230,37 @@ impl Planner<'_> {
         self.builder.activation(label, rows, width, self.precision.operand())
     }
 
-    /// Each part is kept as the numerics say.
+    /// The matrix of a linear layer; each part is kept as the numerics say.
     fn matrix(&mut self, label: &str, parts: &[WeightPart], cols: usize) -> WeightId {
+        let numerics = self.numerics;
+        let mut weight = self.stored(label, parts, cols, |stored| numerics.matrix_storage(stored));
+        if weight.parts.iter().any(|part| part.storage.is_fp8()) && !weight.fits_fp8() {
+            weight.parts.iter_mut().for_each(|part| part.storage = self.precision.operand());
+        }
+        self.builder.weight(weight)
+    }
+
+    /// The embedding table, or the output projection.
+    fn table(&mut self, label: &str, part: WeightPart, cols: usize) -> WeightId {
+        let numerics = self.numerics;
+        let weight = self.stored(label, &[part], cols, |stored| numerics.table_storage(stored));
+        self.builder.weight(weight)
+    }
+
+    /// Each part is kept as `storage` says of how the checkpoint has it.
+    fn stored(
+        &self,
+        label: &str,
+        parts: &[WeightPart],
+        cols: usize,
+        storage: impl Fn(Option<Dtype>) -> Dtype,
+    ) -> Weight {
         let (name, mut parts) = (label.into(), with_suffix(parts, "weight"));
         for part in &mut parts {
-            part.storage = self.numerics.matrix_storage(self.checkpoint.stored(&part.source));
+            part.storage = storage(self.checkpoint.stored(&part.source));
         }
         let (rows, layout) = (num_rows(&parts), self.numerics.matrix_layout());
-        self.builder.weight(Weight { name, rows, cols, layout, parts })
+        Weight { name, rows, cols, layout, parts }
     }
 
     /// A norm's weight or a bias: a thousandth of a model, and kept in f32.

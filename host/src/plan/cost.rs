@@ -156,8 +156,9 @@ impl Plan {
         let (inputs, outputs) = (self.view_elems(op.x, shape), self.view_elems(op.out, shape));
         let norm = if op.norm.is_some() { NORM_FLOPS * inputs } else { 0 };
         let gate = if op.gated { GATE_FLOPS * outputs } else { 0 };
+        let silu = if op.silu.is_some() { GATE_FLOPS * inputs } else { 0 };
         let residual = if op.residual.is_some() { outputs } else { 0 };
-        norm + 2 * inputs * self.weight(op.weight).rows + gate + residual
+        norm + silu + 2 * inputs * self.weight(op.weight).rows + gate + residual
     }
 
     fn view_elems(&self, view: View, shape: &StepShape) -> usize {

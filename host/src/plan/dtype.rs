@@ -3,6 +3,9 @@
 use kernels::gemm::quantised::BlockFormat;
 
 /// An element type or a block format; the names are safetensors' and GGUF's.
+///
+/// E4M3 comes with scales in f32, which follow the elements of the [`Weight`](super::Weight): one a
+/// row, or one a block of [`FP8_BLOCK`] rows and columns, as DeepSeek's checkpoints have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, missing_docs)]
 pub enum Dtype {
@@ -10,6 +13,8 @@ pub enum Dtype {
     F16,
     BF16,
     U32,
+    F8_E4M3,
+    F8_E4M3_BLOCKS,
     Q4_0,
     Q4_1,
     Q5_0,
@@ -24,11 +29,29 @@ pub enum Dtype {
     MXFP4,
 }
 
+/// Rows and columns of a block of E4M3 that shares a scale.
+pub const FP8_BLOCK: usize = 128;
+
 impl Dtype {
+    /// Whether elements are E4M3 with scales beside them.
+    pub const fn is_fp8(self) -> bool {
+        matches!(self, Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS)
+    }
+
+    /// Scales in f32 of a matrix `[rows, cols]`, beside its elements.
+    pub const fn num_scales(self, rows: usize, cols: usize) -> usize {
+        match self {
+            Dtype::F8_E4M3 => rows,
+            Dtype::F8_E4M3_BLOCKS => rows.div_ceil(FP8_BLOCK) * cols.div_ceil(FP8_BLOCK),
+            _ => 0,
+        }
+    }
+
     /// Elements in one block; 1 for a plain element type.
     pub const fn block_elems(self) -> usize {
         match self {
             Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::U32 => 1,
+            Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => 1,
             Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 => 32,
             Dtype::MXFP4 => 32,
             Dtype::Q2_K | Dtype::Q3_K | Dtype::Q4_K | Dtype::Q5_K | Dtype::Q6_K => 256,
@@ -41,6 +64,7 @@ impl Dtype {
         match self {
             Dtype::F32 | Dtype::U32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
+            Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => 1,
             Dtype::Q4_0 => 18,
             Dtype::Q4_1 => 20,
             Dtype::Q5_0 => 22,
@@ -57,11 +81,12 @@ impl Dtype {
     }
 
     /// Of what number of elements a row is a multiple, and so is every column that an operation
-    /// starts at: a row has whole blocks, and rows of 16-bit elements start at multiples of 16
-    /// bytes, as tensor cores and their copies want them.
+    /// starts at: a row has whole blocks, and rows of 8- and 16-bit elements start at multiples of
+    /// 16 bytes, as tensor cores and their copies want them.
     pub const fn row_multiple(self) -> usize {
         match self {
             Dtype::F16 | Dtype::BF16 => 8,
+            Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => 16,
             _ => self.block_elems(),
         }
     }

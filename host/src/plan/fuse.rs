@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | norm of f32 rows | linear layer | [`Linear::norm`]: the operand |
 //! | linear layer | gate of its two halves | [`Linear::gated`]: gate and up |
+//! | gate | linear layer | [`Linear::silu`]: the operand |
 //! | linear layer to f32 | residual added to it | [`Linear::residual`]: the output before it |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
 //! | that | attention | [`AppendAttention`]: the rotated Q |
@@ -53,6 +54,11 @@ impl Pass<'_> {
             (Op::Linear(linear), &Op::SiluMul { gate, up, out }) if gemm_swiglu => {
                 self.linear_gate(linear, [gate, up], out, index)
             }
+            (&Op::SiluMul { gate, up, out }, Op::Linear(linear))
+                if gemm_swiglu && linear.x == out =>
+            {
+                self.silu_linear([gate, up], linear, index)
+            }
             (Op::Linear(linear), &Op::Add { x, residual: to, out })
                 if residual && linear.out == x =>
             {
@@ -99,6 +105,14 @@ impl Pass<'_> {
         fits.then_some(Op::Linear(Linear { gated: true, out, ..*linear }))
     }
 
+    fn silu_linear(&self, [gate, up]: [View; 2], linear: &Linear, index: usize) -> Option<Op> {
+        let fits = linear.norm.is_none()
+            && !linear.gated
+            && [gate, up].iter().all(|view| view.tensor != linear.out.tensor)
+            && self.is_passed_on(linear.x, index);
+        fits.then_some(Op::Linear(Linear { x: up, silu: Some(gate), ..*linear }))
+    }
+
     fn linear_residual(
         &self,
         linear: &Linear,
@@ -108,7 +122,7 @@ impl Pass<'_> {
     ) -> Option<Op> {
         let fits = !linear.gated
             && linear.residual.is_none()
-            && out.tensor != linear.x.tensor
+            && [Some(linear.x), linear.silu].iter().flatten().all(|x| x.tensor != out.tensor)
             && self.is_passed_on(linear.out, index);
         fits.then_some(Op::Linear(Linear { residual: Some(residual), out, ..*linear }))
     }

@@ -27,12 +27,12 @@ pub(crate) mod testing;
 pub use budget::{BudgetError, Fits, MemoryBudget, MemoryUse};
 pub use builder::PlanBuilder;
 pub use cost::{Cost, StepShape};
-pub use dtype::Dtype;
+pub use dtype::{Dtype, FP8_BLOCK};
 pub use error::PlanError;
 pub use fusion::{Fusion, UnknownFusion};
 pub use kv::{CacheType, KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
-pub use numerics::{Accumulate, AttentionForm, Numerics, WeightStorage};
+pub use numerics::{Accumulate, ActivationStorage, AttentionForm, Numerics, WeightStorage};
 pub use op::{AppendAttention, Attention, Linear, MaterializedAttention, Norm, Op, RopeAppend};
 pub use precision::Precision;
 pub use source::{ReadWeightError, WeightSource};
@@ -41,6 +41,9 @@ pub use tensor::{
     Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId,
     WeightLayout, WeightPart,
 };
+
+/// Most rows that a weight in E4M3 multiplies without rounding them: see [`Plan::rounds_rows`].
+pub const FP8_SMALL_BATCH: usize = 16;
 
 /// Upper bounds of one step; the sizes of a real step are in its [`StepInputs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,6 +122,16 @@ impl Plan {
     /// Whether it decodes: no sequence has more than one new token.
     pub fn decodes(&self) -> bool {
         self.bounds.max_q_len == 1
+    }
+
+    /// Whether the rows that `op` multiplies are rounded to E4M3 first, each with a scale of its
+    /// own: what tensor cores multiply with E4M3. A small batch, which is bound by reading the
+    /// weight, is multiplied as it is, but in a batch-invariant plan.
+    pub fn rounds_rows(&self, op: &Linear) -> bool {
+        let is_fp8 = self.weight(op.weight).storage().is_some_and(Dtype::is_fp8);
+        let max_rows = self.bounds.max_rows(self.tensor(op.x.tensor).rows);
+        let is_large = self.numerics.batch_invariant || max_rows > FP8_SMALL_BATCH;
+        is_fp8 && is_large && self.numerics.activations == ActivationStorage::Fp8
     }
 
     /// The activation `id`.

@@ -10,6 +10,8 @@ pub struct Numerics {
     pub precision: Precision,
     /// In what type matrices are kept: that of the operands, or the checkpoint's own.
     pub weights: WeightStorage,
+    /// In what type linear layers with weights in E4M3 read their rows.
+    pub activations: ActivationStorage,
     /// Type of the accumulators of matrix products on a GPU.
     pub accumulate: Accumulate,
     /// Whether a row of every activation has the same bits whatever other rows share the step, and
@@ -24,23 +26,36 @@ pub struct Numerics {
 }
 
 impl Numerics {
-    /// The type that a matrix is kept in which the checkpoint stores as `stored`, if that is known.
+    /// The type that the matrix of a linear layer is kept in which the checkpoint stores as
+    /// `stored`, if that is known.
     pub fn matrix_storage(&self, stored: Option<Dtype>) -> Dtype {
         let operand = self.precision.operand();
         let is_smaller =
             |stored: &Dtype| stored.block_bytes() < operand.block_bytes() * stored.block_elems();
-        let has_tiles = |stored: &Dtype| operand == Dtype::F16 && stored.tile_format().is_some();
+        let is_fp8 = |stored: &Dtype| stored.is_fp8();
+        let has_kernel = |stored: &Dtype| {
+            operand == Dtype::F16 && (stored.tile_format().is_some() || stored.is_fp8())
+        };
         match self.weights {
             WeightStorage::Dense => operand,
             WeightStorage::AsStored => stored.filter(is_smaller).unwrap_or(operand),
-            WeightStorage::Tiles => stored.filter(has_tiles).unwrap_or(operand),
+            WeightStorage::Tiles => stored.filter(has_kernel).unwrap_or(operand),
+            WeightStorage::Fp8 => stored.filter(is_fp8).unwrap_or(Dtype::F8_E4M3),
         }
+    }
+
+    /// The same of the embedding table, and of the output projection: never E4M3.
+    pub fn table_storage(&self, stored: Option<Dtype>) -> Dtype {
+        let storage = self.matrix_storage(stored);
+        if storage.is_fp8() { self.precision.operand() } else { storage }
     }
 
     /// In which order the elements of a matrix are kept.
     pub fn matrix_layout(&self) -> WeightLayout {
         match self.weights {
-            WeightStorage::Dense | WeightStorage::AsStored => WeightLayout::Rows,
+            WeightStorage::Dense | WeightStorage::AsStored | WeightStorage::Fp8 => {
+                WeightLayout::Rows
+            }
             WeightStorage::Tiles => WeightLayout::Tiles,
         }
     }
@@ -76,8 +91,22 @@ pub enum WeightStorage {
     /// stay blocks, and are dequantised where an operation reads them.
     AsStored,
     /// For a GPU: with operands in f16, the formats of blocks that its kernels multiply stay blocks,
-    /// in [tiles](WeightLayout::Tiles). All else is dense.
+    /// in [tiles](WeightLayout::Tiles), and E4M3 stays as it is. All else is dense.
     Tiles,
+    /// The matrices of linear layers in E4M3: quantised when they are loaded, with a scale a row,
+    /// where the checkpoint does not have them so. Embedding and output projection are dense.
+    Fp8,
+}
+
+/// In what type linear layers with weights in E4M3 read their rows: see
+/// [`Plan::rounds_rows`](super::Plan::rounds_rows).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ActivationStorage {
+    /// In the operand's type: weights are converted to it.
+    #[default]
+    Operand,
+    /// In E4M3 with a scale a row, `max|x| / 448`, for GPUs whose tensor cores multiply E4M3.
+    Fp8,
 }
 
 /// How attention is computed.
@@ -124,5 +153,24 @@ mod tests {
         assert_eq!(tiles(Precision::BF16), [BF16; 6], "kernels multiply tiles with f16");
         let numerics = Numerics { weights: WeightStorage::AsStored, ..Numerics::default() };
         assert_eq!(numerics.matrix_storage(None), F32, "nothing is known");
+    }
+
+    #[test]
+    fn e4m3_is_kept_and_made_for_linear_layers_alone() {
+        use Dtype::{BF16, F8_E4M3, F8_E4M3_BLOCKS, F16, F32, Q4_K};
+        let stored = [F8_E4M3, F8_E4M3_BLOCKS, F16, Q4_K];
+        let kept = |weights, precision| {
+            let numerics = Numerics { weights, ..Numerics::from(precision) };
+            let matrices = stored.map(|stored| numerics.matrix_storage(Some(stored)));
+            (matrices, stored.map(|stored| numerics.table_storage(Some(stored))))
+        };
+        let blocks = F8_E4M3_BLOCKS;
+        let as_stored = ([F8_E4M3, blocks, F16, Q4_K], [F16, F16, F16, Q4_K]);
+        assert_eq!(kept(WeightStorage::AsStored, Precision::F16), as_stored);
+        assert_eq!(kept(WeightStorage::Tiles, Precision::F16), as_stored);
+        assert_eq!(kept(WeightStorage::Tiles, Precision::BF16), ([BF16; 4], [BF16; 4]));
+        let fp8 = [F8_E4M3, blocks, F8_E4M3, F8_E4M3];
+        assert_eq!(kept(WeightStorage::Fp8, Precision::F16), (fp8, [F16; 4]));
+        assert_eq!(kept(WeightStorage::Fp8, Precision::F32), (fp8, [F32; 4]));
     }
 }

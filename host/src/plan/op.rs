@@ -101,15 +101,17 @@ pub enum Op {
 /// A linear layer: `out[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])`. `out`
 /// may be `residual`.
 ///
-/// With a norm before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`], itself and
-/// [`Op::SiluMul`] one after the other: the values between them are rounded to the type of the
-/// weight, and not stored. With a residual it is itself to f32 and [`Op::Add`].
+/// With a norm or a gate before it, or a gate after it, it gives the same bits as [`Op::RmsNorm`] or
+/// [`Op::SiluMul`], itself and [`Op::SiluMul`] one after the other: the values between them are
+/// rounded to the type of the operands, and not stored. With a residual it is itself to f32 and [`Op::Add`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear {
     /// `[rows, k]`: of the weight's type; of f32, where it has a norm.
     pub x: View,
     /// What `x` goes through first.
     pub norm: Option<Norm>,
+    /// `[rows, k]`: what `x` is gated with first, to `silu(gate) * x`. Then there is no norm.
+    pub silu: Option<View>,
     /// `[n, k]`.
     pub weight: WeightId,
     /// `[n]`.
@@ -126,7 +128,8 @@ pub struct Linear {
 impl Linear {
     /// `out[t, n] = sum_k x[t, k] * weight[n, k]`.
     pub const fn new(x: View, weight: WeightId, out: View) -> Self {
-        Linear { x, norm: None, weight, bias: None, gated: false, residual: None, out }
+        let (norm, silu, bias, residual) = (None, None, None, None);
+        Linear { x, norm, silu, weight, bias, gated: false, residual, out }
     }
 }
 
@@ -212,6 +215,7 @@ impl Op {
         match self {
             Op::Embedding { .. } => "embedding",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::Linear(Linear { silu: Some(_), .. }) => "silu_linear",
             Op::Linear(Linear { norm: None, gated: false, .. }) => "linear",
             Op::Linear(Linear { norm: Some(_), gated: false, .. }) => "norm_linear",
             Op::Linear(Linear { norm: None, gated: true, .. }) => "linear_gate",
@@ -241,7 +245,9 @@ impl Op {
             | Op::Argmax { x, .. } => {
                 vec![x]
             }
-            Op::Linear(Linear { x, residual, .. }) => [x].into_iter().chain(residual).collect(),
+            Op::Linear(Linear { x, silu, residual, .. }) => {
+                [x].into_iter().chain(silu).chain(residual).collect()
+            }
             Op::KvAppend { k, v, .. } => vec![k, v],
             Op::RopeAppend(RopeAppend { q, k, v, .. })
             | Op::AppendAttention(AppendAttention { append: RopeAppend { q, k, v, .. }, .. }) => {

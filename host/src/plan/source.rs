@@ -11,8 +11,8 @@ pub trait WeightSource: Sync {
         None
     }
 
-    /// Writes the rows of `weight`, one after another, to `out`, which is `weight.bytes()` long:
-    /// the layout is [`WeightLayout::Rows`](super::WeightLayout::Rows).
+    /// Writes the rows of `weight`, one after another, to `out`, which is `weight.bytes()` long, and
+    /// the scales of E4M3 after them, at [`Weight::scales_at`]: the layout is [`WeightLayout::Rows`](super::WeightLayout::Rows).
     ///
     /// # Errors
     /// [`ReadWeightError`] if a part is missing, has another shape, or cannot be read.

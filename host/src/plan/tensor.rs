@@ -1,7 +1,10 @@
 //! What operations read and write: activations, weights, constants.
 
-use super::Dtype;
+use super::{Dtype, FP8_BLOCK};
 use kernels::gemm::quantised::BlockFormat;
+
+/// Scales of a weight in E4M3 start at a multiple of this many bytes.
+const SCALES_ALIGN_BYTES: usize = 16;
 
 /// Index of an activation in [`Plan::tensors`](super::Plan::tensors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,9 +97,38 @@ impl Weight {
         Weight { name, rows, cols, layout: WeightLayout::Rows, parts }
     }
 
-    /// Bytes in the executor's memory: those of its parts, one after another.
+    /// Bytes in the executor's memory: those of its parts, one after another, then the scales of
+    /// E4M3.
     pub fn bytes(&self) -> usize {
+        match self.num_scales() {
+            0 => self.elem_bytes(),
+            num_scales => self.scales_at() + num_scales * size_of::<f32>(),
+        }
+    }
+
+    /// Bytes of its parts.
+    fn elem_bytes(&self) -> usize {
         self.parts.iter().map(|part| self.part_bytes(part)).sum()
+    }
+
+    /// Scales beside the elements: see [`Dtype`].
+    pub fn num_scales(&self) -> usize {
+        self.storage().map_or(0, |storage| storage.num_scales(self.rows, self.cols))
+    }
+
+    /// Offset of the scales in bytes.
+    pub fn scales_at(&self) -> usize {
+        self.elem_bytes().next_multiple_of(SCALES_ALIGN_BYTES)
+    }
+
+    /// Whether it can be in E4M3 as a whole: all parts are in the same form of it, rows are
+    /// aligned, and the blocks of one part are no other's.
+    pub fn fits_fp8(&self) -> bool {
+        let Some(storage) = self.storage().filter(|storage| storage.is_fp8()) else { return false };
+        let but_last = &self.parts[..self.parts.len() - 1];
+        let are_whole = |part: &WeightPart| part.rows.is_multiple_of(FP8_BLOCK);
+        self.cols.is_multiple_of(storage.row_multiple())
+            && (storage == Dtype::F8_E4M3 || but_last.iter().all(are_whole))
     }
 
     /// Bytes of `part`, which is one of its parts.
@@ -202,5 +234,33 @@ impl Constant {
     /// Bytes of the whole table.
     pub fn bytes(&self) -> usize {
         self.rows * self.cols * size_of::<f32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e4m3_is_stacked_where_its_scales_fit() {
+        let weight = |cols: usize, parts: &[(usize, Dtype)]| {
+            let part = |&(rows, storage): &(usize, Dtype)| WeightPart::new("part", rows, storage);
+            let parts: Vec<WeightPart> = parts.iter().map(part).collect();
+            let rows = parts.iter().map(|part| part.rows).sum();
+            Weight { name: "w".into(), rows, cols, layout: WeightLayout::Rows, parts }
+        };
+        let (rows, blocks) = (Dtype::F8_E4M3, Dtype::F8_E4M3_BLOCKS);
+        let of_rows = weight(48, &[(5, rows), (3, rows)]);
+        assert!(of_rows.fits_fp8());
+        assert_eq!((of_rows.scales_at(), of_rows.bytes()), (8 * 48, 8 * 48 + 8 * 4));
+        let of_blocks = weight(144, &[(256, blocks), (3, blocks)]);
+        assert!(of_blocks.fits_fp8());
+        assert_eq!(of_blocks.bytes(), 259 * 144 + 3 * 2 * 4);
+        assert!(!weight(128, &[(64, blocks), (128, blocks)]).fits_fp8(), "a block has two scales");
+        assert!(!weight(128, &[(128, blocks), (64, rows)]).fits_fp8());
+        assert!(!weight(128, &[(128, Dtype::F16), (64, rows)]).fits_fp8());
+        assert!(!weight(40, &[(128, rows)]).fits_fp8(), "rows are not aligned");
+        let dense = weight(5, &[(3, Dtype::F32)]);
+        assert_eq!((dense.fits_fp8(), dense.bytes()), (false, 60));
     }
 }

@@ -39,9 +39,13 @@ impl Default for Limits {
 
 impl Limits {
     /// Those of a comparison of `settings`: 8 times as wide where one computes, or keeps keys or
-    /// values, in bf16 or in fewer bits: bf16 has 8 significant bits for the 11 of f16.
+    /// values, in bf16 or in fewer bits: bf16 has 8 significant bits for the 11 of f16. Weights in
+    /// E4M3, which has 4, are held to what they do to the text.
     pub fn of(settings: [Settings; 2]) -> Self {
         let limits = Limits::default();
+        if settings.iter().any(|settings| settings.fp8) {
+            return Limits::FP8;
+        }
         if !settings.iter().any(is_coarse) {
             return limits;
         }
@@ -57,6 +61,16 @@ impl Limits {
 }
 
 impl Limits {
+    /// Of weights in E4M3, and rows that are rounded to it.
+    const FP8: Limits = Limits {
+        logits_error: 0.15,
+        min_agreement: 0.97,
+        mean_kl: 2e-2,
+        perplexity_change: 1e-2,
+        layer_error: 0.15,
+        haiku_probability: 0.5,
+    };
+
     /// From which [`lead`](super::logits::Position::lead) on a token is clearly the most likely one:
     /// twice what the bound on the logits lets one of them move. In a model with random weights many
     /// positions have none.

@@ -4,7 +4,8 @@ use super::inputs::{HaikuPrompt, Inputs};
 use super::layers::{Place, Stored};
 use super::{Options, Run, Settings, ValidateError, haiku::Haiku};
 use crate::{
-    Engine, EngineError, EngineOptions, FinishReason, Model, Request, Sampling, SamplingError,
+    Engine, EngineError, EngineOptions, FinishReason, Model, PrecisionChoice, Request, Sampling,
+    SamplingError,
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -100,7 +101,10 @@ impl Runner<'_> {
 
     fn engine_options(&self, settings: Settings) -> EngineOptions {
         EngineOptions {
-            precision: settings.precision.into(),
+            precision: match settings.fp8 {
+                true => PrecisionChoice::Fp8,
+                false => settings.precision.into(),
+            },
             fusion: settings.fusion,
             attention: settings.attention,
             kv: settings.kv,

@@ -7,6 +7,7 @@ pub(crate) mod blocks;
 mod checkpoint;
 mod encode;
 mod error;
+pub(crate) mod fp8;
 pub mod gguf;
 pub mod index;
 mod map;

@@ -1,11 +1,14 @@
 //! Packing a checkpoint's tensors into the weights of a plan: parts are stacked, rows reordered and
 //! elements converted, or kept as they are.
 
+use std::borrow::Cow;
+
 use pulp::Arch;
 use rayon::prelude::*;
 
 use super::blocks::{Decoder, decoder, wrong_scale};
 use super::encode::Encoder;
+use super::fp8;
 use super::{Checkpoint, TensorDtype, TensorEntry, WeightsError};
 use crate::plan::{Dtype, PartTransform, ReadWeightError, Weight, WeightPart, WeightSource};
 
@@ -41,7 +44,10 @@ impl Checkpoint {
     pub fn check(&self, weight: &Weight) -> Result<(), WeightsError> {
         weight.parts.iter().try_for_each(|part| {
             let stored = self.part_rows(weight, part)?;
-            stored.kept(part.storage).map(drop)
+            match part.storage {
+                Dtype::F8_E4M3 => Ok(()),
+                storage => stored.kept(storage).map(drop),
+            }
         })
     }
 
@@ -97,7 +103,7 @@ impl WeightSource for Checkpoint {
     fn stored(&self, source: &str) -> Option<Dtype> {
         let entry = self.tensor(source)?;
         match (entry.packed, entry.dtype) {
-            (Some(packed), _) => packed.blocks_dtype(),
+            (Some(packed), _) => packed.kept_dtype(),
             (None, TensorDtype::Known(dtype)) => Some(*dtype),
             (None, TensorDtype::Other(_)) => None,
         }
@@ -108,19 +114,25 @@ impl WeightSource for Checkpoint {
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
         self.check(weight)?;
         assert_eq!(out.len(), weight.bytes(), "bytes for weight {}", weight.name);
-        let mut rest = out;
+        let scales_at = weight.scales_at().min(out.len());
+        let (mut rest, mut scales) = out.split_at_mut(scales_at);
         for part in &weight.parts {
             let stored = self.part_rows(weight, part)?;
-            let kept = stored.kept(part.storage)?;
             let (out, after) = rest.split_at_mut(weight.part_bytes(part));
             rest = after;
-            match part.transform {
-                PartTransform::None => stored.read(kept, out, |row| row),
-                PartTransform::UnpermuteRope { num_heads } => {
-                    let head_dim = part.rows / num_heads;
-                    stored.read(kept, out, |row| permuted_row(row, head_dim))
-                }
-            }?;
+            let head_dim = match part.transform {
+                PartTransform::None => None,
+                PartTransform::UnpermuteRope { num_heads } => Some(part.rows / num_heads),
+            };
+            let source_row = |row| head_dim.map_or(row, |head_dim| permuted_row(row, head_dim));
+            if part.storage.is_fp8() {
+                let num_scales = part.storage.num_scales(part.rows, weight.cols);
+                let (of_part, after) = scales.split_at_mut(num_scales * size_of::<f32>());
+                scales = after;
+                stored.read_fp8(out, of_part, source_row)?;
+            } else {
+                stored.read(stored.kept(part.storage)?, out, source_row)?;
+            }
         }
         Ok(())
     }
@@ -177,7 +189,7 @@ impl<'a> StoredRows<'a> {
         storage: Dtype,
     ) -> Result<Self, WeightsError> {
         let dtype = match (entry.packed, entry.dtype) {
-            (Some(packed), _) if packed.blocks_dtype() == Some(storage) => Some(storage),
+            (Some(packed), _) if packed.kept_dtype() == Some(storage) => Some(storage),
             // Dequantised before it is read.
             (Some(_), _) => Some(Dtype::F32),
             (None, TensorDtype::Known(dtype)) => Some(*dtype),
@@ -208,18 +220,7 @@ impl<'a> StoredRows<'a> {
             Kept::Encoded(encoder) => self.row_elems * encoder.bytes(),
             Kept::AsStored => stored_bytes,
         };
-        let (blocks, values);
-        let tensor = match self.entry.packed {
-            Some(packed) if packed.blocks_dtype() == Some(self.dtype) => {
-                blocks = packed.blocks().expect("it has them");
-                &blocks
-            }
-            Some(packed) => {
-                values = packed.dequantize();
-                bytemuck::cast_slice(&values)
-            }
-            None => self.entry.bytes,
-        };
+        let tensor = &*self.stored();
         let rows = out.par_chunks_mut(row_bytes).with_min_len(TASK_ELEMS.div_ceil(self.row_elems));
         let wrong = rows.enumerate().find_map_first(|(row, out)| {
             let row = source_row(row);
@@ -233,6 +234,78 @@ impl<'a> StoredRows<'a> {
             })
         });
         wrong.map_or(Ok(()), Err)
+    }
+
+    /// All rows in `self.dtype`.
+    fn stored(&self) -> Cow<'a, [u8]> {
+        match self.entry.packed {
+            Some(packed) if packed.kept_dtype() == Some(self.dtype) => {
+                packed.kept().expect("it is of that type")
+            }
+            Some(packed) => Cow::Owned(bytemuck::cast_slice(&packed.dequantize()).to_vec()),
+            None => Cow::Borrowed(self.entry.bytes),
+        }
+    }
+
+    /// Writes the rows as E4M3 to `out`, and scales to `scales`, as [`StoredRows::read`]: they are
+    /// copied if the checkpoint has them so, and else quantised.
+    fn read_fp8(
+        &self,
+        out: &mut [u8],
+        scales: &mut [u8],
+        source_row: impl Fn(usize) -> usize + Sync,
+    ) -> Result<(), WeightsError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        if let Some(stored) = self.entry.packed.and_then(|packed| packed.fp8_scales())
+            && self.dtype.is_fp8()
+        {
+            if let Some(at) = stored.iter().position(|scale| !scale.is_finite()) {
+                return Err(WeightsError::Scale {
+                    path: self.entry.file.to_owned(),
+                    tensor: self.entry.name.to_owned(),
+                    dtype: self.dtype,
+                    block: at,
+                    scale: stored[at],
+                });
+            }
+            let of_rows = stored.len() == out.len() / self.row_elems;
+            for (at, scale) in scales.as_chunks_mut().0.iter_mut().enumerate() {
+                let at = if of_rows { source_row(at) } else { at };
+                *scale = stored[at].to_ne_bytes();
+            }
+            self.read(Kept::AsStored, out, source_row)?;
+            // Kernels for GPUs without E4M3 take it for a number.
+            return match out.par_iter().any(|code| code & 0x7F == 0x7F) {
+                true => Err(self.not_in_fp8(f32::NAN)),
+                false => Ok(()),
+            };
+        }
+        let (tensor, stored_bytes) = (&*self.stored(), self.stored_bytes(self.row_elems));
+        let rows = out.par_chunks_mut(self.row_elems).zip(scales.as_chunks_mut().0);
+        let rows = rows.with_min_len(TASK_ELEMS.div_ceil(self.row_elems));
+        let wrong = rows.enumerate().find_map_first(|(row, (out, scale))| {
+            let row = source_row(row);
+            let stored = &tensor[row * stored_bytes..][..stored_bytes];
+            let mut values = vec![0.0; self.row_elems];
+            (self.decode)(Arch::new(), stored, &mut values);
+            let not_finite = values.iter().find(|value| !value.is_finite());
+            *scale = fp8::quantize_row(&values, out).to_ne_bytes();
+            self.check_scales(row, stored)
+                .err()
+                .or_else(|| not_finite.map(|&value| self.not_in_fp8(value)))
+        });
+        wrong.map_or(Ok(()), Err)
+    }
+
+    fn not_in_fp8(&self, value: f32) -> WeightsError {
+        WeightsError::OutOfRange {
+            path: self.entry.file.to_owned(),
+            tensor: self.entry.name.to_owned(),
+            value,
+            storage: Dtype::F8_E4M3,
+        }
     }
 
     fn check_scales(&self, row: usize, stored: &[u8]) -> Result<(), WeightsError> {

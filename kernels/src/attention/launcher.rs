@@ -143,6 +143,29 @@ impl Attention {
         &self,
         operands: &AttentionOperands<E>,
     ) -> Result<Args, LaunchError> {
+        let aligned = (self.head_dim * size_of::<E>()).is_multiple_of(16)
+            && operands.q.is_aligned()
+            && operands.out.is_aligned()
+            && is_aligned(operands.k_pool)
+            && is_aligned(operands.v_pool);
+        let args = self.args_of_rows(&operands.q, &operands.out, aligned)?;
+        if size_of::<E>() < size_of::<f32>() && !aligned {
+            return Err(LaunchError::Shape {
+                what: "head_dim",
+                value: self.head_dim,
+                expected: "a multiple of 8 in 16 bits, in rows and pools aligned to 16 bytes",
+            });
+        }
+        Ok(args)
+    }
+
+    /// The arguments, of rows whose alignment is checked.
+    pub(super) fn args_of_rows<Q, O>(
+        &self,
+        q: &Rows<Q>,
+        out: &Rows<O>,
+        aligned: bool,
+    ) -> Result<Args, LaunchError> {
         if self.head_dim == 0 {
             return Err(self.head_dim_error());
         }
@@ -185,22 +208,10 @@ impl Attention {
             });
         }
         arg_u32("row width", self.num_heads.saturating_mul(self.head_dim))?;
-        let aligned = (self.head_dim * size_of::<E>()).is_multiple_of(16)
-            && operands.q.is_aligned()
-            && operands.out.is_aligned()
-            && is_aligned(operands.k_pool)
-            && is_aligned(operands.v_pool);
-        if size_of::<E>() < size_of::<f32>() && !aligned {
-            return Err(LaunchError::Shape {
-                what: "head_dim",
-                value: self.head_dim,
-                expected: "a multiple of 8 in 16 bits, in rows and pools aligned to 16 bytes",
-            });
-        }
         Ok(Args {
             max_pages_per_seq: arg_u32("max_pages_per_seq", self.max_pages_per_seq)?,
-            q_stride: operands.q.stride_arg()?,
-            out_stride: operands.out.stride_arg()?,
+            q_stride: q.stride_arg()?,
+            out_stride: out.stride_arg()?,
             num_heads: self.num_heads as u32,
             num_kv_heads: self.num_kv_heads as u32,
             head_dim: self.head_dim as u32,

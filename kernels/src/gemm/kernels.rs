@@ -3,6 +3,7 @@
 pub mod epilogue;
 pub mod f32;
 pub mod f32_small_m;
+pub mod fp8;
 pub mod gemv;
 pub mod sm80;
 pub mod sm90;

@@ -4,6 +4,7 @@
 
 pub mod config;
 mod epilogue;
+pub mod fp8;
 pub mod kernels;
 mod mainloop;
 mod operand;
@@ -15,6 +16,9 @@ mod problem;
 mod select;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use config::dynamic_shared_bytes;
+#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(not(target_arch = "nvptx64"))]
+pub use fp8::{Fp8Accumulate, LinearFp8, LinearFp8Operands, WeightScales};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use kernels::epilogue::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
 #[cfg(not(target_arch = "nvptx64"))]

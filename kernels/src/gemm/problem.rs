@@ -1,9 +1,10 @@
 //! The linear layers that kernels compute: shapes, operands, and what is refused.
 
 use super::kernels::small_m::SmallM16;
+use crate::tile::weight::WeightElement;
 use crate::Rows;
 use crate::element::Dtype;
-use crate::tile::element::Operand16;
+use crate::tile::element::{Operand16, WgmmaOperand};
 use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::{L2Promotion, Swizzle, TensorMapSpec};
 
@@ -124,11 +125,11 @@ pub struct Linear16 {
 
 /// The operands of a linear layer, with memory for `max_rows` rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Linear16Operands<E> {
+pub struct Linear16Operands<E, W = E> {
     /// `[max_rows, k]`.
     pub x: Input16<E>,
     /// `[n, k]`; `[2 * n, k]` if gated.
-    pub weight: Rows<E>,
+    pub weight: Rows<W>,
     /// `[n]`; `[2 * n]` if gated.
     pub bias: Option<DevicePtr<f32>>,
     /// `[max_rows, n]`, for f32 outputs only.
@@ -195,11 +196,24 @@ impl Terms {
     }
 }
 
+/// Kernel arguments: the scales of a weight, null for none, and their stride.
+#[derive(Clone, Copy)]
+pub(super) struct ScaleArgs {
+    pub ptr: DevicePtr<f32>,
+    /// Scales from a row of blocks to the next; 0 where each row of the weight has a scale.
+    pub stride: u32,
+}
+
+impl ScaleArgs {
+    /// Those of a weight without scales.
+    pub const NONE: ScaleArgs = ScaleArgs { ptr: DevicePtr::null(), stride: 0 };
+}
+
 /// Largest size: a coordinate of a box is an `i32`, and the last box may end past the tensor.
-const MAX_SIZE: usize = i32::MAX as usize - 512;
+pub(super) const MAX_SIZE: usize = i32::MAX as usize - 512;
 
 /// Largest row stride: its bytes stay in a `u32`.
-const MAX_STRIDE: usize = (1 << 30) - 1;
+pub(super) const MAX_STRIDE: usize = (1 << 30) - 1;
 
 impl Linear16 {
     /// A layer that is accumulated in f32, in the fastest order.
@@ -241,9 +255,9 @@ impl Linear16 {
     }
 
     /// Refuses what no kernel computes.
-    pub(super) fn check<E: Operand16>(
+    pub(super) fn check<E: Operand16, W: WeightElement<E>>(
         &self,
-        operands: &Linear16Operands<E>,
+        operands: &Linear16Operands<E, W>,
     ) -> Result<(), LaunchError> {
         let Linear16Operands { x, weight, residual, out, .. } = operands;
         for (what, value) in [("rows", self.max_rows), ("n", self.weight_rows()), ("k", self.k)] {
@@ -254,8 +268,10 @@ impl Linear16 {
         if E::DTYPE == Dtype::Bf16 && self.summation.accumulate == Accumulate::F16 {
             return Err(Self::F16_ACCUMULATORS_OF_BF16);
         }
-        if self.k == 0 || !self.k.is_multiple_of(8) {
-            return refuse("k", self.k, "a multiple of 8");
+        let load_elems = W::LOAD_ELEMS as usize;
+        if self.k == 0 || !self.k.is_multiple_of(load_elems) {
+            let expected = if load_elems == 8 { "a multiple of 8" } else { "a multiple of 16" };
+            return refuse("k", self.k, expected);
         }
         check_rows(weight)?;
         let x_stride = match x {
@@ -293,7 +309,7 @@ impl Linear16 {
 }
 
 /// The tensor map of a matrix `[rows, columns]` in boxes `[rows, columns]`, with 128-byte swizzle.
-pub(super) fn tensor_map<E: Operand16>(
+pub(super) fn tensor_map<E: WgmmaOperand>(
     matrix: &Rows<E>,
     sizes: [usize; 2],
     box_sizes: [usize; 2],
@@ -321,9 +337,13 @@ pub(super) fn refuse<T>(
 }
 
 /// Refuses rows that are not 16-byte aligned.
-fn check_rows<T>(rows: &Rows<T>) -> Result<(), LaunchError> {
+pub(super) fn check_rows<T>(rows: &Rows<T>) -> Result<(), LaunchError> {
     if !(rows.row_stride * size_of::<T>()).is_multiple_of(16) {
-        let expected = if size_of::<T>() == 2 { "a multiple of 8" } else { "a multiple of 4" };
+        let expected = match size_of::<T>() {
+            1 => "a multiple of 16",
+            2 => "a multiple of 8",
+            _ => "a multiple of 4",
+        };
         return refuse("row stride", rows.row_stride, expected);
     }
     check_address(rows.ptr)

@@ -8,3 +8,4 @@ pub mod pipeline;
 pub mod scheduler;
 pub mod smem;
 pub mod softmax;
+pub mod weight;

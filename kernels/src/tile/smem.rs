@@ -1,24 +1,26 @@
-//! Tiles of 16-bit elements in shared memory, in the layout that TMA writes and `wgmma` reads with
-//! the 128-byte swizzle.
+//! Tiles in shared memory, in the layout that TMA writes and `wgmma` reads with a swizzle.
 
 use super::element::Operand16;
 use cuda_std::prelude::*;
-use cuda_std::wgmma::{KMajor, MatrixDescriptor, Swizzle};
+use cuda_std::wgmma::{self, KMajor, MatrixDescriptor, Swizzle};
 
-/// Columns of a panel: 128 bytes, the span of the swizzle.
+/// Columns of a panel: 128 bytes of 16-bit elements, 64 of 8-bit ones, the span of the swizzle.
 pub const PANEL_COLUMNS: u32 = 64;
 
-/// Bytes of a row of a panel.
+/// Bytes of a row of a panel of 16-bit elements.
 const ROW_BYTES: u32 = 128;
 
 /// Rows after which the swizzle repeats; a tile has whole periods.
 const SWIZZLE_ROWS: u32 = 8;
 
-/// Rows or columns of an operand that one MMA reads along k.
+/// Rows of 16-bit elements that one MMA reads along k.
 const MMA_K: u32 = 16;
 
+/// Bytes of a row that one MMA reads along k.
+const MMA_K_BYTES: u32 = 32;
+
 /// A tile `[rows, columns]` of elements `E`: panels of 64 columns one after the other, each `[rows,
-/// 64]`. Vector `i` of 16 bytes of row `r` of a panel is stored at index `i ^ r % 8`.
+/// 64]`, with the swizzle of their rows' length: see [`swizzle`].
 ///
 /// `rows` is a multiple of 8, and a constant once everything is inlined.
 #[derive(Clone, Copy)]
@@ -44,16 +46,29 @@ pub const fn swizzle<E, const COLUMNS: u32>(row: u32, vec_idx: u32) -> u32 {
     row * COLUMNS + (vec_idx ^ (bank_row % num_vecs)) * vec_elems
 }
 
-/// Bytes of a tile of `rows` rows and `columns` columns.
+/// Bytes of a tile of `rows` rows and `columns` columns of 16-bit elements.
 pub const fn tile_bytes(rows: u32, columns: u32) -> u32 {
-    columns.div_ceil(PANEL_COLUMNS) * rows * ROW_BYTES
+    tile_bytes_of::<half::f16>(rows, columns)
 }
 
-impl<E: Operand16> SmemTile<E> {
+/// Bytes of a tile of `rows` rows and `columns` columns of elements `E`.
+pub const fn tile_bytes_of<E>(rows: u32, columns: u32) -> u32 {
+    columns.div_ceil(PANEL_COLUMNS) * rows * PANEL_COLUMNS * size_of::<E>() as u32
+}
+
+impl<E: wgmma::Element> SmemTile<E> {
+    /// Bytes of a row of a panel, and their swizzle.
+    const ROW_BYTES: u32 = PANEL_COLUMNS * size_of::<E>() as u32;
+    const SWIZZLE: Swizzle = match Self::ROW_BYTES {
+        128 => Swizzle::B128,
+        64 => Swizzle::B64,
+        _ => panic!("elements of 8 or 16 bits"),
+    };
+
     /// The tile of `rows` rows at `start`.
     ///
     /// # Safety
-    /// 1. `start` is aligned to 1024 bytes, and holds [`tile_bytes`] of the tile's columns.
+    /// 1. `start` is aligned to 1024 bytes, and holds [`tile_bytes_of`] the tile's columns.
     #[inline(always)]
     pub unsafe fn new(start: Shared<E>, rows: u32) -> Self {
         SmemTile { start, rows }
@@ -64,7 +79,7 @@ impl<E: Operand16> SmemTile<E> {
     #[inline(always)]
     #[must_use]
     pub fn stage(self, index: u32, columns: u32) -> Self {
-        let elems = tile_bytes(self.rows, columns) / size_of::<E>() as u32;
+        let elems = tile_bytes_of::<E>(self.rows, columns) / size_of::<E>() as u32;
         SmemTile { start: self.start.offset(index * elems), ..self }
     }
 
@@ -84,22 +99,24 @@ impl<E: Operand16> SmemTile<E> {
     /// [`SmemTile::column_step`].
     #[inline(always)]
     pub fn k_major(self, first_row: u32) -> MatrixDescriptor<E, KMajor> {
-        MatrixDescriptor::k_major(self.panel(0, first_row), Swizzle::B128)
+        MatrixDescriptor::k_major(self.panel(0, first_row), Self::SWIZZLE)
     }
 
+    /// Bytes from column 0 to column `16 * step` of 16-bit elements, `32 * step` of 8-bit ones.
+    #[inline(always)]
+    pub fn column_step(self, step: u32) -> u32 {
+        let steps_per_panel = Self::ROW_BYTES / MMA_K_BYTES;
+        let panel = step / steps_per_panel;
+        panel * self.rows * Self::ROW_BYTES + step % steps_per_panel * MMA_K_BYTES
+    }
+}
+
+impl<E: Operand16> SmemTile<E> {
     /// The tile as an operand whose k are the rows. A step of k is [`SmemTile::row_step`].
     #[inline(always)]
     pub fn mn_major(self) -> MatrixDescriptor<E, E::MnMajor> {
         let panel_bytes = self.rows * ROW_BYTES;
         MatrixDescriptor::new(self.start, panel_bytes, SWIZZLE_ROWS * ROW_BYTES, Swizzle::B128)
-    }
-
-    /// Bytes from column 0 to column `16 * step`.
-    #[inline(always)]
-    pub fn column_step(self, step: u32) -> u32 {
-        let steps_per_panel = PANEL_COLUMNS / MMA_K;
-        let panel = step / steps_per_panel;
-        panel * self.rows * ROW_BYTES + step % steps_per_panel * MMA_K * size_of::<E>() as u32
     }
 
     /// Bytes from row 0 to row `16 * step`.

@@ -63,9 +63,10 @@ stored! {
 
 /// The buffers that no launch of a step writes, or none but this one: kernels may read them before
 /// they wait for the launches before.
-const CONSTANTS: [&str; 19] = [
+const CONSTANTS: [&str; 20] = [
     "bias",
     "norm weight",
+    "scales",
     "table",
     "weight",
     "num_rows",

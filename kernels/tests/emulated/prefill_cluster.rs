@@ -12,6 +12,8 @@ use kernels::gemm::{Gpu, Target};
 use kernels::kv_cache::PAGE_SIZE;
 use std::ops::Range;
 
+mod fp8;
+
 const HEAD_DIM: usize = 64;
 const PAGE: usize = PAGE_SIZE as usize;
 const BLOCK_M: usize = 64;
@@ -46,6 +48,28 @@ struct Tile {
 }
 
 impl Case {
+    fn max_kv_len(&self) -> usize {
+        self.seqs.iter().map(|(_, kv_len)| *kv_len).max().unwrap_or(0)
+    }
+
+    fn attention(&self) -> Attention {
+        let max_pages = self.max_kv_len().div_ceil(PAGE);
+        Attention {
+            max_tokens: self.tokens() + 1,
+            max_seqs: self.seqs.len() + 1,
+            max_q_len: self.tokens() + 1,
+            max_kv_len: self.max_kv_len(),
+            max_pages_per_seq: max_pages,
+            num_pages: self.seqs.len() * max_pages,
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            softmax_scale: 0.3,
+            causal: self.causal,
+            window: self.window,
+            ..MISSION
+        }
+    }
+
     fn tokens(&self) -> usize {
         self.seqs.iter().map(|(q_len, _)| q_len).sum()
     }
@@ -98,14 +122,19 @@ impl Case {
     }
 }
 
-/// A case's inputs, on the host and on the device.
-struct Inputs<E> {
-    device: Device,
-    attention: Attention,
+/// A case's queries, and its pools of keys and values, row-major.
+struct Values {
     q: Vec<f32>,
     pools: [Vec<f32>; 2],
     max_pages: usize,
     block_table: Vec<u32>,
+}
+
+/// A case's inputs, on the host and on the device.
+struct Inputs<E> {
+    device: Device,
+    attention: Attention,
+    values: Values,
     table: DevicePtr<u32>,
     operands: AttentionOperands<E>,
 }
@@ -117,99 +146,62 @@ fn no_map(_: &TensorMapSpec) -> EncodedTensorMap {
 /// Rows of the output that nothing may write.
 const ROWS_AFTER: usize = 64;
 
-fn inputs<E: Stored>(case: &Case) -> Inputs<E> {
-    let &Case { seqs, num_heads, num_kv_heads, window, magnitude, .. } = case;
-    let max_kv_len = seqs.iter().map(|(_, kv_len)| *kv_len).max().unwrap_or(0);
-    let max_pages = max_kv_len.div_ceil(PAGE);
-    let num_pages = seqs.len() * max_pages;
-    // Pages lie in descending order.
-    let block_table: Vec<u32> = (0..num_pages as u32).rev().collect();
-    let width = num_heads * HEAD_DIM;
-    let random = |len, salt, magnitude: f32| -> Vec<f32> {
-        random_of::<E>(len, salt).iter().map(|x| E::of(x * magnitude).value()).collect()
-    };
-    let q = random(case.tokens() * width, 1, magnitude);
-    // Positions that no sequence has are NaN.
-    let pool = |salt, magnitude| {
-        let mut pool = random(num_pages * num_kv_heads * PAGE * HEAD_DIM, salt, magnitude);
-        for (seq, (_, kv_len)) in seqs.iter().enumerate() {
-            for position in *kv_len..max_pages * PAGE {
-                let page = block_table[seq * max_pages + position / PAGE] as usize;
-                for head in 0..num_kv_heads {
-                    let row = (page * num_kv_heads + head) * PAGE + position % PAGE;
-                    pool[row * HEAD_DIM..(row + 1) * HEAD_DIM].fill(f32::NAN);
-                }
-            }
-        }
-        pool
-    };
-    let pools = [pool(2, magnitude), pool(3, 1.0)];
-    let mut device = Device::default();
-    let table = device.u32s("block_table", &block_table);
-    let operands = AttentionOperands {
-        q: Rows::new(device.numbers("q", &q), width),
-        k_pool: device.numbers("k_pool", &pools[0]),
-        v_pool: device.numbers("v_pool", &pools[1]),
-        out: Rows::new(device.poisoned("out", (case.tokens() + ROWS_AFTER) * width), width),
-    };
-    let attention = Attention {
-        max_tokens: case.tokens() + 1,
-        max_seqs: seqs.len() + 1,
-        max_q_len: case.tokens() + 1,
-        max_kv_len,
-        max_pages_per_seq: max_pages,
-        num_pages,
-        num_heads,
-        num_kv_heads,
-        softmax_scale: 0.3,
-        causal: case.causal,
-        window,
-        ..MISSION
-    };
-    Inputs { device, attention, q, pools, max_pages, block_table, table, operands }
+/// The inputs of a step of `items`. There is room for more items than there are.
+fn step(
+    device: &mut Device,
+    attention: &Attention,
+    table: DevicePtr<u32>,
+    items: &[PrefillItem],
+) -> SeqInputs {
+    let words: Vec<u32> = items.iter().flat_map(PrefillItem::words).collect();
+    let max_items = attention.max_prefill_items(Gpu::HOPPER, Dtype::F16);
+    assert!(max_items > items.len());
+    let prefill_items = device.poisoned("work list", max_items * 8);
+    device.write_u32(prefill_items, &words);
+    let none = DevicePtr::null();
+    SeqInputs {
+        num_seqs: none,
+        cu_seqlens_q: none,
+        kv_lens: none,
+        block_table: table,
+        num_prefill_items: device.u32s("work list", &[items.len() as u32]),
+        prefill_items,
+        num_decode_items: none,
+        decode_items: none,
+    }
 }
 
-impl<E: Stored> Inputs<E> {
-    /// Runs the items; returns the output, with the rows after it.
-    fn run(&mut self, case: &Case, items: &[PrefillItem], seed: u64) -> Vec<f32> {
-        let words: Vec<u32> = items.iter().flat_map(PrefillItem::words).collect();
-        // There is room for more items than there are.
-        let max_items = self.attention.max_prefill_items(Gpu::HOPPER, E::DTYPE);
-        assert!(max_items > items.len());
-        let prefill_items = self.device.poisoned("work list", max_items * 8);
-        self.device.write_u32(prefill_items, &words);
-        let none = DevicePtr::null();
-        let seqs = SeqInputs {
-            num_seqs: none,
-            cu_seqlens_q: none,
-            kv_lens: none,
-            block_table: self.table,
-            num_prefill_items: self.device.u32s("work list", &[items.len() as u32]),
-            prefill_items,
-            num_decode_items: none,
-            decode_items: none,
+impl Values {
+    /// Values of `random(len, salt, magnitude)`. Positions that no sequence has are NaN.
+    fn new(case: &Case, random: impl Fn(usize, u64, f32) -> Vec<f32>) -> Self {
+        let &Case { seqs, num_heads, num_kv_heads, magnitude, .. } = case;
+        let max_pages = case.max_kv_len().div_ceil(PAGE);
+        let num_pages = seqs.len() * max_pages;
+        // Pages lie in descending order.
+        let block_table: Vec<u32> = (0..num_pages as u32).rev().collect();
+        let pool = |salt, magnitude| {
+            let mut pool = random(num_pages * num_kv_heads * PAGE * HEAD_DIM, salt, magnitude);
+            for (seq, (_, kv_len)) in seqs.iter().enumerate() {
+                for position in *kv_len..max_pages * PAGE {
+                    let page = block_table[seq * max_pages + position / PAGE] as usize;
+                    for head in 0..num_kv_heads {
+                        let row = (page * num_kv_heads + head) * PAGE + position % PAGE;
+                        pool[row * HEAD_DIM..(row + 1) * HEAD_DIM].fill(f32::NAN);
+                    }
+                }
+            }
+            pool
         };
-        let launch = self.attention.prefill(
-            Gpu::HOPPER,
-            &seqs,
-            &self.operands,
-            DevicePtr::null(),
-            &mut no_map,
-        );
-        let symbol = launch.as_ref().map(|launch| launch.as_ref().map(|launch| launch.symbol));
-        assert!(symbol.unwrap().unwrap().starts_with("attention_prefill_cluster_"));
-        let report = self.device.run(launch, seed);
-        assert_eq!(report.bank_conflicts, 0);
-        let elems = (case.tokens() + ROWS_AFTER) * case.num_heads * HEAD_DIM;
-        self.device.read(self.operands.out.ptr, elems)
+        let q = random(case.tokens() * num_heads * HEAD_DIM, 1, magnitude);
+        Values { q, pools: [pool(2, magnitude), pool(3, 1.0)], max_pages, block_table }
     }
 
-    /// Row `key` of a pool, for a head of a sequence.
-    fn row(&self, case: &Case, pool: usize, (seq, head, key): (usize, usize, usize)) -> &[f32] {
+    /// Where row `key` of a pool is, for a head of a sequence.
+    fn row(&self, case: &Case, (seq, head, key): (usize, usize, usize)) -> Range<usize> {
         let page = self.block_table[seq * self.max_pages + key / PAGE] as usize;
         let kv_head = head / (case.num_heads / case.num_kv_heads);
         let row = (page * case.num_kv_heads + kv_head) * PAGE + key % PAGE;
-        &self.pools[pool][row * HEAD_DIM..(row + 1) * HEAD_DIM]
+        row * HEAD_DIM..(row + 1) * HEAD_DIM
     }
 
     /// Softmax of the scaled scores of the keys that each query sees, times their values.
@@ -225,14 +217,16 @@ impl<E: Stored> Inputs<E> {
                 };
                 let scores: Vec<f64> = keys
                     .clone()
-                    .map(|key| f64::from(0.3f32) * dot(self.row(case, 0, (seq, head, key))))
+                    .map(|key| {
+                        f64::from(0.3f32) * dot(&self.pools[0][self.row(case, (seq, head, key))])
+                    })
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
                 let total: f64 = weights.iter().sum();
                 let mut sums = [0.0; HEAD_DIM];
                 for (key, weight) in keys.zip(weights) {
-                    let v = self.row(case, 1, (seq, head, key));
+                    let v = &self.pools[1][self.row(case, (seq, head, key))];
                     let products = v.iter().map(|&v| weight / total * f64::from(v));
                     sums.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
                 }
@@ -243,10 +237,47 @@ impl<E: Stored> Inputs<E> {
     }
 }
 
+fn inputs<E: Stored>(case: &Case) -> Inputs<E> {
+    let random = |len, salt, magnitude: f32| -> Vec<f32> {
+        random_of::<E>(len, salt).iter().map(|x| E::of(x * magnitude).value()).collect()
+    };
+    let values = Values::new(case, random);
+    let width = case.num_heads * HEAD_DIM;
+    let mut device = Device::default();
+    let table = device.u32s("block_table", &values.block_table);
+    let operands = AttentionOperands {
+        q: Rows::new(device.numbers("q", &values.q), width),
+        k_pool: device.numbers("k_pool", &values.pools[0]),
+        v_pool: device.numbers("v_pool", &values.pools[1]),
+        out: Rows::new(device.poisoned("out", (case.tokens() + ROWS_AFTER) * width), width),
+    };
+    Inputs { device, attention: case.attention(), values, table, operands }
+}
+
+impl<E: Stored> Inputs<E> {
+    /// Runs the items; returns the output, with the rows after it.
+    fn run(&mut self, case: &Case, items: &[PrefillItem], seed: u64) -> Vec<f32> {
+        let seqs = step(&mut self.device, &self.attention, self.table, items);
+        let launch = self.attention.prefill(
+            Gpu::HOPPER,
+            &seqs,
+            &self.operands,
+            DevicePtr::null(),
+            &mut no_map,
+        );
+        let symbol = launch.as_ref().map(|launch| launch.as_ref().map(|launch| launch.symbol));
+        assert!(symbol.unwrap().unwrap().starts_with("attention_prefill_cluster_"));
+        let report = self.device.run(launch, seed);
+        assert_eq!(report.bank_conflicts, 0);
+        let elems = (case.tokens() + ROWS_AFTER) * case.num_heads * HEAD_DIM;
+        self.device.read(self.operands.out.ptr, elems)
+    }
+}
+
 /// Probabilities are rounded, so is the part of the output that a block sends, and the output.
 fn check<E: Stored>(case: &Case, seed: u64) -> Vec<f32> {
     let mut inputs = inputs::<E>(case);
-    let want = inputs.oracle(case);
+    let want = inputs.values.oracle(case);
     let got = inputs.run(case, &case.items(), seed);
     let (got, after) = got.split_at(want.len());
     let Case { seqs, causal, window, .. } = case;

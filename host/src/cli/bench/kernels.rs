@@ -3,13 +3,13 @@
 use super::baseline;
 use crate::cli::{
     failure::Failure,
-    model::{AccumulateArg, GemmArg, TargetArg},
+    model::{GemmArg, TargetArg},
     terminal,
 };
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use halfwarp::bench::{
-    attention, gemm,
+    attention, fp8, gemm,
     kernels::{BenchError, Row},
     quantised,
     record::Record,
@@ -17,6 +17,7 @@ use halfwarp::bench::{
 use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::{Accumulate, EngineError, Gemm, Target};
+use kernels::gemm::Fp8Accumulate;
 use kernels::gemm::quantised::{BlockFormat, QuantisedLinear};
 use serde::Serialize;
 use std::{fmt::Display, path::PathBuf};
@@ -29,16 +30,16 @@ pub struct KernelsArgs {
     ops: Vec<Op>,
     /// Type of the operands
     #[arg(long, value_enum, default_value = "f32")]
-    dtype: Type,
+    dtype: OperandType,
     /// Linear layers whose weight stays in this format, by up to 16 rows in f16
     #[arg(long, value_name = "FORMAT", value_parser = formats(), conflicts_with_all = ["dtype", "gemm", "accumulate", "target"])]
     weights: Option<BlockFormat>,
     /// Which GEMM kernels to time
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
-    /// Accumulators of f16 GEMMs with more than 16 rows
-    #[arg(long, value_enum, default_value_t = AccumulateArg::F32)]
-    accumulate: AccumulateArg,
+    /// Accumulators of GEMMs with more than 16 rows
+    #[arg(long, value_enum, default_value_t = Accumulators::F32)]
+    accumulate: Accumulators,
     /// Target of the kernels [default: the newest that the GPU runs]
     #[arg(long, value_enum)]
     target: Option<TargetArg>,
@@ -88,6 +89,39 @@ impl From<Type> for Precision {
     }
 }
 
+/// Types of operands of kernels.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum OperandType {
+    F32,
+    F16,
+    Bf16,
+    /// Linear layers of more than 16 rows, a scale a row of each operand
+    E4m3,
+}
+
+impl OperandType {
+    /// The precision of a plan, if it has one.
+    fn precision(self) -> Option<Precision> {
+        match self {
+            OperandType::F32 => Some(Precision::F32),
+            OperandType::F16 => Some(Precision::F16),
+            OperandType::Bf16 => Some(Precision::BF16),
+            OperandType::E4m3 => None,
+        }
+    }
+}
+
+/// How outputs are accumulated.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Accumulators {
+    /// In f32; of e4m3 every 128 columns of k in the tensor cores, which keep about 14 bits
+    F32,
+    /// In f16, of f16
+    F16,
+    /// All of k in the tensor cores, of e4m3: faster, less exact
+    Fast,
+}
+
 /// The formats of `--weights`.
 fn formats() -> impl TypedValueParser<Value = BlockFormat> {
     let format = |name: String| BlockFormat::ALL.into_iter().find(|format| format.name() == name);
@@ -98,6 +132,7 @@ fn formats() -> impl TypedValueParser<Value = BlockFormat> {
 /// What is timed, and at which shapes.
 enum Bench {
     Gemm(gemm::Subject, Vec<gemm::Shape>),
+    Fp8(fp8::Subject, Vec<gemm::Shape>),
     Quantised(quantised::Subject, Vec<gemm::Shape>),
     Attention(attention::Subject, Vec<attention::Shape>),
 }
@@ -114,6 +149,9 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
         num_left_out += match bench {
             Bench::Gemm(subject, shapes) => {
                 time(args, &mut records, &GEMM, &shapes, |shape| gemm::measure(&subject, shape))?
+            }
+            Bench::Fp8(subject, shapes) => {
+                time(args, &mut records, &GEMM, &shapes, |shape| fp8::measure(&subject, shape))?
             }
             Bench::Quantised(subject, shapes) => {
                 let mut measure = |path, shapes: &[gemm::Shape]| {
@@ -150,14 +188,25 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
 impl KernelsArgs {
     /// Whether every option has an operation that it is for.
     fn check(&self) -> Result<(), Failure> {
-        let (gemm, accumulate) = (Gemm::from(self.gemm), Accumulate::from(self.accumulate));
-        let of_gemm = gemm != Gemm::Halfwarp || accumulate != Accumulate::F32;
+        let gemm = Gemm::from(self.gemm);
+        let of_gemm = gemm != Gemm::Halfwarp || self.accumulate != Accumulators::F32;
         if of_gemm && !self.ops.contains(&Op::Gemm) {
             let message = "--gemm and --accumulate are for --op gemm alone";
             return Err(Failure::Input(message.to_owned()));
         }
         if self.weights.is_some() && self.ops != [Op::Gemm] {
             return Err(Failure::Input("--weights is for --op gemm alone".to_owned()));
+        }
+        if self.dtype == OperandType::E4m3 {
+            if self.ops != [Op::Gemm] || gemm != Gemm::Halfwarp || self.target.is_some() {
+                let message = "--dtype e4m3 is for --op gemm alone, without --gemm and --target";
+                return Err(Failure::Input(message.to_owned()));
+            }
+            if self.accumulate == Accumulators::F16 {
+                return Err(Failure::Input("--accumulate f16 is for --dtype f16".to_owned()));
+            }
+        } else if self.accumulate == Accumulators::Fast {
+            return Err(Failure::Input("--accumulate fast is for --dtype e4m3".to_owned()));
         }
         if self.ops.len() > 1 && !self.shapes.is_empty() {
             let message = "--shape is for one operation, and --op has several";
@@ -168,14 +217,26 @@ impl KernelsArgs {
 
     fn bench(&self, op: Op) -> Result<Bench, Failure> {
         let (gpu, target) = (self.gpu, self.target.map(Target::from));
-        let (precision, cubin_dir) = (self.dtype.into(), default_cubin_dir());
+        let cubin_dir = default_cubin_dir();
         if let Some(format) = self.weights {
             let subject =
                 quantised::Subject { gpu, format, path: quantised::Path::Fused, cubin_dir };
             return Ok(Bench::Quantised(subject, self.shapes(gemm_shape, quantised::shapes)?));
         }
+        let Some(precision) = self.dtype.precision() else {
+            let accumulate = match self.accumulate {
+                Accumulators::Fast => Fp8Accumulate::Fast,
+                _ => Fp8Accumulate::TwoLevel,
+            };
+            let subject = fp8::Subject { gpu, accumulate, cubin_dir };
+            return Ok(Bench::Fp8(subject, self.shapes(gemm_shape, fp8::shapes)?));
+        };
         if op == Op::Gemm {
-            let (gemm, accumulate) = (self.gemm.into(), self.accumulate.into());
+            let gemm = self.gemm.into();
+            let accumulate = match self.accumulate {
+                Accumulators::F16 => Accumulate::F16,
+                _ => Accumulate::F32,
+            };
             let subject = gemm::Subject { gpu, gemm, accumulate, target, precision, cubin_dir };
             subject.check().map_err(failure)?;
             return Ok(Bench::Gemm(subject, self.shapes(gemm_shape, gemm::shapes)?));

@@ -27,6 +27,7 @@ use crate::plan::{
     AppendAttention, ArenaLayout, Constant, Dtype, Linear, MemoryBudget, MemoryUse, Op, Plan,
     RopeAppend, StepInputs, View, WeightId,
 };
+use crate::weights::fp8;
 use half::f16;
 use rayon::prelude::*;
 use std::time::Instant;
@@ -190,7 +191,7 @@ impl Activations for Frame<'_> {
 
 /// What is faster fused: a residual, which the matrix product is added to.
 fn has_kernel(op: &Op) -> bool {
-    matches!(op, Op::Linear(Linear { norm: None, gated: false, .. }))
+    matches!(op, Op::Linear(Linear { norm: None, silu: None, gated: false, .. }))
 }
 
 /// A step that is being run.
@@ -221,7 +222,8 @@ impl Step<'_> {
                 ops::rms_norm(weight(id).vector(), eps, out);
             }),
             Op::Linear(ref op) => frame.write(op.out, op.residual, |out, others| {
-                linear_layer(plan, op, weight, &others.rows(op.x), out);
+                let gate = op.silu.map(|gate| others.rows(gate));
+                linear_layer(plan, op, weight, &others.rows(op.x), gate.as_ref(), out);
             }),
             Op::Rope { x, table, head_dim } => frame.write(x, Some(x), |x, _| {
                 ops::rope(plan.constant(table), &inputs.positions, head_dim, x);
@@ -309,13 +311,14 @@ impl Step<'_> {
     }
 }
 
-/// A linear layer with its fused norm and gate. `out` is initialised with the residual, if there is one. Intermediates
+/// A linear layer with its fused norm and gates; its rows are rounded to E4M3 where the plan says so. `out` is initialised with the residual, if there is one. Intermediates
 /// of the fusion are rounded to the operand's type, as if they were stored.
 fn linear_layer<'a>(
     plan: &Plan,
     op: &Linear,
     weight: impl Fn(WeightId) -> &'a StoredWeight,
     x: &Rows,
+    gate: Option<&Rows>,
     out: RowsMut,
 ) {
     let operand = plan.numerics().precision.operand();
@@ -333,8 +336,21 @@ fn linear_layer<'a>(
         elements::round(operand, &mut normed);
         normed
     });
-    let normed = normed.as_deref().map(|normed| Rows::dense(normed, x.width()));
-    let x = normed.as_ref().unwrap_or(x);
+    let silu = gate.map(|gate| {
+        let mut gated = vec![0.0; x.len() * x.width()];
+        ops::silu_mul(gate, x, largest(operand), RowsMut::dense(&mut gated, x.width()));
+        elements::round(operand, &mut gated);
+        gated
+    });
+    let normed = normed.or(silu);
+    let rounded = plan.rounds_rows(op).then(|| {
+        let mut rows = normed.clone().unwrap_or_else(|| x.to_vec());
+        rows.par_chunks_mut(x.width().max(1)).for_each(fp8::round_row);
+        rows
+    });
+    let made = rounded.or(normed);
+    let made = made.as_deref().map(|rows| Rows::dense(rows, x.width()));
+    let x = made.as_ref().unwrap_or(x);
     if !op.gated {
         return multiply(x, out);
     }

@@ -1,8 +1,9 @@
-//! Weights as the executor keeps them: f32, 16 bits or blocks, row by row.
+//! Weights as the executor keeps them: f32, 16 bits, E4M3 or blocks, row by row.
 
 use crate::exec::{ExecError, host_memory};
 use crate::plan::{Dtype, Weight, WeightSource};
 use crate::weights::blocks::{BlockProducts, Codec};
+use crate::weights::fp8;
 use bytemuck::try_cast_slice;
 use pulp::Arch;
 use std::borrow::Cow;
@@ -12,6 +13,8 @@ use std::ops::Range;
 pub struct StoredWeight {
     words: Vec<f32>,
     bytes: usize,
+    /// Where the scales of E4M3 begin.
+    scales_at: Option<usize>,
     cols: usize,
     runs: Vec<Run>,
 }
@@ -53,7 +56,8 @@ impl StoredWeight {
         }
         let bytes = weight.bytes();
         let words = host_memory::zeroed("CPU", &weight.name, bytes.div_ceil(size_of::<f32>()))?;
-        let mut stored = StoredWeight { words, bytes, cols: weight.cols, runs };
+        let scales_at = (weight.num_scales() > 0).then(|| weight.scales_at());
+        let mut stored = StoredWeight { words, bytes, scales_at, cols: weight.cols, runs };
         source.read(weight, &mut bytemuck::cast_slice_mut(&mut stored.words)[..bytes])?;
         Ok(stored)
     }
@@ -81,8 +85,11 @@ impl StoredWeight {
     /// Its rows, those together that are stored alike.
     pub fn runs(&self) -> Vec<StoredRows<'_>> {
         let mut rest: &[u8] = &bytemuck::cast_slice(&self.words)[..self.bytes];
+        // Of E4M3 all rows are stored alike.
+        let scales = self.scales_at.map_or(&[][..], |at| &self.words[at / size_of::<f32>()..]);
         let split = |&Run { dtype, codec, rows }: &Run| {
-            let all = StoredRows { dtype, codec, cols: self.cols, bytes: rest };
+            let all =
+                StoredRows { dtype, codec, cols: self.cols, bytes: rest, scales, first_row: 0 };
             let (bytes, after) = rest.split_at(rows * all.row_bytes());
             rest = after;
             StoredRows { bytes, ..all }
@@ -98,6 +105,10 @@ pub struct StoredRows<'a> {
     codec: Codec,
     cols: usize,
     bytes: &'a [u8],
+    /// Those of E4M3, of the whole weight.
+    scales: &'a [f32],
+    /// Index of the first row in the weight, of E4M3.
+    first_row: usize,
 }
 
 impl<'a> StoredRows<'a> {
@@ -123,7 +134,8 @@ impl<'a> StoredRows<'a> {
     /// The first `middle` rows, and the others.
     pub fn split_at(self, middle: usize) -> (Self, Self) {
         let (low, high) = self.bytes.split_at(middle * self.row_bytes());
-        (StoredRows { bytes: low, ..self }, StoredRows { bytes: high, ..self })
+        let first_row = self.first_row + middle;
+        (StoredRows { bytes: low, ..self }, StoredRows { bytes: high, first_row, ..self })
     }
 
     /// Columns `columns` of row `row`, whole blocks: in `buffer` if they have to be converted,
@@ -148,13 +160,24 @@ impl<'a> StoredRows<'a> {
             return values;
         }
         (self.codec.decode)(arch, stored, buffer);
+        self.scale(row, columns.start, buffer);
         buffer
+    }
+
+    /// Multiplies elements of row `row`, from column `first` on, by the scales of E4M3.
+    #[inline(always)]
+    fn scale(&self, row: usize, first: usize, elements: &mut [f32]) {
+        if !self.scales.is_empty() {
+            let row = self.first_row + row;
+            fp8::scale_elements(self.dtype, self.scales, self.cols, row, first, elements);
+        }
     }
 
     /// Row `row`, as long as `out`.
     pub fn widen_row(&self, row: usize, out: &mut [f32]) {
         let stored = &self.bytes[row * self.row_bytes()..][..self.row_bytes()];
         (self.codec.decode)(Arch::new(), stored, out);
+        self.scale(row, 0, out);
     }
 
     /// All of them as f32: borrowed if they are f32 already.
@@ -166,6 +189,10 @@ impl<'a> StoredRows<'a> {
         }
         let mut wide = vec![0.0; self.num_rows() * self.cols];
         (self.codec.decode)(Arch::new(), self.bytes, &mut wide);
+        if !self.scales.is_empty() {
+            let rows = wide.chunks_exact_mut(self.cols).enumerate();
+            rows.for_each(|(row, elements)| self.scale(row, 0, elements));
+        }
         Cow::Owned(wide)
     }
 
@@ -185,6 +212,6 @@ impl StoredWeight {
         let codec = Codec::of(Dtype::F32).expect("weights are kept in f32");
         let run = Run { dtype: Dtype::F32, codec, rows: elements.len() / cols };
         let (words, bytes) = (elements.to_vec(), size_of_val(elements));
-        StoredWeight { words, bytes, cols, runs: vec![run] }
+        StoredWeight { words, bytes, scales_at: None, cols, runs: vec![run] }
     }
 }

@@ -82,10 +82,10 @@ impl CublasLinear {
     /// its accumulators, so that nothing is rounded twice.
     fn of(plan: &Plan, op: &Op, gemm: Gemm) -> Result<Option<Self>, ExecError> {
         let &Op::Linear(op) = op else { return Ok(None) };
-        let Linear { x, norm, bias, gated, residual, .. } = op;
+        let Linear { x, norm, silu, bias, gated, residual, .. } = op;
         let Some(compute) = gemm.compute_type(plan.dtype(x))? else { return Ok(None) };
-        if norm.is_some() || gated {
-            return Err(unsupported("a norm before it, or a gate after it".to_owned()));
+        if norm.is_some() || silu.is_some() || gated {
+            return Err(unsupported("a norm or a gate before it, or a gate after it".to_owned()));
         }
         let out = plan.dtype(op.out);
         let accumulate = compute == ComputeType::F32 && residual == Some(op.out);

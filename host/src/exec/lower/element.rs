@@ -29,8 +29,8 @@ impl Stored for f32 {
     const STORAGE: Dtype = Dtype::F32;
 
     fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
-        let &plan::Linear { x, norm, weight, bias, gated, residual, out } = op;
-        if norm.is_some() || gated {
+        let &plan::Linear { x, norm, silu, weight, bias, gated, residual, out } = op;
+        if norm.is_some() || silu.is_some() || gated {
             return Err(ExecError::Unsupported {
                 op: Op::Linear(*op).name().to_owned(),
                 why: "operands of F32, which no fused kernel takes".to_owned(),
@@ -84,7 +84,7 @@ pub(super) fn linear16<E: Stored + Operand16>(
     start: usize,
     n: usize,
 ) -> Result<Launched, ExecError> {
-    let &plan::Linear { x, norm, weight: id, bias, gated, residual, out } = op;
+    let &plan::Linear { x, norm, silu: _, weight: id, bias, gated, residual, out } = op;
     let k = lowering.plan.weight(id).cols;
     let out = out.columns(start, n);
     let bias = bias.map(|bias| lowering.weight::<f32>(bias)).transpose()?;

@@ -2,7 +2,7 @@
 
 use kernels::gemm::{Linear16, SumOrder};
 
-use super::{sum_order, tiles};
+use super::{fp8, sum_order, tiles};
 use crate::exec::Gemm;
 use crate::plan::{Dtype, Linear, Op, Plan};
 
@@ -12,7 +12,7 @@ const F32_VECTOR: usize = 4;
 /// `plan` with all fused that one kernel computes; linear layers are by `gemm`.
 pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
     plan.fused(|op| match op {
-        Op::Linear(Linear { norm: None, gated: false, .. }) => true,
+        Op::Linear(Linear { norm: None, silu: None, gated: false, .. }) => true,
         Op::Linear(linear) => gemm == Gemm::Halfwarp && has_kernel(plan, linear),
         // A prompt's keys are many tiles' queries'.
         Op::AppendAttention(_) => plan.decodes(),
@@ -21,10 +21,16 @@ pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
 }
 
 /// There is one for a linear layer of 16-bit operands with a norm before it, a gate after it, or
-/// both.
+/// both; in E4M3 for one with a gate before it.
 fn has_kernel(plan: &Plan, op: &Linear) -> bool {
     let (x, weight) = (plan.tensor(op.x.tensor), plan.weight(op.weight));
     let is_aligned = [op.x.start, x.width].iter().all(|n| n.is_multiple_of(F32_VECTOR));
+    if fp8::is_fp8(weight) {
+        return is_aligned && fp8::fuses(plan, op);
+    }
+    if op.silu.is_some() {
+        return false;
+    }
     if weight.has_tiles() {
         return is_aligned && op.residual.is_none() && tiles::fuses(plan, op);
     }

@@ -109,7 +109,7 @@ impl Product {
 }
 
 /// Rows of a weight of `k` columns in a dense copy.
-fn dense_rows(k: usize) -> usize {
+pub(super) fn dense_rows(k: usize) -> usize {
     const MULTIPLE: usize = 256;
     let rows = MAX_DENSE_BYTES / (size_of::<f16>() * k.max(1));
     (rows / MULTIPLE * MULTIPLE).max(MULTIPLE)
@@ -210,7 +210,7 @@ impl Lowering<'_> {
         start: usize,
         n: usize,
     ) -> Result<Launched, ExecError> {
-        let &Linear { x, norm, weight, bias, gated, residual, out } = linear;
+        let &Linear { x, norm, silu: _, weight, bias, gated, residual, out } = linear;
         let out = out.columns(start, n);
         let bias = bias.map(|bias| self.weight::<f32>(bias)).transpose()?;
         let residual =

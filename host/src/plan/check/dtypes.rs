@@ -25,6 +25,9 @@ impl Plan {
         for weight in &self.weights {
             for part in &weight.parts {
                 aligned(&weight.name, "rows", weight.cols, part.storage)?;
+                if part.storage.is_fp8() && !weight.fits_fp8() {
+                    is("a weight stacked of parts in other forms", part.storage, FLOATS)?;
+                }
             }
         }
         Ok(())
@@ -104,7 +107,7 @@ impl Plan {
 
     fn check_linear_dtypes(&self, at: &str, op: &Linear) -> Result<(), PlanError> {
         let is = |what, got, wanted: &[Dtype]| is(at, what, got, wanted);
-        let &Linear { x, norm, weight, bias, gated, residual, out } = op;
+        let &Linear { x, norm, silu, weight, bias, gated, residual, out } = op;
         let operand = self.numerics.precision.operand();
         match norm {
             Some(Norm { weight: norm, .. }) => {
@@ -112,6 +115,9 @@ impl Plan {
                 self.check_vector(at, "the norm", norm)?;
             }
             None => is("x", self.dtype(x), &[operand])?,
+        }
+        if let Some(gate) = silu {
+            is("the gate", self.dtype(gate), &[operand])?;
         }
         self.check_matrix(at, "the weight", weight, &[operand])?;
         bias.map_or(Ok(()), |bias| self.check_vector(at, "the bias", bias))?;

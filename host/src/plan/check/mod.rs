@@ -133,6 +133,8 @@ impl Plan {
         if let Some(norm) = op.norm {
             same("columns of the norm", self.vector(norm.weight)?, op.x.width)?;
         }
+        op.silu.map_or(Ok(()), |gate| self.same_shape(gate, op.x))?;
+        ensure(op.silu.is_none() || op.norm.is_none(), || "a norm after a gate".into())?;
         op.bias.map_or(Ok(()), |bias| same("biases", self.vector(bias)?, weight.rows))?;
         ensure(!op.gated || op.residual.is_none(), || "a residual after a gate".into())?;
         op.residual.map_or(Ok(()), |residual| self.same_shape(residual, op.out))

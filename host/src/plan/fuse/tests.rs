@@ -62,10 +62,24 @@ fn fused_operations_are_their_parts() {
 fn nothing_is_fused_that_no_kernel_takes() {
     let plan = Decoder::SMALL.plan(4, 1);
     assert_eq!(plan.fused(|_| false).ops, plan.ops);
-    let without_gate = plan.fused(|op| !matches!(op, Op::Linear(Linear { gated: true, .. })));
-    assert_eq!(layer(&without_gate)[3..5], ["norm_linear", "silu_mul"]);
+    let gate_after = |op: &Op| matches!(op, Op::Linear(Linear { gated: true, .. }));
+    let gate_before = |op: &Op| matches!(op, Op::Linear(Linear { silu: Some(_), .. }));
+    let without_gates = plan.fused(|op| !gate_after(op) && !gate_before(op));
+    assert_eq!(layer(&without_gates)[3..5], ["norm_linear", "silu_mul"]);
     let without_norm = plan.fused(|op| !matches!(op, Op::Linear(Linear { norm: Some(_), .. })));
     assert_eq!(layer(&without_norm)[4..6], ["rms_norm", "linear_gate"]);
+}
+
+#[test]
+fn a_gate_is_fused_with_the_layer_after_it() {
+    let plan = Decoder::SMALL.plan(4, 1);
+    let fused = plan.fused(|op| !matches!(op, Op::Linear(Linear { gated: true, .. })));
+    assert_eq!(fused.check(), Ok(()));
+    assert_eq!(layer(&fused)[3..], ["norm_linear", "silu_linear"]);
+    let (&Op::SiluMul { gate, up, .. }, Op::Linear(down)) = (&plan.ops[9], &plan.ops[10]) else {
+        panic!("{:?}", &plan.ops[9..11]);
+    };
+    assert_eq!(fused.ops[5], Op::Linear(Linear { x: up, silu: Some(gate), ..*down }));
 }
 
 /// What the decoder makes: a residual is an operation of its own.

@@ -19,9 +19,11 @@ use std::marker::PhantomData;
 
 use crate::plan::Dtype;
 
+pub use plain::e4m3_to_f32;
 pub use quantize::quantizer;
 
-/// Converts whole blocks to as many f32 as they hold, with the instructions of a processor.
+/// Converts whole blocks to as many f32 as they hold, with the instructions of a processor. The
+/// scales of E4M3 are not in it.
 pub type Decoder = fn(Arch, &[u8], &mut [f32]);
 
 /// A format in blocks of `ELEMS` elements, `BYTES` bytes each.
@@ -49,6 +51,7 @@ impl Codec {
             Dtype::F32 => Codec::of_blocks::<plain::F32, _, _>(),
             Dtype::F16 => Codec::of_blocks::<plain::F16, _, _>(),
             Dtype::BF16 => Codec::of_blocks::<plain::BF16, _, _>(),
+            Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => Codec::of_blocks::<plain::E4M3, _, _>(),
             Dtype::Q4_0 => Codec::of_blocks::<legacy::Q4_0, _, _>(),
             Dtype::Q4_1 => Codec::of_blocks::<legacy::Q4_1, _, _>(),
             Dtype::Q5_0 => Codec::of_blocks::<legacy::Q5_0, _, _>(),
@@ -175,6 +178,8 @@ pub fn scale_fields(dtype: Dtype) -> &'static [usize] {
         Dtype::Q6_K => &[208],
         // The scale of MXFP4 is an exponent.
         Dtype::MXFP4 | Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::U32 => &[],
+        // Those of E4M3 are beside the elements.
+        Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => &[],
     }
 }
 
@@ -240,6 +245,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_e4m3_is_its_number() {
+        use cuda_std::E4m3;
+        for bits in 0..=u8::MAX {
+            let (wanted, got) = (E4m3::from_bits(bits).to_f32(), e4m3_to_f32(bits));
+            let same = got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());
+            assert!(same, "{bits:#04x}: {got:e}, not {wanted:e}");
+        }
+    }
+
     /// Those that this processor has.
     #[test]
     #[cfg(target_arch = "x86_64")]
@@ -266,7 +281,8 @@ mod tests {
         }
     }
 
-    const FORMATS: [Dtype; 15] = [
+    const FORMATS: [Dtype; 16] = [
+        Dtype::F8_E4M3,
         Dtype::IQ4_XS,
         Dtype::MXFP4,
         Dtype::F32,

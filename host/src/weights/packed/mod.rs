@@ -1,5 +1,5 @@
 //! Safetensors that come quantised: `quantization_config` of config.json says how. When they are
-//! read, weights are dequantised, or those of four bits repacked to GGUF's blocks.
+//! read, weights are dequantised, or E4M3 is kept, and four bits are repacked to GGUF's blocks.
 //!
 //! A quantised linear layer `X` is listed as one tensor `X.weight` of shape `[out, in]`, whatever
 //! tensors it is stored in.
@@ -8,6 +8,7 @@ mod fp8;
 mod int4;
 mod resolve;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 pub(super) use resolve::resolve;
@@ -16,7 +17,7 @@ use pulp::Arch;
 
 use super::blocks::decoder;
 use super::map::MappedFile;
-use crate::plan::Dtype;
+use crate::plan::{Dtype, FP8_BLOCK};
 
 /// How a quantised weight is stored.
 #[derive(Clone, Debug)]
@@ -91,21 +92,39 @@ impl<'a> Packed<'a> {
         }
     }
 
-    /// The type of GGUF's blocks that the weight can be repacked to.
-    pub fn blocks_dtype(&self) -> Option<Dtype> {
+    /// The type that the weight can be kept in: E4M3 as it is, or that of GGUF's blocks that four
+    /// bits are repacked to.
+    pub fn kept_dtype(&self) -> Option<Dtype> {
+        let [_, cols] = self.shape;
         match self.layout {
-            Layout::Fp8 { .. } => None,
+            Layout::Fp8 { block, .. } => match *block {
+                [FP8_BLOCK, FP8_BLOCK] => Some(Dtype::F8_E4M3_BLOCKS),
+                [_, block_cols] if block_cols >= cols => Some(Dtype::F8_E4M3),
+                _ => None,
+            },
             Layout::Int4 { blocks, .. } => *blocks,
         }
     }
 
-    /// The weight in blocks of [`Packed::blocks_dtype`], row by row; `None` where it has none.
-    /// Zeros times scales are rounded to f16; all else is exact.
-    pub fn blocks(&self) -> Option<Vec<u8>> {
+    /// The scales of a weight in E4M3, as [`Packed::kept_dtype`] has them; `None` for others.
+    pub fn fp8_scales(&self) -> Option<Vec<f32>> {
+        let Layout::Fp8 { scales, block } = self.layout else { return None };
+        let scales = self.numbers(scales);
+        match self.kept_dtype()? {
+            Dtype::F8_E4M3 => Some((0..self.shape[0]).map(|row| scales[row / block[0]]).collect()),
+            _ => Some(scales),
+        }
+    }
+
+    /// The weight in [`Packed::kept_dtype`], row by row; `None` where it has none. Zeros of four
+    /// bits times scales are rounded to f16; all else is exact.
+    pub fn kept(&self) -> Option<Cow<'a, [u8]>> {
         match self.layout {
+            Layout::Fp8 { .. } => self.kept_dtype().map(|_| Cow::Borrowed(self.bytes)),
             Layout::Int4 { order, zeros, scales, group_size, blocks: Some(dtype) } => {
                 let scales = &self.numbers(scales);
-                Some(int4::blocks(&self.int4(*order, zeros, scales, *group_size), *dtype))
+                let weight = self.int4(*order, zeros, scales, *group_size);
+                Some(Cow::Owned(int4::blocks(&weight, *dtype)))
             }
             _ => None,
         }

@@ -1,30 +1,37 @@
 //! Copies of queries and of pages of the cache into shared memory, by `cp.async`: here they arrive
 //! earlier than by TMA.
 
-use super::{BLOCK_M, BLOCK_N, CHUNK_PAGES, HEAD_DIM, NUM_THREADS, PAGE_SIZE, VEC_ELEMS};
+use super::{BLOCK_M, BLOCK_N, CHUNK_PAGES, HEAD_DIM, PAGE_SIZE};
 use crate::attention::work::PrefillItem;
-use crate::tile::element::Operand16;
 use crate::tile::smem::SmemTile;
 use cuda_std::prelude::*;
+use cuda_std::wgmma;
 
-/// [`VEC_ELEMS`], and 16-byte copies of a row.
-const VEC: usize = VEC_ELEMS as usize;
-const ROW_VECS: u32 = HEAD_DIM / VEC_ELEMS;
+/// Bytes of a copy.
+pub const VEC_BYTES: u32 = 16;
 
-/// Rows that the block copies at once: a multiple of the swizzle's period, so that the thread's
+/// Bytes that a warpgroup copies at once.
+pub const PASS_BYTES: u32 = warp::WARPGROUP_SIZE * VEC_BYTES;
+
+/// Copies of a thread of 64 rows of 64 elements `E`, a page or the queries of an item: 4 or 2.
+pub const fn thread_copies<E>() -> usize {
+    PAGE_SIZE as usize * HEAD_DIM as usize * size_of::<E>() / PASS_BYTES as usize
+}
+
+/// Rows that a warpgroup copies at once: a multiple of the swizzle's period, so that the thread's
 /// vectors are at one column of the tile.
-const ROWS_AT_ONCE: u32 = NUM_THREADS / ROW_VECS;
+const fn rows_at_once<E>() -> u32 {
+    PASS_BYTES / (HEAD_DIM * size_of::<E>() as u32)
+}
 
-/// Copies of a thread of 64 rows: a page, or the queries of an item.
-const THREAD_COPIES: usize = (PAGE_SIZE / ROWS_AT_ONCE) as usize;
+const _: () = assert!(PAGE_SIZE == BLOCK_M && PAGE_SIZE == HEAD_DIM);
 
-const _: () = assert!(PAGE_SIZE == BLOCK_M && ROWS_AT_ONCE == 16);
-
-/// Row and vector of the thread's first copy.
+/// Row and vector of the thread's first copy of 64 rows of 64 elements `E`.
 #[inline(always)]
-fn place() -> (u32, u32) {
-    let thread = thread::thread_idx_x();
-    (thread / ROW_VECS, thread % ROW_VECS)
+pub fn place<E>() -> (u32, u32) {
+    let row_vecs = const { HEAD_DIM * size_of::<E>() as u32 / VEC_BYTES };
+    let thread = thread::thread_idx_x() % warp::WARPGROUP_SIZE;
+    (thread / row_vecs, thread % row_vecs)
 }
 
 /// The query in row `row` of the tile. In block 1 the halves of every 16 are swapped, so that the
@@ -43,7 +50,7 @@ pub struct Queries<E> {
     pub rank: u32,
 }
 
-impl<E: Operand16> Queries<E> {
+impl<E: wgmma::Element> Queries<E> {
     /// Issues the copies of the item's queries; rows past the last one are zeros.
     ///
     /// # Safety
@@ -52,19 +59,21 @@ impl<E: Operand16> Queries<E> {
     #[inline(always)]
     #[track_caller]
     pub unsafe fn copy_to(&self, tile: SmemTile<E>, item: &PrefillItem) {
-        let (row, vec) = place();
+        let (row, vec) = place::<E>();
         let query = query_of_row(row, self.rank);
         let from = (item.first_token + query) as usize * self.row_stride as usize;
-        let column = item.head * HEAD_DIM + vec * VEC_ELEMS;
-        let gmem = self.gmem.wrapping_add(from + column as usize);
-        let smem = tile.vec_at(0, row, vec);
-        unroll!(i in 0..THREAD_COPIES, {
-            let row = i as u32 * ROWS_AT_ONCE;
-            let from = row as usize * self.row_stride as usize;
-            // SAFETY: the caller's promise; nothing is read of rows that do not exist.
-            unsafe {
+        let gmem = self.gmem.wrapping_add(from + (item.head * HEAD_DIM) as usize).cast::<u8>();
+        let gmem = gmem.wrapping_add((vec * VEC_BYTES) as usize);
+        let smem = tile.vec_at(0, row, vec).cast::<u8>();
+        unroll!(i in 0..4, {
+            if i < const { thread_copies::<E>() } {
+                let row = i as u32 * const { rows_at_once::<E>() };
+                let from = row as usize * self.row_stride as usize * size_of::<E>();
                 let exists = query + row < item.queries;
-                cp_async::copy_vec::<VEC, E>(smem, row * HEAD_DIM, gmem, from, exists);
+                // SAFETY: the caller's promise; nothing is read of rows that do not exist.
+                unsafe {
+                    cp_async::copy_vec::<16, u8>(smem, i as u32 * PASS_BYTES, gmem, from, exists);
+                }
             }
         });
     }
@@ -144,6 +153,25 @@ impl Cache {
         }
     }
 
+    /// Keys of the chunk whose first key is `key`.
+    #[inline(always)]
+    pub fn keys(&self, key: u32) -> u32 {
+        self.end_key.saturating_sub(key).min(BLOCK_N)
+    }
+
+    /// The thread's first vector of page `page` of a pool, pages of 64 rows of 64 elements `E`.
+    #[inline(always)]
+    pub fn vec_of_page<E>(&self, pool: Global<E>, page: u32) -> Global<u8> {
+        let (row, vec) = place::<E>();
+        // In bytes, so that the address of a page is one multiplication and addition.
+        let head_bytes = const { PAGE_SIZE * HEAD_DIM * size_of::<E>() as u32 };
+        let page_bytes = self.num_kv_heads * head_bytes;
+        let in_page = row * const { HEAD_DIM * size_of::<E>() as u32 } + vec * VEC_BYTES;
+        let head = pool.cast::<u8>().wrapping_add(in_page as usize);
+        let head = head.wrapping_add(self.kv_head as usize * head_bytes as usize);
+        head.wrapping_add(page as usize * page_bytes as usize)
+    }
+
     /// Issues the copies of the chunk whose first key is `key` from a pool, in two groups of half a
     /// chunk; rows past the block's last key are zeros. So what the pool has there, which may be
     /// NaN, is not multiplied by a probability of 0.
@@ -153,28 +181,67 @@ impl Cache {
     /// 2. No thread reads the tile until the copies are waited for and a barrier is passed.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn copy_chunk<E: Operand16>(
+    pub unsafe fn copy_chunk<E: wgmma::Element>(
         &self,
         pool: Global<E>,
         pages: &[u32; CHUNK_PAGES as usize],
         key: u32,
         tile: SmemTile<E>,
     ) {
-        let (row, vec) = place();
-        let smem = tile.vec_at(0, row, vec);
+        let (row, vec) = place::<E>();
         // The thread's rows below this exist.
-        let rows = self.end_key.saturating_sub(key).min(BLOCK_N) as i32 - row as i32;
-        // In bytes, so that the address of a page is one multiplication and addition.
-        let head_bytes = PAGE_SIZE * HEAD_DIM * size_of::<E>() as u32;
-        let page_bytes = self.num_kv_heads * head_bytes;
-        let column = (row * HEAD_DIM + vec * VEC_ELEMS) as usize;
-        let head = pool.wrapping_add(column).cast::<u8>();
-        let head = head.wrapping_add(self.kv_head as usize * head_bytes as usize);
+        let rows = self.keys(key) as i32 - row as i32;
+        let smem = tile.vec_at(0, row, vec);
+        let exists = |page: u32, copy: u32| {
+            let row = page * PAGE_SIZE + copy * const { rows_at_once::<E>() };
+            (row as i32) < rows
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_pages(pool, pages, smem, exists) }
+    }
+
+    /// As [`Cache::copy_chunk`], of transposed pages `[HEAD_DIM, PAGE_SIZE]` of 8-bit elements; of
+    /// every 16 keys all are copied, if one exists.
+    ///
+    /// # Safety
+    /// As [`Cache::copy_chunk`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn copy_transposed_chunk<E: wgmma::Element>(
+        &self,
+        pool: Global<E>,
+        pages: &[u32; CHUNK_PAGES as usize],
+        key: u32,
+        tile: SmemTile<E>,
+    ) {
+        const { assert!(size_of::<E>() == 1) };
+        let (row, vec) = place::<E>();
+        let smem = tile.vec_at(0, row, vec);
+        let keys = self.keys(key);
+        let exists = |page: u32, _: u32| page * PAGE_SIZE + vec * VEC_BYTES < keys;
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_pages(pool, pages, smem, exists) }
+    }
+
+    /// Issues the thread's copies of a chunk's pages; `smem` is the place of the first one, and
+    /// `exists` says of a page and a copy of it whether it is copied, or zeros.
+    ///
+    /// # Safety
+    /// As [`Cache::copy_chunk`].
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn copy_pages<E: wgmma::Element>(
+        &self,
+        pool: Global<E>,
+        pages: &[u32; CHUNK_PAGES as usize],
+        smem: Shared<E>,
+        exists: impl Fn(u32, u32) -> bool,
+    ) {
         unroll!(i in 0..4, {
-            let page = head.wrapping_add(pages[i] as usize * page_bytes as usize);
-            let smem = smem.offset(i as u32 * PAGE_SIZE * HEAD_DIM);
+            let page = self.vec_of_page(pool, pages[i]);
+            let smem = smem.offset(i as u32 * PAGE_SIZE * HEAD_DIM).cast::<u8>();
             // SAFETY: the caller's promise.
-            unsafe { copy_page(page.cast(), smem, rows - (i as u32 * PAGE_SIZE) as i32) };
+            unsafe { copy_page::<E>(page, smem, |copy| exists(i as u32, copy)) };
             if i % 2 == 1 {
                 cp_async::commit();
             }
@@ -182,18 +249,20 @@ impl Cache {
     }
 }
 
-/// Issues the thread's copies of a page, of which the rows below `rows` exist; the others are
-/// zeros. `page` and `smem` are the places of its first copy, which counts as row 0.
+/// Issues the thread's copies of a page of elements `E`, or zeros of those which do not exist.
+/// `page` and `smem` are the places of the first one.
 ///
 /// # Safety
 /// As [`Cache::copy_chunk`].
 #[inline(always)]
 #[track_caller]
-unsafe fn copy_page<E: Operand16>(page: Global<E>, smem: Shared<E>, rows: i32) {
-    unroll!(i in 0..THREAD_COPIES, {
-        const AT: usize = i * (ROWS_AT_ONCE * HEAD_DIM) as usize;
-        let exists = ((i as u32 * ROWS_AT_ONCE) as i32) < rows;
-        // SAFETY: the caller's promise; nothing is read of rows that do not exist.
-        unsafe { cp_async::copy_vec_at::<{ AT as u32 }, AT, VEC, E>(smem, page, exists) };
+unsafe fn copy_page<E>(page: Global<u8>, smem: Shared<u8>, exists: impl Fn(u32) -> bool) {
+    unroll!(i in 0..4, {
+        if i < const { thread_copies::<E>() } {
+            const AT: usize = i * PASS_BYTES as usize;
+            let exists = exists(i as u32);
+            // SAFETY: the caller's promise; nothing is read of what does not exist.
+            unsafe { cp_async::copy_vec_at::<{ AT as u32 }, AT, 16, u8>(smem, page, exists) };
+        }
     });
 }

@@ -2,7 +2,7 @@
 //! threads of the same index have the same rows and columns, so each sends to its counterpart.
 
 use super::softmax::finite;
-use super::{CLUSTER, HEAD_DIM, NUM_THREADS};
+use super::{CLUSTER, HEAD_DIM, MULTIPLIERS};
 use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 
@@ -11,10 +11,10 @@ const ROW_WORDS: u32 = HEAD_DIM / 8;
 
 /// Words of a 16-byte access, and the words of all threads in one.
 const VEC_WORDS: u32 = 4;
-const BLOCK_WORDS: u32 = NUM_THREADS * VEC_WORDS;
+const BLOCK_WORDS: u32 = MULTIPLIERS * VEC_WORDS;
 
 /// Bytes that a block receives: of each thread its part of a row, and the row's `lse`.
-const RECEIVED_BYTES: u32 = NUM_THREADS * 4 * (ROW_WORDS + 1);
+const RECEIVED_BYTES: u32 = MULTIPLIERS * 4 * (ROW_WORDS + 1);
 
 /// Where a block receives the other one's half of the output.
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ impl Exchange {
         let words = smem.cast::<u32>();
         // SAFETY: the caller's promise.
         let barrier = unsafe { Mbarrier::new(smem.offset(RECEIVED_BYTES).cast()) };
-        Exchange { words, lse: words.offset(NUM_THREADS * ROW_WORDS).cast(), barrier }
+        Exchange { words, lse: words.offset(MULTIPLIERS * ROW_WORDS).cast(), barrier }
     }
 
     /// Initialises the barrier, which expects the other block's half.

@@ -1,12 +1,48 @@
 //! The launch of prefill for few tiles.
 
-use super::attention_prefill_cluster::{self, Instance};
-use super::{BLOCK_M, CLUSTER, HEAD_DIM, NUM_THREADS, SHARED_BYTES};
+use super::fp8::{Fast, Strict};
+use super::operands::{Halves, Operands};
+use super::{BLOCK_M, CLUSTER, HEAD_DIM, shared_bytes};
+use super::{attention_prefill_cluster, attention_prefill_cluster_fp8};
+use crate::Rows;
+use crate::attention::launcher::Args;
 use crate::attention::{Attention, AttentionElement, AttentionOperands, SeqInputs};
 use crate::element::Dtype;
 use crate::gemm::{Gpu, Target};
-use crate::operand::untyped;
-use cuda_std::launch::{Geometry, Launch, LaunchError};
+use crate::operand::{is_aligned, untyped};
+use cuda_std::E4m3;
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+use half::{bf16, f16};
+
+/// How FP8 attention multiplies probabilities and V.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fp8Mode {
+    /// In f16.
+    #[default]
+    Strict,
+    /// In E4M3.
+    Fast,
+}
+
+/// The operands of attention in E4M3; a value is its quant times the head's scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8Operands {
+    /// `[tokens, num_heads * head_dim]`.
+    pub q: Rows<E4m3>,
+    /// The layer's pool of keys.
+    pub k_pool: DevicePtr<E4m3>,
+    /// The layer's pool of values `[num_pages, num_kv_heads, head_dim, PAGE_SIZE]`, the positions of
+    /// a page in the order of [`storage_index`](super::storage_index).
+    pub v_pool: DevicePtr<E4m3>,
+    /// `[num_heads]`, from 0 on.
+    pub q_scale: DevicePtr<f32>,
+    /// `[num_kv_heads]`, from 0 on.
+    pub k_scale: DevicePtr<f32>,
+    /// `[num_kv_heads]`, from 0 on.
+    pub v_scale: DevicePtr<f32>,
+    /// `[tokens, num_heads * head_dim]`.
+    pub out: Rows<f16>,
+}
 
 impl Attention {
     /// Whether prefill on `gpu` is by the kernel for few tiles, which splits the keys of each over
@@ -34,17 +70,14 @@ impl Attention {
         seqs: &SeqInputs,
         operands: &AttentionOperands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
+        use attention_prefill_cluster::Instance::*;
         let args = self.args(operands)?;
-        let instance = match E::DTYPE {
-            Dtype::F16 => Instance::attention_prefill_cluster_f16_d64,
-            Dtype::Bf16 => Instance::attention_prefill_cluster_bf16_d64,
+        let (instance, shared_bytes) = match E::DTYPE {
+            Dtype::F16 => (attention_prefill_cluster_f16_d64, shared_bytes::<Halves<f16>>()),
+            Dtype::Bf16 => (attention_prefill_cluster_bf16_d64, shared_bytes::<Halves<bf16>>()),
             Dtype::F32 => return Err(self.head_dim_error()),
         };
-        // A division takes as long as an MMA. The product is exact: the blocks run at once, so that
-        // there are far fewer than 2^16 heads.
-        let group_reciprocal = (1u64 << 32).div_ceil(u64::from(args.num_heads / args.num_kv_heads));
-        let grid = [self.max_prefill_items(gpu, E::DTYPE) * CLUSTER as usize, 1, 1];
-        let geometry = Geometry::new(grid, NUM_THREADS as usize, SHARED_BYTES as usize)?;
+        let geometry = self.cluster_geometry(gpu, Halves::<f16>::NUM_THREADS, shared_bytes)?;
         Ok(geometry.map(|geometry| {
             attention_prefill_cluster::Args {
                 num_items: seqs.num_prefill_items,
@@ -56,7 +89,7 @@ impl Attention {
                 k_pool: untyped(operands.k_pool),
                 v_pool: untyped(operands.v_pool),
                 num_kv_heads: args.num_kv_heads,
-                group_reciprocal,
+                group_reciprocal: args.group_reciprocal(),
                 softmax_scale: self.softmax_scale,
                 window: args.window,
                 out: operands.out.untyped_ptr(),
@@ -65,10 +98,103 @@ impl Attention {
             .launch(instance, geometry)
         }))
     }
+
+    /// The launch of prefill in FP8, where [`Attention::splits_prefill`] in f16, whose work list it
+    /// takes; `None` if no step has a prompt.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for a shape that does not split, head counts or a window that the kernel does
+    /// not take, a block table that is too narrow, and operands that are not 16-byte aligned.
+    pub fn prefill_cluster_fp8(
+        &self,
+        mode: Fp8Mode,
+        gpu: Gpu,
+        seqs: &SeqInputs,
+        operands: &Fp8Operands,
+    ) -> Result<Option<Launch>, LaunchError> {
+        use attention_prefill_cluster_fp8::Instance::*;
+        let &Fp8Operands { q, k_pool, v_pool, q_scale, k_scale, v_scale, out } = operands;
+        if !self.splits_prefill(gpu, Dtype::F16) {
+            return Err(LaunchError::Shape {
+                what: "max_tokens",
+                value: self.max_tokens,
+                expected: "few enough that all blocks run at once, with a head_dim of 64",
+            });
+        }
+        if !(q.is_aligned() && out.is_aligned() && is_aligned(k_pool) && is_aligned(v_pool)) {
+            return Err(LaunchError::Shape {
+                what: "row stride",
+                value: q.row_stride,
+                expected: "rows and pools aligned to 16 bytes",
+            });
+        }
+        let args = self.args_of_rows(&q, &out, true)?;
+        let (instance, num_threads, shared_bytes) = match mode {
+            Fp8Mode::Strict => (
+                attention_prefill_cluster_e4m3_strict_d64,
+                Strict::NUM_THREADS,
+                shared_bytes::<Strict>(),
+            ),
+            Fp8Mode::Fast => {
+                (attention_prefill_cluster_e4m3_fast_d64, Fast::NUM_THREADS, shared_bytes::<Fast>())
+            }
+        };
+        let geometry = self.cluster_geometry(gpu, num_threads, shared_bytes)?;
+        Ok(geometry.map(|geometry| {
+            attention_prefill_cluster_fp8::Args {
+                num_items: seqs.num_prefill_items,
+                items: seqs.prefill_items,
+                block_table: seqs.block_table,
+                max_pages_per_seq: args.max_pages_per_seq,
+                q: q.untyped_ptr(),
+                q_stride: args.q_stride,
+                k_pool: untyped(k_pool),
+                v_pool: untyped(v_pool),
+                q_scale,
+                k_scale,
+                v_scale,
+                num_kv_heads: args.num_kv_heads,
+                group_reciprocal: args.group_reciprocal(),
+                softmax_scale: self.softmax_scale,
+                window: args.window,
+                out: out.untyped_ptr(),
+                out_stride: args.out_stride,
+            }
+            .launch(instance, geometry)
+        }))
+    }
+
+    /// Two blocks for each item.
+    fn cluster_geometry(
+        &self,
+        gpu: Gpu,
+        num_threads: u32,
+        shared_bytes: u32,
+    ) -> Result<Option<Geometry>, LaunchError> {
+        let grid = [self.max_prefill_items(gpu, Dtype::F16) * CLUSTER as usize, 1, 1];
+        Geometry::new(grid, num_threads as usize, shared_bytes as usize)
+    }
 }
 
-/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of this kernel.
+impl Args {
+    /// 2^32 by the query heads of a KV head, rounded up: a division takes as long as an MMA. The
+    /// product is exact: the blocks run at once, so that there are far fewer than 2^16 heads.
+    fn group_reciprocal(&self) -> u64 {
+        (1u64 << 32).div_ceil(u64::from(self.num_heads / self.num_kv_heads))
+    }
+}
+
+/// As [`dynamic_shared_bytes`](crate::dynamic_shared_bytes), of these kernels.
 pub(in super::super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
-    let is_this = Instance::ALL.iter().any(|instance| instance.symbol() == symbol);
-    is_this.then_some(SHARED_BYTES as usize)
+    use {attention_prefill_cluster as halves, attention_prefill_cluster_fp8 as fp8};
+    let bytes = if halves::Instance::ALL.iter().any(|instance| instance.symbol() == symbol) {
+        shared_bytes::<Halves<f16>>()
+    } else if symbol == fp8::Instance::attention_prefill_cluster_e4m3_strict_d64.symbol() {
+        shared_bytes::<Strict>()
+    } else if symbol == fp8::Instance::attention_prefill_cluster_e4m3_fast_d64.symbol() {
+        shared_bytes::<Fast>()
+    } else {
+        return None;
+    };
+    Some(bytes as usize)
 }

@@ -4,7 +4,6 @@
 use super::copy::query_of_row;
 use super::{BLOCK_M, BLOCK_N, PAGE_SIZE, SCORE_REGS};
 use crate::attention::work::PrefillItem;
-use crate::tile::element::Operand16;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Accumulator};
 
@@ -93,9 +92,11 @@ impl Mask {
 pub struct Softmax {
     /// Multiplies scores before `exp2`.
     scale: f32,
+    /// Probabilities are multiplied by 2 to this power.
+    shift: f32,
     /// Largest score so far, not scaled.
     max: [f32; 2],
-    /// The same, scaled, or 0: what is subtracted.
+    /// The same, scaled, or 0, less the shift: what is subtracted.
     scaled_max: [f32; 2],
     /// Sums of the probabilities so far: of the thread's keys, and of all keys.
     thread_sum: [f32; 2],
@@ -103,11 +104,12 @@ pub struct Softmax {
 }
 
 impl Softmax {
-    /// The state before any key; `scale` includes `log2(e)`.
+    /// The state before any key; `scale`, above 0, includes `log2(e)`. Probabilities and their sums
+    /// are multiplied by 2 to the power `shift`.
     #[inline(always)]
-    pub fn new(scale: f32) -> Self {
+    pub fn new(scale: f32, shift: f32) -> Self {
         let max = [f32::NEG_INFINITY; 2];
-        Softmax { scale, max, scaled_max: [0.0; 2], thread_sum: [0.0; 2], sum: [0.0; 2] }
+        Softmax { scale, shift, max, scaled_max: [0.0; 2], thread_sum: [0.0; 2], sum: [0.0; 2] }
     }
 
     /// Largest scores of the thread's rows among its keys.
@@ -131,32 +133,29 @@ impl Softmax {
         for row in 0..2 {
             let max = reduce_row(math::max(first[row], second[row]), math::max);
             let max = math::max(self.max[row], max);
-            self.scaled_max[row] = finite(max) * self.scale;
+            self.scaled_max[row] = finite(max) * self.scale - self.shift;
             let before = math::fma(self.max[row], self.scale, -self.scaled_max[row]);
-            corrections[row] = math::exp2_approx(before);
+            corrections[row] = math::exp2_approx(before - self.shift);
             self.thread_sum[row] *= corrections[row];
             self.max[row] = max;
         }
         corrections
     }
 
-    /// The probabilities of 16 keys, whose scores are registers `first ..` of an accumulator, as a
-    /// fragment of an operand A. Adds them to the rows' sums.
+    /// The probabilities of 16 keys, whose scores are registers `first ..` of an accumulator: pairs
+    /// of neighbours, of the first row and of the second one, of the first eight keys and of the
+    /// last ones. Adds them to the rows' sums.
     #[inline(always)]
-    pub fn probabilities<E: Operand16>(
-        &mut self,
-        scores: &[f32; SCORE_REGS],
-        first: usize,
-    ) -> [u32; 4] {
+    pub fn probabilities(&mut self, scores: &[f32; SCORE_REGS], first: usize) -> [[f32; 2]; 4] {
         [0, 1, 2, 3].map(|pair| {
             let row = pair % 2;
-            let [lo, hi] = [0, 1].map(|i| {
+            let pair = [0, 1].map(|i| {
                 let score = scores[first + 2 * pair + i];
                 math::exp2_approx(math::fma(score, self.scale, -self.scaled_max[row]))
             });
-            self.thread_sum[row] += lo;
-            self.thread_sum[row] += hi;
-            E::pack(lo, hi)
+            self.thread_sum[row] += pair[0];
+            self.thread_sum[row] += pair[1];
+            pair
         })
     }
 

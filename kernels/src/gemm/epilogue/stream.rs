@@ -2,9 +2,12 @@
 //! residual and gate.
 
 use super::{Destination, Either, Epilogue};
-use crate::gemm::mainloop::stream::{LaneRow, TILE_MN, TileOrder, lane_group, lane_pair};
+use crate::gemm::mainloop::stream::{
+    LaneRow, TILE_MN, TileOrder, TileScales, lane_group, lane_pair,
+};
 use crate::silu_mul::{gated, num_parts};
 use crate::tile::element::Operand16;
+use crate::tile::weight::{Scales, WeightElement};
 use cuda_std::mma::Accumulator;
 use cuda_std::prelude::*;
 
@@ -90,12 +93,36 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
     }
 
     /// The lane's row of the weight in MMA tile `tile`; past the last row, the last row. Rows are
-    /// `stride` elements apart.
+    /// `stride` units of 16 bits apart.
     #[inline(always)]
     pub fn weight_row(&self, tile: usize, stride: u32) -> LaneRow {
         let (part, tile) = (tile as u32 / Self::PART_TILES, tile as u32 % Self::PART_TILES);
         let column = self.block_n + tile * TILE_MN + lane_group();
-        LaneRow::new(column.min(self.n - 1), stride).down(part * self.n, stride)
+        LaneRow::new(column.min(self.n - 1), stride, 1).down(part * self.n, stride)
+    }
+
+    /// The scales of the output tile's parts, of a weight with `scales`.
+    #[inline(always)]
+    pub fn tile_scales(&self, scales: Scales) -> TileScales {
+        let first_rows = [0, 1].map(|part| part * self.n + self.block_n.min(self.n - 1));
+        TileScales { scales, first_rows, part_tiles: Self::PART_TILES as usize }
+    }
+
+    /// What the column's sums are multiplied by; with a gate, gate's and up's.
+    ///
+    /// # Safety
+    /// 1. `scales` are those of the weight, if it is scaled.
+    #[inline(always)]
+    pub unsafe fn scales<E: Operand16, W: WeightElement<E>>(&self, scales: Scales) -> [f32; 2] {
+        let mut values = [1.0; 2];
+        if W::IS_SCALED && self.has_column() {
+            for part in 0..Self::PARTS {
+                let row = part as u32 * self.n + self.column();
+                // SAFETY: inside, by the check.
+                values[part] = unsafe { scales.of_row(row) } * W::FACTOR;
+            }
+        }
+        values
     }
 
     /// The row of the thread's output `output`, if that is inside.
@@ -143,7 +170,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
         values
     }
 
-    /// Adds the accumulators of all warps, applies `bias` and `residual`, or the gate, and stores.
+    /// Adds the accumulators of all warps, applies `scales`, `bias` and `residual`, or the gate, and stores.
     ///
     /// # Safety
     /// 1. `smem` holds [`num_partials`] elements that no thread has used since the last barrier;
@@ -154,6 +181,7 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
         &self,
         smem: Shared<f32>,
         acc: &[[Accumulator; TILES_N]; TILES_M],
+        scales: [f32; 2],
         bias: [f32; 2],
         residual: &[f32; MAX_OUTPUTS],
         epilogue: &Epilogue<Either<E>>,
@@ -167,12 +195,12 @@ impl<const TILES_M: usize, const TILES_N: usize, const WARPS: usize, const GATED
                 if let Some(row) = self.row(output, epilogue.num_rows) {
                     let value = if GATED {
                         let [gate, up] = [0, 1].map(|part| {
-                            let sum = self.reduce_warps(smem, part, row);
+                            let sum = scales[part as usize] * self.reduce_warps(smem, part, row);
                             E::from_f32(sum + bias[part as usize]).to_f32()
                         });
                         gated::<E>(gate, up)
                     } else {
-                        self.reduce_warps(smem, 0, row) + bias[0] + residual[output]
+                        scales[0] * self.reduce_warps(smem, 0, row) + bias[0] + residual[output]
                     };
                     epilogue.out.ptr.store(epilogue.out.at(row, self.column()), value);
                 }

@@ -71,24 +71,57 @@ impl<O: Number> Epilogue<GlobalMut<O>> {
         (self.out.ptr.address() as u32 | strides).is_multiple_of(16)
     }
 
-    /// The bias of the thread's columns of a subtile: `column`, `column + 1`, and the same in every
-    /// further group of eight. Columns past the last one get its bias.
+    /// The bias of the thread's columns of a subtile, as [`of_pairs`].
     ///
     /// # Safety
     /// 1. `bias` is as the kernel requires, and `n > 0`.
     #[inline(always)]
     #[track_caller]
     unsafe fn bias_of_pairs(&self, column: u32) -> [[f32; 2]; 8] {
-        let mut bias = [[0.0; 2]; 8];
-        if !self.bias.is_null() {
-            let at = |i: u32| (column + i).min(self.n - 1) as usize;
-            unroll!(j in 0..8, {
-                let first = VEC_ELEMS * j as u32;
-                // SAFETY: the columns are inside.
-                bias[j] = unsafe { [self.bias.get(at(first)), self.bias.get(at(first + 1))] };
-            });
-        }
-        bias
+        // SAFETY: the caller's promise.
+        unsafe { of_pairs(self.bias, column, self.n, 0.0) }
+    }
+}
+
+/// The elements of the thread's columns of a subtile: `column`, `column + 1`, and the same in every
+/// further group of eight. Columns past the last one get its element; all get `otherwise` if
+/// `elements` are null.
+///
+/// # Safety
+/// 1. `elements` are null, or `n > 0`.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn of_pairs(
+    elements: Global<f32>,
+    column: u32,
+    n: u32,
+    otherwise: f32,
+) -> [[f32; 2]; 8] {
+    let mut pairs = [[otherwise; 2]; 8];
+    if !elements.is_null() {
+        let at = |i: u32| (column + i).min(n - 1) as usize;
+        unroll!(j in 0..8, {
+            let first = VEC_ELEMS * j as u32;
+            // SAFETY: the columns are inside.
+            pairs[j] = unsafe { [elements.get(at(first)), elements.get(at(first + 1))] };
+        });
+    }
+    pairs
+}
+
+/// What a thread's accumulators of a subtile are multiplied by.
+pub trait SubtileScale {
+    /// Accumulator `at`, which is `value`, times its scale, plus `bias`.
+    fn apply(&self, at: usize, value: f32, bias: f32) -> f32;
+}
+
+/// Accumulators that are outputs.
+pub struct Unscaled;
+
+impl SubtileScale for Unscaled {
+    #[inline(always)]
+    fn apply(&self, _at: usize, value: f32, bias: f32) -> f32 {
+        value + bias
     }
 }
 
@@ -98,7 +131,7 @@ pub trait OutElement: Number {
     fn prefetch(output: &Output<Self>);
 
     /// Stores a subtile of `columns` columns, a multiple of eight, whose first row and column are
-    /// `origin`. `values` are the thread's.
+    /// `origin`. `values` are the thread's accumulators, which `scale` makes outputs of.
     ///
     /// # Safety
     /// 1. The whole warp calls this, converged.
@@ -108,5 +141,6 @@ pub trait OutElement: Number {
         origin: [u32; 2],
         columns: u32,
         values: &[f32; SUBTILE_REGS],
+        scale: &impl SubtileScale,
     );
 }

@@ -23,12 +23,13 @@ mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::Gemv16;
 
-use crate::element::VEC_ELEMS;
 use crate::gemm::epilogue::{Destination, Either};
 use crate::gemm::mainloop::gemv::*;
+use crate::tile::weight::{Scales, WeightElement};
 use crate::rms_norm::scale;
 use crate::silu_mul::{gated, num_parts};
 use crate::tile::element::Operand16;
+use cuda_std::E4m3;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -46,21 +47,36 @@ use half::{bf16, f16};
 #[kernel(
     launch_bounds(
         max_warps(NORMED || GATED) * warp::WARP_SIZE,
-        min_blocks(NORMED || GATED)
+        min_blocks(NORMED || GATED, <W as WeightElement<E>>::VECS)
     ),
     overlaps,
     instances(
         E in [f16, bf16],
-        gemv_{E} = <E, 1, 4, false, false>,
-        gemv_{E}_silu = <E, 4, 2, false, true>,
-        gemv_{E}_norm = <E, 4, 2, true, false>,
-        gemv_{E}_norm_silu = <E, 4, 2, true, true>
+        gemv_{E} = <E, E, 1, 4, false, false, false>,
+        gemv_{E}_silu = <E, E, 4, 2, false, false, true>,
+        gemv_{E}_norm = <E, E, 4, 2, false, true, false>,
+        gemv_{E}_norm_silu = <E, E, 4, 2, false, true, true>,
+        gemv_f16_e4m3_r1_l4 = <f16, E4m3, 1, 4, false, false, false>,
+        gemv_f16_e4m3_r2_l2 = <f16, E4m3, 2, 2, false, false, false>,
+        gemv_f16_e4m3_r2_l4 = <f16, E4m3, 2, 4, false, false, false>,
+        gemv_f16_e4m3_r4_l2 = <f16, E4m3, 4, 2, false, false, false>,
+        gemv_f16_e4m3_r1_l4_mma = <f16, E4m3, 1, 4, true, false, false>,
+        gemv_f16_e4m3_r2_l2_mma = <f16, E4m3, 2, 2, true, false, false>,
+        gemv_f16_e4m3_r2_l4_mma = <f16, E4m3, 2, 4, true, false, false>,
+        gemv_f16_e4m3_r4_l1_mma = <f16, E4m3, 4, 1, true, false, false>,
+        gemv_f16_e4m3_r4_l2_mma = <f16, E4m3, 4, 2, true, false, false>,
+        gemv_f16_e4m3_r4_l2_mma_silu = <f16, E4m3, 4, 2, true, false, true>,
+        gemv_f16_e4m3_r4_l1_norm = <f16, E4m3, 4, 1, false, true, false>,
+        gemv_f16_e4m3_r4_l2_norm = <f16, E4m3, 4, 2, false, true, false>,
+        gemv_f16_e4m3_r4_l1_norm_silu = <f16, E4m3, 4, 1, false, true, true>
     )
 )]
 pub unsafe fn gemv_16<
     E: Operand16,
+    W: WeightElement<E>,
     const ROWS: usize,
     const LOADS: usize,
+    const BY_MMA: bool,
     const NORMED: bool,
     const GATED: bool,
 >(
@@ -74,8 +90,10 @@ pub unsafe fn gemv_16<
     norm_weight: Global<f32>,
     k_reciprocal: f32,
     eps: f32,
-    weight: Global<E>,
+    weight: Global<W>,
     weight_stride: u32,
+    scales: Global<f32>,
+    scale_stride: u32,
     bias: Global<f32>,
     residual: Global<f32>,
     out: GlobalMut<E>,
@@ -89,34 +107,40 @@ pub unsafe fn gemv_16<
 
     // 1. Before the previous launch has ended: loads of what it does not write. All warps start at
     //    once and compete for issue slots, so only what these loads need comes before them.
-    let mut weights = Weights { weight: weight.cast(), rows: [0; ROWS] };
+    let scales = Scales { scales, stride: scale_stride };
+    let first_rows = [0, 1].map(|part| part * n + first_column.min(n - 1));
+    let mut weights = Weights { weight, rows: [0; ROWS], scales, first_rows };
     for row in 0..ROWS as u32 {
         let (part, column) = (row / num_columns, first_column + row % num_columns);
         // Columns past `n` load row `n - 1`; their results are not stored.
         let row_idx = part * n + column.min(n - 1);
         weights.rows[row as usize] = row_idx as usize * weight_stride as usize;
     }
-    let step = num_slices * LOADS as u32 * K_PER_LOAD;
-    let mut warp_k = slice_idx * LOADS as u32 * K_PER_LOAD;
-    let lane_k = lane * VEC_ELEMS;
+    let step = num_slices * LOADS as u32 * k_per_load(W::LOAD_ELEMS);
+    let mut warp_k = slice_idx * LOADS as u32 * k_per_load(W::LOAD_ELEMS);
+    let lane_k = lane * W::LOAD_ELEMS;
     let input = Input { x, norm_weight, k };
     // SAFETY: loads are inside by their conditions.
     let (mut loads, mut norms) = unsafe {
-        let loads = weights.load::<LOADS>(warp_k + lane_k, k);
-        (loads, input.load_norm::<LOADS, NORMED>(warp_k + lane_k))
+        let loads = weights.load::<E, LOADS>(warp_k + lane_k, k, num_parts(GATED));
+        (loads, input.load_norm::<LOADS, NORMED>(warp_k + lane_k, W::VECS))
     };
 
     // 2. After it: x, residual, and the dot products.
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: the caller's promise.
-    let mut inputs = unsafe { input.load::<LOADS, NORMED>(warp_k + lane_k) };
+    let mut inputs = unsafe { input.load::<LOADS, NORMED>(warp_k + lane_k, W::VECS) };
     // In slice 0, lane `i` stores column `i` of the split.
     let column = first_column + lane;
     let has_output = slice_idx == 0 && lane < num_columns && column < n;
-    let (mut bias_values, mut residual_value) = ([0.0; 2], 0.0);
+    let (mut bias_values, mut residual_value, mut scale_value) = ([0.0; 2], 0.0, 1.0);
     // SAFETY: the column is inside, and the bias has an element for each row of the weight.
     let num_rows = unsafe {
+        if W::IS_SCALED && slice_idx == 0 && lane < ROWS as u32 {
+            let (part, column) = (lane / num_columns, first_column + lane % num_columns);
+            scale_value = scales.of_row(part * n + column.min(n - 1)) * W::FACTOR;
+        }
         if has_output && !bias.is_null() {
             for part in 0..num_parts(GATED) {
                 bias_values[part] = bias.get((part as u32 * n + column) as usize);
@@ -127,16 +151,16 @@ pub unsafe fn gemv_16<
         }
         num_rows.get(0)
     };
-    let (mut acc, mut square_sum) = ([0.0; ROWS], 0.0);
+    let mut products = DotProducts::<ROWS>::new();
     loop {
         unroll!(load_idx in 0..4, {
             if load_idx < LOADS {
-                let x = inputs[load_idx].values::<E, NORMED>(norms[load_idx], &mut square_sum);
-                for row in 0..ROWS {
-                    let weights = unpacked::<E>(loads[load_idx][row]);
-                    for i in 0..VEC_ELEMS as usize {
-                        acc[row] = math::fma(x[i], weights[i], acc[row]);
-                    }
+                let (x, weights) = (&inputs[load_idx], &loads[load_idx]);
+                if BY_MMA {
+                    products.multiply_by_mma::<E, W>(x, weights, num_parts(GATED));
+                } else {
+                    let norms = &norms[load_idx];
+                    products.multiply::<E, W, NORMED>(x, norms, weights, num_parts(GATED));
                 }
             }
         });
@@ -146,14 +170,18 @@ pub unsafe fn gemv_16<
         }
         // SAFETY: as above.
         (loads, norms, inputs) = unsafe {
-            let loads = weights.load::<LOADS>(warp_k + lane_k, k);
-            let norms = input.load_norm::<LOADS, NORMED>(warp_k + lane_k);
-            (loads, norms, input.load::<LOADS, NORMED>(warp_k + lane_k))
+            let loads = weights.load::<E, LOADS>(warp_k + lane_k, k, num_parts(GATED));
+            let norms = input.load_norm::<LOADS, NORMED>(warp_k + lane_k, W::VECS);
+            (loads, norms, input.load::<LOADS, NORMED>(warp_k + lane_k, W::VECS))
         };
     }
 
     // 3. Reduction: slice 0 adds the partial sums of the other slices lane by lane, then reduces
     //    over lanes; lane `i` keeps row `i`.
+    if BY_MMA {
+        products.keep_diagonal();
+    }
+    let DotProducts { rows: mut acc, mut square_sum } = products;
     if num_slices > 1 {
         let warp_partials = const { num_partials(ROWS, NORMED) * warp::WARP_SIZE };
         // SAFETY: the launch gives every warp room for its partial sums; they are read after the
@@ -187,6 +215,9 @@ pub unsafe fn gemv_16<
     for row in 0..ROWS {
         let row_dot = warp::reduce_add(acc[row]);
         dot = if lane == row as u32 { row_dot } else { dot };
+    }
+    if W::IS_SCALED {
+        dot *= scale_value;
     }
     if NORMED {
         dot *= scale(warp::reduce_add(square_sum), k_reciprocal, eps);

@@ -31,16 +31,21 @@ pub(super) use launcher::{Args, InstanceParams, is_normed};
 
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, max_columns, num_partials};
 use crate::gemm::epilogue::{Either, Epilogue, Matrix};
-use crate::gemm::mainloop::stream::{Cursor, LaneRow, TileOrder, multiply, prefetch};
+use crate::gemm::mainloop::stream::{
+    Cursor, LaneRow, TileOrder, WeightRows, multiply, prefetch,
+};
 use crate::gemm::operand::normed::{Norm, NormParams};
 use crate::gemm::operand::rows::GlobalRows;
 use crate::tile::element::Operand16;
+use crate::tile::weight::{Scales, WeightElement};
+use cuda_std::E4m3;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
 /// Warps that an SM should hold: as many as their registers for accumulators and x allow.
-const fn warps_per_sm(tiles_m: usize, tiles_n: usize) -> usize {
+const fn warps_per_sm(tiles_m: usize, tiles_n: usize, vecs: usize) -> usize {
     match (tiles_m, tiles_n) {
+        (1, 1 | 2) if vecs > 1 => 24,
         (1, 1 | 2) => 32,
         (8, 2..) => 8,
         _ => 16,
@@ -48,8 +53,8 @@ const fn warps_per_sm(tiles_m: usize, tiles_n: usize) -> usize {
 }
 
 /// Blocks that should fit on an SM.
-const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
-    let blocks = warps_per_sm(tiles_m, tiles_n) / warps;
+const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize, vecs: usize) -> u32 {
+    let blocks = warps_per_sm(tiles_m, tiles_n, vecs) / warps;
     if blocks == 0 { 1 } else { blocks as u32 }
 }
 
@@ -63,30 +68,42 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize) -> u32 {
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `x` and `weight` are 16-byte aligned, and `k` is a multiple of 8.
 #[kernel(
-    launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M, TILES_N, WARPS)),
+    launch_bounds(
+        WARPS as u32 * warp::WARP_SIZE,
+        min_blocks(TILES_M, TILES_N, WARPS, <W as WeightElement<E>>::VECS)
+    ),
     overlaps,
     instances(
         E in [f16, bf16],
-        gemm_{E}_small_m8_n8_w16 = <E, 1, 1, 16, false, false>,
-        gemm_{E}_small_m8_n8_w8 = <E, 1, 1, 8, false, false>,
-        gemm_{E}_small_m8_n32_w8 = <E, 1, 4, 8, false, false>,
-        gemm_{E}_small_m8_n8_w16_norm = <E, 1, 1, 16, true, false>,
-        gemm_{E}_small_m8_n8_w8_norm = <E, 1, 1, 8, true, false>,
-        gemm_{E}_small_m8_n32_w8_norm = <E, 1, 4, 8, true, false>,
-        gemm_{E}_small_m8_n8_w16_norm_silu = <E, 1, 2, 16, true, true>,
-        gemm_{E}_small_m8_n8_w8_norm_silu = <E, 1, 2, 8, true, true>,
-        gemm_{E}_small_m8_n8_w16_silu = <E, 1, 2, 16, false, true>,
-        gemm_{E}_small_m8_n8_w8_silu = <E, 1, 2, 8, false, true>,
-        gemm_{E}_small_m16_n8_w16 = <E, 2, 1, 16, false, false>,
-        gemm_{E}_small_m16_n32_w8 = <E, 2, 4, 8, false, false>,
-        gemm_{E}_small_m32_n8_w16 = <E, 4, 1, 16, false, false>,
-        gemm_{E}_small_m32_n32_w8 = <E, 4, 4, 8, false, false>,
-        gemm_{E}_small_m64_n8_w16 = <E, 8, 1, 16, false, false>,
-        gemm_{E}_small_m64_n32_w8 = <E, 8, 4, 8, false, false>
+        gemm_{E}_small_m8_n8_w16 = <E, E, 1, 1, 16, false, false>,
+        gemm_{E}_small_m8_n8_w8 = <E, E, 1, 1, 8, false, false>,
+        gemm_{E}_small_m8_n32_w8 = <E, E, 1, 4, 8, false, false>,
+        gemm_{E}_small_m8_n8_w16_norm = <E, E, 1, 1, 16, true, false>,
+        gemm_{E}_small_m8_n8_w8_norm = <E, E, 1, 1, 8, true, false>,
+        gemm_{E}_small_m8_n32_w8_norm = <E, E, 1, 4, 8, true, false>,
+        gemm_{E}_small_m8_n8_w16_norm_silu = <E, E, 1, 2, 16, true, true>,
+        gemm_{E}_small_m8_n8_w8_norm_silu = <E, E, 1, 2, 8, true, true>,
+        gemm_{E}_small_m8_n8_w16_silu = <E, E, 1, 2, 16, false, true>,
+        gemm_{E}_small_m8_n8_w8_silu = <E, E, 1, 2, 8, false, true>,
+        gemm_{E}_small_m16_n8_w16 = <E, E, 2, 1, 16, false, false>,
+        gemm_{E}_small_m16_n32_w8 = <E, E, 2, 4, 8, false, false>,
+        gemm_{E}_small_m32_n8_w16 = <E, E, 4, 1, 16, false, false>,
+        gemm_{E}_small_m32_n32_w8 = <E, E, 4, 4, 8, false, false>,
+        gemm_{E}_small_m64_n8_w16 = <E, E, 8, 1, 16, false, false>,
+        gemm_{E}_small_m64_n32_w8 = <E, E, 8, 4, 8, false, false>,
+        gemm_f16_e4m3_small_m8_n8_w8 = <f16, E4m3, 1, 1, 8, false, false>,
+        gemm_f16_e4m3_small_m8_n32_w8 = <f16, E4m3, 1, 4, 8, false, false>,
+        gemm_f16_e4m3_small_m8_n8_w8_norm = <f16, E4m3, 1, 1, 8, true, false>,
+        gemm_f16_e4m3_small_m8_n32_w8_norm = <f16, E4m3, 1, 4, 8, true, false>,
+        gemm_f16_e4m3_small_m8_n8_w8_norm_silu = <f16, E4m3, 1, 2, 8, true, true>,
+        gemm_f16_e4m3_small_m8_n8_w8_silu = <f16, E4m3, 1, 2, 8, false, true>,
+        gemm_f16_e4m3_small_m16_n8_w8 = <f16, E4m3, 2, 1, 8, false, false>,
+        gemm_f16_e4m3_small_m16_n32_w8 = <f16, E4m3, 2, 4, 8, false, false>
     )
 )]
 pub unsafe fn gemm_16_small_m<
     E: Operand16,
+    W: WeightElement<E>,
     const TILES_M: usize,
     const TILES_N: usize,
     const WARPS: usize,
@@ -102,8 +119,10 @@ pub unsafe fn gemm_16_small_m<
     norm_weight: Global<f32>,
     k_reciprocal: f32,
     eps: f32,
-    weight: Global<E>,
+    weight: Global<W>,
     weight_stride: u32,
+    scales: Global<f32>,
+    scale_stride: u32,
     bias: Global<f32>,
     residual: Global<f32>,
     residual_stride: u32,
@@ -115,22 +134,23 @@ pub unsafe fn gemm_16_small_m<
     let block_n = thread::block_idx_x() * max_columns(TILES_N, GATED);
     let orders = [TileOrder::AsStored; 2];
     let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(block_n, n, n, orders);
-    let cursor = Cursor::new(k);
+    let cursor = Cursor::new(k / W::VECS as u32);
+    let scales = Scales { scales, stride: scale_stride };
     // SAFETY: rows past the last one load the last one; their results are not stored. In shared
     // memory the normed rows follow the partial sums.
     unsafe {
         // 1. Before the previous launch has ended: loads of what it does not write.
-        let mut weight_rows = [LaneRow::new(0, 0); TILES_N];
+        let mut rows = [LaneRow::new(0, 0, 1); TILES_N];
         for tile in 0..TILES_N {
-            weight_rows[tile] = outputs.weight_row(tile, weight_stride);
+            rows[tile] = outputs.weight_row(tile, weight_stride / W::VECS as u32);
         }
-        let weights = (weight.cast(), &weight_rows);
-        let prefetched = prefetch::<TILES_N, WARPS>(weights, cursor);
+        let weights = WeightRows { weight, rows, scales: outputs.tile_scales(scales) };
+        let prefetched = prefetch::<E, W, TILES_N, WARPS>(&weights, cursor);
         let mut bias_values = [0.0; 2];
         if !GATED {
             bias_values = outputs.bias(bias);
         }
-        let params = NormParams { k, reciprocal: k_reciprocal, eps };
+        let params = NormParams { k, reciprocal: k_reciprocal, eps, vecs: W::VECS };
         let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, params));
         let num_rows = num_rows.get(0);
 
@@ -154,15 +174,18 @@ pub unsafe fn gemm_16_small_m<
             let smem = dynamic_shared_mem::<f32>();
             let smem = smem.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
             let x = norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, smem);
-            multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, prefetched, &mut acc);
+            multiply::<E, W, _, TILES_M, TILES_N, WARPS>(&x, &weights, cursor, prefetched, &mut acc);
         } else {
-            let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, max_rows);
-            multiply::<E, _, TILES_M, TILES_N, WARPS>(&x, weights, cursor, prefetched, &mut acc);
+            let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, max_rows, W::VECS);
+            multiply::<E, W, _, TILES_M, TILES_N, WARPS>(&x, &weights, cursor, prefetched, &mut acc);
         }
         if GATED {
             // Loaded late: few gated models have a bias, so it is not worth registers.
             bias_values = outputs.bias(bias);
         }
-        outputs.store(dynamic_shared_mem(), &acc, bias_values, &residual_values, &epilogue);
+        // Loaded late as well: they are in the main loop's way.
+        let scales = outputs.scales::<E, W>(scales);
+        let smem = dynamic_shared_mem();
+        outputs.store(smem, &acc, scales, bias_values, &residual_values, &epilogue);
     }
 }

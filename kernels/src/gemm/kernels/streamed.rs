@@ -15,13 +15,17 @@ mod launcher;
 
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, num_partials};
 use crate::gemm::epilogue::{Either, Epilogue, Matrix};
-use crate::gemm::mainloop::stream::{Cursor, STEP_K, STEPS, TILE_K, TileOrder, multiply_step};
+use crate::gemm::mainloop::stream::{
+    Cursor, KTileSums, STEP_K, STEPS, TILE_K, TileOrder, multiply_step,
+};
 use crate::gemm::operand::normed::{Norm, NormParams};
 use crate::gemm::operand::ring::{Boxes, LaneLoads, Ring};
-use crate::gemm::operand::rows::Input;
+use crate::gemm::operand::rows::{Input, SharedRows};
 use crate::silu_mul::num_parts;
 use crate::tile::box_copy::Weight;
 use crate::tile::element::Operand16;
+use crate::tile::weight::{MAX_VECS, Scales, WeightElement};
+use cuda_std::E4m3;
 use cuda_std::prelude::*;
 use half::{bf16, f16};
 
@@ -55,27 +59,33 @@ const fn releases_early(tiles_m: usize, tiles_n: usize) -> bool {
     overlaps,
     instances(
         E in [f16, bf16],
-        gemm_{E}_streamed_m8_n8_w16 = <E, 1, 1, 16, false, false>,
-        gemm_{E}_streamed_m8_n16_w16 = <E, 1, 2, 16, false, false>,
-        gemm_{E}_streamed_m8_n32_w8 = <E, 1, 4, 8, false, false>,
-        gemm_{E}_streamed_m8_n16_w16_norm = <E, 1, 2, 16, true, false>,
-        gemm_{E}_streamed_m8_n32_w8_norm = <E, 1, 4, 8, true, false>,
-        gemm_{E}_streamed_m8_n8_w16_norm_silu = <E, 1, 2, 16, true, true>,
-        gemm_{E}_streamed_m8_n16_w8_norm_silu = <E, 1, 4, 8, true, true>,
-        gemm_{E}_streamed_m8_n8_w16_silu = <E, 1, 2, 16, false, true>,
-        gemm_{E}_streamed_m8_n16_w8_silu = <E, 1, 4, 8, false, true>,
-        gemm_{E}_streamed_m16_n16_w16 = <E, 2, 2, 16, false, false>,
-        gemm_{E}_streamed_m16_n32_w8 = <E, 2, 4, 8, false, false>,
-        gemm_{E}_streamed_m32_n8_w16 = <E, 4, 1, 16, false, false>,
-        gemm_{E}_streamed_m32_n16_w16 = <E, 4, 2, 16, false, false>,
-        gemm_{E}_streamed_m32_n24_w8 = <E, 4, 3, 8, false, false>,
-        gemm_{E}_streamed_m32_n32_w8 = <E, 4, 4, 8, false, false>,
-        gemm_{E}_streamed_m32_n40_w8 = <E, 4, 5, 8, false, false>,
-        gemm_{E}_streamed_m32_n48_w8 = <E, 4, 6, 8, false, false>
+        gemm_{E}_streamed_m8_n8_w16 = <E, E, 1, 1, 16, false, false>,
+        gemm_{E}_streamed_m8_n16_w16 = <E, E, 1, 2, 16, false, false>,
+        gemm_{E}_streamed_m8_n32_w8 = <E, E, 1, 4, 8, false, false>,
+        gemm_{E}_streamed_m8_n16_w16_norm = <E, E, 1, 2, 16, true, false>,
+        gemm_{E}_streamed_m8_n32_w8_norm = <E, E, 1, 4, 8, true, false>,
+        gemm_{E}_streamed_m8_n8_w16_norm_silu = <E, E, 1, 2, 16, true, true>,
+        gemm_{E}_streamed_m8_n16_w8_norm_silu = <E, E, 1, 4, 8, true, true>,
+        gemm_{E}_streamed_m8_n8_w16_silu = <E, E, 1, 2, 16, false, true>,
+        gemm_{E}_streamed_m8_n16_w8_silu = <E, E, 1, 4, 8, false, true>,
+        gemm_{E}_streamed_m16_n16_w16 = <E, E, 2, 2, 16, false, false>,
+        gemm_{E}_streamed_m16_n32_w8 = <E, E, 2, 4, 8, false, false>,
+        gemm_{E}_streamed_m32_n8_w16 = <E, E, 4, 1, 16, false, false>,
+        gemm_{E}_streamed_m32_n16_w16 = <E, E, 4, 2, 16, false, false>,
+        gemm_{E}_streamed_m32_n24_w8 = <E, E, 4, 3, 8, false, false>,
+        gemm_{E}_streamed_m32_n32_w8 = <E, E, 4, 4, 8, false, false>,
+        gemm_{E}_streamed_m32_n40_w8 = <E, E, 4, 5, 8, false, false>,
+        gemm_{E}_streamed_m32_n48_w8 = <E, E, 4, 6, 8, false, false>,
+        gemm_f16_e4m3_streamed_m8_n32_w8 = <f16, E4m3, 1, 4, 8, false, false>,
+        gemm_f16_e4m3_streamed_m8_n32_w8_norm = <f16, E4m3, 1, 4, 8, true, false>,
+        gemm_f16_e4m3_streamed_m8_n16_w8_norm_silu = <f16, E4m3, 1, 4, 8, true, true>,
+        gemm_f16_e4m3_streamed_m8_n16_w8_silu = <f16, E4m3, 1, 4, 8, false, true>,
+        gemm_f16_e4m3_streamed_m16_n32_w8 = <f16, E4m3, 2, 4, 8, false, false>
     )
 )]
 pub unsafe fn gemm_16_streamed<
     E: Operand16,
+    W: WeightElement<E>,
     const TILES_M: usize,
     const TILES_N: usize,
     const WARPS: usize,
@@ -90,7 +100,7 @@ pub unsafe fn gemm_16_streamed<
     num_stages: u32,
     num_copied: u32,
     num_ahead: u32,
-    x: Global<f32>,
+    x: Global<()>,
     x_stride: u32,
     norm_weight: Global<f32>,
     k_reciprocal: f32,
@@ -102,21 +112,30 @@ pub unsafe fn gemm_16_streamed<
     out_f32: GlobalMut<f32>,
     out_stride: u32,
     // Last, so that the parameters above share fewer lines of the constant cache.
-    weight: Global<E>,
+    weight: Global<W>,
     weight_stride: u32,
+    scales: Global<f32>,
+    scale_stride: u32,
     x_map: TensorMap,
     weight_map: TensorMap,
 ) {
     const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
     let num_parts = num_parts(GATED) as u32;
+    // In units of 16 bits.
+    let (weight_k, weight_stride) = (k / W::VECS as u32, weight_stride / W::VECS as u32);
     let boxes = Boxes {
-        weight: Weight { elems: weight.cast(), stride: weight_stride, rows: num_parts * n, k },
+        weight: Weight {
+            elems: weight.cast(),
+            stride: weight_stride,
+            rows: num_parts * n,
+            k: weight_k,
+        },
         weight_map,
         tile_columns,
         num_parts,
         n,
         x: x_map,
-        x_rows: if NORMED { 0 } else { max_rows },
+        x_rows: if NORMED || W::VECS > 1 { 0 } else { max_rows },
     };
     // SAFETY: the launch gives shared memory for the rings, the barriers, the partial sums and the
     // normed rows, in this order. Results of rows past the last one are not stored.
@@ -125,9 +144,9 @@ pub unsafe fn gemm_16_streamed<
         let stages = dynamic_shared_mem::<u16>();
         let barriers = stages.offset(Ring::<WARPS>::num_elems(&boxes, num_stages)).cast::<u64>();
         let partials = barriers.offset(Ring::<WARPS>::num_words(num_stages)).cast::<f32>();
-        let mut ring = Ring::<WARPS>::new(boxes, k, stages, barriers, num_stages);
+        let mut ring = Ring::<WARPS>::new(boxes, weight_k, stages, barriers, num_stages);
         ring.prefetch_weights(num_copied, num_ahead);
-        let params = NormParams { k, reciprocal: k_reciprocal, eps };
+        let params = NormParams { k, reciprocal: k_reciprocal, eps, vecs: W::VECS };
         let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, params));
         let num_rows = num_rows.get(0);
 
@@ -139,17 +158,26 @@ pub unsafe fn gemm_16_streamed<
             ring.drain(num_filled);
             return;
         }
-        let normed = norm.map(|norm| {
-            let smem = partials.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
-            norm.rows::<E, TILES_M>((x, x_stride), num_rows, smem)
-        });
+        let rows_smem = partials.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
+        let rows = match norm {
+            Some(norm) => {
+                Some(norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, rows_smem))
+            }
+            None if W::VECS > 1 => {
+                let (x, smem) = ((x.cast(), x_stride), rows_smem.cast());
+                Some(SharedRows::<TILES_M>::copied(x, [num_rows, k], W::VECS, smem))
+            }
+            None => None,
+        };
 
         // 3. One output tile after another.
         let loads = LaneLoads::<TILES_M, TILES_N>::new(&boxes, num_rows);
-        let x_order = if NORMED { TileOrder::AsStored } else { TileOrder::Swizzled };
+        let in_ring = !NORMED && W::VECS == 1;
+        let x_order = if in_ring { TileOrder::Swizzled } else { TileOrder::AsStored };
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
         let out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
         let epilogue = Epilogue { num_rows, n, bias, residual, out };
+        let scales = Scales { scales, stride: scale_stride };
         let mut column = thread::block_idx_x() * tile_columns;
         let mut is_first = true;
         ring.wait_for_copies();
@@ -158,41 +186,49 @@ pub unsafe fn gemm_16_streamed<
             let end = n.min(column + tile_columns);
             let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(column, end, n, orders);
             let bias = outputs.bias(bias);
+            let tile_scales = outputs.tile_scales(scales);
+            let row_scales = outputs.scales::<E, W>(scales);
             let mut residual_values = [0.0; MAX_OUTPUTS];
             if !NORMED {
                 residual_values = outputs.residual(&epilogue);
             }
             let mut acc = [[[0.0; 4]; TILES_N]; TILES_M];
-            let mut cursor = Cursor::new(k);
+            let mut cursor = Cursor::new(weight_k);
             while cursor.is_inside(0) {
+                let block_scales = tile_scales.load::<E, W, TILES_N>(cursor, 0);
                 ring.wait();
                 let load = |step| {
-                    let x = match &normed {
-                        Some(rows) => rows.load(cursor, step * STEP_K),
-                        None => loads.x.map(|load| ring.load(load, step)),
-                    };
+                    let mut x = [[[0; 4]; TILES_M]; MAX_VECS];
+                    for vec in 0..W::VECS {
+                        x[vec] = match &rows {
+                            Some(rows) => rows.load(cursor, step * STEP_K, [vec, W::VECS]),
+                            None => loads.x.map(|load| ring.load(load, step)),
+                        };
+                    }
                     (x, loads.weights.map(|load| ring.load(load, step)))
                 };
+                let mut sums = KTileSums::new::<E, W>(&acc);
                 if const { releases_early(TILES_M, TILES_N) } {
                     let steps: [_; STEPS] = [load(0), load(1)];
                     ring.release();
                     for (x, weights) in &steps {
-                        multiply_step::<E, TILES_M, TILES_N>(x, weights, &mut acc);
+                        multiply_step::<E, W, TILES_M, TILES_N>(x, weights, &mut sums);
                     }
                 } else {
                     for step in 0..STEPS as u32 {
                         let (x, weights) = load(step);
-                        multiply_step::<E, TILES_M, TILES_N>(&x, &weights, &mut acc);
+                        multiply_step::<E, W, TILES_M, TILES_N>(&x, &weights, &mut sums);
                     }
                     ring.release();
                 }
+                sums.add_to::<E, W>(block_scales, tile_scales.part_tiles, &mut acc);
                 cursor.advance(WARPS as u32 * TILE_K);
             }
             if !is_first {
                 // All threads have read the partial sums of the previous tile.
                 thread::sync_threads();
             }
-            outputs.store(partials, &acc, bias, &residual_values, &epilogue);
+            outputs.store(partials, &acc, row_scales, bias, &residual_values, &epilogue);
             is_first = false;
             column += thread::grid_dim_x() * tile_columns;
         }

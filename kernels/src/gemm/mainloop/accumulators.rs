@@ -1,18 +1,25 @@
 //! The accumulators of a warpgroup, in registers.
 
-use crate::gemm::config::wgmma::ROW_BYTES;
+use crate::gemm::config::wgmma::{ROW_BYTES, WgmmaTile};
 use crate::gemm::epilogue::wgmma::{SUBTILE_COLUMNS, SUBTILE_REGS};
-use crate::tile::element::Operand16;
+use super::wgmma::Turns;
+use crate::tile::element::WgmmaOperand;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{
-    Accumulator, AccumulatorFor, AccumulatorType, InFlight, KMajor, MatrixDescriptor,
+    self, Accumulator, AccumulatorFor, AccumulatorType, InFlight, KMajor, MatrixDescriptor,
 };
 
 /// Rows of an MMA.
-const MMA_M: u32 = 64;
+pub const MMA_M: u32 = 64;
 
-/// Bytes of a row of A or B that one MMA reads: 16 elements.
+/// Most MMAs of a warpgroup along m.
+pub const MAX_MMAS: usize = 2;
+
+/// Bytes of a row of A or B that one MMA reads: 16 elements of 16 bits, 32 of 8.
 const MMA_K_BYTES: u32 = 32;
+
+/// Most subtiles of a warp along n.
+pub const MAX_SUBTILES_N: usize = 4;
 
 /// The accumulators of a warpgroup: one or several MMAs along m.
 ///
@@ -98,7 +105,7 @@ impl<const NUM_MMAS: usize, const REGS: usize, T: AccumulatorType> Accumulators
     }
 }
 
-impl<const NUM_MMAS: usize, const REGS: usize, E: Operand16, T: AccumulatorFor<E>> Multiply<E>
+impl<const NUM_MMAS: usize, const REGS: usize, E: WgmmaOperand, T: AccumulatorFor<E>> Multiply<E>
     for [Accumulator<REGS, T>; NUM_MMAS]
 {
     #[inline(always)]
@@ -117,6 +124,105 @@ impl<const NUM_MMAS: usize, const REGS: usize, E: Operand16, T: AccumulatorFor<E
             }
         });
     }
+}
+
+/// Accumulators in f32 to which the partial sums of a stage are added, of MMAs whose operands are
+/// `E`.
+pub trait AddStage<E>: Multiply<E> {
+    /// Accumulators of zeros.
+    fn zero() -> Self;
+
+    /// Adds the products of a stage, in which the warpgroup's rows begin at `a` and `b`: those of
+    /// columns `64 * i ..` times `factors[i]`. Takes a turn for every MMA along m, and calls
+    /// `release` when the stage is read.
+    ///
+    /// # Safety
+    /// 1. The stage is full, and stays so until `release` is called.
+    unsafe fn add_stage<T: WgmmaTile>(
+        &mut self,
+        a: MatrixDescriptor<E, KMajor>,
+        b: MatrixDescriptor<E, KMajor>,
+        factors: [f32; MAX_SUBTILES_N],
+        turns: Turns,
+        release: impl FnOnce(),
+    );
+}
+
+impl<const NUM_MMAS: usize, const REGS: usize, E: WgmmaOperand> AddStage<E>
+    for [Accumulator<REGS>; NUM_MMAS]
+{
+    #[inline(always)]
+    fn zero() -> Self {
+        [(); NUM_MMAS].map(|()| Accumulator::zero())
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn add_stage<T: WgmmaTile>(
+        &mut self,
+        a: MatrixDescriptor<E, KMajor>,
+        b: MatrixDescriptor<E, KMajor>,
+        factors: [f32; MAX_SUBTILES_N],
+        turns: Turns,
+        release: impl FnOnce(),
+    ) {
+        // The MMAs take turns on one fresh accumulator: two would not fit in the registers.
+        let mut release = Some(release);
+        unroll!(mma in 0..2, {
+            if mma < NUM_MMAS {
+                let a = a.advance(mma as u32 * MMA_M * ROW_BYTES);
+                turns.wait::<T>();
+                let mut fresh = Accumulator::<REGS>::zero().start();
+                // SAFETY: the caller's promise.
+                unsafe {
+                    multiply_fresh::<0, 3, REGS, E>(&mut fresh, a, b);
+                    wgmma::commit();
+                    multiply_fresh::<3, 4, REGS, E>(&mut fresh, a, b);
+                }
+                wgmma::commit();
+                if T::NUM_CONSUMERS > 1 {
+                    // The last MMA is in flight while the next warpgroup issues its own.
+                    wgmma::wait_group::<1>();
+                    turns.pass::<T>();
+                }
+                let partial_sums = fresh.wait::<0>().values();
+                if mma + 1 == NUM_MMAS
+                    && let Some(release) = release.take()
+                {
+                    release();
+                }
+                self[mma].for_each(|i, sum| {
+                    *sum = math::fma(partial_sums[i], factors[i / SUBTILE_REGS], *sum);
+                });
+            }
+        });
+    }
+}
+
+/// Issues MMAs `FIRST .. END` of the four of a stage to an accumulator, whose values the first one
+/// overwrites.
+///
+/// # Safety
+/// As [`Multiply::multiply`].
+#[inline(always)]
+#[track_caller]
+unsafe fn multiply_fresh<
+    const FIRST: usize,
+    const END: usize,
+    const REGS: usize,
+    E: WgmmaOperand,
+>(
+    acc: &mut InFlight<REGS>,
+    a: MatrixDescriptor<E, KMajor>,
+    b: MatrixDescriptor<E, KMajor>,
+) {
+    unroll!(k in 0..4, {
+        if k >= FIRST && k < END {
+            let (a, b) = (a.advance(k as u32 * MMA_K_BYTES), b.advance(k as u32 * MMA_K_BYTES));
+            // SAFETY: the caller's promise.
+            unsafe { acc.mma(a, b, k > 0) };
+        }
+    });
 }
 
 /// Calls `f` for the warp's subtiles of one MMA.

@@ -4,25 +4,30 @@
 //! same k. Its four words are the operands of two `m16n8k16` as they are: where the fragment layout
 //! has columns `2 * pair` and `2 * pair + 1`, then `2 * pair + 8` and `2 * pair + 9`, memory has
 //! four neighbours. Both operands are permuted alike, so the sum over k is the same.
+//!
+//! A load of a weight in 8 bits has 16 elements, and goes with two loads of x; converted, it is the
+//! operand of four MMAs. Lengths along k are in units of 16 bits of the weight, so that all
+//! constants are the same.
 
 use crate::gemm::operand::rows::Input;
 use crate::tile::element::Operand16;
+use crate::tile::weight::{MAX_VECS, Scales, WeightElement};
 use cuda_std::mma::{Accumulator, FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
 
 /// Rows of x, or of the weight, in an MMA tile: one a group of four lanes.
 pub const TILE_MN: u32 = 8;
 
-/// Elements along k of a lane's 16-byte load.
+/// Units along k of a lane's 16-byte load.
 pub const K_PER_LOAD: u32 = 8;
 
 /// 32-bit words of a 16-byte load.
 pub const LOAD_WORDS: usize = 4;
 
-/// Elements of a k-step: the adjacent loads of a group's four lanes.
+/// Units of a k-step: the adjacent loads of a group's four lanes.
 pub const STEP_K: u32 = 32;
 
-/// Elements of a k-tile: two k-steps, one 128-byte cache line of a row.
+/// Units of a k-tile: two k-steps, one 128-byte cache line of a row.
 pub const TILE_K: u32 = 2 * STEP_K;
 
 /// Loads of the weight that a lane has in flight: 32 KiB for eight warps. ptxas gives them one
@@ -42,8 +47,8 @@ const fn tiles_k(tiles_n: usize) -> usize {
 }
 
 /// k-steps whose x is loaded at once: as many as registers allow.
-const fn x_steps(tiles_m: usize, tiles_n: usize) -> usize {
-    if tiles_m <= 4 && tiles_m * tiles_n <= 8 { STEPS } else { 1 }
+const fn x_steps(tiles_m: usize, tiles_n: usize, vecs: usize) -> usize {
+    if tiles_m * vecs <= 4 && tiles_m * tiles_n <= 8 { STEPS } else { 1 }
 }
 
 /// Offset along k of a warp's `k_tile`-th k-tile from its first one: warps take k-tiles in turn.
@@ -51,64 +56,106 @@ const fn tile_offset(warps: usize, k_tile: usize) -> u32 {
     (k_tile * warps) as u32 * TILE_K
 }
 
-/// A 16-byte load: eight elements of one row.
+/// A 16-byte load: eight units of one row.
 pub type Load = [u32; LOAD_WORDS];
 
-/// A lane's weights of a k-tile.
-type KTileWeights<const TILES_N: usize> = [[Load; TILES_N]; STEPS];
+/// A lane's loads of x that go with a load of a weight: one, or two if that is in 8 bits.
+pub type XLoads<const TILES_M: usize> = [[Load; TILES_M]; MAX_VECS];
+
+/// The rows of a weight that a lane loads, one a tile.
+#[derive(Clone, Copy)]
+pub struct WeightRows<W, const TILES_N: usize> {
+    /// The weight.
+    pub weight: Global<W>,
+    /// The lane's rows.
+    pub rows: [LaneRow; TILES_N],
+    /// Its scales, if it is scaled.
+    pub scales: TileScales,
+}
+
+/// The scales of an output tile's parts of a weight: of one, or of gate and of up. A part is in one
+/// row of blocks that share scales.
+#[derive(Clone, Copy)]
+pub struct TileScales {
+    /// Those of the weight.
+    pub scales: Scales,
+    /// The first row of each part.
+    pub first_rows: [u32; 2],
+    /// MMA tiles of a part.
+    pub part_tiles: usize,
+}
+
+/// A lane's weights of a k-tile, and the scales of their blocks.
+#[derive(Clone, Copy)]
+struct KTileWeights<const TILES_N: usize> {
+    loads: [[Load; TILES_N]; STEPS],
+    scales: [f32; 2],
+}
+
+impl<const TILES_N: usize> KTileWeights<TILES_N> {
+    const ZERO: Self =
+        KTileWeights { loads: [[[0; LOAD_WORDS]; TILES_N]; STEPS], scales: [0.0; 2] };
+}
 
 /// A lane's weights in flight: [`tiles_k`] k-tiles.
-pub type Prefetch<const TILES_N: usize> = [KTileWeights<TILES_N>; MAX_TILES_K];
+pub struct Prefetch<const TILES_N: usize>([KTileWeights<TILES_N>; MAX_TILES_K]);
 
 /// A lane's place along k.
 #[derive(Clone, Copy)]
 pub struct Cursor {
-    /// First element of the warp's next k-tile.
+    /// First unit of the warp's next k-tile.
     warp_k: u32,
-    /// Elements of k.
+    /// Units of k.
     k: u32,
     /// The lane's load is inside its row while `warp_k` is below this.
     lane_end: u32,
 }
 
 impl Cursor {
-    /// The warp's first k-tile.
+    /// The warp's first k-tile of `k` units.
     #[inline(always)]
     pub fn new(k: u32) -> Self {
         let lane_end = k.saturating_sub(lane_pair() * K_PER_LOAD);
         Cursor { warp_k: warp::warp_idx() * TILE_K, k, lane_end }
     }
 
-    /// Whether the warp's k-tile `offset` elements ahead is inside k.
+    /// Whether the warp's k-tile `offset` units ahead is inside k.
     #[inline(always)]
     pub fn is_inside(&self, offset: u32) -> bool {
         self.warp_k + offset < self.k
     }
 
-    /// Moves ahead by `elems` elements.
+    /// Moves ahead by `units`.
     #[inline(always)]
-    pub fn advance(&mut self, elems: u32) {
-        self.warp_k += elems;
+    pub fn advance(&mut self, units: u32) {
+        self.warp_k += units;
     }
 
-    /// Whether the lane's load `offset` elements ahead is inside its row.
+    /// Whether the lane's load `offset` units ahead is inside its row.
     #[inline(always)]
     pub fn has_load(&self, offset: u32) -> bool {
         self.warp_k + offset < self.lane_end
     }
 
-    /// Index along k, `offset` elements ahead.
+    /// Units along k, `offset` units ahead.
     #[inline(always)]
-    pub fn element(&self, offset: u32) -> u32 {
+    pub fn unit(&self, offset: u32) -> u32 {
         self.warp_k + offset
     }
 
-    /// Where the lane's load `offset` elements ahead is in `row` of `matrix`. A constant `offset`
-    /// becomes part of the load instruction.
+    /// Where the lane's load `offset` units ahead is in `row` of `matrix`, of `vecs` loads a load of
+    /// the weight. A constant `offset` becomes part of the load instruction.
     #[inline(always)]
-    pub fn words(&self, matrix: Global<u16>, row: LaneRow, offset: u32) -> Global<u32> {
-        let load = (row.0 + self.warp_k / K_PER_LOAD) as usize;
-        matrix.cast().wrapping_add(load * LOAD_WORDS).wrapping_add((offset / 2) as usize)
+    pub fn words<T>(
+        &self,
+        matrix: Global<T>,
+        row: LaneRow,
+        offset: u32,
+        vecs: usize,
+    ) -> Global<u32> {
+        let load = (row.0 + self.warp_k / K_PER_LOAD * vecs as u32) as usize;
+        let offset = offset as usize / 2 * vecs;
+        matrix.cast().wrapping_add(load * LOAD_WORDS).wrapping_add(offset)
     }
 }
 
@@ -118,10 +165,11 @@ impl Cursor {
 pub struct LaneRow(u32);
 
 impl LaneRow {
-    /// The lane's first load of `row`; rows are `stride` elements apart.
+    /// The lane's first load of `row`, one of `vecs` that go with a load of the weight; rows are
+    /// `stride` units of 16 bits apart.
     #[inline(always)]
-    pub fn new(row: u32, stride: u32) -> Self {
-        LaneRow(row * (stride / K_PER_LOAD) + lane_pair())
+    pub fn new(row: u32, stride: u32, vecs: usize) -> Self {
+        LaneRow(row * (stride / K_PER_LOAD) + lane_pair() * vecs as u32)
     }
 
     /// The same `rows` rows below.
@@ -176,84 +224,170 @@ pub fn lane_pair() -> u32 {
 /// Issues the loads of the first [`tiles_k`] k-tiles at the cursor; zeros past the rows' ends.
 ///
 /// # Safety
-/// 1. `weights` are a matrix and rows of it, each of `k` elements and 16-byte aligned.
+/// 1. `weights` are a matrix and rows of it, each of `k` units and 16-byte aligned.
 #[inline(always)]
-pub unsafe fn prefetch<const TILES_N: usize, const WARPS: usize>(
-    weights: (Global<u16>, &[LaneRow; TILES_N]),
+pub unsafe fn prefetch<
+    E: Operand16,
+    W: WeightElement<E>,
+    const TILES_N: usize,
+    const WARPS: usize,
+>(
+    weights: &WeightRows<W, TILES_N>,
     cursor: Cursor,
 ) -> Prefetch<TILES_N> {
-    let mut prefetched = [[[[0; LOAD_WORDS]; TILES_N]; STEPS]; MAX_TILES_K];
+    let mut prefetched = Prefetch([KTileWeights::ZERO; MAX_TILES_K]);
     unroll!(k_tile in 0..4, {
         if k_tile < tiles_k(TILES_N) {
             let offset = tile_offset(WARPS, k_tile);
             // SAFETY: the caller's promise.
-            prefetched[k_tile] = unsafe { load_k_tile(weights, cursor, offset) };
+            prefetched.0[k_tile] = unsafe { load_k_tile(weights, cursor, offset) };
         }
     });
     prefetched
 }
 
-/// Issues the loads of the k-tile `offset` elements ahead.
+/// Issues the loads of the k-tile `offset` units ahead.
 ///
 /// # Safety
 /// As [`prefetch`].
 #[inline(always)]
-unsafe fn load_k_tile<const TILES_N: usize>(
-    (weight, rows): (Global<u16>, &[LaneRow; TILES_N]),
+unsafe fn load_k_tile<E: Operand16, W: WeightElement<E>, const TILES_N: usize>(
+    weights: &WeightRows<W, TILES_N>,
     cursor: Cursor,
     offset: u32,
 ) -> KTileWeights<TILES_N> {
-    let mut k_tile = [[[0; LOAD_WORDS]; TILES_N]; STEPS];
+    let mut k_tile = KTileWeights::ZERO;
     unroll!(step in 0..4, {
         if step < STEPS {
             let offset = offset + step as u32 * STEP_K;
             unroll!(tile in 0..4, {
                 if tile < TILES_N {
-                    let words = cursor.words(weight, rows[tile], offset);
+                    let words = cursor.words(weights.weight, weights.rows[tile], offset, 1);
                     // SAFETY: inside the row, by the condition.
-                    k_tile[step][tile] =
+                    k_tile.loads[step][tile] =
                         unsafe { words.stream_vec_if(0, cursor.has_load(offset)) };
                 }
             });
         }
     });
+    // SAFETY: the caller's promise.
+    k_tile.scales = unsafe { weights.scales.load::<E, W, TILES_N>(cursor, offset) };
     k_tile
 }
 
-/// The MMAs of the k-tile `offset` elements ahead.
+impl TileScales {
+    /// Issues the loads of the scales of the blocks in the k-tile `offset` units ahead.
+    ///
+    /// # Safety
+    /// 1. The scales are those of a weight with these rows and of `k` units, if it is scaled.
+    #[inline(always)]
+    pub unsafe fn load<E: Operand16, W: WeightElement<E>, const TILES_N: usize>(
+        &self,
+        cursor: Cursor,
+        offset: u32,
+    ) -> [f32; 2] {
+        let mut scales = [1.0; 2];
+        if W::IS_SCALED {
+            let (k, is_inside) = (W::VECS as u32 * cursor.unit(offset), cursor.is_inside(offset));
+            for part in 0..TILES_N / self.part_tiles {
+                let row = self.first_rows[part];
+                // SAFETY: inside the weight, by the condition.
+                scales[part] = unsafe { self.scales.of_block(row, k, is_inside) };
+            }
+        }
+        scales
+    }
+}
+
+/// The MMAs of the k-tile `offset` units ahead.
 #[inline(always)]
-fn multiply_k_tile<E: Operand16, X: Input<TILES_M>, const TILES_M: usize, const TILES_N: usize>(
+fn multiply_k_tile<
+    E: Operand16,
+    W: WeightElement<E>,
+    X: Input<TILES_M>,
+    const TILES_M: usize,
+    const TILES_N: usize,
+>(
     x: &X,
     cursor: Cursor,
     offset: u32,
     k_tile: &KTileWeights<TILES_N>,
+    part_tiles: usize,
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
 ) {
-    let num_loaded = const { x_steps(TILES_M, TILES_N) };
+    let num_loaded = const { x_steps(TILES_M, TILES_N, W::VECS) };
+    let mut sums = KTileSums::<TILES_M, TILES_N>::new::<E, W>(acc);
     unroll!(group in 0..4, {
         let first = group * num_loaded;
         let offset = |step| offset + step as u32 * STEP_K;
         if first < STEPS && cursor.is_inside(offset(first)) {
-            let mut loads = [[[0; LOAD_WORDS]; TILES_M]; STEPS];
+            let mut loads = [[[[0; LOAD_WORDS]; TILES_M]; MAX_VECS]; STEPS];
             for step in 0..num_loaded {
-                // SAFETY: the first of these k-steps is inside k, so the k-tile is.
-                loads[step] = unsafe { x.load(cursor, offset(first + step)) };
+                for vec in 0..W::VECS {
+                    // SAFETY: the first of these k-steps is inside k, so the k-tile is.
+                    loads[step][vec] =
+                        unsafe { x.load(cursor, offset(first + step), [vec, W::VECS]) };
+                }
             }
             for step in 0..num_loaded {
-                multiply_step::<E, TILES_M, TILES_N>(&loads[step], &k_tile[first + step], acc);
+                let weights = &k_tile.loads[first + step];
+                multiply_step::<E, W, TILES_M, TILES_N>(&loads[step], weights, &mut sums);
             }
         }
     });
+    sums.add_to::<E, W>(k_tile.scales, part_tiles, acc);
+}
+
+/// The accumulators of a k-tile: those of the output tile, or its own if the weight is scaled.
+pub struct KTileSums<const TILES_M: usize, const TILES_N: usize>(
+    [[Accumulator; TILES_N]; TILES_M],
+);
+
+impl<const TILES_M: usize, const TILES_N: usize> KTileSums<TILES_M, TILES_N> {
+    /// Those before the first k-step.
+    #[inline(always)]
+    pub fn new<E: Operand16, W: WeightElement<E>>(acc: &[[Accumulator; TILES_N]; TILES_M]) -> Self {
+        KTileSums(if W::IS_SCALED { [[[0.0; 4]; TILES_N]; TILES_M] } else { *acc })
+    }
+
+    /// Adds them, times the scales of the parts, of `part_tiles` tiles each.
+    #[inline(always)]
+    pub fn add_to<E: Operand16, W: WeightElement<E>>(
+        &self,
+        scales: [f32; 2],
+        part_tiles: usize,
+        acc: &mut [[Accumulator; TILES_N]; TILES_M],
+    ) {
+        if !W::IS_SCALED {
+            *acc = self.0;
+            return;
+        }
+        for pair in 0..TILES_M.div_ceil(2) {
+            for tile in 0..TILES_N {
+                for i in 0..4 {
+                    let acc = &mut acc[pair][tile][i];
+                    *acc = math::fma(self.0[pair][tile][i], scales[tile / part_tiles], *acc);
+                }
+            }
+        }
+    }
 }
 
 /// The MMAs of a k-step.
 #[inline(always)]
-pub fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
-    x: &[Load; TILES_M],
+pub fn multiply_step<
+    E: Operand16,
+    W: WeightElement<E>,
+    const TILES_M: usize,
+    const TILES_N: usize,
+>(
+    x: &XLoads<TILES_M>,
     weights: &[Load; TILES_N],
-    acc: &mut [[Accumulator; TILES_N]; TILES_M],
+    sums: &mut KTileSums<TILES_M, TILES_N>,
 ) {
-    for half in 0..2 {
+    for quad in 0..2 * W::VECS {
+        let (x, half) = (&x[quad / 2], quad % 2);
+        let b = weights.map(|load| W::operands(&load, quad));
         for pair in 0..TILES_M.div_ceil(2) {
             let lower = x[2 * pair];
             let upper = if 2 * pair + 1 < TILES_M {
@@ -264,9 +398,8 @@ pub fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
             };
             let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
             for tile in 0..TILES_N {
-                let b = [weights[tile][2 * half], weights[tile][2 * half + 1]];
-                let (a, b) = (FragmentA::<E>::from_words(a), FragmentB::from_words(b));
-                acc[pair][tile] = m16n8k16(a, b, acc[pair][tile]);
+                let (a, b) = (FragmentA::<E>::from_words(a), FragmentB::from_words(b[tile]));
+                sums.0[pair][tile] = m16n8k16(a, b, sums.0[pair][tile]);
             }
         }
     }
@@ -280,13 +413,14 @@ pub fn multiply_step<E: Operand16, const TILES_M: usize, const TILES_N: usize>(
 #[inline(always)]
 pub unsafe fn multiply<
     E: Operand16,
+    W: WeightElement<E>,
     X: Input<TILES_M>,
     const TILES_M: usize,
     const TILES_N: usize,
     const WARPS: usize,
 >(
     x: &X,
-    weights: (Global<u16>, &[LaneRow; TILES_N]),
+    weights: &WeightRows<W, TILES_N>,
     mut cursor: Cursor,
     mut prefetched: Prefetch<TILES_N>,
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
@@ -297,10 +431,12 @@ pub unsafe fn multiply<
         unroll!(k_tile in 0..4, {
             let offset = tile_offset(WARPS, k_tile);
             if k_tile < tiles_k(TILES_N) {
-                let loaded = &prefetched[k_tile];
-                multiply_k_tile::<E, X, TILES_M, TILES_N>(x, here, offset, loaded, acc);
+                let (loaded, part_tiles) = (&prefetched.0[k_tile], weights.scales.part_tiles);
+                multiply_k_tile::<E, W, X, TILES_M, TILES_N>(
+                    x, here, offset, loaded, part_tiles, acc,
+                );
                 // SAFETY: the caller's promise.
-                prefetched[k_tile] = unsafe { load_k_tile(weights, cursor, offset) };
+                prefetched.0[k_tile] = unsafe { load_k_tile(weights, cursor, offset) };
             }
         });
     }

@@ -1,8 +1,8 @@
 //! The mainloop: the producer loads stages of A and B by TMA, the consumers issue their MMAs.
 
-use super::accumulators::{Accumulators, Multiply};
-use crate::gemm::config::wgmma::{BLOCK_K, ROW_BYTES, WgmmaTile};
-use crate::tile::element::Operand16;
+use super::accumulators::{Accumulators, AddStage, MAX_SUBTILES_N, Multiply};
+use crate::gemm::config::wgmma::{ROW_BYTES, WgmmaTile, block_k};
+use crate::tile::element::WgmmaOperand;
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
@@ -19,7 +19,7 @@ pub struct Mainloop<E> {
     num_k_blocks: u32,
 }
 
-impl<E: Operand16> Mainloop<E> {
+impl<E: WgmmaOperand> Mainloop<E> {
     /// The stages at the start of `smem`, for `k` columns.
     ///
     /// # Safety
@@ -28,7 +28,7 @@ impl<E: Operand16> Mainloop<E> {
     #[inline(always)]
     pub unsafe fn new<T: WgmmaTile>(smem: Shared<u8>, k: u32) -> Self {
         let barriers = smem.offset(T::BARRIERS_AT).cast();
-        let k_blocks = k.div_ceil(BLOCK_K);
+        let k_blocks = k.div_ceil(const { block_k::<E>() });
         let rank = if T::SPLIT_K > 1 { cluster::block_rank() } else { 0 };
         let [first, end] = [rank, rank + 1].map(|rank| k_blocks * rank / T::SPLIT_K);
         Mainloop {
@@ -36,7 +36,7 @@ impl<E: Operand16> Mainloop<E> {
             smem_b: smem.offset(T::NUM_STAGES * T::A_BYTES).cast(),
             // SAFETY: the caller's promise.
             pipeline: unsafe { Pipeline::new(barriers, T::NUM_STAGES) },
-            first_k: first * BLOCK_K,
+            first_k: first * const { block_k::<E>() },
             num_k_blocks: end - first,
         }
     }
@@ -56,7 +56,7 @@ impl<E: Operand16> Mainloop<E> {
     /// # Safety
     /// 1. One thread of the block calls this, for the same tiles as the consumers, and then
     ///    [`Mainloop::finish`].
-    /// 2. `a` and `b` are tensor maps with boxes of `BLOCK_K` columns and the rows that a block
+    /// 2. `a` and `b` are tensor maps with boxes of `block_k::<E>()` columns and the rows that a block
     ///    loads.
     #[inline(always)]
     #[track_caller]
@@ -66,19 +66,20 @@ impl<E: Operand16> Mainloop<E> {
         [a, b]: [TensorMap; 2],
         [row_a, row_b]: [u32; 2],
     ) -> Stage {
+        let [a_share, b_share] = Share::of_operands::<T>();
         let mut k = self.first_k;
         for _ in 0..self.num_k_blocks {
             self.pipeline.wait_empty(stage);
             let full_barrier = self.pipeline.full_barrier(stage);
             full_barrier.arrive_expect_tx(T::A_BYTES + T::B_BYTES);
-            let smem_a = self.smem_a.offset(stage.stage_idx * T::BLOCK_M * BLOCK_K);
-            let smem_b = self.smem_b.offset(stage.stage_idx * T::BLOCK_N * BLOCK_K);
+            let smem_a = self.smem_a.offset(stage.stage_idx * T::BLOCK_M * const { block_k::<E>() });
+            let smem_b = self.smem_b.offset(stage.stage_idx * T::BLOCK_N * const { block_k::<E>() });
             // SAFETY: the stage is empty in all blocks that the copies write to.
             unsafe {
-                load_rows(smem_a, a, [k, row_a], full_barrier, [T::BLOCK_M, T::CLUSTER_N]);
-                load_rows(smem_b, b, [k, row_b], full_barrier, [T::BLOCK_N, T::CLUSTER_M]);
+                load_rows(smem_a, a, [k, row_a], full_barrier, T::BLOCK_M, a_share);
+                load_rows(smem_b, b, [k, row_b], full_barrier, T::BLOCK_N, b_share);
             }
-            k += BLOCK_K;
+            k += const { block_k::<E>() };
             stage = self.pipeline.next(stage);
         }
         stage
@@ -130,6 +131,44 @@ impl<E: Operand16> Mainloop<E> {
         (acc, stage)
     }
 
+    /// As [`Mainloop::multiply_tile`], but the products of each stage are accumulated from zero, and
+    /// then added to the warpgroup's accumulators in f32, times the factors of the stage.
+    ///
+    /// # Safety
+    /// 1. As [`Mainloop::multiply_tile`].
+    /// 2. `factors` is valid for each of the tile's `num_k_blocks`.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn add_tile<T: WgmmaTile<Acc: AddStage<E>>>(
+        self,
+        mut stage: Stage,
+        [row_a, row_b]: [u32; 2],
+        factors: impl StageFactors,
+        turns: Turns,
+    ) -> (T::Acc, Stage) {
+        const { assert!(T::SPLIT_K == 1) };
+        let a = MatrixDescriptor::k_major(self.smem_a, Swizzle::B128).advance(row_a * ROW_BYTES);
+        let b = MatrixDescriptor::k_major(self.smem_b, Swizzle::B128).advance(row_b * ROW_BYTES);
+        let mut acc = T::Acc::zero();
+        // SAFETY: the caller's promise.
+        let mut next_factors = unsafe { factors.of_stage(0) };
+        for k_block in 0..self.num_k_blocks {
+            let stage_factors = next_factors;
+            let next = (k_block + 1).min(self.num_k_blocks - 1);
+            // SAFETY: the caller's promise. Loaded early, to be there when the MMAs are done.
+            next_factors = unsafe { factors.of_stage(next) };
+            self.pipeline.wait_full(stage);
+            let a = a.advance(stage.stage_idx * T::A_BYTES);
+            let b = b.advance(stage.stage_idx * T::B_BYTES);
+            // SAFETY: the stage is full, and stays so until it is released.
+            unsafe {
+                acc.add_stage::<T>(a, b, stage_factors, turns, || self.release::<T>(stage));
+            }
+            stage = self.pipeline.next(stage);
+        }
+        (acc, stage)
+    }
+
     /// Arrives, for the warp, on the empty barriers of all blocks that write to the stage.
     #[inline(always)]
     #[track_caller]
@@ -146,33 +185,129 @@ impl<E: Operand16> Mainloop<E> {
     }
 }
 
-/// Loads `block_rows` rows; `blocks` blocks share them, and each multicasts its part to all.
+/// The order of the consumer warpgroups at the tensor cores: each issues its MMAs when those of the
+/// one before it are nearly done, and adds up their sums while the others' MMAs run. Without an
+/// order all of them would add at the same time, and the tensor cores be idle.
+#[derive(Clone, Copy)]
+pub struct Turns {
+    warpgroup_idx: u32,
+}
+
+/// Threads at a barrier of [`Turns`]: the warpgroup that waits, and the one that passes its turn.
+const TURN_THREADS: u32 = 2 * warp::WARPGROUP_SIZE;
+
+impl Turns {
+    /// Those of the calling consumer warpgroup.
+    #[inline(always)]
+    pub fn of_warpgroup() -> Self {
+        Turns { warpgroup_idx: warp::warpgroup_idx() }
+    }
+
+    /// Begins with the turn of warpgroup 0.
+    #[inline(always)]
+    #[track_caller]
+    pub fn start<T: WgmmaTile>(self) {
+        if self.warpgroup_idx == T::NUM_CONSUMERS - 1 {
+            self.pass::<T>();
+        }
+    }
+
+    /// Waits for the warpgroup's turn.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait<T: WgmmaTile>(self) {
+        match self.warpgroup_idx {
+            _ if T::NUM_CONSUMERS == 1 => {}
+            0 => barrier::sync::<2, TURN_THREADS>(),
+            1 => barrier::sync::<3, TURN_THREADS>(),
+            _ => barrier::sync::<4, TURN_THREADS>(),
+        }
+    }
+
+    /// Ends the warpgroup's turn.
+    #[inline(always)]
+    #[track_caller]
+    pub fn pass<T: WgmmaTile>(self) {
+        match (self.warpgroup_idx + 1) % T::NUM_CONSUMERS {
+            _ if T::NUM_CONSUMERS == 1 => {}
+            0 => barrier::arrive::<2, TURN_THREADS>(),
+            1 => barrier::arrive::<3, TURN_THREADS>(),
+            _ => barrier::arrive::<4, TURN_THREADS>(),
+        }
+    }
+
+    /// Leaves no barrier with threads that have arrived.
+    #[inline(always)]
+    #[track_caller]
+    pub fn finish<T: WgmmaTile>(self) {
+        if self.warpgroup_idx == 0 {
+            self.wait::<T>();
+        }
+    }
+}
+
+/// The factors of the products of a stage.
+pub trait StageFactors: Copy {
+    /// The factor of every 64 columns of the warpgroup, for columns of k of one stage.
+    ///
+    /// # Safety
+    /// 1. The stage is one of the tile's.
+    unsafe fn of_stage(self, k_block: u32) -> [f32; MAX_SUBTILES_N];
+}
+
+/// The blocks that need the same rows: each loads a part and multicasts it to all.
+#[derive(Clone, Copy)]
+struct Share {
+    num_blocks: u32,
+    /// Which part this block loads.
+    part: u32,
+    /// The blocks, a bit each by its rank in the cluster.
+    blocks: u16,
+}
+
+impl Share {
+    /// Those of A, which the blocks along n need, and of B.
+    #[inline(always)]
+    fn of_operands<T: WgmmaTile>() -> [Self; 2] {
+        let rank = if T::CLUSTER_TILES > 1 { cluster::block_rank() } else { 0 };
+        let (m, n) = (rank % T::CLUSTER_M, rank / T::CLUSTER_M);
+        // A bit every `CLUSTER_M` ranks, and `CLUSTER_M` bits.
+        let along_n = (0..T::CLUSTER_N).fold(0, |blocks, n| blocks | 1 << (n * T::CLUSTER_M));
+        let along_m = (1 << T::CLUSTER_M) - 1;
+        [
+            Share { num_blocks: T::CLUSTER_N, part: n, blocks: along_n << m },
+            Share { num_blocks: T::CLUSTER_M, part: m, blocks: along_m << (n * T::CLUSTER_M) },
+        ]
+    }
+}
+
+/// Loads `block_rows` rows, which the blocks of `share` need.
 ///
 /// # Safety
 /// 1. `dst` is empty in all of these blocks.
 #[inline(always)]
 #[track_caller]
-unsafe fn load_rows<E: Operand16>(
+unsafe fn load_rows<E: WgmmaOperand>(
     dst: Shared<E>,
     map: TensorMap,
     [k, row]: [u32; 2],
     full_barrier: Mbarrier,
-    [block_rows, blocks]: [u32; 2],
+    block_rows: u32,
+    share: Share,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if blocks == 1 {
+        if share.num_blocks == 1 {
             let hint = CacheHint::EvictNormal;
             bulk::tensor_load(dst, map, [k as i32, row as i32], full_barrier, hint);
         } else {
-            let rows = block_rows / blocks;
-            let first_row = cluster::block_rank() * rows;
+            let first_row = share.part * (block_rows / share.num_blocks);
             bulk::tensor_load_multicast(
-                dst.offset(first_row * BLOCK_K),
+                dst.offset(first_row * const { block_k::<E>() }),
                 map,
                 [k as i32, (row + first_row) as i32],
                 full_barrier,
-                (1 << blocks) - 1,
+                share.blocks,
                 CacheHint::EvictNormal,
             );
         }

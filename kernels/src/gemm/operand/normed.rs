@@ -7,9 +7,9 @@
 //! x is read twice, the second time from L1. Registers are scarce beside the weights in flight with
 //! 32 warps an SM: of the eight norm weights of a lane only the first is kept.
 
-use super::rows::{self, SharedRows, row_stride};
+use super::rows::{self, SharedRows, row_stride, tile_elems};
 use crate::element::{Half, VEC_ELEMS};
-use crate::gemm::mainloop::stream::{TILE_K, TILE_MN};
+use crate::gemm::mainloop::stream::TILE_MN;
 use crate::rms_norm::{
     SEGMENT_ELEMS, Vector, num_segments, scale, scaled, segment_square_sum, sum_segments, weighted,
 };
@@ -26,9 +26,9 @@ const fn num_square_sums(k: u32) -> u32 {
 }
 
 /// Bytes of shared memory for a block's normed rows.
-pub const fn shared_bytes(max_rows: usize, k: u32) -> usize {
+pub const fn shared_bytes(max_rows: usize, k: u32, vecs: usize) -> usize {
     let square_sums = num_square_sums(k) as usize * size_of::<f32>();
-    square_sums + rows::shared_bytes(max_rows, k)
+    square_sums + rows::shared_bytes(max_rows, k, vecs)
 }
 
 /// A segment of a row, numbered row by row.
@@ -42,6 +42,8 @@ pub struct NormParams {
     /// `1 / k`.
     pub reciprocal: f32,
     pub eps: f32,
+    /// Loads of x a load of the weight.
+    pub vecs: usize,
 }
 
 impl NormParams {
@@ -151,7 +153,7 @@ impl<const WARPS: usize> Norm<WARPS> {
             }
             thread::sync_threads();
         }
-        SharedRows::new(rows, params.k, num_rows)
+        SharedRows::new(rows, params.k, num_rows, params.vecs)
     }
 
     /// Writes the sum of squares of a segment.
@@ -181,9 +183,9 @@ impl<const WARPS: usize> Norm<WARPS> {
         smem: Shared<f32>,
         rows: Shared<u16>,
     ) {
-        let NormParams { k, reciprocal, eps } = self.params;
+        let NormParams { k, reciprocal, eps, vecs } = self.params;
         let (row, column) = (self.params.row(segment), self.params.column(segment));
-        if segment.0 >= end || column >= k.next_multiple_of(TILE_K) {
+        if segment.0 >= end || column >= k.next_multiple_of(tile_elems(vecs)) {
             return;
         }
         // SAFETY: the caller's promise; the column is inside.
@@ -191,7 +193,7 @@ impl<const WARPS: usize> Norm<WARPS> {
             let sum = sum_segments(smem.offset(row << row_shift(k)), num_segments(k));
             let [a, b, c, d, e, f, g, h] = scaled(weighted, scale(sum, reciprocal, eps));
             let words = [E::pack(a, b), E::pack(c, d), E::pack(e, f), E::pack(g, h)];
-            rows.offset(row * row_stride(k) + column).cast::<u32>().set_vec(0, words);
+            rows.offset(row * row_stride(k, vecs) + column).cast::<u32>().set_vec(0, words);
         }
     }
 }

@@ -5,24 +5,31 @@ use crate::gemm::mainloop::stream::{
 };
 use cuda_std::prelude::*;
 
-/// Row stride of x in shared memory, in elements: whole k-tiles and half a k-tile of padding, so
-/// that the two rows that a 16-byte load reads at a time are in different banks.
-pub const fn row_stride(k: u32) -> u32 {
-    k.next_multiple_of(TILE_K) + TILE_K / 2
+/// Elements of x that go with a k-tile of the weight, of `vecs` loads a load of the weight.
+pub const fn tile_elems(vecs: usize) -> u32 {
+    vecs as u32 * TILE_K
+}
+
+/// Row stride of x in shared memory, in elements: whole k-tiles and padding, so that the two rows
+/// that a 16-byte load reads at a time are in different banks: half a k-tile where a lane reads every
+/// fourth 16 bytes, one load where it reads two adjacent ones.
+pub const fn row_stride(k: u32, vecs: usize) -> u32 {
+    k.next_multiple_of(tile_elems(vecs)) + if vecs == 1 { TILE_K / 2 } else { K_PER_LOAD }
 }
 
 /// Bytes of shared memory for `num_rows` rows.
-pub const fn shared_bytes(num_rows: usize, k: u32) -> usize {
-    num_rows.saturating_mul(row_stride(k) as usize * size_of::<u16>())
+pub const fn shared_bytes(num_rows: usize, k: u32, vecs: usize) -> usize {
+    num_rows.saturating_mul(row_stride(k, vecs) as usize * size_of::<u16>())
 }
 
 /// Where x is loaded from.
 pub trait Input<const TILES_M: usize> {
-    /// The lane's loads of each row of x, `offset` elements ahead; zeros past the rows' ends.
+    /// The lane's loads of each row of x, `offset` units ahead, the `vec`-th of the `vecs` that go
+    /// with a load of the weight; zeros past the rows' ends.
     ///
     /// # Safety
     /// 1. That k-tile is inside k, see [`Cursor::is_inside`].
-    unsafe fn load(&self, cursor: Cursor, offset: u32) -> [Load; TILES_M];
+    unsafe fn load(&self, cursor: Cursor, offset: u32, vec: [usize; 2]) -> [Load; TILES_M];
 }
 
 /// Rows of x in global memory.
@@ -38,11 +45,11 @@ impl<const TILES_M: usize> GlobalRows<TILES_M> {
     /// # Safety
     /// 1. `x` holds `max_rows` rows, not 0, of the cursors' `k` elements, 16-byte aligned.
     #[inline(always)]
-    pub unsafe fn new(x: Global<u16>, stride: u32, max_rows: u32) -> Self {
-        let mut rows = [LaneRow::new(0, 0); TILES_M];
+    pub unsafe fn new(x: Global<u16>, stride: u32, max_rows: u32, vecs: usize) -> Self {
+        let mut rows = [LaneRow::new(0, 0, 1); TILES_M];
         for tile in 0..TILES_M {
             let row = tile as u32 * TILE_MN + lane_group();
-            rows[tile] = LaneRow::new(row.min(max_rows - 1), stride);
+            rows[tile] = LaneRow::new(row.min(max_rows - 1), stride, vecs);
         }
         GlobalRows { x, rows }
     }
@@ -50,10 +57,16 @@ impl<const TILES_M: usize> GlobalRows<TILES_M> {
 
 impl<const TILES_M: usize> Input<TILES_M> for GlobalRows<TILES_M> {
     #[inline(always)]
-    unsafe fn load(&self, cursor: Cursor, offset: u32) -> [Load; TILES_M] {
+    unsafe fn load(
+        &self,
+        cursor: Cursor,
+        offset: u32,
+        [vec, vecs]: [usize; 2],
+    ) -> [Load; TILES_M] {
         let mut loads = [[0; LOAD_WORDS]; TILES_M];
         unroll!(tile in 0..TILES_M, {
-            let words = cursor.words(self.x, self.rows[tile], offset);
+            let words = cursor.words(self.x, self.rows[tile], offset, vecs);
+            let words = words.wrapping_add(vec * LOAD_WORDS);
             // SAFETY: inside the row, by the condition.
             loads[tile] = unsafe { words.speculate_vec_if(0, cursor.has_load(offset)) };
         });
@@ -62,32 +75,73 @@ impl<const TILES_M: usize> Input<TILES_M> for GlobalRows<TILES_M> {
 }
 
 /// Rows of x in shared memory, with zeros up to the end of the last k-tile.
+#[derive(Clone, Copy)]
 pub struct SharedRows<const TILES_M: usize> {
     /// The lane's first load of each row.
     rows: [Shared<u16>; TILES_M],
 }
 
 impl<const TILES_M: usize> SharedRows<TILES_M> {
-    /// The first `num_rows` rows of `k` elements at `x`; rows past the last one load the last one.
+    /// The first `num_rows` rows of `k` elements at `x`, each of whose lanes has `vecs` loads a load of
+    /// the weight; rows past the last one load the last one.
     #[inline(always)]
-    pub fn new(x: Shared<u16>, k: u32, num_rows: u32) -> Self {
+    pub fn new(x: Shared<u16>, k: u32, num_rows: u32, vecs: usize) -> Self {
         let mut rows = [x; TILES_M];
         for tile in 0..TILES_M {
             let row = (tile as u32 * TILE_MN + lane_group()).min(num_rows - 1);
-            rows[tile] = x.offset(row * row_stride(k) + lane_pair() * K_PER_LOAD);
+            rows[tile] = x.offset(row * row_stride(k, vecs) + lane_pair() * vecs as u32 * K_PER_LOAD);
         }
         SharedRows { rows }
+    }
+
+    /// Copies the first `num_rows` rows of `x`, even those that are unwritten. Other rows load the
+    /// last one. All threads of the block call this.
+    ///
+    /// # Safety
+    /// 1. `x` holds `num_rows` rows, not 0, of `k` elements, 16-byte aligned; `k` is a multiple of 8.
+    /// 2. `smem` holds [`shared_bytes`], 16-byte aligned, which nothing else uses.
+    #[inline(always)]
+    pub unsafe fn copied(
+        (x, stride): (Global<u16>, u32),
+        [num_rows, k]: [u32; 2],
+        vecs: usize,
+        smem: Shared<u16>,
+    ) -> Self {
+        let row_loads = k.next_multiple_of(tile_elems(vecs)) / K_PER_LOAD;
+        for row in 0..num_rows {
+            let mut load = thread::thread_idx_x();
+            while load < row_loads {
+                let column = load * K_PER_LOAD;
+                let from = row as usize * stride as usize + column as usize;
+                let to = row * row_stride(k, vecs) + column;
+                // SAFETY: nothing is read past a row's end, and rows in shared memory have whole
+                // k-tiles.
+                unsafe {
+                    cp_async::copy_vec::<{ K_PER_LOAD as usize }, _>(smem, to, x, from, column < k);
+                }
+                load += thread::block_dim_x();
+            }
+        }
+        cp_async::commit();
+        cp_async::wait(0);
+        thread::sync_threads();
+        SharedRows::new(smem, k, num_rows, vecs)
     }
 }
 
 impl<const TILES_M: usize> Input<TILES_M> for SharedRows<TILES_M> {
     #[inline(always)]
-    unsafe fn load(&self, cursor: Cursor, offset: u32) -> [Load; TILES_M] {
+    unsafe fn load(
+        &self,
+        cursor: Cursor,
+        offset: u32,
+        [vec, vecs]: [usize; 2],
+    ) -> [Load; TILES_M] {
         let mut loads = [[0; LOAD_WORDS]; TILES_M];
         for tile in 0..TILES_M {
-            let words = self.rows[tile].offset(cursor.element(offset)).cast::<u32>();
+            let words = self.rows[tile].offset(cursor.unit(offset) * vecs as u32).cast::<u32>();
             // SAFETY: rows are padded to whole k-tiles.
-            loads[tile] = unsafe { words.get_vec(0) };
+            loads[tile] = unsafe { words.get_vec((vec * LOAD_WORDS) as u32) };
         }
         loads
     }

@@ -1,6 +1,6 @@
 //! f32 outputs, stored from registers: four lanes write a 32-byte sector.
 
-use super::{OutElement, Output, SUBTILE_REGS, VEC_ELEMS, WarpOutput};
+use super::{OutElement, Output, SUBTILE_REGS, SubtileScale, VEC_ELEMS, WarpOutput};
 use crate::gemm::epilogue::Epilogue;
 use cuda_std::prelude::*;
 
@@ -15,6 +15,7 @@ impl OutElement for f32 {
         [row, column]: [u32; 2],
         columns: u32,
         values: &[f32; SUBTILE_REGS],
+        scale: &impl SubtileScale,
     ) {
         let epilogue = to.output.epilogue;
         let row = row + warp::lane_id() / 4;
@@ -23,7 +24,7 @@ impl OutElement for f32 {
             let row = row + half as u32 * 8;
             if row < epilogue.num_rows {
                 // SAFETY: the row exists.
-                unsafe { store_row::<{ half }>(&epilogue, row, [column, columns], values) };
+                unsafe { store_row::<{ half }>(&epilogue, row, [column, columns], values, scale) };
             }
         });
     }
@@ -40,12 +41,16 @@ unsafe fn store_row<const HALF: usize>(
     row: u32,
     [first_column, columns]: [u32; 2],
     values: &[f32; SUBTILE_REGS],
+    scale: &impl SubtileScale,
 ) {
     let Epilogue { residual, out, n, .. } = *epilogue;
     let column = first_column + warp::lane_id() % 4 * 2;
     // SAFETY: the caller's promise.
     let bias = unsafe { epilogue.bias_of_pairs(column) };
-    let value = |j: usize, i: usize| values[4 * j + 2 * HALF + i] + bias[j][i];
+    let value = |j: usize, i: usize| {
+        let at = 4 * j + 2 * HALF + i;
+        scale.apply(at, values[at], bias[j][i])
+    };
     let (from, to) = (residual.at(row, column), out.at(row, column));
     let is_vec2 = |address: u64, stride: u32| (address as u32 | (stride * 4)).is_multiple_of(8);
     let is_full = first_column + columns <= n;

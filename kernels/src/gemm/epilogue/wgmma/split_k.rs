@@ -7,7 +7,7 @@
 //! same index adds up the partial sums in the order of block ranks, and stores the result. So the
 //! order of accumulation is fixed, and there are no atomics.
 
-use super::{OutElement, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, WarpOutput};
+use super::{OutElement, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, Unscaled, WarpOutput};
 use crate::gemm::config::wgmma::WgmmaTile;
 use crate::gemm::epilogue::Epilogue;
 use crate::gemm::mainloop::accumulators::Accumulators;
@@ -136,7 +136,7 @@ impl Exchange {
             // The partial sums are read: their memory stages the output.
             output.staging = partials.cast();
             // SAFETY: the caller's promise.
-            unsafe { O::store_subtile(output, at, SUBTILE_COLUMNS, &values) };
+            unsafe { O::store_subtile(output, at, SUBTILE_COLUMNS, &values, &Unscaled) };
         }
         // A block must not end while its partial sums are still copied.
         read_barrier.wait(0);

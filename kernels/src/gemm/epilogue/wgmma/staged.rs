@@ -6,8 +6,8 @@
 //! or rows that are not 16-byte aligned.
 
 use super::{
-    OutElement, Output, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, SUBTILE_ROWS, VEC_ELEMS,
-    WarpOutput,
+    OutElement, Output, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, SUBTILE_ROWS,
+    SubtileScale, VEC_ELEMS, WarpOutput,
 };
 use crate::gemm::epilogue::Epilogue;
 use crate::tile::element::Operand16;
@@ -30,6 +30,7 @@ impl<E: Operand16> OutElement for E {
         [row, column]: [u32; 2],
         columns: u32,
         values: &[f32; SUBTILE_REGS],
+        scale: &impl SubtileScale,
     ) {
         let Output { epilogue, out_map } = to.output;
         if row >= epilogue.num_rows || column >= epilogue.n {
@@ -45,7 +46,7 @@ impl<E: Operand16> OutElement for E {
                 bulk::wait_group_read::<1>();
             }
             warp::sync_warp();
-            stage::<E>(&epilogue, smem, [column, columns], values);
+            stage::<E>(&epilogue, smem, [column, columns], values, scale);
             let is_aligned = epilogue.is_aligned();
             if is_aligned && columns == SUBTILE_COLUMNS && row + SUBTILE_ROWS <= epilogue.num_rows {
                 fence::proxy_async_shared();
@@ -65,7 +66,7 @@ impl<E: Operand16> OutElement for E {
     }
 }
 
-/// Adds the bias, rounds to 16 bits, and writes a subtile in the layout of a TMA box.
+/// Scales, adds the bias, rounds to 16 bits, and writes a subtile in the layout of a TMA box.
 ///
 /// # Safety
 /// 1. The whole warp calls this, converged; `smem` is a buffer that nothing else accesses.
@@ -76,6 +77,7 @@ unsafe fn stage<E: Operand16>(
     smem: Shared<E>,
     [column, columns]: [u32; 2],
     values: &[f32; SUBTILE_REGS],
+    scale: &impl SubtileScale,
 ) {
     // The matrices of a `stmatrix.x4`: the upper and the lower eight rows of eight columns, then of
     // the next eight.
@@ -87,7 +89,8 @@ unsafe fn stage<E: Operand16>(
         let word = |i: usize| {
             let [first, second] = bias[2 * j + i / 2];
             let at = 8 * j + 2 * i;
-            E::pack(values[at] + first, values[at + 1] + second)
+            let output = |at: usize, bias| scale.apply(at, values[at], bias);
+            E::pack(output(at, first), output(at + 1, second))
         };
         let words = [word(0), word(1), word(2), word(3)];
         if 2 * VEC_ELEMS * (j as u32) < columns {

@@ -1,8 +1,10 @@
 //! The launch of GEMV.
 
 use super::gemv_16::{self, Instance};
-use crate::gemm::mainloop::gemv::{K_PER_LOAD, MAX_SLICES, max_warps, num_partials};
-use crate::gemm::problem::refuse;
+use crate::gemm::mainloop::gemv::{MAX_SLICES, k_per_load, max_warps, num_partials};
+use crate::tile::weight::WeightElement;
+use crate::gemm::kernels::small_m::is_normed;
+use crate::gemm::problem::{ScaleArgs, refuse};
 use crate::gemm::{Input16, Linear16, Linear16Operands};
 use crate::silu_mul::num_parts;
 use crate::tile::element::Operand16;
@@ -10,8 +12,8 @@ use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::warp::WARP_SIZE;
 
-/// Elements of k that a slice should have.
-const SLICE_K: usize = 4 * K_PER_LOAD as usize;
+/// Loads of a row that a warp should issue for its slice of k.
+const SLICE_LOADS: usize = 4;
 
 /// Below this many weight rows a normed layer has slices of half that length
 /// (`docs/measurements/gemv.md`).
@@ -58,6 +60,32 @@ impl Gemv16 {
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
+        self.launch_scaled(self.choose(operands), num_rows, operands, ScaleArgs::NONE)
+    }
+
+    /// The instance for the operands.
+    pub(in crate::gemm) fn choose<E: Operand16, W: WeightElement<E>>(
+        &self,
+        operands: &Linear16Operands<E, W>,
+    ) -> Instance {
+        let fused = (is_normed(operands), self.0.gated);
+        let is_it = |instance: &&Instance| {
+            instance.w() == TypeId::of::<W>() && (instance.normed(), instance.gated()) == fused
+        };
+        *Instance::ALL.iter().find(is_it).expect("instances of all fusions")
+    }
+
+    /// The launch of the given instance, whose weights are in `W`.
+    ///
+    /// # Errors
+    /// As [`Gemv16::launch`].
+    pub(in crate::gemm) fn launch_scaled<E: Operand16, W: WeightElement<E>>(
+        &self,
+        instance: Instance,
+        num_rows: DevicePtr<u32>,
+        operands: &Linear16Operands<E, W>,
+        scales: ScaleArgs,
+    ) -> Result<Option<Launch>, LaunchError> {
         let Linear16 { max_rows, n, k, gated, .. } = self.0;
         if max_rows > 1 {
             return refuse("rows", max_rows, "at most 1");
@@ -67,13 +95,8 @@ impl Gemv16 {
             Input16::Half(x) => (x.untyped_ptr(), DevicePtr::null(), 0.0),
             Input16::Normed { x, weight, eps } => (x.untyped_ptr(), weight, eps),
         };
-        let is_normed = matches!(operands.x, Input16::Normed { .. });
-        let is_it = |instance: &&Instance| {
-            let fused = (instance.normed(), instance.gated());
-            instance.e() == TypeId::of::<E>() && fused == (is_normed, gated)
-        };
-        let instance = Instance::ALL.iter().find(is_it).expect("instances of all fusions");
-        let num_slices = self.num_slices(is_normed);
+        let is_normed = is_normed(operands);
+        let num_slices = self.num_slices::<E, W>(is_normed);
         let num_splits = (max_warps(is_normed || gated) as usize / num_slices).min(MAX_SPLITS);
         let num_warps = num_slices * num_splits;
         let block_n = num_splits * instance.rows() / num_parts(gated);
@@ -96,18 +119,21 @@ impl Gemv16 {
             eps,
             weight: operands.weight.ptr,
             weight_stride: operands.weight.stride_arg()?,
+            scales: scales.ptr,
+            scale_stride: scales.stride,
             bias: operands.bias.unwrap_or(DevicePtr::null()),
             residual: operands.residual.map_or(DevicePtr::null(), |residual| residual.ptr),
             out,
             out_f32,
         };
-        Ok(geometry.map(|geometry| args.launch(*instance, geometry)))
+        Ok(geometry.map(|geometry| args.launch(instance, geometry)))
     }
 
     /// Slices that k is split into: enough to load a whole row at once, else in equal rounds.
-    fn num_slices(&self, is_normed: bool) -> usize {
+    fn num_slices<E: Operand16, W: WeightElement<E>>(&self, is_normed: bool) -> usize {
+        let slice_k = SLICE_LOADS * k_per_load(W::LOAD_ELEMS) as usize;
         let is_small = is_normed && self.0.weight_rows() < SMALL_WEIGHT_ROWS;
-        let num_spans = self.0.k.div_ceil(if is_small { SLICE_K / 2 } else { SLICE_K });
+        let num_spans = self.0.k.div_ceil(if is_small { slice_k / 2 } else { slice_k });
         num_spans.div_ceil(num_spans.div_ceil(MAX_SLICES as usize).max(1)).max(1)
     }
 }

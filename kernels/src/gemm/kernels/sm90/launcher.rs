@@ -14,7 +14,7 @@ use cuda_std::tensor_map::{EncodedTensorMap, L2Promotion, TensorMapSpec};
 
 /// The map with 256-byte L2 promotion where row strides are multiples of 256 bytes: 5 % faster at
 /// 32 rows of 12288 x 4096, and slower where they are not.
-fn promoted(spec: TensorMapSpec) -> TensorMapSpec {
+pub(in crate::gemm) fn promoted(spec: TensorMapSpec) -> TensorMapSpec {
     let is_multiple = spec.strides_bytes.iter().all(|stride| stride.is_multiple_of(256));
     let l2_promotion = if is_multiple { L2Promotion::B256 } else { L2Promotion::B128 };
     TensorMapSpec { l2_promotion, ..spec }
@@ -35,8 +35,8 @@ pub fn launch<E: Operand16>(
     maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
 ) -> Result<Option<Launch>, LaunchError> {
     linear.check(operands)?;
-    let Some(geometry) = geometry(config, linear, num_sms)? else { return Ok(None) };
     let &Linear16 { max_rows, n, k, .. } = linear;
+    let Some(geometry) = geometry(config, [max_rows, n], num_sms)? else { return Ok(None) };
     let x = linear.plain_input(operands)?;
     let [block_m, block_n] = config.block;
     let [cluster_m, cluster_n] = config.cluster;
@@ -49,16 +49,25 @@ pub fn launch<E: Operand16>(
             launch_to(config, linear, geometry, num_rows, operands, operand_maps, (out, out_map))
         }
         Out16::Half(out) => {
-            let subtile = [SUBTILE_ROWS as usize, SUBTILE_COLUMNS as usize];
-            let out_map = if out.is_aligned() && n.is_multiple_of(8) {
-                maps(&tensor_map(out, [max_rows, n], subtile))
-            } else {
-                EncodedTensorMap::NONE
-            };
+            let out_map = output_map(out, [max_rows, n], maps);
             launch_to(config, linear, geometry, num_rows, operands, operand_maps, (out, out_map))
         }
     };
     launch.map(Some)
+}
+
+/// The tensor map of 16-bit outputs, if their rows are 16-byte aligned.
+pub(in crate::gemm) fn output_map<E: Operand16>(
+    out: &Rows<E>,
+    [max_rows, n]: [usize; 2],
+    maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+) -> EncodedTensorMap {
+    let subtile = [SUBTILE_ROWS as usize, SUBTILE_COLUMNS as usize];
+    if out.is_aligned() && n.is_multiple_of(8) {
+        maps(&tensor_map(out, [max_rows, n], subtile))
+    } else {
+        EncodedTensorMap::NONE
+    }
 }
 
 /// As [`launch`], with outputs `O`.
@@ -93,12 +102,12 @@ fn launch_to<E: Operand16, O: OutElement>(
 }
 
 /// One cluster a tile; without split-K at most as many clusters as run at the same time.
-fn geometry(
+pub(in crate::gemm) fn geometry(
     config: &TileConfig,
-    linear: &Linear16,
+    outputs: [usize; 2],
     num_sms: usize,
 ) -> Result<Option<Geometry>, LaunchError> {
-    let [clusters_m, clusters_n] = config.clusters([linear.max_rows, linear.n]);
+    let [clusters_m, clusters_n] = config.clusters(outputs);
     let num_clusters = clusters_m.saturating_mul(clusters_n);
     if num_clusters > Geometry::MAX_GRID[0] {
         return refuse("tiles", num_clusters, "at most 2147483647");

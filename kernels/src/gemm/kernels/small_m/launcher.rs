@@ -6,9 +6,10 @@ use crate::gemm::epilogue::stream::{max_columns, num_partials};
 use crate::gemm::kernels::streamed::gemm_16_streamed::Instance as StreamedInstance;
 use crate::gemm::mainloop::stream::{K_PER_LOAD, TILE_MN};
 use crate::gemm::operand::normed;
-use crate::gemm::problem::{Terms, refuse};
+use crate::gemm::problem::{ScaleArgs, Terms, refuse};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, MAX_FUSED_ROWS, Target};
 use crate::tile::element::Operand16;
+use crate::tile::weight::WeightElement;
 use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
@@ -29,16 +30,16 @@ const MAX_SHARED_BYTES: usize = 99 << 10;
 /// Most 16-byte loads of an operand: a lane indexes them by `u32`.
 const MAX_LOADS: usize = i32::MAX as usize;
 
-/// Shared memory of a block: the partial sums, then the normed rows `(max_rows, k)`, if any.
+/// Shared memory of a block: the partial sums, then the normed rows `(max_rows, k, vecs)`, if any.
 const fn shared_bytes(
     tiles: [usize; 2],
     gated: bool,
     warps: usize,
-    normed: Option<(usize, u32)>,
+    normed: Option<(usize, u32, usize)>,
 ) -> usize {
     let partials = num_partials(tiles[0], tiles[1], gated, warps) as usize * size_of::<f32>();
     match normed {
-        Some((max_rows, k)) => partials + normed::shared_bytes(max_rows, k),
+        Some((max_rows, k, vecs)) => partials + normed::shared_bytes(max_rows, k, vecs),
         None => partials,
     }
 }
@@ -47,6 +48,7 @@ const fn shared_bytes(
 #[derive(Clone, Copy)]
 pub struct InstanceParams {
     element: TypeId,
+    weight: TypeId,
     pub tiles_m: usize,
     pub tiles_n: usize,
     pub warps: usize,
@@ -66,6 +68,7 @@ macro_rules! params_of {
             fn from(instance: $instance) -> Self {
                 InstanceParams {
                     element: instance.e(),
+                    weight: instance.w(),
                     tiles_m: instance.tiles_m(),
                     tiles_n: instance.tiles_n(),
                     warps: instance.warps(),
@@ -78,7 +81,7 @@ macro_rules! params_of {
 
 params_of!(Instance, StreamedInstance);
 
-pub fn is_normed<E>(operands: &Linear16Operands<E>) -> bool {
+pub fn is_normed<E, W>(operands: &Linear16Operands<E, W>) -> bool {
     matches!(operands.x, Input16::Normed { .. })
 }
 
@@ -115,7 +118,7 @@ impl SmallM16 {
     /// at 8,192 five.
     pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
         let is_small = max_rows <= MAX_FUSED_ROWS && k > 0 && k <= i32::MAX as usize;
-        let normed_rows = if normed { Some((max_rows, k as u32)) } else { None };
+        let normed_rows = if normed { Some((max_rows, k as u32, 1)) } else { None };
         // The instance with the most partial sums.
         is_small && shared_bytes([1, 4], false, 8, normed_rows) <= MAX_SHARED_BYTES
     }
@@ -155,6 +158,17 @@ impl SmallM16 {
         num_rows: DevicePtr<u32>,
         operands: &Linear16Operands<E>,
     ) -> Result<Option<Launch>, LaunchError> {
+        self.launch_scaled(instance, num_rows, operands, ScaleArgs::NONE)
+    }
+
+    /// [`SmallM16::launch_instance`] with a weight in `W`.
+    pub(in crate::gemm) fn launch_scaled<E: Operand16, W: WeightElement<E>>(
+        &self,
+        instance: Instance,
+        num_rows: DevicePtr<u32>,
+        operands: &Linear16Operands<E, W>,
+        scales: ScaleArgs,
+    ) -> Result<Option<Launch>, LaunchError> {
         self.0.check(operands)?;
         let params = InstanceParams::from(instance);
         let Some(Args { n, k, input, weight_stride, terms, out, out_f32, out_stride }) =
@@ -174,6 +188,8 @@ impl SmallM16 {
             eps: input.eps,
             weight: operands.weight.ptr,
             weight_stride,
+            scales: scales.ptr,
+            scale_stride: scales.stride,
             bias: terms.bias,
             residual: terms.residual,
             residual_stride: terms.residual_stride,
@@ -181,15 +197,15 @@ impl SmallM16 {
             out_f32,
             out_stride,
         };
-        let geometry = self.geometry(&params)?;
+        let geometry = self.geometry(&params, W::VECS)?;
         Ok(geometry.map(|geometry| args.launch(instance, geometry)))
     }
 
     /// The arguments of both kernels, or `None` if there are no outputs.
-    pub(in crate::gemm) fn args<E: Operand16>(
+    pub(in crate::gemm) fn args<E: Operand16, W: WeightElement<E>>(
         &self,
         params: &InstanceParams,
-        operands: &Linear16Operands<E>,
+        operands: &Linear16Operands<E, W>,
     ) -> Result<Option<Args<E>>, LaunchError> {
         assert!(params.fused == (is_normed(operands), self.0.gated), "what the instance fuses");
         if self.0.max_rows > params.max_rows() {
@@ -214,37 +230,44 @@ impl SmallM16 {
     /// The instances of a kernel that can compute the layer. The number of warps decides the
     /// summation order, so it must not depend on m, on what is fused, or on how the weight is
     /// loaded.
-    pub(in crate::gemm) fn instances<E: Operand16, I: Copy + Into<InstanceParams>>(
+    pub(in crate::gemm) fn instances<E, W, I>(
         &self,
         all: &[I],
         num_sms: usize,
-        operands: &Linear16Operands<E>,
-    ) -> impl Iterator<Item = (I, InstanceParams)> {
-        let warps = if self.0.weight_rows() <= narrow_n(num_sms) { 16 } else { 8 };
+        operands: &Linear16Operands<E, W>,
+    ) -> impl Iterator<Item = (I, InstanceParams)>
+    where
+        E: Operand16,
+        W: WeightElement<E>,
+        I: Copy + Into<InstanceParams>,
+    {
+        let is_narrow = self.0.weight_rows() <= narrow_n(num_sms) && W::VECS == 1;
+        let warps = if is_narrow { 16 } else { 8 };
         let fused = (is_normed(operands), self.0.gated);
         let max_rows = self.0.max_rows;
         let all = all.iter().map(|&instance| (instance, instance.into()));
         all.filter(move |(_, params): &(I, InstanceParams)| {
             params.element == TypeId::of::<E>()
+                && params.weight == TypeId::of::<W>()
                 && params.fused == fused
                 && params.warps == warps
                 && max_rows <= params.max_rows()
         })
     }
 
-    pub(in crate::gemm) fn too_many_rows<T, E>(
+    pub(in crate::gemm) fn too_many_rows<T, E, W>(
         &self,
-        operands: &Linear16Operands<E>,
+        operands: &Linear16Operands<E, W>,
     ) -> Result<T, LaunchError> {
         let is_fused = is_normed(operands) || self.0.gated;
         let expected = if is_fused { "at most 8 with a norm or a gate" } else { "at most 64" };
         refuse("rows", self.0.max_rows, expected)
     }
 
-    fn choose<E: Operand16>(
+    pub(in crate::gemm) fn choose<E: Operand16, W: WeightElement<E>>(
         &self,
         num_sms: usize,
-        operands: &Linear16Operands<E>,
+        operands: &Linear16Operands<E, W>,
     ) -> Result<Instance, LaunchError> {
         let weight_rows = self.0.weight_rows();
         let is_wide =
@@ -260,9 +283,9 @@ impl SmallM16 {
         instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
     }
 
-    fn input<E: Operand16>(
+    fn input<E: Operand16, W>(
         &self,
-        operands: &Linear16Operands<E>,
+        operands: &Linear16Operands<E, W>,
     ) -> Result<InputArgs, LaunchError> {
         let what = "row stride of x";
         match operands.x {
@@ -284,10 +307,14 @@ impl SmallM16 {
         }
     }
 
-    fn geometry(&self, params: &InstanceParams) -> Result<Option<Geometry>, LaunchError> {
+    fn geometry(
+        &self,
+        params: &InstanceParams,
+        vecs: usize,
+    ) -> Result<Option<Geometry>, LaunchError> {
         let &InstanceParams { tiles_m, tiles_n, warps, fused: (is_normed, is_gated), .. } = params;
         let block_n = max_columns(tiles_n, is_gated) as usize;
-        let normed = (self.0.max_rows, arg_u32("k", self.0.k)?);
+        let normed = (self.0.max_rows, arg_u32("k", self.0.k)?, vecs);
         let normed = is_normed.then_some(normed);
         let shared_bytes = shared_bytes([tiles_m, tiles_n], is_gated, warps, normed);
         let num_threads = warps * WARP_SIZE as usize;

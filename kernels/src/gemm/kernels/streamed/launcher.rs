@@ -4,14 +4,18 @@ use super::gemm_16_streamed::{self, Instance};
 use crate::gemm::epilogue::stream::{max_columns, num_partials};
 use crate::gemm::kernels::small_m::{Args, InstanceParams, SmallM16, is_normed};
 use crate::gemm::mainloop::stream::{TILE_K, TILE_MN};
+use crate::gemm::operand::rows::{self, tile_elems};
 use crate::gemm::operand::{normed, ring};
-use crate::gemm::problem::{refuse, tensor_map};
+use crate::gemm::problem::{ScaleArgs, refuse, tensor_map};
+use crate::Rows;
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands};
 use crate::silu_mul::num_parts;
 use crate::tile::element::Operand16;
+use crate::tile::weight::WeightElement;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use cuda_std::warp::WARP_SIZE;
+use half::f16;
 
 /// Most shared memory of a block on sm_90.
 const MAX_STREAMED_BYTES: usize = 227 << 10;
@@ -90,6 +94,18 @@ impl SmallM16 {
         operands: &Linear16Operands<E>,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
+        self.launch_streamed_scaled(gpu, num_rows, operands, ScaleArgs::NONE, maps)
+    }
+
+    /// [`SmallM16::launch_streamed`] with a weight in `W`.
+    pub(in crate::gemm) fn launch_streamed_scaled<E: Operand16, W: WeightElement<E>>(
+        &self,
+        gpu: Gpu,
+        num_rows: DevicePtr<u32>,
+        operands: &Linear16Operands<E, W>,
+        scales: ScaleArgs,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError> {
         self.0.check(operands)?;
         let instance = self.choose_streamed(gpu.num_sms, operands)?;
         let params = InstanceParams::from(instance);
@@ -98,19 +114,31 @@ impl SmallM16 {
         else {
             return Ok(None);
         };
-        let Tiles { columns, per_block, num_blocks } = self.tiles(&params, gpu.num_sms);
-        let Rings { num_stages, shared_bytes } = self.rings(&params, columns, per_block)?;
+        let mut tiles = self.tiles(&params, gpu.num_sms);
+        if scales.stride > 0 {
+            // A block of 128 rows that share a scale has whole tiles.
+            tiles.columns = tiles.columns.next_power_of_two().max(TILE_MN as usize);
+            tiles.num_blocks = self.0.n.div_ceil(tiles.columns).min(gpu.num_sms);
+        }
+        let Tiles { columns, per_block, num_blocks } = tiles;
+        let Rings { num_stages, shared_bytes } = self.rings(&params, columns, per_block, W::VECS)?;
         let Linear16 { max_rows, .. } = self.0;
         let tile_k = TILE_K as usize;
-        let sizes = [self.0.weight_rows(), self.0.k];
-        let weight_map = maps(&tensor_map(&operands.weight, sizes, [columns, tile_k]));
+        // In units of 16 bits.
+        let sizes = [self.0.weight_rows(), self.0.k / W::VECS];
+        let weight = Rows::<E>::new(
+            DevicePtr::new(operands.weight.ptr.0),
+            operands.weight.row_stride / W::VECS,
+        );
+        let weight_map = maps(&tensor_map(&weight, sizes, [columns, tile_k]));
         let x_map = match operands.x {
+            _ if W::VECS > 1 => EncodedTensorMap::NONE,
             Input16::Half(x) => maps(&tensor_map(&x, [max_rows, self.0.k], [max_rows, tile_k])),
             Input16::Normed { .. } => EncodedTensorMap::NONE,
         };
         let is_normed = is_normed(operands);
-        let num_ahead = if is_normed { num_stages } else { stages_ahead(num_stages, gpu) };
-        let num_copied = self.copied_stages(&params).min(num_ahead);
+        let num_ahead = if is_normed || W::VECS > 1 { num_stages } else { stages_ahead(num_stages, gpu) };
+        let num_copied = self.copied_stages(&params, W::VECS).min(num_ahead);
         let num_threads = params.warps * WARP_SIZE as usize;
         let geometry = Geometry::new([num_blocks, 1, 1], num_threads, shared_bytes)?;
         let args = gemm_16_streamed::Args {
@@ -122,7 +150,7 @@ impl SmallM16 {
             num_stages: num_stages as u32,
             num_copied: num_copied as u32,
             num_ahead: num_ahead as u32,
-            x: DevicePtr::new(input.x.0),
+            x: input.x,
             x_stride: input.x_stride,
             norm_weight: input.norm_weight,
             k_reciprocal: 1.0 / k as f32,
@@ -135,23 +163,39 @@ impl SmallM16 {
             out_stride,
             weight: operands.weight.ptr,
             weight_stride,
+            scales: scales.ptr,
+            scale_stride: scales.stride,
             x_map,
             weight_map,
         };
         Ok(geometry.map(|geometry| args.launch(instance, geometry)))
     }
 
+    /// Whether shared memory holds all of x beside the least ring, for a weight in 8 bits.
+    pub(in crate::gemm) fn holds_rows<W>(&self, operands: &Linear16Operands<f16, W>) -> bool
+    where
+        W: WeightElement<f16>,
+    {
+        let Ok(instance) = self.choose_streamed(Gpu::HOPPER.num_sms, operands) else {
+            return false;
+        };
+        let params = InstanceParams::from(instance);
+        let Tiles { columns, per_block, .. } = self.tiles(&params, Gpu::HOPPER.num_sms);
+        let rings = self.rings(&params, columns.next_power_of_two(), per_block, W::VECS);
+        rings.is_ok_and(|rings| rings.num_stages > 1)
+    }
+
     /// Stages whose first weights the lanes copy, see [`box_copy`](crate::tile::box_copy): one, for
     /// up to 16 rows where a warp has more than five k-tiles (`docs/measurements/gemm_small_m.md`).
-    fn copied_stages(&self, params: &InstanceParams) -> usize {
-        let num_k_tiles = self.0.k.div_ceil(params.warps * TILE_K as usize);
+    fn copied_stages(&self, params: &InstanceParams, vecs: usize) -> usize {
+        let num_k_tiles = self.0.k.div_ceil(params.warps * tile_elems(vecs) as usize);
         usize::from(params.tiles_m <= 2 && num_k_tiles > 5)
     }
 
-    fn choose_streamed<E: Operand16>(
+    fn choose_streamed<E: Operand16, W: WeightElement<E>>(
         &self,
         num_sms: usize,
-        operands: &Linear16Operands<E>,
+        operands: &Linear16Operands<E, W>,
     ) -> Result<Instance, LaunchError> {
         let instances = self.instances(Instance::ALL, num_sms, operands);
         let cost = |params: &InstanceParams| {
@@ -179,14 +223,19 @@ impl SmallM16 {
         params: &InstanceParams,
         columns: usize,
         per_block: usize,
+        vecs: usize,
     ) -> Result<Rings, LaunchError> {
         let (normed, gated) = params.fused;
-        let x_rows = if normed { 0 } else { self.0.max_rows };
+        let x_rows = if normed || vecs > 1 { 0 } else { self.0.max_rows };
         let rows = ring::stage_rows((num_parts(gated) * columns + x_rows) as u32) as usize;
         let stage_bytes = params.warps * rows * TILE_K as usize * size_of::<u16>();
         let num_partials = num_partials(params.tiles_m, params.tiles_n, gated, params.warps);
-        let row_bytes =
-            if normed { normed::shared_bytes(self.0.max_rows, self.0.k as u32) } else { 0 };
+        let (max_rows, k) = (self.0.max_rows, self.0.k as u32);
+        let row_bytes = match (normed, vecs) {
+            (true, _) => normed::shared_bytes(max_rows, k, vecs),
+            (false, 1) => 0,
+            (false, _) => rows::shared_bytes(max_rows, k, vecs),
+        };
         let others = num_partials as usize * size_of::<f32>()
             + row_bytes
             + params.warps * MAX_STAGES * size_of::<u64>();
@@ -194,10 +243,10 @@ impl SmallM16 {
         if room == 0 {
             return refuse("k", self.0.k, "columns whose normed rows fit into shared memory");
         }
-        let is_large = self.0.weight_rows().saturating_mul(self.0.k) >= LARGE_WEIGHT;
+        let is_large = self.0.weight_rows().saturating_mul(self.0.k) >= vecs * LARGE_WEIGHT;
         let ring_bytes = if is_large { LARGE_RING_BYTES } else { RING_BYTES };
         let num_stages = (ring_bytes / stage_bytes).clamp(2, MAX_STAGES).min(room);
-        let num_k_tiles = per_block * self.0.k.div_ceil(params.warps * TILE_K as usize);
+        let num_k_tiles = per_block * self.0.k.div_ceil(params.warps * tile_elems(vecs) as usize);
         let num_stages = num_stages.min(num_k_tiles);
         let shared_bytes = num_stages * stage_bytes + others;
         Ok(Rings { num_stages, shared_bytes })

@@ -1,0 +1,163 @@
+//! Linear layers of a few rows in f16 by a weight in FP8, which stays as it is.
+
+use super::{SCALE_BLOCK, WeightScales};
+use crate::Rows;
+use crate::gemm::kernels::gemv::{Gemv16, gemv_16};
+use crate::gemm::kernels::small_m::{SmallM16, gemm_16_small_m};
+use crate::gemm::problem::{ScaleArgs, refuse};
+use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Target};
+use cuda_std::E4m3;
+use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
+use half::f16;
+
+/// A linear layer of up to [`LinearFp8Small::MAX_ROWS`] rows in f16 with a weight in E4M3.
+///
+/// In [`SumOrder::SmallBatch`] the order of accumulation depends on the weight's shape and the GPU
+/// alone; in [`SumOrder::Fastest`] one row is computed in another one.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearFp8Small {
+    /// Upper bound of the rows.
+    pub max_rows: usize,
+    /// Columns of the output: rows of the weight, or half of them in a gated layer.
+    pub n: usize,
+    /// Columns of the input and of the weight, a multiple of 16.
+    pub k: usize,
+    /// Whether the output is `silu(gate) * up`, as [`SiluMul`](crate::silu_mul::SiluMul) computes
+    /// it; the first `n` rows of the weight are those of the gate, the last `n` those of up.
+    pub gated: bool,
+    /// The order over k.
+    pub order: SumOrder,
+}
+
+/// The operands of [`LinearFp8Small`], with memory for `max_rows` rows.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearFp8SmallOperands {
+    /// `[max_rows, k]`; normed where [`LinearFp8Small::fuses`].
+    pub x: Input16<f16>,
+    /// `[n, k]`; `[2 * n, k]` if gated. No element is NaN: `sm_80` computes with 480 in its place.
+    pub weight: Rows<E4m3>,
+    /// Those of `weight`.
+    pub scales: WeightScales,
+    /// `[n]`; `[2 * n]` if gated.
+    pub bias: Option<DevicePtr<f32>>,
+    /// `[max_rows, n]`, for f32 outputs only.
+    pub residual: Option<Rows<f32>>,
+    /// `[max_rows, n]`; f16 if gated.
+    pub out: Out16<f16>,
+}
+
+/// The kernels that compute such layers.
+#[derive(Clone, Copy, Debug)]
+pub enum Fp8SmallKernel {
+    /// [`gemv_16`](crate::gemm::kernels::gemv::gemv_16()), of one row.
+    Gemv(gemv_16::Instance),
+    /// [`gemm_16_small_m`](crate::gemm::kernels::small_m::gemm_16_small_m()).
+    Registers(gemm_16_small_m::Instance),
+    /// [`gemm_16_streamed`](crate::gemm::kernels::streamed::gemm_16_streamed()), on sm_90a.
+    Streamed,
+}
+
+impl LinearFp8Small {
+    /// Most rows.
+    pub const MAX_ROWS: usize = 16;
+
+    /// Whether a gate, a norm or both can be fused with the layer.
+    pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
+        SmallM16::fuses(max_rows, k, normed)
+    }
+
+    /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
+    /// columns. `maps` encodes tensor maps.
+    ///
+    /// # Errors
+    /// [`LaunchError`] for more than [`LinearFp8Small::MAX_ROWS`] rows, a k that is no multiple of
+    /// 16, operands whose rows are not 16-byte aligned, scales of blocks of a gated layer whose n is
+    /// no multiple of [`SCALE_BLOCK`], a residual with f16 outputs, a gate with f32 outputs, a norm
+    /// or a gate where [`LinearFp8Small::fuses`] is false, [`SumOrder::Tiles`], and sizes beyond a
+    /// grid or an `i32`.
+    pub fn launch(
+        &self,
+        gpu: Gpu,
+        num_rows: DevicePtr<u32>,
+        operands: &LinearFp8SmallOperands,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError> {
+        self.launch_kernel(self.choose(gpu, operands)?, gpu, num_rows, operands, maps)
+    }
+
+    /// The launch of a kernel, to compare them.
+    ///
+    /// # Errors
+    /// As [`LinearFp8Small::launch`]; also for a kernel that does not take the layer.
+    ///
+    /// # Panics
+    /// If the instance has another element type, or fuses other operations.
+    pub fn launch_kernel(
+        &self,
+        kernel: Fp8SmallKernel,
+        gpu: Gpu,
+        num_rows: DevicePtr<u32>,
+        operands: &LinearFp8SmallOperands,
+        maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
+    ) -> Result<Option<Launch>, LaunchError> {
+        let scales = self.scales(operands)?;
+        let (linear, operands) = (self.linear(), &operands.linear());
+        match kernel {
+            Fp8SmallKernel::Gemv(instance) => {
+                Gemv16(linear).launch_scaled(instance, num_rows, operands, scales)
+            }
+            Fp8SmallKernel::Registers(instance) => {
+                SmallM16(linear).launch_scaled(instance, num_rows, operands, scales)
+            }
+            Fp8SmallKernel::Streamed => {
+                SmallM16(linear).launch_streamed_scaled(gpu, num_rows, operands, scales, maps)
+            }
+        }
+    }
+
+    fn choose(
+        &self,
+        gpu: Gpu,
+        operands: &LinearFp8SmallOperands,
+    ) -> Result<Fp8SmallKernel, LaunchError> {
+        if self.max_rows > Self::MAX_ROWS {
+            return refuse("rows", self.max_rows, "at most 16 with a weight in FP8");
+        }
+        if self.order == SumOrder::Tiles {
+            return refuse("orders", 1, "another one than that of tiles with a weight in FP8");
+        }
+        let (linear, operands) = (self.linear(), &operands.linear());
+        linear.check(operands)?;
+        if self.order == SumOrder::Fastest && self.max_rows <= 1 {
+            return Ok(Fp8SmallKernel::Gemv(Gemv16(linear).choose(operands)));
+        }
+        let small = SmallM16(linear);
+        if gpu.target == Target::Sm90a && small.is_streamed() && small.holds_rows(operands) {
+            return Ok(Fp8SmallKernel::Streamed);
+        }
+        small.choose(gpu.num_sms, operands).map(Fp8SmallKernel::Registers)
+    }
+
+    fn linear(&self) -> Linear16 {
+        let &LinearFp8Small { max_rows, n, k, gated, .. } = self;
+        Linear16 { gated, ..Linear16::new(max_rows, n, k) }
+    }
+
+    /// The kernel arguments of the scales.
+    fn scales(&self, operands: &LinearFp8SmallOperands) -> Result<ScaleArgs, LaunchError> {
+        let has_blocks = matches!(operands.scales, WeightScales::Blocks(_));
+        if has_blocks && self.gated && !self.n.is_multiple_of(SCALE_BLOCK as usize) {
+            return refuse("n", self.n, "a multiple of 128 with scales of blocks and a gate");
+        }
+        operands.scales.args(self.k)
+    }
+}
+
+impl LinearFp8SmallOperands {
+    /// Without the scales.
+    fn linear(&self) -> Linear16Operands<f16, E4m3> {
+        let &LinearFp8SmallOperands { x, weight, bias, residual, out, .. } = self;
+        Linear16Operands { x, weight, bias, residual, out }
+    }
+}
