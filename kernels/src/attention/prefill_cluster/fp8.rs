@@ -45,6 +45,9 @@ pub fn transposed<E: wgmma::Element>(tile: Shared<u8>) -> SmemTile<E> {
 /// `P V` in f16: a second warpgroup converts V.
 pub struct Strict;
 
+/// Where V is before its conversion.
+const STAGING_AT: u32 = tile_bytes_of::<f16>(HEAD_DIM, BLOCK_N);
+
 /// `P V` in E4M3: probabilities have 4 bits, of a largest one of 256.
 pub struct Fast;
 
@@ -56,9 +59,10 @@ impl Operands for Strict {
 
     const NUM_THREADS: u32 = MULTIPLIERS + converter::NUM_THREADS;
     const V_GROUPS: u32 = 0;
-    const V_BYTES: u32 = tile_bytes_of::<f16>(HEAD_DIM, BLOCK_N);
+    const V_BYTES: u32 = STAGING_AT + tile_bytes_of::<E4m3>(HEAD_DIM, BLOCK_N);
 
     #[inline(always)]
+    #[track_caller]
     unsafe fn copy_values(
         _: &Cache,
         _: Global<E4m3>,
@@ -66,25 +70,26 @@ impl Operands for Strict {
         _key: u32,
         _: Shared<u8>,
     ) {
+        converter::want_values();
     }
 
     #[inline(always)]
     #[track_caller]
     unsafe fn wait_for_values(_: &Cache, _key: u32, _: Shared<u8>, half: u32) {
-        converter::wait_for_half(half);
+        // All of V is converted at once.
+        if half == 0 {
+            converter::wait_for_values();
+        }
     }
 
     #[inline(always)]
     #[track_caller]
     unsafe fn prepare_values(cache: &Cache, pool: Global<E4m3>, key: u32, tile: Shared<u8>) {
         // SAFETY: the caller's promise.
-        unsafe { converter::convert_values(cache, pool, key, transposed(tile)) }
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    fn release_values() {
-        converter::release();
+        unsafe {
+            let staging = transposed(tile.offset(STAGING_AT));
+            converter::convert_values(cache, pool, key, staging, transposed(tile));
+        }
     }
 
     #[inline(always)]

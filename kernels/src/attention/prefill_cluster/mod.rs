@@ -336,7 +336,7 @@ unsafe fn attend<M: Operands>(
                 break;
             }
             key += BLOCK_N;
-            M::release_values();
+            barrier::sync::<MULTIPLIERS_BARRIER, MULTIPLIERS>();
             M::copy_values(&cache, v_pool, &cache.pages(key), key, tiles.v);
         }
     }
