@@ -47,7 +47,8 @@ pub unsafe fn convert_values(
     tile: SmemTile<f16>,
 ) {
     loop {
-        let pages = cache.pages(key);
+        // SAFETY: the caller's promise.
+        let pages = unsafe { cache.pages(key) };
         barrier::sync::<WANTED, ALL_THREADS>();
         // SAFETY: the caller's promise; each thread converts what it has copied.
         unsafe {
