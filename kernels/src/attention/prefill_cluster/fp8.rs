@@ -10,16 +10,8 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, FragmentA, InFlight};
 use half::f16;
 
-/// Where position `position` of a page is in a row of V: of each 16, thread `t` of a quad has
-/// scores `2t, 2t + 1, 2t + 8, 2t + 9`, which as four 8-bit elements are adjacent in its fragment.
-#[inline(always)]
-pub const fn storage_index(position: u32) -> u32 {
-    let (group, index) = (position & !15, position & 15);
-    group | (index & 7) >> 1 << 2 | index >> 3 << 1 | index & 1
-}
-
 /// Zeroes all but the first `keys` of the 16 keys of a vector of V, which are in the order of
-/// [`storage_index`].
+/// [`storage_index`](crate::attention::sm90::fp8::storage_index).
 #[inline(always)]
 pub fn first_keys(vec: [u32; 4], keys: u32) -> [u32; 4] {
     let mut kept = vec;
