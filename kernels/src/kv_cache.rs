@@ -8,6 +8,7 @@
 //! Numerics  exact, or one rounding to nearest even where the pools are narrower.
 //! Bound     memory: two elements of k and v, and two of the pools, for each column.
 
+pub mod append_fp8;
 pub mod append_quantised;
 pub mod dequantise;
 mod format;

@@ -96,6 +96,27 @@ instruction! {
         E4m3x2::new(E4m3::from_f32(lo), E4m3::from_f32(hi))
     }
 
+    /// [`f32_to_e4m3x2`] of four numbers, the first in the lowest bits, without an instruction that
+    /// joins the halves.
+    "cvt.rn.satfinite.e4m3x2.f32, twice" => pub fn f32_to_e4m3x4(values: [f32; 4]) -> u32 {
+        let [a, b, c, d] = values;
+        let result: u32;
+        asm!(
+            "{{",
+            ".reg .b16 lo, hi;",
+            "cvt.rn.satfinite.e4m3x2.f32 lo, {b}, {a};",
+            "cvt.rn.satfinite.e4m3x2.f32 hi, {d}, {c};",
+            "mov.b32 {result}, {{lo, hi}};",
+            "}}",
+            result = out(reg32) result, a = in(reg32) a, b = in(reg32) b, c = in(reg32) c,
+            d = in(reg32) d, options(pure, nomem, nostack, preserves_flags)
+        );
+        result
+    } host {
+        let [low, high] = [[0, 1], [2, 3]].map(|[lo, hi]| f32_to_e4m3x2(values[lo], values[hi]));
+        u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
+    }
+
     /// Rounds to the nearest e5m2, ties to even, saturated to 57,344. CUDA C
     /// `__nv_cvt_float2_to_fp8x2`.
     "cvt.rn.satfinite.e5m2x2.f32" => pub fn f32_to_e5m2x2(lo: f32, hi: f32) -> E5m2x2 {

@@ -78,7 +78,8 @@ sections! { $
         "cvt.rn.bf16.f32" "cvt.rn.f16x2.f32" "cvt.rn.bf16x2.f32"
     ];
     "data-movement-and-conversion-instructions-cvt", "SM 89": [
-        "cvt.rn.satfinite.e4m3x2.f32" "cvt.rn.satfinite.e5m2x2.f32"
+        "cvt.rn.satfinite.e4m3x2.f32" "cvt.rn.satfinite.e4m3x2.f32, twice"
+        "cvt.rn.satfinite.e5m2x2.f32"
         "cvt.rn.f16x2.e4m3x2" "cvt.rn.f16x2.e5m2x2"
     ];
     "data-movement-and-conversion-instructions-shfl-sync", "SM 30": [

@@ -38,8 +38,15 @@ impl Pipeline {
     #[inline(always)]
     #[track_caller]
     pub fn init(self, num_consumers: u32) {
+        self.init_for(1, num_consumers);
+    }
+
+    /// [`Pipeline::init`] where `num_producers` arrivals complete a full barrier.
+    #[inline(always)]
+    #[track_caller]
+    pub fn init_for(self, num_producers: u32, num_consumers: u32) {
         for stage_idx in 0..self.num_stages {
-            self.full_barriers.offset(stage_idx).init(1);
+            self.full_barriers.offset(stage_idx).init(num_producers);
             self.empty_barriers.offset(stage_idx).init(num_consumers);
         }
         fence::mbarrier_init();

@@ -28,11 +28,9 @@ mod operands;
 mod softmax;
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub(super) use launcher::dynamic_shared_bytes;
+pub use launcher::Fp8Operands;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Fp8Mode, Fp8Operands};
-
-pub use fp8::storage_index;
+pub(super) use launcher::dynamic_shared_bytes;
 
 use super::work::PrefillItem;
 use crate::element::Half;
@@ -336,7 +334,7 @@ unsafe fn attend<M: Operands>(
                 break;
             }
             key += BLOCK_N;
-            M::release_values();
+            barrier::sync::<MULTIPLIERS_BARRIER, MULTIPLIERS>();
             M::copy_values(&cache, v_pool, &cache.pages(key), key, tiles.v);
         }
     }

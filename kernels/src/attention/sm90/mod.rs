@@ -19,12 +19,18 @@
 //! Measurements: `docs/measurements/attention_prefill.md`.
 
 mod consumer;
+pub mod fp8;
 mod items;
+mod key_blocks;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
+mod output;
 mod producer;
+mod ring;
+mod rows;
 mod stages;
 mod tiles;
+mod turns;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) use launcher::dynamic_shared_bytes;
@@ -32,15 +38,17 @@ pub(super) use launcher::dynamic_shared_bytes;
 pub use launcher::{Arguments, NUM_COUNTERS, TileConfig};
 
 use crate::tile::element::Operand16;
-use consumer::{Consumer, Output};
+use consumer::Consumer;
 use core::f32::consts::LOG2_E;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
 use half::{bf16, f16};
 use items::WorkQueue;
-use producer::{Cache, KProducer, QvProducer};
+use output::Output;
+use key_blocks::Cache;
+use producer::{KProducer, QvProducer};
 use stages::Stages;
-use tiles::{PrefillTile, TileD64, TileD64M128, TileD96, TileD128, TileD256};
+use tiles::{PrefillTile, TileShape, TileD64, TileD64M128, TileD96, TileD128, TileD256};
 
 /// Registers of a thread of the producer and of the consumers, for two or three consumers: in all
 /// as many as the warpgroups start with.
@@ -151,7 +159,7 @@ pub unsafe fn attention_prefill_sm90<
             registers::increase::<{ CONSUMER_REGISTERS[1] }>();
         }
         if warpgroup == T::CONSUMERS - 1 {
-            consumer::start_turns();
+            turns::start_turns();
         }
         let output = Output { out, row_stride: out_stride, head_dim, lse, num_heads };
         let consumer = Consumer::<E, SCORE_REGS> {

@@ -10,16 +10,12 @@ use cuda_std::prelude::*;
 pub(super) const WARPGROUP_ROWS: u32 = 64;
 
 /// Shared memory that a block may have on sm_90.
-const MAX_SHARED_BYTES: u32 = 227 * 1024;
+pub(super) const MAX_SHARED_BYTES: u32 = 227 * 1024;
 
-/// The shape of a tile.
-pub trait PrefillTile {
+/// The queries and the keys of a tile.
+pub trait TileShape {
     /// Consumer warpgroups, of 64 queries each.
     const CONSUMERS: u32;
-    /// Stages of Q.
-    const Q_STAGES: u32;
-    /// Stages of K, and of V.
-    const STAGES: u32;
     /// Keys of a block: whole pages.
     const BLOCK_N: u32;
     /// Most columns of a head.
@@ -31,6 +27,21 @@ pub trait PrefillTile {
     const BLOCK_PAGES: u32 = Self::BLOCK_N / PAGE_SIZE;
     /// Threads of a block: one warpgroup more is the producer.
     const NUM_THREADS: u32 = (Self::CONSUMERS + 1) * warp::WARPGROUP_SIZE;
+
+    /// What every tile must satisfy; the kernel evaluates it.
+    const IS_SHAPE: () = {
+        assert!(Self::CONSUMERS == 2 || Self::CONSUMERS == 3, "others have no registers set");
+        assert!(Self::BLOCK_N.is_multiple_of(PAGE_SIZE));
+        assert!(Self::BLOCK_M <= 256, "a box has at most 256 rows");
+    };
+}
+
+/// A tile of 16-bit elements.
+pub trait PrefillTile: TileShape {
+    /// Stages of Q.
+    const Q_STAGES: u32;
+    /// Stages of K, and of V.
+    const STAGES: u32;
 
     /// Bytes of Q.
     const Q_BYTES: u32 = tile_bytes(Self::BLOCK_M, Self::WIDTH);
@@ -51,9 +62,7 @@ pub trait PrefillTile {
 
     /// What every tile must satisfy; the kernel evaluates it.
     const IS_VALID: () = {
-        assert!(Self::CONSUMERS == 2 || Self::CONSUMERS == 3, "others have no registers set");
-        assert!(Self::BLOCK_N.is_multiple_of(PAGE_SIZE));
-        assert!(Self::BLOCK_M <= 256, "a box has at most 256 rows");
+        let () = Self::IS_SHAPE;
         assert!(Self::SHARED_BYTES <= MAX_SHARED_BYTES);
     };
 }
@@ -67,12 +76,15 @@ macro_rules! tiles {
         $(#[$meta])*
         pub struct $name;
 
-        impl PrefillTile for $name {
+        impl TileShape for $name {
             const CONSUMERS: u32 = $consumers;
-            const Q_STAGES: u32 = $q_stages;
-            const STAGES: u32 = $stages;
             const BLOCK_N: u32 = $n;
             const WIDTH: u32 = $width;
+        }
+
+        impl PrefillTile for $name {
+            const Q_STAGES: u32 = $q_stages;
+            const STAGES: u32 = $stages;
         }
     )*};
 }

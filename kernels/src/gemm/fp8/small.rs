@@ -6,6 +6,7 @@ use crate::gemm::kernels::gemv::{Gemv16, gemv_16};
 use crate::gemm::kernels::small_m::{SmallM16, gemm_16_small_m};
 use crate::gemm::problem::{ScaleArgs, refuse};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Target};
+use crate::tile::weight::WeightElement;
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
@@ -64,7 +65,7 @@ impl LinearFp8Small {
 
     /// Whether a gate, a norm or both can be fused with the layer.
     pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
-        SmallM16::fuses(max_rows, k, normed)
+        SmallM16::fuses_loads(max_rows, k, normed, <E4m3 as WeightElement<f16>>::VECS)
     }
 
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no

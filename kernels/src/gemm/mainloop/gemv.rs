@@ -31,11 +31,12 @@ pub const fn max_warps(fused: bool) -> u32 {
 }
 
 /// Blocks that should fit on an SM, with `vecs` loads of x a load of the weight.
-pub const fn min_blocks(fused: bool, vecs: usize) -> u32 {
+pub const fn min_blocks(fused: bool, vecs: usize, loads: usize, prefetched: bool) -> u32 {
     match (fused, vecs) {
         (true, _) => 3,
         (false, 1) => 6,
-        (false, _) => 4,
+        (false, _) if prefetched || loads > 1 => 4,
+        (false, _) => 5,
     }
 }
 
