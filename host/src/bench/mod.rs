@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod end_to_end;
 pub mod fp8;
+pub mod fp8_small;
 pub mod fusion;
 pub mod gemm;
 pub mod kernels;

@@ -29,8 +29,8 @@ pub(super) struct Scales {
     /// `[num_kv_heads]`.
     pub v: Global<f32>,
     pub softmax_scale: f32,
-    /// Query heads that share a KV head.
-    pub group: u32,
+    pub num_heads: u32,
+    pub num_kv_heads: u32,
 }
 
 impl Scales {
@@ -38,17 +38,25 @@ impl Scales {
     /// infinity.
     #[inline(always)]
     fn scores(&self, head: u32) -> f32 {
-        let kv_head = head / self.group;
+        let kv_head = self.kv_head(head);
         // SAFETY: an item's heads are inside.
         let (q, k) = unsafe { (self.q.get(head as usize), self.k.get(kv_head as usize)) };
         math::max(q * k * (self.softmax_scale * LOG2_E), f32::MIN_POSITIVE)
+    }
+
+    /// A division an item: the quotient of the heads would take a register.
+    #[inline(always)]
+    fn kv_head(&self, head: u32) -> u32 {
+        // SAFETY: launches have heads.
+        unsafe { core::hint::assert_unchecked(self.num_heads > 0) };
+        head * self.num_kv_heads / self.num_heads
     }
 
     /// What multiplies the values of `head`.
     #[inline(always)]
     fn values(&self, head: u32) -> f32 {
         // SAFETY: an item's heads are inside.
-        unsafe { self.v.get((head / self.group) as usize) }
+        unsafe { self.v.get(self.kv_head(head) as usize) }
     }
 }
 

@@ -94,13 +94,13 @@ impl Converter {
                     let first = vec_idx * 16;
                     let mut words = [[0u32; 4]; 4];
                     unroll!(i in 0..4, {
-                        if (i as u32) < unrolled::<T>() && !(IS_TAIL && end <= first) {
+                        if (i as u32) < unrolled::<T>(IS_TAIL) && !(IS_TAIL && end <= first) {
                             let row = at + i as u32 * NUM_COLUMNS;
                             words[i] = from.offset(row * PAGE_SIZE).cast().get_vec(0);
                         }
                     });
                     unroll!(i in 0..4, {
-                        if (i as u32) < unrolled::<T>() {
+                        if (i as u32) < unrolled::<T>(IS_TAIL) {
                             let row = at + i as u32 * NUM_COLUMNS;
                             let mut halves = [[0; 4]; 2];
                             unroll!(j in 0..4, {
@@ -117,7 +117,7 @@ impl Converter {
                         }
                     });
                 }
-                step += unrolled::<T>();
+                step += unrolled::<T>(IS_TAIL);
             }
             page_idx += 1;
         }
@@ -133,8 +133,8 @@ impl Converter {
 
 /// Vectors that a thread converts at once.
 #[inline(always)]
-const fn unrolled<T: TileShape>() -> u32 {
-    if (T::WIDTH / NUM_COLUMNS).is_multiple_of(4) { 4 } else { 2 }
+const fn unrolled<T: TileShape>(is_tail: bool) -> u32 {
+    if !is_tail && (T::WIDTH / NUM_COLUMNS).is_multiple_of(4) { 4 } else { 2 }
 }
 
 /// Two numbers, exactly.

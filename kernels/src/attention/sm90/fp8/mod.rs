@@ -52,8 +52,8 @@ use stages::Stages;
 use tiles::*;
 
 /// Registers of a thread of the producer and of the consumers, for two or three consumers.
-const PRODUCER_REGISTERS: [u32; 2] = [56, 56];
-const CONSUMER_REGISTERS: [u32; 2] = [224, 152];
+const PRODUCER_REGISTERS: [u32; 2] = [56, 32];
+const CONSUMER_REGISTERS: [u32; 2] = [224, 160];
 
 /// The work items of a step, among persistent blocks.
 ///
@@ -141,10 +141,6 @@ pub unsafe fn attention_prefill_fp8<
     grid::wait_for_dependencies();
     grid::launch_dependents();
     let warpgroup = warp::warpgroup_idx();
-    // SAFETY: launches have KV heads, and a multiple of query heads.
-    unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
-    let group = num_heads / num_kv_heads;
-
     if warpgroup == T::CONSUMERS {
         // 2. The producer: two warps, and two more that convert V.
         if T::CONSUMERS == 2 {
@@ -152,6 +148,9 @@ pub unsafe fn attention_prefill_fp8<
         } else {
             registers::decrease::<{ PRODUCER_REGISTERS[1] }>();
         }
+        // SAFETY: launches have KV heads, and a multiple of query heads.
+        unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
+        let group = num_heads / num_kv_heads;
         let cache = Cache { block_table, max_pages_per_seq, num_kv_heads, group };
         // SAFETY: the list has `num_items` items; maps and table cover them.
         unsafe {
@@ -176,7 +175,7 @@ pub unsafe fn attention_prefill_fp8<
             turns::start_turns();
         }
         let output = Output { out, row_stride: out_stride, head_dim, lse, num_heads };
-        let scales = Scales { q: q_scale, k: k_scale, v: v_scale, softmax_scale, group };
+        let scales = Scales { q: q_scale, k: k_scale, v: v_scale, softmax_scale, num_heads, num_kv_heads };
         let consumer = Consumer::<SCORE_REGS, OUT_REGS>::new(stages, warpgroup, window, scales);
         // SAFETY: the output holds the rows of every item.
         unsafe { consumer.run::<O, T>(&output) };
