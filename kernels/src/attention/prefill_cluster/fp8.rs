@@ -140,7 +140,10 @@ impl Operands for Fast {
         let keys = cache.keys(key);
         let page = keys / PAGE_SIZE;
         let (row, vec) = place::<E4m3>();
-        if keys % VEC_BYTES != 0 && page / 2 == half && keys % PAGE_SIZE / VEC_BYTES == vec {
+        if !keys.is_multiple_of(VEC_BYTES)
+            && page / 2 == half
+            && keys % PAGE_SIZE / VEC_BYTES == vec
+        {
             let tile = transposed::<E4m3>(tile);
             let smem = tile.vec_at(page, row, vec).cast::<u32>();
             unroll!(i in 0..2, {
