@@ -476,12 +476,11 @@ fn layers_of_8_bit_floats_refuse_what_no_kernel_computes() {
             spec.emulated()
         })
     };
-    let refused = |linear, operands: LinearFp8Operands<f16>| {
-        match launch(Gpu::HOPPER, linear, &operands) {
+    let refused =
+        |linear, operands: LinearFp8Operands<f16>| match launch(Gpu::HOPPER, linear, &operands) {
             Err(LaunchError::Shape { what, value, .. }) => (what, value),
             other => panic!("{other:?}"),
-        }
-    };
+        };
     assert!(launch(Gpu::HOPPER, right, &operands).is_ok_and(|launch| launch.is_some()));
     assert!(is_nothing(launch(Gpu::HOPPER, LinearFp8 { max_rows: 0, ..right }, &operands)));
     assert!(is_nothing(launch(Gpu::HOPPER, LinearFp8 { n: 0, ..right }, &operands)));

@@ -173,10 +173,7 @@ impl Quantised {
     }
 
     /// The codes and the scales on the device.
-    fn upload(
-        &self,
-        bench: &mut KernelBench,
-    ) -> Result<(Rows<E4m3>, DevicePtr<f32>), ExecError> {
+    fn upload(&self, bench: &mut KernelBench) -> Result<(Rows<E4m3>, DevicePtr<f32>), ExecError> {
         let codes = Rows::new(DevicePtr::new(bench.alloc(&self.codes, self.codes.len())?), self.k);
         let scales: Vec<u8> = self.scales.iter().flat_map(|scale| scale.to_ne_bytes()).collect();
         Ok((codes, DevicePtr::new(bench.alloc(&scales, scales.len())?)))
@@ -234,8 +231,7 @@ mod tests {
             };
             let linear = LinearFp8 { max_rows: m, n, k, accumulate };
             let mut maps = |spec: &TensorMapSpec| spec.emulated();
-            let launch =
-                linear.launch(Gpu::HOPPER, DevicePtr::new(num_rows), &operands, &mut maps);
+            let launch = linear.launch(Gpu::HOPPER, DevicePtr::new(num_rows), &operands, &mut maps);
             launch.unwrap().unwrap().emulate(&mut memory, 0).unwrap();
             let mut got = vec![0; 4 * m * n];
             memory.read(out, &mut got).unwrap();

@@ -222,8 +222,9 @@ impl Inputs {
             let mut random = ChaCha8Rng::seed_from_u64(2);
             random.set_stream(chunk as u64);
             for code in codes {
-                *code = E4m3::from_bits(random.random_range(0..0x7f) | random.random::<u8>() & 0x80)
-                    .to_bits();
+                *code =
+                    E4m3::from_bits(random.random_range(0..0x7f) | random.random::<u8>() & 0x80)
+                        .to_bits();
             }
         });
         let block = SCALE_BLOCK as usize;

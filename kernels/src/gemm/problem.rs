@@ -1,10 +1,10 @@
 //! The linear layers that kernels compute: shapes, operands, and what is refused.
 
 use super::kernels::small_m::SmallM16;
-use crate::tile::weight::WeightElement;
 use crate::Rows;
 use crate::element::Dtype;
 use crate::tile::element::{Operand16, WgmmaOperand};
+use crate::tile::weight::WeightElement;
 use cuda_std::launch::{DevicePtr, LaunchError};
 use cuda_std::tensor_map::{L2Promotion, Swizzle, TensorMapSpec};
 

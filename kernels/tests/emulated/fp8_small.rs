@@ -5,10 +5,10 @@ use cuda_std::E4m3;
 use cuda_std::launch::DevicePtr;
 use half::f16;
 use kernels::Rows;
+use kernels::gemm::fp8::dequantise::DequantiseFp8;
 use kernels::gemm::fp8::{
     Fp8SmallKernel, LinearFp8Small, LinearFp8SmallOperands, SCALE_BLOCK, WeightScales,
 };
-use kernels::gemm::fp8::dequantise::DequantiseFp8;
 use kernels::gemm::kernels::{gemv::gemv_16, small_m::gemm_16_small_m};
 use kernels::gemm::{Gpu, Input16, Out16, SumOrder, Target};
 
@@ -373,7 +373,8 @@ fn the_dense_copy_is_exact() {
         device.run(DequantiseFp8 { n, k }.launch(weight, scales, copy), seed as u64);
         let block = SCALE_BLOCK as usize;
         for row in 0..n {
-            let got: Vec<f32> = device.read(DevicePtr::<f16>::new(copy.ptr.0 + 2 * (row * stride) as u64), k);
+            let got: Vec<f32> =
+                device.read(DevicePtr::<f16>::new(copy.ptr.0 + 2 * (row * stride) as u64), k);
             for (column, got) in got.into_iter().enumerate() {
                 let at = if blocks { row / block * case.k_blocks() + column / block } else { row };
                 let weight = E4m3::from_bits(operands.codes[row * k + column]).to_f32();

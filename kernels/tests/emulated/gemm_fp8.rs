@@ -240,7 +240,12 @@ fn tiles_match_oracle() {
                 ..WHOLE
             };
             check(&less, accumulate, tile, seed);
-            check(&Case { num_rows: 17, n: block_n - 1, out: Out::F32, ..less }, accumulate, tile, 1);
+            check(
+                &Case { num_rows: 17, n: block_n - 1, out: Out::F32, ..less },
+                accumulate,
+                tile,
+                1,
+            );
             check(&Case { num_rows: 1, n: 8, k: 16, ..less }, accumulate, tile, seed);
         }
     }

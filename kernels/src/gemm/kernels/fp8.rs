@@ -21,9 +21,11 @@ pub use launcher::{Fp8Accumulate, LinearFp8, LinearFp8Operands};
 
 use super::sm90::persistent::{self, Accumulation, Layer};
 use crate::gemm::config::wgmma::*;
-use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SubtileScale};
 use crate::gemm::epilogue::Matrix;
-use crate::gemm::mainloop::accumulators::{Accumulators, AddStage, MAX_MMAS, MAX_SUBTILES_N, MMA_M};
+use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SubtileScale};
+use crate::gemm::mainloop::accumulators::{
+    Accumulators, AddStage, MAX_MMAS, MAX_SUBTILES_N, MMA_M,
+};
 use crate::gemm::mainloop::wgmma::{Mainloop, StageFactors, Turns};
 use crate::tile::pipeline::Stage;
 use core::marker::PhantomData;
@@ -175,9 +177,8 @@ impl TileScales {
     /// The scales of columns `32 * i + 8 * j + pair` and the next, for `j` from 0 on.
     #[inline(always)]
     fn of_columns(&self, i: usize, pair: u32) -> [[f32; 2]; 4] {
-        [0, 1, 2, 3].map(|j| {
-            [0, 1].map(|second| warp::shuffle_idx(self.columns[i], 8 * j + pair + second))
-        })
+        [0, 1, 2, 3]
+            .map(|j| [0, 1].map(|second| warp::shuffle_idx(self.columns[i], 8 * j + pair + second)))
     }
 }
 
@@ -204,7 +205,8 @@ impl<L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>> Accumulation<E4m3, T> for Scal
     #[track_caller]
     unsafe fn load_scales(self, num_rows: u32, [row, column]: [u32; 2]) -> TileScales {
         let (lane_id, Scales { x, weight_rows, .. }) = (warp::lane_id(), self.scales);
-        let mut scales = TileScales { rows: [[0.0; 2]; MAX_MMAS], columns: [1.0; MAX_LANE_COLUMNS] };
+        let mut scales =
+            TileScales { rows: [[0.0; 2]; MAX_MMAS], columns: [1.0; MAX_LANE_COLUMNS] };
         // Rows and columns past the last one take its scale.
         let (row, last_row) = (row + lane_id / 4, num_rows.saturating_sub(1));
         for mma in 0..MAX_MMAS {

@@ -27,8 +27,8 @@ pub mod persistent;
 pub use launcher::launch;
 
 use crate::gemm::config::wgmma::*;
-use crate::gemm::epilogue::wgmma::{OutElement, SubtileScale, Unscaled};
 use crate::gemm::epilogue::Matrix;
+use crate::gemm::epilogue::wgmma::{OutElement, SubtileScale, Unscaled};
 use crate::gemm::mainloop::accumulators::Multiply;
 use crate::gemm::mainloop::wgmma::Mainloop;
 use crate::tile::element::Operand16;

@@ -160,9 +160,7 @@ pub unsafe fn gemm_16_streamed<
         }
         let rows_smem = partials.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
         let rows = match norm {
-            Some(norm) => {
-                Some(norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, rows_smem))
-            }
+            Some(norm) => Some(norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, rows_smem)),
             None if W::VECS > 1 => {
                 let (x, smem) = ((x.cast(), x_stride), rows_smem.cast());
                 Some(SharedRows::<TILES_M>::copied(x, [num_rows, k], W::VECS, smem))

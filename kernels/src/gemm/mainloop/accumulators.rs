@@ -1,8 +1,8 @@
 //! The accumulators of a warpgroup, in registers.
 
+use super::wgmma::Turns;
 use crate::gemm::config::wgmma::{ROW_BYTES, WgmmaTile};
 use crate::gemm::epilogue::wgmma::{SUBTILE_COLUMNS, SUBTILE_REGS};
-use super::wgmma::Turns;
 use crate::tile::element::WgmmaOperand;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{

@@ -72,8 +72,10 @@ impl<E: WgmmaOperand> Mainloop<E> {
             self.pipeline.wait_empty(stage);
             let full_barrier = self.pipeline.full_barrier(stage);
             full_barrier.arrive_expect_tx(T::A_BYTES + T::B_BYTES);
-            let smem_a = self.smem_a.offset(stage.stage_idx * T::BLOCK_M * const { block_k::<E>() });
-            let smem_b = self.smem_b.offset(stage.stage_idx * T::BLOCK_N * const { block_k::<E>() });
+            let smem_a =
+                self.smem_a.offset(stage.stage_idx * T::BLOCK_M * const { block_k::<E>() });
+            let smem_b =
+                self.smem_b.offset(stage.stage_idx * T::BLOCK_N * const { block_k::<E>() });
             // SAFETY: the stage is empty in all blocks that the copies write to.
             unsafe {
                 load_rows(smem_a, a, [k, row_a], full_barrier, T::BLOCK_M, a_share);

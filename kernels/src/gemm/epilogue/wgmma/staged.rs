@@ -6,8 +6,8 @@
 //! or rows that are not 16-byte aligned.
 
 use super::{
-    OutElement, Output, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, SUBTILE_ROWS,
-    SubtileScale, VEC_ELEMS, WarpOutput,
+    OutElement, Output, SUBTILE_COLUMNS, SUBTILE_ELEMS, SUBTILE_REGS, SUBTILE_ROWS, SubtileScale,
+    VEC_ELEMS, WarpOutput,
 };
 use crate::gemm::epilogue::Epilogue;
 use crate::tile::element::Operand16;

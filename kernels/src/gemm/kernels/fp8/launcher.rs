@@ -3,12 +3,12 @@
 use super::gemm_e4m3_sm90::{self, Instance};
 use super::{Fast, SCALE_BLOCK, TwoLevel};
 use crate::Rows;
-use crate::gemm::fp8::WeightScales;
 use crate::gemm::config::TileConfig;
 use crate::gemm::config::wgmma::{
     Tile64x64, Tile64x128, Tile128x128, Tile128x256Pair, Tile192x128, Tile256x128,
 };
 use crate::gemm::epilogue::wgmma::OutElement;
+use crate::gemm::fp8::WeightScales;
 use crate::gemm::kernels::sm90::launcher::{geometry, output_map, promoted};
 use crate::gemm::problem::{MAX_SIZE, MAX_STRIDE, Terms, check_rows, refuse, tensor_map};
 use crate::gemm::{Gpu, Out16, Target};
@@ -189,7 +189,8 @@ impl LinearFp8 {
         if self.k == 0 || !self.k.is_multiple_of(16) {
             return refuse("k", self.k, "a multiple of 16");
         }
-        if self.accumulate == Fp8Accumulate::Fast && matches!(weight_scales, WeightScales::Blocks(_))
+        if self.accumulate == Fp8Accumulate::Fast
+            && matches!(weight_scales, WeightScales::Blocks(_))
         {
             let expected = "one a row where all of k is accumulated in the tensor cores";
             return refuse("rows of a weight scale", SCALE_BLOCK as usize, expected);

@@ -265,9 +265,9 @@ where
                 // SAFETY: the consumers run through the producer's tiles; a warp stores its own rows.
                 unsafe {
                     let rows = [warpgroup_row, warpgroup_column];
-                let [warp_row, warp_column] = T::warp_origin(warp_idx);
-                let origin = [row + warp_row, column + warp_column];
-                let scales = accumulation.load_scales(num_rows, origin);
+                    let [warp_row, warp_column] = T::warp_origin(warp_idx);
+                    let origin = [row + warp_row, column + warp_column];
+                    let scales = accumulation.load_scales(num_rows, origin);
                     let (acc, next_stage) = accumulation.accumulate(mainloop, stage, rows, column);
                     stage = next_stage;
                     if T::SPLIT_K == 1 {
