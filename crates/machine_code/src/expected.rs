@@ -11,6 +11,10 @@ use std::collections::BTreeSet;
 const ATTENTION_SM90: &[&str] =
     &["HGMMA", "UTMALDG.2D", "UTMALDG.3D", "SYNCS.PHASECHK", "USETMAXREG", "MUFU.EX2"];
 
+/// Likewise in FP8.
+const ATTENTION_FP8: &[&str] =
+    &["QGMMA", "UTMALDG.2D", "UTMALDG.3D", "SYNCS.PHASECHK", "USETMAXREG", "MUFU.EX2"];
+
 /// Prefixes of kernels' symbols, and the mnemonics that their machine code must have.
 const EXPECTED: &[(&str, &[&str])] = &[
     ("attention_decode_bf16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
@@ -30,6 +34,10 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ),
     ("attention_prefill_cluster_e4m3_strict", &["HGMMA.64x64x16.F32", "F2FP.F16.E4M3"]),
     ("attention_prefill_cluster_f16", &["HGMMA"]),
+    ("attention_prefill_e4m3_fast", ATTENTION_FP8),
+    ("attention_prefill_e4m3_fast", &["F2FP.SATFINITE.E4M3"]),
+    ("attention_prefill_e4m3_strict", ATTENTION_FP8),
+    ("attention_prefill_e4m3_strict", &["HGMMA", "F2FP.F16.E4M3"]),
     ("attention_prefill_f16_d", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
     ("attention_prefill_f16_sm90", ATTENTION_SM90),
     ("attention_prefill_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),

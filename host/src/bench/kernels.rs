@@ -31,7 +31,7 @@ pub struct Row<S> {
     pub implementation: &'static str,
     /// Type of the operands: `f32`, `f16`, `bf16`; `f16_acc16` with accumulators in f16; the
     /// format of a quantised weight, such as `q4_k`; `e4m3`, and `e4m3_fast` where the tensor cores
-    /// accumulate all of k.
+    /// accumulate all of k, or multiply weights of attention in e4m3.
     pub dtype: String,
     /// The shape, each of its sizes a key.
     #[serde(flatten)]

@@ -1,6 +1,7 @@
 //! Timing of kernels, and of whole models.
 
 pub mod attention;
+pub mod attention_fp8;
 pub mod end_to_end;
 pub mod fp8;
 pub mod fp8_small;

@@ -8,6 +8,9 @@ use cuda_std::launch::{DevicePtr, LaunchError, arg_u32};
 
 mod decode;
 mod prefill;
+mod prefill_fp8;
+
+pub use prefill_fp8::{AttentionFp8, AttentionFp8Operands};
 
 /// Most positions of a sequence, so that indices past its end fit in a `u32`.
 const MAX_KV_LEN: usize = 1 << 31;

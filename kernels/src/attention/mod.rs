@@ -26,7 +26,10 @@ mod work_list;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use launcher::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Append, Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
+pub use launcher::{
+    Append, Attention, AttentionFp8, AttentionFp8Operands, AttentionOperands, DecodeWorkspace,
+    SeqInputs,
+};
 pub use tile::AttentionElement;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use work_list::{ItemWords, SeqLens};

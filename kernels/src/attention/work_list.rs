@@ -39,20 +39,35 @@ struct Prompt {
 impl Attention {
     /// Upper bound of [`Attention::prefill_items`]: the last tile of each sequence may be partial.
     pub fn max_prefill_items(&self, gpu: Gpu, dtype: Dtype) -> usize {
+        self.max_items_of(self.block_m(gpu, dtype))
+    }
+
+    /// [`Attention::max_prefill_items`] of tiles of `block_m` queries.
+    pub(super) fn max_items_of(&self, block_m: usize) -> usize {
         let seqs = self.max_tokens.min(self.max_seqs);
         if seqs == 0 || self.max_q_len <= self.max_decode_q_len {
             return 0;
         }
-        ((self.max_tokens - seqs) / self.block_m(gpu, dtype) + seqs) * self.num_heads
+        ((self.max_tokens - seqs) / block_m + seqs) * self.num_heads
     }
 
     /// The items of a step's prompts. What the blocks in flight read of K and V fits in L2: if all
     /// of it does not, the list is cut into sections of KV heads, each with the longest first.
     pub fn prefill_items(&self, gpu: Gpu, dtype: Dtype, seqs: &[SeqLens]) -> Vec<ItemWords> {
-        let block_m = self.block_m(gpu, dtype) as u32;
+        self.items_of(self.block_m(gpu, dtype) as u32, dtype.bytes(), seqs)
+    }
+
+    /// [`Attention::prefill_items`] of tiles of `block_m` queries, and a cache of elements of
+    /// `element_bytes`.
+    pub(super) fn items_of(
+        &self,
+        block_m: u32,
+        element_bytes: usize,
+        seqs: &[SeqLens],
+    ) -> Vec<ItemWords> {
         let group = (self.num_heads / self.num_kv_heads) as u32;
         let mut items = Vec::new();
-        for section in self.sections(dtype, &self.prompts(seqs)) {
+        for section in self.sections(element_bytes, &self.prompts(seqs)) {
             let tiles = |(prompt, kv_heads): (Prompt, Range<u32>)| {
                 let heads = kv_heads.start * group..kv_heads.end * group;
                 self.query_tiles(prompt, block_m).map(move |tile| (tile, heads.clone()))
@@ -83,13 +98,13 @@ impl Attention {
 
     /// Cuts the KV heads of all `prompts` into sections of at most [`L2_BYTES`] of K and V, or of
     /// one KV head.
-    fn sections(&self, dtype: Dtype, prompts: &[Prompt]) -> Vec<Vec<(Prompt, Range<u32>)>> {
+    fn sections(&self, element_bytes: usize, prompts: &[Prompt]) -> Vec<Vec<(Prompt, Range<u32>)>> {
         let (mut sections, mut section, mut bytes_left) = (Vec::new(), Vec::new(), L2_BYTES);
         for &prompt in prompts {
             let SeqLens { q_len, kv_len } = prompt.lens;
             let seen = self.window.map_or(kv_len as usize, |w| w.saturating_add(q_len as usize));
             let positions = seen.min(kv_len as usize);
-            let head_bytes = 2 * positions * self.head_dim * dtype.bytes();
+            let head_bytes = 2 * positions * self.head_dim * element_bytes;
             let mut heads = 0..self.num_kv_heads as u32;
             while !heads.is_empty() {
                 let fit = (bytes_left / head_bytes.max(1)).min(heads.len());

@@ -165,7 +165,8 @@ impl Case {
                         let weight = (score - max).exp() / total;
                         let v = row(&operands.v, key);
                         let v_scale = f64::from(operands.v_scale[kv_head]);
-                        let add = |(sum, v): (&mut f64, f32)| *sum += weight * f64::from(v) * v_scale;
+                        let add =
+                            |(sum, v): (&mut f64, f32)| *sum += weight * f64::from(v) * v_scale;
                         sums.iter_mut().zip(v).for_each(add);
                     }
                     out.extend(sums);
@@ -209,8 +210,7 @@ impl Case {
             let out = device.poisoned::<f16>("out", self.tokens() * width);
             let lse = device.poisoned::<f32>("lse", self.tokens() * self.num_heads);
             let counters = device.u32s("counters", &[0; NUM_COUNTERS]);
-            let mut q: Vec<u8> =
-                operands.q.iter().map(|&q| E4m3::from_f32(q).to_bits()).collect();
+            let mut q: Vec<u8> = operands.q.iter().map(|&q| E4m3::from_f32(q).to_bits()).collect();
             q.resize(max_tokens * width, 0x7f);
             let args = Arguments {
                 num_items: device.u32s("num_items", &[items.len() as u32]),
@@ -260,7 +260,8 @@ impl Case {
             Mode::Fast => {
                 let is_nan = |x: f64| x.is_nan();
                 let values = operands.v.concat().into_iter().fold(0.0, f32::max);
-                let largest = f64::from(values * operands.v_scale.iter().copied().fold(0.0, f32::max));
+                let largest =
+                    f64::from(values * operands.v_scale.iter().copied().fold(0.0, f32::max));
                 let [mut off, mut norm] = [0.0; 2];
                 for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
                     let got = f64::from(got);
@@ -268,7 +269,10 @@ impl Case {
                     if !is_nan(want) {
                         off += (got - want).powi(2);
                         norm += want.powi(2);
-                        assert!((got - want).abs() <= 0.0625 * largest, "{mode:?}: out {i} is {got}, not {want}");
+                        assert!(
+                            (got - want).abs() <= 0.0625 * largest,
+                            "{mode:?}: out {i} is {got}, not {want}"
+                        );
                     }
                 }
                 let error = (off / norm.max(1e-30)).sqrt();

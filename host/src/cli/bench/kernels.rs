@@ -9,7 +9,7 @@ use crate::cli::{
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use halfwarp::bench::{
-    attention, fp8, fp8_small, gemm,
+    attention, attention_fp8, fp8, fp8_small, gemm,
     kernels::{BenchError, Row},
     quantised,
     record::Record,
@@ -17,6 +17,7 @@ use halfwarp::bench::{
 use halfwarp::exec::{ExecError, cuda, default_cubin_dir};
 use halfwarp::plan::Precision;
 use halfwarp::{Accumulate, EngineError, Gemm, Target};
+use kernels::attention::sm90::fp8::Mode;
 use kernels::gemm::Fp8Accumulate;
 use kernels::gemm::quantised::{BlockFormat, QuantisedLinear};
 use serde::Serialize;
@@ -95,7 +96,7 @@ enum OperandType {
     F32,
     F16,
     Bf16,
-    /// Linear layers of more than 16 rows, a scale a row of each operand
+    /// Linear layers of more than 16 rows, a scale a row of each operand; attention of prompts, a scale a head
     E4m3,
 }
 
@@ -118,7 +119,7 @@ enum Accumulators {
     F32,
     /// In f16, of f16
     F16,
-    /// All of k in the tensor cores, of e4m3: faster, less exact
+    /// All of k in the tensor cores, of e4m3, and attention's weights in e4m3: faster, less exact
     Fast,
 }
 
@@ -156,6 +157,7 @@ enum Bench {
     Fp8Small(fp8_small::Subject, Vec<gemm::Shape>),
     Quantised(quantised::Subject, Vec<gemm::Shape>),
     Attention(attention::Subject, Vec<attention::Shape>),
+    AttentionFp8(attention_fp8::Subject, Vec<attention::Shape>),
 }
 
 /// Times the kernels and prints a row for each shape.
@@ -199,6 +201,11 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
                     attention::measure(&subject, shape)
                 })?
             }
+            Bench::AttentionFp8(subject, shapes) => {
+                time(args, &mut records, &ATTENTION, &shapes, |shape| {
+                    attention_fp8::measure(&subject, shape)
+                })?
+            }
         };
     }
     if let Some(baseline) = baseline {
@@ -215,7 +222,9 @@ impl KernelsArgs {
     fn check(&self) -> Result<(), Failure> {
         let gemm = Gemm::from(self.gemm);
         let of_gemm = gemm != Gemm::Halfwarp || self.accumulate != Accumulators::F32;
-        if of_gemm && !self.ops.contains(&Op::Gemm) {
+        let is_fp8_attention =
+            self.dtype == OperandType::E4m3 && self.ops == [Op::AttentionPrefill];
+        if of_gemm && !is_fp8_attention && !self.ops.contains(&Op::Gemm) {
             let message = "--gemm and --accumulate are for --op gemm alone";
             return Err(Failure::Input(message.to_owned()));
         }
@@ -223,8 +232,9 @@ impl KernelsArgs {
             return Err(Failure::Input("--weights is for --op gemm alone".to_owned()));
         }
         if self.dtype == OperandType::E4m3 {
-            if self.ops != [Op::Gemm] || gemm != Gemm::Halfwarp || self.target.is_some() {
-                let message = "--dtype e4m3 is for --op gemm alone, without --gemm and --target";
+            let is_known = self.ops == [Op::Gemm] || is_fp8_attention;
+            if !is_known || gemm != Gemm::Halfwarp || self.target.is_some() {
+                let message = "--dtype e4m3 is for --op gemm or attention_prefill, without --gemm and --target";
                 return Err(Failure::Input(message.to_owned()));
             }
             if self.accumulate == Accumulators::F16 {
@@ -255,6 +265,14 @@ impl KernelsArgs {
                 return Ok(Bench::Fp8Small(subject, self.shapes(gemm_shape, fp8_small::shapes)?));
             }
             None => {}
+        }
+        if self.dtype == OperandType::E4m3 && op == Op::AttentionPrefill {
+            let is_fast = self.accumulate == Accumulators::Fast;
+            let mode = if is_fast { Mode::Fast } else { Mode::Strict };
+            let shapes = self.shapes(prefill_shape, attention::prefill_shapes)?;
+            shapes.iter().try_for_each(attention::Shape::check).map_err(failure)?;
+            let subject = attention_fp8::Subject { gpu, mode, cubin_dir };
+            return Ok(Bench::AttentionFp8(subject, shapes));
         }
         let Some(precision) = self.dtype.precision() else {
             let accumulate = match self.accumulate {

@@ -153,5 +153,7 @@ pub(super) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
             });
         }
     }
-    sm90::dynamic_shared_bytes(symbol).or_else(|| prefill_cluster::dynamic_shared_bytes(symbol))
+    sm90::dynamic_shared_bytes(symbol)
+        .or_else(|| sm90::fp8::dynamic_shared_bytes(symbol))
+        .or_else(|| prefill_cluster::dynamic_shared_bytes(symbol))
 }

@@ -1,5 +1,7 @@
-//! A consumer warpgroup: the attention of 64 queries. Its order of MMAs and softmax is that of
-//! 16-bit elements ([`super::super::consumer`]).
+//! A consumer warpgroup: the attention of 64 queries.
+//!
+//! At FP8's rates the exponentials take as long as the MMAs: the warpgroups take turns to compute
+//! those, and so are half a block apart.
 
 use super::super::output::Output;
 use super::super::rows::Rows;
@@ -7,7 +9,7 @@ use super::super::tiles::WARPGROUP_ROWS;
 use super::super::turns::{end_turn, wait_turn};
 use super::softmax::Softmax;
 use super::stages::Stages;
-use super::tiles::{Fp8Tile, OfTile, STEP_BYTES};
+use super::tiles::{Fp8Tile, STEP_BYTES};
 use super::weights::{Weight, Weights};
 use crate::attention::work::PrefillItem;
 use crate::kv_cache::PAGE_SIZE;
@@ -126,8 +128,8 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             self.scores = scores.wait::<0>();
             self.stages.k.release();
             rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
-            let (exponents, corrections) = softmax.raise::<OfTile<T>, SCORE_REGS>(&mut self.scores);
-            softmax.weigh::<OfTile<T>, SCORE_REGS>(&mut self.scores, exponents, corrections, 0..8);
+            let (offsets, corrections) = softmax.raise::<T::Weight, SCORE_REGS>(&mut self.scores);
+            softmax.weigh::<T::Weight, SCORE_REGS>(&mut self.scores, offsets, corrections);
             let (mut total, mut num_blocks) = (None, 0);
             let mut weights = T::Weight::fragments(&self.scores);
 
@@ -135,47 +137,24 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             //    it, then softmax.
             while block > first_block {
                 block -= 1;
-                if T::TURNS {
-                    wait_turn(T::CONSUMERS, self.warpgroup);
-                }
                 let scores = self.multiply_qk::<T>(q);
                 let sum = self.multiply_pv::<T>(&weights);
-                if T::TURNS {
-                    end_turn(T::CONSUMERS, self.warpgroup);
-                }
                 self.scores = scores.wait::<1>();
                 self.stages.k.release();
                 rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
-                let (exponents, corrections) =
-                    softmax.raise::<OfTile<T>, SCORE_REGS>(&mut self.scores);
-                if T::EXP_TURNS {
-                    wait_turn(T::CONSUMERS, self.warpgroup);
-                }
+                let (offsets, corrections) =
+                    softmax.raise::<T::Weight, SCORE_REGS>(&mut self.scores);
+                wait_turn(T::CONSUMERS, self.warpgroup);
                 // In a branch ptxas leaves the exponentials where they are, before the wait for P V; else
                 // it moves them after it, where they are rounded.
                 if has_rows {
-                    softmax.weigh::<OfTile<T>, SCORE_REGS>(
-                        &mut self.scores,
-                        exponents,
-                        corrections,
-                        0..T::TURN_EIGHTHS,
-                    );
+                    softmax.weigh::<T::Weight, SCORE_REGS>(&mut self.scores, offsets, corrections);
                 }
-                if T::EXP_TURNS {
-                    end_turn(T::CONSUMERS, self.warpgroup);
-                }
-                if T::TURN_EIGHTHS < 8 && has_rows {
-                    softmax.weigh::<OfTile<T>, SCORE_REGS>(
-                        &mut self.scores,
-                        exponents,
-                        [1.0; 2],
-                        T::TURN_EIGHTHS..8,
-                    );
-                }
+                end_turn(T::CONSUMERS, self.warpgroup);
                 self.wait_pv(sum);
                 weights = T::Weight::fragments(&self.scores);
                 let grows = corrections != [1.0; 2];
-                if !T::SKIPS || warp::vote_any(warp::FULL_MASK, grows) {
+                if warp::vote_any(warp::FULL_MASK, grows) {
                     self.out.scale_rows(corrections);
                     self.sums.scale_rows(corrections);
                 }
@@ -200,8 +179,8 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
         }
 
         let row_sums =
-            if T::ADDS_ROUNDED { [0, 2].map(|i| self.sums.sum(i)) } else { softmax.sums() };
-        let sums = softmax.finish::<OfTile<T>>(row_sums);
+            if T::Weight::ADDS_ROUNDED { [0, 2].map(|i| self.sums.sum(i)) } else { softmax.sums() };
+        let sums = softmax.finish::<T::Weight>(row_sums);
         let v_scale = self.scales.values(self.stages.items.again().head);
         self.out.scale_rows(sums.map(|sum| sum.inverse * v_scale));
         sums
@@ -249,7 +228,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 // is a fence.
                 unsafe {
                     out.mma_rs(weights, v, true);
-                    if T::ADDS_ROUNDED {
+                    if T::Weight::ADDS_ROUNDED {
                         sums.mma_rs(weights, ones, true);
                     }
                 }

@@ -2,7 +2,6 @@
 //!
 //! A thread converts 16 positions of a column: exactly, and in order of the positions.
 
-use super::super::tiles::TileShape;
 use super::stages::{NUM_CONVERTERS, Stages};
 use super::tiles::Fp8Tile;
 use crate::kv_cache::PAGE_SIZE;
@@ -15,6 +14,9 @@ const COLUMN_THREADS: u32 = PAGE_SIZE / 16;
 
 /// Columns that are converted at once.
 const NUM_COLUMNS: u32 = NUM_CONVERTERS * warp::WARP_SIZE / COLUMN_THREADS;
+
+/// Vectors that a thread converts at once.
+const UNROLLED: u32 = 2;
 
 /// The positions of the bytes of word `index` of a vector, whose first is `first`.
 #[inline(always)]
@@ -91,32 +93,30 @@ impl Converter {
                 // SAFETY: the stages are full and empty; a thread has its own vectors.
                 unsafe {
                     let first = vec_idx * 16;
-                    let mut words = [[0u32; 4]; 4];
-                    unroll!(i in 0..4, {
-                        if (i as u32) < unrolled::<T>(IS_TAIL) && !(IS_TAIL && end <= first) {
+                    let mut words = [[0u32; 4]; 2];
+                    unroll!(i in 0..2, {
+                        if !(IS_TAIL && end <= first) {
                             let row = at + i as u32 * NUM_COLUMNS;
                             words[i] = from.offset(row * PAGE_SIZE).cast().get_vec(0);
                         }
                     });
-                    unroll!(i in 0..4, {
-                        if (i as u32) < unrolled::<T>(IS_TAIL) {
-                            let row = at + i as u32 * NUM_COLUMNS;
-                            let mut halves = [[0; 4]; 2];
-                            unroll!(j in 0..4, {
-                                let mut word = words[i][j];
-                                if IS_TAIL {
-                                    word = keep(word, keys_of_word(first, j as u32), end);
-                                }
-                                halves[0][j] = to_f16x2(word as u16);
-                                halves[1][j] = to_f16x2((word >> 16) as u16);
-                            });
-                            let offset = row * 2 * PAGE_SIZE;
-                            to[0].offset(offset).cast().set_vec(0, halves[0]);
-                            to[1].offset(offset).cast().set_vec(0, halves[1]);
-                        }
+                    unroll!(i in 0..2, {
+                        let row = at + i as u32 * NUM_COLUMNS;
+                        let mut halves = [[0; 4]; 2];
+                        unroll!(j in 0..4, {
+                            let mut word = words[i][j];
+                            if IS_TAIL {
+                                word = keep(word, keys_of_word(first, j as u32), end);
+                            }
+                            halves[0][j] = to_f16x2(word as u16);
+                            halves[1][j] = to_f16x2((word >> 16) as u16);
+                        });
+                        let offset = row * 2 * PAGE_SIZE;
+                        to[0].offset(offset).cast().set_vec(0, halves[0]);
+                        to[1].offset(offset).cast().set_vec(0, halves[1]);
                     });
                 }
-                step += unrolled::<T>(IS_TAIL);
+                step += UNROLLED;
             }
             page_idx += 1;
         }
@@ -128,12 +128,6 @@ impl Converter {
         self.stages.v.advance();
         self.stages.staging.release();
     }
-}
-
-/// Vectors that a thread converts at once.
-#[inline(always)]
-const fn unrolled<T: TileShape>(is_tail: bool) -> u32 {
-    if !is_tail && (T::WIDTH / NUM_COLUMNS).is_multiple_of(4) { 4 } else { 2 }
 }
 
 /// Two numbers, exactly.

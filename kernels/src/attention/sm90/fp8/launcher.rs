@@ -1,7 +1,9 @@
 //! The launch of the kernel.
 
 use super::attention_prefill_fp8::{self, Instance, Instance::*};
-use super::tiles::*;
+use super::tiles::{
+    FastD64, FastD96, FastD128, FastD256, Fp8Tile, StrictD64, StrictD96, StrictD128, StrictD256,
+};
 use crate::Rows;
 use crate::kv_cache::PAGE_SIZE;
 use cuda_std::E4m3;

@@ -49,11 +49,10 @@ use cuda_std::prelude::*;
 use half::f16;
 use producer::{KProducer, QvProducer};
 use stages::Stages;
-use tiles::*;
-
-/// Registers of a thread of the producer and of the consumers, for two or three consumers.
-const PRODUCER_REGISTERS: [u32; 2] = [56, 32];
-const CONSUMER_REGISTERS: [u32; 2] = [224, 160];
+use tiles::{
+    FastD64, FastD96, FastD128, FastD256, Fp8Tile, StrictD64, StrictD96, StrictD128, StrictD256,
+};
+use weights::Weight;
 
 /// The work items of a step, among persistent blocks.
 ///
@@ -79,16 +78,7 @@ const CONSUMER_REGISTERS: [u32; 2] = [224, 160];
         attention_prefill_e4m3_fast_d256 = <f16, FastD256, 32, 128>,
         attention_prefill_e4m3_strict_d256 = <f16, StrictD256, 32, 128>,
         attention_prefill_e4m3_fast_d128 = <f16, FastD128, 64, 64>,
-        attention_prefill_e4m3_fast_d128_n128 = <f16, FastD128N128, 96, 64>,
-        attention_prefill_e4m3_fast_d128_fresh = <f16, FastD128Fresh, 96, 64>,
-        attention_prefill_e4m3_fast_d128_noskip = <f16, FastD128NoSkip, 64, 64>,
-        attention_prefill_e4m3_fast_d128_p8 = <f16, FastD128P8, 64, 64>,
-        attention_prefill_e4m3_fast_d128_p4 = <f16, FastD128P4, 64, 64>,
-        attention_prefill_e4m3_fast_d128_n128_p8 = <f16, FastD128N128P8, 64, 64>,
-        attention_prefill_e4m3_fast_d128_noturns = <f16, FastD128NoTurns, 64, 64>,
-        attention_prefill_e4m3_strict_d128_noturns = <f16, StrictD128NoTurns, 64, 64>,
-        attention_prefill_e4m3_strict_d128 = <f16, StrictD128, 64, 64>,
-        attention_prefill_e4m3_strict_d128_p8 = <f16, StrictD128P8, 64, 64>
+        attention_prefill_e4m3_strict_d128 = <f16, StrictD128, 64, 64>
     )
 )]
 #[allow(private_bounds)]
@@ -128,7 +118,7 @@ pub unsafe fn attention_prefill_fp8<
         let smem = dynamic_shared_mem::<u8>();
         (num_items.get(0), Stages::new::<T>(smem))
     };
-    if T::ADDS_ROUNDED {
+    if T::Weight::ADDS_ROUNDED {
         stages.write_ones();
     }
     if thread::thread_idx_x() == 0 {
@@ -143,10 +133,10 @@ pub unsafe fn attention_prefill_fp8<
     let warpgroup = warp::warpgroup_idx();
     if warpgroup == T::CONSUMERS {
         // 2. The producer: two warps, and two more that convert V.
-        if T::CONSUMERS == 2 {
-            registers::decrease::<{ PRODUCER_REGISTERS[0] }>();
+        if T::PRODUCER_REGISTERS == 72 {
+            registers::decrease::<72>();
         } else {
-            registers::decrease::<{ PRODUCER_REGISTERS[1] }>();
+            registers::decrease::<56>();
         }
         // SAFETY: launches have KV heads, and a multiple of query heads.
         unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };
@@ -166,10 +156,10 @@ pub unsafe fn attention_prefill_fp8<
         }
     } else {
         // 3. The consumers.
-        if T::CONSUMERS == 2 {
-            registers::increase::<{ CONSUMER_REGISTERS[0] }>();
+        if T::CONSUMER_REGISTERS == 216 {
+            registers::increase::<216>();
         } else {
-            registers::increase::<{ CONSUMER_REGISTERS[1] }>();
+            registers::increase::<224>();
         }
         if warpgroup == T::CONSUMERS - 1 {
             turns::start_turns();

@@ -2,7 +2,6 @@
 
 use super::super::items::{NUM_SLOTS, SLOT_BYTES};
 use super::super::tiles::{MAX_SHARED_BYTES, TileShape};
-use super::softmax::Exponentials;
 use super::weights::Weight;
 use crate::kv_cache::PAGE_SIZE;
 use crate::tile::pipeline::Pipeline;
@@ -27,24 +26,17 @@ pub(super) trait Fp8Tile: TileShape {
     const Q_STAGES: u32;
     /// Stages of K, and of V as it is multiplied.
     const STAGES: u32;
-    /// Every so many weights one is computed by a polynomial; 0: none.
-    const POLYNOMIAL_EVERY: usize = 0;
-    /// Whether P V so far is rescaled only if a maximum of the warp has grown.
-    const SKIPS: bool = true;
-    /// Whether warpgroups take turns.
-    const TURNS: bool = false;
-    /// Whether warpgroups take turns to compute exponentials.
-    const EXP_TURNS: bool = true;
-    /// Eighths of the exponentials after which a turn ends.
-    const TURN_EIGHTHS: usize = 8;
 
     /// Whether V is converted.
     const IS_CONVERTED: bool = size_of::<Self::Weight>() != 1;
-    /// Whether the tensor cores add the weights, which so are rounded as those that V is multiplied
-    /// by.
-    const ADDS_ROUNDED: bool = !Self::IS_CONVERTED;
     /// Stages of V before its conversion.
     const STAGING_STAGES: u32 = if Self::IS_CONVERTED { 2 } else { 0 };
+
+    /// Registers of a thread of the producer, more where it converts V and the consumers have few
+    /// columns, and of the two consumers.
+    const PRODUCER_REGISTERS: u32 = if Self::IS_CONVERTED && Self::WIDTH <= 128 { 72 } else { 56 };
+    const CONSUMER_REGISTERS: u32 =
+        if Self::IS_CONVERTED && Self::WIDTH <= 128 { 216 } else { 224 };
 
     /// Columns of a panel of Q or K, which lie one after the other.
     const PANEL: u32 = if Self::WIDTH <= 64 { 64 } else { 128 };
@@ -87,19 +79,10 @@ pub(super) trait Fp8Tile: TileShape {
     /// What every tile must satisfy; the kernel evaluates it.
     const IS_VALID: () = {
         let () = Self::IS_SHAPE;
+        assert!(Self::CONSUMERS == 2, "others have no registers set");
         assert!(Self::SHARED_BYTES <= MAX_SHARED_BYTES);
         assert!(Self::V_PAGE_BYTES.is_multiple_of(1024) && PAGE_SIZE == 64);
     };
-}
-
-/// Constants with other values than the trait's.
-macro_rules! fp8_consts {
-    ($($const:ident = $value:expr),*) => { $(fp8_consts!(@ $const $value);)* };
-    (@ EXP_TURNS $value:expr) => { const EXP_TURNS: bool = $value; };
-    (@ TURN_EIGHTHS $value:expr) => { const TURN_EIGHTHS: usize = $value; };
-    (@ TURNS $value:expr) => { const TURNS: bool = $value; };
-    (@ SKIPS $value:expr) => { const SKIPS: bool = $value; };
-    (@ POLYNOMIAL_EVERY $value:expr) => { const POLYNOMIAL_EVERY: usize = $value; };
 }
 
 /// Declares tiles: consumers, stages of Q, stages of K and V, keys of a block, columns, element of
@@ -108,7 +91,7 @@ macro_rules! tiles {
     ($(
         $(#[$meta:meta])*
         $name:ident: $consumers:literal, $q_stages:literal, $stages:literal, $n:literal, $width:literal,
-        $weight:ty $(, $const:ident = $value:expr)*;
+        $weight:ty;
     )*) => {$(
         $(#[$meta])*
         pub struct $name;
@@ -123,41 +106,21 @@ macro_rules! tiles {
             type Weight = $weight;
             const Q_STAGES: u32 = $q_stages;
             const STAGES: u32 = $stages;
-            fp8_consts!($($const = $value),*);
         }
     )*};
 }
 
 tiles! {
     /// Heads of up to 64 columns.
-    FastD64: 3, 2, 4, 128, 64, E4m3;
+    FastD64: 2, 2, 4, 128, 64, E4m3;
     StrictD64: 2, 2, 4, 128, 64, f16;
     /// Heads of up to 96 columns.
     FastD96: 2, 2, 4, 128, 96, E4m3;
     StrictD96: 2, 2, 2, 128, 96, f16;
     /// Heads of up to 128 columns.
     FastD128: 2, 2, 4, 128, 128, E4m3;
-    FastD128NoSkip: 2, 2, 4, 128, 128, E4m3, SKIPS = false;
-    FastD128P8: 2, 2, 4, 128, 128, E4m3, TURN_EIGHTHS = 4;
-    FastD128P4: 2, 2, 4, 128, 128, E4m3, TURN_EIGHTHS = 6;
-    FastD128N128: 2, 2, 2, 192, 128, E4m3, TURN_EIGHTHS = 4;
-    FastD128N128P8: 2, 2, 4, 128, 128, E4m3, POLYNOMIAL_EVERY = 16;
-    FastD128NoTurns: 2, 2, 4, 128, 128, E4m3, TURN_EIGHTHS = 2;
-    FastD128Fresh: 2, 2, 2, 192, 128, E4m3;
     StrictD128: 2, 2, 2, 128, 128, f16;
-    StrictD128NoTurns: 2, 2, 2, 128, 128, f16, TURN_EIGHTHS = 4;
-    StrictD128P8: 2, 2, 2, 128, 128, f16, TURN_EIGHTHS = 6;
     /// Heads of up to 256 columns.
     FastD256: 2, 1, 2, 64, 256, E4m3;
-    StrictD256: 2, 2, 2, 64, 256, f16;
+    StrictD256: 2, 1, 2, 64, 256, f16;
 }
-
-impl<T: Fp8Tile> Exponentials for OfTile<T> {
-    const SHIFT: f32 = T::Weight::SHIFT;
-    const POLYNOMIAL_EVERY: usize = T::POLYNOMIAL_EVERY;
-    const IS_COARSE: bool = T::Weight::IS_COARSE;
-    const ADDS_WEIGHTS: bool = !T::ADDS_ROUNDED;
-}
-
-/// The exponentials of a tile.
-pub(super) struct OfTile<T>(core::marker::PhantomData<T>);

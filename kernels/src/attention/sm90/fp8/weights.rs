@@ -25,8 +25,8 @@ pub(super) trait Weight: wgmma::Element {
     const STEP_KEYS: u32;
     /// Weights are multiplied by 2 to this power.
     const SHIFT: f32;
-    /// Whether few bits of them count.
-    const IS_COARSE: bool;
+    /// Whether the tensor cores add the weights, as they are rounded for V.
+    const ADDS_ROUNDED: bool;
     /// Swizzle of the rows of V, the positions of a page.
     const SWIZZLE: Swizzle;
 
@@ -37,7 +37,7 @@ pub(super) trait Weight: wgmma::Element {
 impl Weight for f16 {
     const STEP_KEYS: u32 = 16;
     const SHIFT: f32 = 0.0;
-    const IS_COARSE: bool = false;
+    const ADDS_ROUNDED: bool = false;
     const SWIZZLE: Swizzle = Swizzle::B128;
 
     #[inline(always)]
@@ -56,7 +56,8 @@ impl Weight for E4m3 {
     const STEP_KEYS: u32 = 32;
     /// The largest weight is 2^8.5, of at most 448; the smallest that is not 0 is 2^-18 of it.
     const SHIFT: f32 = 8.0;
-    const IS_COARSE: bool = true;
+    /// The rounding of equal weights is then no error.
+    const ADDS_ROUNDED: bool = true;
     const SWIZZLE: Swizzle = Swizzle::B64;
 
     #[inline(always)]
