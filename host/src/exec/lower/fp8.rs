@@ -10,8 +10,8 @@ use half::f16;
 use kernels::Rows as Operand;
 use kernels::gemm::fp8::dequantise::DequantiseFp8;
 use kernels::gemm::fp8::{
-    Fp8Accumulate, LinearFp8, LinearFp8Operands, LinearFp8Small,
-    LinearFp8SmallOperands, WeightScales,
+    Fp8Accumulate, LinearFp8, LinearFp8Operands, LinearFp8Small, LinearFp8SmallOperands,
+    WeightScales,
 };
 use kernels::gemm::{Input16, Out16, SumOrder};
 use kernels::quantise_rows::{QuantiseRows, RowInput};
@@ -138,7 +138,8 @@ impl Lowering<'_> {
                 let dense = Operand::new(DevicePtr::<f16>::new(self.addresses.workspace), k);
                 for first in (0..rows).step_by(dense_rows(k)) {
                     let n = dense_rows(k).min(rows - first);
-                    let (weight, scales) = (rows_from(weight, first), scales_from(scales, first, k));
+                    let (weight, scales) =
+                        (rows_from(weight, first), scales_from(scales, first, k));
                     let copy = DequantiseFp8 { n, k }.launch(weight, scales, dense);
                     launches.extend(copy.map_err(unsupported)?);
                     // It loads the weight, which is the copy, as soon as it starts.
@@ -194,9 +195,7 @@ impl Lowering<'_> {
             (Some(Norm { weight, eps }), _) => {
                 RowInput::Normed { x: self.view(op.x)?, weight: self.weight(weight)?, eps }
             }
-            (None, Some(gate)) => {
-                RowInput::Gated { gate: self.view(gate)?, up: self.view(op.x)? }
-            }
+            (None, Some(gate)) => RowInput::Gated { gate: self.view(gate)?, up: self.view(op.x)? },
             (None, None) => RowInput::Stored(self.view(op.x)?),
         };
         let out = DevicePtr::new(self.addresses.workspace);

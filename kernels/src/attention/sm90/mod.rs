@@ -44,11 +44,11 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
 use half::{bf16, f16};
 use items::WorkQueue;
-use output::Output;
 use key_blocks::Cache;
+use output::Output;
 use producer::{KProducer, QvProducer};
 use stages::Stages;
-use tiles::{PrefillTile, TileShape, TileD64, TileD64M128, TileD96, TileD128, TileD256};
+use tiles::{PrefillTile, TileD64, TileD64M128, TileD96, TileD128, TileD256, TileShape};
 
 /// Registers of a thread of the producer and of the consumers, for two or three consumers: in all
 /// as many as the warpgroups start with.

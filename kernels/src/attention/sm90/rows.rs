@@ -41,7 +41,12 @@ impl Rows {
     /// Sets the scores of keys that their query does not see to minus infinity. `first_key` is that
     /// of the block.
     #[inline(always)]
-    pub fn mask<const REGS: usize>(&self, first_key: u32, window: u32, scores: &mut Accumulator<REGS>) {
+    pub fn mask<const REGS: usize>(
+        &self,
+        first_key: u32,
+        window: u32,
+        scores: &mut Accumulator<REGS>,
+    ) {
         // From the thread's first column.
         let from = |key: u32| key as i32 - (first_key + warp::lane_id() % 4 * 2) as i32;
         let rows = [thread_row(), thread_row() + 8];

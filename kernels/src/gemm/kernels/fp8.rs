@@ -64,7 +64,7 @@ pub trait Level<T: WgmmaTile>: Copy {
         mainloop: Mainloop<E4m3>,
         stage: Stage,
         column: u32,
-        load: impl FnOnce() -> S,
+        load: impl Fn() -> S,
     ) -> (T::Acc, Stage, S);
 }
 
@@ -84,7 +84,7 @@ impl<T: WgmmaTile<Acc: AddParts<E4m3>>> Level<T> for TwoLevel {
         mainloop: Mainloop<E4m3>,
         stage: Stage,
         column: u32,
-        load: impl FnOnce() -> S,
+        load: impl Fn() -> S,
     ) -> (T::Acc, Stage, S) {
         let rows = T::warpgroup_origin();
         let factors = BlockScales::new::<T>(scales, column + rows[1]);
@@ -101,7 +101,7 @@ impl<T: WgmmaTile<Acc: Multiply<E4m3>>> Level<T> for Fast {
         mainloop: Mainloop<E4m3>,
         stage: Stage,
         _column: u32,
-        load: impl FnOnce() -> S,
+        load: impl Fn() -> S,
     ) -> (T::Acc, Stage, S) {
         let loaded = load();
         // SAFETY: the caller's promise.

@@ -25,10 +25,10 @@ pub use launcher::Gemv16;
 
 use crate::gemm::epilogue::{Destination, Either};
 use crate::gemm::mainloop::gemv::*;
-use crate::tile::weight::{Scales, WeightElement};
 use crate::rms_norm::scale;
 use crate::silu_mul::{gated, num_parts};
 use crate::tile::element::Operand16;
+use crate::tile::weight::{Scales, WeightElement};
 use cuda_std::E4m3;
 use cuda_std::prelude::*;
 use half::{bf16, f16};

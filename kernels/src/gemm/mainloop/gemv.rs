@@ -7,8 +7,8 @@
 //! diagonals of the accumulator's halves; the rest of it is not used.
 
 use crate::element::VEC_ELEMS;
-use crate::tile::weight::{Load, MAX_VECS, Scales, WeightElement};
 use crate::tile::element::Operand16;
+use crate::tile::weight::{Load, MAX_VECS, Scales, WeightElement};
 use cuda_std::mma::{FragmentA, FragmentB, m16n8k16};
 use cuda_std::prelude::*;
 

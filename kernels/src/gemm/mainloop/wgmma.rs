@@ -134,7 +134,7 @@ impl<E: WgmmaOperand> Mainloop<E> {
 
     /// As [`Mainloop::multiply_tile`], but the products of each stage are accumulated from zero, and
     /// then added to the warpgroup's accumulators in f32, times the factors of the stage. `load` is
-    /// called before the last partial sums are added: what it loads takes no registers before.
+    /// called early enough that what it loads is there at the end.
     ///
     /// # Safety
     /// 1. As [`Mainloop::multiply_tile`].
@@ -146,7 +146,7 @@ impl<E: WgmmaOperand> Mainloop<E> {
         stage: Stage,
         [row_a, row_b]: [u32; 2],
         factors: F,
-        load: impl FnOnce() -> L,
+        load: impl Fn() -> L,
     ) -> (T::Acc, Stage, L) {
         const { assert!(T::SPLIT_K == 1) };
         let a = MatrixDescriptor::k_major(self.smem_a, Swizzle::B128).advance(row_a * ROW_BYTES);
@@ -154,6 +154,8 @@ impl<E: WgmmaOperand> Mainloop<E> {
         let (issued, added) = (stage, (stage, 0));
         let mut parts = Parts::<E, F> { mainloop: self, a, b, factors, issued, added };
         let mut acc = T::Acc::zero();
+        // With two parts the accumulators leave no registers for it while both are in flight.
+        let early = (T::Acc::NUM_PARTS == 1).then(&load);
         let loaded;
         // The MMAs of a part are in flight while the partial sums of the one before it are added.
         // SAFETY: the caller's promise; `num_parts` are issued, and as many added.
@@ -171,10 +173,10 @@ impl<E: WgmmaOperand> Mainloop<E> {
             if num_issued < num_parts {
                 let second = parts.issue::<T, 1>();
                 parts.add::<T, 0, 1>(&mut acc, first);
-                loaded = load();
+                loaded = early.unwrap_or_else(load);
                 parts.add::<T, 1, 0>(&mut acc, second);
             } else {
-                loaded = load();
+                loaded = early.unwrap_or_else(load);
                 parts.add::<T, 0, 0>(&mut acc, first);
             }
         }
@@ -197,7 +199,7 @@ impl<E: WgmmaOperand> Mainloop<E> {
     }
 }
 
-/// A tile's parts, which take turns on two registers' worth of partial sums.
+/// The parts of a tile's stages, whose partial sums alternate between two accumulators.
 struct Parts<E, F> {
     mainloop: Mainloop<E>,
     /// The warpgroup's rows of stage 0.
@@ -211,7 +213,7 @@ struct Parts<E, F> {
 }
 
 impl<E: WgmmaOperand, F: StageFactors> Parts<E, F> {
-    /// Issues the next part, `TURN` for every second one.
+    /// Issues the next part; `TURN` is 1 for every second one.
     ///
     /// # Safety
     /// 1. There is one; all threads of the warpgroup call this.
@@ -234,7 +236,7 @@ impl<E: WgmmaOperand, F: StageFactors> Parts<E, F> {
         unsafe { T::Acc::issue(a, b.advance(part * T::Acc::PART_COLUMNS * ROW_BYTES)) }
     }
 
-    /// Adds the part that was issued before the newest `PENDING`.
+    /// Adds the part that was issued before the newest `PENDING`; `TURN` as it was issued.
     ///
     /// # Safety
     /// 1. As [`Parts::issue`].

@@ -126,14 +126,8 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             self.scores = scores.wait::<0>();
             self.stages.k.release();
             rows.mask(block * T::BLOCK_N, self.window, &mut self.scores);
-            let (exponents, corrections) =
-                softmax.raise::<OfTile<T>, SCORE_REGS>(&mut self.scores);
-            softmax.weigh::<OfTile<T>, SCORE_REGS>(
-                &mut self.scores,
-                exponents,
-                corrections,
-                0..8,
-            );
+            let (exponents, corrections) = softmax.raise::<OfTile<T>, SCORE_REGS>(&mut self.scores);
+            softmax.weigh::<OfTile<T>, SCORE_REGS>(&mut self.scores, exponents, corrections, 0..8);
             let (mut total, mut num_blocks) = (None, 0);
             let mut weights = T::Weight::fragments(&self.scores);
 
@@ -205,11 +199,8 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             self.stages.q.release();
         }
 
-        let row_sums = if T::ADDS_ROUNDED {
-            [0, 2].map(|i| self.sums.sum(i))
-        } else {
-            softmax.sums()
-        };
+        let row_sums =
+            if T::ADDS_ROUNDED { [0, 2].map(|i| self.sums.sum(i)) } else { softmax.sums() };
         let sums = softmax.finish::<OfTile<T>>(row_sums);
         let v_scale = self.scales.values(self.stages.items.again().head);
         self.out.scale_rows(sums.map(|sum| sum.inverse * v_scale));
@@ -272,7 +263,9 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
     #[inline(always)]
     fn total_vec(&self, index: u32) -> Shared<f32> {
         let threads = self.warpgroup * (OUT_REGS as u32 / 4) + index;
-        self.stages.total.offset(4 * (threads * warp::WARPGROUP_SIZE + thread::thread_idx_x() % 128))
+        self.stages
+            .total
+            .offset(4 * (threads * warp::WARPGROUP_SIZE + thread::thread_idx_x() % 128))
     }
 
     /// Adds the total to P V, which is relative to `maxima`.

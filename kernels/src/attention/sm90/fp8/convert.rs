@@ -80,9 +80,8 @@ impl Converter {
         // Rows `NUM_COLUMNS` apart are swizzled alike.
         const { assert!(NUM_COLUMNS.is_multiple_of(8)) };
         let from = from.offset(swizzle::<u8, PAGE_SIZE>(row, vec_idx));
-        let to = [0, 1].map(|half| {
-            to.offset(swizzle::<u8, { 2 * PAGE_SIZE }>(row, 2 * vec_idx + half))
-        });
+        let to =
+            [0, 1].map(|half| to.offset(swizzle::<u8, { 2 * PAGE_SIZE }>(row, 2 * vec_idx + half)));
         let mut page_idx = 0;
         while page_idx < T::BLOCK_PAGES {
             let end = num_keys.saturating_sub(page_idx * PAGE_SIZE);

@@ -175,7 +175,8 @@ pub unsafe fn attention_prefill_fp8<
             turns::start_turns();
         }
         let output = Output { out, row_stride: out_stride, head_dim, lse, num_heads };
-        let scales = Scales { q: q_scale, k: k_scale, v: v_scale, softmax_scale, num_heads, num_kv_heads };
+        let scales =
+            Scales { q: q_scale, k: k_scale, v: v_scale, softmax_scale, num_heads, num_kv_heads };
         let consumer = Consumer::<SCORE_REGS, OUT_REGS>::new(stages, warpgroup, window, scales);
         // SAFETY: the output holds the rows of every item.
         unsafe { consumer.run::<O, T>(&output) };

@@ -64,7 +64,8 @@ pub(super) trait Fp8Tile: TileShape {
     /// 8-bit products beside a large accumulator; 0: never.
     const FLUSH_BLOCKS: u32 = if Self::IS_CONVERTED { 0 } else { FLUSH_KEYS / Self::BLOCK_N };
     /// Bytes of P V there.
-    const TOTAL_BYTES: u32 = if Self::FLUSH_BLOCKS > 0 { 4 * Self::BLOCK_M * Self::WIDTH } else { 0 };
+    const TOTAL_BYTES: u32 =
+        if Self::FLUSH_BLOCKS > 0 { 4 * Self::BLOCK_M * Self::WIDTH } else { 0 };
 
     /// Offsets in shared memory: stages of Q, of K, of V, ones, P V, work items, barriers.
     const K_AT: u32 = Self::Q_STAGES * Self::Q_BYTES;

@@ -1,13 +1,13 @@
 //! The launch of GEMV.
 
 use super::gemv_16::{self, Instance};
-use crate::gemm::mainloop::gemv::{MAX_SLICES, k_per_load, max_warps, num_partials};
-use crate::tile::weight::WeightElement;
 use crate::gemm::kernels::small_m::is_normed;
+use crate::gemm::mainloop::gemv::{MAX_SLICES, k_per_load, max_warps, num_partials};
 use crate::gemm::problem::{ScaleArgs, refuse};
 use crate::gemm::{Input16, Linear16, Linear16Operands};
 use crate::silu_mul::num_parts;
 use crate::tile::element::Operand16;
+use crate::tile::weight::WeightElement;
 use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::warp::WARP_SIZE;
