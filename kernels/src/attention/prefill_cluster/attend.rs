@@ -64,8 +64,8 @@ impl<M: Operands> Tiles<M> {
     /// 32 keys while the next ones' are computed. The MMAs read the fragments that it returns.
     ///
     /// # Safety
-    /// 1. Copies of V are issued for the chunk that begins with `key`, then those of two more groups
-    ///    at most, and nothing overwrites V until the MMAs are waited for.
+    /// 1. Copies of V are issued for the chunk that begins with `key`, then those of two more
+    ///    groups at most, and nothing overwrites V until the MMAs are waited for.
     #[inline(always)]
     #[track_caller]
     unsafe fn add_values(
@@ -154,11 +154,12 @@ impl<M: Operands> Start<M> {
     }
 }
 
-/// A cluster takes one item. `scales(head, kv_head)` loads what scores and values are multiplied by.
+/// A cluster takes one item. `scales(head, kv_head)` loads what scores and values are multiplied
+/// by.
 ///
 /// # Safety
-/// 1. As [`attention_prefill_cluster`](super::attention_prefill_cluster), with Q and K of elements `M::Qk`, V of `M::V` and the output
-///    of `M::Out`; the launches that write them have ended.
+/// 1. As [`attention_prefill_cluster`](super::attention_prefill_cluster), with Q and K of elements
+///    `M::Qk`, V of `M::V` and the output of `M::Out`; the launches that write them have ended.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn attend<M: Operands>(

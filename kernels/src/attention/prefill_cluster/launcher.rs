@@ -22,8 +22,8 @@ pub struct Fp8Operands {
     pub q: Rows<E4m3>,
     /// The layer's pool of keys.
     pub k_pool: DevicePtr<E4m3>,
-    /// The layer's pool of values `[num_pages, num_kv_heads, head_dim, PAGE_SIZE]`, the positions of
-    /// a page in the order of
+    /// The layer's pool of values `[num_pages, num_kv_heads, head_dim, PAGE_SIZE]`, the positions
+    /// of a page in the order of
     /// [`storage_index`](crate::attention::sm90::fp8::storage_index).
     pub v_pool: DevicePtr<E4m3>,
     /// `[num_heads]`, from 0 on.
@@ -95,8 +95,8 @@ impl Attention {
     /// takes; `None` if no step has a prompt.
     ///
     /// # Errors
-    /// [`LaunchError`] for a shape that does not split, head counts or a window that the kernel does
-    /// not take, a block table that is too narrow, and operands that are not 16-byte aligned.
+    /// [`LaunchError`] for a shape that does not split, head counts or a window that the kernel
+    /// does not take, a block table that is too narrow, and operands that are not 16-byte aligned.
     pub fn prefill_cluster_fp8(
         &self,
         mode: Mode,

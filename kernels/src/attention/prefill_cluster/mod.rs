@@ -16,8 +16,8 @@
 //! Source    arXiv:2205.14135; split keys: Flash-Decoding (PyTorch, 2023).
 //!
 //! A block's warpgroup takes half of the item's pages, in chunks of four, whose loads it issues at
-//! once; of a chunk it computes all scores, the maximum of each row, and then the exponentials while
-//! the MMAs of `P V` run. Each block finishes half of the rows: it sends the other half of its
+//! once; of a chunk it computes all scores, the maximum of each row, and then the exponentials,
+//! while the MMAs of `P V` run. Each block finishes half of the rows: it sends the other half of its
 //! output, normalised, with its `lse`, to the other block's shared memory. In FP8 strict a second
 //! warpgroup converts V to f16 meanwhile.
 //!
