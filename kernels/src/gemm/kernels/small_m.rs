@@ -31,9 +31,7 @@ pub(super) use launcher::{Args, InstanceParams, is_normed};
 
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, max_columns, num_partials};
 use crate::gemm::epilogue::{Either, Epilogue, Matrix};
-use crate::gemm::mainloop::stream::{
-    Cursor, LaneRow, TileOrder, WeightRows, multiply, prefetch,
-};
+use crate::gemm::mainloop::stream::{Cursor, LaneRow, TileOrder, WeightRows, multiply, prefetch};
 use crate::gemm::operand::normed::{Norm, NormParams};
 use crate::gemm::operand::rows::GlobalRows;
 use crate::tile::element::Operand16;
@@ -45,8 +43,7 @@ use half::{bf16, f16};
 /// Warps that an SM should hold: as many as their registers for accumulators and x allow.
 const fn warps_per_sm(tiles_m: usize, tiles_n: usize, vecs: usize) -> usize {
     match (tiles_m, tiles_n) {
-        (1, 1 | 2) if vecs > 1 => 24,
-        (1, 1 | 2) => 32,
+        (1, 1 | 2) if vecs == 1 => 32,
         (8, 2..) => 8,
         _ => 16,
     }
@@ -174,10 +171,14 @@ pub unsafe fn gemm_16_small_m<
             let smem = dynamic_shared_mem::<f32>();
             let smem = smem.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
             let x = norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, smem);
-            multiply::<E, W, _, TILES_M, TILES_N, WARPS>(&x, &weights, cursor, prefetched, &mut acc);
+            multiply::<E, W, _, TILES_M, TILES_N, WARPS>(
+                &x, &weights, cursor, prefetched, &mut acc,
+            );
         } else {
             let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, max_rows, W::VECS);
-            multiply::<E, W, _, TILES_M, TILES_N, WARPS>(&x, &weights, cursor, prefetched, &mut acc);
+            multiply::<E, W, _, TILES_M, TILES_N, WARPS>(
+                &x, &weights, cursor, prefetched, &mut acc,
+            );
         }
         if GATED {
             // Loaded late: few gated models have a bias, so it is not worth registers.

@@ -339,9 +339,7 @@ fn multiply_k_tile<
 }
 
 /// The accumulators of a k-tile: those of the output tile, or its own if the weight is scaled.
-pub struct KTileSums<const TILES_M: usize, const TILES_N: usize>(
-    [[Accumulator; TILES_N]; TILES_M],
-);
+pub struct KTileSums<const TILES_M: usize, const TILES_N: usize>([[Accumulator; TILES_N]; TILES_M]);
 
 impl<const TILES_M: usize, const TILES_N: usize> KTileSums<TILES_M, TILES_N> {
     /// Those before the first k-step.

@@ -57,12 +57,7 @@ impl<const TILES_M: usize> GlobalRows<TILES_M> {
 
 impl<const TILES_M: usize> Input<TILES_M> for GlobalRows<TILES_M> {
     #[inline(always)]
-    unsafe fn load(
-        &self,
-        cursor: Cursor,
-        offset: u32,
-        [vec, vecs]: [usize; 2],
-    ) -> [Load; TILES_M] {
+    unsafe fn load(&self, cursor: Cursor, offset: u32, [vec, vecs]: [usize; 2]) -> [Load; TILES_M] {
         let mut loads = [[0; LOAD_WORDS]; TILES_M];
         unroll!(tile in 0..TILES_M, {
             let words = cursor.words(self.x, self.rows[tile], offset, vecs);
@@ -88,7 +83,8 @@ impl<const TILES_M: usize> SharedRows<TILES_M> {
         let mut rows = [x; TILES_M];
         for tile in 0..TILES_M {
             let row = (tile as u32 * TILE_MN + lane_group()).min(num_rows - 1);
-            rows[tile] = x.offset(row * row_stride(k, vecs) + lane_pair() * vecs as u32 * K_PER_LOAD);
+            rows[tile] =
+                x.offset(row * row_stride(k, vecs) + lane_pair() * vecs as u32 * K_PER_LOAD);
         }
         SharedRows { rows }
     }
@@ -96,12 +92,7 @@ impl<const TILES_M: usize> SharedRows<TILES_M> {
 
 impl<const TILES_M: usize> Input<TILES_M> for SharedRows<TILES_M> {
     #[inline(always)]
-    unsafe fn load(
-        &self,
-        cursor: Cursor,
-        offset: u32,
-        [vec, vecs]: [usize; 2],
-    ) -> [Load; TILES_M] {
+    unsafe fn load(&self, cursor: Cursor, offset: u32, [vec, vecs]: [usize; 2]) -> [Load; TILES_M] {
         let mut loads = [[0; LOAD_WORDS]; TILES_M];
         for tile in 0..TILES_M {
             let words = self.rows[tile].offset(cursor.unit(offset) * vecs as u32).cast::<u32>();

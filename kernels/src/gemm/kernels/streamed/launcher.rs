@@ -1,13 +1,13 @@
 //! The launch of small-batch GEMM with the weight by TMA: tile widths, ring sizes.
 
 use super::gemm_16_streamed::{self, Instance};
+use crate::Rows;
 use crate::gemm::epilogue::stream::{max_columns, num_partials};
 use crate::gemm::kernels::small_m::{Args, InstanceParams, SmallM16, is_normed};
 use crate::gemm::mainloop::stream::{TILE_K, TILE_MN};
 use crate::gemm::operand::rows::tile_elems;
 use crate::gemm::operand::{normed, ring};
 use crate::gemm::problem::{ScaleArgs, refuse, tensor_map};
-use crate::Rows;
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands};
 use crate::silu_mul::num_parts;
 use crate::tile::element::Operand16;
@@ -121,7 +121,8 @@ impl SmallM16 {
             tiles.num_blocks = self.0.n.div_ceil(tiles.columns).min(gpu.num_sms);
         }
         let Tiles { columns, per_block, num_blocks } = tiles;
-        let Rings { num_stages, shared_bytes } = self.rings(&params, columns, per_block, W::VECS)?;
+        let Rings { num_stages, shared_bytes } =
+            self.rings(&params, columns, per_block, W::VECS)?;
         let Linear16 { max_rows, .. } = self.0;
         let tile_k = TILE_K as usize;
         // In units of 16 bits.
@@ -171,15 +172,19 @@ impl SmallM16 {
     }
 
     /// Whether shared memory holds all of x beside the least ring, for a weight in 8 bits.
-    pub(in crate::gemm) fn holds_rows<W>(&self, operands: &Linear16Operands<f16, W>) -> bool
+    pub(in crate::gemm) fn holds_rows<W>(
+        &self,
+        num_sms: usize,
+        operands: &Linear16Operands<f16, W>,
+    ) -> bool
     where
         W: WeightElement<f16>,
     {
-        let Ok(instance) = self.choose_streamed(Gpu::HOPPER.num_sms, operands) else {
+        let Ok(instance) = self.choose_streamed(num_sms, operands) else {
             return false;
         };
         let params = InstanceParams::from(instance);
-        let Tiles { columns, per_block, .. } = self.tiles(&params, Gpu::HOPPER.num_sms);
+        let Tiles { columns, per_block, .. } = self.tiles(&params, num_sms);
         let rings = self.rings(&params, columns.next_power_of_two(), per_block, W::VECS);
         rings.is_ok_and(|rings| rings.num_stages > 1)
     }
