@@ -46,23 +46,18 @@ use half::{bf16, f16};
 ///    rounded up; `block_n` is the outputs of the block.
 #[kernel(
     launch_bounds(
-        max_warps(NORMED || GATED) * warp::WARP_SIZE,
-        min_blocks(NORMED || GATED, <W as WeightElement<E>>::VECS, LOADS, PREFETCHED)
+        max_warps(NORMED || GATED, BY_MMA) * warp::WARP_SIZE,
+        min_blocks(NORMED || GATED, BY_MMA)
     ),
     overlaps,
     instances(
         E in [f16, bf16],
-        gemv_{E} = <E, E, 1, 4, false, false, false, false>,
-        gemv_{E}_silu = <E, E, 4, 2, false, false, false, true>,
-        gemv_{E}_norm = <E, E, 4, 2, false, false, true, false>,
-        gemv_{E}_norm_silu = <E, E, 4, 2, false, false, true, true>,
-        gemv_f16_e4m3 = <f16, E4m3, 4, 1, true, false, false, false>,
-        gemv_f16_e4m3_r2_l2 = <f16, E4m3, 2, 2, true, false, false, false>,
-        gemv_f16_e4m3_r4_l1_p = <f16, E4m3, 4, 1, true, true, false, false>,
-        gemv_f16_e4m3_r2_l1_p = <f16, E4m3, 2, 1, true, true, false, false>,
-        gemv_f16_e4m3_silu = <f16, E4m3, 4, 1, true, true, false, true>,
-        gemv_f16_e4m3_norm = <f16, E4m3, 4, 1, false, false, true, false>,
-        gemv_f16_e4m3_norm_silu = <f16, E4m3, 4, 1, false, false, true, true>
+        gemv_{E} = <E, E, 1, 4, false, false, false>,
+        gemv_{E}_silu = <E, E, 4, 2, false, false, true>,
+        gemv_{E}_norm = <E, E, 4, 2, false, true, false>,
+        gemv_{E}_norm_silu = <E, E, 4, 2, false, true, true>,
+        gemv_f16_e4m3 = <f16, E4m3, 4, 1, true, false, false>,
+        gemv_f16_e4m3_silu = <f16, E4m3, 4, 1, true, false, true>
     )
 )]
 pub unsafe fn gemv_16<
@@ -71,7 +66,6 @@ pub unsafe fn gemv_16<
     const ROWS: usize,
     const LOADS: usize,
     const BY_MMA: bool,
-    const PREFETCHED: bool,
     const NORMED: bool,
     const GATED: bool,
 >(
@@ -148,19 +142,9 @@ pub unsafe fn gemv_16<
     };
     let mut products = DotProducts::<ROWS>::new();
     loop {
-        let here = (loads, inputs);
-        if PREFETCHED {
-            // SAFETY: as above.
-            (loads, inputs) = unsafe {
-                let at = warp_k + step + lane_k;
-                let loads = weights.load::<E, LOADS>(at, k, num_parts(GATED));
-                (loads, input.load::<LOADS, NORMED>(at, W::VECS))
-            };
-        }
-        let (here_loads, here_inputs) = here;
         unroll!(load_idx in 0..4, {
             if load_idx < LOADS {
-                let (x, weights) = (&here_inputs[load_idx], &here_loads[load_idx]);
+                let (x, weights) = (&inputs[load_idx], &loads[load_idx]);
                 if BY_MMA {
                     products.multiply_by_mma::<E, W>(x, weights, num_parts(GATED));
                 } else {
@@ -172,9 +156,6 @@ pub unsafe fn gemv_16<
         warp_k += step;
         if warp_k >= k {
             break;
-        }
-        if PREFETCHED {
-            continue;
         }
         // SAFETY: as above.
         (loads, norms, inputs) = unsafe {

@@ -172,15 +172,19 @@ impl SmallM16 {
     }
 
     /// Whether shared memory holds all of x beside the least ring, for a weight in 8 bits.
-    pub(in crate::gemm) fn holds_rows<W>(&self, operands: &Linear16Operands<f16, W>) -> bool
+    pub(in crate::gemm) fn holds_rows<W>(
+        &self,
+        num_sms: usize,
+        operands: &Linear16Operands<f16, W>,
+    ) -> bool
     where
         W: WeightElement<f16>,
     {
-        let Ok(instance) = self.choose_streamed(Gpu::HOPPER.num_sms, operands) else {
+        let Ok(instance) = self.choose_streamed(num_sms, operands) else {
             return false;
         };
         let params = InstanceParams::from(instance);
-        let Tiles { columns, per_block, .. } = self.tiles(&params, Gpu::HOPPER.num_sms);
+        let Tiles { columns, per_block, .. } = self.tiles(&params, num_sms);
         let rings = self.rings(&params, columns.next_power_of_two(), per_block, W::VECS);
         rings.is_ok_and(|rings| rings.num_stages > 1)
     }
