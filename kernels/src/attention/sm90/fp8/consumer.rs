@@ -162,7 +162,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 if T::FLUSH_BLOCKS > 0 && num_blocks == T::FLUSH_BLOCKS {
                     num_blocks = 0;
                     let maxima = softmax.maxima();
-                    self.add_total(&mut total, maxima);
+                    self.add_total(&total, maxima);
                     self.store_total(&mut total, maxima);
                 }
             }
@@ -172,7 +172,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
             let sum = self.multiply_pv::<T>(&weights);
             self.wait_pv(sum);
             if T::FLUSH_BLOCKS > 0 {
-                self.add_total(&mut total, softmax.maxima());
+                self.add_total(&total, softmax.maxima());
             }
         } else {
             self.stages.q.release();
