@@ -153,6 +153,22 @@ fn a_prompt_in_chunks_is_the_whole_prompt() {
     }
 }
 
+/// Linear layers' weights in E4M3: other logits than in f32, and near them.
+#[test]
+fn weights_become_e4m3_when_a_model_is_loaded() {
+    let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(8), 40);
+    let [fp8, exact] = [PrecisionChoice::Fp8, Precision::F32.into()].map(|precision| {
+        let mut engine = engine(EngineOptions { precision, ..options() });
+        let storage = engine.model().weight_dtype(engine.numerics()).unwrap().unwrap();
+        (engine.logits(&tokens).unwrap(), storage.to_string())
+    });
+    assert_eq!((&*fp8.1, &*exact.1), ("F8_E4M3", "F32"));
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    let difference = norm(&mut fp8.0.iter().zip(&exact.0).map(|(a, b)| a - b));
+    let error = difference / norm(&mut exact.0.iter().copied());
+    assert!((1e-3..0.15).contains(&error), "relative error {error}");
+}
+
 #[test]
 fn logits_beside_requests_that_run() {
     let mut engine = engine(EngineOptions { context: Some(128), max_seqs: 2, ..options() });

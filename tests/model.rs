@@ -10,7 +10,7 @@ use halfwarp::plan::{
     Rows, StepInputs, View, WeightStorage,
 };
 use halfwarp::{Decoder, Model, ModelError, OpenError};
-use interpreter::{Interpreter, nothing};
+use interpreter::Interpreter;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use std::ffi::OsStr;
@@ -79,7 +79,7 @@ fn check_logits(model: &Model, expected: &Path, change: impl Fn(&mut Plan)) {
     let want: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
     let mut plan = model.plan(&Numerics::default(), bounds(tokens.len()), 2).unwrap();
     change(&mut plan);
-    let error = relative_error(&Interpreter::logits(model, &plan, &tokens, &nothing), &want);
+    let error = relative_error(&Interpreter::logits(model, &plan, &tokens, &|_| &[]), &want);
     println!("{}: {error:.2e}", expected.display());
     assert!(error < 1e-5, "{}: relative error {error:.2e}", expected.display());
 }
@@ -195,7 +195,7 @@ fn a_model_in_blocks_computes_what_its_numbers_do() {
     let tokens: Vec<u32> = (0..31).map(|i| i * 37 % 100).collect();
     let bounds = Bounds { max_kv_len: 64, ..bounds(tokens.len()) };
     let dense = model.plan(&Numerics::default(), bounds, 1).unwrap();
-    let wanted = Interpreter::logits(&model, &dense, &tokens, &nothing);
+    let wanted = Interpreter::logits(&model, &dense, &tokens, &|_| &[]);
     let numerics = Numerics { weights: WeightStorage::AsStored, ..Numerics::default() };
     let plan = model.plan(&numerics, bounds, 1).unwrap();
     let bytes =

@@ -13,7 +13,6 @@ use halfwarp::plan::{
 };
 use interpreter::Interpreter;
 use libtest_mimic::{Arguments, Completion, Trial};
-use std::collections::BTreeSet;
 
 /// Of the logits: norm of the difference over norm. Activations are in f16.
 const MAX_ERROR: f64 = 5e-3;
@@ -225,11 +224,11 @@ fn logits(mut opened: Opened) {
         let tokens: Vec<u32> =
             (0..PROMPT_LEN + 2).map(|position| opened.token(seq, position)).collect();
         let plan = opened.model.plan(&dense, bounds(tokens.len(), 1, tokens.len()), 1).unwrap();
-        let want = |rounded: &[BTreeSet<WeightId>], first: usize, num_rows: usize| {
+        let want = |rounded: &[Vec<WeightId>], first: usize, num_rows: usize| {
             // What is cached of a prompt is of its rows, rounded as they are.
             let of_token = |token: usize| {
                 let step = (token + 1).saturating_sub(PROMPT_LEN).min(rounded.len() - 1);
-                &rounded[step]
+                &rounded[step][..]
             };
             let logits = Interpreter::logits(&opened.model, &plan, &tokens, &of_token);
             logits[first * vocab_size..][..num_rows * vocab_size].to_vec()
@@ -243,7 +242,7 @@ fn logits(mut opened: Opened) {
         if seq == 1 {
             cases.push((&of_one, want(&rounded, PROMPT_LEN + 1, 1)));
         }
-        let bound = match rounded.iter().all(BTreeSet::is_empty) {
+        let bound = match rounded.iter().all(Vec::is_empty) {
             true => MAX_ERROR,
             false => MAX_ROUNDED_ERROR,
         };
@@ -255,7 +254,7 @@ fn logits(mut opened: Opened) {
 }
 
 /// The weights whose rows are rounded to E4M3.
-fn rounded_weights(plan: &Plan) -> BTreeSet<WeightId> {
+fn rounded_weights(plan: &Plan) -> Vec<WeightId> {
     let linear = |op: &Op| match op {
         Op::Linear(linear) if plan.rounds_rows(linear) => Some(linear.weight),
         _ => None,

@@ -6,16 +6,10 @@ use halfwarp::plan::{
     AppendAttention, Attention, ConstantId, Linear, Norm, Op, Plan, RopeAppend, View, WeightId,
     WeightSource,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Of a token by its index, the weights whose rows are rounded to E4M3.
-pub type Rounded<'a> = &'a dyn Fn(usize) -> &'a BTreeSet<WeightId>;
-
-/// None of them.
-pub fn nothing(_: usize) -> &'static BTreeSet<WeightId> {
-    static NOTHING: BTreeSet<WeightId> = BTreeSet::new();
-    &NOTHING
-}
+pub type Rounded<'a> = &'a dyn Fn(usize) -> &'a [WeightId];
 
 /// Runs a plan for one sequence from its first position, with no paging and no batching.
 pub struct Interpreter<'a> {

@@ -118,7 +118,7 @@ fn e4m3_is_kept_with_its_scales() {
     for name in ["fp8-tensor", "fp8-channel", "fp8-block"] {
         let checkpoint = Checkpoint::open(fixture(name)).unwrap();
         for layer in ["self_attn.k_proj", "mlp.down_proj"] {
-            // K is of one block: its scale is that of each of its rows.
+            // A block of K has all columns: its scale is that of each of its rows.
             let storage = match (name, layer) {
                 ("fp8-block", "mlp.down_proj") => Dtype::F8_E4M3_BLOCKS,
                 _ => Dtype::F8_E4M3,

@@ -45,7 +45,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("gemm_bf16_small", &["HMMA", "LDG.E.NA"]),
     ("gemm_bf16_streamed", &["HMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
     ("gemm_bf16_swapped", &["HGMMA", "UTMALDG.2D", "LDGSTS", "SYNCS.PHASECHK"]),
-    ("gemm_e4m3_sm90", &["QGMMA", "UTMALDG", "SYNCS.PHASECHK", "USETMAXREG"]),
+    ("gemm_e4m3_sm90", &["QGMMA", "UTMALDG", "SYNCS.PHASECHK"]),
     ("gemm_f16_q", &["HMMA", "LDG.E.NA"]),
     ("gemm_f16_ring", &["HMMA", "LDGSTS"]),
     ("gemm_f16_sm90", &["HGMMA", "UTMALDG"]),
@@ -206,6 +206,18 @@ mod tests {
     fn a_mnemonic_that_is_missing_is_a_fault() {
         let without = CODE.replace("LDGSTS.E", "LDGSTSX.E");
         assert_eq!(faults("cp_async_f32", &without), ["no LDGSTS in the machine code"]);
+    }
+
+    #[test]
+    fn layers_of_8_bit_floats_have_their_own_mma() {
+        let code = |mma: &str| {
+            let mnemonics = ["UTMALDG.2D", "SYNCS.PHASECHK.TRANS64.TRYWAIT", mma];
+            mnemonics.map(|m| format!("/*0000*/ {m} R1 ;\n")).concat()
+        };
+        let symbol = "gemm_e4m3_sm90_64x64";
+        assert!(faults(symbol, &code("QGMMA.64x64x32.F32.E4M3.E4M3")).is_empty());
+        let wrong = faults(symbol, &code("HGMMA.64x64x16.F32"));
+        assert_eq!(wrong, ["no QGMMA in the machine code"]);
     }
 
     #[test]

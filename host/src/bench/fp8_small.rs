@@ -18,7 +18,7 @@ use rayon::prelude::*;
 
 use super::gemm::Shape;
 use super::kernels::{
-    BenchError, MIN_US, REPEATS, Row, calls_per_round, check_error, num_copies, relative_error,
+    BenchError, Row, calls_per_round, check_error, num_copies, relative_error, us_per_call_of,
 };
 use crate::exec::ExecError;
 use crate::exec::cuda::KernelBench;
@@ -131,8 +131,8 @@ impl Bench {
         };
         let once = make(0, Out16::F32(Rows::new(verified, n)))?;
         let rows = Out16::Half(Rows::new(out, n));
-        let launches: Vec<Launch> =
-            (0..self.copies.len()).map(|copy| make(copy, rows)).collect::<Result<_, _>>()?;
+        let launches = (0..self.copies.len()).map(|copy| Ok(vec![make(copy, rows)?]));
+        let launches: Vec<Vec<Launch>> = launches.collect::<Result<_, ExecError>>()?;
         let bench = &mut self.bench;
         // SAFETY: launches are made of buffers of the bench.
         unsafe { bench.time_us(&[once], 1, 1) }?;
@@ -142,18 +142,8 @@ impl Bench {
         let error = check_error(&shape, self.inputs.sampled_error(&got), MAX_ERROR)?;
 
         let calls = calls_per_round(launches.len());
-        let round = |rounds: usize| -> Vec<Launch> {
-            launches.iter().cycle().take(rounds * calls).cloned().collect()
-        };
-        let mut times = |rounds| -> Result<Vec<f64>, ExecError> {
-            // SAFETY: as above.
-            unsafe {
-                let once = bench.time_us(&round(rounds), 2, 2)?[0];
-                bench.time_us(&round(rounds), (MIN_US / once).max(1.0) as usize, REPEATS)
-            }
-        };
-        let (two, one) = (times(2)?, times(1)?);
-        let [us, min_us] = [REPEATS / 2, 0].map(|i| (two[i] - one[i]) / calls as f64);
+        // SAFETY: as above.
+        let [us, min_us] = unsafe { us_per_call_of(bench, &launches, calls) }?;
         let target = if gpu.target == Target::Sm80 { "sm_80" } else { "sm_90a" };
         Ok(Row {
             op: "gemm",

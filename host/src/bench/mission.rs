@@ -1,8 +1,8 @@
 //! The mission: attention of 1 x 8 x 512 x 64 in f16 or in FP8, verified and timed.
 //!
 //! The kernel is launched as a plan launches it, on a paged cache and a work list, through its
-//! launcher. All outputs are verified against f64 before anything is timed: in FP8 on the dequantised
-//! inputs, and the kernel in f16 is verified and timed beside. The calls follow each
+//! launcher. All outputs are verified against f64 before anything is timed: in FP8 on the
+//! dequantised inputs, and the kernel in f16 is verified and timed beside. The calls follow each
 //! other in one CUDA graph, over as many copies of the inputs as the peers are given, without
 //! overlap; a time is what a call adds to a graph, and the median of several. Beside it stands the
 //! time of an empty kernel of the same grid: after large kernels a process starts every kernel
@@ -56,8 +56,8 @@ enum Kernel {
 }
 
 impl Kernel {
-    /// The largest error of an output that is accepted: absolute in f16; in FP8 by the reference, if
-    /// that is above 1.
+    /// The largest error of an output that is accepted: absolute in f16; in FP8 by the reference,
+    /// if that is above 1.
     fn max_error(self) -> f64 {
         match self {
             Kernel::F16 => 2e-3,

@@ -9,4 +9,6 @@ pub mod wgmma;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use table::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use table::{FMA_TILES, MMA_TILES, TileConfig, WGMMA_TILES};
+pub use table::{
+    FMA_TILES, FP8_FAST_TILES, FP8_TWO_LEVEL_TILES, MMA_TILES, TileConfig, WGMMA_TILES,
+};

@@ -17,7 +17,6 @@ mod select;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use config::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
-#[cfg(not(target_arch = "nvptx64"))]
 pub use fp8::{Fp8Accumulate, LinearFp8, LinearFp8Operands, WeightScales};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use kernels::epilogue::{GemmEpilogue, GemmEpilogueOperands, OutputOf};

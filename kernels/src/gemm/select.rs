@@ -215,7 +215,7 @@ impl TileConfig {
     }
 
     /// Clusters that run at the same time, at least one.
-    pub(super) fn workers(&self, num_sms: usize) -> usize {
+    pub(in crate::gemm) fn workers(&self, num_sms: usize) -> usize {
         (num_sms / self.blocks_per_cluster()).max(1)
     }
 

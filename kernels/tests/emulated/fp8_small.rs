@@ -115,13 +115,12 @@ impl Case {
     /// x as the weight is multiplied with it.
     fn normed_x(&self, operands: &Operands) -> Vec<f64> {
         let k = self.k;
-        let rounds = self.order == SumOrder::SmallBatch;
         let row = |x: &[f32]| -> Vec<f64> {
             let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / k as f64;
             let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
             let normed = x.iter().zip(&operands.norm_weight);
             let normed = normed.map(|(&x, &weight)| scale * f64::from(x) * f64::from(weight));
-            normed.map(|x| if rounds { f16::from_f64(x).to_f64() } else { x }).collect()
+            normed.map(|x| f16::from_f64(x).to_f64()).collect()
         };
         operands.x.chunks(k).flat_map(row).collect()
     }
@@ -383,4 +382,42 @@ fn the_dense_copy_is_exact() {
             }
         }
     }
+}
+
+/// Why there is no launch of a layer that `change` has changed.
+fn error(change: impl FnOnce(&mut LinearFp8Small, &mut LinearFp8SmallOperands)) -> String {
+    let rows = |address| Rows::new(DevicePtr::<f16>::new(address), 896);
+    let mut layer =
+        LinearFp8Small { max_rows: 1, n: 896, k: 896, gated: false, order: SumOrder::Fastest };
+    let mut operands = LinearFp8SmallOperands {
+        x: Input16::Half(rows(16)),
+        weight: Rows::new(DevicePtr::new(32), 896),
+        scales: WeightScales::Blocks(DevicePtr::new(48)),
+        bias: None,
+        residual: None,
+        out: Out16::Half(rows(64)),
+    };
+    change(&mut layer, &mut operands);
+    let maps = &mut |_: &_| unreachable!();
+    let launch = layer.launch(SM80, DevicePtr::new(80), &operands, maps);
+    launch.map(|_| ()).unwrap_err().to_string()
+}
+
+#[test]
+fn rejects_what_it_does_not_compute() {
+    assert_eq!(error(|layer, _| layer.k = 888), "k is 888: expected a multiple of 16");
+    assert_eq!(
+        error(|_, operands| operands.weight.row_stride = 904),
+        "row stride is 904: expected a multiple of 16"
+    );
+    assert_eq!(
+        error(|layer, _| layer.max_rows = 17),
+        "rows is 17: expected at most 16 with a weight in FP8"
+    );
+    assert_eq!(
+        error(|layer, _| (layer.gated, layer.n) = (true, 100)),
+        "n is 100: expected a multiple of 128 with scales of blocks and a gate"
+    );
+    assert!(error(|layer, _| layer.order = SumOrder::Tiles).starts_with("orders is 1"));
+    assert!(error(|layer, _| (layer.max_rows, layer.gated) = (9, true)).contains("at most 8"));
 }

@@ -2,11 +2,12 @@
 //! separate kernels, and against an oracle.
 
 use crate::device::{Device, SEEDS, Stored, assert_close, random};
+use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::element::{Dtype, NarrowedFrom};
+use kernels::element::NarrowedFrom;
 use kernels::gemm::Gemv16;
 use kernels::gemm::SmallM16;
 use kernels::gemm::kernels::small_m::gemm_16_small_m::Instance;
@@ -274,9 +275,9 @@ fn plain_instance<E: Half>(fused: Instance) -> Instance {
 
 /// The instances of `E`.
 fn instances<E: Half>() -> impl Iterator<Item = Instance> {
-    let name = if E::DTYPE == Dtype::Bf16 { "bf16" } else { "f16" };
+    let element = TypeId::of::<E>();
     let instances = Instance::ALL.iter().copied();
-    instances.filter(move |instance| instance.symbol().split('_').nth(1) == Some(name))
+    instances.filter(move |instance| instance.e() == element && instance.w() == element)
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

@@ -1,6 +1,7 @@
 //! Linear layers of small batches in f16 and bf16, by the kernels without TMA.
 
 use crate::device::{Device, SEEDS, Stored, assert_close, random};
+use core::any::TypeId;
 use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
 use kernels::Rows;
@@ -134,8 +135,9 @@ fn check<E: Half>(case: &Case, seed: u64) {
 
 /// The instances of `E` with nothing fused to them.
 fn instances<E: Half>() -> impl Iterator<Item = Instance> {
-    let of_element =
-        |instance: &Instance| instance.symbol().split('_').nth(1) == Some(name_of::<E>());
+    let of_element = |instance: &Instance| {
+        instance.e() == TypeId::of::<E>() && instance.w() == TypeId::of::<E>()
+    };
     let is_plain = |instance: &Instance| !instance.normed() && !instance.gated();
     Instance::ALL.iter().copied().filter(of_element).filter(is_plain)
 }

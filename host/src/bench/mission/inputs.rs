@@ -5,7 +5,8 @@ use cuda_std::launch::{DevicePtr, Launch};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
 use kernels::Rows;
-use kernels::attention::prefill_cluster::{Fp8Mode, Fp8Operands, storage_index};
+use kernels::attention::prefill_cluster::Fp8Operands;
+use kernels::attention::sm90::fp8::{Mode, storage_index};
 use kernels::attention::{Attention, AttentionOperands, SeqInputs, SeqLens};
 use kernels::element::Dtype;
 use kernels::gemm::Gpu;
@@ -214,8 +215,8 @@ impl Inputs {
                 }
                 return Ok(Call { launch: launch.expect("there are tokens"), out });
             }
-            Kernel::Fp8Strict => Fp8Mode::Strict,
-            Kernel::Fp8Fast => Fp8Mode::Fast,
+            Kernel::Fp8Strict => Mode::Strict,
+            Kernel::Fp8Fast => Mode::Fast,
         };
         let v_pool = put("v_pool", &transposed(&v.pool()))?;
         let mut scales = |tensor: &Tensor| -> Result<DevicePtr<f32>, ExecError> {

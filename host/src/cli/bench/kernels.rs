@@ -9,7 +9,7 @@ use crate::cli::{
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use halfwarp::bench::{
-    attention, attention_fp8, fp8, gemm,
+    attention, attention_fp8, fp8, fp8_small, gemm,
     kernels::{BenchError, Row},
     quantised,
     record::Record,
@@ -34,7 +34,7 @@ pub struct KernelsArgs {
     dtype: OperandType,
     /// Linear layers whose weight stays in this format, by up to 16 rows in f16
     #[arg(long, value_name = "FORMAT", value_parser = formats(), conflicts_with_all = ["dtype", "gemm", "accumulate", "target"])]
-    weights: Option<BlockFormat>,
+    weights: Option<WeightFormat>,
     /// Which GEMM kernels to time
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
@@ -123,10 +123,30 @@ enum Accumulators {
     Fast,
 }
 
+/// A format of `--weights`.
+#[derive(Clone, Copy)]
+enum WeightFormat {
+    Blocks(BlockFormat),
+    E4m3,
+}
+
+impl WeightFormat {
+    fn name(self) -> &'static str {
+        match self {
+            WeightFormat::Blocks(format) => format.name(),
+            WeightFormat::E4m3 => "f8_e4m3",
+        }
+    }
+}
+
 /// The formats of `--weights`.
-fn formats() -> impl TypedValueParser<Value = BlockFormat> {
-    let format = |name: String| BlockFormat::ALL.into_iter().find(|format| format.name() == name);
-    PossibleValuesParser::new(BlockFormat::ALL.map(BlockFormat::name))
+fn formats() -> impl TypedValueParser<Value = WeightFormat> {
+    let all = || {
+        let formats = BlockFormat::ALL.into_iter().map(WeightFormat::Blocks);
+        formats.chain([WeightFormat::E4m3])
+    };
+    let format = move |name: String| all().find(|format| format.name() == name);
+    PossibleValuesParser::new(all().map(WeightFormat::name))
         .map(move |name| format(name).expect("one of the possible values"))
 }
 
@@ -134,6 +154,7 @@ fn formats() -> impl TypedValueParser<Value = BlockFormat> {
 enum Bench {
     Gemm(gemm::Subject, Vec<gemm::Shape>),
     Fp8(fp8::Subject, Vec<gemm::Shape>),
+    Fp8Small(fp8_small::Subject, Vec<gemm::Shape>),
     Quantised(quantised::Subject, Vec<gemm::Shape>),
     Attention(attention::Subject, Vec<attention::Shape>),
     AttentionFp8(attention_fp8::Subject, Vec<attention::Shape>),
@@ -154,6 +175,10 @@ pub fn run(args: &KernelsArgs) -> Result<(), Failure> {
             }
             Bench::Fp8(subject, shapes) => {
                 time(args, &mut records, &GEMM, &shapes, |shape| fp8::measure(&subject, shape))?
+            }
+            Bench::Fp8Small(subject, shapes) => {
+                let of = |shape| fp8_small::measure(&subject, shape);
+                time(args, &mut records, &GEMM, &shapes, of)?
             }
             Bench::Quantised(subject, shapes) => {
                 let mut measure = |path, shapes: &[gemm::Shape]| {
@@ -228,10 +253,18 @@ impl KernelsArgs {
     fn bench(&self, op: Op) -> Result<Bench, Failure> {
         let (gpu, target) = (self.gpu, self.target.map(Target::from));
         let cubin_dir = default_cubin_dir();
-        if let Some(format) = self.weights {
-            let subject =
-                quantised::Subject { gpu, format, path: quantised::Path::Fused, cubin_dir };
-            return Ok(Bench::Quantised(subject, self.shapes(gemm_shape, quantised::shapes)?));
+        match self.weights {
+            Some(WeightFormat::Blocks(format)) => {
+                let subject =
+                    quantised::Subject { gpu, format, path: quantised::Path::Fused, cubin_dir };
+                return Ok(Bench::Quantised(subject, self.shapes(gemm_shape, quantised::shapes)?));
+            }
+            Some(WeightFormat::E4m3) => {
+                let subject =
+                    fp8_small::Subject { gpu, kernel: None, block_scales: false, cubin_dir };
+                return Ok(Bench::Fp8Small(subject, self.shapes(gemm_shape, fp8_small::shapes)?));
+            }
+            None => {}
         }
         if self.dtype == OperandType::E4m3 && op == Op::AttentionPrefill {
             let is_fast = self.accumulate == Accumulators::Fast;

@@ -98,8 +98,8 @@ impl<'a> Packed<'a> {
         let [_, cols] = self.shape;
         match self.layout {
             Layout::Fp8 { block, .. } => match *block {
-                [FP8_BLOCK, FP8_BLOCK] => Some(Dtype::F8_E4M3_BLOCKS),
                 [_, block_cols] if block_cols >= cols => Some(Dtype::F8_E4M3),
+                [FP8_BLOCK, FP8_BLOCK] => Some(Dtype::F8_E4M3_BLOCKS),
                 _ => None,
             },
             Layout::Int4 { blocks, .. } => *blocks,

@@ -1,9 +1,9 @@
 //! The warpgroup that loads V in E4M3 and converts it to f16, while the other one multiplies.
 
-use super::copy::{Cache, PASS_BYTES, VEC_BYTES, place};
+use super::copy::{Cache, VEC_BYTES, place};
 use super::fp8::first_keys;
 use super::{BLOCK_N, CHUNK_PAGES, HEAD_DIM, MULTIPLIERS, PAGE_SIZE};
-use crate::tile::smem::{SmemTile, tile_bytes_of};
+use crate::tile::smem::SmemTile;
 use cuda_std::prelude::*;
 use cuda_std::{E4m3, E4m3x2};
 use half::f16;
@@ -13,119 +13,96 @@ pub const NUM_THREADS: u32 = warp::WARPGROUP_SIZE;
 
 const ALL_THREADS: u32 = MULTIPLIERS + NUM_THREADS;
 
-/// Named barriers: the halves of V are converted; V is multiplied.
-const FIRST_HALF: u32 = 2;
-const SECOND_HALF: u32 = 3;
-const MULTIPLIED: u32 = 4;
+/// Named barriers: V may be loaded; it is converted.
+const WANTED: u32 = 2;
+const CONVERTED: u32 = 3;
 
-/// Vectors of a thread of half a chunk: two of each page.
-const HALF_VECS: usize = 4;
-
-/// Waits for half `half` of the chunk, in the threads that multiply.
+/// Lets the threads that convert load a chunk, in the threads that multiply: after the copies of
+/// K, which is wanted first, and when the chunk before is multiplied.
 #[inline(always)]
 #[track_caller]
-pub fn wait_for_half(half: u32) {
-    match half {
-        0 => barrier::sync::<FIRST_HALF, ALL_THREADS>(),
-        _ => barrier::sync::<SECOND_HALF, ALL_THREADS>(),
-    }
+pub fn want_values() {
+    barrier::arrive::<WANTED, ALL_THREADS>();
 }
 
-/// Tells the threads that convert that V is multiplied.
+/// Waits for the chunk, in the threads that multiply.
 #[inline(always)]
 #[track_caller]
-pub fn release() {
-    barrier::arrive::<MULTIPLIED, ALL_THREADS>();
+pub fn wait_for_values() {
+    barrier::sync::<CONVERTED, ALL_THREADS>();
 }
 
-/// Converts the chunks of V from key `key` on.
+/// Loads and converts the chunks of V from key `key` on to `tile`, by way of `staging`.
 ///
 /// # Safety
-/// 1. `pool` is a layer's pool, and the sequence has the cache's keys; `tile` holds a chunk.
-/// 2. The threads that multiply wait for each half, and arrive when another chunk follows.
+/// 1. `pool` is a layer's pool, and the sequence has the cache's keys; the tiles hold a chunk.
+/// 2. The threads that multiply call [`want_values`] and [`wait_for_values`] for each chunk.
 #[inline(always)]
 #[track_caller]
-pub unsafe fn convert_values(cache: &Cache, pool: Global<E4m3>, mut key: u32, tile: SmemTile<f16>) {
+pub unsafe fn convert_values(
+    cache: &Cache,
+    pool: Global<E4m3>,
+    mut key: u32,
+    staging: SmemTile<E4m3>,
+    tile: SmemTile<f16>,
+) {
     loop {
-        // SAFETY: the caller's promise. The halves are converted in turn.
+        // SAFETY: the caller's promise.
+        let pages = unsafe { cache.pages(key) };
+        barrier::sync::<WANTED, ALL_THREADS>();
+        // SAFETY: the caller's promise; each thread converts what it has copied.
         unsafe {
-            let (pages, keys) = (cache.pages(key), cache.keys(key));
-            let first = load_half(cache, pool, &pages, keys, 0);
-            let second = load_half(cache, pool, &pages, keys, 1);
-            store_half(first, keys, tile, 0);
-            barrier::arrive::<FIRST_HALF, ALL_THREADS>();
-            store_half(second, keys, tile, 1);
-            barrier::arrive::<SECOND_HALF, ALL_THREADS>();
+            cache.copy_transposed_chunk(pool, &pages, key, staging);
+            cp_async::wait(0);
+            convert_chunk(cache.keys(key), staging, tile);
         }
+        fence::proxy_async_shared();
+        barrier::arrive::<CONVERTED, ALL_THREADS>();
         key += BLOCK_N;
         if key >= cache.end_key {
             break;
         }
-        barrier::sync::<MULTIPLIED, ALL_THREADS>();
     }
 }
 
-/// Which of the chunk's `keys` keys are in the thread's vectors of page `page`.
-#[inline(always)]
-fn keys_of_vec(keys: u32, page: u32) -> u32 {
-    let (_, vec) = place::<E4m3>();
-    keys.saturating_sub(page * PAGE_SIZE + vec * VEC_BYTES)
-}
+/// Bytes of a page and of a chunk of V in E4M3.
+const PAGE_BYTES: u32 = PAGE_SIZE * HEAD_DIM;
+const CHUNK_BYTES: u32 = CHUNK_PAGES * PAGE_BYTES;
 
-/// Loads the thread's vectors of half a chunk of `keys` keys; those without a key are zeros.
+/// Converts the vectors that the thread has copied of a chunk of `keys` keys.
 ///
 /// # Safety
-/// 1. As [`convert_values`]; `pages` are the chunk's.
+/// 1. They are there, and no other thread reads or writes the thread's part of the tiles.
 #[inline(always)]
 #[track_caller]
-unsafe fn load_half(
-    cache: &Cache,
-    pool: Global<E4m3>,
-    pages: &[u32; CHUNK_PAGES as usize],
-    keys: u32,
-    half: u32,
-) -> [[u32; 4]; HALF_VECS] {
-    let mut vecs = [[0; 4]; HALF_VECS];
-    unroll!(i in 0..4, {
-        let page = 2 * half + i as u32 / 2;
-        let from = cache.vec_of_page(pool, pages[page as usize]).cast::<u32>();
-        let at = i % 2 * (PASS_BYTES / 4) as usize;
-        // SAFETY: the caller's promise.
-        vecs[i] = unsafe { from.get_vec_if(at, keys_of_vec(keys, page) > 0) };
-    });
-    vecs
-}
-
-/// Converts and stores the thread's vectors of half a chunk.
-///
-/// # Safety
-/// 1. The threads that multiply do not read the half.
-#[inline(always)]
-#[track_caller]
-unsafe fn store_half(vecs: [[u32; 4]; HALF_VECS], keys: u32, tile: SmemTile<f16>, half: u32) {
+unsafe fn convert_chunk(keys: u32, staging: SmemTile<E4m3>, tile: SmemTile<f16>) {
     let (row, vec) = place::<E4m3>();
-    let [even, odd] = [0, 1].map(|i| tile.vec_at(0, row, 2 * vec + i).cast::<u32>());
-    unroll!(i in 0..4, {
-        let page = 2 * half + i as u32 / 2;
-        let mut vec = vecs[i];
-        let keys = keys_of_vec(keys, page);
-        if keys < VEC_BYTES {
-            vec = first_keys(vec, keys);
-        }
-        // Of a pair of pairs of keys, `2t, 2t + 1` and the same eight further on, the first half.
-        let pairs = |shift: u32| {
-            vec.map(|word| {
-                let pair = E4m3x2::from_bits((word >> shift) as u16);
-                convert::e4m3x2_to_f16x2(pair).to_bits()
-            })
-        };
-        let panel = page * tile_bytes_of::<f16>(HEAD_DIM, PAGE_SIZE);
-        let at = (panel + i as u32 % 2 * 2 * PASS_BYTES) / 4;
-        // SAFETY: the caller's promise; the thread's own vectors.
+    let staged = staging.vec_at(0, row, vec).cast::<u32>();
+    let [low, high] = [0, 1].map(|i| tile.vec_at(0, row, 2 * vec + i).cast::<u32>());
+    // Keys from the first one of the vector on.
+    let first_key = vec * VEC_BYTES;
+    // A stride that only the launch knows keeps the loop one: unrolled, it would take longer to
+    // fetch than to execute, and the warps that multiply fetch at the same time.
+    let pass_bytes = (thread::block_dim_x() - MULTIPLIERS) * VEC_BYTES;
+    let mut at = 0;
+    while at < CHUNK_BYTES {
+        let keys = keys as i32 - (at / PAGE_BYTES * PAGE_SIZE + first_key) as i32;
+        // SAFETY: the caller's promise.
         unsafe {
-            even.set_vec(at, pairs(0));
-            odd.set_vec(at, pairs(16));
+            let mut codes = staged.get_vec(at / 4);
+            if 0 < keys && keys < VEC_BYTES as i32 {
+                codes = first_keys(codes, keys as u32);
+            }
+            // Of each word the lower pair is of the first eight keys, the upper one of the others.
+            let pairs = |shift: u32| {
+                codes.map(|word: u32| {
+                    let pair = E4m3x2::from_bits((word >> shift) as u16);
+                    convert::e4m3x2_to_f16x2(pair).to_bits()
+                })
+            };
+            low.set_vec(at / 2, pairs(0));
+            high.set_vec(at / 2, pairs(16));
         }
-    });
-    fence::proxy_async_shared();
+        at += pass_bytes;
+    }
 }

@@ -10,16 +10,8 @@ use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, FragmentA, InFlight};
 use half::f16;
 
-/// Where position `position` of a page is in a row of V: of each 16, thread `t` of a quad has
-/// scores `2t, 2t + 1, 2t + 8, 2t + 9`, which as four 8-bit elements are adjacent in its fragment.
-#[inline(always)]
-pub const fn storage_index(position: u32) -> u32 {
-    let (group, index) = (position & !15, position & 15);
-    group | (index & 7) >> 1 << 2 | index >> 3 << 1 | index & 1
-}
-
 /// Zeroes all but the first `keys` of the 16 keys of a vector of V, which are in the order of
-/// [`storage_index`].
+/// [`storage_index`](crate::attention::sm90::fp8::storage_index).
 #[inline(always)]
 pub fn first_keys(vec: [u32; 4], keys: u32) -> [u32; 4] {
     let mut kept = vec;
@@ -45,6 +37,9 @@ pub fn transposed<E: wgmma::Element>(tile: Shared<u8>) -> SmemTile<E> {
 /// `P V` in f16: a second warpgroup converts V.
 pub struct Strict;
 
+/// Where V is before its conversion.
+const STAGING_AT: u32 = tile_bytes_of::<f16>(HEAD_DIM, BLOCK_N);
+
 /// `P V` in E4M3: probabilities have 4 bits, of a largest one of 256.
 pub struct Fast;
 
@@ -56,9 +51,10 @@ impl Operands for Strict {
 
     const NUM_THREADS: u32 = MULTIPLIERS + converter::NUM_THREADS;
     const V_GROUPS: u32 = 0;
-    const V_BYTES: u32 = tile_bytes_of::<f16>(HEAD_DIM, BLOCK_N);
+    const V_BYTES: u32 = STAGING_AT + tile_bytes_of::<E4m3>(HEAD_DIM, BLOCK_N);
 
     #[inline(always)]
+    #[track_caller]
     unsafe fn copy_values(
         _: &Cache,
         _: Global<E4m3>,
@@ -66,25 +62,26 @@ impl Operands for Strict {
         _key: u32,
         _: Shared<u8>,
     ) {
+        converter::want_values();
     }
 
     #[inline(always)]
     #[track_caller]
     unsafe fn wait_for_values(_: &Cache, _key: u32, _: Shared<u8>, half: u32) {
-        converter::wait_for_half(half);
+        // All of V is converted at once.
+        if half == 0 {
+            converter::wait_for_values();
+        }
     }
 
     #[inline(always)]
     #[track_caller]
     unsafe fn prepare_values(cache: &Cache, pool: Global<E4m3>, key: u32, tile: Shared<u8>) {
         // SAFETY: the caller's promise.
-        unsafe { converter::convert_values(cache, pool, key, transposed(tile)) }
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    fn release_values() {
-        converter::release();
+        unsafe {
+            let staging = transposed(tile.offset(STAGING_AT));
+            converter::convert_values(cache, pool, key, staging, transposed(tile));
+        }
     }
 
     #[inline(always)]
@@ -143,7 +140,10 @@ impl Operands for Fast {
         let keys = cache.keys(key);
         let page = keys / PAGE_SIZE;
         let (row, vec) = place::<E4m3>();
-        if keys % VEC_BYTES != 0 && page / 2 == half && keys % PAGE_SIZE / VEC_BYTES == vec {
+        if !keys.is_multiple_of(VEC_BYTES)
+            && page / 2 == half
+            && keys % PAGE_SIZE / VEC_BYTES == vec
+        {
             let tile = transposed::<E4m3>(tile);
             let smem = tile.vec_at(page, row, vec).cast::<u32>();
             unroll!(i in 0..2, {

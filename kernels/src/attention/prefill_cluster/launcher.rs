@@ -6,6 +6,7 @@ use super::{BLOCK_M, CLUSTER, HEAD_DIM, shared_bytes};
 use super::{attention_prefill_cluster, attention_prefill_cluster_fp8};
 use crate::Rows;
 use crate::attention::launcher::Args;
+use crate::attention::sm90::fp8::Mode;
 use crate::attention::{Attention, AttentionElement, AttentionOperands, SeqInputs};
 use crate::element::Dtype;
 use crate::gemm::{Gpu, Target};
@@ -14,16 +15,6 @@ use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use half::{bf16, f16};
 
-/// How FP8 attention multiplies probabilities and V.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fp8Mode {
-    /// In f16.
-    #[default]
-    Strict,
-    /// In E4M3.
-    Fast,
-}
-
 /// The operands of attention in E4M3; a value is its quant times the head's scale.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Operands {
@@ -31,8 +22,9 @@ pub struct Fp8Operands {
     pub q: Rows<E4m3>,
     /// The layer's pool of keys.
     pub k_pool: DevicePtr<E4m3>,
-    /// The layer's pool of values `[num_pages, num_kv_heads, head_dim, PAGE_SIZE]`, the positions of
-    /// a page in the order of [`storage_index`](super::storage_index).
+    /// The layer's pool of values `[num_pages, num_kv_heads, head_dim, PAGE_SIZE]`, the positions
+    /// of a page in the order of
+    /// [`storage_index`](crate::attention::sm90::fp8::storage_index).
     pub v_pool: DevicePtr<E4m3>,
     /// `[num_heads]`, from 0 on.
     pub q_scale: DevicePtr<f32>,
@@ -103,11 +95,11 @@ impl Attention {
     /// takes; `None` if no step has a prompt.
     ///
     /// # Errors
-    /// [`LaunchError`] for a shape that does not split, head counts or a window that the kernel does
-    /// not take, a block table that is too narrow, and operands that are not 16-byte aligned.
+    /// [`LaunchError`] for a shape that does not split, head counts or a window that the kernel
+    /// does not take, a block table that is too narrow, and operands that are not 16-byte aligned.
     pub fn prefill_cluster_fp8(
         &self,
-        mode: Fp8Mode,
+        mode: Mode,
         gpu: Gpu,
         seqs: &SeqInputs,
         operands: &Fp8Operands,
@@ -130,12 +122,12 @@ impl Attention {
         }
         let args = self.args_of_rows(&q, &out, true)?;
         let (instance, num_threads, shared_bytes) = match mode {
-            Fp8Mode::Strict => (
+            Mode::Strict => (
                 attention_prefill_cluster_e4m3_strict_d64,
                 Strict::NUM_THREADS,
                 shared_bytes::<Strict>(),
             ),
-            Fp8Mode::Fast => {
+            Mode::Fast => {
                 (attention_prefill_cluster_e4m3_fast_d64, Fast::NUM_THREADS, shared_bytes::<Fast>())
             }
         };

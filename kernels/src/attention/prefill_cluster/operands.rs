@@ -55,10 +55,6 @@ pub trait Operands {
     #[inline(always)]
     unsafe fn prepare_values(_: &Cache, _: Global<Self::V>, _first_key: u32, _: Shared<u8>) {}
 
-    /// Lets the threads that prepare V overwrite it.
-    #[inline(always)]
-    fn release_values() {}
-
     /// Packs the probabilities of 32 keys: see [`Softmax::probabilities`].
     ///
     /// [`Softmax::probabilities`]: super::softmax::Softmax::probabilities

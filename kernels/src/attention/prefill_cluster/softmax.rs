@@ -2,13 +2,10 @@
 //! and the four threads of a quad share them.
 
 use super::copy::query_of_row;
-use super::{BLOCK_M, BLOCK_N, PAGE_SIZE, SCORE_REGS};
+use super::{BLOCK_M, BLOCK_N, MMA_N, SCORE_REGS};
 use crate::attention::work::PrefillItem;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Accumulator};
-
-/// Registers of the scores of a page.
-const PAGE_REGS: usize = PAGE_SIZE as usize / 2;
 
 /// The thread's row `half`, 0 or 1, in the tile.
 #[inline(always)]
@@ -60,32 +57,33 @@ impl Mask {
     }
 
     /// Sets scores of keys that a row does not see to minus infinity. `scores` are those of the
-    /// keys from `first` of the chunk on. A page that all rows see is left alone.
+    /// keys from `first` of the chunk on. Where all rows see all of these keys nothing is done.
     #[inline(always)]
     pub fn apply(&self, scores: &mut Accumulator<SCORE_REGS>, first: u32) {
-        self.apply_page::<0>(scores, first);
-        self.apply_page::<1>(scores, first);
+        if self.all_start <= first && self.all_end >= first + MMA_N {
+            return;
+        }
+        // A bit for each of the thread's scores in a row: a comparison for each is twice the code,
+        // whose fetching takes longer than the arithmetic.
+        let visible = [0, 1].map(|half| {
+            scores_before(self.ends[half] - first as i32)
+                & !scores_before(self.starts[half] - first as i32)
+        });
+        scores.for_each(|i, score| {
+            if visible[i / 2 % 2] & 1 << (i / 4 * 2 + i % 2) == 0 {
+                *score = f32::NEG_INFINITY;
+            }
+        });
     }
+}
 
-    #[inline(always)]
-    fn apply_page<const PAGE: usize>(&self, scores: &mut Accumulator<SCORE_REGS>, first: u32) {
-        let page = first + PAGE as u32 * PAGE_SIZE;
-        let column = |i: usize| (first + wgmma::column(0, i as u32)) as i32;
-        if self.all_end < page + PAGE_SIZE {
-            scores.for_each(|i, score| {
-                if i / PAGE_REGS == PAGE && column(i) >= self.ends[i / 2 % 2] {
-                    *score = f32::NEG_INFINITY;
-                }
-            });
-        }
-        if self.all_start > page {
-            scores.for_each(|i, score| {
-                if i / PAGE_REGS == PAGE && column(i) < self.starts[i / 2 % 2] {
-                    *score = f32::NEG_INFINITY;
-                }
-            });
-        }
-    }
+/// The thread's scores of a row of an accumulator whose columns are before `end`, which counts from
+/// the thread's column 0: bits, of which two are for every eight columns.
+#[inline(always)]
+fn scores_before(end: i32) -> u32 {
+    let end = end.max(0) as u32;
+    let count = end / 8 * 2 + (end % 8).min(2);
+    1u32.checked_shl(count).unwrap_or(0).wrapping_sub(1)
 }
 
 /// The state of the thread's two rows.

@@ -4,7 +4,9 @@ use super::fma::{self, F32Tile, Tile64x64Unaligned};
 use super::mma::{self, MmaTile};
 use super::wgmma::*;
 use crate::gemm::Accumulate;
-use crate::gemm::kernels::{f32::gemm_f32, sm80::gemm_sm80, sm90::gemm_f16_sm90};
+use crate::gemm::kernels::{
+    f32::gemm_f32, fp8::gemm_e4m3_sm90, sm80::gemm_sm80, sm90::gemm_f16_sm90,
+};
 use crate::gemm::mainloop::accumulators::Accumulators;
 use core::any::TypeId;
 use half::f16;
@@ -63,6 +65,25 @@ pub const WGMMA_TILES: [TileConfig; 19] = [
     TileConfig::wgmma::<Tile64x128Split4>(),
     TileConfig::wgmma::<Tile128x256F16>(),
     TileConfig::wgmma::<Tile128x128F16>(),
+];
+
+/// The tiles of the `wgmma` mainloop for 8-bit floats whose products are accumulated in two levels.
+/// As of the others, of those to which the model gives equal times the first is chosen.
+pub const FP8_TWO_LEVEL_TILES: [TileConfig; 4] = [
+    TileConfig::wgmma::<Tile128x192Pair>(),
+    TileConfig::wgmma::<Tile128x128Pair>(),
+    TileConfig::wgmma::<Tile64x128>(),
+    TileConfig::wgmma::<Tile64x64>(),
+];
+
+/// The same where all of k is accumulated in the tensor cores.
+pub const FP8_FAST_TILES: [TileConfig; 6] = [
+    TileConfig::wgmma::<Tile128x256Pair>(),
+    TileConfig::wgmma::<Tile128x192Pair>(),
+    TileConfig::wgmma::<Tile128x128Pair>(),
+    TileConfig::wgmma::<Tile64x192>(),
+    TileConfig::wgmma::<Tile64x128>(),
+    TileConfig::wgmma::<Tile64x64>(),
 ];
 
 impl TileConfig {
@@ -125,7 +146,11 @@ pub(crate) fn dynamic_shared_bytes(symbol: &str) -> Option<usize> {
     let mma = gemm_sm80::Instance::ALL.iter().map(|instance| (instance.symbol(), instance.t()));
     let wgmma =
         gemm_f16_sm90::Instance::ALL.iter().map(|instance| (instance.symbol(), instance.t()));
-    let (_, tile) = fma.chain(mma).chain(wgmma).find(|(other, _)| *other == symbol)?;
-    let mut configs = FMA_TILES.iter().chain(&MMA_TILES).chain(&WGMMA_TILES);
+    let fp8 =
+        gemm_e4m3_sm90::Instance::ALL.iter().map(|instance| (instance.symbol(), instance.t()));
+    let mut symbols = fma.chain(mma).chain(wgmma).chain(fp8);
+    let (_, tile) = symbols.find(|(other, _)| *other == symbol)?;
+    let wgmma = WGMMA_TILES.iter().chain(&FP8_FAST_TILES);
+    let mut configs = FMA_TILES.iter().chain(&MMA_TILES).chain(wgmma);
     configs.find(|config| config.tile == tile).map(|config| config.shared_bytes)
 }

@@ -21,9 +21,6 @@ pub(in crate::gemm) const fn block_k<E>() -> u32 {
 /// Shared memory that a block may have on sm_90.
 pub(in crate::gemm) const MAX_SHARED_BYTES: u32 = 227 * 1024;
 
-/// Shared memory of an SM on sm_90; each block takes 1 KiB of it beside its own.
-const SM_SHARED_BYTES: u32 = 228 * 1024;
-
 /// A tile configuration of the `wgmma` mainloop.
 pub trait WgmmaTile {
     /// Consumer warpgroups along m.
@@ -43,9 +40,6 @@ pub trait WgmmaTile {
     /// Rows of tiles of a group, for L2: see
     /// [`TileScheduler`](crate::tile::scheduler::TileScheduler).
     const GROUP_M: u32 = 16;
-
-    /// Blocks that an SM runs at the same time.
-    const BLOCKS_PER_SM: u32 = 1;
 
     /// Rows of a tile.
     const BLOCK_M: u32 = Self::WARPGROUPS_M * Self::Acc::ROWS;
@@ -81,10 +75,8 @@ pub trait WgmmaTile {
     const PARTIALS_BARRIERS_AT: u32 = Self::BARRIERS_AT + 8 * Pipeline::num_words(Self::NUM_STAGES);
     /// What every configuration must satisfy; the kernel evaluates it.
     const IS_VALID: () = {
-        assert!(
-            Self::NUM_CONSUMERS <= 2 || Self::Acc::ROWS * Self::Acc::COLUMNS <= 64 * 128,
-            "more would have too few registers"
-        );
+        assert!(Self::NUM_CONSUMERS <= 2, "more would have too few registers");
+        assert!(Self::CLUSTER_M == 1 || Self::CLUSTER_N == 1, "one operand can be multicast");
         assert!(
             Self::CLUSTER_TILES == 1 || Self::SPLIT_K == 1,
             "a cluster multicasts or splits k, not both"
@@ -100,7 +92,6 @@ pub trait WgmmaTile {
         );
         assert!(Self::BLOCK_M <= 256 && Self::BLOCK_N <= 256, "a box has at most 256 rows");
         assert!(Self::SHARED_BYTES <= MAX_SHARED_BYTES);
-        assert!(Self::BLOCKS_PER_SM * (Self::SHARED_BYTES + 1024) <= SM_SHARED_BYTES);
     };
 
     /// First row and column of a warp's outputs in its tile.
@@ -110,6 +101,12 @@ pub trait WgmmaTile {
         let row = warpgroup_idx % Self::WARPGROUPS_M * Self::Acc::ROWS;
         let column = warpgroup_idx / Self::WARPGROUPS_M * Self::Acc::COLUMNS;
         [row + warp_idx % 4 * SUBTILE_ROWS, column]
+    }
+
+    /// First row and column of a warpgroup's outputs in its tile: of its operands in a stage.
+    #[inline(always)]
+    fn warpgroup_origin() -> [u32; 2] {
+        Self::warp_origin(warp::warpgroup_idx() * 4)
     }
 
     /// First row and column of a subtile in its tile; subtiles are numbered warp by warp.
@@ -157,13 +154,6 @@ tiles! {
     Tile128x144: 2 x 1, [Accumulator<72>; 1], 5;
     /// [`Tile128x192`] in clusters of two along m, which multicast B.
     Tile128x192Pair: 2 x 1, [Accumulator<96>; 1], 4, CLUSTER_M = 2;
-    /// 192 x 128 outputs by three consumer warpgroups.
-    Tile192x128: 3 x 1, [Accumulator<64>; 1], 4;
-    /// [`Tile192x128`] in clusters of two along n, which multicast A.
-    Tile192x128Pair: 3 x 1, [Accumulator<64>; 1], 4, CLUSTER_N = 2;
-    /// 128 x 128 outputs of one warpgroup, and two blocks an SM: the MMAs of one run while the other
-    /// adds or stores.
-    Tile128x128Twice: 1 x 1, [Accumulator<64>; 2], 3, BLOCKS_PER_SM = 2;
     /// [`Tile128x128`] in clusters of two along m, which multicast B.
     Tile128x128Pair: 2 x 1, [Accumulator<64>; 1], 6, CLUSTER_M = 2;
     /// 128 x 128 outputs.

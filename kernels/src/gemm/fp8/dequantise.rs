@@ -58,14 +58,9 @@ pub unsafe fn dequantise_e4m3_f16(
         }
         let to = row as usize * out_stride as usize + column as usize;
         for vec in 0..<E4m3 as WeightElement<f16>>::VECS {
-            let mut values = [0.0; VEC_ELEMS as usize];
-            for quad in 0..2 {
-                let pairs = E4m3::operands(&words, 2 * vec + quad);
-                let [[a, b], [c, d]] = pairs.map(<f16 as Half>::unpack);
-                for (i, value) in [a, b, c, d].into_iter().enumerate() {
-                    values[4 * quad + i] = scale * value;
-                }
-            }
+            let pairs = |quad| E4m3::operands(&words, 2 * vec + quad).map(<f16 as Half>::unpack);
+            let ([[a, b], [c, d]], [[e, f], [g, h]]) = (pairs(0), pairs(1));
+            let values = [a, b, c, d, e, f, g, h].map(|value| scale * value);
             f16::store_vector(out, to + vec * VEC_ELEMS as usize, values);
         }
     }

@@ -6,10 +6,16 @@ use crate::gemm::kernels::gemv::{Gemv16, gemv_16};
 use crate::gemm::kernels::small_m::{SmallM16, gemm_16_small_m};
 use crate::gemm::problem::{ScaleArgs, refuse};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands, Out16, SumOrder, Target};
+use crate::tile::weight::WeightElement;
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
+
+/// A weight of at least this many rows, each shorter than [`SHORT_K`], is loaded into registers: a
+/// streamed block would have many short tiles (`docs/measurements/gemm_fp8_small_m.md`).
+const MANY_ROWS: usize = 32_000;
+const SHORT_K: usize = 2048;
 
 /// A linear layer of up to [`LinearFp8Small::MAX_ROWS`] rows in f16 with a weight in E4M3.
 ///
@@ -62,9 +68,12 @@ impl LinearFp8Small {
     /// Most rows.
     pub const MAX_ROWS: usize = 16;
 
-    /// Whether a gate, a norm or both can be fused with the layer.
+    /// Whether a gate, a norm or both should be fused with the layer. A norm of one row should not:
+    /// its launch takes less time than GEMV with x in f32
+    /// (`docs/measurements/gemm_fp8_small_m.md`).
     pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
-        SmallM16::fuses(max_rows, k, normed)
+        !(normed && max_rows <= 1)
+            && SmallM16::fuses_loads(max_rows, k, normed, <E4m3 as WeightElement<f16>>::VECS)
     }
 
     /// The launch, with `num_rows` the device's count of rows, or `None` if there are no rows or no
@@ -129,11 +138,16 @@ impl LinearFp8Small {
         }
         let (linear, operands) = (self.linear(), &operands.linear());
         linear.check(operands)?;
-        if self.order == SumOrder::Fastest && self.max_rows <= 1 {
+        let is_normed = matches!(operands.x, Input16::Normed { .. });
+        if self.order == SumOrder::Fastest && self.max_rows <= 1 && !is_normed {
             return Ok(Fp8SmallKernel::Gemv(Gemv16(linear).choose(operands)));
         }
         let small = SmallM16(linear);
-        if gpu.target == Target::Sm90a && small.is_streamed() && small.holds_rows(operands) {
+        let is_streamed = gpu.target == Target::Sm90a
+            && small.is_streamed()
+            && !(self.k < SHORT_K && self.n >= MANY_ROWS)
+            && small.holds_rows(gpu.num_sms, operands);
+        if is_streamed {
             return Ok(Fp8SmallKernel::Streamed);
         }
         small.choose(gpu.num_sms, operands).map(Fp8SmallKernel::Registers)

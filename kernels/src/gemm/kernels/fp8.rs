@@ -17,6 +17,8 @@
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 #[cfg(not(target_arch = "nvptx64"))]
+mod select;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{Fp8Accumulate, LinearFp8, LinearFp8Operands};
 
 use super::sm90::persistent::{self, Accumulation, Layer};
@@ -24,17 +26,17 @@ use crate::gemm::config::wgmma::*;
 use crate::gemm::epilogue::Matrix;
 use crate::gemm::epilogue::wgmma::{OutElement, SUBTILE_COLUMNS, SubtileScale};
 use crate::gemm::mainloop::accumulators::{
-    Accumulators, AddStage, MAX_MMAS, MAX_SUBTILES_N, MMA_M,
+    Accumulators, AddParts, MAX_MMAS, MAX_SUBTILES_N, MMA_M, Multiply,
 };
-use crate::gemm::mainloop::wgmma::{Mainloop, StageFactors, Turns};
+use crate::gemm::mainloop::wgmma::{Mainloop, StageFactors};
 use crate::tile::pipeline::Stage;
+use crate::tile::weight::SCALE_BLOCK;
 use core::marker::PhantomData;
 use cuda_std::E4m3;
 use cuda_std::prelude::*;
 use half::f16;
 
-/// Rows and columns of a block of weights that share a scale. A stage has as many columns.
-pub const SCALE_BLOCK: u32 = block_k::<E4m3>();
+const _: () = assert!(block_k::<E4m3>() == SCALE_BLOCK, "a stage has one scale of a row");
 
 /// Scales of rows of x and of weights.
 #[derive(Clone, Copy)]
@@ -46,25 +48,24 @@ pub struct Scales {
     weight_blocks: Global<f32>,
     /// Blocks of a row of the weight.
     blocks_per_row: u32,
+    /// Rows of the weight.
+    n: u32,
 }
 
 /// How the products of a tile are accumulated.
-pub trait Level: Copy {
-    /// Whether the consumer warpgroups take [`Turns`].
-    const TAKES_TURNS: bool;
-
-    /// The warpgroup's accumulators of the tile at `column`, as [`Accumulation::accumulate`].
+pub trait Level<T: WgmmaTile>: Copy {
+    /// The warpgroup's accumulators of the tile whose first column is `column`, the next stage, and
+    /// what `load` returns, which is called once.
     ///
     /// # Safety
-    /// 1. As there.
-    unsafe fn accumulate<T: WgmmaTile<Acc: AddStage<E4m3>>>(
+    /// 1. As [`Mainloop::multiply_tile`].
+    unsafe fn accumulate<S>(
         scales: Scales,
         mainloop: Mainloop<E4m3>,
         stage: Stage,
-        rows: [u32; 2],
         column: u32,
-        n: u32,
-    ) -> (T::Acc, Stage);
+        load: impl Fn() -> S,
+    ) -> (T::Acc, Stage, S);
 }
 
 /// Every 128 columns of k in the tensor cores, and the sum of these in f32.
@@ -75,40 +76,37 @@ pub struct TwoLevel;
 #[derive(Clone, Copy)]
 pub struct Fast;
 
-impl Level for TwoLevel {
-    const TAKES_TURNS: bool = true;
-
+impl<T: WgmmaTile<Acc: AddParts<E4m3>>> Level<T> for TwoLevel {
     #[inline(always)]
     #[track_caller]
-    unsafe fn accumulate<T: WgmmaTile<Acc: AddStage<E4m3>>>(
+    unsafe fn accumulate<S>(
         scales: Scales,
         mainloop: Mainloop<E4m3>,
         stage: Stage,
-        rows: [u32; 2],
         column: u32,
-        n: u32,
-    ) -> (T::Acc, Stage) {
-        let factors = BlockScales::new::<T>(scales, column + rows[1], n);
+        load: impl Fn() -> S,
+    ) -> (T::Acc, Stage, S) {
+        let rows = T::warpgroup_origin();
+        let factors = BlockScales::new::<T>(scales, column + rows[1]);
         // SAFETY: the caller's promise.
-        unsafe { mainloop.add_tile::<T>(stage, rows, factors, Turns::of_warpgroup()) }
+        unsafe { mainloop.add_tile::<T, _, _>(stage, rows, factors, load) }
     }
 }
 
-impl Level for Fast {
-    const TAKES_TURNS: bool = false;
-
+impl<T: WgmmaTile<Acc: Multiply<E4m3>>> Level<T> for Fast {
     #[inline(always)]
     #[track_caller]
-    unsafe fn accumulate<T: WgmmaTile<Acc: AddStage<E4m3>>>(
+    unsafe fn accumulate<S>(
         _scales: Scales,
         mainloop: Mainloop<E4m3>,
         stage: Stage,
-        rows: [u32; 2],
         _column: u32,
-        _n: u32,
-    ) -> (T::Acc, Stage) {
+        load: impl Fn() -> S,
+    ) -> (T::Acc, Stage, S) {
+        let loaded = load();
         // SAFETY: the caller's promise.
-        unsafe { mainloop.multiply_tile::<T>(stage, rows) }
+        let (acc, stage) = unsafe { mainloop.multiply_tile::<T>(stage, T::warpgroup_origin()) };
+        (acc, stage, loaded)
     }
 }
 
@@ -121,9 +119,13 @@ struct BlockScales {
 }
 
 impl BlockScales {
-    /// Those of the warpgroup whose first column is `column`, of `n`.
+    /// Those of the warpgroup whose first column is `column`.
     #[inline(always)]
-    fn new<T: WgmmaTile>(scales: Scales, column: u32, n: u32) -> Self {
+    fn new<T: WgmmaTile>(scales: Scales, column: u32) -> Self {
+        const {
+            let columns = T::Acc::COLUMNS | T::BLOCK_N;
+            assert!(columns.is_multiple_of(SUBTILE_COLUMNS), "64 columns have one scale");
+        }
         // Where a block of scales is a half of the warpgroup's columns, or all, two neighbours have
         // one index.
         let columns = if T::Acc::COLUMNS.is_multiple_of(SCALE_BLOCK)
@@ -135,7 +137,7 @@ impl BlockScales {
         };
         let first = [0, 1, 2, 3].map(|i| {
             let column = column + i * SUBTILE_COLUMNS / columns * columns;
-            column.min(n - 1) / SCALE_BLOCK * scales.blocks_per_row
+            column.min(scales.n - 1) / SCALE_BLOCK * scales.blocks_per_row
         });
         BlockScales { scales: scales.weight_blocks, first }
     }
@@ -144,13 +146,12 @@ impl BlockScales {
 impl StageFactors for BlockScales {
     #[inline(always)]
     #[track_caller]
-    unsafe fn of_stage(self, k_block: u32) -> [f32; MAX_SUBTILES_N] {
-        let exists = !self.scales.is_null();
-        self.first.map(|first| {
-            // SAFETY: the caller's promise; the block's columns are inside.
-            let [scale] = unsafe { self.scales.get_vec_if((first + k_block) as usize, exists) };
-            if exists { scale } else { 1.0 }
-        })
+    unsafe fn of_stage(self, k_block: u32) -> Option<[f32; MAX_SUBTILES_N]> {
+        if self.scales.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's promise; the blocks' columns are inside.
+        Some(self.first.map(|first| unsafe { self.scales.get((first + k_block) as usize) }))
     }
 }
 
@@ -158,7 +159,6 @@ impl StageFactors for BlockScales {
 #[derive(Clone, Copy)]
 struct Scaled<L> {
     scales: Scales,
-    n: u32,
     level: PhantomData<L>,
 }
 
@@ -174,38 +174,16 @@ struct TileScales {
 }
 
 impl TileScales {
-    /// The scales of columns `32 * i + 8 * j + pair` and the next, for `j` from 0 on.
-    #[inline(always)]
-    fn of_columns(&self, i: usize, pair: u32) -> [[f32; 2]; 4] {
-        [0, 1, 2, 3]
-            .map(|j| [0, 1].map(|second| warp::shuffle_idx(self.columns[i], 8 * j + pair + second)))
-    }
-}
-
-impl<L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>> Accumulation<E4m3, T> for Scaled<L> {
-    type Scales = TileScales;
-
+    /// The warp's scales of the tile at `tile`, of `num_rows` rows.
+    ///
+    /// # Safety
+    /// 1. The launches before are waited for.
     #[inline(always)]
     #[track_caller]
-    fn start(self) {
-        if L::TAKES_TURNS {
-            Turns::of_warpgroup().start::<T>();
-        }
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    fn finish(self) {
-        if L::TAKES_TURNS {
-            Turns::of_warpgroup().finish::<T>();
-        }
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    unsafe fn load_scales(self, num_rows: u32, [row, column]: [u32; 2]) -> TileScales {
-        let (lane_id, Scales { x, weight_rows, .. }) = (warp::lane_id(), self.scales);
-        let mut scales =
+    unsafe fn load<T: WgmmaTile>(scales: Scales, num_rows: u32, tile: [u32; 2]) -> Self {
+        let (lane_id, Scales { x, weight_rows, n, .. }) = (warp::lane_id(), scales);
+        let [row, column] = [0, 1].map(|axis| tile[axis] + T::warp_origin(warp::warp_idx())[axis]);
+        let mut loaded =
             TileScales { rows: [[0.0; 2]; MAX_MMAS], columns: [1.0; MAX_LANE_COLUMNS] };
         // Rows and columns past the last one take its scale.
         let (row, last_row) = (row + lane_id / 4, num_rows.saturating_sub(1));
@@ -214,22 +192,33 @@ impl<L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>> Accumulation<E4m3, T> for Scal
                 for half in 0..2 {
                     let row = row + mma as u32 * MMA_M + half as u32 * 8;
                     // SAFETY: the caller's promise.
-                    scales.rows[mma][half] = unsafe { x.get(row.min(last_row) as usize) };
+                    loaded.rows[mma][half] = unsafe { x.get(row.min(last_row) as usize) };
                 }
             }
         }
         for i in 0..MAX_LANE_COLUMNS {
             let first = i as u32 * warp::WARP_SIZE;
             if first < T::Acc::COLUMNS {
-                let column = (column + first + lane_id).min(self.n - 1);
+                let column = (column + first + lane_id).min(n - 1);
                 let exists = !weight_rows.is_null();
                 // SAFETY: the caller's promise.
                 let [scale] = unsafe { weight_rows.get_vec_if(column as usize, exists) };
-                scales.columns[i] = if exists { scale } else { 1.0 };
+                loaded.columns[i] = if exists { scale } else { 1.0 };
             }
         }
-        scales
+        loaded
     }
+
+    /// The scales of columns `32 * i + 8 * j + pair` and the next, for `j` from 0 on.
+    #[inline(always)]
+    fn of_columns(&self, i: usize, pair: u32) -> [[f32; 2]; 4] {
+        [0, 1, 2, 3]
+            .map(|j| [0, 1].map(|second| warp::shuffle_idx(self.columns[i], 8 * j + pair + second)))
+    }
+}
+
+impl<T: WgmmaTile, L: Level<T>> Accumulation<E4m3, T> for Scaled<L> {
+    type Scales = TileScales;
 
     #[inline(always)]
     #[track_caller]
@@ -237,11 +226,15 @@ impl<L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>> Accumulation<E4m3, T> for Scal
         self,
         mainloop: Mainloop<E4m3>,
         stage: Stage,
-        rows: [u32; 2],
-        column: u32,
-    ) -> (T::Acc, Stage) {
+        num_rows: u32,
+        tile: [u32; 2],
+    ) -> (T::Acc, Stage, TileScales) {
+        let Scaled { scales, .. } = self;
         // SAFETY: the caller's promise.
-        unsafe { L::accumulate::<T>(self.scales, mainloop, stage, rows, column, self.n) }
+        unsafe {
+            let load = || TileScales::load::<T>(scales, num_rows, tile);
+            L::accumulate(scales, mainloop, stage, tile[1], load)
+        }
     }
 
     #[inline(always)]
@@ -280,23 +273,25 @@ impl SubtileScale for Scale {
 /// 2. `x_scales` holds `max_rows` elements; of `row_scales`, which holds `n`, and `block_scales`,
 ///    which holds one for every block, one is null.
 #[kernel(
-    launch_bounds(T::NUM_THREADS, T::BLOCKS_PER_SM),
+    launch_bounds(T::NUM_THREADS, 1),
     target(sm_90a),
     cluster(T::CLUSTER, 1, 1),
     overlaps,
     instances(
         O in [f16 as "", f32 as "_f32"],
-        gemm_e4m3_sm90_128x128{O} = <O, TwoLevel, Tile128x128>,
-        gemm_e4m3_sm90_256x128{O} = <O, TwoLevel, Tile256x128>,
-        gemm_e4m3_sm90_192x128{O} = <O, TwoLevel, Tile192x128>,
-        gemm_e4m3_sm90_64x128{O} = <O, TwoLevel, Tile64x128>,
-        gemm_e4m3_sm90_64x64{O} = <O, TwoLevel, Tile64x64>,
-        gemm_e4m3_sm90_128x256_pair_fast{O} = <O, Fast, Tile128x256Pair>,
-        gemm_e4m3_sm90_64x128_fast{O} = <O, Fast, Tile64x128>,
-        gemm_e4m3_sm90_64x64_fast{O} = <O, Fast, Tile64x64>
+        gemm_e4m3_sm90_128x192_pair{O} = <O, Tile128x192Pair, TwoLevel>,
+        gemm_e4m3_sm90_128x128_pair{O} = <O, Tile128x128Pair, TwoLevel>,
+        gemm_e4m3_sm90_64x128{O} = <O, Tile64x128, TwoLevel>,
+        gemm_e4m3_sm90_64x64{O} = <O, Tile64x64, TwoLevel>,
+        gemm_e4m3_sm90_128x256_pair_fast{O} = <O, Tile128x256Pair, Fast>,
+        gemm_e4m3_sm90_128x192_pair_fast{O} = <O, Tile128x192Pair, Fast>,
+        gemm_e4m3_sm90_128x128_pair_fast{O} = <O, Tile128x128Pair, Fast>,
+        gemm_e4m3_sm90_64x192_fast{O} = <O, Tile64x192, Fast>,
+        gemm_e4m3_sm90_64x128_fast{O} = <O, Tile64x128, Fast>,
+        gemm_e4m3_sm90_64x64_fast{O} = <O, Tile64x64, Fast>
     )
 )]
-pub unsafe fn gemm_e4m3_sm90<O: OutElement, L: Level, T: WgmmaTile<Acc: AddStage<E4m3>>>(
+pub unsafe fn gemm_e4m3_sm90<O: OutElement, T: WgmmaTile, L: Level<T>>(
     num_rows: Global<u32>,
     max_rows: u32,
     n: u32,
@@ -322,11 +317,12 @@ pub unsafe fn gemm_e4m3_sm90<O: OutElement, L: Level, T: WgmmaTile<Acc: AddStage
         weight_rows: row_scales,
         weight_blocks: block_scales,
         blocks_per_row: k.div_ceil(SCALE_BLOCK),
+        n,
     };
     // SAFETY: the caller's promise.
     let block = unsafe { persistent::prepare::<E4m3, O, T>(layer) };
     grid::wait_for_dependencies();
     grid::launch_dependents();
     // SAFETY: as above.
-    unsafe { block.compute(Scaled::<L> { scales, n, level: PhantomData }) }
+    unsafe { block.compute(Scaled::<L> { scales, level: PhantomData }) }
 }

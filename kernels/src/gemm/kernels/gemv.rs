@@ -46,8 +46,8 @@ use half::{bf16, f16};
 ///    rounded up; `block_n` is the outputs of the block.
 #[kernel(
     launch_bounds(
-        max_warps(NORMED || GATED) * warp::WARP_SIZE,
-        min_blocks(NORMED || GATED, <W as WeightElement<E>>::VECS)
+        max_warps(NORMED || GATED, BY_MMA) * warp::WARP_SIZE,
+        min_blocks(NORMED || GATED, BY_MMA)
     ),
     overlaps,
     instances(
@@ -56,19 +56,8 @@ use half::{bf16, f16};
         gemv_{E}_silu = <E, E, 4, 2, false, false, true>,
         gemv_{E}_norm = <E, E, 4, 2, false, true, false>,
         gemv_{E}_norm_silu = <E, E, 4, 2, false, true, true>,
-        gemv_f16_e4m3_r1_l4 = <f16, E4m3, 1, 4, false, false, false>,
-        gemv_f16_e4m3_r2_l2 = <f16, E4m3, 2, 2, false, false, false>,
-        gemv_f16_e4m3_r2_l4 = <f16, E4m3, 2, 4, false, false, false>,
-        gemv_f16_e4m3_r4_l2 = <f16, E4m3, 4, 2, false, false, false>,
-        gemv_f16_e4m3_r1_l4_mma = <f16, E4m3, 1, 4, true, false, false>,
-        gemv_f16_e4m3_r2_l2_mma = <f16, E4m3, 2, 2, true, false, false>,
-        gemv_f16_e4m3_r2_l4_mma = <f16, E4m3, 2, 4, true, false, false>,
-        gemv_f16_e4m3_r4_l1_mma = <f16, E4m3, 4, 1, true, false, false>,
-        gemv_f16_e4m3_r4_l2_mma = <f16, E4m3, 4, 2, true, false, false>,
-        gemv_f16_e4m3_r4_l2_mma_silu = <f16, E4m3, 4, 2, true, false, true>,
-        gemv_f16_e4m3_r4_l1_norm = <f16, E4m3, 4, 1, false, true, false>,
-        gemv_f16_e4m3_r4_l2_norm = <f16, E4m3, 4, 2, false, true, false>,
-        gemv_f16_e4m3_r4_l1_norm_silu = <f16, E4m3, 4, 1, false, true, true>
+        gemv_f16_e4m3 = <f16, E4m3, 4, 1, true, false, false>,
+        gemv_f16_e4m3_silu = <f16, E4m3, 4, 1, true, false, true>
     )
 )]
 pub unsafe fn gemv_16<

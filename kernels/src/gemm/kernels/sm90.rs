@@ -45,19 +45,17 @@ impl<E: Operand16, T: WgmmaTile<Acc: Multiply<E>>> Accumulation<E, T> for InTens
     type Scales = ();
 
     #[inline(always)]
-    unsafe fn load_scales(self, _num_rows: u32, _origin: [u32; 2]) {}
-
-    #[inline(always)]
     #[track_caller]
     unsafe fn accumulate(
         self,
         mainloop: Mainloop<E>,
         stage: Stage,
-        rows: [u32; 2],
-        _column: u32,
-    ) -> (T::Acc, Stage) {
+        _num_rows: u32,
+        _tile: [u32; 2],
+    ) -> (T::Acc, Stage, ()) {
         // SAFETY: the caller's promise.
-        unsafe { mainloop.multiply_tile::<T>(stage, rows) }
+        let (acc, stage) = unsafe { mainloop.multiply_tile::<T>(stage, T::warpgroup_origin()) };
+        (acc, stage, ())
     }
 
     #[inline(always)]

@@ -43,8 +43,7 @@ use half::{bf16, f16};
 /// Warps that an SM should hold: as many as their registers for accumulators and x allow.
 const fn warps_per_sm(tiles_m: usize, tiles_n: usize, vecs: usize) -> usize {
     match (tiles_m, tiles_n) {
-        (1, 1 | 2) if vecs > 1 => 24,
-        (1, 1 | 2) => 32,
+        (1, 1 | 2) if vecs == 1 => 32,
         (8, 2..) => 8,
         _ => 16,
     }

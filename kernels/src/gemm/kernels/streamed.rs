@@ -19,8 +19,8 @@ use crate::gemm::mainloop::stream::{
     Cursor, KTileSums, STEP_K, STEPS, TILE_K, TileOrder, multiply_step,
 };
 use crate::gemm::operand::normed::{Norm, NormParams};
-use crate::gemm::operand::ring::{Boxes, LaneLoads, Ring};
-use crate::gemm::operand::rows::{Input, SharedRows};
+use crate::gemm::operand::ring::{Boxes, LaneLoads, ResidentLoads, Ring, XPlace};
+use crate::gemm::operand::rows::Input;
 use crate::silu_mul::num_parts;
 use crate::tile::box_copy::Weight;
 use crate::tile::element::Operand16;
@@ -100,7 +100,7 @@ pub unsafe fn gemm_16_streamed<
     num_stages: u32,
     num_copied: u32,
     num_ahead: u32,
-    x: Global<()>,
+    x: Global<f32>,
     x_stride: u32,
     norm_weight: Global<f32>,
     k_reciprocal: f32,
@@ -123,6 +123,7 @@ pub unsafe fn gemm_16_streamed<
     let num_parts = num_parts(GATED) as u32;
     // In units of 16 bits.
     let (weight_k, weight_stride) = (k / W::VECS as u32, weight_stride / W::VECS as u32);
+    let is_resident = !NORMED && W::VECS > 1;
     let boxes = Boxes {
         weight: Weight {
             elems: weight.cast(),
@@ -135,7 +136,12 @@ pub unsafe fn gemm_16_streamed<
         num_parts,
         n,
         x: x_map,
-        x_rows: if NORMED || W::VECS > 1 { 0 } else { max_rows },
+        x_rows: if NORMED { 0 } else { max_rows },
+        x_place: if is_resident {
+            XPlace::Resident { box_rows: ResidentLoads::<TILES_M>::BOX_ROWS, k: weight_k }
+        } else {
+            XPlace::Stages
+        },
     };
     // SAFETY: the launch gives shared memory for the rings, the barriers, the partial sums and the
     // normed rows, in this order. Results of rows past the last one are not stored.
@@ -158,20 +164,16 @@ pub unsafe fn gemm_16_streamed<
             ring.drain(num_filled);
             return;
         }
-        let rows_smem = partials.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
-        let rows = match norm {
-            Some(norm) => Some(norm.rows::<E, TILES_M>((x.cast(), x_stride), num_rows, rows_smem)),
-            None if W::VECS > 1 => {
-                let (x, smem) = ((x.cast(), x_stride), rows_smem.cast());
-                Some(SharedRows::<TILES_M>::copied(x, [num_rows, k], W::VECS, smem))
-            }
-            None => None,
-        };
+        let normed = norm.map(|norm| {
+            let smem = partials.offset(num_partials(TILES_M, TILES_N, GATED, WARPS));
+            norm.rows::<E, TILES_M>((x, x_stride), num_rows, smem)
+        });
 
         // 3. One output tile after another.
         let loads = LaneLoads::<TILES_M, TILES_N>::new(&boxes, num_rows);
-        let in_ring = !NORMED && W::VECS == 1;
-        let x_order = if in_ring { TileOrder::Swizzled } else { TileOrder::AsStored };
+        let resident_loads = ResidentLoads::<TILES_M>::new(num_rows);
+        let is_stored = NORMED || is_resident;
+        let x_order = if is_stored { TileOrder::AsStored } else { TileOrder::Swizzled };
         let residual = Matrix { ptr: residual, row_stride: residual_stride };
         let out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
         let epilogue = Epilogue { num_rows, n, bias, residual, out };
@@ -198,8 +200,11 @@ pub unsafe fn gemm_16_streamed<
                 let load = |step| {
                     let mut x = [[[0; 4]; TILES_M]; MAX_VECS];
                     for vec in 0..W::VECS {
-                        x[vec] = match &rows {
+                        x[vec] = match &normed {
                             Some(rows) => rows.load(cursor, step * STEP_K, [vec, W::VECS]),
+                            None if is_resident => {
+                                ring.load_resident(&resident_loads, cursor.unit(0), step, vec)
+                            }
                             None => loads.x.map(|load| ring.load(load, step)),
                         };
                     }

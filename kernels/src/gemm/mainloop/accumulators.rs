@@ -1,7 +1,6 @@
 //! The accumulators of a warpgroup, in registers.
 
-use super::wgmma::Turns;
-use crate::gemm::config::wgmma::{ROW_BYTES, WgmmaTile};
+use crate::gemm::config::wgmma::ROW_BYTES;
 use crate::gemm::epilogue::wgmma::{SUBTILE_COLUMNS, SUBTILE_REGS};
 use crate::tile::element::WgmmaOperand;
 use cuda_std::prelude::*;
@@ -43,6 +42,10 @@ pub trait Accumulators: Sized {
 
     /// Waits for all MMAs.
     fn wait(acc: Self::InFlight) -> Self;
+
+    /// The thread's values of a subtile, which is a constant at the call, in the register order of an
+    /// accumulator of 64 columns; zeros past its last column.
+    fn subtile(&self, subtile: u32) -> [f32; SUBTILE_REGS];
 
     /// Calls `f` for every subtile of the warp, unrolled: with its index, and the thread's values
     /// in the register order of an accumulator of 64 columns, of which
@@ -97,6 +100,12 @@ impl<const NUM_MMAS: usize, const REGS: usize, T: AccumulatorType> Accumulators
     }
 
     #[inline(always)]
+    fn subtile(&self, subtile: u32) -> [f32; SUBTILE_REGS] {
+        let mma = (subtile / Self::SUBTILES_N) as usize;
+        subtile_values(&self[mma], (subtile % Self::SUBTILES_N) as usize)
+    }
+
+    #[inline(always)]
     fn for_each_subtile(self, mut f: impl FnMut(u32, [f32; SUBTILE_REGS])) {
         unroll!(mma in 0..NUM_MMAS, {
             let first = mma as u32 * Self::SUBTILES_N;
@@ -126,103 +135,97 @@ impl<const NUM_MMAS: usize, const REGS: usize, E: WgmmaOperand, T: AccumulatorFo
     }
 }
 
-/// Accumulators in f32 to which the partial sums of a stage are added, of MMAs whose operands are
-/// `E`.
-pub trait AddStage<E>: Multiply<E> {
+/// Accumulators in f32 to which partial sums of operands `E` are added, a stage at a time. A stage
+/// has one or two parts along n: partial sums of two parts are in registers at the same time.
+pub trait AddParts<E>: Accumulators {
+    /// Parts of a stage.
+    const NUM_PARTS: u32;
+    /// Columns of a part.
+    const PART_COLUMNS: u32 = Self::COLUMNS / Self::NUM_PARTS;
+    /// The partial sums of a part while its MMAs are in flight.
+    type Part;
+
     /// Accumulators of zeros.
     fn zero() -> Self;
 
-    /// Adds the products of a stage, in which the warpgroup's rows begin at `a` and `b`: those of
-    /// columns `64 * i ..` times `factors[i]`. Takes a turn for every MMA along m, and calls
-    /// `release` when the stage is read.
+    /// Issues the MMAs of a part, whose rows begin at `a` and `b`, and closes their group.
     ///
     /// # Safety
-    /// 1. The stage is full, and stays so until `release` is called.
-    unsafe fn add_stage<T: WgmmaTile>(
+    /// 1. The stage is full, and nothing overwrites it until the MMAs are waited for.
+    unsafe fn issue(a: MatrixDescriptor<E, KMajor>, b: MatrixDescriptor<E, KMajor>) -> Self::Part;
+
+    /// Waits for all groups but the newest `PENDING`, calls `release`, and adds the partial sums of
+    /// part `PART`, those of columns `64 * i ..` times `factors[i]`.
+    fn add<const PART: usize, const PENDING: u32>(
         &mut self,
-        a: MatrixDescriptor<E, KMajor>,
-        b: MatrixDescriptor<E, KMajor>,
-        factors: [f32; MAX_SUBTILES_N],
-        turns: Turns,
+        part: Self::Part,
+        factors: Option<[f32; MAX_SUBTILES_N]>,
         release: impl FnOnce(),
     );
 }
 
-impl<const NUM_MMAS: usize, const REGS: usize, E: WgmmaOperand> AddStage<E>
-    for [Accumulator<REGS>; NUM_MMAS]
-{
-    #[inline(always)]
-    fn zero() -> Self {
-        [(); NUM_MMAS].map(|()| Accumulator::zero())
-    }
+/// [`AddParts`] for accumulators of that many registers, by parts of as many or half as many.
+macro_rules! add_parts {
+    ($($registers:literal by $part_registers:literal;)*) => {$(
+        impl<E: WgmmaOperand> AddParts<E> for [Accumulator<$registers>; 1] {
+            const NUM_PARTS: u32 = $registers / $part_registers;
+            type Part = InFlight<$part_registers>;
 
-    #[inline(always)]
-    #[track_caller]
-    unsafe fn add_stage<T: WgmmaTile>(
-        &mut self,
-        a: MatrixDescriptor<E, KMajor>,
-        b: MatrixDescriptor<E, KMajor>,
-        factors: [f32; MAX_SUBTILES_N],
-        turns: Turns,
-        release: impl FnOnce(),
-    ) {
-        // The MMAs take turns on one fresh accumulator: two would not fit in the registers.
-        let mut release = Some(release);
-        unroll!(mma in 0..2, {
-            if mma < NUM_MMAS {
-                let a = a.advance(mma as u32 * MMA_M * ROW_BYTES);
-                turns.wait::<T>();
-                let mut fresh = Accumulator::<REGS>::zero().start();
-                // SAFETY: the caller's promise.
-                unsafe {
-                    multiply_fresh::<0, 3, REGS, E>(&mut fresh, a, b);
-                    wgmma::commit();
-                    multiply_fresh::<3, 4, REGS, E>(&mut fresh, a, b);
-                }
-                wgmma::commit();
-                if T::NUM_CONSUMERS > 1 {
-                    // The last MMA is in flight while the next warpgroup issues its own.
-                    wgmma::wait_group::<1>();
-                    turns.pass::<T>();
-                }
-                let partial_sums = fresh.wait::<0>().values();
-                if mma + 1 == NUM_MMAS
-                    && let Some(release) = release.take()
-                {
-                    release();
-                }
-                self[mma].for_each(|i, sum| {
-                    *sum = math::fma(partial_sums[i], factors[i / SUBTILE_REGS], *sum);
-                });
+            #[inline(always)]
+            fn zero() -> Self {
+                [Accumulator::zero()]
             }
-        });
-    }
+
+            #[inline(always)]
+            #[track_caller]
+            unsafe fn issue(
+                a: MatrixDescriptor<E, KMajor>,
+                b: MatrixDescriptor<E, KMajor>,
+            ) -> Self::Part {
+                let mut part = Accumulator::zero().start();
+                unroll!(k in 0..4, {
+                    let [a, b] = [a, b].map(|operand| operand.advance(k as u32 * MMA_K_BYTES));
+                    // SAFETY: the caller's promise. The first MMA overwrites the zeros.
+                    unsafe { part.mma(a, b, k > 0) };
+                });
+                wgmma::commit();
+                part
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            fn add<const PART: usize, const PENDING: u32>(
+                &mut self,
+                part: Self::Part,
+                factors: Option<[f32; MAX_SUBTILES_N]>,
+                release: impl FnOnce(),
+            ) {
+                let partial_sums = part.wait::<PENDING>().values();
+                release();
+                // An addition reads a register less than an FMA, while the tensor cores need the
+                // register file too: 87 instead of 75 % of their peak.
+                match factors {
+                    None => self[0].for_each(|i, sum| {
+                        if i / $part_registers == PART {
+                            *sum += partial_sums[i % $part_registers];
+                        }
+                    }),
+                    Some(factors) => self[0].for_each(|i, sum| {
+                        if i / $part_registers == PART {
+                            let factor = factors[i / SUBTILE_REGS];
+                            *sum = math::fma(partial_sums[i % $part_registers], factor, *sum);
+                        }
+                    }),
+                }
+            }
+        }
+    )*};
 }
 
-/// Issues MMAs `FIRST .. END` of the four of a stage to an accumulator, whose values the first one
-/// overwrites.
-///
-/// # Safety
-/// As [`Multiply::multiply`].
-#[inline(always)]
-#[track_caller]
-unsafe fn multiply_fresh<
-    const FIRST: usize,
-    const END: usize,
-    const REGS: usize,
-    E: WgmmaOperand,
->(
-    acc: &mut InFlight<REGS>,
-    a: MatrixDescriptor<E, KMajor>,
-    b: MatrixDescriptor<E, KMajor>,
-) {
-    unroll!(k in 0..4, {
-        if k >= FIRST && k < END {
-            let (a, b) = (a.advance(k as u32 * MMA_K_BYTES), b.advance(k as u32 * MMA_K_BYTES));
-            // SAFETY: the caller's promise.
-            unsafe { acc.mma(a, b, k > 0) };
-        }
-    });
+add_parts! {
+    32 by 32;
+    64 by 64;
+    96 by 48;
 }
 
 /// Calls `f` for the warp's subtiles of one MMA.

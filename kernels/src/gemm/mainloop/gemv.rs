@@ -25,17 +25,18 @@ pub const fn num_partials(rows: usize, normed: bool) -> u32 {
     rows as u32 + normed as u32
 }
 
-/// Most warps of a block.
-pub const fn max_warps(fused: bool) -> u32 {
-    if fused { MAX_SLICES } else { 6 }
+/// Most warps of a block, with a norm or a gate, and where tensor cores multiply.
+pub const fn max_warps(fused: bool, by_mma: bool) -> u32 {
+    if fused && !by_mma { MAX_SLICES } else { 6 }
 }
 
-/// Blocks that should fit on an SM, with `vecs` loads of x a load of the weight.
-pub const fn min_blocks(fused: bool, vecs: usize) -> u32 {
-    match (fused, vecs) {
-        (true, _) => 3,
-        (false, 1) => 6,
-        (false, _) => 4,
+/// Blocks that should fit on an SM.
+pub const fn min_blocks(fused: bool, by_mma: bool) -> u32 {
+    match (fused, by_mma) {
+        (true, false) => 3,
+        (false, false) => 6,
+        (true, true) => 4,
+        (false, true) => 5,
     }
 }
 

@@ -1,12 +1,12 @@
 //! The mainloop: the producer loads stages of A and B by TMA, the consumers issue their MMAs.
 
-use super::accumulators::{Accumulators, AddStage, MAX_SUBTILES_N, Multiply};
+use super::accumulators::{Accumulators, AddParts, MAX_SUBTILES_N, Multiply};
 use crate::gemm::config::wgmma::{ROW_BYTES, WgmmaTile, block_k};
 use crate::tile::element::WgmmaOperand;
 use crate::tile::pipeline::{Pipeline, Stage};
 use cuda_std::bulk::CacheHint;
 use cuda_std::prelude::*;
-use cuda_std::wgmma::{self, MatrixDescriptor, Swizzle};
+use cuda_std::wgmma::{self, KMajor, MatrixDescriptor, Swizzle};
 
 /// The stages of A and B, and the pipeline that hands them over.
 #[derive(Clone, Copy)]
@@ -66,7 +66,6 @@ impl<E: WgmmaOperand> Mainloop<E> {
         [a, b]: [TensorMap; 2],
         [row_a, row_b]: [u32; 2],
     ) -> Stage {
-        let [a_share, b_share] = Share::of_operands::<T>();
         let mut k = self.first_k;
         for _ in 0..self.num_k_blocks {
             self.pipeline.wait_empty(stage);
@@ -78,8 +77,8 @@ impl<E: WgmmaOperand> Mainloop<E> {
                 self.smem_b.offset(stage.stage_idx * T::BLOCK_N * const { block_k::<E>() });
             // SAFETY: the stage is empty in all blocks that the copies write to.
             unsafe {
-                load_rows(smem_a, a, [k, row_a], full_barrier, T::BLOCK_M, a_share);
-                load_rows(smem_b, b, [k, row_b], full_barrier, T::BLOCK_N, b_share);
+                load_rows(smem_a, a, [k, row_a], full_barrier, [T::BLOCK_M, T::CLUSTER_N]);
+                load_rows(smem_b, b, [k, row_b], full_barrier, [T::BLOCK_N, T::CLUSTER_M]);
             }
             k += const { block_k::<E>() };
             stage = self.pipeline.next(stage);
@@ -134,41 +133,54 @@ impl<E: WgmmaOperand> Mainloop<E> {
     }
 
     /// As [`Mainloop::multiply_tile`], but the products of each stage are accumulated from zero, and
-    /// then added to the warpgroup's accumulators in f32, times the factors of the stage.
+    /// then added to the warpgroup's accumulators in f32, times the factors of the stage. `load` is
+    /// called early enough that what it loads is there at the end.
     ///
     /// # Safety
     /// 1. As [`Mainloop::multiply_tile`].
     /// 2. `factors` is valid for each of the tile's `num_k_blocks`.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn add_tile<T: WgmmaTile<Acc: AddStage<E>>>(
+    pub unsafe fn add_tile<T: WgmmaTile<Acc: AddParts<E>>, F: StageFactors, L>(
         self,
-        mut stage: Stage,
+        stage: Stage,
         [row_a, row_b]: [u32; 2],
-        factors: impl StageFactors,
-        turns: Turns,
-    ) -> (T::Acc, Stage) {
+        factors: F,
+        load: impl Fn() -> L,
+    ) -> (T::Acc, Stage, L) {
         const { assert!(T::SPLIT_K == 1) };
         let a = MatrixDescriptor::k_major(self.smem_a, Swizzle::B128).advance(row_a * ROW_BYTES);
         let b = MatrixDescriptor::k_major(self.smem_b, Swizzle::B128).advance(row_b * ROW_BYTES);
+        let (issued, added) = (stage, (stage, 0));
+        let mut parts = Parts::<E, F> { mainloop: self, a, b, factors, issued, added };
         let mut acc = T::Acc::zero();
-        // SAFETY: the caller's promise.
-        let mut next_factors = unsafe { factors.of_stage(0) };
-        for k_block in 0..self.num_k_blocks {
-            let stage_factors = next_factors;
-            let next = (k_block + 1).min(self.num_k_blocks - 1);
-            // SAFETY: the caller's promise. Loaded early, to be there when the MMAs are done.
-            next_factors = unsafe { factors.of_stage(next) };
-            self.pipeline.wait_full(stage);
-            let a = a.advance(stage.stage_idx * T::A_BYTES);
-            let b = b.advance(stage.stage_idx * T::B_BYTES);
-            // SAFETY: the stage is full, and stays so until it is released.
-            unsafe {
-                acc.add_stage::<T>(a, b, stage_factors, turns, || self.release::<T>(stage));
+        // With two parts the accumulators leave no registers for it while both are in flight.
+        let early = (T::Acc::NUM_PARTS == 1).then(&load);
+        let loaded;
+        // The MMAs of a part are in flight while the partial sums of the one before it are added.
+        // SAFETY: the caller's promise; `num_parts` are issued, and as many added.
+        unsafe {
+            let num_parts = self.num_k_blocks * T::Acc::NUM_PARTS;
+            let mut first = parts.issue::<T, 0>();
+            let mut num_issued = 1;
+            while num_issued + 1 < num_parts {
+                let second = parts.issue::<T, 1>();
+                parts.add::<T, 0, 1>(&mut acc, first);
+                first = parts.issue::<T, 0>();
+                parts.add::<T, 1, 1>(&mut acc, second);
+                num_issued += 2;
             }
-            stage = self.pipeline.next(stage);
+            if num_issued < num_parts {
+                let second = parts.issue::<T, 1>();
+                parts.add::<T, 0, 1>(&mut acc, first);
+                loaded = early.unwrap_or_else(load);
+                parts.add::<T, 1, 0>(&mut acc, second);
+            } else {
+                loaded = early.unwrap_or_else(load);
+                parts.add::<T, 0, 0>(&mut acc, first);
+            }
         }
-        (acc, stage)
+        (acc, parts.issued, loaded)
     }
 
     /// Arrives, for the warp, on the empty barriers of all blocks that write to the stage.
@@ -187,103 +199,81 @@ impl<E: WgmmaOperand> Mainloop<E> {
     }
 }
 
-/// The order of the consumer warpgroups at the tensor cores: each issues its MMAs when those of the
-/// one before it are nearly done, and adds up their sums while the others' MMAs run. Without an
-/// order all of them would add at the same time, and the tensor cores be idle.
-#[derive(Clone, Copy)]
-pub struct Turns {
-    warpgroup_idx: u32,
+/// The parts of a tile's stages, whose partial sums alternate between two accumulators.
+struct Parts<E, F> {
+    mainloop: Mainloop<E>,
+    /// The warpgroup's rows of stage 0.
+    a: MatrixDescriptor<E, KMajor>,
+    b: MatrixDescriptor<E, KMajor>,
+    factors: F,
+    /// Stage of the next part to issue.
+    issued: Stage,
+    /// Stage and k block of the next part to add.
+    added: (Stage, u32),
 }
 
-/// Threads at a barrier of [`Turns`]: the warpgroup that waits, and the one that passes its turn.
-const TURN_THREADS: u32 = 2 * warp::WARPGROUP_SIZE;
-
-impl Turns {
-    /// Those of the calling consumer warpgroup.
-    #[inline(always)]
-    pub fn of_warpgroup() -> Self {
-        Turns { warpgroup_idx: warp::warpgroup_idx() }
-    }
-
-    /// Begins with the turn of warpgroup 0.
+impl<E: WgmmaOperand, F: StageFactors> Parts<E, F> {
+    /// Issues the next part; `TURN` is 1 for every second one.
+    ///
+    /// # Safety
+    /// 1. There is one; all threads of the warpgroup call this.
     #[inline(always)]
     #[track_caller]
-    pub fn start<T: WgmmaTile>(self) {
-        if self.warpgroup_idx == T::NUM_CONSUMERS - 1 {
-            self.pass::<T>();
+    unsafe fn issue<T: WgmmaTile<Acc: AddParts<E>>, const TURN: u32>(
+        &mut self,
+    ) -> <T::Acc as AddParts<E>>::Part {
+        let part = TURN % T::Acc::NUM_PARTS;
+        let stage = self.issued;
+        if part == 0 {
+            self.mainloop.pipeline.wait_full(stage);
         }
-    }
-
-    /// Waits for the warpgroup's turn.
-    #[inline(always)]
-    #[track_caller]
-    pub fn wait<T: WgmmaTile>(self) {
-        match self.warpgroup_idx {
-            _ if T::NUM_CONSUMERS == 1 => {}
-            0 => barrier::sync::<2, TURN_THREADS>(),
-            1 => barrier::sync::<3, TURN_THREADS>(),
-            _ => barrier::sync::<4, TURN_THREADS>(),
+        if part + 1 == T::Acc::NUM_PARTS {
+            self.issued = self.mainloop.pipeline.next(stage);
         }
+        let a = self.a.advance(stage.stage_idx * T::A_BYTES);
+        let b = self.b.advance(stage.stage_idx * T::B_BYTES);
+        // SAFETY: the stage is full, and stays so until it is released.
+        unsafe { T::Acc::issue(a, b.advance(part * T::Acc::PART_COLUMNS * ROW_BYTES)) }
     }
 
-    /// Ends the warpgroup's turn.
+    /// Adds the part that was issued before the newest `PENDING`; `TURN` as it was issued.
+    ///
+    /// # Safety
+    /// 1. As [`Parts::issue`].
     #[inline(always)]
     #[track_caller]
-    pub fn pass<T: WgmmaTile>(self) {
-        match (self.warpgroup_idx + 1) % T::NUM_CONSUMERS {
-            _ if T::NUM_CONSUMERS == 1 => {}
-            0 => barrier::arrive::<2, TURN_THREADS>(),
-            1 => barrier::arrive::<3, TURN_THREADS>(),
-            _ => barrier::arrive::<4, TURN_THREADS>(),
-        }
-    }
-
-    /// Leaves no barrier with threads that have arrived.
-    #[inline(always)]
-    #[track_caller]
-    pub fn finish<T: WgmmaTile>(self) {
-        if self.warpgroup_idx == 0 {
-            self.wait::<T>();
+    unsafe fn add<T: WgmmaTile<Acc: AddParts<E>>, const TURN: u32, const PENDING: u32>(
+        &mut self,
+        acc: &mut T::Acc,
+        part: <T::Acc as AddParts<E>>::Part,
+    ) {
+        let (stage, k_block) = self.added;
+        // SAFETY: the caller's promise.
+        let factors = unsafe { self.factors.of_stage(k_block) };
+        let release = || self.mainloop.release::<T>(stage);
+        if TURN % T::Acc::NUM_PARTS + 1 < T::Acc::NUM_PARTS {
+            acc.add::<0, PENDING>(part, factors, || {});
+        } else if T::Acc::NUM_PARTS == 1 {
+            acc.add::<0, PENDING>(part, factors, release);
+            self.added = (self.mainloop.pipeline.next(stage), k_block + 1);
+        } else {
+            acc.add::<1, PENDING>(part, factors, release);
+            self.added = (self.mainloop.pipeline.next(stage), k_block + 1);
         }
     }
 }
 
 /// The factors of the products of a stage.
 pub trait StageFactors: Copy {
-    /// The factor of every 64 columns of the warpgroup, for columns of k of one stage.
+    /// The factor of every 64 columns of the warpgroup, for columns of k of one stage; `None` for
+    /// ones, whatever the stage.
     ///
     /// # Safety
     /// 1. The stage is one of the tile's.
-    unsafe fn of_stage(self, k_block: u32) -> [f32; MAX_SUBTILES_N];
+    unsafe fn of_stage(self, k_block: u32) -> Option<[f32; MAX_SUBTILES_N]>;
 }
 
-/// The blocks that need the same rows: each loads a part and multicasts it to all.
-#[derive(Clone, Copy)]
-struct Share {
-    num_blocks: u32,
-    /// Which part this block loads.
-    part: u32,
-    /// The blocks, a bit each by its rank in the cluster.
-    blocks: u16,
-}
-
-impl Share {
-    /// Those of A, which the blocks along n need, and of B.
-    #[inline(always)]
-    fn of_operands<T: WgmmaTile>() -> [Self; 2] {
-        let rank = if T::CLUSTER_TILES > 1 { cluster::block_rank() } else { 0 };
-        let (m, n) = (rank % T::CLUSTER_M, rank / T::CLUSTER_M);
-        // A bit every `CLUSTER_M` ranks, and `CLUSTER_M` bits.
-        let along_n = (0..T::CLUSTER_N).fold(0, |blocks, n| blocks | 1 << (n * T::CLUSTER_M));
-        let along_m = (1 << T::CLUSTER_M) - 1;
-        [
-            Share { num_blocks: T::CLUSTER_N, part: n, blocks: along_n << m },
-            Share { num_blocks: T::CLUSTER_M, part: m, blocks: along_m << (n * T::CLUSTER_M) },
-        ]
-    }
-}
-
-/// Loads `block_rows` rows, which the blocks of `share` need.
+/// Loads `block_rows` rows; `blocks` blocks share them, and each multicasts its part to all.
 ///
 /// # Safety
 /// 1. `dst` is empty in all of these blocks.
@@ -294,22 +284,22 @@ unsafe fn load_rows<E: WgmmaOperand>(
     map: TensorMap,
     [k, row]: [u32; 2],
     full_barrier: Mbarrier,
-    block_rows: u32,
-    share: Share,
+    [block_rows, blocks]: [u32; 2],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if share.num_blocks == 1 {
+        if blocks == 1 {
             let hint = CacheHint::EvictNormal;
             bulk::tensor_load(dst, map, [k as i32, row as i32], full_barrier, hint);
         } else {
-            let first_row = share.part * (block_rows / share.num_blocks);
+            let rows = block_rows / blocks;
+            let first_row = cluster::block_rank() * rows;
             bulk::tensor_load_multicast(
                 dst.offset(first_row * const { block_k::<E>() }),
                 map,
                 [k as i32, (row + first_row) as i32],
                 full_barrier,
-                share.blocks,
+                (1 << blocks) - 1,
                 CacheHint::EvictNormal,
             );
         }

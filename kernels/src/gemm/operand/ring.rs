@@ -5,9 +5,13 @@
 //! in the stage. Each warp has its own ring: one lane issues the boxes of a stage, and reissues as
 //! soon as all lanes have read it. There is no producer warp and no empty barrier; a warp waits
 //! only for its own bytes. The lanes may copy the first weights themselves, see [`box_copy`].
+//!
+//! For a weight in 8 bits a k-tile has twice as many elements, and as many bytes of x as of 16 rows
+//! of the weight: x stays in shared memory. Its boxes come with the stages of the block's first
+//! output tile.
 
 use crate::gemm::mainloop::stream::{
-    Load, STEP_K, TILE_K, TILE_MN, TileOrder, lane_group, lane_pair,
+    LOAD_WORDS, Load, STEP_K, TILE_K, TILE_MN, TileOrder, lane_group, lane_pair,
 };
 use crate::tile::box_copy::{self, CopyThreads, Weight};
 use crate::tile::smem::swizzle;
@@ -30,10 +34,29 @@ pub struct Boxes {
     pub num_parts: u32,
     /// Columns of the output; up starts at this row of the weight.
     pub n: u32,
-    /// x, for TMA, if its rows are in the stages.
+    /// x, for TMA, if it has boxes.
     pub x: TensorMap,
-    /// Rows of an x box; 0 if x is not in the stages.
+    /// Rows of an x box; 0 if x has none.
     pub x_rows: u32,
+    /// Where boxes of x are.
+    pub x_place: XPlace,
+}
+
+/// Where boxes of x are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum XPlace {
+    /// In the stages.
+    Stages,
+    /// After them, two boxes of `box_rows` rows a k-tile of a weight of `k` units.
+    Resident { box_rows: u32, k: u32 },
+}
+
+/// Boxes of x of a k-tile where x is resident: the weight is in 8 bits.
+const RESIDENT_BOXES: u32 = 2;
+
+/// Elements of resident x, in boxes of `box_rows` rows, for a weight of `k` units.
+pub const fn resident_elems(box_rows: u32, k: u32) -> u32 {
+    k.div_ceil(TILE_K) * RESIDENT_BOXES * box_rows * TILE_K
 }
 
 impl Boxes {
@@ -44,11 +67,37 @@ impl Boxes {
 
     /// Elements of a stage: a multiple of eight rows, so that all stages have the same swizzle.
     pub const fn stage_elems(&self) -> u32 {
-        stage_rows(self.first_x_row() + self.x_rows) * TILE_K
+        let x_rows = match self.x_place {
+            XPlace::Stages => self.x_rows,
+            XPlace::Resident { .. } => 0,
+        };
+        stage_rows(self.first_x_row() + x_rows) * TILE_K
     }
 
-    const fn stage_bytes(&self) -> u32 {
-        (self.first_x_row() + self.x_rows) * ROW_BYTES
+    /// Elements of x that is not in the stages.
+    const fn resident_elems(&self) -> u32 {
+        match self.x_place {
+            XPlace::Stages => 0,
+            XPlace::Resident { box_rows, k } => resident_elems(box_rows, k),
+        }
+    }
+
+    /// Bytes of x that come with a k-tile of the output tile at `column`.
+    #[inline(always)]
+    fn x_bytes(&self, column: u32) -> u32 {
+        match self.x_place {
+            XPlace::Stages => self.x_rows * ROW_BYTES,
+            XPlace::Resident { .. } if self.is_first(column) => {
+                RESIDENT_BOXES * self.x_rows * ROW_BYTES
+            }
+            XPlace::Resident { .. } => 0,
+        }
+    }
+
+    /// Whether the output tile at `column` is the block's first.
+    #[inline(always)]
+    fn is_first(&self, column: u32) -> bool {
+        column == thread::block_idx_x() * self.tile_columns
     }
 }
 
@@ -88,6 +137,8 @@ pub struct Ring<const WARPS: usize> {
     boxes: Boxes,
     k: u32,
     stages: Shared<u16>,
+    /// x, if it is resident.
+    x: Shared<u16>,
     /// Full barrier of stage 0; those of the other stages follow.
     full_barrier: Mbarrier,
     num_stages: u32,
@@ -100,8 +151,13 @@ pub struct Ring<const WARPS: usize> {
 
 impl<const WARPS: usize> Ring<WARPS> {
     /// Elements of the rings of all warps.
-    pub const fn num_elems(boxes: &Boxes, num_stages: u32) -> u32 {
+    const fn num_stage_elems(boxes: &Boxes, num_stages: u32) -> u32 {
         WARPS as u32 * num_stages * boxes.stage_elems()
+    }
+
+    /// Elements of the rings of all warps, and of x that is resident.
+    pub const fn num_elems(boxes: &Boxes, num_stages: u32) -> u32 {
+        Self::num_stage_elems(boxes, num_stages) + boxes.resident_elems()
     }
 
     /// Barriers of the rings of all warps, in `u64`s.
@@ -127,6 +183,7 @@ impl<const WARPS: usize> Ring<WARPS> {
             boxes,
             k,
             stages: stages.offset(first_stage * boxes.stage_elems()),
+            x: stages.offset(Self::num_stage_elems(&boxes, num_stages)),
             // SAFETY: the caller's promise; `prefetch_weights` and `fill` initialise the barriers.
             full_barrier: unsafe { Mbarrier::new(barriers.offset(first_stage)) },
             num_stages,
@@ -150,7 +207,8 @@ impl<const WARPS: usize> Ring<WARPS> {
                 // SAFETY: the caller's promise; the stage is unused.
                 unsafe { self.copy_weights(stage_idx, self.next) };
                 if is_issuer() {
-                    self.init_barrier(stage_idx).arrive_expect_tx(self.boxes.x_rows * ROW_BYTES);
+                    let x_bytes = self.boxes.x_bytes(self.next.column);
+                    self.init_barrier(stage_idx).arrive_expect_tx(x_bytes);
                 }
                 self.next = self.next_k_tile(self.next);
             }
@@ -273,7 +331,8 @@ impl<const WARPS: usize> Ring<WARPS> {
         KTile { column, k }: KTile,
     ) {
         let Boxes { weight_map, tile_columns, num_parts, n, .. } = self.boxes;
-        full_barrier.arrive_expect_tx(self.boxes.stage_bytes());
+        let weight_bytes = self.boxes.first_x_row() * ROW_BYTES;
+        full_barrier.arrive_expect_tx(weight_bytes + self.boxes.x_bytes(column));
         for part in 0..num_parts {
             let rows = self.stage(stage_idx).offset(part * tile_columns * TILE_K);
             let origin = [k as i32, (column + part * n) as i32];
@@ -284,18 +343,34 @@ impl<const WARPS: usize> Ring<WARPS> {
         }
     }
 
-    /// Issues the x box of a k-tile, if x is in the stages.
+    /// Issues the x boxes of a k-tile, if there are.
     ///
     /// # Safety
     /// 1. As [`Ring::load_weights`], and x is written.
     #[inline(always)]
-    unsafe fn load_x(&self, stage_idx: u32, KTile { k, .. }: KTile) {
-        if self.boxes.x_rows > 0 {
-            let rows = self.stage(stage_idx).offset(self.boxes.first_x_row() * TILE_K);
-            let (x, full_barrier) = (self.boxes.x, self.full_barrier.offset(stage_idx));
-            // SAFETY: the caller's promise. Every block reads x.
-            unsafe {
-                bulk::tensor_load(rows, x, [k as i32, 0], full_barrier, CacheHint::EvictLast);
+    unsafe fn load_x(&self, stage_idx: u32, KTile { column, k }: KTile) {
+        let (x, full_barrier) = (self.boxes.x, self.full_barrier.offset(stage_idx));
+        if self.boxes.x_bytes(column) == 0 {
+            return;
+        }
+        match self.boxes.x_place {
+            XPlace::Stages => {
+                let rows = self.stage(stage_idx).offset(self.boxes.first_x_row() * TILE_K);
+                // SAFETY: the caller's promise. Every block reads x.
+                unsafe {
+                    bulk::tensor_load(rows, x, [k as i32, 0], full_barrier, CacheHint::EvictLast);
+                }
+            }
+            XPlace::Resident { box_rows, .. } => {
+                for box_idx in 0..RESIDENT_BOXES {
+                    // A unit of the weight is two elements.
+                    let (k, at) = (2 * k + box_idx * TILE_K, 2 * k / TILE_K + box_idx);
+                    let (rows, origin) = (self.x.offset(at * box_rows * TILE_K), [k as i32, 0]);
+                    // SAFETY: as above; no box is loaded twice.
+                    unsafe {
+                        bulk::tensor_load(rows, x, origin, full_barrier, CacheHint::EvictLast);
+                    }
+                }
             }
         }
     }
@@ -339,6 +414,51 @@ impl<const WARPS: usize> Ring<WARPS> {
         let words = self.stage(self.stage_idx).offset(load.0).xor(step * STEP_K).cast::<u32>();
         // SAFETY: the caller's promise.
         unsafe { words.get_vec(0) }
+    }
+}
+
+/// A lane's loads of resident x.
+#[derive(Clone, Copy)]
+pub struct ResidentLoads<const TILES_M: usize>([LaneLoad; TILES_M]);
+
+impl<const TILES_M: usize> ResidentLoads<TILES_M> {
+    /// Rows of a box.
+    pub const BOX_ROWS: u32 = TILES_M as u32 * TILE_MN;
+
+    /// The loads with `num_rows` rows of x.
+    #[inline(always)]
+    pub fn new(num_rows: u32) -> Self {
+        let mut loads = [LaneLoad(0); TILES_M];
+        for tile in 0..TILES_M {
+            let group = lane_group();
+            let or = |row: u32, other: u32| if row < num_rows { row } else { other };
+            // A lane without a row of its own loads one in other banks than its neighbour's.
+            let row = or(tile as u32 * TILE_MN + group, or(group, or(group % 2, 0)));
+            loads[tile] = LaneLoad(swizzle::<u16, TILE_K>(row, 2 * lane_pair()));
+        }
+        ResidentLoads(loads)
+    }
+}
+
+impl<const WARPS: usize> Ring<WARPS> {
+    /// The lane's loads of resident x in k-step `step` of the k-tile at `k`, the first or the second
+    /// one of each row.
+    ///
+    /// # Safety
+    /// 1. The stage of that k-tile in the block's first output tile has been full.
+    #[inline(always)]
+    pub unsafe fn load_resident<const TILES_M: usize>(
+        &self,
+        loads: &ResidentLoads<TILES_M>,
+        k: u32,
+        step: u32,
+        vec: usize,
+    ) -> [Load; TILES_M] {
+        let box_rows = const { ResidentLoads::<TILES_M>::BOX_ROWS };
+        let rows = self.x.offset((2 * k + step * TILE_K) * box_rows);
+        let vec_elems = (LOAD_WORDS * 2 * vec) as u32;
+        // SAFETY: the caller's promise.
+        loads.0.map(|load| unsafe { rows.offset(load.0).xor(vec_elems).cast().get_vec(0) })
     }
 }
 

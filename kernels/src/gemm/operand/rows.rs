@@ -70,7 +70,6 @@ impl<const TILES_M: usize> Input<TILES_M> for GlobalRows<TILES_M> {
 }
 
 /// Rows of x in shared memory, with zeros up to the end of the last k-tile.
-#[derive(Clone, Copy)]
 pub struct SharedRows<const TILES_M: usize> {
     /// The lane's first load of each row.
     rows: [Shared<u16>; TILES_M],
@@ -88,40 +87,6 @@ impl<const TILES_M: usize> SharedRows<TILES_M> {
                 x.offset(row * row_stride(k, vecs) + lane_pair() * vecs as u32 * K_PER_LOAD);
         }
         SharedRows { rows }
-    }
-
-    /// Copies the first `num_rows` rows of `x`, even those that are unwritten. Other rows load the
-    /// last one. All threads of the block call this.
-    ///
-    /// # Safety
-    /// 1. `x` holds `num_rows` rows, not 0, of `k` elements, 16-byte aligned; `k` is a multiple of 8.
-    /// 2. `smem` holds [`shared_bytes`], 16-byte aligned, which nothing else uses.
-    #[inline(always)]
-    pub unsafe fn copied(
-        (x, stride): (Global<u16>, u32),
-        [num_rows, k]: [u32; 2],
-        vecs: usize,
-        smem: Shared<u16>,
-    ) -> Self {
-        let row_loads = k.next_multiple_of(tile_elems(vecs)) / K_PER_LOAD;
-        for row in 0..num_rows {
-            let mut load = thread::thread_idx_x();
-            while load < row_loads {
-                let column = load * K_PER_LOAD;
-                let from = row as usize * stride as usize + column as usize;
-                let to = row * row_stride(k, vecs) + column;
-                // SAFETY: nothing is read past a row's end, and rows in shared memory have whole
-                // k-tiles.
-                unsafe {
-                    cp_async::copy_vec::<{ K_PER_LOAD as usize }, _>(smem, to, x, from, column < k);
-                }
-                load += thread::block_dim_x();
-            }
-        }
-        cp_async::commit();
-        cp_async::wait(0);
-        thread::sync_threads();
-        SharedRows::new(smem, k, num_rows, vecs)
     }
 }
 

@@ -6,10 +6,11 @@ use cuda_std::E4m3;
 use cuda_std::launch::DevicePtr;
 use half::f16;
 use kernels::Rows;
-use kernels::attention::prefill_cluster::{Fp8Mode, Fp8Operands, storage_index};
+use kernels::attention::prefill_cluster::Fp8Operands;
+use kernels::attention::sm90::fp8::{Mode, storage_index};
 use kernels::gemm::Gpu;
 
-const MODES: [Fp8Mode; 2] = [Fp8Mode::Strict, Fp8Mode::Fast];
+const MODES: [Mode; 2] = [Mode::Strict, Mode::Fast];
 
 /// Scale of a head, by its index.
 type Scale = fn(usize) -> f32;
@@ -50,7 +51,7 @@ impl Quantised {
     }
 
     /// Runs the case; returns the output, with the rows after it.
-    fn run(&self, case: &Case, mode: Fp8Mode, seed: u64) -> Vec<f32> {
+    fn run(&self, case: &Case, mode: Mode, seed: u64) -> Vec<f32> {
         let mut device = Device::default();
         let Values { q, pools: [k, v], block_table, .. } = &self.quants;
         let mut codes = |name, x: &[f32]| {
@@ -93,14 +94,14 @@ fn transposed(pool: &[f32]) -> Vec<f32> {
 
 /// Runs a case, and compares it with the oracle: strict as in f16, and by the largest error that is
 /// allowed; fast by the norm.
-fn check(case: &Case, mode: Fp8Mode, quantised: &Quantised, seed: u64) -> Vec<f32> {
+fn check(case: &Case, mode: Mode, quantised: &Quantised, seed: u64) -> Vec<f32> {
     let want = quantised.values(case).oracle(case);
     let got = quantised.run(case, mode, seed);
     let (got, after) = got.split_at(want.len());
     let Case { seqs, causal, window, .. } = case;
     let name = format!("{mode:?}, {seqs:?}, causal {causal}, window {window:?}, seed {seed}");
     match mode {
-        Fp8Mode::Strict => {
+        Mode::Strict => {
             assert_stored::<f16>(&name, got, &want, 1e-5 + 2.0 / 2048.0);
             for (got, want) in got.iter().zip(&want) {
                 let off = (f64::from(*got) - want).abs();
@@ -108,7 +109,7 @@ fn check(case: &Case, mode: Fp8Mode, quantised: &Quantised, seed: u64) -> Vec<f3
                 assert!(is_close || got.is_nan() && want.is_nan(), "{name}: {got}, not {want}");
             }
         }
-        Fp8Mode::Fast => {
+        Mode::Fast => {
             let (mut difference, mut norm) = (0.0, 0.0);
             for (got, want) in got.iter().zip(&want) {
                 assert_eq!(got.is_nan(), want.is_nan(), "{name}: {got}, not {want}");

@@ -1,18 +1,16 @@
 //! The launch of the GEMM of 8-bit floats.
 
 use super::gemm_e4m3_sm90::{self, Instance};
-use super::{Fast, SCALE_BLOCK, TwoLevel};
+use super::{Fast, TwoLevel};
 use crate::Rows;
-use crate::gemm::config::TileConfig;
-use crate::gemm::config::wgmma::{
-    Tile64x64, Tile64x128, Tile128x128, Tile128x256Pair, Tile192x128, Tile256x128,
-};
+use crate::gemm::config::{FP8_FAST_TILES, FP8_TWO_LEVEL_TILES, TileConfig};
 use crate::gemm::epilogue::wgmma::OutElement;
 use crate::gemm::fp8::WeightScales;
 use crate::gemm::kernels::sm90::launcher::{geometry, output_map, promoted};
 use crate::gemm::problem::{MAX_SIZE, MAX_STRIDE, Terms, check_rows, refuse, tensor_map};
 use crate::gemm::{Gpu, Out16, Target};
 use crate::tile::element::Operand16;
+use crate::tile::weight::SCALE_BLOCK;
 use core::any::TypeId;
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
@@ -77,8 +75,8 @@ impl LinearFp8 {
     #[must_use]
     pub fn tiles(accumulate: Fp8Accumulate) -> &'static [TileConfig] {
         match accumulate {
-            Fp8Accumulate::TwoLevel => &TWO_LEVEL_TILES,
-            Fp8Accumulate::Fast => &FAST_TILES,
+            Fp8Accumulate::TwoLevel => &FP8_TWO_LEVEL_TILES,
+            Fp8Accumulate::Fast => &FP8_FAST_TILES,
         }
     }
 
@@ -99,7 +97,7 @@ impl LinearFp8 {
         if gpu.target != Target::Sm90a {
             return refuse("compute capability", 80, "9.0 for 8-bit floats");
         }
-        let config = &Self::tiles(self.accumulate)[0];
+        let config = self.fastest(gpu.num_sms);
         self.launch_in(config, gpu.num_sms, num_rows, operands, maps)
     }
 
@@ -213,17 +211,3 @@ impl LinearFp8 {
         Ok(())
     }
 }
-
-/// The tiles of each accumulation.
-const TWO_LEVEL_TILES: [TileConfig; 5] = [
-    TileConfig::wgmma::<Tile256x128>(),
-    TileConfig::wgmma::<Tile192x128>(),
-    TileConfig::wgmma::<Tile128x128>(),
-    TileConfig::wgmma::<Tile64x128>(),
-    TileConfig::wgmma::<Tile64x64>(),
-];
-const FAST_TILES: [TileConfig; 3] = [
-    TileConfig::wgmma::<Tile128x256Pair>(),
-    TileConfig::wgmma::<Tile64x128>(),
-    TileConfig::wgmma::<Tile64x64>(),
-];

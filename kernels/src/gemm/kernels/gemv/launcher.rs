@@ -12,8 +12,9 @@ use core::any::TypeId;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 use cuda_std::warp::WARP_SIZE;
 
-/// Loads of a row that a warp should issue for its slice of k.
-const SLICE_LOADS: usize = 4;
+/// Loads of a row that a warp should issue for its slice of k, by FMAs and on the tensor cores
+/// (`docs/measurements/gemm_fp8_small_m.md`).
+const SLICE_LOADS: [usize; 2] = [4, 2];
 
 /// Below this many weight rows a normed layer has slices of half that length
 /// (`docs/measurements/gemv.md`).
@@ -30,7 +31,7 @@ const RECIPROCALS: [u32; MAX_SLICES as usize + 1] = {
     while num_slices <= MAX_SLICES {
         let reciprocal = 256_u32.div_ceil(num_slices);
         let mut warp = 0;
-        while warp < max_warps(false) {
+        while warp < max_warps(false, false) {
             assert!((warp * reciprocal) >> 8 == warp / num_slices);
             warp += 1;
         }
@@ -97,7 +98,8 @@ impl Gemv16 {
         };
         let is_normed = is_normed(operands);
         let num_slices = self.num_slices::<E, W>(is_normed);
-        let num_splits = (max_warps(is_normed || gated) as usize / num_slices).min(MAX_SPLITS);
+        let num_splits = (max_warps(is_normed || gated, instance.by_mma()) as usize / num_slices)
+            .min(MAX_SPLITS);
         let num_warps = num_slices * num_splits;
         let block_n = num_splits * instance.rows() / num_parts(gated);
         let num_threads = num_warps * WARP_SIZE as usize;
@@ -131,7 +133,7 @@ impl Gemv16 {
 
     /// Slices that k is split into: enough to load a whole row at once, else in equal rounds.
     fn num_slices<E: Operand16, W: WeightElement<E>>(&self, is_normed: bool) -> usize {
-        let slice_k = SLICE_LOADS * k_per_load(W::LOAD_ELEMS) as usize;
+        let slice_k = SLICE_LOADS[usize::from(W::VECS > 1)] * k_per_load(W::LOAD_ELEMS) as usize;
         let is_small = is_normed && self.0.weight_rows() < SMALL_WEIGHT_ROWS;
         let num_spans = self.0.k.div_ceil(if is_small { slice_k / 2 } else { slice_k });
         num_spans.div_ceil(num_spans.div_ceil(MAX_SLICES as usize).max(1)).max(1)

@@ -13,29 +13,11 @@ use crate::tile::scheduler::TileScheduler;
 use core::marker::PhantomData;
 use cuda_std::prelude::*;
 
-/// Lowers the registers of the producer's threads. In all warpgroups have as many as they start
-/// with: three of them 168 a thread, four or twice two of them 128. A single consumer warpgroup
-/// starts with the most it can have.
-#[inline(always)]
-fn decrease_registers<T: WgmmaTile>() {
-    match (T::NUM_CONSUMERS, T::BLOCKS_PER_SM) {
-        (2, 1) => registers::decrease::<40>(),
-        (3, 1) => registers::decrease::<32>(),
-        (1, 2) => registers::decrease::<32>(),
-        _ => {}
-    }
-}
-
-/// Raises the registers of the consumers' threads by what the producer's threads have released.
-#[inline(always)]
-fn increase_registers<T: WgmmaTile>() {
-    match (T::NUM_CONSUMERS, T::BLOCKS_PER_SM) {
-        (2, 1) => registers::increase::<232>(),
-        (1, 2) => registers::increase::<224>(),
-        (3, 1) => registers::increase::<160>(),
-        _ => {}
-    }
-}
+/// Registers of a thread of the producer and of two consumer warpgroups: in all as many as three
+/// warpgroups start with, 168 a thread. A single consumer warpgroup starts with the most it can
+/// have.
+const PRODUCER_REGISTERS: u32 = 40;
+const CONSUMER_REGISTERS: u32 = 232;
 
 /// Number of cluster tiles along m and n.
 #[inline(always)]
@@ -109,32 +91,18 @@ pub trait Accumulation<E, T: WgmmaTile>: Copy {
     /// The scales of a warp's outputs of a tile.
     type Scales;
 
-    /// What each consumer does before its first tile.
-    #[inline(always)]
-    fn start(self) {}
-
-    /// What each consumer does after its last tile.
-    #[inline(always)]
-    fn finish(self) {}
-
-    /// Loads the scales of the warp whose first row and column are `origin`, of `num_rows` rows.
-    ///
-    /// # Safety
-    /// 1. The launches before are waited for; the warp has an output.
-    unsafe fn load_scales(self, num_rows: u32, origin: [u32; 2]) -> Self::Scales;
-
-    /// The warpgroup's accumulators of the tile whose first column is `column`, and the next stage.
-    /// `rows` are the warpgroup's first rows of A and B.
+    /// The warpgroup's accumulators of the tile at `tile`, the next stage, and the warp's scales.
     ///
     /// # Safety
     /// 1. As [`Mainloop::multiply_tile`].
+    /// 2. The launches before are waited for.
     unsafe fn accumulate(
         self,
         mainloop: Mainloop<E>,
         stage: Stage,
-        rows: [u32; 2],
-        column: u32,
-    ) -> (T::Acc, Stage);
+        num_rows: u32,
+        tile: [u32; 2],
+    ) -> (T::Acc, Stage, Self::Scales);
 
     /// The scale of a subtile of the warp. The whole warp calls this, converged.
     fn of_subtile(scales: &Self::Scales, subtile: u32) -> impl SubtileScale;
@@ -224,7 +192,9 @@ where
 
         if warpgroup_idx == T::NUM_CONSUMERS {
             // 2. The producer: one thread.
-            decrease_registers::<T>();
+            if T::NUM_CONSUMERS == 2 {
+                registers::decrease::<PRODUCER_REGISTERS>();
+            }
             if is_producer {
                 while let Some(origin) = tile {
                     // SAFETY: the tensor maps are those of this configuration.
@@ -241,7 +211,9 @@ where
             }
         } else {
             // 3. The consumers: each warpgroup computes its part of every tile.
-            increase_registers::<T>();
+            if T::NUM_CONSUMERS == 2 {
+                registers::increase::<CONSUMER_REGISTERS>();
+            }
             let warp_idx = warp::warp_idx();
             let staging = smem.offset(T::STAGING_AT + warp_idx * STAGING_BYTES).cast();
             // SAFETY: `num_rows` is one element; the load overlaps the MMAs.
@@ -253,31 +225,29 @@ where
             }
             let mut output = WarpOutput::<O>::new(output, staging);
             let first_subtile = warp_idx * T::Acc::NUM_SUBTILES;
-            let [warpgroup_row, warpgroup_column] = T::warp_origin(warp_idx / 4 * 4);
             if T::SPLIT_K > 1 {
                 cluster::wait();
             }
-            accumulation.start();
             while let Some([row, column]) = tile {
                 if T::SPLIT_K > 1 {
                     exchange.expect::<T, O>([row, column], &output);
                 }
                 // SAFETY: the consumers run through the producer's tiles; a warp stores its own rows.
                 unsafe {
-                    let rows = [warpgroup_row, warpgroup_column];
-                    let [warp_row, warp_column] = T::warp_origin(warp_idx);
-                    let origin = [row + warp_row, column + warp_column];
-                    let scales = accumulation.load_scales(num_rows, origin);
-                    let (acc, next_stage) = accumulation.accumulate(mainloop, stage, rows, column);
+                    let (acc, next_stage, scales) =
+                        accumulation.accumulate(mainloop, stage, num_rows, [row, column]);
                     stage = next_stage;
                     if T::SPLIT_K == 1 {
-                        acc.for_each_subtile(|subtile, values| {
-                            let [subtile_row, subtile_column] =
-                                T::subtile_origin(first_subtile + subtile);
-                            let origin = [row + subtile_row, column + subtile_column];
-                            let columns = T::Acc::subtile_columns(subtile);
-                            let scale = A::of_subtile(&scales, subtile);
-                            O::store_subtile(&mut output, origin, columns, &values, &scale);
+                        // Not a closure, which LLVM would not inline into f32 outputs.
+                        unroll!(subtile in 0..4, {
+                            if (subtile as u32) < T::Acc::NUM_SUBTILES {
+                                let at = T::subtile_origin(first_subtile + subtile as u32);
+                                let origin = [row + at[0], column + at[1]];
+                                let columns = T::Acc::subtile_columns(subtile as u32);
+                                let values = acc.subtile(subtile as u32);
+                                let scale = A::of_subtile(&scales, subtile as u32);
+                                O::store_subtile(&mut output, origin, columns, &values, &scale);
+                            }
                         });
                     } else {
                         exchange.store::<T, O>(acc, [row, column], &mut output);
@@ -285,7 +255,6 @@ where
                 }
                 tile = tiles.next();
             }
-            accumulation.finish();
             output.finish();
         }
     }

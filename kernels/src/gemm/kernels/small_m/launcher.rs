@@ -117,8 +117,18 @@ impl SmallM16 {
     /// columns: normed rows must fit in shared memory. Up to k = 5,120 all [`MAX_FUSED_ROWS`] do,
     /// at 8,192 five.
     pub const fn fuses(max_rows: usize, k: usize, normed: bool) -> bool {
+        Self::fuses_loads(max_rows, k, normed, 1)
+    }
+
+    /// [`SmallM16::fuses`] of a weight with `vecs` loads of x a load of its own.
+    pub(in crate::gemm) const fn fuses_loads(
+        max_rows: usize,
+        k: usize,
+        normed: bool,
+        vecs: usize,
+    ) -> bool {
         let is_small = max_rows <= MAX_FUSED_ROWS && k > 0 && k <= i32::MAX as usize;
-        let normed_rows = if normed { Some((max_rows, k as u32, 1)) } else { None };
+        let normed_rows = if normed { Some((max_rows, k as u32, vecs)) } else { None };
         // The instance with the most partial sums.
         is_small && shared_bytes([1, 4], false, 8, normed_rows) <= MAX_SHARED_BYTES
     }
@@ -283,7 +293,7 @@ impl SmallM16 {
         instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
     }
 
-    fn input<E: Operand16, W>(
+    fn input<E: Operand16, W: WeightElement<E>>(
         &self,
         operands: &Linear16Operands<E, W>,
     ) -> Result<InputArgs, LaunchError> {
@@ -295,7 +305,9 @@ impl SmallM16 {
                 norm_weight: DevicePtr::null(),
                 eps: 0.0,
             }),
-            Input16::Normed { .. } if !Self::fuses(self.0.max_rows, self.0.k, true) => {
+            Input16::Normed { .. }
+                if !Self::fuses_loads(self.0.max_rows, self.0.k, true, W::VECS) =>
+            {
                 refuse("k", self.0.k, "columns whose normed rows fit into shared memory")
             }
             Input16::Normed { x, weight, eps } => Ok(InputArgs {

@@ -5,7 +5,7 @@ use crate::Rows;
 use crate::gemm::epilogue::stream::{max_columns, num_partials};
 use crate::gemm::kernels::small_m::{Args, InstanceParams, SmallM16, is_normed};
 use crate::gemm::mainloop::stream::{TILE_K, TILE_MN};
-use crate::gemm::operand::rows::{self, tile_elems};
+use crate::gemm::operand::rows::tile_elems;
 use crate::gemm::operand::{normed, ring};
 use crate::gemm::problem::{ScaleArgs, refuse, tensor_map};
 use crate::gemm::{Gpu, Input16, Linear16, Linear16Operands};
@@ -133,13 +133,11 @@ impl SmallM16 {
         );
         let weight_map = maps(&tensor_map(&weight, sizes, [columns, tile_k]));
         let x_map = match operands.x {
-            _ if W::VECS > 1 => EncodedTensorMap::NONE,
             Input16::Half(x) => maps(&tensor_map(&x, [max_rows, self.0.k], [max_rows, tile_k])),
             Input16::Normed { .. } => EncodedTensorMap::NONE,
         };
         let is_normed = is_normed(operands);
-        let num_ahead =
-            if is_normed || W::VECS > 1 { num_stages } else { stages_ahead(num_stages, gpu) };
+        let num_ahead = if is_normed { num_stages } else { stages_ahead(num_stages, gpu) };
         let num_copied = self.copied_stages(&params, W::VECS).min(num_ahead);
         let num_threads = params.warps * WARP_SIZE as usize;
         let geometry = Geometry::new([num_blocks, 1, 1], num_threads, shared_bytes)?;
@@ -152,7 +150,7 @@ impl SmallM16 {
             num_stages: num_stages as u32,
             num_copied: num_copied as u32,
             num_ahead: num_ahead as u32,
-            x: input.x,
+            x: DevicePtr::new(input.x.0),
             x_stride: input.x_stride,
             norm_weight: input.norm_weight,
             k_reciprocal: 1.0 / k as f32,
@@ -174,15 +172,19 @@ impl SmallM16 {
     }
 
     /// Whether shared memory holds all of x beside the least ring, for a weight in 8 bits.
-    pub(in crate::gemm) fn holds_rows<W>(&self, operands: &Linear16Operands<f16, W>) -> bool
+    pub(in crate::gemm) fn holds_rows<W>(
+        &self,
+        num_sms: usize,
+        operands: &Linear16Operands<f16, W>,
+    ) -> bool
     where
         W: WeightElement<f16>,
     {
-        let Ok(instance) = self.choose_streamed(Gpu::HOPPER.num_sms, operands) else {
+        let Ok(instance) = self.choose_streamed(num_sms, operands) else {
             return false;
         };
         let params = InstanceParams::from(instance);
-        let Tiles { columns, per_block, .. } = self.tiles(&params, Gpu::HOPPER.num_sms);
+        let Tiles { columns, per_block, .. } = self.tiles(&params, num_sms);
         let rings = self.rings(&params, columns.next_power_of_two(), per_block, W::VECS);
         rings.is_ok_and(|rings| rings.num_stages > 1)
     }
@@ -236,7 +238,10 @@ impl SmallM16 {
         let row_bytes = match (normed, vecs) {
             (true, _) => normed::shared_bytes(max_rows, k, vecs),
             (false, 1) => 0,
-            (false, _) => rows::shared_bytes(max_rows, k, vecs),
+            (false, _) => {
+                let box_rows = (params.tiles_m as u32) * TILE_MN;
+                ring::resident_elems(box_rows, k / vecs as u32) as usize * size_of::<u16>()
+            }
         };
         let others = num_partials as usize * size_of::<f32>()
             + row_bytes
