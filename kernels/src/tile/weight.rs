@@ -62,8 +62,8 @@ pub struct Scales {
 pub const SCALE_BLOCK: u32 = 128;
 
 impl Scales {
-    /// Issues the load of the scale of the block with a row's element `k`; 1 where rows have scales,
-    /// 0 unless `condition` holds.
+    /// Issues the load of the scale of the block with a row's element `k`; 1 where rows have
+    /// scales, 0 unless `condition` holds.
     ///
     /// # Safety
     /// 1. If `condition` holds, there is such an element.

@@ -1,10 +1,10 @@
-//! A weight in FP8 as a dense one: `out[n, k] = scale * weight[n, k]`, for GEMMs of GPUs that do not
-//! multiply FP8.
+//! A weight in FP8 as a dense one: `out[n, k] = scale * weight[n, k]`, for GEMMs of GPUs that do
+//! not multiply FP8.
 //!
 //! Shapes    weight `[n, k]` E4M3, out `[n, k]` f16, with row strides; k a multiple of 16; rows
 //!           16-byte aligned. Scales `[n]`, or `[n / 128, k / 128]`, rounded up, f32.
-//! Launch    grid `(n * k / 16 / NUM_THREADS, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a thread takes 16
-//!           elements.
+//! Launch    grid `(n * k / 16 / NUM_THREADS, 1, 1)`, block `(NUM_THREADS, 1, 1)`; a thread takes
+//!           16 elements.
 //! Numerics  f32, one rounding at the store.
 //! Bound     memory: the weight is read, and out written once.
 
@@ -25,8 +25,8 @@ const LOAD_ELEMS: u32 = <E4m3 as WeightElement<f16>>::LOAD_ELEMS;
 /// # Safety
 /// 1. `weight` and `out` hold `n` rows of `k` elements at their strides, 16-byte aligned; `k` is a
 ///    multiple of 16. `out` is no part of `weight`.
-/// 2. `scales` are those of `weight`: a row of blocks has `scale_stride` of them; if that is 0, a row
-///    of the weight has one.
+/// 2. `scales` are those of `weight`: a row of blocks has `scale_stride` of them; if that is 0, a
+///    row of the weight has one.
 #[kernel(launch_bounds(NUM_THREADS, 1), overlaps)]
 pub unsafe fn dequantise_e4m3_f16(
     n: u32,
@@ -94,8 +94,8 @@ mod launcher {
         /// The launch of the copy, or `None` if the weight is empty.
         ///
         /// # Errors
-        /// [`LaunchError`] for a k that is no multiple of 16, rows that are not 16-byte aligned, and
-        /// more than `2^31` loads of 16 elements.
+        /// [`LaunchError`] for a k that is no multiple of 16, rows that are not 16-byte aligned,
+        /// and more than `2^31` loads of 16 elements.
         pub fn launch(
             &self,
             weight: Rows<E4m3>,

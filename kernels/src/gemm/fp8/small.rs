@@ -81,10 +81,10 @@ impl LinearFp8Small {
     ///
     /// # Errors
     /// [`LaunchError`] for more than [`LinearFp8Small::MAX_ROWS`] rows, a k that is no multiple of
-    /// 16, operands whose rows are not 16-byte aligned, scales of blocks of a gated layer whose n is
-    /// no multiple of [`SCALE_BLOCK`], a residual with f16 outputs, a gate with f32 outputs, a norm
-    /// or a gate where [`LinearFp8Small::fuses`] is false, [`SumOrder::Tiles`], and sizes beyond a
-    /// grid or an `i32`.
+    /// 16, operands whose rows are not 16-byte aligned, scales of blocks of a gated layer whose n
+    /// is no multiple of [`SCALE_BLOCK`], a residual with f16 outputs, a gate with f32 outputs, a
+    /// norm or a gate where [`LinearFp8Small::fuses`] is false, [`SumOrder::Tiles`], and sizes
+    /// beyond a grid or an `i32`.
     pub fn launch(
         &self,
         gpu: Gpu,

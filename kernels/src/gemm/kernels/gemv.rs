@@ -2,21 +2,24 @@
 //! (+ residual[n])`. `_norm` instances apply RMSNorm to x first; `_silu` instances store
 //! `silu(gate) * up` of a stacked weight.
 //!
-//! Shapes    x `[k]`, weight `[n, k]` with a row stride, f16 or bf16; bias, residual `[n]` f32; out
-//!           `[n]`, f32 (may be residual) or the operands' type; any n, k a multiple of 8; x and
-//!           rows of weight 16-byte aligned. Norm: x and norm_weight `[k]` f32, no residual. Gate:
+//! Shapes    x `[k]`, weight `[n, k]` with a row stride, f16 or bf16, or E4M3 with scales `[n]` or
+//!           `[n / 128, k / 128]` f32; bias, residual `[n]` f32; out `[n]`, f32 (may be residual)
+//!           or the operands' type; any n, k a multiple of 8, of 16 in E4M3; x and rows of weight
+//!           16-byte aligned. Norm: x and norm_weight `[k]` f32, no residual. Gate:
 //!           weight `[2 * n, k]` and bias `[2 * n]`, first gate, then up; out in 16 bits.
 //! Launch    grid `(n / block_n, 1, 1)`, block `(32 * num_slices * splits_per_block, 1, 1)`. k is
 //!           split: a warp takes one slice of k for `ROWS` rows of the weight, and the warps of a
 //!           split, which share these rows, add their partial sums in shared memory.
-//! Numerics  f32 FMAs. A lane accumulates eight neighbours of every 256 elements that its warp
-//!           takes; slices are added lane by lane, in pairs; lanes are reduced as a tree. The
-//!           normed x, gate and up are not rounded: one rounding, at the store. The order differs
-//!           from that of the small-batch kernels, see [`SumOrder`](crate::gemm::SumOrder).
-//! Bound     memory: the weight is read once, `2 * n * k` bytes.
+//! Numerics  f32 FMAs; in E4M3 MMAs with f32 accumulators. A lane accumulates eight neighbours of
+//!           every 256 elements that its warp takes; slices are added lane by lane, in pairs; lanes
+//!           are reduced as a tree. The normed x, gate and up are not rounded: one rounding, at the
+//!           store. The order differs from that of the small-batch kernels, see
+//!           [`SumOrder`](crate::gemm::SumOrder).
+//! Bound     memory: the weight is read once.
 //!
 //! A warp reads contiguous bytes of a row, and a split a whole row of up to 5,120 elements at once.
-//! Figures, and what was tried and rejected: `docs/measurements/gemv.md`.
+//! Figures, and what was tried and rejected: `docs/measurements/gemv.md`; in E4M3
+//! `docs/measurements/gemm_fp8_small_m.md`.
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
@@ -41,7 +44,9 @@ use half::{bf16, f16};
 ///    `n` rows at its stride, or `2 * n` if `GATED`, and `bias` as many elements. `bias` and
 ///    `residual` may be null. The output is `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
-/// 3. x, `norm_weight` and rows of `weight` are 16-byte aligned, and `k` is a multiple of 8.
+/// 3. x, `norm_weight` and rows of `weight` are 16-byte aligned, and `k` is a multiple of 8, of 16
+///    in E4M3. `scales` are then those of `weight`: a row of blocks has `scale_stride` of them; if
+///    that is 0, a row of the weight has one.
 /// 4. A block has a multiple of `num_slices` warps; `slices_reciprocal` is 256 over `num_slices`,
 ///    rounded up; `block_n` is the outputs of the block.
 #[kernel(

@@ -2,11 +2,12 @@
 //! (+ residual[m, n])`, m at most 64. For m up to 8, `_norm` instances apply RMSNorm to x first;
 //! `_silu` instances store `silu(gate) * up` of a stacked weight.
 //!
-//! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16; bias `[n]`, residual `[m, n]`, f32; out `[m,
-//!           n]`, f32 (may be residual) or the operands' type; row strides; any n, k a multiple of
-//!           8; rows of x and weight 16-byte aligned. Norm: x and norm_weight `[k]` f32, no
-//!           residual. Gate: weight `[2 * n, k]` and bias `[2 * n]`, first gate, then up; out in 16
-//!           bits.
+//! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16, the weight also E4M3 with scales `[n]` or
+//!           `[n / 128, k / 128]` f32 and k a multiple of 16; bias `[n]`, residual `[m, n]`, f32;
+//!           out `[m, n]`, f32 (may be residual) or the operands' type; row strides; any n, k a
+//!           multiple of 8; rows of x and weight 16-byte aligned. Norm: x and norm_weight `[k]`
+//!           f32, no residual. Gate: weight `[2 * n, k]` and bias `[2 * n]`, first gate, then up;
+//!           out in 16 bits.
 //! Launch    grid `(n / (8 * TILES_N), 1, 1)`, twice as many with a gate; block `(32 * WARPS, 1,
 //!           1)`. The warps of a block split k; shared memory holds their partial sums and the
 //!           normed x.
@@ -14,13 +15,13 @@
 //!           k-tile (64 elements) in order; the epilogue adds warps in fours. The order depends on
 //!           n and k alone, so a row has the same bits in any batch. Fused instances have the bits
 //!           of RmsNorm, this kernel and SiluMul in turn: what those store is rounded here too.
-//! Bound     memory: the weight is read once, `2 * n * k` bytes; a block issues its first loads of
+//! Bound     memory: the weight is read once; a block issues its first loads of
 //!           it before it reads its row count or waits for the previous launch.
 //!
 //! This kernel loads the weight into registers; for m up to 32 on sm_90a,
-//! [`gemm_16_streamed`](super::streamed::gemm_16_streamed()) loads it by TMA. Tensor cores serve even one row: conversions and FMAs
-//! would take more issue slots. Figures, and what was tried and rejected:
-//! `docs/measurements/gemm_small_m.md`.
+//! [`gemm_16_streamed`](super::streamed::gemm_16_streamed()) loads it by TMA. Tensor cores serve
+//! even one row: conversions and FMAs would take more issue slots. Figures, and what was tried and
+//! rejected: `docs/measurements/gemm_small_m.md`.
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
@@ -63,7 +64,9 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize, vecs: usize) -
 ///    `GATED`, at their strides; `bias` holds one element a row of `weight`. `bias` and `residual`
 ///    may be null. The output is `out_f32`, or `out` if `out_f32` is null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
-/// 3. Rows of `x` and `weight` are 16-byte aligned, and `k` is a multiple of 8.
+/// 3. Rows of `x` and `weight` are 16-byte aligned, and `k` is a multiple of 8, of 16 in E4M3.
+///    `scales` are then those of `weight`: a row of blocks has `scale_stride` of them; if that is
+///    0, a row of the weight has one.
 #[kernel(
     launch_bounds(
         WARPS as u32 * warp::WARP_SIZE,
@@ -184,7 +187,7 @@ pub unsafe fn gemm_16_small_m<
             // Loaded late: few gated models have a bias, so it is not worth registers.
             bias_values = outputs.bias(bias);
         }
-        // Loaded late as well: they are in the main loop's way.
+        // Loaded late as well, for the registers of the main loop.
         let scales = outputs.scales::<E, W>(scales);
         let smem = dynamic_shared_mem();
         outputs.store(smem, &acc, scales, bias_values, &residual_values, &epilogue);

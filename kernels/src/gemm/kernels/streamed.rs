@@ -3,7 +3,7 @@
 //!
 //! Launch    grid of at most one block an SM, block `(32 * WARPS, 1, 1)`; shared memory holds the
 //!           warps' rings of stages, their partial sums and the normed x.
-//! Bound     memory: the weight is read once, `2 * n * k` bytes.
+//! Bound     memory: the weight is read once.
 //!
 //! A block is persistent: it computes output tile after output tile. The host chooses a tile width
 //! that gives all SMs equal parts: 24 of 3,072 columns, where blocks of 8 or 32 would leave a
@@ -52,7 +52,10 @@ const fn releases_early(tiles_m: usize, tiles_n: usize) -> bool {
 ///    boxes of `max_rows` rows and 64 columns, both with the 128-byte swizzle. If `NORMED`, `x`
 ///    holds `max_rows` rows of `k` elements, 16-byte aligned.
 /// 3. The output is `residual`, or overlaps nothing that is read.
-/// 4. `num_copied` is at most `num_ahead`, and that at most `num_stages`.
+/// 4. In E4M3 units of 16 bits of `weight` are the elements of its map, `k` is a multiple of 16,
+///    and `scales` are those of `weight`: a row of blocks has `scale_stride` of them, and an output
+///    tile is in one; if that is 0, a row of the weight has one.
+/// 5. `num_copied` is at most `num_ahead`, and that at most `num_stages`.
 #[kernel(
     launch_bounds(WARPS as u32 * warp::WARP_SIZE, min_blocks(TILES_M)),
     target(sm_90a),

@@ -48,8 +48,8 @@ pub struct Weights<W, const ROWS: usize> {
     pub rows: [usize; ROWS],
     /// Its scales, if it is scaled.
     pub scales: Scales,
-    /// The first row of each part, of one, or of gate and of up. A part is in one row of blocks that
-    /// share scales.
+    /// The first row of each part, of one, or of gate and of up. A part is in one row of blocks
+    /// that share scales.
     pub first_rows: [u32; 2],
 }
 
@@ -119,8 +119,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Issues the loads of the norm's weight that go with `LOADS` loads of `VECS * 8` elements of x.
-    /// No launch writes it.
+    /// Issues the loads of the norm's weight that go with `LOADS` loads of `VECS * 8` elements of
+    /// x. No launch writes it.
     ///
     /// # Safety
     /// 1. `norm_weight` is as the kernel requires; `first_k` is a multiple of 8.
@@ -146,8 +146,8 @@ impl Input {
         loads
     }
 
-    /// Issues `LOADS` loads of `vecs * 8` elements of x, the lane's first at `first_k`; zeros from `k`
-    /// on. They do not
+    /// Issues `LOADS` loads of `vecs * 8` elements of x, the lane's first at `first_k`; zeros from
+    /// `k` on. They do not
     /// depend on `num_rows`, so the row may be unwritten: the load of `num_rows` would complete
     /// only after the weight's, which are issued before it.
     ///

@@ -143,8 +143,8 @@ impl Cursor {
         self.warp_k + offset
     }
 
-    /// Where the lane's load `offset` units ahead is in `row` of `matrix`, of `vecs` loads a load of
-    /// the weight. A constant `offset` becomes part of the load instruction.
+    /// Where the lane's load `offset` units ahead is in `row` of `matrix`, of `vecs` loads a load
+    /// of the weight. A constant `offset` becomes part of the load instruction.
     #[inline(always)]
     pub fn words<T>(
         &self,

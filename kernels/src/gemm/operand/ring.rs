@@ -441,8 +441,8 @@ impl<const TILES_M: usize> ResidentLoads<TILES_M> {
 }
 
 impl<const WARPS: usize> Ring<WARPS> {
-    /// The lane's loads of resident x in k-step `step` of the k-tile at `k`, the first or the second
-    /// one of each row.
+    /// The lane's loads of resident x in k-step `step` of the k-tile at `k`, the first or the
+    /// second one of each row.
     ///
     /// # Safety
     /// 1. The stage of that k-tile in the block's first output tile has been full.

@@ -11,8 +11,8 @@ pub const fn tile_elems(vecs: usize) -> u32 {
 }
 
 /// Row stride of x in shared memory, in elements: whole k-tiles and padding, so that the two rows
-/// that a 16-byte load reads at a time are in different banks: half a k-tile where a lane reads every
-/// fourth 16 bytes, one load where it reads two adjacent ones.
+/// that a 16-byte load reads at a time are in different banks: half a k-tile where a lane reads
+/// every fourth 16 bytes, one load where it reads two adjacent ones.
 pub const fn row_stride(k: u32, vecs: usize) -> u32 {
     k.next_multiple_of(tile_elems(vecs)) + if vecs == 1 { TILE_K / 2 } else { K_PER_LOAD }
 }
@@ -76,8 +76,8 @@ pub struct SharedRows<const TILES_M: usize> {
 }
 
 impl<const TILES_M: usize> SharedRows<TILES_M> {
-    /// The first `num_rows` rows of `k` elements at `x`, each of whose lanes has `vecs` loads a load of
-    /// the weight; rows past the last one load the last one.
+    /// The first `num_rows` rows of `k` elements at `x`, each of whose lanes has `vecs` loads a
+    /// load of the weight; rows past the last one load the last one.
     #[inline(always)]
     pub fn new(x: Shared<u16>, k: u32, num_rows: u32, vecs: usize) -> Self {
         let mut rows = [x; TILES_M];
