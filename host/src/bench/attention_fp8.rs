@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use super::attention::{Shape, Step};
 use super::kernels::{
-    BenchError, MIN_US, REPEATS, Row, calls_per_round, check_error, num_copies, relative_error,
+    BenchError, Row, calls_per_round, check_error, num_copies, relative_error, us_per_call_of,
 };
 use super::random::RandomWeights;
 use crate::exec::ExecError;
@@ -83,18 +83,9 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
     let error = check_error(&shape, inputs.sampled_error(&got), subject.max_error())?;
 
     let calls = calls_per_round(launches.len());
-    let round = |rounds: usize| -> Vec<Launch> {
-        launches.iter().cycle().take(rounds * calls).cloned().collect()
-    };
-    let mut times = |rounds| -> Result<Vec<f64>, ExecError> {
-        // SAFETY: as above.
-        unsafe {
-            let once = bench.time_us(&round(rounds), 2, 2)?[0];
-            bench.time_us(&round(rounds), (MIN_US / once).max(1.0) as usize, REPEATS)
-        }
-    };
-    let (two, one) = (times(2)?, times(1)?);
-    let [us, min_us] = [REPEATS / 2, 0].map(|i| (two[i] - one[i]) / calls as f64);
+    let launches: Vec<Vec<Launch>> = launches.into_iter().map(|launch| vec![launch]).collect();
+    // SAFETY: as above.
+    let [us, min_us] = unsafe { us_per_call_of(&mut bench, &launches, calls) }?;
     let moved = cache_bytes + inputs.tokens.len() * inputs.q_width() * (element_bytes + 2);
     Ok(Row {
         op: shape.op(),
