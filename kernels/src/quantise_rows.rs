@@ -124,6 +124,16 @@ unsafe fn norm_scale(x: Global<f32>, width: u32, eps: f32, square_sums: Shared<f
     scale(sum, 1.0 / width as f32, eps)
 }
 
+/// Four f16, times `inverse`, in E4M3.
+#[inline(always)]
+fn e4m3x4(low: u32, high: u32, inverse: f32) -> u32 {
+    let [a, b] = f16::unpack(low);
+    let [c, d] = f16::unpack(high);
+    let low = convert::f32_to_e4m3x2(a * inverse, b * inverse).to_bits();
+    let high = convert::f32_to_e4m3x2(c * inverse, d * inverse).to_bits();
+    u32::from(low) | u32::from(high) << 16
+}
+
 /// A row a block.
 ///
 /// # Safety
@@ -181,10 +191,10 @@ pub unsafe fn quantise_rows<S: RowSource>(
         while column < width {
             let [a, b, c, d, e, f, g, h] = S::load(x, other, column as usize, norm_scale);
             let pairs = [(a, b), (c, d), (e, f), (g, h)].map(|(lo, hi)| f16::pack(lo, hi));
-            for pair in pairs {
-                let [lo, hi] = f16::unpack(pair & 0x7FFF_7FFF);
+            unroll!(i in 0..4, {
+                let [lo, hi] = f16::unpack(pairs[i] & 0x7FFF_7FFF);
                 max = math::max(max, math::max(lo, hi));
-            }
+            });
             values.set_vec(column / 2, pairs);
             column += NUM_THREADS * VEC_ELEMS;
         }
@@ -206,15 +216,8 @@ pub unsafe fn quantise_rows<S: RowSource>(
         let out = out.add(row * width as usize).cast::<u32>();
         let mut column = first;
         while column < width {
-            let pairs: [u32; 4] = values.get_vec(column / 2);
-            let quads = [[pairs[0], pairs[1]], [pairs[2], pairs[3]]];
-            let words = quads.map(|[low, high]| {
-                let [a, b] = f16::unpack(low);
-                let [c, d] = f16::unpack(high);
-                let low = convert::f32_to_e4m3x2(a * inverse, b * inverse).to_bits();
-                let high = convert::f32_to_e4m3x2(c * inverse, d * inverse).to_bits();
-                u32::from(low) | u32::from(high) << 16
-            });
+            let [a, b, c, d]: [u32; 4] = values.get_vec(column / 2);
+            let words = [e4m3x4(a, b, inverse), e4m3x4(c, d, inverse)];
             out.set_vec(column as usize / 4, words);
             column += NUM_THREADS * VEC_ELEMS;
         }

@@ -107,8 +107,8 @@ impl WeightElement<f16> for E4m3 {
 /// The four numbers of a word.
 #[inline(always)]
 fn converted(word: u32) -> [u32; 2] {
-    [word as u16, (word >> 16) as u16]
-        .map(|codes| convert::e4m3x2_to_f16x2(E4m3x2::from_bits(codes)).to_bits())
+    let pair = |codes: u16| convert::e4m3x2_to_f16x2(E4m3x2::from_bits(codes)).to_bits();
+    [pair(word as u16), pair((word >> 16) as u16)]
 }
 
 /// The four numbers of a word, times 2^-8: their bits in the places of those of f16. Subnormal
@@ -117,7 +117,8 @@ fn converted(word: u32) -> [u32; 2] {
 fn in_place(word: u32) -> [u32; 2] {
     // Bytes 1 and 3 are the first two numbers, bytes 0 and 2 the others.
     let word = math::byte_perm(word, 0, 0x1302);
-    [word, word << 8].map(|codes| codes & 0x8000_8000 | codes >> 1 & 0x3f80_3f80)
+    let spread = |codes: u32| codes & 0x8000_8000 | codes >> 1 & 0x3f80_3f80;
+    [spread(word), spread(word << 8)]
 }
 
 #[cfg(test)]

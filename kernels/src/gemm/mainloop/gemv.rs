@@ -273,14 +273,16 @@ impl<const ROWS: usize> DotProducts<ROWS> {
         for upper in (0..ROWS).step_by(2) {
             let lower = if upper + 1 < ROWS { upper + 1 } else { upper };
             let mut acc = [0.0; 4];
-            for quad in 0..2 * W::VECS {
-                let [[a0, a2], [a1, a3]] =
-                    [upper, lower].map(|row| W::operands(&weights.loads[row], quad));
-                let (load, first) = (&x.x16[quad / 2], quad % 2 * 2);
-                let a = FragmentA::<E>::from_words([a0, a1, a2, a3]);
-                let b = FragmentB::from_words([load[first], load[first + 1]]);
-                acc = m16n8k16(a, b, acc);
-            }
+            unroll!(quad in 0..4, {
+                if quad < 2 * W::VECS {
+                    let [a0, a2] = W::operands(&weights.loads[upper], quad);
+                    let [a1, a3] = W::operands(&weights.loads[lower], quad);
+                    let (load, first) = (&x.x16[quad / 2], quad % 2 * 2);
+                    let a = FragmentA::<E>::from_words([a0, a1, a2, a3]);
+                    let b = FragmentB::from_words([load[first], load[first + 1]]);
+                    acc = m16n8k16(a, b, acc);
+                }
+            });
             sums[lower] += if is_odd { acc[3] } else { acc[2] };
             if upper != lower {
                 sums[upper] += if is_odd { acc[1] } else { acc[0] };

@@ -383,22 +383,38 @@ pub fn multiply_step<
     weights: &[Load; TILES_N],
     sums: &mut KTileSums<TILES_M, TILES_N>,
 ) {
-    for quad in 0..2 * W::VECS {
-        let (x, half) = (&x[quad / 2], quad % 2);
-        let b = weights.map(|load| W::operands(&load, quad));
-        for pair in 0..TILES_M.div_ceil(2) {
-            let lower = x[2 * pair];
-            let upper = if 2 * pair + 1 < TILES_M {
-                x[2 * pair + 1]
-            } else {
-                // Rows 8 .. 16 of A are not stored: any registers do.
-                [lower[1], lower[3], lower[1], lower[3]]
-            };
-            let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
-            for tile in 0..TILES_N {
-                let (a, b) = (FragmentA::<E>::from_words(a), FragmentB::from_words(b[tile]));
-                sums.0[pair][tile] = m16n8k16(a, b, sums.0[pair][tile]);
-            }
+    unroll!(quad in 0..4, {
+        if quad < 2 * W::VECS {
+            multiply_quad::<E, W, TILES_M, TILES_N>(&x[quad / 2], weights, quad, sums);
+        }
+    });
+}
+
+/// The MMAs of four elements of each lane; `quad` is a constant once everything is inlined.
+#[inline(always)]
+fn multiply_quad<E: Operand16, W: WeightElement<E>, const TILES_M: usize, const TILES_N: usize>(
+    x: &[Load; TILES_M],
+    weights: &[Load; TILES_N],
+    quad: usize,
+    sums: &mut KTileSums<TILES_M, TILES_N>,
+) {
+    let half = quad % 2;
+    let mut b = [[0; 2]; TILES_N];
+    for tile in 0..TILES_N {
+        b[tile] = W::operands(&weights[tile], quad);
+    }
+    for pair in 0..TILES_M.div_ceil(2) {
+        let lower = x[2 * pair];
+        let upper = if 2 * pair + 1 < TILES_M {
+            x[2 * pair + 1]
+        } else {
+            // Rows 8 .. 16 of A are not stored: any registers do.
+            [lower[1], lower[3], lower[1], lower[3]]
+        };
+        let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
+        for tile in 0..TILES_N {
+            let (a, b) = (FragmentA::<E>::from_words(a), FragmentB::from_words(b[tile]));
+            sums.0[pair][tile] = m16n8k16(a, b, sums.0[pair][tile]);
         }
     }
 }
