@@ -399,24 +399,25 @@ fn multiply_quad<E: Operand16, W: WeightElement<E>, const TILES_M: usize, const 
     sums: &mut KTileSums<TILES_M, TILES_N>,
 ) {
     let half = quad % 2;
-    let mut b = [[0; 2]; TILES_N];
-    for tile in 0..TILES_N {
-        b[tile] = W::operands(&weights[tile], quad);
-    }
-    for pair in 0..TILES_M.div_ceil(2) {
-        let lower = x[2 * pair];
-        let upper = if 2 * pair + 1 < TILES_M {
-            x[2 * pair + 1]
-        } else {
-            // Rows 8 .. 16 of A are not stored: any registers do.
-            [lower[1], lower[3], lower[1], lower[3]]
-        };
-        let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
-        for tile in 0..TILES_N {
-            let (a, b) = (FragmentA::<E>::from_words(a), FragmentB::from_words(b[tile]));
-            sums.0[pair][tile] = m16n8k16(a, b, sums.0[pair][tile]);
+    unroll!(pair in 0..4, {
+        if pair < TILES_M.div_ceil(2) {
+            let lower = x[2 * pair];
+            let upper = if 2 * pair + 1 < TILES_M {
+                x[2 * pair + 1]
+            } else {
+                // Rows 8 .. 16 of A are not stored: any registers do.
+                [lower[1], lower[3], lower[1], lower[3]]
+            };
+            let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
+            unroll!(tile in 0..4, {
+                if tile < TILES_N {
+                    let b = FragmentB::from_words(W::operands(&weights[tile], quad));
+                    let a = FragmentA::<E>::from_words(a);
+                    sums.0[pair][tile] = m16n8k16(a, b, sums.0[pair][tile]);
+                }
+            });
         }
-    }
+    });
 }
 
 /// The main loop: accumulates the warp's k-tiles. `acc[i]` holds rows `16 * i` to `16 * i + 15`;
