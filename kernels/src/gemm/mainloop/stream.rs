@@ -361,12 +361,15 @@ impl<const TILES_M: usize, const TILES_N: usize> KTileSums<TILES_M, TILES_N> {
             return;
         }
         for pair in 0..TILES_M.div_ceil(2) {
-            for tile in 0..TILES_N {
-                for i in 0..4 {
-                    let acc = &mut acc[pair][tile][i];
-                    *acc = math::fma(self.0[pair][tile][i], scales[tile / part_tiles], *acc);
+            unroll!(tile in 0..4, {
+                if tile < TILES_N {
+                    let scale = if tile < part_tiles { scales[0] } else { scales[1] };
+                    for i in 0..4 {
+                        let acc = &mut acc[pair][tile][i];
+                        *acc = math::fma(self.0[pair][tile][i], scale, *acc);
+                    }
                 }
-            }
+            });
         }
     }
 }
