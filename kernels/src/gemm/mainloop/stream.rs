@@ -236,12 +236,10 @@ pub unsafe fn prefetch<
     cursor: Cursor,
 ) -> Prefetch<TILES_N> {
     let mut prefetched = Prefetch([KTileWeights::ZERO; MAX_TILES_K]);
-    unroll!(k_tile in 0..4, {
-        if k_tile < tiles_k(TILES_N) {
-            let offset = tile_offset(WARPS, k_tile);
-            // SAFETY: the caller's promise.
-            prefetched.0[k_tile] = unsafe { load_k_tile(weights, cursor, offset) };
-        }
+    unroll!(k_tile in 0..tiles_k(TILES_N), {
+        let offset = tile_offset(WARPS, k_tile);
+        // SAFETY: the caller's promise.
+        prefetched.0[k_tile] = unsafe { load_k_tile(weights, cursor, offset) };
     });
     prefetched
 }
@@ -257,22 +255,33 @@ unsafe fn load_k_tile<E: Operand16, W: WeightElement<E>, const TILES_N: usize>(
     offset: u32,
 ) -> KTileWeights<TILES_N> {
     let mut k_tile = KTileWeights::ZERO;
-    unroll!(step in 0..4, {
-        if step < STEPS {
-            let offset = offset + step as u32 * STEP_K;
-            unroll!(tile in 0..4, {
-                if tile < TILES_N {
-                    let words = cursor.words(weights.weight, weights.rows[tile], offset, 1);
-                    // SAFETY: inside the row, by the condition.
-                    k_tile.loads[step][tile] =
-                        unsafe { words.stream_vec_if(0, cursor.has_load(offset)) };
-                }
-            });
-        }
+    unroll!(step in 0..2, {
+        // SAFETY: the caller's promise.
+        k_tile.loads[step] =
+            unsafe { load_step(weights, cursor, offset + step as u32 * STEP_K) };
     });
     // SAFETY: the caller's promise.
     k_tile.scales = unsafe { weights.scales.load::<E, W, TILES_N>(cursor, offset) };
     k_tile
+}
+
+/// Issues the loads of the k-step `offset` units ahead.
+///
+/// # Safety
+/// As [`prefetch`].
+#[inline(always)]
+unsafe fn load_step<W, const TILES_N: usize>(
+    weights: &WeightRows<W, TILES_N>,
+    cursor: Cursor,
+    offset: u32,
+) -> [Load; TILES_N] {
+    let mut loads = [[0; LOAD_WORDS]; TILES_N];
+    unroll!(tile in 0..TILES_N, {
+        let words = cursor.words(weights.weight, weights.rows[tile], offset, 1);
+        // SAFETY: inside the row, by the condition.
+        loads[tile] = unsafe { words.stream_vec_if(0, cursor.has_load(offset)) };
+    });
+    loads
 }
 
 impl TileScales {
@@ -289,11 +298,13 @@ impl TileScales {
         let mut scales = [1.0; 2];
         if W::IS_SCALED {
             let (k, is_inside) = (W::VECS as u32 * cursor.unit(offset), cursor.is_inside(offset));
-            for part in 0..TILES_N / self.part_tiles {
-                let row = self.first_rows[part];
-                // SAFETY: inside the weight, by the condition.
-                scales[part] = unsafe { self.scales.of_block(row, k, is_inside) };
-            }
+            unroll!(part in 0..2, {
+                if part * self.part_tiles < TILES_N {
+                    let row = self.first_rows[part];
+                    // SAFETY: inside the weight, by the condition.
+                    scales[part] = unsafe { self.scales.of_block(row, k, is_inside) };
+                }
+            });
         }
         scales
     }
@@ -315,27 +326,51 @@ fn multiply_k_tile<
     part_tiles: usize,
     acc: &mut [[Accumulator; TILES_N]; TILES_M],
 ) {
-    let num_loaded = const { x_steps(TILES_M, TILES_N, W::VECS) };
     let mut sums = KTileSums::<TILES_M, TILES_N>::new::<E, W>(acc);
-    unroll!(group in 0..4, {
-        let first = group * num_loaded;
-        let offset = |step| offset + step as u32 * STEP_K;
-        if first < STEPS && cursor.is_inside(offset(first)) {
-            let mut loads = [[[[0; LOAD_WORDS]; TILES_M]; MAX_VECS]; STEPS];
-            for step in 0..num_loaded {
-                for vec in 0..W::VECS {
-                    // SAFETY: the first of these k-steps is inside k, so the k-tile is.
-                    loads[step][vec] =
-                        unsafe { x.load(cursor, offset(first + step), [vec, W::VECS]) };
-                }
-            }
-            for step in 0..num_loaded {
-                let weights = &k_tile.loads[first + step];
-                multiply_step::<E, W, TILES_M, TILES_N>(&loads[step], weights, &mut sums);
-            }
+    let num_loaded = const { x_steps(TILES_M, TILES_N, W::VECS) };
+    unroll!(step in 0..2, {
+        if step % num_loaded == 0 && cursor.is_inside(offset + step as u32 * STEP_K) {
+            // SAFETY: the first of these k-steps is inside k, so the k-tile is.
+            unsafe { multiply_steps::<E, W, X, _, _>(x, cursor, offset, k_tile, step, &mut sums) };
         }
     });
     sums.add_to::<E, W>(k_tile.scales, part_tiles, acc);
+}
+
+/// The MMAs of the k-steps of a k-tile from `first` on whose x is loaded at once.
+///
+/// # Safety
+/// 1. The k-tile, `offset` units ahead, is inside k.
+#[inline(always)]
+unsafe fn multiply_steps<
+    E: Operand16,
+    W: WeightElement<E>,
+    X: Input<TILES_M>,
+    const TILES_M: usize,
+    const TILES_N: usize,
+>(
+    x: &X,
+    cursor: Cursor,
+    offset: u32,
+    k_tile: &KTileWeights<TILES_N>,
+    first: usize,
+    sums: &mut KTileSums<TILES_M, TILES_N>,
+) {
+    let num_loaded = const { x_steps(TILES_M, TILES_N, W::VECS) };
+    let mut loads = [[[[0; LOAD_WORDS]; TILES_M]; MAX_VECS]; STEPS];
+    for step in 0..num_loaded {
+        let offset = offset + (first + step) as u32 * STEP_K;
+        for vec in 0..W::VECS {
+            // SAFETY: the caller's promise.
+            loads[step][vec] = unsafe { x.load(cursor, offset, [vec, W::VECS]) };
+        }
+    }
+    unroll!(step in 0..2, {
+        if step < num_loaded {
+            let weights = &k_tile.loads[first + step];
+            multiply_step::<E, W, TILES_M, TILES_N>(&loads[step], weights, sums);
+        }
+    });
 }
 
 /// The accumulators of a k-tile: those of the output tile, or its own if the weight is scaled.
@@ -361,13 +396,11 @@ impl<const TILES_M: usize, const TILES_N: usize> KTileSums<TILES_M, TILES_N> {
             return;
         }
         for pair in 0..TILES_M.div_ceil(2) {
-            unroll!(tile in 0..4, {
-                if tile < TILES_N {
-                    let scale = if tile < part_tiles { scales[0] } else { scales[1] };
-                    for i in 0..4 {
-                        let acc = &mut acc[pair][tile][i];
-                        *acc = math::fma(self.0[pair][tile][i], scale, *acc);
-                    }
+            unroll!(tile in 0..TILES_N, {
+                let scale = if tile < part_tiles { scales[0] } else { scales[1] };
+                for i in 0..4 {
+                    let acc = &mut acc[pair][tile][i];
+                    *acc = math::fma(self.0[pair][tile][i], scale, *acc);
                 }
             });
         }
@@ -402,24 +435,30 @@ fn multiply_quad<E: Operand16, W: WeightElement<E>, const TILES_M: usize, const 
     sums: &mut KTileSums<TILES_M, TILES_N>,
 ) {
     let half = quad % 2;
-    unroll!(pair in 0..4, {
-        if pair < TILES_M.div_ceil(2) {
-            let lower = x[2 * pair];
-            let upper = if 2 * pair + 1 < TILES_M {
-                x[2 * pair + 1]
-            } else {
-                // Rows 8 .. 16 of A are not stored: any registers do.
-                [lower[1], lower[3], lower[1], lower[3]]
-            };
-            let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
-            unroll!(tile in 0..4, {
-                if tile < TILES_N {
-                    let b = FragmentB::from_words(W::operands(&weights[tile], quad));
-                    let a = FragmentA::<E>::from_words(a);
-                    sums.0[pair][tile] = m16n8k16(a, b, sums.0[pair][tile]);
-                }
-            });
-        }
+    unroll!(pair in 0..TILES_M.div_ceil(2), {
+        let lower = x[2 * pair];
+        let upper = if 2 * pair + 1 < TILES_M {
+            x[2 * pair + 1]
+        } else {
+            // Rows 8 .. 16 of A are not stored: any registers do.
+            [lower[1], lower[3], lower[1], lower[3]]
+        };
+        let a = [lower[2 * half], upper[2 * half], lower[2 * half + 1], upper[2 * half + 1]];
+        multiply_pair::<E, W, TILES_N>(a, weights, quad, &mut sums.0[pair]);
+    });
+}
+
+/// The MMAs of one fragment of x with the operands `quad` of all tiles.
+#[inline(always)]
+fn multiply_pair<E: Operand16, W: WeightElement<E>, const TILES_N: usize>(
+    a: [u32; 4],
+    weights: &[Load; TILES_N],
+    quad: usize,
+    sums: &mut [Accumulator; TILES_N],
+) {
+    unroll!(tile in 0..TILES_N, {
+        let b = FragmentB::from_words(W::operands(&weights[tile], quad));
+        sums[tile] = m16n8k16(FragmentA::<E>::from_words(a), b, sums[tile]);
     });
 }
 
