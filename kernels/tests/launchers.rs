@@ -4,8 +4,10 @@ use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
+use kernels::attention::sm90::fp8::Mode;
 use kernels::attention::{
-    Attention, AttentionElement, AttentionOperands, DecodeWorkspace, SeqInputs,
+    Attention, AttentionElement, AttentionFp8, AttentionFp8Operands, AttentionOperands,
+    DecodeWorkspace, SeqInputs,
 };
 use kernels::element::{Dtype, NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
@@ -14,6 +16,7 @@ use kernels::gemm::{
     LinearOperands, Out16, OutputOf, SumOrder, Target, WeightScales,
 };
 use kernels::kv_cache::KvAppend;
+use kernels::kv_cache::append_fp8::{AppendFp8, AppendFp8Operands, HeadScales};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
@@ -449,6 +452,89 @@ fn attention_rejects_what_no_kernel_takes() {
         (Attention { max_decode_q_len: 17, ..attention() }, "max_decode_q_len"),
     ] {
         assert!(matches!(decode(wrong), Err(LaunchError::Shape { what, .. }) if what == field));
+    }
+}
+
+#[test]
+fn attention_in_8_bits_rejects_what_no_kernel_takes() {
+    let right = Attention { head_dim: 128, ..attention() };
+    let width = right.num_heads * right.head_dim;
+    let right_operands = AttentionFp8Operands {
+        q: rows(width),
+        k_pool: ptr(2),
+        v_pool: ptr(3),
+        q_scale: ptr(4),
+        k_scale: ptr(5),
+        v_scale: ptr(6),
+        out: rows(width),
+        lse: DevicePtr::null(),
+    };
+    let prefill = |gpu, attention, operands: AttentionFp8Operands| {
+        let maps = &mut |spec: &TensorMapSpec| {
+            spec.check().expect("a tensor map");
+            spec.emulated()
+        };
+        let layer = AttentionFp8 { attention, mode: Mode::Strict };
+        layer.prefill(gpu, &SEQS, &operands, ptr(7), maps)
+    };
+    let refused = |gpu, attention, operands| match prefill(gpu, attention, operands) {
+        Err(LaunchError::Shape { what, value, .. }) => (what, value),
+        other => panic!("{other:?}"),
+    };
+    let symbol = of(prefill(Gpu::HOPPER, right, right_operands)).0;
+    assert_eq!(symbol, "attention_prefill_e4m3_strict_d128");
+    let nothing = Attention { max_tokens: 0, ..right };
+    assert!(is_nothing(prefill(Gpu::HOPPER, nothing, right_operands)));
+    assert_eq!(refused(SM_80, right, right_operands), ("compute capability", 80));
+    for head_dim in [0, 8, 72, 272] {
+        let wrong = Attention { head_dim, ..right };
+        assert_eq!(refused(Gpu::HOPPER, wrong, right_operands), ("head_dim", head_dim));
+    }
+    for (wrong, field) in [
+        (Attention { num_kv_heads: 3, ..right }, "num_kv_heads"),
+        (Attention { window: Some(0), ..right }, "window"),
+        (Attention { max_pages_per_seq: 127, ..right }, "max_pages_per_seq"),
+    ] {
+        assert_eq!(refused(Gpu::HOPPER, wrong, right_operands).0, field);
+    }
+    let odd = AttentionFp8Operands { q: rows(width + 8), ..right_operands };
+    assert_eq!(refused(Gpu::HOPPER, right, odd), ("row stride", width + 8));
+    let odd = AttentionFp8Operands { out: rows(width + 4), ..right_operands };
+    assert_eq!(refused(Gpu::HOPPER, right, odd).0, "head_dim", "it names the vectors of a head");
+}
+
+#[test]
+fn an_append_in_8_bits_rejects_what_no_vector_loads() {
+    let right = AppendFp8 { max_tokens: 33, num_heads: 4, num_kv_heads: 2, head_dim: 64 };
+    let right_operands = AppendFp8Operands::<f16> {
+        slot_mapping: ptr(2),
+        q: rows(256),
+        k: rows(128),
+        v: rows(128),
+        q_scale: ptr(3),
+        k_scale: ptr(4),
+        v_scale: ptr(5),
+        q_out: rows(256),
+        k_pool: ptr(6),
+        v_pool: ptr(7),
+    };
+    let launch = |append: AppendFp8, operands| append.launch(ptr(9), &operands);
+    let of_two_blocks = ("kv_append_e4m3_f16", [2, 8, 1], 256, 0);
+    assert_eq!(of(launch(right, right_operands)), of_two_blocks);
+    assert!(is_nothing(launch(AppendFp8 { max_tokens: 0, ..right }, right_operands)));
+    for head_dim in [0, 60] {
+        let error = launch(AppendFp8 { head_dim, ..right }, right_operands).unwrap_err();
+        let expected = "expected a multiple of 8, in rows aligned to 16 bytes";
+        assert_eq!(error.to_string(), format!("head_dim is {head_dim}: {expected}"));
+        let scales = HeadScales { max_tokens: 33, num_heads: 4, head_dim };
+        assert_eq!(scales.launch(ptr(9), right_operands.q, ptr(3)), Err(error));
+    }
+    for odd in [
+        AppendFp8Operands { k: rows(132), ..right_operands },
+        AppendFp8Operands { v: Rows::new(DevicePtr::new(0x1008), 128), ..right_operands },
+        AppendFp8Operands { q_out: rows(260), ..right_operands },
+    ] {
+        assert!(matches!(launch(right, odd), Err(LaunchError::Shape { what: "head_dim", .. })));
     }
 }
 

@@ -139,3 +139,11 @@ fn a_long_context_is_filled_and_counted() {
     let rows = ["| filling 91 positions |", "| decoding at 94 |", "| KV cache |"];
     assert!(rows.iter().all(|row| table.contains(row)), "{table}");
 }
+
+#[test]
+fn the_mission_has_two_types() {
+    let output = run(&["bench", "mission", "--dtype", "q8"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = stderr(&output);
+    assert!(error.contains("'q8'") && error.contains("[possible values: f16, fp8]"), "{error}");
+}

@@ -4,7 +4,7 @@ use super::super::sm90::fp8::{Arguments, Mode, TileConfig};
 use super::super::work_list::{ItemWords, SeqLens};
 use super::{Attention, AttentionOperands, SeqInputs};
 use crate::Rows;
-use crate::gemm::Gpu;
+use crate::gemm::{Gpu, Target};
 use cuda_std::E4m3;
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
@@ -71,7 +71,7 @@ impl AttentionFp8 {
     /// The launch of prefill, as [`Attention::prefill`].
     ///
     /// # Errors
-    /// As there; `head_dim` is a multiple of 16.
+    /// As there; also for a GPU other than Hopper and a `head_dim` that is no multiple of 16.
     pub fn prefill(
         &self,
         gpu: Gpu,
@@ -80,6 +80,10 @@ impl AttentionFp8 {
         counters: DevicePtr<u32>,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
+        if gpu.target != Target::Sm90a {
+            let (what, expected) = ("compute capability", "9.0 for operands in E4M3");
+            return Err(LaunchError::Shape { what, value: 80, expected });
+        }
         let tile = self.tile()?;
         let &AttentionFp8Operands { q, k_pool, v_pool, out, .. } = operands;
         if !q.is_aligned() {

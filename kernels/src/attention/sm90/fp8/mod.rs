@@ -4,7 +4,7 @@
 //! Shapes    q `[num_tokens, num_heads * head_dim]` E4M3 with a row stride; pools E4M3: K
 //!           `[num_pages, num_kv_heads, PAGE_SIZE, head_dim]`, V transposed, `[num_pages,
 //!           num_kv_heads, head_dim, PAGE_SIZE]` with positions in the order of
-//!           [`storage_index`]; out `[num_tokens, num_heads * head_dim]` f16 or bf16; q_scale
+//!           [`storage_index`]; out `[num_tokens, num_heads * head_dim]` f16; q_scale
 //!           `[num_heads]`, k_scale and v_scale `[num_kv_heads]` f32; the rest as in [`super`].
 //! Launch    as [`super`].
 //! Numerics  `value = scale * quant`. Q K^T: exact products, accumulated by the tensor cores in
