@@ -1,6 +1,6 @@
 //! Names of models: `ORG/NAME`, with a quantisation or a file where one is meant.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, path::Path, str::FromStr};
 
 use crate::HubError;
 
@@ -21,6 +21,17 @@ impl RepoId {
     pub fn from_folder(folder: &str) -> Option<RepoId> {
         let name = folder.strip_prefix("models--")?.replacen("--", "/", 1);
         check(&name, name.contains('/')).is_ok().then_some(RepoId(name))
+    }
+
+    /// The repository of a snapshot's directory in the cache: `models--ORG--NAME/snapshots/COMMIT`.
+    pub fn of_snapshot(dir: &Path) -> Option<RepoId> {
+        let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
+        RepoId::from_folder(snapshots.parent()?.file_name()?.to_str()?)
+    }
+
+    /// `NAME`.
+    pub fn name(&self) -> &str {
+        self.0.rsplit('/').next().unwrap_or(&self.0)
     }
 
     /// `ORG/NAME`.
@@ -116,6 +127,9 @@ mod tests {
         assert_eq!(model.wanted.as_deref(), Some("Q4_K_M"));
         assert_eq!(model.to_string(), "bartowski/Llama-3.2-1B-GGUF:Q4_K_M");
         assert_eq!("a/b".parse::<ModelRef>().unwrap().wanted, None);
+        let snapshot = Path::new("/hub").join(model.repo.folder()).join("snapshots/0123");
+        assert_eq!(RepoId::of_snapshot(&snapshot).unwrap().name(), "Llama-3.2-1B-GGUF");
+        assert_eq!(RepoId::of_snapshot(Path::new("models--a--b/0123")), None);
         assert_eq!(RepoId::from_folder("models--gpt2").unwrap().as_str(), "gpt2");
     }
 
