@@ -46,6 +46,8 @@ const GENERATE: &[&str] = &[
     "-n",
     "4",
     "--ignore-eos",
+    "--temp",
+    "0",
     "--output-format",
     "json",
 ];

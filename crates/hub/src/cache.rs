@@ -13,6 +13,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     process,
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use crate::{FileName, HubError, RepoId};
@@ -110,11 +111,18 @@ impl Folder {
             return Ok(link);
         }
         make_dir(link.parent().unwrap_or(&self.dir))?;
-        let made = self.dir.join(format!(".{etag}.{}.link", process::id()));
+        let made = self.unfinished();
         remove_file(&made)?;
         symlink(&target, &self.blob(etag), &made).map_err(HubError::at(&made))?;
         fs::rename(&made, &link).map_err(HubError::at(&link))?;
         Ok(link)
+    }
+
+    /// A name for what is renamed when it is made, of this process and thread alone.
+    fn unfinished(&self) -> PathBuf {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.dir.join(format!(".{}.{number}.unfinished", process::id()))
     }
 
     /// Notes that `revision` is `commit`.
@@ -124,7 +132,7 @@ impl Folder {
         }
         let path = self.dir.join("refs").join(revision);
         make_dir(path.parent().unwrap_or(&self.dir))?;
-        let made = self.dir.join(format!(".ref.{}", process::id()));
+        let made = self.unfinished();
         fs::write(&made, commit).map_err(HubError::at(&made))?;
         fs::rename(&made, &path).map_err(HubError::at(&path))
     }
