@@ -225,6 +225,7 @@ mod tests {
             "tokenizer_config.json",
             "training_args.json",
             "onnx/config.json",
+            "tokenizer/tokenizer.json",
             "model.safetensors.index.json",
             "model-00001-of-00002.safetensors",
             "consolidated.safetensors",
@@ -236,6 +237,6 @@ mod tests {
         assert_eq!(weights.as_str(), INDEX);
         assert_eq!(text, names[..5]);
         let quant = choose(&repo(), &names, Some("q4_k_m")).unwrap();
-        assert_eq!(quant, Choice::Gguf(names[10].clone()));
+        assert_eq!(quant, Choice::Gguf(names[11].clone()));
     }
 }

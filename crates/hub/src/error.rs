@@ -201,13 +201,16 @@ impl HubError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             HubError::Status { status, .. } => matches!(status, 408 | 429 | 500..=599),
-            HubError::Network { source, .. } => matches!(
-                **source,
-                ureq::Error::Io(_)
-                    | ureq::Error::Timeout(_)
-                    | ureq::Error::Protocol(_)
-                    | ureq::Error::ConnectionFailed
-            ),
+            HubError::Network { source, .. } => match &**source {
+                // A certificate that is refused, or another protocol, will be so the next time.
+                ureq::Error::Io(error) => error.kind() != io::ErrorKind::InvalidData,
+                other => matches!(
+                    other,
+                    ureq::Error::Timeout(_)
+                        | ureq::Error::Protocol(_)
+                        | ureq::Error::ConnectionFailed
+                ),
+            },
             _ => false,
         }
     }

@@ -138,6 +138,7 @@ fn hostile_headers_are_refused() {
     server.set(|state| state.is_loop = true);
     let error = refused(&server, REPO);
     assert!(error.to_string().contains("redirects"), "{error}");
+    assert!(server.requests().len() < 20);
 }
 
 #[test]
