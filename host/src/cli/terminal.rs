@@ -45,7 +45,10 @@ pub fn fetching_bar(bytes: Option<u64>, received: u64) -> ProgressBar {
     if let Some(bytes) = bytes {
         bar.set_length(bytes);
     }
-    bar.with_position(received)
+    let bar = bar.with_position(received);
+    // What was there before has no part in the speed.
+    bar.reset_eta();
+    bar
 }
 
 /// A progress bar over kernels. Nothing is drawn where stderr is not a terminal.
