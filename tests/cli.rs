@@ -8,6 +8,11 @@ mod bad_input;
 mod bench;
 #[path = "cli/chat.rs"]
 mod chat;
+#[path = "cli/hub.rs"]
+mod hub;
+#[allow(dead_code)]
+#[path = "../crates/hub/tests/pull/server.rs"]
+mod hub_server;
 #[path = "cli/interrupts.rs"]
 mod interrupts;
 #[path = "cli/output.rs"]

@@ -52,6 +52,19 @@ pub enum ResolveError {
         /// Where it will be.
         path: PathBuf,
     },
+    /// A model of the Hugging Face Hub that is not in its cache.
+    #[cfg(feature = "cli")]
+    #[error(
+        "{name}: no such file or directory, and no model in the cache\nto pull it: halfwarp pull {name}"
+    )]
+    NotPulled {
+        /// As it was given.
+        name: String,
+    },
+    /// Several files of a model in the hub's cache could be meant, or it cannot be opened.
+    #[cfg(feature = "cli")]
+    #[error(transparent)]
+    Hub(#[from] hub::HubError),
     /// The environment says nowhere where fetched models are.
     #[error(transparent)]
     NoCacheDir(#[from] NoCacheDir),
@@ -62,7 +75,8 @@ pub enum ResolveError {
 /// `model` is, in this order:
 /// 1. a `.gguf` file, or a directory with safetensors files as Hugging Face has them;
 /// 2. a directory that holds exactly one `.gguf` file;
-/// 3. the [name](FetchedModel::name) of a fetched model, one of [`MODELS`].
+/// 3. the [name](FetchedModel::name) of a fetched model, one of [`MODELS`];
+/// 4. with the feature `cli`, `ORG/NAME` or `ORG/NAME:QUANT` of a model that was pulled.
 ///
 /// What the files hold is looked at when they are opened.
 ///
@@ -88,11 +102,26 @@ fn resolve_in(
             }
             match path.to_str().and_then(FetchedModel::named) {
                 Some(model) => fetched(model, cache_dir),
-                None => Err(ResolveError::NotFound { path: path.to_owned() }),
+                None => pulled(path),
             }
         }
         Err(error) => Err(io(error)),
     }
+}
+
+/// The path of a model in the cache of the Hugging Face Hub.
+#[cfg(feature = "cli")]
+fn pulled(path: &Path) -> Result<PathBuf, ResolveError> {
+    let model = path.to_str().and_then(|name| name.parse::<hub::ModelRef>().ok());
+    let model = model.ok_or_else(|| ResolveError::NotFound { path: path.to_owned() })?;
+    let cache = hub::HubCache::new(hub::Settings::cache_dir_from_env()?);
+    cache.find(&model)?.ok_or_else(|| ResolveError::NotPulled { name: model.to_string() })
+}
+
+/// Without the command line nothing knows that cache.
+#[cfg(not(feature = "cli"))]
+fn pulled(path: &Path) -> Result<PathBuf, ResolveError> {
+    Err(ResolveError::NotFound { path: path.to_owned() })
 }
 
 /// The path of the model that is meant where none is named, if it has been fetched.

@@ -146,7 +146,11 @@ fn ptx_list_names_what_ptx_show_shows() {
 #[test]
 fn doctor_reports_the_machine_and_fails_without_a_model() {
     let cache = tempfile::tempdir().unwrap();
-    let output = halfwarp(&["doctor"]).env("HALFWARP_CACHE", cache.path()).output().unwrap();
+    let mut doctor = halfwarp(&["doctor"]);
+    for name in ["HALFWARP_CACHE", "HF_HUB_CACHE"] {
+        doctor.env(name, cache.path());
+    }
+    let output = doctor.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "no model is there to run");
     assert!(stderr(&output).contains("-m PATH"), "{}", stderr(&output));
     let report = String::from_utf8(output.stdout).unwrap();

@@ -6,17 +6,18 @@ use halfwarp::{
     exec::cuda::{self, DeviceInfo},
     ptx::TARGETS,
 };
+use hub::{HubCache, Settings};
 use std::fmt::Write;
 
 const NOTHING_RUNS: &str = "nothing runs without a model\n\
-                            halfwarp fetch gets one; -m PATH runs one of your own";
+                            halfwarp fetch or pull gets one; -m PATH runs one of your own";
 
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// Prints what was found on this machine, and what to do about what is missing. Without a model nothing can run.
 ///
 /// # Errors
-/// [`Failure::Environment`] if the default model is not in the cache.
+/// [`Failure::Environment`] if no model is in the caches.
 pub fn run() -> Result<(), Failure> {
     let mut report = String::new();
     let mut line = |what: &str, found: &str| {
@@ -39,7 +40,7 @@ pub fn run() -> Result<(), Failure> {
     if is_ready { Ok(()) } else { Err(Failure::Environment(NOTHING_RUNS.to_owned())) }
 }
 
-/// Whether a model is in the cache.
+/// Whether a model is in one of the caches.
 fn models(line: &mut impl FnMut(&str, &str)) -> bool {
     let cache = match model_cache::cache_dir() {
         Ok(cache) => cache,
@@ -55,6 +56,11 @@ fn models(line: &mut impl FnMut(&str, &str)) -> bool {
         let found = if is_fetched { "fetched" } else { "not fetched: halfwarp fetch" };
         line("model", &format!("{} {found}", model.name));
         is_ready |= is_fetched;
+    }
+    if let Ok(dir) = Settings::cache_dir_from_env() {
+        let num_pulled = HubCache::new(&dir).models().map_or(0, |models| models.len());
+        line("hub", &format!("{num_pulled} models in {}", dir.display()));
+        is_ready |= num_pulled > 0;
     }
     is_ready
 }

@@ -6,6 +6,7 @@ use halfwarp::{
     models::ResolveError,
     plan::{BudgetError, Dtype, Fits},
 };
+use hub::HubError;
 use model_cache::FetchError;
 use std::{error::Error, fmt, io, iter, process::ExitCode};
 
@@ -83,6 +84,13 @@ impl From<ResolveError> for Failure {
 impl From<FetchError> for Failure {
     fn from(error: FetchError) -> Self {
         Failure::Environment(error.to_string())
+    }
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        let message = error.to_string();
+        if error.is_mistake() { Failure::Input(message) } else { Failure::Environment(message) }
     }
 }
 

@@ -8,6 +8,7 @@ mod failure;
 mod fetch;
 mod generate;
 mod interrupt;
+mod list;
 mod logits;
 mod mission;
 mod model;
@@ -17,7 +18,9 @@ mod plot;
 mod profile;
 mod prompt;
 mod ptx;
+mod pull;
 mod quantize;
+mod rm;
 mod sampling;
 mod session;
 mod terminal;
@@ -26,11 +29,12 @@ mod validate;
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use failure::Failure;
-use std::process::ExitCode;
+use std::{env, ffi::OsString, process::ExitCode};
 
 const FIRST_STEPS: &str = "\
 First steps:
   halfwarp fetch                                  fetch the default model, once
+  halfwarp pull Qwen/Qwen2.5-0.5B-Instruct        or one of the Hugging Face Hub
   halfwarp generate -p \"Once upon a time\" -n 50
   halfwarp chat
 
@@ -50,8 +54,14 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model.
     Chat(chat::Args),
-    /// Fetch a model into the cache.
+    /// Fetch the default model into the cache.
     Fetch(fetch::Args),
+    /// Pull a model from the Hugging Face Hub into the cache that Python's tools share.
+    Pull(pull::Args),
+    /// List the models that are in the caches.
+    List,
+    /// Delete a model from its cache.
+    Rm(rm::Args),
     /// Write the logits of every position of a text to a file.
     Logits(logits::Args),
     /// Measure how well a model predicts a text.
@@ -95,6 +105,9 @@ pub fn main() -> ExitCode {
         Command::Ptx(command) => ptx::run(&command),
         Command::Doctor => doctor::run(),
         Command::Fetch(args) => fetch::run(&args),
+        Command::Pull(args) => pull::run(&args),
+        Command::List => list::run(),
+        Command::Rm(args) => rm::run(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
         Command::Man(args) => completions::man(&args, Cli::command()),
     });
@@ -106,12 +119,17 @@ pub fn main() -> ExitCode {
 
 /// Help and version are printed as clap has them, a mistake in the arguments in two lines.
 fn parse() -> Result<Cli, Failure> {
-    Cli::try_parse().map_err(|error| match error.kind() {
+    Cli::try_parse_from(args()).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
         _ => Failure::Input(mistake(&error.to_string())),
     })
+}
+
+/// The arguments, with `-hf` as llama.cpp's users type it: clap would read it as `-h -f`.
+fn args() -> impl Iterator<Item = OsString> {
+    env::args_os().map(|arg| if arg == "-hf" || arg == "-hfr" { "--hf".into() } else { arg })
 }
 
 /// clap's message up to its usage, on one line, and where to find help.

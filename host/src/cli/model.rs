@@ -1,6 +1,6 @@
 //! Which model runs, and on what.
 
-use super::{failure::Failure, terminal};
+use super::{failure::Failure, pull, terminal};
 use clap::ValueEnum;
 use halfwarp::exec::{GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
@@ -14,10 +14,13 @@ use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 #[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// A Hugging Face directory, a .gguf file, or the name of a fetched model [default:
+    /// A Hugging Face directory, a .gguf file, or the name of a fetched or pulled model [default:
     /// smollm2-135m-instruct]
     #[arg(short, long, value_hint = clap::ValueHint::AnyPath)]
     model: Option<PathBuf>,
+    /// A model of the Hugging Face Hub, pulled if it is not in the cache; -hf is the same
+    #[arg(long, alias = "hf-repo", value_name = "ORG/NAME[:QUANT]", conflicts_with = "model")]
+    hf: Option<String>,
 }
 
 /// The arguments that say how a model runs.
@@ -230,20 +233,26 @@ impl ModelArgs {
     }
 
     fn path(&self) -> Result<PathBuf, Failure> {
-        Ok(match &self.model {
-            Some(model) => models::resolve(model)?,
-            None => models::default_model()?,
-        })
+        match (&self.model, &self.hf) {
+            (_, Some(model)) => pull::find_or_pull(model),
+            (Some(model), None) => Ok(models::resolve(model)?),
+            (None, None) => Ok(models::default_model()?),
+        }
     }
 
-    /// The name of the model's directory, or of its file without the extension.
+    /// The name of the model's directory, or of its file without the extension; `NAME` for
+    /// safetensors that were pulled.
     ///
     /// # Errors
     /// [`Failure::Input`] for a model that is not found.
     pub fn name(&self) -> Result<String, Failure> {
         let path = self.path()?;
         let path = std::path::absolute(&path).unwrap_or(path);
-        let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        let is_dir = path.is_dir();
+        if let Some(repo) = hub::RepoId::of_snapshot(&path).filter(|_| is_dir) {
+            return Ok(repo.name().to_owned());
+        }
+        let name = if is_dir { path.file_name() } else { path.file_stem() };
         Ok(name.unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
     }
 }

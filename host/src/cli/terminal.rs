@@ -38,6 +38,19 @@ pub fn quantizing_bar() -> impl FnMut(usize, usize) {
     }
 }
 
+/// A progress bar for a file that is fetched, of which `received` bytes are there. Nothing is drawn
+/// where stderr is not a terminal.
+pub fn fetching_bar(bytes: Option<u64>, received: u64) -> ProgressBar {
+    let bar = bar("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    if let Some(bytes) = bytes {
+        bar.set_length(bytes);
+    }
+    let bar = bar.with_position(received);
+    // What was there before has no part in the speed.
+    bar.reset_eta();
+    bar
+}
+
 /// A progress bar over kernels. Nothing is drawn where stderr is not a terminal.
 pub fn kernels_bar(num_kernels: usize) -> ProgressBar {
     let bar = bar("kernels {wide_bar} {pos}/{len}");
