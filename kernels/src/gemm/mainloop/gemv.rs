@@ -268,7 +268,7 @@ impl<const ROWS: usize> DotProducts<ROWS> {
         weights: &WeightLoads<ROWS>,
         num_parts: usize,
     ) {
-        let is_odd = warp::lane_id() / 4 & 1 != 0;
+        let is_odd = warp::lane_id() & 4 != 0;
         let mut sums = if W::IS_SCALED { [0.0; ROWS] } else { self.rows };
         for upper in (0..ROWS).step_by(2) {
             let lower = if upper + 1 < ROWS { upper + 1 } else { upper };

@@ -329,7 +329,7 @@ fn multiply_k_tile<
     let mut sums = KTileSums::<TILES_M, TILES_N>::new::<E, W>(acc);
     let num_loaded = const { x_steps(TILES_M, TILES_N, W::VECS) };
     unroll!(step in 0..2, {
-        if step % num_loaded == 0 && cursor.is_inside(offset + step as u32 * STEP_K) {
+        if step.is_multiple_of(num_loaded) && cursor.is_inside(offset + step as u32 * STEP_K) {
             // SAFETY: the first of these k-steps is inside k, so the k-tile is.
             unsafe { multiply_steps::<E, W, X, _, _>(x, cursor, offset, k_tile, step, &mut sums) };
         }
