@@ -105,8 +105,9 @@ pub mod validate;
 pub mod weights;
 
 pub use engine::{
-    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation,
-    PrecisionChoice, PromptProgress, Request, RequestId, Sampling, SamplingError,
+    Engine, EngineError, EngineHandle, EngineOptions, EngineService, Event, EventKind,
+    FinishReason, Generation, PrecisionChoice, PromptProgress, Request, RequestEvent, RequestId,
+    RequestStream, Sampling, SamplingError, ServiceOptions,
 };
 pub use exec::{Device, ExecError, Gemm, Target};
 pub use generation::GenerationConfig;

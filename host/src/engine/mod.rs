@@ -17,6 +17,7 @@ mod sampler;
 mod sampling;
 mod scheduler;
 mod sequence;
+mod service;
 mod sizing;
 
 pub use error::EngineError;
@@ -26,6 +27,9 @@ pub use precision::PrecisionChoice;
 pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
 pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperature};
+pub use service::{
+    EngineHandle, EngineService, RequestEvent, RequestStream, ServiceOptions, ServiceStats,
+};
 
 use crate::Model;
 use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
@@ -39,6 +43,22 @@ use sequence::Sequence;
 use sizing::{Size, Sizing};
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// What an engine is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineStats {
+    /// Requests that run.
+    pub num_running: usize,
+    /// Requests that wait, those that gave their place back included.
+    pub num_waiting: usize,
+    /// Pages of the KV cache that running requests hold; others are free, or hold what has ended.
+    pub num_used_pages: usize,
+    /// Pages of the KV cache.
+    pub num_pages: usize,
+    /// How often a running request gave its place back to wait.
+    pub num_preemptions: u64,
+}
 
 /// Runs requests on a model.
 pub struct Engine {
@@ -227,6 +247,11 @@ impl Engine {
     /// [`EngineOptions::max_tokens`].
     pub fn prompt_progress(&self, request: RequestId) -> Option<PromptProgress> {
         self.scheduler.get(request).map(Sequence::progress)
+    }
+
+    /// What it is doing.
+    pub fn stats(&self) -> EngineStats {
+        self.scheduler.stats()
     }
 
     /// Drops the keys and values of requests that have ended: the next request starts from nothing.
