@@ -79,6 +79,7 @@
 //!
 //! # Features
 //! - `cli` (default): the binary `halfwarp`. A library has no use for it.
+//! - `server` (default): `server`, the OpenAI-compatible HTTP server.
 //! - `emulator` (default): [`Device::Emulated`], the GPU's kernels run and checked on the CPU.
 //!
 //! # How it works
@@ -100,6 +101,8 @@ pub mod plan;
 pub mod profile;
 pub mod ptx;
 pub mod quantize;
+#[cfg(feature = "server")]
+pub mod server;
 pub mod text;
 pub mod validate;
 pub mod weights;

@@ -218,7 +218,7 @@ impl Inputs {
                 got.into_iter().zip(self.attend(seq, token, head * num_kv_heads / num_heads, head))
             })
             .collect();
-        relative_error(pairs.into_iter())
+        relative_error(pairs)
     }
 
     /// Attention of one head of a token, on the quants.

@@ -19,6 +19,8 @@ mod prompt;
 mod ptx;
 mod quantize;
 mod sampling;
+#[cfg(feature = "server")]
+mod serve;
 mod session;
 mod terminal;
 mod tokenize;
@@ -50,6 +52,9 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model.
     Chat(chat::Args),
+    /// Serve a model over HTTP, as the OpenAI API has it.
+    #[cfg(feature = "server")]
+    Serve(serve::Args),
     /// Fetch a model into the cache.
     Fetch(fetch::Args),
     /// Write the logits of every position of a text to a file.
@@ -85,6 +90,8 @@ pub fn main() -> ExitCode {
     let result = parse().and_then(|cli| match cli.command {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        #[cfg(feature = "server")]
+        Command::Serve(args) => serve::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Validate(args) => validate::run(&args),

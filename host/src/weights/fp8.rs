@@ -36,7 +36,7 @@ fn f32_to_e4m3(x: f32) -> u8 {
     const MIN_NORMAL: f32 = 1.0 / 64.0;
     let (sign, magnitude) = (x.to_bits() >> 24 & 0x80, x.abs());
     let bits = magnitude.min(E4M3_MAX).to_bits();
-    let normal = (bits + 0x7_FFFF + (bits >> 20 & 1) >> 20).wrapping_sub((127 - 7) << 3);
+    let normal = ((bits + 0x7_FFFF + ((bits >> 20) & 1)) >> 20).wrapping_sub((127 - 7) << 3);
     let subnormal = (magnitude + SUBNORMAL).to_bits() & 0xFF;
     let code = if magnitude < MIN_NORMAL { subnormal } else { normal };
     (sign | if x.is_nan() { 0x7F } else { code }) as u8
