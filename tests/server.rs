@@ -184,7 +184,7 @@ impl Serving {
             config.insert("max_position_embeddings".into(), json!(100_000));
         });
         let base = ["-m", model.path(), "--served-model-name", "tiny", "-c", "50000"];
-        let serving = Serving::start(&[&base[..], &["--max-num-seqs", "2"], args].concat());
+        let serving = Serving::start(&[&base[..], args].concat());
         (serving, model)
     }
 

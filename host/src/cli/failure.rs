@@ -108,6 +108,8 @@ impl From<EngineError> for Failure {
         };
         match error {
             EngineError::Memory(_)
+            | EngineError::Stopped(_)
+            | EngineError::Thread(_)
             | EngineError::Exec(
                 ExecError::OutOfMemory { .. } | ExecError::Driver { .. } | ExecError::NoDevice(_),
             ) => Failure::Environment(message),

@@ -27,6 +27,8 @@ pub use precision::PrecisionChoice;
 pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
 pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperature};
+#[cfg(all(test, feature = "server"))]
+pub(crate) use service::tests::unlucky_engine;
 pub use service::{
     EngineHandle, EngineService, RequestEvent, RequestStream, ServiceOptions, ServiceStats,
 };

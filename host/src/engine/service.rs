@@ -511,4 +511,4 @@ fn send(events: &Sender<RequestEvent>, event: RequestEvent) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

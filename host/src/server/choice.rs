@@ -151,3 +151,46 @@ impl Choice {
 fn seconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Engine, EngineOptions, EngineService, Request, ServiceOptions};
+    use crate::exec::Device;
+    use std::sync::OnceLock;
+
+    #[test]
+    fn a_reader_that_does_not_read_loses_its_request() {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
+        let model = Arc::new(Model::open(golden).unwrap());
+        let of_engine = Arc::clone(&model);
+        let open = move || {
+            Engine::new(of_engine, EngineOptions { device: Device::Cpu, ..Default::default() })
+        };
+        let service = EngineService::start(ServiceOptions::default(), open).unwrap();
+        let request = Request { prompt: vec![1], max_new_tokens: Some(500), ..Default::default() };
+        let stream = service.handle().submit(request).unwrap();
+        let metrics = Arc::new(Metrics::new("tiny", Arc::new(OnceLock::new())));
+        let choice = Choice {
+            index: 0,
+            stream,
+            model,
+            metrics: Arc::clone(&metrics),
+            stop: Vec::new(),
+            continues: true,
+            write_timeout: Duration::ZERO,
+        };
+        let (sender, mut parts) = mpsc::channel(2);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(choice.run(sender));
+        let metrics = metrics.encode().unwrap();
+        let aborted = metrics.lines().find(|line| line.contains("\"abort\""));
+        assert!(aborted.is_some_and(|line| line.ends_with(" 1")), "{metrics}");
+        // Only what there was room for.
+        let mut kinds = std::iter::from_fn(|| parts.try_recv().ok().map(|part| part.kind));
+        assert!(matches!(kinds.next(), Some(PartKind::Started { cached_tokens: 0 })));
+        assert!(matches!(kinds.next(), Some(PartKind::Text { token: Some(_), .. })));
+        assert!(kinds.next().is_none());
+        service.shutdown();
+    }
+}

@@ -17,7 +17,7 @@ mod routes;
 mod tokens;
 
 use crate::Model;
-use crate::engine::{Engine, EngineError, EngineService, ServiceOptions};
+use crate::engine::{Engine, EngineError, EngineHandle, EngineService, ServiceOptions};
 use app::App;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -40,6 +40,8 @@ const MAX_BLOCKING_THREADS: usize = 8;
 const MAX_CONNECTIONS: usize = 1024;
 /// How long a connection may be idle, and how long a head may take.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often the server looks whether its engine has failed for good.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long connections may take for what is left to write, after the last answer has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -112,7 +114,7 @@ impl Server {
     /// are refused with 503.
     ///
     /// # Errors
-    /// That of `open`; [`EngineError::Thread`].
+    /// That of `open`; [`EngineError::Thread`]; [`EngineError::Stopped`] for an engine that failed for good.
     pub fn run<E: From<EngineError> + Send + 'static>(
         self,
         open: impl FnOnce() -> Result<Engine, E> + Send + 'static,
@@ -154,8 +156,14 @@ impl Server {
         drop(app.engine.set(engine.clone()));
         tracing::info!("ready: {} with a context of {context} tokens", app.options.model_name);
 
-        shutdown.await;
-        tracing::info!("shutting down: requests that run may end");
+        let stopped = tokio::select! {
+            () = shutdown => None,
+            error = has_stopped(&engine) => Some(error),
+        };
+        match &stopped {
+            None => tracing::info!("shutting down: requests that run may end"),
+            Some(error) => tracing::error!("{error}"),
+        }
         app.drain();
         let mut draining = spawn_blocking(move || service.shutdown());
         if timeout(app.options.shutdown_timeout, &mut draining).await.is_err() {
@@ -165,7 +173,17 @@ impl Server {
         }
         drop(close);
         let _ = timeout(CLOSE_TIMEOUT, connections).await;
-        Ok(())
+        stopped.map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+/// Waits until the engine has failed for good.
+async fn has_stopped(engine: &EngineHandle) -> EngineError {
+    loop {
+        match engine.check_running() {
+            Err(error @ EngineError::Stopped(_)) => return error,
+            _ => sleep(CHECK_INTERVAL).await,
+        }
     }
 }
 
@@ -211,4 +229,66 @@ async fn accept(
         });
     }
     graceful.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::unlucky_engine;
+    use crate::exec::ExecError;
+
+    /// With the status of a completion of `prompt`.
+    fn post(address: SocketAddr, prompt: &str) -> u16 {
+        let config = ureq::Agent::config_builder().http_status_as_error(false).build();
+        let request = ureq::Agent::from(config)
+            .post(format!("http://{address}/v1/completions"))
+            .header("Content-Type", "application/json");
+        let body = format!("{{\"prompt\": {prompt}, \"max_tokens\": 3}}");
+        request.send(&body).unwrap().status().as_u16()
+    }
+
+    /// How a server ends whose executor answers token 13 so, after the requests of `talk`.
+    fn serve(fault: fn() -> ExecError, talk: impl FnOnce(SocketAddr)) -> Result<(), EngineError> {
+        let engine = unlucky_engine(fault).unwrap();
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
+        let model = Arc::new(Model::open(golden).unwrap());
+        let server = Server::bind("127.0.0.1:0", model, ServerOptions::default()).unwrap();
+        let address = server.local_addr().unwrap();
+        let (stop, is_stopped) = oneshot::channel::<()>();
+        std::thread::scope(|scope| {
+            let run =
+                || server.run(move || Ok(engine), async { is_stopped.await.unwrap_or_default() });
+            let server = scope.spawn(run);
+            while post(address, "[1]") == 503 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            talk(address);
+            if matches!(fault(), ExecError::Step(_)) {
+                drop(stop);
+                return server.join().unwrap();
+            }
+            let ended = server.join().unwrap();
+            drop(stop);
+            ended
+        })
+    }
+
+    #[test]
+    fn a_failed_step_is_an_error_of_its_requests() {
+        let ended = serve(
+            || ExecError::Step("bad luck".to_owned()),
+            |address| assert_eq!([post(address, "[13]"), post(address, "[1]")], [500, 200]),
+        );
+        ended.unwrap();
+    }
+
+    #[test]
+    fn a_broken_device_ends_the_server() {
+        let ended = serve(
+            || ExecError::Driver { call: "run".to_owned(), error: "lost".to_owned() },
+            |address| assert_eq!(post(address, "[13]"), 500),
+        );
+        let error = ended.unwrap_err().to_string();
+        assert_eq!(error, "the engine has stopped: CUDA: run: lost");
+    }
 }

@@ -9,13 +9,16 @@ use super::request::{ChatRequest, CompletionRequest, Params, Prompt};
 use super::tokens;
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use http_body_util::LengthLimitError;
 use serde_json::json;
 use std::any::Any;
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -106,7 +109,11 @@ async fn models(State(app): SharedApp) -> Result<Response, ApiError> {
     Ok(json_response(StatusCode::OK, &body))
 }
 
-async fn model(State(app): SharedApp, Path(model): Path<String>) -> Result<Response, ApiError> {
+async fn model(
+    State(app): SharedApp,
+    model: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Path(model) = model.map_err(|error| ApiError::invalid(error.body_text()))?;
     app.check_model(Some(&model))?;
     Ok(json_response(StatusCode::OK, &model_card(&app)?))
 }
@@ -249,9 +256,7 @@ async fn read_body(app: &App, request: Request<Body>) -> Result<Bytes, ApiError>
 }
 
 fn is_length_limit(error: &axum::Error) -> bool {
-    use std::error::Error;
-    let causes = std::iter::successors(error.source(), |&at| at.source());
-    causes.into_iter().any(|cause| cause.to_string().contains("length limit"))
+    error.source().is_some_and(|cause| cause.is::<LengthLimitError>())
 }
 
 /// A web page of another origin cannot send JSON without being asked first.

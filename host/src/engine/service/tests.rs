@@ -224,13 +224,15 @@ impl Executor for Unlucky {
     }
 }
 
+/// An engine whose steps with token 13 fail with `fault`.
+pub(crate) fn unlucky_engine(fault: fn() -> ExecError) -> Result<Engine, EngineError> {
+    let engine = engine()?;
+    let inner = engine.executor;
+    Ok(Engine { executor: Box::new(Unlucky { inner, fault }), ..engine })
+}
+
 fn unlucky(fault: fn() -> ExecError) -> EngineService {
-    let open = move || {
-        let engine = engine()?;
-        let inner = engine.executor;
-        Ok::<_, EngineError>(Engine { executor: Box::new(Unlucky { inner, fault }), ..engine })
-    };
-    EngineService::start(ServiceOptions::default(), open).unwrap()
+    EngineService::start(ServiceOptions::default(), move || unlucky_engine(fault)).unwrap()
 }
 
 #[test]
