@@ -489,14 +489,19 @@ fn a_key_opens_what_is_locked() {
 
 #[test]
 fn a_client_that_leaves_gives_its_place_to_the_next() {
-    let (serving, _model) = Serving::endless(&["--max-num-seqs", "1", "--max-queue", "0"]);
+    let (serving, _model) = Serving::endless(&["--max-num-seqs", "1", "--max-queue", "1"]);
     let client = &serving.client;
     let mut stream = client.stream("/v1/completions", &without_end());
     (0..3).for_each(|_| drop(stream.chunk()));
     assert_eq!(client.metric("halfwarp:num_requests_running"), 1.0);
     assert!(client.metric("halfwarp:kv_cache_usage_perc") > 0.0);
+    let queued = client.stream("/v1/completions", &without_end());
+    client.wait_for_metric("halfwarp:num_requests_waiting", 1.0);
     let full = client.post("/v1/completions", &without_end());
     assert_eq!((full.status, full.retry_after), (429, true), "{}", full.text);
+    // One that waits has no token to send, and leaves the queue all the same.
+    drop(queued);
+    client.wait_for_metric("halfwarp:num_requests_waiting", 0.0);
     drop(stream);
     client.wait_for_metric("halfwarp:num_requests_running", 0.0);
     assert_eq!(client.metric("halfwarp:kv_cache_usage_perc"), 0.0);
