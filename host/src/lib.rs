@@ -79,6 +79,7 @@
 //!
 //! # Features
 //! - `cli` (default): the binary `halfwarp`. A library has no use for it.
+//! - `server` (default): `server`, the OpenAI-compatible HTTP server.
 //! - `emulator` (default): [`Device::Emulated`], the GPU's kernels run and checked on the CPU.
 //!
 //! # How it works
@@ -93,6 +94,8 @@ pub mod engine;
 pub mod exec;
 mod files;
 mod generation;
+#[cfg(feature = "grammar")]
+mod grammar;
 mod loaded;
 pub mod model;
 pub mod models;
@@ -100,16 +103,21 @@ pub mod plan;
 pub mod profile;
 pub mod ptx;
 pub mod quantize;
+#[cfg(feature = "server")]
+pub mod server;
 pub mod text;
 pub mod validate;
 pub mod weights;
 
 pub use engine::{
-    Engine, EngineError, EngineOptions, Event, EventKind, FinishReason, Generation,
-    PrecisionChoice, PromptProgress, Request, RequestId, Sampling, SamplingError,
+    Constraint, ConstraintState, Engine, EngineError, EngineHandle, EngineOptions, EngineService,
+    Event, EventKind, FinishReason, Generation, PrecisionChoice, PromptProgress, Request,
+    RequestEvent, RequestId, RequestStream, Sampling, SamplingError, ServiceOptions,
 };
 pub use exec::{Device, ExecError, Gemm, Target};
 pub use generation::GenerationConfig;
+#[cfg(feature = "grammar")]
+pub use grammar::{Grammar, GrammarCompiler, GrammarError};
 pub use loaded::{Model, OpenError};
 pub use model::{Config, Decoder, ModelError};
 pub use plan::{

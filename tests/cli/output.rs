@@ -4,7 +4,7 @@ use crate::support::{
     LLAMA, QWEN3, f32s, generate_json, golden_ids, halfwarp, i32s, join, run, stderr, stdout,
 };
 use safetensors::SafeTensors;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     fs::{self, File},
     path::Path,
@@ -271,5 +271,32 @@ fn perplexity_in_16_bits_is_close_to_the_goldens() {
         let nll: f64 = report.split_whitespace().nth(2).unwrap().parse().unwrap();
         let golden = text["mean_nll"].as_f64().unwrap();
         assert!((nll - golden).abs() < max, "{dtype}: {nll}, golden {golden}");
+    }
+}
+
+#[test]
+fn an_answer_has_the_form_that_was_asked_for() {
+    let schema = r#"{"type": "object", "properties": {"sky": {"enum": ["blue", "red"]}}, "required": ["sky"]}"#;
+    for seed in ["1", "2", "3"] {
+        let args =
+            ["--chat", "-p", "What colour is the sky? Answer in JSON.", "-s", seed, "-j", schema];
+        let answer = stdout(&[&["generate", "--device", "cpu"], &args[..]].concat());
+        let value: Value = serde_json::from_str(&answer).expect(&answer);
+        assert!(value == json!({"sky": "blue"}) || value == json!({"sky": "red"}), "{answer}");
+    }
+    let args =
+        ["generate", "--device", "cpu", "-p", "7 * 6 =", "--regex", " [0-9]{2}", "--temp", "0"];
+    let answer = stdout(&args);
+    assert!(answer.trim().parse::<u32>().is_ok_and(|answer| answer < 100), "{answer}");
+    for (args, why) in [
+        (["-j", "{"], "the JSON schema: EOF"),
+        (["--regex", "("], "the regular expression: "),
+        (["-j", "{}"], "no tokenizer"),
+    ] {
+        let model =
+            if why == "no tokenizer" { &["-m", LLAMA, "--tokens", "1"][..] } else { &["-p", "x"] };
+        let output = run(&[&["generate", "--device", "cpu"], model, &args[..]].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
     }
 }

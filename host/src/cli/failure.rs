@@ -116,6 +116,8 @@ impl From<EngineError> for Failure {
         };
         match error {
             EngineError::Memory(_)
+            | EngineError::Stopped(_)
+            | EngineError::Thread(_)
             | EngineError::Exec(
                 ExecError::OutOfMemory { .. } | ExecError::Driver { .. } | ExecError::NoDevice(_),
             ) => Failure::Environment(message),

@@ -2,6 +2,7 @@
 
 use super::{
     failure::Failure,
+    grammar::GrammarArgs,
     model::EngineArgs,
     prompt::{ChatArgs, PromptArgs},
     sampling::SamplingArgs,
@@ -17,6 +18,7 @@ Examples:
   halfwarp generate --chat -p \"Why is the sky blue?\"
   halfwarp generate --chat -f question.txt --temp 0
   echo \"The capital of France is\" | halfwarp generate -n 8
+  halfwarp generate --chat -p \"Two colours\" -j '{\"type\": \"array\", \"items\": {\"type\": \"string\"}}'
   halfwarp generate -m model.gguf -p Hello --output-format json";
 
 /// Arguments of `halfwarp generate`.
@@ -31,6 +33,8 @@ pub struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    grammar: GrammarArgs,
     /// Go on after an end-of-sequence token
     #[arg(long, help_heading = "Sampling")]
     ignore_eos: bool,
@@ -72,6 +76,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.ignore_eos {
         request.stop_tokens.clear();
     }
+    request.constraint = args.grammar.constraint(&model)?;
     let mut engine = args.engine.engine_for(&request, &model)?;
     let (prompt_tokens, seed) = (request.prompt.clone(), request.sampling.seed);
     let is_text = matches!(args.output_format, OutputFormat::Text);

@@ -7,6 +7,7 @@ mod doctor;
 mod failure;
 mod fetch;
 mod generate;
+mod grammar;
 mod interrupt;
 mod list;
 mod logits;
@@ -22,6 +23,8 @@ mod pull;
 mod quantize;
 mod rm;
 mod sampling;
+#[cfg(feature = "server")]
+mod serve;
 mod session;
 mod terminal;
 mod tokenize;
@@ -54,6 +57,9 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model.
     Chat(chat::Args),
+    /// Serve a model over HTTP, as the OpenAI API has it.
+    #[cfg(feature = "server")]
+    Serve(serve::Args),
     /// Fetch the default model into the cache.
     Fetch(fetch::Args),
     /// Pull a model from the Hugging Face Hub into the cache that Python's tools share.
@@ -95,6 +101,8 @@ pub fn main() -> ExitCode {
     let result = parse().and_then(|cli| match cli.command {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        #[cfg(feature = "server")]
+        Command::Serve(args) => serve::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Validate(args) => validate::run(&args),

@@ -359,6 +359,22 @@ impl EngineArgs {
         load(model, EngineOptions { max_seqs, max_tokens, ..self.options(Some(context)) })
     }
 
+    /// Loads `model` to serve `max_seqs` sequences at once, in a cache of `cache_positions`.
+    ///
+    /// # Errors
+    /// As [`EngineArgs::engine_for`].
+    #[cfg(feature = "server")]
+    pub fn serving_engine(
+        &self,
+        model: &Arc<Model>,
+        max_seqs: Option<usize>,
+        cache_positions: Option<usize>,
+    ) -> Result<Engine, Failure> {
+        let default = if self.device.runs_kernels() { 64 } else { 8 };
+        let max_seqs = max_seqs.unwrap_or(default);
+        load(model, EngineOptions { max_seqs, cache_positions, ..self.options(self.context) })
+    }
+
     /// Loads `model` for sequences of `context` positions.
     ///
     /// # Errors

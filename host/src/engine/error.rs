@@ -80,6 +80,21 @@ pub enum EngineError {
         /// Why.
         source: SamplingError,
     },
+    /// More requests wait than a service takes.
+    #[error("the queue is full: {max} requests wait already")]
+    QueueFull {
+        /// [`ServiceOptions::max_waiting`](super::ServiceOptions::max_waiting).
+        max: usize,
+    },
+    /// A request to a service that is shutting down.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    /// A request to a service whose engine failed for good.
+    #[error("the engine has stopped: {0}")]
+    Stopped(String),
+    /// The system refuses the thread of a service.
+    #[error("cannot start the thread of the engine: {0}")]
+    Thread(std::io::Error),
     /// The model could not be planned.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -5,6 +5,7 @@
 //! others need the room: a later request with the same beginning, such as the next turn of a chat, starts from them.
 
 mod buckets;
+mod constraint;
 mod error;
 mod generate;
 mod observe;
@@ -17,8 +18,10 @@ mod sampler;
 mod sampling;
 mod scheduler;
 mod sequence;
+mod service;
 mod sizing;
 
+pub use constraint::{Constraint, ConstraintState};
 pub use error::EngineError;
 pub use observe::{ObserveOp, StepSize, TimedStep};
 pub use options::EngineOptions;
@@ -26,6 +29,11 @@ pub use precision::PrecisionChoice;
 pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
 pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperature};
+#[cfg(all(test, feature = "server"))]
+pub(crate) use service::tests::unlucky_engine;
+pub use service::{
+    EngineHandle, EngineService, RequestEvent, RequestStream, ServiceOptions, ServiceStats,
+};
 
 use crate::Model;
 use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
@@ -33,12 +41,29 @@ use crate::model::ModelError;
 use crate::plan::{Bounds, MemoryBudget, MemoryUse, Numerics, Precision, StepInputs};
 use crate::weights::Progress;
 use buckets::Buckets;
+use constraint::Constrained;
 use precision::Attempts;
 use scheduler::{Entry, Scheduler, Turns};
 use sequence::Sequence;
 use sizing::{Size, Sizing};
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// What an engine is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineStats {
+    /// Requests that run.
+    pub num_running: usize,
+    /// Requests that wait, those that gave their place back included.
+    pub num_waiting: usize,
+    /// Pages of the KV cache that running requests hold; others are free, or hold what has ended.
+    pub num_used_pages: usize,
+    /// Pages of the KV cache.
+    pub num_pages: usize,
+    /// How often a running request gave its place back to wait.
+    pub num_preemptions: u64,
+}
 
 /// Runs requests on a model.
 pub struct Engine {
@@ -229,6 +254,11 @@ impl Engine {
         self.scheduler.get(request).map(Sequence::progress)
     }
 
+    /// What it is doing.
+    pub fn stats(&self) -> EngineStats {
+        self.scheduler.stats()
+    }
+
     /// Drops the keys and values of requests that have ended: the next request starts from nothing.
     pub fn drop_retained(&mut self) {
         self.scheduler.drop_retained();
@@ -255,8 +285,18 @@ impl Engine {
             let is_prompt = self.scheduler.prompt_len(first.index) > 0;
             let inputs = self.step_inputs(&entries);
             let want = self.want(&entries);
-            let output = self.run(&inputs, is_prompt, want)?;
-            self.take_output(&entries, &output);
+            let mut constraints = self.take_constraints(&entries);
+            // The tokens that may come next are found while the device runs.
+            let output = rayon::in_place_scope(|scope| {
+                for (_, constraint) in &mut constraints {
+                    scope.spawn(|_| constraint.prepare());
+                }
+                self.run(&inputs, is_prompt, want)
+            });
+            for (index, constraint) in constraints {
+                self.scheduler.running(index).put_constraint(constraint);
+            }
+            self.take_output(&entries, &output?);
         }
         Ok(())
     }
@@ -274,6 +314,13 @@ impl Engine {
             inputs.push_sequence(tokens, sequence.num_cached(), sequence.pages(), logits);
         }
         inputs
+    }
+
+    /// The constraints of the sequences of which the batch computes a next token, with their indices.
+    fn take_constraints(&mut self, entries: &[Entry]) -> Vec<(usize, Constrained)> {
+        let last = entries.iter().filter(|entry| entry.is_last).map(|entry| entry.index);
+        last.filter_map(|index| Some((index, self.scheduler.running(index).take_constraint()?)))
+            .collect()
     }
 
     /// What the host needs from the batch.

@@ -1,6 +1,7 @@
 //! Requests to the engine, and the events and generations that it returns.
 
-use super::{EngineError, Sampling, SamplingError};
+use super::{Constraint, EngineError, Sampling, SamplingError};
+use std::sync::Arc;
 
 /// Identifies a request in the engine that it was added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,6 +20,8 @@ pub struct Request {
     /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::Model::stop_tokens), or none to continue
     /// after them.
     pub stop_tokens: Vec<u32>,
+    /// A rule for the generated tokens, stop tokens included, such as a [`Grammar`](crate::Grammar).
+    pub constraint: Option<Arc<dyn Constraint>>,
 }
 
 impl Request {

@@ -136,6 +136,9 @@ pub enum SamplingError {
         /// The first such token.
         token: u32,
     },
+    /// The request's [`Constraint`](super::Constraint) can't tell which tokens may come next.
+    #[error("the grammar of the answer can't go on: it is too large or too ambiguous")]
+    Constraint,
     /// Every logit is negative infinity.
     #[error("the model or the logit bias rules out every token: all logits are -inf")]
     NoCandidate,

@@ -2,8 +2,8 @@
 
 use super::pages::{PageAllocator, PageTable};
 use super::prefix::PrefixCache;
-use super::{RequestId, sequence::Sequence};
-use std::collections::VecDeque;
+use super::{EngineStats, RequestId, sequence::Sequence};
+use std::collections::{HashSet, VecDeque};
 
 /// Sequences that wait, sequences that run, and the prefixes that those before them left in the cache.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub struct Scheduler {
     waiting: VecDeque<Sequence>,
     /// In the order in which they were admitted.
     running: Vec<Sequence>,
+    num_pages: usize,
+    num_preemptions: u64,
 }
 
 /// Which tokens share a step.
@@ -50,6 +52,27 @@ impl Scheduler {
             prefixes: PrefixCache::default(),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            num_pages,
+            num_preemptions: 0,
+        }
+    }
+
+    /// What it holds.
+    pub fn stats(&self) -> EngineStats {
+        let (mut num_own, mut shared) = (0, HashSet::new());
+        for &page in self.running.iter().flat_map(Sequence::pages) {
+            if self.pages.num_holders(page) == 1 {
+                num_own += 1;
+            } else {
+                shared.insert(page);
+            }
+        }
+        EngineStats {
+            num_running: self.running.len(),
+            num_waiting: self.waiting.len(),
+            num_used_pages: num_own + shared.len(),
+            num_pages: self.num_pages,
+            num_preemptions: self.num_preemptions,
         }
     }
 
@@ -175,6 +198,7 @@ impl Scheduler {
                 index += 1;
             } else if let Some(mut youngest) = self.running.pop() {
                 youngest.retire(self.turns, &mut self.pages, &mut self.prefixes);
+                self.num_preemptions += 1;
                 self.waiting.push_front(youngest);
             }
         }
@@ -287,6 +311,9 @@ mod tests {
         let second = scheduler.schedule();
         assert_eq!(named(&mut scheduler, &second), [(0, 1, true)]);
         assert_eq!(scheduler.waiting.front().map(Sequence::id), Some(RequestId(1)));
+        let EngineStats { num_running, num_waiting, num_used_pages, num_preemptions, .. } =
+            scheduler.stats();
+        assert_eq!((num_running, num_waiting, num_used_pages, num_preemptions), (1, 1, 2, 1));
         run(&mut scheduler, &second);
         run_to_end(&mut scheduler, 2);
     }

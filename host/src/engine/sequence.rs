@@ -1,5 +1,6 @@
 //! A request in progress: its tokens, its place in the cache, its sampler.
 
+use super::constraint::Constrained;
 use super::pages::{PageAllocator, PageTable};
 use super::prefix::{PrefixCache, Retained};
 use super::sampler::Sampler;
@@ -23,6 +24,7 @@ pub struct Sequence {
     sampler: Sampler,
     max_new_tokens: Option<usize>,
     stop_tokens: Vec<u32>,
+    constraint: Option<Constrained>,
 }
 
 impl Sequence {
@@ -39,6 +41,7 @@ impl Sequence {
             sampler: Sampler::new(request.sampling),
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
+            constraint: request.constraint.as_ref().map(Constrained::new),
         }
     }
 
@@ -76,12 +79,28 @@ impl Sequence {
     /// Chooses the next token.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
         let (prompt, generated) = self.tokens.split_at(self.prompt_len);
-        self.sampler.sample(logits, prompt, generated)
+        let Some(constraint) = &mut self.constraint else {
+            return self.sampler.sample(logits, prompt, generated);
+        };
+        let masked = constraint.mask(logits)?;
+        let token = self.sampler.sample(&masked, prompt, generated)?;
+        constraint.accept(token)?;
+        Ok(token)
+    }
+
+    /// Its constraint, for the time that a step takes.
+    pub fn take_constraint(&mut self) -> Option<Constrained> {
+        self.constraint.take()
+    }
+
+    /// Gives back what [`Sequence::take_constraint`] took.
+    pub fn put_constraint(&mut self, constraint: Constrained) {
+        self.constraint = Some(constraint);
     }
 
     /// Whether the host needs the logits: if the next token is that of the largest logit, the device finds it.
     pub fn needs_logits(&self) -> bool {
-        !self.sampler.is_plain_greedy()
+        !self.sampler.is_plain_greedy() || self.constraint.is_some()
     }
 
     /// How much of the prompt is in the cache.

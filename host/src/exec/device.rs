@@ -59,7 +59,7 @@ impl Device {
     }
 
     /// Whether the GPU's kernels run, on a GPU or emulated; else the CPU's.
-    pub(crate) fn runs_kernels(self) -> bool {
+    pub fn runs_kernels(self) -> bool {
         self == Device::Emulated || self.cuda_ordinal().is_some()
     }
 

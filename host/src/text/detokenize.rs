@@ -20,7 +20,7 @@ pub(super) enum Spelling {
 
 impl Spelling {
     /// The bytes of `token`.
-    fn bytes(self, token: &str) -> Cow<'_, [u8]> {
+    pub(super) fn bytes(self, token: &str) -> Cow<'_, [u8]> {
         match self {
             Self::ByteLevel => match token.chars().map(byte_of_char).collect() {
                 Some(bytes) => Cow::Owned(bytes),

@@ -63,6 +63,13 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// The bytes of a token, and whether it is a special one; `None` for an id outside the
+    /// vocabulary.
+    pub(crate) fn token_bytes(&self, id: u32) -> Option<(Vec<u8>, bool)> {
+        let token = self.id_to_token(id)?;
+        Some((self.spelling.bytes(&token).into_owned(), self.is_special(&token)))
+    }
+
     pub(super) fn is_special(&self, token: &str) -> bool {
         self.inner.get_added_vocabulary().is_special_token(token)
     }

@@ -1,0 +1,139 @@
+//! `halfwarp serve`.
+
+use super::{failure::Failure, interrupt, model::EngineArgs, terminal};
+use clap::builder::NonEmptyStringValueParser;
+use halfwarp::ServiceOptions;
+use halfwarp::server::{Server, ServerOptions};
+use std::{io, num::NonZeroUsize, sync::Arc, time::Duration};
+use tracing_subscriber::filter::LevelFilter;
+
+const EXAMPLES: &str = "\
+Examples:
+  halfwarp serve
+  halfwarp serve -m model.gguf --host 0.0.0.0 --port 8000 --api-key SECRET
+  curl http://127.0.0.1:8080/v1/chat/completions -H \"Content-Type: application/json\" \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}]}'
+
+docs/serving.md explains paths, metrics and limits.";
+
+/// Arguments of `halfwarp serve`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// The arguments of the server itself.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Server")]
+struct ServerArgs {
+    /// Address to listen at; 0.0.0.0 for all
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen at; 0 for any that is free
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+    /// Key that a client has to give (Authorization: Bearer KEY); repeat it for more [default:
+    /// anyone is served]
+    #[arg(long, value_name = "KEY", env = "HALFWARP_API_KEY", hide_env_values = true, value_parser = NonEmptyStringValueParser::new())]
+    api_key: Vec<String>,
+    /// What clients call the model [default: the name of its directory or file]
+    #[arg(long, visible_alias = "alias", value_name = "NAME")]
+    served_model_name: Option<String>,
+    /// Requests that run at once [default: 64 on a GPU, else 8]
+    #[arg(long, visible_alias = "parallel", value_name = "N")]
+    max_num_seqs: Option<NonZeroUsize>,
+    /// Tokens that the KV cache holds, of all requests together [default: room for --max-num-seqs
+    /// contexts; without -c as much of that as the memory has]
+    #[arg(long, value_name = "N")]
+    kv_cache_tokens: Option<NonZeroUsize>,
+    /// Requests that wait for those that run; more are refused with 429
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    max_queue: usize,
+    /// Answers to a request at most: its n times its prompts
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_choices: usize,
+    /// Bytes of a request's body at most
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
+    max_body_bytes: usize,
+    /// Seconds in which a client has to send a body, or take a part of a stream
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u64,
+    /// Seconds that running requests may go on after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    shutdown_timeout: u64,
+    /// What is logged on stderr: off, error, warn or info. Texts never are
+    #[arg(long, value_name = "LEVEL", default_value_t = LevelFilter::INFO)]
+    log_level: LevelFilter,
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let ServerArgs { host, port, max_num_seqs, kv_cache_tokens, log_level, .. } = &args.server;
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_target(false)
+        .with_max_level(*log_level)
+        .init();
+    let model = args.engine.open_model()?;
+    let options = args.server.options(args.engine.model_name()?);
+    let server = Server::bind((host.as_str(), *port), Arc::clone(&model), options)
+        .map_err(|error| cannot_listen(host, *port, &error))?;
+    let address = server.local_addr().map_err(|error| cannot_listen(host, *port, &error))?;
+    terminal::note(format_args!("listening on http://{address}"));
+    let (engine, max_seqs) = (args.engine.clone(), max_num_seqs.map(NonZeroUsize::get));
+    let cache_positions = kv_cache_tokens.map(NonZeroUsize::get);
+    let open = move || engine.serving_engine(&model, max_seqs, cache_positions);
+    interrupt::polled(|| server.run(open, told_to_stop()))
+}
+
+impl ServerArgs {
+    fn options(&self, model_name: String) -> ServerOptions {
+        let timeout = Duration::from_secs(self.timeout);
+        ServerOptions {
+            model_name: self.served_model_name.clone().unwrap_or(model_name),
+            api_keys: self.api_key.clone(),
+            max_body_bytes: self.max_body_bytes,
+            max_choices: self.max_choices,
+            service: ServiceOptions { max_waiting: self.max_queue },
+            read_timeout: timeout,
+            write_timeout: timeout,
+            shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
+        }
+    }
+}
+
+fn cannot_listen(host: &str, port: u16, error: &io::Error) -> Failure {
+    let hint = match error.kind() {
+        io::ErrorKind::AddrInUse => "\nchoose another with --port",
+        io::ErrorKind::AddrNotAvailable => "\nchoose an address of this machine with --host",
+        _ => "",
+    };
+    Failure::Environment(format!("cannot listen at {host}:{port}: {error}{hint}"))
+}
+
+/// Ready when SIGTERM or SIGINT comes. A second SIGINT ends the process, see [`interrupt`].
+async fn told_to_stop() {
+    #[cfg(unix)]
+    let terminated = async {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut signals) => drop(signals.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminated = std::future::pending::<()>();
+    let interrupted = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = terminated => {}
+        () = interrupted => {}
+    }
+}

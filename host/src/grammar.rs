@@ -1,0 +1,214 @@
+//! Answers of a form that is given: JSON of a schema, a regular expression, a grammar.
+//!
+//! By [llguidance](https://github.com/guidance-ai/llguidance), which finds the tokens that may come next in tens of
+//! microseconds; its documentation says which parts of JSON Schema and of Lark's syntax it knows.
+
+use crate::engine::{Constraint, ConstraintState, SamplingError};
+use crate::text::{Tokenizer, one_line};
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Longest source of a grammar, in bytes.
+const MAX_BYTES: usize = 1 << 20;
+
+/// Makes grammars for the tokens of a model.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+}
+
+/// A form that answers have: the [`Request::constraint`](crate::Request::constraint) of any number of requests.
+///
+/// ```no_run
+/// # use halfwarp::{GrammarCompiler, Model, Request};
+/// # use std::sync::Arc;
+/// # let model = Model::open("model.gguf")?;
+/// # let text = model.text().ok_or("no tokenizer")?;
+/// let compiler = GrammarCompiler::new(&text.tokenizer, model.config().vocab_size, &text.stop_tokens)?;
+/// let grammar = compiler.json_schema(r#"{"type": "object", "properties": {"age": {"type": "integer"}}}"#)?;
+/// let request = Request { constraint: Some(Arc::new(grammar)), ..model.request(vec![1, 2, 3]) };
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Grammar {
+    /// Before the first token.
+    start: Mutex<Matcher>,
+}
+
+/// Why there is no grammar.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// The model names no token that ends an answer, or one that it does not have.
+    #[error("the model has no token that ends an answer: its answers can have no form")]
+    NoEnd,
+    /// llguidance can't prepare the vocabulary.
+    #[error("the vocabulary: {0}")]
+    Vocabulary(String),
+    /// A source of more than 1 MiB.
+    #[error("a {what} of {bytes} bytes: at most {MAX_BYTES} are allowed")]
+    TooLong {
+        /// What it is.
+        what: &'static str,
+        /// Its length.
+        bytes: usize,
+    },
+    /// A source that is none, or uses what llguidance does not know.
+    #[error("the {what}: {why}")]
+    Source {
+        /// What it is.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl GrammarCompiler {
+    /// For a model with `vocab_size` tokens, whose answers end with one of `stop_tokens`.
+    ///
+    /// # Errors
+    /// [`GrammarError::NoEnd`], [`GrammarError::Vocabulary`].
+    pub fn new(
+        tokenizer: &Tokenizer,
+        vocab_size: usize,
+        stop_tokens: &[u32],
+    ) -> Result<Self, GrammarError> {
+        let is_known = |&token: &u32| (token as usize) < vocab_size;
+        let ends: Vec<u32> = stop_tokens.iter().copied().filter(is_known).collect();
+        let &first = ends.first().ok_or(GrammarError::NoEnd)?;
+        // Ids without a token stay empty: they never come.
+        let words: Vec<Vec<u8>> = (0..vocab_size as u32).map(|id| word(tokenizer, id)).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(vocab_size as u32, first), &words);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(&ends)));
+        let capabilities = InferenceCapabilities::default();
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&env, capabilities, &slices)
+            .map_err(|error| GrammarError::Vocabulary(one_line(error)))?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits { verbose_errors: false, ..ParserLimits::default() };
+        Ok(GrammarCompiler { factory })
+    }
+
+    /// JSON of a schema.
+    ///
+    /// # Errors
+    /// [`GrammarError::TooLong`], [`GrammarError::Source`].
+    pub fn json_schema(&self, schema: &str) -> Result<Grammar, GrammarError> {
+        const WHAT: &str = "JSON schema";
+        check_length(WHAT, schema)?;
+        let wrong = |why: String| GrammarError::Source { what: WHAT, why };
+        let mut schema: Value = serde_json::from_str(schema).map_err(|e| wrong(one_line(e)))?;
+        match &mut schema {
+            // Models that are left to choose indent without an end.
+            Value::Object(fields) => {
+                fields.entry("x-guidance").or_insert_with(|| json!({"whitespace_flexible": false}));
+            }
+            Value::Bool(_) => {}
+            _ => return Err(wrong("it is an object, or true or false".to_owned())),
+        }
+        self.compile(WHAT, TopLevelGrammar::from_json_schema(schema))
+    }
+
+    /// Any JSON object.
+    ///
+    /// # Errors
+    /// [`GrammarError::Source`].
+    pub fn json_object(&self) -> Result<Grammar, GrammarError> {
+        self.json_schema(r#"{"type": "object"}"#)
+    }
+
+    /// A regular expression, in the syntax of the crate `regex`, that a whole answer matches.
+    ///
+    /// # Errors
+    /// As [`GrammarCompiler::json_schema`].
+    pub fn regex(&self, regex: &str) -> Result<Grammar, GrammarError> {
+        check_length("regular expression", regex)?;
+        self.compile("regular expression", TopLevelGrammar::from_regex(regex))
+    }
+
+    /// A context-free grammar in llguidance's variant of Lark's syntax, from the rule `start` on.
+    ///
+    /// # Errors
+    /// As [`GrammarCompiler::json_schema`].
+    pub fn lark(&self, grammar: &str) -> Result<Grammar, GrammarError> {
+        check_length("grammar", grammar)?;
+        self.compile("grammar", TopLevelGrammar::from_lark(grammar.to_owned()))
+    }
+
+    fn compile(
+        &self,
+        what: &'static str,
+        grammar: TopLevelGrammar,
+    ) -> Result<Grammar, GrammarError> {
+        let matcher = Matcher::new(self.factory.create_parser(grammar));
+        match matcher.get_error() {
+            Some(why) => Err(GrammarError::Source { what, why: one_line(why) }),
+            None => Ok(Grammar { start: Mutex::new(matcher) }),
+        }
+    }
+}
+
+impl fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarCompiler").finish_non_exhaustive()
+    }
+}
+
+fn check_length(what: &'static str, source: &str) -> Result<(), GrammarError> {
+    match source.len() {
+        bytes if bytes > MAX_BYTES => Err(GrammarError::TooLong { what, bytes }),
+        _ => Ok(()),
+    }
+}
+
+/// The bytes of a token; llguidance marks special ones.
+fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    match tokenizer.token_bytes(id) {
+        None => Vec::new(),
+        Some((bytes, false)) => bytes,
+        Some((bytes, true)) => [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat(),
+    }
+}
+
+impl Constraint for Grammar {
+    fn begin(&self) -> Box<dyn ConstraintState> {
+        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
+        Box::new(State { matcher: start.deep_clone() })
+    }
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").finish_non_exhaustive()
+    }
+}
+
+struct State {
+    matcher: Matcher,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").finish_non_exhaustive()
+    }
+}
+
+impl ConstraintState for State {
+    fn allowed(&mut self) -> Result<Vec<u32>, SamplingError> {
+        let mask = self.matcher.compute_mask_or_eos().map_err(|_| SamplingError::Constraint)?;
+        Ok(mask.as_slice().to_vec())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), SamplingError> {
+        // What comes after the end, as where stop tokens are ignored, has no form.
+        if self.matcher.is_stopped() && !self.matcher.is_error() {
+            return Ok(());
+        }
+        self.matcher.consume_token(token).map_err(|_| SamplingError::Constraint)
+    }
+}
+
+#[cfg(test)]
+mod tests;

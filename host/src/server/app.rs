@@ -1,0 +1,105 @@
+//! What all connections share.
+
+use super::ServerOptions;
+use super::error::ApiError;
+use super::metrics::Metrics;
+use crate::engine::EngineHandle;
+use crate::{GrammarCompiler, Model, Text};
+use rand::RngExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What all connections share.
+pub(super) struct App {
+    pub options: ServerOptions,
+    pub model: Arc<Model>,
+    /// None while it is loading.
+    pub engine: Arc<OnceLock<EngineHandle>>,
+    pub metrics: Arc<Metrics>,
+    /// Seconds since 1970 when the server was started.
+    pub created: u64,
+    is_draining: AtomicBool,
+    /// Made for the first answer that has a form.
+    grammars: OnceLock<Result<GrammarCompiler, String>>,
+}
+
+impl App {
+    pub fn new(model: Arc<Model>, options: ServerOptions) -> Self {
+        let engine = Arc::new(OnceLock::new());
+        let metrics = Metrics::new(&options.model_name, Arc::clone(&engine));
+        App {
+            options,
+            model,
+            metrics: Arc::new(metrics),
+            engine,
+            created: unix_time(),
+            is_draining: AtomicBool::new(false),
+            grammars: OnceLock::new(),
+        }
+    }
+
+    /// The engine, loaded and not broken.
+    pub fn healthy(&self) -> Result<&EngineHandle, ApiError> {
+        let engine = self.engine.get();
+        let engine = engine.ok_or_else(|| ApiError::unavailable("the model is loading"))?;
+        match engine.check_running() {
+            Err(error) if !self.is_draining() => Err(error.into()),
+            _ => Ok(engine),
+        }
+    }
+
+    /// The engine, where it takes requests.
+    pub fn ready(&self) -> Result<&EngineHandle, ApiError> {
+        if self.is_draining() {
+            return Err(ApiError::unavailable("the server is shutting down"));
+        }
+        self.healthy()
+    }
+
+    fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::SeqCst)
+    }
+
+    /// Refuses new requests from now on.
+    pub fn drain(&self) {
+        self.is_draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a request's model is the one that is here; a request without a model takes it.
+    pub fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
+        match model {
+            Some(model) if model != self.options.model_name && !model.is_empty() => {
+                Err(ApiError::unknown_model(model, &self.options.model_name))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What makes the grammars of answers.
+    pub fn grammars(&self) -> Result<&GrammarCompiler, ApiError> {
+        let text = self.text()?;
+        let compiler = self.grammars.get_or_init(|| {
+            let vocab_size = self.model.config().vocab_size;
+            GrammarCompiler::new(&text.tokenizer, vocab_size, &text.stop_tokens)
+                .map_err(|error| error.to_string())
+        });
+        compiler.as_ref().map_err(ApiError::invalid)
+    }
+
+    /// The model's tokenizer and chat template.
+    pub fn text(&self) -> Result<&Text, ApiError> {
+        self.model.text().ok_or_else(|| {
+            ApiError::invalid("this model has no tokenizer: give token ids to /v1/completions")
+        })
+    }
+}
+
+pub(super) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// A name for a request that no other has.
+pub(super) fn new_id(prefix: &str) -> String {
+    format!("{prefix}-{:032x}", rand::rng().random::<u128>())
+}

@@ -1,0 +1,196 @@
+//! One answer: its tokens from the engine, its text to whoever collects or streams it.
+
+use super::error::ApiError;
+use super::metrics::Metrics;
+use crate::Model;
+use crate::engine::{FinishReason, RequestEvent, RequestStream};
+use crate::text::TextStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Parts of an answer that wait for a reader.
+pub(super) const MAX_PARTS: usize = 64;
+
+/// Something new about one of the answers to a request.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// Which answer.
+    pub index: usize,
+    pub kind: PartKind,
+}
+
+#[derive(Debug)]
+pub(super) enum PartKind {
+    /// Leading tokens of the prompt that were in the cache.
+    Started { cached_tokens: usize },
+    /// A token and the text that it completes; the last part has no token.
+    Text { text: String, token: Option<u32> },
+    /// The last part.
+    Finished(Finish),
+    /// The last part of all answers.
+    Failed(ApiError),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finish {
+    /// A stop token or a stop string.
+    Stop,
+    /// The limit of tokens, or the end of the context.
+    Length,
+}
+
+impl Finish {
+    /// OpenAI's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+        }
+    }
+}
+
+/// An answer in progress.
+pub(super) struct Choice {
+    pub index: usize,
+    pub stream: RequestStream,
+    pub model: Arc<Model>,
+    pub metrics: Arc<Metrics>,
+    pub stop: Vec<String>,
+    /// Whether the text continues that of the prompt.
+    pub continues: bool,
+    /// How long a reader may take for a part.
+    pub write_timeout: Duration,
+}
+
+/// The reader has gone, or is too slow.
+struct Left;
+
+impl Choice {
+    /// Sends the answer to `parts` until it ends or nobody listens: then the engine's request is cancelled.
+    pub async fn run(self, parts: mpsc::Sender<Part>) {
+        let (start, metrics) = (Instant::now(), Arc::clone(&self.metrics));
+        let ended = tokio::select! {
+            biased;
+            ended = self.send(&parts, start) => ended,
+            () = parts.closed() => Err(Left),
+        };
+        metrics.request_latency.observe(start.elapsed().as_secs_f64());
+        metrics.finished(match ended {
+            Ok(Some(finish)) => finish.name(),
+            Ok(None) => "error",
+            Err(Left) => "abort",
+        });
+    }
+
+    /// Why it ended; `None` if it failed.
+    async fn send(
+        mut self,
+        parts: &mpsc::Sender<Part>,
+        start: Instant,
+    ) -> Result<Option<Finish>, Left> {
+        let (index, write_timeout) = (self.index, self.write_timeout);
+        let send = async |kind| match timeout(write_timeout, parts.send(Part { index, kind })).await
+        {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(Left),
+        };
+        let mut text = self.model.text().map(|text| {
+            let stream = match self.continues {
+                true => TextStream::continuing(&text.tokenizer),
+                false => TextStream::new(&text.tokenizer),
+            };
+            stream.until(self.stop)
+        });
+        let mut last_token: Option<Instant> = None;
+        let reason = loop {
+            match self.stream.next().await {
+                Some(RequestEvent::Started { cached_tokens }) => {
+                    send(PartKind::Started { cached_tokens }).await?;
+                }
+                Some(RequestEvent::Token(token)) => {
+                    match last_token.replace(Instant::now()) {
+                        Some(last) => &self.metrics.inter_token_latency.observe(seconds(last)),
+                        None => &self.metrics.time_to_first_token.observe(seconds(start)),
+                    };
+                    let part = text.as_mut().map_or_else(String::new, |text| text.push(token));
+                    send(PartKind::Text { text: part, token: Some(token) }).await?;
+                    if text.as_ref().is_some_and(TextStream::is_stopped) {
+                        break FinishReason::StopToken;
+                    }
+                }
+                Some(RequestEvent::Finished(reason)) => break reason,
+                Some(RequestEvent::Failed(error)) => {
+                    send(PartKind::Failed((&*error).into())).await?;
+                    return Ok(None);
+                }
+                None => return Ok(None),
+            }
+        };
+        drop(self.stream);
+        let finish = match reason {
+            FinishReason::StopToken => Finish::Stop,
+            FinishReason::Length | FinishReason::ContextFull => Finish::Length,
+            FinishReason::Cancelled => {
+                let error = ApiError::unavailable("the server is shutting down");
+                send(PartKind::Failed(error)).await?;
+                return Ok(None);
+            }
+        };
+        let rest = text.map_or_else(String::new, TextStream::finish);
+        if !rest.is_empty() {
+            send(PartKind::Text { text: rest, token: None }).await?;
+        }
+        send(PartKind::Finished(finish)).await?;
+        Ok(Some(finish))
+    }
+}
+
+fn seconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Engine, EngineOptions, EngineService, Request, ServiceOptions};
+    use crate::exec::Device;
+    use std::sync::OnceLock;
+
+    #[test]
+    fn a_reader_that_does_not_read_loses_its_request() {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
+        let model = Arc::new(Model::open(golden).unwrap());
+        let of_engine = Arc::clone(&model);
+        let open = move || {
+            Engine::new(of_engine, EngineOptions { device: Device::Cpu, ..Default::default() })
+        };
+        let service = EngineService::start(ServiceOptions::default(), open).unwrap();
+        let request = Request { prompt: vec![1], max_new_tokens: Some(500), ..Default::default() };
+        let stream = service.handle().submit(request).unwrap();
+        let metrics = Arc::new(Metrics::new("tiny", Arc::new(OnceLock::new())));
+        let choice = Choice {
+            index: 0,
+            stream,
+            model,
+            metrics: Arc::clone(&metrics),
+            stop: Vec::new(),
+            continues: true,
+            write_timeout: Duration::ZERO,
+        };
+        let (sender, mut parts) = mpsc::channel(2);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(choice.run(sender));
+        let metrics = metrics.encode().unwrap();
+        let aborted = metrics.lines().find(|line| line.contains("\"abort\""));
+        assert!(aborted.is_some_and(|line| line.ends_with(" 1")), "{metrics}");
+        // Only what there was room for.
+        let mut kinds = std::iter::from_fn(|| parts.try_recv().ok().map(|part| part.kind));
+        assert!(matches!(kinds.next(), Some(PartKind::Started { cached_tokens: 0 })));
+        assert!(matches!(kinds.next(), Some(PartKind::Text { token: Some(_), .. })));
+        assert!(kinds.next().is_none());
+        service.shutdown();
+    }
+}

@@ -1,0 +1,139 @@
+//! What a client is told when a request fails: OpenAI's error object.
+
+use crate::engine::EngineError;
+use crate::text::TextError;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// A failed request: `{"error": {"message", "type", "param", "code"}}` and its HTTP status.
+#[derive(Clone, Debug)]
+pub(super) struct ApiError {
+    pub status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        ApiError { status, kind, code: None, param: None, message: message.into() }
+    }
+
+    /// The client's mistake.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// A parameter that is wrong.
+    pub fn param(name: impl Into<String>, what: impl std::fmt::Display) -> Self {
+        let name = name.into();
+        let message = format!("{name}: {what}");
+        ApiError { param: Some(name), ..Self::invalid(message) }
+    }
+
+    /// A parameter that asks for what the server cannot do.
+    pub fn unsupported(name: impl Into<String>) -> Self {
+        let code = Some("unsupported_parameter");
+        ApiError { code, ..Self::param(name, "this is not supported yet") }
+    }
+
+    pub fn unknown_model(model: &str, served: &str) -> Self {
+        let message = format!("the model `{model}` does not exist here: `{served}` does");
+        let (code, param) = (Some("model_not_found"), Some("model".to_owned()));
+        let status = StatusCode::NOT_FOUND;
+        ApiError { status, code, param, ..Self::invalid(message) }
+    }
+
+    pub fn status(status: StatusCode, message: impl Into<String>) -> Self {
+        ApiError { status, ..Self::invalid(message) }
+    }
+
+    pub fn unauthorized() -> Self {
+        let message = "give one of the server's keys: Authorization: Bearer KEY";
+        let code = Some("invalid_api_key");
+        ApiError { code, ..Self::status(StatusCode::UNAUTHORIZED, message) }
+    }
+
+    /// The server takes no requests now.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
+    }
+
+    /// The server's mistake.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// With the parameter at fault.
+    pub fn of_param(self, name: &str) -> Self {
+        ApiError { param: Some(name.to_owned()), ..self }
+    }
+
+    /// The body of the response; `data` of a stream that fails.
+    pub fn to_json(&self) -> Value {
+        let ApiError { kind, code, param, message, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+}
+
+impl From<&EngineError> for ApiError {
+    fn from(error: &EngineError) -> Self {
+        let message = error.to_string();
+        match error {
+            EngineError::PromptTooLong { prompt_len, context } => {
+                let message = format!(
+                    "the prompt has {prompt_len} tokens, the context of this server {context}"
+                );
+                ApiError { code: Some("context_length_exceeded"), ..Self::invalid(message) }
+            }
+            EngineError::EmptyPrompt
+            | EngineError::UnknownToken { .. }
+            | EngineError::Sampling(_) => Self::invalid(message),
+            EngineError::QueueFull { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            }
+            EngineError::ShuttingDown | EngineError::Stopped(_) => Self::unavailable(message),
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        (&error).into()
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json_response(self.status, &self.to_json());
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+/// A response of JSON.
+pub(super) fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(body) => (status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}

@@ -1,0 +1,296 @@
+//! An OpenAI-compatible server: `/v1/chat/completions`, `/v1/completions`, and what vLLM's users have beside them.
+//!
+//! ```text
+//! connection -> route -> prompt (blocking threads) -> EngineHandle -> one task a choice -> body, or server-sent events
+//! ```
+//! Dropping any part of it cancels the requests after it: a client that leaves frees its place within a step.
+
+mod answer;
+mod app;
+mod auth;
+mod choice;
+mod error;
+mod fields;
+mod form;
+mod metrics;
+mod page;
+mod request;
+mod routes;
+mod tokens;
+
+use crate::Model;
+use crate::engine::{Engine, EngineError, EngineHandle, EngineService, ServiceOptions};
+use app::App;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+/// Threads for connections; prompts are parsed and encoded on others, and the engine has its own.
+const NUM_THREADS: usize = 2;
+/// Requests that are parsed and encoded at once.
+const MAX_BLOCKING_THREADS: usize = 8;
+/// Connections at once; more wait until one ends.
+const MAX_CONNECTIONS: usize = 1024;
+/// How long a connection may be idle, and how long a head may take.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often the server looks whether its engine has failed for good.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long connections may take for what is left to write, after the last answer has ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How a server is set up.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// What clients call the model.
+    pub model_name: String,
+    /// Keys of which a client has to give one; none: anyone is served.
+    pub api_keys: Vec<String>,
+    /// Bytes of a request's body at most.
+    pub max_body_bytes: usize,
+    /// Answers to a request at most: its prompts times its `n`.
+    pub max_choices: usize,
+    /// The queue.
+    pub service: ServiceOptions,
+    /// How long the body of a request may take.
+    pub read_timeout: Duration,
+    /// How long a client may leave a stream unread before its request is cancelled.
+    pub write_timeout: Duration,
+    /// How long answers may go on after a shutdown has begun.
+    pub shutdown_timeout: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            model_name: "halfwarp".to_owned(),
+            api_keys: Vec::new(),
+            max_body_bytes: 8 << 20,
+            max_choices: 128,
+            service: ServiceOptions::default(),
+            read_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+            shutdown_timeout: Duration::from_secs(20),
+        }
+    }
+}
+
+/// A server that listens.
+pub struct Server {
+    listener: TcpListener,
+    app: Arc<App>,
+}
+
+impl Server {
+    /// Listens at the first of `addresses` that is free.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn bind(
+        addresses: impl std::net::ToSocketAddrs,
+        model: Arc<Model>,
+        options: ServerOptions,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(addresses)?;
+        listener.set_nonblocking(true)?;
+        Ok(Server { listener, app: Arc::new(App::new(model, options)) })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Opens the engine, and serves until `shutdown` is ready; then lets answers end. Until the engine is open, requests
+    /// are refused with 503.
+    ///
+    /// # Errors
+    /// That of `open`; [`EngineError::Thread`]; [`EngineError::Stopped`] for an engine that failed for good.
+    pub fn run<E: From<EngineError> + Send + 'static>(
+        self,
+        open: impl FnOnce() -> Result<Engine, E> + Send + 'static,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), E> {
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(NUM_THREADS)
+            .max_blocking_threads(MAX_BLOCKING_THREADS)
+            .enable_all()
+            .build()
+            .map_err(|error| E::from(EngineError::Thread(error)))?;
+        let result = runtime.block_on(self.serve(open, shutdown));
+        // An engine that is still loading is not waited for.
+        runtime.shutdown_background();
+        result
+    }
+
+    async fn serve<E: From<EngineError> + Send + 'static>(
+        self,
+        open: impl FnOnce() -> Result<Engine, E> + Send + 'static,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), E> {
+        let Server { listener, app } = self;
+        let listener = tokio::net::TcpListener::from_std(listener)
+            .map_err(|error| E::from(EngineError::Thread(error)))?;
+        let (close, is_closing) = oneshot::channel();
+        let connections = tokio::spawn(accept(listener, Arc::clone(&app), is_closing));
+        let options = app.options.service;
+        let loading = spawn_blocking(move || EngineService::start(options, open));
+        let mut shutdown = std::pin::pin!(shutdown);
+        let service = tokio::select! {
+            loaded = loading => loaded.unwrap_or_else(|panic| {
+                std::panic::resume_unwind(panic.into_panic())
+            })?,
+            () = &mut shutdown => return Ok(()),
+        };
+        let engine = service.handle().clone();
+        let context = engine.context();
+        drop(app.engine.set(engine.clone()));
+        tracing::info!("ready: {} with a context of {context} tokens", app.options.model_name);
+
+        let stopped = tokio::select! {
+            () = shutdown => None,
+            error = has_stopped(&engine) => Some(error),
+        };
+        match &stopped {
+            None => tracing::info!("shutting down: requests that run may end"),
+            Some(error) => tracing::error!("{error}"),
+        }
+        app.drain();
+        let mut draining = spawn_blocking(move || service.shutdown());
+        if timeout(app.options.shutdown_timeout, &mut draining).await.is_err() {
+            engine.stop();
+            // Within a step.
+            let _ = draining.await;
+        }
+        drop(close);
+        let _ = timeout(CLOSE_TIMEOUT, connections).await;
+        stopped.map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+/// Waits until the engine has failed for good.
+async fn has_stopped(engine: &EngineHandle) -> EngineError {
+    loop {
+        match engine.check_running() {
+            Err(error @ EngineError::Stopped(_)) => return error,
+            _ => sleep(CHECK_INTERVAL).await,
+        }
+    }
+}
+
+/// Serves connections until `is_closing`; then lets each end its response.
+async fn accept(
+    listener: tokio::net::TcpListener,
+    app: Arc<App>,
+    mut is_closing: oneshot::Receiver<()>,
+) {
+    let router = routes::router(app);
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let graceful = GracefulShutdown::new();
+    loop {
+        let accepted = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            accepted = accepted => accepted,
+            _ = &mut is_closing => break,
+        };
+        let socket = match accepted {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                // As a rule no file descriptor is left: it gets better when a connection ends.
+                tracing::warn!("cannot accept a connection: {error}");
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        // Tokens are small, and each is awaited.
+        let _ = socket.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .serve_connection(TokioIo::new(socket), service);
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            // A client that leaves is no news.
+            let _ = connection.await;
+            drop(place);
+        });
+    }
+    graceful.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::unlucky_engine;
+    use crate::exec::ExecError;
+
+    /// With the status of a completion of `prompt`.
+    fn post(address: SocketAddr, prompt: &str) -> u16 {
+        let config = ureq::Agent::config_builder().http_status_as_error(false).build();
+        let request = ureq::Agent::from(config)
+            .post(format!("http://{address}/v1/completions"))
+            .header("Content-Type", "application/json");
+        let body = format!("{{\"prompt\": {prompt}, \"max_tokens\": 3}}");
+        request.send(&body).unwrap().status().as_u16()
+    }
+
+    /// How a server ends whose executor answers token 13 so, after the requests of `talk`.
+    fn serve(fault: fn() -> ExecError, talk: impl FnOnce(SocketAddr)) -> Result<(), EngineError> {
+        let engine = unlucky_engine(fault).unwrap();
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
+        let model = Arc::new(Model::open(golden).unwrap());
+        let server = Server::bind("127.0.0.1:0", model, ServerOptions::default()).unwrap();
+        let address = server.local_addr().unwrap();
+        let (stop, is_stopped) = oneshot::channel::<()>();
+        std::thread::scope(|scope| {
+            let run =
+                || server.run(move || Ok(engine), async { is_stopped.await.unwrap_or_default() });
+            let server = scope.spawn(run);
+            while post(address, "[1]") == 503 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            talk(address);
+            if matches!(fault(), ExecError::Step(_)) {
+                drop(stop);
+                return server.join().unwrap();
+            }
+            let ended = server.join().unwrap();
+            drop(stop);
+            ended
+        })
+    }
+
+    #[test]
+    fn a_failed_step_is_an_error_of_its_requests() {
+        let ended = serve(
+            || ExecError::Step("bad luck".to_owned()),
+            |address| assert_eq!([post(address, "[13]"), post(address, "[1]")], [500, 200]),
+        );
+        ended.unwrap();
+    }
+
+    #[test]
+    fn a_broken_device_ends_the_server() {
+        let ended = serve(
+            || ExecError::Driver { call: "run".to_owned(), error: "lost".to_owned() },
+            |address| assert_eq!(post(address, "[13]"), 500),
+        );
+        let error = ended.unwrap_err().to_string();
+        assert_eq!(error, "the engine has stopped: CUDA: run: lost");
+    }
+}

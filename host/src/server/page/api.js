@@ -1,0 +1,72 @@
+// The server's API: what this page needs of it.
+
+/** An error of the server, in its own words. */
+export class ApiError extends Error {}
+
+function headers(key) {
+  return key ? { "content-type": "application/json", authorization: `Bearer ${key}` } : { "content-type": "application/json" };
+}
+
+async function check(response) {
+  if (response.ok) return response;
+  let message = `${response.status} ${response.statusText}`;
+  try {
+    message = (await response.json()).error.message ?? message;
+  } catch {
+    // Not JSON: the status says enough.
+  }
+  throw new ApiError(response.status === 401 ? `${message} (set the API key in the settings)` : message);
+}
+
+/** The model that is served, with its context where the server says it. */
+export async function model(key) {
+  const response = await check(await fetch("v1/models", { headers: headers(key) }));
+  return (await response.json()).data[0];
+}
+
+/** Streams an answer; `onDelta` gets each piece of text. Returns the reason of its end, and the usage. */
+export async function stream(body, key, signal, onDelta) {
+  const request = { ...body, stream: true, stream_options: { include_usage: true } };
+  const response = await check(
+    await fetch("v1/chat/completions", { method: "POST", headers: headers(key), body: JSON.stringify(request), signal }),
+  );
+  const result = { reason: null, usage: null };
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") break;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error.message);
+    if (chunk.usage) result.usage = chunk.usage;
+    const choice = chunk.choices?.[0];
+    if (choice?.delta?.content) onDelta(choice.delta.content);
+    if (choice?.finish_reason) result.reason = choice.finish_reason;
+  }
+  return result;
+}
+
+/** The data of each server-sent event. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    buffer += value;
+    const parts = buffer.split("\n\n");
+    buffer = parts.pop();
+    for (const part of parts) {
+      const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
+      if (data.length) yield data.join("\n");
+    }
+  }
+}
+
+/** The samples of `/metrics`, by name and labels, as numbers. */
+export async function metrics(key) {
+  const response = await check(await fetch("metrics", { headers: headers(key) }));
+  const samples = {};
+  for (const line of (await response.text()).split("\n")) {
+    const match = /^([^#\s{]+)(\{[^}]*\})?\s+(\S+)/.exec(line);
+    if (match) samples[match[1] + (match[2] ?? "")] = Number(match[3]);
+  }
+  return samples;
+}

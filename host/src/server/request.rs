@@ -1,0 +1,372 @@
+//! The bodies of `/v1/chat/completions` and `/v1/completions`.
+//!
+//! Source: <https://platform.openai.com/docs/api-reference>; `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
+//! `ignore_eos`, `add_special_tokens`, `add_generation_prompt` and `return_token_ids` are vLLM's.
+
+use super::error::ApiError;
+use super::fields::{Fields, is_empty, is_off};
+use super::form::Form;
+use crate::engine::{Constraint, Request, Sampling, SamplingError};
+use crate::text::Message;
+use crate::{Model, Text};
+use rand::RngExt;
+use serde::Deserialize;
+use serde_json::{Number, Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// OpenAI's defaults, for what neither the request nor the model says.
+const TEMPERATURE: f32 = 1.0;
+/// OpenAI's default of `max_tokens` of a completion.
+const COMPLETION_TOKENS: usize = 16;
+/// Stop strings of a request at most: every token is searched for each.
+const MAX_STOPS: usize = 16;
+
+/// Parameters that say whose a request is, or how it is billed: they change nothing about the answer.
+const IGNORED: [&str; 7] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+];
+
+/// What a request asks of its answers, whatever its prompt is.
+#[derive(Debug)]
+pub(super) struct Params {
+    pub model: Option<String>,
+    sampling: Sampling,
+    is_seeded: bool,
+    pub max_new_tokens: Option<usize>,
+    pub stop: Vec<String>,
+    stop_token_ids: Vec<u32>,
+    ignore_eos: bool,
+    /// Answers to each prompt.
+    pub n: usize,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub return_token_ids: bool,
+    /// The form of the answers; its constraint is made before [`Params::requests`].
+    pub form: Option<Form>,
+    pub constraint: Option<Arc<dyn Constraint>>,
+}
+
+/// A prompt of `/v1/completions`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// The body of `/v1/chat/completions`.
+#[derive(Debug)]
+pub(super) struct ChatRequest {
+    pub params: Params,
+    pub conversation: Conversation,
+}
+
+/// Messages, and how they become a prompt.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    messages: Vec<Message>,
+    add_generation_prompt: bool,
+    add_special_tokens: bool,
+}
+
+/// The body of `/v1/completions`.
+#[derive(Debug)]
+pub(super) struct CompletionRequest {
+    pub params: Params,
+    pub prompts: Vec<Prompt>,
+    pub echo: bool,
+    pub add_special_tokens: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    One(String),
+    Several(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+    IdLists(Vec<Vec<u32>>),
+}
+
+impl Params {
+    fn take(fields: &mut Fields, model: &Model) -> Result<Self, ApiError> {
+        reject_unsupported(fields)?;
+        fields.ignore(&IGNORED);
+        let name = fields.take::<String>("model")?;
+        let n = fields.take::<u32>("n")?.unwrap_or(1) as usize;
+        if n == 0 {
+            return Err(ApiError::param("n", "it has to be 1 or more"));
+        }
+        fields.neutral("best_of", |value| value.as_u64() == Some(n as u64))?;
+        let (sampling, is_seeded) = take_sampling(fields, model)?;
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let stop_token_ids = fields.take::<Vec<u32>>("stop_token_ids")?.unwrap_or_default();
+        Ok(Params {
+            model: name,
+            sampling,
+            is_seeded,
+            max_new_tokens: take_max_tokens(fields)?,
+            stop: take_stop(fields)?,
+            stop_token_ids,
+            ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+            n,
+            stream,
+            include_usage: take_include_usage(fields, stream)?,
+            return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
+            form: Form::take(fields)?,
+            constraint: None,
+        })
+    }
+
+    /// The requests for the answers to one prompt.
+    pub fn requests(&self, model: &Model, prompt: &[u32]) -> Vec<Request> {
+        let mut stop_tokens = self.stop_token_ids.clone();
+        if !self.ignore_eos {
+            stop_tokens.extend(model.stop_tokens());
+        }
+        let request = |index: usize| {
+            // Answers of one seed would all be the same.
+            let seed = match self.is_seeded {
+                true => self.sampling.seed.wrapping_add(index as u64),
+                false => rand::rng().random(),
+            };
+            Request {
+                prompt: prompt.to_vec(),
+                max_new_tokens: self.max_new_tokens,
+                sampling: Sampling { seed, ..self.sampling.clone() },
+                stop_tokens: stop_tokens.clone(),
+                constraint: self.constraint.clone(),
+            }
+        };
+        (0..self.n).map(request).collect()
+    }
+}
+
+/// What would change the answer, and cannot.
+fn reject_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    let with_no_tools = |value: &Value| value == "none" || value == "auto" || is_off(value);
+    for name in ["tools", "functions", "audio", "prediction", "web_search_options"] {
+        fields.neutral(name, is_empty)?;
+    }
+    for name in ["tool_choice", "function_call"] {
+        fields.neutral(name, with_no_tools)?;
+    }
+    for name in ["use_beam_search", "include_stop_str_in_output", "continue_final_message"] {
+        fields.neutral(name, is_off)?;
+    }
+    for name in ["top_logprobs", "min_tokens", "priority"] {
+        fields.neutral(name, |value| value == 0)?;
+    }
+    fields.neutral("logprobs", |value| value == false)?;
+    fields.neutral("modalities", |modalities| *modalities == json!(["text"]))?;
+    for name in ["skip_special_tokens", "spaces_between_special_tokens"] {
+        fields.neutral(name, |value| value == true)?;
+    }
+    for name in ["prompt_logprobs", "truncate_prompt_tokens", "reasoning_effort", "verbosity"] {
+        fields.neutral(name, |_| false)?;
+    }
+    for name in ["chat_template", "chat_template_kwargs", "documents", "suffix"] {
+        fields.neutral(name, is_empty)?;
+    }
+    Ok(())
+}
+
+/// The request's values, then the model's, then OpenAI's; and whether there is a seed.
+fn take_sampling(fields: &mut Fields, model: &Model) -> Result<(Sampling, bool), ApiError> {
+    let defaults = Sampling { temperature: TEMPERATURE, ..Sampling::default() };
+    let default = model.generation_config().sampling(defaults);
+    let seed = fields.take::<Number>("seed")?.map(|seed| {
+        let signed = || seed.as_i64().map(|seed| seed as u64);
+        seed.as_u64().or_else(signed).ok_or_else(|| ApiError::param("seed", "it has to be whole"))
+    });
+    let seed = seed.transpose()?;
+    // vLLM's -1 is all, as is 0.
+    let top_k = match fields.take::<i64>("top_k")? {
+        Some(-1) => Some(0),
+        Some(top_k) => Some(
+            usize::try_from(top_k)
+                .map_err(|_| ApiError::param("top_k", "it has to be 1 or more, or -1 for all"))?,
+        ),
+        None => None,
+    };
+    let sampling = Sampling {
+        temperature: fields.take("temperature")?.unwrap_or(default.temperature),
+        top_k: top_k.unwrap_or(default.top_k),
+        top_p: fields.take("top_p")?.unwrap_or(default.top_p),
+        min_p: fields.take("min_p")?.unwrap_or(default.min_p),
+        repetition_penalty: fields
+            .take("repetition_penalty")?
+            .unwrap_or(default.repetition_penalty),
+        presence_penalty: fields.take("presence_penalty")?.unwrap_or(default.presence_penalty),
+        frequency_penalty: fields.take("frequency_penalty")?.unwrap_or(default.frequency_penalty),
+        logit_bias: take_logit_bias(fields)?,
+        seed: seed.unwrap_or_default(),
+    };
+    sampling.check(model.config().vocab_size).map_err(|error| {
+        let name = match error {
+            SamplingError::Value { name, .. } => name.replace([' ', '-'], "_"),
+            _ => "logit_bias".to_owned(),
+        };
+        ApiError::invalid(error.to_string()).of_param(&name)
+    })?;
+    Ok((sampling, seed.is_some()))
+}
+
+fn take_logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    let biases = fields.take::<BTreeMap<String, f32>>("logit_bias")?.unwrap_or_default();
+    let bias = |(id, bias): (String, f32)| match id.parse() {
+        Ok(id) => Ok((id, bias)),
+        Err(_) => Err(ApiError::param("logit_bias", format!("`{id}` is no token id"))),
+    };
+    biases.into_iter().map(bias).collect()
+}
+
+fn take_max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let old = fields.take::<u32>("max_tokens")?;
+    let new = fields.take::<u32>("max_completion_tokens")?;
+    Ok(new.or(old).map(|max| max as usize))
+}
+
+fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let stops = match fields.take::<Value>("stop")?.map(serde_json::from_value::<Stop>) {
+        None => Vec::new(),
+        Some(Ok(Stop::One(stop))) => vec![stop],
+        Some(Ok(Stop::Several(stops))) => stops,
+        Some(Err(_)) => {
+            return Err(ApiError::param("stop", "it has to be a text or a list of them"));
+        }
+    };
+    if stops.len() > MAX_STOPS {
+        let what = format!("{} texts, at most {MAX_STOPS} are possible", stops.len());
+        return Err(ApiError::param("stop", what));
+    }
+    if stops.iter().any(String::is_empty) {
+        return Err(ApiError::param("stop", "an empty text would end every answer"));
+    }
+    Ok(stops)
+}
+
+fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+    let Some(options) = fields.take::<Value>("stream_options")? else { return Ok(false) };
+    if !stream {
+        return Err(ApiError::param("stream_options", "only with stream: true"));
+    }
+    let mut options = Fields::of(options, "stream_options")?;
+    options.neutral("continuous_usage_stats", is_off)?;
+    options.ignore(&["include_obfuscation"]);
+    let include_usage = options.take("include_usage")?.unwrap_or(false);
+    options.finish()?;
+    Ok(include_usage)
+}
+
+impl ChatRequest {
+    pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let params = Params::take(&mut fields, model)?;
+        let conversation = Conversation::take(&mut fields)?;
+        fields.finish()?;
+        Ok(ChatRequest { params, conversation })
+    }
+}
+
+impl Conversation {
+    /// The messages of a request.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let messages = fields.require::<Vec<Value>>("messages")?;
+        if messages.is_empty() {
+            return Err(ApiError::param("messages", "there has to be one at least"));
+        }
+        let messages = messages.into_iter().enumerate().map(|(index, message)| {
+            take_message(Fields::of(message, &format!("messages[{index}]"))?)
+        });
+        Ok(Conversation {
+            messages: messages.collect::<Result<_, _>>()?,
+            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+            // The template writes them itself.
+            add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(false),
+        })
+    }
+
+    /// The prompt, by the model's chat template.
+    pub fn encode(&self, text: &Text) -> Result<Vec<u32>, ApiError> {
+        let template = text.chat_template.as_ref().ok_or_else(|| {
+            ApiError::invalid("this model has no chat template: use /v1/completions")
+        })?;
+        let prompt = template.render(&self.messages, self.add_generation_prompt)?;
+        Ok(text.tokenizer.encode(&prompt, self.add_special_tokens)?)
+    }
+}
+
+fn take_message(mut fields: Fields) -> Result<Message, ApiError> {
+    let role = match fields.require::<String>("role")?.as_str() {
+        // OpenAI's newer name.
+        "system" | "developer" => "system",
+        "user" => "user",
+        "assistant" => "assistant",
+        _ => {
+            let roles = "system, developer, user or assistant";
+            return Err(ApiError::param("messages", format!("the role has to be {roles}")));
+        }
+    };
+    let content = match fields.require::<Value>("content")? {
+        Value::String(text) => text,
+        Value::Array(parts) => parts.into_iter().map(take_part).collect::<Result<_, _>>()?,
+        _ => {
+            return Err(ApiError::param("messages", "content has to be a text or a list of parts"));
+        }
+    };
+    fields.finish()?;
+    Ok(Message::new(role, content))
+}
+
+fn take_part(part: Value) -> Result<String, ApiError> {
+    let mut part = Fields::of(part, "messages.content")?;
+    let kind = part.require::<String>("type")?;
+    if kind != "text" {
+        return Err(ApiError::unsupported("messages.content.type"));
+    }
+    let text = part.require("text")?;
+    part.finish()?;
+    Ok(text)
+}
+
+impl CompletionRequest {
+    pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let mut params = Params::take(&mut fields, model)?;
+        params.max_new_tokens.get_or_insert(COMPLETION_TOKENS);
+        let prompts = fields.require::<Value>("prompt")?;
+        let prompts = match serde_json::from_value(prompts) {
+            Ok(Prompts::Text(text)) => vec![Prompt::Text(text)],
+            Ok(Prompts::Texts(texts)) => texts.into_iter().map(Prompt::Text).collect(),
+            Ok(Prompts::Ids(ids)) => vec![Prompt::Ids(ids)],
+            Ok(Prompts::IdLists(lists)) => lists.into_iter().map(Prompt::Ids).collect(),
+            Err(_) => {
+                let what = "it has to be a text, a list of texts, token ids, or a list of such";
+                return Err(ApiError::param("prompt", what));
+            }
+        };
+        if prompts.is_empty() {
+            return Err(ApiError::param("prompt", "there has to be one at least"));
+        }
+        let echo = fields.take("echo")?.unwrap_or(false);
+        let add_special_tokens = fields.take("add_special_tokens")?.unwrap_or(true);
+        fields.finish()?;
+        Ok(CompletionRequest { params, prompts, echo, add_special_tokens })
+    }
+}
+
+#[cfg(test)]
+mod tests;

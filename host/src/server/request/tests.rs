@@ -1,0 +1,182 @@
+use super::*;
+use std::sync::LazyLock;
+
+/// A vocabulary of 256 tokens, and no tokenizer.
+static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
+    Model::open(golden).unwrap()
+});
+
+fn with(field: &str) -> Vec<u8> {
+    format!(r#"{{"prompt": [1, 2], "messages": [{{"role": "user", "content": "Hi"}}], {field}}}"#)
+        .into_bytes()
+}
+
+/// A completion of `[1, 2]` with one more field.
+fn completion(field: &str) -> Result<CompletionRequest, ApiError> {
+    let body: Value = serde_json::from_slice(&with(field)).unwrap();
+    let mut body = body.as_object().unwrap().clone();
+    body.remove("messages");
+    CompletionRequest::parse(Value::from(body).to_string().as_bytes(), &MODEL)
+}
+
+/// A chat of `Hi` with one more field.
+fn chat(field: &str) -> Result<ChatRequest, ApiError> {
+    let body: Value = serde_json::from_slice(&with(field)).unwrap();
+    let mut body = body.as_object().unwrap().clone();
+    body.remove("prompt");
+    ChatRequest::parse(Value::from(body).to_string().as_bytes(), &MODEL)
+}
+
+fn error(result: Result<CompletionRequest, ApiError>) -> (String, Value) {
+    let body = result.unwrap_err().to_json();
+    (body["error"]["message"].as_str().unwrap().to_owned(), body["error"]["param"].clone())
+}
+
+#[test]
+fn every_field_reaches_the_engine() {
+    let request = completion(
+        r#""max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
+           "repetition_penalty": 1.2, "presence_penalty": -1, "frequency_penalty": 2, "seed": 9,
+           "logit_bias": {"5": -100, "6": 1.5}, "n": 2, "stop_token_ids": [8], "ignore_eos": true,
+           "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
+           "echo": true, "return_token_ids": true, "user": "me", "best_of": 2, "logprobs": null"#,
+    )
+    .unwrap();
+    let CompletionRequest { params, prompts, echo, .. } = request;
+    assert_eq!((prompts, echo), (vec![Prompt::Ids(vec![1, 2])], true));
+    assert!(params.stream && params.include_usage && params.return_token_ids);
+    assert_eq!(params.stop, ["a", "b"]);
+    let [first, second] = &params.requests(&MODEL, &[1, 2])[..] else { panic!("n is 2") };
+    assert_eq!((&first.prompt[..], first.max_new_tokens), (&[1, 2][..], Some(7)));
+    assert_eq!(first.stop_tokens, [8]);
+    let wanted = Sampling {
+        temperature: 0.5,
+        top_k: 3,
+        top_p: 0.9,
+        min_p: 0.1,
+        repetition_penalty: 1.2,
+        presence_penalty: -1.0,
+        frequency_penalty: 2.0,
+        logit_bias: vec![(5, -100.0), (6, 1.5)],
+        seed: 9,
+    };
+    assert_eq!(first.sampling, wanted);
+    assert_eq!(second.sampling, Sampling { seed: 10, ..wanted });
+}
+
+#[test]
+fn defaults_are_openais() {
+    let params = completion(r#""echo": false"#).unwrap().params;
+    let [request] = &params.requests(&MODEL, &[1])[..] else { panic!("n is 1") };
+    assert_eq!((request.max_new_tokens, request.sampling.temperature), (Some(16), 1.0));
+    assert_eq!(request.stop_tokens, MODEL.stop_tokens());
+    let params = chat(r#""stream": false"#).unwrap().params;
+    assert_eq!((params.max_new_tokens, params.n, params.stream), (None, 1, false));
+    let both = r#""max_tokens": 5, "max_completion_tokens": 6"#;
+    assert_eq!(chat(both).unwrap().params.max_new_tokens, Some(6));
+    let all = completion(r#""top_k": -1, "seed": -1"#).unwrap().params.sampling;
+    assert_eq!((all.top_k, all.seed), (0, u64::MAX));
+}
+
+#[test]
+fn what_is_not_supported_is_refused_unless_it_asks_for_nothing() {
+    for (field, name) in [
+        (r#""logprobs": 0"#, "logprobs"),
+        (r#""logprobs": true"#, "logprobs"),
+        (r#""top_logprobs": 2"#, "top_logprobs"),
+        (r#""tools": [{"type": "function"}]"#, "tools"),
+        (r#""tool_choice": "required"#, "tool_choice"),
+        (r#""suffix": "end""#, "suffix"),
+        (r#""best_of": 3"#, "best_of"),
+        (r#""min_tokens": 1"#, "min_tokens"),
+        (r#""skip_special_tokens": false"#, "skip_special_tokens"),
+        (r#""chat_template_kwargs": {"a": 1}"#, "chat_template_kwargs"),
+    ] {
+        let field = if field.ends_with("required") { format!("{field}\"") } else { field.into() };
+        let (message, param) = error(completion(&field));
+        assert_eq!(message, format!("{name}: this is not supported yet"));
+        assert_eq!(param, name);
+        assert!(chat(&field).is_err(), "{field}");
+    }
+    let neutral = r#""logprobs": false, "top_logprobs": 0, "response_format": {"type": "text"},
+        "tools": [], "tool_choice": "auto", "suffix": null, "best_of": 1, "min_tokens": 0,
+        "skip_special_tokens": true, "store": true, "metadata": {"a": 1}"#;
+    completion(neutral).unwrap();
+    chat(neutral).unwrap();
+}
+
+#[test]
+fn mistakes_name_the_parameter() {
+    let many = format!("\"stop\": {:?}", vec!["x"; 17]);
+    for (field, message, param) in [
+        ("\"n\": 0", "n: it has to be 1 or more", "n"),
+        ("\"n\": -1", "n: invalid value: integer `-1`, expected u32", "n"),
+        ("\"temperature\": -1", "temperature -1: it has to be 0 or more", "temperature"),
+        ("\"top_p\": 2", "top-p 2: it has to be 0 to 1", "top_p"),
+        ("\"top_k\": -2", "top_k: it has to be 1 or more, or -1 for all", "top_k"),
+        ("\"seed\": 1.5", "seed: it has to be whole", "seed"),
+        ("\"presence_penalty\": 3", "presence penalty 3: it has to be -2 to 2", "presence_penalty"),
+        ("\"logit_bias\": {\"x\": 1}", "logit_bias: `x` is no token id", "logit_bias"),
+        (
+            "\"logit_bias\": {\"256\": 1}",
+            "logit bias of token 256: the vocabulary has",
+            "logit_bias",
+        ),
+        ("\"stop\": 3", "stop: it has to be a text or a list of them", "stop"),
+        ("\"stop\": \"\"", "stop: an empty text would end every answer", "stop"),
+        (&many, "stop: 17 texts, at most 16 are possible", "stop"),
+        ("\"stream_options\": {}", "stream_options: only with stream: true", "stream_options"),
+        ("\"temprature\": 1", "temprature: this field is unknown", "temprature"),
+        ("\"stream\": 1", "stream: invalid type: integer `1`, expected a boolean", "stream"),
+    ] {
+        let (got, got_param) = error(completion(field));
+        assert!(got.starts_with(message), "{field}: {got}");
+        assert_eq!(got_param, param, "{field}");
+    }
+}
+
+#[test]
+fn prompts_are_texts_or_ids() {
+    let prompts = |json: &str| {
+        let body = format!("{{\"prompt\": {json}}}");
+        CompletionRequest::parse(body.as_bytes(), &MODEL).map(|request| request.prompts)
+    };
+    let text = |text: &str| Prompt::Text(text.to_owned());
+    assert_eq!(prompts("\"a\"").unwrap(), [text("a")]);
+    assert_eq!(prompts("[\"a\", \"b\"]").unwrap(), [text("a"), text("b")]);
+    assert_eq!(prompts("[1, 2]").unwrap(), [Prompt::Ids(vec![1, 2])]);
+    assert_eq!(prompts("[[1], [2]]").unwrap(), [Prompt::Ids(vec![1]), Prompt::Ids(vec![2])]);
+    for bad in ["[]", "3", "null", "[1, \"a\"]", "[-1]", "[1.5]", "{}"] {
+        assert!(prompts(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn messages_have_a_role_and_a_text() {
+    let messages = |json: &str| {
+        let body = format!("{{\"messages\": {json}}}");
+        ChatRequest::parse(body.as_bytes(), &MODEL).map(|request| request.conversation.messages)
+    };
+    let got = messages(
+        r#"[{"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": "c", "tool_calls": [], "refusal": null}]"#,
+    );
+    let wanted = [("system", "Be brief."), ("user", "ab"), ("assistant", "c")];
+    assert_eq!(got.unwrap(), wanted.map(|(role, content)| Message::new(role, content)));
+    for bad in [
+        "[]",
+        "{}",
+        "\"Hi\"",
+        r#"["Hi"]"#,
+        r#"[{"content": "Hi"}]"#,
+        r#"[{"role": "user"}]"#,
+        r#"[{"role": "tool", "content": "Hi"}]"#,
+        r#"[{"role": "user", "content": 3}]"#,
+        r#"[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]"#,
+        r#"[{"role": "user", "content": "Hi", "name": "Ada"}]"#,
+    ] {
+        assert!(messages(bad).is_err(), "{bad}");
+    }
+}

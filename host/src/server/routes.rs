@@ -1,0 +1,284 @@
+//! The paths of the server, and what each answers.
+
+use super::answer::{Answer, Endpoint, Prompted};
+use super::app::{App, new_id, unix_time};
+use super::auth;
+use super::choice::{Choice, MAX_PARTS};
+use super::error::{ApiError, json_response};
+use super::page;
+use super::request::{ChatRequest, CompletionRequest, Params, Prompt};
+use super::tokens;
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http_body_util::LengthLimitError;
+use serde_json::json;
+use std::any::Any;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tower_http::catch_panic::CatchPanicLayer;
+
+/// The media type of OpenMetrics' text format.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+type SharedApp = State<Arc<App>>;
+
+/// All paths. Every failure is OpenAI's error object.
+pub(super) fn router(app: Arc<App>) -> Router {
+    let with_key = Router::new()
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*model}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/metrics", get(metrics))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&app), check_key));
+    with_key
+        .merge(page::routes())
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/version", get(version))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn(log))
+        .with_state(app)
+}
+
+async fn check_key(State(app): SharedApp, request: Request, next: Next) -> Response {
+    if auth::is_allowed(&app.options.api_keys, request.headers()) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
+    }
+}
+
+/// One line a request, with nothing of its texts.
+async fn log(request: Request, next: Next) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let start = Instant::now();
+    let response = next.run(request).await;
+    let (status, ms) = (response.status().as_u16(), start.elapsed().as_millis());
+    tracing::info!("{method} {path} {status} {ms} ms");
+    response
+}
+
+fn panicked(_: Box<dyn Any + Send>) -> Response {
+    ApiError::internal("the server met a bug of its own").into_response()
+}
+
+async fn not_found() -> ApiError {
+    ApiError::status(StatusCode::NOT_FOUND, "there is no such path")
+}
+
+async fn method_not_allowed() -> ApiError {
+    ApiError::status(StatusCode::METHOD_NOT_ALLOWED, "this path has no such method")
+}
+
+async fn health(State(app): SharedApp) -> Result<Response, ApiError> {
+    app.healthy().map(|_| ok())
+}
+
+async fn ready(State(app): SharedApp) -> Result<Response, ApiError> {
+    app.ready().map(|_| ok())
+}
+
+fn ok() -> Response {
+    json_response(StatusCode::OK, &json!({ "status": "ok" }))
+}
+
+async fn version() -> Response {
+    json_response(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+async fn metrics(State(app): SharedApp) -> Result<Response, ApiError> {
+    let body = app.metrics.encode().map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response())
+}
+
+async fn models(State(app): SharedApp) -> Result<Response, ApiError> {
+    let body = json!({ "object": "list", "data": [model_card(&app)?] });
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+async fn model(
+    State(app): SharedApp,
+    model: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Path(model) = model.map_err(|error| ApiError::invalid(error.body_text()))?;
+    app.check_model(Some(&model))?;
+    Ok(json_response(StatusCode::OK, &model_card(&app)?))
+}
+
+fn model_card(app: &App) -> Result<serde_json::Value, ApiError> {
+    Ok(json!({
+        "id": app.options.model_name,
+        "object": "model",
+        "created": app.created,
+        "owned_by": "halfwarp",
+        "max_model_len": app.healthy()?.context(),
+    }))
+}
+
+async fn tokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    let body = read_body(&app, request).await?;
+    blocking(move || tokens::tokenize(&app, &body)).await
+}
+
+async fn detokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    let body = read_body(&app, request).await?;
+    blocking(move || tokens::detokenize(&app, &body)).await
+}
+
+async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.ready()?;
+    let body = read_body(&app, request).await?;
+    let parse_app = Arc::clone(&app);
+    let (params, prompts) = blocking(move || {
+        let mut request = ChatRequest::parse(&body, &parse_app.model)?;
+        check_params(&parse_app, &mut request.params, 1)?;
+        let ids = request.conversation.encode(parse_app.text()?)?;
+        Ok((request.params, vec![Prompted { ids, echo: String::new() }]))
+    })
+    .await?;
+    answer(&app, Endpoint::Chat, params, prompts).await
+}
+
+async fn completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.ready()?;
+    let body = read_body(&app, request).await?;
+    let parse_app = Arc::clone(&app);
+    let (params, prompts) = blocking(move || {
+        let mut request = CompletionRequest::parse(&body, &parse_app.model)?;
+        check_params(&parse_app, &mut request.params, request.prompts.len())?;
+        let prompts = encode_prompts(&parse_app, &request)?;
+        Ok((request.params, prompts))
+    })
+    .await?;
+    answer(&app, Endpoint::Completions, params, prompts).await
+}
+
+/// What a request may ask of this server; makes the constraint of its answers.
+fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<(), ApiError> {
+    app.check_model(params.model.as_deref())?;
+    let (asked, max) = (params.n.saturating_mul(num_prompts), app.options.max_choices);
+    if asked > max {
+        let what = format!("{asked} answers in all, this server gives at most {max} a request");
+        return Err(ApiError::param("n", what));
+    }
+    if !params.stop.is_empty() {
+        app.text()?;
+    }
+    if let Some(form) = &params.form {
+        params.constraint = Some(Arc::new(form.grammar(app.grammars()?)?));
+    }
+    Ok(())
+}
+
+fn encode_prompts(app: &App, request: &CompletionRequest) -> Result<Vec<Prompted>, ApiError> {
+    let encode = |prompt: &Prompt| {
+        let ids = match prompt {
+            Prompt::Text(text) => app.text()?.tokenizer.encode(text, request.add_special_tokens)?,
+            Prompt::Ids(ids) => ids.clone(),
+        };
+        let echo = match (request.echo, prompt) {
+            (false, _) => String::new(),
+            (true, Prompt::Text(text)) => text.clone(),
+            (true, Prompt::Ids(ids)) => app.text()?.tokenizer.decode(ids, true),
+        };
+        Ok(Prompted { ids, echo })
+    };
+    request.prompts.iter().map(encode).collect()
+}
+
+/// Gives the prompts to the engine, and answers.
+async fn answer(
+    app: &App,
+    endpoint: Endpoint,
+    params: Params,
+    prompts: Vec<Prompted>,
+) -> Result<Response, ApiError> {
+    let engine = app.ready()?;
+    let requests = prompts.iter().flat_map(|prompt| params.requests(&app.model, &prompt.ids));
+    let streams = engine.submit_all(requests.collect())?;
+    let (sender, parts) = mpsc::channel(MAX_PARTS);
+    for (index, stream) in streams.into_iter().enumerate() {
+        let choice = Choice {
+            index,
+            stream,
+            model: Arc::clone(&app.model),
+            metrics: Arc::clone(&app.metrics),
+            stop: params.stop.clone(),
+            continues: endpoint == Endpoint::Completions,
+            write_timeout: app.options.write_timeout,
+        };
+        tokio::spawn(choice.run(sender.clone()));
+    }
+    drop(sender);
+    let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
+    let answer = Answer {
+        endpoint,
+        id: new_id(prefix),
+        created: unix_time(),
+        model: app.options.model_name.clone(),
+        n: params.n,
+        prompts,
+        include_usage: params.include_usage,
+        return_token_ids: params.return_token_ids,
+    };
+    Ok(if params.stream { answer.stream(parts) } else { answer.whole(parts).await })
+}
+
+/// The body of a request, of bounded length and time.
+async fn read_body(app: &App, request: Request<Body>) -> Result<Bytes, ApiError> {
+    let max = app.options.max_body_bytes;
+    let too_large = || {
+        let message = format!("the body has more than {max} bytes");
+        ApiError::status(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    check_content_type(request.headers())?;
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > max as u64) {
+        return Err(too_large());
+    }
+    match timeout(app.options.read_timeout, to_bytes(request.into_body(), max)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(error)) if is_length_limit(&error) => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::invalid("the body ends too early")),
+        Err(_) => Err(ApiError::status(StatusCode::REQUEST_TIMEOUT, "the body takes too long")),
+    }
+}
+
+fn is_length_limit(error: &axum::Error) -> bool {
+    error.source().is_some_and(|cause| cause.is::<LengthLimitError>())
+}
+
+/// A web page of another origin cannot send JSON without being asked first.
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let media_type = value.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if media_type.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = "the body has to be JSON, with Content-Type: application/json";
+    Err(ApiError::status(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+}
+
+/// Runs what takes a processor's time beside the connections.
+async fn blocking<T: Send + 'static>(
+    body: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let joined = spawn_blocking(body).await;
+    joined.unwrap_or_else(|_| Err(ApiError::internal("the server met a bug of its own")))
+}

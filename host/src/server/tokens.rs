@@ -1,0 +1,48 @@
+//! `/tokenize` and `/detokenize`, in vLLM's shapes.
+
+use super::app::App;
+use super::error::{ApiError, json_response};
+use super::fields::Fields;
+use super::request::Conversation;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::json;
+
+/// The token ids of a text, or of a conversation.
+pub(super) fn tokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    app.check_model(fields.take::<String>("model")?.as_deref())?;
+    let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
+    let text = app.text()?;
+    let tokens = match fields.take::<String>("prompt")? {
+        Some(prompt) => {
+            let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
+            text.tokenizer.encode(&prompt, add_special)?
+        }
+        None => Conversation::take(&mut fields)?.encode(text)?,
+    };
+    fields.finish()?;
+    let spelt = |&id: &u32| text.tokenizer.id_to_token(id);
+    let texts = with_texts.then(|| tokens.iter().map(spelt).collect::<Vec<_>>());
+    let body = json!({
+        "count": tokens.len(),
+        "max_model_len": app.healthy()?.context(),
+        "tokens": tokens,
+        "token_strs": texts,
+    });
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+/// The text of token ids.
+pub(super) fn detokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    app.check_model(fields.take::<String>("model")?.as_deref())?;
+    let tokens = fields.require::<Vec<u32>>("tokens")?;
+    fields.finish()?;
+    let tokenizer = &app.text()?.tokenizer;
+    if let Some(token) = tokens.iter().find(|&&token| tokenizer.id_to_token(token).is_none()) {
+        return Err(ApiError::param("tokens", format!("the tokenizer has no token {token}")));
+    }
+    let body = json!({ "prompt": tokenizer.decode(&tokens, false) });
+    Ok(json_response(StatusCode::OK, &body))
+}
