@@ -67,6 +67,7 @@ fn random_request(rng: &mut ChaCha8Rng) -> Request {
         max_new_tokens: Some(rng.random_range(1..30)),
         sampling,
         stop_tokens: (0..rng.random_range(0..4)).map(|_| rng.random_range(0..VOCAB_SIZE)).collect(),
+        ..Request::default()
     }
 }
 
