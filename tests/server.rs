@@ -418,6 +418,10 @@ fn answers_have_the_form_that_is_asked_for(client: &Client) {
         (json!({"guided_regex": "("}), "guided_regex: the regular expression: "),
         (json!({"guided_json": {"type": "nothing"}}), "guided_json: the JSON schema: "),
         (json!({"response_format": {"type": "xml"}}), "response_format: the type has to be"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f"}}]}),
+            "tools: this model's chat template shows no calls",
+        ),
     ] {
         let mut body = form.clone();
         body["messages"] = messages.clone();

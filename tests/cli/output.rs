@@ -276,7 +276,7 @@ fn perplexity_in_16_bits_is_close_to_the_goldens() {
 
 #[test]
 fn an_answer_has_the_form_that_was_asked_for() {
-    let schema = r#"{"type": "object", "properties": {"sky": {"enum": ["blue", "red"]}}, "required": ["sky"]}"#;
+    let schema = r#"{"type": "object", "properties": {"sky": {"enum": ["blue", "red"]}}, "required": ["sky"], "additionalProperties": false}"#;
     for seed in ["1", "2", "3"] {
         let args =
             ["--chat", "-p", "What colour is the sky? Answer in JSON.", "-s", seed, "-j", schema];

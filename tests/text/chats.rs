@@ -21,6 +21,7 @@ pub fn trials() -> Vec<Trial> {
     });
     oracle
         .chain([
+            trial("chats::tools_match_jinja2", tools_match_jinja2),
             trial("chats::generation_marks_are_transparent", generation_marks_are_transparent),
             trial("chats::sources_in_a_directory", sources_in_a_directory),
             trial("chats::end_of_turn_is_a_stop_token", end_of_turn_is_a_stop_token),
@@ -69,6 +70,25 @@ fn matches_jinja2(name: &str) {
 }
 
 /// What transformers 5.17 renders.
+fn tools_match_jinja2() {
+    let cases = read("fixtures/text/tools.json");
+    for case in cases.as_array().expect("cases") {
+        let name = case["template"].as_str().expect("a name");
+        let path = crate::tests_dir().join("fixtures/text/templates").join(name);
+        let template = template(&fs::read_to_string(path).expect("a template"));
+        let messages = case["messages"].as_array().expect("messages").iter().map(|message| {
+            let mut fields = message.as_object().expect("a message").clone();
+            let [role, content] = ["role", "content"]
+                .map(|name| fields.remove(name).expect("text").as_str().expect("text").to_owned());
+            Message { role, content, fields }
+        });
+        let messages: Vec<Message> = messages.collect();
+        let tools = case["tools"].as_array().expect("tools");
+        let rendered = template.render_with_tools(&messages, tools, true).expect("a good template");
+        assert_eq!(rendered, case["rendered"].as_str().expect("text"), "{name}");
+    }
+}
+
 fn generation_marks_are_transparent() {
     for (source, expected) in [
         ("[ {% generation %} {{ messages[0].content }} {% endgeneration %} ]", "[  u  ]"),

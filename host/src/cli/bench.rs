@@ -6,6 +6,7 @@ mod fusion;
 mod kernels;
 mod long_context;
 mod output;
+mod serve;
 
 use super::{failure::Failure, mission};
 use clap::Subcommand;
@@ -13,6 +14,7 @@ use end_to_end::EndToEndArgs;
 use fusion::FusionArgs;
 use kernels::KernelsArgs;
 use long_context::LongContextArgs;
+use serve::ServeArgs;
 
 const EXAMPLES: &str = "\
 Every combination of the values is a row, named as by llama-bench: pp512 computes a prompt of 512
@@ -25,7 +27,8 @@ Examples:
   halfwarp bench -m model.gguf -p 512,2048 -n 128 -d 0,8192
   halfwarp bench -n 128 -d 512 --sequences 1,8,32 -o jsonl > before.jsonl
   halfwarp bench -n 128 -d 512 --sequences 1,8,32 --baseline before.jsonl
-  halfwarp bench kernels --op gemm --dtype f16";
+  halfwarp bench kernels --op gemm --dtype f16
+  halfwarp bench serve --url http://127.0.0.1:8080 --num-prompts 500 --rate 20";
 
 /// Arguments of `halfwarp bench`.
 #[derive(clap::Args)]
@@ -49,6 +52,8 @@ enum Command {
     LongContext(LongContextArgs),
     /// Verify and time attention of 1 x 8 x 512 x 64; without a GPU, verify it on the emulator.
     Mission(mission::Args),
+    /// Send requests to an OpenAI server, and time what its clients see.
+    Serve(ServeArgs),
 }
 
 /// Runs a benchmark and prints its figures.
@@ -59,5 +64,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Some(Command::Fusion(args)) => fusion::run(args),
         Some(Command::LongContext(args)) => long_context::run(args),
         Some(Command::Mission(args)) => mission::run(args),
+        Some(Command::Serve(args)) => serve::run(args),
     }
 }

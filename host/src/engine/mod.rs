@@ -43,6 +43,7 @@ use crate::weights::Progress;
 use buckets::Buckets;
 use constraint::Constrained;
 use precision::Attempts;
+use rayon::prelude::*;
 use scheduler::{Entry, Scheduler, Turns};
 use sequence::Sequence;
 use sizing::{Size, Sizing};
@@ -368,12 +369,32 @@ impl Engine {
         Ok(())
     }
 
+    /// The next tokens of the entries that have one, in their order. Sequences are sampled in parallel.
+    fn next_tokens(
+        &mut self,
+        entries: &[Entry],
+        output: &StepOutput,
+    ) -> Vec<Result<u32, SamplingError>> {
+        if output.logits.is_empty() {
+            return output.next_tokens.iter().copied().map(sampler::greedy).collect();
+        }
+        let rows = output.logits.chunks_exact(self.model.config().vocab_size);
+        let last = entries.iter().filter(|entry| entry.is_last);
+        let mut row_of: HashMap<usize, (usize, &[f32])> =
+            last.zip(rows.enumerate()).map(|(entry, row)| (entry.index, row)).collect();
+        let sequences = self.scheduler.all_running().iter_mut().enumerate();
+        let mut sampled: Vec<_> = sequences
+            .filter_map(|(index, sequence)| Some((row_of.remove(&index)?, sequence)))
+            .collect();
+        sampled.sort_by_key(|&((row, _), _)| row);
+        sampled.into_par_iter().map(|((_, logits), sequence)| sequence.sample(logits)).collect()
+    }
+
     /// Samples the next tokens of the batch, and queues its events.
     fn take_output(&mut self, entries: &[Entry], output: &StepOutput) {
-        let vocab_size = self.model.config().vocab_size;
         let context = self.buckets.context;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
-        let mut row = 0;
+        let mut next_tokens = self.next_tokens(entries, output).into_iter();
         for entry in entries {
             let sequence = self.scheduler.running(entry.index);
             let request = sequence.id();
@@ -381,14 +402,8 @@ impl Engine {
             if let Some(cached_tokens) = sequence.start() {
                 self.events.push(Event { request, kind: EventKind::Started { cached_tokens } });
             }
-            if !entry.is_last {
-                continue;
-            }
-            let token = match output.next_tokens.get(row) {
-                Some(&next) => sampler::greedy(next),
-                None => sequence.sample(&output.logits[row * vocab_size..][..vocab_size]),
-            };
-            row += 1;
+            // There is one for each last entry.
+            let Some(token) = entry.is_last.then(|| next_tokens.next()).flatten() else { continue };
             match token {
                 Ok(token) => {
                     self.events.push(Event { request, kind: EventKind::Token(token) });

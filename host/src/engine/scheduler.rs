@@ -108,6 +108,11 @@ impl Scheduler {
         &mut self.running[index]
     }
 
+    /// All running sequences, by index.
+    pub fn all_running(&mut self) -> &mut [Sequence] {
+        &mut self.running
+    }
+
     /// Appends a sequence to those that wait.
     pub fn add(&mut self, sequence: Sequence) {
         self.waiting.push_back(sequence);

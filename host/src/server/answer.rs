@@ -2,6 +2,7 @@
 
 use super::choice::{Part, PartKind};
 use super::error::{ApiError, json_response};
+use super::tools::ToolCall;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -75,13 +76,18 @@ struct ChoiceBody {
 enum Content {
     Message {
         role: &'static str,
-        content: String,
+        /// `null` beside calls alone.
+        content: Option<String>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<ToolCall>,
     },
     Delta {
         #[serde(skip_serializing_if = "Option::is_none")]
         role: Option<&'static str>,
         #[serde(skip_serializing_if = "Option::is_none")]
         content: Option<String>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<ToolCall>,
     },
     Text(String),
 }
@@ -137,6 +143,7 @@ impl Answer {
         let echoes = self.prompts.iter().flat_map(|prompt| vec![&prompt.echo; self.n]);
         let mut texts: Vec<String> = echoes.cloned().collect();
         let mut tokens = vec![Vec::new(); self.num_choices()];
+        let mut calls = vec![Vec::new(); self.num_choices()];
         let mut finished = vec![None; self.num_choices()];
         while let Some(part) = parts.recv().await {
             self.count(&mut usage, &part);
@@ -146,6 +153,7 @@ impl Answer {
                     texts[part.index].push_str(&text);
                     tokens[part.index].extend(token);
                 }
+                PartKind::Call(call) => calls[part.index].push(call),
                 PartKind::Finished(finish) => finished[part.index] = Some(finish.name()),
                 PartKind::Failed(error) => return error.into_response(),
             }
@@ -153,10 +161,15 @@ impl Answer {
         if finished.contains(&None) {
             return ApiError::internal("an answer has no end").into_response();
         }
-        let answers = texts.into_iter().zip(tokens).zip(finished).enumerate();
-        let choice = |(index, ((text, tokens), finish_reason)): (usize, _)| {
+        let answers = texts.into_iter().zip(tokens).zip(calls).zip(finished).enumerate();
+        let choice = |answer: (usize, (((String, _), Vec<_>), _))| {
+            let (index, (((text, tokens), tool_calls), finish_reason)) = answer;
             let content = match self.endpoint {
-                Endpoint::Chat => Content::Message { role: "assistant", content: text },
+                Endpoint::Chat => {
+                    let has_text = !text.is_empty() || tool_calls.is_empty();
+                    let content = has_text.then_some(text);
+                    Content::Message { role: "assistant", content, tool_calls }
+                }
                 Endpoint::Completions => Content::Text(text),
             };
             let ids = &self.prompts[index / self.n].ids;
@@ -199,7 +212,8 @@ impl Answer {
             let prompt = &self.prompts[index / self.n];
             let content = match self.endpoint {
                 Endpoint::Chat => {
-                    Content::Delta { role: Some("assistant"), content: Some(String::new()) }
+                    let (role, content) = (Some("assistant"), Some(String::new()));
+                    Content::Delta { role, content, tool_calls: Vec::new() }
                 }
                 Endpoint::Completions => Content::Text(prompt.echo.clone()),
             };
@@ -233,6 +247,18 @@ impl Answer {
         }
     }
 
+    fn call_chunk(&self, index: usize, call: ToolCall) -> String {
+        let content = Content::Delta { role: None, content: None, tool_calls: vec![call] };
+        self.chunk(ChoiceBody {
+            index,
+            content,
+            logprobs: None,
+            finish_reason: None,
+            prompt_token_ids: None,
+            token_ids: None,
+        })
+    }
+
     fn text_chunk(
         &self,
         index: usize,
@@ -241,7 +267,7 @@ impl Answer {
         finish_reason: Option<&'static str>,
     ) -> String {
         let content = match self.endpoint {
-            Endpoint::Chat => Content::Delta { role: None, content: text },
+            Endpoint::Chat => Content::Delta { role: None, content: text, tool_calls: Vec::new() },
             Endpoint::Completions => Content::Text(text.unwrap_or_default()),
         };
         let token_ids = self.return_token_ids.then(|| token.into_iter().collect());
@@ -292,6 +318,7 @@ impl Chunks {
                     self.ready.push_back(self.answer.text_chunk(index, Some(text), token, None));
                 }
             }
+            PartKind::Call(call) => self.ready.push_back(self.answer.call_chunk(index, call)),
             PartKind::Finished(finish) => {
                 let chunk = self.answer.text_chunk(index, None, None, Some(finish.name()));
                 self.ready.push_back(chunk);

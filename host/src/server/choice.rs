@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use super::metrics::Metrics;
+use super::tools::{Format, Piece, ToolCall, ToolParser};
 use crate::Model;
 use crate::engine::{FinishReason, RequestEvent, RequestStream};
 use crate::text::TextStream;
@@ -25,8 +26,10 @@ pub(super) struct Part {
 pub(super) enum PartKind {
     /// Leading tokens of the prompt that were in the cache.
     Started { cached_tokens: usize },
-    /// A token and the text that it completes; the last part has no token.
+    /// A token and the text that it completes; text that was held back has none.
     Text { text: String, token: Option<u32> },
+    /// A call of a tool.
+    Call(ToolCall),
     /// The last part.
     Finished(Finish),
     /// The last part of all answers.
@@ -40,6 +43,8 @@ pub(super) enum Finish {
     Stop,
     /// The limit of tokens, or the end of the context.
     Length,
+    /// After a call of a tool.
+    ToolCalls,
 }
 
 impl Finish {
@@ -48,6 +53,7 @@ impl Finish {
         match self {
             Finish::Stop => "stop",
             Finish::Length => "length",
+            Finish::ToolCalls => "tool_calls",
         }
     }
 }
@@ -59,6 +65,8 @@ pub(super) struct Choice {
     pub model: Arc<Model>,
     pub metrics: Arc<Metrics>,
     pub stop: Vec<String>,
+    /// How calls of tools are written, if there are tools.
+    pub tools: Option<Format>,
     /// Whether the text continues that of the prompt.
     pub continues: bool,
     /// How long a reader may take for a part.
@@ -98,12 +106,15 @@ impl Choice {
             Ok(Err(_)) | Err(_) => Err(Left),
         };
         let mut text = self.model.text().map(|text| {
-            let stream = match self.continues {
-                true => TextStream::continuing(&text.tokenizer),
-                false => TextStream::new(&text.tokenizer),
+            let stream = match (self.continues, self.tools) {
+                (true, _) => TextStream::continuing(&text.tokenizer),
+                (false, None) => TextStream::new(&text.tokenizer),
+                // The marks of calls may be special tokens.
+                (false, Some(_)) => TextStream::with_special(&text.tokenizer, false),
             };
             stream.until(self.stop)
         });
+        let mut tools = self.tools.map(ToolParser::new);
         let mut last_token: Option<Instant> = None;
         let reason = loop {
             match self.stream.next().await {
@@ -115,8 +126,12 @@ impl Choice {
                         Some(last) => &self.metrics.inter_token_latency.observe(seconds(last)),
                         None => &self.metrics.time_to_first_token.observe(seconds(start)),
                     };
-                    let part = text.as_mut().map_or_else(String::new, |text| text.push(token));
-                    send(PartKind::Text { text: part, token: Some(token) }).await?;
+                    let is_end = tools.is_some() && self.model.stop_tokens().contains(&token);
+                    let open = text.as_mut().filter(|_| !is_end);
+                    let part = open.map_or_else(String::new, |text| text.push(token));
+                    for kind in parts_of(&mut tools, part, Some(token)) {
+                        send(kind).await?;
+                    }
                     if text.as_ref().is_some_and(TextStream::is_stopped) {
                         break FinishReason::StopToken;
                     }
@@ -140,12 +155,35 @@ impl Choice {
             }
         };
         let rest = text.map_or_else(String::new, TextStream::finish);
-        if !rest.is_empty() {
-            send(PartKind::Text { text: rest, token: None }).await?;
+        let mut parts = parts_of(&mut tools, rest, None);
+        if let Some(tools) = &mut tools {
+            parts.extend(tools.finish().into_iter().map(PartKind::from));
         }
+        for kind in parts {
+            send(kind).await?;
+        }
+        let has_calls = tools.is_some_and(|tools| tools.has_calls());
+        let finish = if finish == Finish::Stop && has_calls { Finish::ToolCalls } else { finish };
         send(PartKind::Finished(finish)).await?;
         Ok(Some(finish))
     }
+}
+
+impl From<Piece> for PartKind {
+    fn from(piece: Piece) -> Self {
+        match piece {
+            Piece::Text(text) => PartKind::Text { text, token: None },
+            Piece::Call(call) => PartKind::Call(call),
+        }
+    }
+}
+
+/// The parts that `text` brings: without tools one.
+fn parts_of(tools: &mut Option<ToolParser>, text: String, token: Option<u32>) -> Vec<PartKind> {
+    let Some(tools) = tools else { return vec![PartKind::Text { text, token }] };
+    let mut parts = vec![PartKind::Text { text: String::new(), token }];
+    parts.extend(tools.push(&text).into_iter().map(PartKind::from));
+    parts
 }
 
 fn seconds(since: Instant) -> f64 {
@@ -155,6 +193,7 @@ fn seconds(since: Instant) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::GrammarCompiler;
     use crate::engine::{Engine, EngineOptions, EngineService, Request, ServiceOptions};
     use crate::exec::Device;
     use std::sync::OnceLock;
@@ -177,6 +216,7 @@ mod tests {
             model,
             metrics: Arc::clone(&metrics),
             stop: Vec::new(),
+            tools: None,
             continues: true,
             write_timeout: Duration::ZERO,
         };
@@ -191,6 +231,57 @@ mod tests {
         assert!(matches!(kinds.next(), Some(PartKind::Started { cached_tokens: 0 })));
         assert!(matches!(kinds.next(), Some(PartKind::Text { token: Some(_), .. })));
         assert!(kinds.next().is_none());
+        service.shutdown();
+    }
+
+    /// A model that has to write a call.
+    #[test]
+    fn a_call_in_the_text_is_a_part_of_its_own() {
+        let model = Model::open("smollm2-135m-instruct").expect("`cargo xtask setup` fetches it");
+        let model = Arc::new(model);
+        let text = model.text().unwrap();
+        let vocab_size = model.config().vocab_size;
+        let compiler = GrammarCompiler::new(&text.tokenizer, vocab_size, &text.stop_tokens);
+        let grammar = compiler
+            .unwrap()
+            .regex(r#"Wait\. <tool_call>\{"name": "f", "arguments": \{"x": [0-9]\}\}</tool_call>"#);
+        let request = Request {
+            constraint: Some(Arc::new(grammar.unwrap())),
+            ..model.request(text.tokenizer.encode("x", false).unwrap())
+        };
+        let of_engine = Arc::clone(&model);
+        let options =
+            EngineOptions { device: Device::Cpu, context: Some(64), ..Default::default() };
+        let service = EngineService::start(ServiceOptions::default(), move || {
+            Engine::new(of_engine, options)
+        });
+        let service = service.unwrap();
+        let choice = Choice {
+            index: 0,
+            stream: service.handle().submit(request).unwrap(),
+            model,
+            metrics: Arc::new(Metrics::new("tiny", Arc::new(OnceLock::new()))),
+            stop: Vec::new(),
+            tools: Some(Format::Hermes),
+            continues: false,
+            write_timeout: Duration::from_secs(10),
+        };
+        let (sender, mut parts) = mpsc::channel(1000);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(choice.run(sender));
+        let (mut text, mut calls, mut finish) = (String::new(), Vec::new(), None);
+        while let Ok(Part { kind, .. }) = parts.try_recv() {
+            match kind {
+                PartKind::Started { .. } => {}
+                PartKind::Text { text: part, .. } => text += &part,
+                PartKind::Call(call) => calls.push(call.function),
+                PartKind::Finished(end) => finish = Some(end),
+                PartKind::Failed(error) => panic!("{error:?}"),
+            }
+        }
+        assert_eq!((text.as_str(), finish), ("Wait.", Some(Finish::ToolCalls)));
+        assert_eq!(calls.len(), 1);
+        assert!(calls[0].name == "f" && calls[0].arguments.starts_with("{\"x\":"), "{calls:?}");
         service.shutdown();
     }
 }

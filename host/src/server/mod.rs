@@ -17,6 +17,7 @@ mod page;
 mod request;
 mod routes;
 mod tokens;
+mod tools;
 
 use crate::Model;
 use crate::engine::{Engine, EngineError, EngineHandle, EngineService, ServiceOptions};

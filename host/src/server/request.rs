@@ -6,12 +6,13 @@
 use super::error::ApiError;
 use super::fields::{Fields, is_empty, is_off};
 use super::form::Form;
+use super::tools::{self, Format};
 use crate::engine::{Constraint, Request, Sampling, SamplingError};
 use crate::text::Message;
 use crate::{Model, Text};
 use rand::RngExt;
 use serde::Deserialize;
-use serde_json::{Number, Value, json};
+use serde_json::{Map, Number, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -71,6 +72,7 @@ pub(super) struct ChatRequest {
 #[derive(Debug)]
 pub(super) struct Conversation {
     messages: Vec<Message>,
+    tools: Vec<Value>,
     add_generation_prompt: bool,
     add_special_tokens: bool,
 }
@@ -157,6 +159,7 @@ impl Params {
 /// What would change the answer, and cannot.
 fn reject_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     let with_no_tools = |value: &Value| value == "none" || value == "auto" || is_off(value);
+    // Of a chat they have been taken.
     for name in ["tools", "functions", "audio", "prediction", "web_search_options"] {
         fields.neutral(name, is_empty)?;
     }
@@ -274,8 +277,8 @@ fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiErro
 impl ChatRequest {
     pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let params = Params::take(&mut fields, model)?;
         let conversation = Conversation::take(&mut fields)?;
+        let params = Params::take(&mut fields, model)?;
         fields.finish()?;
         Ok(ChatRequest { params, conversation })
     }
@@ -293,10 +296,21 @@ impl Conversation {
         });
         Ok(Conversation {
             messages: messages.collect::<Result<_, _>>()?,
+            tools: tools::take(fields)?,
             add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
             // The template writes them itself.
             add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(false),
         })
+    }
+
+    /// How calls of the tools are written; `None` without tools.
+    pub fn tool_format(&self, text: &Text) -> Result<Option<Format>, ApiError> {
+        if self.tools.is_empty() {
+            return Ok(None);
+        }
+        let format = text.chat_template.as_ref().and_then(Format::of);
+        let unknown = || ApiError::param("tools", "this model's chat template shows no calls");
+        format.map(Some).ok_or_else(unknown)
     }
 
     /// The prompt, by the model's chat template.
@@ -304,7 +318,9 @@ impl Conversation {
         let template = text.chat_template.as_ref().ok_or_else(|| {
             ApiError::invalid("this model has no chat template: use /v1/completions")
         })?;
-        let prompt = template.render(&self.messages, self.add_generation_prompt)?;
+        self.tool_format(text)?;
+        let prompt =
+            template.render_with_tools(&self.messages, &self.tools, self.add_generation_prompt)?;
         Ok(text.tokenizer.encode(&prompt, self.add_special_tokens)?)
     }
 }
@@ -315,20 +331,46 @@ fn take_message(mut fields: Fields) -> Result<Message, ApiError> {
         "system" | "developer" => "system",
         "user" => "user",
         "assistant" => "assistant",
+        "tool" => "tool",
         _ => {
-            let roles = "system, developer, user or assistant";
+            let roles = "system, developer, user, assistant or tool";
             return Err(ApiError::param("messages", format!("the role has to be {roles}")));
         }
     };
-    let content = match fields.require::<Value>("content")? {
-        Value::String(text) => text,
-        Value::Array(parts) => parts.into_iter().map(take_part).collect::<Result<_, _>>()?,
-        _ => {
-            return Err(ApiError::param("messages", "content has to be a text or a list of parts"));
+    let mut others = Map::new();
+    if role == "assistant" {
+        let calls = fields.take::<Vec<Value>>("tool_calls")?.unwrap_or_default();
+        if !calls.is_empty() {
+            let calls = tools::take_calls(calls, "messages.tool_calls")?;
+            others.insert("tool_calls".to_owned(), calls.into());
         }
+        // What openai-python sends back of an answer.
+        for name in ["refusal", "annotations", "audio", "function_call"] {
+            fields.neutral(name, is_empty)?;
+        }
+    }
+    if role == "tool" {
+        for name in ["tool_call_id", "name"] {
+            let value = fields.take::<String>(name)?;
+            others.extend(value.map(|value| (name.to_owned(), value.into())));
+        }
+    }
+    let content = match fields.take::<Value>("content")? {
+        None if others.contains_key("tool_calls") => String::new(),
+        None => return Err(ApiError::param("messages.content", "this field is required")),
+        Some(content) => take_content(content)?,
     };
     fields.finish()?;
-    Ok(Message::new(role, content))
+    Ok(Message { fields: others, ..Message::new(role, content) })
+}
+
+/// The text of a message.
+fn take_content(content: Value) -> Result<String, ApiError> {
+    match content {
+        Value::String(text) => Ok(text),
+        Value::Array(parts) => parts.into_iter().map(take_part).collect(),
+        _ => Err(ApiError::param("messages", "content has to be a text or a list of parts")),
+    }
 }
 
 fn take_part(part: Value) -> Result<String, ApiError> {

@@ -8,6 +8,7 @@ use super::error::{ApiError, json_response};
 use super::page;
 use super::request::{ChatRequest, CompletionRequest, Params, Prompt};
 use super::tokens;
+use super::tools::Format;
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::rejection::PathRejection;
@@ -144,14 +145,15 @@ async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Res
     app.ready()?;
     let body = read_body(&app, request).await?;
     let parse_app = Arc::clone(&app);
-    let (params, prompts) = blocking(move || {
+    let (params, tools, prompts) = blocking(move || {
         let mut request = ChatRequest::parse(&body, &parse_app.model)?;
         check_params(&parse_app, &mut request.params, 1)?;
         let ids = request.conversation.encode(parse_app.text()?)?;
-        Ok((request.params, vec![Prompted { ids, echo: String::new() }]))
+        let tools = request.conversation.tool_format(parse_app.text()?)?;
+        Ok((request.params, tools, vec![Prompted { ids, echo: String::new() }]))
     })
     .await?;
-    answer(&app, Endpoint::Chat, params, prompts).await
+    answer(&app, Endpoint::Chat, params, tools, prompts).await
 }
 
 async fn completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
@@ -165,7 +167,7 @@ async fn completions(State(app): SharedApp, request: Request) -> Result<Response
         Ok((request.params, prompts))
     })
     .await?;
-    answer(&app, Endpoint::Completions, params, prompts).await
+    answer(&app, Endpoint::Completions, params, None, prompts).await
 }
 
 /// What a request may ask of this server; makes the constraint of its answers.
@@ -206,6 +208,7 @@ async fn answer(
     app: &App,
     endpoint: Endpoint,
     params: Params,
+    tools: Option<Format>,
     prompts: Vec<Prompted>,
 ) -> Result<Response, ApiError> {
     let engine = app.ready()?;
@@ -219,6 +222,7 @@ async fn answer(
             model: Arc::clone(&app.model),
             metrics: Arc::clone(&app.metrics),
             stop: params.stop.clone(),
+            tools,
             continues: endpoint == Endpoint::Completions,
             write_timeout: app.options.write_timeout,
         };

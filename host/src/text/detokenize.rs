@@ -83,7 +83,8 @@ impl<'a> TextStream<'a> {
         Self { strip_space: false, ..Self::new(tokenizer) }
     }
 
-    pub(super) fn with_special(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
+    /// A text with its special tokens, if not `skip_special`.
+    pub(crate) fn with_special(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
         let strip_space =
             matches!(tokenizer.spelling(), Spelling::SentencePiece { strip_leading_space: true });
         let (pending, stops) = (Vec::new(), StopStrings::default());

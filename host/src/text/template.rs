@@ -4,10 +4,11 @@ use std::panic::resume_unwind;
 use std::{fmt, io, thread};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Kwargs;
+use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::{Map, Value as Json};
 
 use super::error::{TextError, one_line};
 use super::strftime::strftime_now;
@@ -32,16 +33,19 @@ pub struct Message {
     pub role: String,
     /// What was said.
     pub content: String,
+    /// Other fields that a template may read, as transformers has them: `tool_calls` of the assistant, `tool_call_id` and
+    /// `name` of a tool's answer.
+    pub fields: Map<String, Json>,
 }
 
 impl Message {
     /// A message of `role`.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
+        Self { role: role.into(), content: content.into(), fields: Map::new() }
     }
 
     fn to_value(&self) -> Value {
-        context! { role => &self.role, content => &self.content }
+        context! { role => &self.role, content => &self.content, ..Value::from(Serde(&self.fields)) }
     }
 }
 
@@ -69,6 +73,11 @@ impl ChatTemplate {
         Self { source: without_generation_marks(&source), special }
     }
 
+    /// The template itself.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// The text of the prompt, to be encoded without adding special tokens.
     /// `add_generation_prompt` opens the answer of the assistant.
     ///
@@ -80,12 +89,26 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, TextError> {
+        self.render_with_tools(messages, &[], add_generation_prompt)
+    }
+
+    /// [`ChatTemplate::render`], with tools that the model may call: each is `{"type": "function", "function": ..}` of the
+    /// OpenAI API. A template that knows no tools leaves them out.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[Json],
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
         // A token that the model doesn't have stays undefined, as with transformers.
         let token = |token: &Option<String>| token.as_ref().map_or(Value::UNDEFINED, Value::from);
         let context = context! {
             messages => messages.iter().map(Message::to_value).collect::<Value>(),
             add_generation_prompt,
-            tools => (),
+            tools => if tools.is_empty() { Value::from(()) } else { Value::from(Serde(tools)) },
             documents => (),
             bos_token => token(&self.special.bos_token),
             eos_token => token(&self.special.eos_token),

@@ -165,6 +165,15 @@ fn messages_have_a_role_and_a_text() {
     );
     let wanted = [("system", "Be brief."), ("user", "ab"), ("assistant", "c")];
     assert_eq!(got.unwrap(), wanted.map(|(role, content)| Message::new(role, content)));
+    let got = messages(
+        r#"[{"role": "assistant", "content": null, "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
+            {"role": "tool", "content": "42", "tool_call_id": "1"}]"#,
+    );
+    let got = got.unwrap();
+    assert_eq!((got[0].content.as_str(), got[1].content.as_str()), ("", "42"));
+    assert_eq!(got[0].fields["tool_calls"][0]["function"]["arguments"]["x"], 1);
+    assert_eq!((got[1].role.as_str(), &got[1].fields["tool_call_id"]), ("tool", &"1".into()));
     for bad in [
         "[]",
         "{}",
@@ -172,7 +181,10 @@ fn messages_have_a_role_and_a_text() {
         r#"["Hi"]"#,
         r#"[{"content": "Hi"}]"#,
         r#"[{"role": "user"}]"#,
-        r#"[{"role": "tool", "content": "Hi"}]"#,
+        r#"[{"role": "function", "content": "Hi"}]"#,
+        r#"[{"role": "assistant", "content": null}]"#,
+        r#"[{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]"#,
+        r#"[{"role": "user", "content": "Hi", "tool_calls": [{"function": {"name": "f"}}]}]"#,
         r#"[{"role": "user", "content": 3}]"#,
         r#"[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]"#,
         r#"[{"role": "user", "content": "Hi", "name": "Ada"}]"#,
