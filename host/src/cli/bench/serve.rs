@@ -44,6 +44,9 @@ pub struct ServeArgs {
     /// Seed of prompts, arrivals and answers
     #[arg(long, value_name = "N", default_value = "1")]
     seed: u64,
+    /// Ask for token ids beside the texts, as halfwarp and vLLM give them: of a model with no tokenizer
+    #[arg(long)]
+    token_ids: bool,
     /// Print one JSON object, with the names of vLLM's `bench serve`
     #[arg(long)]
     jsonl: bool,
@@ -72,6 +75,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         prefix_len: args.prefix_len,
         temperature: args.temp,
         seed: args.seed,
+        token_ids: args.token_ids,
     };
     let model = match &args.model {
         Some(model) => model.clone(),

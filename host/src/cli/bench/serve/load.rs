@@ -26,6 +26,8 @@ pub struct Load {
     pub prefix_len: usize,
     pub temperature: f32,
     pub seed: u64,
+    /// Whether token ids are asked for beside the texts.
+    pub token_ids: bool,
 }
 
 /// What a client saw of an answer; times are from the sending of the request on.
@@ -122,7 +124,7 @@ impl Load {
     }
 
     fn ask(&self, agent: &ureq::Agent, model: &str, prompt: &[u32]) -> Result<Answer, String> {
-        let request = json!({
+        let mut request = json!({
             "model": model,
             "prompt": prompt,
             "max_tokens": self.output_len,
@@ -132,6 +134,9 @@ impl Load {
             "stream": true,
             "stream_options": {"include_usage": true},
         });
+        if self.token_ids {
+            request["return_token_ids"] = true.into();
+        }
         let mut post = agent
             .post(format!("{}/v1/completions", self.base))
             .header("Content-Type", "application/json");
@@ -187,7 +192,9 @@ fn answer(
         if let Some(message) = chunk["error"]["message"].as_str() {
             return Err(message.to_owned());
         }
-        if chunk["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
+        let choice = &chunk["choices"][0];
+        let has_text = choice["text"].as_str().is_some_and(|text| !text.is_empty());
+        if has_text || choice["token_ids"].as_array().is_some_and(|ids| !ids.is_empty()) {
             texts.push(now());
         }
         if chunk["usage"].is_object() {
@@ -214,6 +221,7 @@ mod tests {
             prefix_len: 6,
             temperature: 0.0,
             seed: 7,
+            token_ids: false,
         }
     }
 
