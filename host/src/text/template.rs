@@ -44,8 +44,13 @@ impl Message {
         Self { role: role.into(), content: content.into(), fields: Map::new() }
     }
 
+    /// With its fields in this order: templates write messages as JSON.
     fn to_value(&self) -> Value {
-        context! { role => &self.role, content => &self.content, ..Value::from(Serde(&self.fields)) }
+        let texts = [("role", &self.role), ("content", &self.content)]
+            .map(|(name, text)| (name, Value::from(text)));
+        let fields =
+            self.fields.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value))));
+        Value::from_pairs(texts.into_iter().chain(fields))
     }
 }
 
