@@ -28,7 +28,7 @@ const BLOCK_TOKENS: u32 = warp::WARP_SIZE;
 /// The largest finite number of E4M3.
 const E4M3_MAX: f32 = 448.0;
 
-/// A head of Q, K or V of [`BLOCK_TOKENS`] tokens a block.
+/// A head of Q, K or V of `BLOCK_TOKENS` tokens a block.
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; `slot_mapping`, `q`, `k`, `v` and `q_out` hold that many; every
@@ -134,7 +134,7 @@ pub unsafe fn kv_append_fp8<T: Number>(
     }
 }
 
-/// Raises each head's scale to that of its tokens: a head of [`BLOCK_TOKENS`] tokens a block.
+/// Raises each head's scale to that of its tokens: a head of `BLOCK_TOKENS` tokens a block.
 ///
 /// # Safety
 /// 1. `num_tokens` is one element; `x` holds that many rows of `num_heads * head_dim` elements `T`;

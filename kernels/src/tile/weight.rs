@@ -12,7 +12,7 @@ const LOAD_BYTES: usize = 16;
 /// A lane's load of 16 bytes.
 pub type Load = [u32; LOAD_BYTES / size_of::<u32>()];
 
-/// Most [`VEC_ELEMS`](crate::element::VEC_ELEMS) that a load of a weight has.
+/// Most `VEC_ELEMS` that a load of a weight has.
 pub const MAX_VECS: usize = 2;
 
 /// The elements of a weight in memory, multiplied as `E`.

@@ -169,7 +169,7 @@ pub unsafe fn attention_prefill_cluster<E: Operand16>(
     }
 }
 
-/// [`attention_prefill_cluster`] in FP8: a quant times its scale is the value.
+/// [`attention_prefill_cluster()`] in FP8: a quant times its scale is the value.
 ///
 /// # Safety
 /// 1. As there, with `q` and the pools of E4M3, V transposed, and `out` of f16.

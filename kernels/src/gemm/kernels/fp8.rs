@@ -58,7 +58,7 @@ pub trait Level<T: WgmmaTile>: Copy {
     /// what `load` returns, which is called once.
     ///
     /// # Safety
-    /// 1. As [`Mainloop::multiply_tile`].
+    /// 1. As `Mainloop::multiply_tile`.
     unsafe fn accumulate<S>(
         scales: Scales,
         mainloop: Mainloop<E4m3>,
@@ -269,7 +269,7 @@ impl SubtileScale for Scale {
 /// The tiles of the output, scheduled among persistent blocks.
 ///
 /// # Safety
-/// 1. As [`gemm_f16_sm90`](super::sm90::gemm_f16_sm90), with boxes of `SCALE_BLOCK` columns.
+/// 1. As [`gemm_f16_sm90`](super::sm90::gemm_f16_sm90()), with boxes of `SCALE_BLOCK` columns.
 /// 2. `x_scales` holds `max_rows` elements; of `row_scales`, which holds `n`, and `block_scales`,
 ///    which holds one for every block, one is null.
 #[kernel(

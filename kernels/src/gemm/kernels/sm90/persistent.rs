@@ -94,7 +94,7 @@ pub trait Accumulation<E, T: WgmmaTile>: Copy {
     /// The warpgroup's accumulators of the tile at `tile`, the next stage, and the warp's scales.
     ///
     /// # Safety
-    /// 1. As [`Mainloop::multiply_tile`].
+    /// 1. As `Mainloop::multiply_tile`.
     /// 2. The launches before are waited for.
     unsafe fn accumulate(
         self,
@@ -124,7 +124,7 @@ pub struct Block<O, T: WgmmaTile, E, I> {
 /// What a block does before it waits for the launches before.
 ///
 /// # Safety
-/// 1. `layer` is as [`gemm_f16_sm90`](super::gemm_f16_sm90) requires, with boxes of a stage's
+/// 1. `layer` is as [`gemm_f16_sm90`](super::gemm_f16_sm90()) requires, with boxes of a stage's
 ///    columns; so is the launch.
 #[inline(always)]
 #[track_caller]
