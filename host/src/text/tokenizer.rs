@@ -65,7 +65,7 @@ impl Tokenizer {
 
     /// The bytes of a token, and whether it is a special one; `None` for an id outside the
     /// vocabulary.
-    pub(crate) fn token_bytes(&self, id: u32) -> Option<(Vec<u8>, bool)> {
+    pub fn token_bytes(&self, id: u32) -> Option<(Vec<u8>, bool)> {
         let token = self.id_to_token(id)?;
         Some((self.spelling.bytes(&token).into_owned(), self.is_special(&token)))
     }
