@@ -233,6 +233,7 @@ fn a_real_model_is_served() {
     stop_strings_end_an_answer(client);
     several_answers(client);
     answers_have_the_form_that_is_asked_for(client);
+    answers_are_the_calls_that_are_asked_for(client);
     the_page_is_there(client);
     refusals_of_a_model_with_text(client);
     metrics_count(client);
@@ -418,15 +419,80 @@ fn answers_have_the_form_that_is_asked_for(client: &Client) {
         (json!({"guided_regex": "("}), "guided_regex: the regular expression: "),
         (json!({"guided_json": {"type": "nothing"}}), "guided_json: the JSON schema: "),
         (json!({"response_format": {"type": "xml"}}), "response_format: the type has to be"),
-        (
-            json!({"tools": [{"type": "function", "function": {"name": "f"}}]}),
-            "tools: this model's chat template shows no calls",
-        ),
     ] {
         let mut body = form.clone();
         body["messages"] = messages.clone();
         let reply = client.post("/v1/chat/completions", &body);
         assert_eq!(reply.status, 400);
+        assert!(reply.message().starts_with(why), "{}", reply.message());
+    }
+}
+
+fn answers_are_the_calls_that_are_asked_for(client: &Client) {
+    let tool = |name: &str, key: &str, schema: Value| {
+        json!({"type": "function", "function": {"name": name, "description": name,
+            "parameters": {"type": "object", "properties": {key: schema}, "required": [key]}}})
+    };
+    let cities = json!({"enum": ["Paris", "Rome"]});
+    let tools = [tool("weather", "city", cities), tool("wait", "hours", json!({"enum": [1, 2]}))];
+    let body = |choice: Value| {
+        json!({"messages": [{"role": "user", "content": QUESTION}], "tools": tools,
+            "tool_choice": choice, "seed": 1, "max_tokens": 60})
+    };
+    let is_call = |call: &Value| {
+        let function = &call["function"];
+        let arguments = function["arguments"].as_str().unwrap();
+        let arguments: Value = serde_json::from_str(arguments).expect(arguments);
+        match function["name"].as_str().unwrap() {
+            "weather" => assert!(arguments["city"] == "Paris" || arguments["city"] == "Rome"),
+            "wait" => assert!(arguments["hours"] == 1 || arguments["hours"] == 2),
+            name => panic!("{name}"),
+        }
+        assert_eq!(arguments.as_object().unwrap().len(), 1);
+        assert!(call["type"] == "function" && call["id"].as_str().unwrap().starts_with("call_"));
+    };
+    let mut required = body(json!("required"));
+    required["n"] = json!(3);
+    required["parallel_tool_calls"] = json!(false);
+    // It is of texts, and there is none.
+    required["response_format"] = json!({"type": "json_object"});
+    let answer = client.ok("/v1/chat/completions", &required);
+    for choice in answer["choices"].as_array().unwrap() {
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!((calls.len(), &choice["finish_reason"]), (1, &json!("tool_calls")));
+        assert_eq!(choice["message"]["content"], Value::Null);
+        is_call(&calls[0]);
+    }
+    let named = json!({"type": "function", "function": {"name": "wait"}});
+    let chunks = client.stream("/v1/chat/completions", &body(named)).rest();
+    let calls: Vec<&Value> = chunks
+        .iter()
+        .flat_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array())
+        .flatten()
+        .collect();
+    assert!(calls.len() == 1 && calls[0]["function"]["name"] == "wait", "{chunks:?}");
+    is_call(calls[0]);
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
+    assert_eq!(deltas(&chunks), "");
+    // Left to choose, this model may do either; what it is told of the tools is part of its prompt.
+    let free = client.ok("/v1/chat/completions", &body(json!("auto")));
+    let without = client.ok("/v1/chat/completions", &body(json!("none")));
+    let len = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(len(&free) > len(&without) + 100, "{free} {without}");
+
+    let mut guided = body(json!("required"));
+    guided["guided_regex"] = json!("a");
+    let unknown = json!({"type": "function", "function": {"name": "fly"}});
+    let mut schemas = body(json!("required"));
+    schemas["tools"][0]["function"]["parameters"] = json!({"type": "nothing"});
+    for (body, why) in [
+        (body(unknown), "tool_choice: there is no tool `fly`, but `weather`, `wait`"),
+        (body(json!("any")), "tool_choice: it has to be none, auto, required or "),
+        (guided, "guided_regex: tool_choice asks for a call"),
+        (schemas, "tools: the grammar: "),
+    ] {
+        let reply = client.post("/v1/chat/completions", &body);
+        assert_eq!(reply.status, 400, "{body}");
         assert!(reply.message().starts_with(why), "{}", reply.message());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::metrics::Metrics;
-use super::tools::{Format, Piece, ToolCall, ToolParser};
+use super::tools::{CallRules, Piece, ToolCall, ToolParser};
 use crate::Model;
 use crate::engine::{FinishReason, RequestEvent, RequestStream};
 use crate::text::TextStream;
@@ -65,8 +65,8 @@ pub(super) struct Choice {
     pub model: Arc<Model>,
     pub metrics: Arc<Metrics>,
     pub stop: Vec<String>,
-    /// How calls of tools are written, if there are tools.
-    pub tools: Option<Format>,
+    /// How calls of tools are read, if there are tools.
+    pub calls: Option<CallRules>,
     /// Whether the text continues that of the prompt.
     pub continues: bool,
     /// How long a reader may take for a part.
@@ -106,7 +106,7 @@ impl Choice {
             Ok(Err(_)) | Err(_) => Err(Left),
         };
         let mut text = self.model.text().map(|text| {
-            let stream = match (self.continues, self.tools) {
+            let stream = match (self.continues, self.calls) {
                 (true, _) => TextStream::continuing(&text.tokenizer),
                 (false, None) => TextStream::new(&text.tokenizer),
                 // The marks of calls may be special tokens.
@@ -114,7 +114,7 @@ impl Choice {
             };
             stream.until(self.stop)
         });
-        let mut tools = self.tools.map(ToolParser::new);
+        let mut tools = self.calls.map(|rules| ToolParser::new(rules.format, rules.is_single));
         let mut last_token: Option<Instant> = None;
         let reason = loop {
             match self.stream.next().await {
@@ -132,7 +132,9 @@ impl Choice {
                     for kind in parts_of(&mut tools, part, Some(token)) {
                         send(kind).await?;
                     }
-                    if text.as_ref().is_some_and(TextStream::is_stopped) {
+                    if text.as_ref().is_some_and(TextStream::is_stopped)
+                        || tools.as_ref().is_some_and(ToolParser::is_done)
+                    {
                         break FinishReason::StopToken;
                     }
                 }
@@ -162,7 +164,8 @@ impl Choice {
         for kind in parts {
             send(kind).await?;
         }
-        let has_calls = tools.is_some_and(|tools| tools.has_calls());
+        let is_named = self.calls.is_some_and(|rules| rules.is_named);
+        let has_calls = !is_named && tools.is_some_and(|tools| tools.has_calls());
         let finish = if finish == Finish::Stop && has_calls { Finish::ToolCalls } else { finish };
         send(PartKind::Finished(finish)).await?;
         Ok(Some(finish))
@@ -192,6 +195,7 @@ fn seconds(since: Instant) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tools::Format;
     use super::*;
     use crate::GrammarCompiler;
     use crate::engine::{Engine, EngineOptions, EngineService, Request, ServiceOptions};
@@ -216,7 +220,7 @@ mod tests {
             model,
             metrics: Arc::clone(&metrics),
             stop: Vec::new(),
-            tools: None,
+            calls: None,
             continues: true,
             write_timeout: Duration::ZERO,
         };
@@ -262,7 +266,7 @@ mod tests {
             model,
             metrics: Arc::new(Metrics::new("tiny", Arc::new(OnceLock::new()))),
             stop: Vec::new(),
-            tools: Some(Format::Hermes),
+            calls: Some(CallRules { format: Format::Hermes, is_single: false, is_named: false }),
             continues: false,
             write_timeout: Duration::from_secs(10),
         };

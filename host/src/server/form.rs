@@ -47,6 +47,16 @@ impl Form {
         }
     }
 
+    /// Of an answer that has to be a call of a tool, by a grammar.
+    pub fn calls(grammar: String) -> Self {
+        Form { kind: Kind::Lark(grammar), param: "tools" }
+    }
+
+    /// The field that asks for it.
+    pub fn param(&self) -> &'static str {
+        self.param
+    }
+
     /// Its grammar.
     pub fn grammar(&self, compiler: &GrammarCompiler) -> Result<Grammar, ApiError> {
         let grammar = match &self.kind {

@@ -6,7 +6,7 @@
 use super::error::ApiError;
 use super::fields::{Fields, is_empty, is_off};
 use super::form::Form;
-use super::tools::{self, Format};
+use super::tools::{self, Tools};
 use crate::engine::{Constraint, Request, Sampling, SamplingError};
 use crate::text::Message;
 use crate::{Model, Text};
@@ -24,15 +24,8 @@ const COMPLETION_TOKENS: usize = 16;
 const MAX_STOPS: usize = 16;
 
 /// Parameters that say whose a request is, or how it is billed: they change nothing about the answer.
-const IGNORED: [&str; 7] = [
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "parallel_tool_calls",
-];
+const IGNORED: [&str; 6] =
+    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"];
 
 /// What a request asks of its answers, whatever its prompt is.
 #[derive(Debug)]
@@ -72,7 +65,7 @@ pub(super) struct ChatRequest {
 #[derive(Debug)]
 pub(super) struct Conversation {
     messages: Vec<Message>,
-    tools: Vec<Value>,
+    pub tools: Tools,
     add_generation_prompt: bool,
     add_special_tokens: bool,
 }
@@ -278,8 +271,16 @@ impl ChatRequest {
     pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let conversation = Conversation::take(&mut fields)?;
-        let params = Params::take(&mut fields, model)?;
+        let mut params = Params::take(&mut fields, model)?;
         fields.finish()?;
+        if conversation.tools.are_required()
+            && let Some(form) = params.form.take()
+            // The form of texts, and there is none.
+            && form.param() != "response_format"
+        {
+            let what = "tool_choice asks for a call: the answer can have no other form";
+            return Err(ApiError::param(form.param(), what));
+        }
         Ok(ChatRequest { params, conversation })
     }
 }
@@ -296,21 +297,11 @@ impl Conversation {
         });
         Ok(Conversation {
             messages: messages.collect::<Result<_, _>>()?,
-            tools: tools::take(fields)?,
+            tools: Tools::take(fields)?,
             add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
             // The template writes them itself.
             add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(false),
         })
-    }
-
-    /// How calls of the tools are written; `None` without tools.
-    pub fn tool_format(&self, text: &Text) -> Result<Option<Format>, ApiError> {
-        if self.tools.is_empty() {
-            return Ok(None);
-        }
-        let format = text.chat_template.as_ref().and_then(Format::of);
-        let unknown = || ApiError::param("tools", "this model's chat template shows no calls");
-        format.map(Some).ok_or_else(unknown)
     }
 
     /// The prompt, by the model's chat template.
@@ -318,9 +309,9 @@ impl Conversation {
         let template = text.chat_template.as_ref().ok_or_else(|| {
             ApiError::invalid("this model has no chat template: use /v1/completions")
         })?;
-        self.tool_format(text)?;
-        let prompt =
-            template.render_with_tools(&self.messages, &self.tools, self.add_generation_prompt)?;
+        // Refuses a format of calls that is not known.
+        self.tools.rules(text)?;
+        let prompt = self.tools.render(template, &self.messages, self.add_generation_prompt)?;
         Ok(text.tokenizer.encode(&prompt, self.add_special_tokens)?)
     }
 }

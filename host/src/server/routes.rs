@@ -8,7 +8,7 @@ use super::error::{ApiError, json_response};
 use super::page;
 use super::request::{ChatRequest, CompletionRequest, Params, Prompt};
 use super::tokens;
-use super::tools::Format;
+use super::tools::CallRules;
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::rejection::PathRejection;
@@ -145,15 +145,19 @@ async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Res
     app.ready()?;
     let body = read_body(&app, request).await?;
     let parse_app = Arc::clone(&app);
-    let (params, tools, prompts) = blocking(move || {
+    let (params, calls, prompts) = blocking(move || {
         let mut request = ChatRequest::parse(&body, &parse_app.model)?;
+        let (text, tools) = (parse_app.text()?, &request.conversation.tools);
+        let calls = tools.rules(text)?;
+        if let Some(form) = tools.form(text)? {
+            request.params.form = Some(form);
+        }
         check_params(&parse_app, &mut request.params, 1)?;
-        let ids = request.conversation.encode(parse_app.text()?)?;
-        let tools = request.conversation.tool_format(parse_app.text()?)?;
-        Ok((request.params, tools, vec![Prompted { ids, echo: String::new() }]))
+        let ids = request.conversation.encode(text)?;
+        Ok((request.params, calls, vec![Prompted { ids, echo: String::new() }]))
     })
     .await?;
-    answer(&app, Endpoint::Chat, params, tools, prompts).await
+    answer(&app, Endpoint::Chat, params, calls, prompts).await
 }
 
 async fn completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
@@ -208,7 +212,7 @@ async fn answer(
     app: &App,
     endpoint: Endpoint,
     params: Params,
-    tools: Option<Format>,
+    calls: Option<CallRules>,
     prompts: Vec<Prompted>,
 ) -> Result<Response, ApiError> {
     let engine = app.ready()?;
@@ -222,7 +226,7 @@ async fn answer(
             model: Arc::clone(&app.model),
             metrics: Arc::clone(&app.metrics),
             stop: params.stop.clone(),
-            tools,
+            calls,
             continues: endpoint == Endpoint::Completions,
             write_timeout: app.options.write_timeout,
         };

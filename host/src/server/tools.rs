@@ -2,37 +2,172 @@
 //!
 //! Models write calls in formats of their own, which their chat templates show: Hermes' and Qwen's
 //! `<tool_call>{"name": .., "arguments": ..}</tool_call>`, Llama 3's `{"name": .., "parameters": ..}`, Mistral's
-//! `[TOOL_CALLS][..]` and Phi-4's `<|tool_call|>[..]<|/tool_call|>`.
+//! `[TOOL_CALLS][..]` and Phi-4's `<|tool_call|>[..]<|/tool_call|>`. A model whose template knows no tools is told of
+//! them, and of Hermes' format, in a system message.
+
+mod described;
+mod format;
+mod parser;
+mod required;
+
+pub(super) use format::Format;
+pub(super) use parser::{Piece, ToolCall, ToolParser};
 
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::text::ChatTemplate;
-use rand::RngExt;
-use rand::distr::Alphanumeric;
-use serde::Serialize;
+use super::form::Form;
+use crate::Text;
+use crate::text::{ChatTemplate, Message, TextError};
 use serde_json::{Map, Value, json};
 
 /// Tools of a request at most.
 const MAX_TOOLS: usize = 128;
 
-/// The tools that a request offers; none where it forbids calls.
-pub(super) fn take(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
-    let tools = fields.take::<Vec<Value>>("tools")?.unwrap_or_default();
-    if tools.len() > MAX_TOOLS {
-        let what = format!("{} tools, at most {MAX_TOOLS} are possible", tools.len());
-        return Err(ApiError::param("tools", what));
+/// What a request says about tools.
+#[derive(Debug)]
+pub(super) struct Tools {
+    /// As chat templates know them; none where the request forbids calls.
+    list: Vec<Value>,
+    choice: ToolChoice,
+    /// Whether an answer has one call at most.
+    is_single: bool,
+}
+
+/// Whether an answer has to be a call.
+#[derive(Debug, PartialEq)]
+enum ToolChoice {
+    Auto,
+    Required,
+    /// A call of this function.
+    Named(String),
+}
+
+/// How the calls of an answer are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallRules {
+    pub format: Format,
+    /// Whether the answer ends with its first call.
+    pub is_single: bool,
+    /// Whether the request names the function: such an answer ends with `stop`, as OpenAI's does.
+    pub is_named: bool,
+}
+
+impl Tools {
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let list = fields.take::<Vec<Value>>("tools")?.unwrap_or_default();
+        if list.len() > MAX_TOOLS {
+            let what = format!("{} tools, at most {MAX_TOOLS} are possible", list.len());
+            return Err(ApiError::param("tools", what));
+        }
+        let list = list
+            .into_iter()
+            .enumerate()
+            .map(|(index, tool)| take_tool(tool, &format!("tools[{index}]")))
+            .collect::<Result<Vec<_>, _>>()?;
+        let is_parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let choice = match fields.take::<Value>("tool_choice")? {
+            None => ToolChoice::Auto,
+            Some(choice) => match choice.as_str() {
+                Some("auto") => ToolChoice::Auto,
+                Some("none") => return Ok(Tools { list: Vec::new(), ..Tools::none() }),
+                Some("required") => ToolChoice::Required,
+                Some(_) => return Err(ApiError::param("tool_choice", CHOICES)),
+                None => take_named(choice)?,
+            },
+        };
+        let is_single = !is_parallel || matches!(choice, ToolChoice::Named(_));
+        let tools = Tools { list, choice, is_single };
+        tools.check_choice().map(|()| tools)
     }
-    let tools: Vec<Value> = tools
-        .into_iter()
-        .enumerate()
-        .map(|(index, tool)| take_tool(tool, &format!("tools[{index}]")))
-        .collect::<Result<_, _>>()?;
-    match fields.take::<Value>("tool_choice")? {
-        None => Ok(tools),
-        Some(choice) if choice == "auto" => Ok(tools),
-        Some(choice) if choice == "none" => Ok(Vec::new()),
-        Some(_) => Err(ApiError::unsupported("tool_choice")),
+
+    /// Of a request that offers none.
+    pub fn none() -> Self {
+        Tools { list: Vec::new(), choice: ToolChoice::Auto, is_single: false }
     }
+
+    fn check_choice(&self) -> Result<(), ApiError> {
+        let names: Vec<&str> = self.list.iter().map(name).collect();
+        match &self.choice {
+            ToolChoice::Auto => Ok(()),
+            _ if names.is_empty() => {
+                Err(ApiError::param("tool_choice", "it asks for a call, and there are no tools"))
+            }
+            ToolChoice::Named(wanted) if !names.contains(&&**wanted) => {
+                let what = format!("there is no tool `{wanted}`, but `{}`", names.join("`, `"));
+                Err(ApiError::param("tool_choice", what))
+            }
+            ToolChoice::Required | ToolChoice::Named(_) => Ok(()),
+        }
+    }
+
+    /// Whether an answer has to be a call.
+    pub fn are_required(&self) -> bool {
+        self.choice != ToolChoice::Auto
+    }
+
+    /// How calls are read; `None` without tools.
+    pub fn rules(&self, text: &Text) -> Result<Option<CallRules>, ApiError> {
+        let (false, Some(template)) = (self.list.is_empty(), &text.chat_template) else {
+            return Ok(None);
+        };
+        let format = match Format::of(template) {
+            Some(format) => format,
+            None if !Format::is_known(template) => Format::Hermes,
+            None => {
+                let what = "this model's chat template writes calls in a format that is not known";
+                return Err(ApiError::param("tools", what));
+            }
+        };
+        let is_named = matches!(self.choice, ToolChoice::Named(_));
+        Ok(Some(CallRules { format, is_single: self.is_single, is_named }))
+    }
+
+    /// The form of an answer that has to be a call.
+    pub fn form(&self, text: &Text) -> Result<Option<Form>, ApiError> {
+        let Some(rules) = self.rules(text)?.filter(|_| self.are_required()) else {
+            return Ok(None);
+        };
+        let is_possible = |tool: &&Value| match &self.choice {
+            ToolChoice::Named(wanted) => name(tool) == wanted,
+            ToolChoice::Auto | ToolChoice::Required => true,
+        };
+        let tools: Vec<&Value> = self.list.iter().filter(is_possible).collect();
+        let grammar = required::grammar(rules.format, &tools, rules.is_single, &text.tokenizer);
+        Ok(Some(Form::calls(grammar)))
+    }
+
+    /// The prompt, by a model's chat template.
+    pub fn render(
+        &self,
+        template: &ChatTemplate,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
+        if self.list.is_empty() || Format::is_known(template) {
+            return template.render_with_tools(messages, &self.list, add_generation_prompt);
+        }
+        template.render(&described::messages(messages, &self.list), add_generation_prompt)
+    }
+}
+
+const CHOICES: &str =
+    "it has to be none, auto, required or {\"type\": \"function\", \"function\": {\"name\": ..}}";
+
+fn take_named(choice: Value) -> Result<ToolChoice, ApiError> {
+    let mut choice = Fields::of(choice, "tool_choice")?;
+    if choice.require::<String>("type")? != "function" {
+        return Err(ApiError::param("tool_choice", CHOICES));
+    }
+    let mut function = Fields::of(choice.require("function")?, "tool_choice.function")?;
+    choice.finish()?;
+    let name = function.require("name")?;
+    function.finish()?;
+    Ok(ToolChoice::Named(name))
+}
+
+/// The name of a tool as chat templates know it.
+fn name(tool: &Value) -> &str {
+    tool["function"]["name"].as_str().unwrap_or_default()
 }
 
 /// A tool as chat templates know it.
@@ -77,332 +212,63 @@ pub(super) fn take_calls(calls: Vec<Value>, path: &str) -> Result<Vec<Value>, Ap
     calls.into_iter().map(take).collect()
 }
 
-/// How a model writes calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
-    Hermes,
-    Llama3,
-    Mistral,
-    Phi4,
-}
-
-impl Format {
-    /// The one that a chat template shows, if it knows tools.
-    pub fn of(template: &ChatTemplate) -> Option<Self> {
-        let source = template.source();
-        let shows = |marks: &[&str]| marks.iter().any(|mark| source.contains(mark));
-        if !shows(&["tools"]) {
-            None
-        } else if shows(&["[TOOL_CALLS]"]) {
-            Some(Format::Mistral)
-        } else if shows(&["<|tool_call|>"]) {
-            Some(Format::Phi4)
-        } else if shows(&["<tool_call>"]) {
-            Some(Format::Hermes)
-        } else if shows(&["<|python_tag|>", "\"parameters\": "]) {
-            Some(Format::Llama3)
-        } else {
-            None
-        }
-    }
-
-    /// What begins calls, and what ends them; without an end they go on to that of the answer.
-    fn marks(self) -> (&'static str, Option<&'static str>) {
-        match self {
-            Format::Hermes => ("<tool_call>", Some("</tool_call>")),
-            Format::Llama3 => ("<|python_tag|>", None),
-            Format::Mistral => ("[TOOL_CALLS]", None),
-            Format::Phi4 => ("<|tool_call|>", Some("<|/tool_call|>")),
-        }
-    }
-}
-
-/// A call of a tool.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct ToolCall {
-    /// Its number in the answer.
-    pub index: usize,
-    pub id: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    pub function: Function,
-}
-
-/// What is called, with JSON.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Function {
-    pub name: String,
-    pub arguments: String,
-}
-
-/// A part of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Piece {
-    Text(String),
-    Call(ToolCall),
-}
-
-/// Finds the calls in the text of an answer as it comes.
-#[derive(Debug)]
-pub(super) struct ToolParser {
-    format: Format,
-    /// Text that may be the beginning of a mark, or that of calls.
-    held: String,
-    in_calls: bool,
-    num_calls: usize,
-    /// Whether nothing but white space has come.
-    is_start: bool,
-}
-
-impl ToolParser {
-    /// At the beginning of an answer.
-    pub fn new(format: Format) -> Self {
-        ToolParser { format, held: String::new(), in_calls: false, num_calls: 0, is_start: true }
-    }
-
-    /// Whether there was a call.
-    pub fn has_calls(&self) -> bool {
-        self.num_calls > 0
-    }
-
-    /// Adds text; returns what is complete.
-    pub fn push(&mut self, text: &str) -> Vec<Piece> {
-        self.held.push_str(text);
-        let mut pieces = Vec::new();
-        while self.take_piece(&mut pieces) {}
-        pieces
-    }
-
-    /// Ends the answer: what is left of it.
-    pub fn finish(&mut self) -> Vec<Piece> {
-        let held = std::mem::take(&mut self.held);
-        let mut pieces = Vec::new();
-        if self.in_calls {
-            self.take_calls(&held, &mut pieces);
-        } else if !(self.has_calls() && held.trim().is_empty()) {
-            push_text(&mut pieces, held);
-        }
-        pieces
-    }
-
-    /// Whether there may be more.
-    fn take_piece(&mut self, pieces: &mut Vec<Piece>) -> bool {
-        let (open, close) = self.format.marks();
-        if self.in_calls {
-            let Some(end) = close.and_then(|close| Some((self.held.find(close)?, close.len())))
-            else {
-                return false;
-            };
-            let calls: String = self.held.drain(..end.0).collect();
-            self.held.drain(..end.1);
-            self.in_calls = false;
-            self.take_calls(&calls, pieces);
-            return true;
-        }
-        if self.is_start {
-            let text = self.held.trim_start();
-            if text.is_empty() {
-                return false;
-            }
-            self.is_start = false;
-            // Llama 3 leaves the mark out as a rule.
-            if self.format == Format::Llama3 && text.starts_with('{') {
-                self.in_calls = true;
-                return false;
-            }
-        }
-        if let Some(start) = self.held.find(open) {
-            let text: String = self.held.drain(..start).collect();
-            self.held.drain(..open.len());
-            self.in_calls = true;
-            if !text.trim().is_empty() {
-                push_text(pieces, text.trim_end().to_owned());
-            }
-            return true;
-        }
-        // The longest end of the text that may be the beginning of the mark, and white space before it, which is not
-        // part of the text if it is.
-        let lengths = (1..open.len()).rev();
-        let mark = lengths
-            .filter(|&len| open.is_char_boundary(len))
-            .find(|&len| self.held.ends_with(&open[..len]));
-        let before = self.held.len() - mark.unwrap_or(0);
-        let kept = self.held[..before].trim_end().len();
-        push_text(pieces, self.held.drain(..kept).collect());
-        false
-    }
-
-    /// The calls of `text`; the text itself if it has none.
-    fn take_calls(&mut self, text: &str, pieces: &mut Vec<Piece>) {
-        match parse(text) {
-            Some(calls) => {
-                for function in calls {
-                    let (index, id) = (self.num_calls, new_id(self.format));
-                    pieces.push(Piece::Call(ToolCall { index, id, kind: "function", function }));
-                    self.num_calls += 1;
-                }
-                // White space between calls is none of the text.
-                self.is_start = self.format.marks().1.is_some();
-                self.held = self.held.trim_start().to_owned();
-            }
-            None => push_text(pieces, text.to_owned()),
-        }
-    }
-}
-
-fn push_text(pieces: &mut Vec<Piece>, text: String) {
-    if !text.is_empty() {
-        pieces.push(Piece::Text(text));
-    }
-}
-
-/// An object, a list of objects, or several of either with `;` between them: each a call.
-fn parse(text: &str) -> Option<Vec<Function>> {
-    let mut calls = Vec::new();
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-        let value = values.next()?.ok()?;
-        rest = rest[values.byte_offset()..].trim_start_matches([';', ' ', '\n', '\r', '\t']);
-        match value {
-            Value::Array(list) => {
-                calls.extend(list.into_iter().map(call).collect::<Option<Vec<_>>>()?)
-            }
-            value => calls.push(call(value)?),
-        }
-    }
-    (!calls.is_empty()).then_some(calls)
-}
-
-fn call(value: Value) -> Option<Function> {
-    let Value::Object(mut fields) = value else { return None };
-    let Some(Value::String(name)) = fields.remove("name") else { return None };
-    let arguments = fields.remove("arguments").or_else(|| fields.remove("parameters"));
-    let arguments = match arguments.unwrap_or_else(|| json!({})) {
-        Value::String(json) => json,
-        arguments => arguments.to_string(),
-    };
-    Some(Function { name, arguments })
-}
-
-/// A name that no other call has. Mistral's templates take nine letters and digits.
-fn new_id(format: Format) -> String {
-    let (prefix, len) = if format == Format::Mistral { ("", 9) } else { ("call_", 24) };
-    let letters = rand::rng().sample_iter(Alphanumeric).take(len).map(char::from);
-    prefix.chars().chain(letters).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Text and calls of an answer that comes in pieces of `len` characters.
-    fn parts(format: Format, answer: &str, len: usize) -> (String, Vec<(String, String)>) {
-        let mut parser = ToolParser::new(format);
-        let letters: Vec<char> = answer.chars().collect();
-        let mut pieces: Vec<Piece> = letters
-            .chunks(len)
-            .flat_map(|chunk| parser.push(&chunk.iter().collect::<String>()))
-            .collect();
-        pieces.extend(parser.finish());
-        let (mut text, mut calls) = (String::new(), Vec::new());
-        for piece in pieces {
-            match piece {
-                Piece::Text(piece) => text += &piece,
-                Piece::Call(call) => {
-                    assert_eq!(call.index, calls.len());
-                    calls.push((call.function.name, call.function.arguments));
-                }
-            }
-        }
-        assert_eq!(parser.has_calls(), !calls.is_empty());
-        (text, calls)
-    }
-
-    #[test]
-    fn every_format_has_its_calls() {
-        let (f, g) = (("f", r#"{"x":1}"#), ("g", "{}"));
-        for (format, answer, text, calls) in [
-            (
-                Format::Hermes,
-                "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>",
-                "",
-                &[f][..],
-            ),
-            (
-                Format::Hermes,
-                "I look it up.\n<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>\n<tool_call>\n{\"name\": \"g\"}\n</tool_call>",
-                "I look it up.",
-                &[f, g],
-            ),
-            (Format::Hermes, "a < b <tool> c \n", "a < b <tool> c \n", &[]),
-            (
-                Format::Hermes,
-                "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x\\\":1}\"}",
-                "",
-                &[f],
-            ),
-            (Format::Hermes, "<tool_call>no JSON</tool_call> more", "no JSON more", &[]),
-            (Format::Llama3, "{\"name\": \"f\", \"parameters\": {\"x\": 1}}", "", &[f]),
-            (
-                Format::Llama3,
-                "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"x\": 1}}; {\"name\": \"g\", \"parameters\": {}}",
-                "",
-                &[f, g],
-            ),
-            (Format::Llama3, "{not a call}", "{not a call}", &[]),
-            (Format::Llama3, "Yes: {\"a\": 1}", "Yes: {\"a\": 1}", &[]),
-            (
-                Format::Mistral,
-                "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}, {\"name\": \"g\"}]",
-                "",
-                &[f, g],
-            ),
-            (
-                Format::Phi4,
-                "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"x\": 1}}]<|/tool_call|>",
-                "",
-                &[f],
-            ),
-        ] {
-            let calls: Vec<_> =
-                calls.iter().map(|(name, json)| (name.to_string(), json.to_string())).collect();
-            for len in [1, 2, 3, 7, 1000] {
-                assert_eq!(
-                    parts(format, answer, len),
-                    (text.to_owned(), calls.clone()),
-                    "{answer} by {len}"
-                );
-            }
-        }
+    fn take(body: Value) -> Result<Tools, String> {
+        let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
+        Tools::take(&mut fields)
+            .map_err(|e| e.to_json()["error"]["message"].as_str().unwrap().to_owned())
     }
 
     #[test]
     fn tools_are_functions() {
-        let take = |body: Value| {
-            let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
-            take(&mut fields)
-                .map_err(|e| e.to_json()["error"]["message"].as_str().unwrap().to_owned())
-        };
         let tool = json!({"type": "function", "function": {"name": "f", "strict": true}});
         let known = json!({"type": "function", "function": {
             "name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}});
-        assert_eq!(take(json!({"tools": [tool]})), Ok(vec![known]));
-        assert_eq!(take(json!({"tools": [tool], "tool_choice": "none"})), Ok(vec![]));
+        assert_eq!(take(json!({"tools": [tool]})).unwrap().list, [known]);
+        assert!(take(json!({"tools": [tool], "tool_choice": "none"})).unwrap().list.is_empty());
         for (body, why) in [
             (json!({"tools": [{"type": "x"}]}), "tools[0]: the type has to be function"),
             (json!({"tools": [{"type": "function"}]}), "tools[0].function: this field is required"),
-            (
-                json!({"tools": [tool], "tool_choice": "required"}),
-                "tool_choice: this is not supported yet",
-            ),
             (
                 json!({"tools": vec![tool.clone(); 200]}),
                 "tools: 200 tools, at most 128 are possible",
             ),
         ] {
-            assert_eq!(take(body), Err(why.to_owned()));
+            assert_eq!(take(body).unwrap_err(), why);
         }
+    }
+
+    #[test]
+    fn a_choice_is_one_of_the_tools() {
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let tools = json!([tool("f"), tool("g")]);
+        let with = |choice: Value| take(json!({"tools": tools, "tool_choice": choice}));
+        let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+        assert_eq!(with(json!("auto")).unwrap().choice, ToolChoice::Auto);
+        let required = with(json!("required")).unwrap();
+        assert!(required.are_required() && !required.is_single);
+        let one = with(named("g")).unwrap();
+        assert_eq!((one.choice, one.is_single), (ToolChoice::Named("g".to_owned()), true));
+        let single = take(json!({"tools": tools, "parallel_tool_calls": false})).unwrap();
+        assert!(single.is_single && !single.are_required());
+        for (choice, why) in [
+            (named("h"), "tool_choice: there is no tool `h`, but `f`, `g`"),
+            (json!("any"), "tool_choice: it has to be none, auto, required or "),
+            (
+                json!({"type": "allowed_tools"}),
+                "tool_choice: it has to be none, auto, required or ",
+            ),
+            (json!({"type": "function"}), "tool_choice.function: this field is required"),
+            (json!(3), "tool_choice: it has to be an object"),
+        ] {
+            let error = with(choice.clone()).unwrap_err();
+            assert!(error.starts_with(why), "{choice}: {error}");
+        }
+        let error = take(json!({"tool_choice": "required"})).unwrap_err();
+        assert_eq!(error, "tool_choice: it asks for a call, and there are no tools");
     }
 
     #[test]

@@ -1,0 +1,79 @@
+//! Tools for a chat template that knows none: a system message describes them, in the words of Hermes' templates.
+
+use crate::text::Message;
+use serde_json::{Value, json};
+
+const BEFORE: &str = "\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>";
+const AFTER: &str = "\
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{\"name\": <function-name>, \"arguments\": <args-json-object>}
+</tool_call>";
+
+/// Messages of the roles that every template knows, after a description of `tools`.
+pub(super) fn messages(messages: &[Message], tools: &[Value]) -> Vec<Message> {
+    let tools: String = tools.iter().map(|tool| format!("{tool}\n")).collect();
+    let description = format!("{BEFORE}\n{tools}{AFTER}");
+    let mut messages: Vec<Message> = messages.iter().map(plain).collect();
+    match messages.first_mut() {
+        Some(first) if first.role == "system" => {
+            first.content = format!("{}\n\n{description}", first.content);
+        }
+        _ => messages.insert(0, Message::new("system", description)),
+    }
+    messages
+}
+
+/// A message whose calls, or whose result of a call, are part of its text.
+fn plain(message: &Message) -> Message {
+    if message.role == "tool" {
+        let result = format!("<tool_response>\n{}\n</tool_response>", message.content);
+        return Message::new("user", result);
+    }
+    let calls = message.fields.get("tool_calls").and_then(Value::as_array);
+    let texts = calls.into_iter().flatten().map(|call| {
+        let Value::Object(function) = &call["function"] else { return String::new() };
+        let call = json!({"name": function["name"], "arguments": function["arguments"]});
+        format!("<tool_call>\n{call}\n</tool_call>")
+    });
+    let content = (!message.content.is_empty()).then(|| message.content.clone());
+    let content: Vec<String> = content.into_iter().chain(texts).collect();
+    Message::new(message.role.clone(), content.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_their_results_are_texts() {
+        let call = json!([{"id": "1", "type": "function",
+            "function": {"name": "f", "arguments": {"x": 1}}}]);
+        let fields = [("tool_calls".to_owned(), call)].into_iter().collect();
+        let asked = [
+            Message::new("user", "Hi"),
+            Message { fields, ..Message::new("assistant", "I look.") },
+            Message::new("tool", "42"),
+        ];
+        let got = messages(&asked, &[json!({"type": "function"})]);
+        let [system, user, assistant, tool] = &got[..] else { panic!("{got:?}") };
+        assert_eq!((&*system.role, &*user.content), ("system", "Hi"));
+        assert!(
+            system.content.contains("<tools>\n{\"type\":\"function\"}\n</tools>"),
+            "{system:?}"
+        );
+        let call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":1}}\n</tool_call>";
+        assert_eq!(assistant.content, format!("I look.\n{call}"));
+        assert_eq!(*tool, Message::new("user", "<tool_response>\n42\n</tool_response>"));
+        let own = messages(&[Message::new("system", "Be brief.")], &[]);
+        assert!(own.len() == 1 && own[0].content.starts_with("Be brief.\n\n# Tools"), "{own:?}");
+    }
+}
