@@ -15,13 +15,26 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 use support::{Copy, LLAMA, halfwarp, stdout};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 /// How long a test waits before it looks again.
 const PAUSE: Duration = Duration::from_millis(20);
 const QUESTION: &str = "What is the capital of France?";
 
+/// A certificate of localhost, its key, and the key of another: EC on P-256, signed by themselves, until 2126
+/// (`openssl req -x509 -newkey ec -addext basicConstraints=critical,CA:FALSE`).
+const CERT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tls/server.pem");
+const KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tls/server.key");
+const OTHER_KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tls/other.key");
+
+/// It trusts [`CERT`] alone.
 fn agent() -> ureq::Agent {
-    ureq::Agent::config_builder().http_status_as_error(false).build().into()
+    let cert = Certificate::from_pem(&std::fs::read(CERT).unwrap()).unwrap();
+    let tls = TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .root_certs(RootCerts::new_with_certs(&[cert]))
+        .build();
+    ureq::Agent::config_builder().http_status_as_error(false).tls_config(tls).build().into()
 }
 
 /// A client of one server.
@@ -332,6 +345,16 @@ fn tokens_there_and_back(client: &Client) {
     assert_eq!(tokens["token_strs"].as_array().unwrap().len(), count);
     let back = client.ok("/detokenize", &json!({ "tokens": tokens["tokens"] }));
     assert_eq!(back["prompt"], text);
+    let info = client.get("/tokenizer_info").json();
+    assert_eq!((&info["vocab_size"], &info["model_max_length"]), (&json!(49152), &json!(512)));
+    assert_eq!(
+        (&info["bos_token"], &info["eos_token"]),
+        (&json!("<|im_start|>"), &json!("<|im_end|>"))
+    );
+    assert_eq!(info["added_tokens_decoder"]["2"]["content"], "<|im_end|>");
+    assert!(info["tokenizer_class"].is_string(), "{info}");
+    let template = info["chat_template"].as_str().unwrap();
+    assert!(template.contains("add_generation_prompt"), "{template}");
     let chat = client.ok("/tokenize", &json!({ "messages": chat()["messages"] }));
     let back = client.ok("/detokenize", &json!({ "tokens": chat["tokens"] }));
     let back = back["prompt"].as_str().unwrap();
@@ -610,6 +633,7 @@ fn a_key_opens_what_is_locked() {
         assert_eq!(client.post("/v1/completions", &body).status, status, "{key:?}");
         assert_eq!(client.get("/metrics").status, status, "{key:?}");
         assert_eq!(client.get("/health").status, 200, "{key:?}");
+        assert_eq!(client.get("/tokenizer_info").status, if status == 200 { 400 } else { 401 });
         // A path that is not there tells no more to who has no key.
         assert_eq!(client.get("/v1/nothing").status, 404, "{key:?}");
     }
@@ -680,6 +704,86 @@ fn a_port_that_is_taken_is_one_line() {
     let said = support::stderr(&output);
     assert!(said.starts_with(&format!("error: cannot listen at 127.0.0.1:{port}: ")), "{said}");
     assert!(said.contains("--port") && said.lines().count() == 2, "{said}");
+}
+
+#[test]
+fn connections_are_encrypted() {
+    let mut serving =
+        Serving::start(&["-m", LLAMA, "--tls-cert", CERT, "--tls-key", KEY, "--log-level", "info"]);
+    let client = &serving.client;
+    assert!(client.base.starts_with("https://"), "{}", client.base);
+    let body = json!({ "prompt": [1, 2], "temperature": 0, "max_tokens": 5, "ignore_eos": true,
+                       "return_token_ids": true });
+    let whole = client.ok("/v1/completions", &body);
+    let ids = whole["choices"][0]["token_ids"].as_array().unwrap();
+    let chunks = client.stream("/v1/completions", &body).rest();
+    let streamed = chunks.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array());
+    assert!(ids.len() == 5 && streamed.flatten().eq(ids), "{chunks:?}");
+    // Neither plain HTTP nor a client that trusts another is served.
+    let plain = agent().get(client.base.replace("https", "http") + "/health").call();
+    assert!(plain.is_err(), "{plain:?}");
+    let idle = std::net::TcpStream::connect(client.base.trim_start_matches("https://")).unwrap();
+    assert_eq!(client.get("/health").status, 200);
+    serving.signal("TERM");
+    // A handshake that never comes holds nothing up.
+    assert_eq!(serving.exit_code(), Some(0));
+    drop(idle);
+    assert!(serving.log.lock().unwrap().contains("a TLS handshake failed"));
+}
+
+#[test]
+fn certificates_and_keys_that_do_not_fit_are_refused() {
+    for (cert, key, why) in [
+        ("none.pem", KEY, "cannot read none.pem: No such file"),
+        (CERT, "none.key", "cannot read none.key: No such file"),
+        (KEY, KEY, "server.key has no certificate in PEM"),
+        (CERT, CERT, "server.pem has no private key in PEM"),
+        (CERT, OTHER_KEY, "other.key does not belong to the certificate of"),
+    ] {
+        let args = ["serve", "--device", "cpu", "-m", LLAMA, "--port", "0"];
+        let output = support::run(&[&args[..], &["--tls-cert", cert, "--tls-key", key]].concat());
+        let said = support::stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with("error: ") && said.contains(why), "{said}");
+        assert!(said.lines().count() <= 2, "{said}");
+    }
+    for args in [&["--tls-cert", CERT][..], &["--tls-key", KEY], &["--cors-origin", "example.com"]]
+    {
+        let output = support::run(&[&["serve", "-m", LLAMA], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+    }
+}
+
+/// What the server lets pages of `origin` do: of a preflight request, and of one for `/version`.
+fn cors(client: &Client, origin: &str) -> [Option<String>; 2] {
+    let allowed = |response: ureq::http::Response<ureq::Body>| {
+        assert!(response.status().is_success() || response.status() == 405, "{response:?}");
+        let value = response.headers().get("access-control-allow-origin");
+        value.map(|value| value.to_str().unwrap().to_owned())
+    };
+    let preflight = agent()
+        .options(format!("{}/v1/chat/completions", client.base))
+        .header("Origin", origin)
+        .header("Access-Control-Request-Method", "POST")
+        .header("Access-Control-Request-Headers", "authorization,content-type,x-stainless-os");
+    let simple = agent().get(format!("{}/version", client.base)).header("Origin", origin);
+    [preflight.call(), simple.call()].map(|response| allowed(response.unwrap()))
+}
+
+#[test]
+fn pages_of_other_origins_are_served_only_where_they_are_named() {
+    let serving = Serving::start(&["-m", LLAMA]);
+    assert_eq!(cors(&serving.client, "https://a.example"), [None, None]);
+    let args = ["--cors-origin", "https://a.example", "--cors-origin", "http://b.example:3000"];
+    let serving = Serving::start(&[&["-m", LLAMA, "--api-key", "x"], &args[..]].concat());
+    for origin in ["https://a.example", "http://b.example:3000"] {
+        assert_eq!(cors(&serving.client, origin), [Some(origin.into()), Some(origin.into())]);
+    }
+    for origin in ["http://a.example", "https://a.example:444", "http://b.example"] {
+        assert_eq!(cors(&serving.client, origin), [None, None]);
+    }
+    let serving = Serving::start(&["-m", LLAMA, "--cors-origin", "*"]);
+    assert_eq!(cors(&serving.client, "http://any"), [Some("*".into()), Some("*".into())]);
 }
 
 /// In this process, with an engine that takes as long to load as the test says.

@@ -3,8 +3,8 @@
 use super::{failure::Failure, interrupt, model::EngineArgs, terminal};
 use clap::builder::NonEmptyStringValueParser;
 use halfwarp::ServiceOptions;
-use halfwarp::server::{Server, ServerOptions};
-use std::{io, num::NonZeroUsize, sync::Arc, time::Duration};
+use halfwarp::server::{Server, ServerOptions, Tls, TlsError, is_origin};
+use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 use tracing_subscriber::filter::LevelFilter;
 
 const EXAMPLES: &str = "\
@@ -40,6 +40,16 @@ struct ServerArgs {
     /// anyone is served]
     #[arg(long, value_name = "KEY", env = "HALFWARP_API_KEY", hide_env_values = true, value_parser = NonEmptyStringValueParser::new())]
     api_key: Vec<String>,
+    /// Origin whose web pages may use the server, such as https://chat.example, or * for all; repeat
+    /// it for more [default: no other origin may]
+    #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
+    cors_origin: Vec<String>,
+    /// PEM file with the server's certificate and those that vouch for it: HTTPS instead of HTTP
+    #[arg(long, value_name = "PEM", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// PEM file with the private key of --tls-cert
+    #[arg(long, value_name = "PEM", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// What clients call the model [default: the name of its directory or file]
     #[arg(long, visible_alias = "alias", value_name = "NAME")]
     served_model_name: Option<String>,
@@ -78,12 +88,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .with_target(false)
         .with_max_level(*log_level)
         .init();
+    let tls = args.server.tls()?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let model = args.engine.open_model()?;
-    let options = args.server.options(args.engine.model_name()?);
+    let options = ServerOptions { tls, ..args.server.options(args.engine.model_name()?) };
     let server = Server::bind((host.as_str(), *port), Arc::clone(&model), options)
         .map_err(|error| cannot_listen(host, *port, &error))?;
     let address = server.local_addr().map_err(|error| cannot_listen(host, *port, &error))?;
-    terminal::note(format_args!("listening on http://{address}"));
+    terminal::note(format_args!("listening on {scheme}://{address}"));
     let (engine, max_seqs) = (args.engine.clone(), max_num_seqs.map(NonZeroUsize::get));
     let cache_positions = kv_cache_tokens.map(NonZeroUsize::get);
     let open = move || engine.serving_engine(&model, max_seqs, cache_positions);
@@ -91,11 +103,25 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl ServerArgs {
+    /// What encrypts connections, if anything does.
+    fn tls(&self) -> Result<Option<Tls>, Failure> {
+        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        Tls::from_pem_files(cert, key).map(Some).map_err(|error| {
+            let hint = match error {
+                TlsError::Mismatch { .. } => "\ngive the two files that were made together",
+                _ => "",
+            };
+            Failure::Input(format!("{error}{hint}"))
+        })
+    }
+
     fn options(&self, model_name: String) -> ServerOptions {
         let timeout = Duration::from_secs(self.timeout);
         ServerOptions {
             model_name: self.served_model_name.clone().unwrap_or(model_name),
             api_keys: self.api_key.clone(),
+            cors_origins: self.cors_origin.clone(),
+            tls: None,
             max_body_bytes: self.max_body_bytes,
             max_choices: self.max_choices,
             service: ServiceOptions { max_waiting: self.max_queue },
@@ -103,6 +129,13 @@ impl ServerArgs {
             write_timeout: timeout,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
         }
+    }
+}
+
+fn parse_origin(origin: &str) -> Result<String, String> {
+    match is_origin(origin) {
+        true => Ok(origin.to_owned()),
+        false => Err("an origin is SCHEME://HOST or SCHEME://HOST:PORT, or * for all".to_owned()),
     }
 }
 

@@ -9,6 +9,7 @@ mod answer;
 mod app;
 mod auth;
 mod choice;
+mod cors;
 mod error;
 mod fields;
 mod form;
@@ -16,20 +17,26 @@ mod metrics;
 mod page;
 mod request;
 mod routes;
+mod tls;
 mod tokens;
 mod tools;
+
+pub use cors::is_origin;
+pub use tls::{Tls, TlsError};
 
 use crate::Model;
 use crate::engine::{Engine, EngineError, EngineHandle, EngineService, ServiceOptions};
 use app::App;
+use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::spawn_blocking;
@@ -55,6 +62,10 @@ pub struct ServerOptions {
     pub model_name: String,
     /// Keys of which a client has to give one; none: anyone is served.
     pub api_keys: Vec<String>,
+    /// Origins whose pages may talk to the server, see [`is_origin`]; none: only its own page may.
+    pub cors_origins: Vec<String>,
+    /// Connections are encrypted; none: they are plain HTTP.
+    pub tls: Option<Tls>,
     /// Bytes of a request's body at most.
     pub max_body_bytes: usize,
     /// Answers to a request at most: its prompts times its `n`.
@@ -74,6 +85,8 @@ impl Default for ServerOptions {
         ServerOptions {
             model_name: "halfwarp".to_owned(),
             api_keys: Vec::new(),
+            cors_origins: Vec::new(),
+            tls: None,
             max_body_bytes: 8 << 20,
             max_choices: 128,
             service: ServiceOptions::default(),
@@ -196,6 +209,7 @@ async fn accept(
     app: Arc<App>,
     mut is_closing: oneshot::Receiver<()>,
 ) {
+    let tls = app.options.tls.as_ref().map(Tls::acceptor);
     let router = routes::router(app);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
@@ -219,19 +233,35 @@ async fn accept(
         };
         // Tokens are small, and each is awaited.
         let _ = socket.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .serve_connection(TokioIo::new(socket), service);
-        let connection = graceful.watch(connection);
+        let (router, watcher, tls) = (router.clone(), graceful.watcher(), tls.clone());
         tokio::spawn(async move {
-            // A client that leaves is no news.
-            let _ = connection.await;
+            match tls {
+                None => serve_connection(socket, router, watcher).await,
+                Some(tls) => match timeout(HEAD_TIMEOUT, tls.accept(socket)).await {
+                    Ok(Ok(socket)) => serve_connection(socket, router, watcher).await,
+                    Ok(Err(error)) => tracing::info!("a TLS handshake failed: {error}"),
+                    Err(_) => {}
+                },
+            }
             drop(place);
         });
     }
     graceful.shutdown().await;
+}
+
+/// Serves a connection until it ends, or `watcher` ends it after a response.
+async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    socket: S,
+    router: Router,
+    watcher: Watcher,
+) {
+    let service = TowerToHyperService::new(router);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(socket), service);
+    // A client that leaves is no news.
+    let _ = watcher.watch(connection).await;
 }
 
 #[cfg(test)]

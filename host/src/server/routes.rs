@@ -4,6 +4,7 @@ use super::answer::{Answer, Endpoint, Prompted};
 use super::app::{App, new_id, unix_time};
 use super::auth;
 use super::choice::{Choice, MAX_PARTS};
+use super::cors;
 use super::error::{ApiError, json_response};
 use super::page;
 use super::request::{ChatRequest, CompletionRequest, Params, Prompt};
@@ -42,18 +43,23 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*model}", get(model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route("/tokenizer_info", get(tokenizer_info))
         .route("/metrics", get(metrics))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&app), check_key));
-    with_key
+    let router = with_key
         .merge(page::routes())
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/version", get(version))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn(log))
-        .with_state(app)
+        .layer(CatchPanicLayer::custom(panicked));
+    // Before the keys: a preflight request has none.
+    let router = match cors::layer(&app.options.cors_origins) {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    router.layer(middleware::from_fn(log)).with_state(app)
 }
 
 async fn check_key(State(app): SharedApp, request: Request, next: Next) -> Response {
@@ -139,6 +145,10 @@ async fn tokenize(State(app): SharedApp, request: Request) -> Result<Response, A
 async fn detokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     let body = read_body(&app, request).await?;
     blocking(move || tokens::detokenize(&app, &body)).await
+}
+
+async fn tokenizer_info(State(app): SharedApp) -> Result<Response, ApiError> {
+    tokens::tokenizer_info(&app)
 }
 
 async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {

@@ -1,12 +1,13 @@
-//! `/tokenize` and `/detokenize`, in vLLM's shapes.
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's shapes.
 
 use super::app::App;
 use super::error::{ApiError, json_response};
 use super::fields::Fields;
 use super::request::Conversation;
+use crate::text::ChatTemplate;
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 /// The token ids of a text, or of a conversation.
 pub(super) fn tokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
@@ -29,6 +30,31 @@ pub(super) fn tokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
         "max_model_len": app.healthy()?.context(),
         "tokens": tokens,
         "token_strs": texts,
+    });
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+/// What there is to know of the tokenizer, under the names of transformers' `tokenizer_config.json`.
+pub(super) fn tokenizer_info(app: &App) -> Result<Response, ApiError> {
+    let text = app.text()?;
+    let template = text.chat_template.as_ref();
+    let special = text.tokenizer.special_tokens();
+    let added: Map<String, Value> = special
+        .iter()
+        .map(|(id, token)| (id.to_string(), json!({ "content": token, "special": true })))
+        .collect();
+    let special: Vec<&String> = special.iter().map(|(_, token)| token).collect();
+    let body = json!({
+        // What transformers makes of any `tokenizer.json`.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "vocab_size": text.tokenizer.vocab_size(),
+        "model_max_length": app.healthy()?.context(),
+        "bos_token": template.and_then(ChatTemplate::bos_token),
+        "eos_token": template.and_then(ChatTemplate::eos_token),
+        "additional_special_tokens": special,
+        "added_tokens_decoder": added,
+        "stop_token_ids": text.stop_tokens,
+        "chat_template": template.map(ChatTemplate::source),
     });
     Ok(json_response(StatusCode::OK, &body))
 }

@@ -83,6 +83,16 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// What the template knows as `bos_token`.
+    pub fn bos_token(&self) -> Option<&str> {
+        self.special.bos_token.as_deref()
+    }
+
+    /// What the template knows as `eos_token`.
+    pub fn eos_token(&self) -> Option<&str> {
+        self.special.eos_token.as_deref()
+    }
+
     /// The text of the prompt, to be encoded without adding special tokens.
     /// `add_generation_prompt` opens the answer of the assistant.
     ///

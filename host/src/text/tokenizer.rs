@@ -70,6 +70,16 @@ impl Tokenizer {
         Some((self.spelling.bytes(&token).into_owned(), self.is_special(&token)))
     }
 
+    /// The special tokens and their ids, in the order of the ids.
+    pub fn special_tokens(&self) -> Vec<(u32, String)> {
+        let added = self.inner.get_added_tokens_decoder();
+        let special = added.into_iter().filter(|(_, token)| token.special);
+        let mut tokens: Vec<(u32, String)> =
+            special.map(|(id, token)| (id, token.content)).collect();
+        tokens.sort_unstable();
+        tokens
+    }
+
     pub(super) fn is_special(&self, token: &str) -> bool {
         self.inner.get_added_vocabulary().is_special_token(token)
     }
