@@ -47,6 +47,20 @@ impl Form {
         }
     }
 
+    /// What `text.format` of `/v1/responses` asks for, if anything.
+    pub fn of_text(format: Value) -> Result<Option<Self>, ApiError> {
+        let param = "text.format";
+        let mut format = Fields::of(format, param)?;
+        let kind = match format.require::<String>("type")?.as_str() {
+            "text" => None,
+            "json_object" => Some(Kind::JsonObject),
+            "json_schema" => Some(take_schema(&mut format)?),
+            _ => return Err(ApiError::param(param, KINDS)),
+        };
+        format.finish()?;
+        Ok(kind.map(|kind| Form { kind, param }))
+    }
+
     /// Of an answer that has to be a call of a tool, by a grammar.
     pub fn calls(grammar: String) -> Self {
         Form { kind: Kind::Lark(grammar), param: "tools" }
@@ -77,21 +91,24 @@ fn response_format(mut format: Fields) -> Result<Option<Form>, ApiError> {
         "json_schema" => {
             let mut schema =
                 Fields::of(format.require("json_schema")?, "response_format.json_schema")?;
-            // Every schema is kept to, strict or not.
-            schema.ignore(&["name", "description", "strict"]);
-            let json = schema.require::<Value>("schema")?;
+            let kind = take_schema(&mut schema)?;
             schema.finish()?;
-            Some(Kind::JsonSchema(json.to_string()))
+            Some(kind)
         }
-        _ => {
-            return Err(ApiError::param(
-                param,
-                "the type has to be text, json_object or json_schema",
-            ));
-        }
+        _ => return Err(ApiError::param(param, KINDS)),
     };
     format.finish()?;
     Ok(kind.map(|kind| Form { kind, param }))
+}
+
+const KINDS: &str = "the type has to be text, json_object or json_schema";
+
+/// A named schema.
+fn take_schema(fields: &mut Fields) -> Result<Kind, ApiError> {
+    // Every schema is kept to, strict or not.
+    fields.ignore(&["name", "description", "strict"]);
+    let schema = fields.require::<Value>("schema")?;
+    Ok(Kind::JsonSchema(schema.to_string()))
 }
 
 /// Takes the fields of a schema, a regular expression, a choice of texts and a grammar.

@@ -1,25 +1,29 @@
-//! The bodies of `/v1/chat/completions` and `/v1/completions`.
+//! The bodies of requests: what all have in common here, what is an endpoint's own in its module.
 //!
 //! Source: <https://platform.openai.com/docs/api-reference>; `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
 //! `ignore_eos`, `add_special_tokens`, `add_generation_prompt` and `return_token_ids` are vLLM's.
 
+mod chat;
+mod completion;
+mod response;
+
+pub(super) use chat::{ChatRequest, Conversation};
+pub(super) use completion::{CompletionRequest, Prompt};
+pub(super) use response::ResponseRequest;
+
 use super::error::ApiError;
 use super::fields::{Fields, is_empty, is_off};
 use super::form::Form;
-use super::tools::{self, Tools};
+use crate::Model;
 use crate::engine::{Constraint, Request, Sampling, SamplingError};
-use crate::text::Message;
-use crate::{Model, Text};
 use rand::RngExt;
 use serde::Deserialize;
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Number, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// OpenAI's defaults, for what neither the request nor the model says.
 const TEMPERATURE: f32 = 1.0;
-/// OpenAI's default of `max_tokens` of a completion.
-const COMPLETION_TOKENS: usize = 16;
 /// Stop strings of a request at most: every token is searched for each.
 const MAX_STOPS: usize = 16;
 
@@ -31,7 +35,7 @@ const IGNORED: [&str; 6] =
 #[derive(Debug)]
 pub(super) struct Params {
     pub model: Option<String>,
-    sampling: Sampling,
+    pub sampling: Sampling,
     is_seeded: bool,
     pub max_new_tokens: Option<usize>,
     pub stop: Vec<String>,
@@ -47,52 +51,11 @@ pub(super) struct Params {
     pub constraint: Option<Arc<dyn Constraint>>,
 }
 
-/// A prompt of `/v1/completions`.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Prompt {
-    Text(String),
-    Ids(Vec<u32>),
-}
-
-/// The body of `/v1/chat/completions`.
-#[derive(Debug)]
-pub(super) struct ChatRequest {
-    pub params: Params,
-    pub conversation: Conversation,
-}
-
-/// Messages, and how they become a prompt.
-#[derive(Debug)]
-pub(super) struct Conversation {
-    messages: Vec<Message>,
-    pub tools: Tools,
-    add_generation_prompt: bool,
-    add_special_tokens: bool,
-}
-
-/// The body of `/v1/completions`.
-#[derive(Debug)]
-pub(super) struct CompletionRequest {
-    pub params: Params,
-    pub prompts: Vec<Prompt>,
-    pub echo: bool,
-    pub add_special_tokens: bool,
-}
-
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Stop {
     One(String),
     Several(Vec<String>),
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Prompts {
-    Text(String),
-    Texts(Vec<String>),
-    Ids(Vec<u32>),
-    IdLists(Vec<Vec<u32>>),
 }
 
 impl Params {
@@ -265,140 +228,6 @@ fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiErro
     let include_usage = options.take("include_usage")?.unwrap_or(false);
     options.finish()?;
     Ok(include_usage)
-}
-
-impl ChatRequest {
-    pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
-        let conversation = Conversation::take(&mut fields)?;
-        let mut params = Params::take(&mut fields, model)?;
-        fields.finish()?;
-        if conversation.tools.are_required()
-            && let Some(form) = params.form.take()
-            // The form of texts, and there is none.
-            && form.param() != "response_format"
-        {
-            let what = "tool_choice asks for a call: the answer can have no other form";
-            return Err(ApiError::param(form.param(), what));
-        }
-        Ok(ChatRequest { params, conversation })
-    }
-}
-
-impl Conversation {
-    /// The messages of a request.
-    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
-        let messages = fields.require::<Vec<Value>>("messages")?;
-        if messages.is_empty() {
-            return Err(ApiError::param("messages", "there has to be one at least"));
-        }
-        let messages = messages.into_iter().enumerate().map(|(index, message)| {
-            take_message(Fields::of(message, &format!("messages[{index}]"))?)
-        });
-        Ok(Conversation {
-            messages: messages.collect::<Result<_, _>>()?,
-            tools: Tools::take(fields)?,
-            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
-            // The template writes them itself.
-            add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(false),
-        })
-    }
-
-    /// The prompt, by the model's chat template.
-    pub fn encode(&self, text: &Text) -> Result<Vec<u32>, ApiError> {
-        let template = text.chat_template.as_ref().ok_or_else(|| {
-            ApiError::invalid("this model has no chat template: use /v1/completions")
-        })?;
-        // Refuses a format of calls that is not known.
-        self.tools.rules(text)?;
-        let prompt = self.tools.render(template, &self.messages, self.add_generation_prompt)?;
-        Ok(text.tokenizer.encode(&prompt, self.add_special_tokens)?)
-    }
-}
-
-fn take_message(mut fields: Fields) -> Result<Message, ApiError> {
-    let role = match fields.require::<String>("role")?.as_str() {
-        // OpenAI's newer name.
-        "system" | "developer" => "system",
-        "user" => "user",
-        "assistant" => "assistant",
-        "tool" => "tool",
-        _ => {
-            let roles = "system, developer, user, assistant or tool";
-            return Err(ApiError::param("messages", format!("the role has to be {roles}")));
-        }
-    };
-    let mut others = Map::new();
-    if role == "assistant" {
-        let calls = fields.take::<Vec<Value>>("tool_calls")?.unwrap_or_default();
-        if !calls.is_empty() {
-            let calls = tools::take_calls(calls, "messages.tool_calls")?;
-            others.insert("tool_calls".to_owned(), calls.into());
-        }
-        // What openai-python sends back of an answer.
-        for name in ["refusal", "annotations", "audio", "function_call"] {
-            fields.neutral(name, is_empty)?;
-        }
-    }
-    if role == "tool" {
-        for name in ["tool_call_id", "name"] {
-            let value = fields.take::<String>(name)?;
-            others.extend(value.map(|value| (name.to_owned(), value.into())));
-        }
-    }
-    let content = match fields.take::<Value>("content")? {
-        None if others.contains_key("tool_calls") => String::new(),
-        None => return Err(ApiError::param("messages.content", "this field is required")),
-        Some(content) => take_content(content)?,
-    };
-    fields.finish()?;
-    Ok(Message { fields: others, ..Message::new(role, content) })
-}
-
-/// The text of a message.
-fn take_content(content: Value) -> Result<String, ApiError> {
-    match content {
-        Value::String(text) => Ok(text),
-        Value::Array(parts) => parts.into_iter().map(take_part).collect(),
-        _ => Err(ApiError::param("messages", "content has to be a text or a list of parts")),
-    }
-}
-
-fn take_part(part: Value) -> Result<String, ApiError> {
-    let mut part = Fields::of(part, "messages.content")?;
-    let kind = part.require::<String>("type")?;
-    if kind != "text" {
-        return Err(ApiError::unsupported("messages.content.type"));
-    }
-    let text = part.require("text")?;
-    part.finish()?;
-    Ok(text)
-}
-
-impl CompletionRequest {
-    pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
-        let mut params = Params::take(&mut fields, model)?;
-        params.max_new_tokens.get_or_insert(COMPLETION_TOKENS);
-        let prompts = fields.require::<Value>("prompt")?;
-        let prompts = match serde_json::from_value(prompts) {
-            Ok(Prompts::Text(text)) => vec![Prompt::Text(text)],
-            Ok(Prompts::Texts(texts)) => texts.into_iter().map(Prompt::Text).collect(),
-            Ok(Prompts::Ids(ids)) => vec![Prompt::Ids(ids)],
-            Ok(Prompts::IdLists(lists)) => lists.into_iter().map(Prompt::Ids).collect(),
-            Err(_) => {
-                let what = "it has to be a text, a list of texts, token ids, or a list of such";
-                return Err(ApiError::param("prompt", what));
-            }
-        };
-        if prompts.is_empty() {
-            return Err(ApiError::param("prompt", "there has to be one at least"));
-        }
-        let echo = fields.take("echo")?.unwrap_or(false);
-        let add_special_tokens = fields.take("add_special_tokens")?.unwrap_or(true);
-        fields.finish()?;
-        Ok(CompletionRequest { params, prompts, echo, add_special_tokens })
-    }
 }
 
 #[cfg(test)]

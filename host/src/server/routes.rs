@@ -1,13 +1,13 @@
 //! The paths of the server, and what each answers.
 
-use super::answer::{Answer, Endpoint, Prompted};
+use super::answer::{Asked, Completion, Endpoint, Prompted, ResponseObject, respond};
 use super::app::{App, new_id, unix_time};
 use super::auth;
-use super::choice::{Choice, MAX_PARTS};
+use super::choice::{Choice, MAX_PARTS, Part};
 use super::cors;
 use super::error::{ApiError, json_response};
 use super::page;
-use super::request::{ChatRequest, CompletionRequest, Params, Prompt};
+use super::request::{ChatRequest, CompletionRequest, Params, Prompt, ResponseRequest};
 use super::tokens;
 use super::tools::CallRules;
 use axum::Router;
@@ -39,6 +39,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
     let with_key = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/tokenize", post(tokenize))
@@ -167,7 +168,7 @@ async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Res
         Ok((request.params, calls, vec![Prompted { ids, echo: String::new() }]))
     })
     .await?;
-    answer(&app, Endpoint::Chat, params, calls, prompts).await
+    complete(&app, Endpoint::Chat, params, calls, prompts).await
 }
 
 async fn completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
@@ -181,7 +182,23 @@ async fn completions(State(app): SharedApp, request: Request) -> Result<Response
         Ok((request.params, prompts))
     })
     .await?;
-    answer(&app, Endpoint::Completions, params, None, prompts).await
+    complete(&app, Endpoint::Completions, params, None, prompts).await
+}
+
+async fn responses(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.ready()?;
+    let body = read_body(&app, request).await?;
+    let parse_app = Arc::clone(&app);
+    let (params, settings, prompts) = blocking(move || {
+        let mut request = ResponseRequest::parse(&body, &parse_app.model)?;
+        check_params(&parse_app, &mut request.params, 1)?;
+        let ids = request.conversation.encode(parse_app.text()?)?;
+        Ok((request.params, request.settings, vec![Prompted { ids, echo: String::new() }]))
+    })
+    .await?;
+    let parts = submit(&app, &params, None, false, &prompts)?;
+    let writer = ResponseObject::new(asked(&app, "resp", &params, prompts), settings);
+    Ok(respond(writer, params.stream, parts).await)
 }
 
 /// What a request may ask of this server; makes the constraint of its answers.
@@ -217,14 +234,45 @@ fn encode_prompts(app: &App, request: &CompletionRequest) -> Result<Vec<Prompted
     request.prompts.iter().map(encode).collect()
 }
 
-/// Gives the prompts to the engine, and answers.
-async fn answer(
+/// Answers prompts of a chat or of completions.
+async fn complete(
     app: &App,
     endpoint: Endpoint,
     params: Params,
     calls: Option<CallRules>,
     prompts: Vec<Prompted>,
 ) -> Result<Response, ApiError> {
+    let is_chat = endpoint == Endpoint::Chat;
+    let parts = submit(app, &params, calls, !is_chat, &prompts)?;
+    let prefix = if is_chat { "chatcmpl" } else { "cmpl" };
+    let writer = Completion {
+        asked: asked(app, prefix, &params, prompts),
+        endpoint,
+        include_usage: params.include_usage,
+        return_token_ids: params.return_token_ids,
+    };
+    Ok(respond(writer, params.stream, parts).await)
+}
+
+fn asked(app: &App, prefix: &str, params: &Params, prompts: Vec<Prompted>) -> Asked {
+    Asked {
+        id: new_id(prefix),
+        created: unix_time(),
+        model: app.options.model_name.clone(),
+        n: params.n,
+        prompts,
+    }
+}
+
+/// Gives the prompts to the engine; returns where the parts of the answers come. `continues`: their texts go on those of
+/// the prompts.
+fn submit(
+    app: &App,
+    params: &Params,
+    calls: Option<CallRules>,
+    continues: bool,
+    prompts: &[Prompted],
+) -> Result<mpsc::Receiver<Part>, ApiError> {
     let engine = app.ready()?;
     let requests = prompts.iter().flat_map(|prompt| params.requests(&app.model, &prompt.ids));
     let streams = engine.submit_all(requests.collect())?;
@@ -237,24 +285,12 @@ async fn answer(
             metrics: Arc::clone(&app.metrics),
             stop: params.stop.clone(),
             calls,
-            continues: endpoint == Endpoint::Completions,
+            continues,
             write_timeout: app.options.write_timeout,
         };
         tokio::spawn(choice.run(sender.clone()));
     }
-    drop(sender);
-    let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
-    let answer = Answer {
-        endpoint,
-        id: new_id(prefix),
-        created: unix_time(),
-        model: app.options.model_name.clone(),
-        n: params.n,
-        prompts,
-        include_usage: params.include_usage,
-        return_token_ids: params.return_token_ids,
-    };
-    Ok(if params.stream { answer.stream(parts) } else { answer.whole(parts).await })
+    Ok(parts)
 }
 
 /// The body of a request, of bounded length and time.

@@ -1,0 +1,237 @@
+//! The answers of `/v1/chat/completions` and `/v1/completions`.
+
+use super::{Answer, Asked, Usage, Writer};
+use crate::server::choice::PartKind;
+use crate::server::error::ApiError;
+use crate::server::tools::ToolCall;
+use axum::response::sse::Event;
+use serde::Serialize;
+use serde_json::Value;
+
+/// Which endpoint is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Endpoint {
+    Chat,
+    Completions,
+}
+
+/// Writes completions.
+#[derive(Debug)]
+pub(in crate::server) struct Completion {
+    pub asked: Asked,
+    pub endpoint: Endpoint,
+    pub include_usage: bool,
+    pub return_token_ids: bool,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Choice>,
+    /// `null` in all chunks but the last of a stream that ends with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<UsageBody>>,
+}
+
+#[derive(Serialize)]
+struct Choice {
+    index: usize,
+    #[serde(flatten)]
+    content: Content,
+    logprobs: Option<()>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// The field of an answer that holds its text.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Content {
+    Message {
+        role: &'static str,
+        /// `null` beside calls alone.
+        content: Option<String>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<ToolCall>,
+    },
+    Delta {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        role: Option<&'static str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        content: Option<String>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<ToolCall>,
+    },
+    Text(String),
+}
+
+#[derive(Serialize)]
+struct UsageBody {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Serialize)]
+struct PromptTokensDetails {
+    cached_tokens: usize,
+}
+
+impl From<Usage> for UsageBody {
+    fn from(usage: Usage) -> Self {
+        UsageBody {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            total_tokens: usage.total_tokens(),
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
+        }
+    }
+}
+
+impl Choice {
+    /// Of what has not ended.
+    fn new(index: usize, content: Content) -> Self {
+        Choice {
+            index,
+            content,
+            logprobs: None,
+            finish_reason: None,
+            prompt_token_ids: None,
+            token_ids: None,
+        }
+    }
+}
+
+impl Completion {
+    fn body(&self, object: &'static str, choices: Vec<Choice>) -> Body<'_> {
+        let Asked { id, created, model, .. } = &self.asked;
+        Body { id, object, created: *created, model, choices, usage: None }
+    }
+
+    fn chunk_object(&self) -> &'static str {
+        match self.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completions => "text_completion",
+        }
+    }
+
+    fn chunk(&self, choice: Choice) -> Event {
+        let usage = self.include_usage.then_some(None);
+        data(&Body { usage, ..self.body(self.chunk_object(), vec![choice]) })
+    }
+
+    /// What is known of an answer before its first token, if anything is.
+    fn first_chunk(&self, index: usize) -> Option<Event> {
+        let prompt = self.asked.prompt(index);
+        let content = match self.endpoint {
+            Endpoint::Chat => {
+                let (role, content) = (Some("assistant"), Some(String::new()));
+                Content::Delta { role, content, tool_calls: Vec::new() }
+            }
+            Endpoint::Completions => Content::Text(prompt.echo.clone()),
+        };
+        let has_text = self.endpoint == Endpoint::Chat || !prompt.echo.is_empty();
+        let prompt_token_ids = self.return_token_ids.then(|| prompt.ids.clone());
+        (has_text || prompt_token_ids.is_some())
+            .then(|| self.chunk(Choice { prompt_token_ids, ..Choice::new(index, content) }))
+    }
+
+    fn text_chunk(
+        &self,
+        index: usize,
+        text: Option<String>,
+        token: Option<u32>,
+        finish_reason: Option<&'static str>,
+    ) -> Event {
+        let content = match self.endpoint {
+            Endpoint::Chat => Content::Delta { role: None, content: text, tool_calls: Vec::new() },
+            Endpoint::Completions => Content::Text(text.unwrap_or_default()),
+        };
+        let token_ids = self.return_token_ids.then(|| token.into_iter().collect());
+        self.chunk(Choice { finish_reason, token_ids, ..Choice::new(index, content) })
+    }
+}
+
+impl Writer for Completion {
+    fn asked(&self) -> &Asked {
+        &self.asked
+    }
+
+    fn whole(self, answers: Vec<Answer>, usage: Usage) -> Value {
+        let choice = |(index, answer): (usize, Answer)| {
+            let Answer { text, tokens, calls, finish } = answer;
+            let content = match self.endpoint {
+                Endpoint::Chat => {
+                    let has_text = !text.is_empty() || calls.is_empty();
+                    let content = has_text.then_some(text);
+                    Content::Message { role: "assistant", content, tool_calls: calls }
+                }
+                Endpoint::Completions => Content::Text(text),
+            };
+            let ids = &self.asked.prompt(index).ids;
+            Choice {
+                finish_reason: Some(finish.name()),
+                prompt_token_ids: self.return_token_ids.then(|| ids.clone()),
+                token_ids: self.return_token_ids.then_some(tokens),
+                ..Choice::new(index, content)
+            }
+        };
+        let object = match self.endpoint {
+            Endpoint::Chat => "chat.completion",
+            Endpoint::Completions => "text_completion",
+        };
+        let body = self.body(object, answers.into_iter().enumerate().map(choice).collect());
+        let body = Body { usage: Some(Some(usage.into())), ..body };
+        serde_json::to_value(&body).expect("texts and numbers are JSON")
+    }
+
+    fn begin(&mut self) -> Vec<Event> {
+        (0..self.asked.num_answers()).filter_map(|index| self.first_chunk(index)).collect()
+    }
+
+    fn part(&mut self, index: usize, kind: PartKind) -> Vec<Event> {
+        match kind {
+            PartKind::Text { text, token } => {
+                let is_new = !text.is_empty() || (self.return_token_ids && token.is_some());
+                let chunk = is_new.then(|| self.text_chunk(index, Some(text), token, None));
+                chunk.into_iter().collect()
+            }
+            PartKind::Call(call) => {
+                let (role, content, tool_calls) = (None, None, vec![call]);
+                let content = Content::Delta { role, content, tool_calls };
+                vec![self.chunk(Choice::new(index, content))]
+            }
+            PartKind::Finished(finish) => {
+                vec![self.text_chunk(index, None, None, Some(finish.name()))]
+            }
+            PartKind::Started { .. } | PartKind::Failed(_) => Vec::new(),
+        }
+    }
+
+    fn end(&mut self, usage: Usage) -> Vec<Event> {
+        let last = self.include_usage.then(|| {
+            let body = self.body(self.chunk_object(), Vec::new());
+            data(&Body { usage: Some(Some(usage.into())), ..body })
+        });
+        last.into_iter().chain([done()]).collect()
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Vec<Event> {
+        vec![Event::default().data(error.to_json().to_string()), done()]
+    }
+}
+
+fn done() -> Event {
+    Event::default().data("[DONE]")
+}
+
+fn data(body: &Body<'_>) -> Event {
+    Event::default().data(serde_json::to_string(body).expect("texts and numbers are JSON"))
+}
