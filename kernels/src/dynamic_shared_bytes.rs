@@ -24,7 +24,7 @@ mod tests {
             ("gemv_f16", None),
             ("gemm_f16_swapped_m8", None),
             // None at all.
-            ("argmax_f32", None),
+            ("sample_draw_f32", None),
             ("gemm_f32_small_m1", None),
             ("", None),
         ] {

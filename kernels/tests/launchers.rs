@@ -20,7 +20,7 @@ use kernels::kv_cache::append_fp8::{AppendFp8, AppendFp8Operands, HeadScales};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::rope_append::{RopeAppend, RopeAppendOperands};
-use kernels::sampling::{Argmax, ArgmaxWorkspace};
+use kernels::sampling::{Sample, SampleWorkspace};
 use kernels::silu_mul::SiluMul;
 
 /// A device address that starts an allocation.
@@ -157,17 +157,24 @@ fn rope_append_takes_a_thread_a_vector() {
 }
 
 #[test]
-fn argmax_has_blocks_for_a_row() {
-    let argmax = |max_rows, vocab_size| {
-        let workspace = ArgmaxWorkspace { partials: ptr(3), counters: ptr(4) };
-        Argmax { max_rows, vocab_size }.launch(ptr(9), rows(vocab_size), &workspace, ptr(2))
+fn sampling_has_blocks_for_a_row() {
+    let sample = |max_rows, vocab_size| {
+        let workspace = SampleWorkspace { scratch: ptr(16), zeroed: ptr(32) };
+        Sample { max_rows, vocab_size }
+            .launches(ptr(9), ptr(8), rows(vocab_size), &workspace, ptr(2))
+            .map(|launches| launches.into_iter().map(|launch| of(Ok(Some(launch)))).collect())
     };
-    assert_eq!(of(argmax(3, 151_936)), ("argmax_f32", [3, 19, 1], 1024, 0));
-    assert_eq!(of(argmax(3, 8192)).1, [3, 1, 1]);
-    let argmax_of = Argmax { max_rows: 3, vocab_size: 151_936 };
-    assert_eq!((argmax_of.num_partials(), argmax_of.num_counters()), (114, 3));
-    assert!(is_nothing(argmax(0, 151_936)));
-    assert!(matches!(argmax(3, 0), Err(LaunchError::Shape { what: "vocab_size", .. })));
+    let launches: Vec<_> = sample(3, 151_936).unwrap();
+    let names = ["sample_maximum_f32", "sample_histogram_f32", "sample_draw_f32"];
+    assert_eq!(launches, names.map(|name| (name, [3, 19, 1], 1024, 0)));
+    assert_eq!(sample(3, 8192).unwrap()[2].1, [3, 1, 1]);
+    let of_3 = Sample { max_rows: 3, vocab_size: 151_936 };
+    // A list of 4,096 places, eight words and 19 blocks' two bests twice; 2,048 bins of a mass and a
+    // count, each array to a multiple of 16.
+    assert_eq!(of_3.scratch_bytes(), 3 * (4096 * 8 + 32) + 2 * 464);
+    assert_eq!(of_3.zeroed_bytes(), 3 * 2048 * 12 + 2 * 16);
+    assert_eq!(sample(0, 151_936), Ok(Vec::new()));
+    assert!(matches!(sample(3, 0), Err(LaunchError::Shape { what: "vocab_size", .. })));
 }
 
 #[test]

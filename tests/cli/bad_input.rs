@@ -453,11 +453,11 @@ fn chat_refuses_what_is_no_text() {
 #[test]
 fn ptx_names_what_there_is() {
     refuses(&["ptx", "show", "no_such_kernel"], "halfwarp ptx list");
-    refuses(&["ptx", "show", "argmax_f32", "--target", "sm_35"], "sm_90a");
-    refuses(&["ptx", "stats", "argmax_f32", "--target", "sm_35"], "sm_90a");
+    refuses(&["ptx", "show", "sample_maximum_f32", "--target", "sm_35"], "sm_90a");
+    refuses(&["ptx", "stats", "sample_maximum_f32", "--target", "sm_35"], "sm_90a");
     refuses(&["ptx", "stats", "no_such_kernel"], "halfwarp ptx list");
     refuses(&["ptx", "stats", "gemv_[f16"], "gemv_[f16 is no pattern");
-    refuses(&["ptx", "stats", "argmax", "--csv", "--jsonl"], "cannot be used with");
+    refuses(&["ptx", "stats", "sample_maximum", "--csv", "--jsonl"], "cannot be used with");
     refuses(&["ptx", "check", "--family", "gem"], "halfwarp ptx list");
     let output = halfwarp(&["ptx", "check"]).env("HALFWARP_PTXAS", "/nonexistent").output();
     assert_refused(&output.unwrap(), "HALFWARP_PTXAS=/nonexistent: no such file");

@@ -61,30 +61,31 @@ impl Tools {
 
 #[test]
 fn stats_need_no_tools() {
-    let output = bare(&["ptx", "stats", "argmax", "gemm_f32_64x64", "--jsonl"]).output().unwrap();
+    let output =
+        bare(&["ptx", "stats", "sample_maximum", "gemm_f32_64x64", "--jsonl"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("HALFWARP_PTXAS"), "{}", stderr(&output));
     assert_eq!(stderr(&output).lines().count(), 1);
     let rows: Vec<Value> =
         printed(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let names: Vec<_> = rows.iter().map(|row| row["kernel"].as_str().unwrap()).collect();
-    assert_eq!(names, ["argmax_f32", "gemm_f32_64x64", "gemm_f32_64x64_unaligned"]);
+    assert_eq!(names, ["gemm_f32_64x64", "gemm_f32_64x64_unaligned", "sample_maximum_f32"]);
     for row in &rows {
         assert_eq!(row["instructions_of"], "ptx");
         assert_eq!(row["registers"], Value::Null);
         assert!(row["instructions"].as_u64() > Some(100));
     }
-    assert!(rows[1]["async_copy"].as_u64() > Some(0) && rows[1]["f32"].as_u64() > Some(100));
+    assert!(rows[0]["async_copy"].as_u64() > Some(0) && rows[0]["f32"].as_u64() > Some(100));
     // Four stages of 64 + 64 rows of 16 words.
-    assert_eq!(rows[1]["dynamic_shared_bytes"], 4 * 128 * 16 * 4);
-    let table = bare(&["ptx", "stats", "argmax"]).output().unwrap();
+    assert_eq!(rows[0]["dynamic_shared_bytes"], 4 * 128 * 16 * 4);
+    let table = bare(&["ptx", "stats", "sample_maximum"]).output().unwrap();
     assert!(printed(&table).lines().count() == 4, "{}", printed(&table));
 }
 
 #[test]
 #[cfg(unix)]
 fn stats_are_what_the_tools_say() {
-    let output = Tools::new(8).run(&["ptx", "stats", "argmax", "gemv_f16?norm", "--csv"]);
+    let output = Tools::new(8).run(&["ptx", "stats", "sample_maximum", "gemv_f16?norm", "--csv"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
     let text = printed(&output);
@@ -92,22 +93,22 @@ fn stats_are_what_the_tools_say() {
     let cell = |row: usize, name: &str| {
         rows[row][rows[0].iter().position(|head| *head == name).expect(name)]
     };
-    assert_eq!([cell(1, "kernel"), cell(2, "kernel")], ["argmax_f32", "gemv_f16_norm"]);
-    for (name, argmax, gemv) in [
+    assert_eq!([cell(1, "kernel"), cell(2, "kernel")], ["gemv_f16_norm", "sample_maximum_f32"]);
+    for (name, gemv, maximum) in [
         ("registers", "65", "65"),
         ("static_shared_bytes", "64", "64"),
-        ("dynamic_shared_bytes", "0", ""),
+        ("dynamic_shared_bytes", "", "0"),
         ("spill_load_bytes", "8", "8"),
         // 2,304 registers a warp: 28 warps, of 1,024 threads no block, of 160 threads five.
-        ("blocks_per_sm", "0", "5"),
-        ("occupancy_is_upper_bound", "false", "true"),
+        ("blocks_per_sm", "5", "0"),
+        ("occupancy_is_upper_bound", "true", "false"),
         ("limit", "registers", "registers"),
         ("instructions_of", "machine_code", "machine_code"),
         ("instructions", "3", "3"),
         ("f32", "1", "1"),
         ("global_load", "1", "1"),
     ] {
-        assert_eq!([cell(1, name), cell(2, name)], [argmax, gemv], "{name}");
+        assert_eq!([cell(1, name), cell(2, name)], [gemv, maximum], "{name}");
     }
     // 32,768 bytes of tiles, 64 more and 1,024 of the system are 33,920 in units of 128: six
     // of 228 KiB.
@@ -125,7 +126,7 @@ fn check_without_tools_says_what_was_not_checked() {
     for part in ["not checked assembler", "not checked machine code", "HALFWARP_PTXAS"] {
         assert!(report.contains(part), "{report}");
     }
-    assert!(report.ends_with("0 of 2 kernels for sm_80 and sm_90a break a rule\n"), "{report}");
+    assert!(report.ends_with("0 of 6 kernels for sm_80 and sm_90a break a rule\n"), "{report}");
 }
 
 #[test]
@@ -139,8 +140,8 @@ fn check_finds_spills_and_missing_instructions() {
     assert!(report.contains("gemv_f16 sm_90a: k: 0 bytes stack frame, 8 bytes spill"), "{report}");
     assert!(report.contains("gemv_f16 sm_90a: no LDG.E.NA in the machine code"), "{report}");
     assert!(report.ends_with("6 of 6 kernels for sm_90a break a rule\n"), "{report}");
-    let argmax = Tools::new(0).run(&["ptx", "check", "argmax"]);
-    assert!(argmax.status.success(), "{}", printed(&argmax));
+    let maximum = Tools::new(0).run(&["ptx", "check", "sample_maximum"]);
+    assert!(maximum.status.success(), "{}", printed(&maximum));
 }
 
 #[test]
@@ -159,8 +160,8 @@ fn a_text_that_ptxas_refuses_is_named() {
         stderr(&output)
     };
     assert!(refused(&["ptx", "diff", &old, &new], 2).contains("sm_90a/a.ptx"));
-    refused(&["ptx", "stats", "argmax"], 1);
-    refused(&["ptx", "check", "argmax"], 1);
+    refused(&["ptx", "stats", "sample_maximum"], 1);
+    refused(&["ptx", "check", "sample_maximum"], 1);
 }
 
 /// A build of two kernels.
@@ -207,8 +208,12 @@ fn a_dump_is_this_program() {
     stdout(&["ptx", "dump", path]);
     let output = bare(&["ptx", "diff", path]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
-    fs::remove_file(dir.path().join("dump/sm_80/argmax_f32.ptx")).unwrap();
+    fs::remove_file(dir.path().join("dump/sm_80/sample_maximum_f32.ptx")).unwrap();
     let output = bare(&["ptx", "diff", path]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(printed(&output).starts_with("added    sm_80 argmax_f32\n"), "{}", printed(&output));
+    assert!(
+        printed(&output).starts_with("added    sm_80 sample_maximum_f32\n"),
+        "{}",
+        printed(&output)
+    );
 }

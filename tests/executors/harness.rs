@@ -237,7 +237,7 @@ pub fn finish_with_logits(
     logits: View,
 ) -> Plan {
     let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
-    plan.op(Op::Argmax { x: logits, out: next_tokens });
+    plan.op(Op::Sample { x: logits, out: next_tokens });
     plan.finish(numerics, bounds, kv, logits, next_tokens).expect("a plan that fits")
 }
 
@@ -284,9 +284,9 @@ pub fn check_within(
         let reason = format!("too large for {name}: {flops} operations, more than {max}");
         return Ok(Completion::ignored_with(reason));
     }
-    let plans: Vec<Plan> = plans.iter().map(without_argmax).collect();
+    let plans: Vec<Plan> = plans.iter().map(without_sampling).collect();
     let text = |error: ExecError| error.to_string();
-    let mut executor = (subject.open)(&without_argmax(largest), weights).map_err(text)?;
+    let mut executor = (subject.open)(&without_sampling(largest), weights).map_err(text)?;
     let prepared: Vec<PreparedPlan> =
         plans.iter().map(|plan| executor.prepare(plan)).collect::<Result<_, _>>().map_err(text)?;
     let mut first_bits: Vec<Vec<u32>> = Vec::new();
@@ -310,11 +310,11 @@ pub fn check_within(
     Ok(Completion::Completed)
 }
 
-/// The plan for its logits alone: `argmax::*` are the tests of the tokens, which take 1,024 threads
+/// The plan for its logits alone: `sample::*` are the tests of the tokens, which take 1,024 threads
 /// for every row.
-fn without_argmax(plan: &Plan) -> Plan {
+fn without_sampling(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
-    plan.ops.retain(|op| !matches!(op, Op::Argmax { .. }));
+    plan.ops.retain(|op| !matches!(op, Op::Sample { .. }));
     plan
 }
 

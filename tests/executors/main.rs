@@ -15,6 +15,7 @@ mod oracle;
 mod rejects;
 mod rms_norm;
 mod rows;
+mod sample;
 
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::cuda::{self, CudaExecutor};
@@ -55,6 +56,7 @@ fn all_tests() -> Vec<Test> {
         attention::tests(),
         attention_shapes::tests(),
         rejects::tests(),
+        sample::tests(),
     ]
     .into_iter()
     .flatten()

@@ -69,8 +69,8 @@ fn shows_values(subject: Subject, precision: Precision) -> Outcome {
     }
     let columns = input.columns(2..5).data;
     for (index, rows, some) in &seen {
-        let is_argmax = rows.is_empty();
-        if !is_argmax && (rows, some) != (&input.data, &columns) {
+        let is_sampling = rows.is_empty();
+        if !is_sampling && (rows, some) != (&input.data, &columns) {
             return Err(format!("{}: {rows:?}, {some:?}", plan.ops[*index].name()));
         }
     }

@@ -114,7 +114,7 @@ impl<'a> Interpreter<'a> {
                 let data = self.read(x);
                 self.write(out, &data);
             }
-            Op::Argmax { .. } => {}
+            Op::Sample { .. } => {}
         }
     }
 

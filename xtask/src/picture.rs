@@ -35,7 +35,7 @@ const PICTURES: [Picture; 2] = [
         file: "ptx.svg",
         columns: 176,
         commands: &[
-            &["ptx", "stats", "attention_prefill_f16_sm90", "gemv_f16", "argmax"],
+            &["ptx", "stats", "attention_prefill_f16_sm90", "gemv_f16", "sample_maximum"],
             &["ptx", "check", "--family", "attention"],
         ],
     },

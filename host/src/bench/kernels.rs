@@ -119,7 +119,7 @@ pub(super) fn finish(
     let logits = plan.activation("logits", Rows::Logits, verified.width, Dtype::F32);
     plan.op(Op::GatherRows { x: verified, out: logits });
     let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
-    plan.op(Op::Argmax { x: logits, out: next_tokens });
+    plan.op(Op::Sample { x: logits, out: next_tokens });
     plan.finish(numerics, bounds, kv, logits, next_tokens)
 }
 

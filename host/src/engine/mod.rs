@@ -1,7 +1,7 @@
 //! The engine: requests in, tokens out.
 //!
-//! Requests are batched as they come (continuous batching), their keys and values live in a paged cache, and each has a
-//! sampler of its own. One request is a batch of one. A request that ended leaves its keys and values in the cache until
+//! Requests are batched as they come (continuous batching), their keys and values live in a paged cache, and each has its own
+//! way to be sampled. One request is a batch of one. A request that ended leaves its keys and values in the cache until
 //! others need the room: a later request with the same beginning, such as the next turn of a chat, starts from them.
 
 mod buckets;
@@ -285,7 +285,12 @@ impl Engine {
         if let Some(first) = entries.first() {
             let is_prompt = self.scheduler.prompt_len(first.index) > 0;
             let inputs = self.step_inputs(&entries);
-            let want = self.want(&entries);
+            let rows_of_host = self.rows_of_host(&entries);
+            let want = match (inputs.logit_rows.as_slice(), rows_of_host.as_slice()) {
+                ([], _) => Want::Nothing,
+                (_, []) => Want::NextTokens,
+                (_, rows) => Want::LogitsOf(rows),
+            };
             let mut constraints = self.take_constraints(&entries);
             // The tokens that may come next are found while the device runs.
             let output = rayon::in_place_scope(|scope| {
@@ -297,7 +302,7 @@ impl Engine {
             for (index, constraint) in constraints {
                 self.scheduler.running(index).put_constraint(constraint);
             }
-            self.take_output(&entries, &output?);
+            self.take_output(&entries, &rows_of_host, &output?);
         }
         Ok(())
     }
@@ -313,6 +318,11 @@ impl Engine {
             let tokens = &sequence.pending()[..entry.num_tokens];
             let logits = if entry.is_last { entry.num_tokens - 1..entry.num_tokens } else { 0..0 };
             inputs.push_sequence(tokens, sequence.num_cached(), sequence.pages(), logits);
+            if entry.is_last
+                && let Some(sampling) = inputs.sampling.last_mut()
+            {
+                *sampling = sequence.row_sampling();
+            }
         }
         inputs
     }
@@ -324,16 +334,12 @@ impl Engine {
             .collect()
     }
 
-    /// What the host needs from the batch.
-    fn want(&mut self, entries: &[Entry]) -> Want {
-        let mut want = Want::Nothing;
-        for entry in entries.iter().filter(|entry| entry.is_last) {
-            if self.scheduler.running(entry.index).needs_logits() {
-                return Want::Logits;
-            }
-            want = Want::NextTokens;
-        }
-        want
+    /// The logit rows whose tokens the host chooses.
+    fn rows_of_host(&mut self, entries: &[Entry]) -> Vec<usize> {
+        let last = entries.iter().filter(|entry| entry.is_last).enumerate();
+        last.filter(|(_, entry)| self.scheduler.running(entry.index).needs_logits())
+            .map(|(row, _)| row)
+            .collect()
     }
 
     /// Runs `inputs` in the smallest plan that they fit, which is prepared when it is first needed.
@@ -341,7 +347,7 @@ impl Engine {
         &mut self,
         inputs: &StepInputs,
         is_prompt: bool,
-        want: Want,
+        want: Want<'_>,
     ) -> Result<StepOutput, EngineError> {
         let bounds = self.buckets.bounds_for(inputs, is_prompt && self.numerics.batch_invariant);
         let plan = self.prepare(bounds)?;
@@ -369,32 +375,39 @@ impl Engine {
         Ok(())
     }
 
-    /// The next tokens of the entries that have one, in their order. Sequences are sampled in parallel.
+    /// The next tokens of the entries that have one, in their order. Those of `rows_of_host` are chosen in parallel.
     fn next_tokens(
         &mut self,
         entries: &[Entry],
+        rows_of_host: &[usize],
         output: &StepOutput,
     ) -> Vec<Result<u32, SamplingError>> {
-        if output.logits.is_empty() {
-            return output.next_tokens.iter().copied().map(sampler::greedy).collect();
-        }
-        let rows = output.logits.chunks_exact(self.model.config().vocab_size);
-        let last = entries.iter().filter(|entry| entry.is_last);
-        let mut row_of: HashMap<usize, (usize, &[f32])> =
-            last.zip(rows.enumerate()).map(|(entry, row)| (entry.index, row)).collect();
+        let mut tokens: Vec<_> = output.next_tokens.iter().copied().map(sampler::drawn).collect();
+        let last: Vec<usize> =
+            entries.iter().filter(|entry| entry.is_last).map(|entry| entry.index).collect();
+        let logits = output.logits.chunks_exact(self.model.config().vocab_size);
+        let mut row_of: HashMap<usize, (usize, &[f32])> = rows_of_host
+            .iter()
+            .zip(logits)
+            .map(|(&row, logits)| (last[row], (row, logits)))
+            .collect();
         let sequences = self.scheduler.all_running().iter_mut().enumerate();
-        let mut sampled: Vec<_> = sequences
+        let rows: Vec<_> = sequences
             .filter_map(|(index, sequence)| Some((row_of.remove(&index)?, sequence)))
             .collect();
-        sampled.sort_by_key(|&((row, _), _)| row);
-        sampled.into_par_iter().map(|((_, logits), sequence)| sequence.sample(logits)).collect()
+        let sampled: Vec<_> = rows
+            .into_par_iter()
+            .map(|((row, logits), sequence)| (row, sequence.sample(logits)))
+            .collect();
+        sampled.into_iter().for_each(|(row, token)| tokens[row] = token);
+        tokens
     }
 
     /// Samples the next tokens of the batch, and queues its events.
-    fn take_output(&mut self, entries: &[Entry], output: &StepOutput) {
+    fn take_output(&mut self, entries: &[Entry], rows_of_host: &[usize], output: &StepOutput) {
         let context = self.buckets.context;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
-        let mut next_tokens = self.next_tokens(entries, output).into_iter();
+        let mut next_tokens = self.next_tokens(entries, rows_of_host, output).into_iter();
         for entry in entries {
             let sequence = self.scheduler.running(entry.index);
             let request = sequence.id();

@@ -4,7 +4,8 @@
 /// a draw. The default is greedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits before the draw; 0 takes the largest logit.
+    /// Divides the logits before the draw; 0, or less than
+    /// [`MIN_TEMPERATURE`](crate::exec::RowSampling::MIN_TEMPERATURE), takes the largest logit.
     pub temperature: f32,
     /// Only the `top_k` largest logits; 0 for all.
     pub top_k: usize,
@@ -66,11 +67,6 @@ impl Sampling {
             }
         }
         Ok(())
-    }
-
-    /// Whether the next token is simply that of the largest logit.
-    pub(super) fn is_plain_greedy(&self) -> bool {
-        self.temperature == 0.0 && !self.changes_logits()
     }
 
     /// Whether a bias or a penalty changes the logits before the choice.

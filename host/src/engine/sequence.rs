@@ -1,11 +1,12 @@
-//! A request in progress: its tokens, its place in the cache, its sampler.
+//! A request in progress: its tokens, its place in the cache, how it is sampled.
 
 use super::constraint::Constrained;
 use super::pages::{PageAllocator, PageTable};
 use super::prefix::{PrefixCache, Retained};
-use super::sampler::Sampler;
+use super::sampler;
 use super::scheduler::Turns;
-use super::{FinishReason, PromptProgress, Request, RequestId, SamplingError};
+use super::{FinishReason, PromptProgress, Request, RequestId, Sampling, SamplingError};
+use crate::exec::RowSampling;
 
 /// A request in progress.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub struct Sequence {
     reused: Option<usize>,
     /// Whether [`Sequence::start`] has said so.
     is_started: bool,
-    sampler: Sampler,
+    sampling: Sampling,
     max_new_tokens: Option<usize>,
     stop_tokens: Vec<u32>,
     constraint: Option<Constrained>,
@@ -38,7 +39,7 @@ impl Sequence {
             pages: PageTable::default(),
             reused: None,
             is_started: false,
-            sampler: Sampler::new(request.sampling),
+            sampling: request.sampling,
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
             constraint: request.constraint.as_ref().map(Constrained::new),
@@ -76,14 +77,19 @@ impl Sequence {
         self.pages.pages()
     }
 
-    /// Chooses the next token.
+    /// How the next token is drawn, unless [`Sequence::needs_logits`].
+    pub fn row_sampling(&self) -> RowSampling {
+        sampler::row_sampling(&self.sampling, self.tokens.len() - self.prompt_len)
+    }
+
+    /// Chooses the next token on the host.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
         let (prompt, generated) = self.tokens.split_at(self.prompt_len);
         let Some(constraint) = &mut self.constraint else {
-            return self.sampler.sample(logits, prompt, generated);
+            return sampler::sample(&self.sampling, logits, prompt, generated);
         };
         let masked = constraint.mask(logits)?;
-        let token = self.sampler.sample(&masked, prompt, generated)?;
+        let token = sampler::sample(&self.sampling, &masked, prompt, generated)?;
         constraint.accept(token)?;
         Ok(token)
     }
@@ -98,9 +104,9 @@ impl Sequence {
         self.constraint = Some(constraint);
     }
 
-    /// Whether the host needs the logits: if the next token is that of the largest logit, the device finds it.
+    /// Whether the host needs the logits, which a bias, a penalty or a constraint changes before the draw.
     pub fn needs_logits(&self) -> bool {
-        !self.sampler.is_plain_greedy() || self.constraint.is_some()
+        self.sampling.changes_logits() || self.constraint.is_some()
     }
 
     /// How much of the prompt is in the cache.

@@ -153,7 +153,7 @@ impl Executor for EmulatedExecutor {
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
-        want: Want,
+        want: Want<'_>,
     ) -> Result<StepOutput, ExecError> {
         self.run_ops(plan, inputs, &mut |_, _| Ok(()))?;
         let EmulatedPlan { plan, addresses, .. } = self.prepared.get(plan)?;
@@ -161,13 +161,17 @@ impl Executor for EmulatedExecutor {
         let rows = |view| read_rows(&self.memory, plan, addresses, view, num_rows);
         let words = |bytes: Vec<u8>| bytemuck::pod_collect_to_vec::<u8, u32>(&bytes);
         let mut output = StepOutput::default();
-        match want {
-            Want::Nothing => {}
-            Want::NextTokens => {
-                let outputs = words(rows(plan.next_tokens)?).into_iter();
-                output.next_tokens = outputs.map(NextToken::of_output).collect();
-            }
-            Want::Logits => output.logits = bytemuck::pod_collect_to_vec(&rows(plan.logits)?),
+        if want.has_next_tokens() {
+            let outputs = words(rows(plan.next_tokens)?).into_iter();
+            output.next_tokens = outputs.map(NextToken::of_output).collect();
+        }
+        let wanted = want.logit_rows(num_rows);
+        if !wanted.is_empty() {
+            let logits: Vec<f32> = bytemuck::pod_collect_to_vec(&rows(plan.logits)?);
+            let wanted = wanted.into_iter().flatten();
+            let width = plan.logits.width;
+            output.logits =
+                wanted.flat_map(|row| &logits[row * width..][..width]).copied().collect();
         }
         Ok(output)
     }

@@ -51,6 +51,10 @@ fn shapes(inputs: &StepInputs) -> Result<(), ExecError> {
     {
         return step_error(format!("cu_seqlens_q does not divide {tokens} tokens in {seqs}"));
     }
+    if inputs.sampling.len() != inputs.logit_rows.len() {
+        let (rows, ways) = (inputs.logit_rows.len(), inputs.sampling.len());
+        return step_error(format!("{rows} logit rows are sampled in {ways} ways"));
+    }
     if inputs.block_tables.len() != seqs {
         return step_error(format!("{} block tables for {seqs}", inputs.block_tables.len()));
     }
@@ -82,6 +86,7 @@ fn step_error<T>(message: String) -> Result<T, ExecError> {
 mod tests {
     use super::super::testing::plan;
     use super::*;
+    use crate::exec::RowSampling;
 
     fn inputs() -> StepInputs {
         let mut inputs = StepInputs::new();
@@ -102,7 +107,7 @@ mod tests {
     /// Each value and each length that is wrong is an error that names it, never a panic.
     #[test]
     fn inputs_beyond_a_bound_are_named() {
-        let faults: [Fault; 14] = [
+        let faults: [Fault; 15] = [
             ("token id 10", |inputs| inputs.token_ids[1] = 10),
             ("position 100", |inputs| inputs.positions[3] = 100),
             ("slot 256", |inputs| inputs.slot_mapping[0] = 256),
@@ -113,10 +118,13 @@ mod tests {
             ("cu_seqlens_q", |inputs| inputs.cu_seqlens_q[1] = 5),
             ("cu_seqlens_q", |inputs| inputs.cu_seqlens_q.clear()),
             ("cu_seqlens_q", |inputs| inputs.cu_seqlens_q[0] = 1),
+            ("2 logit rows are sampled in 1 ways", |inputs| inputs.sampling.truncate(1)),
             ("1 block tables", |inputs| inputs.block_tables.truncate(1)),
             ("sequence 0", |inputs| inputs.kv_lens[0] = 2),
             ("sequence 1", |inputs| inputs.block_tables[1].truncate(1)),
-            ("4 tokens in 2 sequences", |inputs| inputs.logit_rows = vec![0; 3]),
+            ("4 tokens in 2 sequences", |inputs| {
+                (inputs.logit_rows, inputs.sampling) = (vec![0; 3], vec![RowSampling::GREEDY; 3]);
+            }),
         ];
         for (start, spoil) in faults {
             let mut inputs = inputs();

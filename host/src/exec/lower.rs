@@ -11,7 +11,7 @@ use kernels::gather_rows::GatherRows;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, SumOrder};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
-use kernels::sampling::{Argmax, ArgmaxWorkspace};
+use kernels::sampling::{Sample, SampleWorkspace};
 use kernels::silu_mul::SiluMul;
 
 mod append;
@@ -119,7 +119,7 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
             let of_fp8 = fp8::workspace_bytes(plan, linear);
             cublas::product_bytes(plan, op, gemm).max(of_blocks).max(of_fp8)
         }
-        Op::Argmax { x, .. } => argmax(plan, *x).num_partials() * size_of::<u32>(),
+        Op::Sample { x, .. } => sample(plan, *x).scratch_bytes(),
         _ => 0,
     };
     plan.ops.iter().map(bytes).max().unwrap_or(0)
@@ -137,14 +137,14 @@ fn partials(plan: &Plan, op: &Attention) -> usize {
 /// Bytes of counters that an operation needs at most, likewise.
 pub fn counter_bytes(plan: &Plan) -> usize {
     let counters = |op: &Op| match (op.attention(), plan.kv.dtype, op) {
-        (Some(op), Dtype::F16, _) => decoding(plan, op).num_counters::<f16>(),
-        (Some(op), Dtype::BF16, _) => decoding(plan, op).num_counters::<bf16>(),
-        (Some(op), ..) => decoding(plan, op).num_counters::<f32>(),
-        (None, _, Op::Argmax { x, .. }) => argmax(plan, *x).num_counters(),
+        (Some(op), Dtype::F16, _) => decoding(plan, op).num_counters::<f16>() * size_of::<u32>(),
+        (Some(op), Dtype::BF16, _) => decoding(plan, op).num_counters::<bf16>() * size_of::<u32>(),
+        (Some(op), ..) => decoding(plan, op).num_counters::<f32>() * size_of::<u32>(),
+        (None, _, Op::Sample { x, .. }) => sample(plan, *x).zeroed_bytes(),
         _ => 0,
     };
-    let counters = plan.ops.iter().map(counters).max().unwrap_or(0);
-    counters.max(attention::Attention::NUM_PREFILL_COUNTERS) * size_of::<u32>()
+    let bytes = plan.ops.iter().map(counters).max().unwrap_or(0);
+    bytes.max(attention::Attention::NUM_PREFILL_COUNTERS * size_of::<u32>())
 }
 
 /// The launcher of `op` in a plan with these bounds in which sequences decode.
@@ -163,9 +163,9 @@ fn sum_order(plan: &Plan) -> SumOrder {
     }
 }
 
-fn argmax(plan: &Plan, x: View) -> Argmax {
+fn sample(plan: &Plan, x: View) -> Sample {
     let max_rows = plan.bounds.max_rows(plan.tensor(x.tensor).rows);
-    Argmax { max_rows, vocab_size: x.width }
+    Sample { max_rows, vocab_size: x.width }
 }
 
 /// The launcher of `op`, which is the same for the layers that differ in nothing else.
@@ -323,14 +323,17 @@ impl<'a> Lowering<'a> {
                     self.view(out)?,
                 )
             }
-            Op::Argmax { x, out } => {
+            Op::Sample { x, out } => {
                 let logits = self.view(x)?;
-                let workspace = ArgmaxWorkspace {
-                    partials: DevicePtr::new(self.addresses.workspace),
-                    counters: DevicePtr::new(self.addresses.counters),
+                let workspace = SampleWorkspace {
+                    scratch: DevicePtr::new(self.addresses.workspace),
+                    zeroed: DevicePtr::new(self.addresses.counters),
                 };
+                let (rows, sampling) = (self.num_rows(x), self.input(self.step.sampling));
                 let out = DevicePtr::new(self.address(out));
-                argmax(self.plan, x).launch(self.num_rows(x), logits, &workspace, out)
+                let launches =
+                    sample(self.plan, x).launches(rows, sampling, logits, &workspace, out);
+                return launches.map_err(unsupported);
             }
             Op::Attention(ref attention) => {
                 let max_decode_q_len = self.plan.bounds.max_decode_q_len();

@@ -14,6 +14,7 @@ mod lower;
 mod memory;
 mod observe;
 mod prepared;
+mod sample;
 mod step_buffer;
 mod tensor_maps;
 #[cfg(test)]
@@ -22,31 +23,55 @@ mod testing;
 pub use device::{Device, GpuOptions, default_cubin_dir, open};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
-pub use kernels::sampling::NextToken;
+pub use kernels::sampling::{NextToken, RowSampling};
 pub use lower::LoweredPlan;
 pub use memory::{MemoryInfo, memory_budget};
 pub use observe::{Activations, AfterOp, StepTimes};
 pub use prepared::PreparedPlan;
+pub(crate) use sample::next_token;
 
 use crate::plan::{MemoryUse, Plan, ReadWeightError, StepInputs, WeightSource};
+use std::iter;
+use std::ops::Range;
 
 /// What a step copies back to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum Want<'a> {
     /// Nothing: the cache is filled.
     Nothing,
-    /// The index of the largest logit of each logit row, or why there is none.
+    /// The token drawn of each logit row, or why there is none.
     NextTokens,
+    /// As [`Want::NextTokens`], and all logits of these logit rows.
+    LogitsOf(&'a [usize]),
     /// All logits of each logit row.
     Logits,
+}
+
+impl Want<'_> {
+    /// Whether the tokens are wanted.
+    fn has_next_tokens(&self) -> bool {
+        matches!(self, Want::NextTokens | Want::LogitsOf(_))
+    }
+
+    /// The logit rows whose logits are wanted, of `num_rows`: as few ranges as they are, in their order.
+    fn logit_rows(&self, num_rows: usize) -> Vec<Range<usize>> {
+        match *self {
+            Want::Nothing | Want::NextTokens => Vec::new(),
+            Want::LogitsOf(rows) => {
+                let runs = rows.chunk_by(|&row, &next| next == row + 1);
+                runs.map(|run| run[0]..run[run.len() - 1] + 1).collect()
+            }
+            Want::Logits => iter::once(0..num_rows).collect(),
+        }
+    }
 }
 
 /// What a step copied back.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// `[num_logit_rows]`, of [`Want::NextTokens`].
+    /// `[num_logit_rows]`, of [`Want::NextTokens`] and [`Want::LogitsOf`].
     pub next_tokens: Vec<NextToken>,
-    /// `[num_logit_rows, vocab_size]`, of [`Want::Logits`].
+    /// `[num_wanted_rows, vocab_size]`, of [`Want::LogitsOf`] and [`Want::Logits`].
     pub logits: Vec<f32>,
 }
 
@@ -76,7 +101,7 @@ pub trait Executor: Send {
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
-        want: Want,
+        want: Want<'_>,
     ) -> Result<StepOutput, ExecError>;
 
     /// The plan as it runs: neighbouring operations are one where the executor has that.

@@ -52,6 +52,6 @@ pub fn plan() -> Plan {
     plan.op(Op::Embedding { table, out: x });
     plan.op(Op::Rope { x, table: rope, head_dim: 4 });
     plan.op(Op::GatherRows { x, out: last });
-    plan.op(Op::Argmax { x: last, out: next });
+    plan.op(Op::Sample { x: last, out: next });
     plan.finish(&Numerics::default(), bounds, kv, last, next).unwrap()
 }

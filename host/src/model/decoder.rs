@@ -85,7 +85,7 @@ impl Planner<'_> {
         let logits = self.builder.activation("logits", Rows::Logits, vocab_size, Dtype::F32);
         self.builder.op(Op::Linear(Linear::new(x, weight, logits)));
         let next_tokens = self.builder.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
-        self.builder.op(Op::Argmax { x: logits, out: next_tokens });
+        self.builder.op(Op::Sample { x: logits, out: next_tokens });
         (logits, next_tokens)
     }
 

@@ -122,7 +122,7 @@ impl Plan {
             | Op::AttentionScores(_)
             | Op::AttentionSoftmax(_)
             | Op::AttentionValues(_)
-            | Op::Argmax { .. } => {}
+            | Op::Sample { .. } => {}
             Op::RmsNorm { x, .. } => cost.flops = NORM_FLOPS * self.view_elems(*x, shape),
             Op::Rope { x, .. } => cost.flops = ROPE_FLOPS * self.view_elems(*x, shape),
             Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}

@@ -88,9 +88,10 @@ pub enum Op {
         /// `[logit_rows, width]`.
         out: View,
     },
-    /// `out[r] =` the smallest index of the largest `x[r, :]`, or why there is none: see
+    /// `out[r] =` a token drawn from the logits `x[r, :]` as the step's
+    /// [`sampling`](super::StepInputs::sampling) says, or why there is none: see
     /// [`NextToken`](crate::exec::NextToken).
-    Argmax {
+    Sample {
         /// `[logit_rows, vocab_size]`.
         x: View,
         /// `[logit_rows, 1]` u32.
@@ -231,7 +232,7 @@ impl Op {
             Op::SiluMul { .. } => "silu_mul",
             Op::Add { .. } => "add",
             Op::GatherRows { .. } => "gather_rows",
-            Op::Argmax { .. } => "argmax",
+            Op::Sample { .. } => "sample",
         }
     }
 
@@ -242,7 +243,7 @@ impl Op {
             Op::RmsNorm { x, .. }
             | Op::Rope { x, .. }
             | Op::GatherRows { x, .. }
-            | Op::Argmax { x, .. } => {
+            | Op::Sample { x, .. } => {
                 vec![x]
             }
             Op::Linear(Linear { x, silu, residual, .. }) => {
@@ -271,7 +272,7 @@ impl Op {
             | Op::SiluMul { out, .. }
             | Op::Add { out, .. }
             | Op::GatherRows { out, .. }
-            | Op::Argmax { out, .. }
+            | Op::Sample { out, .. }
             | Op::Attention(Attention { out, .. })
             | Op::AppendAttention(AppendAttention { attention: Attention { out, .. }, .. }) => {
                 vec![out]

@@ -1,6 +1,7 @@
 //! What changes from step to step, in one buffer.
 
 use super::{Bounds, PAGE_SIZE, Rows};
+use kernels::sampling::{ROW_SAMPLING_LEN, RowSampling};
 
 /// Where each step input starts in the step buffer, in `u32` elements.
 ///
@@ -22,6 +23,8 @@ pub struct StepLayout {
     pub kv_lens: usize,
     /// `[max_logit_rows]`: tokens whose logits are wanted.
     pub logit_rows: usize,
+    /// `[max_logit_rows, ROW_SAMPLING_LEN]`: how each logit row is sampled.
+    pub sampling: usize,
     /// `[max_seqs, max_pages_per_seq]`.
     pub block_table: usize,
     /// Length of the whole buffer.
@@ -51,6 +54,7 @@ impl StepLayout {
         let cu_seqlens_q = place(bounds.max_seqs + 1);
         let kv_lens = place(bounds.max_seqs);
         let logit_rows = place(bounds.max_logit_rows);
+        let sampling = place(bounds.max_logit_rows * ROW_SAMPLING_LEN);
         let block_table = place(bounds.max_seqs * bounds.max_pages_per_seq());
         StepLayout {
             token_ids,
@@ -60,6 +64,7 @@ impl StepLayout {
             cu_seqlens_q,
             kv_lens,
             logit_rows,
+            sampling,
             block_table,
             len: next,
         }
@@ -67,7 +72,7 @@ impl StepLayout {
 }
 
 /// The inputs of one step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepInputs {
     /// `[num_tokens]`: new tokens, sequence after sequence.
     pub token_ids: Vec<u32>,
@@ -83,6 +88,8 @@ pub struct StepInputs {
     pub block_tables: Vec<Vec<u32>>,
     /// `[num_logit_rows]`: tokens whose logits are wanted.
     pub logit_rows: Vec<u32>,
+    /// `[num_logit_rows]`: how the token after each of them is chosen.
+    pub sampling: Vec<RowSampling>,
 }
 
 impl StepInputs {
@@ -110,7 +117,8 @@ impl StepInputs {
     }
 
     /// Adds a sequence that has `past_len` positions in the cache: its new tokens, its pages
-    /// (enough for `past_len + tokens.len()` positions) and which of its new tokens want logits.
+    /// (enough for `past_len + tokens.len()` positions) and which of its new tokens want logits. The
+    /// tokens after these are those of the largest logits, unless [`StepInputs::sampling`] is changed.
     ///
     /// # Panics
     /// If the pages are too few or a logit row is not one of the new tokens: the engine's fault,
@@ -137,6 +145,7 @@ impl StepInputs {
         self.kv_lens.push(kv_len as u32);
         self.block_tables.push(pages[..kv_len.div_ceil(PAGE_SIZE)].to_vec());
         self.logit_rows.extend(logits.map(|row| (first + row) as u32));
+        self.sampling.resize(self.logit_rows.len(), RowSampling::GREEDY);
     }
 
     /// Whether every count is within `bounds`.
@@ -169,6 +178,8 @@ impl StepInputs {
         put(layout.cu_seqlens_q, &self.cu_seqlens_q);
         put(layout.kv_lens, &self.kv_lens);
         put(layout.logit_rows, &self.logit_rows);
+        let sampling: Vec<_> = self.sampling.iter().map(RowSampling::words).collect();
+        put(layout.sampling, sampling.as_flattened());
         for (seq, pages) in self.block_tables.iter().enumerate() {
             put(layout.block_table + seq * bounds.max_pages_per_seq(), pages);
         }
@@ -202,6 +213,7 @@ mod tests {
         assert_eq!(inputs.kv_lens, [3, 130]);
         assert_eq!(inputs.block_tables, [vec![5], vec![9, 0, 7]], "as long as the sequence needs");
         assert_eq!(inputs.logit_rows, [2, 3, 4, 5, 6]);
+        assert_eq!(inputs.sampling, [RowSampling::GREEDY; 5]);
     }
 
     #[test]
@@ -226,7 +238,9 @@ mod tests {
 
     #[test]
     fn the_buffer_holds_each_array_at_its_place() {
-        let inputs = two_sequences();
+        let mut inputs = two_sequences();
+        let seed = 9 << 32 | 7;
+        inputs.sampling[3] = RowSampling { top_k: 3, seed, ..RowSampling::GREEDY };
         let bounds = Bounds {
             max_tokens: 9,
             max_seqs: 3,
@@ -248,6 +262,10 @@ mod tests {
         assert_eq!(at(layout.cu_seqlens_q, 3), [0, 3, 7]);
         assert_eq!(at(layout.kv_lens, 2), [3, 130]);
         assert_eq!(at(layout.logit_rows, 5), inputs.logit_rows);
+        assert_eq!(
+            at(layout.sampling + 3 * ROW_SAMPLING_LEN, 6),
+            [0, 3, 0x3f80_0000, 0x7f80_0000, 7, 9]
+        );
         let table = [5, UNTOUCHED, UNTOUCHED, UNTOUCHED, 9, 0, 7, UNTOUCHED];
         assert_eq!(at(layout.block_table, 8), table, "rows of max_pages_per_seq");
         assert_eq!(at(layout.token_ids + 7, 2), [UNTOUCHED; 2], "rows past the last token");

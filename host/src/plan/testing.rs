@@ -143,7 +143,7 @@ impl Decoder {
         let logits = b.activation("logits", Rows::Logits, self.vocab_size, Dtype::F32);
         b.op(Op::Linear(Linear::new(x, embedding, logits)));
         let next_tokens = b.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
-        b.op(Op::Argmax { x: logits, out: next_tokens });
+        b.op(Op::Sample { x: logits, out: next_tokens });
 
         let bounds = Bounds {
             max_tokens,

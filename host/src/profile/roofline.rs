@@ -138,7 +138,7 @@ impl Sizes {
             storage: KvStorage::default(),
         };
         let next_tokens = plan.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
-        plan.op(Op::Argmax { x: logits, out: next_tokens });
+        plan.op(Op::Sample { x: logits, out: next_tokens });
         plan.finish(&precision.into(), bounds, kv, logits, next_tokens)
     }
 }

@@ -47,7 +47,7 @@ impl Place {
         // The name of a weight says more than that of an activation that others write too.
         let label = match *op {
             // Of the scores of keys that a token does not see nothing is written.
-            Op::Argmax { .. } | Op::AttentionScores(_) | Op::AttentionSoftmax(_) => return None,
+            Op::Sample { .. } | Op::AttentionScores(_) | Op::AttentionSoftmax(_) => return None,
             Op::Linear(Linear { weight, residual: Some(_), .. })
             | Op::RmsNorm { weight, .. }
             | Op::Embedding { table: weight, .. } => &plan.weight(weight).name,

@@ -63,7 +63,7 @@ stored! {
 
 /// The buffers that no launch of a step writes, or none but this one: kernels may read them before
 /// they wait for the launches before.
-const CONSTANTS: [&str; 20] = [
+const CONSTANTS: [&str; 21] = [
     "bias",
     "norm weight",
     "scales",
@@ -78,6 +78,7 @@ const CONSTANTS: [&str; 20] = [
     "slot_mapping",
     "token_ids",
     "logit_rows",
+    "sampling",
     "cu_seqlens_q",
     "kv_lens",
     "block_table",

@@ -25,4 +25,5 @@ mod quantised;
 mod recorded;
 mod rope_append;
 mod rows;
+mod sampling;
 mod tile;

@@ -1,4 +1,4 @@
-//! The kernels that go by rows: gather_rows, rms_norm, rope, silu_mul, argmax.
+//! The kernels that go by rows: gather_rows, rms_norm, rope, silu_mul.
 
 use crate::device::{Device, SEEDS, Stored, assert_close, assert_stored, random, random_of};
 use half::{bf16, f16};
@@ -7,7 +7,6 @@ use kernels::element::NarrowedFrom;
 use kernels::gather_rows::GatherRows;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
-use kernels::sampling::{Argmax, ArgmaxWorkspace, NextToken};
 use kernels::silu_mul::SiluMul;
 
 /// As many rows as a launch has room for, and how many there are.
@@ -214,67 +213,5 @@ fn silu_mul_matches_oracle() {
             ];
             check_silu_mul::<f16>(width, seed, &clamped);
         }
-    }
-}
-
-/// The smallest index of the largest logit, unless one is broken or none can be chosen.
-fn next_token(row: &[f32]) -> NextToken {
-    if let Some(index) = row.iter().position(|&x| x.is_nan() || x == f32::INFINITY) {
-        return NextToken::NotFinite(index as u32);
-    }
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let index = row.iter().position(|&x| x == max).unwrap() as u32;
-    if max > f32::NEG_INFINITY { NextToken::Token(index) } else { NextToken::NoCandidate }
-}
-
-/// Equal numbers, what is not finite among numbers and alone, and tokens that are ruled out.
-fn spoil(case: usize, row: &mut [f32]) {
-    let last = row.len() - 1;
-    match case {
-        0 => row.iter_mut().skip(1).step_by(2).for_each(|x| *x = 2.0),
-        1 => row[last] = f32::NAN,
-        2 => row[last / 2..].fill(f32::INFINITY),
-        3 => (row[last / 2], row[last]) = (f32::INFINITY, f32::NAN),
-        4 => row.fill(f32::NAN),
-        5 => row.fill(f32::NEG_INFINITY),
-        6 => {
-            row.fill(f32::NEG_INFINITY);
-            row[last] = f32::MIN;
-        }
-        7 => {
-            row.fill(-1.0);
-            (row[last / 2], row[last]) = (-0.0, 0.0);
-        }
-        _ => row[last] = f32::MAX,
-    }
-}
-
-#[test]
-fn argmax_matches_oracle() {
-    const CASES: usize = 9;
-    for (vocab_size, case) in [1, 31, 1025, 8193, 20_000]
-        .into_iter()
-        .flat_map(|vocab_size| (0..CASES).step_by(2).map(move |case| (vocab_size, case)))
-    {
-        let mut device = Device::default();
-        let (mut x, stride) = padded::<f32>(MAX_ROWS, vocab_size, 1);
-        for (row, case) in [(1, case), (2, case + 1)] {
-            spoil(case, &mut x[row * stride..][..vocab_size]);
-        }
-        let num_rows = device.u32s("num_rows", &[NUM_ROWS as u32]);
-        let rows = Rows::new(device.f32s("x", &x), stride);
-        let out = device.poisoned("out", NUM_ROWS);
-        let argmax = Argmax { max_rows: NUM_ROWS, vocab_size };
-        let counters = vec![0; argmax.num_counters()];
-        let workspace = ArgmaxWorkspace {
-            partials: device.poisoned("partials", argmax.num_partials()),
-            counters: device.u32s("counters", &counters),
-        };
-        device.run(argmax.launch(num_rows, rows, &workspace, out), vocab_size as u64);
-        assert_eq!(device.read_u32(workspace.counters, counters.len()), counters);
-        let got: Vec<_> =
-            device.read_u32(out, NUM_ROWS).into_iter().map(NextToken::of_output).collect();
-        let wanted = [0, 1, 2].map(|row| next_token(&x[row * stride..][..vocab_size]));
-        assert_eq!(got, wanted, "{vocab_size}, case {case}");
     }
 }

@@ -99,18 +99,18 @@ mod tests {
     fn kernels_are_selected_by_part_pattern_and_family() {
         let all = symbols(&[], None).unwrap();
         assert_eq!(all.len(), target("sm_80").unwrap().kernels.len());
-        assert_eq!(symbols(&["argmax"], None).unwrap(), ["argmax_f32"]);
+        assert_eq!(symbols(&["sample_maximum"], None).unwrap(), ["sample_maximum_f32"]);
         assert_eq!(symbols(&["gemv_f1?"], None).unwrap(), ["gemv_f16"]);
-        assert_eq!(symbols(&["f32"], Some("sampling")).unwrap(), ["argmax_f32"]);
-        let both = symbols(&["gemv_*16", "argmax", "argmax_f32"], None).unwrap();
-        assert_eq!(both, ["argmax_f32", "gemv_bf16", "gemv_f16"]);
+        assert_eq!(symbols(&["max"], Some("sampling")).unwrap(), ["sample_maximum_f32"]);
+        let both = symbols(&["gemv_*16", "sample_maximum", "sample_maximum_f32"], None).unwrap();
+        assert_eq!(both, ["gemv_bf16", "gemv_f16", "sample_maximum_f32"]);
     }
 
     #[test]
     fn what_selects_nothing_is_named() {
         for (kernels, family, want) in [
-            (&["argmax", "nonsense"][..], None, "no kernel matches nonsense"),
-            (&["argmax"], Some("gemm"), "no kernel matches argmax"),
+            (&["sample_maximum", "nonsense"][..], None, "no kernel matches nonsense"),
+            (&["sample_maximum"], Some("gemm"), "no kernel matches sample_maximum"),
             (&[], Some("gem"), "no family gem"),
             (&["a***"], None, "a*** is no pattern"),
         ] {

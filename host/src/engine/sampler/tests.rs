@@ -74,10 +74,10 @@ fn draws_follow_the_oracle() {
     const DRAWS: usize = 20_000;
     let (prompt, generated) = ([2, 7, 2], [6, 2, 6, 0]);
     for sampling in cases {
-        let mut sampler = Sampler::new(sampling.clone());
         let mut counts = [0usize; 8];
-        for _ in 0..DRAWS {
-            counts[sampler.sample(&logits, &prompt, &generated).unwrap() as usize] += 1;
+        for seed in 0..DRAWS as u64 {
+            let sampling = Sampling { seed, ..sampling.clone() };
+            counts[sample(&sampling, &logits, &prompt, &generated).unwrap() as usize] += 1;
         }
         let wanted = oracle(&sampling, &logits, &prompt, &generated);
         for (token, (&count, p)) in counts.iter().zip(wanted).enumerate() {
@@ -89,59 +89,14 @@ fn draws_follow_the_oracle() {
     }
 }
 
-/// Steep and flat distributions, over several rounds of ordering: what is kept is what a full sort keeps.
+/// The draws of one seed are spread like the first draws of many.
 #[test]
-fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
-    let mut rng = ChaCha12Rng::seed_from_u64(5);
-    for spread in [0.0f32, 0.1, 3.0, 30.0] {
-        let logits: Vec<f32> = (0..3000).map(|_| rng.random_range(-1.0..=1.0) * spread).collect();
-        let mut sorted: Vec<Candidate> = (0..).zip(logits).collect();
-        let mut shuffled = sorted.clone();
-        shuffled.rotate_left(1234);
-        sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let max = sorted[0].1;
-        let p: Vec<f64> = sorted.iter().map(|c| (c.1 as f64 - max as f64).exp()).collect();
-        for top_p in [0.0, 0.3, 0.9, 0.999] {
-            let reached = |n: usize| p[..n].iter().sum::<f64>() >= top_p * p.iter().sum::<f64>();
-            let wanted = (1..p.len()).find(|&n| reached(n)).unwrap_or(p.len());
-            let mut kept = shuffled.clone();
-            keep_nucleus(&mut kept, top_p, max);
-            assert!(kept.len().abs_diff(wanted) <= 1, "{} for {wanted}", kept.len());
-            assert_eq!(kept, sorted[..kept.len()], "spread {spread}, top_p {top_p}");
-        }
-    }
-}
-
-/// Rising, falling, equal and random logits, some of them ruled out: what is kept is what a full sort keeps.
-#[test]
-fn the_largest_of_a_large_vocabulary_are_those_of_a_full_sort() {
-    let mut rng = ChaCha12Rng::seed_from_u64(6);
-    let coarse: Vec<f32> = (0..5000).map(|_| rng.random_range(0..100) as f32).collect();
-    let rising: Vec<f32> = (0..5000).map(|i| i as f32).collect();
-    let falling: Vec<f32> = rising.iter().rev().copied().collect();
-    let mut gaps = coarse.clone();
-    gaps.iter_mut().skip(1).step_by(2).for_each(|logit| *logit = NEG_INF);
-    for logits in [coarse, rising, falling, gaps, vec![1.0; 5000], vec![NEG_INF; 5000]] {
-        let mut sorted: Vec<Candidate> = (0..).zip(logits.iter().copied()).collect();
-        sorted.retain(|candidate| candidate.1 > NEG_INF);
-        sorted.sort_by(descending);
-        for count in [0, 1, 2, 31, 32, 33, 40, 2499, 2500, 4999, 5000, 6000] {
-            let mut kept = largest(&logits, count);
-            kept.sort_by(descending);
-            let wanted = if count == 0 { sorted.len() } else { count.min(sorted.len()) };
-            assert_eq!(kept, sorted[..wanted], "{count}");
-        }
-    }
-}
-
-/// The first draws of many seeds are spread like the draws of one.
-#[test]
-fn seeds_are_independent() {
+fn positions_are_independent() {
     let logits = [0.0, 1.0f32.ln(), 2.0f32.ln()];
     let mut counts = [0usize; 3];
-    for seed in 0..4000 {
-        let sampling = Sampling { temperature: 1.0, seed, ..Default::default() };
-        counts[Sampler::new(sampling).sample(&logits, &[], &[]).unwrap() as usize] += 1;
+    let sampling = Sampling { temperature: 1.0, seed: 5, ..Default::default() };
+    for len in 0..4000 {
+        counts[sample(&sampling, &logits, &[], &vec![0; len]).unwrap() as usize] += 1;
     }
     for (count, wanted) in counts.into_iter().zip([1000, 1000, 2000]) {
         assert!(count.abs_diff(wanted) < 150, "{counts:?}");
@@ -154,57 +109,34 @@ fn the_same_seed_draws_the_same_tokens() {
     let draw = |seed| {
         let sampling =
             Sampling { temperature: 1.0, top_k: 50, top_p: 0.9, seed, ..Default::default() };
-        let mut sampler = Sampler::new(sampling);
-        (0..50).map(|_| sampler.sample(&logits, &[], &[]).unwrap()).collect::<Vec<_>>()
+        (0..50)
+            .map(|len| sample(&sampling, &logits, &[], &vec![0; len]).unwrap())
+            .collect::<Vec<_>>()
     };
     assert_eq!(draw(7), draw(7));
     assert_ne!(draw(7), draw(8));
 }
 
 #[test]
-fn greedy_takes_the_first_of_the_largest() {
-    let mut greedy = Sampler::new(Sampling::default());
-    assert!(greedy.is_plain_greedy());
-    let sample =
-        |sampler: &mut Sampler, logits: &[f32], prompt: &[u32]| sampler.sample(logits, prompt, &[]);
-    assert_eq!(sample(&mut greedy, &[0.0, 3.0, NEG_INF, 3.0], &[]), Ok(1));
-    assert_eq!(sample(&mut greedy, &[NEG_INF, NEG_INF, -1e30], &[]), Ok(2));
-    assert_eq!(sample(&mut greedy, &[-1.0, -0.0, 0.0], &[]), Ok(1));
-    let mut penalised = Sampler::new(Sampling { repetition_penalty: 2.0, ..Default::default() });
-    assert!(!penalised.is_plain_greedy());
-    assert_eq!(sample(&mut penalised, &[2.0, 3.0], &[1, 1]), Ok(0), "3 / 2 < 2, however often");
-    assert_eq!(sample(&mut penalised, &[-2.5, -2.0], &[1]), Ok(0), "-2 * 2 < -2.5");
-    assert_eq!(sample(&mut penalised, &[NEG_INF, -2.0], &[0, 1]), Ok(1));
+fn penalties_and_biases_change_the_choice() {
+    let penalised = Sampling { repetition_penalty: 2.0, ..Default::default() };
+    let after = |logits: &[f32], prompt: &[u32]| sample(&penalised, logits, prompt, &[]);
+    assert_eq!(after(&[2.0, 3.0], &[1, 1]), Ok(0), "3 / 2 < 2, however often");
+    assert_eq!(after(&[-2.5, -2.0], &[1]), Ok(0), "-2 * 2 < -2.5");
+    assert_eq!(after(&[NEG_INF, -2.0], &[0, 1]), Ok(1));
     for changed in [
         Sampling { presence_penalty: 1.5, ..Default::default() },
         Sampling { frequency_penalty: 1.5, ..Default::default() },
         Sampling { logit_bias: vec![(1, -1.5)], ..Default::default() },
     ] {
-        let mut sampler = Sampler::new(changed);
-        assert!(!sampler.is_plain_greedy());
-        assert_eq!(sampler.sample(&[2.0, 3.0], &[], &[1]), Ok(0));
+        assert!(changed.changes_logits());
+        assert_eq!(sample(&changed, &[2.0, 3.0], &[], &[1]), Ok(0));
     }
     let sampling = Sampling { repetition_penalty: 1e-30, ..Default::default() };
-    assert_eq!(sample(&mut Sampler::new(sampling), &[1e30, 1.0], &[0]), Ok(0), "no inf");
-}
-
-#[test]
-fn logits_that_mean_nothing_are_errors() {
-    for temperature in [0.0, 1.0] {
-        let mut sampler = Sampler::new(Sampling { temperature, ..Default::default() });
-        let nan = sampler.sample(&[0.0, f32::NAN, 1.0], &[], &[]);
-        assert!(matches!(nan, Err(SamplingError::NotFinite { token: 1 })), "{nan:?}");
-        let infinite = sampler.sample(&[0.0, 1.0, f32::INFINITY], &[], &[]);
-        assert!(matches!(infinite, Err(SamplingError::NotFinite { token: 2 })));
-        let mut late = vec![0.0; 3000];
-        late[2999] = f32::INFINITY;
-        late[2500] = f32::NAN;
-        let late = sampler.sample(&late, &[], &[]);
-        assert_eq!(late, Err(SamplingError::NotFinite { token: 2500 }));
-        assert_eq!(sampler.sample(&[NEG_INF; 4], &[], &[]), Err(SamplingError::NoCandidate));
-        assert_eq!(sampler.sample(&[NEG_INF, f32::MIN, NEG_INF], &[], &[]), Ok(1));
-        assert_eq!(sampler.sample(&[f32::MAX, f32::MIN], &[], &[]), Ok(0));
-    }
+    assert_eq!(sample(&sampling, &[1e30, 1.0], &[0], &[]), Ok(0), "no inf");
+    let ruled_out = Sampling { logit_bias: vec![(1, NEG_INF)], ..Default::default() };
+    let broken = sample(&ruled_out, &[0.0, f32::INFINITY], &[], &[]);
+    assert_eq!(broken, Err(SamplingError::NotFinite { token: 1 }), "whatever the bias");
 }
 
 #[test]

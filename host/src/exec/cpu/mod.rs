@@ -91,7 +91,7 @@ impl Executor for CpuExecutor {
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
-        want: Want,
+        want: Want<'_>,
     ) -> Result<StepOutput, ExecError> {
         let mut step = self.step(plan, inputs, want)?;
         // The whole step runs inside the pool: a fork is then a push on a local queue, not a
@@ -161,7 +161,7 @@ impl CpuExecutor {
         &'a mut self,
         plan: PreparedPlan,
         inputs: &'a StepInputs,
-        want: Want,
+        want: Want<'a>,
     ) -> Result<Step<'a>, ExecError> {
         let (plan, layout) = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
@@ -198,7 +198,7 @@ fn has_kernel(op: &Op) -> bool {
 struct Step<'a> {
     plan: &'a Plan,
     inputs: &'a StepInputs,
-    want: Want,
+    want: Want<'a>,
     weights: &'a [StoredWeight],
     kv: &'a mut KvCache,
     frame: Frame<'a>,
@@ -278,9 +278,9 @@ impl Step<'_> {
             Op::GatherRows { x, out } => frame.write(out, None, |out, others| {
                 ops::gather_rows(&others.rows(x), &inputs.logit_rows, out);
             }),
-            Op::Argmax { x, .. } => {
-                if self.want == Want::NextTokens {
-                    self.output.next_tokens = ops::argmax(&frame.rows(x));
+            Op::Sample { x, .. } => {
+                if self.want.has_next_tokens() {
+                    self.output.next_tokens = ops::sample(&frame.rows(x), &inputs.sampling);
                 }
             }
         }
@@ -304,9 +304,9 @@ impl Step<'_> {
     }
 
     fn finish(mut self) -> StepOutput {
-        if self.want == Want::Logits {
-            self.output.logits = self.frame.rows(self.plan.logits).to_vec();
-        }
+        let logits = self.frame.rows(self.plan.logits);
+        let rows = self.want.logit_rows(self.inputs.logit_rows.len()).into_iter().flatten();
+        self.output.logits = rows.flat_map(|row| logits.row(row)).copied().collect();
         self.output
     }
 }

@@ -3,8 +3,9 @@
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
 use super::weights::StoredWeight;
-use crate::exec::NextToken;
+use crate::exec::{NextToken, RowSampling, next_token};
 use crate::plan::Constant;
+use rayon::prelude::*;
 
 /// `out[t, :] = table[token_ids[t], :]`.
 pub fn embedding(table: &StoredWeight, token_ids: &[u32], out: RowsMut) {
@@ -61,21 +62,10 @@ pub fn add(x: &Rows, out: RowsMut) {
     out.for_each(|t, row| row.iter_mut().zip(x.row(t)).for_each(|(out, x)| *out += x));
 }
 
-/// The smallest index of the largest value of each row, or why there is none.
-pub fn argmax(x: &Rows) -> Vec<NextToken> {
-    let largest = |row: &[f32]| {
-        let mut best = (NextToken::NoCandidate, f32::NEG_INFINITY);
-        for (index, &value) in (0..).zip(row) {
-            if value.is_nan() || value == f32::INFINITY {
-                return NextToken::NotFinite(index);
-            }
-            if value > best.1 {
-                best = (NextToken::Token(index), value);
-            }
-        }
-        best.0
-    };
-    x.iter().map(largest).collect()
+/// A token of each row, as its sampling says.
+pub fn sample(x: &Rows, sampling: &[RowSampling]) -> Vec<NextToken> {
+    let sampling = sampling.par_iter().enumerate();
+    sampling.map(|(row, sampling)| next_token(x.row(row), sampling)).collect()
 }
 
 #[cfg(test)]
@@ -168,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn argmax_takes_the_first_of_equals_and_names_what_is_not_finite() {
+    fn each_row_has_its_token() {
         use NextToken::{NoCandidate, NotFinite, Token};
         let rows = [
             [1.0, 3.0, 3.0, 2.0],
@@ -178,7 +168,8 @@ mod tests {
             [f32::NAN; 4],
         ];
         let wanted = [Token(1), Token(3), NoCandidate, NotFinite(2), NotFinite(0)];
-        assert_eq!(argmax(&Rows::dense(rows.as_flattened(), 4)), wanted);
+        let rows = Rows::dense(rows.as_flattened(), 4);
+        assert_eq!(sample(&rows, &[RowSampling::GREEDY; 5]), wanted);
     }
 
     #[test]

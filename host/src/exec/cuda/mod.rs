@@ -60,7 +60,7 @@ pub struct CudaExecutor {
     step_inputs: LockedBuffer<u32>,
     /// Logits on their way back; grows from one row to the most that a step wanted.
     logits: LockedBuffer<f32>,
-    /// The argmax of each logit row, which its kernel writes here itself: a few words are no copy's
+    /// The token of each logit row, which its kernel writes here itself: a few words are no copy's
     /// worth. Graphs hold its address: it stays where it is.
     next_tokens: LockedBuffer<u32>,
     /// All work of the executor is on it.
@@ -210,20 +210,21 @@ impl Executor for CudaExecutor {
     }
 
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
-    /// wait; logits are copied in a fourth. Memory is page-locked for more than a row of them
+    /// wait; each run of rows of logits is copied in another. Memory is page-locked for more than a row of them
     /// alone.
     fn run(
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
-        want: Want,
+        want: Want<'_>,
     ) -> Result<StepOutput, ExecError> {
         let CudaPlan { plan, step_buffer, arena_layout, graph, .. } = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
         make_current(self.context)?;
 
         let num_rows = inputs.logit_rows.len();
-        let num_logits = if want == Want::Logits { num_rows * plan.logits.width } else { 0 };
+        let (rows, width) = (want.logit_rows(num_rows), plan.logits.width);
+        let num_logits = rows.iter().map(|rows| rows.len() * width).sum();
         if num_logits > self.logits.len() {
             self.logits = pinned(num_logits)?;
         }
@@ -231,32 +232,30 @@ impl Executor for CudaExecutor {
         let step_inputs = &mut self.step_inputs[..step_buffer.len()];
         let written = step_buffer.write(plan, inputs, step_inputs);
         let step_inputs = cast_slice(&step_inputs[..written]);
-        let logits = &mut self.logits[..num_logits];
+        let mut logits = &mut self.logits[..num_logits];
         let stream: &Stream = &self.stream;
         // SAFETY: the buffers are pinned, and untouched until the synchronisation below, which
         // comes in any case.
         let started = unsafe { self.memory.step.write_async(0, step_inputs, stream) }
             .and_then(|()| graph.launch(stream))
             .and_then(|()| {
-                if logits.is_empty() {
-                    return Ok(());
-                }
-                let offset = arena_layout.offset(plan.logits.tensor);
-                // SAFETY: as above.
-                unsafe { self.memory.arena.read_async(offset, cast_slice_mut(logits), stream) }
+                rows.into_iter().filter(|rows| !rows.is_empty()).try_for_each(|rows| {
+                    let first = rows.start * width * size_of::<f32>();
+                    let offset = arena_layout.offset(plan.logits.tensor) + first;
+                    let part = logits.split_off_mut(..rows.len() * width).unwrap_or_default();
+                    // SAFETY: as above.
+                    unsafe { self.memory.arena.read_async(offset, cast_slice_mut(part), stream) }
+                })
             });
         self.stream.synchronize().map_err(failed("running a step"))?;
         started?;
 
         let mut output = StepOutput::default();
-        match want {
-            Want::Nothing => {}
-            Want::NextTokens => {
-                let outputs = self.next_tokens[..num_rows].iter();
-                output.next_tokens = outputs.copied().map(NextToken::of_output).collect();
-            }
-            Want::Logits => output.logits = self.logits[..num_logits].to_vec(),
+        if want.has_next_tokens() {
+            let outputs = self.next_tokens[..num_rows].iter();
+            output.next_tokens = outputs.copied().map(NextToken::of_output).collect();
         }
+        output.logits = self.logits[..num_logits].to_vec();
         Ok(output)
     }
 

@@ -162,15 +162,32 @@ fn views_become_addresses() {
             Op::GatherRows { x: view(0), out: view(2) },
             vec![input(NUM_LOGIT_ROWS), input(layout.logit_rows), a, c],
         ),
-        (
-            Op::Argmax { x: view(2), out: half(2, 3) },
-            vec![input(NUM_LOGIT_ROWS), c, WORKSPACE, COUNTERS, c + 12],
-        ),
     ];
     for (op, expected) in cases {
         let name = op.name();
         assert_eq!(pointers(&launch(op)), expected, "{name}");
     }
+}
+
+#[test]
+fn sampling_takes_the_step_inputs_and_a_workspace() {
+    let out = View { start: 3, ..view(2) };
+    let plan = plan(Op::Sample { x: view(2), out });
+    let launches = lowered(&plan).unwrap();
+    let [_, _, c] = TENSORS;
+    let Sample { max_rows, vocab_size } = sample(&plan, view(2));
+    assert_eq!((max_rows, vocab_size), (plan.bounds.max_logit_rows, WIDTH));
+    let (scratch, zeroed) = (workspace_bytes(&plan, Gemm::Halfwarp), counter_bytes(&plan));
+    let draw = pointers(&launches[2]);
+    let (rows, sampling) = (input(NUM_LOGIT_ROWS), input(plan.step_layout().sampling));
+    assert_eq!((launches.len(), &draw[..3]), (3, &[rows, sampling, c][..]));
+    assert_eq!(draw.last(), Some(&(c + 12)));
+    let within = |addresses: &[u64], start: u64, bytes: usize| {
+        addresses.iter().all(|address| (start..start + bytes as u64).contains(address))
+    };
+    // Maxima, undecided bins, bests and lists; lengths and counters.
+    assert!(within(&draw[3..7], WORKSPACE, scratch) && within(&draw[7..9], COUNTERS, zeroed));
+    assert_eq!(draw.len(), 10);
 }
 
 #[test]
@@ -402,18 +419,18 @@ fn what_is_off_is_launched_by_itself() {
         let plan = with_fusion(qwen, rows, fusion.parse().unwrap());
         LoweredPlan::new(&plan, Target::Sm90a).unwrap().num_launches()
     };
-    // Embedding, a layer, gather, norm, logits, argmax.
+    // Embedding, a layer, gather, norm, logits, three for the tokens.
     for rows in [1, MAX_FUSED_ROWS] {
-        assert_eq!(num_launches(rows, "on"), 1 + 5 + 4);
-        assert_eq!(num_launches(rows, "off"), 1 + 12 + 4);
-        assert_eq!(num_launches(rows, "norm_gemm"), 1 + 10 + 4);
-        assert_eq!(num_launches(rows, "gemm_swiglu"), 1 + 11 + 4);
-        assert_eq!(num_launches(rows, "rope_append"), 1 + 10 + 4);
-        assert_eq!(num_launches(rows, "residual"), 1 + 10 + 4);
+        assert_eq!(num_launches(rows, "on"), 1 + 5 + 6);
+        assert_eq!(num_launches(rows, "off"), 1 + 12 + 6);
+        assert_eq!(num_launches(rows, "norm_gemm"), 1 + 10 + 6);
+        assert_eq!(num_launches(rows, "gemm_swiglu"), 1 + 11 + 6);
+        assert_eq!(num_launches(rows, "rope_append"), 1 + 10 + 6);
+        assert_eq!(num_launches(rows, "residual"), 1 + 10 + 6);
     }
     // More rows than a norm or a gate is fused for.
     assert_eq!(num_launches(32, "on"), 1 + 8 + 4);
-    assert_eq!(num_launches(32, "off"), 1 + 12 + 4);
+    assert_eq!(num_launches(32, "off"), 1 + 12 + 6);
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl Plan {
                 is("the residual", self.dtype(residual), &[Dtype::F32])?;
                 is("out", self.dtype(out), &[Dtype::F32])
             }
-            Op::Argmax { x, out } => {
+            Op::Sample { x, out } => {
                 is("x", self.dtype(x), &[Dtype::F32])?;
                 is("out", self.dtype(out), &[Dtype::U32])
             }

@@ -118,7 +118,7 @@ impl Plan {
                 self.rows_are(out, Rows::Logits)?;
                 same("columns", x.width, out.width)
             }
-            Op::Argmax { x, out } => {
+            Op::Sample { x, out } => {
                 self.same_rows(x, out)?;
                 same("columns", out.width, 1)
             }

@@ -61,7 +61,7 @@ fn plan() -> Plan {
     b.op(Op::SiluMul { gate: q, up: qkv.columns(8, 8), out: x });
     b.op(Op::GatherRows { x, out: last });
     b.op(Op::Linear(Linear::new(last, embedding, logits)));
-    b.op(Op::Argmax { x: logits, out: next_tokens });
+    b.op(Op::Sample { x: logits, out: next_tokens });
     b.finish(&Numerics::default(), BOUNDS, kv, logits, next_tokens).unwrap()
 }
 
@@ -192,7 +192,7 @@ fn mixed(precision: Precision) -> Plan {
     b.op(Op::GatherRows { x: hidden, out: last });
     b.op(Op::RmsNorm { x: last, weight: norm, out: normed, eps: 1e-5 });
     b.op(Op::Linear(Linear::new(normed, embedding, logits)));
-    b.op(Op::Argmax { x: logits, out: next_tokens });
+    b.op(Op::Sample { x: logits, out: next_tokens });
     b.finish(&precision.into(), BOUNDS, kv, logits, next_tokens).unwrap()
 }
 

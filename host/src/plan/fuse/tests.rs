@@ -25,7 +25,7 @@ fn a_layer_is_five_operations() {
         let expected = ["norm_linear", "append_attention", "linear", "norm_linear_gate", "linear"];
         assert_eq!(layer(&fused), expected, "{precision}");
         // What the last norm reads ends there.
-        let last = ["gather_rows", "rms_norm", "linear", "argmax"];
+        let last = ["gather_rows", "rms_norm", "linear", "sample"];
         assert_eq!(names(&fused)[6..], last, "{precision}");
         assert_eq!(names(&fused.fused(|_| true)), names(&fused), "{precision}");
     }

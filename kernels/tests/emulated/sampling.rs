@@ -1,0 +1,254 @@
+//! The choice of tokens, against an oracle that sorts the whole row.
+
+use crate::device::{Device, random};
+use cuda_std::launch::DevicePtr;
+use kernels::Rows;
+use kernels::sampling::noise::Noise;
+use kernels::sampling::{NextToken, RowSampling, Sample, SampleWorkspace};
+
+/// Padding of the rows: more than any logit.
+const PAD: f32 = 1e9;
+
+/// The tokens that `launches` choose for rows of logits. One row more has room.
+fn sample(rows: &[Vec<f32>], sampling: &[RowSampling], seed: u64) -> Vec<NextToken> {
+    let (num_rows, vocab_size) = (rows.len(), rows[0].len());
+    let stride = vocab_size + 3;
+    let mut logits = vec![PAD; num_rows * stride];
+    for (padded, row) in logits.chunks_mut(stride).zip(rows) {
+        padded[..vocab_size].copy_from_slice(row);
+    }
+    let words: Vec<u32> = sampling.iter().flat_map(RowSampling::words).collect();
+    let mut device = Device::default();
+    let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
+    let sampling_ptr = device.u32s("sampling", &words);
+    let logits = Rows::new(device.f32s("logits", &logits), stride);
+    let out = device.poisoned("out", num_rows);
+    let sample = Sample { max_rows: num_rows + 1, vocab_size };
+    let zeros = vec![0; sample.zeroed_bytes()];
+    let workspace = SampleWorkspace {
+        scratch: device.poisoned("scratch", sample.scratch_bytes()),
+        zeroed: device.bytes("zeroed", &zeros),
+    };
+    let launches = sample.launches(num_rows_ptr, sampling_ptr, logits, &workspace, out);
+    for launch in launches.expect("a right shape") {
+        device.run(Ok(Some(launch)), seed);
+    }
+    let words = zeros.len() / size_of::<u32>();
+    let left = device.read_u32(DevicePtr::new(workspace.zeroed.0), words);
+    assert!(left.iter().all(|&word| word == 0), "the workspace is not zeros again");
+    device.read_u32(out, num_rows).into_iter().map(NextToken::of_output).collect()
+}
+
+/// The smallest index of the largest logit, unless one is broken or none can be chosen.
+fn next_token(row: &[f32]) -> NextToken {
+    if let Some(index) = row.iter().position(|&x| x.is_nan() || x == f32::INFINITY) {
+        return NextToken::NotFinite(index as u32);
+    }
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let index = row.iter().position(|&x| x == max).unwrap() as u32;
+    if max > f32::NEG_INFINITY { NextToken::Token(index) } else { NextToken::NoCandidate }
+}
+
+/// Equal numbers, what is not finite among numbers and alone, and tokens that are ruled out.
+fn spoil(case: usize, row: &mut [f32]) {
+    let last = row.len() - 1;
+    match case {
+        0 => row.iter_mut().skip(1).step_by(2).for_each(|x| *x = 2.0),
+        1 => row[last] = f32::NAN,
+        2 => row[last / 2..].fill(f32::INFINITY),
+        3 => (row[last / 2], row[last]) = (f32::INFINITY, f32::NAN),
+        4 => row.fill(f32::NAN),
+        5 => row.fill(f32::NEG_INFINITY),
+        6 => {
+            row.fill(f32::NEG_INFINITY);
+            row[last] = f32::MIN;
+        }
+        7 => {
+            row.fill(-1.0);
+            (row[last / 2], row[last]) = (-0.0, 0.0);
+        }
+        _ => row[last] = f32::MAX,
+    }
+}
+
+#[test]
+fn greedy_rows_take_the_first_of_the_largest() {
+    const CASES: usize = 9;
+    for vocab_size in [1, 1025, 8193] {
+        for case in (0..CASES).step_by(3) {
+            let rows: Vec<Vec<f32>> = (0..3)
+                .map(|row| {
+                    let mut logits = random(vocab_size, row);
+                    spoil(case + row as usize, &mut logits);
+                    logits
+                })
+                .collect();
+            let wanted: Vec<_> = rows.iter().map(|row| next_token(row)).collect();
+            let got = sample(&rows, &[RowSampling::GREEDY; 3], vocab_size as u64);
+            assert_eq!(got, wanted, "{vocab_size}, case {case}, greedy");
+            // What has no token is said in any case.
+            let sampled = RowSampling { temperature: 1e-5, top_k: 1, ..RowSampling::GREEDY };
+            let got = sample(&rows, &[sampled; 3], vocab_size as u64);
+            assert_eq!(got, wanted, "{vocab_size}, case {case}, of the first token alone");
+        }
+    }
+}
+
+/// The token of a row by its definition: everything is sorted, and kept or not one by one.
+fn oracle(row: &[f32], sampling: &RowSampling) -> (NextToken, f64) {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut tokens: Vec<(f32, u32)> = (0..).zip(row).map(|(id, &x)| (max - x, id)).collect();
+    tokens.retain(|token| token.0 < f32::INFINITY);
+    tokens.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    tokens.truncate(if sampling.top_k == 0 { row.len() } else { sampling.top_k as usize });
+    let mass = |token: &(f32, u32)| f64::exp(-f64::from(token.0));
+    let wanted = f64::from(sampling.top_p) * tokens.iter().map(mass).sum::<f64>();
+    let mut before = 0.0;
+    tokens.retain(|token| {
+        let is_kept = sampling.top_p >= 1.0 || before == 0.0 || before < wanted;
+        before += mass(token);
+        is_kept
+    });
+    tokens.retain(|token| mass(token) >= f64::from(sampling.min_p));
+    let noise = Noise::new(sampling.seed, sampling.position);
+    let mut scores: Vec<(f64, u32)> = tokens
+        .iter()
+        .map(|&(distance, id)| {
+            let uniform = (f64::from(noise.bits(id)) + 0.5) / 2f64.powi(32);
+            let exponential = -f64::ln_1p(-uniform);
+            (f64::from(distance) / f64::from(sampling.temperature) + exponential.ln(), id)
+        })
+        .collect();
+    scores.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let margin = scores.get(1).map_or(f64::INFINITY, |second| second.0 - scores[0].0);
+    (NextToken::Token(scores[0].1), margin)
+}
+
+/// Checks rows of `logits(row)`, each sampled in every way of `ways`.
+fn check(vocab_size: usize, logits: impl Fn(u64) -> Vec<f32>, ways: &[RowSampling]) {
+    let rows: Vec<Vec<f32>> = (0..ways.len() as u64).map(logits).collect();
+    assert_eq!(rows[0].len(), vocab_size);
+    let got = sample(&rows, ways, vocab_size as u64);
+    for ((row, way), got) in rows.iter().zip(ways).zip(got) {
+        let (want, margin) = oracle(row, way);
+        assert!(got == want || margin < 1e-5, "{way:?} of {vocab_size}: {got:?}, not {want:?}");
+    }
+}
+
+/// Ways to sample, each with the rest as they are in `base`.
+fn ways() -> Vec<RowSampling> {
+    let base = RowSampling { temperature: 1.0, seed: 0x1234_5678_9abc, ..RowSampling::GREEDY };
+    let truncations = [
+        (0, 1.0, 0.0),
+        (1, 1.0, 0.0),
+        (2, 1.0, 0.0),
+        (40, 1.0, 0.0),
+        (5000, 1.0, 0.0),
+        (0, 0.0, 0.0),
+        (0, 0.3, 0.0),
+        (0, 0.999, 0.0),
+        (3, 0.5, 0.0),
+        (40, 0.95, 0.0),
+        (6000, 0.7, 0.0),
+        (100_000, 0.4, 0.0),
+        (0, 1.0, 0.2),
+        (20, 0.8, 0.1),
+        (0, 1.0, 1.0),
+    ];
+    let temperatures = [0.7, 1.0, 5.0, 1e-4].into_iter().cycle();
+    (0..)
+        .zip(truncations.into_iter().zip(temperatures))
+        .map(|(position, ((top_k, top_p, min_p), temperature))| RowSampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            position,
+            ..base
+        })
+        .collect()
+}
+
+#[test]
+fn sampling_matches_oracle() {
+    for vocab_size in [31, 8193] {
+        for scale in [1.0, 8.0] {
+            let logits = |row| {
+                let logits = random(vocab_size, 7 * row + vocab_size as u64);
+                logits.into_iter().map(|x| scale * x - 3.0).collect()
+            };
+            check(vocab_size, logits, &ways());
+        }
+    }
+}
+
+/// Rows of equal logits, and of a few that are: more tokens are as probable as the last kept one than
+/// a list has room for.
+#[test]
+fn ties_are_broken_by_the_id() {
+    let few =
+        |len: usize, row: u64| (0..len as u64).map(|id| ((id * 7 + row) % 3) as f32).collect();
+    check(100, |row| few(100, row), &ways());
+    let base = RowSampling { temperature: 0.7, ..RowSampling::GREEDY };
+    let both = RowSampling { top_k: 4200, top_p: 0.6, ..base };
+    check(5000, |_| vec![-2.5; 5000], &[RowSampling { top_p: 0.3, ..base }, both]);
+    check(13_000, |row| few(13_000, row), &[RowSampling { top_k: 40, ..base }]);
+}
+
+/// Tokens that are ruled out are never chosen.
+#[test]
+fn tokens_of_negative_infinity_are_not_drawn() {
+    let vocab_size = 5000;
+    let logits = |row: u64| {
+        let mut logits = vec![f32::NEG_INFINITY; vocab_size];
+        logits.iter_mut().skip(row as usize).step_by(500).for_each(|x| *x = row as f32);
+        logits
+    };
+    check(vocab_size, logits, &ways());
+}
+
+/// Many draws of one row by the oracle, which the kernels match: as often as its probabilities say.
+#[test]
+fn tokens_are_drawn_as_often_as_they_are_probable() {
+    const NUM_DRAWS: u32 = 4000;
+    let logits = [1.0, 0.0, 3.0, 2.5, f32::NEG_INFINITY, 2.0, -4.0];
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    for (way, kept) in [
+        (RowSampling { temperature: 0.8, ..RowSampling::GREEDY }, 6),
+        (RowSampling { temperature: 1.5, top_k: 3, ..RowSampling::GREEDY }, 3),
+        // 0.47, 0.28, 0.17: the third reaches 0.9.
+        (RowSampling { temperature: 1.0, top_p: 0.9, ..RowSampling::GREEDY }, 3),
+        // exp(-2) and more.
+        (RowSampling { temperature: 1.0, min_p: 0.1, ..RowSampling::GREEDY }, 4),
+    ] {
+        let mut counts = vec![0; logits.len()];
+        for position in 0..NUM_DRAWS {
+            let (NextToken::Token(token), _) = oracle(&logits, &RowSampling { position, ..way })
+            else {
+                panic!("no token")
+            };
+            counts[token as usize] += 1;
+        }
+        let weight = |&token: &usize| f64::exp(f64::from(logits[token] / way.temperature));
+        let total: f64 = order[..kept].iter().map(weight).sum();
+        let chi_squared = order[..kept].iter().map(|token| {
+            let wanted = f64::from(NUM_DRAWS) * weight(token) / total;
+            (f64::from(counts[*token]) - wanted).powi(2) / wanted
+        });
+        let chi_squared: f64 = chi_squared.sum();
+        assert!(order[kept..].iter().all(|&token| counts[token] == 0), "{way:?}: {counts:?}");
+        // Five degrees of freedom exceed it once in 7,000.
+        assert!(chi_squared < 25.0, "{way:?}: {counts:?}, chi squared {chi_squared}");
+    }
+}
+
+/// A row has its token whatever else is in the batch.
+#[test]
+fn a_row_does_not_depend_on_the_others() {
+    let logits: Vec<Vec<f32>> = ways().iter().zip(0..).map(|(_, row)| random(9001, row)).collect();
+    let together = sample(&logits, &ways(), 3);
+    for (row, way) in ways().into_iter().enumerate().step_by(5) {
+        assert_eq!(sample(&logits[row..=row], &[way], 4), together[row..=row], "row {row}");
+    }
+}

@@ -1,0 +1,170 @@
+//! The choice of tokens.
+
+use halfwarp::exec::{ExecError, NextToken, RowSampling, StepOutput, Want};
+use kernels::sampling::noise::Noise;
+use libtest_mimic::Completion;
+
+use crate::harness::{Matrix, Setup, bounds, one_sequence, smallest_kv};
+use crate::{Outcome, Subject, Test};
+
+/// Columns of a row of logits.
+const VOCAB_SIZES: &[usize] = &[1, 2, 31, 32, 33, 1023, 1024, 1025, 8193, 49_152, 151_936];
+
+/// Those of rows that are sampled.
+const SAMPLED_VOCAB_SIZES: &[usize] = &[2, 33, 1025, 8193, 49_152];
+
+pub fn tests() -> Vec<Test> {
+    let greedy = VOCAB_SIZES.iter().map(|&vocab_size| {
+        Test::new(format!("sample::greedy_matches_oracle_{vocab_size}"), move |subject| {
+            greedy_matches_oracle(subject, vocab_size)
+        })
+    });
+    let sampled = SAMPLED_VOCAB_SIZES.iter().map(|&vocab_size| {
+        Test::new(format!("sample::matches_oracle_{vocab_size}"), move |subject| {
+            matches_oracle(subject, vocab_size)
+        })
+    });
+    let named = Test::new("sample::brings_the_logits_of_named_rows", brings_named_rows);
+    greedy.chain(sampled).chain([named]).collect()
+}
+
+/// What a step of the rows of `logits` brings back.
+fn run(
+    subject: Subject,
+    logits: &Matrix,
+    sampling: &[RowSampling],
+    want: Want<'_>,
+) -> Result<StepOutput, String> {
+    let mut setup = Setup::default();
+    let out = setup.input("input", logits);
+    let bounds = bounds(sampling.len(), 1);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
+    let mut inputs = one_sequence(sampling.len(), 0);
+    inputs.sampling = sampling.to_vec();
+    let run = || -> Result<StepOutput, ExecError> {
+        let mut executor = (subject.open)(&plan, &weights)?;
+        let prepared = executor.prepare(&plan)?;
+        // The second step finds what the first has left.
+        executor.run(prepared, &inputs, want)?;
+        executor.run(prepared, &inputs, want)
+    };
+    run().map_err(|error| error.to_string())
+}
+
+fn next_tokens(
+    subject: Subject,
+    logits: &Matrix,
+    sampling: &[RowSampling],
+) -> Result<Vec<NextToken>, String> {
+    Ok(run(subject, logits, sampling, Want::NextTokens)?.next_tokens)
+}
+
+fn greedy_matches_oracle(subject: Subject, vocab_size: usize) -> Outcome {
+    let mut input = Matrix::random(1, 8, vocab_size);
+    let middle = vocab_size / 2;
+    let row = |index: usize| index * vocab_size..(index + 1) * vocab_size;
+    // Row 1: the largest three times. Row 2: NaN all over. Row 3: no token but one. Row 4: all
+    // equal. Row 5: an infinity at the end, NaN before it. Row 6: an infinity. Row 7: no token.
+    for index in [vocab_size - 1, middle, vocab_size - 1 - vocab_size / 3] {
+        input.data[row(1)][index] = 2.0;
+    }
+    input.data[row(2)].fill(f32::NAN);
+    input.data[row(3)].fill(f32::NEG_INFINITY);
+    input.data[row(3)][middle] = f32::MIN;
+    input.data[row(4)].fill(-0.5);
+    input.data[row(5)][middle] = f32::NAN;
+    input.data[row(5)][vocab_size - 1] = f32::INFINITY;
+    input.data[row(6)][middle] = f32::INFINITY;
+    input.data[row(7)].fill(f32::NEG_INFINITY);
+
+    let got = next_tokens(subject, &input, &[RowSampling::GREEDY; 8])?;
+    let expected: Vec<NextToken> = (0..8).map(|row| naive_argmax(input.row(row))).collect();
+    if got != expected {
+        return Err(format!("got {got:?}, expected {expected:?}"));
+    }
+    Ok(Completion::Completed)
+}
+
+/// The smallest index of the largest element, unless one is broken or none can be chosen.
+fn naive_argmax(row: &[f32]) -> NextToken {
+    if let Some(index) = row.iter().position(|&x| x.is_nan() || x == f32::INFINITY) {
+        return NextToken::NotFinite(index as u32);
+    }
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    match row.iter().position(|&x| x == max && x > f32::NEG_INFINITY) {
+        Some(index) => NextToken::Token(index as u32),
+        None => NextToken::NoCandidate,
+    }
+}
+
+/// Ways to sample a row each.
+fn ways() -> Vec<RowSampling> {
+    let base = RowSampling { temperature: 0.8, seed: 0x1234_5678_9abc, ..RowSampling::GREEDY };
+    vec![
+        base,
+        RowSampling { top_k: 40, position: 1, ..base },
+        RowSampling { top_p: 0.9, position: 2, ..base },
+        RowSampling { min_p: 0.05, position: 3, ..base },
+        RowSampling { temperature: 1.5, top_k: 20, top_p: 0.7, min_p: 0.01, position: 4, ..base },
+        RowSampling::GREEDY,
+        RowSampling { temperature: 3.0, top_k: 1, ..base },
+        RowSampling { top_p: 0.999, seed: 7, position: 100_000, ..base },
+    ]
+}
+
+fn matches_oracle(subject: Subject, vocab_size: usize) -> Outcome {
+    let mut logits = Matrix::random(vocab_size as u64, 8, vocab_size);
+    logits.data.iter_mut().for_each(|logit| *logit *= 6.0);
+    let got = next_tokens(subject, &logits, &ways())?;
+    for (row, (way, got)) in ways().iter().zip(got).enumerate() {
+        let (expected, margin) = oracle(logits.row(row), way);
+        if got != NextToken::Token(expected) && margin > 1e-5 {
+            return Err(format!("{way:?}: got {got:?}, expected {expected}"));
+        }
+    }
+    Ok(Completion::Completed)
+}
+
+/// The token by its definition, with all tokens sorted; and by how much it has won.
+fn oracle(row: &[f32], way: &RowSampling) -> (u32, f64) {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut tokens: Vec<(f32, u32)> = (0..).zip(row).map(|(id, &x)| (max - x, id)).collect();
+    tokens.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    if way.is_greedy() {
+        return (tokens[0].1, f64::INFINITY);
+    }
+    tokens.truncate(if way.top_k == 0 { row.len() } else { way.top_k as usize });
+    let mass = |token: &(f32, u32)| f64::exp(-f64::from(token.0));
+    let wanted = f64::from(way.top_p) * tokens.iter().map(mass).sum::<f64>();
+    let mut before = 0.0;
+    tokens.retain(|token| {
+        let is_kept = way.top_p >= 1.0 || before < wanted;
+        before += mass(token);
+        is_kept
+    });
+    tokens.retain(|token| mass(token) >= f64::from(way.min_p));
+    let noise = Noise::new(way.seed, way.position);
+    let score = |&(distance, id): &(f32, u32)| {
+        let uniform = (f64::from(noise.bits(id)) + 0.5) / 2f64.powi(32);
+        (f64::from(distance) / f64::from(way.temperature) + (-f64::ln_1p(-uniform)).ln(), id)
+    };
+    let mut scores: Vec<(f64, u32)> = tokens.iter().map(score).collect();
+    scores.sort_by(|a, b| a.0.total_cmp(&b.0));
+    (scores[0].1, scores.get(1).map_or(f64::INFINITY, |second| second.0 - scores[0].0))
+}
+
+/// The tokens of all rows, and the logits of some that lie side by side and apart.
+fn brings_named_rows(subject: Subject) -> Outcome {
+    let logits = Matrix::random(3, 8, 70);
+    for rows in [vec![], vec![0], vec![7], vec![1, 2, 5], (0..8).collect()] {
+        let output = run(subject, &logits, &ways(), Want::LogitsOf(&rows))?;
+        let wanted: Vec<f32> = rows.iter().flat_map(|&row| logits.row(row)).copied().collect();
+        if output.logits != wanted {
+            return Err(format!("other logits of {rows:?}"));
+        }
+        if output.next_tokens != next_tokens(subject, &logits, &ways())? {
+            return Err(format!("other tokens beside the logits of {rows:?}"));
+        }
+    }
+    Ok(Completion::Completed)
+}
