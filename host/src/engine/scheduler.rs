@@ -1,24 +1,21 @@
 //! Which sequences share a step: continuous batching, decoding first, long prompts in chunks.
 
 use super::pages::{PageAllocator, PageTable};
-use super::prefix::PrefixCache;
 use super::{EngineStats, RequestId, sequence::Sequence};
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 
-/// Sequences that wait, sequences that run, and the prefixes that those before them left in the cache.
+/// Sequences that wait, sequences that run, and the pages of the cache.
 #[derive(Debug)]
 pub struct Scheduler {
     turns: Turns,
     limits: Limits,
     pages: PageAllocator,
-    prefixes: PrefixCache,
     waiting: VecDeque<Sequence>,
     /// In the order in which they were admitted.
     running: Vec<Sequence>,
     /// Whether the last step was of prompts alone ([`Turns::Apart`]).
     was_of_prompts: bool,
-    num_pages: usize,
     num_preemptions: u64,
 }
 
@@ -61,30 +58,20 @@ impl Scheduler {
             turns,
             limits,
             pages: PageAllocator::new(num_pages),
-            prefixes: PrefixCache::default(),
             waiting: VecDeque::new(),
             running: Vec::new(),
             was_of_prompts: false,
-            num_pages,
             num_preemptions: 0,
         }
     }
 
     /// What it holds.
     pub fn stats(&self) -> EngineStats {
-        let (mut num_own, mut shared) = (0, HashSet::new());
-        for &page in self.running.iter().flat_map(Sequence::pages) {
-            if self.pages.num_holders(page) == 1 {
-                num_own += 1;
-            } else {
-                shared.insert(page);
-            }
-        }
         EngineStats {
             num_running: self.running.len(),
             num_waiting: self.waiting.len(),
-            num_used_pages: num_own + shared.len(),
-            num_pages: self.num_pages,
+            num_used_pages: self.pages.num_pages() - self.pages.num_free(),
+            num_pages: self.pages.num_pages(),
             num_preemptions: self.num_preemptions,
         }
     }
@@ -94,11 +81,10 @@ impl Scheduler {
         !self.waiting.is_empty() || !self.running.is_empty()
     }
 
-    /// Pages for `len` positions, which retained sequences give up if need be; `None` if running sequences hold them.
+    /// Pages for `len` positions; `None` if running sequences hold too many.
     pub fn take_pages(&mut self, len: usize) -> Option<PageTable> {
         let mut table = PageTable::default();
-        let has_room = self.prefixes.make_room(&mut self.pages, table.num_missing(len));
-        (has_room && table.grow(&mut self.pages, len)).then_some(table)
+        table.grow(&mut self.pages, len).then_some(table)
     }
 
     /// Gives back what [`Scheduler::take_pages`] took.
@@ -106,9 +92,9 @@ impl Scheduler {
         table.truncate(&mut self.pages, 0);
     }
 
-    /// Drops all retained sequences.
+    /// Lets no sequence that comes find what is in the cache now.
     pub fn drop_retained(&mut self) {
-        self.prefixes.clear(&mut self.pages);
+        self.pages.forget_all();
     }
 
     /// A sequence that waits or runs.
@@ -131,7 +117,7 @@ impl Scheduler {
         self.waiting.push_back(sequence);
     }
 
-    /// Removes a sequence and frees its pages; false if there is none of that name.
+    /// Removes a sequence, frees its pages and forgets what is in them; false if there is none of that name.
     pub fn remove(&mut self, id: RequestId) -> bool {
         let removed = self.take(id);
         let is_removed = removed.is_some();
@@ -139,10 +125,10 @@ impl Scheduler {
         is_removed
     }
 
-    /// Removes a sequence and retains what it has in the cache; false if there is none of that name.
+    /// Removes a sequence and frees its pages, of which the full ones can still be found; false if there is none of that name.
     pub fn retire(&mut self, id: RequestId) -> bool {
         let Some(mut sequence) = self.take(id) else { return false };
-        sequence.retire(self.turns, &mut self.pages, &mut self.prefixes);
+        sequence.retire(self.turns, &mut self.pages);
         true
     }
 
@@ -155,9 +141,12 @@ impl Scheduler {
     }
 
     /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is in a batch. When
-    /// one that decodes needs another page and none is free, retained prefixes give theirs up. If there are none, the
-    /// youngest running sequence is preempted: it waits, and what of it is not retained is computed again.
+    /// one that decodes needs another page and none is free, the youngest running sequence is preempted: it waits, and
+    /// what of it is not in the cache any more when it is its turn is computed again.
     pub fn schedule(&mut self) -> Vec<Entry> {
+        for sequence in &mut self.running {
+            sequence.publish(self.turns, &mut self.pages);
+        }
         match self.turns {
             Turns::Together => {
                 let decoding = self.schedule_decoding();
@@ -200,10 +189,11 @@ impl Scheduler {
         let num_running = self.running.len();
         let mut index = 0;
         while tokens_left > 0 && (index < self.running.len() || self.admit()) {
-            let is_admitted = index >= num_running;
-            // All but one token of a sequence can be in the cache when it is admitted.
-            let pending =
-                if is_admitted { self.prompt_len(index).max(1) } else { self.prompt_len(index) };
+            let pending = match self.turns {
+                // All but one token of a sequence can be in the cache when it is admitted.
+                Turns::Together if index >= num_running => self.prompt_len(index).max(1),
+                _ => self.prompt_len(index),
+            };
             let num_tokens = pending.min(tokens_left).min(max_chunk);
             if num_tokens > 0 {
                 batch.push(self.entry(index, num_tokens));
@@ -225,11 +215,11 @@ impl Scheduler {
         while index < self.running.len() {
             if self.prompt_len(index) > 0 {
                 index += 1;
-            } else if self.running[index].reserve(&mut self.pages, &mut self.prefixes) {
+            } else if self.running[index].reserve(&mut self.pages) {
                 batch.push(self.entry(index, 1));
                 index += 1;
             } else if let Some(mut youngest) = self.running.pop() {
-                youngest.retire(self.turns, &mut self.pages, &mut self.prefixes);
+                youngest.retire(self.turns, &mut self.pages);
                 self.num_preemptions += 1;
                 self.waiting.push_front(youngest);
             }
@@ -243,7 +233,7 @@ impl Scheduler {
             return false;
         }
         let Some(first) = self.waiting.front_mut() else { return false };
-        if !first.admit(self.turns, &mut self.pages, &mut self.prefixes) {
+        if !first.admit(self.turns, &mut self.pages) {
             return false;
         }
         self.running.extend(self.waiting.pop_front());
