@@ -682,6 +682,7 @@ fn refusals_say_what_is_wrong() {
         ("/v1/completions", "{\"prompt\": [1], \"tools\": [1]}", 400, "tools: this is not"),
         ("/v1/completions", "{\"prompt\": [1], \"model\": \"x\"}", 404, "the model `x` does not"),
         ("/v1/completions", "{\"prompt\": [1], \"model\": 3}", 400, "model: invalid type"),
+        ("/v1/completions", "{\"prompt\": [1], \"priority\": -1}", 400, "priority: this server's"),
         ("/v1/chat/completions", "{\"messages\": []}", 400, "messages: there has to be"),
         (
             "/v1/chat/completions",
@@ -715,6 +716,17 @@ fn refusals_say_what_is_wrong() {
     assert_eq!(client.get("/v1/models/other").status, 404);
     assert!(client.get("/version").json()["version"].is_string());
     assert_eq!(client.get("/ready").status, 200);
+}
+
+#[test]
+fn requests_have_a_priority_where_the_policy_says_so() {
+    let serving = Serving::start(&["-m", LLAMA, "--scheduling-policy", "priority"]);
+    let body = |priority: i64| {
+        json!({ "prompt": [1, 2, 3], "temperature": 0, "max_tokens": 4, "return_token_ids": true,
+                "priority": priority })
+    };
+    let [urgent, other] = [-5, 1000].map(|n| serving.client.ok("/v1/completions", &body(n)));
+    assert_eq!(urgent["choices"], other["choices"]);
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use super::model::{EngineArgs, Serving};
 use super::{failure::Failure, interrupt, terminal};
+use clap::ValueEnum;
 use clap::builder::NonEmptyStringValueParser;
-use halfwarp::server::{Server, ServerOptions, Tls, TlsError, is_origin};
+use halfwarp::server::{SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_origin};
 use halfwarp::{EngineOptions, ServiceOptions};
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 use tracing_subscriber::filter::LevelFilter;
@@ -68,6 +69,9 @@ struct ServerArgs {
     /// contexts; without -c as much of that as the memory has]
     #[arg(long, value_name = "N")]
     kv_cache_tokens: Option<NonZeroUsize>,
+    /// In which order requests are served
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyArg::Fcfs)]
+    scheduling_policy: PolicyArg,
     /// Requests that wait for those that run; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 512)]
     max_queue: usize,
@@ -86,6 +90,24 @@ struct ServerArgs {
     /// What is logged on stderr: off, error, warn or info. Texts never are
     #[arg(long, value_name = "LEVEL", default_value_t = LevelFilter::INFO)]
     log_level: LevelFilter,
+}
+
+/// In which order requests are served.
+#[derive(Clone, Copy, ValueEnum)]
+enum PolicyArg {
+    /// As they come
+    Fcfs,
+    /// By the priority that they ask for, the lowest first
+    Priority,
+}
+
+impl From<PolicyArg> for SchedulingPolicy {
+    fn from(policy: PolicyArg) -> Self {
+        match policy {
+            PolicyArg::Fcfs => SchedulingPolicy::Fcfs,
+            PolicyArg::Priority => SchedulingPolicy::Priority,
+        }
+    }
 }
 
 /// Serves until SIGTERM or SIGINT.
@@ -141,6 +163,7 @@ impl ServerArgs {
             max_body_bytes: self.max_body_bytes,
             max_choices: self.max_choices,
             service: ServiceOptions { max_waiting: self.max_queue },
+            scheduling_policy: self.scheduling_policy.into(),
             read_timeout: timeout,
             write_timeout: timeout,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),

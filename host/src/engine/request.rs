@@ -25,6 +25,8 @@ pub struct Request {
     /// Only requests with the same salt share keys and values in the cache: how long a prompt takes tells nothing of
     /// those with another.
     pub cache_salt: Option<String>,
+    /// Lower is served first; requests of the same priority in the order in which they come.
+    pub priority: i32,
 }
 
 impl Request {

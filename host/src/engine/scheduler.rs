@@ -1,4 +1,5 @@
-//! Which sequences share a step: continuous batching, decoding first, long prompts in chunks.
+//! Which sequences share a step: continuous batching, decoding first, long prompts in chunks, urgent requests before
+//! others.
 
 use super::pages::{PageAllocator, PageTable};
 use super::{EngineStats, RequestId, sequence::Sequence};
@@ -11,8 +12,9 @@ pub struct Scheduler {
     turns: Turns,
     limits: Limits,
     pages: PageAllocator,
+    /// By priority; of one priority those that were preempted, then in the order in which they came.
     waiting: VecDeque<Sequence>,
-    /// In the order in which they were admitted.
+    /// By priority when a step is chosen, then in the order in which they were admitted.
     running: Vec<Sequence>,
     /// Whether the last step was of prompts alone ([`Turns::Apart`]).
     was_of_prompts: bool,
@@ -112,9 +114,11 @@ impl Scheduler {
         &mut self.running
     }
 
-    /// Appends a sequence to those that wait.
+    /// Lets a sequence wait, after those of its priority.
     pub fn add(&mut self, sequence: Sequence) {
-        self.waiting.push_back(sequence);
+        let priority = sequence.priority();
+        let index = self.waiting.partition_point(|other| other.priority() <= priority);
+        self.waiting.insert(index, sequence);
     }
 
     /// Removes a sequence, frees its pages and forgets what is in them; false if there is none of that name.
@@ -125,7 +129,8 @@ impl Scheduler {
         is_removed
     }
 
-    /// Removes a sequence and frees its pages, of which the full ones can still be found; false if there is none of that name.
+    /// Removes a sequence and frees its pages, of which the full ones can still be found; false if there is none of that
+    /// name.
     pub fn retire(&mut self, id: RequestId) -> bool {
         let Some(mut sequence) = self.take(id) else { return false };
         sequence.retire(self.turns, &mut self.pages);
@@ -141,12 +146,13 @@ impl Scheduler {
     }
 
     /// Chooses the next batch. A sequence has the pages of all its tokens before its first token is in a batch. When
-    /// one that decodes needs another page and none is free, the youngest running sequence is preempted: it waits, and
-    /// what of it is not in the cache any more when it is its turn is computed again.
+    /// one that decodes needs another page and none is free, the least urgent running sequence is preempted, of these the
+    /// youngest: it waits, and what of it is not in the cache any more when it is its turn is computed again.
     pub fn schedule(&mut self) -> Vec<Entry> {
         for sequence in &mut self.running {
             sequence.publish(self.turns, &mut self.pages);
         }
+        self.admit_urgent();
         match self.turns {
             Turns::Together => {
                 let decoding = self.schedule_decoding();
@@ -218,13 +224,35 @@ impl Scheduler {
             } else if self.running[index].reserve(&mut self.pages) {
                 batch.push(self.entry(index, 1));
                 index += 1;
-            } else if let Some(mut youngest) = self.running.pop() {
-                youngest.retire(self.turns, &mut self.pages);
-                self.num_preemptions += 1;
-                self.waiting.push_front(youngest);
+            } else {
+                self.preempt();
             }
         }
         batch
+    }
+
+    /// Lets the running sequence that can wait best wait, before those of its priority.
+    fn preempt(&mut self) {
+        let Some(mut sequence) = self.running.pop() else { return };
+        sequence.retire(self.turns, &mut self.pages);
+        self.num_preemptions += 1;
+        let priority = sequence.priority();
+        let index = self.waiting.partition_point(|other| other.priority() < priority);
+        self.waiting.insert(index, sequence);
+    }
+
+    /// Orders what runs by priority, and lets those run, if there is room, that wait and are more urgent: prompts beside
+    /// theirs could take all tokens of the step.
+    fn admit_urgent(&mut self) {
+        let is_urgent =
+            |scheduler: &Self| match (scheduler.waiting.front(), scheduler.running.last()) {
+                (Some(first), Some(last)) => first.priority() < last.priority(),
+                _ => false,
+            };
+        self.running.sort_by_key(Sequence::priority);
+        while is_urgent(self) && self.admit() {
+            self.running.sort_by_key(Sequence::priority);
+        }
     }
 
     /// Lets the first that waits run, if there is room.

@@ -31,6 +31,7 @@ pub struct Sequence {
     sampler: Sampler,
     max_new_tokens: Option<usize>,
     stop_tokens: Vec<u32>,
+    priority: i32,
     constraint: Option<Constrained>,
 }
 
@@ -51,6 +52,7 @@ impl Sequence {
             sampler: Sampler::new(request.sampling),
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
+            priority: request.priority,
             constraint: request.constraint.as_ref().map(Constrained::new),
         }
     }
@@ -58,6 +60,11 @@ impl Sequence {
     /// The request that it came from.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// [`Request::priority`].
+    pub fn priority(&self) -> i32 {
+        self.priority
     }
 
     /// Prompt and generated tokens.

@@ -1,7 +1,7 @@
 //! The bodies of requests: what all have in common here, what is an endpoint's own in its module.
 //!
 //! Source: <https://platform.openai.com/docs/api-reference>; `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-//! `ignore_eos`, `add_special_tokens`, `add_generation_prompt`, `return_token_ids` and `cache_salt` are vLLM's.
+//! `ignore_eos`, `add_special_tokens`, `add_generation_prompt`, `return_token_ids`, `cache_salt` and `priority` are vLLM's.
 
 mod chat;
 mod completion;
@@ -50,6 +50,8 @@ pub(super) struct Params {
     pub form: Option<Form>,
     pub constraint: Option<Arc<dyn Constraint>>,
     cache_salt: Option<String>,
+    /// Lower is served first.
+    pub priority: i32,
 }
 
 #[derive(Deserialize)]
@@ -87,6 +89,7 @@ impl Params {
             form: Form::take(fields)?,
             constraint: None,
             cache_salt: take_cache_salt(fields)?,
+            priority: fields.take("priority")?.unwrap_or_default(),
         })
     }
 
@@ -109,6 +112,7 @@ impl Params {
                 stop_tokens: stop_tokens.clone(),
                 constraint: self.constraint.clone(),
                 cache_salt: self.cache_salt.clone(),
+                priority: self.priority,
             }
         };
         (0..self.n).map(request).collect()
@@ -128,7 +132,7 @@ fn reject_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["use_beam_search", "include_stop_str_in_output", "continue_final_message"] {
         fields.neutral(name, is_off)?;
     }
-    for name in ["top_logprobs", "min_tokens", "priority"] {
+    for name in ["top_logprobs", "min_tokens"] {
         fields.neutral(name, |value| value == 0)?;
     }
     fields.neutral("logprobs", |value| value == false)?;

@@ -21,6 +21,13 @@ fn add_prompt(scheduler: &mut Scheduler, id: u64, prompt: Vec<u32>, max_new_toke
     scheduler.add(Sequence::new(RequestId(id), request));
 }
 
+/// With a prompt of `prompt_len`, to be continued by three tokens.
+fn add_with_priority(scheduler: &mut Scheduler, id: u64, prompt_len: usize, priority: i32) {
+    let prompt = vec![id as u32; prompt_len];
+    let request = Request { prompt, max_new_tokens: Some(3), priority, ..Default::default() };
+    scheduler.add(Sequence::new(RequestId(id), request));
+}
+
 /// Advances a batch as the engine does, with 0 as each generated token; returns the requests that got one.
 fn run(scheduler: &mut Scheduler, batch: &[Entry]) -> Vec<RequestId> {
     let mut tokens_for = Vec::new();
@@ -147,6 +154,78 @@ fn the_youngest_gives_its_pages_to_an_older_one() {
     run_to_end(&mut scheduler, 2);
 }
 
+fn waiting(scheduler: &Scheduler) -> Vec<u64> {
+    scheduler.waiting.iter().map(|sequence| sequence.id().0).collect()
+}
+
+#[test]
+fn the_most_urgent_is_served_first() {
+    let mut scheduler = scheduler(Turns::Together, 1, 10, 100);
+    for (id, priority) in [(0, 0), (1, 1), (2, 0), (3, -1)] {
+        add_with_priority(&mut scheduler, id, 1, priority);
+    }
+    let ids: Vec<u64> = steps(&mut scheduler, 12).iter().map(|batch| batch[0].0).collect();
+    assert_eq!(ids, [3, 3, 3, 0, 0, 0, 2, 2, 2, 1, 1, 1]);
+}
+
+#[test]
+fn the_least_urgent_gives_its_pages_and_goes_before_others_of_its_priority() {
+    let mut scheduler = scheduler(Turns::Together, 3, 200, 3);
+    for (id, priority) in [(0, 1), (1, 0), (2, 1)] {
+        add_with_priority(&mut scheduler, id, PAGE_SIZE, priority);
+    }
+    assert_eq!(steps(&mut scheduler, 1)[0].len(), 3);
+    add_with_priority(&mut scheduler, 3, PAGE_SIZE, 1);
+    add_with_priority(&mut scheduler, 4, 2 * PAGE_SIZE, 0);
+    // Of those of priority 1 both have to go, the younger one first.
+    assert_eq!(steps(&mut scheduler, 1), [[(1, 1, true)]]);
+    assert_eq!(scheduler.stats().num_preemptions, 2);
+    assert_eq!(waiting(&scheduler), [4, 0, 2, 3]);
+    run_to_end(&mut scheduler, 3);
+}
+
+/// Others have begun before it.
+#[test]
+fn an_urgent_prompt_takes_its_tokens_first() {
+    let mut scheduler = scheduler(Turns::Together, 3, 10, 100);
+    add_with_priority(&mut scheduler, 0, 30, 1);
+    assert_eq!(steps(&mut scheduler, 1), [[(0, 10, false)]]);
+    add_with_priority(&mut scheduler, 1, 12, 1);
+    add_with_priority(&mut scheduler, 2, 12, 0);
+    let batches = steps(&mut scheduler, 3);
+    assert_eq!(batches[0], [(2, 10, false)]);
+    assert_eq!(batches[1], [(2, 2, true), (0, 8, false)]);
+    assert_eq!(batches[2], [(2, 1, true), (0, 9, false)]);
+}
+
+/// A preempted sequence leaves room for it beside less urgent ones.
+#[test]
+fn an_urgent_request_goes_first_from_the_step_after_its_admission() {
+    let mut scheduler = scheduler(Turns::Together, 3, 300, 4);
+    add_with_priority(&mut scheduler, 0, PAGE_SIZE, 1);
+    add_with_priority(&mut scheduler, 1, 2 * PAGE_SIZE + 1, 1);
+    assert_eq!(steps(&mut scheduler, 1)[0].len(), 2);
+    add_with_priority(&mut scheduler, 2, PAGE_SIZE, 0);
+    let batches = steps(&mut scheduler, 2);
+    assert_eq!(batches[0], [(0, 1, true), (2, PAGE_SIZE, true)]);
+    assert_eq!(batches[1], [(2, 1, true), (0, 1, true)]);
+    run_to_end(&mut scheduler, 4);
+}
+
+/// What decodes is the least urgent, and the prompt beside it has all other pages.
+#[test]
+fn prompts_go_on_where_nothing_can_decode() {
+    for turns in [Turns::Together, Turns::Apart] {
+        let mut scheduler = scheduler(turns, 2, 100, 4);
+        add_with_priority(&mut scheduler, 0, PAGE_SIZE, 1);
+        assert_eq!(steps(&mut scheduler, 1), [[(0, PAGE_SIZE, true)]]);
+        add_with_priority(&mut scheduler, 1, 3 * PAGE_SIZE, 0);
+        assert_eq!(steps(&mut scheduler, 2), [[(1, 100, false)], [(1, 92, true)]]);
+        assert_eq!(waiting(&scheduler), [0]);
+        run_to_end(&mut scheduler, 4);
+    }
+}
+
 fn run_to_end(scheduler: &mut Scheduler, num_pages: usize) {
     for _ in 0..10_000 {
         let batch = scheduler.schedule();
@@ -216,6 +295,7 @@ fn every_request_is_served() {
         let (max_seqs, max_tokens) = (rng.random_range(1..6), rng.random_range(6..100));
         let num_pages = rng.random_range(4..9);
         let long_prefill_token_threshold = NonZeroUsize::new(rng.random_range(0..40));
+        let max_priority = rng.random_range(0..3);
         let max_chunk = long_prefill_token_threshold.map_or(usize::MAX, NonZeroUsize::get);
         let limits = Limits { max_seqs, max_tokens, long_prefill_token_threshold };
         let mut scheduler = Scheduler::new(turns, limits, num_pages);
@@ -229,7 +309,13 @@ fn every_request_is_served() {
                 // Generated tokens are 0: a prompt may begin like another one and its answer.
                 let mut prompt = vec![0; prompt_len];
                 prompt[rng.random_range(0..prompt_len)] = rng.random_range(0..2);
-                add_prompt(&mut scheduler, step, prompt, max_new_tokens);
+                let request = Request {
+                    prompt,
+                    max_new_tokens: Some(max_new_tokens),
+                    priority: rng.random_range(-1..max_priority),
+                    ..Default::default()
+                };
+                scheduler.add(Sequence::new(RequestId(step), request));
                 left.insert(RequestId(step), max_new_tokens.min(CONTEXT + 1 - prompt_len));
             }
             if rng.random_bool(0.02)
@@ -238,8 +324,13 @@ fn every_request_is_served() {
                 scheduler.retire(id);
                 left.remove(&id);
             }
-            let is_decoding = (0..scheduler.running.len()).any(|i| scheduler.prompt_len(i) == 0);
+            let running = scheduler.running.iter().enumerate();
+            let decoding: Vec<RequestId> = running
+                .filter(|&(index, _)| scheduler.prompt_len(index) == 0)
+                .map(|(_, sequence)| sequence.id())
+                .collect();
             let batch = scheduler.schedule();
+            let is_decoding = scheduler.running.iter().any(|s| decoding.contains(&s.id()));
             let tokens: usize = batch.iter().map(|entry| entry.num_tokens).sum();
             assert!(tokens <= max_tokens && batch.len() <= max_seqs);
             if is_decoding {
