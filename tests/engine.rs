@@ -453,6 +453,11 @@ fn generate_goes_on_when_another_request_fails() {
     assert!(!engine.has_work());
 }
 
+/// Of `len` computed tokens, those in whole pages.
+fn in_pages(len: usize) -> usize {
+    len / PAGE_SIZE * PAGE_SIZE
+}
+
 /// The turns of a chat: each prompt is the one before with its answer and something new.
 #[test]
 fn a_turn_computes_only_what_is_new() {
@@ -467,12 +472,13 @@ fn a_turn_computes_only_what_is_new() {
         let got = run(&mut kept, request.clone());
         assert_eq!(got.tokens, wanted.tokens, "turn {turn}");
         assert_eq!(got.cached_tokens, in_cache, "turn {turn}");
-        // The same again: all but the last token of the prompt, whose logits are wanted.
+        // The same again, of which the last token is computed in any case: its logits are wanted.
         let again = run(&mut kept, request);
-        assert_eq!((again.tokens, again.cached_tokens), (wanted.tokens, conversation.len() - 1));
+        let cached_tokens = in_pages(conversation.len() - 1);
+        assert_eq!((again.tokens, again.cached_tokens), (wanted.tokens, cached_tokens));
         conversation.extend(&got.tokens);
         // The last token of the answer was never computed.
-        in_cache = conversation.len() - 1;
+        in_cache = in_pages(conversation.len() - 1);
         conversation.extend(prompt(&mut rng, 7));
     }
 }
@@ -480,24 +486,23 @@ fn a_turn_computes_only_what_is_new() {
 /// Of a cancelled request, what was computed is reused too; a prompt that turns off earlier takes what is common.
 #[test]
 fn what_a_cancelled_request_computed_is_reused() {
-    let mut engine = engine(EngineOptions { max_tokens: Some(16), ..options() });
-    let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(4), 100);
+    let mut engine = engine(EngineOptions { max_tokens: Some(32), ..options() });
+    let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(4), 200);
     let id = engine.add_request(greedy(tokens.clone(), 5)).unwrap();
     let progress = |engine: &Engine| engine.prompt_progress(id).map(|p| (p.done, p.total));
-    assert_eq!(progress(&engine), Some((0, 100)));
+    assert_eq!(progress(&engine), Some((0, 200)));
     engine.step().unwrap();
-    assert_eq!(progress(&engine), Some((16, 100)));
-    (0..2).for_each(|_| drop(engine.step().unwrap()));
-    assert_eq!(progress(&engine), Some((48, 100)));
+    assert_eq!(progress(&engine), Some((32, 200)));
+    (0..4).for_each(|_| drop(engine.step().unwrap()));
+    assert_eq!(progress(&engine), Some((160, 200)));
     engine.cancel(id);
     assert_eq!(progress(&engine), None);
     engine.step().unwrap();
     let mut other = tokens.clone();
-    other[30] ^= 1;
-    assert_eq!(run(&mut engine, greedy(other, 5)).cached_tokens, 30);
-    // Of the other's 100 tokens less than a page: it keeps its pages, and nothing is reused.
-    assert_eq!(run(&mut engine, greedy(tokens.clone(), 5)).cached_tokens, 0);
-    assert_eq!(run(&mut engine, greedy(tokens, 5)).cached_tokens, 99);
+    other[70] ^= 1;
+    assert_eq!(run(&mut engine, greedy(other, 5)).cached_tokens, PAGE_SIZE);
+    assert_eq!(run(&mut engine, greedy(tokens.clone(), 5)).cached_tokens, 2 * PAGE_SIZE);
+    assert_eq!(run(&mut engine, greedy(tokens, 5)).cached_tokens, 3 * PAGE_SIZE);
 }
 
 #[test]
@@ -505,30 +510,66 @@ fn dropped_prefixes_are_computed_again() {
     let mut engine = engine(EngineOptions { context: Some(128), max_seqs: 1, ..options() });
     let request = greedy(prompt(&mut ChaCha8Rng::seed_from_u64(6), 100), 3);
     let first = run(&mut engine, request.clone());
-    assert_eq!(run(&mut engine, request.clone()).cached_tokens, 99);
+    assert_eq!(run(&mut engine, request.clone()).cached_tokens, PAGE_SIZE);
     engine.drop_retained();
     assert_eq!(run(&mut engine, request), first);
     assert_eq!(first.cached_tokens, 0);
 }
 
-/// Retained prefixes never keep a request from running, and `logits` takes their room too.
+/// A request finds what one that still runs has computed, unless its salt is another.
+#[test]
+fn requests_with_the_same_salt_share_a_prefix_while_they_run() {
+    let mut engine = engine(EngineOptions { context: Some(256), max_seqs: 4, ..options() });
+    let tokens = prompt(&mut ChaCha8Rng::seed_from_u64(9), 150);
+    let salted = |salt: Option<&str>| Request {
+        cache_salt: salt.map(str::to_owned),
+        ..greedy(tokens.clone(), 20)
+    };
+    engine.add_request(salted(None)).unwrap();
+    engine.add_request(salted(Some("a"))).unwrap();
+    engine.step().unwrap();
+    let pages = engine.stats().num_used_pages;
+    assert_eq!(pages, 2 * 3, "they have nothing in common");
+    let mut cached = Vec::new();
+    for (salt, new_pages) in [(None, 1), (Some("a"), 1)] {
+        let id = engine.add_request(salted(salt)).unwrap();
+        let pages = engine.stats().num_used_pages;
+        let started = engine.step().unwrap().into_iter().find(|event| event.request == id);
+        assert_eq!(engine.stats().num_used_pages - pages, new_pages, "{salt:?}");
+        cached.push(started.unwrap().kind);
+    }
+    let started = EventKind::Started { cached_tokens: 2 * PAGE_SIZE };
+    assert_eq!(cached, [started; 2]);
+    let mut answers = Answers::default();
+    while engine.has_work() {
+        answers.take(engine.step().unwrap());
+    }
+    assert_eq!(run(&mut engine, salted(Some("b"))).cached_tokens, 0);
+    let wanted = run(&mut engine, salted(None));
+    assert_eq!(wanted.cached_tokens, 2 * PAGE_SIZE);
+    for (tokens, _) in answers.0.values() {
+        assert!(wanted.tokens.ends_with(tokens), "{tokens:?}");
+    }
+}
+
+/// What is kept never keeps a request from running, and `logits` takes its room too.
 #[test]
 fn retained_prefixes_make_room() {
-    let context = 2 * PAGE_SIZE;
+    let context = 3 * PAGE_SIZE;
     let mut engine = engine(EngineOptions { context: Some(context), max_seqs: 1, ..options() });
     let mut rng = ChaCha8Rng::seed_from_u64(5);
-    let [first, second] = [(); 2].map(|()| prompt(&mut rng, PAGE_SIZE));
-    run(&mut engine, greedy(first.clone(), 1));
-    run(&mut engine, greedy(second.clone(), 1));
-    assert_eq!(run(&mut engine, greedy(first.clone(), 1)).cached_tokens, PAGE_SIZE - 1);
-    // The second is the oldest now: its page is the one that is needed.
-    let long = Request { max_new_tokens: Some(2), ..greedy(prompt(&mut rng, PAGE_SIZE), 2) };
-    run(&mut engine, long);
-    assert_eq!(run(&mut engine, greedy(second, 1)).cached_tokens, 0);
-    assert_eq!(engine.logits(&first).unwrap().len(), PAGE_SIZE * VOCAB_SIZE as usize);
+    // Each takes two pages, and leaves the first one full.
+    let [first, second, third] = [(); 3].map(|()| greedy(prompt(&mut rng, PAGE_SIZE + 1), 1));
+    run(&mut engine, first.clone());
+    run(&mut engine, second.clone());
+    assert_eq!(run(&mut engine, first.clone()).cached_tokens, PAGE_SIZE);
+    // The second's page is the one that was used longest ago.
+    run(&mut engine, third);
+    assert_eq!(run(&mut engine, first.clone()).cached_tokens, PAGE_SIZE);
+    assert_eq!(run(&mut engine, second).cached_tokens, 0);
     let all = prompt(&mut rng, context);
     assert_eq!(engine.logits(&all).unwrap().len(), context * VOCAB_SIZE as usize);
-    assert_eq!(run(&mut engine, greedy(first, 1)).cached_tokens, 0);
+    assert_eq!(run(&mut engine, first).cached_tokens, 0);
 }
 
 /// Batch invariant, a chat's second turn draws the same tokens as without the first: only positions of its prompt
@@ -537,13 +578,13 @@ fn retained_prefixes_make_room() {
 fn batch_invariance_reuses_prompts_alone() {
     let options = || EngineOptions { batch_invariant: true, ..options() };
     let mut kept = engine(options());
-    let mut conversation = prompt(&mut ChaCha8Rng::seed_from_u64(6), 90);
+    let mut conversation = prompt(&mut ChaCha8Rng::seed_from_u64(6), 120);
     let sampling = Sampling { temperature: 1.5, seed: 1, ..Default::default() };
     let request = |prompt| Request { sampling: sampling.clone(), ..greedy(prompt, 30) };
     let answer = run(&mut kept, request(conversation.clone()));
     conversation.extend(&answer.tokens);
     let second = run(&mut kept, request(conversation.clone()));
-    assert_eq!(second.cached_tokens, 90);
+    assert_eq!(second.cached_tokens, PAGE_SIZE);
     assert_eq!(second.tokens, run(&mut engine(options()), request(conversation)).tokens);
 }
 

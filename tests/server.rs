@@ -6,6 +6,7 @@ mod support;
 
 use halfwarp::engine::{Engine, EngineError, EngineOptions};
 use halfwarp::exec::Device;
+use halfwarp::plan::PAGE_SIZE;
 use halfwarp::server::{Server, ServerOptions};
 use halfwarp::{Model, ServiceOptions};
 use serde_json::{Value, json};
@@ -241,6 +242,7 @@ fn a_real_model_is_served() {
     let serving = Serving::start(&["-c", "512"]);
     let client = &serving.client;
     chat_is_what_generate_says(client);
+    whole_pages_of_a_prompt_are_reused(client);
     a_streamed_chat_is_the_whole_one(client);
     completions_of_texts_and_ids(client);
     tokens_there_and_back(client);
@@ -274,11 +276,26 @@ fn chat_is_what_generate_says(client: &Client) {
     assert_eq!(usage(&first, "total_tokens"), prompt + answer);
     let again = client.ok("/v1/chat/completions", &chat());
     assert_eq!(again["choices"], first["choices"]);
-    assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], prompt - 1);
     let parts = json!([{ "type": "text", "text": QUESTION }]);
     let mut in_parts = chat();
     in_parts["messages"][0]["content"] = parts;
     assert_eq!(client.ok("/v1/chat/completions", &in_parts)["choices"], first["choices"]);
+}
+
+fn whole_pages_of_a_prompt_are_reused(client: &Client) {
+    let content = [QUESTION, &"Think of all that you know. ".repeat(20)].join(" ");
+    let mut body = json!({ "messages": [{ "role": "user", "content": content }], "max_tokens": 1 });
+    let mut cached = |salt: Option<&str>| {
+        body["cache_salt"] = salt.into();
+        let usage = &client.ok("/v1/chat/completions", &body)["usage"];
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (cached, usage["prompt_tokens"].as_u64().unwrap())
+    };
+    let (first, prompt) = cached(None);
+    let pages = (prompt - 1) / PAGE_SIZE as u64;
+    assert!(first == 0 && pages > 1, "{first} of {prompt}");
+    let again = [None, Some("a"), Some("a"), None].map(|salt| cached(salt).0 / PAGE_SIZE as u64);
+    assert_eq!(again, [pages, 0, pages, pages]);
 }
 
 fn a_streamed_chat_is_the_whole_one(client: &Client) {
@@ -665,6 +682,7 @@ fn refusals_say_what_is_wrong() {
         ("/v1/completions", "{\"prompt\": [1], \"tools\": [1]}", 400, "tools: this is not"),
         ("/v1/completions", "{\"prompt\": [1], \"model\": \"x\"}", 404, "the model `x` does not"),
         ("/v1/completions", "{\"prompt\": [1], \"model\": 3}", 400, "model: invalid type"),
+        ("/v1/completions", "{\"prompt\": [1], \"priority\": -1}", 400, "priority: this server's"),
         ("/v1/chat/completions", "{\"messages\": []}", 400, "messages: there has to be"),
         (
             "/v1/chat/completions",
@@ -698,6 +716,17 @@ fn refusals_say_what_is_wrong() {
     assert_eq!(client.get("/v1/models/other").status, 404);
     assert!(client.get("/version").json()["version"].is_string());
     assert_eq!(client.get("/ready").status, 200);
+}
+
+#[test]
+fn requests_have_a_priority_where_the_policy_says_so() {
+    let serving = Serving::start(&["-m", LLAMA, "--scheduling-policy", "priority"]);
+    let body = |priority: i64| {
+        json!({ "prompt": [1, 2, 3], "temperature": 0, "max_tokens": 4, "return_token_ids": true,
+                "priority": priority })
+    };
+    let [urgent, other] = [-5, 1000].map(|n| serving.client.ok("/v1/completions", &body(n)));
+    assert_eq!(urgent["choices"], other["choices"]);
 }
 
 #[test]

@@ -91,7 +91,8 @@ fn rejects_benches_of_models_that_cannot_be() {
     with(&["-c", "511", "-p", "512"], "pp512 needs 512 positions");
     // The first test would fit.
     with(&["-p", "1,9999999999"], "pp9999999999 needs a context of 9999999999 positions");
-    with(&["-d", "18446744073709551615"], "18446744073709551615 positions");
+    with(&["-d", "65"], "expected a multiple of 64");
+    with(&["-d", "18446744073709551552"], "18446744073709551615 positions");
     with(&["-n", "1", "--sequences", "18446744073709551615"], "18446744073709551615");
     with(&["kernels", "--op", "gemm"], "cannot be used with");
     let long = |extra: &[&str], expected: &str| {

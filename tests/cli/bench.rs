@@ -20,14 +20,14 @@ fn rows(args: &[&str]) -> Vec<Value> {
 fn every_combination_is_a_row() {
     for more in [&[][..], &["--batch-invariant"]] {
         let tests =
-            ["-p", "3,70", "-n", "4", "--pg", "5,2", "-d", "0,65", "--sequences", "1,3", "-r", "2"];
+            ["-p", "3,70", "-n", "4", "--pg", "5,2", "-d", "0,64", "--sequences", "1,3", "-r", "2"];
         let rows = rows(&[&tests, more].concat());
         let name =
             |row: &Value| (row["test"].as_str().unwrap().to_owned(), row["sequences"].clone());
         let names: Vec<_> = rows.iter().map(name).collect();
         let mut wanted = Vec::new();
         for sequences in [1, 3] {
-            for depth in ["", " @ d65"] {
+            for depth in ["", " @ d64"] {
                 for test in ["pp3", "pp70", "tg4", "pp5+tg2"] {
                     wanted.push((format!("{test}{depth}"), json!(sequences)));
                 }
@@ -36,7 +36,7 @@ fn every_combination_is_a_row() {
         assert_eq!(names, wanted);
         let last = &rows[15];
         let counts = ["n_prompt", "n_gen", "n_depth", "repetitions"].map(|key| last[key].as_u64());
-        assert_eq!(counts, [5, 2, 65, 2].map(Some));
+        assert_eq!(counts, [5, 2, 64, 2].map(Some));
         assert_eq!(last["samples_us"].as_array().unwrap().len(), 2);
         assert_eq!((&last["model"], &last["dtype"]), (&json!("llama-gqa"), &json!("f32")));
         assert_eq!(
@@ -114,12 +114,12 @@ fn a_long_context_is_filled_and_counted() {
         assert!(output.status.success(), "{}", stderr(&output));
         String::from_utf8(output.stdout).unwrap()
     };
-    let args = ["-c", "100", "-n", "6", "--chunk", "16", "--kv-cache-dtype", "f16"];
+    let args = ["-c", "200", "-n", "6", "--chunk", "16", "--kv-cache-dtype", "f16"];
     let json: Value = serde_json::from_str(&of(&[&args[..], &["-o", "json"]].concat())).unwrap();
-    // Prompts of 41 and 91 tokens, before ten that are generated; the first 41 stay in the cache.
-    assert_eq!([&json["context"], &json["filled"]], [100, 91]);
+    // Prompts of 91 and 191 tokens, before ten that are generated; a page of the first stays in the cache.
+    assert_eq!([&json["context"], &json["filled"]], [200, 91 + 191 - 64]);
     let decode = |i: usize| ["depth", "tokens"].map(|key| json["decode"][i][key].as_u64());
-    assert_eq!([decode(0), decode(1)], [[44, 6], [94, 6]].map(|pair| pair.map(Some)));
+    assert_eq!([decode(0), decode(1)], [[94, 6], [194, 6]].map(|pair| pair.map(Some)));
     assert_eq!([&json["kv"], &json["dtype"]], ["f16", "f32"]);
     let last = &json["decode"][1];
     let [us, rate] = ["us", "tokens_per_second"].map(|key| last[key].as_f64().unwrap());
@@ -127,16 +127,16 @@ fn a_long_context_is_filled_and_counted() {
     let parts = json["memory"].as_array().unwrap();
     let bytes: u64 = parts.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
     assert_eq!(json["counted_bytes"], bytes);
-    // K and V of two pages of 64 positions in f16, by the model's configuration.
+    // K and V of four pages of 64 positions in f16, by the model's configuration.
     let config = fs::read(format!("{LLAMA}/config.json")).unwrap();
     let config: Value = serde_json::from_slice(&config).unwrap();
     let size = |key: &str| config[key].as_u64().unwrap();
     let row = size("num_key_value_heads") * size("head_dim");
     let kv = parts.iter().find(|part| part["part"] == "KV cache").unwrap();
-    assert_eq!(kv["bytes"], 2 * 2 * 128 * row * size("num_hidden_layers"));
+    assert_eq!(kv["bytes"], 2 * 2 * 256 * row * size("num_hidden_layers"));
 
     let table = of(&args);
-    let rows = ["| filling 91 positions |", "| decoding at 94 |", "| KV cache |"];
+    let rows = ["| filling 218 positions |", "| decoding at 194 |", "| KV cache |"];
     assert!(rows.iter().all(|row| table.contains(row)), "{table}");
 }
 

@@ -20,7 +20,7 @@ pub struct Test {
     pub n_prompt: usize,
     /// Tokens that are generated; 0 to time the prompt alone, which gives one token.
     pub n_gen: usize,
-    /// Tokens that are in the cache before.
+    /// Tokens that are in the cache before, in whole pages.
     pub n_depth: usize,
     /// Sequences.
     pub sequences: usize,

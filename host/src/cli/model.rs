@@ -83,6 +83,15 @@ pub struct EngineArgs {
     attention: AttentionArg,
 }
 
+/// The sizes of an engine that serves, as [`EngineOptions`] has them; `max_seqs` is 64 on a GPU and else 8 by default.
+#[cfg(feature = "server")]
+pub struct Serving {
+    pub max_seqs: Option<usize>,
+    pub max_tokens: Option<usize>,
+    pub long_prefill_token_threshold: Option<NonZeroUsize>,
+    pub cache_positions: Option<usize>,
+}
+
 /// Which GEMM kernels run the linear layers.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum GemmArg {
@@ -359,20 +368,22 @@ impl EngineArgs {
         load(model, EngineOptions { max_seqs, max_tokens, ..self.options(Some(context)) })
     }
 
-    /// Loads `model` to serve `max_seqs` sequences at once, in a cache of `cache_positions`.
+    /// Loads `model` to serve many sequences at once.
     ///
     /// # Errors
     /// As [`EngineArgs::engine_for`].
     #[cfg(feature = "server")]
-    pub fn serving_engine(
-        &self,
-        model: &Arc<Model>,
-        max_seqs: Option<usize>,
-        cache_positions: Option<usize>,
-    ) -> Result<Engine, Failure> {
+    pub fn serving_engine(&self, model: &Arc<Model>, sizes: Serving) -> Result<Engine, Failure> {
         let default = if self.device.runs_kernels() { 64 } else { 8 };
-        let max_seqs = max_seqs.unwrap_or(default);
-        load(model, EngineOptions { max_seqs, cache_positions, ..self.options(self.context) })
+        let Serving { max_seqs, max_tokens, long_prefill_token_threshold, cache_positions } = sizes;
+        let options = EngineOptions {
+            max_seqs: max_seqs.unwrap_or(default),
+            max_tokens,
+            long_prefill_token_threshold,
+            cache_positions,
+            ..self.options(self.context)
+        };
+        load(model, options)
     }
 
     /// Loads `model` for sequences of `context` positions.

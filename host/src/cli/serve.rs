@@ -1,9 +1,11 @@
 //! `halfwarp serve`.
 
-use super::{failure::Failure, interrupt, model::EngineArgs, terminal};
+use super::model::{EngineArgs, Serving};
+use super::{failure::Failure, interrupt, terminal};
+use clap::ValueEnum;
 use clap::builder::NonEmptyStringValueParser;
-use halfwarp::ServiceOptions;
-use halfwarp::server::{Server, ServerOptions, Tls, TlsError, is_origin};
+use halfwarp::server::{SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_origin};
+use halfwarp::{EngineOptions, ServiceOptions};
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -56,10 +58,20 @@ struct ServerArgs {
     /// Requests that run at once [default: 64 on a GPU, else 8]
     #[arg(long, visible_alias = "parallel", value_name = "N")]
     max_num_seqs: Option<NonZeroUsize>,
+    /// Tokens of a step, of all requests together; at least one of each that runs
+    /// [default: 4096 on a GPU, less where its memory is short or on a CPU]
+    #[arg(long, value_name = "N")]
+    max_num_batched_tokens: Option<NonZeroUsize>,
+    /// Tokens of one prompt in a step while others generate, which wait for it; 0 for no limit
+    #[arg(long, value_name = "N", default_value_t = EngineOptions::LONG_PREFILL_TOKEN_THRESHOLD)]
+    long_prefill_token_threshold: usize,
     /// Tokens that the KV cache holds, of all requests together [default: room for --max-num-seqs
     /// contexts; without -c as much of that as the memory has]
     #[arg(long, value_name = "N")]
     kv_cache_tokens: Option<NonZeroUsize>,
+    /// In which order requests are served
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyArg::Fcfs)]
+    scheduling_policy: PolicyArg,
     /// Requests that wait for those that run; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 512)]
     max_queue: usize,
@@ -80,9 +92,27 @@ struct ServerArgs {
     log_level: LevelFilter,
 }
 
+/// In which order requests are served.
+#[derive(Clone, Copy, ValueEnum)]
+enum PolicyArg {
+    /// As they come
+    Fcfs,
+    /// By the priority that they ask for, the lowest first
+    Priority,
+}
+
+impl From<PolicyArg> for SchedulingPolicy {
+    fn from(policy: PolicyArg) -> Self {
+        match policy {
+            PolicyArg::Fcfs => SchedulingPolicy::Fcfs,
+            PolicyArg::Priority => SchedulingPolicy::Priority,
+        }
+    }
+}
+
 /// Serves until SIGTERM or SIGINT.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let ServerArgs { host, port, max_num_seqs, kv_cache_tokens, log_level, .. } = &args.server;
+    let ServerArgs { host, port, log_level, .. } = &args.server;
     tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_target(false)
@@ -96,9 +126,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .map_err(|error| cannot_listen(host, *port, &error))?;
     let address = server.local_addr().map_err(|error| cannot_listen(host, *port, &error))?;
     terminal::note(format_args!("listening on {scheme}://{address}"));
-    let (engine, max_seqs) = (args.engine.clone(), max_num_seqs.map(NonZeroUsize::get));
-    let cache_positions = kv_cache_tokens.map(NonZeroUsize::get);
-    let open = move || engine.serving_engine(&model, max_seqs, cache_positions);
+    let (engine, sizes) = (args.engine.clone(), args.server.sizes());
+    let open = move || engine.serving_engine(&model, sizes);
     interrupt::polled(|| server.run(open, told_to_stop()))
 }
 
@@ -115,6 +144,15 @@ impl ServerArgs {
         })
     }
 
+    fn sizes(&self) -> Serving {
+        Serving {
+            max_seqs: self.max_num_seqs.map(NonZeroUsize::get),
+            max_tokens: self.max_num_batched_tokens.map(NonZeroUsize::get),
+            long_prefill_token_threshold: NonZeroUsize::new(self.long_prefill_token_threshold),
+            cache_positions: self.kv_cache_tokens.map(NonZeroUsize::get),
+        }
+    }
+
     fn options(&self, model_name: String) -> ServerOptions {
         let timeout = Duration::from_secs(self.timeout);
         ServerOptions {
@@ -125,6 +163,7 @@ impl ServerArgs {
             max_body_bytes: self.max_body_bytes,
             max_choices: self.max_choices,
             service: ServiceOptions { max_waiting: self.max_queue },
+            scheduling_policy: self.scheduling_policy.into(),
             read_timeout: timeout,
             write_timeout: timeout,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),

@@ -44,7 +44,7 @@ use buckets::Buckets;
 use constraint::Constrained;
 use precision::Attempts;
 use rayon::prelude::*;
-use scheduler::{Entry, Scheduler, Turns};
+use scheduler::{Entry, Limits, Scheduler, Turns};
 use sequence::Sequence;
 use sizing::{Size, Sizing};
 use std::collections::HashMap;
@@ -160,6 +160,11 @@ impl Engine {
         let weights = Progress::new(model.checkpoint(), plan.weight_bytes(), report);
         let executor = exec::open(options.device, &options.gpu(), &plan, &weights)?;
         let turns = if numerics.batch_invariant { Turns::Apart } else { Turns::Together };
+        let limits = Limits {
+            max_seqs: buckets.max_seqs,
+            max_tokens: buckets.max_tokens,
+            long_prefill_token_threshold: options.long_prefill_token_threshold,
+        };
         let mut engine = Engine {
             model: Arc::clone(model),
             executor,
@@ -169,7 +174,7 @@ impl Engine {
             num_pages,
             budget,
             prepared: HashMap::new(),
-            scheduler: Scheduler::new(turns, buckets.max_seqs, buckets.max_tokens, num_pages),
+            scheduler: Scheduler::new(turns, limits, num_pages),
             next_id: 0,
             events: Vec::new(),
         };
@@ -270,7 +275,8 @@ impl Engine {
         self.scheduler.has_work() || !self.events.is_empty()
     }
 
-    /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there is room for.
+    /// Runs one batch: a token of each sequence that decodes, then as much of the prompts as there is room for (of one
+    /// prompt at most [`EngineOptions::long_prefill_token_threshold`]); batch invariant one or the other.
     ///
     /// # Errors
     /// [`EngineError::Exec`] if the batch failed: no request has changed. What concerns a single request is an event,

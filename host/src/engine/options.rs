@@ -8,6 +8,7 @@ use crate::plan::{
     Accumulate, ActivationStorage, AttentionForm, Fusion, KvStorage, Numerics, PAGE_SIZE,
     Precision, WeightStorage,
 };
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// A context below which a smaller step or precision is better, if the options leave the context
@@ -56,6 +57,9 @@ pub struct EngineOptions {
     /// 128 to 512, about what a second is enough for, by the model's size and the number of threads, so that progress
     /// shows and a request can be cancelled.
     pub max_tokens: Option<usize>,
+    /// Tokens of one prompt in a step while other sequences decode, which wait for the whole step: 256 by default. `None`:
+    /// as many as the step has room for.
+    pub long_prefill_token_threshold: Option<NonZeroUsize>,
     /// Positions of the whole cache, in all sequences; `None`: room for `max_seqs` full contexts,
     /// or as much of that as the memory has if `context` is `None` too. With less, a sequence may
     /// have to wait, or to give its place back and be computed again.
@@ -84,6 +88,7 @@ impl Default for EngineOptions {
             context: None,
             max_seqs: 1,
             max_tokens: None,
+            long_prefill_token_threshold: NonZeroUsize::new(Self::LONG_PREFILL_TOKEN_THRESHOLD),
             cache_positions: None,
             gpu_memory_utilization: 0.9,
             cubin_dir: exec::default_cubin_dir(),
@@ -94,6 +99,8 @@ impl Default for EngineOptions {
 impl EngineOptions {
     /// The default tokens of a step on a GPU.
     pub const GPU_MAX_TOKENS: usize = 4096;
+    /// The default tokens of one prompt in a step while other sequences decode.
+    pub const LONG_PREFILL_TOKEN_THRESHOLD: usize = 256;
 
     /// Whether [`Engine::add_request`](super::Engine::add_request) of an engine with these options would take `request`:
     /// to know before the weights are loaded.

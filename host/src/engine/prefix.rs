@@ -1,206 +1,143 @@
-//! Keys and values of requests that have ended, kept for later requests that begin with the same tokens.
+//! Pages that are known by what is in them, so that sequences which begin alike share them.
 //!
-//! A turn of a chat begins with the whole conversation before it: only what is new is computed. Retained pages are
-//! given back, those of the sequence that was used longest ago first, when running requests need them.
+//! A page that is full and computed is known by a hash of its tokens and of all before it. The last sequence that gives it
+//! back leaves it idle: it stays known until its room is needed. A turn of a chat begins with the whole conversation
+//! before it, and computes only what is new.
+//!
+//! Source: vLLM's automatic prefix caching, <https://docs.vllm.ai/en/latest/design/prefix_caching.html>.
 
-use super::pages::{PageAllocator, PageTable};
-use std::collections::{HashMap, VecDeque};
+mod lru;
 
-/// Tokens whose keys and values are in the cache, in pages that no running sequence needs.
-#[derive(Debug)]
-pub struct Retained {
-    /// The tokens; the one of position `i` at index `i`.
-    pub tokens: Vec<u32>,
-    /// How many of them were a prompt, at most; the rest was generated.
-    pub prompt_len: usize,
-    /// The pages of these tokens, and no others.
-    pub pages: PageTable,
+use lru::PageList;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+
+/// What is in a page and in all pages before it, as SHA-256: no two prefixes are taken for each other, also not by a
+/// client that tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageHash([u8; 32]);
+
+impl PageHash {
+    /// What the first page of a sequence comes after. Sequences with another `salt` share no pages with it.
+    pub fn root(salt: Option<&str>) -> Self {
+        PageHash(Sha256::digest(salt.unwrap_or_default()).into())
+    }
+
+    /// The hash of the page after this one, whose tokens are `tokens`. The first `num_prompt` of them were computed as a
+    /// prompt, the others by decoding.
+    pub fn child(&self, tokens: &[u32], num_prompt: usize) -> Self {
+        let hash = Sha256::new_with_prefix(self.0)
+            .chain_update((num_prompt as u64).to_ne_bytes())
+            .chain_update(bytemuck::cast_slice::<u32, u8>(tokens));
+        PageHash(hash.finalize().into())
+    }
 }
 
-/// Retained sequences, the one that was used longest ago first.
-#[derive(Debug, Default)]
+/// Which pages are known, and which of these are idle.
+#[derive(Debug)]
 pub struct PrefixCache {
-    retained: VecDeque<Retained>,
+    page_of: HashMap<PageHash, u32>,
+    /// Of each page, if it is known.
+    hash_of: Vec<Option<PageHash>>,
+    /// Known pages that no sequence holds, the one that was used longest ago first.
+    idle: PageList,
 }
 
 impl PrefixCache {
-    /// Keeps a sequence as the one used last; or, if a retained one begins with all of it, that one in its place.
-    pub fn insert(&mut self, allocator: &mut PageAllocator, mut retained: Retained) {
-        if retained.tokens.is_empty() {
-            return;
-        }
-        let begins_alike = |other: &Retained| other.tokens.starts_with(&retained.tokens);
-        if let Some(longer) = self.retained.iter().position(begins_alike) {
-            retained.pages.truncate(allocator, 0);
-            let longer = self.retained.remove(longer);
-            self.retained.extend(longer);
-        } else {
-            self.retained.push_back(retained);
+    /// Nothing is known of `num_pages`.
+    pub fn new(num_pages: usize) -> Self {
+        PrefixCache {
+            page_of: HashMap::new(),
+            hash_of: vec![None; num_pages],
+            idle: PageList::new(num_pages),
         }
     }
 
-    /// Pages for the longest common prefix of `tokens` with a retained sequence, and its length.
-    ///
-    /// If the prefix is at least half of that sequence, or all of its prompt, as when an answer is generated again, its
-    /// pages are handed over and the rest of it is dropped. Otherwise, as for two chats with the same system prompt, the
-    /// sequence stays, and the whole pages of the prefix are shared.
-    pub fn take(&mut self, allocator: &mut PageAllocator, tokens: &[u32]) -> (PageTable, usize) {
-        let lens = self.retained.iter().map(|retained| common_prefix(&retained.tokens, tokens));
-        let longest = lens.enumerate().max_by_key(|&(index, len)| (len, index));
-        let Some((index, len)) = longest.filter(|&(_, len)| len > 0) else {
-            return Default::default();
-        };
-        let Some(mut retained) = self.retained.remove(index) else { return Default::default() };
-        // The last token of a prompt is computed again for its logits.
-        if 2 * len >= retained.tokens.len() || len + 1 >= retained.prompt_len {
-            let len = retained.pages.truncate_to_own(allocator, len);
-            (retained.pages, len)
-        } else {
-            let shared = retained.pages.share(allocator, len);
-            self.retained.push_back(retained);
-            let len = shared.whole_len();
-            (shared, len)
+    /// The page of `hash`.
+    pub fn find(&self, hash: &PageHash) -> Option<u32> {
+        self.page_of.get(hash).copied()
+    }
+
+    /// Whether `page` is known.
+    pub fn knows(&self, page: u32) -> bool {
+        self.hash_of[page as usize].is_some()
+    }
+
+    /// Makes a page known that a sequence holds; if another one has the same in it, that one stays known alone.
+    pub fn insert(&mut self, hash: PageHash, page: u32) {
+        if !self.page_of.contains_key(&hash) {
+            self.forget(page);
+            self.page_of.insert(hash, page);
+            self.hash_of[page as usize] = Some(hash);
         }
     }
 
-    /// Frees retained pages until `wanted` pages are free, if there are so many; else it frees none and returns false.
-    #[must_use]
-    pub fn make_room(&mut self, allocator: &mut PageAllocator, wanted: usize) -> bool {
-        if !self.has_room(allocator, wanted) {
-            return false;
-        }
-        while allocator.num_free() < wanted {
-            self.drop_page(allocator);
-        }
-        true
+    /// Forgets what is in a page that a sequence holds.
+    pub fn forget(&mut self, page: u32) {
+        self.hash_of[page as usize].take().map(|hash| self.page_of.remove(&hash));
     }
 
-    /// Whether `wanted` pages are free, or would be if nothing were retained.
-    pub fn has_room(&self, allocator: &PageAllocator, wanted: usize) -> bool {
-        let num_free = allocator.num_free();
-        num_free >= wanted || num_free + self.num_reclaimable(allocator) >= wanted
+    /// Pages that are idle.
+    pub fn num_idle(&self) -> usize {
+        self.idle.len()
     }
 
-    /// Drops all retained sequences.
-    pub fn clear(&mut self, allocator: &mut PageAllocator) {
-        let retained = self.retained.drain(..);
-        retained.for_each(|mut retained| retained.pages.truncate(allocator, 0));
+    /// The last sequence has given a known page back.
+    pub fn set_idle(&mut self, page: u32) {
+        self.idle.push_back(page);
     }
 
-    /// Drops the last page of the sequence that was used longest ago: what begins like it can still be reused.
-    fn drop_page(&mut self, allocator: &mut PageAllocator) {
-        let Some(oldest) = self.retained.front_mut() else { return };
-        oldest.pages.pop(allocator);
-        oldest.tokens.truncate(oldest.pages.whole_len());
-        if oldest.tokens.is_empty() {
-            self.retained.pop_front();
-        }
+    /// A sequence takes an idle page for what is in it.
+    pub fn revive(&mut self, page: u32) {
+        self.idle.remove(page);
     }
 
-    /// Pages that only retained sequences hold.
-    fn num_reclaimable(&self, allocator: &PageAllocator) -> usize {
-        let mut holders: HashMap<u32, usize> = HashMap::new();
-        let pages = self.retained.iter().flat_map(|retained| retained.pages.pages());
-        pages.for_each(|&page| *holders.entry(page).or_default() += 1);
-        let is_ours = |(&page, &count): (&u32, &usize)| allocator.num_holders(page) == count;
-        holders.iter().filter(|&entry| is_ours(entry)).count()
+    /// Forgets the page that has been idle longest, for other tokens to be written to it.
+    pub fn evict(&mut self) -> Option<u32> {
+        let page = self.idle.pop_front()?;
+        self.forget(page);
+        Some(page)
     }
-}
 
-/// How many tokens `a` and `b` have in common at their start.
-fn common_prefix(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    /// Forgets all pages; those that are held stay so.
+    pub fn forget_all(&mut self) {
+        self.page_of.clear();
+        self.hash_of.fill(None);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::PAGE_SIZE;
+    use std::collections::HashSet;
 
-    fn retain(cache: &mut PrefixCache, allocator: &mut PageAllocator, tokens: &[u32]) -> Vec<u32> {
-        let mut pages = PageTable::default();
-        assert!(pages.grow(allocator, tokens.len()));
-        let numbers = pages.pages().to_vec();
-        cache.insert(
-            allocator,
-            Retained { tokens: tokens.to_vec(), prompt_len: tokens.len(), pages },
-        );
-        numbers
-    }
-
-    fn tokens(first: u32, len: usize) -> Vec<u32> {
-        (first..).take(len).collect()
+    #[test]
+    fn a_page_is_known_by_all_that_its_values_depend_on() {
+        let roots = [None, Some("a"), Some("b")].map(PageHash::root);
+        let mut hashes = HashSet::from(roots);
+        for root in roots {
+            for tokens in [[1, 2], [2, 1], [1, 3]] {
+                for num_prompt in 0..3 {
+                    let first = root.child(&tokens, num_prompt);
+                    hashes.extend([first, first.child(&tokens, 2)]);
+                }
+            }
+        }
+        assert_eq!(hashes.len(), 3 + 3 * 3 * 3 * 2);
+        assert_eq!(roots[1].child(&[1, 2], 2), PageHash::root(Some("a")).child(&[1, 2], 2));
     }
 
     #[test]
-    fn the_longest_prefix_is_handed_over() {
-        let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
-        let long = retain(&mut cache, &mut allocator, &[tokens(0, 100), tokens(500, 50)].concat());
-        let short = retain(&mut cache, &mut allocator, &[tokens(0, 60), tokens(900, 10)].concat());
-        let (mut pages, len) = cache.take(&mut allocator, &tokens(0, 200));
-        assert_eq!((pages.pages(), len), (&long[..2], 100));
-        assert_eq!(allocator.num_free(), 10 - 2 - 2, "the page of the rest is free");
-        pages.truncate(&mut allocator, 0);
-        let (mut pages, len) = cache.take(&mut allocator, &tokens(0, 40));
-        assert_eq!((pages.pages(), len), (&short[..1], 40));
-        pages.truncate(&mut allocator, 0);
-        assert_eq!(cache.take(&mut allocator, &tokens(0, 40)).1, 0, "nothing is left");
-        assert_eq!(allocator.num_free(), 10);
-    }
-
-    #[test]
-    fn a_short_prefix_shares_whole_pages() {
-        let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
-        let held = retain(&mut cache, &mut allocator, &tokens(0, 300));
-        let wanted = [tokens(0, PAGE_SIZE + 20), tokens(900, 9)].concat();
-        let (pages, len) = cache.take(&mut allocator, &wanted);
-        assert_eq!((pages.pages(), len), (&held[..1], PAGE_SIZE));
-        assert_eq!(cache.take(&mut allocator, &[0, 1, 7]).1, 0, "not a whole page");
-        // Both hold the first page: it is not written to, so that only whole pages of it are handed over.
-        let (all, len) = cache.take(&mut allocator, &tokens(0, 300));
-        assert_eq!((all.pages(), len), (&held[..], 300));
-        cache.insert(
-            &mut allocator,
-            Retained { tokens: tokens(0, 100), prompt_len: 100, pages: all },
-        );
-        let (part, len) = cache.take(&mut allocator, &tokens(0, 60));
-        assert_eq!((part.pages(), len), (&[][..], 0), "60 tokens end within the shared page");
-    }
-
-    #[test]
-    fn another_answer_to_a_prompt_starts_after_the_prompt() {
-        let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
-        let mut pages = PageTable::default();
-        assert!(pages.grow(&mut allocator, 300));
-        cache.insert(&mut allocator, Retained { tokens: tokens(0, 300), prompt_len: 80, pages });
-        let (pages, len) = cache.take(&mut allocator, &tokens(0, 79));
-        assert_eq!((pages.pages().len(), len, allocator.num_free()), (2, 79, 8));
-    }
-
-    #[test]
-    fn what_is_retained_already_is_not_retained_twice() {
-        let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(10));
-        let long = retain(&mut cache, &mut allocator, &tokens(0, 200));
-        retain(&mut cache, &mut allocator, &tokens(500, 10));
-        retain(&mut cache, &mut allocator, &tokens(0, 100));
-        assert_eq!((cache.retained.len(), allocator.num_free()), (2, 10 - 4 - 1));
-        assert!(cache.make_room(&mut allocator, 6), "the other is the oldest now");
-        let (pages, len) = cache.take(&mut allocator, &tokens(0, 150));
-        assert_eq!((pages.pages(), len), (&long[..3], 150));
-    }
-
-    #[test]
-    fn the_oldest_is_dropped_first_and_from_its_end() {
-        let (mut cache, mut allocator) = (PrefixCache::default(), PageAllocator::new(6));
-        retain(&mut cache, &mut allocator, &tokens(0, 2 * PAGE_SIZE + 5));
-        retain(&mut cache, &mut allocator, &tokens(1000, 2 * PAGE_SIZE));
-        assert!(!cache.make_room(&mut allocator, 7));
-        assert_eq!(allocator.num_free(), 1, "nothing is dropped in vain");
-        assert!(cache.make_room(&mut allocator, 3));
-        let (pages, len) = cache.take(&mut allocator, &tokens(0, 2 * PAGE_SIZE));
-        assert_eq!((pages.pages().len(), len), (1, PAGE_SIZE));
-        assert!(!cache.make_room(&mut allocator, 6), "a running sequence holds a page");
-        assert!(cache.make_room(&mut allocator, 5));
-        assert_eq!(cache.take(&mut allocator, &tokens(1000, 100)).1, 0);
+    fn of_two_pages_with_the_same_in_them_one_is_known() {
+        let mut cache = PrefixCache::new(2);
+        let hash = PageHash::root(None);
+        cache.insert(hash, 0);
+        cache.insert(hash, 1);
+        assert_eq!((cache.find(&hash), cache.knows(1)), (Some(0), false));
+        cache.forget(1);
+        assert_eq!(cache.find(&hash), Some(0));
+        cache.forget(0);
+        cache.insert(hash, 1);
+        assert_eq!(cache.find(&hash), Some(1));
     }
 }

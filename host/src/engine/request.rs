@@ -22,6 +22,11 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// A rule for the generated tokens, stop tokens included, such as a [`Grammar`](crate::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
+    /// Only requests with the same salt share keys and values in the cache: how long a prompt takes tells nothing of
+    /// those with another.
+    pub cache_salt: Option<String>,
+    /// Lower is served first; requests of the same priority in the order in which they come.
+    pub priority: i32,
 }
 
 impl Request {

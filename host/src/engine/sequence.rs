@@ -2,11 +2,12 @@
 
 use super::constraint::Constrained;
 use super::pages::{PageAllocator, PageTable};
-use super::prefix::{PrefixCache, Retained};
+use super::prefix::PageHash;
 use super::sampler;
 use super::scheduler::Turns;
 use super::{FinishReason, PromptProgress, Request, RequestId, Sampling, SamplingError};
 use crate::exec::RowSampling;
+use crate::plan::PAGE_SIZE;
 
 /// A request in progress.
 #[derive(Debug)]
@@ -18,6 +19,12 @@ pub struct Sequence {
     /// Positions in the cache: the first of `tokens`.
     num_cached: usize,
     pages: PageTable,
+    /// The hash that the first page's comes after.
+    root: PageHash,
+    /// Hashes of the first pages, all of whose tokens are there.
+    hashes: Vec<PageHash>,
+    /// Leading pages that other sequences can find.
+    num_published: usize,
     /// Leading tokens of the prompt that were in the cache when the request left the queue; `None` before that.
     reused: Option<usize>,
     /// Whether [`Sequence::start`] has said so.
@@ -25,6 +32,7 @@ pub struct Sequence {
     sampling: Sampling,
     max_new_tokens: Option<usize>,
     stop_tokens: Vec<u32>,
+    priority: i32,
     constraint: Option<Constrained>,
 }
 
@@ -37,11 +45,15 @@ impl Sequence {
             tokens: request.prompt,
             num_cached: 0,
             pages: PageTable::default(),
+            root: PageHash::root(request.cache_salt.as_deref()),
+            hashes: Vec::new(),
+            num_published: 0,
             reused: None,
             is_started: false,
             sampling: request.sampling,
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
+            priority: request.priority,
             constraint: request.constraint.as_ref().map(Constrained::new),
         }
     }
@@ -49,6 +61,11 @@ impl Sequence {
     /// The request that it came from.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// [`Request::priority`].
+    pub fn priority(&self) -> i32 {
+        self.priority
     }
 
     /// Prompt and generated tokens.
@@ -124,59 +141,64 @@ impl Sequence {
         Some(self.reused.unwrap_or_default())
     }
 
-    /// Takes pages for all tokens, which retained sequences give up if need be; all that it needs or none.
+    /// Takes pages for all tokens; all that it needs or none.
     #[must_use]
-    pub fn reserve(&mut self, allocator: &mut PageAllocator, prefixes: &mut PrefixCache) -> bool {
-        let missing = self.pages.num_missing(self.tokens.len());
-        prefixes.make_room(allocator, missing) && self.pages.grow(allocator, self.tokens.len())
+    pub fn reserve(&mut self, allocator: &mut PageAllocator) -> bool {
+        self.pages.grow(allocator, self.tokens.len())
     }
 
-    /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with the pages of a retained sequence that
-    /// has the same tokens. At least one token is left, whose logits are wanted.
+    /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with pages that are known to have its tokens
+    /// in them. At least one token is left, whose logits are wanted.
     #[must_use]
-    pub fn admit(
-        &mut self,
-        turns: Turns,
-        allocator: &mut PageAllocator,
-        prefixes: &mut PrefixCache,
-    ) -> bool {
-        let most = match turns {
-            Turns::Together => self.tokens.len(),
-            // Positions of generated tokens are in the cache by decoding alone.
-            Turns::Apart => self.prompt_len,
-        };
-        // Checked first, so that a sequence that has to wait takes nothing.
-        if !prefixes.has_room(allocator, self.pages.num_missing(self.tokens.len())) {
+    pub fn admit(&mut self, turns: Turns, allocator: &mut PageAllocator) -> bool {
+        let most = (self.tokens.len() - 1) / PAGE_SIZE;
+        self.hash_pages(turns, most);
+        let hashes = self.hashes[..most].iter();
+        let found: Vec<u32> = hashes.map_while(|hash| allocator.find(hash)).collect();
+        if !self.pages.grow_from(allocator, &found, self.tokens.len()) {
             return false;
         }
-        (self.pages, self.num_cached) = prefixes.take(allocator, &self.tokens[..most - 1]);
+        self.num_published = found.len();
+        self.num_cached = found.len() * PAGE_SIZE;
         self.reused.get_or_insert(self.num_cached);
-        self.reserve(allocator, prefixes)
+        true
     }
 
-    /// Gives all pages to the retained sequences: what these do not keep has to be computed again.
-    pub fn retire(
-        &mut self,
-        turns: Turns,
-        allocator: &mut PageAllocator,
-        prefixes: &mut PrefixCache,
-    ) {
-        let len = match turns {
-            Turns::Together => self.num_cached,
-            // Keys and values of generated tokens may have other bits than those of the same tokens in a prompt.
-            Turns::Apart => self.num_cached.min(self.prompt_len),
-        };
-        self.num_cached = 0;
-        let mut pages = std::mem::take(&mut self.pages);
-        pages.truncate(allocator, len);
-        let (tokens, prompt_len) = (self.tokens[..len].to_vec(), self.prompt_len);
-        prefixes.insert(allocator, Retained { tokens, prompt_len, pages });
+    /// Lets other sequences find the pages that are full.
+    pub fn publish(&mut self, turns: Turns, allocator: &mut PageAllocator) {
+        let num_full = self.num_cached / PAGE_SIZE;
+        self.hash_pages(turns, num_full);
+        for index in self.num_published..num_full {
+            allocator.publish(self.hashes[index], self.pages()[index]);
+        }
+        self.num_published = num_full;
     }
 
-    /// Gives back all pages and retains nothing.
-    pub fn evict(&mut self, allocator: &mut PageAllocator) {
+    /// Hashes the first `num_pages`.
+    fn hash_pages(&mut self, turns: Turns, num_pages: usize) {
+        for start in (self.hashes.len()..num_pages).map(|index| index * PAGE_SIZE) {
+            let num_prompt = match turns {
+                Turns::Together => PAGE_SIZE,
+                // Keys and values of generated tokens may have other bits than those of the same tokens in a prompt.
+                Turns::Apart => self.prompt_len.saturating_sub(start).min(PAGE_SIZE),
+            };
+            let parent = self.hashes.last().unwrap_or(&self.root);
+            self.hashes.push(parent.child(&self.tokens[start..start + PAGE_SIZE], num_prompt));
+        }
+    }
+
+    /// Gives back all pages. Those that are full can be found until their room is needed; what is lost by then has to be
+    /// computed again.
+    pub fn retire(&mut self, turns: Turns, allocator: &mut PageAllocator) {
+        self.publish(turns, allocator);
         self.pages.truncate(allocator, 0);
-        self.num_cached = 0;
+        (self.num_cached, self.num_published) = (0, 0);
+    }
+
+    /// Gives back all pages, and lets nobody find them.
+    pub fn evict(&mut self, allocator: &mut PageAllocator) {
+        self.pages.forget(allocator);
+        (self.num_cached, self.num_published) = (0, 0);
     }
 
     /// `num_tokens` more tokens are in the cache.

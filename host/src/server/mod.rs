@@ -55,6 +55,16 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long connections may take for what is left to write, after the last answer has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// In which order requests are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SchedulingPolicy {
+    /// As they come; a request for a priority is refused.
+    #[default]
+    Fcfs,
+    /// By the priority that they ask for, those of the same priority as they come.
+    Priority,
+}
+
 /// How a server is set up.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -72,6 +82,8 @@ pub struct ServerOptions {
     pub max_choices: usize,
     /// The queue.
     pub service: ServiceOptions,
+    /// In which order requests are served.
+    pub scheduling_policy: SchedulingPolicy,
     /// How long the body of a request may take.
     pub read_timeout: Duration,
     /// How long a client may leave a stream unread before its request is cancelled.
@@ -90,6 +102,7 @@ impl Default for ServerOptions {
             max_body_bytes: 8 << 20,
             max_choices: 128,
             service: ServiceOptions::default(),
+            scheduling_policy: SchedulingPolicy::default(),
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(20),

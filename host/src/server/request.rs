@@ -1,7 +1,7 @@
 //! The bodies of requests: what all have in common here, what is an endpoint's own in its module.
 //!
 //! Source: <https://platform.openai.com/docs/api-reference>; `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-//! `ignore_eos`, `add_special_tokens`, `add_generation_prompt` and `return_token_ids` are vLLM's.
+//! `ignore_eos`, `add_special_tokens`, `add_generation_prompt`, `return_token_ids`, `cache_salt` and `priority` are vLLM's.
 
 mod chat;
 mod completion;
@@ -49,6 +49,9 @@ pub(super) struct Params {
     /// The form of the answers; its constraint is made before [`Params::requests`].
     pub form: Option<Form>,
     pub constraint: Option<Arc<dyn Constraint>>,
+    cache_salt: Option<String>,
+    /// Lower is served first.
+    pub priority: i32,
 }
 
 #[derive(Deserialize)]
@@ -85,6 +88,8 @@ impl Params {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             form: Form::take(fields)?,
             constraint: None,
+            cache_salt: take_cache_salt(fields)?,
+            priority: fields.take("priority")?.unwrap_or_default(),
         })
     }
 
@@ -106,6 +111,8 @@ impl Params {
                 sampling: Sampling { seed, ..self.sampling.clone() },
                 stop_tokens: stop_tokens.clone(),
                 constraint: self.constraint.clone(),
+                cache_salt: self.cache_salt.clone(),
+                priority: self.priority,
             }
         };
         (0..self.n).map(request).collect()
@@ -125,7 +132,7 @@ fn reject_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["use_beam_search", "include_stop_str_in_output", "continue_final_message"] {
         fields.neutral(name, is_off)?;
     }
-    for name in ["top_logprobs", "min_tokens", "priority"] {
+    for name in ["top_logprobs", "min_tokens"] {
         fields.neutral(name, |value| value == 0)?;
     }
     fields.neutral("logprobs", |value| value == false)?;
@@ -181,6 +188,15 @@ fn take_sampling(fields: &mut Fields, model: &Model) -> Result<(Sampling, bool),
         ApiError::invalid(error.to_string()).of_param(&name)
     })?;
     Ok((sampling, seed.is_some()))
+}
+
+fn take_cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    match fields.take::<String>("cache_salt")? {
+        Some(salt) if salt.is_empty() => {
+            Err(ApiError::param("cache_salt", "an empty text keeps nobody apart"))
+        }
+        salt => Ok(salt),
+    }
 }
 
 fn take_logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {

@@ -1,5 +1,6 @@
 //! The paths of the server, and what each answers.
 
+use super::SchedulingPolicy;
 use super::answer::{Asked, Completion, Endpoint, Prompted, ResponseObject, respond};
 use super::app::{App, new_id, unix_time};
 use super::auth;
@@ -208,6 +209,10 @@ fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<()
     if asked > max {
         let what = format!("{asked} answers in all, this server gives at most {max} a request");
         return Err(ApiError::param("n", what));
+    }
+    if params.priority != 0 && app.options.scheduling_policy == SchedulingPolicy::Fcfs {
+        let what = "this server's scheduling policy is `fcfs`, it has to be `priority`";
+        return Err(ApiError::param("priority", what));
     }
     if !params.stop.is_empty() {
         app.text()?;

@@ -11,6 +11,7 @@ use halfwarp::{
         end_to_end::{self, EndToEndError, Subject, Test},
         record::Record,
     },
+    plan::PAGE_SIZE,
 };
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
@@ -46,13 +47,14 @@ pub struct EndToEndArgs {
     /// Tokens of a prompt and tokens to generate after it; repeat it for more
     #[arg(long, value_name = "P,N", value_parser = prompt_and_gen, help_heading = "Tests")]
     pg: Vec<(usize, usize)>,
-    /// Tokens in the cache before
+    /// Tokens in the cache before: a multiple of 64, as pages of it are reused as a whole
     #[arg(
         short = 'd',
         long,
         value_name = "D",
         value_delimiter = ',',
         default_value = "0",
+        value_parser = depth,
         help_heading = "Tests"
     )]
     n_depth: Vec<usize>,
@@ -81,6 +83,15 @@ pub struct EndToEndArgs {
 fn count(text: &str) -> Result<NonZeroUsize, &'static str> {
     let expected = "expected a number above 0; -p alone times prompts, -n alone generated tokens";
     text.parse().map_err(|_| expected)
+}
+
+/// A value of `-d`.
+fn depth(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(n_depth) if n_depth.is_multiple_of(PAGE_SIZE) => Ok(n_depth),
+        Ok(_) => Err(format!("expected a multiple of {PAGE_SIZE}, the positions of a page")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// The value of `--pg`.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::engine::{EngineOptions, Sampling, SamplingError};
 use crate::exec::{AfterOp, Device, Executor, PreparedPlan, StepOutput, StepTimes, Want};
-use crate::plan::{MemoryUse, Plan, StepInputs};
+use crate::plan::{MemoryUse, PAGE_SIZE, Plan, StepInputs};
 use std::ops::ControlFlow;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
@@ -126,9 +126,9 @@ fn a_full_queue_refuses_all_of_several_requests_or_none() {
 fn the_same_prompt_again_is_found_in_the_cache() {
     let service = service(1);
     let run = || collect(service.handle().submit(greedy(vec![5; 100], 3)).unwrap());
-    assert_eq!([run().2, run().2], [Some(0), Some(99)]);
+    assert_eq!([run().2, run().2], [Some(0), Some(PAGE_SIZE)]);
     let stats = service.handle().stats();
-    assert_eq!((stats.prefix_queries, stats.prefix_hits), (200, 99));
+    assert_eq!((stats.prefix_queries, stats.prefix_hits), (200, PAGE_SIZE as u64));
 }
 
 #[test]

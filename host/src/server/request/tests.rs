@@ -41,7 +41,7 @@ fn every_field_reaches_the_engine() {
            "repetition_penalty": 1.2, "presence_penalty": -1, "frequency_penalty": 2, "seed": 9,
            "logit_bias": {"5": -100, "6": 1.5}, "n": 2, "stop_token_ids": [8], "ignore_eos": true,
            "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
-           "echo": true, "return_token_ids": true, "user": "me", "best_of": 2, "logprobs": null"#,
+           "echo": true, "return_token_ids": true, "cache_salt": "Ada's", "priority": -3, "user": "me", "best_of": 2, "logprobs": null"#,
     )
     .unwrap();
     let CompletionRequest { params, prompts, echo, .. } = request;
@@ -51,6 +51,8 @@ fn every_field_reaches_the_engine() {
     let [first, second] = &params.requests(&MODEL, &[1, 2])[..] else { panic!("n is 2") };
     assert_eq!((&first.prompt[..], first.max_new_tokens), (&[1, 2][..], Some(7)));
     assert_eq!(first.stop_tokens, [8]);
+    let passed = |request: &Request| (request.cache_salt.clone(), request.priority);
+    assert_eq!([first, second].map(passed), [(); 2].map(|()| (Some("Ada's".to_owned()), -3)));
     let wanted = Sampling {
         temperature: 0.5,
         top_k: 3,
@@ -72,6 +74,7 @@ fn defaults_are_openais() {
     let [request] = &params.requests(&MODEL, &[1])[..] else { panic!("n is 1") };
     assert_eq!((request.max_new_tokens, request.sampling.temperature), (Some(16), 1.0));
     assert_eq!(request.stop_tokens, MODEL.stop_tokens());
+    assert_eq!((&request.cache_salt, request.priority), (&None, 0));
     let params = chat(r#""stream": false"#).unwrap().params;
     assert_eq!((params.max_new_tokens, params.n, params.stream), (None, 1, false));
     let both = r#""max_tokens": 5, "max_completion_tokens": 6"#;
@@ -128,6 +131,8 @@ fn mistakes_name_the_parameter() {
         ("\"stop\": \"\"", "stop: an empty text would end every answer", "stop"),
         (&many, "stop: 17 texts, at most 16 are possible", "stop"),
         ("\"stream_options\": {}", "stream_options: only with stream: true", "stream_options"),
+        ("\"cache_salt\": \"\"", "cache_salt: an empty text keeps nobody apart", "cache_salt"),
+        ("\"priority\": 0.5", "priority: invalid type: floating point `0.5`", "priority"),
         ("\"temprature\": 1", "temprature: this field is unknown", "temprature"),
         ("\"stream\": 1", "stream: invalid type: integer `1`, expected a boolean", "stream"),
     ] {
@@ -204,13 +209,15 @@ fn responses_have_an_input_and_instructions() {
     let ResponseRequest { params, conversation, settings } = response(
         r#", "instructions": "Be brief.", "max_output_tokens": 7, "temperature": 0.5, "top_p": 0.9, "store": true,
            "metadata": {"a": "b"}, "text": {"format": {"type": "json_object"}}, "stream": true, "tools": [],
-           "tool_choice": "auto", "parallel_tool_calls": true, "reasoning": {"effort": null}, "truncation": "disabled",
+           "tool_choice": "auto", "parallel_tool_calls": true, "cache_salt": "a", "priority": 2, "reasoning": {"effort": null}, "truncation": "disabled",
            "stream_options": {"include_obfuscation": false}, "background": false, "include": []"#,
     )
     .unwrap();
     let wanted = [("system", "Be brief."), ("user", "Hi")];
     assert_eq!(conversation.messages, wanted.map(|(role, text)| Message::new(role, text)));
     assert!(params.stream && params.form.is_some() && params.max_new_tokens == Some(7));
+    let request = &params.requests(&MODEL, &[1])[0];
+    assert_eq!((request.cache_salt.as_deref(), request.priority), (Some("a"), 2));
     assert_eq!((settings.temperature, settings.top_p), (0.5, 0.9));
     assert_eq!((settings.max_output_tokens, &settings.metadata), (Some(7), &json!({"a": "b"})));
     assert_eq!(settings.format, json!({"type": "json_object"}));
