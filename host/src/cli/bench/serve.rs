@@ -41,6 +41,12 @@ pub struct ServeArgs {
     /// Temperature; 0 always takes the most likely token
     #[arg(long, visible_alias = "temperature", value_name = "T", default_value = "0")]
     temp: f32,
+    /// Only the most likely tokens that together reach this probability
+    #[arg(long, value_name = "P", default_value = "1")]
+    top_p: f32,
+    /// Only the K most likely tokens, which not every server knows [default: all]
+    #[arg(long, value_name = "K")]
+    top_k: Option<NonZeroUsize>,
     /// Seed of prompts, arrivals and answers
     #[arg(long, value_name = "N", default_value = "1")]
     seed: u64,
@@ -74,6 +80,8 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         output_len: args.output_len.get(),
         prefix_len: args.prefix_len,
         temperature: args.temp,
+        top_p: args.top_p,
+        top_k: args.top_k.map(NonZeroUsize::get),
         seed: args.seed,
         token_ids: args.token_ids,
     };

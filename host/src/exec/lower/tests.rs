@@ -429,7 +429,7 @@ fn what_is_off_is_launched_by_itself() {
         assert_eq!(num_launches(rows, "residual"), 1 + 10 + 6);
     }
     // More rows than a norm or a gate is fused for.
-    assert_eq!(num_launches(32, "on"), 1 + 8 + 4);
+    assert_eq!(num_launches(32, "on"), 1 + 8 + 6);
     assert_eq!(num_launches(32, "off"), 1 + 12 + 6);
 }
 

@@ -25,6 +25,8 @@ pub struct Load {
     pub output_len: usize,
     pub prefix_len: usize,
     pub temperature: f32,
+    pub top_p: f32,
+    pub top_k: Option<usize>,
     pub seed: u64,
     /// Whether token ids are asked for beside the texts.
     pub token_ids: bool,
@@ -129,11 +131,15 @@ impl Load {
             "prompt": prompt,
             "max_tokens": self.output_len,
             "temperature": self.temperature,
+            "top_p": self.top_p,
             "seed": self.seed,
             "ignore_eos": true,
             "stream": true,
             "stream_options": {"include_usage": true},
         });
+        if let Some(top_k) = self.top_k {
+            request["top_k"] = top_k.into();
+        }
         if self.token_ids {
             request["return_token_ids"] = true.into();
         }
@@ -220,6 +226,8 @@ mod tests {
             output_len: 2,
             prefix_len: 6,
             temperature: 0.0,
+            top_p: 1.0,
+            top_k: None,
             seed: 7,
             token_ids: false,
         }
