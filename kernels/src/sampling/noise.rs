@@ -110,7 +110,8 @@ mod tests {
         }
         bits.sort_unstable();
         bits.dedup();
-        assert_eq!(bits.len(), 20_000, "of 2^32, 20,000 are equal once in 21");
+        // Of 20,000 random words of 32 bits two are equal once in 21 times.
+        assert!(bits.len() > 19_990, "{} of 20,000", bits.len());
     }
 
     #[test]
