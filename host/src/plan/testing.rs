@@ -95,7 +95,7 @@ impl Decoder {
 
     /// A plan whose context is a page. Operations: 0 embedding, 1 norm, 2 qkv, 3 rope, 4 append, 5
     /// attention, 6 onto the residual, 7 norm, 8 gate and up, 9 gate, 10 onto the residual, 11
-    /// gather, 12 norm, 13 logits, 14 argmax.
+    /// gather, 12 norm, 13 logits, 14 sample.
     pub fn plan(&self, max_tokens: usize, max_q_len: usize) -> Plan {
         let &Decoder { hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, .. } =
             self;

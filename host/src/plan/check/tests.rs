@@ -142,7 +142,7 @@ fn reject(plan: impl Fn() -> Plan, faults: &[Fault]) {
 /// Every operation as the decoder uses it: activations 0 (`hidden`), 5 (`last`) and 7 (`logits`) in
 /// f32, 8 (`next`) in u32, the others in the operand's type. Operations: 0 embedding, 1 norm, 2
 /// linear, 3 rope, 4 append, 5 attention, 6 linear onto the residual, 7 gate, 8 gather, 9 norm, 10
-/// linear, 11 argmax. Weights: 0 table, 1 norm, 2 qkv, 3 its bias, 4 projection.
+/// linear, 11 sample. Weights: 0 table, 1 norm, 2 qkv, 3 its bias, 4 projection.
 fn mixed(precision: Precision) -> Plan {
     let mut b = PlanBuilder::new();
     let (operand, dtype) = (precision.operand(), precision.cache());
