@@ -84,7 +84,7 @@ impl Engine {
         for chunk in tokens.chunks(self.buckets.logit_chunk()) {
             let mut inputs = StepInputs::new();
             inputs.push_sequence(chunk, past_len, pages, 0..chunk.len());
-            logits.extend(self.run(&inputs, true, Want::Logits)?.logits);
+            logits.extend(self.run_prompts(&inputs, Want::Logits)?.logits);
             past_len += chunk.len();
         }
         Ok(logits)

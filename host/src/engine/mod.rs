@@ -282,11 +282,19 @@ impl Engine {
     /// [`EngineError::Exec`] if the batch failed: no request has changed. What concerns a single request is an event,
     /// [`EventKind::Failed`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
-        self.run_batch()?;
+        self.step_while(|| ())
+    }
+
+    /// As [`Engine::step`]; `meanwhile` is called while the device runs the batch, unless there is none or it fails.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn step_while(&mut self, meanwhile: impl FnMut()) -> Result<Vec<Event>, EngineError> {
+        self.run_batch(meanwhile)?;
         Ok(std::mem::take(&mut self.events))
     }
 
-    fn run_batch(&mut self) -> Result<(), EngineError> {
+    fn run_batch(&mut self, mut meanwhile: impl FnMut()) -> Result<(), EngineError> {
         let entries = self.scheduler.schedule();
         if let Some(first) = entries.first() {
             let is_prompt = self.scheduler.prompt_len(first.index) > 0;
@@ -299,11 +307,12 @@ impl Engine {
             };
             let mut constraints = self.take_constraints(&entries);
             // The tokens that may come next are found while the device runs.
-            let output = rayon::in_place_scope(|scope| {
+            let output = rayon::in_place_scope(|scope| -> Result<_, EngineError> {
                 for (_, constraint) in &mut constraints {
                     scope.spawn(|_| constraint.prepare());
                 }
-                self.run(&inputs, is_prompt, want)
+                let plan = self.plan_for(&inputs, is_prompt)?;
+                Ok(self.executor.run_while(plan, &inputs, want, &mut meanwhile)?)
             });
             for (index, constraint) in constraints {
                 self.scheduler.running(index).put_constraint(constraint);
@@ -348,16 +357,23 @@ impl Engine {
             .collect()
     }
 
-    /// Runs `inputs` in the smallest plan that they fit, which is prepared when it is first needed.
-    fn run(
+    /// Runs `inputs`, which are of prompts.
+    fn run_prompts(
+        &mut self,
+        inputs: &StepInputs,
+        want: Want<'_>,
+    ) -> Result<StepOutput, EngineError> {
+        let plan = self.plan_for(inputs, true)?;
+        Ok(self.executor.run(plan, inputs, want)?)
+    }
+
+    /// The smallest plan that `inputs` fit, which is prepared when it is first needed.
+    fn plan_for(
         &mut self,
         inputs: &StepInputs,
         is_prompt: bool,
-        want: Want<'_>,
-    ) -> Result<StepOutput, EngineError> {
-        let bounds = self.buckets.bounds_for(inputs, is_prompt && self.numerics.batch_invariant);
-        let plan = self.prepare(bounds)?;
-        Ok(self.executor.run(plan, inputs, want)?)
+    ) -> Result<PreparedPlan, EngineError> {
+        self.prepare(self.buckets.bounds_for(inputs, is_prompt && self.numerics.batch_invariant))
     }
 
     /// The plan for steps of `bounds`, ready to run.

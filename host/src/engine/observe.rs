@@ -99,7 +99,7 @@ impl Engine {
             for chunk in cached.chunks(self.buckets.max_tokens) {
                 let mut inputs = StepInputs::new();
                 inputs.push_sequence(chunk, past_len, pages, 0..0);
-                self.run(&inputs, true, Want::Nothing)?;
+                self.run_prompts(&inputs, Want::Nothing)?;
                 past_len += chunk.len();
             }
             inputs.push_sequence(new, past_len, pages, new_tokens - 1..new_tokens);

@@ -8,6 +8,7 @@ use crate::Model;
 use crate::exec::ExecError;
 use async_channel::{Receiver, Sender};
 use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 
@@ -391,17 +392,22 @@ struct Worker<'a> {
     shared: &'a Shared,
     open: HashMap<RequestId, Open>,
     stats: ServiceStats,
+    /// Events of the step before, which are delivered while the device runs the next one.
+    outbox: Vec<Delivery>,
 }
 
 impl<'a> Worker<'a> {
     fn new(engine: Engine, shared: &'a Shared) -> Self {
         let stats = shared.lock().stats;
-        Worker { engine, shared, open: HashMap::new(), stats }
+        Worker { engine, shared, open: HashMap::new(), stats, outbox: Vec::new() }
     }
 
     fn run(mut self) {
         loop {
             let has_work = self.engine.has_work();
+            if !has_work {
+                self.flush();
+            }
             match self.shared.exchange(self.stats(), self.open.len(), has_work) {
                 Orders::Add(submissions) => {
                     submissions.into_iter().for_each(|submission| self.add(submission));
@@ -410,19 +416,21 @@ impl<'a> Worker<'a> {
                 Orders::End => return,
             }
             self.cancel_dropped();
-            let (events, is_broken) = match self.engine.step() {
-                Ok(events) => {
-                    let event = |event: Event| self.event(event.request, event.kind);
-                    (events.into_iter().filter_map(event).collect(), false)
+            match self.engine.step_while(|| deliver(&mut self.outbox)) {
+                Ok(events) => events.into_iter().for_each(|event| self.take(event)),
+                Err(error) => {
+                    if self.fail_all(error).is_break() {
+                        return self.flush();
+                    }
                 }
-                Err(error) => self.fail_all(error),
-            };
-            drop(self.shared.publish(self.stats(), self.open.len()));
-            events.into_iter().for_each(|(to, event)| send(&to, event));
-            if is_broken {
-                return;
             }
         }
+    }
+
+    /// Publishes what was done, and then says so to whom it concerns.
+    fn flush(&mut self) {
+        drop(self.shared.publish(self.stats(), self.open.len()));
+        deliver(&mut self.outbox);
     }
 
     fn add(&mut self, Submission { request, events }: Submission) {
@@ -432,7 +440,7 @@ impl<'a> Worker<'a> {
         let prompt_len = request.prompt.len();
         match self.engine.add_request(request) {
             Ok(id) => drop(self.open.insert(id, Open { events, prompt_len })),
-            Err(error) => send(&events, RequestEvent::Failed(Arc::new(error))),
+            Err(error) => self.outbox.push((events, RequestEvent::Failed(Arc::new(error)))),
         }
     }
 
@@ -443,16 +451,17 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn cancel_all(self, submissions: VecDeque<Submission>) {
+    fn cancel_all(mut self, submissions: VecDeque<Submission>) {
         let queued = submissions.into_iter().map(|submission| submission.events);
-        for events in self.open.into_values().map(|open| open.events).chain(queued) {
-            send(&events, RequestEvent::Finished(FinishReason::Cancelled));
-        }
+        let all = self.open.into_values().map(|open| open.events).chain(queued);
+        let cancelled = RequestEvent::Finished(FinishReason::Cancelled);
+        self.outbox.extend(all.map(|to| (to, cancelled.clone())));
+        deliver(&mut self.outbox);
     }
 
-    /// The event of the service for one of the engine, and where it goes.
-    fn event(&mut self, id: RequestId, kind: EventKind) -> Option<Delivery> {
-        let open = self.open.get(&id)?;
+    /// Counts an event of the engine, and puts the service's for it into the outbox.
+    fn take(&mut self, Event { request: id, kind }: Event) {
+        let Some(open) = self.open.get(&id) else { return };
         let stats = &mut self.stats;
         let event = match kind {
             EventKind::Started { cached_tokens } => {
@@ -474,11 +483,11 @@ impl<'a> Worker<'a> {
         if event.is_last() {
             self.open.remove(&id);
         }
-        Some((to, event))
+        self.outbox.push((to, event));
     }
 
     /// Ends all requests after a step that failed. The engine goes on, unless its device is in doubt.
-    fn fail_all(&mut self, error: EngineError) -> (Vec<Delivery>, bool) {
+    fn fail_all(&mut self, error: EngineError) -> ControlFlow<()> {
         let error = Arc::new(error);
         let mut failed = Vec::new();
         for (id, open) in self.open.drain() {
@@ -492,7 +501,8 @@ impl<'a> Worker<'a> {
             state.phase = Phase::Stopped(Some(error.to_string()));
         }
         let failure = |to| (to, RequestEvent::Failed(Arc::clone(&error)));
-        (failed.into_iter().map(failure).collect(), is_broken)
+        self.outbox.extend(failed.into_iter().map(failure));
+        if is_broken { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn stats(&self) -> ServiceStats {
@@ -505,9 +515,11 @@ impl<'a> Worker<'a> {
 /// An event and where it goes.
 type Delivery = (Sender<RequestEvent>, RequestEvent);
 
-/// A stream that is gone misses nothing.
-fn send(events: &Sender<RequestEvent>, event: RequestEvent) {
-    let _ = events.try_send(event);
+/// Empties the outbox. A stream that is gone misses nothing.
+fn deliver(outbox: &mut Vec<Delivery>) {
+    for (to, event) in outbox.drain(..) {
+        let _ = to.try_send(event);
+    }
 }
 
 #[cfg(test)]

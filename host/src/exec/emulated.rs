@@ -149,12 +149,14 @@ impl Executor for EmulatedExecutor {
         Ok(self.prepared.push(EmulatedPlan { plan, step_buffer, addresses, launches }))
     }
 
-    fn run(
+    fn run_while(
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, ExecError> {
+        meanwhile();
         self.run_ops(plan, inputs, &mut |_, _| Ok(()))?;
         let EmulatedPlan { plan, addresses, .. } = self.prepared.get(plan)?;
         let num_rows = inputs.logit_rows.len();

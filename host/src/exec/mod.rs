@@ -102,6 +102,22 @@ pub trait Executor: Send {
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
+    ) -> Result<StepOutput, ExecError> {
+        self.run_while(plan, inputs, want, &mut || ())
+    }
+
+    /// As [`Executor::run`]; calls `meanwhile` between the start of the step and the wait for its end, so that host and
+    /// device work at the same time. Where the host computes itself it calls it first. It may not be called if the step
+    /// fails.
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    fn run_while(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        want: Want<'_>,
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, ExecError>;
 
     /// The plan as it runs: neighbouring operations are one where the executor has that.

@@ -185,16 +185,17 @@ impl Executor for Unlucky {
         self.inner.prepare(plan)
     }
 
-    fn run(
+    fn run_while(
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want,
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, ExecError> {
         if inputs.token_ids.contains(&13) {
             return Err((self.fault)());
         }
-        self.inner.run(plan, inputs, want)
+        self.inner.run_while(plan, inputs, want, meanwhile)
     }
 
     fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {

@@ -87,13 +87,15 @@ impl Executor for CpuExecutor {
         Ok(self.prepared.push((plan, layout)))
     }
 
-    fn run(
+    fn run_while(
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, ExecError> {
         let mut step = self.step(plan, inputs, want)?;
+        meanwhile();
         // The whole step runs inside the pool: a fork is then a push on a local queue, not a
         // wake-up.
         Ok(rayon::scope(|_| {

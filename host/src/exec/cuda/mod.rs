@@ -13,6 +13,7 @@ mod observe;
 mod tensor_maps;
 mod upload;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -212,11 +213,12 @@ impl Executor for CudaExecutor {
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
     /// wait; each run of rows of logits is copied in another. Memory is page-locked for more than a row of them
     /// alone.
-    fn run(
+    fn run_while(
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
         want: Want<'_>,
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, ExecError> {
         let CudaPlan { plan, step_buffer, arena_layout, graph, .. } = self.prepared.get(plan)?;
         inputs::check(plan, inputs)?;
@@ -247,7 +249,12 @@ impl Executor for CudaExecutor {
                     unsafe { self.memory.arena.read_async(offset, cast_slice_mut(part), stream) }
                 })
             });
+        // A panic comes after the wait too.
+        let panicked = catch_unwind(AssertUnwindSafe(meanwhile)).err();
         self.stream.synchronize().map_err(failed("running a step"))?;
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
+        }
         started?;
 
         let mut output = StepOutput::default();
