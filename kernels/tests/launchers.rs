@@ -7,7 +7,7 @@ use kernels::Rows;
 use kernels::attention::sm90::fp8::Mode;
 use kernels::attention::{
     Attention, AttentionElement, AttentionFp8, AttentionFp8Operands, AttentionOperands,
-    DecodeWorkspace, SeqInputs,
+    AttentionWorkspace, SeqInputs,
 };
 use kernels::element::{Dtype, NarrowedFrom, Number};
 use kernels::gather_rows::GatherRows;
@@ -358,11 +358,11 @@ fn prefill(attention: Attention) -> Result<Option<Launch>, LaunchError> {
 
 fn prefill_of<E: AttentionElement>(attention: Attention) -> Result<Option<Launch>, LaunchError> {
     let maps = &mut |spec: &TensorMapSpec| spec.emulated();
-    attention.prefill(SM_80, &SEQS, &operands::<E>(&attention), DevicePtr::null(), maps)
+    attention.prefill(SM_80, &SEQS, &operands::<E>(&attention), &workspace(), maps)
 }
 
-fn workspace() -> DecodeWorkspace {
-    DecodeWorkspace { partials: ptr(4), counters: ptr(5) }
+fn workspace() -> AttentionWorkspace {
+    AttentionWorkspace { partials: ptr(4), counters: ptr(5) }
 }
 
 fn decode(attention: Attention) -> Result<Option<Launch>, LaunchError> {

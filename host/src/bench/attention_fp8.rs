@@ -10,6 +10,7 @@ use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::f16;
 use kernels::Rows;
+use kernels::attention::sm90::NUM_COUNTERS;
 use kernels::attention::sm90::fp8::Mode;
 use kernels::attention::{Attention, AttentionFp8, AttentionFp8Operands, SeqInputs, SeqLens};
 use kernels::kv_cache::PAGE_SIZE;
@@ -319,7 +320,7 @@ impl Buffers {
             seqs,
             num_tokens: numbers(vec![inputs.tokens.len() as u32])?,
             slot_mapping: numbers(slots.collect())?,
-            counters: numbers(vec![0; Attention::NUM_PREFILL_COUNTERS])?,
+            counters: numbers(vec![0; NUM_COUNTERS])?,
             qkv: DevicePtr::new(put(&rows)?),
             width,
             out: DevicePtr::new(bench.alloc(&[], out_bytes)?),

@@ -6,7 +6,7 @@
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
-use kernels::attention::{self, AttentionOperands, DecodeWorkspace, SeqInputs};
+use kernels::attention::{self, AttentionOperands, AttentionWorkspace, SeqInputs};
 use kernels::gather_rows::GatherRows;
 use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, SumOrder};
 use kernels::rms_norm::RmsNorm;
@@ -125,26 +125,34 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
     plan.ops.iter().map(bytes).max().unwrap_or(0)
 }
 
-/// Elements of f32 that decoding needs for partial results.
+/// Elements of f32 that attention needs for partial results.
 fn partials(plan: &Plan, op: &Attention) -> usize {
-    match plan.kv.dtype {
+    let of_decoding = match plan.kv.dtype {
         Dtype::F16 => decoding(plan, op).num_partials::<f16>(),
         Dtype::BF16 => decoding(plan, op).num_partials::<bf16>(),
         _ => decoding(plan, op).num_partials::<f32>(),
-    }
+    };
+    of_decoding.max(launcher(plan, op).num_prefill_partials(cache_dtype(plan)))
 }
 
 /// Bytes of counters that an operation needs at most, likewise.
 pub fn counter_bytes(plan: &Plan) -> usize {
-    let counters = |op: &Op| match (op.attention(), plan.kv.dtype, op) {
-        (Some(op), Dtype::F16, _) => decoding(plan, op).num_counters::<f16>() * size_of::<u32>(),
-        (Some(op), Dtype::BF16, _) => decoding(plan, op).num_counters::<bf16>() * size_of::<u32>(),
-        (Some(op), ..) => decoding(plan, op).num_counters::<f32>() * size_of::<u32>(),
-        (None, _, Op::Sample { x, .. }) => sample(plan, *x).zeroed_bytes(),
+    let bytes = |op: &Op| match (op.attention(), op) {
+        (Some(op), _) => attention_counters(plan, op) * size_of::<u32>(),
+        (None, Op::Sample { x, .. }) => sample(plan, *x).zeroed_bytes(),
         _ => 0,
     };
-    let bytes = plan.ops.iter().map(counters).max().unwrap_or(0);
-    bytes.max(attention::Attention::NUM_PREFILL_COUNTERS * size_of::<u32>())
+    plan.ops.iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Counters that attention needs.
+fn attention_counters(plan: &Plan, op: &Attention) -> usize {
+    let of_decoding = match plan.kv.dtype {
+        Dtype::F16 => decoding(plan, op).num_counters::<f16>(),
+        Dtype::BF16 => decoding(plan, op).num_counters::<bf16>(),
+        _ => decoding(plan, op).num_counters::<f32>(),
+    };
+    of_decoding.max(launcher(plan, op).num_prefill_counters(cache_dtype(plan)))
 }
 
 /// The launcher of `op` in a plan with these bounds in which sequences decode.
@@ -370,11 +378,10 @@ impl<'a> Lowering<'a> {
         pools: [DevicePtr<E>; 2],
     ) -> Result<Launched, ExecError> {
         let operands = self.attention_operands::<E>(op, pools)?;
-        let launcher = launcher(self.plan, op);
+        let (launcher, workspace) = (launcher(self.plan, op), self.attention_workspace());
         let (seqs, maps) = (self.seqs(&launcher), &mut self.maps);
-        let counters = DevicePtr::new(self.addresses.counters);
         let encode = &mut |spec: &_| maps.encode(spec);
-        Ok(launcher.prefill(self.gpu, &seqs, &operands, counters, encode))
+        Ok(launcher.prefill(self.gpu, &seqs, &operands, &workspace, encode))
     }
 
     fn decode_attention<E: Stored>(
@@ -385,13 +392,13 @@ impl<'a> Lowering<'a> {
     ) -> Result<Launched, ExecError> {
         let operands = self.attention_operands::<E>(op, pools)?;
         let append = append.map(|append| self.append::<E>(append)).transpose()?;
-        let workspace = self.decode_workspace();
+        let workspace = self.attention_workspace();
         let launcher = launcher(self.plan, op);
         Ok(launcher.decode(self.gpu, &self.seqs(&launcher), &operands, append.as_ref(), &workspace))
     }
 
-    fn decode_workspace(&self) -> DecodeWorkspace {
-        DecodeWorkspace {
+    fn attention_workspace(&self) -> AttentionWorkspace {
+        AttentionWorkspace {
             partials: DevicePtr::new(self.addresses.workspace),
             counters: DevicePtr::new(self.addresses.counters),
         }

@@ -112,13 +112,19 @@ impl<E> Append<E> {
     };
 }
 
-/// Workspace of decode, which leaves it ready for the next launch.
+/// Workspace of prefill or decode, which leave it ready for the next launch.
 #[derive(Clone, Copy, Debug)]
-pub struct DecodeWorkspace {
-    /// [`Attention::num_partials`] elements, 16-byte aligned.
+pub struct AttentionWorkspace {
+    /// [`Attention::num_prefill_partials`] or [`Attention::num_partials`] elements, 16-byte aligned.
     pub partials: DevicePtr<f32>,
-    /// [`Attention::num_counters`] zeros.
+    /// [`Attention::num_prefill_counters`] or [`Attention::num_counters`] zeros.
     pub counters: DevicePtr<u32>,
+}
+
+impl AttentionWorkspace {
+    /// That of kernels that need none.
+    pub const NONE: Self =
+        AttentionWorkspace { partials: DevicePtr::null(), counters: DevicePtr::null() };
 }
 
 /// The arguments that both kernels take, checked.

@@ -27,7 +27,7 @@ mod work_list;
 pub(crate) use launcher::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{
-    Append, Attention, AttentionFp8, AttentionFp8Operands, AttentionOperands, DecodeWorkspace,
+    Append, Attention, AttentionFp8, AttentionFp8Operands, AttentionOperands, AttentionWorkspace,
     SeqInputs,
 };
 pub use tile::AttentionElement;

@@ -155,7 +155,8 @@ pub unsafe fn attention_prefill<
     grid::wait_for_dependencies();
     grid::launch_dependents();
     let Some(item) = item else { return };
-    let PrefillItem { seq, head, first_token, queries, first_position, first_key, end_key } = item;
+    let PrefillItem { seq, head, first_token, queries, first_position, first_key, end_key, .. } =
+        item;
     let aligned = is_aligned::<E>(aligned);
     // SAFETY: launches have KV heads, and a multiple of query heads.
     unsafe { core::hint::assert_unchecked(num_kv_heads > 0 && num_heads >= num_kv_heads) };

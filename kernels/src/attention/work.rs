@@ -9,7 +9,7 @@ use cuda_std::prelude::*;
 /// Words of an item, of either kind.
 pub const ITEM_WORDS: u32 = 8;
 
-/// A tile of queries of one head, against a range of the sequence's keys.
+/// A tile of queries of one head, against a range of the sequence's keys, or part of it.
 ///
 /// Query `i` sees keys `position + i - window < key <= position + i`, where `position` is
 /// `first_position`. Attention that is not causal has items whose `first_position` is the
@@ -30,6 +30,41 @@ pub struct PrefillItem {
     pub first_key: u32,
     /// End of the keys that a query sees.
     pub end_key: u32,
+    /// Which part of the queries' keys these are.
+    pub part: Part,
+}
+
+/// A part of the keys of a tile of queries, whose partial results are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part(u32);
+
+impl Part {
+    /// All keys.
+    pub const WHOLE: Part = Part(1 << 8);
+
+    /// Part `split` of `num_splits`, under 2^8, whose partial results start at slot `first_slot`,
+    /// under 2^16.
+    pub fn new(split: u32, num_splits: u32, first_slot: u32) -> Self {
+        Part(pack(split | num_splits << 8, first_slot))
+    }
+
+    /// Index of the part.
+    #[inline(always)]
+    pub fn split(self) -> u32 {
+        self.0 & 0xff
+    }
+
+    /// Parts.
+    #[inline(always)]
+    pub fn num_splits(self) -> u32 {
+        self.0 >> 8 & 0xff
+    }
+
+    /// Slot of the first part's partial results.
+    #[inline(always)]
+    pub fn first_slot(self) -> u32 {
+        self.0 >> 16
+    }
 }
 
 impl PrefillItem {
@@ -61,17 +96,18 @@ impl PrefillItem {
     /// The item of [`PrefillItem::words`], in halves.
     #[inline(always)]
     pub(super) fn of_words(low: [u32; 4], high: [u32; 4]) -> Self {
-        let ([seq, head, first_token, queries], [first_position, first_key, end_key, _]) =
+        let ([seq, head, first_token, queries], [first_position, first_key, end_key, part]) =
             (low, high);
-        PrefillItem { seq, head, first_token, queries, first_position, first_key, end_key }
+        let part = Part(part);
+        PrefillItem { seq, head, first_token, queries, first_position, first_key, end_key, part }
     }
 
     /// The item in the layout of the list.
     #[inline(always)]
     pub fn words(&self) -> [u32; ITEM_WORDS as usize] {
         let &PrefillItem { seq, head, first_token, queries, .. } = self;
-        let &PrefillItem { first_position, first_key, end_key, .. } = self;
-        [seq, head, first_token, queries, first_position, first_key, end_key, 0]
+        let &PrefillItem { first_position, first_key, end_key, part, .. } = self;
+        [seq, head, first_token, queries, first_position, first_key, end_key, part.0]
     }
 
     /// Pages of keys.

@@ -4,8 +4,12 @@
 //! prompt. Items of prompts come the longest first, so that blocks end together; the heads of a
 //! query tile are adjacent, so that those of one KV head read K and V while they are in L2.
 
+mod key_splitting;
+
+pub(super) use key_splitting::{KeySplitting, most_slots};
+
 use super::launcher::Attention;
-use super::work::{ITEM_WORDS, PrefillItem};
+use super::work::{ITEM_WORDS, Part, PrefillItem};
 use crate::element::Dtype;
 use crate::gemm::Gpu;
 use crate::kv_cache::PAGE_SIZE;
@@ -37,12 +41,16 @@ struct Prompt {
 }
 
 impl Attention {
-    /// Upper bound of [`Attention::prefill_items`]: the last tile of each sequence may be partial.
+    /// Upper bound of [`Attention::prefill_items`].
     pub fn max_prefill_items(&self, gpu: Gpu, dtype: Dtype) -> usize {
-        self.max_items_of(self.block_m(gpu, dtype))
+        let tiles = self.max_items_of(self.block_m(gpu, dtype));
+        if tiles == 0 || self.key_splitting(gpu, dtype).is_none() {
+            return tiles;
+        }
+        tiles.max(self.num_slots())
     }
 
-    /// [`Attention::max_prefill_items`] of tiles of `block_m` queries.
+    /// Upper bound of the tiles of `block_m` queries: the last one of each sequence may be partial.
     pub(super) fn max_items_of(&self, block_m: usize) -> usize {
         let seqs = self.max_tokens.min(self.max_seqs);
         if seqs == 0 || self.max_q_len <= self.max_decode_q_len {
@@ -53,18 +61,24 @@ impl Attention {
 
     /// The items of a step's prompts. What the blocks in flight read of K and V fits in L2: if all
     /// of it does not, the list is cut into sections of KV heads, each with the longest first.
+    /// Where there are fewer tiles than SMs, their keys are split.
     pub fn prefill_items(&self, gpu: Gpu, dtype: Dtype, seqs: &[SeqLens]) -> Vec<ItemWords> {
-        self.items_of(self.block_m(gpu, dtype) as u32, dtype.bytes(), seqs)
+        let tiles = self.tiles(self.block_m(gpu, dtype) as u32, dtype.bytes(), seqs);
+        let items = match self.key_splitting(gpu, dtype) {
+            Some(splitting) => splitting.split(tiles),
+            None => tiles,
+        };
+        items.iter().map(PrefillItem::words).collect()
     }
 
-    /// [`Attention::prefill_items`] of tiles of `block_m` queries, and a cache of elements of
-    /// `element_bytes`.
-    pub(super) fn items_of(
+    /// The items of tiles of `block_m` queries, against all keys that they see, of a cache of
+    /// elements of `element_bytes`.
+    pub(super) fn tiles(
         &self,
         block_m: u32,
         element_bytes: usize,
         seqs: &[SeqLens],
-    ) -> Vec<ItemWords> {
+    ) -> Vec<PrefillItem> {
         let group = (self.num_heads / self.num_kv_heads) as u32;
         let mut items = Vec::new();
         for section in self.sections(element_bytes, &self.prompts(seqs)) {
@@ -75,7 +89,7 @@ impl Attention {
             let mut tiles: Vec<_> = section.into_iter().flat_map(tiles).collect();
             tiles.sort_by_key(|(tile, _)| Reverse(tile.num_pages()));
             let heads_of = |(tile, heads): (PrefillItem, Range<u32>)| {
-                heads.map(move |head| PrefillItem { head, ..tile }.words())
+                heads.map(move |head| PrefillItem { head, ..tile })
             };
             items.extend(tiles.into_iter().flat_map(heads_of));
         }
@@ -142,6 +156,7 @@ impl Attention {
                 first_position,
                 first_key: hidden as u32 / PAGE_SIZE * PAGE_SIZE,
                 end_key,
+                part: Part::WHOLE,
             }
         })
     }

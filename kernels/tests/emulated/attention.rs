@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use kernels::Rows;
 use kernels::attention::work::DecodeItem;
 use kernels::attention::{
-    Append, Attention, AttentionOperands, DecodeWorkspace, ItemWords, SeqInputs, SeqLens,
+    Append, Attention, AttentionOperands, AttentionWorkspace, ItemWords, SeqInputs, SeqLens,
 };
 use kernels::gemm::{Gpu, Target};
 use kernels::kv_cache::PAGE_SIZE;
@@ -184,8 +184,8 @@ fn check_prefill<E: Stored>(step: &Step, seed: u64) -> Vec<f32> {
     let mut inputs = step.inputs::<E>(0);
     let want = step.oracle(&inputs);
     let maps = &mut |spec: &TensorMapSpec| spec.emulated();
-    let launch =
-        inputs.attention.prefill(SM_80, &inputs.seqs, &inputs.operands, DevicePtr::null(), maps);
+    let (workspace, operands) = (AttentionWorkspace::NONE, &inputs.operands);
+    let launch = inputs.attention.prefill(SM_80, &inputs.seqs, operands, &workspace, maps);
     let report = inputs.device.run(launch, seed);
     let case = format!("prefill, head_dim {}", step.head_dim);
     assert_eq!(report.bank_conflicts, 0, "{case}");
@@ -271,7 +271,7 @@ fn decode<E: Stored>(
         seqs.block_table = inputs.device.u32s("block_table", &table);
     }
     let counters = vec![0; attention.num_counters::<E>()];
-    let workspace = DecodeWorkspace {
+    let workspace = AttentionWorkspace {
         partials: inputs.device.poisoned("partials", attention.num_partials::<E>()),
         counters: inputs.device.u32s("counters", &counters),
     };
@@ -483,7 +483,7 @@ fn decode_new<E: Stored>(step: &Step, rotary_dim: usize, fused: bool, seed: u64)
         device.run(launcher.launch(num_tokens, &operands), seed);
     }
     let attention = inputs.attention;
-    let workspace = DecodeWorkspace {
+    let workspace = AttentionWorkspace {
         partials: device.poisoned("partials", attention.num_partials::<E>()),
         counters: device.u32s("counters", &vec![0; attention.num_counters::<E>()]),
     };
@@ -552,7 +552,7 @@ fn prefill_does_not_depend_on_how_a_prompt_is_cut() {
             SM_80,
             &inputs.seqs,
             &inputs.operands,
-            DevicePtr::null(),
+            &AttentionWorkspace::NONE,
             maps,
         );
         inputs.device.run(launch, 3);

@@ -7,7 +7,7 @@ use half::f16;
 use kernels::Rows;
 use kernels::attention::sm90::NUM_COUNTERS;
 use kernels::attention::sm90::fp8::{Arguments, Mode, TileConfig, storage_index};
-use kernels::attention::work::PrefillItem;
+use kernels::attention::work::{Part, PrefillItem};
 use kernels::kv_cache::PAGE_SIZE;
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -90,6 +90,7 @@ impl Case {
                     first_position: (first.end - 1) as u32,
                     first_key: (first.start / PAGE * PAGE) as u32,
                     end_key: last.end as u32,
+                    part: Part::WHOLE,
                 }));
             }
             first_token += q_len;

@@ -5,7 +5,7 @@ use cuda_std::launch::DevicePtr;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::attention::sm90::{Arguments, NUM_COUNTERS, TileConfig};
-use kernels::attention::work::PrefillItem;
+use kernels::attention::work::{Part, PrefillItem};
 use kernels::kv_cache::PAGE_SIZE;
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -24,6 +24,8 @@ struct Case {
     /// Multiplies the queries.
     magnitude: f32,
     num_sms: usize,
+    /// Most blocks of keys of an item; 0: all.
+    part_blocks: usize,
 }
 
 const CASE: Case = Case {
@@ -35,6 +37,7 @@ const CASE: Case = Case {
     is_causal: true,
     magnitude: 1.0,
     num_sms: 3,
+    part_blocks: 0,
 };
 
 impl Case {
@@ -80,11 +83,35 @@ impl Case {
                     first_position: (first.end - 1) as u32,
                     first_key: (first.start / PAGE * PAGE) as u32,
                     end_key: last.end as u32,
+                    part: Part::WHOLE,
                 }));
             }
             first_token += q_len;
         }
         items
+    }
+
+    /// The items in parts, the first parts of all first; and their partial results.
+    fn parts(&self, tile: &TileConfig) -> (Vec<PrefillItem>, usize) {
+        let items = self.items(tile.block_m);
+        if self.part_blocks == 0 || !tile.splits_keys {
+            return (items, 0);
+        }
+        let (mut parts, mut num_slots) = (Vec::new(), 0);
+        let part_keys = (self.part_blocks * tile.block_n) as u32;
+        for item in items {
+            let start = item.first_key / tile.block_n as u32 * tile.block_n as u32;
+            let num_splits = (item.end_key - start).div_ceil(part_keys);
+            parts.extend((0..num_splits).map(|split| PrefillItem {
+                first_key: (start + split * part_keys).max(item.first_key),
+                end_key: (start + (split + 1) * part_keys).min(item.end_key),
+                part: Part::new(split, num_splits, num_slots),
+                ..item
+            }));
+            num_slots += num_splits;
+        }
+        parts.sort_by_key(|item| item.part.split());
+        (parts, num_slots as usize)
     }
 
     /// A pool whose positions that no sequence has are NaN.
@@ -153,7 +180,7 @@ impl Case {
             random_of::<E>(self.tokens() * width, 1).into_iter().map(scaled).collect::<Vec<_>>();
         let (k_pool, v_pool) = (self.pool::<E>(2), self.pool::<E>(3));
         let (want, want_lse) = self.oracle(&q, &k_pool, &v_pool);
-        let items = self.items(tile.block_m);
+        let (items, num_slots) = self.parts(tile);
         let words: Vec<u32> = items.iter().flat_map(PrefillItem::words).collect();
         let max_pages = self.max_pages();
         let table: Vec<u32> = (0..self.seqs.len())
@@ -166,7 +193,9 @@ impl Case {
             let max_tokens = self.tokens() + 5;
             let out = device.poisoned::<E>("out", self.tokens() * width);
             let lse = device.poisoned::<f32>("lse", self.tokens() * self.num_heads);
-            let counters = device.u32s("counters", &[0; NUM_COUNTERS]);
+            let zeros = vec![0; NUM_COUNTERS + num_slots * tile.counters_per_slot()];
+            let counters = device.u32s("counters", &zeros);
+            let partials = device.poisoned("partials", num_slots * tile.partials_per_slot());
             let pools = [
                 device.numbers::<E>("k_pool", &k_pool).0,
                 device.numbers::<E>("v_pool", &v_pool).0,
@@ -191,6 +220,7 @@ impl Case {
                 pools: pools.map(DevicePtr::new),
                 out: Rows::new(DevicePtr::new(out.0), width),
                 lse,
+                partials,
             };
             let launch = tile.launch(self.num_sms, &args, &mut |spec| spec.emulated());
             device.run(launch, seed);
@@ -199,7 +229,7 @@ impl Case {
                 let off = (f64::from(*got) - want).abs();
                 assert!(off < 2e-3 * (1.0 + want.abs()), "lse is {got}, not {want}");
             }
-            assert_eq!(device.read_u32(counters, NUM_COUNTERS), [0; NUM_COUNTERS]);
+            assert_eq!(device.read_u32(counters, zeros.len()), zeros);
         }
     }
 }
@@ -237,6 +267,21 @@ fn full_attention() {
 fn windows() {
     for window in [1, 5, 64, 100, 200] {
         Case { seqs: &[(150, 290), (9, 9)], window: Some(window), ..CASE }.check::<f16>();
+    }
+}
+
+/// Some rows see no key of some parts.
+#[test]
+fn keys_in_parts() {
+    let case = Case { part_blocks: 1, ..CASE };
+    for seqs in [&[(20, 300)][..], &[(150, 520)], &[(7, 513), (65, 129)]] {
+        Case { seqs, ..case }.check::<f16>();
+    }
+    Case { seqs: &[(129, 700)], part_blocks: 2, num_heads: 1, ..case }.check::<bf16>();
+    Case { seqs: &[(150, 450)], window: Some(100), ..case }.check::<f16>();
+    Case { seqs: &[(3, 400)], is_causal: false, ..case }.check::<f16>();
+    for head_dim in [80, 128, 256] {
+        Case { seqs: &[(30, 300)], head_dim, num_heads: 1, ..case }.check::<f16>();
     }
 }
 

@@ -5,7 +5,7 @@ use crate::device::{Device, SEEDS, random_of};
 use cuda_std::launch::DevicePtr;
 use half::f16;
 use kernels::Rows;
-use kernels::attention::{Attention, AttentionOperands, DecodeWorkspace, SeqInputs, SeqLens};
+use kernels::attention::{Attention, AttentionOperands, AttentionWorkspace, SeqInputs, SeqLens};
 use kernels::element::Dtype;
 use kernels::gemm::{Gpu, Target};
 use kernels::kv_cache::append_quantised::KvAppendQuantised;
@@ -126,7 +126,7 @@ impl Case {
             num_decode_items: list.add(1),
             decode_items: list.add(4),
         };
-        let workspace = DecodeWorkspace {
+        let workspace = AttentionWorkspace {
             partials: device.poisoned("partials", attention.num_partials::<f16>()),
             counters: device.u32s("counters", &vec![0; attention.num_counters::<f16>()]),
         };

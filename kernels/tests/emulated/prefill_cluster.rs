@@ -5,8 +5,8 @@ use cuda_std::launch::DevicePtr;
 use cuda_std::tensor_map::{EncodedTensorMap, TensorMapSpec};
 use half::{bf16, f16};
 use kernels::Rows;
-use kernels::attention::work::PrefillItem;
-use kernels::attention::{Attention, AttentionOperands, SeqInputs};
+use kernels::attention::work::{Part, PrefillItem};
+use kernels::attention::{Attention, AttentionOperands, AttentionWorkspace, SeqInputs};
 use kernels::element::Dtype;
 use kernels::gemm::{Gpu, Target};
 use kernels::kv_cache::PAGE_SIZE;
@@ -113,6 +113,7 @@ impl Case {
                 first_position: position as u32,
                 first_key: (first.start / PAGE * PAGE) as u32,
                 end_key: last.end as u32,
+                part: Part::WHOLE,
             }
         };
         tiles
@@ -262,7 +263,7 @@ impl<E: Stored> Inputs<E> {
             Gpu::HOPPER,
             &seqs,
             &self.operands,
-            DevicePtr::null(),
+            &AttentionWorkspace::NONE,
             &mut no_map,
         );
         let symbol = launch.as_ref().map(|launch| launch.as_ref().map(|launch| launch.symbol));

@@ -7,7 +7,7 @@ use half::f16;
 use kernels::Rows;
 use kernels::attention::prefill_cluster::Fp8Operands;
 use kernels::attention::sm90::fp8::{Mode, storage_index};
-use kernels::attention::{Attention, AttentionOperands, SeqInputs, SeqLens};
+use kernels::attention::{Attention, AttentionOperands, AttentionWorkspace, SeqInputs, SeqLens};
 use kernels::element::Dtype;
 use kernels::gemm::Gpu;
 use kernels::kv_cache::PAGE_SIZE;
@@ -188,7 +188,8 @@ impl Inputs {
             num_decode_items: words("num_decode_items", &[0])?,
             decode_items: words("decode_items", &[0; 8])?,
         };
-        let counters = words("counters", &[0; Attention::NUM_PREFILL_COUNTERS])?;
+        let counters = words("counters", &vec![0; attention.num_prefill_counters(Dtype::F16)])?;
+        let workspace = AttentionWorkspace { counters, ..AttentionWorkspace::NONE };
         let [q, k, v] = &self.tensors;
         let mut put = |name, bytes: &[u8]| alloc(name, bytes, bytes.len());
         let (q_bytes, k_pool) = (put("q", &q.bytes)?, put("k_pool", &k.pool())?);
@@ -209,7 +210,7 @@ impl Inputs {
                         EncodedTensorMap::NONE
                     })
                 };
-                let launch = attention.prefill(gpu, &seqs, &operands, counters, &mut maps)?;
+                let launch = attention.prefill(gpu, &seqs, &operands, &workspace, &mut maps)?;
                 if let Some(error) = failed {
                     return Err(error.into());
                 }

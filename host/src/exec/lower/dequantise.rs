@@ -106,7 +106,7 @@ impl Lowering<'_> {
     pub(super) fn decode_quantised(&self, op: &Attention) -> Result<Launched, ExecError> {
         let pools = self.untyped_pools(op.layer).map(|pool| DevicePtr::new(pool.0));
         let operands = self.attention_operands::<f16>(op, pools)?;
-        let workspace = self.decode_workspace();
+        let workspace = self.attention_workspace();
         let launcher = launcher(self.plan, op);
         let (seqs, formats) = (self.seqs(&launcher), self.plan.kv.types().map(format_of));
         Ok(launcher.decode_quantised(self.gpu, &seqs, &operands, formats, &workspace))

@@ -240,8 +240,7 @@ fn attention_is_launched_for_prompts_for_decoding_or_for_both() {
         // alone.
         assert_eq!(pointers[6..], [WORKSPACE, WORKSPACE, COUNTERS, out]);
         assert_eq!(workspace_bytes(plan, Gemm::Halfwarp), 0);
-        let counters = attention::Attention::NUM_PREFILL_COUNTERS * size_of::<u32>();
-        assert_eq!(counter_bytes(plan), counters);
+        assert_eq!(counter_bytes(plan), attention::sm90::NUM_COUNTERS * size_of::<u32>());
     };
 
     let (launches, plan) = launches_of(|_| {});

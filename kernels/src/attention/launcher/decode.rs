@@ -5,7 +5,7 @@ use super::super::decode::{self, attention_decode};
 use super::super::splits::{MAX_QUERIES, Splitting};
 use super::super::tile::{AttentionElement, NUM_THREADS, PANEL_COLUMNS, ROW_UNIT};
 use super::super::work_list::{ItemWords, SeqLens};
-use super::{Append, Attention, AttentionOperands, DecodeWorkspace, SeqInputs};
+use super::{Append, Attention, AttentionOperands, AttentionWorkspace, SeqInputs};
 use crate::element::Dtype;
 use crate::gemm::Gpu;
 use crate::kv_cache::{KvFormat, PAGE_SIZE};
@@ -38,7 +38,7 @@ impl Attention {
         seqs: &SeqInputs,
         operands: &AttentionOperands<E>,
         append: Option<&Append<E>>,
-        workspace: &DecodeWorkspace,
+        workspace: &AttentionWorkspace,
     ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
         self.check_items()?;
@@ -113,7 +113,7 @@ impl Attention {
         seqs: &SeqInputs,
         operands: &AttentionOperands<f16>,
         formats: [KvFormat; 2],
-        workspace: &DecodeWorkspace,
+        workspace: &AttentionWorkspace,
     ) -> Result<Option<Launch>, LaunchError> {
         let args = self.args(operands)?;
         self.check_items()?;

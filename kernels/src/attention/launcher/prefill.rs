@@ -4,7 +4,8 @@ use super::super::prefill::{self, attention_prefill};
 use super::super::prefill_cluster;
 use super::super::sm90::{self, TileConfig};
 use super::super::tile::{AttentionElement, NUM_THREADS};
-use super::{Attention, AttentionOperands, SeqInputs};
+use super::super::work_list::{KeySplitting, most_slots};
+use super::{Attention, AttentionOperands, AttentionWorkspace, SeqInputs};
 use crate::element::Dtype;
 use crate::gemm::{Gpu, Target};
 use crate::operand::untyped;
@@ -37,17 +38,44 @@ impl Attention {
         if gpu.target == Target::Sm90a && is_half { tile() } else { None }
     }
 
-    /// Counters that [`Attention::prefill`] needs.
-    pub const NUM_PREFILL_COUNTERS: usize = sm90::NUM_COUNTERS;
+    /// How the keys of tiles are split on `gpu`; `None` if they are not.
+    pub(in super::super) fn key_splitting(&self, gpu: Gpu, dtype: Dtype) -> Option<KeySplitting> {
+        let tile = self.sm90_tile(gpu, dtype).filter(|_| !self.splits_prefill(gpu, dtype))?;
+        let is_split = tile.splits_keys && self.num_slots() > 0;
+        is_split.then_some(KeySplitting { block_n: tile.block_n, num_sms: gpu.num_sms })
+    }
+
+    /// Most partial results of prefill; none in a batch-invariant plan.
+    pub(in super::super) fn num_slots(&self) -> usize {
+        let has_prompts = self.max_q_len.min(self.max_tokens) > self.max_decode_q_len;
+        if has_prompts && !self.batch_invariant { most_slots(self.max_kv_len) } else { 0 }
+    }
+
+    /// f32 elements that [`Attention::prefill`] needs for partial results, on any GPU.
+    pub fn num_prefill_partials(&self, dtype: Dtype) -> usize {
+        self.num_slots() * self.of_split_tile(dtype, TileConfig::partials_per_slot)
+    }
+
+    /// Counters that [`Attention::prefill`] needs, on any GPU.
+    pub fn num_prefill_counters(&self, dtype: Dtype) -> usize {
+        let of_slots = self.num_slots() * self.of_split_tile(dtype, TileConfig::counters_per_slot);
+        sm90::NUM_COUNTERS + of_slots
+    }
+
+    /// `of` the tile of the kernel for `sm_90a` that splits keys.
+    fn of_split_tile(&self, dtype: Dtype, of: fn(&TileConfig) -> usize) -> usize {
+        let is_half = dtype != Dtype::F32;
+        let mut tiles = TileConfig::for_head_dim(self.head_dim).filter(|tile| tile.splits_keys);
+        tiles.next().filter(|_| is_half).map_or(0, of)
+    }
 
     /// The narrowest instance that takes the heads.
     fn prefill_instance(&self, dtype: Dtype) -> Option<attention_prefill::Instance> {
         instances(dtype).into_iter().find(|instance| self.fits(instance.panels()))
     }
 
-    /// The launch of prefill, for the prompts of a step, or `None` if no step has one. `counters`
-    /// are [`Attention::NUM_PREFILL_COUNTERS`] zeros, which it leaves as zeros; `maps` encodes
-    /// tensor maps.
+    /// The launch of prefill, for the prompts of a step, or `None` if no step has one; `maps`
+    /// encodes tensor maps.
     ///
     /// # Errors
     /// [`LaunchError`] for head counts, a `head_dim` or a window that the kernels do not take, a
@@ -57,7 +85,7 @@ impl Attention {
         gpu: Gpu,
         seqs: &SeqInputs,
         operands: &AttentionOperands<E>,
-        counters: DevicePtr<u32>,
+        workspace: &AttentionWorkspace,
         maps: &mut dyn FnMut(&TensorMapSpec) -> EncodedTensorMap,
     ) -> Result<Option<Launch>, LaunchError> {
         if self.splits_prefill(gpu, E::DTYPE) {
@@ -71,7 +99,7 @@ impl Attention {
                 num_items: seqs.num_prefill_items,
                 items: seqs.prefill_items,
                 max_items,
-                counters,
+                counters: workspace.counters,
                 block_table: seqs.block_table,
                 max_pages_per_seq: args.max_pages_per_seq,
                 max_tokens: self.max_tokens,
@@ -85,6 +113,7 @@ impl Attention {
                 pools: [operands.k_pool, operands.v_pool].map(untyped),
                 out: operands.out.untyped(),
                 lse: DevicePtr::null(),
+                partials: workspace.partials,
             };
             return tile.launch(gpu.num_sms, &arguments, maps);
         }

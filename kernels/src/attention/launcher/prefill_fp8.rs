@@ -1,6 +1,7 @@
 //! The launch of prefill in FP8.
 
 use super::super::sm90::fp8::{Arguments, Mode, TileConfig};
+use super::super::work::PrefillItem;
 use super::super::work_list::{ItemWords, SeqLens};
 use super::{Attention, AttentionOperands, SeqInputs};
 use crate::Rows;
@@ -65,7 +66,8 @@ impl AttentionFp8 {
     /// As [`AttentionFp8::max_prefill_items`].
     pub fn prefill_items(&self, seqs: &[SeqLens]) -> Result<Vec<ItemWords>, LaunchError> {
         let element_bytes = size_of::<E4m3>();
-        Ok(self.attention.items_of(self.tile()?.block_m as u32, element_bytes, seqs))
+        let tiles = self.attention.tiles(self.tile()?.block_m as u32, element_bytes, seqs);
+        Ok(tiles.iter().map(PrefillItem::words).collect())
     }
 
     /// The launch of prefill, as [`Attention::prefill`].

@@ -3,12 +3,13 @@
 //! While the tensor cores multiply the next block's Q K^T and this block's P V, the other
 //! warpgroups compute exponentials: named barriers make the warpgroups take turns.
 
-use super::output::Output;
+use super::output::{GROUP_REGS, Output};
+use super::partials::{Partials, WARP_ROWS};
 use super::rows::Rows;
 use super::stages::Stages;
 use super::tiles::{PrefillTile, WARPGROUP_ROWS};
 use super::turns::{end_turn, wait_turn};
-use crate::attention::work::PrefillItem;
+use crate::attention::work::{Part, PrefillItem};
 use crate::tile::element::Operand16;
 use crate::tile::smem::SmemTile;
 use crate::tile::softmax::{OnlineSoftmax, RowSum};
@@ -42,16 +43,38 @@ impl<E: Operand16, const SCORE_REGS: usize> Consumer<E, SCORE_REGS> {
     ///
     /// # Safety
     /// 1. All threads of the consumers call this.
-    /// 2. The output holds the items' rows.
+    /// 2. The output holds the items' rows, and there are partial results for their parts.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn run<T: PrefillTile, const OUT_REGS: usize>(mut self, output: &Output) {
+    pub unsafe fn run<T: PrefillTile, const OUT_REGS: usize>(
+        mut self,
+        output: &Output,
+        partials: &Partials,
+    ) {
         while let Some(item) = self.stages.items.get() {
             let (out, sums) = self.compute_item::<T, OUT_REGS>(&item);
-            // SAFETY: the caller's promise. The item is read again, as registers are short.
+            let lse = sums.map(|sum| sum.lse);
+            let first_row = self.warpgroup * WARPGROUP_ROWS;
+            // The item is read again, as registers are short.
+            let item = self.stages.items.again();
+            // SAFETY: the caller's promise.
             unsafe {
-                let item = self.stages.items.again();
-                output.store::<E, OUT_REGS>(&item, self.warpgroup * WARPGROUP_ROWS, out, sums);
+                if !T::SPLITS_KEYS || item.part == Part::WHOLE {
+                    output.store::<E, OUT_REGS>(&item, first_row, out, lse);
+                } else if first_row + warp::warp_idx() % 4 * WARP_ROWS < item.queries
+                    && partials.store(item.part, out, lse)
+                {
+                    let rows = partials.combined::<OUT_REGS>(item.part);
+                    for group in 0..OUT_REGS / GROUP_REGS {
+                        let values = partials.values::<OUT_REGS>(item.part, &rows, group);
+                        unroll!(row in 0..2, {
+                            output.store_group::<E>(&item, first_row, row, group as u32, values);
+                        });
+                    }
+                    unroll!(row in 0..2, {
+                        output.store_lse(&item, first_row, row, rows.lse[row]);
+                    });
+                }
             }
             self.stages.items.release();
         }

@@ -1,6 +1,7 @@
 //! The launch of the kernel.
 
 use super::attention_prefill_sm90::{self, Instance, Instance::*};
+use super::partials::{Partials, WARP_ROWS};
 use super::tiles::{PrefillTile, TileD64, TileD64M128, TileD96, TileD128, TileD256};
 use crate::Rows;
 use crate::element::Dtype;
@@ -15,6 +16,10 @@ use cuda_std::tensor_map::{Element, EncodedTensorMap, L2Promotion, Swizzle, Tens
 pub struct TileConfig {
     /// Queries of a tile.
     pub block_m: usize,
+    /// Keys of a block, of which items take whole ones, but for the last.
+    pub block_n: usize,
+    /// Whether an item may have a part of its tile's keys.
+    pub splits_keys: bool,
     /// Most columns of a head.
     width: usize,
     num_threads: usize,
@@ -39,9 +44,6 @@ const TILE_CONFIGS: [TileConfig; 5] = [
 /// (`docs/measurements/attention_prefill.md`).
 const MANY_TILES: usize = 4;
 
-/// Counters of a launch.
-pub const NUM_COUNTERS: usize = 2;
-
 /// The arguments of a launch, checked: see the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments {
@@ -53,7 +55,8 @@ pub struct Arguments {
     pub items: DevicePtr<u32>,
     /// Upper bound of the items.
     pub max_items: usize,
-    /// [`NUM_COUNTERS`] zeros, which the launch leaves as zeros.
+    /// [`NUM_COUNTERS`](super::NUM_COUNTERS) zeros and [`TileConfig::counters_per_slot`] for each slot, which the
+    /// launch leaves as zeros.
     pub counters: DevicePtr<u32>,
     /// `[max_seqs, max_pages_per_seq]`.
     pub block_table: DevicePtr<u32>,
@@ -81,12 +84,16 @@ pub struct Arguments {
     pub out: Rows<()>,
     /// `[max_tokens, num_heads]`, or null.
     pub lse: DevicePtr<f32>,
+    /// [`TileConfig::partials_per_slot`] for each slot, 16-byte aligned.
+    pub partials: DevicePtr<f32>,
 }
 
 impl TileConfig {
     const fn of<T: PrefillTile>(of_f16: Instance, of_bf16: Instance) -> Self {
         TileConfig {
             block_m: T::BLOCK_M as usize,
+            block_n: T::BLOCK_N as usize,
+            splits_keys: T::SPLITS_KEYS,
             width: T::WIDTH as usize,
             num_threads: T::NUM_THREADS as usize,
             shared_bytes: T::SHARED_BYTES as usize,
@@ -119,6 +126,18 @@ impl TileConfig {
         }
     }
 
+    /// Counters of a slot.
+    #[must_use]
+    pub fn counters_per_slot(&self) -> usize {
+        self.block_m / WARP_ROWS as usize
+    }
+
+    /// Elements of the partial results of a slot.
+    #[must_use]
+    pub fn partials_per_slot(&self) -> usize {
+        self.counters_per_slot() * Partials::warp_elems(self.width / 2)
+    }
+
     /// The launch on `num_sms` SMs, with tensor maps from `maps`, or `None` without an item.
     ///
     /// # Errors
@@ -149,6 +168,7 @@ impl TileConfig {
             out: DevicePtr::new(args.out.ptr.0),
             out_stride: args.out.stride_arg()?,
             lse: args.lse,
+            partials: args.partials,
             q_map,
             k_map,
             v_map,

@@ -16,6 +16,8 @@
 //! 64 queries. Its products of a block are in flight during its softmax of the next one, and the
 //! warpgroups take turns, so that one's exponentials overlap another's MMAs.
 //!
+//! The keys of a tile may be split over several items where there are fewer tiles than SMs.
+//!
 //! Measurements: `docs/measurements/attention_prefill.md`.
 
 mod consumer;
@@ -25,6 +27,7 @@ mod key_blocks;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 mod output;
+mod partials;
 mod producer;
 mod ring;
 mod rows;
@@ -35,7 +38,7 @@ mod turns;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) use launcher::dynamic_shared_bytes;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Arguments, NUM_COUNTERS, TileConfig};
+pub use launcher::{Arguments, TileConfig};
 
 use crate::tile::element::Operand16;
 use consumer::Consumer;
@@ -46,6 +49,7 @@ use half::{bf16, f16};
 use items::WorkQueue;
 use key_blocks::Cache;
 use output::Output;
+use partials::Partials;
 use producer::{KProducer, QvProducer};
 use stages::Stages;
 use tiles::{PrefillTile, TileD64, TileD64M128, TileD96, TileD128, TileD256, TileShape};
@@ -54,6 +58,9 @@ use tiles::{PrefillTile, TileD64, TileD64M128, TileD96, TileD128, TileD256, Tile
 /// as many as the warpgroups start with.
 const PRODUCER_REGISTERS: [u32; 2] = [40, 32];
 const CONSUMER_REGISTERS: [u32; 2] = [232, 160];
+
+/// Counters of the work queue; those of parts come after them.
+pub const NUM_COUNTERS: usize = 2;
 
 /// The work items of a step, among persistent blocks.
 ///
@@ -64,7 +71,8 @@ const CONSUMER_REGISTERS: [u32; 2] = [232, 160];
 ///    `[PAGE_SIZE, 64]`, of the pools' rows and columns; 128-byte swizzle.
 /// 3. `head_dim` is at most the tile's `WIDTH` and a multiple of 8; rows of `out` are 16-byte
 ///    aligned; `lse` may be null; the KV heads divide the query heads.
-/// 4. `counters` are two zeros, and are so again afterwards.
+/// 4. `counters` are two zeros, and one for each slot and warp of the consumers; they are so again
+///    afterwards. `partials` holds the results of so many warps, 16-byte aligned.
 /// 5. `out` overlaps nothing that is read.
 #[kernel(
     launch_bounds(T::NUM_THREADS, 1),
@@ -103,6 +111,7 @@ pub unsafe fn attention_prefill_sm90<
     out: GlobalMut<u32>,
     out_stride: u32,
     lse: GlobalMut<f32>,
+    partials: GlobalMut<f32>,
     // Last, so that the other parameters share few lines of the constant cache.
     q_map: TensorMap,
     k_map: TensorMap,
@@ -169,7 +178,12 @@ pub unsafe fn attention_prefill_sm90<
             scale: softmax_scale * LOG2_E,
             scores: Accumulator::zero(),
         };
-        // SAFETY: the output holds the rows of every item.
-        unsafe { consumer.run::<T, OUT_REGS>(&output) };
+        // SAFETY: the output holds the rows of every item, and results and counters their parts.
+        unsafe {
+            let counters = counters.add(NUM_COUNTERS);
+            let num_warps = T::CONSUMERS * 4;
+            let partials = Partials { results: partials, counters, num_warps };
+            consumer.run::<T, OUT_REGS>(&output, &partials);
+        }
     }
 }

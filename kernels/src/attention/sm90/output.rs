@@ -3,12 +3,14 @@
 use super::rows::thread_row;
 use crate::attention::work::PrefillItem;
 use crate::tile::element::Operand16;
-use crate::tile::softmax::RowSum;
 use cuda_std::prelude::*;
 use cuda_std::wgmma::Accumulator;
 
 /// Columns that a quad of lanes stores together: 16 bytes a lane.
-const STORE_COLUMNS: usize = 32;
+const STORE_COLUMNS: u32 = 32;
+
+/// A thread's values of its two rows in them.
+pub(super) const GROUP_REGS: usize = 16;
 
 /// Where the output goes.
 #[derive(Clone, Copy)]
@@ -24,8 +26,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Stores a warpgroup's rows, as far as they exist, in vectors of 16 bytes: a quad of lanes
-    /// transposes its columns.
+    /// Stores a warpgroup's rows, as far as they exist.
     ///
     /// # Safety
     /// 1. The output holds the item's rows.
@@ -36,7 +37,7 @@ impl Output {
         item: &PrefillItem,
         first_row: u32,
         out: Accumulator<OUT_REGS>,
-        sums: [RowSum; 2],
+        lse: [f32; 2],
     ) {
         let values = out.values();
         let lane = warp::lane_id() % 4;
@@ -46,13 +47,13 @@ impl Output {
             let is_there = tile_row < item.queries;
             let start = token * self.row_stride as usize + (item.head * self.head_dim) as usize;
             unroll!(group in 0..8, {
-                if group < OUT_REGS * 2 / STORE_COLUMNS {
+                if group < OUT_REGS / GROUP_REGS {
                     let pair = |j: usize| {
-                        let at = group * 16 + j * 4 + row * 2;
+                        let at = group * GROUP_REGS + j * 4 + row * 2;
                         E::pack(values[at], values[at + 1])
                     };
                     let words = transpose_quad(lane, [pair(0), pair(1), pair(2), pair(3)]);
-                    let column = group as u32 * STORE_COLUMNS as u32 + lane * 8;
+                    let column = group as u32 * STORE_COLUMNS + lane * 8;
                     if is_there && column < self.head_dim {
                         // SAFETY: the caller's promise; elements are pairs in words.
                         unsafe { self.out.set_vec((start + column as usize) / 2, words) };
@@ -62,9 +63,61 @@ impl Output {
             if is_there && lane == 0 && self.lse.address() != 0 {
                 let at = token * self.num_heads as usize + item.head as usize;
                 // SAFETY: the caller's promise.
-                unsafe { self.lse.set(at, sums[row].lse) };
+                unsafe { self.lse.set(at, lse[row]) };
             }
         });
+    }
+
+    /// Token of the thread's row `row`, if it exists.
+    #[inline(always)]
+    fn token(item: &PrefillItem, first_row: u32, row: usize) -> Option<usize> {
+        let tile_row = first_row + thread_row() + 8 * row as u32;
+        (tile_row < item.queries).then(|| item.first_token as usize + tile_row as usize)
+    }
+
+    /// Stores columns `32 * group ..` of row `row` of the thread, in vectors of 16 bytes: a quad of
+    /// lanes transposes its columns.
+    ///
+    /// # Safety
+    /// As [`Output::store`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store_group<E: Operand16>(
+        &self,
+        item: &PrefillItem,
+        first_row: u32,
+        row: usize,
+        group: u32,
+        values: [f32; GROUP_REGS],
+    ) {
+        let lane = warp::lane_id() % 4;
+        let pair = |j: usize| E::pack(values[j * 4 + row * 2], values[j * 4 + row * 2 + 1]);
+        let words = transpose_quad(lane, [pair(0), pair(1), pair(2), pair(3)]);
+        let column = group * STORE_COLUMNS + lane * 8;
+        if let Some(token) = Self::token(item, first_row, row)
+            && column < self.head_dim
+        {
+            let start = token * self.row_stride as usize + (item.head * self.head_dim) as usize;
+            // SAFETY: the caller's promise; elements are pairs in words.
+            unsafe { self.out.set_vec((start + column as usize) / 2, words) };
+        }
+    }
+
+    /// Stores the logarithm of the sum of row `row` of the thread, if it is wanted.
+    ///
+    /// # Safety
+    /// As [`Output::store`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store_lse(&self, item: &PrefillItem, first_row: u32, row: usize, lse: f32) {
+        if let Some(token) = Self::token(item, first_row, row)
+            && warp::lane_id().is_multiple_of(4)
+            && self.lse.address() != 0
+        {
+            let at = token * self.num_heads as usize + item.head as usize;
+            // SAFETY: the caller's promise.
+            unsafe { self.lse.set(at, lse) };
+        }
     }
 }
 

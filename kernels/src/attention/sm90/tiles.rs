@@ -43,6 +43,9 @@ pub trait PrefillTile: TileShape {
     /// Stages of K, and of V.
     const STAGES: u32;
 
+    /// Whether an item may have a part of its tile's keys: a tile for steps of few tiles.
+    const SPLITS_KEYS: bool = Self::CONSUMERS == 2;
+
     /// Bytes of Q.
     const Q_BYTES: u32 = tile_bytes(Self::BLOCK_M, Self::WIDTH);
     /// Bytes of a block of K or V.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::gemm::Target;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 const GPUS: [Gpu; 2] = [Gpu::HOPPER, Gpu { target: Target::Sm80, ..Gpu::HOPPER }];
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
@@ -57,12 +57,42 @@ fn random_step(state: &mut u64) -> (Attention, Vec<SeqLens>) {
 }
 
 fn items(attention: &Attention, gpu: Gpu, dtype: Dtype, seqs: &[SeqLens]) -> Vec<PrefillItem> {
-    let of_words = |words: ItemWords| {
-        let [seq, head, first_token, queries, first_position, first_key, end_key, zero] = words;
-        assert_eq!(zero, 0);
-        PrefillItem { seq, head, first_token, queries, first_position, first_key, end_key }
-    };
+    let of_words =
+        |[a, b, c, d, e, f, g, h]: ItemWords| PrefillItem::of_words([a, b, c, d], [e, f, g, h]);
     attention.prefill_items(gpu, dtype, seqs).into_iter().map(of_words).collect()
+}
+
+/// The tiles whose parts `items` are: each part once, their keys one after the other in whole
+/// blocks, their slots their own.
+fn tiles_of(items: &[PrefillItem], max_slots: usize, block_n: u32) -> Vec<PrefillItem> {
+    let mut slots = HashSet::new();
+    let mut parts: HashMap<(u32, u32), Vec<PrefillItem>> = HashMap::new();
+    for item in items {
+        let part = item.part;
+        let (split, num_splits, first_slot) = (part.split(), part.num_splits(), part.first_slot());
+        if num_splits > 1 {
+            assert!(
+                slots.insert(first_slot + split) && first_slot + num_splits <= max_slots as u32
+            );
+        }
+        parts.entry((item.first_token, item.head)).or_default().push(*item);
+    }
+    let whole = |mut parts: Vec<PrefillItem>| {
+        parts.sort_by_key(|item| item.part.split());
+        for (split, item) in parts.iter().enumerate() {
+            let part = Part::new(split as u32, parts.len() as u32, item.part.first_slot());
+            let same = PrefillItem { first_key: 0, end_key: 0, ..*item };
+            let first = PrefillItem { first_key: 0, end_key: 0, part, ..parts[0] };
+            assert_eq!(same, first);
+        }
+        for pair in parts.windows(2) {
+            assert_eq!(pair[0].end_key, pair[1].first_key);
+            assert!(pair[0].end_key.is_multiple_of(block_n) && pair[0].num_pages() >= 8);
+        }
+        let end_key = parts.last().unwrap().end_key;
+        PrefillItem { end_key, part: Part::WHOLE, ..parts[0] }
+    };
+    parts.into_values().map(whole).collect()
 }
 
 /// The keys that a query sees, by the definition.
@@ -97,6 +127,8 @@ fn each_query_of_each_head_is_in_one_item_with_the_keys_that_it_sees() {
         let (gpu, dtype) = (GPUS[case % 2], DTYPES[case % 3]);
         let items = items(&attention, gpu, dtype, &seqs);
         assert!(items.len() <= attention.max_prefill_items(gpu, dtype), "{attention:?} {seqs:?}");
+        let block_n = if attention.head_dim > 128 { 64 } else { 128 };
+        let items = tiles_of(&items, attention.num_slots(), block_n);
         let mut times = HashMap::new();
         for item in &items {
             let seq = item.seq as usize;
@@ -126,7 +158,11 @@ fn the_longest_items_come_first_and_the_heads_of_a_tile_together() {
     let mut state = 7;
     for case in 0..200 {
         let (attention, seqs) = random_step(&mut state);
-        let items = items(&attention, GPUS[case % 2], DTYPES[case % 3], &seqs);
+        let (gpu, dtype) = (GPUS[case % 2], DTYPES[case % 3]);
+        let parts = items(&attention, gpu, dtype, &seqs);
+        assert!(parts.is_sorted_by_key(|item| Reverse(item.num_pages().div_ceil(2))), "{parts:?}");
+        let block_m = attention.block_m(gpu, dtype) as u32;
+        let items = attention.tiles(block_m, dtype.bytes(), &seqs);
         assert!(items.is_sorted_by_key(|item| Reverse(item.num_pages())), "{items:?}");
         for tile in items.chunks(attention.num_heads) {
             assert!(tile.iter().all(|item| item.first_token == tile[0].first_token));
@@ -163,6 +199,24 @@ fn more_keys_than_fit_in_l2_are_cut_by_kv_head() {
     assert_eq!(two[0], [(1, 0)]);
     assert_eq!(two.concat().len(), 16);
     assert!(two.last().unwrap().iter().copied().eq((2..8).map(|head| (0, head))));
+}
+
+/// Chunks of a long prompt fill the SMs; what is short, or many tiles anyway, or must not depend
+/// on the batch is whole.
+#[test]
+fn few_tiles_with_many_keys_are_split() {
+    let attention = Attention { num_heads: 14, max_seqs: 256, ..ATTENTION };
+    let count = |attention: &Attention, q_len, kv_len| {
+        let items = items(attention, Gpu::HOPPER, Dtype::F16, &[SeqLens { q_len, kv_len }]);
+        (items.len(), items.iter().map(|item| item.end_key - item.first_key).max().unwrap())
+    };
+    assert_eq!(count(&attention, 256, 30_000), (28 * 9, 27 * 128));
+    assert_eq!(count(&attention, 64, 4096), (14 * 8, 512));
+    assert_eq!(count(&attention, 512, 512), (56, 512));
+    assert_eq!(count(&attention, 4096, 4096), (448, 4096));
+    let invariant = Attention { batch_invariant: true, ..attention };
+    assert_eq!(count(&invariant, 256, 30_000), (28, 30_000));
+    assert_eq!(invariant.num_prefill_partials(Dtype::F16), 0);
 }
 
 #[test]

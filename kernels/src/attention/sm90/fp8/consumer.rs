@@ -100,7 +100,7 @@ impl<const SCORE_REGS: usize, const OUT_REGS: usize> Consumer<SCORE_REGS, OUT_RE
                 let item = self.stages.items.again();
                 let first_row = self.warpgroup * WARPGROUP_ROWS;
                 let out = replace(&mut self.out, Accumulator::zero());
-                output.store::<O, OUT_REGS>(&item, first_row, out, sums);
+                output.store::<O, OUT_REGS>(&item, first_row, out, sums.map(|sum| sum.lse));
             }
             self.stages.items.release();
         }

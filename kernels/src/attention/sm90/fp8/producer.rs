@@ -5,7 +5,7 @@ use super::super::key_blocks::{Blocks, Cache, Keys};
 use super::convert::{keep, keys_of_word};
 use super::stages::Stages;
 use super::tiles::Fp8Tile;
-use crate::attention::work::PrefillItem;
+use crate::attention::work::{Part, PrefillItem};
 use crate::kv_cache::PAGE_SIZE;
 use crate::tile::smem::swizzle;
 use cuda_std::bulk::CacheHint;
@@ -44,6 +44,8 @@ impl KProducer {
         // SAFETY: the caller's promise.
         unsafe {
             while let Some(item) = queue.take() {
+                // No keys are split: so the part takes no register.
+                let item = PrefillItem { part: Part::WHOLE, ..item };
                 self.stages.items.put(Some(&item));
                 let mut blocks = Blocks::new::<T>(&self.cache, &item);
                 while let Some(keys) = blocks.next::<T>() {
