@@ -236,6 +236,21 @@ fn generate_beside_other_requests() {
     assert_eq!(answers.0[&other], (wanted.tokens, Some(FinishReason::Length)));
 }
 
+/// What a caller does meanwhile it does once in each batch, and not where there is none.
+#[test]
+fn work_beside_a_batch() {
+    let mut engine = engine(options());
+    engine.add_request(greedy(vec![1, 2, 3], 4)).unwrap();
+    let mut calls = 0;
+    for step in 1..=4 {
+        engine.step_while(|| calls += 1).unwrap();
+        assert_eq!(calls, step);
+    }
+    assert!(!engine.has_work());
+    engine.step_while(|| calls += 1).unwrap();
+    assert_eq!(calls, 4);
+}
+
 #[test]
 fn bad_requests_say_what_is_wrong() {
     let mut small = engine(EngineOptions { context: Some(64), ..options() });
