@@ -397,8 +397,8 @@ fn decode_splits_by_model_and_groups_query_heads() {
     // At most the square root of eight times the pages that a sequence sees, 128 and 34.
     assert_eq!(items(attention()), 4 * 2 * 32);
     assert_eq!(items(Attention { window: Some(2048), ..attention() }), 4 * 2 * 16);
-    assert_eq!(attention().num_partials::<f16>(), 4 * 14 * 32 * 66);
-    assert_eq!(attention().num_counters::<f16>(), 4 * 14 * 32);
+    assert_eq!(attention().num_partials(Dtype::F16), 4 * 14 * 32 * 66);
+    assert_eq!(attention().num_counters(Dtype::F16), 4 * 14 * 32);
     assert_eq!(decode(Attention { max_seqs: 0, ..attention() }), Ok(None));
     assert_eq!(decode(Attention { max_kv_len: 0, ..attention() }), Ok(None));
     assert_eq!(decode(Attention { max_decode_q_len: 0, ..attention() }), Ok(None));
@@ -408,9 +408,9 @@ fn decode_splits_by_model_and_groups_query_heads() {
 fn the_workspace_of_decode_stays_small() {
     let many = Attention { max_seqs: 256, max_pages_per_seq: 1024, ..attention() };
     let many = Attention { max_kv_len: 65_536, max_decode_q_len: 16, max_tokens: 8192, ..many };
-    assert!(4 * many.num_partials::<f16>() <= 256 << 20);
+    assert!(4 * many.num_partials(Dtype::F16) <= 256 << 20);
     let heads = Attention { num_heads: 32, num_kv_heads: 32, head_dim: 128, ..many };
-    assert!(4 * heads.num_partials::<f16>() <= 512 << 20);
+    assert!(4 * heads.num_partials(Dtype::F16) <= 512 << 20);
 }
 
 #[test]

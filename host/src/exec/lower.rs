@@ -127,12 +127,9 @@ pub fn workspace_bytes(plan: &Plan, gemm: Gemm) -> usize {
 
 /// Elements of f32 that attention needs for partial results.
 fn partials(plan: &Plan, op: &Attention) -> usize {
-    let of_decoding = match plan.kv.dtype {
-        Dtype::F16 => decoding(plan, op).num_partials::<f16>(),
-        Dtype::BF16 => decoding(plan, op).num_partials::<bf16>(),
-        _ => decoding(plan, op).num_partials::<f32>(),
-    };
-    of_decoding.max(launcher(plan, op).num_prefill_partials(cache_dtype(plan)))
+    let dtype = cache_dtype(plan);
+    let of_decoding = decoding(plan, op).num_partials(dtype);
+    of_decoding.max(launcher(plan, op).num_prefill_partials(dtype))
 }
 
 /// Bytes of counters that an operation needs at most, likewise.
@@ -147,12 +144,9 @@ pub fn counter_bytes(plan: &Plan) -> usize {
 
 /// Counters that attention needs.
 fn attention_counters(plan: &Plan, op: &Attention) -> usize {
-    let of_decoding = match plan.kv.dtype {
-        Dtype::F16 => decoding(plan, op).num_counters::<f16>(),
-        Dtype::BF16 => decoding(plan, op).num_counters::<bf16>(),
-        _ => decoding(plan, op).num_counters::<f32>(),
-    };
-    of_decoding.max(launcher(plan, op).num_prefill_counters(cache_dtype(plan)))
+    let dtype = cache_dtype(plan);
+    let of_decoding = decoding(plan, op).num_counters(dtype);
+    of_decoding.max(launcher(plan, op).num_prefill_counters(dtype))
 }
 
 /// The launcher of `op` in a plan with these bounds in which sequences decode.

@@ -270,9 +270,9 @@ fn decode<E: Stored>(
         }
         seqs.block_table = inputs.device.u32s("block_table", &table);
     }
-    let counters = vec![0; attention.num_counters::<E>()];
+    let counters = vec![0; attention.num_counters(E::DTYPE)];
     let workspace = AttentionWorkspace {
-        partials: inputs.device.poisoned("partials", attention.num_partials::<E>()),
+        partials: inputs.device.poisoned("partials", attention.num_partials(E::DTYPE)),
         counters: inputs.device.u32s("counters", &counters),
     };
     let launch = attention.decode(SM_80, &seqs, &inputs.operands, None, &workspace);
@@ -484,8 +484,8 @@ fn decode_new<E: Stored>(step: &Step, rotary_dim: usize, fused: bool, seed: u64)
     }
     let attention = inputs.attention;
     let workspace = AttentionWorkspace {
-        partials: device.poisoned("partials", attention.num_partials::<E>()),
-        counters: device.u32s("counters", &vec![0; attention.num_counters::<E>()]),
+        partials: device.poisoned("partials", attention.num_partials(E::DTYPE)),
+        counters: device.u32s("counters", &vec![0; attention.num_counters(E::DTYPE)]),
     };
     let append = fused.then_some(&append);
     device.run(attention.decode(SM_80, &inputs.seqs, &operands, append, &workspace), seed);

@@ -127,8 +127,8 @@ impl Case {
             decode_items: list.add(4),
         };
         let workspace = AttentionWorkspace {
-            partials: device.poisoned("partials", attention.num_partials::<f16>()),
-            counters: device.u32s("counters", &vec![0; attention.num_counters::<f16>()]),
+            partials: device.poisoned("partials", attention.num_partials(Dtype::F16)),
+            counters: device.u32s("counters", &vec![0; attention.num_counters(Dtype::F16)]),
         };
         let q = random_of::<f16>(num_seqs * width, 3);
         let q = Rows::new(device.numbers("q", &q), width);

@@ -187,14 +187,14 @@ impl Attention {
     }
 
     /// f32 elements that [`Attention::decode`] needs for partial results.
-    pub fn num_partials<E: AttentionElement>(&self) -> usize {
-        let width = self.decode_instance(E::DTYPE).map_or(0, width_of);
-        self.max_partials(E::DTYPE) * (width + 2)
+    pub fn num_partials(&self, dtype: Dtype) -> usize {
+        let width = self.decode_instance(dtype).map_or(0, width_of);
+        self.max_partials(dtype) * (width + 2)
     }
 
     /// Counters that [`Attention::decode`] needs.
-    pub fn num_counters<E: AttentionElement>(&self) -> usize {
-        self.max_partials(E::DTYPE)
+    pub fn num_counters(&self, dtype: Dtype) -> usize {
+        self.max_partials(dtype)
     }
 
     /// Most rows of partial results within the bounds.

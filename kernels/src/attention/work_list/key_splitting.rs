@@ -97,7 +97,8 @@ impl KeySplitting {
     /// at once as there are SMs.
     fn time(&self, part_blocks: usize, parts: usize, total: usize) -> usize {
         let waves = parts.div_ceil(self.num_sms);
-        // List scheduling is never worse than either.
+        // At most so many waves of parts, and at most the SMs' mean load and one part more, Graham's
+        // bound of list scheduling.
         let blocks = (waves * part_blocks).min(total.div_ceil(self.num_sms) + part_blocks);
         blocks * self.block_n + waves * OVERHEAD_KEYS
     }
