@@ -28,6 +28,9 @@ pub(super) struct Output {
 impl Output {
     /// Stores a warpgroup's rows, as far as they exist.
     ///
+    /// [`Output::store_group`] for every group, written out: a call of it costs a register more, which the
+    /// widest tile of FP8 does not have.
+    ///
     /// # Safety
     /// 1. The output holds the item's rows.
     #[inline(always)]
