@@ -1,0 +1,40 @@
+//! `halfwarp serve`, talked to over HTTP: every answer, every refusal, and what it does when a client or it itself leaves.
+
+mod access;
+mod chat;
+mod client;
+mod completions;
+mod lifetime;
+mod metrics;
+mod page;
+mod refusals;
+mod responses;
+#[path = "../cli/support.rs"]
+#[allow(dead_code)]
+mod support;
+mod tokens;
+
+use client::Serving;
+
+/// One server for all that needs a real model: it loads once.
+#[test]
+fn a_real_model_is_served() {
+    let serving = Serving::start(&["-c", "512"]);
+    let client = &serving.client;
+    chat::chat_is_what_generate_says(client);
+    chat::whole_pages_of_a_prompt_are_reused(client);
+    chat::a_streamed_chat_is_the_whole_one(client);
+    completions::completions_of_texts_and_ids(client);
+    tokens::tokens_there_and_back(client);
+    chat::stop_strings_end_an_answer(client);
+    chat::several_answers(client);
+    chat::answers_have_the_form_that_is_asked_for(client);
+    chat::answers_are_the_calls_that_are_asked_for(client);
+    responses::a_response_is_the_chat_in_another_form(client);
+    page::the_page_is_there(client);
+    refusals::refusals_of_a_model_with_text(client);
+    metrics::metrics_count(client);
+    let log = serving.log.lock().unwrap();
+    assert!(log.contains("POST /v1/chat/completions 200"), "{log}");
+    assert!(!log.contains("capital") && !log.contains("France"), "{log}");
+}
