@@ -1,5 +1,7 @@
 //! The engine on the CPU, with tiny models: whatever runs beside it, a request gets the tokens that it gets alone.
 
+#[path = "engine/logprobs.rs"]
+mod logprobs;
 mod support;
 
 use halfwarp::Model;
@@ -553,8 +555,8 @@ fn requests_with_the_same_salt_share_a_prefix_while_they_run() {
         assert_eq!(engine.stats().num_used_pages - pages, new_pages, "{salt:?}");
         cached.push(started.unwrap().kind);
     }
-    let started = EventKind::Started { cached_tokens: 2 * PAGE_SIZE };
-    assert_eq!(cached, [started; 2]);
+    let started = || EventKind::Started { cached_tokens: 2 * PAGE_SIZE };
+    assert_eq!(cached, [started(), started()]);
     let mut answers = Answers::default();
     while engine.has_work() {
         answers.take(engine.step().unwrap());

@@ -138,7 +138,7 @@ fn run(engine: &mut Engine, prompt: Vec<u32>, max_new_tokens: usize) -> Result<R
             match event.kind {
                 EventKind::Started { cached_tokens } => run.filled -= cached_tokens,
                 EventKind::Token(_) => generated += 1,
-                EventKind::Finished(_) => {}
+                EventKind::PromptLogprobs(_) | EventKind::Logprobs(_) | EventKind::Finished(_) => {}
                 EventKind::Failed(source) => {
                     return Err(EngineError::Sample { request: event.request, source }.into());
                 }

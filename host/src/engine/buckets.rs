@@ -4,8 +4,9 @@ use crate::plan::{Bounds, PAGE_SIZE, StepInputs};
 
 /// Least token count of a prompt's plan.
 const MIN_PROMPT_TOKENS: usize = 16;
-/// Most rows whose logits are computed in one step: 128 rows of a vocabulary of 150,000 take 77 MB.
-const MAX_LOGIT_CHUNK: usize = 128;
+/// Rows whose logits are computed in one step, unless many sequences decode beside a prompt whose rows are wanted: 128 rows
+/// of a vocabulary of 150,000 take 77 MB.
+const LOGIT_CHUNK: usize = 128;
 
 /// The sizes of step that plans are prepared for: every step runs in the smallest that it fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +28,10 @@ impl Buckets {
         Bounds { max_logit_rows, mixed: self.mixes, ..self.prompt(self.max_tokens) }
     }
 
-    /// Tokens of a step that wants the logits of all of them.
+    /// Most tokens of a step that wants more logits than those after each sequence's last token; at least half of them can be
+    /// of prompts.
     pub fn logit_chunk(&self) -> usize {
-        self.max_tokens.min(MAX_LOGIT_CHUNK)
+        self.max_tokens.min(LOGIT_CHUNK.max(2 * self.max_seqs))
     }
 
     /// Bounds for `inputs`: decoding by powers of two of sequences, prompts by powers of two of tokens, both together by
@@ -106,11 +108,11 @@ impl Buckets {
         let tokens = self.logit_chunk();
         Bounds {
             max_tokens: tokens,
-            max_seqs: 1,
+            max_seqs: self.max_seqs.min(tokens),
             max_q_len: tokens.max(2),
             max_logit_rows: tokens,
             max_kv_len: self.context,
-            mixed: false,
+            mixed: self.mixes,
         }
     }
 }

@@ -49,6 +49,7 @@ impl Engine {
                             self.cancel(id);
                         }
                     }
+                    EventKind::PromptLogprobs(_) | EventKind::Logprobs(_) => {}
                     EventKind::Finished(reason) => ended = Some(Ok(reason)),
                     EventKind::Failed(source) => {
                         ended = Some(Err(EngineError::Sample { request: id, source }));

@@ -8,12 +8,14 @@ mod buckets;
 mod constraint;
 mod error;
 mod generate;
+mod logprobs;
 mod observe;
 mod options;
 pub mod pages;
 mod precision;
 mod prefix;
 mod request;
+mod rows;
 mod sampler;
 mod sampling;
 mod scheduler;
@@ -23,6 +25,7 @@ mod sizing;
 
 pub use constraint::{Constraint, ConstraintState};
 pub use error::EngineError;
+pub use logprobs::Logprobs;
 pub use observe::{ObserveOp, StepSize, TimedStep};
 pub use options::EngineOptions;
 pub use precision::PrecisionChoice;
@@ -43,9 +46,8 @@ use crate::weights::Progress;
 use buckets::Buckets;
 use constraint::Constrained;
 use precision::Attempts;
-use rayon::prelude::*;
 use scheduler::{Entry, Limits, Scheduler, Turns};
-use sequence::Sequence;
+use sequence::{Brought, Sequence};
 use sizing::{Size, Sizing};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -163,6 +165,7 @@ impl Engine {
         let limits = Limits {
             max_seqs: buckets.max_seqs,
             max_tokens: buckets.max_tokens,
+            max_tokens_beside_rows: buckets.logit_chunk(),
             long_prefill_token_threshold: options.long_prefill_token_threshold,
         };
         let mut engine = Engine {
@@ -239,7 +242,7 @@ impl Engine {
         request.check(self.model.config().vocab_size, self.context())?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        if request.max_new_tokens == Some(0) {
+        if request.max_new_tokens == Some(0) && request.prompt_logprobs.is_none() {
             self.finish(id, FinishReason::Length);
         } else {
             self.scheduler.add(Sequence::new(id, request));
@@ -317,7 +320,7 @@ impl Engine {
             for (index, constraint) in constraints {
                 self.scheduler.running(index).put_constraint(constraint);
             }
-            self.take_output(&entries, &rows_of_host, &output?);
+            self.take_output(&entries, &output?);
         }
         Ok(())
     }
@@ -331,8 +334,8 @@ impl Engine {
         for entry in entries {
             let sequence = self.scheduler.running(entry.index);
             let tokens = &sequence.pending()[..entry.num_tokens];
-            let logits = if entry.is_last { entry.num_tokens - 1..entry.num_tokens } else { 0..0 };
-            inputs.push_sequence(tokens, sequence.num_cached(), sequence.pages(), logits);
+            let rows = sequence.logit_rows(entry);
+            inputs.push_sequence(tokens, sequence.num_cached(), sequence.pages(), rows);
             if entry.is_last
                 && let Some(sampling) = inputs.sampling.last_mut()
             {
@@ -346,14 +349,6 @@ impl Engine {
     fn take_constraints(&mut self, entries: &[Entry]) -> Vec<(usize, Constrained)> {
         let last = entries.iter().filter(|entry| entry.is_last).map(|entry| entry.index);
         last.filter_map(|index| Some((index, self.scheduler.running(index).take_constraint()?)))
-            .collect()
-    }
-
-    /// The logit rows whose tokens the host chooses.
-    fn rows_of_host(&mut self, entries: &[Entry]) -> Vec<usize> {
-        let last = entries.iter().filter(|entry| entry.is_last).enumerate();
-        last.filter(|(_, entry)| self.scheduler.running(entry.index).needs_logits())
-            .map(|(row, _)| row)
             .collect()
     }
 
@@ -397,60 +392,42 @@ impl Engine {
         Ok(())
     }
 
-    /// The next tokens of the entries that have one, in their order. Those of `rows_of_host` are chosen in parallel.
-    fn next_tokens(
-        &mut self,
-        entries: &[Entry],
-        rows_of_host: &[usize],
-        output: &StepOutput,
-    ) -> Vec<Result<u32, SamplingError>> {
-        let mut tokens: Vec<_> = output.next_tokens.iter().copied().map(sampler::drawn).collect();
-        let last: Vec<usize> =
-            entries.iter().filter(|entry| entry.is_last).map(|entry| entry.index).collect();
-        let logits = output.logits.chunks_exact(self.model.config().vocab_size);
-        let mut row_of: HashMap<usize, (usize, &[f32])> = rows_of_host
-            .iter()
-            .zip(logits)
-            .map(|(&row, logits)| (last[row], (row, logits)))
-            .collect();
-        let sequences = self.scheduler.all_running().iter_mut().enumerate();
-        let rows: Vec<_> = sequences
-            .filter_map(|(index, sequence)| Some((row_of.remove(&index)?, sequence)))
-            .collect();
-        let sampled: Vec<_> = rows
-            .into_par_iter()
-            .map(|((row, logits), sequence)| (row, sequence.sample(logits)))
-            .collect();
-        sampled.into_iter().for_each(|(row, token)| tokens[row] = token);
-        tokens
-    }
-
-    /// Samples the next tokens of the batch, and queues its events.
-    fn take_output(&mut self, entries: &[Entry], rows_of_host: &[usize], output: &StepOutput) {
+    /// Queues the events of the batch.
+    fn take_output(&mut self, entries: &[Entry], output: &StepOutput) {
         let context = self.buckets.context;
         let (mut finished, mut failed) = (Vec::new(), Vec::new());
-        let mut next_tokens = self.next_tokens(entries, rows_of_host, output).into_iter();
-        for entry in entries {
+        let brought = self.brought(entries, output);
+        for (entry, brought) in entries.iter().zip(brought) {
             let sequence = self.scheduler.running(entry.index);
             let request = sequence.id();
+            let mut event = |kind| self.events.push(Event { request, kind });
             sequence.advance(entry.num_tokens);
             if let Some(cached_tokens) = sequence.start() {
-                self.events.push(Event { request, kind: EventKind::Started { cached_tokens } });
+                event(EventKind::Started { cached_tokens });
             }
-            // There is one for each last entry.
-            let Some(token) = entry.is_last.then(|| next_tokens.next()).flatten() else { continue };
-            match token {
-                Ok(token) => {
-                    self.events.push(Event { request, kind: EventKind::Token(token) });
-                    if let Some(reason) = sequence.push(token, context) {
-                        self.finish(request, reason);
-                        finished.push(request);
-                    }
-                }
+            let Brought { prompt_logprobs, token } = match brought {
+                Ok(brought) => brought,
                 Err(source) => {
-                    self.events.push(Event { request, kind: EventKind::Failed(source) });
+                    event(EventKind::Failed(source));
                     failed.push(request);
+                    continue;
                 }
+            };
+            if !prompt_logprobs.is_empty() {
+                event(EventKind::PromptLogprobs(prompt_logprobs));
+            }
+            let reason = match token {
+                Some((token, logprobs)) => {
+                    logprobs.into_iter().for_each(|of| event(EventKind::Logprobs(of)));
+                    event(EventKind::Token(token));
+                    sequence.push(token, context)
+                }
+                // The prompt was all that was asked for.
+                None => entry.is_last.then_some(FinishReason::Length),
+            };
+            if let Some(reason) = reason {
+                event(EventKind::Finished(reason));
+                finished.push(request);
             }
         }
         for request in finished {

@@ -1,6 +1,6 @@
 //! Requests to the engine, and the events and generations that it returns.
 
-use super::{Constraint, EngineError, Sampling, SamplingError};
+use super::{Constraint, EngineError, Logprobs, Sampling, SamplingError};
 use std::sync::Arc;
 
 /// Identifies a request in the engine that it was added to.
@@ -20,6 +20,13 @@ pub struct Request {
     /// Tokens that end the generation: as a rule [`Model::stop_tokens`](crate::Model::stop_tokens), or none to continue
     /// after them.
     pub stop_tokens: Vec<u32>,
+    /// Stop tokens are ruled out until so many tokens are generated, unless a constraint allows nothing else.
+    pub min_tokens: usize,
+    /// Asks for the log-probability of each generated token, and of so many most likely ones beside it.
+    pub logprobs: Option<usize>,
+    /// As `logprobs`, of all tokens of the prompt but the first. The whole prompt is computed then: other requests' keys and
+    /// values are not read.
+    pub prompt_logprobs: Option<usize>,
     /// A rule for the generated tokens, stop tokens included, such as a [`Grammar`](crate::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
     /// Only requests with the same salt share keys and values in the cache: how long a prompt takes tells nothing of
@@ -56,7 +63,7 @@ pub(super) fn check_prompt(
 }
 
 /// Something that happened to a request in a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     /// The request.
     pub request: RequestId,
@@ -65,7 +72,7 @@ pub struct Event {
 }
 
 /// What happened to a request.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum EventKind {
     /// The request left the queue. It comes once, before the first token.
@@ -73,6 +80,10 @@ pub enum EventKind {
         /// Leading tokens of the prompt whose keys and values were still in the cache.
         cached_tokens: usize,
     },
+    /// Those of the prompt's next tokens, from its second one on: see [`Request::prompt_logprobs`].
+    PromptLogprobs(Vec<Logprobs>),
+    /// Those of the token that is the next event: see [`Request::logprobs`].
+    Logprobs(Logprobs),
     /// A token was generated; the stop token that ends a generation is one too.
     Token(u32),
     /// The last event of a request.

@@ -44,6 +44,19 @@ pub fn sample(
     drawn(next_token(&bias_and_penalise(sampling, logits, prompt, generated), &row))
 }
 
+/// `logits` with negative infinity for each of `tokens`; as they are where nothing else is left.
+pub fn without<'a>(logits: Cow<'a, [f32]>, tokens: &[u32]) -> Cow<'a, [f32]> {
+    let mut left = logits.to_vec();
+    for &token in tokens {
+        // Clients name tokens that the model does not have.
+        left.get_mut(token as usize).into_iter().for_each(|logit| *logit = f32::NEG_INFINITY);
+    }
+    match left.iter().any(|&logit| logit > f32::NEG_INFINITY) {
+        true => left.into(),
+        false => logits,
+    }
+}
+
 /// `logits` with the bias, and then the penalties of the tokens so far.
 fn bias_and_penalise(
     sampling: &Sampling,

@@ -28,6 +28,8 @@ pub struct Limits {
     pub max_seqs: usize,
     /// Tokens, of all sequences; at least `max_seqs`.
     pub max_tokens: usize,
+    /// Tokens, of all sequences, beside a prompt of which more rows than the last are wanted.
+    pub max_tokens_beside_rows: usize,
     /// Tokens of one prompt while other sequences decode; `None`: no other limit than `max_tokens`.
     pub long_prefill_token_threshold: Option<NonZeroUsize>,
 }
@@ -188,22 +190,26 @@ impl Scheduler {
     /// Adds to `batch` as much of the prompts as there is room for. While sequences decode, a long prompt comes in short
     /// chunks: they wait for it in every step.
     fn schedule_prompts(&mut self, mut batch: Vec<Entry>) -> Vec<Entry> {
-        let mut tokens_left = self.limits.max_tokens - batch.len();
+        let (mut num_tokens, mut max_tokens) = (batch.len(), self.limits.max_tokens);
         let is_decoding = (0..self.running.len()).any(|index| self.prompt_len(index) == 0);
         let threshold = self.limits.long_prefill_token_threshold.filter(|_| is_decoding);
         let max_chunk = threshold.map_or(usize::MAX, NonZeroUsize::get);
         let num_running = self.running.len();
         let mut index = 0;
-        while tokens_left > 0 && (index < self.running.len() || self.admit()) {
+        while num_tokens < max_tokens && (index < self.running.len() || self.admit()) {
             let pending = match self.turns {
                 // All but one token of a sequence can be in the cache when it is admitted.
                 Turns::Together if index >= num_running => self.prompt_len(index).max(1),
                 _ => self.prompt_len(index),
             };
-            let num_tokens = pending.min(tokens_left).min(max_chunk);
-            if num_tokens > 0 {
-                batch.push(self.entry(index, num_tokens));
-                tokens_left -= num_tokens;
+            let end = match self.running[index].wants_prompt_rows() {
+                true => self.limits.max_tokens_beside_rows,
+                false => max_tokens,
+            };
+            let chunk = pending.min(end.saturating_sub(num_tokens)).min(max_chunk);
+            if chunk > 0 {
+                batch.push(self.entry(index, chunk));
+                (num_tokens, max_tokens) = (num_tokens + chunk, end);
             }
             index += 1;
         }

@@ -4,10 +4,13 @@ use super::constraint::Constrained;
 use super::pages::{PageAllocator, PageTable};
 use super::prefix::PageHash;
 use super::sampler;
-use super::scheduler::Turns;
-use super::{FinishReason, PromptProgress, Request, RequestId, Sampling, SamplingError};
-use crate::exec::RowSampling;
+use super::scheduler::{Entry, Turns};
+use super::{FinishReason, Logprobs, PromptProgress, Request, RequestId, Sampling, SamplingError};
+use crate::exec::{NextToken, RowSampling};
 use crate::plan::PAGE_SIZE;
+use rayon::prelude::*;
+use std::borrow::Cow;
+use std::ops::Range;
 
 /// A request in progress.
 #[derive(Debug)]
@@ -32,16 +35,31 @@ pub struct Sequence {
     sampling: Sampling,
     max_new_tokens: Option<usize>,
     stop_tokens: Vec<u32>,
+    min_tokens: usize,
+    logprobs: Option<usize>,
+    prompt_logprobs: Option<usize>,
+    /// Leading positions of the prompt whose logits are wanted no more.
+    num_rows_done: usize,
     priority: i32,
     constraint: Option<Constrained>,
+}
+
+/// What a step brought a sequence.
+#[derive(Debug, Default)]
+pub struct Brought {
+    /// Those of the tokens of the prompt after the positions that the step computed.
+    pub prompt_logprobs: Vec<Logprobs>,
+    /// The next token, and its own if they are asked for.
+    pub token: Option<(u32, Option<Logprobs>)>,
 }
 
 impl Sequence {
     /// A sequence that has nothing in the cache yet.
     pub fn new(id: RequestId, request: Request) -> Self {
+        let prompt_len = request.prompt.len();
         Sequence {
             id,
-            prompt_len: request.prompt.len(),
+            prompt_len,
             tokens: request.prompt,
             num_cached: 0,
             pages: PageTable::default(),
@@ -53,6 +71,10 @@ impl Sequence {
             sampling: request.sampling,
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
+            min_tokens: request.min_tokens,
+            logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs,
+            num_rows_done: if request.prompt_logprobs.is_some() { 0 } else { prompt_len },
             priority: request.priority,
             constraint: request.constraint.as_ref().map(Constrained::new),
         }
@@ -94,20 +116,25 @@ impl Sequence {
         self.pages.pages()
     }
 
-    /// How the next token is drawn, unless [`Sequence::needs_logits`].
+    /// How the next token is drawn, unless the host needs the logits.
     pub fn row_sampling(&self) -> RowSampling {
-        sampler::row_sampling(&self.sampling, self.tokens.len() - self.prompt_len)
+        sampler::row_sampling(&self.sampling, self.num_generated())
     }
 
     /// Chooses the next token on the host.
-    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
+    fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
         let (prompt, generated) = self.tokens.split_at(self.prompt_len);
-        let Some(constraint) = &mut self.constraint else {
-            return sampler::sample(&self.sampling, logits, prompt, generated);
-        };
-        let masked = constraint.mask(logits)?;
-        let token = sampler::sample(&self.sampling, &masked, prompt, generated)?;
-        constraint.accept(token)?;
+        let mut logits = Cow::Borrowed(logits);
+        if let Some(constraint) = &mut self.constraint {
+            logits = constraint.mask(&logits)?.into();
+        }
+        if generated.len() < self.min_tokens {
+            logits = sampler::without(logits, &self.stop_tokens);
+        }
+        let token = sampler::sample(&self.sampling, &logits, prompt, generated)?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token)?;
+        }
         Ok(token)
     }
 
@@ -121,9 +148,74 @@ impl Sequence {
         self.constraint = Some(constraint);
     }
 
-    /// Whether the host needs the logits, which a bias, a penalty or a constraint changes before the draw.
-    pub fn needs_logits(&self) -> bool {
-        self.sampling.changes_logits() || self.constraint.is_some()
+    /// Whether the host needs the logits of the last row: to tell of them, or to change them before the draw.
+    fn needs_logits(&self) -> bool {
+        self.sampling.changes_logits()
+            || self.constraint.is_some()
+            || self.logprobs.is_some()
+            || self.num_generated() < self.min_tokens
+    }
+
+    fn num_generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Whether rows of the prompt are wanted besides its last.
+    pub fn wants_prompt_rows(&self) -> bool {
+        self.num_rows_done + 1 < self.prompt_len
+    }
+
+    /// Those of the pending tokens of `entry` that have a logit row.
+    pub fn logit_rows(&self, entry: &Entry) -> Range<usize> {
+        let &Entry { num_tokens, is_last, .. } = entry;
+        if self.wants_prompt_rows() {
+            // What was preempted can come by rows again that are done.
+            self.num_rows_done.saturating_sub(self.num_cached).min(num_tokens)..num_tokens
+        } else {
+            num_tokens - usize::from(is_last)..num_tokens
+        }
+    }
+
+    /// Those of its [`Sequence::logit_rows`] whose logits the host needs.
+    pub fn host_rows(&self, entry: &Entry) -> Range<usize> {
+        let Range { start, end } = self.logit_rows(entry);
+        start..end - usize::from(entry.is_last && !self.needs_logits())
+    }
+
+    /// Takes the `logits` of its [`Sequence::host_rows`], and what the device has drawn of its last row.
+    ///
+    /// # Errors
+    /// As [`sampler::drawn`], and those of a constraint.
+    pub fn take_rows(
+        &mut self,
+        entry: &Entry,
+        logits: &[f32],
+        vocab_size: usize,
+        drawn: Option<NextToken>,
+    ) -> Result<Brought, SamplingError> {
+        let takes_last = entry.is_last && self.needs_logits();
+        let num_prompt_rows = self.host_rows(entry).len() - usize::from(takes_last);
+        let (of_prompt, last) = logits.split_at(num_prompt_rows * vocab_size);
+        let first = self.num_cached + self.host_rows(entry).start;
+        let prompt_logprobs = match self.prompt_logprobs {
+            Some(num_top) if num_prompt_rows > 0 => {
+                self.num_rows_done = first + num_prompt_rows;
+                let rows = of_prompt.par_chunks_exact(vocab_size).zip(&self.tokens[first + 1..]);
+                let of = |(row, &token): (&[f32], &u32)| Logprobs::new(row, token, num_top);
+                rows.map(of).collect::<Result<_, _>>()?
+            }
+            _ => Vec::new(),
+        };
+        let token = match drawn.filter(|_| self.max_new_tokens != Some(0)) {
+            None => None,
+            Some(_) if takes_last => {
+                let token = self.sample(last)?;
+                let of = self.logprobs.map(|num_top| Logprobs::new(last, token, num_top));
+                Some((token, of.transpose()?))
+            }
+            Some(drawn) => Some((sampler::drawn(drawn)?, None)),
+        };
+        Ok(Brought { prompt_logprobs, token })
     }
 
     /// How much of the prompt is in the cache.
@@ -148,10 +240,14 @@ impl Sequence {
     }
 
     /// [`Sequence::reserve`] of a sequence that has no pages yet: it begins with pages that are known to have its tokens
-    /// in them. At least one token is left, whose logits are wanted.
+    /// in them. At least one token is left, whose logits are wanted, and all whose logits are wanted besides.
     #[must_use]
     pub fn admit(&mut self, turns: Turns, allocator: &mut PageAllocator) -> bool {
-        let most = (self.tokens.len() - 1) / PAGE_SIZE;
+        let most = match self.wants_prompt_rows() {
+            true => self.num_rows_done,
+            false => self.tokens.len() - 1,
+        };
+        let most = most / PAGE_SIZE;
         self.hash_pages(turns, most);
         let hashes = self.hashes[..most].iter();
         let found: Vec<u32> = hashes.map_while(|hash| allocator.find(hash)).collect();
@@ -211,7 +307,7 @@ impl Sequence {
         self.tokens.push(token);
         if self.stop_tokens.contains(&token) {
             Some(FinishReason::StopToken)
-        } else if self.max_new_tokens == Some(self.tokens.len() - self.prompt_len) {
+        } else if self.max_new_tokens == Some(self.num_generated()) {
             Some(FinishReason::Length)
         } else if self.tokens.len() > context {
             Some(FinishReason::ContextFull)

@@ -3,7 +3,9 @@
 //! Requests go in through an [`EngineHandle`], and the events of each come out of its [`RequestStream`], in async code or
 //! not. A request whose stream is dropped is cancelled before the next step.
 
-use super::{Engine, EngineError, EngineStats, Event, EventKind, FinishReason, Request, RequestId};
+use super::{
+    Engine, EngineError, EngineStats, Event, EventKind, FinishReason, Logprobs, Request, RequestId,
+};
 use crate::Model;
 use crate::exec::ExecError;
 use async_channel::{Receiver, Sender};
@@ -34,6 +36,10 @@ pub enum RequestEvent {
         /// Leading tokens of the prompt whose keys and values were still in the cache.
         cached_tokens: usize,
     },
+    /// Those of the prompt's next tokens, from its second one on: see [`Request::prompt_logprobs`].
+    PromptLogprobs(Vec<Logprobs>),
+    /// Those of the token that is the next event: see [`Request::logprobs`].
+    Logprobs(Logprobs),
     /// A token was generated; the stop token that ends a generation is one too.
     Token(u32),
     /// The last event of a request; [`FinishReason::Cancelled`] if the service was stopped.
@@ -470,6 +476,8 @@ impl<'a> Worker<'a> {
                 stats.prefix_hits += cached_tokens as u64;
                 RequestEvent::Started { cached_tokens }
             }
+            EventKind::PromptLogprobs(logprobs) => RequestEvent::PromptLogprobs(logprobs),
+            EventKind::Logprobs(logprobs) => RequestEvent::Logprobs(logprobs),
             EventKind::Token(token) => {
                 stats.generation_tokens += 1;
                 RequestEvent::Token(token)

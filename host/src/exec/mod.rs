@@ -28,7 +28,7 @@ pub use lower::LoweredPlan;
 pub use memory::{MemoryInfo, memory_budget};
 pub use observe::{Activations, AfterOp, StepTimes};
 pub use prepared::PreparedPlan;
-pub(crate) use sample::next_token;
+pub(crate) use sample::{nearest, next_token};
 
 use crate::plan::{MemoryUse, Plan, ReadWeightError, StepInputs, WeightSource};
 use std::iter;

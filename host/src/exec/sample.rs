@@ -104,7 +104,7 @@ fn first_not_finite(logits: &[f32]) -> Option<u32> {
 }
 
 /// The `count` candidates nearest to `max`, the largest logit, or all for 0; of equal ones, those of the smallest ids.
-fn nearest(logits: &[f32], max: f32, count: usize) -> Vec<Candidate> {
+pub fn nearest(logits: &[f32], max: f32, count: usize) -> Vec<Candidate> {
     let count = if count == 0 { logits.len() } else { count };
     // With room for twice as many, the list is seldom cut down to `count`, and most logits of a vocabulary are beyond
     // the farthest that it keeps then.

@@ -1,12 +1,13 @@
 //! The answers to a request: collected into one body, or written as server-sent events while they come.
 
 mod completion;
+mod logprobs;
 mod response;
 
 pub(super) use completion::{Completion, Endpoint};
 pub(super) use response::{Response as ResponseObject, Settings};
 
-use super::choice::{Finish, Part, PartKind};
+use super::choice::{Finish, Part, PartKind, Token};
 use super::error::{ApiError, json_response};
 use super::tools::ToolCall;
 use axum::http::StatusCode;
@@ -45,7 +46,9 @@ pub(super) struct Prompted {
 #[derive(Debug)]
 pub(super) struct Answer {
     text: String,
-    tokens: Vec<u32>,
+    /// Of the prompt, if its log-probabilities are asked for.
+    prompt: Vec<Token>,
+    tokens: Vec<Token>,
     calls: Vec<ToolCall>,
     finish: Finish,
 }
@@ -136,6 +139,7 @@ async fn collect(
     let mut usage = asked.usage();
     let begin = |index| Answer {
         text: asked.prompt(index).echo.clone(),
+        prompt: Vec::new(),
         tokens: Vec::new(),
         calls: Vec::new(),
         finish: Finish::Stop,
@@ -147,6 +151,7 @@ async fn collect(
         let answer = &mut answers[part.index];
         match part.kind {
             PartKind::Started { .. } => {}
+            PartKind::Prompt(tokens) => answer.prompt = tokens,
             PartKind::Text { text, token } => {
                 answer.text.push_str(&text);
                 answer.tokens.extend(token);

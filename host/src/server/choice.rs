@@ -4,8 +4,9 @@ use super::error::ApiError;
 use super::metrics::Metrics;
 use super::tools::{CallRules, Piece, ToolCall, ToolParser};
 use crate::Model;
-use crate::engine::{FinishReason, RequestEvent, RequestStream};
+use crate::engine::{FinishReason, Logprobs, RequestEvent, RequestStream};
 use crate::text::TextStream;
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -26,14 +27,26 @@ pub(super) struct Part {
 pub(super) enum PartKind {
     /// Leading tokens of the prompt that were in the cache.
     Started { cached_tokens: usize },
+    /// The tokens of the prompt, whose log-probabilities are asked for; the first has none.
+    Prompt(Vec<Token>),
     /// A token and the text that it completes; text that was held back has none.
-    Text { text: String, token: Option<u32> },
+    Text { text: String, token: Option<Token> },
     /// A call of a tool.
     Call(ToolCall),
     /// The last part.
     Finished(Finish),
     /// The last part of all answers.
     Failed(ApiError),
+}
+
+/// A token of an answer or of its prompt.
+#[derive(Debug)]
+pub(super) struct Token {
+    pub id: u32,
+    /// What is asked for of it.
+    pub logprobs: Option<Logprobs>,
+    /// Characters of the text before it; 0 where no log-probabilities are asked for.
+    pub offset: usize,
 }
 
 /// Why an answer ended.
@@ -69,6 +82,10 @@ pub(super) struct Choice {
     pub calls: Option<CallRules>,
     /// Whether the text continues that of the prompt.
     pub continues: bool,
+    /// Whether log-probabilities are asked for.
+    pub logprobs: bool,
+    /// The prompt, if its own are.
+    pub scored_prompt: Option<Vec<u32>>,
     /// How long a reader may take for a part.
     pub write_timeout: Duration,
 }
@@ -116,11 +133,24 @@ impl Choice {
         });
         let mut tools = self.calls.map(|rules| ToolParser::new(rules.format, rules.is_single));
         let mut last_token: Option<Instant> = None;
+        let mut texts = Offsets::new(&self.model, self.logprobs, self.scored_prompt.is_none());
+        let (mut of_prompt, mut of_token) = (Vec::new(), None);
         let reason = loop {
-            match self.stream.next().await {
+            let event = self.stream.next().await;
+            if let Some(RequestEvent::Token(_) | RequestEvent::Finished(_)) = event
+                && let Some(prompt) = self.scored_prompt.take()
+            {
+                let of_each = iter::once(None).chain(of_prompt.drain(..).map(Some));
+                let tokens = prompt.into_iter().zip(of_each);
+                let tokens = tokens.map(|(id, logprobs)| texts.place(id, logprobs)).collect();
+                send(PartKind::Prompt(tokens)).await?;
+            }
+            match event {
                 Some(RequestEvent::Started { cached_tokens }) => {
                     send(PartKind::Started { cached_tokens }).await?;
                 }
+                Some(RequestEvent::PromptLogprobs(logprobs)) => of_prompt.extend(logprobs),
+                Some(RequestEvent::Logprobs(logprobs)) => of_token = Some(logprobs),
                 Some(RequestEvent::Token(token)) => {
                     match last_token.replace(Instant::now()) {
                         Some(last) => &self.metrics.inter_token_latency.observe(seconds(last)),
@@ -129,7 +159,9 @@ impl Choice {
                     let is_end = tools.is_some() && self.model.stop_tokens().contains(&token);
                     let open = text.as_mut().filter(|_| !is_end);
                     let part = open.map_or_else(String::new, |text| text.push(token));
-                    for kind in parts_of(&mut tools, part, Some(token)) {
+                    for kind in
+                        parts_of(&mut tools, part, Some(texts.place(token, of_token.take())))
+                    {
                         send(kind).await?;
                     }
                     if text.as_ref().is_some_and(TextStream::is_stopped)
@@ -181,8 +213,35 @@ impl From<Piece> for PartKind {
     }
 }
 
+/// Where tokens are in the text.
+struct Offsets<'a> {
+    /// The text up to here, if anybody wants to know.
+    text: Option<TextStream<'a>>,
+    num_chars: usize,
+}
+
+impl<'a> Offsets<'a> {
+    /// Of a text that `continues` that of the prompt, or begins with it.
+    fn new(model: &'a Model, are_wanted: bool, continues: bool) -> Self {
+        let text = model.text().filter(|_| are_wanted).map(|text| match continues {
+            true => TextStream::continuing(&text.tokenizer),
+            false => TextStream::new(&text.tokenizer),
+        });
+        Offsets { text, num_chars: 0 }
+    }
+
+    /// The token that comes next.
+    fn place(&mut self, id: u32, logprobs: Option<Logprobs>) -> Token {
+        let offset = self.num_chars;
+        if let Some(text) = &mut self.text {
+            self.num_chars += text.push(id).chars().count();
+        }
+        Token { id, logprobs, offset }
+    }
+}
+
 /// The parts that `text` brings: without tools one.
-fn parts_of(tools: &mut Option<ToolParser>, text: String, token: Option<u32>) -> Vec<PartKind> {
+fn parts_of(tools: &mut Option<ToolParser>, text: String, token: Option<Token>) -> Vec<PartKind> {
     let Some(tools) = tools else { return vec![PartKind::Text { text, token }] };
     let mut parts = vec![PartKind::Text { text: String::new(), token }];
     parts.extend(tools.push(&text).into_iter().map(PartKind::from));
@@ -222,6 +281,8 @@ mod tests {
             stop: Vec::new(),
             calls: None,
             continues: true,
+            logprobs: false,
+            scored_prompt: None,
             write_timeout: Duration::ZERO,
         };
         let (sender, mut parts) = mpsc::channel(2);
@@ -268,6 +329,8 @@ mod tests {
             stop: Vec::new(),
             calls: Some(CallRules { format: Format::Hermes, is_single: false, is_named: false }),
             continues: false,
+            logprobs: false,
+            scored_prompt: None,
             write_timeout: Duration::from_secs(10),
         };
         let (sender, mut parts) = mpsc::channel(1000);
@@ -281,6 +344,7 @@ mod tests {
                 PartKind::Call(call) => calls.push(call.function),
                 PartKind::Finished(end) => finish = Some(end),
                 PartKind::Failed(error) => panic!("{error:?}"),
+                PartKind::Prompt(_) => panic!("nobody asked for it"),
             }
         }
         assert_eq!((text.as_str(), finish), ("Wait.", Some(Finish::ToolCalls)));

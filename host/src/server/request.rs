@@ -1,7 +1,8 @@
 //! The bodies of requests: what all have in common here, what is an endpoint's own in its module.
 //!
 //! Source: <https://platform.openai.com/docs/api-reference>; `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-//! `ignore_eos`, `add_special_tokens`, `add_generation_prompt`, `return_token_ids`, `cache_salt` and `priority` are vLLM's.
+//! `ignore_eos`, `min_tokens`, `add_special_tokens`, `add_generation_prompt`, `return_token_ids`, `cache_salt` and
+//! `priority` are vLLM's.
 
 mod chat;
 mod completion;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 const TEMPERATURE: f32 = 1.0;
 /// Stop strings of a request at most: every token is searched for each.
 const MAX_STOPS: usize = 16;
+/// Most likely tokens beside a token at most, as OpenAI has it.
+const MAX_TOP_LOGPROBS: usize = 20;
 
 /// Parameters that say whose a request is, or how it is billed: they change nothing about the answer.
 const IGNORED: [&str; 6] =
@@ -41,6 +44,11 @@ pub(super) struct Params {
     pub stop: Vec<String>,
     stop_token_ids: Vec<u32>,
     ignore_eos: bool,
+    pub min_tokens: usize,
+    /// Most likely tokens beside each token of an answer, if log-probabilities are asked for.
+    pub logprobs: Option<usize>,
+    /// Whether they are of the prompt too.
+    pub scores_prompt: bool,
     /// Answers to each prompt.
     pub n: usize,
     pub stream: bool,
@@ -82,6 +90,9 @@ impl Params {
             stop: take_stop(fields)?,
             stop_token_ids,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+            min_tokens: fields.take::<u32>("min_tokens")?.unwrap_or(0) as usize,
+            logprobs: None,
+            scores_prompt: false,
             n,
             stream,
             include_usage: take_include_usage(fields, stream)?,
@@ -110,6 +121,9 @@ impl Params {
                 max_new_tokens: self.max_new_tokens,
                 sampling: Sampling { seed, ..self.sampling.clone() },
                 stop_tokens: stop_tokens.clone(),
+                min_tokens: self.min_tokens,
+                logprobs: self.logprobs,
+                prompt_logprobs: self.logprobs.filter(|_| self.scores_prompt),
                 constraint: self.constraint.clone(),
                 cache_salt: self.cache_salt.clone(),
                 priority: self.priority,
@@ -132,9 +146,8 @@ fn reject_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["use_beam_search", "include_stop_str_in_output", "continue_final_message"] {
         fields.neutral(name, is_off)?;
     }
-    for name in ["top_logprobs", "min_tokens"] {
-        fields.neutral(name, |value| value == 0)?;
-    }
+    // Where they are possible they have been taken.
+    fields.neutral("top_logprobs", |value| value == 0)?;
     fields.neutral("logprobs", |value| value == false)?;
     fields.neutral("modalities", |modalities| *modalities == json!(["text"]))?;
     for name in ["skip_special_tokens", "spaces_between_special_tokens"] {
@@ -231,6 +244,15 @@ fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         return Err(ApiError::param("stop", "an empty text would end every answer"));
     }
     Ok(stops)
+}
+
+/// How many most likely tokens `name` asks for.
+fn take_top_logprobs(fields: &mut Fields, name: &str) -> Result<Option<usize>, ApiError> {
+    let num_top = fields.take::<u32>(name)?.map(|num_top| num_top as usize);
+    match num_top.filter(|&num_top| num_top > MAX_TOP_LOGPROBS) {
+        Some(_) => Err(ApiError::param(name, format!("it has to be 0 to {MAX_TOP_LOGPROBS}"))),
+        None => Ok(num_top),
+    }
 }
 
 fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {

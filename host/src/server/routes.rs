@@ -214,6 +214,10 @@ fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<()
         let what = "this server's scheduling policy is `fcfs`, it has to be `priority`";
         return Err(ApiError::param("priority", what));
     }
+    if let Some(max) = params.max_new_tokens.filter(|&max| max < params.min_tokens) {
+        let what = format!("{} tokens, and at most {max} are asked for", params.min_tokens);
+        return Err(ApiError::param("min_tokens", what));
+    }
     if !params.stop.is_empty() {
         app.text()?;
     }
@@ -232,7 +236,9 @@ fn encode_prompts(app: &App, request: &CompletionRequest) -> Result<Vec<Prompted
         let echo = match (request.echo, prompt) {
             (false, _) => String::new(),
             (true, Prompt::Text(text)) => text.clone(),
-            (true, Prompt::Ids(ids)) => app.text()?.tokenizer.decode(ids, true),
+            (true, Prompt::Ids(ids)) => {
+                app.model.text().map_or_else(String::new, |text| text.tokenizer.decode(ids, true))
+            }
         };
         Ok(Prompted { ids, echo })
     };
@@ -255,6 +261,9 @@ async fn complete(
         endpoint,
         include_usage: params.include_usage,
         return_token_ids: params.return_token_ids,
+        logprobs: params.logprobs.is_some(),
+        scores_prompt: params.scores_prompt,
+        model: Arc::clone(&app.model),
     };
     Ok(respond(writer, params.stream, parts).await)
 }
@@ -282,6 +291,7 @@ fn submit(
     let requests = prompts.iter().flat_map(|prompt| params.requests(&app.model, &prompt.ids));
     let streams = engine.submit_all(requests.collect())?;
     let (sender, parts) = mpsc::channel(MAX_PARTS);
+    let scored = |prompt: usize| params.scores_prompt.then(|| prompts[prompt].ids.clone());
     for (index, stream) in streams.into_iter().enumerate() {
         let choice = Choice {
             index,
@@ -291,6 +301,8 @@ fn submit(
             stop: params.stop.clone(),
             calls,
             continues,
+            logprobs: params.logprobs.is_some(),
+            scored_prompt: scored(index / params.n),
             write_timeout: app.options.write_timeout,
         };
         tokio::spawn(choice.run(sender.clone()));

@@ -8,7 +8,12 @@ use std::collections::HashMap;
 const CONTEXT: usize = 4 * PAGE_SIZE;
 
 fn scheduler(turns: Turns, max_seqs: usize, max_tokens: usize, num_pages: usize) -> Scheduler {
-    let limits = Limits { max_seqs, max_tokens, long_prefill_token_threshold: None };
+    let limits = Limits {
+        max_seqs,
+        max_tokens,
+        max_tokens_beside_rows: max_tokens,
+        long_prefill_token_threshold: None,
+    };
     Scheduler::new(turns, limits, num_pages)
 }
 
@@ -74,7 +79,12 @@ fn prompts_come_in_chunks_after_decoding() {
 
 fn with_threshold(turns: Turns, max_tokens: usize, threshold: usize) -> Scheduler {
     let long_prefill_token_threshold = NonZeroUsize::new(threshold);
-    let limits = Limits { max_seqs: 8, max_tokens, long_prefill_token_threshold };
+    let limits = Limits {
+        max_seqs: 8,
+        max_tokens,
+        max_tokens_beside_rows: max_tokens,
+        long_prefill_token_threshold,
+    };
     Scheduler::new(turns, limits, 100)
 }
 
@@ -297,7 +307,12 @@ fn every_request_is_served() {
         let long_prefill_token_threshold = NonZeroUsize::new(rng.random_range(0..40));
         let max_priority = rng.random_range(0..3);
         let max_chunk = long_prefill_token_threshold.map_or(usize::MAX, NonZeroUsize::get);
-        let limits = Limits { max_seqs, max_tokens, long_prefill_token_threshold };
+        let limits = Limits {
+            max_seqs,
+            max_tokens,
+            max_tokens_beside_rows: max_tokens,
+            long_prefill_token_threshold,
+        };
         let mut scheduler = Scheduler::new(turns, limits, num_pages);
         let mut was_of_prompts = false;
         let mut left = std::collections::BTreeMap::new();

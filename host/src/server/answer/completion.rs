@@ -1,12 +1,15 @@
 //! The answers of `/v1/chat/completions` and `/v1/completions`.
 
+use super::logprobs::LogprobsBody;
 use super::{Answer, Asked, Usage, Writer};
-use crate::server::choice::PartKind;
+use crate::Model;
+use crate::server::choice::{PartKind, Token};
 use crate::server::error::ApiError;
 use crate::server::tools::ToolCall;
 use axum::response::sse::Event;
 use serde::Serialize;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Which endpoint is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +22,13 @@ pub(in crate::server) enum Endpoint {
 #[derive(Debug)]
 pub(in crate::server) struct Completion {
     pub asked: Asked,
+    pub model: Arc<Model>,
     pub endpoint: Endpoint,
     pub include_usage: bool,
     pub return_token_ids: bool,
+    pub logprobs: bool,
+    /// Whether they are of the prompt too, which its text comes with then.
+    pub scores_prompt: bool,
 }
 
 #[derive(Serialize)]
@@ -41,7 +48,7 @@ struct Choice {
     index: usize,
     #[serde(flatten)]
     content: Content,
-    logprobs: Option<()>,
+    logprobs: Option<LogprobsBody>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<u32>>,
@@ -135,27 +142,37 @@ impl Completion {
                 let (role, content) = (Some("assistant"), Some(String::new()));
                 Content::Delta { role, content, tool_calls: Vec::new() }
             }
+            Endpoint::Completions if self.scores_prompt => Content::Text(String::new()),
             Endpoint::Completions => Content::Text(prompt.echo.clone()),
         };
-        let has_text = self.endpoint == Endpoint::Chat || !prompt.echo.is_empty();
+        let has_text = match self.endpoint {
+            Endpoint::Chat => true,
+            Endpoint::Completions => !prompt.echo.is_empty() && !self.scores_prompt,
+        };
         let prompt_token_ids = self.return_token_ids.then(|| prompt.ids.clone());
         (has_text || prompt_token_ids.is_some())
             .then(|| self.chunk(Choice { prompt_token_ids, ..Choice::new(index, content) }))
+    }
+
+    /// Those of `tokens`, if they are asked for.
+    fn logprobs<'a>(&self, tokens: impl Iterator<Item = &'a Token>) -> Option<LogprobsBody> {
+        self.logprobs.then(|| LogprobsBody::new(self.endpoint, self.model.text(), tokens))
     }
 
     fn text_chunk(
         &self,
         index: usize,
         text: Option<String>,
-        token: Option<u32>,
+        token: Option<Token>,
         finish_reason: Option<&'static str>,
     ) -> Event {
         let content = match self.endpoint {
             Endpoint::Chat => Content::Delta { role: None, content: text, tool_calls: Vec::new() },
             Endpoint::Completions => Content::Text(text.unwrap_or_default()),
         };
-        let token_ids = self.return_token_ids.then(|| token.into_iter().collect());
-        self.chunk(Choice { finish_reason, token_ids, ..Choice::new(index, content) })
+        let token_ids = self.return_token_ids.then(|| token.iter().map(|token| token.id).collect());
+        let logprobs = token.as_ref().and_then(|token| self.logprobs([token].into_iter()));
+        self.chunk(Choice { finish_reason, token_ids, logprobs, ..Choice::new(index, content) })
     }
 }
 
@@ -166,7 +183,7 @@ impl Writer for Completion {
 
     fn whole(self, answers: Vec<Answer>, usage: Usage) -> Value {
         let choice = |(index, answer): (usize, Answer)| {
-            let Answer { text, tokens, calls, finish } = answer;
+            let Answer { text, prompt, tokens, calls, finish } = answer;
             let content = match self.endpoint {
                 Endpoint::Chat => {
                     let has_text = !text.is_empty() || calls.is_empty();
@@ -179,7 +196,10 @@ impl Writer for Completion {
             Choice {
                 finish_reason: Some(finish.name()),
                 prompt_token_ids: self.return_token_ids.then(|| ids.clone()),
-                token_ids: self.return_token_ids.then_some(tokens),
+                logprobs: self.logprobs(prompt.iter().chain(&tokens)),
+                token_ids: self
+                    .return_token_ids
+                    .then(|| tokens.iter().map(|token| token.id).collect()),
                 ..Choice::new(index, content)
             }
         };
@@ -199,9 +219,15 @@ impl Writer for Completion {
     fn part(&mut self, index: usize, kind: PartKind) -> Vec<Event> {
         match kind {
             PartKind::Text { text, token } => {
-                let is_new = !text.is_empty() || (self.return_token_ids && token.is_some());
+                let tells_of_tokens = self.return_token_ids || self.logprobs;
+                let is_new = !text.is_empty() || (tells_of_tokens && token.is_some());
                 let chunk = is_new.then(|| self.text_chunk(index, Some(text), token, None));
                 chunk.into_iter().collect()
+            }
+            PartKind::Prompt(tokens) => {
+                let echo = Content::Text(self.asked.prompt(index).echo.clone());
+                let logprobs = self.logprobs(tokens.iter());
+                vec![self.chunk(Choice { logprobs, ..Choice::new(index, echo) })]
             }
             PartKind::Call(call) => {
                 let (role, content, tool_calls) = (None, None, vec![call]);

@@ -1,6 +1,6 @@
 //! The body of `/v1/chat/completions`.
 
-use super::Params;
+use super::{Params, take_top_logprobs};
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, is_empty};
 use crate::server::tools::{self, Tools};
@@ -28,7 +28,13 @@ impl ChatRequest {
     pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let conversation = Conversation::take(&mut fields)?;
+        let with_logprobs = fields.take("logprobs")?.unwrap_or(false);
+        let num_top = take_top_logprobs(&mut fields, "top_logprobs")?;
+        if num_top.is_some_and(|num_top| num_top > 0) && !with_logprobs {
+            return Err(ApiError::param("top_logprobs", "only with logprobs: true"));
+        }
         let mut params = Params::take(&mut fields, model)?;
+        params.logprobs = with_logprobs.then(|| num_top.unwrap_or(0));
         fields.finish()?;
         if conversation.tools.are_required()
             && let Some(form) = params.form.take()

@@ -1,6 +1,6 @@
 //! The body of `/v1/completions`.
 
-use super::Params;
+use super::{Params, take_top_logprobs};
 use crate::Model;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -9,6 +9,7 @@ use serde_json::Value;
 
 /// OpenAI's default of `max_tokens` of a completion.
 const COMPLETION_TOKENS: usize = 16;
+
 /// A prompt of `/v1/completions`.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::server) enum Prompt {
@@ -37,6 +38,7 @@ enum Prompts {
 impl CompletionRequest {
     pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
+        let logprobs = take_top_logprobs(&mut fields, "logprobs")?;
         let mut params = Params::take(&mut fields, model)?;
         params.max_new_tokens.get_or_insert(COMPLETION_TOKENS);
         let prompts = fields.require::<Value>("prompt")?;
@@ -56,6 +58,7 @@ impl CompletionRequest {
         let echo = fields.take("echo")?.unwrap_or(false);
         let add_special_tokens = fields.take("add_special_tokens")?.unwrap_or(true);
         fields.finish()?;
+        (params.logprobs, params.scores_prompt) = (logprobs, echo && logprobs.is_some());
         Ok(CompletionRequest { params, prompts, echo, add_special_tokens })
     }
 }

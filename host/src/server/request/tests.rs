@@ -41,7 +41,8 @@ fn every_field_reaches_the_engine() {
            "repetition_penalty": 1.2, "presence_penalty": -1, "frequency_penalty": 2, "seed": 9,
            "logit_bias": {"5": -100, "6": 1.5}, "n": 2, "stop_token_ids": [8], "ignore_eos": true,
            "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
-           "echo": true, "return_token_ids": true, "cache_salt": "Ada's", "priority": -3, "user": "me", "best_of": 2, "logprobs": null"#,
+           "echo": true, "return_token_ids": true, "cache_salt": "Ada's", "priority": -3, "user": "me", "best_of": 2,
+           "logprobs": 4, "min_tokens": 3"#,
     )
     .unwrap();
     let CompletionRequest { params, prompts, echo, .. } = request;
@@ -50,7 +51,8 @@ fn every_field_reaches_the_engine() {
     assert_eq!(params.stop, ["a", "b"]);
     let [first, second] = &params.requests(&MODEL, &[1, 2])[..] else { panic!("n is 2") };
     assert_eq!((&first.prompt[..], first.max_new_tokens), (&[1, 2][..], Some(7)));
-    assert_eq!(first.stop_tokens, [8]);
+    assert_eq!((&first.stop_tokens[..], first.min_tokens), (&[8][..], 3));
+    assert_eq!((first.logprobs, first.prompt_logprobs), (Some(4), Some(4)));
     let passed = |request: &Request| (request.cache_salt.clone(), request.priority);
     assert_eq!([first, second].map(passed), [(); 2].map(|()| (Some("Ada's".to_owned()), -3)));
     let wanted = Sampling {
@@ -74,7 +76,8 @@ fn defaults_are_openais() {
     let [request] = &params.requests(&MODEL, &[1])[..] else { panic!("n is 1") };
     assert_eq!((request.max_new_tokens, request.sampling.temperature), (Some(16), 1.0));
     assert_eq!(request.stop_tokens, MODEL.stop_tokens());
-    assert_eq!((&request.cache_salt, request.priority), (&None, 0));
+    assert_eq!((&request.cache_salt, request.priority, request.min_tokens), (&None, 0, 0));
+    assert_eq!((request.logprobs, request.prompt_logprobs), (None, None));
     let params = chat(r#""stream": false"#).unwrap().params;
     assert_eq!((params.max_new_tokens, params.n, params.stream), (None, 1, false));
     let both = r#""max_tokens": 5, "max_completion_tokens": 6"#;
@@ -84,16 +87,37 @@ fn defaults_are_openais() {
 }
 
 #[test]
+fn logprobs_are_asked_for_in_two_ways() {
+    let of = |params: &Params| {
+        let [request] = &params.requests(&MODEL, &[1])[..] else { panic!("n is 1") };
+        (request.logprobs, request.prompt_logprobs)
+    };
+    let of_completion = |field: &str| of(&completion(field).unwrap().params);
+    assert_eq!(of_completion(r#""logprobs": 0"#), (Some(0), None));
+    assert_eq!(of_completion(r#""logprobs": 5, "echo": true"#), (Some(5), Some(5)));
+    assert_eq!(of_completion(r#""echo": true"#), (None, None));
+    let of_chat = |field: &str| of(&chat(field).unwrap().params);
+    assert_eq!(of_chat(r#""logprobs": true"#), (Some(0), None));
+    assert_eq!(of_chat(r#""logprobs": true, "top_logprobs": 20"#), (Some(20), None));
+    assert_eq!(of_chat(r#""logprobs": false"#), (None, None));
+    for (chat_fields, message) in [
+        (r#""top_logprobs": 1"#, "top_logprobs: only with logprobs: true"),
+        (r#""logprobs": true, "top_logprobs": 21"#, "top_logprobs: it has to be 0 to 20"),
+    ] {
+        let error = chat(chat_fields).unwrap_err().to_json();
+        assert_eq!(error["error"]["message"], message);
+    }
+    assert_eq!(error(completion(r#""logprobs": 21"#)).0, "logprobs: it has to be 0 to 20");
+}
+
+#[test]
 fn what_is_not_supported_is_refused_unless_it_asks_for_nothing() {
     for (field, name) in [
-        (r#""logprobs": 0"#, "logprobs"),
-        (r#""logprobs": true"#, "logprobs"),
         (r#""top_logprobs": 2"#, "top_logprobs"),
         (r#""tools": [{"type": "function"}]"#, "tools"),
         (r#""tool_choice": "required"#, "tool_choice"),
         (r#""suffix": "end""#, "suffix"),
         (r#""best_of": 3"#, "best_of"),
-        (r#""min_tokens": 1"#, "min_tokens"),
         (r#""skip_special_tokens": false"#, "skip_special_tokens"),
         (r#""chat_template_kwargs": {"a": 1}"#, "chat_template_kwargs"),
     ] {
@@ -103,9 +127,8 @@ fn what_is_not_supported_is_refused_unless_it_asks_for_nothing() {
         assert_eq!(param, name);
         assert!(chat(&field).is_err(), "{field}");
     }
-    let neutral = r#""logprobs": false, "top_logprobs": 0, "response_format": {"type": "text"},
-        "tools": [], "tool_choice": "auto", "suffix": null, "best_of": 1, "min_tokens": 0,
-        "skip_special_tokens": true, "store": true, "metadata": {"a": 1}"#;
+    let neutral = r#""logprobs": null, "top_logprobs": 0, "response_format": {"type": "text"},
+        "tools": [], "tool_choice": "auto", "suffix": null, "best_of": 1, "skip_special_tokens": true, "store": true, "metadata": {"a": 1}"#;
     completion(neutral).unwrap();
     chat(neutral).unwrap();
 }
