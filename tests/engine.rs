@@ -1,5 +1,7 @@
 //! The engine on the CPU, with tiny models: whatever runs beside it, a request gets the tokens that it gets alone.
 
+#[path = "engine/embeddings.rs"]
+mod embeddings;
 #[path = "engine/logprobs.rs"]
 mod logprobs;
 mod support;
@@ -619,7 +621,7 @@ fn a_prompt_can_be_observed_operation_by_operation() {
             let op = &plan.ops[index];
             layers.push(plan.op_layer(op));
             if let Op::Linear(linear) = op
-                && linear.out == plan.logits
+                && linear.out == plan.output
             {
                 logits = activations.rows(linear.out)?;
             }

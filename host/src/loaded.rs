@@ -98,6 +98,19 @@ impl Model {
         self.decoder.plan(numerics, bounds, num_pages)
     }
 
+    /// [`Decoder::hidden_plan`].
+    ///
+    /// # Errors
+    /// As [`Decoder::plan`].
+    pub fn hidden_plan(
+        &self,
+        numerics: &Numerics,
+        bounds: Bounds,
+        num_pages: usize,
+    ) -> Result<Plan, ModelError> {
+        self.decoder.hidden_plan(numerics, bounds, num_pages)
+    }
+
     /// [`Decoder::outline`].
     pub(crate) fn outline(
         &self,

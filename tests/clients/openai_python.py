@@ -57,6 +57,28 @@ def stream(client, model, wanted):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+def logprobs(client, model, wanted):
+    answer = client.chat.completions.create(
+        model=model, messages=QUESTION, temperature=0, max_tokens=24, logprobs=True, top_logprobs=3
+    )
+    tokens = answer.choices[0].logprobs.content
+    assert b"".join(bytes(token.bytes) for token in tokens).decode().startswith(wanted[0]), tokens
+    for token in tokens:
+        assert token.top_logprobs[0].logprob == token.logprob <= 0, token
+        assert len(token.top_logprobs) == 3, token
+
+
+def embeddings(client, model, _):
+    texts = ["The cat sleeps.", "A cat is sleeping.", "Interest rates rose in March."]
+    answer = client.embeddings.create(model=model, input=texts)
+    vectors = [data.embedding for data in answer.data]
+    dot = lambda a, b: sum(x * y for x, y in zip(a, b))
+    assert all(abs(dot(vector, vector) - 1) < 1e-4 for vector in vectors)
+    assert dot(vectors[0], vectors[1]) > dot(vectors[0], vectors[2]), vectors
+    floats = client.embeddings.create(model=model, input=texts[0], encoding_format="float")
+    assert dot(floats.data[0].embedding, vectors[0]) > 0.9999
+
+
 def tools(client, model, _):
     named = {"type": "function", "function": {"name": "weather"}}
     for choice, finish_reason in [("required", "tool_calls"), (named, "stop")]:
@@ -143,7 +165,7 @@ def main():
     model = client.models.list().data[0].id
     wanted = chat(client, model)
     print("chat")
-    for check in [stream, tools, json_schema, completions, responses, errors]:
+    for check in [stream, logprobs, embeddings, tools, json_schema, completions, responses, errors]:
         check(client, model, wanted)
         print(check.__name__)
 

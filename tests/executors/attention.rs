@@ -257,7 +257,7 @@ fn matches_oracle(subject: Subject, case: &Case) -> Outcome {
                 }
             });
             // Only the operation's numbers are read here.
-            let view = decode.logits;
+            let view = decode.output;
             let mut expected = oracle::attention(&op(view, view), precision, &q, &keys, &values);
             if case.kv != KvStorage::default() {
                 oracle::widen_for_cache(&mut expected, precision);

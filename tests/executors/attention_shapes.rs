@@ -199,7 +199,7 @@ fn matches_oracle(mut subject: Subject, case: &Case) -> Outcome {
     let steps = steps.into_iter().map(|(plan, inputs)| {
         let expected = match plan {
             0 => case.appended(&inputs, &rows),
-            _ => case.attended(&rows, plans[plan].logits),
+            _ => case.attended(&rows, plans[plan].output),
         };
         Step { plan, inputs, expected }
     });

@@ -294,7 +294,7 @@ pub fn check_within(
         for (index, step) in steps.iter().enumerate() {
             let output =
                 executor.run(prepared[step.plan], &step.inputs, Want::Logits).map_err(text)?;
-            let width = plans[step.plan].logits.width;
+            let width = plans[step.plan].output.width;
             matches_oracle(&output.logits, &step.expected, width)
                 .map_err(|error| format!("step {index}, round {round}: {error}"))?;
             let bits: Vec<u32> = output.logits.iter().map(|value| value.to_bits()).collect();

@@ -51,7 +51,7 @@ fn shows_values(subject: Subject, precision: Precision) -> Outcome {
         executor.run_ops(prepared, &one_sequence(ROWS, 0), &mut |index, activations| {
             // Of each output the whole, and columns of it.
             for view in plan.ops[index].writes() {
-                if view == plan.next_tokens {
+                if Some(view) == plan.next_tokens {
                     seen.push((index, Vec::new(), Vec::new()));
                     continue;
                 }

@@ -33,6 +33,8 @@ enum Form {
     InPlace,
     /// Of the residual stream.
     FromF32,
+    /// Of the residual stream, and in place: the hidden states that embeddings are made of.
+    F32InPlace,
 }
 
 pub fn tests() -> Vec<Test> {
@@ -43,6 +45,7 @@ pub fn tests() -> Vec<Test> {
             Form::Apart => "apart",
             Form::InPlace => "in_place",
             Form::FromF32 => "from_f32",
+            Form::F32InPlace => "f32_in_place",
         };
         let name = format!("{rows}x{groups}x{width}_{place}{}", suffix(precision));
         tests.push(Test::new(format!("rms_norm::matches_oracle_{name}"), move |subject| {
@@ -55,7 +58,7 @@ pub fn tests() -> Vec<Test> {
     }
     for precision in HALVES {
         for &shape in HALF_SHAPES {
-            for form in [Form::Apart, Form::InPlace, Form::FromF32] {
+            for form in [Form::Apart, Form::InPlace, Form::FromF32, Form::F32InPlace] {
                 add(precision, shape, form);
             }
         }
@@ -74,7 +77,8 @@ fn matches_oracle(
     // Columns in front, so that the view starts inside its rows.
     let margin = if precision == Precision::F32 { 3 } else { 8 };
     let mut input = Matrix::random(1, rows, margin + groups * width);
-    if form == Form::FromF32 {
+    let is_f32 = matches!(form, Form::FromF32 | Form::F32InPlace);
+    if is_f32 {
         // In the first column more than f16 holds, as it comes in real models.
         input.data.iter_mut().skip(margin).step_by(margin + groups * width).for_each(|x| *x *= 1e6);
     } else {
@@ -82,18 +86,22 @@ fn matches_oracle(
     }
     let weight = Matrix::random(2, 1, width);
     let mut setup = Setup::new(precision);
-    let x = match form {
-        Form::FromF32 => setup.f32_input("input", &input),
-        _ => setup.input("input", &input),
+    let x = match is_f32 {
+        true => setup.f32_input("input", &input),
+        false => setup.input("input", &input),
     };
     let x = x.columns(margin, groups * width);
-    let out = if form == Form::InPlace { x } else { setup.activation("out", groups * width) };
+    let out = match form {
+        Form::InPlace | Form::F32InPlace => x,
+        Form::Apart | Form::FromF32 => setup.activation("out", groups * width),
+    };
     let weight_id = setup.vector("weight", &weight);
     setup.plan.op(Op::RmsNorm { x, weight: weight_id, out, eps });
     let bounds = bounds(rows, rows % 2 * 3);
     let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let expected = oracle::rms_norm(&input.columns(margin..input.cols), &weight.data, eps);
-    let expected = expected.into_iter().map(|value| value.stored(precision)).collect();
+    let stored = if form == Form::F32InPlace { Precision::F32 } else { precision };
+    let expected = expected.into_iter().map(|value| value.stored(stored)).collect();
     let step = Step { plan: 0, inputs: one_sequence(rows, 0), expected };
     check(subject, &[plan], &weights, &[step])
 }

@@ -41,7 +41,7 @@ impl<'a> Interpreter<'a> {
         let cache = BTreeMap::new();
         let mut run = Interpreter { plan, weights, tokens, tensors, cache, rounded };
         plan.ops.iter().for_each(|op| run.op(op));
-        run.read(plan.logits)
+        run.read(plan.output)
     }
 
     fn read(&self, view: View) -> Vec<f32> {

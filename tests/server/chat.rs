@@ -69,6 +69,29 @@ pub fn a_streamed_chat_is_the_whole_one(client: &Client) {
     assert!(without.iter().all(|chunk| chunk.get("usage").is_none()));
 }
 
+pub fn log_probabilities_of_each_token(client: &Client) {
+    let mut body = chat();
+    (body["logprobs"], body["top_logprobs"]) = (true.into(), 2.into());
+    let whole = client.ok("/v1/chat/completions", &body);
+    let tokens = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(tokens.len() as u64, whole["usage"]["completion_tokens"].as_u64().unwrap());
+    let bytes = |token: &Value| serde_json::from_value::<Vec<u8>>(token["bytes"].clone()).unwrap();
+    let text = String::from_utf8(tokens.iter().flat_map(bytes).collect()).unwrap();
+    let content = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    // The stop token is one too, and no text.
+    assert!(text.starts_with(content) && text.len() > content.len(), "{text}");
+    for token in tokens {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!((top.len(), &top[0]["logprob"]), (2, &token["logprob"]), "{token}");
+        assert!(token["logprob"].as_f64().unwrap() <= 0.0);
+    }
+    let chunks = client.stream("/v1/chat/completions", &body).rest();
+    let streamed =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
+    assert_eq!(&streamed.flatten().cloned().collect::<Vec<_>>(), tokens);
+    assert!(client.ok("/v1/chat/completions", &chat())["choices"][0]["logprobs"].is_null());
+}
+
 pub fn stop_strings_end_an_answer(client: &Client) {
     let whole = client.ok("/v1/chat/completions", &chat());
     let whole = whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();

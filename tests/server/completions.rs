@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Serving};
 use crate::support::{LLAMA, stdout};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub fn completions_of_texts_and_ids(client: &Client) {
     let prompt = "The capital of France is";
@@ -35,6 +35,55 @@ pub fn completions_of_texts_and_ids(client: &Client) {
     };
     assert_eq!(text(0), format!("{prompt}{wanted}"));
     assert!(text(1).starts_with("Once upon a time"), "{}", text(1));
+}
+
+/// What lm-eval sends: the prompt is echoed and scored, with the token that follows.
+pub fn log_probabilities_of_prompts_and_answers(client: &Client) {
+    let prompt = "The capital of France is";
+    let ids = client.ok("/tokenize", &json!({ "prompt": prompt }))["tokens"].clone();
+    let body = |max_tokens: usize| {
+        json!({ "prompt": ids, "temperature": 0, "max_tokens": max_tokens, "echo": true,
+                "logprobs": 2 })
+    };
+    let choice = client.ok("/v1/completions", &body(3))["choices"][0].clone();
+    let logprobs = &choice["logprobs"];
+    let list = |name: &str| logprobs[name].as_array().unwrap();
+    let num_prompt = ids.as_array().unwrap().len();
+    let lens = ["tokens", "token_logprobs", "top_logprobs", "text_offset"].map(|n| list(n).len());
+    assert_eq!(lens, [num_prompt + 3; 4]);
+    assert_eq!(
+        (&logprobs["token_logprobs"][0], &logprobs["top_logprobs"][0]),
+        (&json!(null), &json!(null))
+    );
+    // The tokens are the text, each where it says.
+    let text = choice["text"].as_str().unwrap();
+    for (token, offset) in list("tokens").iter().zip(list("text_offset")) {
+        let at = &text[offset.as_u64().unwrap() as usize..];
+        assert!(at.starts_with(token.as_str().unwrap()), "{token} at {offset} of {text}");
+    }
+    // What was generated greedily is the most likely.
+    for index in num_prompt..num_prompt + 3 {
+        let own = logprobs["token_logprobs"][index].as_f64().unwrap();
+        let top = logprobs["top_logprobs"][index].as_object().unwrap();
+        let largest = top.values().map(|value| value.as_f64().unwrap()).fold(f64::MIN, f64::max);
+        assert!(own == largest && own <= 0.0 && top.len() == 2, "{logprobs}");
+    }
+    // The prompt alone, and in parts.
+    let alone = client.ok("/v1/completions", &body(0))["choices"][0].clone();
+    assert_eq!((&alone["text"], &alone["finish_reason"]), (&prompt.into(), &"length".into()));
+    assert_eq!(alone["logprobs"]["tokens"].as_array().unwrap()[..], list("tokens")[..num_prompt]);
+    let chunks = client.stream("/v1/completions", &body(3)).rest();
+    let streamed = |name: &str| -> Vec<Value> {
+        let choices =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"][name].as_array());
+        choices.flatten().cloned().collect()
+    };
+    assert_eq!(
+        (&streamed("tokens"), &streamed("text_offset")),
+        (list("tokens"), list("text_offset"))
+    );
+    let streamed = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str());
+    assert_eq!(streamed.collect::<String>(), text);
 }
 
 #[test]

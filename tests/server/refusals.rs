@@ -57,7 +57,7 @@ fn refusals_say_what_is_wrong() {
             "this model has no tokenizer",
         ),
         ("/tokenize", "{\"prompt\": \"x\"}", 400, "this model has no tokenizer"),
-        ("/v1/embeddings", "{}", 404, "there is no such path"),
+        ("/v1/audio/speech", "{}", 404, "there is no such path"),
         ("/v1/models", "{}", 405, "this path has no such method"),
     ] {
         let reply = reply(client.send(path, body.as_bytes()));

@@ -1,4 +1,5 @@
-//! `cargo xtask clients`: the server, talked to by the clients that people use: openai-python and langchain-openai.
+//! `cargo xtask clients`: the server, talked to by the clients that people use: openai-python,
+//! langchain-openai and lm-eval.
 
 use crate::{process, setup};
 use anyhow::{Context, Result, ensure};
@@ -14,7 +15,7 @@ use std::{
 
 /// In the repository: a script for each client, and the packages that they need.
 const SCRIPTS: &str = "tests/clients";
-const CLIENTS: [&str; 2] = ["openai_python.py", "langchain_chat.py"];
+const CLIENTS: [&str; 3] = ["openai_python.py", "langchain_chat.py", "lm_eval_task.py"];
 const REQUIREMENTS: &str = "requirements.txt";
 
 /// How long the model may load.

@@ -22,7 +22,7 @@ usage: cargo xtask COMMAND
   setup                   fetch what is missing: Rust's library source and the default model
   demo                    set up, build, and let the default model answer
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
-  clients                 run openai-python and langchain-openai against `halfwarp serve` on the CPU
+  clients                 run openai-python, langchain-openai and lm-eval against `halfwarp serve` on the CPU
   dist                    pack the binary with its licences and SHA256SUMS: target/archives
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
   emulate --seeds N       run the emulator's tests under N seeds each

@@ -130,10 +130,11 @@ fn complete(
             match event.kind {
                 EventKind::Started { cached_tokens } => cached += cached_tokens,
                 EventKind::Token(_) => generated += 1,
-                EventKind::PromptLogprobs(_) | EventKind::Logprobs(_) | EventKind::Finished(_) => {}
                 EventKind::Failed(source) => {
                     return Err(EngineError::Sample { request: event.request, source });
                 }
+                // Of what is not asked for here there is nothing.
+                _ => {}
             }
         }
     }

@@ -138,10 +138,11 @@ fn run(engine: &mut Engine, prompt: Vec<u32>, max_new_tokens: usize) -> Result<R
             match event.kind {
                 EventKind::Started { cached_tokens } => run.filled -= cached_tokens,
                 EventKind::Token(_) => generated += 1,
-                EventKind::PromptLogprobs(_) | EventKind::Logprobs(_) | EventKind::Finished(_) => {}
                 EventKind::Failed(source) => {
                     return Err(EngineError::Sample { request: event.request, source }.into());
                 }
+                // Of what is not asked for here there is nothing.
+                _ => {}
             }
         }
     }

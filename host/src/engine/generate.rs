@@ -49,7 +49,9 @@ impl Engine {
                             self.cancel(id);
                         }
                     }
-                    EventKind::PromptLogprobs(_) | EventKind::Logprobs(_) => {}
+                    EventKind::PromptLogprobs(_)
+                    | EventKind::Logprobs(_)
+                    | EventKind::Embedding(_) => {}
                     EventKind::Finished(reason) => ended = Some(Ok(reason)),
                     EventKind::Failed(source) => {
                         ended = Some(Err(EngineError::Sample { request: id, source }));

@@ -12,6 +12,7 @@ mod logprobs;
 mod observe;
 mod options;
 pub mod pages;
+mod pooling;
 mod precision;
 mod prefix;
 mod request;
@@ -28,6 +29,7 @@ pub use error::EngineError;
 pub use logprobs::Logprobs;
 pub use observe::{ObserveOp, StepSize, TimedStep};
 pub use options::EngineOptions;
+pub use pooling::Pooling;
 pub use precision::PrecisionChoice;
 pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
@@ -41,7 +43,7 @@ pub use service::{
 use crate::Model;
 use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::ModelError;
-use crate::plan::{Bounds, MemoryBudget, MemoryUse, Numerics, Precision, StepInputs};
+use crate::plan::{Bounds, MemoryBudget, MemoryUse, Numerics, PlanOutput, Precision, StepInputs};
 use crate::weights::Progress;
 use buckets::Buckets;
 use constraint::Constrained;
@@ -77,7 +79,7 @@ pub struct Engine {
     buckets: Buckets,
     num_pages: usize,
     budget: MemoryBudget,
-    prepared: HashMap<Bounds, PreparedPlan>,
+    prepared: HashMap<(PlanOutput, Bounds), PreparedPlan>,
     scheduler: Scheduler,
     next_id: u64,
     /// Events that no step has handed out yet.
@@ -242,7 +244,8 @@ impl Engine {
         request.check(self.model.config().vocab_size, self.context())?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        if request.max_new_tokens == Some(0) && request.prompt_logprobs.is_none() {
+        let is_of_prompt = request.prompt_logprobs.is_some() || request.pooling.is_some();
+        if request.max_new_tokens == Some(0) && !is_of_prompt {
             self.finish(id, FinishReason::Length);
         } else {
             self.scheduler.add(Sequence::new(id, request));
@@ -301,6 +304,10 @@ impl Engine {
         let entries = self.scheduler.schedule();
         if let Some(first) = entries.first() {
             let is_prompt = self.scheduler.prompt_len(first.index) > 0;
+            let plan_output = match self.scheduler.running(first.index).is_pooled() {
+                true => PlanOutput::Hidden,
+                false => PlanOutput::Logits,
+            };
             let inputs = self.step_inputs(&entries);
             let rows_of_host = self.rows_of_host(&entries);
             let want = match (inputs.logit_rows.as_slice(), rows_of_host.as_slice()) {
@@ -314,7 +321,7 @@ impl Engine {
                 for (_, constraint) in &mut constraints {
                     scope.spawn(|_| constraint.prepare());
                 }
-                let plan = self.plan_for(&inputs, is_prompt)?;
+                let plan = self.plan_for(plan_output, &inputs, is_prompt)?;
                 Ok(self.executor.run_while(plan, &inputs, want, &mut meanwhile)?)
             });
             for (index, constraint) in constraints {
@@ -358,27 +365,32 @@ impl Engine {
         inputs: &StepInputs,
         want: Want<'_>,
     ) -> Result<StepOutput, EngineError> {
-        let plan = self.plan_for(inputs, true)?;
+        let plan = self.plan_for(PlanOutput::Logits, inputs, true)?;
         Ok(self.executor.run(plan, inputs, want)?)
     }
 
     /// The smallest plan that `inputs` fit, which is prepared when it is first needed.
     fn plan_for(
         &mut self,
+        output: PlanOutput,
         inputs: &StepInputs,
         is_prompt: bool,
     ) -> Result<PreparedPlan, EngineError> {
-        self.prepare(self.buckets.bounds_for(inputs, is_prompt && self.numerics.batch_invariant))
+        let is_prompt = is_prompt && self.numerics.batch_invariant;
+        self.prepare(output, self.buckets.bounds_for(inputs, is_prompt))
     }
 
-    /// The plan for steps of `bounds`, ready to run.
-    fn prepare(&mut self, bounds: Bounds) -> Result<PreparedPlan, EngineError> {
-        if let Some(&plan) = self.prepared.get(&bounds) {
+    /// The plan of `output` for steps of `bounds`, ready to run.
+    fn prepare(&mut self, output: PlanOutput, bounds: Bounds) -> Result<PreparedPlan, EngineError> {
+        if let Some(&plan) = self.prepared.get(&(output, bounds)) {
             return Ok(plan);
         }
-        let plan = self.model.plan(&self.numerics, bounds, self.num_pages)?;
+        let plan = match output {
+            PlanOutput::Logits => self.model.plan(&self.numerics, bounds, self.num_pages)?,
+            PlanOutput::Hidden => self.model.hidden_plan(&self.numerics, bounds, self.num_pages)?,
+        };
         let plan = self.executor.prepare(&plan)?;
-        self.prepared.insert(bounds, plan);
+        self.prepared.insert((output, bounds), plan);
         Ok(plan)
     }
 
@@ -386,7 +398,7 @@ impl Engine {
     /// first use of graphs, kernels and weights.
     fn prepare_all(&mut self) -> Result<(), EngineError> {
         for bounds in self.buckets.of_requests() {
-            let plan = self.prepare(bounds)?;
+            let plan = self.prepare(PlanOutput::Logits, bounds)?;
             self.executor.run(plan, &buckets::warm_up(&bounds), Want::NextTokens)?;
         }
         Ok(())
@@ -405,7 +417,7 @@ impl Engine {
             if let Some(cached_tokens) = sequence.start() {
                 event(EventKind::Started { cached_tokens });
             }
-            let Brought { prompt_logprobs, token } = match brought {
+            let Brought { prompt_logprobs, embedding, token } = match brought {
                 Ok(brought) => brought,
                 Err(source) => {
                     event(EventKind::Failed(source));
@@ -416,6 +428,7 @@ impl Engine {
             if !prompt_logprobs.is_empty() {
                 event(EventKind::PromptLogprobs(prompt_logprobs));
             }
+            embedding.into_iter().for_each(|embedding| event(EventKind::Embedding(embedding)));
             let reason = match token {
                 Some((token, logprobs)) => {
                     logprobs.into_iter().for_each(|of| event(EventKind::Logprobs(of)));

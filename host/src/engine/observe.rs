@@ -4,7 +4,7 @@ use super::pages::PageTable;
 use super::request::check_prompt;
 use super::{Engine, EngineError};
 use crate::exec::{Activations, ExecError, PreparedPlan, StepTimes, Want};
-use crate::plan::{Plan, StepInputs, StepShape};
+use crate::plan::{Plan, PlanOutput, StepInputs, StepShape};
 
 /// The size of a step that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,8 @@ impl Engine {
         let inputs = self.fill(size, &mut tables);
         let result = inputs.and_then(|inputs| {
             let is_prompt = size.new_tokens > 1 && self.numerics.batch_invariant;
-            let plan = self.prepare(self.buckets.bounds_for(&inputs, is_prompt))?;
+            let plan =
+                self.prepare(PlanOutput::Logits, self.buckets.bounds_for(&inputs, is_prompt))?;
             run(self, plan, &inputs)
         });
         tables.into_iter().for_each(|table| self.scheduler.give_back(table));
@@ -123,7 +124,7 @@ impl Engine {
         let mut inputs = StepInputs::new();
         inputs.push_sequence(tokens, 0, pages.pages(), tokens.len() - 1..tokens.len());
         let bounds = self.buckets.bounds_for(&inputs, true);
-        let observed = self.prepare(bounds).and_then(|prepared| {
+        let observed = self.prepare(PlanOutput::Logits, bounds).and_then(|prepared| {
             let plan = self.executor.plan(prepared)?.clone();
             let after = &mut |op, activations: &dyn Activations| observe(&plan, op, activations);
             Ok(self.executor.run_ops(prepared, &inputs, after)?)

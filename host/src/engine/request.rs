@@ -1,6 +1,6 @@
 //! Requests to the engine, and the events and generations that it returns.
 
-use super::{Constraint, EngineError, Logprobs, Sampling, SamplingError};
+use super::{Constraint, EngineError, Logprobs, Pooling, Sampling, SamplingError};
 use std::sync::Arc;
 
 /// Identifies a request in the engine that it was added to.
@@ -24,9 +24,11 @@ pub struct Request {
     pub min_tokens: usize,
     /// Asks for the log-probability of each generated token, and of so many most likely ones beside it.
     pub logprobs: Option<usize>,
-    /// As `logprobs`, of all tokens of the prompt but the first. The whole prompt is computed then: other requests' keys and
-    /// values are not read.
+    /// As `logprobs`, of all tokens of the prompt but the first. The whole prompt is computed then, as it is for
+    /// [`Pooling::Mean`]: other requests' keys and values are not read.
     pub prompt_logprobs: Option<usize>,
+    /// Asks for an embedding of the prompt, instead of tokens that continue it.
+    pub pooling: Option<Pooling>,
     /// A rule for the generated tokens, stop tokens included, such as a [`Grammar`](crate::Grammar).
     pub constraint: Option<Arc<dyn Constraint>>,
     /// Only requests with the same salt share keys and values in the cache: how long a prompt takes tells nothing of
@@ -84,6 +86,8 @@ pub enum EventKind {
     PromptLogprobs(Vec<Logprobs>),
     /// Those of the token that is the next event: see [`Request::logprobs`].
     Logprobs(Logprobs),
+    /// The embedding of the prompt, `[hidden_size]`, of unit length: see [`Request::pooling`].
+    Embedding(Vec<f32>),
     /// A token was generated; the stop token that ends a generation is one too.
     Token(u32),
     /// The last event of a request.
@@ -97,7 +101,7 @@ pub enum EventKind {
 pub enum FinishReason {
     /// The last token is one of [`Request::stop_tokens`].
     StopToken,
-    /// [`Request::max_new_tokens`] were generated.
+    /// [`Request::max_new_tokens`] were generated, or there is the embedding that was asked for.
     Length,
     /// The context has no position left.
     ContextFull,

@@ -4,6 +4,7 @@ use super::scheduler::Entry;
 use super::sequence::{Brought, Sequence};
 use super::{Engine, SamplingError};
 use crate::exec::{NextToken, StepOutput};
+use crate::model::Config;
 use rayon::prelude::*;
 
 /// What a step computed of an entry.
@@ -35,23 +36,26 @@ impl Engine {
         entries: &[Entry],
         output: &StepOutput,
     ) -> Vec<Result<Brought, SamplingError>> {
-        let vocab_size = self.model.config().vocab_size;
+        let pools =
+            entries.first().is_some_and(|entry| self.scheduler.running(entry.index).is_pooled());
+        let Config { hidden_size, vocab_size, .. } = *self.model.config();
+        let width = if pools { hidden_size } else { vocab_size };
         let sequences = self.scheduler.all_running().iter_mut();
         let mut sequences: Vec<Option<&mut Sequence>> = sequences.map(Some).collect();
         let (mut num_rows, mut logits) = (0, output.logits.as_slice());
         let part = |&entry: &Entry| {
             let sequence = sequences[entry.index].take()?;
             num_rows += sequence.logit_rows(&entry).len();
-            let drawn = entry.is_last.then(|| output.next_tokens[num_rows - 1]);
-            let len = sequence.host_rows(&entry).len() * vocab_size;
+            let drawn =
+                entry.is_last.then(|| output.next_tokens.get(num_rows - 1)).flatten().copied();
+            let len = sequence.host_rows(&entry).len() * width;
             let logits = logits.split_off(..len).unwrap_or_default();
             Some(Part { sequence, entry, logits, drawn })
         };
         // A sequence has one entry: none is left out.
         let parts: Vec<Part<'_>> = entries.iter().filter_map(part).collect();
-        let take = |part: Part<'_>| {
-            part.sequence.take_rows(&part.entry, part.logits, vocab_size, part.drawn)
-        };
+        let take =
+            |part: Part<'_>| part.sequence.take_rows(&part.entry, part.logits, width, part.drawn);
         match output.logits.is_empty() {
             true => parts.into_iter().map(take).collect(),
             false => parts.into_par_iter().map(take).collect(),

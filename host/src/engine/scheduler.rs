@@ -18,6 +18,8 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     /// Whether the last step was of prompts alone ([`Turns::Apart`]).
     was_of_prompts: bool,
+    /// Whether the last step was of prompts whose embeddings are asked for.
+    was_pooled: bool,
     num_preemptions: u64,
 }
 
@@ -65,6 +67,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             was_of_prompts: false,
+            was_pooled: false,
             num_preemptions: 0,
         }
     }
@@ -155,13 +158,27 @@ impl Scheduler {
             sequence.publish(self.turns, &mut self.pages);
         }
         self.admit_urgent();
-        match self.turns {
+        // By turns where there are both: a plan has logits or hidden states.
+        if !std::mem::take(&mut self.was_pooled) {
+            let pooled = self.schedule_pooled();
+            if !pooled.is_empty() {
+                self.was_pooled = true;
+                return pooled;
+            }
+        }
+        let batch = match self.turns {
             Turns::Together => {
                 let decoding = self.schedule_decoding();
-                self.schedule_prompts(decoding)
+                self.schedule_prompts(decoding, false)
             }
             Turns::Apart => self.schedule_apart(),
-        }
+        };
+        if batch.is_empty() { self.schedule_pooled() } else { batch }
+    }
+
+    /// Prompts whose embeddings are asked for.
+    fn schedule_pooled(&mut self) -> Vec<Entry> {
+        self.schedule_prompts(Vec::new(), true)
     }
 
     /// Prompts, or after a step of prompts what decodes.
@@ -172,7 +189,7 @@ impl Scheduler {
                 return decoding;
             }
         }
-        let prompts = self.schedule_prompts(Vec::new());
+        let prompts = self.schedule_prompts(Vec::new(), false);
         self.was_of_prompts = !prompts.is_empty();
         if prompts.is_empty() { self.schedule_decoding() } else { prompts }
     }
@@ -181,22 +198,23 @@ impl Scheduler {
     pub fn prompt_len(&self, index: usize) -> usize {
         let sequence = &self.running[index];
         match self.turns {
+            _ if sequence.is_pooled() => sequence.pending().len(),
             Turns::Together if sequence.num_cached() > 0 && sequence.pending().len() == 1 => 0,
             Turns::Together => sequence.pending().len(),
             Turns::Apart => sequence.pending_prompt().len(),
         }
     }
 
-    /// Adds to `batch` as much of the prompts as there is room for. While sequences decode, a long prompt comes in short
+    /// Adds to `batch` as much of the prompts as there is room for, of those that are pooled or of the others. While sequences decode, a long prompt comes in short
     /// chunks: they wait for it in every step.
-    fn schedule_prompts(&mut self, mut batch: Vec<Entry>) -> Vec<Entry> {
+    fn schedule_prompts(&mut self, mut batch: Vec<Entry>, pooled: bool) -> Vec<Entry> {
         let (mut num_tokens, mut max_tokens) = (batch.len(), self.limits.max_tokens);
         let is_decoding = (0..self.running.len()).any(|index| self.prompt_len(index) == 0);
         let threshold = self.limits.long_prefill_token_threshold.filter(|_| is_decoding);
         let max_chunk = threshold.map_or(usize::MAX, NonZeroUsize::get);
         let num_running = self.running.len();
         let mut index = 0;
-        while num_tokens < max_tokens && (index < self.running.len() || self.admit()) {
+        while num_tokens < max_tokens && (index < self.running.len() || self.admit_one(pooled)) {
             let pending = match self.turns {
                 // All but one token of a sequence can be in the cache when it is admitted.
                 Turns::Together if index >= num_running => self.prompt_len(index).max(1),
@@ -207,7 +225,7 @@ impl Scheduler {
                 false => max_tokens,
             };
             let chunk = pending.min(end.saturating_sub(num_tokens)).min(max_chunk);
-            if chunk > 0 {
+            if chunk > 0 && self.running[index].is_pooled() == pooled {
                 batch.push(self.entry(index, chunk));
                 (num_tokens, max_tokens) = (num_tokens + chunk, end);
             }
@@ -259,6 +277,11 @@ impl Scheduler {
         while is_urgent(self) && self.admit() {
             self.running.sort_by_key(Sequence::priority);
         }
+    }
+
+    /// [`Scheduler::admit`] of one whose embedding is asked for, or of another.
+    fn admit_one(&mut self, pooled: bool) -> bool {
+        self.waiting.front().is_some_and(|first| first.is_pooled() == pooled) && self.admit()
     }
 
     /// Lets the first that waits run, if there is room.

@@ -2,6 +2,7 @@
 
 use super::constraint::Constrained;
 use super::pages::{PageAllocator, PageTable};
+use super::pooling::Pooled;
 use super::prefix::PageHash;
 use super::sampler;
 use super::scheduler::{Entry, Turns};
@@ -38,6 +39,8 @@ pub struct Sequence {
     min_tokens: usize,
     logprobs: Option<usize>,
     prompt_logprobs: Option<usize>,
+    /// Of a prompt whose embedding is asked for.
+    pooled: Option<Pooled>,
     /// Leading positions of the prompt whose logits are wanted no more.
     num_rows_done: usize,
     priority: i32,
@@ -49,6 +52,8 @@ pub struct Sequence {
 pub struct Brought {
     /// Those of the tokens of the prompt after the positions that the step computed.
     pub prompt_logprobs: Vec<Logprobs>,
+    /// The embedding of its prompt.
+    pub embedding: Option<Vec<f32>>,
     /// The next token, and its own if they are asked for.
     pub token: Option<(u32, Option<Logprobs>)>,
 }
@@ -57,6 +62,9 @@ impl Sequence {
     /// A sequence that has nothing in the cache yet.
     pub fn new(id: RequestId, request: Request) -> Self {
         let prompt_len = request.prompt.len();
+        let pooled = request.pooling.map(Pooled::new);
+        let wants_all =
+            request.prompt_logprobs.is_some() || pooled.as_ref().is_some_and(Pooled::takes_all);
         Sequence {
             id,
             prompt_len,
@@ -74,7 +82,8 @@ impl Sequence {
             min_tokens: request.min_tokens,
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs,
-            num_rows_done: if request.prompt_logprobs.is_some() { 0 } else { prompt_len },
+            pooled,
+            num_rows_done: if wants_all { 0 } else { prompt_len },
             priority: request.priority,
             constraint: request.constraint.as_ref().map(Constrained::new),
         }
@@ -153,7 +162,13 @@ impl Sequence {
         self.sampling.changes_logits()
             || self.constraint.is_some()
             || self.logprobs.is_some()
+            || self.pooled.is_some()
             || self.num_generated() < self.min_tokens
+    }
+
+    /// Whether an embedding is asked for, and no token.
+    pub fn is_pooled(&self) -> bool {
+        self.pooled.is_some()
     }
 
     fn num_generated(&self) -> usize {
@@ -182,25 +197,33 @@ impl Sequence {
         start..end - usize::from(entry.is_last && !self.needs_logits())
     }
 
-    /// Takes the `logits` of its [`Sequence::host_rows`], and what the device has drawn of its last row.
+    /// Takes the `output` of its [`Sequence::host_rows`], `[rows, width]`: hidden states of what [`Sequence::is_pooled`],
+    /// else logits; and what the device has drawn of its last row.
     ///
     /// # Errors
     /// As [`sampler::drawn`], and those of a constraint.
     pub fn take_rows(
         &mut self,
         entry: &Entry,
-        logits: &[f32],
-        vocab_size: usize,
+        output: &[f32],
+        width: usize,
         drawn: Option<NextToken>,
     ) -> Result<Brought, SamplingError> {
+        let rows = self.host_rows(entry);
+        if let Some(pooled) = &mut self.pooled {
+            pooled.push(output, width);
+            self.num_rows_done = self.num_rows_done.max(self.num_cached + rows.end);
+            let embedding = entry.is_last.then(|| pooled.embedding());
+            return Ok(Brought { embedding, ..Brought::default() });
+        }
         let takes_last = entry.is_last && self.needs_logits();
-        let num_prompt_rows = self.host_rows(entry).len() - usize::from(takes_last);
-        let (of_prompt, last) = logits.split_at(num_prompt_rows * vocab_size);
-        let first = self.num_cached + self.host_rows(entry).start;
+        let num_prompt_rows = rows.len() - usize::from(takes_last);
+        let (of_prompt, last) = output.split_at(num_prompt_rows * width);
+        let first = self.num_cached + rows.start;
         let prompt_logprobs = match self.prompt_logprobs {
             Some(num_top) if num_prompt_rows > 0 => {
                 self.num_rows_done = first + num_prompt_rows;
-                let rows = of_prompt.par_chunks_exact(vocab_size).zip(&self.tokens[first + 1..]);
+                let rows = of_prompt.par_chunks_exact(width).zip(&self.tokens[first + 1..]);
                 let of = |(row, &token): (&[f32], &u32)| Logprobs::new(row, token, num_top);
                 rows.map(of).collect::<Result<_, _>>()?
             }
@@ -215,7 +238,7 @@ impl Sequence {
             }
             Some(drawn) => Some((sampler::drawn(drawn)?, None)),
         };
-        Ok(Brought { prompt_logprobs, token })
+        Ok(Brought { prompt_logprobs, embedding: None, token })
     }
 
     /// How much of the prompt is in the cache.

@@ -40,6 +40,8 @@ pub enum RequestEvent {
     PromptLogprobs(Vec<Logprobs>),
     /// Those of the token that is the next event: see [`Request::logprobs`].
     Logprobs(Logprobs),
+    /// The embedding of the prompt, `[hidden_size]`, of unit length: see [`Request::pooling`].
+    Embedding(Vec<f32>),
     /// A token was generated; the stop token that ends a generation is one too.
     Token(u32),
     /// The last event of a request; [`FinishReason::Cancelled`] if the service was stopped.
@@ -478,6 +480,7 @@ impl<'a> Worker<'a> {
             }
             EventKind::PromptLogprobs(logprobs) => RequestEvent::PromptLogprobs(logprobs),
             EventKind::Logprobs(logprobs) => RequestEvent::Logprobs(logprobs),
+            EventKind::Embedding(embedding) => RequestEvent::Embedding(embedding),
             EventKind::Token(token) => {
                 stats.generation_tokens += 1;
                 RequestEvent::Token(token)

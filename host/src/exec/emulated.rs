@@ -164,14 +164,14 @@ impl Executor for EmulatedExecutor {
         let words = |bytes: Vec<u8>| bytemuck::pod_collect_to_vec::<u8, u32>(&bytes);
         let mut output = StepOutput::default();
         if want.has_next_tokens() {
-            let outputs = words(rows(plan.next_tokens)?).into_iter();
-            output.next_tokens = outputs.map(NextToken::of_output).collect();
+            let outputs = plan.next_tokens.map(rows).transpose()?.map(words).unwrap_or_default();
+            output.next_tokens = outputs.into_iter().map(NextToken::of_output).collect();
         }
         let wanted = want.logit_rows(num_rows);
         if !wanted.is_empty() {
-            let logits: Vec<f32> = bytemuck::pod_collect_to_vec(&rows(plan.logits)?);
+            let logits: Vec<f32> = bytemuck::pod_collect_to_vec(&rows(plan.output)?);
             let wanted = wanted.into_iter().flatten();
-            let width = plan.logits.width;
+            let width = plan.output.width;
             output.logits =
                 wanted.flat_map(|row| &logits[row * width..][..width]).copied().collect();
         }
@@ -342,7 +342,7 @@ mod tests {
         let EmulatedExecutor { memory, prepared, .. } = &mut executor;
         let prepared = prepared.get(handle).unwrap();
         let EmulatedPlan { plan, addresses, .. } = prepared;
-        let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.logits, 1);
+        let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.output, 1);
         assert_eq!(rows(memory).unwrap().len(), 4 * size_of::<f32>());
         start_step(memory, prepared, &inputs());
         let error = rows(memory).unwrap_err();

@@ -266,10 +266,14 @@ impl<'a> Lowering<'a> {
                 let num_groups = x.width / group_size;
                 let norm = RmsNorm { max_rows: self.max_rows(x), num_groups, group_size, eps };
                 let (num_rows, weight) = (self.num_rows(x), self.weight(weight)?);
-                if self.plan.dtype(x) == Dtype::F32 {
-                    norm.launch(num_rows, self.view::<f32>(x)?, weight, self.view::<E>(out)?)
-                } else {
-                    norm.launch(num_rows, self.view::<E>(x)?, weight, self.view::<E>(out)?)
+                match [x, out].map(|view| self.plan.dtype(view)) {
+                    [Dtype::F32, Dtype::F32] => {
+                        norm.launch(num_rows, self.view::<f32>(x)?, weight, self.view::<f32>(out)?)
+                    }
+                    [Dtype::F32, _] => {
+                        norm.launch(num_rows, self.view::<f32>(x)?, weight, self.view::<E>(out)?)
+                    }
+                    _ => norm.launch(num_rows, self.view::<E>(x)?, weight, self.view::<E>(out)?),
                 }
             }
             Op::Linear(ref linear) => E::linear(self, linear)?,

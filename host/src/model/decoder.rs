@@ -8,24 +8,23 @@
 //! residual stream, which grows from layer to layer, is in f32 and added to in f32
 //! (docs/precision.md).
 
-use super::{Config, names::Names};
+use super::{Config, Decoder, names::Names};
 use crate::plan::{
     Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
-    MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, Precision,
-    Rows, View, Weight, WeightId, WeightLayout, WeightPart, WeightSource,
+    MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, PlanOutput,
+    Precision, Rows, View, Weight, WeightId, WeightLayout, WeightPart, WeightSource,
 };
 
-/// Makes the plan of the model that `config` describes, with weights of `checkpoint`, which calls
-/// them by `names`.
+/// Makes the plan of `model`.
 pub(super) fn plan(
-    config: &Config,
-    names: &Names,
-    checkpoint: &dyn WeightSource,
+    model: &Decoder,
     rope: Constant,
     numerics: &Numerics,
+    output: PlanOutput,
     bounds: Bounds,
     num_pages: usize,
 ) -> Result<Plan, PlanError> {
+    let Decoder { config, names, checkpoint, .. } = model;
     let precision = numerics.precision;
     let kv = KvLayout {
         num_layers: config.num_layers(),
@@ -43,8 +42,12 @@ pub(super) fn plan(
     let mut planner =
         Planner { config, names, checkpoint, numerics, precision, score_columns, builder };
     let rope = planner.builder.constant(rope);
-    let (logits, next_tokens) = planner.decode(rope);
-    planner.builder.finish(numerics, bounds, kv, logits, next_tokens)
+    let (table, hidden) = planner.layers(rope);
+    let (output, next_tokens) = match output {
+        PlanOutput::Logits => planner.logits(table, hidden),
+        PlanOutput::Hidden => (planner.normed(hidden), None),
+    };
+    planner.builder.finish(numerics, bounds, kv, output, next_tokens)
 }
 
 struct Planner<'a> {
@@ -59,8 +62,8 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// All operations, from token ids to logits and the most likely tokens.
-    fn decode(&mut self, rope: ConstantId) -> (View, View) {
+    /// From token ids to the hidden states of the wanted rows; with the embedding table.
+    fn layers(&mut self, rope: ConstantId) -> (WeightId, View) {
         let (config, names) = (self.config, self.names);
         let Config { vocab_size, hidden_size, .. } = *config;
         let table = self.table("embedding", part(names.embedding, vocab_size), hidden_size);
@@ -76,7 +79,23 @@ impl Planner<'_> {
 
         let last = self.builder.activation("last_hidden", Rows::Logits, hidden_size, residual);
         self.builder.op(Op::GatherRows { x: hidden, out: last });
-        let x = self.norm("final_norm", names.final_norm, last);
+        (table, last)
+    }
+
+    /// `norm(hidden)` in place, as it is.
+    fn normed(&mut self, hidden: View) -> View {
+        let name = part(self.names.final_norm, hidden.width);
+        let weight = self.vector("final_norm", &[name], "weight");
+        let eps = self.config.rms_norm_eps;
+        self.builder.op(Op::RmsNorm { x: hidden, weight, out: hidden, eps });
+        hidden
+    }
+
+    /// The logits, and a token drawn of each row of them.
+    fn logits(&mut self, table: WeightId, hidden: View) -> (View, Option<View>) {
+        let (config, names) = (self.config, self.names);
+        let Config { vocab_size, hidden_size, .. } = *config;
+        let x = self.norm("final_norm", names.final_norm, hidden);
         let weight = if config.tie_word_embeddings {
             table
         } else {
@@ -86,7 +105,7 @@ impl Planner<'_> {
         self.builder.op(Op::Linear(Linear::new(x, weight, logits)));
         let next_tokens = self.builder.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         self.builder.op(Op::Sample { x: logits, out: next_tokens });
-        (logits, next_tokens)
+        (logits, Some(next_tokens))
     }
 
     /// `hidden += attention(norm(hidden))`.

@@ -15,7 +15,7 @@ pub(crate) use names::Names;
 pub(crate) use rope::yarn_attention_factor;
 pub use rope::{Rope, RopeScaling};
 
-use crate::plan::{Bounds, Constant, Numerics, Plan, Precision};
+use crate::plan::{Bounds, Constant, Numerics, Plan, PlanOutput, Precision};
 use crate::weights::{Checkpoint, Origin};
 use std::path::Path;
 use std::sync::Mutex;
@@ -97,7 +97,20 @@ impl Decoder {
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.plan_with(Decoder::rope_table, numerics, bounds, num_pages)
+        self.plan_with(Decoder::rope_table, numerics, PlanOutput::Logits, bounds, num_pages)
+    }
+
+    /// As [`Decoder::plan`]; its output is the hidden state of [`PlanOutput::Hidden`].
+    ///
+    /// # Errors
+    /// As [`Decoder::plan`].
+    pub fn hidden_plan(
+        &self,
+        numerics: &Numerics,
+        bounds: Bounds,
+        num_pages: usize,
+    ) -> Result<Plan, ModelError> {
+        self.plan_with(Decoder::rope_table, numerics, PlanOutput::Hidden, bounds, num_pages)
     }
 
     /// As [`Decoder::plan`], without the data of its tables, for what reads sizes alone: the
@@ -112,20 +125,20 @@ impl Decoder {
             let cols = decoder.config.rope.rotary_dim;
             Constant { name: "rope".into(), rows, cols, data: [].into() }
         };
-        self.plan_with(empty, numerics, bounds, num_pages)
+        self.plan_with(empty, numerics, PlanOutput::Logits, bounds, num_pages)
     }
 
     fn plan_with(
         &self,
         rope_table: impl FnOnce(&Decoder, usize) -> Constant,
         numerics: &Numerics,
+        output: PlanOutput,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
         self.check(numerics, bounds)?;
         let rope = rope_table(self, bounds.max_kv_len);
-        let (config, names, checkpoint) = (&self.config, self.names, &self.checkpoint);
-        Ok(decoder::plan(config, names, checkpoint, rope, numerics, bounds, num_pages)?)
+        Ok(decoder::plan(self, rope, numerics, output, bounds, num_pages)?)
     }
 
     /// Whether there can be such a plan of this model.

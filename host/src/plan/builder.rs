@@ -74,13 +74,13 @@ impl PlanBuilder {
         numerics: &Numerics,
         bounds: Bounds,
         kv: KvLayout,
-        logits: View,
-        next_tokens: View,
+        output: View,
+        next_tokens: impl Into<Option<View>>,
     ) -> Result<Plan, PlanError> {
         let PlanBuilder { tensors, weights, constants, ops, .. } = self;
-        let numerics = *numerics;
+        let (numerics, next_tokens) = (*numerics, next_tokens.into());
         let plan =
-            Plan { bounds, tensors, weights, constants, kv, ops, logits, next_tokens, numerics };
+            Plan { bounds, tensors, weights, constants, kv, ops, output, next_tokens, numerics };
         plan.check()?;
         Ok(plan)
     }

@@ -222,8 +222,8 @@ mod tests {
             },
             ops: vec![linear, Op::Attention(attention)],
             numerics: Numerics::default(),
-            logits: view(2, 16),
-            next_tokens: view(2, 1),
+            output: view(2, 16),
+            next_tokens: Some(view(2, 1)),
         }
     }
 

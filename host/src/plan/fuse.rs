@@ -154,7 +154,7 @@ impl Pass<'_> {
     /// Whether an operation after operation `index` reads any column of `view`, or an output is in
     /// it.
     fn is_read_after(&self, index: usize, view: View) -> bool {
-        let outputs = [self.plan.logits, self.plan.next_tokens];
+        let outputs = self.plan.outputs();
         let mut later = self.plan.ops[index + 1..].iter().flat_map(Op::reads).chain(outputs);
         later.any(|read| read.overlaps(view))
     }

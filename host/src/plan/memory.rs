@@ -81,7 +81,7 @@ pub(super) fn lifetimes(plan: &Plan) -> Vec<Option<Lifetime>> {
             life.get_or_insert(Lifetime { first: index, last: index }).last = index;
         }
     }
-    for output in [plan.logits, plan.next_tokens] {
+    for output in plan.outputs() {
         if let Some(life) = &mut lifetimes[output.tensor.0] {
             life.last = plan.ops.len();
         }
@@ -157,8 +157,8 @@ mod tests {
                 .map(|i| Op::SiluMul { gate: view(i - 1), up: view(i - 1), out: view(i) })
                 .collect(),
             numerics: Numerics::default(),
-            logits: view(widths.len() - 1),
-            next_tokens: view(widths.len() - 1),
+            output: view(widths.len() - 1),
+            next_tokens: Some(view(widths.len() - 1)),
         }
     }
 
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn an_output_lives_to_the_end() {
         let mut plan = chain(&[64; 4]);
-        plan.logits = View { tensor: TensorId(1), start: 0, width: 64 };
+        plan.output = View { tensor: TensorId(1), start: 0, width: 64 };
         let arena = ArenaLayout::new(&plan);
         assert_ne!(arena.offset(TensorId(1)), arena.offset(TensorId(3)));
         assert_eq!(arena.bytes(), 3 * 8 * 64 * 4);

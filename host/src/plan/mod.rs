@@ -89,6 +89,15 @@ impl Bounds {
     }
 }
 
+/// What a plan computes of the rows for which logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlanOutput {
+    /// Logits, and the tokens drawn of them.
+    Logits,
+    /// The hidden state after the final norm, which is what embeddings are made of.
+    Hidden,
+}
+
 /// A model as operations, in the order in which they run.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -105,10 +114,11 @@ pub struct Plan {
     pub kv: KvLayout,
     /// Operations, in order.
     pub ops: Vec<Op>,
-    /// Logits, `[logit_rows, vocab_size]` f32.
-    pub logits: View,
-    /// Index of the largest logit of each row, or why there is none, `[logit_rows, 1]` u32.
-    pub next_tokens: View,
+    /// Logits, `[logit_rows, vocab_size]` f32; of a plan of [`PlanOutput::Hidden`] the hidden state,
+    /// `[logit_rows, hidden_size]` f32.
+    pub output: View,
+    /// The token drawn of each row of logits, or why there is none, `[logit_rows, 1]` u32.
+    pub next_tokens: Option<View>,
     /// Only [`PlanBuilder::finish`] sets it, and checks the plan against it.
     numerics: Numerics,
 }
@@ -117,6 +127,11 @@ impl Plan {
     /// How it computes.
     pub fn numerics(&self) -> &Numerics {
         &self.numerics
+    }
+
+    /// What the host reads after a step.
+    pub fn outputs(&self) -> impl Iterator<Item = View> + Clone {
+        [self.output].into_iter().chain(self.next_tokens)
     }
 
     /// Whether it decodes: no sequence has more than one new token.

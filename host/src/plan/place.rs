@@ -16,7 +16,7 @@ impl Plan {
     pub fn op_subject(&self, op: &Op) -> &str {
         let name = match op {
             // The weight may be the embedding's.
-            Op::Linear(linear) if linear.out == self.logits => "logits",
+            Op::Linear(linear) if linear.out == self.output => "logits",
             Op::Linear(linear) => &self.weight(linear.weight).name,
             Op::Add { x, .. } => &self.tensor(x.tensor).name,
             _ => {

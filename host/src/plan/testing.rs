@@ -15,8 +15,8 @@ pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
         constants: vec![],
         kv,
         ops: vec![],
-        logits: output,
-        next_tokens: output,
+        output,
+        next_tokens: Some(output),
         numerics: Numerics::default(),
     }
 }

@@ -1,8 +1,8 @@
 //! What all connections share.
 
-use super::ServerOptions;
 use super::error::ApiError;
 use super::metrics::Metrics;
+use super::{SchedulingPolicy, ServerOptions};
 use crate::engine::EngineHandle;
 use crate::{GrammarCompiler, Model, Text};
 use rand::RngExt;
@@ -74,6 +74,15 @@ impl App {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a request's priority can be heeded.
+    pub fn check_priority(&self, priority: i32) -> Result<(), ApiError> {
+        if priority != 0 && self.options.scheduling_policy == SchedulingPolicy::Fcfs {
+            let what = "this server's scheduling policy is `fcfs`, it has to be `priority`";
+            return Err(ApiError::param("priority", what));
+        }
+        Ok(())
     }
 
     /// What makes the grammars of answers.

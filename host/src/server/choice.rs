@@ -151,6 +151,8 @@ impl Choice {
                 }
                 Some(RequestEvent::PromptLogprobs(logprobs)) => of_prompt.extend(logprobs),
                 Some(RequestEvent::Logprobs(logprobs)) => of_token = Some(logprobs),
+                // Nobody asks for one here.
+                Some(RequestEvent::Embedding(_)) => {}
                 Some(RequestEvent::Token(token)) => {
                     match last_token.replace(Instant::now()) {
                         Some(last) => &self.metrics.inter_token_latency.observe(seconds(last)),

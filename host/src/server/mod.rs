@@ -10,6 +10,7 @@ mod app;
 mod auth;
 mod choice;
 mod cors;
+mod embeddings;
 mod error;
 mod fields;
 mod form;

@@ -6,10 +6,14 @@
 
 mod chat;
 mod completion;
+mod embedding;
+mod prompts;
 mod response;
 
 pub(super) use chat::{ChatRequest, Conversation};
-pub(super) use completion::{CompletionRequest, Prompt};
+pub(super) use completion::CompletionRequest;
+pub(super) use embedding::{EmbeddingRequest, Encoding};
+pub(super) use prompts::Prompt;
 pub(super) use response::ResponseRequest;
 
 use super::error::ApiError;
@@ -127,6 +131,7 @@ impl Params {
                 constraint: self.constraint.clone(),
                 cache_salt: self.cache_salt.clone(),
                 priority: self.priority,
+                ..Request::default()
             }
         };
         (0..self.n).map(request).collect()

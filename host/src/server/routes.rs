@@ -1,11 +1,11 @@
 //! The paths of the server, and what each answers.
 
-use super::SchedulingPolicy;
 use super::answer::{Asked, Completion, Endpoint, Prompted, ResponseObject, respond};
 use super::app::{App, new_id, unix_time};
 use super::auth;
 use super::choice::{Choice, MAX_PARTS, Part};
 use super::cors;
+use super::embeddings;
 use super::error::{ApiError, json_response};
 use super::page;
 use super::request::{ChatRequest, CompletionRequest, Params, Prompt, ResponseRequest};
@@ -41,6 +41,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses))
+        .route("/v1/embeddings", post(embeddings))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/tokenize", post(tokenize))
@@ -202,6 +203,14 @@ async fn responses(State(app): SharedApp, request: Request) -> Result<Response, 
     Ok(respond(writer, params.stream, parts).await)
 }
 
+async fn embeddings(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.ready()?;
+    let body = read_body(&app, request).await?;
+    let parse_app = Arc::clone(&app);
+    let (encoding, requests) = blocking(move || embeddings::parse(&parse_app, &body)).await?;
+    embeddings::answer(&app, encoding, requests).await
+}
+
 /// What a request may ask of this server; makes the constraint of its answers.
 fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<(), ApiError> {
     app.check_model(params.model.as_deref())?;
@@ -210,10 +219,7 @@ fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<()
         let what = format!("{asked} answers in all, this server gives at most {max} a request");
         return Err(ApiError::param("n", what));
     }
-    if params.priority != 0 && app.options.scheduling_policy == SchedulingPolicy::Fcfs {
-        let what = "this server's scheduling policy is `fcfs`, it has to be `priority`";
-        return Err(ApiError::param("priority", what));
-    }
+    app.check_priority(params.priority)?;
     if let Some(max) = params.max_new_tokens.filter(|&max| max < params.min_tokens) {
         let what = format!("{} tokens, and at most {max} are asked for", params.min_tokens);
         return Err(ApiError::param("min_tokens", what));
@@ -229,10 +235,7 @@ fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<()
 
 fn encode_prompts(app: &App, request: &CompletionRequest) -> Result<Vec<Prompted>, ApiError> {
     let encode = |prompt: &Prompt| {
-        let ids = match prompt {
-            Prompt::Text(text) => app.text()?.tokenizer.encode(text, request.add_special_tokens)?,
-            Prompt::Ids(ids) => ids.clone(),
-        };
+        let ids = prompt.encode(app, request.add_special_tokens)?;
         let echo = match (request.echo, prompt) {
             (false, _) => String::new(),
             (true, Prompt::Text(text)) => text.clone(),

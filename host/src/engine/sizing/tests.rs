@@ -3,7 +3,7 @@
 use super::*;
 use crate::Engine;
 use crate::exec::Device;
-use crate::plan::Precision;
+use crate::plan::{PlanOutput, Precision};
 use std::sync::{Arc, LazyLock};
 
 /// A context of 512 at most.
@@ -57,7 +57,7 @@ fn devices() -> Vec<Device> {
 fn prepared(options: &EngineOptions) -> Engine {
     let mut engine = Engine::new(MODEL.clone(), options.clone()).unwrap();
     for bounds in engine.buckets.all() {
-        engine.prepare(bounds).unwrap();
+        engine.prepare(PlanOutput::Logits, bounds).unwrap();
     }
     engine
 }

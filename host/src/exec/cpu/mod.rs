@@ -306,7 +306,7 @@ impl Step<'_> {
     }
 
     fn finish(mut self) -> StepOutput {
-        let logits = self.frame.rows(self.plan.logits);
+        let logits = self.frame.rows(self.plan.output);
         let rows = self.want.logit_rows(self.inputs.logit_rows.len()).into_iter().flatten();
         self.output.logits = rows.flat_map(|row| logits.row(row)).copied().collect();
         self.output

@@ -127,7 +127,7 @@ impl CudaExecutor {
             cublas,
             modules: Modules::new(kernels, cache, device.sm_shared_bytes),
             step_inputs: pinned(memory.step.bytes() / size_of::<u32>())?,
-            logits: pinned(plan.logits.width)?,
+            logits: pinned(plan.output.width)?,
             next_tokens: pinned(next_tokens_len(plan))?,
             memory,
             stream,
@@ -190,7 +190,7 @@ impl Executor for CudaExecutor {
             && lower::workspace_bytes(plan, self.gemm) <= self.memory.workspace.bytes()
             && lower::counter_bytes(plan) <= self.memory.counters.bytes()
             && next_tokens_len(plan) <= self.next_tokens.len();
-        if !fits || [plan.logits, plan.next_tokens].iter().any(|output| !is_whole(plan, output)) {
+        if !fits || plan.outputs().any(|output| !is_whole(plan, &output)) {
             return Err(ExecError::Unsupported {
                 op: format!("a plan of {:?}", plan.bounds),
                 why: "bounds beyond those that the device was opened with, or outputs with gaps"
@@ -199,7 +199,9 @@ impl Executor for CudaExecutor {
         }
         let mut addresses = self.memory.addresses(plan, &arena_layout);
         // Pinned memory has one address for host and device.
-        addresses.tensors[plan.next_tokens.tensor.0] = self.next_tokens.as_ptr() as u64;
+        if let Some(next_tokens) = plan.next_tokens {
+            addresses.tensors[next_tokens.tensor.0] = self.next_tokens.as_ptr() as u64;
+        }
         let tasks = lower::lower_with(self.gemm, plan, &addresses, self.gpu, tensor_maps::encode)?;
         self.meter.loading(|| self.modules.load(self.context, tasks.iter().flatten()))?;
         let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter().flatten())?;
@@ -225,7 +227,7 @@ impl Executor for CudaExecutor {
         make_current(self.context)?;
 
         let num_rows = inputs.logit_rows.len();
-        let (rows, width) = (want.logit_rows(num_rows), plan.logits.width);
+        let (rows, width) = (want.logit_rows(num_rows), plan.output.width);
         let num_logits = rows.iter().map(|rows| rows.len() * width).sum();
         if num_logits > self.logits.len() {
             self.logits = pinned(num_logits)?;
@@ -243,7 +245,7 @@ impl Executor for CudaExecutor {
             .and_then(|()| {
                 rows.into_iter().filter(|rows| !rows.is_empty()).try_for_each(|rows| {
                     let first = rows.start * width * size_of::<f32>();
-                    let offset = arena_layout.offset(plan.logits.tensor) + first;
+                    let offset = arena_layout.offset(plan.output.tensor) + first;
                     let part = logits.split_off_mut(..rows.len() * width).unwrap_or_default();
                     // SAFETY: as above.
                     unsafe { self.memory.arena.read_async(offset, cast_slice_mut(part), stream) }
@@ -258,7 +260,7 @@ impl Executor for CudaExecutor {
         started?;
 
         let mut output = StepOutput::default();
-        if want.has_next_tokens() {
+        if want.has_next_tokens() && plan.next_tokens.is_some() {
             let outputs = self.next_tokens[..num_rows].iter();
             output.next_tokens = outputs.copied().map(NextToken::of_output).collect();
         }
@@ -317,7 +319,7 @@ fn nodes<'a>(
 
 /// Elements of [`Plan::next_tokens`].
 fn next_tokens_len(plan: &Plan) -> usize {
-    plan.bounds.max_rows(plan.tensor(plan.next_tokens.tensor).rows)
+    plan.next_tokens.map_or(0, |view| plan.bounds.max_rows(plan.tensor(view.tensor).rows))
 }
 
 /// Whether `view` is all columns of its activation, so that there are no gaps between its rows.

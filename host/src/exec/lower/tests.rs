@@ -51,7 +51,7 @@ fn plan(op: Op) -> Plan {
     plan.weights = vec![weight(WIDTH), weight(1)];
     plan.constants = vec![rope];
     plan.ops = vec![op];
-    (plan.logits, plan.next_tokens) = (view(2), view(2));
+    (plan.output, plan.next_tokens) = (view(2), Some(view(2)));
     plan
 }
 

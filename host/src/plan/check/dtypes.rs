@@ -15,8 +15,10 @@ impl Plan {
     pub(super) fn check_storage(&self) -> Result<(), PlanError> {
         let is = |what, got, wanted| is("the plan", what, got, wanted);
         is("the KV cache", self.kv.dtype, FLOATS)?;
-        is("logits", self.dtype(self.logits), &[Dtype::F32])?;
-        is("next_tokens", self.dtype(self.next_tokens), &[Dtype::U32])?;
+        is("the output", self.dtype(self.output), &[Dtype::F32])?;
+        if let Some(next_tokens) = self.next_tokens {
+            is("next_tokens", self.dtype(next_tokens), &[Dtype::U32])?;
+        }
         aligned("the KV cache", "heads", self.kv.head_dim, self.kv.dtype)?;
         self.kv.check()?;
         for tensor in &self.tensors {

@@ -40,7 +40,7 @@ impl Plan {
             self.check_in_place(op).map_err(at)?;
             self.check_op(op).map_err(at)?;
         }
-        for output in [self.logits, self.next_tokens] {
+        for output in self.outputs() {
             ensure(written[output.tensor.0], || "an output is never written".into())?;
         }
         Ok(())

@@ -208,7 +208,7 @@ fn rejects_element_types_that_do_not_fit() {
         ("the V cache in q4_0 stores blocks of 32 elements: heads of 8 are no whole number", |p| {
             p.kv.storage.v = Some(CacheType::Q4_0);
         }),
-        ("the plan: logits is F16, expected F32", |p| {
+        ("the plan: the output is F16, expected F32", |p| {
             (p.tensors[7].dtype, p.tensors[7].width) = (F16, 16);
         }),
         ("the plan: next_tokens is F32, expected U32", |p| p.tensors[8].dtype = F32),
@@ -235,7 +235,7 @@ fn rejects_element_types_that_do_not_fit() {
         ("operation 7, silu_mul: out is F32, expected F16", |p| p.tensors[4].dtype = F32),
         ("operation 8, gather_rows: out is BF16, expected F32", |p| p.tensors[5].dtype = BF16),
         ("operation 12, silu_mul: the gate is U32, expected F32 or F16 or BF16", |p| {
-            let (gate, out) = (p.next_tokens, View { width: 1, ..view(5, 0) });
+            let (gate, out) = (p.next_tokens.unwrap(), View { width: 1, ..view(5, 0) });
             p.ops.push(Op::SiluMul { gate, up: gate, out });
         }),
     ];

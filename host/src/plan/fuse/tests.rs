@@ -159,7 +159,7 @@ const OBSTACLES: &[Obstacle] = &[
         let reader = reader(p, 1, 0);
         p.ops.insert(2, reader);
     }),
-    ("norm_linear", |p| p.logits = view(1, 0, 32)),
+    ("norm_linear", |p| p.output = view(1, 0, 32)),
     ("norm_linear", |p| {
         let reader = reader(p, 0, 0);
         p.ops.insert(2, reader);
@@ -177,7 +177,7 @@ const OBSTACLES: &[Obstacle] = &[
         let reader = reader(p, 5, 16);
         p.ops.insert(10, reader);
     }),
-    ("norm_linear_gate", |p| p.next_tokens = view(5, 0, 1)),
+    ("norm_linear_gate", |p| p.next_tokens = Some(view(5, 0, 1))),
     ("norm_linear_gate", |p| {
         let (gate, up) = (view(5, 16, 16), view(5, 0, 16));
         p.ops[9] = Op::SiluMul { gate, up, out: view(6, 0, 16) };
@@ -195,7 +195,7 @@ const OBSTACLES: &[Obstacle] = &[
         let reader = reader(p, 2, 32);
         p.ops.insert(6, reader);
     }),
-    ("rope_append", |p| p.logits = view(2, 40, 8)),
+    ("rope_append", |p| p.output = view(2, 40, 8)),
     ("rope_append", |p| {
         p.ops[4] = Op::KvAppend { layer: 0, k: view(2, 48, 16), v: view(1, 0, 16) };
     }),
@@ -213,7 +213,7 @@ const OBSTACLES: &[Obstacle] = &[
         let reader = reader(p, 2, 0);
         p.ops.insert(6, reader);
     }),
-    ("append_attention", |p| p.logits = view(2, 8, 8)),
+    ("append_attention", |p| p.output = view(2, 8, 8)),
     ("append_attention", |p| attention(p).layer = 1),
     ("append_attention", |p| attention(p).q = view(1, 0, 32)),
     ("append_attention", |p| p.kv.dtype = Dtype::BF16),
@@ -241,7 +241,7 @@ fn a_residual_of_what_others_read_is_added_by_itself() {
             let x = linear(p, 6).out;
             p.ops.insert(8, Op::Add { x, residual: view(0, 0, 32), out: view(0, 0, 32) });
         },
-        |p| p.logits = linear(p, 6).out,
+        |p| p.output = linear(p, 6).out,
         |p| linear(p, 6).residual = Some(view(0, 0, 32)),
         |p| linear(p, 6).gated = true,
         |p| linear(p, 6).x = view(0, 0, 32),

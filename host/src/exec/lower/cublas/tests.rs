@@ -77,7 +77,7 @@ fn plan(case: &Case) -> Plan {
     plan.weights = vec![weight, Weight::whole("bias", 1, N, Dtype::F32)];
     let linear = Linear { bias, residual, ..Linear::new(view(0, K), WeightId(0), out) };
     plan.ops = vec![Op::Linear(linear)];
-    (plan.logits, plan.next_tokens) = (out, out);
+    (plan.output, plan.next_tokens) = (out, Some(out));
     plan
 }
 

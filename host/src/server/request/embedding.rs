@@ -1,0 +1,80 @@
+//! The body of `/v1/embeddings`. `add_special_tokens`, `cache_salt` and `priority` are vLLM's, `pooling` is our own.
+
+use super::{IGNORED, Prompt, take_cache_salt};
+use crate::engine::{Pooling, Request};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use serde::Deserialize;
+
+/// Inputs of a request at most, as OpenAI has it.
+const MAX_INPUTS: usize = 2048;
+
+/// The body of `/v1/embeddings`.
+#[derive(Debug)]
+pub(in crate::server) struct EmbeddingRequest {
+    pub model: Option<String>,
+    pub inputs: Vec<Prompt>,
+    pub encoding: Encoding,
+    pub add_special_tokens: bool,
+    pub priority: i32,
+    pooling: Pooling,
+    cache_salt: Option<String>,
+}
+
+/// How the numbers are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::server) enum Encoding {
+    #[default]
+    Float,
+    /// Of their bytes as f32, the least significant first.
+    Base64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PoolingName {
+    Mean,
+    Last,
+}
+
+impl EmbeddingRequest {
+    /// `hidden_size`: the numbers of an embedding.
+    pub fn parse(body: &[u8], hidden_size: usize) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let inputs = Prompt::take_all(&mut fields, "input")?;
+        if inputs.len() > MAX_INPUTS {
+            let what = format!("{} inputs, at most {MAX_INPUTS} are possible", inputs.len());
+            return Err(ApiError::param("input", what));
+        }
+        fields.neutral("dimensions", |value| value.as_u64() == Some(hidden_size as u64))?;
+        fields.ignore(&IGNORED);
+        let pooling = match fields.take("pooling")? {
+            Some(PoolingName::Mean) => Pooling::Mean,
+            // What models that are trained for embeddings have as a rule, and what vLLM takes for all decoders.
+            Some(PoolingName::Last) | None => Pooling::Last,
+        };
+        let request = EmbeddingRequest {
+            model: fields.take("model")?,
+            inputs,
+            encoding: fields.take("encoding_format")?.unwrap_or_default(),
+            add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(true),
+            priority: fields.take("priority")?.unwrap_or_default(),
+            pooling,
+            cache_salt: take_cache_salt(&mut fields)?,
+        };
+        fields.finish()?;
+        Ok(request)
+    }
+
+    /// That to the engine for the token ids of one input.
+    pub fn request(&self, prompt: Vec<u32>) -> Request {
+        Request {
+            prompt,
+            pooling: Some(self.pooling),
+            cache_salt: self.cache_salt.clone(),
+            priority: self.priority,
+            ..Request::default()
+        }
+    }
+}
