@@ -6,22 +6,26 @@ use axum::http::header::{
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};
 
-/// The page's own scripts and styles, and this server: nothing else, in no frame.
+/// The page's own scripts and styles, and this server: nothing else, in no frame. No text becomes HTML.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' \
-                      data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+                      data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+                      require-trusted-types-for 'script'; trusted-types 'none'";
 
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Path, media type and text of each file.
-const FILES: [(&str, &str, &str); 6] = [
+const FILES: [(&str, &str, &str); 9] = [
     ("/", HTML, include_str!("page/index.html")),
     ("/style.css", CSS, include_str!("page/style.css")),
     ("/app.js", JAVASCRIPT, include_str!("page/app.js")),
     ("/api.js", JAVASCRIPT, include_str!("page/api.js")),
+    ("/copy.js", JAVASCRIPT, include_str!("page/copy.js")),
     ("/figures.js", JAVASCRIPT, include_str!("page/figures.js")),
     ("/markdown.js", JAVASCRIPT, include_str!("page/markdown.js")),
+    ("/settings.js", JAVASCRIPT, include_str!("page/settings.js")),
+    ("/store.js", JAVASCRIPT, include_str!("page/store.js")),
 ];
 
 /// The files of the page. They need no key: the page asks for it.

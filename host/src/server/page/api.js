@@ -1,7 +1,20 @@
 // The server's API: what this page needs of it.
 
-/** An error of the server, in its own words. */
-export class ApiError extends Error {}
+/** An error of the server, in its own words, with the status of the response if it is one of HTTP. */
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** What went wrong, as a sentence. */
+export function sentence(error) {
+  if (!(error instanceof ApiError)) return "The server does not answer. Is it still running?";
+  const hint = error.status === 401 ? ": set the API key in the settings" : "";
+  const text = error.message.replace(/\.$/, "") + hint;
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
+}
 
 function headers(key) {
   return key ? { "content-type": "application/json", authorization: `Bearer ${key}` } : { "content-type": "application/json" };
@@ -9,13 +22,13 @@ function headers(key) {
 
 async function check(response) {
   if (response.ok) return response;
-  let message = `${response.status} ${response.statusText}`;
+  let message = `the server answers with status ${response.status}`;
   try {
     message = (await response.json()).error.message ?? message;
   } catch {
     // Not JSON: the status says enough.
   }
-  throw new ApiError(response.status === 401 ? `${message} (set the API key in the settings)` : message);
+  throw new ApiError(message, response.status);
 }
 
 /** The model that is served, with its context where the server says it. */
@@ -32,7 +45,7 @@ export async function stream(body, key, signal, onDelta) {
   );
   const result = { reason: null, usage: null };
   for await (const data of events(response.body)) {
-    if (data === "[DONE]") break;
+    if (data === "[DONE]") return result;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(chunk.error.message);
     if (chunk.usage) result.usage = chunk.usage;
@@ -40,7 +53,7 @@ export async function stream(body, key, signal, onDelta) {
     if (choice?.delta?.content) onDelta(choice.delta.content);
     if (choice?.finish_reason) result.reason = choice.finish_reason;
   }
-  return result;
+  throw new ApiError("the connection ended before the answer did");
 }
 
 /** The data of each server-sent event. */

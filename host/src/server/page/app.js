@@ -1,39 +1,22 @@
-// The page to chat: conversations, which stay in this browser, and the messages of the open one.
+// The page to chat: the list of conversations, and the messages of the open one.
 
 import * as api from "./api.js";
+import { copyButton } from "./copy.js";
 import * as figures from "./figures.js";
 import { render } from "./markdown.js";
+import * as settings from "./settings.js";
+import * as store from "./store.js";
 
 const $ = (id) => document.getElementById(id);
-const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-
-// What is stored: `conversations` [{id, name, messages: [{role, content}]}], `settings`, `theme`. The API key lives as long
-// as the tab.
-const store = {
-  read(name, fallback) {
-    try {
-      return JSON.parse(localStorage.getItem(`halfwarp.${name}`)) ?? fallback;
-    } catch {
-      return fallback;
-    }
-  },
-  write(name, value) {
-    try {
-      localStorage.setItem(`halfwarp.${name}`, JSON.stringify(value));
-    } catch {
-      problem("This browser stores no more: delete a conversation.");
-    }
-  },
-};
 
 let conversations = store.read("conversations", []);
-let settings = store.read("settings", {});
 let open = conversations[0] ?? fresh();
 /** Of the answer that streams in: its AbortController, else null. */
 let running = null;
+/** Tokens of the model's context, if the server says it. */
 let context = null;
-
-const key = () => sessionStorage.getItem("halfwarp.key") ?? "";
+/** The timer of the next try to read the model. */
+let retry = null;
 
 function fresh() {
   return { id: crypto.randomUUID?.() ?? String(Math.random()), name: "", messages: [] };
@@ -44,29 +27,41 @@ function problem(text) {
   $("problem").hidden = !text;
 }
 
+/** Puts the open conversation first, and stores all. */
 function save() {
   conversations = [open, ...conversations.filter(({ id }) => id !== open.id)].filter(({ messages }) => messages.length);
-  store.write("conversations", conversations);
+  storeAll();
   drawList();
+}
+
+function storeAll() {
+  // An answer that has not begun is none.
+  const kept = conversations.map((one) => ({ ...one, messages: one.messages.filter(({ content }) => content) }));
+  if (!store.write("conversations", kept)) problem("This browser stores no more: delete a conversation.");
 }
 
 function drawList() {
   const items = conversations.map((conversation) => {
     const item = document.createElement("li");
-    item.className = conversation.id === open.id ? "is-open" : "";
-    const name = button(conversation.name || "Conversation", () => select(conversation));
+    const name = button(conversation.name, () => select(conversation));
     name.className = "name";
-    const remove = button("✕", () => {
-      conversations = conversations.filter(({ id }) => id !== conversation.id);
-      store.write("conversations", conversations);
-      if (conversation.id === open.id) select(conversations[0] ?? fresh());
-      else drawList();
-    });
+    name.title = conversation.name;
+    if (conversation.id === open.id) name.setAttribute("aria-current", "true");
+    const remove = button("", () => removeConversation(conversation));
+    remove.className = "icon";
     remove.setAttribute("aria-label", `Delete ${conversation.name}`);
+    remove.append($("close-sidebar").firstElementChild.cloneNode(true));
     item.append(name, remove);
     return item;
   });
   $("conversations").replaceChildren(...items);
+}
+
+function removeConversation({ id }) {
+  conversations = conversations.filter((one) => one.id !== id);
+  storeAll();
+  if (id === open.id) select(conversations[0] ?? fresh());
+  else drawList();
 }
 
 function select(conversation) {
@@ -74,10 +69,10 @@ function select(conversation) {
   open = conversation;
   problem();
   $("status").textContent = "";
-  $("sidebar").classList.remove("is-open");
+  showSidebar(false);
   drawList();
   draw();
-  $("prompt").focus();
+  focusPrompt();
 }
 
 function button(text, action) {
@@ -90,16 +85,11 @@ function button(text, action) {
 
 function draw() {
   const nodes = open.messages.map((message, index) => messageNode(message, index));
-  if (!nodes.length) {
-    const empty = document.createElement("p");
-    empty.className = "empty";
-    empty.textContent = "Ask something. What is said here stays in this browser.";
-    nodes.push(empty);
-  }
-  $("messages").replaceChildren(...nodes);
+  $("messages").replaceChildren(...(nodes.length ? nodes : [$("empty").content.cloneNode(true)]));
   $("messages").scrollTop = $("messages").scrollHeight;
 }
 
+/** The style sheet hides the tools that are for the last message only. */
 function messageNode(message, index) {
   const node = document.createElement("article");
   node.className = `message ${message.role}`;
@@ -109,12 +99,10 @@ function messageNode(message, index) {
   fill(body, message);
   const tools = document.createElement("div");
   tools.className = "tools";
-  if (message.role === "user") {
-    tools.append(button("Edit", () => edit(body, index)));
-  } else {
-    tools.append(button("Copy", () => navigator.clipboard?.writeText(message.content)));
-    if (index === open.messages.length - 1) tools.append(button("Regenerate", () => ask(index)));
-  }
+  const isUser = message.role === "user";
+  const again = button(isUser ? "Try again" : "Regenerate", () => ask(isUser ? index + 1 : index));
+  again.className = "for-last";
+  tools.append(isUser ? button("Edit", () => edit(node, index)) : copyButton(() => message.content), again);
   node.append(body, tools);
   return node;
 }
@@ -124,17 +112,23 @@ function fill(body, { role, content }) {
   else body.replaceChildren(...render(content));
 }
 
-/** Lets the user write message `index` anew; what came after it is dropped. */
-function edit(body, index) {
+/** Lets the user write message `index`, which `node` shows, anew; what came after it is dropped. */
+function edit(node, index) {
   const area = document.createElement("textarea");
   area.value = open.messages[index].content;
-  area.rows = Math.min(12, area.value.split("\n").length + 1);
   area.setAttribute("aria-label", "Edit the message");
+  area.addEventListener("input", () => fit(area));
   const done = () => {
     const content = area.value.trim();
     if (!content) return;
     open.messages[index].content = content;
     ask(index + 1);
+    focusPrompt();
+  };
+  const cancel = () => {
+    const restored = messageNode(open.messages[index], index);
+    node.replaceWith(restored);
+    restored.querySelector(".tools button").focus();
   };
   area.addEventListener("keydown", (event) => {
     if (isEnter(event)) {
@@ -142,13 +136,17 @@ function edit(body, index) {
       done();
     } else if (event.key === "Escape") {
       event.stopPropagation();
-      draw();
+      cancel();
     }
   });
-  const tools = document.createElement("div");
-  tools.className = "row";
-  tools.append(button("Send", done), button("Cancel", draw));
-  body.replaceChildren(area, tools);
+  const send = button("Send", done);
+  send.className = "primary";
+  const actions = document.createElement("div");
+  actions.className = "actions";
+  actions.append(button("Cancel", cancel), send);
+  node.classList.add("is-edited");
+  node.replaceChildren(area, actions);
+  fit(area);
   area.focus();
 }
 
@@ -160,65 +158,62 @@ async function ask(length) {
   problem();
   const conversation = open;
   conversation.messages.length = length;
-  const answer = { role: "assistant", content: "" };
-  const system = settings.system ? [{ role: "system", content: settings.system }] : [];
-  const body = { messages: [...system, ...conversation.messages.map(({ role, content }) => ({ role, content }))] };
-  for (const name of SAMPLING) if (settings[name] != null) body[name] = settings[name];
-  conversation.messages.push(answer);
   if (!conversation.name) conversation.name = conversation.messages[0].content.slice(0, 60);
+  const request = settings.request(conversation.messages);
+  const answer = { role: "assistant", content: "" };
+  conversation.messages.push(answer);
   save();
   draw();
 
   const control = new AbortController();
   running = control;
   setRunning(true);
-  const target = $("messages").lastElementChild.querySelector(".body");
-  const started = performance.now();
-  let first = 0;
-  let pieces = 0;
+  const time = { start: performance.now(), first: 0, pieces: 0 };
   let frame = 0;
   const show = () => {
     frame = 0;
     const log = $("messages");
     const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-    fill(target, answer);
+    fill(log.lastElementChild.querySelector(".body"), answer);
+    $("status").textContent = statusOf(time);
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   };
+  let status = "";
+  let failure = null;
   try {
-    const { reason, usage } = await api.stream(body, key(), control.signal, (text) => {
-      first ||= performance.now();
-      pieces += 1;
+    const { reason, usage } = await api.stream(request, store.key(), control.signal, (text) => {
+      time.first ||= performance.now();
+      time.pieces += 1;
       answer.content += text;
-      frame ||= requestAnimationFrame(show);
+      if (running === control) frame ||= requestAnimationFrame(show);
     });
-    $("status").textContent = statusOf(usage, pieces, started, first, reason);
+    status = statusOf(time, usage, reason);
   } catch (error) {
-    if (error.name !== "AbortError") problem(error instanceof api.ApiError ? error.message : "The server does not answer.");
-    else $("status").textContent = "Stopped.";
+    if (error.name === "AbortError") status = "Stopped.";
+    else failure = error;
   }
   cancelAnimationFrame(frame);
-  // An answer that never began is none.
   if (!answer.content) conversation.messages = conversation.messages.filter((message) => message !== answer);
-  if (running === control) {
-    running = null;
-    setRunning(false);
-  }
-  if (conversation === open) {
-    save();
-    draw();
-  } else {
-    store.write("conversations", conversations);
-  }
+  storeAll();
+  // Another answer, or another conversation, is shown by now.
+  if (conversation !== open || (running ?? control) !== control) return;
+  running = null;
+  setRunning(false);
+  $("status").textContent = status;
+  if (failure) problem(api.sentence(failure));
+  const last = $("messages").lastElementChild;
+  if (answer.content) last.replaceWith(messageNode(answer, length));
+  else last.remove();
 }
 
-function statusOf(usage, pieces, started, first, reason) {
+function statusOf({ start, first, pieces }, usage, reason) {
   const tokens = usage?.completion_tokens ?? pieces;
   const seconds = (performance.now() - first) / 1000;
   const parts = [`${tokens} tokens`];
   if (first && tokens > 1) parts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
-  if (first) parts.push(`first after ${Math.round(first - started)} ms`);
+  if (first) parts.push(`first token after ${Math.round(first - start)} ms`);
   if (usage) parts.push(`context ${usage.total_tokens}${context ? ` of ${context}` : ""}`);
-  if (reason === "length") parts.push("cut: no more tokens were allowed");
+  if (reason === "length") parts.push("cut off at the limit of tokens");
   return parts.join(" · ");
 }
 
@@ -234,36 +229,36 @@ function setRunning(isRunning) {
   $("messages").setAttribute("aria-busy", String(isRunning));
 }
 
-function grow() {
-  const area = $("prompt");
-  area.rows = Math.min(10, area.value.split("\n").length);
+/** Makes a text area as high as its text; the style sheet has a limit. */
+function fit(area) {
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight + area.offsetHeight - area.clientHeight}px`;
+}
+
+/** Not on a touch screen, whose keyboard would hide the conversation. */
+function focusPrompt() {
+  if (!matchMedia("(hover: none)").matches) $("prompt").focus();
 }
 
 function send() {
   const content = $("prompt").value.trim();
   if (!content || running) return;
   $("prompt").value = "";
-  grow();
+  fit($("prompt"));
   open.messages.push({ role: "user", content });
   ask(open.messages.length);
+  focusPrompt();
 }
 
-function openSettings() {
-  $("set-system").value = settings.system ?? "";
-  for (const name of SAMPLING) $(`set-${name}`).value = settings[name] ?? "";
-  $("set-key").value = key();
-  $("settings").showModal();
+function showSidebar(isShown) {
+  $("sidebar").classList.toggle("is-open", isShown);
+  $("open-sidebar").setAttribute("aria-expanded", String(isShown));
+  if (isShown) $("close-sidebar").focus();
 }
 
-function saveSettings() {
-  settings = { system: $("set-system").value.trim() || undefined };
-  for (const name of SAMPLING) {
-    const { value } = $(`set-${name}`);
-    if (value !== "") settings[name] = Number(value);
-  }
-  sessionStorage.setItem("halfwarp.key", $("set-key").value.trim());
-  store.write("settings", settings);
-  readModel();
+function closeSidebar() {
+  showSidebar(false);
+  $("open-sidebar").focus();
 }
 
 function showTab(name) {
@@ -273,22 +268,24 @@ function showTab(name) {
     $(`tab-${tab}`).setAttribute("aria-selected", String(isShown));
     $(`tab-${tab}`).tabIndex = isShown ? 0 : -1;
   }
-  figures.show(name === "figures", key);
+  figures.show(name === "figures", store.key);
 }
 
 function setTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
-  store.write("theme", theme);
 }
 
 async function readModel() {
+  clearTimeout(retry);
   try {
-    const { id, max_model_len } = await api.model(key());
+    const { id, max_model_len } = await api.model(store.key());
     context = max_model_len ?? null;
-    $("model").textContent = context ? `${id}, context ${context}` : id;
+    $("model").textContent = context ? `${id}, context of ${context} tokens` : id;
     problem();
   } catch (error) {
-    problem(error instanceof api.ApiError ? error.message : "The server does not answer.");
+    problem(api.sentence(error));
+    // The model is loading, or the server is being started.
+    if (!error.status || error.status === 503) retry = setTimeout(readModel, 1000);
   }
 }
 
@@ -296,24 +293,32 @@ $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
-$("prompt").addEventListener("input", grow);
+$("prompt").addEventListener("input", () => fit($("prompt")));
 $("prompt").addEventListener("keydown", (event) => {
   if (isEnter(event)) {
     event.preventDefault();
     send();
   }
 });
-$("stop").addEventListener("click", stop);
-$("new-chat").addEventListener("click", () => select(fresh()));
-$("open-sidebar").addEventListener("click", () => $("sidebar").classList.add("is-open"));
-$("close-sidebar").addEventListener("click", () => $("sidebar").classList.remove("is-open"));
-$("open-settings").addEventListener("click", openSettings);
-$("settings").addEventListener("close", () => {
-  if ($("settings").returnValue === "save") saveSettings();
+$("stop").addEventListener("click", () => {
+  stop();
+  focusPrompt();
 });
+$("new-chat").addEventListener("click", () => {
+  showTab("chat");
+  select(fresh());
+});
+$("open-sidebar").addEventListener("click", () => showSidebar(true));
+$("close-sidebar").addEventListener("click", closeSidebar);
+// Beside the open list.
+document.querySelector("main").addEventListener("click", () => showSidebar(false), true);
+$("open-settings").addEventListener("click", settings.edit);
+settings.listen(readModel);
 $("theme").addEventListener("click", () => {
-  const isDark = getComputedStyle(document.documentElement).getPropertyValue("--paper").trim() === "#14171a";
+  const current = document.documentElement.dataset.theme;
+  const isDark = current ? current === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   setTheme(isDark ? "light" : "dark");
+  store.write("theme", isDark ? "light" : "dark");
 });
 for (const tab of ["chat", "figures"]) {
   $(`tab-${tab}`).addEventListener("click", () => showTab(tab));
@@ -325,11 +330,17 @@ for (const tab of ["chat", "figures"]) {
   });
 }
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running) stop();
+  if (event.key === "Escape" && !$("settings").open) {
+    if ($("sidebar").classList.contains("is-open")) closeSidebar();
+    else if (running) stop();
+  }
   if (event.ctrlKey && event.shiftKey && event.key.toLowerCase() === "o") {
     event.preventDefault();
-    select(fresh());
+    $("new-chat").click();
   }
+});
+addEventListener("pagehide", () => {
+  if (running) storeAll();
 });
 
 setTheme(store.read("theme", null));

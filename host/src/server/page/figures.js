@@ -46,6 +46,7 @@ export function show(isShown, key) {
 
 async function read(key) {
   const tiles = document.getElementById("tiles");
+  const problem = document.getElementById("figures-problem");
   try {
     const now = await api.metrics(key);
     const seconds = (performance.now() - readAt) / 1000;
@@ -61,10 +62,10 @@ async function read(key) {
     );
     before = now;
     readAt = performance.now();
+    problem.hidden = true;
   } catch (error) {
-    const problem = document.createElement("p");
-    problem.className = "problem";
-    problem.textContent = error.message;
-    tiles.replaceChildren(problem);
+    tiles.replaceChildren();
+    problem.textContent = api.sentence(error);
+    problem.hidden = false;
   }
 }

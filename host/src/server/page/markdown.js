@@ -1,8 +1,13 @@
 // Markdown as DOM nodes. Text never becomes HTML: every node is made by hand, and a link goes to http, https or mailto.
 
+import { copyButton } from "./copy.js";
+
+/** Quotes and lists inside one another; deeper ones are shown as text. */
+const MAX_DEPTH = 12;
+
 /** The nodes of `source`. Unfinished Markdown, as it streams in, is shown as far as it goes. */
 export function render(source) {
-  return blocks(source.replace(/\r\n?/g, "\n").split("\n"));
+  return blocks(source.replace(/\r\n?/g, "\n").split("\n"), 0);
 }
 
 function element(name, children = [], attributes = {}) {
@@ -13,13 +18,14 @@ function element(name, children = [], attributes = {}) {
 }
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(\S.*)$/;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const QUOTE = /^ {0,3}> ?/;
 const DELIMITERS = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
-function blocks(lines) {
+function blocks(lines, depth) {
+  if (depth > MAX_DEPTH) return [element("p", inline(lines.join("\n")))];
   const nodes = [];
   let at = 0;
   while (at < lines.length) {
@@ -33,7 +39,7 @@ function blocks(lines) {
       nodes.push(code(lines.slice(at + 1, last).join("\n"), match[2]));
       at = last + 1;
     } else if ((match = HEADING.exec(line))) {
-      nodes.push(element(`h${match[1].length}`, inline(match[2])));
+      nodes.push(element(`h${match[1].length}`, inline(match[2].trimEnd().replace(/(^| )#+$/, ""))));
       at += 1;
     } else if (RULE.test(line)) {
       nodes.push(element("hr"));
@@ -41,9 +47,9 @@ function blocks(lines) {
     } else if (QUOTE.test(line)) {
       const start = at;
       while (at < lines.length && QUOTE.test(lines[at])) at += 1;
-      nodes.push(element("blockquote", blocks(lines.slice(start, at).map((l) => l.replace(QUOTE, "")))));
+      nodes.push(element("blockquote", blocks(lines.slice(start, at).map((l) => l.replace(QUOTE, "")), depth + 1)));
     } else if (ITEM.test(line)) {
-      const [list, next] = listAt(lines, at);
+      const [list, next] = listAt(lines, at, depth + 1);
       nodes.push(list);
       at = next;
     } else if (line.includes("|") && DELIMITERS.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) {
@@ -65,7 +71,7 @@ function startsBlock(line) {
 }
 
 /** A list, and the line after it. Lines indented further than an item belong to it. */
-function listAt(lines, start) {
+function listAt(lines, start, level) {
   const [, indent, marker] = ITEM.exec(lines[start]);
   const isOrdered = /\d/.test(marker);
   const list = element(isOrdered ? "ol" : "ul");
@@ -83,7 +89,7 @@ function listAt(lines, start) {
       own.push(lines[at].slice(Math.min(depth, Math.max(spaces, 0))));
       at += 1;
     }
-    const nodes = blocks(own);
+    const nodes = blocks(own, level);
     const isPlain = nodes.length > 0 && nodes[0].tagName === "P";
     list.append(element("li", isPlain ? [...nodes[0].childNodes, ...nodes.slice(1)] : nodes));
     while (at < lines.length && !lines[at].trim() && ITEM.test(lines[at + 1] ?? "")) at += 1;
@@ -101,17 +107,7 @@ function table(lines) {
 }
 
 function code(text, language) {
-  const copy = element("button", ["Copy"], { type: "button" });
-  copy.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      copy.textContent = "Copied";
-    } catch {
-      copy.textContent = "Not allowed";
-    }
-    setTimeout(() => (copy.textContent = "Copy"), 1500);
-  });
-  const bar = element("div", [element("span", [language]), copy], { class: "row" });
+  const bar = element("div", [element("span", [language]), copyButton(() => text)], { class: "row" });
   return element("div", [bar, element("pre", [element("code", [text])])], { class: "code" });
 }
 
