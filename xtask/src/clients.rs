@@ -7,7 +7,7 @@ use std::{
     env, fs,
     io::{self, BufRead, BufReader, Read, Write},
     net::TcpStream,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub fn run() -> Result<()> {
     setup::run()?;
     let scripts = process::repository().join(SCRIPTS);
-    let python = python(&scripts.join(REQUIREMENTS))?;
+    let python = python()?;
     process::show(process::cargo()?.args(["build", "--package", "halfwarp"]))?;
     let server = Server::start()?;
     for client in CLIENTS {
@@ -39,11 +39,15 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Python with the packages of `requirements`, in a virtual environment in the cache.
-fn python(requirements: &Path) -> Result<PathBuf> {
+/// Python with the packages of the requirements, in a virtual environment in the cache.
+///
+/// # Errors
+/// If they cannot be installed.
+pub fn python() -> Result<PathBuf> {
+    let requirements = process::repository().join(SCRIPTS).join(REQUIREMENTS);
     let dir = process::cache_dir()?.join("clients");
     let (python, installed) = (dir.join("bin/python"), dir.join(REQUIREMENTS));
-    let wanted = fs::read_to_string(requirements)?;
+    let wanted = fs::read_to_string(&requirements)?;
     if fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted) {
         return Ok(python);
     }

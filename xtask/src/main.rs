@@ -1,5 +1,6 @@
 //! `cargo xtask`: everything that is done to this repository besides `cargo build`.
 
+mod browser;
 mod clients;
 mod dist;
 mod embed;
@@ -23,6 +24,8 @@ usage: cargo xtask COMMAND
   demo                    set up, build, and let the default model answer
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
   clients                 run openai-python, langchain-openai and lm-eval against `halfwarp serve` on the CPU
+  browser [ARGS]          test the page of `halfwarp serve` in headless Chromium, on the CPU; ARGS go to Python's unittest:
+                          -k stop, test_keyboard
   dist                    pack the binary with its licences and SHA256SUMS: target/archives
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
   emulate --seeds N       run the emulator's tests under N seeds each
@@ -59,6 +62,7 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             process::show(process::cargo()?.args(["test", "--workspace"]).args(&args[1..]))?;
         }
         ["clients"] => clients::run()?,
+        ["browser", ..] => browser::run(&args[1..])?,
         ["dist"] => dist::run()?,
         ["embed"] => embed::run()?,
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,

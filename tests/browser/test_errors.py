@@ -1,0 +1,101 @@
+"""What the server refuses, or does not answer, is said in a sentence."""
+
+import json
+
+from selenium.webdriver.common.keys import Keys
+
+from harness import PageTest, Server
+
+# Console entries of responses that are errors.
+REFUSED = "Failed to load resource"
+
+
+class Errors(PageTest):
+    provoked = (REFUSED,)
+
+    def test_refusal_of_a_request(self):
+        self.load(settings={"temperature": -1})
+        self.find("#prompt").send_keys("Hello", Keys.ENTER)
+        self.assertEqual(self.problem(), "Temperature -1: it has to be 0 or more.")
+        # The message stays, and can be sent again.
+        self.assertEqual(self.texts(".message .body"), ["Hello"])
+        self.click("#open-settings")
+        self.find("#set-temperature").clear()
+        self.find("#set-max_tokens").send_keys("3")
+        self.click("#settings .primary")
+        self.click(".message.user button", "Edit")
+        self.keys(Keys.ESCAPE)
+        self.click(".message.user button", "Try again")
+        self.wait_for_text()
+        self.wait_for_end()
+        self.assertFalse(self.find("#problem").is_displayed())
+
+    def test_conversation_that_is_too_long(self):
+        self.script("document.querySelector('#prompt').value = 'word '.repeat(3000)")
+        self.find("#prompt").send_keys("end", Keys.ENTER)
+        self.assertRegex(self.problem(), r"^[A-Z].*2048.*\.$")
+
+    def test_error_in_the_middle_of_an_answer(self):
+        events = [{"choices": [{"delta": {"content": "So far"}}]}, {"error": {"message": "the device failed"}}]
+        self.answer_with("".join(f"data: {json.dumps(event)}\n\n" for event in events))
+        self.find("#prompt").send_keys("Hello", Keys.ENTER)
+        self.assertEqual(self.problem(), "The device failed.")
+        self.assertEqual(self.texts(".message.assistant .body"), ["So far"])
+
+    def test_answer_that_breaks_off(self):
+        self.answer_with('data: {"choices": [{"delta": {"content": "So"}}]}\n\n')
+        self.find("#prompt").send_keys("Hello", Keys.ENTER)
+        self.assertEqual(self.problem(), "The connection ended before the answer did.")
+
+
+class Stopped(PageTest):
+    provoked = (REFUSED,)
+
+    def setUp(self):
+        self.own_server = Server()
+        self.addCleanup(self.own_server.stop)
+        super().setUp()
+
+    def test_page_waits_for_the_model_and_notices_the_servers_end(self):
+        # Not waited for: it loads.
+        self.assertEqual(self.problem(), "The model is loading.")
+        self.wait(lambda: not self.find("#problem").is_displayed(), "the page does not wait for the model")
+        self.assertIn("SmolLM2", self.find("#model").text)
+        self.server.stop()
+        self.find("#prompt").send_keys("Hello", Keys.ENTER)
+        self.assertEqual(self.problem(), "The server does not answer. Is it still running?")
+        self.click("#tab-figures")
+        self.wait(lambda: self.find("#figures-problem").is_displayed(), "the figures show no problem")
+        self.assertEqual(self.find("#figures-problem").text, "The server does not answer. Is it still running?")
+
+
+class Key(PageTest):
+    provoked = ("401 (Unauthorized)",)
+
+    @classmethod
+    def setUpClass(cls):
+        cls.own_server = Server("--api-key", "secret")
+        cls.addClassCleanup(cls.own_server.stop)
+        cls.own_server.wait_until_ready()
+
+    def give(self, key):
+        self.click("#open-settings")
+        self.find("#set-key").clear()
+        self.find("#set-key").send_keys(key, Keys.ENTER)
+
+    def test_page_asks_for_a_key_and_sends_it(self):
+        self.assertRegex(self.problem(), r"^[A-Z].* key.*: set the API key in the settings\.$")
+        self.give("secret")
+        self.wait(lambda: not self.find("#problem").is_displayed(), "the key does not help")
+        self.assertTrue(self.ask("Hello"))
+        self.click("#tab-figures")
+        self.wait(lambda: self.all("#tiles dd"), "the figures do not send the key")
+        # It outlives a reload, but is not stored for good.
+        self.driver.refresh()
+        self.wait(lambda: self.find("#model").text, "the key is lost")
+        self.assertNotIn("secret", self.script("return JSON.stringify(localStorage)"))
+
+    def test_wrong_key(self):
+        self.give("wrong")
+        self.find("#prompt").send_keys("Hello", Keys.ENTER)
+        self.assertIn("set the API key in the settings", self.problem())
