@@ -31,6 +31,7 @@ class Chat(PageTest):
         number = r"\d+(\.\d)?"
         wanted = rf"^\d+ tokens · {number} tokens/s · first token after \d+ ms · context \d+ of 2048"
         self.assertRegex(self.find("#status").text, wanted)
+        self.screenshot("status")
         self.assertIn("cut off at the limit", self.find("#status").text)
         self.assertIn("context of 2048 tokens", self.find("#model").text)
 

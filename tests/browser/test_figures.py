@@ -44,5 +44,5 @@ class Figures(PageTest):
         self.wait(lambda: self.script(reads) >= 2, "the figures are not read again")
         self.click("#tab-chat")
         before = self.script(reads)
-        self.driver.execute_async_script("setTimeout(arguments[0], 1500)")
+        self.driver.execute_async_script("setTimeout(arguments[0], 3500)")
         self.assertLessEqual(self.script(reads), before + 1)

@@ -11,8 +11,8 @@ export class ApiError extends Error {
 /** What went wrong, as a sentence. */
 export function sentence(error) {
   if (!(error instanceof ApiError)) return "The server does not answer. Is it still running?";
-  const hint = error.status === 401 ? ": set the API key in the settings" : "";
-  const text = error.message.replace(/\.$/, "") + hint;
+  if (error.status === 401) return "This server wants an API key: give it in the settings.";
+  const text = error.message.replace(/\.$/, "");
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 

@@ -200,10 +200,12 @@ async function ask(length) {
   running = null;
   setRunning(false);
   $("status").textContent = status;
-  if (failure) problem(api.sentence(failure));
   const last = $("messages").lastElementChild;
   if (answer.content) last.replaceWith(messageNode(answer, length));
   else last.remove();
+  if (!failure) return;
+  problem(api.sentence(failure));
+  $("messages").lastElementChild.scrollIntoView({ block: "end" });
 }
 
 function statusOf({ start, first, pieces }, usage, reason) {
@@ -339,6 +341,7 @@ document.addEventListener("keydown", (event) => {
     $("new-chat").click();
   }
 });
+// What an answer has so far: a page that is left may not learn that its request has ended.
 addEventListener("pagehide", () => {
   if (running) storeAll();
 });

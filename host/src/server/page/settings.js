@@ -20,7 +20,7 @@ export function edit() {
   $("set-system").value = settings.system ?? "";
   for (const name of SAMPLING) $(`set-${name}`).value = settings[name] ?? "";
   $("set-key").value = store.key();
-  // Escape leaves the value of the last time.
+  // In some browsers Escape leaves the value of the last time.
   $("settings").returnValue = "";
   $("settings").showModal();
 }
