@@ -47,6 +47,18 @@ class Errors(PageTest):
         self.find("#prompt").send_keys("Hello", Keys.ENTER)
         self.assertEqual(self.problem(), "The connection ended before the answer did.")
 
+    def test_model_that_loads_is_waited_for(self):
+        self.script("""
+            const [text, ask] = [JSON.stringify({ error: { message: "the model is loading" } }), window.fetch];
+            let left = 2;
+            window.fetch = (...request) => left-- > 0 ? new Response(text, { status: 503 }) : ask(...request);
+        """)
+        # Asks for the model again.
+        self.click("#open-settings")
+        self.click("#settings .primary")
+        self.assertEqual(self.problem(), "The model is loading.")
+        self.wait(lambda: not self.find("#problem").is_displayed(), "the page does not wait for the model")
+
 
 class Stopped(PageTest):
     provoked = (REFUSED,)
@@ -54,19 +66,26 @@ class Stopped(PageTest):
     def setUp(self):
         self.own_server = Server()
         self.addCleanup(self.own_server.stop)
+        self.own_server.wait_until_ready()
         super().setUp()
 
-    def test_page_waits_for_the_model_and_notices_the_servers_end(self):
-        # Not waited for: it loads.
-        self.assertEqual(self.problem(), "The model is loading.")
-        self.wait(lambda: not self.find("#problem").is_displayed(), "the page does not wait for the model")
-        self.assertIn("SmolLM2", self.find("#model").text)
+    def test_end_of_the_server(self):
+        wanted = "The server does not answer. Is it still running?"
         self.server.stop()
         self.find("#prompt").send_keys("Hello", Keys.ENTER)
-        self.assertEqual(self.problem(), "The server does not answer. Is it still running?")
+        self.assertEqual(self.problem(), wanted)
         self.click("#tab-figures")
         self.wait(lambda: self.find("#figures-problem").is_displayed(), "the figures show no problem")
-        self.assertEqual(self.find("#figures-problem").text, "The server does not answer. Is it still running?")
+        self.assertEqual(self.find("#figures-problem").text, wanted)
+
+    def test_end_of_the_server_in_the_middle_of_an_answer(self):
+        self.load(settings={"temperature": 0})
+        self.find("#prompt").send_keys("Write a long story about a dog.", Keys.ENTER)
+        self.wait_for_text()
+        self.server.process.kill()
+        self.assertRegex(self.problem(), r"^The (server does not answer|connection ended)")
+        self.assertTrue(self.texts(".message.assistant .body")[0])
+        self.assertTrue(self.find("#send").is_displayed())
 
 
 class Key(PageTest):

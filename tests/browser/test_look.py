@@ -53,14 +53,16 @@ for (const node of document.querySelectorAll("body, body *")) {
 return low;
 """
 
-# What sticks out at the right, unless a part of its own scrolls there.
+# What sticks out at the right. Code and tables scroll.
 TOO_WIDE = """
 const width = document.documentElement.clientWidth;
-const scrolls = (node) =>
-  node && (["auto", "scroll"].includes(getComputedStyle(node).overflowX) || scrolls(node.parentElement));
+const scrolls = (node) => {
+  const box = node.parentElement.closest("pre, table");
+  return box && getComputedStyle(box).overflowX === "auto";
+};
 const wide = [...document.querySelectorAll("body *")].filter((node) => {
   const isWide = node.getBoundingClientRect().right > width + 0.5;
-  return isWide && node.checkVisibility({ visibilityProperty: true }) && !scrolls(node.parentElement);
+  return isWide && node.checkVisibility({ visibilityProperty: true }) && !scrolls(node);
 });
 if (document.documentElement.scrollWidth > width) wide.push(document.documentElement);
 return wide.map((node) => `${node.tagName}.${node.className}#${node.id}`);

