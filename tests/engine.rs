@@ -31,6 +31,17 @@ fn options() -> EngineOptions {
     EngineOptions { device: Device::Cpu, precision: Precision::F32.into(), ..Default::default() }
 }
 
+/// Few sequences at once, short steps, and a cache from one context, where sequences push each other out, to room for all.
+fn crowded(rng: &mut ChaCha8Rng) -> EngineOptions {
+    EngineOptions {
+        context: Some(192),
+        max_seqs: rng.random_range(1..6),
+        max_tokens: Some([7, 32, 64, 512][rng.random_range(0..4)]),
+        cache_positions: [Some(192), Some(320), None][rng.random_range(0..3)],
+        ..options()
+    }
+}
+
 fn engine(options: EngineOptions) -> Engine {
     Engine::new(MODEL.clone(), options).unwrap_or_else(|error| panic!("{error}"))
 }
@@ -99,14 +110,7 @@ fn any_interleaving_gives_each_request_what_it_gets_alone() {
     let mut alone = engine(options());
     for seed in 0..12 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut together = engine(EngineOptions {
-            context: Some(192),
-            max_seqs: rng.random_range(1..6),
-            max_tokens: Some([7, 32, 64, 512][rng.random_range(0..4)]),
-            // From one context, where sequences push each other out, to room for all.
-            cache_positions: [Some(192), Some(320), None][rng.random_range(0..3)],
-            ..options()
-        });
+        let mut together = engine(crowded(&mut rng));
         let (mut requests, mut cancelled) = (BTreeMap::new(), Vec::new());
         let mut answers = Answers::default();
         while requests.len() < 12 || together.has_work() {

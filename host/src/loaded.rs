@@ -4,7 +4,7 @@ use crate::engine::{Request, Sampling};
 use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
 use crate::models::{self, ResolveError};
-use crate::plan::{Bounds, Dtype, Numerics, Plan};
+use crate::plan::{Bounds, Dtype, Numerics, Plan, PlanOutput};
 use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
 use std::path::Path;
@@ -98,17 +98,18 @@ impl Model {
         self.decoder.plan(numerics, bounds, num_pages)
     }
 
-    /// [`Decoder::hidden_plan`].
+    /// [`Decoder::plan_of`].
     ///
     /// # Errors
     /// As [`Decoder::plan`].
-    pub fn hidden_plan(
+    pub fn plan_of(
         &self,
+        output: PlanOutput,
         numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.decoder.hidden_plan(numerics, bounds, num_pages)
+        self.decoder.plan_of(output, numerics, bounds, num_pages)
     }
 
     /// [`Decoder::outline`].

@@ -1,6 +1,6 @@
 //! Embeddings of prompts, against logits: these are linear in the hidden states.
 
-use super::{MODEL, VOCAB_SIZE, engine, greedy, options, prompt, random_request, run};
+use super::{MODEL, VOCAB_SIZE, crowded, engine, greedy, options, prompt, random_request, run};
 use halfwarp::engine::{Engine, EngineOptions, EventKind, FinishReason, Pooling, Request};
 use halfwarp::exec::Device;
 use halfwarp::plan::{Bounds, Precision, WeightSource};
@@ -87,14 +87,8 @@ fn they_are_the_hidden_states_that_logits_are_made_of() {
     let mut num_preemptions = 0;
     for seed in 0..16 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut together = engine(EngineOptions {
-            context: Some(192),
-            max_seqs: rng.random_range(1..6),
-            max_tokens: Some([7, 32, 512][rng.random_range(0..3)]),
-            cache_positions: [Some(192), Some(320), None][rng.random_range(0..3)],
-            batch_invariant: rng.random_bool(0.3),
-            ..options()
-        });
+        let batch_invariant = rng.random_bool(0.3);
+        let mut together = engine(EngineOptions { batch_invariant, ..crowded(&mut rng) });
         let mut request = || {
             let request = random_request(&mut rng);
             let pooling = [None, Some(Pooling::Mean), Some(Pooling::Last)][rng.random_range(0..3)];

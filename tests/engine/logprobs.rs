@@ -1,6 +1,6 @@
 //! Log-probabilities, and how many tokens come before a stop token.
 
-use super::{VOCAB_SIZE, engine, greedy, options, prompt, random_request, run};
+use super::{VOCAB_SIZE, crowded, engine, greedy, options, prompt, random_request, run};
 use halfwarp::engine::{
     Engine, EngineOptions, EventKind, FinishReason, Logprobs, Request, RequestId, Sampling,
 };
@@ -64,14 +64,8 @@ fn they_are_the_models_own() {
     let mut num_preemptions = 0;
     for seed in 0..8 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut together = engine(EngineOptions {
-            context: Some(192),
-            max_seqs: rng.random_range(1..6),
-            max_tokens: Some([7, 32, 512][rng.random_range(0..3)]),
-            cache_positions: [Some(192), Some(320), None][rng.random_range(0..3)],
-            batch_invariant: rng.random_bool(0.3),
-            ..options()
-        });
+        let batch_invariant = rng.random_bool(0.3);
+        let mut together = engine(EngineOptions { batch_invariant, ..crowded(&mut rng) });
         let mut requests = BTreeMap::new();
         for _ in 0..10 {
             let mut num_top = || rng.random_bool(0.7).then(|| rng.random_range(0..4));

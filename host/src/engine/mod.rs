@@ -385,10 +385,7 @@ impl Engine {
         if let Some(&plan) = self.prepared.get(&(output, bounds)) {
             return Ok(plan);
         }
-        let plan = match output {
-            PlanOutput::Logits => self.model.plan(&self.numerics, bounds, self.num_pages)?,
-            PlanOutput::Hidden => self.model.hidden_plan(&self.numerics, bounds, self.num_pages)?,
-        };
+        let plan = self.model.plan_of(output, &self.numerics, bounds, self.num_pages)?;
         let plan = self.executor.prepare(&plan)?;
         self.prepared.insert((output, bounds), plan);
         Ok(plan)

@@ -13,7 +13,7 @@ pub enum Pooling {
 #[derive(Debug)]
 pub struct Pooled {
     pooling: Pooling,
-    /// In f64: chunks of a prompt add up in any order to what it is as a whole, to the precision of the embedding.
+    /// In f64, so that it hardly matters in which chunks the prompt comes.
     sum: Vec<f64>,
 }
 

@@ -205,8 +205,8 @@ impl Scheduler {
         }
     }
 
-    /// Adds to `batch` as much of the prompts as there is room for, of those that are pooled or of the others. While sequences decode, a long prompt comes in short
-    /// chunks: they wait for it in every step.
+    /// Adds to `batch` as much of the prompts as there is room for: of those whose embeddings are asked for if `pooled`, else
+    /// of the others. While sequences decode, a long prompt comes in short chunks: they wait for it in every step.
     fn schedule_prompts(&mut self, mut batch: Vec<Entry>, pooled: bool) -> Vec<Entry> {
         let (mut num_tokens, mut max_tokens) = (batch.len(), self.limits.max_tokens);
         let is_decoding = (0..self.running.len()).any(|index| self.prompt_len(index) == 0);

@@ -97,20 +97,21 @@ impl Decoder {
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.plan_with(Decoder::rope_table, numerics, PlanOutput::Logits, bounds, num_pages)
+        self.plan_of(PlanOutput::Logits, numerics, bounds, num_pages)
     }
 
-    /// As [`Decoder::plan`]; its output is the hidden state of [`PlanOutput::Hidden`].
+    /// As [`Decoder::plan`], with another output.
     ///
     /// # Errors
     /// As [`Decoder::plan`].
-    pub fn hidden_plan(
+    pub fn plan_of(
         &self,
+        output: PlanOutput,
         numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.plan_with(Decoder::rope_table, numerics, PlanOutput::Hidden, bounds, num_pages)
+        self.plan_with(Decoder::rope_table, numerics, output, bounds, num_pages)
     }
 
     /// As [`Decoder::plan`], without the data of its tables, for what reads sizes alone: the
