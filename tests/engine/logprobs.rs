@@ -139,4 +139,13 @@ fn stop_tokens_wait_for_min_tokens() {
     let after =
         run(&mut engine, Request { stop_tokens, ..greedy([&prompt[..], &without].concat(), 6) });
     assert_eq!(got[6..], after.tokens);
+    // A token that comes first at `at` ends the answer there, but not where one more is asked for.
+    let is_new = |&at: &usize| at > 0 && !free[..at].contains(&free[at]);
+    let at = (0..free.len()).rfind(is_new).unwrap();
+    let mut ended = |min_tokens| {
+        let stop_tokens = vec![free[at]];
+        run(&mut engine, Request { stop_tokens, min_tokens, ..greedy(prompt.clone(), 12) }).tokens
+    };
+    assert_eq!(ended(at), free[..=at]);
+    assert_ne!(ended(at + 1)[at], free[at]);
 }
