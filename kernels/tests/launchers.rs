@@ -161,7 +161,7 @@ fn sampling_has_blocks_for_a_row() {
     let sample = |max_rows, vocab_size| {
         let workspace = SampleWorkspace { scratch: ptr(16), zeroed: ptr(32) };
         Sample { max_rows, vocab_size }
-            .launches(ptr(9), ptr(8), rows(vocab_size), &workspace, ptr(2))
+            .launches(ptr(9), ptr(8), ptr(7), rows(vocab_size), &workspace, ptr(2))
             .map(|launches| launches.into_iter().map(|launch| of(Ok(Some(launch)))).collect())
     };
     let launches: Vec<_> = sample(3, 151_936).unwrap();

@@ -1,6 +1,7 @@
 //! The choice of tokens.
 
-use halfwarp::exec::{ExecError, NextToken, RowSampling, StepOutput, Want};
+use halfwarp::exec::{ExecError, LogitEdit, NextToken, RowSampling, StepOutput, Want};
+use halfwarp::plan::StepInputs;
 use kernels::sampling::noise::Noise;
 use libtest_mimic::Completion;
 
@@ -25,7 +26,8 @@ pub fn tests() -> Vec<Test> {
         })
     });
     let named = Test::new("sample::brings_the_logits_of_named_rows", brings_named_rows);
-    greedy.chain(sampled).chain([named]).collect()
+    let edited = Test::new("sample::edits_logits_before_the_choice", edits_logits);
+    greedy.chain(sampled).chain([named, edited]).collect()
 }
 
 /// What a step of the rows of `logits` brings back.
@@ -35,18 +37,28 @@ fn run(
     sampling: &[RowSampling],
     want: Want<'_>,
 ) -> Result<StepOutput, String> {
-    let mut setup = Setup::default();
-    let out = setup.input("input", logits);
-    let bounds = bounds(sampling.len(), 1);
-    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let mut inputs = one_sequence(sampling.len(), 0);
     inputs.sampling = sampling.to_vec();
+    run_inputs(subject, logits, &inputs, want)
+}
+
+/// As [`run`], of a step of one sequence.
+fn run_inputs(
+    subject: Subject,
+    logits: &Matrix,
+    inputs: &StepInputs,
+    want: Want<'_>,
+) -> Result<StepOutput, String> {
+    let mut setup = Setup::default();
+    let out = setup.input("input", logits);
+    let bounds = bounds(inputs.num_tokens(), 1);
+    let (plan, weights) = setup.finish(bounds, smallest_kv(&bounds), out);
     let run = || -> Result<StepOutput, ExecError> {
         let mut executor = (subject.open)(&plan, &weights)?;
         let prepared = executor.prepare(&plan)?;
         // The second step finds what the first has left.
-        executor.run(prepared, &inputs, want)?;
-        executor.run(prepared, &inputs, want)
+        executor.run(prepared, inputs, want)?;
+        executor.run(prepared, inputs, want)
     };
     run().map_err(|error| error.to_string())
 }
@@ -167,4 +179,39 @@ fn brings_named_rows(subject: Subject) -> Outcome {
         }
     }
     Ok(Completion::Completed)
+}
+
+/// Rows with many edits, with few and with none, against rows that were so before.
+fn edits_logits(subject: Subject) -> Outcome {
+    const VOCAB_SIZE: usize = 9000;
+    let logits = Matrix::random(4, 8, VOCAB_SIZE);
+    let mut inputs = one_sequence(8, 0);
+    inputs.sampling = ways();
+    let mut changed = logits.clone();
+    for (row, step) in [2, 9, 5000, VOCAB_SIZE, 1024, 70, 8192, 50].into_iter().enumerate() {
+        let edited = (0..VOCAB_SIZE).step_by(step).filter(|_| row != 3);
+        for token in edited {
+            let bias = if token.is_multiple_of(3) { 0.75 } else { 0.0 };
+            let (divisor, penalty) = (1.0 + (token % 4) as f32 * 0.25, (token % 7) as f32 * 0.125);
+            inputs.edits.push(LogitEdit { token: token as u32, bias, divisor, penalty });
+            let logit = &mut changed.data[row * VOCAB_SIZE + token];
+            *logit += bias;
+            *logit = if *logit > 0.0 { *logit / divisor } else { *logit * divisor };
+            *logit -= penalty;
+        }
+        inputs.edit_ends[row] = inputs.edits.len();
+    }
+    let got = run_inputs(subject, &logits, &inputs, Want::NextTokens)?.next_tokens;
+    if got != next_tokens(subject, &changed, &ways())? {
+        return Err(format!("other tokens: {got:?}"));
+    }
+    // More edits than there is room for.
+    while inputs.edits.len() < 20_000 {
+        inputs.edits.push(LogitEdit { token: 0, bias: 0.0, divisor: 1.0, penalty: 0.0 });
+    }
+    inputs.edit_ends[7] = inputs.edits.len();
+    match run_inputs(subject, &logits, &inputs, Want::NextTokens) {
+        Err(error) if error.contains("beyond") => Ok(Completion::Completed),
+        other => Err(format!("{other:?}")),
+    }
 }

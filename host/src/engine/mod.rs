@@ -6,6 +6,7 @@
 
 mod buckets;
 mod constraint;
+mod edits;
 mod error;
 mod generate;
 mod logprobs;
@@ -43,7 +44,9 @@ pub use service::{
 use crate::Model;
 use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::ModelError;
-use crate::plan::{Bounds, MemoryBudget, MemoryUse, Numerics, PlanOutput, Precision, StepInputs};
+use crate::plan::{
+    Bounds, MemoryBudget, MemoryUse, Numerics, PlanOutput, Precision, StepInputs, edits_of_rows,
+};
 use crate::weights::Progress;
 use buckets::Buckets;
 use constraint::Constrained;
@@ -338,6 +341,11 @@ impl Engine {
 
     fn step_inputs(&mut self, entries: &[Entry]) -> StepInputs {
         let mut inputs = StepInputs::new();
+        let last: Vec<&Entry> = entries.iter().filter(|entry| entry.is_last).collect();
+        let mut room = edits_of_rows(last.len());
+        let num_edits = |entry: &&Entry| self.scheduler.running(entry.index).num_edits();
+        let num_edits: usize = last.iter().map(num_edits).sum();
+        inputs.edits.reserve_exact(num_edits.min(room));
         for entry in entries {
             let sequence = self.scheduler.running(entry.index);
             let tokens = &sequence.pending()[..entry.num_tokens];
@@ -347,6 +355,9 @@ impl Engine {
                 && let Some(sampling) = inputs.sampling.last_mut()
             {
                 *sampling = sequence.row_sampling();
+                let edits = sequence.device_edits(room);
+                inputs.edit_last_row(edits);
+                room -= edits.len();
             }
         }
         inputs

@@ -1,7 +1,7 @@
-//! From logits to the next token: on the device, or on the host where a bias, a penalty or a grammar changes the logits.
+//! From logits to the next token: on the device, or on the host where a grammar rules tokens out or somebody wants the logits.
 
 use super::sampling::{Sampling, SamplingError};
-use crate::exec::{NextToken, RowSampling, next_token};
+use crate::exec::{LogitEdit, NextToken, RowSampling, edited, next_token};
 use std::borrow::Cow;
 
 /// The token that was drawn.
@@ -23,25 +23,18 @@ pub fn row_sampling(sampling: &Sampling, num_generated: usize) -> RowSampling {
     RowSampling { temperature, top_k, top_p, min_p, seed, position: num_generated as u32 }
 }
 
-/// The next token after `prompt` and the answer so far, `generated`.
+/// The next token where the host chooses it, after `edits`, which are those of `num_generated` tokens.
 ///
 /// # Errors
 /// As [`drawn`].
 pub fn sample(
     sampling: &Sampling,
-    logits: &[f32],
-    prompt: &[u32],
-    generated: &[u32],
+    logits: Cow<'_, [f32]>,
+    edits: &[LogitEdit],
+    num_generated: usize,
 ) -> Result<u32, SamplingError> {
-    let row = row_sampling(sampling, generated.len());
-    if !sampling.changes_logits() {
-        return drawn(next_token(logits, &row));
-    }
-    // What the bias makes finite is still an error.
-    if let broken @ NextToken::NotFinite(_) = next_token(logits, &RowSampling::GREEDY) {
-        return drawn(broken);
-    }
-    drawn(next_token(&bias_and_penalise(sampling, logits, prompt, generated), &row))
+    let logits = if edits.is_empty() { logits } else { edited(&logits, edits).into() };
+    drawn(next_token(&logits, &row_sampling(sampling, num_generated)))
 }
 
 /// `logits` with negative infinity for each of `tokens`; as they are where nothing else is left.
@@ -55,36 +48,6 @@ pub fn without<'a>(logits: Cow<'a, [f32]>, tokens: &[u32]) -> Cow<'a, [f32]> {
         true => left.into(),
         false => logits,
     }
-}
-
-/// `logits` with the bias, and then the penalties of the tokens so far.
-fn bias_and_penalise(
-    sampling: &Sampling,
-    logits: &[f32],
-    prompt: &[u32],
-    generated: &[u32],
-) -> Vec<f32> {
-    let &Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = sampling;
-    let mut biased = Cow::Borrowed(logits);
-    for &(token, bias) in &sampling.logit_bias {
-        biased.to_mut()[token as usize] += bias;
-    }
-    let repeated = |token: u32| {
-        let logit = biased[token as usize];
-        if logit > 0.0 {
-            (logit / repetition_penalty).min(f32::MAX)
-        } else {
-            logit * repetition_penalty
-        }
-    };
-    // The first two penalties count a token once: they are computed from `biased` each time.
-    let mut changed = biased.to_vec();
-    prompt.iter().for_each(|&token| changed[token as usize] = repeated(token));
-    for &token in generated {
-        changed[token as usize] = repeated(token) - presence_penalty;
-    }
-    generated.iter().for_each(|&token| changed[token as usize] -= frequency_penalty);
-    changed
 }
 
 #[cfg(test)]

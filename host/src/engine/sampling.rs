@@ -68,14 +68,6 @@ impl Sampling {
         }
         Ok(())
     }
-
-    /// Whether a bias or a penalty changes the logits before the choice.
-    pub(super) fn changes_logits(&self) -> bool {
-        self.repetition_penalty != 1.0
-            || self.presence_penalty != 0.0
-            || self.frequency_penalty != 0.0
-            || !self.logit_bias.is_empty()
-    }
 }
 
 /// Whether `value` can be a temperature.

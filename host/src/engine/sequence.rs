@@ -1,13 +1,14 @@
 //! A request in progress: its tokens, its place in the cache, how it is sampled.
 
 use super::constraint::Constrained;
+use super::edits::Edits;
 use super::pages::{PageAllocator, PageTable};
 use super::pooling::Pooled;
 use super::prefix::PageHash;
 use super::sampler;
 use super::scheduler::{Entry, Turns};
 use super::{FinishReason, Logprobs, PromptProgress, Request, RequestId, Sampling, SamplingError};
-use crate::exec::{NextToken, RowSampling};
+use crate::exec::{LogitEdit, NextToken, RowSampling};
 use crate::plan::PAGE_SIZE;
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -34,6 +35,9 @@ pub struct Sequence {
     /// Whether [`Sequence::start`] has said so.
     is_started: bool,
     sampling: Sampling,
+    edits: Edits,
+    /// Whether they are left to the host, as the step has no room for them.
+    edits_on_host: bool,
     max_new_tokens: Option<usize>,
     stop_tokens: Vec<u32>,
     min_tokens: usize,
@@ -67,6 +71,8 @@ impl Sequence {
             request.prompt_logprobs.is_some() || pooled.as_ref().is_some_and(Pooled::takes_all);
         Sequence {
             id,
+            edits: Edits::new(&request.sampling, &request.prompt),
+            edits_on_host: false,
             prompt_len,
             tokens: request.prompt,
             num_cached: 0,
@@ -132,15 +138,15 @@ impl Sequence {
 
     /// Chooses the next token on the host.
     fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
-        let (prompt, generated) = self.tokens.split_at(self.prompt_len);
+        let num_generated = self.num_generated();
         let mut logits = Cow::Borrowed(logits);
         if let Some(constraint) = &mut self.constraint {
             logits = constraint.mask(&logits)?.into();
         }
-        if generated.len() < self.min_tokens {
+        if num_generated < self.min_tokens {
             logits = sampler::without(logits, &self.stop_tokens);
         }
-        let token = sampler::sample(&self.sampling, &logits, prompt, generated)?;
+        let token = sampler::sample(&self.sampling, logits, self.edits.as_slice(), num_generated)?;
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(token)?;
         }
@@ -159,11 +165,27 @@ impl Sequence {
 
     /// Whether the host needs the logits of the last row: to tell of them, or to change them before the draw.
     fn needs_logits(&self) -> bool {
-        self.sampling.changes_logits()
+        self.edits_on_host
             || self.constraint.is_some()
             || self.logprobs.is_some()
             || self.pooled.is_some()
             || self.num_generated() < self.min_tokens
+    }
+
+    /// Tokens that a bias or a penalty concerns.
+    pub fn num_edits(&self) -> usize {
+        self.edits.as_slice().len()
+    }
+
+    /// What the device changes of the logits of its next token, where it has room for `room` edits; else the host does.
+    pub fn device_edits(&mut self, room: usize) -> &[LogitEdit] {
+        self.edits_on_host = false;
+        let edits = self.edits.as_slice();
+        if edits.is_empty() || self.needs_logits() {
+            return &[];
+        }
+        self.edits_on_host = edits.len() > room;
+        if self.edits_on_host { &[] } else { self.edits.as_slice() }
     }
 
     /// Whether an embedding is asked for, and no token.
@@ -328,6 +350,7 @@ impl Sequence {
     /// Appends a generated token; says whether it was the last.
     pub fn push(&mut self, token: u32, context: usize) -> Option<FinishReason> {
         self.tokens.push(token);
+        self.edits.push(token);
         if self.stop_tokens.contains(&token) {
             Some(FinishReason::StopToken)
         } else if self.max_new_tokens == Some(self.num_generated()) {
@@ -337,5 +360,24 @@ impl Sequence {
         } else {
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_are_the_hosts_where_the_device_has_no_room() {
+        let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
+        let request = Request { prompt: vec![4, 5], sampling, ..Request::default() };
+        let mut sequence = Sequence::new(RequestId(0), request.clone());
+        for (room, num_edits) in [(2, 2), (1, 0), (3, 2)] {
+            assert_eq!(sequence.device_edits(room).len(), num_edits);
+            assert_eq!(sequence.needs_logits(), num_edits == 0, "{room}");
+        }
+        // Where the host has the logits anyway, it edits them.
+        let mut scored = Sequence::new(RequestId(1), Request { logprobs: Some(0), ..request });
+        assert_eq!(scored.device_edits(9), []);
     }
 }

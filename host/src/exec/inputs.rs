@@ -11,9 +11,9 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
     shapes(inputs)?;
     if !inputs.fits(&plan.bounds) {
         let (tokens, seqs) = (inputs.num_tokens(), inputs.num_seqs());
+        let (rows, edits) = (inputs.logit_rows.len(), inputs.edits.len());
         return step_error(format!(
-            "{tokens} tokens in {seqs} sequences, {} logit rows: beyond {:?}",
-            inputs.logit_rows.len(),
+            "{tokens} tokens in {seqs} sequences, {rows} logit rows, {edits} edits: beyond {:?}",
             plan.bounds
         ));
     }
@@ -34,6 +34,8 @@ pub fn check(plan: &Plan, inputs: &StepInputs) -> Result<(), ExecError> {
     below("position", &inputs.positions, num_positions)?;
     below("slot", &inputs.slot_mapping, plan.kv.num_pages * PAGE_SIZE)?;
     below("logit row", &inputs.logit_rows, inputs.num_tokens())?;
+    let edited: Vec<u32> = inputs.edits.iter().map(|edit| edit.token).collect();
+    below("edited token", &edited, plan.output.width)?;
     inputs.block_tables.iter().try_for_each(|pages| below("page", pages, plan.kv.num_pages))
 }
 
@@ -54,6 +56,13 @@ fn shapes(inputs: &StepInputs) -> Result<(), ExecError> {
     if inputs.sampling.len() != inputs.logit_rows.len() {
         let (rows, ways) = (inputs.logit_rows.len(), inputs.sampling.len());
         return step_error(format!("{rows} logit rows are sampled in {ways} ways"));
+    }
+    if inputs.edit_ends.len() != inputs.logit_rows.len()
+        || !inputs.edit_ends.is_sorted()
+        || inputs.edit_ends.last().is_some_and(|&end| end != inputs.edits.len())
+    {
+        let (rows, edits) = (inputs.logit_rows.len(), inputs.edits.len());
+        return step_error(format!("edit_ends does not divide {edits} edits in {rows} logit rows"));
     }
     if inputs.block_tables.len() != seqs {
         return step_error(format!("{} block tables for {seqs}", inputs.block_tables.len()));
@@ -86,7 +95,7 @@ fn step_error<T>(message: String) -> Result<T, ExecError> {
 mod tests {
     use super::super::testing::plan;
     use super::*;
-    use crate::exec::RowSampling;
+    use crate::exec::{LogitEdit, RowSampling};
 
     fn inputs() -> StepInputs {
         let mut inputs = StepInputs::new();
@@ -101,13 +110,17 @@ mod tests {
         assert!(check(&plan(), &StepInputs::new()).is_ok());
     }
 
+    fn edit(token: u32) -> LogitEdit {
+        LogitEdit { token, bias: 1.0, divisor: 1.0, penalty: 0.0 }
+    }
+
     /// How the error starts, and how the inputs are spoiled.
     type Fault = (&'static str, fn(&mut StepInputs));
 
     /// Each value and each length that is wrong is an error that names it, never a panic.
     #[test]
     fn inputs_beyond_a_bound_are_named() {
-        let faults: [Fault; 15] = [
+        let faults: [Fault; 17] = [
             ("token id 10", |inputs| inputs.token_ids[1] = 10),
             ("position 100", |inputs| inputs.positions[3] = 100),
             ("slot 256", |inputs| inputs.slot_mapping[0] = 256),
@@ -122,8 +135,13 @@ mod tests {
             ("1 block tables", |inputs| inputs.block_tables.truncate(1)),
             ("sequence 0", |inputs| inputs.kv_lens[0] = 2),
             ("sequence 1", |inputs| inputs.block_tables[1].truncate(1)),
+            ("edit_ends does not divide 1 edits", |inputs| {
+                inputs.edits.push(edit(1));
+            }),
+            ("edited token 8", |inputs| inputs.edit_last_row(&[edit(8)])),
             ("4 tokens in 2 sequences", |inputs| {
                 (inputs.logit_rows, inputs.sampling) = (vec![0; 3], vec![RowSampling::GREEDY; 3]);
+                inputs.edit_ends = vec![0; 3];
             }),
         ];
         for (start, spoil) in faults {

@@ -336,9 +336,10 @@ impl<'a> Lowering<'a> {
                     zeroed: DevicePtr::new(self.addresses.counters),
                 };
                 let (rows, sampling) = (self.num_rows(x), self.input(self.step.sampling));
+                let edits = self.input(self.step_buffer.edits);
                 let out = DevicePtr::new(self.address(out));
                 let launches =
-                    sample(self.plan, x).launches(rows, sampling, logits, &workspace, out);
+                    sample(self.plan, x).launches(rows, sampling, edits, logits, &workspace, out);
                 return launches.map_err(unsupported);
             }
             Op::Attention(ref attention) => {

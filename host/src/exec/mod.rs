@@ -23,12 +23,12 @@ mod testing;
 pub use device::{Device, GpuOptions, default_cubin_dir, open};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
-pub use kernels::sampling::{NextToken, RowSampling};
+pub use kernels::sampling::{LogitEdit, NextToken, RowSampling};
 pub use lower::LoweredPlan;
 pub use memory::{MemoryInfo, memory_budget};
 pub use observe::{Activations, AfterOp, StepTimes};
 pub use prepared::PreparedPlan;
-pub(crate) use sample::{nearest, next_token};
+pub(crate) use sample::{edited, nearest, next_token};
 
 use crate::plan::{MemoryUse, Plan, ReadWeightError, StepInputs, WeightSource};
 use std::iter;

@@ -3,11 +3,21 @@
 
 use super::NextToken;
 use kernels::sampling::noise::{Noise, uniform};
-use kernels::sampling::{LARGEST_MASS, RowSampling, wanted_mass};
+use kernels::sampling::{LARGEST_MASS, LogitEdit, RowSampling, wanted_mass};
 use std::cmp::Ordering;
 
 /// A token that can still be drawn, with its distance from the largest logit.
 type Candidate = (u32, f32);
+
+/// `logits` after `edits`.
+pub fn edited(logits: &[f32], edits: &[LogitEdit]) -> Vec<f32> {
+    let mut edited = logits.to_vec();
+    for edit in edits {
+        let logit = &mut edited[edit.token as usize];
+        *logit = edit.apply(*logit);
+    }
+    edited
+}
 
 /// Chooses a token of `logits`.
 pub fn next_token(logits: &[f32], sampling: &RowSampling) -> NextToken {

@@ -8,6 +8,7 @@
 use kernels::attention::{Attention, ItemWords, SeqLens};
 use kernels::element::Dtype;
 use kernels::gemm::Gpu;
+use kernels::sampling::LOGIT_EDIT_LEN;
 
 use super::lower;
 use crate::plan::{Op, Plan, StepInputs, StepLayout};
@@ -24,6 +25,8 @@ pub struct StepBuffer {
     /// The inputs.
     pub inputs: StepLayout,
     work_lists: Vec<WorkList>,
+    /// [`StepInputs::edits`]; last, as most steps have none.
+    pub edits: usize,
     gpu: Gpu,
     dtype: Dtype,
     len: usize,
@@ -74,7 +77,9 @@ impl StepBuffer {
                 work_lists.push(list);
             }
         }
-        StepBuffer { inputs, work_lists, gpu, dtype, len }
+        let edits = len.next_multiple_of(4);
+        let len = edits + plan.bounds.max_edits() * LOGIT_EDIT_LEN;
+        StepBuffer { inputs, work_lists, edits, gpu, dtype, len }
     }
 
     /// Bytes of the step buffer of `plan`, and of every plan of its model with no larger bounds,
@@ -117,6 +122,11 @@ impl StepBuffer {
             put(list.start, &[prefill.len() as u32, decode.len() as u32, 0, 0]);
             put(list.prefill_items(), prefill.as_flattened());
             put(list.decode_items(), decode.as_flattened());
+        }
+        if !inputs.edits.is_empty() {
+            let (places, _) = buffer[self.edits..].as_chunks_mut();
+            places.iter_mut().zip(&inputs.edits).for_each(|(place, edit)| *place = edit.words());
+            end = self.edits + inputs.edits.len() * LOGIT_EDIT_LEN;
         }
         end
     }

@@ -75,6 +75,11 @@ impl Bounds {
         self.max_kv_len.div_ceil(PAGE_SIZE)
     }
 
+    /// Edits of logits of a step, of all rows together ([`StepInputs::edits`]).
+    pub fn max_edits(&self) -> usize {
+        edits_of_rows(self.max_logit_rows)
+    }
+
     /// Columns of a head's scores of one token, where they are stored: whole pages.
     pub fn score_columns(&self) -> usize {
         self.max_pages_per_seq() * PAGE_SIZE
@@ -87,6 +92,12 @@ impl Bounds {
             Rows::Logits => self.max_logit_rows,
         }
     }
+}
+
+/// Edits that a step of so many logit rows has room for: of each a thousand tokens that came before, and of one row those of a
+/// long answer.
+pub(crate) fn edits_of_rows(num_rows: usize) -> usize {
+    4096 + 1024 * num_rows
 }
 
 /// What a plan computes of the rows for which logits are wanted.

@@ -1,7 +1,7 @@
 //! What changes from step to step, in one buffer.
 
 use super::{Bounds, PAGE_SIZE, Rows};
-use kernels::sampling::{ROW_SAMPLING_LEN, RowSampling};
+use kernels::sampling::{LogitEdit, ROW_SAMPLING_LEN, RowSampling};
 
 /// Where each step input starts in the step buffer, in `u32` elements.
 ///
@@ -90,6 +90,10 @@ pub struct StepInputs {
     pub logit_rows: Vec<u32>,
     /// `[num_logit_rows]`: how the token after each of them is chosen.
     pub sampling: Vec<RowSampling>,
+    /// Changes of logits before that, row after row.
+    pub edits: Vec<LogitEdit>,
+    /// `[num_logit_rows]`: where the edits of each row end.
+    pub edit_ends: Vec<usize>,
 }
 
 impl StepInputs {
@@ -146,6 +150,23 @@ impl StepInputs {
         self.block_tables.push(pages[..kv_len.div_ceil(PAGE_SIZE)].to_vec());
         self.logit_rows.extend(logits.map(|row| (first + row) as u32));
         self.sampling.resize(self.logit_rows.len(), RowSampling::GREEDY);
+        self.edit_ends.resize(self.logit_rows.len(), self.edits.len());
+    }
+
+    /// Changes logits of the last row before its token is chosen: of each token one at most. The host does not want the
+    /// logits of such a row, which are those before or after, as the executor has it.
+    ///
+    /// # Panics
+    /// If there is no row.
+    pub fn edit_last_row(&mut self, edits: &[LogitEdit]) {
+        self.edits.extend_from_slice(edits);
+        *self.edit_ends.last_mut().expect("a row") = self.edits.len();
+    }
+
+    /// The edits of a logit row.
+    pub fn edits_of(&self, row: usize) -> &[LogitEdit] {
+        let start = if row > 0 { self.edit_ends[row - 1] } else { 0 };
+        &self.edits[start..self.edit_ends[row]]
     }
 
     /// Whether every count is within `bounds`.
@@ -158,6 +179,7 @@ impl StepInputs {
             && max_q_len <= bounds.max_q_len
             && self.logit_rows.len() <= bounds.max_logit_rows
             && max_kv_len <= bounds.max_kv_len
+            && self.edits.len() <= bounds.max_edits()
     }
 
     /// Writes the step into `buffer` as `layout` says (made for `bounds`). Rows of tokens past
@@ -178,7 +200,12 @@ impl StepInputs {
         put(layout.cu_seqlens_q, &self.cu_seqlens_q);
         put(layout.kv_lens, &self.kv_lens);
         put(layout.logit_rows, &self.logit_rows);
-        let sampling: Vec<_> = self.sampling.iter().map(RowSampling::words).collect();
+        let sampling: Vec<_> = self
+            .sampling
+            .iter()
+            .zip(&self.edit_ends)
+            .map(|(sampling, &end)| sampling.words(end as u32))
+            .collect();
         put(layout.sampling, sampling.as_flattened());
         for (seq, pages) in self.block_tables.iter().enumerate() {
             put(layout.block_table + seq * bounds.max_pages_per_seq(), pages);

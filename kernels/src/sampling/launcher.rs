@@ -2,6 +2,7 @@
 
 use super::best::{NO_CANDIDATE, NOT_FINITE};
 use super::draw::{LIST_LEN, sample_draw_f32};
+use super::edit::EDITS_END;
 use super::histogram::{NUM_BINS, UNDECIDED_LEN, sample_histogram_f32};
 use super::maximum::sample_maximum_f32;
 use super::{BLOCK_COLUMNS, NUM_THREADS, ROW_SAMPLING_LEN};
@@ -49,10 +50,11 @@ impl RowSampling {
         -self.min_p.ln()
     }
 
-    /// As the device has it.
+    /// As the device has it, of a row whose edits end before edit `edits_end` of all rows'.
     #[must_use]
-    pub fn words(&self) -> [u32; ROW_SAMPLING_LEN] {
+    pub fn words(&self, edits_end: u32) -> [u32; ROW_SAMPLING_LEN] {
         let inverse_temperature = if self.is_greedy() { 0.0 } else { self.temperature.recip() };
+        const _: () = assert!(EDITS_END == ROW_SAMPLING_LEN - 1);
         [
             inverse_temperature.to_bits(),
             self.top_k,
@@ -61,7 +63,7 @@ impl RowSampling {
             self.seed as u32,
             (self.seed >> 32) as u32,
             self.position,
-            0,
+            edits_end,
         ]
     }
 }
@@ -115,7 +117,9 @@ pub struct Sample {
 
 impl Sample {
     /// The launches, none if there are no rows. `num_rows` points to the row count on the device,
-    /// `sampling` to [`RowSampling::words`] of each row at a multiple of 16 bytes.
+    /// `sampling` to [`RowSampling::words`] of each row and `edits` to
+    /// [`LogitEdit::words`](super::LogitEdit::words) of each edit, row after row, both at multiples of 16
+    /// bytes. No token of a row has two edits.
     ///
     /// # Errors
     /// [`LaunchError`] for an empty row, and for sizes beyond a grid or a `u32`.
@@ -123,6 +127,7 @@ impl Sample {
         &self,
         num_rows: DevicePtr<u32>,
         sampling: DevicePtr<u32>,
+        edits: DevicePtr<u32>,
         logits: Rows<f32>,
         workspace: &SampleWorkspace,
         out: DevicePtr<u32>,
@@ -143,7 +148,15 @@ impl Sample {
         let logits = logits.ptr;
         let Parts { lists, maxima, bests, undecided, masses, counts, lens, counters } =
             self.parts(workspace);
-        let maximum = sample_maximum_f32::Args { num_rows, vocab_size, logits, stride, maxima };
+        let maximum = sample_maximum_f32::Args {
+            num_rows,
+            sampling,
+            edits,
+            vocab_size,
+            logits,
+            stride,
+            maxima,
+        };
         let histogram = sample_histogram_f32::Args {
             num_rows,
             sampling,

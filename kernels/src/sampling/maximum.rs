@@ -1,6 +1,7 @@
-//! The first launch: the largest logit of each block's columns.
+//! The first launch: logits are edited, and the largest one of each block's columns is found.
 
 use super::best::{Best, BlockBests};
+use super::edit::RowEdits;
 use super::row::Row;
 use super::{NUM_THREADS, NUM_WARPS};
 use cuda_std::prelude::*;
@@ -8,14 +9,17 @@ use cuda_std::prelude::*;
 /// A block takes `BLOCK_COLUMNS` columns of a row.
 ///
 /// # Safety
-/// 1. `num_rows` is one element; `logits` holds that many rows of `vocab_size` (not 0) elements at
-///    its stride, `maxima` as many of `2 * grid_dim_y`.
+/// 1. `num_rows` is one element; `sampling` holds that many rows of `ROW_SAMPLING_LEN`, `edits` at a
+///    multiple of 16 bytes their edits, of which no token of a row has two; `logits` holds as many rows
+///    of `vocab_size` (not 0) elements at its stride, `maxima` of `2 * grid_dim_y`.
 /// 2. The grid covers the columns of a row, and every block has at least one.
 #[kernel(launch_bounds(NUM_THREADS, 1), overlaps)]
 pub unsafe fn sample_maximum_f32(
     num_rows: Global<u32>,
+    sampling: Global<u32>,
+    edits: Global<u32>,
     vocab_size: u32,
-    logits: Global<f32>,
+    logits: GlobalMut<f32>,
     stride: u32,
     maxima: GlobalMut<u32>,
 ) {
@@ -30,7 +34,9 @@ pub unsafe fn sample_maximum_f32(
         if row >= num_rows as usize {
             return;
         }
-        let row_of = Row { logits: logits.add(row * stride as usize), vocab_size };
+        let logits = logits.add(row * stride as usize);
+        RowEdits::load(sampling, edits, row).apply(logits, vocab_size, block);
+        let row_of = Row { logits: logits.as_global(), vocab_size };
         let best = Best::of_values(row_of.load(block), block);
         let best = best.reduce_block(shared_array![u32; 2 * NUM_WARPS as usize]);
         if thread::thread_idx_x() == 0 {

@@ -1,5 +1,5 @@
 //! Sampling: `out[r]` is a token drawn from row `r` of the logits, as the row's [`RowSampling`]
-//! says.
+//! says. Before that each [`LogitEdit`] of the row changes a logit of it.
 //!
 //! A token's *distance* is `d = max - logit`, in f32. Tokens are in order of their distance, equal
 //! ones in that of their ids. Its *mass* is `exp(-d)` in units of `2^-40`, an integer, so that sums
@@ -12,8 +12,8 @@
 //! `out[r]` says so instead.
 //!
 //! Shapes    logits `[num_rows, vocab_size]` f32 with a row stride; sampling `[num_rows, 8]` u32;
-//!           out `[num_rows]` u32.
-//! Launch    three launches: [`maximum`], [`histogram`] for rows with top-k or top-p, [`draw`]. Grid
+//!           edits `[num_edits, 4]` u32, those of a row side by side; out `[num_rows]` u32.
+//! Launch    three launches: [`maximum`], which edits, [`histogram`] for rows with top-k or top-p, [`draw`]. Grid
 //!           `(max_rows, vocab_size / BLOCK_COLUMNS, 1)`, block `(NUM_THREADS, 1, 1)`; a block issues
 //!           all its loads at once; the last block of a row to finish combines their results.
 //! Numerics  independent of the order of blocks, of the other rows and of their number.
@@ -23,6 +23,7 @@
 
 mod best;
 pub mod draw;
+mod edit;
 pub mod histogram;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
@@ -33,6 +34,8 @@ mod tally;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use launcher::{NextToken, RowSampling, Sample, SampleWorkspace};
+
+pub use edit::{LOGIT_EDIT_LEN, LogitEdit};
 
 use cuda_std::prelude::*;
 

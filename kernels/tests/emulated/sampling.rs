@@ -4,23 +4,40 @@ use crate::device::{Device, random};
 use cuda_std::launch::DevicePtr;
 use kernels::Rows;
 use kernels::sampling::noise::Noise;
-use kernels::sampling::{NextToken, RowSampling, Sample, SampleWorkspace};
+use kernels::sampling::{LogitEdit, NextToken, RowSampling, Sample, SampleWorkspace};
 
 /// Padding of the rows: more than any logit.
 const PAD: f32 = 1e9;
 
 /// The tokens that `launches` choose for rows of logits. One row more has room.
 fn sample(rows: &[Vec<f32>], sampling: &[RowSampling], seed: u64) -> Vec<NextToken> {
+    sample_edited(rows, sampling, &vec![Vec::new(); rows.len()], seed)
+}
+
+/// As [`sample`], after the edits of each row.
+fn sample_edited(
+    rows: &[Vec<f32>],
+    sampling: &[RowSampling],
+    edits: &[Vec<LogitEdit>],
+    seed: u64,
+) -> Vec<NextToken> {
     let (num_rows, vocab_size) = (rows.len(), rows[0].len());
     let stride = vocab_size + 3;
     let mut logits = vec![PAD; num_rows * stride];
     for (padded, row) in logits.chunks_mut(stride).zip(rows) {
         padded[..vocab_size].copy_from_slice(row);
     }
-    let words: Vec<u32> = sampling.iter().flat_map(RowSampling::words).collect();
+    let mut edits_end = 0;
+    let rows_words = sampling.iter().zip(edits).flat_map(|(sampling, edits)| {
+        edits_end += edits.len() as u32;
+        sampling.words(edits_end)
+    });
+    let words: Vec<u32> = rows_words.collect();
+    let edits: Vec<u32> = edits.iter().flatten().flat_map(LogitEdit::words).collect();
     let mut device = Device::default();
     let num_rows_ptr = device.u32s("num_rows", &[num_rows as u32]);
     let sampling_ptr = device.u32s("sampling", &words);
+    let edits = device.u32s("edits", &edits);
     let logits = Rows::new(device.f32s("logits", &logits), stride);
     let out = device.poisoned("out", num_rows);
     let sample = Sample { max_rows: num_rows + 1, vocab_size };
@@ -29,7 +46,7 @@ fn sample(rows: &[Vec<f32>], sampling: &[RowSampling], seed: u64) -> Vec<NextTok
         scratch: device.poisoned("scratch", sample.scratch_bytes()),
         zeroed: device.bytes("zeroed", &zeros),
     };
-    let launches = sample.launches(num_rows_ptr, sampling_ptr, logits, &workspace, out);
+    let launches = sample.launches(num_rows_ptr, sampling_ptr, edits, logits, &workspace, out);
     for launch in launches.expect("a right shape") {
         device.run(Ok(Some(launch)), seed);
     }
@@ -251,4 +268,43 @@ fn a_row_does_not_depend_on_the_others() {
     for (row, way) in ways().into_iter().enumerate().step_by(5) {
         assert_eq!(sample(&logits[row..=row], &[way], 4), together[row..=row], "row {row}");
     }
+}
+
+/// Edits in every block and at its borders, of some rows alone; more than a block has threads.
+#[test]
+fn edited_rows_are_sampled_as_if_they_had_been_so() {
+    let vocab_size = 8192 + 1025;
+    let rows: Vec<Vec<f32>> = (0..4).map(|row| random(vocab_size, row)).collect();
+    let edit = |token: usize| LogitEdit {
+        token: token as u32,
+        bias: if token.is_multiple_of(3) { 1.5 } else { 0.0 },
+        divisor: if token.is_multiple_of(2) { 1.3 } else { 1.0 },
+        penalty: (token % 5) as f32 * 0.2,
+    };
+    let many = (0..vocab_size).step_by(4).chain([8191, vocab_size - 2]).map(edit).collect();
+    let edits = [vec![edit(9), edit(8193)], Vec::new(), many, vec![edit(0)]];
+    let wanted: Vec<Vec<f32>> = rows
+        .iter()
+        .zip(&edits)
+        .map(|(row, edits)| {
+            let mut row = row.clone();
+            for LogitEdit { token, bias, divisor, penalty } in edits {
+                let logit = &mut row[*token as usize];
+                *logit += bias;
+                *logit = if *logit > 0.0 { *logit / divisor } else { *logit * divisor };
+                *logit -= penalty;
+            }
+            row
+        })
+        .collect();
+    let base = RowSampling { temperature: 0.8, seed: 11, ..RowSampling::GREEDY };
+    for way in [RowSampling::GREEDY, base, RowSampling { top_k: 9, top_p: 0.8, ..base }] {
+        let got = sample_edited(&rows, &[way; 4], &edits, 3);
+        assert_eq!(got, sample(&wanted, &[way; 4], 4), "{way:?}");
+    }
+    // What is not finite stays so.
+    let mut broken = rows.clone();
+    (broken[0][9], broken[3][0]) = (f32::INFINITY, f32::NAN);
+    let got = sample_edited(&broken, &[base; 4], &edits, 5);
+    assert_eq!((got[0], got[3]), (NextToken::NotFinite(9), NextToken::NotFinite(0)));
 }

@@ -1,6 +1,19 @@
 use super::*;
+use crate::engine::edits::Edits;
 
 const NEG_INF: f32 = f32::NEG_INFINITY;
+
+/// The next token after `prompt` and `generated`.
+fn sample(
+    sampling: &Sampling,
+    logits: &[f32],
+    prompt: &[u32],
+    generated: &[u32],
+) -> Result<u32, SamplingError> {
+    let mut edits = Edits::new(sampling, prompt);
+    generated.iter().for_each(|&token| edits.push(token));
+    super::sample(sampling, logits.into(), edits.as_slice(), generated.len())
+}
 
 /// The probability of each token, step by step as the documentation of [`Sampling`] says, in f64.
 fn oracle(sampling: &Sampling, logits: &[f32], prompt: &[u32], generated: &[u32]) -> Vec<f64> {
@@ -129,7 +142,6 @@ fn penalties_and_biases_change_the_choice() {
         Sampling { frequency_penalty: 1.5, ..Default::default() },
         Sampling { logit_bias: vec![(1, -1.5)], ..Default::default() },
     ] {
-        assert!(changed.changes_logits());
         assert_eq!(sample(&changed, &[2.0, 3.0], &[], &[1]), Ok(0));
     }
     let sampling = Sampling { repetition_penalty: 1e-30, ..Default::default() };

@@ -282,7 +282,7 @@ impl Step<'_> {
             }),
             Op::Sample { x, .. } => {
                 if self.want.has_next_tokens() {
-                    self.output.next_tokens = ops::sample(&frame.rows(x), &inputs.sampling);
+                    self.output.next_tokens = ops::sample(&frame.rows(x), inputs);
                 }
             }
         }

@@ -3,8 +3,8 @@
 use super::activations::{Rows, RowsMut};
 use super::dot::dot;
 use super::weights::StoredWeight;
-use crate::exec::{NextToken, RowSampling, next_token};
-use crate::plan::Constant;
+use crate::exec::{NextToken, edited, next_token};
+use crate::plan::{Constant, StepInputs};
 use rayon::prelude::*;
 
 /// `out[t, :] = table[token_ids[t], :]`.
@@ -62,15 +62,19 @@ pub fn add(x: &Rows, out: RowsMut) {
     out.for_each(|t, row| row.iter_mut().zip(x.row(t)).for_each(|(out, x)| *out += x));
 }
 
-/// A token of each row, as its sampling says.
-pub fn sample(x: &Rows, sampling: &[RowSampling]) -> Vec<NextToken> {
-    let sampling = sampling.par_iter().enumerate();
-    sampling.map(|(row, sampling)| next_token(x.row(row), sampling)).collect()
+/// A token of each row, as its sampling says, after its edits.
+pub fn sample(x: &Rows, inputs: &StepInputs) -> Vec<NextToken> {
+    let of_row = |(row, sampling)| match inputs.edits_of(row) {
+        [] => next_token(x.row(row), sampling),
+        edits => next_token(&edited(x.row(row), edits), sampling),
+    };
+    inputs.sampling.par_iter().enumerate().map(of_row).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::LogitEdit;
     use crate::exec::testing::{assert_close, random};
 
     #[test]
@@ -169,7 +173,16 @@ mod tests {
         ];
         let wanted = [Token(1), Token(3), NoCandidate, NotFinite(2), NotFinite(0)];
         let rows = Rows::dense(rows.as_flattened(), 4);
-        assert_eq!(sample(&rows, &[RowSampling::GREEDY; 5]), wanted);
+        let mut inputs = StepInputs::new();
+        inputs.push_sequence(&[0; 5], 0, &[0], 0..5);
+        assert_eq!(sample(&rows, &inputs), wanted);
+        // Edits of the rows in the middle, and of what is broken.
+        let edit = |token, bias| LogitEdit { token, bias, divisor: 2.0, penalty: 0.5 };
+        inputs.edits = vec![edit(3, -1.5), edit(0, 100.0), edit(2, f32::NEG_INFINITY)];
+        inputs.edit_ends = vec![0, 1, 2, 3, 3];
+        // -5.5 / 1 * 2 - 0.5 is below -5.
+        let wanted = [Token(1), Token(1), NoCandidate, NotFinite(2), NotFinite(0)];
+        assert_eq!(sample(&rows, &inputs), wanted);
     }
 
     #[test]

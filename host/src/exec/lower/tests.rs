@@ -181,6 +181,8 @@ fn sampling_takes_the_step_inputs_and_a_workspace() {
     let draw = pointers(&launches[2]);
     let (rows, sampling) = (input(NUM_LOGIT_ROWS), input(plan.step_layout().sampling));
     assert_eq!((launches.len(), &draw[..3]), (3, &[rows, sampling, c][..]));
+    let edits = input(StepBuffer::new(&plan, Gpu::HOPPER).edits);
+    assert_eq!(pointers(&launches[0])[..4], [rows, sampling, edits, c]);
     assert_eq!(draw.last(), Some(&(c + 12)));
     let within = |addresses: &[u64], start: u64, bytes: usize| {
         addresses.iter().all(|address| (start..start + bytes as u64).contains(address))
