@@ -18,6 +18,7 @@ mod metrics;
 mod page;
 mod request;
 mod routes;
+mod socket;
 mod tls;
 mod tokens;
 mod tools;
@@ -33,6 +34,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use socket::WriteTimeout;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -87,7 +89,7 @@ pub struct ServerOptions {
     pub scheduling_policy: SchedulingPolicy,
     /// How long the body of a request may take.
     pub read_timeout: Duration,
-    /// How long a client may leave a stream unread before its request is cancelled.
+    /// How long a client may leave an answer unread before its request is cancelled and the connection closed.
     pub write_timeout: Duration,
     /// How long answers may go on after a shutdown has begun.
     pub shutdown_timeout: Duration,
@@ -224,6 +226,7 @@ async fn accept(
     mut is_closing: oneshot::Receiver<()>,
 ) {
     let tls = app.options.tls.as_ref().map(Tls::acceptor);
+    let write_timeout = app.options.write_timeout;
     let router = routes::router(app);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
@@ -249,6 +252,7 @@ async fn accept(
         let _ = socket.set_nodelay(true);
         let (router, watcher, tls) = (router.clone(), graceful.watcher(), tls.clone());
         tokio::spawn(async move {
+            let socket = WriteTimeout::new(socket, write_timeout);
             match tls {
                 None => serve_connection(socket, router, watcher).await,
                 Some(tls) => match timeout(HEAD_TIMEOUT, tls.accept(socket)).await {
