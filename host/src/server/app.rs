@@ -9,6 +9,7 @@ use rand::RngExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
 
 /// What all connections share.
 pub(super) struct App {
@@ -17,6 +18,8 @@ pub(super) struct App {
     /// None while it is loading.
     pub engine: Arc<OnceLock<EngineHandle>>,
     pub metrics: Arc<Metrics>,
+    /// The turn of a large body.
+    pub large_bodies: Arc<Semaphore>,
     /// Seconds since 1970 when the server was started.
     pub created: u64,
     is_draining: AtomicBool,
@@ -33,6 +36,7 @@ impl App {
             model,
             metrics: Arc::new(metrics),
             engine,
+            large_bodies: Arc::new(Semaphore::new(1)),
             created: unix_time(),
             is_draining: AtomicBool::new(false),
             grammars: OnceLock::new(),

@@ -8,6 +8,7 @@
 mod answer;
 mod app;
 mod auth;
+mod body;
 mod choice;
 mod cors;
 mod embeddings;

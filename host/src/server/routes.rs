@@ -3,6 +3,7 @@
 use super::answer::{Asked, Completion, Endpoint, Prompted, ResponseObject, respond};
 use super::app::{App, new_id, unix_time};
 use super::auth;
+use super::body::RequestBody;
 use super::choice::{Choice, MAX_PARTS, Part};
 use super::cors;
 use super::embeddings;
@@ -12,22 +13,18 @@ use super::request::{ChatRequest, CompletionRequest, Params, Prompt, ResponseReq
 use super::tokens;
 use super::tools::CallRules;
 use axum::Router;
-use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http_body_util::LengthLimitError;
 use serde_json::json;
 use std::any::Any;
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// The media type of OpenMetrics' text format.
@@ -141,12 +138,12 @@ fn model_card(app: &App) -> Result<serde_json::Value, ApiError> {
 }
 
 async fn tokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    let body = read_body(&app, request).await?;
+    let body = RequestBody::read(&app, request).await?;
     blocking(move || tokens::tokenize(&app, &body)).await
 }
 
 async fn detokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    let body = read_body(&app, request).await?;
+    let body = RequestBody::read(&app, request).await?;
     blocking(move || tokens::detokenize(&app, &body)).await
 }
 
@@ -156,7 +153,7 @@ async fn tokenizer_info(State(app): SharedApp) -> Result<Response, ApiError> {
 
 async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
-    let body = read_body(&app, request).await?;
+    let body = RequestBody::read(&app, request).await?;
     let parse_app = Arc::clone(&app);
     let (params, calls, prompts) = blocking(move || {
         let mut request = ChatRequest::parse(&body, &parse_app.model)?;
@@ -175,7 +172,7 @@ async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Res
 
 async fn completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
-    let body = read_body(&app, request).await?;
+    let body = RequestBody::read(&app, request).await?;
     let parse_app = Arc::clone(&app);
     let (params, prompts) = blocking(move || {
         let mut request = CompletionRequest::parse(&body, &parse_app.model)?;
@@ -189,7 +186,7 @@ async fn completions(State(app): SharedApp, request: Request) -> Result<Response
 
 async fn responses(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
-    let body = read_body(&app, request).await?;
+    let body = RequestBody::read(&app, request).await?;
     let parse_app = Arc::clone(&app);
     let (params, settings, prompts) = blocking(move || {
         let mut request = ResponseRequest::parse(&body, &parse_app.model)?;
@@ -205,7 +202,7 @@ async fn responses(State(app): SharedApp, request: Request) -> Result<Response, 
 
 async fn embeddings(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
-    let body = read_body(&app, request).await?;
+    let body = RequestBody::read(&app, request).await?;
     let parse_app = Arc::clone(&app);
     let (encoding, requests) = blocking(move || embeddings::parse(&parse_app, &body)).await?;
     embeddings::answer(&app, encoding, requests).await
@@ -311,42 +308,6 @@ fn submit(
         tokio::spawn(choice.run(sender.clone()));
     }
     Ok(parts)
-}
-
-/// The body of a request, of bounded length and time.
-async fn read_body(app: &App, request: Request<Body>) -> Result<Bytes, ApiError> {
-    let max = app.options.max_body_bytes;
-    let too_large = || {
-        let message = format!("the body has more than {max} bytes");
-        ApiError::status(StatusCode::PAYLOAD_TOO_LARGE, message)
-    };
-    check_content_type(request.headers())?;
-    let length = request.headers().get(header::CONTENT_LENGTH);
-    let length = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > max as u64) {
-        return Err(too_large());
-    }
-    match timeout(app.options.read_timeout, to_bytes(request.into_body(), max)).await {
-        Ok(Ok(body)) => Ok(body),
-        Ok(Err(error)) if is_length_limit(&error) => Err(too_large()),
-        Ok(Err(_)) => Err(ApiError::invalid("the body ends too early")),
-        Err(_) => Err(ApiError::status(StatusCode::REQUEST_TIMEOUT, "the body takes too long")),
-    }
-}
-
-fn is_length_limit(error: &axum::Error) -> bool {
-    error.source().is_some_and(|cause| cause.is::<LengthLimitError>())
-}
-
-/// A web page of another origin cannot send JSON without being asked first.
-fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let media_type = value.unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if media_type.eq_ignore_ascii_case("application/json") {
-        return Ok(());
-    }
-    let message = "the body has to be JSON, with Content-Type: application/json";
-    Err(ApiError::status(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
 /// Runs what takes a processor's time beside the connections.
