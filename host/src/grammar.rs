@@ -144,6 +144,10 @@ impl GrammarCompiler {
     ) -> Result<Grammar, GrammarError> {
         let matcher = Matcher::new(self.factory.create_parser(grammar));
         match matcher.get_error() {
+            // A limit that llguidance asserts: it catches its own panics.
+            Some(why) if why.starts_with("panic: ") => {
+                Err(GrammarError::Source { what, why: "it is too large".to_owned() })
+            }
             Some(why) => Err(GrammarError::Source { what, why: one_line(why) }),
             None => Ok(Grammar { start: Mutex::new(matcher) }),
         }

@@ -108,6 +108,7 @@ fn what_is_no_grammar_is_a_typed_error() {
         (compiler.regex("("), "regular expression: "),
         (compiler.lark("start: other"), "grammar: "),
         (compiler.lark(&"x".repeat(MAX_BYTES + 1)), "at most 1048576"),
+        (compiler.lark(&format!("start: {}", ["\"yes\""; 100_000].join(" | "))), "it is too large"),
     ] {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(what) && error.lines().count() == 1, "{error}");

@@ -1,6 +1,6 @@
 //! What a client is told when a request fails: OpenAI's error object.
 
-use crate::engine::EngineError;
+use crate::engine::{EngineError, SamplingError};
 use crate::text::TextError;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -91,7 +91,11 @@ impl From<&EngineError> for ApiError {
             }
             EngineError::EmptyPrompt
             | EngineError::UnknownToken { .. }
-            | EngineError::Sampling(_) => Self::invalid(message),
+            | EngineError::Sampling(_)
+            // A form that the request asks for, and too much of one.
+            | EngineError::Sample { source: SamplingError::Constraint, .. } => {
+                Self::invalid(message)
+            }
             EngineError::QueueFull { .. } => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
             }
