@@ -19,6 +19,8 @@ const REQUEST_BOUNDS: [f64; 14] =
 /// Bounds of times from token to token, in seconds.
 const TOKEN_BOUNDS: [f64; 12] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5];
+/// Bounds of times of a grammar's mask, in seconds.
+const MASK_BOUNDS: [f64; 9] = [1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 1e-3, 1e-2, 0.1, 1.0];
 
 /// The metrics of a server.
 pub(super) struct Metrics {
@@ -27,6 +29,7 @@ pub(super) struct Metrics {
     pub time_to_first_token: Histogram,
     pub inter_token_latency: Histogram,
     pub request_latency: Histogram,
+    pub grammar_mask: Histogram,
 }
 
 impl Metrics {
@@ -60,7 +63,19 @@ impl Metrics {
             "Time from a request to its end",
             &REQUEST_BOUNDS,
         );
-        Metrics { registry, finished, time_to_first_token, inter_token_latency, request_latency }
+        let grammar_mask = histogram(
+            "halfwarp:grammar_mask_seconds",
+            "Time to find the tokens that a grammar allows next",
+            &MASK_BOUNDS,
+        );
+        Metrics {
+            registry,
+            finished,
+            time_to_first_token,
+            inter_token_latency,
+            request_latency,
+            grammar_mask,
+        }
     }
 
     /// Counts a request that ended by `reason`.

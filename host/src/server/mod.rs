@@ -20,6 +20,7 @@ mod page;
 mod request;
 mod routes;
 mod socket;
+mod timed;
 mod tls;
 mod tokens;
 mod tools;

@@ -10,6 +10,7 @@ use super::embeddings;
 use super::error::{ApiError, json_response};
 use super::page;
 use super::request::{ChatRequest, CompletionRequest, Params, Prompt, ResponseRequest};
+use super::timed::Timed;
 use super::tokens;
 use super::tools::CallRules;
 use axum::Router;
@@ -225,7 +226,8 @@ fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<()
         app.text()?;
     }
     if let Some(form) = &params.form {
-        params.constraint = Some(Arc::new(form.grammar(app.grammars()?)?));
+        let grammar = form.grammar(app.grammars()?)?;
+        params.constraint = Some(Arc::new(Timed::new(grammar, app.metrics.grammar_mask.clone())));
     }
     Ok(())
 }
