@@ -5,17 +5,24 @@ mod clients;
 mod dist;
 mod embed;
 mod emulate;
+mod http;
+mod json_schema;
 mod kernel_crate;
 mod licenses;
 mod mission;
+mod options;
 mod picture;
 mod plots;
 mod process;
 mod ptxas;
+mod random;
 mod random_model;
+mod server;
 mod setup;
+mod soak;
 
 use anyhow::Result;
+use options::Options;
 use std::{env, ffi::OsString, process::ExitCode};
 
 const USAGE: &str = "\
@@ -29,11 +36,15 @@ usage: cargo xtask COMMAND
   dist                    pack the binary with its licences and SHA256SUMS: target/archives
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
   emulate --seeds N       run the emulator's tests under N seeds each
+  json-schema [--requests N] [--seed S]
+                          answers of JSON schemas by `halfwarp serve` on the CPU: each has to parse and validate
   kernel-crate            build and test the kernel crate of docs/kernel-crate.md outside of the repository
   mission [--dtype TYPE]  verify attention of 1 x 8 x 512 x 64 in f16 or fp8, and time it beside its peers
   ptxas                   assemble every kernel for every target; spills, stack, warnings and lost instructions fail
   picture                 make the pictures of a terminal: docs/images/terminal.svg, ptx.svg
   plots                   make the plots of docs/performance.md from benches/record: docs/images/performance
+  soak [--requests N] [--seed S]
+                          send `halfwarp serve` thousands of requests, good and bad; then it has to be as it was
   random-model NAME OUT   write a model directory with random weights: ";
 
 fn main() -> ExitCode {
@@ -76,13 +87,24 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
             return Ok(ExitCode::from(2));
         }
         ["ptxas"] => ptxas::run()?,
+        ["json-schema", ref rest @ ..] => match Options::parse(rest, 1000) {
+            Some(options) => json_schema::run(options)?,
+            None => return Ok(usage()),
+        },
+        ["soak", ref rest @ ..] => match Options::parse(rest, 10_000) {
+            Some(options) => soak::run(options)?,
+            None => return Ok(usage()),
+        },
         ["random-model", name, _] => random_model::run(name, args[2].as_ref())?,
-        _ => {
-            eprintln!("{USAGE}{}", random_model::names());
-            return Ok(ExitCode::from(2));
-        }
+        _ => return Ok(usage()),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is possible, for what is not.
+fn usage() -> ExitCode {
+    eprintln!("{USAGE}{}", random_model::names());
+    ExitCode::from(2)
 }
 
 /// From a fresh clone to text, on whatever device is there.

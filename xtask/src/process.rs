@@ -37,13 +37,20 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a directory of the repository")
 }
 
-/// cargo, in the repository's root, with the cache where this program sees it.
+/// cargo, in the repository's root, with the cache where this program sees it, and without what `cargo run` says of this
+/// package: ring would be built again for each change of it, and all that needs it.
 ///
 /// # Errors
 /// If there is no place for the cache.
 pub fn cargo() -> Result<Command> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(repository()).env("HALFWARP_CACHE", cache_dir()?);
+    for (name, _) in env::vars_os() {
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if name.to_str().is_some_and(|name| of_package.iter().any(|of| name.starts_with(of))) {
+            cargo.env_remove(name);
+        }
+    }
     Ok(cargo)
 }
 

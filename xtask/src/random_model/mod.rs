@@ -7,7 +7,7 @@
 mod gguf;
 mod shapes;
 
-use crate::process;
+use crate::{process, random::SplitMix64};
 use anyhow::{Context, Result, bail};
 use half::f16;
 use shapes::{MODELS, Shapes};
@@ -176,19 +176,6 @@ fn normals() -> Vec<[u8; 2]> {
             f16::from_f32(STD * radius * angle.cos()).to_le_bytes()
         })
         .collect()
-}
-
-/// Vigna's `splitmix64`, which is well distributed from any seed.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,153 @@
+//! The real `halfwarp serve` on the CPU, for what talks to it.
+
+use crate::{http, process};
+use anyhow::{Context, Result, bail, ensure};
+use std::{
+    env,
+    ffi::OsStr,
+    io::{BufRead, BufReader},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long the model may load.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// `halfwarp serve`; killed when it is dropped.
+pub struct Server {
+    child: Child,
+    /// As `http://127.0.0.1:PORT`.
+    pub url: String,
+    log: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Builds the program for development, starts it with `args`, and waits until it has loaded its model: the default one
+    /// unless `args` name another.
+    ///
+    /// # Errors
+    /// If it cannot be built or ends.
+    pub fn start<A: AsRef<OsStr>>(args: &[A]) -> Result<Self> {
+        process::show(process::cargo()?.args(["build", "--package", "halfwarp"]))?;
+        let name = format!("halfwarp{}", env::consts::EXE_SUFFIX);
+        let mut serve = Command::new(process::target_dir()?.join("debug").join(name));
+        serve.args(["serve", "--device", "cpu", "--port", "0"]).args(args);
+        serve.env("HALFWARP_CACHE", process::cache_dir()?).env_remove("HALFWARP_API_KEY");
+        let child = serve.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let child = child.context("cannot start halfwarp")?;
+        let mut server = Server { child, url: String::new(), log: Arc::default() };
+        let stderr = server.child.stderr.take().context("it is piped")?;
+        let mut lines = BufReader::new(stderr).lines();
+        while server.url.is_empty() {
+            let line = lines.next().context("the server ended before it listened")??;
+            match line.strip_prefix("listening on ") {
+                Some(url) => url.clone_into(&mut server.url),
+                None => eprintln!("{line}"),
+            }
+        }
+        // A full pipe would block it.
+        let log = Arc::clone(&server.log);
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                // A panic, a failure.
+                if !line.contains(" INFO ") {
+                    eprintln!("{line}");
+                }
+                let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+                *log += &line;
+                log.push('\n');
+            }
+        });
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    /// As `127.0.0.1:PORT`.
+    pub fn address(&self) -> &str {
+        self.url.trim_start_matches("http://")
+    }
+
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written to its standard error since it listened.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// An error if it has ended.
+    ///
+    /// # Errors
+    /// What it wrote last.
+    pub fn check(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            let log = self.log();
+            bail!("the server has ended ({status}): {}", log.lines().last().unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// If it takes longer than `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            ensure!(start.elapsed() < limit, "the server has not ended after {limit:?}");
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while !self.is_ready() {
+            process::check_interrupt()?;
+            self.check()?;
+            ensure!(start.elapsed() < LOAD_TIMEOUT, "the server does not load its model");
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn is_ready(&self) -> bool {
+        let reply = http::exchange(self.address(), &http::get("/ready"));
+        reply.is_ok_and(|reply| reply.is_some_and(|reply| reply.status == 200))
+    }
+
+    /// The values of some metrics, by their names without `halfwarp:`.
+    ///
+    /// # Errors
+    /// If there is no such metric.
+    pub fn metrics<const N: usize>(&self, names: [&str; N]) -> Result<[f64; N]> {
+        let reply =
+            http::exchange(self.address(), &http::get("/metrics"))?.context("no metrics")?;
+        let text = String::from_utf8(reply.body)?;
+        let mut values = [0.0; N];
+        for (value, name) in values.iter_mut().zip(names) {
+            let is_named = |line: &&str| {
+                let own = line.strip_prefix("halfwarp:").and_then(|line| line.strip_prefix(name));
+                own.is_some_and(|rest| rest.starts_with('{'))
+            };
+            let line = text.lines().find(is_named).with_context(|| format!("no metric {name}"))?;
+            *value =
+                line.rsplit(' ').next().unwrap_or_default().parse().context(line.to_owned())?;
+        }
+        Ok(values)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
