@@ -15,6 +15,8 @@ mod embeddings;
 mod error;
 mod fields;
 mod form;
+#[doc(hidden)]
+pub mod fuzzing;
 mod metrics;
 mod page;
 mod request;
