@@ -41,7 +41,7 @@ pub(in super::super) struct ToolParser {
     /// Whether what comes after the first call is left out.
     is_single: bool,
     num_calls: usize,
-    /// Whether nothing but white space has come.
+    /// Whether nothing but white space has come, in all or since the last call.
     is_start: bool,
 }
 
@@ -111,6 +111,11 @@ impl ToolParser {
                 return false;
             }
             self.is_start = false;
+            if self.has_calls() {
+                // White space after a call is none of the text.
+                self.held = self.held.trim_start().to_owned();
+                return true;
+            }
             // Llama 3 leaves the mark out as a rule.
             if self.format == Format::Llama3 && text.starts_with('{') {
                 self.in_calls = true;
@@ -148,9 +153,7 @@ impl ToolParser {
                     pieces.push(Piece::Call(ToolCall { index, id, kind: "function", function }));
                     self.num_calls += 1;
                 }
-                // White space between calls is none of the text.
                 self.is_start = self.format.marks().1.is_some();
-                self.held = self.held.trim_start().to_owned();
             }
             None => push_text(pieces, text.to_owned()),
         }
@@ -245,6 +248,7 @@ mod tests {
                 "I look it up.",
                 &[f, g],
             ),
+            (Format::Hermes, "<tool_call>{\"name\": \"g\"}</tool_call> So \n", "So \n", &[g]),
             (Format::Hermes, "a < b <tool> c \n", "a < b <tool> c \n", &[]),
             (
                 Format::Hermes,
