@@ -101,7 +101,7 @@ pub fn exchange(address: &str, request: &[u8]) -> Result<Option<Reply>> {
     let mut socket = connect(address)?;
     // The server may refuse a request before all of it was sent.
     match socket.write_all(request) {
-        Err(error) if !is_closed(&error) => return Err(error.into()),
+        Err(error) if !is_closed(&error) => Err(error.into()),
         Ok(()) | Err(_) => receive(&mut socket),
     }
 }
@@ -120,7 +120,7 @@ pub fn receive(socket: &mut TcpStream) -> Result<Option<Reply>> {
 /// As [`exchange`].
 pub fn receive_rest(socket: &mut TcpStream, mut bytes: Vec<u8>) -> Result<Option<Reply>> {
     match socket.read_to_end(&mut bytes) {
-        Err(error) if !is_closed(&error) => return Err(error).context("no answer"),
+        Err(error) if !is_closed(&error) => Err(error).context("no answer"),
         Ok(_) | Err(_) if bytes.is_empty() => Ok(None),
         Ok(_) | Err(_) => parse(&bytes).map(Some),
     }
