@@ -248,7 +248,7 @@ mod tests {
                 "I look it up.",
                 &[f, g],
             ),
-            (Format::Hermes, "<tool_call>{\"name\": \"g\"}</tool_call> So \n", "So \n", &[g]),
+            (Format::Hermes, "<tool_call>{\"name\": \"g\"}</tool_call> So.", "So.", &[g]),
             (Format::Hermes, "a < b <tool> c \n", "a < b <tool> c \n", &[]),
             (
                 Format::Hermes,
