@@ -29,9 +29,9 @@ use std::{
 const NUM_CLIENTS: usize = 32;
 /// After each round the server has to be idle; the first one warms it up.
 const NUM_ROUNDS: usize = 10;
-/// How much more memory may be resident at the end than after the first round: it goes up and down by 30 MB, and a request
-/// that left 8 KB would leave 72 MB of 10,000.
-const MAX_GROWTH_MB: f64 = 64.0;
+/// How much more memory may be resident at the end than after the first round. The tokenizer's caches grow to 10,000 words in
+/// each of 8 threads, and what glibc keeps goes up and down by 50 MB; a request that left 16 KB would leave 144 MB of 10,000.
+const MAX_GROWTH_MB: f64 = 128.0;
 /// So many have all that is to happen in the cache.
 const MIN_REQUESTS: usize = 2000;
 /// Failures that are told before the rest is given up.
