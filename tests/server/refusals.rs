@@ -13,6 +13,13 @@ pub fn refusals_of_a_model_with_text(client: &Client) {
         (reply.status, reply.json()["error"]["code"].as_str()),
         (400, Some("context_length_exceeded"))
     );
+    // Not encoded, as no tokens are so long.
+    let endless = "word ".repeat(600_000);
+    for (path, field) in [("/v1/completions", "prompt"), ("/v1/embeddings", "input")] {
+        let reply = client.post(path, &json!({ field: endless }));
+        assert_eq!(reply.json()["error"]["code"], "context_length_exceeded");
+        assert!(reply.message().starts_with("the prompt has 3000000 bytes, "), "{}", reply.text);
+    }
     let reply =
         client.post("/v1/completions", &json!({ "prompt": "", "add_special_tokens": false }));
     assert_eq!(

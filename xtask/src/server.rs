@@ -36,8 +36,6 @@ impl Server {
         let mut serve = Command::new(process::target_dir()?.join("debug").join(name));
         serve.args(["serve", "--device", "cpu", "--port", "0"]).args(args);
         serve.env("HALFWARP_CACHE", process::cache_dir()?).env_remove("HALFWARP_API_KEY");
-        // What glibc keeps for each thread would look like a leak.
-        serve.env("MALLOC_ARENA_MAX", "1");
         let child = serve.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
         let child = child.context("cannot start halfwarp")?;
         let mut server = Server { child, url: String::new(), log: Arc::default() };

@@ -1,15 +1,16 @@
 //! What all connections share.
 
+use super::body::thread_of_large_bodies;
 use super::error::ApiError;
 use super::metrics::Metrics;
 use super::{SchedulingPolicy, ServerOptions};
 use crate::engine::EngineHandle;
 use crate::{GrammarCompiler, Model, Text};
 use rand::RngExt;
+use rayon::{ThreadPool, ThreadPoolBuildError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
 
 /// What all connections share.
 pub(super) struct App {
@@ -18,29 +19,32 @@ pub(super) struct App {
     /// None while it is loading.
     pub engine: Arc<OnceLock<EngineHandle>>,
     pub metrics: Arc<Metrics>,
-    /// The turn of a large body.
-    pub large_bodies: Arc<Semaphore>,
+    /// Parses large bodies.
+    pub large_bodies: ThreadPool,
     /// Seconds since 1970 when the server was started.
     pub created: u64,
     is_draining: AtomicBool,
+    /// Bytes of the tokenizer's longest token, known from the first prompt on.
+    max_token_bytes: OnceLock<usize>,
     /// Made for the first answer that has a form.
     grammars: OnceLock<Result<GrammarCompiler, String>>,
 }
 
 impl App {
-    pub fn new(model: Arc<Model>, options: ServerOptions) -> Self {
+    pub fn new(model: Arc<Model>, options: ServerOptions) -> Result<Self, ThreadPoolBuildError> {
         let engine = Arc::new(OnceLock::new());
         let metrics = Metrics::new(&options.model_name, Arc::clone(&engine));
-        App {
+        Ok(App {
             options,
             model,
             metrics: Arc::new(metrics),
             engine,
-            large_bodies: Arc::new(Semaphore::new(1)),
+            large_bodies: thread_of_large_bodies()?,
             created: unix_time(),
             is_draining: AtomicBool::new(false),
+            max_token_bytes: OnceLock::new(),
             grammars: OnceLock::new(),
-        }
+        })
     }
 
     /// The engine, loaded and not broken.
@@ -98,6 +102,21 @@ impl App {
                 .map_err(|error| error.to_string())
         });
         compiler.as_ref().map_err(ApiError::invalid)
+    }
+
+    /// The token ids of a prompt. A text that is longer than a context of the longest tokens is not encoded: it would take
+    /// seconds and 250 times its size.
+    pub fn encode(&self, prompt: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
+        let tokenizer = &self.text()?.tokenizer;
+        if let Some(engine) = self.engine.get() {
+            let max_token_bytes = self.max_token_bytes.get_or_init(|| tokenizer.max_token_bytes());
+            let max = engine.context().saturating_mul(*max_token_bytes);
+            if prompt.len() > max {
+                let what = format!("the prompt has {} bytes", prompt.len());
+                return Err(ApiError::too_long(&what, engine.context()));
+            }
+        }
+        Ok(tokenizer.encode(prompt, add_special)?)
     }
 
     /// The model's tokenizer and chat template.

@@ -1,4 +1,4 @@
-//! The body of a request: of bounded length and time, and large ones one after the other.
+//! The body of a request: of bounded length and time, and large ones parsed one after the other.
 
 use super::app::App;
 use super::error::ApiError;
@@ -6,24 +6,21 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::LengthLimitError;
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use std::error::Error;
-use std::ops::Deref;
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// From here on a body waits for its turn: while it is parsed and encoded it takes up to 250 times its size.
+/// From here on a body is large: while it is parsed and encoded it takes up to 250 times its size.
 const LARGE_BYTES: usize = 256 << 10;
 
-/// The body of a request, until its prompt is encoded.
-pub(super) struct RequestBody {
-    bytes: Bytes,
-    /// Of a large one.
-    _turn: Option<Turn>,
-}
+/// The body of a request.
+pub(super) struct RequestBody(Bytes);
 
 impl RequestBody {
-    /// Reads the body of `request`; a large one waits until no other is being encoded.
+    /// Reads the body of `request`.
     pub async fn read(app: &App, request: Request<Body>) -> Result<Self, ApiError> {
         let max = app.options.max_body_bytes;
         let too_large = || {
@@ -36,49 +33,50 @@ impl RequestBody {
         if length.is_some_and(|length| length > max as u64) {
             return Err(too_large());
         }
-        let bytes =
-            match timeout(app.options.read_timeout, to_bytes(request.into_body(), max)).await {
-                Ok(Ok(bytes)) => bytes,
-                Ok(Err(error)) if is_length_limit(&error) => return Err(too_large()),
-                Ok(Err(_)) => return Err(ApiError::invalid("the body ends too early")),
-                Err(_) => {
-                    let message = "the body takes too long";
-                    return Err(ApiError::status(StatusCode::REQUEST_TIMEOUT, message));
+        match timeout(app.options.read_timeout, to_bytes(request.into_body(), max)).await {
+            Ok(Ok(bytes)) => Ok(RequestBody(bytes)),
+            Ok(Err(error)) if is_length_limit(&error) => Err(too_large()),
+            Ok(Err(_)) => Err(ApiError::invalid("the body ends too early")),
+            Err(_) => Err(ApiError::status(StatusCode::REQUEST_TIMEOUT, "the body takes too long")),
+        }
+    }
+
+    /// What `parse` makes of it, beside the connections: it takes a processor's time. A large body waits for its turn.
+    pub async fn parse<T: Send + 'static>(
+        self,
+        app: &Arc<App>,
+        parse: impl FnOnce(&App, &[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let RequestBody(bytes) = self;
+        let is_large = bytes.len() >= LARGE_BYTES;
+        let (sender, parsed) = oneshot::channel();
+        let parse = {
+            let app = Arc::clone(app);
+            move || {
+                // A client that has left in the meantime costs nothing.
+                if !sender.is_closed() {
+                    let _ = sender.send(parse(&app, &bytes));
                 }
-            };
-        let turn = match bytes.len() {
-            0..LARGE_BYTES => None,
-            _ => Arc::clone(&app.large_bodies).acquire_owned().await.ok().map(Turn),
+            }
         };
-        Ok(RequestBody { bytes, _turn: turn })
+        if is_large {
+            app.large_bodies.spawn_fifo(parse);
+        } else {
+            spawn_blocking(parse);
+        }
+        parsed.await.unwrap_or_else(|_| Err(ApiError::internal("the server met a bug of its own")))
     }
 }
 
-impl Deref for RequestBody {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-/// The turn of a large body.
-struct Turn(#[allow(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit);
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        release_memory();
-    }
-}
-
-/// Gives free memory back to the system: glibc keeps what the many small values of a large body leave behind, 600 MB of a
-/// text of 4 MB, for each thread that has parsed one.
-fn release_memory() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it may be called at any time, from any thread.
-    unsafe {
-        libc::malloc_trim(0);
-    }
+/// The one thread that parses large bodies: an allocator keeps for each thread what many small values leave behind, 600 MB
+/// of a text of 4 MB.
+pub(super) fn thread_of_large_bodies() -> Result<ThreadPool, ThreadPoolBuildError> {
+    ThreadPoolBuilder::new()
+        .num_threads(1)
+        .thread_name(|_| "large bodies".to_owned())
+        // Its request is told, as nothing comes.
+        .panic_handler(drop)
+        .build()
 }
 
 fn is_length_limit(error: &axum::Error) -> bool {
@@ -101,6 +99,7 @@ mod tests {
     use super::*;
     use crate::Model;
     use crate::server::ServerOptions;
+    use std::sync::mpsc;
     use std::time::Duration;
     use tokio::runtime;
 
@@ -108,19 +107,25 @@ mod tests {
     fn a_large_body_waits_for_another() {
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
         let app = App::new(Arc::new(Model::open(golden).unwrap()), ServerOptions::default());
-        let read = async |len: usize| {
-            let request = Request::builder().header(header::CONTENT_TYPE, "application/json");
-            let request = request.body(Body::from(vec![b' '; len])).unwrap();
-            RequestBody::read(&app, request).await.unwrap()
-        };
+        let app = Arc::new(app.unwrap());
+        let body = |len: usize| RequestBody(vec![b' '; len].into());
+        let len = async |len: usize| body(len).parse(&app, |_, body| Ok(body.len())).await;
         let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let first = read(LARGE_BYTES).await;
-            assert_eq!(read(LARGE_BYTES - 1).await.len(), LARGE_BYTES - 1);
-            let waits = timeout(Duration::from_millis(50), read(LARGE_BYTES)).await;
-            assert!(waits.is_err());
-            drop(first);
-            assert_eq!(read(LARGE_BYTES).await.len(), LARGE_BYTES);
+            let (release, released) = mpsc::channel::<()>();
+            let first = body(LARGE_BYTES).parse(&app, move |_, _| {
+                assert!(released.recv().is_ok(), "a parser that panics");
+                Ok(())
+            });
+            let mut first = std::pin::pin!(first);
+            let soon = Duration::from_millis(50);
+            assert!(timeout(soon, first.as_mut()).await.is_err());
+            assert_eq!(len(LARGE_BYTES - 1).await.unwrap(), LARGE_BYTES - 1);
+            assert!(timeout(soon, len(LARGE_BYTES)).await.is_err());
+            drop(release);
+            // It panics, and the thread goes on.
+            assert!(first.await.is_err());
+            assert_eq!(len(LARGE_BYTES).await.unwrap(), LARGE_BYTES);
         });
     }
 }

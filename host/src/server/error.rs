@@ -67,6 +67,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// A prompt that no context of this server holds; `what` says how long it is.
+    pub fn too_long(what: &str, context: usize) -> Self {
+        let message = format!("{what}, the context of this server {context} tokens");
+        ApiError { code: Some("context_length_exceeded"), ..Self::invalid(message) }
+    }
+
     /// With the parameter at fault.
     pub fn of_param(self, name: &str) -> Self {
         ApiError { param: Some(name.to_owned()), ..self }
@@ -84,10 +90,7 @@ impl From<&EngineError> for ApiError {
         let message = error.to_string();
         match error {
             EngineError::PromptTooLong { prompt_len, context } => {
-                let message = format!(
-                    "the prompt has {prompt_len} tokens, the context of this server {context}"
-                );
-                ApiError { code: Some("context_length_exceeded"), ..Self::invalid(message) }
+                Self::too_long(&format!("the prompt has {prompt_len} tokens"), *context)
             }
             EngineError::EmptyPrompt
             | EngineError::UnknownToken { .. }

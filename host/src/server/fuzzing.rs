@@ -2,6 +2,7 @@
 
 use super::ServerOptions;
 use super::app::App;
+use super::embeddings;
 use super::request::{ChatRequest, CompletionRequest, ResponseRequest};
 use super::tokens;
 use super::tools::{Format, Piece, ToolParser};
@@ -13,24 +14,28 @@ pub struct Parsers(App);
 
 impl Parsers {
     /// For a model with a tokenizer and a chat template.
+    ///
+    /// # Panics
+    /// If the system has no thread left.
     pub fn new(model: Arc<Model>) -> Self {
-        Parsers(App::new(model, ServerOptions::default()))
+        Parsers(App::new(model, ServerOptions::default()).expect("a thread"))
     }
 
     /// Whether each path would take `body`.
-    pub fn take(&self, body: &[u8]) -> [bool; 5] {
+    pub fn take(&self, body: &[u8]) -> [bool; 6] {
         let Parsers(app) = self;
         let chat = ChatRequest::parse(body, &app.model).and_then(|request| {
             let text = app.text()?;
             request.conversation.tools.form(text)?;
-            request.conversation.encode(text)
+            request.conversation.encode(app)
         });
         let response = ResponseRequest::parse(body, &app.model)
-            .and_then(|request| request.conversation.encode(app.text()?));
+            .and_then(|request| request.conversation.encode(app));
         [
             chat.is_ok(),
             CompletionRequest::parse(body, &app.model).is_ok(),
             response.is_ok(),
+            embeddings::parse(app, body).is_ok(),
             tokens::tokenize(app, body).is_ok(),
             tokens::detokenize(app, body).is_ok(),
         ]

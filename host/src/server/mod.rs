@@ -135,7 +135,8 @@ impl Server {
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(addresses)?;
         listener.set_nonblocking(true)?;
-        Ok(Server { listener, app: Arc::new(App::new(model, options)) })
+        let app = App::new(model, options).map_err(io::Error::other)?;
+        Ok(Server { listener, app: Arc::new(app) })
     }
 
     /// Where it listens.

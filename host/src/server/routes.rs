@@ -25,7 +25,6 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// The media type of OpenMetrics' text format.
@@ -140,12 +139,12 @@ fn model_card(app: &App) -> Result<serde_json::Value, ApiError> {
 
 async fn tokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     let body = RequestBody::read(&app, request).await?;
-    blocking(move || tokens::tokenize(&app, &body)).await
+    body.parse(&app, tokens::tokenize).await
 }
 
 async fn detokenize(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     let body = RequestBody::read(&app, request).await?;
-    blocking(move || tokens::detokenize(&app, &body)).await
+    body.parse(&app, tokens::detokenize).await
 }
 
 async fn tokenizer_info(State(app): SharedApp) -> Result<Response, ApiError> {
@@ -155,47 +154,44 @@ async fn tokenizer_info(State(app): SharedApp) -> Result<Response, ApiError> {
 async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
-    let parse_app = Arc::clone(&app);
-    let (params, calls, prompts) = blocking(move || {
-        let mut request = ChatRequest::parse(&body, &parse_app.model)?;
-        let (text, tools) = (parse_app.text()?, &request.conversation.tools);
+    let parse = |app: &App, body: &[u8]| {
+        let mut request = ChatRequest::parse(body, &app.model)?;
+        let (text, tools) = (app.text()?, &request.conversation.tools);
         let calls = tools.rules(text)?;
         if let Some(form) = tools.form(text)? {
             request.params.form = Some(form);
         }
-        check_params(&parse_app, &mut request.params, 1)?;
-        let ids = request.conversation.encode(text)?;
+        check_params(app, &mut request.params, 1)?;
+        let ids = request.conversation.encode(app)?;
         Ok((request.params, calls, vec![Prompted { ids, echo: String::new() }]))
-    })
-    .await?;
+    };
+    let (params, calls, prompts) = body.parse(&app, parse).await?;
     complete(&app, Endpoint::Chat, params, calls, prompts).await
 }
 
 async fn completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
-    let parse_app = Arc::clone(&app);
-    let (params, prompts) = blocking(move || {
-        let mut request = CompletionRequest::parse(&body, &parse_app.model)?;
-        check_params(&parse_app, &mut request.params, request.prompts.len())?;
-        let prompts = encode_prompts(&parse_app, &request)?;
+    let parse = |app: &App, body: &[u8]| {
+        let mut request = CompletionRequest::parse(body, &app.model)?;
+        check_params(app, &mut request.params, request.prompts.len())?;
+        let prompts = encode_prompts(app, &request)?;
         Ok((request.params, prompts))
-    })
-    .await?;
+    };
+    let (params, prompts) = body.parse(&app, parse).await?;
     complete(&app, Endpoint::Completions, params, None, prompts).await
 }
 
 async fn responses(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
-    let parse_app = Arc::clone(&app);
-    let (params, settings, prompts) = blocking(move || {
-        let mut request = ResponseRequest::parse(&body, &parse_app.model)?;
-        check_params(&parse_app, &mut request.params, 1)?;
-        let ids = request.conversation.encode(parse_app.text()?)?;
+    let parse = |app: &App, body: &[u8]| {
+        let mut request = ResponseRequest::parse(body, &app.model)?;
+        check_params(app, &mut request.params, 1)?;
+        let ids = request.conversation.encode(app)?;
         Ok((request.params, request.settings, vec![Prompted { ids, echo: String::new() }]))
-    })
-    .await?;
+    };
+    let (params, settings, prompts) = body.parse(&app, parse).await?;
     let parts = submit(&app, &params, None, false, &prompts)?;
     let writer = ResponseObject::new(asked(&app, "resp", &params, prompts), settings);
     Ok(respond(writer, params.stream, parts).await)
@@ -204,8 +200,7 @@ async fn responses(State(app): SharedApp, request: Request) -> Result<Response, 
 async fn embeddings(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
-    let parse_app = Arc::clone(&app);
-    let (encoding, requests) = blocking(move || embeddings::parse(&parse_app, &body)).await?;
+    let (encoding, requests) = body.parse(&app, embeddings::parse).await?;
     embeddings::answer(&app, encoding, requests).await
 }
 
@@ -310,12 +305,4 @@ fn submit(
         tokio::spawn(choice.run(sender.clone()));
     }
     Ok(parts)
-}
-
-/// Runs what takes a processor's time beside the connections.
-async fn blocking<T: Send + 'static>(
-    body: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let joined = spawn_blocking(body).await;
-    joined.unwrap_or_else(|_| Err(ApiError::internal("the server met a bug of its own")))
 }

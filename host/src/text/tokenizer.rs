@@ -63,6 +63,12 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// Bytes of the longest token.
+    pub fn max_token_bytes(&self) -> usize {
+        let vocabulary = self.inner.get_vocab(true);
+        vocabulary.keys().map(|token| self.spelling.bytes(token).len()).max().unwrap_or(0)
+    }
+
     /// The bytes of a token, and whether it is a special one; `None` for an id outside the
     /// vocabulary.
     pub fn token_bytes(&self, id: u32) -> Option<(Vec<u8>, bool)> {

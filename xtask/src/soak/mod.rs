@@ -72,7 +72,6 @@ pub fn run(options: Options) -> Result<()> {
         answered?;
         watch::wait_until_idle(&server)?;
         watch::check_log(&server.log())?;
-        watch::release_memory(server.address())?;
         let mb = watch::memory_mb(server.id(), "VmRSS")?;
         resident.push(mb);
         eprintln!("{last} requests in {:.0} s, {mb:.0} MB", start.elapsed().as_secs_f64());

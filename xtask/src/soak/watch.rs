@@ -65,14 +65,6 @@ pub fn check_log(log: &str) -> Result<()> {
     Ok(())
 }
 
-/// Has the server give free memory back to the system, as it does after each large body: what is resident then is in use.
-///
-/// # Errors
-/// If it can't be reached.
-pub fn release_memory(address: &str) -> Result<()> {
-    http::exchange(address, &http::post("/tokenize", &b" ".repeat(1 << 20))).map(drop)
-}
-
 /// Memory of a process in RAM now (`VmRSS`) or at most (`VmHWM`).
 ///
 /// # Errors

@@ -1,11 +1,12 @@
 //! The body of `/v1/chat/completions`.
 
 use super::{Params, take_top_logprobs};
+use crate::Model;
+use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, is_empty};
 use crate::server::tools::{self, Tools};
 use crate::text::Message;
-use crate::{Model, Text};
 use serde_json::{Map, Value};
 
 /// The body of `/v1/chat/completions`.
@@ -78,14 +79,15 @@ impl Conversation {
     }
 
     /// The prompt, by the model's chat template.
-    pub fn encode(&self, text: &Text) -> Result<Vec<u32>, ApiError> {
+    pub fn encode(&self, app: &App) -> Result<Vec<u32>, ApiError> {
+        let text = app.text()?;
         let template = text.chat_template.as_ref().ok_or_else(|| {
             ApiError::invalid("this model has no chat template: use /v1/completions")
         })?;
         // Refuses a format of calls that is not known.
         self.tools.rules(text)?;
         let prompt = self.tools.render(template, &self.messages, self.add_generation_prompt)?;
-        Ok(text.tokenizer.encode(&prompt, self.add_special_tokens)?)
+        app.encode(&prompt, self.add_special_tokens)
     }
 }
 

@@ -44,7 +44,7 @@ impl Prompt {
     /// Its token ids.
     pub fn encode(&self, app: &App, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
         match self {
-            Prompt::Text(text) => Ok(app.text()?.tokenizer.encode(text, add_special_tokens)?),
+            Prompt::Text(text) => app.encode(text, add_special_tokens),
             Prompt::Ids(ids) => Ok(ids.clone()),
         }
     }
