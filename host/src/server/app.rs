@@ -112,8 +112,12 @@ impl App {
             let max_token_bytes = self.max_token_bytes.get_or_init(|| tokenizer.max_token_bytes());
             let max = engine.context().saturating_mul(*max_token_bytes);
             if prompt.len() > max {
-                let what = format!("the prompt has {} bytes", prompt.len());
-                return Err(ApiError::too_long(&what, engine.context()));
+                let message = format!(
+                    "the prompt has {} bytes, the context of this server {} tokens, each of at most {max_token_bytes} bytes",
+                    prompt.len(),
+                    engine.context(),
+                );
+                return Err(ApiError::too_long(message));
             }
         }
         Ok(tokenizer.encode(prompt, add_special)?)

@@ -67,9 +67,8 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// A prompt that no context of this server holds; `what` says how long it is.
-    pub fn too_long(what: &str, context: usize) -> Self {
-        let message = format!("{what}, the context of this server {context} tokens");
+    /// A prompt that no context of this server holds.
+    pub fn too_long(message: impl Into<String>) -> Self {
         ApiError { code: Some("context_length_exceeded"), ..Self::invalid(message) }
     }
 
@@ -90,7 +89,9 @@ impl From<&EngineError> for ApiError {
         let message = error.to_string();
         match error {
             EngineError::PromptTooLong { prompt_len, context } => {
-                Self::too_long(&format!("the prompt has {prompt_len} tokens"), *context)
+                Self::too_long(format!(
+                    "the prompt has {prompt_len} tokens, the context of this server {context}"
+                ))
             }
             EngineError::EmptyPrompt
             | EngineError::UnknownToken { .. }
