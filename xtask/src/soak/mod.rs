@@ -81,7 +81,9 @@ pub fn run(options: Options) -> Result<()> {
     let warm = resident[..NUM_ROUNDS / 2].iter().copied().fold(0.0, f64::max);
     let end = resident[NUM_ROUNDS - 1];
     let peak = watch::memory_mb(server.id(), "VmHWM")?;
-    println!("memory    {warm:.0} MB in the first half, {end:.0} MB at the end, {peak:.0} MB at most");
+    println!(
+        "memory    {warm:.0} MB in the first half, {end:.0} MB at the end, {peak:.0} MB at most"
+    );
     let seconds = watch::end_in_mid_stream(&mut server)?;
     println!("SIGTERM   in mid-stream: all streams ended, exit code 0 after {seconds:.2} s");
     ensure!(

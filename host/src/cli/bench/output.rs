@@ -255,7 +255,7 @@ mod tests {
             "batch_invariant": false, "test": "tg128 @ d4096", "n_prompt": 0, "n_gen": 128,
             "n_depth": 4096, "sequences": 8, "repetitions": 2, "samples_us": [1e6, 2e6],
             "avg_us": 1_500_000.0, "stddev_us": 707_106.781_186_547_5,
-            "avg_ts": 768.0, "stddev_ts": 362.038_671_967_512_3,
+            "avg_ts": 768.0, "stddev_ts": 362.038_671_967_512_36,
         });
         assert_eq!(json[1], wanted);
         assert!(jsonl.starts_with("{\"build_commit\":"), "{jsonl}");
