@@ -227,7 +227,7 @@ mod tests {
         assert!(reply.check().is_err(), "no message");
         assert!(!parse(&fixed[..fixed.len() - 1]).unwrap().is_whole);
         let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n\
-                       3\r\ndat\r\na\r\na: [DONE]\n\n\r\n0\r\n\r\n";
+                       3\r\ndat\r\nb\r\na: [DONE]\n\n\r\n0\r\n\r\n";
         let reply = parse(chunked.as_bytes()).unwrap();
         assert_eq!((&*reply.body, reply.is_whole), (&b"data: [DONE]\n\n"[..], true));
         reply.check().unwrap();
