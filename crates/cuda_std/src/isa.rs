@@ -87,13 +87,15 @@ sections! { $
     ];
     "data-movement-and-conversion-instructions-ld", "every SM": ["ld.global" "ld.shared"];
     "data-movement-and-conversion-instructions-ld", "SM 70": [
-        "ld.global.L1::no_allocate" "ld.relaxed" "ld.acquire"
+        "ld.global.L1::no_allocate" "ld.relaxed" "ld.acquire" "ld.relaxed.sys.global.v2.b64"
     ];
     "data-movement-and-conversion-instructions-ld", "SM 90": [
         "ld.shared::cluster.b32" "ld.shared::cluster.v4.b32"
     ];
     "data-movement-and-conversion-instructions-st", "every SM": ["st.global" "st.shared"];
-    "data-movement-and-conversion-instructions-st", "SM 70": ["st.relaxed" "st.release"];
+    "data-movement-and-conversion-instructions-st", "SM 70": [
+        "st.relaxed" "st.release" "st.relaxed.sys.global.v2.b64"
+    ];
     "data-movement-and-conversion-instructions-st", "SM 90": [
         "st.shared::cluster.b32" "st.shared::cluster.v4.b32"
     ];

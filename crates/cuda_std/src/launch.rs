@@ -156,9 +156,35 @@ impl Launch {
     /// The first [`Fault`]: of the kernel, or of a launch that no device takes.
     #[cfg(feature = "emulator")]
     pub fn emulate(&self, memory: &mut Memory, seed: u64) -> Result<Report, Fault> {
+        simt::emulate(self.kernel(), self.geometry, self.body.0.clone(), memory, seed)
+    }
+
+    /// Runs launches of several devices at the same time on the emulator: `streams[d]` are those of
+    /// device `d`, one after the other. All pointers are addresses of `memory`.
+    ///
+    /// # Errors
+    /// As [`Launch::emulate`].
+    #[cfg(feature = "emulator")]
+    pub fn emulate_streams(
+        streams: &[Vec<Launch>],
+        memory: &mut Memory,
+        seed: u64,
+    ) -> Result<Report, Fault> {
+        let of = |launch: &Launch| simt::StreamLaunch {
+            kernel: launch.kernel(),
+            geometry: launch.geometry,
+            body: launch.body.0.clone(),
+            overlaps: launch.overlaps,
+        };
+        let streams: Vec<Vec<_>> =
+            streams.iter().map(|launches| launches.iter().map(of).collect()).collect();
+        simt::emulate_streams(&streams, memory, seed)
+    }
+
+    #[cfg(feature = "emulator")]
+    fn kernel(&self) -> Kernel {
         let &Launch { symbol, max_threads, cluster, .. } = self;
-        let kernel = Kernel { symbol, max_threads, cluster };
-        simt::emulate(kernel, self.geometry, self.body.0.clone(), memory, seed)
+        Kernel { symbol, max_threads, cluster }
     }
 
     /// Adds the next argument, aligned to its size.

@@ -73,6 +73,7 @@ mod packed;
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
 pub mod param;
+pub mod peer;
 pub mod prelude;
 pub mod registers;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -110,6 +110,14 @@ pub mod device {
             order: (Order, Scope),
             update: impl FnOnce(u64) -> Option<u64>,
         ) -> u64;
+        fn poll(
+            place: (Space, u64),
+            len: usize,
+            is_wanted: impl FnOnce(u64) -> bool,
+        ) -> Option<u64>;
+        fn receive(place: (Space, u64), len: usize);
+        fn check_alignment(space: Space, address: u64, align: usize);
+        fn flip() -> bool;
         fn collective(
             instruction: &'static str,
             mask: u32,

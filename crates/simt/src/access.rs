@@ -1,8 +1,8 @@
 //! Memory accesses and their checks.
 
 use crate::clock::Clock;
-use crate::fault::{FaultKind, MemoryAccess, Party};
-use crate::layout::Layout;
+use crate::fault::{FaultKind, MemoryAccess, Party, Unordered};
+use crate::grid::Grids;
 use crate::machine::{At, Machine, Space};
 use crate::memory::Region;
 use crate::shadow::{Agent, Conflict, Mode, Observer};
@@ -48,7 +48,9 @@ pub(crate) struct Target<'a> {
     pub region: &'a mut Region,
     pub offset: usize,
     observer: Observer<'a>,
-    layout: Layout,
+    grids: &'a Grids,
+    /// Whether a thread of its block has met a release, and one of the scopes was too narrow.
+    narrow: bool,
     span: Span,
 }
 
@@ -68,6 +70,11 @@ impl Target<'_> {
             shadow.read(self.offset, len, &self.observer)
         };
         noted.map_err(|conflict| self.fault(&conflict))
+    }
+
+    /// Notes that an atomic read, which was noted before, has received a message.
+    pub fn note_reception(&mut self) {
+        self.region.shadow.receive(self.offset, self.span.len, &self.observer);
     }
 
     /// Checks that every byte was written.
@@ -93,19 +100,25 @@ impl Target<'_> {
     }
 
     fn fault(&self, conflict: &Conflict) -> FaultKind {
-        let &Conflict { earlier, earlier_writes, unfenced } = conflict;
+        let &Conflict { earlier, earlier_writes, unfenced, why } = conflict;
         let access = self.access();
         if earlier.is_of_launch_before() {
-            let location = earlier.location.to_string();
+            let location = earlier.location.to_string().into();
             return FaultKind::Dependency { access, location, writes: earlier_writes };
         }
-        let other: Box<Party> = Box::new(self.layout.party(earlier.issuer(), earlier.location));
+        let other: Box<Party> = Box::new(self.grids.party(earlier.issuer(), earlier.location));
         if unfenced {
             FaultKind::Unfenced { access, other }
         } else if earlier.is_asynchronous() {
             FaultKind::NotWaitedFor { access, started: other, writes: earlier_writes }
         } else {
-            FaultKind::Race { access, other, other_writes: earlier_writes }
+            let (own, its) = (self.observer.block, earlier.issuer().0);
+            let why = match why {
+                Unordered::Plain if self.grids.are_of_one_stream(own, its) => Unordered::Launches,
+                Unordered::Plain if self.narrow => Unordered::NarrowRelease,
+                why => why,
+            };
+            FaultKind::Race { access, other, other_writes: earlier_writes, why }
         }
     }
 }
@@ -133,8 +146,9 @@ impl Machine {
         by: By,
     ) -> Result<Target<'_>, FaultKind> {
         let Span { space, address, len, align, writes } = span;
-        let (layout, (place, thread)) = (self.layout, self.current);
+        let (grids, (place, thread)) = (&*self.grids, self.current);
         let block = self.blocks[place].index;
+        let narrow = self.blocks[place].met_narrow_scope;
         let clock: &Clock = &self.clocks[place][thread];
         let regions = match space {
             Space::Global => &mut self.memory.regions,
@@ -152,8 +166,8 @@ impl Machine {
             return Err(FaultKind::Misaligned { access, align });
         }
         let By { agent, mode, location } = by;
-        let observer = Observer { block, thread, clock, agent, mode, location };
-        Ok(Target { region, offset, observer, layout, span })
+        let observer = Observer { block, thread, grids, clock, agent, mode, location };
+        Ok(Target { region, offset, observer, grids, narrow, span })
     }
 
     /// The region that `address` is in, which an earlier access has found.
@@ -189,7 +203,7 @@ impl Machine {
                     |(thread, clock): (_, &Clock)| clock.knows(thread, home, component) >= epoch;
                 if !clocks.iter().enumerate().any(knows) {
                     let place = Box::new(region.place(region.start + offset as u64));
-                    let other = self.layout.party(access.issuer(), access.location);
+                    let other = self.grids.party(access.issuer(), access.location);
                     let other = Box::new(other);
                     return Err(FaultKind::EndsEarly { place, other, writes });
                 }

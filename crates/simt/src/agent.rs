@@ -33,6 +33,11 @@ impl Agents {
         Agents { first: num_threads.next_multiple_of(WARP_SIZE), numbers: HashMap::new() }
     }
 
+    /// Components of the block's clocks: its threads and their agents.
+    pub fn num_components(&self) -> usize {
+        self.first + self.numbers.len()
+    }
+
     /// The agent's component of the block's clocks.
     pub fn component(&mut self, role: Role) -> usize {
         let next = self.first + self.numbers.len();

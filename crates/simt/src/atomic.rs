@@ -6,7 +6,6 @@ use crate::access::{By, Span};
 use crate::clock::Knowledge;
 use crate::device::{Order, Scope};
 use crate::fault::FaultKind;
-use crate::layout::Layout;
 use crate::machine::{At, Machine, Space};
 use crate::shadow::Mode;
 
@@ -30,14 +29,16 @@ pub(crate) struct Fences {
     observed: Option<Knowledge>,
 }
 
-impl Scope {
-    /// Whether it includes threads of both blocks.
-    fn includes(self, layout: &Layout, a: u64, b: u64) -> bool {
-        match self {
-            Scope::Block => a == b,
-            Scope::Cluster => layout.cluster_of(a) == layout.cluster_of(b),
-            Scope::Gpu | Scope::System => true,
-        }
+impl Fences {
+    /// The fence that is where an earlier launch of the stream ends, or the wait for that: relaxed
+    /// atomic writes release what `before` holds.
+    pub fn start_after(&mut self, before: &Knowledge) {
+        self.released = Some((Scope::System, before.clone()));
+    }
+
+    /// The fence that is at the launch's end.
+    pub fn end(&mut self) -> Option<Knowledge> {
+        self.observed.take()
     }
 }
 
@@ -52,7 +53,7 @@ impl Machine {
         location: At,
     ) -> Result<u64, FaultKind> {
         self.report.accesses += 1;
-        let mode = if scope == Scope::Block { Mode::AtomicInBlock } else { Mode::Atomic };
+        let mode = Mode::Atomic { scope, bytes: len as u8 };
         let by = By { agent: None, mode, location };
         let mut target = self.target(Span::read(space, address, len, len), by)?;
         target.note()?;
@@ -78,15 +79,28 @@ impl Machine {
         Ok(old)
     }
 
+    /// Notes that an atomic read of the thread has received a message.
+    pub fn receive(
+        &mut self,
+        (space, address): (Space, u64),
+        len: usize,
+        location: At,
+    ) -> Result<(), FaultKind> {
+        let by = By { agent: None, mode: Mode::Received, location };
+        self.target(Span::read(space, address, len, len), by)?.note_reception();
+        Ok(())
+    }
+
     fn read_variable(&mut self, variable: (Option<u64>, u64), (order, scope): (Order, Scope)) {
         let (place, thread) = self.current;
-        let (layout, own) = (self.layout, self.blocks[place].index);
+        let own = self.blocks[place].index;
         for Released { block, scope: its, knowledge } in
             self.variables.get(&variable).into_iter().flatten()
         {
             let synchronises =
-                its.includes(&layout, *block, own) && scope.includes(&layout, own, *block);
+                its.includes(&self.grids, *block, own) && scope.includes(&self.grids, own, *block);
             if !synchronises {
+                self.blocks[place].met_narrow_scope = true;
                 continue;
             }
             if matches!(order, Order::Acquire | Order::AcqRel) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::panic::Location;
+use std::rc::Rc;
 
 use crate::agent::{Agents, Groups};
 use crate::atomic::Fences;
@@ -103,8 +104,12 @@ impl Arrived {
 
 /// A resident block.
 pub(crate) struct Block {
-    /// Its linear index in the grid.
+    /// Its number among the blocks of all launches.
     pub index: u64,
+    /// What earlier launches of its stream have done.
+    pub before: Option<Rc<Knowledge>>,
+    /// Whether they may still run, until `griddepcontrol.wait`.
+    pub overlaps: bool,
     pub threads: Vec<Thread>,
     pub agents: Agents,
     pub shared: Regions,
@@ -122,6 +127,8 @@ pub(crate) struct Block {
     pub live: usize,
     /// Registers of all its threads.
     pub registers: u32,
+    /// Whether a thread has read what was released, but one of the two scopes was too narrow.
+    pub met_narrow_scope: bool,
     /// Whether a thread has executed `griddepcontrol.wait`.
     pub waited_for_launches: bool,
     /// By warp.
@@ -131,7 +138,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub fn new(index: u64, layout: &Layout) -> Self {
+    pub fn new(index: u64, layout: &Layout, before: Option<Rc<Knowledge>>, overlaps: bool) -> Self {
         let num_threads = layout.threads_per_block();
         let mut shared = Regions::default();
         let name = "dynamic shared memory".to_owned();
@@ -141,6 +148,8 @@ impl Block {
         let thread = || Thread { registers, ..Thread::default() };
         Block {
             index,
+            before,
+            overlaps,
             threads: (0..num_threads).map(|_| thread()).collect(),
             agents: Agents::new(num_threads),
             shared,
@@ -152,6 +161,7 @@ impl Block {
             spare_meetings: Vec::new(),
             live: num_threads,
             registers: registers * num_threads as u32,
+            met_narrow_scope: false,
             waited_for_launches: false,
             shared_accesses: (0..num_threads.div_ceil(WARP_SIZE))
                 .map(|_| Default::default())

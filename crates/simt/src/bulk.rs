@@ -2,12 +2,12 @@
 
 use crate::access::By;
 use crate::agent::Role;
-use crate::device::Reduce;
+use crate::device::{Reduce, Scope};
 use crate::fault::FaultKind;
 use crate::flight::{Order, Piece};
 use crate::machine::{At, Machine, Space};
 use crate::mbarrier::Id;
-use crate::shadow::Mode;
+use crate::shadow::{Mode, OF_ELEMENTS};
 use crate::tensor::TensorMap;
 
 /// Length and addresses of bulk copies are multiples of this.
@@ -178,7 +178,8 @@ impl Machine {
     ) -> Result<(), FaultKind> {
         let reader = self.bulk_agent(Role::BulkReads, Mode::Proxy, location);
         // Concurrent reductions to the same bytes are no race.
-        let mode = if reduce.is_some() { Mode::Atomic } else { Mode::Proxy };
+        let reduces = Mode::Atomic { scope: Scope::Gpu, bytes: OF_ELEMENTS };
+        let mode = if reduce.is_some() { reduces } else { Mode::Proxy };
         let writer = self.bulk_agent(Role::BulkWrites, mode, location);
         let (place, thread) = self.current;
         let dst = (place, Space::Global);

@@ -110,6 +110,13 @@ impl Knowledge {
         Knowledge { known: Vector::new(home), fenced: Vector::new(home) }
     }
 
+    /// Of component 0 of block `home`, which is in epoch 1.
+    pub fn of_first(home: u64) -> Self {
+        let mut knowledge = Knowledge::new(home);
+        knowledge.known.raise(0, 1);
+        knowledge
+    }
+
     /// The maximum of both.
     pub fn join(&mut self, other: &Knowledge) {
         self.known.join(&other.known);
@@ -129,10 +136,22 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// The clocks of the threads of block `home` at its start: nothing is ordered.
-    pub fn start(home: u64, num_threads: usize) -> Vec<Clock> {
-        let (knowledge, warp) = (Rc::new(Knowledge::new(home)), Rc::new([0; WARP_SIZE]));
+    /// The clocks of the threads of block `home` at its start: only what is in `before` is ordered.
+    pub fn start(home: u64, num_threads: usize, before: Option<&Knowledge>) -> Vec<Clock> {
+        let mut knowledge = Knowledge::new(home);
+        before.into_iter().for_each(|before| knowledge.join(before));
+        let (knowledge, warp) = (Rc::new(knowledge), Rc::new([0; WARP_SIZE]));
         vec![Clock { knowledge, warp, own: 1 }; num_threads]
+    }
+
+    /// What the threads of a block know at its end, when all that its `num_components` have done is
+    /// complete.
+    pub fn end(clocks: &[Clock], num_components: usize) -> Knowledge {
+        let mut all = Knowledge::clone(&joined(clocks, 0..clocks.len()));
+        all.known.row = vec![u32::MAX; num_components].into();
+        // The end of a launch is a proxy fence, too.
+        all.fenced = all.known.clone();
+        all
     }
 
     /// The newest epoch of a component that is ordered before now; `me` is the thread whose clock
@@ -169,13 +188,6 @@ impl Clock {
         if self.knowledge.known.get(self.knowledge.known.home, component) < epoch {
             Rc::make_mut(&mut self.knowledge).known.raise(component, epoch);
         }
-    }
-
-    /// Orders what a component of another block did up to `epoch` before the thread.
-    pub fn learn_of(&mut self, block: u64, component: usize, epoch: u32) {
-        let mut other = Vector::new(block);
-        other.raise(component, epoch);
-        Rc::make_mut(&mut self.knowledge).known.join(&other);
     }
 
     /// A proxy fence: what is ordered before the thread is ordered before later asynchronous
@@ -265,7 +277,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_block_pass_on_what_they_know() {
-        let mut clocks = Clock::start(0, 96);
+        let mut clocks = Clock::start(0, 96, None);
         let epoch = clocks[0].own;
         // 0 to 32, to 33, to 64, to 65, and to 1; each time by two threads alone.
         join_block(&mut clocks, &[0, 32], None);
@@ -285,7 +297,7 @@ mod tests {
 
     #[test]
     fn what_is_released_in_one_block_is_acquired_in_another() {
-        let (mut first, mut second) = (Clock::start(0, 32), Clock::start(1, 32));
+        let (mut first, mut second) = (Clock::start(0, 32, None), Clock::start(1, 32, None));
         join_warp(&mut first, [3, 4].into_iter());
         let (own, met) = (first[4].own, first[3].own - 1);
         let released = first[4].release(4);
@@ -295,7 +307,7 @@ mod tests {
         assert_eq!(second[7].knows_fenced(0, 4), 0);
         assert!(first[4].own > own);
         // And back again, through a third block.
-        let mut third = Clock::start(2, 32);
+        let mut third = Clock::start(2, 32, None);
         third[0].acquire(&second[7].release(7));
         first[9].acquire(&third[0].release(0));
         assert_eq!(first[9].knows(9, 0, 4), own);
@@ -304,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_proxy_fence_passes_on_what_was_known_then() {
-        let mut clocks = Clock::start(0, 64);
+        let mut clocks = Clock::start(0, 64, None);
         let epoch = clocks[0].own;
         join_block(&mut clocks, &[0, 40], None);
         assert_eq!(clocks[40].knows_fenced(0, 0), 0);

@@ -28,9 +28,39 @@ pub struct Pairing {
     pub other: Party,
 }
 
+/// Which of several launches that run together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InStream {
+    /// The device that it runs on.
+    pub device: u16,
+    /// Its number in the device's stream.
+    pub number: u16,
+}
+
+/// Why two accesses, of which nothing orders one before the other, are a race.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unordered {
+    /// At least one of them is not atomic.
+    Plain,
+    /// As above, and before that a thread of the block has read what another one had released, but
+    /// the scope of one of the two was too narrow.
+    NarrowRelease,
+    /// The earlier one is of an earlier launch of the same stream, which its thread has not waited
+    /// for.
+    Launches,
+    /// Both are atomic, but the scope of one does not include the other's thread.
+    NarrowScope,
+    /// Both are atomic, but of different sizes.
+    Sizes,
+    /// The earlier one has received a message, whose memory the later one reuses.
+    Reused,
+}
+
 /// A thread, and where it is in the kernel's source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Party {
+    /// Which launch is meant, if several run together.
+    pub launch: Option<InStream>,
     /// Index of the block in the grid.
     pub block: [u32; 3],
     /// Index of the thread in the block.
@@ -98,6 +128,8 @@ pub enum FaultKind {
         other: Box<Party>,
         /// Whether that one writes.
         other_writes: bool,
+        /// Why they are not ordered.
+        why: Unordered,
     },
     /// An access to bytes that an asynchronous operation, a copy or a `wgmma`, may still read or
     /// write.
@@ -123,7 +155,7 @@ pub enum FaultKind {
         /// The access, of [`Fault::by`].
         access: Box<MemoryAccess>,
         /// Where the earlier launch accesses the bytes.
-        location: String,
+        location: Box<str>,
         /// Whether it writes them.
         writes: bool,
     },
@@ -155,8 +187,34 @@ pub enum FaultKind {
 
 impl fmt::Display for Party {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Party { block, thread, location } = self;
-        write!(f, "thread {thread:?} of block {block:?} at {location}")
+        let Party { launch, block, thread, location } = self;
+        write!(f, "thread {thread:?} of block {block:?} ")?;
+        if let Some(InStream { device, number }) = launch {
+            write!(f, "of launch {number} on device {device} ")?;
+        }
+        write!(f, "at {location}")
+    }
+}
+
+impl fmt::Display for Unordered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unordered::Plain => "nothing orders the two",
+            Unordered::NarrowRelease => {
+                "nothing orders the two: a release and an acquire met, but the scope of one does \
+                 not include the other's thread"
+            }
+            Unordered::Launches => {
+                "that launch may still run, as nothing orders griddepcontrol.wait between the two"
+            }
+            Unordered::NarrowScope => {
+                "both are atomic, but the scope of one does not include the other's thread"
+            }
+            Unordered::Sizes => "both are atomic, but of different sizes",
+            Unordered::Reused => {
+                "it received a message there, and nothing orders that before the memory is reused"
+            }
+        })
     }
 }
 
@@ -212,9 +270,9 @@ impl fmt::Display for Fault {
             FaultKind::Misaligned { access, align } => {
                 write!(f, "\n  {access}: address {:#x} is no multiple of {align}", access.address)
             }
-            FaultKind::Race { access, other, other_writes } => {
+            FaultKind::Race { access, other, other_writes, why } => {
                 let verb = if *other_writes { "wrote" } else { "read" };
-                write!(f, "\n  {access}\n  {other} {verb} them; nothing orders the two")
+                write!(f, "\n  {access}\n  {other} {verb} them; {why}")
             }
             FaultKind::NotWaitedFor { access, started, writes } => {
                 let verb = if *writes { "writes" } else { "reads" };

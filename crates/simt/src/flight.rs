@@ -201,6 +201,6 @@ impl Machine {
     fn party_of(&self, flight: &Flight) -> String {
         let ((place, thread), location) = flight.by;
         let index = self.blocks[place].index;
-        self.layout.party((index, thread), location).to_string()
+        self.grids.party((index, thread), location).to_string()
     }
 }

@@ -1,9 +1,7 @@
 //! Where the blocks and threads of a launch are: grid, clusters, blocks.
 
-use crate::fault::Party;
 use crate::kernel::Kernel;
 use launch_geometry::Geometry;
-use std::panic::Location;
 
 /// Largest block in x, y, z, and threads of a block in all.
 const MAX_BLOCK: [usize; 3] = [1024, 1024, 64];
@@ -20,14 +18,17 @@ pub(crate) const MAX_SHARED_BYTES: u32 = 227 * 1024;
 pub(crate) struct Layout {
     pub geometry: Geometry,
     pub cluster: [u32; 3],
+    /// The number of its first block, and of its first cluster, among all launches that run together.
+    pub first_block: u64,
 }
 
 impl Layout {
-    /// The layout of a launch, or why a device would refuse it.
-    pub fn new(kernel: &Kernel, geometry: Geometry) -> Result<Self, String> {
+    /// The layout of a launch whose blocks are numbered from `first_block` on, or why a device would
+    /// refuse it.
+    pub fn new(kernel: &Kernel, geometry: Geometry, first_block: u64) -> Result<Self, String> {
         let Geometry { grid, block, shared_bytes } = geometry;
         let &Kernel { cluster, max_threads, symbol } = kernel;
-        let layout = Layout { geometry, cluster };
+        let layout = Layout { geometry, cluster, first_block };
         for (what, shape, limits) in
             [("grid", grid, Geometry::MAX_GRID), ("block", block, MAX_BLOCK)]
         {
@@ -87,54 +88,46 @@ impl Layout {
         self.num_blocks() / self.blocks_per_cluster() as u64
     }
 
-    /// Linear index in the grid of the block of rank `rank` in cluster `cluster`.
+    /// Number of the block of rank `rank` in cluster `cluster`.
     pub fn block_of_cluster(&self, cluster: u64, rank: usize) -> u64 {
         let clusters = [0, 1, 2].map(|axis| self.geometry.grid[axis] / self.cluster[axis]);
-        let (cluster, rank) = (unravel(cluster, clusters), unravel(rank as u64, self.cluster));
+        let cluster = unravel(cluster - self.first_block, clusters);
+        let rank = unravel(rank as u64, self.cluster);
         let [x, y, z] =
             [0, 1, 2].map(|axis| u64::from(cluster[axis] * self.cluster[axis] + rank[axis]));
         let [grid_x, grid_y, _] = self.geometry.grid.map(u64::from);
-        x + grid_x * (y + grid_y * z)
+        self.first_block + x + grid_x * (y + grid_y * z)
     }
 
-    /// Index in its cluster of the block with linear index `block`.
+    /// Index in its cluster of the block of number `block`.
     pub fn cluster_block_idx(&self, block: u64) -> [u32; 3] {
         let index = self.block_idx(block);
         [0, 1, 2].map(|axis| index[axis] % self.cluster[axis])
     }
 
-    /// Linear index of the cluster of the block with linear index `block`.
+    /// Number of the cluster of the block of number `block`.
     pub fn cluster_of(&self, block: u64) -> u64 {
         let index = self.block_idx(block);
         let [x, y, z] = [0, 1, 2].map(|axis| u64::from(index[axis] / self.cluster[axis]));
         let [clusters_x, clusters_y, _] =
             [0, 1, 2].map(|axis| u64::from(self.geometry.grid[axis] / self.cluster[axis]));
-        x + clusters_x * (y + clusters_y * z)
+        self.first_block + x + clusters_x * (y + clusters_y * z)
     }
 
-    /// Rank in its cluster of the block with linear index `block`.
+    /// Rank in its cluster of the block of number `block`.
     pub fn cluster_rank(&self, block: u64) -> u32 {
         let [x, y, z] = self.cluster_block_idx(block);
         x + self.cluster[0] * (y + self.cluster[1] * z)
     }
 
-    /// Index in the grid of the block with linear index `block`.
+    /// Index in the grid of the block of number `block`.
     pub fn block_idx(&self, block: u64) -> [u32; 3] {
-        unravel(block, self.geometry.grid)
+        unravel(block - self.first_block, self.geometry.grid)
     }
 
     /// Index in its block of the thread with linear index `thread`.
     pub fn thread_idx(&self, thread: usize) -> [u32; 3] {
         unravel(thread as u64, self.geometry.block)
-    }
-
-    /// A thread, by the linear indices of its block and of itself, at a line of the kernel.
-    pub fn party(&self, (block, thread): (u64, usize), location: &Location<'_>) -> Party {
-        Party {
-            block: self.block_idx(block),
-            thread: self.thread_idx(thread),
-            location: location.to_string(),
-        }
     }
 }
 

@@ -36,6 +36,7 @@ pub mod device;
 mod fault;
 mod flight;
 mod fragment_a;
+mod grid;
 mod kernel;
 mod layout;
 mod machine;
@@ -51,15 +52,18 @@ mod schedule;
 mod seeds;
 mod shadow;
 mod stack;
+mod stream;
 mod tensor;
 mod watchdog;
 
-pub use fault::{Fault, FaultKind, MemoryAccess, Pairing, Party, Place, Waiting};
+pub use fault::{
+    Fault, FaultKind, InStream, MemoryAccess, Pairing, Party, Place, Unordered, Waiting,
+};
 pub use kernel::Kernel;
 pub use launch_geometry::Geometry;
 pub use machine::{Report, Space};
 pub use memory::{Init, Memory, MemoryError};
-pub use schedule::{Body, emulate};
+pub use schedule::{Body, StreamLaunch, emulate, emulate_streams};
 pub use seeds::seeds;
 
 /// The one collective of a warp that orders memory accesses.

@@ -2,11 +2,12 @@
 
 use crate::atomic::Variables;
 use crate::block::{Block, Words, order_warp};
-use crate::clock::{Clock, WARP_SIZE};
+use crate::clock::{Clock, Knowledge, WARP_SIZE};
 use crate::cluster::ClusterBarrier;
-use crate::fault::{Fault, FaultKind, Pairing, Party, Waiting};
+use crate::fault::{Fault, FaultKind, Pairing, Waiting};
 use crate::flight::Flight;
 use crate::fragment_a::FragmentsA;
+use crate::grid::Grids;
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::point::Point;
@@ -16,6 +17,7 @@ use crate::rng::Rng;
 use crate::watchdog::{self, Pulse};
 use std::collections::HashMap;
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::Arc;
 
 pub(crate) type At = &'static Location<'static>;
@@ -75,12 +77,24 @@ const ALIGNED: &[u8; 8] = b".aligned";
 /// At each step a copy completes with a probability of one in so many.
 const LANDS_ONCE_IN: usize = 64;
 
-/// A launch that runs.
+/// What a device's stream has done.
+#[derive(Clone, Default)]
+pub(crate) struct Done {
+    /// All of its launches that have ended; `None` if there were none.
+    launches: Option<Rc<Knowledge>>,
+    /// Those, and the blocks that have ended of the one that runs.
+    blocks: Option<Knowledge>,
+    /// Whether it has nothing left to do.
+    pub all: bool,
+}
+
+/// Launches that run.
 pub(crate) struct Machine {
-    kernel: &'static str,
+    pub grids: Arc<Grids>,
+    /// That of the thread that runs.
     pub layout: Layout,
-    /// Whether earlier launches may still run.
-    pub overlaps: bool,
+    /// By device.
+    pub done: Vec<Done>,
     pub memory: Memory,
     /// Resident blocks, by slot.
     pub blocks: Vec<Block>,
@@ -118,11 +132,20 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub fn new(kernel: &'static str, layout: Layout, memory: Memory, seed: u64) -> Self {
+    /// Launches of so many devices; `before` holds what earlier ones have done.
+    pub fn new(
+        (grids, num_devices): (Grids, usize),
+        before: Option<Knowledge>,
+        memory: Memory,
+        seed: u64,
+    ) -> Self {
+        let grids = Arc::new(grids);
+        let done = Done { launches: before.clone().map(Rc::new), blocks: before, all: false };
         Machine {
-            kernel,
-            layout,
-            overlaps: false,
+            layout: grids.0[0].layout,
+            pulse: watchdog::watch(grids.clone()),
+            grids,
+            done: vec![done; num_devices],
             memory,
             blocks: Vec::new(),
             clocks: Vec::new(),
@@ -140,7 +163,6 @@ impl Machine {
             steps: 0,
             turns: 0,
             max_turns: 0,
-            pulse: watchdog::watch(kernel, layout),
             last_load: None,
             same_loads: 0,
         }
@@ -148,8 +170,16 @@ impl Machine {
 
     /// A block becomes resident in slot `place`.
     pub fn start_block(&mut self, place: usize, index: u64) {
-        let threads = self.layout.threads_per_block();
-        let (block, clocks) = (Block::new(index, &self.layout), Clock::start(index, threads));
+        let grid = self.grids.of(index);
+        let threads = grid.layout.threads_per_block();
+        let before = self.done[grid.device].launches.clone();
+        // What overlaps does not know it before it has waited.
+        let known = before.as_deref().filter(|_| !grid.overlaps);
+        let clocks = Clock::start(index, threads, known);
+        let mut block = Block::new(index, &grid.layout, before.clone(), grid.overlaps);
+        if let Some(known) = known {
+            block.threads.iter_mut().for_each(|thread| thread.fences.start_after(known));
+        }
         if place == self.blocks.len() {
             self.blocks.push(block);
             self.clocks.push(clocks);
@@ -160,7 +190,8 @@ impl Machine {
         (0..threads).for_each(|thread| self.ready.push(place, thread));
         self.report.threads += threads as u64;
         self.turns = 0;
-        self.max_turns = TURNS_PER_THREAD * (self.blocks.len() * threads) as u64;
+        let threads: usize = self.blocks.iter().map(|block| block.threads.len()).sum();
+        self.max_turns = TURNS_PER_THREAD * threads as u64;
     }
 
     /// Memory changes, or a thread ends: the launch gets somewhere.
@@ -195,10 +226,16 @@ impl Machine {
         self.turns > self.max_turns && self.flights.is_empty()
     }
 
+    /// Whether threads have done nothing but poll for a long time.
+    pub fn is_idle(&self) -> bool {
+        let limit = IDLE_STEPS_PER_THREAD * (self.ready.len() + 1);
+        self.idle_steps > limit && self.flights.is_empty()
+    }
+
     /// What happens next, drawn from the seed: a thread runs, or a copy completes.
     pub fn pick(&mut self) -> Result<Step, Fault> {
         let runnable = self.ready.len();
-        if self.idle_steps > IDLE_STEPS_PER_THREAD * (runnable + 1) && self.flights.is_empty() {
+        if self.is_idle() {
             return Err(self.refuse(FaultKind::Livelock(self.waiting())));
         }
         let lands =
@@ -214,6 +251,9 @@ impl Machine {
         let (place, thread) = self.current;
         let block = &mut self.blocks[place];
         block.threads[thread].waits = None;
+        if self.grids.is_group() {
+            self.layout = self.grids.of(block.index).layout;
+        }
         self.pulse.enter(block.index, thread);
         self.turns += 1;
         // The next instruction of an endless loop is a fault, which names its line.
@@ -224,38 +264,42 @@ impl Machine {
     /// The fault of the thread that runs.
     pub fn fault(&self, kind: FaultKind, location: String) -> Fault {
         let (place, thread) = self.current;
-        let by = Party {
-            block: self.layout.block_idx(self.blocks[place].index),
-            thread: self.layout.thread_idx(thread),
-            location,
-        };
-        let pairing = self.pairing(&self.blocks[place]);
-        Fault { kernel: self.kernel.to_owned(), by: Some(by), kind, pairing }
+        let block = &self.blocks[place];
+        let kernel = self.grids.of(block.index).kernel.to_owned();
+        let by = self.grids.party_at((block.index, thread), location);
+        Fault { kernel, by: Some(by), kind, pairing: self.pairing(block) }
     }
 
     /// A fault of no single thread.
     pub fn refuse(&self, kind: FaultKind) -> Fault {
         let pairing = self.blocks.iter().find_map(|block| self.pairing(block));
-        Fault { kernel: self.kernel.to_owned(), by: None, kind, pairing }
+        Fault { kernel: self.grids.0[0].kernel.to_owned(), by: None, kind, pairing }
     }
 
     /// The first collective of a block whose lanes came from different lines.
     fn pairing(&self, block: &Block) -> Option<Box<Pairing>> {
         let (instruction, lanes) = block.pairing?;
         let [first, other] =
-            lanes.map(|(thread, location)| self.layout.party((block.index, thread), location));
+            lanes.map(|(thread, location)| self.grids.party((block.index, thread), location));
         Some(Box::new(Pairing { instruction: instruction.to_owned(), first, other }))
     }
 
     /// Which threads wait where, and for what.
     pub fn waiting(&self) -> Vec<Waiting> {
+        let done = self.done.iter().enumerate().filter(|(_, done)| done.all);
+        let done: Vec<String> = done.map(|(device, _)| device.to_string()).collect();
+        let done = if done.is_empty() {
+            String::new()
+        } else {
+            format!("; nothing is left to run on device {}", done.join(", "))
+        };
         let of = |block: &Block| {
-            block.waiting(&self.layout, |point| match point {
+            block.waiting(&self.grids, |point| match point {
                 Point::Mbarrier { place, .. } => self.blocks[place].describe(point),
                 Point::Change { place, address } => {
                     let shared = place.map(|place| &self.blocks[place].shared);
                     let at = shared.unwrap_or(&self.memory.regions).describe(address);
-                    format!("polls {at}, which no thread changes")
+                    format!("polls {at}, which no thread changes{done}")
                 }
                 _ => block.describe(point),
             })
@@ -380,16 +424,55 @@ impl Machine {
         let (place, thread) = self.current;
         self.end_copies()?;
         self.progress();
+        if self.grids.is_group()
+            && let Some(observed) = self.blocks[place].threads[thread].fences.end()
+        {
+            self.clock().acquire(&observed);
+        }
         let released = self.blocks[place].end_thread(thread, &mut self.clocks[place]);
         self.wake(place, released);
         self.end_of_cluster_thread();
         if self.block().is_done() {
             self.check_end_of_block(place)?;
-            if self.overlaps && !self.block().waited_for_launches {
+            if self.block().overlaps && !self.block().waited_for_launches {
                 return Err(FaultKind::NeverWaits);
             }
             self.report.bank_conflicts += self.block().remaining_conflicts();
+            if self.grids.is_group() {
+                self.end_block(place);
+            }
         }
         Ok(())
+    }
+
+    /// Keeps what a block has done for later launches of its stream.
+    fn end_block(&mut self, place: usize) {
+        let block = &self.blocks[place];
+        let end = Clock::end(&self.clocks[place], block.agents.num_components());
+        let done = &mut self.done[self.grids.of(block.index).device];
+        done.blocks.get_or_insert_with(|| Knowledge::new(block.index)).join(&end);
+    }
+
+    /// A launch of the device has ended: so have its copies.
+    pub fn end_launch(&mut self, device: usize) -> Result<(), Fault> {
+        while !self.flights.is_empty() {
+            self.land_any()?;
+        }
+        let done = &mut self.done[device];
+        done.launches = done.blocks.clone().map(Rc::new);
+        Ok(())
+    }
+
+    /// `griddepcontrol.wait`: what earlier launches have done is ordered before the thread.
+    pub fn wait_for_launches(&mut self) {
+        if !self.block().overlaps {
+            return;
+        }
+        let thread = self.current.1;
+        self.block().waited_for_launches = true;
+        if let Some(before) = self.block().before.clone() {
+            self.clock().acquire(&before);
+            self.block().threads[thread].fences.start_after(&before);
+        }
     }
 }

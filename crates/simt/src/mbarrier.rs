@@ -3,6 +3,7 @@
 use crate::access::{By, Span};
 use crate::agent::Role;
 use crate::clock::Knowledge;
+use crate::device::Scope;
 use crate::fault::FaultKind;
 use crate::machine::{At, Machine, Space};
 use crate::point::Point;
@@ -105,7 +106,8 @@ impl Machine {
 
     /// The mbarrier at `address`, whose initialisation must be ordered before the thread.
     pub fn mbarrier(&mut self, space: Space, address: u32, location: At) -> Result<Id, FaultKind> {
-        let by = By { agent: None, mode: Mode::Atomic, location };
+        let by =
+            By { agent: None, mode: Mode::Atomic { scope: Scope::Cluster, bytes: 8 }, location };
         self.mbarrier_for(space, address, by)
     }
 

@@ -273,6 +273,11 @@ impl Memory {
         Ok(())
     }
 
+    /// Whether the next launch may start before earlier ones have ended.
+    pub(crate) fn overlaps_next_launch(&self) -> bool {
+        self.overlaps
+    }
+
     /// Starts a launch. If it does not overlap with earlier ones, their accesses are ordered before
     /// it and are forgotten. Gives whether it overlaps.
     pub(crate) fn start_launch(&mut self) -> bool {

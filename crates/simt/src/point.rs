@@ -5,7 +5,7 @@ use std::panic::Location;
 use crate::block::Block;
 use crate::clock::WARP_SIZE;
 use crate::fault::{FaultKind, Waiting};
-use crate::layout::Layout;
+use crate::grid::Grids;
 use crate::machine::{At, Machine};
 
 /// What a thread waits for.
@@ -48,7 +48,7 @@ impl Machine {
         if std::ptr::eq(elsewhere, location) || elsewhere == location {
             return Ok(());
         }
-        let other = self.layout.party((block.index, lane), elsewhere);
+        let other = self.grids.party((block.index, lane), elsewhere);
         Err(FaultKind::Invalid(format!(
             "{instruction} in divergent code: all threads of a warp must execute the same one, but \
              {other} waits at another"
@@ -69,7 +69,7 @@ impl Point {
 
 impl Block {
     /// The waiting threads, grouped by source line; `describe` says what is missing at a point.
-    pub fn waiting(&self, layout: &Layout, describe: impl Fn(Point) -> String) -> Vec<Waiting> {
+    pub fn waiting(&self, grids: &Grids, describe: impl Fn(Point) -> String) -> Vec<Waiting> {
         let mut places: Vec<(Point, &Location<'_>, Waiting)> = Vec::new();
         for (index, thread) in self.threads.iter().enumerate() {
             let Some((point, location)) = thread.waits else { continue };
@@ -80,7 +80,7 @@ impl Block {
                 waiting.threads += 1;
                 continue;
             }
-            let first = layout.party((self.index, index), location);
+            let first = grids.party((self.index, index), location);
             let waiting = Waiting { first, threads: 1, what: describe(point) };
             places.push((point, location, waiting));
         }

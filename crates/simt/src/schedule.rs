@@ -1,11 +1,15 @@
 //! Threads as coroutines, run one after the other in an order drawn from a seed.
 
+use crate::clock::Knowledge;
 use crate::fault::{Fault, FaultKind};
+use crate::grid::{Grid, Grids};
 use crate::kernel::Kernel;
 use crate::layout::Layout;
 use crate::machine::{Machine, Report, Step};
 use crate::memory::Memory;
+use crate::shadow::LAUNCH_BEFORE;
 use crate::stack::ShiftedStack;
+use crate::stream::Stream;
 use crate::watchdog::Pulse;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use launch_geometry::Geometry;
@@ -15,9 +19,6 @@ use std::io;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, set_hook, take_hook};
 use std::ptr;
 use std::sync::{Arc, Once};
-
-/// Most threads that are resident at a time; a block is resident as a whole.
-const MAX_RESIDENT_THREADS: usize = 2048;
 
 type Thread = Coroutine<(), (), (), ShiftedStack>;
 
@@ -39,6 +40,20 @@ thread_local! {
 /// A kernel with its arguments, which each thread calls.
 pub type Body = Arc<dyn Fn() + Send + Sync>;
 
+/// A launch of a device's stream.
+#[derive(Clone)]
+pub struct StreamLaunch {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Grid, block, shared memory.
+    pub geometry: Geometry,
+    /// The kernel with its arguments.
+    pub body: Body,
+    /// Whether it may start before the previous launch of its stream has ended, as a launch after
+    /// `Memory::overlap_next_launch` may.
+    pub overlaps: bool,
+}
+
 /// Runs a kernel, one thread of it at a time, in an order drawn from `seed`. `memory` is left as
 /// the threads wrote it, also by a launch that fails.
 ///
@@ -54,23 +69,52 @@ pub fn emulate(
     memory: &mut Memory,
     seed: u64,
 ) -> Result<Report, Fault> {
-    let refuse = |why| Fault {
-        kernel: kernel.symbol.to_owned(),
-        by: None,
-        kind: FaultKind::Launch(why),
-        pairing: None,
-    };
-    let layout = Layout::new(&kernel, geometry).map_err(refuse)?;
+    let overlaps = memory.overlaps_next_launch();
+    let launch = StreamLaunch { kernel, geometry, body, overlaps };
+    emulate_streams(&[vec![launch]], memory, seed)
+}
+
+/// Runs launches of several devices at the same time: `streams[d]` are those of device `d`, one
+/// after the other. All devices access all of `memory`, and a device may be several launches ahead
+/// of another.
+///
+/// Atomic operations and fences order accesses of two devices only if their scope is the system.
+/// The end of a launch, or the wait for it, is a fence of that scope.
+///
+/// # Errors
+/// As [`emulate`].
+pub fn emulate_streams(
+    streams: &[Vec<StreamLaunch>],
+    memory: &mut Memory,
+    seed: u64,
+) -> Result<Report, Fault> {
+    let (mut grids, mut bodies) = (Grids(Vec::new()), Vec::new());
+    let mut ends = Vec::new();
+    let mut first_block = 0;
+    for (device, launches) in streams.iter().enumerate() {
+        for (number, launch) in launches.iter().enumerate() {
+            let StreamLaunch { kernel, geometry, body, overlaps } = launch;
+            let layout = Layout::new(kernel, *geometry, first_block)
+                .map_err(|why| refuse(kernel.symbol, why))?;
+            first_block += layout.num_blocks();
+            let (kernel, overlaps) = (kernel.symbol, *overlaps);
+            grids.0.push(Grid { kernel, layout, device, number, overlaps });
+            bodies.push(body.clone());
+        }
+        ends.push(grids.0.len());
+    }
+    let Some(first) = grids.0.first() else { return Ok(Report::default()) };
     if ACTIVE.with_borrow(Option::is_some) {
-        return Err(refuse("a kernel cannot launch another one".to_owned()));
+        return Err(refuse(first.kernel, "a kernel cannot launch another one".to_owned()));
     }
     catch_panics();
-    let overlaps = memory.start_launch();
-    let mut machine = Machine::new(kernel.symbol, layout, std::mem::take(memory), seed);
-    machine.overlaps = overlaps;
+    let before = memory.start_launch().then(|| Knowledge::of_first(LAUNCH_BEFORE));
+    let machine = Machine::new((grids, streams.len()), before, std::mem::take(memory), seed);
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let streams = starts.zip(&ends).map(|(start, &end)| Stream::new(start..end)).collect();
     let pulse = machine.pulse.clone();
     let mut scheduler =
-        Scheduler { body, coroutines: Vec::new(), free: Vec::new(), next_cluster: 0, pulse };
+        Scheduler { bodies, streams, coroutines: Vec::new(), free: Vec::new(), pulse };
     ACTIVE.set(Some(machine));
     let result = scheduler.run();
     // Unwinds the threads that still wait, outside of the launch: what they drop must call no
@@ -81,32 +125,45 @@ pub fn emulate(
     result.map(|()| machine.report)
 }
 
+/// A launch that no device takes.
+fn refuse(kernel: &str, why: String) -> Fault {
+    Fault { kernel: kernel.to_owned(), by: None, kind: FaultKind::Launch(why), pairing: None }
+}
+
 /// Calls `f` with the launch that runs.
 fn with<R>(f: impl FnOnce(&mut Machine) -> R) -> R {
     ACTIVE.with_borrow_mut(|active| f(active.as_mut().expect("a launch is active until it ends")))
 }
 
 struct Scheduler {
-    body: Body,
+    /// By launch.
+    bodies: Vec<Body>,
+    /// By device.
+    streams: Vec<Stream>,
     /// By slot of a resident block, its threads that have not ended.
     coroutines: Vec<Vec<Option<Thread>>>,
     /// Slots that a block has left.
     free: Vec<usize>,
-    next_cluster: u64,
     pulse: Arc<Pulse>,
 }
 
 impl Scheduler {
     fn run(&mut self) -> Result<(), Fault> {
-        let layout = with(|machine| machine.layout);
+        self.streams_at_start();
         loop {
-            while self.next_cluster < layout.num_clusters() && self.has_room(&layout) {
-                self.start_cluster(&layout)?;
+            self.start_launches();
+            for device in 0..self.streams.len() {
+                while let Some((launch, layout, cluster)) = self.streams[device].next_cluster() {
+                    (0..layout.blocks_per_cluster()).try_for_each(|rank| {
+                        self.start_block(layout.block_of_cluster(cluster, rank), launch, &layout)
+                    })?;
+                }
             }
             match with(|machine| machine.pick())? {
                 Step::Thread(place, thread) => self.resume(place, thread)?,
                 Step::Landed => (),
-                Step::Nothing if self.free.len() == self.coroutines.len() => return Ok(()),
+                Step::Nothing if self.streams.iter().all(Stream::is_done) => return Ok(()),
+                Step::Nothing if self.streams.iter().any(Stream::is_late) => self.hurry(),
                 Step::Nothing => {
                     return Err(with(|machine| {
                         machine.refuse(FaultKind::Deadlock(machine.waiting()))
@@ -116,24 +173,43 @@ impl Scheduler {
         }
     }
 
-    /// Whether another cluster can become resident; one always can.
-    fn has_room(&self, layout: &Layout) -> bool {
-        let resident = self.coroutines.len() - self.free.len();
-        let blocks = resident + layout.blocks_per_cluster();
-        resident == 0 || blocks * layout.threads_per_block() <= MAX_RESIDENT_THREADS
+    /// Each device's first launch starts at a moment of its own.
+    fn streams_at_start(&mut self) {
+        with(|machine| {
+            for (stream, done) in self.streams.iter_mut().zip(&mut machine.done) {
+                done.all = stream.is_done();
+                if machine.grids.is_group() {
+                    stream.draw_delay(&mut machine.rng);
+                }
+            }
+        });
     }
 
-    fn start_cluster(&mut self, layout: &Layout) -> Result<(), Fault> {
-        let cluster = self.next_cluster;
-        self.next_cluster += 1;
-        (0..layout.blocks_per_cluster())
-            .try_for_each(|rank| self.start_block(layout.block_of_cluster(cluster, rank), layout))
+    /// Starts the launches whose time has come.
+    fn start_launches(&mut self) {
+        if !self.streams.iter().any(Stream::is_late) {
+            return;
+        }
+        if with(|machine| machine.is_idle()) {
+            self.hurry();
+        }
+        for stream in self.streams.iter_mut().filter(|stream| stream.is_late()) {
+            if let Some(launch) = stream.next_launch() {
+                stream.start(launch, with(|machine| machine.grids.0[launch].layout));
+            }
+        }
     }
 
-    fn start_block(&mut self, index: u64, layout: &Layout) -> Result<(), Fault> {
-        let threads = layout.threads_per_block();
+    /// No thread gets on without the launches that are late.
+    fn hurry(&mut self) {
+        self.streams.iter_mut().for_each(Stream::hurry);
+        with(|machine| machine.idle_steps = 0);
+    }
+
+    fn start_block(&mut self, index: u64, launch: usize, layout: &Layout) -> Result<(), Fault> {
+        let (threads, body) = (layout.threads_per_block(), &self.bodies[launch]);
         let coroutines: io::Result<Vec<_>> =
-            (0..threads).map(|_| new_thread(self.body.clone()).map(Some)).collect();
+            (0..threads).map(|_| new_thread(body.clone()).map(Some)).collect();
         let coroutines = coroutines.map_err(|error| {
             let why = format!("no stack for a thread: {error}");
             with(|machine| machine.refuse(FaultKind::Launch(why)))
@@ -146,6 +222,22 @@ impl Scheduler {
         }
         with(|machine| machine.start_block(place, index));
         Ok(())
+    }
+
+    /// The block in slot `place` has ended.
+    fn end_block(&mut self, place: usize) -> Result<(), Fault> {
+        self.free.push(place);
+        with(|machine| {
+            let device = machine.grids.of(machine.blocks[place].index).device;
+            let stream = &mut self.streams[device];
+            if !stream.end_block() || !machine.grids.is_group() {
+                return Ok(());
+            }
+            machine.end_launch(device)?;
+            machine.done[device].all = stream.is_done();
+            stream.draw_delay(&mut machine.rng);
+            Ok(())
+        })
     }
 
     /// Runs a thread until it waits or ends.
@@ -161,15 +253,13 @@ impl Scheduler {
             Ok(CoroutineResult::Return(())) => {
                 let stack = coroutine.take().map(Coroutine::into_stack);
                 STACKS.with_borrow_mut(|stacks| stacks.extend(stack));
-                with(|machine| {
+                let is_last = with(|machine| {
                     machine
                         .end_thread()
                         .map_err(|kind| machine.fault(kind, "its end".to_owned()))?;
-                    if machine.block().is_done() {
-                        self.free.push(block);
-                    }
-                    Ok(())
-                })
+                    Ok(machine.block().is_done())
+                })?;
+                if is_last { self.end_block(block) } else { Ok(()) }
             }
             Err(payload) => Err(with(|machine| fault_of(machine, payload))),
         }

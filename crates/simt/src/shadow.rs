@@ -5,6 +5,9 @@
 //! in whatever order the threads happened to run.
 
 use crate::clock::Clock;
+use crate::device::Scope;
+use crate::fault::Unordered;
+use crate::grid::Grids;
 use std::panic::Location;
 
 /// Bytes of memory that a page of cells covers.
@@ -15,10 +18,11 @@ const PAGE_BYTES: usize = 1024;
 pub(crate) enum Mode {
     /// A load or a store.
     Plain,
-    /// An atomic operation: it does not race with other ones.
-    Atomic,
-    /// One that is atomic only among the threads of a block.
-    AtomicInBlock,
+    /// An atomic operation of so many bytes: it does not race with other ones of the same bytes, if
+    /// the scope of each includes the other's thread.
+    Atomic { scope: Scope, bytes: u8 },
+    /// An atomic read that has received a message: to reuse its memory, it must be ordered before.
+    Received,
     /// An asynchronous copy of the generic proxy (`cp.async`).
     Copy,
     /// The asynchronous proxy: bulk copies, TMA and `wgmma`.
@@ -38,6 +42,9 @@ pub(crate) struct Access {
     mode: Mode,
     pub location: &'static Location<'static>,
 }
+
+/// The size of atomic operations that are so of each of their elements.
+pub(crate) const OF_ELEMENTS: u8 = 0;
 
 /// The block number of accesses by earlier launches that may still run.
 pub(crate) const LAUNCH_BEFORE: u64 = u32::MAX as u64;
@@ -71,6 +78,15 @@ impl Access {
         Agent { block, component, epoch: self.epoch }
     }
 
+    fn is_atomic(&self) -> bool {
+        matches!(self.mode, Mode::Atomic { .. })
+    }
+
+    /// Whether it may stand for `earlier` as a read of the same cell.
+    fn replaces(&self, earlier: &Access, observer: &Observer<'_>) -> bool {
+        (!self.is_atomic() || earlier.is_atomic()) && observer.is_after(earlier)
+    }
+
     /// Whether it is asynchronous.
     pub fn is_asynchronous(&self) -> bool {
         matches!(self.mode, Mode::Copy | Mode::Proxy)
@@ -84,6 +100,7 @@ pub(crate) struct Observer<'a> {
     /// index there.
     pub block: u64,
     pub thread: usize,
+    pub grids: &'a Grids,
     /// The thread's.
     pub clock: &'a Clock,
     /// What makes the access, if it is not the thread itself.
@@ -144,28 +161,37 @@ impl Observer<'_> {
         matches!(self.order(earlier, false), Order::Before)
     }
 
-    /// Whether both are atomic with respect to each other.
-    fn is_atomic_with(&self, earlier: &Access) -> bool {
+    /// Why both are not atomic with respect to each other; `None` if they are.
+    fn not_atomic_with(&self, earlier: &Access) -> Option<Unordered> {
         match (self.mode, earlier.mode) {
-            (Mode::Atomic, Mode::Atomic) => true,
-            (Mode::Atomic | Mode::AtomicInBlock, Mode::Atomic | Mode::AtomicInBlock) => {
-                self.block == u64::from(earlier.block)
+            (
+                Mode::Atomic { scope, bytes },
+                Mode::Atomic { scope: its_scope, bytes: its_bytes },
+            ) => {
+                let (own, other) = (self.block, earlier.block.into());
+                if !scope.includes(self.grids, own, other)
+                    || !its_scope.includes(self.grids, own, other)
+                {
+                    Some(Unordered::NarrowScope)
+                } else {
+                    let differ = ![bytes, its_bytes].contains(&OF_ELEMENTS) && bytes != its_bytes;
+                    differ.then_some(Unordered::Sizes)
+                }
             }
-            _ => false,
+            (_, Mode::Received) => Some(Unordered::Reused),
+            _ => Some(Unordered::Plain),
         }
     }
 
     /// Finds what is wrong with an access after `earlier`.
     fn check(&self, earlier: &Access, earlier_writes: bool) -> Result<(), Conflict> {
-        if self.is_atomic_with(earlier) {
-            return Ok(());
-        }
+        let Some(why) = self.not_atomic_with(earlier) else { return Ok(()) };
         let unfenced = match self.order(earlier, earlier_writes) {
             Order::Before => return Ok(()),
             Order::BeforeInItsProxy => true,
             Order::Unordered => false,
         };
-        Err(Conflict { earlier: *earlier, earlier_writes, unfenced })
+        Err(Conflict { earlier: *earlier, earlier_writes, unfenced, why })
     }
 }
 
@@ -175,10 +201,13 @@ pub(crate) struct Conflict {
     pub earlier_writes: bool,
     /// Whether only a proxy fence is missing.
     pub unfenced: bool,
+    /// Why it is a race, if it is one.
+    pub why: Unordered,
 }
 
 /// The reads of a cell (or its atomic writes) since its last write. A read that is ordered before a
-/// later one may be dropped, as whatever is ordered after the later one is ordered after it too.
+/// later one may be dropped, as whatever is ordered after the later one is ordered after it too. But
+/// an atomic one replaces atomic ones only: with atomic writes it needs no order.
 #[derive(Clone, Default)]
 enum Reads {
     #[default]
@@ -191,11 +220,11 @@ impl Reads {
     fn add(&mut self, access: Access, observer: &Observer<'_>) {
         match self {
             Reads::None => *self = Reads::One(access),
-            Reads::One(earlier) if observer.is_after(earlier) => *earlier = access,
+            Reads::One(earlier) if access.replaces(earlier, observer) => *earlier = access,
             Reads::One(earlier) => *self = Reads::Many(vec![*earlier, access]),
             Reads::Many(all) => {
                 if all.len() == all.capacity() {
-                    all.retain(|earlier| !observer.is_after(earlier));
+                    all.retain(|earlier| !access.replaces(earlier, observer));
                     // At least half of the buffer is free after this: the cost of a read is
                     // amortised.
                     all.reserve(all.len().max(4));
@@ -243,7 +272,7 @@ impl Cell {
         for earlier in self.reads.all() {
             observer.check(earlier, false)?;
         }
-        if matches!(access.mode, Mode::Atomic | Mode::AtomicInBlock) {
+        if access.is_atomic() {
             self.atomics.add(access, observer);
         } else {
             self.write = Some(access);
@@ -354,6 +383,16 @@ impl Shadow {
     ) -> Result<(), Conflict> {
         let access = observer.access();
         self.each_cell(start, len, |cell| cell.read(access, observer))
+    }
+
+    /// Notes that an atomic read of `len` bytes at `start`, noted before, has received a message.
+    pub fn receive(&mut self, start: usize, len: usize, observer: &Observer<'_>) {
+        let access = observer.access();
+        let noted = self.each_cell(start, len, |cell| {
+            cell.reads.add(access, observer);
+            Ok(())
+        });
+        debug_assert!(noted.is_ok());
     }
 
     /// Notes a write of `len` bytes at `start`.

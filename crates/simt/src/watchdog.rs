@@ -4,7 +4,8 @@
 //! without one keeps its host thread, which nothing can unwind from outside, so all that is left is
 //! a report and the end of the process.
 
-use crate::layout::Layout;
+use crate::fault::Party;
+use crate::grid::Grids;
 use std::io::{Write, stderr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
@@ -23,8 +24,7 @@ static NEW: Mutex<Vec<Weak<Pulse>>> = Mutex::new(Vec::new());
 
 /// What a launch shows of its progress.
 pub(crate) struct Pulse {
-    kernel: &'static str,
-    layout: Layout,
+    grids: Arc<Grids>,
     /// Grows with every switch of threads and every few instructions; odd while a kernel's code
     /// runs.
     count: AtomicU64,
@@ -57,9 +57,10 @@ impl Pulse {
     }
 
     fn end_process(&self) -> ! {
-        let Pulse { kernel, layout, .. } = self;
-        let block = layout.block_idx(self.block.load(Ordering::Relaxed));
-        let thread = layout.thread_idx(self.thread.load(Ordering::Relaxed));
+        let block = self.block.load(Ordering::Relaxed);
+        let kernel = self.grids.of(block).kernel;
+        let thread = (block, self.thread.load(Ordering::Relaxed));
+        let Party { block, thread, .. } = self.grids.party_at(thread, String::new());
         // Not `eprintln!`, which a test's harness captures. An error of stderr cannot be reported.
         let _ = writeln!(
             stderr(),
@@ -72,14 +73,14 @@ impl Pulse {
 }
 
 /// Watches a launch until its pulse is dropped.
-pub(crate) fn watch(kernel: &'static str, layout: Layout) -> Arc<Pulse> {
+pub(crate) fn watch(grids: Arc<Grids>) -> Arc<Pulse> {
     static START: Once = Once::new();
     START.call_once(|| {
         // Without the thread, endless loops are not ended; all else works.
         let _ = thread::Builder::new().name("simt watchdog".to_owned()).spawn(look_again_and_again);
     });
     let (count, block, thread) = Default::default();
-    let pulse = Arc::new(Pulse { kernel, layout, count, block, thread });
+    let pulse = Arc::new(Pulse { grids, count, block, thread });
     NEW.lock().expect("nothing panics under this lock").push(Arc::downgrade(&pulse));
     pulse
 }

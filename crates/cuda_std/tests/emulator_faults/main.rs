@@ -6,6 +6,7 @@ mod block_barriers;
 mod bulk_stores;
 mod clusters;
 mod cp_async;
+mod devices;
 mod launches;
 mod mbarriers;
 mod memory;

@@ -1,6 +1,7 @@
 //! Atomic operations and fences.
 
 use super::with;
+use crate::access::{By, Span};
 use crate::machine::Space;
 use crate::schedule::suspend;
 
@@ -55,6 +56,44 @@ pub fn atomic(
     });
     suspend();
     old
+}
+
+/// A relaxed load of system scope, of the `len` bytes (1 to 8) at `address`: their value, if it is
+/// the one that the thread waits for.
+#[track_caller]
+pub fn poll(place: (Space, u64), len: usize, is_wanted: impl FnOnce(u64) -> bool) -> Option<u64> {
+    let value = with(|machine, location| {
+        let order = (Order::Relaxed, Scope::System);
+        let value = machine.atomic(place, len, order, |_| None, location)?;
+        let value = is_wanted(value).then_some(value);
+        let change = machine.change_at(place.0, place.1)?;
+        machine.let_others_run(value.is_none().then_some((change, location)));
+        Ok(value)
+    });
+    suspend();
+    value
+}
+
+/// What the thread has just loaded, by [`poll`], is a message that it has received: who writes the
+/// bytes again without an order after that has a race.
+#[track_caller]
+pub fn receive(place: (Space, u64), len: usize) {
+    with(|machine, location| machine.receive(place, len, location));
+}
+
+/// A fault if `address` is no multiple of `align`: for an access that is made in parts.
+#[track_caller]
+pub fn check_alignment(space: Space, address: u64, align: usize) {
+    with(|machine, location| {
+        let span = Span::read(space, address, 1, align);
+        machine.target(span, By::thread(location)).map(|_| ())
+    });
+}
+
+/// A choice drawn from the seed, where hardware may do either.
+#[track_caller]
+pub fn flip() -> bool {
+    with(|machine, _| Ok(machine.rng.flip()))
 }
 
 /// `fence.acq_rel`: later relaxed atomic writes release what the thread has done, and what earlier

@@ -1,7 +1,6 @@
 //! Instructions of clusters; `setmaxnreg`; dependencies between launches.
 
 use super::{wait_until, with};
-use crate::shadow::LAUNCH_BEFORE;
 
 /// Index of the block in its cluster.
 #[track_caller]
@@ -39,10 +38,7 @@ pub fn set_max_registers(count: u32, increase: bool) {
 #[track_caller]
 pub fn wait_for_dependencies() {
     with(|machine, _| {
-        if machine.overlaps {
-            machine.clock().learn_of(LAUNCH_BEFORE, 0, 1);
-            machine.block().waited_for_launches = true;
-        }
+        machine.wait_for_launches();
         Ok(())
     });
 }

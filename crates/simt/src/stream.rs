@@ -1,0 +1,101 @@
+//! The launches of a device, one after the other.
+
+use std::ops::Range;
+
+use crate::layout::Layout;
+use crate::rng::Rng;
+
+/// Most threads of a device that are resident at a time; a block is resident as a whole.
+const MAX_RESIDENT_THREADS: usize = 2048;
+
+/// For how many steps of the threads a launch may be late. One of these is drawn, so that devices
+/// start together, or one of them is ahead by part of a launch or by several.
+const DELAYS: [u32; 4] = [0, 0, 500, 20_000];
+
+/// A device's stream.
+pub(crate) struct Stream {
+    /// Its launches that have not started, by their numbers among all launches.
+    pending: Range<usize>,
+    /// Steps until the next one starts.
+    delay: u32,
+    running: Option<Running>,
+}
+
+/// A launch that has started.
+struct Running {
+    launch: usize,
+    layout: Layout,
+    next_cluster: u64,
+    /// Blocks that have started and have not ended.
+    resident: usize,
+}
+
+impl Stream {
+    pub fn new(launches: Range<usize>) -> Self {
+        Stream { pending: launches, delay: 0, running: None }
+    }
+
+    /// Whether the stream waits to start a launch.
+    pub fn is_late(&self) -> bool {
+        self.running.is_none() && !self.pending.is_empty()
+    }
+
+    /// Whether all launches have ended.
+    pub fn is_done(&self) -> bool {
+        self.running.is_none() && self.pending.is_empty()
+    }
+
+    /// Draws when the next launch starts.
+    pub fn draw_delay(&mut self, rng: &mut Rng) {
+        self.delay = DELAYS[rng.below(DELAYS.len())];
+    }
+
+    /// The next launch starts now.
+    pub fn hurry(&mut self) {
+        self.delay = 0;
+    }
+
+    /// A step passes; the launch that starts now, if any.
+    pub fn next_launch(&mut self) -> Option<usize> {
+        if self.delay > 0 {
+            self.delay -= 1;
+            return None;
+        }
+        self.pending.next()
+    }
+
+    /// Starts the launch of this number.
+    pub fn start(&mut self, launch: usize, layout: Layout) {
+        let next_cluster = layout.first_block;
+        self.running = Some(Running { launch, layout, next_cluster, resident: 0 });
+    }
+
+    /// The launch and the cluster that become resident now, if there is room; for one cluster there
+    /// always is.
+    pub fn next_cluster(&mut self) -> Option<(usize, Layout, u64)> {
+        let running = self.running.as_mut()?;
+        let Running { launch, layout, next_cluster, resident } = running;
+        let blocks = *resident + layout.blocks_per_cluster();
+        let has_room =
+            *resident == 0 || blocks * layout.threads_per_block() <= MAX_RESIDENT_THREADS;
+        if !has_room || *next_cluster == layout.first_block + layout.num_clusters() {
+            return None;
+        }
+        *resident = blocks;
+        *next_cluster += 1;
+        Some((*launch, *layout, *next_cluster - 1))
+    }
+
+    /// A block has ended; whether the launch has.
+    pub fn end_block(&mut self) -> bool {
+        let Some(Running { layout, next_cluster, resident, .. }) = &mut self.running else {
+            return false;
+        };
+        *resident -= 1;
+        let ended = *resident == 0 && *next_cluster == layout.first_block + layout.num_clusters();
+        if ended {
+            self.running = None;
+        }
+        ended
+    }
+}
