@@ -250,6 +250,40 @@ impl Columns {
         }
     }
 
+    /// Whether all columns are past the row's end.
+    #[inline(always)]
+    pub fn is_empty(self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether all columns are inside the row, for one vector access.
+    #[inline(always)]
+    pub fn is_vector(self) -> bool {
+        self.is_vector
+    }
+
+    /// Loads the elements of `row`, as they are, two in a register; zeros past its end.
+    ///
+    /// # Safety
+    /// As [`Columns::load`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn load_pairs<T: Half>(self, row: Global<T>) -> [u32; 4] {
+        // SAFETY: columns under `count` are in the row; a vector starts at an even one.
+        unsafe {
+            if self.is_vector {
+                return row.cast::<u32>().get_vec(self.first / 2);
+            }
+            let (row, mut pairs) = (row.cast::<u16>(), [0; 4]);
+            unroll!(i in 0..VEC_ELEMS as usize, {
+                if i < self.count {
+                    pairs[i / 2] |= u32::from(row.get(self.first + i)) << (i % 2 * 16);
+                }
+            });
+            pairs
+        }
+    }
+
     /// Stores the elements that are inside `row`.
     ///
     /// # Safety

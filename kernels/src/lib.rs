@@ -12,6 +12,7 @@
 // Register tiles are matrices: rows and columns are clearer by index.
 #![allow(clippy::needless_range_loop)]
 
+pub mod all_reduce;
 pub mod attention;
 pub mod element;
 pub mod empty;

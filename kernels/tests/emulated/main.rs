@@ -1,6 +1,7 @@
 //! Every kernel on the emulator, through its launcher, against a naive oracle in f64: at small and
 //! odd shapes, under a few seeds each, which draw the order of what is concurrent.
 
+mod all_reduce;
 mod append_fp8;
 mod attention;
 mod attention_fp8;

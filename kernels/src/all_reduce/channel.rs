@@ -1,0 +1,172 @@
+//! The exchange of vectors between blocks of the same index, in lines that hold their flag.
+//!
+//! A rank stores its vectors in the workspace of every peer. There each channel has two buffers of
+//! `[WORLD, 2, vectors]` lines, for even and odd epochs. A rank that sends in epoch `e + 2` has
+//! received in epoch `e + 1` from each peer, which sent after its epoch `e` had ended: nobody reads
+//! any more what the rank overwrites. With one buffer that would hold only for epoch `e + 3`... of
+//! nobody, so there are two.
+
+use crate::all_reduce::next_epoch;
+use crate::element::{Half, VEC_ELEMS};
+use cuda_std::{peer, prelude::*, unroll};
+
+/// Lines of a vector of 16 bytes.
+pub(super) const VEC_LINES: usize = 2;
+
+/// Lines of a channel for `vectors` vectors of each rank.
+pub(super) const fn channel_lines(world: usize, vectors: usize) -> usize {
+    2 * world * VEC_LINES * vectors
+}
+
+/// A block's channel in one epoch.
+#[derive(Clone, Copy)]
+pub(super) struct Channel<const WORLD: usize> {
+    rank: usize,
+    /// The lines of all channels in each rank's workspace, its own included.
+    lines: [GlobalMut<u64>; WORLD],
+    /// The first line of the epoch's buffer.
+    first: usize,
+    /// Vectors of a rank, at most.
+    vectors: usize,
+    epoch: u32,
+}
+
+impl<const WORLD: usize> Channel<WORLD> {
+    /// Channel `index` in the epoch after the one in `epochs`.
+    ///
+    /// # Safety
+    /// 1. `epochs` holds a number for each channel.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn open(
+        (index, rank): (u32, u32),
+        epochs: GlobalMut<u32>,
+        lines: [GlobalMut<u64>; WORLD],
+        vectors: usize,
+    ) -> Self {
+        // SAFETY: the caller's promise.
+        let epoch = next_epoch(unsafe { epochs.get(index as usize) });
+        let buffer = 2 * index as usize + epoch as usize % 2;
+        let first = buffer * channel_lines(WORLD, vectors) / 2;
+        Channel { rank: rank as usize, lines, first, vectors, epoch }
+    }
+
+    /// The number of the epoch.
+    #[inline(always)]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// A line of what `source` sends. Lines of neighbouring vectors are neighbours: a warp's store
+    /// is 512 contiguous bytes.
+    #[inline(always)]
+    fn line(&self, source: usize, half: usize, vector: usize) -> usize {
+        self.first + (VEC_LINES * source + half) * self.vectors + vector
+    }
+
+    /// Sends a vector to all peers.
+    ///
+    /// # Safety
+    /// 1. `vector` is under the channel's `vectors`, whose lines are in every workspace.
+    /// 2. The vector is sent once an epoch.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn send(&self, vector: usize, [a, b, c, d]: [u32; 4]) {
+        let (first, second) = (self.line(self.rank, 0, vector), self.line(self.rank, 1, vector));
+        unroll!(p in 0..WORLD, {
+            if p != self.rank {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    peer::store_flagged(self.lines[p], first, [a, b], self.epoch);
+                    peer::store_flagged(self.lines[p], second, [c, d], self.epoch);
+                }
+            }
+        });
+    }
+
+    /// Waits for the vector of every peer, and adds them and the rank's `own`, in the order of the
+    /// ranks.
+    ///
+    /// # Safety
+    /// 1. `vector` is under the channel's `vectors`, and all ranks send it.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn receive_sum<E: Half>(
+        &self,
+        vector: usize,
+        own: [u32; 4],
+    ) -> [f32; VEC_ELEMS as usize] {
+        let lines = self.own_lines();
+        let mut received = [own; WORLD];
+        loop {
+            // All loads are issued before the first flag is tested.
+            let mut loaded = [[Some([0, 0]); VEC_LINES]; WORLD];
+            unroll!(source in 0..WORLD, {
+                if source != self.rank {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let (first, second) =
+                            (self.line(source, 0, vector), self.line(source, 1, vector));
+                        loaded[source][0] = peer::load_flagged(lines, first, self.epoch);
+                        loaded[source][1] = peer::load_flagged(lines, second, self.epoch);
+                    }
+                }
+            });
+            let mut arrived = true;
+            unroll!(source in 0..WORLD, {
+                if let [Some([a, b]), Some([c, d])] = loaded[source] {
+                    if source != self.rank {
+                        received[source] = [a, b, c, d];
+                    }
+                } else {
+                    arrived = false;
+                }
+            });
+            if arrived {
+                break;
+            }
+        }
+        sum_vectors::<E, WORLD>(received)
+    }
+
+    /// The lines in the rank's own workspace.
+    #[inline(always)]
+    fn own_lines(&self) -> GlobalMut<u64> {
+        select(&self.lines, self.rank)
+    }
+}
+
+/// Element `index`, without an array in memory that is accessed by it.
+#[inline(always)]
+pub(super) fn select<T: Copy, const N: usize>(all: &[T; N], index: usize) -> T {
+    let mut chosen = all[0];
+    unroll!(i in 0..N, {
+        if i == index {
+            chosen = all[i];
+        }
+    });
+    chosen
+}
+
+/// The sum of vectors, in order.
+#[inline(always)]
+pub(super) fn sum_vectors<E: Half, const N: usize>(
+    vectors: [[u32; 4]; N],
+) -> [f32; VEC_ELEMS as usize] {
+    let mut sum = unpack::<E>(vectors[0]);
+    unroll!(i in 0..N, {
+        if i > 0 {
+            let values = unpack::<E>(vectors[i]);
+            unroll!(element in 0..8, {
+                sum[element] += values[element];
+            });
+        }
+    });
+    sum
+}
+
+#[inline(always)]
+fn unpack<E: Half>(pairs: [u32; 4]) -> [f32; VEC_ELEMS as usize] {
+    let [[a, b], [c, d], [e, f], [g, h]] = pairs.map(E::unpack);
+    [a, b, c, d, e, f, g, h]
+}

@@ -1,0 +1,146 @@
+//! One-shot all-reduce, residual addition, and RMSNorm: `residual += sum of x`, `out =
+//! rms_norm(residual)`.
+//!
+//! Shapes    x, out `[num_rows, hidden_size]` of 16 bits, residual f32 likewise, contiguous; weight
+//!           `[hidden_size]` f32; out may be x; hidden_size is a multiple of 8.
+//! Launch    grid `(max_rows, 1, 1)`, block of up to `MAX_THREADS`: a block has a row, a thread up to
+//!           `VECTORS` of its vectors.
+//! Numerics  see [`super`]; the sum is not rounded before it is added to the residual. The norm's
+//!           are those of [`rms_norm`](crate::rms_norm).
+//! Bound     latency, as [`one_shot`](super::one_shot).
+
+use crate::all_reduce::channel::Channel;
+use crate::element::{Half, Number, VEC_ELEMS};
+use crate::rms_norm::{SEGMENT_ELEMS, scale, scaled, segment_square_sum, sum_segments, weighted};
+use cuda_std::{prelude::*, unroll};
+use half::{bf16, f16};
+
+/// Threads of a block, at most.
+pub(crate) const MAX_THREADS: u32 = 512;
+
+/// Segments of a row, at most.
+const MAX_SEGMENTS: usize = 64;
+
+/// Largest row.
+pub(crate) const MAX_HIDDEN_SIZE: usize = MAX_SEGMENTS * SEGMENT_ELEMS as usize;
+
+const _: () = assert!(MAX_HIDDEN_SIZE == 4 * (MAX_THREADS * VEC_ELEMS) as usize);
+
+/// A row a block.
+///
+/// # Safety
+/// 1. `num_rows` is one element, the same on all ranks; `x`, `residual` and `out` hold that many
+///    rows of `hidden_size` elements, `weight` holds one, all 16-byte aligned; `out` is `x` or
+///    overlaps nothing.
+/// 2. `hidden_size` is a multiple of 8, and at most 8 `VECTORS` times the threads of a block.
+/// 3. `rank` is under `WORLD`. `epochs` and the first `WORLD` of the `lines` are those of the ranks'
+///    workspaces, for as many channels as there are blocks, of `hidden_size / 8` vectors.
+/// 4. All ranks make the same launches that use these workspaces, in the same order.
+#[kernel(
+    launch_bounds(MAX_THREADS, 1),
+    overlaps,
+    instances(
+        E in [f16, bf16],
+        all_reduce_norm_{E}_w2_v1 = <E, 2, 1>,
+        all_reduce_norm_{E}_w2_v2 = <E, 2, 2>,
+        all_reduce_norm_{E}_w2_v4 = <E, 2, 4>,
+        all_reduce_norm_{E}_w4_v1 = <E, 4, 1>,
+        all_reduce_norm_{E}_w4_v2 = <E, 4, 2>,
+        all_reduce_norm_{E}_w4_v4 = <E, 4, 4>,
+        all_reduce_norm_{E}_w8_v1 = <E, 8, 1>,
+        all_reduce_norm_{E}_w8_v2 = <E, 8, 2>,
+        all_reduce_norm_{E}_w8_v4 = <E, 8, 4>
+    )
+)]
+pub unsafe fn all_reduce_norm<E: Half, const WORLD: usize, const VECTORS: usize>(
+    rank: u32,
+    num_rows: Global<u32>,
+    hidden_size: u32,
+    eps: f32,
+    x: Global<E>,
+    residual: GlobalMut<f32>,
+    weight: Global<f32>,
+    out: GlobalMut<E>,
+    epochs: GlobalMut<u32>,
+    lines_0: GlobalMut<u64>,
+    lines_1: GlobalMut<u64>,
+    lines_2: GlobalMut<u64>,
+    lines_3: GlobalMut<u64>,
+    lines_4: GlobalMut<u64>,
+    lines_5: GlobalMut<u64>,
+    lines_6: GlobalMut<u64>,
+    lines_7: GlobalMut<u64>,
+) {
+    let lines = [lines_0, lines_1, lines_2, lines_3, lines_4, lines_5, lines_6, lines_7];
+    let lines = core::array::from_fn(|p| lines[p]);
+    let (row, thread) = (thread::block_idx_x(), thread::thread_idx_x());
+    let num_threads = thread::block_dim_x();
+    let num_vectors = hidden_size / VEC_ELEMS;
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_rows = unsafe { num_rows.get(0) };
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
+    if row >= num_rows {
+        return;
+    }
+    let vector_of = |i: usize| (i as u32 * num_threads + thread) as usize;
+    let is_inside = |i: usize| vector_of(i) < num_vectors as usize;
+    let at = |i: usize| vector_of(i) * VEC_ELEMS as usize;
+    // SAFETY: the block has a channel for its row; vectors are inside the row by the checks.
+    unsafe {
+        let first = row as usize * hidden_size as usize;
+        let (x, residual, out) = (x.add(first), residual.add(first), out.add(first));
+        let channel = Channel::<WORLD>::open((row, rank), epochs, lines, num_vectors as usize);
+
+        // 1. Send the row; load all else while it is on its way.
+        let mut own = [[0; 4]; VECTORS];
+        let mut values = [[0.0; VEC_ELEMS as usize]; VECTORS];
+        let mut weights = [[0.0; VEC_ELEMS as usize]; VECTORS];
+        unroll!(i in 0..VECTORS, {
+            if is_inside(i) {
+                own[i] = x.cast::<u32>().get_vec(at(i) / 2);
+                channel.send(vector_of(i), own[i]);
+            }
+        });
+        unroll!(i in 0..VECTORS, {
+            if is_inside(i) {
+                values[i] = f32::load_vector(residual.as_global(), at(i));
+                weights[i] = f32::load_vector(weight, at(i));
+            }
+        });
+
+        // 2. Add the ranks' rows to the residual.
+        unroll!(i in 0..VECTORS, {
+            if is_inside(i) {
+                let sum = channel.receive_sum::<E>(vector_of(i), own[i]);
+                unroll!(element in 0..8, {
+                    values[i][element] += sum[element];
+                });
+                f32::store_vector(residual, at(i), values[i]);
+            }
+        });
+
+        // 3. The norm. A warp's vectors are a segment.
+        let square_sums = shared_array![f32; MAX_SEGMENTS];
+        unroll!(i in 0..VECTORS, {
+            let square_sum = segment_square_sum(&values[i]);
+            if warp::lane_id() == 0 {
+                let segment = i as u32 * (num_threads / warp::WARP_SIZE) + warp::warp_idx();
+                square_sums.set(segment, square_sum);
+            }
+        });
+        // All threads have read the epoch, too.
+        thread::sync_threads();
+        if thread == 0 {
+            epochs.set(row as usize, channel.epoch());
+        }
+        let num_segments = VECTORS as u32 * (num_threads / warp::WARP_SIZE);
+        let sum = sum_segments(square_sums, num_segments);
+        let scale = scale(sum, 1.0 / hidden_size as f32, eps);
+        unroll!(i in 0..VECTORS, {
+            if is_inside(i) {
+                E::store_vector(out, at(i), scaled(weighted(values[i], weights[i]), scale));
+            }
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! Two-shot all-reduce, in place: each rank adds its part of the tensors, and stores the sum in all
+//! of them.
+//!
+//! Shapes    x `[num_rows, width]` of 16 bits, contiguous, on each rank; all of them are accessed.
+//! Launch    grid `(vectors of a part / NUM_THREADS, at most MAX_BLOCKS, 1, 1)`, block
+//!           `(NUM_THREADS, 1, 1)`.
+//! Numerics  see [`super`].
+//! Bound     NVLink: `(WORLD - 1) / WORLD * 2 * num_rows * width` bytes are read from peers, and as
+//!           many are stored there.
+//! Source    reduce-scatter and all-gather in one pass. A rank pulls the vectors of its part, as
+//!           only it knows when it needs them, and pushes each sum at once: nothing is staged, and
+//!           ranks meet only twice, before the first load and after the last store. Both directions
+//!           of NVLink are busy all the time. A push into a staging buffer would need a third
+//!           meeting and another pass over memory.
+
+use crate::all_reduce::channel::{select, sum_vectors};
+use crate::all_reduce::next_epoch;
+use crate::element::{Columns, Half, VEC_ELEMS};
+use cuda_std::atomic::Scope;
+use cuda_std::{prelude::*, unroll};
+use half::{bf16, f16};
+
+/// Threads of a block.
+pub(crate) const NUM_THREADS: u32 = 256;
+
+/// Most blocks, at most one for each SM: more than enough bytes are in flight.
+pub(crate) const MAX_BLOCKS: u32 = 128;
+
+/// Vectors that a thread loads at once, those of all ranks together.
+const LOADS: usize = 8;
+
+/// Words of the flags of a workspace: a flag of each rank for both meetings of each block.
+pub(crate) const fn num_flags(world: usize) -> usize {
+    2 * MAX_BLOCKS as usize * world
+}
+
+/// All threads wait until the same block of every rank is here. What each rank did before is
+/// ordered before what all do afterwards.
+///
+/// # Safety
+/// 1. `flags` are those of the ranks' workspaces, from the meeting and the block on.
+/// 2. All threads of the block call this.
+#[inline(always)]
+#[track_caller]
+unsafe fn meet<const WORLD: usize>(rank: usize, flags: &[GlobalMut<u32>; WORLD], epoch: u32) {
+    // The release of a thread covers what the block's other threads did before the barrier.
+    thread::sync_threads();
+    let peer = thread::thread_idx_x() as usize;
+    if peer < WORLD && peer != rank {
+        // SAFETY: a flag for each rank: the caller's promise.
+        unsafe {
+            select(flags, peer).store_release(rank, epoch, Scope::System);
+            let own = select(flags, rank);
+            while own.load_acquire(peer, Scope::System) != epoch {}
+        }
+    }
+    thread::sync_threads();
+}
+
+/// A part of the tensors a rank.
+///
+/// # Safety
+/// 1. `num_rows` is one element, the same on all ranks; the first `WORLD` of the `x`, those of the
+///    ranks, hold that many rows of `width` elements, less than 2^32 in all, 16-byte aligned.
+/// 2. `rank` is under `WORLD`. `epochs` and the first `WORLD` of the `flags` are those of the ranks'
+///    workspaces.
+/// 3. All ranks make the same launches that use these workspaces, in the same order; nothing else
+///    accesses the `x` between the launches before this one and those after it.
+#[kernel(
+    launch_bounds(NUM_THREADS, 1),
+    overlaps,
+    instances(
+        E in [f16, bf16],
+        all_reduce_two_shot_{E}_w2 = <E, 2>,
+        all_reduce_two_shot_{E}_w4 = <E, 4>,
+        all_reduce_two_shot_{E}_w8 = <E, 8>
+    )
+)]
+pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
+    rank: u32,
+    num_rows: Global<u32>,
+    width: u32,
+    epochs: GlobalMut<u32>,
+    x_0: GlobalMut<E>,
+    x_1: GlobalMut<E>,
+    x_2: GlobalMut<E>,
+    x_3: GlobalMut<E>,
+    x_4: GlobalMut<E>,
+    x_5: GlobalMut<E>,
+    x_6: GlobalMut<E>,
+    x_7: GlobalMut<E>,
+    flags_0: GlobalMut<u32>,
+    flags_1: GlobalMut<u32>,
+    flags_2: GlobalMut<u32>,
+    flags_3: GlobalMut<u32>,
+    flags_4: GlobalMut<u32>,
+    flags_5: GlobalMut<u32>,
+    flags_6: GlobalMut<u32>,
+    flags_7: GlobalMut<u32>,
+) {
+    let x = [x_0, x_1, x_2, x_3, x_4, x_5, x_6, x_7];
+    let flags = [flags_0, flags_1, flags_2, flags_3, flags_4, flags_5, flags_6, flags_7];
+    let x: [GlobalMut<E>; WORLD] = core::array::from_fn(|p| x[p]);
+    let (block, thread, rank) = (thread::block_idx_x(), thread::thread_idx_x(), rank as usize);
+    let flags_of = |meeting: u32| -> [GlobalMut<u32>; WORLD] {
+        let first = (meeting * MAX_BLOCKS + block) as usize * WORLD;
+        // SAFETY: a flag for each rank, block and meeting.
+        core::array::from_fn(|p| unsafe { flags[p].add(first) })
+    };
+    // SAFETY: one element, a step input: no launch of the step writes it.
+    let num_rows = unsafe { num_rows.get(0) };
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
+    let len = num_rows * width;
+    let part = len.div_ceil(VEC_ELEMS).div_ceil(WORLD as u32);
+    // The same on all ranks, so that blocks without work are in no epoch of any.
+    if block * NUM_THREADS >= part {
+        return;
+    }
+    // SAFETY: every block has an epoch, and flags.
+    let epoch = unsafe {
+        let epoch = next_epoch(epochs.get(block as usize));
+        meet::<WORLD>(rank, &flags_of(0), epoch);
+        epoch
+    };
+
+    let end = (part * (rank as u32 + 1)).min(len.div_ceil(VEC_ELEMS));
+    let step = thread::grid_dim_x() * NUM_THREADS;
+    let mut first = part * rank as u32 + block * NUM_THREADS + thread;
+    while first < end {
+        let columns = |i: usize| {
+            let vector = first + (i / WORLD) as u32 * step;
+            (vector, Columns::new(vector * VEC_ELEMS, if vector < end { len } else { 0 }, true))
+        };
+        let mut loaded = [[0; 4]; LOADS];
+        unroll!(i in 0..LOADS, {
+            let (vector, columns) = columns(i);
+            // SAFETY: the vector is in the part of the rank, which alone accesses it now.
+            loaded[i] = unsafe {
+                let pairs = x[i % WORLD].as_global().cast::<u32>();
+                pairs.get_vec_if(4 * vector as usize, columns.is_vector())
+            };
+        });
+        unroll!(i in 0..LOADS, {
+            if i % WORLD == 0 {
+                let (_, columns) = columns(i);
+                // SAFETY: as above.
+                unsafe {
+                    if !columns.is_vector() && !columns.is_empty() {
+                        unroll!(p in 0..WORLD, {
+                            loaded[i + p] = columns.load_pairs(x[p].as_global());
+                        });
+                    }
+                    let vectors = core::array::from_fn(|p| loaded[i + p]);
+                    let sum = sum_vectors::<E, WORLD>(vectors);
+                    unroll!(p in 0..WORLD, {
+                        columns.store(x[p], sum);
+                    });
+                }
+            }
+        });
+        first += (LOADS / WORLD) as u32 * step;
+    }
+
+    // SAFETY: as above; all threads have read the epoch.
+    unsafe {
+        meet::<WORLD>(rank, &flags_of(1), epoch);
+        if thread == 0 {
+            epochs.set(block as usize, epoch);
+        }
+    }
+}
