@@ -52,15 +52,7 @@ impl Machine {
         update: impl FnOnce(u64) -> Option<u64>,
         location: At,
     ) -> Result<u64, FaultKind> {
-        self.report.accesses += 1;
-        let mode = Mode::Atomic { scope, bytes: len as u8 };
-        let by = By { agent: None, mode, location };
-        let mut target = self.target(Span::read(space, address, len, len), by)?;
-        target.note()?;
-        target.check_initialised()?;
-        let mut bytes = [0; 8];
-        bytes[..len].copy_from_slice(target.bytes());
-        let old = u64::from_le_bytes(bytes);
+        let (old, by) = self.read_atomic((space, address), len, scope, location)?;
         let new = update(old);
         if let Some(new) = new {
             let mut target = self.target(Span::write(space, address, len, len), by)?;
@@ -70,13 +62,54 @@ impl Machine {
                 self.progress();
             }
         }
-        let (place, local) = self.locate(space, address)?;
-        let variable = ((space != Space::Global).then(|| self.blocks[place].index), local);
+        let variable = self.variable((space, address))?;
         self.read_variable(variable, (order, scope));
         if new.is_some() {
             self.write_variable(variable, (order, scope));
         }
         Ok(old)
+    }
+
+    /// A relaxed load of system scope: the value if it is the wanted one. Only then does it count as
+    /// seen what was released there.
+    pub fn poll(
+        &mut self,
+        (space, address): (Space, u64),
+        len: usize,
+        is_wanted: impl FnOnce(u64) -> bool,
+        location: At,
+    ) -> Result<Option<u64>, FaultKind> {
+        let (value, _) = self.read_atomic((space, address), len, Scope::System, location)?;
+        if !is_wanted(value) {
+            return Ok(None);
+        }
+        let variable = self.variable((space, address))?;
+        self.read_variable(variable, (Order::Relaxed, Scope::System));
+        Ok(Some(value))
+    }
+
+    fn read_atomic(
+        &mut self,
+        (space, address): (Space, u64),
+        len: usize,
+        scope: Scope,
+        location: At,
+    ) -> Result<(u64, By), FaultKind> {
+        self.report.accesses += 1;
+        let mode = Mode::Atomic { scope, bytes: len as u8 };
+        let by = By { agent: None, mode, location };
+        let mut target = self.target(Span::read(space, address, len, len), by)?;
+        target.note()?;
+        target.check_initialised()?;
+        let mut bytes = [0; 8];
+        bytes[..len].copy_from_slice(target.bytes());
+        Ok((u64::from_le_bytes(bytes), by))
+    }
+
+    /// The key of what is released at an address.
+    fn variable(&self, (space, address): (Space, u64)) -> Result<(Option<u64>, u64), FaultKind> {
+        let (place, local) = self.locate(space, address)?;
+        Ok(((space != Space::Global).then(|| self.blocks[place].index), local))
     }
 
     /// Notes that an atomic read of the thread has received a message.

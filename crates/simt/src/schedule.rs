@@ -113,8 +113,14 @@ pub fn emulate_streams(
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let streams = starts.zip(&ends).map(|(start, &end)| Stream::new(start..end)).collect();
     let pulse = machine.pulse.clone();
-    let mut scheduler =
-        Scheduler { bodies, streams, coroutines: Vec::new(), free: Vec::new(), pulse };
+    let mut scheduler = Scheduler {
+        bodies,
+        streams,
+        coroutines: Vec::new(),
+        free: Vec::new(),
+        has_room: false,
+        pulse,
+    };
     ACTIVE.set(Some(machine));
     let result = scheduler.run();
     // Unwinds the threads that still wait, outside of the launch: what they drop must call no
@@ -144,6 +150,8 @@ struct Scheduler {
     coroutines: Vec<Vec<Option<Thread>>>,
     /// Slots that a block has left.
     free: Vec<usize>,
+    /// Whether there may be room for blocks, as one has ended or a launch has started.
+    has_room: bool,
     pulse: Arc<Pulse>,
 }
 
@@ -152,12 +160,8 @@ impl Scheduler {
         self.streams_at_start();
         loop {
             self.start_launches();
-            for device in 0..self.streams.len() {
-                while let Some((launch, layout, cluster)) = self.streams[device].next_cluster() {
-                    (0..layout.blocks_per_cluster()).try_for_each(|rank| {
-                        self.start_block(layout.block_of_cluster(cluster, rank), launch, &layout)
-                    })?;
-                }
+            if std::mem::take(&mut self.has_room) {
+                self.start_clusters()?;
             }
             match with(|machine| machine.pick())? {
                 Step::Thread(place, thread) => self.resume(place, thread)?,
@@ -196,8 +200,21 @@ impl Scheduler {
         for stream in self.streams.iter_mut().filter(|stream| stream.is_late()) {
             if let Some(launch) = stream.next_launch() {
                 stream.start(launch, with(|machine| machine.grids.0[launch].layout));
+                self.has_room = true;
             }
         }
+    }
+
+    /// Starts as many blocks as there is room for.
+    fn start_clusters(&mut self) -> Result<(), Fault> {
+        for device in 0..self.streams.len() {
+            while let Some((launch, layout, cluster)) = self.streams[device].next_cluster() {
+                (0..layout.blocks_per_cluster()).try_for_each(|rank| {
+                    self.start_block(layout.block_of_cluster(cluster, rank), launch, &layout)
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// No thread gets on without the launches that are late.
@@ -227,6 +244,7 @@ impl Scheduler {
     /// The block in slot `place` has ended.
     fn end_block(&mut self, place: usize) -> Result<(), Fault> {
         self.free.push(place);
+        self.has_room = true;
         with(|machine| {
             let device = machine.grids.of(machine.blocks[place].index).device;
             let stream = &mut self.streams[device];

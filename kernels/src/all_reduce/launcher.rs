@@ -195,11 +195,28 @@ impl AllReduce {
         num_rows: DevicePtr<u32>,
         x: &[DevicePtr<E>],
     ) -> Result<Option<Launch>, LaunchError> {
+        self.two_shot_in(two_shot::MAX_BLOCKS as usize, ranks, num_rows, x)
+    }
+
+    /// As [`AllReduce::two_shot`], in at most `max_blocks` blocks, the same on all ranks.
+    ///
+    /// # Errors
+    /// As [`AllReduce::launch`], and for more than 128 blocks, or none.
+    pub fn two_shot_in<E: Half>(
+        &self,
+        max_blocks: usize,
+        ranks: &Ranks,
+        num_rows: DevicePtr<u32>,
+        x: &[DevicePtr<E>],
+    ) -> Result<Option<Launch>, LaunchError> {
+        if !(1..=two_shot::MAX_BLOCKS as usize).contains(&max_blocks) {
+            return shape("blocks", max_blocks, "1 to 128");
+        }
         let elems = self.elems()?;
         check_tensors(ranks, x)?;
         let part = elems.div_ceil(VEC_ELEMS as usize).div_ceil(ranks.world());
         let blocks = part.div_ceil(two_shot::NUM_THREADS as usize);
-        let blocks = blocks.min(two_shot::MAX_BLOCKS as usize);
+        let blocks = blocks.min(max_blocks);
         let geometry = Geometry::new([blocks, 1, 1], two_shot::NUM_THREADS as usize, 0)?;
         let parts = ranks.workspace.parts();
         let [x_0, x_1, x_2, x_3, x_4, x_5, x_6, x_7] = padded(x);

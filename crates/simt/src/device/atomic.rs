@@ -63,9 +63,7 @@ pub fn atomic(
 #[track_caller]
 pub fn poll(place: (Space, u64), len: usize, is_wanted: impl FnOnce(u64) -> bool) -> Option<u64> {
     let value = with(|machine, location| {
-        let order = (Order::Relaxed, Scope::System);
-        let value = machine.atomic(place, len, order, |_| None, location)?;
-        let value = is_wanted(value).then_some(value);
+        let value = machine.poll(place, len, is_wanted, location)?;
         let change = machine.change_at(place.0, place.1)?;
         machine.let_others_run(value.is_none().then_some((change, location)));
         Ok(value)

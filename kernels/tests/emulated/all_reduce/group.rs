@@ -1,10 +1,26 @@
 //! The ranks of a test: one memory that all devices access, workspaces, and streams of launches.
 
-use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
+use cuda_std::prelude::*;
 use kernels::all_reduce::{Ranks, Workspace};
 use simt::{Fault, Init, Memory};
 
 use crate::device::Stored;
+
+const COPY_THREADS: u32 = 32;
+
+/// Copies `len` elements, in one block: what precedes and follows an all-reduce.
+#[kernel(launch_bounds(COPY_THREADS), overlaps)]
+unsafe fn copy_u16(len: u32, x: Global<u16>, out: GlobalMut<u16>) {
+    grid::wait_for_dependencies();
+    grid::launch_dependents();
+    let mut i = thread::thread_idx_x();
+    while i < len {
+        // SAFETY: `len` elements each.
+        unsafe { out.set(i as usize, x.get(i as usize)) };
+        i += COPY_THREADS;
+    }
+}
 
 /// Devices that reduce together.
 pub struct Group {
@@ -74,9 +90,18 @@ impl Group {
         self.streams[rank].push(launch);
     }
 
-    /// The rank leaves: its last launch is none.
-    pub fn leave(&mut self, rank: usize) {
-        self.streams[rank].pop().expect("a launch");
+    /// Adds a launch that copies `len` elements to the stream of a rank.
+    pub fn copy<E: Stored>(&mut self, rank: usize, len: usize, x: DevicePtr<E>, out: DevicePtr<E>) {
+        let geometry = Geometry { grid: [1, 1, 1], block: [COPY_THREADS, 1, 1], shared_bytes: 0 };
+        let (x, out) = (DevicePtr::new(x.0), DevicePtr::new(out.0));
+        let args = copy_u16::Args { len: len as u32, x, out };
+        self.push(rank, Ok(Some(args.launch(geometry))));
+    }
+
+    /// The rank leaves before its last `launches`.
+    pub fn leave(&mut self, rank: usize, launches: usize) {
+        let left = self.streams[rank].len() - launches;
+        self.streams[rank].truncate(left);
     }
 
     /// Runs all streams.
