@@ -18,6 +18,7 @@ pub mod mbarrier;
 pub mod mma;
 pub mod named_barrier;
 pub mod ordering;
+pub mod peer;
 pub mod reduce;
 pub mod registers;
 pub mod setmaxnreg;

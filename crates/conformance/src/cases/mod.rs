@@ -14,6 +14,7 @@ mod mbarrier;
 mod mma;
 mod named_barrier;
 mod ordering;
+mod peer;
 mod reduce;
 mod registers;
 mod setmaxnreg;
@@ -38,6 +39,8 @@ pub fn all() -> Vec<Case> {
         ordering::semaphore(),
         ordering::last_block(),
         ordering::messages(),
+        peer::lines(),
+        peer::flags(),
         math::rounded(),
         math::approximate(),
         math::transcendental(),
