@@ -262,7 +262,8 @@ impl Columns {
         self.is_vector
     }
 
-    /// Loads the elements of `row`, as they are, two in a register; zeros past its end.
+    /// Loads the elements of `row`, as they are, two in a register; zeros past its end. A vector is
+    /// loaded without a branch, so that loads after this one need not wait for it.
     ///
     /// # Safety
     /// As [`Columns::load`].
@@ -271,15 +272,15 @@ impl Columns {
     pub unsafe fn load_pairs<T: Half>(self, row: Global<T>) -> [u32; 4] {
         // SAFETY: columns under `count` are in the row; a vector starts at an even one.
         unsafe {
-            if self.is_vector {
-                return row.cast::<u32>().get_vec(self.first / 2);
+            let mut pairs: [u32; 4] = row.cast().get_vec_if(self.first / 2, self.is_vector);
+            if !self.is_vector && !self.is_empty() {
+                let row = row.cast::<u16>();
+                unroll!(i in 0..VEC_ELEMS as usize, {
+                    if i < self.count {
+                        pairs[i / 2] |= u32::from(row.get(self.first + i)) << (i % 2 * 16);
+                    }
+                });
             }
-            let (row, mut pairs) = (row.cast::<u16>(), [0; 4]);
-            unroll!(i in 0..VEC_ELEMS as usize, {
-                if i < self.count {
-                    pairs[i / 2] |= u32::from(row.get(self.first + i)) << (i % 2 * 16);
-                }
-            });
             pairs
         }
     }

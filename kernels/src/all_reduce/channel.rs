@@ -3,8 +3,7 @@
 //! A rank stores its vectors in the workspace of every peer. There each channel has two buffers of
 //! `[WORLD, 2, vectors]` lines, for even and odd epochs. A rank that sends in epoch `e + 2` has
 //! received in epoch `e + 1` from each peer, which sent after its epoch `e` had ended: nobody reads
-//! any more what the rank overwrites. With one buffer that would hold only for epoch `e + 3`... of
-//! nobody, so there are two.
+//! any more what the rank overwrites.
 
 use crate::all_reduce::next_epoch;
 use crate::element::{Half, VEC_ELEMS};
@@ -32,20 +31,15 @@ pub(super) struct Channel<const WORLD: usize> {
 }
 
 impl<const WORLD: usize> Channel<WORLD> {
-    /// Channel `index` in the epoch after the one in `epochs`.
-    ///
-    /// # Safety
-    /// 1. `epochs` holds a number for each channel.
+    /// Channel `index` in the epoch after `epoch`.
     #[inline(always)]
-    #[track_caller]
-    pub unsafe fn open(
+    pub fn after(
+        epoch: u32,
         (index, rank): (u32, u32),
-        epochs: GlobalMut<u32>,
         lines: [GlobalMut<u64>; WORLD],
         vectors: usize,
     ) -> Self {
-        // SAFETY: the caller's promise.
-        let epoch = next_epoch(unsafe { epochs.get(index as usize) });
+        let epoch = next_epoch(epoch);
         let buffer = 2 * index as usize + epoch as usize % 2;
         let first = buffer * channel_lines(WORLD, vectors) / 2;
         Channel { rank: rank as usize, lines, first, vectors, epoch }
@@ -85,48 +79,67 @@ impl<const WORLD: usize> Channel<WORLD> {
     }
 
     /// Waits for the vector of every peer, and adds them and the rank's `own`, in the order of the
-    /// ranks.
+    /// ranks; those of `GROUP` ranks are in registers at a time.
     ///
     /// # Safety
     /// 1. `vector` is under the channel's `vectors`, and all ranks send it.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn receive_sum<E: Half>(
+    pub unsafe fn receive_sum<E: Half, const GROUP: usize>(
         &self,
         vector: usize,
         own: [u32; 4],
     ) -> [f32; VEC_ELEMS as usize] {
-        let lines = self.own_lines();
-        let mut received = [own; WORLD];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sum = sum_vectors::<E, GROUP>(self.receive(0, vector, own));
+            let mut first = GROUP;
+            while first < WORLD {
+                add_vectors::<E, GROUP>(&mut sum, self.receive(first, vector, own));
+                first += GROUP;
+            }
+            sum
+        }
+    }
+
+    /// Waits for the vectors of the ranks `first .. first + GROUP`; that of the rank is its `own`.
+    ///
+    /// # Safety
+    /// As [`Channel::receive_sum`].
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn receive<const GROUP: usize>(
+        &self,
+        first: usize,
+        vector: usize,
+        own: [u32; 4],
+    ) -> [[u32; 4]; GROUP] {
+        let (lines, [a, b, c, d]) = (self.own_lines(), own);
         loop {
             // All loads are issued before the first flag is tested.
-            let mut loaded = [[Some([0, 0]); VEC_LINES]; WORLD];
-            unroll!(source in 0..WORLD, {
+            let mut loaded = [[Some([a, b]), Some([c, d])]; GROUP];
+            unroll!(i in 0..GROUP, {
+                let source = first + i;
                 if source != self.rank {
                     // SAFETY: the caller's promise.
                     unsafe {
-                        let (first, second) =
-                            (self.line(source, 0, vector), self.line(source, 1, vector));
-                        loaded[source][0] = peer::load_flagged(lines, first, self.epoch);
-                        loaded[source][1] = peer::load_flagged(lines, second, self.epoch);
+                        let line = |half| self.line(source, half, vector);
+                        loaded[i][0] = peer::load_flagged(lines, line(0), self.epoch);
+                        loaded[i][1] = peer::load_flagged(lines, line(1), self.epoch);
                     }
                 }
             });
-            let mut arrived = true;
-            unroll!(source in 0..WORLD, {
-                if let [Some([a, b]), Some([c, d])] = loaded[source] {
-                    if source != self.rank {
-                        received[source] = [a, b, c, d];
-                    }
-                } else {
-                    arrived = false;
+            let (mut vectors, mut arrived) = ([own; GROUP], true);
+            unroll!(i in 0..GROUP, {
+                match loaded[i] {
+                    [Some([a, b]), Some([c, d])] => vectors[i] = [a, b, c, d],
+                    _ => arrived = false,
                 }
             });
             if arrived {
-                break;
+                return vectors;
             }
         }
-        sum_vectors::<E, WORLD>(received)
     }
 
     /// The lines in the rank's own workspace.
@@ -156,13 +169,29 @@ pub(super) fn sum_vectors<E: Half, const N: usize>(
     let mut sum = unpack::<E>(vectors[0]);
     unroll!(i in 0..N, {
         if i > 0 {
-            let values = unpack::<E>(vectors[i]);
-            unroll!(element in 0..8, {
-                sum[element] += values[element];
-            });
+            add::<E>(&mut sum, vectors[i]);
         }
     });
     sum
+}
+
+/// Adds vectors to a sum, in order.
+#[inline(always)]
+fn add_vectors<E: Half, const N: usize>(
+    sum: &mut [f32; VEC_ELEMS as usize],
+    vectors: [[u32; 4]; N],
+) {
+    unroll!(i in 0..N, {
+        add::<E>(sum, vectors[i]);
+    });
+}
+
+#[inline(always)]
+fn add<E: Half>(sum: &mut [f32; VEC_ELEMS as usize], vector: [u32; 4]) {
+    let values = unpack::<E>(vector);
+    unroll!(element in 0..8, {
+        sum[element] += values[element];
+    });
 }
 
 #[inline(always)]

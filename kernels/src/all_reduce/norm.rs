@@ -26,7 +26,22 @@ pub(crate) const MAX_HIDDEN_SIZE: usize = MAX_SEGMENTS * SEGMENT_ELEMS as usize;
 
 const _: () = assert!(MAX_HIDDEN_SIZE == 4 * (MAX_THREADS * VEC_ELEMS) as usize);
 
-/// A row a block.
+/// Elements `index .. index + 8` if `condition` holds, else zeros, without a branch.
+///
+/// # Safety
+/// 1. If it holds, the elements are inside the view, 16-byte aligned, and no other thread writes
+///    them.
+#[inline(always)]
+#[track_caller]
+unsafe fn load_f32(view: Global<f32>, index: usize, condition: bool) -> [f32; VEC_ELEMS as usize] {
+    // SAFETY: the caller's promise.
+    let ([a, b, c, d], [e, f, g, h]) =
+        unsafe { (view.get_vec_if(index, condition), view.get_vec_if(index + 4, condition)) };
+    [a, b, c, d, e, f, g, h]
+}
+
+/// A row a block. A thread waits for the vectors of `GROUP` ranks at a time, as many as there are
+/// registers for.
 ///
 /// # Safety
 /// 1. `num_rows` is one element, the same on all ranks; `x`, `residual` and `out` hold that many
@@ -41,18 +56,23 @@ const _: () = assert!(MAX_HIDDEN_SIZE == 4 * (MAX_THREADS * VEC_ELEMS) as usize)
     overlaps,
     instances(
         E in [f16, bf16],
-        all_reduce_norm_{E}_w2_v1 = <E, 2, 1>,
-        all_reduce_norm_{E}_w2_v2 = <E, 2, 2>,
-        all_reduce_norm_{E}_w2_v4 = <E, 2, 4>,
-        all_reduce_norm_{E}_w4_v1 = <E, 4, 1>,
-        all_reduce_norm_{E}_w4_v2 = <E, 4, 2>,
-        all_reduce_norm_{E}_w4_v4 = <E, 4, 4>,
-        all_reduce_norm_{E}_w8_v1 = <E, 8, 1>,
-        all_reduce_norm_{E}_w8_v2 = <E, 8, 2>,
-        all_reduce_norm_{E}_w8_v4 = <E, 8, 4>
+        all_reduce_norm_{E}_w2_v1 = <E, 2, 1, 2>,
+        all_reduce_norm_{E}_w2_v2 = <E, 2, 2, 2>,
+        all_reduce_norm_{E}_w2_v4 = <E, 2, 4, 2>,
+        all_reduce_norm_{E}_w4_v1 = <E, 4, 1, 4>,
+        all_reduce_norm_{E}_w4_v2 = <E, 4, 2, 4>,
+        all_reduce_norm_{E}_w4_v4 = <E, 4, 4, 4>,
+        all_reduce_norm_{E}_w8_v1 = <E, 8, 1, 8>,
+        all_reduce_norm_{E}_w8_v2 = <E, 8, 2, 4>,
+        all_reduce_norm_{E}_w8_v4 = <E, 8, 4, 4>
     )
 )]
-pub unsafe fn all_reduce_norm<E: Half, const WORLD: usize, const VECTORS: usize>(
+pub unsafe fn all_reduce_norm<
+    E: Half,
+    const WORLD: usize,
+    const VECTORS: usize,
+    const GROUP: usize,
+>(
     rank: u32,
     num_rows: Global<u32>,
     hidden_size: u32,
@@ -90,29 +110,34 @@ pub unsafe fn all_reduce_norm<E: Half, const WORLD: usize, const VECTORS: usize>
     unsafe {
         let first = row as usize * hidden_size as usize;
         let (x, residual, out) = (x.add(first), residual.add(first), out.add(first));
-        let channel = Channel::<WORLD>::open((row, rank), epochs, lines, num_vectors as usize);
 
-        // 1. Send the row; load all else while it is on its way.
+        // 1. Send the row. No load waits for another one.
+        let epoch = epochs.get(row as usize);
+        let load_x = |i: usize| x.cast::<u32>().get_vec_if(at(i) / 2, is_inside(i));
         let mut own = [[0; 4]; VECTORS];
-        let mut values = [[0.0; VEC_ELEMS as usize]; VECTORS];
-        let mut weights = [[0.0; VEC_ELEMS as usize]; VECTORS];
+        unroll!(i in 0..VECTORS, {
+            own[i] = load_x(i);
+        });
+        let channel = Channel::<WORLD>::after(epoch, (row, rank), lines, num_vectors as usize);
         unroll!(i in 0..VECTORS, {
             if is_inside(i) {
-                own[i] = x.cast::<u32>().get_vec(at(i) / 2);
                 channel.send(vector_of(i), own[i]);
             }
         });
-        unroll!(i in 0..VECTORS, {
-            if is_inside(i) {
-                values[i] = f32::load_vector(residual.as_global(), at(i));
-                weights[i] = f32::load_vector(weight, at(i));
-            }
-        });
 
-        // 2. Add the ranks' rows to the residual.
+        // 2. Add the ranks' rows to the residual. What else is needed is loaded while they are on
+        // their way, as far as there are registers.
+        let is_early = const { VECTORS * WORLD <= 8 };
+        let mut values = [[0.0; VEC_ELEMS as usize]; VECTORS];
+        let mut weights = [[0.0; VEC_ELEMS as usize]; VECTORS];
         unroll!(i in 0..VECTORS, {
+            values[i] = load_f32(residual.as_global(), at(i), is_inside(i));
+            if is_early {
+                weights[i] = load_f32(weight, at(i), is_inside(i));
+            }
             if is_inside(i) {
-                let sum = channel.receive_sum::<E>(vector_of(i), own[i]);
+                let own = if is_early { own[i] } else { load_x(i) };
+                let sum = channel.receive_sum::<E, GROUP>(vector_of(i), own);
                 unroll!(element in 0..8, {
                     values[i][element] += sum[element];
                 });
@@ -121,6 +146,11 @@ pub unsafe fn all_reduce_norm<E: Half, const WORLD: usize, const VECTORS: usize>
         });
 
         // 3. The norm. A warp's vectors are a segment.
+        if !is_early {
+            unroll!(i in 0..VECTORS, {
+                weights[i] = load_f32(weight, at(i), is_inside(i));
+            });
+        }
         let square_sums = shared_array![f32; MAX_SEGMENTS];
         unroll!(i in 0..VECTORS, {
             let square_sum = segment_square_sum(&values[i]);

@@ -69,9 +69,11 @@ pub unsafe fn all_reduce_one_shot<E: Half, const WORLD: usize>(
     // SAFETY: the block has a channel, the thread one of its vectors; columns are inside by their
     // bound, and all ranks have as many.
     unsafe {
-        let channel = Channel::<WORLD>::open((block, rank), epochs, lines, NUM_THREADS as usize);
+        // Both loads are in flight at the same time.
+        let epoch = epochs.get(block as usize);
         let columns = Columns::new(block * BLOCK_ELEMS + thread * VEC_ELEMS, len, true);
         let own = columns.load_pairs(x);
+        let channel = Channel::<WORLD>::after(epoch, (block, rank), lines, NUM_THREADS as usize);
         if !columns.is_empty() {
             channel.send(thread as usize, own);
         }
@@ -81,7 +83,7 @@ pub unsafe fn all_reduce_one_shot<E: Half, const WORLD: usize>(
             epochs.set(block as usize, channel.epoch());
         }
         if !columns.is_empty() {
-            let sum = channel.receive_sum::<E>(thread as usize, own);
+            let sum = channel.receive_sum::<E, WORLD>(thread as usize, own);
             columns.store(out, sum);
         }
     }

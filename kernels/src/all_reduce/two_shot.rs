@@ -15,7 +15,7 @@
 
 use crate::all_reduce::channel::{select, sum_vectors};
 use crate::all_reduce::next_epoch;
-use crate::element::{Columns, Half, VEC_ELEMS};
+use crate::element::{Half, VEC_ELEMS};
 use cuda_std::atomic::Scope;
 use cuda_std::{prelude::*, unroll};
 use half::{bf16, f16};
@@ -124,42 +124,45 @@ pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
         epoch
     };
 
-    let end = (part * (rank as u32 + 1)).min(len.div_ceil(VEC_ELEMS));
+    // The rank's vectors; one of the ranks has the last vector, of which there may be a part only.
+    let (start, end) = (part * rank as u32, part * (rank as u32 + 1));
+    let num_whole = len / VEC_ELEMS;
+    let end_whole = end.min(num_whole);
     let step = thread::grid_dim_x() * NUM_THREADS;
-    let mut first = part * rank as u32 + block * NUM_THREADS + thread;
-    while first < end {
-        let columns = |i: usize| {
-            let vector = first + (i / WORLD) as u32 * step;
-            (vector, Columns::new(vector * VEC_ELEMS, if vector < end { len } else { 0 }, true))
-        };
+    let mut first = start + block * NUM_THREADS + thread;
+    while first < end_whole {
+        let vector_of = |i: usize| first + (i / WORLD) as u32 * step;
         let mut loaded = [[0; 4]; LOADS];
         unroll!(i in 0..LOADS, {
-            let (vector, columns) = columns(i);
-            // SAFETY: the vector is in the part of the rank, which alone accesses it now.
-            loaded[i] = unsafe {
-                let pairs = x[i % WORLD].as_global().cast::<u32>();
-                pairs.get_vec_if(4 * vector as usize, columns.is_vector())
-            };
+            let (x, vector) = (x[i % WORLD].as_global().cast::<u32>(), vector_of(i));
+            // SAFETY: the vector is one of the rank's, which alone accesses it now.
+            loaded[i] = unsafe { x.get_vec_if(4 * vector as usize, vector < end_whole) };
         });
         unroll!(i in 0..LOADS, {
-            if i % WORLD == 0 {
-                let (_, columns) = columns(i);
-                // SAFETY: as above.
-                unsafe {
-                    if !columns.is_vector() && !columns.is_empty() {
-                        unroll!(p in 0..WORLD, {
-                            loaded[i + p] = columns.load_pairs(x[p].as_global());
-                        });
-                    }
-                    let vectors = core::array::from_fn(|p| loaded[i + p]);
-                    let sum = sum_vectors::<E, WORLD>(vectors);
-                    unroll!(p in 0..WORLD, {
-                        columns.store(x[p], sum);
-                    });
-                }
+            let vector = vector_of(i);
+            if i % WORLD == 0 && vector < end_whole {
+                let sum = sum_vectors::<E, WORLD>(core::array::from_fn(|p| loaded[i + p]));
+                unroll!(p in 0..WORLD, {
+                    // SAFETY: as above.
+                    unsafe { E::store_vector(x[p], (vector * VEC_ELEMS) as usize, sum) };
+                });
             }
         });
         first += (LOADS / WORLD) as u32 * step;
+    }
+    // The elements after the last whole vector, one a thread.
+    let element = num_whole * VEC_ELEMS + thread;
+    if (start..end).contains(&num_whole) && block == 0 && element < len {
+        let mut sum = 0.0;
+        unroll!(p in 0..WORLD, {
+            // SAFETY: the element is one of the rank's, as above.
+            let value = unsafe { x[p].get(element as usize) }.to_f32();
+            sum = if p == 0 { value } else { sum + value };
+        });
+        unroll!(p in 0..WORLD, {
+            // SAFETY: as above.
+            unsafe { x[p].set(element as usize, E::from_f32(sum)) };
+        });
     }
 
     // SAFETY: as above; all threads have read the epoch.
