@@ -69,8 +69,9 @@ fn call_on<E: Stored + Half>(
             Algorithm::OneShot => group.push(rank, op.one_shot(&ranks, num_rows, x, out)),
             Algorithm::TwoShot => {
                 group.copy(rank, len, x, shared[rank]);
-                // In one block, so that its threads have several vectors.
-                group.push(rank, op.two_shot_in(1, &ranks, num_rows, shared));
+                // Long rows in one block, so that its threads have several vectors.
+                let max_blocks = if width < 2000 { 2 } else { 1 };
+                group.push(rank, op.two_shot_in(max_blocks, &ranks, num_rows, shared));
                 group.copy(rank, len, shared[rank], out);
             }
         }
@@ -141,7 +142,8 @@ fn all_reduce_two_shot_matches_oracle() {
         check_calls::<bf16>(3, 4, (Algorithm::TwoShot, 37), seed);
         check_calls::<f16>(2, 8, (Algorithm::TwoShot, 43), seed);
     }
-    // More vectors than the threads load at once.
+    // Two blocks; more vectors than the threads load at once.
+    check_calls::<f16>(2, 2, (Algorithm::TwoShot, 1401), 0);
     check_calls::<bf16>(1, 2, (Algorithm::TwoShot, 5500), 0);
     check_calls::<f16>(1, 8, (Algorithm::TwoShot, 5500), 1);
 }
