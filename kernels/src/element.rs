@@ -256,12 +256,6 @@ impl Columns {
         self.count == 0
     }
 
-    /// Whether all columns are inside the row, for one vector access.
-    #[inline(always)]
-    pub fn is_vector(self) -> bool {
-        self.is_vector
-    }
-
     /// Loads the elements of `row`, as they are, two in a register; zeros past its end. A vector is
     /// loaded without a branch, so that loads after this one need not wait for it.
     ///

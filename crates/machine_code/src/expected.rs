@@ -15,8 +15,18 @@ const ATTENTION_SM90: &[&str] =
 const ATTENTION_FP8: &[&str] =
     &["QGMMA", "UTMALDG.2D", "UTMALDG.3D", "SYNCS.PHASECHK", "USETMAXREG", "MUFU.EX2"];
 
+/// Of lines that hold their flag: one instruction for 16 bytes, visible to all devices.
+const FLAGGED: &[&str] = &["LDG.E.128.STRONG.SYS", "STG.E.128.STRONG.SYS"];
+
 /// Prefixes of kernels' symbols, and the mnemonics that their machine code must have.
 const EXPECTED: &[(&str, &[&str])] = &[
+    ("all_reduce_norm_", FLAGGED),
+    ("all_reduce_norm_", &["MUFU.RSQ"]),
+    ("all_reduce_one_shot_", FLAGGED),
+    (
+        "all_reduce_two_shot_",
+        &["LDG.E.128", "STG.E.128", "LDG.E.STRONG.SYS", "STG.E.STRONG.SYS", "MEMBAR.ALL.SYS"],
+    ),
     ("attention_decode_bf16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
     ("attention_decode_f16", &["LDGSTS", "LDSM", "HMMA", "MUFU.EX2"]),
     ("attention_decode_f32", &["LDGSTS", "FFMA", "MUFU.EX2"]),
@@ -100,6 +110,8 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("mma_fp8_e5m2", &["F2FP.F16.E5M2", "HMMA.16816.F32"]),
     ("named_barrier_", &["BAR.ARV", "BAR.SYNC"]),
     ("ordering_", &["MEMBAR", "CCTL"]),
+    ("peer_flags", &["LDG.E.STRONG.SYS", "STG.E.STRONG.SYS"]),
+    ("peer_lines", FLAGGED),
     ("reduce_b32", &["REDUX", "SHFL.BFLY", "FMNMX"]),
     ("setmaxnreg_", &["USETMAXREG.TRY_ALLOC", "USETMAXREG.DEALLOC"]),
     ("shuffle_b32", &["SHFL.BFLY", "SHFL.IDX"]),

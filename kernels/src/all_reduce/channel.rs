@@ -168,7 +168,7 @@ pub(super) fn sum_vectors<E: Half, const N: usize>(
 ) -> [f32; VEC_ELEMS as usize] {
     let mut sum = unpack::<E>(vectors[0]);
     unroll!(i in 0..N, {
-        if i > 0 {
+        if i != 0 {
             add::<E>(&mut sum, vectors[i]);
         }
     });

@@ -140,7 +140,7 @@ pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
         });
         unroll!(i in 0..LOADS, {
             let vector = vector_of(i);
-            if i % WORLD == 0 && vector < end_whole {
+            if i.is_multiple_of(WORLD) && vector < end_whole {
                 let sum = sum_vectors::<E, WORLD>(core::array::from_fn(|p| loaded[i + p]));
                 unroll!(p in 0..WORLD, {
                     // SAFETY: as above.
