@@ -14,10 +14,10 @@ use crate::point::Point;
 use crate::product::Fragments;
 use crate::ready::Ready;
 use crate::rng::Rng;
+use crate::stream::Done;
 use crate::watchdog::{self, Pulse};
 use std::collections::HashMap;
 use std::panic::Location;
-use std::rc::Rc;
 use std::sync::Arc;
 
 pub(crate) type At = &'static Location<'static>;
@@ -77,17 +77,6 @@ const ALIGNED: &[u8; 8] = b".aligned";
 /// At each step a copy completes with a probability of one in so many.
 const LANDS_ONCE_IN: usize = 64;
 
-/// What a device's stream has done.
-#[derive(Clone, Default)]
-pub(crate) struct Done {
-    /// All of its launches that have ended; `None` if there were none.
-    launches: Option<Rc<Knowledge>>,
-    /// Those, and the blocks that have ended of the one that runs.
-    blocks: Option<Knowledge>,
-    /// Whether it has nothing left to do.
-    pub all: bool,
-}
-
 /// Launches that run.
 pub(crate) struct Machine {
     pub grids: Arc<Grids>,
@@ -140,7 +129,7 @@ impl Machine {
         seed: u64,
     ) -> Self {
         let grids = Arc::new(grids);
-        let done = Done { launches: before.clone().map(Rc::new), blocks: before, all: false };
+        let done = Done::after(before);
         Machine {
             layout: grids.0[0].layout,
             pulse: watchdog::watch(grids.clone()),
@@ -443,36 +432,5 @@ impl Machine {
             }
         }
         Ok(())
-    }
-
-    /// Keeps what a block has done for later launches of its stream.
-    fn end_block(&mut self, place: usize) {
-        let block = &self.blocks[place];
-        let end = Clock::end(&self.clocks[place], block.agents.num_components());
-        let done = &mut self.done[self.grids.of(block.index).device];
-        done.blocks.get_or_insert_with(|| Knowledge::new(block.index)).join(&end);
-    }
-
-    /// A launch of the device has ended: so have its copies.
-    pub fn end_launch(&mut self, device: usize) -> Result<(), Fault> {
-        while !self.flights.is_empty() {
-            self.land_any()?;
-        }
-        let done = &mut self.done[device];
-        done.launches = done.blocks.clone().map(Rc::new);
-        Ok(())
-    }
-
-    /// `griddepcontrol.wait`: what earlier launches have done is ordered before the thread.
-    pub fn wait_for_launches(&mut self) {
-        if !self.block().overlaps {
-            return;
-        }
-        let thread = self.current.1;
-        self.block().waited_for_launches = true;
-        if let Some(before) = self.block().before.clone() {
-            self.clock().acquire(&before);
-            self.block().threads[thread].fences.start_after(&before);
-        }
     }
 }

@@ -1,8 +1,12 @@
 //! The launches of a device, one after the other.
 
 use std::ops::Range;
+use std::rc::Rc;
 
+use crate::clock::{Clock, Knowledge};
+use crate::fault::Fault;
 use crate::layout::Layout;
+use crate::machine::Machine;
 use crate::rng::Rng;
 
 /// Most threads of a device that are resident at a time; a block is resident as a whole.
@@ -97,5 +101,56 @@ impl Stream {
             self.running = None;
         }
         ended
+    }
+}
+
+/// What a device's stream has done.
+#[derive(Clone)]
+pub(crate) struct Done {
+    /// All of its launches that have ended; `None` if there were none.
+    pub launches: Option<Rc<Knowledge>>,
+    /// Those, and the blocks that have ended of the one that runs.
+    blocks: Option<Knowledge>,
+    /// Whether it has nothing left to do.
+    pub all: bool,
+}
+
+impl Done {
+    /// Nothing yet but what precedes all streams.
+    pub fn after(before: Option<Knowledge>) -> Self {
+        Done { launches: before.clone().map(Rc::new), blocks: before, all: false }
+    }
+}
+
+impl Machine {
+    /// Keeps what a block has done for later launches of its stream.
+    pub fn end_block(&mut self, place: usize) {
+        let block = &self.blocks[place];
+        let end = Clock::end(&self.clocks[place], block.agents.num_components());
+        let done = &mut self.done[self.grids.of(block.index).device];
+        done.blocks.get_or_insert_with(|| Knowledge::new(block.index)).join(&end);
+    }
+
+    /// A launch of the device has ended: so have its copies.
+    pub fn end_launch(&mut self, device: usize) -> Result<(), Fault> {
+        while !self.flights.is_empty() {
+            self.land_any()?;
+        }
+        let done = &mut self.done[device];
+        done.launches = done.blocks.clone().map(Rc::new);
+        Ok(())
+    }
+
+    /// `griddepcontrol.wait`: what earlier launches have done is ordered before the thread.
+    pub fn wait_for_launches(&mut self) {
+        if !self.block().overlaps {
+            return;
+        }
+        let thread = self.current.1;
+        self.block().waited_for_launches = true;
+        if let Some(before) = self.block().before.clone() {
+            self.clock().acquire(&before);
+            self.block().threads[thread].fences.start_after(&before);
+        }
     }
 }
