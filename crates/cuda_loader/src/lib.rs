@@ -5,9 +5,12 @@
 //! machine without CUDA and starts on one without a driver; until [`load`] succeeds, every function returns
 //! `CUDA_ERROR_NOT_INITIALIZED`.
 //!
+//! [`cublas`] and [`nccl`] are opened likewise, where they are asked for; nothing needs them.
+//!
 //! Linux on x86-64 and aarch64.
 
 pub mod cublas;
+pub mod nccl;
 mod overlap;
 mod symbols;
 mod tensor_map;
