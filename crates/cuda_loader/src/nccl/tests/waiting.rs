@@ -20,7 +20,9 @@ fn a_wait_ends_when_ranks_have_joined_and_at_its_limit() {
     let limit = Duration::from_millis(20);
     let communicator = join_within(&nccl, limit).unwrap();
     assert_eq!(communicator.async_error(), Ok(Progress::InProgress));
+    let start = Instant::now();
     let error = communicator.wait().unwrap_err();
+    assert!((limit..100 * limit).contains(&start.elapsed()), "{:?}", start.elapsed());
     let call = "ncclCommInitRankConfig";
     assert_eq!(error, NcclError::Timeout { call, rank: 1, limit });
     assert_eq!(
