@@ -14,7 +14,8 @@
 //! A process has one thread a GPU, and a [`Communicator`] a thread. Communicators are non-blocking: no call waits
 //! inside NCCL for another rank. [`Nccl::communicator`] returns while ranks still meet; [`Communicator::wait`] and the
 //! collectives wait in this crate, with a time limit, and return [`NcclError::Aborted`] as soon as another thread
-//! aborts the communicator. So a watcher can end every wait, including that of a stream for a kernel of NCCL:
+//! aborts the communicator. So a watcher can end every wait, including that of a stream for a kernel of NCCL.
+//! `NCCL_COMM_BLOCKING=1` in the environment would undo this.
 //!
 //! ```no_run
 //! use std::sync::mpsc::{RecvTimeoutError, Receiver};
@@ -206,7 +207,7 @@ impl Nccl {
     ///
     /// # Errors
     /// - [`NcclError::Rank`] if `rank` is not less than `world`;
-    /// - [`NcclError::Call`].
+    /// - [`NcclError::Call`]; this thread cannot try again: NCCL leaves a group open in it if there is no GPU.
     pub unsafe fn communicator(
         &self,
         id: &UniqueId,
