@@ -5,7 +5,7 @@ use cuda_std::tensor_map::TensorMapSpec;
 use half::{bf16, f16};
 use kernels::Rows;
 use kernels::all_reduce::{
-    Algorithm, AllReduce, AllReduceNorm, NormOperands, ONE_SHOT_MAX_BYTES, Ranks, Workspace,
+    Algorithm, AllReduce, AllReduceNorm, NormOperands, Ranks, Workspace, one_shot_max_bytes,
 };
 use kernels::attention::sm90::fp8::Mode;
 use kernels::attention::{
@@ -630,8 +630,11 @@ fn all_reduce_takes_one_shot_for_small_tensors() {
     let launch = op.launch(&ranks(2, 1024), ptr(9), &tensors::<bf16>(2));
     assert_eq!(of(launch), ("all_reduce_two_shot_bf16_w2", [1, 1, 1], 256, 0));
     let workspace = Workspace::new(2, 128 << 10, (0, 0)).expect("a right workspace");
-    let largest = AllReduce { max_rows: 1, width: ONE_SHOT_MAX_BYTES / 2 };
+    let largest = AllReduce { max_rows: 1, width: one_shot_max_bytes(2) / 2 };
     assert_eq!(largest.algorithm(&workspace), Algorithm::OneShot);
+    // More ranks send more.
+    assert_eq!(of_size(8, 8, 4096), ("all_reduce_one_shot_f16_w8", [32, 1, 1], 128, 0));
+    assert_eq!(of_size(8, 9, 4096), ("all_reduce_two_shot_f16_w8", [3, 1, 1], 256, 0));
     for (max_rows, width) in [(0, 4096), (7, 0)] {
         let op = AllReduce { max_rows, width };
         assert!(is_nothing(op.launch(&ranks(2, 1024), ptr(9), &tensors::<f16>(2))));

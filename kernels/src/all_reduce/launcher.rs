@@ -10,8 +10,11 @@ use crate::operand::is_aligned;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
 use std::any::TypeId;
 
-/// Largest tensor, in bytes, that one shot is taken for. Not measured yet.
-pub const ONE_SHOT_MAX_BYTES: usize = 256 << 10;
+/// Largest tensor, in bytes, that one shot is taken for between `world` ranks: beyond it two shots are faster on H200, as every
+/// rank sends the tensor to all others (docs/scaling.md).
+pub const fn one_shot_max_bytes(world: usize) -> usize {
+    if world <= 4 { 256 << 10 } else { 64 << 10 }
+}
 
 /// Threads of a block with a norm are a multiple of this: four segments of a row.
 const NORM_THREADS: usize = 128;
@@ -60,8 +63,27 @@ impl Ranks {
         Ok(Ranks { rank, workspace, addresses })
     }
 
-    fn world(&self) -> usize {
+    pub(super) fn world(&self) -> usize {
         self.workspace.world()
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The flags by which blocks meet, of all ranks.
+    pub(super) fn flags(&self) -> [DevicePtr<u32>; MAX_WORLD] {
+        self.of_all(self.workspace.parts().two_shot_flags)
+    }
+
+    /// The epochs of blocks that meet.
+    pub(super) fn block_epochs(&self) -> DevicePtr<u32> {
+        self.own(self.workspace.parts().two_shot_epochs)
+    }
+
+    /// All of `ranks`, and null pointers.
+    pub(super) fn padded<T>(ranks: &[DevicePtr<T>]) -> [DevicePtr<T>; MAX_WORLD] {
+        padded(ranks)
     }
 
     /// The part of the own workspace that starts at this byte.
@@ -107,11 +129,11 @@ impl AllReduce {
         Ok(elems)
     }
 
-    /// What [`AllReduce::launch`] takes: one shot for tensors of up to [`ONE_SHOT_MAX_BYTES`] that
+    /// What [`AllReduce::launch`] takes: one shot for tensors of up to [`one_shot_max_bytes`] that
     /// the workspace has room for.
     pub fn algorithm(&self, workspace: &Workspace) -> Algorithm {
         let elems = self.max_rows.saturating_mul(self.width);
-        if elems <= workspace.max_elems().min(ONE_SHOT_MAX_BYTES / 2) {
+        if elems <= workspace.max_elems().min(one_shot_max_bytes(workspace.world()) / 2) {
             Algorithm::OneShot
         } else {
             Algorithm::TwoShot
@@ -285,6 +307,11 @@ pub struct NormOperands<E> {
 }
 
 impl AllReduceNorm {
+    /// Whether the kernel takes rows of `hidden_size`.
+    pub fn takes(hidden_size: usize) -> bool {
+        check_hidden_size(hidden_size).is_ok()
+    }
+
     /// The launch of this rank; `None` without rows or columns. `num_rows` points to the row count
     /// on the device.
     ///

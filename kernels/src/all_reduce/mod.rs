@@ -21,6 +21,7 @@
 //!           from a block that another rank waits for.
 
 mod channel;
+pub mod gather;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 pub mod norm;
@@ -30,7 +31,9 @@ pub mod two_shot;
 mod workspace;
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Algorithm, AllReduce, AllReduceNorm, NormOperands, ONE_SHOT_MAX_BYTES, Ranks};
+pub use gather::AllGather;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use launcher::{Algorithm, AllReduce, AllReduceNorm, NormOperands, Ranks, one_shot_max_bytes};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use workspace::Workspace;
 

@@ -5,8 +5,9 @@
 //!           `[hidden_size]` f32; out may be x; hidden_size is a multiple of 8.
 //! Launch    grid `(max_rows, 1, 1)`, block of up to `MAX_THREADS`: a block has a row, a thread up to
 //!           `VECTORS` of its vectors.
-//! Numerics  see [`super`]; the sum is not rounded before it is added to the residual. The norm's
-//!           are those of [`rms_norm`](crate::rms_norm).
+//! Numerics  see [`super`]; the sum is rounded before it is added to the residual, in f32, so that
+//!           the bits are those of the three operations apart. The norm's are those of
+//!           [`rms_norm`](crate::rms_norm).
 //! Bound     latency, as [`one_shot`](super::one_shot).
 
 use crate::all_reduce::channel::Channel;
@@ -139,7 +140,7 @@ pub unsafe fn all_reduce_norm<
                 let own = if is_early { own[i] } else { load_x(i) };
                 let sum = channel.receive_sum::<E, GROUP>(vector_of(i), own);
                 unroll!(element in 0..8, {
-                    values[i][element] += sum[element];
+                    values[i][element] += E::from_f32(sum[element]).to_f32();
                 });
                 f32::store_vector(residual, at(i), values[i]);
             }
@@ -152,13 +153,17 @@ pub unsafe fn all_reduce_norm<
             });
         }
         let square_sums = shared_array![f32; MAX_SEGMENTS];
+        // All shuffles come before the first branch: after one, the compiler may give each side its own.
+        let mut sums = [0.0; VECTORS];
         unroll!(i in 0..VECTORS, {
-            let square_sum = segment_square_sum(&values[i]);
-            if warp::lane_id() == 0 {
-                let segment = i as u32 * (num_threads / warp::WARP_SIZE) + warp::warp_idx();
-                square_sums.set(segment, square_sum);
-            }
+            sums[i] = segment_square_sum(&values[i]);
         });
+        if warp::lane_id() == 0 {
+            unroll!(i in 0..VECTORS, {
+                let segment = i as u32 * (num_threads / warp::WARP_SIZE) + warp::warp_idx();
+                square_sums.set(segment, sums[i]);
+            });
+        }
         // All threads have read the epoch, too.
         thread::sync_threads();
         if thread == 0 {

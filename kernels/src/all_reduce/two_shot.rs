@@ -42,7 +42,11 @@ pub(crate) const fn num_flags(world: usize) -> usize {
 /// 2. All threads of the block call this.
 #[inline(always)]
 #[track_caller]
-unsafe fn meet<const WORLD: usize>(rank: usize, flags: &[GlobalMut<u32>; WORLD], epoch: u32) {
+pub(super) unsafe fn meet<const WORLD: usize>(
+    rank: usize,
+    flags: &[GlobalMut<u32>; WORLD],
+    epoch: u32,
+) {
     // The release of a thread covers what the block's other threads did before the barrier.
     thread::sync_threads();
     let peer = thread::thread_idx_x() as usize;

@@ -1,5 +1,7 @@
 //! All-reduce on several devices: several calls in a row, while devices are ahead of each other.
 
+#[path = "all_reduce/gather.rs"]
+mod gather;
 #[path = "all_reduce/group.rs"]
 mod group;
 #[path = "all_reduce/norm.rs"]

@@ -30,7 +30,8 @@ const NUM_THREADS: u32 = 128;
         gemm_epilogue_f32_f16 = <f32, f16>,
         gemm_epilogue_f32_bf16 = <f32, bf16>,
         gemm_epilogue_f16_f32 = <f16, f32>,
-        gemm_epilogue_f16 = <f16, f16>
+        gemm_epilogue_f16 = <f16, f16>,
+        gemm_epilogue_bf16_f32 = <bf16, f32>
     )
 )]
 pub unsafe fn gemm_epilogue<P: Number, E: Number>(
@@ -123,6 +124,7 @@ mod launcher {
         bf16, of f32: gemm_epilogue_f32_bf16;
         f32, of f16: gemm_epilogue_f16_f32;
         f16, of f16: gemm_epilogue_f16;
+        f32, of bf16: gemm_epilogue_bf16_f32;
     }
 
     impl GemmEpilogue {

@@ -41,9 +41,10 @@ fn check<E: Stored + Half>(num_calls: usize, (world, hidden_size): (usize, usize
     let mut outs: Vec<DevicePtr<E>> = Vec::new();
     for call in 0..num_calls {
         outs.clear();
+        let mut sum = vec![0.0; len];
         for rank in 0..world {
             let x = random_of::<E>(len, seed + (100 * call + rank) as u64);
-            want.iter_mut().zip(&x).for_each(|(want, x)| *want += f64::from(*x));
+            sum.iter_mut().zip(&x).for_each(|(sum, x)| *sum += x);
             let x = group.numbers("x", rank, &x);
             // In place, every other time.
             let out = if call == 1 { x } else { group.poisoned("out", rank, len) };
@@ -54,6 +55,9 @@ fn check<E: Stored + Half>(num_calls: usize, (world, hidden_size): (usize, usize
             let ranks = group.ranks[rank].clone();
             group.push(rank, op.launch(&ranks, num_rows, &operands));
         }
+        // As stored by an all-reduce.
+        let sum = sum.into_iter().map(|x| f64::from(E::of(x).value()));
+        want.iter_mut().zip(sum).for_each(|(want, x)| *want += x);
     }
     let case = format!("{world} ranks, hidden_size {hidden_size}, seed {seed}");
     group.run(seed).unwrap_or_else(|fault| panic!("{case}: {fault}"));
