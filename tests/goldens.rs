@@ -10,6 +10,7 @@ use halfwarp::plan::Precision;
 use halfwarp::text::{Message, Text};
 use libtest_mimic::{Arguments, Completion, Trial};
 use serde::Deserialize;
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -48,8 +49,9 @@ fn main() {
         vec![trial("smollm2::token_ids".into(), model, |path| smollm2_token_ids(&path))];
     for (name, device, present) in support::devices() {
         for on in forms(device) {
-            let On { precision, gemm, in_blocks, .. } = on;
+            let On { precision, gemm, in_blocks, world, .. } = on;
             let name = match (precision, gemm) {
+                _ if world > 1 => format!("{name}_{precision}_tp{world}"),
                 _ if in_blocks => format!("{name}_blocks"),
                 (Precision::F32, Gemm::Halfwarp) => name.to_owned(),
                 (_, Gemm::Halfwarp) => format!("{name}_{precision}"),
@@ -60,14 +62,19 @@ fn main() {
                 _ if gemm != Gemm::Halfwarp && cuda::cublas_version().is_err() => {
                     Err("there is no cuBLAS")
                 }
+                _ if num_gpus(device).is_some_and(|there| there < world) => {
+                    Err("there are not so many GPUs")
+                }
                 Precision::BF16 if device == Device::Emulated => Err("as in f16, which runs"),
                 _ => Ok(on),
             };
             // Their weights are not in blocks.
             for dir in golden_dirs().into_iter().filter(|_| !in_blocks) {
+                let model = dir.clone();
+                let there = move || there().and_then(|on| is_shared(&model, on));
                 let golden = format!("{name}::{}", dir.file_name().unwrap().to_string_lossy());
                 let path = dir.clone();
-                trials.push(trial(format!("{golden}::logits"), there, move |on| {
+                trials.push(trial(format!("{golden}::logits"), there.clone(), move |on| {
                     golden_logits(&dir, on)
                 }));
                 trials.push(trial(format!("{golden}::greedy"), there, move |on| {
@@ -75,6 +82,7 @@ fn main() {
                 }));
             }
             let both = move || match there()? {
+                On { world: 2.., .. } => Err("9 heads: no two devices can share it"),
                 On { device: Device::Emulated, .. } => Err("SmolLM2 is too large for the emulator"),
                 on => Ok((model()?, on)),
             };
@@ -102,6 +110,31 @@ struct On {
     gemm: Gemm,
     /// Whether weights that the checkpoint has in blocks stay so: `precision` is what is chosen then.
     in_blocks: bool,
+    /// Devices that share the model.
+    world: usize,
+}
+
+/// How many GPUs there are, where `device` is one.
+fn num_gpus(device: Device) -> Option<usize> {
+    device.cuda_ordinal().map(|_| cuda::devices().map_or(0, |devices| devices.len()))
+}
+
+/// `on`, if so many devices can share the model of `dir`.
+fn is_shared(dir: &Path, on: On) -> Result<On, &'static str> {
+    // Tied and not, with biases and without, of fused tensors, with QK-norm.
+    const EMULATED: [&str; 4] = ["llama-gqa", "phi3", "qwen2", "qwen3"];
+    let is_one = EMULATED.iter().any(|name| dir.ends_with(name));
+    if on.world > 1 && on.device == Device::Emulated && !is_one {
+        return Err("as another one, which runs");
+    }
+    let model = Model::open(dir).unwrap_or_else(|error| panic!("{error}"));
+    let config = model.config();
+    let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
+    let divides = kv_heads.is_multiple_of(on.world) || on.world.is_multiple_of(kv_heads);
+    match heads.is_multiple_of(on.world) && divides {
+        true => Ok(on),
+        false => Err("so many devices cannot share its heads"),
+    }
 }
 
 /// The precisions of a device, and who computes linear layers there.
@@ -111,20 +144,46 @@ fn forms(device: Device) -> Vec<On> {
         gemms.extend([Gemm::Cublas, Gemm::CublasF16]);
     }
     let all = gemms.into_iter().flat_map(|gemm| {
-        Precision::ALL.map(|precision| On { device, precision, gemm, in_blocks: false })
+        Precision::ALL.map(|precision| On { device, precision, gemm, in_blocks: false, world: 1 })
     });
     let blocks = (device != Device::Cpu).then_some(On {
         device,
         precision: Precision::F16,
         gemm: Gemm::Halfwarp,
         in_blocks: true,
+        world: 1,
     });
-    all.chain(blocks).filter(|on| on.gemm.compute_type(on.precision.operand()).is_ok()).collect()
+    all.chain(blocks)
+        .chain(shared(device))
+        .filter(|on| on.gemm.compute_type(on.precision.operand()).is_ok())
+        .collect()
+}
+
+/// Several devices that share a model. On GPUs they compute in 16 bits.
+fn shared(device: Device) -> impl Iterator<Item = On> {
+    let of = match device {
+        Device::Cpu => vec![(Precision::F32, 2), (Precision::F32, 4), (Precision::F16, 2)],
+        // The kernels and the plans are what differs, and each of these is a form of them.
+        Device::Emulated => vec![(Precision::F16, 2)],
+        _ => vec![(Precision::F16, 2), (Precision::BF16, 2), (Precision::F16, 4)],
+    };
+    of.into_iter().map(move |(precision, world)| On {
+        device,
+        precision,
+        gemm: Gemm::Halfwarp,
+        in_blocks: false,
+        world,
+    })
 }
 
 /// What others are compared with where transformers has not been asked.
-const REFERENCE: On =
-    On { device: Device::Cpu, precision: Precision::F32, gemm: Gemm::Halfwarp, in_blocks: false };
+const REFERENCE: On = On {
+    device: Device::Cpu,
+    precision: Precision::F32,
+    gemm: Gemm::Halfwarp,
+    in_blocks: false,
+    world: 1,
+};
 
 /// A test that `needs` something of this machine: ignored, with the reason, where that is missing.
 fn trial<T>(
@@ -153,10 +212,12 @@ fn golden_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-fn engine(path: &Path, On { device, precision, gemm, in_blocks }: On) -> Engine {
+fn engine(path: &Path, On { device, precision, gemm, in_blocks, world }: On) -> Engine {
     let model = Model::open(path).unwrap_or_else(|error| panic!("{error}"));
     let precision = if in_blocks { PrecisionChoice::Auto } else { precision.into() };
-    let options = EngineOptions { device, precision, gemm, ..Default::default() };
+    let tensor_parallel_size = NonZeroUsize::new(world).expect("a device");
+    let options =
+        EngineOptions { device, tensor_parallel_size, precision, gemm, ..Default::default() };
     Engine::new(Arc::new(model), options).unwrap_or_else(|error| panic!("{error}"))
 }
 

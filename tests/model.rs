@@ -6,8 +6,8 @@ mod interpreter;
 use halfwarp::exec::cpu::CpuExecutor;
 use halfwarp::exec::{Device, Executor, GpuOptions, Want, memory_budget};
 use halfwarp::plan::{
-    Accumulate, AttentionForm, Bounds, Dtype, Fusion, Numerics, Op, Plan, PlanError, Precision,
-    Rows, StepInputs, View, WeightStorage,
+    Accumulate, AttentionForm, Bounds, Dtype, Fusion, Numerics, Op, Plan, PlanError, PlanOutput,
+    Precision, Rank, Rows, StepInputs, View, Weight, WeightSlice, WeightSource, WeightStorage,
 };
 use halfwarp::{Decoder, Model, ModelError, OpenError};
 use interpreter::Interpreter;
@@ -316,6 +316,62 @@ fn plans_of_one_context_share_their_table() {
     };
     assert!(Arc::ptr_eq(&table(64), &table(1)));
     assert_eq!(model.plan(&Numerics::default(), bounds(65), 2).unwrap().constants[0].rows, 65);
+}
+
+/// Each row of a divided matrix, and each of its columns, is one rank's; what is not divided is everybody's.
+#[test]
+fn ranks_divide_the_weights() {
+    for (path, _) in golden_models() {
+        let model = Model::open(&path).unwrap();
+        let plan_of =
+            |rank| model.plan_of(rank, PlanOutput::Logits, &Numerics::default(), bounds(4), 1);
+        let Ok(plans) = Rank::all(2).map(plan_of).collect::<Result<Vec<_>, _>>() else { continue };
+        let whole = model.plan(&Numerics::default(), bounds(4), 1).unwrap();
+        // Both ranks have a copy of one KV head.
+        let has_copies = model.config().num_kv_heads < 2;
+        for weight in
+            whole.weights.iter().filter(|weight| !has_copies || !weight.name.contains("qkv"))
+        {
+            let of_ranks: Vec<_> = plans
+                .iter()
+                .filter_map(|plan| plan.weights.iter().find(|other| other.name == weight.name))
+                .collect();
+            let elems: usize = of_ranks.iter().map(|weight| weight.rows * weight.cols).sum();
+            let is_divided =
+                of_ranks.iter().any(|weight| weight.parts[0].slice != WeightSlice::Whole);
+            let copies = if is_divided { 1 } else { of_ranks.len() };
+            assert_eq!(
+                elems,
+                copies * weight.rows * weight.cols,
+                "{}: {}",
+                path.display(),
+                weight.name
+            );
+            let slice = |weight: &Weight, values: &mut Vec<f32>| {
+                let mut bytes = vec![0; weight.bytes()];
+                model.checkpoint().read(weight, &mut bytes).unwrap();
+                values.extend(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes));
+            };
+            let (mut got, mut want) = (Vec::new(), Vec::new());
+            of_ranks.iter().for_each(|weight| slice(weight, &mut got));
+            (0..copies).for_each(|_| slice(weight, &mut want));
+            got.sort_by(f32::total_cmp);
+            want.sort_by(f32::total_cmp);
+            assert!(got == want, "{}: {}", path.display(), weight.name);
+        }
+    }
+}
+
+#[test]
+fn what_ranks_cannot_share_is_an_error() {
+    let model = Model::open(goldens().join("llama-gqa")).unwrap();
+    let error = |world| {
+        let rank = Rank { index: 0, world };
+        let plan = model.plan_of(rank, PlanOutput::Logits, &Numerics::default(), bounds(4), 1);
+        plan.unwrap_err().to_string()
+    };
+    assert_eq!(error(3), "3 devices cannot share 4 query heads");
+    assert!(error(64).starts_with("64 devices cannot share "), "{}", error(64));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::engine::{Request, Sampling};
 use crate::generation::GenerationConfig;
 use crate::model::{Config, Decoder, ModelError};
 use crate::models::{self, ResolveError};
-use crate::plan::{Bounds, Dtype, Numerics, Plan, PlanOutput};
+use crate::plan::{Bounds, Dtype, Numerics, Plan, PlanOutput, Rank};
 use crate::text::{self, Text, TextError};
 use crate::weights::{Checkpoint, Origin};
 use std::path::Path;
@@ -104,22 +104,24 @@ impl Model {
     /// As [`Decoder::plan`].
     pub fn plan_of(
         &self,
+        rank: Rank,
         output: PlanOutput,
         numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.decoder.plan_of(output, numerics, bounds, num_pages)
+        self.decoder.plan_of(rank, output, numerics, bounds, num_pages)
     }
 
     /// [`Decoder::outline`].
     pub(crate) fn outline(
         &self,
+        rank: Rank,
         numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.decoder.outline(numerics, bounds, num_pages)
+        self.decoder.outline(rank, numerics, bounds, num_pages)
     }
 
     /// Bytes of all weights as an executor keeps them.
@@ -147,7 +149,7 @@ impl Model {
             max_kv_len: 1,
             mixed: false,
         };
-        self.outline(numerics, bounds, 1)
+        self.outline(Rank::ALONE, numerics, bounds, 1)
     }
 }
 

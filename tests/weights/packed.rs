@@ -2,7 +2,7 @@
 
 use crate::files::{assert_error, tests_dir};
 use cuda_std::E4m3;
-use halfwarp::plan::{Dtype, Weight, WeightLayout, WeightPart, WeightSource};
+use halfwarp::plan::{Dtype, Weight, WeightLayout, WeightPart, WeightSlice, WeightSource};
 use halfwarp::weights::{Checkpoint, WeightsError};
 use halfwarp::{Model, ModelError, OpenError};
 use serde_json::{Value, json};
@@ -110,6 +110,53 @@ fn numbers_of_fp8(weight: &Weight, bytes: &[u8]) -> Vec<f32> {
         scale(i / weight.cols, i % weight.cols) * E4m3::from_bits(code).to_f32()
     };
     elements.iter().enumerate().map(number).collect()
+}
+
+/// The last half of the rows, and the last half of the columns, of `[rows, cols]`: as slices, and as numbers.
+fn halves(values: &[f32], [rows, cols]: [usize; 2]) -> [(WeightSlice, [usize; 2], Vec<f32>); 2] {
+    let (row, col) = (rows / 2, cols / 2);
+    let right = values.chunks(cols).flat_map(|row| row[col..].to_vec()).collect();
+    [
+        (WeightSlice::Rows { first: row, of: rows }, [row, cols], values[row * cols..].to_vec()),
+        (WeightSlice::Cols { first: col, of: cols }, [rows, col], right),
+    ]
+}
+
+#[test]
+fn slices_are_those_of_the_whole() {
+    for (name, storage) in [
+        ("awq", Dtype::F32),
+        ("fp8-tensor", Dtype::F8_E4M3),
+        ("fp8-channel", Dtype::F8_E4M3),
+        ("fp8-block", Dtype::F8_E4M3_BLOCKS),
+    ] {
+        let checkpoint = Checkpoint::open(fixture(name)).unwrap();
+        for layer in ["mlp.gate_proj", "mlp.down_proj"] {
+            let tensor = format!("model.layers.0.{layer}.weight");
+            let stored = checkpoint.stored(&tensor).unwrap();
+            let storage = if storage.is_fp8() { stored } else { storage };
+            let [rows, cols] = *checkpoint.tensor(&tensor).unwrap().shape else { panic!() };
+            let whole = checkpoint.read_f32(&tensor).unwrap();
+            for (slice, [rows, cols], want) in halves(&whole, [rows, cols]) {
+                let parts = vec![WeightPart { slice, ..WeightPart::new(&*tensor, rows, storage) }];
+                let weight =
+                    Weight { name: "w".into(), rows, cols, layout: WeightLayout::Rows, parts };
+                let mut bytes = vec![0; weight.bytes()];
+                let read = checkpoint.read(&weight, &mut bytes);
+                if stored == Dtype::F8_E4M3_BLOCKS && (cols < 128 || rows < 128) {
+                    let error = read.unwrap_err().to_string();
+                    assert!(error.contains("in blocks of 128 elements"), "{error}");
+                    continue;
+                }
+                read.unwrap();
+                let got = match storage.is_fp8() {
+                    true => numbers_of_fp8(&weight, &bytes),
+                    false => bytemuck::pod_collect_to_vec(&bytes),
+                };
+                assert_eq!(got, want, "{name} {tensor} {slice:?}");
+            }
+        }
+    }
 }
 
 /// The two parts of a stack, as the checkpoint has them.

@@ -59,6 +59,9 @@ pub struct EngineArgs {
         conflicts_with_all = ["cache_type_k", "cache_type_v"]
     )]
     kv_cache_dtype: Option<CacheTypeArg>,
+    /// GPUs that share the model, from the chosen one on: each has its heads, columns of the MLP and logits
+    #[arg(long, visible_alias = "tp", value_name = "N", default_value_t = NonZeroUsize::MIN)]
+    tensor_parallel_size: NonZeroUsize,
     /// Which GEMM kernels run the linear layers on a GPU
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
@@ -397,6 +400,7 @@ impl EngineArgs {
     fn options(&self, context: Option<usize>) -> EngineOptions {
         EngineOptions {
             device: self.device,
+            tensor_parallel_size: self.tensor_parallel_size,
             precision: self.dtype.into(),
             gemm: self.gemm.into(),
             accumulate: self.accumulate.into(),

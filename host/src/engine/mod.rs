@@ -45,7 +45,8 @@ use crate::Model;
 use crate::exec::{self, ExecError, Executor, PreparedPlan, StepOutput, Want};
 use crate::model::ModelError;
 use crate::plan::{
-    Bounds, MemoryBudget, MemoryUse, Numerics, PlanOutput, Precision, StepInputs, edits_of_rows,
+    Bounds, MemoryBudget, MemoryUse, Numerics, Plan, PlanOutput, Precision, Rank, StepInputs,
+    edits_of_rows,
 };
 use crate::weights::Progress;
 use buckets::Buckets;
@@ -76,6 +77,8 @@ pub struct EngineStats {
 /// Runs requests on a model.
 pub struct Engine {
     model: Arc<Model>,
+    /// Ranks that share the model.
+    world: usize,
     executor: Box<dyn Executor>,
     numerics: Numerics,
     notes: Vec<String>,
@@ -163,9 +166,12 @@ impl Engine {
         let memory = options.device.free_memory()?;
         let sizing = Sizing { model, options, numerics, max_tokens, memory };
         let Size { buckets, num_pages, budget } = sizing.size(least_context)?;
-        let plan = model.plan(&numerics, buckets.largest(), num_pages)?;
-        let weights = Progress::new(model.checkpoint(), plan.weight_bytes(), report);
-        let executor = exec::open(options.device, &options.gpu(), &plan, &weights)?;
+        let world = options.tensor_parallel_size.get();
+        let plans =
+            self::plans(model, world, PlanOutput::Logits, &numerics, buckets.largest(), num_pages)?;
+        let weight_bytes = plans.iter().map(Plan::weight_bytes).sum();
+        let weights = Progress::new(model.checkpoint(), weight_bytes, report);
+        let executor = exec::open_ranks(options.device, &options.gpu(), &plans, &weights)?;
         let turns = if numerics.batch_invariant { Turns::Apart } else { Turns::Together };
         let limits = Limits {
             max_seqs: buckets.max_seqs,
@@ -175,6 +181,7 @@ impl Engine {
         };
         let mut engine = Engine {
             model: Arc::clone(model),
+            world,
             executor,
             numerics,
             notes: Vec::new(),
@@ -396,8 +403,9 @@ impl Engine {
         if let Some(&plan) = self.prepared.get(&(output, bounds)) {
             return Ok(plan);
         }
-        let plan = self.model.plan_of(output, &self.numerics, bounds, self.num_pages)?;
-        let plan = self.executor.prepare(&plan)?;
+        let Engine { ref model, world, ref numerics, num_pages, .. } = *self;
+        let plans = self::plans(model, world, output, numerics, bounds, num_pages)?;
+        let plan = self.executor.prepare_ranks(&plans)?;
         self.prepared.insert((output, bounds), plan);
         Ok(plan)
     }
@@ -458,4 +466,16 @@ impl Engine {
             self.scheduler.remove(request);
         }
     }
+}
+
+/// The plans of all ranks of a world.
+fn plans(
+    model: &Model,
+    world: usize,
+    output: PlanOutput,
+    numerics: &Numerics,
+    bounds: Bounds,
+    num_pages: usize,
+) -> Result<Vec<Plan>, ModelError> {
+    Rank::all(world).map(|rank| model.plan_of(rank, output, numerics, bounds, num_pages)).collect()
 }

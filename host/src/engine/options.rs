@@ -27,6 +27,8 @@ const CPU_FLOP_PER_THREAD: f64 = 4e10;
 pub struct EngineOptions {
     /// Where it runs.
     pub device: Device,
+    /// Devices that share the model: each has its heads, columns of the MLP and tokens of the vocabulary. 1 by default.
+    pub tensor_parallel_size: NonZeroUsize,
     /// What it computes in; [`Engine::precision`](super::Engine::precision) is what was chosen.
     pub precision: PrecisionChoice,
     /// Whose kernels compute linear layers on a GPU.
@@ -77,6 +79,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             device: Device::Auto,
+            tensor_parallel_size: NonZeroUsize::MIN,
             precision: PrecisionChoice::default(),
             gemm: Gemm::default(),
             accumulate: Accumulate::default(),

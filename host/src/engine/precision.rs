@@ -5,7 +5,7 @@ use super::{EngineError, EngineOptions};
 use crate::Model;
 use crate::exec::ExecError;
 use crate::model::ModelError;
-use crate::plan::{Bounds, Numerics, PAGE_SIZE, Precision};
+use crate::plan::{Bounds, Numerics, PAGE_SIZE, Precision, Rank};
 use crate::weights::WeightsError;
 
 /// On the CPU nothing is faster, as it computes in f32 in any case, and weights are kept as they
@@ -136,7 +136,7 @@ fn is_aligned(model: &Model, precision: Precision) -> bool {
         max_kv_len: 1,
         mixed: false,
     };
-    let plan = model.outline(&Numerics::from(precision), bounds, 1);
+    let plan = model.outline(Rank::ALONE, &Numerics::from(precision), bounds, 1);
     !matches!(plan, Err(ModelError::Unaligned { .. }))
 }
 

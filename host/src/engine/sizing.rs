@@ -4,7 +4,7 @@ use super::{Buckets, EngineError, EngineOptions};
 use crate::Model;
 use crate::exec::{self, MemoryInfo};
 use crate::model::ModelError;
-use crate::plan::{Bounds, BudgetError, Fits, MemoryBudget, Numerics, PAGE_SIZE, Plan};
+use crate::plan::{Bounds, BudgetError, Fits, MemoryBudget, Numerics, PAGE_SIZE, Plan, Rank};
 
 /// Sizes an engine: what it is made for, with the context and the cache still open.
 pub struct Sizing<'a> {
@@ -129,16 +129,29 @@ impl Sizing<'_> {
         let max_tokens = self.max_tokens.clamp(max_seqs, max_seqs.saturating_mul(context));
         let mixes = max_seqs > 1 && !self.numerics.batch_invariant;
         let buckets = Buckets { max_tokens, max_seqs, context, mixes };
-        let outline = |bounds: Bounds| self.model.outline(&self.numerics, bounds, num_pages);
+        let ranks = Rank::all(self.options.tensor_parallel_size.get());
+        let budgets = ranks.map(|rank| self.budget_of(rank, &buckets, num_pages));
+        let budgets = budgets.collect::<Result<Vec<_>, EngineError>>()?;
+        let budget = match self.options.device.cuda_ordinal() {
+            // Each rank has a device of its own.
+            Some(_) => budgets.into_iter().max_by_key(MemoryBudget::total_bytes),
+            None => budgets.into_iter().reduce(MemoryBudget::together),
+        };
+        Ok(Size { buckets, num_pages, budget: budget.unwrap_or_default() })
+    }
+
+    fn budget_of(
+        &self,
+        rank: Rank,
+        buckets: &Buckets,
+        num_pages: usize,
+    ) -> Result<MemoryBudget, EngineError> {
+        let outline = |bounds: Bounds| self.model.outline(rank, &self.numerics, bounds, num_pages);
         let prepared = buckets.all().into_iter().map(outline);
         let prepared = prepared.collect::<Result<Vec<Plan>, ModelError>>()?;
-        let budget = exec::memory_budget(
-            self.options.device,
-            &self.options.gpu(),
-            &outline(buckets.largest())?,
-            &prepared,
-        )?;
-        Ok(Size { buckets, num_pages, budget })
+        let largest = outline(buckets.largest())?;
+        let Self { options, .. } = self;
+        Ok(exec::memory_budget(options.device, &options.gpu(), &largest, &prepared)?)
     }
 
     fn fits(&self, size: &Size) -> bool {

@@ -1,12 +1,13 @@
 //! Where a plan runs.
 
 use super::cpu::CpuExecutor;
-use super::cuda::{self, CudaExecutor};
+use super::cuda::{self, CudaExecutor, CudaRanks};
 #[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
 use super::{ExecError, Executor, Gemm, Target, WeightSource};
 use crate::plan::Plan;
 use std::path::PathBuf;
+use std::slice;
 use std::str::FromStr;
 
 /// Where a plan runs.
@@ -108,27 +109,43 @@ pub fn default_cubin_dir() -> Option<PathBuf> {
 /// Opens `device` with the weights of `plan`, whose bounds are the largest that will be prepared.
 ///
 /// # Errors
-/// [`ExecError::NoDevice`], [`ExecError::Gemm`], and those of the executor.
+/// As [`open_ranks`].
 pub fn open(
     device: Device,
     options: &GpuOptions,
     plan: &Plan,
     weights: &dyn WeightSource,
 ) -> Result<Box<dyn Executor>, ExecError> {
+    open_ranks(device, options, slice::from_ref(plan), weights)
+}
+
+/// Opens `device` with the weights of `plans`, one of each rank, whose bounds are the largest that will be prepared.
+///
+/// # Errors
+/// [`ExecError::NoDevice`], [`ExecError::Gemm`], and those of the executor.
+pub fn open_ranks(
+    device: Device,
+    options: &GpuOptions,
+    plans: &[Plan],
+    weights: &dyn WeightSource,
+) -> Result<Box<dyn Executor>, ExecError> {
     options.gemm.check_device(device)?;
     device.check_target(options.target)?;
     Ok(match device.cuda_ordinal() {
-        Some(ordinal) => Box::new(CudaExecutor::open(ordinal, options, plan, weights)?),
+        Some(ordinal) => match plans {
+            [plan] => Box::new(CudaExecutor::open(ordinal, options, plan, weights)?),
+            _ => Box::new(CudaRanks::open(ordinal, options, plans, weights)?),
+        },
         #[cfg(feature = "emulator")]
         None if device == Device::Emulated => {
-            Box::new(EmulatedExecutor::open(options.target, plan, weights)?)
+            Box::new(EmulatedExecutor::open_ranks(options.target, plans, weights)?)
         }
         #[cfg(not(feature = "emulator"))]
         None if device == Device::Emulated => {
             let why = "the emulator is not built in: build halfwarp with its feature `emulator`";
             return Err(ExecError::NoDevice(why.to_owned()));
         }
-        None => Box::new(CpuExecutor::open(plan, weights)?),
+        None => Box::new(CpuExecutor::open_ranks(plans, weights)?),
     })
 }
 

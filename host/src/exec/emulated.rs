@@ -6,11 +6,13 @@
 //! gives it: a report names it, and an access that leaves it is found, which in an arena would
 //! reach its neighbour.
 
+use std::slice;
+
 use cuda_std::launch::Launch;
 use kernels::gemm::Gpu;
 use simt::{Init, Memory, MemoryError};
 
-use super::lower::{self, Addresses, KvPool};
+use super::lower::{self, Addresses, KvPool, RankAddresses};
 use super::prepared::Prepared;
 use super::step_buffer::StepBuffer;
 use super::{
@@ -27,16 +29,25 @@ const UNSET: u32 = u32::MAX;
 
 /// Runs plans on the emulator.
 pub struct EmulatedExecutor {
+    /// Of all devices.
     memory: Memory,
-    weights: Vec<u64>,
-    constants: Vec<u64>,
-    kv_pools: Vec<KvPool>,
-    prepared: Prepared<EmulatedPlan>,
+    ranks: Vec<Rank>,
+    /// The plans of all ranks.
+    prepared: Prepared<Vec<EmulatedPlan>>,
     /// What is emulated.
     gpu: Gpu,
     /// Launches that have run. Each one's number is its seed: all run in different orders, and
     /// every time in the same.
     num_launches: u64,
+}
+
+/// What a rank keeps from step to step.
+struct Rank {
+    weights: Vec<u64>,
+    constants: Vec<u64>,
+    kv_pools: Vec<KvPool>,
+    /// What it meets the others in; 0 if it is alone.
+    workspace: u64,
 }
 
 /// A plan, and the addresses of its own buffers.
@@ -69,35 +80,31 @@ impl EmulatedExecutor {
     /// kernels are those for `target`, or for the newest that there is.
     ///
     /// # Errors
-    /// [`ExecError::Unsupported`] for weights in blocks that are not tiles, [`ExecError::Weights`] from `weights`,
-    /// [`ExecError::OutOfMemory`].
+    /// As [`EmulatedExecutor::open_ranks`].
     pub fn open(
         target: Option<Target>,
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
-        lower::check_weights(plan, Gemm::Halfwarp)?;
+        Self::open_ranks(target, slice::from_ref(plan), weights)
+    }
+
+    /// As [`EmulatedExecutor::open`], with the plans of all ranks: each has a device of its own.
+    ///
+    /// # Errors
+    /// [`ExecError::Unsupported`] for weights in blocks that are not tiles, and a number of ranks that no kernel takes;
+    /// [`ExecError::Weights`] from `weights`, [`ExecError::OutOfMemory`].
+    pub fn open_ranks(
+        target: Option<Target>,
+        plans: &[Plan],
+        weights: &dyn WeightSource,
+    ) -> Result<Self, ExecError> {
         let mut memory = Memory::new();
-        let weights = plan.weights.iter().map(|weight| upload(&mut memory, weight, weights));
-        let weights = weights.collect::<Result<_, _>>()?;
-        let tables = plan.constants.iter();
-        let constants = tables
-            .map(|table| memory.alloc(&table.name, Init::Bytes(bytemuck::cast_slice(&table.data))))
-            .collect();
-        let [k_bytes, v_bytes] = plan.kv.pool_bytes();
-        let mut pool =
-            |name, layer, bytes| alloc(&mut memory, &format!("layers.{layer}.{name}"), bytes);
-        let kv_pools = (0..plan.kv.num_layers)
-            .map(|layer| {
-                let k = pool("k_cache", layer, k_bytes)?;
-                Ok(KvPool { k, v: pool("v_cache", layer, v_bytes)? })
-            })
-            .collect::<Result<_, ExecError>>()?;
+        let ranks = plans.iter().map(|plan| Rank::open(&mut memory, plan, weights));
+        let ranks = ranks.collect::<Result<_, _>>()?;
         Ok(EmulatedExecutor {
             memory,
-            weights,
-            constants,
-            kv_pools,
+            ranks,
             prepared: Prepared::new(),
             gpu: gpu(target),
             num_launches: 0,
@@ -123,30 +130,85 @@ impl EmulatedExecutor {
     }
 }
 
-impl Executor for EmulatedExecutor {
-    fn describe(&self) -> String {
-        format!("emulator ({} kernels on the CPU)", self.gpu.target.name())
+impl Rank {
+    fn open(
+        memory: &mut Memory,
+        plan: &Plan,
+        weights: &dyn WeightSource,
+    ) -> Result<Self, ExecError> {
+        lower::check_weights(plan, Gemm::Halfwarp)?;
+        let weights = plan.weights.iter().map(|weight| upload(memory, weight, weights));
+        let weights = weights.collect::<Result<_, _>>()?;
+        let tables = plan.constants.iter();
+        let constants = tables
+            .map(|table| memory.alloc(&table.name, Init::Bytes(bytemuck::cast_slice(&table.data))))
+            .collect();
+        let [k_bytes, v_bytes] = plan.kv.pool_bytes();
+        let mut pool = |name, layer, bytes| alloc(memory, &format!("layers.{layer}.{name}"), bytes);
+        let kv_pools = (0..plan.kv.num_layers)
+            .map(|layer| {
+                let k = pool("k_cache", layer, k_bytes)?;
+                Ok(KvPool { k, v: pool("v_cache", layer, v_bytes)? })
+            })
+            .collect::<Result<_, ExecError>>()?;
+        let workspace = match lower::rank_workspace_bytes(plan)? {
+            0 => 0,
+            bytes => memory.alloc("workspace of ranks", Init::Bytes(&vec![0; bytes])),
+        };
+        Ok(Rank { weights, constants, kv_pools, workspace })
     }
 
-    fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
-        let (plan, memory) = (lower::fused(plan, Gemm::Halfwarp), &mut self.memory);
-        let step_buffer = StepBuffer::new(&plan, self.gpu);
-        let zeros = vec![0; lower::counter_bytes(&plan)];
+    /// The addresses of what `plan` names, with activations of its own.
+    fn addresses(
+        &self,
+        memory: &mut Memory,
+        plan: &Plan,
+        step_buffer: &StepBuffer,
+    ) -> Result<Addresses, ExecError> {
+        let zeros = vec![0; lower::counter_bytes(plan)];
         let counters = memory.alloc("counters", Init::Bytes(&zeros));
         let mut alloc = |name: &str, bytes| alloc(memory, name, bytes);
         let tensors =
             plan.tensors.iter().map(|tensor| alloc(&tensor.name, plan.tensor_bytes(tensor)));
-        let addresses = Addresses {
+        Ok(Addresses {
             weights: self.weights.clone(),
             constants: self.constants.clone(),
             kv_pools: self.kv_pools.clone(),
             tensors: tensors.collect::<Result<_, _>>()?,
             step: alloc("step inputs", step_buffer.len() * size_of::<u32>())?,
-            workspace: alloc("workspace", lower::workspace_bytes(&plan, Gemm::Halfwarp))?,
+            workspace: alloc("workspace", lower::workspace_bytes(plan, Gemm::Halfwarp))?,
             counters,
-        };
-        let launches = lower::lower(&plan, &addresses, self.gpu, |spec| Ok(spec.emulated()))?;
-        Ok(self.prepared.push(EmulatedPlan { plan, step_buffer, addresses, launches }))
+            ranks: Vec::new(),
+        })
+    }
+}
+
+impl Executor for EmulatedExecutor {
+    fn describe(&self) -> String {
+        format!("emulator ({} kernels on the CPU)", self.gpu.target.name())
+    }
+
+    fn prepare_ranks(&mut self, plans: &[Plan]) -> Result<PreparedPlan, ExecError> {
+        let gpu = self.gpu;
+        let mut prepared = Vec::new();
+        for (plan, rank) in plans.iter().zip(&self.ranks) {
+            let plan = lower::fused(plan, Gemm::Halfwarp);
+            let step_buffer = StepBuffer::new(&plan, gpu);
+            let addresses = rank.addresses(&mut self.memory, &plan, &step_buffer)?;
+            prepared.push(EmulatedPlan { plan, step_buffer, addresses, launches: Vec::new() });
+        }
+        if plans.len() > 1 {
+            let of_rank = |(prepared, rank): (&EmulatedPlan, &Rank)| RankAddresses {
+                workspace: rank.workspace,
+                tensors: prepared.addresses.tensors.clone(),
+            };
+            let ranks: Vec<_> = prepared.iter().zip(&self.ranks).map(of_rank).collect();
+            prepared.iter_mut().for_each(|plan| plan.addresses.ranks.clone_from(&ranks));
+        }
+        for EmulatedPlan { plan, addresses, launches, .. } in &mut prepared {
+            *launches = lower::lower(plan, addresses, gpu, |spec| Ok(spec.emulated()))?;
+        }
+        Ok(self.prepared.push(prepared))
     }
 
     fn run_while(
@@ -158,7 +220,7 @@ impl Executor for EmulatedExecutor {
     ) -> Result<StepOutput, ExecError> {
         meanwhile();
         self.run_ops(plan, inputs, &mut |_, _| Ok(()))?;
-        let EmulatedPlan { plan, addresses, .. } = self.prepared.get(plan)?;
+        let EmulatedPlan { plan, addresses, .. } = &self.prepared.get(plan)?[0];
         let num_rows = inputs.logit_rows.len();
         let rows = |view| read_rows(&self.memory, plan, addresses, view, num_rows);
         let words = |bytes: Vec<u8>| bytemuck::pod_collect_to_vec::<u8, u32>(&bytes);
@@ -179,7 +241,7 @@ impl Executor for EmulatedExecutor {
     }
 
     fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {
-        Ok(&self.prepared.get(plan)?.plan)
+        Ok(&self.prepared.get(plan)?[0].plan)
     }
 
     fn run_ops(
@@ -188,21 +250,37 @@ impl Executor for EmulatedExecutor {
         inputs: &StepInputs,
         after: &mut AfterOp<'_>,
     ) -> Result<(), ExecError> {
-        let prepared = self.prepared.get(plan)?;
-        inputs::check(&prepared.plan, inputs)?;
-        start_step(&mut self.memory, prepared, inputs);
-        let mut is_first = true;
-        for (op, launches) in prepared.launches.iter().enumerate() {
-            for launch in launches {
-                // As in the graph of the CUDA executor: the first one waits for the step's inputs.
-                if !is_first && launch.overlaps && self.gpu.target == Target::Sm90a {
-                    self.memory.overlap_next_launch();
+        let ranks = self.prepared.get(plan)?;
+        let (first, memory) = (&ranks[0], &mut self.memory);
+        inputs::check(&first.plan, inputs)?;
+        ranks.iter().for_each(|rank| start_step(memory, rank, inputs));
+        let overlaps = self.gpu.target == Target::Sm90a;
+        // As in the graph of the CUDA executor: a rank's first launch waits for the step's inputs.
+        let mut are_started = vec![false; ranks.len()];
+        for op in 0..first.plan.ops.len() {
+            for (rank, streams) in at_once(ranks, op).into_iter().enumerate() {
+                let overlaps = |launch: &Launch| launch.overlaps && overlaps;
+                match &streams[..] {
+                    [launches] => {
+                        for launch in launches {
+                            if overlaps(launch) && are_started[rank] {
+                                memory.overlap_next_launch();
+                            }
+                            launch.emulate(memory, self.num_launches)?;
+                            self.num_launches += 1;
+                            are_started[rank] = true;
+                        }
+                    }
+                    streams => {
+                        if streams.iter().flatten().all(overlaps) {
+                            memory.overlap_next_launch();
+                        }
+                        Launch::emulate_streams(streams, memory, self.num_launches)?;
+                        self.num_launches += 1;
+                    }
                 }
-                launch.emulate(&mut self.memory, self.num_launches)?;
-                self.num_launches += 1;
-                is_first = false;
             }
-            after(op, &StepMemory { memory: &self.memory, prepared, inputs })?;
+            after(op, &StepMemory { memory, prepared: first, inputs })?;
         }
         Ok(())
     }
@@ -218,6 +296,16 @@ impl Executor for EmulatedExecutor {
 
     fn memory_use(&self) -> Result<MemoryUse, ExecError> {
         Ok(MemoryUse { buffer_bytes: self.memory.allocated_bytes(), ..MemoryUse::default() })
+    }
+}
+
+/// The launches of operation `op`, in groups that run one after the other: those of a collective operation run at the same
+/// time, one stream a rank.
+fn at_once(ranks: &[EmulatedPlan], op: usize) -> Vec<Vec<Vec<Launch>>> {
+    let launches = ranks.iter().map(|rank| rank.launches[op].clone());
+    match ranks[0].plan.ops[op].is_collective() {
+        true => vec![launches.collect()],
+        false => launches.map(|launches| vec![launches]).collect(),
     }
 }
 
@@ -340,7 +428,7 @@ mod tests {
         let handle = executor.prepare(&plan).unwrap();
         executor.run(handle, &inputs(), Want::Nothing).unwrap();
         let EmulatedExecutor { memory, prepared, .. } = &mut executor;
-        let prepared = prepared.get(handle).unwrap();
+        let prepared = &prepared.get(handle).unwrap()[0];
         let EmulatedPlan { plan, addresses, .. } = prepared;
         let rows = |memory: &Memory| read_rows(memory, plan, addresses, plan.output, 1);
         assert_eq!(rows(memory).unwrap().len(), 4 * size_of::<f32>());

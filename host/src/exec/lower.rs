@@ -8,13 +8,14 @@ use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::Rows as Operand;
 use kernels::attention::{self, AttentionOperands, AttentionWorkspace, SeqInputs};
 use kernels::gather_rows::GatherRows;
-use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, SumOrder};
+use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf, SumOrder};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::sampling::{Sample, SampleWorkspace};
 use kernels::silu_mul::SiluMul;
 
 mod append;
+mod collective;
 mod count;
 mod cublas;
 mod dequantise;
@@ -24,6 +25,7 @@ mod fuse;
 mod materialized;
 mod tiles;
 
+pub use self::collective::rank_workspace_bytes;
 pub use self::count::LoweredPlan;
 pub use self::cublas::{Task, lower_with};
 use self::dequantise::DensePools;
@@ -64,6 +66,17 @@ pub struct Addresses {
     pub workspace: u64,
     /// What blocks of one operation count in: [`counter_bytes`] of it, zeros between operations.
     pub counters: u64,
+    /// By rank; none where there is one.
+    pub ranks: Vec<RankAddresses>,
+}
+
+/// What all ranks access of one of them, its own included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankAddresses {
+    /// What ranks meet in: [`rank_workspace_bytes`], zeroed before the first step.
+    pub workspace: u64,
+    /// By [`TensorId`](crate::plan::TensorId).
+    pub tensors: Vec<u64>,
 }
 
 impl Addresses {
@@ -83,6 +96,17 @@ impl Addresses {
             step: address(),
             workspace: address(),
             counters: address(),
+            ranks: match plan.rank.world {
+                1 => Vec::new(),
+                world => {
+                    let tensors = plan.tensors.iter();
+                    let mut rank = || RankAddresses {
+                        workspace: address(),
+                        tensors: tensors.clone().map(|_| address()).collect(),
+                    };
+                    (0..world).map(|_| rank()).collect()
+                }
+            },
         }
     }
 }
@@ -245,7 +269,10 @@ impl<'a> Lowering<'a> {
     }
 
     /// An operation whose operands are of type `E`.
-    fn op_of<E: Stored>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError> {
+    fn op_of<E: Stored>(&mut self, op: &Op) -> Result<Vec<Launch>, ExecError>
+    where
+        f32: OutputOf<E>,
+    {
         let unsupported = |why: LaunchError| ExecError::Unsupported {
             op: op.name().to_owned(),
             why: why.to_string(),
@@ -311,16 +338,7 @@ impl<'a> Lowering<'a> {
                     self.view(out)?,
                 )
             }
-            Op::Add { x, residual, out } => {
-                let operands = GemmEpilogueOperands::<f32, f32> {
-                    product: self.view(x)?,
-                    bias: None,
-                    residual: Some(self.view(residual)?),
-                    out: self.view(out)?,
-                };
-                GemmEpilogue { max_rows: self.max_rows(out), width: out.width }
-                    .launch(self.num_rows(out), &operands)
-            }
+            Op::Add { x, residual, out } => self.add::<E>(x, residual, out)?,
             Op::GatherRows { x, out } => {
                 GatherRows { max_rows: self.max_rows(out), width: out.width }.launch::<E>(
                     self.num_rows(out),
@@ -329,6 +347,8 @@ impl<'a> Lowering<'a> {
                     self.view(out)?,
                 )
             }
+            Op::AllReduce(ref op) => return E::all_reduce(self, op),
+            Op::AllGather { x, first_column, out } => self.all_gather(x, first_column, out)?,
             Op::Sample { x, out } => {
                 let logits = self.view(x)?;
                 let workspace = SampleWorkspace {
@@ -369,6 +389,21 @@ impl<'a> Lowering<'a> {
             }
         };
         Ok(launched.map_err(unsupported)?.into_iter().collect())
+    }
+
+    /// `out = x + residual`.
+    fn add<E: Stored>(&self, x: View, residual: View, out: View) -> Result<Launched, ExecError>
+    where
+        f32: OutputOf<E>,
+    {
+        let operands = GemmEpilogueOperands::<E, f32> {
+            product: self.view(x)?,
+            bias: None,
+            residual: Some(self.view(residual)?),
+            out: self.view(out)?,
+        };
+        let epilogue = GemmEpilogue { max_rows: self.max_rows(out), width: out.width };
+        Ok(epilogue.launch(self.num_rows(out), &operands))
     }
 
     fn prefill_attention<E: Stored>(

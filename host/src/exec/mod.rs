@@ -20,7 +20,7 @@ mod tensor_maps;
 #[cfg(test)]
 mod testing;
 
-pub use device::{Device, GpuOptions, default_cubin_dir, open};
+pub use device::{Device, GpuOptions, default_cubin_dir, open, open_ranks};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::{LogitEdit, NextToken, RowSampling};
@@ -31,8 +31,8 @@ pub use prepared::PreparedPlan;
 pub(crate) use sample::{edited, nearest, next_token};
 
 use crate::plan::{MemoryUse, Plan, ReadWeightError, StepInputs, WeightSource};
-use std::iter;
 use std::ops::Range;
+use std::{iter, slice};
 
 /// What a step copies back to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,15 @@ pub trait Executor: Send {
     ///
     /// # Errors
     /// [`ExecError::OutOfMemory`], [`ExecError::Unsupported`] or [`ExecError::Driver`].
-    fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError>;
+    fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
+        self.prepare_ranks(slice::from_ref(plan))
+    }
+
+    /// As [`Executor::prepare`], with the plans of all ranks that the executor was opened with.
+    ///
+    /// # Errors
+    /// As [`Executor::prepare`].
+    fn prepare_ranks(&mut self, plans: &[Plan]) -> Result<PreparedPlan, ExecError>;
 
     /// Runs one step and waits for it.
     ///
@@ -120,13 +128,13 @@ pub trait Executor: Send {
         meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, ExecError>;
 
-    /// The plan as it runs: neighbouring operations are one where the executor has that.
+    /// The plan as it runs, of the first rank: neighbouring operations are one where the executor has that.
     ///
     /// # Errors
     /// [`ExecError::Step`] for the handle of another executor.
     fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError>;
 
-    /// Runs one step operation by operation; after each one, `after` can look at what it wrote. The
+    /// Runs one step operation by operation; after each one, `after` can look at what it wrote (of the first rank). The
     /// step ends at the first error of `after`.
     ///
     /// # Errors
@@ -168,6 +176,17 @@ pub trait Executor: Send {
     /// # Errors
     /// [`ExecError::Driver`].
     fn memory_use(&self) -> Result<MemoryUse, ExecError>;
+}
+
+/// The only plan of `plans`.
+fn alone(plans: &[Plan]) -> Result<&Plan, ExecError> {
+    match plans {
+        [plan] => Ok(plan),
+        _ => Err(ExecError::Unsupported {
+            op: format!("{} ranks", plans.len()),
+            why: "this executor has one device".to_owned(),
+        }),
+    }
 }
 
 /// What can go wrong in an executor.

@@ -4,20 +4,27 @@
 //! projection, addition to the residual stream; norm, packed gate and up projection, SiLU gate,
 //! down projection, addition to the residual stream. Executors fuse them ([`Plan::fused`]).
 //!
+//! Of a [`Rank`](crate::plan::Rank) the plan is what one device of several computes: heads, columns
+//! of the MLP and logits are divided ([`Shares`]); the embedding table is whole on each. What a rank
+//! has of a sum over heads or columns goes through an [`Op::AllReduce`], in the type of the operands.
+//!
 //! A [`Precision`] says what is stored in 16 bits: what linear layers and attention read. The
 //! residual stream, which grows from layer to layer, is in f32 and added to in f32
 //! (docs/precision.md).
 
+use super::shares::Shares;
 use super::{Config, Decoder, names::Names};
 use crate::plan::{
-    Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
+    AllReduce, Attention, AttentionForm, Bounds, Constant, ConstantId, Dtype, KvLayout, Linear,
     MaterializedAttention, Numerics, Op, PartTransform, Plan, PlanBuilder, PlanError, PlanOutput,
-    Precision, Rows, View, Weight, WeightId, WeightLayout, WeightPart, WeightSource,
+    Precision, Rows, View, Weight, WeightId, WeightLayout, WeightPart, WeightSlice, WeightSource,
 };
+use std::ops::Range;
 
-/// Makes the plan of `model`.
+/// Makes the plan of `rank`'s share of `model`.
 pub(super) fn plan(
     model: &Decoder,
+    shares: &Shares,
     rope: Constant,
     numerics: &Numerics,
     output: PlanOutput,
@@ -28,7 +35,7 @@ pub(super) fn plan(
     let precision = numerics.precision;
     let kv = KvLayout {
         num_layers: config.num_layers(),
-        num_kv_heads: config.num_kv_heads,
+        num_kv_heads: shares.kv_heads.len(),
         head_dim: config.head_dim,
         num_pages,
         dtype: precision.cache(),
@@ -38,9 +45,9 @@ pub(super) fn plan(
         AttentionForm::Flash => None,
         AttentionForm::Materialized => Some(bounds.score_columns()),
     };
-    let builder = PlanBuilder::new();
+    let builder = PlanBuilder::of_rank(shares.rank);
     let mut planner =
-        Planner { config, names, checkpoint, numerics, precision, score_columns, builder };
+        Planner { config, names, checkpoint, shares, numerics, precision, score_columns, builder };
     let rope = planner.builder.constant(rope);
     let (table, hidden) = planner.layers(rope);
     let (output, next_tokens) = match output {
@@ -54,6 +61,7 @@ struct Planner<'a> {
     config: &'a Config,
     names: &'a Names,
     checkpoint: &'a dyn WeightSource,
+    shares: &'a Shares,
     numerics: &'a Numerics,
     precision: Precision,
     /// Columns of a head's scores, where attention stores them.
@@ -96,13 +104,22 @@ impl Planner<'_> {
         let (config, names) = (self.config, self.names);
         let Config { vocab_size, hidden_size, .. } = *config;
         let x = self.norm("final_norm", names.final_norm, hidden);
-        let weight = if config.tie_word_embeddings {
-            table
-        } else {
-            self.table("lm_head", part(names.lm_head, vocab_size), hidden_size)
+        let Shares { rank, ref tokens, .. } = *self.shares;
+        let (is_tied, is_shared) = (config.tie_word_embeddings, !rank.is_alone());
+        let name = if is_tied { names.embedding } else { names.lm_head };
+        let weight = match is_tied && !is_shared {
+            true => table,
+            false => self.table("lm_head", rows_of(part(name, vocab_size), tokens), hidden_size),
         };
-        let logits = self.builder.activation("logits", Rows::Logits, vocab_size, Dtype::F32);
-        self.builder.op(Op::Linear(Linear::new(x, weight, logits)));
+        let mut logits =
+            |name: &str, width| self.builder.activation(name, Rows::Logits, width, Dtype::F32);
+        let own = is_shared.then(|| logits("own_logits", tokens.len()));
+        let logits = logits("logits", vocab_size);
+        self.builder.op(Op::Linear(Linear::new(x, weight, own.unwrap_or(logits))));
+        if let Some(own) = own {
+            let first_column = tokens.start;
+            self.builder.op(Op::AllGather { x: own, first_column, out: logits });
+        }
         let next_tokens = self.builder.activation("next_tokens", Rows::Logits, 1, Dtype::U32);
         self.builder.op(Op::Sample { x: logits, out: next_tokens });
         (logits, Some(next_tokens))
@@ -111,7 +128,8 @@ impl Planner<'_> {
     /// `hidden += attention(norm(hidden))`.
     fn attention(&mut self, layer: usize, hidden: View, rope: ConstantId) {
         let (config, names) = (self.config, self.names);
-        let Config { num_heads, num_kv_heads, head_dim, .. } = *config;
+        let head_dim = config.head_dim;
+        let (num_heads, num_kv_heads) = (self.shares.heads.len(), self.shares.kv_heads.len());
         let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
         let label = |what: &str| format!("layers.{layer}.{what}");
 
@@ -147,6 +165,8 @@ impl Planner<'_> {
             Some(columns) => self.materialized_attention(attention, num_heads * columns),
         }
         let projection = part(names.in_layer(layer, names.attention_out), hidden.width);
+        let of = (self.shares.heads.start * head_dim, config.num_heads * head_dim);
+        let projection = cols_of(projection, of, q_width);
         let bias = config.attention_out_bias;
         self.add_linear(&label("attention_out"), projection, bias, out, hidden);
     }
@@ -165,17 +185,20 @@ impl Planner<'_> {
     /// `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`.
     fn mlp(&mut self, layer: usize, hidden: View) {
         let (config, names) = (self.config, self.names);
-        let width = config.intermediate_size;
+        let (columns, of) = (self.shares.columns.clone(), config.intermediate_size);
+        let width = columns.len();
         let label = |what: &str| format!("layers.{layer}.{what}");
 
         let norm = names.in_layer(layer, names.mlp_norm);
         let x = self.norm(&label("mlp_norm"), &norm, hidden);
-        let parts = self.stacked(layer, names.gate_up, &[(width, PartTransform::None); 2]);
+        let half = Stacked { rows: columns.clone(), of, transform: PartTransform::None };
+        let parts = self.stacked(layer, names.gate_up, &[half.clone(), half]);
         let gate_up = self.operand_linear(&label("gate_up"), &parts, config.mlp_bias, x);
         let (gate, up) = (gate_up.columns(0, width), gate_up.columns(width, width));
         let out = self.operand(&label("gated"), Rows::Tokens, width);
         self.builder.op(Op::SiluMul { gate, up, out });
         let down = part(names.in_layer(layer, names.down), hidden.width);
+        let down = cols_of(down, (columns.start, of), width);
         self.add_linear(&label("down"), down, config.mlp_bias, out, hidden);
     }
 
@@ -186,31 +209,42 @@ impl Planner<'_> {
             true => PartTransform::UnpermuteRope { num_heads },
             false => PartTransform::None,
         };
-        let heads = [
-            (num_heads * head_dim, rotated(num_heads)),
-            (num_kv_heads * head_dim, rotated(num_kv_heads)),
-            (num_kv_heads * head_dim, PartTransform::None),
+        let stacked = |heads: &Range<usize>, of: usize, transform| Stacked {
+            rows: heads.start * head_dim..heads.end * head_dim,
+            of: of * head_dim,
+            transform,
+        };
+        let Shares { heads, kv_heads, .. } = self.shares;
+        let parts = [
+            stacked(heads, num_heads, rotated(heads.len())),
+            stacked(kv_heads, num_kv_heads, rotated(kv_heads.len())),
+            stacked(kv_heads, num_kv_heads, PartTransform::None),
         ];
-        self.stacked(layer, self.names.qkv, &heads)
+        self.stacked(layer, self.names.qkv, &parts)
     }
 
-    /// Parts of so many rows each, called `names`; or, where that is one name, one part that holds
-    /// them all.
-    fn stacked(
-        &self,
-        layer: usize,
-        names: &[&str],
-        parts: &[(usize, PartTransform)],
-    ) -> Vec<WeightPart> {
+    /// `parts`, called `names`; or, where that is one name, slices of that tensor, and all of it as one part.
+    fn stacked(&self, layer: usize, names: &[&str], parts: &[Stacked]) -> Vec<WeightPart> {
         let in_layer = |name: &str| self.names.in_layer(layer, name);
         if let [fused] = names {
-            return vec![part(in_layer(fused), parts.iter().map(|(rows, _)| rows).sum())];
+            let of = parts.iter().map(|part| part.of).sum();
+            if self.shares.rank.is_alone() {
+                return vec![part(in_layer(fused), of)];
+            }
+            let mut before = 0;
+            let slice = |stacked: &Stacked| {
+                let first = before + stacked.rows.start;
+                before += stacked.of;
+                let slice = WeightSlice::Rows { first, of };
+                WeightPart { slice, ..part(in_layer(fused), stacked.rows.len()) }
+            };
+            return parts.iter().map(slice).collect();
         }
         let named = names.iter().zip(parts);
         named
-            .map(|(name, &(rows, transform))| WeightPart {
-                transform,
-                ..part(in_layer(name), rows)
+            .map(|(name, stacked)| WeightPart {
+                transform: stacked.transform,
+                ..rows_of(part(in_layer(name), stacked.of), &stacked.rows)
             })
             .collect()
     }
@@ -222,17 +256,37 @@ impl Planner<'_> {
         out
     }
 
-    /// `residual += linear(x)`.
+    /// `residual += linear(x)`, of which every rank has a summand; the bias is the first one's.
     fn add_linear(&mut self, label: &str, part: WeightPart, bias: bool, x: View, residual: View) {
-        let dtype = self.precision.residual();
+        let Shares { rank, .. } = *self.shares;
+        let dtype =
+            if rank.is_alone() { self.precision.residual() } else { self.precision.operand() };
         let out = self.builder.activation(label, Rows::Tokens, residual.width, dtype);
-        self.linear(label, &[part], bias, x, out);
+        self.linear(label, &[part], bias && rank.index == 0, x, out);
+        self.all_reduce(out);
         self.builder.op(Op::Add { x: out, residual, out: residual });
+    }
+
+    /// `x` becomes the sum of all ranks' `x`.
+    fn all_reduce(&mut self, x: View) {
+        if !self.shares.rank.is_alone() {
+            self.builder.op(Op::AllReduce(AllReduce::new(x)));
+        }
     }
 
     fn linear(&mut self, label: &str, parts: &[WeightPart], bias: bool, x: View, out: View) {
         let weight = self.matrix(label, parts, x.width);
-        let bias = bias.then(|| self.vector(&format!("{label}_bias"), parts, "bias"));
+        let bias = bias.then(|| {
+            // Of a matrix that is divided by columns every summand has all of it.
+            let whole = |part: &WeightPart| match part.slice {
+                WeightSlice::Cols { .. } => {
+                    WeightPart { slice: WeightSlice::Whole, ..part.clone() }
+                }
+                _ => part.clone(),
+            };
+            let parts: Vec<WeightPart> = parts.iter().map(whole).collect();
+            self.vector(&format!("{label}_bias"), &parts, "bias")
+        });
         self.builder.op(Op::Linear(Linear { bias, ..Linear::new(x, weight, out) }));
     }
 
@@ -293,6 +347,32 @@ impl Planner<'_> {
 /// The whole of one tensor, `name` less its suffix, in f32.
 fn part(name: impl Into<String>, rows: usize) -> WeightPart {
     WeightPart::new(name, rows, Dtype::F32)
+}
+
+/// Rows of a tensor that are stacked on others.
+#[derive(Clone)]
+struct Stacked {
+    rows: Range<usize>,
+    /// Rows of the tensor.
+    of: usize,
+    transform: PartTransform,
+}
+
+/// These rows of `whole`.
+fn rows_of(whole: WeightPart, rows: &Range<usize>) -> WeightPart {
+    let of = whole.rows;
+    if *rows == (0..of) {
+        return whole;
+    }
+    WeightPart { rows: rows.len(), slice: WeightSlice::Rows { first: rows.start, of }, ..whole }
+}
+
+/// `width` columns of `whole`, from column `first` on, of `of`.
+fn cols_of(whole: WeightPart, (first, of): (usize, usize), width: usize) -> WeightPart {
+    if width == of {
+        return whole;
+    }
+    WeightPart { slice: WeightSlice::Cols { first, of }, ..whole }
 }
 
 /// Parts whose names end in `.suffix`.

@@ -31,6 +31,18 @@ pub enum ModelError {
         /// The model's `max_position_embeddings`.
         max: usize,
     },
+    /// A model that cannot be divided among so many devices.
+    #[error("{world} devices cannot share {count} {what}{}", in_units(*unit))]
+    NotShared {
+        /// What is divided.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many of them stay together.
+        unit: usize,
+        /// How many devices there are.
+        world: usize,
+    },
     /// A precision in whose elements the model's rows would not be aligned.
     #[error(
         "the model has a {what} of {size}: in {precision} it has to be a multiple of {multiple}\n\
@@ -46,6 +58,10 @@ pub enum ModelError {
         /// Of what the size should be a multiple.
         multiple: usize,
     },
+}
+
+fn in_units(unit: usize) -> String {
+    if unit == 1 { String::new() } else { format!(" in blocks of {unit}") }
 }
 
 impl ModelError {

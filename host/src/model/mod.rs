@@ -8,6 +8,7 @@ mod decoder;
 mod error;
 mod names;
 mod rope;
+mod shares;
 
 pub use config::{Config, ConfigError, Family};
 pub use error::ModelError;
@@ -15,8 +16,9 @@ pub(crate) use names::Names;
 pub(crate) use rope::yarn_attention_factor;
 pub use rope::{Rope, RopeScaling};
 
-use crate::plan::{Bounds, Constant, Numerics, Plan, PlanOutput, Precision};
+use crate::plan::{Bounds, Constant, Numerics, Plan, PlanOutput, Precision, Rank};
 use crate::weights::{Checkpoint, Origin};
+use shares::Shares;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -97,27 +99,29 @@ impl Decoder {
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.plan_of(PlanOutput::Logits, numerics, bounds, num_pages)
+        self.plan_of(Rank::ALONE, PlanOutput::Logits, numerics, bounds, num_pages)
     }
 
-    /// As [`Decoder::plan`], with another output.
+    /// As [`Decoder::plan`], for one of several devices and with another output.
     ///
     /// # Errors
-    /// As [`Decoder::plan`].
+    /// As [`Decoder::plan`]; [`ModelError::NotShared`] for what cannot be divided among so many.
     pub fn plan_of(
         &self,
+        rank: Rank,
         output: PlanOutput,
         numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
-        self.plan_with(Decoder::rope_table, numerics, output, bounds, num_pages)
+        self.plan_with(Decoder::rope_table, rank, numerics, output, bounds, num_pages)
     }
 
     /// As [`Decoder::plan`], without the data of its tables, for what reads sizes alone: the
     /// context may be too long for the memory.
     pub(crate) fn outline(
         &self,
+        rank: Rank,
         numerics: &Numerics,
         bounds: Bounds,
         num_pages: usize,
@@ -126,20 +130,22 @@ impl Decoder {
             let cols = decoder.config.rope.rotary_dim;
             Constant { name: "rope".into(), rows, cols, data: [].into() }
         };
-        self.plan_with(empty, numerics, PlanOutput::Logits, bounds, num_pages)
+        self.plan_with(empty, rank, numerics, PlanOutput::Logits, bounds, num_pages)
     }
 
     fn plan_with(
         &self,
         rope_table: impl FnOnce(&Decoder, usize) -> Constant,
+        rank: Rank,
         numerics: &Numerics,
         output: PlanOutput,
         bounds: Bounds,
         num_pages: usize,
     ) -> Result<Plan, ModelError> {
         self.check(numerics, bounds)?;
+        let shares = Shares::new(self, numerics, rank)?;
         let rope = rope_table(self, bounds.max_kv_len);
-        Ok(decoder::plan(self, rope, numerics, output, bounds, num_pages)?)
+        Ok(decoder::plan(self, &shares, rope, numerics, output, bounds, num_pages)?)
     }
 
     /// Whether there can be such a plan of this model.

@@ -34,6 +34,22 @@ impl MemoryBudget {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
     }
 
+    /// What two ranks take that have the same memory.
+    #[must_use]
+    pub fn together(self, other: Self) -> Self {
+        MemoryBudget {
+            weight_bytes: self.weight_bytes + other.weight_bytes,
+            kv_bytes: self.kv_bytes + other.kv_bytes,
+            activation_bytes: self.activation_bytes + other.activation_bytes,
+            workspace_bytes: self.workspace_bytes + other.workspace_bytes,
+            buffer_bytes: self.buffer_bytes + other.buffer_bytes,
+            module_bytes: self.module_bytes + other.module_bytes,
+            graph_bytes: self.graph_bytes + other.graph_bytes,
+            context_bytes: self.context_bytes + other.context_bytes,
+            ..self
+        }
+    }
+
     /// Each part, and what it is called.
     pub fn parts(&self) -> [(&'static str, usize); 8] {
         [

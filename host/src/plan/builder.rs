@@ -1,13 +1,14 @@
 //! Building a plan operation by operation.
 
 use super::{
-    Bounds, Constant, ConstantId, Dtype, KvLayout, Numerics, Op, Plan, PlanError, Rows, Tensor,
-    TensorId, View, Weight, WeightId,
+    Bounds, Constant, ConstantId, Dtype, KvLayout, Numerics, Op, Plan, PlanError, Rank, Rows,
+    Tensor, TensorId, View, Weight, WeightId,
 };
 
 /// A plan that is being built: hands out the ids of what is added to it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PlanBuilder {
+    rank: Rank,
     tensors: Vec<Tensor>,
     weights: Vec<Weight>,
     constants: Vec<Constant>,
@@ -15,10 +16,22 @@ pub struct PlanBuilder {
     layer: Option<usize>,
 }
 
+impl Default for PlanBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl PlanBuilder {
-    /// An empty plan.
+    /// An empty plan of a model on one device.
     pub fn new() -> Self {
-        Self::default()
+        Self::of_rank(Rank::ALONE)
+    }
+
+    /// An empty plan of one of several devices.
+    pub fn of_rank(rank: Rank) -> Self {
+        let (tensors, weights, constants, ops) = (vec![], vec![], vec![], vec![]);
+        PlanBuilder { rank, tensors, weights, constants, ops, layer: None }
     }
 
     /// Says of which layer of the model the activations are that are added from now on.
@@ -77,10 +90,20 @@ impl PlanBuilder {
         output: View,
         next_tokens: impl Into<Option<View>>,
     ) -> Result<Plan, PlanError> {
-        let PlanBuilder { tensors, weights, constants, ops, .. } = self;
+        let PlanBuilder { rank, tensors, weights, constants, ops, .. } = self;
         let (numerics, next_tokens) = (*numerics, next_tokens.into());
-        let plan =
-            Plan { bounds, tensors, weights, constants, kv, ops, output, next_tokens, numerics };
+        let plan = Plan {
+            rank,
+            bounds,
+            tensors,
+            weights,
+            constants,
+            kv,
+            ops,
+            output,
+            next_tokens,
+            numerics,
+        };
         plan.check()?;
         Ok(plan)
     }

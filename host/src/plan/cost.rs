@@ -2,7 +2,8 @@
 //! step.
 
 use super::{
-    Attention, Linear, MaterializedAttention, Op, Plan, RopeAppend, Rows, StepInputs, View,
+    AllReduce, Attention, Linear, MaterializedAttention, Op, Plan, RopeAppend, Rows, StepInputs,
+    View,
 };
 
 /// Operations of a norm for each element.
@@ -118,6 +119,7 @@ impl Plan {
         match op {
             Op::Embedding { .. }
             | Op::KvAppend { .. }
+            | Op::AllGather { .. }
             | Op::GatherRows { .. }
             | Op::AttentionScores(_)
             | Op::AttentionSoftmax(_)
@@ -128,6 +130,12 @@ impl Plan {
             Op::RopeAppend(_) | Op::Attention(_) | Op::AppendAttention(_) => {}
             Op::SiluMul { out, .. } => cost.flops = GATE_FLOPS * self.view_elems(*out, shape),
             Op::Add { out, .. } => cost.flops = self.view_elems(*out, shape),
+            Op::AllReduce(AllReduce { x, residual, norm }) => {
+                let norm = if norm.is_some() { NORM_FLOPS } else { 0 };
+                let residual = usize::from(residual.is_some());
+                let flops = self.rank.world - 1 + residual + norm;
+                cost.flops = flops * self.view_elems(*x, shape);
+            }
             Op::Linear(linear) => cost.flops = self.linear_flops(linear, shape),
         }
         if let Some(RopeAppend { q, k, .. }) = op.rope_append() {
@@ -174,7 +182,8 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::plan::{
-        Attention, Bounds, Dtype, KvLayout, KvStorage, Numerics, Tensor, TensorId, Weight, WeightId,
+        Attention, Bounds, Dtype, KvLayout, KvStorage, Numerics, Rank, Tensor, TensorId, Weight,
+        WeightId,
     };
 
     /// One linear layer `[tokens, 8] x [16, 8]^T` and an attention of 4 heads of 4 over 2 KV heads,
@@ -201,6 +210,7 @@ mod tests {
         };
         let linear = Op::Linear(Linear::new(view(0, 8), WeightId(0), view(1, 16)));
         Plan {
+            rank: Rank::ALONE,
             bounds: Bounds {
                 max_tokens: 4,
                 max_seqs: 1,

@@ -6,6 +6,7 @@
 //! | linear layer | gate of its two halves | [`Linear::gated`]: gate and up |
 //! | gate | linear layer | [`Linear::silu`]: the operand |
 //! | linear layer to f32 | residual added to it | [`Linear::residual`]: the output before it |
+//! | all-reduce | residual that the sum is added to, and its norm | [`AllReduce`]: the sum |
 //! | RoPE of Q and K | append of K and V | [`RopeAppend`]: the rotated K beside the cache |
 //! | that | attention | [`AppendAttention`]: the rotated Q |
 //!
@@ -15,7 +16,9 @@
 //! was during one of its parts.
 
 use super::memory::{Lifetime, lifetimes};
-use super::{AppendAttention, Attention, Dtype, Fusion, Linear, Norm, Op, Plan, RopeAppend, View};
+use super::{
+    AllReduce, AppendAttention, Attention, Dtype, Fusion, Linear, Norm, Op, Plan, RopeAppend, View,
+};
 
 impl Plan {
     /// The same plan with neighbouring operations fused, wherever the plan's numerics allow it, no
@@ -63,6 +66,19 @@ impl Pass<'_> {
                 if residual && linear.out == x =>
             {
                 self.linear_residual(linear, to, out, index)
+            }
+            (&Op::AllReduce(first), &Op::Add { x, residual: to, out })
+                if residual && first.x == x && to == out =>
+            {
+                let fused = AllReduce { residual: Some(to), ..first };
+                self.ends(x, index).then_some(Op::AllReduce(fused))
+            }
+            (&Op::AllReduce(first), &Op::RmsNorm { x, weight, out, eps })
+                if residual && first.residual == Some(x) && first.norm.is_none() =>
+            {
+                let norm = Some((Norm { weight, eps }, out));
+                let is_whole = self.plan.weight(weight).cols == x.width;
+                is_whole.then_some(Op::AllReduce(AllReduce { norm, ..first }))
             }
             (&Op::Rope { x, table, head_dim }, &Op::KvAppend { layer, k, v }) if rope_append => {
                 let q = rotated_before(x, k)?;
@@ -164,6 +180,11 @@ impl Pass<'_> {
     fn is_passed_on(&self, view: View, index: usize) -> bool {
         let passed_on = Lifetime { first: index - 1, last: index };
         self.lifetimes[view.tensor.0] == Some(passed_on)
+    }
+
+    /// Whether operation `index` is the last one to touch the activation of `view`.
+    fn ends(&self, view: View, index: usize) -> bool {
+        self.lifetimes[view.tensor.0].is_some_and(|life| life.last == index)
     }
 }
 

@@ -119,7 +119,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Bounds, Dtype, KvLayout, KvStorage, Numerics, Op, Rows, Tensor, View};
+    use crate::plan::{Bounds, Dtype, KvLayout, KvStorage, Numerics, Op, Rank, Rows, Tensor, View};
 
     /// `widths.len()` activations of which op `i` reads number `i` and writes number `i + 1`.
     fn chain(widths: &[usize]) -> Plan {
@@ -148,6 +148,7 @@ mod tests {
             storage: KvStorage::default(),
         };
         Plan {
+            rank: Rank::ALONE,
             bounds,
             tensors: widths.iter().enumerate().map(tensor).collect(),
             weights: vec![],

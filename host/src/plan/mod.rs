@@ -18,6 +18,7 @@ mod numerics;
 mod op;
 mod place;
 mod precision;
+mod rank;
 mod source;
 mod step;
 mod tensor;
@@ -33,13 +34,16 @@ pub use fusion::{Fusion, UnknownFusion};
 pub use kv::{CacheType, KvLayout, KvStorage, PAGE_SIZE, UnknownCacheType};
 pub use memory::ArenaLayout;
 pub use numerics::{Accumulate, ActivationStorage, AttentionForm, Numerics, WeightStorage};
-pub use op::{AppendAttention, Attention, Linear, MaterializedAttention, Norm, Op, RopeAppend};
+pub use op::{
+    AllReduce, AppendAttention, Attention, Linear, MaterializedAttention, Norm, Op, RopeAppend,
+};
 pub use precision::Precision;
+pub use rank::Rank;
 pub use source::{ReadWeightError, WeightSource};
 pub use step::{StepInputs, StepLayout};
 pub use tensor::{
     Constant, ConstantId, PartTransform, Rows, Tensor, TensorId, View, Weight, WeightId,
-    WeightLayout, WeightPart,
+    WeightLayout, WeightPart, WeightSlice,
 };
 
 /// Most rows that a weight in E4M3 multiplies without rounding them: see [`Plan::rounds_rows`].
@@ -112,6 +116,8 @@ pub enum PlanOutput {
 /// A model as operations, in the order in which they run.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// Whose share of the model it computes.
+    pub rank: Rank,
     /// Upper bounds that every shape is computed from.
     pub bounds: Bounds,
     /// Activations, indexed by [`TensorId`].

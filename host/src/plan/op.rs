@@ -81,6 +81,17 @@ pub enum Op {
         /// As `x`.
         out: View,
     },
+    /// A sum over all ranks, and what may be fused with it.
+    AllReduce(AllReduce),
+    /// The columns of all ranks' `x` side by side, in the order of the ranks.
+    AllGather {
+        /// The rank's own columns.
+        x: View,
+        /// Where they are among those of all.
+        first_column: usize,
+        /// The columns of all.
+        out: View,
+    },
     /// `out[r, :] = x[logit_rows[r], :]`.
     GatherRows {
         /// `[tokens, width]`.
@@ -131,6 +142,27 @@ impl Linear {
     pub const fn new(x: View, weight: WeightId, out: View) -> Self {
         let (norm, silu, bias, residual) = (None, None, None, None);
         Linear { x, norm, silu, weight, bias, gated: false, residual, out }
+    }
+}
+
+/// `x` becomes the sum of all ranks' `x`, added in f32 in the order of the ranks and rounded once.
+///
+/// With a residual and a norm it gives the same bits as itself, [`Op::Add`] and [`Op::RmsNorm`] one after the other; `x` is
+/// anything then.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AllReduce {
+    /// Of the same shape on every rank.
+    pub x: View,
+    /// As `x`: the sum is added to it.
+    pub residual: Option<View>,
+    /// The norm of the residual, and where it goes, as `x`.
+    pub norm: Option<(Norm, View)>,
+}
+
+impl AllReduce {
+    /// The sum alone.
+    pub const fn new(x: View) -> Self {
+        AllReduce { x, residual: None, norm: None }
     }
 }
 
@@ -231,9 +263,18 @@ impl Op {
             Op::AttentionValues(_) => "attention_values",
             Op::SiluMul { .. } => "silu_mul",
             Op::Add { .. } => "add",
+            Op::AllReduce(AllReduce { residual: None, .. }) => "all_reduce",
+            Op::AllReduce(AllReduce { norm: None, .. }) => "all_reduce_add",
+            Op::AllReduce(_) => "all_reduce_norm",
+            Op::AllGather { .. } => "all_gather",
             Op::GatherRows { .. } => "gather_rows",
             Op::Sample { .. } => "sample",
         }
+    }
+
+    /// Whether all ranks take part in it, each with its own operation of the same index.
+    pub fn is_collective(&self) -> bool {
+        matches!(self, Op::AllReduce(_) | Op::AllGather { .. })
     }
 
     /// Activations that it reads.
@@ -242,12 +283,16 @@ impl Op {
             Op::Embedding { .. } => vec![],
             Op::RmsNorm { x, .. }
             | Op::Rope { x, .. }
+            | Op::AllGather { x, .. }
             | Op::GatherRows { x, .. }
             | Op::Sample { x, .. } => {
                 vec![x]
             }
             Op::Linear(Linear { x, silu, residual, .. }) => {
                 [x].into_iter().chain(silu).chain(residual).collect()
+            }
+            Op::AllReduce(AllReduce { x, residual, .. }) => {
+                [x].into_iter().chain(residual).collect()
             }
             Op::KvAppend { k, v, .. } => vec![k, v],
             Op::RopeAppend(RopeAppend { q, k, v, .. })
@@ -271,6 +316,7 @@ impl Op {
             | Op::Linear(Linear { out, .. })
             | Op::SiluMul { out, .. }
             | Op::Add { out, .. }
+            | Op::AllGather { out, .. }
             | Op::GatherRows { out, .. }
             | Op::Sample { out, .. }
             | Op::Attention(Attention { out, .. })
@@ -278,6 +324,9 @@ impl Op {
                 vec![out]
             }
             Op::Rope { x, .. } => vec![x],
+            Op::AllReduce(AllReduce { x, residual, norm }) => {
+                [x].into_iter().chain(residual).chain(norm.map(|(_, out)| out)).collect()
+            }
             Op::RopeAppend(RopeAppend { q, .. }) => vec![q],
             Op::AttentionScores(op) => vec![op.scores],
             Op::AttentionSoftmax(op) => vec![op.probabilities],
@@ -290,7 +339,10 @@ impl Op {
     pub fn weights(&self) -> Vec<WeightId> {
         match *self {
             Op::Embedding { table, .. } => vec![table],
-            Op::RmsNorm { weight, .. } => vec![weight],
+            Op::RmsNorm { weight, .. }
+            | Op::AllReduce(AllReduce { norm: Some((Norm { weight, .. }, _)), .. }) => {
+                vec![weight]
+            }
             Op::Linear(Linear { norm, weight, bias, .. }) => {
                 let norm = norm.map(|norm| norm.weight);
                 norm.into_iter().chain([weight]).chain(bias).collect()

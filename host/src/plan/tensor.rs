@@ -122,13 +122,20 @@ impl Weight {
     }
 
     /// Whether it can be in E4M3 as a whole: all parts are in the same form of it, rows are
-    /// aligned, and the blocks of one part are no other's.
+    /// aligned, and the blocks of one part are no other's, nor another rank's.
     pub fn fits_fp8(&self) -> bool {
         let Some(storage) = self.storage().filter(|storage| storage.is_fp8()) else { return false };
         let but_last = &self.parts[..self.parts.len() - 1];
         let are_whole = |part: &WeightPart| part.rows.is_multiple_of(FP8_BLOCK);
+        let begins_block = |part: &WeightPart| match part.slice {
+            WeightSlice::Whole => true,
+            WeightSlice::Rows { first, .. } | WeightSlice::Cols { first, .. } => {
+                first.is_multiple_of(FP8_BLOCK)
+            }
+        };
         self.cols.is_multiple_of(storage.row_multiple())
-            && (storage == Dtype::F8_E4M3 || but_last.iter().all(are_whole))
+            && (storage == Dtype::F8_E4M3
+                || but_last.iter().all(are_whole) && self.parts.iter().all(begins_block))
     }
 
     /// Bytes of `part`, which is one of its parts.
@@ -194,13 +201,37 @@ pub struct WeightPart {
     pub transform: PartTransform,
     /// In what type the executor keeps it.
     pub storage: Dtype,
+    /// What it takes of the tensor.
+    pub slice: WeightSlice,
 }
 
 impl WeightPart {
-    /// `rows` rows in the same order, kept as `storage`.
+    /// All of a tensor, `rows` rows in the same order, kept as `storage`.
     pub fn new(source: impl Into<String>, rows: usize, storage: Dtype) -> Self {
-        WeightPart { source: source.into(), rows, transform: PartTransform::None, storage }
+        let (transform, slice) = (PartTransform::None, WeightSlice::Whole);
+        WeightPart { source: source.into(), rows, transform, storage, slice }
     }
+}
+
+/// What a [`WeightPart`] takes of a tensor of the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightSlice {
+    /// All of it.
+    Whole,
+    /// The part's rows, from row `first` on, of `of`; of a vector so many elements.
+    Rows {
+        /// First row.
+        first: usize,
+        /// Rows of the tensor.
+        of: usize,
+    },
+    /// The weight's columns, from column `first` on, of `of`.
+    Cols {
+        /// First column.
+        first: usize,
+        /// Columns of the tensor.
+        of: usize,
+    },
 }
 
 /// How rows of a checkpoint's tensor become rows of a packed weight.

@@ -2,13 +2,14 @@
 
 use super::{
     Attention, Bounds, Constant, Dtype, Fusion, KvLayout, KvStorage, Linear, Numerics, Op,
-    PAGE_SIZE, Plan, PlanBuilder, Precision, Rows, TensorId, View, Weight, WeightId,
+    PAGE_SIZE, Plan, PlanBuilder, Precision, Rank, Rows, TensorId, View, Weight, WeightId,
 };
 
 /// A plan without operations, which tests fill: it is not checked.
 pub fn empty(bounds: Bounds, kv: KvLayout) -> Plan {
     let output = View { tensor: TensorId(0), start: 0, width: 1 };
     Plan {
+        rank: Rank::ALONE,
         bounds,
         tensors: vec![],
         weights: vec![],

@@ -151,6 +151,22 @@ pub enum WeightsError {
         /// Heads that the configuration gives it.
         num_heads: usize,
     },
+    /// A tensor that is divided among devices inside of its blocks.
+    #[error(
+        "{}: tensor {} is stored as {dtype} in blocks of {block} elements, which these devices cannot \
+         share evenly\nrun it on fewer",
+        path.display(), shown(tensor)
+    )]
+    SplitBlocks {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// How it is stored.
+        dtype: TensorDtype,
+        /// Elements of a block.
+        block: usize,
+    },
     /// A number that has no place in the type that the plan wants.
     #[error(
         "{}: tensor {} holds {value}, beyond what {storage} can hold\n{}",

@@ -10,7 +10,9 @@ use super::blocks::{Decoder, decoder, wrong_scale};
 use super::encode::Encoder;
 use super::fp8;
 use super::{Checkpoint, TensorDtype, TensorEntry, WeightsError};
-use crate::plan::{Dtype, PartTransform, ReadWeightError, Weight, WeightPart, WeightSource};
+use crate::plan::{
+    Dtype, FP8_BLOCK, PartTransform, ReadWeightError, Weight, WeightPart, WeightSlice, WeightSource,
+};
 
 /// Elements converted at a time: whole blocks of every format, few enough to stay in the
 /// first-level cache.
@@ -27,7 +29,7 @@ impl Checkpoint {
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, WeightsError> {
         let entry = self.require(name)?;
         let row_elems = entry.shape.last().copied().unwrap_or(1);
-        let rows = StoredRows::new(&entry, row_elems, Dtype::F32)?;
+        let rows = StoredRows::new(&entry, row_elems, Dtype::F32, WeightSlice::Whole)?;
         let mut values = vec![0.0f32; entry.shape.iter().product()];
         let f32 = Encoder::new(Dtype::F32).expect("weights are kept in f32");
         rows.read(Kept::Encoded(f32), bytemuck::cast_slice_mut(&mut values), |row| row)?;
@@ -66,7 +68,12 @@ impl Checkpoint {
     ) -> Result<StoredRows<'_>, WeightsError> {
         let entry = self.require(&part.source)?;
         let vector = weight.is_vector();
-        let expected = if vector { vec![part.rows] } else { vec![part.rows, weight.cols] };
+        let (rows, cols) = match part.slice {
+            WeightSlice::Whole => (part.rows, weight.cols),
+            WeightSlice::Rows { of, .. } => (of, weight.cols),
+            WeightSlice::Cols { of, .. } => (part.rows, of),
+        };
+        let expected = if vector { vec![rows] } else { vec![rows, cols] };
         if entry.shape != expected {
             return Err(WeightsError::WrongShape {
                 path: entry.file.to_owned(),
@@ -75,14 +82,19 @@ impl Checkpoint {
                 expected,
             });
         }
+        let is_whole = part.slice == WeightSlice::Whole;
         match part.transform {
             PartTransform::None => {
-                let row_elems = if vector { part.rows } else { weight.cols };
-                StoredRows::new(&entry, row_elems, part.storage)
+                let row_elems = match vector {
+                    true if is_whole => part.rows,
+                    true => 1,
+                    false => weight.cols,
+                };
+                StoredRows::new(&entry, row_elems, part.storage, part.slice)
             }
             PartTransform::UnpermuteRope { num_heads } => {
                 let row_elems = if vector { 1 } else { weight.cols };
-                let rows = StoredRows::new(&entry, row_elems, part.storage)?;
+                let rows = StoredRows::new(&entry, row_elems, part.storage, part.slice)?;
                 let are_heads = num_heads > 0 && part.rows.is_multiple_of(2 * num_heads);
                 if !are_heads || !rows.has_whole_blocks() {
                     return Err(WeightsError::NotHeads {
@@ -158,12 +170,13 @@ pub(crate) fn permuted_row(row: usize, head_dim: usize) -> usize {
     head * head_dim + 2 * pair + half
 }
 
-/// A tensor's stored data as rows of a type that can be decoded.
+/// A tensor's stored data, or a slice of it, as rows of a type that can be decoded.
 struct StoredRows<'a> {
     entry: TensorEntry<'a>,
     dtype: Dtype,
     decode: Decoder,
     row_elems: usize,
+    slice: WeightSlice,
 }
 
 impl<'a> StoredRows<'a> {
@@ -182,11 +195,12 @@ impl<'a> StoredRows<'a> {
         self.row_elems.is_multiple_of(self.dtype.block_elems())
     }
 
-    /// The rows of `entry`, which are to be kept as `storage`.
+    /// The rows of `slice` of `entry`, which are to be kept as `storage`.
     fn new(
         entry: &TensorEntry<'a>,
         row_elems: usize,
         storage: Dtype,
+        slice: WeightSlice,
     ) -> Result<Self, WeightsError> {
         let dtype = match (entry.packed, entry.dtype) {
             (Some(packed), _) if packed.kept_dtype() == Some(storage) => Some(storage),
@@ -201,7 +215,38 @@ impl<'a> StoredRows<'a> {
             tensor: entry.name.to_owned(),
             dtype: entry.dtype.clone(),
         })?;
-        Ok(StoredRows { entry: *entry, dtype, decode, row_elems })
+        let rows = StoredRows { entry: *entry, dtype, decode, row_elems, slice };
+        let block = if dtype == Dtype::F8_E4M3_BLOCKS { FP8_BLOCK } else { dtype.block_elems() };
+        let is_whole = match slice {
+            WeightSlice::Whole => true,
+            WeightSlice::Rows { first, .. } => {
+                rows.has_whole_blocks()
+                    && (dtype != Dtype::F8_E4M3_BLOCKS || first.is_multiple_of(block))
+            }
+            WeightSlice::Cols { first, of } => {
+                [first, of].iter().all(|cols| cols.is_multiple_of(block)) && rows.has_whole_blocks()
+            }
+        };
+        if !is_whole {
+            return Err(WeightsError::SplitBlocks {
+                path: entry.file.to_owned(),
+                tensor: entry.name.to_owned(),
+                dtype: entry.dtype.clone(),
+                block,
+            });
+        }
+        Ok(rows)
+    }
+
+    /// Row `row` of the slice in `tensor`, all of the tensor's data.
+    fn row<'t>(&self, tensor: &'t [u8], row: usize) -> &'t [u8] {
+        let (first_row, first_col, cols) = match self.slice {
+            WeightSlice::Whole => (0, 0, self.row_elems),
+            WeightSlice::Rows { first, .. } => (first, 0, self.row_elems),
+            WeightSlice::Cols { first, of } => (0, first, of),
+        };
+        let start = (first_row + row) * self.stored_bytes(cols) + self.stored_bytes(first_col);
+        &tensor[start..][..self.stored_bytes(self.row_elems)]
     }
 
     /// Writes the rows to `out` as they are kept, in parallel: row `row` is the stored row
@@ -215,16 +260,15 @@ impl<'a> StoredRows<'a> {
         if out.is_empty() {
             return Ok(());
         }
-        let stored_bytes = self.stored_bytes(self.row_elems);
         let row_bytes = match kept {
             Kept::Encoded(encoder) => self.row_elems * encoder.bytes(),
-            Kept::AsStored => stored_bytes,
+            Kept::AsStored => self.stored_bytes(self.row_elems),
         };
         let tensor = &*self.stored();
         let rows = out.par_chunks_mut(row_bytes).with_min_len(TASK_ELEMS.div_ceil(self.row_elems));
         let wrong = rows.enumerate().find_map_first(|(row, out)| {
             let row = source_row(row);
-            let stored = &tensor[row * stored_bytes..][..stored_bytes];
+            let stored = self.row(tensor, row);
             self.check_scales(row, stored).err().or_else(|| match kept {
                 Kept::Encoded(encoder) => self.read_row(encoder, stored, out).err(),
                 Kept::AsStored => {
@@ -270,9 +314,11 @@ impl<'a> StoredRows<'a> {
                     scale: stored[at],
                 });
             }
-            let of_rows = stored.len() == out.len() / self.row_elems;
             for (at, scale) in scales.as_chunks_mut().0.iter_mut().enumerate() {
-                let at = if of_rows { source_row(at) } else { at };
+                let at = match self.dtype {
+                    Dtype::F8_E4M3_BLOCKS => self.scale_of_block(at),
+                    _ => self.scale_of_row(source_row(at)),
+                };
                 *scale = stored[at].to_ne_bytes();
             }
             self.read(Kept::AsStored, out, source_row)?;
@@ -282,12 +328,12 @@ impl<'a> StoredRows<'a> {
                 false => Ok(()),
             };
         }
-        let (tensor, stored_bytes) = (&*self.stored(), self.stored_bytes(self.row_elems));
+        let tensor = &*self.stored();
         let rows = out.par_chunks_mut(self.row_elems).zip(scales.as_chunks_mut().0);
         let rows = rows.with_min_len(TASK_ELEMS.div_ceil(self.row_elems));
         let wrong = rows.enumerate().find_map_first(|(row, (out, scale))| {
             let row = source_row(row);
-            let stored = &tensor[row * stored_bytes..][..stored_bytes];
+            let stored = self.row(tensor, row);
             let mut values = vec![0.0; self.row_elems];
             (self.decode)(Arch::new(), stored, &mut values);
             let not_finite = values.iter().find(|value| !value.is_finite());
@@ -297,6 +343,27 @@ impl<'a> StoredRows<'a> {
                 .or_else(|| not_finite.map(|&value| self.not_in_fp8(value)))
         });
         wrong.map_or(Ok(()), Err)
+    }
+
+    /// Where the checkpoint has the scale of row `row` of the slice.
+    fn scale_of_row(&self, row: usize) -> usize {
+        match self.slice {
+            WeightSlice::Rows { first, .. } => first + row,
+            _ => row,
+        }
+    }
+
+    /// Where the checkpoint has the scale of block `block` of the slice.
+    fn scale_of_block(&self, block: usize) -> usize {
+        let blocks_of_row = self.row_elems.div_ceil(FP8_BLOCK);
+        let (row, col) = (block / blocks_of_row, block % blocks_of_row);
+        match self.slice {
+            WeightSlice::Whole => block,
+            WeightSlice::Rows { first, .. } => first / FP8_BLOCK * blocks_of_row + block,
+            WeightSlice::Cols { first, of } => {
+                row * of.div_ceil(FP8_BLOCK) + first / FP8_BLOCK + col
+            }
+        }
     }
 
     fn not_in_fp8(&self, value: f32) -> WeightsError {

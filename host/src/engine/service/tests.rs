@@ -181,8 +181,8 @@ impl Executor for Unlucky {
         self.inner.describe()
     }
 
-    fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
-        self.inner.prepare(plan)
+    fn prepare_ranks(&mut self, plans: &[Plan]) -> Result<PreparedPlan, ExecError> {
+        self.inner.prepare_ranks(plans)
     }
 
     fn run_while(

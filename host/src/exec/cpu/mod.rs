@@ -6,6 +6,7 @@
 
 mod activations;
 mod attention;
+mod collective;
 mod dot;
 mod elements;
 mod exp;
@@ -30,30 +31,50 @@ use crate::plan::{
 use crate::weights::fp8;
 use half::f16;
 use rayon::prelude::*;
+use std::slice;
 use std::time::Instant;
 
-/// Runs plans on the CPU, computing in f32.
+/// Runs plans on the CPU, computing in f32. The ranks of a world take turns, operation by operation.
 pub struct CpuExecutor {
+    ranks: Vec<Rank>,
+    prepared: Prepared<Vec<PreparedRank>>,
+}
+
+/// What a rank keeps from step to step.
+struct Rank {
     weights: Vec<StoredWeight>,
     kv: KvCache,
     arena: Vec<f32>,
-    prepared: Prepared<(Plan, ArenaLayout)>,
+}
+
+/// A rank's plan.
+struct PreparedRank {
+    plan: Plan,
+    layout: ArenaLayout,
 }
 
 impl CpuExecutor {
     /// Reads the weights of `plan` and allocates its KV cache.
     ///
     /// # Errors
+    /// As [`CpuExecutor::open_ranks`].
+    pub fn open(plan: &Plan, weights: &dyn WeightSource) -> Result<Self, ExecError> {
+        Self::open_ranks(slice::from_ref(plan), weights)
+    }
+
+    /// Reads the weights of `plans`, one of each rank, and allocates their KV caches.
+    ///
+    /// # Errors
     /// [`ExecError::Unsupported`] for a cache in blocks, [`ExecError::OutOfMemory`],
     /// [`ExecError::Weights`] from `weights`.
-    pub fn open(plan: &Plan, weights: &dyn WeightSource) -> Result<Self, ExecError> {
-        let weights = plan.weights.par_iter().map(|weight| StoredWeight::read(weight, weights));
-        Ok(CpuExecutor {
-            weights: weights.collect::<Result<_, _>>()?,
-            kv: KvCache::new(plan.kv)?,
-            arena: Vec::new(),
-            prepared: Prepared::new(),
-        })
+    pub fn open_ranks(plans: &[Plan], weights: &dyn WeightSource) -> Result<Self, ExecError> {
+        let rank = |plan: &Plan| {
+            let weights = plan.weights.par_iter().map(|weight| StoredWeight::read(weight, weights));
+            let weights = weights.collect::<Result<_, _>>()?;
+            Ok(Rank { weights, kv: KvCache::new(plan.kv)?, arena: Vec::new() })
+        };
+        let ranks = plans.iter().map(rank).collect::<Result<_, ExecError>>()?;
+        Ok(CpuExecutor { ranks, prepared: Prepared::new() })
     }
 
     /// [`memory_budget`](super::memory_budget): weights and cache of `largest`, and one arena for
@@ -76,15 +97,20 @@ impl Executor for CpuExecutor {
         format!("CPU, {threads} thread{}", if threads == 1 { "" } else { "s" })
     }
 
-    fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
-        let plan = plan.fused(has_kernel);
-        let layout = ArenaLayout::new(&plan);
-        let arena_words = arena_words(&layout);
-        if arena_words > self.arena.len() {
-            // No activation outlives a step.
-            self.arena = host_memory::zeroed("CPU", "the activations", arena_words)?;
-        }
-        Ok(self.prepared.push((plan, layout)))
+    fn prepare_ranks(&mut self, plans: &[Plan]) -> Result<PreparedPlan, ExecError> {
+        let prepare = |(plan, rank): (&Plan, &mut Rank)| {
+            let plan = plan.fused(has_kernel);
+            let layout = ArenaLayout::new(&plan);
+            let arena_words = arena_words(&layout);
+            if arena_words > rank.arena.len() {
+                // No activation outlives a step.
+                rank.arena = host_memory::zeroed("CPU", "the activations", arena_words)?;
+            }
+            Ok(PreparedRank { plan, layout })
+        };
+        let ranks = plans.iter().zip(&mut self.ranks).map(prepare);
+        let ranks = ranks.collect::<Result<_, ExecError>>()?;
+        Ok(self.prepared.push(ranks))
     }
 
     fn run_while(
@@ -99,13 +125,13 @@ impl Executor for CpuExecutor {
         // The whole step runs inside the pool: a fork is then a push on a local queue, not a
         // wake-up.
         Ok(rayon::scope(|_| {
-            step.plan.ops.iter().for_each(|op| step.run(op));
+            (0..step.num_ops()).for_each(|op| step.run(op));
             step.finish()
         }))
     }
 
     fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {
-        Ok(&self.prepared.get(plan)?.0)
+        Ok(&self.prepared.get(plan)?[0].plan)
     }
 
     fn run_ops(
@@ -116,9 +142,9 @@ impl Executor for CpuExecutor {
     ) -> Result<(), ExecError> {
         let mut step = self.step(plan, inputs, Want::NextTokens)?;
         rayon::scope(|_| {
-            step.plan.ops.iter().enumerate().try_for_each(|(index, op)| {
+            (0..step.num_ops()).try_for_each(|op| {
                 step.run(op);
-                after(index, &step.frame)
+                after(op, &step.ranks[0].frame)
             })
         })
     }
@@ -149,11 +175,14 @@ impl Executor for CpuExecutor {
     }
 
     fn memory_use(&self) -> Result<MemoryUse, ExecError> {
-        let weights: usize = self.weights.iter().map(StoredWeight::stored_bytes).sum();
+        let bytes = |rank: &Rank| {
+            let weights: usize = rank.weights.iter().map(StoredWeight::stored_bytes).sum();
+            weights + rank.kv.bytes() + size_of_val(&rank.arena[..])
+        };
         // All plans share their tables.
-        let tables = self.prepared.iter().next().map_or(&[][..], |(plan, _)| &plan.constants);
+        let tables = self.prepared.iter().next().map_or(&[][..], |ranks| &ranks[0].plan.constants);
         let tables: usize = tables.iter().map(Constant::bytes).sum();
-        let buffer_bytes = weights + self.kv.bytes() + size_of_val(&self.arena[..]) + tables;
+        let buffer_bytes = self.ranks.iter().map(bytes).sum::<usize>() + tables;
         Ok(MemoryUse { buffer_bytes, ..MemoryUse::default() })
     }
 }
@@ -165,17 +194,20 @@ impl CpuExecutor {
         inputs: &'a StepInputs,
         want: Want<'a>,
     ) -> Result<Step<'a>, ExecError> {
-        let (plan, layout) = self.prepared.get(plan)?;
-        inputs::check(plan, inputs)?;
-        Ok(Step {
-            plan,
-            inputs,
-            want,
-            weights: &self.weights,
-            kv: &mut self.kv,
-            frame: Frame::new(plan, layout, inputs, &mut self.arena),
-            output: StepOutput::default(),
-        })
+        let prepared = self.prepared.get(plan)?;
+        inputs::check(&prepared[0].plan, inputs)?;
+        let ranks = prepared.iter().zip(&mut self.ranks);
+        let step =
+            |(PreparedRank { plan, layout }, rank): (&'a PreparedRank, &'a mut Rank)| RankStep {
+                plan,
+                inputs,
+                want,
+                weights: &rank.weights,
+                kv: &mut rank.kv,
+                frame: Frame::new(plan, layout, inputs, &mut rank.arena),
+                output: StepOutput::default(),
+            };
+        Ok(Step { ranks: ranks.map(step).collect() })
     }
 }
 
@@ -198,6 +230,30 @@ fn has_kernel(op: &Op) -> bool {
 
 /// A step that is being run.
 struct Step<'a> {
+    ranks: Vec<RankStep<'a>>,
+}
+
+impl Step<'_> {
+    fn num_ops(&self) -> usize {
+        self.ranks[0].plan.ops.len()
+    }
+
+    /// Runs operation `index` of every rank.
+    fn run(&mut self, index: usize) {
+        if self.ranks[0].plan.ops[index].is_collective() {
+            return collective::run(&mut self.ranks, index);
+        }
+        self.ranks.iter_mut().for_each(|rank| rank.run(&rank.plan.ops[index]));
+    }
+
+    fn finish(self) -> StepOutput {
+        let first = self.ranks.into_iter().next();
+        first.expect("a rank").finish()
+    }
+}
+
+/// A rank's part of a step.
+struct RankStep<'a> {
     plan: &'a Plan,
     inputs: &'a StepInputs,
     want: Want<'a>,
@@ -207,7 +263,7 @@ struct Step<'a> {
     output: StepOutput,
 }
 
-impl Step<'_> {
+impl RankStep<'_> {
     fn run(&mut self, op: &Op) {
         let (plan, inputs, frame) = (self.plan, self.inputs, &mut self.frame);
         let weight = |id: WeightId| &self.weights[id.0];
@@ -280,6 +336,9 @@ impl Step<'_> {
             Op::GatherRows { x, out } => frame.write(out, None, |out, others| {
                 ops::gather_rows(&others.rows(x), &inputs.logit_rows, out);
             }),
+            Op::AllReduce(_) | Op::AllGather { .. } => {
+                unreachable!("all ranks take part in {}", op.name())
+            }
             Op::Sample { x, .. } => {
                 if self.want.has_next_tokens() {
                     self.output.next_tokens = ops::sample(&frame.rows(x), inputs);

@@ -56,30 +56,34 @@ pub fn memory_budget(
     let devices = devices()?;
     let (device, _, gpu) = device::choose(&devices, ordinal, options.target)?;
     let context_bytes = device::open(device)?.context_bytes;
-    Ok(MemoryBudget { context_bytes, ..budget(gpu, options.gemm, largest, prepared) })
+    Ok(MemoryBudget { context_bytes, ..budget(gpu, options.gemm, largest, prepared)? })
 }
 
 /// The budget on a `gpu`, its context left out.
-fn budget(gpu: Gpu, gemm: Gemm, largest: &Plan, prepared: &[Plan]) -> MemoryBudget {
-    let sizes = Sizes::new(largest, gpu, gemm);
+fn budget(
+    gpu: Gpu,
+    gemm: Gemm,
+    largest: &Plan,
+    prepared: &[Plan],
+) -> Result<MemoryBudget, ExecError> {
+    let sizes = Sizes::new(largest, gpu, gemm)?;
     let of_model = memory::of_model(largest);
     // Weights and tables are one allocation.
     let table_bytes = of_model.buffer_bytes;
     let code = Code::new(gpu, gemm, prepared);
     let cublas_bytes = if gemm == Gemm::Halfwarp { 0 } else { CUBLAS_BYTES };
-    MemoryBudget {
+    let workspaces =
+        [sizes.workspace_bytes, sizes.counter_bytes, sizes.cublas_bytes, sizes.rank_bytes];
+    Ok(MemoryBudget {
         weight_bytes: whole_units(sizes.parameters.bytes) - table_bytes,
         kv_bytes: whole_units(sizes.kv_bytes),
         activation_bytes: whole_units(sizes.arena_bytes),
-        workspace_bytes: [sizes.workspace_bytes, sizes.counter_bytes, sizes.cublas_bytes]
-            .map(whole_units)
-            .iter()
-            .sum(),
+        workspace_bytes: workspaces.map(whole_units).iter().sum(),
         buffer_bytes: table_bytes + whole_units(sizes.step_bytes),
         module_bytes: code.num_kernels * MODULE_BYTES + cublas_bytes,
         graph_bytes: code.num_nodes * GRAPH_NODE_BYTES,
         ..of_model
-    }
+    })
 }
 
 /// What the driver takes for an allocation.
@@ -189,7 +193,7 @@ mod tests {
         assert!(decode.num_kernels <= decode.num_nodes);
 
         let gpu = |plans: &[Plan]| budget(Gpu::HOPPER, Gemm::Halfwarp, &plans[1], plans);
-        let MemoryBudget { module_bytes, graph_bytes, activation_bytes, .. } = gpu(&plans);
+        let MemoryBudget { module_bytes, graph_bytes, activation_bytes, .. } = gpu(&plans).unwrap();
         assert_eq!(module_bytes, both.num_kernels * MODULE_BYTES);
         assert_eq!(graph_bytes, both.num_nodes * GRAPH_NODE_BYTES);
         assert_eq!(activation_bytes, whole_units(ArenaLayout::new(&plans[1]).bytes()));

@@ -148,12 +148,16 @@ pub struct Sizes {
     pub workspace_bytes: usize,
     pub counter_bytes: usize,
     pub cublas_bytes: usize,
+    pub rank_bytes: usize,
 }
 
 impl Sizes {
     /// Those of `plan` on a `gpu`, with linear layers by `gemm`.
-    pub fn new(plan: &Plan, gpu: Gpu, gemm: Gemm) -> Self {
-        Sizes {
+    ///
+    /// # Errors
+    /// [`ExecError::Unsupported`] for a world of another size than kernels take.
+    pub fn new(plan: &Plan, gpu: Gpu, gemm: Gemm) -> Result<Self, ExecError> {
+        Ok(Sizes {
             parameters: ParameterLayout::new(plan),
             kv_bytes: plan.kv.bytes(),
             arena_bytes: ArenaLayout::new(plan).bytes(),
@@ -161,7 +165,8 @@ impl Sizes {
             workspace_bytes: lower::workspace_bytes(plan, gemm),
             counter_bytes: lower::counter_bytes(plan),
             cublas_bytes: cublas::workspace_bytes(gemm),
-        }
+            rank_bytes: lower::rank_workspace_bytes(plan)?,
+        })
     }
 }
 
@@ -179,6 +184,8 @@ pub struct DeviceMemory {
     pub counters: Block,
     /// What cuBLAS needs, if it is used.
     pub cublas_workspace: Block,
+    /// What the ranks of a world meet in.
+    pub rank_workspace: Block,
 }
 
 impl DeviceMemory {
@@ -194,6 +201,12 @@ impl DeviceMemory {
             workspace: allocate("the workspace", sizes.workspace_bytes)?,
             counters: Block::zeroed(device, "the counters", sizes.counter_bytes, stream)?,
             cublas_workspace: allocate("the workspace of cuBLAS", sizes.cublas_bytes)?,
+            rank_workspace: Block::zeroed(
+                device,
+                "the workspace of ranks",
+                sizes.rank_bytes,
+                stream,
+            )?,
         })
     }
 
@@ -215,6 +228,7 @@ impl DeviceMemory {
             step: self.step.address(),
             workspace: self.workspace.address(),
             counters: self.counters.address(),
+            ranks: Vec::new(),
         }
     }
 }

@@ -10,6 +10,7 @@ mod kernel_bench;
 mod memory;
 mod modules;
 mod observe;
+mod ranks;
 mod tensor_maps;
 mod upload;
 
@@ -30,12 +31,12 @@ use self::device::{failed, make_current};
 use self::graph::{Graph, Node};
 use self::memory::{DeviceMemory, Sizes, pinned};
 use self::modules::Modules;
-use super::lower::{self, Task};
+use super::lower::{self, Addresses, RankAddresses, Task};
 use super::prepared::Prepared;
 use super::step_buffer::StepBuffer;
 use super::{
     AfterOp, ExecError, Executor, Gemm, GpuOptions, NextToken, PreparedPlan, StepOutput, StepTimes,
-    Target, Want, WeightSource, inputs,
+    Target, Want, WeightSource, alone, inputs,
 };
 use crate::plan::{ArenaLayout, MemoryUse, Plan, StepInputs, View};
 
@@ -45,6 +46,7 @@ pub use self::budget::free_memory;
 pub use self::cublas::cublas_version;
 pub use self::device::{Capability, DeviceInfo, Version, devices, driver_version, first_device};
 pub use self::kernel_bench::{KernelAttributes, KernelBench};
+pub use self::ranks::CudaRanks;
 
 /// Runs plans on a CUDA device.
 ///
@@ -111,7 +113,7 @@ impl CudaExecutor {
         let device::Opened { context, context_bytes } = device::open(&device)?;
         let mut meter = Meter::start(context_bytes)?;
         let stream = device::open_stream(ordinal)?;
-        let sizes = Sizes::new(plan, gpu, gemm);
+        let sizes = Sizes::new(plan, gpu, gemm)?;
         let mut memory = DeviceMemory::allocate(&device, sizes, &stream)?;
         meter.allocated()?;
         // SAFETY: stream and workspace are dropped after the handle.
@@ -155,6 +157,114 @@ impl CudaExecutor {
     }
 }
 
+/// A plan with a place for everything that it names.
+struct Placed {
+    plan: Plan,
+    step_buffer: StepBuffer,
+    arena_layout: ArenaLayout,
+    addresses: Addresses,
+}
+
+/// A step that runs.
+struct Started {
+    num_rows: usize,
+    num_logits: usize,
+    has_next_tokens: bool,
+}
+
+impl CudaExecutor {
+    /// `plan` with its fused operations, in the executor's memory.
+    fn place(&self, plan: &Plan) -> Result<Placed, ExecError> {
+        make_current(self.context)?;
+        let plan = lower::fused(plan, self.gemm);
+        let step_buffer = StepBuffer::new(&plan, self.gpu);
+        let arena_layout = ArenaLayout::new(&plan);
+        let fits = arena_layout.bytes() <= self.memory.arena.bytes()
+            && step_buffer.len() * size_of::<u32>() <= self.memory.step.bytes()
+            && lower::workspace_bytes(&plan, self.gemm) <= self.memory.workspace.bytes()
+            && lower::counter_bytes(&plan) <= self.memory.counters.bytes()
+            && next_tokens_len(&plan) <= self.next_tokens.len();
+        if !fits || plan.outputs().any(|output| !is_whole(&plan, &output)) {
+            return Err(ExecError::Unsupported {
+                op: format!("a plan of {:?}", plan.bounds),
+                why: "bounds beyond those that the device was opened with, or outputs with gaps"
+                    .to_owned(),
+            });
+        }
+        let mut addresses = self.memory.addresses(&plan, &arena_layout);
+        // Pinned memory has one address for host and device.
+        if let Some(next_tokens) = plan.next_tokens {
+            addresses.tensors[next_tokens.tensor.0] = self.next_tokens.as_ptr() as u64;
+        }
+        Ok(Placed { plan, step_buffer, arena_layout, addresses })
+    }
+
+    /// Makes a graph of a plan, and keeps it.
+    fn capture(&mut self, placed: Placed) -> Result<PreparedPlan, ExecError> {
+        make_current(self.context)?;
+        let Placed { plan, step_buffer, arena_layout, addresses } = placed;
+        let tasks = lower::lower_with(self.gemm, &plan, &addresses, self.gpu, tensor_maps::encode)?;
+        self.meter.loading(|| self.modules.load(self.context, tasks.iter().flatten()))?;
+        let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter().flatten())?;
+        // SAFETY: modules and memory live as long as this executor, and are dropped after its
+        // graphs.
+        let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
+        Ok(self.prepared.push(CudaPlan { plan, tasks, step_buffer, arena_layout, graph }))
+    }
+
+    /// Starts a step. [`CudaExecutor::finish`] has to come, whatever this returns: until then the device may use the
+    /// executor's buffers.
+    fn start(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        want: Want<'_>,
+    ) -> Result<Started, ExecError> {
+        let CudaPlan { plan, step_buffer, arena_layout, graph, .. } = self.prepared.get(plan)?;
+        inputs::check(plan, inputs)?;
+        make_current(self.context)?;
+
+        let num_rows = inputs.logit_rows.len();
+        let (rows, width) = (want.logit_rows(num_rows), plan.output.width);
+        let num_logits = rows.iter().map(|rows| rows.len() * width).sum();
+        if num_logits > self.logits.len() {
+            self.logits = pinned(num_logits)?;
+        }
+
+        let step_inputs = &mut self.step_inputs[..step_buffer.len()];
+        let written = step_buffer.write(plan, inputs, step_inputs);
+        let step_inputs = cast_slice(&step_inputs[..written]);
+        let mut logits = &mut self.logits[..num_logits];
+        let stream: &Stream = &self.stream;
+        // SAFETY: the buffers are pinned, and untouched until the synchronisation in `finish`.
+        unsafe { self.memory.step.write_async(0, step_inputs, stream) }?;
+        graph.launch(stream)?;
+        for rows in rows.into_iter().filter(|rows| !rows.is_empty()) {
+            let first = rows.start * width * size_of::<f32>();
+            let offset = arena_layout.offset(plan.output.tensor) + first;
+            let part = logits.split_off_mut(..rows.len() * width).unwrap_or_default();
+            // SAFETY: as above.
+            unsafe { self.memory.arena.read_async(offset, cast_slice_mut(part), stream) }?;
+        }
+        let has_next_tokens = want.has_next_tokens() && plan.next_tokens.is_some();
+        Ok(Started { num_rows, num_logits, has_next_tokens })
+    }
+
+    /// Waits for what was started.
+    fn finish(&mut self, started: Result<Started, ExecError>) -> Result<StepOutput, ExecError> {
+        make_current(self.context)?;
+        self.stream.synchronize().map_err(failed("running a step"))?;
+        let Started { num_rows, num_logits, has_next_tokens } = started?;
+        let mut output = StepOutput::default();
+        if has_next_tokens {
+            let outputs = self.next_tokens[..num_rows].iter();
+            output.next_tokens = outputs.copied().map(NextToken::of_output).collect();
+        }
+        output.logits = self.logits[..num_logits].to_vec();
+        Ok(output)
+    }
+}
+
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
         // What follows is dropped in this thread; where this fails, so does freeing, and the
@@ -181,35 +291,9 @@ impl Executor for CudaExecutor {
         true
     }
 
-    fn prepare(&mut self, plan: &Plan) -> Result<PreparedPlan, ExecError> {
-        make_current(self.context)?;
-        let plan = &lower::fused(plan, self.gemm);
-        let (step_buffer, arena_layout) = (StepBuffer::new(plan, self.gpu), ArenaLayout::new(plan));
-        let fits = arena_layout.bytes() <= self.memory.arena.bytes()
-            && step_buffer.len() * size_of::<u32>() <= self.memory.step.bytes()
-            && lower::workspace_bytes(plan, self.gemm) <= self.memory.workspace.bytes()
-            && lower::counter_bytes(plan) <= self.memory.counters.bytes()
-            && next_tokens_len(plan) <= self.next_tokens.len();
-        if !fits || plan.outputs().any(|output| !is_whole(plan, &output)) {
-            return Err(ExecError::Unsupported {
-                op: format!("a plan of {:?}", plan.bounds),
-                why: "bounds beyond those that the device was opened with, or outputs with gaps"
-                    .to_owned(),
-            });
-        }
-        let mut addresses = self.memory.addresses(plan, &arena_layout);
-        // Pinned memory has one address for host and device.
-        if let Some(next_tokens) = plan.next_tokens {
-            addresses.tensors[next_tokens.tensor.0] = self.next_tokens.as_ptr() as u64;
-        }
-        let tasks = lower::lower_with(self.gemm, plan, &addresses, self.gpu, tensor_maps::encode)?;
-        self.meter.loading(|| self.modules.load(self.context, tasks.iter().flatten()))?;
-        let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter().flatten())?;
-        // SAFETY: modules and memory live as long as this executor, and are dropped after its
-        // graphs.
-        let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
-        let plan = plan.clone();
-        Ok(self.prepared.push(CudaPlan { plan, tasks, step_buffer, arena_layout, graph }))
+    fn prepare_ranks(&mut self, plans: &[Plan]) -> Result<PreparedPlan, ExecError> {
+        let placed = self.place(alone(plans)?)?;
+        self.capture(placed)
     }
 
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
@@ -222,50 +306,14 @@ impl Executor for CudaExecutor {
         want: Want<'_>,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, ExecError> {
-        let CudaPlan { plan, step_buffer, arena_layout, graph, .. } = self.prepared.get(plan)?;
-        inputs::check(plan, inputs)?;
-        make_current(self.context)?;
-
-        let num_rows = inputs.logit_rows.len();
-        let (rows, width) = (want.logit_rows(num_rows), plan.output.width);
-        let num_logits = rows.iter().map(|rows| rows.len() * width).sum();
-        if num_logits > self.logits.len() {
-            self.logits = pinned(num_logits)?;
-        }
-
-        let step_inputs = &mut self.step_inputs[..step_buffer.len()];
-        let written = step_buffer.write(plan, inputs, step_inputs);
-        let step_inputs = cast_slice(&step_inputs[..written]);
-        let mut logits = &mut self.logits[..num_logits];
-        let stream: &Stream = &self.stream;
-        // SAFETY: the buffers are pinned, and untouched until the synchronisation below, which
-        // comes in any case.
-        let started = unsafe { self.memory.step.write_async(0, step_inputs, stream) }
-            .and_then(|()| graph.launch(stream))
-            .and_then(|()| {
-                rows.into_iter().filter(|rows| !rows.is_empty()).try_for_each(|rows| {
-                    let first = rows.start * width * size_of::<f32>();
-                    let offset = arena_layout.offset(plan.output.tensor) + first;
-                    let part = logits.split_off_mut(..rows.len() * width).unwrap_or_default();
-                    // SAFETY: as above.
-                    unsafe { self.memory.arena.read_async(offset, cast_slice_mut(part), stream) }
-                })
-            });
+        let started = self.start(plan, inputs, want);
         // A panic comes after the wait too.
         let panicked = catch_unwind(AssertUnwindSafe(meanwhile)).err();
-        self.stream.synchronize().map_err(failed("running a step"))?;
+        let output = self.finish(started);
         if let Some(panic) = panicked {
             resume_unwind(panic);
         }
-        started?;
-
-        let mut output = StepOutput::default();
-        if want.has_next_tokens() && plan.next_tokens.is_some() {
-            let outputs = self.next_tokens[..num_rows].iter();
-            output.next_tokens = outputs.copied().map(NextToken::of_output).collect();
-        }
-        output.logits = self.logits[..num_logits].to_vec();
-        Ok(output)
+        output
     }
 
     fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {

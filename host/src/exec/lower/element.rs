@@ -9,7 +9,7 @@ use kernels::gemm::{
 };
 use kernels::tile::element::Operand16;
 
-use super::{Lowering, sum_order};
+use super::{Lowering, collective, sum_order};
 use crate::exec::ExecError;
 use crate::plan::{self, Dtype, Norm, Op, Weight};
 
@@ -23,6 +23,9 @@ pub(super) trait Stored: AttentionElement {
 
     /// The linear layer whose operands are of this type.
     fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError>;
+
+    /// A sum over ranks of elements of this type.
+    fn all_reduce(lowering: &Lowering<'_>, op: &plan::AllReduce) -> Result<Vec<Launch>, ExecError>;
 }
 
 impl Stored for f32 {
@@ -48,6 +51,10 @@ impl Stored for f32 {
         let (gpu, order) = (lowering.gpu, sum_order(lowering.plan));
         Ok(linear.launch(gpu, order, lowering.num_rows(x), &operands))
     }
+
+    fn all_reduce(_: &Lowering<'_>, _: &plan::AllReduce) -> Result<Vec<Launch>, ExecError> {
+        Err(collective::only_16_bits())
+    }
 }
 
 impl Stored for f16 {
@@ -56,6 +63,10 @@ impl Stored for f16 {
     fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
         dense16::<f16>(lowering, op)
     }
+
+    fn all_reduce(lowering: &Lowering<'_>, op: &plan::AllReduce) -> Result<Vec<Launch>, ExecError> {
+        lowering.all_reduce::<f16>(op)
+    }
 }
 
 impl Stored for bf16 {
@@ -63,6 +74,10 @@ impl Stored for bf16 {
 
     fn linear(lowering: &mut Lowering<'_>, op: &plan::Linear) -> Result<Launched, ExecError> {
         dense16::<bf16>(lowering, op)
+    }
+
+    fn all_reduce(lowering: &Lowering<'_>, op: &plan::AllReduce) -> Result<Vec<Launch>, ExecError> {
+        lowering.all_reduce::<bf16>(op)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use kernels::gemm::{Linear16, SumOrder};
 
-use super::{fp8, sum_order, tiles};
+use super::{collective, fp8, sum_order, tiles};
 use crate::exec::Gemm;
 use crate::plan::{Dtype, Linear, Op, Plan};
 
@@ -16,6 +16,8 @@ pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
         Op::Linear(linear) => gemm == Gemm::Halfwarp && has_kernel(plan, linear),
         // A prompt's keys are many tiles' queries'.
         Op::AppendAttention(_) => plan.decodes(),
+        // One with a residual alone is an addition after it.
+        Op::AllReduce(op) => op.norm.is_none() || collective::fuses(plan, op),
         _ => true,
     })
 }

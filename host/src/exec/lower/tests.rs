@@ -68,6 +68,7 @@ fn addresses() -> Addresses {
         step: STEP,
         workspace: WORKSPACE,
         counters: COUNTERS,
+        ranks: Vec::new(),
     }
 }
 
@@ -379,6 +380,7 @@ fn layer_symbols(plan: &Plan) -> Vec<&'static str> {
         step: STEP,
         workspace: WORKSPACE,
         counters: COUNTERS,
+        ranks: Vec::new(),
     };
     let launches = lower(plan, &addresses, Gpu::HOPPER, |spec| Ok(spec.emulated())).unwrap();
     let symbols = launches.iter().flatten().map(|launch| launch.symbol);

@@ -2,8 +2,8 @@
 //! blocks have whole ones.
 
 use super::super::{
-    AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend, View,
-    WeightId,
+    AllReduce, AppendAttention, Attention, Dtype, Linear, Norm, Op, Plan, PlanError, RopeAppend,
+    View, WeightId,
 };
 
 /// Types that operations compute on.
@@ -45,9 +45,23 @@ impl Plan {
         let at = format!("operation {index}, {}", op.name());
         let is = |what, got, wanted: &[Dtype]| is(&at, what, got, wanted);
         match *op {
-            Op::Embedding { table, out } => {
+            Op::Embedding { table, out, .. } => {
                 self.check_matrix(&at, "the table", table, FLOATS)?;
                 is("out", self.dtype(out), &[Dtype::F32])
+            }
+            Op::AllReduce(AllReduce { x, residual, norm }) => {
+                is("x", self.dtype(x), FLOATS)?;
+                residual.map_or(Ok(()), |residual| {
+                    is("the residual", self.dtype(residual), &[Dtype::F32])
+                })?;
+                norm.map_or(Ok(()), |(norm, out)| {
+                    self.check_vector(&at, "the norm's weight", norm.weight)?;
+                    is("out", self.dtype(out), &[self.dtype(x)])
+                })
+            }
+            Op::AllGather { x, out, .. } => {
+                is("x", self.dtype(x), FLOATS)?;
+                is("out", self.dtype(out), &[self.dtype(x)])
             }
             Op::GatherRows { x, out } => {
                 is("x", self.dtype(x), FLOATS)?;
@@ -96,7 +110,7 @@ impl Plan {
                 is("out", self.dtype(out), &[gate])
             }
             Op::Add { x, residual, out } => {
-                is("x", self.dtype(x), &[Dtype::F32])?;
+                is("x", self.dtype(x), FLOATS)?;
                 is("the residual", self.dtype(residual), &[Dtype::F32])?;
                 is("out", self.dtype(out), &[Dtype::F32])
             }

@@ -5,8 +5,8 @@ mod dtypes;
 mod tests;
 
 use super::{
-    AppendAttention, Attention, Constant, ConstantId, Linear, MaterializedAttention, Op, Plan,
-    PlanError, RopeAppend, Rows, View, Weight, WeightId,
+    AllReduce, AppendAttention, Attention, Constant, ConstantId, Linear, MaterializedAttention, Op,
+    Plan, PlanError, RopeAppend, Rows, View, Weight, WeightId,
 };
 
 impl Plan {
@@ -69,6 +69,7 @@ impl Plan {
         let allowed = |read: View, out: View| match op {
             _ if read.tensor != out.tensor => true,
             Op::RopeAppend(_) if !read.overlaps(out) => true,
+            Op::AllReduce(_) if read == out => true,
             _ => in_place == Some(read) && read == out,
         };
         for out in op.writes() {
@@ -83,7 +84,7 @@ impl Plan {
 
     fn check_op(&self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::Embedding { table, out } => {
+            Op::Embedding { table, out, .. } => {
                 self.rows_are(out, Rows::Tokens)?;
                 same("columns", out.width, self.weight(table).cols)
             }
@@ -112,6 +113,23 @@ impl Plan {
             Op::Add { x, residual, out } => {
                 self.same_shape(x, residual)?;
                 self.same_shape(x, out)
+            }
+            // Whole rows: a message is one piece of memory.
+            Op::AllReduce(AllReduce { x, residual, norm }) => {
+                same("columns", x.width, self.tensor(x.tensor).width)?;
+                residual.map_or(Ok(()), |residual| self.same_shape(x, residual))?;
+                ensure(norm.is_none() || residual.is_some(), || "a norm of no residual".into())?;
+                norm.map_or(Ok(()), |(norm, out)| {
+                    self.same_shape(x, out)?;
+                    same("columns of the norm", self.vector(norm.weight)?, x.width)
+                })
+            }
+            Op::AllGather { x, first_column, out } => {
+                self.same_rows(x, out)?;
+                same("columns", x.width, self.tensor(x.tensor).width)?;
+                same("columns of out", out.width, self.tensor(out.tensor).width)?;
+                let end = first_column + x.width;
+                ensure(end <= out.width, || format!("column {end} of {}", out.width))
             }
             Op::GatherRows { x, out } => {
                 self.rows_are(x, Rows::Tokens)?;

@@ -256,6 +256,38 @@ fn a_residual_of_what_others_read_is_added_by_itself() {
     }
 }
 
+/// The projection of [`unfused`] is a rank's summand, in the type of the operands.
+fn summed() -> Plan {
+    let mut plan = unfused();
+    let x = linear(&mut plan, 6).out;
+    plan.tensors[x.tensor.0].dtype = plan.numerics.precision.operand();
+    plan.ops.insert(7, Op::AllReduce(AllReduce::new(x)));
+    plan
+}
+
+#[test]
+fn a_sum_over_ranks_is_added_and_normed() {
+    let all_reduces = |plan: &Plan| -> Vec<&'static str> {
+        let fused = plan.fused(|op| !matches!(op, Op::Linear(_)));
+        names(&fused).into_iter().filter(|name| name.starts_with("all_reduce")).collect()
+    };
+    assert_eq!(summed().check(), Ok(()));
+    assert_eq!(all_reduces(&summed()), ["all_reduce_norm"]);
+    assert_eq!(summed().fused(|op| !matches!(op, Op::Linear(_))).check(), Ok(()));
+    // The sum is read later; it is added to another row; what is normed is not the residual.
+    let mut read = summed();
+    let x = linear(&mut read, 6).out;
+    read.ops.insert(9, Op::RmsNorm { x, weight: WeightId(1), out: x, eps: 1e-6 });
+    assert_eq!(all_reduces(&read), ["all_reduce"]);
+    let mut apart = summed();
+    apart.numerics.fusion.residual = false;
+    assert_eq!(all_reduces(&apart), ["all_reduce"]);
+    let mut other = summed();
+    let Op::RmsNorm { x, .. } = &mut other.ops[9] else { panic!("{:?}", other.ops[9]) };
+    *x = view(2, 0, 32);
+    assert_eq!(all_reduces(&other), ["all_reduce_add"]);
+}
+
 #[test]
 fn what_is_not_stored_costs_no_bytes() {
     let plan = Decoder::SMALL.plan(4, 1);

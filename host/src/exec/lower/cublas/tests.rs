@@ -245,6 +245,7 @@ impl Device {
             step,
             workspace: memory.alloc("workspace", Init::Poisoned(workspace_bytes)),
             counters: 0,
+            ranks: Vec::new(),
         };
         Device { memory, addresses, x, weight, bias, residual }
     }

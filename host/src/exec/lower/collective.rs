@@ -1,0 +1,128 @@
+//! Operations in which all ranks take part.
+
+use cuda_std::launch::{DevicePtr, Launch, LaunchError};
+use kernels::all_reduce::{
+    AllGather, AllReduce, AllReduceNorm, NormOperands, Ranks, Workspace, one_shot_max_bytes,
+};
+use kernels::element::Half;
+use kernels::gemm::OutputOf;
+
+use super::Lowering;
+use super::element::{Launched, Stored};
+use crate::exec::ExecError;
+use crate::plan::{self, Dtype, Norm, Op, Plan, View};
+
+/// Bytes of the workspace that a rank of `plan` meets the others in: the same for all plans of a
+/// model. 0 for one that is alone.
+///
+/// # Errors
+/// [`ExecError::Unsupported`] for a world of another size than kernels take.
+pub fn rank_workspace_bytes(plan: &Plan) -> Result<usize, ExecError> {
+    match plan.rank.is_alone() {
+        true => Ok(0),
+        false => workspace(plan).map(|workspace| workspace.bytes()),
+    }
+}
+
+/// Whether one kernel computes `op`, which has a norm.
+pub(super) fn fuses(plan: &Plan, op: &plan::AllReduce) -> bool {
+    let rows = plan.bounds.max_rows(plan.tensor(op.x.tensor).rows);
+    let out = op.norm.map(|(_, out)| plan.dtype(out));
+    let (max_rows, width) = norm_shape(plan);
+    plan.dtype(op.x) != Dtype::F32
+        && out == Some(plan.dtype(op.x))
+        && (rows <= max_rows && op.x.width == width)
+}
+
+/// Rows and columns of the sums of `plan`, which all have one width, that one kernel adds to the residual and norms: those for
+/// which one shot is taken.
+fn norm_shape(plan: &Plan) -> (usize, usize) {
+    let width = plan.ops.iter().find_map(|op| match op {
+        Op::AllReduce(op) => Some(op.x.width),
+        _ => None,
+    });
+    let width = width.filter(|&width| AllReduceNorm::takes(width));
+    width.map_or((0, 0), |width| (max_elems(plan) / width, width))
+}
+
+/// Elements of a sum for which one shot is taken.
+fn max_elems(plan: &Plan) -> usize {
+    one_shot_max_bytes(plan.rank.world) / size_of::<u16>()
+}
+
+fn workspace(plan: &Plan) -> Result<Workspace, ExecError> {
+    Workspace::new(plan.rank.world, max_elems(plan), norm_shape(plan)).map_err(|why| {
+        let op = format!("{} ranks", plan.rank.world);
+        ExecError::Unsupported { op, why: why.to_string() }
+    })
+}
+
+impl Lowering<'_> {
+    pub(super) fn all_reduce<E: Stored + Half>(
+        &self,
+        op: &plan::AllReduce,
+    ) -> Result<Vec<Launch>, ExecError>
+    where
+        f32: OutputOf<E>,
+    {
+        let &plan::AllReduce { x, residual, norm } = op;
+        let unsupported = |why: LaunchError| self.unsupported(op, &why);
+        if let (Some(residual), Some((Norm { weight, eps }, out))) = (residual, norm) {
+            let operands = NormOperands {
+                x: self.view::<E>(x)?.ptr,
+                residual: self.view(residual)?.ptr,
+                weight: self.weight(weight)?,
+                out: self.view(out)?.ptr,
+            };
+            let norm = AllReduceNorm { max_rows: self.max_rows(x), hidden_size: x.width, eps };
+            let launch = norm.launch(&self.ranks(op)?, self.num_rows(x), &operands);
+            return Ok(launch.map_err(unsupported)?.into_iter().collect());
+        }
+        let all_reduce = AllReduce { max_rows: self.max_rows(x), width: x.width };
+        let (ranks, all) = (self.ranks(op)?, self.of_all_ranks::<E>(x));
+        let launch = all_reduce.launch(&ranks, self.num_rows(x), &all).map_err(unsupported)?;
+        let add = residual.map(|residual| self.add::<E>(x, residual, residual)).transpose()?;
+        let add = add.transpose().map_err(unsupported)?.flatten();
+        Ok(launch.into_iter().chain(add).collect())
+    }
+
+    pub(super) fn all_gather(
+        &self,
+        x: View,
+        first_column: usize,
+        out: View,
+    ) -> Result<Launched, ExecError> {
+        let all_gather = AllGather {
+            max_rows: self.max_rows(x),
+            width: x.width,
+            out_width: out.width,
+            first_column,
+        };
+        let own = DevicePtr::new(self.address(x));
+        let ranks = self.ranks(&plan::AllReduce::new(x))?;
+        Ok(all_gather.launch(&ranks, self.num_rows(x), own, &self.of_all_ranks(out)))
+    }
+
+    fn ranks(&self, op: &plan::AllReduce) -> Result<Ranks, ExecError> {
+        let addresses = self.addresses.ranks.iter();
+        let addresses = addresses.map(|rank| DevicePtr::new(rank.workspace)).collect();
+        Ranks::new(self.plan.rank.index, workspace(self.plan)?, addresses)
+            .map_err(|why| self.unsupported(op, &why))
+    }
+
+    fn unsupported(&self, op: &plan::AllReduce, why: &LaunchError) -> ExecError {
+        ExecError::Unsupported { op: Op::AllReduce(*op).name().to_owned(), why: why.to_string() }
+    }
+
+    /// The whole activation of `view`, of every rank.
+    fn of_all_ranks<T>(&self, view: View) -> Vec<DevicePtr<T>> {
+        let ranks = self.addresses.ranks.iter();
+        ranks.map(|rank| DevicePtr::new(rank.tensors[view.tensor.0])).collect()
+    }
+}
+
+/// Why f32 is not summed.
+pub(super) fn only_16_bits() -> ExecError {
+    let why = format!("{} operands; GPUs that share a model compute in F16 or BF16", Dtype::F32);
+    ExecError::Unsupported { op: "all_reduce".to_owned(), why }
+}
