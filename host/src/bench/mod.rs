@@ -1,5 +1,6 @@
 //! Timing of kernels, and of whole models.
 
+pub mod all_reduce;
 pub mod attention;
 pub mod attention_fp8;
 pub mod end_to_end;

@@ -1,5 +1,6 @@
 //! `halfwarp bench`.
 
+mod all_reduce;
 mod baseline;
 mod end_to_end;
 mod fusion;
@@ -9,6 +10,7 @@ mod output;
 mod serve;
 
 use super::{failure::Failure, mission};
+use all_reduce::AllReduceArgs;
 use clap::Subcommand;
 use end_to_end::EndToEndArgs;
 use fusion::FusionArgs;
@@ -47,6 +49,8 @@ enum Command {
     Kernels(KernelsArgs),
     /// Compare fused with unfused operations: launches and bytes by the plan, times on a GPU.
     Fusion(FusionArgs),
+    /// Time all-reduces between GPUs of this machine; each is verified first.
+    AllReduce(AllReduceArgs),
     /// Fill a long context, decode at its half and its end, and count the memory by part ("GPU-015
     /// ultra-mega-long context").
     LongContext(LongContextArgs),
@@ -62,6 +66,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         None => end_to_end::run(&args.end_to_end),
         Some(Command::Kernels(args)) => kernels::run(args),
         Some(Command::Fusion(args)) => fusion::run(args),
+        Some(Command::AllReduce(args)) => all_reduce::run(args),
         Some(Command::LongContext(args)) => long_context::run(args),
         Some(Command::Mission(args)) => mission::run(args),
         Some(Command::Serve(args)) => serve::run(args),

@@ -46,6 +46,18 @@ pub const MODELS: &[Shapes] = &[
         tied: true,
     },
     Shapes {
+        name: "qwen2.5-7b",
+        config: include_str!("qwen2.5-7b.json"),
+        hidden_size: 3584,
+        intermediate_size: 18944,
+        num_layers: 28,
+        q_dim: 28 * 128,
+        kv_dim: 4 * 128,
+        vocab_size: 152064,
+        fused: false,
+        tied: false,
+    },
+    Shapes {
         name: "phi-3-mini",
         config: include_str!("phi-3-mini.json"),
         hidden_size: 3072,
@@ -104,6 +116,7 @@ mod tests {
             shapes.tensors().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
         };
         assert_eq!(count(&MODELS[1]), 494_032_768);
-        assert_eq!(count(&MODELS[2]), 3_821_079_552);
+        assert_eq!(count(&MODELS[2]), 7_615_616_512);
+        assert_eq!(count(&MODELS[3]), 3_821_079_552);
     }
 }
