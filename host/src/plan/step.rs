@@ -153,8 +153,8 @@ impl StepInputs {
         self.edit_ends.resize(self.logit_rows.len(), self.edits.len());
     }
 
-    /// Changes logits of the last row before its token is chosen: of each token one at most. The host does not want the
-    /// logits of such a row, which are those before or after, as the executor has it.
+    /// Changes logits of the last row before its token is chosen: of each token one at most. Logits that an executor returns
+    /// of such a row ([`Want`](crate::exec::Want)) may be those before or those after.
     ///
     /// # Panics
     /// If there is no row.

@@ -3,7 +3,8 @@
 //! A rank stores its vectors in the workspace of every peer. There each channel has two buffers of
 //! `[WORLD, 2, vectors]` lines, for even and odd epochs. A rank that sends in epoch `e + 2` has
 //! received in epoch `e + 1` from each peer, which sent after its epoch `e` had ended: nobody reads
-//! any more what the rank overwrites.
+//! any more what the rank overwrites. With one buffer a rank would overwrite in epoch `e + 1` what a
+//! peer may still read in epoch `e`.
 
 use crate::all_reduce::next_epoch;
 use crate::element::{Half, VEC_ELEMS};
