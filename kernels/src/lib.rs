@@ -20,6 +20,7 @@ pub mod gather_rows;
 pub mod gemm;
 
 pub mod kv_cache;
+pub mod place_columns;
 pub mod quantise_rows;
 pub mod rms_norm;
 pub mod rope;

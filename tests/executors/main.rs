@@ -68,7 +68,7 @@ fn open_cpu(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>
 }
 
 fn gpu_options(gemm: Gemm, target: Option<Target>) -> GpuOptions {
-    GpuOptions { gemm, target, cubin_dir: default_cubin_dir() }
+    GpuOptions { gemm, target, cubin_dir: default_cubin_dir(), ..GpuOptions::default() }
 }
 
 fn open_cuda(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Executor>, ExecError> {

@@ -14,10 +14,12 @@
 //!     // SAFETY: a line each, of zeros before, which nothing else writes.
 //!     unsafe {
 //!         peer::store_flagged(theirs, 0, data, 1);
+//!         let mut patience = peer::Patience::new();
 //!         loop {
 //!             if let Some(received) = peer::load_flagged(own, 0, 1) {
 //!                 return received;
 //!             }
+//!             patience.wait();
 //!         }
 //!     }
 //! }
@@ -32,6 +34,50 @@ pub const LINE_WORDS: usize = 2;
 
 /// Bytes of a line: 8 of data.
 pub const LINE_BYTES: usize = 8 * LINE_WORDS;
+
+/// Looks at a peer's flag before the peer is given up. A look is a load that other devices see, of half a microsecond
+/// and more: some twenty seconds.
+const MAX_LOOKS: u32 = 1 << 25;
+
+/// For how long a thread waits for a peer: one that has died or hangs must not keep the others forever.
+///
+/// Looks are counted, not nanoseconds: reading a clock takes longer than the load that is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    looks: u32,
+}
+
+impl Patience {
+    /// That of one wait.
+    #[inline(always)]
+    #[expect(clippy::new_without_default, reason = "a wait has a start")]
+    pub const fn new() -> Self {
+        Patience { looks: 0 }
+    }
+
+    /// To be called after each look that found nothing. When there were too many, the launch ends with an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait(&mut self) {
+        self.looks += 1;
+        if self.looks >= MAX_LOOKS {
+            give_up();
+        }
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn give_up() {
+    // SAFETY: `trap` has no operands.
+    unsafe { core::arch::nvptx::trap() }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+#[track_caller]
+fn give_up() {
+    panic!("a peer has not answered {MAX_LOOKS} looks: it has ended, or makes other launches");
+}
 
 instruction! {
     /// Stores line `index` of 16 bytes: two words of data, each with `flag` in the upper half of

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::kernels::{BenchError, check_error, relative_error};
 use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaRanks;
-use crate::exec::{ExecError, Executor, GpuOptions, Want, default_cubin_dir};
+use crate::exec::{Collectives, ExecError, Executor, GpuOptions, Want, default_cubin_dir};
 use crate::plan::{
     AllReduce, Bounds, Dtype, KvLayout, KvStorage, Numerics, Op, PAGE_SIZE, Plan, PlanBuilder,
     PlanError, Precision, Rank, Rows, StepInputs, Weight,
@@ -29,9 +29,9 @@ const WEIGHTS: RandomWeights = RandomWeights::UNIFORM;
 pub struct Row {
     /// `all_reduce`.
     pub op: &'static str,
-    /// `halfwarp`.
+    /// `halfwarp` or `nccl`.
     #[serde(rename = "impl")]
-    pub implementation: &'static str,
+    pub implementation: String,
     /// GPUs.
     pub world: usize,
     /// Bytes of the message, in f16.
@@ -44,11 +44,11 @@ pub struct Row {
     pub gpu: String,
 }
 
-/// Measures an all-reduce of `bytes` in f16 between the first `world` GPUs.
+/// Measures an all-reduce of `bytes` in f16 between the first `world` GPUs, by halfwarp's kernels or NCCL.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn measure(world: usize, bytes: usize) -> Result<Row, BenchError> {
+pub fn measure(world: usize, bytes: usize, collectives: Collectives) -> Result<Row, BenchError> {
     let elems = bytes / 2;
     let width = if elems.is_multiple_of(WIDTH) { WIDTH } else { elems };
     let bench = Bench { num_rows: elems / width, width };
@@ -57,8 +57,10 @@ pub fn measure(world: usize, bytes: usize) -> Result<Row, BenchError> {
         Rank::all(world).map(|rank| bench.plan(rank, calls)).collect()
     };
     let (two_rounds, one_round) = (plans(2 * calls)?, plans(calls)?);
-    let options = GpuOptions { cubin_dir: default_cubin_dir(), ..GpuOptions::default() };
-    let mut gpus = CudaRanks::open(0, &options, &two_rounds, &WEIGHTS)?.without_overlap();
+    let cubin_dir = default_cubin_dir();
+    let options = GpuOptions { collectives, cubin_dir, ..GpuOptions::default() };
+    let ordinals: Vec<usize> = (0..world).collect();
+    let mut gpus = CudaRanks::open(&ordinals, &options, &two_rounds, &WEIGHTS)?.without_overlap();
     let [two, one] = [gpus.prepare_ranks(&two_rounds)?, gpus.prepare_ranks(&one_round)?];
 
     let inputs = bench.inputs();
@@ -78,7 +80,7 @@ pub fn measure(world: usize, bytes: usize) -> Result<Row, BenchError> {
     times.sort_by(f64::total_cmp);
     Ok(Row {
         op: "all_reduce",
-        implementation: "halfwarp",
+        implementation: collectives.to_string(),
         world,
         bytes,
         us: times[REPEATS / 2],

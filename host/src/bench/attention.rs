@@ -24,7 +24,7 @@ use super::kernels::{
 };
 use super::random::{RandomWeights, norm, normed};
 use crate::exec::cuda::CudaExecutor;
-use crate::exec::{ExecError, Executor, Gemm, GpuOptions, PreparedPlan, Target, Want};
+use crate::exec::{ExecError, Executor, GpuOptions, PreparedPlan, Target, Want};
 use crate::plan::{
     Attention, Bounds, Dtype, KvLayout, KvStorage, Op, Plan, PlanBuilder, PlanError, Precision,
     Rows, Weight,
@@ -88,7 +88,7 @@ pub enum Timed {
 pub fn open(subject: &Subject, shape: Shape, timed: Timed) -> Result<Calls, BenchError> {
     shape.check()?;
     let &Subject { gpu: ordinal, target, precision, ref cubin_dir } = subject;
-    let options = GpuOptions { gemm: Gemm::Halfwarp, target, cubin_dir: cubin_dir.clone() };
+    let options = GpuOptions { target, cubin_dir: cubin_dir.clone(), ..GpuOptions::default() };
     let copies = num_copies(shape.bytes(precision.operand()), MAX_COPIES);
     let bench = Bench { shape, precision, timed, copies };
     let calls = calls_per_round(copies);

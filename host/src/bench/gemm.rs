@@ -158,7 +158,8 @@ pub fn measure(subject: &Subject, shape: Shape) -> Result<Row<Shape>, BenchError
 pub fn open(subject: &Subject, shape: Shape) -> Result<Calls, BenchError> {
     subject.check()?;
     let &Subject { gpu: ordinal, gemm, target, ref cubin_dir, .. } = subject;
-    let options = GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() };
+    let options =
+        GpuOptions { gemm, target, cubin_dir: cubin_dir.clone(), ..GpuOptions::default() };
     let m = shape.m;
     let copies = num_copies(shape.bytes(subject.dtype()), MAX_COPIES);
     let calls = calls_per_round(copies);

@@ -1,6 +1,7 @@
 //! `halfwarp doctor`.
 
 use super::{failure::Failure, terminal};
+use cuda_loader::nccl::Nccl;
 use halfwarp::{
     Device,
     exec::cuda::{self, DeviceInfo},
@@ -72,8 +73,19 @@ fn gpus(line: &mut impl FnMut(&str, &str)) {
             for device in &devices {
                 line(&format!("cuda:{}", device.ordinal), &gpu(device));
             }
+            // What GPUs that share a model can do without.
+            if devices.len() > 1 {
+                line("NCCL", &nccl());
+            }
         }
         Err(error) => line("GPU", &format!("{error}\nmodels run on the CPU")),
+    }
+}
+
+fn nccl() -> String {
+    match Nccl::open() {
+        Ok(nccl) => format!("{}, {}", nccl.version(), nccl.library().display()),
+        Err(error) => error.to_string(),
     }
 }
 

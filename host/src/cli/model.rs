@@ -2,7 +2,7 @@
 
 use super::{failure::Failure, pull, terminal};
 use clap::ValueEnum;
-use halfwarp::exec::{GpuOptions, default_cubin_dir};
+use halfwarp::exec::{Collectives, GpuOptions, default_cubin_dir};
 use halfwarp::profile::Roofline;
 use halfwarp::{
     Accumulate, AttentionForm, CacheType, Device, Engine, EngineError, EngineOptions, Fusion, Gemm,
@@ -33,8 +33,8 @@ pub struct EngineArgs {
     /// model's, or what the memory has room for]
     #[arg(short, long = "ctx-size", value_name = "CTX", help_heading = "Model")]
     pub context: Option<usize>,
-    /// Where to run: auto, cpu, cuda, cuda:N, or emulated (the GPU kernels on the CPU, checked:
-    /// slow)
+    /// Where to run: auto, cpu, cuda, cuda:N, cuda:N,M (GPUs that share the model), or emulated (the
+    /// GPU kernels on the CPU, checked: slow)
     #[arg(long, default_value = "auto")]
     device: Device,
     /// Threads of the CPU [default: one for each core]
@@ -60,8 +60,12 @@ pub struct EngineArgs {
     )]
     kv_cache_dtype: Option<CacheTypeArg>,
     /// GPUs that share the model, from the chosen one on: each has its heads, columns of the MLP and logits
-    #[arg(long, visible_alias = "tp", value_name = "N", default_value_t = NonZeroUsize::MIN)]
-    tensor_parallel_size: NonZeroUsize,
+    /// [default: as many as --device names]
+    #[arg(long, visible_alias = "tp", value_name = "N")]
+    tensor_parallel_size: Option<NonZeroUsize>,
+    /// Which kernels add over GPUs that share the model
+    #[arg(long, value_enum, default_value_t = CollectivesArg::Auto)]
+    collectives: CollectivesArg,
     /// Which GEMM kernels run the linear layers on a GPU
     #[arg(long, value_enum, default_value_t = GemmArg::Halfwarp)]
     gemm: GemmArg,
@@ -93,6 +97,27 @@ pub struct Serving {
     pub max_tokens: Option<usize>,
     pub long_prefill_token_threshold: Option<NonZeroUsize>,
     pub cache_positions: Option<usize>,
+}
+
+/// Which kernels add over GPUs.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum CollectivesArg {
+    /// Those of this program where they can: 2, 4 or 8 GPUs with access to each other, f16 or bf16
+    Auto,
+    /// The kernels of this program
+    Halfwarp,
+    /// NVIDIA's NCCL, where it is installed
+    Nccl,
+}
+
+impl From<CollectivesArg> for Collectives {
+    fn from(collectives: CollectivesArg) -> Self {
+        match collectives {
+            CollectivesArg::Auto => Collectives::Auto,
+            CollectivesArg::Halfwarp => Collectives::Halfwarp,
+            CollectivesArg::Nccl => Collectives::Nccl,
+        }
+    }
 }
 
 /// Which GEMM kernels run the linear layers.
@@ -324,7 +349,8 @@ impl EngineArgs {
     /// [`Failure::Environment`] for no memory or device.
     pub fn roofline(&self, precision: Precision) -> Result<Roofline, Failure> {
         let (gemm, target) = (self.gemm.into(), self.target.map(Target::from));
-        let options = GpuOptions { gemm, target, cubin_dir: default_cubin_dir() };
+        let options =
+            GpuOptions { gemm, target, cubin_dir: default_cubin_dir(), ..GpuOptions::default() };
         Ok(Roofline::measure(self.device, &options, precision)?)
     }
 
@@ -400,7 +426,10 @@ impl EngineArgs {
     fn options(&self, context: Option<usize>) -> EngineOptions {
         EngineOptions {
             device: self.device,
-            tensor_parallel_size: self.tensor_parallel_size,
+            tensor_parallel_size: self.tensor_parallel_size.unwrap_or_else(|| {
+                NonZeroUsize::new(self.device.num_named()).unwrap_or(NonZeroUsize::MIN)
+            }),
+            collectives: self.collectives.into(),
             precision: self.dtype.into(),
             gemm: self.gemm.into(),
             accumulate: self.accumulate.into(),

@@ -155,6 +155,7 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         options.check_utilization()?;
         options.gemm.check_device(options.device).map_err(ExecError::from)?;
+        options.collectives.check_device(options.device)?;
         options.device.check_target(options.target)?;
         let numerics = options.numerics(precision);
         numerics.check().map_err(ModelError::from)?;

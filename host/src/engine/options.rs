@@ -2,7 +2,7 @@
 
 use super::{EngineError, PrecisionChoice, Request};
 use crate::Model;
-use crate::exec::{self, Device, Gemm, GpuOptions, Target};
+use crate::exec::{self, Collectives, Device, Gemm, GpuOptions, Target};
 use crate::model::{Config, RopeScaling};
 use crate::plan::{
     Accumulate, ActivationStorage, AttentionForm, Fusion, KvStorage, Numerics, PAGE_SIZE,
@@ -33,6 +33,8 @@ pub struct EngineOptions {
     pub precision: PrecisionChoice,
     /// Whose kernels compute linear layers on a GPU.
     pub gemm: Gemm,
+    /// Whose kernels add over GPUs that share the model.
+    pub collectives: Collectives,
     /// Type of our kernels' accumulators: f16 only for operands in f16, and not in small-batch kernels (m <= 16).
     pub accumulate: Accumulate,
     /// Target of the kernels, on a GPU or emulated; `None`: the newest that the device can run.
@@ -82,6 +84,7 @@ impl Default for EngineOptions {
             tensor_parallel_size: NonZeroUsize::MIN,
             precision: PrecisionChoice::default(),
             gemm: Gemm::default(),
+            collectives: Collectives::default(),
             accumulate: Accumulate::default(),
             target: None,
             batch_invariant: false,
@@ -167,8 +170,8 @@ impl EngineOptions {
 
     /// Which kernels run on a GPU.
     pub(super) fn gpu(&self) -> GpuOptions {
-        let &EngineOptions { gemm, target, ref cubin_dir, .. } = self;
-        GpuOptions { gemm, target, cubin_dir: cubin_dir.clone() }
+        let &EngineOptions { gemm, collectives, target, ref cubin_dir, .. } = self;
+        GpuOptions { gemm, collectives, target, cubin_dir: cubin_dir.clone() }
     }
 
     /// Pages of the cache, for sequences of `context` positions. Sizes are held in 32 bits, as step inputs are: the

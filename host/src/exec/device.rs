@@ -4,7 +4,7 @@ use super::cpu::CpuExecutor;
 use super::cuda::{self, CudaExecutor, CudaRanks};
 #[cfg(feature = "emulator")]
 use super::emulated::EmulatedExecutor;
-use super::{ExecError, Executor, Gemm, Target, WeightSource};
+use super::{Collectives, ExecError, Executor, Gemm, Target, WeightSource};
 use crate::plan::Plan;
 use std::path::PathBuf;
 use std::slice;
@@ -18,27 +18,64 @@ pub enum Device {
     Auto,
     /// The CPU.
     Cpu,
-    /// The NVIDIA GPU of this number.
+    /// The NVIDIA GPU of this number; of several that share a model the first, and the others follow it.
     Cuda(usize),
+    /// These NVIDIA GPUs, which share a model.
+    CudaSet(CudaSet),
     /// The GPU's kernels on the CPU, every access checked: for tiny models, where there is no GPU.
     /// Needs the crate's feature `emulator`.
     Emulated,
+}
+
+/// Numbers of NVIDIA GPUs, each once, in the order of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaSet {
+    ordinals: [u8; CudaSet::MAX],
+    len: u8,
+}
+
+impl CudaSet {
+    /// Most GPUs.
+    pub const MAX: usize = 16;
+
+    /// `None` for none, more than [`CudaSet::MAX`], a number beyond 255, and one that comes twice.
+    pub fn new(ordinals: &[usize]) -> Option<Self> {
+        let mut set = CudaSet { ordinals: [0; CudaSet::MAX], len: 0 };
+        for (index, &ordinal) in ordinals.iter().enumerate() {
+            let is_new = !ordinals[..index].contains(&ordinal);
+            let ordinal = u8::try_from(ordinal).ok().filter(|_| is_new)?;
+            *set.ordinals.get_mut(index)? = ordinal;
+            set.len += 1;
+        }
+        (set.len > 0).then_some(set)
+    }
+
+    /// The numbers.
+    pub fn ordinals(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
+        self.ordinals[..usize::from(self.len)].iter().map(|&ordinal| usize::from(ordinal))
+    }
 }
 
 impl FromStr for Device {
     type Err = ExecError;
 
     fn from_str(name: &str) -> Result<Self, ExecError> {
-        let unknown =
-            || ExecError::NoDevice(format!("device {name:?}: auto, cpu, cuda, cuda:N or emulated"));
+        let unknown = || {
+            let names = "auto, cpu, cuda, cuda:N, cuda:N,M,... or emulated";
+            ExecError::NoDevice(format!("device {name:?}: {names}"))
+        };
         match name {
             "auto" => Ok(Device::Auto),
             "cpu" => Ok(Device::Cpu),
             "cuda" => Ok(Device::Cuda(0)),
             "emulated" => Ok(Device::Emulated),
             _ => {
-                let ordinal = name.strip_prefix("cuda:").ok_or_else(unknown)?;
-                ordinal.parse().map(Device::Cuda).map_err(|_| unknown())
+                let numbers = name.strip_prefix("cuda:").ok_or_else(unknown)?.split(',');
+                let ordinals: Result<Vec<usize>, _> = numbers.map(str::parse).collect();
+                match ordinals.map_err(|_| unknown())?[..] {
+                    [ordinal] => Ok(Device::Cuda(ordinal)),
+                    ref ordinals => CudaSet::new(ordinals).map(Device::CudaSet).ok_or_else(unknown),
+                }
             }
         }
     }
@@ -83,6 +120,30 @@ impl Device {
             Device::Auto => cuda::first_device(),
             Device::Cpu | Device::Emulated => None,
             Device::Cuda(ordinal) => Some(ordinal),
+            Device::CudaSet(set) => set.ordinals().next(),
+        }
+    }
+
+    /// How many GPUs are named; 1 of any other device.
+    pub fn num_named(self) -> usize {
+        match self {
+            Device::CudaSet(set) => set.ordinals().len(),
+            _ => 1,
+        }
+    }
+
+    /// The GPUs of the ranks of a world of `world`; `None`: they are on the CPU.
+    ///
+    /// # Errors
+    /// [`ExecError::Ranks`] if another number of GPUs is named.
+    pub fn cuda_ordinals(self, world: usize) -> Result<Option<Vec<usize>>, ExecError> {
+        match self {
+            Device::CudaSet(set) if set.ordinals().len() != world => {
+                let named = set.ordinals().len();
+                Err(ExecError::Ranks(format!("{named} GPUs are named for {world} ranks")))
+            }
+            Device::CudaSet(set) => Ok(Some(set.ordinals().collect())),
+            _ => Ok(self.cuda_ordinal().map(|first| (first..first + world).collect())),
         }
     }
 }
@@ -92,6 +153,8 @@ impl Device {
 pub struct GpuOptions {
     /// Whose kernels compute linear layers.
     pub gemm: Gemm,
+    /// Whose kernels add over GPUs that share a model.
+    pub collectives: Collectives,
     /// What halfwarp's kernels are compiled for; `None`: the newest target that the device can run.
     pub target: Option<Target>,
     /// Folder of the machine code that the driver compiles kernels to, so that the next start
@@ -130,22 +193,23 @@ pub fn open_ranks(
     weights: &dyn WeightSource,
 ) -> Result<Box<dyn Executor>, ExecError> {
     options.gemm.check_device(device)?;
+    options.collectives.check_device(device)?;
     device.check_target(options.target)?;
-    Ok(match device.cuda_ordinal() {
-        Some(ordinal) => match plans {
-            [plan] => Box::new(CudaExecutor::open(ordinal, options, plan, weights)?),
-            _ => Box::new(CudaRanks::open(ordinal, options, plans, weights)?),
-        },
+    Ok(match (device.cuda_ordinals(plans.len())?.as_deref(), plans) {
+        (Some([ordinal]), [plan]) => {
+            Box::new(CudaExecutor::open(*ordinal, options, plan, weights)?)
+        }
+        (Some(ordinals), _) => Box::new(CudaRanks::open(ordinals, options, plans, weights)?),
         #[cfg(feature = "emulator")]
-        None if device == Device::Emulated => {
+        (None, _) if device == Device::Emulated => {
             Box::new(EmulatedExecutor::open_ranks(options.target, plans, weights)?)
         }
         #[cfg(not(feature = "emulator"))]
-        None if device == Device::Emulated => {
+        (None, _) if device == Device::Emulated => {
             let why = "the emulator is not built in: build halfwarp with its feature `emulator`";
             return Err(ExecError::NoDevice(why.to_owned()));
         }
-        None => Box::new(CpuExecutor::open_ranks(plans, weights)?),
+        (None, _) => Box::new(CpuExecutor::open_ranks(plans, weights)?),
     })
 }
 
@@ -167,6 +231,18 @@ mod tests {
     }
 
     #[test]
+    fn ranks_are_on_the_named_gpus() {
+        let ordinals = |device: Device, world| device.cuda_ordinals(world);
+        assert_eq!(ordinals(Device::Cuda(1), 2).unwrap(), Some(vec![1, 2]));
+        assert_eq!(ordinals(Device::Cpu, 2).unwrap(), None);
+        let set = Device::CudaSet(CudaSet::new(&[3, 1]).unwrap());
+        assert_eq!((set.cuda_ordinal(), set.num_named()), (Some(3), 2));
+        assert_eq!(ordinals(set, 2).unwrap(), Some(vec![3, 1]));
+        let error = ordinals(set, 4).unwrap_err().to_string();
+        assert_eq!(error, "2 GPUs are named for 4 ranks");
+    }
+
+    #[test]
     fn device_names() {
         let device = |name: &str| name.parse::<Device>().ok();
         assert_eq!(device("auto"), Some(Device::Auto));
@@ -174,7 +250,13 @@ mod tests {
         assert_eq!(device("cuda"), Some(Device::Cuda(0)));
         assert_eq!(device("cuda:3"), Some(Device::Cuda(3)));
         assert_eq!(device("emulated"), Some(Device::Emulated));
-        for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "cuda3"] {
+        let set = CudaSet::new(&[2, 0]).unwrap();
+        assert_eq!(device("cuda:2,0"), Some(Device::CudaSet(set)));
+        let many: Vec<String> = (0..=CudaSet::MAX).map(|ordinal| ordinal.to_string()).collect();
+        let many = format!("cuda:{}", many.join(","));
+        let lists = ["cuda:0,", "cuda:0,0", "cuda:0,256", "cuda:0 1", &many];
+        let names = ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "cuda3"];
+        for name in names.into_iter().chain(lists) {
             assert_eq!(device(name), None, "{name:?}");
         }
     }

@@ -1,5 +1,5 @@
 //! From operations to launches: shared by the executors that run the kernels. With cuBLAS a linear
-//! layer is a call of it.
+//! layer is a call of it, with NCCL a sum over ranks.
 //!
 //! What an operation needs from its kernel's launcher are addresses, strides and upper bounds of
 //! rows; grid, block and shared memory are the launcher's own.
@@ -22,15 +22,18 @@ mod dequantise;
 mod element;
 mod fp8;
 mod fuse;
+mod libraries;
 mod materialized;
+mod nccl;
 mod tiles;
 
-pub use self::collective::rank_workspace_bytes;
+pub use self::collective::{only_16_bits, rank_workspace_bytes};
 pub use self::count::LoweredPlan;
-pub use self::cublas::{Task, lower_with};
 use self::dequantise::DensePools;
 use self::element::{Launched, Stored};
 pub use self::fuse::fused;
+pub use self::libraries::{Libraries, Task, lower_with};
+pub use self::nccl::summed_dtype;
 use super::step_buffer::StepBuffer;
 use super::tensor_maps::{Encode, TensorMaps};
 use super::{ExecError, Gemm};

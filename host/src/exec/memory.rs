@@ -66,8 +66,8 @@ pub fn memory_budget(
     largest: &Plan,
     prepared: &[Plan],
 ) -> Result<MemoryBudget, ExecError> {
-    match device.cuda_ordinal() {
-        Some(ordinal) => cuda::memory_budget(ordinal, options, largest, prepared),
+    match device.cuda_ordinals(largest.rank.world)? {
+        Some(ordinals) => cuda::memory_budget(&ordinals, options, largest, prepared),
         #[cfg(feature = "emulator")]
         None if device == Device::Emulated => {
             Ok(EmulatedExecutor::memory_budget(options.target, largest, prepared))

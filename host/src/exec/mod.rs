@@ -1,6 +1,7 @@
 //! Executors: what runs a plan. The CPU, CUDA, and CUDA's kernels emulated; one trait, one suite of
 //! tests.
 
+mod collectives;
 pub mod cpu;
 pub mod cuda;
 mod device;
@@ -20,7 +21,8 @@ mod tensor_maps;
 #[cfg(test)]
 mod testing;
 
-pub use device::{Device, GpuOptions, default_cubin_dir, open, open_ranks};
+pub use collectives::Collectives;
+pub use device::{CudaSet, Device, GpuOptions, default_cubin_dir, open, open_ranks};
 pub use gemm::{Gemm, GemmError};
 pub use kernels::gemm::Target;
 pub use kernels::sampling::{LogitEdit, NextToken, RowSampling};
@@ -244,6 +246,9 @@ pub enum ExecError {
     /// Linear layers cannot be computed by the kernels that were chosen.
     #[error(transparent)]
     Gemm(#[from] GemmError),
+    /// The devices that share a model cannot meet, or one of them has failed.
+    #[error("{0}")]
+    Ranks(String),
     /// The CUDA driver reported an error.
     #[error("CUDA: {call}: {error}")]
     Driver {

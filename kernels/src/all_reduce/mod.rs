@@ -14,6 +14,8 @@
 //!           which meets the same block of the other ranks alone.
 //! Residency a block waits for blocks of the same index. Devices start blocks in the order of their
 //!           indices, so those that wait never keep all of those that they wait for from starting.
+//! Failure   a rank that dies or hangs ends the launches of the others with an error
+//!           ([`cuda_std::peer::Patience`]).
 //! PDL       epochs and workspace are accessed only after `wait_for_dependencies`, when all earlier
 //!           launches of the stream have ended: calls of one rank do not overlap there, and a call's
 //!           first store to a peer says that the rank's previous call has ended. What may start

@@ -17,6 +17,7 @@ use crate::all_reduce::channel::{select, sum_vectors};
 use crate::all_reduce::next_epoch;
 use crate::element::{Half, VEC_ELEMS};
 use cuda_std::atomic::Scope;
+use cuda_std::peer::Patience;
 use cuda_std::{prelude::*, unroll};
 use half::{bf16, f16};
 
@@ -55,7 +56,10 @@ pub(super) unsafe fn meet<const WORLD: usize>(
         unsafe {
             select(flags, peer).store_release(rank, epoch, Scope::System);
             let own = select(flags, rank);
-            while own.load_acquire(peer, Scope::System) != epoch {}
+            let mut patience = Patience::new();
+            while own.load_acquire(peer, Scope::System) != epoch {
+                patience.wait();
+            }
         }
     }
     thread::sync_threads();

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use kernels::Rows;
 use kernels::element::NarrowedFrom;
 use kernels::gather_rows::GatherRows;
+use kernels::place_columns::PlaceColumns;
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::silu_mul::SiluMul;
@@ -71,6 +72,29 @@ fn gather_rows_matches_oracle() {
             check_gather_rows::<f32>(width, seed);
             check_gather_rows::<f16>(width, seed);
             check_gather_rows::<bf16>(width, seed);
+        }
+    }
+}
+
+#[test]
+fn place_columns_matches_oracle() {
+    for (width, first_column, out_width) in [(300, 0, 300), (16, 16, 48), (257, 3, 600), (0, 5, 9)]
+    {
+        for seed in SEEDS {
+            let mut device = Device::default();
+            let x = random(NUM_ROWS * width, seed);
+            let num_rows = device.u32s("num_rows", &[NUM_ROWS as u32]);
+            let x_ptr = device.f32s("x", &x);
+            let out = device.poisoned("out", MAX_ROWS * out_width);
+            let place = PlaceColumns { max_rows: MAX_ROWS, width, first_column, out_width };
+            device.run(place.launch(num_rows, x_ptr, out), seed);
+            let mut want = vec![0.0; NUM_ROWS * out_width];
+            for (row, want) in want.chunks_mut(out_width).enumerate() {
+                want[first_column..first_column + width]
+                    .copy_from_slice(&x[row * width..][..width]);
+            }
+            let written = device.read_f32(out, want.len());
+            assert_eq!(written, want, "{width} columns from {first_column} on, seed {seed}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `halfwarp bench all-reduce`.
 
 use super::kernels::failure;
-use crate::cli::{failure::Failure, terminal};
+use crate::cli::{failure::Failure, model::CollectivesArg, terminal};
 use halfwarp::bench::all_reduce;
 use std::num::NonZeroUsize;
 
@@ -19,6 +19,9 @@ pub struct AllReduceArgs {
         default_value = "1792,6144,8192,28672,65536,262144,1048576,3145728,16777216"
     )]
     bytes: Vec<usize>,
+    /// Whose kernels
+    #[arg(long, value_enum, default_value_t = CollectivesArg::Halfwarp)]
+    collectives: CollectivesArg,
     /// Print one JSON object per line
     #[arg(long)]
     jsonl: bool,
@@ -30,7 +33,8 @@ pub fn run(args: &AllReduceArgs) -> Result<(), Failure> {
         return Err(Failure::Input(format!("--bytes {bytes}: a multiple of 16, above 0")));
     }
     for &bytes in &args.bytes {
-        let row = all_reduce::measure(args.tensor_parallel_size.get(), bytes).map_err(failure)?;
+        let world = args.tensor_parallel_size.get();
+        let row = all_reduce::measure(world, bytes, args.collectives.into()).map_err(failure)?;
         terminal::print(&match args.jsonl {
             true => serde_json::json!(row).to_string() + "\n",
             false => format!("{bytes:>10} bytes {:>9.2} us  {}\n", row.us, row.gpu),

@@ -60,7 +60,7 @@ pub fn run(args: &FusionArgs) -> Result<(), Failure> {
     }
     let gpu = match args.device {
         Device::Auto => cuda::first_device(),
-        Device::Cuda(gpu) => Some(gpu),
+        device @ (Device::Cuda(_) | Device::CudaSet(_)) => device.cuda_ordinal(),
         Device::Cpu => None,
         _ => {
             let message = "--device emulated has no clock: cpu counts launches and bytes";

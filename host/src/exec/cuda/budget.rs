@@ -9,9 +9,10 @@ use std::collections::BTreeSet;
 use kernels::gemm::Gpu;
 use rayon::prelude::*;
 
+use super::collectives::libraries;
 use super::device::{self, devices};
 use super::memory::{Sizes, free_bytes};
-use crate::exec::lower::{self, Addresses, Task};
+use crate::exec::lower::{self, Addresses, Libraries, Task};
 use crate::exec::{ExecError, Gemm, GpuOptions, MemoryInfo, memory};
 use crate::plan::{MemoryBudget, MemoryUse, Plan};
 
@@ -30,6 +31,9 @@ const GRAPH_NODE_BYTES: usize = 2 << 10;
 /// Device memory for the kernels of cuBLAS, beside its workspace: an estimate.
 const CUBLAS_BYTES: usize = 64 << 20;
 
+/// Device memory for buffers and kernels of NCCL: an estimate.
+const NCCL_BYTES: usize = 512 << 20;
+
 /// The memory of the device `cuda:<ordinal>`.
 ///
 /// # Errors
@@ -46,32 +50,35 @@ pub fn free_memory(ordinal: usize) -> Result<MemoryInfo, ExecError> {
     })
 }
 
-/// [`memory_budget`](crate::exec::memory_budget) of the device `cuda:<ordinal>`.
+/// [`memory_budget`](crate::exec::memory_budget) of the first of the devices `cuda:<ordinal>`, one for each rank.
 pub fn memory_budget(
-    ordinal: usize,
+    ordinals: &[usize],
     options: &GpuOptions,
     largest: &Plan,
     prepared: &[Plan],
 ) -> Result<MemoryBudget, ExecError> {
+    let libraries = libraries(options, ordinals, largest)?;
     let devices = devices()?;
+    let ordinal = ordinals.first().copied().unwrap_or_default();
     let (device, _, gpu) = device::choose(&devices, ordinal, options.target)?;
     let context_bytes = device::open(device)?.context_bytes;
-    Ok(MemoryBudget { context_bytes, ..budget(gpu, options.gemm, largest, prepared)? })
+    Ok(MemoryBudget { context_bytes, ..budget(gpu, libraries, largest, prepared)? })
 }
 
-/// The budget on a `gpu`, its context left out.
+/// The budget on a `gpu`, its context left out, where libraries do a part of the work.
 fn budget(
     gpu: Gpu,
-    gemm: Gemm,
+    libraries: Libraries,
     largest: &Plan,
     prepared: &[Plan],
 ) -> Result<MemoryBudget, ExecError> {
-    let sizes = Sizes::new(largest, gpu, gemm)?;
+    let sizes = Sizes::new(largest, gpu, libraries)?;
     let of_model = memory::of_model(largest);
     // Weights and tables are one allocation.
     let table_bytes = of_model.buffer_bytes;
-    let code = Code::new(gpu, gemm, prepared);
-    let cublas_bytes = if gemm == Gemm::Halfwarp { 0 } else { CUBLAS_BYTES };
+    let code = Code::new(gpu, libraries, prepared);
+    let cublas_bytes = if libraries.gemm == Gemm::Halfwarp { 0 } else { CUBLAS_BYTES };
+    let nccl_bytes = if libraries.nccl { NCCL_BYTES } else { 0 };
     let workspaces =
         [sizes.workspace_bytes, sizes.counter_bytes, sizes.cublas_bytes, sizes.rank_bytes];
     Ok(MemoryBudget {
@@ -80,7 +87,7 @@ fn budget(
         activation_bytes: whole_units(sizes.arena_bytes),
         workspace_bytes: workspaces.map(whole_units).iter().sum(),
         buffer_bytes: table_bytes + whole_units(sizes.step_bytes),
-        module_bytes: code.num_kernels * MODULE_BYTES + cublas_bytes,
+        module_bytes: code.num_kernels * MODULE_BYTES + cublas_bytes + nccl_bytes,
         graph_bytes: code.num_nodes * GRAPH_NODE_BYTES,
         ..of_model
     })
@@ -100,18 +107,18 @@ struct Code {
 }
 
 impl Code {
-    fn new(gpu: Gpu, gemm: Gemm, plans: &[Plan]) -> Self {
+    fn new(gpu: Gpu, libraries: Libraries, plans: &[Plan]) -> Self {
         let tasks = plans.par_iter().map(|plan| {
-            let plan = lower::fused(plan, gemm);
+            let plan = lower::fused(plan, libraries);
             let encode = |spec: &cuda_std::tensor_map::TensorMapSpec| Ok(spec.emulated());
             // What cannot be lowered is refused when it is prepared.
             let addresses = Addresses::of_nothing(&plan);
-            lower::lower_with(gemm, &plan, &addresses, gpu, encode).unwrap_or_default()
+            lower::lower_with(libraries, &plan, &addresses, gpu, encode).unwrap_or_default()
         });
         let tasks: Vec<Task> = tasks.flatten().flatten().collect();
         let symbols = tasks.iter().filter_map(|task| match task {
             Task::Launch(launch) => Some(launch.symbol),
-            Task::Gemm(_) => None,
+            Task::Gemm(_) | Task::AllReduce(_) => None,
         });
         Code { num_kernels: symbols.collect::<BTreeSet<_>>().len(), num_nodes: tasks.len() }
     }
@@ -182,7 +189,7 @@ mod tests {
     fn kernels_are_counted_once_and_nodes_in_each_graph() {
         let decoder = Decoder::REAL[0];
         let plans = [decoder.plan(1, 1), decoder.plan(512, 512)];
-        let of = |plans: &[Plan]| Code::new(Gpu::HOPPER, Gemm::Halfwarp, plans);
+        let of = |plans: &[Plan]| Code::new(Gpu::HOPPER, Libraries::default(), plans);
         let [decode, prompt] = [0, 1].map(|at| of(&plans[at..][..1]));
         let both = of(&plans);
         assert!(decode.num_nodes >= 7 && prompt.num_nodes >= 7, "{}", decode.num_nodes);
@@ -192,7 +199,7 @@ mod tests {
         assert!(both.num_kernels < decode.num_kernels + prompt.num_kernels);
         assert!(decode.num_kernels <= decode.num_nodes);
 
-        let gpu = |plans: &[Plan]| budget(Gpu::HOPPER, Gemm::Halfwarp, &plans[1], plans);
+        let gpu = |plans: &[Plan]| budget(Gpu::HOPPER, Libraries::default(), &plans[1], plans);
         let MemoryBudget { module_bytes, graph_bytes, activation_bytes, .. } = gpu(&plans).unwrap();
         assert_eq!(module_bytes, both.num_kernels * MODULE_BYTES);
         assert_eq!(graph_bytes, both.num_nodes * GRAPH_NODE_BYTES);

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cuda_loader::OverlappingLauncher;
+use cuda_loader::nccl::NcclError;
 use cust::CudaFlags;
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device as CudaDevice, DeviceAttribute};
@@ -243,6 +246,39 @@ pub(super) fn open_stream(ordinal: usize) -> Result<Arc<Stream>, ExecError> {
 /// text from the driver, and panics where there is none.
 pub(super) fn failed(call: &'static str) -> impl Fn(CudaError) -> ExecError + Copy {
     move |error| ExecError::Driver { call: call.to_owned(), error: format!("{error:?}") }
+}
+
+/// How long a wait with a limit asks again and again, before it sleeps in between.
+const SPIN: Duration = Duration::from_millis(20);
+
+/// Waits for all that `stream` has to do; no longer than `limit`, if there is one.
+///
+/// # Errors
+/// [`ExecError::Ranks`] after the limit, when the device still works; [`ExecError::Driver`].
+pub(super) fn wait_for(
+    stream: &Stream,
+    limit: Option<Duration>,
+    call: &'static str,
+) -> Result<(), ExecError> {
+    let Some(limit) = limit else { return stream.synchronize().map_err(failed(call)) };
+    let start = Instant::now();
+    loop {
+        // SAFETY: the stream is live.
+        match unsafe { cust::sys::cuStreamQuery(stream.as_inner()) } {
+            CUresult::CUDA_ERROR_NOT_READY => {}
+            code => return check(call, code),
+        }
+        let waited = start.elapsed();
+        if waited > limit {
+            return Err(ExecError::Ranks(format!("{call} takes more than {} s", limit.as_secs())));
+        }
+        if waited < SPIN { thread::yield_now() } else { thread::sleep(SPIN / 100) }
+    }
+}
+
+/// What went wrong between ranks.
+pub(super) fn by_nccl(error: NcclError) -> ExecError {
+    ExecError::Ranks(error.to_string())
 }
 
 /// The result of a call that `cust` has no face for.

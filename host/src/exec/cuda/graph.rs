@@ -12,12 +12,13 @@ use std::ffi::c_void;
 use std::ptr;
 
 use cuda_loader::cublas::{Cublas, GemmEx};
+use cuda_loader::nccl::{AllReduce, Communicator};
 use cuda_loader::{LaunchShape, OverlappingLauncher};
 use cust::stream::Stream;
 use cust::sys::{self, CUfunction, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use super::cublas::{self, add_gemm};
-use super::device::check;
+use super::device::{by_nccl, check};
 use crate::exec::ExecError;
 use cuda_std::launch::{Geometry, Launch};
 
@@ -28,6 +29,8 @@ pub enum Node<'a> {
     /// A matrix product, by a handle of the stream. Its kernels do not trigger dependent launches:
     /// the launch after it starts when they have ended.
     Gemm(&'a Cublas, GemmEx),
+    /// A sum over ranks, by the communicator of this one.
+    AllReduce(&'a Communicator, AllReduce),
 }
 
 impl Node<'_> {
@@ -48,6 +51,11 @@ impl Node<'_> {
             },
             // SAFETY: as above.
             Node::Gemm(cublas, gemm) => unsafe { add_gemm(cublas, gemm) },
+            Node::AllReduce(communicator, sum) => {
+                // SAFETY: as above.
+                let added = unsafe { communicator.all_reduce(sum, stream.as_inner().cast()) };
+                added.map_err(by_nccl)
+            }
         }
     }
 }
@@ -65,7 +73,8 @@ impl Graph {
     /// # Safety
     /// 1. Each function is that of its launch, and its module outlives the graph.
     /// 2. Every address among the arguments is of memory of the device, or pinned, that outlives
-    ///    the graph, as do handles of cuBLAS.
+    ///    the graph, as do handles of cuBLAS and communicators.
+    /// 3. With sums over ranks, all of these capture graphs of the same ones, in threads of their own.
     pub unsafe fn capture(
         stream: &Stream,
         nodes: &[Node<'_>],
@@ -73,13 +82,11 @@ impl Graph {
     ) -> Result<Self, ExecError> {
         let has_gemm = nodes.iter().any(|node| matches!(node, Node::Gemm(..)));
         let _setup = has_gemm.then(cublas::setup);
-        // A driver older than CUDA 12.3 loads no kernel while a stream is captured: those of cuBLAS
-        // come with a first call. Its results are not read.
-        for node in nodes {
-            if let Node::Gemm(cublas, gemm) = node {
-                // SAFETY: the caller's promise.
-                unsafe { add_gemm(cublas, gemm) }?;
-            }
+        // What libraries set up with a first call cannot be captured: before CUDA 12.3 the kernels of cuBLAS, and NCCL's
+        // connections. Results are not read.
+        for node in nodes.iter().filter(|node| !matches!(node, Node::Launch(..))) {
+            // SAFETY: the caller's promise.
+            unsafe { node.start(stream, None) }?;
         }
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live, and not capturing: every capture is ended below.

@@ -7,9 +7,9 @@ use kernels::gemm::Gpu;
 
 use super::cublas;
 use super::device::{DeviceInfo, failed};
-use crate::exec::lower::{self, Addresses, KvPool};
+use crate::exec::ExecError;
+use crate::exec::lower::{self, Addresses, KvPool, Libraries};
 use crate::exec::step_buffer::StepBuffer;
-use crate::exec::{ExecError, Gemm};
 use crate::plan::{ArenaLayout, Plan, TensorId};
 
 /// Weights and tables start at multiples of this many bytes: whole sectors of memory, and any
@@ -152,11 +152,12 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of `plan` on a `gpu`, with linear layers by `gemm`.
+    /// Those of `plan` on a `gpu`, where libraries do a part of it.
     ///
     /// # Errors
     /// [`ExecError::Unsupported`] for a world of another size than kernels take.
-    pub fn new(plan: &Plan, gpu: Gpu, gemm: Gemm) -> Result<Self, ExecError> {
+    pub fn new(plan: &Plan, gpu: Gpu, libraries: Libraries) -> Result<Self, ExecError> {
+        let Libraries { gemm, nccl } = libraries;
         Ok(Sizes {
             parameters: ParameterLayout::new(plan),
             kv_bytes: plan.kv.bytes(),
@@ -165,7 +166,7 @@ impl Sizes {
             workspace_bytes: lower::workspace_bytes(plan, gemm),
             counter_bytes: lower::counter_bytes(plan),
             cublas_bytes: cublas::workspace_bytes(gemm),
-            rank_bytes: lower::rank_workspace_bytes(plan)?,
+            rank_bytes: if nccl { 0 } else { lower::rank_workspace_bytes(plan)? },
         })
     }
 }

@@ -2,6 +2,7 @@
 //! graph a step.
 
 mod budget;
+mod collectives;
 mod cubin_cache;
 mod cublas;
 mod device;
@@ -16,10 +17,12 @@ mod upload;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use cuda_loader::OverlappingLauncher;
 use cuda_loader::cublas::Cublas;
+use cuda_loader::nccl::Communicator;
 use cust::context::Context;
 use cust::memory::LockedBuffer;
 use cust::stream::Stream;
@@ -27,15 +30,15 @@ use kernels::gemm::Gpu;
 
 use self::budget::Meter;
 use self::cubin_cache::CubinCache;
-use self::device::{failed, make_current};
+use self::device::{make_current, wait_for};
 use self::graph::{Graph, Node};
 use self::memory::{DeviceMemory, Sizes, pinned};
 use self::modules::Modules;
-use super::lower::{self, Addresses, RankAddresses, Task};
+use super::lower::{self, Addresses, Libraries, RankAddresses, Task};
 use super::prepared::Prepared;
 use super::step_buffer::StepBuffer;
 use super::{
-    AfterOp, ExecError, Executor, Gemm, GpuOptions, NextToken, PreparedPlan, StepOutput, StepTimes,
+    AfterOp, ExecError, Executor, GpuOptions, NextToken, PreparedPlan, StepOutput, StepTimes,
     Target, Want, WeightSource, alone, inputs,
 };
 use crate::plan::{ArenaLayout, MemoryUse, Plan, StepInputs, View};
@@ -54,8 +57,10 @@ pub use self::ranks::CudaRanks;
 /// the stream last.
 pub struct CudaExecutor {
     prepared: Prepared<CudaPlan>,
-    gemm: Gemm,
-    /// The handle, if `gemm` is cuBLAS.
+    libraries: Libraries,
+    /// The rank's, if NCCL adds over ranks.
+    communicator: Option<Arc<Communicator>>,
+    /// The handle, if cuBLAS computes linear layers.
     cublas: Option<Cublas>,
     modules: Modules,
     memory: DeviceMemory,
@@ -105,7 +110,18 @@ impl CudaExecutor {
         plan: &Plan,
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
-        let &GpuOptions { gemm, target, ref cubin_dir } = options;
+        Self::open_rank(ordinal, options.gemm.into(), options, plan, weights)
+    }
+
+    /// As [`CudaExecutor::open`], as a rank of the world of `plan`: its communicator is still to come.
+    fn open_rank(
+        ordinal: usize,
+        libraries: Libraries,
+        options: &GpuOptions,
+        plan: &Plan,
+        weights: &dyn WeightSource,
+    ) -> Result<Self, ExecError> {
+        let &GpuOptions { gemm, target, ref cubin_dir, .. } = options;
         lower::check_weights(plan, gemm)?;
         let devices = devices()?;
         let (device, kernels, gpu) = device::choose(&devices, ordinal, target)?;
@@ -113,7 +129,7 @@ impl CudaExecutor {
         let device::Opened { context, context_bytes } = device::open(&device)?;
         let mut meter = Meter::start(context_bytes)?;
         let stream = device::open_stream(ordinal)?;
-        let sizes = Sizes::new(plan, gpu, gemm)?;
+        let sizes = Sizes::new(plan, gpu, libraries)?;
         let mut memory = DeviceMemory::allocate(&device, sizes, &stream)?;
         meter.allocated()?;
         // SAFETY: stream and workspace are dropped after the handle.
@@ -125,7 +141,8 @@ impl CudaExecutor {
         let cache = CubinCache::new(cubin_dir.clone(), device::driver_name()?, device.capability);
         Ok(CudaExecutor {
             prepared: Prepared::new(),
-            gemm,
+            libraries,
+            communicator: None,
             cublas,
             modules: Modules::new(kernels, cache, device.sm_shared_bytes),
             step_inputs: pinned(memory.step.bytes() / size_of::<u32>())?,
@@ -165,6 +182,13 @@ struct Placed {
     addresses: Addresses,
 }
 
+/// What is captured.
+struct Lowered {
+    placed: Placed,
+    /// By operation.
+    tasks: Vec<Vec<Task>>,
+}
+
 /// A step that runs.
 struct Started {
     num_rows: usize,
@@ -176,12 +200,12 @@ impl CudaExecutor {
     /// `plan` with its fused operations, in the executor's memory.
     fn place(&self, plan: &Plan) -> Result<Placed, ExecError> {
         make_current(self.context)?;
-        let plan = lower::fused(plan, self.gemm);
+        let plan = lower::fused(plan, self.libraries);
         let step_buffer = StepBuffer::new(&plan, self.gpu);
         let arena_layout = ArenaLayout::new(&plan);
         let fits = arena_layout.bytes() <= self.memory.arena.bytes()
             && step_buffer.len() * size_of::<u32>() <= self.memory.step.bytes()
-            && lower::workspace_bytes(&plan, self.gemm) <= self.memory.workspace.bytes()
+            && lower::workspace_bytes(&plan, self.libraries.gemm) <= self.memory.workspace.bytes()
             && lower::counter_bytes(&plan) <= self.memory.counters.bytes()
             && next_tokens_len(&plan) <= self.next_tokens.len();
         if !fits || plan.outputs().any(|output| !is_whole(&plan, &output)) {
@@ -199,13 +223,22 @@ impl CudaExecutor {
         Ok(Placed { plan, step_buffer, arena_layout, addresses })
     }
 
-    /// Makes a graph of a plan, and keeps it.
-    fn capture(&mut self, placed: Placed) -> Result<PreparedPlan, ExecError> {
+    /// What a plan launches, its kernels loaded.
+    fn lower(&mut self, placed: Placed) -> Result<Lowered, ExecError> {
         make_current(self.context)?;
-        let Placed { plan, step_buffer, arena_layout, addresses } = placed;
-        let tasks = lower::lower_with(self.gemm, &plan, &addresses, self.gpu, tensor_maps::encode)?;
+        let Placed { ref plan, ref addresses, .. } = placed;
+        let (libraries, gpu) = (self.libraries, self.gpu);
+        let tasks = lower::lower_with(libraries, plan, addresses, gpu, tensor_maps::encode)?;
         self.meter.loading(|| self.modules.load(self.context, tasks.iter().flatten()))?;
-        let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter().flatten())?;
+        Ok(Lowered { placed, tasks })
+    }
+
+    /// Makes a graph of a plan, and keeps it.
+    fn capture(&mut self, lowered: Lowered) -> Result<PreparedPlan, ExecError> {
+        make_current(self.context)?;
+        let Lowered { placed: Placed { plan, step_buffer, arena_layout, .. }, tasks } = lowered;
+        let handles = (self.cublas.as_ref(), self.communicator.as_deref());
+        let nodes = nodes(&mut self.modules, handles, tasks.iter().flatten())?;
         // SAFETY: modules and memory live as long as this executor, and are dropped after its
         // graphs.
         let graph = unsafe { Graph::capture(&self.stream, &nodes, self.overlapping) }?;
@@ -253,7 +286,7 @@ impl CudaExecutor {
     /// Waits for what was started.
     fn finish(&mut self, started: Result<Started, ExecError>) -> Result<StepOutput, ExecError> {
         make_current(self.context)?;
-        self.stream.synchronize().map_err(failed("running a step"))?;
+        wait_for(&self.stream, self.limit(), "running a step")?;
         let Started { num_rows, num_logits, has_next_tokens } = started?;
         let mut output = StepOutput::default();
         if has_next_tokens {
@@ -265,20 +298,34 @@ impl CudaExecutor {
     }
 }
 
+impl CudaExecutor {
+    /// How long a stream is waited for: with NCCL not for ever, as it waits for another rank that long. Kernels of ours
+    /// have a limit of their own.
+    fn limit(&self) -> Option<Duration> {
+        self.communicator.as_ref().map(|_| collectives::LIMIT)
+    }
+
+    /// Waits for the stream, and destroys the graphs. No plan is prepared any more, and the communicator is let go.
+    fn end_graphs(&mut self) {
+        // What follows is freed in this thread; where this fails, so does freeing, and the process ends with it.
+        let _ = make_current(self.context);
+        let _ = self.stream.synchronize();
+        self.prepared.clear();
+        self.communicator = None;
+    }
+}
+
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        // What follows is dropped in this thread; where this fails, so does freeing, and the
-        // process ends with it.
-        let _ = make_current(self.context);
         let _setup = self.cublas.as_ref().map(|_| cublas::setup());
-        self.prepared.clear();
+        self.end_graphs();
         self.cublas = None;
     }
 }
 
 impl Executor for CudaExecutor {
     fn describe(&self) -> String {
-        let Self { device, gpu, gemm, .. } = self;
+        let Self { device, gpu, libraries: Libraries { gemm, .. }, .. } = self;
         let library = match (&self.cublas, cublas_version()) {
             (Some(_), Ok(version)) => format!(", {gemm} {version}"),
             _ => String::new(),
@@ -293,7 +340,8 @@ impl Executor for CudaExecutor {
 
     fn prepare_ranks(&mut self, plans: &[Plan]) -> Result<PreparedPlan, ExecError> {
         let placed = self.place(alone(plans)?)?;
-        self.capture(placed)
+        let lowered = self.lower(placed)?;
+        self.capture(lowered)
     }
 
     /// Three calls of the driver beside that for the context: the inputs' copy, the graph, and the
@@ -335,7 +383,8 @@ impl Executor for CudaExecutor {
         inputs: &StepInputs,
         repeats: usize,
     ) -> Result<StepTimes, ExecError> {
-        self.time_ops_by_events(plan, inputs, repeats)
+        let replay_us = self.warm_up(plan, inputs)?;
+        self.time_ops_by_events(plan, inputs, repeats, replay_us)
     }
 
     fn collect_ops(
@@ -355,12 +404,15 @@ impl Executor for CudaExecutor {
 /// `tasks` as what a stream starts. Their kernels are loaded.
 fn nodes<'a>(
     modules: &mut Modules,
-    cublas: Option<&'a Cublas>,
+    (cublas, communicator): (Option<&'a Cublas>, Option<&'a Communicator>),
     tasks: impl Iterator<Item = &'a Task>,
 ) -> Result<Vec<Node<'a>>, ExecError> {
     let node = |task: &Task| match task {
         Task::Launch(launch) => Ok(Node::Launch(modules.function(launch)?, launch.clone())),
         Task::Gemm(gemm) => Ok(Node::Gemm(cublas.expect("opened for its matrix products"), *gemm)),
+        Task::AllReduce(sum) => {
+            Ok(Node::AllReduce(communicator.expect("connected for its sums"), *sum))
+        }
     };
     tasks.map(node).collect()
 }

@@ -74,7 +74,7 @@ impl Modules {
     ) -> Result<(), ExecError> {
         let symbol = |task: &Task| match task {
             Task::Launch(launch) => Some(launch.symbol),
-            Task::Gemm(_) => None,
+            Task::Gemm(_) | Task::AllReduce(_) => None,
         };
         let symbols: BTreeSet<&'static str> = tasks.into_iter().filter_map(symbol).collect();
         let missing = symbols.into_par_iter().filter(|symbol| !self.loaded.contains_key(symbol));

@@ -5,13 +5,19 @@
 //! the step's graph first, often enough that all that is timed is queued before it begins: the
 //! times are the device's alone.
 
+use std::time::Duration;
+
+use cuda_loader::cublas::Cublas;
+use cuda_loader::nccl::Communicator;
 use cust::event::{Event, EventFlags};
 use cust::stream::Stream;
 use cust::sys;
 
-use super::device::{check, failed, make_current};
+use super::device::{check, failed, make_current, wait_for};
 use super::graph::Node;
+use super::lower::Task;
 use super::memory::Block;
+use super::modules::Modules;
 use super::{CudaExecutor, CudaPlan, nodes};
 use crate::exec::{
     Activations, AfterOp, ExecError, PreparedPlan, StepTimes, inputs, observe::widen,
@@ -33,7 +39,7 @@ impl CudaExecutor {
         make_current(self.context)?;
         let stream = &*self.stream;
         let replay = || (0..replays).try_for_each(|_| graph.launch(stream));
-        Ok(Events::new(2)?.time_us(stream, || Ok(()), replay)? / replays as f64)
+        Ok(Events::new(2, self.limit())?.time_us(stream, || Ok(()), replay)? / replays as f64)
     }
 
     /// [`Executor::run_ops`](crate::exec::Executor::run_ops).
@@ -45,38 +51,60 @@ impl CudaExecutor {
     ) -> Result<(), ExecError> {
         self.write_step(plan, inputs)?;
         let prepared = self.prepared.get(plan)?;
-        let (arena, stream) = (&self.memory.arena, &*self.stream);
+        let (arena, stream, limit) = (&self.memory.arena, &*self.stream, self.limit());
+        let handles = (self.cublas.as_ref(), self.communicator.as_deref());
         for (op, tasks) in prepared.tasks.iter().enumerate() {
-            let nodes = nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter())?;
+            let nodes = nodes(&mut self.modules, handles, tasks.iter())?;
             // What was started is waited for in any case.
             let started = start(&nodes, stream);
-            stream.synchronize().map_err(failed("running an operation"))?;
+            wait_for(stream, limit, "running an operation")?;
             started?;
             after(op, &StepMemory { arena, prepared, inputs, stream })?;
         }
         Ok(())
     }
 
-    /// [`Executor::time_ops`](crate::exec::Executor::time_ops). A step has run once before it is
-    /// timed: its kernels are loaded, and the clocks are up.
+    /// Runs a step operation by operation, and then as a graph, whose microseconds it returns: kernels are loaded, and the clocks
+    /// are up.
+    pub(super) fn warm_up(
+        &mut self,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+    ) -> Result<f64, ExecError> {
+        self.write_step(plan, inputs)?;
+        let limit = self.limit();
+        let CudaPlan { tasks, graph, .. } = self.prepared.get(plan)?;
+        let handles = (self.cublas.as_ref(), self.communicator.as_deref());
+        let ops = nodes_by_op(&mut self.modules, handles, tasks)?;
+        let stream = &*self.stream;
+        let events = Events::new(2, limit)?;
+        let replay = || graph.launch(stream);
+        events.time_us(
+            stream,
+            || Ok(()),
+            || ops.iter().try_for_each(|nodes| start(nodes, stream)),
+        )?;
+        events.time_us(stream, replay, replay)
+    }
+
+    /// [`Executor::time_ops`](crate::exec::Executor::time_ops) after [`CudaExecutor::warm_up`], which took `replay_us`.
     pub(super) fn time_ops_by_events(
         &mut self,
         plan: PreparedPlan,
         inputs: &StepInputs,
         repeats: usize,
+        replay_us: f64,
     ) -> Result<StepTimes, ExecError> {
         self.write_step(plan, inputs)?;
+        let limit = self.limit();
         let CudaPlan { tasks, graph, .. } = self.prepared.get(plan)?;
+        let handles = (self.cublas.as_ref(), self.communicator.as_deref());
+        let ops = nodes_by_op(&mut self.modules, handles, tasks)?;
         let stream = &*self.stream;
-        let ops =
-            tasks.iter().map(|tasks| nodes(&mut self.modules, self.cublas.as_ref(), tasks.iter()));
-        let ops = ops.collect::<Result<Vec<_>, ExecError>>()?;
+        // One more event than marks the operations: nothing is between the last two.
+        let events = Events::new(ops.len() + 2, limit)?;
         let run = || ops.iter().try_for_each(|nodes| start(nodes, stream));
         let replay = || graph.launch(stream);
-        // One more event than marks the operations: nothing is between the last two.
-        let events = Events::new(ops.len() + 2)?;
-        events.time_us(stream, || Ok(()), run)?;
-        let replay_us = events.time_us(stream, replay, replay)?;
         let num_launches: usize = ops.iter().map(Vec::len).sum();
         let queue_us = QUEUE_US * (num_launches + ops.len()) as f64;
         let num_replays = (queue_us / replay_us.max(1.0)).ceil() as usize;
@@ -141,13 +169,25 @@ fn start(nodes: &[Node<'_>], stream: &Stream) -> Result<(), ExecError> {
     nodes.iter().try_for_each(|node| unsafe { node.start(stream, None) })
 }
 
-/// Marks on a stream.
-struct Events(Vec<Event>);
+/// The nodes of each operation.
+fn nodes_by_op<'a>(
+    modules: &mut Modules,
+    handles: (Option<&'a Cublas>, Option<&'a Communicator>),
+    tasks: &'a [Vec<Task>],
+) -> Result<Vec<Vec<Node<'a>>>, ExecError> {
+    tasks.iter().map(|tasks| nodes(modules, handles, tasks.iter())).collect()
+}
+
+/// Marks on a stream, which is waited for no longer than the limit, if there is one.
+struct Events {
+    events: Vec<Event>,
+    limit: Option<Duration>,
+}
 
 impl Events {
-    fn new(len: usize) -> Result<Self, ExecError> {
+    fn new(len: usize, limit: Option<Duration>) -> Result<Self, ExecError> {
         let event = |_| Event::new(EventFlags::DEFAULT).map_err(failed("making an event"));
-        Ok(Events((0..len).map(event).collect::<Result<_, _>>()?))
+        Ok(Events { events: (0..len).map(event).collect::<Result<_, _>>()?, limit })
     }
 
     /// Microseconds of what `run` starts; `keep_busy` is started first.
@@ -157,7 +197,7 @@ impl Events {
         keep_busy: impl FnOnce() -> Result<(), ExecError>,
         run: impl FnOnce() -> Result<(), ExecError>,
     ) -> Result<f64, ExecError> {
-        let [first, .., last] = &self.0[..] else { return Ok(0.0) };
+        let [first, .., last] = &self.events[..] else { return Ok(0.0) };
         let start = || {
             keep_busy()?;
             record(first, stream)?;
@@ -166,7 +206,7 @@ impl Events {
         };
         // What was started is waited for in any case.
         let started = start();
-        stream.synchronize().map_err(failed("running a step"))?;
+        wait_for(stream, self.limit, "running a step")?;
         started?;
         between(first, last)
     }
@@ -179,7 +219,7 @@ impl Events {
         keep_busy: impl FnOnce() -> Result<(), ExecError>,
         ops: &[Vec<Node<'_>>],
     ) -> Result<Vec<f64>, ExecError> {
-        let events = &self.0;
+        let events = &self.events;
         let start_all = || {
             keep_busy()?;
             record(&events[0], stream)?;
@@ -191,7 +231,7 @@ impl Events {
         };
         // As in `time_us`.
         let started = start_all();
-        stream.synchronize().map_err(failed("running a step"))?;
+        wait_for(stream, self.limit, "running a step")?;
         started?;
         events.windows(2).map(|pair| between(&pair[0], &pair[1])).collect()
     }

@@ -1,9 +1,12 @@
 //! Several GPUs that share a model: an executor of each, whose graphs meet in the collective operations.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::device::{check, failed, make_current};
+use cuda_loader::nccl::{Communicator, Nccl};
+
+use super::collectives::{self, connect, enable_access, in_threads, libraries};
+use super::device::{failed, make_current};
 use super::{CudaExecutor, Placed, RankAddresses};
 use crate::exec::prepared::Prepared;
 use crate::exec::{
@@ -25,45 +28,61 @@ pub struct CudaRanks {
     ranks: Vec<CudaExecutor>,
     /// The plans of all ranks.
     prepared: Prepared<Vec<PreparedPlan>>,
+    /// By rank, if NCCL adds.
+    communicators: Vec<Arc<Communicator>>,
+    /// Why nothing can run any more.
+    failed: Option<String>,
 }
 
 impl CudaRanks {
-    /// Opens the devices from `cuda:<first>` on, one for each of `plans`, and copies its weights there.
+    /// Opens the devices `cuda:<ordinal>`, one for each of `plans`, and copies its weights there.
     ///
     /// # Errors
-    /// As [`CudaExecutor::open`]; [`ExecError::NoDevice`] for devices of different capabilities, and where one has no access to
-    /// another's memory.
+    /// As [`CudaExecutor::open`]; [`ExecError::Ranks`] for devices that cannot meet as `options` say, and for devices of different
+    /// capabilities.
     pub fn open(
-        first: usize,
+        ordinals: &[usize],
         options: &GpuOptions,
         plans: &[Plan],
         weights: &dyn WeightSource,
     ) -> Result<Self, ExecError> {
         let _working = working();
-        let open = |(index, plan)| CudaExecutor::open(first + index, options, plan, weights);
-        let ranks = plans.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
+        let libraries = plans.first().map(|plan| libraries(options, ordinals, plan)).transpose()?;
+        let libraries = libraries.unwrap_or_default();
+        let open =
+            |(&ordinal, plan)| CudaExecutor::open_rank(ordinal, libraries, options, plan, weights);
+        let ranks = ordinals.iter().zip(plans).map(open).collect::<Result<Vec<_>, _>>()?;
         let differs = |rank: &&CudaExecutor| rank.device.capability != ranks[0].device.capability;
         if let Some(other) = ranks.iter().find(differs) {
             let of = |rank: &CudaExecutor| {
                 format!("cuda:{} ({})", rank.device.ordinal, rank.device.capability)
             };
-            return Err(ExecError::NoDevice(format!(
+            return Err(ExecError::Ranks(format!(
                 "{} and {} differ in compute capability: they cannot share a model",
                 of(&ranks[0]),
                 of(other)
             )));
         }
-        for rank in &ranks {
-            for peer in ranks.iter().filter(|peer| peer.device.ordinal != rank.device.ordinal) {
-                enable_access(rank, peer)?;
+        let communicators = if libraries.nccl {
+            connect(&ranks)?
+        } else {
+            for rank in &ranks {
+                for peer in ranks.iter().filter(|peer| peer.device.ordinal != rank.device.ordinal) {
+                    enable_access(rank, peer)?;
+                }
             }
-        }
+            Vec::new()
+        };
         // The workspaces are zeroed before any rank uses another's.
         ranks.iter().try_for_each(|rank| {
             make_current(rank.context)?;
             rank.stream.synchronize().map_err(failed("opening the devices"))
         })?;
-        Ok(CudaRanks { ranks, prepared: Prepared::new() })
+        let mut ranks = CudaRanks { ranks, prepared: Prepared::new(), communicators, failed: None };
+        for (rank, communicator) in ranks.ranks.iter_mut().zip(&ranks.communicators) {
+            rank.communicator = Some(Arc::clone(communicator));
+        }
+        Ok(ranks)
     }
 
     /// As [`CudaExecutor::without_overlap`].
@@ -73,18 +92,45 @@ impl CudaRanks {
         self.ranks = ranks.map(CudaExecutor::without_overlap).collect();
         self
     }
+
+    fn check_alive(&self) -> Result<(), ExecError> {
+        self.failed.clone().map_or(Ok(()), |why| Err(ExecError::Ranks(why)))
+    }
+
+    /// `result` of ranks that work. After an error of one of them nothing can run any more: the others have waited for it.
+    fn ended<T>(&mut self, result: Result<T, ExecError>) -> Result<T, ExecError> {
+        let error = match result {
+            Err(error @ (ExecError::Driver { .. } | ExecError::Ranks(_))) => error,
+            other => return other,
+        };
+        let ranks = &mut self.ranks;
+        collectives::abort(std::mem::take(&mut self.communicators), || {
+            for rank in ranks {
+                rank.end_graphs();
+            }
+        });
+        let why = format!("{error}\none of the GPUs that share the model has failed, or hangs");
+        self.failed = Some(why.clone());
+        Err(ExecError::Ranks(why))
+    }
 }
 
 impl Drop for CudaRanks {
     fn drop(&mut self) {
         let _working = working();
+        self.ranks.iter_mut().for_each(CudaExecutor::end_graphs);
+        collectives::close(std::mem::take(&mut self.communicators));
         self.ranks.clear();
     }
 }
 
 impl Executor for CudaRanks {
     fn describe(&self) -> String {
-        format!("{} x {}", self.ranks.len(), self.ranks[0].describe())
+        let by_nccl = match (&self.communicators[..], Nccl::open()) {
+            ([_, ..], Ok(nccl)) => format!(", NCCL {}", nccl.version()),
+            _ => String::new(),
+        };
+        format!("{} x {}{by_nccl}", self.ranks.len(), self.ranks[0].describe())
     }
 
     fn prepares_ahead(&self) -> bool {
@@ -93,6 +139,7 @@ impl Executor for CudaRanks {
 
     fn prepare_ranks(&mut self, plans: &[Plan]) -> Result<PreparedPlan, ExecError> {
         let _working = working();
+        self.check_alive()?;
         let placed = self.ranks.iter().zip(plans).map(|(rank, plan)| rank.place(plan));
         let mut placed = placed.collect::<Result<Vec<Placed>, _>>()?;
         let of_rank = |(placed, rank): (&Placed, &CudaExecutor)| RankAddresses {
@@ -101,8 +148,11 @@ impl Executor for CudaRanks {
         };
         let ranks: Vec<_> = placed.iter().zip(&self.ranks).map(of_rank).collect();
         placed.iter_mut().for_each(|placed| placed.addresses.ranks.clone_from(&ranks));
-        let captured = self.ranks.iter_mut().zip(placed).map(|(rank, placed)| rank.capture(placed));
-        let captured = captured.collect::<Result<_, _>>()?;
+        let lowered = self.ranks.iter_mut().zip(placed).map(|(rank, placed)| rank.lower(placed));
+        let lowered = lowered.collect::<Result<Vec<_>, _>>()?;
+        let ranks = self.ranks.iter_mut().zip(lowered);
+        let captured = in_threads(ranks, |(rank, lowered)| rank.capture(lowered));
+        let captured = self.ended(captured)?;
         Ok(self.prepared.push(captured))
     }
 
@@ -115,6 +165,7 @@ impl Executor for CudaRanks {
         meanwhile: &mut dyn FnMut(),
     ) -> Result<StepOutput, ExecError> {
         let _working = working();
+        self.check_alive()?;
         let wants = std::iter::once(want).chain(std::iter::repeat(Want::Nothing));
         let ranks = self.ranks.iter_mut().zip(self.prepared.get(plan)?).zip(wants);
         let started: Vec<_> =
@@ -127,8 +178,8 @@ impl Executor for CudaRanks {
         if let Some(panic) = panicked {
             resume_unwind(panic);
         }
-        let outputs = outputs.into_iter().collect::<Result<Vec<_>, _>>()?;
-        Ok(outputs.into_iter().next().unwrap_or_default())
+        let outputs = outputs.into_iter().collect::<Result<Vec<_>, _>>();
+        Ok(self.ended(outputs)?.into_iter().next().unwrap_or_default())
     }
 
     fn plan(&self, plan: PreparedPlan) -> Result<&Plan, ExecError> {
@@ -143,33 +194,46 @@ impl Executor for CudaRanks {
         after: &mut AfterOp<'_>,
     ) -> Result<(), ExecError> {
         let _working = working();
+        self.check_alive()?;
         let mut ranks = self.ranks.iter_mut().zip(self.prepared.get(plan)?);
         let first = ranks.next();
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = ranks
-                .map(|(rank, &plan)| {
-                    scope.spawn(move || rank.run_ops(plan, inputs, &mut |_, _| Ok(())))
-                })
-                .collect();
-            let mut result =
-                first.map_or(Ok(()), |(rank, &plan)| rank.run_ops(plan, inputs, after));
-            for thread in threads {
-                result = result.and(thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            }
-            result
-        })
+        let ran = std::thread::scope(|scope| {
+            let others = scope.spawn(|| {
+                in_threads(ranks, |(rank, &plan)| rank.run_ops(plan, inputs, &mut |_, _| Ok(())))
+            });
+            let first = first.map_or(Ok(()), |(rank, &plan)| rank.run_ops(plan, inputs, after));
+            let others = others.join().unwrap_or_else(|panic| resume_unwind(panic));
+            first.and(others.map(|_| ()))
+        });
+        self.ended(ran)
     }
 
+    /// Of the first rank; what it waits for the others is part of the operations that they meet in.
     fn time_ops(
         &mut self,
-        _: PreparedPlan,
-        _: &StepInputs,
-        _: usize,
+        plan: PreparedPlan,
+        inputs: &StepInputs,
+        repeats: usize,
     ) -> Result<StepTimes, ExecError> {
-        Err(ExecError::Unsupported {
-            op: "timing operations".to_owned(),
-            why: "several GPUs, which wait for each other: choose one".to_owned(),
-        })
+        let _working = working();
+        self.check_alive()?;
+        let plans = self.prepared.get(plan)?;
+        let ranks = self.ranks.iter_mut().zip(plans);
+        let replays_us = in_threads(ranks, |(rank, &plan)| rank.warm_up(plan, inputs));
+        // All ranks start as many replays.
+        let times = replays_us.and_then(|replays_us| {
+            let replay_us = replays_us.into_iter().fold(0.0, f64::max);
+            let ranks = self.ranks.iter_mut().zip(plans);
+            in_threads(ranks, |(rank, &plan)| {
+                rank.time_ops_by_events(plan, inputs, repeats, replay_us)
+            })
+        });
+        Ok(self.ended(times)?.into_iter().next().unwrap_or_default())
+    }
+
+    fn collect_ops(&mut self, _: PreparedPlan, _: &StepInputs) -> Result<Vec<usize>, ExecError> {
+        let why = "several GPUs, whose kernels wait for each other and cannot be run one by one: choose one GPU";
+        Err(ExecError::Unsupported { op: "counting".to_owned(), why: why.to_owned() })
     }
 
     /// Of the rank that takes most.
@@ -177,26 +241,5 @@ impl Executor for CudaRanks {
         let uses = self.ranks.iter().map(CudaExecutor::memory_use);
         let uses = uses.collect::<Result<Vec<_>, _>>()?;
         Ok(uses.into_iter().max_by_key(MemoryUse::total_bytes).unwrap_or_default())
-    }
-}
-
-/// Lets kernels of `rank` access the memory of `peer`.
-fn enable_access(rank: &CudaExecutor, peer: &CudaExecutor) -> Result<(), ExecError> {
-    let [of, to] = [rank, peer].map(|rank| rank.device.ordinal);
-    let mut can_access = 0;
-    // SAFETY: both are numbers of devices.
-    let code = unsafe { cust::sys::cuDeviceCanAccessPeer(&mut can_access, of as i32, to as i32) };
-    check("cuDeviceCanAccessPeer", code)?;
-    if can_access == 0 {
-        return Err(ExecError::NoDevice(format!(
-            "cuda:{of} cannot access the memory of cuda:{to}: they cannot share a model"
-        )));
-    }
-    make_current(rank.context)?;
-    // SAFETY: the peer's context lives as long as the process.
-    let code = unsafe { cust::sys::cuCtxEnablePeerAccess(peer.context.as_raw(), 0) };
-    match code {
-        cust::sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-        code => check("cuCtxEnablePeerAccess", code),
     }
 }

@@ -121,8 +121,8 @@ impl Lowering<'_> {
     }
 }
 
-/// Why f32 is not summed.
-pub(super) fn only_16_bits() -> ExecError {
-    let why = format!("{} operands; GPUs that share a model compute in F16 or BF16", Dtype::F32);
+/// Why kernels of ours do not sum f32.
+pub fn only_16_bits() -> ExecError {
+    let why = format!("{} operands; kernels that add over GPUs take F16 or BF16", Dtype::F32);
     ExecError::Unsupported { op: "all_reduce".to_owned(), why }
 }

@@ -3,8 +3,8 @@
 use cuda_std::tensor_map::EncodedTensorMap;
 use kernels::gemm::Gpu;
 
-use super::{Addresses, Lowering, fused};
-use crate::exec::{ExecError, Gemm, Target};
+use super::{Addresses, Libraries, Lowering, fused};
+use crate::exec::{ExecError, Target};
 use crate::plan::Plan;
 
 /// A plan as the GPU's kernels run it.
@@ -22,7 +22,7 @@ impl LoweredPlan {
     /// # Errors
     /// [`ExecError::Unsupported`] for an operation of a type or shape that no kernel takes.
     pub fn new(plan: &Plan, target: Target) -> Result<Self, ExecError> {
-        let plan = fused(plan, Gemm::Halfwarp);
+        let plan = fused(plan, Libraries::default());
         let addresses = Addresses::of_nothing(&plan);
         let gpu = Gpu { target, ..Gpu::HOPPER };
         let mut lowering = Lowering::new(&plan, &addresses, gpu, |_| Ok(EncodedTensorMap::NONE));

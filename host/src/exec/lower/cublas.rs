@@ -9,43 +9,12 @@ use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use half::{bf16, f16};
 use kernels::Rows as Operand;
 use kernels::element::Number;
-use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, Gpu, OutputOf};
+use kernels::gemm::{GemmEpilogue, GemmEpilogueOperands, OutputOf};
 
 use super::element::Stored;
-use super::{Addresses, Lowering};
-use crate::exec::tensor_maps::Encode;
+use super::{Lowering, Task};
 use crate::exec::{ExecError, Gemm};
 use crate::plan::{Dtype, Linear, Op, Plan, Weight, WeightPart};
-
-/// A step of a plan's work on a device.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Task {
-    /// A kernel of ours.
-    Launch(Launch),
-    /// A matrix product by cuBLAS.
-    Gemm(GemmEx),
-}
-
-/// As [`lower`](super::lower), with linear layers by `gemm`.
-///
-/// # Errors
-/// Those of [`lower`](super::lower); [`ExecError::Gemm`] for operands that `gemm` cannot multiply.
-pub fn lower_with(
-    gemm: Gemm,
-    plan: &Plan,
-    addresses: &Addresses,
-    gpu: Gpu,
-    encode: Encode,
-) -> Result<Vec<Vec<Task>>, ExecError> {
-    let mut lowering = Lowering::new(plan, addresses, gpu, encode);
-    let tasks_of = |op| match CublasLinear::of(plan, op, gemm)? {
-        Some(linear) => lowering.cublas_linear(&linear),
-        None => Ok(lowering.op(op)?.into_iter().map(Task::Launch).collect()),
-    };
-    let tasks = plan.ops.iter().map(tasks_of).collect::<Result<_, ExecError>>()?;
-    lowering.maps.finish()?;
-    Ok(tasks)
-}
 
 /// Most bytes of the matrix product that `op` leaves in the workspace, by `gemm`.
 pub(super) fn product_bytes(plan: &Plan, op: &Op, gemm: Gemm) -> usize {
@@ -62,7 +31,7 @@ pub(super) fn product_bytes(plan: &Plan, op: &Op, gemm: Gemm) -> usize {
 }
 
 /// A linear layer, and how much of it cuBLAS does.
-struct CublasLinear {
+pub(super) struct CublasLinear {
     op: Linear,
     compute: ComputeType,
     /// Type of the matrix product.
@@ -80,7 +49,7 @@ impl CublasLinear {
     ///
     /// A matrix product that is the output is stored as such. Another one is stored in the type of
     /// its accumulators, so that nothing is rounded twice.
-    fn of(plan: &Plan, op: &Op, gemm: Gemm) -> Result<Option<Self>, ExecError> {
+    pub(super) fn of(plan: &Plan, op: &Op, gemm: Gemm) -> Result<Option<Self>, ExecError> {
         let &Op::Linear(op) = op else { return Ok(None) };
         let Linear { x, norm, silu, bias, gated, residual, .. } = op;
         let Some(compute) = gemm.compute_type(plan.dtype(x))? else { return Ok(None) };
@@ -110,7 +79,7 @@ impl CublasLinear {
 }
 
 impl Lowering<'_> {
-    fn cublas_linear(&self, linear: &CublasLinear) -> Result<Vec<Task>, ExecError> {
+    pub(super) fn cublas_linear(&self, linear: &CublasLinear) -> Result<Vec<Task>, ExecError> {
         let Linear { x, weight, out, .. } = linear.op;
         let Weight { rows: n, cols: k, ref parts, .. } = *self.plan.weight(weight);
         let max_rows = self.max_rows(x);

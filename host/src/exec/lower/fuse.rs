@@ -2,22 +2,23 @@
 
 use kernels::gemm::{Linear16, SumOrder};
 
-use super::{collective, fp8, sum_order, tiles};
+use super::{Libraries, collective, fp8, sum_order, tiles};
 use crate::exec::Gemm;
 use crate::plan::{Dtype, Linear, Op, Plan};
 
 /// Elements of f32 that are loaded together: rows start at multiples of them.
 const F32_VECTOR: usize = 4;
 
-/// `plan` with all fused that one kernel computes; linear layers are by `gemm`.
-pub fn fused(plan: &Plan, gemm: Gemm) -> Plan {
+/// `plan` with all fused that one kernel computes, where libraries do not.
+pub fn fused(plan: &Plan, libraries: Libraries) -> Plan {
+    let Libraries { gemm, nccl } = libraries;
     plan.fused(|op| match op {
         Op::Linear(Linear { norm: None, silu: None, gated: false, .. }) => true,
         Op::Linear(linear) => gemm == Gemm::Halfwarp && has_kernel(plan, linear),
         // A prompt's keys are many tiles' queries'.
         Op::AppendAttention(_) => plan.decodes(),
         // One with a residual alone is an addition after it.
-        Op::AllReduce(op) => op.norm.is_none() || collective::fuses(plan, op),
+        Op::AllReduce(op) => op.norm.is_none() || !nccl && collective::fuses(plan, op),
         _ => true,
     })
 }

@@ -394,7 +394,7 @@ fn a_layer_of_a_decode_step_is_fused() {
     let [qwen, phi] = Decoder::REAL;
     let num_launches = |decoder: Decoder, max_seqs: usize| {
         let plan = decoder.plan(max_seqs, 1);
-        [layer_symbols(&plan).len(), layer_symbols(&fused(&plan, Gemm::Halfwarp)).len()]
+        [layer_symbols(&plan).len(), layer_symbols(&fused(&plan, Libraries::default())).len()]
     };
     for decoder in [qwen, phi] {
         for max_seqs in [1, MAX_FUSED_ROWS] {
@@ -441,7 +441,7 @@ fn what_the_fused_kernels_do_not_take_is_not_fused() {
     let num_fused = |change: fn(&mut Plan)| {
         let mut plan = Decoder::SMALL.plan(1, 1);
         change(&mut plan);
-        plan.ops.len() - fused(&plan, Gemm::Halfwarp).ops.len()
+        plan.ops.len() - fused(&plan, Libraries::default()).ops.len()
     };
     assert_eq!(num_fused(|_| {}), 5);
     // A residual after a norm, and rows that are not aligned; a gate needs no norm.

@@ -60,8 +60,8 @@ impl Plan {
                 })
             }
             Op::AllGather { x, out, .. } => {
-                is("x", self.dtype(x), FLOATS)?;
-                is("out", self.dtype(out), &[self.dtype(x)])
+                is("x", self.dtype(x), &[Dtype::F32])?;
+                is("out", self.dtype(out), &[Dtype::F32])
             }
             Op::GatherRows { x, out } => {
                 is("x", self.dtype(x), FLOATS)?;

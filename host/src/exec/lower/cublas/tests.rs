@@ -2,11 +2,12 @@
 //! multiplies in the emulator's memory, and our kernels run after it.
 
 use super::*;
-use crate::exec::lower::workspace_bytes;
+use crate::exec::lower::{Addresses, lower_with, workspace_bytes};
 use crate::exec::testing::random;
 use crate::plan::{
     Bounds, KvLayout, KvStorage, Rows, StepLayout, Tensor, TensorId, View, WeightId, testing,
 };
+use kernels::gemm::Gpu;
 use simt::{Init, Memory};
 
 const MAX_TOKENS: usize = 5;
@@ -82,7 +83,8 @@ fn plan(case: &Case) -> Plan {
 }
 
 fn tasks(case: &Case, plan: &Plan, addresses: &Addresses) -> Result<Vec<Task>, ExecError> {
-    let tasks = lower_with(case.gemm, plan, addresses, Gpu::HOPPER, |spec| Ok(spec.emulated()))?;
+    let libraries = case.gemm.into();
+    let tasks = lower_with(libraries, plan, addresses, Gpu::HOPPER, |spec| Ok(spec.emulated()))?;
     Ok(tasks.into_iter().flatten().collect())
 }
 
@@ -95,6 +97,7 @@ fn describe(task: &Task) -> String {
             let add = if *accumulate { "+=" } else { "=" };
             format!("{output:?} {add} {operands:?} in {compute:?}")
         }
+        Task::AllReduce(sum) => unreachable!("{sum:?} in a plan of one rank"),
     }
 }
 
@@ -154,6 +157,7 @@ fn the_parts_together_are_the_layer() {
             match task {
                 Task::Launch(launch) => _ = launch.emulate(&mut device.memory, 0).unwrap(),
                 Task::Gemm(gemm) => multiply(&mut device.memory, &gemm),
+                Task::AllReduce(sum) => unreachable!("{sum:?} in a plan of one rank"),
             }
         }
         device.check(&case);
