@@ -4,8 +4,8 @@
 mod support;
 
 use halfwarp::Model;
-use halfwarp::exec::{self, Device, Executor, GpuOptions, PreparedPlan, Want};
-use halfwarp::plan::{Bounds, Numerics, PAGE_SIZE, Plan, Precision, StepInputs};
+use halfwarp::exec::{self, Device, Executor, GpuOptions, PreparedPlan, Want, cuda};
+use halfwarp::plan::{Bounds, Numerics, PAGE_SIZE, Plan, PlanOutput, Precision, Rank, StepInputs};
 use libtest_mimic::{Arguments, Completion, Trial};
 use std::collections::HashMap;
 
@@ -22,14 +22,19 @@ const ANSWER: [u32; 2] = [17, 200];
 fn main() {
     let mut trials = Vec::new();
     for (name, device, present) in support::devices() {
-        for precision in [Precision::F32, Precision::F16] {
-            let mut add = |what: &str, test: fn(Device, Precision)| {
-                let name = format!("{name}_{precision}::{what}");
+        for (precision, world) in forms(device) {
+            let mut add = |what: &str, test: fn(On)| {
+                let world_name = if world > 1 { format!("_tp{world}") } else { String::new() };
+                let name = format!("{name}_{precision}{world_name}::{what}");
                 trials.push(Trial::ignorable_test(name, move || {
                     if !present {
                         return Ok(Completion::ignored_with("there is no such device"));
                     }
-                    test(device, precision);
+                    let gpus = || cuda::devices().map_or(0, |devices| devices.len());
+                    if device.cuda_ordinal().is_some() && gpus() < world {
+                        return Ok(Completion::ignored_with("there are not so many GPUs"));
+                    }
+                    test(On { device, precision, world });
                     Ok(Completion::Completed)
                 }));
             };
@@ -41,14 +46,35 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-fn in_a_batch(device: Device, precision: Precision) {
-    let mut runner = Runner::new(device, precision, true);
+/// What runs the model.
+#[derive(Clone, Copy)]
+struct On {
+    device: Device,
+    precision: Precision,
+    /// Devices that share the model.
+    world: usize,
+}
+
+/// Precisions, and devices that share the model. The emulator needs as long for several as for one; what its kernels add is
+/// the same bits whichever of them does, as their own tests show.
+fn forms(device: Device) -> Vec<(Precision, usize)> {
+    let alone = [(Precision::F32, 1), (Precision::F16, 1)];
+    let shared: &[_] = match device {
+        Device::Cpu => &[(Precision::F16, 2)],
+        Device::Emulated => &[],
+        _ => &[(Precision::F16, 2), (Precision::F16, 4)],
+    };
+    alone.iter().chain(shared).copied().collect()
+}
+
+fn in_a_batch(on: On) {
+    let mut runner = Runner::new(on, true);
     let alone = runner.logits(&[PROMPT_LEN], 0);
     assert_eq!(runner.logits(&[PROMPT_LEN], 31), alone);
 }
 
-fn with_its_prompt_in_chunks(device: Device, precision: Precision) {
-    let mut runner = Runner::new(device, precision, true);
+fn with_its_prompt_in_chunks(on: On) {
+    let mut runner = Runner::new(on, true);
     let whole = runner.logits(&[PROMPT_LEN], 0);
     for chunks in [[66, 1], [10, 57]] {
         assert_eq!(runner.logits(&chunks, 0), whole, "{chunks:?}");
@@ -56,8 +82,8 @@ fn with_its_prompt_in_chunks(device: Device, precision: Precision) {
 }
 
 /// What the others assert is not so by itself.
-fn without_it_bits_may_differ(device: Device, precision: Precision) {
-    let mut runner = Runner::new(device, precision, false);
+fn without_it_bits_may_differ(on: On) {
+    let mut runner = Runner::new(on, false);
     let whole = runner.logits(&[PROMPT_LEN], 0);
     assert_ne!(runner.logits(&[10, 57], 31), whole);
 }
@@ -66,20 +92,21 @@ fn without_it_bits_may_differ(device: Device, precision: Precision) {
 struct Runner {
     model: Model,
     executor: Box<dyn Executor>,
-    precision: Precision,
-    batch_invariant: bool,
+    numerics: Numerics,
+    world: usize,
     prepared: HashMap<Bounds, PreparedPlan>,
 }
 
 impl Runner {
-    fn new(device: Device, precision: Precision, batch_invariant: bool) -> Self {
+    fn new(On { device, precision, world }: On, batch_invariant: bool) -> Self {
         let dir = support::data_dir().join("goldens/llama-gqa");
         let model = Model::open(dir).unwrap();
         let bounds = bounds(PROMPT_LEN + MAX_SEQS, PROMPT_LEN);
-        let plan = plan(&model, precision, batch_invariant, bounds);
+        let numerics = Numerics { batch_invariant, ..precision.into() };
+        let plans = plans(&model, world, &numerics, bounds);
         let options = GpuOptions { cubin_dir: exec::default_cubin_dir(), ..Default::default() };
-        let executor = exec::open(device, &options, &plan, model.checkpoint()).unwrap();
-        Runner { model, executor, precision, batch_invariant, prepared: HashMap::new() }
+        let executor = exec::open_ranks(device, &options, &plans, model.checkpoint()).unwrap();
+        Runner { model, executor, numerics, world, prepared: HashMap::new() }
     }
 
     /// Bits of the logits after the prompt, in `chunks`, and after each token of the answer, with
@@ -132,8 +159,8 @@ impl Runner {
         let plan = match self.prepared.get(&bounds) {
             Some(&plan) => plan,
             None => {
-                let plan = plan(&self.model, self.precision, self.batch_invariant, bounds);
-                let plan = self.executor.prepare(&plan).unwrap();
+                let plans = plans(&self.model, self.world, &self.numerics, bounds);
+                let plan = self.executor.prepare_ranks(&plans).unwrap();
                 self.prepared.insert(bounds, plan);
                 plan
             }
@@ -151,7 +178,7 @@ fn bounds(max_tokens: usize, max_q_len: usize) -> Bounds {
     Bounds { max_tokens, max_seqs, max_q_len, max_logit_rows: max_seqs, max_kv_len, mixed: false }
 }
 
-fn plan(model: &Model, precision: Precision, batch_invariant: bool, bounds: Bounds) -> Plan {
-    let numerics = Numerics { batch_invariant, ..precision.into() };
-    model.plan(&numerics, bounds, MAX_SEQS * PAGES).unwrap()
+fn plans(model: &Model, world: usize, numerics: &Numerics, bounds: Bounds) -> Vec<Plan> {
+    let plan = |rank| model.plan_of(rank, PlanOutput::Logits, numerics, bounds, MAX_SEQS * PAGES);
+    Rank::all(world).map(|rank| plan(rank).unwrap()).collect()
 }

@@ -3,9 +3,10 @@
 
 mod support;
 
+use cuda_loader::nccl::Nccl;
 use halfwarp::Model;
 use halfwarp::engine::{Engine, EngineOptions, FinishReason, Generation, PrecisionChoice, Request};
-use halfwarp::exec::{Device, Gemm, cuda};
+use halfwarp::exec::{Collectives, Device, Gemm, cuda};
 use halfwarp::plan::Precision;
 use halfwarp::text::{Message, Text};
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -49,8 +50,11 @@ fn main() {
         vec![trial("smollm2::token_ids".into(), model, |path| smollm2_token_ids(&path))];
     for (name, device, present) in support::devices() {
         for on in forms(device) {
-            let On { precision, gemm, in_blocks, world, .. } = on;
+            let On { precision, gemm, in_blocks, world, collectives, .. } = on;
             let name = match (precision, gemm) {
+                _ if collectives == Collectives::Nccl => {
+                    format!("{name}_{precision}_tp{world}_nccl")
+                }
                 _ if world > 1 => format!("{name}_{precision}_tp{world}"),
                 _ if in_blocks => format!("{name}_blocks"),
                 (Precision::F32, Gemm::Halfwarp) => name.to_owned(),
@@ -64,6 +68,9 @@ fn main() {
                 }
                 _ if num_gpus(device).is_some_and(|there| there < world) => {
                     Err("there are not so many GPUs")
+                }
+                _ if collectives == Collectives::Nccl && Nccl::open().is_err() => {
+                    Err("there is no NCCL that leaves NVLink multicast off")
                 }
                 Precision::BF16 if device == Device::Emulated => Err("as in f16, which runs"),
                 _ => Ok(on),
@@ -112,6 +119,8 @@ struct On {
     in_blocks: bool,
     /// Devices that share the model.
     world: usize,
+    /// Whose kernels add over them.
+    collectives: Collectives,
 }
 
 /// How many GPUs there are, where `device` is one.
@@ -139,40 +148,45 @@ fn is_shared(dir: &Path, on: On) -> Result<On, &'static str> {
 
 /// The precisions of a device, and who computes linear layers there.
 fn forms(device: Device) -> Vec<On> {
+    let on = On { device, ..REFERENCE };
     let mut gemms = vec![Gemm::Halfwarp];
     if let Device::Cuda(_) = device {
         gemms.extend([Gemm::Cublas, Gemm::CublasF16]);
     }
-    let all = gemms.into_iter().flat_map(|gemm| {
-        Precision::ALL.map(|precision| On { device, precision, gemm, in_blocks: false, world: 1 })
-    });
-    let blocks = (device != Device::Cpu).then_some(On {
-        device,
-        precision: Precision::F16,
-        gemm: Gemm::Halfwarp,
-        in_blocks: true,
-        world: 1,
-    });
+    let all = gemms
+        .into_iter()
+        .flat_map(|gemm| Precision::ALL.map(|precision| On { precision, gemm, ..on }));
+    let in_f16 = On { precision: Precision::F16, ..on };
+    let blocks = (device != Device::Cpu).then_some(On { in_blocks: true, ..in_f16 });
     all.chain(blocks)
         .chain(shared(device))
         .filter(|on| on.gemm.compute_type(on.precision.operand()).is_ok())
         .collect()
 }
 
-/// Several devices that share a model. On GPUs they compute in 16 bits.
+/// Several devices that share a model. On GPUs the kernels that add take 16 bits.
 fn shared(device: Device) -> impl Iterator<Item = On> {
+    use Collectives::{Auto, Nccl};
+    use Precision::{BF16, F16, F32};
     let of = match device {
-        Device::Cpu => vec![(Precision::F32, 2), (Precision::F32, 4), (Precision::F16, 2)],
+        Device::Cpu => vec![(F32, 2, Auto), (F32, 4, Auto), (F16, 2, Auto)],
         // The kernels and the plans are what differs, and each of these is a form of them.
-        Device::Emulated => vec![(Precision::F16, 2)],
-        _ => vec![(Precision::F16, 2), (Precision::BF16, 2), (Precision::F16, 4)],
+        Device::Emulated => vec![(F16, 2, Auto)],
+        _ => vec![
+            (F16, 2, Auto),
+            (BF16, 2, Auto),
+            (F16, 4, Auto),
+            (F16, 2, Nccl),
+            (BF16, 2, Nccl),
+            (F32, 2, Nccl),
+        ],
     };
-    of.into_iter().map(move |(precision, world)| On {
-        device,
+    let on = On { device, ..REFERENCE };
+    of.into_iter().map(move |(precision, world, collectives)| On {
         precision,
-        gemm: Gemm::Halfwarp,
-        in_blocks: false,
         world,
+        collectives,
+        ..on
     })
 }
 
@@ -183,6 +197,7 @@ const REFERENCE: On = On {
     gemm: Gemm::Halfwarp,
     in_blocks: false,
     world: 1,
+    collectives: Collectives::Auto,
 };
 
 /// A test that `needs` something of this machine: ignored, with the reason, where that is missing.
@@ -212,12 +227,19 @@ fn golden_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-fn engine(path: &Path, On { device, precision, gemm, in_blocks, world }: On) -> Engine {
+fn engine(path: &Path, on: On) -> Engine {
+    let On { device, precision, gemm, in_blocks, world, collectives } = on;
     let model = Model::open(path).unwrap_or_else(|error| panic!("{error}"));
     let precision = if in_blocks { PrecisionChoice::Auto } else { precision.into() };
     let tensor_parallel_size = NonZeroUsize::new(world).expect("a device");
-    let options =
-        EngineOptions { device, tensor_parallel_size, precision, gemm, ..Default::default() };
+    let options = EngineOptions {
+        device,
+        tensor_parallel_size,
+        precision,
+        gemm,
+        collectives,
+        ..Default::default()
+    };
     Engine::new(Arc::new(model), options).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -12,6 +12,7 @@ mod harness;
 mod linear;
 mod observe;
 mod oracle;
+mod ranks;
 mod rejects;
 mod rms_norm;
 mod rows;
@@ -96,6 +97,9 @@ fn open_emulated(plan: &Plan, weights: &dyn WeightSource) -> Result<Box<dyn Exec
 }
 
 fn main() {
+    if ranks::is_child() {
+        return;
+    }
     let arguments = Arguments::from_args();
     // Asked once, which also keeps the device's context from one test to the next.
     let has_cuda = cuda::first_device().is_some_and(|ordinal| cuda::free_memory(ordinal).is_ok());
@@ -116,6 +120,7 @@ fn main() {
     let mut trials = vec![Trial::test("cuda::open::rejects_a_device_that_is_not_there", || {
         rejects::a_device_that_is_not_there().map_err(Failed::from)
     })];
+    trials.extend(ranks::trials());
     let suites = [
         (cpu, all_tests()),
         (cuda, all_tests()),

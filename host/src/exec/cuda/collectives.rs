@@ -14,7 +14,7 @@ use crate::exec::{Collectives, ExecError, GpuOptions};
 use crate::plan::{Dtype, Plan};
 
 /// The longest that ranks wait for each other on the host.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// What libraries do for the ranks of `plan` on the devices `cuda:<ordinal>`.
 ///

@@ -161,8 +161,7 @@ mod tests {
     fn nccl_adds_what_our_kernels_do_not() {
         let rank = Rank::all(3).nth(2).unwrap();
         let in_f32 = plan(rank, Precision::F32);
-        let by_nccl =
-            ["F32 x 320 of x", "gemm_epilogue_f32", "place_columns", "F32 x 384 of all"];
+        let by_nccl = ["F32 x 320 of x", "gemm_epilogue_f32", "place_columns", "F32 x 384 of all"];
         assert_eq!(meetings(&in_f32, true), by_nccl);
         assert_eq!(summed_dtype(&in_f32), Some(Dtype::F32));
     }
