@@ -130,9 +130,10 @@ fn num_gpus(device: Device) -> Option<usize> {
 
 /// `on`, if so many devices can share the model of `dir`.
 fn is_shared(dir: &Path, on: On) -> Result<On, &'static str> {
-    // Tied and not, with biases and without, of fused tensors, with QK-norm.
+    // Tied and not, with biases and without, of fused tensors, with QK-norm; KV heads that ranks share.
     const EMULATED: [&str; 4] = ["llama-gqa", "phi3", "qwen2", "qwen3"];
-    let is_one = EMULATED.iter().any(|name| dir.ends_with(name));
+    let emulated = if on.world > 2 { &EMULATED[..1] } else { &EMULATED[..] };
+    let is_one = emulated.iter().any(|name| dir.ends_with(name));
     if on.world > 1 && on.device == Device::Emulated && !is_one {
         return Err("as another one, which runs");
     }
@@ -171,7 +172,7 @@ fn shared(device: Device) -> impl Iterator<Item = On> {
     let of = match device {
         Device::Cpu => vec![(F32, 2, Auto), (F32, 4, Auto), (F16, 2, Auto)],
         // The kernels and the plans are what differs, and each of these is a form of them.
-        Device::Emulated => vec![(F16, 2, Auto)],
+        Device::Emulated => vec![(F16, 2, Auto), (F16, 4, Auto)],
         _ => vec![
             (F16, 2, Auto),
             (BF16, 2, Auto),

@@ -124,6 +124,15 @@ impl Device {
         }
     }
 
+    /// The first of several GPUs; any other device itself.
+    #[must_use]
+    pub fn first(self) -> Self {
+        match self {
+            Device::CudaSet(set) => set.ordinals().next().map_or(Device::Auto, Device::Cuda),
+            device => device,
+        }
+    }
+
     /// How many GPUs are named; 1 of any other device.
     pub fn num_named(self) -> usize {
         match self {
@@ -237,6 +246,7 @@ mod tests {
         assert_eq!(ordinals(Device::Cpu, 2).unwrap(), None);
         let set = Device::CudaSet(CudaSet::new(&[3, 1]).unwrap());
         assert_eq!((set.cuda_ordinal(), set.num_named()), (Some(3), 2));
+        assert_eq!((set.first(), Device::Cpu.first()), (Device::Cuda(3), Device::Cpu));
         assert_eq!(ordinals(set, 2).unwrap(), Some(vec![3, 1]));
         let error = ordinals(set, 4).unwrap_err().to_string();
         assert_eq!(error, "2 GPUs are named for 4 ranks");

@@ -83,7 +83,7 @@ impl Sizes {
         precision: Precision,
     ) -> Result<Roofline, EngineError> {
         let plan = self.plan(precision).map_err(ModelError::from)?;
-        let mut executor = exec::open(device, options, &plan, &RandomWeights::UNIFORM)?;
+        let mut executor = exec::open(device.first(), options, &plan, &RandomWeights::UNIFORM)?;
         let prepared = executor.prepare(&plan)?;
         let mut inputs = StepInputs::new();
         let pages: Vec<u32> = (0..self.m.div_ceil(PAGE_SIZE) as u32).collect();

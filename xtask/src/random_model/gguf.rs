@@ -53,6 +53,24 @@ pub const MODELS: &[Model] = &[
         tied: false,
     },
     Model {
+        name: "llama-3-70b-q4_k",
+        architecture: "llama",
+        hidden_size: 8192,
+        intermediate_size: 28672,
+        num_layers: 80,
+        num_heads: 64,
+        num_kv_heads: 8,
+        head_dim: 128,
+        vocab_size: 128_256,
+        context: 16_384,
+        rope_theta: 5e5,
+        rms_norm_eps: 1e-5,
+        sliding_window: None,
+        fused: false,
+        qkv_bias: false,
+        tied: false,
+    },
+    Model {
         name: "qwen2.5-0.5b-q4_k_m",
         architecture: "qwen2",
         hidden_size: 896,
@@ -349,7 +367,7 @@ mod tests {
         };
         let llama = bytes(&MODELS[0]);
         assert!((4_079_000_000..4_081_004_224).contains(&llama), "{llama}");
-        let qwen = bytes(&MODELS[1]);
+        let qwen = bytes(&MODELS[2]);
         assert!((390_000_000..397_808_192).contains(&qwen), "{qwen}");
     }
 

@@ -4,7 +4,7 @@
 pub struct Shapes {
     /// Its name on the command line.
     pub name: &'static str,
-    /// The real `config.json`, except for the weights' type.
+    /// The real `config.json`, except for the weights' type and the context of Llama's, which are measured in longer ones.
     pub config: &'static str,
     hidden_size: usize,
     intermediate_size: usize,
@@ -12,9 +12,10 @@ pub struct Shapes {
     q_dim: usize,
     kv_dim: usize,
     vocab_size: usize,
-    /// Whether projections are fused, as Phi-3's `qkv_proj` and `gate_up_proj`; otherwise there are five, with biases on
-    /// Q, K and V, as in Qwen2.
+    /// Whether projections are fused, as Phi-3's `qkv_proj` and `gate_up_proj`; otherwise there are five.
     fused: bool,
+    /// Whether Q, K and V have a bias, as in Qwen2.
+    qkv_bias: bool,
     /// Whether there is no `lm_head` and the embedding is used for it.
     tied: bool,
 }
@@ -31,6 +32,7 @@ pub const MODELS: &[Shapes] = &[
         kv_dim: 64,
         vocab_size: 1105,
         fused: false,
+        qkv_bias: true,
         tied: true,
     },
     Shapes {
@@ -43,6 +45,7 @@ pub const MODELS: &[Shapes] = &[
         kv_dim: 2 * 64,
         vocab_size: 151936,
         fused: false,
+        qkv_bias: true,
         tied: true,
     },
     Shapes {
@@ -55,6 +58,7 @@ pub const MODELS: &[Shapes] = &[
         kv_dim: 4 * 128,
         vocab_size: 152064,
         fused: false,
+        qkv_bias: true,
         tied: false,
     },
     Shapes {
@@ -67,6 +71,33 @@ pub const MODELS: &[Shapes] = &[
         kv_dim: 32 * 96,
         vocab_size: 32064,
         fused: true,
+        qkv_bias: false,
+        tied: false,
+    },
+    Shapes {
+        name: "llama-2-7b",
+        config: include_str!("llama-2-7b.json"),
+        hidden_size: 4096,
+        intermediate_size: 11008,
+        num_layers: 32,
+        q_dim: 32 * 128,
+        kv_dim: 32 * 128,
+        vocab_size: 32000,
+        fused: false,
+        qkv_bias: false,
+        tied: false,
+    },
+    Shapes {
+        name: "llama-3-70b",
+        config: include_str!("llama-3-70b.json"),
+        hidden_size: 8192,
+        intermediate_size: 28672,
+        num_layers: 80,
+        q_dim: 64 * 128,
+        kv_dim: 8 * 128,
+        vocab_size: 128_256,
+        fused: false,
+        qkv_bias: false,
         tied: false,
     },
 ];
@@ -92,7 +123,9 @@ impl Shapes {
             }
             for (name, rows) in [("q", self.q_dim), ("k", self.kv_dim), ("v", self.kv_dim)] {
                 push(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
-                push(&format!("self_attn.{name}_proj.bias"), &[rows]);
+                if self.qkv_bias {
+                    push(&format!("self_attn.{name}_proj.bias"), &[rows]);
+                }
             }
             push("mlp.gate_proj.weight", &[self.intermediate_size, hidden]);
             push("mlp.up_proj.weight", &[self.intermediate_size, hidden]);
@@ -118,5 +151,7 @@ mod tests {
         assert_eq!(count(&MODELS[1]), 494_032_768);
         assert_eq!(count(&MODELS[2]), 7_615_616_512);
         assert_eq!(count(&MODELS[3]), 3_821_079_552);
+        assert_eq!(count(&MODELS[4]), 6_738_415_616);
+        assert_eq!(count(&MODELS[5]), 70_553_706_496);
     }
 }

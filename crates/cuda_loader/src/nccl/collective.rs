@@ -8,7 +8,7 @@ use super::functions::{Comm, Functions};
 const SUM: c_int = 0;
 
 /// Type of the elements of a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum DataType {
     /// `ncclFloat16`.

@@ -8,6 +8,7 @@
 //! device and driver can do that: its launch, the start of its blocks and what it does before it
 //! waits cost no time of their own.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -83,8 +84,14 @@ impl Graph {
         let has_gemm = nodes.iter().any(|node| matches!(node, Node::Gemm(..)));
         let _setup = has_gemm.then(cublas::setup);
         // What libraries set up with a first call cannot be captured: before CUDA 12.3 the kernels of cuBLAS, and NCCL's
-        // connections. Results are not read.
-        for node in nodes.iter().filter(|node| !matches!(node, Node::Launch(..))) {
+        // connections, by the size of the sum. Results are not read.
+        let mut sums = HashSet::new();
+        let is_first = |node: &&Node<'_>| match node {
+            Node::Launch(..) => false,
+            Node::Gemm(..) => true,
+            Node::AllReduce(_, sum) => sums.insert((sum.count, sum.data_type)),
+        };
+        for node in nodes.iter().filter(is_first) {
             // SAFETY: the caller's promise.
             unsafe { node.start(stream, None) }?;
         }
