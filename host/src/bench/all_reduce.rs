@@ -21,6 +21,8 @@ const REPEATS: usize = 15;
 const ROUND_BYTES: usize = 256 << 20;
 const MIN_CALLS: usize = 16;
 const MAX_CALLS: usize = 512;
+/// As many of NCCL: what a graph of more takes to capture grows faster than they do.
+const MAX_NCCL_CALLS: usize = 64;
 
 const WEIGHTS: RandomWeights = RandomWeights::UNIFORM;
 
@@ -52,7 +54,8 @@ pub fn measure(world: usize, bytes: usize, collectives: Collectives) -> Result<R
     let elems = bytes / 2;
     let width = if elems.is_multiple_of(WIDTH) { WIDTH } else { elems };
     let bench = Bench { num_rows: elems / width, width };
-    let calls = (ROUND_BYTES / bytes.max(1)).clamp(MIN_CALLS, MAX_CALLS);
+    let max_calls = if collectives == Collectives::Nccl { MAX_NCCL_CALLS } else { MAX_CALLS };
+    let calls = (ROUND_BYTES / bytes.max(1)).clamp(MIN_CALLS, max_calls);
     let plans = |calls| -> Result<Vec<Plan>, PlanError> {
         Rank::all(world).map(|rank| bench.plan(rank, calls)).collect()
     };
