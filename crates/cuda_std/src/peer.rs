@@ -35,9 +35,9 @@ pub const LINE_WORDS: usize = 2;
 /// Bytes of a line: 8 of data.
 pub const LINE_BYTES: usize = 8 * LINE_WORDS;
 
-/// Looks at a peer's flag before the peer is given up. A look is a load that other devices see, of half a microsecond
-/// and more: some twenty seconds.
-const MAX_LOOKS: u32 = 1 << 25;
+/// Looks at a peer's flag before the peer is given up. A look is a load that other devices see: twenty seconds on an
+/// H200.
+const MAX_LOOKS: u32 = 1 << 27;
 
 /// For how long a thread waits for a peer: one that has died or hangs must not keep the others forever.
 ///
