@@ -1,5 +1,7 @@
 //! The engine on the CPU, with tiny models: whatever runs beside it, a request gets the tokens that it gets alone.
 
+#[path = "engine/cache_events.rs"]
+mod cache_events;
 #[path = "engine/embeddings.rs"]
 mod embeddings;
 #[path = "engine/logprobs.rs"]

@@ -5,6 +5,7 @@
 //! others need the room: a later request with the same beginning, such as the next turn of a chat, starts from them.
 
 mod buckets;
+mod cache_event;
 mod constraint;
 mod edits;
 mod error;
@@ -25,6 +26,7 @@ mod sequence;
 mod service;
 mod sizing;
 
+pub use cache_event::{CacheEvent, StoredPage};
 pub use constraint::{Constraint, ConstraintState};
 pub use error::EngineError;
 pub use logprobs::Logprobs;
@@ -32,6 +34,7 @@ pub use observe::{ObserveOp, StepSize, TimedStep};
 pub use options::EngineOptions;
 pub use pooling::Pooling;
 pub use precision::PrecisionChoice;
+pub use prefix::PageHash;
 pub use request::{Event, EventKind, FinishReason, Generation, PromptProgress, Request, RequestId};
 pub use sampling::{Sampling, SamplingError};
 pub(crate) use sampling::{check_repetition_penalty, check_share, check_temperature};
@@ -50,6 +53,7 @@ use crate::plan::{
 };
 use crate::weights::Progress;
 use buckets::Buckets;
+use cache_event::Listener;
 use constraint::Constrained;
 use precision::Attempts;
 use scheduler::{Entry, Limits, Scheduler, Turns};
@@ -285,6 +289,13 @@ impl Engine {
     /// Drops the keys and values of requests that have ended: the next request starts from nothing.
     pub fn drop_retained(&mut self) {
         self.scheduler.drop_retained();
+    }
+
+    /// Tells `listener`, from now on, of pages that other requests can find, and of those that they cannot find any more.
+    /// It is called where the engine's methods are, before a step that reuses what it tells of; it has to return soon.
+    /// With [`EngineOptions::batch_invariant`] pages with generated tokens are not told of: no prompt finds them.
+    pub fn on_cache_event(&mut self, listener: impl FnMut(CacheEvent) + Send + 'static) {
+        self.scheduler.listen(Listener::new(listener));
     }
 
     /// Whether there is something to do for [`Engine::step`].

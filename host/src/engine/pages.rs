@@ -1,5 +1,6 @@
 //! Pages of the KV cache, and the table of pages of each sequence.
 
+use super::cache_event::{Listener, StoredPage};
 use super::prefix::{PageHash, PrefixCache};
 use crate::plan::PAGE_SIZE;
 
@@ -49,9 +50,20 @@ impl PageAllocator {
         self.prefixes.knows(page)
     }
 
-    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more.
-    pub fn publish(&mut self, hash: PageHash, page: u32) {
-        self.prefixes.insert(hash, page);
+    /// Tells `listener` of pages that sequences can find.
+    pub(super) fn listen(&mut self, listener: Listener) {
+        self.prefixes.listen(listener);
+    }
+
+    /// Lets other sequences find a page that a sequence holds, and that nobody writes to any more. A listener is told
+    /// what `stored` makes of it, if anything.
+    pub fn publish(
+        &mut self,
+        hash: PageHash,
+        page: u32,
+        stored: impl FnOnce() -> Option<StoredPage>,
+    ) {
+        self.prefixes.insert(hash, page, stored);
     }
 
     /// Lets no other sequence find any page that is full now.

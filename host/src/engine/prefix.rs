@@ -8,6 +8,7 @@
 
 mod lru;
 
+use super::cache_event::{CacheEvent, Listener, StoredPage};
 use lru::PageList;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -19,17 +20,22 @@ pub struct PageHash([u8; 32]);
 
 impl PageHash {
     /// What the first page of a sequence comes after. Sequences with another `salt` share no pages with it.
-    pub fn root(salt: Option<&str>) -> Self {
+    pub(super) fn root(salt: Option<&str>) -> Self {
         PageHash(Sha256::digest(salt.unwrap_or_default()).into())
     }
 
     /// The hash of the page after this one, whose tokens are `tokens`. The first `num_prompt` of them were computed as a
     /// prompt, the others by decoding.
-    pub fn child(&self, tokens: &[u32], num_prompt: usize) -> Self {
+    pub(super) fn child(&self, tokens: &[u32], num_prompt: usize) -> Self {
         let hash = Sha256::new_with_prefix(self.0)
             .chain_update((num_prompt as u64).to_ne_bytes())
             .chain_update(bytemuck::cast_slice::<u32, u8>(tokens));
         PageHash(hash.finalize().into())
+    }
+
+    /// Its first 64 bits, for protocols that have no room for all.
+    pub fn to_u64(self) -> u64 {
+        self.0[..8].iter().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
     }
 }
 
@@ -38,9 +44,18 @@ impl PageHash {
 pub struct PrefixCache {
     page_of: HashMap<PageHash, u32>,
     /// Of each page, if it is known.
-    hash_of: Vec<Option<PageHash>>,
+    known: Vec<Option<Known>>,
     /// Known pages that no sequence holds, the one that was used longest ago first.
     idle: PageList,
+    listener: Listener,
+}
+
+/// A page that is known.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    hash: PageHash,
+    /// Whether the listener was told of it.
+    is_told: bool,
 }
 
 impl PrefixCache {
@@ -48,9 +63,15 @@ impl PrefixCache {
     pub fn new(num_pages: usize) -> Self {
         PrefixCache {
             page_of: HashMap::new(),
-            hash_of: vec![None; num_pages],
+            known: vec![None; num_pages],
             idle: PageList::new(num_pages),
+            listener: Listener::default(),
         }
+    }
+
+    /// Tells `listener` of what is inserted and forgotten from now on.
+    pub fn listen(&mut self, listener: Listener) {
+        self.listener = listener;
     }
 
     /// The page of `hash`.
@@ -60,21 +81,36 @@ impl PrefixCache {
 
     /// Whether `page` is known.
     pub fn knows(&self, page: u32) -> bool {
-        self.hash_of[page as usize].is_some()
+        self.known[page as usize].is_some()
     }
 
-    /// Makes a page known that a sequence holds; if another one has the same in it, that one stays known alone.
-    pub fn insert(&mut self, hash: PageHash, page: u32) {
-        if !self.page_of.contains_key(&hash) {
-            self.forget(page);
-            self.page_of.insert(hash, page);
-            self.hash_of[page as usize] = Some(hash);
+    /// Makes a page known that a sequence holds; if another one has the same in it, that one stays known alone. The
+    /// listener is told what `stored` makes of it, if anything.
+    pub fn insert(
+        &mut self,
+        hash: PageHash,
+        page: u32,
+        stored: impl FnOnce() -> Option<StoredPage>,
+    ) {
+        if self.page_of.contains_key(&hash) {
+            return;
+        }
+        self.forget(page);
+        self.page_of.insert(hash, page);
+        let stored = self.listener.is_there().then(stored).flatten();
+        self.known[page as usize] = Some(Known { hash, is_told: stored.is_some() });
+        if let Some(stored) = stored {
+            self.listener.tell(CacheEvent::Stored(stored));
         }
     }
 
     /// Forgets what is in a page that a sequence holds.
     pub fn forget(&mut self, page: u32) {
-        self.hash_of[page as usize].take().map(|hash| self.page_of.remove(&hash));
+        let Some(Known { hash, is_told }) = self.known[page as usize].take() else { return };
+        self.page_of.remove(&hash);
+        if is_told {
+            self.listener.tell(CacheEvent::Removed(hash));
+        }
     }
 
     /// Pages that are idle.
@@ -102,7 +138,8 @@ impl PrefixCache {
     /// Forgets all pages; those that are held stay so.
     pub fn forget_all(&mut self) {
         self.page_of.clear();
-        self.hash_of.fill(None);
+        self.known.fill(None);
+        self.listener.tell(CacheEvent::Cleared);
     }
 }
 
@@ -128,16 +165,22 @@ mod tests {
     }
 
     #[test]
+    fn a_short_hash_is_the_start_of_the_long_one() {
+        // SHA-256 of nothing.
+        assert_eq!(PageHash::root(None).to_u64(), 0xe3b0_c442_98fc_1c14);
+    }
+
+    #[test]
     fn of_two_pages_with_the_same_in_them_one_is_known() {
         let mut cache = PrefixCache::new(2);
         let hash = PageHash::root(None);
-        cache.insert(hash, 0);
-        cache.insert(hash, 1);
+        cache.insert(hash, 0, || None);
+        cache.insert(hash, 1, || None);
         assert_eq!((cache.find(&hash), cache.knows(1)), (Some(0), false));
         cache.forget(1);
         assert_eq!(cache.find(&hash), Some(0));
         cache.forget(0);
-        cache.insert(hash, 1);
+        cache.insert(hash, 1, || None);
         assert_eq!(cache.find(&hash), Some(1));
     }
 }

@@ -1,6 +1,7 @@
 //! Which sequences share a step: continuous batching, decoding first, long prompts in chunks, urgent requests before
 //! others.
 
+use super::cache_event::Listener;
 use super::pages::{PageAllocator, PageTable};
 use super::{EngineStats, RequestId, sequence::Sequence};
 use std::collections::VecDeque;
@@ -102,6 +103,11 @@ impl Scheduler {
     /// Lets no sequence that comes find what is in the cache now.
     pub fn drop_retained(&mut self) {
         self.pages.forget_all();
+    }
+
+    /// Tells `listener` of pages that sequences can find.
+    pub fn listen(&mut self, listener: Listener) {
+        self.pages.listen(listener);
     }
 
     /// A sequence that waits or runs.

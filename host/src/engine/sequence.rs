@@ -1,5 +1,6 @@
 //! A request in progress: its tokens, its place in the cache, how it is sampled.
 
+use super::cache_event::StoredPage;
 use super::constraint::Constrained;
 use super::edits::Edits;
 use super::pages::{PageAllocator, PageTable};
@@ -26,6 +27,8 @@ pub struct Sequence {
     pages: PageTable,
     /// The hash that the first page's comes after.
     root: PageHash,
+    /// What the root was made from.
+    cache_salt: Option<String>,
     /// Hashes of the first pages, all of whose tokens are there.
     hashes: Vec<PageHash>,
     /// Leading pages that other sequences can find.
@@ -78,6 +81,7 @@ impl Sequence {
             num_cached: 0,
             pages: PageTable::default(),
             root: PageHash::root(request.cache_salt.as_deref()),
+            cache_salt: request.cache_salt,
             hashes: Vec::new(),
             num_published: 0,
             reused: None,
@@ -310,9 +314,23 @@ impl Sequence {
         let num_full = self.num_cached / PAGE_SIZE;
         self.hash_pages(turns, num_full);
         for index in self.num_published..num_full {
-            allocator.publish(self.hashes[index], self.pages()[index]);
+            let stored = || self.stored_page(turns, index);
+            allocator.publish(self.hashes[index], self.pages()[index], stored);
         }
         self.num_published = num_full;
+    }
+
+    /// What there is to say of a full page; nothing if no prompt can find it, as it holds generated tokens.
+    fn stored_page(&self, turns: Turns, index: usize) -> Option<StoredPage> {
+        let start = index * PAGE_SIZE;
+        let is_of_prompt = start + PAGE_SIZE <= self.prompt_len;
+        (turns == Turns::Together || is_of_prompt).then(|| StoredPage {
+            hash: self.hashes[index],
+            parent: index.checked_sub(1).map(|before| self.hashes[before]),
+            start,
+            tokens: self.tokens[start..start + PAGE_SIZE].to_vec(),
+            cache_salt: self.cache_salt.clone(),
+        })
     }
 
     /// Hashes the first `num_pages`.

@@ -16,7 +16,7 @@ fn table(allocator: &mut PageAllocator, num_pages: usize) -> PageTable {
 
 fn publish(allocator: &mut PageAllocator, table: &PageTable, first_content: u32) {
     for (content, &page) in (first_content..).zip(table.pages()) {
-        allocator.publish(hash(content), page);
+        allocator.publish(hash(content), page, || None);
     }
 }
 
@@ -137,7 +137,7 @@ fn no_page_is_lost_or_given_twice() {
             2 | 3 => {
                 if let Some(&page) = table.pages().last() {
                     published.push_back(hash(step));
-                    allocator.publish(hash(step), page);
+                    allocator.publish(hash(step), page, || None);
                 }
             }
             _ => {
