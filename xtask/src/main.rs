@@ -3,6 +3,7 @@
 mod browser;
 mod clients;
 mod dist;
+mod dynamo_demo;
 mod embed;
 mod emulate;
 mod http;
@@ -22,6 +23,7 @@ mod setup;
 mod soak;
 
 use anyhow::Result;
+use dynamo_demo::Place;
 use options::Options;
 use std::{env, ffi::OsString, process::ExitCode};
 
@@ -33,6 +35,9 @@ usage: cargo xtask COMMAND
   clients                 run openai-python, langchain-openai and lm-eval against `halfwarp serve` on the CPU
   browser [ARGS]          test the page of `halfwarp serve` in headless Chromium, on the CPU; ARGS go to Python's unittest:
                           -k stop, test_keyboard
+  dynamo-demo [--device DEVICE]
+                          two workers, on the CPU (cpu) or a GPU each (cuda), behind NVIDIA Dynamo's frontend: prompts go where
+                          their beginning is, and a stream goes on when its worker is killed
   dist                    pack the binary with its licences and SHA256SUMS: target/archives
   embed                   build and run examples/embed outside of the repository, as a program that depends on halfwarp
   emulate --seeds N       run the emulator's tests under N seeds each
@@ -75,6 +80,8 @@ fn dispatch(args: &[OsString]) -> Result<ExitCode> {
         ["clients"] => clients::run()?,
         ["browser", ..] => browser::run(&args[1..])?,
         ["dist"] => dist::run()?,
+        ["dynamo-demo"] | ["dynamo-demo", "--device", "cpu"] => dynamo_demo::run(Place::Cpu)?,
+        ["dynamo-demo", "--device", "cuda"] => dynamo_demo::run(Place::Cuda)?,
         ["embed"] => embed::run()?,
         ["emulate", "--seeds", seeds] => emulate::run(seeds)?,
         ["picture"] => picture::run()?,

@@ -11,11 +11,14 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
 
+/// What the frontend reads besides config.json: without one of these it never offers the model, and says so in its log alone.
+const FRONTEND_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
+
 /// Serves a model as a worker of NVIDIA Dynamo: `python -m dynamo.frontend` is what clients talk to.
 #[derive(clap::Parser, Debug)]
 #[command(name = "halfwarp-dynamo", version)]
 pub struct Args {
-    /// A Hugging Face directory. The frontend reads config.json and tokenizer.json there
+    /// A Hugging Face directory. The frontend reads config.json, tokenizer.json and tokenizer_config.json there
     #[arg(short, long, value_name = "DIR")]
     model: PathBuf,
     /// What clients call the model [default: the name of its directory]
@@ -122,9 +125,14 @@ pub enum ArgsError {
         .0.display()
     )]
     Gguf(PathBuf),
-    /// The frontend would have no tokenizer.
-    #[error("{}: there is no tokenizer.json, which Dynamo's frontend reads", .0.display())]
-    NoTokenizer(PathBuf),
+    /// A file that the frontend cannot do without.
+    #[error("{}: there is no {file}, which Dynamo's frontend reads", dir.display())]
+    NoFile {
+        /// The model's directory.
+        dir: PathBuf,
+        /// The name of the file.
+        file: &'static str,
+    },
     /// A role that this worker does not have.
     #[error(
         "--disaggregation-mode {0}: halfwarp has no transfer of keys and values between workers\n\
@@ -148,8 +156,8 @@ impl Args {
             Origin::HuggingFace { dir, .. } => absolute(dir).unwrap_or_else(|_| dir.clone()),
             _ => return Err(ArgsError::Gguf(self.model)),
         };
-        if model.text().is_none() {
-            return Err(ArgsError::NoTokenizer(dir));
+        if let Some(&file) = FRONTEND_FILES.iter().find(|file| !dir.join(file).is_file()) {
+            return Err(ArgsError::NoFile { dir, file });
         }
         let engine = self.engine_options();
         let model_name = self.served_model_name.unwrap_or_else(|| name_of(&dir));
@@ -208,5 +216,66 @@ fn worker_config(common: CommonArgs, model_path: String, model_name: &str) -> Wo
         served_model_name: Some(model_name.to_owned()),
         metrics_labels: vec![("model".to_owned(), model_name.to_owned())],
         ..WorkerConfig::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    const GOLDENS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/goldens");
+
+    fn args(words: &[&str]) -> Args {
+        let words = ["halfwarp-dynamo", "-m"].iter().chain(words);
+        Args::try_parse_from(words).unwrap()
+    }
+
+    fn error(words: &[&str]) -> String {
+        args(words).open().err().unwrap().to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_said_in_two_lines() {
+        let (hf, gguf) = (format!("{GOLDENS}/llama-gqa"), format!("{GOLDENS}/gguf/qwen3.gguf"));
+        for (words, why) in [
+            (&["/nope"][..], "no such file"),
+            (&[&gguf], "a GGUF file has no config.json"),
+            (&[&hf], "there is no tokenizer.json"),
+            (&[&hf, "--disaggregation-mode", "prefill"], "no transfer of keys and values"),
+            (&[&hf, "--enable-rl"], "--enable-rl"),
+        ] {
+            let message = error(words);
+            assert!(message.contains(why) && message.lines().count() <= 2, "{message}");
+        }
+    }
+
+    #[test]
+    fn options_reach_the_engine() {
+        let open = args(&["m", "--device", "cpu"]).engine_options();
+        assert_eq!((open.max_seqs, open.context, open.max_tokens), (8, None, None));
+        let named = args(&[
+            "m",
+            "--device",
+            "cuda:1",
+            "--tp",
+            "2",
+            "-c",
+            "100",
+            "--dtype",
+            "bf16",
+            "--kv-cache-dtype",
+            "q8_0",
+            "--max-num-batched-tokens",
+            "512",
+            "--kv-cache-tokens",
+            "4096",
+        ])
+        .engine_options();
+        assert_eq!((named.device, named.tensor_parallel_size.get()), (Device::Cuda(1), 2));
+        assert_eq!((named.context, named.max_tokens), (Some(100), Some(512)));
+        assert_eq!((named.max_seqs, named.cache_positions), (64, Some(4096)));
+        assert_eq!(named.precision, Precision::BF16.into());
+        assert_eq!(named.kv.k, Some(CacheType::Q8_0));
     }
 }

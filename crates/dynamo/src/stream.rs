@@ -48,15 +48,11 @@ pub fn outputs(
                 yield Ok(answer.last(LLMEngineOutput::cancelled(), &progress));
                 return;
             };
-            match answer.output(event, &mut progress) {
-                Some(output) => {
-                    let is_last = output.as_ref().map_or(true, |output| output.finish_reason.is_some());
-                    yield output;
-                    if is_last {
-                        return;
-                    }
-                }
-                None => {}
+            let Some(output) = answer.output(event, &mut progress) else { continue };
+            let is_last = !matches!(&output, Ok(LLMEngineOutput { finish_reason: None, .. }));
+            yield output;
+            if is_last {
+                return;
             }
         }
     })
