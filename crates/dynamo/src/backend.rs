@@ -7,15 +7,21 @@ use dynamo_backend_common::{
     DynamoError, EngineConfig, GenerateContext, KvEventSource, LLMEngine, LLMEngineOutput,
     LlmRegistration, MetricsBindings, MetricsCtx, PreprocessedRequest,
 };
+use dynamo_runtime::component::Endpoint;
 use dynamo_runtime::logging::get_distributed_tracing_context;
+use dynamo_runtime::traits::DistributedRuntimeProvider;
 use futures::stream::BoxStream;
 use halfwarp::plan::PAGE_SIZE;
 use halfwarp::{
     Engine, EngineError, EngineHandle, EngineOptions, EngineService, GrammarCompiler, Model,
     ServiceOptions,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 use tokio::task::spawn_blocking;
+
+/// How often it is asked whether the engine still runs.
+const WATCH_PERIOD: Duration = Duration::from_millis(200);
 
 /// What a [`Backend`] serves.
 #[derive(Clone, Debug)]
@@ -34,6 +40,8 @@ pub struct Backend {
     events: KvEvents,
     /// From the start to the cleanup.
     running: Mutex<Option<Running>>,
+    /// Why the engine has ended by itself.
+    failure: Arc<OnceLock<String>>,
 }
 
 struct Running {
@@ -45,7 +53,13 @@ struct Running {
 impl Backend {
     /// Not started: the weights are loaded by [`LLMEngine::start`].
     pub fn new(options: BackendOptions) -> Self {
-        Backend { options, events: KvEvents::default(), running: Mutex::default() }
+        let (events, running) = (KvEvents::default(), Mutex::default());
+        Backend { options, events, running, failure: Arc::default() }
+    }
+
+    /// Why the engine has ended, if nobody has told it to.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Running>> {
@@ -60,8 +74,8 @@ impl Backend {
         Ok((service.handle().clone(), grammars.clone()))
     }
 
-    /// Loads the weights, in steps that block.
-    fn run(options: BackendOptions, events: KvEvents) -> Result<Running, EngineError> {
+    /// Loads the weights. It blocks.
+    fn open(options: BackendOptions, events: KvEvents) -> Result<Running, EngineError> {
         let BackendOptions { model, engine, .. } = options;
         let grammars = model.text().and_then(|text| {
             let vocab_size = model.config().vocab_size;
@@ -92,12 +106,27 @@ impl Backend {
     }
 }
 
+/// Ends the worker after an engine that has ended by itself: else the router would send it requests for ever.
+async fn leave_after(engine: EngineHandle, endpoint: Endpoint, failure: Arc<OnceLock<String>>) {
+    let why = loop {
+        match engine.check_running() {
+            Ok(()) => tokio::time::sleep(WATCH_PERIOD).await,
+            Err(error @ EngineError::Stopped(_)) => break error.to_string(),
+            Err(_) => return,
+        }
+    };
+    tracing::error!("{why}");
+    // There is one engine, which ends once.
+    let _ = failure.set(why);
+    endpoint.drt().runtime().shutdown();
+}
+
 #[async_trait]
 impl LLMEngine for Backend {
     async fn start(&self, _worker_id: u64) -> Result<EngineConfig, DynamoError> {
         let (options, events) = (self.options.clone(), self.events.clone());
         tracing::info!(model = options.model_name, "loading the model");
-        let running = spawn_blocking(|| Self::run(options, events)).await;
+        let running = spawn_blocking(|| Self::open(options, events)).await;
         let running = running
             .map_err(|error| error::shut_down(format!("the start has panicked: {error}")))?
             .map_err(|error| error::of_engine(&error))?;
@@ -124,10 +153,16 @@ impl LLMEngine for Backend {
             spawn_blocking(move || request::to_engine(&model, &request, grammars.as_deref()));
         let request = request
             .await
-            .map_err(|error| error::invalid(format!("the request has panicked: {error}")))??;
+            .map_err(|error| error::unknown(format!("the request has panicked: {error}")))??;
         let events = handle.submit(request).map_err(|error| error::of_engine(&error))?;
         let model = Arc::clone(&self.options.model);
         Ok(stream::outputs(stream::Answer { model, events, prompt_len, has_usage }, ctx))
+    }
+
+    async fn on_endpoint_ready(&self, endpoint: Endpoint) -> Result<(), DynamoError> {
+        let (handle, _) = self.handle()?;
+        tokio::spawn(leave_after(handle, endpoint, Arc::clone(&self.failure)));
+        Ok(())
     }
 
     async fn cleanup(&self) -> Result<(), DynamoError> {

@@ -13,6 +13,11 @@ pub fn shut_down(message: impl Into<String>) -> DynamoError {
     of(ErrorType::Backend(BackendError::EngineShutdown), message)
 }
 
+/// A mistake of this program.
+pub fn unknown(message: impl Into<String>) -> DynamoError {
+    of(ErrorType::Backend(BackendError::Unknown), message)
+}
+
 fn of(kind: ErrorType, message: impl Into<String>) -> DynamoError {
     DynamoError::builder().error_type(kind).message(message).build()
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 fn main() -> ExitCode {
     let (backend, config) = match Args::parse().open() {
-        Ok((options, config)) => (Backend::new(options), config),
+        Ok((options, config)) => (Arc::new(Backend::new(options)), config),
         Err(error) => return failed(&error.to_string(), 2),
     };
-    match dynamo_backend_common::run(Arc::new(backend), config) {
-        Ok(()) => ExitCode::SUCCESS,
+    match dynamo_backend_common::run(Arc::clone(&backend) as _, config) {
+        Ok(()) => backend.failure().map_or(ExitCode::SUCCESS, |why| failed(why, 1)),
         Err(error) => match error.downcast_ref::<DynamoError>() {
             Some(error) => failed(error.message(), exit_code(error.error_type())),
             None => failed(&format!("{error:#}"), 1),
