@@ -177,7 +177,7 @@ fn rejects_sampling_values_out_of_range() {
 #[test]
 fn rejects_a_device_that_is_not_there() {
     let on = |device| ["generate", "-m", LLAMA, "--tokens", "1", "--device", device];
-    refuses(&on("gpu"), "auto, cpu, cuda, cuda:N or emulated");
+    refuses(&on("gpu"), "auto, cpu, cuda, cuda:N, cuda:N,M,... or emulated");
     misses_gpu_99(&on("cuda:99"));
 }
 

@@ -29,7 +29,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// The emulator needs a good part of a second for so many floating-point operations, twice; those
 /// that are left out show no kernel that others do not, and larger ones run in the tests of
 /// `kernels`.
-const MAX_EMULATED_FLOPS: usize = 1_500_000;
+const MAX_EMULATED_FLOPS: usize = 1_000_000;
 
 /// A test of any executor, by name.
 pub struct Test {

@@ -28,12 +28,12 @@ pub struct Args {
     /// room for]
     #[arg(short, long = "ctx-size", value_name = "CTX")]
     context: Option<usize>,
-    /// Where to run: auto, cpu, cuda, cuda:N
+    /// Where to run: auto, cpu, cuda, cuda:N, cuda:N,M (GPUs that share the model)
     #[arg(long, default_value = "auto")]
     device: Device,
-    /// GPUs that share the model, from the chosen one on
-    #[arg(long, visible_alias = "tp", value_name = "N", default_value_t = NonZeroUsize::MIN)]
-    tensor_parallel_size: NonZeroUsize,
+    /// GPUs that share the model, from the chosen one on [default: as many as --device names]
+    #[arg(long, visible_alias = "tp", value_name = "N")]
+    tensor_parallel_size: Option<NonZeroUsize>,
     /// Type of operands, and that weights are converted to
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     dtype: Dtype,
@@ -183,7 +183,9 @@ impl Args {
         let kv = self.kv_cache_dtype.map(CacheType::from);
         EngineOptions {
             device: self.device,
-            tensor_parallel_size: self.tensor_parallel_size,
+            tensor_parallel_size: self.tensor_parallel_size.unwrap_or_else(|| {
+                NonZeroUsize::new(self.device.num_named()).unwrap_or(NonZeroUsize::MIN)
+            }),
             precision: self.dtype.into(),
             batch_invariant: self.batch_invariant,
             kv: KvStorage { k: kv, v: kv },
@@ -272,7 +274,8 @@ mod tests {
             "4096",
         ])
         .engine_options();
-        assert_eq!((named.device, named.tensor_parallel_size.get()), (Device::Cuda(1), 2));
+        let options = named.engine_options();
+        assert_eq!((options.device, options.tensor_parallel_size.get()), (Device::Cuda(1), 2));
         assert_eq!((named.context, named.max_tokens), (Some(100), Some(512)));
         assert_eq!((named.max_seqs, named.cache_positions), (64, Some(4096)));
         assert_eq!(named.precision, Precision::BF16.into());

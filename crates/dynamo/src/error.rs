@@ -40,7 +40,10 @@ pub fn of_engine(error: &EngineError) -> DynamoError {
         | EngineError::Memory(_)
         | EngineError::Thread(_)
         | EngineError::Exec(
-            ExecError::Driver { .. } | ExecError::OutOfMemory { .. } | ExecError::NoDevice(_),
+            ExecError::Driver { .. }
+            | ExecError::OutOfMemory { .. }
+            | ExecError::NoDevice(_)
+            | ExecError::Ranks(_),
         ) => ErrorType::Backend(BackendError::EngineShutdown),
         _ => ErrorType::Backend(BackendError::Unknown),
     };
