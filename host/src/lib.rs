@@ -114,7 +114,7 @@ pub use engine::{
     Event, EventKind, FinishReason, Generation, PrecisionChoice, PromptProgress, Request,
     RequestEvent, RequestId, RequestStream, Sampling, SamplingError, ServiceOptions,
 };
-pub use exec::{Device, ExecError, Gemm, Target};
+pub use exec::{Collectives, CudaSet, Device, ExecError, Gemm, Target};
 pub use generation::GenerationConfig;
 #[cfg(feature = "grammar")]
 pub use grammar::{Grammar, GrammarCompiler, GrammarError};

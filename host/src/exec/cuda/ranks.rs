@@ -232,7 +232,7 @@ impl Executor for CudaRanks {
     }
 
     fn collect_ops(&mut self, _: PreparedPlan, _: &StepInputs) -> Result<Vec<usize>, ExecError> {
-        let why = "several GPUs, whose kernels wait for each other and cannot be run one by one: choose one GPU";
+        let why = "several GPUs, whose kernels wait for each other: choose one";
         Err(ExecError::Unsupported { op: "counting".to_owned(), why: why.to_owned() })
     }
 
