@@ -274,8 +274,7 @@ mod tests {
             "4096",
         ])
         .engine_options();
-        let options = named.engine_options();
-        assert_eq!((options.device, options.tensor_parallel_size.get()), (Device::Cuda(1), 2));
+        assert_eq!((named.device, named.tensor_parallel_size.get()), (Device::Cuda(1), 2));
         assert_eq!((named.context, named.max_tokens), (Some(100), Some(512)));
         assert_eq!((named.max_seqs, named.cache_positions), (64, Some(4096)));
         assert_eq!(named.precision, Precision::BF16.into());
