@@ -5,6 +5,7 @@ use cuda_std::E4m3;
 use halfwarp::plan::{Dtype, Weight, WeightLayout, WeightPart, WeightSlice, WeightSource};
 use halfwarp::weights::{Checkpoint, WeightsError};
 use halfwarp::{Model, ModelError, OpenError};
+use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -156,6 +157,36 @@ fn slices_are_those_of_the_whole() {
                 assert_eq!(got, want, "{name} {tensor} {slice:?}");
             }
         }
+    }
+}
+
+/// Each half has two of four blocks.
+#[test]
+fn slices_of_blocks_have_their_scales() {
+    let codes: Vec<u8> = (0..256 * 256u32).map(|i| (i % 61) as u8).collect();
+    let scales: Vec<u8> = [1.0f32, 2.0, 4.0, 8.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let view = |dtype, side: usize, data| TensorView::new(dtype, vec![side, side], data).unwrap();
+    let tensor = "model.layers.0.mlp.gate_proj.weight";
+    let tensors = [
+        (tensor.to_owned(), view(safetensors::Dtype::F8_E4M3, 256, &codes)),
+        (format!("{tensor}_scale_inv"), view(safetensors::Dtype::F32, 2, &scales)),
+    ];
+    let dir = changed("fp8-block", |_| ());
+    let file = safetensors::serialize(tensors, None).unwrap();
+    fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let storage = checkpoint.stored(tensor).unwrap();
+    assert_eq!(storage, Dtype::F8_E4M3_BLOCKS);
+    let number = |(i, &code): (usize, &u8)| {
+        [1.0, 2.0, 4.0, 8.0][i / 256 / 128 * 2 + i % 256 / 128] * E4m3::from_bits(code).to_f32()
+    };
+    let whole: Vec<f32> = codes.iter().enumerate().map(number).collect();
+    for (slice, [rows, cols], want) in halves(&whole, [256, 256]) {
+        let parts = vec![WeightPart { slice, ..WeightPart::new(tensor, rows, storage) }];
+        let weight = Weight { name: "w".into(), rows, cols, layout: WeightLayout::Rows, parts };
+        let mut bytes = vec![0; weight.bytes()];
+        checkpoint.read(&weight, &mut bytes).unwrap();
+        assert!(numbers_of_fp8(&weight, &bytes) == want, "{slice:?}");
     }
 }
 
