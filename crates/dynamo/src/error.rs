@@ -32,7 +32,10 @@ pub fn of_engine(error: &EngineError) -> DynamoError {
         | EngineError::PromptTooLong { .. }
         | EngineError::UnknownToken { .. }
         | EngineError::Sampling(_)
-        | EngineError::Model(_) => ErrorType::Backend(BackendError::InvalidArgument),
+        | EngineError::Model(_)
+        | EngineError::Exec(ExecError::Ranks(_)) => {
+            ErrorType::Backend(BackendError::InvalidArgument)
+        }
         // The frontend may have another worker with a shorter queue.
         EngineError::QueueFull { .. } => ErrorType::WorkerOverloaded,
         EngineError::ShuttingDown
@@ -43,7 +46,7 @@ pub fn of_engine(error: &EngineError) -> DynamoError {
             ExecError::Driver { .. }
             | ExecError::OutOfMemory { .. }
             | ExecError::NoDevice(_)
-            | ExecError::Ranks(_),
+            | ExecError::RankFailed(_),
         ) => ErrorType::Backend(BackendError::EngineShutdown),
         _ => ErrorType::Backend(BackendError::Unknown),
     };

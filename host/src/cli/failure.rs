@@ -119,7 +119,10 @@ impl From<EngineError> for Failure {
             | EngineError::Stopped(_)
             | EngineError::Thread(_)
             | EngineError::Exec(
-                ExecError::OutOfMemory { .. } | ExecError::Driver { .. } | ExecError::NoDevice(_),
+                ExecError::OutOfMemory { .. }
+                | ExecError::Driver { .. }
+                | ExecError::NoDevice(_)
+                | ExecError::RankFailed(_),
             ) => Failure::Environment(message),
             #[cfg(feature = "emulator")]
             EngineError::Exec(ExecError::Fault(_)) => Failure::Kernel(message),
@@ -209,6 +212,10 @@ mod tests {
         assert!(matches!(EngineError::from(driver).into(), Failure::Environment(_)));
         let device = ExecError::NoDevice("there is no cuda:9".to_owned());
         assert!(matches!(EngineError::from(device).into(), Failure::Environment(_)));
+        let rank = ExecError::RankFailed("one hangs".to_owned());
+        assert!(matches!(EngineError::from(rank).into(), Failure::Environment(_)));
+        let ranks = ExecError::Ranks("2 GPUs are named for 4 ranks".to_owned());
+        assert!(matches!(EngineError::from(ranks).into(), Failure::Input(_)));
     }
 
     #[test]

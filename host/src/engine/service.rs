@@ -505,7 +505,10 @@ impl<'a> Worker<'a> {
             self.engine.cancel(id);
             failed.push(open.events);
         }
-        let is_broken = matches!(*error, EngineError::Exec(ExecError::Driver { .. }));
+        let is_broken = matches!(
+            *error,
+            EngineError::Exec(ExecError::Driver { .. } | ExecError::RankFailed(_))
+        );
         if is_broken {
             let mut state = self.shared.lock();
             failed.extend(state.inbox.drain(..).map(|submission| submission.events));

@@ -246,9 +246,12 @@ pub enum ExecError {
     /// Linear layers cannot be computed by the kernels that were chosen.
     #[error(transparent)]
     Gemm(#[from] GemmError),
-    /// The devices that share a model cannot meet, or one of them has failed.
+    /// Devices cannot share a model as it was chosen.
     #[error("{0}")]
     Ranks(String),
+    /// One of the devices that share a model has failed, or hangs: nothing can run on them any more.
+    #[error("{0}")]
+    RankFailed(String),
     /// The CUDA driver reported an error.
     #[error("CUDA: {call}: {error}")]
     Driver {

@@ -260,6 +260,15 @@ fn a_broken_device_ends_the_service() {
 }
 
 #[test]
+fn a_rank_that_failed_ends_the_service() {
+    let service = unlucky(|| ExecError::RankFailed("one hangs".to_owned()));
+    let handle = service.handle();
+    collect(handle.submit(greedy(vec![13], 5)).unwrap());
+    let error = handle.submit(greedy(vec![1], 5)).unwrap_err();
+    assert_eq!(error.to_string(), "the engine has stopped: one hangs");
+}
+
+#[test]
 fn a_panic_of_the_engine_is_an_error_of_its_requests() {
     let service = unlucky(|| panic!("a bug"));
     let handle = service.handle();

@@ -19,7 +19,8 @@ pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// What libraries do for the ranks of `plan` on the devices `cuda:<ordinal>`.
 ///
 /// # Errors
-/// [`ExecError::NoDevice`]; [`ExecError::Unsupported`] and [`ExecError::Ranks`] if the devices cannot meet as `options` say.
+/// [`ExecError::NoDevice`], [`ExecError::Unsupported`] and [`ExecError::Ranks`] if the devices are not there, or cannot meet as
+/// `options` say.
 pub(super) fn libraries(
     options: &GpuOptions,
     ordinals: &[usize],
@@ -49,7 +50,7 @@ fn by_choice(
             Err(nccl) => {
                 let nccl = nccl.to_string();
                 let nccl = nccl.lines().next().unwrap_or_default();
-                Err(ExecError::Ranks(format!("{why}\nNCCL could, but: {nccl}")))
+                Err(ExecError::NoDevice(format!("{why}\nNCCL could, but: {nccl}")))
             }
         },
     }
@@ -72,7 +73,7 @@ fn nccl_can(plan: &Plan) -> Result<(), ExecError> {
             "NCCL adds in another order for another number of rows: it is not batch-invariant";
         return Err(ExecError::Ranks(why.to_owned()));
     }
-    Nccl::open().map(|_| ()).map_err(by_nccl)
+    Nccl::open().map(|_| ()).map_err(|error| ExecError::NoDevice(error.to_string()))
 }
 
 fn check_access(of: usize, to: usize) -> Result<(), ExecError> {
@@ -81,7 +82,7 @@ fn check_access(of: usize, to: usize) -> Result<(), ExecError> {
     let code = unsafe { cust::sys::cuDeviceCanAccessPeer(&mut can_access, of as i32, to as i32) };
     check("cuDeviceCanAccessPeer", code)?;
     match can_access {
-        0 => Err(ExecError::Ranks(format!("cuda:{of} cannot access the memory of cuda:{to}"))),
+        0 => Err(ExecError::NoDevice(format!("cuda:{of} cannot access the memory of cuda:{to}"))),
         _ => Ok(()),
     }
 }

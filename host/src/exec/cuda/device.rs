@@ -254,7 +254,7 @@ const SPIN: Duration = Duration::from_millis(20);
 /// Waits for all that `stream` has to do; no longer than `limit`, if there is one.
 ///
 /// # Errors
-/// [`ExecError::Ranks`] after the limit, when the device still works; [`ExecError::Driver`].
+/// [`ExecError::RankFailed`] after the limit, when the device still works; [`ExecError::Driver`].
 pub(super) fn wait_for(
     stream: &Stream,
     limit: Option<Duration>,
@@ -270,7 +270,10 @@ pub(super) fn wait_for(
         }
         let waited = start.elapsed();
         if waited > limit {
-            return Err(ExecError::Ranks(format!("{call} takes more than {} s", limit.as_secs())));
+            return Err(ExecError::RankFailed(format!(
+                "{call} takes more than {} s",
+                limit.as_secs()
+            )));
         }
         if waited < SPIN { thread::yield_now() } else { thread::sleep(SPIN / 100) }
     }
@@ -278,7 +281,7 @@ pub(super) fn wait_for(
 
 /// What went wrong between ranks.
 pub(super) fn by_nccl(error: NcclError) -> ExecError {
-    ExecError::Ranks(error.to_string())
+    ExecError::RankFailed(error.to_string())
 }
 
 /// The result of a call that `cust` has no face for.

@@ -38,7 +38,7 @@ impl CudaRanks {
     /// Opens the devices `cuda:<ordinal>`, one for each of `plans`, and copies its weights there.
     ///
     /// # Errors
-    /// As [`CudaExecutor::open`]; [`ExecError::Ranks`] for devices that cannot meet as `options` say, and for devices of different
+    /// As [`CudaExecutor::open`]; [`ExecError::Ranks`] for devices that cannot meet as `options` say, [`ExecError::NoDevice`] for devices of different
     /// capabilities.
     pub fn open(
         ordinals: &[usize],
@@ -57,7 +57,7 @@ impl CudaRanks {
             let of = |rank: &CudaExecutor| {
                 format!("cuda:{} ({})", rank.device.ordinal, rank.device.capability)
             };
-            return Err(ExecError::Ranks(format!(
+            return Err(ExecError::NoDevice(format!(
                 "{} and {} differ in compute capability: they cannot share a model",
                 of(&ranks[0]),
                 of(other)
@@ -94,13 +94,13 @@ impl CudaRanks {
     }
 
     fn check_alive(&self) -> Result<(), ExecError> {
-        self.failed.clone().map_or(Ok(()), |why| Err(ExecError::Ranks(why)))
+        self.failed.clone().map_or(Ok(()), |why| Err(ExecError::RankFailed(why)))
     }
 
     /// `result` of ranks that work. After an error of one of them nothing can run any more: the others have waited for it.
     fn ended<T>(&mut self, result: Result<T, ExecError>) -> Result<T, ExecError> {
         let error = match result {
-            Err(error @ (ExecError::Driver { .. } | ExecError::Ranks(_))) => error,
+            Err(error @ (ExecError::Driver { .. } | ExecError::RankFailed(_))) => error,
             other => return other,
         };
         let ranks = &mut self.ranks;
@@ -111,7 +111,7 @@ impl CudaRanks {
         });
         let why = format!("{error}\none of the GPUs that share the model has failed, or hangs");
         self.failed = Some(why.clone());
-        Err(ExecError::Ranks(why))
+        Err(ExecError::RankFailed(why))
     }
 }
 
