@@ -62,7 +62,7 @@ fn forms(device: Device) -> Vec<(Precision, usize)> {
     let shared: &[_] = match device {
         Device::Cpu => &[(Precision::F16, 2)],
         Device::Emulated => &[],
-        _ => &[(Precision::F16, 2), (Precision::F16, 4)],
+        _ => &[(Precision::F16, 2), (Precision::F16, 4), (Precision::F16, 8)],
     };
     alone.iter().chain(shared).copied().collect()
 }
@@ -99,8 +99,8 @@ struct Runner {
 
 impl Runner {
     fn new(On { device, precision, world }: On, batch_invariant: bool) -> Self {
-        let dir = support::data_dir().join("goldens/llama-gqa");
-        let model = Model::open(dir).unwrap();
+        let golden = if world > 4 { "llama-heads8" } else { "llama-gqa" };
+        let model = Model::open(support::data_dir().join("goldens").join(golden)).unwrap();
         let bounds = bounds(PROMPT_LEN + MAX_SEQS, PROMPT_LEN);
         let numerics = Numerics { batch_invariant, ..precision.into() };
         let plans = plans(&model, world, &numerics, bounds);

@@ -170,13 +170,14 @@ fn shared(device: Device) -> impl Iterator<Item = On> {
     use Collectives::{Auto, Nccl};
     use Precision::{BF16, F16, F32};
     let of = match device {
-        Device::Cpu => vec![(F32, 2, Auto), (F32, 4, Auto), (F16, 2, Auto)],
+        Device::Cpu => vec![(F32, 2, Auto), (F32, 4, Auto), (F32, 8, Auto), (F16, 2, Auto)],
         // The kernels and the plans are what differs, and each of these is a form of them.
         Device::Emulated => vec![(F16, 2, Auto), (F16, 4, Auto)],
         _ => vec![
             (F16, 2, Auto),
             (BF16, 2, Auto),
             (F16, 4, Auto),
+            (F16, 8, Auto),
             (F16, 2, Nccl),
             (BF16, 2, Nccl),
             (F32, 2, Nccl),

@@ -76,6 +76,14 @@ MODELS = {
         tie_word_embeddings=True,
     ),
     "llama-bias": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    # What eight GPUs can share, two of which have the same KV head.
+    "llama-heads8": LlamaConfig(
+        **SIZES
+        | dict(
+            vocab_size=256, intermediate_size=256, num_attention_heads=8, num_key_value_heads=4
+        ),
+        head_dim=16,
+    ),
     # Every way to stretch the context. The wavelengths of these heads reach from 6 to 20,000 positions.
     "llama-linear": LlamaConfig(**SIZES, rope_parameters=rope("linear", factor=4.0)),
     "llama-llama3": LlamaConfig(
