@@ -203,7 +203,7 @@ impl Launch {
 /// A type that a kernel can take as a parameter.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a kernel's parameter",
-    label = "expected `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64` or `f32`"
+    label = "expected `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64`, `f32`, or an array"
 )]
 pub trait KernelArg {
     /// The argument of the launcher.
@@ -253,6 +253,21 @@ impl<T: Send + Sync + 'static> KernelArg for crate::Global<T> {
 
     fn emulated(value: DevicePtr<T>) -> Self {
         crate::Global::from_address(value.0)
+    }
+}
+
+/// One argument: the elements, one after the other.
+impl<T: KernelArg, const N: usize> KernelArg for [T; N] {
+    type Host = [T::Host; N];
+
+    fn push(launch: &mut Launch, values: [T::Host; N]) {
+        let first = launch.arg_offsets.len();
+        values.into_iter().for_each(|value| T::push(launch, value));
+        launch.arg_offsets.truncate(first + 1);
+    }
+
+    fn emulated(values: [T::Host; N]) -> Self {
+        values.map(T::emulated)
     }
 }
 

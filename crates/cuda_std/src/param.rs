@@ -26,6 +26,19 @@ macro_rules! by_value {
 
 by_value!(u32; i32; u64; f32; Global<T>, of T; GlobalMut<T>, of T;);
 
+/// An array, as one parameter of an entry.
+#[repr(C)]
+pub struct Array<T, const N: usize>([T; N]);
+
+impl<T: Param<Entry = T>, const N: usize> Param for [T; N] {
+    type Entry = Array<T, N>;
+
+    #[inline(always)]
+    fn receive(entry: Array<T, N>, _: u64) -> Self {
+        entry.0
+    }
+}
+
 /// The generic address of an entry's parameter `$index`. A Rust reference to the parameter would
 /// point to a copy in local memory.
 // The name is LLVM's. The two instructions are removed if the result is unused.

@@ -14,8 +14,8 @@ use proc_macro::TokenStream;
 ///
 /// `launch_bounds(max_threads, min_blocks)` is CUDA C's `__launch_bounds__`: the largest block that
 /// is launched, and how many blocks should be resident on an SM (1 if omitted). Parameters are
-/// `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64` and `f32`; there is no return
-/// value.
+/// `Global<T>`, `GlobalMut<T>`, `TensorMap`, `u32`, `i32`, `u64` and `f32`, and arrays of them (but
+/// not of maps); there is no return value.
 ///
 /// - On `nvptx64` the function becomes the PTX entry of its name. Its attributes become a comment
 ///   in the PTX, for `cuda_builder`: `// halfwarp.kernel symbol=add_f32 family=<family> maxntid=256

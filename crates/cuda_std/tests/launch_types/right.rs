@@ -10,6 +10,14 @@ pub unsafe fn add_f32(len: u32, a: Global<f32>, b: Global<f32>, out: GlobalMut<f
     }
 }
 
+#[kernel(launch_bounds(32, 1))]
+pub unsafe fn copy_f32(x: Global<f32>, out: [GlobalMut<f32>; 3], index: u32) {
+    for out in out {
+        // SAFETY: a view has such an element.
+        unsafe { out.set(index as usize, x.get(index as usize)) };
+    }
+}
+
 fn main() {
     let geometry = Geometry { grid: [1, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
     let (a, b, out) = (DevicePtr::<f32>::new(256), DevicePtr::new(512), DevicePtr::new(768));
@@ -19,4 +27,12 @@ fn main() {
     assert_eq!(launch.args.len(), 32);
     assert_eq!(launch.args[..4], 7u32.to_le_bytes());
     assert_eq!(launch.args[8..16], 256u64.to_le_bytes());
+
+    // An array is one argument.
+    let launch = copy_f32::Args { x: a, out: [b, out, a], index: 5 }.launch(geometry);
+    assert_eq!(launch.arg_offsets, [0, 8, 32]);
+    let words: Vec<u64> =
+        launch.args[8..32].as_chunks().0.iter().map(|&w| u64::from_le_bytes(w)).collect();
+    assert_eq!(words, [512, 768, 256]);
+    assert_eq!(launch.args[32..], 5u32.to_le_bytes());
 }
