@@ -27,6 +27,50 @@ pub enum Progress {
 /// One thread, the rank's, calls its collectives. Any thread may call [`Communicator::async_error`] and
 /// [`Communicator::abort`], also while the rank's thread waits in a call or for its stream. `drop` aborts a
 /// communicator that is not ready, or while its thread panics; otherwise it destroys it.
+///
+/// # A rank that fails
+/// No call waits inside NCCL for another rank. [`Nccl::communicator`](super::Nccl::communicator) returns while ranks
+/// still meet; [`Communicator::wait`] and the collectives wait in this crate, with a time limit, and return
+/// [`NcclError::Aborted`] as soon as another thread aborts the communicator. So a watcher can end every wait, including
+/// that of a stream for a kernel of NCCL. `NCCL_COMM_BLOCKING=1` in the environment would undo this.
+///
+/// ```no_run
+/// use std::sync::mpsc::{RecvTimeoutError, Receiver};
+/// use std::{sync::Arc, thread, time::Duration};
+/// use cuda_loader::nccl::{Communicator, Nccl, NcclError, UniqueId};
+///
+/// const LIMIT: Duration = Duration::from_secs(60);
+///
+/// /// In the thread of a rank, whose GPU's primary context is current.
+/// fn join(nccl: &Nccl, id: &UniqueId, rank: u32) -> Result<Arc<Communicator>, NcclError> {
+///     // SAFETY: the context is current, and ranks differ.
+///     let communicator = Arc::new(unsafe { nccl.communicator(id, rank, 8, LIMIT)? });
+///     // The watcher gets its `Arc` here, before the wait.
+///     communicator.wait()?;
+///     Ok(communicator)
+/// }
+///
+/// /// In the watcher's thread: until a step's end is reported, or its time is over.
+/// fn watch(ranks: &[Arc<Communicator>], step_ended: &Receiver<()>, polls: u32) {
+///     for _ in 0..polls {
+///         let error = ranks.iter().any(|rank| rank.async_error().is_err());
+///         match step_ended.recv_timeout(Duration::from_millis(100)) {
+///             Err(RecvTimeoutError::Timeout) if !error => {}
+///             Ok(()) if !error => return,
+///             _ => break,
+///         }
+///     }
+///     // One rank that fails ends all: the kernels of the others wait for it.
+///     for rank in ranks {
+///         let _ = rank.abort();
+///     }
+/// }
+/// ```
+///
+/// NCCL frees the communicators of a process when the last of them is aborted or destroyed, and that call waits until
+/// all CUDA graphs that captured their collectives are destroyed: a thread destroys its graphs before it drops its
+/// communicator, and never waits for the watcher while it has graphs. A rank that finds its communicator aborted
+/// destroys its graphs, too.
 #[derive(Debug)]
 pub struct Communicator {
     functions: Functions,
