@@ -124,6 +124,13 @@ pub fn smallest_kv(bounds: &Bounds) -> KvLayout {
 #[derive(Default)]
 pub struct Weights(BTreeMap<String, Vec<f32>>);
 
+impl Weights {
+    /// Adds those of another plan.
+    pub fn extend(&mut self, other: Weights) {
+        self.0.extend(other.0);
+    }
+}
+
 impl WeightSource for Weights {
     fn read(&self, weight: &Weight, out: &mut [u8]) -> Result<(), ReadWeightError> {
         let values = self.0.get(&weight.name).ok_or_else(|| ReadWeightError::new(&*weight.name))?;
@@ -312,7 +319,7 @@ pub fn check_within(
 
 /// The plan for its logits alone: `sample::*` are the tests of the tokens, which take 1,024 threads
 /// for every row.
-fn without_sampling(plan: &Plan) -> Plan {
+pub fn without_sampling(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
     plan.ops.retain(|op| !matches!(op, Op::Sample { .. }));
     plan

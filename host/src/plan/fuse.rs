@@ -77,8 +77,10 @@ impl Pass<'_> {
                 if residual && first.residual == Some(x) && first.norm.is_none() =>
             {
                 let norm = Some((Norm { weight, eps }, out));
-                let is_whole = self.plan.weight(weight).cols == x.width;
-                is_whole.then_some(Op::AllReduce(AllReduce { norm, ..first }))
+                let is_whole = self.plan.weight(weight).cols == x.width
+                    && self.plan.tensor(out.tensor).width == x.width;
+                let fits = is_whole && self.is_summed_next(x, index);
+                fits.then_some(Op::AllReduce(AllReduce { norm, ..first }))
             }
             (&Op::Rope { x, table, head_dim }, &Op::KvAppend { layer, k, v }) if rope_append => {
                 let q = rotated_before(x, k)?;
@@ -173,6 +175,22 @@ impl Pass<'_> {
         let outputs = self.plan.outputs();
         let mut later = self.plan.ops[index + 1..].iter().flat_map(Op::reads).chain(outputs);
         later.any(|read| read.overlaps(view))
+    }
+
+    /// Whether what reads `residual` after operation `index`, if anything does, is the addition of a sum over ranks, which
+    /// becomes part of that.
+    fn is_summed_next(&self, residual: View, index: usize) -> bool {
+        let reads = |op: &Op| op.reads().into_iter().any(|read| read.overlaps(residual));
+        let ops = &self.plan.ops;
+        let Some(next) = (index + 1..ops.len()).find(|&next| reads(&ops[next])) else {
+            return !self.is_read_after(index, residual);
+        };
+        match (&ops[next - 1], &ops[next]) {
+            (&Op::AllReduce(sum), &Op::Add { x, residual: to, out }) => {
+                sum.x == x && (to, out) == (residual, residual) && self.ends(x, next)
+            }
+            _ => false,
+        }
     }
 
     /// Whether the operation before operation `index` writes the activation of `view`, this one

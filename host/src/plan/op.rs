@@ -148,7 +148,8 @@ impl Linear {
 /// `x` becomes the sum of all ranks' `x`, added in f32 in the order of the ranks and rounded once.
 ///
 /// With a residual and a norm it gives the same bits as itself, [`Op::Add`] and [`Op::RmsNorm`] one after the other; `x` is
-/// anything then.
+/// anything then. Each rank may have added to some rows of the residual alone: what reads it next is another sum that is added
+/// to it. One without a norm gives all ranks all rows again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AllReduce {
     /// Of the same shape on every rank.

@@ -11,8 +11,8 @@
 //! Source    a push between two meetings, as in [`two_shot`](super::two_shot): ranks wait before the
 //!           first store, as what is overwritten may still be read, and after the last one.
 
-use crate::all_reduce::next_epoch;
 use crate::all_reduce::two_shot::{MAX_BLOCKS, NUM_THREADS, meet};
+use crate::all_reduce::{MAX_WORLD, next_epoch};
 use crate::element::{Columns, VEC_ELEMS};
 use cuda_std::{prelude::*, unroll};
 
@@ -41,25 +41,9 @@ pub unsafe fn all_gather<const WORLD: usize>(
     first_column: u32,
     aligned: u32,
     epochs: GlobalMut<u32>,
-    out_0: GlobalMut<f32>,
-    out_1: GlobalMut<f32>,
-    out_2: GlobalMut<f32>,
-    out_3: GlobalMut<f32>,
-    out_4: GlobalMut<f32>,
-    out_5: GlobalMut<f32>,
-    out_6: GlobalMut<f32>,
-    out_7: GlobalMut<f32>,
-    flags_0: GlobalMut<u32>,
-    flags_1: GlobalMut<u32>,
-    flags_2: GlobalMut<u32>,
-    flags_3: GlobalMut<u32>,
-    flags_4: GlobalMut<u32>,
-    flags_5: GlobalMut<u32>,
-    flags_6: GlobalMut<u32>,
-    flags_7: GlobalMut<u32>,
+    out: [GlobalMut<f32>; MAX_WORLD],
+    flags: [GlobalMut<u32>; MAX_WORLD],
 ) {
-    let out = [out_0, out_1, out_2, out_3, out_4, out_5, out_6, out_7];
-    let flags = [flags_0, flags_1, flags_2, flags_3, flags_4, flags_5, flags_6, flags_7];
     let (block, thread) = (thread::block_idx_x(), thread::thread_idx_x());
     let flags_of = |meeting: u32| -> [GlobalMut<u32>; WORLD] {
         let first = (meeting * MAX_BLOCKS + block) as usize * WORLD;
@@ -114,7 +98,7 @@ mod launcher {
     use super::all_gather::{Args, Instance};
     use super::{MAX_BLOCKS, NUM_THREADS};
     use crate::Rows;
-    use crate::all_reduce::Ranks;
+    use crate::all_reduce::launcher::{Ranks, padded};
     use crate::element::VEC_ELEMS;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 
@@ -164,9 +148,6 @@ mod launcher {
             let own = Rows::new(x, width);
             let columns = out.iter().map(|out| Rows::new(out.add(first_column), out_width));
             let aligned = own.is_aligned() && columns.into_iter().all(|rows| rows.is_aligned());
-            let [out_0, out_1, out_2, out_3, out_4, out_5, out_6, out_7] = Ranks::padded(out);
-            let [flags_0, flags_1, flags_2, flags_3, flags_4, flags_5, flags_6, flags_7] =
-                ranks.flags();
             let is_right = |instance: &&Instance| instance.world() == world;
             let instance =
                 Instance::ALL.iter().find(is_right).expect("every world has an instance");
@@ -180,22 +161,8 @@ mod launcher {
                     first_column: first_column as u32,
                     aligned: aligned.into(),
                     epochs: ranks.block_epochs(),
-                    out_0,
-                    out_1,
-                    out_2,
-                    out_3,
-                    out_4,
-                    out_5,
-                    out_6,
-                    out_7,
-                    flags_0,
-                    flags_1,
-                    flags_2,
-                    flags_3,
-                    flags_4,
-                    flags_5,
-                    flags_6,
-                    flags_7,
+                    out: padded(out),
+                    flags: ranks.flags(),
                 }
                 .launch(*instance, geometry)
             }))

@@ -1,10 +1,9 @@
 //! Launches from shapes, workspaces and tensors.
 
 use crate::all_reduce::MAX_WORLD;
-use crate::all_reduce::norm::{self, all_reduce_norm};
 use crate::all_reduce::one_shot::{self, all_reduce_one_shot};
 use crate::all_reduce::two_shot::{self, all_reduce_two_shot};
-use crate::all_reduce::workspace::{MAX_ELEMS, Workspace, check_hidden_size};
+use crate::all_reduce::workspace::{MAX_ELEMS, Workspace};
 use crate::element::{Half, VEC_ELEMS};
 use crate::operand::is_aligned;
 use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError};
@@ -15,9 +14,6 @@ use std::any::TypeId;
 pub const fn one_shot_max_bytes(world: usize) -> usize {
     if world <= 4 { 256 << 10 } else { 64 << 10 }
 }
-
-/// Threads of a block with a norm are a multiple of this: four segments of a row.
-const NORM_THREADS: usize = 128;
 
 /// How an all-reduce is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +32,11 @@ pub struct Ranks {
     addresses: Vec<DevicePtr<u8>>,
 }
 
-fn shape<T>(what: &'static str, value: usize, expected: &'static str) -> Result<T, LaunchError> {
+pub(super) fn shape<T>(
+    what: &'static str,
+    value: usize,
+    expected: &'static str,
+) -> Result<T, LaunchError> {
     Err(LaunchError::Shape { what, value, expected })
 }
 
@@ -67,6 +67,10 @@ impl Ranks {
         self.workspace.world()
     }
 
+    pub(super) fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
     pub(super) fn rank(&self) -> usize {
         self.rank
     }
@@ -81,18 +85,13 @@ impl Ranks {
         self.own(self.workspace.parts().two_shot_epochs)
     }
 
-    /// All of `ranks`, and null pointers.
-    pub(super) fn padded<T>(ranks: &[DevicePtr<T>]) -> [DevicePtr<T>; MAX_WORLD] {
-        padded(ranks)
-    }
-
     /// The part of the own workspace that starts at this byte.
-    fn own<T>(&self, at: usize) -> DevicePtr<T> {
+    pub(super) fn own<T>(&self, at: usize) -> DevicePtr<T> {
         self.of_all(at)[self.rank]
     }
 
     /// That part of each workspace; null past the last rank.
-    fn of_all<T>(&self, at: usize) -> [DevicePtr<T>; MAX_WORLD] {
+    pub(super) fn of_all<T>(&self, at: usize) -> [DevicePtr<T>; MAX_WORLD] {
         padded(&self.addresses).map(|address: DevicePtr<u8>| {
             DevicePtr::new(if address.0 == 0 { 0 } else { address.0 + at as u64 })
         })
@@ -100,11 +99,14 @@ impl Ranks {
 }
 
 /// All of `ranks`, and null pointers.
-fn padded<T>(ranks: &[DevicePtr<T>]) -> [DevicePtr<T>; MAX_WORLD] {
+pub(super) fn padded<T>(ranks: &[DevicePtr<T>]) -> [DevicePtr<T>; MAX_WORLD] {
     std::array::from_fn(|p| ranks.get(p).copied().unwrap_or(DevicePtr::null()))
 }
 
-fn check_aligned<T>(what: &'static str, address: DevicePtr<T>) -> Result<(), LaunchError> {
+pub(super) fn check_aligned<T>(
+    what: &'static str,
+    address: DevicePtr<T>,
+) -> Result<(), LaunchError> {
     if is_aligned(address) {
         return Ok(());
     }
@@ -181,8 +183,6 @@ impl AllReduce {
         let blocks = elems.div_ceil(one_shot::BLOCK_ELEMS as usize);
         let geometry = Geometry::new([blocks, 1, 1], one_shot::NUM_THREADS as usize, 0)?;
         let parts = ranks.workspace.parts();
-        let [lines_0, lines_1, lines_2, lines_3, lines_4, lines_5, lines_6, lines_7] =
-            ranks.of_all(parts.one_shot_lines);
         use all_reduce_one_shot::{Args, Instance};
         let is_right = |i: &&Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
         let instance = Instance::ALL.iter().find(is_right).expect("every world has instances");
@@ -194,14 +194,7 @@ impl AllReduce {
                 x,
                 out,
                 epochs: ranks.own(parts.one_shot_epochs),
-                lines_0,
-                lines_1,
-                lines_2,
-                lines_3,
-                lines_4,
-                lines_5,
-                lines_6,
-                lines_7,
+                lines: ranks.of_all(parts.one_shot_lines),
             }
             .launch(*instance, geometry)
         }))
@@ -241,9 +234,6 @@ impl AllReduce {
         let blocks = blocks.min(max_blocks);
         let geometry = Geometry::new([blocks, 1, 1], two_shot::NUM_THREADS as usize, 0)?;
         let parts = ranks.workspace.parts();
-        let [x_0, x_1, x_2, x_3, x_4, x_5, x_6, x_7] = padded(x);
-        let [flags_0, flags_1, flags_2, flags_3, flags_4, flags_5, flags_6, flags_7] =
-            ranks.of_all(parts.two_shot_flags);
         use all_reduce_two_shot::{Args, Instance};
         let is_right = |i: &&Instance| i.world() == ranks.world() && i.e() == TypeId::of::<E>();
         let instance = Instance::ALL.iter().find(is_right).expect("every world has instances");
@@ -253,124 +243,18 @@ impl AllReduce {
                 num_rows,
                 width: self.width as u32,
                 epochs: ranks.own(parts.two_shot_epochs),
-                x_0,
-                x_1,
-                x_2,
-                x_3,
-                x_4,
-                x_5,
-                x_6,
-                x_7,
-                flags_0,
-                flags_1,
-                flags_2,
-                flags_3,
-                flags_4,
-                flags_5,
-                flags_6,
-                flags_7,
+                x: padded(x),
+                flags: ranks.of_all(parts.two_shot_flags),
             }
             .launch(*instance, geometry)
         }))
     }
 }
 
-fn check_tensors<E>(ranks: &Ranks, x: &[DevicePtr<E>]) -> Result<(), LaunchError> {
+/// A tensor for each rank, aligned.
+pub(super) fn check_tensors<E>(ranks: &Ranks, x: &[DevicePtr<E>]) -> Result<(), LaunchError> {
     if x.len() != ranks.world() {
         return shape("tensors", x.len(), "one for each rank");
     }
-    x.iter().try_for_each(|&x| check_aligned("address of x", x))
-}
-
-/// An all-reduce by one shot, with the residual addition and the RMSNorm after it.
-#[derive(Clone, Copy, Debug)]
-pub struct AllReduceNorm {
-    /// Upper bound of the rows.
-    pub max_rows: usize,
-    /// Columns, a multiple of 8.
-    pub hidden_size: usize,
-    /// Added to the mean of squares.
-    pub eps: f32,
-}
-
-/// The tensors of [`AllReduceNorm`], contiguous; peers do not access them.
-#[derive(Clone, Copy, Debug)]
-pub struct NormOperands<E> {
-    /// The rank's summand, `[num_rows, hidden_size]`.
-    pub x: DevicePtr<E>,
-    /// To which the sum is added, likewise.
-    pub residual: DevicePtr<f32>,
-    /// Of the norm, `[hidden_size]`.
-    pub weight: DevicePtr<f32>,
-    /// The normed residual; may be `x`.
-    pub out: DevicePtr<E>,
-}
-
-impl AllReduceNorm {
-    /// Whether the kernel takes rows of `hidden_size`.
-    pub fn takes(hidden_size: usize) -> bool {
-        check_hidden_size(hidden_size).is_ok()
-    }
-
-    /// The launch of this rank; `None` without rows or columns. `num_rows` points to the row count
-    /// on the device.
-    ///
-    /// # Errors
-    /// [`LaunchError`] for rows that the kernel does not take, or the workspace has no room for, and
-    /// misaligned tensors.
-    pub fn launch<E: Half>(
-        &self,
-        ranks: &Ranks,
-        num_rows: DevicePtr<u32>,
-        operands: &NormOperands<E>,
-    ) -> Result<Option<Launch>, LaunchError> {
-        let &NormOperands { x, residual, weight, out } = operands;
-        let &AllReduceNorm { max_rows, hidden_size, eps } = self;
-        check_hidden_size(hidden_size)?;
-        let (most_rows, largest_row) = ranks.workspace.max_norm_shape();
-        if max_rows > most_rows {
-            return shape("rows", max_rows, "as many as the workspace has room for");
-        }
-        if hidden_size != largest_row {
-            return shape("hidden_size", hidden_size, "that of the workspace");
-        }
-        check_aligned("address of x", x)?;
-        check_aligned("address of the residual", residual)?;
-        check_aligned("address of the weight", weight)?;
-        check_aligned("address of out", out)?;
-        let num_vectors = hidden_size / VEC_ELEMS as usize;
-        let vectors = num_vectors.div_ceil(norm::MAX_THREADS as usize).next_power_of_two();
-        let threads = num_vectors.div_ceil(vectors).next_multiple_of(NORM_THREADS);
-        let geometry = Geometry::new([max_rows, 1, 1], threads.max(NORM_THREADS), 0)?;
-        let parts = ranks.workspace.parts();
-        let [lines_0, lines_1, lines_2, lines_3, lines_4, lines_5, lines_6, lines_7] =
-            ranks.of_all(parts.norm_lines);
-        use all_reduce_norm::{Args, Instance};
-        let is_right = |i: &&Instance| {
-            (i.world(), i.vectors()) == (ranks.world(), vectors) && i.e() == TypeId::of::<E>()
-        };
-        let instance = Instance::ALL.iter().find(is_right).expect("every world has instances");
-        Ok(geometry.filter(|_| hidden_size > 0).map(|geometry| {
-            Args {
-                rank: ranks.rank as u32,
-                num_rows,
-                hidden_size: hidden_size as u32,
-                eps,
-                x,
-                residual,
-                weight,
-                out,
-                epochs: ranks.own(parts.norm_epochs),
-                lines_0,
-                lines_1,
-                lines_2,
-                lines_3,
-                lines_4,
-                lines_5,
-                lines_6,
-                lines_7,
-            }
-            .launch(*instance, geometry)
-        }))
-    }
+    x.iter().try_for_each(|&x| check_aligned("address of a tensor", x))
 }

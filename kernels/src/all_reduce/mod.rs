@@ -1,8 +1,9 @@
 //! All-reduce: each of `WORLD` ranks gets the sum of the ranks' tensors.
 //!
 //! Two algorithms, chosen by size ([`AllReduce::algorithm`]): [`one_shot`] for decoding, where
-//! latency counts, and [`two_shot`] for prompts, where the bandwidth of NVLink does. [`norm`] is the
-//! former with the residual addition and the RMSNorm that follow.
+//! latency counts, and [`two_shot`] for prompts, where the bandwidth of NVLink does. [`norm`] and
+//! [`two_shot_norm`] are these with the residual addition and the RMSNorm that follow,
+//! [`two_shot_add`] has the addition alone.
 //!
 //! Numerics  f32, summed in the order of the ranks from rank 0 on, one rounding: both algorithms,
 //!           every rank and every run give the same bits.
@@ -27,15 +28,21 @@ pub mod gather;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
 pub mod norm;
+#[cfg(not(target_arch = "nvptx64"))]
+mod norm_launcher;
 pub mod one_shot;
 pub mod two_shot;
+pub mod two_shot_add;
+pub mod two_shot_norm;
 #[cfg(not(target_arch = "nvptx64"))]
 mod workspace;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use gather::AllGather;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use launcher::{Algorithm, AllReduce, AllReduceNorm, NormOperands, Ranks, one_shot_max_bytes};
+pub use launcher::{Algorithm, AllReduce, Ranks, one_shot_max_bytes};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use norm_launcher::{AllReduceAdd, AllReduceNorm, NormOperands};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use workspace::Workspace;
 

@@ -10,9 +10,12 @@
 //!           [`rms_norm`](crate::rms_norm).
 //! Bound     latency, as [`one_shot`](super::one_shot).
 
+use crate::all_reduce::MAX_WORLD;
 use crate::all_reduce::channel::Channel;
 use crate::element::{Half, Number, VEC_ELEMS};
-use crate::rms_norm::{SEGMENT_ELEMS, scale, scaled, segment_square_sum, sum_segments, weighted};
+use crate::rms_norm::{
+    SEGMENT_ELEMS, Vector, scale, scaled, segment_square_sum, sum_segments, weighted,
+};
 use cuda_std::{prelude::*, unroll};
 use half::{bf16, f16};
 
@@ -20,7 +23,7 @@ use half::{bf16, f16};
 pub(crate) const MAX_THREADS: u32 = 512;
 
 /// Segments of a row, at most.
-const MAX_SEGMENTS: usize = 64;
+pub(super) const MAX_SEGMENTS: usize = 64;
 
 /// Largest row.
 pub(crate) const MAX_HIDDEN_SIZE: usize = MAX_SEGMENTS * SEGMENT_ELEMS as usize;
@@ -34,11 +37,44 @@ const _: () = assert!(MAX_HIDDEN_SIZE == 4 * (MAX_THREADS * VEC_ELEMS) as usize)
 ///    them.
 #[inline(always)]
 #[track_caller]
-unsafe fn load_f32(view: Global<f32>, index: usize, condition: bool) -> [f32; VEC_ELEMS as usize] {
+pub(super) unsafe fn load_f32(view: Global<f32>, index: usize, condition: bool) -> Vector {
     // SAFETY: the caller's promise.
     let ([a, b, c, d], [e, f, g, h]) =
         unsafe { (view.get_vec_if(index, condition), view.get_vec_if(index + 4, condition)) };
     [a, b, c, d, e, f, g, h]
+}
+
+/// The scale of the block's row, in all of its threads. A warp's vectors are a segment: thread `t` has
+/// vectors `t, t + threads, ..`, and zeros past the row's end.
+///
+/// # Safety
+/// 1. All threads of the block call this, whose warps times `VECTORS` are a multiple of 4;
+///    `square_sums`, the same for all, has as many elements, which nothing else accesses.
+#[inline(always)]
+#[track_caller]
+pub(super) unsafe fn row_scale<const VECTORS: usize>(
+    square_sums: Shared<f32>,
+    values: &[Vector; VECTORS],
+    hidden_size: u32,
+    eps: f32,
+) -> f32 {
+    let num_warps = thread::block_dim_x() / warp::WARP_SIZE;
+    // All shuffles come before the first branch: after one, the compiler may give each side its own.
+    let mut sums = [0.0; VECTORS];
+    unroll!(i in 0..VECTORS, {
+        sums[i] = segment_square_sum(&values[i]);
+    });
+    // SAFETY: the caller's promise.
+    unsafe {
+        if warp::lane_id() == 0 {
+            unroll!(i in 0..VECTORS, {
+                square_sums.set(i as u32 * num_warps + warp::warp_idx(), sums[i]);
+            });
+        }
+        thread::sync_threads();
+        let sum = sum_segments(square_sums, VECTORS as u32 * num_warps);
+        scale(sum, 1.0 / hidden_size as f32, eps)
+    }
 }
 
 /// A row a block. A thread waits for the vectors of `GROUP` ranks at a time, as many as there are
@@ -83,16 +119,8 @@ pub unsafe fn all_reduce_norm<
     weight: Global<f32>,
     out: GlobalMut<E>,
     epochs: GlobalMut<u32>,
-    lines_0: GlobalMut<u64>,
-    lines_1: GlobalMut<u64>,
-    lines_2: GlobalMut<u64>,
-    lines_3: GlobalMut<u64>,
-    lines_4: GlobalMut<u64>,
-    lines_5: GlobalMut<u64>,
-    lines_6: GlobalMut<u64>,
-    lines_7: GlobalMut<u64>,
+    lines: [GlobalMut<u64>; MAX_WORLD],
 ) {
-    let lines = [lines_0, lines_1, lines_2, lines_3, lines_4, lines_5, lines_6, lines_7];
     let lines = core::array::from_fn(|p| lines[p]);
     let (row, thread) = (thread::block_idx_x(), thread::thread_idx_x());
     let num_threads = thread::block_dim_x();
@@ -146,32 +174,18 @@ pub unsafe fn all_reduce_norm<
             }
         });
 
-        // 3. The norm. A warp's vectors are a segment.
+        // 3. The norm.
         if !is_early {
             unroll!(i in 0..VECTORS, {
                 weights[i] = load_f32(weight, at(i), is_inside(i));
             });
         }
         let square_sums = shared_array![f32; MAX_SEGMENTS];
-        // All shuffles come before the first branch: after one, the compiler may give each side its own.
-        let mut sums = [0.0; VECTORS];
-        unroll!(i in 0..VECTORS, {
-            sums[i] = segment_square_sum(&values[i]);
-        });
-        if warp::lane_id() == 0 {
-            unroll!(i in 0..VECTORS, {
-                let segment = i as u32 * (num_threads / warp::WARP_SIZE) + warp::warp_idx();
-                square_sums.set(segment, sums[i]);
-            });
-        }
-        // All threads have read the epoch, too.
-        thread::sync_threads();
+        let scale = row_scale(square_sums, &values, hidden_size, eps);
+        // All threads have read the epoch before they met for the scale.
         if thread == 0 {
             epochs.set(row as usize, channel.epoch());
         }
-        let num_segments = VECTORS as u32 * (num_threads / warp::WARP_SIZE);
-        let sum = sum_segments(square_sums, num_segments);
-        let scale = scale(sum, 1.0 / hidden_size as f32, eps);
         unroll!(i in 0..VECTORS, {
             if is_inside(i) {
                 E::store_vector(out, at(i), scaled(weighted(values[i], weights[i]), scale));

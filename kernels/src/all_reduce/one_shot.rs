@@ -9,6 +9,7 @@
 //! Source    NCCL's LL protocol: data and flag in one store, so that there is neither a fence nor
 //!           a second message. Stores do not wait for a round trip, as loads from a peer would.
 
+use crate::all_reduce::MAX_WORLD;
 use crate::all_reduce::channel::Channel;
 use crate::element::{Columns, Half, VEC_ELEMS};
 use cuda_std::prelude::*;
@@ -45,16 +46,8 @@ pub unsafe fn all_reduce_one_shot<E: Half, const WORLD: usize>(
     x: Global<E>,
     out: GlobalMut<E>,
     epochs: GlobalMut<u32>,
-    lines_0: GlobalMut<u64>,
-    lines_1: GlobalMut<u64>,
-    lines_2: GlobalMut<u64>,
-    lines_3: GlobalMut<u64>,
-    lines_4: GlobalMut<u64>,
-    lines_5: GlobalMut<u64>,
-    lines_6: GlobalMut<u64>,
-    lines_7: GlobalMut<u64>,
+    lines: [GlobalMut<u64>; MAX_WORLD],
 ) {
-    let lines = [lines_0, lines_1, lines_2, lines_3, lines_4, lines_5, lines_6, lines_7];
     let lines = core::array::from_fn(|p| lines[p]);
     let (block, thread) = (thread::block_idx_x(), thread::thread_idx_x());
     // SAFETY: one element, a step input: no launch of the step writes it.

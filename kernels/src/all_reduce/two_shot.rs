@@ -14,7 +14,7 @@
 //!           meeting and another pass over memory.
 
 use crate::all_reduce::channel::{select, sum_vectors};
-use crate::all_reduce::next_epoch;
+use crate::all_reduce::{MAX_WORLD, next_epoch};
 use crate::element::{Half, VEC_ELEMS};
 use cuda_std::atomic::Scope;
 use cuda_std::peer::Patience;
@@ -89,25 +89,9 @@ pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
     num_rows: Global<u32>,
     width: u32,
     epochs: GlobalMut<u32>,
-    x_0: GlobalMut<E>,
-    x_1: GlobalMut<E>,
-    x_2: GlobalMut<E>,
-    x_3: GlobalMut<E>,
-    x_4: GlobalMut<E>,
-    x_5: GlobalMut<E>,
-    x_6: GlobalMut<E>,
-    x_7: GlobalMut<E>,
-    flags_0: GlobalMut<u32>,
-    flags_1: GlobalMut<u32>,
-    flags_2: GlobalMut<u32>,
-    flags_3: GlobalMut<u32>,
-    flags_4: GlobalMut<u32>,
-    flags_5: GlobalMut<u32>,
-    flags_6: GlobalMut<u32>,
-    flags_7: GlobalMut<u32>,
+    x: [GlobalMut<E>; MAX_WORLD],
+    flags: [GlobalMut<u32>; MAX_WORLD],
 ) {
-    let x = [x_0, x_1, x_2, x_3, x_4, x_5, x_6, x_7];
-    let flags = [flags_0, flags_1, flags_2, flags_3, flags_4, flags_5, flags_6, flags_7];
     let x: [GlobalMut<E>; WORLD] = core::array::from_fn(|p| x[p]);
     let (block, thread, rank) = (thread::block_idx_x(), thread::thread_idx_x(), rank as usize);
     let flags_of = |meeting: u32| -> [GlobalMut<u32>; WORLD] {

@@ -2,7 +2,8 @@
 
 use cuda_std::launch::{DevicePtr, Launch, LaunchError};
 use kernels::all_reduce::{
-    AllGather, AllReduce, AllReduceNorm, NormOperands, Ranks, Workspace, one_shot_max_bytes,
+    Algorithm, AllGather, AllReduce, AllReduceAdd, AllReduceNorm, NormOperands, Ranks, Workspace,
+    one_shot_max_bytes,
 };
 use kernels::element::Half;
 use kernels::gemm::OutputOf;
@@ -26,16 +27,12 @@ pub fn rank_workspace_bytes(plan: &Plan) -> Result<usize, ExecError> {
 
 /// Whether one kernel computes `op`, which has a norm.
 pub(super) fn fuses(plan: &Plan, op: &plan::AllReduce) -> bool {
-    let rows = plan.bounds.max_rows(plan.tensor(op.x.tensor).rows);
     let out = op.norm.map(|(_, out)| plan.dtype(out));
-    let (max_rows, width) = norm_shape(plan);
-    plan.dtype(op.x) != Dtype::F32
-        && out == Some(plan.dtype(op.x))
-        && (rows <= max_rows && op.x.width == width)
+    let (_, width) = norm_shape(plan);
+    plan.dtype(op.x) != Dtype::F32 && out == Some(plan.dtype(op.x)) && op.x.width == width
 }
 
-/// Rows and columns of the sums of `plan`, which all have one width, that one kernel adds to the residual and norms: those for
-/// which one shot is taken.
+/// Rows and columns of the sums of `plan`, which all have one width, that one shot adds to the residual and norms.
 fn norm_shape(plan: &Plan) -> (usize, usize) {
     let width = plan.ops.iter().find_map(|op| match op {
         Op::AllReduce(op) => Some(op.x.width),
@@ -67,23 +64,36 @@ impl Lowering<'_> {
     {
         let &plan::AllReduce { x, residual, norm } = op;
         let unsupported = |why: LaunchError| self.unsupported(op, &why);
-        if let (Some(residual), Some((Norm { weight, eps }, out))) = (residual, norm) {
-            let operands = NormOperands {
-                x: self.view::<E>(x)?.ptr,
-                residual: self.view(residual)?.ptr,
-                weight: self.weight(weight)?,
-                out: self.view(out)?.ptr,
-            };
-            let norm = AllReduceNorm { max_rows: self.max_rows(x), hidden_size: x.width, eps };
-            let launch = norm.launch(&self.ranks(op)?, self.num_rows(x), &operands);
-            return Ok(launch.map_err(unsupported)?.into_iter().collect());
-        }
-        let all_reduce = AllReduce { max_rows: self.max_rows(x), width: x.width };
+        let (max_rows, num_rows) = (self.max_rows(x), self.num_rows(x));
         let (ranks, all) = (self.ranks(op)?, self.of_all_ranks::<E>(x));
-        let launch = all_reduce.launch(&ranks, self.num_rows(x), &all).map_err(unsupported)?;
-        let add = residual.map(|residual| self.add::<E>(x, residual, residual)).transpose()?;
-        let add = add.transpose().map_err(unsupported)?.flatten();
-        Ok(launch.into_iter().chain(add).collect())
+        let sum = AllReduce { max_rows, width: x.width };
+        let launches = match (residual, norm) {
+            (Some(residual), Some((Norm { weight, eps }, out))) => {
+                let operands = NormOperands {
+                    x: &all,
+                    residual: self.view(residual)?.ptr,
+                    weight: self.weight(weight)?,
+                    out: &self.of_all_ranks(out),
+                };
+                let norm = AllReduceNorm { max_rows, hidden_size: x.width, eps };
+                vec![norm.launch(&ranks, num_rows, &operands)]
+            }
+            // A norm before it by two shots has left each rank its own rows of the residual.
+            (Some(residual), None) if self.by_two_shots(sum)? && AllReduceNorm::takes(x.width) => {
+                let add = AllReduceAdd { max_rows, hidden_size: x.width };
+                vec![add.launch(&ranks, num_rows, &all, &self.of_all_ranks(residual))]
+            }
+            (Some(residual), None) => {
+                vec![sum.launch(&ranks, num_rows, &all), self.add::<E>(x, residual, residual)?]
+            }
+            (None, _) => vec![sum.launch(&ranks, num_rows, &all)],
+        };
+        let launches: Result<Vec<_>, _> = launches.into_iter().collect();
+        Ok(launches.map_err(unsupported)?.into_iter().flatten().collect())
+    }
+
+    fn by_two_shots(&self, sum: AllReduce) -> Result<bool, ExecError> {
+        Ok(sum.algorithm(&workspace(self.plan)?) == Algorithm::TwoShot)
     }
 
     pub(super) fn all_gather(

@@ -28,6 +28,8 @@ impl Plan {
             check_parts(weight)?;
         }
         let mut written = vec![false; self.tensors.len()];
+        // Residuals of which a rank may have some rows alone.
+        let mut divided: Vec<View> = Vec::new();
         for (index, op) in self.ops.iter().enumerate() {
             let at = |what: String| format!("operation {index}, {op:?}: {what}");
             for view in op.reads().into_iter().chain(op.writes()) {
@@ -36,12 +38,38 @@ impl Plan {
             if let Some(view) = op.reads().into_iter().find(|view| !written[view.tensor.0]) {
                 return Err(at(format!("`{}` is read before it is written", self.name(view))));
             }
+            self.check_divided(op, &mut divided).map_err(at)?;
             op.writes().into_iter().for_each(|view| written[view.tensor.0] = true);
             self.check_in_place(op).map_err(at)?;
             self.check_op(op).map_err(at)?;
         }
         for output in self.outputs() {
             ensure(written[output.tensor.0], || "an output is never written".into())?;
+            let is_divided = divided.iter().any(|residual| residual.overlaps(output));
+            ensure(!is_divided, || "an output of which a rank has some rows alone".into())?;
+        }
+        Ok(())
+    }
+
+    /// Only a sum that is added to it may read a residual after one with a norm, which may leave each rank some rows alone:
+    /// [`AllReduce`].
+    fn check_divided(&self, op: &Op, divided: &mut Vec<View>) -> Result<(), String> {
+        let sum = match *op {
+            Op::AllReduce(AllReduce { residual: Some(residual), norm, .. }) => {
+                Some((residual, norm.is_some()))
+            }
+            _ => None,
+        };
+        let allowed = sum.map(|(residual, _)| residual);
+        for read in op.reads().into_iter().filter(|&read| Some(read) != allowed) {
+            let is_divided = divided.iter().any(|residual| residual.overlaps(read));
+            ensure(!is_divided, || {
+                format!("`{}` is read, of which a rank may have some rows alone", self.name(read))
+            })?;
+        }
+        if let Some((residual, has_norm)) = sum {
+            divided.retain(|&other| other != residual);
+            divided.extend(has_norm.then_some(residual));
         }
         Ok(())
     }
@@ -116,11 +144,12 @@ impl Plan {
             }
             // Whole rows: a message is one piece of memory.
             Op::AllReduce(AllReduce { x, residual, norm }) => {
-                same("columns", x.width, self.tensor(x.tensor).width)?;
-                residual.map_or(Ok(()), |residual| self.same_shape(x, residual))?;
+                for view in op.writes() {
+                    same("columns", view.width, self.tensor(view.tensor).width)?;
+                    self.same_shape(x, view)?;
+                }
                 ensure(norm.is_none() || residual.is_some(), || "a norm of no residual".into())?;
-                norm.map_or(Ok(()), |(norm, out)| {
-                    self.same_shape(x, out)?;
+                norm.map_or(Ok(()), |(norm, _)| {
                     same("columns of the norm", self.vector(norm.weight)?, x.width)
                 })
             }

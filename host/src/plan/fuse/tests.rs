@@ -256,36 +256,62 @@ fn a_residual_of_what_others_read_is_added_by_itself() {
     }
 }
 
-/// The projection of [`unfused`] is a rank's summand, in the type of the operands.
+/// The linear layers of [`unfused`] that are added to the residual are a rank's summands, in the type of the operands.
 fn summed() -> Plan {
     let mut plan = unfused();
-    let x = linear(&mut plan, 6).out;
-    plan.tensors[x.tensor.0].dtype = plan.numerics.precision.operand();
-    plan.ops.insert(7, Op::AllReduce(AllReduce::new(x)));
+    for index in [11, 6] {
+        let x = linear(&mut plan, index).out;
+        plan.tensors[x.tensor.0].dtype = plan.numerics.precision.operand();
+        plan.ops.insert(index + 1, Op::AllReduce(AllReduce::new(x)));
+    }
     plan
+}
+
+/// Its sums over ranks, when they and what follows them are fused.
+fn sums(plan: &Plan) -> Vec<&'static str> {
+    let fused = plan.fused(|op| !matches!(op, Op::Linear(_)));
+    assert_eq!(fused.check(), Ok(()));
+    names(&fused).into_iter().filter(|name| name.starts_with("all_reduce")).collect()
 }
 
 #[test]
 fn a_sum_over_ranks_is_added_and_normed() {
-    let all_reduces = |plan: &Plan| -> Vec<&'static str> {
-        let fused = plan.fused(|op| !matches!(op, Op::Linear(_)));
-        names(&fused).into_iter().filter(|name| name.starts_with("all_reduce")).collect()
-    };
     assert_eq!(summed().check(), Ok(()));
-    assert_eq!(all_reduces(&summed()), ["all_reduce_norm"]);
-    assert_eq!(summed().fused(|op| !matches!(op, Op::Linear(_))).check(), Ok(()));
+    assert_eq!(sums(&summed()), ["all_reduce_norm", "all_reduce_add"]);
     // The sum is read later; it is added to another row; what is normed is not the residual.
     let mut read = summed();
     let x = linear(&mut read, 6).out;
     read.ops.insert(9, Op::RmsNorm { x, weight: WeightId(1), out: x, eps: 1e-6 });
-    assert_eq!(all_reduces(&read), ["all_reduce"]);
+    assert_eq!(sums(&read), ["all_reduce", "all_reduce_add"]);
     let mut apart = summed();
     apart.numerics.fusion.residual = false;
-    assert_eq!(all_reduces(&apart), ["all_reduce"]);
+    assert_eq!(sums(&apart), ["all_reduce", "all_reduce"]);
     let mut other = summed();
     let Op::RmsNorm { x, .. } = &mut other.ops[9] else { panic!("{:?}", other.ops[9]) };
     *x = view(2, 0, 32);
-    assert_eq!(all_reduces(&other), ["all_reduce_add"]);
+    assert_eq!(sums(&other), ["all_reduce_add", "all_reduce_add"]);
+}
+
+/// After a sum with a norm a rank may have some rows of the residual alone.
+#[test]
+fn a_residual_that_others_read_is_whole() {
+    let residual = view(0, 0, 32);
+    // It is read before the next sum; what is added to it next is no sum.
+    let mut read = summed();
+    let (x, to) = (residual, view(2, 0, 32));
+    read.ops.insert(11, Op::RmsNorm { x, weight: WeightId(1), out: to, eps: 1e-6 });
+    assert_eq!(sums(&read), ["all_reduce_add", "all_reduce_add"]);
+    let mut alone = summed();
+    alone.ops.remove(13);
+    assert_eq!(sums(&alone), ["all_reduce_add"]);
+
+    let mut fused = summed().fused(|op| !matches!(op, Op::Linear(_)));
+    let is_last = |op: &Op| op.name() == "all_reduce_add";
+    let last = fused.ops.iter().position(is_last).expect("the sum after down");
+    let Op::AllReduce(sum) = &mut fused.ops[last] else { unreachable!("by its name") };
+    sum.residual = None;
+    let error = fused.check().unwrap_err().to_string();
+    assert!(error.contains("is read, of which a rank may have some rows alone"), "{error}");
 }
 
 #[test]
