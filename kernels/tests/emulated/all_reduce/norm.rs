@@ -124,11 +124,11 @@ fn check<E: Stored + Half>(
         })
         .collect();
     let expected = normed::<E>(&last, &weight, seed);
-    for rank in 0..world {
-        let got = group.read(outs[rank], len);
+    for (rank, (&out, &residual)) in outs.iter().zip(&residuals.of_ranks).enumerate() {
+        let got = group.read(out, len);
         assert_stored::<E>(&case, &got, &oracle, 1e-5);
         assert_eq!(got, expected, "{case}: rank {rank}, and rms_norm");
-        let residual = group.read(residuals.of_ranks[rank], len);
+        let residual = group.read(residual, len);
         assert_eq!(residual, residuals.values, "{case}: residual of rank {rank}");
     }
 }
