@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::{env, fs};
 
+use crate::compiled::Compiled;
 use crate::{Arch, BuildError};
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
@@ -104,6 +105,10 @@ pub fn compile(
         "-Zmir-enable-passes=-JumpThreading",
     ]
     .join("\x1f");
+    let path = assembly_path(&target_dir, package);
+    let compiled = Compiled::new(&path, origin(crate_dir, &rustflags));
+    let at = |error| BuildError::io(&path, error);
+    compiled.forget_others().map_err(at)?;
     let output = run(nested_cargo(crate_dir)
         .args(["rustc", "--release", "--lib", "--crate-type=cdylib"])
         .args(["-Zbuild-std=core", "--target", TARGET])
@@ -119,7 +124,7 @@ pub fn compile(
         .arg(&target_dir)
         .args(["--", "--emit=asm"])
         .env("CARGO_BUILD_BUILD_DIR", &target_dir)
-        .env("CARGO_ENCODED_RUSTFLAGS", rustflags)
+        .env("CARGO_ENCODED_RUSTFLAGS", &rustflags)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("__CARGO_TESTS_ONLY_SRC_ROOT", library))?;
     if !output.status.success() {
@@ -128,8 +133,16 @@ pub fn compile(
             output: String::from_utf8_lossy(&output.stderr).trim_end().to_owned(),
         });
     }
-    let path = assembly_path(&target_dir, package);
-    fs::read_to_string(&path).map_err(|error| BuildError::io(&path, error))
+    compiled.remember().map_err(at)?;
+    fs::read_to_string(&path).map_err(at)
+}
+
+/// What tells the assembly of a crate from that of another one of its name: where it is, its
+/// compiler and the flags.
+fn origin(crate_dir: &Path, rustflags: &str) -> String {
+    let crate_dir = crate_dir.canonicalize().unwrap_or_else(|_| crate_dir.to_owned());
+    let rustc = env::var_os("RUSTC").unwrap_or_default();
+    format!("{}\n{}\n{rustflags}\n", crate_dir.display(), rustc.display())
 }
 
 /// Where rustc writes the PTX.

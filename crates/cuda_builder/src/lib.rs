@@ -16,6 +16,7 @@
 //! explains the build.
 
 mod cargo;
+mod compiled;
 pub mod library_source;
 pub mod ptx;
 
