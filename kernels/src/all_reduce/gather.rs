@@ -11,8 +11,9 @@
 //! Source    a push between two meetings, as in [`two_shot`](super::two_shot): ranks wait before the
 //!           first store, as what is overwritten may still be read, and after the last one.
 
-use crate::all_reduce::two_shot::{MAX_BLOCKS, NUM_THREADS, meet};
-use crate::all_reduce::{MAX_WORLD, next_epoch};
+use crate::all_reduce::MAX_WORLD;
+use crate::all_reduce::meeting::Meetings;
+use crate::all_reduce::two_shot::NUM_THREADS;
 use crate::element::{Columns, VEC_ELEMS};
 use cuda_std::{prelude::*, unroll};
 
@@ -45,11 +46,6 @@ pub unsafe fn all_gather<const WORLD: usize>(
     flags: [GlobalMut<u32>; MAX_WORLD],
 ) {
     let (block, thread) = (thread::block_idx_x(), thread::thread_idx_x());
-    let flags_of = |meeting: u32| -> [GlobalMut<u32>; WORLD] {
-        let first = (meeting * MAX_BLOCKS + block) as usize * WORLD;
-        // SAFETY: a flag for each rank, block and meeting.
-        core::array::from_fn(|p| unsafe { flags[p].add(first) })
-    };
     // SAFETY: one element, a step input: no launch of the step writes it.
     let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
@@ -59,12 +55,8 @@ pub unsafe fn all_gather<const WORLD: usize>(
     if block * NUM_THREADS >= most_vectors {
         return;
     }
-    // SAFETY: every block has an epoch, and flags.
-    let epoch = unsafe {
-        let epoch = next_epoch(epochs.get(block as usize));
-        meet::<WORLD>(rank as usize, &flags_of(0), epoch);
-        epoch
-    };
+    // SAFETY: `block` is under the number of blocks; all ranks have as many with work.
+    let meetings = unsafe { Meetings::<WORLD>::begin(rank, epochs, &flags) };
     // Not 0, so that no division panics.
     let row_vectors = width.div_ceil(VEC_ELEMS).max(1);
     let mut vector = block * NUM_THREADS + thread;
@@ -81,13 +73,8 @@ pub unsafe fn all_gather<const WORLD: usize>(
         }
         vector += thread::grid_dim_x() * NUM_THREADS;
     }
-    // SAFETY: as above; all threads have read the epoch.
-    unsafe {
-        meet::<WORLD>(rank as usize, &flags_of(1), epoch);
-        if thread == 0 {
-            epochs.set(block as usize, epoch);
-        }
-    }
+    // SAFETY: as above.
+    unsafe { meetings.end() };
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -95,10 +82,11 @@ pub use launcher::AllGather;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher {
+    use super::NUM_THREADS;
     use super::all_gather::{Args, Instance};
-    use super::{MAX_BLOCKS, NUM_THREADS};
     use crate::Rows;
     use crate::all_reduce::launcher::{Ranks, padded};
+    use crate::all_reduce::meeting::MAX_BLOCKS;
     use crate::element::VEC_ELEMS;
     use cuda_std::launch::{DevicePtr, Geometry, Launch, LaunchError, arg_u32};
 

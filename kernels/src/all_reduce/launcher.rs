@@ -1,6 +1,7 @@
 //! Launches from shapes, workspaces and tensors.
 
 use crate::all_reduce::MAX_WORLD;
+use crate::all_reduce::meeting::MAX_BLOCKS;
 use crate::all_reduce::one_shot::{self, all_reduce_one_shot};
 use crate::all_reduce::two_shot::{self, all_reduce_two_shot};
 use crate::all_reduce::workspace::{MAX_ELEMS, Workspace};
@@ -210,7 +211,7 @@ impl AllReduce {
         num_rows: DevicePtr<u32>,
         x: &[DevicePtr<E>],
     ) -> Result<Option<Launch>, LaunchError> {
-        self.two_shot_in(two_shot::MAX_BLOCKS as usize, ranks, num_rows, x)
+        self.two_shot_in(MAX_BLOCKS as usize, ranks, num_rows, x)
     }
 
     /// As [`AllReduce::two_shot`], in at most `max_blocks` blocks, the same on all ranks.
@@ -224,7 +225,7 @@ impl AllReduce {
         num_rows: DevicePtr<u32>,
         x: &[DevicePtr<E>],
     ) -> Result<Option<Launch>, LaunchError> {
-        if !(1..=two_shot::MAX_BLOCKS as usize).contains(&max_blocks) {
+        if !(1..=MAX_BLOCKS as usize).contains(&max_blocks) {
             return shape("blocks", max_blocks, "1 to 128");
         }
         let elems = self.elems()?;

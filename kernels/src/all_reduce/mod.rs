@@ -27,6 +27,7 @@ mod channel;
 pub mod gather;
 #[cfg(not(target_arch = "nvptx64"))]
 mod launcher;
+mod meeting;
 pub mod norm;
 #[cfg(not(target_arch = "nvptx64"))]
 mod norm_launcher;

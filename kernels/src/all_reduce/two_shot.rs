@@ -13,57 +13,18 @@
 //!           of NVLink are busy all the time. A push into a staging buffer would need a third
 //!           meeting and another pass over memory.
 
-use crate::all_reduce::channel::{select, sum_vectors};
-use crate::all_reduce::{MAX_WORLD, next_epoch};
+use crate::all_reduce::MAX_WORLD;
+use crate::all_reduce::channel::sum_vectors;
+use crate::all_reduce::meeting::Meetings;
 use crate::element::{Half, VEC_ELEMS};
-use cuda_std::atomic::Scope;
-use cuda_std::peer::Patience;
 use cuda_std::{prelude::*, unroll};
 use half::{bf16, f16};
 
 /// Threads of a block.
 pub(crate) const NUM_THREADS: u32 = 256;
 
-/// Most blocks, at most one for each SM: more than enough bytes are in flight.
-pub(crate) const MAX_BLOCKS: u32 = 128;
-
 /// Vectors that a thread loads at once, those of all ranks together.
 const LOADS: usize = 8;
-
-/// Words of the flags of a workspace: a flag of each rank for both meetings of each block.
-pub(crate) const fn num_flags(world: usize) -> usize {
-    2 * MAX_BLOCKS as usize * world
-}
-
-/// All threads wait until the same block of every rank is here. What each rank did before is
-/// ordered before what all do afterwards.
-///
-/// # Safety
-/// 1. `flags` are those of the ranks' workspaces, from the meeting and the block on.
-/// 2. All threads of the block call this.
-#[inline(always)]
-#[track_caller]
-pub(super) unsafe fn meet<const WORLD: usize>(
-    rank: usize,
-    flags: &[GlobalMut<u32>; WORLD],
-    epoch: u32,
-) {
-    // The release of a thread covers what the block's other threads did before the barrier.
-    thread::sync_threads();
-    let peer = thread::thread_idx_x() as usize;
-    if peer < WORLD && peer != rank {
-        // SAFETY: a flag for each rank: the caller's promise.
-        unsafe {
-            select(flags, peer).store_release(rank, epoch, Scope::System);
-            let own = select(flags, rank);
-            let mut patience = Patience::new();
-            while own.load_acquire(peer, Scope::System) != epoch {
-                patience.wait();
-            }
-        }
-    }
-    thread::sync_threads();
-}
 
 /// A part of the tensors a rank.
 ///
@@ -93,12 +54,7 @@ pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
     flags: [GlobalMut<u32>; MAX_WORLD],
 ) {
     let x: [GlobalMut<E>; WORLD] = core::array::from_fn(|p| x[p]);
-    let (block, thread, rank) = (thread::block_idx_x(), thread::thread_idx_x(), rank as usize);
-    let flags_of = |meeting: u32| -> [GlobalMut<u32>; WORLD] {
-        let first = (meeting * MAX_BLOCKS + block) as usize * WORLD;
-        // SAFETY: a flag for each rank, block and meeting.
-        core::array::from_fn(|p| unsafe { flags[p].add(first) })
-    };
+    let (block, thread) = (thread::block_idx_x(), thread::thread_idx_x());
     // SAFETY: one element, a step input: no launch of the step writes it.
     let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
@@ -109,15 +65,11 @@ pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
     if block * NUM_THREADS >= part {
         return;
     }
-    // SAFETY: every block has an epoch, and flags.
-    let epoch = unsafe {
-        let epoch = next_epoch(epochs.get(block as usize));
-        meet::<WORLD>(rank, &flags_of(0), epoch);
-        epoch
-    };
+    // SAFETY: `block` is under the number of blocks; all ranks have as many with work.
+    let meetings = unsafe { Meetings::<WORLD>::begin(rank, epochs, &flags) };
 
     // The rank's vectors; one of the ranks has the last vector, of which there may be a part only.
-    let (start, end) = (part * rank as u32, part * (rank as u32 + 1));
+    let (start, end) = (part * rank, part * (rank + 1));
     let num_whole = len / VEC_ELEMS;
     let end_whole = end.min(num_whole);
     let step = thread::grid_dim_x() * NUM_THREADS;
@@ -157,11 +109,6 @@ pub unsafe fn all_reduce_two_shot<E: Half, const WORLD: usize>(
         });
     }
 
-    // SAFETY: as above; all threads have read the epoch.
-    unsafe {
-        meet::<WORLD>(rank, &flags_of(1), epoch);
-        if thread == 0 {
-            epochs.set(block as usize, epoch);
-        }
-    }
+    // SAFETY: as above.
+    unsafe { meetings.end() };
 }

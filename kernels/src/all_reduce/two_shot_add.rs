@@ -11,10 +11,11 @@
 //! Source    [`two_shot`](super::two_shot), with the addition between the two shots: it ends a chain
 //!           of [`two_shot_norm`](super::two_shot_norm), which leaves a rank its own rows.
 
+use crate::all_reduce::MAX_WORLD;
 use crate::all_reduce::channel::{select, sum_vectors};
-use crate::all_reduce::two_shot::{MAX_BLOCKS, NUM_THREADS, meet};
+use crate::all_reduce::meeting::Meetings;
+use crate::all_reduce::two_shot::NUM_THREADS;
 use crate::all_reduce::two_shot_norm::rows_of;
-use crate::all_reduce::{MAX_WORLD, next_epoch};
 use crate::element::{Half, Number, VEC_ELEMS};
 use cuda_std::{prelude::*, unroll};
 use half::{bf16, f16};
@@ -49,11 +50,6 @@ pub unsafe fn all_reduce_two_shot_add<E: Half, const WORLD: usize>(
     flags: [GlobalMut<u32>; MAX_WORLD],
 ) {
     let (block, thread) = (thread::block_idx_x(), thread::thread_idx_x());
-    let flags_of = |meeting: u32| -> [GlobalMut<u32>; WORLD] {
-        let first = (meeting * MAX_BLOCKS + block) as usize * WORLD;
-        // SAFETY: a flag for each rank, block and meeting.
-        core::array::from_fn(|p| unsafe { flags[p].add(first) })
-    };
     // SAFETY: one element, a step input: no launch of the step writes it.
     let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
@@ -63,12 +59,8 @@ pub unsafe fn all_reduce_two_shot_add<E: Half, const WORLD: usize>(
     if block * NUM_THREADS >= num_rows.div_ceil(WORLD as u32) * row_vectors {
         return;
     }
-    // SAFETY: every block has an epoch, and flags.
-    let epoch = unsafe {
-        let epoch = next_epoch(epochs.get(block as usize));
-        meet::<WORLD>(rank as usize, &flags_of(0), epoch);
-        epoch
-    };
+    // SAFETY: `block` is under the number of blocks; all ranks have as many with work.
+    let meetings = unsafe { Meetings::<WORLD>::begin(rank, epochs, &flags) };
 
     let rows = rows_of(rank, num_rows, WORLD as u32);
     let (mut vector, end) =
@@ -91,11 +83,6 @@ pub unsafe fn all_reduce_two_shot_add<E: Half, const WORLD: usize>(
         vector += thread::grid_dim_x() * NUM_THREADS;
     }
 
-    // SAFETY: as above; all threads have read the epoch.
-    unsafe {
-        meet::<WORLD>(rank as usize, &flags_of(1), epoch);
-        if thread == 0 {
-            epochs.set(block as usize, epoch);
-        }
-    }
+    // SAFETY: as above.
+    unsafe { meetings.end() };
 }

@@ -13,10 +13,10 @@
 //!           [`two_shot_add`](super::two_shot_add). Sequence parallelism (arXiv:2205.05198) divides
 //!           them likewise.
 
+use crate::all_reduce::MAX_WORLD;
 use crate::all_reduce::channel::sum_vectors;
+use crate::all_reduce::meeting::Meetings;
 use crate::all_reduce::norm::{MAX_HIDDEN_SIZE, MAX_SEGMENTS, load_f32, row_scale};
-use crate::all_reduce::two_shot::{MAX_BLOCKS, meet};
-use crate::all_reduce::{MAX_WORLD, next_epoch};
 use crate::element::{Half, Number, VEC_ELEMS};
 use crate::rms_norm::{scaled, weighted};
 use core::ops::Range;
@@ -75,11 +75,6 @@ pub unsafe fn all_reduce_two_shot_norm<E: Half, const WORLD: usize>(
 ) {
     let (block, thread) = (thread::block_idx_x(), thread::thread_idx_x());
     let num_threads = thread::block_dim_x();
-    let flags_of = |meeting: u32| -> [GlobalMut<u32>; WORLD] {
-        let first = (meeting * MAX_BLOCKS + block) as usize * WORLD;
-        // SAFETY: a flag for each rank, block and meeting.
-        core::array::from_fn(|p| unsafe { flags[p].add(first) })
-    };
     // SAFETY: one element, a step input: no launch of the step writes it.
     let num_rows = unsafe { num_rows.get(0) };
     grid::wait_for_dependencies();
@@ -88,12 +83,8 @@ pub unsafe fn all_reduce_two_shot_norm<E: Half, const WORLD: usize>(
     if block >= num_rows.div_ceil(WORLD as u32) {
         return;
     }
-    // SAFETY: every block has an epoch, and flags.
-    let epoch = unsafe {
-        let epoch = next_epoch(epochs.get(block as usize));
-        meet::<WORLD>(rank as usize, &flags_of(0), epoch);
-        epoch
-    };
+    // SAFETY: `block` is under the number of blocks; all ranks have as many with work.
+    let meetings = unsafe { Meetings::<WORLD>::begin(rank, epochs, &flags) };
 
     let vector_of = |i: usize| i as u32 * num_threads + thread;
     let is_inside = |i: usize| vector_of(i) < hidden_size / VEC_ELEMS;
@@ -146,11 +137,6 @@ pub unsafe fn all_reduce_two_shot_norm<E: Half, const WORLD: usize>(
         row += thread::grid_dim_x();
     }
 
-    // SAFETY: as above; all threads have read the epoch.
-    unsafe {
-        meet::<WORLD>(rank as usize, &flags_of(1), epoch);
-        if thread == 0 {
-            epochs.set(block as usize, epoch);
-        }
-    }
+    // SAFETY: as above.
+    unsafe { meetings.end() };
 }
