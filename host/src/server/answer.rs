@@ -9,10 +9,10 @@ pub(super) use response::{Response as ResponseObject, Settings};
 
 use super::choice::{Finish, Part, PartKind, Token};
 use super::error::{ApiError, json_response};
-use super::tools::ToolCall;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -46,11 +46,37 @@ pub(super) struct Prompted {
 #[derive(Debug)]
 pub(super) struct Answer {
     text: String,
+    /// What was thought before it.
+    reasoning: String,
     /// Of the prompt, if its log-probabilities are asked for.
     prompt: Vec<Token>,
     tokens: Vec<Token>,
     calls: Vec<ToolCall>,
     finish: Finish,
+}
+
+/// A call of a tool, as OpenAI has it; in a stream the first of its pieces.
+#[derive(Debug, Serialize)]
+struct ToolCall {
+    id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: Function,
+}
+
+/// What is called, with JSON.
+#[derive(Debug, Serialize)]
+struct Function {
+    name: String,
+    arguments: String,
+}
+
+impl ToolCall {
+    /// A call whose arguments are still to come.
+    fn new(id: String, name: String) -> Self {
+        let function = Function { name, arguments: String::new() };
+        ToolCall { id, kind: "function", function }
+    }
 }
 
 /// Tokens that a request took.
@@ -59,6 +85,8 @@ pub(super) struct Usage {
     prompt_tokens: usize,
     cached_tokens: usize,
     completion_tokens: usize,
+    /// Of those the ones before the answer.
+    reasoning_tokens: usize,
 }
 
 /// The form that an endpoint gives to answers.
@@ -120,6 +148,10 @@ impl Asked {
                 usage.cached_tokens += cached_tokens;
             }
             PartKind::Text { token: Some(_), .. } => usage.completion_tokens += 1,
+            PartKind::Reasoning { token: Some(_), .. } => {
+                usage.completion_tokens += 1;
+                usage.reasoning_tokens += 1;
+            }
             _ => {}
         }
     }
@@ -139,6 +171,7 @@ async fn collect(
     let mut usage = asked.usage();
     let begin = |index| Answer {
         text: asked.prompt(index).echo.clone(),
+        reasoning: String::new(),
         prompt: Vec::new(),
         tokens: Vec::new(),
         calls: Vec::new(),
@@ -156,7 +189,14 @@ async fn collect(
                 answer.text.push_str(&text);
                 answer.tokens.extend(token);
             }
-            PartKind::Call(call) => answer.calls.push(call),
+            PartKind::Reasoning { text, token } => {
+                answer.reasoning.push_str(&text);
+                answer.tokens.extend(token);
+            }
+            PartKind::CallBegin { id, name, .. } => answer.calls.push(ToolCall::new(id, name)),
+            PartKind::CallArguments { call, json } => {
+                answer.calls[call].function.arguments.push_str(&json);
+            }
             PartKind::Finished(finish) => {
                 answer.finish = finish;
                 num_open -= 1;

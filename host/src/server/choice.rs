@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::metrics::Metrics;
-use super::tools::{CallRules, Piece, ToolCall, ToolParser};
+use super::tools::{CallRules, Piece, ToolParser};
 use crate::Model;
 use crate::engine::{FinishReason, Logprobs, RequestEvent, RequestStream};
 use crate::text::TextStream;
@@ -31,8 +31,12 @@ pub(super) enum PartKind {
     Prompt(Vec<Token>),
     /// A token and the text that it completes; text that was held back has none.
     Text { text: String, token: Option<Token> },
-    /// A call of a tool.
-    Call(ToolCall),
+    /// A text of the reasoning before the answer.
+    Reasoning { text: String, token: Option<Token> },
+    /// Call number `call` of a tool begins.
+    CallBegin { call: usize, id: String, name: String },
+    /// More of the JSON of its arguments.
+    CallArguments { call: usize, json: String },
     /// The last part.
     Finished(Finish),
     /// The last part of all answers.
@@ -210,7 +214,9 @@ impl From<Piece> for PartKind {
     fn from(piece: Piece) -> Self {
         match piece {
             Piece::Text(text) => PartKind::Text { text, token: None },
-            Piece::Call(call) => PartKind::Call(call),
+            Piece::Reasoning(text) => PartKind::Reasoning { text, token: None },
+            Piece::CallBegin { index: call, id, name } => PartKind::CallBegin { call, id, name },
+            Piece::CallArguments { index: call, json } => PartKind::CallArguments { call, json },
         }
     }
 }
@@ -343,7 +349,9 @@ mod tests {
             match kind {
                 PartKind::Started { .. } => {}
                 PartKind::Text { text: part, .. } => text += &part,
-                PartKind::Call(call) => calls.push(call.function),
+                PartKind::CallBegin { name, .. } => calls.push((name, String::new())),
+                PartKind::CallArguments { call, json } => calls[call].1 += &json,
+                PartKind::Reasoning { text, .. } => panic!("no reasoning: {text}"),
                 PartKind::Finished(end) => finish = Some(end),
                 PartKind::Failed(error) => panic!("{error:?}"),
                 PartKind::Prompt(_) => panic!("nobody asked for it"),
@@ -351,7 +359,7 @@ mod tests {
         }
         assert_eq!((text.as_str(), finish), ("Wait.", Some(Finish::ToolCalls)));
         assert_eq!(calls.len(), 1);
-        assert!(calls[0].name == "f" && calls[0].arguments.starts_with("{\"x\":"), "{calls:?}");
+        assert!(calls[0].0 == "f" && calls[0].1.starts_with("{\"x\":"), "{calls:?}");
         service.shutdown();
     }
 }

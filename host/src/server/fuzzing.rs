@@ -56,7 +56,9 @@ pub fn calls<'a>(
     for piece in pieces {
         match piece {
             Piece::Text(part) => text += &part,
-            Piece::Call(call) => calls.push((call.function.name, call.function.arguments)),
+            Piece::Reasoning(_) => {}
+            Piece::CallBegin { name, .. } => calls.push((name, String::new())),
+            Piece::CallArguments { index, json } => calls[index].1 += &json,
         }
     }
     (text, calls)

@@ -11,7 +11,7 @@ mod parser;
 mod required;
 
 pub(super) use format::Format;
-pub(super) use parser::{Piece, ToolCall, ToolParser};
+pub(super) use parser::{Piece, ToolParser};
 
 use super::error::ApiError;
 use super::fields::Fields;

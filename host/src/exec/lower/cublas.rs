@@ -169,5 +169,5 @@ fn data_type(dtype: Dtype) -> Result<DataType, ExecError> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "emulator"))]
 mod tests;

@@ -1,11 +1,10 @@
 //! The answers of `/v1/chat/completions` and `/v1/completions`.
 
 use super::logprobs::LogprobsBody;
-use super::{Answer, Asked, Usage, Writer};
+use super::{Answer, Asked, ToolCall, Usage, Writer};
 use crate::Model;
 use crate::server::choice::{PartKind, Token};
 use crate::server::error::ApiError;
-use crate::server::tools::ToolCall;
 use axum::response::sse::Event;
 use serde::Serialize;
 use serde_json::Value;
@@ -64,18 +63,60 @@ enum Content {
         role: &'static str,
         /// `null` beside calls alone.
         content: Option<String>,
+        #[serde(flatten)]
+        reasoning: Option<Reasoning>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
         tool_calls: Vec<ToolCall>,
     },
-    Delta {
-        #[serde(skip_serializing_if = "Option::is_none")]
-        role: Option<&'static str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        content: Option<String>,
-        #[serde(skip_serializing_if = "Vec::is_empty")]
-        tool_calls: Vec<ToolCall>,
-    },
+    Delta(Delta),
     Text(String),
+}
+
+/// What is new of a chat's answer.
+#[derive(Default, Serialize)]
+struct Delta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+    #[serde(flatten)]
+    reasoning: Option<Reasoning>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[CallDelta; 1]>,
+}
+
+/// The reasoning under both of its names: DeepSeek's, which llama.cpp and SGLang took over, and vLLM's.
+#[derive(Serialize)]
+struct Reasoning {
+    reasoning_content: String,
+    reasoning: String,
+}
+
+/// What is new of a call: its name, or more of its arguments.
+#[derive(Serialize)]
+struct CallDelta {
+    index: usize,
+    #[serde(flatten)]
+    call: CallPart,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum CallPart {
+    Begin(ToolCall),
+    More { function: MoreArguments },
+}
+
+#[derive(Serialize)]
+struct MoreArguments {
+    arguments: String,
+}
+
+impl Reasoning {
+    /// `None` for no text.
+    fn new(text: String) -> Option<Self> {
+        (!text.is_empty()).then(|| Reasoning { reasoning_content: text.clone(), reasoning: text })
+    }
 }
 
 #[derive(Serialize)]
@@ -84,11 +125,17 @@ struct UsageBody {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptTokensDetails,
+    completion_tokens_details: CompletionTokensDetails,
 }
 
 #[derive(Serialize)]
 struct PromptTokensDetails {
     cached_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct CompletionTokensDetails {
+    reasoning_tokens: usize,
 }
 
 impl From<Usage> for UsageBody {
@@ -98,6 +145,9 @@ impl From<Usage> for UsageBody {
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.total_tokens(),
             prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
+            completion_tokens_details: CompletionTokensDetails {
+                reasoning_tokens: usage.reasoning_tokens,
+            },
         }
     }
 }
@@ -140,7 +190,7 @@ impl Completion {
         let content = match self.endpoint {
             Endpoint::Chat => {
                 let (role, content) = (Some("assistant"), Some(String::new()));
-                Content::Delta { role, content, tool_calls: Vec::new() }
+                Content::Delta(Delta { role, content, ..Delta::default() })
             }
             Endpoint::Completions if self.scores_prompt => Content::Text(String::new()),
             Endpoint::Completions => Content::Text(prompt.echo.clone()),
@@ -159,20 +209,25 @@ impl Completion {
         self.logprobs.then(|| LogprobsBody::new(self.endpoint, self.model.text(), tokens))
     }
 
-    fn text_chunk(
-        &self,
-        index: usize,
-        text: Option<String>,
-        token: Option<Token>,
-        finish_reason: Option<&'static str>,
-    ) -> Event {
-        let content = match self.endpoint {
-            Endpoint::Chat => Content::Delta { role: None, content: text, tool_calls: Vec::new() },
-            Endpoint::Completions => Content::Text(text.unwrap_or_default()),
+    /// A text that is new, and the token that brought it; nothing where neither is to be told.
+    fn text_chunk(&self, index: usize, content: Content, token: Option<Token>) -> Option<Event> {
+        let is_told = token.is_some() && (self.return_token_ids || self.logprobs);
+        let is_new = match &content {
+            Content::Delta(Delta { content: Some(text), .. }) | Content::Text(text) => {
+                !text.is_empty()
+            }
+            Content::Delta(delta) => delta.reasoning.is_some(),
+            Content::Message { .. } => true,
         };
         let token_ids = self.return_token_ids.then(|| token.iter().map(|token| token.id).collect());
         let logprobs = token.as_ref().and_then(|token| self.logprobs([token].into_iter()));
-        self.chunk(Choice { finish_reason, token_ids, logprobs, ..Choice::new(index, content) })
+        let choice = Choice { token_ids, logprobs, ..Choice::new(index, content) };
+        (is_new || is_told).then(|| self.chunk(choice))
+    }
+
+    fn call_chunk(&self, index: usize, call: usize, part: CallPart) -> Event {
+        let tool_calls = Some([CallDelta { index: call, call: part }]);
+        self.chunk(Choice::new(index, Content::Delta(Delta { tool_calls, ..Delta::default() })))
     }
 }
 
@@ -183,12 +238,13 @@ impl Writer for Completion {
 
     fn whole(self, answers: Vec<Answer>, usage: Usage) -> Value {
         let choice = |(index, answer): (usize, Answer)| {
-            let Answer { text, prompt, tokens, calls, finish } = answer;
+            let Answer { text, reasoning, prompt, tokens, calls, finish } = answer;
             let content = match self.endpoint {
                 Endpoint::Chat => {
                     let has_text = !text.is_empty() || calls.is_empty();
                     let content = has_text.then_some(text);
-                    Content::Message { role: "assistant", content, tool_calls: calls }
+                    let (role, reasoning) = ("assistant", Reasoning::new(reasoning));
+                    Content::Message { role, content, reasoning, tool_calls: calls }
                 }
                 Endpoint::Completions => Content::Text(text),
             };
@@ -219,23 +275,39 @@ impl Writer for Completion {
     fn part(&mut self, index: usize, kind: PartKind) -> Vec<Event> {
         match kind {
             PartKind::Text { text, token } => {
-                let tells_of_tokens = self.return_token_ids || self.logprobs;
-                let is_new = !text.is_empty() || (tells_of_tokens && token.is_some());
-                let chunk = is_new.then(|| self.text_chunk(index, Some(text), token, None));
-                chunk.into_iter().collect()
+                let content = match self.endpoint {
+                    Endpoint::Chat => {
+                        Content::Delta(Delta { content: Some(text), ..Delta::default() })
+                    }
+                    Endpoint::Completions => Content::Text(text),
+                };
+                self.text_chunk(index, content, token).into_iter().collect()
+            }
+            PartKind::Reasoning { text, token } => {
+                let reasoning = Reasoning::new(text);
+                let content = Content::Delta(Delta { reasoning, ..Delta::default() });
+                self.text_chunk(index, content, token).into_iter().collect()
             }
             PartKind::Prompt(tokens) => {
                 let echo = Content::Text(self.asked.prompt(index).echo.clone());
                 let logprobs = self.logprobs(tokens.iter());
                 vec![self.chunk(Choice { logprobs, ..Choice::new(index, echo) })]
             }
-            PartKind::Call(call) => {
-                let (role, content, tool_calls) = (None, None, vec![call]);
-                let content = Content::Delta { role, content, tool_calls };
-                vec![self.chunk(Choice::new(index, content))]
+            PartKind::CallBegin { call, id, name } => {
+                vec![self.call_chunk(index, call, CallPart::Begin(ToolCall::new(id, name)))]
+            }
+            PartKind::CallArguments { call, json } => {
+                let function = MoreArguments { arguments: json };
+                vec![self.call_chunk(index, call, CallPart::More { function })]
             }
             PartKind::Finished(finish) => {
-                vec![self.text_chunk(index, None, None, Some(finish.name()))]
+                let content = match self.endpoint {
+                    Endpoint::Chat => Content::Delta(Delta::default()),
+                    Endpoint::Completions => Content::Text(String::new()),
+                };
+                let token_ids = self.return_token_ids.then(Vec::new);
+                let finish_reason = Some(finish.name());
+                vec![self.chunk(Choice { finish_reason, token_ids, ..Choice::new(index, content) })]
             }
             PartKind::Started { .. } | PartKind::Failed(_) => Vec::new(),
         }

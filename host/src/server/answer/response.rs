@@ -52,7 +52,7 @@ impl Response {
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": { "cached_tokens": usage.cached_tokens },
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": { "reasoning_tokens": 0 },
+                "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
                 "total_tokens": usage.total_tokens(),
             })
         });

@@ -3,32 +3,32 @@
 use super::format::Format;
 use rand::RngExt;
 use rand::distr::Alphanumeric;
-use serde::Serialize;
 use serde_json::{Value, json};
 
-/// A call of a tool.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(in super::super) struct ToolCall {
-    /// Its number in the answer.
-    pub index: usize,
-    pub id: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    pub function: Function,
-}
-
-/// What is called, with JSON.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(in super::super) struct Function {
-    pub name: String,
-    pub arguments: String,
-}
-
-/// A part of an answer.
+/// A part of an answer, as it comes.
 #[derive(Clone, Debug, PartialEq)]
 pub(in super::super) enum Piece {
     Text(String),
-    Call(ToolCall),
+    /// Text of the reasoning before the answer.
+    Reasoning(String),
+    /// Call number `index` of the answer begins.
+    CallBegin {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    /// More of the JSON of a call's arguments.
+    CallArguments {
+        index: usize,
+        json: String,
+    },
+}
+
+/// A call as it stands in an answer: a name, and JSON.
+#[derive(Debug)]
+struct Function {
+    name: String,
+    arguments: String,
 }
 
 /// Finds the calls in the text of an answer as it comes.
@@ -150,7 +150,9 @@ impl ToolParser {
                 let most = if self.is_single { 1 } else { calls.len() };
                 for function in calls.into_iter().take(most) {
                     let (index, id) = (self.num_calls, new_id(self.format));
-                    pieces.push(Piece::Call(ToolCall { index, id, kind: "function", function }));
+                    let Function { name, arguments: json } = function;
+                    pieces.push(Piece::CallBegin { index, id, name });
+                    pieces.push(Piece::CallArguments { index, json });
                     self.num_calls += 1;
                 }
                 self.is_start = self.format.marks().1.is_some();
@@ -222,10 +224,12 @@ mod tests {
         for piece in pieces {
             match piece {
                 Piece::Text(piece) => text += &piece,
-                Piece::Call(call) => {
-                    assert_eq!(call.index, calls.len());
-                    calls.push((call.function.name, call.function.arguments));
+                Piece::Reasoning(text) => panic!("{text}"),
+                Piece::CallBegin { index, name, .. } => {
+                    assert_eq!(index, calls.len());
+                    calls.push((name, String::new()));
                 }
+                Piece::CallArguments { index, json } => calls[index].1 += &json,
             }
         }
         assert_eq!(parser.has_calls(), !calls.is_empty());

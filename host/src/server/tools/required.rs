@@ -129,13 +129,17 @@ mod tests {
                     let mut parser = ToolParser::new(format, is_single);
                     let mut pieces = parser.push(&answer);
                     pieces.extend(parser.finish());
-                    assert!(!pieces.is_empty() && (pieces.len() == 1 || !is_single), "{answer}");
-                    most = most.max(pieces.len());
-                    for piece in pieces {
-                        let Piece::Call(call) = piece else { panic!("{answer}: {piece:?}") };
-                        let arguments: Value =
-                            serde_json::from_str(&call.function.arguments).unwrap();
-                        match call.function.name.as_str() {
+                    let calls: Vec<_> = pieces.chunks(2).collect();
+                    assert!(!calls.is_empty() && (calls.len() == 1 || !is_single), "{answer}");
+                    most = most.max(calls.len());
+                    for call in calls {
+                        let [Piece::CallBegin { name, .. }, Piece::CallArguments { json, .. }] =
+                            call
+                        else {
+                            panic!("{answer}: {call:?}")
+                        };
+                        let arguments: Value = serde_json::from_str(json).unwrap();
+                        match name.as_str() {
                             "add" => assert!(
                                 arguments["a"].as_u64().is_some_and(|a| a < 100)
                                     && ["x", "\"y"].contains(&arguments["b"].as_str().unwrap()),
