@@ -65,6 +65,38 @@ impl Fields {
         }
     }
 
+    /// Whether a field is there, and not `null`.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// Whether a field is there and `is_it` does not hold of it.
+    pub fn is_not(&self, name: &str, is_it: impl FnOnce(&Value) -> bool) -> bool {
+        self.map.get(name).is_some_and(|value| !value.is_null() && !is_it(value))
+    }
+
+    /// Gives a field its usual name. One that is there under both names has to say the same.
+    pub fn rename(&mut self, other: &str, usual: &str) -> Result<(), ApiError> {
+        let Some(value) = self.map.remove(other).filter(|value| !value.is_null()) else {
+            return Ok(());
+        };
+        match self.map.get(usual) {
+            Some(known) if !known.is_null() && *known != value => {
+                let what = format!("it is another name of {usual}, which says otherwise");
+                Err(ApiError::param(self.name(other), what))
+            }
+            _ => {
+                self.map.insert(usual.to_owned(), value);
+                Ok(())
+            }
+        }
+    }
+
+    /// The fields that are left and not `null`, in their order.
+    pub fn rest(self) -> Map<String, Value> {
+        self.map.into_iter().filter(|(_, value)| !value.is_null()).collect()
+    }
+
     /// Leaves out fields that change nothing about an answer.
     pub fn ignore(&mut self, names: &[&str]) {
         names.iter().for_each(|&name| drop(self.map.remove(name)));

@@ -28,6 +28,11 @@ impl Form {
         if let Some(format) = fields.take::<Value>("response_format")? {
             forms.extend(response_format(Fields::of(format, "response_format")?)?);
         }
+        // llama.cpp's.
+        if let Some(schema) = fields.take::<Value>("json_schema")? {
+            let param = "json_schema";
+            forms.push(Form { kind: Kind::JsonSchema(schema.to_string()), param });
+        }
         let guided = [
             take_one(fields, ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])?,
             match fields.take::<Value>("structured_outputs")? {
@@ -87,13 +92,15 @@ fn response_format(mut format: Fields) -> Result<Option<Form>, ApiError> {
     let param = "response_format";
     let kind = match format.require::<String>("type")?.as_str() {
         "text" => None,
-        "json_object" => Some(Kind::JsonObject),
+        // llama.cpp's, which has the schema beside the type.
+        "json_object" if !format.has("schema") => Some(Kind::JsonObject),
+        "json_object" => Some(take_schema(&mut format)?),
+        "json_schema" if format.has("schema") && !format.has("json_schema") => {
+            Some(take_schema(&mut format)?)
+        }
         "json_schema" => {
-            let mut schema =
-                Fields::of(format.require("json_schema")?, "response_format.json_schema")?;
-            let kind = take_schema(&mut schema)?;
-            schema.finish()?;
-            Some(kind)
+            let schema = format.require("json_schema")?;
+            Some(take_schema(&mut Fields::of(schema, "response_format.json_schema")?)?)
         }
         _ => return Err(ApiError::param(param, KINDS)),
     };
@@ -171,6 +178,15 @@ mod tests {
                 json!({"response_format": {"type": "json_schema", "json_schema": of_openai}}),
                 form(schema(), "response_format"),
             ),
+            (
+                json!({"response_format": {"type": "json_object", "schema": {"type": "object"}}}),
+                form(schema(), "response_format"),
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "schema": {"type": "object"}}}),
+                form(schema(), "response_format"),
+            ),
+            (json!({"json_schema": {"type": "object"}}), form(schema(), "json_schema")),
             (json!({"guided_json": {"type": "object"}}), form(schema(), "guided_json")),
             (json!({"guided_json": "{\"type\":\"object\"}"}), form(schema(), "guided_json")),
             (json!({"guided_regex": "a+"}), form(Kind::Regex("a+".into()), "guided_regex")),

@@ -7,6 +7,7 @@
 mod chat;
 mod completion;
 mod embedding;
+mod options;
 mod prompts;
 mod response;
 
@@ -17,26 +18,24 @@ pub(super) use prompts::Prompt;
 pub(super) use response::ResponseRequest;
 
 use super::error::ApiError;
-use super::fields::{Fields, is_empty, is_off};
+use super::fields::{Fields, is_off};
 use super::form::Form;
 use crate::Model;
 use crate::engine::{Constraint, Request, Sampling, SamplingError};
 use rand::RngExt;
 use serde::Deserialize;
-use serde_json::{Number, Value, json};
+use serde_json::{Number, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The bias of a token that may not come.
+const NEVER: f32 = -100.0;
 /// OpenAI's defaults, for what neither the request nor the model says.
 const TEMPERATURE: f32 = 1.0;
 /// Stop strings of a request at most: every token is searched for each.
 const MAX_STOPS: usize = 16;
 /// Most likely tokens beside a token at most, as OpenAI has it.
 const MAX_TOP_LOGPROBS: usize = 20;
-
-/// Parameters that say whose a request is, or how it is billed: they change nothing about the answer.
-const IGNORED: [&str; 6] =
-    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"];
 
 /// What a request asks of its answers, whatever its prompt is.
 #[derive(Debug)]
@@ -64,6 +63,8 @@ pub(super) struct Params {
     cache_salt: Option<String>,
     /// Lower is served first.
     pub priority: i32,
+    /// Tokens that the context has to have room for.
+    pub min_context: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -75,8 +76,7 @@ enum Stop {
 
 impl Params {
     fn take(fields: &mut Fields, model: &Model) -> Result<Self, ApiError> {
-        reject_unsupported(fields)?;
-        fields.ignore(&IGNORED);
+        options::check(fields)?;
         let name = fields.take::<String>("model")?;
         let n = fields.take::<u32>("n")?.unwrap_or(1) as usize;
         if n == 0 {
@@ -105,6 +105,7 @@ impl Params {
             constraint: None,
             cache_salt: take_cache_salt(fields)?,
             priority: fields.take("priority")?.unwrap_or_default(),
+            min_context: fields.take::<u32>("num_ctx")?.map(|tokens| tokens as usize),
         })
     }
 
@@ -138,40 +139,13 @@ impl Params {
     }
 }
 
-/// What would change the answer, and cannot.
-fn reject_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    let with_no_tools = |value: &Value| value == "none" || value == "auto" || is_off(value);
-    // Of a chat they have been taken.
-    for name in ["tools", "functions", "audio", "prediction", "web_search_options"] {
-        fields.neutral(name, is_empty)?;
-    }
-    for name in ["tool_choice", "function_call"] {
-        fields.neutral(name, with_no_tools)?;
-    }
-    for name in ["use_beam_search", "include_stop_str_in_output", "continue_final_message"] {
-        fields.neutral(name, is_off)?;
-    }
-    // Where they are possible they have been taken.
-    fields.neutral("top_logprobs", |value| value == 0)?;
-    fields.neutral("logprobs", |value| value == false)?;
-    fields.neutral("modalities", |modalities| *modalities == json!(["text"]))?;
-    for name in ["skip_special_tokens", "spaces_between_special_tokens"] {
-        fields.neutral(name, |value| value == true)?;
-    }
-    for name in ["prompt_logprobs", "truncate_prompt_tokens", "reasoning_effort", "verbosity"] {
-        fields.neutral(name, |_| false)?;
-    }
-    for name in ["chat_template", "chat_template_kwargs", "documents", "suffix"] {
-        fields.neutral(name, is_empty)?;
-    }
-    Ok(())
-}
-
 /// The request's values, then the model's, then OpenAI's; and whether there is a seed.
 fn take_sampling(fields: &mut Fields, model: &Model) -> Result<(Sampling, bool), ApiError> {
     let defaults = Sampling { temperature: TEMPERATURE, ..Sampling::default() };
     let default = model.generation_config().sampling(defaults);
-    let seed = fields.take::<Number>("seed")?.map(|seed| {
+    // llama.cpp's and vLLM's -1 is a random one.
+    let seed = fields.take::<Number>("seed")?.filter(|seed| seed.as_i64() != Some(-1));
+    let seed = seed.map(|seed| {
         let signed = || seed.as_i64().map(|seed| seed as u64);
         seed.as_u64().or_else(signed).ok_or_else(|| ApiError::param("seed", "it has to be whole"))
     });
@@ -217,19 +191,56 @@ fn take_cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     }
 }
 
-fn take_logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
-    let biases = fields.take::<BTreeMap<String, f32>>("logit_bias")?.unwrap_or_default();
-    let bias = |(id, bias): (String, f32)| match id.parse() {
-        Ok(id) => Ok((id, bias)),
-        Err(_) => Err(ApiError::param("logit_bias", format!("`{id}` is no token id"))),
-    };
-    biases.into_iter().map(bias).collect()
+/// OpenAI's object of ids and biases, or llama.cpp's list of pairs, in which `false` rules a token out.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum LogitBias {
+    Object(BTreeMap<String, f32>),
+    Pairs(Vec<(u32, Bias)>),
 }
 
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Bias {
+    Value(f32),
+    Never(bool),
+}
+
+fn take_logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    let (name, kinds) = ("logit_bias", "it has to be an object of token ids and numbers");
+    let Some(biases) = fields.take::<Value>(name)? else { return Ok(Vec::new()) };
+    match serde_json::from_value(biases).map_err(|_| ApiError::param(name, kinds))? {
+        LogitBias::Object(biases) => {
+            let bias = |(id, bias): (String, f32)| match id.parse() {
+                Ok(id) => Ok((id, bias)),
+                Err(_) => Err(ApiError::param(name, format!("`{id}` is no token id"))),
+            };
+            biases.into_iter().map(bias).collect()
+        }
+        LogitBias::Pairs(pairs) => {
+            let bias = |(id, bias)| match bias {
+                Bias::Value(bias) => Ok((id, bias)),
+                Bias::Never(false) => Ok((id, NEVER)),
+                Bias::Never(true) => Err(ApiError::param(name, kinds)),
+            };
+            pairs.into_iter().map(bias).collect()
+        }
+    }
+}
+
+/// The limit of new tokens. llama.cpp's and Ollama's -1 and -2 (as many as the context takes) are none.
 fn take_max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let old = fields.take::<u32>("max_tokens")?;
-    let new = fields.take::<u32>("max_completion_tokens")?;
-    Ok(new.or(old).map(|max| max as usize))
+    let mut limit = None;
+    for name in ["max_tokens", "max_completion_tokens"] {
+        limit = match fields.take::<i64>(name)? {
+            None => limit,
+            Some(-2 | -1) => None,
+            Some(max) => Some(usize::try_from(max).map_err(|_| {
+                ApiError::param(name, "it has to be 0 or more, or -1 for no limit")
+            })?),
+        };
+    }
+    Ok(limit)
 }
 
 fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

@@ -213,6 +213,11 @@ fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<()
         return Err(ApiError::param("n", what));
     }
     app.check_priority(params.priority)?;
+    let context = app.healthy()?.context();
+    if let Some(wanted) = params.min_context.filter(|&wanted| wanted > context) {
+        let what = format!("{wanted} tokens, and the context of this server has {context}");
+        return Err(ApiError::param("num_ctx", what));
+    }
     if let Some(max) = params.max_new_tokens.filter(|&max| max < params.min_tokens) {
         let what = format!("{} tokens, and at most {max} are asked for", params.min_tokens);
         return Err(ApiError::param("min_tokens", what));

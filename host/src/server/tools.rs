@@ -177,35 +177,33 @@ fn take_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
         return Err(ApiError::param(path, "the type has to be function"));
     }
     let path = format!("{path}.function");
+    // Whatever else a tool says (`strict`, `cache_control`) is for other servers.
     let mut function = Fields::of(tool.require("function")?, &path)?;
-    tool.finish()?;
-    function.ignore(&["strict"]);
     let name = function.require::<String>("name")?;
     let description = function.take::<String>("description")?.unwrap_or_default();
     let nothing = || json!({"type": "object", "properties": {}});
     let parameters = function.take::<Map<String, Value>>("parameters")?;
     let parameters = parameters.map_or_else(nothing, Value::Object);
-    function.finish()?;
     let function = json!({"name": name, "description": description, "parameters": parameters});
     Ok(json!({"type": "function", "function": function}))
 }
 
-/// The calls of an earlier answer as chat templates know them: their arguments are an object.
+/// The calls of an earlier answer as chat templates know them: their arguments are an object. Whatever else they say is
+/// for other servers.
 pub(super) fn take_calls(calls: Vec<Value>, path: &str) -> Result<Vec<Value>, ApiError> {
     let take = |call| {
         let mut call = Fields::of(call, path)?;
-        call.ignore(&["type", "index"]);
         let id = call.take::<String>("id")?.unwrap_or_default();
         let mut function = Fields::of(call.require("function")?, path)?;
-        call.finish()?;
         let name = function.require::<String>("name")?;
         let arguments = match function.take::<Value>("arguments")? {
-            Some(Value::String(json)) => serde_json::from_str(&json)
-                .map_err(|_| ApiError::param(path, "the arguments have to be JSON"))?,
-            Some(arguments) => arguments,
             None => json!({}),
+            // As models write a call without parameters.
+            Some(Value::String(json)) if json.trim().is_empty() => json!({}),
+            // What the model wrote stands in the history, JSON or not.
+            Some(Value::String(json)) => serde_json::from_str(&json).unwrap_or(Value::String(json)),
+            Some(arguments) => arguments,
         };
-        function.finish()?;
         let function = json!({"name": name, "arguments": arguments});
         Ok(json!({"id": id, "type": "function", "function": function}))
     };
@@ -224,7 +222,8 @@ mod tests {
 
     #[test]
     fn tools_are_functions() {
-        let tool = json!({"type": "function", "function": {"name": "f", "strict": true}});
+        let tool = json!({"type": "function", "cache_control": {"type": "ephemeral"},
+            "function": {"name": "f", "strict": true}});
         let known = json!({"type": "function", "function": {
             "name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}});
         assert_eq!(take(json!({"tools": [tool]})).unwrap().list, [known]);
@@ -273,10 +272,19 @@ mod tests {
 
     #[test]
     fn arguments_of_earlier_calls_are_objects() {
-        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}});
-        let want = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}});
-        assert_eq!(take_calls(vec![call], "messages").ok(), Some(vec![want]));
-        let wrong = json!({"function": {"name": "f", "arguments": "{"}});
-        assert!(take_calls(vec![wrong], "messages").is_err());
+        for (arguments, want) in [
+            (json!("{\"x\": 1}"), json!({"x": 1})),
+            (json!({"x": 1}), json!({"x": 1})),
+            (json!(""), json!({})),
+            (json!(null), json!({})),
+            (json!("{"), json!("{")),
+        ] {
+            let call = json!({"id": "1", "type": "function", "index": 0, "extra_content": {"a": 1},
+                "function": {"name": "f", "arguments": arguments, "parsed_arguments": null}});
+            let function = json!({"name": "f", "arguments": want});
+            let want = json!({"id": "1", "type": "function", "function": function});
+            assert_eq!(take_calls(vec![call], "messages").ok(), Some(vec![want]));
+        }
+        assert!(take_calls(vec![json!({"function": {}})], "messages").is_err());
     }
 }

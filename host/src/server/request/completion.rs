@@ -1,6 +1,6 @@
 //! The body of `/v1/completions`.
 
-use super::{Params, Prompt, take_top_logprobs};
+use super::{Params, Prompt, options, take_top_logprobs};
 use crate::Model;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -21,8 +21,11 @@ impl CompletionRequest {
     pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let logprobs = take_top_logprobs(&mut fields, "logprobs")?;
+        let has_limit = options::LIMITS.iter().any(|name| fields.has(name));
         let mut params = Params::take(&mut fields, model)?;
-        params.max_new_tokens.get_or_insert(COMPLETION_TOKENS);
+        if !has_limit {
+            params.max_new_tokens = Some(COMPLETION_TOKENS);
+        }
         let prompts = Prompt::take_all(&mut fields, "prompt")?;
         let echo = fields.take("echo")?.unwrap_or(false);
         let add_special_tokens = fields.take("add_special_tokens")?.unwrap_or(true);

@@ -1,6 +1,7 @@
 //! The body of `/v1/embeddings`. `add_special_tokens`, `cache_salt` and `priority` are vLLM's, `pooling` is our own.
 
-use super::{IGNORED, Prompt, take_cache_salt};
+use super::options::IGNORED;
+use super::{Prompt, take_cache_salt};
 use crate::engine::{Pooling, Request};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
