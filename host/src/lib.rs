@@ -123,5 +123,8 @@ pub use model::{Config, Decoder, ModelError};
 pub use plan::{
     Accumulate, AttentionForm, CacheType, Fusion, KvStorage, Numerics, Plan, PlanError, Precision,
 };
-pub use text::{ChatTemplate, Message, StopStrings, Text, TextError, TextStream, Tokenizer};
+pub use text::{
+    ChatTemplate, Content, Message, RenderOptions, StopStrings, Text, TextError, TextStream,
+    Tokenizer,
+};
 pub use weights::{Checkpoint, WeightsError};

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use halfwarp::text::{ChatTemplate, Message, Text, TextError};
+use halfwarp::text::{ChatTemplate, Message, RenderOptions, Text, TextError};
 use halfwarp::weights::gguf::{Metadata, Value};
 use libtest_mimic::Trial;
 use serde_json::json;
@@ -80,11 +80,13 @@ fn tools_match_jinja2() {
             let mut fields = message.as_object().expect("a message").clone();
             let [role, content] = ["role", "content"]
                 .map(|name| fields.remove(name).expect("text").as_str().expect("text").to_owned());
-            Message { role, content, fields }
+            Message { fields, ..Message::new(role, content) }
         });
         let messages: Vec<Message> = messages.collect();
         let tools = case["tools"].as_array().expect("tools");
-        let rendered = template.render_with_tools(&messages, tools, true).expect("a good template");
+        let options =
+            RenderOptions { tools, add_generation_prompt: true, ..RenderOptions::default() };
+        let rendered = template.render_with(&messages, &options).expect("a good template");
         assert_eq!(rendered, case["rendered"].as_str().expect("text"), "{name}");
     }
 }

@@ -17,7 +17,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::form::Form;
 use crate::Text;
-use crate::text::{ChatTemplate, Message, TextError};
+use crate::text::{ChatTemplate, Message, RenderOptions, TextError};
 use serde_json::{Map, Value, json};
 
 /// Tools of a request at most.
@@ -144,7 +144,12 @@ impl Tools {
         add_generation_prompt: bool,
     ) -> Result<String, TextError> {
         if self.list.is_empty() || Format::is_known(template) {
-            return template.render_with_tools(messages, &self.list, add_generation_prompt);
+            let options = RenderOptions {
+                tools: &self.list,
+                add_generation_prompt,
+                ..RenderOptions::default()
+            };
+            return template.render_with(messages, &options);
         }
         template.render(&described::messages(messages, &self.list), add_generation_prompt)
     }

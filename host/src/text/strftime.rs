@@ -21,14 +21,13 @@ const MONTHS: [&str; 12] = [
 const WEEKDAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// The present time in the format of C's `strftime`.
-pub(crate) fn strftime_now(format: &str) -> Result<String, Error> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    strftime(format, now.as_secs())
+/// `time` in the format of C's `strftime`.
+pub(crate) fn strftime(format: &str, time: SystemTime) -> Result<String, Error> {
+    format_seconds(format, time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
 /// Formats the time `seconds` after the start of 1970.
-fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
+fn format_seconds(format: &str, seconds: u64) -> Result<String, Error> {
     let days = seconds / 86_400;
     let (year, month, day) = civil_from_days(days);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
@@ -105,9 +104,9 @@ mod tests {
                 "28 Feb 2100|Sunday Sun February 02 00|23:59:59 11 PM|2100-02-28 23:59:59|100%",
             ),
         ] {
-            assert_eq!(strftime(format, seconds).expect("known codes"), expected);
+            assert_eq!(format_seconds(format, seconds).expect("known codes"), expected);
         }
-        assert!(strftime("%Q", 0).is_err());
-        assert!(strftime("%", 0).is_err());
+        assert!(format_seconds("%Q", 0).is_err());
+        assert!(format_seconds("%", 0).is_err());
     }
 }

@@ -1,17 +1,23 @@
 //! Chat templates: Jinja, with what transformers puts beside it.
 
+use std::collections::BTreeMap;
 use std::panic::resume_unwind;
+use std::time::SystemTime;
 use std::{fmt, io, thread};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value as Json};
 
 use super::error::{TextError, one_line};
-use super::strftime::strftime_now;
+use super::strftime::strftime;
+
+mod message;
+
+pub use message::{Content, Message};
 
 /// Instructions that a template may run: the longest real ones take some hundreds a message.
 const FUEL: u64 = 5_000_000;
@@ -26,32 +32,26 @@ const STACK: usize = 1 << 28;
 /// Bytes of a prompt at most: more than any context takes.
 const MAX_PROMPT: usize = 1 << 24;
 
-/// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// `system`, `user` or `assistant`; a template may know others.
-    pub role: String,
-    /// What was said.
-    pub content: String,
-    /// Other fields that a template may read, as transformers has them: `tool_calls` of the assistant, `tool_call_id` and
-    /// `name` of a tool's answer.
-    pub fields: Map<String, Json>,
-}
+/// What marks the end of a message that is to be continued; the space shows whether the template trims it.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-impl Message {
-    /// A message of `role`.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into(), fields: Map::new() }
-    }
-
-    /// With its fields in this order: templates write messages as JSON.
-    fn to_value(&self) -> Value {
-        let texts = [("role", &self.role), ("content", &self.content)]
-            .map(|(name, text)| (name, Value::from(text)));
-        let fields =
-            self.fields.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value))));
-        Value::from_pairs(texts.into_iter().chain(fields))
-    }
+/// What a prompt is made of beside the messages; see transformers' `apply_chat_template`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RenderOptions<'a> {
+    /// Tools that the model may call: each is `{"type": "function", "function": ..}` of the OpenAI API. A template that
+    /// knows no tools leaves them out.
+    pub tools: &'a [Json],
+    /// What the model should answer from: each an object with `title` and `text`.
+    pub documents: Option<&'a [Json]>,
+    /// Opens the answer of the assistant.
+    pub add_generation_prompt: bool,
+    /// Leaves the last message open, for the model to continue it. Not with `add_generation_prompt`.
+    pub continue_final_message: bool,
+    /// Other variables of the template, such as `enable_thinking`. They take the place of special tokens and of
+    /// `tools`, `documents` and `add_generation_prompt`, but not of `messages`.
+    pub variables: Option<&'a Map<String, Json>>,
+    /// The time that the template tells as today's; the present one by default.
+    pub now: Option<SystemTime>,
 }
 
 /// The special tokens that a template names.
@@ -97,42 +97,66 @@ impl ChatTemplate {
     /// `add_generation_prompt` opens the answer of the assistant.
     ///
     /// # Errors
-    /// [`TextError::Template`] if the template is malformed, refuses the messages
-    /// (`raise_exception`) or exceeds its limit of instructions.
+    /// As [`ChatTemplate::render_with`].
     pub fn render(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, TextError> {
-        self.render_with_tools(messages, &[], add_generation_prompt)
+        let options = RenderOptions { add_generation_prompt, ..RenderOptions::default() };
+        self.render_with(messages, &options)
     }
 
-    /// [`ChatTemplate::render`], with tools that the model may call: each is `{"type": "function", "function": ..}` of the
-    /// OpenAI API. A template that knows no tools leaves them out.
+    /// The text of the prompt, to be encoded without adding special tokens.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`].
-    pub fn render_with_tools(
+    /// [`TextError::Template`] if the template is malformed, refuses the messages
+    /// (`raise_exception`) or exceeds its limit of instructions.
+    pub fn render_with(
         &self,
         messages: &[Message],
-        tools: &[Json],
-        add_generation_prompt: bool,
+        options: &RenderOptions<'_>,
     ) -> Result<String, TextError> {
-        // A token that the model doesn't have stays undefined, as with transformers.
-        let token = |token: &Option<String>| token.as_ref().map_or(Value::UNDEFINED, Value::from);
-        let context = context! {
-            messages => messages.iter().map(Message::to_value).collect::<Value>(),
-            add_generation_prompt,
-            tools => if tools.is_empty() { Value::from(()) } else { Value::from(Serde(tools)) },
-            documents => (),
-            bos_token => token(&self.special.bos_token),
-            eos_token => token(&self.special.eos_token),
+        if !options.continue_final_message {
+            return self.render_source(messages, options);
+        }
+        let wrong =
+            |what: &str| Err(TextError::Template(format!("continue_final_message: {what}")));
+        if options.add_generation_prompt {
+            return wrong("not together with add_generation_prompt");
+        }
+        let Some((last, before)) = messages.split_last() else {
+            return wrong("there is no message to continue");
         };
+        let Some((tagged, text)) = last.with_tag(CONTINUE_TAG) else {
+            return wrong("the last message has no text to continue");
+        };
+        let messages: Vec<Message> = before.iter().cloned().chain([tagged]).collect();
+        let mut rendered = self.render_source(&messages, options)?;
+        let tag = rendered.rfind(CONTINUE_TAG.trim_end());
+        let Some(tag) = tag.filter(|_| rendered.contains(text.trim())) else {
+            return wrong("the template doesn't write the last message as it is");
+        };
+        let keeps_spaces = rendered[tag..].starts_with(CONTINUE_TAG);
+        rendered.truncate(tag);
+        if !keeps_spaces {
+            rendered.truncate(rendered.trim_end().len());
+        }
+        Ok(rendered)
+    }
+
+    fn render_source(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions<'_>,
+    ) -> Result<String, TextError> {
         if self.source.len() > MAX_SOURCE {
             let len = self.source.len();
             return Err(TextError::Template(format!("{len} bytes, over {MAX_SOURCE}")));
         }
-        let render = || self.run(context).map_err(|error| TextError::Template(one_line(error)));
+        let context = self.context(messages, options);
+        let render =
+            || self.run(context, options.now).map_err(|error| TextError::Template(one_line(error)));
         thread::scope(|scope| {
             let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, render);
             let thread = thread.map_err(|error| TextError::Template(one_line(error)))?;
@@ -140,8 +164,25 @@ impl ChatTemplate {
         })
     }
 
-    fn run(&self, context: Value) -> Result<String, Error> {
-        let environment = environment()?;
+    /// The variables of the template.
+    fn context(&self, messages: &[Message], options: &RenderOptions<'_>) -> Value {
+        let list = |list: &[Json]| Value::from(Serde(list));
+        let mut context: BTreeMap<&str, Value> = BTreeMap::new();
+        // A token that the model doesn't have stays undefined, as with transformers.
+        context.extend(self.special.bos_token.as_ref().map(|token| ("bos_token", token.into())));
+        context.extend(self.special.eos_token.as_ref().map(|token| ("eos_token", token.into())));
+        let tools = Some(options.tools).filter(|tools| !tools.is_empty());
+        context.insert("tools", tools.map_or(Value::from(()), list));
+        context.insert("documents", options.documents.map_or(Value::from(()), list));
+        context.insert("add_generation_prompt", options.add_generation_prompt.into());
+        let variables = options.variables.into_iter().flatten();
+        context.extend(variables.map(|(name, value)| (&name[..], Value::from(Serde(value)))));
+        context.insert("messages", messages.iter().map(Message::to_value).collect());
+        context.into()
+    }
+
+    fn run(&self, context: Value, now: Option<SystemTime>) -> Result<String, Error> {
+        let environment = environment(now)?;
         let template = environment.template_from_str(&self.source)?;
         let mut prompt = Prompt(Vec::new());
         // Dropped here: what a template has made can be nested as deep as the template.
@@ -223,12 +264,14 @@ fn without_generation_marks(source: &str) -> String {
     unmarked
 }
 
-fn environment() -> Result<Environment<'static>, Error> {
+fn environment(now: Option<SystemTime>) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", raise_exception);
-    environment.add_function("strftime_now", |format: &str| strftime_now(format));
+    environment.add_function("strftime_now", move |format: &str| {
+        strftime(format, now.unwrap_or_else(SystemTime::now))
+    });
     environment.add_filter("tojson", tojson);
     environment.set_fuel(Some(FUEL));
     environment.set_debug(false);

@@ -84,7 +84,7 @@ mod tests {
     use std::convert::Infallible;
 
     fn contents(conversation: &Conversation) -> Vec<String> {
-        let short = |message: Message| format!("{}:{}", &message.role[..1], message.content);
+        let short = |message: Message| format!("{}:{}", &message.role[..1], message.content.text());
         conversation.messages().into_iter().map(short).collect()
     }
 

@@ -200,7 +200,7 @@ fn messages_have_a_role_and_a_text() {
             {"role": "tool", "content": "42", "tool_call_id": "1"}]"#,
     );
     let got = got.unwrap();
-    assert_eq!((got[0].content.as_str(), got[1].content.as_str()), ("", "42"));
+    assert_eq!((&*got[0].content.text(), &*got[1].content.text()), ("", "42"));
     assert_eq!(got[0].fields["tool_calls"][0]["function"]["arguments"]["x"], 1);
     assert_eq!((got[1].role.as_str(), &got[1].fields["tool_call_id"]), ("tool", &"1".into()));
     for bad in [

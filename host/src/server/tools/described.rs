@@ -1,6 +1,6 @@
 //! Tools for a chat template that knows none: a system message describes them, in the words of Hermes' templates.
 
-use crate::text::Message;
+use crate::text::{Content, Message};
 use serde_json::{Value, json};
 
 const BEFORE: &str = "\
@@ -25,7 +25,7 @@ pub(super) fn messages(messages: &[Message], tools: &[Value]) -> Vec<Message> {
     let mut messages: Vec<Message> = messages.iter().map(plain).collect();
     match messages.first_mut() {
         Some(first) if first.role == "system" => {
-            first.content = format!("{}\n\n{description}", first.content);
+            first.content = Content::Text(format!("{}\n\n{description}", first.content.text()));
         }
         _ => messages.insert(0, Message::new("system", description)),
     }
@@ -35,7 +35,7 @@ pub(super) fn messages(messages: &[Message], tools: &[Value]) -> Vec<Message> {
 /// A message whose calls, or whose result of a call, are part of its text.
 fn plain(message: &Message) -> Message {
     if message.role == "tool" {
-        let result = format!("<tool_response>\n{}\n</tool_response>", message.content);
+        let result = format!("<tool_response>\n{}\n</tool_response>", message.content.text());
         return Message::new("user", result);
     }
     let calls = message.fields.get("tool_calls").and_then(Value::as_array);
@@ -44,7 +44,8 @@ fn plain(message: &Message) -> Message {
         let call = json!({"name": function["name"], "arguments": function["arguments"]});
         format!("<tool_call>\n{call}\n</tool_call>")
     });
-    let content = (!message.content.is_empty()).then(|| message.content.clone());
+    let content = message.content.text();
+    let content = (!content.is_empty()).then(|| content.into_owned());
     let content: Vec<String> = content.into_iter().chain(texts).collect();
     Message::new(message.role.clone(), content.join("\n"))
 }
@@ -65,15 +66,18 @@ mod tests {
         ];
         let got = messages(&asked, &[json!({"type": "function"})]);
         let [system, user, assistant, tool] = &got[..] else { panic!("{got:?}") };
-        assert_eq!((&*system.role, &*user.content), ("system", "Hi"));
+        assert_eq!((&*system.role, &*user.content.text()), ("system", "Hi"));
         assert!(
-            system.content.contains("<tools>\n{\"type\":\"function\"}\n</tools>"),
+            system.content.text().contains("<tools>\n{\"type\":\"function\"}\n</tools>"),
             "{system:?}"
         );
         let call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":1}}\n</tool_call>";
-        assert_eq!(assistant.content, format!("I look.\n{call}"));
+        assert_eq!(assistant.content.text(), format!("I look.\n{call}"));
         assert_eq!(*tool, Message::new("user", "<tool_response>\n42\n</tool_response>"));
         let own = messages(&[Message::new("system", "Be brief.")], &[]);
-        assert!(own.len() == 1 && own[0].content.starts_with("Be brief.\n\n# Tools"), "{own:?}");
+        assert!(
+            own.len() == 1 && own[0].content.text().starts_with("Be brief.\n\n# Tools"),
+            "{own:?}"
+        );
     }
 }
