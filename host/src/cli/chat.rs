@@ -6,7 +6,7 @@ mod input;
 use super::{
     failure::Failure,
     model::EngineArgs,
-    prompt::render,
+    prompt::TemplateArgs,
     sampling::SamplingArgs,
     session::{self, End},
     terminal,
@@ -34,6 +34,8 @@ pub struct Args {
     /// The system prompt
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
     system: Option<String>,
+    #[command(flatten)]
+    template: TemplateArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -83,7 +85,8 @@ impl<'a> Chat<'a> {
         let conversation = Conversation::new(args.system.as_deref());
         let mut hello = conversation.clone();
         hello.ask("Hello");
-        let request = args.sampling.request(&model, render(&model, &hello.messages())?);
+        let request =
+            args.sampling.request(&model, args.template.render(&model, &hello.messages())?);
         let engine = args.engine.engine_for(&request, &model)?;
         Ok(Chat { args, model, engine, conversation })
     }
@@ -137,11 +140,12 @@ impl<'a> Chat<'a> {
     fn fitting_prompt(&mut self) -> Result<Vec<u32>, Failure> {
         let context = self.engine.context();
         let answer_len = self.args.sampling.limit().unwrap_or(context).min(context / 4);
-        let prompt = render(&self.model, &self.conversation.messages())?;
+        let render = |messages: &[_]| self.args.template.render(&self.model, messages);
+        let prompt = render(&self.conversation.messages())?;
         if prompt.len() + answer_len <= context {
             return Ok(prompt);
         }
-        let len = |messages: &[_]| render(&self.model, messages).map(|tokens| tokens.len());
+        let len = |messages: &[_]| render(messages).map(|tokens| tokens.len());
         match self.conversation.drop_oldest(context / 2, len)? {
             0 => {}
             num_dropped => terminal::note(format_args!(
@@ -149,7 +153,7 @@ impl<'a> Chat<'a> {
                  questions and their answers"
             )),
         }
-        render(&self.model, &self.conversation.messages())
+        render(&self.conversation.messages())
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::failure::Failure;
 use clap::ArgGroup;
+use halfwarp::text::RenderOptions;
 use halfwarp::{Message, Model, Text};
+use serde_json::{Map, Value};
 use std::{
     fs,
     io::{self, IsTerminal, Read},
@@ -35,6 +37,51 @@ pub struct ChatArgs {
     /// The system prompt of the chat
     #[arg(long, requires = "chat", value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
+    #[command(flatten)]
+    template: TemplateArgs,
+}
+
+/// The arguments of the chat template.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Prompt")]
+pub struct TemplateArgs {
+    /// Variables of the chat template, such as {"enable_thinking": false}
+    #[arg(long, value_name = "JSON", value_parser = variables)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+impl TemplateArgs {
+    /// The variables of the chat template.
+    pub fn variables(&self) -> Map<String, Value> {
+        self.chat_template_kwargs.clone().unwrap_or_default()
+    }
+
+    /// The token ids of a conversation, up to where the assistant's answer begins.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a model without a chat template, or messages that its template refuses.
+    pub fn render(&self, model: &Model, messages: &[Message]) -> Result<Vec<u32>, Failure> {
+        let text = text(model)?;
+        let Some(template) = &text.chat_template else {
+            return Err(Failure::Input(
+                "this model has no chat template: it continues texts, and was not trained to chat\n\
+                 halfwarp generate without --chat"
+                    .to_owned(),
+            ));
+        };
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            variables: self.chat_template_kwargs.as_ref(),
+            ..RenderOptions::default()
+        };
+        // The template writes the special tokens itself.
+        encode(text, &template.render_with(messages, &options)?, false)
+    }
+}
+
+/// The value of `--chat-template-kwargs`.
+fn variables(json: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(json).map_err(|error| format!("expected an object of JSON: {error}"))
 }
 
 impl PromptArgs {
@@ -60,12 +107,17 @@ impl PromptArgs {
     /// As [`PromptArgs::token_ids`]; [`Failure::Input`] for a model without a chat template.
     pub fn chat_token_ids(&self, chat: &ChatArgs, model: &Model) -> Result<Vec<u32>, Failure> {
         if !chat.chat {
-            return self.token_ids(model);
+            return match chat.template.chat_template_kwargs {
+                Some(_) => Err(Failure::Input(
+                    "--chat-template-kwargs: without --chat no template is rendered".to_owned(),
+                )),
+                None => self.token_ids(model),
+            };
         }
         let system = chat.system.as_ref().map(|content| Message::new("system", content));
         text(model)?;
         let user = Message::new("user", self.text()?);
-        render(model, &system.into_iter().chain([user]).collect::<Vec<_>>())
+        chat.template.render(model, &system.into_iter().chain([user]).collect::<Vec<_>>())
     }
 
     /// The text of the prompt, without the newline at its end that editors and `echo` add.
@@ -107,23 +159,6 @@ fn read_stdin() -> Result<String, Failure> {
         Ok(_) => Ok(text),
         Err(error) => Err(Failure::Input(format!("cannot read the prompt from stdin: {error}"))),
     }
-}
-
-/// The token ids of a conversation, up to where the assistant's answer begins.
-///
-/// # Errors
-/// [`Failure::Input`] for a model without a chat template, or messages that its template refuses.
-pub fn render(model: &Model, messages: &[Message]) -> Result<Vec<u32>, Failure> {
-    let text = text(model)?;
-    let Some(template) = &text.chat_template else {
-        return Err(Failure::Input(
-            "this model has no chat template: it continues texts, and was not trained to chat\n\
-             halfwarp generate without --chat"
-                .to_owned(),
-        ));
-    };
-    // The template writes the special tokens itself.
-    encode(text, &template.render(messages, true)?, false)
 }
 
 /// The model's tokenizer and chat template.

@@ -1,11 +1,12 @@
 //! `halfwarp serve`.
 
 use super::model::{EngineArgs, Serving};
-use super::{failure::Failure, interrupt, terminal};
+use super::{failure::Failure, interrupt, prompt::TemplateArgs, terminal};
 use clap::ValueEnum;
 use clap::builder::NonEmptyStringValueParser;
 use halfwarp::server::{SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_origin};
 use halfwarp::{EngineOptions, ServiceOptions};
+use serde_json::Map;
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -24,6 +25,8 @@ docs/serving.md explains paths, metrics and limits.";
 pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
     #[command(flatten)]
     server: ServerArgs,
 }
@@ -121,7 +124,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let tls = args.server.tls()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let model = args.engine.open_model()?;
-    let options = ServerOptions { tls, ..args.server.options(args.engine.model_name()?) };
+    let options = ServerOptions {
+        tls,
+        chat_template_kwargs: args.template.variables(),
+        ..args.server.options(args.engine.model_name()?)
+    };
     let server = Server::bind((host.as_str(), *port), Arc::clone(&model), options)
         .map_err(|error| cannot_listen(host, *port, &error))?;
     let address = server.local_addr().map_err(|error| cannot_listen(host, *port, &error))?;
@@ -164,6 +171,7 @@ impl ServerArgs {
             max_choices: self.max_choices,
             service: ServiceOptions { max_waiting: self.max_queue },
             scheduling_policy: self.scheduling_policy.into(),
+            chat_template_kwargs: Map::new(),
             read_timeout: timeout,
             write_timeout: timeout,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),

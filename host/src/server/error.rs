@@ -72,6 +72,11 @@ impl ApiError {
         ApiError { code: Some("context_length_exceeded"), ..Self::invalid(message) }
     }
 
+    /// With a name for programs to go by.
+    pub fn of_code(self, code: &'static str) -> Self {
+        ApiError { code: Some(code), ..self }
+    }
+
     /// With the parameter at fault.
     pub fn of_param(self, name: &str) -> Self {
         ApiError { param: Some(name.to_owned()), ..self }

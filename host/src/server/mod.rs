@@ -38,6 +38,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use serde_json::{Map, Value};
 use socket::WriteTimeout;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -91,6 +92,8 @@ pub struct ServerOptions {
     pub service: ServiceOptions,
     /// In which order requests are served.
     pub scheduling_policy: SchedulingPolicy,
+    /// Variables of the chat template for every chat; those of a request take their place.
+    pub chat_template_kwargs: Map<String, Value>,
     /// How long the body of a request may take.
     pub read_timeout: Duration,
     /// How long a client may leave an answer unread before its request is cancelled and the connection closed.
@@ -110,6 +113,7 @@ impl Default for ServerOptions {
             max_choices: 128,
             service: ServiceOptions::default(),
             scheduling_policy: SchedulingPolicy::default(),
+            chat_template_kwargs: Map::new(),
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(20),

@@ -7,9 +7,11 @@
 mod chat;
 mod completion;
 mod embedding;
+mod message;
 mod options;
 mod prompts;
 mod response;
+mod thinking;
 
 pub(super) use chat::{ChatRequest, Conversation};
 pub(super) use completion::CompletionRequest;

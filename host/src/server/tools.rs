@@ -141,17 +141,13 @@ impl Tools {
         &self,
         template: &ChatTemplate,
         messages: &[Message],
-        add_generation_prompt: bool,
+        options: RenderOptions<'_>,
     ) -> Result<String, TextError> {
         if self.list.is_empty() || Format::is_known(template) {
-            let options = RenderOptions {
-                tools: &self.list,
-                add_generation_prompt,
-                ..RenderOptions::default()
-            };
+            let options = RenderOptions { tools: &self.list, ..options };
             return template.render_with(messages, &options);
         }
-        template.render(&described::messages(messages, &self.list), add_generation_prompt)
+        template.render_with(&described::messages(messages, &self.list), &options)
     }
 }
 

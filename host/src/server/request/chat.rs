@@ -1,12 +1,12 @@
 //! The body of `/v1/chat/completions`.
 
-use super::{Params, take_top_logprobs};
+use super::{Params, message, take_top_logprobs, thinking};
 use crate::Model;
 use crate::server::app::App;
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, is_empty};
-use crate::server::tools::{self, Tools};
-use crate::text::Message;
+use crate::server::fields::Fields;
+use crate::server::tools::Tools;
+use crate::text::{Message, RenderOptions};
 use serde_json::{Map, Value};
 
 /// The body of `/v1/chat/completions`.
@@ -21,7 +21,11 @@ pub(in crate::server) struct ChatRequest {
 pub(in crate::server) struct Conversation {
     pub messages: Vec<Message>,
     pub tools: Tools,
+    /// Variables of the chat template.
+    variables: Map<String, Value>,
+    documents: Option<Vec<Value>>,
     add_generation_prompt: bool,
+    continue_final_message: bool,
     add_special_tokens: bool,
 }
 
@@ -55,7 +59,10 @@ impl Conversation {
         Conversation {
             messages,
             tools: Tools::none(),
+            variables: Map::new(),
+            documents: None,
             add_generation_prompt: true,
+            continue_final_message: false,
             add_special_tokens: false,
         }
     }
@@ -66,13 +73,17 @@ impl Conversation {
         if messages.is_empty() {
             return Err(ApiError::param("messages", "there has to be one at least"));
         }
-        let messages = messages.into_iter().enumerate().map(|(index, message)| {
-            take_message(Fields::of(message, &format!("messages[{index}]"))?)
-        });
+        let messages = messages
+            .into_iter()
+            .enumerate()
+            .map(|(index, message)| message::take(message, &format!("messages[{index}]")));
         Ok(Conversation {
             messages: messages.collect::<Result<_, _>>()?,
             tools: Tools::take(fields)?,
+            variables: thinking::take_variables(fields)?,
+            documents: fields.take::<Vec<Value>>("documents")?.filter(|list| !list.is_empty()),
             add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+            continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
             // The template writes them itself.
             add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(false),
         })
@@ -86,66 +97,17 @@ impl Conversation {
         })?;
         // Refuses a format of calls that is not known.
         self.tools.rules(text)?;
-        let prompt = self.tools.render(template, &self.messages, self.add_generation_prompt)?;
+        // The request's variables come last: they take the place of the server's.
+        let mut variables = app.options.chat_template_kwargs.clone();
+        variables.extend(self.variables.clone());
+        let options = RenderOptions {
+            documents: self.documents.as_deref(),
+            add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message,
+            variables: Some(&variables),
+            ..RenderOptions::default()
+        };
+        let prompt = self.tools.render(template, &self.messages, options)?;
         app.encode(&prompt, self.add_special_tokens)
     }
-}
-
-fn take_message(mut fields: Fields) -> Result<Message, ApiError> {
-    let role = match fields.require::<String>("role")?.as_str() {
-        // OpenAI's newer name.
-        "system" | "developer" => "system",
-        "user" => "user",
-        "assistant" => "assistant",
-        "tool" => "tool",
-        _ => {
-            let roles = "system, developer, user, assistant or tool";
-            return Err(ApiError::param("messages", format!("the role has to be {roles}")));
-        }
-    };
-    let mut others = Map::new();
-    if role == "assistant" {
-        let calls = fields.take::<Vec<Value>>("tool_calls")?.unwrap_or_default();
-        if !calls.is_empty() {
-            let calls = tools::take_calls(calls, "messages.tool_calls")?;
-            others.insert("tool_calls".to_owned(), calls.into());
-        }
-        // What openai-python sends back of an answer.
-        for name in ["refusal", "annotations", "audio", "function_call"] {
-            fields.neutral(name, is_empty)?;
-        }
-    }
-    if role == "tool" {
-        for name in ["tool_call_id", "name"] {
-            let value = fields.take::<String>(name)?;
-            others.extend(value.map(|value| (name.to_owned(), value.into())));
-        }
-    }
-    let content = match fields.take::<Value>("content")? {
-        None if others.contains_key("tool_calls") => String::new(),
-        None => return Err(ApiError::param("messages.content", "this field is required")),
-        Some(content) => take_content(content)?,
-    };
-    fields.finish()?;
-    Ok(Message { fields: others, ..Message::new(role, content) })
-}
-
-/// The text of a message.
-fn take_content(content: Value) -> Result<String, ApiError> {
-    match content {
-        Value::String(text) => Ok(text),
-        Value::Array(parts) => parts.into_iter().map(take_part).collect(),
-        _ => Err(ApiError::param("messages", "content has to be a text or a list of parts")),
-    }
-}
-
-fn take_part(part: Value) -> Result<String, ApiError> {
-    let mut part = Fields::of(part, "messages.content")?;
-    let kind = part.require::<String>("type")?;
-    if kind != "text" {
-        return Err(ApiError::unsupported("messages.content.type"));
-    }
-    let text = part.require("text")?;
-    part.finish()?;
-    Ok(text)
 }

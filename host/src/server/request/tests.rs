@@ -1,5 +1,6 @@
 use super::*;
 use crate::text::Message;
+use serde_json::json;
 use std::sync::LazyLock;
 
 /// A vocabulary of 256 tokens, and no tokenizer.
@@ -82,8 +83,13 @@ fn defaults_are_openais() {
     assert_eq!((params.max_new_tokens, params.n, params.stream), (None, 1, false));
     let both = r#""max_tokens": 5, "max_completion_tokens": 6"#;
     assert_eq!(chat(both).unwrap().params.max_new_tokens, Some(6));
-    let all = completion(r#""top_k": -1, "seed": -1"#).unwrap().params.sampling;
-    assert_eq!((all.top_k, all.seed), (0, u64::MAX));
+    let all = completion(r#""top_k": -1, "seed": -7"#).unwrap().params.sampling;
+    assert_eq!((all.top_k, all.seed), (0, -7_i64 as u64));
+    let drawn = || completion(r#""seed": -1"#).unwrap().params.requests(&MODEL, &[1]).remove(0);
+    assert_ne!(drawn().sampling.seed, drawn().sampling.seed);
+    for field in [r#""max_tokens": -1"#, r#""n_predict": -2"#, r#""max_completion_tokens": -1"#] {
+        assert_eq!(completion(field).unwrap().params.max_new_tokens, None, "{field}");
+    }
 }
 
 #[test]
@@ -125,12 +131,45 @@ fn what_is_not_supported_is_refused_unless_it_asks_for_nothing() {
         let (message, param) = error(completion(&field));
         assert_eq!(message, format!("{name}: this is not supported yet"));
         assert_eq!(param, name);
-        assert!(chat(&field).is_err(), "{field}");
     }
     let neutral = r#""logprobs": null, "top_logprobs": 0, "response_format": {"type": "text"},
         "tools": [], "tool_choice": "auto", "suffix": null, "best_of": 1, "skip_special_tokens": true, "store": true, "metadata": {"a": 1}"#;
     completion(neutral).unwrap();
     chat(neutral).unwrap();
+}
+
+/// With names and options of llama.cpp, Ollama and vLLM.
+#[test]
+fn options_of_other_servers_are_taken_where_they_change_nothing() {
+    let same = completion(r#""repeat_penalty": 1.2, "num_predict": 9, "seed": 1"#).unwrap().params;
+    assert_eq!((same.max_new_tokens, same.sampling.repetition_penalty), (Some(9), 1.2));
+    let biased = completion(r#""logit_bias": [[5, false], [6, 1.5]]"#).unwrap().params;
+    assert_eq!(biased.sampling.logit_bias, [(5, -100.0), (6, 1.5)]);
+    for field in [
+        r#""verbosity": "medium", "prediction": {"type": "content", "content": "x"}"#,
+        r#""num_keep": 24, "keep_alive": "5m", "cache_prompt": true, "id_slot": -1"#,
+        r#""typical_p": 1, "mirostat": 0, "mirostat_tau": 5, "dry_multiplier": 0.0, "dry_base": 1.75"#,
+        r#""repeat_last_n": 64, "repeat_penalty": 1.0"#,
+        r#""repeat_last_n": -1, "repeat_penalty": 1.3"#,
+        r#""repeat_penalty": 1.1, "repetition_penalty": 1.1"#,
+        r#""length_penalty": 1.0, "logprobs": null, "guided_decoding_backend": "xgrammar""#,
+    ] {
+        completion(field).unwrap_or_else(|error| panic!("{field}: {error:?}"));
+        chat(field).unwrap_or_else(|error| panic!("{field}: {error:?}"));
+    }
+    assert_eq!(completion(r#""num_ctx": 4096"#).unwrap().params.min_context, Some(4096));
+    for (field, name) in [
+        (r#""verbosity": "low""#, "verbosity"),
+        (r#""typical_p": 0.5"#, "typical_p"),
+        (r#""mirostat": 2"#, "mirostat"),
+        (r#""repeat_last_n": 64, "repeat_penalty": 1.3"#, "repeat_last_n"),
+        (r#""repeat_penalty": 1.1, "repetition_penalty": 1.2"#, "repeat_penalty"),
+        (r#""max_tokens": -3"#, "max_tokens"),
+        (r#""grammar": "root ::= x""#, "grammar"),
+        (r#""logit_bias": [[5, true]]"#, "logit_bias"),
+    ] {
+        assert_eq!(error(completion(field)).1, name, "{field}");
+    }
 }
 
 #[test]
@@ -182,43 +221,10 @@ fn prompts_are_texts_or_ids() {
 }
 
 #[test]
-fn messages_have_a_role_and_a_text() {
-    let messages = |json: &str| {
-        let body = format!("{{\"messages\": {json}}}");
-        ChatRequest::parse(body.as_bytes(), &MODEL).map(|request| request.conversation.messages)
-    };
-    let got = messages(
-        r#"[{"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            {"role": "assistant", "content": "c", "tool_calls": [], "refusal": null}]"#,
-    );
-    let wanted = [("system", "Be brief."), ("user", "ab"), ("assistant", "c")];
-    assert_eq!(got.unwrap(), wanted.map(|(role, content)| Message::new(role, content)));
-    let got = messages(
-        r#"[{"role": "assistant", "content": null, "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
-            {"role": "tool", "content": "42", "tool_call_id": "1"}]"#,
-    );
-    let got = got.unwrap();
-    assert_eq!((&*got[0].content.text(), &*got[1].content.text()), ("", "42"));
-    assert_eq!(got[0].fields["tool_calls"][0]["function"]["arguments"]["x"], 1);
-    assert_eq!((got[1].role.as_str(), &got[1].fields["tool_call_id"]), ("tool", &"1".into()));
-    for bad in [
-        "[]",
-        "{}",
-        "\"Hi\"",
-        r#"["Hi"]"#,
-        r#"[{"content": "Hi"}]"#,
-        r#"[{"role": "user"}]"#,
-        r#"[{"role": "function", "content": "Hi"}]"#,
-        r#"[{"role": "assistant", "content": null}]"#,
-        r#"[{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]"#,
-        r#"[{"role": "user", "content": "Hi", "tool_calls": [{"function": {"name": "f"}}]}]"#,
-        r#"[{"role": "user", "content": 3}]"#,
-        r#"[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]"#,
-        r#"[{"role": "user", "content": "Hi", "name": "Ada"}]"#,
-    ] {
-        assert!(messages(bad).is_err(), "{bad}");
+fn a_chat_has_messages() {
+    for bad in ["[]", "{}", "\"Hi\"", r#"["Hi"]"#, r#"[{"content": "Hi"}]"#] {
+        let body = format!("{{\"messages\": {bad}}}");
+        assert!(ChatRequest::parse(body.as_bytes(), &MODEL).is_err(), "{bad}");
     }
 }
 
