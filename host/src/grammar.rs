@@ -3,6 +3,10 @@
 //! By [llguidance](https://github.com/guidance-ai/llguidance), which finds the tokens that may come next in tens of
 //! microseconds; its documentation says which parts of JSON Schema and of Lark's syntax it knows.
 
+mod after_reasoning;
+
+pub use after_reasoning::{AfterReasoning, ReasoningLimits};
+
 use crate::engine::{Constraint, ConstraintState, SamplingError};
 use crate::text::{Tokenizer, one_line};
 use llguidance::api::{ParserLimits, TopLevelGrammar};

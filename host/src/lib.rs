@@ -117,7 +117,7 @@ pub use engine::{
 pub use exec::{Collectives, CudaSet, Device, ExecError, Gemm, Target};
 pub use generation::GenerationConfig;
 #[cfg(feature = "grammar")]
-pub use grammar::{Grammar, GrammarCompiler, GrammarError};
+pub use grammar::{AfterReasoning, Grammar, GrammarCompiler, GrammarError, ReasoningLimits};
 pub use loaded::{Model, OpenError};
 pub use model::{Config, Decoder, ModelError};
 pub use plan::{

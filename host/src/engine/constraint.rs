@@ -24,6 +24,11 @@ pub trait ConstraintState: fmt::Debug + Send {
     /// # Errors
     /// As [`ConstraintState::allowed`].
     fn accept(&mut self, token: u32) -> Result<(), SamplingError>;
+
+    /// Whether any token may come next: then the device draws it, and [`ConstraintState::allowed`] is not asked.
+    fn is_free(&self) -> bool {
+        false
+    }
 }
 
 /// A constraint of a sequence, and the tokens that it allows next once they are known.
@@ -41,7 +46,7 @@ impl Constrained {
 
     /// Finds out which tokens may come next: while the device computes their logits.
     pub fn prepare(&mut self) {
-        if self.allowed.is_none() {
+        if self.allowed.is_none() && !self.is_free() {
             self.allowed = Some(self.state.allowed());
         }
     }
@@ -60,6 +65,11 @@ impl Constrained {
             }
         }
         Ok(masked)
+    }
+
+    /// See [`ConstraintState::is_free`].
+    pub fn is_free(&self) -> bool {
+        self.state.is_free()
     }
 
     /// Goes on with `token`.

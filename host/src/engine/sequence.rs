@@ -144,13 +144,17 @@ impl Sequence {
     fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
         let num_generated = self.num_generated();
         let mut logits = Cow::Borrowed(logits);
-        if let Some(constraint) = &mut self.constraint {
+        if let Some(constraint) = self.constraint.as_mut().filter(|it| !it.is_free()) {
             logits = constraint.mask(&logits)?.into();
         }
         if num_generated < self.min_tokens {
             logits = sampler::without(logits, &self.stop_tokens);
         }
-        let token = sampler::sample(&self.sampling, logits, self.edits.as_slice(), num_generated)?;
+        sampler::sample(&self.sampling, logits, self.edits.as_slice(), num_generated)
+    }
+
+    /// Lets the constraint go on with `token`.
+    fn accepted(&mut self, token: u32) -> Result<u32, SamplingError> {
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(token)?;
         }
@@ -170,7 +174,7 @@ impl Sequence {
     /// Whether the host needs the logits of the last row: to tell of them, or to change them before the draw.
     fn needs_logits(&self) -> bool {
         self.edits_on_host
-            || self.constraint.is_some()
+            || self.constraint.as_ref().is_some_and(|constraint| !constraint.is_free())
             || self.logprobs.is_some()
             || self.pooled.is_some()
             || self.num_generated() < self.min_tokens
@@ -258,11 +262,14 @@ impl Sequence {
         let token = match drawn.filter(|_| self.max_new_tokens != Some(0)) {
             None => None,
             Some(_) if takes_last => {
-                let token = self.sample(last)?;
+                let token = self.sample(last).and_then(|token| self.accepted(token))?;
                 let of = self.logprobs.map(|num_top| Logprobs::new(last, token, num_top));
                 Some((token, of.transpose()?))
             }
-            Some(drawn) => Some((sampler::drawn(drawn)?, None)),
+            Some(drawn) => {
+                let token = sampler::drawn(drawn)?;
+                Some((self.accepted(token)?, None))
+            }
         };
         Ok(Brought { prompt_logprobs, embedding: None, token })
     }

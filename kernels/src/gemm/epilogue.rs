@@ -26,6 +26,36 @@ impl<P> Matrix<P> {
     }
 }
 
+impl Matrix<Global<f32>> {
+    /// The matrix from row `row` on; null stays null.
+    #[inline(always)]
+    pub fn from_row(self, row: u32) -> Self {
+        let ptr =
+            if self.ptr.is_null() { self.ptr } else { self.ptr.wrapping_add(self.at(row, 0)) };
+        Matrix { ptr, ..self }
+    }
+}
+
+impl<E: Number> Matrix<Either<E>> {
+    /// The matrix from row `row` on, where it is stored.
+    ///
+    /// # Safety
+    /// 1. The matrix has the row.
+    #[inline(always)]
+    pub unsafe fn from_row(self, row: u32) -> Self {
+        let (at, mut ptr) = (self.at(row, 0), self.ptr);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if ptr.single.address() == 0 {
+                ptr.half = ptr.half.add(at);
+            } else {
+                ptr.single = ptr.single.add(at);
+            }
+        }
+        Matrix { ptr, ..self }
+    }
+}
+
 /// Where outputs are stored.
 pub trait Destination: Copy {
     /// Rounds `value` to the element type and stores it.

@@ -24,26 +24,12 @@ const CONTEXT_STEP: usize = 512;
 pub struct EndToEndArgs {
     #[command(flatten)]
     engine: EngineArgs,
-    /// Tokens of a prompt, or several with commas between them
-    #[arg(
-        short = 'p',
-        long,
-        value_name = "P",
-        value_delimiter = ',',
-        value_parser = count,
-        help_heading = "Tests"
-    )]
-    n_prompt: Vec<NonZeroUsize>,
-    /// Tokens to generate
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        value_delimiter = ',',
-        value_parser = count,
-        help_heading = "Tests"
-    )]
-    n_gen: Vec<NonZeroUsize>,
+    /// Tokens of a prompt, or several with commas between them; 0 times no prompt
+    #[arg(short = 'p', long, value_name = "P", value_delimiter = ',', help_heading = "Tests")]
+    n_prompt: Vec<usize>,
+    /// Tokens to generate; 0 times no generation
+    #[arg(short, long, value_name = "N", value_delimiter = ',', help_heading = "Tests")]
+    n_gen: Vec<usize>,
     /// Tokens of a prompt and tokens to generate after it; repeat it for more
     #[arg(long, value_name = "P,N", value_parser = prompt_and_gen, help_heading = "Tests")]
     pg: Vec<(usize, usize)>,
@@ -79,12 +65,6 @@ pub struct EndToEndArgs {
     baseline: Option<PathBuf>,
 }
 
-/// A value of `-p` or `-n`.
-fn count(text: &str) -> Result<NonZeroUsize, &'static str> {
-    let expected = "expected a number above 0; -p alone times prompts, -n alone generated tokens";
-    text.parse().map_err(|_| expected)
-}
-
 /// A value of `-d`.
 fn depth(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
@@ -111,7 +91,7 @@ pub fn run(args: &EndToEndArgs) -> Result<(), Failure> {
     let baseline = args.baseline.as_deref().map(baseline::read).transpose()?;
     let name = args.engine.model_name()?;
     let model = args.engine.open_model()?;
-    let tests = args.tests();
+    let tests = args.tests()?;
     let contexts =
         tests.iter().map(|test| args.context(&model, test)).collect::<Result<Vec<_>, Failure>>()?;
     let mut printer = Printer::new(args.output, &tests);
@@ -143,14 +123,26 @@ pub fn run(args: &EndToEndArgs) -> Result<(), Failure> {
 }
 
 impl EndToEndArgs {
-    /// Every combination, in llama-bench's order.
-    fn tests(&self) -> Vec<Test> {
-        let (prompts, gens) = (self.n_prompt.iter(), self.n_gen.iter());
-        let mut sizes: Vec<(usize, usize)> = prompts.map(|n| (n.get(), 0)).collect();
-        sizes.extend(gens.map(|n| (0, n.get())));
-        sizes.extend(&self.pg);
+    /// Every combination, in llama-bench's order: of the lengths that are given, where a 0 stands for none.
+    fn tests(&self) -> Result<Vec<Test>, Failure> {
+        let is_given = |counts: &[usize]| counts.iter().any(|&count| count > 0);
+        let (prompts, gens) = match (is_given(&self.n_prompt), is_given(&self.n_gen)) {
+            (false, false) if self.pg.is_empty() => {
+                let or_default = |counts: &[usize], default| match counts.is_empty() {
+                    true => vec![default],
+                    false => Vec::new(),
+                };
+                (or_default(&self.n_prompt, 512), or_default(&self.n_gen, 128))
+            }
+            _ => (self.n_prompt.clone(), self.n_gen.clone()),
+        };
+        let prompts = prompts.into_iter().map(|n_prompt| (n_prompt, 0));
+        let gens = gens.into_iter().map(|n_gen| (0, n_gen));
+        let sizes = prompts.chain(gens).chain(self.pg.iter().copied());
+        let sizes: Vec<(usize, usize)> = sizes.filter(|&size| size != (0, 0)).collect();
         if sizes.is_empty() {
-            sizes = vec![(512, 0), (0, 128)];
+            let what = "-p 0 -n 0: there is nothing to time\ngive a number above 0 to one of them";
+            return Err(Failure::Input(what.to_owned()));
         }
         let mut tests = Vec::new();
         for sequences in self.sequences.iter().map(|n| n.get()) {
@@ -159,7 +151,7 @@ impl EndToEndArgs {
                 tests.extend(sizes.iter().map(test));
             }
         }
-        tests
+        Ok(tests)
     }
 
     /// Positions of the sequences of an engine for `test`.
@@ -200,5 +192,40 @@ pub fn failure(error: EndToEndError) -> Failure {
     match error {
         EndToEndError::Engine(error) => error.into(),
         wrong => Failure::Environment(wrong.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: EndToEndArgs,
+    }
+
+    /// Prompts and generated tokens of the tests that `words` ask for.
+    fn sizes(words: &str) -> Option<Vec<(usize, usize)>> {
+        let line = Line::parse_from(["bench"].into_iter().chain(words.split_whitespace()));
+        let tests = line.args.tests().ok()?;
+        Some(tests.iter().map(|test| (test.n_prompt, test.n_gen)).collect())
+    }
+
+    #[test]
+    fn zero_stands_for_no_test_as_in_llama_bench() {
+        for (words, want) in [
+            ("", Some(vec![(512, 0), (0, 128)])),
+            ("-p 0", Some(vec![(0, 128)])),
+            ("-n 0", Some(vec![(512, 0)])),
+            ("-p 0 -n 32", Some(vec![(0, 32)])),
+            ("-p 64,0,128 -n 0", Some(vec![(64, 0), (128, 0)])),
+            ("-p 64", Some(vec![(64, 0)])),
+            ("-p 0 -n 0 --pg 8,4", Some(vec![(8, 4)])),
+            ("-p 0 -n 0", None),
+        ] {
+            assert_eq!(sizes(words), want, "{words}");
+        }
     }
 }

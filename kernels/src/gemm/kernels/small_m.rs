@@ -1,5 +1,5 @@
 //! Small-batch GEMM in f16 and bf16 (decode): `out[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
-//! (+ residual[m, n])`, m at most 64. For m up to 8, `_norm` instances apply RMSNorm to x first;
+//! (+ residual[m, n])`. For m up to 8, `_norm` instances apply RMSNorm to x first;
 //! `_silu` instances store `silu(gate) * up` of a stacked weight.
 //!
 //! Shapes    x `[m, k]`, weight `[n, k]`, f16 or bf16, the weight also E4M3 with scales `[n]` or
@@ -8,9 +8,10 @@
 //!           multiple of 8; rows of x and weight 16-byte aligned. Norm: x and norm_weight `[k]`
 //!           f32, no residual. Gate: weight `[2 * n, k]` and bias `[2 * n]`, first gate, then up;
 //!           out in 16 bits.
-//! Launch    grid `(n / (8 * TILES_N), 1, 1)`, twice as many with a gate; block `(32 * WARPS, 1,
-//!           1)`. The warps of a block split k; shared memory holds their partial sums and the
-//!           normed x.
+//! Launch    grid `(n / (8 * TILES_N), m / (8 * TILES_M), 1)`, twice as many columns with a gate;
+//!           block `(32 * WARPS, 1, 1)`. The warps of a block split k; shared memory holds their
+//!           partial sums and the normed x. More rows of blocks than one, of 64 rows, are for a
+//!           batch-invariant step alone: each reads the weight.
 //! Numerics  f32 accumulators, one rounding at the store. A warp accumulates every `WARPS`-th
 //!           k-tile (64 elements) in order; the epilogue adds warps in fours. The order depends on
 //!           n and k alone, so a row has the same bits in any batch. Fused instances have the bits
@@ -32,7 +33,9 @@ pub(super) use launcher::{Args, InstanceParams, is_normed};
 
 use crate::gemm::epilogue::stream::{MAX_OUTPUTS, Outputs, max_columns, num_partials};
 use crate::gemm::epilogue::{Either, Epilogue, Matrix};
-use crate::gemm::mainloop::stream::{Cursor, LaneRow, TileOrder, WeightRows, multiply, prefetch};
+use crate::gemm::mainloop::stream::{
+    Cursor, LaneRow, TILE_MN, TileOrder, WeightRows, multiply, prefetch,
+};
 use crate::gemm::operand::normed::{Norm, NormParams};
 use crate::gemm::operand::rows::GlobalRows;
 use crate::tile::element::Operand16;
@@ -56,10 +59,14 @@ const fn min_blocks(tiles_m: usize, tiles_n: usize, warps: usize, vecs: usize) -
     if blocks == 0 { 1 } else { blocks as u32 }
 }
 
+/// Most MMA tiles along m: with fewer there is one row of blocks.
+const MAX_TILES_M: usize = 8;
+
 /// A block computes `8 * TILES_M` rows by `8 * TILES_N` columns; its `WARPS` warps split k.
 ///
 /// # Safety
-/// 1. `num_rows` is one element, at most `max_rows`, which is from 1 to `8 * TILES_M`. `x` holds
+/// 1. `num_rows` is one element, at most `max_rows`, which is at least 1, and at most `8 * TILES_M` if
+///    `TILES_M` is below [`MAX_TILES_M`]. `x` holds
 ///    `max_rows` rows, the output and `residual` `num_rows`, `weight` holds `n`, or `2 * n` if
 ///    `GATED`, at their strides; `bias` holds one element a row of `weight`. `bias` and `residual`
 ///    may be null. The output is `out_f32`, or `out` if `out_f32` is null.
@@ -152,13 +159,20 @@ pub unsafe fn gemm_16_small_m<
         }
         let params = NormParams { k, reciprocal: k_reciprocal, eps, vecs: W::VECS };
         let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, params));
-        let num_rows = num_rows.get(0);
+        let first_row = match TILES_M {
+            MAX_TILES_M => thread::block_idx_y() * (TILES_M as u32 * TILE_MN),
+            _ => 0,
+        };
+        let num_rows = num_rows.get(0).saturating_sub(first_row);
 
         // 2. After it.
         grid::wait_for_dependencies();
         grid::launch_dependents();
-        let residual = Matrix { ptr: residual, row_stride: residual_stride };
-        let out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
+        let mut residual = Matrix { ptr: residual, row_stride: residual_stride };
+        let mut out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
+        if TILES_M == MAX_TILES_M {
+            (residual, out) = (residual.from_row(first_row), out.from_row(first_row));
+        }
         let epilogue = Epilogue { num_rows, n, bias, residual, out };
         let mut residual_values = [0.0; MAX_OUTPUTS];
         if !NORMED {
@@ -178,7 +192,8 @@ pub unsafe fn gemm_16_small_m<
                 &x, &weights, cursor, prefetched, &mut acc,
             );
         } else {
-            let x = GlobalRows::<TILES_M>::new(x.cast(), x_stride, max_rows, W::VECS);
+            let x = x.cast().add(first_row as usize * x_stride as usize);
+            let x = GlobalRows::<TILES_M>::new(x, x_stride, max_rows - first_row, W::VECS);
             multiply::<E, W, _, TILES_M, TILES_N, WARPS>(
                 &x, &weights, cursor, prefetched, &mut acc,
             );

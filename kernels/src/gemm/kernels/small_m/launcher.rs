@@ -1,5 +1,6 @@
 //! The choice of an instance for a small-batch linear layer, and its launch.
 
+use super::MAX_TILES_M;
 use super::gemm_16_small_m::{self, Instance};
 use crate::Rows;
 use crate::gemm::epilogue::stream::{max_columns, num_partials};
@@ -57,8 +58,14 @@ pub struct InstanceParams {
 }
 
 impl InstanceParams {
-    fn max_rows(&self) -> usize {
+    /// Rows of a block.
+    fn block_m(&self) -> usize {
         self.tiles_m * TILE_MN as usize
+    }
+
+    /// Most rows: those of one block, or any.
+    fn max_rows(&self) -> usize {
+        if self.tiles_m == MAX_TILES_M { usize::MAX } else { self.block_m() }
     }
 }
 
@@ -110,8 +117,10 @@ pub struct Args<E> {
 pub struct SmallM16(pub Linear16);
 
 impl SmallM16 {
-    /// Most rows.
-    pub const MAX_ROWS: usize = 64;
+    /// Most rows that read the weight once; more do in [`SumOrder::SmallBatch`] alone.
+    ///
+    /// [`SumOrder::SmallBatch`]: crate::gemm::SumOrder::SmallBatch
+    pub const MAX_ROWS: usize = MAX_TILES_M * TILE_MN as usize;
 
     /// Whether a gate, a norm or both can be fused with layers of up to `max_rows` rows of `k`
     /// columns: normed rows must fit in shared memory. Up to k = 5,120 all [`MAX_FUSED_ROWS`] do,
@@ -137,8 +146,7 @@ impl SmallM16 {
     /// on the device; `maps` encodes tensor maps.
     ///
     /// # Errors
-    /// As [`Linear16::launch`]; also for more than [`SmallM16::MAX_ROWS`], and for operands of more
-    /// than 32 GiB.
+    /// As [`Linear16::launch`]; also for operands of more than 32 GiB.
     pub fn launch<E: Operand16>(
         &self,
         gpu: Gpu,
@@ -265,13 +273,8 @@ impl SmallM16 {
         })
     }
 
-    pub(in crate::gemm) fn too_many_rows<T, E, W>(
-        &self,
-        operands: &Linear16Operands<E, W>,
-    ) -> Result<T, LaunchError> {
-        let is_fused = is_normed(operands) || self.0.gated;
-        let expected = if is_fused { "at most 8 with a norm or a gate" } else { "at most 64" };
-        refuse("rows", self.0.max_rows, expected)
+    pub(in crate::gemm) fn too_many_rows<T>(&self) -> Result<T, LaunchError> {
+        refuse("rows", self.0.max_rows, "at most 8 with a norm or a gate, 16 with a weight in FP8")
     }
 
     pub(in crate::gemm) fn choose<E: Operand16, W: WeightElement<E>>(
@@ -290,7 +293,7 @@ impl SmallM16 {
         };
         let mut instances = self.instances(Instance::ALL, num_sms, operands);
         let instance = instances.find(|(_, params)| params.tiles_n == tiles_n);
-        instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
+        instance.map_or_else(|| self.too_many_rows(), |(instance, _)| Ok(instance))
     }
 
     fn input<E: Operand16, W: WeightElement<E>>(
@@ -331,7 +334,7 @@ impl SmallM16 {
         let shared_bytes = shared_bytes([tiles_m, tiles_n], is_gated, warps, normed);
         let num_threads = warps * WARP_SIZE as usize;
         Geometry::new(
-            [self.0.n.div_ceil(block_n), self.0.max_rows.min(1), 1],
+            [self.0.n.div_ceil(block_n), self.0.max_rows.div_ceil(params.block_m()), 1],
             num_threads,
             shared_bytes,
         )

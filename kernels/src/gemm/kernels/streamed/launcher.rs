@@ -207,7 +207,7 @@ impl SmallM16 {
             self.tiles(params, num_sms).per_block * (eights + TILE_COST)
         };
         let instance = instances.min_by_key(|(_, params)| (params.tiles_m, cost(params)));
-        instance.map_or_else(|| self.too_many_rows(operands), |(instance, _)| Ok(instance))
+        instance.map_or_else(|| self.too_many_rows(), |(instance, _)| Ok(instance))
     }
 
     /// Tiles that divide the columns equally among the SMs.
