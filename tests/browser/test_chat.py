@@ -1,5 +1,7 @@
 """Messages and answers."""
 
+import json
+
 from selenium.webdriver.common.keys import Keys
 
 from harness import PageTest
@@ -48,6 +50,23 @@ class Chat(PageTest):
         self.assertTrue(self.texts(".message.assistant .body")[0])
         self.driver.refresh()
         self.assertTrue(self.texts(".message.assistant .body")[0])
+
+    def test_reasoning_is_folded_and_goes_back(self):
+        def event(**delta):
+            return "data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}) + "\n\n"
+
+        thought = event(reasoning_content="Let me ") + event(reasoning_content="see.")
+        self.answer_with(thought + event(content="Yes.") + "data: [DONE]\n\n")
+        self.assertEqual(self.ask("Is it so?"), "Yes.")
+        self.assertEqual(self.texts(".reasoning summary"), ["Thought"])
+        self.assertFalse(self.find(".reasoning div").is_displayed())
+        self.click(".reasoning summary")
+        self.assertEqual(self.find(".reasoning div").text, "Let me see.")
+        self.driver.refresh()
+        self.requests()
+        self.ask("Sure?")
+        answer = self.requests()[0]["messages"][1]
+        self.assertEqual(answer, {"role": "assistant", "content": "Yes.", "reasoning_content": "Let me see."})
 
     def test_regenerate(self):
         self.ask("Hello")

@@ -37,7 +37,7 @@ export async function model(key) {
   return (await response.json()).data[0];
 }
 
-/** Streams an answer; `onDelta` gets each piece of text. Returns the reason of its end, and the usage. */
+/** Streams an answer; `onDelta` gets each piece of its text, or of the reasoning before it. Returns the reason of its end, and the usage. */
 export async function stream(body, key, signal, onDelta) {
   const request = { ...body, stream: true, stream_options: { include_usage: true } };
   const response = await check(
@@ -50,7 +50,8 @@ export async function stream(body, key, signal, onDelta) {
     if (chunk.error) throw new ApiError(chunk.error.message);
     if (chunk.usage) result.usage = chunk.usage;
     const choice = chunk.choices?.[0];
-    if (choice?.delta?.content) onDelta(choice.delta.content);
+    const { content, reasoning_content } = choice?.delta ?? {};
+    if (content || reasoning_content) onDelta({ content: content ?? "", reasoning: reasoning_content ?? "" });
     if (choice?.finish_reason) result.reason = choice.finish_reason;
   }
   throw new ApiError("the connection ended before the answer did");

@@ -35,10 +35,12 @@ function save() {
 }
 
 function storeAll() {
-  // An answer that has not begun is none.
-  const kept = conversations.map((one) => ({ ...one, messages: one.messages.filter(({ content }) => content) }));
+  const kept = conversations.map((one) => ({ ...one, messages: one.messages.filter(hasBegun) }));
   if (!store.write("conversations", kept)) problem("This browser stores no more: delete a conversation.");
 }
+
+/** An answer that has not begun is none. */
+const hasBegun = ({ content, reasoning }) => Boolean(content || reasoning);
 
 function drawList() {
   const items = conversations.map((conversation) => {
@@ -104,7 +106,22 @@ function messageNode(message, index) {
   again.className = "for-last";
   tools.append(isUser ? button("Edit", () => edit(node, index)) : copyButton(() => message.content), again);
   node.append(body, tools);
+  showReasoning(node, message);
   return node;
+}
+
+/** Shows what the model thought, folded, above its answer. */
+function showReasoning(node, { content, reasoning }) {
+  if (!reasoning) return;
+  let details = node.querySelector(".reasoning");
+  if (!details) {
+    details = document.createElement("details");
+    details.className = "reasoning";
+    details.append(document.createElement("summary"), document.createElement("div"));
+    node.prepend(details);
+  }
+  details.firstElementChild.textContent = content ? "Thought" : "Thinking \u2026";
+  details.lastElementChild.textContent = reasoning;
 }
 
 function fill(body, { role, content }) {
@@ -175,16 +192,18 @@ async function ask(length) {
     const log = $("messages");
     const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
     fill(log.lastElementChild.querySelector(".body"), answer);
+    showReasoning(log.lastElementChild, answer);
     $("status").textContent = statusOf(time);
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   };
   let status = "";
   let failure = null;
   try {
-    const { reason, usage } = await api.stream(request, store.key(), control.signal, (text) => {
+    const { reason, usage } = await api.stream(request, store.key(), control.signal, ({ content, reasoning }) => {
       time.first ||= performance.now();
       time.pieces += 1;
-      answer.content += text;
+      answer.content += content;
+      if (reasoning) answer.reasoning = (answer.reasoning ?? "") + reasoning;
       if (running === control) frame ||= requestAnimationFrame(show);
     });
     status = statusOf(time, usage, reason);
@@ -193,7 +212,7 @@ async function ask(length) {
     else failure = error;
   }
   cancelAnimationFrame(frame);
-  if (!answer.content) conversation.messages = conversation.messages.filter((message) => message !== answer);
+  if (!hasBegun(answer)) conversation.messages = conversation.messages.filter((message) => message !== answer);
   storeAll();
   // Another answer, or another conversation, is shown by now.
   if (conversation !== open || (running ?? control) !== control) return;
@@ -201,8 +220,12 @@ async function ask(length) {
   setRunning(false);
   $("status").textContent = status;
   const last = $("messages").lastElementChild;
-  if (answer.content) last.replaceWith(messageNode(answer, length));
-  else last.remove();
+  if (hasBegun(answer)) {
+    const whole = messageNode(answer, length);
+    // What the user has unfolded stays so.
+    whole.querySelector(".reasoning")?.toggleAttribute("open", last.querySelector(".reasoning")?.open ?? false);
+    last.replaceWith(whole);
+  } else last.remove();
   if (!failure) return;
   problem(api.sentence(failure));
   $("messages").lastElementChild.scrollIntoView({ block: "end" });

@@ -10,7 +10,8 @@ let settings = store.read("settings", {});
 /** A request for an answer to `messages`. */
 export function request(messages) {
   const system = settings.system ? [{ role: "system", content: settings.system }] : [];
-  const body = { messages: [...system, ...messages.map(({ role, content }) => ({ role, content }))] };
+  const message = ({ role, content, reasoning }) => (reasoning ? { role, content, reasoning_content: reasoning } : { role, content });
+  const body = { messages: [...system, ...messages.map(message)] };
   for (const name of SAMPLING) if (settings[name] != null) body[name] = settings[name];
   return body;
 }

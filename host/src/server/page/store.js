@@ -1,4 +1,4 @@
-// What this browser keeps: `conversations` [{id, name, messages: [{role, content}]}], `settings` and `theme`. The API key lives
+// What this browser keeps: `conversations` [{id, name, messages: [{role, content, reasoning}]}], `settings` and `theme`. The API key lives
 // as long as the tab.
 
 export function read(name, fallback) {
