@@ -191,7 +191,7 @@ impl Reply {
         let text = std::str::from_utf8(&self.body)?;
         let mut data = text.lines().filter_map(|line| line.strip_prefix("data: "));
         let last = data.next_back().context("no event")?;
-        let is_end = last == "[DONE]" || is_end_of_response(last);
+        let is_end = last == "[DONE]" || is_end(last);
         ensure!(is_end, "the last event is {last}");
         for event in data {
             let event: Value = serde_json::from_str(event).context("an event is not JSON")?;
@@ -209,10 +209,11 @@ impl Reply {
     }
 }
 
-/// The last event of `/v1/responses`.
-fn is_end_of_response(event: &str) -> bool {
+/// The last event of `/v1/responses` or `/v1/messages`.
+fn is_end(event: &str) -> bool {
     let kind = serde_json::from_str::<Value>(event).map(|event| event["type"].clone());
-    kind.is_ok_and(|kind| kind == "response.completed" || kind == "response.incomplete")
+    let ends = ["response.completed", "response.incomplete", "message_stop"];
+    kind.is_ok_and(|kind| ends.iter().any(|end| kind == *end))
 }
 
 #[cfg(test)]

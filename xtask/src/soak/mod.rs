@@ -39,10 +39,10 @@ const MAX_FAILURES: usize = 5;
 /// A word of many texts, which no log may show.
 const MARK: &str = "zanzibar";
 
-/// The model's text: a tokenizer and a chat template.
+/// The model's text: a tokenizer, and a chat template that knows tools and opens the reasoning of an answer.
 const TEXT_FILES: [(&str, &str); 2] = [
     ("tests/fixtures/text/byte_level/tokenizer.json", "tokenizer.json"),
-    ("tests/fixtures/text/templates/smollm2.jinja", "chat_template.jinja"),
+    ("tests/fixtures/text/templates/public/Qwen-QwQ-32B.jinja", "chat_template.jinja"),
 ];
 
 /// A cache of 32 pages and a queue of 24: at times both are full.

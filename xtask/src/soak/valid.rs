@@ -11,10 +11,17 @@ pub struct Post {
 }
 
 const CHAT: &str = "/v1/chat/completions";
+const MESSAGES: &str = "/v1/messages";
 
 /// A request for text, of any endpoint.
 pub fn post(random: &mut SplitMix64) -> Post {
-    match random.below(12) {
+    match random.below(15) {
+        12..14 => Post { path: MESSAGES, body: message(random) },
+        14 => {
+            let mut body = message(random);
+            body.as_object_mut().map(|body| body.remove("max_tokens"));
+            Post { path: "/v1/messages/count_tokens", body }
+        }
         0..4 => Post { path: CHAT, body: chat(random) },
         4..7 => Post { path: "/v1/completions", body: completion(random) },
         7..9 => Post { path: "/v1/responses", body: response(random) },
@@ -26,13 +33,14 @@ pub fn post(random: &mut SplitMix64) -> Post {
 
 /// A request whose answer is streamed.
 pub fn stream(random: &mut SplitMix64) -> Post {
-    let mut post = match random.below(3) {
+    let mut post = match random.below(4) {
         0 => Post { path: CHAT, body: chat(random) },
         1 => Post { path: "/v1/completions", body: completion(random) },
+        2 => Post { path: MESSAGES, body: message(random) },
         _ => Post { path: "/v1/responses", body: response(random) },
     };
     post.body["stream"] = true.into();
-    if random.one_in(3) && post.path != "/v1/responses" {
+    if random.one_in(3) && ![MESSAGES, "/v1/responses"].contains(&post.path) {
         post.body["stream_options"] = json!({ "include_usage": true });
     }
     post
@@ -52,12 +60,14 @@ pub fn tools(random: &mut SplitMix64) -> Post {
         random.pick(&[json!("auto"), json!("required"), json!("none"), named]).clone();
     body["parallel_tool_calls"] = random.one_in(2).into();
     body["max_tokens"] = 48.into();
+    body["thinking_token_budget"] = random.below(4).into();
     body["stream"] = random.one_in(2).into();
     if random.one_in(4) {
         let call = json!({"id": "1", "type": "function", "function": {"name": "first", "arguments": "{\"x\": 1}"}});
         body["messages"] = json!([
             {"role": "user", "content": text(random)},
-            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "assistant", "content": null, "tool_calls": [call], "reasoning_content": text(random),
+                "refusal": null, "annotations": [], "parsed": null},
             {"role": "tool", "tool_call_id": "1", "content": text(random)},
         ]);
     }
@@ -84,6 +94,7 @@ pub fn form(random: &mut SplitMix64) -> Post {
     };
     body[name] = value;
     body["max_tokens"] = 40.into();
+    body["thinking_token_budget"] = random.below(4).into();
     body["stream"] = random.one_in(2).into();
     Post { path: CHAT, body }
 }
@@ -91,6 +102,42 @@ pub fn form(random: &mut SplitMix64) -> Post {
 fn chat(random: &mut SplitMix64) -> Value {
     let mut body = json!({ "messages": messages(random), "max_tokens": 1 + random.below(24) });
     choose_options(random, &mut body);
+    let options = [
+        ("thinking_token_budget", json!(random.below(9))),
+        ("reasoning_effort", json!("low")),
+        ("chat_template_kwargs", json!({ "enable_thinking": true })),
+        ("cache_prompt", json!(true)),
+    ];
+    choose(random, &mut body, &options);
+    body
+}
+
+/// A request of Anthropic's, with or without tools.
+fn message(random: &mut SplitMix64) -> Value {
+    let part = |random: &mut SplitMix64| json!({ "type": "text", "text": text(random), "cache_control": null });
+    let mut body = json!({
+        "model": "soak",
+        "max_tokens": 1 + random.below(32),
+        "messages": [{ "role": "user", "content": [part(random), part(random)] }],
+    });
+    if random.one_in(2) {
+        body["system"] = json!([part(random)]);
+        body["thinking"] = json!({ "type": "enabled", "budget_tokens": 1024 });
+    }
+    if random.one_in(2) {
+        let schema = json!({ "type": "object", "properties": { "x": { "type": "integer" } } });
+        body["tools"] = json!([{ "name": "first", "input_schema": schema }]);
+        let choices = ["auto", "any", "none"];
+        body["tool_choice"] = json!({ "type": random.pick(&choices) });
+        body["messages"] = json!([
+            { "role": "user", "content": text(random) },
+            { "role": "assistant", "content": [
+                { "type": "thinking", "thinking": text(random), "signature": "x" },
+                { "type": "tool_use", "id": "toolu_1", "name": "first", "input": { "x": 1 } }] },
+            { "role": "user", "content": [
+                { "type": "tool_result", "tool_use_id": "toolu_1", "content": text(random) }, part(random)] },
+        ]);
+    }
     body
 }
 
