@@ -191,13 +191,7 @@ fn a_fused_plan_gives_the_same_bits() {
 /// those of the numbers in the blocks, which a naive interpreter takes as f32.
 #[test]
 fn a_model_in_blocks_computes_what_its_numbers_do() {
-    let model = Model::open(goldens().join("../fixtures/quantized.gguf")).unwrap();
-    let tokens: Vec<u32> = (0..31).map(|i| i * 37 % 100).collect();
-    let bounds = Bounds { max_kv_len: 64, ..bounds(tokens.len()) };
-    let dense = model.plan(&Numerics::default(), bounds, 1).unwrap();
-    let wanted = Interpreter::logits(&model, &dense, &tokens, &|_| &[]);
-    let numerics = Numerics { weights: WeightStorage::AsStored, ..Numerics::default() };
-    let plan = model.plan(&numerics, bounds, 1).unwrap();
+    let (model, plan) = matches_interpreter("quantized.gguf");
     let bytes =
         |name: &str| plan.weights.iter().find(|weight| weight.name == name).expect(name).bytes();
     assert_eq!(bytes("embedding"), 100 * 210);
@@ -205,9 +199,43 @@ fn a_model_in_blocks_computes_what_its_numbers_do() {
     assert_eq!(bytes("layers.0.gate_up"), 96 * 84 + 96 * 110, "Q2_K and Q3_K");
     assert_eq!(bytes("layers.1.qkv"), 128 * 176 + 64 * 8 * 34 + 64 * 256 * 2, "Q5_K, Q8_0, F16");
     assert_eq!(bytes("layers.1.down"), 256 * 3 * 24, "Q5_1");
+    let numerics = as_stored();
     assert_eq!(model.weight_bytes(&numerics).unwrap(), plan.weight_bytes());
     assert_eq!(model.weight_dtype(&numerics).unwrap(), Some(Dtype::Q4_K), "of most elements");
+}
 
+/// The same in IQ and ternary formats; the plan of a GPU counts what they become.
+#[test]
+fn a_model_in_iq_blocks_computes_what_its_numbers_do() {
+    let (model, plan) = matches_interpreter("iq.gguf");
+    let bytes = |plan: &Plan, name: &str| {
+        plan.weights.iter().find(|weight| weight.name == name).expect(name).bytes()
+    };
+    assert_eq!(bytes(&plan, "embedding"), 100 * 82, "IQ2_S");
+    assert_eq!(bytes(&plan, "layers.0.qkv"), 128 * 66 + 64 * 74 + 64 * 54, "IQ2 and TQ1_0");
+    assert_eq!(bytes(&plan, "layers.0.down"), 256 * 2 * 18, "IQ4_NL");
+    let numerics = Numerics { weights: WeightStorage::Tiles, ..Numerics::from(Precision::F16) };
+    let tiles = model.plan(&numerics, bounds(4), 1).unwrap();
+    assert_eq!(bytes(&tiles, "embedding"), 112 * 8 * 34, "Q8_0, in whole tiles of 16 rows");
+    assert_eq!(bytes(&tiles, "layers.0.qkv"), (128 + 64) * 8 * 34 + 64 * 210, "Q8_0 and Q6_K");
+    assert_eq!(bytes(&tiles, "layers.0.gate_up"), 2 * 64 * 210, "Q6_K");
+    assert_eq!(bytes(&tiles, "layers.1.gate_up"), 64 * 136 + 64 * 8 * 34, "IQ4_XS and Q8_0");
+    assert_eq!(model.weight_bytes(&numerics).unwrap(), tiles.weight_bytes());
+}
+
+fn as_stored() -> Numerics {
+    Numerics { weights: WeightStorage::AsStored, ..Numerics::default() }
+}
+
+/// A fixture's logits on the CPU, of a prompt and of a token after it, are the interpreter's. Its
+/// weights are kept as they are stored in the plan.
+fn matches_interpreter(fixture: &str) -> (Model, Plan) {
+    let model = Model::open(goldens().join("../fixtures").join(fixture)).unwrap();
+    let tokens: Vec<u32> = (0..31).map(|i| i * 37 % 100).collect();
+    let bounds = Bounds { max_kv_len: 64, ..bounds(tokens.len()) };
+    let dense = model.plan(&Numerics::default(), bounds, 1).unwrap();
+    let wanted = Interpreter::logits(&model, &dense, &tokens, &|_| &[]);
+    let plan = model.plan(&as_stored(), bounds, 1).unwrap();
     let mut executor = CpuExecutor::open(&plan, model.checkpoint()).unwrap();
     let prepared = executor.prepare(&plan).unwrap();
     let (prompt, next) = tokens.split_at(30);
@@ -218,7 +246,8 @@ fn a_model_in_blocks_computes_what_its_numbers_do() {
         got.extend(executor.run(prepared, &inputs, Want::Logits).unwrap().logits);
     }
     let error = relative_error(&got, &wanted);
-    assert!(error < 1e-5, "relative error {error:.2e}");
+    assert!(error < 1e-5, "{fixture}: relative error {error:.2e}");
+    (model, plan)
 }
 
 /// One table for the first operation and the last linear layer.

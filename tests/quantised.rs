@@ -27,8 +27,9 @@ const PROMPT_LEN: usize = 20;
 /// Sequences that there is a cache for.
 const MAX_SEQS: usize = 20;
 
-/// A GGUF file with blocks of many formats, and safetensors in E4M3.
+/// GGUF files with blocks of many formats, and safetensors in E4M3.
 const BLOCKS: &str = "fixtures/quantized.gguf";
+const IQ_BLOCKS: &str = "fixtures/iq.gguf";
 const FP8: [&str; 3] =
     ["fixtures/packed/fp8-tensor", "fixtures/packed/fp8-channel", "fixtures/packed/fp8-block"];
 
@@ -56,6 +57,7 @@ fn main() {
                 }));
             };
             add("logits", |device, target| blocks(device, target, numerics()));
+            add("iq_logits", iq_blocks);
             add("invariant_logits", |device, target| blocks(device, target, invariant()));
             add("invariant_rows", |device, target| {
                 invariant_rows(Opened::new(device, target, BLOCKS, invariant()));
@@ -172,6 +174,16 @@ fn blocks(device: Device, target: Target, numerics: Numerics) {
     assert_eq!(named("layers.0.qkv").bytes(), (128 + 64) * 144 + 64 * 210, "Q4_K and Q6_K");
     assert_eq!(named("layers.1.qkv").bytes(), 128 * 176 + 64 * 8 * 34 + 64 * 256 * 2, "and F16");
     assert_eq!(named("layers.0.gate_up").bytes(), 96 * 84 + 96 * 110, "Q2_K and Q3_K");
+    logits(opened);
+}
+
+/// Weights are kept in blocks that those of the file become.
+fn iq_blocks(device: Device, target: Target) {
+    let opened = Opened::new(device, target, IQ_BLOCKS, numerics());
+    let plan = opened.plan(bounds(1, 1, 1));
+    let named = |name: &str| plan.weights.iter().find(|weight| weight.name == name).expect(name);
+    assert_eq!(named("embedding").storage(), Some(Dtype::Q8_0), "IQ2_S");
+    assert_eq!(named("layers.0.gate_up").storage(), Some(Dtype::Q6_K), "IQ3_XXS and IQ3_S");
     logits(opened);
 }
 

@@ -4,7 +4,9 @@
 //! packed here as ggml's quantisers pack them, from levels, scales and minima that are known.
 
 use crate::files::{Gguf, f32_bytes, tests_dir};
+use halfwarp::weights::gguf::{Value, parse};
 use halfwarp::weights::{Checkpoint, TensorDtype};
+use std::collections::BTreeSet;
 
 /// f16 1/4, 1/2, 2.
 const QUARTER: [u8; 2] = 0x3400u16.to_le_bytes();
@@ -31,7 +33,25 @@ fn every_format_is_bit_exact_with_gguf_py() {
         assert_eq!(f32_bytes(&values).len(), expected.data().len());
         formats += 1;
     }
-    assert_eq!(formats, 15);
+    assert_eq!(formats, 25);
+}
+
+/// All that a model has in the IQ and ternary formats: nearly every entry of their grids.
+#[test]
+fn models_in_iq_formats_have_the_checksums_of_gguf_py() {
+    let path = tests_dir().join("fixtures/iq.gguf");
+    let metadata = parse(&std::fs::read(&path).unwrap()).unwrap().metadata;
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let mut formats = BTreeSet::new();
+    for entry in checkpoint.tensors().filter(|entry| entry.shape.len() == 2) {
+        let values = checkpoint.read_f32(entry.name).unwrap();
+        let bits = values.iter().map(|value| u64::from(value.to_bits()));
+        let sum = (1..).zip(bits).fold(0u64, |sum, (i, bits)| sum.wrapping_add(i * bits));
+        let expected = &metadata.0[&format!("test.checksum.{}", entry.name)];
+        assert_eq!(&Value::U64(sum), expected, "{} of {}", entry.name, entry.dtype);
+        formats.insert(entry.dtype.to_string());
+    }
+    assert_eq!(formats.len(), 12, "{formats:?}");
 }
 
 /// What a block becomes.

@@ -9,6 +9,8 @@ const U32: u32 = 4;
 const ARRAY: u32 = 9;
 const F32: u32 = 0;
 const Q8_0: u32 = 8;
+const IQ4_NL: u32 = 20;
+const IQ2_S: u32 = 22;
 
 /// A right file with two tensors of six and eight f32.
 fn right() -> Gguf {
@@ -143,6 +145,8 @@ fn rejects_hostile_tensors() {
     assert_error!(with("c", &[1 << 60, 1 << 60], F32, 64), GgufError::Shape { .. }, "`c`");
     assert_error!(with("c", &[1 << 63], F32, 64), GgufError::Shape { .. }, "`c`");
     assert_error!(with("c", &[48], Q8_0, 64), GgufError::PartialBlock { .. }, "48");
+    assert_error!(with("c", &[48], IQ4_NL, 64), GgufError::PartialBlock { .. }, "32");
+    assert_error!(with("c", &[32], IQ2_S, 64), GgufError::PartialBlock { .. }, "IQ2_S", "256");
     assert_error!(with("c", &[32, 3, 0, 1], Q8_0, 64), GgufError::Shape { .. }, "`c`");
     assert_error!(with("c", &[1], F32, 65), GgufError::Misaligned { .. }, "65");
     assert_error!(with("c", &[9], F32, 64), GgufError::PastEnd { .. }, "`c` of F32");
@@ -158,12 +162,12 @@ fn rejects_hostile_tensors() {
 
 #[test]
 fn types_that_are_not_read_are_listed_and_an_error_where_needed() {
-    const IQ4_NL: u32 = 20;
-    let file = right().describe("c", &[256], IQ4_NL, 64).describe("d", &[1], 1000, 64);
+    const NVFP4: u32 = 40;
+    let file = right().describe("c", &[256], NVFP4, 64).describe("d", &[1], 1000, 64);
     let checkpoint = file.open();
     assert_eq!(checkpoint.tensors().count(), 4);
     let unread = checkpoint.read_f32("c");
-    assert_error!(unread, WeightsError::UnsupportedDtype { .. }, "IQ4_NL");
+    assert_error!(unread, WeightsError::UnsupportedDtype { .. }, "as NVFP4;", "IQ1_S to IQ4_XS");
     assert_eq!(checkpoint.tensor("d").unwrap().dtype.to_string(), "ggml type 1000");
     assert_error!(checkpoint.read_f32("e"), WeightsError::MissingTensor { .. }, "`e`");
 }

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use halfwarp::plan::{
     Dtype, PartTransform, ReadWeightError, Weight, WeightLayout, WeightPart, WeightSource,
 };
-use halfwarp::weights::{Checkpoint, Progress, WeightsError};
+use halfwarp::weights::{Checkpoint, Progress, TensorDtype, WeightsError};
 
 const F32: u32 = 0;
 const BF16: u32 = 30;
@@ -77,6 +77,71 @@ fn parts_are_stacked_along_the_rows() {
     checkpoint.check(&biases).unwrap();
     assert_eq!(read(&checkpoint, &biases).unwrap(), [3.0, 4.0, 5.0, 1.0, 2.0]);
     assert_eq!(read(&checkpoint, &weight(1, 32, &[("v", 1)])).unwrap(), v);
+}
+
+/// What a GPU keeps of formats that it has no kernels for, beside the numbers themselves. How many of
+/// how many bytes it takes is in docs/weights.md.
+#[test]
+fn iq_formats_become_larger_blocks() {
+    const Q6_K: u32 = 14;
+    let checkpoint = Checkpoint::open(tests_dir().join("fixtures/iq.gguf")).unwrap();
+    let mut num_formats = 0;
+    for entry in checkpoint.tensors() {
+        let TensorDtype::Known(dtype) = entry.dtype else { panic!("{}", entry.name) };
+        let Some(storage) = dtype.expanded() else { continue };
+        let &[rows, cols] = entry.shape else { panic!("{:?}", entry.shape) };
+        let weight = stored(storage, weight(rows, cols, &[(entry.name, rows)]));
+        checkpoint.check(&weight).unwrap();
+        let mut blocks = vec![0xFF; weight.bytes()];
+        checkpoint.read(&weight, &mut blocks).unwrap();
+        let type_id = if storage == Dtype::Q8_0 { Q8_0 } else { Q6_K };
+        let expanded = Gguf::new().tensor("x", &[cols as u64, rows as u64], type_id, &blocks);
+        let got = expanded.open().read_f32("x").unwrap();
+        let want = checkpoint.read_f32(entry.name).unwrap();
+        let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum();
+        let errors: f64 = squares(&mut got.iter().zip(&want).map(|(got, want)| got - want));
+        let error = (errors / squares(&mut want.iter().copied())).sqrt();
+        match dtype {
+            // A scale is rounded to f16, whose least step is 2^-24; 43 is the largest level.
+            Dtype::IQ2_XXS => {
+                let step = 43.0 * f32::powi(2.0, -25);
+                let is_close =
+                    |(got, want): (&f32, &f32)| (got - want).abs() <= want.abs() / 2048.0 + step;
+                assert!(got.iter().zip(&want).all(is_close), "{}", entry.name);
+            }
+            // Two groups of 16 share a scale.
+            Dtype::IQ2_XS | Dtype::IQ2_S => {
+                assert!((1e-3..4e-3).contains(&error), "{dtype}: {error:e}");
+                let most = |x: &[f32]| x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                for (got, want) in got.chunks(32).zip(want.chunks(32)) {
+                    let errors: Vec<f32> = got.iter().zip(want).map(|(a, b)| a - b).collect();
+                    assert!(most(&errors) <= most(want) / 64.0, "{}", entry.name);
+                }
+            }
+            _ => assert!(got == want, "{} of {dtype}: {error:e}", entry.name),
+        }
+        num_formats += 1;
+    }
+    assert!(num_formats >= 10);
+}
+
+#[test]
+fn scales_that_larger_blocks_cannot_hold_are_errors() {
+    const IQ2_XXS: u32 = 16;
+    const IQ1_M: u32 = 29;
+    let mut block = [0xFF; 66];
+    block[..2].copy_from_slice(&f16::MAX.to_le_bytes());
+    let checkpoint = Gguf::new().tensor("w", &[256, 1], IQ2_XXS, &block).open();
+    assert!(checkpoint.read_f32("w").unwrap().iter().all(|value| value.is_finite()));
+    let mut planned = weight(1, 256, &[("w", 1)]);
+    planned.parts[0].storage = Dtype::Q8_0;
+    let error = checkpoint.read(&planned, &mut [0; 8 * 34]).unwrap_err().to_string();
+    assert!(error.contains("`w` holds") && error.contains("Q8_0"), "{error}");
+    // Infinity in the top nibbles of four words.
+    let mut block = [0; 56];
+    (block[53], block[55]) = (0xC0, 0x70);
+    let checkpoint = Gguf::new().tensor("w", &[256], IQ1_M, &block).open();
+    assert_error!(checkpoint.read_f32("w"), WeightsError::Scale { .. }, "`w` of IQ1_M", "inf");
 }
 
 /// Many tasks, whose last rows are cut short of a run.

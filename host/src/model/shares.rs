@@ -48,7 +48,11 @@ impl Shares {
         let stored = |stem: &str| {
             let of_layer = |layer| {
                 let name = format!("{}.weight", names.in_layer(layer, stem));
-                unit(numerics.matrix_storage(model.checkpoint.stored(&name)))
+                let stored = model.checkpoint.stored(&name);
+                let storage = numerics.matrix_storage(stored);
+                // Blocks become others of fewer elements: they are divided before.
+                let expanded = stored.filter(|stored| stored.expanded() == Some(storage));
+                unit(storage).max(expanded.map_or(1, Dtype::block_elems))
             };
             (0..model.config.num_layers()).map(of_layer).max().unwrap_or(1)
         };

@@ -26,6 +26,16 @@ pub enum Dtype {
     Q5_K,
     Q6_K,
     IQ4_XS,
+    IQ4_NL,
+    IQ3_S,
+    IQ3_XXS,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ1_M,
+    IQ1_S,
+    TQ1_0,
+    TQ2_0,
     MXFP4,
 }
 
@@ -53,9 +63,10 @@ impl Dtype {
             Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::U32 => 1,
             Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => 1,
             Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 => 32,
-            Dtype::MXFP4 => 32,
+            Dtype::MXFP4 | Dtype::IQ4_NL => 32,
             Dtype::Q2_K | Dtype::Q3_K | Dtype::Q4_K | Dtype::Q5_K | Dtype::Q6_K => 256,
-            Dtype::IQ4_XS => 256,
+            Dtype::IQ4_XS | Dtype::IQ3_S | Dtype::IQ3_XXS | Dtype::IQ1_M | Dtype::IQ1_S => 256,
+            Dtype::IQ2_S | Dtype::IQ2_XS | Dtype::IQ2_XXS | Dtype::TQ1_0 | Dtype::TQ2_0 => 256,
         }
     }
 
@@ -76,6 +87,16 @@ impl Dtype {
             Dtype::Q5_K => 176,
             Dtype::Q6_K => 210,
             Dtype::IQ4_XS => 136,
+            Dtype::IQ4_NL => 18,
+            Dtype::IQ3_S => 110,
+            Dtype::IQ3_XXS => 98,
+            Dtype::IQ2_S => 82,
+            Dtype::IQ2_XS => 74,
+            Dtype::IQ2_XXS => 66,
+            Dtype::IQ1_M => 56,
+            Dtype::IQ1_S => 50,
+            Dtype::TQ1_0 => 54,
+            Dtype::TQ2_0 => 66,
             Dtype::MXFP4 => 17,
         }
     }
@@ -88,6 +109,17 @@ impl Dtype {
             Dtype::F16 | Dtype::BF16 => 8,
             Dtype::F8_E4M3 | Dtype::F8_E4M3_BLOCKS => 16,
             _ => self.block_elems(),
+        }
+    }
+
+    /// The format of more bytes that a GPU keeps blocks of this one in, where its kernels multiply
+    /// only that.
+    pub const fn expanded(self) -> Option<Dtype> {
+        match self {
+            Dtype::IQ4_NL | Dtype::IQ2_S | Dtype::IQ2_XS | Dtype::IQ2_XXS => Some(Dtype::Q8_0),
+            Dtype::IQ3_S | Dtype::IQ3_XXS | Dtype::IQ1_M | Dtype::IQ1_S => Some(Dtype::Q6_K),
+            Dtype::TQ1_0 | Dtype::TQ2_0 => Some(Dtype::Q6_K),
+            _ => None,
         }
     }
 

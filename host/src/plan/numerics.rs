@@ -39,7 +39,10 @@ impl Numerics {
         match self.weights {
             WeightStorage::Dense => operand,
             WeightStorage::AsStored => stored.filter(is_smaller).unwrap_or(operand),
-            WeightStorage::Tiles => stored.filter(has_kernel).unwrap_or(operand),
+            WeightStorage::Tiles => {
+                let kept = stored.map(|stored| stored.expanded().unwrap_or(stored));
+                kept.filter(has_kernel).unwrap_or(operand)
+            }
             WeightStorage::Fp8 => stored.filter(is_fp8).unwrap_or(Dtype::F8_E4M3),
         }
     }
@@ -91,7 +94,8 @@ pub enum WeightStorage {
     /// stay blocks, and are dequantised where an operation reads them.
     AsStored,
     /// For a GPU: with operands in f16, the formats of blocks that its kernels multiply stay blocks,
-    /// in [tiles](WeightLayout::Tiles), and E4M3 stays as it is. All else is dense.
+    /// in [tiles](WeightLayout::Tiles), others become [larger ones](Dtype::expanded), and E4M3
+    /// stays as it is. All else is dense.
     Tiles,
     /// The matrices of linear layers in E4M3: quantised when they are loaded, with a scale a row,
     /// where the checkpoint does not have them so. Embedding and output projection are dense.
@@ -139,7 +143,7 @@ mod tests {
 
     #[test]
     fn what_is_stored_smaller_is_kept() {
-        use Dtype::{BF16, F16, F32, Q2_K, Q4_1, Q8_0};
+        use Dtype::{BF16, F16, F32, IQ2_S, IQ3_S, IQ4_NL, IQ4_XS, Q2_K, Q4_1, Q6_K, Q8_0};
         let kept = |weights, precision| {
             let numerics = Numerics { weights, ..Numerics::from(precision) };
             [F32, F16, BF16, Q8_0, Q4_1, Q2_K].map(|stored| numerics.matrix_storage(Some(stored)))
@@ -151,6 +155,14 @@ mod tests {
         let tiles = |precision| kept(WeightStorage::Tiles, precision);
         assert_eq!(tiles(Precision::F16), [F16, F16, F16, Q8_0, Q4_1, Q2_K]);
         assert_eq!(tiles(Precision::BF16), [BF16; 6], "kernels multiply tiles with f16");
+        for (stored, on_a_gpu) in [(IQ4_NL, Q8_0), (IQ2_S, Q8_0), (IQ3_S, Q6_K), (IQ4_XS, IQ4_XS)] {
+            for (weights, kept) in
+                [(WeightStorage::AsStored, stored), (WeightStorage::Tiles, on_a_gpu)]
+            {
+                let numerics = Numerics { weights, ..Numerics::from(Precision::F16) };
+                assert_eq!(numerics.matrix_storage(Some(stored)), kept);
+            }
+        }
         let numerics = Numerics { weights: WeightStorage::AsStored, ..Numerics::default() };
         assert_eq!(numerics.matrix_storage(None), F32, "nothing is known");
     }

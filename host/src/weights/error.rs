@@ -122,7 +122,7 @@ pub enum WeightsError {
     /// A needed tensor is stored in a type that halfwarp does not read.
     #[error(
         "{}: tensor {} is stored as {dtype}; halfwarp reads F32, F16, BF16 and, from GGUF, Q4_0, \
-         Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_XS and MXFP4",
+         Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0 and MXFP4",
         path.display(), shown(tensor)
     )]
     UnsupportedDtype {

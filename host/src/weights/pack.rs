@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::blocks::{Decoder, decoder, wrong_scale};
+use super::blocks::{Decoder, Expander, decoder, expander, wrong_scale};
 use super::encode::Encoder;
 use super::fp8;
 use super::{Checkpoint, TensorDtype, TensorEntry, WeightsError};
@@ -157,6 +157,8 @@ enum Kept {
     Encoded(Encoder),
     /// It is copied.
     AsStored,
+    /// Its blocks become those of another format.
+    Expanded(Expander, Dtype),
 }
 
 /// Where GGUF of the `llama` architecture keeps row `row` of Q or K.
@@ -183,9 +185,12 @@ impl<'a> StoredRows<'a> {
     /// How the rows are kept as `storage`.
     fn kept(&self, storage: Dtype) -> Result<Kept, WeightsError> {
         let encoder = Encoder::new(storage).map(Kept::Encoded);
-        let as_stored =
-            (storage == self.dtype && self.has_whole_blocks()).then_some(Kept::AsStored);
-        encoder.or(as_stored).ok_or_else(|| WeightsError::UnsupportedStorage {
+        let blocks = || match storage == self.dtype {
+            true => Some(Kept::AsStored),
+            false => Some(Kept::Expanded(expander(self.dtype, storage)?, storage)),
+        };
+        let blocks = self.has_whole_blocks().then(blocks).flatten();
+        encoder.or(blocks).ok_or_else(|| WeightsError::UnsupportedStorage {
             tensor: self.entry.name.to_owned(),
             storage,
         })
@@ -263,6 +268,9 @@ impl<'a> StoredRows<'a> {
         let row_bytes = match kept {
             Kept::Encoded(encoder) => self.row_elems * encoder.bytes(),
             Kept::AsStored => self.stored_bytes(self.row_elems),
+            Kept::Expanded(_, storage) => {
+                self.row_elems / storage.block_elems() * storage.block_bytes()
+            }
         };
         let tensor = &*self.stored();
         let rows = out.par_chunks_mut(row_bytes).with_min_len(TASK_ELEMS.div_ceil(self.row_elems));
@@ -274,6 +282,9 @@ impl<'a> StoredRows<'a> {
                 Kept::AsStored => {
                     out.copy_from_slice(stored);
                     None
+                }
+                Kept::Expanded(expand, storage) => {
+                    expand(stored, out).err().map(|value| self.out_of_range(value, storage))
                 }
             })
         });
@@ -324,7 +335,7 @@ impl<'a> StoredRows<'a> {
             self.read(Kept::AsStored, out, source_row)?;
             // Kernels for GPUs without E4M3 take it for a number.
             return match out.par_iter().any(|code| code & 0x7F == 0x7F) {
-                true => Err(self.not_in_fp8(f32::NAN)),
+                true => Err(self.out_of_range(f32::NAN, Dtype::F8_E4M3)),
                 false => Ok(()),
             };
         }
@@ -340,7 +351,7 @@ impl<'a> StoredRows<'a> {
             *scale = fp8::quantize_row(&values, out).to_ne_bytes();
             self.check_scales(row, stored)
                 .err()
-                .or_else(|| not_finite.map(|&value| self.not_in_fp8(value)))
+                .or_else(|| not_finite.map(|&value| self.out_of_range(value, Dtype::F8_E4M3)))
         });
         wrong.map_or(Ok(()), Err)
     }
@@ -366,12 +377,12 @@ impl<'a> StoredRows<'a> {
         }
     }
 
-    fn not_in_fp8(&self, value: f32) -> WeightsError {
+    fn out_of_range(&self, value: f32, storage: Dtype) -> WeightsError {
         WeightsError::OutOfRange {
             path: self.entry.file.to_owned(),
             tensor: self.entry.name.to_owned(),
             value,
-            storage: Dtype::F8_E4M3,
+            storage,
         }
     }
 
@@ -401,12 +412,8 @@ impl<'a> StoredRows<'a> {
         for (stored, out) in runs.zip(out.chunks_mut(RUN_ELEMS * encoder.bytes())) {
             let values = &mut values[..out.len() / encoder.bytes()];
             (self.decode)(Arch::new(), stored, values);
-            encoder.encode(values, out).map_err(|value| WeightsError::OutOfRange {
-                path: self.entry.file.to_owned(),
-                tensor: self.entry.name.to_owned(),
-                value,
-                storage: encoder.dtype,
-            })?;
+            let encoded = encoder.encode(values, out);
+            encoded.map_err(|value| self.out_of_range(value, encoder.dtype))?;
         }
         Ok(())
     }

@@ -285,7 +285,9 @@ mod tests {
     #[test]
     fn blocks_match_the_oracle_on_what_they_hold() {
         use Dtype::*;
-        let alone = [F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS];
+        let alone = [
+            F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, IQ4_NL, IQ2_S,
+        ];
         let mut stacks: Vec<Vec<(usize, Dtype)>> =
             alone.iter().map(|&dtype| vec![(21, dtype)]).collect();
         stacks.push(vec![(40, Q4_K), (8, Q4_K), (9, Q6_K)]);

@@ -5,11 +5,21 @@
 use super::{Blocks, Lanes, field, half_at};
 
 /// The levels of IQ4_NL and IQ4_XS. Source: `kvalues_iq4nl` in ggml-common.h.
-const IQ4_LEVELS: [i8; 16] =
+pub(super) const IQ4_LEVELS: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// The levels of E2M1 (sign, two bits of exponent, one of mantissa), doubled.
 const E2M1_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// `d`, nibbles: `d * level`.
+pub struct IQ4NL;
+
+impl Blocks<18, 32> for IQ4NL {
+    #[inline(always)]
+    fn decode(lanes: impl Lanes, block: &[u8; 18], out: &mut [f32; 32]) {
+        put(out, half_at(lanes, block, 0), &IQ4_LEVELS, field(block, 2));
+    }
+}
 
 /// `d`, six-bit scales of 8 groups (two high bits each, then nibbles), nibbles:
 /// `d * (scale - 32) * level`.

@@ -6,7 +6,9 @@
 //! Source: the `block_*` structures in ggml's ggml-common.h and `dequantize_row_*` in
 //! ggml-quants.c.
 
+mod expand;
 mod four_bit;
+mod iq;
 mod k;
 mod lanes;
 mod legacy;
@@ -19,6 +21,7 @@ use std::marker::PhantomData;
 
 use crate::plan::Dtype;
 
+pub use expand::{Expander, expander};
 pub use plain::e4m3_to_f32;
 pub use quantize::quantizer;
 
@@ -64,6 +67,16 @@ impl Codec {
             Dtype::Q6_K => Codec::of_blocks::<k::Q6K, _, _>(),
             Dtype::IQ4_XS => Codec::of_blocks::<four_bit::IQ4XS, _, _>(),
             Dtype::MXFP4 => Codec::of_blocks::<four_bit::MXFP4, _, _>(),
+            Dtype::IQ4_NL => Codec::of_blocks::<four_bit::IQ4NL, _, _>(),
+            Dtype::IQ3_S => Codec::of_blocks::<iq::IQ3S, _, _>(),
+            Dtype::IQ3_XXS => Codec::of_blocks::<iq::IQ3XXS, _, _>(),
+            Dtype::IQ2_S => Codec::of_blocks::<iq::IQ2S, _, _>(),
+            Dtype::IQ2_XS => Codec::of_blocks::<iq::IQ2XS, _, _>(),
+            Dtype::IQ2_XXS => Codec::of_blocks::<iq::IQ2XXS, _, _>(),
+            Dtype::IQ1_M => Codec::of_blocks::<iq::IQ1M, _, _>(),
+            Dtype::IQ1_S => Codec::of_blocks::<iq::IQ1S, _, _>(),
+            Dtype::TQ1_0 => Codec::of_blocks::<iq::TQ1_0, _, _>(),
+            Dtype::TQ2_0 => Codec::of_blocks::<iq::TQ2_0, _, _>(),
             Dtype::U32 => return None,
         })
     }
@@ -168,10 +181,16 @@ impl<F: Blocks<BYTES, ELEMS>, const BYTES: usize, const ELEMS: usize> WithLanes
     }
 }
 
-/// At which bytes of a block of `dtype` its f16 scales are.
+/// At which bytes of a block of `dtype` its f16 scales are; not that of IQ1_M, whose nibbles are
+/// apart.
 pub fn scale_fields(dtype: Dtype) -> &'static [usize] {
     match dtype {
-        Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 | Dtype::IQ4_XS => &[0],
+        Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 | Dtype::IQ4_XS | Dtype::IQ4_NL => &[0],
+        Dtype::IQ3_S | Dtype::IQ3_XXS | Dtype::IQ1_S => &[0],
+        Dtype::IQ2_S | Dtype::IQ2_XS | Dtype::IQ2_XXS => &[0],
+        Dtype::TQ1_0 => &[52],
+        Dtype::TQ2_0 => &[64],
+        Dtype::IQ1_M => &[],
         Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4_K | Dtype::Q5_K => &[0, 2],
         Dtype::Q2_K => &[80, 82],
         Dtype::Q3_K => &[108],
@@ -187,12 +206,17 @@ pub fn scale_fields(dtype: Dtype) -> &'static [usize] {
 pub fn wrong_scale(dtype: Dtype, stored: &[u8]) -> Option<(usize, f32)> {
     let fields = scale_fields(dtype);
     let mut blocks = stored.chunks_exact(dtype.block_bytes()).enumerate();
+    let is_wrong = |scale: &f32| !scale.is_finite();
+    if dtype == Dtype::IQ1_M {
+        let scales = blocks.map(|(index, block)| (index, half_to_f32(iq::IQ1M::d(block))));
+        return scales.filter(|(_, scale)| is_wrong(scale)).next();
+    }
     if fields.is_empty() {
         return None;
     }
     blocks.find_map(|(index, block)| {
         let mut scales = fields.iter().map(|&field| half_at(Portable, block, field));
-        scales.find(|scale| !scale.is_finite()).map(|scale| (index, scale))
+        scales.find(is_wrong).map(|scale| (index, scale))
     })
 }
 
@@ -281,7 +305,17 @@ mod tests {
         }
     }
 
-    const FORMATS: [Dtype; 16] = [
+    const FORMATS: [Dtype; 26] = [
+        Dtype::IQ4_NL,
+        Dtype::IQ3_S,
+        Dtype::IQ3_XXS,
+        Dtype::IQ2_S,
+        Dtype::IQ2_XS,
+        Dtype::IQ2_XXS,
+        Dtype::IQ1_M,
+        Dtype::IQ1_S,
+        Dtype::TQ1_0,
+        Dtype::TQ2_0,
         Dtype::F8_E4M3,
         Dtype::IQ4_XS,
         Dtype::MXFP4,

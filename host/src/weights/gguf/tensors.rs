@@ -98,7 +98,7 @@ pub(super) fn place(
 }
 
 /// The types that are read, by ggml's number. Source: `enum ggml_type` in ggml.h.
-const TYPES: [(u32, Dtype); 15] = [
+const TYPES: [(u32, Dtype); 25] = [
     (0, Dtype::F32),
     (1, Dtype::F16),
     (2, Dtype::Q4_0),
@@ -111,8 +111,18 @@ const TYPES: [(u32, Dtype); 15] = [
     (12, Dtype::Q4_K),
     (13, Dtype::Q5_K),
     (14, Dtype::Q6_K),
+    (16, Dtype::IQ2_XXS),
+    (17, Dtype::IQ2_XS),
+    (18, Dtype::IQ3_XXS),
+    (19, Dtype::IQ1_S),
+    (20, Dtype::IQ4_NL),
+    (21, Dtype::IQ3_S),
+    (22, Dtype::IQ2_S),
     (23, Dtype::IQ4_XS),
+    (29, Dtype::IQ1_M),
     (30, Dtype::BF16),
+    (34, Dtype::TQ1_0),
+    (35, Dtype::TQ2_0),
     (39, Dtype::MXFP4),
 ];
 
@@ -133,21 +143,13 @@ fn other_type(id: u32) -> String {
     let name = match id {
         9 => "Q8_1",
         15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        20 => "IQ4_NL",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
         24 => "I8",
         25 => "I16",
         26 => "I32",
         27 => "I64",
         28 => "F64",
-        29 => "IQ1_M",
-        34 => "TQ1_0",
-        35 => "TQ2_0",
+        40 => "NVFP4",
+        41 => "Q1_0",
         _ => return format!("ggml type {id}"),
     };
     name.to_owned()
