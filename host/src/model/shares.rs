@@ -49,10 +49,7 @@ impl Shares {
             let of_layer = |layer| {
                 let name = format!("{}.weight", names.in_layer(layer, stem));
                 let stored = model.checkpoint.stored(&name);
-                let storage = numerics.matrix_storage(stored);
-                // Blocks become others of fewer elements: they are divided before.
-                let expanded = stored.filter(|stored| stored.expanded() == Some(storage));
-                unit(storage).max(expanded.map_or(1, Dtype::block_elems))
+                unit(stored, numerics.matrix_storage(stored))
             };
             (0..model.config.num_layers()).map(of_layer).max().unwrap_or(1)
         };
@@ -76,11 +73,28 @@ impl Shares {
 /// The vocabulary is divided in whole tiles of rows.
 const TOKENS_UNIT: usize = 16;
 
-/// Rows or columns that stay together where a matrix in `storage` is divided.
-fn unit(storage: Dtype) -> usize {
-    match storage {
+/// Rows or columns that stay together where a matrix is divided that is kept in `storage`.
+fn unit(stored: Option<Dtype>, storage: Dtype) -> usize {
+    // Blocks that become others are divided before.
+    let expanded = stored.filter(|stored| stored.expanded() == Some(storage));
+    match expanded.unwrap_or(storage) {
         Dtype::F8_E4M3_BLOCKS => FP8_BLOCK,
         // Quantised parts are kept in tiles of 16 rows.
-        _ => storage.row_multiple().max(16),
+        storage => storage.row_multiple().max(16),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_blocks_are_divided() {
+        use Dtype::{F16, IQ2_S, IQ4_NL, Q8_0};
+        for (stored, storage, wanted) in
+            [(Q8_0, Q8_0, 32), (IQ4_NL, Q8_0, 32), (IQ2_S, Q8_0, 256), (F16, F16, 16)]
+        {
+            assert_eq!(unit(Some(stored), storage), wanted, "{stored}");
+        }
     }
 }
