@@ -211,7 +211,7 @@ fn a_model_in_iq_blocks_computes_what_its_numbers_do() {
     let bytes = |plan: &Plan, name: &str| {
         plan.weights.iter().find(|weight| weight.name == name).expect(name).bytes()
     };
-    assert_eq!(bytes(&plan, "embedding"), 100 * 82, "IQ2_S");
+    assert_eq!(bytes(&plan, "embedding"), 100 * 8 * 18, "IQ4_NL");
     assert_eq!(bytes(&plan, "layers.0.qkv"), 128 * 66 + 64 * 74 + 64 * 54, "IQ2 and TQ1_0");
     assert_eq!(bytes(&plan, "layers.0.down"), 256 * 2 * 18, "IQ4_NL");
     let numerics = Numerics { weights: WeightStorage::Tiles, ..Numerics::from(Precision::F16) };
