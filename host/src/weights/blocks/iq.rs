@@ -274,7 +274,7 @@ impl LevelBlocks<54> for TQ1_0 {
             };
             // A byte is a fraction of 256: times three, the digit is above the point.
             let fraction = block[byte].wrapping_mul([1, 3, 9, 27, 81][digit]);
-            *out = (u16::from(fraction) * 3 >> 8) as i8 - 1;
+            *out = ((u16::from(fraction) * 3) >> 8) as i8 - 1;
         }
         out
     }

@@ -208,8 +208,8 @@ pub fn wrong_scale(dtype: Dtype, stored: &[u8]) -> Option<(usize, f32)> {
     let mut blocks = stored.chunks_exact(dtype.block_bytes()).enumerate();
     let is_wrong = |scale: &f32| !scale.is_finite();
     if dtype == Dtype::IQ1_M {
-        let scales = blocks.map(|(index, block)| (index, half_to_f32(iq::IQ1M::d(block))));
-        return scales.filter(|(_, scale)| is_wrong(scale)).next();
+        let mut scales = blocks.map(|(index, block)| (index, half_to_f32(iq::IQ1M::d(block))));
+        return scales.find(|(_, scale)| is_wrong(scale));
     }
     if fields.is_empty() {
         return None;
