@@ -1,7 +1,11 @@
 //! Answers of a form that is given: JSON of a schema, a regular expression, a grammar.
 //!
 //! By [llguidance](https://github.com/guidance-ai/llguidance), which finds the tokens that may come next in tens of
-//! microseconds; its documentation says which parts of JSON Schema and of Lark's syntax it knows.
+//! microseconds; its documentation says what it knows of Lark's syntax. Of a JSON schema a grammar holds what it can,
+//! and the whole is checked at the end of an answer.
+
+mod probe;
+mod schema;
 
 mod after_reasoning;
 
@@ -13,15 +17,25 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
-use std::fmt;
+use probe::Probe;
+use schema::Schema;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, thread};
 
 /// Longest source of a grammar, in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
+/// The stack of what compiles a grammar, in bytes: llguidance follows references by recursion.
+const STACK_SIZE: usize = 256 << 20;
+
+/// What llguidance says of a grammar that is beyond its limits.
+const TOO_LARGE: [&str; 4] =
+    ["panic: ", "too many expressions", "Current row has", "too many lexer states"];
+
 /// Makes grammars for the tokens of a model.
 pub struct GrammarCompiler {
     factory: ParserFactory,
+    probe: Probe,
 }
 
 /// A form that answers have: the [`Request::constraint`](crate::Request::constraint) of any number of requests.
@@ -39,6 +53,7 @@ pub struct GrammarCompiler {
 pub struct Grammar {
     /// Before the first token.
     start: Mutex<Matcher>,
+    schema: Option<Schema>,
 }
 
 /// Why there is no grammar.
@@ -91,11 +106,11 @@ impl GrammarCompiler {
         let mut factory = ParserFactory::new(&env, capabilities, &slices)
             .map_err(|error| GrammarError::Vocabulary(one_line(error)))?;
         factory.quiet();
-        *factory.limits_mut() = ParserLimits { verbose_errors: false, ..ParserLimits::default() };
-        Ok(GrammarCompiler { factory })
+        *factory.limits_mut() = limits();
+        Ok(GrammarCompiler { factory, probe: Probe::default() })
     }
 
-    /// JSON of a schema.
+    /// JSON of a schema, of any draft from 4 on. What a grammar does not hold of it, [`Grammar::violations`] finds.
     ///
     /// # Errors
     /// [`GrammarError::TooLong`], [`GrammarError::Source`].
@@ -103,16 +118,15 @@ impl GrammarCompiler {
         const WHAT: &str = "JSON schema";
         check_length(WHAT, schema)?;
         let wrong = |why: String| GrammarError::Source { what: WHAT, why };
-        let mut schema: Value = serde_json::from_str(schema).map_err(|e| wrong(one_line(e)))?;
-        match &mut schema {
-            // Models that are left to choose indent without an end.
-            Value::Object(fields) => {
-                fields.entry("x-guidance").or_insert_with(|| json!({"whitespace_flexible": false}));
-            }
-            Value::Bool(_) => {}
-            _ => return Err(wrong("it is an object, or true or false".to_owned())),
-        }
-        self.compile(WHAT, TopLevelGrammar::from_json_schema(schema))
+        let source: Value = serde_json::from_str(schema).map_err(|e| wrong(one_line(e)))?;
+        let read = || {
+            let schema = Schema::new(&source)?;
+            let held = schema.held(&|leaf| self.probe.is_light(&self.factory, leaf));
+            Ok((with_options(held, &source, json!({})), schema))
+        };
+        let (held, schema) = with_stack(read).map_err(wrong)?;
+        let grammar = self.compile(WHAT, TopLevelGrammar::from_json_schema(held))?;
+        Ok(Grammar { schema: Some(schema), ..grammar })
     }
 
     /// Any JSON object.
@@ -141,19 +155,23 @@ impl GrammarCompiler {
         self.compile("grammar", TopLevelGrammar::from_lark(grammar.to_owned()))
     }
 
+    /// A grammar whose first masks are known to be found.
     fn compile(
         &self,
         what: &'static str,
         grammar: TopLevelGrammar,
     ) -> Result<Grammar, GrammarError> {
-        let matcher = Matcher::new(self.factory.create_parser(grammar));
-        match matcher.get_error() {
-            // A limit that llguidance asserts: it catches its own panics.
-            Some(why) if why.starts_with("panic: ") => {
+        let matcher = with_stack(|| Matcher::new(self.factory.create_parser(grammar)));
+        match matcher.get_error().or_else(|| begin(matcher.deep_clone()).err()) {
+            // A limit that llguidance asserts, it catches its own panics, or has in a lexer or a parser.
+            Some(why) if TOO_LARGE.iter().any(|what| why.contains(what)) => {
                 Err(GrammarError::Source { what, why: "it is too large".to_owned() })
             }
-            Some(why) => Err(GrammarError::Source { what, why: one_line(why) }),
-            None => Ok(Grammar { start: Mutex::new(matcher) }),
+            Some(why) => {
+                let why = one_line(why).replace("Unsatisfiable schema", "nothing is of it");
+                Err(GrammarError::Source { what, why })
+            }
+            None => Ok(Grammar { start: Mutex::new(matcher), schema: None }),
         }
     }
 }
@@ -162,6 +180,80 @@ impl fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GrammarCompiler").finish_non_exhaustive()
     }
+}
+
+impl Grammar {
+    /// What an answer that has ended breaks of the JSON schema that the grammar is of, a line each: the grammar holds a
+    /// part of some keywords only. Nothing for other grammars.
+    pub fn violations(&self, answer: &str) -> Vec<String> {
+        let Some(schema) = &self.schema else { return Vec::new() };
+        match serde_json::from_str(answer) {
+            Ok(document) => schema.violations(&document),
+            Err(error) => vec![format!("the answer is not JSON: {}", one_line(error))],
+        }
+    }
+}
+
+/// More than llguidance's own, for large schemas: 500 properties that may be left out are 2,000 items.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 50_000,
+        initial_lexer_fuel: 5_000_000,
+        step_lexer_fuel: 1_000_000,
+        step_max_items: 1_000_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// A schema for llguidance with its `options`, but for those of the source itself.
+fn with_options(mut held: Value, source: &Value, options: Value) -> Value {
+    if let Value::Object(fields) = &mut held {
+        // Models that are left to choose indent without an end.
+        let mut all = json!({"whitespace_flexible": false});
+        for options in [&options, source.get("x-guidance").unwrap_or(&Value::Null)] {
+            for (name, value) in options.as_object().into_iter().flatten() {
+                all[name] = value.clone();
+            }
+        }
+        all["lenient"] = true.into();
+        fields.insert("x-guidance".to_owned(), all);
+    }
+    held
+}
+
+/// A schema for `%json` in Lark, with llguidance's `options`: as it is where it is none.
+pub(crate) fn lark_schema(source: &Value, options: Value) -> Value {
+    // There is nothing to try it with.
+    let is_light = |leaf: &Value| {
+        let has = |rule: &str| leaf.get(rule).is_some();
+        !(has("minLength") || has("maxLength"))
+    };
+    with_stack(|| match Schema::new(source) {
+        Ok(schema) => with_options(schema.held(&is_light), source, options),
+        Err(_) => source.clone(),
+    })
+}
+
+/// `work` with a stack for deep recursion.
+fn with_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK_SIZE).spawn_scoped(scope, work);
+        let result = thread.expect("the system has a thread").join();
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Finds the first two masks.
+fn begin(mut matcher: Matcher) -> Result<(), String> {
+    let mut step = || {
+        let mask = matcher.compute_mask_or_eos()?;
+        match mask.first_bit_set() {
+            Some(token) if !matcher.is_stopped() => matcher.consume_token(token as u32),
+            _ => Ok(()),
+        }
+    };
+    step().and_then(|()| step()).map_err(|why| why.to_string())
 }
 
 fn check_length(what: &'static str, source: &str) -> Result<(), GrammarError> {

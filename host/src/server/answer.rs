@@ -9,6 +9,7 @@ pub(super) use response::{Response as ResponseObject, Settings};
 
 use super::choice::{Finish, Part, PartKind, Token};
 use super::error::{ApiError, json_response};
+use crate::grammar::Grammar;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -16,6 +17,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -31,6 +33,8 @@ pub(super) struct Asked {
     /// Answers to each prompt.
     pub n: usize,
     pub prompts: Vec<Prompted>,
+    /// What the answers obey.
+    pub grammar: Option<Arc<Grammar>>,
 }
 
 /// A prompt that is being answered.
@@ -102,6 +106,9 @@ pub(super) trait Writer: Send + 'static {
     /// The events of a text, a call or an end of answer number `index`.
     fn part(&mut self, index: usize, kind: PartKind) -> Vec<Event>;
 
+    /// Says what an answer that ends next breaks of its schema.
+    fn warn(&mut self, _warnings: Vec<String>) {}
+
     /// The events after the end of the last answer.
     fn end(&mut self, usage: Usage) -> Vec<Event>;
 
@@ -119,7 +126,14 @@ pub(super) async fn respond(
         return events(writer, parts);
     }
     match collect(writer.asked(), parts).await {
-        Ok((answers, usage)) => json_response(StatusCode::OK, &writer.whole(answers, usage)),
+        Ok((answers, usage)) => {
+            let warnings = warnings(writer.asked(), &answers);
+            let mut body = writer.whole(answers, usage);
+            if !warnings.is_empty() {
+                body["warnings"] = warnings.into();
+            }
+            json_response(StatusCode::OK, &body)
+        }
         Err(error) => error.into_response(),
     }
 }
@@ -138,6 +152,13 @@ impl Asked {
     fn usage(&self) -> Usage {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         Usage { prompt_tokens, ..Usage::default() }
+    }
+
+    /// What an answer, without its echo, breaks of the schema that it was to have.
+    fn violations(&self, answer: &str, finish: Finish) -> Vec<String> {
+        // What is cut off is not of it, which its end says.
+        let grammar = self.grammar.as_ref().filter(|_| finish == Finish::Stop);
+        grammar.map_or_else(Vec::new, |grammar| grammar.violations(answer))
     }
 
     /// Counts a part.
@@ -210,6 +231,17 @@ async fn collect(
     }
 }
 
+/// What answers break of their schema, each line with the number of its answer where there are several.
+fn warnings(asked: &Asked, answers: &[Answer]) -> Vec<String> {
+    let of_answer = |(index, answer): (usize, &Answer)| {
+        let text = &answer.text[asked.prompt(index).echo.len()..];
+        let violations = asked.violations(text, answer.finish).into_iter();
+        let is_one = answers.len() == 1;
+        violations.map(move |why| if is_one { why } else { format!("choice {index}: {why}") })
+    };
+    answers.iter().enumerate().flat_map(of_answer).collect()
+}
+
 fn no_end() -> ApiError {
     ApiError::internal("an answer has no end")
 }
@@ -221,6 +253,7 @@ fn events(mut writer: impl Writer, parts: mpsc::Receiver<Part>) -> Response {
         num_open: writer.asked().num_answers(),
         ready: writer.begin().into(),
         parts: Some(parts),
+        texts: vec![String::new(); writer.asked().num_answers()],
         writer,
     };
     let events = futures_util::stream::unfold(events, async |mut events| {
@@ -237,6 +270,8 @@ struct Events<W> {
     /// Answers that have not ended.
     num_open: usize,
     ready: VecDeque<Event>,
+    /// The answers so far, where they have a schema.
+    texts: Vec<String>,
     /// None once the stream has failed or ended.
     parts: Option<mpsc::Receiver<Part>>,
 }
@@ -262,6 +297,16 @@ impl<W: Writer> Events<W> {
             PartKind::Failed(error) => self.fail(&error),
             kind => {
                 let is_end = matches!(kind, PartKind::Finished(_));
+                match &kind {
+                    PartKind::Text { text, .. } if self.writer.asked().grammar.is_some() => {
+                        self.texts[part.index].push_str(text);
+                    }
+                    PartKind::Finished(finish) => {
+                        let answer = std::mem::take(&mut self.texts[part.index]);
+                        self.writer.warn(self.writer.asked().violations(&answer, *finish));
+                    }
+                    _ => {}
+                }
                 self.ready.extend(self.writer.part(part.index, kind));
                 self.num_open -= usize::from(is_end);
                 if self.num_open == 0 {

@@ -24,6 +24,7 @@ use super::fields::{Fields, is_off};
 use super::form::Form;
 use crate::Model;
 use crate::engine::{Constraint, Request, Sampling, SamplingError};
+use crate::grammar::Grammar;
 use rand::RngExt;
 use serde::Deserialize;
 use serde_json::{Number, Value};
@@ -61,6 +62,7 @@ pub(super) struct Params {
     pub return_token_ids: bool,
     /// The form of the answers; its constraint is made before [`Params::requests`].
     pub form: Option<Form>,
+    pub grammar: Option<Arc<Grammar>>,
     pub constraint: Option<Arc<dyn Constraint>>,
     cache_salt: Option<String>,
     /// Lower is served first.
@@ -104,6 +106,7 @@ impl Params {
             include_usage: take_include_usage(fields, stream)?,
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             form: Form::take(fields)?,
+            grammar: None,
             constraint: None,
             cache_salt: take_cache_salt(fields)?,
             priority: fields.take("priority")?.unwrap_or_default(),

@@ -226,8 +226,10 @@ fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<()
         app.text()?;
     }
     if let Some(form) = &params.form {
-        let grammar = form.grammar(app.grammars()?)?;
-        params.constraint = Some(Arc::new(Timed::new(grammar, app.metrics.grammar_mask.clone())));
+        let grammar = Arc::new(form.grammar(app.grammars()?)?);
+        let timed = Timed::new(Arc::clone(&grammar), app.metrics.grammar_mask.clone());
+        params.constraint = Some(Arc::new(timed));
+        params.grammar = Some(grammar);
     }
     Ok(())
 }
@@ -265,6 +267,7 @@ async fn complete(
         return_token_ids: params.return_token_ids,
         logprobs: params.logprobs.is_some(),
         scores_prompt: params.scores_prompt,
+        warnings: Vec::new(),
         model: Arc::clone(&app.model),
     };
     Ok(respond(writer, params.stream, parts).await)
@@ -277,6 +280,7 @@ fn asked(app: &App, prefix: &str, params: &Params, prompts: Vec<Prompted>) -> As
         model: app.options.model_name.clone(),
         n: params.n,
         prompts,
+        grammar: params.grammar.clone(),
     }
 }
 

@@ -3,16 +3,17 @@
 use crate::engine::{Constraint, ConstraintState, SamplingError};
 use prometheus_client::metrics::histogram::Histogram;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A constraint that records how long each of its masks takes.
 pub(super) struct Timed<C> {
-    constraint: C,
+    constraint: Arc<C>,
     seconds: Histogram,
 }
 
 impl<C> Timed<C> {
-    pub fn new(constraint: C, seconds: Histogram) -> Self {
+    pub fn new(constraint: Arc<C>, seconds: Histogram) -> Self {
         Timed { constraint, seconds }
     }
 }

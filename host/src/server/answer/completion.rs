@@ -28,6 +28,8 @@ pub(in crate::server) struct Completion {
     pub logprobs: bool,
     /// Whether they are of the prompt too, which its text comes with then.
     pub scores_prompt: bool,
+    /// What the answer that ends next breaks of its schema.
+    pub warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -40,6 +42,8 @@ struct Body<'a> {
     /// `null` in all chunks but the last of a stream that ends with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -169,7 +173,7 @@ impl Choice {
 impl Completion {
     fn body(&self, object: &'static str, choices: Vec<Choice>) -> Body<'_> {
         let Asked { id, created, model, .. } = &self.asked;
-        Body { id, object, created: *created, model, choices, usage: None }
+        Body { id, object, created: *created, model, choices, usage: None, warnings: Vec::new() }
     }
 
     fn chunk_object(&self) -> &'static str {
@@ -307,10 +311,18 @@ impl Writer for Completion {
                 };
                 let token_ids = self.return_token_ids.then(Vec::new);
                 let finish_reason = Some(finish.name());
-                vec![self.chunk(Choice { finish_reason, token_ids, ..Choice::new(index, content) })]
+                let choice = Choice { finish_reason, token_ids, ..Choice::new(index, content) };
+                let warnings = std::mem::take(&mut self.warnings);
+                let usage = self.include_usage.then_some(None);
+                let body = self.body(self.chunk_object(), vec![choice]);
+                vec![data(&Body { usage, warnings, ..body })]
             }
             PartKind::Started { .. } | PartKind::Failed(_) => Vec::new(),
         }
+    }
+
+    fn warn(&mut self, warnings: Vec<String>) {
+        self.warnings = warnings;
     }
 
     fn end(&mut self, usage: Usage) -> Vec<Event> {

@@ -1,6 +1,7 @@
 //! The grammar of an answer that has to be a call: what the model's format writes, around JSON of a tool's schema.
 
 use super::format::Format;
+use crate::grammar::lark_schema;
 use crate::text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -61,14 +62,11 @@ fn mark(mark: &str, tokenizer: &Tokenizer) -> String {
 fn schema(parameters: &Value) -> Value {
     let mut schema = parameters.clone();
     if let Value::Object(fields) = &mut schema {
-        fields.entry("x-guidance").or_insert_with(
-            || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
-        );
         if fields.contains_key("properties") {
             fields.entry("additionalProperties").or_insert(false.into());
         }
     }
-    schema
+    lark_schema(&schema, json!({"item_separator": ", ", "key_separator": ": "}))
 }
 
 #[cfg(test)]
