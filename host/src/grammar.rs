@@ -16,9 +16,9 @@ use crate::text::{Tokenizer, one_line};
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
 use probe::Probe;
 use schema::Schema;
+use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, thread};
 
@@ -168,7 +168,7 @@ impl GrammarCompiler {
                 Err(GrammarError::Source { what, why: "it is too large".to_owned() })
             }
             Some(why) => {
-                let why = one_line(why).replace("Unsatisfiable schema", "nothing is of it");
+                let why = one_line(why).replace("Unsatisfiable schema", "no document is of it");
                 Err(GrammarError::Source { what, why })
             }
             None => Ok(Grammar { start: Mutex::new(matcher), schema: None }),

@@ -143,6 +143,22 @@ pub fn answers_have_the_form_that_is_asked_for(client: &Client) {
         );
         assert_eq!(choice["finish_reason"], "stop");
     }
+    // What the grammar does not hold is told.
+    let schema = json!({"enum": ["Paris"], "format": "town", "not": {"pattern": "a"}});
+    let mut body = json!({"messages": messages, "guided_json": schema});
+    let answer = client.ok("/v1/chat/completions", &body);
+    assert_eq!(answer["choices"][0]["message"]["content"], "\"Paris\"");
+    assert_eq!(answer["warnings"], json!(["the answer breaks #/not"]));
+    body["n"] = json!(2);
+    let answer = client.ok("/v1/chat/completions", &body);
+    assert_eq!(answer["warnings"][1], "choice 1: the answer breaks #/not");
+    body["n"] = json!(1);
+    let chunks = client.stream("/v1/chat/completions", &body).rest();
+    let last = chunks.iter().find(|chunk| chunk["choices"][0]["finish_reason"] == "stop");
+    assert_eq!(last.expect("an end")["warnings"], json!(["the answer breaks #/not"]));
+    body["guided_json"]["not"] = json!({"pattern": "x"});
+    assert!(client.ok("/v1/chat/completions", &body).get("warnings").is_none());
+
     let text = |body: Value| deltas(&client.stream("/v1/chat/completions", &body).rest());
     let streamed = text(json!({"messages": messages, "guided_regex": "(yes|no)[.!]"}));
     assert!(["yes.", "no.", "yes!", "no!"].contains(&&*streamed), "{streamed}");
@@ -153,6 +169,7 @@ pub fn answers_have_the_form_that_is_asked_for(client: &Client) {
     for (form, why) in [
         (json!({"guided_regex": "("}), "guided_regex: the regular expression: "),
         (json!({"guided_json": {"type": "nothing"}}), "guided_json: the JSON schema: "),
+        (json!({"guided_json": {"type": "string", "enum": [1]}}), "no document is of it"),
         (json!({"response_format": {"type": "xml"}}), "response_format: the type has to be"),
     ] {
         let mut body = form.clone();

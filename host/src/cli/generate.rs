@@ -76,7 +76,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.ignore_eos {
         request.stop_tokens.clear();
     }
-    request.constraint = args.grammar.constraint(&model)?;
+    let grammar = args.grammar.grammar(&model)?;
+    request.constraint = grammar.clone().map(|grammar| grammar as Arc<dyn Constraint>);
     let mut engine = args.engine.engine_for(&request, &model)?;
     let (prompt_tokens, seed) = (request.prompt.clone(), request.sampling.seed);
     let is_text = matches!(args.output_format, OutputFormat::Text);
@@ -99,6 +100,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let output = Output { prompt_tokens, tokens, text, finish_reason, seed, timings: *timings };
         let json = serde_json::to_string(&output).expect("numbers and strings are JSON");
         terminal::print(&format!("{json}\n"))?;
+    }
+    if let (Some(grammar), Some(text), End::Stop) = (&grammar, &generation.text, generation.end) {
+        for violation in grammar.violations(text) {
+            terminal::note(format_args!("warning: {violation}"));
+        }
     }
     generation.timings.print(&engine)
 }

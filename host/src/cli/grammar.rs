@@ -1,7 +1,7 @@
 //! The form of an answer.
 
 use super::failure::Failure;
-use halfwarp::{Constraint, GrammarCompiler, GrammarError, Model};
+use halfwarp::{Grammar, GrammarCompiler, GrammarError, Model};
 use std::sync::Arc;
 
 /// The arguments of an answer's form.
@@ -21,7 +21,7 @@ impl GrammarArgs {
     ///
     /// # Errors
     /// [`Failure::Input`] for what is no schema or no regular expression, and for a model with no tokenizer.
-    pub fn constraint(&self, model: &Model) -> Result<Option<Arc<dyn Constraint>>, Failure> {
+    pub fn grammar(&self, model: &Model) -> Result<Option<Arc<Grammar>>, Failure> {
         let (source, is_schema) = match (&self.json_schema, &self.regex) {
             (Some(schema), _) => (schema, true),
             (None, Some(regex)) => (regex, false),

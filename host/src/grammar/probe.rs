@@ -52,7 +52,7 @@ fn cost(mut matcher: Matcher, text: usize) -> Option<u64> {
     for step in 0..NUM_TOKENS {
         let mask = matcher.compute_mask_or_eos().ok()?;
         cost += matcher.last_step_stats().ok()?.lexer_cost;
-        if matcher.is_stopped() || mask.num_set() == 0 {
+        if matcher.is_stopped() || mask.num_set() == 0 || cost > MAX_COST {
             break;
         }
         // Far from each other, and the same every time.

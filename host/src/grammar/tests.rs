@@ -1,5 +1,7 @@
 //! Random answers, each token drawn from the allowed ones.
 
+mod schemas;
+
 use super::*;
 use crate::Model;
 use rand::seq::IndexedRandom;
@@ -103,8 +105,11 @@ fn what_is_no_grammar_is_a_typed_error() {
     let compiler = compiler(&model);
     for (result, what) in [
         (compiler.json_schema("{"), "JSON schema: EOF"),
-        (compiler.json_schema("7"), "JSON schema: it is an object"),
-        (compiler.json_schema(r#"{"type": "nothing"}"#), "JSON schema: "),
+        (compiler.json_schema("7"), "JSON schema: #: it has to be an object, or true or false"),
+        (
+            compiler.json_schema(r#"{"type": "nothing"}"#),
+            "JSON schema: #/type: it has to be one of",
+        ),
         (compiler.regex("("), "regular expression: "),
         (compiler.lark("start: other"), "grammar: "),
         (compiler.lark(&"x".repeat(MAX_BYTES + 1)), "at most 1048576"),

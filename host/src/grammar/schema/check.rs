@@ -3,6 +3,7 @@
 use super::normal::Normal;
 use super::pattern::translate;
 use super::refs::escaped;
+use super::value::{compare, is_multiple, is_same, is_type, is_unique};
 use serde_json::{Map, Value};
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
@@ -60,8 +61,7 @@ impl Check {
 
     /// What `document` breaks: the first few.
     pub fn violations(&self, document: &Value) -> Vec<String> {
-        let mut run =
-            Run { check: self, steps: 0, depth: 0, violations: Vec::new(), is_quiet: 0 };
+        let mut run = Run { check: self, steps: 0, depth: 0, violations: Vec::new(), is_quiet: 0 };
         run.def(0, document, "", &mut Seen::default());
         // Given up, it knows nothing.
         if run.steps > MAX_STEPS { Vec::new() } else { run.violations }
@@ -77,7 +77,8 @@ fn add_patterns(
     let mut add = |pattern: &String, at: &str| {
         if !patterns.contains_key(pattern) {
             let regex = fancy_regex::Regex::new(&translate(pattern));
-            let regex = regex.map_err(|_| format!("#{at}: `{pattern}` is no regular expression"))?;
+            let regex =
+                regex.map_err(|_| format!("#{at}: `{pattern}` is no regular expression"))?;
             patterns.insert(pattern.clone(), regex);
         }
         Ok::<_, String>(())
@@ -91,12 +92,16 @@ fn add_patterns(
     for (key, value) in fields {
         let at = format!("{at}/{}", escaped(key));
         match value {
-            Value::Object(named) if is_named(key) => named.iter().try_for_each(|(name, schema)| {
-                add_patterns(schema, &format!("{at}/{}", escaped(name)), patterns)
-            })?,
-            Value::Array(all) if is_list(key) => all.iter().enumerate().try_for_each(
-                |(index, schema)| add_patterns(schema, &format!("{at}/{index}"), patterns),
-            )?,
+            Value::Object(named) if is_named(key) => {
+                named.iter().try_for_each(|(name, schema)| {
+                    add_patterns(schema, &format!("{at}/{}", escaped(name)), patterns)
+                })?
+            }
+            Value::Array(all) if is_list(key) => {
+                all.iter().enumerate().try_for_each(|(index, schema)| {
+                    add_patterns(schema, &format!("{at}/{index}"), patterns)
+                })?
+            }
             Value::Object(_) if key != "const" => add_patterns(value, &at, patterns)?,
             _ => {}
         }
@@ -121,7 +126,14 @@ impl Run<'_> {
     }
 
     /// Whether `value`, which is at `path`, is of the schema at the place `at`.
-    fn schema(&mut self, schema: &Value, value: &Value, path: &str, at: &str, seen: &mut Seen) -> bool {
+    fn schema(
+        &mut self,
+        schema: &Value,
+        value: &Value,
+        path: &str,
+        at: &str,
+        seen: &mut Seen,
+    ) -> bool {
         self.steps += if self.depth > MAX_DEPTH { MAX_STEPS } else { 1 };
         if self.steps > MAX_STEPS {
             return true;
@@ -367,21 +379,6 @@ fn any(key: &str, rule: &Value, value: &Value) -> bool {
     }
 }
 
-pub(super) fn is_type(name: &Value, value: &Value) -> bool {
-    match name.as_str().unwrap_or_default() {
-        "null" => value.is_null(),
-        "boolean" => value.is_boolean(),
-        "number" => value.is_number(),
-        "integer" => match value.as_f64() {
-            Some(number) => value.is_i64() || value.is_u64() || number.fract() == 0.0,
-            None => false,
-        },
-        "string" => value.is_string(),
-        "array" => value.is_array(),
-        _ => value.is_object(),
-    }
-}
-
 fn number(key: &str, rule: &Value, value: &Value) -> bool {
     let order = || compare(value, rule);
     match key {
@@ -392,78 +389,4 @@ fn number(key: &str, rule: &Value, value: &Value) -> bool {
         "multipleOf" => is_multiple(value, rule),
         _ => true,
     }
-}
-
-fn whole(number: &Value) -> Option<i128> {
-    number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
-}
-
-fn compare(a: &Value, b: &Value) -> Ordering {
-    match (whole(a), whole(b)) {
-        (Some(a), Some(b)) => a.cmp(&b),
-        _ => a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(Ordering::Equal),
-    }
-}
-
-/// Exact where both have few digits, as they are written.
-fn is_multiple(value: &Value, of: &Value) -> bool {
-    if let (Some((a, scale_a)), Some((b, scale_b))) = (decimal(value), decimal(of)) {
-        let scale = scale_a.max(scale_b);
-        let scaled = |n: i128, from: u32| n.checked_mul(10i128.checked_pow(scale - from)?);
-        if let (Some(a), Some(b)) = (scaled(a, scale_a), scaled(b, scale_b))
-            && (value.is_i64() || value.is_u64() || a.unsigned_abs() < 1 << 53)
-        {
-            return b != 0 && a % b == 0;
-        }
-    }
-    // Doubles beyond have lost the digits that would tell.
-    let (value, of) = (value.as_f64().unwrap_or(0.0), of.as_f64().unwrap_or(1.0));
-    value.abs() > 1e15 || (value / of).fract() == 0.0
-}
-
-/// A number as an integer and the digits of it after the point.
-fn decimal(number: &Value) -> Option<(i128, u32)> {
-    if let Some(whole) = whole(number) {
-        return Some((whole, 0));
-    }
-    let text = number.as_f64()?.to_string();
-    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
-    Some((format!("{whole}{fraction}").parse().ok()?, fraction.len() as u32))
-}
-
-fn is_unique(items: &[Value]) -> bool {
-    // Long lists in one time: by their texts, which only numbers have several of.
-    let mut seen = BTreeSet::new();
-    items.iter().all(|item| seen.insert(canonical(item)))
-}
-
-/// The same text for the same value.
-fn canonical(value: &Value) -> String {
-    match value {
-        Value::Number(number) => match (whole(value), number.as_f64()) {
-            (Some(whole), _) => whole.to_string(),
-            (None, Some(float)) if float.fract() == 0.0 && float.abs() < 1e30 => {
-                (float as i128).to_string()
-            }
-            _ => number.to_string(),
-        },
-        Value::Array(items) => {
-            let items: Vec<String> = items.iter().map(canonical).collect();
-            format!("[{}]", items.join(","))
-        }
-        Value::Object(fields) => {
-            let mut fields: Vec<String> = fields
-                .iter()
-                .map(|(key, value)| format!("{}:{}", Value::from(key.as_str()), canonical(value)))
-                .collect();
-            fields.sort_unstable();
-            format!("{{{}}}", fields.join(","))
-        }
-        other => other.to_string(),
-    }
-}
-
-/// Whether two values are equal as JSON Schema has it: `1.0` is `1`.
-pub(super) fn is_same(a: &Value, b: &Value) -> bool {
-    a == b || canonical(a) == canonical(b)
 }

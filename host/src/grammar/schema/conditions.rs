@@ -2,7 +2,7 @@
 //!
 //! What has no negation that a schema can say without `not` stays out; the choices allow more then.
 
-use super::check::is_same;
+use super::value::is_same;
 use serde_json::{Map, Value, json};
 
 /// Conditions beside each other that are multiplied out.
@@ -84,7 +84,8 @@ fn exclude(fields: &mut Map<String, Value>, schema: &Value, is_object: bool) -> 
             if excluded.iter().any(|name| name == "number") {
                 excluded.push(json!("integer"));
             }
-            let all = || ["null", "boolean", "number", "string", "array", "object"].map(Value::from);
+            let all =
+                || ["null", "boolean", "number", "string", "array", "object"].map(Value::from);
             let mut left = fields.get("type").map_or_else(|| all().to_vec(), names);
             left.retain(|name| !excluded.contains(name));
             fields.insert("type".to_owned(), Value::Array(left.clone()));
@@ -148,8 +149,7 @@ fn take_conditions(fields: &mut Map<String, Value>) -> Vec<Condition> {
     if let Some(Value::Array(all)) = fields.get_mut("allOf") {
         all.retain_mut(|schema| {
             let Value::Object(schema) = schema else { return true };
-            let is_alone =
-                schema.keys().all(|key| matches!(key.as_str(), "if" | "then" | "else"));
+            let is_alone = is_alone(schema);
             let taken = is_alone.then(|| take_condition(schema)).flatten();
             let is_kept = taken.is_none();
             conditions.extend(taken);
@@ -160,6 +160,16 @@ fn take_conditions(fields: &mut Map<String, Value>) -> Vec<Condition> {
         }
     }
     conditions
+}
+
+/// Whether a schema is a condition and nothing else.
+fn is_condition(schema: &Value) -> bool {
+    schema.as_object().is_some_and(is_alone)
+}
+
+fn is_alone(schema: &Map<String, Value>) -> bool {
+    schema.contains_key("if")
+        && schema.keys().all(|key| matches!(key.as_str(), "if" | "then" | "else"))
 }
 
 fn take_condition(fields: &mut Map<String, Value>) -> Option<Condition> {
@@ -184,19 +194,18 @@ fn case(of: &Condition) -> Option<Case<'_>> {
 }
 
 /// The choices of conditions on properties.
-fn by_cases(
-    fields: &Map<String, Value>,
-    cases: &[Case<'_>],
-    is_object: bool,
-) -> Vec<Vec<Value>> {
-    if !is_object || cases.len() > MAX_CASES {
+fn by_cases(fields: &Map<String, Value>, cases: &[Case<'_>], is_object: bool) -> Vec<Vec<Value>> {
+    let is_untyped = !fields.contains_key("type");
+    if !(is_object || is_untyped) || cases.len() > MAX_CASES {
         return Vec::new();
     }
     let mut names: Vec<&str> = cases.iter().map(|case| case.name).collect();
     names.dedup();
     let of_name = |name: &&str| {
         let all: Vec<&Case<'_>> = cases.iter().filter(|case| case.name == *name).collect();
-        choose(fields, name, &all)
+        let mut choices = choose(fields, name, &all);
+        choices.extend(is_untyped.then(|| no_object(&all)));
+        choices
     };
     names.iter().map(of_name).collect()
 }
@@ -223,13 +232,17 @@ fn choose(fields: &Map<String, Value>, name: &str, cases: &[&Case<'_>]) -> Vec<V
             .cloned()
             .collect()
     };
-    let choice = |first: Value, rest: Vec<Value>| {
+    let choice = |mut first: Value, rest: Vec<Value>| {
+        // Conditions in conditions: they are about the values that are left.
+        let (nested, rest): (Vec<Value>, Vec<Value>) = rest.into_iter().partition(is_condition);
+        if !nested.is_empty() {
+            first["allOf"] = Value::Array(nested);
+        }
         let all: Vec<Value> = [first].into_iter().chain(rest).collect();
         json!({"allOf": all})
     };
-    let present = |schema: Value| {
-        json!({"type": "object", "properties": {name: schema}, "required": [name]})
-    };
+    let present =
+        |schema: Value| json!({"type": "object", "properties": {name: schema}, "required": [name]});
     let mut choices = Vec::new();
     let named: Vec<Value> = groups.iter().flat_map(|(values, _)| values.clone()).collect();
     for (values, holds) in groups {
@@ -255,12 +268,24 @@ fn choose(fields: &Map<String, Value>, name: &str, cases: &[&Case<'_>]) -> Vec<V
     choices
 }
 
+/// What is no object, which conditions on properties hold for where they don't ask for one.
+fn no_object(cases: &[&Case<'_>]) -> Value {
+    let branches = cases.iter().map(|case| match case.of.condition.get("type") {
+        None => case.of.then.clone(),
+        Some(_) => case.of.otherwise.clone(),
+    });
+    let other = json!({"type": ["null", "boolean", "number", "string", "array"]});
+    let all: Vec<Value> = [other].into_iter().chain(branches).collect();
+    json!({"allOf": all})
+}
+
 /// Both ways of a condition, where they are not everything.
 fn either(of: &Condition) -> Option<Vec<Value>> {
     let mut negated = Map::new();
-    let is_typed = of.condition.as_object().is_some_and(|condition| {
-        condition.len() == 1 && condition.contains_key("type")
-    });
+    let is_typed = of
+        .condition
+        .as_object()
+        .is_some_and(|condition| condition.len() == 1 && condition.contains_key("type"));
     let can_fail = exclude(&mut negated, &of.condition, false);
     let then = json!({"allOf": [of.condition, of.then]});
     match (can_fail, of.otherwise == Value::Bool(true)) {

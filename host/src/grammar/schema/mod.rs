@@ -6,6 +6,7 @@ mod hold;
 mod normal;
 mod pattern;
 mod refs;
+mod value;
 
 use check::Check;
 use normal::Normal;

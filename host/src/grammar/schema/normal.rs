@@ -123,8 +123,8 @@ pub(super) fn in_place(fields: &Map<String, Value>) -> impl Iterator<Item = (Str
     let single = single.filter_map(|key| Some((format!("/{key}"), fields.get(key)?)));
     let dependent = fields.get("dependentSchemas").and_then(Value::as_object);
     let dependent = dependent.into_iter().flatten();
-    let dependent = dependent
-        .map(|(key, schema)| (format!("/dependentSchemas/{}", escaped(key)), schema));
+    let dependent =
+        dependent.map(|(key, schema)| (format!("/dependentSchemas/{}", escaped(key)), schema));
     several.chain(single).chain(dependent)
 }
 
@@ -158,8 +158,7 @@ fn ends(schema: &Value, has_end: &[bool]) -> bool {
                 let prefix = schemas("prefixItems").unwrap_or_default();
                 let min = fields.get("minItems").and_then(Value::as_u64).unwrap_or(0) as usize;
                 prefix.iter().take(min).all(|s| ends(s, has_end))
-                    && (prefix.len() >= min
-                        || fields.get("items").is_none_or(|s| ends(s, has_end)))
+                    && (prefix.len() >= min || fields.get("items").is_none_or(|s| ends(s, has_end)))
             }
             _ => true,
         })
@@ -185,7 +184,7 @@ impl Builder<'_> {
         let fields = match value {
             Value::Bool(_) => return Ok(value.clone()),
             Value::Object(fields) => fields,
-            _ => return Err(wrong(at, "a schema is an object, or true or false")),
+            _ => return Err(wrong(at, "an object, or true or false")),
         };
         let own = self.places.own_uri(fields, base);
         let base = own.as_deref().unwrap_or(base);
@@ -222,51 +221,22 @@ impl Builder<'_> {
                 self.reference(reference, base, at)?
             }
             "items" if value.is_array() => self.schemas(value, base, at)?,
-            "items" | "additionalItems" | "additionalProperties" | "contains" | "propertyNames"
-            | "not" | "if" | "then" | "else" | "unevaluatedItems" | "unevaluatedProperties" => {
-                self.schema(value, base, at)?
-            }
+            "items"
+            | "additionalItems"
+            | "additionalProperties"
+            | "contains"
+            | "propertyNames"
+            | "not"
+            | "if"
+            | "then"
+            | "else"
+            | "unevaluatedItems"
+            | "unevaluatedProperties" => self.schema(value, base, at)?,
             "allOf" | "anyOf" | "oneOf" | "prefixItems" => self.schemas(value, base, at)?,
             "properties" | "patternProperties" | "dependentSchemas" | "dependencies" => {
                 self.named(value, base, at, key == "dependencies")?
             }
-            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
-            | "maxProperties" | "minContains" | "maxContains" => {
-                let count = value.as_u64().or_else(|| {
-                    let whole = value.as_f64().filter(|n| *n >= 0.0 && n.fract() == 0.0)?;
-                    Some(whole as u64)
-                });
-                json!(count.ok_or_else(|| wrong(at, "a whole number of 0 or more"))?)
-            }
-            "minimum" | "maximum" if value.is_number() => value.clone(),
-            "exclusiveMinimum" | "exclusiveMaximum" if value.is_number() || value.is_boolean() => {
-                value.clone()
-            }
-            "multipleOf" if value.as_f64().is_some_and(|n| n > 0.0) => value.clone(),
-            "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
-                return Err(wrong(at, "a number"));
-            }
-            "multipleOf" => return Err(wrong(at, "a number above 0")),
-            "pattern" | "format" if value.is_string() => value.clone(),
-            "pattern" | "format" => return Err(wrong(at, "a text")),
-            "uniqueItems" if value.is_boolean() => value.clone(),
-            "uniqueItems" => return Err(wrong(at, "true or false")),
-            "const" => value.clone(),
-            "enum" if value.is_array() => value.clone(),
-            "enum" => return Err(wrong(at, "a list")),
-            "required" if is_texts(value) => value.clone(),
-            "required" => return Err(wrong(at, "a list of texts")),
-            "dependentRequired" if is_named(value, is_texts) => value.clone(),
-            "dependentRequired" => return Err(wrong(at, "an object of lists of texts")),
-            "type" => {
-                let is_type = |value: &Value| value.as_str().is_some_and(|t| TYPES.contains(&t));
-                let is_list = value.as_array().is_some_and(|types| types.iter().all(is_type));
-                if !is_type(value) && !is_list {
-                    return Err(wrong(at, &format!("one of {}, or a list of them", TYPES.join(", "))));
-                }
-                value.clone()
-            }
-            _ => return Ok(None),
+            _ => return rule(key, value, at),
         };
         Ok(Some(value))
     }
@@ -310,6 +280,50 @@ impl Builder<'_> {
         }
         Ok(json!(format!("#/$defs/{number}")))
     }
+}
+
+/// The value of a keyword that holds no schema.
+fn rule(key: &str, value: &Value, at: &str) -> Result<Option<Value>, String> {
+    let value = match key {
+        "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties"
+        | "minContains" | "maxContains" => {
+            let count = value.as_u64().or_else(|| {
+                let whole = value.as_f64().filter(|n| *n >= 0.0 && n.fract() == 0.0)?;
+                Some(whole as u64)
+            });
+            json!(count.ok_or_else(|| wrong(at, "a whole number of 0 or more"))?)
+        }
+        "minimum" | "maximum" if value.is_number() => value.clone(),
+        "exclusiveMinimum" | "exclusiveMaximum" if value.is_number() || value.is_boolean() => {
+            value.clone()
+        }
+        "multipleOf" if value.as_f64().is_some_and(|n| n > 0.0) => value.clone(),
+        "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
+            return Err(wrong(at, "a number"));
+        }
+        "multipleOf" => return Err(wrong(at, "a number above 0")),
+        "pattern" | "format" if value.is_string() => value.clone(),
+        "pattern" | "format" => return Err(wrong(at, "a text")),
+        "uniqueItems" if value.is_boolean() => value.clone(),
+        "uniqueItems" => return Err(wrong(at, "true or false")),
+        "const" => value.clone(),
+        "enum" if value.is_array() => value.clone(),
+        "enum" => return Err(wrong(at, "a list")),
+        "required" if is_texts(value) => value.clone(),
+        "required" => return Err(wrong(at, "a list of texts")),
+        "dependentRequired" if is_named(value, is_texts) => value.clone(),
+        "dependentRequired" => return Err(wrong(at, "an object of lists of texts")),
+        "type" => {
+            let is_type = |value: &Value| value.as_str().is_some_and(|t| TYPES.contains(&t));
+            let is_list = value.as_array().is_some_and(|types| types.iter().all(is_type));
+            if !is_type(value) && !is_list {
+                return Err(wrong(at, &format!("one of {}, or a list of them", TYPES.join(", "))));
+            }
+            value.clone()
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(value))
 }
 
 fn wrong(at: &str, why: &str) -> String {

@@ -34,6 +34,44 @@ pub(super) fn translate(pattern: &str) -> String {
     out
 }
 
+/// Patterns that together say what `pattern` says: what look-aheads at its beginning ask for, then the rest.
+pub(super) fn conjuncts(pattern: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut rest = pattern.strip_prefix('^').unwrap_or_default();
+    while let Some(ahead) = rest.strip_prefix("(?=") {
+        let Some(end) = group_end(ahead, ')') else { break };
+        all.push(format!("^(?:{})", &ahead[..end]));
+        rest = &ahead[end + 1..];
+    }
+    // An alternative beside them would not ask for them.
+    if all.is_empty() || group_end(rest, '|').is_some() {
+        return vec![pattern.to_owned()];
+    }
+    all.push(format!("^{rest}"));
+    all
+}
+
+/// Where `mark` is outside of groups and classes.
+fn group_end(pattern: &str, mark: char) -> Option<usize> {
+    let (mut depth, mut is_class) = (0, false);
+    let mut rest = pattern.char_indices();
+    while let Some((at, c)) = rest.next() {
+        match c {
+            '\\' => {
+                rest.next();
+            }
+            ']' => is_class = false,
+            _ if is_class => {}
+            '[' => is_class = true,
+            _ if c == mark && depth == 0 => return Some(at),
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
 /// Writes `[` and what may only follow there; `false` for a class that is closed again.
 fn open_class(rest: &mut Peekable<Chars<'_>>, out: &mut String) -> bool {
     let is_negated = rest.next_if_eq(&'^').is_some();
@@ -131,6 +169,20 @@ fn four_digits(rest: &mut Peekable<Chars<'_>>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn look_aheads_at_the_beginning_are_patterns_of_their_own() {
+        for (pattern, want) in [
+            (r"^(?=.*[A-Z)])(?=.*\))(.{8,})$", &["^(?:.*[A-Z)])", r"^(?:.*\))", "^(.{8,})$"][..]),
+            ("^(?=a)b|c", &["^(?=a)b|c"]),
+            ("(?=a)b", &["(?=a)b"]),
+            ("^(?!a)b", &["^(?!a)b"]),
+            ("^a", &["^a"]),
+            ("^(?=a", &["^(?=a"]),
+        ] {
+            assert_eq!(conjuncts(pattern), want, "{pattern}");
+        }
+    }
 
     #[test]
     fn patterns_of_ecma_are_ones_of_regex() {

@@ -93,7 +93,6 @@ impl Places {
     }
 }
 
-
 fn anchors(fields: &Map<String, Value>) -> impl Iterator<Item = &str> {
     let named = ["$anchor", "$dynamicAnchor"].into_iter();
     let named = named.filter_map(|key| fields.get(key)?.as_str());

@@ -32,12 +32,14 @@ pub(in crate::server) struct Response {
     text: String,
     finish: Finish,
     num_events: usize,
+    /// What the text breaks of its schema.
+    warnings: Vec<String>,
 }
 
 impl Response {
     pub fn new(asked: Asked, settings: Settings) -> Self {
         let (item_id, text, finish) = (new_id("msg"), String::new(), Finish::Stop);
-        Response { asked, settings, item_id, text, finish, num_events: 0 }
+        Response { asked, settings, item_id, text, finish, num_events: 0, warnings: Vec::new() }
     }
 
     /// The status of what has ended.
@@ -154,9 +156,16 @@ impl Writer for Response {
         }
     }
 
+    fn warn(&mut self, warnings: Vec<String>) {
+        self.warnings = warnings;
+    }
+
     fn end(&mut self, usage: Usage) -> Vec<Event> {
         let item = self.item(self.status(), vec![self.content()]);
-        let object = self.object(self.status(), vec![item.clone()], Some(usage));
+        let mut object = self.object(self.status(), vec![item.clone()], Some(usage));
+        if !self.warnings.is_empty() {
+            object["warnings"] = json!(self.warnings);
+        }
         let kind = format!("response.{}", self.status());
         vec![
             self.text_event("response.output_text.done", "text", self.text.clone().into()),
