@@ -10,7 +10,9 @@ use super::{
     terminal,
 };
 use clap::ValueEnum;
+use halfwarp::Constraint;
 use serde::Serialize;
+use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
