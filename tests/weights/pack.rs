@@ -79,8 +79,7 @@ fn parts_are_stacked_along_the_rows() {
     assert_eq!(read(&checkpoint, &weight(1, 32, &[("v", 1)])).unwrap(), v);
 }
 
-/// What a GPU keeps of formats that it has no kernels for, beside the numbers themselves. How many of
-/// how many bytes it takes is in docs/weights.md.
+/// What a GPU keeps of formats that it has no kernels for, beside the numbers themselves.
 #[test]
 fn iq_formats_become_larger_blocks() {
     const Q6_K: u32 = 14;

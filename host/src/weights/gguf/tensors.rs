@@ -148,6 +148,11 @@ fn other_type(id: u32) -> String {
         26 => "I32",
         27 => "I64",
         28 => "F64",
+        // Of old files, which llama.cpp reads no more either.
+        31 => "Q4_0_4_4",
+        32 => "Q4_0_4_8",
+        33 => "Q4_0_8_8",
+        36 => "IQ4_NL_4_4",
         40 => "NVFP4",
         41 => "Q1_0",
         _ => return format!("ggml type {id}"),
