@@ -14,14 +14,22 @@ pub struct Logprobs {
     pub logprob: f32,
     /// The most likely tokens and theirs, the most likely first; of equal ones the smallest id first.
     pub top: Vec<(u32, f32)>,
+    /// Those of [`Request::logprobs_of`](super::Request::logprobs_of).
+    pub of: Vec<f32>,
 }
 
 impl Logprobs {
-    /// Those of `token` and of the `num_top` most likely tokens, by the `logits` of the position before it.
+    /// Those of `token`, of the `num_top` most likely tokens and of the tokens `of`, by the `logits` of the position before
+    /// it. A token that has no logit is never drawn.
     ///
     /// # Errors
     /// [`SamplingError::NotFinite`], [`SamplingError::NoCandidate`].
-    pub(super) fn new(logits: &[f32], token: u32, num_top: usize) -> Result<Self, SamplingError> {
+    pub(super) fn new(
+        logits: &[f32],
+        token: u32,
+        num_top: usize,
+        of: &[u32],
+    ) -> Result<Self, SamplingError> {
         let max = logits[drawn(next_token(logits, &RowSampling::GREEDY))? as usize];
         let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
         let logprob = |distance: f32| (-f64::from(distance) - sum.ln()) as f32;
@@ -32,6 +40,11 @@ impl Logprobs {
             token,
             logprob: logprob(max - logits[token as usize]),
             top: top.into_iter().map(|(token, distance)| (token, logprob(distance))).collect(),
+            of: of
+                .iter()
+                .map(|&token| logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY))
+                .map(|logit| logprob(max - logit))
+                .collect(),
         })
     }
 }
@@ -63,7 +76,12 @@ mod tests {
             order.sort_by(|&a, &b| wanted[b].total_cmp(&wanted[a]).then(a.cmp(&b)));
             order.truncate(num_top);
             for token in [0, len / 2, len - 1] {
-                let got = Logprobs::new(&logits, token as u32, num_top).unwrap();
+                let of = [0, token as u32, len as u32 - 1];
+                let got = Logprobs::new(&logits, token as u32, num_top, &of).unwrap();
+                for (of, logprob) in of.into_iter().zip(&got.of) {
+                    let is_near = (f64::from(*logprob) - wanted[of as usize]).abs() < 1e-5;
+                    assert!(is_near || f64::from(*logprob) == wanted[of as usize], "{of}");
+                }
                 assert_eq!(got.token, token as u32);
                 assert!((f64::from(got.logprob) - wanted[token]).abs() < 1e-5, "{len}: {token}");
                 let top: Vec<usize> = got.top.iter().map(|top| top.0 as usize).collect();
@@ -73,14 +91,16 @@ mod tests {
                 }
             }
         }
-        let far = Logprobs::new(&[1e4, 0.0, NEG_INF], 2, 2).unwrap();
+        let far = Logprobs::new(&[1e4, 0.0, NEG_INF], 2, 2, &[1, 3]).unwrap();
         assert_eq!((far.logprob, &*far.top), (NEG_INF, &[(0, 0.0), (1, -1e4)][..]));
+        assert_eq!(far.of, [-1e4, NEG_INF]);
     }
 
     #[test]
     fn broken_logits_have_none() {
-        let error = Logprobs::new(&[0.0, f32::NAN], 0, 1).unwrap_err();
+        let error = Logprobs::new(&[0.0, f32::NAN], 0, 1, &[]).unwrap_err();
         assert_eq!(error, SamplingError::NotFinite { token: 1 });
-        assert_eq!(Logprobs::new(&[NEG_INF; 2], 0, 1).unwrap_err(), SamplingError::NoCandidate);
+        let error = Logprobs::new(&[NEG_INF; 2], 0, 1, &[]).unwrap_err();
+        assert_eq!(error, SamplingError::NoCandidate);
     }
 }

@@ -24,6 +24,9 @@ pub struct Request {
     pub min_tokens: usize,
     /// Asks for the log-probability of each generated token, and of so many most likely ones beside it.
     pub logprobs: Option<usize>,
+    /// With `logprobs`: tokens whose log-probabilities are wanted however unlikely they are, such as the `yes` and the `no`
+    /// of a model that ranks.
+    pub logprobs_of: Vec<u32>,
     /// As `logprobs`, of all tokens of the prompt but the first. The whole prompt is computed then, as it is for
     /// [`Pooling::Mean`]: other requests' keys and values are not read.
     pub prompt_logprobs: Option<usize>,

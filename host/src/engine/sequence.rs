@@ -45,6 +45,7 @@ pub struct Sequence {
     stop_tokens: Vec<u32>,
     min_tokens: usize,
     logprobs: Option<usize>,
+    logprobs_of: Vec<u32>,
     prompt_logprobs: Option<usize>,
     /// Of a prompt whose embedding is asked for.
     pooled: Option<Pooled>,
@@ -91,6 +92,7 @@ impl Sequence {
             stop_tokens: request.stop_tokens,
             min_tokens: request.min_tokens,
             logprobs: request.logprobs,
+            logprobs_of: request.logprobs_of,
             prompt_logprobs: request.prompt_logprobs,
             pooled,
             num_rows_done: if wants_all { 0 } else { prompt_len },
@@ -254,7 +256,7 @@ impl Sequence {
             Some(num_top) if num_prompt_rows > 0 => {
                 self.num_rows_done = first + num_prompt_rows;
                 let rows = of_prompt.par_chunks_exact(width).zip(&self.tokens[first + 1..]);
-                let of = |(row, &token): (&[f32], &u32)| Logprobs::new(row, token, num_top);
+                let of = |(row, &token): (&[f32], &u32)| Logprobs::new(row, token, num_top, &[]);
                 rows.map(of).collect::<Result<_, _>>()?
             }
             _ => Vec::new(),
@@ -263,8 +265,8 @@ impl Sequence {
             None => None,
             Some(_) if takes_last => {
                 let token = self.sample(last).and_then(|token| self.accepted(token))?;
-                let of = self.logprobs.map(|num_top| Logprobs::new(last, token, num_top));
-                Some((token, of.transpose()?))
+                let of = |num_top| Logprobs::new(last, token, num_top, &self.logprobs_of);
+                Some((token, self.logprobs.map(of).transpose()?))
             }
             Some(drawn) => {
                 let token = sampler::drawn(drawn)?;

@@ -102,6 +102,11 @@ impl<'a> TextStream<'a> {
         self.stops.is_stopped()
     }
 
+    /// See [`StopStrings::stopped_by`].
+    pub fn stopped_by(&self) -> Option<&str> {
+        self.stops.stopped_by()
+    }
+
     /// What [`Engine::generate`](crate::Engine::generate) has to know after each token: to go on,
     /// or to break off after a stop string.
     pub fn flow(&self) -> ControlFlow<()> {

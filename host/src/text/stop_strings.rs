@@ -17,7 +17,8 @@ pub struct StopStrings {
     stops: Vec<String>,
     /// What may be the start of a stop string, and what follows it.
     held: String,
-    is_stopped: bool,
+    /// Which one has come.
+    stopped_by: Option<usize>,
 }
 
 impl StopStrings {
@@ -29,7 +30,7 @@ impl StopStrings {
 
     /// Adds a part of the text, and returns what is known to come before every stop string; nothing after one.
     pub fn push(&mut self, text: &str) -> String {
-        if self.is_stopped {
+        if self.is_stopped() {
             return String::new();
         }
         self.held.push_str(text);
@@ -37,8 +38,8 @@ impl StopStrings {
         let end = start.unwrap_or(self.held.len());
         match stop {
             // One that begins before it may still be completed.
-            Some(stop) if stop <= end => {
-                self.is_stopped = true;
+            Some((stop, index)) if stop <= end => {
+                self.stopped_by = Some(index);
                 self.held.truncate(stop);
                 std::mem::take(&mut self.held)
             }
@@ -51,20 +52,27 @@ impl StopStrings {
 
     /// Whether a stop string has come.
     pub fn is_stopped(&self) -> bool {
-        self.is_stopped
+        self.stopped_by.is_some()
+    }
+
+    /// The stop string that has come, or that the text has where it ends here.
+    pub fn stopped_by(&self) -> Option<&str> {
+        let index = self.stopped_by.or_else(|| self.first_stop().map(|(_, index)| index))?;
+        Some(&self.stops[index])
     }
 
     /// Ends the text: what was held back, up to a stop string.
     pub fn finish(mut self) -> String {
-        if let Some(stop) = self.first_stop() {
+        if let Some((stop, _)) = self.first_stop() {
             self.held.truncate(stop);
         }
         self.held
     }
 
-    /// Where the first stop string in the held text begins.
-    fn first_stop(&self) -> Option<usize> {
-        self.stops.iter().filter_map(|stop| self.held.find(stop)).min()
+    /// Where the first stop string in the held text begins, and its number.
+    fn first_stop(&self) -> Option<(usize, usize)> {
+        let starts = self.stops.iter().enumerate();
+        starts.filter_map(|(index, stop)| Some((self.held.find(stop)?, index))).min()
     }
 
     /// Where an incomplete stop string begins that the held text may end with.
@@ -109,10 +117,12 @@ mod tests {
             }
             let named = stops.iter().filter(|stop| !stop.is_empty());
             let first = named.filter_map(|stop| whole.find(stop)).min();
-            if matcher.is_stopped() {
-                num_stopped += 1;
-                assert!(first.is_some(), "{stops:?} in {whole:?}");
+            let stop = matcher.stopped_by();
+            assert_eq!(stop.is_some(), first.is_some(), "{stops:?} in {whole:?}");
+            if let (Some(stop), Some(first)) = (stop, first) {
+                assert!(whole[first..].starts_with(stop), "{stops:?} in {whole:?}: {stop}");
             }
+            num_stopped += usize::from(matcher.is_stopped());
             out.push_str(&matcher.finish());
             assert_eq!(out, whole[..first.unwrap_or(whole.len())], "{stops:?} in {whole:?}");
         }
