@@ -1,6 +1,6 @@
 //! Who is served: keys, TLS and the origins of pages.
 
-use crate::client::{CERT, Client, KEY, OTHER_KEY, Serving, agent};
+use crate::client::{CERT, Client, KEY, OTHER_KEY, Serving, agent, reply};
 use crate::support::{self, LLAMA};
 use serde_json::json;
 
@@ -21,6 +21,17 @@ fn a_key_opens_what_is_locked() {
         assert_eq!(client.get("/v1/nothing").status, 404, "{key:?}");
     }
     assert_eq!(serving.client.get("/v1/models").json()["error"]["code"], "invalid_api_key");
+    // As Anthropic's clients send it, and in the form of their failures.
+    for (key, status, kind) in
+        [("wrong", 401, "authentication_error"), ("second", 400, "invalid_request_error")]
+    {
+        let request = agent().post(format!("{base}/v1/messages")).header("x-api-key", key);
+        let request = request.header("Content-Type", "application/json");
+        let reply = reply(request.send(&b"{}"[..]).unwrap());
+        let error = reply.json();
+        assert_eq!((reply.status, error["error"]["type"].as_str()), (status, Some(kind)));
+        assert_eq!(error["type"], "error");
+    }
 }
 
 #[test]

@@ -6,9 +6,11 @@ mod client;
 mod completions;
 mod embeddings;
 mod lifetime;
+mod messages;
 mod metrics;
 mod page;
 mod refusals;
+mod rerank;
 mod responses;
 #[path = "../cli/support.rs"]
 #[allow(dead_code)]
@@ -35,6 +37,12 @@ fn a_real_model_is_served() {
     chat::answers_have_the_form_that_is_asked_for(client);
     chat::answers_are_the_calls_that_are_asked_for(client);
     responses::a_response_is_the_chat_in_another_form(client);
+    responses::a_response_calls_tools_and_goes_on(client);
+    responses::log_probabilities_are_those_of_the_chat(client);
+    messages::a_message_is_the_chat_in_another_form(client);
+    messages::a_message_calls_tools(client);
+    messages::refusals_have_anthropics_form(client);
+    rerank::scores_are_those_of_embeddings(client);
     page::the_page_is_there(client);
     refusals::refusals_of_a_model_with_text(client);
     metrics::metrics_count(client);

@@ -2,14 +2,15 @@
 
 mod completion;
 mod logprobs;
+mod message;
 mod response;
 
 pub(super) use completion::{Completion, Endpoint};
-pub(super) use response::{Response as ResponseObject, Settings};
+pub(super) use message::MessageObject;
+pub(super) use response::{Destination, ResponseObject, Settings};
 
 use super::choice::{Finish, Part, PartKind, Token};
 use super::error::{ApiError, json_response};
-use crate::grammar::Grammar;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -17,7 +18,6 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -33,8 +33,6 @@ pub(super) struct Asked {
     /// Answers to each prompt.
     pub n: usize,
     pub prompts: Vec<Prompted>,
-    /// What the answers obey.
-    pub grammar: Option<Arc<Grammar>>,
 }
 
 /// A prompt that is being answered.
@@ -56,6 +54,8 @@ pub(super) struct Answer {
     prompt: Vec<Token>,
     tokens: Vec<Token>,
     calls: Vec<ToolCall>,
+    /// What it breaks of its schema.
+    warnings: Vec<String>,
     finish: Finish,
 }
 
@@ -97,17 +97,17 @@ pub(super) struct Usage {
 pub(super) trait Writer: Send + 'static {
     fn asked(&self) -> &Asked;
 
-    /// All answers, in the order of their numbers.
-    fn whole(self, answers: Vec<Answer>, usage: Usage) -> Value;
+    /// The body of all answers, which come in `parts`.
+    fn whole(
+        self,
+        parts: mpsc::Receiver<Part>,
+    ) -> impl Future<Output = Result<Value, ApiError>> + Send;
 
     /// The events before the first token.
     fn begin(&mut self) -> Vec<Event>;
 
-    /// The events of a text, a call or an end of answer number `index`.
+    /// The events of a part of answer number `index`.
     fn part(&mut self, index: usize, kind: PartKind) -> Vec<Event>;
-
-    /// Says what an answer that ends next breaks of its schema.
-    fn warn(&mut self, _warnings: Vec<String>) {}
 
     /// The events after the end of the last answer.
     fn end(&mut self, usage: Usage) -> Vec<Event>;
@@ -125,17 +125,30 @@ pub(super) async fn respond(
     if stream {
         return events(writer, parts);
     }
-    match collect(writer.asked(), parts).await {
-        Ok((answers, usage)) => {
-            let warnings = warnings(writer.asked(), &answers);
-            let mut body = writer.whole(answers, usage);
-            if !warnings.is_empty() {
-                body["warnings"] = warnings.into();
-            }
-            json_response(StatusCode::OK, &body)
-        }
+    match writer.whole(parts).await {
+        Ok(body) => json_response(StatusCode::OK, &body),
         Err(error) => error.into_response(),
     }
+}
+
+/// Gives all `parts` to a writer that makes one object of them, and throws the events away.
+async fn drain(
+    writer: &mut impl Writer,
+    mut parts: mpsc::Receiver<Part>,
+) -> Result<Usage, ApiError> {
+    let mut usage = writer.asked().usage();
+    while let Some(part) = parts.recv().await {
+        writer.asked().count(&mut usage, &part);
+        let is_end = matches!(part.kind, PartKind::Finished(_));
+        match part.kind {
+            PartKind::Failed(error) => return Err(error),
+            kind => drop(writer.part(part.index, kind)),
+        }
+        if is_end {
+            return Ok(usage);
+        }
+    }
+    Err(no_end())
 }
 
 impl Asked {
@@ -152,13 +165,6 @@ impl Asked {
     fn usage(&self) -> Usage {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         Usage { prompt_tokens, ..Usage::default() }
-    }
-
-    /// What an answer, without its echo, breaks of the schema that it was to have.
-    fn violations(&self, answer: &str, finish: Finish) -> Vec<String> {
-        // What is cut off is not of it, which its end says.
-        let grammar = self.grammar.as_ref().filter(|_| finish == Finish::Stop);
-        grammar.map_or_else(Vec::new, |grammar| grammar.violations(answer))
     }
 
     /// Counts a part.
@@ -196,6 +202,7 @@ async fn collect(
         prompt: Vec::new(),
         tokens: Vec::new(),
         calls: Vec::new(),
+        warnings: Vec::new(),
         finish: Finish::Stop,
     };
     let mut answers: Vec<Answer> = (0..asked.num_answers()).map(begin).collect();
@@ -218,6 +225,7 @@ async fn collect(
             PartKind::CallArguments { call, json } => {
                 answer.calls[call].function.arguments.push_str(&json);
             }
+            PartKind::Warning(warning) => answer.warnings.push(warning),
             PartKind::Finished(finish) => {
                 answer.finish = finish;
                 num_open -= 1;
@@ -231,17 +239,6 @@ async fn collect(
     }
 }
 
-/// What answers break of their schema, each line with the number of its answer where there are several.
-fn warnings(asked: &Asked, answers: &[Answer]) -> Vec<String> {
-    let of_answer = |(index, answer): (usize, &Answer)| {
-        let text = &answer.text[asked.prompt(index).echo.len()..];
-        let violations = asked.violations(text, answer.finish).into_iter();
-        let is_one = answers.len() == 1;
-        violations.map(move |why| if is_one { why } else { format!("choice {index}: {why}") })
-    };
-    answers.iter().enumerate().flat_map(of_answer).collect()
-}
-
 fn no_end() -> ApiError {
     ApiError::internal("an answer has no end")
 }
@@ -253,7 +250,6 @@ fn events(mut writer: impl Writer, parts: mpsc::Receiver<Part>) -> Response {
         num_open: writer.asked().num_answers(),
         ready: writer.begin().into(),
         parts: Some(parts),
-        texts: vec![String::new(); writer.asked().num_answers()],
         writer,
     };
     let events = futures_util::stream::unfold(events, async |mut events| {
@@ -270,8 +266,6 @@ struct Events<W> {
     /// Answers that have not ended.
     num_open: usize,
     ready: VecDeque<Event>,
-    /// The answers so far, where they have a schema.
-    texts: Vec<String>,
     /// None once the stream has failed or ended.
     parts: Option<mpsc::Receiver<Part>>,
 }
@@ -293,20 +287,9 @@ impl<W: Writer> Events<W> {
     fn take(&mut self, part: Part) {
         self.writer.asked().count(&mut self.usage, &part);
         match part.kind {
-            PartKind::Started { .. } => {}
             PartKind::Failed(error) => self.fail(&error),
             kind => {
                 let is_end = matches!(kind, PartKind::Finished(_));
-                match &kind {
-                    PartKind::Text { text, .. } if self.writer.asked().grammar.is_some() => {
-                        self.texts[part.index].push_str(text);
-                    }
-                    PartKind::Finished(finish) => {
-                        let answer = std::mem::take(&mut self.texts[part.index]);
-                        self.writer.warn(self.writer.asked().violations(&answer, *finish));
-                    }
-                    _ => {}
-                }
                 self.ready.extend(self.writer.part(part.index, kind));
                 self.num_open -= usize::from(is_end);
                 if self.num_open == 0 {
@@ -322,3 +305,6 @@ impl<W: Writer> Events<W> {
         self.parts = None;
     }
 }
+
+#[cfg(test)]
+mod tests;

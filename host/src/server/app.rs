@@ -3,6 +3,7 @@
 use super::body::thread_of_large_bodies;
 use super::error::ApiError;
 use super::metrics::Metrics;
+use super::store::Store;
 use super::{SchedulingPolicy, ServerOptions};
 use crate::engine::EngineHandle;
 use crate::{GrammarCompiler, Model, Text};
@@ -19,6 +20,8 @@ pub(super) struct App {
     /// None while it is loading.
     pub engine: Arc<OnceLock<EngineHandle>>,
     pub metrics: Arc<Metrics>,
+    /// Responses that requests go on from.
+    pub store: Arc<Store>,
     /// Parses large bodies.
     pub large_bodies: ThreadPool,
     /// Seconds since 1970 when the server was started.
@@ -38,6 +41,7 @@ impl App {
             options,
             model,
             metrics: Arc::new(metrics),
+            store: Arc::default(),
             engine,
             large_bodies: thread_of_large_bodies()?,
             created: unix_time(),
@@ -135,7 +139,7 @@ pub(super) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// A name for a request that no other has.
+/// A name that no other has, after `prefix`.
 pub(super) fn new_id(prefix: &str) -> String {
-    format!("{prefix}-{:032x}", rand::rng().random::<u128>())
+    format!("{prefix}{:032x}", rand::rng().random::<u128>())
 }

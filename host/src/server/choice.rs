@@ -4,6 +4,7 @@ use super::error::ApiError;
 use super::metrics::Metrics;
 use super::tools::{CallRules, Piece, ToolParser};
 use crate::Model;
+use crate::grammar::Grammar;
 use crate::engine::{FinishReason, Logprobs, RequestEvent, RequestStream};
 use crate::text::TextStream;
 use std::iter;
@@ -37,6 +38,8 @@ pub(super) enum PartKind {
     CallBegin { call: usize, id: String, name: String },
     /// More of the JSON of its arguments.
     CallArguments { call: usize, json: String },
+    /// What the answer that ends now breaks of its schema.
+    Warning(String),
     /// The last part.
     Finished(Finish),
     /// The last part of all answers.
@@ -56,8 +59,10 @@ pub(super) struct Token {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finish {
-    /// A stop token or a stop string.
+    /// A stop token.
     Stop,
+    /// The stop string of this number.
+    StopString(usize),
     /// The limit of tokens, or the end of the context.
     Length,
     /// After a call of a tool.
@@ -68,7 +73,7 @@ impl Finish {
     /// OpenAI's name.
     pub fn name(self) -> &'static str {
         match self {
-            Finish::Stop => "stop",
+            Finish::Stop | Finish::StopString(_) => "stop",
             Finish::Length => "length",
             Finish::ToolCalls => "tool_calls",
         }
@@ -88,6 +93,8 @@ pub(super) struct Choice {
     pub continues: bool,
     /// Whether log-probabilities are asked for.
     pub logprobs: bool,
+    /// What the answer obeys.
+    pub grammar: Option<Arc<Grammar>>,
     /// The prompt, if its own are.
     pub scored_prompt: Option<Vec<u32>>,
     /// How long a reader may take for a part.
@@ -133,12 +140,13 @@ impl Choice {
                 // The marks of calls may be special tokens.
                 (false, Some(_)) => TextStream::with_special(&text.tokenizer, false),
             };
-            stream.until(self.stop)
+            stream.until(self.stop.iter().cloned())
         });
         let mut tools = self.calls.map(|rules| ToolParser::new(rules.format, rules.is_single));
         let mut last_token: Option<Instant> = None;
         let mut texts = Offsets::new(&self.model, self.logprobs, self.scored_prompt.is_none());
         let (mut of_prompt, mut of_token) = (Vec::new(), None);
+        let mut said = Said { grammar: self.grammar, text: String::new() };
         let reason = loop {
             let event = self.stream.next().await;
             if let Some(RequestEvent::Token(_) | RequestEvent::Finished(_)) = event
@@ -168,6 +176,7 @@ impl Choice {
                     for kind in
                         parts_of(&mut tools, part, Some(texts.place(token, of_token.take())))
                     {
+                        said.hear(&kind);
                         send(kind).await?;
                     }
                     if text.as_ref().is_some_and(TextStream::is_stopped)
@@ -185,8 +194,10 @@ impl Choice {
             }
         };
         drop(self.stream);
+        let stopped_by = text.as_ref().and_then(TextStream::stopped_by);
+        let stopped_by = stopped_by.and_then(|by| self.stop.iter().position(|stop| stop == by));
         let finish = match reason {
-            FinishReason::StopToken => Finish::Stop,
+            FinishReason::StopToken => stopped_by.map_or(Finish::Stop, Finish::StopString),
             FinishReason::Length | FinishReason::ContextFull => Finish::Length,
             FinishReason::Cancelled => {
                 let error = ApiError::unavailable("the server is shutting down");
@@ -200,13 +211,40 @@ impl Choice {
             parts.extend(tools.finish().into_iter().map(PartKind::from));
         }
         for kind in parts {
+            said.hear(&kind);
             send(kind).await?;
         }
         let is_named = self.calls.is_some_and(|rules| rules.is_named);
         let has_calls = !is_named && tools.is_some_and(|tools| tools.has_calls());
-        let finish = if finish == Finish::Stop && has_calls { Finish::ToolCalls } else { finish };
+        let finish = match finish {
+            Finish::Stop | Finish::StopString(_) if has_calls => Finish::ToolCalls,
+            finish => finish,
+        };
+        for violation in said.violations(finish) {
+            send(PartKind::Warning(violation)).await?;
+        }
         send(PartKind::Finished(finish)).await?;
         Ok(Some(finish))
+    }
+}
+
+/// What an answer has said, where it has to obey a grammar.
+struct Said {
+    grammar: Option<Arc<Grammar>>,
+    text: String,
+}
+
+impl Said {
+    fn hear(&mut self, kind: &PartKind) {
+        if let (Some(_), PartKind::Text { text, .. }) = (&self.grammar, kind) {
+            self.text.push_str(text);
+        }
+    }
+
+    /// What it breaks of its schema. Where it is cut off it is not of it, which its end says.
+    fn violations(&self, finish: Finish) -> Vec<String> {
+        let grammar = self.grammar.as_ref().filter(|_| finish == Finish::Stop);
+        grammar.map_or_else(Vec::new, |grammar| grammar.violations(&self.text))
     }
 }
 
@@ -290,6 +328,7 @@ mod tests {
             calls: None,
             continues: true,
             logprobs: false,
+            grammar: None,
             scored_prompt: None,
             write_timeout: Duration::ZERO,
         };
@@ -338,6 +377,7 @@ mod tests {
             calls: Some(CallRules { format: Format::Hermes, is_single: false, is_named: false }),
             continues: false,
             logprobs: false,
+            grammar: None,
             scored_prompt: None,
             write_timeout: Duration::from_secs(10),
         };
@@ -354,7 +394,7 @@ mod tests {
                 PartKind::Reasoning { text, .. } => panic!("no reasoning: {text}"),
                 PartKind::Finished(end) => finish = Some(end),
                 PartKind::Failed(error) => panic!("{error:?}"),
-                PartKind::Prompt(_) => panic!("nobody asked for it"),
+                PartKind::Prompt(_) | PartKind::Warning(_) => panic!("nobody asked for it"),
             }
         }
         assert_eq!((text.as_str(), finish), ("Wait.", Some(Finish::ToolCalls)));

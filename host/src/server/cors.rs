@@ -27,7 +27,7 @@ pub(super) fn layer(origins: &[String]) -> Option<CorsLayer> {
     };
     let layer = CorsLayer::new()
         .allow_origin(allowed)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // Clients of OpenAI's library send headers of their own.
         .allow_headers(AllowHeaders::mirror_request())
         .max_age(MAX_AGE);

@@ -4,7 +4,7 @@ use super::app::App;
 use super::error::{ApiError, json_response};
 use super::metrics::Metrics;
 use super::request::{EmbeddingRequest, Encoding};
-use crate::engine::{EngineHandle, Request, RequestEvent, RequestStream};
+use crate::engine::{Request, RequestEvent, RequestStream};
 use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
@@ -34,21 +34,17 @@ pub(super) async fn answer(
     encoding: Encoding,
     requests: Vec<Request>,
 ) -> Result<Response, ApiError> {
-    let engine = app.ready()?;
     let num_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
-    let mut data = Vec::with_capacity(requests.len());
-    for requests in requests.chunks(MAX_OPEN) {
-        for embedding in embed(engine, &app.metrics, requests.to_vec()).await? {
-            let embedding = match encoding {
-                Encoding::Float => Numbers::Float(embedding),
-                Encoding::Base64 => {
-                    let bytes: Vec<u8> = embedding.into_iter().flat_map(f32::to_le_bytes).collect();
-                    Numbers::Base64(BASE64_STANDARD.encode(bytes))
-                }
-            };
-            data.push(Data { object: "embedding", index: data.len(), embedding });
+    let numbers = |embedding: Vec<f32>| match encoding {
+        Encoding::Float => Numbers::Float(embedding),
+        Encoding::Base64 => {
+            let bytes: Vec<u8> = embedding.into_iter().flat_map(f32::to_le_bytes).collect();
+            Numbers::Base64(BASE64_STANDARD.encode(bytes))
         }
-    }
+    };
+    let data = embed(app, requests).await?.into_iter().map(numbers).enumerate();
+    let data = data.map(|(index, embedding)| Data { object: "embedding", index, embedding });
+    let data = data.collect();
     let usage = Usage { prompt_tokens: num_tokens, total_tokens: num_tokens };
     let body = Body { object: "list", data, model: &app.options.model_name, usage };
     Ok(json_response(StatusCode::OK, &body))
@@ -83,24 +79,37 @@ struct Usage {
     total_tokens: usize,
 }
 
-async fn embed(
-    engine: &EngineHandle,
-    metrics: &Arc<Metrics>,
+/// The embeddings that `requests` ask for.
+pub(super) async fn embed(app: &App, requests: Vec<Request>) -> Result<Vec<Vec<f32>>, ApiError> {
+    one_each(app, requests, |event| match event {
+        RequestEvent::Embedding(vector) => Some(vector),
+        _ => None,
+    })
+    .await
+}
+
+/// What `find` finds among the events of each request.
+pub(super) async fn one_each<T>(
+    app: &App,
     requests: Vec<Request>,
-) -> Result<Vec<Vec<f32>>, ApiError> {
-    let streams = engine.submit_all(requests)?;
-    let open = streams.into_iter().map(|stream| Open {
-        stream,
-        metrics: Arc::clone(metrics),
-        start: Instant::now(),
-        reason: "abort",
-    });
-    let mut embeddings = Vec::new();
-    // All of them count as left if one fails or nobody waits any more.
-    for open in open.collect::<Vec<_>>() {
-        embeddings.push(open.embedding().await?);
+    find: impl Fn(RequestEvent) -> Option<T>,
+) -> Result<Vec<T>, ApiError> {
+    let engine = app.ready()?;
+    let mut found = Vec::with_capacity(requests.len());
+    for requests in requests.chunks(MAX_OPEN) {
+        let streams = engine.submit_all(requests.to_vec())?;
+        let open = streams.into_iter().map(|stream| Open {
+            stream,
+            metrics: Arc::clone(&app.metrics),
+            start: Instant::now(),
+            reason: "abort",
+        });
+        // All of them count as left if one fails or nobody waits any more.
+        for open in open.collect::<Vec<_>>() {
+            found.push(open.find(&find).await?);
+        }
     }
-    Ok(embeddings)
+    Ok(found)
 }
 
 /// An input in the engine; counted when it is dropped.
@@ -112,22 +121,21 @@ struct Open {
 }
 
 impl Open {
-    async fn embedding(mut self) -> Result<Vec<f32>, ApiError> {
-        let mut embedding = None;
+    async fn find<T>(mut self, find: impl Fn(RequestEvent) -> Option<T>) -> Result<T, ApiError> {
+        let mut found = None;
         while let Some(event) = self.stream.next().await {
             match event {
-                RequestEvent::Embedding(vector) => embedding = Some(vector),
                 RequestEvent::Failed(error) => {
                     self.reason = "error";
                     return Err((&*error).into());
                 }
-                _ => {}
+                event => found = find(event).or(found),
             }
         }
         let stopped = || ApiError::unavailable("the server is shutting down");
-        let embedding = embedding.ok_or_else(stopped)?;
+        let found = found.ok_or_else(stopped)?;
         self.reason = "stop";
-        Ok(embedding)
+        Ok(found)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a client is told when a request fails: OpenAI's error object.
+//! What a client is told when a request fails: OpenAI's error object, on the paths of Anthropic's API its own.
 
 use crate::engine::{EngineError, SamplingError};
 use crate::text::TextError;
@@ -89,6 +89,46 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// As Anthropic writes it: <https://docs.anthropic.com/en/api/errors>.
+    pub fn to_anthropic(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": self.message } })
+    }
+
+    /// Of a response that is not stored, or no longer.
+    pub fn unknown_response(id: &str) -> Self {
+        let message = format!("the response `{id}` is not stored here, or no longer");
+        ApiError::status(StatusCode::NOT_FOUND, message)
+    }
+
+    /// Of a response that a request goes on from.
+    pub fn unknown_previous(id: &str) -> Self {
+        let message = format!("the previous response `{id}` is not stored here, or no longer");
+        let code = Some("previous_response_not_found");
+        let error = ApiError::status(StatusCode::NOT_FOUND, message);
+        ApiError { code, ..error }.of_param("previous_response_id")
+    }
+}
+
+/// The error object of `response`, if it is one of a failure, written as Anthropic does.
+pub(super) fn in_anthropics_form(response: Response) -> Response {
+    let (mut parts, body) = response.into_parts();
+    match parts.extensions.remove::<ApiError>() {
+        Some(error) => Response::from_parts(parts, error.to_anthropic().to_string().into()),
+        None => Response::from_parts(parts, body),
+    }
+}
+
 impl From<&EngineError> for ApiError {
     fn from(error: &EngineError) -> Self {
         let message = error.to_string();
@@ -139,6 +179,7 @@ impl IntoResponse for ApiError {
             }
             _ => {}
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -92,6 +92,13 @@ impl Fields {
         }
     }
 
+    /// Adds a field that the request says elsewhere; one that is there stays.
+    pub fn add(&mut self, name: &str, value: Option<Value>) {
+        if let Some(value) = value.filter(|_| !self.has(name)) {
+            self.map.insert(name.to_owned(), value);
+        }
+    }
+
     /// The fields that are left and not `null`, in their order.
     pub fn rest(self) -> Map<String, Value> {
         self.map.into_iter().filter(|(_, value)| !value.is_null()).collect()

@@ -52,9 +52,9 @@ impl Form {
         }
     }
 
-    /// What `text.format` of `/v1/responses` asks for, if anything.
-    pub fn of_text(format: Value) -> Result<Option<Self>, ApiError> {
-        let param = "text.format";
+    /// What the field `param` asks for, if anything: `text.format` of `/v1/responses`, or `output_config.format` of
+    /// `/v1/messages`.
+    pub fn of_text(format: Value, param: &'static str) -> Result<Option<Self>, ApiError> {
         let mut format = Fields::of(format, param)?;
         let kind = match format.require::<String>("type")?.as_str() {
             "text" => None,

@@ -3,7 +3,8 @@
 use super::ServerOptions;
 use super::app::App;
 use super::embeddings;
-use super::request::{ChatRequest, CompletionRequest, ResponseRequest};
+use super::request::{ChatRequest, CompletionRequest, MessagesRequest, ResponseRequest};
+use super::scores;
 use super::tokens;
 use super::tools::{Format, Piece, ToolParser};
 use crate::Model;
@@ -22,20 +23,25 @@ impl Parsers {
     }
 
     /// Whether each path would take `body`.
-    pub fn take(&self, body: &[u8]) -> [bool; 6] {
+    pub fn take(&self, body: &[u8]) -> [bool; 9] {
         let Parsers(app) = self;
         let chat = ChatRequest::parse(body, &app.model).and_then(|request| {
             let text = app.text()?;
             request.conversation.tools.form(text)?;
             request.conversation.encode(app)
         });
-        let response = ResponseRequest::parse(body, &app.model)
+        let response = ResponseRequest::parse(body, &app.model, &app.store)
+            .and_then(|request| request.conversation.encode(app));
+        let messages = MessagesRequest::parse(body, &app.model)
             .and_then(|request| request.conversation.encode(app));
         [
             chat.is_ok(),
             CompletionRequest::parse(body, &app.model).is_ok(),
             response.is_ok(),
+            messages.is_ok(),
             embeddings::parse(app, body).is_ok(),
+            scores::parse_rerank(app, body).is_ok(),
+            scores::parse_score(app, body).is_ok(),
             tokens::tokenize(app, body).is_ok(),
             tokens::detokenize(app, body).is_ok(),
         ]

@@ -1,4 +1,5 @@
-//! An OpenAI-compatible server: `/v1/chat/completions`, `/v1/completions`, and what vLLM's users have beside them.
+//! A server of OpenAI's API: `/v1/chat/completions`, `/v1/completions`, `/v1/responses`; of Anthropic's `/v1/messages`; and
+//! of what vLLM's users have beside them.
 //!
 //! ```text
 //! connection -> route -> prompt (blocking threads) -> EngineHandle -> one task a choice -> body, or server-sent events
@@ -21,7 +22,9 @@ mod metrics;
 mod page;
 mod request;
 mod routes;
+mod scores;
 mod socket;
+mod store;
 mod timed;
 mod tls;
 mod tokens;

@@ -7,16 +7,23 @@
 mod chat;
 mod completion;
 mod embedding;
+mod items;
 mod message;
+mod messages;
 mod options;
 mod prompts;
+mod rank;
 mod response;
+mod response_tools;
 mod thinking;
+mod turns;
 
 pub(super) use chat::{ChatRequest, Conversation};
 pub(super) use completion::CompletionRequest;
 pub(super) use embedding::{EmbeddingRequest, Encoding};
+pub(super) use messages::MessagesRequest;
 pub(super) use prompts::Prompt;
+pub(super) use rank::{RankOptions, RerankRequest, ScoreRequest};
 pub(super) use response::ResponseRequest;
 
 use super::error::ApiError;
@@ -95,7 +102,7 @@ impl Params {
             sampling,
             is_seeded,
             max_new_tokens: take_max_tokens(fields)?,
-            stop: take_stop(fields)?,
+            stop: take_stop(fields, "stop")?,
             stop_token_ids,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             min_tokens: fields.take::<u32>("min_tokens")?.unwrap_or(0) as usize,
@@ -248,21 +255,21 @@ fn take_max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     Ok(limit)
 }
 
-fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let stops = match fields.take::<Value>("stop")?.map(serde_json::from_value::<Stop>) {
+fn take_stop(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
+    let stops = match fields.take::<Value>(name)?.map(serde_json::from_value::<Stop>) {
         None => Vec::new(),
         Some(Ok(Stop::One(stop))) => vec![stop],
         Some(Ok(Stop::Several(stops))) => stops,
         Some(Err(_)) => {
-            return Err(ApiError::param("stop", "it has to be a text or a list of them"));
+            return Err(ApiError::param(name, "it has to be a text or a list of them"));
         }
     };
     if stops.len() > MAX_STOPS {
         let what = format!("{} texts, at most {MAX_STOPS} are possible", stops.len());
-        return Err(ApiError::param("stop", what));
+        return Err(ApiError::param(name, what));
     }
     if stops.iter().any(String::is_empty) {
-        return Err(ApiError::param("stop", "an empty text would end every answer"));
+        return Err(ApiError::param(name, "an empty text would end every answer"));
     }
     Ok(stops)
 }

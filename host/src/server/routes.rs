@@ -1,18 +1,16 @@
 //! The paths of the server, and what each answers.
 
-use super::answer::{Asked, Completion, Endpoint, Prompted, ResponseObject, respond};
-use super::app::{App, new_id, unix_time};
+mod generate;
+
+use super::app::App;
 use super::auth;
 use super::body::RequestBody;
-use super::choice::{Choice, MAX_PARTS, Part};
 use super::cors;
 use super::embeddings;
-use super::error::{ApiError, json_response};
+use super::error::{ApiError, in_anthropics_form, json_response};
 use super::page;
-use super::request::{ChatRequest, CompletionRequest, Params, Prompt, ResponseRequest};
-use super::timed::Timed;
+use super::scores;
 use super::tokens;
-use super::tools::CallRules;
 use axum::Router;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
@@ -20,11 +18,14 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use generate::{
+    chat_completions, completions, count_tokens, delete_response, messages, responses,
+    stored_response,
+};
 use serde_json::json;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::mpsc;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// The media type of OpenMetrics' text format.
@@ -32,13 +33,24 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 type SharedApp = State<Arc<App>>;
 
-/// All paths. Every failure is OpenAI's error object.
+/// Where paths of Anthropic's API begin.
+const MESSAGES: &str = "/v1/messages";
+
+/// All paths. Every failure is OpenAI's error object, or Anthropic's on the paths of its API.
 pub(super) fn router(app: Arc<App>) -> Router {
     let with_key = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses))
+        .route("/v1/responses/{id}", get(stored_response).delete(delete_response))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/embeddings", post(embeddings))
+        .route("/v1/rerank", post(rerank))
+        .route("/rerank", post(rerank))
+        .route("/v2/rerank", post(rerank_v2))
+        .route("/v1/score", post(score))
+        .route("/score", post(score))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/tokenize", post(tokenize))
@@ -53,7 +65,8 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/version", get(version))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(CatchPanicLayer::custom(panicked));
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn(failures_of_messages));
     // Before the keys: a preflight request has none.
     let router = match cors::layer(&app.options.cors_origins) {
         Some(cors) => router.layer(cors),
@@ -68,6 +81,12 @@ async fn check_key(State(app): SharedApp, request: Request, next: Next) -> Respo
     } else {
         ApiError::unauthorized().into_response()
     }
+}
+
+async fn failures_of_messages(request: Request, next: Next) -> Response {
+    let is_of_messages = request.uri().path().starts_with(MESSAGES);
+    let response = next.run(request).await;
+    if is_of_messages { in_anthropics_form(response) } else { response }
 }
 
 /// One line a request, with nothing of its texts.
@@ -151,52 +170,6 @@ async fn tokenizer_info(State(app): SharedApp) -> Result<Response, ApiError> {
     tokens::tokenizer_info(&app)
 }
 
-async fn chat_completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    app.ready()?;
-    let body = RequestBody::read(&app, request).await?;
-    let parse = |app: &App, body: &[u8]| {
-        let mut request = ChatRequest::parse(body, &app.model)?;
-        let (text, tools) = (app.text()?, &request.conversation.tools);
-        let calls = tools.rules(text)?;
-        if let Some(form) = tools.form(text)? {
-            request.params.form = Some(form);
-        }
-        check_params(app, &mut request.params, 1)?;
-        let ids = request.conversation.encode(app)?;
-        Ok((request.params, calls, vec![Prompted { ids, echo: String::new() }]))
-    };
-    let (params, calls, prompts) = body.parse(&app, parse).await?;
-    complete(&app, Endpoint::Chat, params, calls, prompts).await
-}
-
-async fn completions(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    app.ready()?;
-    let body = RequestBody::read(&app, request).await?;
-    let parse = |app: &App, body: &[u8]| {
-        let mut request = CompletionRequest::parse(body, &app.model)?;
-        check_params(app, &mut request.params, request.prompts.len())?;
-        let prompts = encode_prompts(app, &request)?;
-        Ok((request.params, prompts))
-    };
-    let (params, prompts) = body.parse(&app, parse).await?;
-    complete(&app, Endpoint::Completions, params, None, prompts).await
-}
-
-async fn responses(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
-    app.ready()?;
-    let body = RequestBody::read(&app, request).await?;
-    let parse = |app: &App, body: &[u8]| {
-        let mut request = ResponseRequest::parse(body, &app.model)?;
-        check_params(app, &mut request.params, 1)?;
-        let ids = request.conversation.encode(app)?;
-        Ok((request.params, request.settings, vec![Prompted { ids, echo: String::new() }]))
-    };
-    let (params, settings, prompts) = body.parse(&app, parse).await?;
-    let parts = submit(&app, &params, None, false, &prompts)?;
-    let writer = ResponseObject::new(asked(&app, "resp", &params, prompts), settings);
-    Ok(respond(writer, params.stream, parts).await)
-}
-
 async fn embeddings(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
     app.ready()?;
     let body = RequestBody::read(&app, request).await?;
@@ -204,114 +177,24 @@ async fn embeddings(State(app): SharedApp, request: Request) -> Result<Response,
     embeddings::answer(&app, encoding, requests).await
 }
 
-/// What a request may ask of this server; makes the constraint of its answers.
-fn check_params(app: &App, params: &mut Params, num_prompts: usize) -> Result<(), ApiError> {
-    app.check_model(params.model.as_deref())?;
-    let (asked, max) = (params.n.saturating_mul(num_prompts), app.options.max_choices);
-    if asked > max {
-        let what = format!("{asked} answers in all, this server gives at most {max} a request");
-        return Err(ApiError::param("n", what));
-    }
-    app.check_priority(params.priority)?;
-    let context = app.healthy()?.context();
-    if let Some(wanted) = params.min_context.filter(|&wanted| wanted > context) {
-        let what = format!("{wanted} tokens, and the context of this server has {context}");
-        return Err(ApiError::param("num_ctx", what));
-    }
-    if let Some(max) = params.max_new_tokens.filter(|&max| max < params.min_tokens) {
-        let what = format!("{} tokens, and at most {max} are asked for", params.min_tokens);
-        return Err(ApiError::param("min_tokens", what));
-    }
-    if !params.stop.is_empty() {
-        app.text()?;
-    }
-    if let Some(form) = &params.form {
-        let grammar = Arc::new(form.grammar(app.grammars()?)?);
-        let timed = Timed::new(Arc::clone(&grammar), app.metrics.grammar_mask.clone());
-        params.constraint = Some(Arc::new(timed));
-        params.grammar = Some(grammar);
-    }
-    Ok(())
+async fn rerank(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.ready()?;
+    let body = RequestBody::read(&app, request).await?;
+    let ranked = body.parse(&app, scores::parse_rerank).await?;
+    scores::rerank(&app, ranked, scores::Version::One).await
 }
 
-fn encode_prompts(app: &App, request: &CompletionRequest) -> Result<Vec<Prompted>, ApiError> {
-    let encode = |prompt: &Prompt| {
-        let ids = prompt.encode(app, request.add_special_tokens)?;
-        let echo = match (request.echo, prompt) {
-            (false, _) => String::new(),
-            (true, Prompt::Text(text)) => text.clone(),
-            (true, Prompt::Ids(ids)) => {
-                app.model.text().map_or_else(String::new, |text| text.tokenizer.decode(ids, true))
-            }
-        };
-        Ok(Prompted { ids, echo })
-    };
-    request.prompts.iter().map(encode).collect()
+/// In the shape of Cohere's second version.
+async fn rerank_v2(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.ready()?;
+    let body = RequestBody::read(&app, request).await?;
+    let ranked = body.parse(&app, scores::parse_rerank).await?;
+    scores::rerank(&app, ranked, scores::Version::Two).await
 }
 
-/// Answers prompts of a chat or of completions.
-async fn complete(
-    app: &App,
-    endpoint: Endpoint,
-    params: Params,
-    calls: Option<CallRules>,
-    prompts: Vec<Prompted>,
-) -> Result<Response, ApiError> {
-    let is_chat = endpoint == Endpoint::Chat;
-    let parts = submit(app, &params, calls, !is_chat, &prompts)?;
-    let prefix = if is_chat { "chatcmpl" } else { "cmpl" };
-    let writer = Completion {
-        asked: asked(app, prefix, &params, prompts),
-        endpoint,
-        include_usage: params.include_usage,
-        return_token_ids: params.return_token_ids,
-        logprobs: params.logprobs.is_some(),
-        scores_prompt: params.scores_prompt,
-        warnings: Vec::new(),
-        model: Arc::clone(&app.model),
-    };
-    Ok(respond(writer, params.stream, parts).await)
-}
-
-fn asked(app: &App, prefix: &str, params: &Params, prompts: Vec<Prompted>) -> Asked {
-    Asked {
-        id: new_id(prefix),
-        created: unix_time(),
-        model: app.options.model_name.clone(),
-        n: params.n,
-        prompts,
-        grammar: params.grammar.clone(),
-    }
-}
-
-/// Gives the prompts to the engine; returns where the parts of the answers come. `continues`: their texts go on those of
-/// the prompts.
-fn submit(
-    app: &App,
-    params: &Params,
-    calls: Option<CallRules>,
-    continues: bool,
-    prompts: &[Prompted],
-) -> Result<mpsc::Receiver<Part>, ApiError> {
-    let engine = app.ready()?;
-    let requests = prompts.iter().flat_map(|prompt| params.requests(&app.model, &prompt.ids));
-    let streams = engine.submit_all(requests.collect())?;
-    let (sender, parts) = mpsc::channel(MAX_PARTS);
-    let scored = |prompt: usize| params.scores_prompt.then(|| prompts[prompt].ids.clone());
-    for (index, stream) in streams.into_iter().enumerate() {
-        let choice = Choice {
-            index,
-            stream,
-            model: Arc::clone(&app.model),
-            metrics: Arc::clone(&app.metrics),
-            stop: params.stop.clone(),
-            calls,
-            continues,
-            logprobs: params.logprobs.is_some(),
-            scored_prompt: scored(index / params.n),
-            write_timeout: app.options.write_timeout,
-        };
-        tokio::spawn(choice.run(sender.clone()));
-    }
-    Ok(parts)
+async fn score(State(app): SharedApp, request: Request) -> Result<Response, ApiError> {
+    app.ready()?;
+    let body = RequestBody::read(&app, request).await?;
+    let pairs = body.parse(&app, scores::parse_score).await?;
+    scores::score(&app, pairs).await
 }

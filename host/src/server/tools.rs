@@ -81,7 +81,7 @@ impl Tools {
     }
 
     /// Of a request that offers none.
-    pub fn none() -> Self {
+    fn none() -> Self {
         Tools { list: Vec::new(), choice: ToolChoice::Auto, is_single: false }
     }
 

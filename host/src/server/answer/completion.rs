@@ -1,14 +1,15 @@
 //! The answers of `/v1/chat/completions` and `/v1/completions`.
 
 use super::logprobs::LogprobsBody;
-use super::{Answer, Asked, ToolCall, Usage, Writer};
+use super::{Answer, Asked, ToolCall, Usage, Writer, collect};
 use crate::Model;
-use crate::server::choice::{PartKind, Token};
+use crate::server::choice::{Part, PartKind, Token};
 use crate::server::error::ApiError;
 use axum::response::sse::Event;
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
+use tokio::sync::mpsc;
 
 /// Which endpoint is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +29,8 @@ pub(in crate::server) struct Completion {
     pub logprobs: bool,
     /// Whether they are of the prompt too, which its text comes with then.
     pub scores_prompt: bool,
-    /// What the answer that ends next breaks of its schema.
-    pub warnings: Vec<String>,
+    /// What answers that end now break of their schema, with the numbers of the answers.
+    pub warnings: Vec<(usize, String)>,
 }
 
 #[derive(Serialize)]
@@ -240,9 +241,16 @@ impl Writer for Completion {
         &self.asked
     }
 
-    fn whole(self, answers: Vec<Answer>, usage: Usage) -> Value {
+    async fn whole(self, parts: mpsc::Receiver<Part>) -> Result<Value, ApiError> {
+        let (mut answers, usage) = collect(&self.asked, parts).await?;
+        let is_one = answers.len() == 1;
+        let of_answer = |(index, answer): (usize, &mut Answer)| {
+            let warnings = std::mem::take(&mut answer.warnings).into_iter();
+            warnings.map(move |why| if is_one { why } else { format!("choice {index}: {why}") })
+        };
+        let warnings = answers.iter_mut().enumerate().flat_map(of_answer).collect();
         let choice = |(index, answer): (usize, Answer)| {
-            let Answer { text, reasoning, prompt, tokens, calls, finish } = answer;
+            let Answer { text, reasoning, prompt, tokens, calls, finish, .. } = answer;
             let content = match self.endpoint {
                 Endpoint::Chat => {
                     let has_text = !text.is_empty() || calls.is_empty();
@@ -268,8 +276,8 @@ impl Writer for Completion {
             Endpoint::Completions => "text_completion",
         };
         let body = self.body(object, answers.into_iter().enumerate().map(choice).collect());
-        let body = Body { usage: Some(Some(usage.into())), ..body };
-        serde_json::to_value(&body).expect("texts and numbers are JSON")
+        let body = Body { usage: Some(Some(usage.into())), warnings, ..body };
+        Ok(serde_json::to_value(&body).expect("texts and numbers are JSON"))
     }
 
     fn begin(&mut self) -> Vec<Event> {
@@ -312,17 +320,18 @@ impl Writer for Completion {
                 let token_ids = self.return_token_ids.then(Vec::new);
                 let finish_reason = Some(finish.name());
                 let choice = Choice { finish_reason, token_ids, ..Choice::new(index, content) };
-                let warnings = std::mem::take(&mut self.warnings);
+                let own = self.warnings.extract_if(.., |(of, _)| *of == index);
+                let warnings = own.map(|(_, warning)| warning).collect();
                 let usage = self.include_usage.then_some(None);
                 let body = self.body(self.chunk_object(), vec![choice]);
                 vec![data(&Body { usage, warnings, ..body })]
             }
+            PartKind::Warning(warning) => {
+                self.warnings.push((index, warning));
+                Vec::new()
+            }
             PartKind::Started { .. } | PartKind::Failed(_) => Vec::new(),
         }
-    }
-
-    fn warn(&mut self, warnings: Vec<String>) {
-        self.warnings = warnings;
     }
 
     fn end(&mut self, usage: Usage) -> Vec<Event> {

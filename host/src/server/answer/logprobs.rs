@@ -58,8 +58,15 @@ impl LogprobsBody {
     }
 }
 
+/// Those of some tokens, as the texts of `/v1/responses` have them.
+pub(super) fn of_text(text: Option<&Text>, tokens: &[Token]) -> Value {
+    let tokens: Vec<_> =
+        tokens.iter().filter_map(|token| chat_token(text, token.logprobs.as_ref()?)).collect();
+    serde_json::to_value(tokens).expect("texts and numbers are JSON")
+}
+
 fn chat_token(text: Option<&Text>, logprobs: &Logprobs) -> Option<ChatToken> {
-    let Logprobs { token, logprob, ref top } = *logprobs;
+    let Logprobs { token, logprob, ref top, .. } = *logprobs;
     let top = top.iter().map(|&(token, logprob)| Spelt::new(text, token, logprob));
     Some(ChatToken { own: Spelt::new(text, token, logprob), top_logprobs: top.collect() })
 }

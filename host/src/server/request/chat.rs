@@ -54,17 +54,22 @@ impl ChatRequest {
 }
 
 impl Conversation {
-    /// Of messages alone.
-    pub fn of(messages: Vec<Message>) -> Self {
+    /// Of messages and tools that another API says in its own way.
+    pub fn of(messages: Vec<Message>, tools: Tools, variables: Map<String, Value>) -> Self {
         Conversation {
             messages,
-            tools: Tools::none(),
-            variables: Map::new(),
+            tools,
+            variables,
             documents: None,
             add_generation_prompt: true,
             continue_final_message: false,
             add_special_tokens: false,
         }
+    }
+
+    /// One whose last message the answer goes on.
+    pub fn continued(self) -> Self {
+        Conversation { add_generation_prompt: false, continue_final_message: true, ..self }
     }
 
     /// The messages of a request.

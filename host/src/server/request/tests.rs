@@ -4,7 +4,7 @@ use serde_json::json;
 use std::sync::LazyLock;
 
 /// A vocabulary of 256 tokens, and no tokenizer.
-static MODEL: LazyLock<Model> = LazyLock::new(|| {
+pub(super) static MODEL: LazyLock<Model> = LazyLock::new(|| {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
     Model::open(golden).unwrap()
 });
@@ -225,76 +225,5 @@ fn a_chat_has_messages() {
     for bad in ["[]", "{}", "\"Hi\"", r#"["Hi"]"#, r#"[{"content": "Hi"}]"#] {
         let body = format!("{{\"messages\": {bad}}}");
         assert!(ChatRequest::parse(body.as_bytes(), &MODEL).is_err(), "{bad}");
-    }
-}
-
-/// A request of `/v1/responses` for `Hi` with more fields.
-fn response(fields: &str) -> Result<ResponseRequest, ApiError> {
-    ResponseRequest::parse(format!(r#"{{"input": "Hi"{fields}}}"#).as_bytes(), &MODEL)
-}
-
-#[test]
-fn responses_have_an_input_and_instructions() {
-    let ResponseRequest { params, conversation, settings } = response(
-        r#", "instructions": "Be brief.", "max_output_tokens": 7, "temperature": 0.5, "top_p": 0.9, "store": true,
-           "metadata": {"a": "b"}, "text": {"format": {"type": "json_object"}}, "stream": true, "tools": [],
-           "tool_choice": "auto", "parallel_tool_calls": true, "cache_salt": "a", "priority": 2, "reasoning": {"effort": null}, "truncation": "disabled",
-           "stream_options": {"include_obfuscation": false}, "background": false, "include": []"#,
-    )
-    .unwrap();
-    let wanted = [("system", "Be brief."), ("user", "Hi")];
-    assert_eq!(conversation.messages, wanted.map(|(role, text)| Message::new(role, text)));
-    assert!(params.stream && params.form.is_some() && params.max_new_tokens == Some(7));
-    let request = &params.requests(&MODEL, &[1])[0];
-    assert_eq!((request.cache_salt.as_deref(), request.priority), (Some("a"), 2));
-    assert_eq!((settings.temperature, settings.top_p), (0.5, 0.9));
-    assert_eq!((settings.max_output_tokens, &settings.metadata), (Some(7), &json!({"a": "b"})));
-    assert_eq!(settings.format, json!({"type": "json_object"}));
-    let body = r#"{"input": [
-        {"role": "developer", "content": "Be brief."},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
-        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [
-            {"type": "output_text", "text": "b", "annotations": [], "logprobs": []}]}]}"#;
-    let ResponseRequest { params, conversation, .. } =
-        ResponseRequest::parse(body.as_bytes(), &MODEL).unwrap();
-    let wanted = [("system", "Be brief."), ("user", "a"), ("assistant", "b")];
-    assert_eq!(conversation.messages, wanted.map(|(role, text)| Message::new(role, text)));
-    assert_eq!((params.max_new_tokens, params.n), (None, 1));
-}
-
-#[test]
-fn what_responses_do_not_have_is_named() {
-    for (fields, param) in [
-        (r#""tools": [{"type": "web_search"}]"#, "tools"),
-        (r#""tool_choice": "required""#, "tool_choice"),
-        (r#""previous_response_id": "resp_1""#, "previous_response_id"),
-        (r#""conversation": "conv_1""#, "conversation"),
-        (r#""background": true"#, "background"),
-        (r#""include": ["message.output_text.logprobs"]"#, "include"),
-        (r#""reasoning": {"effort": "high"}"#, "reasoning.effort"),
-        (r#""truncation": "auto""#, "truncation"),
-        (r#""top_logprobs": 2"#, "top_logprobs"),
-        (r#""n": 2"#, "n"),
-        (r#""max_tokens": 2"#, "max_tokens"),
-        (r#""response_format": {"type": "json_object"}"#, "response_format"),
-        (r#""text": {"verbosity": "low"}"#, "text.verbosity"),
-        (r#""text": {"format": {"type": "xml"}}"#, "text.format"),
-        (r#""top_p": 2"#, "top_p"),
-        (r#""nothing": 2"#, "nothing"),
-    ] {
-        let error = response(&format!(", {fields}")).unwrap_err();
-        assert_eq!(error.to_json()["error"]["param"], param, "{fields}");
-    }
-    for input in [
-        "[]",
-        "3",
-        "[3]",
-        r#"[{"role": "tool", "content": "x"}]"#,
-        r#"[{"type": "function_call_output", "call_id": "1", "output": "x"}]"#,
-        r#"[{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]"#,
-        r#"[{"role": "user", "content": null}]"#,
-    ] {
-        let body = format!("{{\"input\": {input}}}");
-        assert!(ResponseRequest::parse(body.as_bytes(), &MODEL).is_err(), "{input}");
     }
 }
