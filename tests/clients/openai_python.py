@@ -139,6 +139,48 @@ def responses(client, model, wanted):
     client.responses.create(model=model, input=turn, instructions="Be brief.", max_output_tokens=4)
 
 
+def response_tools(client, model, _):
+    """Every answer and every event is checked against its type."""
+    client = openai.OpenAI(
+        base_url=client.base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    )
+    tool = {"type": "function", **TOOL["function"], "strict": False}
+    named = {"type": "function", "name": "weather"}
+    for choice in ["required", named]:
+        options = {
+            "model": model,
+            "input": QUESTION,
+            "tools": [tool],
+            "tool_choice": choice,
+            "parallel_tool_calls": False,
+            "max_output_tokens": 60,
+        }
+        response = client.responses.create(**options)
+        [call] = response.output
+        assert (call.type, call.name) == ("function_call", "weather"), response
+        assert json.loads(call.arguments)["city"] in ["Paris", "Rome"], response
+        with client.responses.stream(**options) as stream:
+            kinds = [event.type for event in stream]
+            [streamed] = stream.get_final_response().output
+        assert "response.function_call_arguments.delta" in kinds, kinds
+        assert json.loads(streamed.arguments)["city"] in ["Paris", "Rome"], streamed
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
+    rest = {"model": model, "tools": [tool], "temperature": 0, "max_output_tokens": 8}
+    by_id = client.responses.create(input=[output], previous_response_id=response.id, **rest)
+    by_items = client.responses.create(input=[*QUESTION, call, output], store=False, **rest)
+    assert by_id.output_text == by_items.output_text, (by_id, by_items)
+    assert client.responses.retrieve(by_id.id) == by_id
+    client.responses.delete(by_id.id)
+    scored = client.responses.create(
+        model=model,
+        input=QUESTION,
+        max_output_tokens=4,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    assert len(scored.output[0].content[0].logprobs[0].top_logprobs) == 2, scored
+
+
 def errors(client, model, _):
     def fails(error, **options):
         try:
@@ -154,10 +196,10 @@ def errors(client, model, _):
     assert fails(openai.BadRequestError, messages=long).code == "context_length_exceeded"
     try:
         client.responses.create(model=model, input="x", previous_response_id="resp_1")
-    except openai.BadRequestError as error:
-        assert error.param == "previous_response_id", error
+    except openai.NotFoundError as error:
+        assert error.code == "previous_response_not_found", error
     else:
-        raise AssertionError("previous_response_id is not refused")
+        raise AssertionError("an unknown previous_response_id is not refused")
 
 
 def main():
@@ -165,7 +207,8 @@ def main():
     model = client.models.list().data[0].id
     wanted = chat(client, model)
     print("chat")
-    for check in [stream, logprobs, embeddings, tools, json_schema, completions, responses, errors]:
+    checks = [stream, logprobs, embeddings, tools, json_schema, completions, responses, response_tools, errors]
+    for check in checks:
         check(client, model, wanted)
         print(check.__name__)
 

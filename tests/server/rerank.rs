@@ -75,10 +75,15 @@ fn a_model_that_ranks_says_yes_or_no() {
         let system = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".";
         let prompt = format!(
             "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n<Instruct>: Find cats\n<Query>: {QUERY}\n\
-             <Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n{answer}"
+             <Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
         );
-        let body = json!({ "prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 0,
-                           "add_special_tokens": false });
+        // By itself each is another token than after the line before it.
+        let ids = [&*prompt, answer].map(|text| {
+            let body = json!({ "prompt": text, "add_special_tokens": false });
+            client.ok("/tokenize", &body)["tokens"].as_array().unwrap().clone()
+        });
+        assert_eq!(ids[1].len(), 1);
+        let body = json!({ "prompt": ids.concat(), "max_tokens": 0, "echo": true, "logprobs": 0 });
         let answer = client.ok("/v1/completions", &body);
         let logprobs = answer["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
         logprobs.last().unwrap().as_f64().unwrap()

@@ -32,7 +32,8 @@ usage: cargo xtask COMMAND
   setup                   fetch what is missing: Rust's library source and the default model
   demo                    set up, build, and let the default model answer
   test [ARGS]             set up and run all tests; ARGS go to `cargo test`
-  clients                 run openai-python, langchain-openai and lm-eval against `halfwarp serve` on the CPU
+  clients                 run openai-python, anthropic's client, langchain-openai and lm-eval against `halfwarp serve` on
+                          the CPU, and let openai-agents, Codex and Claude Code edit a file
   browser [ARGS]          test the page of `halfwarp serve` in headless Chromium, on the CPU; ARGS go to Python's unittest:
                           -k stop, test_keyboard
   dynamo-demo [--device DEVICE]

@@ -22,7 +22,7 @@ pub(in crate::server) struct Conversation {
     pub messages: Vec<Message>,
     pub tools: Tools,
     /// Variables of the chat template.
-    variables: Map<String, Value>,
+    pub variables: Map<String, Value>,
     documents: Option<Vec<Value>>,
     add_generation_prompt: bool,
     continue_final_message: bool,

@@ -138,7 +138,8 @@ mod tests {
         turns.user("j");
         turns.system("k");
         let messages = turns.finish();
-        let said: Vec<(&str, String)> = messages.iter().map(|m| (&*m.role, m.content.text().into_owned())).collect();
+        let said: Vec<(&str, String)> =
+            messages.iter().map(|m| (&*m.role, m.content.text().into_owned())).collect();
         assert_eq!(
             said,
             [

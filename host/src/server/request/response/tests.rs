@@ -209,6 +209,15 @@ fn what_responses_do_not_have_is_named() {
 }
 
 #[test]
+fn effort_is_a_matter_of_the_template() {
+    let request = response(r#", "reasoning": {"effort": "low"}"#).unwrap();
+    assert_eq!(request.conversation.variables["reasoning_effort"], "low");
+    assert_eq!(request.settings.echo["reasoning"]["effort"], "low");
+    assert!(response("").unwrap().conversation.variables.is_empty());
+    assert!(response(r#", "reasoning": {"effort": "much"}"#).is_err());
+}
+
+#[test]
 fn log_probabilities_are_included() {
     let include = r#", "include": ["message.output_text.logprobs"]"#;
     assert_eq!(response(include).unwrap().params.logprobs, Some(0));
