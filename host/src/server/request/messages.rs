@@ -16,9 +16,7 @@ use serde_json::{Map, Value, json};
 const IGNORED: [&str; 5] = ["cache_control", "inference_geo", "speed", "diagnostics", "betas"];
 
 /// Parameters of other endpoints, and what runs on Anthropic's servers.
-const UNSUPPORTED: [&str; 11] = [
-    "n",
-    "best_of",
+const UNSUPPORTED: [&str; 9] = [
     "stop",
     "max_completion_tokens",
     "response_format",
@@ -55,6 +53,7 @@ impl MessagesRequest {
         for name in UNSUPPORTED {
             fields.neutral(name, is_empty)?;
         }
+        fields.neutral("n", |n| n == 1)?;
         fields.ignore(&IGNORED);
         take_context_management(&mut fields)?;
         let turns = take_turns(&mut fields)?;

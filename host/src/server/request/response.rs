@@ -15,9 +15,7 @@ use crate::server::store::Store;
 use serde_json::{Value, json};
 
 /// Parameters of the other endpoints, and what a server of OpenAI's has beside the model.
-const UNSUPPORTED: [&str; 13] = [
-    "n",
-    "best_of",
+const UNSUPPORTED: [&str; 11] = [
     "max_tokens",
     "max_completion_tokens",
     "messages",
@@ -133,6 +131,7 @@ fn reject_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for name in UNSUPPORTED {
         fields.neutral(name, is_empty)?;
     }
+    fields.neutral("n", |n| n == 1)?;
     fields.neutral("background", is_off)?;
     fields.neutral("truncation", |value| value == "disabled")?;
     fields.ignore(&IGNORED);

@@ -1,6 +1,4 @@
 use super::*;
-use crate::text::Message;
-use serde_json::json;
 use std::sync::LazyLock;
 
 /// A vocabulary of 256 tokens, and no tokenizer.

@@ -115,9 +115,22 @@ fn append(whole: &mut String, text: &str) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use serde_json::json;
+
+    /// Roles and texts.
+    pub fn said(messages: &[Message]) -> Vec<(&str, &str)> {
+        messages.iter().map(|message| (&*message.role, text(message))).collect()
+    }
+
+    fn text(message: &Message) -> &str {
+        match &message.content {
+            Content::Null => "",
+            Content::Text(text) => text,
+            Content::Parts(parts) => panic!("{parts:?}"),
+        }
+    }
 
     #[test]
     fn pieces_of_one_turn_are_one_message() {
@@ -138,10 +151,8 @@ mod tests {
         turns.user("j");
         turns.system("k");
         let messages = turns.finish();
-        let said: Vec<(&str, String)> =
-            messages.iter().map(|m| (&*m.role, m.content.text().into_owned())).collect();
         assert_eq!(
-            said,
+            said(&messages),
             [
                 ("system", "a\n\nb"),
                 ("user", "c\n\nd"),
@@ -151,7 +162,6 @@ mod tests {
                 ("user", "j"),
                 ("system", "k")
             ]
-            .map(|(role, text)| (role, text.to_owned()))
         );
         let mut only_called = Turns::default();
         only_called.call(call("1"));

@@ -1,6 +1,6 @@
 use super::super::tests::MODEL;
+use super::super::turns;
 use super::*;
-use std::borrow::Cow;
 
 fn parse(fields: Value) -> Result<MessagesRequest, ApiError> {
     let mut body =
@@ -14,8 +14,8 @@ fn param(fields: Value) -> String {
     error["error"]["param"].as_str().unwrap_or_else(|| panic!("{fields}: {error}")).to_owned()
 }
 
-fn said(request: &MessagesRequest) -> Vec<(&str, Cow<'_, str>)> {
-    request.conversation.messages.iter().map(|m| (&*m.role, m.content.text())).collect()
+fn said(request: &MessagesRequest) -> Vec<(&str, &str)> {
+    turns::tests::said(&request.conversation.messages)
 }
 
 #[test]

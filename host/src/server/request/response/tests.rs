@@ -1,6 +1,6 @@
 use super::super::tests::MODEL;
+use super::super::turns;
 use super::*;
-use std::borrow::Cow;
 
 fn parse(body: &str, store: &Store) -> Result<ResponseRequest, ApiError> {
     ResponseRequest::parse(body.as_bytes(), &MODEL, store)
@@ -15,8 +15,8 @@ fn with_input(input: &Value) -> Result<ResponseRequest, ApiError> {
 }
 
 /// Roles and texts.
-fn said(request: &ResponseRequest) -> Vec<(&str, Cow<'_, str>)> {
-    request.conversation.messages.iter().map(|m| (&*m.role, m.content.text())).collect()
+fn said(request: &ResponseRequest) -> Vec<(&str, &str)> {
+    turns::tests::said(&request.conversation.messages)
 }
 
 #[test]
