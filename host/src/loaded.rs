@@ -64,6 +64,21 @@ impl Model {
         self.text.as_ref()
     }
 
+    /// Why there is no [`text`](Self::text), and what to do, for the user.
+    pub fn no_text(&self) -> String {
+        let other = match self.checkpoint().origin() {
+            Origin::HuggingFace { dir, .. } => text::other_tokenizer(dir),
+            Origin::Gguf { .. } => None,
+        };
+        match other {
+            None => "this model has no tokenizer".to_owned(),
+            Some(file) => format!(
+                "this model has no tokenizer.json, only {file}, which is not read\nsave one beside \
+                 it with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            ),
+        }
+    }
+
     /// Tokens that end a generation; known for most models without a tokenizer too.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens

@@ -98,7 +98,7 @@ fn gguf_kinds_are_named() {
     let mut metadata = fixtures::byte_level("qwen2");
     metadata.0.insert("tokenizer.ggml.model".to_owned(), string("rwkv"));
     let error = Text::from_gguf(&metadata).expect_err("no such model");
-    assert!(matches!(&error, TextError::TokenizerModel(name) if name == "rwkv"));
+    assert!(matches!(&error, TextError::TokenizerModel { name } if name == "rwkv"));
 }
 
 fn gguf_without_tokenizer_is_none() {

@@ -266,7 +266,11 @@ impl ModelArgs {
     /// # Errors
     /// [`Failure::Input`] for a model that is not found or cannot be used.
     pub fn open(&self) -> Result<Arc<Model>, Failure> {
-        Ok(Arc::new(Model::open(self.path()?)?))
+        let model = Model::open(self.path()?)?;
+        for warning in model.text().into_iter().flat_map(|text| &text.warnings) {
+            terminal::note(format_args!("warning: {warning}"));
+        }
+        Ok(Arc::new(model))
     }
 
     fn path(&self) -> Result<PathBuf, Failure> {

@@ -167,7 +167,7 @@ fn read_stdin() -> Result<String, Failure> {
 /// [`Failure::Input`] for a model without a tokenizer.
 pub fn text(model: &Model) -> Result<&Text, Failure> {
     model.text().ok_or_else(|| {
-        Failure::Input("this model has no tokenizer\ngive token ids: --tokens 1,2,3".to_owned())
+        Failure::Input(format!("{}\nor give token ids: --tokens 1,2,3", model.no_text()))
     })
 }
 

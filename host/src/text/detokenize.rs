@@ -16,6 +16,13 @@ pub(super) enum Spelling {
         /// A space was put before the text when it was encoded, and goes again.
         strip_leading_space: bool,
     },
+    /// The same, where the first token is left without any of its spaces.
+    Metaspace {
+        /// Whether it is.
+        strip_leading_spaces: bool,
+    },
+    /// Words as they are, with a space between any two: no decoder.
+    Words,
 }
 
 impl Spelling {
@@ -27,7 +34,8 @@ impl Spelling {
                 // An added token, which is spelt as it is.
                 None => Cow::Borrowed(token.as_bytes()),
             },
-            Self::SentencePiece { .. } => match byte_token(token) {
+            Self::Words => Cow::Owned(format!(" {token}").into_bytes()),
+            Self::SentencePiece { .. } | Self::Metaspace { .. } => match byte_token(token) {
                 Some(byte) => Cow::Owned(vec![byte]),
                 None if token.contains('▁') => Cow::Owned(token.replace('▁', " ").into_bytes()),
                 None => Cow::Borrowed(token.as_bytes()),
@@ -85,8 +93,12 @@ impl<'a> TextStream<'a> {
 
     /// A text with its special tokens, if not `skip_special`.
     pub(crate) fn with_special(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
-        let strip_space =
-            matches!(tokenizer.spelling(), Spelling::SentencePiece { strip_leading_space: true });
+        let strip_space = match tokenizer.spelling() {
+            Spelling::ByteLevel => false,
+            Spelling::SentencePiece { strip_leading_space: strips }
+            | Spelling::Metaspace { strip_leading_spaces: strips } => strips,
+            Spelling::Words => true,
+        };
         let (pending, stops) = (Vec::new(), StopStrings::default());
         Self { tokenizer, skip_special, strip_space, pending, stops }
     }
@@ -128,8 +140,12 @@ impl<'a> TextStream<'a> {
         let bytes = self.tokenizer.spelling().bytes(&token);
         let mut bytes: &[u8] = &bytes;
         if self.strip_space && !bytes.is_empty() {
-            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
             self.strip_space = false;
+            if matches!(self.tokenizer.spelling(), Spelling::Metaspace { .. }) {
+                self.pending.extend(bytes.iter().filter(|byte| **byte != b' '));
+                return self.take_complete();
+            }
+            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
         }
         self.pending.extend_from_slice(bytes);
         self.take_complete()

@@ -32,8 +32,15 @@ pub enum TextError {
         reason: String,
     },
     /// `tokenizer.ggml.model` is of a kind that is not supported.
-    #[error("tokenizer model '{0}' is not supported: 'gpt2' (BPE) and 'llama' (SentencePiece) are")]
-    TokenizerModel(String),
+    #[error(
+        "tokenizer model '{name}'{} is not supported: 'gpt2' (BPE), 'llama' and 'gemma4' \
+         (SentencePiece's BPE) are",
+        model_kind(name)
+    )]
+    TokenizerModel {
+        /// The model that the file names.
+        name: String,
+    },
     /// `tokenizer.ggml.pre` is of a kind that is not supported.
     #[error(
         "pre-tokenizer '{name}' is not supported; the kinds that are: {known}. Use a checkpoint \
@@ -57,6 +64,17 @@ pub enum TextError {
     /// A chat template is malformed, refuses the messages, or runs without end.
     #[error("chat template: {0}")]
     Template(String),
+}
+
+/// What a `tokenizer.ggml.model` of llama.cpp is that is not supported.
+fn model_kind(name: &str) -> &'static str {
+    match name {
+        "t5" => " (Unigram)",
+        "bert" => " (WordPiece)",
+        "rwkv" => " (greedy)",
+        "plamo2" => " (Aho-Corasick)",
+        _ => "",
+    }
 }
 
 /// A message from a library or a file as one line of bounded length.

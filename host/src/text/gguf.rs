@@ -7,12 +7,17 @@ use tokenizers::{AddedToken, NormalizerWrapper};
 use super::detokenize::Spelling;
 use super::error::{TextError, one_line};
 use super::merges::{self, Parts};
-use super::pre_tokenizer::Kind;
+use super::pipeline::library_error;
+use super::pre_tokenizer::{Kind, SENTENCE_PIECE};
 use super::template::{ChatTemplate, SpecialTokens};
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::{Metadata, Value};
 
+/// Most warnings of a file.
+const MAX_WARNINGS: usize = 8;
+
 const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
@@ -22,10 +27,49 @@ const MERGES: &str = "tokenizer.ggml.merges";
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<Option<Tokenizer>, TextError> {
     match string(metadata, MODEL)? {
         None | Some("none" | "no_vocab") => Ok(None),
-        Some("gpt2") => byte_level(metadata).map(Some),
+        Some("gpt2") => match string(metadata, PRE)? {
+            Some(pre) if SENTENCE_PIECE.contains(&pre) => merged_pieces(metadata).map(Some),
+            pre => byte_level(metadata, Kind::find(pre.unwrap_or("default"))?).map(Some),
+        },
+        Some("gemma4") => merged_pieces(metadata).map(Some),
         Some("llama") => sentence_piece(metadata).map(Some),
-        Some(other) => Err(TextError::TokenizerModel(one_line(other))),
+        Some(other) => Err(TextError::TokenizerModel { name: one_line(other) }),
     }
+}
+
+/// What is missing or odd in the file and no error, a line each; llama.cpp warns of the same.
+pub(super) fn warnings(metadata: &Metadata) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let is = |key, value| matches!(metadata.get(key), Some(Value::String(text)) if text == value);
+    if is(MODEL, "gpt2") && metadata.get(PRE).is_none() {
+        warnings.push(format!(
+            "GGUF metadata '{PRE}' is missing: texts are cut into words as 'default' does, and \
+             answers may be worse; convert the model again with a current llama.cpp"
+        ));
+    }
+    let vocab_size = metadata.get_array(TOKENS).map_or(0, <[Value]>::len);
+    for (key, value) in &metadata.0 {
+        let is_id = key.starts_with("tokenizer.ggml.") && key.ends_with("_token_id");
+        if is_id && value.as_u64().is_none_or(|id| id >= vocab_size as u64) {
+            let key = one_line(key);
+            let reason = format!("is no id below the vocabulary's size {vocab_size}");
+            warnings.push(format!("GGUF metadata '{key}' {reason}, and not used"));
+        }
+    }
+    // SentencePiece has ids of its own for them.
+    if is(MODEL, "gpt2") {
+        let pre = string(metadata, PRE).ok().flatten().unwrap_or("default");
+        let adds_bos = Kind::find(pre).is_ok_and(|kind| kind.add_bos);
+        for (name, adds) in [("bos", adds_bos), ("eos", false)] {
+            let key = format!("tokenizer.ggml.{name}_token_id");
+            let said = bool(metadata, &format!("tokenizer.ggml.add_{name}_token")).ok().flatten();
+            if said.unwrap_or(adds) && metadata.get(&key).is_none() {
+                warnings.push(format!("GGUF metadata '{key}' is missing: texts get none"));
+            }
+        }
+    }
+    warnings.truncate(MAX_WARNINGS);
+    warnings
 }
 
 /// The chat template of the file, if it has one.
@@ -41,21 +85,29 @@ pub(super) fn chat_template(
     Ok(Some(ChatTemplate::new(source, special)))
 }
 
-/// `tokenizer.ggml.<name>_token_id`.
+/// `tokenizer.ggml.<name>_token_id`; `None`, with one of the [`warnings`], if it is no id of the
+/// vocabulary.
+///
+/// # Errors
+/// [`TextError::Metadata`] if it is no integer.
 pub(super) fn special_id(metadata: &Metadata, name: &str) -> Result<Option<u32>, TextError> {
     let key = format!("tokenizer.ggml.{name}_token_id");
-    let Some(value) = metadata.get(&key) else { return Ok(None) };
+    let value = match metadata.get(&key) {
+        None => return Ok(None),
+        Some(
+            Value::F32(_) | Value::F64(_) | Value::Bool(_) | Value::String(_) | Value::Array(_),
+        ) => {
+            return Err(wrong(&key, "is no integer".to_owned()));
+        }
+        Some(value) => value.as_u64().and_then(|id| u32::try_from(id).ok()),
+    };
     // A file without a tokenizer still names its end of sequence: any id will do there.
     let vocab_size = metadata.get_array(TOKENS).map_or(1 << 32, <[Value]>::len);
-    match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
-        Some(id) if (id as usize) < vocab_size => Ok(Some(id)),
-        _ => Err(wrong(&key, format!("is no id below the vocabulary's size {vocab_size}"))),
-    }
+    Ok(value.filter(|&id| (id as usize) < vocab_size))
 }
 
 /// `gpt2`: byte-level BPE with its merges.
-fn byte_level(metadata: &Metadata) -> Result<Tokenizer, TextError> {
-    let kind = Kind::find(string(metadata, "tokenizer.ggml.pre")?.unwrap_or("default"))?;
+fn byte_level(metadata: &Metadata, kind: &Kind) -> Result<Tokenizer, TextError> {
     let tokens = Tokens::read(metadata)?;
     let parts = Parts {
         vocab: tokens.vocab()?,
@@ -69,6 +121,27 @@ fn byte_level(metadata: &Metadata) -> Result<Tokenizer, TextError> {
     let bos = added(metadata, "bos", kind.add_bos, None)?;
     let eos = added(metadata, "eos", false, None)?;
     Ok(Tokenizer::new(tokenizer, Spelling::ByteLevel, bos, eos))
+}
+
+/// `gemma4`: SentencePiece's BPE with its merges.
+fn merged_pieces(metadata: &Metadata) -> Result<Tokenizer, TextError> {
+    let tokens = Tokens::read(metadata)?;
+    let parts = Parts {
+        vocab: tokens.vocab()?,
+        merges: merges(metadata)?,
+        unk_token: tokens.first_of(TokenType::Unknown).map(str::to_owned),
+        fuse_unk: true,
+        byte_fallback: true,
+        ..Parts::default()
+    };
+    let mut tokenizer = tokenizers::Tokenizer::new(parts.build()?);
+    let replace = Replace::new(" ", "▁").map_err(library_error)?;
+    tokenizer.with_normalizer(Some(replace)).map_err(library_error)?;
+    tokens.add_special(&mut tokenizer, |_| false)?;
+    let spelling = Spelling::SentencePiece { strip_leading_space: false };
+    let bos = added(metadata, "bos", false, None)?;
+    let eos = added(metadata, "eos", false, None)?;
+    Ok(Tokenizer::new(tokenizer, spelling, bos, eos))
 }
 
 /// `llama`: SentencePiece's BPE, where a piece's score says when it is joined.
@@ -90,7 +163,6 @@ fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TextError> {
     if add_space_prefix {
         steps.push(Prepend::new("▁".to_owned()).into());
     }
-    let library_error = |error| TextError::Vocabulary(one_line(error));
     steps.push(Replace::new(" ", "▁").map_err(library_error)?.into());
     tokenizer.with_normalizer(Some(Sequence::new(steps))).map_err(library_error)?;
     // Phi-3's tokenizer.json has special tokens that take in the space after them, and GGUF has
@@ -104,8 +176,8 @@ fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer, TextError> {
     Ok(Tokenizer::new(tokenizer, spelling, bos, eos))
 }
 
-/// The token that is put before each text (`bos`) or after it (`eos`), if the file says so;
-/// `add` and `default` hold where the file doesn't say.
+/// The token that is put before each text (`bos`) or after it (`eos`), if the file says so and has
+/// it; `add` holds where the file doesn't say, and `default` where it has no such token.
 fn added(
     metadata: &Metadata,
     name: &str,
@@ -115,11 +187,9 @@ fn added(
     if !bool(metadata, &format!("tokenizer.ggml.add_{name}_token"))?.unwrap_or(add) {
         return Ok(Vec::new());
     }
-    let id = special_id(metadata, name)?.or(default).ok_or_else(|| {
-        let key = format!("tokenizer.ggml.{name}_token_id");
-        wrong(&key, "is missing, and the tokenizer adds it to texts".to_owned())
-    })?;
-    Ok(vec![id])
+    let num_tokens = metadata.get_array(TOKENS).map_or(0, <[Value]>::len);
+    let default = default.filter(|&id| (id as usize) < num_tokens);
+    Ok(special_id(metadata, name)?.or(default).into_iter().collect())
 }
 
 /// What a token is for; llama.cpp's `llama_token_type`.

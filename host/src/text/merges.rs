@@ -6,7 +6,7 @@ use tokenizers::models::bpe::{BPE, BpeBuilder, Merges, Vocab};
 use super::error::{TextError, one_line};
 
 /// Longest normal token in bytes. Real vocabularies stay under 256 (runs of 128 spaces).
-const MAX_TOKEN_BYTES: usize = 1024;
+pub(super) const MAX_TOKEN_BYTES: usize = 1024;
 
 /// What is given for a BPE model, in the words of `tokenizer.json`.
 #[derive(Default)]

@@ -5,11 +5,13 @@
 //! token id -> TextStream::push -> text, whole characters only
 //! ```
 
+mod charsmap;
 mod detokenize;
 mod error;
 mod gguf;
 mod hf;
 mod merges;
+mod oniguruma;
 mod pipeline;
 mod pre_tokenizer;
 mod stop;
@@ -19,6 +21,7 @@ mod template;
 mod to_gguf;
 mod tokenizer;
 mod tokenizer_json;
+mod unigram;
 
 use std::path::Path;
 
@@ -43,6 +46,8 @@ pub struct Text {
     pub chat_template: Option<ChatTemplate>,
     /// Tokens that end a text: end of sequence, and the end of a turn in the chat template.
     pub stop_tokens: Vec<u32>,
+    /// What is missing or odd in the files and no error, a line each.
+    pub warnings: Vec<String>,
 }
 
 impl Text {
@@ -68,7 +73,8 @@ impl Text {
         let Some(tokenizer) = gguf::tokenizer(metadata)? else { return Ok(None) };
         let template = gguf::chat_template(metadata, &tokenizer)?;
         let stop_tokens = stop::from_gguf(metadata)?;
-        Ok(Some(Self::new(tokenizer, template, stop_tokens)))
+        let text = Self::new(tokenizer, template, stop_tokens);
+        Ok(Some(Self { warnings: gguf::warnings(metadata), ..text }))
     }
 
     fn new(
@@ -79,8 +85,14 @@ impl Text {
         let end_of_turn =
             chat_template.as_ref().and_then(|template| stop::end_of_turn(template, &tokenizer));
         stop_tokens.extend(end_of_turn.filter(|id| !stop_tokens.contains(id)));
-        Self { tokenizer, chat_template, stop_tokens }
+        Self { tokenizer, chat_template, stop_tokens, warnings: Vec::new() }
     }
+}
+
+/// A file of `dir` with a tokenizer of another form than `tokenizer.json`, which is not read.
+pub fn other_tokenizer(dir: &Path) -> Option<&'static str> {
+    let names = ["tokenizer.model", "tekken.json", "vocab.json", "vocab.txt"];
+    names.into_iter().find(|name| dir.join(name).exists())
 }
 
 /// The `eos_token_id` of a Hugging Face directory, from `generation_config.json`, else
@@ -95,7 +107,7 @@ pub fn stop_tokens_from_dir(dir: &Path) -> Result<Vec<u32>, TextError> {
 /// The end-of-sequence, end-of-turn and end-of-message tokens that a GGUF file names.
 ///
 /// # Errors
-/// [`TextError::Metadata`] for an id that is no token of the vocabulary.
+/// [`TextError::Metadata`] for an id that is no integer.
 pub fn stop_tokens_from_gguf(metadata: &Metadata) -> Result<Vec<u32>, TextError> {
     stop::from_gguf(metadata)
 }

@@ -10,6 +10,7 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 use super::detokenize::Spelling;
 use super::error::{TextError, one_line};
+use super::{charsmap, oniguruma};
 
 const NORMALIZERS: &[&str] = &[
     "Sequence",
@@ -23,6 +24,8 @@ const NORMALIZERS: &[&str] = &[
     "NFKC",
     "NFKD",
     "ByteLevel",
+    "Nmt",
+    "Precompiled",
 ];
 const PRE_TOKENIZERS: &[&str] = &[
     "Sequence",
@@ -33,22 +36,51 @@ const PRE_TOKENIZERS: &[&str] = &[
     "Punctuation",
     "Whitespace",
     "WhitespaceSplit",
+    "CharDelimiterSplit",
+    "UnicodeScripts",
 ];
 
 /// Normalizers or pre-tokenizers in a row at most: some make a text longer by a factor.
 const MAX_STEPS: usize = 16;
 
+/// How many times as many characters all Replace normalizers together may make of a text.
+const MAX_GROWTH: f64 = 16.0;
+
 /// What is done to a text before it is cut into words.
-pub(super) fn normalizer(part: Json) -> Result<Option<NormalizerWrapper>, TextError> {
-    for replace in steps(&part).into_iter().filter(|step| kind(step) == "Replace") {
-        check_replace(replace)?;
+pub(super) fn normalizer(mut part: Json) -> Result<Option<NormalizerWrapper>, TextError> {
+    let mut growth = 1.0;
+    for step in steps(&part) {
+        match kind(step) {
+            "Replace" => growth *= replace_growth(step)?,
+            "Precompiled" => charsmap::check(&step["precompiled_charsmap"])?,
+            _ => {}
+        }
     }
+    if growth > MAX_GROWTH {
+        let reason = format!("its Replace normalizers make texts over {MAX_GROWTH} times as long");
+        return Err(TextError::Vocabulary(reason));
+    }
+    translate_patterns(&mut part)?;
     checked("normalizer", part, NORMALIZERS)
 }
 
 /// How a text is cut into words.
-pub(super) fn pre_tokenizer(part: Json) -> Result<Option<PreTokenizerWrapper>, TextError> {
+pub(super) fn pre_tokenizer(mut part: Json) -> Result<Option<PreTokenizerWrapper>, TextError> {
+    translate_patterns(&mut part)?;
     checked("pre_tokenizer", part, PRE_TOKENIZERS)
+}
+
+/// Puts patterns of the library's syntax in place of Oniguruma's.
+fn translate_patterns(part: &mut Json) -> Result<(), TextError> {
+    if let Some(Json::String(pattern)) = part.pointer_mut("/pattern/Regex") {
+        *pattern = oniguruma::translate(pattern)?;
+    }
+    for name in SEQUENCES {
+        for step in part.get_mut(name).and_then(Json::as_array_mut).into_iter().flatten() {
+            translate_patterns(step)?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads a normalizer or a pre-tokenizer, if it is made of `allowed` kinds alone.
@@ -74,25 +106,28 @@ fn checked<T: DeserializeOwned>(
     serde_json::from_value(part).map(Some).map_err(library_error)
 }
 
-/// A text may not grow (twelve times `a` to `aaaaaaaaaa` are a terabyte), and the library panics on a pattern that
-/// matches nothing.
-fn check_replace(replace: &Json) -> Result<(), TextError> {
-    let num_chars = |text: &Json| text.as_str().map(|text| text.chars().count());
-    match (num_chars(&replace["pattern"]["String"]), num_chars(&replace["content"])) {
-        (Some(pattern), Some(content)) if pattern >= content.max(1) => Ok(()),
-        _ => Err(TextError::Vocabulary(
-            "a Replace normalizer that is not of a string by one as long or shorter is not supported"
-                .to_owned(),
-        )),
-    }
+/// How many times as many characters a Replace normalizer makes of a text at most. The library
+/// panics on a pattern that matches nothing.
+fn replace_growth(replace: &Json) -> Result<f64, TextError> {
+    let pattern = &replace["pattern"];
+    let shortest = match (&pattern["String"], &pattern["Regex"]) {
+        (Json::String(text), _) => text.chars().count(),
+        (_, Json::String(regex)) => usize::from(!oniguruma::may_match_nothing(regex)?),
+        _ => 0,
+    };
+    let Some(content) = replace["content"].as_str().filter(|_| shortest > 0) else {
+        let reason = "a Replace normalizer of what may be empty is not supported";
+        return Err(TextError::Vocabulary(reason.to_owned()));
+    };
+    Ok((content.chars().count() as f64 / shortest as f64).max(1.0))
 }
+
+/// The fields in which sequences have their steps.
+const SEQUENCES: [&str; 4] = ["normalizers", "pretokenizers", "processors", "decoders"];
 
 /// The parts that `part` is made of, itself included where it is a sequence of others.
 fn steps(part: &Json) -> Vec<&Json> {
-    let inner = ["normalizers", "pretokenizers", "processors", "decoders"]
-        .into_iter()
-        .filter_map(|name| part[name].as_array())
-        .flatten();
+    let inner = SEQUENCES.into_iter().filter_map(|name| part[name].as_array()).flatten();
     [part].into_iter().chain(inner.flat_map(steps)).collect()
 }
 
@@ -116,6 +151,10 @@ pub(super) fn added_around(post_processor: &Json) -> Result<(Vec<u32>, Vec<u32>)
                     TextError::Vocabulary("its post_processor has no text once".to_owned())
                 })?;
             }
+            "RobertaProcessing" | "BertProcessing" => {
+                let around = ClsAndSep::deserialize(step).map_err(library_error)?;
+                (prefix, suffix) = (vec![around.cls.1], vec![around.sep.1]);
+            }
             kind => return Err(unsupported("post_processor", kind)),
         }
     }
@@ -126,6 +165,13 @@ pub(super) fn added_around(post_processor: &Json) -> Result<(Vec<u32>, Vec<u32>)
 struct TemplateProcessing {
     single: Vec<Piece>,
     special_tokens: HashMap<String, SpecialIds>,
+}
+
+/// `RobertaProcessing` and `BertProcessing`: a token before each text and one after it.
+#[derive(serde::Deserialize)]
+struct ClsAndSep {
+    cls: (String, u32),
+    sep: (String, u32),
 }
 
 #[derive(serde::Deserialize)]
@@ -155,16 +201,25 @@ impl TemplateProcessing {
     }
 }
 
-/// Which of the two spellings the decoder undoes.
+/// Which spelling the decoder undoes.
 pub(super) fn spelling(decoder: &Json) -> Result<Spelling, TextError> {
+    if decoder.is_null() {
+        return Ok(Spelling::Words);
+    }
     let steps = steps(decoder);
     let steps = if steps.len() > 1 { &steps[1..] } else { &steps[..] };
     let kinds: Vec<&str> = steps.iter().map(|step| kind(step)).collect();
     let is_space = |step: &Json| step["pattern"]["String"] == "▁" && step["content"] == " ";
     let is_lead = |step: &Json| step["content"] == " " && step["start"] == 1 && step["stop"] == 0;
+    let is_metaspace = |step: &Json| step["replacement"] == "▁";
+    let is_prepended =
+        |step: &Json| step["prepend_scheme"] != "never" && step["add_prefix_space"] != false;
     let strip_leading_space = match kinds.as_slice() {
         ["ByteLevel"] => return Ok(Spelling::ByteLevel),
-        ["Metaspace"] if steps[0]["replacement"] == "▁" => steps[0]["prepend_scheme"] != "never",
+        ["Metaspace"] | ["ByteFallback", "Metaspace"] if is_metaspace(steps[steps.len() - 1]) => {
+            let strips = is_prepended(steps[steps.len() - 1]);
+            return Ok(Spelling::Metaspace { strip_leading_spaces: strips });
+        }
         ["Replace", "ByteFallback", "Fuse"] if is_space(steps[0]) => false,
         ["Replace", "ByteFallback", "Fuse", "Strip"] if is_space(steps[0]) && is_lead(steps[3]) => {
             true

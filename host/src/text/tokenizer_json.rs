@@ -5,29 +5,37 @@
 
 use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, SeqAccess, Visitor};
 use serde_json::Value as Json;
-use tokenizers::AddedToken;
 use tokenizers::models::bpe::Vocab;
+use tokenizers::{AddedToken, ModelWrapper};
 
 use super::error::{TextError, one_line};
 use super::merges::Parts;
 use super::pipeline::{self, library_error, unsupported};
 use super::tokenizer::Tokenizer;
+use super::unigram;
 
 /// The tokenizer that `bytes` describe.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tokenizer, TextError> {
-    let file: File =
-        serde_json::from_slice(bytes).map_err(|error| match serde_json::from_slice(bytes) {
-            Ok(ModelKind { model: Kind { kind } }) if kind != "BPE" => unsupported("model", &kind),
-            _ => library_error(error),
-        })?;
-    file.build()
+    // Older files don't say that theirs is BPE.
+    let kind = serde_json::from_slice::<ModelKind>(bytes).map_err(library_error)?.model.kind;
+    match kind.as_deref() {
+        None | Some("BPE") => {
+            let (file, model) = File::<Model>::read(bytes)?;
+            file.build(model.parts()?.build()?)
+        }
+        Some("Unigram") => {
+            let (file, model) = File::<unigram::Parts>::read(bytes)?;
+            file.build(model.build()?)
+        }
+        Some(other) => Err(unsupported("model", other)),
+    }
 }
 
 /// `tokenizer.json`. What it says on truncation and padding is for training, and not read.
 #[derive(serde::Deserialize)]
-struct File {
+struct File<M> {
     #[serde(default)]
     added_tokens: Vec<FileToken>,
     #[serde(default)]
@@ -38,7 +46,8 @@ struct File {
     post_processor: Json,
     #[serde(default)]
     decoder: Json,
-    model: Model,
+    /// Taken out once it is read.
+    model: Option<M>,
 }
 
 #[derive(serde::Deserialize)]
@@ -48,7 +57,7 @@ struct FileToken {
     token: AddedToken,
 }
 
-/// What is read of a file whose model is of another kind.
+/// What is read of a file to find out what else is.
 #[derive(serde::Deserialize)]
 struct ModelKind {
     model: Kind,
@@ -57,13 +66,11 @@ struct ModelKind {
 #[derive(serde::Deserialize)]
 struct Kind {
     #[serde(rename = "type")]
-    kind: String,
+    kind: Option<String>,
 }
 
 #[derive(serde::Deserialize)]
 struct Model {
-    #[serde(rename = "type")]
-    kind: Option<String>,
     vocab: Vocab,
     merges: Vec<Merge>,
     unk_token: Option<String>,
@@ -77,13 +84,20 @@ struct Model {
     ignore_merges: bool,
 }
 
-impl File {
-    fn build(self) -> Result<Tokenizer, TextError> {
+impl<M: DeserializeOwned> File<M> {
+    fn read(bytes: &[u8]) -> Result<(Self, M), TextError> {
+        let mut file: Self = serde_json::from_slice(bytes).map_err(library_error)?;
+        let model = file.model.take();
+        let model = model.ok_or_else(|| TextError::Vocabulary("it has no model".to_owned()))?;
+        Ok((file, model))
+    }
+
+    fn build(self, model: impl Into<ModelWrapper>) -> Result<Tokenizer, TextError> {
         let spelling = pipeline::spelling(&self.decoder)?;
         let (prefix, suffix) = pipeline::added_around(&self.post_processor)?;
         let normalizer = pipeline::normalizer(self.normalizer)?;
         let pre_tokenizer = pipeline::pre_tokenizer(self.pre_tokenizer)?;
-        let mut tokenizer = tokenizers::Tokenizer::new(self.model.parts()?.build()?);
+        let mut tokenizer = tokenizers::Tokenizer::new(model);
         tokenizer.with_normalizer(normalizer).map_err(library_error)?;
         tokenizer.with_pre_tokenizer(pre_tokenizer);
         let tokens = self.added_tokens.iter().map(|added| added.token.clone());
@@ -102,9 +116,6 @@ impl File {
 
 impl Model {
     fn parts(self) -> Result<Parts, TextError> {
-        if let Some(kind) = self.kind.filter(|kind| kind != "BPE") {
-            return Err(unsupported("model", &kind));
-        }
         let affixes = [
             ("continuing_subword_prefix", &self.continuing_subword_prefix),
             ("end_of_word_suffix", &self.end_of_word_suffix),
