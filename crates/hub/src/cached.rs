@@ -10,7 +10,7 @@ use std::{
 use crate::{
     FileName, HubCache, HubError, ModelRef, RepoId,
     cache::Folder,
-    choose::{Choice, INDEX, SINGLE, choose, is_gguf, is_model},
+    choose::{Choice, INDEX, SINGLE, choose, is_first, is_gguf, is_model, parts},
     pull::shards,
 };
 
@@ -19,13 +19,13 @@ use crate::{
 pub struct CachedModel {
     /// Its repository.
     pub repo: RepoId,
-    /// The GGUF file, where it is one.
+    /// The GGUF file or the first of its parts, where it is one.
     pub file: Option<String>,
     /// The branch or tag that it was pulled as; `None` for an older commit.
     pub revision: Option<String>,
     /// The commit of the repository.
     pub commit: String,
-    /// A `.gguf` file, or a directory with safetensors.
+    /// A `.gguf` file, the first of its parts, or a directory with safetensors.
     pub path: PathBuf,
     /// The length of its files.
     pub bytes: u64,
@@ -62,8 +62,10 @@ impl HubCache {
                     add(None, snapshot.dir.clone(), bytes);
                 }
                 let ggufs = snapshot.files.iter().filter(|file| is_gguf(file.as_str()));
-                for file in ggufs.filter(|file| is_model(file)) {
-                    add(Some(file), snapshot.dir.join(file.as_str()), snapshot.bytes(file));
+                for file in ggufs.filter(|file| is_model(file) && is_first(file)) {
+                    let Ok(parts) = parts(&repo, &snapshot.files, file) else { continue };
+                    let bytes = parts.iter().map(|part| snapshot.bytes(part)).sum();
+                    add(Some(file), snapshot.dir.join(file.as_str()), bytes);
                 }
             }
         }
@@ -90,7 +92,7 @@ impl HubCache {
     /// last, else of the newest that has it.
     ///
     /// # Errors
-    /// [`HubError::Ambiguous`] and [`HubError::Split`] where several files could be meant.
+    /// [`HubError::Ambiguous`] where several files could be meant.
     pub fn find(&self, model: &ModelRef) -> Result<Option<PathBuf>, HubError> {
         let folder = self.folder(&model.repo);
         for snapshot in snapshots(&folder, &model.repo) {
@@ -99,9 +101,11 @@ impl HubCache {
                 false => &snapshot.ggufs()[..],
             };
             match choose(&model.repo, files, model.wanted.as_deref()) {
-                Ok(Choice::Gguf(file)) => return Ok(Some(snapshot.dir.join(file.as_str()))),
+                Ok(Choice::Gguf(files)) => return Ok(Some(snapshot.dir.join(files[0].as_str()))),
                 Ok(Choice::Safetensors { .. }) => return Ok(Some(snapshot.dir)),
-                Err(HubError::NoMatch { .. } | HubError::NoModel { .. }) => {}
+                Err(
+                    HubError::NoMatch { .. } | HubError::NoModel { .. } | HubError::Part { .. },
+                ) => {}
                 Err(error) => return Err(error),
             }
         }

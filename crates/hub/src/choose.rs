@@ -14,8 +14,8 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// The files of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// One GGUF file.
-    Gguf(FileName),
+    /// One GGUF file, or all its parts in their order.
+    Gguf(Vec<FileName>),
     /// Configuration, tokenizer and the like, and [`SINGLE`] or [`INDEX`].
     Safetensors { text: Vec<FileName>, weights: FileName },
 }
@@ -37,12 +37,12 @@ pub(crate) fn choose(
     choose_gguf(repo, files, wanted).map(Choice::Gguf)
 }
 
-/// The GGUF file that is meant.
+/// The GGUF file that is meant, with all its parts.
 pub(crate) fn choose_gguf(
     repo: &RepoId,
     files: &[FileName],
     wanted: Option<&str>,
-) -> Result<FileName, HubError> {
+) -> Result<Vec<FileName>, HubError> {
     let all: Vec<_> = files.iter().filter(|file| is_gguf(file.as_str())).collect();
     let models: Vec<_> = all.iter().copied().filter(|file| is_model(file)).collect();
     let matching = match wanted {
@@ -72,10 +72,12 @@ pub(crate) fn choose_gguf(
             }
             None => HubError::NoModel { repo, files: names(&files.iter().collect::<Vec<_>>()) },
         }),
-        [first, rest @ ..] if is_part(first) && rest.iter().all(|file| same_parts(first, file)) => {
-            Err(HubError::Split { repo, file: first.as_str().to_owned() })
+        [first, rest @ ..]
+            if Part::of(first).is_some_and(|part| rest.iter().all(|file| part.has(file))) =>
+        {
+            parts(&repo, files, first)
         }
-        [file] => Ok((*file).clone()),
+        [file] => Ok(vec![(*file).clone()]),
         _ => Err(HubError::Ambiguous { repo, files: names(&matching) }),
     }
 }
@@ -104,21 +106,60 @@ fn of_quant<'a>(files: &[&'a FileName], quant: &str) -> Vec<&'a FileName> {
     files.iter().filter(has_word).copied().collect()
 }
 
-/// What comes before `-00001-of-00002.gguf`.
-fn part_of(file: &FileName) -> Option<&str> {
-    let stem = &file.as_str()[..file.as_str().len() - ".gguf".len()];
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (model, part) = rest.rsplit_once('-')?;
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    (is_number(count) && is_number(part) && count != "00001").then_some(model)
+/// A file of a GGUF file in several: `MODEL-00001-of-00002.gguf`, as llama-gguf-split names them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part<'a> {
+    model: &'a str,
+    /// From one.
+    number: usize,
+    count: usize,
 }
 
-fn is_part(file: &FileName) -> bool {
-    part_of(file).is_some()
+impl<'a> Part<'a> {
+    /// What `file` is a part of, if it is one of several.
+    pub(crate) fn of(file: &'a FileName) -> Option<Self> {
+        let stem = &file.as_str()[..file.as_str().len() - ".gguf".len()];
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (model, number) = rest.rsplit_once('-')?;
+        let number_of = |text: &str| {
+            let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse().ok().filter(|_| is_number)
+        };
+        let part = Self { model, number: number_of(number)?, count: number_of(count)? };
+        (part.count > 1 && (1..=part.count).contains(&part.number)).then_some(part)
+    }
+
+    /// Whether `file` is another part of the same.
+    fn has(&self, file: &FileName) -> bool {
+        Part::of(file).is_some_and(|part| (part.model, part.count) == (self.model, self.count))
+    }
 }
 
-fn same_parts(a: &FileName, b: &FileName) -> bool {
-    part_of(a) == part_of(b)
+/// All parts that `first` is one of, in their order; `first` alone if it is whole.
+pub(crate) fn parts(
+    repo: &RepoId,
+    files: &[FileName],
+    first: &FileName,
+) -> Result<Vec<FileName>, HubError> {
+    let Some(Part { model, count, .. }) = Part::of(first) else { return Ok(vec![first.clone()]) };
+    let mut parts = Vec::new();
+    for number in 1..=count {
+        let wanted = Part { model, number, count };
+        let found = files.iter().filter(|file| is_gguf(file.as_str()));
+        let found = found.into_iter().find(|&file| Part::of(file) == Some(wanted));
+        parts.push(found.cloned().ok_or_else(|| HubError::Part {
+            repo: repo.clone(),
+            file: first.as_str().to_owned(),
+            count,
+            missing: format!("{model}-{number:05}-of-{count:05}.gguf"),
+        })?);
+    }
+    Ok(parts)
+}
+
+/// Whether `file` is a whole GGUF file, or the first of its parts.
+pub(crate) fn is_first(file: &FileName) -> bool {
+    Part::of(file).is_none_or(|part| part.number == 1)
 }
 
 /// Whether a file at the root is configuration, tokenizer or chat template.
@@ -159,7 +200,7 @@ mod tests {
 
     fn gguf(names: &[&str], wanted: Option<&str>) -> Result<String, HubError> {
         match choose(&repo(), &files(names), wanted)? {
-            Choice::Gguf(file) => Ok(file.as_str().to_owned()),
+            Choice::Gguf(files) => Ok(files[0].as_str().to_owned()),
             other => panic!("{other:?}"),
         }
     }
@@ -209,10 +250,17 @@ mod tests {
     }
 
     #[test]
-    fn files_in_parts_are_refused() {
-        let parts = gguf(QUANTS, Some("bf16")).unwrap_err();
-        assert!(matches!(parts, HubError::Split { .. }), "{parts}");
+    fn files_in_parts_are_all_taken() {
+        let big = ["big/Model-bf16-00001-of-00002.gguf", "big/Model-bf16-00002-of-00002.gguf"];
+        for wanted in ["bf16", big[0], big[1], "Model-bf16-00002-of-00002.gguf"] {
+            let choice = choose(&repo(), &files(QUANTS), Some(wanted)).unwrap();
+            assert_eq!(choice, Choice::Gguf(files(&big)), "{wanted}");
+        }
         assert_eq!(gguf(&["a-00001-of-00001.gguf"], None).unwrap(), "a-00001-of-00001.gguf");
+        let two = ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b-00001-of-00002.gguf"];
+        assert!(matches!(gguf(&two, None), Err(HubError::Ambiguous { .. })));
+        let missing = gguf(&["a-00001-of-00003.gguf", "a-00003-of-00003.gguf"], None).unwrap_err();
+        assert!(missing.to_string().contains("a-00002-of-00003.gguf is not there"), "{missing}");
     }
 
     #[test]
@@ -237,6 +285,6 @@ mod tests {
         assert_eq!(weights.as_str(), INDEX);
         assert_eq!(text, names[..5]);
         let quant = choose(&repo(), &names, Some("q4_k_m")).unwrap();
-        assert_eq!(quant, Choice::Gguf(names[11].clone()));
+        assert_eq!(quant, Choice::Gguf(vec![names[11].clone()]));
     }
 }

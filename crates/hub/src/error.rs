@@ -33,8 +33,8 @@ pub enum HubError {
     /// Nothing in the environment says where the cache could be.
     #[error("no place for the hub's cache: set HF_HOME or HF_HUB_CACHE to a directory")]
     NoCacheDir,
-    /// `HF_HUB_OFFLINE` is set.
-    #[error("{0} cannot be pulled: HF_HUB_OFFLINE is set")]
+    /// `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set.
+    #[error("{0} cannot be pulled: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set")]
     Offline(RepoId),
     /// There is no such model, or it is private and no token was given.
     #[error("there is no model {repo} at {endpoint}")]
@@ -116,15 +116,17 @@ pub enum HubError {
         /// Those that could be meant.
         files: Vec<String>,
     },
-    /// The file is a part of a GGUF file.
-    #[error(
-        "{repo}: {file} is one of several parts, and halfwarp opens GGUF files of one part\nchoose another, or merge them with llama.cpp's llama-gguf-split --merge"
-    )]
-    Split {
+    /// A part of a GGUF file is missing.
+    #[error("{repo}: {file} is one of {count} parts, and {missing} is not there")]
+    Part {
         /// The model.
         repo: RepoId,
-        /// The file.
+        /// A part that is there.
         file: String,
+        /// How many parts there should be.
+        count: usize,
+        /// One that is not.
+        missing: String,
     },
     /// The repository holds nothing that could be opened.
     #[error(

@@ -92,10 +92,8 @@ impl Client {
         for _ in 0..=MAX_REDIRECTS {
             let response = self.send_once(method, &url)?;
             let (headers, origin) = (response.headers(), url::origin(&url));
-            if origin.as_ref() == Some(&self.origin) {
-                linked_etag = header(headers, "x-linked-etag").or(linked_etag);
-                linked_bytes = header(headers, "x-linked-size").or(linked_bytes);
-            }
+            linked_etag = header(headers, "x-linked-etag").or(linked_etag);
+            linked_bytes = header(headers, "x-linked-size").or(linked_bytes);
             let location =
                 header(headers, "location").filter(|_| response.status().is_redirection());
             let Some(location) = location else {
@@ -104,8 +102,10 @@ impl Client {
             let next = url::join(&url, &location);
             let next = next.ok_or_else(|| answer(&url, "a redirect to no address".to_owned()))?;
             let next_origin = url::origin(&next);
-            if method == Method::Head && next_origin != origin {
-                // Another host stores the content; what the hub says of it is all here.
+            let has_etag = || linked_etag.is_some() || header(headers, "etag").is_some();
+            if method == Method::Head && next_origin != origin && has_etag() {
+                // Another host stores the content; what the hub says of it is all here. A mirror
+                // that says nothing sends on to the host that does: there without the token.
                 return Ok(Answer { response, linked_etag, linked_bytes });
             }
             if is_https(&origin) && !is_https(&next_origin) {

@@ -77,7 +77,7 @@ pub enum Event<'a> {
 /// A model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
-    /// A `.gguf` file, or a directory with safetensors.
+    /// A `.gguf` file, the first of its parts, or a directory with safetensors.
     pub path: PathBuf,
     /// The commit of the repository that it is of.
     pub commit: String,
@@ -107,7 +107,11 @@ pub fn pull(
     let folder = cache.folder(repo);
     let mut pull = Pull { hub, model, commit: &commit, folder: &folder, retry, tell };
     let path = match choose(repo, &files, model.wanted.as_deref())? {
-        Choice::Gguf(file) => pull.file(&file)?,
+        Choice::Gguf(files) => {
+            let paths: Result<Vec<_>, _> = files.iter().map(|file| pull.file(file)).collect();
+            // A name was chosen, so there is one.
+            paths?.swap_remove(0)
+        }
         Choice::Safetensors { text, weights } => {
             for file in &text {
                 pull.file(file)?;

@@ -20,8 +20,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// `HF_ENDPOINT`; `HF_TOKEN`, else the file `HF_TOKEN_PATH` or `$HF_HOME/token`; `HF_HUB_OFFLINE`;
-    /// `HF_HUB_CACHE`, else `$HF_HOME/hub`, where `HF_HOME` is by default
+    /// `HF_ENDPOINT`; `HF_TOKEN`, else the file `HF_TOKEN_PATH` or `$HF_HOME/token`; `HF_HUB_OFFLINE`,
+    /// else `TRANSFORMERS_OFFLINE`; `HF_HUB_CACHE`, else `$HF_HOME/hub`, where `HF_HOME` is by default
     /// `$XDG_CACHE_HOME/huggingface` or `~/.cache/huggingface`.
     ///
     /// # Errors
@@ -48,7 +48,9 @@ impl Settings {
         Ok(Settings {
             endpoint,
             token: token(&var, home)?,
-            is_offline: var("HF_HUB_OFFLINE").is_some_and(is_set),
+            is_offline: var("HF_HUB_OFFLINE")
+                .or_else(|| var("TRANSFORMERS_OFFLINE"))
+                .is_some_and(is_set),
             cache_dir,
         })
     }
@@ -165,6 +167,26 @@ mod tests {
         assert!(!format!("{of_env:?}").contains("hf_env"));
         let odd = settings(&[("HF_TOKEN", "hf\r\nHost: evil")]);
         assert!(matches!(odd, Err(HubError::Token(_))), "{odd:?}");
+    }
+
+    /// `_is_true(HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE)` of `huggingface_hub/constants.py`.
+    #[test]
+    fn two_variables_say_offline() {
+        for (hub, transformers, is_offline) in [
+            ("", "", false),
+            ("1", "", true),
+            ("", "1", true),
+            ("", "yes", true),
+            ("", "On", true),
+            ("", "TRUE", true),
+            ("", "0", false),
+            ("", "2", false),
+            ("0", "1", false),
+            ("1", "0", true),
+        ] {
+            let vars = [("HF_HUB_OFFLINE", hub), ("TRANSFORMERS_OFFLINE", transformers)];
+            assert_eq!(settings(&vars).unwrap().is_offline, is_offline, "{vars:?}");
+        }
     }
 
     #[test]

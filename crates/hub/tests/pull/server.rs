@@ -42,6 +42,8 @@ pub struct State {
     pub renamed_from: Option<&'static str>,
     /// Redirects to itself.
     pub is_loop: bool,
+    /// Sends on to the storage with no word on the file.
+    pub is_mirror: bool,
     pub requests: Vec<Request>,
 }
 
@@ -212,6 +214,10 @@ fn answer_api(state: &mut State, request: &Request, storage: &str) -> Answer {
     let Some(file) = state.files.get_mut(&name).filter(|_| commit == state.commit) else {
         return error(404, "EntryNotFound");
     };
+    if state.is_mirror {
+        let location = format!("{storage}/{name}?signature=secret");
+        return (308, vec![("Location", location)], Vec::new(), None);
+    }
     let checksum = if file.is_lfs { sha256(&file.content) } else { git_blob(&file.content) };
     let etag = format!("\"{}\"", file.etag.as_ref().unwrap_or(&checksum));
     let mut headers =
@@ -238,7 +244,15 @@ fn answer_storage(state: &mut State, request: &Request) -> Answer {
         return error(400, "");
     }
     match state.files.get_mut(&path[1..].replace("%20", " ")) {
-        Some(file) => content(file, request),
+        Some(file) => {
+            let (status, mut headers, body, cut) = content(file, request);
+            if state.is_mirror {
+                let is_lfs = file.is_lfs;
+                let of = if is_lfs { sha256(&file.content) } else { git_blob(&file.content) };
+                headers.push(("ETag", format!("\"{of}\"")));
+            }
+            (status, headers, body, cut)
+        }
         None => error(404, ""),
     }
 }

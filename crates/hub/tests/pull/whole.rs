@@ -58,6 +58,53 @@ fn the_token_goes_to_the_hub_and_to_no_other_host() {
     }
 }
 
+/// The hub itself says nothing of a file but the address on another host, which says all.
+#[test]
+fn a_mirror_may_send_on_to_another_host() {
+    let content = bytes(3000);
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &content)]);
+    server.set(|state| state.is_mirror = true);
+    let cache = Cache::new();
+    let pulled = cache.pull(&server, REPO).unwrap();
+    assert_eq!(fs::read(pulled.path.join("model.safetensors")).unwrap(), content);
+    assert!(cache.path(&format!("{FOLDER}/blobs/{}", sha256(&content))).exists());
+    assert!(cache.path(&format!("{FOLDER}/blobs/{}", git_blob(b"{}"))).exists());
+    for request in server.requests() {
+        let has_token = request.headers.contains_key("authorization");
+        assert_eq!(has_token, request.host == "api", "{request:?}");
+    }
+    // What it sends is verified as from the hub.
+    server.change("model.safetensors", |file| file.body = Some(bytes(2999)));
+    let other = Cache::new().pull(&server, REPO);
+    assert!(other.is_err(), "{other:?}");
+}
+
+#[test]
+fn all_parts_of_a_gguf_file_are_fetched() {
+    let names = [1, 2, 3].map(|part| format!("q8/m-Q8_0-{part:05}-of-00003.gguf"));
+    let contents = [bytes(1000), bytes(2000), bytes(3000)];
+    let files: Vec<_> = names.iter().zip(&contents).map(|(n, c)| (&n[..], &c[..])).collect();
+    let server = Server::new(&files);
+    server.put("m-Q4_0.gguf", b"other");
+    server.change(&names[2], |file| file.cuts = vec![1, 0, 0, 0]);
+    let cache = Cache::new();
+    cache.pull(&server, "org/model:q8_0").unwrap_err();
+    // Two of three are no model.
+    assert_eq!(cache.hub().models().unwrap(), []);
+    assert_eq!(cache.hub().find(&"org/model:q8_0".parse().unwrap()).unwrap(), None);
+    let pulled = cache.pull(&server, "org/model:q8_0").unwrap();
+    let dir = cache.path(&format!("{FOLDER}/snapshots/{COMMIT}"));
+    assert_eq!(pulled.path, dir.join(&names[0]));
+    for (name, content) in names.iter().zip(&contents) {
+        assert_eq!(&fs::read(dir.join(name)).unwrap(), content);
+        assert!(cache.path(&format!("{FOLDER}/blobs/{}", sha256(content))).exists());
+    }
+    let [model] = &cache.hub().models().unwrap()[..] else { panic!("one model") };
+    assert_eq!((model.bytes, model.file.as_deref()), (6000, Some(&names[0][..])));
+    let second = "org/model:m-Q8_0-00002-of-00003.gguf".parse().unwrap();
+    assert_eq!(cache.hub().find(&second).unwrap(), Some(pulled.path));
+}
+
 #[test]
 fn safetensors_come_with_what_belongs_to_them() {
     let index = br#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
