@@ -16,6 +16,7 @@ pub fn trials() -> Vec<Trial> {
         trial("hostile::gguf_kinds_are_named", gguf_kinds_are_named),
         trial("hostile::gguf_without_tokenizer_is_none", gguf_without_tokenizer_is_none),
         trial("hostile::tokenizer_json_is_rejected", tokenizer_json_is_rejected),
+        trial("hostile::charsmaps_are_no_panic", charsmaps_are_no_panic),
         trial("hostile::truncated_json_is_rejected", truncated_json_is_rejected),
         trial("hostile::other_files_are_rejected", other_files_are_rejected),
         trial("hostile::unknown_bytes_are_no_panic", unknown_bytes_are_no_panic),
@@ -37,7 +38,7 @@ fn gguf_metadata_is_rejected() {
     let byte_level = fixtures::byte_level("qwen2");
     let sentencepiece = fixtures::sentencepiece();
     let num_pieces = sentencepiece.get_array("tokenizer.ggml.tokens").expect("tokens").len();
-    let cases: [(&Metadata, &str, Option<Value>); 28] = [
+    let cases: [(&Metadata, &str, Option<Value>); 26] = [
         (&byte_level, "model", Some(number(1))),
         (&byte_level, "pre", Some(Value::Bool(true))),
         (&byte_level, "tokens", None),
@@ -57,15 +58,13 @@ fn gguf_metadata_is_rejected() {
         (&byte_level, "merges", Some(array(&["! !!!!"]))),
         (&byte_level, "merges", Some(array(&[&format!("a {long}")]))),
         (&byte_level, "merges", Some(Value::Array(vec![Value::Array(Vec::new())]))),
-        (&byte_level, "bos_token_id", Some(Value::I32(-1))),
-        (&byte_level, "eos_token_id", Some(number(u32::MAX))),
+        (&byte_level, "eos_token_id", Some(text("</s>"))),
         (&byte_level, "eot_token_id", Some(Value::F32(1.0))),
         (&byte_level, "add_bos_token", Some(number(1))),
         (&sentencepiece, "scores", None),
         (&sentencepiece, "scores", Some(Value::Array(vec![Value::F32(0.0)]))),
         (&sentencepiece, "scores", Some(i32s(0, num_pieces))),
         (&sentencepiece, "add_space_prefix", Some(text("yes"))),
-        (&sentencepiece, "bos_token_id", Some(number(num_pieces as u32))),
     ];
     for (metadata, key, value) in cases {
         let mut metadata = metadata.clone();
@@ -118,9 +117,14 @@ fn tokenizer_json_is_rejected() {
     let good = fixtures::read("fixtures/text/byte_level/tokenizer.json");
     open_json(good.to_string().as_bytes()).expect("a good file").expect("a tokenizer");
     let replace = |pattern: Json, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
-    let cases: [(&str, Json); 26] = [
+    let cases: [(&str, Json); 33] = [
         ("/model", Json::Null),
         ("/model/type", json!("Unigram")),
+        ("/model/type", json!("WordPiece")),
+        ("/model", json!({"type": "Unigram", "vocab": []})),
+        ("/model", json!({"type": "Unigram", "vocab": [["a"]]})),
+        ("/model", json!({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 1})),
+        ("/model", json!({"type": "Unigram", "vocab": [["a".repeat(1 << 20), 0.0]]})),
         ("/model/vocab", json!([["a", 0.0]])),
         ("/model/vocab", json!({})),
         ("/model/vocab", json!({"a": -1})),
@@ -141,14 +145,19 @@ fn tokenizer_json_is_rejected() {
         ),
         ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"})),
         ("/normalizer", replace(json!({"String": ""}), "")),
-        ("/normalizer", replace(json!({"String": "a"}), "aa")),
+        ("/normalizer", replace(json!({"String": "a"}), &"a".repeat(17))),
+        ("/normalizer", replace(json!({"Regex": "a|"}), "")),
+        ("/normalizer", replace(json!({"Regex": "(a)\\1"}), "")),
         ("/normalizer", replace(json!({"Regex": "a*"}), "")),
         (
             "/normalizer",
             json!({"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 40]}),
         ),
+        (
+            "/normalizer",
+            json!({"type": "Sequence", "normalizers": vec![replace(json!({"String": "a"}), "aaa"); 3]}),
+        ),
         ("/decoder", json!({"type": "WordPiece"})),
-        ("/decoder", Json::Null),
         ("/added_tokens/0/id", json!(77)),
         ("/added_tokens/0", json!({"id": 1})),
     ];
@@ -160,6 +169,25 @@ fn tokenizer_json_is_rejected() {
         };
         assert!(matches!(error, TextError::File { .. }), "{error}");
         assert_one_line(&error);
+    }
+}
+
+/// A table of replacements with one bit of it wrong is refused or harmless.
+fn charsmaps_are_no_panic() {
+    let cases = fixtures::read("fixtures/text/tokenizer_json.json");
+    let mut file = cases.as_array().expect("tokenizers").last().expect("one")["file"].clone();
+    let pointer = "/normalizer/normalizers/0/precompiled_charsmap";
+    let good = file.pointer(pointer).and_then(Json::as_str).expect("a table").to_owned();
+    // The table's strings are Base64: a wrong character is up to six wrong bits.
+    for at in (0..good.len()).step_by(good.len() / 150) {
+        for wrong in ["A", "/", "g"] {
+            let mut bad = good.clone();
+            bad.replace_range(at..=at, wrong);
+            *file.pointer_mut(pointer).expect("a table") = json!(bad);
+            if let Ok(Some(text)) = open_json(file.to_string().as_bytes()) {
+                let _ = text.tokenizer.encode("ＡＢ①ﬁ the\té ß \u{1}日本 \u{7f}", true);
+            }
+        }
     }
 }
 

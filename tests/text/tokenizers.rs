@@ -37,6 +37,9 @@ pub fn trials() -> Vec<Trial> {
             trial("tokenizers::json_sentencepiece_matches_oracle", || {
                 sentencepiece_matches_oracle(&from_fixture_dir("sentencepiece").tokenizer);
             }),
+            trial("tokenizers::gguf_gemma4_matches_oracle", gguf_gemma4_matches_oracle),
+            trial("tokenizers::json_parts_match_oracle", json_parts_match_oracle),
+            trial("tokenizers::odd_ids_are_warned_of", odd_ids_are_warned_of),
             trial("tokenizers::sentencepiece_decodes", sentencepiece_decodes),
             trial("tokenizers::bos_and_eos_as_the_file_says", bos_and_eos_as_the_file_says),
             trial("tokenizers::whole_words_before_merges", whole_words_before_merges),
@@ -123,6 +126,78 @@ fn sentencepiece_matches_oracle(tokenizer: &Tokenizer) {
         for (text, expected) in strings(&fixture[texts]).iter().zip(expected) {
             assert_encodes(tokenizer, text, &ids(expected));
         }
+    }
+}
+
+/// SentencePiece's pieces with merges, under either of the two keys that say so.
+fn gguf_gemma4_matches_oracle() {
+    let fixture = read("fixtures/text/sentencepiece.json");
+    for (model, pre) in [("gemma4", None), ("gpt2", Some("sarvam-moe"))] {
+        let mut metadata = fixtures::sentencepiece();
+        let mut put = |key: &str, value| metadata.0.insert(format!("tokenizer.ggml.{key}"), value);
+        put("model", fixtures::string(model));
+        put("merges", fixtures::string_array(&fixture["merges"]));
+        if let Some(pre) = pre {
+            put("pre", fixtures::string(pre));
+        }
+        let tokenizer = fixtures::text(&metadata).tokenizer;
+        let expected = fixture["gemma4_ids"].as_array().expect("ids of each text");
+        for (text, expected) in strings(&fixture["texts"]).iter().zip(expected) {
+            assert_encodes(&tokenizer, text, &ids(expected));
+            assert_eq!(tokenizer.decode(&ids(expected), false), text.replace('▁', " "));
+        }
+    }
+}
+
+/// Every kind of normalizer, pre-tokenizer, model, post-processor and decoder that is read.
+fn json_parts_match_oracle() {
+    let cases = read("fixtures/text/tokenizer_json.json");
+    for case in cases.as_array().expect("tokenizers") {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = serde_json::to_vec(&case["file"]).expect("JSON");
+        std::fs::write(dir.path().join("tokenizer.json"), file).expect("written");
+        let name = &case["name"];
+        let text = Text::from_dir(dir.path()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let tokenizer = text.expect("a tokenizer").tokenizer;
+        let texts = strings(&case["texts"]);
+        assert!(texts.len() > 10);
+        for (index, text) in texts.iter().enumerate() {
+            let expected = ids(&case["ids"][index]);
+            let got = tokenizer.encode(text, true).expect("every text has tokens");
+            assert_eq!(got, expected, "{name}: {text:?}");
+            let decoded = tokenizer.decode(&expected, true);
+            assert_eq!(decoded, case["decoded"][index], "{name}: {text:?}");
+        }
+    }
+}
+
+fn odd_ids_are_warned_of() {
+    let warnings = |metadata| fixtures::text(&metadata).warnings;
+    let good = fixtures::byte_level("llama-bpe");
+    assert_eq!(warnings(good.clone()), [""; 0]);
+    let with = |key: &str, value: Option<Value>| {
+        let mut metadata = good.clone();
+        let key = format!("tokenizer.ggml.{key}");
+        match value {
+            Some(value) => metadata.0.insert(key, value),
+            None => metadata.0.remove(&key),
+        };
+        metadata
+    };
+    for (key, value) in [
+        ("pre", None),
+        ("bos_token_id", None),
+        ("bos_token_id", Some(Value::I32(-1))),
+        ("eos_token_id", Some(Value::U32(u32::MAX))),
+        ("padding_token_id", Some(Value::U64(1 << 40))),
+    ] {
+        let metadata = with(key, value);
+        let text = fixtures::text(&metadata);
+        assert_eq!(text.warnings.len(), 1, "{key}: {:?}", text.warnings);
+        assert!(text.warnings[0].contains(key) && text.warnings[0].lines().count() == 1);
+        assert_eq!(text.stop_tokens, [0; 0]);
+        let num_ids = text.tokenizer.encode("a", true).expect("a token").len();
+        assert_eq!(num_ids, if matches!(key, "pre" | "bos_token_id") { 1 } else { 2 }, "{key}");
     }
 }
 

@@ -11,6 +11,9 @@ use serde_json::Value as Json;
 
 use super::error::TextError;
 
+/// Longest table in Base64: NFKC with what SentencePiece adds has 320,000.
+const MAX_TABLE_BYTES: usize = 4 << 20;
+
 /// Longest replacement, in bytes: those of NFKC have 33.
 const MAX_REPLACEMENT_BYTES: usize = 256;
 
@@ -18,6 +21,9 @@ const MAX_REPLACEMENT_BYTES: usize = 256;
 pub(super) fn check(charsmap: &Json) -> Result<(), TextError> {
     let refuse = |reason: &str| TextError::Vocabulary(format!("its precompiled_charsmap {reason}"));
     let text = charsmap.as_str().ok_or_else(|| refuse("is missing"))?;
+    if text.len() > MAX_TABLE_BYTES {
+        return Err(refuse(&format!("is over {MAX_TABLE_BYTES} bytes long")));
+    }
     let bytes = STANDARD.decode(text).map_err(|_| refuse("is not Base64"))?;
     Table::split(&bytes).and_then(|table| table.walk()).ok_or_else(|| refuse("is corrupt"))
 }

@@ -185,7 +185,9 @@ impl Kind {
     /// The kind called `name`.
     pub fn find(name: &str) -> Result<&'static Self, TextError> {
         KINDS.iter().find(|kind| kind.names.contains(&name)).ok_or_else(|| {
-            let known: Vec<&str> = KINDS.iter().flat_map(|kind| kind.names).copied().collect();
+            // One name of each is enough to see what there is.
+            let known: Vec<&str> =
+                KINDS.iter().flat_map(|kind| kind.names.first()).copied().collect();
             TextError::PreTokenizer { name: one_line(name), known: known.join(", ") }
         })
     }
