@@ -9,7 +9,7 @@ pub use model_cache::{FetchedModel, MODELS};
 use model_cache::NoCacheDir;
 
 use crate::files;
-use crate::weights::is_hugging_face_dir;
+use crate::weights::{PartName, is_hugging_face_dir};
 
 /// Why a path or name leads to no model.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +74,7 @@ pub enum ResolveError {
 ///
 /// `model` is, in this order:
 /// 1. a `.gguf` file, or a directory with safetensors files as Hugging Face has them;
-/// 2. a directory that holds exactly one `.gguf` file;
+/// 2. a directory that holds exactly one `.gguf` file, or the parts of one;
 /// 3. the [name](FetchedModel::name) of a fetched model, one of [`MODELS`];
 /// 4. with the feature `cli`, `ORG/NAME` or `ORG/NAME:QUANT` of a model that was pulled.
 ///
@@ -153,9 +153,26 @@ fn in_dir(dir: &Path) -> Result<PathBuf, ResolveError> {
             let names = files.iter().map(|name| name.to_string_lossy().into_owned());
             let mut files: Vec<_> = names.collect();
             files.sort();
+            if are_parts(&files) {
+                return Ok(dir.join(&files[0]));
+            }
             Err(ResolveError::Several { dir: dir.to_owned(), files })
         }
     }
+}
+
+/// `NAME` of a file that is called `NAME-00001-of-00003.gguf`: one of those that a model is split
+/// over.
+pub fn split_name(file: &str) -> Option<&str> {
+    PartName::parse(file).map(|part| part.model)
+}
+
+/// Whether all of `files` are of one model that is split over them. Opening it finds what is missing.
+fn are_parts(files: &[String]) -> bool {
+    let parts = files.iter().map(|name| PartName::parse(name));
+    let mut models = parts.map(|part| part.map(|part| (part.model, part.count)));
+    let first = models.next().flatten();
+    first.is_some() && models.all(|model| model == first)
 }
 
 /// The path of `model` in the cache.

@@ -78,8 +78,6 @@ fn rejects_other_kinds_of_file() {
     assert_error!(version(1), GgufError::Version(1), "version 1");
     assert_error!(version(4), GgufError::Version(4), "version 4");
     assert_error!(version(3u32.swap_bytes()), GgufError::BigEndian, "big-endian");
-    let split = right().pair("split.count", 2, &3u16.to_le_bytes());
-    assert_error!(parse(&split.bytes()), GgufError::Split(3), "merge");
 }
 
 #[test]

@@ -9,3 +9,4 @@ mod pack;
 mod packed;
 mod quantize;
 mod safetensors;
+mod split;

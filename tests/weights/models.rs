@@ -54,6 +54,22 @@ fn a_model_is_opened_by_what_resolves() {
 }
 
 #[test]
+fn a_tokenizer_of_another_form_is_named() {
+    for name in ["tokenizer.model", "tekken.json"] {
+        let dir = TempDir::new().unwrap();
+        for entry in fs::read_dir(tests_dir().join("goldens/llama-gqa")).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+        }
+        assert_eq!(Model::open(dir.path()).unwrap().no_text(), "this model has no tokenizer");
+        fs::write(dir.path().join(name), "x").unwrap();
+        let model = Model::open(dir.path()).unwrap();
+        assert!(model.text().is_none());
+        assert!(model.no_text().contains(&format!("no tokenizer.json, only {name}")));
+    }
+}
+
+#[test]
 fn a_directory_with_several_gguf_files_names_them() {
     let two = dir_of(&["b.gguf", "a.gguf"]);
     assert_error!(

@@ -293,6 +293,10 @@ impl ModelArgs {
         if let Some(repo) = hub::RepoId::of_snapshot(&path).filter(|_| is_dir) {
             return Ok(repo.name().to_owned());
         }
+        let split = path.file_name().and_then(|name| models::split_name(name.to_str()?));
+        if let Some(name) = split.filter(|_| !is_dir) {
+            return Ok(name.to_owned());
+        }
         let name = if is_dir { path.file_name() } else { path.file_stem() };
         Ok(name.unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
     }

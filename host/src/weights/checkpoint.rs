@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::gguf::{self, Gguf};
+use super::gguf::{self, Gguf, split};
 use super::map::MappedFile;
 use super::packed::{self, Layout, Packed};
 use super::{TensorEntry, TensorInfo, WeightsError, index, safetensors};
@@ -20,7 +20,7 @@ pub enum Origin {
         /// Its `config.json`.
         config: serde_json::Value,
     },
-    /// A GGUF file.
+    /// A GGUF file, or several that the model is split over.
     Gguf {
         /// Its key-value part.
         metadata: gguf::Metadata,
@@ -54,8 +54,8 @@ impl Located {
 
 impl Checkpoint {
     /// Opens a Hugging Face directory (`config.json` with `model.safetensors` or
-    /// `model.safetensors.index.json` and its shards) or a GGUF file, and checks every header
-    /// against its file. No weight is read yet.
+    /// `model.safetensors.index.json` and its shards) or a GGUF file, with all others that the model
+    /// is split over, and checks every header against its file. No weight is read yet.
     ///
     /// The files stay mapped: they must not be rewritten in place or cut while the checkpoint lives
     /// (replacing one by a new file is fine).
@@ -98,9 +98,10 @@ impl Checkpoint {
     }
 
     fn open_gguf(path: &Path) -> Result<Self, WeightsError> {
-        let file = MappedFile::open(path)?;
-        let Gguf { metadata, tensors } = gguf::parse(file.bytes())
-            .map_err(|source| WeightsError::Gguf { path: path.to_owned(), source })?;
+        let (file, Gguf { metadata, tensors }) = open_gguf_file(path)?;
+        if split::count(&metadata).is_some() {
+            return Self::open_parts(path, &metadata);
+        }
         let tensors =
             tensors.into_iter().map(|(name, info)| (name, Located::plain(0, info))).collect();
         Ok(Checkpoint {
@@ -109,6 +110,37 @@ impl Checkpoint {
             files: vec![file],
             tensors,
         })
+    }
+
+    /// Opens all files of the model that `path`, with `metadata`, is a part of.
+    fn open_parts(path: &Path, metadata: &gguf::Metadata) -> Result<Self, WeightsError> {
+        let wrong = |path: &Path| {
+            let path = path.to_owned();
+            move |source| WeightsError::Gguf { path, source }
+        };
+        let paths = split::paths(path, metadata).map_err(wrong(path))?;
+        let (mut files, mut tensors, mut of_first) = (Vec::new(), BTreeMap::new(), None);
+        for (index, part) in paths.iter().enumerate() {
+            let exists = files::exists(part);
+            if !exists.map_err(|source| WeightsError::Io { path: part.clone(), source })? {
+                let (path, number, count) = (part.clone(), index + 1, paths.len());
+                return Err(WeightsError::MissingPart { path, number, count });
+            }
+            let (file, Gguf { metadata, tensors: own }) = open_gguf_file(part)?;
+            split::check_part(&metadata, index, paths.len()).map_err(wrong(part))?;
+            for (name, info) in own {
+                if tensors.contains_key(&name) {
+                    return Err(wrong(part)(split::twice(&name)));
+                }
+                tensors.insert(name, Located::plain(index, info));
+            }
+            of_first.get_or_insert(metadata);
+            files.push(file);
+        }
+        let mut metadata = of_first.unwrap_or_default();
+        split::finish(&mut metadata, tensors.len()).map_err(wrong(&paths[0]))?;
+        let origin = Origin::Gguf { metadata };
+        Ok(Checkpoint { path: path.to_owned(), origin, files, tensors })
     }
 
     fn open_dir(dir: &Path) -> Result<Self, WeightsError> {
@@ -178,6 +210,13 @@ fn open_shards(
         tensors.insert(tensor, Located::plain(file, info));
     }
     Ok((files, tensors))
+}
+
+fn open_gguf_file(path: &Path) -> Result<(MappedFile, Gguf), WeightsError> {
+    let file = MappedFile::open(path)?;
+    let gguf = gguf::parse(file.bytes())
+        .map_err(|source| WeightsError::Gguf { path: path.to_owned(), source })?;
+    Ok((file, gguf))
 }
 
 fn open_safetensors(path: &Path) -> Result<(MappedFile, super::Tensors), WeightsError> {

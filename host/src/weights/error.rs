@@ -44,6 +44,16 @@ pub enum WeightsError {
         /// The directory.
         path: PathBuf,
     },
+    /// A file of a model that is split over several.
+    #[error("{}: is not there; it is file {number} of {count} of a split model", path.display())]
+    MissingPart {
+        /// The file.
+        path: PathBuf,
+        /// Its number, from one.
+        number: usize,
+        /// How many files there are.
+        count: usize,
+    },
     /// `config.json` is not JSON.
     #[error("{}: not valid JSON: {source}", path.display())]
     Config {

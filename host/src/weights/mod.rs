@@ -21,6 +21,7 @@ mod tensor;
 pub(crate) use checkpoint::is_hugging_face_dir;
 pub use checkpoint::{Checkpoint, Origin};
 pub use error::WeightsError;
+pub(crate) use gguf::split::PartName;
 pub(crate) use pack::permuted_row;
 pub use progress::Progress;
 pub use quantize::{EncodeError, encode_elements};

@@ -24,9 +24,9 @@ pub enum GgufError {
         "GGUF version {0}; halfwarp reads 2 and 3: convert the model again with a current llama.cpp"
     )]
     Version(u32),
-    /// One file of a split model.
-    #[error("one of {0} files of a split model: merge them with `llama-gguf-split --merge`")]
-    Split(u64),
+    /// A file of a split model that doesn't fit the others.
+    #[error("one of the files of a split model, but {0}")]
+    Split(String),
     /// The file ends too early.
     #[error(
         "{reading} needs {needed_bytes} bytes at {offset}, the file has {left_bytes} more: \

@@ -8,6 +8,7 @@
 mod error;
 mod metadata;
 mod reader;
+pub(super) mod split;
 mod tensors;
 mod value;
 mod write;
@@ -32,8 +33,8 @@ pub struct Gguf {
     pub tensors: Tensors,
 }
 
-/// Reads the metadata and the tensor descriptions of a GGUF file, and checks them against the
-/// file's length.
+/// Reads the metadata and the tensor descriptions of a GGUF file, or of one of several that a model
+/// is split over, and checks them against the file's length.
 ///
 /// # Errors
 /// Any [`GgufError`].
@@ -51,9 +52,6 @@ pub fn parse(bytes: &[u8]) -> Result<Gguf, GgufError> {
     reader.reading = String::from("the number of tensors");
     let num_tensors = reader.count(Description::MIN_BYTES, u64::MAX)?;
     let metadata = value::read_metadata(&mut reader)?;
-    if let Some(files @ 2..) = metadata.get_u64("split.count") {
-        return Err(GgufError::Split(files));
-    }
     let alignment = match metadata.get("general.alignment") {
         None => DEFAULT_ALIGNMENT,
         Some(value) => {
