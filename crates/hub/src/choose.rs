@@ -162,7 +162,7 @@ pub(crate) fn is_first(file: &FileName) -> bool {
     Part::of(file).is_none_or(|part| part.number == 1)
 }
 
-/// Whether a file at the root is configuration, tokenizer or chat template.
+/// Whether a file is configuration, tokenizer or chat template: at the root, but for templates by name.
 fn is_text(file: &FileName) -> bool {
     const NAMES: &[&str] = &[
         "config.json",
@@ -179,7 +179,10 @@ fn is_text(file: &FileName) -> bool {
     let name = file.as_str();
     let is_tokenizer = name.starts_with("tokenizer") && has_extension(name, &["json", "model"]);
     let is_template = name.starts_with("chat_template") && has_extension(name, &["json", "jinja"]);
-    file.is_at_root() && (NAMES.contains(&name) || is_tokenizer || is_template)
+    let is_named = name
+        .strip_prefix("additional_chat_templates/")
+        .is_some_and(|name| !name.contains('/') && has_extension(name, &["jinja"]));
+    is_named || file.is_at_root() && (NAMES.contains(&name) || is_tokenizer || is_template)
 }
 
 fn has_extension(name: &str, extensions: &[&str]) -> bool {
@@ -269,10 +272,12 @@ mod tests {
             "config.json",
             "generation_config.json",
             "chat_template.jinja",
+            "additional_chat_templates/tool_use.jinja",
             "tokenizer.json",
             "tokenizer_config.json",
             "training_args.json",
             "onnx/config.json",
+            "onnx/additional_chat_templates/tool_use.jinja",
             "tokenizer/tokenizer.json",
             "model.safetensors.index.json",
             "model-00001-of-00002.safetensors",
@@ -283,8 +288,8 @@ mod tests {
             panic!("a model in safetensors")
         };
         assert_eq!(weights.as_str(), INDEX);
-        assert_eq!(text, names[..5]);
+        assert_eq!(text, names[..6]);
         let quant = choose(&repo(), &names, Some("q4_k_m")).unwrap();
-        assert_eq!(quant, Choice::Gguf(vec![names[11].clone()]));
+        assert_eq!(quant, Choice::Gguf(vec![names[13].clone()]));
     }
 }
