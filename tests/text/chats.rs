@@ -24,6 +24,8 @@ pub fn trials() -> Vec<Trial> {
             trial("chats::tools_match_jinja2", tools_match_jinja2),
             trial("chats::generation_marks_are_transparent", generation_marks_are_transparent),
             trial("chats::sources_in_a_directory", sources_in_a_directory),
+            trial("chats::named_templates", named_templates),
+            trial("chats::special_tokens_are_variables", special_tokens_are_variables),
             trial("chats::end_of_turn_is_a_stop_token", end_of_turn_is_a_stop_token),
             trial("chats::rejects_malformed_and_endless", rejects_malformed_and_endless),
             trial("chats::nests_as_deep_as_it_is_long", nests_as_deep_as_it_is_long),
@@ -133,6 +135,87 @@ fn sources_in_a_directory() {
     assert_eq!(render(), "<b>two");
     write("chat_template.jinja", "{{ bos_token }}three\n");
     assert_eq!(render(), "<b>three");
+}
+
+/// Templates by name, from each place that has them.
+fn named_templates() {
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let render = |template: &ChatTemplate, tools: &[serde_json::Value]| {
+        let options = RenderOptions { tools, ..RenderOptions::default() };
+        template.render_with(&[Message::new("user", "u")], &options)
+    };
+    let check = |template: &ChatTemplate| {
+        assert_eq!(render(template, &[]).expect("the default"), "D");
+        assert_eq!(render(template, std::slice::from_ref(&tool)).expect("tool_use"), "Tf");
+    };
+    let tool_use = "T{{ tools[0].function.name }}";
+    let dir = tempfile::tempdir().expect("a directory");
+    let tokenizer = crate::tests_dir().join("fixtures/text/byte_level/tokenizer.json");
+    fs::copy(tokenizer, dir.path().join("tokenizer.json")).expect("copied");
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect("written");
+    let open = || {
+        let text = Text::from_dir(dir.path()).expect("good files").expect("a tokenizer");
+        text.chat_template.expect("a chat template")
+    };
+    let list =
+        json!([{"name": "tool_use", "template": tool_use}, {"name": "default", "template": "D"}]);
+    write("tokenizer_config.json", &json!({ "chat_template": list }).to_string());
+    check(&open());
+    let only = json!([{"name": "tool_use", "template": tool_use}]);
+    write("tokenizer_config.json", &json!({ "chat_template": only }).to_string());
+    assert_eq!(render(&open(), std::slice::from_ref(&tool)).expect("tool_use"), "Tf");
+    let error = render(&open(), &[]).expect_err("no default").to_string();
+    assert!(error.contains("'tool_use'"), "{error}");
+
+    // Files take the place of the list.
+    write("chat_template.jinja", "D");
+    assert_eq!(render(&open(), std::slice::from_ref(&tool)).expect("the default"), "D");
+    fs::create_dir(dir.path().join("additional_chat_templates")).expect("created");
+    write("additional_chat_templates/tool_use.jinja", tool_use);
+    check(&open());
+
+    let mut metadata = fixtures::byte_level("qwen2");
+    for (key, source) in [("", "D"), (".tool_use", tool_use)] {
+        metadata.0.insert(format!("tokenizer.chat_template{key}"), string(source));
+    }
+    let names = Value::Array(vec![string("tool_use")]);
+    metadata.0.insert("tokenizer.chat_templates".to_owned(), names);
+    check(&fixtures::text(&metadata).chat_template.expect("a chat template"));
+}
+
+/// As transformers' `special_tokens_map`.
+fn special_tokens_are_variables() {
+    let source = "{{ bos_token }}|{{ unk_token }}|{{ pad_token }}|{{ image_token }}|{{ add_bos_token }}|{{ cls_token }}";
+    let dir = tempfile::tempdir().expect("a directory");
+    let tokenizer = crate::tests_dir().join("fixtures/text/byte_level/tokenizer.json");
+    fs::copy(tokenizer, dir.path().join("tokenizer.json")).expect("copied");
+    let write = |name: &str, json: serde_json::Value| {
+        fs::write(dir.path().join(name), json.to_string()).expect("written");
+    };
+    write(
+        "tokenizer_config.json",
+        json!({"chat_template": source, "bos_token": "<b>", "add_bos_token": true, "pad_token": null,
+            "unk_token": {"content": "<u>"}, "extra_special_tokens": {"image_token": "<i>"}}),
+    );
+    write(
+        "special_tokens_map.json",
+        json!({"bos_token": "<other>", "cls_token": {"content": "<c>"},
+            "additional_special_tokens": ["<x>"]}),
+    );
+    let template = Text::from_dir(dir.path()).expect("good files").expect("a tokenizer");
+    let template = template.chat_template.expect("a chat template");
+    assert_eq!(template.render(&[], false).expect("a template"), "<b>|<u>||<i>||<c>");
+
+    let mut metadata = fixtures::byte_level("qwen2");
+    metadata.0.insert("tokenizer.chat_template".to_owned(), string(source));
+    for (key, id) in [("padding", 1), ("unknown", 2), ("cls", 1 << 20)] {
+        metadata.0.insert(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
+    }
+    let text = fixtures::text(&metadata);
+    let token = |id| text.tokenizer.id_to_token(id).expect("a token");
+    let expected = format!("{}|{}|{}|||", token(0), token(2), token(1));
+    let template = text.chat_template.expect("a chat template");
+    assert_eq!(template.render(&[], false).expect("a template"), expected);
 }
 
 fn end_of_turn_is_a_stop_token() {

@@ -1,5 +1,7 @@
 //! The tokenizer inside a GGUF file (`tokenizer.ggml.*`).
 
+use std::collections::BTreeMap;
+
 use tokenizers::models::bpe::{Merges, Vocab};
 use tokenizers::normalizers::{Prepend, Replace, Sequence};
 use tokenizers::{AddedToken, NormalizerWrapper};
@@ -9,7 +11,7 @@ use super::error::{TextError, one_line};
 use super::merges::{self, Parts};
 use super::pipeline::library_error;
 use super::pre_tokenizer::{Kind, SENTENCE_PIECE};
-use super::template::{ChatTemplate, SpecialTokens};
+use super::template::{ChatTemplate, DEFAULT};
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::{Metadata, Value};
 
@@ -22,6 +24,21 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
+
+/// The key of the chat template; others follow it with a point and their name.
+const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+
+/// Special tokens in GGUF's words and in transformers'.
+const SPECIAL_TOKENS: [(&str, &str); 8] = [
+    ("bos", "bos_token"),
+    ("eos", "eos_token"),
+    ("unknown", "unk_token"),
+    ("seperator", "sep_token"),
+    ("separator", "sep_token"),
+    ("padding", "pad_token"),
+    ("cls", "cls_token"),
+    ("mask", "mask_token"),
+];
 
 /// The tokenizer of the file, if it has one.
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<Option<Tokenizer>, TextError> {
@@ -77,12 +94,26 @@ pub(super) fn chat_template(
     metadata: &Metadata,
     tokenizer: &Tokenizer,
 ) -> Result<Option<ChatTemplate>, TextError> {
-    let Some(source) = string(metadata, "tokenizer.chat_template")? else { return Ok(None) };
-    let text = |name| -> Result<Option<String>, TextError> {
-        Ok(special_id(metadata, name)?.and_then(|id| tokenizer.id_to_token(id)))
-    };
-    let special = SpecialTokens { bos_token: text("bos")?, eos_token: text("eos")? };
-    Ok(Some(ChatTemplate::new(source, special)))
+    let mut sources = Vec::new();
+    for key in metadata.0.keys().filter(|key| key.starts_with(CHAT_TEMPLATE)) {
+        let name = match key[CHAT_TEMPLATE.len()..].strip_prefix('.') {
+            Some(name) => name,
+            None if key == CHAT_TEMPLATE => DEFAULT,
+            // `tokenizer.chat_templates`: the names.
+            None => continue,
+        };
+        sources.extend(string(metadata, key)?.map(|source| (name.to_owned(), source.to_owned())));
+    }
+    sources.sort();
+    let mut special = BTreeMap::new();
+    for (key, name) in SPECIAL_TOKENS {
+        let is_optional = !matches!(key, "bos" | "eos");
+        let id = special_id(metadata, key)
+            .or_else(|error| if is_optional { Ok(None) } else { Err(error) })?;
+        let token = id.and_then(|id| tokenizer.id_to_token(id));
+        special.extend(token.map(|token| (name.to_owned(), token)));
+    }
+    Ok(ChatTemplate::new(sources, special))
 }
 
 /// `tokenizer.ggml.<name>_token_id`; `None`, with one of the [`warnings`], if it is no id of the

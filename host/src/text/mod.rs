@@ -30,7 +30,7 @@ pub use error::TextError;
 pub(crate) use error::one_line;
 pub(crate) use hf::read_json;
 pub use stop_strings::StopStrings;
-pub(crate) use strftime::strftime;
+pub(crate) use strftime::strftime_utc;
 pub use template::{ChatTemplate, Content, Message, RenderOptions};
 pub(crate) use to_gguf::gguf_tokenizer;
 pub use tokenizer::Tokenizer;

@@ -9,6 +9,7 @@ use tokenizers::models::bpe::Vocab;
 
 use super::error::{TextError, one_line};
 use super::pre_tokenizer::Kind;
+use super::template::DEFAULT;
 use super::{hf, merges, pipeline, stop};
 use crate::weights::gguf::Value;
 
@@ -46,11 +47,12 @@ pub(crate) fn gguf_tokenizer(
                 put(&format!("ggml.{key}"), value);
             }
             let id = |text: &str| tokens.iter().position(|(token, _)| token == text);
-            let (template, special) = hf::template_source(dir)?;
+            let (templates, special) = hf::templates(dir)?;
             let (prefix, suffix) = pipeline::added_around(&json["post_processor"])?;
-            let named = |text: &Option<String>| text.as_deref().and_then(id).map(|id| id as u32);
-            let bos = one(&prefix)?.or_else(|| named(&special.bos_token));
-            if let Some(eos) = one(&suffix)?.or_else(|| named(&special.eos_token)) {
+            let named =
+                |name: &str| special.get(name).and_then(|text| id(text)).map(|id| id as u32);
+            let bos = one(&prefix)?.or_else(|| named("bos_token"));
+            if let Some(eos) = one(&suffix)?.or_else(|| named("eos_token")) {
                 stop_tokens.retain(|id| *id != eos);
                 stop_tokens.insert(0, eos);
             }
@@ -59,8 +61,17 @@ pub(crate) fn gguf_tokenizer(
             }
             put("ggml.add_bos_token", Value::Bool(!prefix.is_empty()));
             put("ggml.add_eos_token", Value::Bool(!suffix.is_empty()));
-            if let Some(source) = template {
-                put("chat_template", Value::String(source));
+            let others = templates.keys().filter(|name| *name != DEFAULT);
+            let others: Vec<Value> = others.cloned().map(Value::String).collect();
+            if !others.is_empty() {
+                put("chat_templates", Value::Array(others));
+            }
+            for (name, source) in templates {
+                let key = match &*name {
+                    DEFAULT => "chat_template".to_owned(),
+                    name => format!("chat_template.{name}"),
+                };
+                put(&key, Value::String(source));
             }
         }
     }

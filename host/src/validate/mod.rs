@@ -194,5 +194,5 @@ pub fn validate(
 
 /// Date and time in UTC, for [`Conditions::date`].
 pub fn now() -> String {
-    crate::text::strftime("%F %T UTC", std::time::SystemTime::now()).unwrap_or_default()
+    crate::text::strftime_utc("%F %T UTC", std::time::SystemTime::now()).unwrap_or_default()
 }
