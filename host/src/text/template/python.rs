@@ -300,6 +300,9 @@ pub(super) fn parse_int(text: &str, base: i64) -> Option<i128> {
         Some(digits) => (true, digits),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
+    if digits.starts_with(['+', '-']) {
+        return None;
+    }
     let lower = digits.to_lowercase();
     let prefixed = [("0x", 16), ("0o", 8), ("0b", 2)]
         .into_iter()
@@ -326,6 +329,5 @@ pub(super) fn parse_float(text: &str) -> Option<f64> {
 /// Digits without the underscores that may stand between two of them; `None` where no number has one.
 fn without_underscores(digits: &str) -> Option<String> {
     let is_wrong = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
-    (!is_wrong && !digits.starts_with(['+', '-']) || digits.len() > 1 && !is_wrong)
-        .then(|| digits.replace('_', ""))
+    (!is_wrong).then(|| digits.replace('_', ""))
 }
