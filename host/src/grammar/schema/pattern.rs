@@ -28,6 +28,7 @@ pub(super) fn translate(pattern: &str) -> String {
                 None => out.push_str(r"\{"),
             },
             (']' | '}', false) => out.extend(['\\', c]),
+            ('.', false) => out.push_str(r"[^\n\r]"),
             _ => out.push(c),
         }
     }
@@ -188,7 +189,7 @@ mod tests {
     fn patterns_of_ecma_are_ones_of_regex() {
         for (pattern, want) in [
             (r"^\d{2,}[\w.]\/$", "^[0-9]{2,}[0-9A-Za-z_.]/$"),
-            (r"^{a}$", r"^\{a\}$"),
+            (r"^{.}$", r"^\{[^\n\r]\}$"),
             (r"a{,3}{2}", r"a\{,3\}{2}"),
             (r"[[&&]]", r"[\[\&\&]\]"),
             (r"[^][]", r"(?s:.)[^\s\S]"),

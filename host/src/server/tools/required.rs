@@ -61,10 +61,10 @@ fn mark(mark: &str, tokenizer: &Tokenizer) -> String {
 /// A schema of arguments: spaces where models write them, and no arguments that the function does not name.
 fn schema(parameters: &Value) -> Value {
     let mut schema = parameters.clone();
-    if let Value::Object(fields) = &mut schema {
-        if fields.contains_key("properties") {
-            fields.entry("additionalProperties").or_insert(false.into());
-        }
+    if let Value::Object(fields) = &mut schema
+        && fields.contains_key("properties")
+    {
+        fields.entry("additionalProperties").or_insert(false.into());
     }
     lark_schema(&schema, json!({"item_separator": ", ", "key_separator": ": "}))
 }
