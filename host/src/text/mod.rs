@@ -6,6 +6,7 @@
 //! ```
 
 mod charsmap;
+pub mod answer;
 mod detokenize;
 mod error;
 mod gguf;

@@ -46,6 +46,13 @@ impl Scan {
     }
 }
 
+/// The end of an object whose beginning was read.
+pub(super) fn object_end(text: &str) -> Option<usize> {
+    let mut scan = Scan { depth: 1, ..Scan::default() };
+    let (len, is_whole) = scan.push(text, &mut String::new());
+    is_whole.then_some(len)
+}
+
 /// A value at the beginning of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found<T> {

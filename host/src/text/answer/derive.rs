@@ -1,0 +1,56 @@
+//! The format of answers, from what a chat template renders.
+
+mod calls;
+mod object;
+mod probe;
+mod reasoning;
+
+use super::mark::segments;
+use super::{AnswerFormat, Calls, Marks, harmony, known};
+use crate::text::ChatTemplate;
+use probe::Probe;
+
+/// See [`AnswerFormat::of`].
+pub(super) fn of(template: &ChatTemplate) -> AnswerFormat {
+    let source = template.source();
+    let probe = Probe::new(template);
+    let knows_tools = probe.knows_tools();
+    if harmony::is_of(source) {
+        return AnswerFormat { is_harmony: true, knows_tools, ..AnswerFormat::default() };
+    }
+    let prompt = probe.generation_prompt();
+    let Some(plain) = probe.text() else {
+        let reasoning = known::reasoning(source, &prompt);
+        return AnswerFormat { reasoning, knows_tools, ..AnswerFormat::default() };
+    };
+    let found = if knows_tools { calls::find(&probe, &plain, &prompt) } else { None };
+    let (calls, content) = match found {
+        Some((calls, content)) => (Some(calls), content),
+        None if knows_tools => (known::calls(source), Marks::default()),
+        None => (None, Marks::default()),
+    };
+    let reasoning = reasoning::find(&probe, &plain, &content, &prompt)
+        .or_else(|| known::reasoning(source, &prompt));
+    let begun = begun(&prompt, &content, calls.as_ref());
+    AnswerFormat { reasoning, content, calls, begun, is_harmony: false, knows_tools }
+}
+
+/// The end of the generation prompt with which a mark of the answer begins: Functionary's `>>>`.
+fn begun(prompt: &str, content: &Marks, calls: Option<&Calls>) -> String {
+    let Some(calls) = calls else { return String::new() };
+    let prompt = prompt.trim_end();
+    let open = calls.section.0.clone().then(&calls.call.0);
+    let open = open.first_text();
+    let lens = (3..=open.len().min(prompt.len())).rev();
+    let mut begun = lens.filter(|&len| open.is_char_boundary(len)).map(|len| &open[..len]);
+    let is_begun = |begun: &&str| prompt.ends_with(begun) && content.open.starts_with(begun);
+    begun.find(is_begun).unwrap_or_default().to_owned()
+}
+
+/// As much of the end of `before` as `close` has: `<|open|>x<|sep|>` for `<|close|>x<|sep|>`.
+fn mirrored<'a>(before: &'a str, close: &str) -> &'a str {
+    let count = segments(close.trim()).len();
+    let before = before.trim_end();
+    let len: usize = segments(before).into_iter().rev().take(count).map(str::len).sum();
+    &before[before.len() - len..]
+}

@@ -1,0 +1,195 @@
+//! Templates of public models: what is derived of each, and that answers come back as they were rendered.
+
+use super::*;
+use crate::text::Message;
+use crate::text::template::{RenderOptions, SpecialTokens};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+use std::fs;
+use std::path::PathBuf;
+
+fn directory() -> PathBuf {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/text/templates").into()
+}
+
+/// The public templates by their names.
+fn templates() -> Vec<(String, ChatTemplate)> {
+    let files = fs::read_dir(directory().join("public")).unwrap();
+    let mut files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "jinja"));
+    files.sort();
+    let read = |path: PathBuf| {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let tokens =
+            SpecialTokens { bos_token: Some("<s>".into()), eos_token: Some("</s>".into()) };
+        (name, ChatTemplate::new(&fs::read_to_string(path).unwrap(), tokens))
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// `HALFWARP_WRITE=1` writes the table anew.
+#[test]
+fn formats_of_public_templates() {
+    let line = |(name, template): &(String, ChatTemplate)| {
+        let format = AnswerFormat::of(template);
+        let tools = if format.knows_tools() { "" } else { " (knows no tools)" };
+        format!("{name}{tools}\n    {format}\n")
+    };
+    let table: String = templates().iter().map(line).collect();
+    let path = directory().join("public/formats.txt");
+    if std::env::var_os("HALFWARP_WRITE").is_some() {
+        fs::write(&path, &table).unwrap();
+    }
+    let want = fs::read_to_string(&path).unwrap();
+    for (got, want) in table.lines().zip(want.lines()) {
+        assert_eq!(got, want);
+    }
+    assert_eq!(table.len(), want.len());
+}
+
+pub(super) fn tools() -> Vec<Value> {
+    let tool = |name: &str, properties: Value| {
+        json!({"type": "function", "function": {"name": name, "description": "d",
+            "parameters": {"type": "object", "properties": properties, "required": []}}})
+    };
+    let all = json!({
+        "city": {"type": "string", "description": "d"}, "days": {"type": "integer", "description": "d"},
+        "is_exact": {"type": "boolean", "description": "d"},
+        "options": {"type": "object", "description": "d", "properties": {}},
+        "names": {"type": "array", "description": "d", "items": {"type": "string"}}
+    });
+    vec![tool("get_weather", all), tool("now", json!({}))]
+}
+
+/// An answer: text, reasoning and calls with their arguments.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Answer {
+    text: String,
+    reasoning: String,
+    calls: Vec<(String, Value)>,
+}
+
+/// What `reader` makes of `text` that comes in pieces of lengths up to `most`.
+fn read(mut reader: AnswerReader, text: &str, most: usize, rng: &mut ChaCha8Rng) -> Answer {
+    let mut answer = Answer::default();
+    let mut jsons: Vec<(String, String)> = Vec::new();
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let len = rng.random_range(1..=most);
+        let end = rest.char_indices().nth(len).map_or(rest.len(), |(at, _)| at);
+        pieces.extend(reader.push(&rest[..end]));
+        rest = &rest[end..];
+    }
+    pieces.extend(reader.finish());
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => answer.text += &text,
+            Piece::Reasoning(text) => answer.reasoning += &text,
+            Piece::CallBegin { index, name, .. } => {
+                assert_eq!(index, jsons.len());
+                jsons.push((name, String::new()));
+            }
+            Piece::CallArguments { index, json } => jsons[index].1 += &json,
+        }
+    }
+    assert_eq!(reader.has_calls(), !jsons.is_empty());
+    let parse = |json: &str| serde_json::from_str(json).unwrap_or_else(|_| json.into());
+    answer.calls = jsons.into_iter().map(|(name, json)| (name, parse(&json))).collect();
+    answer
+}
+
+fn rendered(
+    template: &ChatTemplate,
+    format: &AnswerFormat,
+    answer: &Answer,
+    tools: &[Value],
+) -> Option<(String, String)> {
+    let mut message = Message::new("assistant", answer.text.clone());
+    if !answer.reasoning.is_empty() {
+        message.fields.insert("reasoning_content".to_owned(), answer.reasoning.clone().into());
+    }
+    let calls = answer.calls.iter().enumerate().map(|(index, (name, arguments))| {
+        let id = match format.calls.as_ref().is_some_and(|calls| calls.has_numbered_ids) {
+            true => format!("functions.{name}:{index}"),
+            false => format!("abcdefgh{index}"),
+        };
+        let arguments = match format.takes_arguments_as_text() {
+            true => arguments.to_string().into(),
+            false => arguments.clone(),
+        };
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    });
+    let calls: Vec<Value> = calls.collect();
+    if !calls.is_empty() {
+        message.fields.insert("tool_calls".to_owned(), calls.into());
+    }
+    let question = Message::new("user", "What is the weather?");
+    let render = |messages: &[Message], add_generation_prompt| {
+        let options = RenderOptions { tools, add_generation_prompt, ..RenderOptions::default() };
+        template.render_with(messages, &options).ok()
+    };
+    let prompt = render(std::slice::from_ref(&question), true)?;
+    let whole = render(&[question, message], false)?;
+    // What the model wrote after the prompt; one with reasoning may open it otherwise.
+    let common = prompt.bytes().zip(whole.bytes()).take_while(|(a, b)| a == b).count();
+    let common = (0..=common).rev().find(|&at| whole.is_char_boundary(at))?;
+    Some((prompt, whole[common..].to_owned()))
+}
+
+/// Answers that every template can render.
+fn answers() -> Vec<Answer> {
+    let weather = |arguments: Value| ("get_weather".to_owned(), arguments);
+    let answer = |text: &str, calls: Vec<(String, Value)>| Answer {
+        text: text.to_owned(),
+        reasoning: String::new(),
+        calls,
+    };
+    vec![
+        answer("", vec![weather(json!({"city": "Paris"}))]),
+        answer("", vec![("now".to_owned(), json!({}))]),
+        answer("", vec![weather(json!({"city": "a \"b\" 'c' <d>\n\n{e}: [f], g\\", "days": 3}))]),
+        answer("", vec![weather(json!({"city": "5", "is_exact": true, "names": ["x", "y"]}))]),
+        answer("", vec![weather(json!({"options": {"a": ["b", 1, true], "c": {"d": "}"}}}))]),
+    ]
+}
+
+#[test]
+fn rendered_calls_are_read() {
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let mut wrong = Vec::new();
+    let mut read_templates = 0;
+    for (name, template) in templates() {
+        let format = AnswerFormat::of(&template);
+        if !format.calls.as_ref().is_some_and(|calls| calls.is_rendered) {
+            continue;
+        }
+        read_templates += 1;
+        let mut answers = answers();
+        answers.push(Answer { text: "I look it up.".to_owned(), ..answers[0].clone() });
+        let both = [&answers[0], &answers[1]].map(|answer| answer.calls[0].clone());
+        answers.push(Answer { calls: both.to_vec(), ..Answer::default() });
+        let reasoning = "Hm, <b>\n\nso.".to_owned();
+        answers.push(Answer { reasoning, ..answers[0].clone() });
+        for (number, answer) in answers.iter().enumerate() {
+            let Some((prompt, text)) = rendered(&template, &format, answer, &tools()) else {
+                wrong.push(format!("{name} {number}: not rendered"));
+                continue;
+            };
+            for most in [1, 3, 1000] {
+                let tools = tools();
+                let options = ReaderOptions { tools: &tools, is_single: false, prompt: &prompt };
+                let got = read(AnswerReader::new(&format, options), &text, most, &mut rng);
+                // What ends the turn is a stop token, which the text does not have.
+                let said = got.text.split(['<', '[']).next().unwrap_or_default().trim_end();
+                let got = Answer { text: said.to_owned(), ..got };
+                if got != *answer {
+                    wrong.push(format!("{name} {number} by {most}: {text:?}\n  got {got:?}"));
+                    break;
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {read_templates}\n{}", wrong.len(), wrong.join("\n"));
+}
