@@ -5,7 +5,7 @@ mod object;
 mod probe;
 mod reasoning;
 
-use super::mark::segments;
+use super::mark::{Part, segments};
 use super::{AnswerFormat, Calls, Marks, harmony, known};
 use crate::text::ChatTemplate;
 use probe::Probe;
@@ -31,8 +31,26 @@ pub(super) fn of(template: &ChatTemplate) -> AnswerFormat {
     };
     let reasoning = reasoning::find(&probe, &plain, &content, &prompt)
         .or_else(|| known::reasoning(source, &prompt));
+    let calls = calls.map(|calls| without_thoughts(calls, reasoning.as_ref()));
     let begun = begun(&prompt, &content, calls.as_ref());
     AnswerFormat { reasoning, content, calls, begun, is_harmony: false, knows_tools }
+}
+
+/// Without the marks of an empty reasoning, which a template may have before calls.
+fn without_thoughts(mut calls: Calls, reasoning: Option<&Marks>) -> Calls {
+    let Some(Marks { open, close }) = reasoning else { return calls };
+    let mark = match calls.section.0.is_blank() {
+        true => &mut calls.call.0,
+        false => &mut calls.section.0,
+    };
+    if let Some(Part::Text(text)) = mark.0.first_mut() {
+        let rest = text.trim_start().strip_prefix(open.trim());
+        let rest = rest.and_then(|rest| rest.trim_start().strip_prefix(close.trim()));
+        if let Some(rest) = rest.map(|rest| rest.trim_start().to_owned()) {
+            *text = rest;
+        }
+    }
+    calls
 }
 
 /// The end of the generation prompt with which a mark of the answer begins: Functionary's `>>>`.

@@ -220,10 +220,11 @@ impl Rules<'_> {
                         self.members(parameters, &arguments_rule, "", of)
                     }
                     Arguments::Python => {
-                        self.members(parameters, &arguments_rule, ", ", |rules, key, schema, rule| {
+                        let of = |rules: &mut Self, key: &str, schema: &Value, rule: &str| {
                             rules.text += &format!("{rule}: %json {}\n", self::schema(schema));
                             format!("{} {rule}", rules.literal(&format!("{key}=")))
-                        })
+                        };
+                        format!("{} \")\"", self.members(parameters, &arguments_rule, ", ", of))
                     }
                     Arguments::Bare { quote } => {
                         let of = |rules: &mut Self, key: &str, schema: &Value, rule: &str| {

@@ -54,7 +54,6 @@ pub(super) fn calls(source: &str) -> Option<Calls> {
         // LFM2.
         return Some(Calls {
             section: (Mark::text("<|tool_call_start|>"), Mark::text("<|tool_call_end|>")),
-            call: (Mark::default(), Mark::text(")")),
             separator: ", ".to_owned(),
             is_list: true,
             style: Style::Named { middle: Mark::text("("), arguments: Arguments::Python },
@@ -93,6 +92,11 @@ pub(super) fn calls(source: &str) -> Option<Calls> {
         separator: "; ".to_owned(),
         ..objects("parameters")
     })
+}
+
+/// Whether `mark` is one that opens reasoning.
+pub(super) fn opens_reasoning(mark: &str) -> bool {
+    REASONING.iter().any(|(open, _)| mark.trim() == *open)
 }
 
 /// What a template names that renders no reasoning.

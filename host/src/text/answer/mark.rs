@@ -223,6 +223,13 @@ pub(super) fn segments(text: &str) -> Vec<&str> {
     let mut open: Option<(usize, char)> = None;
     for (at, char) in text.char_indices() {
         match (char, open) {
+            _ if at < start => {}
+            // MiniMax's mark, whose brackets are the wrong way round.
+            (']', None) if text[at..].starts_with("]<]") => {
+                let len = text[at..].find("[>[").map_or(1, |len| len + 3);
+                segments.extend([&text[start..at], &text[at..at + len]]);
+                start = at + len;
+            }
             ('<' | '[', None) => {
                 if at > start {
                     segments.push(&text[start..at]);
@@ -244,6 +251,7 @@ pub(super) fn segments(text: &str) -> Vec<&str> {
     if start < text.len() {
         segments.push(&text[start..]);
     }
+    segments.retain(|segment| !segment.is_empty());
     // White space stands apart: templates differ in it.
     segments.into_iter().flat_map(white_space_apart).collect()
 }

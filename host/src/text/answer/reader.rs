@@ -278,7 +278,11 @@ impl AnswerReader {
             self.say(text, pieces);
             return self.go(State::Lines(2, Box::new(State::Text)));
         }
+        let may_be_around = cues.iter().any(|(word, cue)| {
+            matches!(cue, Cue::Around(_)) && word.starts_with(&self.held[at..])
+        });
         match self.head(&self.held[at..], false) {
+            Head::No if may_be_around && !is_end => self.wait(State::Text),
             Head::Call { name, id, len, in_section, next } => {
                 let gap = self.format.calls.as_ref().map_or("", |calls| &calls.gap);
                 let before = &self.held[..at];
@@ -402,6 +406,11 @@ impl AnswerReader {
         }
         if rest.is_empty() && !is_end {
             return self.wait(State::Between);
+        }
+        // The end of the turn stands in place of the rest of it.
+        if close == Read::More && is_end {
+            self.held.clear();
+            return self.wait(State::Text);
         }
         match self.head(rest, true) {
             Head::Call { name, id, len, next, .. } => {

@@ -132,10 +132,15 @@ fn rendered(
     };
     let prompt = render(std::slice::from_ref(&question), true)?;
     let whole = render(&[question, message], false)?;
-    // What the model wrote after the prompt; one with reasoning may open it otherwise.
-    let common = prompt.bytes().zip(whole.bytes()).take_while(|(a, b)| a == b).count();
-    let common = (0..=common).rev().find(|&at| whole.is_char_boundary(at))?;
-    Some((prompt, whole[common..].to_owned()))
+    // A template renders an answer of the past otherwise than it opens a new one: without the reasoning's marks.
+    let common = mark::common_prefix(&prompt, &whole);
+    let text = &whole[common..];
+    match format.reasoning.as_ref().filter(|_| format.opens_reasoning(&prompt)) {
+        Some(marks) if text.trim_start().starts_with(&*marks.close) => {
+            Some((prompt, text.to_owned()))
+        }
+        _ => Some((whole[..common].to_owned(), text.to_owned())),
+    }
 }
 
 /// Answers that every template can render.
@@ -173,10 +178,21 @@ fn rendered_calls_are_read() {
         let reasoning = "Hm, <b>\n\nso.".to_owned();
         answers.push(Answer { reasoning, ..answers[0].clone() });
         for (number, answer) in answers.iter().enumerate() {
+            if answer.calls.len() > 1 && (!format.calls.as_ref().unwrap().is_parallel || name.contains("Llama-3")) {
+                continue;
+            }
             let Some((prompt, text)) = rendered(&template, &format, answer, &tools()) else {
                 wrong.push(format!("{name} {number}: not rendered"));
                 continue;
             };
+            // Some templates leave text out beside a call, or reasoning.
+            let mut answer = answer.clone();
+            if !text.contains(&answer.text) {
+                answer.text.clear();
+            }
+            if !text.contains(&answer.reasoning) {
+                answer.reasoning.clear();
+            }
             for most in [1, 3, 1000] {
                 let tools = tools();
                 let options = ReaderOptions { tools: &tools, is_single: false, prompt: &prompt };
@@ -184,7 +200,7 @@ fn rendered_calls_are_read() {
                 // What ends the turn is a stop token, which the text does not have.
                 let said = got.text.split(['<', '[']).next().unwrap_or_default().trim_end();
                 let got = Answer { text: said.to_owned(), ..got };
-                if got != *answer {
+                if got != answer {
                     wrong.push(format!("{name} {number} by {most}: {text:?}\n  got {got:?}"));
                     break;
                 }

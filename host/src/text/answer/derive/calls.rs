@@ -4,7 +4,7 @@ use super::probe::{ID, KEY, KEYS, NAME, Probe, TEXT, VALUES, Wants};
 use super::{mirrored, object};
 use crate::text::answer::mark::{Mark, Part, common_prefix, common_suffix, segments};
 use crate::text::answer::style::{Arguments, Fields, Style};
-use crate::text::answer::{Calls, Marks};
+use crate::text::answer::{Calls, Marks, known};
 use serde_json::{Map, Value};
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ pub(super) fn find(probe: &Probe<'_>, plain: &str, prompt: &str) -> Option<(Call
     let call_open = &before[before.len() - open..];
     let separator = between.get(call_close..between.len() - open.min(between.len()));
     let section = (&before[..before.len() - open], &after.0[call_close..]);
-    let stop = (!after.1).then(|| segments(section.1.trim()).last().map(|last| (*last).to_owned()));
+    let stop = (!after.1 && !turn_end.is_empty()).then(|| segments(section.1.trim()).last().map(|last| (*last).to_owned()));
     let stop = stop.flatten().filter(|stop| stop.starts_with('<'));
     // Without a section it is no end of one.
     let close = match &stop {
@@ -155,10 +155,13 @@ fn content(plain: &str, header: usize, after_text: Option<&str>) -> Marks {
             _ => "",
         },
     };
+    // What ends the turn is no mark of the text.
+    let close = if after.trim() == close { "" } else { close };
     let open = match open.is_empty() && !close.is_empty() {
         true => mirrored(&plain[..at], close),
         false => open,
     };
+    let open = if known::opens_reasoning(open) { "" } else { open };
     Marks { open: open.to_owned(), close: close.to_owned() }
 }
 
@@ -265,8 +268,7 @@ fn located(style: &Style, body: &str, count: usize) -> Option<Rendered> {
                         let open = name_at + body[name_at..value_at].find('{')?;
                         object::at(body, open)?.1
                     }
-                    // Its parenthesis is that of the call's end.
-                    Arguments::Python => end + body[end..].find(')')?,
+                    Arguments::Python => end + body[end..].find(')')? + 1,
                     Arguments::Bare { .. } => end + body[end..].find('}')? + 1,
                     Arguments::Fields(fields) => {
                         let _ = middle;

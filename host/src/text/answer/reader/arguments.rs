@@ -129,7 +129,11 @@ impl AnswerReader {
                 let blank = &close[..close.len() - close.trim_start().len()];
                 let text = text.strip_suffix(blank).unwrap_or(text);
                 let schema = self.parameter_schema(&open.key);
-                let value = typed(text, schema.as_ref(), open.is_string);
+                let data = text.strip_prefix("<![CDATA[").and_then(|text| text.strip_suffix("]]>"));
+                let value = match data {
+                    Some(data) => data.into(),
+                    None => typed(text, schema.as_ref(), open.is_string),
+                };
                 self.held.drain(..at + core.len());
                 self.add(&open.key, &value, pieces);
                 self.go(State::Parameter)
@@ -166,9 +170,7 @@ impl AnswerReader {
         let rest = self.held.trim_start_matches(is_between);
         let skipped = self.held.len() - rest.len();
         if rest.starts_with(members.close) {
-            // Python's parenthesis is the mark of the call's end.
-            let len = skipped + usize::from(members.close == '}');
-            self.held.drain(..len);
+            self.held.drain(..=skipped);
             self.close(pieces);
             return self.go(State::CallEnd);
         }
