@@ -8,8 +8,8 @@ use super::{
     model::EngineArgs,
     prompt::TemplateArgs,
     sampling::SamplingArgs,
-    session::{self, End},
-    terminal,
+    session::{self, End, Reading, Said},
+    terminal::{self, Thoughts},
 };
 use conversation::Conversation;
 use halfwarp::{Engine, Model};
@@ -114,13 +114,24 @@ impl<'a> Chat<'a> {
     fn answer(&mut self) -> Result<session::Timings, Failure> {
         let prompt = self.fitting_prompt()?;
         let request = self.args.sampling.request(&self.model, prompt);
-        let stop = &self.args.sampling.stop;
+        let format = self.args.template.thinking_format(&self.model);
+        let reading = Reading { stop: &self.args.sampling.stop, format: format.as_ref() };
+        let mut thoughts = Thoughts::new();
         let generation =
-            session::generate(&self.model, &mut self.engine, request, stop, terminal::print)?;
+            session::generate(&self.model, &mut self.engine, request, reading, |said| {
+                match said {
+                    Said::Reasoning(text) => thoughts.show(text),
+                    Said::Text(text) => {
+                        thoughts.end();
+                        terminal::print(text)?;
+                    }
+                }
+                Ok(())
+            })?;
         terminal::print("\n")?;
         let text = generation.text.unwrap_or_default();
         match generation.end {
-            End::Interrupted if text.is_empty() => {
+            End::Interrupted if text.is_empty() && generation.reasoning.is_empty() => {
                 terminal::note("stopped before the answer began: /regenerate asks again");
                 return Ok(generation.timings);
             }
@@ -131,7 +142,7 @@ impl<'a> Chat<'a> {
             )),
             End::Stop | End::Length | End::Interrupted => {}
         }
-        self.conversation.answer(&text);
+        self.conversation.answer(&text, &generation.reasoning);
         Ok(generation.timings)
     }
 

@@ -6,11 +6,11 @@ use super::{
     model::EngineArgs,
     prompt::{ChatArgs, PromptArgs},
     sampling::SamplingArgs,
-    session::{self, End, Generation, Timings},
-    terminal,
+    session::{self, End, Generation, Reading, Said, Timings},
+    terminal::{self, Thoughts},
 };
 use clap::ValueEnum;
-use halfwarp::Constraint;
+use halfwarp::{AfterReasoning, Constraint};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -65,6 +65,9 @@ struct Output<'a> {
     tokens: &'a [u32],
     /// `null` for a model with no tokenizer.
     text: Option<&'a str>,
+    /// What was thought before.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning: &'a str,
     finish_reason: &'static str,
     seed: u64,
     timings: Timings,
@@ -80,12 +83,30 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let grammar = args.grammar.grammar(&model)?;
     request.constraint = grammar.clone().map(|grammar| grammar as Arc<dyn Constraint>);
+    let format = args.chat.thinking_format(&model);
+    if let (Some(form), Some(format), Some(text)) = (&request.constraint, &format, model.text()) {
+        // The form begins after the reasoning.
+        let limits = format.reasoning_limits(&text.tokenizer.decode(&request.prompt, false), None);
+        let after = |limits| AfterReasoning::new(Arc::clone(&model), limits, Some(Arc::clone(form)));
+        if let Some(thinking) = limits.and_then(after) {
+            request.constraint = Some(Arc::new(thinking));
+        }
+    }
     let mut engine = args.engine.engine_for(&request, &model)?;
     let (prompt_tokens, seed) = (request.prompt.clone(), request.sampling.seed);
     let is_text = matches!(args.output_format, OutputFormat::Text);
-    let stop = &args.sampling.stop;
-    let generation = session::generate(&model, &mut engine, request, stop, |text| {
-        if is_text { terminal::print(text) } else { Ok(()) }
+    let reading = Reading { stop: &args.sampling.stop, format: format.as_ref() };
+    let mut thoughts = Thoughts::new();
+    let generation = session::generate(&model, &mut engine, request, reading, |said| {
+        match said {
+            _ if !is_text => {}
+            Said::Reasoning(text) => thoughts.show(text),
+            Said::Text(text) => {
+                thoughts.end();
+                terminal::print(text)?;
+            }
+        }
+        Ok(())
     })?;
     if is_text {
         terminal::print("\n")?;
@@ -97,9 +118,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         End::Interrupted => return Err(Failure::Interrupted),
     };
     if !is_text {
-        let Generation { tokens, text, timings, .. } = &generation;
+        let Generation { tokens, text, reasoning, timings, .. } = &generation;
         let (prompt_tokens, text) = (&prompt_tokens[..], text.as_deref());
-        let output = Output { prompt_tokens, tokens, text, finish_reason, seed, timings: *timings };
+        let timings = *timings;
+        let output =
+            Output { prompt_tokens, tokens, text, reasoning, finish_reason, seed, timings };
         let json = serde_json::to_string(&output).expect("numbers and strings are JSON");
         terminal::print(&format!("{json}\n"))?;
     }

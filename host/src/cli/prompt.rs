@@ -3,6 +3,7 @@
 use super::failure::Failure;
 use clap::ArgGroup;
 use halfwarp::text::RenderOptions;
+use halfwarp::text::answer::{AnswerFormat, Reasoning};
 use halfwarp::{Message, Model, Text};
 use serde_json::{Map, Value};
 use std::{
@@ -48,12 +49,28 @@ pub struct TemplateArgs {
     /// Variables of the chat template, such as {"enable_thinking": false}
     #[arg(long, value_name = "JSON", value_parser = variables)]
     chat_template_kwargs: Option<Map<String, Value>>,
+    /// How the reasoning is set apart: auto, as the chat template shows; none; or the name of a
+    /// family, such as qwen3 or deepseek_r1 [default: auto]
+    #[arg(long, value_name = "NAME", value_parser = reasoning)]
+    reasoning_parser: Option<Reasoning>,
 }
 
 impl TemplateArgs {
     /// The variables of the chat template.
     pub fn variables(&self) -> Map<String, Value> {
         self.chat_template_kwargs.clone().unwrap_or_default()
+    }
+
+    /// How the reasoning is set apart.
+    pub fn reasoning(&self) -> Reasoning {
+        self.reasoning_parser.clone().unwrap_or_default()
+    }
+
+    /// How `model` writes its answers, if it thinks before them.
+    pub fn thinking_format(&self, model: &Model) -> Option<AnswerFormat> {
+        let template = model.text()?.chat_template.as_ref()?;
+        let format = template.answer_format().clone().with_reasoning(&self.reasoning());
+        Some(format).filter(AnswerFormat::has_reasoning)
     }
 
     /// The token ids of a conversation, up to where the assistant's answer begins.
@@ -79,9 +96,24 @@ impl TemplateArgs {
     }
 }
 
+/// The value of `--reasoning-parser`.
+fn reasoning(name: &str) -> Result<Reasoning, String> {
+    Reasoning::of_name(name).ok_or_else(|| {
+        let names: Vec<&str> = Reasoning::names().collect();
+        format!("expected auto, none or one of {}", names.join(", "))
+    })
+}
+
 /// The value of `--chat-template-kwargs`.
 fn variables(json: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(json).map_err(|error| format!("expected an object of JSON: {error}"))
+}
+
+impl ChatArgs {
+    /// How `model` writes its answers, if it chats and thinks before them.
+    pub fn thinking_format(&self, model: &Model) -> Option<AnswerFormat> {
+        self.template.thinking_format(model).filter(|_| self.chat)
+    }
 }
 
 impl PromptArgs {
@@ -107,11 +139,15 @@ impl PromptArgs {
     /// As [`PromptArgs::token_ids`]; [`Failure::Input`] for a model without a chat template.
     pub fn chat_token_ids(&self, chat: &ChatArgs, model: &Model) -> Result<Vec<u32>, Failure> {
         if !chat.chat {
-            return match chat.template.chat_template_kwargs {
-                Some(_) => Err(Failure::Input(
+            let TemplateArgs { chat_template_kwargs, reasoning_parser } = &chat.template;
+            return match (chat_template_kwargs, reasoning_parser) {
+                (None, None) => self.token_ids(model),
+                (Some(_), _) => Err(Failure::Input(
                     "--chat-template-kwargs: without --chat no template is rendered".to_owned(),
                 )),
-                None => self.token_ids(model),
+                (None, Some(_)) => Err(Failure::Input(
+                    "--reasoning-parser: without --chat the text is all there is".to_owned(),
+                )),
             };
         }
         let system = chat.system.as_ref().map(|content| Message::new("system", content));

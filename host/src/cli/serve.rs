@@ -5,6 +5,7 @@ use super::{failure::Failure, interrupt, prompt::TemplateArgs, terminal};
 use clap::ValueEnum;
 use clap::builder::NonEmptyStringValueParser;
 use halfwarp::server::{SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_origin};
+use halfwarp::text::answer::Reasoning;
 use halfwarp::{EngineOptions, ServiceOptions};
 use serde_json::Map;
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
@@ -127,6 +128,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let options = ServerOptions {
         tls,
         chat_template_kwargs: args.template.variables(),
+        reasoning: args.template.reasoning(),
         ..args.server.options(args.engine.model_name()?)
     };
     let server = Server::bind((host.as_str(), *port), Arc::clone(&model), options)
@@ -172,6 +174,7 @@ impl ServerArgs {
             service: ServiceOptions { max_waiting: self.max_queue },
             scheduling_policy: self.scheduling_policy.into(),
             chat_template_kwargs: Map::new(),
+            reasoning: Reasoning::Auto,
             read_timeout: timeout,
             write_timeout: timeout,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),

@@ -8,6 +8,7 @@ use super::{
 use halfwarp::{
     Engine, EngineError, EventKind, FinishReason, Model, Request, RequestId, TextStream,
 };
+use halfwarp::text::answer::{AnswerFormat, AnswerReader, Piece, ReaderOptions};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,8 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Their text, without special tokens and stop strings; `None` for a model with no tokenizer.
     pub text: Option<String>,
+    /// What was thought before it.
+    pub reasoning: String,
     /// Why it ended.
     pub end: End,
     /// How long it took.
@@ -79,8 +82,28 @@ impl Timings {
     }
 }
 
-/// Runs `request` until it ends, one of the strings `stop` comes, or Ctrl-C. `output` gets the text as it comes; for a
-/// model with no tokenizer the ids, separated by commas.
+/// How an answer is read.
+#[derive(Clone, Copy)]
+pub struct Reading<'a> {
+    /// Strings that end it.
+    pub stop: &'a [String],
+    /// How it is written, where reasoning is to be set apart.
+    pub format: Option<&'a AnswerFormat>,
+}
+
+/// What is new of an answer.
+#[derive(Clone, Copy)]
+pub enum Said<'a> {
+    /// Its text; for a model with no tokenizer the ids, separated by commas.
+    Text(&'a str),
+    /// What was thought before.
+    Reasoning(&'a str),
+}
+
+/// Tokens at the end of a prompt that may have opened the reasoning.
+const PROMPT_END: usize = 64;
+
+/// Runs `request` until it ends, a string comes that ends the answer, or Ctrl-C. `output` gets the answer as it comes.
 ///
 /// # Errors
 /// [`Failure::Input`] for a request that the engine refuses; those of [`Engine::step`] and of `output`.
@@ -88,23 +111,32 @@ pub fn generate(
     model: &Model,
     engine: &mut Engine,
     request: Request,
-    stop: &[String],
-    output: impl FnMut(&str) -> Result<(), Failure>,
+    Reading { stop, format }: Reading<'_>,
+    output: impl FnMut(Said<'_>) -> Result<(), Failure>,
 ) -> Result<Generation, Failure> {
     if model.text().is_none() && !stop.is_empty() {
         return Err(Failure::Input(
             "this model has no tokenizer: --stop has no text to look at".to_owned(),
         ));
     }
-    let text = model.text().map(|text| TextStream::new(&text.tokenizer).until(stop));
+    let kept = |tokenizer| format.map_or_else(Vec::new, |format| format.special_tokens(tokenizer));
+    let text = model.text().map(|text| &text.tokenizer);
+    let text = text.map(|tokenizer| TextStream::keeping(tokenizer, kept(tokenizer)).until(stop));
     let prompt_len = request.prompt.len();
+    let reader = format.zip(model.text()).map(|(format, text)| {
+        let end = &request.prompt[prompt_len.saturating_sub(PROMPT_END)..];
+        let prompt = &*text.tokenizer.decode(end, false);
+        AnswerReader::new(format, ReaderOptions { tools: &[], is_single: false, prompt })
+    });
     let start = Instant::now();
     let id = engine.add_request(request)?;
     let mut run = Run {
         id,
         text,
+        reader,
         output,
         written: String::new(),
+        reasoning: String::new(),
         tokens: Vec::new(),
         cached: 0,
         start,
@@ -117,16 +149,19 @@ pub fn generate(
     engine.cancel(id);
     let end = end?;
     let timings = run.timings(prompt_len);
-    Ok(Generation { tokens: run.tokens, text: model.text().map(|_| run.written), end, timings })
+    let (text, reasoning) = (model.text().map(|_| run.written), run.reasoning);
+    Ok(Generation { tokens: run.tokens, text, reasoning, end, timings })
 }
 
 /// A request that runs.
 struct Run<'a, F> {
     id: RequestId,
     text: Option<TextStream<'a>>,
+    reader: Option<AnswerReader>,
     output: F,
-    /// What `output` got.
+    /// What `output` got of the text, and of the reasoning.
     written: String,
+    reasoning: String,
     tokens: Vec<u32>,
     /// Tokens of the prompt that were in the cache.
     cached: usize,
@@ -135,7 +170,7 @@ struct Run<'a, F> {
     last: Instant,
 }
 
-impl<F: FnMut(&str) -> Result<(), Failure>> Run<'_, F> {
+impl<F: FnMut(Said<'_>) -> Result<(), Failure>> Run<'_, F> {
     fn run_to_end(&mut self, engine: &mut Engine) -> Result<End, Failure> {
         let (id, mut bar) = (self.id, PromptBar::new());
         loop {
@@ -182,12 +217,34 @@ impl<F: FnMut(&str) -> Result<(), Failure>> Run<'_, F> {
     /// Writes the characters that waited for more bytes, or could have begun a stop string.
     fn finish(&mut self) -> Result<(), Failure> {
         let rest = self.text.take().map_or_else(String::new, TextStream::finish);
-        self.write(&rest)
+        self.write(&rest)?;
+        let pieces = self.reader.as_mut().map_or_else(Vec::new, AnswerReader::finish);
+        pieces.into_iter().try_for_each(|piece| self.write_piece(piece))
     }
 
     fn write(&mut self, text: &str) -> Result<(), Failure> {
-        self.written.push_str(text);
-        (self.output)(text)
+        match &mut self.reader {
+            None => self.write_piece(Piece::Text(text.to_owned())),
+            Some(reader) => {
+                let pieces = reader.push(text);
+                pieces.into_iter().try_for_each(|piece| self.write_piece(piece))
+            }
+        }
+    }
+
+    fn write_piece(&mut self, piece: Piece) -> Result<(), Failure> {
+        match piece {
+            Piece::Text(text) => {
+                self.written.push_str(&text);
+                (self.output)(Said::Text(&text))
+            }
+            Piece::Reasoning(text) => {
+                self.reasoning.push_str(&text);
+                (self.output)(Said::Reasoning(&text))
+            }
+            // There are no tools to call.
+            Piece::CallBegin { .. } | Piece::CallArguments { .. } => Ok(()),
+        }
     }
 
     fn is_stopped(&self) -> bool {

@@ -4,7 +4,7 @@ use super::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::{
     fmt,
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -101,6 +101,34 @@ fn bar(template: &str) -> ProgressBar {
 /// Writes `line` to stderr. A failed write is ignored: the result on stdout does not depend on it.
 pub fn note(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Shows what a model thinks, dimmed, on stderr: the answer alone is on stdout.
+pub struct Thoughts {
+    is_dim: bool,
+    is_open: bool,
+}
+
+impl Thoughts {
+    /// Nothing has been thought yet.
+    pub fn new() -> Self {
+        Thoughts { is_dim: io::stderr().is_terminal(), is_open: false }
+    }
+
+    /// Shows `text`.
+    pub fn show(&mut self, text: &str) {
+        self.is_open = true;
+        let (begin, end) = if self.is_dim { ("\x1b[2m", "\x1b[22m") } else { ("", "") };
+        let mut stderr = io::stderr().lock();
+        let _ = write!(stderr, "{begin}{text}{end}").and_then(|()| stderr.flush());
+    }
+
+    /// Ends what was shown, if anything was: the answer comes.
+    pub fn end(&mut self) {
+        if std::mem::take(&mut self.is_open) {
+            note("\n");
+        }
+    }
 }
 
 /// Tells the user why a command failed, and returns the exit code.

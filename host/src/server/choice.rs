@@ -2,11 +2,12 @@
 
 use super::error::ApiError;
 use super::metrics::Metrics;
-use super::tools::{CallRules, Piece, ToolParser};
+use super::tools::AnswerRules;
 use crate::Model;
 use crate::grammar::Grammar;
 use crate::engine::{FinishReason, Logprobs, RequestEvent, RequestStream};
 use crate::text::TextStream;
+use crate::text::answer::{AnswerReader, Piece};
 use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,8 +88,8 @@ pub(super) struct Choice {
     pub model: Arc<Model>,
     pub metrics: Arc<Metrics>,
     pub stop: Vec<String>,
-    /// How calls of tools are read, if there are tools.
-    pub calls: Option<CallRules>,
+    /// How it is taken apart; text alone if not.
+    pub rules: Option<Arc<AnswerRules>>,
     /// Whether the text continues that of the prompt.
     pub continues: bool,
     /// Whether log-probabilities are asked for.
@@ -134,15 +135,17 @@ impl Choice {
             Ok(Err(_)) | Err(_) => Err(Left),
         };
         let mut text = self.model.text().map(|text| {
-            let stream = match (self.continues, self.calls) {
+            let stream = match (self.continues, &self.rules) {
                 (true, _) => TextStream::continuing(&text.tokenizer),
                 (false, None) => TextStream::new(&text.tokenizer),
-                // The marks of calls may be special tokens.
-                (false, Some(_)) => TextStream::with_special(&text.tokenizer, false),
+                (false, Some(rules)) => {
+                    TextStream::keeping(&text.tokenizer, rules.kept_tokens.clone())
+                }
             };
             stream.until(self.stop.iter().cloned())
         });
-        let mut tools = self.calls.map(|rules| ToolParser::new(rules.format, rules.is_single));
+        let mut reader = self.rules.as_ref().map(|rules| rules.reader());
+        let stops = self.rules.as_ref().map_or(&[][..], |rules| &rules.stop_tokens);
         let mut last_token: Option<Instant> = None;
         let mut texts = Offsets::new(&self.model, self.logprobs, self.scored_prompt.is_none());
         let (mut of_prompt, mut of_token) = (Vec::new(), None);
@@ -170,17 +173,18 @@ impl Choice {
                         Some(last) => &self.metrics.inter_token_latency.observe(seconds(last)),
                         None => &self.metrics.time_to_first_token.observe(seconds(start)),
                     };
-                    let is_end = tools.is_some() && self.model.stop_tokens().contains(&token);
+                    let is_end = self.model.stop_tokens().contains(&token) || stops.contains(&token);
+                    let is_end = is_end && reader.is_some();
                     let open = text.as_mut().filter(|_| !is_end);
                     let part = open.map_or_else(String::new, |text| text.push(token));
                     for kind in
-                        parts_of(&mut tools, part, Some(texts.place(token, of_token.take())))
+                        parts_of(&mut reader, part, Some(texts.place(token, of_token.take())))
                     {
                         said.hear(&kind);
                         send(kind).await?;
                     }
                     if text.as_ref().is_some_and(TextStream::is_stopped)
-                        || tools.as_ref().is_some_and(ToolParser::is_done)
+                        || reader.as_ref().is_some_and(AnswerReader::is_done)
                     {
                         break FinishReason::StopToken;
                     }
@@ -206,16 +210,16 @@ impl Choice {
             }
         };
         let rest = text.map_or_else(String::new, TextStream::finish);
-        let mut parts = parts_of(&mut tools, rest, None);
-        if let Some(tools) = &mut tools {
-            parts.extend(tools.finish().into_iter().map(PartKind::from));
+        let mut parts = parts_of(&mut reader, rest, None);
+        if let Some(reader) = &mut reader {
+            parts.extend(reader.finish().into_iter().map(PartKind::from));
         }
         for kind in parts {
             said.hear(&kind);
             send(kind).await?;
         }
-        let is_named = self.calls.is_some_and(|rules| rules.is_named);
-        let has_calls = !is_named && tools.is_some_and(|tools| tools.has_calls());
+        let is_named = self.rules.as_ref().is_some_and(|rules| rules.is_named);
+        let has_calls = !is_named && reader.is_some_and(|reader| reader.has_calls());
         let finish = match finish {
             Finish::Stop | Finish::StopString(_) if has_calls => Finish::ToolCalls,
             finish => finish,
@@ -286,12 +290,25 @@ impl<'a> Offsets<'a> {
     }
 }
 
-/// The parts that `text` brings: without tools one.
-fn parts_of(tools: &mut Option<ToolParser>, text: String, token: Option<Token>) -> Vec<PartKind> {
-    let Some(tools) = tools else { return vec![PartKind::Text { text, token }] };
-    let mut parts = vec![PartKind::Text { text: String::new(), token }];
-    parts.extend(tools.push(&text).into_iter().map(PartKind::from));
-    parts
+/// The parts that `text` brings: without a reader one.
+fn parts_of(
+    reader: &mut Option<AnswerReader>,
+    text: String,
+    token: Option<Token>,
+) -> Vec<PartKind> {
+    let Some(reader) = reader else { return vec![PartKind::Text { text, token }] };
+    let was_reasoning = reader.is_reasoning();
+    let pieces = reader.push(&text);
+    let text = String::new();
+    let token = match token {
+        None => None,
+        // The marks of the reasoning are tokens of it.
+        token if was_reasoning || reader.is_reasoning() => {
+            Some(PartKind::Reasoning { text, token })
+        }
+        token => Some(PartKind::Text { text, token }),
+    };
+    token.into_iter().chain(pieces.into_iter().map(PartKind::from)).collect()
 }
 
 fn seconds(since: Instant) -> f64 {
@@ -300,11 +317,13 @@ fn seconds(since: Instant) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tools::Format;
+    use super::super::fields::Fields;
+    use super::super::tools::Tools;
     use super::*;
     use crate::GrammarCompiler;
     use crate::engine::{Engine, EngineOptions, EngineService, Request, ServiceOptions};
     use crate::exec::Device;
+    use crate::text::answer::Reasoning;
     use std::sync::OnceLock;
 
     #[test]
@@ -325,7 +344,7 @@ mod tests {
             model,
             metrics: Arc::clone(&metrics),
             stop: Vec::new(),
-            calls: None,
+            rules: None,
             continues: true,
             logprobs: false,
             grammar: None,
@@ -352,6 +371,9 @@ mod tests {
         let model = Model::open("smollm2-135m-instruct").expect("`cargo xtask setup` fetches it");
         let model = Arc::new(model);
         let text = model.text().unwrap();
+        let tools = r#"{"tools": [{"type": "function", "function": {"name": "f"}}]}"#;
+        let tools = Tools::take(&mut Fields::parse(tools.as_bytes()).unwrap()).unwrap();
+        let rules = tools.rules(text, "", &Reasoning::Auto).unwrap();
         let vocab_size = model.config().vocab_size;
         let compiler = GrammarCompiler::new(&text.tokenizer, vocab_size, &text.stop_tokens);
         let grammar = compiler
@@ -374,7 +396,7 @@ mod tests {
             model,
             metrics: Arc::new(Metrics::new("tiny", Arc::new(OnceLock::new()))),
             stop: Vec::new(),
-            calls: Some(CallRules { format: Format::Hermes, is_single: false, is_named: false }),
+            rules: Some(rules),
             continues: false,
             logprobs: false,
             grammar: None,
@@ -397,7 +419,7 @@ mod tests {
                 PartKind::Prompt(_) | PartKind::Warning(_) => panic!("nobody asked for it"),
             }
         }
-        assert_eq!((text.as_str(), finish), ("Wait.", Some(Finish::ToolCalls)));
+        assert_eq!((text.as_str(), finish), ("Wait. ", Some(Finish::ToolCalls)));
         assert_eq!(calls.len(), 1);
         assert!(calls[0].0 == "f" && calls[0].1.starts_with("{\"x\":"), "{calls:?}");
         service.shutdown();

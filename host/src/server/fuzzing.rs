@@ -6,8 +6,10 @@ use super::embeddings;
 use super::request::{ChatRequest, CompletionRequest, MessagesRequest, ResponseRequest};
 use super::scores;
 use super::tokens;
-use super::tools::{Format, Piece, ToolParser};
 use crate::Model;
+use crate::text::ChatTemplate;
+use crate::text::answer::{AnswerFormat, AnswerReader, Piece, ReaderOptions, Reasoning};
+use serde_json::json;
 use std::sync::Arc;
 
 /// The parsers of a server.
@@ -26,14 +28,14 @@ impl Parsers {
     pub fn take(&self, body: &[u8]) -> [bool; 9] {
         let Parsers(app) = self;
         let chat = ChatRequest::parse(body, &app.model).and_then(|request| {
-            let text = app.text()?;
-            request.conversation.tools.form(text)?;
-            request.conversation.encode(app)
+            let prompt = request.conversation.prompt(app)?;
+            request.conversation.tools.form(app.text()?, &prompt, &Reasoning::Auto);
+            request.conversation.encode(app, &prompt)
         });
         let response = ResponseRequest::parse(body, &app.model, &app.store)
-            .and_then(|request| request.conversation.encode(app));
+            .and_then(|request| request.conversation.prompt(app));
         let messages = MessagesRequest::parse(body, &app.model)
-            .and_then(|request| request.conversation.encode(app));
+            .and_then(|request| request.conversation.prompt(app));
         [
             chat.is_ok(),
             CompletionRequest::parse(body, &app.model).is_ok(),
@@ -48,24 +50,38 @@ impl Parsers {
     }
 }
 
-/// The text and the calls (names and arguments) of an answer that comes in `parts`, in format number `format`.
-pub fn calls<'a>(
-    format: usize,
+/// How answers are written by each of these chat templates, and Hermes' way.
+pub fn formats(templates: &[&str]) -> Vec<AnswerFormat> {
+    let of = |source: &&str| ChatTemplate::of_source(source).answer_format().clone();
+    let known = templates.iter().map(of).filter(AnswerFormat::has_calls);
+    known.chain([AnswerFormat::default().or_hermes()]).collect()
+}
+
+/// Text, reasoning and calls (names and arguments) of an answer.
+pub type Answer = (String, String, Vec<(String, String)>);
+
+/// What an answer has that comes in `parts`, where the request has the tools `f` and `get_weather`.
+pub fn answer<'a>(
+    format: &AnswerFormat,
     is_single: bool,
     parts: impl IntoIterator<Item = &'a str>,
-) -> (String, Vec<(String, String)>) {
-    const FORMATS: [Format; 4] = [Format::Hermes, Format::Llama3, Format::Mistral, Format::Phi4];
-    let mut parser = ToolParser::new(FORMATS[format % FORMATS.len()], is_single);
-    let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| parser.push(part)).collect();
-    pieces.extend(parser.finish());
-    let (mut text, mut calls) = (String::new(), Vec::new());
+) -> Answer {
+    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let tools = ["f", "get_weather"].map(|name| {
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    });
+    let options = ReaderOptions { tools: &tools, is_single, prompt: "" };
+    let mut reader = AnswerReader::new(format, options);
+    let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| reader.push(part)).collect();
+    pieces.extend(reader.finish());
+    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     for piece in pieces {
         match piece {
             Piece::Text(part) => text += &part,
-            Piece::Reasoning(_) => {}
+            Piece::Reasoning(part) => reasoning += &part,
             Piece::CallBegin { name, .. } => calls.push((name, String::new())),
             Piece::CallArguments { index, json } => calls[index].1 += &json,
         }
     }
-    (text, calls)
+    (text, reasoning, calls)
 }

@@ -35,6 +35,7 @@ pub use tls::{Tls, TlsError};
 
 use crate::Model;
 use crate::engine::{Engine, EngineError, EngineHandle, EngineService, ServiceOptions};
+use crate::text::answer::Reasoning;
 use app::App;
 use axum::Router;
 use hyper::server::conn::http1;
@@ -97,6 +98,8 @@ pub struct ServerOptions {
     pub scheduling_policy: SchedulingPolicy,
     /// Variables of the chat template for every chat; those of a request take their place.
     pub chat_template_kwargs: Map<String, Value>,
+    /// How the reasoning of answers is set apart, where a request does not say.
+    pub reasoning: Reasoning,
     /// How long the body of a request may take.
     pub read_timeout: Duration,
     /// How long a client may leave an answer unread before its request is cancelled and the connection closed.
@@ -117,6 +120,7 @@ impl Default for ServerOptions {
             service: ServiceOptions::default(),
             scheduling_policy: SchedulingPolicy::default(),
             chat_template_kwargs: Map::new(),
+            reasoning: Reasoning::Auto,
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(20),

@@ -32,6 +32,7 @@ use super::form::Form;
 use crate::Model;
 use crate::engine::{Constraint, Request, Sampling, SamplingError};
 use crate::grammar::Grammar;
+use crate::text::answer::Reasoning;
 use rand::RngExt;
 use serde::Deserialize;
 use serde_json::{Number, Value};
@@ -76,6 +77,10 @@ pub(super) struct Params {
     pub priority: i32,
     /// Tokens that the context has to have room for.
     pub min_context: Option<usize>,
+    /// Tokens of the reasoning at most.
+    pub thinking_budget: Option<usize>,
+    /// How it is set apart, where the request says so.
+    pub reasoning: Option<Reasoning>,
 }
 
 #[derive(Deserialize)]
@@ -118,7 +123,16 @@ impl Params {
             cache_salt: take_cache_salt(fields)?,
             priority: fields.take("priority")?.unwrap_or_default(),
             min_context: fields.take::<u32>("num_ctx")?.map(|tokens| tokens as usize),
+            thinking_budget: thinking::take_budget(fields)?,
+            reasoning: thinking::take_reading(fields)?,
         })
+    }
+
+    /// Ends answers at these tokens too, as at the model's own.
+    pub fn stop_at(&mut self, tokens: &[u32]) {
+        if !self.ignore_eos {
+            self.stop_token_ids.extend(tokens);
+        }
     }
 
     /// The requests for the answers to one prompt.

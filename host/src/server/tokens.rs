@@ -20,7 +20,10 @@ pub(super) fn tokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
             let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
             text.tokenizer.encode(&prompt, add_special)?
         }
-        None => Conversation::take(&mut fields)?.encode(app)?,
+        None => {
+            let conversation = Conversation::take(&mut fields)?;
+            conversation.encode(app, &conversation.prompt(app)?)?
+        }
     };
     fields.finish()?;
     let spelt = |&id: &u32| text.tokenizer.id_to_token(id);

@@ -1,24 +1,19 @@
-//! Tools: what a request offers, and the calls in an answer.
+//! Tools: what a request offers, and how answers are taken apart.
 //!
-//! Models write calls in formats of their own, which their chat templates show: Hermes' and Qwen's
-//! `<tool_call>{"name": .., "arguments": ..}</tool_call>`, Llama 3's `{"name": .., "parameters": ..}`, Mistral's
-//! `[TOOL_CALLS][..]` and Phi-4's `<|tool_call|>[..]<|/tool_call|>`. A model whose template knows no tools is told of
-//! them, and of Hermes' format, in a system message.
+//! How a model writes calls and reasoning its chat template shows: see [`crate::text::answer`]. A model whose template
+//! knows no tools is told of them, and of Hermes' format, in a system message.
 
 mod described;
-mod format;
-mod parser;
-mod required;
-
-pub(super) use format::Format;
-pub(super) use parser::{Piece, ToolParser};
 
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::Form;
-use crate::Text;
+use crate::engine::Constraint;
+use crate::{AfterReasoning, Model, Text};
+use crate::text::answer::{AnswerFormat, AnswerReader, ReaderOptions, Reasoning, RequiredCalls};
 use crate::text::{ChatTemplate, Message, RenderOptions, TextError};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// Tools of a request at most.
 const MAX_TOOLS: usize = 128;
@@ -42,15 +37,50 @@ enum ToolChoice {
     Named(String),
 }
 
-/// How the calls of an answer are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CallRules {
-    pub format: Format,
+/// How an answer is taken apart.
+#[derive(Clone, Debug)]
+pub(super) struct AnswerRules {
+    format: AnswerFormat,
+    tools: Vec<Value>,
     /// Whether the answer ends with its first call.
-    pub is_single: bool,
+    is_single: bool,
     /// Whether the request names the function: such an answer ends with `stop`, as OpenAI's does.
     pub is_named: bool,
+    /// The end of the prompt, which may have opened the reasoning.
+    prompt: String,
+    /// Special tokens that are marks.
+    pub kept_tokens: Vec<u32>,
+    /// Tokens that end such an answer, beside the model's own.
+    pub stop_tokens: Vec<u32>,
 }
+
+impl AnswerRules {
+    /// At the beginning of an answer.
+    pub fn reader(&self) -> AnswerReader {
+        let AnswerRules { tools, is_single, prompt, .. } = self;
+        AnswerReader::new(&self.format, ReaderOptions { tools, is_single: *is_single, prompt })
+    }
+
+    /// What the answer of `model` has to obey: `after` the reasoning, which has at most `budget` tokens.
+    pub fn constraint(
+        &self,
+        model: &Arc<Model>,
+        after: Option<Arc<dyn Constraint>>,
+        budget: Option<usize>,
+    ) -> Option<Arc<dyn Constraint>> {
+        let limits = match self.format.reasoning_limits(&self.prompt, budget) {
+            Some(limits) if after.is_some() || budget.is_some() => limits,
+            _ => return after,
+        };
+        match AfterReasoning::new(Arc::clone(model), limits, after.clone()) {
+            Some(constraint) => Some(Arc::new(constraint)),
+            None => after,
+        }
+    }
+}
+
+/// Bytes of the end of a prompt that show what it has opened.
+const PROMPT_END: usize = 256;
 
 impl Tools {
     pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
@@ -105,35 +135,49 @@ impl Tools {
         self.choice != ToolChoice::Auto
     }
 
-    /// How calls are read; `None` without tools.
-    pub fn rules(&self, text: &Text) -> Result<Option<CallRules>, ApiError> {
-        let (false, Some(template)) = (self.list.is_empty(), &text.chat_template) else {
-            return Ok(None);
-        };
-        let format = match Format::of(template) {
-            Some(format) => format,
-            None if !Format::is_known(template) => Format::Hermes,
-            None => {
-                let what = "this model's chat template writes calls in a format that is not known";
-                return Err(ApiError::param("tools", what));
-            }
-        };
-        let is_named = matches!(self.choice, ToolChoice::Named(_));
-        Ok(Some(CallRules { format, is_single: self.is_single, is_named }))
+    /// How the answer to `prompt` is taken apart; `None` if it is only text.
+    pub fn rules(
+        &self,
+        text: &Text,
+        prompt: &str,
+        reasoning: &Reasoning,
+    ) -> Option<Arc<AnswerRules>> {
+        let format = self.format(text.chat_template.as_ref()?, reasoning);
+        if self.list.is_empty() && !format.has_reasoning() {
+            return None;
+        }
+        let start = prompt.floor_char_boundary(prompt.len().saturating_sub(PROMPT_END));
+        Some(Arc::new(AnswerRules {
+            kept_tokens: format.special_tokens(&text.tokenizer),
+            stop_tokens: format.stop_tokens(&text.tokenizer),
+            format,
+            tools: self.list.clone(),
+            is_single: self.is_single,
+            is_named: matches!(self.choice, ToolChoice::Named(_)),
+            prompt: prompt[start..].to_owned(),
+        }))
     }
 
-    /// The form of an answer that has to be a call.
-    pub fn form(&self, text: &Text) -> Result<Option<Form>, ApiError> {
-        let Some(rules) = self.rules(text)?.filter(|_| self.are_required()) else {
-            return Ok(None);
-        };
+    /// How the model answers where it has these tools.
+    fn format(&self, template: &ChatTemplate, reasoning: &Reasoning) -> AnswerFormat {
+        let format = template.answer_format().clone().with_reasoning(reasoning);
+        match self.list.is_empty() || is_native(template) {
+            true => format,
+            false => format.or_hermes(),
+        }
+    }
+
+    /// The form of an answer to `prompt` that has to be a call.
+    pub fn form(&self, text: &Text, prompt: &str, reasoning: &Reasoning) -> Option<Form> {
+        let template = text.chat_template.as_ref().filter(|_| self.are_required())?;
         let is_possible = |tool: &&Value| match &self.choice {
             ToolChoice::Named(wanted) => name(tool) == wanted,
             ToolChoice::Auto | ToolChoice::Required => true,
         };
         let tools: Vec<&Value> = self.list.iter().filter(is_possible).collect();
-        let grammar = required::grammar(rules.format, &tools, rules.is_single, &text.tokenizer);
-        Ok(Some(Form::calls(grammar)))
+        let calls = RequiredCalls { tools: &tools, is_single: self.is_single, prompt };
+        let format = self.format(template, reasoning);
+        format.required(calls, &text.tokenizer).map(Form::calls)
     }
 
     /// The prompt, by a model's chat template.
@@ -143,12 +187,37 @@ impl Tools {
         messages: &[Message],
         options: RenderOptions<'_>,
     ) -> Result<String, TextError> {
-        if self.list.is_empty() || Format::is_known(template) {
-            let options = RenderOptions { tools: &self.list, ..options };
-            return template.render_with(messages, &options);
+        if !self.list.is_empty() && !is_native(template) {
+            let messages = described::messages(template, messages, &self.list);
+            return template.render_with(&messages, &options);
         }
-        template.render_with(&described::messages(messages, &self.list), &options)
+        let options = RenderOptions { tools: &self.list, ..options };
+        let has_calls = |message: &Message| message.fields.contains_key("tool_calls");
+        match messages.iter().any(has_calls) && template.answer_format().takes_arguments_as_text() {
+            true => template.render_with(&with_texts(messages), &options),
+            false => template.render_with(messages, &options),
+        }
     }
+}
+
+/// Whether the template tells the model of tools, and it is known how it calls them.
+fn is_native(template: &ChatTemplate) -> bool {
+    let format = template.answer_format();
+    format.knows_tools() && format.has_calls()
+}
+
+/// With the arguments of calls as text, for templates that take no others.
+fn with_texts(messages: &[Message]) -> Vec<Message> {
+    let mut messages = messages.to_vec();
+    let calls = messages.iter_mut().filter_map(|message| message.fields.get_mut("tool_calls"));
+    for call in calls.filter_map(Value::as_array_mut).flatten() {
+        if let Some(arguments) = call.pointer_mut("/function/arguments")
+            && !arguments.is_string()
+        {
+            *arguments = arguments.to_string().into();
+        }
+    }
+    messages
 }
 
 const CHOICES: &str =

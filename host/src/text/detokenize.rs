@@ -72,6 +72,8 @@ fn byte_token(token: &str) -> Option<u8> {
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     skip_special: bool,
+    /// Special tokens that stay all the same.
+    kept: Vec<u32>,
     strip_space: bool,
     /// The start of a character that is not complete; at most 3 bytes between calls.
     pending: Vec<u8>,
@@ -100,7 +102,12 @@ impl<'a> TextStream<'a> {
             Spelling::Words => true,
         };
         let (pending, stops) = (Vec::new(), StopStrings::default());
-        Self { tokenizer, skip_special, strip_space, pending, stops }
+        Self { tokenizer, skip_special, kept: Vec::new(), strip_space, pending, stops }
+    }
+
+    /// A text of its own in which the special tokens `kept` stay, as marks of an answer do.
+    pub fn keeping(tokenizer: &'a Tokenizer, kept: Vec<u32>) -> Self {
+        Self { kept, ..Self::new(tokenizer) }
     }
 
     /// Ends the text before the first of `stops` in it, wherever the borders of tokens are: text
@@ -134,7 +141,8 @@ impl<'a> TextStream<'a> {
 
     fn detokenize(&mut self, id: u32) -> String {
         let Some(token) = self.tokenizer.id_to_token(id) else { return String::new() };
-        if self.skip_special && self.tokenizer.is_special(&token) {
+        let is_kept = !self.skip_special || self.kept.contains(&id);
+        if !is_kept && self.tokenizer.is_special(&token) {
             return String::new();
         }
         let bytes = self.tokenizer.spelling().bytes(&token);

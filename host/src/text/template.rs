@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use minijinja::Value;
 use minijinja::value::Serde;
 use serde_json::{Map, Value as Json};
 
+use super::answer::AnswerFormat;
 use super::error::TextError;
 
 mod args;
@@ -64,6 +66,8 @@ pub struct ChatTemplate {
     programs: Vec<Program>,
     /// The special tokens as variables: `bos_token` and others.
     special: BTreeMap<String, String>,
+    /// How answers are written, once it is known.
+    answers: Arc<OnceLock<AnswerFormat>>,
 }
 
 impl ChatTemplate {
@@ -74,7 +78,19 @@ impl ChatTemplate {
     ) -> Option<Self> {
         let programs = sources.into_iter().map(|(name, source)| Program::new(name, source));
         let programs: Vec<Program> = programs.collect();
-        (!programs.is_empty()).then_some(Self { programs, special })
+        let answers = Arc::default();
+        (!programs.is_empty()).then_some(Self { programs, special, answers })
+    }
+
+    /// A template that names no special tokens.
+    pub(crate) fn of_source(source: &str) -> Self {
+        let program = Program::new(DEFAULT.to_owned(), source.to_owned());
+        Self { programs: vec![program], special: BTreeMap::new(), answers: Arc::default() }
+    }
+
+    /// How the model writes answers, as the template shows it.
+    pub fn answer_format(&self) -> &AnswerFormat {
+        self.answers.get_or_init(|| AnswerFormat::of(self))
     }
 
     /// The template itself; of several that for messages alone, else the first.

@@ -31,9 +31,14 @@ impl Conversation {
         self.turns.push(Message::new("user", question));
     }
 
-    /// The assistant's answer to the last question.
-    pub fn answer(&mut self, answer: &str) {
-        self.turns.push(Message::new("assistant", answer));
+    /// The assistant's answer to the last question, and what it thought before; templates as a rule leave out what was
+    /// thought in earlier turns.
+    pub fn answer(&mut self, answer: &str, reasoning: &str) {
+        let mut message = Message::new("assistant", answer);
+        if !reasoning.is_empty() {
+            message.fields.insert("reasoning_content".to_owned(), reasoning.into());
+        }
+        self.turns.push(message);
     }
 
     /// Removes the last answer, so that its question can be answered again. Whether there is a question.
@@ -93,7 +98,7 @@ mod tests {
         let mut conversation = Conversation::new(Some("be brief"));
         for (question, answer) in [("1", "one"), ("2", "two")] {
             conversation.ask(question);
-            conversation.answer(answer);
+            conversation.answer(answer, "");
         }
         conversation.ask("3");
         conversation
@@ -118,7 +123,7 @@ mod tests {
     #[test]
     fn an_answer_is_made_again_from_its_question() {
         let mut conversation = three_questions();
-        conversation.answer("three");
+        conversation.answer("three", "");
         assert!(conversation.regenerate());
         assert_eq!(conversation, three_questions());
         assert!(conversation.regenerate(), "the question has no answer yet");

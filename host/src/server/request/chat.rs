@@ -95,13 +95,11 @@ impl Conversation {
     }
 
     /// The prompt, by the model's chat template.
-    pub fn encode(&self, app: &App) -> Result<Vec<u32>, ApiError> {
+    pub fn prompt(&self, app: &App) -> Result<String, ApiError> {
         let text = app.text()?;
         let template = text.chat_template.as_ref().ok_or_else(|| {
             ApiError::invalid("this model has no chat template: use /v1/completions")
         })?;
-        // Refuses a format of calls that is not known.
-        self.tools.rules(text)?;
         // The request's variables come last: they take the place of the server's.
         let mut variables = app.options.chat_template_kwargs.clone();
         variables.extend(self.variables.clone());
@@ -112,7 +110,11 @@ impl Conversation {
             variables: Some(&variables),
             ..RenderOptions::default()
         };
-        let prompt = self.tools.render(template, &self.messages, options)?;
-        app.encode(&prompt, self.add_special_tokens)
+        Ok(self.tools.render(template, &self.messages, options)?)
+    }
+
+    /// The tokens of that prompt.
+    pub fn encode(&self, app: &App, prompt: &str) -> Result<Vec<u32>, ApiError> {
+        app.encode(prompt, self.add_special_tokens)
     }
 }

@@ -106,7 +106,7 @@ const DEFAULTS: [(&str, Default); 40] = [
     ("include_stop_str_in_output", Default::Off),
     ("skip_special_tokens", Default::True),
     ("spaces_between_special_tokens", Default::True),
-    ("separate_reasoning", Default::True),
+    ("include_reasoning", Default::True),
     ("return_tokens_as_token_ids", Default::Off),
     ("prompt_logprobs", Default::Off),
     ("truncate_prompt_tokens", Default::Number(-1.0)),

@@ -3,6 +3,7 @@
 
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::text::answer::Reasoning;
 use serde_json::{Map, Value};
 
 /// OpenAI's efforts, and those that vLLM has besides.
@@ -35,6 +36,36 @@ pub(super) fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, 
     Ok(variables)
 }
 
+/// Names of the limit of the reasoning: vLLM's, llama.cpp's and Alibaba's.
+const BUDGETS: [&str; 3] =
+    ["thinking_token_budget", "thinking_budget_tokens", "thinking_budget"];
+
+/// Tokens of the reasoning at most; -1 is no limit.
+pub(super) fn take_budget(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let mut budget = None;
+    for name in BUDGETS {
+        budget = match fields.take::<i64>(name)? {
+            None => budget,
+            Some(-1) => None,
+            Some(tokens) => Some(usize::try_from(tokens).map_err(|_| {
+                ApiError::param(name, "it has to be 0 or more, or -1 for no limit")
+            })?),
+        };
+    }
+    Ok(budget)
+}
+
+/// How the reasoning is set apart: llama.cpp's `reasoning_format`, SGLang's `separate_reasoning`.
+pub(super) fn take_reading(fields: &mut Fields) -> Result<Option<Reasoning>, ApiError> {
+    let is_separate = fields.take::<bool>("separate_reasoning")?;
+    match fields.take::<String>("reasoning_format")?.as_deref() {
+        None => Ok(is_separate.map(|is| if is { Reasoning::Auto } else { Reasoning::None })),
+        Some("auto" | "deepseek") => Ok(Some(Reasoning::Auto)),
+        Some("none") => Ok(Some(Reasoning::None)),
+        Some(_) => Err(ApiError::param("reasoning_format", "it has to be auto, deepseek or none")),
+    }
+}
+
 /// Whether `{"type": "enabled"}` or `{"type": "disabled"}`.
 fn take_thinking(thinking: Value) -> Result<Option<bool>, ApiError> {
     match thinking {
@@ -61,6 +92,27 @@ mod tests {
             Ok(Value::Object(variables))
         });
         variables.map_err(|error| error.to_json()["error"]["message"].as_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn reasoning_has_a_limit_and_is_set_apart_or_not() {
+        let fields = |body: Value| Fields::parse(body.to_string().as_bytes()).unwrap();
+        for name in BUDGETS {
+            for (value, budget) in [(0, Some(0)), (7, Some(7)), (-1, None)] {
+                let got = take_budget(&mut fields(json!({ name: value })));
+                assert_eq!(got.unwrap(), budget, "{name} {value}");
+            }
+            assert!(take_budget(&mut fields(json!({ name: -2 }))).is_err());
+        }
+        for (body, reading) in [
+            (json!({}), None),
+            (json!({"reasoning_format": "none"}), Some(Reasoning::None)),
+            (json!({"reasoning_format": "deepseek"}), Some(Reasoning::Auto)),
+            (json!({"separate_reasoning": false}), Some(Reasoning::None)),
+        ] {
+            assert_eq!(take_reading(&mut fields(body.clone())).unwrap(), reading, "{body}");
+        }
+        assert!(take_reading(&mut fields(json!({"reasoning_format": "x"}))).is_err());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::server::request::{
     ChatRequest, CompletionRequest, Conversation, MessagesRequest, Params, Prompt, ResponseRequest,
 };
 use crate::server::timed::Timed;
-use crate::server::tools::CallRules;
+use crate::server::tools::AnswerRules;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -30,8 +30,8 @@ pub(super) async fn chat_completions(
         let ChatRequest { params, conversation } = ChatRequest::parse(body, &app.model)?;
         prompted(app, params, &conversation)
     };
-    let (params, calls, prompts) = body.parse(&app, parse).await?;
-    complete(&app, Endpoint::Chat, params, calls, prompts).await
+    let (params, rules, prompts) = body.parse(&app, parse).await?;
+    complete(&app, Endpoint::Chat, params, rules, prompts).await
 }
 
 pub(super) async fn completions(
@@ -61,8 +61,8 @@ pub(super) async fn responses(
         let prompted = prompted(app, request.params, &request.conversation)?;
         Ok((prompted, request.settings, request.stored_input))
     };
-    let ((params, calls, prompts), settings, input) = body.parse(&app, parse).await?;
-    let parts = submit(&app, &params, calls, false, &prompts)?;
+    let ((params, rules, prompts), settings, input) = body.parse(&app, parse).await?;
+    let parts = submit(&app, &params, rules, false, &prompts)?;
     let destination = input.map(|input| Destination { store: Arc::clone(&app.store), input });
     let asked = asked(&app, "resp_", &params, prompts);
     let writer = ResponseObject::new(asked, Arc::clone(&app.model), settings, destination);
@@ -96,8 +96,8 @@ pub(super) async fn messages(
         let MessagesRequest { params, conversation } = MessagesRequest::parse(body, &app.model)?;
         prompted(app, params, &conversation)
     };
-    let (params, calls, prompts) = body.parse(&app, parse).await?;
-    let parts = submit(&app, &params, calls, false, &prompts)?;
+    let (params, rules, prompts) = body.parse(&app, parse).await?;
+    let parts = submit(&app, &params, rules, false, &prompts)?;
     let writer = MessageObject::new(asked(&app, "msg_", &params, prompts), params.stop);
     Ok(respond(writer, params.stream, parts).await)
 }
@@ -111,26 +111,33 @@ pub(super) async fn count_tokens(
     let parse = |app: &App, body: &[u8]| {
         let request = MessagesRequest::parse_count(body, &app.model)?;
         app.check_model(request.params.model.as_deref())?;
-        request.conversation.encode(app)
+        let prompt = request.conversation.prompt(app)?;
+        request.conversation.encode(app, &prompt)
     };
     let ids = body.parse(&app, parse).await?;
     Ok(json_response(StatusCode::OK, &json!({ "input_tokens": ids.len() })))
 }
 
-/// The prompt of a conversation, how calls in its answer are read, and what is asked of it.
+/// The prompt of a conversation, how its answer is taken apart, and what is asked of it.
 fn prompted(
     app: &App,
     mut params: Params,
     conversation: &Conversation,
-) -> Result<(Params, Option<CallRules>, Vec<Prompted>), ApiError> {
+) -> Result<(Params, Option<Arc<AnswerRules>>, Vec<Prompted>), ApiError> {
+    let prompt = conversation.prompt(app)?;
     let (text, tools) = (app.text()?, &conversation.tools);
-    let calls = tools.rules(text)?;
-    if let Some(form) = tools.form(text)? {
+    let reasoning = params.reasoning.as_ref().unwrap_or(&app.options.reasoning);
+    let rules = tools.rules(text, &prompt, reasoning);
+    if let Some(form) = tools.form(text, &prompt, reasoning) {
         params.form = Some(form);
     }
     check_params(app, &mut params, 1)?;
-    let ids = conversation.encode(app)?;
-    Ok((params, calls, vec![Prompted { ids, echo: String::new() }]))
+    if let Some(rules) = &rules {
+        params.stop_at(&rules.stop_tokens);
+        params.constraint = rules.constraint(&app.model, params.constraint, params.thinking_budget);
+    }
+    let ids = conversation.encode(app, &prompt)?;
+    Ok((params, rules, vec![Prompted { ids, echo: String::new() }]))
 }
 
 /// What a request may ask of this server; makes the constraint of its answers.
@@ -183,11 +190,11 @@ async fn complete(
     app: &App,
     endpoint: Endpoint,
     params: Params,
-    calls: Option<CallRules>,
+    rules: Option<Arc<AnswerRules>>,
     prompts: Vec<Prompted>,
 ) -> Result<Response, ApiError> {
     let is_chat = endpoint == Endpoint::Chat;
-    let parts = submit(app, &params, calls, !is_chat, &prompts)?;
+    let parts = submit(app, &params, rules, !is_chat, &prompts)?;
     let prefix = if is_chat { "chatcmpl-" } else { "cmpl-" };
     let writer = Completion {
         asked: asked(app, prefix, &params, prompts),
@@ -217,7 +224,7 @@ fn asked(app: &App, prefix: &str, params: &Params, prompts: Vec<Prompted>) -> As
 fn submit(
     app: &App,
     params: &Params,
-    calls: Option<CallRules>,
+    rules: Option<Arc<AnswerRules>>,
     continues: bool,
     prompts: &[Prompted],
 ) -> Result<mpsc::Receiver<Part>, ApiError> {
@@ -233,7 +240,7 @@ fn submit(
             model: Arc::clone(&app.model),
             metrics: Arc::clone(&app.metrics),
             stop: params.stop.clone(),
-            calls,
+            rules: rules.clone(),
             continues,
             logprobs: params.logprobs.is_some(),
             grammar: params.grammar.clone(),

@@ -4,7 +4,8 @@
 
 use super::mark::{Mark, Part};
 use super::style::{Arguments, Fields, Style};
-use super::{AnswerFormat, Calls, Marks, Opened};
+use super::{AnswerFormat, Calls, Opened};
+use crate::grammar::lark_schema;
 use crate::text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -27,57 +28,26 @@ struct Rules<'a> {
 }
 
 impl AnswerFormat {
-    /// Lark of an answer that is one call of the tools, or several; reasoning may come before. `None` if the model's
-    /// way to call is not known.
+    /// Lark of an answer, after its reasoning, that is one call of the tools, or several. `None` if the model's way to
+    /// call is not known.
     pub fn required(&self, calls: RequiredCalls<'_>, tokenizer: &Tokenizer) -> Option<String> {
-        let mut rules = Rules { tokenizer, text: String::new(), num_texts: 0 };
+        let rules = Rules { tokenizer, text: String::new(), num_texts: 0 };
         if self.is_harmony {
             return Some(rules.channels(calls));
         }
         let format = self.calls.as_ref()?;
-        let reasoning = self.thinks(calls.prompt, &mut rules).unwrap_or_default();
         let mut open = format.section.0.clone();
         if let Opened::Mark(begun) = self.opened(calls.prompt) {
             // The prompt has the first of it.
             let all = open.clone().then(&format.call.0);
             let rest = all.first_text().strip_prefix(&*begun).map(Mark::text);
-            return Some(rules.calls(format, calls, &reasoning, rest.unwrap_or_default(), true));
+            return Some(rules.calls(format, calls, rest.unwrap_or_default(), true));
         }
         if let Some(mark) = format.optional_open.filter(|_| format.call.0.is_blank()) {
             // It tells calls from text, where the model has it as a token.
             open = if tokenizer.token_to_id(mark).is_some() { Mark::default() } else { open };
         }
-        Some(rules.calls(format, calls, &reasoning, open, false))
-    }
-
-    /// Lark of an answer that is `answer`, a rule's right side with rules of its own, after the reasoning that the prompt
-    /// has opened; `None` if it has not.
-    pub fn after_reasoning(
-        &self,
-        prompt: &str,
-        answer: &str,
-        tokenizer: &Tokenizer,
-    ) -> Option<String> {
-        if !self.opens_reasoning(prompt) {
-            return None;
-        }
-        let mut rules = Rules { tokenizer, text: String::new(), num_texts: 0 };
-        let reasoning = self.thinks(prompt, &mut rules)?;
-        Some(format!("start: {reasoning} {answer}\n{}", rules.text))
-    }
-
-    /// The reasoning before a call, as the prompt has begun it; `None` if there can be none.
-    fn thinks(&self, prompt: &str, rules: &mut Rules<'_>) -> Option<String> {
-        let Marks { open, close } = self.reasoning.as_ref()?;
-        if prompt.trim_end().ends_with(close.trim()) {
-            return None;
-        }
-        let text = rules.text_until(&Mark::text(close.trim()), None);
-        let lines = "/\\n{0,2}/";
-        Some(match self.opens_reasoning(prompt) {
-            true => format!("{text} {lines}"),
-            false => format!("({} {text} {lines})?", rules.mark(&Mark::text(open.trim()), "", "")),
-        })
+        Some(rules.calls(format, calls, open, false))
     }
 }
 
@@ -161,7 +131,6 @@ impl Rules<'_> {
         mut self,
         format: &Calls,
         calls: RequiredCalls<'_>,
-        reasoning: &str,
         open: Mark,
         is_begun: bool,
     ) -> String {
@@ -186,7 +155,7 @@ impl Rules<'_> {
             false => format!("({} {call_open} call)*", self.literal(&format.separator)),
         };
         format!(
-            "start: {reasoning} {open} {list} {first_open} call {more} {list_end} {close}\n\
+            "start: {open} {list} {first_open} call {more} {list_end} {close}\n\
              {call}function: {function}\n{}",
             self.text
         )
@@ -376,13 +345,13 @@ fn schema(parameters: &Value) -> Value {
         true => json!({"type": "object"}),
         false => parameters.clone(),
     };
-    if let Value::Object(fields) = &mut schema {
-        fields.entry("x-guidance").or_insert_with(
-            || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
-        );
-        if fields.contains_key("properties") {
-            fields.entry("additionalProperties").or_insert(false.into());
-        }
+    if let Value::Object(fields) = &mut schema
+        && fields.contains_key("properties")
+    {
+        fields.entry("additionalProperties").or_insert(false.into());
     }
-    schema
+    lark_schema(&schema, json!({"item_separator": ", ", "key_separator": ": "}))
 }
+
+#[cfg(all(test, feature = "grammar"))]
+mod tests;

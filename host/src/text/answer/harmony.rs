@@ -101,7 +101,7 @@ impl Channels {
         let begins = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "assistant", "to="];
         let may_be = begins.iter().any(|begin| text.starts_with(begin) || begin.starts_with(text));
         let end = held.find("<|message|>");
-        let Some(end) = end.filter(|_| may_be) else {
+        let Some(end) = end.filter(|end| may_be && *end < 1024) else {
             if may_be && !is_end && held.len() < 1024 {
                 return false;
             }

@@ -1,5 +1,8 @@
 //! JSON as it comes, a piece at a time.
 
+/// Bytes of a number at most.
+const MAX_SCALAR: usize = 64;
+
 /// Where a value ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scan {
@@ -99,10 +102,9 @@ pub(super) fn value(text: &str) -> Found<()> {
             (_, false) => Found::More,
         },
         Some(_) => match text.find([',', '}', ']']).or_else(|| text.find(char::is_whitespace)) {
-            Some(0) => Found::No,
-            Some(len) => Found::Whole((), len),
-            None if text.len() > 64 => Found::No,
-            None => Found::More,
+            Some(len) if (1..=MAX_SCALAR).contains(&len) => Found::Whole((), len),
+            None if text.len() <= MAX_SCALAR => Found::More,
+            _ => Found::No,
         },
     }
 }

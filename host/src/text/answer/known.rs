@@ -1,6 +1,6 @@
 //! Formats that are known beforehand: templates that tell of tools but render no calls, and models without any.
 
-use super::mark::Mark;
+use super::mark::{Mark, Part};
 use super::style::{Arguments, Style};
 use super::{Calls, Marks};
 
@@ -57,6 +57,24 @@ pub(super) fn calls(source: &str) -> Option<Calls> {
             separator: ", ".to_owned(),
             is_list: true,
             style: Style::Named { middle: Mark::text("("), arguments: Arguments::Python },
+            ..objects("arguments")
+        });
+    }
+    if names("<|tool_calls_section_begin|>") && names("<|tool_call_argument_begin|>") {
+        // Kimi K2.
+        let number = Mark(vec![
+            Part::Text(":".to_owned()),
+            Part::Number,
+            Part::Text("<|tool_call_argument_begin|>".to_owned()),
+        ]);
+        return Some(Calls {
+            section: (
+                Mark::text("<|tool_calls_section_begin|>"),
+                Mark::text("<|tool_calls_section_end|>"),
+            ),
+            call: (Mark::text("<|tool_call_begin|>functions."), Mark::text("<|tool_call_end|>")),
+            style: Style::Named { middle: number, arguments: Arguments::Json },
+            has_numbered_ids: true,
             ..objects("arguments")
         });
     }

@@ -142,7 +142,7 @@ impl Mark {
                     let end = next();
                     let run = run(&|c| Some(c) == end || c.is_whitespace() || c == '{');
                     match run {
-                        Some((range, _)) if range.is_empty() => Read::No,
+                        Some((range, _)) if !(1..=MAX_ID).contains(&range.len()) => Read::No,
                         Some((range, _)) => {
                             let word = text[range].to_owned();
                             let len = word.len();

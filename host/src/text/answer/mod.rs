@@ -12,6 +12,7 @@
 //! - LFM2's Python calls, Granite 3.3's and Phi-4's lists: the templates tell the model of tools, but render no calls.
 
 mod derive;
+#[cfg(feature = "grammar")]
 mod grammar;
 mod harmony;
 mod json;
@@ -22,11 +23,14 @@ mod style;
 mod values;
 
 use super::{ChatTemplate, Tokenizer};
+#[cfg(feature = "grammar")]
+use crate::ReasoningLimits;
 use mark::{Mark, Part};
 use serde_json::Value;
 use std::fmt;
 use style::{Arguments, Style};
 
+#[cfg(feature = "grammar")]
 pub use grammar::RequiredCalls;
 pub use reader::{AnswerReader, ReaderOptions};
 
@@ -216,9 +220,27 @@ impl AnswerFormat {
         self
     }
 
+    /// Where the reasoning of an answer to `prompt` begins and ends, and that it has at most `budget` tokens; `None` if
+    /// there is none to come, or it is one of gpt-oss' channels.
+    #[cfg(feature = "grammar")]
+    pub fn reasoning_limits(&self, prompt: &str, budget: Option<usize>) -> Option<ReasoningLimits> {
+        let Marks { open, close } = self.reasoning.as_ref()?;
+        let (open, close) = (open.trim().to_owned(), close.trim().to_owned());
+        if close.is_empty() || prompt.trim_end().ends_with(&close) {
+            return None;
+        }
+        Some(ReasoningLimits { open, close, is_open: self.opens_reasoning(prompt), budget })
+    }
+
     /// Whether `prompt` has opened the reasoning already.
     pub fn opens_reasoning(&self, prompt: &str) -> bool {
         self.opened(prompt) == Opened::Reasoning
+    }
+
+    /// Whether `prompt` ends with a reasoning that is over.
+    fn closes_reasoning(&self, prompt: &str) -> bool {
+        let close = self.reasoning.as_ref().map_or("", |marks| marks.close.trim());
+        !close.is_empty() && prompt.ends_with(close)
     }
 
     fn opened(&self, prompt: &str) -> Opened {

@@ -94,6 +94,10 @@ impl AnswerReader {
         }
         let channels = format.is_harmony.then(|| Channels::new(format.has_reasoning()));
         let (state, held) = match format.opened(options.prompt) {
+            // What the prompt closed: the ends of lines after it are its own.
+            Opened::No if format.closes_reasoning(options.prompt) => {
+                (State::Lines(2, Box::new(State::Begin)), String::new())
+            }
             Opened::No => (State::Begin, String::new()),
             Opened::Reasoning => (State::Lines(2, Box::new(State::Reasoning)), String::new()),
             Opened::Mark(mark) => (State::Begin, mark),
@@ -489,3 +493,6 @@ fn new_id(format: &AnswerFormat) -> String {
         false => format!("call_{}", random(24).collect::<String>()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 /// Levels of a value at most.
 const MAX_DEPTH: usize = 64;
 
+/// Bytes of a key or a number at most.
+const MAX_WORD: usize = 1024;
+
 /// How literals are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Literals {
@@ -110,9 +113,9 @@ impl Literals {
             }
         } else {
             match text.find(separator) {
-                Some(len) => (text[..len].trim_end().to_owned(), len),
-                None if text.len() > 256 => return Found::No,
-                None => return Found::More,
+                Some(len) if len <= MAX_WORD => (text[..len].trim_end().to_owned(), len),
+                None if text.len() <= MAX_WORD => return Found::More,
+                _ => return Found::No,
             }
         };
         if key.is_empty() || !is_quoted && key.contains(['(', ')', '{', '}', '[', ']', ',']) {
@@ -181,8 +184,10 @@ fn string(text: &str) -> Found<Value> {
 
 /// A number or a name of a constant.
 fn word(text: &str) -> Found<Value> {
-    let Some(len) = text.find([',', ')', ']', '}']) else {
-        return if text.len() > 256 { Found::No } else { Found::More };
+    let len = match text.find([',', ')', ']', '}']) {
+        Some(len) if len <= MAX_WORD => len,
+        None if text.len() <= MAX_WORD => return Found::More,
+        _ => return Found::No,
     };
     let word = text[..len].trim();
     let value = match word {

@@ -2,11 +2,11 @@
 
 use super::super::Piece;
 use super::super::json::Found;
-use super::super::mark::{Mark, Read};
+use super::super::mark::{Mark, Part, Read};
 use super::super::style::{Arguments, Fields, Style};
 use super::super::values::{Literals, typed};
 use super::{AnswerReader, State};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// A parameter whose value is coming.
 #[derive(Debug)]
@@ -65,12 +65,19 @@ impl AnswerReader {
     /// Between parameters.
     pub(super) fn parameter(&mut self, pieces: &mut Vec<Piece>, is_end: bool) -> bool {
         let Some((fields, call_close)) = self.fields() else { return self.go(State::Text) };
-        let open = fields.open.read(&self.held, "");
-        if let Read::Whole { len, .. } = open {
+        let (open, end) = (fields.open.read(&self.held, ""), call_close.read(&self.held, ""));
+        // Of the marks each may begin with the other.
+        let is_end_mark = matches!(end, Read::Whole { .. }) && !call_close.is_blank();
+        if end == Read::More && !is_end {
+            return self.wait(State::Parameter);
+        }
+        if let Read::Whole { len, .. } = open
+            && !is_end_mark
+        {
             let rest = &self.held[len..];
             // The first letter after the key.
             let end = fields.middle.first_text().chars().find(|c| !c.is_whitespace());
-            if let Some(key_len) = rest.find(|c| Some(c) == end) {
+            if let Some(key_len) = rest.find(|c| Some(c) == end).filter(|len| *len < 1024) {
                 let key = rest[..key_len].trim().to_owned();
                 match fields.middle.read(&rest[key_len..], &key) {
                     Read::Whole { len: middle, is_string, .. } => {
@@ -84,10 +91,8 @@ impl AnswerReader {
                 return self.wait(State::Parameter);
             }
         }
-        match call_close.read(&self.held, "") {
-            Read::More if !is_end => return self.wait(State::Parameter),
-            _ if open == Read::More && !is_end => return self.wait(State::Parameter),
-            _ => {}
+        if !is_end_mark && open == Read::More && !is_end {
+            return self.wait(State::Parameter);
         }
         self.close(pieces);
         self.go(State::CallEnd)
@@ -132,7 +137,8 @@ impl AnswerReader {
                 let data = text.strip_prefix("<![CDATA[").and_then(|text| text.strip_suffix("]]>"));
                 let value = match data {
                     Some(data) => data.into(),
-                    None => typed(text, schema.as_ref(), open.is_string),
+                    None => elements(text, &fields, schema.as_ref())
+                        .unwrap_or_else(|| typed(text, schema.as_ref(), open.is_string)),
                 };
                 self.held.drain(..at + core.len());
                 self.add(&open.key, &value, pieces);
@@ -194,10 +200,57 @@ impl AnswerReader {
     }
 }
 
+/// Levels of a value at most.
+const MAX_DEPTH: usize = 64;
+
+/// A value that is not JSON but elements between the marks of parameters, as MiniMax M3 has it; items are a list.
+fn elements(text: &str, fields: &Fields, schema: Option<&Value>) -> Option<Value> {
+    let is_string = schema.is_some_and(|schema| schema["type"] == "string");
+    let has_key = fields.close.0.contains(&Part::Key);
+    if is_string || !has_key || !text.starts_with(fields.open.first_text().trim()) {
+        return None;
+    }
+    let (value, rest) = children(text, fields, MAX_DEPTH)?;
+    rest.trim().is_empty().then_some(value)
+}
+
+/// Elements one after the other, and what comes after them.
+fn children<'a>(mut text: &'a str, fields: &Fields, depth: usize) -> Option<(Value, &'a str)> {
+    let open = fields.open.first_text().trim();
+    let middle = fields.middle.first_text().trim();
+    let (mut object, mut items) = (Map::new(), Vec::new());
+    while let Some(rest) = text.trim_start().strip_prefix(open).filter(|_| depth > 0) {
+        if rest.starts_with('/') {
+            break;
+        }
+        let (key, rest) = rest.split_once(middle)?;
+        let close = fields.close.filled(key);
+        let (value, rest) = match rest.strip_prefix(&*close) {
+            Some(rest) => (Value::String(String::new()), rest),
+            None if rest.trim_start().starts_with(open) => {
+                let (value, rest) = children(rest, fields, depth - 1)?;
+                (value, rest.trim_start().strip_prefix(close.trim())?)
+            }
+            None => {
+                let (leaf, rest) = rest.split_once(&*close)?;
+                (serde_json::from_str(leaf).unwrap_or_else(|_| leaf.into()), rest)
+            }
+        };
+        match key {
+            "item" => items.push(value),
+            _ => {
+                object.insert(key.to_owned(), value);
+            }
+        }
+        text = rest;
+    }
+    let value = if items.is_empty() { Value::Object(object) } else { Value::Array(items) };
+    Some((value, text))
+}
+
 impl Mark {
     /// As the template writes it for a parameter.
     fn filled(&self, key: &str) -> String {
-        use super::super::mark::Part;
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),
             Part::Key => key.to_owned(),
@@ -208,7 +261,6 @@ impl Mark {
 }
 
 fn trailing_white_space(mark: &Mark) -> String {
-    use super::super::mark::Part;
     match mark.0.last() {
         Some(Part::Text(text)) => text[text.trim_end().len()..].to_owned(),
         _ => String::new(),
