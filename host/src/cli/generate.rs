@@ -87,7 +87,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let (Some(form), Some(format), Some(text)) = (&request.constraint, &format, model.text()) {
         // The form begins after the reasoning.
         let limits = format.reasoning_limits(&text.tokenizer.decode(&request.prompt, false), None);
-        let after = |limits| AfterReasoning::new(Arc::clone(&model), limits, Some(Arc::clone(form)));
+        let after =
+            |limits| AfterReasoning::new(Arc::clone(&model), limits, Some(Arc::clone(form)));
         if let Some(thinking) = limits.and_then(after) {
             request.constraint = Some(Arc::new(thinking));
         }

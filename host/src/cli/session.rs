@@ -5,10 +5,10 @@ use super::{
     interrupt,
     terminal::{self, PromptBar},
 };
+use halfwarp::text::answer::{AnswerFormat, AnswerReader, Piece, ReaderOptions};
 use halfwarp::{
     Engine, EngineError, EventKind, FinishReason, Model, Request, RequestId, TextStream,
 };
-use halfwarp::text::answer::{AnswerFormat, AnswerReader, Piece, ReaderOptions};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 

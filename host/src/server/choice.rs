@@ -4,8 +4,8 @@ use super::error::ApiError;
 use super::metrics::Metrics;
 use super::tools::AnswerRules;
 use crate::Model;
-use crate::grammar::Grammar;
 use crate::engine::{FinishReason, Logprobs, RequestEvent, RequestStream};
+use crate::grammar::Grammar;
 use crate::text::TextStream;
 use crate::text::answer::{AnswerReader, Piece};
 use std::iter;
@@ -173,7 +173,8 @@ impl Choice {
                         Some(last) => &self.metrics.inter_token_latency.observe(seconds(last)),
                         None => &self.metrics.time_to_first_token.observe(seconds(start)),
                     };
-                    let is_end = self.model.stop_tokens().contains(&token) || stops.contains(&token);
+                    let is_end =
+                        self.model.stop_tokens().contains(&token) || stops.contains(&token);
                     let is_end = is_end && reader.is_some();
                     let open = text.as_mut().filter(|_| !is_end);
                     let part = open.map_or_else(String::new, |text| text.push(token));

@@ -67,9 +67,9 @@ pub fn answer<'a>(
     parts: impl IntoIterator<Item = &'a str>,
 ) -> Answer {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
-    let tools = ["f", "get_weather"].map(|name| {
-        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
-    });
+    let tools = ["f", "get_weather"].map(
+        |name| json!({"type": "function", "function": {"name": name, "parameters": parameters}}),
+    );
     let options = ReaderOptions { tools: &tools, is_single, prompt: "" };
     let mut reader = AnswerReader::new(format, options);
     let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| reader.push(part)).collect();

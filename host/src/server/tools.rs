@@ -9,9 +9,9 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::form::Form;
 use crate::engine::Constraint;
-use crate::{AfterReasoning, Model, Text};
 use crate::text::answer::{AnswerFormat, AnswerReader, ReaderOptions, Reasoning, RequiredCalls};
 use crate::text::{ChatTemplate, Message, RenderOptions, TextError};
+use crate::{AfterReasoning, Model, Text};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

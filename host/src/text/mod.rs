@@ -5,8 +5,8 @@
 //! token id -> TextStream::push -> text, whole characters only
 //! ```
 
-mod charsmap;
 pub mod answer;
+mod charsmap;
 mod detokenize;
 mod error;
 mod gguf;

@@ -37,8 +37,7 @@ pub(super) fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, 
 }
 
 /// Names of the limit of the reasoning: vLLM's, llama.cpp's and Alibaba's.
-const BUDGETS: [&str; 3] =
-    ["thinking_token_budget", "thinking_budget_tokens", "thinking_budget"];
+const BUDGETS: [&str; 3] = ["thinking_token_budget", "thinking_budget_tokens", "thinking_budget"];
 
 /// Tokens of the reasoning at most; -1 is no limit.
 pub(super) fn take_budget(fields: &mut Fields) -> Result<Option<usize>, ApiError> {

@@ -102,10 +102,14 @@ impl Rules<'_> {
 
     /// A rule of any text before `close`, and of `close` itself.
     fn text_until(&mut self, close: &Mark, max_length: Option<u64>) -> String {
-        let close: String = close.0.iter().map(|part| match part {
-            Part::Text(text) => text.as_str(),
-            _ => "",
-        }).collect();
+        let close: String = close
+            .0
+            .iter()
+            .map(|part| match part {
+                Part::Text(text) => text.as_str(),
+                _ => "",
+            })
+            .collect();
         let name = format!("text_{}", self.num_texts);
         self.num_texts += 1;
         let text = match max_length {
@@ -279,8 +283,12 @@ impl Rules<'_> {
         of: impl Fn(&mut Self, &str, &Value, &str) -> String,
     ) -> String {
         let Some(properties) = parameters["properties"].as_object() else { return String::new() };
-        let required: Vec<&str> =
-            parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let required: Vec<&str> = parameters["required"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
         let separator = self.literal(separator);
         // From the last to the first: what may follow, as the first of all and after another.
         let (mut first, mut later) = ("\"\"".to_owned(), "\"\"".to_owned());
@@ -307,10 +315,12 @@ impl Rules<'_> {
         for (index, tool) in calls.tools.iter().enumerate() {
             let (rule, function) = (format!("function_{index}"), &tool["function"]);
             let name = function["name"].as_str().unwrap_or_default();
-            let head = format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>");
+            let head =
+                format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>");
             let head = self.literal(&head);
             let schema = schema(&function["parameters"]);
-            self.text += &format!("{rule}: {head} arguments_{index}\narguments_{index}: %json {schema}\n");
+            self.text +=
+                &format!("{rule}: {head} arguments_{index}\narguments_{index}: %json {schema}\n");
             functions.push(rule);
         }
         let functions = functions.join(" | ");
@@ -321,7 +331,9 @@ impl Rules<'_> {
 /// Whether a value is written as it is: a string.
 fn is_text(schema: &Value) -> bool {
     let are_strings = |values: &Value| {
-        values.as_array().is_some_and(|values| !values.is_empty() && values.iter().all(Value::is_string))
+        values
+            .as_array()
+            .is_some_and(|values| !values.is_empty() && values.iter().all(Value::is_string))
     };
     match &schema["type"] {
         Value::Null => are_strings(&schema["enum"]) || schema["const"].is_string(),

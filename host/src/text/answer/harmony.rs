@@ -3,9 +3,9 @@
 //! `<|channel|>analysis<|message|>..<|end|><|start|>assistant<|channel|>final<|message|>..<|return|>`; a call is a
 //! message in the channel `commentary` to a recipient `functions.NAME`, which stands before or after the channel.
 
+use super::Piece;
 use super::json::Scan;
 use super::reader::{AnswerReader, partial, push_reasoning, push_text};
-use super::Piece;
 
 /// Special tokens of the format.
 pub(super) const MARKS: [&str; 7] = [
@@ -41,7 +41,9 @@ enum Part {
     Reasoning,
     Text,
     /// Before the arguments of a call.
-    Call { name: String },
+    Call {
+        name: String,
+    },
     Arguments(Scan),
     /// After them.
     Rest,
@@ -98,7 +100,8 @@ impl Channels {
     fn header(&mut self, reader: &mut AnswerReader, is_end: bool) -> bool {
         let held = &reader.held;
         let text = held.trim_start();
-        let begins = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "assistant", "to="];
+        let begins =
+            ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "assistant", "to="];
         let may_be = begins.iter().any(|begin| text.starts_with(begin) || begin.starts_with(text));
         let end = held.find("<|message|>");
         let Some(end) = end.filter(|end| may_be && *end < 1024) else {

@@ -26,7 +26,11 @@ pub(super) struct Mark(pub Vec<Part>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Read {
     /// The mark, of so many bytes.
-    Whole { len: usize, id: Option<String>, is_string: Option<bool> },
+    Whole {
+        len: usize,
+        id: Option<String>,
+        is_string: Option<bool>,
+    },
     /// The text may become it.
     More,
     No,
@@ -103,9 +107,7 @@ impl Mark {
         if mine.len() != others.len() {
             return self;
         }
-        let is_number = |part: &Part| {
-            matches!(part, Part::Text(text) if text.bytes().all(|byte| byte.is_ascii_digit()))
-        };
+        let is_number = |part: &Part| matches!(part, Part::Text(text) if text.bytes().all(|byte| byte.is_ascii_digit()));
         let mut counting = Mark::default();
         for (mine, other) in mine.into_iter().zip(others) {
             let part = match mine == other {

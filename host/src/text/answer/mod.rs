@@ -164,7 +164,8 @@ impl Reasoning {
             // Its channels are found by themselves.
             "gpt_oss" | "openai_gptoss" => Some(Reasoning::Auto),
             _ => {
-                let (_, open, close) = Self::NAMES.into_iter().find(|(known, ..)| *known == name)?;
+                let (_, open, close) =
+                    Self::NAMES.into_iter().find(|(known, ..)| *known == name)?;
                 Some(Reasoning::Named(Marks { open: open.to_owned(), close: close.to_owned() }))
             }
         }
@@ -245,9 +246,8 @@ impl AnswerFormat {
 
     fn opened(&self, prompt: &str) -> Opened {
         let prompt = prompt.trim_end();
-        let is_open = |marks: &Marks| {
-            !marks.open.trim().is_empty() && prompt.ends_with(marks.open.trim())
-        };
+        let is_open =
+            |marks: &Marks| !marks.open.trim().is_empty() && prompt.ends_with(marks.open.trim());
         if self.reasoning.as_ref().is_some_and(is_open) {
             return Opened::Reasoning;
         }

@@ -282,9 +282,9 @@ impl AnswerReader {
             self.say(text, pieces);
             return self.go(State::Lines(2, Box::new(State::Text)));
         }
-        let may_be_around = cues.iter().any(|(word, cue)| {
-            matches!(cue, Cue::Around(_)) && word.starts_with(&self.held[at..])
-        });
+        let may_be_around = cues
+            .iter()
+            .any(|(word, cue)| matches!(cue, Cue::Around(_)) && word.starts_with(&self.held[at..]));
         match self.head(&self.held[at..], false) {
             Head::No if may_be_around && !is_end => self.wait(State::Text),
             Head::Call { name, id, len, in_section, next } => {

@@ -189,7 +189,9 @@ fn rendered_calls_are_read() {
         let reasoning = "Hm, <b>\n\nso.".to_owned();
         answers.push(Answer { reasoning, ..answers[0].clone() });
         for (number, answer) in answers.iter().enumerate() {
-            if answer.calls.len() > 1 && (!format.calls.as_ref().unwrap().is_parallel || name.contains("Llama-3")) {
+            if answer.calls.len() > 1
+                && (!format.calls.as_ref().unwrap().is_parallel || name.contains("Llama-3"))
+            {
                 continue;
             }
             let Some((prompt, text)) = rendered(&template, &format, answer, &tools()) else {

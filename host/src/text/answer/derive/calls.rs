@@ -51,7 +51,8 @@ pub(super) fn find(probe: &Probe<'_>, plain: &str, prompt: &str) -> Option<(Call
     let call_open = &before[before.len() - open..];
     let separator = between.get(call_close..between.len() - open.min(between.len()));
     let section = (&before[..before.len() - open], &after.0[call_close..]);
-    let stop = (!after.1 && !turn_end.is_empty()).then(|| segments(section.1.trim()).last().map(|last| (*last).to_owned()));
+    let stop = (!after.1 && !turn_end.is_empty())
+        .then(|| segments(section.1.trim()).last().map(|last| (*last).to_owned()));
     let stop = stop.flatten().filter(|stop| stop.starts_with('<'));
     // Without a section it is no end of one.
     let close = match &stop {
@@ -174,9 +175,9 @@ fn style(probe: &Probe<'_>, body: &str, wants: Wants) -> Option<Style> {
     }
     let after_name = name_at + NAME.len();
     let begins = body[after_name..].match_indices('{').take(4);
-    let json = begins.map(|(at, _)| after_name + at).find(|&at| {
-        object::at(body, at).is_some_and(|(value, _)| value.get(KEY).is_some())
-    });
+    let json = begins
+        .map(|(at, _)| after_name + at)
+        .find(|&at| object::at(body, at).is_some_and(|(value, _)| value.get(KEY).is_some()));
     if let Some(at) = json {
         let middle = mark(&body[after_name..at]);
         return Some(Style::Named { middle, arguments: Arguments::Json });

@@ -96,7 +96,10 @@ impl<'a> Probe<'a> {
             ];
             let content = Content::Parts(parts);
             let rendered = self.of_content(content, Map::new())?;
-            (rendered.contains(THOUGHT) && !rendered.contains("thinking\"") && !rendered.contains("thinking'")).then_some(rendered)
+            (rendered.contains(THOUGHT)
+                && !rendered.contains("thinking\"")
+                && !rendered.contains("thinking'"))
+            .then_some(rendered)
         })
     }
 

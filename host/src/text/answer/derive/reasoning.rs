@@ -6,12 +6,7 @@ use crate::text::answer::Marks;
 use crate::text::answer::mark::{common_prefix, segments};
 
 /// The marks that the template renders.
-pub(super) fn find(
-    probe: &Probe<'_>,
-    plain: &str,
-    content: &Marks,
-    prompt: &str,
-) -> Option<Marks> {
+pub(super) fn find(probe: &Probe<'_>, plain: &str, content: &Marks, prompt: &str) -> Option<Marks> {
     let rendered = probe.reasoning()?;
     let thought_at = rendered.find(THOUGHT)?;
     let (before, after) = (&rendered[..thought_at], &rendered[thought_at + THOUGHT.len()..]);
@@ -32,8 +27,13 @@ pub(super) fn find(
             let said = prompt.strip_prefix(before[..header].trim()).unwrap_or_default();
             let last_line = prompt.lines().next_back().unwrap_or_default();
             match () {
-                () if is_mark(mirrored) && before.trim_end().ends_with(mirrored) && is_mark(close)
-                    && close.starts_with('<') => mirrored,
+                () if is_mark(mirrored)
+                    && before.trim_end().ends_with(mirrored)
+                    && is_mark(close)
+                    && close.starts_with('<') =>
+                {
+                    mirrored
+                }
                 () if !said.is_empty() => said,
                 () => last_line,
             }

@@ -46,7 +46,12 @@ fn tools() -> Vec<Value> {
 }
 
 /// The calls of an answer, whose text is to be empty.
-fn calls(format: &AnswerFormat, prompt: &str, is_single: bool, answer: &str) -> Vec<(String, Value)> {
+fn calls(
+    format: &AnswerFormat,
+    prompt: &str,
+    is_single: bool,
+    answer: &str,
+) -> Vec<(String, Value)> {
     let tools = tools();
     let mut reader = AnswerReader::new(format, ReaderOptions { tools: &tools, is_single, prompt });
     let mut pieces = reader.push(answer);
@@ -60,7 +65,8 @@ fn calls(format: &AnswerFormat, prompt: &str, is_single: bool, answer: &str) -> 
             Piece::CallArguments { index, json } => calls[index].1 += &json,
         }
     }
-    let parse = |json: String| serde_json::from_str(&json).unwrap_or_else(|e| panic!("{e}: {answer}"));
+    let parse =
+        |json: String| serde_json::from_str(&json).unwrap_or_else(|e| panic!("{e}: {answer}"));
     calls.into_iter().map(|(name, json)| (name, parse(json))).collect()
 }
 
@@ -78,7 +84,10 @@ fn random_answers_are_calls_in_every_style() {
     let mut formats: HashMap<String, AnswerFormat> = HashMap::new();
     for path in files {
         // Without its reasoning, which a random model never ends.
-        let format = AnswerFormat { reasoning: None, ..AnswerFormat::of(&ChatTemplate::of_source(&fs::read_to_string(&path).unwrap())) };
+        let format = AnswerFormat {
+            reasoning: None,
+            ..AnswerFormat::of(&ChatTemplate::of_source(&fs::read_to_string(&path).unwrap()))
+        };
         if format.has_calls() && !format.is_harmony {
             formats.insert(format.to_string(), format);
         }
@@ -97,7 +106,10 @@ fn random_answers_are_calls_in_every_style() {
             for _ in 0..3 {
                 let answer = answer(&model, &grammar, &mut rng);
                 let calls = calls(format, prompt, is_single, &answer);
-                assert!(!calls.is_empty() && (calls.len() == 1 || !is_single), "{format}\n{answer}");
+                assert!(
+                    !calls.is_empty() && (calls.len() == 1 || !is_single),
+                    "{format}\n{answer}"
+                );
                 most = most.max(calls.len());
                 for (name, arguments) in calls {
                     match name.as_str() {

@@ -99,12 +99,7 @@ impl AnswerReader {
     }
 
     /// The value of a parameter, up to a close mark that another parameter or the call's end follows.
-    pub(super) fn value(
-        &mut self,
-        mut open: Open,
-        pieces: &mut Vec<Piece>,
-        is_end: bool,
-    ) -> bool {
+    pub(super) fn value(&mut self, mut open: Open, pieces: &mut Vec<Piece>, is_end: bool) -> bool {
         let Some((fields, call_close)) = self.fields() else { return self.go(State::Text) };
         let close = fields.close.filled(&open.key);
         let core = close.trim();

@@ -11,7 +11,13 @@ use super::{AnswerReader, State};
 #[derive(Debug)]
 pub(super) enum Head {
     /// A call of a tool, up to its arguments.
-    Call { name: String, id: Option<String>, len: usize, in_section: bool, next: State },
+    Call {
+        name: String,
+        id: Option<String>,
+        len: usize,
+        in_section: bool,
+        next: State,
+    },
     /// What may become one.
     More,
     No,
@@ -251,9 +257,7 @@ impl AnswerReader {
                 None => false,
             };
             let is_arguments = match name_key {
-                Some(_) => {
-                    key == arguments_key || matches!(&*key, "arguments" | "parameters")
-                }
+                Some(_) => key == arguments_key || matches!(&*key, "arguments" | "parameters"),
                 // The name is the key.
                 None => {
                     name = Some(key.clone());

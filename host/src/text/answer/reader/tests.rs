@@ -50,7 +50,8 @@ fn read(format: &AnswerFormat, prompt: &str, is_single: bool, answer: &str, len:
 
 /// Checks an answer in pieces of several lengths.
 fn check(format: &AnswerFormat, answer: &str, text: &str, calls: &[(&str, &str)]) {
-    let calls: Vec<_> = calls.iter().map(|(name, json)| (name.to_string(), json.to_string())).collect();
+    let calls: Vec<_> =
+        calls.iter().map(|(name, json)| (name.to_string(), json.to_string())).collect();
     for len in [1, 2, 3, 7, 1000] {
         let got = read(format, "", false, answer, len);
         assert_eq!(got, (text.to_owned(), String::new(), calls.clone()), "{answer} by {len}");
@@ -116,7 +117,12 @@ fn calls_are_read() {
     check(&mistral, &answer, "", &[f, g]);
     let devstral = public("unsloth-mistral-Devstral-Small-2507");
     check(&devstral, "[TOOL_CALLS]f[ARGS]{\"x\": 1}", "", &[f]);
-    check(&devstral, "Hm.[TOOL_CALLS]f{\"x\": 1}[TOOL_CALLS]f_more[ARGS]{}", "Hm.", &[f, ("f_more", "{}")]);
+    check(
+        &devstral,
+        "Hm.[TOOL_CALLS]f{\"x\": 1}[TOOL_CALLS]f_more[ARGS]{}",
+        "Hm.",
+        &[f, ("f_more", "{}")],
+    );
     let small = public("Mistral-Small-3.2-24B-Instruct-2506");
     check(&small, "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{\"x\": 1}", "", &[f]);
     check(&small, "[TOOL_CALLS]f[ARGS]{\"x\": 1}", "", &[f]);
@@ -149,15 +155,18 @@ fn arguments_come_as_they_grow() {
     let mut reader = AnswerReader::new(&hermes(), options);
     assert!(reader.push("<tool_call>{\"name\": \"f\", \"argu").is_empty());
     let begun = reader.push("ments\": {\"ci");
-    assert!(matches!(&begun[..], [Piece::CallBegin { index: 0, name, id }, Piece::CallArguments { .. }]
-        if name == "f" && id.starts_with("call_")));
+    assert!(
+        matches!(&begun[..], [Piece::CallBegin { index: 0, name, id }, Piece::CallArguments { .. }]
+        if name == "f" && id.starts_with("call_"))
+    );
     let more = reader.push("ty\": \"Par");
     assert_eq!(more, [Piece::CallArguments { index: 0, json: "ty\": \"Par".to_owned() }]);
 }
 
 #[test]
 fn reasoning_is_set_apart() {
-    let think = |name: &str| AnswerFormat::default().with_reasoning(&Reasoning::of_name(name).unwrap());
+    let think =
+        |name: &str| AnswerFormat::default().with_reasoning(&Reasoning::of_name(name).unwrap());
     let qwen = think("qwen3");
     for (prompt, answer, reasoning, text) in [
         ("", "<think>\nhm\n</think>\n\nHello", "hm", "Hello"),
