@@ -27,23 +27,23 @@ impl<P> Matrix<P> {
 }
 
 impl Matrix<Global<f32>> {
-    /// The matrix from row `row` on; null stays null.
+    /// The matrix after its first `rows` rows; null stays null.
     #[inline(always)]
-    pub fn from_row(self, row: u32) -> Self {
+    pub fn skip_rows(self, rows: u32) -> Self {
         let ptr =
-            if self.ptr.is_null() { self.ptr } else { self.ptr.wrapping_add(self.at(row, 0)) };
+            if self.ptr.is_null() { self.ptr } else { self.ptr.wrapping_add(self.at(rows, 0)) };
         Matrix { ptr, ..self }
     }
 }
 
 impl<E: Number> Matrix<Either<E>> {
-    /// The matrix from row `row` on, where it is stored.
+    /// The matrix after its first `rows` rows, where it is stored.
     ///
     /// # Safety
-    /// 1. The matrix has the row.
+    /// 1. The matrix has so many rows.
     #[inline(always)]
-    pub unsafe fn from_row(self, row: u32) -> Self {
-        let (at, mut ptr) = (self.at(row, 0), self.ptr);
+    pub unsafe fn skip_rows(self, rows: u32) -> Self {
+        let (at, mut ptr) = (self.at(rows, 0), self.ptr);
         // SAFETY: the caller's promise.
         unsafe {
             if ptr.single.address() == 0 {

@@ -171,7 +171,7 @@ pub unsafe fn gemm_16_small_m<
         let mut residual = Matrix { ptr: residual, row_stride: residual_stride };
         let mut out = Matrix { ptr: Either { half: out, single: out_f32 }, row_stride: out_stride };
         if TILES_M == MAX_TILES_M {
-            (residual, out) = (residual.from_row(first_row), out.from_row(first_row));
+            (residual, out) = (residual.skip_rows(first_row), out.skip_rows(first_row));
         }
         let epilogue = Epilogue { num_rows, n, bias, residual, out };
         let mut residual_values = [0.0; MAX_OUTPUTS];
