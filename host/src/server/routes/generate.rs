@@ -118,12 +118,15 @@ pub(super) async fn count_tokens(
     Ok(json_response(StatusCode::OK, &json!({ "input_tokens": ids.len() })))
 }
 
+/// What is asked of an answer, how it is taken apart, and its prompt.
+type Asking = (Params, Option<Arc<AnswerRules>>, Vec<Prompted>);
+
 /// The prompt of a conversation, how its answer is taken apart, and what is asked of it.
 fn prompted(
     app: &App,
     mut params: Params,
     conversation: &Conversation,
-) -> Result<(Params, Option<Arc<AnswerRules>>, Vec<Prompted>), ApiError> {
+) -> Result<Asking, ApiError> {
     let prompt = conversation.prompt(app)?;
     let (text, tools) = (app.text()?, &conversation.tools);
     let reasoning = params.reasoning.as_ref().unwrap_or(&app.options.reasoning);
