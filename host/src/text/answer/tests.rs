@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::text::Message;
-use crate::text::template::{RenderOptions, SpecialTokens};
+use crate::text::template::{DEFAULT, RenderOptions};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
@@ -21,9 +21,10 @@ fn templates() -> Vec<(String, ChatTemplate)> {
     files.sort();
     let read = |path: PathBuf| {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        let tokens =
-            SpecialTokens { bos_token: Some("<s>".into()), eos_token: Some("</s>".into()) };
-        (name, ChatTemplate::new(&fs::read_to_string(path).unwrap(), tokens))
+        let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        let tokens = tokens.map(|(name, token)| (name.to_owned(), token.to_owned())).into();
+        let source = (DEFAULT.to_owned(), fs::read_to_string(path).unwrap());
+        (name, ChatTemplate::new([source], tokens).unwrap())
     };
     files.into_iter().map(read).collect()
 }
