@@ -11,7 +11,7 @@ use super::args::{integer, invalid};
 const MAX_DEPTH: usize = 500;
 
 /// Bytes of a text made of values at most; a value can be small and its text of any length.
-const MAX_TEXT: usize = 1 << 26;
+const MAX_TEXT: usize = 1 << 24;
 
 /// `str(value)`.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
@@ -328,6 +328,7 @@ pub(super) fn parse_float(text: &str) -> Option<f64> {
 
 /// Digits without the underscores that may stand between two of them; `None` where no number has one.
 fn without_underscores(digits: &str) -> Option<String> {
-    let is_wrong = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
+    let unsigned = digits.trim_start_matches(['+', '-']);
+    let is_wrong = unsigned.starts_with('_') || digits.ends_with('_') || digits.contains("__");
     (!is_wrong).then(|| digits.replace('_', ""))
 }

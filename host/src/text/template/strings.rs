@@ -10,6 +10,9 @@ use super::python::{is_printable, is_space, items, tuple};
 /// Characters of a padded text at most.
 const MAX_WIDTH: i64 = 100_000;
 
+/// Spaces of a tab at most.
+const MAX_TAB: i64 = 100;
+
 /// `text.method(*args)`.
 pub(super) fn call(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(match method {
@@ -65,13 +68,16 @@ pub(super) fn call(text: &str, method: &str, args: &[Value]) -> Result<Value, Er
             let [width] = bind(method, args, ["width"])?;
             let width = integer(method, Some(&require(method, "width", width)?), 0)?;
             let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
-            let width = width - sign.len() as i64;
+            let width = width.saturating_sub(sign.len() as i64);
             format!("{sign}{}", justify(digits, "rjust", width, "0")?).into()
         }
         "expandtabs" => {
             let [size] = bind(method, args, ["tabsize"])?;
-            expand_tabs(text, integer(method, size.as_ref(), 8)?.clamp(0, MAX_WIDTH) as usize)
-                .into()
+            let size = integer(method, size.as_ref(), 8)?.max(0);
+            if size > MAX_TAB {
+                return Err(invalid(format!("expandtabs: a size over {MAX_TAB}")));
+            }
+            expand_tabs(text, size as usize).into()
         }
         _ => return without_arguments(text, method, args),
     })

@@ -349,3 +349,41 @@ fn what_is_unknown_is_named() {
         assert!(error.to_string().contains(name), "{error}");
     }
 }
+
+#[test]
+fn a_source_that_ends_anywhere_is_rewritten_or_refused() {
+    for name in ["features.jinja", "python.jinja"] {
+        let path = fixture("templates").join(name);
+        let source = fs::read_to_string(path).expect("a template");
+        for (end, _) in source.char_indices() {
+            source::rewritten(&source[..end]);
+        }
+    }
+    for broken in [
+        "{{ a[",
+        "{{ ] ~ [ }}",
+        "{% for",
+        "{% for a in %}",
+        "{{ ~ }}",
+        "{{ '\\",
+        "{{ x[::",
+        "{{ ) % ( }}",
+    ] {
+        assert!(template(&[("default", broken)]).render(&[], false).is_err(), "{broken}");
+    }
+    for (huge, why) in [
+        ("{{ 'a'.zfill(-9223372036854775808) }}", None),
+        ("{{ 'a'.center(1000000000) }}", Some("width")),
+        ("{{ '\\t'.expandtabs(1000000) }}", Some("size")),
+        (
+            "{% set ns = namespace(x=[]) %}{% for i in range(2000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+            Some("nested"),
+        ),
+    ] {
+        let rendered = template(&[("default", huge)]).render(&[], false);
+        match (rendered, why) {
+            (Err(error), Some(why)) => assert!(error.to_string().contains(why), "{error}"),
+            (rendered, why) => assert!(rendered.is_ok() && why.is_none(), "{huge}: {rendered:?}"),
+        }
+    }
+}
