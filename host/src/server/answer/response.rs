@@ -165,7 +165,10 @@ impl ResponseObject {
         let usage = usage.map(|usage| {
             json!({
                 "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": { "cached_tokens": usage.cached_tokens },
+                "input_tokens_details": {
+                    "cached_tokens": usage.cached_tokens,
+                    "cache_write_tokens": 0,
+                },
                 "output_tokens": usage.completion_tokens,
                 "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
                 "total_tokens": usage.total_tokens(),

@@ -144,6 +144,12 @@ fn log_probabilities_are_those_of_the_tokens_of_a_text() {
     assert_eq!(nums, [2, 1]);
     let response = whole(writer(None), parts());
     assert_eq!(response["output"][0]["content"][0]["logprobs"].as_array().unwrap().len(), 3);
+    // Those of a call are none of a text's.
+    let mut parts = vec![part("", 1)];
+    parts.extend(call(0, "f", ["{", "}"]));
+    parts.extend([part("a", 2), Finished(Finish::Stop)]);
+    let response = whole(writer(None), parts);
+    assert_eq!(response["output"][1]["content"][0]["logprobs"].as_array().unwrap().len(), 1);
 }
 
 #[test]
