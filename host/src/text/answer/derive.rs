@@ -12,7 +12,7 @@ use probe::Probe;
 
 /// See [`AnswerFormat::of`].
 pub(super) fn of(template: &ChatTemplate) -> AnswerFormat {
-    let source = template.source();
+    let source = template.source_for(true);
     let probe = Probe::new(template);
     let knows_tools = probe.knows_tools();
     if harmony::is_of(source) {

@@ -46,7 +46,7 @@ impl<'a> Probe<'a> {
 
     /// The template itself.
     pub fn source(&self) -> &str {
-        self.template.source()
+        self.template.source_for(true)
     }
 
     fn render(&self, messages: &[Message], tools: &[Value], opens: bool) -> Option<String> {
@@ -57,7 +57,7 @@ impl<'a> Probe<'a> {
 
     /// Whether the template tells the model of tools.
     pub fn knows_tools(&self) -> bool {
-        if !self.template.source().contains("tools") {
+        if !self.template.source_for(true).contains("tools") {
             return false;
         }
         let question = [Message::new("user", QUESTION)];
