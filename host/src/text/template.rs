@@ -82,10 +82,12 @@ impl ChatTemplate {
         (!programs.is_empty()).then_some(Self { programs, special, answers })
     }
 
-    /// A template that names no special tokens.
+    /// A template with the special tokens of Llama 2.
     pub(crate) fn of_source(source: &str) -> Self {
+        let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        let tokens = tokens.map(|(name, token)| (name.to_owned(), token.to_owned()));
         let program = Program::new(DEFAULT.to_owned(), source.to_owned());
-        Self { programs: vec![program], special: BTreeMap::new(), answers: Arc::default() }
+        Self { programs: vec![program], special: tokens.into(), answers: Arc::default() }
     }
 
     /// How the model writes answers, as the template shows it.

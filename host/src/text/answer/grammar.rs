@@ -36,6 +36,10 @@ impl AnswerFormat {
             return Some(rules.channels(calls));
         }
         let format = self.calls.as_ref()?;
+        // A mark that has the name in it is not of all functions.
+        if format.call.0.0.contains(&Part::Name) {
+            return None;
+        }
         let mut open = format.section.0.clone();
         if let Opened::Mark(begun) = self.opened(calls.prompt) {
             // The prompt has the first of it.

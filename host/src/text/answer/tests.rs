@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::text::Message;
-use crate::text::template::{DEFAULT, RenderOptions};
+use crate::text::RenderOptions;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
@@ -21,10 +21,7 @@ fn templates() -> Vec<(String, ChatTemplate)> {
     files.sort();
     let read = |path: PathBuf| {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
-        let tokens = tokens.map(|(name, token)| (name.to_owned(), token.to_owned())).into();
-        let source = (DEFAULT.to_owned(), fs::read_to_string(path).unwrap());
-        (name, ChatTemplate::new([source], tokens).unwrap())
+        (name, ChatTemplate::of_source(&fs::read_to_string(path).unwrap()))
     };
     files.into_iter().map(read).collect()
 }
@@ -57,7 +54,8 @@ pub(super) fn tools() -> Vec<Value> {
     let all = json!({
         "city": {"type": "string", "description": "d"}, "days": {"type": "integer", "description": "d"},
         "is_exact": {"type": "boolean", "description": "d"},
-        "options": {"type": "object", "description": "d", "properties": {}},
+        "options": {"type": "object", "description": "d", "properties": {},
+            "additionalProperties": {"type": "string"}},
         "names": {"type": "array", "description": "d", "items": {"type": "string"}}
     });
     vec![tool("get_weather", all), tool("now", json!({}))]
@@ -147,7 +145,8 @@ fn rendered(
     };
     let opens = format.opens_reasoning(&prompt);
     let is_closed = text.trim_start().starts_with(&*marks.close);
-    if opens && (is_closed || !answer.reasoning.is_empty()) {
+    let is_rendered = !answer.reasoning.is_empty() && text.contains(&answer.reasoning);
+    if opens && (is_closed || is_rendered) {
         let text = text.trim_start();
         return Some((prompt, text.strip_prefix(&*marks.open).unwrap_or(text).to_owned()));
     }
@@ -187,7 +186,7 @@ fn rendered_calls_are_read() {
         answers.push(Answer { text: "I look it up.".to_owned(), ..answers[0].clone() });
         let both = [&answers[0], &answers[1]].map(|answer| answer.calls[0].clone());
         answers.push(Answer { calls: both.to_vec(), ..Answer::default() });
-        let reasoning = "Hm, <b>\n\nso.".to_owned();
+        let reasoning = "Well, <b>\n\nso.".to_owned();
         answers.push(Answer { reasoning, ..answers[0].clone() });
         for (number, answer) in answers.iter().enumerate() {
             if answer.calls.len() > 1
