@@ -376,7 +376,9 @@ impl AnswerReader {
                 self.held.drain(..len);
             }
             Read::More if !is_end => return self.wait(State::CallEnd),
-            Read::More | Read::No => {}
+            // The answer ends inside of the mark.
+            Read::More => self.held.clear(),
+            Read::No => {}
         }
         self.is_blank = true;
         match self.is_single {
