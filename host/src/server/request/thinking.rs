@@ -20,6 +20,8 @@ pub(super) fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, 
     // Alibaba's, and what Z.ai and DeepSeek share with Anthropic.
     let mut is_enabled = fields.take::<bool>("enable_thinking")?;
     if let Some(thinking) = fields.take::<Value>("thinking")? {
+        // Anthropic's limit.
+        fields.add(BUDGETS[0], thinking.get("budget_tokens").cloned());
         is_enabled = is_enabled.or(take_thinking(thinking)?);
     }
     if let Some(effort) = fields.take::<String>("reasoning_effort")? {
@@ -137,6 +139,8 @@ mod tests {
             (json!({"enable_thinking": false}), json!({"enable_thinking": false})),
             (json!({"thinking": {"type": "disabled"}}), json!({"enable_thinking": false})),
             (json!({"thinking": {"type": "auto"}}), json!({})),
+            // The limit is a field of its own: taken, and left.
+            (json!({"thinking_token_budget": null}), json!({})),
         ] {
             assert_eq!(take(body.clone()), Ok(variables), "{body}");
         }

@@ -68,7 +68,11 @@ impl<'a> Probe<'a> {
     /// What opens an answer.
     pub fn generation_prompt(&self) -> String {
         let question = [Message::new("user", QUESTION)];
-        let render = |opens| self.render(&question, &[], opens).unwrap_or_default();
+        // Some templates are for chats with tools alone.
+        let render = |opens| {
+            let plain = self.render(&question, &[], opens);
+            plain.or_else(|| self.render(&question, &self.tools, opens)).unwrap_or_default()
+        };
         let prompt = render(true);
         let before = render(false);
         match prompt.strip_prefix(&*before) {
