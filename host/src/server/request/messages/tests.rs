@@ -82,6 +82,7 @@ fn parameters_have_anthropics_names() {
     );
     assert_eq!((params.sampling.temperature, params.sampling.top_k, params.stream), (0.5, 3, true));
     assert!(!conversation.tools.are_required());
+    assert_eq!(params.thinking_budget, Some(1024));
     for kind in ["disabled", "adaptive"] {
         parse(json!({"thinking": {"type": kind}})).unwrap();
     }
