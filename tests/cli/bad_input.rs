@@ -80,7 +80,7 @@ fn rejects_benches_of_models_that_cannot_be() {
     let with = |extra: &[&str], expected: &str| {
         refuses(&[&["bench", "-m", LLAMA, "--device", "cpu"], extra].concat(), expected);
     };
-    with(&["-p", "0"], "-n alone");
+    with(&["-p", "0", "-n", "0"], "there is nothing to time");
     with(&["-n", "1,x"], "--n-gen");
     with(&["--pg", "512"], "such as 512,128");
     with(&["--pg", "0,128"], "such as 512,128");

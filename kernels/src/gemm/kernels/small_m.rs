@@ -8,10 +8,10 @@
 //!           multiple of 8; rows of x and weight 16-byte aligned. Norm: x and norm_weight `[k]`
 //!           f32, no residual. Gate: weight `[2 * n, k]` and bias `[2 * n]`, first gate, then up;
 //!           out in 16 bits.
-//! Launch    grid `(n / (8 * TILES_N), m / (8 * TILES_M), 1)`, twice as many columns with a gate;
-//!           block `(32 * WARPS, 1, 1)`. The warps of a block split k; shared memory holds their
-//!           partial sums and the normed x. More rows of blocks than one, of 64 rows, are for a
-//!           batch-invariant step alone: each reads the weight.
+//! Launch    grid `(n / (8 * TILES_N), 1, 1)`, twice as many with a gate; block `(32 * WARPS, 1,
+//!           1)`. The warps of a block split k; shared memory holds their partial sums and the
+//!           normed x. With `TILES_M = 8` grid `(m / 64, n / (8 * TILES_N), 1)`: a batch-invariant
+//!           step may have more rows, whose blocks read the same weight, at once and so from L2.
 //! Numerics  f32 accumulators, one rounding at the store. A warp accumulates every `WARPS`-th
 //!           k-tile (64 elements) in order; the epilogue adds warps in fours. The order depends on
 //!           n and k alone, so a row has the same bits in any batch. Fused instances have the bits
@@ -138,7 +138,12 @@ pub unsafe fn gemm_16_small_m<
     out_stride: u32,
 ) {
     const { assert!(!NORMED || TILES_M == 1, "a block has shared memory for one tile's rows") };
-    let block_n = thread::block_idx_x() * max_columns(TILES_N, GATED);
+    let (block_m, block_n) = match TILES_M {
+        MAX_TILES_M => (thread::block_idx_x(), thread::block_idx_y()),
+        _ => (0, thread::block_idx_x()),
+    };
+    let first_row = block_m * (TILES_M as u32 * TILE_MN);
+    let block_n = block_n * max_columns(TILES_N, GATED);
     let orders = [TileOrder::AsStored; 2];
     let outputs = Outputs::<TILES_M, TILES_N, WARPS, GATED>::new(block_n, n, n, orders);
     let cursor = Cursor::new(k / W::VECS as u32);
@@ -159,10 +164,6 @@ pub unsafe fn gemm_16_small_m<
         }
         let params = NormParams { k, reciprocal: k_reciprocal, eps, vecs: W::VECS };
         let norm = NORMED.then(|| Norm::<WARPS>::new(norm_weight, params));
-        let first_row = match TILES_M {
-            MAX_TILES_M => thread::block_idx_y() * (TILES_M as u32 * TILE_MN),
-            _ => 0,
-        };
         let num_rows = num_rows.get(0).saturating_sub(first_row);
 
         // 2. After it.

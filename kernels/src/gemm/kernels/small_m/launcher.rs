@@ -333,11 +333,13 @@ impl SmallM16 {
         let normed = is_normed.then_some(normed);
         let shared_bytes = shared_bytes([tiles_m, tiles_n], is_gated, warps, normed);
         let num_threads = warps * WARP_SIZE as usize;
-        Geometry::new(
-            [self.0.n.div_ceil(block_n), self.0.max_rows.div_ceil(params.block_m()), 1],
-            num_threads,
-            shared_bytes,
-        )
+        let blocks_m = self.0.max_rows.div_ceil(params.block_m());
+        let blocks_n = self.0.n.div_ceil(block_n);
+        let grid = match tiles_m {
+            MAX_TILES_M => [blocks_m, blocks_n, 1],
+            _ => [blocks_n, blocks_m, 1],
+        };
+        Geometry::new(grid, num_threads, shared_bytes)
     }
 
     /// The stride of an operand, if a lane can index all its loads.
