@@ -8,7 +8,7 @@ use super::{
     model::EngineArgs,
     prompt::TemplateArgs,
     sampling::SamplingArgs,
-    session::{self, End, Reading, Said},
+    session::{self, End, Reading},
     terminal::{self, Thoughts},
 };
 use conversation::Conversation;
@@ -119,14 +119,7 @@ impl<'a> Chat<'a> {
         let mut thoughts = Thoughts::new();
         let generation =
             session::generate(&self.model, &mut self.engine, request, reading, |said| {
-                match said {
-                    Said::Reasoning(text) => thoughts.show(text),
-                    Said::Text(text) => {
-                        thoughts.end();
-                        terminal::print(text)?;
-                    }
-                }
-                Ok(())
+                said.print(&mut thoughts)
             })?;
         terminal::print("\n")?;
         let text = generation.text.unwrap_or_default();

@@ -6,7 +6,7 @@ use super::{
     model::EngineArgs,
     prompt::{ChatArgs, PromptArgs},
     sampling::SamplingArgs,
-    session::{self, End, Generation, Reading, Said, Timings},
+    session::{self, End, Generation, Reading, Timings},
     terminal::{self, Thoughts},
 };
 use clap::ValueEnum;
@@ -99,15 +99,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let reading = Reading { stop: &args.sampling.stop, format: format.as_ref() };
     let mut thoughts = Thoughts::new();
     let generation = session::generate(&model, &mut engine, request, reading, |said| {
-        match said {
-            _ if !is_text => {}
-            Said::Reasoning(text) => thoughts.show(text),
-            Said::Text(text) => {
-                thoughts.end();
-                terminal::print(text)?;
-            }
-        }
-        Ok(())
+        if is_text { said.print(&mut thoughts) } else { Ok(()) }
     })?;
     if is_text {
         terminal::print("\n")?;

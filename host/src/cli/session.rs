@@ -3,7 +3,7 @@
 use super::{
     failure::Failure,
     interrupt,
-    terminal::{self, PromptBar},
+    terminal::{self, PromptBar, Thoughts},
 };
 use halfwarp::text::answer::{AnswerFormat, AnswerReader, Piece, ReaderOptions};
 use halfwarp::{
@@ -98,6 +98,22 @@ pub enum Said<'a> {
     Text(&'a str),
     /// What was thought before.
     Reasoning(&'a str),
+}
+
+impl Said<'_> {
+    /// Writes a text to stdout; what was thought goes to `thoughts`.
+    pub fn print(self, thoughts: &mut Thoughts) -> Result<(), Failure> {
+        match self {
+            Said::Reasoning(text) => {
+                thoughts.show(text);
+                Ok(())
+            }
+            Said::Text(text) => {
+                thoughts.end();
+                terminal::print(text)
+            }
+        }
+    }
 }
 
 /// Tokens at the end of a prompt that may have opened the reasoning.
