@@ -29,12 +29,10 @@ pub fn refusals_of_a_model_with_text(client: &Client) {
     let reply = client.post("/detokenize", &json!({ "tokens": [4_000_000] }));
     assert_eq!(reply.status, 400);
     let mut body = chat();
-    body["guided_choice"] = (0..20_000).map(|number| format!("choice {number}")).collect();
+    body["guided_choice"] = (0..100_000).map(|number| format!("choice {number}")).collect();
     let reply = client.post("/v1/chat/completions", &body);
-    assert_eq!(
-        (reply.status, &*reply.message()),
-        (400, "the grammar of the answer can't go on: it is too large or too ambiguous")
-    );
+    assert_eq!(reply.status, 400);
+    assert!(reply.message().starts_with("guided_choice: a grammar of 1"), "{}", reply.text);
 }
 
 /// A model without a tokenizer: token ids in and out.
