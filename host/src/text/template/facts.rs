@@ -91,18 +91,25 @@ fn part(text: &str) -> Json {
 fn needs_content(render: impl Fn(&[Message], &[Json]) -> Option<String>) -> bool {
     let call = json!([{"id": "call00001", "type": "function",
         "function": {"name": NEEDLE, "arguments": {}}}]);
-    let with = |content| {
-        let fields: Map<String, Json> =
-            [("tool_calls".to_owned(), call.clone())].into_iter().collect();
+    let field = |name: &str, value: Json| [(name.to_owned(), value)].into_iter().collect();
+    let with = |content, after: &[Message]| {
+        let fields: Map<String, Json> = field("tool_calls", call.clone());
         let assistant = Message { role: "assistant".to_owned(), content, fields };
-        render(&[Message::new("user", NEEDLE), assistant], &[])
+        render(&[&[Message::new("user", NEEDLE), assistant], after].concat(), &[])
     };
     let count = |rendered: &str| rendered.matches("None").count();
-    match (with(Content::Null), with(Content::Text(String::new()))) {
+    let is_worse = |after: &[Message]| match (
+        with(Content::Null, after),
+        with(Content::Text(String::new()), after),
+    ) {
         (None, Some(_)) => true,
         (Some(null), Some(empty)) => count(&null) > count(&empty),
         (_, None) => false,
-    }
+    };
+    let fields = field("tool_call_id", json!("call00001"));
+    let result = Message { fields, ..Message::new("tool", NEEDLE) };
+    // Templates have something else for the last message.
+    is_worse(&[]) || is_worse(&[result])
 }
 
 /// Whether the field `tools` of a system message is written, and the variable is not.

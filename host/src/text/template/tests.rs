@@ -275,6 +275,12 @@ fn null_content_stays_null_where_the_template_knows_it() {
         let rendered = template(&[("default", source)]).render(&messages, false);
         assert_eq!(rendered.expect("a template"), expected, "{source}");
     }
+    // QwQ's template reads a text in all messages but the last.
+    let source = "{% for m in messages %}{% if not loop.last %}{{ m.content.split('-')[0] }}\
+                  {% endif %}{% endfor %}";
+    let messages = [Message::new("user", "Hi-"), call, Message::new("tool", "1")];
+    let rendered = template(&[("default", source)]).render(&messages, false);
+    assert_eq!(rendered.expect("a template"), "Hi");
 }
 
 /// Phi-4-mini's template.

@@ -65,11 +65,11 @@ const MAX_TILES_M: usize = 8;
 /// A block computes `8 * TILES_M` rows by `8 * TILES_N` columns; its `WARPS` warps split k.
 ///
 /// # Safety
-/// 1. `num_rows` is one element, at most `max_rows`, which is at least 1, and at most `8 * TILES_M` if
-///    `TILES_M` is below [`MAX_TILES_M`]. `x` holds
-///    `max_rows` rows, the output and `residual` `num_rows`, `weight` holds `n`, or `2 * n` if
-///    `GATED`, at their strides; `bias` holds one element a row of `weight`. `bias` and `residual`
-///    may be null. The output is `out_f32`, or `out` if `out_f32` is null.
+/// 1. `num_rows` is one element, at most `max_rows`, which is at least 1, and at most `8 * TILES_M`
+///    if `TILES_M` is below 8. `x` holds `max_rows` rows, the output and `residual` `num_rows`,
+///    `weight` holds `n`, or `2 * n` if `GATED`, at their strides; `bias` holds one element a row of
+///    `weight`. `bias` and `residual` may be null. The output is `out_f32`, or `out` if `out_f32` is
+///    null.
 /// 2. The output is `residual`, or overlaps nothing that is read.
 /// 3. Rows of `x` and `weight` are 16-byte aligned, and `k` is a multiple of 8, of 16 in E4M3.
 ///    `scales` are then those of `weight`: a row of blocks has `scale_stride` of them; if that is
