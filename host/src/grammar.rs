@@ -4,10 +4,9 @@
 //! microseconds; its documentation says what it knows of Lark's syntax. Of a JSON schema a grammar holds what it can,
 //! and the whole is checked at the end of an answer.
 
+mod after_reasoning;
 mod probe;
 mod schema;
-
-mod after_reasoning;
 
 pub use after_reasoning::{AfterReasoning, ReasoningLimits};
 
@@ -17,10 +16,14 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use probe::Probe;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use schema::Schema;
 use serde_json::{Value, json};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::{fmt, thread};
+use std::fmt;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+/// Threads that compile grammars.
+const NUM_THREADS: usize = 2;
 
 /// Longest source of a grammar, in bytes.
 const MAX_BYTES: usize = 1 << 20;
@@ -235,13 +238,14 @@ pub(crate) fn lark_schema(source: &Value, options: Value) -> Value {
     })
 }
 
-/// `work` with a stack for deep recursion.
+/// `work` with a stack for deep recursion, on one of few threads: an allocator keeps for each thread what the largest grammar
+/// took there.
 fn with_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(STACK_SIZE).spawn_scoped(scope, work);
-        let result = thread.expect("the system has a thread").join();
-        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    static THREADS: LazyLock<ThreadPool> = LazyLock::new(|| {
+        let threads = ThreadPoolBuilder::new().num_threads(NUM_THREADS).stack_size(STACK_SIZE);
+        threads.build().expect("the system has threads")
+    });
+    THREADS.install(work)
 }
 
 /// Finds the first two masks.
