@@ -83,6 +83,7 @@ impl ChatTemplate {
     }
 
     /// A template with the special tokens of Llama 2.
+    #[cfg(any(test, feature = "server"))]
     pub(crate) fn of_source(source: &str) -> Self {
         let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
         let tokens = tokens.map(|(name, token)| (name.to_owned(), token.to_owned()));
