@@ -49,6 +49,10 @@ pub struct TemplateArgs {
     /// Variables of the chat template, such as {"enable_thinking": false}
     #[arg(long, value_name = "JSON", value_parser = variables)]
     chat_template_kwargs: Option<Map<String, Value>>,
+    /// Take control tokens that messages spell out, such as <|im_end|>, for the tokens themselves:
+    /// who writes a message can then end its turn and write others
+    #[arg(long)]
+    parse_special_in_content: bool,
     /// How the reasoning is set apart: auto, as the chat template shows; none; or the name of a
     /// family, such as qwen3 or deepseek_r1 [default: auto]
     #[arg(long, value_name = "NAME", value_parser = reasoning)]
@@ -59,6 +63,11 @@ impl TemplateArgs {
     /// The variables of the chat template.
     pub fn variables(&self) -> Map<String, Value> {
         self.chat_template_kwargs.clone().unwrap_or_default()
+    }
+
+    /// Whether control tokens that messages spell out are taken for the tokens themselves.
+    pub fn parse_special_in_content(&self) -> bool {
+        self.parse_special_in_content
     }
 
     /// How the reasoning is set apart.
@@ -79,20 +88,22 @@ impl TemplateArgs {
     /// [`Failure::Input`] for a model without a chat template, or messages that its template refuses.
     pub fn render(&self, model: &Model, messages: &[Message]) -> Result<Vec<u32>, Failure> {
         let text = text(model)?;
-        let Some(template) = &text.chat_template else {
+        if text.chat_template.is_none() {
             return Err(Failure::Input(
                 "this model has no chat template: it continues texts, and was not trained to chat\n\
                  halfwarp generate without --chat"
                     .to_owned(),
             ));
-        };
+        }
         let options = RenderOptions {
             add_generation_prompt: true,
             variables: self.chat_template_kwargs.as_ref(),
+            parse_special_in_content: self.parse_special_in_content,
             ..RenderOptions::default()
         };
         // The template writes the special tokens itself.
-        encode(text, &template.render_with(messages, &options)?, false)
+        let tokens = text.encode(&text.prompt(messages, &options)?, false)?;
+        if tokens.is_empty() { Err(no_prompt("the prompt is empty")) } else { Ok(tokens) }
     }
 }
 
@@ -139,15 +150,24 @@ impl PromptArgs {
     /// As [`PromptArgs::token_ids`]; [`Failure::Input`] for a model without a chat template.
     pub fn chat_token_ids(&self, chat: &ChatArgs, model: &Model) -> Result<Vec<u32>, Failure> {
         if !chat.chat {
-            let TemplateArgs { chat_template_kwargs, reasoning_parser } = &chat.template;
-            return match (chat_template_kwargs, reasoning_parser) {
-                (None, None) => self.token_ids(model),
-                (Some(_), _) => Err(Failure::Input(
-                    "--chat-template-kwargs: without --chat no template is rendered".to_owned(),
-                )),
-                (None, Some(_)) => Err(Failure::Input(
-                    "--reasoning-parser: without --chat the text is all there is".to_owned(),
-                )),
+            let arguments = &chat.template;
+            let given = [
+                (
+                    arguments.chat_template_kwargs.is_some(),
+                    "--chat-template-kwargs: without --chat no template is rendered",
+                ),
+                (
+                    arguments.parse_special_in_content,
+                    "--parse-special-in-content: without --chat a text is always parsed",
+                ),
+                (
+                    arguments.reasoning_parser.is_some(),
+                    "--reasoning-parser: without --chat the text is all there is",
+                ),
+            ];
+            return match given.into_iter().find(|(is_given, _)| *is_given) {
+                None => self.token_ids(model),
+                Some((_, why)) => Err(Failure::Input(why.to_owned())),
             };
         }
         let system = chat.system.as_ref().map(|content| Message::new("system", content));

@@ -128,6 +128,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let options = ServerOptions {
         tls,
         chat_template_kwargs: args.template.variables(),
+        parse_special_in_content: args.template.parse_special_in_content(),
         reasoning: args.template.reasoning(),
         ..args.server.options(args.engine.model_name()?)
     };
@@ -174,6 +175,7 @@ impl ServerArgs {
             service: ServiceOptions { max_waiting: self.max_queue },
             scheduling_policy: self.scheduling_policy.into(),
             chat_template_kwargs: Map::new(),
+            parse_special_in_content: false,
             reasoning: Reasoning::Auto,
             read_timeout: timeout,
             write_timeout: timeout,

@@ -97,6 +97,14 @@ impl App {
         Ok(())
     }
 
+    /// Counts messages that spell control tokens out, which reach the model as text.
+    pub fn note_neutralised(&self, num_messages: usize) {
+        if num_messages > 0 {
+            self.metrics.neutralised_messages.inc_by(num_messages as u64);
+            tracing::info!("control tokens spelt out in {num_messages} messages are text");
+        }
+    }
+
     /// What makes the grammars of answers.
     pub fn grammars(&self) -> Result<&GrammarCompiler, ApiError> {
         let text = self.text()?;
@@ -108,9 +116,15 @@ impl App {
         compiler.as_ref().map_err(ApiError::invalid)
     }
 
-    /// The token ids of a prompt. A text that is longer than a context of the longest tokens is not encoded: it would take
-    /// seconds and 250 times its size.
+    /// The token ids of a prompt, as [`App::check_length`] allows it.
     pub fn encode(&self, prompt: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
+        self.check_length(prompt)?;
+        Ok(self.text()?.tokenizer.encode(prompt, add_special)?)
+    }
+
+    /// A text that is longer than a context of the longest tokens is not encoded: it would take seconds and 250 times its
+    /// size.
+    pub fn check_length(&self, prompt: &str) -> Result<(), ApiError> {
         let tokenizer = &self.text()?.tokenizer;
         if let Some(engine) = self.engine.get() {
             let max_token_bytes = self.max_token_bytes.get_or_init(|| tokenizer.max_token_bytes());
@@ -124,7 +138,7 @@ impl App {
                 return Err(ApiError::too_long(message));
             }
         }
-        Ok(tokenizer.encode(prompt, add_special)?)
+        Ok(())
     }
 
     /// The model's tokenizer and chat template.

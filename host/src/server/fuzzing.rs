@@ -29,7 +29,7 @@ impl Parsers {
         let Parsers(app) = self;
         let chat = ChatRequest::parse(body, &app.model).and_then(|request| {
             let prompt = request.conversation.prompt(app)?;
-            request.conversation.tools.form(app.text()?, &prompt, &Reasoning::Auto);
+            request.conversation.tools.form(app.text()?, prompt.text(), &Reasoning::Auto);
             request.conversation.encode(app, &prompt)
         });
         let response = ResponseRequest::parse(body, &app.model, &app.store)

@@ -26,6 +26,7 @@ const MASK_BOUNDS: [f64; 9] = [1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 1e-3, 1e-2, 0.1
 pub(super) struct Metrics {
     registry: Registry,
     finished: Family<[(&'static str, &'static str); 1], Counter>,
+    pub neutralised_messages: Counter,
     pub time_to_first_token: Histogram,
     pub inter_token_latency: Histogram,
     pub request_latency: Histogram,
@@ -42,6 +43,12 @@ impl Metrics {
             "halfwarp:request_success",
             "Requests that ended, by reason",
             Family::clone(&finished),
+        );
+        let neutralised_messages = Counter::default();
+        registry.register(
+            "halfwarp:neutralised_messages",
+            "Messages that spell control tokens out, which reach the model as text",
+            neutralised_messages.clone(),
         );
         let mut histogram = |name, help, bounds: &[f64]| {
             let histogram = Histogram::new(bounds.iter().copied());
@@ -71,6 +78,7 @@ impl Metrics {
         Metrics {
             registry,
             finished,
+            neutralised_messages,
             time_to_first_token,
             inter_token_latency,
             request_latency,

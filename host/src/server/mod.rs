@@ -98,6 +98,8 @@ pub struct ServerOptions {
     pub scheduling_policy: SchedulingPolicy,
     /// Variables of the chat template for every chat; those of a request take their place.
     pub chat_template_kwargs: Map<String, Value>,
+    /// Takes control tokens that messages spell out for the tokens themselves.
+    pub parse_special_in_content: bool,
     /// How the reasoning of answers is set apart, where a request does not say.
     pub reasoning: Reasoning,
     /// How long the body of a request may take.
@@ -120,6 +122,7 @@ impl Default for ServerOptions {
             service: ServiceOptions::default(),
             scheduling_policy: SchedulingPolicy::default(),
             chat_template_kwargs: Map::new(),
+            parse_special_in_content: false,
             reasoning: Reasoning::Auto,
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),

@@ -1,7 +1,7 @@
 //! Text to tokens and back: tokenizers, chat templates, streaming.
 //!
 //! ```text
-//! messages -> ChatTemplate::render -> Tokenizer::encode -> token ids
+//! messages -> Text::prompt -> Text::encode -> token ids (text: Tokenizer::encode)
 //! token id -> TextStream::push -> text, whole characters only
 //! ```
 
@@ -15,6 +15,7 @@ mod merges;
 mod oniguruma;
 mod pipeline;
 mod pre_tokenizer;
+mod prompt;
 mod stop;
 mod stop_strings;
 mod strftime;
@@ -25,9 +26,11 @@ mod tokenizer_json;
 mod unigram;
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 pub use detokenize::TextStream;
 pub use error::TextError;
+pub use prompt::ChatPrompt;
 pub(crate) use error::one_line;
 pub(crate) use hf::read_json;
 pub use stop_strings::StopStrings;
@@ -37,6 +40,7 @@ pub(crate) use to_gguf::gguf_tokenizer;
 pub use tokenizer::Tokenizer;
 
 use crate::weights::gguf::Metadata;
+use prompt::Guard;
 
 /// What a checkpoint says about text: its tokenizer, its chat template and where an answer ends.
 #[derive(Debug)]
@@ -49,6 +53,8 @@ pub struct Text {
     pub stop_tokens: Vec<u32>,
     /// What is missing or odd in the files and no error, a line each.
     pub warnings: Vec<String>,
+    /// Tells what a template writes from what it is given, once there is a chat.
+    guard: OnceLock<Result<Guard, String>>,
 }
 
 impl Text {
@@ -86,7 +92,48 @@ impl Text {
         let end_of_turn =
             chat_template.as_ref().and_then(|template| stop::end_of_turn(template, &tokenizer));
         stop_tokens.extend(end_of_turn.filter(|id| !stop_tokens.contains(id)));
-        Self { tokenizer, chat_template, stop_tokens, warnings: Vec::new() }
+        let guard = OnceLock::new();
+        Self { tokenizer, chat_template, stop_tokens, warnings: Vec::new(), guard }
+    }
+
+    /// The prompt of a conversation by the chat template, whose control tokens alone are control tokens.
+    ///
+    /// # Errors
+    /// [`TextError::Template`] if there is no template, and as [`ChatTemplate::render_with`];
+    /// [`TextError::Vocabulary`] for a tokenizer whose control tokens can't be told apart.
+    pub fn prompt(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions<'_>,
+    ) -> Result<ChatPrompt, TextError> {
+        let template = self.template()?;
+        match options.parse_special_in_content {
+            true => template.render_with(messages, options).map(ChatPrompt::parsed),
+            false => self.guard(template)?.prompt(messages, options),
+        }
+    }
+
+    /// The token ids of a prompt; `add_special` as for [`Tokenizer::encode`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode(&self, prompt: &ChatPrompt, add_special: bool) -> Result<Vec<u32>, TextError> {
+        let Some(tokens) = prompt.control_tokens() else {
+            return self.tokenizer.encode(prompt.text(), add_special);
+        };
+        let encoded = self.guard(self.template()?)?.encode(&self.tokenizer, prompt.text(), tokens)?;
+        let ids = encoded.into_iter().map(|(id, _)| id).collect();
+        Ok(if add_special { self.tokenizer.with_added_around(ids) } else { ids })
+    }
+
+    fn template(&self) -> Result<&ChatTemplate, TextError> {
+        let template = self.chat_template.as_ref();
+        template.ok_or_else(|| TextError::Template("this model has none".to_owned()))
+    }
+
+    fn guard(&self, template: &ChatTemplate) -> Result<&Guard, TextError> {
+        let guard = || Guard::new(&self.tokenizer, template).map_err(|error| error.to_string());
+        self.guard.get_or_init(guard).as_ref().map_err(|why| TextError::Vocabulary(why.clone()))
     }
 }
 

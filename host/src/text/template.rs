@@ -50,6 +50,9 @@ pub struct RenderOptions<'a> {
     pub variables: Option<&'a Map<String, Json>>,
     /// The time that the template tells as today's; the present one by default.
     pub now: Option<SystemTime>,
+    /// Takes control tokens that messages, tools, documents and variables spell out for the tokens themselves, as other
+    /// software does. Who writes such a text then writes whatever turns they like.
+    pub parse_special_in_content: bool,
 }
 
 /// The name of the template of a model that has one.
@@ -89,6 +92,18 @@ impl ChatTemplate {
         let tokens = tokens.map(|(name, token)| (name.to_owned(), token.to_owned()));
         let program = Program::new(DEFAULT.to_owned(), source.to_owned());
         Self { programs: vec![program], special: tokens.into(), answers: Arc::default() }
+    }
+
+    /// This template with `change` made of each text that it writes by itself: the texts of its source, and the special
+    /// tokens.
+    pub(super) fn with_texts(&self, mut change: impl FnMut(&str) -> String) -> Self {
+        let programs = self.programs.iter().map(|program| {
+            let source = source::with_texts(&program.source, &mut change);
+            Program::new(program.name.clone(), source)
+        });
+        let programs = programs.collect();
+        let special = self.special.iter().map(|(name, token)| (name.clone(), change(token)));
+        Self { programs, special: special.collect(), answers: Arc::default() }
     }
 
     /// How the model writes answers, as the template shows it.

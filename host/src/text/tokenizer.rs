@@ -35,8 +35,8 @@ impl Tokenizer {
             .inner
             .encode_fast(text, false)
             .map_err(|error| TextError::Encode(one_line(error)))?;
-        let ids = encoding.get_ids();
-        Ok(if add_special { [&self.prefix, ids, &self.suffix].concat() } else { ids.to_vec() })
+        let ids = encoding.get_ids().to_vec();
+        Ok(if add_special { self.with_added_around(ids) } else { ids })
     }
 
     /// The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary
@@ -78,12 +78,25 @@ impl Tokenizer {
 
     /// The special tokens and their ids, in the order of the ids.
     pub fn special_tokens(&self) -> Vec<(u32, String)> {
-        let added = self.inner.get_added_tokens_decoder();
-        let special = added.into_iter().filter(|(_, token)| token.special);
-        let mut tokens: Vec<(u32, String)> =
-            special.map(|(id, token)| (id, token.content)).collect();
-        tokens.sort_unstable();
-        tokens
+        let special = self.added_tokens().into_iter().filter(|(_, token)| token.special);
+        special.map(|(id, token)| (id, token.content)).collect()
+    }
+
+    /// The library's tokenizer.
+    pub(super) fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
+    /// The tokens that are matched in a text before anything else, in the order of their ids.
+    pub(super) fn added_tokens(&self) -> Vec<(u32, tokenizers::AddedToken)> {
+        let mut added: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
+        added.sort_unstable_by_key(|(id, _)| *id);
+        added
+    }
+
+    /// `ids` with those around them that the model wants around a text.
+    pub(super) fn with_added_around(&self, ids: Vec<u32>) -> Vec<u32> {
+        [&self.prefix[..], &ids, &self.suffix].concat()
     }
 
     pub(super) fn is_special(&self, token: &str) -> bool {

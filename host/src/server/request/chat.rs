@@ -6,7 +6,7 @@ use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::tools::Tools;
-use crate::text::{Message, RenderOptions};
+use crate::text::{ChatPrompt, Message, RenderOptions};
 use serde_json::{Map, Value};
 
 /// The body of `/v1/chat/completions`.
@@ -95,11 +95,12 @@ impl Conversation {
     }
 
     /// The prompt, by the model's chat template.
-    pub fn prompt(&self, app: &App) -> Result<String, ApiError> {
+    pub fn prompt(&self, app: &App) -> Result<ChatPrompt, ApiError> {
         let text = app.text()?;
-        let template = text.chat_template.as_ref().ok_or_else(|| {
-            ApiError::invalid("this model has no chat template: use /v1/completions")
-        })?;
+        if text.chat_template.is_none() {
+            let what = "this model has no chat template: use /v1/completions";
+            return Err(ApiError::invalid(what));
+        }
         // The request's variables come last: they take the place of the server's.
         let mut variables = app.options.chat_template_kwargs.clone();
         variables.extend(self.variables.clone());
@@ -108,13 +109,15 @@ impl Conversation {
             add_generation_prompt: self.add_generation_prompt,
             continue_final_message: self.continue_final_message,
             variables: Some(&variables),
+            parse_special_in_content: app.options.parse_special_in_content,
             ..RenderOptions::default()
         };
-        Ok(self.tools.render(template, &self.messages, options)?)
+        Ok(self.tools.render(text, &self.messages, options)?)
     }
 
     /// The tokens of that prompt.
-    pub fn encode(&self, app: &App, prompt: &str) -> Result<Vec<u32>, ApiError> {
-        app.encode(prompt, self.add_special_tokens)
+    pub fn encode(&self, app: &App, prompt: &ChatPrompt) -> Result<Vec<u32>, ApiError> {
+        app.check_length(prompt.text())?;
+        Ok(app.text()?.encode(prompt, self.add_special_tokens)?)
     }
 }

@@ -128,10 +128,11 @@ fn prompted(
     conversation: &Conversation,
 ) -> Result<Asking, ApiError> {
     let prompt = conversation.prompt(app)?;
+    app.note_neutralised(prompt.num_neutralised());
     let (text, tools) = (app.text()?, &conversation.tools);
     let reasoning = params.reasoning.as_ref().unwrap_or(&app.options.reasoning);
-    let rules = tools.rules(text, &prompt, reasoning);
-    if let Some(form) = tools.form(text, &prompt, reasoning) {
+    let rules = tools.rules(text, prompt.text(), reasoning);
+    if let Some(form) = tools.form(text, prompt.text(), reasoning) {
         params.form = Some(form);
     }
     check_params(app, &mut params, 1)?;

@@ -13,10 +13,10 @@ use super::facts::Facts;
 use super::source::rewritten;
 use crate::text::error::{TextError, one_line};
 
-/// Bytes of a template at most: the longest real ones have 20,000.
+/// Characters of a template at most: the longest real ones have 20,000.
 const MAX_SOURCE: usize = 1 << 16;
 
-/// Stack for the deepest nesting that a template of [`MAX_SOURCE`] bytes can have (`1-1-1-1...`), which minijinja
+/// Stack for the deepest nesting that a template of [`MAX_SOURCE`] characters can have (`1-1-1-1...`), which minijinja
 /// follows by recursion. Only what is used is ever touched.
 const STACK: usize = 1 << 28;
 
@@ -43,9 +43,10 @@ impl Program {
 
     /// The text that the template writes.
     pub fn render(&self, context: Value, now: Option<SystemTime>) -> Result<String, TextError> {
-        if self.source.len() > MAX_SOURCE {
-            let len = self.source.len();
-            return Err(TextError::Template(format!("{len} bytes, over {MAX_SOURCE}")));
+        // A source with marks has more bytes.
+        let len = self.source.chars().count();
+        if len > MAX_SOURCE {
+            return Err(TextError::Template(format!("{len} characters, over {MAX_SOURCE}")));
         }
         let render =
             || self.run(context, now).map_err(|error| TextError::Template(one_line(error)));

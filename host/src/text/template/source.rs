@@ -56,6 +56,39 @@ pub(super) fn rewritten(source: &str) -> String {
     out + rest
 }
 
+/// `source` with `change` made of what it writes: its text outside of tags, and the strings inside of them.
+pub(super) fn with_texts(source: &str, mut change: impl FnMut(&str) -> String) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = find_tag(rest) {
+        out.push_str(&change(&rest[..start]));
+        rest = &rest[start..];
+        let is_statement = rest.as_bytes()[1] == b'%';
+        let len = if rest.starts_with("{#") {
+            let len = rest[2..].find("#}").map_or(rest.len(), |end| end + 4);
+            out.push_str(&rest[..len]);
+            len
+        } else if let Some(len) = raw_len(rest).filter(|_| is_statement) {
+            let open = rest.find("%}").map_or(len, |end| end + 2);
+            out.push_str(&rest[..open]);
+            out.push_str(&change(&rest[open..len]));
+            len
+        } else {
+            let (tokens, len) = tokens(rest, is_statement);
+            for token in tokens {
+                out.push_str(token.space);
+                match token.text.starts_with(['\'', '"']) {
+                    true => out.push_str(&change(token.text)),
+                    false => out.push_str(token.text),
+                }
+            }
+            len
+        };
+        rest = &rest[len..];
+    }
+    out + &change(rest)
+}
+
 /// Where the next tag begins.
 fn find_tag(source: &str) -> Option<usize> {
     let bytes = source.as_bytes();
