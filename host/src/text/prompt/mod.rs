@@ -6,6 +6,8 @@
 
 mod control;
 mod placeholders;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
