@@ -31,6 +31,7 @@ fn a_real_model_is_served() {
     completions::log_probabilities_of_prompts_and_answers(client);
     embeddings::embeddings_of_texts(client);
     tokens::tokens_there_and_back(client);
+    tokens::control_tokens_of_messages_are_text(client);
     chat::stop_strings_end_an_answer(client);
     chat::several_answers(client);
     chat::log_probabilities_of_each_token(client);
@@ -48,5 +49,7 @@ fn a_real_model_is_served() {
     metrics::metrics_count(client);
     let log = serving.log.lock().unwrap();
     assert!(log.contains("POST /v1/chat/completions 200"), "{log}");
+    assert!(log.contains("control tokens spelt out in 1 messages are text"), "{log}");
+    assert!(!log.contains("Obey"), "{log}");
     assert!(!log.contains("capital") && !log.contains("France"), "{log}");
 }

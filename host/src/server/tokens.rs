@@ -15,6 +15,7 @@ pub(super) fn tokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     app.check_model(fields.take::<String>("model")?.as_deref())?;
     let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
     let text = app.text()?;
+    let mut from_outside = None;
     let tokens = match fields.take::<String>("prompt")? {
         Some(prompt) => {
             let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
@@ -22,18 +23,25 @@ pub(super) fn tokenize(app: &App, body: &[u8]) -> Result<Response, ApiError> {
         }
         None => {
             let conversation = Conversation::take(&mut fields)?;
-            conversation.encode(app, &conversation.prompt(app)?)?
+            let prompt = conversation.prompt(app)?;
+            if fields.take("return_from_outside")?.unwrap_or(false) {
+                from_outside = Some(conversation.outside_tokens(app, &prompt)?);
+            }
+            conversation.encode(app, &prompt)?
         }
     };
     fields.finish()?;
     let spelt = |&id: &u32| text.tokenizer.id_to_token(id);
     let texts = with_texts.then(|| tokens.iter().map(spelt).collect::<Vec<_>>());
-    let body = json!({
+    let mut body = json!({
         "count": tokens.len(),
         "max_model_len": app.healthy()?.context(),
         "tokens": tokens,
         "token_strs": texts,
     });
+    if let Some(from_outside) = from_outside {
+        body["from_outside"] = from_outside.into();
+    }
     Ok(json_response(StatusCode::OK, &body))
 }
 

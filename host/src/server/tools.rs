@@ -10,7 +10,7 @@ use super::fields::Fields;
 use super::form::Form;
 use crate::engine::Constraint;
 use crate::text::answer::{AnswerFormat, AnswerReader, ReaderOptions, Reasoning, RequiredCalls};
-use crate::text::{ChatPrompt, ChatTemplate, Message, RenderOptions, TextError};
+use crate::text::{ChatTemplate, Message, RenderOptions};
 use crate::{AfterReasoning, Model, Text};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -180,23 +180,23 @@ impl Tools {
         format.required(calls, &text.tokenizer).map(Form::calls)
     }
 
-    /// The prompt, by the chat template of a model that has one.
-    pub fn render(
+    /// What `make` makes of the messages and options as a template takes them that is told of these tools.
+    pub fn render<T>(
         &self,
-        text: &Text,
+        template: &ChatTemplate,
         messages: &[Message],
         options: RenderOptions<'_>,
-    ) -> Result<ChatPrompt, TextError> {
-        let Some(template) = &text.chat_template else { return text.prompt(messages, &options) };
+        make: impl FnOnce(&[Message], &RenderOptions<'_>) -> T,
+    ) -> T {
         if !self.list.is_empty() && !is_native(template) {
             let messages = described::messages(template, messages, &self.list);
-            return text.prompt(&messages, &options);
+            return make(&messages, &options);
         }
         let options = RenderOptions { tools: &self.list, ..options };
         let has_calls = |message: &Message| message.fields.contains_key("tool_calls");
         match messages.iter().any(has_calls) && template.answer_format().takes_arguments_as_text() {
-            true => text.prompt(&with_texts(messages), &options),
-            false => text.prompt(messages, &options),
+            true => make(&with_texts(messages), &options),
+            false => make(messages, &options),
         }
     }
 }

@@ -25,14 +25,15 @@ mod tokenizer;
 mod tokenizer_json;
 mod unigram;
 
+use std::iter;
 use std::path::Path;
 use std::sync::OnceLock;
 
 pub use detokenize::TextStream;
 pub use error::TextError;
-pub use prompt::ChatPrompt;
 pub(crate) use error::one_line;
 pub(crate) use hf::read_json;
+pub use prompt::ChatPrompt;
 pub use stop_strings::StopStrings;
 pub(crate) use strftime::strftime_utc;
 pub use template::{ChatTemplate, Content, Message, RenderOptions};
@@ -121,9 +122,31 @@ impl Text {
         let Some(tokens) = prompt.control_tokens() else {
             return self.tokenizer.encode(prompt.text(), add_special);
         };
-        let encoded = self.guard(self.template()?)?.encode(&self.tokenizer, prompt.text(), tokens)?;
-        let ids = encoded.into_iter().map(|(id, _)| id).collect();
+        let guard = self.guard(self.template()?)?;
+        let ids = guard.ids(&self.tokenizer, prompt.text(), tokens)?;
         Ok(if add_special { self.tokenizer.with_added_around(ids) } else { ids })
+    }
+
+    /// Whether each token of a prompt has text from outside, for the messages and options that the prompt was made of;
+    /// `None` where the template treats such a text in a way that hides it, or such a text is parsed. `add_special` as for [`Text::encode`].
+    ///
+    /// # Errors
+    /// As [`Text::prompt`] and [`Text::encode`].
+    pub fn outside_tokens(
+        &self,
+        prompt: &ChatPrompt,
+        messages: &[Message],
+        options: &RenderOptions<'_>,
+        add_special: bool,
+    ) -> Result<Option<Vec<bool>>, TextError> {
+        let Some(tokens) = prompt.control_tokens() else { return Ok(None) };
+        let guard = self.guard(self.template()?)?;
+        let Some(is_outside) = guard.outside(prompt, messages, options)? else { return Ok(None) };
+        let encoded = guard.encode(&self.tokenizer, prompt.text(), tokens)?;
+        let is_outside = encoded.iter().map(|(_, place)| is_outside[place.clone()].contains(&true));
+        let (before, after) = self.tokenizer.num_added_around(add_special);
+        let around = |len| iter::repeat_n(false, len);
+        Ok(Some(around(before).chain(is_outside).chain(around(after)).collect()))
     }
 
     fn template(&self) -> Result<&ChatTemplate, TextError> {

@@ -106,6 +106,11 @@ impl ChatTemplate {
         Self { programs, special: special.collect(), answers: Arc::default() }
     }
 
+    /// The sources of all its templates.
+    pub(super) fn sources(&self) -> String {
+        self.programs.iter().map(|program| &program.source[..]).collect()
+    }
+
     /// How the model writes answers, as the template shows it.
     pub fn answer_format(&self) -> &AnswerFormat {
         self.answers.get_or_init(|| AnswerFormat::of(self))

@@ -99,6 +99,11 @@ impl Tokenizer {
         [&self.prefix[..], &ids, &self.suffix].concat()
     }
 
+    /// How many ids `add_special` adds before and after a text.
+    pub(super) fn num_added_around(&self, add_special: bool) -> (usize, usize) {
+        if add_special { (self.prefix.len(), self.suffix.len()) } else { (0, 0) }
+    }
+
     pub(super) fn is_special(&self, token: &str) -> bool {
         self.inner.get_added_vocabulary().is_special_token(token)
     }

@@ -1,12 +1,12 @@
 //! The body of `/v1/chat/completions`.
 
 use super::{Params, message, take_top_logprobs, thinking};
-use crate::Model;
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::tools::Tools;
 use crate::text::{ChatPrompt, Message, RenderOptions};
+use crate::{Model, Text};
 use serde_json::{Map, Value};
 
 /// The body of `/v1/chat/completions`.
@@ -97,10 +97,30 @@ impl Conversation {
     /// The prompt, by the model's chat template.
     pub fn prompt(&self, app: &App) -> Result<ChatPrompt, ApiError> {
         let text = app.text()?;
-        if text.chat_template.is_none() {
-            let what = "this model has no chat template: use /v1/completions";
-            return Err(ApiError::invalid(what));
-        }
+        self.render(app, text, |messages, options| Ok(text.prompt(messages, options)?))
+    }
+
+    /// Whether each token of `prompt`, this conversation's, has text from outside; `None` where that is not known.
+    pub fn outside_tokens(
+        &self,
+        app: &App,
+        prompt: &ChatPrompt,
+    ) -> Result<Option<Vec<bool>>, ApiError> {
+        let text = app.text()?;
+        self.render(app, text, |messages, options| {
+            Ok(text.outside_tokens(prompt, messages, options, self.add_special_tokens)?)
+        })
+    }
+
+    fn render<T>(
+        &self,
+        app: &App,
+        text: &Text,
+        make: impl FnOnce(&[Message], &RenderOptions<'_>) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let template = text.chat_template.as_ref().ok_or_else(|| {
+            ApiError::invalid("this model has no chat template: use /v1/completions")
+        })?;
         // The request's variables come last: they take the place of the server's.
         let mut variables = app.options.chat_template_kwargs.clone();
         variables.extend(self.variables.clone());
@@ -112,7 +132,7 @@ impl Conversation {
             parse_special_in_content: app.options.parse_special_in_content,
             ..RenderOptions::default()
         };
-        Ok(self.tools.render(text, &self.messages, options)?)
+        self.tools.render(template, &self.messages, options, make)
     }
 
     /// The tokens of that prompt.

@@ -164,7 +164,10 @@ impl ControlTokens {
         while let Some(char) = chars.next() {
             let at = text.len();
             let of = |base: u32, list: &[char]| -> Option<char> {
-                u32::from(char).checked_sub(base).and_then(|index| list.get(index as usize)).copied()
+                u32::from(char)
+                    .checked_sub(base)
+                    .and_then(|index| list.get(index as usize))
+                    .copied()
             };
             if !is_mark(char) {
                 text.push(char);
@@ -189,12 +192,7 @@ impl ControlTokens {
     }
 
     /// The control tokens of a text that begin at `written`, and the composed ones without a byte of `outside`.
-    fn find(
-        &self,
-        text: &str,
-        written: &[usize],
-        outside: &[usize],
-    ) -> Vec<(Range<usize>, usize)> {
+    fn find(&self, text: &str, written: &[usize], outside: &[usize]) -> Vec<(Range<usize>, usize)> {
         let is_whole = |range: &Range<usize>| {
             let next = outside.partition_point(|&at| at < range.start);
             outside.get(next).is_none_or(|&at| at >= range.end)
@@ -208,9 +206,8 @@ impl ControlTokens {
             let indices: Vec<usize> =
                 (0..self.tokens.len()).filter(|&index| self.tokens[index].is_composed).collect();
             let composed = composed.find_iter(text);
-            found.extend(
-                composed.map(|found| (found.range(), indices[found.pattern().as_usize()])),
-            );
+            found
+                .extend(composed.map(|found| (found.range(), indices[found.pattern().as_usize()])));
         }
         found.retain(|(range, _)| is_whole(range));
         found.sort_by_key(|(range, _)| (range.start, usize::MAX - range.end));
@@ -227,7 +224,7 @@ impl ControlTokens {
 }
 
 /// Whether a character stands for another one in a marked text.
-fn is_mark(char: char) -> bool {
+pub(super) fn is_mark(char: char) -> bool {
     u32::from(char) >= FIRST
 }
 
@@ -318,13 +315,17 @@ mod tests {
         ] {
             let outside = control.mark_outside(text, false);
             assert_eq!(read(&control, &outside.text), (text.to_owned(), vec![]), "{text:?}");
-            let is_spelt = ["<|end|>", "[INST]", "<|user|>"].iter().any(|spelt| text.contains(spelt));
+            let is_spelt =
+                ["<|end|>", "[INST]", "<|user|>"].iter().any(|spelt| text.contains(spelt));
             assert_eq!(outside.is_neutralised, is_spelt, "{text:?}");
         }
         let own = control.mark_outside("<think>a</think><|end|>", true);
         assert!(own.is_neutralised);
         let (text, tokens) = read(&control, &own.text);
-        assert_eq!((&text[..], &tokens[..]), ("<think>a</think><|end|>", &["<think>".to_owned()][..]));
+        assert_eq!(
+            (&text[..], &tokens[..]),
+            ("<think>a</think><|end|>", &["<think>".to_owned()][..])
+        );
     }
 
     #[test]

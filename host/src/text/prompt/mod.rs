@@ -5,6 +5,7 @@
 //! what is marked is encoded as a control token ([`placeholders`]); any other text of that spelling is text.
 
 mod control;
+mod origin;
 mod placeholders;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use super::error::TextError;
 use super::template::{ChatTemplate, Content, Message, RenderOptions};
 use super::tokenizer::Tokenizer;
 use control::{ControlToken, ControlTokens, Unmarked, finder};
+use origin::Foreign;
 use placeholders::{Encoded, Placeholders};
 
 /// Names of roles, which templates put into control tokens.
@@ -110,32 +112,55 @@ impl Guard {
         messages: &[Message],
         options: &RenderOptions<'_>,
     ) -> Result<ChatPrompt, TextError> {
-        let (mut marked, mut num_neutralised) = (Vec::with_capacity(messages.len()), 0);
+        let mut num_neutralised = 0;
+        let rendered = self.render(messages, options, None, &mut num_neutralised)?;
+        let Unmarked { text, tokens } = self.control.unmark(&rendered);
+        Ok(ChatPrompt { text, tokens: Some(tokens), num_neutralised })
+    }
+
+    /// The marked text of a conversation; `foreign` changes what is from outside.
+    fn render(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions<'_>,
+        foreign: Option<&Foreign>,
+        num_neutralised: &mut usize,
+    ) -> Result<String, TextError> {
+        let mut marker = Marker { control: &self.control, foreign, is_neutralised: false };
+        let mut marked = Vec::with_capacity(messages.len());
         for message in messages {
-            let mut marker = Marker { control: &self.control, is_neutralised: false };
+            marker.is_neutralised = false;
             marked.push(marker.message(message));
-            num_neutralised += usize::from(marker.is_neutralised);
+            *num_neutralised += usize::from(marker.is_neutralised);
         }
-        let mut marker = Marker { control: &self.control, is_neutralised: false };
-        let mut list = |list: &[Json]| list.iter().map(|json| marker.json(json)).collect();
+        let mut list = |list: &[Json]| list.iter().map(|json| marker.value(json, false)).collect();
         let tools: Vec<Json> = list(options.tools);
         let documents: Option<Vec<Json>> = options.documents.map(list);
-        let variables = options.variables.map(|variables| marker.object(variables));
+        let variables = options.variables.map(|variables| marker.fields(variables, false));
         let options = RenderOptions {
             tools: &tools,
             documents: documents.as_deref(),
             variables: variables.as_ref(),
             ..*options
         };
-        let rendered = self.template.render_with(&marked, &options).map_err(|error| match error {
+        self.template.render_with(&marked, &options).map_err(|error| match error {
             TextError::Template(why) => TextError::Template(self.control.unmark(&why).text),
             error => error,
-        })?;
-        let Unmarked { text, tokens } = self.control.unmark(&rendered);
-        Ok(ChatPrompt { text, tokens: Some(tokens), num_neutralised })
+        })
     }
 
-    /// The tokens of a prompt with these control tokens.
+    /// The token ids of a prompt with these control tokens.
+    pub fn ids(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        tokens: &[(Range<usize>, usize)],
+    ) -> Result<Vec<u32>, TextError> {
+        let encoded = self.encode(tokenizer, text, tokens)?;
+        Ok(encoded.into_iter().map(|(id, _)| id).collect())
+    }
+
+    /// The tokens of such a prompt, and the bytes that each is of.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -155,6 +180,7 @@ fn is_mark(token: &AddedToken) -> bool {
 /// Marks what comes from outside.
 struct Marker<'a> {
     control: &'a ControlTokens,
+    foreign: Option<&'a Foreign>,
     is_neutralised: bool,
 }
 
@@ -172,17 +198,23 @@ impl Marker<'_> {
                 Content::Parts(parts.iter().map(|part| self.value(part, is_own)).collect())
             }
         };
-        Message { role, content, fields: self.object(&message.fields) }
+        Message { role, content, fields: self.fields(&message.fields, false) }
     }
 
     fn text(&mut self, text: &str, is_own: bool) -> String {
         let outside = self.control.mark_outside(text, is_own);
         self.is_neutralised |= outside.is_neutralised;
-        outside.text.into_owned()
+        match self.foreign {
+            None => outside.text.into_owned(),
+            Some(foreign) => foreign.text(&outside.text),
+        }
     }
 
-    fn json(&mut self, json: &Json) -> Json {
-        self.value(json, false)
+    fn name(&mut self, name: &str) -> String {
+        match self.foreign.is_some_and(|foreign| foreign.knows_name(name)) {
+            true => name.to_owned(),
+            false => self.text(name, false),
+        }
     }
 
     fn value(&mut self, json: &Json, is_own: bool) -> Json {
@@ -194,14 +226,10 @@ impl Marker<'_> {
         }
     }
 
-    fn object(&mut self, fields: &Map<String, Json>) -> Map<String, Json> {
-        self.fields(fields, false)
-    }
-
     fn fields(&mut self, fields: &Map<String, Json>, is_own: bool) -> Map<String, Json> {
         let mut marked = Map::new();
         for (name, value) in fields {
-            marked.insert(self.text(name, false), self.value(value, is_own));
+            marked.insert(self.name(name), self.value(value, is_own));
         }
         marked
     }

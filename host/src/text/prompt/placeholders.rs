@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use aho_corasick::AhoCorasick;
-use tokenizers::{
-    AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer, Token,
-};
+use tokenizers::{AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer, Token};
 
 use super::control::ControlToken;
 use crate::text::Tokenizer;
@@ -55,13 +53,13 @@ impl Placeholders {
         }
         let mut vocabulary = AddedVocabulary::new();
         vocabulary.add_tokens(added, model, inner.get_normalizer()).map_err(library_error)?;
-        let ids = real.into_iter().filter_map(|(content, ids)| {
-            Some((vocabulary.token_to_id(&content, model)?, ids))
-        });
+        let ids = real
+            .into_iter()
+            .filter_map(|(content, ids)| Some((vocabulary.token_to_id(&content, model)?, ids)));
         let ids = ids.collect();
-        let spellings =
-            control.iter().map(|token| (token.id, token.spelling.clone())).collect();
-        let spelt = AhoCorasick::new(control.iter().map(|token| &token.spelling)).map_err(library_error)?;
+        let spellings = control.iter().map(|token| (token.id, token.spelling.clone())).collect();
+        let spelt =
+            AhoCorasick::new(control.iter().map(|token| &token.spelling)).map_err(library_error)?;
         Ok(Self { vocabulary, ids, spellings, spelt })
     }
 
@@ -106,24 +104,27 @@ impl Placeholders {
     }
 
     /// The model's tokens of a piece. Some models know control tokens as words, too.
-    fn tokenize(
-        &self,
-        model: &impl Model,
-        piece: &str,
-    ) -> Result<Vec<Token>, tokenizers::Error> {
+    fn tokenize(&self, model: &impl Model, piece: &str) -> Result<Vec<Token>, tokenizers::Error> {
         let tokens = model.tokenize(piece)?;
         let is_control = |token: &Token| {
             let (from, to) = token.offsets;
-            self.spellings.get(&token.id).is_some_and(|spelling| piece.get(from..to) == Some(spelling))
+            self.spellings
+                .get(&token.id)
+                .is_some_and(|spelling| piece.get(from..to) == Some(spelling))
         };
         if !tokens.iter().any(is_control) {
             return Ok(tokens);
         }
         // The first character of each is the end of a part: then none is whole.
-        let mut ends: Vec<usize> = self.spelt.find_overlapping_iter(piece).map(|found| {
-            let first = piece[found.start()..].chars().next();
-            found.start() + first.map_or(0, char::len_utf8)
-        }).chain([piece.len()]).collect();
+        let mut ends: Vec<usize> = self
+            .spelt
+            .find_overlapping_iter(piece)
+            .map(|found| {
+                let first = piece[found.start()..].chars().next();
+                found.start() + first.map_or(0, char::len_utf8)
+            })
+            .chain([piece.len()])
+            .collect();
         ends.sort_unstable();
         ends.dedup();
         let (mut out, mut start) = (Vec::new(), 0);

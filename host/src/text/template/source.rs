@@ -64,8 +64,8 @@ pub(super) fn with_texts(source: &str, mut change: impl FnMut(&str) -> String) -
         out.push_str(&change(&rest[..start]));
         rest = &rest[start..];
         let is_statement = rest.as_bytes()[1] == b'%';
-        let len = if rest.starts_with("{#") {
-            let len = rest[2..].find("#}").map_or(rest.len(), |end| end + 4);
+        let len = if let Some(comment) = rest.strip_prefix("{#") {
+            let len = comment.find("#}").map_or(rest.len(), |end| end + 4);
             out.push_str(&rest[..len]);
             len
         } else if let Some(len) = raw_len(rest).filter(|_| is_statement) {
