@@ -1,8 +1,10 @@
-//! Who is served: keys, TLS and the origins of pages.
+//! Who is served: keys, TLS, the origins of pages and the hosts by which they call the server.
 
-use crate::client::{CERT, Client, KEY, OTHER_KEY, Serving, agent, reply};
+use crate::client::{CERT, Client, KEY, OTHER_KEY, Reply, Serving, agent, reply};
 use crate::support::{self, LLAMA};
 use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 
 #[test]
 fn a_key_opens_what_is_locked() {
@@ -50,7 +52,7 @@ fn connections_are_encrypted() {
     // Neither plain HTTP nor a client that trusts another is served.
     let plain = agent().get(client.base.replace("https", "http") + "/health").call();
     assert!(plain.is_err(), "{plain:?}");
-    let idle = std::net::TcpStream::connect(client.base.trim_start_matches("https://")).unwrap();
+    let idle = TcpStream::connect(client.base.trim_start_matches("https://")).unwrap();
     assert_eq!(client.get("/health").status, 200);
     serving.signal("TERM");
     // A handshake that never comes holds nothing up.
@@ -75,8 +77,13 @@ fn certificates_and_keys_that_do_not_fit_are_refused() {
         assert!(said.starts_with("error: ") && said.contains(why), "{said}");
         assert!(said.lines().count() <= 2, "{said}");
     }
-    for args in [&["--tls-cert", CERT][..], &["--tls-key", KEY], &["--cors-origin", "example.com"]]
-    {
+    for args in [
+        &["--tls-cert", CERT][..],
+        &["--tls-key", KEY],
+        &["--cors-origin", "example.com"],
+        &["--allowed-host", "http://chat.example"],
+        &["--allowed-host", "chat.example:80"],
+    ] {
         let output = support::run(&[&["serve", "-m", LLAMA], args].concat());
         assert_eq!(output.status.code(), Some(2), "{args:?}");
     }
@@ -112,4 +119,82 @@ fn pages_of_other_origins_are_served_only_where_they_are_named() {
     }
     let serving = Serving::start(&["-m", LLAMA, "--cors-origin", "*"]);
     assert_eq!(cors(&serving.client, "http://any"), [Some("*".into()), Some("*".into())]);
+}
+
+fn get_as(client: &Client, host: &str, path: &str) -> Reply {
+    let request = agent().get(format!("{}{path}", client.base)).header("Host", host);
+    reply(request.call().unwrap())
+}
+
+/// The first line of the answer to a request with these lines.
+fn answer_to(client: &Client, lines: &str) -> String {
+    let mut socket = TcpStream::connect(client.base.trim_start_matches("http://")).unwrap();
+    let request = lines.replace('\n', "\r\n") + "\r\nConnection: close\r\n\r\n";
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    answer.lines().next().unwrap().to_owned()
+}
+
+#[test]
+fn a_local_server_without_a_key_is_called_by_its_own_names() {
+    let origin = ["--cors-origin", "http://evil.example"];
+    let args = ["-m", LLAMA, "--allowed-host", "chat.example"];
+    let serving = Serving::start(&[&args[..], &origin].concat());
+    let client = &serving.client;
+    for host in ["localhost", "LOCALHOST.:80", "127.0.0.1:8080", "[::1]:1", "Chat.Example:443"] {
+        assert_eq!(get_as(client, host, "/v1/models").status, 200, "{host}");
+    }
+    let paths = ["/", "/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/nothing"];
+    for path in paths {
+        for host in ["evil.example", "localhost.evil.example:8080", "192.168.0.1"] {
+            let reply = get_as(client, host, path);
+            let hint = host.trim_end_matches(":8080");
+            let hint = format!("--allowed-host {hint}");
+            assert!(reply.status == 403 && reply.message().ends_with(&hint), "{}", reply.text);
+        }
+    }
+    assert_eq!(get_as(client, "evil.example", "/").json()["error"]["code"], "host_not_allowed");
+    let url = format!("{}/v1/messages", client.base);
+    let request = agent().post(url).header("Host", "evil.example");
+    let refused = reply(request.header("Content-Type", "application/json").send("{}").unwrap());
+    let error = refused.json();
+    assert_eq!((refused.status, error["type"].as_str()), (403, Some("error")));
+    assert_eq!(error["error"]["type"], "permission_error");
+    // Not even a preflight request of an origin that is named.
+    let preflight = agent()
+        .options(format!("{}/v1/chat/completions", client.base))
+        .header("Host", "evil.example")
+        .header("Origin", "http://evil.example")
+        .header("Access-Control-Request-Method", "POST");
+    let refused = preflight.call().unwrap();
+    assert_eq!(refused.status(), 403);
+    assert!(!refused.headers().contains_key("access-control-allow-origin"), "{refused:?}");
+    for (lines, status) in [
+        ("GET /version HTTP/1.0", "HTTP/1.0 200 OK"),
+        ("GET /version HTTP/1.0\nHost: evil.example", "HTTP/1.0 403 Forbidden"),
+        ("GET /version HTTP/1.1", "HTTP/1.1 400 Bad Request"),
+        ("GET /version HTTP/1.1\nHost: a@localhost", "HTTP/1.1 400 Bad Request"),
+        ("GET /version HTTP/1.1\nHost: localhost\nHost: a.b", "HTTP/1.1 400 Bad Request"),
+        ("GET http://evil.example/version HTTP/1.1\nHost: localhost", "HTTP/1.1 403 Forbidden"),
+    ] {
+        assert_eq!(answer_to(client, lines), status, "{lines}");
+    }
+}
+
+#[test]
+fn a_server_with_a_key_or_for_other_machines_is_called_by_any_name_unless_some_are_given() {
+    let host = "evil.example";
+    for args in [["--api-key", "first"], ["--host", "0.0.0.0"]] {
+        let serving = Serving::start(&[&["-m", LLAMA][..], &args].concat());
+        for path in ["/", "/health", "/version"] {
+            assert_eq!(get_as(&serving.client, host, path).status, 200, "{args:?} {path}");
+        }
+        assert_eq!(answer_to(&serving.client, "GET / HTTP/1.1"), "HTTP/1.1 200 OK");
+    }
+    let args = ["-m", LLAMA, "--api-key", "first", "--allowed-host", "chat.example"];
+    let serving = Serving::start(&args);
+    for (host, status) in [(host, 403), ("chat.example", 401), ("localhost", 401)] {
+        assert_eq!(get_as(&serving.client, host, "/metrics").status, status, "{host}");
+    }
 }

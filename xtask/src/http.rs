@@ -81,7 +81,7 @@ pub fn connect(address: &str) -> io::Result<TcpStream> {
 /// The bytes of a request with a JSON body.
 pub fn post(path: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: soak\r\nConnection: close\r\nContent-Type: application/json\r\n\
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n",
         body.len()
     );
@@ -90,7 +90,7 @@ pub fn post(path: &str, body: &[u8]) -> Vec<u8> {
 
 /// The bytes of a request without a body.
 pub fn get(path: &str) -> Vec<u8> {
-    format!("GET {path} HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n\r\n").into_bytes()
+    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
 /// Sends `request` and returns the answer; `None` if the server closed the connection without one.

@@ -4,7 +4,9 @@ use super::model::{EngineArgs, Serving};
 use super::{failure::Failure, interrupt, prompt::TemplateArgs, terminal};
 use clap::ValueEnum;
 use clap::builder::NonEmptyStringValueParser;
-use halfwarp::server::{SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_origin};
+use halfwarp::server::{
+    SchedulingPolicy, Server, ServerOptions, Tls, TlsError, is_host, is_origin,
+};
 use halfwarp::text::answer::Reasoning;
 use halfwarp::{EngineOptions, ServiceOptions};
 use serde_json::Map;
@@ -50,6 +52,11 @@ struct ServerArgs {
     /// it for more [default: no other origin may]
     #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
     cors_origin: Vec<String>,
+    /// Name or address by which clients may call the server, such as that of a proxy before it; repeat
+    /// it for more [default: on a loopback address without a key localhost, loopback addresses and
+    /// --host; else any]
+    #[arg(long, value_name = "NAME", value_parser = parse_host)]
+    allowed_host: Vec<String>,
     /// PEM file with the server's certificate and those that vouch for it: HTTPS instead of HTTP
     #[arg(long, value_name = "PEM", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -132,7 +139,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         reasoning: args.template.reasoning(),
         ..args.server.options(args.engine.model_name()?)
     };
-    let server = Server::bind((host.as_str(), *port), Arc::clone(&model), options)
+    let server = Server::bind(host, *port, Arc::clone(&model), options)
         .map_err(|error| cannot_listen(host, *port, &error))?;
     let address = server.local_addr().map_err(|error| cannot_listen(host, *port, &error))?;
     terminal::note(format_args!("listening on {scheme}://{address}"));
@@ -169,6 +176,7 @@ impl ServerArgs {
             model_name: self.served_model_name.clone().unwrap_or(model_name),
             api_keys: self.api_key.clone(),
             cors_origins: self.cors_origin.clone(),
+            allowed_hosts: self.allowed_host.clone(),
             tls: None,
             max_body_bytes: self.max_body_bytes,
             max_choices: self.max_choices,
@@ -188,6 +196,13 @@ fn parse_origin(origin: &str) -> Result<String, String> {
     match is_origin(origin) {
         true => Ok(origin.to_owned()),
         false => Err("an origin is SCHEME://HOST or SCHEME://HOST:PORT, or * for all".to_owned()),
+    }
+}
+
+fn parse_host(host: &str) -> Result<String, String> {
+    match is_host(host) {
+        true => Ok(host.to_owned()),
+        false => Err("a host is a name or an address, without scheme and port".to_owned()),
     }
 }
 

@@ -18,6 +18,7 @@ mod fields;
 mod form;
 #[doc(hidden)]
 pub mod fuzzing;
+mod host;
 mod metrics;
 mod page;
 mod request;
@@ -31,6 +32,7 @@ mod tokens;
 mod tools;
 
 pub use cors::is_origin;
+pub use host::is_host;
 pub use tls::{Tls, TlsError};
 
 use crate::Model;
@@ -38,6 +40,7 @@ use crate::engine::{Engine, EngineError, EngineHandle, EngineService, ServiceOpt
 use crate::text::answer::Reasoning;
 use app::App;
 use axum::Router;
+use host::AllowedHosts;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
@@ -86,6 +89,10 @@ pub struct ServerOptions {
     pub api_keys: Vec<String>,
     /// Origins whose pages may talk to the server, see [`is_origin`]; none: only its own page may.
     pub cors_origins: Vec<String>,
+    /// Hosts by which clients may call the server, see [`is_host`], beside those of its machine: `localhost`, addresses of
+    /// the loopback interface, and the host at which it listens. None: it does not matter how it is called, unless it
+    /// listens on the loopback interface and has no keys.
+    pub allowed_hosts: Vec<String>,
     /// Connections are encrypted; none: they are plain HTTP.
     pub tls: Option<Tls>,
     /// Bytes of a request's body at most.
@@ -116,6 +123,7 @@ impl Default for ServerOptions {
             model_name: "halfwarp".to_owned(),
             api_keys: Vec::new(),
             cors_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
             tls: None,
             max_body_bytes: 8 << 20,
             max_choices: 128,
@@ -134,23 +142,26 @@ impl Default for ServerOptions {
 /// A server that listens.
 pub struct Server {
     listener: TcpListener,
+    hosts: Option<AllowedHosts>,
     app: Arc<App>,
 }
 
 impl Server {
-    /// Listens at the first of `addresses` that is free.
+    /// Listens at `port` of the first address of `host` where it is free; 0 for any port that is.
     ///
     /// # Errors
     /// What the system says.
     pub fn bind(
-        addresses: impl std::net::ToSocketAddrs,
+        host: &str,
+        port: u16,
         model: Arc<Model>,
         options: ServerOptions,
     ) -> io::Result<Self> {
-        let listener = TcpListener::bind(addresses)?;
+        let listener = TcpListener::bind((host, port))?;
         listener.set_nonblocking(true)?;
+        let hosts = AllowedHosts::new(host, listener.local_addr()?.ip(), &options);
         let app = App::new(model, options).map_err(io::Error::other)?;
-        Ok(Server { listener, app: Arc::new(app) })
+        Ok(Server { listener, hosts, app: Arc::new(app) })
     }
 
     /// Where it listens.
@@ -188,11 +199,11 @@ impl Server {
         open: impl FnOnce() -> Result<Engine, E> + Send + 'static,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), E> {
-        let Server { listener, app } = self;
+        let Server { listener, hosts, app } = self;
         let listener = tokio::net::TcpListener::from_std(listener)
             .map_err(|error| E::from(EngineError::Thread(error)))?;
         let (close, is_closing) = oneshot::channel();
-        let connections = tokio::spawn(accept(listener, Arc::clone(&app), is_closing));
+        let connections = tokio::spawn(accept(listener, hosts, Arc::clone(&app), is_closing));
         let options = app.options.service;
         let loading = spawn_blocking(move || EngineService::start(options, open));
         let mut shutdown = std::pin::pin!(shutdown);
@@ -241,12 +252,13 @@ async fn has_stopped(engine: &EngineHandle) -> EngineError {
 /// Serves connections until `is_closing`; then lets each end its response.
 async fn accept(
     listener: tokio::net::TcpListener,
+    hosts: Option<AllowedHosts>,
     app: Arc<App>,
     mut is_closing: oneshot::Receiver<()>,
 ) {
     let tls = app.options.tls.as_ref().map(Tls::acceptor);
     let write_timeout = app.options.write_timeout;
-    let router = routes::router(app);
+    let router = routes::router(app, hosts);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     loop {
@@ -322,7 +334,7 @@ mod tests {
         let engine = unlucky_engine(fault).unwrap();
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/llama-gqa");
         let model = Arc::new(Model::open(golden).unwrap());
-        let server = Server::bind("127.0.0.1:0", model, ServerOptions::default()).unwrap();
+        let server = Server::bind("127.0.0.1", 0, model, ServerOptions::default()).unwrap();
         let address = server.local_addr().unwrap();
         let (stop, is_stopped) = oneshot::channel::<()>();
         std::thread::scope(|scope| {

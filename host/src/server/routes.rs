@@ -8,6 +8,7 @@ use super::body::RequestBody;
 use super::cors;
 use super::embeddings;
 use super::error::{ApiError, in_anthropics_form, json_response};
+use super::host::AllowedHosts;
 use super::page;
 use super::scores;
 use super::tokens;
@@ -37,7 +38,7 @@ type SharedApp = State<Arc<App>>;
 const MESSAGES: &str = "/v1/messages";
 
 /// All paths. Every failure is OpenAI's error object, or Anthropic's on the paths of its API.
-pub(super) fn router(app: Arc<App>) -> Router {
+pub(super) fn router(app: Arc<App>, hosts: Option<AllowedHosts>) -> Router {
     let with_key = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
@@ -65,14 +66,32 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/version", get(version))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn(failures_of_messages));
+        .layer(CatchPanicLayer::custom(panicked));
     // Before the keys: a preflight request has none.
     let router = match cors::layer(&app.options.cors_origins) {
         Some(cors) => router.layer(cors),
         None => router,
     };
-    router.layer(middleware::from_fn(log)).with_state(app)
+    // Before everything: a page of another host learns nothing, not even by a preflight request.
+    let router = match hosts {
+        Some(hosts) => router.layer(middleware::from_fn_with_state(Arc::new(hosts), check_host)),
+        None => router,
+    };
+    router
+        .layer(middleware::from_fn(failures_of_messages))
+        .layer(middleware::from_fn(log))
+        .with_state(app)
+}
+
+async fn check_host(
+    State(hosts): State<Arc<AllowedHosts>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match hosts.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
 }
 
 async fn check_key(State(app): SharedApp, request: Request, next: Next) -> Response {

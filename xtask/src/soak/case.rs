@@ -115,7 +115,7 @@ impl Kind {
             // Another byte may be as good, or that of the model's name.
             Kind::MalformedJson | Kind::WrongType => &[200, 400, 404, 429],
             Kind::Huge => &[200, 400, 404, 413, 429],
-            Kind::BadHttp => &[400, 404, 405, 408, 413, 414, 415, 431],
+            Kind::BadHttp => &[400, 403, 404, 405, 408, 413, 414, 415, 431],
             Kind::BadPath => &[200, 400, 404, 405],
             Kind::SlowWriter => &[200, 400, 408, 429],
             Kind::SlowReader => &[200, 429],

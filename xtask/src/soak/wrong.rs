@@ -127,7 +127,7 @@ fn nested_schema(depth: usize) -> Value {
 /// A request whose length nobody is told.
 fn chunked(path: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: soak\r\nConnection: close\r\nContent-Type: application/json\r\n\
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Transfer-Encoding: chunked\r\n\r\n"
     );
     let mut request = head.into_bytes();
@@ -144,14 +144,14 @@ fn chunked(path: &str, body: &[u8]) -> Vec<u8> {
 pub fn bad_http(random: &mut SplitMix64) -> Vec<u8> {
     let good = String::from_utf8_lossy(&http::post("/v1/completions", b"{}")).into_owned();
     let with_header =
-        |header: &str| good.replacen("Host: soak\r\n", &format!("Host: soak\r\n{header}\r\n"), 1);
+        |header: &str| good.replacen("Host: localhost\r\n", &format!("Host: localhost\r\n{header}\r\n"), 1);
     let request = match random.below(16) {
         0 => return (0..1 + random.below(300)).map(|_| random.next() as u8).collect(),
         1 => "GET\r\n\r\n".to_owned(),
         2 => "GET / HTTP/9.9\r\n\r\n".to_owned(),
         3 => "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
         4 => "\r\n".repeat(100),
-        5 => format!("GET /{} HTTP/1.1\r\nHost: soak\r\n\r\n", "x".repeat(100_000)),
+        5 => format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "x".repeat(100_000)),
         6 => with_header(&format!("X-Long: {}", "x".repeat(600_000))),
         7 => with_header(&"X-Many: x\r\n".repeat(500)).replacen("\r\n\r\n", "\r\n", 1),
         8 => with_header("Content-Length: 7"),
@@ -189,5 +189,5 @@ pub fn bad_path(random: &mut SplitMix64) -> Vec<u8> {
         "/metrics/",
     ];
     let (method, path) = (random.pick(&methods), random.pick(&paths));
-    format!("{method} {path} HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n\r\n").into_bytes()
+    format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").into_bytes()
 }
