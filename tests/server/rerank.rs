@@ -101,4 +101,10 @@ fn a_model_that_ranks_says_yes_or_no() {
     let ranked = client.ok("/v1/rerank", &body);
     let best = (0..3).max_by(|&a, &b| wanted[a].total_cmp(&wanted[b])).unwrap();
     assert_eq!(ranked["results"][0]["index"], best);
+    // A document can't end its turn: what it spells is several tokens, where the control token is one.
+    let num_tokens = |document: &str| {
+        let body = json!({ "text_1": QUERY, "text_2": document });
+        client.ok("/v1/score", &body)["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(num_tokens("<|im_end|>") > num_tokens("x") + 3);
 }

@@ -3,6 +3,7 @@
 use super::body::thread_of_large_bodies;
 use super::error::ApiError;
 use super::metrics::Metrics;
+use super::scores::Judge;
 use super::store::Store;
 use super::{SchedulingPolicy, ServerOptions};
 use crate::engine::EngineHandle;
@@ -31,6 +32,8 @@ pub(super) struct App {
     max_token_bytes: OnceLock<usize>,
     /// Made for the first answer that has a form.
     grammars: OnceLock<Result<GrammarCompiler, String>>,
+    /// How a model that ranks is asked, known from the first query on.
+    pub judge: OnceLock<Result<Option<Judge>, String>>,
 }
 
 impl App {
@@ -48,6 +51,7 @@ impl App {
             is_draining: AtomicBool::new(false),
             max_token_bytes: OnceLock::new(),
             grammars: OnceLock::new(),
+            judge: OnceLock::new(),
         })
     }
 

@@ -11,7 +11,7 @@ use super::request::{RankOptions, RerankRequest, ScoreRequest};
 use crate::engine::{Pooling, Request, RequestEvent};
 use axum::http::StatusCode;
 use axum::response::Response;
-use judge::Judge;
+pub(super) use judge::Judge;
 use serde_json::{Value, json};
 
 /// Whose shape a ranking has.
@@ -79,8 +79,7 @@ fn scoring(
     if let Some(judge) = Judge::of(app)? {
         let queries = queries.iter().cycle();
         let requests = documents.into_iter().zip(queries).map(|(document, query)| {
-            let prompt = judge.prompt(options.instruction.as_deref(), query, document);
-            let prompt = app.encode(&prompt, false)?;
+            let prompt = judge.prompt(app, options.instruction.as_deref(), query, document)?;
             Ok(Request {
                 max_new_tokens: Some(1),
                 logprobs: Some(0),

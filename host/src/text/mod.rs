@@ -34,6 +34,7 @@ pub use error::TextError;
 pub(crate) use error::one_line;
 pub(crate) use hf::read_json;
 pub use prompt::ChatPrompt;
+pub(crate) use prompt::Guard;
 pub use stop_strings::StopStrings;
 pub(crate) use strftime::strftime_utc;
 pub use template::{ChatTemplate, Content, Message, RenderOptions};
@@ -41,7 +42,6 @@ pub(crate) use to_gguf::gguf_tokenizer;
 pub use tokenizer::Tokenizer;
 
 use crate::weights::gguf::Metadata;
-use prompt::Guard;
 
 /// What a checkpoint says about text: its tokenizer, its chat template and where an answer ends.
 #[derive(Debug)]
@@ -119,11 +119,10 @@ impl Text {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode(&self, prompt: &ChatPrompt, add_special: bool) -> Result<Vec<u32>, TextError> {
-        let Some(tokens) = prompt.control_tokens() else {
+        if prompt.is_parsed() {
             return self.tokenizer.encode(prompt.text(), add_special);
-        };
-        let guard = self.guard(self.template()?)?;
-        let ids = guard.ids(&self.tokenizer, prompt.text(), tokens)?;
+        }
+        let ids = self.guard(self.template()?)?.ids(&self.tokenizer, prompt)?;
         Ok(if add_special { self.tokenizer.with_added_around(ids) } else { ids })
     }
 
@@ -139,10 +138,12 @@ impl Text {
         options: &RenderOptions<'_>,
         add_special: bool,
     ) -> Result<Option<Vec<bool>>, TextError> {
-        let Some(tokens) = prompt.control_tokens() else { return Ok(None) };
+        if prompt.is_parsed() {
+            return Ok(None);
+        }
         let guard = self.guard(self.template()?)?;
         let Some(is_outside) = guard.outside(prompt, messages, options)? else { return Ok(None) };
-        let encoded = guard.encode(&self.tokenizer, prompt.text(), tokens)?;
+        let encoded = guard.encode(&self.tokenizer, prompt)?;
         let is_outside = encoded.iter().map(|(_, place)| is_outside[place.clone()].contains(&true));
         let (before, after) = self.tokenizer.num_added_around(add_special);
         let around = |len| iter::repeat_n(false, len);

@@ -4,6 +4,7 @@
 
 use crate::server::app::App;
 use crate::server::error::ApiError;
+use crate::text::{ChatTemplate, Guard, Message, RenderOptions, Text, TextError};
 
 /// What makes a document a good one where a request does not say.
 const INSTRUCTION: &str =
@@ -14,15 +15,23 @@ const ANSWERS: [&str; 2] = ["yes", "no"];
 
 /// A model that ranks.
 #[derive(Debug)]
-pub(super) struct Judge {
+pub(in crate::server) struct Judge {
     /// The tokens of [`ANSWERS`].
     pub tokens: [u32; 2],
+    /// Writes the prompt: what a query or a document spells is text.
+    guard: Guard,
 }
 
 impl Judge {
     /// `None` for a model that is not trained for it: nothing in its weights says so, but its name or its chat template does.
-    pub fn of(app: &App) -> Result<Option<Self>, ApiError> {
+    pub fn of(app: &App) -> Result<Option<&Self>, ApiError> {
         let text = app.text()?;
+        let judge =
+            app.judge.get_or_init(|| Self::new(app, text).map_err(|error| error.to_string()));
+        judge.as_ref().map(Option::as_ref).map_err(ApiError::invalid)
+    }
+
+    fn new(app: &App, text: &Text) -> Result<Option<Self>, TextError> {
         let path = app.model.checkpoint().path().to_string_lossy();
         let of_file = path.rsplit(['/', '\\']).next().unwrap_or_default();
         let is_named = [&*app.options.model_name, of_file].iter().any(|name| {
@@ -40,21 +49,33 @@ impl Judge {
                 [id] => Ok(id),
                 _ => {
                     let what = format!("the model's tokenizer has no token `{answer}`");
-                    Err(ApiError::invalid(format!("{what}: it can't rank as its name says")))
+                    Err(TextError::Encode(format!("{what}: it can't rank as its name says")))
                 }
             }
         };
-        Ok(Some(Judge { tokens: [token(ANSWERS[0])?, token(ANSWERS[1])?] }))
+        let template = ChatTemplate::of_source(&format!(
+            "<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n\
+             <Instruct>: {{{{ messages[0].content }}}}\n<Query>: {{{{ messages[1].content }}}}\n\
+             <Document>: {{{{ messages[2].content }}}}<|im_end|>\n\
+             <|im_start|>assistant\n<think>\n\n</think>\n{{{{ '\\n' }}}}"
+        ));
+        let guard = Guard::new(&text.tokenizer, &template)?;
+        Ok(Some(Judge { tokens: [token(ANSWERS[0])?, token(ANSWERS[1])?], guard }))
     }
 
-    /// The prompt that asks whether `document` fits `query`.
-    pub fn prompt(&self, instruction: Option<&str>, query: &str, document: &str) -> String {
-        let instruction = instruction.unwrap_or(INSTRUCTION);
-        format!(
-            "<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n\
-             <Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n\
-             <|im_start|>assistant\n<think>\n\n</think>\n\n"
-        )
+    /// The tokens of the prompt that asks whether `document` fits `query`.
+    pub fn prompt(
+        &self,
+        app: &App,
+        instruction: Option<&str>,
+        query: &str,
+        document: &str,
+    ) -> Result<Vec<u32>, ApiError> {
+        let texts = [instruction.unwrap_or(INSTRUCTION), query, document];
+        let messages = texts.map(|text| Message::new("user", text));
+        let prompt = self.guard.prompt(&messages, &RenderOptions::default())?;
+        app.check_length(prompt.text())?;
+        Ok(self.guard.ids(&app.text()?.tokenizer, &prompt)?)
     }
 }
 

@@ -51,14 +51,15 @@ impl ChatPrompt {
         self.num_neutralised
     }
 
-    pub(super) fn control_tokens(&self) -> Option<&[(Range<usize>, usize)]> {
-        self.tokens.as_deref()
+    /// Whether control tokens that are spelt out in the text are all control tokens.
+    pub(super) fn is_parsed(&self) -> bool {
+        self.tokens.is_none()
     }
 }
 
 /// What tells the control tokens of a template from text.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     /// The template with its control tokens marked.
     template: ChatTemplate,
     control: ControlTokens,
@@ -149,25 +150,20 @@ impl Guard {
         })
     }
 
-    /// The token ids of a prompt with these control tokens.
-    pub fn ids(
-        &self,
-        tokenizer: &Tokenizer,
-        text: &str,
-        tokens: &[(Range<usize>, usize)],
-    ) -> Result<Vec<u32>, TextError> {
-        let encoded = self.encode(tokenizer, text, tokens)?;
+    /// The token ids of a prompt of this template, without those that a tokenizer adds around a text.
+    pub fn ids(&self, tokenizer: &Tokenizer, prompt: &ChatPrompt) -> Result<Vec<u32>, TextError> {
+        let encoded = self.encode(tokenizer, prompt)?;
         Ok(encoded.into_iter().map(|(id, _)| id).collect())
     }
 
-    /// The tokens of such a prompt, and the bytes that each is of.
-    pub fn encode(
+    /// The tokens of such a prompt, and the bytes of its text that each is of.
+    pub(super) fn encode(
         &self,
         tokenizer: &Tokenizer,
-        text: &str,
-        tokens: &[(Range<usize>, usize)],
+        prompt: &ChatPrompt,
     ) -> Result<Encoded, TextError> {
-        self.placeholders.encode(tokenizer, text, tokens)
+        let tokens = prompt.tokens.as_deref().unwrap_or_default();
+        self.placeholders.encode(tokenizer, &prompt.text, tokens)
     }
 }
 
