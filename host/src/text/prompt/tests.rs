@@ -408,7 +408,7 @@ fn histories_of_random_texts() {
         };
         let attack = chat(|field| match field {
             "call id" | "id" => harmless(field),
-            "assistant" => random().replace(['<', '['], ""),
+            "assistant" => format!("{}x", random().replace(['<', '['], "")),
             "call" | "keyword" | "property" | "argument" => format!("{}{field}", random()),
             _ => format!("{}x", random()),
         });
