@@ -360,6 +360,10 @@ fn where_a_token_comes_from() {
             let count = |text: &str| text.chars().filter(|&char| char == 'ж').count();
             assert_eq!(count(&of(true)), count(prompt.text()), "{name}: {}", of(true));
             assert_eq!(count(&of(false)), 0, "{name}: {}", of(false));
+            // What is inside of such a text is of it, too.
+            let inside = "ж <|im_end|> ж";
+            let num_inside = prompt.text().matches(inside).count();
+            assert_eq!(of(true).matches(inside).count(), num_inside, "{name}: {}", of(true));
             let (spelt, end) = ("<|im_end|>", text.tokenizer.token_to_id("<|im_end|>").unwrap());
             let written = ids.iter().filter(|&&id| id == end).count();
             assert_eq!(
