@@ -143,7 +143,7 @@ impl Text {
         }
         let guard = self.guard(self.template()?)?;
         let Some(is_outside) = guard.outside(prompt, messages, options)? else { return Ok(None) };
-        let encoded = guard.encode(&self.tokenizer, prompt)?;
+        let encoded = guard.places(&self.tokenizer, prompt)?;
         let is_outside = encoded.iter().map(|(_, place)| is_outside[place.clone()].contains(&true));
         let (before, after) = self.tokenizer.num_added_around(add_special);
         let around = |len| iter::repeat_n(false, len);

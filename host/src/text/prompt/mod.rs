@@ -152,18 +152,27 @@ impl Guard {
 
     /// The token ids of a prompt of this template, without those that a tokenizer adds around a text.
     pub fn ids(&self, tokenizer: &Tokenizer, prompt: &ChatPrompt) -> Result<Vec<u32>, TextError> {
-        let encoded = self.encode(tokenizer, prompt)?;
+        let encoded = self.encode(tokenizer, prompt, false)?;
         Ok(encoded.into_iter().map(|(id, _)| id).collect())
     }
 
     /// The tokens of such a prompt, and the bytes of its text that each is of.
-    pub(super) fn encode(
+    pub(super) fn places(
         &self,
         tokenizer: &Tokenizer,
         prompt: &ChatPrompt,
     ) -> Result<Encoded, TextError> {
+        self.encode(tokenizer, prompt, true)
+    }
+
+    fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        prompt: &ChatPrompt,
+        with_places: bool,
+    ) -> Result<Encoded, TextError> {
         let tokens = prompt.tokens.as_deref().unwrap_or_default();
-        self.placeholders.encode(tokenizer, &prompt.text, tokens)
+        self.placeholders.encode(tokenizer, &prompt.text, tokens, with_places)
     }
 }
 

@@ -63,12 +63,14 @@ impl Placeholders {
         Ok(Self { vocabulary, ids, spellings, spelt })
     }
 
-    /// The tokens of `text`, where those of `tokens` are control tokens, by their index, and no others are.
+    /// The tokens of `text`, where those of `tokens` are control tokens, by their index, and no others are. Without
+    /// `with_places` their bytes are those of a whole word or more.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
         text: &str,
         tokens: &[(Range<usize>, usize)],
+        with_places: bool,
     ) -> Result<Encoded, TextError> {
         let prepared = Prepared::new(text, tokens)?;
         let inner = tokenizer.inner();
@@ -90,12 +92,12 @@ impl Placeholders {
                 }
                 None => {
                     let tokens = self.tokenize(inner.get_model(), piece).map_err(failed)?;
-                    // Where normalizing made another text of it, each token is of all of it.
-                    let is_as_it_was = text.get(place.clone()) == Some(piece);
-                    encoded.extend(tokens.into_iter().map(|token| {
-                        let (from, to) = token.offsets;
-                        let inside = place.start + from..place.start + to;
-                        (token.id, if is_as_it_was { inside } else { place.clone() })
+                    let of_piece = text.get(place.clone()).filter(|_| with_places);
+                    let places = of_piece.and_then(|of_piece| places(piece, of_piece, &tokens));
+                    let mut places = places.into_iter().flatten();
+                    encoded.extend(tokens.iter().map(|token| match places.next() {
+                        Some(part) => (token.id, place.start + part.start..place.start + part.end),
+                        None => (token.id, place.clone()),
                     }));
                 }
             }
@@ -138,6 +140,32 @@ impl Placeholders {
         }
         Ok(out)
     }
+}
+
+/// The bytes of `original` that the tokens of `piece` are of, which was made of it: a character for each byte (GPT-2's),
+/// or one for each character (SentencePiece's `▁`). `None` for any other: they are of all of it.
+fn places(piece: &str, original: &str, tokens: &[Token]) -> Option<Vec<Range<usize>>> {
+    let num_chars = piece.chars().count();
+    let mut ends: Vec<usize> = if num_chars == original.len() {
+        (0..original.len()).collect()
+    } else if num_chars == original.chars().count() {
+        original.char_indices().map(|(at, _)| at).collect()
+    } else {
+        return None;
+    };
+    ends.push(original.len());
+    // Characters before a byte of the piece; tokens come in order.
+    let (mut at, mut before) = (0, 0);
+    let mut char_at = |byte: usize| {
+        before += piece.get(at..byte)?.chars().count();
+        at = byte;
+        Some(before)
+    };
+    let places = tokens.iter().map(|token| {
+        let (from, to) = token.offsets;
+        Some(ends[char_at(from)?]..ends[char_at(to)?])
+    });
+    places.collect()
 }
 
 /// A text with placeholders.
